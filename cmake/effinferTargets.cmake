@@ -1,0 +1,72 @@
+# Helpers for the targets of effinfer.
+
+string(TOLOWER "${CMAKE_SYSTEM_PROCESSOR}" effinfer_processor)
+if(effinfer_processor MATCHES "x86_64|amd64")
+  set(EFFINFER_X86 ON)
+else()
+  set(EFFINFER_X86 OFF)
+endif()
+
+# The flags of a translation unit follow from its file name: <op>_avx2.cpp, <op>_avx512.cpp,
+# <op>_avx512bf16.cpp, <op>_amx.cpp. Everything else is compiled for the baseline CPU. On other
+# processors these files are left out.
+set(EFFINFER_AVX2_FLAGS -mavx2 -mfma -mf16c -mbmi2)
+set(EFFINFER_AVX512_FLAGS ${EFFINFER_AVX2_FLAGS} -mavx512f -mavx512bw -mavx512dq -mavx512vl
+    -mavx512vnni -mprefer-vector-width=512)
+set(EFFINFER_AVX512BF16_FLAGS ${EFFINFER_AVX512_FLAGS} -mavx512bf16)
+set(EFFINFER_AMX_FLAGS ${EFFINFER_AVX512BF16_FLAGS} -mamx-tile -mamx-int8 -mamx-bf16)
+
+function(effinfer_select_isa_sources list)
+  foreach(source IN LISTS ${list})
+    if(source MATCHES "_(avx2|avx512|avx512bf16|amx)\\.cpp$")
+      string(TOUPPER "${CMAKE_MATCH_1}" level)
+      if(EFFINFER_X86)
+        set_source_files_properties(${source} PROPERTIES COMPILE_OPTIONS
+                                    "${EFFINFER_${level}_FLAGS}")
+      else()
+        list(REMOVE_ITEM ${list} ${source})
+      endif()
+    endif()
+  endforeach()
+  set(${list} ${${list}} PARENT_SCOPE)
+endfunction()
+
+# Warnings, hidden visibility and sanitizers, for this target alone.
+function(effinfer_target_options target)
+  set_target_properties(${target} PROPERTIES CXX_VISIBILITY_PRESET hidden
+                        VISIBILITY_INLINES_HIDDEN ON POSITION_INDEPENDENT_CODE ON
+                        CXX_EXTENSIONS OFF CXX_STANDARD 20)
+  # Contraction would make a sum depend on how the compiler groups it.
+  target_compile_options(${target} PRIVATE -Wall -Wextra -Wshadow -Wnon-virtual-dtor
+                         -ffp-contract=off -fno-math-errno)
+  if(EFFINFER_X86)
+    target_compile_definitions(${target} PRIVATE EFFINFER_X86=1)
+  endif()
+  if(EFFINFER_WERROR)
+    target_compile_options(${target} PRIVATE -Werror)
+  endif()
+  if(EFFINFER_SANITIZE)
+    target_compile_options(${target} PRIVATE -fsanitize=${EFFINFER_SANITIZE}
+                           -fno-sanitize-recover=all -fno-omit-frame-pointer)
+    target_link_options(${target} PUBLIC -fsanitize=${EFFINFER_SANITIZE})
+  endif()
+endfunction()
+
+# What info() says of CUDA. The backend has no kernels yet: ON is an error, AUTO says so.
+function(effinfer_cuda_status out)
+  if(EFFINFER_CUDA STREQUAL "ON")
+    message(FATAL_ERROR "EFFINFER_CUDA=ON: this version has no CUDA kernels; use AUTO or OFF")
+  elseif(EFFINFER_CUDA STREQUAL "AUTO")
+    find_program(EFFINFER_NVCC nvcc)
+    if(EFFINFER_NVCC)
+      set(${out} "not built: nvcc found, but this version has no CUDA kernels" PARENT_SCOPE)
+    else()
+      set(${out} "not built: no CUDA compiler found, and this version has no CUDA kernels"
+          PARENT_SCOPE)
+    endif()
+  elseif(EFFINFER_CUDA STREQUAL "OFF")
+    set(${out} "not built: EFFINFER_CUDA=OFF" PARENT_SCOPE)
+  else()
+    message(FATAL_ERROR "EFFINFER_CUDA: expected AUTO, ON or OFF, got \"${EFFINFER_CUDA}\"")
+  endif()
+endfunction()

@@ -1,0 +1,35 @@
+#include "effinfer/device.h"
+
+#include <pybind11/stl.h>
+
+#include "bindings/module.h"
+#include "effinfer/threads.h"
+#include "effinfer/version.h"
+
+namespace effinfer::bindings {
+
+void register_device(py::module_& m) {
+  m.def("version", &version);
+  m.def("cuda_status", &cuda_status, "Whether this build has CUDA kernels, and if not, why.");
+  m.def("cpu_model", [] { return cpu_features().model_name; });
+  m.def("has_avx512_bf16", [] { return cpu_features().avx512_bf16; });
+  m.def("current_isa", [] { return std::string(name(current_isa())); });
+  m.def("isa_reason", &isa_reason);
+  m.def(
+      "set_isa", [](const std::string& level) { set_isa(parse_isa(level)); }, py::arg("level"),
+      "Caps the instruction-set level of kernels selected from now on.");
+  m.def("available_isas", [] {
+    std::vector<std::string> names;
+    for (const Isa isa : available_isas()) names.emplace_back(name(isa));
+    return names;
+  });
+  m.def("default_threads", [] {
+    const ThreadChoice choice = default_threads();
+    return py::make_tuple(choice.threads, choice.reason);
+  });
+  py::class_<ThreadPool, std::shared_ptr<ThreadPool>>(m, "ThreadPool")
+      .def(py::init<int>(), py::arg("threads") = 0)
+      .def_property_readonly("size", &ThreadPool::size);
+}
+
+}  // namespace effinfer::bindings

@@ -1,0 +1,17 @@
+// The Python module: each register_*() binds one part of the library.
+#include "bindings/module.h"
+
+PYBIND11_MODULE(_core, m) {
+  m.doc() = "The native core of effinfer.";
+  effinfer::bindings::register_errors(m);
+  effinfer::bindings::register_device(m);
+  effinfer::bindings::register_gguf(m);
+  effinfer::bindings::register_graph(m);
+  effinfer::bindings::register_compiler(m);
+  effinfer::bindings::register_sampling(m);
+  effinfer::bindings::register_kv_cache(m);
+  effinfer::bindings::register_engine(m);
+  effinfer::bindings::register_ops_matmul(m);
+  effinfer::bindings::register_ops_attention(m);
+  effinfer::bindings::register_ops_elementwise(m);
+}

@@ -1,0 +1,22 @@
+// What the binding files share. Each part of the library has one file and one register function.
+#pragma once
+
+#include <pybind11/pybind11.h>
+
+namespace effinfer::bindings {
+
+namespace py = pybind11;
+
+void register_errors(py::module_& m);
+void register_device(py::module_& m);
+void register_gguf(py::module_& m);
+void register_graph(py::module_& m);
+void register_compiler(py::module_& m);
+void register_sampling(py::module_& m);
+void register_kv_cache(py::module_& m);
+void register_engine(py::module_& m);
+void register_ops_matmul(py::module_& m);
+void register_ops_attention(py::module_& m);
+void register_ops_elementwise(py::module_& m);
+
+}  // namespace effinfer::bindings

@@ -1,0 +1,7 @@
+#include "bindings/module.h"
+
+namespace effinfer::bindings {
+
+void register_ops_elementwise(py::module_&) {}
+
+}  // namespace effinfer::bindings

@@ -1,0 +1,216 @@
+#include "effinfer/device.h"
+
+#include <sched.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <atomic>
+#include <cstdint>
+#include <cstring>
+#include <fstream>
+#include <mutex>
+
+#include "core/env.h"
+#include "effinfer/error.h"
+
+#if defined(__x86_64__)
+#include <cpuid.h>
+#include <sys/syscall.h>
+#endif
+
+namespace effinfer {
+namespace {
+
+constexpr std::array<std::string_view, 4> kIsaNames = {"portable", "avx2", "avx512", "amx"};
+
+#if defined(__x86_64__)
+
+struct Registers {
+  uint32_t eax = 0, ebx = 0, ecx = 0, edx = 0;
+};
+
+Registers cpuid(uint32_t leaf, uint32_t subleaf = 0) {
+  Registers r;
+  __get_cpuid_count(leaf, subleaf, &r.eax, &r.ebx, &r.ecx, &r.edx);
+  return r;
+}
+
+bool bit(uint32_t word, int index) {
+  return (word >> index & 1u) != 0;
+}
+
+// XCR0: which register states the operating system saves. Needs OSXSAVE.
+uint64_t enabled_states() {
+  uint32_t low = 0;
+  uint32_t high = 0;
+  __asm__ volatile("xgetbv" : "=a"(low), "=d"(high) : "c"(0));
+  return uint64_t{high} << 32 | low;
+}
+
+// Linux gives AMX tile data only to processes that ask: arch_prctl(ARCH_REQ_XCOMP_PERM, XTILEDATA).
+bool request_tile_permission() {
+  constexpr int kArchReqXcompPerm = 0x1023;
+  constexpr int kXfeatureXtiledata = 18;
+  return syscall(SYS_arch_prctl, kArchReqXcompPerm, kXfeatureXtiledata) == 0;
+}
+
+std::string brand_string() {
+  if (cpuid(0x80000000u).eax < 0x80000004u) return "";
+  std::string text;
+  for (uint32_t leaf = 0x80000002u; leaf <= 0x80000004u; ++leaf) {
+    const Registers r = cpuid(leaf);
+    for (const uint32_t word : {r.eax, r.ebx, r.ecx, r.edx}) {
+      std::array<char, 4> bytes;
+      std::memcpy(bytes.data(), &word, 4);
+      for (const char c : bytes) {
+        if (c != '\0') text += c;
+      }
+    }
+  }
+  const size_t last = text.find_last_not_of(' ');
+  return last == std::string::npos ? "" : text.substr(0, last + 1);
+}
+
+CpuFeatures detect() {
+  CpuFeatures features;
+  features.model_name = brand_string();
+  const Registers leaf1 = cpuid(1);
+  const Registers leaf7 = cpuid(7);
+  const bool osxsave = bit(leaf1.ecx, 27);
+  const uint64_t states = osxsave ? enabled_states() : 0;
+  const bool ymm = (states & 0x6) == 0x6;
+  const bool zmm = (states & 0xe6) == 0xe6;
+  const bool tiles = (states & 0x60000) == 0x60000;
+
+  const bool fma = bit(leaf1.ecx, 12), f16c = bit(leaf1.ecx, 29);
+  const bool avx2 = bit(leaf7.ebx, 5), bmi2 = bit(leaf7.ebx, 8);
+  if (!(ymm && avx2 && fma && f16c && bmi2)) return features;
+  features.best = Isa::avx2;
+
+  const bool avx512 = bit(leaf7.ebx, 16) && bit(leaf7.ebx, 17) && bit(leaf7.ebx, 30) &&
+                      bit(leaf7.ebx, 31);  // F, DQ, BW, VL
+  const bool vnni = bit(leaf7.ecx, 11);
+  if (!(zmm && avx512 && vnni)) return features;
+  features.best = Isa::avx512;
+  features.avx512_bf16 = bit(cpuid(7, 1).eax, 5);
+
+  const bool amx = bit(leaf7.edx, 24) && bit(leaf7.edx, 25) && bit(leaf7.edx, 22);
+  if (tiles && amx && features.avx512_bf16 && request_tile_permission()) features.best = Isa::amx;
+  return features;
+}
+
+#else
+
+CpuFeatures detect() {
+  return {};
+}
+
+#endif
+
+// The level in use, or -1 before the first question.
+std::atomic<int> current_level{-1};
+std::mutex reason_mutex;
+std::string reason_text;
+
+void use_isa(Isa isa, std::string reason) {
+  if (isa > cpu_features().best) {
+    throw Unsupported("[isa] " + std::string(name(isa)) + " was asked for (" + reason +
+                      "), but the best level of this CPU is " +
+                      std::string(name(cpu_features().best)));
+  }
+  const std::lock_guard lock(reason_mutex);
+  current_level.store(static_cast<int>(isa));
+  reason_text = std::move(reason);
+}
+
+// cgroup v2: "max 100000" or "<quota> <period>"; v1: two files. 0 means no quota.
+int quota_cpus() {
+  std::ifstream v2("/sys/fs/cgroup/cpu.max");
+  std::string quota;
+  double period = 0;
+  if (v2 >> quota >> period) {
+    if (quota == "max" || period <= 0) return 0;
+    return std::max(1, static_cast<int>(std::strtod(quota.c_str(), nullptr) / period));
+  }
+  std::ifstream v1_quota("/sys/fs/cgroup/cpu/cpu.cfs_quota_us");
+  std::ifstream v1_period("/sys/fs/cgroup/cpu/cpu.cfs_period_us");
+  double value = 0;
+  if (v1_quota >> value && v1_period >> period && value > 0 && period > 0) {
+    return std::max(1, static_cast<int>(value / period));
+  }
+  return 0;
+}
+
+}  // namespace
+
+const CpuFeatures& cpu_features() {
+  static const CpuFeatures features = detect();
+  return features;
+}
+
+Isa current_isa() {
+  const int level = current_level.load();
+  if (level >= 0) return static_cast<Isa>(level);
+  if (const auto text = env::isa()) {
+    use_isa(parse_isa(*text), "EFFINFER_ISA=" + *text);
+  } else {
+    use_isa(cpu_features().best, "best of this CPU");
+  }
+  return static_cast<Isa>(current_level.load());
+}
+
+void set_isa(Isa isa) {
+  use_isa(isa, "set_isa()");
+}
+
+std::vector<Isa> available_isas() {
+  std::vector<Isa> levels;
+  for (int level = 0; level <= static_cast<int>(cpu_features().best); ++level) {
+    levels.push_back(static_cast<Isa>(level));
+  }
+  return levels;
+}
+
+std::string_view name(Isa isa) {
+  return kIsaNames[static_cast<size_t>(isa)];
+}
+
+Isa parse_isa(std::string_view text) {
+  for (size_t i = 0; i < kIsaNames.size(); ++i) {
+    if (kIsaNames[i] == text) return static_cast<Isa>(i);
+  }
+  throw InvalidArgument("[isa] expected portable, avx2, avx512 or amx; got \"" + std::string(text) +
+                        "\"");
+}
+
+std::string isa_reason() {
+  current_isa();
+  const std::lock_guard lock(reason_mutex);
+  return reason_text;
+}
+
+ThreadChoice default_threads() {
+  ThreadChoice choice;
+  const int online = std::max(1, static_cast<int>(sysconf(_SC_NPROCESSORS_ONLN)));
+  cpu_set_t mask;
+  CPU_ZERO(&mask);
+  const int affinity =
+      sched_getaffinity(0, sizeof mask, &mask) == 0 ? std::max(1, CPU_COUNT(&mask)) : online;
+  const int quota = quota_cpus();
+  choice.quota_limited = quota > 0 && quota < std::min(online, affinity);
+  if (const auto threads = env::threads()) {
+    choice.threads = *threads;
+    choice.reason = "EFFINFER_THREADS=" + std::to_string(*threads);
+    return choice;
+  }
+  choice.threads = std::min(online, affinity);
+  choice.reason = affinity < online ? "affinity mask" : "CPUs of the machine";
+  if (choice.quota_limited) {
+    choice.threads = quota;
+    choice.reason = "cgroup CPU quota";
+  }
+  return choice;
+}
+
+}  // namespace effinfer

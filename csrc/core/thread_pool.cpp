@@ -1,0 +1,274 @@
+#include <linux/futex.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <chrono>
+#include <climits>
+#include <cstdlib>
+#include <exception>
+#include <mutex>
+#include <new>
+#include <thread>
+#include <vector>
+
+#include "effinfer/device.h"
+#include "effinfer/error.h"
+#include "effinfer/threads.h"
+
+namespace effinfer {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+// Long enough to bridge the gap between two kernels of a step, short enough that a descheduled
+// partner costs little: two members on one CPU lose milliseconds to an unbounded spin.
+constexpr auto kSpin = std::chrono::microseconds(20);
+
+inline void relax() {
+#if defined(__x86_64__)
+  __builtin_ia32_pause();
+#else
+  std::this_thread::yield();
+#endif
+}
+
+void futex_wait(std::atomic<uint32_t>& word, uint32_t expected) {
+  syscall(SYS_futex, reinterpret_cast<uint32_t*>(&word), FUTEX_WAIT_PRIVATE, expected, nullptr,
+          nullptr, 0);
+}
+
+void futex_wake_all(std::atomic<uint32_t>& word) {
+  syscall(SYS_futex, reinterpret_cast<uint32_t*>(&word), FUTEX_WAKE_PRIVATE, INT_MAX, nullptr,
+          nullptr, 0);
+}
+
+// A counter that waiters watch: spin, then sleep until it leaves `seen`.
+class Epoch {
+ public:
+  uint32_t load() const { return word_.load(std::memory_order_acquire); }
+
+  void advance() {
+    word_.fetch_add(1);
+    if (sleepers_.load() > 0) futex_wake_all(word_);
+  }
+
+  void wait_past(uint32_t seen, bool spin) {
+    if (spin) {
+      const Clock::time_point deadline = Clock::now() + kSpin;
+      do {
+        for (int i = 0; i < 16; ++i) {
+          if (load() != seen) return;
+          relax();
+        }
+      } while (Clock::now() < deadline);
+    }
+    sleepers_.fetch_add(1);
+    while (load() == seen) futex_wait(word_, seen);
+    sleepers_.fetch_sub(1);
+  }
+
+ private:
+  alignas(64) std::atomic<uint32_t> word_{0};
+  std::atomic<int> sleepers_{0};
+};
+
+struct Free {
+  void operator()(void* pointer) const { std::free(pointer); }
+};
+
+}  // namespace
+
+// What the members of a team share; one per pool.
+class TeamShared {
+ public:
+  TeamShared(int size, bool spin) : size_(size), spin_(spin), scratch_(static_cast<size_t>(size)) {}
+
+  int size() const { return size_; }
+  int64_t claim() { return next_chunk_.fetch_add(1, std::memory_order_relaxed); }
+
+  void barrier() {
+    if (size_ == 1) {
+      next_chunk_.store(0, std::memory_order_relaxed);
+      return;
+    }
+    const uint32_t seen = epoch_.load();
+    if (arrived_.fetch_add(1, std::memory_order_acq_rel) + 1 == size_) {
+      arrived_.store(0, std::memory_order_relaxed);
+      next_chunk_.store(0, std::memory_order_relaxed);
+      epoch_.advance();
+    } else {
+      epoch_.wait_past(seen, spin_);
+    }
+  }
+
+  void start_region() { next_chunk_.store(0, std::memory_order_relaxed); }
+
+  void* scratch(int rank) const { return scratch_[static_cast<size_t>(rank)].get(); }
+  size_t scratch_bytes() const { return scratch_bytes_; }
+
+  void reserve_scratch(size_t bytes) {
+    if (bytes <= scratch_bytes_) return;
+    const size_t rounded = (bytes + 63) / 64 * 64;
+    std::vector<std::unique_ptr<void, Free>> fresh(scratch_.size());
+    for (auto& member : fresh) {
+      member.reset(std::aligned_alloc(64, rounded));
+      if (!member) {
+        throw OutOfMemory("[threads] no memory for " + std::to_string(rounded) +
+                          " bytes of scratch a thread");
+      }
+    }
+    scratch_ = std::move(fresh);
+    scratch_bytes_ = rounded;
+  }
+
+ private:
+  const int size_;
+  const bool spin_;
+  alignas(64) std::atomic<int64_t> next_chunk_{0};
+  alignas(64) std::atomic<int> arrived_{0};
+  Epoch epoch_;
+  std::vector<std::unique_ptr<void, Free>> scratch_;
+  size_t scratch_bytes_ = 0;
+};
+
+int Team::size() const {
+  return shared_.size();
+}
+void Team::barrier() {
+  shared_.barrier();
+}
+int64_t Team::claim() {
+  return shared_.claim();
+}
+void* Team::scratch() const {
+  return shared_.scratch(rank_);
+}
+size_t Team::scratch_bytes() const {
+  return shared_.scratch_bytes();
+}
+
+namespace {
+
+// effinfer's own threads: the caller is rank 0, workers wait on an epoch for the next task.
+class WorkerPool : public Dispatcher {
+ public:
+  WorkerPool(int threads, bool spin) : threads_(threads), spin_(spin) {
+    for (int rank = 1; rank < threads; ++rank) {
+      workers_.emplace_back([this, rank] { work(rank); });
+    }
+  }
+
+  ~WorkerPool() override {
+    stop_ = true;
+    start_.advance();
+    for (std::thread& worker : workers_) worker.join();
+  }
+
+  int threads() const override { return threads_; }
+
+  void dispatch(void (*task)(void*, int), void* context) override {
+    task_ = task;
+    context_ = context;
+    running_.store(threads_ - 1, std::memory_order_release);
+    start_.advance();
+    task(context, 0);
+    while (true) {
+      const uint32_t seen = done_.load();
+      if (running_.load(std::memory_order_acquire) == 0) return;
+      done_.wait_past(seen, spin_);
+    }
+  }
+
+ private:
+  void work(int rank) {
+    uint32_t seen = 0;
+    while (true) {
+      start_.wait_past(seen, spin_);
+      ++seen;
+      if (stop_) return;
+      task_(context_, rank);
+      if (running_.fetch_sub(1, std::memory_order_acq_rel) == 1) done_.advance();
+    }
+  }
+
+  const int threads_;
+  const bool spin_;
+  std::atomic<bool> stop_{false};
+  void (*task_)(void*, int) = nullptr;
+  void* context_ = nullptr;
+  std::atomic<int> running_{0};
+  Epoch start_;
+  Epoch done_;
+  std::vector<std::thread> workers_;
+};
+
+std::shared_ptr<Dispatcher> make_workers(int threads) {
+  const ThreadChoice choice = default_threads();
+  const int size = threads > 0 ? threads : choice.threads;
+  if (size > 1024) {
+    throw InvalidArgument("[threads] expected at most 1024 threads, got " + std::to_string(size));
+  }
+  // More members than CPUs to run them: spinning would only delay the one that is waited for.
+  const bool spin = !choice.quota_limited && size <= choice.threads;
+  return std::make_shared<WorkerPool>(size, spin);
+}
+
+}  // namespace
+
+struct ThreadPool::Impl {
+  explicit Impl(std::shared_ptr<Dispatcher> given)
+      : dispatcher(std::move(given)),
+        shared(dispatcher->threads(), !default_threads().quota_limited &&
+                                          dispatcher->threads() <= default_threads().threads) {}
+
+  std::shared_ptr<Dispatcher> dispatcher;
+  TeamShared shared;
+  std::mutex turn;
+};
+
+ThreadPool::ThreadPool(int threads) : impl_(std::make_unique<Impl>(make_workers(threads))) {}
+
+ThreadPool::ThreadPool(std::shared_ptr<Dispatcher> dispatcher) {
+  if (!dispatcher || dispatcher->threads() < 1) {
+    throw InvalidArgument("[threads] dispatcher: expected one with at least one thread");
+  }
+  impl_ = std::make_unique<Impl>(std::move(dispatcher));
+}
+
+ThreadPool::~ThreadPool() = default;
+
+int ThreadPool::size() const {
+  return impl_->shared.size();
+}
+
+void ThreadPool::parallel(const std::function<void(Team&)>& body) {
+  const std::lock_guard lock(impl_->turn);
+  struct Region {
+    const std::function<void(Team&)>& body;
+    TeamShared& shared;
+    std::mutex mutex;
+    std::exception_ptr error;
+  } region{body, impl_->shared, {}, nullptr};
+  impl_->shared.start_region();
+  impl_->dispatcher->dispatch(
+      [](void* context, int rank) {
+        Region& r = *static_cast<Region*>(context);
+        Team team(r.shared, rank);
+        try {
+          r.body(team);
+        } catch (...) {
+          const std::lock_guard error_lock(r.mutex);
+          if (!r.error) r.error = std::current_exception();
+        }
+      },
+      &region);
+  if (region.error) std::rethrow_exception(region.error);
+}
+
+void ThreadPool::reserve_scratch(size_t bytes) {
+  const std::lock_guard lock(impl_->turn);
+  impl_->shared.reserve_scratch(bytes);
+}
+
+}  // namespace effinfer

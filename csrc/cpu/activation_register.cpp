@@ -1,0 +1,7 @@
+#include "cpu/register.h"
+
+namespace effinfer::cpu {
+
+void register_activation() {}
+
+}  // namespace effinfer::cpu

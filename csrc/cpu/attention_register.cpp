@@ -1,0 +1,7 @@
+#include "cpu/register.h"
+
+namespace effinfer::cpu {
+
+void register_attention() {}
+
+}  // namespace effinfer::cpu

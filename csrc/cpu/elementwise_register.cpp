@@ -1,0 +1,7 @@
+#include "cpu/register.h"
+
+namespace effinfer::cpu {
+
+void register_elementwise() {}
+
+}  // namespace effinfer::cpu

@@ -1,0 +1,22 @@
+#include "cpu/register.h"
+
+#include <mutex>
+
+#include "kernels/registry.h"
+
+namespace effinfer {
+
+void cpu::register_cpu() {
+  register_activation();
+  register_matmul();
+  register_attention();
+  register_rope_append();
+  register_elementwise();
+}
+
+void kernels::ensure_registered() {
+  static std::once_flag once;
+  std::call_once(once, cpu::register_cpu);
+}
+
+}  // namespace effinfer

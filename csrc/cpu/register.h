@@ -1,0 +1,16 @@
+// The CPU kernels, one line an operator.
+#pragma once
+
+namespace effinfer::cpu {
+
+// Each fills its operator's table; defined in <op>_register.cpp beside the kernels.
+void register_activation();
+void register_matmul();
+void register_attention();
+void register_rope_append();
+void register_elementwise();
+
+// All of them.
+void register_cpu();
+
+}  // namespace effinfer::cpu

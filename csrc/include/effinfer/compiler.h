@@ -1,0 +1,90 @@
+// From a graph to an executable: the pass list, the arena plan and the flat list of kernel calls.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <set>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "effinfer/export.h"
+#include "effinfer/graph.h"
+#include "effinfer/kv_cache.h"
+#include "effinfer/threads.h"
+#include "effinfer/weights.h"
+
+namespace effinfer {
+
+// What kind of rows a step holds; it chooses the arithmetic of the matmuls, never the row count, so
+// that a row's result does not depend on who shares the step.
+enum class Phase : uint8_t { decode, prefill };
+
+enum class Precision : uint8_t {
+  fast,  // decode: int8 activations; prefill: the best panel kernel of the machine
+  f32    // float32 throughout
+};
+
+struct CompileOptions {
+  Precision precision = Precision::fast;
+  bool deterministic = false;             // prefill in the decode arithmetic
+  int64_t max_tokens = 512;               // T of a step at most
+  int64_t max_sequences = 64;             // S of a step at most
+  int64_t max_rows = 64;                  // R of a step at most
+  int64_t max_seq_len = 0;                // 0: the model's context length
+  std::set<std::string> disabled_passes;  // besides EFFINFER_PASSES=-name,-name
+};
+
+// One step's input: flat tokens of S sequences. All spans stay valid during run().
+struct Batch {
+  Phase phase = Phase::decode;
+  std::span<const int32_t> token_ids;   // [T]
+  std::span<const int32_t> positions;   // [T] RoPE positions
+  std::span<const int32_t> qo_indptr;   // [S + 1]
+  std::span<const int32_t> kv_indptr;   // [S + 1] into kv_indices
+  std::span<const int32_t> kv_indices;  // page ids
+  std::span<const int32_t> kv_len;      // [S] tokens in the cache, this step's included
+  std::span<const int32_t> logit_rows;  // [R] rows of the step whose logits are wanted
+};
+
+class EFFINFER_API Executable {
+ public:
+  ~Executable();
+  // Runs one step in one parallel region, without allocation: appends K and V to `cache`, writes
+  // float32 logits [R, vocab]. Throws InvalidArgument on an inconsistent batch before anything
+  // runs.
+  void run(const Batch& batch, KvCache& cache, std::span<float> logits);
+
+  int64_t vocab_size() const;
+  KvCacheConfig kv_config(DType dtype, int32_t num_pages) const;  // what cache the graph needs
+  const CompileOptions& options() const;
+  const Graph& graph() const;   // after all passes
+  size_t arena_bytes() const;   // peak of the memory plan
+  size_t packed_bytes() const;  // weights as packed
+  // A table: phase, node, kernel variant and why; packed forms of weights; passes run and skipped;
+  // arena plan and peak; anything that fell back to a slower path.
+  std::string explain() const;
+
+ private:
+  friend EFFINFER_API std::shared_ptr<Executable> compile(const Graph&,
+                                                          std::shared_ptr<const WeightSource>,
+                                                          std::shared_ptr<ThreadPool>,
+                                                          const CompileOptions&);
+  struct Impl;
+  explicit Executable(std::unique_ptr<Impl> impl);
+  std::unique_ptr<Impl> impl_;
+};
+
+// Runs the passes, packs the weights, plans the memory and selects the kernels. Throws FormatError
+// for a broken graph, InvalidArgument for a weight that is missing or of another shape, Unsupported
+// when a node has no kernel, OutOfMemory.
+EFFINFER_API std::shared_ptr<Executable> compile(const Graph& graph,
+                                                 std::shared_ptr<const WeightSource> weights,
+                                                 std::shared_ptr<ThreadPool> pool,
+                                                 const CompileOptions& options = {});
+
+// The pass list in order, and one pass (or all) as text in, text out: for tests and the curious.
+EFFINFER_API std::vector<std::string> pass_names();
+EFFINFER_API Graph run_pass(std::string_view name, const Graph& graph);
+
+}  // namespace effinfer

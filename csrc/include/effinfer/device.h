@@ -1,0 +1,46 @@
+// What this machine can do, and what effinfer will use of it.
+#pragma once
+
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "effinfer/export.h"
+
+namespace effinfer {
+
+// Instruction-set levels, each including the ones before it. `avx512` needs F, BW, DQ, VL and VNNI;
+// `amx` also needs AMX-TILE, INT8, BF16, AVX512-BF16 and the kernel's permission to use the tiles.
+enum class Isa : int { portable = 0, avx2 = 1, avx512 = 2, amx = 3 };
+
+struct CpuFeatures {
+  Isa best = Isa::portable;  // highest level that the CPU and the operating system support
+  bool avx512_bf16 = false;  // VDPBF16PS, a sub-feature of `avx512`
+  std::string model_name;    // as the CPU reports it; may be empty
+};
+
+// Detected once per process.
+EFFINFER_API const CpuFeatures& cpu_features();
+
+// The level in use: the best one, lowered by EFFINFER_ISA or set_isa(). A level that the machine
+// lacks is an Unsupported error, never a crash later.
+EFFINFER_API Isa current_isa();
+EFFINFER_API void set_isa(Isa isa);
+// Levels that this machine can run, lowest first.
+EFFINFER_API std::vector<Isa> available_isas();
+EFFINFER_API std::string_view name(Isa isa);
+EFFINFER_API Isa parse_isa(std::string_view text);
+
+// Why current_isa() is what it is: "best of this CPU", "EFFINFER_ISA=avx2", "set_isa()".
+EFFINFER_API std::string isa_reason();
+
+// How many threads to use when nobody says: min(affinity mask, floor(cgroup CPU quota), CPUs), or
+// EFFINFER_THREADS. Read anew at each call.
+struct ThreadChoice {
+  int threads = 1;
+  bool quota_limited = false;  // a cgroup quota is in force: the pool does not spin
+  std::string reason;
+};
+EFFINFER_API ThreadChoice default_threads();
+
+}  // namespace effinfer

@@ -1,0 +1,102 @@
+// The engine: continuous batching of requests over one model.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "effinfer/compiler.h"
+#include "effinfer/export.h"
+#include "effinfer/model.h"
+#include "effinfer/sampling.h"
+#include "effinfer/threads.h"
+
+namespace effinfer {
+
+struct EngineOptions {
+  Precision precision = Precision::fast;
+  bool deterministic = false;
+  std::optional<DType> kv_dtype;   // default: bf16, or f32 with Precision::f32
+  int64_t max_seq_len = 0;         // 0: the model's context length
+  int32_t num_pages = 0;           // 0: enough for one sequence of max_seq_len and a few short ones
+  int64_t max_batch_tokens = 512;  // tokens of a step: the prefill chunk
+  int64_t max_sequences = 64;      // requests running at once; more wait
+  bool prefix_cache = true;
+  std::set<std::string> disabled_passes;
+};
+
+using RequestId = int64_t;
+
+enum class FinishReason : uint8_t { none, stop, length, cancelled, error };
+EFFINFER_API std::string_view name(FinishReason reason);
+
+// What a step did for one request.
+struct StepOutput {
+  RequestId request = 0;
+  std::vector<SampledToken> tokens;  // new tokens, in order
+  FinishReason finish = FinishReason::none;
+  std::string error;  // FinishReason::error: why this request (alone) ended
+};
+
+struct RequestMetrics {
+  int64_t prompt_tokens = 0;
+  int64_t cached_tokens = 0;  // of the prompt, found in the prefix cache
+  int64_t output_tokens = 0;
+  int64_t preemptions = 0;
+  double time_to_first_token_s = 0;
+  double total_s = 0;
+};
+
+struct EngineStats {
+  int64_t steps = 0;
+  int64_t waiting = 0;
+  int64_t running = 0;
+  int32_t free_pages = 0;
+  int32_t total_pages = 0;
+  int64_t preemptions = 0;
+};
+
+// One thread at a time may call step(); the other methods may be called from any thread.
+class EFFINFER_API Engine {
+ public:
+  Engine(std::shared_ptr<const Model> model, const EngineOptions& options = {},
+         std::shared_ptr<ThreadPool> pool = nullptr);
+  ~Engine();
+
+  // Queues a request. Throws InvalidArgument: empty prompt, ids out of the vocabulary, prompt that
+  // leaves no room for a token within max_seq_len, a request that the page pool could never hold.
+  RequestId add(std::span<const int32_t> prompt, const SamplingParams& params);
+  // Ends a request at the next step; unknown or finished ids are ignored.
+  void cancel(RequestId request);
+  bool has_work() const;
+  // Runs one step and returns what each request got. A failure of one request ends that request
+  // with FinishReason::error; the others go on.
+  std::vector<StepOutput> step();
+  // Runs to the end for one prompt: the simple way for C++ programs. `on_token` may return false to
+  // stop.
+  std::vector<int32_t> generate(std::span<const int32_t> prompt, const SamplingParams& params,
+                                const std::function<bool(int32_t)>& on_token = nullptr);
+
+  // float32 logits [tokens.size(), vocab] of a whole sequence, in chunks; for evaluation. `out` is
+  // [tokens.size() * vocab_size()]. With `phase` = decode one token is fed at a time.
+  void logits(std::span<const int32_t> tokens, std::span<float> out, Phase phase = Phase::prefill);
+
+  RequestMetrics metrics(RequestId request) const;  // finished requests are kept until forget()
+  void forget(RequestId request);
+  EngineStats stats() const;
+  int64_t vocab_size() const;
+  int64_t max_seq_len() const;
+  int threads() const;
+  Executable& executable();
+  KvCache& kv_cache();
+
+ private:
+  struct Impl;
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace effinfer

@@ -1,0 +1,70 @@
+// From logits to tokens. The filters of a row run in this order:
+//
+//   logit bias -> repetition, frequency and presence penalties -> temperature -> top-k -> typical
+//   -> top-p -> min-p -> draw
+//
+// A draw uses a counter-based generator keyed by (seed, index of the token in its request), so a
+// request's text does not depend on the batch that it runs in.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "effinfer/export.h"
+
+namespace effinfer {
+
+struct SamplingParams {
+  float temperature = 1.0f;         // 0: greedy
+  int32_t top_k = 0;                // 0: off
+  float top_p = 1.0f;               // 1: off
+  float min_p = 0.0f;               // 0: off
+  float typical_p = 1.0f;           // 1: off (Meister et al. 2022, locally typical sampling)
+  float repetition_penalty = 1.0f;  // 1: off; over prompt and output (Keskar et al. 2019, CTRL)
+  float frequency_penalty = 0.0f;   // over the output, times the count
+  float presence_penalty = 0.0f;    // over the output, once
+  std::vector<std::pair<int32_t, float>> logit_bias;
+  uint64_t seed = 0;
+  int32_t max_tokens = 128;
+  std::vector<int32_t> stop_token_ids;
+  bool ignore_eos = false;
+  int32_t logprobs = -1;  // -1: none; n >= 0: of the chosen token and the n most likely
+
+  // Throws InvalidArgument naming the field; `vocab_size` checks ids when it is > 0.
+  EFFINFER_API void validate(int64_t vocab_size = 0) const;
+};
+
+struct TokenLogprob {
+  int32_t token = 0;
+  float logprob = 0.0f;  // natural log, of the model's distribution before any filter
+};
+
+struct SampledToken {
+  int32_t token = 0;
+  float logprob = 0.0f;           // set when logprobs >= 0
+  std::vector<TokenLogprob> top;  // the `logprobs` most likely, best first
+};
+
+// Samples rows with scratch that it keeps between calls.
+class EFFINFER_API Sampler {
+ public:
+  // `logits` of one row (not changed), `prompt` and `output` tokens so far (for penalties); `index`
+  // is the number of tokens this request has drawn. Throws InvalidArgument when the logits hold a
+  // NaN or nothing above -infinity.
+  SampledToken sample(std::span<const float> logits, const SamplingParams& params,
+                      std::span<const int32_t> prompt, std::span<const int32_t> output,
+                      uint64_t index);
+
+ private:
+  struct Candidate {
+    float value;
+    int32_t token;
+  };
+  std::vector<float> work_;
+  std::vector<Candidate> candidates_;
+};
+
+}  // namespace effinfer

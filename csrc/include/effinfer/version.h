@@ -1,0 +1,13 @@
+#pragma once
+
+#include "effinfer/export.h"
+
+namespace effinfer {
+
+// "0.1.0"
+EFFINFER_API const char* version();
+
+// The state of the CUDA backend in this build: "off (built with EFFINFER_CUDA=OFF)", ...
+EFFINFER_API const char* cuda_status();
+
+}  // namespace effinfer

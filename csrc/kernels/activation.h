@@ -1,0 +1,78 @@
+// A matmul operand: rows of activations, written once by the producer (norm, attention, GLU, ...)
+// in the arithmetic that the matmul will use.
+//
+//   int8  a record per row: K' int8 values, then K'/32 float scales, then K'/16 int16 sums of
+//   values
+//         (K' = K rounded up to 64). value = scale[k / 32] * q[k]; scale = max|x| / 127 of its
+//         block, q = round-to-nearest-even. The padding is zeros.
+//   bf16  K' bfloat16 values, round-to-nearest-even, padding zeros.
+//   f32   K' floats, padding zeros.
+//
+// Rows start at multiples of 64 bytes. The decode arithmetic is int8: a row's result then depends
+// on that row alone, whatever the batch.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+
+#include "effinfer/device.h"
+
+namespace effinfer::kernels {
+
+enum class Arithmetic : uint8_t { int8, bf16, f32 };
+
+inline constexpr int64_t kActivationBlock = 32;  // values under one scale
+inline constexpr int64_t kActivationPad = 64;    // K is padded to whole superblocks of the weights
+
+inline constexpr int64_t padded_cols(int64_t cols) {
+  return (cols + kActivationPad - 1) / kActivationPad * kActivationPad;
+}
+
+inline constexpr int64_t activation_row_bytes(Arithmetic arithmetic, int64_t cols) {
+  const int64_t k = padded_cols(cols);
+  const int64_t bytes = arithmetic == Arithmetic::int8   ? k + k / 32 * 4 + k / 16 * 2
+                        : arithmetic == Arithmetic::bf16 ? k * 2
+                                                         : k * 4;
+  return (bytes + 63) / 64 * 64;
+}
+
+struct Activation {
+  Arithmetic arithmetic = Arithmetic::f32;
+  int64_t rows = 0;
+  int64_t cols = 0;
+  void* data = nullptr;  // rows x activation_row_bytes, 64-byte aligned
+
+  int64_t row_bytes() const { return activation_row_bytes(arithmetic, cols); }
+  uint8_t* row(int64_t index) const { return static_cast<uint8_t*>(data) + index * row_bytes(); }
+};
+
+// Views into an int8 row record.
+struct Int8Row {
+  const int8_t* q;
+  const float* scales;    // per 32 values
+  const int16_t* sums16;  // per 16 values: sum of q
+};
+inline Int8Row int8_row(const Activation& x, int64_t index) {
+  const uint8_t* row = x.row(index);
+  const int64_t k = padded_cols(x.cols);
+  return {reinterpret_cast<const int8_t*>(row), reinterpret_cast<const float*>(row + k),
+          reinterpret_cast<const int16_t*>(row + k + k / 32 * 4)};
+}
+
+// Writes one row of `out` from out.cols floats. A producer that has a row in registers or scratch
+// calls this; the result is the same bits at every ISA level.
+using StoreActivationRow = void (*)(const Activation& out, int64_t row, const float* values);
+StoreActivationRow store_activation_row(Isa isa);
+
+// The conversion alone: f32 rows to an operand. One row is one chunk.
+struct ToActivationProblem {
+  const float* x = nullptr;  // [rows, cols]
+  int64_t x_stride = 0;      // floats between rows
+  Activation out;
+};
+std::string describe(const ToActivationProblem& problem);
+
+std::string_view name(Arithmetic arithmetic);
+
+}  // namespace effinfer::kernels

@@ -1,0 +1,118 @@
+// Paged attention: decode, verification and chunked prefill are one kernel shape.
+//
+// A tile is the query rows of one sequence times the query heads of one KV head. A work item is
+// (sequence, KV head, rows, KV chunk); chunks start at multiples of kKvChunk tokens of the
+// sequence, whoever shares the step, and partial (max, sum, output) merge in the order of chunks,
+// so a row's result is the same bits for any batch and any team.
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+#include "kernels/activation.h"
+#include "kernels/kv_layout.h"
+
+namespace effinfer::kernels {
+
+inline constexpr int64_t kKvChunk = 512;
+
+struct AttentionWorkItem {
+  int32_t sequence;
+  int32_t kv_head;
+  int32_t first_row;  // flat query rows [first_row, first_row + num_rows)
+  int32_t num_rows;
+  int32_t first_page;  // of the sequence's page list
+  int32_t num_pages;
+  int32_t
+      partial;  // index of the partial result of (first_row, head 0 of the group); -1: write out
+};
+
+// Rows whose partial results are merged: one chunk of the second phase.
+struct AttentionMergeItem {
+  int32_t row;  // flat query row
+  int32_t kv_head;
+  int32_t first_partial;  // partials of this row's group for chunk c at first_partial + c * stride
+  int32_t stride;
+  int32_t num_partials;
+};
+
+// Made on the host once a step and shared by all layers with the same heads and window; the arrays
+// live in memory reserved at compile time.
+struct AttentionPlan {
+  const AttentionWorkItem* items = nullptr;
+  int64_t num_items = 0;
+  const AttentionMergeItem* merges = nullptr;
+  int64_t num_merges = 0;
+  float* partial_out = nullptr;  // [num_partials, head_dim]
+  float* partial_ms = nullptr;   // [num_partials, 2]: running max (natural log units) and sum
+};
+
+struct AttentionProblem {
+  const float* q = nullptr;  // [T, num_qo_heads, head_dim], roped
+  int64_t q_stride = 0;      // floats between rows
+  int32_t num_qo_heads = 0;
+  KvLayer kv;
+  BatchLayout batch;
+  AttentionPlan plan;
+  float sm_scale = 1.0f;
+  float logits_soft_cap = 0.0f;  // 0: none; else cap * tanh(score / cap)
+  int32_t window_left = -1;      // -1: none; a row at position p sees [p - window_left, p]
+  float* out = nullptr;          // [T, num_qo_heads * head_dim], or
+  int64_t out_stride = 0;
+  Activation out_act;  // when its data is set: an operand for the output projection
+};
+
+// The shape part of the above: what planning needs.
+struct AttentionShape {
+  int32_t num_qo_heads = 0;
+  int32_t num_kv_heads = 0;
+  int32_t head_dim = 0;
+  int32_t window_left = -1;
+};
+
+// Upper bounds for `max_tokens` rows, `max_sequences` sequences of at most `max_kv_len` tokens.
+struct AttentionPlanSize {
+  int64_t items = 0;
+  int64_t merges = 0;
+  int64_t partials = 0;
+};
+AttentionPlanSize attention_plan_size(const AttentionShape& shape, int64_t max_tokens,
+                                      int64_t max_sequences, int64_t max_kv_len);
+
+// Fills `plan` (whose arrays are of at least attention_plan_size) for a batch; no allocation.
+struct AttentionPlanBuffers {
+  AttentionWorkItem* items = nullptr;
+  AttentionMergeItem* merges = nullptr;
+  float* partial_out = nullptr;
+  float* partial_ms = nullptr;
+};
+AttentionPlan plan_attention(const AttentionShape& shape, const BatchLayout& batch,
+                             const AttentionPlanBuffers& buffers);
+
+// Appends K and V rows of a step to the cache, with what precedes the append: an optional RMS norm
+// of each head (Qwen3, Gemma 3) and rotary embedding. With `q` it also norms and rotates the
+// queries in place order: q_out[T, num_qo_heads * head_dim].
+struct RopeAppendProblem {
+  const float* q = nullptr;  // [T, num_qo_heads * head_dim]; null: append only
+  int64_t q_stride = 0;
+  const float* k = nullptr;  // [T, num_kv_heads * head_dim]
+  int64_t k_stride = 0;
+  const float* v = nullptr;
+  int64_t v_stride = 0;
+  float* q_out = nullptr;
+  int64_t q_out_stride = 0;
+  int32_t num_qo_heads = 0;
+  const float* q_norm = nullptr;  // [head_dim]; null: none
+  const float* k_norm = nullptr;
+  float norm_eps = 0.0f;
+  const float* cos_sin = nullptr;  // [T, 2, rope_dims / 2]; null: no rotation
+  int32_t rope_dims = 0;           // leading dimensions of a head that rotate
+  bool interleaved = false;        // pairs (2i, 2i+1) as in GGUF llama; else (i, i + rope_dims / 2)
+  KvLayer kv;
+  BatchLayout batch;
+};
+
+std::string describe(const AttentionProblem& problem);
+std::string describe(const RopeAppendProblem& problem);
+
+}  // namespace effinfer::kernels

@@ -1,0 +1,122 @@
+// The small operators between matmuls and attention: problems of one row-parallel pass each.
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+#include "effinfer/dtype.h"
+#include "kernels/activation.h"
+
+namespace effinfer::kernels {
+
+// out[t] = scale * table[ids[t]], decoded from the file's own block type.
+struct EmbeddingProblem {
+  const int32_t* ids = nullptr;  // [rows]; checked against vocab_size before the step
+  int64_t rows = 0;
+  const uint8_t* table = nullptr;  // [vocab_size, cols] in `dtype`
+  DType dtype = DType::f32;
+  int64_t vocab_size = 0;
+  int64_t cols = 0;
+  float scale = 1.0f;
+  float* out = nullptr;  // [rows, cols]
+};
+
+// RMS norm over each group of `cols` values of a row: y = x / sqrt(mean(x^2) + eps) * weight.
+// With `add_to`: the row first becomes x + add_to's row, and the sum is written back to `sum_out`
+// (fused residual add). The result goes to `out` as floats or to `out_act` as a matmul operand.
+// The mean is accumulated in a fixed order (16 float lanes, then a fixed tree): the same bits at
+// every ISA level and team size.
+struct RmsNormProblem {
+  const float* x = nullptr;  // [rows, groups * cols]
+  int64_t rows = 0;
+  int64_t groups = 1;  // heads, for q/k norm; 1 otherwise
+  int64_t cols = 0;
+  const float* weight = nullptr;  // [cols]; null: ones
+  float eps = 1e-6f;
+  const float* add_to = nullptr;  // [rows, groups * cols]; null: none
+  float* sum_out = nullptr;       // may alias x or add_to
+  float* out = nullptr;           // [rows, groups * cols], may alias x
+  Activation out_act;             // groups == 1 only
+};
+
+enum class UnaryOp : uint8_t { copy, scale, softcap, silu, gelu_tanh, relu_squared };
+enum class BinaryOp : uint8_t { add, mul };
+
+// out = op(x), element by element; `parameter` is the factor of scale and the cap of softcap.
+struct UnaryProblem {
+  UnaryOp op = UnaryOp::copy;
+  float parameter = 1.0f;
+  const float* x = nullptr;  // [rows, cols] with x_stride
+  int64_t rows = 0;
+  int64_t cols = 0;
+  int64_t x_stride = 0;
+  float* out = nullptr;  // [rows, cols] with out_stride; may alias x
+  int64_t out_stride = 0;
+};
+
+struct BinaryProblem {
+  BinaryOp op = BinaryOp::add;
+  const float* a = nullptr;  // [size]
+  const float* b = nullptr;
+  int64_t size = 0;
+  float* out = nullptr;  // may alias a or b
+};
+
+// out[i] = x[rows[i]]: the rows whose logits are wanted.
+struct SelectRowsProblem {
+  const float* x = nullptr;  // [*, cols]
+  const int32_t* rows = nullptr;
+  int64_t num_rows = 0;
+  int64_t cols = 0;
+  float* out = nullptr;  // [num_rows, cols]
+};
+
+// How positions become angles; the cos/sin of a step are computed once and shared by all layers.
+enum class RopeScaling : uint8_t { none, linear, llama3, yarn };
+struct RopeParameters {
+  float theta = 10000.0f;
+  int32_t dims = 0;
+  RopeScaling scaling = RopeScaling::none;
+  float factor = 1.0f;
+  float original_max_position = 0.0f;  // llama3, yarn
+  float low_freq_factor = 1.0f;        // llama3
+  float high_freq_factor = 4.0f;       // llama3
+  float beta_fast = 32.0f;             // yarn
+  float beta_slow = 1.0f;              // yarn
+  float attention_factor = 0.0f;       // yarn: 0 means 0.1 ln(factor) + 1
+};
+// inv_freq[dims / 2] in float32 as the reference implementations compute it; `divisors` (GGUF
+// rope_freqs.weight, may be null) divides each frequency. Returns the factor on cos and sin.
+float rope_inv_freq(const RopeParameters& parameters, const float* divisors, float* inv_freq);
+
+struct RopeTableProblem {
+  const int32_t* positions = nullptr;  // [rows]
+  int64_t rows = 0;
+  int32_t dims = 0;
+  const float* inv_freq = nullptr;  // [dims / 2]
+  float factor = 1.0f;
+  float* out = nullptr;  // [rows, 2, dims / 2]: cos, then sin
+};
+
+// Rotates the leading `dims` of each head; unfused form of RopeAppendProblem.
+struct RopeProblem {
+  const float* x = nullptr;  // [rows, heads * head_dim] with x_stride
+  int64_t rows = 0;
+  int64_t x_stride = 0;
+  int32_t heads = 0;
+  int32_t head_dim = 0;
+  int32_t dims = 0;
+  bool interleaved = false;
+  const float* cos_sin = nullptr;  // [rows, 2, dims / 2]
+  float* out = nullptr;            // [rows, heads * head_dim], may alias x
+};
+
+std::string describe(const EmbeddingProblem& problem);
+std::string describe(const RmsNormProblem& problem);
+std::string describe(const UnaryProblem& problem);
+std::string describe(const BinaryProblem& problem);
+std::string describe(const SelectRowsProblem& problem);
+std::string describe(const RopeTableProblem& problem);
+std::string describe(const RopeProblem& problem);
+
+}  // namespace effinfer::kernels

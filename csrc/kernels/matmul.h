@@ -1,0 +1,44 @@
+// y = x W^T for one operand and one to four weight matrices, with the element-wise work that
+// follows.
+//
+// The operand's arithmetic picks the kernel:
+//   int8  exact integer dot products over blocks, float scales added in the order of k. A row's
+//         result is the same bits for any number of rows, any team size and any batch.
+//   bf16  a panel of outputs is dequantised to bfloat16 in cache, products accumulate in float32.
+//   f32   the same with float32 panels. A row's result does not depend on the other rows either.
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+#include "kernels/activation.h"
+#include "kernels/packed_weight.h"
+
+namespace effinfer::kernels {
+
+inline constexpr int kMaxMatmulParts = 4;
+
+// What is done to the sums of two parts of equal size: out = f(part 0) * part 1, written to
+// parts[0].out.
+enum class Glu : uint8_t { none, silu, gelu_tanh };
+
+struct MatmulPart {
+  PackedWeight weight;
+  const float* bias = nullptr;      // [N]; null: none
+  const float* residual = nullptr;  // [rows, N] with out_stride, added last; may alias out
+  float* out = nullptr;             // [rows, N]
+  int64_t out_stride = 0;           // floats between rows of out and of residual
+};
+
+struct MatmulProblem {
+  Activation x;
+  int num_parts = 0;
+  MatmulPart parts[kMaxMatmulParts];
+  Glu glu = Glu::none;  // with two parts only
+  // With glu: write an operand for the next matmul instead of floats when its data is set.
+  Activation out_act;
+};
+
+std::string describe(const MatmulProblem& problem);
+
+}  // namespace effinfer::kernels

@@ -1,0 +1,101 @@
+// Weights in the one layout that every CPU kernel reads: packed once at load.
+//
+// Rows (outputs) come in groups of 16. Within a group the stream advances over k; a 64-byte *line*
+// holds 16 rows x 4 bytes, and byte j of row r's dword belongs to the j-th of 4 consecutive k. So a
+// line is one VNNI operand against a broadcast dword of 4 activations, half a line is one AVX2
+// operand, and 16 lines are an AMX B tile.
+//
+// Quants of a superblock of 64 k (u4 as an example; q is unsigned, biased where the type is
+// signed):
+//
+//            bits 0..3 of byte (r, j)      bits 4..7
+//   line 0   k =  0 + j                    k = 32 + j
+//   line 1   k =  4 + j                    k = 36 + j
+//   ...
+//   line 7   k = 28 + j                    k = 60 + j
+//
+//   u4  8 lines
+//   u5  8 lines as u4, then 2 lines of high bits: bit b of byte (r, j) of high line h belongs to
+//       "field line" f*8 + i = 8*h + b, that is k = 32*f + 4*i + j
+//   u6  8 lines as u4, then 4 lines of 2-bit highs: bits 2b..2b+1 of high line h belong to field
+//       line 4*h + b
+//   u8  16 lines of whole bytes: line i holds k = 4*i + j
+//
+// Scales follow the quants they belong to:
+//
+//   direct  after each superblock: f16 d[2][16] (block of 32 k, row), then f16 m[2][16] if has_min.
+//           w = d * (q - zero) + m          (q4_0 q4_1 q5_0 q5_1 q8_0 iq4_nl)
+//   super   the group starts with a header: f16 d[K/256][16], then f16 dmin[K/256][16] if has_min,
+//           padded to 64 bytes. After each superblock: sub-block scales s[64/sub][16] as int8 (sub
+//           = 16 or 32 values), then mins m[64/sub][16] as uint8 if has_min. w = (d * s) * (q -
+//           zero) - (dmin * m)      (q2_k q3_k q4_k q5_k q6_k iq4_xs tq1_0 tq2_0)
+//   dense   no scales: f32 and f16 lines hold [k][16 rows]; bf16 lines hold [k/2][16 rows][2], the
+//           operand of VDPBF16PS.
+//
+// Rows are padded to 16 and k to 64 with zero weights. Packing is exact: unpacking gives back the
+// file's dequantised values bit for bit.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <string>
+
+#include "effinfer/dtype.h"
+#include "effinfer/tensor.h"
+#include "effinfer/threads.h"
+
+namespace effinfer::kernels {
+
+inline constexpr int64_t kGroupRows = 16;
+inline constexpr int64_t kSuperblock = 64;
+
+enum class QuantBits : uint8_t { u4, u5, u6, u8, f16, bf16, f32 };
+enum class ScaleKind : uint8_t { dense, direct, super };
+
+struct PackedFormat {
+  QuantBits bits = QuantBits::f32;
+  ScaleKind scales = ScaleKind::dense;
+  bool has_min = false;
+  uint8_t sub_block = 32;  // values under one scale: 32, or 16 for q2_k, q3_k, q6_k
+  uint8_t zero = 0;        // subtracted from q: 8 q4_0, 16 q5_0, 32 q6_k, 128 signed bytes, ...
+
+  bool operator==(const PackedFormat&) const = default;
+};
+
+// How a file type is packed; every weight dtype of the readers has one.
+PackedFormat packed_format(DType dtype);
+
+// Bytes between consecutive row groups, a multiple of 64.
+int64_t packed_group_bytes(const PackedFormat& format, int64_t cols);
+
+// A packed matrix [rows, cols]: POD, points into memory that someone else owns.
+struct PackedWeight {
+  PackedFormat format;
+  DType source = DType::f32;  // the file's type, for explain()
+  int64_t rows = 0;           // outputs N
+  int64_t cols = 0;           // inputs K
+  int64_t group_bytes = 0;
+  const uint8_t* data = nullptr;  // 64-byte aligned
+
+  int64_t groups() const { return (rows + kGroupRows - 1) / kGroupRows; }
+  const uint8_t* group(int64_t index) const { return data + index * group_bytes; }
+  size_t num_bytes() const { return static_cast<size_t>(groups() * group_bytes); }
+};
+
+// Owns the bytes of a PackedWeight (64-byte aligned, huge pages where the system gives them).
+struct PackedBuffer {
+  PackedWeight view;
+  std::shared_ptr<void> storage;
+};
+
+// Packs a [rows, cols] tensor of any weight dtype, in parallel. Throws InvalidArgument on a bad
+// shape or dtype, OutOfMemory.
+PackedBuffer pack(const TensorView& weight, ThreadPool& pool);
+
+// The 16 rows of one group back as floats, [16][cols]: the values of the file, bit for bit.
+void unpack_group(const PackedWeight& weight, int64_t group, float* out);
+
+std::string to_string(const PackedFormat& format);
+
+}  // namespace effinfer::kernels

@@ -1,0 +1,1 @@
+"""Efficient LLM inference on the hardware that you have."""

@@ -1,0 +1,98 @@
+// A unit-test harness of one header: TEST("name") { CHECK(x == y); } and a main that runs them all,
+// or those whose name contains the first argument.
+#pragma once
+
+#include <cstdio>
+#include <exception>
+#include <functional>
+#include <sstream>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace check {
+
+struct Test {
+  const char* name;
+  void (*body)();
+};
+
+inline std::vector<Test>& tests() {
+  static std::vector<Test> list;
+  return list;
+}
+
+inline int& failures() {
+  static int count = 0;
+  return count;
+}
+
+struct Register {
+  Register(const char* name, void (*body)()) { tests().push_back({name, body}); }
+};
+
+inline void fail(const char* file, int line, const std::string& what) {
+  std::fprintf(stderr, "%s:%d: %s\n", file, line, what.c_str());
+  ++failures();
+}
+
+template <class A, class B>
+void equal(const A& a, const B& b, const char* text, const char* file, int line) {
+  if (a == b) return;
+  std::ostringstream what;
+  what << "CHECK_EQ(" << text << "): " << a << " != " << b;
+  fail(file, line, what.str());
+}
+
+// Runs `body`, which must throw an E whose message contains `part`.
+template <class E>
+void throws(const std::function<void()>& body, std::string_view part, const char* file, int line) {
+  try {
+    body();
+  } catch (const E& error) {
+    if (std::string_view(error.what()).find(part) == std::string_view::npos) {
+      fail(file, line,
+           "message \"" + std::string(error.what()) + "\" lacks \"" + std::string(part) + "\"");
+    }
+    return;
+  } catch (const std::exception& error) {
+    fail(file, line, std::string("another exception: ") + error.what());
+    return;
+  }
+  fail(file, line, "no exception");
+}
+
+inline int run(int argc, char** argv) {
+  const std::string_view filter = argc > 1 ? argv[1] : "";
+  int ran = 0;
+  for (const Test& test : tests()) {
+    if (std::string_view(test.name).find(filter) == std::string_view::npos) continue;
+    ++ran;
+    try {
+      test.body();
+    } catch (const std::exception& error) {
+      fail(test.name, 0, std::string("uncaught: ") + error.what());
+    }
+  }
+  std::printf("%d passed, %d failed\n", ran - (failures() > 0 ? 1 : 0), failures());
+  return failures() == 0 && ran > 0 ? 0 : 1;
+}
+
+}  // namespace check
+
+#define CHECK_JOIN2(a, b) a##b
+#define CHECK_JOIN(a, b) CHECK_JOIN2(a, b)
+#define TEST(name)                                                \
+  static void CHECK_JOIN(test_body_, __LINE__)();                 \
+  static const check::Register CHECK_JOIN(test_entry_, __LINE__)( \
+      name, CHECK_JOIN(test_body_, __LINE__));                    \
+  static void CHECK_JOIN(test_body_, __LINE__)()
+#define CHECK(condition) \
+  if (!(condition)) check::fail(__FILE__, __LINE__, "CHECK(" #condition ")")
+#define CHECK_EQ(a, b) check::equal((a), (b), #a " == " #b, __FILE__, __LINE__)
+#define CHECK_THROWS(type, part, ...) \
+  check::throws<type>([&] { __VA_ARGS__; }, part, __FILE__, __LINE__)
+#define CHECK_MAIN()                \
+  int main(int argc, char** argv) { \
+    return check::run(argc, argv);  \
+  }
