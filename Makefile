@@ -1,0 +1,90 @@
+# effinfer: what the README and CI call. Everything happens in .venv and build/.
+#
+#   make demo      build, fetch the default model, generate text
+#   make test      C++ tests, Python tests, the C++ embedding example
+#   make lint      formatting, types, size budgets
+#   make sanitize  the core's tests and the GGUF fuzzer under ASan and UBSan, the pool under TSan
+#   make fidelity  distance to a float32 reference on the full text
+#   make bench     speed against the peers, interleaved; writes docs/performance.md
+#   make format    rewrites the sources in the house style
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+# One build tree for the wheel and the C++ tests: nothing is compiled twice.
+BUILD := build/wheel
+FUZZ_MUTATIONS ?= 100000
+SETUP := $(BIN)/python tools/setup_venv.py
+
+.PHONY: demo test lint sanitize fidelity bench format stubs clean
+.DEFAULT_GOAL := test
+
+$(BIN)/python:
+	$(PYTHON) -m venv $(VENV)
+
+# Installs groups of requirements once, and the package whenever a source changed.
+demo: | $(BIN)/python
+	@$(SETUP) build
+	@$(SETUP) package --build-dir $(BUILD)
+	$(BIN)/effinfer generate "The three laws of robotics are" --max-tokens 64
+	@echo "demo: done"
+
+test: | $(BIN)/python
+	@$(SETUP) build test
+	@$(SETUP) package --build-dir $(BUILD) --with-tests
+	$(BIN)/ctest --test-dir $(BUILD) --output-on-failure
+	$(BIN)/python tools/check_isa_symbols.py $(BUILD)
+	$(BIN)/python -m pytest
+	@echo "test: all passed"
+
+lint: | $(BIN)/python
+	@$(SETUP) build lint
+	$(BIN)/python tools/check_size.py
+	$(BIN)/python tools/clang_format.py --check
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	@echo "lint: clean"
+
+format: | $(BIN)/python
+	@$(SETUP) build lint
+	$(BIN)/python tools/clang_format.py
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+SANITIZE_FLAGS := -G Ninja -DEFFINFER_TESTS=ON -DCMAKE_BUILD_TYPE=RelWithDebInfo
+
+sanitize: | $(BIN)/python
+	@$(SETUP) build
+	PATH=$(CURDIR)/$(BIN):$$PATH $(BIN)/cmake -S . -B build/asan $(SANITIZE_FLAGS) \
+	  -DEFFINFER_SANITIZE=address,undefined
+	$(BIN)/cmake --build build/asan
+	$(BIN)/ctest --test-dir build/asan --output-on-failure
+	build/asan/tests/cpp/fuzz_gguf tests/cpp/corpus/gguf $(FUZZ_MUTATIONS)
+	PATH=$(CURDIR)/$(BIN):$$PATH $(BIN)/cmake -S . -B build/tsan $(SANITIZE_FLAGS) \
+	  -DEFFINFER_SANITIZE=thread
+	$(BIN)/cmake --build build/tsan --target test_core test_engine
+	$(BIN)/ctest --test-dir build/tsan --output-on-failure -R "test_core|test_engine"
+	@echo "sanitize: clean"
+
+fidelity: | $(BIN)/python
+	@$(SETUP) build test
+	@$(SETUP) package --build-dir $(BUILD)
+	EFFINFER_FULL=1 $(BIN)/python -m pytest tests/models -s
+	@echo "fidelity: done"
+
+bench: | $(BIN)/python
+	@$(SETUP) build test bench
+	@$(SETUP) package --build-dir $(BUILD)
+	$(BIN)/python bench/run.py
+	@echo "bench: docs/performance.md written"
+
+# The typing stubs of the native module, generated from the built one.
+stubs: | $(BIN)/python
+	@$(SETUP) build lint
+	@$(SETUP) package --build-dir $(BUILD)
+	$(BIN)/pybind11-stubgen effinfer._core -o build/stubs
+	cp build/stubs/effinfer/_core.pyi python/effinfer/_core.pyi
+
+clean:
+	rm -rf build $(VENV)

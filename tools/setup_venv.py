@@ -1,0 +1,94 @@
+"""Fills the virtual environment that it runs in; called by the Makefile.
+
+setup_venv.py build test ...                 installs requirement groups, each once
+setup_venv.py package --build-dir DIR ...    builds and installs effinfer, incrementally
+"""
+
+import argparse
+import hashlib
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+try:
+    import tomllib
+except ModuleNotFoundError:  # Python 3.10, whose pip still carries the parser
+    from pip._vendor import tomli as tomllib
+
+ROOT = Path(__file__).resolve().parent.parent
+STAMPS = Path(sys.prefix) / "effinfer-stamps"
+TREES = ("csrc", "cmake", "python", "tests/cpp")
+
+
+def requirements(group: str) -> list[str]:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    if group == "build":
+        return [*project["build-system"]["requires"], "cmake>=3.24", "ninja"]
+    return list(project["project"]["optional-dependencies"][group])
+
+
+def run_pip(*arguments: str) -> None:
+    command = [sys.executable, "-m", "pip", "--disable-pip-version-check", "install", *arguments]
+    # The environment's cmake and ninja serve the build.
+    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
+    status = subprocess.run(command, cwd=ROOT, env={**os.environ, "PATH": path}).returncode
+    if status != 0:
+        sys.exit(f"failed: {' '.join(command)}")
+
+
+def once(name: str, key: str, action: list[str]) -> None:
+    """Runs `pip install *action` unless the stamp `name` already holds `key`."""
+    stamp = STAMPS / name
+    if stamp.exists() and stamp.read_text() == key:
+        return
+    print(f"effinfer: installing {name} ...", flush=True)
+    run_pip(*action)
+    STAMPS.mkdir(exist_ok=True)
+    stamp.write_text(key)
+
+
+def source_digest(options: list[str]) -> str:
+    digest = hashlib.sha256(" ".join(options).encode())
+    files = [ROOT / "CMakeLists.txt", ROOT / "pyproject.toml"]
+    for tree in TREES:
+        files += [path for path in sorted((ROOT / tree).rglob("*")) if path.is_file()]
+    for path in files:
+        if path.suffix in {".so", ".pyc"}:
+            continue
+        digest.update(str(path.relative_to(ROOT)).encode())
+        digest.update(path.read_bytes())
+    return digest.hexdigest()
+
+
+def install_package(build_dir: str, with_tests: bool) -> None:
+    defines = {"EFFINFER_TESTS": "ON" if with_tests else "OFF"}
+    if os.environ.get("CI"):
+        defines["EFFINFER_WERROR"] = "ON"
+    if shutil.which("ccache"):
+        defines["CMAKE_CXX_COMPILER_LAUNCHER"] = "ccache"
+    options = ["--no-build-isolation", "-C", f"build-dir={build_dir}"]
+    for key, value in defines.items():
+        options += ["-C", f"cmake.define.{key}={value}"]
+    once("package", source_digest(options), [*options, "-v" if os.environ.get("CI") else "-q", "."])
+
+
+def main() -> None:
+    if sys.prefix == sys.base_prefix:
+        sys.exit("setup_venv.py: run it with the python of a virtual environment")
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("groups", nargs="+", help="build, test, lint, bench; or: package")
+    parser.add_argument("--build-dir", default="build/wheel")
+    parser.add_argument("--with-tests", action="store_true")
+    arguments = parser.parse_args()
+    for group in arguments.groups:
+        if group == "package":
+            install_package(arguments.build_dir, arguments.with_tests)
+        else:
+            wanted = requirements(group)
+            once(group, "\n".join(wanted), ["-q", *wanted])
+
+
+if __name__ == "__main__":
+    main()
