@@ -1,0 +1,58 @@
+// IEEE binary16 and bfloat16 to and from float32: exact widening, round-to-nearest-even narrowing,
+// the same bits as the hardware conversions (F16C, VDPBF16PS's inputs) in the default rounding mode
+// and without flush-to-zero. NaNs stay NaNs and become quiet.
+// Always inlined, so that ISA files may use them without emitting shared symbols.
+#pragma once
+
+#include <bit>
+#include <cstdint>
+
+namespace effinfer {
+
+// Every binary16 number is a float32 number.
+[[gnu::always_inline]] inline constexpr float f16_to_f32(uint16_t half) {
+  const uint32_t sign = uint32_t{half & 0x8000u} << 16;
+  const uint32_t magnitude = half & 0x7fffu;
+  if (magnitude >= 0x7c00u) {  // infinity, NaN
+    const uint32_t quiet = magnitude > 0x7c00u ? 0x00400000u : 0u;
+    return std::bit_cast<float>(sign | 0x7f800000u | quiet | (magnitude & 0x3ffu) << 13);
+  }
+  if (magnitude >= 0x0400u) {  // normal: the exponent's bias goes from 15 to 127
+    return std::bit_cast<float>(sign | ((magnitude << 13) + (112u << 23)));
+  }
+  // Subnormal or zero: magnitude * 2^-24, exact.
+  const float value = static_cast<float>(magnitude) * 0x1p-24f;
+  return std::bit_cast<float>(sign | std::bit_cast<uint32_t>(value));
+}
+
+[[gnu::always_inline]] inline constexpr uint16_t f32_to_f16(float value) {
+  const uint32_t bits = std::bit_cast<uint32_t>(value);
+  const uint32_t sign = bits >> 16 & 0x8000u;
+  const uint32_t magnitude = bits & 0x7fffffffu;
+  uint32_t half = 0;
+  if (magnitude > 0x7f800000u) {
+    half = 0x7e00u | (magnitude >> 13 & 0x3ffu);
+  } else if (magnitude >= 0x477ff000u) {  // 65520, halfway from the largest half to 2^16, and above
+    half = 0x7c00u;
+  } else if (magnitude >= 0x38800000u) {  // 2^-14: normal in half
+    half = (magnitude - (112u << 23) + 0xfffu + (magnitude >> 13 & 1u)) >> 13;
+  } else {
+    // Subnormal in half: the ulp of numbers in [0.5, 1) is 2^-24, that of half's subnormals, so the
+    // addition itself rounds to nearest even.
+    half = std::bit_cast<uint32_t>(std::bit_cast<float>(magnitude) + 0.5f) -
+           std::bit_cast<uint32_t>(0.5f);
+  }
+  return static_cast<uint16_t>(sign | half);
+}
+
+[[gnu::always_inline]] inline constexpr float bf16_to_f32(uint16_t value) {
+  return std::bit_cast<float>(uint32_t{value} << 16);
+}
+
+[[gnu::always_inline]] inline constexpr uint16_t f32_to_bf16(float value) {
+  const uint32_t bits = std::bit_cast<uint32_t>(value);
+  if ((bits & 0x7fffffffu) > 0x7f800000u) return static_cast<uint16_t>(bits >> 16 | 0x40u);
+  return static_cast<uint16_t>((bits + 0x7fffu + (bits >> 16 & 1u)) >> 16);
+}
+
+}  // namespace effinfer
