@@ -1,0 +1,79 @@
+// Blocks to float32. The order of float operations is that of the gguf package (quants.py), so that
+// results agree bit for bit; the build turns contraction into fused multiply-adds off.
+#include <cstring>
+
+#include "core/float16.h"
+#include "effinfer/error.h"
+#include "effinfer/gguf.h"
+#include "io/gguf_blocks.h"
+
+namespace effinfer {
+namespace {
+
+template <class Block>
+void decode_block(const Block& block, float* out) {
+  uint8_t quants[Block::kSize];
+  block.quants(quants);
+  const float d = block.d.value();
+  if constexpr (!gguf::kHasSubBlocks<Block>) {
+    for (int i = 0; i < Block::kSize; ++i) {
+      out[i] = d * static_cast<float>(quants[i] - Block::kZero);
+    }
+    if constexpr (Block::kHasMin) {
+      const float m = block.m.value();
+      for (int i = 0; i < Block::kSize; ++i) out[i] += m;
+    }
+  } else {
+    for (int sub = 0; sub < Block::kSize / Block::kSubBlock; ++sub) {
+      const float scale = d * static_cast<float>(block.sub_scale(sub));
+      const uint8_t* q = quants + sub * Block::kSubBlock;
+      float* values = out + sub * Block::kSubBlock;
+      for (int i = 0; i < Block::kSubBlock; ++i) {
+        values[i] = scale * static_cast<float>(q[i] - Block::kZero);
+      }
+      if constexpr (Block::kHasMin) {
+        const float min = block.dmin.value() * static_cast<float>(block.sub_min(sub));
+        for (int i = 0; i < Block::kSubBlock; ++i) values[i] -= min;
+      }
+    }
+  }
+}
+
+}  // namespace
+
+void dequantize(DType dtype, const void* blocks, int64_t count, float* out) {
+  const DTypeInfo& info = dtype_info(dtype);
+  if (count < 0 || count % info.block_size != 0) {
+    throw InvalidArgument("[dequantize] count: expected a multiple of " +
+                          std::to_string(info.block_size) + " for " + std::string(info.name) +
+                          ", got " + std::to_string(count));
+  }
+  if (count == 0) return;
+  const auto* bytes = static_cast<const uint8_t*>(blocks);
+  switch (dtype) {
+    case DType::f32:
+      std::memcpy(out, bytes, static_cast<size_t>(count) * sizeof(float));
+      return;
+    case DType::f16:
+    case DType::bf16:
+      for (int64_t i = 0; i < count; ++i) {
+        const auto bits = static_cast<uint16_t>(bytes[2 * i] | bytes[2 * i + 1] << 8);
+        out[i] = dtype == DType::f16 ? f16_to_f32(bits) : bf16_to_f32(bits);
+      }
+      return;
+    default:
+      break;
+  }
+  if (!info.quantized) {
+    throw InvalidArgument("[dequantize] dtype: expected f32, f16, bf16 or a quantised type, got " +
+                          std::string(info.name));
+  }
+  gguf::with_block_type(dtype, [&]<class Block>(std::type_identity<Block>) {
+    const auto* block = reinterpret_cast<const Block*>(bytes);
+    for (int64_t i = 0; i < count / Block::kSize; ++i) {
+      decode_block(block[i], out + i * Block::kSize);
+    }
+  });
+}
+
+}  // namespace effinfer
