@@ -1,10 +1,13 @@
 // A matmul operand: rows of activations, written once by the producer (norm, attention, GLU, ...)
 // in the arithmetic that the matmul will use.
 //
-//   int8  a record per row: K' int8 values, then K'/32 float scales, then K'/16 int16 sums of
-//   values
-//         (K' = K rounded up to 64). value = scale[k / 32] * q[k]; scale = max|x| / 127 of its
-//         block, q = round-to-nearest-even. The padding is zeros.
+//   int8  a record per row (K' = K rounded up to 64):
+//           int8 q[K']           value = scale[k / 32] * q[k]
+//           float scale[K'/32]   max|x| / 127 of its block; q is rounded to nearest even
+//           float sum[K'/32]     scale * sum of the block's q: what block minima multiply
+//           int16 sum16[K'/16]   sums of q: what the biases of unsigned quants multiply
+//         The padding is zeros. A block whose maximum is below kSmallestBlock is zeros; a block
+//         with an infinity or a NaN has a NaN scale, so that every result of its row is NaN.
 //   bf16  K' bfloat16 values, round-to-nearest-even, padding zeros.
 //   f32   K' floats, padding zeros.
 //
@@ -24,6 +27,7 @@ enum class Arithmetic : uint8_t { int8, bf16, f32 };
 
 inline constexpr int64_t kActivationBlock = 32;  // values under one scale
 inline constexpr int64_t kActivationPad = 64;    // K is padded to whole superblocks of the weights
+inline constexpr float kSmallestBlock = 1e-36f;  // 127 / max stays finite above it
 
 inline constexpr int64_t padded_cols(int64_t cols) {
   return (cols + kActivationPad - 1) / kActivationPad * kActivationPad;
@@ -31,7 +35,7 @@ inline constexpr int64_t padded_cols(int64_t cols) {
 
 inline constexpr int64_t activation_row_bytes(Arithmetic arithmetic, int64_t cols) {
   const int64_t k = padded_cols(cols);
-  const int64_t bytes = arithmetic == Arithmetic::int8   ? k + k / 32 * 4 + k / 16 * 2
+  const int64_t bytes = arithmetic == Arithmetic::int8   ? k + k / 32 * 8 + k / 16 * 2
                         : arithmetic == Arithmetic::bf16 ? k * 2
                                                          : k * 4;
   return (bytes + 63) / 64 * 64;
@@ -51,13 +55,15 @@ struct Activation {
 struct Int8Row {
   const int8_t* q;
   const float* scales;    // per 32 values
+  const float* sums;      // per 32 values: scale * sum of q
   const int16_t* sums16;  // per 16 values: sum of q
 };
 inline Int8Row int8_row(const Activation& x, int64_t index) {
   const uint8_t* row = x.row(index);
   const int64_t k = padded_cols(x.cols);
   return {reinterpret_cast<const int8_t*>(row), reinterpret_cast<const float*>(row + k),
-          reinterpret_cast<const int16_t*>(row + k + k / 32 * 4)};
+          reinterpret_cast<const float*>(row + k + k / 32 * 4),
+          reinterpret_cast<const int16_t*>(row + k + k / 32 * 8)};
 }
 
 // Writes one row of `out` from out.cols floats. A producer that has a row in registers or scratch

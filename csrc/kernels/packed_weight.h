@@ -27,8 +27,9 @@
 //           w = d * (q - zero) + m          (q4_0 q4_1 q5_0 q5_1 q8_0 iq4_nl)
 //   super   the group starts with a header: f16 d[K/256][16], then f16 dmin[K/256][16] if has_min,
 //           padded to 64 bytes. After each superblock: sub-block scales s[64/sub][16] as int8 (sub
-//           = 16 or 32 values), then mins m[64/sub][16] as uint8 if has_min. w = (d * s) * (q -
-//           zero) - (dmin * m)      (q2_k q3_k q4_k q5_k q6_k iq4_xs tq1_0 tq2_0)
+//           = 16 or 32 values), then mins m[64/sub][16] as uint8 if has_min, padded to 64 bytes.
+//           w = (d * s) * (q - zero) - (dmin * m)
+//           (q2_k q3_k q4_k q5_k q6_k iq4_xs tq1_0 tq2_0)
 //   dense   no scales: f32 and f16 lines hold [k][16 rows]; bf16 lines hold [k/2][16 rows][2], the
 //           operand of VDPBF16PS.
 //
