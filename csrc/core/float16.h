@@ -1,6 +1,6 @@
 // IEEE binary16 and bfloat16 to and from float32: exact widening, round-to-nearest-even narrowing,
-// the same bits as the hardware conversions (F16C, VDPBF16PS's inputs) in the default rounding mode
-// and without flush-to-zero. NaNs stay NaNs and become quiet.
+// the same bits as the hardware conversions in the default rounding mode and without flush-to-zero.
+// NaNs stay NaNs: widening keeps their bits (where F16C sets the quiet bit), narrowing quiets them.
 // Always inlined, so that ISA files may use them without emitting shared symbols.
 #pragma once
 
@@ -14,8 +14,7 @@ namespace effinfer {
   const uint32_t sign = uint32_t{half & 0x8000u} << 16;
   const uint32_t magnitude = half & 0x7fffu;
   if (magnitude >= 0x7c00u) {  // infinity, NaN
-    const uint32_t quiet = magnitude > 0x7c00u ? 0x00400000u : 0u;
-    return std::bit_cast<float>(sign | 0x7f800000u | quiet | (magnitude & 0x3ffu) << 13);
+    return std::bit_cast<float>(sign | 0x7f800000u | (magnitude & 0x3ffu) << 13);
   }
   if (magnitude >= 0x0400u) {  // normal: the exponent's bias goes from 15 to 127
     return std::bit_cast<float>(sign | ((magnitude << 13) + (112u << 23)));

@@ -31,7 +31,7 @@ using GgufValue = std::variant<uint64_t, int64_t, double, bool, std::string_view
 struct GgufTensor {
   std::string_view name;
   uint32_t type_id = 0;        // ggml type number
-  std::string type_name;       // "q4_1", or "type 39" for one that effinfer does not read
+  std::string type_name;       // "q4_1", "iq1_s"; "type 99" for a number that ggml does not name
   std::optional<DType> dtype;  // empty when effinfer does not read this type
   Dims dims;                   // outermost first: [rows, cols], the reverse of the file's order
   const uint8_t* data = nullptr;
@@ -40,7 +40,8 @@ struct GgufTensor {
 
 class EFFINFER_API GgufFile : public WeightSource {
  public:
-  // Throws FileError (missing, unreadable, empty) or FormatError (anything wrong inside).
+  // Throws FileError (missing, a directory, unreadable) or FormatError (empty, or anything wrong
+  // inside).
   static std::shared_ptr<GgufFile> open(const std::string& path);
   // Parses bytes that the caller keeps alive: for tests and fuzzing.
   static std::shared_ptr<GgufFile> parse(std::span<const uint8_t> bytes, std::string label);
@@ -68,8 +69,11 @@ class EFFINFER_API GgufFile : public WeightSource {
   // that effinfer does not read.
   TensorView weight(std::string_view name) const override;
 
- private:
   struct Impl;
+
+ private:
+  friend EFFINFER_API void write_gguf_with_metadata(const GgufFile&, std::string_view,
+                                                    std::string_view, const std::string&);
   explicit GgufFile(std::unique_ptr<Impl> impl);
   std::unique_ptr<Impl> impl_;
 };
@@ -79,7 +83,8 @@ class EFFINFER_API GgufFile : public WeightSource {
 EFFINFER_API void dequantize(DType dtype, const void* blocks, int64_t count, float* out);
 
 // Writes a copy of `source` with metadata `key` = `value` (a string) added or replaced; the tensor
-// data is copied as it is. The file appears at `path` complete or not at all. Throws FileError.
+// data is copied as it is. The file appears at `path` complete or not at all; `path` may be the
+// source's own. Throws FileError, InvalidArgument for a key that no file can hold.
 EFFINFER_API void write_gguf_with_metadata(const GgufFile& source, std::string_view key,
                                            std::string_view value, const std::string& path);
 

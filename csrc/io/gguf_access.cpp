@@ -1,0 +1,99 @@
+// Look-ups in an open GGUF file.
+#include <limits>
+
+#include "effinfer/error.h"
+#include "effinfer/gguf.h"
+#include "io/gguf_cursor.h"
+#include "io/gguf_impl.h"
+
+namespace effinfer {
+
+using gguf::quoted;
+
+GgufFile::GgufFile(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
+
+GgufFile::~GgufFile() = default;
+
+uint32_t GgufFile::version() const {
+  return impl_->version;
+}
+
+uint64_t GgufFile::alignment() const {
+  return impl_->alignment;
+}
+
+const std::string& GgufFile::path() const {
+  return impl_->label;
+}
+
+size_t GgufFile::file_bytes() const {
+  return impl_->bytes.size();
+}
+
+const std::vector<std::pair<std::string_view, GgufValue>>& GgufFile::metadata() const {
+  return impl_->metadata;
+}
+
+const GgufValue* GgufFile::find(std::string_view key) const {
+  const auto entry = impl_->metadata_index.find(key);
+  return entry == impl_->metadata_index.end() ? nullptr : &impl_->metadata[entry->second].second;
+}
+
+namespace {
+
+[[noreturn]] void fail_get(const GgufFile& file, std::string_view key, std::string_view expected) {
+  throw FormatError("[gguf] " + file.path() + ": metadata " + quoted(key) + ": expected " +
+                    std::string(expected) + ", got " +
+                    (file.find(key) == nullptr ? "no such key" : "another type"));
+}
+
+}  // namespace
+
+std::string_view GgufFile::get_string(std::string_view key) const {
+  const auto* value = std::get_if<std::string_view>(find(key));
+  if (value == nullptr) fail_get(*this, key, "a string");
+  return *value;
+}
+
+int64_t GgufFile::get_int(std::string_view key) const {
+  const GgufValue* value = find(key);
+  if (const auto* number = std::get_if<int64_t>(value)) return *number;
+  const auto* number = std::get_if<uint64_t>(value);
+  if (number == nullptr || *number > static_cast<uint64_t>(std::numeric_limits<int64_t>::max())) {
+    fail_get(*this, key, "an integer below 2^63");
+  }
+  return static_cast<int64_t>(*number);
+}
+
+double GgufFile::get_float(std::string_view key) const {
+  const auto* value = std::get_if<double>(find(key));
+  if (value == nullptr) fail_get(*this, key, "a float");
+  return *value;
+}
+
+const std::vector<GgufTensor>& GgufFile::tensors() const {
+  return impl_->tensors;
+}
+
+const GgufTensor* GgufFile::find_tensor(std::string_view name) const {
+  const auto entry = impl_->tensor_index.find(name);
+  return entry == impl_->tensor_index.end() ? nullptr : &impl_->tensors[entry->second];
+}
+
+bool GgufFile::contains(std::string_view name) const {
+  return find_tensor(name) != nullptr;
+}
+
+TensorView GgufFile::weight(std::string_view name) const {
+  const GgufTensor* tensor = find_tensor(name);
+  if (tensor == nullptr) {
+    throw InvalidArgument("[gguf] " + path() + ": no tensor named " + quoted(name));
+  }
+  if (!tensor->dtype) {
+    throw Unsupported("[gguf] " + path() + ": tensor " + quoted(name) + ": type " +
+                      tensor->type_name + " is not supported");
+  }
+  return {tensor->data, *tensor->dtype, tensor->dims};
+}
+
+}  // namespace effinfer
