@@ -1,0 +1,1 @@
+"""Plain float32 torch decoders and the metrics that compare engines with them."""
