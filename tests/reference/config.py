@@ -10,7 +10,7 @@ import gguf
 
 @dataclass(frozen=True)
 class RopeConfig:
-    """Rotary embedding of one kind of layer. `interleaved` pairs (2i, 2i + 1), else (i, i + d/2)."""
+    """Rotary embedding of one kind of layer; pairs (i, i + d/2), or (2i, 2i + 1) if interleaved."""
 
     dims: int
     theta: float
