@@ -1,4 +1,5 @@
 // C++ exceptions become Python exceptions that also derive from the natural builtin.
+#include <cstring>
 #include <exception>
 #include <new>
 
@@ -31,27 +32,36 @@ struct Types {
 };
 Types types;
 
+// Messages may quote bytes of a file that are not UTF-8.
+void raise(PyObject* type, const char* message) {
+  const auto length = static_cast<Py_ssize_t>(std::strlen(message));
+  PyObject* text = PyUnicode_DecodeUTF8(message, length, "backslashreplace");
+  if (text == nullptr) return;
+  PyErr_SetObject(type, text);
+  Py_DECREF(text);
+}
+
 void translate(std::exception_ptr pointer) {
   try {
     if (pointer) std::rethrow_exception(pointer);
   } catch (const InvalidArgument& e) {
-    PyErr_SetString(types.invalid_argument, e.what());
+    raise(types.invalid_argument, e.what());
   } catch (const FileError& e) {
-    PyErr_SetString(types.file, e.what());
+    raise(types.file, e.what());
   } catch (const FormatError& e) {
-    PyErr_SetString(types.format, e.what());
+    raise(types.format, e.what());
   } catch (const Unsupported& e) {
-    PyErr_SetString(types.unsupported, e.what());
+    raise(types.unsupported, e.what());
   } catch (const OutOfMemory& e) {
-    PyErr_SetString(types.out_of_memory, e.what());
+    raise(types.out_of_memory, e.what());
   } catch (const Cancelled& e) {
-    PyErr_SetString(types.cancelled, e.what());
+    raise(types.cancelled, e.what());
   } catch (const InternalError& e) {
-    PyErr_SetString(types.internal, e.what());
+    raise(types.internal, e.what());
   } catch (const Error& e) {
-    PyErr_SetString(types.error, e.what());
+    raise(types.error, e.what());
   } catch (const std::bad_alloc&) {
-    PyErr_SetString(types.out_of_memory, "out of memory");
+    raise(types.out_of_memory, "out of memory");
   }
 }
 

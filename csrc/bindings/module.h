@@ -9,6 +9,7 @@ namespace py = pybind11;
 
 void register_errors(py::module_& m);
 void register_device(py::module_& m);
+void register_weights(py::module_& m);
 void register_gguf(py::module_& m);
 void register_graph(py::module_& m);
 void register_compiler(py::module_& m);

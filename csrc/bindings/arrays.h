@@ -1,0 +1,56 @@
+// numpy arrays as tensors.
+#pragma once
+
+#include <pybind11/numpy.h>
+
+#include <string>
+#include <vector>
+
+#include "effinfer/error.h"
+#include "effinfer/tensor.h"
+
+namespace effinfer::bindings {
+
+inline pybind11::tuple shape_tuple(const Dims& dims) {
+  pybind11::tuple shape(static_cast<size_t>(dims.rank()));
+  for (int axis = 0; axis < dims.rank(); ++axis) {
+    shape[static_cast<size_t>(axis)] = pybind11::int_(dims[axis]);
+  }
+  return shape;
+}
+
+inline std::vector<pybind11::ssize_t> shape_vector(const Dims& dims) {
+  std::vector<pybind11::ssize_t> shape;
+  for (int axis = 0; axis < dims.rank(); ++axis) shape.push_back(dims[axis]);
+  return shape;
+}
+
+// The bytes of a C-contiguous array, whatever its element type, as a tensor of `dtype_name` and
+// `shape`. Throws InvalidArgument when the sizes differ.
+inline TensorView view_of(const pybind11::array& array, const std::string& dtype_name,
+                          const std::vector<int64_t>& shape, const std::string& label) {
+  TensorView view;
+  view.data = array.data();
+  view.dtype = parse_dtype(dtype_name);
+  for (const int64_t dim : shape) view.dims.push_back(dim);
+  if ((array.flags() & pybind11::array::c_style) == 0) {
+    throw InvalidArgument(label + ": array: expected a C-contiguous array, got strides");
+  }
+  const auto given = static_cast<size_t>(array.nbytes());
+  if (view.num_bytes() != given) {
+    throw InvalidArgument(label + ": array: expected " + std::to_string(view.num_bytes()) +
+                          " bytes for " + dtype_name + " " + view.dims.to_string() + ", got " +
+                          std::to_string(given));
+  }
+  return view;
+}
+
+// A read-only array over memory that `owner` keeps alive.
+inline pybind11::array read_only_view(const pybind11::dtype& dtype, pybind11::ssize_t size,
+                                      const void* data, const pybind11::object& owner) {
+  pybind11::array array(dtype, {size}, data, owner);
+  array.attr("setflags")(pybind11::arg("write") = false);
+  return array;
+}
+
+}  // namespace effinfer::bindings

@@ -1,0 +1,70 @@
+// Weight sources: the base class that graphs are compiled with, and arrays in memory.
+#include "effinfer/weights.h"
+
+#include <pybind11/numpy.h>
+#include <pybind11/stl.h>
+
+#include <vector>
+
+#include "bindings/arrays.h"
+#include "bindings/module.h"
+#include "bindings/strings.h"
+#include "effinfer/error.h"
+
+namespace effinfer::bindings {
+namespace {
+
+bool interpreter_is_gone() {
+#if PY_VERSION_HEX >= 0x030d0000
+  return Py_IsInitialized() == 0 || Py_IsFinalizing() != 0;
+#else
+  return Py_IsInitialized() == 0 || _Py_IsFinalizing() != 0;
+#endif
+}
+
+// Keeps a Python object alive from any thread; the last owner takes the GIL to let it go.
+std::shared_ptr<void> keep_alive(const py::object& object) {
+  PyObject* pointer = object.ptr();
+  Py_INCREF(pointer);
+  return {static_cast<void*>(pointer), [](void* kept) {
+            if (interpreter_is_gone()) return;
+            const py::gil_scoped_acquire gil;
+            Py_DECREF(static_cast<PyObject*>(kept));
+          }};
+}
+
+void add_array(MemoryWeights& weights, const py::object& name, const py::array& array,
+               const std::string& dtype_name, const std::vector<int64_t>& shape) {
+  const TensorView view = view_of(array, dtype_name, shape, "[weights] " + to_bytes(name));
+  weights.add(to_bytes(name), view, keep_alive(array));
+}
+
+}  // namespace
+
+void register_weights(py::module_& m) {
+  py::class_<WeightSource, std::shared_ptr<WeightSource>>(m, "WeightSource",
+                                                          "Named weights of a model.")
+      .def("__contains__", [](const WeightSource& self,
+                              const py::object& name) { return self.contains(to_bytes(name)); })
+      .def(
+          "dtype",
+          [](const WeightSource& self, const py::object& name) {
+            return std::string(effinfer::name(self.weight(to_bytes(name)).dtype));
+          },
+          py::arg("name"), "Name of a weight's dtype.")
+      .def(
+          "shape",
+          [](const WeightSource& self, const py::object& name) {
+            return shape_tuple(self.weight(to_bytes(name)).dims);
+          },
+          py::arg("name"), "Shape of a weight, in elements.");
+
+  py::class_<MemoryWeights, WeightSource, std::shared_ptr<MemoryWeights>>(
+      m, "MemoryWeights", "Weights in numpy arrays, which are referenced and not copied.")
+      .def(py::init<>())
+      .def("add", &add_array, py::arg("name"), py::arg("array"), py::arg("dtype"), py::arg("shape"),
+           "Adds or replaces a weight. `array` is C-contiguous, of any element type, and holds the "
+           "bytes of a `dtype` tensor of that shape (elements, not blocks).");
+}
+
+}  // namespace effinfer::bindings
