@@ -1,7 +1,70 @@
+#include "cpu/elementwise.h"
 #include "cpu/register.h"
 
 namespace effinfer::cpu {
+namespace {
 
-void register_elementwise() {}
+using namespace kernels;
+
+const char* rejects_embedding(const EmbeddingProblem& p) {
+  const DTypeInfo& info = dtype_info(p.dtype);
+  const bool weight =
+      info.quantized || p.dtype == DType::f32 || p.dtype == DType::f16 || p.dtype == DType::bf16;
+  if (!weight) return "the table must be f32, f16, bf16 or quantised";
+  return p.cols % info.block_size == 0 ? nullptr : "cols must be a whole number of blocks";
+}
+
+const char* rejects_rms_norm(const RmsNormProblem& p) {
+  if (p.cols < 1 || p.groups < 1) return "cols and groups must be positive";
+  return p.out_act.cols > 0 ? "writes floats only" : nullptr;
+}
+
+// A row on its way into a matmul operand.
+size_t rms_norm_scratch(const RmsNormProblem& p) {
+  return p.groups == 1 ? static_cast<size_t>(p.cols) * sizeof(float) : 0;
+}
+
+const char* rejects_rope_table(const RopeTableProblem& p) {
+  return p.dims % 2 == 0 ? nullptr : "dims must be even";
+}
+
+const char* rejects_rope(const RopeProblem& p) {
+  if (p.dims % 2 != 0) return "dims must be even";
+  return p.dims <= p.head_dim ? nullptr : "dims must be at most head_dim";
+}
+
+template <class Problem>
+const char* accepts(const Problem&) {
+  return nullptr;
+}
+
+// Names are literals: variants are compared and printed long after registration.
+struct Names {
+  const char* rms_norm;
+  const char* unary;
+  const char* binary;
+  const char* rope;
+};
+
+void add_level(Isa isa, const Names& names, const ElementwiseKernels& level) {
+  mutable_table<RmsNormProblem>().add(
+      {names.rms_norm, isa, rejects_rms_norm, level.rms_norm, rms_norm_scratch});
+  mutable_table<UnaryProblem>().add({names.unary, isa, accepts, level.unary});
+  mutable_table<BinaryProblem>().add({names.binary, isa, accepts, level.binary});
+  mutable_table<RopeProblem>().add({names.rope, isa, rejects_rope, level.rope});
+}
+
+}  // namespace
+
+void register_elementwise() {
+  constexpr Isa kPortable = Isa::portable;
+  mutable_table<EmbeddingProblem>().add(
+      {"embedding.portable", kPortable, rejects_embedding, embedding});
+  mutable_table<SelectRowsProblem>().add({"select_rows.portable", kPortable, accepts, select_rows});
+  mutable_table<RopeTableProblem>().add(
+      {"rope_table.portable", kPortable, rejects_rope_table, rope_table});
+  add_level(kPortable, {"rms_norm.portable", "unary.portable", "binary.portable", "rope.portable"},
+            portable::kElementwise);
+}
 
 }  // namespace effinfer::cpu

@@ -5,6 +5,7 @@
 #include <string>
 
 #include "effinfer/dtype.h"
+#include "effinfer/ops/rope.h"
 #include "kernels/activation.h"
 
 namespace effinfer::kernels {
@@ -72,19 +73,8 @@ struct SelectRowsProblem {
 };
 
 // How positions become angles; the cos/sin of a step are computed once and shared by all layers.
-enum class RopeScaling : uint8_t { none, linear, llama3, yarn };
-struct RopeParameters {
-  float theta = 10000.0f;
-  int32_t dims = 0;
-  RopeScaling scaling = RopeScaling::none;
-  float factor = 1.0f;
-  float original_max_position = 0.0f;  // llama3, yarn
-  float low_freq_factor = 1.0f;        // llama3
-  float high_freq_factor = 4.0f;       // llama3
-  float beta_fast = 32.0f;             // yarn
-  float beta_slow = 1.0f;              // yarn
-  float attention_factor = 0.0f;       // yarn: 0 means 0.1 ln(factor) + 1
-};
+using effinfer::RopeParameters;
+using effinfer::RopeScaling;
 // inv_freq[dims / 2] in float32 as the reference implementations compute it; `divisors` (GGUF
 // rope_freqs.weight, may be null) divides each frequency. Returns the factor on cos and sin.
 float rope_inv_freq(const RopeParameters& parameters, const float* divisors, float* inv_freq);

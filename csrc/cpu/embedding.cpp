@@ -1,0 +1,28 @@
+#include <cstring>
+
+#include "cpu/elementwise.h"
+#include "effinfer/gguf.h"
+
+namespace effinfer::cpu {
+
+void embedding(const kernels::EmbeddingProblem& problem, Team& team) {
+  const DTypeInfo& info = dtype_info(problem.dtype);
+  const int64_t row_bytes = problem.cols / info.block_size * info.block_bytes;
+  team.for_chunks(problem.rows, [&](int64_t row) {
+    float* out = problem.out + row * problem.cols;
+    dequantize(problem.dtype, problem.table + problem.ids[row] * row_bytes, problem.cols, out);
+    if (problem.scale == 1.0f) return;
+    for (int64_t i = 0; i < problem.cols; ++i) out[i] *= problem.scale;
+  });
+}
+
+void select_rows(const kernels::SelectRowsProblem& problem, Team& team) {
+  const size_t row_bytes = static_cast<size_t>(problem.cols) * sizeof(float);
+  if (row_bytes == 0) return;
+  team.for_chunks(problem.num_rows, [&](int64_t i) {
+    std::memcpy(problem.out + i * problem.cols, problem.x + problem.rows[i] * problem.cols,
+                row_bytes);
+  });
+}
+
+}  // namespace effinfer::cpu

@@ -1,0 +1,64 @@
+// Rotary position embedding (Su et al., "RoFormer", arXiv:2104.09864, section 3.4) and the ways in
+// which models stretch it to longer contexts.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "effinfer/export.h"
+#include "effinfer/tensor.h"
+#include "effinfer/threads.h"
+
+namespace effinfer {
+
+// none    inv_freq[i] = theta^(-2i / dims)
+// linear  position interpolation, inv_freq / factor (Chen et al., arXiv:2306.15595)
+// llama3  wavelengths above original / low_freq_factor are stretched by `factor`, those below
+//         original / high_freq_factor are kept, a linear ramp between (Llama 3.1 release)
+// yarn    "NTK by parts", arXiv:2309.00071 section 3.2: a ramp from extrapolation to interpolation
+//         between the dimensions that turn beta_fast and beta_slow times within the original
+//         context, and section 3.4: cos and sin are scaled by the attention factor
+enum class RopeScaling : uint8_t { none, linear, llama3, yarn };
+
+struct RopeParameters {
+  float theta = 10000.0f;
+  int32_t dims = 0;  // leading dimensions of a head that rotate
+  RopeScaling scaling = RopeScaling::none;
+  float factor = 1.0f;
+  float original_max_position = 0.0f;  // llama3, yarn
+  float low_freq_factor = 1.0f;        // llama3
+  float high_freq_factor = 4.0f;       // llama3
+  float beta_fast = 32.0f;             // yarn
+  float beta_slow = 1.0f;              // yarn
+  float attention_factor = 0.0f;       // yarn: 0 means 0.1 ln(factor) + 1
+};
+
+// "none", "linear", "llama3", "yarn"; throws InvalidArgument otherwise.
+EFFINFER_API RopeScaling parse_rope_scaling(std::string_view text);
+
+namespace ops {
+
+struct RopeFrequencies {
+  std::vector<float> inv_freq;  // [dims / 2], radians a position
+  float factor = 1.0f;          // on cos and sin
+};
+
+// Frequencies in float32, operation by operation as the reference implementations compute them.
+// `divisors` (float32 [dims / 2], or a view without data) divides them: rope_freqs.weight of GGUF
+// files. Throws InvalidArgument for parameters that define no rotation.
+EFFINFER_API RopeFrequencies rope_frequencies(const RopeParameters& parameters,
+                                              const TensorView& divisors = {});
+
+// out[T, 2, dims / 2] = cos and sin of float32(position * inv_freq), each times `factor`.
+// `positions` int32 [T].
+EFFINFER_API void rope_table(const TensorView& positions, const RopeFrequencies& frequencies,
+                             float* out, ThreadPool& pool);
+
+// Rotates the leading `dims` of each head of x [T, heads, head_dim] by the angles of a table
+// [T, 2, dims / 2] and copies the others: pairs (i, i + dims / 2), or (2i, 2i + 1) when
+// `interleaved`. out [T, heads, head_dim] may be x. Throws InvalidArgument for other shapes.
+EFFINFER_API void rope(const TensorView& x, const TensorView& table, bool interleaved, float* out,
+                       ThreadPool& pool);
+
+}  // namespace ops
+}  // namespace effinfer

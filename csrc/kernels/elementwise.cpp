@@ -1,0 +1,70 @@
+#include "kernels/elementwise.h"
+
+#include <string_view>
+
+namespace effinfer::kernels {
+namespace {
+
+std::string field(std::string_view name, int64_t value) {
+  return std::string(" ").append(name).append("=").append(std::to_string(value));
+}
+
+std::string_view name(UnaryOp op) {
+  switch (op) {
+    case UnaryOp::copy:
+      return "copy";
+    case UnaryOp::scale:
+      return "scale";
+    case UnaryOp::softcap:
+      return "softcap";
+    case UnaryOp::silu:
+      return "silu";
+    case UnaryOp::gelu_tanh:
+      return "gelu_tanh";
+    case UnaryOp::relu_squared:
+      return "relu_squared";
+  }
+  return "?";
+}
+
+}  // namespace
+
+std::string describe(const EmbeddingProblem& problem) {
+  return "[embedding]" + field("rows", problem.rows) + field("vocab_size", problem.vocab_size) +
+         field("cols", problem.cols) + " dtype=" + std::string(effinfer::name(problem.dtype));
+}
+
+std::string describe(const RmsNormProblem& problem) {
+  std::string text = "[rms_norm]" + field("rows", problem.rows) + field("groups", problem.groups) +
+                     field("cols", problem.cols);
+  if (problem.add_to != nullptr) text += " +residual";
+  if (problem.out_act.data != nullptr) {
+    text += " out=" + std::string(kernels::name(problem.out_act.arithmetic));
+  }
+  return text;
+}
+
+std::string describe(const UnaryProblem& problem) {
+  return std::string("[").append(name(problem.op)).append("]") + field("rows", problem.rows) +
+         field("cols", problem.cols);
+}
+
+std::string describe(const BinaryProblem& problem) {
+  return std::string(problem.op == BinaryOp::add ? "[add]" : "[mul]") + field("size", problem.size);
+}
+
+std::string describe(const SelectRowsProblem& problem) {
+  return "[select_rows]" + field("rows", problem.num_rows) + field("cols", problem.cols);
+}
+
+std::string describe(const RopeTableProblem& problem) {
+  return "[rope_table]" + field("rows", problem.rows) + field("dims", problem.dims);
+}
+
+std::string describe(const RopeProblem& problem) {
+  return "[rope]" + field("rows", problem.rows) + field("heads", problem.heads) +
+         field("head_dim", problem.head_dim) + field("dims", problem.dims) +
+         (problem.interleaved ? " interleaved" : "");
+}
+
+}  // namespace effinfer::kernels
