@@ -1,0 +1,124 @@
+// Elementary functions of float vectors, written once for every ISA level: the same polynomials and
+// the same order of operations; only levels without a fused multiply-add round differently.
+//
+// A vector type V has: load, store, set, + - * /, fma(a, b, c) = a * b + c, max and min (the
+// second argument where either is a NaN), abs, copysign(magnitude, sign), and power_of_two(x, t) =
+// x * 2^n for the integer n that kRound shifted into the low bits of t. The vector types of an ISA
+// file live in an anonymous namespace, which keeps these instances out of other files.
+#pragma once
+
+namespace effinfer::cpu::simd {
+
+inline constexpr float kLog2e = 1.44269504f;
+// ln 2 in two parts: n * kLn2High is exact for |n| < 2^11.
+inline constexpr float kLn2High = 0x1.62e4p-1f;
+inline constexpr float kLn2Low = 1.42860677e-6f;
+// Adding 1.5 * 2^23 rounds to an integer (to nearest even) in the low bits of the mantissa.
+inline constexpr float kRound = 12582912.0f;
+
+// x = n * ln 2 + r with |r| <= ln 2 / 2, and e^r - 1 by a minimax polynomial of degree 6 (relative
+// error of e^r below 2^-28).
+template <class V>
+struct ExpParts {
+  V shifted;  // kRound + n
+  V n;
+  V expm1;  // e^r - 1
+};
+
+template <class V>
+[[gnu::always_inline]] inline ExpParts<V> exp_parts(V x) {
+  const V shifted = fma(x, V::set(kLog2e), V::set(kRound));
+  const V n = shifted - V::set(kRound);
+  V r = fma(n, V::set(-kLn2High), x);
+  r = fma(n, V::set(-kLn2Low), r);
+  V p = V::set(0.00138143206f);
+  p = fma(p, r, V::set(0.00836885162f));
+  p = fma(p, r, V::set(0.0416684002f));
+  p = fma(p, r, V::set(0.166665196f));
+  p = fma(p, r, V::set(0.49999994f));
+  return {shifted, n, fma(p, r * r, r)};
+}
+
+// e^x within 1 ulp (2 without FMA); 0 below -104, infinity above 88.73, exp(0) = 1, NaN stays NaN.
+template <class V>
+[[gnu::always_inline]] inline V exp(V x) {
+  // Beyond these the result is 0 or infinity anyway, and n stays within what power_of_two takes.
+  x = max(V::set(-110.0f), x);
+  x = min(V::set(100.0f), x);
+  const ExpParts<V> parts = exp_parts(x);
+  return power_of_two(parts.expm1 + V::set(1.0f), parts.shifted);
+}
+
+// tanh(x) = (1 - e^-2|x|) / (1 + e^-2|x|), from e^y - 1 so that small x keep their precision.
+template <class V>
+[[gnu::always_inline]] inline V tanh(V x) {
+  const V y = max(V::set(-40.0f), abs(x) * V::set(-2.0f));
+  const ExpParts<V> parts = exp_parts(y);
+  const V scale = power_of_two(V::set(1.0f), parts.shifted);
+  const V expm1 = fma(parts.expm1, scale, scale - V::set(1.0f));
+  return copysign(expm1 / (expm1 + V::set(2.0f)), x);
+}
+
+// x / (1 + e^-x)
+template <class V>
+[[gnu::always_inline]] inline V silu(V x) {
+  return x / (V::set(1.0f) + exp(V::set(0.0f) - x));
+}
+
+// 0.5 x (1 + tanh(u)) with u = sqrt(2 / pi) (x + 0.044715 x^3), as x / (1 + e^-2u).
+template <class V>
+[[gnu::always_inline]] inline V gelu_tanh(V x) {
+  const V cubic =
+      fma(x * x, V::set(-2.0f * 0.7978845608f * 0.044715f), V::set(-2.0f * 0.7978845608f));
+  return x / (V::set(1.0f) + exp(x * cubic));
+}
+
+// Two vectors as one of twice the width.
+template <class T>
+struct Pair {
+  T low;
+  T high;
+
+  static constexpr int kWidth = 2 * T::kWidth;
+  [[gnu::always_inline]] static Pair load(const float* from) {
+    return {T::load(from), T::load(from + T::kWidth)};
+  }
+  [[gnu::always_inline]] static Pair set(float value) { return {T::set(value), T::set(value)}; }
+  [[gnu::always_inline]] void store(float* to) const {
+    low.store(to);
+    high.store(to + T::kWidth);
+  }
+  [[gnu::always_inline]] friend Pair operator+(Pair a, Pair b) {
+    return {a.low + b.low, a.high + b.high};
+  }
+  [[gnu::always_inline]] friend Pair operator-(Pair a, Pair b) {
+    return {a.low - b.low, a.high - b.high};
+  }
+  [[gnu::always_inline]] friend Pair operator*(Pair a, Pair b) {
+    return {a.low * b.low, a.high * b.high};
+  }
+  [[gnu::always_inline]] friend Pair operator/(Pair a, Pair b) {
+    return {a.low / b.low, a.high / b.high};
+  }
+  [[gnu::always_inline]] friend Pair fma(Pair a, Pair b, Pair c) {
+    return {fma(a.low, b.low, c.low), fma(a.high, b.high, c.high)};
+  }
+  [[gnu::always_inline]] friend Pair max(Pair a, Pair b) {
+    return {max(a.low, b.low), max(a.high, b.high)};
+  }
+  [[gnu::always_inline]] friend Pair min(Pair a, Pair b) {
+    return {min(a.low, b.low), min(a.high, b.high)};
+  }
+  [[gnu::always_inline]] friend Pair abs(Pair a) { return {abs(a.low), abs(a.high)}; }
+  [[gnu::always_inline]] friend Pair copysign(Pair a, Pair b) {
+    return {copysign(a.low, b.low), copysign(a.high, b.high)};
+  }
+  [[gnu::always_inline]] friend Pair power_of_two(Pair x, Pair t) {
+    return {power_of_two(x.low, t.low), power_of_two(x.high, t.high)};
+  }
+  // Sums and maxima over the lanes, halving the width each time: the same order at every level.
+  [[gnu::always_inline]] friend float sum(Pair a) { return sum(a.low + a.high); }
+  [[gnu::always_inline]] friend float maximum(Pair a) { return maximum(max(a.low, a.high)); }
+};
+
+}  // namespace effinfer::cpu::simd

@@ -1,0 +1,82 @@
+// The vector types of AVX2 files, and elementary functions of __m256.
+#pragma once
+
+#include <immintrin.h>
+
+#include "cpu/simd/math.h"
+
+namespace effinfer::cpu::avx2 {
+namespace {
+
+struct F32x8 {
+  __m256 v;
+
+  static constexpr int kWidth = 8;
+  [[gnu::always_inline]] static F32x8 load(const float* from) { return {_mm256_loadu_ps(from)}; }
+  [[gnu::always_inline]] static F32x8 set(float value) { return {_mm256_set1_ps(value)}; }
+  [[gnu::always_inline]] void store(float* to) const { _mm256_storeu_ps(to, v); }
+  [[gnu::always_inline]] friend F32x8 operator+(F32x8 a, F32x8 b) {
+    return {_mm256_add_ps(a.v, b.v)};
+  }
+  [[gnu::always_inline]] friend F32x8 operator-(F32x8 a, F32x8 b) {
+    return {_mm256_sub_ps(a.v, b.v)};
+  }
+  [[gnu::always_inline]] friend F32x8 operator*(F32x8 a, F32x8 b) {
+    return {_mm256_mul_ps(a.v, b.v)};
+  }
+  [[gnu::always_inline]] friend F32x8 operator/(F32x8 a, F32x8 b) {
+    return {_mm256_div_ps(a.v, b.v)};
+  }
+  [[gnu::always_inline]] friend F32x8 fma(F32x8 a, F32x8 b, F32x8 c) {
+    return {_mm256_fmadd_ps(a.v, b.v, c.v)};
+  }
+  [[gnu::always_inline]] friend F32x8 max(F32x8 a, F32x8 b) { return {_mm256_max_ps(a.v, b.v)}; }
+  [[gnu::always_inline]] friend F32x8 min(F32x8 a, F32x8 b) { return {_mm256_min_ps(a.v, b.v)}; }
+  [[gnu::always_inline]] friend F32x8 abs(F32x8 a) {
+    return {_mm256_andnot_ps(_mm256_set1_ps(-0.0f), a.v)};
+  }
+  [[gnu::always_inline]] friend F32x8 copysign(F32x8 a, F32x8 b) {
+    const __m256 sign = _mm256_set1_ps(-0.0f);
+    return {_mm256_or_ps(_mm256_andnot_ps(sign, a.v), _mm256_and_ps(sign, b.v))};
+  }
+  // In two factors: n may exceed the exponents of a float by half.
+  [[gnu::always_inline]] friend F32x8 power_of_two(F32x8 x, F32x8 t) {
+    const __m256i n = _mm256_sub_epi32(_mm256_castps_si256(t.v),
+                                       _mm256_castps_si256(_mm256_set1_ps(simd::kRound)));
+    const __m256i first = _mm256_srai_epi32(n, 1);
+    const __m256i second = _mm256_sub_epi32(n, first);
+    const __m256i one = _mm256_castps_si256(_mm256_set1_ps(1.0f));
+    const auto power = [&](__m256i exponent) {
+      return _mm256_castsi256_ps(_mm256_add_epi32(_mm256_slli_epi32(exponent, 23), one));
+    };
+    return {_mm256_mul_ps(_mm256_mul_ps(x.v, power(first)), power(second))};
+  }
+  [[gnu::always_inline]] friend float sum(F32x8 a) {
+    __m128 half = _mm_add_ps(_mm256_castps256_ps128(a.v), _mm256_extractf128_ps(a.v, 1));
+    half = _mm_add_ps(half, _mm_movehl_ps(half, half));
+    return _mm_cvtss_f32(_mm_add_ss(half, _mm_movehdup_ps(half)));
+  }
+  [[gnu::always_inline]] friend float maximum(F32x8 a) {
+    __m128 half = _mm_max_ps(_mm256_castps256_ps128(a.v), _mm256_extractf128_ps(a.v, 1));
+    half = _mm_max_ps(half, _mm_movehl_ps(half, half));
+    return _mm_cvtss_f32(_mm_max_ss(half, _mm_movehdup_ps(half)));
+  }
+};
+
+using F32x16 = simd::Pair<F32x8>;
+
+[[gnu::always_inline]] inline __m256 vexp(__m256 x) {
+  return simd::exp(F32x8{x}).v;
+}
+[[gnu::always_inline]] inline __m256 vtanh(__m256 x) {
+  return simd::tanh(F32x8{x}).v;
+}
+[[gnu::always_inline]] inline __m256 vsilu(__m256 x) {
+  return simd::silu(F32x8{x}).v;
+}
+[[gnu::always_inline]] inline __m256 vgelu_tanh(__m256 x) {
+  return simd::gelu_tanh(F32x8{x}).v;
+}
+
+}  // namespace
+}  // namespace effinfer::cpu::avx2

@@ -1,0 +1,72 @@
+// The vector type of AVX-512 files, and elementary functions of __m512.
+#pragma once
+
+#include <immintrin.h>
+
+#include "cpu/simd/math.h"
+
+namespace effinfer::cpu::avx512 {
+namespace {
+
+struct F32x16 {
+  __m512 v;
+
+  static constexpr int kWidth = 16;
+  [[gnu::always_inline]] static F32x16 load(const float* from) { return {_mm512_loadu_ps(from)}; }
+  [[gnu::always_inline]] static F32x16 set(float value) { return {_mm512_set1_ps(value)}; }
+  [[gnu::always_inline]] void store(float* to) const { _mm512_storeu_ps(to, v); }
+  [[gnu::always_inline]] friend F32x16 operator+(F32x16 a, F32x16 b) {
+    return {_mm512_add_ps(a.v, b.v)};
+  }
+  [[gnu::always_inline]] friend F32x16 operator-(F32x16 a, F32x16 b) {
+    return {_mm512_sub_ps(a.v, b.v)};
+  }
+  [[gnu::always_inline]] friend F32x16 operator*(F32x16 a, F32x16 b) {
+    return {_mm512_mul_ps(a.v, b.v)};
+  }
+  [[gnu::always_inline]] friend F32x16 operator/(F32x16 a, F32x16 b) {
+    return {_mm512_div_ps(a.v, b.v)};
+  }
+  [[gnu::always_inline]] friend F32x16 fma(F32x16 a, F32x16 b, F32x16 c) {
+    return {_mm512_fmadd_ps(a.v, b.v, c.v)};
+  }
+  [[gnu::always_inline]] friend F32x16 max(F32x16 a, F32x16 b) { return {_mm512_max_ps(a.v, b.v)}; }
+  [[gnu::always_inline]] friend F32x16 min(F32x16 a, F32x16 b) { return {_mm512_min_ps(a.v, b.v)}; }
+  [[gnu::always_inline]] friend F32x16 abs(F32x16 a) { return {_mm512_abs_ps(a.v)}; }
+  [[gnu::always_inline]] friend F32x16 copysign(F32x16 a, F32x16 b) {
+    const __m512 sign = _mm512_set1_ps(-0.0f);
+    return {_mm512_or_ps(_mm512_andnot_ps(sign, a.v), _mm512_and_ps(sign, b.v))};
+  }
+  [[gnu::always_inline]] friend F32x16 power_of_two(F32x16 x, F32x16 t) {
+    return {_mm512_scalef_ps(x.v, _mm512_sub_ps(t.v, _mm512_set1_ps(simd::kRound)))};
+  }
+  // Halves, quarters, ...: lane i with lane i + 8, then + 4, + 2, + 1.
+  [[gnu::always_inline]] friend float sum(F32x16 a) {
+    const __m256 half = _mm256_add_ps(_mm512_castps512_ps256(a.v), _mm512_extractf32x8_ps(a.v, 1));
+    __m128 quarter = _mm_add_ps(_mm256_castps256_ps128(half), _mm256_extractf128_ps(half, 1));
+    quarter = _mm_add_ps(quarter, _mm_movehl_ps(quarter, quarter));
+    return _mm_cvtss_f32(_mm_add_ss(quarter, _mm_movehdup_ps(quarter)));
+  }
+  [[gnu::always_inline]] friend float maximum(F32x16 a) {
+    const __m256 half = _mm256_max_ps(_mm512_castps512_ps256(a.v), _mm512_extractf32x8_ps(a.v, 1));
+    __m128 quarter = _mm_max_ps(_mm256_castps256_ps128(half), _mm256_extractf128_ps(half, 1));
+    quarter = _mm_max_ps(quarter, _mm_movehl_ps(quarter, quarter));
+    return _mm_cvtss_f32(_mm_max_ss(quarter, _mm_movehdup_ps(quarter)));
+  }
+};
+
+[[gnu::always_inline]] inline __m512 vexp(__m512 x) {
+  return simd::exp(F32x16{x}).v;
+}
+[[gnu::always_inline]] inline __m512 vtanh(__m512 x) {
+  return simd::tanh(F32x16{x}).v;
+}
+[[gnu::always_inline]] inline __m512 vsilu(__m512 x) {
+  return simd::silu(F32x16{x}).v;
+}
+[[gnu::always_inline]] inline __m512 vgelu_tanh(__m512 x) {
+  return simd::gelu_tanh(F32x16{x}).v;
+}
+
+}  // namespace
+}  // namespace effinfer::cpu::avx512

@@ -1,0 +1,76 @@
+// The vector types of portable files (four lanes of the compiler's own vectors, which become SSE2
+// or NEON), and elementary functions of one float.
+#pragma once
+
+#include <bit>
+#include <cstdint>
+#include <cstring>
+
+#include "cpu/simd/math.h"
+
+namespace effinfer::cpu::portable {
+namespace {
+
+struct F32x4 {
+  using Floats = float __attribute__((vector_size(16)));
+  using Ints = int32_t __attribute__((vector_size(16)));
+  Floats v;
+
+  static constexpr int kWidth = 4;
+  [[gnu::always_inline]] static F32x4 load(const float* from) {
+    F32x4 out;
+    std::memcpy(&out.v, from, sizeof(out.v));
+    return out;
+  }
+  [[gnu::always_inline]] static F32x4 set(float value) {
+    return {Floats{value, value, value, value}};
+  }
+  [[gnu::always_inline]] void store(float* to) const { std::memcpy(to, &v, sizeof(v)); }
+  [[gnu::always_inline]] friend F32x4 operator+(F32x4 a, F32x4 b) { return {a.v + b.v}; }
+  [[gnu::always_inline]] friend F32x4 operator-(F32x4 a, F32x4 b) { return {a.v - b.v}; }
+  [[gnu::always_inline]] friend F32x4 operator*(F32x4 a, F32x4 b) { return {a.v * b.v}; }
+  [[gnu::always_inline]] friend F32x4 operator/(F32x4 a, F32x4 b) { return {a.v / b.v}; }
+  [[gnu::always_inline]] friend F32x4 fma(F32x4 a, F32x4 b, F32x4 c) { return {a.v * b.v + c.v}; }
+  [[gnu::always_inline]] friend F32x4 max(F32x4 a, F32x4 b) { return {a.v > b.v ? a.v : b.v}; }
+  [[gnu::always_inline]] friend F32x4 min(F32x4 a, F32x4 b) { return {a.v < b.v ? a.v : b.v}; }
+  [[gnu::always_inline]] friend F32x4 abs(F32x4 a) {
+    return {std::bit_cast<Floats>(std::bit_cast<Ints>(a.v) & 0x7fffffff)};
+  }
+  [[gnu::always_inline]] friend F32x4 copysign(F32x4 a, F32x4 b) {
+    const Ints sign = std::bit_cast<Ints>(b.v) & INT32_MIN;
+    return {std::bit_cast<Floats>(std::bit_cast<Ints>(abs(a).v) | sign)};
+  }
+  // In two factors: n may exceed the exponents of a float by half.
+  [[gnu::always_inline]] friend F32x4 power_of_two(F32x4 x, F32x4 t) {
+    const Ints n = std::bit_cast<Ints>(t.v) - std::bit_cast<int32_t>(simd::kRound);
+    const Ints first = n >> 1;
+    const Ints second = n - first;
+    const Floats a = std::bit_cast<Floats>((first + 127) << 23);
+    const Floats b = std::bit_cast<Floats>((second + 127) << 23);
+    return {x.v * a * b};
+  }
+  [[gnu::always_inline]] friend float sum(F32x4 a) { return (a.v[0] + a.v[2]) + (a.v[1] + a.v[3]); }
+  [[gnu::always_inline]] friend float maximum(F32x4 a) {
+    const float even = a.v[0] > a.v[2] ? a.v[0] : a.v[2];
+    const float odd = a.v[1] > a.v[3] ? a.v[1] : a.v[3];
+    return even > odd ? even : odd;
+  }
+};
+
+using F32x16 = simd::Pair<simd::Pair<F32x4>>;
+
+[[gnu::always_inline]] inline float vexp(float x) {
+  return simd::exp(F32x4::set(x)).v[0];
+}
+[[gnu::always_inline]] inline float vtanh(float x) {
+  return simd::tanh(F32x4::set(x)).v[0];
+}
+[[gnu::always_inline]] inline float vsilu(float x) {
+  return simd::silu(F32x4::set(x)).v[0];
+}
+[[gnu::always_inline]] inline float vgelu_tanh(float x) {
+  return simd::gelu_tanh(F32x4::set(x)).v[0];
+}
+
+}  // namespace
+}  // namespace effinfer::cpu::portable
