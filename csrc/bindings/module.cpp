@@ -8,9 +8,9 @@ PYBIND11_MODULE(_core, m) {
   effinfer::bindings::register_weights(m);
   effinfer::bindings::register_gguf(m);
   effinfer::bindings::register_graph(m);
+  effinfer::bindings::register_kv_cache(m);
   effinfer::bindings::register_compiler(m);
   effinfer::bindings::register_sampling(m);
-  effinfer::bindings::register_kv_cache(m);
   effinfer::bindings::register_engine(m);
   effinfer::bindings::register_ops_matmul(m);
   effinfer::bindings::register_ops_attention(m);

@@ -92,6 +92,9 @@ struct EFFINFER_API Graph {
   void verify() const;
 };
 
+// The operators that a node may have; docs/graph_ops.md describes them.
+EFFINFER_API std::vector<std::string> op_names();
+
 // Builds a graph node by node, inferring and checking shapes as it goes: what the model definitions
 // use. Every method throws InvalidArgument naming op and argument.
 class EFFINFER_API GraphBuilder {

@@ -1,0 +1,259 @@
+#include "graph/op_inference.h"
+
+#include "graph/text.h"
+#include "kernels/matmul.h"
+
+namespace effinfer::graph {
+namespace {
+
+ValueType floats(Dim rows, int64_t cols) {
+  return {DType::f32, {rows, Dim::constant(cols)}};
+}
+
+// Floats, or a matmul operand when the node writes one.
+ValueType floats_or_operand(const OpContext& context, const Shape& shape) {
+  return {context.node().get_bool("as_operand") ? DType::act : DType::f32, shape};
+}
+
+// x [X, heads * head_dim], from the attributes.
+void heads_fit(const OpContext& context, std::string_view argument, const Shape& shape,
+               std::string_view heads) {
+  const int64_t columns = context.positive(heads) * context.positive("head_dim");
+  if (shape[1].value != columns) {
+    context.fail(argument,
+                 std::string(heads) + " * head_dim = " + std::to_string(columns) + " columns",
+                 to_string(shape));
+  }
+}
+
+void rows_are_tokens(const OpContext& context, std::string_view argument, const Shape& shape) {
+  if (shape[0].kind != Dim::Kind::tokens) {
+    context.fail(argument, "one row a token (T)", to_string(shape));
+  }
+}
+
+// The cos/sin table of a rotation of heads of `head_dim`.
+void table_fits(const OpContext& context, size_t index) {
+  const Shape& table = context.matrix(index, "table", DType::f32);
+  rows_are_tokens(context, "table", table);
+  const int64_t dims = table[1].value;
+  if (dims < 2 || dims % 2 != 0 || dims > context.positive("head_dim")) {
+    context.fail("table", "an even number of columns, at most head_dim", to_string(table));
+  }
+}
+
+void columns_fit(const OpContext& context, std::string_view argument, const Shape& weight,
+                 const Shape& x) {
+  if (weight[1] != x[1]) {
+    context.fail(argument, x[1].to_string() + " columns", to_string(weight));
+  }
+}
+
+// Each listed part once, in order.
+void parts_listed(const OpContext& context, std::string_view attribute, size_t parts) {
+  int64_t last = -1;
+  for (const int64_t part : context.node().get_ints(attribute)) {
+    if (part <= last || part >= static_cast<int64_t>(parts)) {
+      context.fail(attribute, "increasing numbers of parts", std::to_string(part));
+    }
+    last = part;
+  }
+}
+
+// Checks the inputs of a matmul and gives the outputs of its parts.
+std::vector<ValueType> matmul_parts(const OpContext& context) {
+  const Shape& x = context.matrix(0, "x", DType::act);
+  const int64_t count = context.positive("parts");
+  if (count > kernels::kMaxMatmulParts) {
+    context.fail("parts", "at most " + std::to_string(kernels::kMaxMatmulParts),
+                 std::to_string(count));
+  }
+  const auto parts = static_cast<size_t>(count);
+  parts_listed(context, "bias", parts);
+  parts_listed(context, "residual", parts);
+  const MatmulInputs inputs = matmul_inputs(context.node());
+  context.num_inputs_is(1 + parts + inputs.bias_parts.size() + inputs.residual_parts.size());
+  std::vector<ValueType> outputs;
+  for (size_t part = 0; part < parts; ++part) {
+    const Shape& weight = context.weight(inputs.weight(part), "weight");
+    columns_fit(context, "weight", weight, x);
+    outputs.push_back(floats(x[0], weight[0].value));
+    if (const auto bias = inputs.bias(part)) context.vector(*bias, "bias", weight[0].value);
+    if (const auto residual = inputs.residual(part)) {
+      context.matrix(*residual, "residual", DType::f32);
+      context.same_shape(*residual, "residual", outputs.back().shape);
+    }
+  }
+  return outputs;
+}
+
+}  // namespace
+
+std::vector<ValueType> infer_embedding(const OpContext& context) {
+  const Shape& ids = context.ids(0, "ids");
+  const Shape& table = context.weight(1, "table");
+  return {floats(ids[0], table[1].value)};
+}
+
+std::vector<ValueType> infer_rms_norm(const OpContext& context) {
+  const Shape& x = context.matrix(0, "x", DType::f32);
+  const int64_t groups = context.positive("groups");
+  if (x[1].value % groups != 0) {
+    context.fail("groups", "a divisor of " + x[1].to_string(), std::to_string(groups));
+  }
+  context.vector(1, "weight", x[1].value / groups);
+  context.require(context.node().get_float("eps") >= 0.0, "eps", "at least 0");
+  context.require(groups == 1 || !context.node().get_bool("as_operand"), "as_operand",
+                  "false with groups");
+  return {floats_or_operand(context, x)};
+}
+
+std::vector<ValueType> infer_linear(const OpContext& context) {
+  const Shape& x = context.matrix(0, "x", DType::f32);
+  const Shape& weight = context.weight(1, "weight");
+  columns_fit(context, "weight", weight, x);
+  if (context.num_inputs() == 3) context.vector(2, "bias", weight[0].value);
+  return {floats(x[0], weight[0].value)};
+}
+
+std::vector<ValueType> infer_rope_table(const OpContext& context) {
+  const Shape& positions = context.ids(0, "positions");
+  const int64_t dims = context.positive("dims", 2);
+  context.require(dims % 2 == 0, "dims", "an even number");
+  context.require(context.node().get_float("theta") > 0.0, "theta", "a positive number");
+  const std::string& scaling = context.node().get_string("scaling");
+  if (scaling != "none" && scaling != "linear" && scaling != "llama3" && scaling != "yarn") {
+    context.fail("scaling", "none, linear, llama3 or yarn", "\"" + scaling + "\"");
+  }
+  context.require(context.node().get_float("factor") > 0.0, "factor", "a positive number");
+  if (context.num_inputs() == 2) context.vector(1, "divisors", dims / 2);
+  return {floats(positions[0], dims)};
+}
+
+std::vector<ValueType> infer_rope(const OpContext& context) {
+  const Shape& x = context.matrix(0, "x", DType::f32);
+  rows_are_tokens(context, "x", x);
+  heads_fit(context, "x", x, "heads");
+  table_fits(context, 1);
+  return {{DType::f32, x}};
+}
+
+std::vector<ValueType> infer_kv_append(const OpContext& context) {
+  const Shape& k = context.matrix(0, "k", DType::f32);
+  rows_are_tokens(context, "k", k);
+  heads_fit(context, "k", k, "heads");
+  context.matrix(1, "v", DType::f32);
+  context.same_shape(1, "v", k);
+  context.positive("layer", 0);
+  return {{DType::kv, {}}};
+}
+
+std::vector<ValueType> infer_attention(const OpContext& context) {
+  const Shape& q = context.matrix(0, "q", DType::f32);
+  rows_are_tokens(context, "q", q);
+  heads_fit(context, "q", q, "heads");
+  if (context.input(1).dtype != DType::kv) {
+    context.fail("kv", "the handle of a kv_append", type_to_string(context.input(1)));
+  }
+  context.positive("layer", 0);
+  if (context.positive("heads") % context.positive("kv_heads") != 0) {
+    context.fail("kv_heads", "a divisor of heads",
+                 std::to_string(context.node().get_int("kv_heads")));
+  }
+  context.positive("window", -1);
+  context.require(context.node().get_float("soft_cap") >= 0.0, "soft_cap", "at least 0");
+  return {floats_or_operand(context, q)};
+}
+
+std::vector<ValueType> infer_unary(const OpContext& context) {
+  return {{DType::f32, context.matrix(0, "x", DType::f32)}};
+}
+
+std::vector<ValueType> infer_binary(const OpContext& context) {
+  const Shape& a = context.matrix(0, "a", DType::f32);
+  context.matrix(1, "b", DType::f32);
+  context.same_shape(1, "b", a);
+  return {{DType::f32, a}};
+}
+
+std::vector<ValueType> infer_select_rows(const OpContext& context) {
+  const Shape& x = context.matrix(0, "x", DType::f32);
+  rows_are_tokens(context, "x", x);
+  return {floats(context.ids(1, "rows")[0], x[1].value)};
+}
+
+std::vector<ValueType> infer_to_act(const OpContext& context) {
+  return {{DType::act, context.matrix(0, "x", DType::f32)}};
+}
+
+std::vector<ValueType> infer_matmul(const OpContext& context) {
+  return matmul_parts(context);
+}
+
+std::vector<ValueType> infer_matmul_glu(const OpContext& context) {
+  context.require(context.node().get_int("parts") == 2, "parts", "2");
+  context.require(context.node().get_ints("residual").empty(), "residual", "none");
+  const std::string& activation = context.node().get_string("activation");
+  if (activation != "silu" && activation != "gelu_tanh") {
+    context.fail("activation", "silu or gelu_tanh", "\"" + activation + "\"");
+  }
+  const std::vector<ValueType> parts = matmul_parts(context);
+  if (parts[0].shape != parts[1].shape) {
+    context.fail("weight", "two parts of one shape", to_string(parts[1].shape));
+  }
+  return {floats_or_operand(context, parts[0].shape)};
+}
+
+std::vector<ValueType> infer_add_rms_norm(const OpContext& context) {
+  const Shape& x = context.matrix(0, "x", DType::f32);
+  context.matrix(1, "add_to", DType::f32);
+  context.same_shape(1, "add_to", x);
+  context.vector(2, "weight", x[1].value);
+  context.require(context.node().get_float("eps") >= 0.0, "eps", "at least 0");
+  return {{DType::f32, x}, floats_or_operand(context, x)};
+}
+
+std::vector<ValueType> infer_rope_append(const OpContext& context) {
+  const Shape& q = context.matrix(0, "q", DType::f32);
+  rows_are_tokens(context, "q", q);
+  heads_fit(context, "q", q, "heads");
+  const Shape& k = context.matrix(1, "k", DType::f32);
+  rows_are_tokens(context, "k", k);
+  heads_fit(context, "k", k, "kv_heads");
+  context.matrix(2, "v", DType::f32);
+  context.same_shape(2, "v", k);
+  context.positive("layer", 0);
+  const RopeAppendInputs inputs = rope_append_inputs(context.node());
+  context.num_inputs_is(inputs.count);
+  if (inputs.table) table_fits(context, *inputs.table);
+  const int64_t head_dim = context.positive("head_dim");
+  if (inputs.q_norm) context.vector(*inputs.q_norm, "q_norm", head_dim);
+  if (inputs.k_norm) context.vector(*inputs.k_norm, "k_norm", head_dim);
+  return {{DType::f32, q}, {DType::kv, {}}};
+}
+
+std::vector<Alias> alias_first(const Node&) {
+  return {{0, 0}};
+}
+
+std::vector<Alias> alias_both(const Node&) {
+  return {{0, 0}, {0, 1}};
+}
+
+std::vector<Alias> alias_unless_operand(const Node& node) {
+  if (node.get_bool("as_operand")) return {};
+  return {{0, 0}};
+}
+
+std::vector<Alias> alias_residuals(const Node& node) {
+  const MatmulInputs inputs = matmul_inputs(node);
+  std::vector<Alias> aliases;
+  for (size_t part = 0; part < inputs.parts; ++part) {
+    if (const auto residual = inputs.residual(part)) {
+      aliases.push_back({static_cast<int>(part), static_cast<int>(*residual)});
+    }
+  }
+  return aliases;
+}
+
+}  // namespace effinfer::graph

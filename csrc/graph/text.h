@@ -1,0 +1,28 @@
+// What the printer, the parser and the verifier agree on.
+#pragma once
+
+#include <string>
+#include <string_view>
+
+#include "effinfer/graph.h"
+
+namespace effinfer::graph {
+
+// Names of graphs, ops, keys and values: [A-Za-z_][A-Za-z0-9_.]*
+inline bool is_name_start(char c) {
+  return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || c == '_';
+}
+inline bool is_name_char(char c) {
+  return is_name_start(c) || (c >= '0' && c <= '9') || c == '.';
+}
+bool is_name(std::string_view text);
+
+std::string to_string(const Shape& shape);  // "[T, 576]"
+// "f32[T, 576]", with @"device" when there is one.
+std::string type_to_string(const Value& value);
+
+// Largest constant dimension: products of a few stay far from the limits of int64.
+inline constexpr int64_t kMaxDim = int64_t{1} << 40;
+inline constexpr size_t kMaxValues = size_t{1} << 20;
+
+}  // namespace effinfer::graph
