@@ -22,8 +22,8 @@ if TYPE_CHECKING:
         OutOfMemoryError,
         UnsupportedError,
     )
-    from effinfer.machine import info
     from effinfer.llm import LLM
+    from effinfer.machine import info
     from effinfer.outputs import RequestMetrics, RequestOutput
     from effinfer.sampling import SamplingParams
 
