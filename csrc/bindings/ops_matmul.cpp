@@ -1,7 +1,125 @@
+#include <pybind11/numpy.h>
+#include <pybind11/stl.h>
+
+#include <optional>
+
 #include "bindings/module.h"
+#include "effinfer/error.h"
+#include "effinfer/ops/matmul.h"
 
 namespace effinfer::bindings {
+namespace {
 
-void register_ops_matmul(py::module_&) {}
+using ops::PackedMatrix;
+
+std::string shape_text(const py::array& array) {
+  std::string text = "[";
+  for (py::ssize_t i = 0; i < array.ndim(); ++i) {
+    text += (i > 0 ? ", " : "") + std::to_string(array.shape(i));
+  }
+  return text + "]";
+}
+
+// A C-contiguous float32 array of the given shape; -1 leaves a dimension open.
+const float* check_f32(const py::array& array, const char* argument,
+                       std::initializer_list<int64_t> shape) {
+  const bool contiguous = (array.flags() & py::array::c_style) != 0;
+  if (!py::isinstance<py::array_t<float>>(array) || !contiguous) {
+    throw InvalidArgument(
+        std::string("[matmul] ") + argument + ": expected a C-contiguous float32 array, got " +
+        std::string(py::str(array.dtype())) + (contiguous ? "" : " with strides"));
+  }
+  bool fits = array.ndim() == static_cast<py::ssize_t>(shape.size());
+  std::string expected;
+  py::ssize_t axis = 0;
+  for (const int64_t dim : shape) {
+    expected += (axis > 0 ? ", " : "") + (dim < 0 ? std::string("n") : std::to_string(dim));
+    if (fits && dim >= 0 && array.shape(axis) != dim) fits = false;
+    ++axis;
+  }
+  if (!fits) {
+    throw InvalidArgument(std::string("[matmul] ") + argument + ": expected shape [" + expected +
+                          "], got " + shape_text(array));
+  }
+  return static_cast<const float*>(array.data());
+}
+
+std::shared_ptr<ThreadPool> pool_or_default(std::shared_ptr<ThreadPool> pool) {
+  return pool ? std::move(pool) : std::make_shared<ThreadPool>(1);
+}
+
+PackedMatrix pack(const py::array& data, const std::string& dtype,
+                  const std::pair<int64_t, int64_t>& shape, std::shared_ptr<ThreadPool> pool) {
+  TensorView view{data.data(), parse_dtype(dtype), {shape.first, shape.second}};
+  if ((data.flags() & py::array::c_style) == 0) {
+    throw InvalidArgument("[pack] data: expected a C-contiguous array, got one with strides");
+  }
+  if (view.num_bytes() != static_cast<size_t>(data.nbytes())) {
+    throw InvalidArgument("[pack] data: expected " + std::to_string(view.num_bytes()) +
+                          " bytes for " + dtype + " " + view.dims.to_string() + ", got " +
+                          std::to_string(data.nbytes()));
+  }
+  pool = pool_or_default(std::move(pool));
+  const py::gil_scoped_release release;
+  return PackedMatrix(view, *pool);
+}
+
+py::array_t<float> unpack(const PackedMatrix& matrix) {
+  py::array_t<float> out({matrix.rows(), matrix.cols()});
+  float* data = out.mutable_data();
+  const py::gil_scoped_release release;
+  matrix.unpack(data);
+  return out;
+}
+
+py::array_t<float> matmul(const py::array& x, const PackedMatrix& weight,
+                          const std::string& arithmetic, std::shared_ptr<ThreadPool> pool,
+                          const std::optional<py::array>& bias,
+                          const std::optional<py::array>& residual) {
+  const auto parsed = ops::parse_matmul_arithmetic(arithmetic);
+  const float* values = check_f32(x, "x", {-1, weight.cols()});
+  const int64_t n = x.shape(0);
+  const float* bias_data = bias ? check_f32(*bias, "bias", {weight.rows()}) : nullptr;
+  const float* residual_data =
+      residual ? check_f32(*residual, "residual", {n, weight.rows()}) : nullptr;
+  py::array_t<float> out({n, weight.rows()});
+  float* result = out.mutable_data();
+  pool = pool_or_default(std::move(pool));
+  const py::gil_scoped_release release;
+  ops::matmul(values, n, weight, parsed, bias_data, residual_data, result, *pool);
+  return out;
+}
+
+py::tuple quantize_activation(const py::array& x) {
+  const float* values = check_f32(x, "x", {-1, -1});
+  const int64_t n = x.shape(0);
+  const int64_t cols = x.shape(1);
+  py::array_t<int8_t> q({n, cols});
+  py::array_t<float> scales({n, (cols + 31) / 32});
+  ops::quantize_activation(values, n, cols, q.mutable_data(), scales.mutable_data());
+  return py::make_tuple(q, scales);
+}
+
+}  // namespace
+
+void register_ops_matmul(py::module_& m) {
+  py::class_<PackedMatrix>(m, "PackedMatrix", "A weight matrix in the layout of the kernels.")
+      .def(py::init(&pack), py::arg("data"), py::arg("dtype"), py::arg("shape"),
+           py::arg("pool") = nullptr,
+           "Packs the bytes of a [rows, cols] tensor of a weight dtype (\"f32\", \"q4_0\", ...).")
+      .def("unpack", &unpack, "The values of the tensor, float32 [rows, cols], bit for bit.")
+      .def_property_readonly(
+          "shape",
+          [](const PackedMatrix& matrix) { return py::make_tuple(matrix.rows(), matrix.cols()); })
+      .def_property_readonly("dtype",
+                             [](const PackedMatrix& matrix) { return name(matrix.dtype()); })
+      .def_property_readonly("format", &PackedMatrix::format)
+      .def_property_readonly("num_bytes", &PackedMatrix::num_bytes);
+  m.def("matmul", &matmul, py::arg("x"), py::arg("weight"), py::arg("arithmetic") = "int8",
+        py::arg("pool") = nullptr, py::arg("bias") = py::none(), py::arg("residual") = py::none(),
+        "x [n, cols] times the transposed weight, plus bias [rows] and residual [n, rows].");
+  m.def("quantize_activation", &quantize_activation, py::arg("x"),
+        "Rounds float32 rows to the int8 operand of matmul: (q [n, K], scales [n, ceil(K / 32)]).");
+}
 
 }  // namespace effinfer::bindings

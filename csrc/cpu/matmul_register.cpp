@@ -1,7 +1,76 @@
+#include "cpu/matmul.h"
+#include "cpu/matmul_int8.h"
+#include "cpu/matmul_panel.h"
 #include "cpu/register.h"
+#include "kernels/registry.h"
 
 namespace effinfer::cpu {
+namespace {
 
-void register_matmul() {}
+using kernels::Arithmetic;
+using kernels::MatmulProblem;
+using kernels::ScaleKind;
+
+// What every variant needs.
+const char* rejects_shape(const MatmulProblem& problem) {
+  if (problem.num_parts < 1 || problem.num_parts > kernels::kMaxMatmulParts) {
+    return "needs one to four weights";
+  }
+  for (int i = 0; i < problem.num_parts; ++i) {
+    if (problem.parts[i].weight.cols != problem.x.cols) {
+      return "the weights and the operand have different inner sizes";
+    }
+  }
+  if (problem.glu != kernels::Glu::none &&
+      (problem.num_parts != 2 || problem.parts[0].weight.rows != problem.parts[1].weight.rows)) {
+    return "GLU needs two weights of equal size";
+  }
+  if (problem.out_act.data != nullptr && problem.glu == kernels::Glu::none &&
+      problem.num_parts != 1) {
+    return "an operand as output needs one result";
+  }
+  return nullptr;
+}
+
+const char* rejects_int8(const MatmulProblem& problem) {
+  if (problem.x.arithmetic != Arithmetic::int8) return "needs an int8 operand";
+  for (int i = 0; i < problem.num_parts; ++i) {
+    const kernels::PackedFormat& format = problem.parts[i].weight.format;
+    if (format.scales == ScaleKind::dense) return "dense weights need f32 or bf16 operands";
+    if (!is_quantised_format(format)) return "has no kernel for this weight format";
+  }
+  return rejects_shape(problem);
+}
+
+const char* rejects_f32(const MatmulProblem& problem) {
+  if (problem.x.arithmetic != Arithmetic::f32) return "needs an f32 operand";
+  return rejects_shape(problem);
+}
+
+#if EFFINFER_X86
+const char* rejects_bf16(const MatmulProblem& problem) {
+  if (problem.x.arithmetic != Arithmetic::bf16) return "needs a bf16 operand";
+  if (!cpu_features().avx512_bf16) return "needs AVX512-BF16";
+  return rejects_shape(problem);
+}
+#endif
+
+}  // namespace
+
+void register_matmul() {
+  auto& table = kernels::mutable_table<MatmulProblem>();
+  table.add({"matmul.portable.int8", Isa::portable, rejects_int8, portable::matmul_int8});
+  table.add({"matmul.portable.f32", Isa::portable, rejects_f32, portable::matmul_f32,
+             panel_scratch_bytes});
+#if EFFINFER_X86
+  table.add({"matmul.avx2.int8", Isa::avx2, rejects_int8, avx2::matmul_int8});
+  table.add({"matmul.avx2.f32", Isa::avx2, rejects_f32, avx2::matmul_f32, panel_scratch_bytes});
+  table.add({"matmul.avx512.int8", Isa::avx512, rejects_int8, avx512::matmul_int8});
+  table.add(
+      {"matmul.avx512.f32", Isa::avx512, rejects_f32, avx512::matmul_f32, panel_scratch_bytes});
+  table.add({"matmul.avx512.bf16", Isa::avx512, rejects_bf16, avx512bf16::matmul_bf16,
+             panel_scratch_bytes});
+#endif
+}
 
 }  // namespace effinfer::cpu

@@ -50,6 +50,7 @@ namespace effinfer::kernels {
 
 inline constexpr int64_t kGroupRows = 16;
 inline constexpr int64_t kSuperblock = 64;
+inline constexpr int64_t kHeaderBlock = 256;  // values under one scale of a super group's header
 
 enum class QuantBits : uint8_t { u4, u5, u6, u8, f16, bf16, f32 };
 enum class ScaleKind : uint8_t { dense, direct, super };
@@ -67,8 +68,42 @@ struct PackedFormat {
 // How a file type is packed; every weight dtype of the readers has one.
 PackedFormat packed_format(DType dtype);
 
+// Bytes of the quants of one superblock of a group, or of its lines if dense.
+[[gnu::always_inline]] inline constexpr int64_t quant_bytes(QuantBits bits) {
+  constexpr int64_t kBitsPerValue[] = {4, 5, 6, 8, 16, 16, 32};
+  return kGroupRows * kSuperblock * kBitsPerValue[static_cast<int>(bits)] / 8;
+}
+
+// Where the parts of a quantised superblock lie: quants, scales, minima.
+[[gnu::always_inline]] inline constexpr int64_t min_offset(const PackedFormat& format) {
+  return quant_bytes(format.bits) + (format.scales == ScaleKind::direct
+                                         ? kSuperblock / 32 * kGroupRows * 2
+                                         : kSuperblock / format.sub_block * kGroupRows);
+}
+
+// Bytes between consecutive superblocks of a group.
+[[gnu::always_inline]] inline constexpr int64_t superblock_bytes(const PackedFormat& format) {
+  const int64_t quants = quant_bytes(format.bits);
+  if (format.scales == ScaleKind::dense) return quants;
+  const int64_t scales = (min_offset(format) - quants) * (format.has_min ? 2 : 1);
+  return quants + (scales + 63) / 64 * 64;
+}
+
+// Bytes of one row of a super group's header (the scales, or the minima), and of all of it.
+[[gnu::always_inline]] inline constexpr int64_t header_row_bytes(int64_t cols) {
+  return (cols + kHeaderBlock - 1) / kHeaderBlock * kGroupRows * 2;
+}
+[[gnu::always_inline]] inline constexpr int64_t header_bytes(const PackedFormat& format,
+                                                             int64_t cols) {
+  if (format.scales != ScaleKind::super) return 0;
+  return (header_row_bytes(cols) * (format.has_min ? 2 : 1) + 63) / 64 * 64;
+}
+
 // Bytes between consecutive row groups, a multiple of 64.
-int64_t packed_group_bytes(const PackedFormat& format, int64_t cols);
+inline constexpr int64_t packed_group_bytes(const PackedFormat& format, int64_t cols) {
+  return header_bytes(format, cols) +
+         (cols + kSuperblock - 1) / kSuperblock * superblock_bytes(format);
+}
 
 // A packed matrix [rows, cols]: POD, points into memory that someone else owns.
 struct PackedWeight {

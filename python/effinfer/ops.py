@@ -16,9 +16,7 @@ from effinfer._core import ThreadPool
 Array = npt.NDArray[Any]
 Floats = npt.NDArray[np.float32]
 
-
-def _dense(array: npt.ArrayLike) -> Array:
-    return np.asarray(array, order="C")
+_dense = np.ascontiguousarray
 
 
 def rms_norm(

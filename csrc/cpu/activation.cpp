@@ -1,0 +1,18 @@
+#include "cpu/activation.h"
+
+#include "cpu/activation_rows.h"
+
+namespace effinfer::cpu::portable {
+namespace {
+struct Portable {};
+}  // namespace
+
+void store_activation_row(const kernels::Activation& out, int64_t row, const float* values) {
+  ActivationRows<Portable>::store_row(out, row, values);
+}
+
+void to_activation(const kernels::ToActivationProblem& problem, Team& team) {
+  convert_rows<Portable>(problem, team);
+}
+
+}  // namespace effinfer::cpu::portable

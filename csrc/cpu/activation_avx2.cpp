@@ -1,0 +1,17 @@
+#include "cpu/activation.h"
+#include "cpu/activation_rows.h"
+
+namespace effinfer::cpu::avx2 {
+namespace {
+struct Avx2 {};
+}  // namespace
+
+void store_activation_row(const kernels::Activation& out, int64_t row, const float* values) {
+  ActivationRows<Avx2>::store_row(out, row, values);
+}
+
+void to_activation(const kernels::ToActivationProblem& problem, Team& team) {
+  convert_rows<Avx2>(problem, team);
+}
+
+}  // namespace effinfer::cpu::avx2

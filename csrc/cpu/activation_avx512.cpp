@@ -1,0 +1,17 @@
+#include "cpu/activation.h"
+#include "cpu/activation_rows.h"
+
+namespace effinfer::cpu::avx512 {
+namespace {
+struct Avx512 {};
+}  // namespace
+
+void store_activation_row(const kernels::Activation& out, int64_t row, const float* values) {
+  ActivationRows<Avx512>::store_row(out, row, values);
+}
+
+void to_activation(const kernels::ToActivationProblem& problem, Team& team) {
+  convert_rows<Avx512>(problem, team);
+}
+
+}  // namespace effinfer::cpu::avx512

@@ -1,0 +1,30 @@
+// The entry points of each ISA level for matmuls (kernels/matmul.h).
+#pragma once
+
+#include <cstddef>
+
+#include "effinfer/threads.h"
+#include "kernels/matmul.h"
+
+namespace effinfer::cpu {
+
+namespace portable {
+void matmul_int8(const kernels::MatmulProblem& problem, Team& team);
+void matmul_f32(const kernels::MatmulProblem& problem, Team& team);
+}  // namespace portable
+
+namespace avx2 {
+void matmul_int8(const kernels::MatmulProblem& problem, Team& team);
+void matmul_f32(const kernels::MatmulProblem& problem, Team& team);
+}  // namespace avx2
+
+namespace avx512 {
+void matmul_int8(const kernels::MatmulProblem& problem, Team& team);
+void matmul_f32(const kernels::MatmulProblem& problem, Team& team);
+}  // namespace avx512
+
+namespace avx512bf16 {
+void matmul_bf16(const kernels::MatmulProblem& problem, Team& team);
+}  // namespace avx512bf16
+
+}  // namespace effinfer::cpu

@@ -1,0 +1,111 @@
+// Int8 matmul, what all ISA levels share: the cut into units and blocks of tokens, the choice of
+// the inner kernel by weight format, and the arithmetic, which is one sequence of operations
+// everywhere, so that a result is the same bits at every level, for any number of rows and any
+// team:
+//
+//   for each superblock of 64 k, in order
+//     for each phase h of a block (1, or 2 where sub-blocks have 16 values)
+//       for each of the superblock's two blocks of 32 k, f = 0, 1
+//         i    = sum over the sub-block (block f, phase h) of (q_w - zero) q_a          exact
+//         sum  = fma(float(i), T * scale_a, sum)
+//         sum  = fma(M, scaled_sum_a, sum)                                 with minima
+//
+// where T is d or d * s, M is m or -(dmin * min), and scaled_sum_a is scale_a times the sum of q_a
+// over the sub-block.
+#pragma once
+
+#include <cstdint>
+
+#include "cpu/matmul_epilogue.h"
+#include "cpu/matmul_units.h"
+#include "effinfer/threads.h"
+
+namespace effinfer::cpu {
+
+// Calls body.template operator()<format>() with the format as a constant.
+template <class Body>
+[[gnu::always_inline]] inline void with_quantised_format(const kernels::PackedFormat& format,
+                                                         Body&& body) {
+  using enum kernels::QuantBits;
+  using enum kernels::ScaleKind;
+  using Format = kernels::PackedFormat;
+  if (format.scales == direct) {
+    if (format.bits == u8) return body.template operator()<Format{u8, direct, false, 32, 128}>();
+    if (format.bits == u5) {
+      if (format.has_min) return body.template operator()<Format{u5, direct, true, 32, 0}>();
+      return body.template operator()<Format{u5, direct, false, 32, 16}>();
+    }
+    if (format.has_min) return body.template operator()<Format{u4, direct, true, 32, 0}>();
+    return body.template operator()<Format{u4, direct, false, 32, 8}>();
+  }
+  if (format.bits == u8) return body.template operator()<Format{u8, super, false, 32, 128}>();
+  if (format.bits == u6) return body.template operator()<Format{u6, super, false, 16, 32}>();
+  if (format.bits == u5) return body.template operator()<Format{u5, super, true, 32, 0}>();
+  if (format.sub_block == 16) {
+    if (format.has_min) return body.template operator()<Format{u4, super, true, 16, 0}>();
+    return body.template operator()<Format{u4, super, false, 16, 4}>();
+  }
+  if (format.has_min) return body.template operator()<Format{u4, super, true, 32, 0}>();
+  return body.template operator()<Format{u4, super, false, 32, 1}>();
+}
+
+// Whether the list above has `format`.
+[[gnu::always_inline]] inline bool is_quantised_format(const kernels::PackedFormat& format) {
+  bool found = false;
+  if (format.scales == kernels::ScaleKind::dense) return found;
+  with_quantised_format(format, [&]<kernels::PackedFormat known>() { found = known == format; });
+  return found;
+}
+
+// `Level` has
+//   kTokens                        most tokens of one pass over the weights
+//   dot<format>(weight, first_group, groups, rows, count, sums)
+//                                  sums[token][32] of 1 or 2 groups for `count` operand rows
+template <class Level>
+struct Int8Matmul {
+  static constexpr int kTokens = Level::kTokens;
+  using Epilogue = MatmulEpilogue<Level>;
+
+  static void run(const kernels::MatmulProblem& problem, Team& team) {
+    const int64_t units = count_units(problem);
+    // Small enough that the members finish together, large enough that claiming costs nothing: four
+    // chunks a member, of at least 16 KB of weights.
+    constexpr int64_t kChunkBytes = 16 * 1024;
+    const int64_t fair = units / (4 * team.size());
+    const int64_t cheap = (kChunkBytes + unit_bytes(problem) - 1) / unit_bytes(problem);
+    const int64_t most = (units + team.size() - 1) / team.size();
+    int64_t chunk_units = fair > cheap ? fair : cheap;
+    chunk_units = chunk_units > most ? most : chunk_units;
+    const int64_t chunks = (units + chunk_units - 1) / chunk_units;
+    team.for_chunks(chunks, [&](int64_t chunk) {
+      const int64_t first = chunk * chunk_units;
+      const int64_t end = first + chunk_units < units ? first + chunk_units : units;
+      for (int64_t unit = first; unit < end; ++unit) run_unit(problem, find_unit(problem, unit));
+    });
+  }
+
+ private:
+  static void run_unit(const kernels::MatmulProblem& problem, const MatmulUnit& unit) {
+    alignas(64) typename Epilogue::Sums sums[2][kTokens];
+    const int64_t tokens = problem.x.rows;
+    const int64_t passes = (tokens + kTokens - 1) / kTokens;
+    for (int64_t pass = 0, token = 0; pass < passes; ++pass) {
+      // Passes of nearly equal size: 9 tokens are 5 + 4, not 8 + 1.
+      const int64_t count = (tokens - token + passes - pass - 1) / (passes - pass);
+      kernels::Int8Row rows[kTokens];
+      for (int64_t i = 0; i < count; ++i) rows[i] = kernels::int8_row(problem.x, token + i);
+      const int64_t groups = unit.num_outputs > kernels::kGroupRows ? 2 : 1;
+      for (int part = 0; part < unit.num_parts; ++part) {
+        const kernels::PackedWeight& weight = unit.parts[part].weight;
+        with_quantised_format(weight.format, [&]<kernels::PackedFormat format>() {
+          Level::template dot<format>(weight, 2 * unit.index, static_cast<int>(groups), rows,
+                                      static_cast<int>(count), sums[part]);
+        });
+      }
+      Epilogue::run(problem, unit, token, count, sums[0], sums[1]);
+      token += count;
+    }
+  }
+};
+
+}  // namespace effinfer::cpu

@@ -1,0 +1,100 @@
+// Matmul by panels: the weights of a unit, dequantised for a stretch of k, stay in L1 or L2 while
+// all tokens of a chunk are multiplied by them. Shared by f32 and bf16 operands.
+//
+// A sum runs over k in order, in one chain; between stretches it rests in memory as float32. So a
+// result does not depend on the stretch, the other tokens or the team.
+#pragma once
+
+#include <cstdint>
+
+#include "cpu/matmul_epilogue.h"
+#include "cpu/matmul_int8.h"
+#include "cpu/matmul_units.h"
+#include "effinfer/threads.h"
+
+namespace effinfer::cpu {
+
+// 2 groups x 256 k x 4 bytes a weight are 32 KB. More k would push the panel out of L1 for nothing:
+// the sums are loaded and stored once in 256 multiplications.
+inline constexpr int64_t kPanelK = 256;
+inline constexpr int64_t kPanelTokens = 240;  // of a chunk: tiles of 6 and 12 divide it
+inline constexpr int64_t kPanelGroupBytes = kPanelK * kernels::kGroupRows * 4;
+
+// Scratch of a member: two groups of a panel, then the sums of two parts.
+[[gnu::always_inline]] inline int64_t panel_chunk_tokens(const kernels::MatmulProblem& problem) {
+  return problem.x.rows < kPanelTokens ? problem.x.rows : kPanelTokens;
+}
+size_t panel_scratch_bytes(const kernels::MatmulProblem& problem);
+
+// `Level` has
+//   kTokens            tokens of a tile: chunks are cut at multiples of it
+//   kElementBytes      of the operand
+//   panel(weight, group, k, count, scratch)
+//                      16 rows x [k, k + count) as the inner kernel reads them, in scratch or in
+//                      the weights themselves
+//   multiply(panels, count, x, x_stride, tokens, sums)
+//                      sums[token][32] += the two panels times `tokens` operand rows
+template <class Level>
+struct PanelMatmul {
+  using Epilogue = MatmulEpilogue<Level>;
+  using Sums = typename Epilogue::Sums;
+
+  static void run(const kernels::MatmulProblem& problem, Team& team) {
+    const int64_t units = count_units(problem);
+    const int64_t tokens = problem.x.rows;
+    int64_t blocks = (tokens + kPanelTokens - 1) / kPanelTokens;
+    // Few outputs for a large team: cut the tokens too, down to 4 tiles, where unpacking the same
+    // weights in several chunks still costs little.
+    while (units * blocks < 4 * team.size() && tokens >= 2 * blocks * 4 * Level::kTokens) {
+      blocks *= 2;
+    }
+    int64_t size = (tokens + blocks - 1) / blocks;
+    size = (size + Level::kTokens - 1) / Level::kTokens * Level::kTokens;
+    blocks = (tokens + size - 1) / size;
+    team.for_chunks(units * blocks, [&](int64_t chunk) {
+      const int64_t first = chunk / units * size;
+      const int64_t count = first + size < tokens ? size : tokens - first;
+      run_chunk(problem, find_unit(problem, chunk % units), first, count,
+                static_cast<uint8_t*>(team.scratch()));
+    });
+  }
+
+ private:
+  static void run_chunk(const kernels::MatmulProblem& problem, const MatmulUnit& unit,
+                        int64_t first_token, int64_t count, uint8_t* scratch) {
+    auto* sums = reinterpret_cast<Sums*>(scratch + 2 * kPanelGroupBytes);
+    const int64_t part_tokens = panel_chunk_tokens(problem);
+    for (int part = 0; part < unit.num_parts; ++part) {
+      multiply_part(problem, unit, unit.parts[part].weight, first_token, count, scratch,
+                    sums + part * part_tokens);
+    }
+    Epilogue::run(problem, unit, first_token, count, sums, sums + part_tokens);
+  }
+
+  static void multiply_part(const kernels::MatmulProblem& problem, const MatmulUnit& unit,
+                            const kernels::PackedWeight& weight, int64_t first_token, int64_t count,
+                            uint8_t* scratch, Sums* sums) {
+    std::memset(sums, 0, static_cast<size_t>(count) * sizeof(Sums));
+    const int64_t cols = kernels::padded_cols(weight.cols);
+    const int64_t row_bytes = problem.x.row_bytes();
+    // With one tile of tokens the panel is used once: keep it small, it is read back at once.
+    const int64_t stretch = count <= Level::kTokens ? kPanelK / 4 : kPanelK;
+    for (int64_t k = 0; k < cols; k += stretch) {
+      const int64_t length = k + stretch < cols ? stretch : cols - k;
+      const uint8_t* panels[2];
+      panels[0] = Level::panel(weight, 2 * unit.index, k, length, scratch);
+      // Without a second group the first is multiplied twice and half the sums are dropped.
+      panels[1] =
+          unit.num_outputs > kernels::kGroupRows
+              ? Level::panel(weight, 2 * unit.index + 1, k, length, scratch + kPanelGroupBytes)
+              : panels[0];
+      for (int64_t t = 0; t < count; t += Level::kTokens) {
+        const int64_t tokens = t + Level::kTokens < count ? Level::kTokens : count - t;
+        Level::multiply(panels, length, problem.x.row(first_token + t) + k * Level::kElementBytes,
+                        row_bytes, static_cast<int>(tokens), sums + t);
+      }
+    }
+  }
+};
+
+}  // namespace effinfer::cpu

@@ -1,0 +1,131 @@
+// Float32 matmul for AVX2: 12 sums of one group (two registers) x 6 tokens, two panel halves and a
+// broadcast activation fill the 16 registers.
+#include "cpu/matmul.h"
+#include "cpu/matmul_panel.h"
+#include "cpu/simd/packed_avx2.h"
+
+namespace effinfer::cpu::avx2 {
+namespace {
+
+struct Avx2 {
+  static constexpr int kTokens = 6;
+  static constexpr int64_t kElementBytes = 4;
+  static constexpr int64_t kRows = kernels::kGroupRows;
+
+  static const uint8_t* panel(const PackedWeight& weight, int64_t group_index, int64_t k,
+                              int64_t count, uint8_t* scratch) {
+    const uint8_t* group = weight.group(group_index);
+    auto* out = reinterpret_cast<float*>(scratch);
+    if (weight.format.scales == ScaleKind::dense) {
+      if (weight.format.bits == QuantBits::f32) return group + k * kRows * 4;
+      dense_panel(weight.format.bits, group + k * kRows * 2, count, out);
+      return scratch;
+    }
+    with_quantised_format(weight.format, [&]<PackedFormat format>() {
+      for (int64_t i = 0; i < count; i += kernels::kSuperblock) {
+        for (int half = 0; half < 2; ++half) {
+          dequantize<format>(weight, group, (k + i) / kernels::kSuperblock, half,
+                             out + i * kRows + half * 8);
+        }
+      }
+    });
+    return scratch;
+  }
+
+  static void multiply(const uint8_t* const* panels, int64_t count, const uint8_t* x,
+                       int64_t x_stride, int tokens, float (*sums)[32]) {
+    unroll<kTokens>([&](auto index) __attribute__((always_inline)) {
+      if (tokens != index + 1) return;
+      for (int g = 0; g < 2; ++g) {
+        multiply_tile<index + 1>(reinterpret_cast<const float*>(panels[g]), count, x, x_stride,
+                                 sums, 16 * g);
+      }
+    });
+  }
+
+ private:
+  static void dense_panel(QuantBits bits, const uint8_t* data, int64_t count, float* out) {
+    if (bits == QuantBits::f16) {
+      for (int64_t i = 0; i < count * kRows; i += 8) {
+        _mm256_store_ps(out + i, load_halves(data + i * 2));
+      }
+      return;
+    }
+    // A line holds 2 k of bfloat16: the even one in the low halves of the dwords.
+    const __m256i odd = _mm256_set1_epi32(static_cast<int>(0xffff0000u));
+    for (int64_t k = 0; k < count; k += 2) {
+      for (int64_t r = 0; r < kRows; r += 8) {
+        const __m256i half_line = load(data + k * kRows * 2 + r * 4);
+        float* even_out = out + k * kRows + r;
+        _mm256_store_ps(even_out, _mm256_castsi256_ps(_mm256_slli_epi32(half_line, 16)));
+        _mm256_store_ps(even_out + kRows, _mm256_castsi256_ps(_mm256_and_si256(half_line, odd)));
+      }
+    }
+  }
+
+  // 8 rows of one superblock as floats, `out` being [64 k][16 rows]. q * scale - zero * scale is
+  // exact where scale * (q - zero) is, and rounds alike where it is not: zero is a power of two, so
+  // the fused product and sum round once.
+  template <PackedFormat format>
+  static void dequantize(const PackedWeight& weight, const uint8_t* group, int64_t s, int half,
+                         float* out) {
+    const uint8_t* data =
+        group + kernels::header_bytes(format, weight.cols) + s * kernels::superblock_bytes(format);
+    const Fields<format.bits> fields{data + 32 * half};
+    constexpr int kPhases = 32 / format.sub_block;
+    unroll<kPhases>([&](auto phase_constant) __attribute__((always_inline)) {
+      constexpr int phase = phase_constant;
+      Affine affine[2];
+      for (int f = 0; f < 2; ++f) {
+        affine[f] = load_affine<format>(weight, group, data, s, f * kPhases + phase, half);
+        if constexpr (!format.has_min) {
+          affine[f].min = _mm256_mul_ps(affine[f].scale, _mm256_set1_ps(-float{format.zero}));
+        }
+      }
+      unroll<8 / kPhases>([&](auto step) __attribute__((always_inline)) {
+        constexpr int i = phase * (8 / kPhases) + step;
+        __m256i operand[2];
+        fields.template step<i>(operand);
+        for (int f = 0; f < 2; ++f) {
+          for (int j = 0; j < 4; ++j) {
+            const __m256i q =
+                _mm256_and_si256(_mm256_srli_epi32(operand[f], 8 * j), _mm256_set1_epi32(255));
+            _mm256_store_ps(out + (32 * f + 4 * i + j) * kRows,
+                            _mm256_fmadd_ps(_mm256_cvtepi32_ps(q), affine[f].scale, affine[f].min));
+          }
+        }
+      });
+    });
+  }
+
+  template <int tokens>
+  static void multiply_tile(const float* weights, int64_t count, const uint8_t* x, int64_t x_stride,
+                            float (*sums)[32], int offset) {
+    __m256 sum[tokens][2];
+    for (int t = 0; t < tokens; ++t) {
+      sum[t][0] = _mm256_loadu_ps(sums[t] + offset);
+      sum[t][1] = _mm256_loadu_ps(sums[t] + offset + 8);
+    }
+    for (int64_t k = 0; k < count; ++k) {
+      const __m256 w0 = _mm256_load_ps(weights + k * kRows);
+      const __m256 w1 = _mm256_load_ps(weights + k * kRows + 8);
+      for (int t = 0; t < tokens; ++t) {
+        const __m256 value = _mm256_set1_ps(reinterpret_cast<const float*>(x + t * x_stride)[k]);
+        sum[t][0] = _mm256_fmadd_ps(w0, value, sum[t][0]);
+        sum[t][1] = _mm256_fmadd_ps(w1, value, sum[t][1]);
+      }
+    }
+    for (int t = 0; t < tokens; ++t) {
+      _mm256_storeu_ps(sums[t] + offset, sum[t][0]);
+      _mm256_storeu_ps(sums[t] + offset + 8, sum[t][1]);
+    }
+  }
+};
+
+}  // namespace
+
+void matmul_f32(const kernels::MatmulProblem& problem, Team& team) {
+  PanelMatmul<Avx2>::run(problem, team);
+}
+
+}  // namespace effinfer::cpu::avx2

@@ -1,0 +1,55 @@
+// How a matmul is cut. A unit is 32 outputs of one part (two row groups, one block of an int8
+// operand), or of both parts of a GLU. Units of all parts form one sequence, which a team shares by
+// claiming chunks. Nothing that a unit computes depends on the cut.
+#pragma once
+
+#include <cstdint>
+
+#include "kernels/matmul.h"
+
+namespace effinfer::cpu {
+
+inline constexpr int64_t kUnitOutputs = 32;
+
+struct MatmulUnit {
+  const kernels::MatmulPart* parts;  // one, or two with GLU
+  int num_parts;
+  int64_t index;         // within the part
+  int64_t first_output;  // 32 * index
+  int64_t num_outputs;   // up to 32
+};
+
+[[gnu::always_inline]] inline int64_t units_of(const kernels::MatmulPart& part) {
+  return (part.weight.rows + kUnitOutputs - 1) / kUnitOutputs;
+}
+
+[[gnu::always_inline]] inline int64_t count_units(const kernels::MatmulProblem& problem) {
+  if (problem.glu != kernels::Glu::none) return units_of(problem.parts[0]);
+  int64_t count = 0;
+  for (int i = 0; i < problem.num_parts; ++i) count += units_of(problem.parts[i]);
+  return count;
+}
+
+[[gnu::always_inline]] inline MatmulUnit find_unit(const kernels::MatmulProblem& problem,
+                                                   int64_t index) {
+  const kernels::MatmulPart* part = problem.parts;
+  if (problem.glu == kernels::Glu::none) {
+    while (index >= units_of(*part)) index -= units_of(*part++);
+  }
+  const int64_t first = index * kUnitOutputs;
+  const int64_t left = part->weight.rows - first;
+  return {part, problem.glu == kernels::Glu::none ? 1 : 2, index, first,
+          left < kUnitOutputs ? left : kUnitOutputs};
+}
+
+// Bytes of weights that a unit reads, at most.
+[[gnu::always_inline]] inline int64_t unit_bytes(const kernels::MatmulProblem& problem) {
+  int64_t most = 0;
+  for (int i = 0; i < problem.num_parts; ++i) {
+    const int64_t bytes = 2 * problem.parts[i].weight.group_bytes;
+    most = bytes > most ? bytes : most;
+  }
+  return problem.glu != kernels::Glu::none ? 2 * most : most;
+}
+
+}  // namespace effinfer::cpu

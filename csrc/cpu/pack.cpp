@@ -1,0 +1,188 @@
+// Packing: a file's blocks into the line layout of kernels/packed_weight.h, group by group.
+#include <sys/mman.h>
+
+#include <algorithm>
+#include <cstdlib>
+#include <cstring>
+#include <limits>
+
+#include "cpu/packed_lines.h"
+#include "effinfer/error.h"
+#include "io/gguf_blocks.h"
+#include "kernels/packed_weight.h"
+
+namespace effinfer::kernels {
+namespace {
+
+constexpr size_t kHugePage = size_t{2} << 20;
+
+void store_half(uint8_t* out, uint16_t bits) {
+  std::memcpy(out, &bits, sizeof(bits));
+}
+
+// Groups of types with one scale a block of 32.
+template <class Block>
+void pack_direct(const Block* blocks, int64_t row_blocks, int64_t rows, uint8_t* out) {
+  const PackedFormat format = packed_format(Block::kDType);
+  uint8_t quants[kGroupRows * kSuperblock];
+  for (int64_t first = 0; first < row_blocks; first += 2) {
+    std::memset(quants, Block::kZero, sizeof(quants));
+    uint8_t* scales = out + quant_bytes(format.bits);
+    uint8_t* mins = out + min_offset(format);
+    std::memset(scales, 0,
+                static_cast<size_t>(superblock_bytes(format)) -
+                    static_cast<size_t>(quant_bytes(format.bits)));
+    for (int64_t r = 0; r < rows; ++r) {
+      for (int64_t b = 0; b < std::min<int64_t>(2, row_blocks - first); ++b) {
+        const Block& block = blocks[r * row_blocks + first + b];
+        block.quants(quants + r * kSuperblock + b * 32);
+        store_half(scales + (b * kGroupRows + r) * 2, block.d.bits());
+        if constexpr (Block::kHasMin) {
+          store_half(mins + (b * kGroupRows + r) * 2, block.m.bits());
+        }
+      }
+    }
+    cpu::with_quant_bits(format.bits, [&]<QuantBits bits>(std::integral_constant<QuantBits, bits>) {
+      cpu::pack_lines<bits>(quants, kSuperblock, out);
+    });
+    out += superblock_bytes(format);
+  }
+}
+
+// Groups of types with sub-blocks under a scale of 256 elements.
+template <class Block>
+void pack_super(const Block* blocks, int64_t row_blocks, int64_t rows, uint8_t* out) {
+  const PackedFormat format = packed_format(Block::kDType);
+  const int64_t cols = row_blocks * Block::kSize;
+  const int64_t subs = kSuperblock / format.sub_block;
+  uint8_t* header = out;
+  std::memset(header, 0, static_cast<size_t>(header_bytes(format, cols)));
+  out += header_bytes(format, cols);
+  uint8_t quants[kGroupRows * Block::kSize];
+  for (int64_t index = 0; index < row_blocks; ++index) {
+    std::memset(quants, Block::kZero, sizeof(quants));
+    std::memset(out, 0, static_cast<size_t>(4 * superblock_bytes(format)));
+    for (int64_t r = 0; r < rows; ++r) {
+      const Block& block = blocks[r * row_blocks + index];
+      block.quants(quants + r * Block::kSize);
+      store_half(header + (index * kGroupRows + r) * 2, block.d.bits());
+      if constexpr (Block::kHasMin) {
+        store_half(header + header_row_bytes(cols) + (index * kGroupRows + r) * 2,
+                   block.dmin.bits());
+      }
+      for (int64_t j = 0; j < 4 * subs; ++j) {
+        const int sub = static_cast<int>(j * format.sub_block / Block::kSubBlock);
+        uint8_t* superblock = out + j / subs * superblock_bytes(format);
+        superblock[quant_bytes(format.bits) + j % subs * kGroupRows + r] =
+            static_cast<uint8_t>(block.sub_scale(sub));
+        if constexpr (Block::kHasMin) {
+          superblock[min_offset(format) + j % subs * kGroupRows + r] =
+              static_cast<uint8_t>(block.sub_min(sub));
+        }
+      }
+    }
+    for (int64_t s = 0; s < 4; ++s) {
+      cpu::with_quant_bits(format.bits,
+                           [&]<QuantBits bits>(std::integral_constant<QuantBits, bits>) {
+                             cpu::pack_lines<bits>(quants + s * kSuperblock, Block::kSize, out);
+                           });
+      out += superblock_bytes(format);
+    }
+  }
+}
+
+// Lines of whole numbers: `pair` consecutive k of a row lie together (2 for bf16, else 1).
+template <class Word>
+void pack_dense(const uint8_t* data, int64_t cols, int64_t rows, int64_t pair, uint8_t* out) {
+  const int64_t padded = (cols + kSuperblock - 1) / kSuperblock * kSuperblock;
+  const size_t line_words = static_cast<size_t>(padded * kGroupRows);
+  std::memset(out, 0, line_words * sizeof(Word));
+  constexpr int64_t kTile = 64;  // of k: 16 rows of it stay in L1 while it is transposed
+  for (int64_t k0 = 0; k0 < cols; k0 += kTile) {
+    for (int64_t r = 0; r < rows; ++r) {
+      for (int64_t k = k0; k < std::min(k0 + kTile, cols); ++k) {
+        Word word;
+        std::memcpy(&word, data + (r * cols + k) * static_cast<int64_t>(sizeof(Word)),
+                    sizeof(Word));
+        const int64_t index = (k / pair * kGroupRows + r) * pair + k % pair;
+        std::memcpy(out + index * static_cast<int64_t>(sizeof(Word)), &word, sizeof(Word));
+      }
+    }
+  }
+}
+
+// One group of up to 16 rows, the first of which starts at `data`.
+void pack_group(const TensorView& weight, const uint8_t* data, int64_t rows, uint8_t* out) {
+  const int64_t cols = weight.dims[1];
+  switch (weight.dtype) {
+    case DType::f32:
+      return pack_dense<uint32_t>(data, cols, rows, 1, out);
+    case DType::f16:
+      return pack_dense<uint16_t>(data, cols, rows, 1, out);
+    case DType::bf16:
+      return pack_dense<uint16_t>(data, cols, rows, 2, out);
+    default:
+      break;
+  }
+  gguf::with_block_type(weight.dtype, [&]<class Block>(std::type_identity<Block>) {
+    const auto* blocks = reinterpret_cast<const Block*>(data);
+    if constexpr (gguf::kHasSubBlocks<Block>) {
+      pack_super(blocks, cols / Block::kSize, rows, out);
+    } else {
+      pack_direct(blocks, cols / Block::kSize, rows, out);
+    }
+  });
+}
+
+std::shared_ptr<void> allocate(size_t bytes) {
+  const size_t alignment = bytes >= kHugePage ? kHugePage : 64;
+  void* memory = std::aligned_alloc(alignment, (bytes + alignment - 1) / alignment * alignment);
+  if (memory == nullptr) {
+    throw OutOfMemory("[pack] no memory for a packed weight of " + std::to_string(bytes) +
+                      " bytes");
+  }
+#if defined(MADV_HUGEPAGE)
+  // A hint: streaming weights through 4 KB pages costs a TLB miss every 64 lines.
+  if (alignment == kHugePage) madvise(memory, bytes, MADV_HUGEPAGE);
+#endif
+  return std::shared_ptr<void>(memory, std::free);
+}
+
+}  // namespace
+
+PackedBuffer pack(const TensorView& weight, ThreadPool& pool) {
+  const PackedFormat format = packed_format(weight.dtype);
+  if (weight.dims.rank() != 2 || weight.dims[0] < 1 || weight.dims[1] < 1) {
+    throw InvalidArgument("[pack] weight: expected a shape [rows, cols], got " +
+                          weight.dims.to_string());
+  }
+  const size_t source_bytes = weight.num_bytes();
+  PackedBuffer result;
+  PackedWeight& view = result.view;
+  view.format = format;
+  view.source = weight.dtype;
+  view.rows = weight.dims[0];
+  view.cols = weight.dims[1];
+  // Padding and widening multiply the size by less than 1024, even for a single value.
+  if (source_bytes > static_cast<size_t>(std::numeric_limits<int64_t>::max() / 1024)) {
+    throw OutOfMemory("[pack] no memory to pack a weight of " + std::to_string(source_bytes) +
+                      " bytes");
+  }
+  view.group_bytes = packed_group_bytes(format, view.cols);
+  result.storage = allocate(view.num_bytes());
+  auto* packed = static_cast<uint8_t*>(result.storage.get());
+  view.data = packed;
+
+  const auto row_bytes = static_cast<int64_t>(source_bytes) / view.rows;
+  const auto* data = static_cast<const uint8_t*>(weight.data);
+  pool.parallel([&](Team& team) {
+    team.for_chunks(view.groups(), [&](int64_t group) {
+      const int64_t first = group * kGroupRows;
+      pack_group(weight, data + first * row_bytes, std::min(kGroupRows, view.rows - first),
+                 packed + group * view.group_bytes);
+    });
+  });
+  return result;
+}
+
+}  // namespace effinfer::kernels

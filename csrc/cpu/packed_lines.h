@@ -1,0 +1,125 @@
+// The quants of one superblock of a group, between the packed lines of kernels/packed_weight.h and
+// whole bytes. Field line n of the byte form holds k = 4n + j of row r at byte 4r + j.
+#pragma once
+
+#include <cstdint>
+#include <cstring>
+#include <type_traits>
+
+#include "core/float16.h"
+#include "kernels/packed_weight.h"
+
+namespace effinfer::cpu {
+
+inline constexpr int kFieldLines = 16;  // of 64 bytes: one superblock of a group as bytes
+
+// From rows of 64 quants, `stride` bytes apart.
+template <kernels::QuantBits bits>
+void pack_lines(const uint8_t* rows, int64_t stride, uint8_t* out) {
+  using kernels::QuantBits;
+  constexpr int kRows = static_cast<int>(kernels::kGroupRows);
+  uint32_t lines[16 * kRows] = {};
+  for (int r = 0; r < kRows; ++r) {
+    uint32_t field[kFieldLines];  // the row's dwords, 4 values of k each
+    std::memcpy(field, rows + r * stride, sizeof(field));
+    if constexpr (bits == QuantBits::u8) {
+      for (int n = 0; n < 16; ++n) lines[n * kRows + r] = field[n];
+    } else {
+      for (int i = 0; i < 8; ++i) {
+        lines[i * kRows + r] = (field[i] & 0x0f0f0f0fu) | (field[8 + i] & 0x0f0f0f0fu) << 4;
+      }
+      if constexpr (bits == QuantBits::u5) {
+        for (int n = 0; n < 16; ++n) {
+          lines[(8 + n / 8) * kRows + r] |= (field[n] >> 4 & 0x01010101u) << n % 8;
+        }
+      } else if constexpr (bits == QuantBits::u6) {
+        for (int n = 0; n < 16; ++n) {
+          lines[(8 + n / 4) * kRows + r] |= (field[n] >> 4 & 0x03030303u) << 2 * (n % 4);
+        }
+      }
+    }
+  }
+  std::memcpy(out, lines, static_cast<size_t>(kernels::quant_bytes(bits)));
+}
+
+// To 16 field lines of 64 bytes.
+template <kernels::QuantBits bits>
+[[gnu::always_inline]] inline void unpack_lines(const uint8_t* packed, uint8_t* out) {
+  using kernels::QuantBits;
+  if constexpr (bits == QuantBits::u8) {
+    std::memcpy(out, packed, 1024);
+  } else {
+    for (int n = 0; n < kFieldLines; ++n) {
+      for (int byte = 0; byte < 64; ++byte) {
+        int q = packed[n % 8 * 64 + byte] >> 4 * (n / 8) & 15;
+        if constexpr (bits == QuantBits::u5) {
+          q |= (packed[(8 + n / 8) * 64 + byte] >> n % 8 & 1) << 4;
+        } else if constexpr (bits == QuantBits::u6) {
+          q |= (packed[(8 + n / 4) * 64 + byte] >> 2 * (n % 4) & 3) << 4;
+        }
+        out[n * 64 + byte] = static_cast<uint8_t>(q);
+      }
+    }
+  }
+}
+
+// Number `index` of an array of f16.
+[[gnu::always_inline]] inline float load_half(const uint8_t* data, int64_t index) {
+  uint16_t bits;
+  std::memcpy(&bits, data + index * 2, sizeof(bits));
+  return f16_to_f32(bits);
+}
+
+// Scales and minima of the 16 rows in one sub-block: w = scale * (q - zero) + min.
+struct Affine {
+  float scale[kernels::kGroupRows];
+  float min[kernels::kGroupRows];
+};
+
+// Sub-block `sub` of superblock `superblock` of a group. `format` is the weight's, as a constant
+// where the caller has one.
+[[gnu::always_inline]] inline Affine load_affine(const kernels::PackedFormat& format,
+                                                 const kernels::PackedWeight& weight,
+                                                 const uint8_t* group, int64_t superblock,
+                                                 int64_t sub) {
+  using kernels::kGroupRows;
+  Affine affine{};
+  const uint8_t* data = group + kernels::header_bytes(format, weight.cols) +
+                        superblock * kernels::superblock_bytes(format);
+  const uint8_t* scales = data + kernels::quant_bytes(format.bits);
+  const uint8_t* mins = data + kernels::min_offset(format);
+  const int64_t header = superblock * kernels::kSuperblock / kernels::kHeaderBlock * kGroupRows;
+  for (int64_t r = 0; r < kGroupRows; ++r) {
+    const int64_t index = sub * kGroupRows + r;
+    if (format.scales == kernels::ScaleKind::direct) {
+      affine.scale[r] = load_half(scales, index);
+      if (format.has_min) affine.min[r] = load_half(mins, index);
+    } else {
+      const float d = load_half(group, header + r);
+      affine.scale[r] = d * static_cast<float>(static_cast<int8_t>(scales[index]));
+      if (format.has_min) {
+        const float dmin = load_half(group + kernels::header_row_bytes(weight.cols), header + r);
+        affine.min[r] = -(dmin * static_cast<float>(mins[index]));
+      }
+    }
+  }
+  return affine;
+}
+
+// Calls body(std::integral_constant<QuantBits, bits>()) for a quantised format's bits.
+template <class Body>
+[[gnu::always_inline]] inline void with_quant_bits(kernels::QuantBits bits, Body&& body) {
+  using kernels::QuantBits;
+  switch (bits) {
+    case QuantBits::u4:
+      return body(std::integral_constant<QuantBits, QuantBits::u4>());
+    case QuantBits::u5:
+      return body(std::integral_constant<QuantBits, QuantBits::u5>());
+    case QuantBits::u6:
+      return body(std::integral_constant<QuantBits, QuantBits::u6>());
+    default:
+      return body(std::integral_constant<QuantBits, QuantBits::u8>());
+  }
+}
+
+}  // namespace effinfer::cpu

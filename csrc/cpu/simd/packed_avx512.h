@@ -1,0 +1,164 @@
+// Reading packed weights with AVX-512. For the *_avx512.cpp and *_avx512bf16.cpp files only: all of
+// it has internal linkage.
+#pragma once
+
+#include <immintrin.h>
+
+#include <cstdint>
+#include <cstring>
+#include <type_traits>
+#include <utility>
+
+#include "kernels/packed_weight.h"
+
+namespace effinfer::cpu {
+namespace {
+
+using kernels::PackedFormat;
+using kernels::PackedWeight;
+using kernels::QuantBits;
+using kernels::ScaleKind;
+
+// Calls body(integral_constant 0), ..., body(integral_constant count - 1).
+template <int count, class Body>
+[[gnu::always_inline]] inline void unroll(Body&& body) {
+  [&]<int... index>(std::integer_sequence<int, index...>) __attribute__((always_inline)) {
+    (body(std::integral_constant<int, index>()), ...);
+  }(std::make_integer_sequence<int, count>());
+}
+
+[[gnu::always_inline]] inline __m512i load(const uint8_t* data) {
+  return _mm512_loadu_si512(data);
+}
+
+[[gnu::always_inline]] inline __m512 load_halves(const uint8_t* data) {
+  return _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(data)));
+}
+
+// 4 bytes at any address, as broadcast by the instruction that uses them.
+[[gnu::always_inline]] inline __m512i broadcast_dword(const void* data) {
+  int32_t dword;
+  std::memcpy(&dword, data, sizeof(dword));
+  return _mm512_set1_epi32(dword);
+}
+
+// Bits of `high` at position `from` of each byte, moved to position 4 and masked.
+template <int from>
+[[gnu::always_inline]] inline __m512i move_high(__m512i high) {
+  if constexpr (from < 4) return _mm512_slli_epi16(high, 4 - from);
+  if constexpr (from > 4) return _mm512_srli_epi16(high, from - 4);
+  return high;
+}
+
+// One superblock of one group: gives the two operands of step i, which multiply the activation
+// dwords i of its first and of its second block of 32 k.
+template <QuantBits bits>
+struct Fields {
+  static constexpr int kHighLines = bits == QuantBits::u5 ? 2 : bits == QuantBits::u6 ? 4 : 0;
+  const uint8_t* data;
+  __m512i high[kHighLines == 0 ? 1 : kHighLines];
+
+  [[gnu::always_inline]] explicit Fields(const uint8_t* superblock) : data(superblock) {
+    for (int h = 0; h < kHighLines; ++h) high[h] = load(data + (8 + h) * 64);
+  }
+
+  template <int i>
+  [[gnu::always_inline]] void step(__m512i* operand) const {
+    if constexpr (bits == QuantBits::u8) {
+      operand[0] = load(data + i * 64);
+      operand[1] = load(data + (8 + i) * 64);
+      return;
+    }
+    const __m512i line = load(data + i * 64);
+    const __m512i nibble = _mm512_set1_epi8(15);
+    operand[0] = _mm512_and_si512(line, nibble);
+    operand[1] = _mm512_and_si512(_mm512_srli_epi16(line, 4), nibble);
+    constexpr int kOr = 0xf8;  // a | (b & c)
+    if constexpr (bits == QuantBits::u5) {
+      const __m512i bit = _mm512_set1_epi8(16);
+      for (int f = 0; f < 2; ++f) {
+        operand[f] = _mm512_ternarylogic_epi32(operand[f], move_high<i>(high[f]), bit, kOr);
+      }
+    } else if constexpr (bits == QuantBits::u6) {
+      const __m512i pair = _mm512_set1_epi8(48);
+      for (int f = 0; f < 2; ++f) {
+        operand[f] = _mm512_ternarylogic_epi32(
+            operand[f], move_high<2 * (i % 4)>(high[2 * f + i / 4]), pair, kOr);
+      }
+    }
+  }
+};
+
+[[gnu::always_inline]] inline __m128i load_bytes(const uint8_t* data) {
+  return _mm_loadu_si128(reinterpret_cast<const __m128i*>(data));
+}
+
+// Scales and minima of the 16 rows in one sub-block: w = scale * (q - zero) + min.
+struct Affine {
+  __m512 scale;
+  __m512 min;
+};
+
+// Sub-block `sub` of superblock `s`, whose bytes are at `data`.
+template <PackedFormat format>
+[[gnu::always_inline]] inline Affine load_affine(const PackedWeight& weight, const uint8_t* group,
+                                                 const uint8_t* data, int64_t s, int sub) {
+  const uint8_t* scales = data + kernels::quant_bytes(format.bits);
+  const uint8_t* mins = data + kernels::min_offset(format);
+  Affine affine{_mm512_setzero_ps(), _mm512_setzero_ps()};
+  if constexpr (format.scales == ScaleKind::direct) {
+    affine.scale = load_halves(scales + sub * 32);
+    if constexpr (format.has_min) affine.min = load_halves(mins + sub * 32);
+    return affine;
+  }
+  const uint8_t* header = group + s / 4 * 32;
+  affine.scale = _mm512_mul_ps(
+      load_halves(header), _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(load_bytes(scales + sub * 16))));
+  if constexpr (format.has_min) {
+    const __m512 product =
+        _mm512_mul_ps(load_halves(header + kernels::header_row_bytes(weight.cols)),
+                      _mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(load_bytes(mins + sub * 16))));
+    affine.min = _mm512_xor_ps(product, _mm512_set1_ps(-0.0f));
+  }
+  return affine;
+}
+
+// One superblock as floats: emit(line, v) with v[j] = the 16 rows at k = 4 * line + j, for lines
+// 0..15 in some order. q * scale - zero * scale is exact where scale * (q - zero) is, and rounds
+// alike where it is not: zero is a power of two, so the fused product and sum round once.
+template <PackedFormat format, class Emit>
+[[gnu::always_inline]] inline void dequantize_superblock(const PackedWeight& weight,
+                                                         const uint8_t* group, int64_t s,
+                                                         Emit&& emit) {
+  const uint8_t* data =
+      group + kernels::header_bytes(format, weight.cols) + s * kernels::superblock_bytes(format);
+  const Fields<format.bits> fields(data);
+  constexpr int kPhases = 32 / format.sub_block;
+  unroll<kPhases>([&](auto phase_constant) __attribute__((always_inline)) {
+    constexpr int phase = phase_constant;
+    Affine affine[2];
+    for (int f = 0; f < 2; ++f) {
+      affine[f] = load_affine<format>(weight, group, data, s, f * kPhases + phase);
+      if constexpr (!format.has_min) {
+        affine[f].min = _mm512_mul_ps(affine[f].scale, _mm512_set1_ps(-float{format.zero}));
+      }
+    }
+    unroll<8 / kPhases>([&](auto step) __attribute__((always_inline)) {
+      constexpr int i = phase * (8 / kPhases) + step;
+      __m512i operand[2];
+      fields.template step<i>(operand);
+      for (int f = 0; f < 2; ++f) {
+        __m512 values[4];
+        for (int j = 0; j < 4; ++j) {
+          const __m512i q =
+              _mm512_and_si512(_mm512_srli_epi32(operand[f], 8 * j), _mm512_set1_epi32(255));
+          values[j] = _mm512_fmadd_ps(_mm512_cvtepi32_ps(q), affine[f].scale, affine[f].min);
+        }
+        emit(8 * f + i, values);
+      }
+    });
+  });
+}
+
+}  // namespace
+}  // namespace effinfer::cpu

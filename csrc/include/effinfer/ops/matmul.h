@@ -1,0 +1,59 @@
+// Matrix products with packed, possibly quantised weights.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <string_view>
+
+#include "effinfer/export.h"
+#include "effinfer/tensor.h"
+#include "effinfer/threads.h"
+
+namespace effinfer::ops {
+
+// How a product is computed.
+//   int8  activations rounded to int8 with a scale for each 32 values, exact integer sums; needs
+//         quantised weights. A row's result is the same bits for any number of rows.
+//   bf16  weights and activations rounded to bfloat16, sums in float32; needs AVX512-BF16.
+//   f32   float32 throughout.
+enum class MatmulArithmetic : uint8_t { int8, bf16, f32 };
+EFFINFER_API MatmulArithmetic parse_matmul_arithmetic(std::string_view text);
+
+// A weight matrix [rows, cols] in the layout of the kernels. Immutable; copies share the bytes.
+class EFFINFER_API PackedMatrix {
+ public:
+  // From a rank-2 tensor of f32, f16, bf16 or any GGUF block type. Throws InvalidArgument on
+  // another shape or dtype or a null pointer, OutOfMemory.
+  PackedMatrix(const TensorView& weight, ThreadPool& pool);
+
+  int64_t rows() const;  // outputs
+  int64_t cols() const;  // inputs
+  DType dtype() const;   // of the tensor it was packed from
+  std::string format() const;
+  size_t num_bytes() const;
+  // The values of the tensor, bit for bit: out[rows * cols].
+  void unpack(float* out) const;
+
+  struct Impl;
+  const Impl& impl() const { return *impl_; }
+
+ private:
+  std::shared_ptr<const Impl> impl_;
+};
+
+// out[n, rows] = x[n, cols] weight^T + bias[rows] + residual[n, rows], all float32 and contiguous;
+// bias and residual may be null, residual may be out. Throws InvalidArgument on a null pointer or
+// a negative count, Unsupported when no kernel fits (int8 with dense weights, bf16 without
+// AVX512-BF16), OutOfMemory.
+EFFINFER_API void matmul(const float* x, int64_t n, const PackedMatrix& weight,
+                         MatmulArithmetic arithmetic, const float* bias, const float* residual,
+                         float* out, ThreadPool& pool);
+
+// The int8 operand that `matmul` makes of x [n, cols]: q[n, cols] and a scale for each 32 values of
+// a row, scales[n, ceil(cols / 32)]; value = scale * q. What a reference of the int8 arithmetic
+// starts from.
+EFFINFER_API void quantize_activation(const float* x, int64_t n, int64_t cols, int8_t* q,
+                                      float* scales);
+
+}  // namespace effinfer::ops

@@ -1,0 +1,113 @@
+#include "effinfer/ops/matmul.h"
+
+#include <algorithm>
+#include <cstdlib>
+#include <vector>
+
+#include "effinfer/error.h"
+#include "kernels/matmul.h"
+#include "kernels/registry.h"
+
+namespace effinfer::ops {
+
+struct PackedMatrix::Impl {
+  kernels::PackedBuffer buffer;
+};
+
+MatmulArithmetic parse_matmul_arithmetic(std::string_view text) {
+  if (text == "int8") return MatmulArithmetic::int8;
+  if (text == "bf16") return MatmulArithmetic::bf16;
+  if (text == "f32") return MatmulArithmetic::f32;
+  throw InvalidArgument("[matmul] arithmetic: expected int8, bf16 or f32, got \"" +
+                        std::string(text) + "\"");
+}
+
+PackedMatrix::PackedMatrix(const TensorView& weight, ThreadPool& pool) {
+  if (weight.data == nullptr) throw InvalidArgument("[matmul] weight: expected data, got null");
+  impl_ = std::make_shared<const Impl>(Impl{kernels::pack(weight, pool)});
+}
+
+int64_t PackedMatrix::rows() const {
+  return impl_->buffer.view.rows;
+}
+
+int64_t PackedMatrix::cols() const {
+  return impl_->buffer.view.cols;
+}
+
+DType PackedMatrix::dtype() const {
+  return impl_->buffer.view.source;
+}
+
+std::string PackedMatrix::format() const {
+  return kernels::to_string(impl_->buffer.view.format);
+}
+
+size_t PackedMatrix::num_bytes() const {
+  return impl_->buffer.view.num_bytes();
+}
+
+void PackedMatrix::unpack(float* out) const {
+  const kernels::PackedWeight& view = impl_->buffer.view;
+  std::vector<float> group(static_cast<size_t>(kernels::kGroupRows * view.cols));
+  for (int64_t g = 0; g < view.groups(); ++g) {
+    kernels::unpack_group(view, g, group.data());
+    const int64_t first = g * kernels::kGroupRows;
+    const int64_t rows = std::min(kernels::kGroupRows, view.rows - first);
+    std::copy_n(group.data(), rows * view.cols, out + first * view.cols);
+  }
+}
+
+void matmul(const float* x, int64_t n, const PackedMatrix& weight, MatmulArithmetic arithmetic,
+            const float* bias, const float* residual, float* out, ThreadPool& pool) {
+  if (n < 0) throw InvalidArgument("[matmul] n: expected at least 0, got " + std::to_string(n));
+  if (n == 0) return;
+  if (x == nullptr) throw InvalidArgument("[matmul] x: expected data, got null");
+  if (out == nullptr) throw InvalidArgument("[matmul] out: expected data, got null");
+  const kernels::PackedWeight& packed = weight.impl().buffer.view;
+
+  kernels::MatmulProblem problem;
+  problem.x.arithmetic = static_cast<kernels::Arithmetic>(arithmetic);
+  problem.x.rows = n;
+  problem.x.cols = packed.cols;
+  problem.num_parts = 1;
+  problem.parts[0] = {packed, bias, residual, out, packed.rows};
+  const auto& variant = kernels::table<kernels::MatmulProblem>().select(problem, current_isa());
+
+  const auto bytes = static_cast<size_t>(n * problem.x.row_bytes());
+  const std::unique_ptr<void, decltype(&std::free)> operand(std::aligned_alloc(64, bytes),
+                                                            std::free);
+  if (!operand) {
+    throw OutOfMemory("[matmul] no memory for an operand of " + std::to_string(bytes) + " bytes");
+  }
+  problem.x.data = operand.get();
+  const kernels::ToActivationProblem conversion{x, packed.cols, problem.x};
+  const auto& convert =
+      kernels::table<kernels::ToActivationProblem>().select(conversion, current_isa());
+  if (variant.scratch_bytes != nullptr) pool.reserve_scratch(variant.scratch_bytes(problem));
+  pool.parallel([&](Team& team) {
+    convert.run(conversion, team);
+    team.barrier();
+    variant.run(problem, team);
+  });
+}
+
+void quantize_activation(const float* x, int64_t n, int64_t cols, int8_t* q, float* scales) {
+  if (n < 0 || cols < 1) {
+    throw InvalidArgument("[quantize_activation] x: expected a shape [n, cols], got [" +
+                          std::to_string(n) + ", " + std::to_string(cols) + "]");
+  }
+  kernels::Activation operand{kernels::Arithmetic::int8, 1, cols, nullptr};
+  std::vector<uint8_t> record(static_cast<size_t>(operand.row_bytes()));
+  operand.data = record.data();
+  const int64_t blocks = (cols + kernels::kActivationBlock - 1) / kernels::kActivationBlock;
+  const auto store = kernels::store_activation_row(current_isa());
+  for (int64_t i = 0; i < n; ++i) {
+    store(operand, 0, x + i * cols);
+    const kernels::Int8Row row = kernels::int8_row(operand, 0);
+    std::copy_n(row.q, cols, q + i * cols);
+    std::copy_n(row.scales, blocks, scales + i * blocks);
+  }
+}
+
+}  // namespace effinfer::ops
