@@ -4,6 +4,7 @@
 #include <pybind11/numpy.h>
 
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "effinfer/error.h"
@@ -43,6 +44,18 @@ inline TensorView view_of(const pybind11::array& array, const std::string& dtype
                           std::to_string(given));
   }
   return view;
+}
+
+// A C-contiguous array of float32, float16, int8, uint8, int32 or int64 as it is. Throws
+// InvalidArgument otherwise, naming `argument` ("[rms_norm] x").
+TensorView view_of(const pybind11::array& array, std::string_view argument);
+
+// The same for an argument that may be None: then the view has no data.
+TensorView optional_view(const pybind11::object& array, std::string_view argument);
+
+// A new float32 array.
+inline pybind11::array_t<float> new_array(const Dims& dims) {
+  return pybind11::array_t<float>(shape_vector(dims));
 }
 
 // A read-only array over memory that `owner` keeps alive.

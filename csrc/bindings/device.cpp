@@ -1,12 +1,27 @@
 #include "effinfer/device.h"
 
 #include <pybind11/stl.h>
+#include <unistd.h>
+
+#include <mutex>
 
 #include "bindings/module.h"
-#include "effinfer/threads.h"
 #include "effinfer/version.h"
 
 namespace effinfer::bindings {
+
+ThreadPool& default_pool() {
+  static std::mutex mutex;
+  static ThreadPool* pool = nullptr;  // never destroyed: workers may outlive the interpreter
+  static pid_t owner = 0;
+  const std::lock_guard lock(mutex);
+  // Threads do not survive fork(): the parent's pool is of no use to a child.
+  if (pool == nullptr || owner != getpid()) {
+    pool = new ThreadPool();
+    owner = getpid();
+  }
+  return *pool;
+}
 
 void register_device(py::module_& m) {
   m.def("version", &version);

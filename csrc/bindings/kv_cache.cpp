@@ -1,7 +1,93 @@
+#include "effinfer/kv_cache.h"
+
+#include <pybind11/numpy.h>
+#include <pybind11/stl.h>
+
 #include "bindings/module.h"
+#include "bindings/tokens.h"
+#include "kernels/kv_layout.h"
 
 namespace effinfer::bindings {
+namespace {
 
-void register_kv_cache(py::module_&) {}
+// A view of one page of a layer, [num_kv_heads, bytes of a head], in the tile order of kv_layout.h.
+py::array page_view(py::object self, int32_t layer, int32_t page, bool values) {
+  const KvCache& cache = self.cast<const KvCache&>();
+  const kernels::KvLayer kv = cache.layer(layer);
+  if (page < 0 || page >= kv.num_pages) throw py::index_error("page out of range");
+  uint8_t* data = values ? kv.v_head(page, 0) : kv.k_head(page, 0);
+  return py::array_t<uint8_t>(
+      {static_cast<py::ssize_t>(kv.num_kv_heads), static_cast<py::ssize_t>(kv.head_bytes())}, data,
+      self);
+}
+
+}  // namespace
+
+void register_kv_cache(py::module_& m) {
+  py::class_<KvCache>(m, "KvCache", "The paged KV cache: 64-token pages, prefixes in a radix tree.")
+      .def(py::init([](int32_t num_layers, int32_t num_kv_heads, int32_t head_dim,
+                       const std::string& dtype, int32_t num_pages) {
+             return std::make_unique<KvCache>(
+                 KvCacheConfig{num_layers, num_kv_heads, head_dim, parse_dtype(dtype), num_pages});
+           }),
+           py::kw_only(), py::arg("num_layers"), py::arg("num_kv_heads"), py::arg("head_dim"),
+           py::arg("dtype") = "bf16", py::arg("num_pages"))
+      .def_property_readonly_static("page_size", [](py::object) { return KvCache::kPageSize; })
+      .def_property_readonly("num_bytes", &KvCache::num_bytes)
+      .def_property_readonly("num_pages", [](const KvCache& c) { return c.config().num_pages; })
+      .def_property_readonly("free_pages", &KvCache::free_pages)
+      .def_property_readonly("available_pages", &KvCache::available_pages)
+      .def_property_readonly("cached_prefix_pages", &KvCache::cached_prefix_pages)
+      .def(
+          "create",
+          [](KvCache& cache, const py::object& tokens) {
+            int32_t cached = 0;
+            const SequenceId id = cache.create(to_tokens(tokens, "tokens"), &cached);
+            return py::make_tuple(id, cached);
+          },
+          py::arg("tokens"), "A sequence for a prompt: (id, tokens found in the prefix cache).")
+      .def(
+          "append",
+          [](KvCache& cache, SequenceId sequence, const py::object& tokens) {
+            cache.append(sequence, to_tokens(tokens, "tokens"));
+          },
+          py::arg("sequence"), py::arg("tokens"))
+      .def("can_append", &KvCache::can_append, py::arg("sequence"), py::arg("count"))
+      .def("commit", &KvCache::commit, py::arg("sequence"), py::arg("count"))
+      .def("fork", &KvCache::fork, py::arg("sequence"))
+      .def("rollback", &KvCache::rollback, py::arg("sequence"), py::arg("count"))
+      .def("publish", &KvCache::publish, py::arg("sequence"))
+      .def("release", &KvCache::release, py::arg("sequence"), py::arg("keep_prefix") = true)
+      .def("clear_prefixes", &KvCache::clear_prefixes)
+      .def("length", &KvCache::length, py::arg("sequence"))
+      .def("committed", &KvCache::committed, py::arg("sequence"))
+      .def(
+          "pages",
+          [](const KvCache& cache, SequenceId sequence) {
+            const auto pages = cache.pages(sequence);
+            return std::vector<int32_t>(pages.begin(), pages.end());
+          },
+          py::arg("sequence"))
+      .def(
+          "tokens",
+          [](const KvCache& cache, SequenceId sequence) {
+            const auto tokens = cache.tokens(sequence);
+            return std::vector<int32_t>(tokens.begin(), tokens.end());
+          },
+          py::arg("sequence"))
+      .def(
+          "k_page",
+          [](py::object self, int32_t layer, int32_t page) {
+            return page_view(std::move(self), layer, page, false);
+          },
+          py::arg("layer"), py::arg("page"), "A writable view: uint8 [num_kv_heads, bytes].")
+      .def(
+          "v_page",
+          [](py::object self, int32_t layer, int32_t page) {
+            return page_view(std::move(self), layer, page, true);
+          },
+          py::arg("layer"), py::arg("page"), "A writable view: uint8 [num_kv_heads, bytes].")
+      .def("check_integrity", &KvCache::check_integrity);
+}
 
 }  // namespace effinfer::bindings

@@ -3,6 +3,10 @@
 
 #include <pybind11/pybind11.h>
 
+#include <memory>
+
+#include "effinfer/threads.h"
+
 namespace effinfer::bindings {
 
 namespace py = pybind11;
@@ -19,5 +23,12 @@ void register_engine(py::module_& m);
 void register_ops_matmul(py::module_& m);
 void register_ops_attention(py::module_& m);
 void register_ops_elementwise(py::module_& m);
+
+// The pool that operators use when the caller gives none: made at first use, with
+// default_threads(); a forked child makes its own.
+ThreadPool& default_pool();
+inline ThreadPool& pool_or_default(const std::shared_ptr<ThreadPool>& pool) {
+  return pool ? *pool : default_pool();
+}
 
 }  // namespace effinfer::bindings

@@ -1,4 +1,5 @@
-#include "bindings/numpy.h"
+#include "bindings/arrays.h"
+#include "bindings/module.h"
 #include "effinfer/ops/elementwise.h"
 #include "effinfer/ops/embedding.h"
 #include "effinfer/ops/rms_norm.h"
@@ -83,13 +84,7 @@ py::object rms_norm(const py::array& x, const py::object& weight, float eps, int
 py::array_t<float> embedding(const py::array& ids, const py::array& table, const std::string& dtype,
                              int64_t rows, int64_t cols, float scale, const Pool& pool) {
   const TensorView tokens = view_of(ids, "[embedding] ids");
-  const TensorView bytes = view_of(table, "[embedding] table");
-  const TensorView view{bytes.data, parse_dtype(dtype), {rows, cols}};
-  if (view.num_bytes() != bytes.num_bytes()) {
-    throw InvalidArgument("[embedding] table: expected " + std::to_string(view.num_bytes()) +
-                          " bytes for " + dtype + " " + view.dims.to_string() + ", got " +
-                          std::to_string(bytes.num_bytes()));
-  }
+  const TensorView view = view_of(table, dtype, {rows, cols}, "[embedding] table");
   py::array_t<float> out = new_array({tokens.dims.num_elements(), cols});
   float* data = out.mutable_data();
   const py::gil_scoped_release release;

@@ -13,15 +13,15 @@ namespace effinfer {
 [[gnu::always_inline]] inline constexpr float f16_to_f32(uint16_t half) {
   const uint32_t sign = uint32_t{half & 0x8000u} << 16;
   const uint32_t magnitude = half & 0x7fffu;
-  if (magnitude >= 0x7c00u) {  // infinity, NaN
-    return std::bit_cast<float>(sign | 0x7f800000u | (magnitude & 0x3ffu) << 13);
-  }
-  if (magnitude >= 0x0400u) {  // normal: the exponent's bias goes from 15 to 127
-    return std::bit_cast<float>(sign | ((magnitude << 13) + (112u << 23)));
-  }
-  // Subnormal or zero: magnitude * 2^-24, exact.
-  const float value = static_cast<float>(magnitude) * 0x1p-24f;
-  return std::bit_cast<float>(sign | std::bit_cast<uint32_t>(value));
+  // Normal: the exponent's bias goes from 15 to 127. Infinity and NaN: from 31 on to 255.
+  constexpr uint32_t kRebias = 112u << 23;
+  const uint32_t special = 0u - static_cast<uint32_t>(magnitude >= 0x7c00u);
+  const uint32_t normal = (magnitude << 13) + kRebias + (kRebias & special);
+  // Subnormal or zero: magnitude * 2^-24, exact. Selected by mask: a branch keeps loops scalar.
+  const float product = static_cast<float>(static_cast<int32_t>(magnitude)) * 0x1p-24f;
+  const uint32_t subnormal = 0u - static_cast<uint32_t>(magnitude < 0x0400u);
+  const uint32_t bits = (std::bit_cast<uint32_t>(product) & subnormal) | (normal & ~subnormal);
+  return std::bit_cast<float>(sign | bits);
 }
 
 [[gnu::always_inline]] inline constexpr uint16_t f32_to_f16(float value) {

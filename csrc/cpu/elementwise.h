@@ -17,6 +17,13 @@ struct ElementwiseKernels {
 namespace portable {
 extern const ElementwiseKernels kElementwise;
 }
+namespace avx2 {
+extern const ElementwiseKernels kElementwise;
+}
+namespace avx512 {
+extern const ElementwiseKernels kElementwise;
+}
+
 // What gains nothing from wider vectors: copies, block decoding, double-precision trigonometry.
 void embedding(const kernels::EmbeddingProblem& problem, Team& team);
 void select_rows(const kernels::SelectRowsProblem& problem, Team& team);

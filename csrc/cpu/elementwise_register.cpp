@@ -65,6 +65,12 @@ void register_elementwise() {
       {"rope_table.portable", kPortable, rejects_rope_table, rope_table});
   add_level(kPortable, {"rms_norm.portable", "unary.portable", "binary.portable", "rope.portable"},
             portable::kElementwise);
+#if EFFINFER_X86
+  add_level(Isa::avx2, {"rms_norm.avx2", "unary.avx2", "binary.avx2", "rope.avx2"},
+            avx2::kElementwise);
+  add_level(Isa::avx512, {"rms_norm.avx512", "unary.avx512", "binary.avx512", "rope.avx512"},
+            avx512::kElementwise);
+#endif
 }
 
 }  // namespace effinfer::cpu

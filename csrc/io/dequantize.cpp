@@ -39,6 +39,15 @@ void decode_block(const Block& block, float* out) {
   }
 }
 
+template <class Convert>
+void widen(const uint8_t* bytes, int64_t count, Convert convert, float* out) {
+  for (int64_t i = 0; i < count; ++i) {
+    uint16_t bits;
+    std::memcpy(&bits, bytes + 2 * i, sizeof bits);
+    out[i] = convert(bits);
+  }
+}
+
 }  // namespace
 
 void dequantize(DType dtype, const void* blocks, int64_t count, float* out) {
@@ -55,11 +64,10 @@ void dequantize(DType dtype, const void* blocks, int64_t count, float* out) {
       std::memcpy(out, bytes, static_cast<size_t>(count) * sizeof(float));
       return;
     case DType::f16:
+      widen(bytes, count, [](uint16_t bits) { return f16_to_f32(bits); }, out);
+      return;
     case DType::bf16:
-      for (int64_t i = 0; i < count; ++i) {
-        const auto bits = static_cast<uint16_t>(bytes[2 * i] | bytes[2 * i + 1] << 8);
-        out[i] = dtype == DType::f16 ? f16_to_f32(bits) : bf16_to_f32(bits);
-      }
+      widen(bytes, count, [](uint16_t bits) { return bf16_to_f32(bits); }, out);
       return;
     default:
       break;

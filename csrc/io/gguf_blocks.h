@@ -22,6 +22,7 @@
 
 #include <array>
 #include <cstdint>
+#include <cstring>
 #include <string>
 #include <type_traits>
 
@@ -68,6 +69,14 @@ inline void add_bit_planes(const uint8_t* bytes, int place, uint8_t* out) {
 inline constexpr std::array<uint8_t, 16> kIq4Values = {1,   24,  45,  63,  79,  93,  106, 118,
                                                        129, 141, 153, 166, 181, 197, 217, 241};
 
+// As unpack_nibbles<16>, with the values of the codes.
+inline void unpack_iq4(const uint8_t* bytes, uint8_t* out) {
+  for (int i = 0; i < 16; ++i) {
+    out[i] = kIq4Values[bytes[i] & 15];
+    out[16 + i] = kIq4Values[bytes[i] >> 4];
+  }
+}
+
 // ---- 32 elements, one scale ---------------------------------------------------------------------
 
 // q8_0: [d f16][32 signed bytes]
@@ -106,10 +115,17 @@ struct BlockQ4_1 {
   void quants(uint8_t* out) const { unpack_nibbles<16>(qs, out); }
 };
 
-// The fifth bits of 32 quants: bit i of a little-endian dword belongs to element i.
+// The fifth bits of 32 quants: bit i of a little-endian dword belongs to element i. Eight at a
+// time: the byte is repeated, each copy keeps its own bit, and adding 0x7f carries any bit into the
+// top.
 inline void add_fifth_bits(const uint8_t* qh, uint8_t* out) {
-  for (int i = 0; i < 32; ++i) {
-    out[i] = static_cast<uint8_t>(out[i] | (qh[i / 8] >> i % 8 & 1) << 4);
+  for (int i = 0; i < 4; ++i) {
+    const uint64_t copies = qh[i] * 0x0101010101010101u & 0x8040201008040201u;
+    const uint64_t fifth = (copies + 0x7f7f7f7f7f7f7f7fu) >> 3 & 0x1010101010101010u;
+    uint64_t low;
+    std::memcpy(&low, out + 8 * i, sizeof low);
+    low |= fifth;
+    std::memcpy(out + 8 * i, &low, sizeof low);
   }
 }
 
@@ -152,10 +168,7 @@ struct BlockIq4Nl {
   static constexpr bool kHasMin = false;
   Half d;
   uint8_t qs[16];
-  void quants(uint8_t* out) const {
-    unpack_nibbles<16>(qs, out);
-    for (int i = 0; i < 32; ++i) out[i] = kIq4Values[out[i]];
-  }
+  void quants(uint8_t* out) const { unpack_iq4(qs, out); }
 };
 
 // ---- 256 elements, a scale a sub-block ----------------------------------------------------------
@@ -304,8 +317,7 @@ struct BlockIq4Xs {
     return (low | high << 4) - 32;
   }
   void quants(uint8_t* out) const {
-    for (int c = 0; c < 8; ++c) unpack_nibbles<16>(qs + 16 * c, out + 32 * c);
-    for (int i = 0; i < 256; ++i) out[i] = kIq4Values[out[i]];
+    for (int c = 0; c < 8; ++c) unpack_iq4(qs + 16 * c, out + 32 * c);
   }
 };
 

@@ -13,11 +13,13 @@ float position_period(const RopeParameters& p, int32_t i) {
   return static_cast<float>(std::pow(static_cast<double>(p.theta), static_cast<double>(exponent)));
 }
 
+// The reference divides a number by a tensor, which torch computes as reciprocal times number; the
+// ramp subtracts nearly equal numbers, so the same roundings matter.
 float llama3(const RopeParameters& p, float inv_freq) {
-  const float wavelength = 2.0f * std::numbers::pi_v<float> / inv_freq;
+  const float wavelength = 1.0f / inv_freq * (2.0f * std::numbers::pi_v<float>);
   if (wavelength < p.original_max_position / p.high_freq_factor) return inv_freq;
   if (wavelength > p.original_max_position / p.low_freq_factor) return inv_freq / p.factor;
-  const float smooth = (p.original_max_position / wavelength - p.low_freq_factor) /
+  const float smooth = (1.0f / wavelength * p.original_max_position - p.low_freq_factor) /
                        (p.high_freq_factor - p.low_freq_factor);
   return (1.0f - smooth) * inv_freq / p.factor + smooth * inv_freq;
 }

@@ -1,1 +1,84 @@
-"""Efficient LLM inference on the hardware that you have."""
+"""Efficient LLM inference on the hardware that you have.
+
+    llm = effinfer.LLM("smollm2-135m")
+    print(llm.generate("The capital of France is")[0].text)
+
+Names are imported when they are first used: `import effinfer` alone loads neither the native core
+nor a tokenizer.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from effinfer import graph, hub, models, ops
+    from effinfer._core import (
+        CancelledError,
+        Error,
+        FileError,
+        FormatError,
+        InternalError,
+        InvalidArgumentError,
+        OutOfMemoryError,
+        UnsupportedError,
+    )
+    from effinfer.llm import LLM
+    from effinfer.machine import info
+    from effinfer.outputs import RequestMetrics, RequestOutput
+    from effinfer.sampling import SamplingParams
+
+_ERRORS = (
+    "CancelledError",
+    "Error",
+    "FileError",
+    "FormatError",
+    "InternalError",
+    "InvalidArgumentError",
+    "OutOfMemoryError",
+    "UnsupportedError",
+)
+_MODULE_OF = {
+    **dict.fromkeys(_ERRORS, "effinfer._core"),
+    "LLM": "effinfer.llm",
+    "RequestMetrics": "effinfer.outputs",
+    "RequestOutput": "effinfer.outputs",
+    "SamplingParams": "effinfer.sampling",
+    "info": "effinfer.machine",
+}
+_SUBMODULES = ("graph", "hub", "models", "ops")
+
+__version__ = "0.1.0"
+__all__ = [
+    "LLM",
+    "CancelledError",
+    "Error",
+    "FileError",
+    "FormatError",
+    "InternalError",
+    "InvalidArgumentError",
+    "OutOfMemoryError",
+    "RequestMetrics",
+    "RequestOutput",
+    "SamplingParams",
+    "UnsupportedError",
+    "graph",
+    "hub",
+    "info",
+    "models",
+    "ops",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name in _MODULE_OF:
+        value = getattr(import_module(_MODULE_OF[name]), name)
+    elif name in _SUBMODULES:
+        value = import_module(f"effinfer.{name}")
+    else:
+        raise AttributeError(f"module 'effinfer' has no attribute {name!r}")
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

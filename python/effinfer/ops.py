@@ -16,7 +16,9 @@ from effinfer._core import ThreadPool
 Array = npt.NDArray[Any]
 Floats = npt.NDArray[np.float32]
 
-_dense = np.ascontiguousarray
+
+def _dense(array: npt.ArrayLike) -> Array:
+    return np.asarray(array, order="C")
 
 
 def rms_norm(

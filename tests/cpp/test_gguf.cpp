@@ -11,49 +11,13 @@
 #include "check.h"
 #include "effinfer/error.h"
 #include "effinfer/gguf.h"
+#include "gguf_bytes.h"
 #include "io/gguf_blocks.h"
 
 using namespace effinfer;
+using namespace gguf_bytes;
 
 namespace {
-
-enum : uint32_t { kU8 = 0, kU32 = 4, kI32 = 5, kF32 = 6, kBool = 7, kString = 8, kArray = 9 };
-enum : uint32_t { kTypeF32 = 0, kTypeQ8_0 = 8, kTypeIq1S = 19, kTypeUnknown = 77 };
-
-// Bytes of a file under construction.
-struct Bytes {
-  std::vector<uint8_t> data;
-
-  template <class T>
-  Bytes& number(T value) {
-    const auto* bytes = reinterpret_cast<const uint8_t*>(&value);
-    data.insert(data.end(), bytes, bytes + sizeof(T));
-    return *this;
-  }
-  Bytes& u32(uint32_t value) { return number(value); }
-  Bytes& u64(uint64_t value) { return number(value); }
-  Bytes& text(std::string_view value) {
-    data.insert(data.end(), value.begin(), value.end());
-    return *this;
-  }
-  Bytes& string(std::string_view value) { return u64(value.size()).text(value); }
-  Bytes& header(uint64_t tensors, uint64_t metadata, uint32_t version = 3) {
-    return text("GGUF").u32(version).u64(tensors).u64(metadata);
-  }
-  Bytes& tensor(std::string_view name, std::vector<uint64_t> dims, uint32_t type, uint64_t offset) {
-    string(name).u32(static_cast<uint32_t>(dims.size()));
-    for (const uint64_t dim : dims) u64(dim);
-    return u32(type).u64(offset);
-  }
-  Bytes& pad(size_t alignment = 32) {
-    while (data.size() % alignment != 0) data.push_back(0);
-    return *this;
-  }
-  Bytes& fill(size_t count, uint8_t value) {
-    data.insert(data.end(), count, value);
-    return *this;
-  }
-};
 
 std::shared_ptr<GgufFile> parse(const Bytes& bytes) {
   return GgufFile::parse(bytes.data, "test");
@@ -75,10 +39,6 @@ Bytes sample(uint32_t version = 3) {
   for (int i = 0; i < 8; ++i) bytes.number(static_cast<float>(i));
   bytes.number(uint16_t{0x3c00}).fill(32, 2).pad().fill(50, 9);
   return bytes;
-}
-
-std::string scratch(const std::string& name) {
-  return (std::filesystem::temp_directory_path() / ("effinfer_test_gguf_" + name)).string();
 }
 
 std::vector<uint8_t> read_all(const std::string& path) {

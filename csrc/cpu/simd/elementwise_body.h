@@ -1,5 +1,9 @@
-// The bodies of the elementwise kernels, over any 16-float vector `Lanes` (simd/lanes_*.h). Lanes
-// lives in an anonymous namespace, so every instance belongs to the file that made it.
+// The bodies of the elementwise kernels, over the 16-float vector of an ISA level (simd/math_*.h).
+// The vector types of ISA files live in anonymous namespaces, so every instance belongs to the file
+// that made it.
+//
+// Sums, products, quotients and roots are correctly rounded and never fused, so what uses no other
+// function (norms, rotations) is the same bits at every level.
 //
 // The last, partial vector of a row goes through the same vector code from a zero-padded buffer: an
 // element's value does not depend on where in a row it stands.
@@ -7,24 +11,25 @@
 
 #include <string.h>
 
+#include "cpu/simd/math.h"
 #include "kernels/activation.h"
 #include "kernels/elementwise.h"
 
 namespace effinfer::cpu {
 
-template <class Lanes>
+template <class Vector, Isa isa>
 struct ElementwiseBody {
   static constexpr int64_t kWidth = 16;
   // Floats in a chunk: large enough to pay for claiming it (a few tens of ns), small enough that
   // one row of logits is shared by the team.
   static constexpr int64_t kChunk = 4096;
 
-  static Lanes load_some(const float* p, int64_t count) {
+  static Vector load_some(const float* p, int64_t count) {
     alignas(64) float buffer[kWidth] = {};
     memcpy(buffer, p, static_cast<size_t>(count) * sizeof(float));
-    return Lanes::load(buffer);
+    return Vector::load(buffer);
   }
-  static void store_some(float* p, const Lanes& v, int64_t count) {
+  static void store_some(float* p, const Vector& v, int64_t count) {
     alignas(64) float buffer[kWidth];
     v.store(buffer);
     memcpy(p, buffer, static_cast<size_t>(count) * sizeof(float));
@@ -37,30 +42,30 @@ struct ElementwiseBody {
     int64_t i = 0;
     for (; i + kWidth <= n; i += kWidth) {
       visit(
-          i, [](const float* p) { return Lanes::load(p); },
-          [](float* p, const Lanes& v) { v.store(p); });
+          i, [](const float* p) { return Vector::load(p); },
+          [](float* p, const Vector& v) { v.store(p); });
     }
     if (i < n) {
       const int64_t rest = n - i;
       visit(
           i, [rest](const float* p) { return load_some(p, rest); },
-          [rest](float* p, const Lanes& v) { store_some(p, v, rest); });
+          [rest](float* p, const Vector& v) { store_some(p, v, rest); });
     }
   }
 
   static float sum_of_squares(const float* x, int64_t cols) {
-    Lanes sum = Lanes::all(0.0f);
+    Vector squares = Vector::set(0.0f);
     for_vectors(cols, [&](int64_t i, auto load, auto) {
-      const Lanes v = load(x + i);
-      sum = sum + v * v;
+      const Vector v = load(x + i);
+      squares = squares + v * v;
     });
-    return sum.sum();
+    return sum(squares);
   }
 
   static void rms_norm_group(const float* x, const float* weight, int64_t cols, float eps,
                              float* out) {
     const float mean = sum_of_squares(x, cols) / static_cast<float>(cols);
-    const Lanes scale = Lanes::all(1.0f / __builtin_sqrtf(mean + eps));
+    const Vector scale = Vector::set(1.0f / __builtin_sqrtf(mean + eps));
     if (weight == nullptr) {
       for_vectors(cols,
                   [&](int64_t i, auto load, auto store) { store(out + i, load(x + i) * scale); });
@@ -104,20 +109,23 @@ struct ElementwiseBody {
   }
 
   template <kernels::UnaryOp op>
-  static Lanes apply(const Lanes& x, [[maybe_unused]] const Lanes& parameter) {
+  static Vector apply(const Vector& x, [[maybe_unused]] const Vector& parameter) {
     using enum kernels::UnaryOp;
     if constexpr (op == copy) return x;
     if constexpr (op == scale) return x * parameter;
-    if constexpr (op == softcap) return parameter * (x / parameter).tanh();
-    if constexpr (op == silu) return x.silu();
-    if constexpr (op == gelu_tanh) return x.gelu_tanh();
-    if constexpr (op == relu_squared) return x.relu() * x.relu();
+    if constexpr (op == softcap) return parameter * simd::tanh(x / parameter);
+    if constexpr (op == silu) return simd::silu(x);
+    if constexpr (op == gelu_tanh) return simd::gelu_tanh(x);
+    if constexpr (op == relu_squared) {
+      const Vector positive = max(Vector::set(0.0f), x);  // the second operand where that is a NaN
+      return positive * positive;
+    }
   }
 
   template <kernels::UnaryOp op>
   static void unary_op(const kernels::UnaryProblem& p, Team& team) {
     if (p.cols == 0) return;
-    const Lanes parameter = Lanes::all(p.parameter);
+    const Vector parameter = Vector::set(p.parameter);
     // A chunk is several whole rows, or a part of one row.
     const int64_t chunk_rows = p.cols < kChunk ? kChunk / p.cols : 1;
     const int64_t parts = (p.cols + kChunk - 1) / kChunk;
@@ -174,8 +182,8 @@ struct ElementwiseBody {
   }
 
   // (a, b) -> (a cos - b sin, b cos + a sin).
-  static void rotate(Lanes& a, Lanes& b, const Lanes& cos, const Lanes& sin) {
-    const Lanes first = a * cos - b * sin;
+  static void rotate(Vector& a, Vector& b, const Vector& cos, const Vector& sin) {
+    const Vector first = a * cos - b * sin;
     b = b * cos + a * sin;
     a = first;
   }
@@ -183,22 +191,34 @@ struct ElementwiseBody {
   static void rope_head(const float* x, const float* cos, const float* sin, int64_t half,
                         float* out) {
     for_vectors(half, [&](int64_t i, auto load, auto store) {
-      Lanes a = load(x + i);
-      Lanes b = load(x + half + i);
+      Vector a = load(x + i);
+      Vector b = load(x + half + i);
       rotate(a, b, load(cos + i), load(sin + i));
       store(out + i, a);
       store(out + half + i, b);
     });
   }
 
+  // Pairs are taken apart in local arrays, so that the compiler sees shuffles without aliasing.
   static void rope_head_interleaved(const float* x, const float* cos, const float* sin,
                                     int64_t half, float* out) {
+    alignas(64) float even[kWidth];
+    alignas(64) float odd[kWidth];
     int64_t i = 0;
     for (; i + kWidth <= half; i += kWidth) {
-      Lanes a, b;
-      Lanes::load_pairs(x + 2 * i, a, b);
-      rotate(a, b, Lanes::load(cos + i), Lanes::load(sin + i));
-      Lanes::store_pairs(out + 2 * i, a, b);
+      for (int64_t j = 0; j < kWidth; ++j) {
+        even[j] = x[2 * (i + j)];
+        odd[j] = x[2 * (i + j) + 1];
+      }
+      Vector a = Vector::load(even);
+      Vector b = Vector::load(odd);
+      rotate(a, b, Vector::load(cos + i), Vector::load(sin + i));
+      a.store(even);
+      b.store(odd);
+      for (int64_t j = 0; j < kWidth; ++j) {
+        out[2 * (i + j)] = even[j];
+        out[2 * (i + j) + 1] = odd[j];
+      }
     }
     for (; i < half; ++i) {
       const float a = x[2 * i];

@@ -1,5 +1,8 @@
 // The paged KV cache: a pool of 64-token pages shared by all sequences, one page table a sequence,
 // and a radix tree over token ids that lets sequences share the pages of a common prefix.
+//
+// A token passes through two states: append() makes room for it, commit() says that its K and V
+// have been written in every layer. Only committed tokens are forked or cached for reuse.
 #pragma once
 
 #include <cstdint>
@@ -42,27 +45,34 @@ class EFFINFER_API KvCache {
   int32_t free_pages() const;       // free now, without evicting cached prefixes
   int32_t available_pages() const;  // free + cached prefixes that no sequence uses
 
-  // A sequence that begins with `tokens`; whole pages of a cached prefix are shared. Returns the
-  // id; `cached` receives how many leading tokens are already in the cache (always <
-  // tokens.size()).
-  SequenceId create(std::span<const int32_t> tokens, int32_t* cached);
-  // Makes room for `count` more tokens; a shared last page is copied first (copy on write). Takes
-  // pages from unused cached prefixes when none are free. Throws OutOfMemory and changes nothing
-  // when there are not enough.
+  // A sequence whose prompt is `tokens`. It starts with the whole pages of the longest cached
+  // prefix, shared and committed; `cached` (may be null) receives how many tokens that is, always
+  // fewer than tokens.size() so that there is one to compute. The caller appends the others.
+  SequenceId create(std::span<const int32_t> tokens, int32_t* cached = nullptr);
+  // Makes room for more tokens; a shared last page is copied first (copy on write). Takes pages
+  // from unused cached prefixes when none are free. Throws OutOfMemory and changes nothing when
+  // there are not enough.
   void append(SequenceId sequence, std::span<const int32_t> tokens);
   bool can_append(SequenceId sequence, int64_t count) const;
-  // A new sequence that shares all pages.
+  // The next `count` appended tokens now have their K and V in every layer.
+  void commit(SequenceId sequence, int64_t count);
+  // A new sequence that shares all pages. Every token must be committed.
   SequenceId fork(SequenceId sequence);
   // Drops the last `count` tokens.
   void rollback(SequenceId sequence, int64_t count);
-  // Drops the sequence. With `keep_prefix` its whole pages stay cached for reuse until evicted.
+  // Caches the whole committed pages for reuse by later sequences; the sequence goes on.
+  void publish(SequenceId sequence);
+  // Drops the sequence. With `keep_prefix` its whole committed pages stay cached for reuse until
+  // they are evicted, least recently used first.
   void release(SequenceId sequence, bool keep_prefix = true);
   // Forgets all cached prefixes.
   void clear_prefixes();
 
-  int64_t length(SequenceId sequence) const;
+  int64_t length(SequenceId sequence) const;     // tokens appended
+  int64_t committed(SequenceId sequence) const;  // of these, tokens whose K and V are written
   std::span<const int32_t> pages(SequenceId sequence) const;
   std::span<const int32_t> tokens(SequenceId sequence) const;
+  int32_t cached_prefix_pages() const;  // pages that the radix tree holds
 
   // Every invariant: reference counts, page ownership, lengths, the radix tree. Throws
   // InternalError.

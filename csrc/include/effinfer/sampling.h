@@ -3,6 +3,11 @@
 //   logit bias -> repetition, frequency and presence penalties -> temperature -> top-k -> typical
 //   -> top-p -> min-p -> draw
 //
+// Each filter sees the renormalised distribution that the one before it left. Top-k keeps exactly k
+// tokens, typical and top-p the smallest set that reaches the mass, min-p what is at least min_p
+// times as likely as the likeliest; ties go to the lowest id. The repetition penalty divides a
+// positive logit and multiplies a negative one; frequency and presence are subtracted after it.
+//
 // A draw uses a counter-based generator keyed by (seed, index of the token in its request), so a
 // request's text does not depend on the batch that it runs in.
 #pragma once
@@ -48,23 +53,51 @@ struct SampledToken {
   std::vector<TokenLogprob> top;  // the `logprobs` most likely, best first
 };
 
-// Samples rows with scratch that it keeps between calls.
+// Samples rows with scratch that it keeps between calls: one sampler a thread.
 class EFFINFER_API Sampler {
  public:
   // `logits` of one row (not changed), `prompt` and `output` tokens so far (for penalties); `index`
   // is the number of tokens this request has drawn. Throws InvalidArgument when the logits hold a
-  // NaN or nothing above -infinity.
+  // NaN or +infinity, or nothing above -infinity.
   SampledToken sample(std::span<const float> logits, const SamplingParams& params,
                       std::span<const int32_t> prompt, std::span<const int32_t> output,
                       uint64_t index);
+  // The distribution that sample() draws from: `probabilities` [vocab] sums to 1, and is 0 for what
+  // the filters removed. Greedy gives a single 1.
+  void distribution(std::span<const float> logits, const SamplingParams& params,
+                    std::span<const int32_t> prompt, std::span<const int32_t> output,
+                    std::span<float> probabilities);
 
  private:
   struct Candidate {
-    float value;
+    float log_weight;  // (logit - highest logit) / temperature
+    float weight;      // exp(log_weight)
     int32_t token;
   };
+  struct Order;
+
+  // Fills work_ with log weights; true when candidates_ (and not the whole of work_) are what the
+  // filters left, likeliest first.
+  bool filter(std::span<const float> logits, const SamplingParams& params,
+              std::span<const int32_t> prompt, std::span<const int32_t> output);
+  std::span<const float> adjust(std::span<const float> logits, const SamplingParams& params,
+                                std::span<const int32_t> prompt, std::span<const int32_t> output);
+  void penalize(const SamplingParams& params, std::span<const int32_t> prompt,
+                std::span<const int32_t> output);
+  void select_top(std::span<const float> values, size_t count);
+  void gather(float least_weight);
+  void keep_typical(float mass);
+  void keep_top_p(float mass, double total);
+  void keep_min_p(float ratio);
+  template <class Before>
+  void keep_mass(double mass, Before before);
+  void add_logprobs(std::span<const float> logits, const SamplingParams& params,
+                    SampledToken& sampled);
+
   std::vector<float> work_;
+  std::vector<float> weights_;
   std::vector<Candidate> candidates_;
+  std::vector<int32_t> counts_;  // a token's uses; zeros between calls
 };
 
 }  // namespace effinfer

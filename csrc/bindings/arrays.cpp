@@ -1,8 +1,6 @@
-#include "bindings/numpy.h"
+#include "bindings/arrays.h"
 
-#include <unistd.h>
-
-#include <mutex>
+#include "bindings/module.h"
 
 namespace effinfer::bindings {
 namespace {
@@ -46,25 +44,6 @@ TensorView optional_view(const py::object& array, std::string_view argument) {
                           std::string(py::str(py::type::of(array))));
   }
   return view_of(py::reinterpret_borrow<py::array>(array), argument);
-}
-
-py::array_t<float> new_array(const Dims& dims) {
-  std::vector<py::ssize_t> shape;
-  for (int axis = 0; axis < dims.rank(); ++axis) shape.push_back(dims[axis]);
-  return py::array_t<float>(shape);
-}
-
-ThreadPool& default_pool() {
-  static std::mutex mutex;
-  static ThreadPool* pool = nullptr;  // never destroyed: workers may outlive the interpreter
-  static pid_t owner = 0;
-  const std::lock_guard lock(mutex);
-  // Threads do not survive fork(): the parent's pool is of no use to a child.
-  if (pool == nullptr || owner != getpid()) {
-    pool = new ThreadPool();
-    owner = getpid();
-  }
-  return *pool;
 }
 
 }  // namespace effinfer::bindings

@@ -1,0 +1,183 @@
+#include "runtime/page_pool.h"
+
+#include <sys/mman.h>
+
+#include <algorithm>
+#include <cstring>
+#include <string>
+
+#include "effinfer/error.h"
+#include "runtime/memory.h"
+
+namespace effinfer::runtime {
+namespace {
+
+constexpr size_t kAlignment = 4096;  // planes start on system pages
+
+void require(bool condition, const char* field, const char* expected, int64_t got) {
+  if (condition) return;
+  throw InvalidArgument(std::string("[kv_cache] ") + field + ": expected " + expected + ", got " +
+                        std::to_string(got));
+}
+
+size_t multiply(size_t a, size_t b) {
+  size_t product = 0;
+  if (__builtin_mul_overflow(a, b, &product)) {
+    throw OutOfMemory("[kv_cache] the size of the page pool overflows");
+  }
+  return product;
+}
+
+size_t align_up(size_t bytes) {
+  return multiply(bytes / kAlignment + (bytes % kAlignment != 0), kAlignment);
+}
+
+// Bytes of K (or of V) of one page for one head.
+size_t checked_head_bytes(const KvCacheConfig& config) {
+  require(config.num_layers > 0, "num_layers", "at least 1", config.num_layers);
+  require(config.num_kv_heads > 0, "num_kv_heads", "at least 1", config.num_kv_heads);
+  require(config.head_dim > 0 && config.head_dim % 16 == 0, "head_dim", "a positive multiple of 16",
+          config.head_dim);
+  const DType dtype = config.dtype;
+  if (dtype != DType::f32 && dtype != DType::f16 && dtype != DType::bf16 && dtype != DType::i8) {
+    throw InvalidArgument("[kv_cache] dtype: expected f32, f16, bf16 or i8, got " +
+                          std::string(name(dtype)));
+  }
+  return static_cast<size_t>(kernels::kPageSize) * static_cast<size_t>(config.head_dim) *
+         static_cast<size_t>(dtype_info(dtype).block_bytes);
+}
+
+size_t head_scale_bytes(const KvCacheConfig& config) {
+  return config.dtype == DType::i8 ? static_cast<size_t>(kernels::kPageSize) * sizeof(float) : 0;
+}
+
+}  // namespace
+
+size_t kv_page_bytes(const KvCacheConfig& config) {
+  const size_t head = checked_head_bytes(config) + head_scale_bytes(config);
+  return multiply(multiply(2 * head, static_cast<size_t>(config.num_kv_heads)),
+                  static_cast<size_t>(config.num_layers));
+}
+
+PagePool::PagePool(const KvCacheConfig& config) : config_(config) {
+  head_bytes_ = checked_head_bytes(config);
+  require(config.num_pages > 0, "num_pages", "at least 1", config.num_pages);
+  const size_t heads =
+      multiply(static_cast<size_t>(config.num_pages), static_cast<size_t>(config.num_kv_heads));
+  plane_bytes_ = align_up(multiply(heads, head_bytes_));
+  scale_bytes_ = align_up(multiply(heads, head_scale_bytes(config)));
+  if (plane_bytes_ > SIZE_MAX - scale_bytes_) {
+    throw OutOfMemory("[kv_cache] the size of the page pool overflows");
+  }
+  num_bytes_ =
+      multiply(multiply(plane_bytes_ + scale_bytes_, 2), static_cast<size_t>(config.num_layers));
+  // The system maps memory that it could never back; refuse here instead of dying at first use.
+  const size_t limit = physical_memory_bytes();
+  void* memory = MAP_FAILED;
+  if (num_bytes_ <= limit) {
+    memory = mmap(nullptr, num_bytes_, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  }
+  if (memory == MAP_FAILED) {
+    throw OutOfMemory("[kv_cache] num_pages: a pool of " + std::to_string(config.num_pages) +
+                      " pages takes " + std::to_string(num_bytes_) + " bytes, the machine has " +
+                      std::to_string(limit));
+  }
+  memory_ = static_cast<uint8_t*>(memory);
+  const size_t count = static_cast<size_t>(config.num_pages);
+  references_.assign(count, 0);
+  used_before_.assign(count, 0);
+  free_.resize(count);
+  for (size_t i = 0; i < count; ++i) free_[i] = static_cast<int32_t>(count - 1 - i);
+}
+
+PagePool::~PagePool() {
+  munmap(memory_, num_bytes_);
+}
+
+kernels::KvLayer PagePool::layer(int32_t index) const {
+  if (index < 0 || index >= config_.num_layers) {
+    throw InvalidArgument("[kv_cache] layer: expected 0.." +
+                          std::to_string(config_.num_layers - 1) + ", got " +
+                          std::to_string(index));
+  }
+  kernels::KvLayer layer;
+  layer.dtype = config_.dtype;
+  layer.num_kv_heads = config_.num_kv_heads;
+  layer.head_dim = config_.head_dim;
+  layer.num_pages = config_.num_pages;
+  layer.k = memory_ + static_cast<size_t>(index) * 2 * (plane_bytes_ + scale_bytes_);
+  layer.v = layer.k + plane_bytes_;
+  if (scale_bytes_ > 0) {
+    layer.k_scale = reinterpret_cast<float*>(layer.v + plane_bytes_);
+    layer.v_scale = reinterpret_cast<float*>(layer.v + plane_bytes_ + scale_bytes_);
+  }
+  return layer;
+}
+
+int32_t PagePool::take() {
+  if (free_.empty()) throw InternalError("[kv_cache] no page is free");
+  const int32_t page = free_.back();
+  free_.pop_back();
+  references_[static_cast<size_t>(page)] = 1;
+  return page;
+}
+
+int32_t PagePool::allocate() {
+  const int32_t page = take();
+  uint8_t& used = used_before_[static_cast<size_t>(page)];
+  if (used != 0) {
+    const size_t heads = static_cast<size_t>(config_.num_kv_heads);
+    for (int32_t i = 0; i < config_.num_layers; ++i) {
+      const kernels::KvLayer kv = layer(i);
+      std::memset(kv.v_head(page, 0), 0, heads * head_bytes_);
+      if (kv.v_scale == nullptr) continue;
+      std::memset(kv.v_scale + static_cast<size_t>(page) * heads * kernels::kPageSize, 0,
+                  heads * kernels::kPageSize * sizeof(float));
+    }
+  }
+  used = 1;
+  return page;
+}
+
+int32_t PagePool::allocate_copy(int32_t page) {
+  const int32_t copy = take();
+  used_before_[static_cast<size_t>(copy)] = 1;
+  const size_t heads = static_cast<size_t>(config_.num_kv_heads);
+  const size_t scales = heads * kernels::kPageSize;
+  for (int32_t i = 0; i < config_.num_layers; ++i) {
+    const kernels::KvLayer kv = layer(i);
+    std::memcpy(kv.k_head(copy, 0), kv.k_head(page, 0), heads * head_bytes_);
+    std::memcpy(kv.v_head(copy, 0), kv.v_head(page, 0), heads * head_bytes_);
+    if (kv.k_scale == nullptr) continue;
+    const size_t from = static_cast<size_t>(page) * scales;
+    const size_t to = static_cast<size_t>(copy) * scales;
+    std::memcpy(kv.k_scale + to, kv.k_scale + from, scales * sizeof(float));
+    std::memcpy(kv.v_scale + to, kv.v_scale + from, scales * sizeof(float));
+  }
+  return copy;
+}
+
+void PagePool::release(int32_t page) {
+  int32_t& count = references_[static_cast<size_t>(page)];
+  if (count <= 0) throw InternalError("[kv_cache] a free page was released");
+  if (--count == 0) free_.push_back(page);
+}
+
+void PagePool::check(std::span<const int32_t> expected) const {
+  std::vector<uint8_t> is_free(references_.size(), 0);
+  for (const int32_t page : free_) {
+    if (is_free[static_cast<size_t>(page)]++ != 0) {
+      throw InternalError("[kv_cache] page " + std::to_string(page) + " is free twice");
+    }
+  }
+  for (size_t page = 0; page < references_.size(); ++page) {
+    if (references_[page] != expected[page] || (references_[page] == 0) != (is_free[page] != 0)) {
+      throw InternalError("[kv_cache] page " + std::to_string(page) + ": " +
+                          std::to_string(references_[page]) + " references, " +
+                          std::to_string(expected[page]) + " holders, " +
+                          (is_free[page] != 0 ? "in" : "not in") + " the free list");
+    }
+  }
+}
+
+}  // namespace effinfer::runtime

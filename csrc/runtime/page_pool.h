@@ -1,0 +1,58 @@
+// The memory of the KV cache: pages with reference counts. A page id names the same slot in every
+// layer's K and V, so one id stands for 64 tokens of the whole model.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "effinfer/kv_cache.h"
+#include "kernels/kv_layout.h"
+
+namespace effinfer::runtime {
+
+// Bytes of one page over all layers; throws InvalidArgument for an invalid config (num_pages is
+// not looked at).
+size_t kv_page_bytes(const KvCacheConfig& config);
+
+class PagePool {
+ public:
+  explicit PagePool(const KvCacheConfig& config);
+  ~PagePool();
+  PagePool(const PagePool&) = delete;
+  PagePool& operator=(const PagePool&) = delete;
+
+  // A free page with one reference. Its V (and scales) are finite: zeros, so that kernels may
+  // multiply the unused end of a page by a zero probability. There must be one free.
+  int32_t allocate();
+  // A free page that holds a copy of `page` in every layer.
+  int32_t allocate_copy(int32_t page);
+  void retain(int32_t page) { ++references_[static_cast<size_t>(page)]; }
+  void release(int32_t page);
+
+  int32_t references(int32_t page) const { return references_[static_cast<size_t>(page)]; }
+  int32_t num_pages() const { return config_.num_pages; }
+  int32_t free_pages() const { return static_cast<int32_t>(free_.size()); }
+  size_t num_bytes() const { return num_bytes_; }
+  const KvCacheConfig& config() const { return config_; }
+  kernels::KvLayer layer(int32_t index) const;
+
+  // Throws InternalError unless the counts are `expected` and the free list is their zeros.
+  void check(std::span<const int32_t> expected) const;
+
+ private:
+  int32_t take();
+
+  KvCacheConfig config_;
+  size_t num_bytes_ = 0;
+  size_t head_bytes_ = 0;   // bytes of K (or of V) of a page for one head
+  size_t plane_bytes_ = 0;  // bytes of K (or of V) of a layer
+  size_t scale_bytes_ = 0;  // i8: bytes of the K (or V) scales of a layer
+  uint8_t* memory_ = nullptr;
+  std::vector<int32_t> references_;
+  std::vector<uint8_t> used_before_;
+  std::vector<int32_t> free_;  // a stack: the page freed last is the one whose memory is warm
+};
+
+}  // namespace effinfer::runtime

@@ -1,0 +1,135 @@
+"""What a model's files hold, whichever form they have: a GGUF file, an effinfer artifact, a
+Hugging Face folder."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from effinfer import _core
+from effinfer.metadata import read_json
+from effinfer.models import build_graph
+from effinfer.models.config import config_from_gguf
+from effinfer.models.hf_config import config_from_hf
+from effinfer.weights import load_folder_weights
+
+if TYPE_CHECKING:
+    from effinfer.chat import ChatTemplate
+    from effinfer.tokenizer import Tokenizer
+
+GRAPH_KEY = "effinfer.graph"
+
+# Control tokens that end an answer: files often name only one of them as end of sequence.
+_END_TOKENS = (
+    "<|im_end|>",
+    "<|eot_id|>",
+    "<|eom_id|>",
+    "<end_of_turn>",
+    "<|endoftext|>",
+    "<|end_of_text|>",
+    "<|end|>",
+    "</s>",
+)
+_CONTROL = 3
+
+
+@dataclass(frozen=True)
+class ModelFiles:
+    """An opened model. The tokenizer and the template are read on demand: they cost more than the
+    weights, and evaluation needs neither."""
+
+    path: Path
+    architecture: str
+    graph: _core.Graph
+    weights: _core.WeightSource
+    gguf: _core.GgufFile | None = None
+    template_tokens: tuple[str, str] | None = None
+
+    def tokenizer(self) -> "Tokenizer":
+        from effinfer.tokenizer import Tokenizer
+
+        if self.gguf is not None:
+            return Tokenizer.from_gguf(self.gguf)
+        return Tokenizer.from_folder(self.path)
+
+    def chat_template(self, tokenizer: "Tokenizer") -> "ChatTemplate":
+        """Throws InvalidArgumentError when the files hold no template."""
+        from effinfer.chat import ChatTemplate, missing_template
+
+        source = self._template_source()
+        if source is None:
+            raise missing_template(str(self.path))
+        return ChatTemplate(
+            source,
+            bos_token=tokenizer.token(tokenizer.bos_token_id),
+            eos_token=tokenizer.token(tokenizer.eos_token_id),
+        )
+
+    def _template_source(self) -> str | None:
+        if self.gguf is not None:
+            source = self.gguf.get("tokenizer.chat_template")
+            return None if source is None else str(source)
+        path = self.path / "chat_template.jinja"
+        if path.is_file():
+            return path.read_text(encoding="utf-8")
+        source = read_json(self.path / "tokenizer_config.json").get("chat_template")
+        if isinstance(source, list):  # several named ones
+            named = {entry.get("name"): entry.get("template") for entry in source}
+            source = named.get("default")
+        return source
+
+
+def open_model(path: Path) -> ModelFiles:
+    """Opens a GGUF file or a Hugging Face folder and builds the graph (an artifact brings its own).
+
+    Throws FileError (missing, unreadable), FormatError (broken), UnsupportedError (architecture,
+    option, dtype), InvalidArgumentError (a weight that is missing or of another shape).
+    """
+    return _open_folder(path) if path.is_dir() else _open_gguf(path)
+
+
+def _open_gguf(path: Path) -> ModelFiles:
+    file = _core.GgufFile(str(path))
+    text = file.get(GRAPH_KEY)
+    graph = _core.Graph.parse(text) if text is not None else _graph_of_gguf(file)
+    return ModelFiles(path, graph.name, graph, file, file)
+
+
+def _graph_of_gguf(file: _core.GgufFile) -> _core.Graph:
+    config = config_from_gguf(
+        file,
+        vocab_size=int(file.shape("token_embd.weight")[0]),
+        tied_head="output.weight" not in file,
+        eos_token_ids=_gguf_eos(file),
+    )
+    return build_graph(config, file)
+
+
+def _gguf_eos(file: _core.GgufFile) -> list[int]:
+    named = (file.get(f"tokenizer.ggml.{kind}_token_id") for kind in ("eos", "eot", "eom"))
+    ids = {int(value) for value in named if value is not None}
+    types = file.get("tokenizer.ggml.token_type")
+    if types is not None and file.get("tokenizer.ggml.tokens") is not None:
+        tokens = file.metadata()["tokenizer.ggml.tokens"]
+        for index in (types == _CONTROL).nonzero()[0].tolist():
+            if index < len(tokens) and tokens[index] in _END_TOKENS:
+                ids.add(index)
+    return sorted(ids)
+
+
+def _open_folder(path: Path) -> ModelFiles:
+    config_file = read_json(path / "config.json")
+    if not config_file:
+        raise _core.FileError(f"[load] {path}: expected a folder with a config.json")
+    config = config_from_hf(config_file, eos_token_ids=_folder_eos(path, config_file))
+    weights = load_folder_weights(path, config.architecture, tied_head=config.tied_head)
+    return ModelFiles(path, config.architecture, build_graph(config, weights), weights)
+
+
+def _folder_eos(path: Path, config: dict[str, Any]) -> list[int]:
+    """eos_token_id of generation_config.json and config.json: a number or a list."""
+    ids: set[int] = set()
+    for source in (read_json(path / "generation_config.json"), config):
+        value = source.get("eos_token_id")
+        if value is not None:
+            ids.update(value if isinstance(value, list) else [value])
+    return sorted(ids)

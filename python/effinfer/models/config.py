@@ -1,0 +1,158 @@
+"""What a decoder-only model is made of, from GGUF metadata or from a Hugging Face config.json."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from effinfer import _core
+from effinfer.metadata import Metadata
+
+# Architecture (GGUF general.architecture) by Hugging Face model_type.
+HF_ARCHITECTURES = {
+    "llama": "llama",
+    "mistral": "llama",
+    "qwen2": "qwen2",
+    "qwen3": "qwen3",
+    "gemma3_text": "gemma3",
+    "gemma3": "gemma3",
+}
+GEMMA3_PATTERN = 6  # one layer in six, the last, is global
+GEMMA3_LOCAL_THETA = 10000.0
+GEMMA3_27B_LAYERS = 62  # the size whose queries are scaled by hidden_size / num_heads
+
+
+@dataclass(frozen=True)
+class RopeConfig:
+    """How positions become angles; `scaling` is "none", "linear", "llama3" or "yarn" (the
+    attributes of the `rope_table` operator)."""
+
+    theta: float = 10000.0
+    scaling: str = "none"
+    factor: float = 1.0
+    original_max_position: int = 0
+    low_freq_factor: float = 1.0
+    high_freq_factor: float = 4.0
+    beta_fast: float = 32.0
+    beta_slow: float = 1.0
+    attention_factor: float = 1.0
+
+
+@dataclass(frozen=True)
+class ModelConfig:
+    architecture: str
+    vocab_size: int
+    hidden_size: int
+    intermediate_size: int
+    num_layers: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    rope_dims: int
+    context_length: int
+    norm_eps: float
+    rope: RopeConfig
+    attention_scale: float
+    # Pairs (2i, 2i + 1) are rotated together: GGUF files of the llama family are permuted for that.
+    rope_interleaved: bool = False
+    rope_local: RopeConfig | None = None  # of the sliding layers, where it differs
+    sliding_window: int | None = None  # tokens that a sliding layer sees, the row's own included
+    sliding_layers: tuple[bool, ...] = ()  # a flag a layer; empty: no layer slides
+    attention_soft_cap: float = 0.0
+    final_soft_cap: float = 0.0
+    tied_head: bool = False
+    eos_token_ids: tuple[int, ...] = ()
+
+    def is_sliding(self, layer: int) -> bool:
+        return bool(self.sliding_layers) and self.sliding_layers[layer]
+
+
+def config_from_gguf(
+    metadata: Metadata, *, vocab_size: int, tied_head: bool, eos_token_ids: Sequence[int]
+) -> ModelConfig:
+    """From GGUF metadata; `vocab_size` is the number of rows of token_embd.weight. Throws
+    FormatError for a missing key, UnsupportedError for an architecture or option that no
+    definition covers."""
+    architecture = check_architecture(metadata.get("general.architecture"))
+
+    def get(key: str, default: Any = None) -> Any:
+        value = metadata.get(f"{architecture}.{key}", default)
+        if value is None:
+            raise _core.FormatError(f"[load] {architecture}.{key}: missing from the metadata")
+        return value
+
+    num_heads, hidden_size = int(get("attention.head_count")), int(get("embedding_length"))
+    num_layers = int(get("block_count"))
+    head_dim = int(get("attention.key_length", hidden_size // max(num_heads, 1)))
+    if int(get("attention.value_length", head_dim)) != head_dim:
+        raise _core.UnsupportedError("[load] attention.value_length: differs from key_length")
+    window = int(get("attention.sliding_window", 0))
+    gemma = architecture == "gemma3"
+    sliding = sliding_pattern(num_layers, GEMMA3_PATTERN) if gemma else (True,) * num_layers
+    scale_dim = hidden_size // num_heads if gemma and num_layers == GEMMA3_27B_LAYERS else head_dim
+    return ModelConfig(
+        architecture=architecture,
+        vocab_size=vocab_size,
+        hidden_size=hidden_size,
+        intermediate_size=int(get("feed_forward_length")),
+        num_layers=num_layers,
+        num_heads=num_heads,
+        num_kv_heads=int(get("attention.head_count_kv", num_heads)),
+        head_dim=head_dim,
+        rope_dims=int(get("rope.dimension_count", head_dim)),
+        context_length=int(get("context_length")),
+        norm_eps=float(get("attention.layer_norm_rms_epsilon")),
+        rope=_gguf_rope(get),
+        rope_local=RopeConfig(float(get("rope.freq_base_swa", GEMMA3_LOCAL_THETA)))
+        if gemma
+        else None,
+        rope_interleaved=architecture == "llama",
+        attention_scale=1.0 / math.sqrt(scale_dim),
+        sliding_window=window or None,
+        sliding_layers=sliding if window else (),
+        attention_soft_cap=float(get("attn_logit_softcapping", 0.0)),
+        final_soft_cap=float(get("final_logit_softcapping", 0.0)),
+        tied_head=tied_head,
+        eos_token_ids=tuple(eos_token_ids),
+    )
+
+
+def check_architecture(architecture: Any) -> str:
+    known = sorted(set(HF_ARCHITECTURES.values()))
+    if architecture not in known:
+        raise _core.UnsupportedError(
+            f"[load] architecture: expected one of {known}, got {architecture!r}"
+        )
+    return str(architecture)
+
+
+def sliding_pattern(num_layers: int, period: int) -> tuple[bool, ...]:
+    return tuple((layer + 1) % period != 0 for layer in range(num_layers))
+
+
+def _gguf_rope(get: Any) -> RopeConfig:
+    theta = float(get("rope.freq_base", 10000.0))
+    factor = float(get("rope.scaling.factor", 1.0))
+    kind = str(get("rope.scaling.type", "linear"))
+    if kind == "none" or factor == 1.0:
+        return RopeConfig(theta)
+    if kind == "linear":
+        return RopeConfig(theta, "linear", factor)
+    if kind == "yarn":
+        return RopeConfig(
+            theta,
+            "yarn",
+            factor,
+            original_max_position=int(get("rope.scaling.original_context_length")),
+            beta_fast=float(get("rope.scaling.yarn_beta_fast", 32.0)),
+            beta_slow=float(get("rope.scaling.yarn_beta_slow", 1.0)),
+            attention_factor=float(get("rope.scaling.attn_factor", 1.0)) * yarn_mscale(factor),
+        )
+    raise _core.UnsupportedError(
+        f"[load] rope.scaling.type: expected none, linear or yarn, got {kind!r}"
+    )
+
+
+def yarn_mscale(factor: float, mscale: float = 1.0) -> float:
+    """The factor on cos and sin of YaRN (Peng et al. 2023, section 3.4)."""
+    return 0.1 * mscale * math.log(factor) + 1.0 if factor > 1.0 else 1.0

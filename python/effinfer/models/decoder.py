@@ -1,0 +1,115 @@
+"""What the definitions of decoder-only models share."""
+
+from dataclasses import asdict
+
+from effinfer import _core
+from effinfer.graph import GraphBuilder, Value
+from effinfer.models.config import ModelConfig, RopeConfig
+
+
+class Decoder:
+    """The parts of a transformer decoder over one graph. Weights have their GGUF names; a bias is
+    used when the file has it."""
+
+    def __init__(self, config: ModelConfig, weights: _core.WeightSource) -> None:
+        self.config = config
+        self.weights = weights
+        self.graph = GraphBuilder(config.architecture)
+        self.token_ids = self.graph.input("token_ids", "i32", ["T"])
+        self.positions = self.graph.input("positions", "i32", ["T"])
+        self.logit_rows = self.graph.input("logit_rows", "i32", ["R"])
+        self._rope_tables: dict[RopeConfig, Value] = {}
+
+    def weight(self, name: str) -> Value:
+        """A weight of the file; throws InvalidArgumentError when it is missing."""
+        return self.graph.weight(name, self.weights.dtype(name), self.weights.shape(name))
+
+    def embed(self, *, scale: float = 1.0) -> Value:
+        return self.graph.embedding(self.token_ids, self.weight("token_embd.weight"), scale=scale)
+
+    def norm(self, x: Value, name: str, *, groups: int = 1) -> Value:
+        weight = self.weight(f"{name}.weight")
+        return self.graph.rms_norm(x, weight, eps=self.config.norm_eps, groups=groups)
+
+    def linear(self, x: Value, name: str) -> Value:
+        bias = f"{name}.bias"
+        return self.graph.linear(
+            x,
+            self.weight(f"{name}.weight"),
+            self.weight(bias) if bias in self.weights else None,
+        )
+
+    def attention(self, layer: int, x: Value, *, qk_norm: bool = False) -> Value:
+        """Grouped-query attention with rotary positions: [T, hidden] -> [T, hidden]. With
+        `qk_norm` every head of q and k is normalised before it is rotated."""
+        config, graph, block = self.config, self.graph, f"blk.{layer}"
+        heads, kv_heads, head_dim = config.num_heads, config.num_kv_heads, config.head_dim
+        q = self.linear(x, f"{block}.attn_q")
+        k = self.linear(x, f"{block}.attn_k")
+        v = self.linear(x, f"{block}.attn_v")
+        if qk_norm:
+            q = self.norm(q, f"{block}.attn_q_norm", groups=heads)
+            k = self.norm(k, f"{block}.attn_k_norm", groups=kv_heads)
+        q = self._rotate(q, layer, heads)
+        k = self._rotate(k, layer, kv_heads)
+        kv = graph.kv_append(k, v, layer=layer, heads=kv_heads, head_dim=head_dim)
+        # A window of w tokens holds the row's own and w - 1 before it.
+        sliding = config.sliding_window is not None and config.is_sliding(layer)
+        out = graph.attention(
+            q,
+            kv,
+            layer=layer,
+            heads=heads,
+            kv_heads=kv_heads,
+            head_dim=head_dim,
+            scale=config.attention_scale,
+            window=(config.sliding_window or 0) - 1 if sliding else -1,
+            soft_cap=config.attention_soft_cap,
+        )
+        return self.linear(out, f"{block}.attn_output")
+
+    def gated_mlp(self, layer: int, x: Value, activation: str) -> Value:
+        """down(activation(gate(x)) * up(x)) (Shazeer 2020): [T, hidden] -> [T, hidden]."""
+        block = f"blk.{layer}"
+        gate = self.graph.node(activation, self.linear(x, f"{block}.ffn_gate"))
+        up = self.linear(x, f"{block}.ffn_up")
+        return self.linear(self.graph.mul(gate, up), f"{block}.ffn_down")
+
+    def finish(self, x: Value) -> _core.Graph:
+        """Final norm and head over the rows whose logits are wanted, and the model's facts."""
+        config, graph = self.config, self.graph
+        x = self.norm(graph.select_rows(x, self.logit_rows), "output_norm")
+        logits = self.linear(x, "token_embd" if config.tied_head else "output")
+        if config.final_soft_cap > 0:
+            logits = graph.softcap(logits, cap=config.final_soft_cap)
+        for key in ("architecture", "num_layers", "num_kv_heads", "head_dim", "context_length"):
+            graph.set_metadata(key, getattr(config, key))
+        graph.set_metadata("vocab_size", config.vocab_size)
+        graph.set_metadata("eos_token_ids", list(config.eos_token_ids))
+        return graph.finish(logits)
+
+    def _rotate(self, x: Value, layer: int, heads: int) -> Value:
+        config = self.config
+        rope = config.rope
+        if config.rope_local is not None and config.is_sliding(layer):
+            rope = config.rope_local
+        return self.graph.rope(
+            x,
+            self._rope_table(rope),
+            heads=heads,
+            head_dim=config.head_dim,
+            interleaved=config.rope_interleaved,
+        )
+
+    def _rope_table(self, rope: RopeConfig) -> Value:
+        if rope not in self._rope_tables:
+            # Files of Llama 3.1 and later carry the divisors of the frequencies as a tensor.
+            name = "rope_freqs.weight"
+            has_divisors = rope is self.config.rope and name in self.weights
+            self._rope_tables[rope] = self.graph.rope_table(
+                self.positions,
+                self.weight(name) if has_divisors else None,
+                dims=self.config.rope_dims,
+                **asdict(rope),
+            )
+        return self._rope_tables[rope]

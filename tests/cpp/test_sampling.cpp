@@ -1,0 +1,61 @@
+// The parts of sampling that Python does not see; its results are tested in tests/runtime.
+#include <cmath>
+#include <limits>
+#include <vector>
+
+#include "check.h"
+#include "effinfer/error.h"
+#include "effinfer/sampling.h"
+#include "runtime/philox.h"
+#include "runtime/row_math.h"
+
+using namespace effinfer;
+using runtime::PhiloxCounter;
+
+// Known answers of the authors' Random123 distribution (kat_vectors).
+TEST("philox4x32-10 gives its published numbers") {
+  const PhiloxCounter zero = {0x6627e8d5, 0xe169c58d, 0xbc57ac4c, 0x9b00dbd8};
+  CHECK(runtime::philox4x32({0, 0, 0, 0}, {0, 0}) == zero);
+  const uint32_t f = 0xffffffff;
+  const PhiloxCounter ones = {0x408f276d, 0x41c83b0e, 0xa20bc7c6, 0x6d5451fd};
+  CHECK(runtime::philox4x32({f, f, f, f}, {f, f}) == ones);
+  const PhiloxCounter pi = {0xd16cfe09, 0x94fdcceb, 0x5001e420, 0x24126ea1};
+  CHECK(runtime::philox4x32({0x243f6a88, 0x85a308d3, 0x13198a2e, 0x03707344},
+                            {0xa4093822, 0x299f31d0}) == pi);
+}
+
+TEST("exp is within two ulp of the true value, and 0 far down") {
+  for (float x = 0.0f; x > -87.0f; x -= 0.0137f) {
+    const double exact = std::exp(static_cast<double>(x));
+    const double error = std::abs(static_cast<double>(runtime::exp_nonpositive(x)) - exact);
+    CHECK(error <= 2 * exact * static_cast<double>(std::numeric_limits<float>::epsilon()));
+  }
+  CHECK_EQ(runtime::exp_nonpositive(0.0f), 1.0f);
+  CHECK_EQ(runtime::exp_nonpositive(-100.0f), 0.0f);
+  CHECK_EQ(runtime::exp_nonpositive(-std::numeric_limits<float>::infinity()), 0.0f);
+}
+
+TEST("row passes agree with plain loops at every length") {
+  for (size_t size = 1; size < 70; ++size) {
+    std::vector<float> row(size);
+    for (size_t i = 0; i < size; ++i) row[i] = static_cast<float>((i * 37 + size) % 23) - 30.0f;
+    float max = row[0];
+    double sum = 0.0;
+    for (const float x : row) max = std::max(max, x);
+    for (const float x : row) sum += std::exp(static_cast<double>(x - max));
+    CHECK_EQ(runtime::checked_max(row), max);
+    CHECK(std::abs(runtime::exp_sum(row, max, nullptr) - sum) <= 1e-6 * sum);
+    row[size - 1] = std::nanf("");
+    CHECK_THROWS(InvalidArgument, "NaN", runtime::checked_max(row));
+  }
+}
+
+TEST("greedy takes the lowest id among equals") {
+  std::vector<float> row(100, 1.0f);
+  row[41] = row[40] = 2.0f;
+  SamplingParams params;
+  params.temperature = 0.0f;
+  CHECK_EQ(Sampler().sample(row, params, {}, {}, 0).token, 40);
+}
+
+CHECK_MAIN()

