@@ -1,7 +1,115 @@
+#include <pybind11/stl.h>
+
+#include <cmath>
+
+#include "bindings/arrays.h"
 #include "bindings/module.h"
+#include "effinfer/ops/attention.h"
 
 namespace effinfer::bindings {
+namespace {
 
-void register_ops_attention(py::module_&) {}
+using ops::PagedKv;
+using Pool = std::shared_ptr<ThreadPool>;
+
+ops::PagedBatch batch_of(const char* op, const py::array& qo_indptr, const py::array& kv_indptr,
+                         const py::array& kv_indices, const py::array& kv_len) {
+  const std::string prefix = "[" + std::string(op) + "] ";
+  return {view_of(qo_indptr, prefix + "qo_indptr"), view_of(kv_indptr, prefix + "kv_indptr"),
+          view_of(kv_indices, prefix + "kv_indices"), view_of(kv_len, prefix + "kv_len")};
+}
+
+void kv_append(PagedKv& kv, const py::array& k, const py::array& v, const py::array& qo_indptr,
+               const py::array& kv_indptr, const py::array& kv_indices, const py::array& kv_len,
+               const Pool& pool) {
+  const TensorView keys = view_of(k, "[kv_append] k");
+  const TensorView values = view_of(v, "[kv_append] v");
+  const ops::PagedBatch batch = batch_of("kv_append", qo_indptr, kv_indptr, kv_indices, kv_len);
+  const py::gil_scoped_release release;
+  ops::kv_append(kv, keys, values, batch, pool_or_default(pool));
+}
+
+py::array_t<float> rope_append(PagedKv& kv, const py::array& q, const py::array& k,
+                               const py::array& v, const py::array& table,
+                               const py::array& qo_indptr, const py::array& kv_indptr,
+                               const py::array& kv_indices, const py::array& kv_len,
+                               const py::object& q_norm, const py::object& k_norm, float eps,
+                               bool interleaved, const Pool& pool) {
+  const TensorView queries = view_of(q, "[rope_append] q");
+  const TensorView keys = view_of(k, "[rope_append] k");
+  const TensorView values = view_of(v, "[rope_append] v");
+  const TensorView angles = view_of(table, "[rope_append] table");
+  const ops::PagedBatch batch = batch_of("rope_append", qo_indptr, kv_indptr, kv_indices, kv_len);
+  const ops::RopeAppendOptions options{optional_view(q_norm, "[rope_append] q_norm"),
+                                       optional_view(k_norm, "[rope_append] k_norm"), eps,
+                                       interleaved};
+  py::array_t<float> out = new_array(queries.dims);
+  float* data = out.mutable_data();
+  const py::gil_scoped_release release;
+  ops::rope_append(kv, queries, keys, values, angles, batch, options, data, pool_or_default(pool));
+  return out;
+}
+
+py::array_t<float> paged_attention(const py::array& q, const PagedKv& kv,
+                                   const py::array& qo_indptr, const py::array& kv_indptr,
+                                   const py::array& kv_indices, const py::array& kv_len,
+                                   std::optional<float> scale, int32_t window_left, float soft_cap,
+                                   const Pool& pool) {
+  const TensorView queries = view_of(q, "[paged_attention] q");
+  const ops::PagedBatch batch =
+      batch_of("paged_attention", qo_indptr, kv_indptr, kv_indices, kv_len);
+  const ops::AttentionOptions options{
+      scale.value_or(1.0f / std::sqrt(static_cast<float>(kv.head_dim()))), window_left, soft_cap};
+  py::array_t<float> out = new_array(queries.dims);
+  float* data = out.mutable_data();
+  const py::gil_scoped_release release;
+  ops::paged_attention(queries, kv, batch, options, data, pool_or_default(pool));
+  return out;
+}
+
+py::tuple read_all(const PagedKv& kv) {
+  const Dims dims = {kv.num_pages(), kv.num_kv_heads(), PagedKv::kPageSize, kv.head_dim()};
+  py::array_t<float> k = new_array(dims);
+  py::array_t<float> v = new_array(dims);
+  float* k_data = k.mutable_data();
+  float* v_data = v.mutable_data();
+  {
+    const py::gil_scoped_release release;
+    kv.read(k_data, v_data);
+  }
+  return py::make_tuple(k, v);
+}
+
+}  // namespace
+
+void register_ops_attention(py::module_& m) {
+  py::class_<PagedKv>(m, "PagedKv",
+                      "Keys and values of one layer in pages of 64 tokens, in the order of the "
+                      "attention kernels; dtype f32, f16, bf16 or i8.")
+      .def(py::init([](int32_t num_pages, int32_t num_kv_heads, int32_t head_dim,
+                       const std::string& dtype) {
+             return PagedKv(num_pages, num_kv_heads, head_dim, parse_dtype(dtype));
+           }),
+           py::arg("num_pages"), py::arg("num_kv_heads"), py::arg("head_dim"),
+           py::arg("dtype") = "bf16")
+      .def_property_readonly("num_pages", &PagedKv::num_pages)
+      .def_property_readonly("num_kv_heads", &PagedKv::num_kv_heads)
+      .def_property_readonly("head_dim", &PagedKv::head_dim)
+      .def_property_readonly("dtype", [](const PagedKv& kv) { return name(kv.dtype()); })
+      .def_property_readonly_static("page_size", [](const py::object&) { return 64; })
+      .def("to_numpy", &read_all, "(k, v), float32 [num_pages, num_kv_heads, 64, head_dim].");
+  m.def("kv_append", &kv_append, py::arg("kv"), py::arg("k"), py::arg("v"), py::arg("qo_indptr"),
+        py::arg("kv_indptr"), py::arg("kv_indices"), py::arg("kv_len"),
+        py::arg("pool") = py::none());
+  m.def("rope_append", &rope_append, py::arg("kv"), py::arg("q"), py::arg("k"), py::arg("v"),
+        py::arg("table"), py::arg("qo_indptr"), py::arg("kv_indptr"), py::arg("kv_indices"),
+        py::arg("kv_len"), py::kw_only(), py::arg("q_norm") = py::none(),
+        py::arg("k_norm") = py::none(), py::arg("eps") = 1e-6f, py::arg("interleaved") = false,
+        py::arg("pool") = py::none());
+  m.def("paged_attention", &paged_attention, py::arg("q"), py::arg("kv"), py::arg("qo_indptr"),
+        py::arg("kv_indptr"), py::arg("kv_indices"), py::arg("kv_len"),
+        py::arg("scale") = py::none(), py::arg("window_left") = -1, py::arg("soft_cap") = 0.0f,
+        py::arg("pool") = py::none());
+}
 
 }  // namespace effinfer::bindings

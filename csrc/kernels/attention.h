@@ -1,9 +1,12 @@
 // Paged attention: decode, verification and chunked prefill are one kernel shape.
 //
-// A tile is the query rows of one sequence times the query heads of one KV head. A work item is
-// (sequence, KV head, rows, KV chunk); chunks start at multiples of kKvChunk tokens of the
-// sequence, whoever shares the step, and partial (max, sum, output) merge in the order of chunks,
-// so a row's result is the same bits for any batch and any team.
+// A tile is some query rows of one sequence times the query heads of one KV head. Chunks of the
+// sequence's KV start at multiples of kKvChunk tokens, whoever shares the step. Within a chunk a
+// row keeps an online softmax over pages (running maximum, sum, unscaled output); the chunks'
+// results are folded from left to right. Keys that a row does not see contribute exact zeros, and a
+// fold with nothing changes nothing, so a row's result is the same bits for any batch, any tile and
+// any team, and whether one work item does all chunks of a tile or an item each and a merge at the
+// end.
 #pragma once
 
 #include <cstdint>
@@ -14,7 +17,11 @@
 
 namespace effinfer::kernels {
 
-inline constexpr int64_t kKvChunk = 512;
+inline constexpr int64_t kKvChunk = 256;
+// Query rows of a tile at most (one token's group may be more): they share each K and V line in
+// registers and cache. A multiple of the 6 rows of the AVX-512 register tile, and of most GQA
+// ratios.
+inline constexpr int64_t kAttentionTileRows = 48;
 
 struct AttentionWorkItem {
   int32_t sequence;
@@ -23,8 +30,9 @@ struct AttentionWorkItem {
   int32_t num_rows;
   int32_t first_page;  // of the sequence's page list
   int32_t num_pages;
-  int32_t
-      partial;  // index of the partial result of (first_row, head 0 of the group); -1: write out
+  // Index of the partial result of (first_row, head 0 of the group), then row-major; the item lies
+  // in one chunk. -1: the item covers all keys of its rows and writes their output.
+  int32_t partial;
 };
 
 // Rows whose partial results are merged: one chunk of the second phase.
@@ -57,9 +65,9 @@ struct AttentionProblem {
   float sm_scale = 1.0f;
   float logits_soft_cap = 0.0f;  // 0: none; else cap * tanh(score / cap)
   int32_t window_left = -1;      // -1: none; a row at position p sees [p - window_left, p]
-  float* out = nullptr;          // [T, num_qo_heads * head_dim], or
+  float* out = nullptr;          // [T, num_qo_heads * head_dim]
   int64_t out_stride = 0;
-  Activation out_act;  // when its data is set: an operand for the output projection
+  Activation out_act;  // when its data is set: `out` as an operand for the output projection too
 };
 
 // The shape part of the above: what planning needs.

@@ -1,0 +1,72 @@
+// What the attention driver hands to the kernels of an ISA level: plain data and plain functions.
+#pragma once
+
+#include <cstdint>
+
+#include "effinfer/dtype.h"
+
+namespace effinfer::cpu {
+
+// One work item: a tile of query rows against pages [first_page, end_page) of one KV head.
+struct AttentionTile {
+  const float* q;  // first row, first head of the group
+  int64_t q_stride;
+  int32_t num_tokens;
+  int32_t group;  // query heads of the KV head; tile row = token * group + head
+  int32_t head_dim;
+
+  const uint8_t* k;  // this KV head in page 0
+  const uint8_t* v;
+  const float* k_scale;  // i8 only
+  const float* v_scale;
+  int64_t page_bytes;    // between pages, in k and v
+  int64_t page_scales;   // between pages, in k_scale and v_scale
+  const int32_t* pages;  // page ids of the sequence
+  int32_t first_page;
+  int32_t end_page;
+
+  int32_t position;  // of the first token; token i sees keys [position + i - window, position + i]
+  int32_t window_left;
+  float sm_scale;
+  float soft_cap;
+
+  float* out;  // first row, first head of the group
+  int64_t out_stride;
+  float* partial_out;  // [tile rows, head_dim]; null: write out
+  float* partial_ms;   // [tile rows, 2]
+  float* scratch;      // attention_scratch_floats()
+};
+
+// One row's partial results of `num_partials` chunks.
+struct AttentionMerge {
+  const float* partial_out;
+  const float* partial_ms;
+  int64_t stride;  // partials between chunks
+  int32_t num_partials;
+  int32_t group;
+  int32_t head_dim;
+  float* out;      // first head of the group
+  float* scratch;  // [head_dim]
+};
+
+struct AttentionKernels {
+  void (*tile)(DType kv_dtype, const AttentionTile&);
+  void (*merge)(const AttentionMerge&);
+};
+
+namespace portable {
+extern const AttentionKernels kAttention;
+}
+namespace avx2 {
+extern const AttentionKernels kAttention;
+}
+namespace avx512 {
+extern const AttentionKernels kAttention;
+}
+
+// Query, scores, chunk output, total output; maximum, sum, factor of chunk, maximum and sum of all.
+inline constexpr int64_t attention_scratch_floats(int64_t rows, int64_t head_dim) {
+  return rows * (3 * head_dim + 64 + 5) + 16 * 8;
+}
+
+}  // namespace effinfer::cpu

@@ -1,0 +1,46 @@
+// What the rope_append driver hands to the kernels of an ISA level.
+#pragma once
+
+#include <cstdint>
+
+#include "effinfer/dtype.h"
+
+namespace effinfer::cpu {
+
+// One token's share of one KV head: its K and V, and the query heads of its group.
+struct RopeAppendRow {
+  const float* q;  // [group, head_dim]
+  float* q_out;    // [group, head_dim]; may be q
+  int32_t group;   // 0: no queries
+  const float* k;  // [head_dim]
+  const float* v;
+  int32_t head_dim;
+
+  const float* q_norm;  // [head_dim] or null
+  const float* k_norm;
+  float norm_eps;
+  const float* cos_sin;  // [2, rope_dims / 2] or null
+  int32_t rope_dims;
+  bool interleaved;
+
+  DType kv_dtype;
+  uint8_t* k_page;  // this head's part of the page
+  uint8_t* v_page;
+  float* k_scale;  // [64], i8 only
+  float* v_scale;
+  int32_t token;  // place in the page
+};
+
+using RopeAppendKernel = void (*)(const RopeAppendRow&);
+
+namespace portable {
+void rope_append(const RopeAppendRow& row);
+}
+namespace avx2 {
+void rope_append(const RopeAppendRow& row);
+}
+namespace avx512 {
+void rope_append(const RopeAppendRow& row);
+}
+
+}  // namespace effinfer::cpu

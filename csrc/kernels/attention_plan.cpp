@@ -1,0 +1,137 @@
+#include <algorithm>
+
+#include "kernels/attention.h"
+
+namespace effinfer::kernels {
+namespace {
+
+// A tile with more than this share of all work is split into its chunks, so that teams of tens of
+// members stay busy with one sequence.
+constexpr int64_t kShares = 64;
+// Splitting stops when this many partial results are in use (8 MB with heads of 256).
+constexpr int64_t kMaxPartials = 8192;
+constexpr int64_t kChunkPages = kKvChunk / kPageSize;
+
+int64_t group_size(const AttentionShape& shape) {
+  return shape.num_qo_heads / shape.num_kv_heads;
+}
+
+int64_t tile_tokens(const AttentionShape& shape) {
+  return std::max<int64_t>(1, kAttentionTileRows / group_size(shape));
+}
+
+int64_t ceil_div(int64_t a, int64_t b) {
+  return (a + b - 1) / b;
+}
+
+// Some rows of one sequence and the pages that hold the keys they see.
+struct Tile {
+  int64_t first_row, num_rows;
+  int64_t first_page, end_page;
+
+  int64_t first_chunk() const { return first_page / kChunkPages; }
+  int64_t end_chunk() const { return ceil_div(end_page, kChunkPages); }
+  int64_t num_chunks() const { return end_chunk() - first_chunk(); }
+};
+
+class Planner {
+ public:
+  Planner(const AttentionShape& shape, const BatchLayout& batch,
+          const AttentionPlanBuffers& buffers)
+      : shape_(shape), batch_(batch), buffers_(buffers), group_(group_size(shape)) {}
+
+  AttentionPlan plan() {
+    int64_t chunks = 0;
+    for (int64_t s = 0; s < batch_.num_sequences; ++s) {
+      for (int64_t t = 0; t < num_tiles(s); ++t) chunks += tile(s, t).num_chunks();
+    }
+    const int64_t share = chunks * shape_.num_kv_heads / kShares;
+    for (int64_t s = 0; s < batch_.num_sequences; ++s) {
+      // A head's tiles follow each other, for its keys to stay in cache; the last rows see the most
+      // keys and go first, so that small items are left for the end.
+      for (int64_t head = 0; head < shape_.num_kv_heads; ++head) {
+        for (int64_t t = num_tiles(s) - 1; t >= 0; --t) add(s, head, tile(s, t), share);
+      }
+    }
+    return {buffers_.items, num_items_,           buffers_.merges,
+            num_merges_,    buffers_.partial_out, buffers_.partial_ms};
+  }
+
+ private:
+  int64_t rows(int64_t s) const { return batch_.qo_indptr[s + 1] - batch_.qo_indptr[s]; }
+  int64_t num_tiles(int64_t s) const { return ceil_div(rows(s), tile_tokens(shape_)); }
+
+  Tile tile(int64_t s, int64_t index) const {
+    const int64_t begin = index * tile_tokens(shape_);
+    const int64_t count = std::min(tile_tokens(shape_), rows(s) - begin);
+    const int64_t position = batch_.kv_len[s] - rows(s) + begin;
+    const int64_t first_key =
+        shape_.window_left < 0 ? 0 : std::max<int64_t>(0, position - shape_.window_left);
+    return {batch_.qo_indptr[s] + begin, count, first_key / kPageSize,
+            (position + count - 1) / kPageSize + 1};
+  }
+
+  void add(int64_t s, int64_t head, const Tile& tile, int64_t share) {
+    const int64_t chunks = tile.num_chunks();
+    const int64_t stride = tile.num_rows * group_;  // partials of a chunk
+    if (chunks == 1 || chunks <= share || num_partials_ + chunks * stride > kMaxPartials) {
+      add_item(s, head, tile, tile.first_page, tile.end_page, -1);
+      return;
+    }
+    for (int64_t i = 0; i < chunks; ++i) {
+      const int64_t chunk = tile.first_chunk() + i;
+      add_item(s, head, tile, std::max(tile.first_page, chunk * kChunkPages),
+               std::min(tile.end_page, (chunk + 1) * kChunkPages), num_partials_ + i * stride);
+    }
+    for (int64_t row = 0; row < tile.num_rows; ++row) {
+      buffers_.merges[num_merges_++] = {static_cast<int32_t>(tile.first_row + row),
+                                        static_cast<int32_t>(head),
+                                        static_cast<int32_t>(num_partials_ + row * group_),
+                                        static_cast<int32_t>(stride), static_cast<int32_t>(chunks)};
+    }
+    num_partials_ += chunks * stride;
+  }
+
+  void add_item(int64_t s, int64_t head, const Tile& tile, int64_t first_page, int64_t end_page,
+                int64_t partial) {
+    buffers_.items[num_items_++] = {static_cast<int32_t>(s),
+                                    static_cast<int32_t>(head),
+                                    static_cast<int32_t>(tile.first_row),
+                                    static_cast<int32_t>(tile.num_rows),
+                                    static_cast<int32_t>(first_page),
+                                    static_cast<int32_t>(end_page - first_page),
+                                    static_cast<int32_t>(partial)};
+  }
+
+  const AttentionShape& shape_;
+  const BatchLayout& batch_;
+  const AttentionPlanBuffers& buffers_;
+  const int64_t group_;
+  int64_t num_items_ = 0;
+  int64_t num_merges_ = 0;
+  int64_t num_partials_ = 0;
+};
+
+}  // namespace
+
+AttentionPlanSize attention_plan_size(const AttentionShape& shape, int64_t max_tokens,
+                                      int64_t max_sequences, int64_t max_kv_len) {
+  const int64_t group = group_size(shape);
+  // Each sequence may end in a tile that is not full, and no tile is empty.
+  const int64_t tiles =
+      shape.num_kv_heads *
+      std::min(max_tokens, ceil_div(max_tokens, tile_tokens(shape)) + max_sequences);
+  const int64_t chunks = ceil_div(max_kv_len, kKvChunk);
+  if (chunks <= 1) return {tiles, 0, 0};
+  const int64_t partials = std::min(max_tokens * shape.num_qo_heads * chunks, kMaxPartials);
+  // A split item has at least a group's partials, and a merge at least two groups'.
+  return {tiles + std::min(tiles * chunks, partials / group),
+          std::min(max_tokens * shape.num_kv_heads, partials / (2 * group)), partials};
+}
+
+AttentionPlan plan_attention(const AttentionShape& shape, const BatchLayout& batch,
+                             const AttentionPlanBuffers& buffers) {
+  return Planner(shape, batch, buffers).plan();
+}
+
+}  // namespace effinfer::kernels

@@ -1,0 +1,183 @@
+#include "effinfer/ops/attention.h"
+
+#include <algorithm>
+#include <cmath>
+#include <vector>
+
+#include "kernels/attention.h"
+#include "kernels/registry.h"
+#include "ops/validate.h"
+
+namespace effinfer::ops {
+namespace {
+
+const int32_t* ints(const TensorView& view) {
+  return static_cast<const int32_t*>(view.data);
+}
+const float* floats(const TensorView& view) {
+  return static_cast<const float*>(view.data);
+}
+
+// [count + 1] offsets, from 0, never decreasing.
+void check_indptr(const Validator& check, std::string_view argument, const TensorView& view,
+                  int64_t count) {
+  check.dtype(argument, view, DType::i32);
+  check.shape(argument, view, {count + 1});
+  const int32_t* values = ints(view);
+  check.expect(values[0] == 0, argument, "0 first", std::to_string(values[0]));
+  for (int64_t i = 0; i < count; ++i) {
+    if (values[i] <= values[i + 1]) continue;
+    check.expect(false, argument, "values that never decrease",
+                 std::to_string(values[i]) + " before " + std::to_string(values[i + 1]));
+  }
+}
+
+kernels::BatchLayout check_batch(const Validator& check, const PagedBatch& batch, int64_t tokens,
+                                 const PagedKv& kv) {
+  check.dtype("kv_len", batch.kv_len, DType::i32);
+  check.rank("kv_len", batch.kv_len, 1);
+  const int64_t sequences = batch.kv_len.dims[0];
+  check_indptr(check, "qo_indptr", batch.qo_indptr, sequences);
+  check_indptr(check, "kv_indptr", batch.kv_indptr, sequences);
+  check.indices("kv_indices", batch.kv_indices, kv.num_pages());
+  const int32_t* qo_indptr = ints(batch.qo_indptr);
+  const int32_t* kv_indptr = ints(batch.kv_indptr);
+  check.expect(qo_indptr[sequences] == tokens, "qo_indptr",
+               std::to_string(tokens) + " last, as many as query rows",
+               std::to_string(qo_indptr[sequences]));
+  check.expect(kv_indptr[sequences] <= batch.kv_indices.dims[0], "kv_indptr",
+               "at most " + std::to_string(batch.kv_indices.dims[0]) + ", the size of kv_indices",
+               std::to_string(kv_indptr[sequences]));
+  for (int64_t s = 0; s < sequences; ++s) {
+    const int64_t rows = qo_indptr[s + 1] - qo_indptr[s];
+    const int64_t room = static_cast<int64_t>(kv_indptr[s + 1] - kv_indptr[s]) * PagedKv::kPageSize;
+    const int32_t length = ints(batch.kv_len)[s];
+    if (length >= rows && length <= room) continue;
+    check.expect(false, "kv_len[" + std::to_string(s) + "]",
+                 "at least its " + std::to_string(rows) + " query rows and at most the " +
+                     std::to_string(room) + " tokens of its pages",
+                 std::to_string(length));
+  }
+  kernels::BatchLayout layout;
+  layout.num_tokens = tokens;
+  layout.num_sequences = sequences;
+  layout.qo_indptr = qo_indptr;
+  layout.kv_indptr = kv_indptr;
+  layout.kv_indices = ints(batch.kv_indices);
+  layout.kv_len = ints(batch.kv_len);
+  return layout;
+}
+
+// q, [T, a multiple of num_kv_heads, head_dim]: the number of heads.
+int32_t check_queries(const Validator& check, const TensorView& q, const PagedKv& kv) {
+  check.dtype("q", q, DType::f32);
+  check.rank("q", q, 3);
+  check.expect(q.dims[1] > 0 && q.dims[1] % kv.num_kv_heads() == 0 && q.dims[2] == kv.head_dim(),
+               "q",
+               "shape [T, a multiple of " + std::to_string(kv.num_kv_heads()) + ", " +
+                   std::to_string(kv.head_dim()) + "]",
+               q.dims.to_string());
+  return static_cast<int32_t>(q.dims[1]);
+}
+
+void check_keys(const Validator& check, std::string_view argument, const TensorView& x,
+                int64_t tokens, const PagedKv& kv) {
+  check.dtype(argument, x, DType::f32);
+  check.shape(argument, x, {tokens, kv.num_kv_heads(), kv.head_dim()});
+}
+
+kernels::RopeAppendProblem append_problem(const Validator& check, const PagedKv& kv,
+                                          const TensorView& k, const TensorView& v,
+                                          const PagedBatch& batch, int64_t tokens) {
+  check_keys(check, "k", k, tokens, kv);
+  check_keys(check, "v", v, tokens, kv);
+  kernels::RopeAppendProblem problem;
+  problem.k = floats(k);
+  problem.v = floats(v);
+  problem.k_stride = problem.v_stride = static_cast<int64_t>(kv.num_kv_heads()) * kv.head_dim();
+  problem.kv = kv.layer();
+  problem.batch = check_batch(check, batch, tokens, kv);
+  return problem;
+}
+
+const float* check_norm(const Validator& check, std::string_view argument, const TensorView& weight,
+                        const PagedKv& kv) {
+  if (weight.data == nullptr) return nullptr;
+  check.dtype(argument, weight, DType::f32);
+  check.shape(argument, weight, {kv.head_dim()});
+  return floats(weight);
+}
+
+}  // namespace
+
+void kv_append(PagedKv& kv, const TensorView& k, const TensorView& v, const PagedBatch& batch,
+               ThreadPool& pool) {
+  const Validator check("kv_append");
+  check.rank("k", k, 3);
+  kernels::run_alone(append_problem(check, kv, k, v, batch, k.dims[0]), pool);
+}
+
+void rope_append(PagedKv& kv, const TensorView& q, const TensorView& k, const TensorView& v,
+                 const TensorView& table, const PagedBatch& batch, const RopeAppendOptions& options,
+                 float* q_out, ThreadPool& pool) {
+  const Validator check("rope_append");
+  const int32_t heads = check_queries(check, q, kv);
+  const int64_t tokens = q.dims[0];
+  check.dtype("table", table, DType::f32);
+  const bool matches = table.dims.rank() == 3 && table.dims[0] == tokens && table.dims[1] == 2 &&
+                       2 * table.dims[2] <= kv.head_dim();
+  check.expect(matches, "table",
+               "shape [" + std::to_string(tokens) + ", 2, at most " +
+                   std::to_string(kv.head_dim() / 2) + "]",
+               table.dims.to_string());
+  kernels::RopeAppendProblem problem = append_problem(check, kv, k, v, batch, tokens);
+  problem.q = floats(q);
+  problem.q_out = q_out;
+  problem.q_stride = problem.q_out_stride = static_cast<int64_t>(heads) * kv.head_dim();
+  problem.num_qo_heads = heads;
+  problem.q_norm = check_norm(check, "q_norm", options.q_norm, kv);
+  problem.k_norm = check_norm(check, "k_norm", options.k_norm, kv);
+  problem.norm_eps = options.norm_eps;
+  problem.cos_sin = floats(table);
+  problem.rope_dims = static_cast<int32_t>(2 * table.dims[2]);
+  problem.interleaved = options.interleaved;
+  kernels::run_alone(problem, pool);
+}
+
+void paged_attention(const TensorView& q, const PagedKv& kv, const PagedBatch& batch,
+                     const AttentionOptions& options, float* out, ThreadPool& pool) {
+  const Validator check("paged_attention");
+  const int32_t heads = check_queries(check, q, kv);
+  check.expect(std::isfinite(options.sm_scale), "scale", "a finite number",
+               std::to_string(options.sm_scale));
+  check.expect(std::isfinite(options.logits_soft_cap) && options.logits_soft_cap >= 0.0f,
+               "soft_cap", "a number >= 0", std::to_string(options.logits_soft_cap));
+  check.expect(options.window_left >= -1, "window_left", "-1 or more",
+               std::to_string(options.window_left));
+  kernels::AttentionProblem problem;
+  problem.batch = check_batch(check, batch, q.dims[0], kv);
+  if (problem.batch.num_tokens == 0) return;
+  problem.q = floats(q);
+  problem.q_stride = problem.out_stride = static_cast<int64_t>(heads) * kv.head_dim();
+  problem.num_qo_heads = heads;
+  problem.kv = kv.layer();
+  problem.sm_scale = options.sm_scale;
+  problem.logits_soft_cap = options.logits_soft_cap;
+  problem.window_left = options.window_left;
+  problem.out = out;
+
+  const kernels::AttentionShape shape{heads, kv.num_kv_heads(), kv.head_dim(), options.window_left};
+  const int32_t* lengths = problem.batch.kv_len;
+  const kernels::AttentionPlanSize size = kernels::attention_plan_size(
+      shape, problem.batch.num_tokens, problem.batch.num_sequences,
+      *std::max_element(lengths, lengths + problem.batch.num_sequences));
+  std::vector<kernels::AttentionWorkItem> items(static_cast<size_t>(size.items));
+  std::vector<kernels::AttentionMergeItem> merges(static_cast<size_t>(size.merges));
+  std::vector<float> partial_out(static_cast<size_t>(size.partials * kv.head_dim()));
+  std::vector<float> partial_ms(static_cast<size_t>(size.partials * 2));
+  problem.plan = kernels::plan_attention(
+      shape, problem.batch, {items.data(), merges.data(), partial_out.data(), partial_ms.data()});
+  kernels::run_alone(problem, pool);
+}
+
+}  // namespace effinfer::ops
