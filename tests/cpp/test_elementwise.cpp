@@ -1,0 +1,257 @@
+// What the Python tests cannot reach: operands as outputs, strides, in-place use, refusals of the
+// registry; and that every operator's errors are typed.
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <limits>
+#include <random>
+#include <vector>
+
+#include "check.h"
+#include "effinfer/error.h"
+#include "effinfer/ops/elementwise.h"
+#include "effinfer/ops/embedding.h"
+#include "effinfer/ops/rms_norm.h"
+#include "effinfer/ops/rope.h"
+#include "kernels/elementwise.h"
+#include "kernels/registry.h"
+
+using namespace effinfer;
+
+namespace {
+
+constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
+
+ThreadPool& pool() {
+  static ThreadPool instance(2);
+  return instance;
+}
+
+std::vector<float> random_values(int64_t count, unsigned seed) {
+  std::mt19937 generator(seed);
+  std::normal_distribution<float> normal;
+  std::vector<float> values(static_cast<size_t>(count));
+  for (float& value : values) value = normal(generator);
+  return values;
+}
+
+TensorView view(const std::vector<float>& values, const Dims& dims) {
+  return {values.data(), DType::f32, dims};
+}
+TensorView view(const std::vector<int32_t>& values, const Dims& dims) {
+  return {values.data(), DType::i32, dims};
+}
+
+// Calls body() at each level of the machine, and restores the level.
+void at_every_isa(const std::function<void()>& body) {
+  const Isa before = current_isa();
+  for (const Isa isa : available_isas()) {
+    set_isa(isa);
+    body();
+  }
+  set_isa(before);
+}
+
+// 64-byte aligned rows of an operand.
+struct Operand {
+  kernels::Activation act;
+  std::vector<uint8_t> storage;
+
+  Operand(kernels::Arithmetic arithmetic, int64_t rows, int64_t cols) {
+    act = {arithmetic, rows, cols, nullptr};
+    storage.assign(static_cast<size_t>(rows * act.row_bytes() + 64), 0xcd);
+    void* data = storage.data();
+    size_t space = storage.size();
+    act.data = std::align(64, static_cast<size_t>(rows * act.row_bytes()), data, space);
+  }
+};
+
+}  // namespace
+
+TEST("rms_norm: an operand is that of the float result") {
+  constexpr int64_t kRows = 5;
+  at_every_isa([] {
+    for (const int64_t cols : {64, 100, 576}) {
+      const std::vector<float> x = random_values(kRows * cols, 1);
+      const std::vector<float> weight = random_values(cols, 2);
+      const std::vector<float> residual = random_values(kRows * cols, 3);
+      std::vector<float> sum(x.size()), out(x.size());
+      ops::add_rms_norm(view(x, {kRows, cols}), view(residual, {kRows, cols}),
+                        view(weight, {cols}), {}, sum.data(), out.data(), pool());
+      for (const auto arithmetic :
+           {kernels::Arithmetic::int8, kernels::Arithmetic::bf16, kernels::Arithmetic::f32}) {
+        const Operand expected(arithmetic, kRows, cols);
+        for (int64_t row = 0; row < kRows; ++row) {
+          kernels::store_activation_row(current_isa())(expected.act, row, &out[row * cols]);
+        }
+        const Operand actual(arithmetic, kRows, cols);
+        std::vector<float> actual_sum = x;
+        kernels::RmsNormProblem problem;
+        problem.x = actual_sum.data();
+        problem.rows = kRows;
+        problem.cols = cols;
+        problem.weight = weight.data();
+        problem.add_to = residual.data();
+        problem.sum_out = actual_sum.data();
+        problem.out_act = actual.act;
+        kernels::run_alone(problem, pool());
+        CHECK(std::memcmp(actual.act.data, expected.act.data,
+                          static_cast<size_t>(kRows * expected.act.row_bytes())) == 0);
+        CHECK(actual_sum == sum);
+      }
+    }
+  });
+}
+
+TEST("rms_norm: in place") {
+  at_every_isa([] {
+    const std::vector<float> x = random_values(3 * 4 * 50, 4);
+    const std::vector<float> weight = random_values(50, 5);
+    std::vector<float> expected(x.size());
+    std::vector<float> actual = x;
+    const ops::RmsNormOptions options{1e-5f, 4};
+    ops::rms_norm(view(x, {3, 200}), view(weight, {50}), options, expected.data(), pool());
+    ops::rms_norm(view(actual, {3, 200}), view(weight, {50}), options, actual.data(), pool());
+    CHECK(actual == expected);
+  });
+}
+
+TEST("unary: strided rows leave what lies between them alone") {
+  at_every_isa([] {
+    constexpr int64_t kRows = 7, kStride = 45, kOutStride = 41;
+    for (const int64_t cols : {0, 1, 16, 37}) {
+      const std::vector<float> x = random_values(kRows * kStride, 6);
+      std::vector<float> out(kRows * kOutStride, 99.0f);
+      kernels::UnaryProblem problem{
+          kernels::UnaryOp::scale, 2.0f, x.data(), kRows, cols, kStride, out.data(), kOutStride};
+      kernels::run_alone(problem, pool());
+      for (int64_t i = 0; i < kRows * kOutStride; ++i) {
+        const int64_t row = i / kOutStride, col = i % kOutStride;
+        CHECK_EQ(out[i], col < cols ? 2.0f * x[row * kStride + col] : 99.0f);
+      }
+    }
+  });
+}
+
+TEST("unary, binary and rope: in place") {
+  at_every_isa([] {
+    const std::vector<float> x = random_values(6 * 2 * 70, 7);
+    const std::vector<int32_t> positions = {0, 1, 5, 9, 100, 3000};
+    std::vector<float> table(6 * 66), expected(x.size()), actual = x;
+    RopeParameters parameters;
+    parameters.dims = 66;
+    ops::rope_table(view(positions, {6}), ops::rope_frequencies(parameters), table.data(), pool());
+    for (const bool interleaved : {false, true}) {
+      actual = x;
+      ops::rope(view(x, {6, 2, 70}), view(table, {6, 2, 33}), interleaved, expected.data(), pool());
+      ops::rope(view(actual, {6, 2, 70}), view(table, {6, 2, 33}), interleaved, actual.data(),
+                pool());
+      CHECK(actual == expected);
+    }
+    ops::silu(view(x, {840}), expected.data(), pool());
+    actual = x;
+    ops::silu(view(actual, {840}), actual.data(), pool());
+    CHECK(actual == expected);
+    ops::add(view(x, {840}), view(expected, {840}), expected.data(), pool());
+    ops::add(view(x, {840}), view(actual, {840}), actual.data(), pool());
+    CHECK(actual == expected);
+  });
+}
+
+TEST("the registry refuses what no kernel can do, and says why") {
+  const auto select = [](const auto& problem) {
+    kernels::table<std::decay_t<decltype(problem)>>().select(problem, current_isa());
+  };
+  kernels::EmbeddingProblem embedding;
+  embedding.dtype = DType::i32;
+  CHECK_THROWS(Unsupported, "dtype=i32", select(embedding));
+  embedding.dtype = DType::q4_k;
+  embedding.cols = 100;
+  CHECK_THROWS(Unsupported, "whole number of blocks", select(embedding));
+  kernels::RmsNormProblem norm;
+  CHECK_THROWS(Unsupported, "cols and groups must be positive", select(norm));
+  norm.cols = 64;
+  norm.groups = 2;
+  norm.out_act.cols = 128;
+  CHECK_THROWS(Unsupported, "a matmul operand has one group", select(norm));
+  kernels::RopeProblem rope;
+  rope.dims = 6;
+  rope.head_dim = 4;
+  CHECK_THROWS(Unsupported, "dims must be at most head_dim", select(rope));
+  rope.dims = 3;
+  CHECK_THROWS(Unsupported, "dims must be even", select(rope));
+  kernels::RopeTableProblem table;
+  table.dims = 3;
+  CHECK_THROWS(Unsupported, "dims must be even", select(table));
+}
+
+TEST("errors of the element-by-element operators are typed") {
+  const std::vector<float> x(6);
+  const TensorView floats = view(x, {2, 3});
+  const TensorView halves{x.data(), DType::f16, {2, 3}};
+  std::vector<float> out(6);
+  for (const auto op : {ops::silu, ops::gelu_tanh, ops::relu_squared}) {
+    CHECK_THROWS(InvalidArgument, "x: expected dtype f32, got f16", op(halves, out.data(), pool()));
+  }
+  for (const auto op : {ops::softcap, ops::scale}) {
+    CHECK_THROWS(InvalidArgument, "x: expected dtype", op(halves, 1.0f, out.data(), pool()));
+  }
+  for (const float cap : {0.0f, -1.0f, kNan}) {
+    CHECK_THROWS(InvalidArgument, "[softcap] cap", ops::softcap(floats, cap, out.data(), pool()));
+  }
+  for (const auto op : {ops::add, ops::mul}) {
+    CHECK_THROWS(InvalidArgument, "b: expected shape [2, 3], got [3, 2]",
+                 op(floats, view(x, {3, 2}), out.data(), pool()));
+    CHECK_THROWS(InvalidArgument, "a: expected dtype", op(halves, floats, out.data(), pool()));
+    CHECK_THROWS(InvalidArgument, "b: expected dtype", op(floats, halves, out.data(), pool()));
+  }
+}
+
+TEST("errors of the norms and look-ups are typed") {
+  const std::vector<float> x(6);
+  const TensorView floats = view(x, {2, 3});
+  std::vector<float> out(6), sum(6);
+  const auto norm = [&](const TensorView& weight, const ops::RmsNormOptions& options) {
+    ops::rms_norm(floats, weight, options, out.data(), pool());
+  };
+  CHECK_THROWS(InvalidArgument, "[rms_norm] weight", norm(view(x, {6}), {}));
+  CHECK_THROWS(InvalidArgument, "[rms_norm] eps", norm({}, {kNan, 1}));
+  CHECK_THROWS(InvalidArgument, "[rms_norm] groups", norm({}, {1e-6f, -1}));
+  CHECK_THROWS(InvalidArgument, "[rms_norm] x", norm({}, {1e-6f, 2}));
+  CHECK_THROWS(
+      InvalidArgument, "[add_rms_norm] residual",
+      ops::add_rms_norm(floats, view(x, {6}), {}, {}, sum.data(), out.data(), pool()));
+  const std::vector<int32_t> ids = {1, 2};
+  CHECK_THROWS(InvalidArgument, "[embedding] ids[1]",
+               ops::embedding(view(ids, {2}), floats, 1.0f, out.data(), pool()));
+  CHECK_THROWS(InvalidArgument, "[embedding] table",
+               ops::embedding(view(ids, {1}), view(x, {6}), 1.0f, out.data(), pool()));
+  CHECK_THROWS(InvalidArgument, "[embedding] table",
+               ops::embedding(view(ids, {1}), {x.data(), DType::q8_0, {2, 3}}, 1.0f, out.data(),
+                              pool()));
+  CHECK_THROWS(InvalidArgument, "[select_rows] rows[1]",
+               ops::select_rows(floats, view(ids, {2}), out.data(), pool()));
+  CHECK_THROWS(InvalidArgument, "[select_rows] rows",
+               ops::select_rows(floats, floats, out.data(), pool()));
+}
+
+TEST("errors of rope are typed") {
+  const std::vector<float> x(16);
+  std::vector<float> out(16);
+  RopeParameters parameters;
+  CHECK_THROWS(InvalidArgument, "[rope_frequencies] dims", ops::rope_frequencies(parameters));
+  parameters.dims = 4;
+  CHECK_THROWS(InvalidArgument, "[rope_frequencies] divisors",
+               ops::rope_frequencies(parameters, view(x, {3})));
+  parameters.scaling = RopeScaling::llama3;
+  CHECK_THROWS(InvalidArgument, "original_max_position", ops::rope_frequencies(parameters));
+  CHECK_THROWS(InvalidArgument, "[rope] scaling", parse_rope_scaling("NTK"));
+  CHECK_THROWS(InvalidArgument, "[rope_table] positions",
+               ops::rope_table(view(x, {4}), {{1.0f}, 1.0f}, out.data(), pool()));
+  CHECK_THROWS(InvalidArgument, "[rope] x",
+               ops::rope(view(x, {16}), view(x, {2, 2, 4}), false, out.data(), pool()));
+  CHECK_THROWS(InvalidArgument, "[rope] table",
+               ops::rope(view(x, {2, 1, 8}), view(x, {1, 2, 4}), false, out.data(), pool()));
+}
+
+CHECK_MAIN()
