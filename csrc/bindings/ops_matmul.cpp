@@ -33,7 +33,8 @@ const float* check_f32(const py::array& array, const char* argument,
   std::string expected;
   py::ssize_t axis = 0;
   for (const int64_t dim : shape) {
-    expected += (axis > 0 ? ", " : "") + (dim < 0 ? std::string("n") : std::to_string(dim));
+    expected += axis > 0 ? ", " : "";
+    expected += dim < 0 ? "n" : std::to_string(dim);
     if (fits && dim >= 0 && array.shape(axis) != dim) fits = false;
     ++axis;
   }
@@ -44,12 +45,9 @@ const float* check_f32(const py::array& array, const char* argument,
   return static_cast<const float*>(array.data());
 }
 
-std::shared_ptr<ThreadPool> pool_or_default(std::shared_ptr<ThreadPool> pool) {
-  return pool ? std::move(pool) : std::make_shared<ThreadPool>(1);
-}
-
 PackedMatrix pack(const py::array& data, const std::string& dtype,
-                  const std::pair<int64_t, int64_t>& shape, std::shared_ptr<ThreadPool> pool) {
+                  const std::pair<int64_t, int64_t>& shape,
+                  const std::shared_ptr<ThreadPool>& pool) {
   TensorView view{data.data(), parse_dtype(dtype), {shape.first, shape.second}};
   if ((data.flags() & py::array::c_style) == 0) {
     throw InvalidArgument("[pack] data: expected a C-contiguous array, got one with strides");
@@ -59,9 +57,8 @@ PackedMatrix pack(const py::array& data, const std::string& dtype,
                           " bytes for " + dtype + " " + view.dims.to_string() + ", got " +
                           std::to_string(data.nbytes()));
   }
-  pool = pool_or_default(std::move(pool));
   const py::gil_scoped_release release;
-  return PackedMatrix(view, *pool);
+  return PackedMatrix(view, pool_or_default(pool));
 }
 
 py::array_t<float> unpack(const PackedMatrix& matrix) {
@@ -73,7 +70,7 @@ py::array_t<float> unpack(const PackedMatrix& matrix) {
 }
 
 py::array_t<float> matmul(const py::array& x, const PackedMatrix& weight,
-                          const std::string& arithmetic, std::shared_ptr<ThreadPool> pool,
+                          const std::string& arithmetic, const std::shared_ptr<ThreadPool>& pool,
                           const std::optional<py::array>& bias,
                           const std::optional<py::array>& residual) {
   const auto parsed = ops::parse_matmul_arithmetic(arithmetic);
@@ -84,9 +81,8 @@ py::array_t<float> matmul(const py::array& x, const PackedMatrix& weight,
       residual ? check_f32(*residual, "residual", {n, weight.rows()}) : nullptr;
   py::array_t<float> out({n, weight.rows()});
   float* result = out.mutable_data();
-  pool = pool_or_default(std::move(pool));
   const py::gil_scoped_release release;
-  ops::matmul(values, n, weight, parsed, bias_data, residual_data, result, *pool);
+  ops::matmul(values, n, weight, parsed, bias_data, residual_data, result, pool_or_default(pool));
   return out;
 }
 

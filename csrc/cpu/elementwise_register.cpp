@@ -16,7 +16,7 @@ const char* rejects_embedding(const EmbeddingProblem& p) {
 
 const char* rejects_rms_norm(const RmsNormProblem& p) {
   if (p.cols < 1 || p.groups < 1) return "cols and groups must be positive";
-  return p.out_act.cols > 0 ? "writes floats only" : nullptr;
+  return p.out_act.cols > 0 && p.groups > 1 ? "a matmul operand has one group" : nullptr;
 }
 
 // A row on its way into a matmul operand.

@@ -76,8 +76,8 @@ TEST("rms_norm: an operand is that of the float result") {
       const std::vector<float> weight = random_values(cols, 2);
       const std::vector<float> residual = random_values(kRows * cols, 3);
       std::vector<float> sum(x.size()), out(x.size());
-      ops::add_rms_norm(view(x, {kRows, cols}), view(residual, {kRows, cols}),
-                        view(weight, {cols}), {}, sum.data(), out.data(), pool());
+      ops::add_rms_norm(view(x, {kRows, cols}), view(residual, {kRows, cols}), view(weight, {cols}),
+                        {}, sum.data(), out.data(), pool());
       for (const auto arithmetic :
            {kernels::Arithmetic::int8, kernels::Arithmetic::bf16, kernels::Arithmetic::f32}) {
         const Operand expected(arithmetic, kRows, cols);
@@ -218,17 +218,16 @@ TEST("errors of the norms and look-ups are typed") {
   CHECK_THROWS(InvalidArgument, "[rms_norm] eps", norm({}, {kNan, 1}));
   CHECK_THROWS(InvalidArgument, "[rms_norm] groups", norm({}, {1e-6f, -1}));
   CHECK_THROWS(InvalidArgument, "[rms_norm] x", norm({}, {1e-6f, 2}));
-  CHECK_THROWS(
-      InvalidArgument, "[add_rms_norm] residual",
-      ops::add_rms_norm(floats, view(x, {6}), {}, {}, sum.data(), out.data(), pool()));
+  CHECK_THROWS(InvalidArgument, "[add_rms_norm] residual",
+               ops::add_rms_norm(floats, view(x, {6}), {}, {}, sum.data(), out.data(), pool()));
   const std::vector<int32_t> ids = {1, 2};
   CHECK_THROWS(InvalidArgument, "[embedding] ids[1]",
                ops::embedding(view(ids, {2}), floats, 1.0f, out.data(), pool()));
   CHECK_THROWS(InvalidArgument, "[embedding] table",
                ops::embedding(view(ids, {1}), view(x, {6}), 1.0f, out.data(), pool()));
-  CHECK_THROWS(InvalidArgument, "[embedding] table",
-               ops::embedding(view(ids, {1}), {x.data(), DType::q8_0, {2, 3}}, 1.0f, out.data(),
-                              pool()));
+  CHECK_THROWS(
+      InvalidArgument, "[embedding] table",
+      ops::embedding(view(ids, {1}), {x.data(), DType::q8_0, {2, 3}}, 1.0f, out.data(), pool()));
   CHECK_THROWS(InvalidArgument, "[select_rows] rows[1]",
                ops::select_rows(floats, view(ids, {2}), out.data(), pool()));
   CHECK_THROWS(InvalidArgument, "[select_rows] rows",

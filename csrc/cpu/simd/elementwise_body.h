@@ -97,7 +97,8 @@ struct ElementwiseBody {
   }
 
   static void rms_norm(const kernels::RmsNormProblem& p, Team& team) {
-    const kernels::StoreActivationRow store_operand = nullptr;
+    const kernels::StoreActivationRow store_operand =
+        p.out_act.data != nullptr ? kernels::store_activation_row(isa) : nullptr;
     float* scratch = static_cast<float*>(team.scratch());
     const int64_t size = p.groups * p.cols;
     const int64_t chunk_rows = size < kChunk ? kChunk / size : 1;
