@@ -13,6 +13,10 @@ endif()
 set(EFFINFER_AVX2_FLAGS -mavx2 -mfma -mf16c -mbmi2)
 set(EFFINFER_AVX512_FLAGS ${EFFINFER_AVX2_FLAGS} -mavx512f -mavx512bw -mavx512dq -mavx512vl
     -mavx512vnni -mprefer-vector-width=512)
+if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU")
+  # GCC's own AVX-512 headers initialise a vector with itself, which it then warns about.
+  list(APPEND EFFINFER_AVX512_FLAGS -Wno-uninitialized -Wno-maybe-uninitialized)
+endif()
 # GCC 12's own AVX-512 header trips this warning wherever an intrinsic is inlined (GCC bug 105593).
 if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU")
   list(APPEND EFFINFER_AVX512_FLAGS -Wno-maybe-uninitialized)
