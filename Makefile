@@ -74,7 +74,7 @@ fidelity: | $(BIN)/python
 	@echo "fidelity: done"
 
 bench: | $(BIN)/python
-	@$(SETUP) build test bench
+	@$(SETUP) build test
 	@$(SETUP) package --build-dir $(BUILD)
 	$(BIN)/python bench/run.py
 	@echo "bench: docs/performance.md written"

@@ -78,7 +78,7 @@ def main() -> None:
     if sys.prefix == sys.base_prefix:
         sys.exit("setup_venv.py: run it with the python of a virtual environment")
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("groups", nargs="+", help="build, test, lint, bench; or: package")
+    parser.add_argument("groups", nargs="+", help="build, test, lint; or: package")
     parser.add_argument("--build-dir", default="build/wheel")
     parser.add_argument("--with-tests", action="store_true")
     arguments = parser.parse_args()

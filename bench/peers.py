@@ -1,0 +1,89 @@
+"""Virtual environments of the peers, made once under build/peers/."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+PEERS = ROOT / "build" / "peers"
+
+
+class PeerUnavailable(RuntimeError):
+    """A peer that cannot be installed or run here; the message says why."""
+
+
+@dataclass(frozen=True)
+class Peer:
+    name: str
+    worker: str
+    requirements: tuple[str, ...]
+
+
+LLAMA_CPP = Peer("llama.cpp", "llama_cpp_worker.py", ("llama-cpp-python==0.3.36", "numpy"))
+OPENVINO = Peer("openvino", "openvino_worker.py", ("openvino-genai==2026.4.1.0", "numpy"))
+PEERS_BY_NAME = {peer.name: peer for peer in (LLAMA_CPP, OPENVINO)}
+
+
+def cpu_flags() -> set[str]:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return set()
+    return next(
+        (set(line.split(":")[1].split()) for line in lines if line.startswith("flags")), set()
+    )
+
+
+def llama_cpp_cmake_args() -> str:
+    """What llama.cpp can use of this CPU, spelled out: GGML_NATIVE trusts the compiler's guess,
+    which a virtual machine may mislead, and some hosts announce AMX that they do not have."""
+    flags = cpu_flags()
+    options = {
+        "GGML_NATIVE": False,
+        "GGML_AVX2": "avx2" in flags,
+        "GGML_FMA": "fma" in flags,
+        "GGML_F16C": "f16c" in flags,
+        "GGML_BMI2": "bmi2" in flags,
+        "GGML_AVX512": {"avx512f", "avx512bw", "avx512vl", "avx512dq"} <= flags,
+        "GGML_AVX512_VNNI": "avx512_vnni" in flags,
+        "GGML_AVX512_VBMI": "avx512vbmi" in flags,
+        "GGML_AVX512_BF16": "avx512_bf16" in flags,
+        "GGML_AMX_TILE": False,
+        "GGML_AMX_INT8": False,
+    }
+    return " ".join(f"-D{name}={'ON' if on else 'OFF'}" for name, on in options.items())
+
+
+def ensure(peer: Peer) -> Path:
+    """The peer's python, installing it first where needed; raises PeerUnavailable."""
+    folder = PEERS / peer.name
+    python = folder / "bin" / "python"
+    environment = dict(os.environ)
+    if peer is LLAMA_CPP:
+        environment["CMAKE_ARGS"] = llama_cpp_cmake_args()
+    wanted = "\n".join([*peer.requirements, environment.get("CMAKE_ARGS", "")])
+    key = hashlib.sha256(wanted.encode()).hexdigest()
+    stamp = folder / "stamp"
+    if stamp.exists() and stamp.read_text() == key:
+        return python
+    print(f"bench: installing {peer.name} (building llama.cpp takes minutes) ...", flush=True)
+    folder.mkdir(parents=True, exist_ok=True)
+    log = folder / "install.log"
+    with log.open("w") as output:
+        for command in (
+            [sys.executable, "-m", "venv", str(folder)],
+            [str(python), "-m", "pip", "install", "--no-cache-dir", *peer.requirements],
+        ):
+            status = subprocess.run(
+                command, env=environment, stdout=output, stderr=subprocess.STDOUT
+            ).returncode
+            if status != 0:
+                last = (log.read_text().strip().splitlines() or ["no output"])[-1]
+                raise PeerUnavailable(f"not installed: {last}")
+    stamp.write_text(key)
+    return python
