@@ -1,0 +1,155 @@
+// Speed of the matmul kernels: GOP/s (2 N K n / time) and GB/s of packed weights read.
+//
+//   bench_matmul [--shapes 576x576,4096x4096] [--dtypes q4_0,q8_0] [--tokens 1,8,32,128,512]
+//                [--arithmetics int8,f32,bf16] [--isas avx512] [--threads 1] [--seconds 0.1]
+//
+// A table goes to stderr, one JSON object a line to stdout. Times are of the kernel alone, inside
+// one parallel region as in a step, weights as hot as their size allows; the median and the best.
+#include <algorithm>
+#include <chrono>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <map>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "effinfer/error.h"
+#include "kernels/matmul.h"
+#include "kernels/registry.h"
+
+namespace {
+
+using namespace effinfer;
+using kernels::Arithmetic;
+using Clock = std::chrono::steady_clock;
+
+std::vector<std::string> split(const std::string& text) {
+  std::vector<std::string> parts;
+  for (size_t start = 0; start <= text.size();) {
+    const size_t end = std::min(text.find(',', start), text.size());
+    parts.push_back(text.substr(start, end - start));
+    start = end + 1;
+  }
+  return parts;
+}
+
+// Random quants; the f16 fields of a random block may be anything, which costs the kernels the same
+// unless sums become NaN or subnormal, so every 16-bit number is forced to a normal half.
+std::vector<uint8_t> random_bytes(size_t count) {
+  std::vector<uint8_t> bytes(count);
+  std::mt19937 random(1);
+  for (uint8_t& byte : bytes) byte = static_cast<uint8_t>(random());
+  for (size_t i = 1; i < count; i += 2) bytes[i] = static_cast<uint8_t>((bytes[i] & 0x83) | 0x28);
+  return bytes;
+}
+
+struct Timing {
+  double median;
+  double best;
+};
+
+Timing measure(const kernels::Variant<kernels::MatmulProblem>& variant,
+               const kernels::MatmulProblem& problem, ThreadPool& pool, double seconds) {
+  if (variant.scratch_bytes != nullptr) pool.reserve_scratch(variant.scratch_bytes(problem));
+  std::vector<double> times;
+  pool.parallel([&](Team& team) {
+    bool more = true;
+    static bool shared_more;
+    const auto start = Clock::now();
+    while (more) {
+      team.barrier();
+      const auto before = Clock::now();
+      variant.run(problem, team);
+      team.barrier();
+      const auto after = Clock::now();
+      if (team.rank() == 0) {
+        times.push_back(std::chrono::duration<double>(after - before).count());
+        shared_more = std::chrono::duration<double>(after - start).count() < seconds;
+      }
+      team.barrier();
+      more = shared_more;
+    }
+  });
+  std::sort(times.begin(), times.end());
+  return {times[times.size() / 2], times[0]};
+}
+
+void run_case(const std::string& shape, const std::string& dtype, const std::string& arithmetic,
+              Isa isa, int64_t tokens, ThreadPool& pool, double seconds) {
+  const int64_t rows = std::atoll(shape.c_str());
+  const int64_t cols = std::atoll(shape.c_str() + shape.find('x') + 1);
+  TensorView view{nullptr, parse_dtype(dtype), {rows, cols}};
+  const std::vector<uint8_t> bytes = random_bytes(view.num_bytes());
+  view.data = bytes.data();
+  const kernels::PackedBuffer weight = kernels::pack(view, pool);
+
+  kernels::MatmulProblem problem;
+  problem.x.arithmetic = arithmetic == "int8"   ? Arithmetic::int8
+                         : arithmetic == "bf16" ? Arithmetic::bf16
+                                                : Arithmetic::f32;
+  problem.x.rows = tokens;
+  problem.x.cols = cols;
+  problem.num_parts = 1;
+  std::vector<float> out(static_cast<size_t>(tokens * rows));
+  problem.parts[0] = {weight.view, nullptr, nullptr, out.data(), rows};
+  const kernels::Variant<kernels::MatmulProblem>* variant = nullptr;
+  try {
+    variant = &kernels::table<kernels::MatmulProblem>().select(problem, isa);
+  } catch (const Unsupported&) {
+    return;
+  }
+  const auto size = static_cast<size_t>(tokens * problem.x.row_bytes());
+  problem.x.data = std::aligned_alloc(64, size);
+  std::vector<float> x(static_cast<size_t>(cols));
+  for (size_t i = 0; i < x.size(); ++i) x[i] = static_cast<float>(i % 17) - 8.0f;
+  for (int64_t t = 0; t < tokens; ++t) {
+    kernels::store_activation_row(isa)(problem.x, t, x.data());
+  }
+  const Timing time = measure(*variant, problem, pool, seconds);
+  const double gop = 2e-9 * static_cast<double>(rows * cols * tokens);
+  const double gb = 1e-9 * static_cast<double>(weight.view.num_bytes());
+  std::fprintf(stderr, "%-12s %-7s %-22s n=%-4lld %9.1f us (best %9.1f)  %7.1f GOP/s %6.1f GB/s\n",
+               shape.c_str(), dtype.c_str(), variant->name, static_cast<long long>(tokens),
+               1e6 * time.median, 1e6 * time.best, gop / time.median, gb / time.median);
+  std::printf(
+      "{\"shape\": \"%s\", \"dtype\": \"%s\", \"kernel\": \"%s\", \"n\": %lld, \"threads\": %d, "
+      "\"median_us\": %.2f, \"best_us\": %.2f, \"gop_s\": %.2f, \"gb_s\": %.2f}\n",
+      shape.c_str(), dtype.c_str(), variant->name, static_cast<long long>(tokens), pool.size(),
+      1e6 * time.median, 1e6 * time.best, gop / time.median, gb / time.median);
+  std::free(problem.x.data);
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  std::map<std::string, std::string> options = {{"--shapes", "576x576,1536x576,4096x4096"},
+                                                {"--dtypes", "q4_0,q8_0"},
+                                                {"--tokens", "1,8,32,128,512"},
+                                                {"--arithmetics", "int8,f32,bf16"},
+                                                {"--isas", ""},
+                                                {"--threads", "1"},
+                                                {"--seconds", "0.1"}};
+  for (int i = 1; i < argc; i += 2) {
+    if (options.count(argv[i]) == 0 || i + 1 == argc) {
+      std::fprintf(stderr, "unknown option or missing value: %s\n", argv[i]);
+      return 2;
+    }
+    options[argv[i]] = argv[i + 1];
+  }
+  if (options["--isas"].empty()) options["--isas"] = std::string(name(current_isa()));
+  ThreadPool pool(std::atoi(options["--threads"].c_str()));
+  for (const std::string& shape : split(options["--shapes"])) {
+    for (const std::string& dtype : split(options["--dtypes"])) {
+      for (const std::string& isa : split(options["--isas"])) {
+        for (const std::string& arithmetic : split(options["--arithmetics"])) {
+          for (const std::string& tokens : split(options["--tokens"])) {
+            run_case(shape, dtype, arithmetic, parse_isa(isa), std::atoll(tokens.c_str()), pool,
+                     std::atof(options["--seconds"].c_str()));
+          }
+        }
+      }
+    }
+  }
+}
