@@ -42,7 +42,6 @@ class ModelFiles:
     graph: _core.Graph
     weights: _core.WeightSource
     gguf: _core.GgufFile | None = None
-    template_tokens: tuple[str, str] | None = None
 
     def tokenizer(self) -> "Tokenizer":
         from effinfer.tokenizer import Tokenizer
@@ -51,11 +50,11 @@ class ModelFiles:
             return Tokenizer.from_gguf(self.gguf)
         return Tokenizer.from_folder(self.path)
 
-    def chat_template(self, tokenizer: "Tokenizer") -> "ChatTemplate":
-        """Throws InvalidArgumentError when the files hold no template."""
+    def chat_template(self, tokenizer: "Tokenizer", override: str | None) -> "ChatTemplate":
+        """`override` or the model's own; throws InvalidArgumentError when there is neither."""
         from effinfer.chat import ChatTemplate, missing_template
 
-        source = self._template_source()
+        source = self._template_source() if override is None else override
         if source is None:
             raise missing_template(str(self.path))
         return ChatTemplate(

@@ -1,20 +1,21 @@
 """Progress bars on stderr."""
 
+import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
-from effinfer.hub import Progress
+from effinfer import hub
+from effinfer.catalog import CATALOG
 
 
 @contextmanager
-def download_bar() -> Iterator[Progress]:
+def download_bar() -> Iterator[hub.Progress]:
     """A bar a download or extraction, shown from its first report on."""
     from rich.console import Console
-    from rich.progress import BarColumn, DownloadColumn, TextColumn, TransferSpeedColumn
-    from rich.progress import Progress as Bars
+    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
 
-    console = Console(file=sys.stderr)
     columns = (
         TextColumn("{task.description}"),
         BarColumn(),
@@ -22,7 +23,7 @@ def download_bar() -> Iterator[Progress]:
         TransferSpeedColumn(),
     )
     tasks = {}
-    with Bars(*columns, console=console) as bars:
+    with Progress(*columns, console=Console(file=sys.stderr)) as bars:
 
         def report(what: str, done: int, total: int) -> None:
             if what not in tasks:
@@ -30,3 +31,22 @@ def download_bar() -> Iterator[Progress]:
             bars.update(tasks[what], completed=done)
 
         yield report
+
+
+def pull_with_bar(name: str, *, force: bool = False) -> Path:
+    """hub.pull(), telling on stderr what is fetched and under which terms."""
+    entry = hub.find_entry(name)
+    print(f"effinfer: pulling {name} ({entry.num_bytes / 1e6:.0f} MB)", file=sys.stderr)
+    if entry.notice:
+        print(entry.notice, file=sys.stderr)
+    with download_bar() as progress:
+        return hub.pull(name, progress=progress, force=force)
+
+
+def resolve_with_bar(model: str | os.PathLike[str]) -> Path:
+    """hub.resolve(), telling on stderr when something has to be fetched."""
+    name = os.fspath(model)
+    entry = CATALOG.get(name)
+    if entry is None or hub.is_pulled(entry) or Path(name).exists():
+        return hub.resolve(name)
+    return pull_with_bar(name)

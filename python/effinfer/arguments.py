@@ -1,0 +1,43 @@
+"""Checks and normal forms of what callers of LLM pass."""
+
+from collections.abc import Sequence
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from effinfer import _core
+from effinfer.sampling import SamplingParams
+
+Prompt: TypeAlias = str | Sequence[int]
+
+
+def check_choice(name: str, value: object, valid: Sequence[str], hint: str = "") -> None:
+    if value not in valid:
+        names = ", ".join(repr(choice) for choice in valid)
+        raise _core.InvalidArgumentError(f"[LLM] {name}: expected {names}, got {value!r}{hint}")
+
+
+def check_positive(name: str, value: int | None) -> None:
+    if value is not None and (not isinstance(value, int) or value < 1):
+        raise _core.InvalidArgumentError(f"[LLM] {name}: expected None or >= 1, got {value!r}")
+
+
+def as_prompts(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
+    if isinstance(prompts, str):
+        return [prompts]
+    items: list[Any] = list(prompts)
+    if items and all(isinstance(item, int | np.integer) for item in items):
+        return [items]
+    return items
+
+
+def pair_params(
+    prompts: list[Prompt], params: SamplingParams | Sequence[SamplingParams] | None
+) -> list[tuple[Prompt, SamplingParams]]:
+    if params is None or isinstance(params, SamplingParams):
+        return [(prompt, params or SamplingParams()) for prompt in prompts]
+    if len(params) != len(prompts):
+        raise _core.InvalidArgumentError(
+            f"[generate] params: expected one or {len(prompts)}, got {len(params)}"
+        )
+    return list(zip(prompts, params, strict=True))

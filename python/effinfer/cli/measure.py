@@ -1,0 +1,145 @@
+"""effinfer bench, effinfer perplexity."""
+
+import resource
+import statistics
+import time
+from pathlib import Path
+from typing import Annotated, Any
+
+import numpy as np
+import typer
+
+from effinfer import _core
+from effinfer.cli import options as o
+from effinfer.llm import LLM
+from effinfer.sampling import SamplingParams
+
+_SEED = 1
+
+
+def bench(
+    model: o.ModelOption = o.DEFAULT,
+    pp: Annotated[int, typer.Option("--pp", min=1, help="Tokens of the prompt.")] = 512,
+    tg: Annotated[int, typer.Option("--tg", min=1, help="Tokens to generate.")] = 128,
+    threads: o.ThreadsOption = None,
+    repeat: Annotated[int, typer.Option("--repeat", min=1, help="Measured runs.")] = 5,
+    precision: o.PrecisionOption = "fast",
+    deterministic: o.DeterministicOption = False,
+    kv_dtype: o.KvDtypeOption = None,
+    as_json: o.JsonOption = False,
+) -> None:
+    """Measure speed: a prompt of random tokens, then generation from an empty context."""
+    llm = LLM(
+        model,
+        threads=threads,
+        precision=precision,
+        deterministic=deterministic,
+        kv_dtype=kv_dtype,
+        max_seq_len=max(pp, tg + 1) + 1,
+        prefix_cache=False,
+    )
+    prompt = np.random.default_rng(_SEED).integers(0, llm.vocab_size, pp).tolist()
+    prefill: list[float] = []
+    decode: list[float] = []
+    for run in range(repeat + 1):
+        pp_rate = pp / _run(llm, prompt, 1)["time_to_first_token_s"]
+        metrics = _run(llm, prompt[:1], tg + 1)
+        tg_rate = tg / (metrics["total_s"] - metrics["time_to_first_token_s"])
+        if run > 0:  # the first run touches memory and wakes the cores
+            prefill.append(pp_rate)
+            decode.append(tg_rate)
+        o.note(f"run {run or '0 (warm-up)'}: pp {pp_rate:.1f} tok/s, tg {tg_rate:.1f} tok/s")
+    result = {
+        "model": model,
+        "threads": llm.threads,
+        "isa": _core.current_isa(),
+        "pp": pp,
+        "tg": tg,
+        "pp_tok_s": _summary(prefill),
+        "tg_tok_s": _summary(decode),
+        "load_s": llm.load_s,
+        "peak_rss_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
+    }
+    if as_json:
+        o.print_json(result)
+        return
+    print(f"{model}: {llm.threads} threads, {result['isa']}, load {llm.load_s:.2f} s")
+    for name, count, rates in (("prefill", pp, prefill), ("decode", tg, decode)):
+        print(
+            f"{name:<8}{count:>5} tokens {statistics.median(rates):>9.1f} tok/s "
+            f"({min(rates):.1f} to {max(rates):.1f})"
+        )
+
+
+def _run(llm: LLM, prompt: list[int], max_tokens: int) -> dict[str, Any]:
+    """Metrics of one greedy request, without a tokenizer in the way."""
+    engine = llm.engine
+    params = SamplingParams(temperature=0.0, max_tokens=max_tokens, ignore_eos=True).to_core()
+    request = engine.add(prompt, params)
+    while engine.has_work():
+        for output in engine.step_many():
+            if output.finish_reason == "error":
+                raise _core.Error(output.error)
+    metrics: dict[str, Any] = engine.metrics(request)
+    engine.forget(request)
+    return metrics
+
+
+def _summary(rates: list[float]) -> dict[str, float]:
+    return {"median": statistics.median(rates), "min": min(rates), "max": max(rates)}
+
+
+def perplexity(
+    file: Annotated[Path, typer.Argument(help="A text file.", exists=True, dir_okay=False)],
+    model: o.ModelOption = o.DEFAULT,
+    ctx: Annotated[int, typer.Option("--ctx", min=2, help="Tokens of a window.")] = 512,
+    threads: o.ThreadsOption = None,
+    precision: o.PrecisionOption = "fast",
+    deterministic: o.DeterministicOption = False,
+    kv_dtype: o.KvDtypeOption = None,
+    as_json: o.JsonOption = False,
+) -> None:
+    """exp of the mean negative log-likelihood of a text, cut into windows of --ctx tokens. Every
+    token but the first of a window is scored, given those before it in the window."""
+    text = file.read_text(encoding="utf-8")
+    llm = LLM(
+        model,
+        threads=threads,
+        precision=precision,
+        deterministic=deterministic,
+        kv_dtype=kv_dtype,
+        max_seq_len=ctx,
+        prefix_cache=False,
+    )
+    ids = llm.tokenize(text)
+    if len(ids) < 2:
+        raise _core.InvalidArgumentError(f"[perplexity] {file}: expected at least two tokens")
+    started = time.perf_counter()
+    total, count = 0.0, 0
+    for begin in range(0, len(ids) - 1, ctx):
+        window = ids[begin : begin + ctx]
+        total += _negative_log_likelihood(llm.logits(window), window)
+        count += len(window) - 1
+        o.note(f"{begin + len(window)} of {len(ids)} tokens: {np.exp(total / count):.4f}")
+    result = {
+        "perplexity": float(np.exp(total / count)),
+        "nll": total / count,
+        "tokens": count,
+        "ctx": ctx,
+        "seconds": time.perf_counter() - started,
+        "model": model,
+    }
+    if as_json:
+        o.print_json(result)
+    else:
+        print(f"{result['perplexity']:.4f}")
+
+
+def _negative_log_likelihood(logits: Any, ids: list[int]) -> float:
+    """Sum over all tokens but the first; a row at a time, since a vocabulary may have 262k."""
+    total = 0.0
+    for row, token in zip(logits, ids[1:], strict=False):
+        wide = row.astype(np.float64)
+        top = wide.max()
+        total += top + np.log(np.exp(wide - top).sum()) - wide[token]
+    return float(total)

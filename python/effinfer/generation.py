@@ -1,0 +1,154 @@
+"""Requests of one call, from admission to their outputs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from effinfer import _core
+from effinfer.outputs import RequestMetrics, RequestOutput, TokenLogprobs
+from effinfer.request_loop import RequestLoop
+from effinfer.sampling import SamplingParams
+from effinfer.text_state import TextState
+from effinfer.tokenizer import Tokenizer
+
+# How long steps run before their tokens are looked at: short enough to stream and for Ctrl-C.
+_PATIENCE_SECONDS = 0.02
+
+
+class _Request:
+    """What has come of one request so far."""
+
+    def __init__(self, params: SamplingParams, tokenizer: Tokenizer) -> None:
+        self.params = params
+        self.text = TextState(tokenizer, params.stop_strings())
+        self.token_ids: list[int] = []
+        self.logprobs: list[TokenLogprobs] = []
+        self.finish_reason = ""
+        self.error = ""
+        self.metrics: RequestMetrics | None = None
+
+    def take(self, output: _core.StepOutput) -> str:
+        """Adds new tokens; returns the text that became certain. What comes after a stop string is
+        dropped."""
+        pieces = []
+        for number, sampled in enumerate(output.tokens, 1):
+            if self.text.stopped:
+                break
+            self.token_ids.append(sampled.token)
+            if self.params.logprobs is not None:
+                self.logprobs.append(TokenLogprobs(sampled.logprob, sampled.top))
+            # A stop token ends the text without being part of it.
+            if output.finish_reason != "stop" or number < len(output.tokens):
+                pieces.append(self.text.push([sampled.token]))
+        if output.finish_reason is not None:
+            pieces.append(self.text.finish())
+        return "".join(pieces)
+
+
+class Generation:
+    """Some requests that run together. Their prompts are checked, and the requests queued, when it
+    is made: InvalidArgumentError then leaves none of them behind."""
+
+    def __init__(
+        self,
+        loop: RequestLoop,
+        tokenizer: Tokenizer,
+        requests: Sequence[tuple[Sequence[int], SamplingParams]],
+    ) -> None:
+        self._loop = loop
+        self._requests: dict[int, _Request] = {}
+        self._running: set[int] = set()
+        # Stop strings are found here, so each step has to be looked at before the next.
+        has_stop = any(params.stop_strings() for _, params in requests)
+        self._patience = 0.0 if has_stop else _PATIENCE_SECONDS
+        try:
+            for prompt, params in requests:
+                state = _Request(params, tokenizer)
+                request = loop.add(prompt, params.to_core())
+                self._requests[request] = state
+                self._running.add(request)
+        except BaseException:
+            self.close()
+            raise
+
+    def run(self) -> Iterator[tuple[int, str]]:
+        """Runs all to the end; yields (which request, text that became certain)."""
+        indices = {request: index for index, request in enumerate(self._requests)}
+        while self._running:
+            for output in self._loop.wait(list(self._running), self._patience):
+                state = self._requests[output.request]
+                was_stopped = state.text.stopped
+                piece = state.take(output)
+                if output.finish_reason is not None:
+                    self._finish(output.request, output.finish_reason, output.error)
+                elif state.text.stopped and not was_stopped:
+                    self._loop.cancel(output.request)
+                if piece:
+                    yield indices[output.request], piece
+
+    def close(self) -> None:
+        """Cancels what still runs."""
+        self._loop.abandon(self._running)
+        self._running.clear()
+
+    def outputs(self) -> list[RequestOutput]:
+        """In the order of the requests, once run() has ended."""
+        return [_output(state) for state in self._requests.values()]
+
+    def _finish(self, request: int, reason: str, error: str) -> None:
+        self._running.discard(request)
+        state = self._requests[request]
+        state.finish_reason = "stop" if state.text.stopped else reason
+        state.error = error
+        state.metrics = self._loop.finish(request)
+
+
+class TextStream(Iterator[str]):
+    """The text of one request as it comes."""
+
+    def __init__(
+        self,
+        loop: RequestLoop,
+        tokenizer: Tokenizer,
+        prompt: Sequence[int],
+        params: SamplingParams,
+    ) -> None:
+        self.text = ""  # so far
+        self._generation = Generation(loop, tokenizer, [(prompt, params)])
+        self._pieces = self._generation.run()
+
+    def __next__(self) -> str:
+        try:
+            _, piece = next(self._pieces)
+        except StopIteration:
+            output = self.output()
+            if output.finish_reason == "error":
+                raise _core.Error(output.error) from None
+            raise
+        self.text += piece
+        return piece
+
+    def output(self) -> RequestOutput:
+        """Everything about the request, once the iteration has ended."""
+        return self._generation.outputs()[0]
+
+    def close(self) -> None:
+        """Cancels the request if it still runs."""
+        self._generation.close()
+
+    def __del__(self) -> None:
+        if hasattr(self, "_generation"):
+            self.close()
+
+
+def _output(state: _Request) -> RequestOutput:
+    if state.metrics is None:
+        raise _core.InvalidArgumentError("[generate] output: the request has not ended")
+    return RequestOutput(
+        text=state.text.text,
+        token_ids=state.token_ids,
+        finish_reason=state.finish_reason,
+        metrics=state.metrics,
+        error=state.error,
+        logprobs=None if state.params.logprobs is None else state.logprobs,
+    )

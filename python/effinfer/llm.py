@@ -1,0 +1,216 @@
+"""A model and everything around it: text in, text out."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from effinfer import _core
+from effinfer.arguments import Prompt, as_prompts, check_choice, check_positive, pair_params
+from effinfer.chat import ChatTemplate, Message
+from effinfer.generation import Generation, TextStream
+from effinfer.model_files import ModelFiles, open_model
+from effinfer.outputs import RequestOutput
+from effinfer.progress import resolve_with_bar
+from effinfer.request_loop import RequestLoop
+from effinfer.sampling import SamplingParams
+from effinfer.tokenizer import Tokenizer
+
+_OPTIONS = (
+    "device, threads, precision, deterministic, kv_dtype, max_seq_len, num_pages, "
+    "max_batch_tokens, max_sequences, prefix_cache, disabled_passes, chat_template"
+)
+
+
+class LLM:
+    """A language model, ready to generate. Safe to use from several threads: their requests share
+    steps."""
+
+    def __init__(
+        self,
+        model: str | os.PathLike[str],
+        *,
+        device: str = "cpu",
+        threads: int | None = None,
+        precision: str = "fast",
+        deterministic: bool = False,
+        kv_dtype: str | None = None,
+        max_seq_len: int | None = None,
+        num_pages: int | None = None,
+        max_batch_tokens: int = 512,
+        max_sequences: int = 64,
+        prefix_cache: bool = True,
+        disabled_passes: Sequence[str] = (),
+        chat_template: str | None = None,
+        **unknown: object,
+    ) -> None:
+        """Loads `model`: a path of a GGUF file, of an effinfer artifact or of a Hugging Face
+        folder; a name that `effinfer pull` knows (pulled when absent); or hf:org/repo/file.gguf.
+
+        device: "cpu". threads: None is what `effinfer.info()` says. precision: "fast" or "f32"
+        (float32 throughout). deterministic: prefill in the arithmetic of decoding, so that a text
+        never depends on how its prompt was cut. kv_dtype: "f32", "f16", "bf16" or "i8"; None is
+        bf16, and f32 with precision="f32". max_seq_len: tokens of a sequence; None is the model's
+        context. num_pages: 64-token pages of the KV cache; None is enough for one sequence of
+        max_seq_len and a few short ones. max_batch_tokens: tokens of a step. max_sequences:
+        requests that run at once; more wait. chat_template: instead of the model's own.
+
+        Throws FileError, FormatError, UnsupportedError, InvalidArgumentError, OutOfMemoryError.
+        """
+        started = time.perf_counter()
+        if unknown:
+            raise _core.InvalidArgumentError(
+                f"[LLM] {', '.join(unknown)}: unknown option; expected one of {_OPTIONS}"
+            )
+        check_choice("device", device, ("cpu",), f"; CUDA: {_core.cuda_status()}")
+        check_choice("precision", precision, ("fast", "f32"))
+        if kv_dtype is not None:
+            check_choice("kv_dtype", kv_dtype, ("f32", "f16", "bf16", "i8"))
+        for name, value in (("threads", threads), ("max_seq_len", max_seq_len)):
+            check_positive(name, value)
+        check_positive("num_pages", num_pages)
+        self._files: ModelFiles = open_model(resolve_with_bar(model))
+        self._engine = _core.Engine(
+            self._files.graph,
+            self._files.weights,
+            _core.ThreadPool(threads or 0),
+            precision=precision,
+            deterministic=deterministic,
+            kv_dtype=kv_dtype,
+            max_seq_len=max_seq_len,
+            num_pages=num_pages,
+            max_batch_tokens=max_batch_tokens,
+            max_sequences=max_sequences,
+            prefix_cache=prefix_cache,
+            disabled_passes=set(disabled_passes),
+        )
+        self._loop = RequestLoop(self._engine)
+        self._template_source = chat_template
+        self._template: ChatTemplate | None = None
+        self._tokenizer: Tokenizer | None = None
+        self._text_lock = threading.Lock()
+        self.load_s = time.perf_counter() - started
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """Built on first use."""
+        with self._text_lock:
+            if self._tokenizer is None:
+                self._tokenizer = self._files.tokenizer()
+            return self._tokenizer
+
+    @property
+    def chat_template(self) -> ChatTemplate:
+        """Throws InvalidArgumentError when neither the caller nor the model has one."""
+        tokenizer = self.tokenizer
+        with self._text_lock:
+            if self._template is None:
+                self._template = self._files.chat_template(tokenizer, self._template_source)
+            return self._template
+
+    def generate(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        params: SamplingParams | Sequence[SamplingParams] | None = None,
+    ) -> list[RequestOutput]:
+        """Completes one prompt or several (texts or token ids), all in one batch; one output a
+        prompt, in order. `params` is for all, or one a prompt.
+
+        Throws InvalidArgumentError, before anything runs, for a prompt that is empty or leaves no
+        room in the context, and for wrong parameters. A request that fails later ends with
+        finish_reason "error" and does not touch the others. Ctrl-C cancels the whole call.
+        """
+        requests = pair_params(as_prompts(prompts), params)
+        encoded = [(self._encode(prompt, i), p) for i, (prompt, p) in enumerate(requests)]
+        generation = Generation(self._loop, self.tokenizer, encoded)
+        try:
+            for _ in generation.run():
+                pass
+        finally:
+            generation.close()
+        return generation.outputs()
+
+    def stream(self, prompt: Prompt, params: SamplingParams | None = None) -> TextStream:
+        """The completion of one prompt piece by piece, never with a broken character: an iterator
+        of str. Closing it, or dropping it, cancels the request. Throws as generate(), and Error
+        while iterating when the request fails."""
+        return self._stream(self._encode(prompt, 0), params)
+
+    def chat(
+        self,
+        messages: Sequence[Message],
+        params: SamplingParams | None = None,
+        **variables: Any,
+    ) -> RequestOutput:
+        """The model's answer to a conversation of {"role": ..., "content": ...}; `variables` go to
+        the chat template. Throws as generate(), and InvalidArgumentError without a template."""
+        return self.generate([self.chat_tokens(messages, **variables)], params)[0]
+
+    def stream_chat(
+        self,
+        messages: Sequence[Message],
+        params: SamplingParams | None = None,
+        **variables: Any,
+    ) -> TextStream:
+        """chat() piece by piece."""
+        return self._stream(self.chat_tokens(messages, **variables), params)
+
+    def chat_tokens(self, messages: Sequence[Message], **variables: Any) -> list[int]:
+        """The token ids of a conversation, up to where the answer begins."""
+        # A template writes BOS itself where the model wants it.
+        return self.tokenizer.encode(
+            self.chat_template.render(messages, **variables), add_special=False
+        )
+
+    def tokenize(
+        self, text: str, *, add_special: bool = True, parse_special: bool = True
+    ) -> list[int]:
+        """Token ids of a text; see Tokenizer.encode()."""
+        return self.tokenizer.encode(text, add_special=add_special, parse_special=parse_special)
+
+    def detokenize(self, ids: Sequence[int], *, skip_special: bool = True) -> str:
+        """The text of token ids. Throws InvalidArgumentError for an unknown id."""
+        return self.tokenizer.decode(ids, skip_special=skip_special)
+
+    def logits(
+        self, token_ids: Sequence[int], *, phase: str = "prefill"
+    ) -> npt.NDArray[np.float32]:
+        """float32 [len(token_ids), vocab]: what the model expects after each token. "decode" feeds
+        one token at a time, in the arithmetic of generation."""
+        check_choice("phase", phase, ("prefill", "decode"))
+        return self._engine.logits(token_ids, phase)
+
+    def explain(self) -> str:
+        """Which kernels run and why, how weights are packed, the memory plan."""
+        return self._engine.explain()
+
+    @property
+    def threads(self) -> int:
+        return self._engine.threads
+
+    @property
+    def vocab_size(self) -> int:
+        return self._engine.vocab_size
+
+    @property
+    def max_seq_len(self) -> int:
+        return self._engine.max_seq_len
+
+    @property
+    def engine(self) -> _core.Engine:
+        return self._engine
+
+    def _encode(self, prompt: Prompt, index: int) -> list[int]:
+        ids = self.tokenizer.encode(prompt) if isinstance(prompt, str) else list(prompt)
+        if not prompt or not ids:
+            raise _core.InvalidArgumentError(f"[generate] prompts[{index}]: expected some text")
+        return ids
+
+    def _stream(self, prompt: Sequence[int], params: SamplingParams | None) -> TextStream:
+        return TextStream(self._loop, self.tokenizer, prompt, params or SamplingParams())

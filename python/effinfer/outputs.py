@@ -1,0 +1,39 @@
+"""What a request gives back."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class RequestMetrics:
+    """Counts of tokens, times in seconds since the request was added."""
+
+    prompt_tokens: int
+    cached_tokens: int  # of the prompt, found in the prefix cache
+    output_tokens: int
+    preemptions: int
+    time_to_first_token_s: float
+    total_s: float
+
+    @property
+    def decode_tok_s(self) -> float:
+        """Tokens a second after the first; 0 for fewer than two."""
+        seconds = self.total_s - self.time_to_first_token_s
+        return (self.output_tokens - 1) / seconds if self.output_tokens > 1 and seconds > 0 else 0.0
+
+
+@dataclass(frozen=True)
+class TokenLogprobs:
+    """Natural logs of the model's distribution before any filter."""
+
+    logprob: float  # of the chosen token
+    top: list[tuple[int, float]]  # (token id, log probability), best first
+
+
+@dataclass(frozen=True)
+class RequestOutput:
+    text: str  # without the stop string
+    token_ids: list[int]
+    finish_reason: str  # "stop", "length", "cancelled", "error"
+    metrics: RequestMetrics
+    error: str = ""  # why, when finish_reason is "error"
+    logprobs: list[TokenLogprobs] | None = None  # one a token, when asked for

@@ -1,0 +1,60 @@
+"""How tokens are chosen and when a text ends."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from effinfer import _core
+
+
+@dataclass(frozen=True, kw_only=True)
+class SamplingParams:
+    """The filters run in this order: logit_bias, repetition, frequency and presence penalties,
+    temperature, top_k, typical_p, top_p, min_p, draw. A request's tokens depend on its own
+    parameters and seed, not on the batch that it runs in."""
+
+    temperature: float = 1.0  # 0: the most likely token
+    top_k: int = 0  # 0: off
+    top_p: float = 1.0  # 1: off (Holtzman et al. 2020)
+    min_p: float = 0.0  # 0: off (Nguyen et al. 2024)
+    typical_p: float = 1.0  # 1: off (Meister et al. 2022)
+    repetition_penalty: float = 1.0  # 1: off; over prompt and output (Keskar et al. 2019)
+    frequency_penalty: float = 0.0  # over the output, times the count
+    presence_penalty: float = 0.0  # over the output, once
+    logit_bias: Mapping[int, float] = field(default_factory=dict)
+    seed: int = 0
+    max_tokens: int = 128
+    stop: str | Sequence[str] = ()  # the text ends before the first of these
+    stop_token_ids: Sequence[int] = ()
+    ignore_eos: bool = False
+    logprobs: int | None = None  # n: log probabilities of the token and the n most likely
+
+    def stop_strings(self) -> tuple[str, ...]:
+        """Throws InvalidArgumentError for an empty one."""
+        strings = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
+        if not all(strings):
+            raise _core.InvalidArgumentError("[sampling] stop: expected non-empty strings")
+        return strings
+
+    def to_core(self) -> _core.SamplingParams:
+        """What the engine takes; throws InvalidArgumentError naming the field that is wrong."""
+        try:
+            return _core.SamplingParams(
+                temperature=self.temperature,
+                top_k=self.top_k,
+                top_p=self.top_p,
+                min_p=self.min_p,
+                typical_p=self.typical_p,
+                repetition_penalty=self.repetition_penalty,
+                frequency_penalty=self.frequency_penalty,
+                presence_penalty=self.presence_penalty,
+                logit_bias=dict(self.logit_bias),
+                seed=self.seed,
+                max_tokens=self.max_tokens,
+                stop_token_ids=list(self.stop_token_ids),
+                ignore_eos=self.ignore_eos,
+                logprobs=-1 if self.logprobs is None else self.logprobs,
+            )
+        except TypeError:
+            raise _core.InvalidArgumentError(
+                f"[sampling] a field has a value of the wrong type: {self}"
+            ) from None
