@@ -1,0 +1,99 @@
+// The engine over any StepRunner: queues, admission, preemption, the step.
+//
+// Requests belong to the thread that holds step_mutex_. Other threads leave new requests and
+// cancellations in an inbox and read published metrics, both behind mutex_.
+#pragma once
+
+#include <memory>
+#include <mutex>
+#include <set>
+#include <span>
+#include <unordered_map>
+#include <vector>
+
+#include "effinfer/engine.h"
+#include "effinfer/kv_cache.h"
+#include "effinfer/sampling.h"
+#include "runtime/request.h"
+#include "runtime/scheduler.h"
+#include "runtime/step_batch.h"
+#include "runtime/step_runner.h"
+
+namespace effinfer::runtime {
+
+struct EngineCoreOptions {
+  int64_t max_seq_len = 0;
+  int64_t max_batch_tokens = 512;
+  int64_t max_sequences = 64;
+  bool prefix_cache = true;
+  bool mixed_phases = false;
+  std::vector<int32_t> eos_token_ids;
+};
+
+class EngineCore {
+ public:
+  // Sizes are lowered to what the runner and the cache can hold; policy: null is FCFS.
+  EngineCore(std::unique_ptr<StepRunner> runner, std::unique_ptr<KvCache> cache,
+             const EngineCoreOptions& options, std::unique_ptr<SchedulerPolicy> policy = nullptr);
+
+  // As documented in effinfer/engine.h.
+  RequestId add(std::span<const int32_t> prompt, const SamplingParams& params);
+  void cancel(RequestId id);
+  bool has_work() const;
+  std::vector<StepOutput> step();
+  void logits(std::span<const int32_t> tokens, std::span<float> out, Phase phase);
+  RequestMetrics metrics(RequestId id) const;
+  void forget(RequestId id);
+  EngineStats stats() const;
+
+  int64_t max_seq_len() const { return options_.max_seq_len; }
+  int64_t vocab_size() const { return runner_->vocab_size(); }
+  KvCache& cache() { return *cache_; }
+
+ private:
+  using Requests = std::vector<std::unique_ptr<Request>>;
+  struct Record {
+    RequestMetrics metrics;
+    bool finished = false;
+  };
+
+  // engine_core.cpp: who is served, with which pages.
+  void check_tokens(std::span<const int32_t> tokens, const char* argument) const;
+  void take_inbox(std::vector<StepOutput>& outputs);
+  void admit(std::vector<StepOutput>& outputs);
+  bool try_admit(Request& request);
+  bool make_room(SequenceId sequence, int64_t count);
+  void preempt(size_t index);
+  StepOutput end(Request& request, FinishReason reason, std::string error = {});
+  void publish();
+
+  // engine_step.cpp: the step.
+  void append_chunks(const StepChoice& choice, std::vector<StepOutput>& outputs);
+  void run_chunks(Phase phase, std::vector<StepOutput>& outputs);
+  std::string try_run(std::span<Request* const> requests, Phase phase);
+  void advance(std::span<Request* const> requests, std::vector<StepOutput>& outputs);
+  StepOutput sample(Request& request, std::span<const float> logits);
+  FinishReason finish_reason(const Request& request, int32_t token) const;
+
+  const std::unique_ptr<StepRunner> runner_;
+  const std::unique_ptr<KvCache> cache_;
+  EngineCoreOptions options_;
+  const std::unique_ptr<SchedulerPolicy> policy_;
+
+  std::mutex step_mutex_;  // taken before mutex_ by those who need both
+  Requests waiting_;       // by id
+  Requests running_;       // by id
+  Sampler sampler_;
+  StepBatch batch_;
+  std::unique_ptr<float[]> logits_;  // [max_sequences, vocab]
+
+  mutable std::mutex mutex_;
+  Requests incoming_;
+  std::set<RequestId> cancelled_;
+  std::unordered_map<RequestId, Record> records_;
+  RequestId next_id_ = 1;
+  int64_t unfinished_ = 0;
+  EngineStats stats_;
+};
+
+}  // namespace effinfer::runtime

@@ -1,0 +1,137 @@
+#include <algorithm>
+#include <exception>
+#include <string>
+
+#include "effinfer/error.h"
+#include "runtime/engine_core.h"
+
+namespace effinfer::runtime {
+
+std::vector<StepOutput> EngineCore::step() {
+  const std::lock_guard lock(step_mutex_);
+  std::vector<StepOutput> outputs;
+  take_inbox(outputs);
+  admit(outputs);
+  if (!running_.empty()) {
+    std::vector<ScheduledRequest> views;
+    views.reserve(running_.size());
+    for (const auto& request : running_) views.push_back(request->scheduled());
+    const StepChoice choice =
+        policy_->choose(views, {options_.max_batch_tokens, options_.mixed_phases});
+    append_chunks(choice, outputs);
+    run_chunks(choice.phase, outputs);
+    const std::lock_guard stats_lock(mutex_);
+    ++stats_.steps;
+  }
+  publish();
+  return outputs;
+}
+
+// Makes room in the cache for what the policy chose; whoever loses its pages leaves the step.
+void EngineCore::append_chunks(const StepChoice& choice, std::vector<StepOutput>& outputs) {
+  std::vector<Request*> requests;
+  for (const StepChunk& chunk : choice.chunks) requests.push_back(running_.at(chunk.request).get());
+  for (size_t i = 0; i < requests.size(); ++i) {
+    Request& request = *requests[i];
+    if (request.sequence == Request::kNoSequence) continue;
+    const int64_t count = choice.chunks[i].count;
+    const std::span<const int32_t> pending = std::span(request.tokens).subspan(request.fed);
+    if (count < 1 || count > static_cast<int64_t>(pending.size()) || request.step_tokens != 0) {
+      throw InternalError("[engine] policy: a chunk of " + std::to_string(count) + " tokens of " +
+                          std::to_string(pending.size()));
+    }
+    if (make_room(request.sequence, count)) {
+      cache_->append(request.sequence, pending.first(static_cast<size_t>(count)));
+      request.step_tokens = count;
+    } else if (request.sequence != Request::kNoSequence) {
+      outputs.push_back(end(request, FinishReason::error,
+                            "[engine] no KV page is left for the only running request"));
+    }
+  }
+}
+
+void EngineCore::run_chunks(Phase phase, std::vector<StepOutput>& outputs) {
+  std::vector<Request*> active;
+  for (const auto& request : running_) {
+    if (request->step_tokens > 0) active.push_back(request.get());
+  }
+  if (active.empty()) return;
+  std::string error = try_run(active, phase);
+  if (error.empty()) return advance(active, outputs);
+  // Someone's tokens broke the step: run each request alone, and end those that fail alone.
+  for (Request*& request : active) {
+    const std::span<Request* const> alone(&request, 1);
+    if (active.size() > 1) error = try_run(alone, phase);
+    if (error.empty()) {
+      advance(alone, outputs);
+    } else {
+      outputs.push_back(end(*request, FinishReason::error, error));
+    }
+  }
+}
+
+// Runs one step; returns what went wrong, or nothing.
+std::string EngineCore::try_run(std::span<Request* const> requests, Phase phase) {
+  batch_.clear(phase);
+  for (const Request* request : requests) {
+    batch_.add(*cache_, request->sequence, request->chunk(),
+               request->samples() ? StepBatch::Logits::last : StepBatch::Logits::none);
+  }
+  const size_t values = batch_.num_rows() * static_cast<size_t>(vocab_size());
+  try {
+    runner_->run(batch_.view(), *cache_, {logits_.get(), values});
+  } catch (const std::exception& failure) {
+    const std::string what = failure.what();
+    return what.empty() ? "[engine] the step failed" : what;
+  }
+  return {};
+}
+
+// After a step: its tokens are in the cache, and whose last token was fed gets the next one.
+void EngineCore::advance(std::span<Request* const> requests, std::vector<StepOutput>& outputs) {
+  const size_t vocab = static_cast<size_t>(vocab_size());
+  size_t row = 0;
+  for (Request* request : requests) {
+    const bool samples = request->samples();
+    const bool in_prompt = request->fed < request->prompt_size;
+    cache_->commit(request->sequence, request->step_tokens);
+    request->fed += static_cast<size_t>(request->step_tokens);
+    request->step_tokens = 0;
+    if (options_.prefix_cache && in_prompt && request->fed >= request->prompt_size) {
+      cache_->publish(request->sequence);
+    }
+    if (samples) outputs.push_back(sample(*request, {logits_.get() + row++ * vocab, vocab}));
+  }
+}
+
+StepOutput EngineCore::sample(Request& request, std::span<const float> logits) {
+  const uint64_t index = request.output().size();
+  SampledToken sampled;
+  try {
+    sampled = sampler_.sample(logits, request.params, request.prompt(), request.output(), index);
+  } catch (const std::exception& failure) {
+    return end(request, FinishReason::error, failure.what());
+  }
+  if (index == 0) request.metrics.time_to_first_token_s = request.seconds();
+  request.tokens.push_back(sampled.token);
+  request.metrics.output_tokens = static_cast<int64_t>(index) + 1;
+  request.changed = true;
+  const FinishReason reason = finish_reason(request, sampled.token);
+  StepOutput output =
+      reason == FinishReason::none ? StepOutput{request.id, {}, reason, {}} : end(request, reason);
+  output.tokens.push_back(std::move(sampled));
+  return output;
+}
+
+FinishReason EngineCore::finish_reason(const Request& request, int32_t token) const {
+  const auto contains = [token](const std::vector<int32_t>& ids) {
+    return std::find(ids.begin(), ids.end(), token) != ids.end();
+  };
+  const bool eos = !request.params.ignore_eos && contains(options_.eos_token_ids);
+  if (eos || contains(request.params.stop_token_ids)) return FinishReason::stop;
+  const bool full = static_cast<int64_t>(request.tokens.size()) >= options_.max_seq_len;
+  const bool enough = request.metrics.output_tokens >= request.params.max_tokens;
+  return full || enough ? FinishReason::length : FinishReason::none;
+}
+
+}  // namespace effinfer::runtime

@@ -1,0 +1,47 @@
+// A request inside the engine.
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "effinfer/engine.h"
+#include "effinfer/kv_cache.h"
+#include "runtime/scheduler.h"
+
+namespace effinfer::runtime {
+
+struct Request {
+  using Clock = std::chrono::steady_clock;
+  static constexpr SequenceId kNoSequence = -1;
+
+  RequestId id = 0;
+  std::vector<int32_t> tokens;  // prompt, then output
+  size_t prompt_size = 0;
+  SamplingParams params;
+  RequestMetrics metrics;
+  Clock::time_point added;
+
+  SequenceId sequence = kNoSequence;  // while running
+  size_t fed = 0;                     // tokens whose KV is in the cache
+  int64_t step_tokens = 0;            // appended for the step at hand, not committed
+  FinishReason finished = FinishReason::none;
+  bool changed = false;  // metrics to publish
+
+  std::span<const int32_t> prompt() const { return std::span(tokens).first(prompt_size); }
+  std::span<const int32_t> output() const { return std::span(tokens).subspan(prompt_size); }
+  // The tokens of this step, and whether the logits of the last one give the next token.
+  std::span<const int32_t> chunk() const {
+    return std::span(tokens).subspan(fed, static_cast<size_t>(step_tokens));
+  }
+  bool samples() const { return fed + static_cast<size_t>(step_tokens) == tokens.size(); }
+  ScheduledRequest scheduled() const {
+    const size_t prompt_left = fed < prompt_size ? prompt_size - fed : 0;
+    return {id, static_cast<int64_t>(prompt_left),
+            static_cast<int64_t>(tokens.size() - fed - prompt_left)};
+  }
+  double seconds() const { return std::chrono::duration<double>(Clock::now() - added).count(); }
+};
+
+}  // namespace effinfer::runtime

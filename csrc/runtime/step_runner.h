@@ -1,0 +1,29 @@
+// What the engine asks of a device: run one step. Executables are one; speculative decoding and
+// tests bring others.
+#pragma once
+
+#include <cstdint>
+#include <span>
+
+#include "effinfer/compiler.h"
+#include "effinfer/kv_cache.h"
+
+namespace effinfer::runtime {
+
+struct StepLimits {
+  int64_t max_tokens = 0;     // T of a step
+  int64_t max_sequences = 0;  // S of a step
+  int64_t max_rows = 0;       // R of a step
+};
+
+class StepRunner {
+ public:
+  virtual ~StepRunner() = default;
+  // Writes K and V of the batch's tokens into `cache` and float32 logits [R, vocab] of its
+  // logit_rows, which may be none.
+  virtual void run(const Batch& batch, KvCache& cache, std::span<float> logits) = 0;
+  virtual int64_t vocab_size() const = 0;
+  virtual StepLimits limits() const = 0;
+};
+
+}  // namespace effinfer::runtime

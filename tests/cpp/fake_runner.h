@@ -1,0 +1,158 @@
+// A model for tests of the engine: it keeps its tokens in the pages, reads the whole sequence back
+// from them, and derives the logits from what it read. A wrong page, position or length changes the
+// text or is counted as a fault.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <limits>
+#include <vector>
+
+#include "effinfer/error.h"
+#include "kernels/kv_layout.h"
+#include "runtime/step_runner.h"
+
+namespace fake {
+
+using namespace effinfer;
+
+inline constexpr int32_t kVocab = 97;
+inline constexpr int32_t kPoison = 96;     // a prompt token that makes its logits NaN
+inline constexpr int32_t kExplosive = 95;  // a prompt token that makes the step throw
+
+// What the cache holds for a token: on the fast path the phase that computed it matters, as the
+// rounding of a real model does.
+inline int32_t content(int32_t token, Phase phase, bool one_arithmetic) {
+  return token * 2 + (!one_arithmetic && phase == Phase::decode ? 1 : 0);
+}
+
+// The logits after a sequence of contents: pseudo-random, well apart.
+inline void fill_logits(const std::vector<int32_t>& contents, float* row) {
+  uint64_t hash = 0x9E3779B97F4A7C15;
+  for (const int32_t value : contents) {
+    hash = (hash ^ static_cast<uint64_t>(value)) * 0xBF58476D1CE4E5B9;
+    hash ^= hash >> 29;
+  }
+  for (int32_t i = 0; i < kVocab; ++i) {
+    const uint64_t mixed = (hash + static_cast<uint64_t>(i)) * 0x94D049BB133111EB;
+    row[i] = static_cast<float>(mixed >> 44) * 0x1p-18f;
+  }
+  row[kPoison] = row[kExplosive] = -std::numeric_limits<float>::infinity();
+}
+
+struct Log {
+  int steps = 0;
+  int decode_rows = 0;
+  int prefill_rows = 0;
+  int mixed_steps = 0;  // rows of more than one length in a step
+  int largest_step = 0;
+  int faults = 0;
+};
+
+class Runner : public runtime::StepRunner {
+ public:
+  Runner(bool one_arithmetic, runtime::StepLimits limits, Log* log)
+      : one_arithmetic_(one_arithmetic), limits_(limits), log_(log) {}
+
+  int64_t vocab_size() const override { return kVocab; }
+  runtime::StepLimits limits() const override { return limits_; }
+
+  void run(const Batch& batch, KvCache& cache, std::span<float> logits) override {
+    check(batch, logits);
+    const kernels::KvLayer first = cache.layer(0);
+    const kernels::KvLayer last = cache.layer(cache.config().num_layers - 1);
+    size_t row = 0;
+    for (size_t s = 0; s + 1 < batch.qo_indptr.size(); ++s) {
+      const int32_t begin = batch.qo_indptr[s];
+      const int32_t end = batch.qo_indptr[s + 1];
+      const std::span<const int32_t> pages =
+          batch.kv_indices.subspan(static_cast<size_t>(batch.kv_indptr[s]));
+      for (int32_t i = begin; i < end; ++i) {
+        const int32_t token = batch.token_ids[static_cast<size_t>(i)];
+        if (token == kExplosive) throw Error("[fake] exploded");
+        const int32_t position = batch.kv_len[s] - (end - i);
+        log_->faults += batch.positions[static_cast<size_t>(i)] != position;
+        const float value = static_cast<float>(content(token, batch.phase, one_arithmetic_));
+        *slot(first, pages, position, 0) = value;
+        *slot(last, pages, position, last.num_kv_heads - 1) = value;
+        if (row >= batch.logit_rows.size() || batch.logit_rows[row] != i) continue;
+        read_back(first, last, pages, position + 1);
+        fill_logits(contents_, logits.data() + row * kVocab);
+        for (const int32_t c : contents_) {
+          if (c / 2 == kPoison) logits[row * kVocab] = __builtin_nanf("");
+        }
+        ++row;
+      }
+    }
+    log_->faults += row != batch.logit_rows.size();
+  }
+
+ private:
+  static float* slot(const kernels::KvLayer& kv, std::span<const int32_t> pages, int32_t position,
+                     int32_t head) {
+    const int32_t page = pages[static_cast<size_t>(position / KvCache::kPageSize)];
+    const int64_t offset =
+        kernels::k_offset(position % KvCache::kPageSize, kv.head_dim - 1, kv.head_dim, 1);
+    return reinterpret_cast<float*>(kv.k_head(page, head)) + offset;
+  }
+
+  void read_back(const kernels::KvLayer& first, const kernels::KvLayer& last,
+                 std::span<const int32_t> pages, int32_t length) {
+    contents_.clear();
+    for (int32_t i = 0; i < length; ++i) {
+      const float value = *slot(first, pages, i, 0);
+      log_->faults += value != *slot(last, pages, i, last.num_kv_heads - 1);
+      contents_.push_back(static_cast<int32_t>(value));
+    }
+  }
+
+  void check(const Batch& batch, std::span<float> logits) {
+    const int tokens = static_cast<int>(batch.token_ids.size());
+    const size_t sequences = batch.kv_len.size();
+    ++log_->steps;
+    log_->largest_step = std::max(log_->largest_step, tokens);
+    (batch.phase == Phase::decode ? log_->decode_rows : log_->prefill_rows) += tokens;
+    bool one = false;
+    bool many = false;
+    for (size_t s = 0; s < sequences; ++s) {
+      const int rows = batch.qo_indptr[s + 1] - batch.qo_indptr[s];
+      const int pages = batch.kv_indptr[s + 1] - batch.kv_indptr[s];
+      one |= rows == 1;
+      many |= rows > 1;
+      log_->faults += rows < 1 || batch.kv_len[s] < rows;
+      log_->faults += pages != (batch.kv_len[s] + KvCache::kPageSize - 1) / KvCache::kPageSize;
+    }
+    log_->mixed_steps += one && many;
+    const bool decode_only = batch.phase == Phase::prefill || !many;
+    const bool fits = tokens > 0 && tokens <= limits_.max_tokens &&
+                      static_cast<int64_t>(sequences) <= limits_.max_sequences &&
+                      static_cast<int64_t>(batch.logit_rows.size()) <= limits_.max_rows &&
+                      logits.size() == batch.logit_rows.size() * kVocab;
+    log_->faults += !decode_only || !fits;
+  }
+
+  const bool one_arithmetic_;
+  const runtime::StepLimits limits_;
+  Log* const log_;
+  std::vector<int32_t> contents_;
+};
+
+// What the engine must generate, from the token history alone.
+inline std::vector<int32_t> reference(std::vector<int32_t> prompt, SamplingParams params,
+                                      bool one_arithmetic) {
+  Sampler sampler;
+  std::vector<int32_t> contents;
+  for (const int32_t token : prompt) {
+    contents.push_back(content(token, Phase::prefill, one_arithmetic));
+  }
+  std::vector<int32_t> output;
+  std::vector<float> row(kVocab);
+  while (static_cast<int32_t>(output.size()) < params.max_tokens) {
+    fill_logits(contents, row.data());
+    output.push_back(sampler.sample(row, params, prompt, output, output.size()).token);
+    contents.push_back(content(output.back(), Phase::decode, one_arithmetic));
+  }
+  return output;
+}
+
+}  // namespace fake
