@@ -1,0 +1,46 @@
+"""The operators by themselves: numpy arrays in, new numpy arrays out, no model needed.
+
+Arrays are float32 unless said otherwise; arrays that are not C-contiguous are copied first. Every
+operator takes `pool`, a `ThreadPool` to run on (default: one for the process), and releases the
+GIL while it works. Errors: `InvalidArgumentError` names the argument, what was expected and what
+was given.
+"""
+
+from effinfer._core import PackedMatrix, ThreadPool
+from effinfer.ops.elementwise import (
+    add,
+    add_rms_norm,
+    embedding,
+    gelu_tanh,
+    mul,
+    relu_squared,
+    rms_norm,
+    scale,
+    select_rows,
+    silu,
+    softcap,
+)
+from effinfer.ops.matmul import matmul, pack, quantize_activation
+from effinfer.ops.rope import rope, rope_frequencies, rope_table
+
+__all__ = [
+    "PackedMatrix",
+    "ThreadPool",
+    "add",
+    "add_rms_norm",
+    "embedding",
+    "gelu_tanh",
+    "matmul",
+    "mul",
+    "pack",
+    "quantize_activation",
+    "relu_squared",
+    "rms_norm",
+    "rope",
+    "rope_frequencies",
+    "rope_table",
+    "scale",
+    "select_rows",
+    "silu",
+    "softcap",
+]

@@ -1,0 +1,67 @@
+"""Products with packed, possibly quantised weights."""
+
+from effinfer import _core
+from effinfer._core import PackedMatrix, ThreadPool
+from effinfer.ops.arrays import Array, Bytes, Floats, dense, optional
+
+
+def pack(
+    table: Array,
+    dtype: str | None = None,
+    shape: tuple[int, int] | None = None,
+    *,
+    pool: ThreadPool | None = None,
+) -> PackedMatrix:
+    """Packs a weight once into the layout that all kernels read; exact.
+
+    Args:
+        table: [N, K] float32 or float16; or, with `dtype` and `shape`, the bytes of a tensor of
+            another type, as they lie in a GGUF file.
+        dtype: "f32", "f16", "bf16" or a quantised type's name: "q4_0", "q6_k", ...
+        shape: (N, K): outputs and inputs; K is a whole number of the type's blocks.
+
+    Returns:
+        A `PackedMatrix`: `shape`, `dtype`, `format`, `num_bytes`, and `unpack()`, which gives
+        the values back bit for bit. Raises `OutOfMemoryError`.
+    """
+    source = dense(table)
+    name = dtype or {"float32": "f32", "float16": "f16"}.get(str(source.dtype), str(source.dtype))
+    return PackedMatrix(source, name, source.shape if shape is None else shape, pool=pool)
+
+
+def matmul(
+    x: Array,
+    weight: PackedMatrix,
+    arithmetic: str = "int8",
+    *,
+    bias: Array | None = None,
+    residual: Array | None = None,
+    pool: ThreadPool | None = None,
+) -> Floats:
+    """x @ weight.T + bias + residual.
+
+    Args:
+        x: [T, K].
+        arithmetic: "int8": x is rounded to int8 with a scale for each 32 values and sums are exact,
+            so that a row's result is the same bits for any T (quantised weights only); "bf16":
+            weights and x rounded to bfloat16, sums in float32; "f32": float32 throughout.
+        bias: [N].
+        residual: [T, N].
+
+    Returns:
+        float32 [T, N]. Raises `UnsupportedError` when no kernel of the current instruction-set
+        level fits, with the reason of each.
+    """
+    return _core.matmul(
+        dense(x), weight, arithmetic, pool=pool, bias=optional(bias), residual=optional(residual)
+    )
+
+
+def quantize_activation(x: Array) -> tuple[Bytes, Floats]:
+    """The int8 operand that `matmul` makes of x [T, K].
+
+    Returns:
+        (q int8 [T, K], scales float32 [T, ceil(K / 32)]): value = scales[t, k // 32] * q[t, k],
+        scale = max |x| / 127 of its block of 32, q rounded to nearest even.
+    """
+    return _core.quantize_activation(dense(x))
