@@ -17,10 +17,6 @@ if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU")
   # GCC's own AVX-512 headers initialise a vector with itself, which it then warns about.
   list(APPEND EFFINFER_AVX512_FLAGS -Wno-uninitialized -Wno-maybe-uninitialized)
 endif()
-# GCC 12's own AVX-512 header trips this warning wherever an intrinsic is inlined (GCC bug 105593).
-if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU")
-  list(APPEND EFFINFER_AVX512_FLAGS -Wno-maybe-uninitialized)
-endif()
 set(EFFINFER_AVX512BF16_FLAGS ${EFFINFER_AVX512_FLAGS} -mavx512bf16)
 set(EFFINFER_AMX_FLAGS ${EFFINFER_AVX512BF16_FLAGS} -mamx-tile -mamx-int8 -mamx-bf16)
 

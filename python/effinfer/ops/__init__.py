@@ -6,7 +6,8 @@ GIL while it works. Errors: `InvalidArgumentError` names the argument, what was 
 was given.
 """
 
-from effinfer._core import PackedMatrix, ThreadPool
+from effinfer._core import PackedMatrix, PagedKv, ThreadPool
+from effinfer.ops.attention import kv_append, paged_attention, rope_append
 from effinfer.ops.elementwise import (
     add,
     add_rms_norm,
@@ -25,18 +26,22 @@ from effinfer.ops.rope import rope, rope_frequencies, rope_table
 
 __all__ = [
     "PackedMatrix",
+    "PagedKv",
     "ThreadPool",
     "add",
     "add_rms_norm",
     "embedding",
     "gelu_tanh",
+    "kv_append",
     "matmul",
     "mul",
     "pack",
+    "paged_attention",
     "quantize_activation",
     "relu_squared",
     "rms_norm",
     "rope",
+    "rope_append",
     "rope_frequencies",
     "rope_table",
     "scale",
