@@ -65,8 +65,7 @@ void run_merge(const AttentionKernels& level, const AttentionProblem& p,
   level.merge(merge);
 }
 
-void run(const AttentionKernels& level, [[maybe_unused]] Isa isa, const AttentionProblem& p,
-         Team& team) {
+void run(const AttentionKernels& level, Isa isa, const AttentionProblem& p, Team& team) {
   float* scratch = static_cast<float*>(team.scratch());
   team.for_chunks(p.plan.num_items,
                   [&](int64_t i) { run_item(level, p, p.plan.items[i], scratch); });
@@ -74,6 +73,12 @@ void run(const AttentionKernels& level, [[maybe_unused]] Isa isa, const Attentio
     team.barrier();
     team.for_chunks(p.plan.num_merges,
                     [&](int64_t i) { run_merge(level, p, p.plan.merges[i], scratch); });
+  }
+  if (p.out_act.data != nullptr) {
+    team.barrier();
+    const kernels::StoreActivationRow store = kernels::store_activation_row(isa);
+    team.for_chunks(p.batch.num_tokens,
+                    [&](int64_t row) { store(p.out_act, row, p.out + row * p.out_stride); });
   }
 }
 
@@ -88,7 +93,6 @@ const char* rejects(const AttentionProblem& p) {
   if (p.kv.num_kv_heads <= 0 || p.num_qo_heads <= 0 || p.num_qo_heads % p.kv.num_kv_heads != 0) {
     return "heads is not a multiple of kv_heads";
   }
-  if (p.out_act.cols > 0) return "writes floats only";
   return nullptr;
 }
 
