@@ -43,11 +43,14 @@ struct AttentionBody {
   static constexpr LaneMask<0> kScaleMask = {};
 
   // The right-hand side of a product: lines `step` bytes apart along the inner dimension and
-  // `stride` bytes apart along the columns.
+  // `stride` bytes apart along the columns. The line that will be wanted in the same place of the
+  // next page lies `ahead` bytes further: a page is too short for the hardware to learn its
+  // streams.
   struct Lines {
     const uint8_t* data;
     int64_t step;
     int64_t stride;
+    int64_t ahead;
   };
 
   // c[R][16 N] = factors * c + a[R][depth] b, or a b without factors.
@@ -64,7 +67,10 @@ struct AttentionBody {
     const uint8_t* line = b.data;
     const auto step = [&](int count) __attribute__((always_inline)) {
       V columns[N][P];
-      for (int n = 0; n < N; ++n) Kv::expand(line + n * b.stride, columns[n]);
+      for (int n = 0; n < N; ++n) {
+        __builtin_prefetch(line + n * b.stride + b.ahead);
+        Kv::expand(line + n * b.stride, columns[n]);
+      }
       for (int j = 0; j < P; ++j) {
         if (j >= count) break;
         for (int r = 0; r < R; ++r) {
@@ -236,12 +242,14 @@ struct AttentionBody {
     const int64_t page_id = tile.pages[page];
     const uint8_t* k = tile.k + page_id * tile.page_bytes;
     const uint8_t* v = tile.v + page_id * tile.page_bytes;
+    const int64_t next_id = tile.pages[page + 1 < tile.end_page ? page + 1 : page];
+    const int64_t ahead = (next_id - page_id) * tile.page_bytes;
     const Range keys = visible(tile, 0, tile.num_tokens - 1, page);
     const Range groups = {keys.begin / 16 * 16, (keys.end + 15) / 16 * 16};
     const int64_t k_lines = s.dim / P;  // of 16 tokens
-    product_all(s.q, s.dim, {k + groups.begin / 16 * k_lines * kLine, kLine, k_lines * kLine},
-                s.dim, nullptr, s.scores + groups.begin, kPageTokens,
-                (groups.end - groups.begin) / 16, s.rows);
+    product_all(
+        s.q, s.dim, {k + groups.begin / 16 * k_lines * kLine, kLine, k_lines * kLine, ahead}, s.dim,
+        nullptr, s.scores + groups.begin, kPageTokens, (groups.end - groups.begin) / 16, s.rows);
     for (int64_t row = 0; row < s.rows; ++row) {
       const int64_t token = row / tile.group;
       softmax_row(tile, s, row, groups, visible(tile, token, token, page), page_id);
@@ -249,7 +257,7 @@ struct AttentionBody {
     const int64_t v_lines = s.dim / 16;  // of P tokens
     const int64_t first = keys.begin / P * P;
     product_all(s.scores + first, kPageTokens,
-                {v + first / P * v_lines * kLine, v_lines * kLine, kLine}, keys.end - first,
+                {v + first / P * v_lines * kLine, v_lines * kLine, kLine, ahead}, keys.end - first,
                 s.factors, s.out, s.dim, v_lines, s.rows);
   }
 
