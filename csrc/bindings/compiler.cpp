@@ -1,7 +1,99 @@
+#include "effinfer/compiler.h"
+
+#include <pybind11/numpy.h>
+#include <pybind11/stl.h>
+
 #include "bindings/module.h"
+#include "effinfer/error.h"
 
 namespace effinfer::bindings {
+namespace {
 
-void register_compiler(py::module_&) {}
+using IntArray = py::array_t<int32_t, py::array::c_style | py::array::forcecast>;
+
+CompileOptions make_options(const std::string& precision, bool deterministic, int64_t max_tokens,
+                            int64_t max_sequences, int64_t max_rows, int64_t max_seq_len,
+                            const std::optional<std::string>& kv_dtype,
+                            std::set<std::string> disabled_passes) {
+  CompileOptions options;
+  if (precision != "fast" && precision != "f32") {
+    throw InvalidArgument("[compile] precision: expected \"fast\" or \"f32\", got \"" + precision +
+                          "\"");
+  }
+  options.precision = precision == "f32" ? Precision::f32 : Precision::fast;
+  options.deterministic = deterministic;
+  options.max_tokens = max_tokens;
+  options.max_sequences = max_sequences;
+  options.max_rows = max_rows;
+  options.max_seq_len = max_seq_len;
+  if (kv_dtype) options.kv_dtype = parse_dtype(*kv_dtype);
+  options.disabled_passes = std::move(disabled_passes);
+  return options;
+}
+
+Phase parse_phase(const std::string& phase) {
+  if (phase == "decode") return Phase::decode;
+  if (phase == "prefill") return Phase::prefill;
+  throw InvalidArgument("[run] phase: expected \"decode\" or \"prefill\", got \"" + phase + "\"");
+}
+
+std::span<const int32_t> span_of(const IntArray& array) {
+  return {array.data(), static_cast<size_t>(array.size())};
+}
+
+py::array_t<float> run(Executable& executable, const IntArray& token_ids, const IntArray& positions,
+                       const IntArray& qo_indptr, const IntArray& kv_indptr,
+                       const IntArray& kv_indices, const IntArray& kv_len,
+                       const IntArray& logit_rows, KvCache& cache, const std::string& phase) {
+  const Batch batch{parse_phase(phase), span_of(token_ids), span_of(positions),
+                    span_of(qo_indptr), span_of(kv_indptr), span_of(kv_indices),
+                    span_of(kv_len),    span_of(logit_rows)};
+  py::array_t<float> logits({logit_rows.size(), static_cast<py::ssize_t>(executable.vocab_size())});
+  const std::span<float> out(logits.mutable_data(), static_cast<size_t>(logits.size()));
+  const py::gil_scoped_release release;
+  executable.run(batch, cache, out);
+  return logits;
+}
+
+}  // namespace
+
+void register_compiler(py::module_& m) {
+  py::class_<CompileOptions>(m, "CompileOptions", "How compile() is to build an executable.")
+      .def(py::init(&make_options), py::kw_only(), py::arg("precision") = "fast",
+           py::arg("deterministic") = false, py::arg("max_tokens") = 512,
+           py::arg("max_sequences") = 64, py::arg("max_rows") = 64, py::arg("max_seq_len") = 0,
+           py::arg("kv_dtype") = py::none(), py::arg("disabled_passes") = std::set<std::string>());
+  py::class_<Executable, std::shared_ptr<Executable>>(
+      m, "Executable", "A compiled graph: packed weights, an arena, a flat list of kernel calls.")
+      .def("explain", &Executable::explain,
+           "What runs in each phase and why, the packed weights, the arena.")
+      .def("run", &run, py::kw_only(), py::arg("token_ids"), py::arg("positions"),
+           py::arg("qo_indptr"), py::arg("kv_indptr"), py::arg("kv_indices"), py::arg("kv_len"),
+           py::arg("logit_rows"), py::arg("cache"), py::arg("phase") = "decode",
+           "One step: appends K and V to the cache, returns float32 logits [R, vocab].")
+      .def(
+          "make_cache",
+          [](const Executable& executable, int32_t num_pages) {
+            const DType dtype = *executable.options().kv_dtype;
+            return std::make_unique<KvCache>(executable.kv_config(dtype, num_pages));
+          },
+          py::arg("num_pages"), "A KV cache of the shape that run() takes.")
+      .def_property_readonly("graph", &Executable::graph, "The graph after all passes.")
+      .def_property_readonly("vocab_size", &Executable::vocab_size)
+      .def_property_readonly("arena_bytes", &Executable::arena_bytes)
+      .def_property_readonly("packed_bytes", &Executable::packed_bytes);
+  m.def(
+      "compile",
+      [](const Graph& graph, std::shared_ptr<WeightSource> weights,
+         std::shared_ptr<ThreadPool> pool, const CompileOptions& options) {
+        const py::gil_scoped_release release;
+        return compile(graph, std::move(weights), std::move(pool), options);
+      },
+      py::arg("graph"), py::arg("weights"), py::arg("pool"), py::arg("options") = CompileOptions(),
+      "Runs the passes, packs the weights, plans the memory, selects the kernels.");
+  m.def("pass_names", &pass_names, "The passes, in order.");
+  m.def("run_pass", &run_pass, py::arg("name"), py::arg("graph"),
+        py::arg("options") = CompileOptions(), "One pass alone.");
+}
 
 }  // namespace effinfer::bindings

@@ -68,7 +68,7 @@ std::vector<OpSpec> make_ops() {
        2,
        2,
        {integer("layer"), integer("heads"), integer("kv_heads"), integer("head_dim"),
-        number("scale"), integer("window", -1), number("soft_cap", 0.0), flag("as_operand", false)},
+        number("scale"), integer("window", -1), number("soft_cap", 0.0)},
        infer_attention},
       {"silu", 1, 1, {}, infer_unary, alias_first},
       {"gelu_tanh", 1, 1, {}, infer_unary, alias_first},

@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <set>
 #include <span>
 #include <string>
@@ -32,6 +33,7 @@ struct CompileOptions {
   int64_t max_sequences = 64;             // S of a step at most
   int64_t max_rows = 64;                  // R of a step at most
   int64_t max_seq_len = 0;                // 0: the model's context length
+  std::optional<DType> kv_dtype;          // of the cache; default: bf16, or f32 with Precision::f32
   std::set<std::string> disabled_passes;  // besides EFFINFER_PASSES=-name,-name
 };
 
@@ -56,7 +58,8 @@ class EFFINFER_API Executable {
   void run(const Batch& batch, KvCache& cache, std::span<float> logits);
 
   int64_t vocab_size() const;
-  KvCacheConfig kv_config(DType dtype, int32_t num_pages) const;  // what cache the graph needs
+  // What cache the graph needs; run() takes one of the dtype of the options.
+  KvCacheConfig kv_config(DType dtype, int32_t num_pages) const;
   const CompileOptions& options() const;
   const Graph& graph() const;   // after all passes
   size_t arena_bytes() const;   // peak of the memory plan
@@ -83,8 +86,9 @@ EFFINFER_API std::shared_ptr<Executable> compile(const Graph& graph,
                                                  std::shared_ptr<ThreadPool> pool,
                                                  const CompileOptions& options = {});
 
-// The pass list in order, and one pass (or all) as text in, text out: for tests and the curious.
+// The pass list in order, and one pass alone on a graph: for tests and the curious.
 EFFINFER_API std::vector<std::string> pass_names();
-EFFINFER_API Graph run_pass(std::string_view name, const Graph& graph);
+EFFINFER_API Graph run_pass(std::string_view name, const Graph& graph,
+                            const CompileOptions& options = {});
 
 }  // namespace effinfer

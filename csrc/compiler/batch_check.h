@@ -1,0 +1,24 @@
+// Everything that a step's input must be, checked before anything runs: kernels trust it.
+#pragma once
+
+#include <cstddef>
+
+#include "effinfer/compiler.h"
+
+namespace effinfer::compiler {
+
+struct StepLimits {
+  int64_t max_tokens = 0;
+  int64_t max_sequences = 0;
+  int64_t max_rows = 0;
+  int64_t max_seq_len = 0;
+  int64_t vocab_size = 0;  // of the logits
+  int64_t num_ids = 0;     // rows of the smallest embedding table
+  KvCacheConfig cache;     // what the graph needs; any number of pages
+};
+
+// Throws InvalidArgument naming the field.
+void check_batch(const Batch& batch, const KvCacheConfig& cache, size_t logits_size,
+                 const StepLimits& limits);
+
+}  // namespace effinfer::compiler

@@ -1,0 +1,139 @@
+// compile(): options, passes, weights, memory, calls.
+#include <algorithm>
+#include <cstdlib>
+#include <limits>
+
+#include "compiler/arithmetic.h"
+#include "compiler/executable_impl.h"
+#include "compiler/memory_plan.h"
+#include "compiler/passes.h"
+#include "effinfer/device.h"
+#include "graph/op_specs.h"
+
+namespace effinfer {
+namespace {
+
+[[noreturn]] void fail(const std::string& what) {
+  throw InvalidArgument("[compile] " + what);
+}
+
+void check_limit(const char* name, int64_t value) {
+  if (value < 1 || value > std::numeric_limits<int32_t>::max()) {
+    fail(std::string(name) + ": expected a positive 32-bit integer, got " + std::to_string(value));
+  }
+}
+
+CompileOptions resolve(const CompileOptions& given, const Graph& graph) {
+  CompileOptions options = given;
+  if (options.max_seq_len == 0) {
+    const auto entry = graph.metadata.find("context_length");
+    if (entry == graph.metadata.end() || !std::holds_alternative<int64_t>(entry->second)) {
+      fail("max_seq_len: expected it to be given, as the graph has no context_length");
+    }
+    options.max_seq_len = std::get<int64_t>(entry->second);
+  }
+  check_limit("max_tokens", options.max_tokens);
+  check_limit("max_sequences", options.max_sequences);
+  check_limit("max_rows", options.max_rows);
+  check_limit("max_seq_len", options.max_seq_len);
+  if (!options.kv_dtype) {
+    options.kv_dtype = options.precision == Precision::f32 ? DType::f32 : DType::bf16;
+  }
+  return options;
+}
+
+// A runnable graph: known inputs, one output of logits, one shape of KV heads.
+compiler::StepLimits make_limits(const Graph& graph, const CompileOptions& options) {
+  compiler::StepLimits limits;
+  limits.max_tokens = options.max_tokens;
+  limits.max_sequences = options.max_sequences;
+  limits.max_rows = options.max_rows;
+  limits.max_seq_len = options.max_seq_len;
+  limits.num_ids = std::numeric_limits<int32_t>::max();
+  limits.cache.dtype = *options.kv_dtype;
+
+  const Value& output = graph.value(graph.outputs[0]);
+  const bool is_logits = output.kind == Value::Kind::node && output.dtype == DType::f32 &&
+                         output.shape.size() == 2 && output.shape[0].kind == Dim::Kind::rows;
+  if (graph.outputs.size() != 1 || !is_logits) fail("graph: expected one output f32[R, vocab]");
+  limits.vocab_size = output.shape[1].value;
+  for (const Node& node : graph.nodes) {
+    if (node.op == "embedding") {
+      const int64_t rows = graph.value(node.inputs[1]).shape[0].value;
+      limits.num_ids = std::min(limits.num_ids, rows);
+    }
+    if (node.op != "kv_append" && node.op != "rope_append") continue;
+    KvCacheConfig& cache = limits.cache;
+    const auto heads =
+        static_cast<int32_t>(node.get_int(node.op == "kv_append" ? "heads" : "kv_heads"));
+    const auto head_dim = static_cast<int32_t>(node.get_int("head_dim"));
+    if (cache.num_layers > 0 && (cache.num_kv_heads != heads || cache.head_dim != head_dim)) {
+      fail("graph: expected KV heads of one number and size in all layers");
+    }
+    cache.num_kv_heads = heads;
+    cache.head_dim = head_dim;
+    cache.num_layers = std::max(cache.num_layers, static_cast<int32_t>(node.get_int("layer")) + 1);
+  }
+  return limits;
+}
+
+bool phases_differ(const Graph& graph) {
+  return std::any_of(graph.nodes.begin(), graph.nodes.end(), [](const Node& node) {
+    return node.has(graph::kDecodeKey) &&
+           node.get_string(graph::kDecodeKey) != node.get_string(graph::kPrefillKey);
+  });
+}
+
+}  // namespace
+
+// The tail lets vector loads of the last row pass its end.
+void Executable::Impl::allocate_arena() {
+  arena_bytes =
+      static_cast<size_t>(shared.graph.metadata.find("arena_bytes") != shared.graph.metadata.end()
+                              ? std::get<int64_t>(shared.graph.metadata["arena_bytes"])
+                              : 0);
+  const size_t tail = 256;
+  void* memory = std::aligned_alloc(64, arena_bytes + tail);
+  if (memory == nullptr) {
+    throw OutOfMemory("[compile] no memory for an arena of " + std::to_string(arena_bytes) +
+                      " bytes");
+  }
+  arena = {static_cast<std::byte*>(memory), std::free};
+  shared.arena = arena.get();
+}
+
+void Executable::Impl::lower() {
+  programs.push_back(compiler::Lowering(shared, Phase::decode).run());
+  if (phases_differ(shared.graph)) {
+    programs.push_back(compiler::Lowering(shared, Phase::prefill).run());
+    program_of_phase[static_cast<size_t>(Phase::prefill)] = 1;
+  }
+  for (const compiler::Program& program : programs) {
+    active.reserve(std::max(active.capacity(), program.calls.size()));
+  }
+  pool->reserve_scratch(shared.scratch_bytes);
+}
+
+std::shared_ptr<Executable> compile(const Graph& graph, std::shared_ptr<const WeightSource> weights,
+                                    std::shared_ptr<ThreadPool> pool,
+                                    const CompileOptions& options) {
+  if (!weights) fail("weights: expected a source, got none");
+  if (!pool) fail("pool: expected a thread pool, got none");
+  graph.verify();
+  auto impl = std::make_unique<Executable::Impl>();
+  impl->shared.options = resolve(options, graph);
+  impl->limits = make_limits(graph, impl->shared.options);
+  impl->shared.graph = graph;
+  impl->source = std::move(weights);
+  impl->pool = std::move(pool);
+  impl->isa = std::string(name(current_isa())) + ": " + isa_reason();
+  impl->shared.weights = std::make_unique<compiler::WeightStore>(impl->source, *impl->pool);
+  impl->shared.weights->check(graph);
+  impl->skipped = compiler::run_passes(impl->shared.graph, impl->shared.options);
+  impl->allocate_arena();
+  impl->lower();
+  impl->reserve_plans();
+  return std::shared_ptr<Executable>(new Executable(std::move(impl)));
+}
+
+}  // namespace effinfer

@@ -1,0 +1,49 @@
+// The inside of an Executable.
+#pragma once
+
+#include <array>
+#include <memory>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "compiler/batch_check.h"
+#include "compiler/lowering.h"
+#include "effinfer/compiler.h"
+
+namespace effinfer {
+
+struct Executable::Impl {
+  std::shared_ptr<const WeightSource> source;
+  std::shared_ptr<ThreadPool> pool;
+  compiler::Shared shared;
+  std::set<std::string> skipped;  // passes that did not run
+  std::string isa;                // the level and why
+  compiler::StepLimits limits;
+  size_t arena_bytes = 0;
+  std::unique_ptr<std::byte, void (*)(void*)> arena{nullptr, nullptr};
+
+  // One program when the phases share their arithmetic, else one each.
+  std::vector<compiler::Program> programs;
+  std::array<size_t, 2> program_of_phase{};
+
+  // Attention: buffers a slot; the partial results are shared, since layers run one by one.
+  struct PlanBuffers {
+    std::vector<kernels::AttentionWorkItem> items;
+    std::vector<kernels::AttentionMergeItem> merges;
+  };
+  std::vector<PlanBuffers> plan_buffers;
+  std::vector<float> partial_out;
+  std::vector<float> partial_ms;
+
+  // Of the step that runs.
+  std::vector<kernels::AttentionPlan> plans;
+  std::vector<const compiler::Call*> active;
+
+  void allocate_arena();
+  void lower();
+  void reserve_plans();
+  void plan_step(const kernels::BatchLayout& layout);
+};
+
+}  // namespace effinfer

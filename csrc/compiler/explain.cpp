@@ -1,0 +1,155 @@
+// The report of an executable: what runs, why, and where everything lies.
+#include <algorithm>
+#include <iomanip>
+#include <map>
+#include <sstream>
+
+#include "compiler/arithmetic.h"
+#include "compiler/executable_impl.h"
+#include "compiler/memory_plan.h"
+#include "compiler/passes.h"
+#include "graph/op_specs.h"
+#include "graph/text.h"
+
+namespace effinfer {
+namespace {
+
+using Row = std::vector<std::string>;
+
+// Columns as wide as their widest cell; the last one is not padded.
+void print_table(std::ostream& out, const std::vector<Row>& rows) {
+  std::vector<size_t> widths;
+  for (const Row& row : rows) {
+    widths.resize(std::max(widths.size(), row.size()));
+    for (size_t i = 0; i < row.size(); ++i) widths[i] = std::max(widths[i], row[i].size());
+  }
+  for (const Row& row : rows) {
+    out << " ";
+    for (size_t i = 0; i < row.size(); ++i) {
+      out << ' ' << row[i];
+      if (i + 1 < row.size()) out << std::string(widths[i] - row[i].size() + 1, ' ');
+    }
+    out << '\n';
+  }
+}
+
+std::string mebibytes(size_t bytes) {
+  std::ostringstream out;
+  out << std::fixed << std::setprecision(2) << static_cast<double>(bytes) / (1 << 20) << " MiB";
+  return out.str();
+}
+
+void print_passes(std::ostream& out, const std::set<std::string>& skipped) {
+  out << "passes\n";
+  std::vector<Row> rows;
+  for (const compiler::Pass& pass : compiler::passes()) {
+    const std::string name(pass.name);
+    rows.push_back({name, skipped.contains(name) ? "off" : "ran"});
+  }
+  print_table(out, rows);
+}
+
+void print_calls(std::ostream& out, const char* phase, const compiler::Program& program) {
+  out << "calls of " << phase << '\n';
+  std::vector<Row> rows = {{"node", "kernel", "at the largest step"}};
+  for (const compiler::CallNote& note : program.notes) {
+    rows.push_back({note.node, note.variant, note.shapes});
+  }
+  print_table(out, rows);
+}
+
+void print_weights(std::ostream& out, const compiler::WeightStore& weights) {
+  out << "weights: " << mebibytes(weights.packed_bytes()) << " packed\n";
+  std::vector<Row> rows = {{"name", "type", "kept", "bytes in the source", "bytes of our own"}};
+  for (const compiler::WeightStore::Use& use : weights.uses()) {
+    rows.push_back({use.name, std::string(name(use.source)), use.form,
+                    std::to_string(use.source_bytes), std::to_string(use.bytes)});
+  }
+  print_table(out, rows);
+}
+
+void print_arena(std::ostream& out, const Graph& graph, const CompileOptions& options,
+                 size_t peak) {
+  out << "arena: peak " << peak << " bytes (" << mebibytes(peak) << ")\n";
+  std::vector<int> last(graph.values.size(), -1);
+  for (size_t i = 0; i < graph.nodes.size(); ++i) {
+    for (const ValueId id : graph.nodes[i].inputs) last[static_cast<size_t>(id)] = int(i);
+  }
+  std::vector<Row> rows = {{"value", "type", "offset", "bytes", "nodes"}};
+  for (size_t i = 0; i < graph.nodes.size(); ++i) {
+    const Node& node = graph.nodes[i];
+    for (size_t j = 0; j < node.outputs.size(); ++j) {
+      const Value& value = graph.value(node.outputs[j]);
+      const int64_t offset = node.get_ints(graph::kArenaKey)[j];
+      const int end = std::max(last[static_cast<size_t>(node.outputs[j])], static_cast<int>(i));
+      rows.push_back(
+          {"%" + value.name, std::string(name(value.dtype)) + graph::to_string(value.shape),
+           offset >= 0 ? std::to_string(offset) : (value.dtype == DType::kv ? "handle" : "logits"),
+           std::to_string(compiler::largest_bytes(value, node, options)),
+           std::to_string(i) + ".." + std::to_string(end)});
+    }
+  }
+  print_table(out, rows);
+}
+
+// What costs speed or memory on this machine with these weights.
+std::vector<std::string> slower_paths(const Graph& graph, const CompileOptions& options,
+                                      const compiler::WeightStore& weights) {
+  std::vector<std::string> notes;
+  const bool fast = options.precision == Precision::fast;
+  if (fast && !options.deterministic && !compiler::bf16_panels()) {
+    notes.push_back("prefill multiplies float32 panels: no AVX512-BF16 at this ISA level");
+  }
+  std::map<std::string, int> repacked;
+  for (const compiler::WeightStore::Use& use : weights.uses()) {
+    const bool packed = use.form.starts_with("packed");
+    if (packed && use.bytes > use.source_bytes + use.source_bytes / 4) {
+      ++repacked[std::string(name(use.source)) + " is " + use.form];
+    }
+  }
+  for (const auto& [what, count] : repacked) {
+    notes.push_back(what + ": more than 25 % above the source's size (" + std::to_string(count) +
+                    " weights)");
+  }
+  int dense = 0;
+  for (const Node& node : graph.nodes) {
+    dense += node.has(graph::kDecodeKey) && node.get_string(graph::kDecodeKey) == "f32" ? 1 : 0;
+  }
+  if (fast && dense > 0) {
+    notes.push_back(std::to_string(dense) +
+                    " operands stay float32 in decode: their weights are not quantised");
+  }
+  return notes;
+}
+
+}  // namespace
+
+std::string Executable::explain() const {
+  const Impl& impl = *impl_;
+  const CompileOptions& options = impl.shared.options;
+  std::ostringstream out;
+  out << "graph " << impl.shared.graph.name << "\nisa " << impl.isa << "\nthreads "
+      << impl.pool->size() << "\nprecision "
+      << (options.precision == Precision::f32 ? "f32" : "fast")
+      << (options.deterministic ? ", deterministic" : "") << "\nkv " << name(*options.kv_dtype)
+      << "\nstep at most " << options.max_tokens << " tokens, " << options.max_sequences
+      << " sequences of " << options.max_seq_len << " tokens, " << options.max_rows
+      << " rows of logits\n";
+  print_passes(out, impl.skipped);
+  if (impl.programs.size() == 1) {
+    print_calls(out, "both phases", impl.programs[0]);
+  } else {
+    print_calls(out, "decode", impl.programs[0]);
+    print_calls(out, "prefill", impl.programs[1]);
+  }
+  print_weights(out, *impl.shared.weights);
+  print_arena(out, impl.shared.graph, options, impl.arena_bytes);
+  out << "slower paths\n";
+  const std::vector<std::string> notes =
+      slower_paths(impl.shared.graph, options, *impl.shared.weights);
+  for (const std::string& note : notes) out << "  " << note << '\n';
+  if (notes.empty()) out << "  none\n";
+  return out.str();
+}
+
+}  // namespace effinfer

@@ -1,0 +1,133 @@
+#include "compiler/lowering.h"
+#include "kernels/elementwise.h"
+
+namespace effinfer::compiler {
+
+void lower_embedding(Lowering& lowering, const Node& node) {
+  const ValueId out_id = node.outputs[0];
+  const TensorView table = lowering.weights().raw(lowering.graph().value(node.inputs[1]));
+  kernels::EmbeddingProblem problem;
+  problem.rows = lowering.max_rows(out_id);
+  problem.table = static_cast<const uint8_t*>(table.data);
+  problem.dtype = table.dtype;
+  problem.vocab_size = table.dims[0];
+  problem.cols = table.dims[1];
+  problem.scale = static_cast<float>(node.get_float("scale"));
+  const auto prepare = [ids = lowering.ids(node.inputs[0]), rows = lowering.rows(out_id),
+                        out = lowering.floats(out_id)](kernels::EmbeddingProblem& p,
+                                                       const Step& step) {
+    p.ids = ids.at(step);
+    p.rows = step.count(rows);
+    p.out = out.at(step);
+    return p.rows > 0;
+  };
+  lowering.add(node, problem, prepare);
+}
+
+namespace {
+
+// Both forms: `output` is the normalised row, `sum` the fused sum (absent: no sum).
+void add_norm(Lowering& lowering, const Node& node, ValueId weight, ValueId output,
+              const ValueId* sum) {
+  const int64_t groups = node.has("groups") ? node.get_int("groups") : 1;
+  kernels::RmsNormProblem problem;
+  problem.rows = lowering.max_rows(output);
+  problem.groups = groups;
+  problem.cols = lowering.cols(output) / groups;
+  problem.weight = lowering.weights().floats(lowering.graph().value(weight));
+  problem.eps = static_cast<float>(node.get_float("eps"));
+  if (node.get_bool("as_operand")) problem.out_act = lowering.operand(output);
+  const Floats x = lowering.floats(node.inputs[0]);
+  const Floats out = lowering.floats(output);
+  const Floats added = sum == nullptr ? Floats{} : lowering.floats(node.inputs[1]);
+  const Floats sum_out = sum == nullptr ? Floats{} : lowering.floats(*sum);
+  const auto prepare = [=, has_sum = sum != nullptr, rows = lowering.rows(output)](
+                           kernels::RmsNormProblem& p, const Step& step) {
+    p.x = x.at(step);
+    p.rows = step.count(rows);
+    if (has_sum) {
+      p.add_to = added.at(step);
+      p.sum_out = sum_out.at(step);
+    }
+    if (p.out_act.data != nullptr) {
+      p.out_act.rows = p.rows;
+    } else {
+      p.out = out.at(step);
+    }
+    return p.rows > 0;
+  };
+  lowering.add(node, problem, prepare);
+}
+
+kernels::UnaryOp unary_op(const std::string& op) {
+  if (op == "silu") return kernels::UnaryOp::silu;
+  if (op == "gelu_tanh") return kernels::UnaryOp::gelu_tanh;
+  if (op == "relu_squared") return kernels::UnaryOp::relu_squared;
+  if (op == "softcap") return kernels::UnaryOp::softcap;
+  return kernels::UnaryOp::scale;
+}
+
+}  // namespace
+
+void lower_rms_norm(Lowering& lowering, const Node& node) {
+  add_norm(lowering, node, node.inputs[1], node.outputs[0], nullptr);
+}
+
+void lower_add_rms_norm(Lowering& lowering, const Node& node) {
+  add_norm(lowering, node, node.inputs[2], node.outputs[1], &node.outputs[0]);
+}
+
+void lower_unary(Lowering& lowering, const Node& node) {
+  const ValueId out_id = node.outputs[0];
+  kernels::UnaryProblem problem;
+  problem.op = unary_op(node.op);
+  if (node.op == "scale") problem.parameter = static_cast<float>(node.get_float("factor"));
+  if (node.op == "softcap") problem.parameter = static_cast<float>(node.get_float("cap"));
+  problem.rows = lowering.max_rows(out_id);
+  problem.cols = problem.x_stride = problem.out_stride = lowering.cols(out_id);
+  const auto prepare = [x = lowering.floats(node.inputs[0]), out = lowering.floats(out_id),
+                        rows = lowering.rows(out_id)](kernels::UnaryProblem& p, const Step& step) {
+    p.x = x.at(step);
+    p.out = out.at(step);
+    p.rows = step.count(rows);
+    return p.rows > 0;
+  };
+  lowering.add(node, problem, prepare);
+}
+
+void lower_binary(Lowering& lowering, const Node& node) {
+  const ValueId out_id = node.outputs[0];
+  const int64_t cols = lowering.cols(out_id);
+  kernels::BinaryProblem problem;
+  problem.op = node.op == "add" ? kernels::BinaryOp::add : kernels::BinaryOp::mul;
+  problem.size = lowering.max_rows(out_id) * cols;
+  const auto prepare = [a = lowering.floats(node.inputs[0]), b = lowering.floats(node.inputs[1]),
+                        out = lowering.floats(out_id), rows = lowering.rows(out_id),
+                        cols](kernels::BinaryProblem& p, const Step& step) {
+    p.a = a.at(step);
+    p.b = b.at(step);
+    p.out = out.at(step);
+    p.size = step.count(rows) * cols;
+    return p.size > 0;
+  };
+  lowering.add(node, problem, prepare);
+}
+
+void lower_select_rows(Lowering& lowering, const Node& node) {
+  const ValueId out_id = node.outputs[0];
+  kernels::SelectRowsProblem problem;
+  problem.num_rows = lowering.max_rows(out_id);
+  problem.cols = lowering.cols(out_id);
+  const auto prepare = [x = lowering.floats(node.inputs[0]), ids = lowering.ids(node.inputs[1]),
+                        out = lowering.floats(out_id), rows = lowering.rows(out_id)](
+                           kernels::SelectRowsProblem& p, const Step& step) {
+    p.x = x.at(step);
+    p.rows = ids.at(step);
+    p.num_rows = step.count(rows);
+    p.out = out.at(step);
+    return p.num_rows > 0;
+  };
+  lowering.add(node, problem, prepare);
+}
+
+}  // namespace effinfer::compiler

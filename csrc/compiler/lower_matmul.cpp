@@ -1,0 +1,80 @@
+#include <array>
+
+#include "compiler/lowering.h"
+#include "graph/op_specs.h"
+#include "kernels/matmul.h"
+
+namespace effinfer::compiler {
+namespace {
+
+kernels::Glu glu_of(const Node& node) {
+  if (node.op != "matmul_glu") return kernels::Glu::none;
+  return node.get_string("activation") == "silu" ? kernels::Glu::silu : kernels::Glu::gelu_tanh;
+}
+
+struct PartPlaces {
+  Floats out;
+  Floats residual;
+  bool has_residual = false;
+};
+
+}  // namespace
+
+void lower_to_act(Lowering& lowering, const Node& node) {
+  const ValueId out_id = node.outputs[0];
+  kernels::ToActivationProblem problem;
+  problem.x_stride = lowering.cols(out_id);
+  problem.out = lowering.operand(out_id);
+  const auto prepare = [x = lowering.floats(node.inputs[0]), rows = lowering.rows(out_id)](
+                           kernels::ToActivationProblem& p, const Step& step) {
+    p.x = x.at(step);
+    p.out.rows = step.count(rows);
+    return p.out.rows > 0;
+  };
+  lowering.add(node, problem, prepare);
+}
+
+void lower_matmul(Lowering& lowering, const Node& node) {
+  const graph::MatmulInputs inputs = graph::matmul_inputs(node);
+  kernels::MatmulProblem problem;
+  problem.x = lowering.operand(node.inputs[0]);
+  problem.num_parts = static_cast<int>(inputs.parts);
+  problem.glu = glu_of(node);
+  const bool gated = problem.glu != kernels::Glu::none;
+  if (gated && node.get_bool("as_operand")) problem.out_act = lowering.operand(node.outputs[0]);
+
+  std::array<PartPlaces, kernels::kMaxMatmulParts> places;
+  for (size_t i = 0; i < inputs.parts; ++i) {
+    kernels::MatmulPart& part = problem.parts[i];
+    part.weight = lowering.weights().packed(lowering.graph().value(node.inputs[inputs.weight(i)]));
+    part.out_stride = part.weight.rows;
+    if (const auto bias = inputs.bias(i)) {
+      part.bias = lowering.weights().floats(lowering.graph().value(node.inputs[*bias]));
+    }
+    if (const auto residual = inputs.residual(i)) {
+      places[i].residual = lowering.floats(node.inputs[*residual]);
+      places[i].has_residual = true;
+    }
+    if (i < node.outputs.size() && problem.out_act.data == nullptr) {
+      places[i].out = lowering.floats(node.outputs[i]);
+    }
+  }
+  const int written = gated ? 1 : problem.num_parts;
+  const auto prepare = [places, written, rows = lowering.rows(node.inputs[0])](
+                           kernels::MatmulProblem& p, const Step& step) {
+    p.x.rows = step.count(rows);
+    if (p.out_act.data != nullptr) {
+      p.out_act.rows = p.x.rows;
+      return p.x.rows > 0;
+    }
+    for (int i = 0; i < written; ++i) {
+      const PartPlaces& place = places[static_cast<size_t>(i)];
+      p.parts[i].out = place.out.at(step);
+      if (place.has_residual) p.parts[i].residual = place.residual.at(step);
+    }
+    return p.x.rows > 0;
+  };
+  lowering.add(node, problem, prepare);
+}
+
+}  // namespace effinfer::compiler

@@ -1,0 +1,102 @@
+// From the annotated graph to a flat list of calls: one rule an operator, in lower_*.cpp.
+#pragma once
+
+#include <algorithm>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "compiler/call.h"
+#include "compiler/weight_store.h"
+#include "kernels/activation.h"
+
+namespace effinfer::compiler {
+
+// One line of explain().
+struct CallNote {
+  std::string node;     // "%q, %k, %v = matmul"
+  std::string variant;  // "matmul.avx512.int8"
+  std::string shapes;   // the problem, at the largest step
+};
+
+// The calls of one phase.
+struct Program {
+  std::vector<std::unique_ptr<Call>> calls;
+  std::vector<CallNote> notes;  // one a call
+};
+
+// What the programs of an executable share.
+struct Shared {
+  Graph graph;
+  CompileOptions options;  // with every default resolved
+  std::unique_ptr<WeightStore> weights;
+  std::byte* arena = nullptr;
+  std::vector<kernels::AttentionShape> attention_shapes;  // distinct ones: the slots of plans
+  std::vector<std::unique_ptr<float[]>> constants;        // such as rotary frequencies
+  size_t scratch_bytes = 0;                               // of a member
+};
+
+class Lowering {
+ public:
+  Lowering(Shared& shared, Phase phase);
+  // Throws Unsupported when a node has no kernel.
+  Program run();
+
+  const Graph& graph() const { return shared_.graph; }
+  WeightStore& weights() { return *shared_.weights; }
+  DType kv_dtype() const { return *shared_.options.kv_dtype; }
+
+  // Where values lie.
+  Floats floats(ValueId id) const;
+  kernels::Activation operand(ValueId id) const;  // rows = the largest step's
+  Ids ids(ValueId id) const;
+  const Dim& rows(ValueId id) const { return graph().value(id).shape[0]; }
+  int64_t cols(ValueId id) const { return graph().value(id).shape[1].value; }
+  int64_t max_rows(ValueId id) const;
+
+  // The plan slot of an attention shape.
+  size_t attention_slot(const kernels::AttentionShape& shape);
+  float* constant(size_t count);  // memory that lives as long as the executable
+
+  // Selects the variant and appends the call. `prepare(problem, step)` returns whether there is
+  // work; the problem has the largest step's sizes here.
+  template <class Problem, class Prepare>
+  void add(const Node& node, const Problem& problem, Prepare prepare) {
+    const kernels::Variant<Problem>& variant =
+        kernels::table<Problem>().select(problem, current_isa());
+    if (variant.scratch_bytes != nullptr) reserve(variant.scratch_bytes(problem));
+    program_.calls.push_back(
+        std::make_unique<KernelCall<Problem, Prepare>>(variant, problem, std::move(prepare)));
+    program_.notes.push_back({label(node), variant.name, describe(problem)});
+  }
+
+ private:
+  void reserve(size_t bytes) { shared_.scratch_bytes = std::max(shared_.scratch_bytes, bytes); }
+  std::string label(const Node& node) const;
+
+  struct Place {
+    int64_t offset = -1;
+    kernels::Arithmetic arithmetic = kernels::Arithmetic::f32;  // of an operand
+  };
+  Shared& shared_;
+  std::vector<Place> places_;
+  Program program_;
+};
+
+// The rules, by operator.
+void lower_embedding(Lowering& lowering, const Node& node);
+void lower_rms_norm(Lowering& lowering, const Node& node);
+void lower_add_rms_norm(Lowering& lowering, const Node& node);
+void lower_unary(Lowering& lowering, const Node& node);
+void lower_binary(Lowering& lowering, const Node& node);
+void lower_select_rows(Lowering& lowering, const Node& node);
+void lower_rope_table(Lowering& lowering, const Node& node);
+void lower_rope(Lowering& lowering, const Node& node);
+void lower_kv_append(Lowering& lowering, const Node& node);
+void lower_rope_append(Lowering& lowering, const Node& node);
+void lower_attention(Lowering& lowering, const Node& node);
+void lower_to_act(Lowering& lowering, const Node& node);
+void lower_matmul(Lowering& lowering, const Node& node);
+
+}  // namespace effinfer::compiler

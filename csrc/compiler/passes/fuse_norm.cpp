@@ -1,0 +1,20 @@
+// y = rms_norm(x, w); a = to_act(y)  ->  a = rms_norm(x, w) {as_operand = true}
+//
+// The norm has the row in cache: it quantises it on the spot.
+#include "compiler/fuse_operand.h"
+#include "compiler/passes.h"
+
+namespace effinfer::compiler {
+
+void fuse_norm(Graph& graph, const CompileOptions&) {
+  Rewriter rewriter(graph);
+  for (int index = 0; index < rewriter.size(); ++index) {
+    // A norm of groups (q/k norm) never feeds a matmul.
+    if (rewriter.is(index, "rms_norm") && rewriter.node(index).get_int("groups") == 1) {
+      fuse_operand(rewriter, index, 0);
+    }
+  }
+  rewriter.finish();
+}
+
+}  // namespace effinfer::compiler

@@ -1,0 +1,75 @@
+// Chooses the arithmetic of every matmul operand, by phase, and writes it on the node that makes
+// the operand: {decode = "int8", prefill = "bf16"}. The variants of kernels follow from it.
+//
+//   decode    int8 when every weight that reads the operand is quantised, else f32
+//   prefill   bf16 where the machine has it and the weights are quantised or bf16, else f32;
+//             with `deterministic` the arithmetic of decode
+//
+// Precision::f32 is f32 throughout. One operand has one arithmetic, so its readers decide together.
+#include "compiler/arithmetic.h"
+#include "compiler/passes.h"
+#include "compiler/rewriter.h"
+#include "effinfer/device.h"
+#include "effinfer/error.h"
+#include "graph/op_specs.h"
+
+namespace effinfer::compiler {
+namespace {
+
+struct Choice {
+  const char* decode = "f32";
+  const char* prefill = "f32";
+};
+
+Choice choose(const Rewriter& rewriter, ValueId operand, const CompileOptions& options) {
+  if (options.precision == Precision::f32) return {};
+  bool quantized = true;
+  bool narrow = true;  // bf16 loses nothing that the weights have
+  for (const int user : rewriter.users(operand)) {
+    const Node& node = rewriter.node(user);
+    const graph::MatmulInputs inputs = graph::matmul_inputs(node);
+    for (size_t part = 0; part < inputs.parts; ++part) {
+      const DType dtype = rewriter.graph().value(node.inputs[inputs.weight(part)]).dtype;
+      quantized = quantized && dtype_info(dtype).quantized;
+      narrow = narrow && (dtype_info(dtype).quantized || dtype == DType::bf16);
+    }
+  }
+  Choice choice;
+  if (quantized) choice.decode = "int8";
+  if (narrow && bf16_panels()) choice.prefill = "bf16";
+  if (options.deterministic) choice.prefill = choice.decode;
+  return choice;
+}
+
+}  // namespace
+
+bool bf16_panels() {
+  return cpu_features().avx512_bf16 && current_isa() >= Isa::avx512;
+}
+
+kernels::Arithmetic parse_arithmetic(std::string_view text) {
+  for (const auto arithmetic :
+       {kernels::Arithmetic::int8, kernels::Arithmetic::bf16, kernels::Arithmetic::f32}) {
+    if (text == kernels::name(arithmetic)) return arithmetic;
+  }
+  throw FormatError("[compile] arithmetic: expected int8, bf16 or f32, got \"" + std::string(text) +
+                    "\"");
+}
+
+std::string_view phase_key(Phase phase) {
+  return phase == Phase::decode ? graph::kDecodeKey : graph::kPrefillKey;
+}
+
+void select_kernels(Graph& graph, const CompileOptions& options) {
+  Rewriter rewriter(graph);
+  for (int index = 0; index < rewriter.size(); ++index) {
+    for (const ValueId id : rewriter.node(index).outputs) {
+      if (graph.value(id).dtype != DType::act) continue;
+      const Choice choice = choose(rewriter, id, options);
+      rewriter.set_attribute(index, graph::kDecodeKey, std::string(choice.decode));
+      rewriter.set_attribute(index, graph::kPrefillKey, std::string(choice.prefill));
+    }
+  }
+}
+
+}  // namespace effinfer::compiler

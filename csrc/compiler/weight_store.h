@@ -1,0 +1,48 @@
+// The weights of an executable: each is checked once, packed once, converted once.
+#pragma once
+
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "effinfer/graph.h"
+#include "effinfer/threads.h"
+#include "effinfer/weights.h"
+#include "kernels/packed_weight.h"
+
+namespace effinfer::compiler {
+
+class WeightStore {
+ public:
+  // What became of a weight, for explain().
+  struct Use {
+    std::string name;
+    DType source;
+    std::string form;  // "packed u4 direct+min", "as in the file", "f32"
+    size_t source_bytes;
+    size_t bytes;  // of our own: 0 for what is used where it lies
+  };
+
+  WeightStore(std::shared_ptr<const WeightSource> source, ThreadPool& pool)
+      : source_(std::move(source)), pool_(pool) {}
+
+  // Throws InvalidArgument unless the source has every weight with its dtype and shape.
+  void check(const Graph& graph) const;
+
+  const kernels::PackedWeight& packed(const Value& value);  // a matrix of a matmul
+  TensorView raw(const Value& value);                       // as the source has it
+  const float* floats(const Value& value);                  // a vector of f32, f16 or bf16
+
+  size_t packed_bytes() const;
+  const std::vector<Use>& uses() const { return uses_; }
+
+ private:
+  std::shared_ptr<const WeightSource> source_;
+  ThreadPool& pool_;
+  std::map<std::string, kernels::PackedBuffer> packed_;
+  std::map<std::string, std::vector<float>> floats_;
+  std::vector<Use> uses_;
+};
+
+}  // namespace effinfer::compiler
