@@ -24,7 +24,7 @@ constexpr int exact_lines(QuantBits bits) {
 }
 
 struct Avx2 {
-  // 8 int16 sums of 4 tokens x 2 blocks leave half of the 16 registers to operands.
+  // 8 int16 sums of 4 tokens x 2 halves leave half of the 16 registers to operands.
   static constexpr int kTokens = 4;
 
   template <PackedFormat format>
@@ -52,9 +52,7 @@ struct Avx2 {
       for (int64_t line = 0; line < kBytes; line += 64) {
         _mm_prefetch(reinterpret_cast<const char*>(data + 4096 + line), _MM_HINT_T0);
       }
-      for (int half = 0; half < 2; ++half) {
-        add_superblock<format, tokens>(weight, group, data, s, half, rows, sum[half]);
-      }
+      add_superblock<format, tokens>(weight, group, data, s, rows, sum);
     }
     for (int t = 0; t < tokens; ++t) {
       _mm256_storeu_ps(sums[t] + offset, sum[0][t]);
@@ -65,57 +63,62 @@ struct Avx2 {
   template <PackedFormat format, int tokens>
   [[gnu::always_inline]] static void add_superblock(const PackedWeight& weight,
                                                     const uint8_t* group, const uint8_t* data,
-                                                    int64_t s, int half, const Int8Row* rows,
-                                                    __m256* sum) {
+                                                    int64_t s, const Int8Row* rows,
+                                                    __m256 (*sum)[tokens]) {
     constexpr int kPhases = 32 / format.sub_block;
     constexpr int kSteps = 8 / kPhases;
     constexpr int kExact = exact_lines(format.bits) < kSteps ? exact_lines(format.bits) : kSteps;
-    const Fields<format.bits> fields{data + 32 * half};
-    unroll<kPhases>([&](auto phase_constant) __attribute__((always_inline)) {
-      constexpr int phase = phase_constant;
+    unroll<2 * kPhases>([&](auto index) __attribute__((always_inline)) {
+      constexpr int phase = index / 2;
+      constexpr int f = index % 2;
       __m256i integer[2][tokens];
-      for (int f = 0; f < 2; ++f) {
-        for (int t = 0; t < tokens; ++t) {
-          integer[f][t] = bias<format, phase>(rows[t].sums16 + 4 * s + 2 * f);
-        }
+      for (int t = 0; t < tokens; ++t) {
+        integer[0][t] = bias<format, phase>(rows[t].sums16 + 4 * s + 2 * f);
+        integer[1][t] = integer[0][t];
       }
       unroll<kSteps / kExact>([&](auto stretch) __attribute__((always_inline)) {
         constexpr int first = phase * kSteps + stretch * kExact;
-        add_lines<format.bits, first, kExact, tokens>(fields, s, rows, integer);
+        add_lines<format.bits, f, first, kExact, tokens>(data, s, rows, integer);
       });
-      for (int f = 0; f < 2; ++f) {
-        finish<format, phase, tokens>(weight, group, data, s, f, half, rows, integer[f], sum);
+      for (int half = 0; half < 2; ++half) {
+        finish<format, phase, tokens>(weight, group, data, s, f, half, rows, integer[half],
+                                      sum[half]);
       }
     });
   }
 
-  // integer += lines [first, first + lines) of both blocks.
-  template <QuantBits bits, int first, int lines, int tokens>
-  [[gnu::always_inline]] static void add_lines(const Fields<bits>& fields, int64_t s,
-                                               const Int8Row* rows, __m256i (*integer)[tokens]) {
+  // integer[half] += lines [first, first + lines) of block f: a broadcast of activations serves
+  // both halves of a line.
+  template <QuantBits bits, int f, int first, int lines, int tokens>
+  [[gnu::always_inline]] static void add_lines(const uint8_t* data, int64_t s, const Int8Row* rows,
+                                               __m256i (*integer)[tokens]) {
     __m256i pairs[2][tokens];
     unroll<lines>([&](auto step) __attribute__((always_inline)) {
       constexpr int i = first + step;
       __m256i operand[2];
-      fields.template step<i>(operand);
-      for (int f = 0; f < 2; ++f) {
-        __m256i magnitude = operand[f];
+      __m256i magnitude[2];
+      for (int half = 0; half < 2; ++half) {
+        operand[half] = load_operand<bits, f, i>(data + 32 * half);
+        magnitude[half] = operand[half];
         if constexpr (bits == QuantBits::u8) {
-          operand[f] = _mm256_xor_si256(operand[f], _mm256_set1_epi8(-128));
-          magnitude = _mm256_abs_epi8(operand[f]);
+          operand[half] = _mm256_xor_si256(operand[half], _mm256_set1_epi8(-128));
+          magnitude[half] = _mm256_abs_epi8(operand[half]);
         }
-        for (int t = 0; t < tokens; ++t) {
-          __m256i a = broadcast_dword(rows[t].q + 64 * s + 32 * f + 4 * i);
-          if constexpr (bits == QuantBits::u8) a = _mm256_sign_epi8(a, operand[f]);
-          const __m256i products = _mm256_maddubs_epi16(magnitude, a);
-          pairs[f][t] = step == 0 ? products : _mm256_add_epi16(pairs[f][t], products);
+      }
+      for (int t = 0; t < tokens; ++t) {
+        const __m256i broadcast = broadcast_dword(rows[t].q + 64 * s + 32 * f + 4 * i);
+        for (int half = 0; half < 2; ++half) {
+          __m256i a = broadcast;
+          if constexpr (bits == QuantBits::u8) a = _mm256_sign_epi8(a, operand[half]);
+          const __m256i products = _mm256_maddubs_epi16(magnitude[half], a);
+          pairs[half][t] = step == 0 ? products : _mm256_add_epi16(pairs[half][t], products);
         }
       }
     });
-    for (int f = 0; f < 2; ++f) {
+    for (int half = 0; half < 2; ++half) {
       for (int t = 0; t < tokens; ++t) {
-        integer[f][t] =
-            _mm256_add_epi32(integer[f][t], _mm256_madd_epi16(pairs[f][t], _mm256_set1_epi16(1)));
+        integer[half][t] = _mm256_add_epi32(
+            integer[half][t], _mm256_madd_epi16(pairs[half][t], _mm256_set1_epi16(1)));
       }
     }
   }

@@ -60,16 +60,16 @@ struct Avx512 {
       data[g] = group[g] + kernels::header_bytes(format, weight.cols);
     }
     __m512 sum[groups][tokens];
-    for (int g = 0; g < groups; ++g) {
+    unroll<groups>([&](auto g) __attribute__((always_inline)) {
       for (int t = 0; t < tokens; ++t) sum[g][t] = _mm512_setzero_ps();
-    }
+    });
     const int64_t superblocks = kernels::padded_cols(weight.cols) / kernels::kSuperblock;
     for (int64_t s = 0; s < superblocks; ++s) {
-      for (int g = 0; g < groups; ++g) {
+      add_superblock<format, groups, tokens>(weight, group, data, s, row, sum);
+      unroll<groups>([&](auto g) __attribute__((always_inline)) {
         prefetch<kernels::superblock_bytes(format)>(data[g]);
-        add_superblock<format, tokens>(weight, group[g], data[g], s, row, sum[g]);
         data[g] += kernels::superblock_bytes(format);
-      }
+      });
     }
     for (int t = 0; t < count; ++t) {
       for (int g = 0; g < groups; ++g) _mm512_storeu_ps(sums[t] + offset + 16 * g, sum[g][t]);
@@ -84,34 +84,42 @@ struct Avx512 {
     }
   }
 
-  template <PackedFormat format, int tokens>
+  // A broadcast of activations serves all groups.
+  template <PackedFormat format, int groups, int tokens>
   [[gnu::always_inline]] static void add_superblock(const PackedWeight& weight,
-                                                    const uint8_t* group, const uint8_t* data,
-                                                    int64_t s, const Int8Row* row, __m512* sum) {
+                                                    const uint8_t* const* group,
+                                                    const uint8_t* const* data, int64_t s,
+                                                    const Int8Row* row, __m512 (*sum)[tokens]) {
     constexpr int kPhases = 32 / format.sub_block;
-    const Fields<format.bits> fields(data);
     unroll<kPhases>([&](auto phase_constant) __attribute__((always_inline)) {
       constexpr int phase = phase_constant;
-      __m512i integer[2][tokens];
-      for (int f = 0; f < 2; ++f) {
+      __m512i integer[groups][2][tokens];
+      unroll<2>([&](auto f) __attribute__((always_inline)) {
         for (int t = 0; t < tokens; ++t) {
-          integer[f][t] = bias<format, phase>(row[t].sums16 + 4 * s + 2 * f);
-        }
-      }
-      unroll<8 / kPhases>([&](auto step) __attribute__((always_inline)) {
-        constexpr int i = phase * (8 / kPhases) + step;
-        __m512i operand[2];
-        fields.template step<i>(operand);
-        for (int f = 0; f < 2; ++f) {
-          for (int t = 0; t < tokens; ++t) {
-            integer[f][t] = _mm512_dpbusd_epi32(
-                integer[f][t], operand[f], broadcast_dword(row[t].q + 64 * s + 32 * f + 4 * i));
-          }
+          const __m512i start = bias<format, phase>(row[t].sums16 + 4 * s + 2 * f);
+          unroll<groups>([&](auto g) __attribute__((always_inline)) { integer[g][f][t] = start; });
         }
       });
-      for (int f = 0; f < 2; ++f) {
-        finish<format, phase, tokens>(weight, group, data, s, f, row, integer[f], sum);
-      }
+      unroll<8 / kPhases>([&](auto step) __attribute__((always_inline)) {
+        constexpr int i = phase * (8 / kPhases) + step;
+        __m512i operand[groups][2];
+        unroll<groups>([&](auto g) __attribute__((always_inline)) {
+          load_operands<format.bits, i>(data[g], operand[g]);
+        });
+        unroll<2>([&](auto f) __attribute__((always_inline)) {
+          for (int t = 0; t < tokens; ++t) {
+            const __m512i a = broadcast_dword(row[t].q + 64 * s + 32 * f + 4 * i);
+            unroll<groups>([&](auto g) __attribute__((always_inline)) {
+              integer[g][f][t] = _mm512_dpbusd_epi32(integer[g][f][t], operand[g][f], a);
+            });
+          }
+        });
+      });
+      unroll<2 * groups>([&](auto index) __attribute__((always_inline)) {
+        constexpr int f = index / groups;
+        constexpr int g = index % groups;
+        finish<format, phase, tokens>(weight, group[g], data[g], s, f, row, integer[g][f], sum[g]);
+      });
     });
   }
 

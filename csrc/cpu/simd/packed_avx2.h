@@ -49,38 +49,27 @@ template <int from>
   return high;
 }
 
-// One superblock of 8 rows: gives the two operands of step i, which multiply the activation dwords
-// i of its first and of its second block of 32 k. `data` is the superblock plus 32 for rows 8..15.
-template <QuantBits bits>
-struct Fields {
-  const uint8_t* data;
-
-  template <int i>
-  [[gnu::always_inline]] void step(__m256i* operand) const {
-    if constexpr (bits == QuantBits::u8) {
-      operand[0] = load(data + i * 64);
-      operand[1] = load(data + (8 + i) * 64);
-      return;
-    }
+// Operand i of block `f` of a superblock for 8 rows: it multiplies activation dword i of that block
+// of 32 k. `data` is the superblock, plus 32 for rows 8..15.
+template <QuantBits bits, int f, int i>
+[[gnu::always_inline]] inline __m256i load_operand(const uint8_t* data) {
+  if constexpr (bits == QuantBits::u8) {
+    return load(data + (8 * f + i) * 64);
+  } else {
     const __m256i line = load(data + i * 64);
-    const __m256i nibble = _mm256_set1_epi8(15);
-    operand[0] = _mm256_and_si256(line, nibble);
-    operand[1] = _mm256_and_si256(_mm256_srli_epi16(line, 4), nibble);
+    const __m256i low =
+        _mm256_and_si256(f == 0 ? line : _mm256_srli_epi16(line, 4), _mm256_set1_epi8(15));
     if constexpr (bits == QuantBits::u5) {
-      const __m256i bit = _mm256_set1_epi8(16);
-      for (int f = 0; f < 2; ++f) {
-        const __m256i high = move_high<i>(load(data + (8 + f) * 64));
-        operand[f] = _mm256_or_si256(operand[f], _mm256_and_si256(high, bit));
-      }
+      const __m256i high = move_high<i>(load(data + (8 + f) * 64));
+      return _mm256_or_si256(low, _mm256_and_si256(high, _mm256_set1_epi8(16)));
     } else if constexpr (bits == QuantBits::u6) {
-      const __m256i pair = _mm256_set1_epi8(48);
-      for (int f = 0; f < 2; ++f) {
-        const __m256i high = move_high<2 * (i % 4)>(load(data + (8 + 2 * f + i / 4) * 64));
-        operand[f] = _mm256_or_si256(operand[f], _mm256_and_si256(high, pair));
-      }
+      const __m256i high = move_high<2 * (i % 4)>(load(data + (8 + 2 * f + i / 4) * 64));
+      return _mm256_or_si256(low, _mm256_and_si256(high, _mm256_set1_epi8(48)));
+    } else {
+      return low;
     }
   }
-};
+}
 
 // Scales and minima of 8 rows in one sub-block: w = scale * (q - zero) + min.
 struct Affine {

@@ -50,44 +50,32 @@ template <int from>
   return high;
 }
 
-// One superblock of one group: gives the two operands of step i, which multiply the activation
-// dwords i of its first and of its second block of 32 k.
-template <QuantBits bits>
-struct Fields {
-  static constexpr int kHighLines = bits == QuantBits::u5 ? 2 : bits == QuantBits::u6 ? 4 : 0;
-  const uint8_t* data;
-  __m512i high[kHighLines == 0 ? 1 : kHighLines];
-
-  [[gnu::always_inline]] explicit Fields(const uint8_t* superblock) : data(superblock) {
-    for (int h = 0; h < kHighLines; ++h) high[h] = load(data + (8 + h) * 64);
+// The two operands of step i of a superblock: they multiply the activation dwords i of its first
+// and of its second block of 32 k.
+template <QuantBits bits, int i>
+[[gnu::always_inline]] inline void load_operands(const uint8_t* data, __m512i* operand) {
+  if constexpr (bits == QuantBits::u8) {
+    operand[0] = load(data + i * 64);
+    operand[1] = load(data + (8 + i) * 64);
+    return;
   }
-
-  template <int i>
-  [[gnu::always_inline]] void step(__m512i* operand) const {
-    if constexpr (bits == QuantBits::u8) {
-      operand[0] = load(data + i * 64);
-      operand[1] = load(data + (8 + i) * 64);
-      return;
+  const __m512i line = load(data + i * 64);
+  const __m512i nibble = _mm512_set1_epi8(15);
+  operand[0] = _mm512_and_si512(line, nibble);
+  operand[1] = _mm512_and_si512(_mm512_srli_epi16(line, 4), nibble);
+  constexpr int kOr = 0xf8;  // a | (b & c)
+  if constexpr (bits == QuantBits::u5) {
+    for (int f = 0; f < 2; ++f) {
+      const __m512i high = move_high<i>(load(data + (8 + f) * 64));
+      operand[f] = _mm512_ternarylogic_epi32(operand[f], high, _mm512_set1_epi8(16), kOr);
     }
-    const __m512i line = load(data + i * 64);
-    const __m512i nibble = _mm512_set1_epi8(15);
-    operand[0] = _mm512_and_si512(line, nibble);
-    operand[1] = _mm512_and_si512(_mm512_srli_epi16(line, 4), nibble);
-    constexpr int kOr = 0xf8;  // a | (b & c)
-    if constexpr (bits == QuantBits::u5) {
-      const __m512i bit = _mm512_set1_epi8(16);
-      for (int f = 0; f < 2; ++f) {
-        operand[f] = _mm512_ternarylogic_epi32(operand[f], move_high<i>(high[f]), bit, kOr);
-      }
-    } else if constexpr (bits == QuantBits::u6) {
-      const __m512i pair = _mm512_set1_epi8(48);
-      for (int f = 0; f < 2; ++f) {
-        operand[f] = _mm512_ternarylogic_epi32(
-            operand[f], move_high<2 * (i % 4)>(high[2 * f + i / 4]), pair, kOr);
-      }
+  } else if constexpr (bits == QuantBits::u6) {
+    for (int f = 0; f < 2; ++f) {
+      const __m512i high = move_high<2 * (i % 4)>(load(data + (8 + 2 * f + i / 4) * 64));
+      operand[f] = _mm512_ternarylogic_epi32(operand[f], high, _mm512_set1_epi8(48), kOr);
     }
   }
-};
+}
 
 [[gnu::always_inline]] inline __m128i load_bytes(const uint8_t* data) {
   return _mm_loadu_si128(reinterpret_cast<const __m128i*>(data));
@@ -132,7 +120,6 @@ template <PackedFormat format, class Emit>
                                                          Emit&& emit) {
   const uint8_t* data =
       group + kernels::header_bytes(format, weight.cols) + s * kernels::superblock_bytes(format);
-  const Fields<format.bits> fields(data);
   constexpr int kPhases = 32 / format.sub_block;
   unroll<kPhases>([&](auto phase_constant) __attribute__((always_inline)) {
     constexpr int phase = phase_constant;
@@ -146,7 +133,7 @@ template <PackedFormat format, class Emit>
     unroll<8 / kPhases>([&](auto step) __attribute__((always_inline)) {
       constexpr int i = phase * (8 / kPhases) + step;
       __m512i operand[2];
-      fields.template step<i>(operand);
+      load_operands<format.bits, i>(data, operand);
       for (int f = 0; f < 2; ++f) {
         __m512 values[4];
         for (int j = 0; j < 4; ++j) {
