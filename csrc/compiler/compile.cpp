@@ -128,8 +128,8 @@ std::shared_ptr<Executable> compile(const Graph& graph, std::shared_ptr<const We
   impl->pool = std::move(pool);
   impl->isa = std::string(name(current_isa())) + ": " + isa_reason();
   impl->shared.weights = std::make_unique<compiler::WeightStore>(impl->source, *impl->pool);
-  impl->shared.weights->check(graph);
   impl->skipped = compiler::run_passes(impl->shared.graph, impl->shared.options);
+  impl->shared.weights->check(graph);
   impl->allocate_arena();
   impl->lower();
   impl->reserve_plans();
