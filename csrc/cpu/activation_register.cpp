@@ -20,6 +20,15 @@ kernels::StoreActivationRow kernels::store_activation_row(Isa isa) {
   return cpu::portable::store_activation_row;
 }
 
+kernels::StoreActivationBlocks kernels::store_activation_blocks(Isa isa) {
+#if EFFINFER_X86
+  if (isa >= Isa::avx512) return cpu::avx512::store_activation_blocks;
+  if (isa >= Isa::avx2) return cpu::avx2::store_activation_blocks;
+#endif
+  static_cast<void>(isa);
+  return cpu::portable::store_activation_blocks;
+}
+
 void cpu::register_activation() {
   auto& table = kernels::mutable_table<kernels::ToActivationProblem>();
   table.add({"to_activation.portable", Isa::portable, rejects, portable::to_activation});

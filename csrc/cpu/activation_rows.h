@@ -48,6 +48,12 @@ struct ActivationRows {
     store_block(out, row, blocks, zeros);
   }
 
+  static void store_blocks(const kernels::Activation& out, int64_t row, int64_t first,
+                           int64_t count, const float* values) {
+    for (int64_t i = 0; i < count; ++i) store_block(out, row, first + i, values + i * kBlock);
+    if ((first + count) * kBlock == out.cols) store_padding(out, row);
+  }
+
   static void store_row(const kernels::Activation& out, int64_t row, const float* values) {
     const int64_t whole = out.cols / kBlock;
     for (int64_t block = 0; block < whole; ++block) {

@@ -1,5 +1,5 @@
-// The attention driver: a team shares the plan's items, then the merges, then the rows of the
-// operand.
+// The attention driver: a team shares the plan's items, then the merges; the operand is stored by
+// who finishes the output, or in a last round when heads share its blocks.
 #include <algorithm>
 
 #include "cpu/attention.h"
@@ -65,20 +65,46 @@ void run_merge(const AttentionKernels& level, const AttentionProblem& p,
   level.merge(merge);
 }
 
+// The output of a KV head's group is whole blocks of the operand when their sizes divide.
+bool stores_blocks(const AttentionProblem& p) {
+  const int64_t cols = static_cast<int64_t>(p.num_qo_heads / p.kv.num_kv_heads) * p.kv.head_dim;
+  return p.out_act.data != nullptr && cols % kernels::kActivationBlock == 0;
+}
+
+// The finished output of one KV head in rows [first, first + count) as operand blocks.
+void store_blocks(kernels::StoreActivationBlocks store, const AttentionProblem& p, int64_t head,
+                  int64_t first, int64_t count) {
+  const int64_t cols = static_cast<int64_t>(p.num_qo_heads / p.kv.num_kv_heads) * p.kv.head_dim;
+  const int64_t blocks = cols / kernels::kActivationBlock;
+  for (int64_t row = first; row < first + count; ++row) {
+    store(p.out_act, row, head * blocks, blocks, p.out + row * p.out_stride + head * cols);
+  }
+}
+
 void run(const AttentionKernels& level, Isa isa, const AttentionProblem& p, Team& team) {
   float* scratch = static_cast<float*>(team.scratch());
-  team.for_chunks(p.plan.num_items,
-                  [&](int64_t i) { run_item(level, p, p.plan.items[i], scratch); });
+  const bool blocks = stores_blocks(p);
+  const kernels::StoreActivationBlocks store = kernels::store_activation_blocks(isa);
+  team.for_chunks(p.plan.num_items, [&](int64_t i) {
+    const kernels::AttentionWorkItem& item = p.plan.items[i];
+    run_item(level, p, item, scratch);
+    if (blocks && item.partial < 0) {
+      store_blocks(store, p, item.kv_head, item.first_row, item.num_rows);
+    }
+  });
   if (p.plan.num_merges > 0) {
     team.barrier();
-    team.for_chunks(p.plan.num_merges,
-                    [&](int64_t i) { run_merge(level, p, p.plan.merges[i], scratch); });
+    team.for_chunks(p.plan.num_merges, [&](int64_t i) {
+      const kernels::AttentionMergeItem& merge = p.plan.merges[i];
+      run_merge(level, p, merge, scratch);
+      if (blocks) store_blocks(store, p, merge.kv_head, merge.row, 1);
+    });
   }
-  if (p.out_act.data != nullptr) {
+  if (p.out_act.data != nullptr && !blocks) {
     team.barrier();
-    const kernels::StoreActivationRow store = kernels::store_activation_row(isa);
+    const kernels::StoreActivationRow store_row = kernels::store_activation_row(isa);
     team.for_chunks(p.batch.num_tokens,
-                    [&](int64_t row) { store(p.out_act, row, p.out + row * p.out_stride); });
+                    [&](int64_t row) { store_row(p.out_act, row, p.out + row * p.out_stride); });
   }
 }
 

@@ -71,6 +71,12 @@ inline Int8Row int8_row(const Activation& x, int64_t index) {
 using StoreActivationRow = void (*)(const Activation& out, int64_t row, const float* values);
 StoreActivationRow store_activation_row(Isa isa);
 
+// Writes whole blocks of one row: a producer of some columns need not wait for the others. The last
+// block's writer also writes the padding; out.cols is a multiple of kActivationBlock.
+using StoreActivationBlocks = void (*)(const Activation& out, int64_t row, int64_t first_block,
+                                       int64_t num_blocks, const float* values);
+StoreActivationBlocks store_activation_blocks(Isa isa);
+
 // The conversion alone: f32 rows to an operand. One row is one chunk.
 struct ToActivationProblem {
   const float* x = nullptr;  // [rows, cols]

@@ -151,8 +151,6 @@ struct Cache {
   }
 };
 
-}  // namespace
-
 TEST("plans cover what rows see") {
   std::mt19937 random(1);
   for (int round = 0; round < 200; ++round) {
@@ -190,60 +188,71 @@ TEST("an empty batch has an empty plan") {
   CHECK_EQ(Planned(shape, batch.layout(), 100).plan.num_items, 0);
 }
 
-TEST("split or not, as floats or as an operand: the same bits") {
+// Splits and stores through the plan, against unsplit items and a conversion of whole rows.
+void check_split(const AttentionShape& shape, Isa isa) {
   std::mt19937 random(2);
   Batch batch;
   batch.add(1000, 3);
   batch.add(700, 1);
+  batch.add(100, 2);
   const BatchLayout layout = batch.layout();
-  const AttentionShape shape{6, 2, 48, -1};
-  Cache cache(static_cast<int32_t>(batch.kv_indices.size()), 2, 48, random);
-  const int64_t cols = 6 * 48;
+  const int64_t cols = shape.num_qo_heads * shape.head_dim;
+  Cache cache(static_cast<int32_t>(batch.kv_indices.size()), shape.num_kv_heads, shape.head_dim,
+              random);
   std::vector<float> q(static_cast<size_t>(layout.num_tokens * cols));
   for (float& value : q) value = static_cast<float>(random() % 2001) / 1000.0f - 1.0f;
   std::vector<AttentionWorkItem> whole;
-  for (int32_t head = 0; head < 2; ++head) {
+  for (int32_t head = 0; head < shape.num_kv_heads; ++head) {
     whole.push_back({0, head, 0, 3, 0, 16, -1});
     whole.push_back({1, head, 3, 1, 0, 11, -1});
+    whole.push_back({2, head, 4, 2, 0, 2, -1});
   }
   ThreadPool pool(2);
+  Planned planned(shape, layout, 1000);
+  CHECK_EQ(planned.plan.num_merges, 4 * shape.num_kv_heads);
+  std::vector<float> split(q.size()), direct(q.size());
+  AttentionProblem problem;
+  problem.q = q.data();
+  problem.q_stride = problem.out_stride = cols;
+  problem.num_qo_heads = shape.num_qo_heads;
+  problem.kv = cache.layer;
+  problem.batch = layout;
+  problem.plan = planned.plan;
+  problem.sm_scale = 0.2f;
+  problem.out = split.data();
+  for (const Arithmetic arithmetic : {Arithmetic::int8, Arithmetic::bf16, Arithmetic::f32}) {
+    Activation act{arithmetic, layout.num_tokens, cols, nullptr};
+    const size_t bytes = static_cast<size_t>(act.row_bytes() * layout.num_tokens);
+    std::vector<uint8_t> got(bytes + 64), expected(bytes + 64);
+    const auto aligned = [](std::vector<uint8_t>& v) {
+      return v.data() + (64 - reinterpret_cast<uintptr_t>(v.data()) % 64);
+    };
+    act.data = aligned(got);
+    problem.out_act = act;
+    run_alone(problem, pool);
+    act.data = aligned(expected);
+    for (int64_t row = 0; row < layout.num_tokens; ++row) {
+      store_activation_row(isa)(act, row, split.data() + row * cols);
+    }
+    CHECK(std::memcmp(aligned(got), aligned(expected), bytes) == 0);
+  }
+  problem.out_act = {};
+  problem.plan.items = whole.data();
+  problem.plan.num_items = static_cast<int64_t>(whole.size());
+  problem.plan.num_merges = 0;
+  problem.out = direct.data();
+  run_alone(problem, pool);
+  CHECK(split == direct);
+}
+
+}  // namespace
+
+TEST("split or not, as floats or as an operand: the same bits") {
   for (const Isa isa : available_isas()) {
     set_isa(isa);
-    Planned planned(shape, layout, 1000);
-    CHECK(planned.plan.num_merges == 8);
-    std::vector<float> split(q.size()), direct(q.size());
-    AttentionProblem problem;
-    problem.q = q.data();
-    problem.q_stride = problem.out_stride = cols;
-    problem.num_qo_heads = 6;
-    problem.kv = cache.layer;
-    problem.batch = layout;
-    problem.plan = planned.plan;
-    problem.sm_scale = 0.2f;
-    problem.out = split.data();
-    for (const Arithmetic arithmetic : {Arithmetic::int8, Arithmetic::bf16, Arithmetic::f32}) {
-      Activation act{arithmetic, layout.num_tokens, cols, nullptr};
-      const size_t bytes = static_cast<size_t>(act.row_bytes() * layout.num_tokens);
-      std::vector<uint8_t> got(bytes + 64), expected(bytes + 64);
-      const auto aligned = [](std::vector<uint8_t>& v) {
-        return v.data() + (64 - reinterpret_cast<uintptr_t>(v.data()) % 64);
-      };
-      act.data = aligned(got);
-      problem.out_act = act;
-      run_alone(problem, pool);
-      act.data = aligned(expected);
-      for (int64_t row = 0; row < layout.num_tokens; ++row) {
-        store_activation_row(isa)(act, row, split.data() + row * cols);
-      }
-      CHECK(std::memcmp(aligned(got), aligned(expected), bytes) == 0);
-    }
-    problem.out_act = {};
-    problem.plan.items = whole.data();
-    problem.plan.num_items = static_cast<int64_t>(whole.size());
-    problem.plan.num_merges = 0;
-    problem.out = direct.data();
-    run_alone(problem, pool);
-    CHECK(split == direct);
+    check_split({6, 2, 48, -1}, isa);  // heads share blocks of the operand
+    check_split({9, 3, 64, -1}, isa);  // each head has its own
+    check_split({5, 5, 32, -1}, isa);  // the operand has padding
   }
 }
 

@@ -78,7 +78,7 @@ def test_random_shapes(isa):
 @pytest.mark.parametrize(("heads", "kv_heads"), [(9, 3), (5, 1)])
 def test_bits_depend_on_the_row_alone(isa, dtype, window, heads, kv_heads):
     rng = np.random.default_rng(4)
-    kv_lens = [700, 61, 321, 256, 1]
+    kv_lens = [530, 61, 256, 1]
     batch = make_batch(rng, kv_lens, kv_lens)
     kv, _, _ = fill(rng, batch, kv_heads, 48, dtype)
     q = rng.standard_normal((sum(kv_lens), heads, 48), np.float32)

@@ -43,14 +43,14 @@ struct AttentionBody {
   static constexpr LaneMask<0> kScaleMask = {};
 
   // The right-hand side of a product: lines `step` bytes apart along the inner dimension and
-  // `stride` bytes apart along the columns. The line that will be wanted in the same place of the
-  // next page lies `ahead` bytes further: a page is too short for the hardware to learn its
-  // streams.
+  // `stride` bytes apart along the columns. `next` is the same part of the next page, which is
+  // fetched line by line in the order of addresses, whatever the order of use: the hardware then
+  // sees one stream and joins in.
   struct Lines {
     const uint8_t* data;
     int64_t step;
     int64_t stride;
-    int64_t ahead;
+    const uint8_t* next;
   };
 
   // c[R][16 N] = factors * c + a[R][depth] b, or a b without factors.
@@ -65,10 +65,11 @@ struct AttentionBody {
       }
     }
     const uint8_t* line = b.data;
+    const uint8_t* next = b.next;
     const auto step = [&](int count) __attribute__((always_inline)) {
       V columns[N][P];
       for (int n = 0; n < N; ++n) {
-        __builtin_prefetch(line + n * b.stride + b.ahead);
+        __builtin_prefetch(next + n * kLine, 0, 2);
         Kv::expand(line + n * b.stride, columns[n]);
       }
       for (int j = 0; j < P; ++j) {
@@ -79,6 +80,7 @@ struct AttentionBody {
         }
       }
       line += b.step;
+      next += N * kLine;
       a += P;
     };
     for (int64_t i = 0; i < depth / P; ++i) step(P);
@@ -96,11 +98,13 @@ struct AttentionBody {
     for (; columns >= N; columns -= N) {
       product<R, N>(a, a_stride, b, depth, factors, c, c_stride);
       b.data += N * b.stride;
+      b.next += N * depth / P * kLine;
       c += N * 16;
     }
     for (; columns > 0; --columns) {
       product<R, 1>(a, a_stride, b, depth, factors, c, c_stride);
       b.data += b.stride;
+      b.next += depth / P * kLine;
       c += 16;
     }
   }
@@ -242,23 +246,23 @@ struct AttentionBody {
     const int64_t page_id = tile.pages[page];
     const uint8_t* k = tile.k + page_id * tile.page_bytes;
     const uint8_t* v = tile.v + page_id * tile.page_bytes;
-    const int64_t next_id = tile.pages[page + 1 < tile.end_page ? page + 1 : page];
-    const int64_t ahead = (next_id - page_id) * tile.page_bytes;
+    const int64_t next_page = page + 1 < tile.end_page ? page + 1 : page;
+    const int64_t ahead = (tile.pages[next_page] - page_id) * tile.page_bytes;
     const Range keys = visible(tile, 0, tile.num_tokens - 1, page);
     const Range groups = {keys.begin / 16 * 16, (keys.end + 15) / 16 * 16};
     const int64_t k_lines = s.dim / P;  // of 16 tokens
-    product_all(
-        s.q, s.dim, {k + groups.begin / 16 * k_lines * kLine, kLine, k_lines * kLine, ahead}, s.dim,
-        nullptr, s.scores + groups.begin, kPageTokens, (groups.end - groups.begin) / 16, s.rows);
+    k += groups.begin / 16 * k_lines * kLine;
+    product_all(s.q, s.dim, {k, kLine, k_lines * kLine, k + ahead}, s.dim, nullptr,
+                s.scores + groups.begin, kPageTokens, (groups.end - groups.begin) / 16, s.rows);
     for (int64_t row = 0; row < s.rows; ++row) {
       const int64_t token = row / tile.group;
       softmax_row(tile, s, row, groups, visible(tile, token, token, page), page_id);
     }
     const int64_t v_lines = s.dim / 16;  // of P tokens
     const int64_t first = keys.begin / P * P;
-    product_all(s.scores + first, kPageTokens,
-                {v + first / P * v_lines * kLine, v_lines * kLine, kLine, ahead}, keys.end - first,
-                s.factors, s.out, s.dim, v_lines, s.rows);
+    v += first / P * v_lines * kLine;
+    product_all(s.scores + first, kPageTokens, {v, v_lines * kLine, kLine, v + ahead},
+                keys.end - first, s.factors, s.out, s.dim, v_lines, s.rows);
   }
 
   // (max, sum, out) of what came before, and of one chunk: their combination. The maximum's own
