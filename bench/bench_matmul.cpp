@@ -64,21 +64,22 @@ Timing measure(const kernels::Variant<kernels::MatmulProblem>& variant,
   if (variant.scratch_bytes != nullptr) pool.reserve_scratch(variant.scratch_bytes(problem));
   std::vector<double> times;
   pool.parallel([&](Team& team) {
-    bool more = true;
-    static bool shared_more;
+    static bool more;
+    more = true;
     const double start = now();
-    while (more) {
+    double last = start;
+    // From barrier to barrier: a member that starts late counts.
+    while (true) {
       team.barrier();
-      const double before = now();
+      if (!more) break;
       variant.run(problem, team);
       team.barrier();
-      const double after = now();
       if (team.rank() == 0) {
-        times.push_back(after - before);
-        shared_more = after - start < seconds;
+        const double time = now();
+        times.push_back(time - last);
+        last = time;
+        more = time - start < seconds;
       }
-      team.barrier();
-      more = shared_more;
     }
   });
   std::sort(times.begin(), times.end());

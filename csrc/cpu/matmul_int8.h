@@ -68,23 +68,27 @@ struct Int8Matmul {
 
   static void run(const kernels::MatmulProblem& problem, Team& team) {
     const int64_t units = count_units(problem);
-    // Small enough that the members finish together, large enough that claiming costs nothing: four
-    // chunks a member, of at least 16 KB of weights.
-    constexpr int64_t kChunkBytes = 16 * 1024;
-    const int64_t fair = units / (4 * team.size());
-    const int64_t cheap = (kChunkBytes + unit_bytes(problem) - 1) / unit_bytes(problem);
-    const int64_t most = (units + team.size() - 1) / team.size();
-    int64_t chunk_units = fair > cheap ? fair : cheap;
-    chunk_units = chunk_units > most ? most : chunk_units;
-    const int64_t chunks = (units + chunk_units - 1) / chunk_units;
+    const int64_t chunks = count_chunks(units, units * unit_bytes(problem), team.size());
     team.for_chunks(chunks, [&](int64_t chunk) {
-      const int64_t first = chunk * chunk_units;
-      const int64_t end = first + chunk_units < units ? first + chunk_units : units;
-      for (int64_t unit = first; unit < end; ++unit) run_unit(problem, find_unit(problem, unit));
+      const int64_t end = (chunk + 1) * units / chunks;
+      for (int64_t unit = chunk * units / chunks; unit < end; ++unit) {
+        run_unit(problem, find_unit(problem, unit));
+      }
     });
   }
 
  private:
+  // Chunks differ by one unit at most and are a multiple of the team. Small matrices: four or
+  // five a member, so that a late member costs little, but about 16 KB each, a third of a
+  // microsecond, so that claiming costs nothing. Large ones: 128 KB each.
+  static int64_t count_chunks(int64_t units, int64_t bytes, int64_t team) {
+    const int64_t small = bytes >> 14 < 4 * team ? bytes >> 14 : 4 * team;
+    const int64_t large = bytes >> 17;
+    const int64_t wanted = small > large ? small : large;
+    const int64_t chunks = (wanted / team + 1) * team;
+    return chunks < units ? chunks : units;
+  }
+
   static void run_unit(const kernels::MatmulProblem& problem, const MatmulUnit& unit) {
     alignas(64) typename Epilogue::Sums sums[2][kTokens];
     const int64_t tokens = problem.x.rows;
