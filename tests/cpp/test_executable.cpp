@@ -1,0 +1,191 @@
+// A compiled step allocates nothing: the global operator new counts.
+#include <atomic>
+#include <cstdlib>
+#include <new>
+#include <random>
+#include <vector>
+
+#include "check.h"
+#include "effinfer/compiler.h"
+#include "effinfer/error.h"
+#include "effinfer/graph.h"
+
+namespace {
+
+std::atomic<int64_t> allocations{0};
+
+void* allocate(std::size_t size, std::size_t alignment) {
+  allocations.fetch_add(1, std::memory_order_relaxed);
+  void* pointer =
+      alignment <= alignof(std::max_align_t)
+          ? std::malloc(size)
+          : std::aligned_alloc(alignment, (size + alignment - 1) / alignment * alignment);
+  if (pointer == nullptr) throw std::bad_alloc();
+  return pointer;
+}
+
+}  // namespace
+
+void* operator new(std::size_t size) {
+  return allocate(size, alignof(std::max_align_t));
+}
+void* operator new[](std::size_t size) {
+  return allocate(size, alignof(std::max_align_t));
+}
+void* operator new(std::size_t size, std::align_val_t alignment) {
+  return allocate(size, static_cast<std::size_t>(alignment));
+}
+void* operator new[](std::size_t size, std::align_val_t alignment) {
+  return allocate(size, static_cast<std::size_t>(alignment));
+}
+void operator delete(void* pointer) noexcept {
+  std::free(pointer);
+}
+void operator delete[](void* pointer) noexcept {
+  std::free(pointer);
+}
+void operator delete(void* pointer, std::size_t) noexcept {
+  std::free(pointer);
+}
+void operator delete[](void* pointer, std::size_t) noexcept {
+  std::free(pointer);
+}
+void operator delete(void* pointer, std::align_val_t) noexcept {
+  std::free(pointer);
+}
+void operator delete[](void* pointer, std::align_val_t) noexcept {
+  std::free(pointer);
+}
+void operator delete(void* pointer, std::size_t, std::align_val_t) noexcept {
+  std::free(pointer);
+}
+void operator delete[](void* pointer, std::size_t, std::align_val_t) noexcept {
+  std::free(pointer);
+}
+
+using namespace effinfer;
+
+namespace {
+
+// One block of attention and one gated block, over random float32 weights.
+constexpr const char* kGraph = R"(graph tiny {
+  meta context_length = 256
+  input %token_ids : i32[T]
+  input %positions : i32[T]
+  input %logit_rows : i32[R]
+  weight %embed = "embed" : f32[50, 64]
+  weight %norm = "norm" : f32[64]
+  weight %q = "q" : f32[64, 64]
+  weight %k = "k" : f32[32, 64]
+  weight %gate = "gate" : f32[96, 64]
+  weight %down = "down" : f32[64, 96]
+  %x : f32[T, 64] = embedding(%token_ids, %embed)
+  %t : f32[T, 16] = rope_table(%positions) {dims = 16, theta = 10000.0}
+  %n : f32[T, 64] = rms_norm(%x, %norm) {eps = 1e-06}
+  %q0 : f32[T, 64] = linear(%n, %q)
+  %k0 : f32[T, 32] = linear(%n, %k)
+  %q1 : f32[T, 64] = rope(%q0, %t) {heads = 4, head_dim = 16}
+  %k1 : f32[T, 32] = rope(%k0, %t) {heads = 2, head_dim = 16}
+  %kv : kv[] = kv_append(%k1, %k0) {layer = 0, heads = 2, head_dim = 16}
+  %o : f32[T, 64] = attention(%q1, %kv) {layer = 0, heads = 4, kv_heads = 2, head_dim = 16,
+                                         scale = 0.25}
+  %g : f32[T, 96] = linear(%o, %gate)
+  %s : f32[T, 96] = silu(%g)
+  %d : f32[T, 64] = linear(%s, %down)
+  %y : f32[T, 64] = add(%d, %x)
+  %r : f32[R, 64] = select_rows(%y, %logit_rows)
+  %logits : f32[R, 50] = linear(%r, %embed)
+  return %logits
+}
+)";
+
+std::shared_ptr<MemoryWeights> random_weights(const Graph& graph) {
+  auto weights = std::make_shared<MemoryWeights>();
+  std::mt19937 rng(3);
+  std::normal_distribution<float> normal(0.0f, 0.2f);
+  for (const ValueId id : graph.weights) {
+    const Value& value = graph.value(id);
+    TensorView view;
+    for (const Dim& dim : value.shape) view.dims.push_back(dim.value);
+    auto values =
+        std::make_shared<std::vector<float>>(static_cast<size_t>(view.dims.num_elements()));
+    for (float& x : *values) x = normal(rng);
+    view.data = values->data();
+    weights->add(value.weight_name, view, values);
+  }
+  return weights;
+}
+
+// A step's batch over pages 0, 1, ... of a cache for each of two sequences of `length` tokens.
+struct Steps {
+  explicit Steps(Executable& executable)
+      : cache(executable.kv_config(DType::f32, 8)), logits(2 * 50) {}
+
+  void run(Executable& executable, Phase phase, int rows, int length) {
+    ids.assign(static_cast<size_t>(2 * rows), 7);
+    positions.clear();
+    for (int i = 0; i < 2 * rows; ++i) positions.push_back(length - rows + i % rows);
+    qo_indptr = {0, rows, 2 * rows};
+    kv_len = {length, length};
+    last = {rows - 1, 2 * rows - 1};
+    executable.run({phase, ids, positions, qo_indptr, kv_indptr, kv_indices, kv_len, last}, cache,
+                   logits);
+  }
+
+  KvCache cache;
+  std::vector<float> logits;
+  std::vector<int32_t> ids = std::vector<int32_t>(64);
+  std::vector<int32_t> positions = std::vector<int32_t>(64);
+  std::vector<int32_t> qo_indptr = {0, 0, 0};
+  std::vector<int32_t> kv_indptr = {0, 4, 8};
+  std::vector<int32_t> kv_indices = {0, 1, 2, 3, 4, 5, 6, 7};
+  std::vector<int32_t> kv_len = {0, 0};
+  std::vector<int32_t> last = {0, 0};
+};
+
+}  // namespace
+
+TEST("executable: a step allocates nothing after the first") {
+  const Graph graph = Graph::parse(kGraph);
+  CompileOptions options;
+  options.max_tokens = 64;
+  options.max_sequences = 4;
+  options.kv_dtype = DType::f32;
+  const auto executable =
+      compile(graph, random_weights(graph), std::make_shared<ThreadPool>(2), options);
+  Steps steps(*executable);
+  steps.run(*executable, Phase::prefill, 20, 20);
+  steps.run(*executable, Phase::decode, 1, 21);
+  const int64_t before = allocations.load();
+  CHECK(before > 0);
+  steps.run(*executable, Phase::prefill, 20, 41);
+  for (int length = 42; length < 100; ++length) {
+    // The vectors of `steps` have their capacity by now.
+    steps.run(*executable, Phase::decode, 1, length);
+  }
+  CHECK_EQ(allocations.load(), before);
+  for (const float logit : steps.logits) CHECK(logit == logit);
+}
+
+TEST("executable: compile refuses what cannot run") {
+  const Graph graph = Graph::parse(kGraph);
+  const auto weights = random_weights(graph);
+  const auto pool = std::make_shared<ThreadPool>(1);
+  CHECK_THROWS(InvalidArgument, "weights", compile(graph, nullptr, pool));
+  CHECK_THROWS(InvalidArgument, "pool", compile(graph, weights, nullptr));
+  Graph other = graph;
+  other.outputs.push_back(other.nodes[0].outputs[0]);
+  CHECK_THROWS(InvalidArgument, "one output", compile(other, weights, pool));
+  other = graph;
+  other.metadata.clear();
+  CHECK_THROWS(InvalidArgument, "max_seq_len", compile(other, weights, pool));
+  other = graph;
+  other.values[static_cast<size_t>(other.inputs[0])].name = "tokens";
+  CHECK_THROWS(InvalidArgument, "expected token_ids, positions or logit_rows",
+               compile(other, weights, pool));
+  CompileOptions options;
+  options.kv_dtype = DType::i32;
+  CHECK_THROWS(Unsupported, "kv_dtype", compile(graph, weights, pool, options));
+}
+
+CHECK_MAIN()

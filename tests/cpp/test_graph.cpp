@@ -1,0 +1,159 @@
+// The graph IR and the tools that passes are written with.
+#include <algorithm>
+#include <limits>
+#include <random>
+#include <string>
+
+#include "check.h"
+#include "compiler/memory_plan.h"
+#include "compiler/rewriter.h"
+#include "effinfer/error.h"
+#include "effinfer/graph.h"
+#include "graph/op_specs.h"
+
+using namespace effinfer;
+
+namespace {
+
+constexpr const char* kText = R"(graph g {
+  meta eos_token_ids = [1, -2]
+  meta label = "a \"quoted\" \\ line\x0a"
+  meta ratio = 0.1
+  input %x : f32[T, 8]
+  input %rows : i32[R]
+  weight %w = "out.weight" : q8_0[4, 32]
+  %a : f32[T, 8] = silu(%x)
+  %b : f32[T, 8] = mul(%a, %x)
+  %c : f32[R, 8] = select_rows(%b, %rows)
+  return %c, %a
+}
+)";
+
+int index_of(const Graph& graph, std::string_view op) {
+  for (size_t i = 0; i < graph.nodes.size(); ++i) {
+    if (graph.nodes[i].op == op) return static_cast<int>(i);
+  }
+  return -1;
+}
+
+}  // namespace
+
+TEST("graph: text round trips and attributes are typed") {
+  const Graph graph = Graph::parse(kText);
+  graph.verify();
+  CHECK_EQ(graph.to_string(), std::string(kText));
+  CHECK_EQ(std::get<std::string>(graph.metadata.at("label")), "a \"quoted\" \\ line\n");
+  CHECK_EQ(std::get<double>(graph.metadata.at("ratio")), 0.1);
+  Node node{"scale", {}, {{"factor", int64_t{2}}, {"flag", true}}, {}};
+  CHECK_EQ(node.get_float("factor"), 2.0);
+  CHECK_EQ(node.get_int("factor"), 2);
+  CHECK(node.get_bool("flag"));
+  CHECK_THROWS(FormatError, "scale: expected an attribute \"flag\" of type string",
+               node.get_string("flag"));
+  CHECK_THROWS(FormatError, "got none", node.get_ints("list"));
+}
+
+TEST("graph: every operator has a specification, and defaults of its own type") {
+  for (const graph::OpSpec& op : graph::all_ops()) {
+    CHECK(graph::find_op(op.name) == &op);
+    CHECK(op.min_inputs >= 1 && op.min_inputs <= op.max_inputs);
+    Node node{std::string(op.name), {}, {}, {}};
+    graph::fill_defaults(node);
+    for (const graph::AttributeSpec& attribute : op.attributes) {
+      CHECK_EQ(node.has(attribute.name), attribute.default_value.has_value());
+    }
+  }
+  CHECK(graph::find_op("nothing") == nullptr);
+  CHECK_EQ(op_names().size(), graph::all_ops().size());
+}
+
+TEST("graph: a hand-made graph with wild ids is refused") {
+  Graph graph = Graph::parse(kText);
+  graph.nodes[0].inputs[0] = 1000000;
+  CHECK_THROWS(FormatError, "before its definition", graph.verify());
+  graph = Graph::parse(kText);
+  graph.nodes[1].outputs[0] = -1;
+  CHECK_THROWS(FormatError, "does not exist", graph.verify());
+  graph = Graph::parse(kText);
+  graph.nodes[1].outputs[0] = graph.nodes[0].outputs[0];
+  CHECK_THROWS(FormatError, "defined twice", graph.verify());
+  graph = Graph::parse(kText);
+  graph.outputs = {std::numeric_limits<ValueId>::min()};
+  CHECK_THROWS(FormatError, "return", graph.verify());
+}
+
+TEST("graph: long and deep texts cost no stack") {
+  std::string text = "graph g {\n";
+  for (int i = 0; i < 20000; ++i) text += " meta k" + std::to_string(i) + " = [1, 2]\n";
+  text += " input %x : f32[T, 8]\n return %x }";
+  CHECK_EQ(Graph::parse(text).metadata.size(), 20000u);
+  CHECK_THROWS(FormatError, "1:15",
+               Graph::parse(std::string("graph g { meta") + std::string(100000, '[')));
+  CHECK_THROWS(FormatError, "an integer",
+               Graph::parse("graph g { meta k = " + std::string(100000, '[')));
+}
+
+TEST("rewriter: producers, users and edits") {
+  Graph graph = Graph::parse(kText);
+  compiler::Rewriter rewriter(graph);
+  const int silu = index_of(graph, "silu");
+  const int mul = index_of(graph, "mul");
+  const ValueId a = graph.nodes[static_cast<size_t>(silu)].outputs[0];
+  const ValueId b = graph.nodes[static_cast<size_t>(mul)].outputs[0];
+  CHECK_EQ(rewriter.producer(a), silu);
+  CHECK_EQ(rewriter.producer(graph.inputs[0]), -1);
+  CHECK_EQ(rewriter.users(graph.inputs[0]).size(), 2u);
+  // %a has one user among the nodes, but the graph returns it.
+  CHECK_EQ(rewriter.only_user(a, "mul"), -1);
+  CHECK(rewriter.only_user(b, "select_rows") > mul);
+  CHECK_EQ(rewriter.only_user(b, "silu"), -1);
+
+  Node add{"add", {a, a}, {}, {b}};
+  rewriter.replace(mul, add);
+  CHECK_EQ(rewriter.users(a).size(), 2u);
+  CHECK_EQ(rewriter.users(graph.inputs[0]).size(), 1u);
+  const ValueId fresh = rewriter.add_value("a", DType::f32, Shape{Dim::tokens()});
+  CHECK_EQ(graph.value(fresh).name, "a_1");
+  rewriter.erase(silu);
+  CHECK_EQ(rewriter.producer(a), -1);
+  CHECK(!rewriter.is(silu, "silu"));
+  rewriter.finish();
+  CHECK_EQ(graph.nodes.size(), 2u);
+  CHECK_EQ(graph.nodes[0].op, "add");
+}
+
+TEST("memory plan: random lifetimes never overlap") {
+  std::mt19937 rng(11);
+  for (int round = 0; round < 300; ++round) {
+    std::vector<compiler::Lifetime> lives(rng() % 40);
+    int64_t most = 0;
+    for (compiler::Lifetime& life : lives) {
+      life.first = static_cast<int>(rng() % 30);
+      life.last = life.first + static_cast<int>(rng() % 10);
+      life.bytes = static_cast<int64_t>(rng() % 5000);
+      most += (life.bytes + 63) / 64 * 64;
+    }
+    const compiler::ArenaPlan plan = compiler::plan_arena(lives);
+    CHECK(plan.bytes <= most);
+    for (size_t i = 0; i < lives.size(); ++i) {
+      CHECK_EQ(plan.offsets[i] % compiler::kArenaAlignment, 0);
+      CHECK(plan.offsets[i] + lives[i].bytes <= plan.bytes);
+      for (size_t j = 0; j < i; ++j) {
+        const bool apart_in_time = lives[i].last < lives[j].first || lives[j].last < lives[i].first;
+        const bool apart = plan.offsets[i] + lives[i].bytes <= plan.offsets[j] ||
+                           plan.offsets[j] + lives[j].bytes <= plan.offsets[i];
+        CHECK(apart_in_time || apart);
+      }
+    }
+  }
+}
+
+TEST("memory plan: absurd sizes are refused") {
+  CompileOptions options;
+  options.max_tokens = std::numeric_limits<int32_t>::max();
+  const Value huge{
+      "x", DType::f32, {Dim::tokens(), Dim::constant(int64_t{1} << 40)}, Value::Kind::node, "", ""};
+  CHECK_THROWS(OutOfMemory, "%x is too large", compiler::largest_bytes(huge, Node{}, options));
+}
+
+CHECK_MAIN()
