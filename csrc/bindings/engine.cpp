@@ -1,7 +1,192 @@
+#include "effinfer/engine.h"
+
+#include <pybind11/numpy.h>
+#include <pybind11/stl.h>
+
+#include <chrono>
+#include <map>
+
 #include "bindings/module.h"
+#include "bindings/tokens.h"
 
 namespace effinfer::bindings {
+namespace {
 
-void register_engine(py::module_&) {}
+Phase parse_phase(const std::string& phase) {
+  if (phase == "prefill") return Phase::prefill;
+  if (phase == "decode") return Phase::decode;
+  throw InvalidArgument("[engine] phase: expected \"prefill\" or \"decode\", got \"" + phase +
+                        "\"");
+}
+
+Precision parse_precision(const std::string& precision) {
+  if (precision == "fast") return Precision::fast;
+  if (precision == "f32") return Precision::f32;
+  throw InvalidArgument("[engine] precision: expected \"fast\" or \"f32\", got \"" + precision +
+                        "\"");
+}
+
+std::shared_ptr<Engine> make_engine(const Graph& graph, std::shared_ptr<WeightSource> weights,
+                                    std::shared_ptr<ThreadPool> pool, const std::string& precision,
+                                    bool deterministic, const std::optional<std::string>& kv_dtype,
+                                    std::optional<int64_t> max_seq_len,
+                                    std::optional<int32_t> num_pages, int64_t max_batch_tokens,
+                                    int64_t max_sequences, bool prefix_cache,
+                                    std::set<std::string> disabled_passes) {
+  EngineOptions options;
+  options.precision = parse_precision(precision);
+  options.deterministic = deterministic;
+  if (kv_dtype) options.kv_dtype = parse_dtype(*kv_dtype);
+  options.max_seq_len = max_seq_len.value_or(0);
+  options.num_pages = num_pages.value_or(0);
+  options.max_batch_tokens = max_batch_tokens;
+  options.max_sequences = max_sequences;
+  options.prefix_cache = prefix_cache;
+  options.disabled_passes = std::move(disabled_passes);
+  auto model = std::make_shared<Model>(Model{graph, std::move(weights)});
+  const py::gil_scoped_release release;
+  return std::make_shared<Engine>(std::move(model), options, std::move(pool));
+}
+
+// Adds `more` to `outputs`, which hold one entry a request.
+void merge(std::vector<StepOutput>& outputs, std::map<RequestId, size_t>& places,
+           std::vector<StepOutput> more) {
+  for (StepOutput& output : more) {
+    const auto [place, is_new] = places.emplace(output.request, outputs.size());
+    if (is_new) {
+      outputs.push_back(std::move(output));
+      continue;
+    }
+    StepOutput& known = outputs[place->second];
+    std::move(output.tokens.begin(), output.tokens.end(), std::back_inserter(known.tokens));
+    known.finish = output.finish;
+    known.error = std::move(output.error);
+  }
+}
+
+// Several steps in one call from Python. Returns when a request ends, after `max_steps`, or after
+// `max_seconds`, so that Python sees signals and streams at a steady rate.
+std::vector<StepOutput> step_many(Engine& engine, int64_t max_steps, double max_seconds) {
+  using Clock = std::chrono::steady_clock;
+  const py::gil_scoped_release release;
+  const auto end = Clock::now() + std::chrono::duration<double>(max_seconds);
+  std::vector<StepOutput> outputs;
+  std::map<RequestId, size_t> places;
+  for (int64_t i = 0; i < max_steps && engine.has_work(); ++i) {
+    std::vector<StepOutput> more = engine.step();
+    bool finished = false;
+    for (const StepOutput& output : more) finished |= output.finish != FinishReason::none;
+    merge(outputs, places, std::move(more));
+    if (finished || Clock::now() >= end) break;
+  }
+  return outputs;
+}
+
+py::array_t<float> engine_logits(Engine& engine, const py::object& object,
+                                 const std::string& phase) {
+  const std::vector<int32_t> tokens = to_tokens(object, "tokens");
+  const Phase parsed = parse_phase(phase);
+  py::array_t<float> out(
+      {static_cast<py::ssize_t>(tokens.size()), static_cast<py::ssize_t>(engine.vocab_size())});
+  const std::span<float> values(out.mutable_data(), static_cast<size_t>(out.size()));
+  const py::gil_scoped_release release;
+  engine.logits(tokens, values, parsed);
+  return out;
+}
+
+py::dict metrics_dict(const RequestMetrics& metrics) {
+  py::dict dict;
+  dict["prompt_tokens"] = metrics.prompt_tokens;
+  dict["cached_tokens"] = metrics.cached_tokens;
+  dict["output_tokens"] = metrics.output_tokens;
+  dict["preemptions"] = metrics.preemptions;
+  dict["time_to_first_token_s"] = metrics.time_to_first_token_s;
+  dict["total_s"] = metrics.total_s;
+  return dict;
+}
+
+py::dict stats_dict(const EngineStats& stats) {
+  py::dict dict;
+  dict["steps"] = stats.steps;
+  dict["waiting"] = stats.waiting;
+  dict["running"] = stats.running;
+  dict["free_pages"] = stats.free_pages;
+  dict["total_pages"] = stats.total_pages;
+  dict["preemptions"] = stats.preemptions;
+  return dict;
+}
+
+void register_step_output(py::module_& m) {
+  py::class_<StepOutput>(m, "StepOutput", "What one or more steps did for one request.")
+      .def_readonly("request", &StepOutput::request)
+      .def_property_readonly(
+          "token_ids",
+          [](const StepOutput& o) {
+            py::list ids;
+            for (const SampledToken& sampled : o.tokens) ids.append(sampled.token);
+            return ids;
+          },
+          "New tokens in order; a token that stopped the request is the last one.")
+      .def_readonly("tokens", &StepOutput::tokens, "list[SampledToken]: with log-probabilities")
+      .def_property_readonly(
+          "finish_reason",
+          [](const StepOutput& o) -> py::object {
+            if (o.finish == FinishReason::none) return py::none();
+            return py::str(std::string(name(o.finish)));
+          },
+          "None, or \"stop\", \"length\", \"cancelled\", \"error\"")
+      .def_readonly("error", &StepOutput::error);
+}
+
+}  // namespace
+
+void register_engine(py::module_& m) {
+  register_step_output(m);
+  py::class_<Engine, std::shared_ptr<Engine>>(
+      m, "Engine", "Continuous batching of requests over one model: a graph and its weights.")
+      .def(py::init(&make_engine), py::arg("graph"), py::arg("weights"), py::arg("pool") = nullptr,
+           py::kw_only(), py::arg("precision") = "fast", py::arg("deterministic") = false,
+           py::arg("kv_dtype") = py::none(), py::arg("max_seq_len") = py::none(),
+           py::arg("num_pages") = py::none(), py::arg("max_batch_tokens") = 512,
+           py::arg("max_sequences") = 64, py::arg("prefix_cache") = true,
+           py::arg("disabled_passes") = std::set<std::string>{})
+      .def(
+          "add",
+          [](Engine& engine, const py::object& prompt, const SamplingParams& params) {
+            return engine.add(to_tokens(prompt, "prompt"), params);
+          },
+          py::arg("prompt"), py::arg("params"), "Queues a request; returns its id.")
+      .def("cancel", &Engine::cancel, py::arg("request"), "Ends a request at the next step.")
+      .def("has_work", &Engine::has_work)
+      .def("step", &Engine::step, py::call_guard<py::gil_scoped_release>(),
+           "Runs one step: list[StepOutput].")
+      .def("step_many", &step_many, py::arg("max_steps") = 1 << 20, py::arg("max_seconds") = 0.05,
+           "Runs steps until a request ends or a limit is reached: list[StepOutput], one entry a\n"
+           "request.")
+      .def("logits", &engine_logits, py::arg("tokens"), py::arg("phase") = "prefill",
+           "float32 [len(tokens), vocab] of a whole sequence, for evaluation.")
+      .def(
+          "metrics",
+          [](const Engine& engine, RequestId request) {
+            return metrics_dict(engine.metrics(request));
+          },
+          py::arg("request"))
+      .def("forget", &Engine::forget, py::arg("request"), "Drops a finished request's metrics.")
+      .def("stats", [](const Engine& engine) { return stats_dict(engine.stats()); })
+      .def("explain", [](Engine& engine) { return engine.executable().explain(); })
+      .def_property_readonly("graph_text",
+                             [](Engine& e) { return e.executable().graph().to_string(); })
+      .def_property_readonly("arena_bytes", [](Engine& e) { return e.executable().arena_bytes(); })
+      .def_property_readonly("packed_bytes",
+                             [](Engine& e) { return e.executable().packed_bytes(); })
+      .def_property_readonly("kv_bytes", [](Engine& e) { return e.kv_cache().num_bytes(); })
+      .def_property_readonly(
+          "kv_dtype", [](Engine& e) { return std::string(name(e.kv_cache().config().dtype)); })
+      .def_property_readonly("kv_cache", &Engine::kv_cache,
+                             py::return_value_policy::reference_internal)
+      .def_property_readonly("vocab_size", &Engine::vocab_size)
+      .def_property_readonly("max_seq_len", &Engine::max_seq_len)
+      .def_property_readonly("threads", &Engine::threads);
+}
 
 }  // namespace effinfer::bindings

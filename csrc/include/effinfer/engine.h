@@ -22,7 +22,9 @@ struct EngineOptions {
   bool deterministic = false;
   std::optional<DType> kv_dtype;   // default: bf16, or f32 with Precision::f32
   int64_t max_seq_len = 0;         // 0: the model's context length
-  int32_t num_pages = 0;           // 0: enough for one sequence of max_seq_len and a few short ones
+  // 0: enough for one sequence (of max_seq_len, or 8192 tokens when that is not given) and eight of
+  // 1024 tokens, in at most a quarter of the memory. A page takes memory when it is first used.
+  int32_t num_pages = 0;
   int64_t max_batch_tokens = 512;  // tokens of a step: the prefill chunk
   int64_t max_sequences = 64;      // requests running at once; more wait
   bool prefix_cache = true;
@@ -37,7 +39,7 @@ EFFINFER_API std::string_view name(FinishReason reason);
 // What a step did for one request.
 struct StepOutput {
   RequestId request = 0;
-  std::vector<SampledToken> tokens;  // new tokens, in order
+  std::vector<SampledToken> tokens;  // new tokens, in order; one that stopped it is the last
   FinishReason finish = FinishReason::none;
   std::string error;  // FinishReason::error: why this request (alone) ended
 };
@@ -55,12 +57,17 @@ struct EngineStats {
   int64_t steps = 0;
   int64_t waiting = 0;
   int64_t running = 0;
-  int32_t free_pages = 0;
+  int32_t free_pages = 0;  // without those of cached prefixes, which are freed on demand
   int32_t total_pages = 0;
   int64_t preemptions = 0;
 };
 
 // One thread at a time may call step(); the other methods may be called from any thread.
+//
+// Whole pages (64 tokens) of what was computed before are reused when a prompt begins with the same
+// tokens. With Precision::fast, and without `deterministic`, prompts are computed in other
+// arithmetic than generated tokens, so a prompt that goes on from generated text may round in
+// another way when it finds that text's pages; prefix_cache = false rules that out.
 class EFFINFER_API Engine {
  public:
   Engine(std::shared_ptr<const Model> model, const EngineOptions& options = {},

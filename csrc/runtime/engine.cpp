@@ -1,0 +1,211 @@
+#include "effinfer/engine.h"
+
+#include <algorithm>
+#include <string>
+#include <utility>
+
+#include "effinfer/error.h"
+#include "runtime/engine_core.h"
+#include "runtime/memory.h"
+#include "runtime/page_pool.h"
+
+namespace effinfer {
+namespace {
+
+using runtime::StepLimits;
+
+class ExecutableRunner : public runtime::StepRunner {
+ public:
+  explicit ExecutableRunner(std::shared_ptr<Executable> executable)
+      : executable_(std::move(executable)) {}
+  void run(const Batch& batch, KvCache& cache, std::span<float> logits) override {
+    executable_->run(batch, cache, logits);
+  }
+  int64_t vocab_size() const override { return executable_->vocab_size(); }
+  StepLimits limits() const override {
+    const CompileOptions& options = executable_->options();
+    return {options.max_tokens, options.max_sequences, options.max_rows};
+  }
+
+ private:
+  std::shared_ptr<Executable> executable_;
+};
+
+int64_t metadata_int(const Graph& graph, const char* key) {
+  const auto entry = graph.metadata.find(key);
+  const int64_t* value =
+      entry == graph.metadata.end() ? nullptr : std::get_if<int64_t>(&entry->second);
+  if (value == nullptr || *value < 1) {
+    throw FormatError(std::string("[engine] graph metadata: expected a positive integer \"") + key +
+                      "\"");
+  }
+  return *value;
+}
+
+std::vector<int32_t> eos_tokens(const Graph& graph) {
+  const auto entry = graph.metadata.find("eos_token_ids");
+  if (entry == graph.metadata.end()) return {};
+  const auto* ids = std::get_if<std::vector<int64_t>>(&entry->second);
+  if (ids == nullptr) throw FormatError("[engine] graph metadata: eos_token_ids: expected a list");
+  return {ids->begin(), ids->end()};
+}
+
+int64_t checked_option(const char* option, int64_t value, int64_t fallback, int64_t limit) {
+  if (value >= 0 && value <= limit) return value == 0 ? fallback : value;
+  throw InvalidArgument(std::string("[engine] ") + option + ": expected 0 (default) to " +
+                        std::to_string(limit) + ", got " + std::to_string(value));
+}
+
+DType kv_dtype(const EngineOptions& options) {
+  return options.kv_dtype.value_or(options.precision == Precision::f32 ? DType::f32 : DType::bf16);
+}
+
+// One sequence of max_seq_len (of 8192 when nobody asked for a length) and eight of 1024 tokens, in
+// at most a quarter of the memory. Pages take memory when they are first written.
+int32_t default_pages(const Graph& graph, const EngineOptions& options, int64_t max_seq_len) {
+  KvCacheConfig config;
+  config.num_layers = static_cast<int32_t>(metadata_int(graph, "num_layers"));
+  config.num_kv_heads = static_cast<int32_t>(metadata_int(graph, "num_kv_heads"));
+  config.head_dim = static_cast<int32_t>(metadata_int(graph, "head_dim"));
+  config.dtype = kv_dtype(options);
+  const int64_t longest =
+      options.max_seq_len > 0 ? max_seq_len : std::min<int64_t>(max_seq_len, 8192);
+  const int64_t wanted = (longest + 8 * 1024 + KvCache::kPageSize - 1) / KvCache::kPageSize;
+  const size_t affordable = runtime::physical_memory_bytes() / 4 / runtime::kv_page_bytes(config);
+  return static_cast<int32_t>(
+      std::clamp<size_t>(affordable, 1, static_cast<size_t>(std::min<int64_t>(wanted, INT32_MAX))));
+}
+
+}  // namespace
+
+std::string_view name(FinishReason reason) {
+  switch (reason) {
+    case FinishReason::stop:
+      return "stop";
+    case FinishReason::length:
+      return "length";
+    case FinishReason::cancelled:
+      return "cancelled";
+    case FinishReason::error:
+      return "error";
+    case FinishReason::none:
+      break;
+  }
+  return "none";
+}
+
+struct Engine::Impl {
+  std::shared_ptr<const Model> model;
+  std::shared_ptr<ThreadPool> pool;
+  std::shared_ptr<Executable> executable;
+  std::unique_ptr<runtime::EngineCore> core;
+};
+
+Engine::Engine(std::shared_ptr<const Model> model, const EngineOptions& options,
+               std::shared_ptr<ThreadPool> pool)
+    : impl_(std::make_unique<Impl>()) {
+  if (model == nullptr) throw InvalidArgument("[engine] model: expected a model, got null");
+  if (options.max_batch_tokens < 1 || options.max_sequences < 1) {
+    throw InvalidArgument("[engine] max_batch_tokens, max_sequences: expected at least 1");
+  }
+  const Graph& graph = model->graph;
+  const int64_t context = metadata_int(graph, "context_length");
+  const int64_t max_seq_len = checked_option("max_seq_len", options.max_seq_len, context, context);
+  const int64_t num_pages = checked_option("num_pages", options.num_pages, 0, INT32_MAX);
+  const int32_t pages =
+      num_pages > 0 ? static_cast<int32_t>(num_pages) : default_pages(graph, options, max_seq_len);
+
+  runtime::EngineCoreOptions core;
+  core.max_seq_len = std::min(max_seq_len, int64_t{pages} * KvCache::kPageSize);
+  core.max_batch_tokens = options.max_batch_tokens;
+  core.max_sequences = options.max_sequences;
+  core.prefix_cache = options.prefix_cache;
+  core.mixed_phases = options.deterministic || options.precision == Precision::f32;
+  core.eos_token_ids = eos_tokens(graph);
+
+  CompileOptions compile_options;
+  compile_options.precision = options.precision;
+  compile_options.deterministic = options.deterministic;
+  compile_options.max_tokens = options.max_batch_tokens;
+  compile_options.max_sequences = options.max_sequences;
+  // Rows of logits: one a sequence; more let logits() feed longer chunks.
+  compile_options.max_rows = std::max<int64_t>(options.max_sequences, 64);
+  compile_options.max_seq_len = core.max_seq_len;
+  compile_options.kv_dtype = kv_dtype(options);
+  compile_options.disabled_passes = options.disabled_passes;
+
+  impl_->model = model;
+  impl_->pool = pool ? std::move(pool) : std::make_shared<ThreadPool>();
+  impl_->executable = compile(graph, model->weights, impl_->pool, compile_options);
+  impl_->core = std::make_unique<runtime::EngineCore>(
+      std::make_unique<ExecutableRunner>(impl_->executable),
+      std::make_unique<KvCache>(impl_->executable->kv_config(kv_dtype(options), pages)), core);
+}
+
+Engine::~Engine() = default;
+
+RequestId Engine::add(std::span<const int32_t> prompt, const SamplingParams& params) {
+  return impl_->core->add(prompt, params);
+}
+void Engine::cancel(RequestId request) {
+  impl_->core->cancel(request);
+}
+bool Engine::has_work() const {
+  return impl_->core->has_work();
+}
+std::vector<StepOutput> Engine::step() {
+  return impl_->core->step();
+}
+
+std::vector<int32_t> Engine::generate(std::span<const int32_t> prompt, const SamplingParams& params,
+                                      const std::function<bool(int32_t)>& on_token) {
+  if (has_work()) {
+    throw InvalidArgument("[engine] generate: expected an idle engine; use add() and step()");
+  }
+  const RequestId request = add(prompt, params);
+  std::vector<int32_t> tokens;
+  while (has_work()) {
+    for (const StepOutput& output : step()) {
+      if (output.finish == FinishReason::error) {
+        forget(request);
+        throw Error(output.error);
+      }
+      for (const SampledToken& sampled : output.tokens) {
+        tokens.push_back(sampled.token);
+        if (on_token && !on_token(sampled.token)) cancel(request);
+      }
+    }
+  }
+  forget(request);
+  return tokens;
+}
+
+void Engine::logits(std::span<const int32_t> tokens, std::span<float> out, Phase phase) {
+  impl_->core->logits(tokens, out, phase);
+}
+RequestMetrics Engine::metrics(RequestId request) const {
+  return impl_->core->metrics(request);
+}
+void Engine::forget(RequestId request) {
+  impl_->core->forget(request);
+}
+EngineStats Engine::stats() const {
+  return impl_->core->stats();
+}
+int64_t Engine::vocab_size() const {
+  return impl_->core->vocab_size();
+}
+int64_t Engine::max_seq_len() const {
+  return impl_->core->max_seq_len();
+}
+int Engine::threads() const {
+  return impl_->pool->size();
+}
+Executable& Engine::executable() {
+  return *impl_->executable;
+}
+KvCache& Engine::kv_cache() {
+  return impl_->core->cache();
+}
+
+}  // namespace effinfer
