@@ -14,7 +14,9 @@ using kernels::UnaryOp;
 
 void unary(std::string_view op, UnaryOp kind, float parameter, const TensorView& x, float* out,
            ThreadPool& pool) {
-  Validator(op).dtype("x", x, DType::f32);
+  const Validator check(op);
+  check.dtype("x", x, DType::f32);
+  check.data("out", out, x.dims);
   const int64_t size = x.dims.num_elements();
   kernels::UnaryProblem problem;
   problem.op = kind;
@@ -32,6 +34,7 @@ void binary(std::string_view op, BinaryOp kind, const TensorView& a, const Tenso
   check.dtype("a", a, DType::f32);
   check.dtype("b", b, DType::f32);
   check.shape("b", b, a.dims);
+  check.data("out", out, a.dims);
   kernels::BinaryProblem problem;
   problem.op = kind;
   problem.a = static_cast<const float*>(a.data);

@@ -10,7 +10,9 @@ void embedding(const TensorView& ids, const TensorView& table, float scale, floa
                ThreadPool& pool) {
   const Validator check("embedding");
   check.rank("table", table, 2);
+  check.data("table", table.data, table.dims);
   check.indices("ids", ids, table.dims[0]);
+  check.data("out", out, {ids.dims[0], table.dims[1]});
   kernels::EmbeddingProblem problem;
   problem.ids = static_cast<const int32_t*>(ids.data);
   problem.rows = ids.dims[0];
@@ -35,6 +37,7 @@ void select_rows(const TensorView& x, const TensorView& rows, float* out, Thread
   check.dtype("x", x, DType::f32);
   check.rank("x", x, 2);
   check.indices("rows", rows, x.dims[0]);
+  check.data("out", out, {rows.dims[0], x.dims[1]});
   kernels::SelectRowsProblem problem;
   problem.x = static_cast<const float*>(x.data);
   problem.rows = static_cast<const int32_t*>(rows.data);

@@ -21,6 +21,7 @@ kernels::RmsNormProblem make_problem(const Validator& check, const TensorView& x
   check.expect(width > 0 && width % options.groups == 0, "x",
                "a last dimension of " + std::to_string(options.groups) + " equal groups",
                "shape " + x.dims.to_string());
+  check.data("out", out, x.dims);
   kernels::RmsNormProblem problem;
   problem.cols = width / options.groups;
   if (weight.data != nullptr) {
@@ -49,6 +50,7 @@ void add_rms_norm(const TensorView& x, const TensorView& residual, const TensorV
   kernels::RmsNormProblem problem = make_problem(check, x, weight, options, out);
   check.dtype("residual", residual, DType::f32);
   check.shape("residual", residual, x.dims);
+  check.data("sum", sum, x.dims);
   problem.add_to = static_cast<const float*>(residual.data);
   problem.sum_out = sum;
   kernels::run_alone(problem, pool);

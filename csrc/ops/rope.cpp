@@ -68,10 +68,12 @@ void ops::rope_table(const TensorView& positions, const RopeFrequencies& frequen
   const Validator check("rope_table");
   check.dtype("positions", positions, DType::i32);
   check.rank("positions", positions, 1);
+  const auto half = static_cast<int64_t>(frequencies.inv_freq.size());
+  check.data("out", out, {positions.dims[0], 2, half});
   kernels::RopeTableProblem problem;
   problem.positions = static_cast<const int32_t*>(positions.data);
   problem.rows = positions.dims[0];
-  problem.dims = static_cast<int32_t>(frequencies.inv_freq.size() * 2);
+  problem.dims = static_cast<int32_t>(2 * half);
   problem.inv_freq = frequencies.inv_freq.data();
   problem.factor = frequencies.factor;
   problem.out = out;
@@ -91,6 +93,7 @@ void ops::rope(const TensorView& x, const TensorView& table, bool interleaved, f
       matches, "table",
       "shape [" + std::to_string(x.dims[0]) + ", 2, at most " + std::to_string(x.dims[2] / 2) + "]",
       angles.to_string());
+  check.data("out", out, x.dims);
   kernels::RopeProblem problem;
   problem.x = static_cast<const float*>(x.data);
   problem.rows = x.dims[0];

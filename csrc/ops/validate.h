@@ -21,9 +21,15 @@ class Validator {
                           std::string(expected) + ", got " + std::string(got));
   }
 
+  // Of that dtype, and not null unless it is empty.
   void dtype(std::string_view argument, const TensorView& view, DType expected) const {
     expect(view.dtype == expected, argument, "dtype " + std::string(name(expected)),
            name(view.dtype));
+    data(argument, view.data, view.dims);
+  }
+
+  void data(std::string_view argument, const void* pointer, const Dims& dims) const {
+    expect(pointer != nullptr || dims.num_elements() == 0, argument, "data", "null");
   }
 
   void rank(std::string_view argument, const TensorView& view, int expected) const {

@@ -253,4 +253,36 @@ TEST("errors of rope are typed") {
                ops::rope(view(x, {2, 1, 8}), view(x, {1, 2, 4}), false, out.data(), pool()));
 }
 
+TEST("null data is an error unless the tensor is empty") {
+  const std::vector<float> x(16);
+  const std::vector<int32_t> ids = {0, 1};
+  std::vector<float> out(16);
+  const TensorView null_floats{nullptr, DType::f32, {2, 8}};
+  const TensorView null_ids{nullptr, DType::i32, {2}};
+  const TensorView floats = view(x, {2, 8});
+  CHECK_THROWS(InvalidArgument, "x: expected data, got null",
+               ops::silu(null_floats, out.data(), pool()));
+  CHECK_THROWS(InvalidArgument, "out: expected data", ops::silu(floats, nullptr, pool()));
+  CHECK_THROWS(InvalidArgument, "b: expected data",
+               ops::add(floats, null_floats, out.data(), pool()));
+  CHECK_THROWS(InvalidArgument, "out: expected data", ops::mul(floats, floats, nullptr, pool()));
+  CHECK_THROWS(InvalidArgument, "out: expected data",
+               ops::rms_norm(floats, {}, {}, nullptr, pool()));
+  CHECK_THROWS(InvalidArgument, "sum: expected data",
+               ops::add_rms_norm(floats, floats, {}, {}, nullptr, out.data(), pool()));
+  CHECK_THROWS(InvalidArgument, "ids: expected data",
+               ops::embedding(null_ids, floats, 1.0f, out.data(), pool()));
+  CHECK_THROWS(InvalidArgument, "table: expected data",
+               ops::embedding(view(ids, {2}), null_floats, 1.0f, out.data(), pool()));
+  CHECK_THROWS(InvalidArgument, "out: expected data",
+               ops::select_rows(floats, view(ids, {2}), nullptr, pool()));
+  CHECK_THROWS(InvalidArgument, "positions: expected data",
+               ops::rope_table(null_ids, {{1.0f}, 1.0f}, out.data(), pool()));
+  CHECK_THROWS(
+      InvalidArgument, "table: expected data",
+      ops::rope(view(x, {2, 1, 8}), {nullptr, DType::f32, {2, 2, 4}}, false, out.data(), pool()));
+  ops::silu({nullptr, DType::f32, {0, 8}}, nullptr, pool());
+  ops::rms_norm({nullptr, DType::f32, {0, 8}}, {}, {}, nullptr, pool());
+}
+
 CHECK_MAIN()
