@@ -92,10 +92,12 @@ struct Int8Matmul {
   static void run_unit(const kernels::MatmulProblem& problem, const MatmulUnit& unit) {
     alignas(64) typename Epilogue::Sums sums[2][kTokens];
     const int64_t tokens = problem.x.rows;
-    const int64_t passes = (tokens + kTokens - 1) / kTokens;
-    for (int64_t pass = 0, token = 0; pass < passes; ++pass) {
-      // Passes of nearly equal size: 9 tokens are 5 + 4, not 8 + 1.
-      const int64_t count = (tokens - token + passes - pass - 1) / (passes - pass);
+    for (int64_t token = 0; token < tokens;) {
+      // Kernels exist for 1, 2, 4 and 8 rows: of three to six rows, four go first.
+      const int64_t left = tokens - token;
+      const int64_t most = left > 6 ? 8 : left > 2 ? 4 : 2;
+      const int64_t pass = most < kTokens ? most : kTokens;
+      const int64_t count = left < pass ? left : pass;
       kernels::Int8Row rows[kTokens];
       for (int64_t i = 0; i < count; ++i) rows[i] = kernels::int8_row(problem.x, token + i);
       const int64_t groups = unit.num_outputs > kernels::kGroupRows ? 2 : 1;

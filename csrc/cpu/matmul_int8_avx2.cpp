@@ -31,18 +31,24 @@ struct Avx2 {
   static void dot(const PackedWeight& weight, int64_t first_group, int groups, const Int8Row* rows,
                   int count, float (*sums)[32]) {
     for (int g = 0; g < groups; ++g) {
-      unroll<kTokens>([&](auto index) __attribute__((always_inline)) {
-        if (count == index + 1) {
-          dot_group<format, index + 1>(weight, weight.group(first_group + g), rows, sums, g * 16);
-        }
-      });
+      const uint8_t* group = weight.group(first_group + g);
+      if (count == 1) {
+        dot_group<format, 1>(weight, group, rows, count, sums, g * 16);
+      } else if (count == 2) {
+        dot_group<format, 2>(weight, group, rows, count, sums, g * 16);
+      } else {
+        dot_group<format, 4>(weight, group, rows, count, sums, g * 16);
+      }
     }
   }
 
  private:
+  // `tokens` rows, of which `count` exist: the missing ones repeat the last and are not stored.
   template <PackedFormat format, int tokens>
-  static void dot_group(const PackedWeight& weight, const uint8_t* group, const Int8Row* rows,
-                        float (*sums)[32], int offset) {
+  static void dot_group(const PackedWeight& weight, const uint8_t* group, const Int8Row* given,
+                        int count, float (*sums)[32], int offset) {
+    Int8Row rows[tokens];
+    for (int t = 0; t < tokens; ++t) rows[t] = given[t < count ? t : count - 1];
     constexpr int64_t kBytes = kernels::superblock_bytes(format);
     const uint8_t* data = group + kernels::header_bytes(format, weight.cols);
     const int64_t superblocks = kernels::padded_cols(weight.cols) / kernels::kSuperblock;
@@ -54,7 +60,7 @@ struct Avx2 {
       }
       add_superblock<format, tokens>(weight, group, data, s, rows, sum);
     }
-    for (int t = 0; t < tokens; ++t) {
+    for (int t = 0; t < count; ++t) {
       _mm256_storeu_ps(sums[t] + offset, sum[0][t]);
       _mm256_storeu_ps(sums[t] + offset + 8, sum[1][t]);
     }

@@ -22,25 +22,12 @@ struct Avx512 {
     }
     for (int g = 0; g < groups; ++g) {
       const int64_t group = first_group + g;
-      const int offset = g * 16;
-      switch (count) {
-        case 1:
-          dot_groups<format, 1, 1>(weight, group, rows, count, sums, offset);
-          break;
-        case 2:
-          dot_groups<format, 1, 2>(weight, group, rows, count, sums, offset);
-          break;
-        case 3:
-        case 4:
-          dot_groups<format, 1, 4>(weight, group, rows, count, sums, offset);
-          break;
-        case 5:
-        case 6:
-          dot_groups<format, 1, 6>(weight, group, rows, count, sums, offset);
-          break;
-        default:
-          dot_groups<format, 1, 8>(weight, group, rows, count, sums, offset);
-          break;
+      if (count <= 2) {
+        dot_groups<format, 1, 2>(weight, group, rows, count, sums, g * 16);
+      } else if (count <= 4) {
+        dot_groups<format, 1, 4>(weight, group, rows, count, sums, g * 16);
+      } else {
+        dot_groups<format, 1, 8>(weight, group, rows, count, sums, g * 16);
       }
     }
   }
@@ -60,16 +47,16 @@ struct Avx512 {
       data[g] = group[g] + kernels::header_bytes(format, weight.cols);
     }
     __m512 sum[groups][tokens];
-    unroll<groups>([&](auto g) __attribute__((always_inline)) {
+    for (int g = 0; g < groups; ++g) {
       for (int t = 0; t < tokens; ++t) sum[g][t] = _mm512_setzero_ps();
-    });
+    }
     const int64_t superblocks = kernels::padded_cols(weight.cols) / kernels::kSuperblock;
     for (int64_t s = 0; s < superblocks; ++s) {
       add_superblock<format, groups, tokens>(weight, group, data, s, row, sum);
-      unroll<groups>([&](auto g) __attribute__((always_inline)) {
+      for (int g = 0; g < groups; ++g) {
         prefetch<kernels::superblock_bytes(format)>(data[g]);
         data[g] += kernels::superblock_bytes(format);
-      });
+      }
     }
     for (int t = 0; t < count; ++t) {
       for (int g = 0; g < groups; ++g) _mm512_storeu_ps(sums[t] + offset + 16 * g, sum[g][t]);
@@ -94,32 +81,31 @@ struct Avx512 {
     unroll<kPhases>([&](auto phase_constant) __attribute__((always_inline)) {
       constexpr int phase = phase_constant;
       __m512i integer[groups][2][tokens];
-      unroll<2>([&](auto f) __attribute__((always_inline)) {
+      for (int f = 0; f < 2; ++f) {
         for (int t = 0; t < tokens; ++t) {
           const __m512i start = bias<format, phase>(row[t].sums16 + 4 * s + 2 * f);
-          unroll<groups>([&](auto g) __attribute__((always_inline)) { integer[g][f][t] = start; });
+          for (int g = 0; g < groups; ++g) integer[g][f][t] = start;
         }
-      });
+      }
       unroll<8 / kPhases>([&](auto step) __attribute__((always_inline)) {
         constexpr int i = phase * (8 / kPhases) + step;
         __m512i operand[groups][2];
-        unroll<groups>([&](auto g) __attribute__((always_inline)) {
-          load_operands<format.bits, i>(data[g], operand[g]);
-        });
-        unroll<2>([&](auto f) __attribute__((always_inline)) {
+        for (int g = 0; g < groups; ++g) load_operands<format.bits, i>(data[g], operand[g]);
+        for (int f = 0; f < 2; ++f) {
           for (int t = 0; t < tokens; ++t) {
             const __m512i a = broadcast_dword(row[t].q + 64 * s + 32 * f + 4 * i);
-            unroll<groups>([&](auto g) __attribute__((always_inline)) {
+            for (int g = 0; g < groups; ++g) {
               integer[g][f][t] = _mm512_dpbusd_epi32(integer[g][f][t], operand[g][f], a);
-            });
+            }
           }
-        });
+        }
       });
-      unroll<2 * groups>([&](auto index) __attribute__((always_inline)) {
-        constexpr int f = index / groups;
-        constexpr int g = index % groups;
-        finish<format, phase, tokens>(weight, group[g], data[g], s, f, row, integer[g][f], sum[g]);
-      });
+      for (int f = 0; f < 2; ++f) {
+        for (int g = 0; g < groups; ++g) {
+          finish<format, phase, tokens>(weight, group[g], data[g], s, f, row, integer[g][f],
+                                        sum[g]);
+        }
+      }
     });
   }
 
