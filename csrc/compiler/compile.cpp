@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <cstdlib>
 #include <limits>
+#include <new>
 
 #include "compiler/arithmetic.h"
 #include "compiler/executable_impl.h"
@@ -9,6 +10,7 @@
 #include "compiler/passes.h"
 #include "effinfer/device.h"
 #include "graph/op_specs.h"
+#include "graph/text.h"
 
 namespace effinfer {
 namespace {
@@ -42,7 +44,35 @@ CompileOptions resolve(const CompileOptions& given, const Graph& graph) {
   return options;
 }
 
-// A runnable graph: known inputs, one output of logits, one shape of KV heads.
+// What run() checks of an input holds only where it is meant to be used: token ids are within the
+// embedding table, logit rows within the step.
+void check_inputs(const Graph& graph) {
+  for (const ValueId id : graph.inputs) {
+    const Value& value = graph.value(id);
+    const bool rows = value.name == "logit_rows";
+    if (!rows && value.name != "token_ids" && value.name != "positions") {
+      fail("input %" + value.name + ": expected token_ids, positions or logit_rows");
+    }
+    const Shape shape = {rows ? Dim::rows() : Dim::tokens()};
+    if (value.dtype != DType::i32 || value.shape != shape) {
+      fail("input %" + value.name + ": expected i32" + graph::to_string(shape) + ", got " +
+           graph::type_to_string(value));
+    }
+  }
+  const auto reads = [&](const Node& node, size_t index, std::string_view input) {
+    const std::string& name = graph.value(node.inputs[index]).name;
+    if (name != input) {
+      fail(node.op + ": expected it to read %" + std::string(input) + ", got %" + name);
+    }
+  };
+  for (const Node& node : graph.nodes) {
+    if (node.op == "embedding") reads(node, 0, "token_ids");
+    if (node.op == "rope_table") reads(node, 0, "positions");
+    if (node.op == "select_rows") reads(node, 1, "logit_rows");
+  }
+}
+
+// A runnable graph has one output of logits and KV heads of one shape.
 compiler::StepLimits make_limits(const Graph& graph, const CompileOptions& options) {
   compiler::StepLimits limits;
   limits.max_tokens = options.max_tokens;
@@ -88,10 +118,7 @@ bool phases_differ(const Graph& graph) {
 
 // The tail lets vector loads of the last row pass its end.
 void Executable::Impl::allocate_arena() {
-  arena_bytes =
-      static_cast<size_t>(shared.graph.metadata.find("arena_bytes") != shared.graph.metadata.end()
-                              ? std::get<int64_t>(shared.graph.metadata["arena_bytes"])
-                              : 0);
+  arena_bytes = static_cast<size_t>(std::get<int64_t>(shared.graph.metadata.at("arena_bytes")));
   const size_t tail = 256;
   void* memory = std::aligned_alloc(64, arena_bytes + tail);
   if (memory == nullptr) {
@@ -122,6 +149,7 @@ std::shared_ptr<Executable> compile(const Graph& graph, std::shared_ptr<const We
   graph.verify();
   auto impl = std::make_unique<Executable::Impl>();
   impl->shared.options = resolve(options, graph);
+  check_inputs(graph);
   impl->limits = make_limits(graph, impl->shared.options);
   impl->shared.graph = graph;
   impl->source = std::move(weights);
@@ -130,9 +158,13 @@ std::shared_ptr<Executable> compile(const Graph& graph, std::shared_ptr<const We
   impl->shared.weights = std::make_unique<compiler::WeightStore>(impl->source, *impl->pool);
   impl->skipped = compiler::run_passes(impl->shared.graph, impl->shared.options);
   impl->shared.weights->check(graph);
-  impl->allocate_arena();
-  impl->lower();
-  impl->reserve_plans();
+  try {
+    impl->allocate_arena();
+    impl->lower();
+    impl->reserve_plans();
+  } catch (const std::bad_alloc&) {
+    throw OutOfMemory("[compile] no memory for the weights and buffers of the executable");
+  }
   return std::shared_ptr<Executable>(new Executable(std::move(impl)));
 }
 

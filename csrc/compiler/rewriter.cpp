@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "graph/text.h"
+
 namespace effinfer::compiler {
 
 Rewriter::Rewriter(Graph& graph)
@@ -61,16 +63,8 @@ void Rewriter::finish() {
 }
 
 ValueId add_unique_value(Graph& graph, std::string_view name, DType dtype, Shape shape) {
-  const auto taken = [&](const std::string& candidate) {
-    return std::any_of(graph.values.begin(), graph.values.end(),
-                       [&](const Value& value) { return value.name == candidate; });
-  };
-  std::string unique(name);
-  for (int suffix = 1; taken(unique); ++suffix) {
-    unique = std::string(name) + "_" + std::to_string(suffix);
-  }
   graph.values.push_back(
-      Value{std::move(unique), dtype, std::move(shape), Value::Kind::node, "", ""});
+      Value{graph::unique_name(graph, name), dtype, std::move(shape), Value::Kind::node, "", ""});
   return static_cast<ValueId>(graph.values.size()) - 1;
 }
 

@@ -1,5 +1,3 @@
-#include <algorithm>
-
 #include "effinfer/error.h"
 #include "graph/op_specs.h"
 #include "graph/text.h"
@@ -26,16 +24,7 @@ GraphBuilder::GraphBuilder(std::string name) {
 }
 
 ValueId GraphBuilder::add_value(Value value) {
-  const auto taken = [&](const std::string& name) {
-    return std::any_of(graph_.values.begin(), graph_.values.end(),
-                       [&](const Value& other) { return other.name == name; });
-  };
-  if (taken(value.name)) {
-    std::string base = value.name + "_";
-    int suffix = 1;
-    while (taken(base + std::to_string(suffix))) ++suffix;
-    value.name = base + std::to_string(suffix);
-  }
+  value.name = graph::unique_name(graph_, value.name);
   graph_.values.push_back(std::move(value));
   return static_cast<ValueId>(graph_.values.size()) - 1;
 }

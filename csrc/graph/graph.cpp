@@ -1,6 +1,9 @@
 #include "effinfer/graph.h"
 
+#include <algorithm>
+
 #include "effinfer/error.h"
+#include "graph/text.h"
 
 namespace effinfer {
 namespace {
@@ -18,6 +21,18 @@ const T* find(const Node& node, std::string_view key) {
 }
 
 }  // namespace
+
+std::string graph::unique_name(const Graph& graph, std::string_view name) {
+  const auto taken = [&](const std::string& candidate) {
+    return std::any_of(graph.values.begin(), graph.values.end(),
+                       [&](const Value& value) { return value.name == candidate; });
+  };
+  std::string unique(name);
+  for (int suffix = 1; taken(unique); ++suffix) {
+    unique = std::string(name) + "_" + std::to_string(suffix);
+  }
+  return unique;
+}
 
 std::string Dim::to_string() const {
   switch (kind) {

@@ -28,8 +28,8 @@ const Shape& OpContext::matrix(size_t index, std::string_view argument, DType dt
 
 const Shape& OpContext::ids(size_t index, std::string_view argument) const {
   const Value& value = input(index);
-  if (value.dtype != DType::i32 || value.shape.size() != 1) {
-    fail(argument, "i32 of rank 1", type_to_string(value));
+  if (value.dtype != DType::i32 || value.shape.size() != 1 || value.kind != Value::Kind::input) {
+    fail(argument, "an input i32 of rank 1", "%" + value.name + " : " + type_to_string(value));
   }
   return value.shape;
 }
@@ -66,8 +66,9 @@ void OpContext::num_inputs_is(size_t count) const {
 
 int64_t OpContext::positive(std::string_view attribute, int64_t least) const {
   const int64_t value = node_.get_int(attribute);
-  if (value < least || value > kMaxDim) {
-    fail(attribute, "an integer of at least " + std::to_string(least), std::to_string(value));
+  if (value < least || value > kMaxCount) {
+    fail(attribute, "an integer in " + std::to_string(least) + ".." + std::to_string(kMaxCount),
+         std::to_string(value));
   }
   return value;
 }

@@ -32,6 +32,14 @@ void rows_are_tokens(const OpContext& context, std::string_view argument, const 
   }
 }
 
+// The handle of a layer's cache: kv[layer, heads, head_dim], so that what reads it is checked
+// against what wrote it.
+ValueType kv_handle(const OpContext& context, std::string_view heads) {
+  return {DType::kv,
+          {Dim::constant(context.positive("layer", 0)), Dim::constant(context.positive(heads)),
+           Dim::constant(context.positive("head_dim"))}};
+}
+
 // The cos/sin table of a rotation of heads of `head_dim`.
 void table_fits(const OpContext& context, size_t index) {
   const Shape& table = context.matrix(index, "table", DType::f32);
@@ -144,18 +152,19 @@ std::vector<ValueType> infer_kv_append(const OpContext& context) {
   heads_fit(context, "k", k, "heads");
   context.matrix(1, "v", DType::f32);
   context.same_shape(1, "v", k);
-  context.positive("layer", 0);
-  return {{DType::kv, {}}};
+  return {kv_handle(context, "heads")};
 }
 
 std::vector<ValueType> infer_attention(const OpContext& context) {
   const Shape& q = context.matrix(0, "q", DType::f32);
   rows_are_tokens(context, "q", q);
   heads_fit(context, "q", q, "heads");
-  if (context.input(1).dtype != DType::kv) {
-    context.fail("kv", "the handle of a kv_append", type_to_string(context.input(1)));
+  const ValueType kv = kv_handle(context, "kv_heads");
+  const Value& handle = context.input(1);
+  if (handle.dtype != DType::kv || handle.kind != Value::Kind::node || handle.shape != kv.shape) {
+    context.fail("kv", "the handle kv" + to_string(kv.shape) + " of a kv_append",
+                 type_to_string(handle));
   }
-  context.positive("layer", 0);
   if (context.positive("heads") % context.positive("kv_heads") != 0) {
     context.fail("kv_heads", "a divisor of heads",
                  std::to_string(context.node().get_int("kv_heads")));
@@ -222,14 +231,13 @@ std::vector<ValueType> infer_rope_append(const OpContext& context) {
   heads_fit(context, "k", k, "kv_heads");
   context.matrix(2, "v", DType::f32);
   context.same_shape(2, "v", k);
-  context.positive("layer", 0);
   const RopeAppendInputs inputs = rope_append_inputs(context.node());
   context.num_inputs_is(inputs.count);
   if (inputs.table) table_fits(context, *inputs.table);
   const int64_t head_dim = context.positive("head_dim");
   if (inputs.q_norm) context.vector(*inputs.q_norm, "q_norm", head_dim);
   if (inputs.k_norm) context.vector(*inputs.k_norm, "k_norm", head_dim);
-  return {{DType::f32, q}, {DType::kv, {}}};
+  return {{DType::f32, q}, kv_handle(context, "kv_heads")};
 }
 
 std::vector<Alias> alias_first(const Node&) {

@@ -42,12 +42,12 @@ class OpContext {
                          const std::string& got) const;
   // Each throws unless the input is of that kind; the shape comes back.
   const Shape& matrix(size_t index, std::string_view argument, DType dtype) const;  // [X, N]
-  const Shape& ids(size_t index, std::string_view argument) const;                  // i32 [X]
+  const Shape& ids(size_t index, std::string_view argument) const;           // an input, i32 [X]
   const Shape& weight(size_t index, std::string_view argument) const;        // [N, K] of a weight
   void vector(size_t index, std::string_view argument, int64_t size) const;  // weight [size]
   void same_shape(size_t index, std::string_view argument, const Shape& shape) const;
   void num_inputs_is(size_t count) const;
-  // An integer attribute of at least `least`.
+  // An integer attribute of at least `least` and at most kMaxCount.
   int64_t positive(std::string_view attribute, int64_t least = 1) const;
   void require(bool condition, std::string_view argument, const char* expected) const;
 

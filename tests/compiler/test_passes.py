@@ -195,7 +195,7 @@ ROPES = """
   %kr : f32[T, 32] = rope(KIN, %t) {heads = 2, head_dim = 16, interleaved = true}
 """
 READ = """
-  %kv : kv[] = kv_append(KOUT, %v0) {layer = 3, heads = 2, head_dim = 16}
+  %kv : kv[3, 2, 16] = kv_append(KOUT, %v0) {layer = 3, heads = 2, head_dim = 16}
   %o : f32[T, 64] = attention(QOUT, %kv) {layer = 3, heads = 4, kv_heads = 2, head_dim = 16,
                                           scale = 0.25}
   return %o
@@ -300,12 +300,11 @@ def test_passes_that_cannot_be_turned_off():
 
 
 def test_environment_turns_passes_off():
+    text = HEADER + X + "  %y : f32[R, 64] = select_rows(%x, %logit_rows)\n  return %y\n}"
     program = (
         "from effinfer import _core\n"
-        "g = _core.Graph.parse('graph g {\\n input %x : f32[R, 4]\\n %y : f32[R, 4] = silu(%x)\\n"
-        " return %y }')\n"
-        "_core.compile(g, _core.MemoryWeights(), _core.ThreadPool(1),"
-        " _core.CompileOptions(max_seq_len=8))\n"
+        f"graph = _core.Graph.parse({text!r})\n"
+        "_core.compile(graph, _core.MemoryWeights(), _core.ThreadPool(1))\n"
     )
     env = {**os.environ, "EFFINFER_PASSES": "-place"}
     done = subprocess.run([sys.executable, "-c", program], env=env, capture_output=True, text=True)

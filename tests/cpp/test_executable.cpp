@@ -3,6 +3,8 @@
 #include <cstdlib>
 #include <new>
 #include <random>
+#include <string>
+#include <utility>
 #include <vector>
 
 #include "check.h"
@@ -86,7 +88,7 @@ constexpr const char* kGraph = R"(graph tiny {
   %k0 : f32[T, 32] = linear(%n, %k)
   %q1 : f32[T, 64] = rope(%q0, %t) {heads = 4, head_dim = 16}
   %k1 : f32[T, 32] = rope(%k0, %t) {heads = 2, head_dim = 16}
-  %kv : kv[] = kv_append(%k1, %k0) {layer = 0, heads = 2, head_dim = 16}
+  %kv : kv[0, 2, 16] = kv_append(%k1, %k0) {layer = 0, heads = 2, head_dim = 16}
   %o : f32[T, 64] = attention(%q1, %kv) {layer = 0, heads = 4, kv_heads = 2, head_dim = 16,
                                          scale = 0.25}
   %g : f32[T, 96] = linear(%o, %gate)
@@ -183,6 +185,19 @@ TEST("executable: compile refuses what cannot run") {
   other.values[static_cast<size_t>(other.inputs[0])].name = "tokens";
   CHECK_THROWS(InvalidArgument, "expected token_ids, positions or logit_rows",
                compile(other, weights, pool));
+  // Ids that run() has not checked against the table that they index.
+  for (const auto& [from, to] : {std::pair{"embedding(%token_ids", "embedding(%positions"},
+                                 std::pair{"(%y, %logit_rows", "(%y, %token_ids"},
+                                 std::pair{"rope_table(%positions", "rope_table(%token_ids"}}) {
+    std::string text = kGraph;
+    text.replace(text.find(from), std::string(from).size(), to);
+    if (text.find("%y, %token_ids") != std::string::npos) {  // rows of one kind to the end
+      text.replace(text.find("%r : f32[R"), 10, "%r : f32[T");
+      text.replace(text.find("%logits : f32[R"), 15, "%logits : f32[T");
+    }
+    CHECK_THROWS(InvalidArgument, "expected it to read",
+                 compile(Graph::parse(text), weights, pool));
+  }
   CompileOptions options;
   options.kv_dtype = DType::i32;
   CHECK_THROWS(Unsupported, "kv_dtype", compile(graph, weights, pool, options));
