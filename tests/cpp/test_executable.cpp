@@ -121,7 +121,8 @@ std::shared_ptr<MemoryWeights> random_weights(const Graph& graph) {
 // A step's batch over pages 0, 1, ... of a cache for each of two sequences of `length` tokens.
 struct Steps {
   explicit Steps(Executable& executable)
-      : cache(executable.kv_config(DType::f32, 8)), logits(2 * 50) {}
+      : cache(executable.kv_config(DType::f32, 8)),
+        logits(static_cast<size_t>(2 * executable.vocab_size())) {}
 
   void run(Executable& executable, Phase phase, int rows, int length) {
     ids.assign(static_cast<size_t>(2 * rows), 7);
@@ -201,6 +202,38 @@ TEST("executable: compile refuses what cannot run") {
   CompileOptions options;
   options.kv_dtype = DType::i32;
   CHECK_THROWS(Unsupported, "kv_dtype", compile(graph, weights, pool, options));
+}
+
+TEST("executable: a graph whose numbers were changed compiles or throws, and then runs") {
+  const std::string text = kGraph;
+  const auto pool = std::make_shared<ThreadPool>(1);
+  CompileOptions options;
+  options.max_tokens = 8;
+  options.max_sequences = 2;
+  options.max_rows = 2;
+  options.max_seq_len = 256;
+  options.kv_dtype = DType::f32;
+  std::mt19937 rng(29);
+  int ran = 0;
+  for (int round = 0; round < 1500; ++round) {
+    std::string changed = text;
+    for (int change = static_cast<int>(rng() % 3); change >= 0; --change) {
+      const size_t place = text.find_first_of("0123456789", rng() % text.size());
+      if (place != std::string::npos) changed[place] = static_cast<char>('0' + rng() % 10);
+    }
+    try {
+      const Graph graph = Graph::parse(changed);
+      graph.verify();
+      const auto executable = compile(graph, random_weights(graph), pool, options);
+      Steps steps(*executable);
+      steps.run(*executable, Phase::prefill, 4, 4);
+      steps.run(*executable, Phase::decode, 1, 5);
+      ++ran;
+    } catch (const Error&) {
+      continue;
+    }
+  }
+  CHECK(ran > 100);
 }
 
 CHECK_MAIN()
