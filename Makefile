@@ -7,6 +7,7 @@
 #   make fidelity  distance to a float32 reference on the full text
 #   make bench     speed against the peers, interleaved; writes docs/performance.md
 #   make format    rewrites the sources in the house style
+#   make stubs     rewrites the types of the native module, after a change of its bindings
 
 PYTHON ?= python3
 VENV := .venv
@@ -83,8 +84,7 @@ bench: | $(BIN)/python
 stubs: | $(BIN)/python
 	@$(SETUP) build lint
 	@$(SETUP) package --build-dir $(BUILD)
-	$(BIN)/pybind11-stubgen effinfer._core -o build/stubs
-	cp build/stubs/effinfer/_core.pyi python/effinfer/_core.pyi
+	$(BIN)/python tools/make_stubs.py
 
 clean:
 	rm -rf build $(VENV)

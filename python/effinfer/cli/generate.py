@@ -29,7 +29,7 @@ def generate(
     presence_penalty: o.PresenceOption = 0.0,
     seed: o.SeedOption = 0,
     stop: o.StopOption = None,
-    ignore_eos: Annotated[bool, typer.Option("--ignore-eos", help="Go on after the end.")] = False,
+    ignore_eos: o.IgnoreEosOption = False,
     threads: o.ThreadsOption = None,
     precision: o.PrecisionOption = "fast",
     deterministic: o.DeterministicOption = False,
@@ -79,6 +79,7 @@ def chat(
     min_p: o.MinPOption = 0.0,
     repetition_penalty: o.RepetitionOption = 1.0,
     seed: o.SeedOption = 0,
+    ignore_eos: o.IgnoreEosOption = False,
     threads: o.ThreadsOption = None,
     precision: o.PrecisionOption = "fast",
     deterministic: o.DeterministicOption = False,
@@ -96,6 +97,7 @@ def chat(
         repetition_penalty=repetition_penalty,
         seed=seed,
         max_tokens=max_tokens,
+        ignore_eos=ignore_eos,
     )
     params.to_core()
     llm = LLM(

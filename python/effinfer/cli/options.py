@@ -40,6 +40,7 @@ FrequencyOption = Annotated[float, typer.Option("--frequency-penalty", help="0: 
 PresenceOption = Annotated[float, typer.Option("--presence-penalty", help="0: off.")]
 SeedOption = Annotated[int, typer.Option("--seed", min=0, help="Same seed, same text.")]
 MaxTokensOption = Annotated[int, typer.Option("-n", "--max-tokens", help="Tokens at most.")]
+IgnoreEosOption = Annotated[bool, typer.Option("--ignore-eos", help="Go on after the end.")]
 StopOption = Annotated[
     list[str] | None, typer.Option("--stop", help="End before this text; may be repeated.")
 ]

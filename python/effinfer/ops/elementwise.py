@@ -22,7 +22,8 @@ def rms_norm(
 
     A row's result is the same bits on every CPU, in any batch and for any number of threads.
     """
-    return _core.rms_norm(dense(x), optional(weight), eps, groups, pool=pool)
+    normed: Floats = _core.rms_norm(dense(x), optional(weight), eps, groups, pool=pool)
+    return normed
 
 
 def add_rms_norm(
@@ -34,7 +35,10 @@ def add_rms_norm(
     pool: ThreadPool | None = None,
 ) -> tuple[Floats, Floats]:
     """(rms_norm(x + residual), x + residual) in one pass; x and residual [..., D], weight [D]."""
-    return _core.rms_norm(dense(x), optional(weight), eps, 1, dense(residual), pool=pool)
+    both: tuple[Floats, Floats] = _core.rms_norm(
+        dense(x), optional(weight), eps, 1, dense(residual), pool=pool
+    )
+    return both
 
 
 def silu(x: Array, *, pool: ThreadPool | None = None) -> Floats:

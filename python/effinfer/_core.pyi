@@ -1,0 +1,732 @@
+"""
+The native core of effinfer.
+"""
+
+from __future__ import annotations
+import collections.abc
+import numpy
+import numpy.typing
+import typing
+
+class Error(Exception): ...
+class CancelledError(Error): ...
+class FileError(Error, OSError): ...
+class FormatError(Error, ValueError): ...
+class InternalError(Error, RuntimeError): ...
+class InvalidArgumentError(Error, ValueError): ...
+class OutOfMemoryError(Error, MemoryError): ...
+class UnsupportedError(Error, RuntimeError): ...
+
+class ThreadPool:
+    def __init__(self, threads: int = 0) -> None: ...
+    @property
+    def size(self) -> int: ...
+
+class WeightSource:
+    """
+    Named weights of a model.
+    """
+    def __contains__(self, arg0: typing.Any) -> bool: ...
+    def dtype(self, name: typing.Any) -> str:
+        """
+        Name of a weight's dtype.
+        """
+    def shape(self, name: typing.Any) -> tuple[typing.Any, ...]:
+        """
+        Shape of a weight, in elements.
+        """
+
+class MemoryWeights(WeightSource):
+    """
+    Weights in numpy arrays, which are referenced and not copied.
+    """
+    def __init__(self) -> None: ...
+    def add(
+        self,
+        name: typing.Any,
+        array: numpy.typing.NDArray[typing.Any],
+        dtype: str,
+        shape: collections.abc.Sequence[int],
+    ) -> None:
+        """
+        Adds or replaces a weight. `array` is C-contiguous, of any element type, and holds the bytes of a `dtype` tensor of that shape (elements, not blocks).
+        """
+
+class GgufStrings:
+    """
+    A sequence of str over a metadata array.
+    """
+    def __getitem__(self, arg0: int) -> str: ...
+    def __len__(self) -> int: ...
+
+class GgufTensor:
+    """
+    What a file says of a tensor.
+    """
+    @property
+    def dtype(self) -> typing.Any:
+        """
+        Name of the dtype, or None when effinfer does not read this type.
+        """
+    @property
+    def name(self) -> str: ...
+    @property
+    def num_bytes(self) -> int: ...
+    @property
+    def shape(self) -> tuple[typing.Any, ...]: ...
+    @property
+    def type_name(self) -> str: ...
+
+class GgufFile(WeightSource):
+    """
+    A memory-mapped GGUF file. FileError, FormatError.
+    """
+    def __init__(self, path: typing.Any) -> None: ...
+    def array_size(self, key: typing.Any) -> int:
+        """
+        Number of elements of an array.
+        """
+    def dequantize(self, name: typing.Any) -> numpy.typing.NDArray[numpy.float32]:
+        """
+        A tensor as float32 array in its shape.
+        """
+    def get(self, key: typing.Any, default: typing.Any = None) -> typing.Any:
+        """
+        A metadata value: int, float, bool, str, list of str, or a read-only numpy array (without a copy where the file has it aligned). `default` when absent.
+        """
+    def keys(self) -> list[typing.Any]:
+        """
+        Metadata keys in file order.
+        """
+    def metadata(self) -> dict[str, typing.Any]:
+        """
+        All metadata as a dict; string arrays are GgufStrings, decoded when indexed.
+        """
+    def string_bytes(self, key: typing.Any) -> list[typing.Any]:
+        """
+        A string array as list of bytes.
+        """
+    def strings(self, key: typing.Any) -> list[typing.Any]:
+        """
+        A string array as list of str; bytes that are not UTF-8 become surrogate escapes.
+        """
+    def tensor_bytes(self, name: typing.Any) -> numpy.typing.NDArray[typing.Any]:
+        """
+        A tensor's bytes: a read-only uint8 array over the mapping.
+        """
+    def tensors(self) -> list[typing.Any]:
+        """
+        Descriptions of all tensors in file order.
+        """
+    def value_type(self, key: typing.Any) -> str:
+        """
+        "int", "float", "bool", "string" or "array[u32]" and the like. KeyError when absent.
+        """
+    @property
+    def alignment(self) -> int: ...
+    @property
+    def file_bytes(self) -> int: ...
+    @property
+    def path(self) -> str: ...
+    @property
+    def version(self) -> int: ...
+
+class Graph:
+    """
+    A graph of operators over symbolic sizes.
+    """
+    @staticmethod
+    def parse(text: str) -> Graph:
+        """
+        Reads the text form; FormatError with line and column.
+        """
+    def __eq__(self, arg0: typing.Any) -> bool: ...
+    def __str__(self) -> str: ...
+    def to_string(self) -> str:
+        """
+        The text form, which parse() reads back.
+        """
+    def verify(self) -> None:
+        """
+        Raises FormatError naming the node that is wrong.
+        """
+    @property
+    def metadata(self) -> dict[str, typing.Any]: ...
+    @property
+    def name(self) -> str: ...
+    @property
+    def nodes(self) -> list[typing.Any]:
+        """
+        Dicts of op, inputs, outputs, attributes.
+        """
+    @property
+    def outputs(self) -> list[str]: ...
+    @property
+    def values(self) -> dict[str, typing.Any]:
+        """
+        By name: dtype, shape, weight_name, device.
+        """
+
+class GraphBuilder:
+    """
+    Builds a graph node by node; effinfer.graph has the readable form.
+    """
+    def __init__(self, name: str) -> None: ...
+    def finish(self, outputs: collections.abc.Sequence[int]) -> Graph: ...
+    def input(self, name: str, dtype: str, shape: list[typing.Any]) -> int: ...
+    def node(
+        self, op: str, inputs: collections.abc.Sequence[int], attributes: dict[str, typing.Any] = {}
+    ) -> list[int]: ...
+    def set_metadata(self, key: str, value: typing.Any) -> None: ...
+    def value(self, id: int) -> dict[str, typing.Any]: ...
+    def weight(self, name: str, dtype: str, shape: collections.abc.Sequence[int]) -> int: ...
+
+class KvCache:
+    """
+    The paged KV cache: 64-token pages, prefixes in a radix tree.
+    """
+
+    page_size: typing.ClassVar[int] = 64
+    def __init__(
+        self,
+        *,
+        num_layers: int,
+        num_kv_heads: int,
+        head_dim: int,
+        dtype: str = "bf16",
+        num_pages: int,
+    ) -> None: ...
+    def append(self, sequence: int, tokens: typing.Any) -> None: ...
+    def can_append(self, sequence: int, count: int) -> bool: ...
+    def check_integrity(self) -> None: ...
+    def clear_prefixes(self) -> None: ...
+    def commit(self, sequence: int, count: int) -> None: ...
+    def committed(self, sequence: int) -> int: ...
+    def create(self, tokens: typing.Any) -> tuple[int, int]:
+        """
+        A sequence for a prompt: (id, tokens found in the prefix cache).
+        """
+    def fork(self, sequence: int) -> int: ...
+    def k_page(self, layer: int, page: int) -> numpy.typing.NDArray[typing.Any]:
+        """
+        A writable view: uint8 [num_kv_heads, bytes].
+        """
+    def length(self, sequence: int) -> int: ...
+    def pages(self, sequence: int) -> list[int]: ...
+    def publish(self, sequence: int) -> None: ...
+    def release(self, sequence: int, keep_prefix: bool = True) -> None: ...
+    def rollback(self, sequence: int, count: int) -> None: ...
+    def tokens(self, sequence: int) -> list[int]: ...
+    def v_page(self, layer: int, page: int) -> numpy.typing.NDArray[typing.Any]:
+        """
+        A writable view: uint8 [num_kv_heads, bytes].
+        """
+    @property
+    def available_pages(self) -> int: ...
+    @property
+    def cached_prefix_pages(self) -> int: ...
+    @property
+    def free_pages(self) -> int: ...
+    @property
+    def num_bytes(self) -> int: ...
+    @property
+    def num_pages(self) -> int: ...
+
+class CompileOptions:
+    """
+    How compile() is to build an executable.
+    """
+    def __init__(
+        self,
+        *,
+        precision: str = "fast",
+        deterministic: bool = False,
+        max_tokens: int = 512,
+        max_sequences: int = 64,
+        max_rows: int = 64,
+        max_seq_len: int = 0,
+        kv_dtype: str | None = None,
+        disabled_passes: collections.abc.Set[str] = set(),
+    ) -> None: ...
+
+class Executable:
+    """
+    A compiled graph: packed weights, an arena, a flat list of kernel calls.
+    """
+    def explain(self) -> str:
+        """
+        What runs in each phase and why, the packed weights, the arena.
+        """
+    def make_cache(self, num_pages: int) -> KvCache:
+        """
+        A KV cache of the shape that run() takes.
+        """
+    def run(
+        self,
+        *,
+        token_ids: typing.Annotated[numpy.typing.ArrayLike, numpy.int32],
+        positions: typing.Annotated[numpy.typing.ArrayLike, numpy.int32],
+        qo_indptr: typing.Annotated[numpy.typing.ArrayLike, numpy.int32],
+        kv_indptr: typing.Annotated[numpy.typing.ArrayLike, numpy.int32],
+        kv_indices: typing.Annotated[numpy.typing.ArrayLike, numpy.int32],
+        kv_len: typing.Annotated[numpy.typing.ArrayLike, numpy.int32],
+        logit_rows: typing.Annotated[numpy.typing.ArrayLike, numpy.int32],
+        cache: KvCache,
+        phase: str = "decode",
+    ) -> numpy.typing.NDArray[numpy.float32]:
+        """
+        One step: appends K and V to the cache, returns float32 logits [R, vocab].
+        """
+    @property
+    def arena_bytes(self) -> int: ...
+    @property
+    def graph(self) -> Graph:
+        """
+        The graph after all passes.
+        """
+    @property
+    def packed_bytes(self) -> int: ...
+    @property
+    def vocab_size(self) -> int: ...
+
+class SamplingParams:
+    """
+    How tokens are chosen. Filters run in the order: logit_bias, penalties,
+    temperature, top_k, typical_p, top_p, min_p, draw.
+    """
+
+    ignore_eos: bool
+    def __copy__(self) -> SamplingParams: ...
+    def __deepcopy__(self, arg0: dict[str, typing.Any]) -> SamplingParams: ...
+    def __init__(
+        self,
+        *,
+        temperature: float = 1.0,
+        top_k: int = 0,
+        top_p: float = 1.0,
+        min_p: float = 0.0,
+        typical_p: float = 1.0,
+        repetition_penalty: float = 1.0,
+        frequency_penalty: float = 0.0,
+        presence_penalty: float = 0.0,
+        logit_bias: collections.abc.Mapping[int, float] = {},
+        seed: int = 0,
+        max_tokens: int = 128,
+        stop_token_ids: collections.abc.Sequence[int] = [],
+        ignore_eos: bool = False,
+        logprobs: int = -1,
+    ) -> None: ...
+    def __repr__(self) -> str: ...
+    def validate(self, vocab_size: int = 0) -> None: ...
+    @property
+    def frequency_penalty(self) -> float: ...
+    @frequency_penalty.setter
+    def frequency_penalty(self, arg0: float) -> None: ...
+    @property
+    def logit_bias(self) -> dict[int, float]: ...
+    @logit_bias.setter
+    def logit_bias(self, arg1: collections.abc.Mapping[int, float]) -> None: ...
+    @property
+    def logprobs(self) -> int:
+        """
+        -1: none; n: of the token and the n likeliest
+        """
+    @logprobs.setter
+    def logprobs(self, arg0: int) -> None: ...
+    @property
+    def max_tokens(self) -> int: ...
+    @max_tokens.setter
+    def max_tokens(self, arg0: int) -> None: ...
+    @property
+    def min_p(self) -> float: ...
+    @min_p.setter
+    def min_p(self, arg0: float) -> None: ...
+    @property
+    def presence_penalty(self) -> float: ...
+    @presence_penalty.setter
+    def presence_penalty(self, arg0: float) -> None: ...
+    @property
+    def repetition_penalty(self) -> float: ...
+    @repetition_penalty.setter
+    def repetition_penalty(self, arg0: float) -> None: ...
+    @property
+    def seed(self) -> int: ...
+    @seed.setter
+    def seed(self, arg0: int) -> None: ...
+    @property
+    def stop_token_ids(self) -> list[int]: ...
+    @stop_token_ids.setter
+    def stop_token_ids(self, arg0: collections.abc.Sequence[int]) -> None: ...
+    @property
+    def temperature(self) -> float: ...
+    @temperature.setter
+    def temperature(self, arg0: float) -> None: ...
+    @property
+    def top_k(self) -> int: ...
+    @top_k.setter
+    def top_k(self, arg0: int) -> None: ...
+    @property
+    def top_p(self) -> float: ...
+    @top_p.setter
+    def top_p(self, arg0: float) -> None: ...
+    @property
+    def typical_p(self) -> float: ...
+    @typical_p.setter
+    def typical_p(self, arg0: float) -> None: ...
+
+class SampledToken:
+    @property
+    def logprob(self) -> float: ...
+    @property
+    def token(self) -> int: ...
+    @property
+    def top(self) -> list[typing.Any]: ...
+
+class Sampler:
+    """
+    From one row of logits to a token.
+    """
+    def __init__(self) -> None: ...
+    def distribution(
+        self,
+        logits: typing.Annotated[numpy.typing.ArrayLike, numpy.float32],
+        params: SamplingParams,
+        prompt: typing.Any = (),
+        output: typing.Any = (),
+    ) -> numpy.typing.NDArray[numpy.float32]:
+        """
+        float32 [vocab]: the probabilities that sample() draws from.
+        """
+    def sample(
+        self,
+        logits: typing.Annotated[numpy.typing.ArrayLike, numpy.float32],
+        params: SamplingParams,
+        prompt: typing.Any = (),
+        output: typing.Any = (),
+        index: int = 0,
+    ) -> SampledToken: ...
+
+class StepOutput:
+    """
+    What one or more steps did for one request.
+    """
+    @property
+    def error(self) -> str: ...
+    @property
+    def finish_reason(self) -> typing.Any:
+        """
+        None, or "stop", "length", "cancelled", "error"
+        """
+    @property
+    def request(self) -> int: ...
+    @property
+    def token_ids(self) -> list[typing.Any]:
+        """
+        New tokens in order; a token that stopped the request is the last one.
+        """
+    @property
+    def tokens(self) -> list[SampledToken]:
+        """
+        list[SampledToken]: with log-probabilities
+        """
+
+class Engine:
+    """
+    Continuous batching of requests over one model: a graph and its weights.
+    """
+    def __init__(
+        self,
+        graph: Graph,
+        weights: WeightSource,
+        pool: ThreadPool | None = None,
+        *,
+        precision: str = "fast",
+        deterministic: bool = False,
+        kv_dtype: str | None = None,
+        max_seq_len: int | None = None,
+        num_pages: int | None = None,
+        max_batch_tokens: int = 512,
+        max_sequences: int = 64,
+        prefix_cache: bool = True,
+        disabled_passes: collections.abc.Set[str] = set(),
+    ) -> None: ...
+    def add(self, prompt: typing.Any, params: SamplingParams) -> int:
+        """
+        Queues a request; returns its id.
+        """
+    def cancel(self, request: int) -> None:
+        """
+        Ends a request at the next step.
+        """
+    def explain(self) -> str: ...
+    def forget(self, request: int) -> None:
+        """
+        Drops a finished request's metrics.
+        """
+    def has_work(self) -> bool: ...
+    def logits(
+        self, tokens: typing.Any, phase: str = "prefill"
+    ) -> numpy.typing.NDArray[numpy.float32]:
+        """
+        float32 [len(tokens), vocab] of a whole sequence, for evaluation.
+        """
+    def metrics(self, request: int) -> dict[str, typing.Any]: ...
+    def stats(self) -> dict[str, typing.Any]: ...
+    def step(self) -> list[StepOutput]:
+        """
+        Runs one step: list[StepOutput].
+        """
+    def step_many(self, max_steps: int = 1048576, max_seconds: float = 0.05) -> list[StepOutput]:
+        """
+        Runs steps until a request ends or a limit is reached: list[StepOutput], one entry a
+        request.
+        """
+    @property
+    def arena_bytes(self) -> int: ...
+    @property
+    def graph_text(self) -> str: ...
+    @property
+    def kv_bytes(self) -> int: ...
+    @property
+    def kv_cache(self) -> KvCache: ...
+    @property
+    def kv_dtype(self) -> str: ...
+    @property
+    def max_seq_len(self) -> int: ...
+    @property
+    def packed_bytes(self) -> int: ...
+    @property
+    def threads(self) -> int: ...
+    @property
+    def vocab_size(self) -> int: ...
+
+class PackedMatrix:
+    """
+    A weight matrix in the layout of the kernels.
+    """
+    def __init__(
+        self,
+        data: numpy.typing.NDArray[typing.Any],
+        dtype: str,
+        shape: tuple[int, int],
+        pool: ThreadPool | None = None,
+    ) -> None:
+        """
+        Packs the bytes of a [rows, cols] tensor of a weight dtype ("f32", "q4_0", ...).
+        """
+    def unpack(self) -> numpy.typing.NDArray[numpy.float32]:
+        """
+        The values of the tensor, float32 [rows, cols], bit for bit.
+        """
+    @property
+    def dtype(self) -> str: ...
+    @property
+    def format(self) -> str: ...
+    @property
+    def num_bytes(self) -> int: ...
+    @property
+    def shape(self) -> tuple[int, int]: ...
+
+class PagedKv:
+    """
+    Keys and values of one layer in pages of 64 tokens, in the order of the attention kernels; dtype f32, f16, bf16 or i8.
+    """
+
+    page_size: typing.ClassVar[int] = 64
+    def __init__(
+        self, num_pages: int, num_kv_heads: int, head_dim: int, dtype: str = "bf16"
+    ) -> None: ...
+    def to_numpy(self) -> tuple[typing.Any, ...]:
+        """
+        (k, v), float32 [num_pages, num_kv_heads, 64, head_dim].
+        """
+    @property
+    def dtype(self) -> str: ...
+    @property
+    def head_dim(self) -> int: ...
+    @property
+    def num_kv_heads(self) -> int: ...
+    @property
+    def num_pages(self) -> int: ...
+
+def add(
+    a: numpy.typing.NDArray[typing.Any],
+    b: numpy.typing.NDArray[typing.Any],
+    pool: ThreadPool | None = None,
+) -> numpy.typing.NDArray[numpy.float32]: ...
+def available_isas() -> list[str]: ...
+def compile(
+    graph: Graph, weights: WeightSource, pool: ThreadPool, options: CompileOptions = ...
+) -> Executable:
+    """
+    Runs the passes, packs the weights, plans the memory, selects the kernels.
+    """
+
+def cpu_model() -> str: ...
+def cuda_status() -> str:
+    """
+    Whether this build has CUDA kernels, and if not, why.
+    """
+
+def current_isa() -> str: ...
+def default_threads() -> tuple[int, str]: ...
+def dequantize(
+    dtype: str, blocks: numpy.typing.NDArray[typing.Any], shape: collections.abc.Sequence[int]
+) -> numpy.typing.NDArray[numpy.float32]:
+    """
+    Decodes the bytes of a tensor of `shape` (elements) to float32, bit-equal to the gguf package.
+    """
+
+def embedding(
+    ids: numpy.typing.NDArray[typing.Any],
+    table: numpy.typing.NDArray[typing.Any],
+    dtype: str,
+    rows: int,
+    cols: int,
+    scale: float = 1.0,
+    pool: ThreadPool | None = None,
+) -> numpy.typing.NDArray[numpy.float32]: ...
+def gelu_tanh(
+    x: numpy.typing.NDArray[typing.Any], pool: ThreadPool | None = None
+) -> numpy.typing.NDArray[numpy.float32]: ...
+def has_avx512_bf16() -> bool: ...
+def isa_reason() -> str: ...
+def kv_append(
+    kv: PagedKv,
+    k: numpy.typing.NDArray[typing.Any],
+    v: numpy.typing.NDArray[typing.Any],
+    qo_indptr: numpy.typing.NDArray[typing.Any],
+    kv_indptr: numpy.typing.NDArray[typing.Any],
+    kv_indices: numpy.typing.NDArray[typing.Any],
+    kv_len: numpy.typing.NDArray[typing.Any],
+    pool: ThreadPool | None = None,
+) -> None: ...
+def matmul(
+    x: numpy.typing.NDArray[typing.Any],
+    weight: PackedMatrix,
+    arithmetic: str = "int8",
+    pool: ThreadPool | None = None,
+    bias: numpy.typing.NDArray[typing.Any] | None = None,
+    residual: numpy.typing.NDArray[typing.Any] | None = None,
+) -> numpy.typing.NDArray[numpy.float32]:
+    """
+    x [n, cols] times the transposed weight, plus bias [rows] and residual [n, rows].
+    """
+
+def mul(
+    a: numpy.typing.NDArray[typing.Any],
+    b: numpy.typing.NDArray[typing.Any],
+    pool: ThreadPool | None = None,
+) -> numpy.typing.NDArray[numpy.float32]: ...
+def op_names() -> list[str]:
+    """
+    The operators that a node may have.
+    """
+
+def paged_attention(
+    q: numpy.typing.NDArray[typing.Any],
+    kv: PagedKv,
+    qo_indptr: numpy.typing.NDArray[typing.Any],
+    kv_indptr: numpy.typing.NDArray[typing.Any],
+    kv_indices: numpy.typing.NDArray[typing.Any],
+    kv_len: numpy.typing.NDArray[typing.Any],
+    scale: float | None = None,
+    window_left: int = -1,
+    soft_cap: float = 0.0,
+    pool: ThreadPool | None = None,
+) -> numpy.typing.NDArray[numpy.float32]: ...
+def pass_names() -> list[str]:
+    """
+    The passes, in order.
+    """
+
+def quantize_activation(x: numpy.typing.NDArray[typing.Any]) -> tuple[typing.Any, ...]:
+    """
+    Rounds float32 rows to the int8 operand of matmul: (q [n, K], scales [n, ceil(K / 32)]).
+    """
+
+def relu_squared(
+    x: numpy.typing.NDArray[typing.Any], pool: ThreadPool | None = None
+) -> numpy.typing.NDArray[numpy.float32]: ...
+def rms_norm(
+    x: numpy.typing.NDArray[typing.Any],
+    weight: typing.Any,
+    eps: float = 9.999999974752427e-07,
+    groups: int = 1,
+    residual: typing.Any = None,
+    pool: ThreadPool | None = None,
+) -> typing.Any: ...
+def rope(
+    x: numpy.typing.NDArray[typing.Any],
+    table: numpy.typing.NDArray[typing.Any],
+    interleaved: bool = False,
+    pool: ThreadPool | None = None,
+) -> numpy.typing.NDArray[numpy.float32]: ...
+def rope_append(
+    kv: PagedKv,
+    q: numpy.typing.NDArray[typing.Any],
+    k: numpy.typing.NDArray[typing.Any],
+    v: numpy.typing.NDArray[typing.Any],
+    table: numpy.typing.NDArray[typing.Any],
+    qo_indptr: numpy.typing.NDArray[typing.Any],
+    kv_indptr: numpy.typing.NDArray[typing.Any],
+    kv_indices: numpy.typing.NDArray[typing.Any],
+    kv_len: numpy.typing.NDArray[typing.Any],
+    *,
+    q_norm: typing.Any = None,
+    k_norm: typing.Any = None,
+    eps: float = 9.999999974752427e-07,
+    interleaved: bool = False,
+    pool: ThreadPool | None = None,
+) -> numpy.typing.NDArray[numpy.float32]: ...
+def rope_frequencies(
+    dims: int,
+    *,
+    theta: float = 10000.0,
+    scaling: str = "none",
+    factor: float = 1.0,
+    original_max_position: float = 0.0,
+    low_freq_factor: float = 1.0,
+    high_freq_factor: float = 4.0,
+    beta_fast: float = 32.0,
+    beta_slow: float = 1.0,
+    attention_factor: float = 0.0,
+    divisors: typing.Any = None,
+) -> tuple[typing.Any, ...]: ...
+def rope_table(
+    positions: numpy.typing.NDArray[typing.Any],
+    inv_freq: numpy.typing.NDArray[typing.Any],
+    factor: float = 1.0,
+    pool: ThreadPool | None = None,
+) -> numpy.typing.NDArray[numpy.float32]: ...
+def run_pass(name: str, graph: Graph, options: CompileOptions = ...) -> Graph:
+    """
+    One pass alone.
+    """
+
+def scale(
+    x: numpy.typing.NDArray[typing.Any], factor: float, pool: ThreadPool | None = None
+) -> numpy.typing.NDArray[numpy.float32]: ...
+def select_rows(
+    x: numpy.typing.NDArray[typing.Any],
+    rows: numpy.typing.NDArray[typing.Any],
+    pool: ThreadPool | None = None,
+) -> numpy.typing.NDArray[numpy.float32]: ...
+def set_isa(level: str) -> None:
+    """
+    Caps the instruction-set level of kernels selected from now on.
+    """
+
+def silu(
+    x: numpy.typing.NDArray[typing.Any], pool: ThreadPool | None = None
+) -> numpy.typing.NDArray[numpy.float32]: ...
+def softcap(
+    x: numpy.typing.NDArray[typing.Any], cap: float, pool: ThreadPool | None = None
+) -> numpy.typing.NDArray[numpy.float32]: ...
+def version() -> str: ...
+def write_gguf_with_metadata(
+    source: GgufFile, key: typing.Any, value: typing.Any, path: typing.Any
+) -> None:
+    """
+    Writes a copy of `source` with string metadata `key` added or replaced, complete or not at all.
+    """
