@@ -25,7 +25,7 @@ def make_engine(model, **options):
     return _core.Engine(model.graph, model.weights, _core.ThreadPool(2), **options)
 
 
-def requests(count=6):
+def requests(count=8):
     """Ragged prompts, two of which begin alike, some sampled."""
     rng = np.random.default_rng(1)
     prompts = [rng.integers(0, 256, size) for size in rng.integers(1, 100, count)]
