@@ -39,7 +39,7 @@ test: | $(BIN)/python
 	@echo "test: all passed"
 
 lint: | $(BIN)/python
-	@$(SETUP) build lint
+	@$(SETUP) build run lint
 	$(BIN)/python tools/check_size.py
 	$(BIN)/python tools/clang_format.py --check
 	$(BIN)/ruff check .

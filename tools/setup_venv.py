@@ -26,6 +26,8 @@ def requirements(group: str) -> list[str]:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())
     if group == "build":
         return [*project["build-system"]["requires"], "cmake>=3.24", "ninja"]
+    if group == "run":
+        return list(project["project"]["dependencies"])
     return list(project["project"]["optional-dependencies"][group])
 
 

@@ -20,8 +20,8 @@ namespace effinfer {
 struct EngineOptions {
   Precision precision = Precision::fast;
   bool deterministic = false;
-  std::optional<DType> kv_dtype;   // default: bf16, or f32 with Precision::f32
-  int64_t max_seq_len = 0;         // 0: the model's context length
+  std::optional<DType> kv_dtype;  // default: bf16, or f32 with Precision::f32
+  int64_t max_seq_len = 0;        // 0: the model's context length
   // 0: enough for one sequence (of max_seq_len, or 8192 tokens when that is not given) and eight of
   // 1024 tokens, in at most a quarter of the memory. A page takes memory when it is first used.
   int32_t num_pages = 0;
