@@ -1,12 +1,16 @@
 """Configurations and graphs from GGUF files and from Hugging Face folders are the same."""
 
 import dataclasses
+import json
 import sys
 from typing import Any
 
+import numpy as np
 import pytest
+import torch
+from safetensors.torch import save_file
 
-from effinfer import _core
+from effinfer import LLM, _core
 from effinfer.model_files import open_model
 from effinfer.models.config import ModelConfig, config_from_gguf
 from effinfer.models.hf_config import config_from_hf
@@ -175,4 +179,42 @@ def test_safetensors_is_optional(tmp_path, monkeypatch):
     folder = tiny.write_folder(tiny.FAMILIES["llama"], tmp_path)
     monkeypatch.setitem(sys.modules, "safetensors", None)
     with pytest.raises(_core.UnsupportedError, match=r"effinfer\[safetensors\]"):
+        open_model(folder)
+
+
+@pytest.mark.parametrize(("dtype", "name"), [(torch.bfloat16, "bf16"), (torch.float16, "f16")])
+@pytest.mark.parametrize("family", ["llama", "gemma3"])
+def test_shards_and_16_bit_weights(family, dtype, name, tmp_path):
+    config = tiny.FAMILIES[family]
+    folder = tiny.write_folder(config, tmp_path)
+    (folder / "model.safetensors").unlink()
+    arrays = {key: torch.tensor(value).to(dtype) for key, value in tiny.weights(config).items()}
+    shards = {"model-1.safetensors": {}, "model-2.safetensors": {}}
+    for number, (key, value) in enumerate(arrays.items()):
+        shards[f"model-{number % 2 + 1}.safetensors"][key] = value
+    for shard, tensors in shards.items():
+        save_file(tensors, folder / shard)
+    index = {key: shard for shard, tensors in shards.items() for key in tensors}
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": index}))
+
+    weights = open_model(folder).weights
+    assert weights.dtype("blk.0.attn_q.weight") == name
+    assert weights.dtype("blk.0.attn_norm.weight") == "f32"
+    # The same values in float32 and in one file give the same logits.
+    model = LLM(folder, precision="f32")
+    exact = {key: value.float().numpy() for key, value in arrays.items()}
+    save_file({k: torch.tensor(v) for k, v in exact.items()}, tmp_path / "model.safetensors")
+    (folder / "model.safetensors.index.json").unlink()
+    for shard in shards:
+        (folder / shard).unlink()
+    np.testing.assert_array_equal(
+        model.logits(tiny.TOKEN_IDS), LLM(folder, precision="f32").logits(tiny.TOKEN_IDS)
+    )
+
+
+def test_an_index_may_not_leave_its_folder(tmp_path):
+    folder = tiny.write_folder(tiny.FAMILIES["llama"], tmp_path)
+    index = {"weight_map": {"model.norm.weight": "../other.safetensors"}}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+    with pytest.raises(_core.FormatError, match="weight_map"):
         open_model(folder)
