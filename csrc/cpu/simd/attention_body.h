@@ -14,11 +14,10 @@
 
 #include "cpu/attention.h"
 #include "cpu/simd/math.h"
+#include "kernels/attention.h"
 
 namespace effinfer::cpu::simd {
 
-inline constexpr int64_t kPageTokens = 64;
-inline constexpr int64_t kChunkTokens = 256;
 // The maximum of no scores: finite, so that differences of maxima are never NaN, and far below any
 // score, so that exp() of the difference is 0.
 inline constexpr float kNoScore = -1e30f;
@@ -157,7 +156,7 @@ struct AttentionBody {
     s.dim = tile.head_dim;
     s.q = tile.scratch;
     s.scores = s.q + s.rows * s.dim;
-    s.out = s.scores + s.rows * kPageTokens;
+    s.out = s.scores + s.rows * kernels::kPageSize;
     s.total = s.out + s.rows * s.dim;
     s.max = s.total + s.rows * s.dim;
     s.sum = s.max + s.rows;
@@ -190,16 +189,17 @@ struct AttentionBody {
   // not after the last.
   static Range visible(const AttentionTile& tile, int64_t first, int64_t last, int64_t page) {
     const int64_t begin =
-        tile.window_left < 0 ? 0 : tile.position + first - tile.window_left - page * kPageTokens;
-    const int64_t end = tile.position + last + 1 - page * kPageTokens;
-    return {begin < 0 ? 0 : begin, end > kPageTokens ? kPageTokens : end};
+        tile.window_left < 0 ? 0
+                             : tile.position + first - tile.window_left - page * kernels::kPageSize;
+    const int64_t end = tile.position + last + 1 - page * kernels::kPageSize;
+    return {begin < 0 ? 0 : begin, end > kernels::kPageSize ? kernels::kPageSize : end};
   }
 
   // Scores of a row to probabilities (times the scales of V): the row's maximum, sum and the factor
   // on what it has summed so far.
   static void softmax_row(const AttentionTile& tile, const State& s, int64_t row, Range all,
                           Range seen, int64_t page_id) {
-    float* scores = s.scores + row * kPageTokens;
+    float* scores = s.scores + row * kernels::kPageSize;
     const float* k_scale = Kv::kScaled ? tile.k_scale + page_id * tile.page_scales : nullptr;
     const float* v_scale = Kv::kScaled ? tile.v_scale + page_id * tile.page_scales : nullptr;
     const float old_max = s.max[row];
@@ -231,7 +231,7 @@ struct AttentionBody {
     }
     const float factor = first_lane(exp(V::set(old_max - new_max)));
     s.max[row] = new_max;
-    s.sum[row] = s.sum[row] * factor + simd_sum(sums);
+    s.sum[row] = s.sum[row] * factor + sum(sums);
     s.factors[row] = factor;
   }
 
@@ -240,7 +240,6 @@ struct AttentionBody {
     x.store(lanes);
     return lanes[0];
   }
-  static float simd_sum(V x) { return sum(x); }
 
   static void do_page(const AttentionTile& tile, const State& s, int64_t page) {
     const int64_t page_id = tile.pages[page];
@@ -253,7 +252,8 @@ struct AttentionBody {
     const int64_t k_lines = s.dim / P;  // of 16 tokens
     k += groups.begin / 16 * k_lines * kLine;
     product_all(s.q, s.dim, {k, kLine, k_lines * kLine, k + ahead}, s.dim, nullptr,
-                s.scores + groups.begin, kPageTokens, (groups.end - groups.begin) / 16, s.rows);
+                s.scores + groups.begin, kernels::kPageSize, (groups.end - groups.begin) / 16,
+                s.rows);
     for (int64_t row = 0; row < s.rows; ++row) {
       const int64_t token = row / tile.group;
       softmax_row(tile, s, row, groups, visible(tile, token, token, page), page_id);
@@ -261,7 +261,7 @@ struct AttentionBody {
     const int64_t v_lines = s.dim / 16;  // of P tokens
     const int64_t first = keys.begin / P * P;
     v += first / P * v_lines * kLine;
-    product_all(s.scores + first, kPageTokens, {v, v_lines * kLine, kLine, v + ahead},
+    product_all(s.scores + first, kernels::kPageSize, {v, v_lines * kLine, kLine, v + ahead},
                 keys.end - first, s.factors, s.out, s.dim, v_lines, s.rows);
   }
 
@@ -303,7 +303,7 @@ struct AttentionBody {
   }
 
   static void run_tile(const AttentionTile& tile) {
-    constexpr int64_t kChunkPages = kChunkTokens / kPageTokens;
+    constexpr int64_t kChunkPages = kernels::kKvChunk / kernels::kPageSize;
     const State s = make_state(tile);
     load_queries(tile, s);
     const bool one_chunk = tile.first_page / kChunkPages == (tile.end_page - 1) / kChunkPages;
