@@ -77,8 +77,8 @@ def own_specs() -> tuple[list[EngineSpec], list[EngineSpec]]:
     """effinfer as users get it, and capped at each lower level that is worth a row."""
     python = Path(sys.executable)
     default = EngineSpec("effinfer", python, WORKER)
-    available = effinfer.info()["isa_available"]
-    levels = [level for level in available if level not in ("portable", effinfer.info()["isa"])]
+    available = effinfer.info().available_isas
+    levels = [level for level in available if level not in ("portable", effinfer.info().isa)]
     capped = [
         EngineSpec(f"effinfer, {level}", python, WORKER, {"EFFINFER_ISA": level})
         for level in levels
@@ -134,11 +134,11 @@ def main() -> None:
     options = arguments()
     SCRATCH.mkdir(parents=True, exist_ok=True)
     RESULTS.mkdir(parents=True, exist_ok=True)
-    threads = options.threads or effinfer.info()["threads"]
+    threads = options.threads or effinfer.info().threads
     specs, missing = peer_specs(options.peers, options.peer_env)
     result: dict[str, Any] = {
         "machine": machine.describe(threads, SCRATCH),
-        "effinfer": effinfer.info(),
+        "effinfer": effinfer.info().to_dict(),
         "prefill_tokens": options.prefill,
         "decode_tokens": options.decode,
         "repeats": options.repeats,

@@ -21,13 +21,19 @@ class Worker:
         )
         seconds = time.perf_counter() - start
         facts = effinfer.info()
-        return {"seconds": seconds, "version": facts["version"], "isa": facts["isa"]}
+        return {"seconds": seconds, "version": facts.version, "isa": facts.isa}
 
     def first_and_last(self, tokens: list[int], count: int) -> tuple[float, float]:
         """Seconds from the call to the first and to the last of `count` greedy tokens."""
         params = effinfer.SamplingParams(temperature=0.0, max_tokens=count, ignore_eos=True)
+        engine = self.llm.engine
+        times: list[float] = []
         start = time.perf_counter()
-        times = [time.perf_counter() - start for _ in self.llm.stream_tokens(tokens, params)]
+        request = engine.add(tokens, params.to_core())
+        while engine.has_work():
+            produced = sum(len(output.tokens) for output in engine.step())
+            times.extend([time.perf_counter() - start] * produced)
+        engine.forget(request)
         if len(times) != count:
             raise RuntimeError(f"expected {count} tokens, got {len(times)}")
         return times[0], times[-1]
