@@ -7,6 +7,7 @@ import platform
 import shutil
 import subprocess
 from pathlib import Path
+from typing import Any
 
 FOLDER = Path(__file__).resolve().parent
 
@@ -38,10 +39,12 @@ def read_bandwidth(threads: int, build: Path) -> float | None:
     return float(output.split()[0])
 
 
-def describe(threads: int, build: Path) -> dict[str, object]:
+def describe(threads: int, build: Path) -> dict[str, Any]:
+    load = os.getloadavg()[0]  # before anything here adds to it
     return {
         "cpu": cpu_model(),
         "cores": os.cpu_count(),
+        "load_average": load,
         "kernel": platform.release().split("-")[0],
         "threads": threads,
         "read_bytes_per_s": read_bandwidth(threads, build),

@@ -13,6 +13,8 @@ from typing import Any
 
 DOCUMENT = Path(__file__).resolve().parent.parent / "docs" / "performance.md"
 
+BUSY = 1.0  # load average before the run, above which the document says so
+
 
 def table(header: list[str], rows: list[list[str]]) -> str:
     lines = [header, ["-"] * len(header), *rows]
@@ -118,6 +120,11 @@ def sections(result: dict[str, Any]) -> dict[str, str]:
             f"greatest) of {result['repeats']} repeats."
         )
     }
+    if about["load_average"] > BUSY:
+        parts["machine"] += (
+            f"\n\n**The machine was busy (load average {about['load_average']:.1f}): the speeds "
+            "below are not worth quoting.**"
+        )
     speeds, distances = [], []
     for model in result["models"]:
         title = f"### {model['file']}"

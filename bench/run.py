@@ -135,9 +135,10 @@ def main() -> None:
     SCRATCH.mkdir(parents=True, exist_ok=True)
     RESULTS.mkdir(parents=True, exist_ok=True)
     threads = options.threads or effinfer.info().threads
+    about = machine.describe(threads, SCRATCH)
     specs, missing = peer_specs(options.peers, options.peer_env)
     result: dict[str, Any] = {
-        "machine": machine.describe(threads, SCRATCH),
+        "machine": about,
         "effinfer": effinfer.info().to_dict(),
         "prefill_tokens": options.prefill,
         "decode_tokens": options.decode,
@@ -145,6 +146,8 @@ def main() -> None:
         "missing_peers": missing,
         "models": [],
     }
+    if about["load_average"] > report.BUSY:
+        say(f"the machine is busy (load average {about['load_average']:.1f})")
     for name in options.model or MODELS:
         path = Path(resolve(name))
         result["models"].append(bench_model(path, options, threads, specs))
