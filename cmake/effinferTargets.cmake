@@ -57,6 +57,8 @@ function(effinfer_target_options target)
     target_compile_options(${target} PRIVATE -fsanitize=${EFFINFER_SANITIZE}
                            -fno-sanitize-recover=all -fno-omit-frame-pointer)
     target_link_options(${target} PUBLIC -fsanitize=${EFFINFER_SANITIZE})
+    # GCC loses track of what a variant holds once its code is instrumented.
+    target_compile_options(${target} PRIVATE $<$<CXX_COMPILER_ID:GNU>:-Wno-maybe-uninitialized>)
   endif()
 endfunction()
 
