@@ -14,53 +14,51 @@ using kernels::PackedWeight;
 struct Avx512 {
   static constexpr int kTokens = 8;
 
+  // One group after the other: weights come from memory as one linear stream, which the prefetchers
+  // follow better than two side by side, although those share their broadcasts of activations.
   template <PackedFormat format>
   static void dot(const PackedWeight& weight, int64_t first_group, int groups, const Int8Row* rows,
                   int count, float (*sums)[32]) {
-    if (count == 1 && groups == 2) {
-      return dot_groups<format, 2, 1>(weight, first_group, rows, 1, sums, 0);
-    }
     for (int g = 0; g < groups; ++g) {
       const int64_t group = first_group + g;
-      if (count <= 2) {
-        dot_groups<format, 1, 2>(weight, group, rows, count, sums, g * 16);
-      } else if (count <= 4) {
-        dot_groups<format, 1, 4>(weight, group, rows, count, sums, g * 16);
-      } else {
-        dot_groups<format, 1, 8>(weight, group, rows, count, sums, g * 16);
+      const int offset = g * 16;
+      switch (count) {
+        case 1:
+          dot_group<format, 1>(weight, group, rows, count, sums, offset);
+          break;
+        case 2:
+          dot_group<format, 2>(weight, group, rows, count, sums, offset);
+          break;
+        case 3:
+        case 4:
+          dot_group<format, 4>(weight, group, rows, count, sums, offset);
+          break;
+        default:
+          dot_group<format, 8>(weight, group, rows, count, sums, offset);
+          break;
       }
     }
   }
 
  private:
-  // `groups` adjacent groups times `tokens` rows, of which `count` exist: the missing ones repeat
-  // the last and are not stored.
-  template <PackedFormat format, int groups, int tokens>
-  static void dot_groups(const PackedWeight& weight, int64_t first_group, const Int8Row* rows,
-                         int count, float (*sums)[32], int offset) {
+  // A group times `tokens` rows, of which `count` exist: the missing ones repeat the last and are
+  // not stored.
+  template <PackedFormat format, int tokens>
+  static void dot_group(const PackedWeight& weight, int64_t index, const Int8Row* rows, int count,
+                        float (*sums)[32], int offset) {
     Int8Row row[tokens];
     for (int t = 0; t < tokens; ++t) row[t] = rows[t < count ? t : count - 1];
-    const uint8_t* group[groups];
-    const uint8_t* data[groups];
-    for (int g = 0; g < groups; ++g) {
-      group[g] = weight.group(first_group + g);
-      data[g] = group[g] + kernels::header_bytes(format, weight.cols);
-    }
-    __m512 sum[groups][tokens];
-    for (int g = 0; g < groups; ++g) {
-      for (int t = 0; t < tokens; ++t) sum[g][t] = _mm512_setzero_ps();
-    }
+    const uint8_t* group = weight.group(index);
+    const uint8_t* data = group + kernels::header_bytes(format, weight.cols);
+    __m512 sum[tokens];
+    for (int t = 0; t < tokens; ++t) sum[t] = _mm512_setzero_ps();
     const int64_t superblocks = kernels::padded_cols(weight.cols) / kernels::kSuperblock;
     for (int64_t s = 0; s < superblocks; ++s) {
-      add_superblock<format, groups, tokens>(weight, group, data, s, row, sum);
-      for (int g = 0; g < groups; ++g) {
-        prefetch<kernels::superblock_bytes(format)>(data[g]);
-        data[g] += kernels::superblock_bytes(format);
-      }
+      add_superblock<format, tokens>(weight, group, data, s, row, sum);
+      prefetch<kernels::superblock_bytes(format)>(data);
+      data += kernels::superblock_bytes(format);
     }
-    for (int t = 0; t < count; ++t) {
-      for (int g = 0; g < groups; ++g) _mm512_storeu_ps(sums[t] + offset + 16 * g, sum[g][t]);
-    }
+    for (int t = 0; t < count; ++t) _mm512_storeu_ps(sums[t] + offset, sum[t]);
   }
 
   template <int64_t bytes>
@@ -71,41 +69,33 @@ struct Avx512 {
     }
   }
 
-  // A broadcast of activations serves all groups.
-  template <PackedFormat format, int groups, int tokens>
+  template <PackedFormat format, int tokens>
   [[gnu::always_inline]] static void add_superblock(const PackedWeight& weight,
-                                                    const uint8_t* const* group,
-                                                    const uint8_t* const* data, int64_t s,
-                                                    const Int8Row* row, __m512 (*sum)[tokens]) {
+                                                    const uint8_t* group, const uint8_t* data,
+                                                    int64_t s, const Int8Row* row, __m512* sum) {
     constexpr int kPhases = 32 / format.sub_block;
     unroll<kPhases>([&](auto phase_constant) __attribute__((always_inline)) {
       constexpr int phase = phase_constant;
-      __m512i integer[groups][2][tokens];
-      for (int f = 0; f < 2; ++f) {
+      __m512i integer[2][tokens];
+      unroll<2>([&](auto f) __attribute__((always_inline)) {
         for (int t = 0; t < tokens; ++t) {
-          const __m512i start = bias<format, phase>(row[t].sums16 + 4 * s + 2 * f);
-          for (int g = 0; g < groups; ++g) integer[g][f][t] = start;
-        }
-      }
-      unroll<8 / kPhases>([&](auto step) __attribute__((always_inline)) {
-        constexpr int i = phase * (8 / kPhases) + step;
-        __m512i operand[groups][2];
-        for (int g = 0; g < groups; ++g) load_operands<format.bits, i>(data[g], operand[g]);
-        for (int f = 0; f < 2; ++f) {
-          for (int t = 0; t < tokens; ++t) {
-            const __m512i a = broadcast_dword(row[t].q + 64 * s + 32 * f + 4 * i);
-            for (int g = 0; g < groups; ++g) {
-              integer[g][f][t] = _mm512_dpbusd_epi32(integer[g][f][t], operand[g][f], a);
-            }
-          }
+          integer[f][t] = bias<format, phase>(row[t].sums16 + 4 * s + 2 * f);
         }
       });
-      for (int f = 0; f < 2; ++f) {
-        for (int g = 0; g < groups; ++g) {
-          finish<format, phase, tokens>(weight, group[g], data[g], s, f, row, integer[g][f],
-                                        sum[g]);
-        }
-      }
+      unroll<8 / kPhases>([&](auto step) __attribute__((always_inline)) {
+        constexpr int i = phase * (8 / kPhases) + step;
+        __m512i operand[2];
+        load_operands<format.bits, i>(data, operand);
+        unroll<2>([&](auto f) __attribute__((always_inline)) {
+          for (int t = 0; t < tokens; ++t) {
+            const __m512i a = broadcast_dword(row[t].q + 64 * s + 32 * f + 4 * i);
+            integer[f][t] = _mm512_dpbusd_epi32(integer[f][t], operand[f], a);
+          }
+        });
+      });
+      unroll<2>([&](auto f) __attribute__((always_inline)) {
+        finish<format, phase, tokens>(weight, group, data, s, f, row, integer[f], sum);
+      });
     });
   }
 
