@@ -39,7 +39,8 @@ def speed_table(model: dict[str, Any], result: dict[str, Any]) -> str:
     for name, engine in model["engines"].items():
         if "error" in engine:
             rows.append([name, "-", "-", "-", "-"])
-            notes.append(f"{name} did not run this file: {engine['error']}")
+            reason = engine["error"].strip().splitlines()[-1]  # the lines before are a trace
+            notes.append(f"{name} did not run this file: {reason}")
             continue
         load = engine.get("load_s")
         peak = engine.get("peak_rss_bytes")
