@@ -208,7 +208,7 @@ class LLM:
 
     def _encode(self, prompt: Prompt, index: int) -> list[int]:
         ids = self.tokenizer.encode(prompt) if isinstance(prompt, str) else list(prompt)
-        if not prompt or not ids:
+        if len(prompt) == 0 or not ids:
             raise _core.InvalidArgumentError(f"[generate] prompts[{index}]: expected some text")
         return ids
 

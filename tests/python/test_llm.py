@@ -34,7 +34,7 @@ def test_a_batch_gives_what_each_prompt_gives_alone(llm):
 
 def test_prompts_may_be_texts_or_ids(llm):
     ids = llm.tokenize(PROMPTS[0])
-    forms = [PROMPTS[0], ids, [ids], [PROMPTS[0]], np.array(ids)]
+    forms = [PROMPTS[0], ids, [ids], [PROMPTS[0]], np.array(ids), [np.array(ids)]]
     texts = {llm.generate(form, GREEDY)[0].text for form in forms}
     assert len(texts) == 1
     assert llm.generate([], GREEDY) == []
