@@ -70,9 +70,9 @@ def install_package(build_dir: str, with_tests: bool) -> None:
         defines["EFFINFER_WERROR"] = "ON"
     if shutil.which("ccache"):
         defines["CMAKE_CXX_COMPILER_LAUNCHER"] = "ccache"
-    options = ["--no-build-isolation", "-C", f"build-dir={build_dir}"]
-    for key, value in defines.items():
-        options += ["-C", f"cmake.define.{key}={value}"]
+    # The long option: pip below 23.1, which Debian 12 ships, has no -C.
+    settings = [f"build-dir={build_dir}", *(f"cmake.define.{k}={v}" for k, v in defines.items())]
+    options = ["--no-build-isolation", *(f"--config-settings={setting}" for setting in settings)]
     once("package", source_digest(options), [*options, "-v" if os.environ.get("CI") else "-q", "."])
 
 
