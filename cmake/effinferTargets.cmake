@@ -1,5 +1,7 @@
 # Helpers for the targets of effinfer.
 
+include(CheckCXXSourceCompiles)
+
 string(TOLOWER "${CMAKE_SYSTEM_PROCESSOR}" effinfer_processor)
 if(effinfer_processor MATCHES "x86_64|amd64")
   set(EFFINFER_X86 ON)
@@ -18,13 +20,26 @@ if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU")
   list(APPEND EFFINFER_AVX512_FLAGS -Wno-uninitialized -Wno-maybe-uninitialized)
 endif()
 set(EFFINFER_AVX512BF16_FLAGS ${EFFINFER_AVX512_FLAGS} -mavx512bf16)
-set(EFFINFER_AMX_FLAGS ${EFFINFER_AVX512BF16_FLAGS} -mamx-tile -mamx-int8 -mamx-bf16)
+set(EFFINFER_AMX_FLAGS ${EFFINFER_AVX512BF16_FLAGS} -mamx-tile -mamx-bf16)
+# GCC before 11, Clang before 12 and binutils before 2.35 have no AMX: the build then leaves those
+# kernels out, and info() says so.
+set(EFFINFER_AMX OFF)
+if(EFFINFER_X86)
+  set(CMAKE_REQUIRED_FLAGS "-mamx-tile -mamx-bf16")
+  check_cxx_source_compiles([[
+    int main() { __asm__ volatile("tdpbf16ps %tmm2, %tmm1, %tmm0"); }
+  ]] EFFINFER_COMPILES_AMX)
+  unset(CMAKE_REQUIRED_FLAGS)
+  if(EFFINFER_COMPILES_AMX)
+    set(EFFINFER_AMX ON)
+  endif()
+endif()
 
 function(effinfer_select_isa_sources list)
   foreach(source IN LISTS ${list})
     if(source MATCHES "_(avx2|avx512|avx512bf16|amx)\\.cpp$")
       string(TOUPPER "${CMAKE_MATCH_1}" level)
-      if(EFFINFER_X86)
+      if(EFFINFER_X86 AND (EFFINFER_AMX OR NOT level STREQUAL "AMX"))
         set(flags ${EFFINFER_${level}_FLAGS})
         # Instrumented, these unrolled kernels take the optimiser ten times longer.
         if(EFFINFER_SANITIZE AND source MATCHES "matmul_int8_")
@@ -49,6 +64,9 @@ function(effinfer_target_options target)
                          -ffp-contract=off -fno-math-errno)
   if(EFFINFER_X86)
     target_compile_definitions(${target} PRIVATE EFFINFER_X86=1)
+  endif()
+  if(EFFINFER_AMX)
+    target_compile_definitions(${target} PRIVATE EFFINFER_AMX=1)
   endif()
   if(EFFINFER_WERROR)
     target_compile_options(${target} PRIVATE -Werror)

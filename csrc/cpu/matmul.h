@@ -27,4 +27,9 @@ namespace avx512bf16 {
 void matmul_bf16(const kernels::MatmulProblem& problem, Team& team);
 }  // namespace avx512bf16
 
+// Only where the compiler knows the instructions (EFFINFER_AMX).
+namespace amx {
+void matmul_bf16(const kernels::MatmulProblem& problem, Team& team);
+}  // namespace amx
+
 }  // namespace effinfer::cpu

@@ -2,7 +2,7 @@
 // of the float32 kernel.
 #include "cpu/matmul.h"
 #include "cpu/matmul_panel.h"
-#include "cpu/simd/packed_avx512.h"
+#include "cpu/simd/panel_bf16.h"
 
 namespace effinfer::cpu::avx512bf16 {
 namespace {
@@ -18,18 +18,13 @@ struct Avx512Bf16 {
     const uint8_t* group = weight.group(group_index);
     if (weight.format.scales == ScaleKind::dense) {
       if (weight.format.bits == QuantBits::bf16) return group + k * kRows * 2;
-      dense_panel(weight.format.bits, group, k, count, scratch);
+      Bf16Panel::dense(weight.format.bits, group, k, count, scratch);
       return scratch;
     }
     with_quantised_format(weight.format, [&]<PackedFormat format>() {
       for (int64_t i = 0; i < count; i += kernels::kSuperblock) {
-        uint8_t* block = scratch + i * kRows * 2;
-        dequantize_superblock<format>(
-            weight, group, (k + i) / kernels::kSuperblock,
-            [&](int line, const __m512* values) __attribute__((always_inline)) {
-              store_pair(values[0], values[1], block + line * 128);
-              store_pair(values[2], values[3], block + line * 128 + 64);
-            });
+        Bf16Panel::quantised<format>(weight, group, (k + i) / kernels::kSuperblock,
+                                     scratch + i * kRows * 2);
       }
     });
     return scratch;
@@ -43,29 +38,6 @@ struct Avx512Bf16 {
   }
 
  private:
-  // The line of two consecutive k: each row's values side by side.
-  [[gnu::always_inline]] static void store_pair(__m512 even, __m512 odd, uint8_t* out) {
-    alignas(64) static constexpr uint16_t kInterleave[32] = {
-        0, 16, 1, 17, 2,  18, 3,  19, 4,  20, 5,  21, 6,  22, 7,  23,
-        8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31};
-    const auto both = (__m512i)_mm512_cvtne2ps_pbh(odd, even);  // even in the lower half
-    _mm512_store_si512(out, _mm512_permutexvar_epi16(_mm512_load_si512(kInterleave), both));
-  }
-
-  static void dense_panel(QuantBits bits, const uint8_t* group, int64_t k, int64_t count,
-                          uint8_t* out) {
-    for (int64_t i = 0; i < count; i += 2) {
-      __m512 values[2];
-      for (int64_t j = 0; j < 2; ++j) {
-        const int64_t row = (k + i + j) * kRows;
-        values[j] = bits == QuantBits::f16
-                        ? load_halves(group + row * 2)
-                        : _mm512_loadu_ps(reinterpret_cast<const float*>(group) + row);
-      }
-      store_pair(values[0], values[1], out + i * kRows * 2);
-    }
-  }
-
   template <int tokens>
   static void multiply_tile(const uint8_t* const* panels, int64_t count, const uint8_t* x,
                             int64_t x_stride, float (*sums)[32]) {

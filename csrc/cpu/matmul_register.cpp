@@ -1,4 +1,5 @@
 #include "cpu/matmul.h"
+#include "cpu/matmul_amx.h"
 #include "cpu/matmul_int8.h"
 #include "cpu/matmul_panel.h"
 #include "cpu/register.h"
@@ -70,6 +71,9 @@ void register_matmul() {
       {"matmul.avx512.f32", Isa::avx512, rejects_f32, avx512::matmul_f32, panel_scratch_bytes});
   table.add({"matmul.avx512.bf16", Isa::avx512, rejects_bf16, avx512bf16::matmul_bf16,
              panel_scratch_bytes});
+#endif
+#if EFFINFER_AMX
+  table.add({"matmul.amx.bf16", Isa::amx, rejects_bf16, amx::matmul_bf16, amx_scratch_bytes});
 #endif
 }
 

@@ -1,5 +1,5 @@
-// Reading packed weights with AVX-512. For the *_avx512.cpp and *_avx512bf16.cpp files only: all of
-// it has internal linkage.
+// Reading packed weights with AVX-512. For the *_avx512.cpp, *_avx512bf16.cpp and *_amx.cpp files
+// only: all of it has internal linkage.
 #pragma once
 
 #include <immintrin.h>

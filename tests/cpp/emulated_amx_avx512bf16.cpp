@@ -1,0 +1,28 @@
+#include "cpu/simd/matmul_amx_body.h"
+#include "emulated_amx.h"
+#include "emulated_tiles.h"
+
+namespace emulated {
+
+using namespace effinfer::cpu;
+
+void matmul_bf16(const effinfer::kernels::MatmulProblem& problem, effinfer::Team& team) {
+  AmxMatmul<EmulatedTiles>::run(problem, team);
+}
+
+void dpbf16ps(float* c, const uint16_t* a, const uint16_t* b, int rows) {
+  TileConfig config;
+  for (int tile = 0; tile < 3; ++tile) {
+    config.row_bytes[tile] = kTileRowBytes;
+    config.rows[tile] = tile == 2 ? kTileRows : static_cast<uint8_t>(rows);
+  }
+  EmulatedTiles tiles;
+  tiles.configure(config);
+  tiles.load<0>(c, kTileRowBytes);
+  tiles.load<1>(a, kTileRowBytes);
+  tiles.load<2>(b, kTileRowBytes);
+  tiles.dpbf16ps<0, 1, 2>();
+  tiles.store<0>(c, kTileRowBytes);
+}
+
+}  // namespace emulated
