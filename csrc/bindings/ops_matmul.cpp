@@ -91,7 +91,7 @@ py::tuple quantize_activation(const py::array& x) {
   const int64_t n = x.shape(0);
   const int64_t cols = x.shape(1);
   py::array_t<int8_t> q({n, cols});
-  py::array_t<float> scales({n, (cols + 31) / 32});
+  py::array_t<float> scales({n, (cols + 15) / 16});
   ops::quantize_activation(values, n, cols, q.mutable_data(), scales.mutable_data());
   return py::make_tuple(q, scales);
 }
@@ -115,7 +115,7 @@ void register_ops_matmul(py::module_& m) {
         py::arg("pool") = nullptr, py::arg("bias") = py::none(), py::arg("residual") = py::none(),
         "x [n, cols] times the transposed weight, plus bias [rows] and residual [n, rows].");
   m.def("quantize_activation", &quantize_activation, py::arg("x"),
-        "Rounds float32 rows to the int8 operand of matmul: (q [n, K], scales [n, ceil(K / 32)]).");
+        "Rounds float32 rows to the int8 operand of matmul: (q [n, K], scales [n, ceil(K / 16)]).");
 }
 
 }  // namespace effinfer::bindings

@@ -68,45 +68,53 @@ struct ActivationRows {
   }
 
  private:
-  [[gnu::always_inline]] static void store_int8(uint8_t* record, int64_t padded, int64_t block,
-                                                const float* values) {
+  static constexpr int kScale = static_cast<int>(kernels::kScaleBlock);
+
+  struct Rounded {
+    float scale;
+    int32_t sum;
+  };
+
+  // The values of one scale as int8.
+  [[gnu::always_inline]] static Rounded round_block(const float* values, int8_t* q) {
     // Magnitudes of floats order like their bits; infinities and NaNs come last.
     uint32_t max_bits = 0;
-    for (int i = 0; i < kBlock; ++i) {
+    for (int i = 0; i < kScale; ++i) {
       const uint32_t bits = std::bit_cast<uint32_t>(values[i]) & 0x7fffffffu;
       max_bits = bits > max_bits ? bits : max_bits;
     }
     const float max = std::bit_cast<float>(max_bits);
-    int8_t q[kBlock] = {};
-    int32_t sums[2] = {};
-    float scale = 0.0f;
-    if (max_bits >= 0x7f800000u) {
-      scale = std::numeric_limits<float>::quiet_NaN();
-    } else if (max >= kernels::kSmallestBlock) {
-      scale = max / 127.0f;
-      const float inverse = 127.0f / max;
-      // Adding 1.5 * 2^23 leaves the integer nearest to the value, ties to even, in the low bits.
-      constexpr float kRound = 12582912.0f;
-      int32_t rounded[kBlock];
-      for (int i = 0; i < kBlock; ++i) {
-        rounded[i] =
-            std::bit_cast<int32_t>(values[i] * inverse + kRound) - std::bit_cast<int32_t>(kRound);
-      }
-      for (int i = 0; i < kBlock; ++i) q[i] = static_cast<int8_t>(rounded[i]);
-      // By halves, so that the compiler keeps the sums in vectors.
-      for (int half = 0; half < 2; ++half) {
-        int32_t* values16 = rounded + 16 * half;
-        for (int i = 0; i < 8; ++i) values16[i] += values16[8 + i];
-        for (int i = 0; i < 4; ++i) values16[i] += values16[4 + i];
-        sums[half] = values16[0] + values16[1] + values16[2] + values16[3];
-      }
+    std::memset(q, 0, kScale);
+    if (max_bits >= 0x7f800000u) return {std::numeric_limits<float>::quiet_NaN(), 0};
+    if (!(max >= kernels::kSmallestBlock)) return {0.0f, 0};
+    const float inverse = 127.0f / max;
+    // Adding 1.5 * 2^23 leaves the integer nearest to the value, ties to even, in the low bits.
+    constexpr float kRound = 12582912.0f;
+    int32_t rounded[kScale];
+    for (int i = 0; i < kScale; ++i) {
+      rounded[i] =
+          std::bit_cast<int32_t>(values[i] * inverse + kRound) - std::bit_cast<int32_t>(kRound);
     }
-    const float scaled_sum = scale * static_cast<float>(sums[0] + sums[1]);
-    const int16_t sums16[2] = {static_cast<int16_t>(sums[0]), static_cast<int16_t>(sums[1])};
+    for (int i = 0; i < kScale; ++i) q[i] = static_cast<int8_t>(rounded[i]);
+    // By halves, so that the compiler keeps the sums in vectors.
+    for (int i = 0; i < 8; ++i) rounded[i] += rounded[8 + i];
+    for (int i = 0; i < 4; ++i) rounded[i] += rounded[4 + i];
+    return {max / 127.0f, rounded[0] + rounded[1] + rounded[2] + rounded[3]};
+  }
+
+  [[gnu::always_inline]] static void store_int8(uint8_t* record, int64_t padded, int64_t block,
+                                                const float* values) {
+    int8_t q[kBlock];
+    const Rounded first = round_block(values, q);
+    const Rounded second = round_block(values + kScale, q + kScale);
+    const float scales[2] = {first.scale, second.scale};
+    const int32_t biases[2] = {-128 * first.sum, -128 * second.sum};
+    const float scaled =
+        first.scale * static_cast<float>(first.sum) + second.scale * static_cast<float>(second.sum);
     std::memcpy(record + block * kBlock, q, sizeof(q));
-    std::memcpy(record + padded + block * 4, &scale, 4);
-    std::memcpy(record + padded + padded / 8 + block * 4, &scaled_sum, 4);
-    std::memcpy(record + padded + padded / 4 + block * 4, sums16, 4);
+    std::memcpy(record + padded + block * 8, scales, 8);
+    std::memcpy(record + padded + padded / 4 + block * 8, biases, 8);
+    std::memcpy(record + padded + padded / 2 + block * 4, &scaled, 4);
   }
 };
 

@@ -29,20 +29,17 @@ struct Portable {
   template <PackedFormat format>
   static void dot_group(const PackedWeight& weight, const uint8_t* group, const Int8Row* rows,
                         int count, float (*sums)[32], int offset) {
-    constexpr int kPhases = 32 / format.sub_block;
     const uint8_t* data = group + kernels::header_bytes(format, weight.cols);
     const int64_t superblocks = kernels::padded_cols(weight.cols) / kernels::kSuperblock;
     uint8_t fields[kFieldLines * 64];
     for (int64_t s = 0; s < superblocks; ++s) {
       unpack_lines<format.bits>(data, fields);
-      for (int phase = 0; phase < kPhases; ++phase) {
-        for (int block = 0; block < 2; ++block) {
-          const Affine affine = load_affine(format, weight, group, s, block * kPhases + phase);
-          const int first = block * 8 + phase * (8 / kPhases);
-          for (int t = 0; t < count; ++t) {
-            add_sub_block<format>(fields + first * 64, rows[t], s * 16 + first, affine,
-                                  sums[t] + offset);
-          }
+      for (int sub = 0; sub < 64 / format.sub_block; ++sub) {
+        const Affine affine = load_affine(format, weight, group, s, sub);
+        const int first = sub * format.sub_block / 4;
+        for (int t = 0; t < count; ++t) {
+          add_sub_block<format>(fields + first * 64, rows[t], s * 16 + first, affine,
+                                sums[t] + offset);
         }
       }
       data += kernels::superblock_bytes(format);
@@ -53,25 +50,30 @@ struct Portable {
   template <PackedFormat format>
   static void add_sub_block(const uint8_t* fields, const Int8Row& row, int64_t line,
                             const Affine& affine, float* sums) {
-    constexpr int kLines = format.sub_block / 4;
-    int32_t integers[kRows] = {};
-    for (int i = 0; i < kLines; ++i) {
-      const int8_t* a = row.q + (line + i) * 4;
+    constexpr int kHalves = format.sub_block / 16;
+    float products[kRows] = {};
+    for (int half = 0; half < kHalves; ++half) {
+      const int64_t block = line / 4 + half;
+      int32_t integers[kRows] = {};
+      for (int i = 0; i < 4; ++i) {
+        const int8_t* a = row.q + block * 16 + i * 4;
+        for (int r = 0; r < kRows; ++r) {
+          const uint8_t* w = fields + (half * 4 + i) * 64 + r * 4;
+          integers[r] += w[0] * a[0] + w[1] * a[1] + w[2] * a[2] + w[3] * a[3];
+        }
+      }
+      const int32_t bias = row.biases[block] * format.zero / 128;
       for (int r = 0; r < kRows; ++r) {
-        const uint8_t* w = fields + i * 64 + r * 4;
-        integers[r] += w[0] * a[0] + w[1] * a[1] + w[2] * a[2] + w[3] * a[3];
+        const auto value = static_cast<float>(integers[r] + bias);
+        products[r] = half == 0 ? value * row.scales[block]
+                                : __builtin_fmaf(value, row.scales[block], products[r]);
       }
     }
-    int32_t sum = row.sums16[line / 4];
-    if constexpr (format.sub_block == 32) sum += row.sums16[line / 4 + 1];
-    const float scale = row.scales[line / 8];
     for (int r = 0; r < kRows; ++r) {
-      const int32_t integer = integers[r] - format.zero * sum;
-      sums[r] = __builtin_fmaf(static_cast<float>(integer), affine.scale[r] * scale, sums[r]);
+      sums[r] = __builtin_fmaf(products[r], affine.scale[r], sums[r]);
     }
     if constexpr (format.has_min) {
-      const float scaled =
-          format.sub_block == 32 ? row.sums[line / 8] : scale * static_cast<float>(sum);
+      const float scaled = kHalves == 2 ? row.scaled[line / 8] : row.scaled16(line / 4);
       for (int r = 0; r < kRows; ++r) {
         sums[r] = __builtin_fmaf(affine.min[r], scaled, sums[r]);
       }

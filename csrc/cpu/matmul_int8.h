@@ -1,17 +1,19 @@
 // Int8 matmul, what all ISA levels share: the cut into units and blocks of tokens, the choice of
 // the inner kernel by weight format, and the arithmetic, which is one sequence of operations
 // everywhere, so that a result is the same bits at every level, for any number of rows and any
-// team:
+// team. For each block of 32 k, in order, with i0 and i1 the exact sums of (q_w - zero) q_a over
+// its halves and scale0, scale1 the operand's:
 //
-//   for each superblock of 64 k, in order
-//     for each phase h of a block (1, or 2 where sub-blocks have 16 values)
-//       for each of the superblock's two blocks of 32 k, f = 0, 1
-//         i    = sum over the sub-block (block f, phase h) of (q_w - zero) q_a          exact
-//         sum  = fma(float(i), T * scale_a, sum)
-//         sum  = fma(M, scaled_sum_a, sum)                                 with minima
+//   weights with a scale for 32 values            weights with a scale for 16 values
+//     t   = fma(float(i1), scale1,                  sum = fma(float(i0) * scale0, T0, sum)
+//               float(i0) * scale0)                 sum = fma(M0, scale0 * sum_a0, sum)   with
+//               minima
+//     sum = fma(t, T, sum)                          sum = fma(float(i1) * scale1, T1, sum)
+//     sum = fma(M, scaled_a, sum)   with minima     sum = fma(M1, scale1 * sum_a1, sum)   with
+//     minima
 //
-// where T is d or d * s, M is m or -(dmin * min), and scaled_sum_a is scale_a times the sum of q_a
-// over the sub-block.
+// where T is d or d * s, M is m or -(dmin * min), sum_a is the sum of the half's q_a, and scaled_a
+// the sum of both halves' scale * sum_a.
 #pragma once
 
 #include <cstdint>

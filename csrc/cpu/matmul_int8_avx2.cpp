@@ -2,13 +2,15 @@
 // dword of activations (signed) and adds pairs of products into int16, saturating. Since
 // activations are within +-127, sums of int16 stay exact for so many lines:
 //
-//   u4   2 * 15 * 127 =  3810 a line, 8 lines  30480
+//   u4   2 * 15 * 127 =  3810 a line, 4 lines  15240 (a block of 16 k, no more is needed)
 //   u5   2 * 31 * 127 =  7874 a line, 4 lines  31496
 //   u6   2 * 63 * 127 = 16002 a line, 2 lines  32004      all <= 32767
 //
 // and are then added in pairs into int32. Bytes would saturate at once (2 * 255 * 127 = 64770), so
 // u8 quants are taken as signed w = q - 128, and |w| <= 128 multiplies the activation with the sign
 // of w: 2 * 128 * 127 = 32512 a line, 1 line.
+#include <bit>
+
 #include "cpu/matmul.h"
 #include "cpu/matmul_int8.h"
 #include "cpu/simd/packed_avx2.h"
@@ -18,9 +20,9 @@ namespace {
 
 using kernels::Int8Row;
 
-// Lines of one block whose products fit in int16.
+// Lines of a block of 16 k whose products fit in int16.
 constexpr int exact_lines(QuantBits bits) {
-  return bits == QuantBits::u4 ? 8 : bits == QuantBits::u5 ? 4 : bits == QuantBits::u6 ? 2 : 1;
+  return bits == QuantBits::u4 || bits == QuantBits::u5 ? 4 : bits == QuantBits::u6 ? 2 : 1;
 }
 
 struct Avx2 {
@@ -71,93 +73,76 @@ struct Avx2 {
                                                     const uint8_t* group, const uint8_t* data,
                                                     int64_t s, const Int8Row* rows,
                                                     __m256 (*sum)[tokens]) {
-    constexpr int kPhases = 32 / format.sub_block;
-    constexpr int kSteps = 8 / kPhases;
-    constexpr int kExact = exact_lines(format.bits) < kSteps ? exact_lines(format.bits) : kSteps;
-    unroll<2 * kPhases>([&](auto index) __attribute__((always_inline)) {
-      constexpr int phase = index / 2;
-      constexpr int f = index % 2;
-      __m256i integer[2][tokens];
-      for (int t = 0; t < tokens; ++t) {
-        integer[0][t] = bias<format, phase>(rows[t].sums16 + 4 * s + 2 * f);
-        integer[1][t] = integer[0][t];
-      }
-      unroll<kSteps / kExact>([&](auto stretch) __attribute__((always_inline)) {
-        constexpr int first = phase * kSteps + stretch * kExact;
-        add_lines<format.bits, f, first, kExact, tokens>(data, s, rows, integer);
+    constexpr int kHalves = format.sub_block / 16;  // blocks of the operand under one scale
+    unroll<64 / format.sub_block>([&](auto sub) __attribute__((always_inline)) {
+      __m256 product[2][tokens];
+      unroll<kHalves>([&](auto half) __attribute__((always_inline)) {
+        constexpr int block = sub * kHalves + half;
+        __m256i integer[2][tokens];
+        dot_block<format, block, tokens>(data, s, rows, integer);
+        for (int t = 0; t < tokens; ++t) {
+          const __m256 scale = _mm256_set1_ps(rows[t].scales[4 * s + block]);
+          for (int h = 0; h < 2; ++h) {
+            const __m256 value = _mm256_cvtepi32_ps(integer[h][t]);
+            product[h][t] = half == 0 ? _mm256_mul_ps(value, scale)
+                                      : _mm256_fmadd_ps(value, scale, product[h][t]);
+          }
+        }
       });
-      for (int half = 0; half < 2; ++half) {
-        finish<format, phase, tokens>(weight, group, data, s, f, half, rows, integer[half],
-                                      sum[half]);
+      for (int h = 0; h < 2; ++h) {
+        const auto [scale, min] = load_affine<format>(weight, group, data, s, sub, h);
+        for (int t = 0; t < tokens; ++t) {
+          sum[h][t] = _mm256_fmadd_ps(product[h][t], scale, sum[h][t]);
+          if constexpr (format.has_min) {
+            const int64_t block = 4 * s + sub;
+            const float scaled =
+                kHalves == 2 ? rows[t].scaled[2 * s + sub] : rows[t].scaled16(block);
+            sum[h][t] = _mm256_fmadd_ps(min, _mm256_set1_ps(scaled), sum[h][t]);
+          }
+        }
       }
     });
   }
 
-  // integer[half] += lines [first, first + lines) of block f: a broadcast of activations serves
-  // both halves of a line.
-  template <QuantBits bits, int f, int first, int lines, int tokens>
-  [[gnu::always_inline]] static void add_lines(const uint8_t* data, int64_t s, const Int8Row* rows,
+  // integer[half] = the sums over block `block` of 16 k of the superblock: a broadcast of
+  // activations serves both halves of a line.
+  template <PackedFormat format, int block, int tokens>
+  [[gnu::always_inline]] static void dot_block(const uint8_t* data, int64_t s, const Int8Row* rows,
                                                __m256i (*integer)[tokens]) {
+    constexpr int kExact = exact_lines(format.bits);
+    constexpr bool kBias = format.zero != 0 && format.bits != QuantBits::u8;
     __m256i pairs[2][tokens];
-    unroll<lines>([&](auto step) __attribute__((always_inline)) {
-      constexpr int i = first + step;
+    unroll<4>([&](auto step) __attribute__((always_inline)) {
+      constexpr int line = 4 * block + step;
       __m256i operand[2];
       __m256i magnitude[2];
-      for (int half = 0; half < 2; ++half) {
-        operand[half] = load_operand<bits, f, i>(data + 32 * half);
-        magnitude[half] = operand[half];
-        if constexpr (bits == QuantBits::u8) {
-          operand[half] = _mm256_xor_si256(operand[half], _mm256_set1_epi8(-128));
-          magnitude[half] = _mm256_abs_epi8(operand[half]);
+      for (int h = 0; h < 2; ++h) {
+        operand[h] = load_operand<format.bits, line>(data + 32 * h);
+        magnitude[h] = operand[h];
+        if constexpr (format.bits == QuantBits::u8) {
+          operand[h] = _mm256_xor_si256(operand[h], _mm256_set1_epi8(-128));
+          magnitude[h] = _mm256_abs_epi8(operand[h]);
         }
       }
       for (int t = 0; t < tokens; ++t) {
-        const __m256i broadcast = broadcast_dword(rows[t].q + 64 * s + 32 * f + 4 * i);
-        for (int half = 0; half < 2; ++half) {
+        const __m256i broadcast = broadcast_dword(rows[t].q + 64 * s + 4 * line);
+        for (int h = 0; h < 2; ++h) {
           __m256i a = broadcast;
-          if constexpr (bits == QuantBits::u8) a = _mm256_sign_epi8(a, operand[half]);
-          const __m256i products = _mm256_maddubs_epi16(magnitude[half], a);
-          pairs[half][t] = step == 0 ? products : _mm256_add_epi16(pairs[half][t], products);
+          if constexpr (format.bits == QuantBits::u8) a = _mm256_sign_epi8(a, operand[h]);
+          const __m256i products = _mm256_maddubs_epi16(magnitude[h], a);
+          pairs[h][t] = step % kExact == 0 ? products : _mm256_add_epi16(pairs[h][t], products);
+          if constexpr (step % kExact == kExact - 1) {
+            const __m256i added = _mm256_madd_epi16(pairs[h][t], _mm256_set1_epi16(1));
+            integer[h][t] = step < kExact ? added : _mm256_add_epi32(integer[h][t], added);
+          }
         }
       }
     });
-    for (int half = 0; half < 2; ++half) {
+    if constexpr (kBias) {
       for (int t = 0; t < tokens; ++t) {
-        integer[half][t] = _mm256_add_epi32(
-            integer[half][t], _mm256_madd_epi16(pairs[half][t], _mm256_set1_epi16(1)));
-      }
-    }
-  }
-
-  // -zero * the sum of the sub-block's activations; `sums16` are the two halves of its block.
-  template <PackedFormat format, int phase>
-  [[gnu::always_inline]] static __m256i bias(const int16_t* sums16) {
-    if constexpr (format.zero == 0 || format.bits == QuantBits::u8) return _mm256_setzero_si256();
-    constexpr uint32_t kZero = static_cast<uint16_t>(-format.zero);
-    constexpr uint32_t kFactors = format.sub_block == 32 ? kZero << 16 | kZero
-                                  : phase == 0           ? kZero
-                                                         : kZero << 16;
-    return _mm256_madd_epi16(_mm256_set1_epi32(static_cast<int32_t>(kFactors)),
-                             broadcast_dword(sums16));
-  }
-
-  template <PackedFormat format, int phase, int tokens>
-  [[gnu::always_inline]] static void finish(const PackedWeight& weight, const uint8_t* group,
-                                            const uint8_t* data, int64_t s, int f, int half,
-                                            const Int8Row* rows, const __m256i* integer,
-                                            __m256* sum) {
-    const int sub = f * (32 / format.sub_block) + phase;
-    const auto [scale, min] = load_affine<format>(weight, group, data, s, sub, half);
-    for (int t = 0; t < tokens; ++t) {
-      const float activation_scale = rows[t].scales[2 * s + f];
-      sum[t] = _mm256_fmadd_ps(_mm256_cvtepi32_ps(integer[t]),
-                               _mm256_mul_ps(scale, _mm256_set1_ps(activation_scale)), sum[t]);
-      if constexpr (format.has_min) {
-        const float scaled =
-            format.sub_block == 32
-                ? rows[t].sums[2 * s + f]
-                : activation_scale * static_cast<float>(rows[t].sums16[4 * s + 2 * f + phase]);
-        sum[t] = _mm256_fmadd_ps(min, _mm256_set1_ps(scaled), sum[t]);
+        const __m256i bias128 = _mm256_set1_epi32(rows[t].biases[4 * s + block]);
+        const __m256i bias = _mm256_srai_epi32(bias128, std::countr_zero(128u / format.zero));
+        for (int h = 0; h < 2; ++h) integer[h][t] = _mm256_add_epi32(integer[h][t], bias);
       }
     }
   }

@@ -1,5 +1,7 @@
 // Int8 matmul for AVX-512 VNNI: one VPDPBUSD multiplies a line of 16 rows x 4 k by a broadcast
 // dword of activations.
+#include <bit>
+
 #include "cpu/matmul.h"
 #include "cpu/matmul_int8.h"
 #include "cpu/simd/packed_avx512.h"
@@ -73,63 +75,52 @@ struct Avx512 {
   [[gnu::always_inline]] static void add_superblock(const PackedWeight& weight,
                                                     const uint8_t* group, const uint8_t* data,
                                                     int64_t s, const Int8Row* row, __m512* sum) {
-    constexpr int kPhases = 32 / format.sub_block;
-    unroll<kPhases>([&](auto phase_constant) __attribute__((always_inline)) {
-      constexpr int phase = phase_constant;
-      __m512i integer[2][tokens];
-      unroll<2>([&](auto f) __attribute__((always_inline)) {
+    constexpr int kHalves = format.sub_block / 16;  // blocks of the operand under one scale
+    unroll<64 / format.sub_block>([&](auto sub) __attribute__((always_inline)) {
+      __m512 product[tokens];
+      unroll<kHalves>([&](auto half) __attribute__((always_inline)) {
+        constexpr int block = sub * kHalves + half;
+        __m512i integer[tokens];
+        dot_block<format, block, tokens>(data, s, row, integer);
         for (int t = 0; t < tokens; ++t) {
-          integer[f][t] = bias<format, phase>(row[t].sums16 + 4 * s + 2 * f);
+          const __m512 scale = _mm512_set1_ps(row[t].scales[4 * s + block]);
+          const __m512 value = _mm512_cvtepi32_ps(integer[t]);
+          product[t] =
+              half == 0 ? _mm512_mul_ps(value, scale) : _mm512_fmadd_ps(value, scale, product[t]);
         }
       });
-      unroll<8 / kPhases>([&](auto step) __attribute__((always_inline)) {
-        constexpr int i = phase * (8 / kPhases) + step;
-        __m512i operand[2];
-        load_operands<format.bits, i>(data, operand);
-        unroll<2>([&](auto f) __attribute__((always_inline)) {
-          for (int t = 0; t < tokens; ++t) {
-            const __m512i a = broadcast_dword(row[t].q + 64 * s + 32 * f + 4 * i);
-            integer[f][t] = _mm512_dpbusd_epi32(integer[f][t], operand[f], a);
-          }
-        });
-      });
-      unroll<2>([&](auto f) __attribute__((always_inline)) {
-        finish<format, phase, tokens>(weight, group, data, s, f, row, integer[f], sum);
-      });
+      const auto [scale, min] = load_affine<format>(weight, group, data, s, sub);
+      for (int t = 0; t < tokens; ++t) sum[t] = _mm512_fmadd_ps(product[t], scale, sum[t]);
+      if constexpr (format.has_min) {
+        for (int t = 0; t < tokens; ++t) {
+          const int64_t block = 4 * s + sub;
+          const float scaled = kHalves == 2 ? row[t].scaled[2 * s + sub] : row[t].scaled16(block);
+          sum[t] = _mm512_fmadd_ps(min, _mm512_set1_ps(scaled), sum[t]);
+        }
+      }
     });
   }
 
-  // -zero * the sum of the sub-block's activations; `sums16` are the two halves of its block.
-  template <PackedFormat format, int phase>
-  [[gnu::always_inline]] static __m512i bias(const int16_t* sums16) {
-    if constexpr (format.zero == 0) return _mm512_setzero_si512();
-    constexpr uint32_t kZero = static_cast<uint16_t>(-format.zero);
-    constexpr uint32_t kFactors = format.sub_block == 32 ? kZero << 16 | kZero
-                                  : phase == 0           ? kZero
-                                                         : kZero << 16;
-    return _mm512_madd_epi16(_mm512_set1_epi32(static_cast<int32_t>(kFactors)),
-                             broadcast_dword(sums16));
+  // -zero * the sum of a block of activations.
+  template <int zero>
+  [[gnu::always_inline]] static __m512i bias(int32_t bias128) {
+    if constexpr (zero == 0) return _mm512_setzero_si512();
+    return _mm512_srai_epi32(_mm512_set1_epi32(bias128), std::countr_zero(128u / zero));
   }
 
-  template <PackedFormat format, int phase, int tokens>
-  [[gnu::always_inline]] static void finish(const PackedWeight& weight, const uint8_t* group,
-                                            const uint8_t* data, int64_t s, int f,
-                                            const Int8Row* row, const __m512i* integer,
-                                            __m512* sum) {
-    const int sub = f * (32 / format.sub_block) + phase;
-    const auto [scale, min] = load_affine<format>(weight, group, data, s, sub);
-    for (int t = 0; t < tokens; ++t) {
-      const float activation_scale = row[t].scales[2 * s + f];
-      sum[t] = _mm512_fmadd_ps(_mm512_cvtepi32_ps(integer[t]),
-                               _mm512_mul_ps(scale, _mm512_set1_ps(activation_scale)), sum[t]);
-      if constexpr (format.has_min) {
-        const float scaled =
-            format.sub_block == 32
-                ? row[t].sums[2 * s + f]
-                : activation_scale * static_cast<float>(row[t].sums16[4 * s + 2 * f + phase]);
-        sum[t] = _mm512_fmadd_ps(min, _mm512_set1_ps(scaled), sum[t]);
+  // integer[t] = the sums over block `block` of 16 k of the superblock.
+  template <PackedFormat format, int block, int tokens>
+  [[gnu::always_inline]] static void dot_block(const uint8_t* data, int64_t s, const Int8Row* row,
+                                               __m512i* integer) {
+    for (int t = 0; t < tokens; ++t) integer[t] = bias<format.zero>(row[t].biases[4 * s + block]);
+    unroll<4>([&](auto step) __attribute__((always_inline)) {
+      constexpr int line = 4 * block + step;
+      const __m512i operand = load_operand<format.bits, line>(data);
+      for (int t = 0; t < tokens; ++t) {
+        integer[t] =
+            _mm512_dpbusd_epi32(integer[t], operand, broadcast_dword(row[t].q + 64 * s + 4 * line));
       }
-    }
+    });
   }
 };
 

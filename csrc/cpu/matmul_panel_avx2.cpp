@@ -71,24 +71,20 @@ struct Avx2 {
                          float* out) {
     const uint8_t* data =
         group + kernels::header_bytes(format, weight.cols) + s * kernels::superblock_bytes(format);
-    unroll<2>([&](auto f_constant) __attribute__((always_inline)) {
-      constexpr int f = f_constant;
-      constexpr int kPhases = 32 / format.sub_block;
-      unroll<kPhases>([&](auto phase) __attribute__((always_inline)) {
-        Affine affine = load_affine<format>(weight, group, data, s, f * kPhases + phase, half);
-        if constexpr (!format.has_min) {
-          affine.min = _mm256_mul_ps(affine.scale, _mm256_set1_ps(-float{format.zero}));
+    unroll<64 / format.sub_block>([&](auto sub) __attribute__((always_inline)) {
+      Affine affine = load_affine<format>(weight, group, data, s, sub, half);
+      if constexpr (!format.has_min) {
+        affine.min = _mm256_mul_ps(affine.scale, _mm256_set1_ps(-float{format.zero}));
+      }
+      unroll<format.sub_block / 4>([&](auto step) __attribute__((always_inline)) {
+        constexpr int line = sub * (format.sub_block / 4) + step;
+        const __m256i operand = load_operand<format.bits, line>(data + 32 * half);
+        for (int j = 0; j < 4; ++j) {
+          const __m256i q =
+              _mm256_and_si256(_mm256_srli_epi32(operand, 8 * j), _mm256_set1_epi32(255));
+          _mm256_store_ps(out + (4 * line + j) * kRows,
+                          _mm256_fmadd_ps(_mm256_cvtepi32_ps(q), affine.scale, affine.min));
         }
-        unroll<8 / kPhases>([&](auto step) __attribute__((always_inline)) {
-          constexpr int i = phase * (8 / kPhases) + step;
-          const __m256i operand = load_operand<format.bits, f, i>(data + 32 * half);
-          for (int j = 0; j < 4; ++j) {
-            const __m256i q =
-                _mm256_and_si256(_mm256_srli_epi32(operand, 8 * j), _mm256_set1_epi32(255));
-            _mm256_store_ps(out + (32 * f + 4 * i + j) * kRows,
-                            _mm256_fmadd_ps(_mm256_cvtepi32_ps(q), affine.scale, affine.min));
-          }
-        });
       });
     });
   }

@@ -2,10 +2,12 @@
 // in the arithmetic that the matmul will use.
 //
 //   int8  a record per row (K' = K rounded up to 64):
-//           int8 q[K']           value = scale[k / 32] * q[k]
-//           float scale[K'/32]   max|x| / 127 of its block; q is rounded to nearest even
-//           float sum[K'/32]     scale * sum of the block's q: what block minima multiply
-//           int16 sum16[K'/16]   sums of q: what the biases of unsigned quants multiply
+//           int8 q[K']           value = scale[k / 16] * q[k]
+//           float scale[K'/16]   max|x| / 127 of its block; q is rounded to nearest even
+//           int32 bias[K'/16]    -128 * sum of q: 128 / zero times what the zero of quants adds
+//           float scaled[K'/32]  scale * sum of two blocks, added: what minima of 32 multiply
+//         Blocks of 16 and not of 32, which Q8_0 files use: an outlier then coarsens the steps of
+//         15 neighbours instead of 31, which nearly halves the divergence of a model's output.
 //         The padding is zeros. A block whose maximum is below kSmallestBlock is zeros; a block
 //         with an infinity or a NaN has a NaN scale, so that every result of its row is NaN.
 //   bf16  K' bfloat16 values, round-to-nearest-even, padding zeros.
@@ -25,7 +27,8 @@ namespace effinfer::kernels {
 
 enum class Arithmetic : uint8_t { int8, bf16, f32 };
 
-inline constexpr int64_t kActivationBlock = 32;  // values under one scale
+inline constexpr int64_t kScaleBlock = 16;       // values under one scale
+inline constexpr int64_t kActivationBlock = 32;  // values that a producer writes at once
 inline constexpr int64_t kActivationPad = 64;    // K is padded to whole superblocks of the weights
 inline constexpr float kSmallestBlock = 1e-36f;  // 127 / max stays finite above it
 
@@ -35,7 +38,7 @@ inline constexpr int64_t padded_cols(int64_t cols) {
 
 inline constexpr int64_t activation_row_bytes(Arithmetic arithmetic, int64_t cols) {
   const int64_t k = padded_cols(cols);
-  const int64_t bytes = arithmetic == Arithmetic::int8   ? k + k / 32 * 8 + k / 16 * 2
+  const int64_t bytes = arithmetic == Arithmetic::int8   ? k + k / 16 * 8 + k / 32 * 4
                         : arithmetic == Arithmetic::bf16 ? k * 2
                                                          : k * 4;
   return (bytes + 63) / 64 * 64;
@@ -54,16 +57,21 @@ struct Activation {
 // Views into an int8 row record.
 struct Int8Row {
   const int8_t* q;
-  const float* scales;    // per 32 values
-  const float* sums;      // per 32 values: scale * sum of q
-  const int16_t* sums16;  // per 16 values: sum of q
+  const float* scales;    // per 16 values
+  const int32_t* biases;  // per 16 values: -128 * sum of q
+  const float* scaled;    // per 32 values: sum of scale * q
+
+  // scale * sum of q of one block of 16.
+  [[gnu::always_inline]] float scaled16(int64_t block) const {
+    return scales[block] * (static_cast<float>(biases[block]) * -0x1p-7f);
+  }
 };
 inline Int8Row int8_row(const Activation& x, int64_t index) {
   const uint8_t* row = x.row(index);
   const int64_t k = padded_cols(x.cols);
   return {reinterpret_cast<const int8_t*>(row), reinterpret_cast<const float*>(row + k),
-          reinterpret_cast<const float*>(row + k + k / 32 * 4),
-          reinterpret_cast<const int16_t*>(row + k + k / 32 * 8)};
+          reinterpret_cast<const int32_t*>(row + k + k / 16 * 4),
+          reinterpret_cast<const float*>(row + k + k / 16 * 8)};
 }
 
 // Writes one row of `out` from out.cols floats. A producer that has a row in registers or scratch

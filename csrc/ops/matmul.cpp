@@ -100,7 +100,7 @@ void quantize_activation(const float* x, int64_t n, int64_t cols, int8_t* q, flo
   kernels::Activation operand{kernels::Arithmetic::int8, 1, cols, nullptr};
   std::vector<uint8_t> record(static_cast<size_t>(operand.row_bytes()));
   operand.data = record.data();
-  const int64_t blocks = (cols + kernels::kActivationBlock - 1) / kernels::kActivationBlock;
+  const int64_t blocks = (cols + kernels::kScaleBlock - 1) / kernels::kScaleBlock;
   const auto store = kernels::store_activation_row(current_isa());
   for (int64_t i = 0; i < n; ++i) {
     store(operand, 0, x + i * cols);

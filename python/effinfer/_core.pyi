@@ -642,7 +642,7 @@ def pass_names() -> list[str]:
 
 def quantize_activation(x: numpy.typing.NDArray[typing.Any]) -> tuple[typing.Any, ...]:
     """
-    Rounds float32 rows to the int8 operand of matmul: (q [n, K], scales [n, ceil(K / 32)]).
+    Rounds float32 rows to the int8 operand of matmul: (q [n, K], scales [n, ceil(K / 16)]).
     """
 
 def relu_squared(

@@ -79,7 +79,7 @@ struct Operand {
       return reinterpret_cast<const float*>(view.row(row))[k];
     }
     const Int8Row record = int8_row(view, row);
-    return static_cast<double>(record.scales[k / 32]) * record.q[k];
+    return static_cast<double>(record.scales[k / 16]) * record.q[k];
   }
 
   bool operator==(const Operand& other) const {

@@ -88,7 +88,7 @@ def int8_reference(x: np.ndarray, values: np.ndarray) -> tuple[np.ndarray, np.nd
     """The product with the operand as the kernels round it, and its magnitude."""
     q, scales = _core.quantize_activation(x)
     cols = x.shape[1]
-    rounded = q.astype(np.float64) * np.repeat(scales, 32, axis=1)[:, :cols]
+    rounded = q.astype(np.float64) * np.repeat(scales, 16, axis=1)[:, :cols]
     return rounded @ values.astype(np.float64).T, dot_magnitude(rounded, values)
 
 
@@ -212,9 +212,9 @@ def test_quantised_activations(isa):
     x[1, 32:64] = 0
     x[2, 5] = 1e30
     q, scales = _core.quantize_activation(x)
-    blocks = np.zeros((3, 4 * 32), np.float32)
+    blocks = np.zeros((3, 7 * 16), np.float32)
     blocks[:, :100] = x
-    blocks = blocks.reshape(3, 4, 32)
+    blocks = blocks.reshape(3, 7, 16)
     peak = np.abs(blocks).max(axis=2)
     np.testing.assert_array_equal(scales, peak / np.float32(127))
     inverse = np.float32(127) / np.where(peak > 0, peak, 1)

@@ -49,16 +49,18 @@ template <int from>
   return high;
 }
 
-// Operand i of block `f` of a superblock for 8 rows: it multiplies activation dword i of that block
-// of 32 k. `data` is the superblock, plus 32 for rows 8..15.
-template <QuantBits bits, int f, int i>
+// Half of field line `line` of a superblock as bytes: it multiplies activation dword `line` by 8
+// rows. `data` is the superblock, plus 32 for rows 8..15.
+template <QuantBits bits, int line>
 [[gnu::always_inline]] inline __m256i load_operand(const uint8_t* data) {
   if constexpr (bits == QuantBits::u8) {
-    return load(data + (8 * f + i) * 64);
+    return load(data + line * 64);
   } else {
-    const __m256i line = load(data + i * 64);
+    constexpr int f = line / 8;
+    constexpr int i = line % 8;
+    const __m256i nibbles = load(data + i * 64);
     const __m256i low =
-        _mm256_and_si256(f == 0 ? line : _mm256_srli_epi16(line, 4), _mm256_set1_epi8(15));
+        _mm256_and_si256(f == 0 ? nibbles : _mm256_srli_epi16(nibbles, 4), _mm256_set1_epi8(15));
     if constexpr (bits == QuantBits::u5) {
       const __m256i high = move_high<i>(load(data + (8 + f) * 64));
       return _mm256_or_si256(low, _mm256_and_si256(high, _mm256_set1_epi8(16)));

@@ -50,29 +50,26 @@ template <int from>
   return high;
 }
 
-// The two operands of step i of a superblock: they multiply the activation dwords i of its first
-// and of its second block of 32 k.
-template <QuantBits bits, int i>
-[[gnu::always_inline]] inline void load_operands(const uint8_t* data, __m512i* operand) {
+// Field line `line` of a superblock as bytes: it multiplies activation dword `line`.
+template <QuantBits bits, int line>
+[[gnu::always_inline]] inline __m512i load_operand(const uint8_t* data) {
   if constexpr (bits == QuantBits::u8) {
-    operand[0] = load(data + i * 64);
-    operand[1] = load(data + (8 + i) * 64);
-    return;
-  }
-  const __m512i line = load(data + i * 64);
-  const __m512i nibble = _mm512_set1_epi8(15);
-  operand[0] = _mm512_and_si512(line, nibble);
-  operand[1] = _mm512_and_si512(_mm512_srli_epi16(line, 4), nibble);
-  constexpr int kOr = 0xf8;  // a | (b & c)
-  if constexpr (bits == QuantBits::u5) {
-    for (int f = 0; f < 2; ++f) {
+    return load(data + line * 64);
+  } else {
+    constexpr int f = line / 8;
+    constexpr int i = line % 8;
+    const __m512i nibbles = load(data + i * 64);
+    const __m512i low =
+        _mm512_and_si512(f == 0 ? nibbles : _mm512_srli_epi16(nibbles, 4), _mm512_set1_epi8(15));
+    constexpr int kOr = 0xf8;  // a | (b & c)
+    if constexpr (bits == QuantBits::u5) {
       const __m512i high = move_high<i>(load(data + (8 + f) * 64));
-      operand[f] = _mm512_ternarylogic_epi32(operand[f], high, _mm512_set1_epi8(16), kOr);
-    }
-  } else if constexpr (bits == QuantBits::u6) {
-    for (int f = 0; f < 2; ++f) {
+      return _mm512_ternarylogic_epi32(low, high, _mm512_set1_epi8(16), kOr);
+    } else if constexpr (bits == QuantBits::u6) {
       const __m512i high = move_high<2 * (i % 4)>(load(data + (8 + 2 * f + i / 4) * 64));
-      operand[f] = _mm512_ternarylogic_epi32(operand[f], high, _mm512_set1_epi8(48), kOr);
+      return _mm512_ternarylogic_epi32(low, high, _mm512_set1_epi8(48), kOr);
+    } else {
+      return low;
     }
   }
 }
@@ -112,7 +109,7 @@ template <PackedFormat format>
 }
 
 // One superblock as floats: emit(line, v) with v[j] = the 16 rows at k = 4 * line + j, for lines
-// 0..15 in some order. q * scale - zero * scale is exact where scale * (q - zero) is, and rounds
+// 0..15 in order. q * scale - zero * scale is exact where scale * (q - zero) is, and rounds
 // alike where it is not: zero is a power of two, so the fused product and sum round once.
 template <PackedFormat format, class Emit>
 [[gnu::always_inline]] inline void dequantize_superblock(const PackedWeight& weight,
@@ -120,29 +117,21 @@ template <PackedFormat format, class Emit>
                                                          Emit&& emit) {
   const uint8_t* data =
       group + kernels::header_bytes(format, weight.cols) + s * kernels::superblock_bytes(format);
-  constexpr int kPhases = 32 / format.sub_block;
-  unroll<kPhases>([&](auto phase_constant) __attribute__((always_inline)) {
-    constexpr int phase = phase_constant;
-    Affine affine[2];
-    for (int f = 0; f < 2; ++f) {
-      affine[f] = load_affine<format>(weight, group, data, s, f * kPhases + phase);
-      if constexpr (!format.has_min) {
-        affine[f].min = _mm512_mul_ps(affine[f].scale, _mm512_set1_ps(-float{format.zero}));
-      }
+  unroll<64 / format.sub_block>([&](auto sub) __attribute__((always_inline)) {
+    Affine affine = load_affine<format>(weight, group, data, s, sub);
+    if constexpr (!format.has_min) {
+      affine.min = _mm512_mul_ps(affine.scale, _mm512_set1_ps(-float{format.zero}));
     }
-    unroll<8 / kPhases>([&](auto step) __attribute__((always_inline)) {
-      constexpr int i = phase * (8 / kPhases) + step;
-      __m512i operand[2];
-      load_operands<format.bits, i>(data, operand);
-      for (int f = 0; f < 2; ++f) {
-        __m512 values[4];
-        for (int j = 0; j < 4; ++j) {
-          const __m512i q =
-              _mm512_and_si512(_mm512_srli_epi32(operand[f], 8 * j), _mm512_set1_epi32(255));
-          values[j] = _mm512_fmadd_ps(_mm512_cvtepi32_ps(q), affine[f].scale, affine[f].min);
-        }
-        emit(8 * f + i, values);
+    unroll<format.sub_block / 4>([&](auto step) __attribute__((always_inline)) {
+      constexpr int line = sub * (format.sub_block / 4) + step;
+      const __m512i operand = load_operand<format.bits, line>(data);
+      __m512 values[4];
+      for (int j = 0; j < 4; ++j) {
+        const __m512i q =
+            _mm512_and_si512(_mm512_srli_epi32(operand, 8 * j), _mm512_set1_epi32(255));
+        values[j] = _mm512_fmadd_ps(_mm512_cvtepi32_ps(q), affine.scale, affine.min);
       }
+      emit(line, values);
     });
   });
 }

@@ -42,7 +42,7 @@ def matmul(
 
     Args:
         x: [T, K].
-        arithmetic: "int8": x is rounded to int8 with a scale for each 32 values and sums are exact,
+        arithmetic: "int8": x is rounded to int8 with a scale for each 16 values and sums are exact,
             so that a row's result is the same bits for any T (quantised weights only); "bf16":
             weights and x rounded to bfloat16, sums in float32; "f32": float32 throughout.
         bias: [N].
@@ -61,7 +61,7 @@ def quantize_activation(x: Array) -> tuple[Bytes, Floats]:
     """The int8 operand that `matmul` makes of x [T, K].
 
     Returns:
-        (q int8 [T, K], scales float32 [T, ceil(K / 32)]): value = scales[t, k // 32] * q[t, k],
+        (q int8 [T, K], scales float32 [T, ceil(K / 16)]): value = scales[t, k // 16] * q[t, k],
         scale = max |x| / 127 of its block of 32, q rounded to nearest even.
     """
     return _core.quantize_activation(dense(x))

@@ -13,7 +13,7 @@
 namespace effinfer::ops {
 
 // How a product is computed.
-//   int8  activations rounded to int8 with a scale for each 32 values, exact integer sums; needs
+//   int8  activations rounded to int8 with a scale for each 16 values, exact integer sums; needs
 //         quantised weights. A row's result is the same bits for any number of rows.
 //   bf16  weights and activations rounded to bfloat16, sums in float32; needs AVX512-BF16.
 //   f32   float32 throughout.
@@ -50,8 +50,8 @@ EFFINFER_API void matmul(const float* x, int64_t n, const PackedMatrix& weight,
                          MatmulArithmetic arithmetic, const float* bias, const float* residual,
                          float* out, ThreadPool& pool);
 
-// The int8 operand that `matmul` makes of x [n, cols]: q[n, cols] and a scale for each 32 values of
-// a row, scales[n, ceil(cols / 32)]; value = scale * q. What a reference of the int8 arithmetic
+// The int8 operand that `matmul` makes of x [n, cols]: q[n, cols] and a scale for each 16 values of
+// a row, scales[n, ceil(cols / 16)]; value = scale * q. What a reference of the int8 arithmetic
 // starts from.
 EFFINFER_API void quantize_activation(const float* x, int64_t n, int64_t cols, int8_t* q,
                                       float* scales);
