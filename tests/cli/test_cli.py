@@ -142,6 +142,11 @@ def read_until(terminal: int, text: str, seconds: float = 60.0) -> str:
     return seen.decode(errors="replace")
 
 
+def heed_interrupts() -> None:
+    """A shell starts its background jobs, these tests perhaps among them, with SIGINT ignored."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
 def test_ctrl_c_stops_the_answer_and_not_the_program():
     terminal, slave = pty.openpty()
     program = subprocess.Popen(
@@ -150,6 +155,7 @@ def test_ctrl_c_stops_the_answer_and_not_the_program():
         stdout=slave,
         stderr=slave,
         start_new_session=True,
+        preexec_fn=heed_interrupts,
     )
     os.close(slave)
     try:
@@ -175,6 +181,7 @@ def test_ctrl_c_ends_generate_with_130():
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
+        preexec_fn=heed_interrupts,
     )
     assert program.stdout is not None
     assert program.stdout.read(1)
