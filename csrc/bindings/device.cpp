@@ -42,6 +42,14 @@ void register_device(py::module_& m) {
     const ThreadChoice choice = default_threads();
     return py::make_tuple(choice.threads, choice.reason);
   });
+  m.def(
+      "memory_features",
+      [] {
+        const MemoryFeatures& features = memory_features();
+        return py::make_tuple(features.huge_pages, features.numa_nodes);
+      },
+      "(transparent huge pages: \"always\", \"madvise\", \"never\" or \"unavailable\"; NUMA "
+      "nodes)");
   py::class_<ThreadPool, std::shared_ptr<ThreadPool>>(m, "ThreadPool")
       .def(py::init<int>(), py::arg("threads") = 0)
       .def_property_readonly("size", &ThreadPool::size);

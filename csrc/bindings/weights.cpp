@@ -34,9 +34,9 @@ std::shared_ptr<void> keep_alive(const py::object& object) {
 }
 
 void add_array(MemoryWeights& weights, const py::object& name, const py::array& array,
-               const std::string& dtype_name, const std::vector<int64_t>& shape) {
+               const std::string& dtype_name, const std::vector<int64_t>& shape, bool is_mapped) {
   const TensorView view = view_of(array, dtype_name, shape, "[weights] " + to_bytes(name));
-  weights.add(to_bytes(name), view, keep_alive(array));
+  weights.add(to_bytes(name), view, keep_alive(array), is_mapped);
 }
 
 }  // namespace
@@ -63,8 +63,11 @@ void register_weights(py::module_& m) {
       m, "MemoryWeights", "Weights in numpy arrays, which are referenced and not copied.")
       .def(py::init<>())
       .def("add", &add_array, py::arg("name"), py::arg("array"), py::arg("dtype"), py::arg("shape"),
+           py::kw_only(), py::arg("is_mapped") = false,
            "Adds or replaces a weight. `array` is C-contiguous, of any element type, and holds the "
-           "bytes of a `dtype` tensor of that shape (elements, not blocks).");
+           "bytes of a `dtype` tensor of that shape (elements, not blocks). `is_mapped`: the bytes "
+           "lie in a read-only mapping of a file, whose pages may be dropped once they are packed; "
+           "never for memory without a file.");
 }
 
 }  // namespace effinfer::bindings

@@ -1,6 +1,5 @@
 // compile(): options, passes, weights, memory, calls.
 #include <algorithm>
-#include <cstdlib>
 #include <limits>
 #include <new>
 
@@ -8,6 +7,7 @@
 #include "compiler/executable_impl.h"
 #include "compiler/memory_plan.h"
 #include "compiler/passes.h"
+#include "core/huge_memory.h"
 #include "effinfer/device.h"
 #include "graph/op_specs.h"
 #include "graph/text.h"
@@ -120,13 +120,12 @@ bool phases_differ(const Graph& graph) {
 void Executable::Impl::allocate_arena() {
   arena_bytes = static_cast<size_t>(std::get<int64_t>(shared.graph.metadata.at("arena_bytes")));
   const size_t tail = 256;
-  void* memory = std::aligned_alloc(64, arena_bytes + tail);
-  if (memory == nullptr) {
+  arena = allocate_huge(arena_bytes + tail);
+  if (!arena) {
     throw OutOfMemory("[compile] no memory for an arena of " + std::to_string(arena_bytes) +
                       " bytes");
   }
-  arena = {static_cast<std::byte*>(memory), std::free};
-  shared.arena = arena.get();
+  shared.arena = static_cast<std::byte*>(arena.get());
 }
 
 void Executable::Impl::lower() {
@@ -159,8 +158,10 @@ std::shared_ptr<Executable> compile(const Graph& graph, std::shared_ptr<const We
   impl->skipped = compiler::run_passes(impl->shared.graph, impl->shared.options);
   impl->shared.weights->check(graph);
   try {
+    impl->shared.weights->pack(impl->shared.graph);
     impl->allocate_arena();
     impl->lower();
+    impl->shared.weights->release_source(graph);
     impl->reserve_plans();
   } catch (const std::bad_alloc&) {
     throw OutOfMemory("[compile] no memory for the weights and buffers of the executable");

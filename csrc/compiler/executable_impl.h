@@ -21,7 +21,7 @@ struct Executable::Impl {
   std::string isa;                // the level and why
   compiler::StepLimits limits;
   size_t arena_bytes = 0;
-  std::unique_ptr<std::byte, void (*)(void*)> arena{nullptr, nullptr};
+  std::shared_ptr<void> arena;
 
   // One program when the phases share their arithmetic, else one each.
   std::vector<compiler::Program> programs;

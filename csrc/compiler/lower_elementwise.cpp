@@ -5,13 +5,18 @@ namespace effinfer::compiler {
 
 void lower_embedding(Lowering& lowering, const Node& node) {
   const ValueId out_id = node.outputs[0];
-  const TensorView table = lowering.weights().raw(lowering.graph().value(node.inputs[1]));
+  const Value& table = lowering.graph().value(node.inputs[1]);
+  WeightStore& weights = lowering.weights();
   kernels::EmbeddingProblem problem;
   problem.rows = lowering.max_rows(out_id);
-  problem.table = static_cast<const uint8_t*>(table.data);
+  if (weights.is_packed(table)) {
+    problem.packed = &weights.packed(table);
+  } else {
+    problem.table = static_cast<const uint8_t*>(weights.raw(table).data);
+  }
   problem.dtype = table.dtype;
-  problem.vocab_size = table.dims[0];
-  problem.cols = table.dims[1];
+  problem.vocab_size = table.shape[0].value;
+  problem.cols = table.shape[1].value;
   problem.scale = static_cast<float>(node.get_float("scale"));
   const auto prepare = [ids = lowering.ids(node.inputs[0]), rows = lowering.rows(out_id),
                         out = lowering.floats(out_id)](kernels::EmbeddingProblem& p,

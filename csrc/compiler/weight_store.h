@@ -1,4 +1,8 @@
 // The weights of an executable: each is checked once, packed once, converted once.
+//
+// The matrices of all matmuls are packed one after the other into one region of memory, in the
+// order in which the source has them; the source's pages are dropped as they have been read, so
+// that a model is never in memory twice.
 #pragma once
 
 #include <map>
@@ -29,18 +33,26 @@ class WeightStore {
 
   // Throws InvalidArgument unless the source has every weight with its dtype and shape.
   void check(const Graph& graph) const;
+  // Packs the matrices of all matmuls of the graph. Throws OutOfMemory.
+  void pack(const Graph& graph);
 
+  // Drops the source's pages of all weights but those that are used where they lie: after lowering.
+  void release_source(const Graph& graph) const;
+
+  bool is_packed(const Value& value) const { return packed_.contains(value.weight_name); }
   const kernels::PackedWeight& packed(const Value& value);  // a matrix of a matmul
   TensorView raw(const Value& value);                       // as the source has it
   const float* floats(const Value& value);                  // a vector of f32, f16 or bf16
 
-  size_t packed_bytes() const;
+  size_t packed_bytes() const { return packed_bytes_; }
   const std::vector<Use>& uses() const { return uses_; }
 
  private:
   std::shared_ptr<const WeightSource> source_;
   ThreadPool& pool_;
-  std::map<std::string, kernels::PackedBuffer> packed_;
+  std::shared_ptr<void> region_;  // the packed weights
+  size_t packed_bytes_ = 0;
+  std::map<std::string, kernels::PackedWeight> packed_;
   std::map<std::string, std::vector<float>> floats_;
   std::vector<Use> uses_;
 };

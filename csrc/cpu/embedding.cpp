@@ -10,7 +10,12 @@ void embedding(const kernels::EmbeddingProblem& problem, Team& team) {
   const int64_t row_bytes = problem.cols / info.block_size * info.block_bytes;
   team.for_chunks(problem.rows, [&](int64_t row) {
     float* out = problem.out + row * problem.cols;
-    dequantize(problem.dtype, problem.table + problem.ids[row] * row_bytes, problem.cols, out);
+    const int32_t id = problem.ids[row];
+    if (problem.packed != nullptr) {
+      kernels::unpack_row(*problem.packed, id, out);
+    } else {
+      dequantize(problem.dtype, problem.table + id * row_bytes, problem.cols, out);
+    }
     if (problem.scale == 1.0f) return;
     for (int64_t i = 0; i < problem.cols; ++i) out[i] *= problem.scale;
   });

@@ -1,20 +1,17 @@
 // Packing: a file's blocks into the line layout of kernels/packed_weight.h, group by group.
-#include <sys/mman.h>
-
 #include <algorithm>
-#include <cstdlib>
 #include <cstring>
 #include <limits>
 
+#include "core/huge_memory.h"
 #include "cpu/packed_lines.h"
+#include "effinfer/device.h"
 #include "effinfer/error.h"
 #include "io/gguf_blocks.h"
 #include "kernels/packed_weight.h"
 
 namespace effinfer::kernels {
 namespace {
-
-constexpr size_t kHugePage = size_t{2} << 20;
 
 void store_half(uint8_t* out, uint16_t bits) {
   std::memcpy(out, &bits, sizeof(bits));
@@ -134,54 +131,83 @@ void pack_group(const TensorView& weight, const uint8_t* data, int64_t rows, uin
   });
 }
 
-std::shared_ptr<void> allocate(size_t bytes) {
-  const size_t alignment = bytes >= kHugePage ? kHugePage : 64;
-  void* memory = std::aligned_alloc(alignment, (bytes + alignment - 1) / alignment * alignment);
-  if (memory == nullptr) {
-    throw OutOfMemory("[pack] no memory for a packed weight of " + std::to_string(bytes) +
-                      " bytes");
-  }
-#if defined(MADV_HUGEPAGE)
-  // A hint: streaming weights through 4 KB pages costs a TLB miss every 64 lines.
-  if (alignment == kHugePage) madvise(memory, bytes, MADV_HUGEPAGE);
-#endif
-  return std::shared_ptr<void>(memory, std::free);
-}
+// Of the source: large enough that a slice keeps all threads busy, small next to any model.
+constexpr int64_t kSliceBytes = int64_t{8} << 20;
 
 }  // namespace
 
-PackedBuffer pack(const TensorView& weight, ThreadPool& pool) {
+PackedWeight packed_shape(const TensorView& weight) {
   const PackedFormat format = packed_format(weight.dtype);
   if (weight.dims.rank() != 2 || weight.dims[0] < 1 || weight.dims[1] < 1) {
     throw InvalidArgument("[pack] weight: expected a shape [rows, cols], got " +
                           weight.dims.to_string());
   }
   const size_t source_bytes = weight.num_bytes();
-  PackedBuffer result;
-  PackedWeight& view = result.view;
-  view.format = format;
-  view.source = weight.dtype;
-  view.rows = weight.dims[0];
-  view.cols = weight.dims[1];
   // Padding and widening multiply the size by less than 1024, even for a single value.
   if (source_bytes > static_cast<size_t>(std::numeric_limits<int64_t>::max() / 1024)) {
     throw OutOfMemory("[pack] no memory to pack a weight of " + std::to_string(source_bytes) +
                       " bytes");
   }
-  view.group_bytes = packed_group_bytes(format, view.cols);
-  result.storage = allocate(view.num_bytes());
-  auto* packed = static_cast<uint8_t*>(result.storage.get());
-  view.data = packed;
+  PackedWeight shape;
+  shape.format = format;
+  shape.source = weight.dtype;
+  shape.rows = weight.dims[0];
+  shape.cols = weight.dims[1];
+  shape.group_bytes = packed_group_bytes(format, shape.cols);
+  return shape;
+}
 
-  const auto row_bytes = static_cast<int64_t>(source_bytes) / view.rows;
+void pack_into(const TensorView& weight, ThreadPool& pool, uint8_t* out, const SourceDone& done) {
+  const PackedWeight shape = packed_shape(weight);
+  const int64_t row_bytes = static_cast<int64_t>(weight.num_bytes()) / shape.rows;
+  const int64_t groups = shape.groups();
+  const int64_t slice = std::max<int64_t>(1, kSliceBytes / (kGroupRows * row_bytes));
   const auto* data = static_cast<const uint8_t*>(weight.data);
-  pool.parallel([&](Team& team) {
-    team.for_chunks(view.groups(), [&](int64_t group) {
-      const int64_t first = group * kGroupRows;
-      pack_group(weight, data + first * row_bytes, std::min(kGroupRows, view.rows - first),
-                 packed + group * view.group_bytes);
+  const auto pack_one = [&](int64_t group) {
+    const int64_t first = group * kGroupRows;
+    pack_group(weight, data + first * row_bytes, std::min(kGroupRows, shape.rows - first),
+               out + group * shape.group_bytes);
+  };
+  const auto report = [&](int64_t begin, int64_t end) {
+    if (!done || begin >= end) return;
+    const int64_t last_row = std::min(end * kGroupRows, shape.rows);
+    done(static_cast<size_t>(begin * kGroupRows * row_bytes),
+         static_cast<size_t>(last_row * row_bytes));
+  };
+  if (memory_features().numa_nodes > 1) {
+    pool.parallel([&](Team& team) {
+      const int64_t begin = groups * team.rank() / team.size();
+      const int64_t end = groups * (team.rank() + 1) / team.size();
+      const int64_t step = std::max<int64_t>(1, slice / team.size());
+      for (int64_t first = begin; first < end; first += step) {
+        const int64_t last = std::min(first + step, end);
+        for (int64_t group = first; group < last; ++group) pack_one(group);
+        report(first, last);
+      }
     });
-  });
+    return;
+  }
+  for (int64_t first = 0; first < groups; first += slice) {
+    const int64_t count = std::min(slice, groups - first);
+    pool.parallel([&](Team& team) {
+      team.for_chunks(count, [&](int64_t chunk) { pack_one(first + chunk); });
+    });
+    report(first, first + count);
+  }
+}
+
+PackedBuffer pack(const TensorView& weight, ThreadPool& pool) {
+  PackedBuffer result;
+  result.view = packed_shape(weight);
+  const size_t bytes = result.view.num_bytes();
+  result.storage = allocate_huge(bytes);
+  if (!result.storage) {
+    throw OutOfMemory("[pack] no memory for a packed weight of " + std::to_string(bytes) +
+                      " bytes");
+  }
+  auto* packed = static_cast<uint8_t*>(result.storage.get());
+  pack_into(weight, pool, packed, nullptr);
+  result.view.data = packed;
   return result;
 }
 

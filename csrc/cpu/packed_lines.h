@@ -63,6 +63,32 @@ template <kernels::QuantBits bits>
   }
 }
 
+// The 64 quants of row `row` of a superblock, in order of k.
+template <kernels::QuantBits bits>
+[[gnu::always_inline]] inline void unpack_row_quants(const uint8_t* packed, int64_t row,
+                                                     uint8_t* out) {
+  using kernels::QuantBits;
+  const auto dword = [&](int line) {
+    uint32_t value;
+    std::memcpy(&value, packed + line * 64 + row * 4, sizeof(value));
+    return value;
+  };
+  uint32_t field[kFieldLines];
+  for (int n = 0; n < kFieldLines; ++n) {
+    if constexpr (bits == QuantBits::u8) {
+      field[n] = dword(n);
+    } else {
+      field[n] = dword(n % 8) >> 4 * (n / 8) & 0x0f0f0f0fu;
+      if constexpr (bits == QuantBits::u5) {
+        field[n] |= (dword(8 + n / 8) >> n % 8 & 0x01010101u) << 4;
+      } else if constexpr (bits == QuantBits::u6) {
+        field[n] |= (dword(8 + n / 4) >> 2 * (n % 4) & 0x03030303u) << 4;
+      }
+    }
+  }
+  std::memcpy(out, field, sizeof(field));
+}
+
 // Number `index` of an array of f16.
 [[gnu::always_inline]] inline float load_half(const uint8_t* data, int64_t index) {
   uint16_t bits;
@@ -76,20 +102,18 @@ struct Affine {
   float min[kernels::kGroupRows];
 };
 
-// Sub-block `sub` of superblock `superblock` of a group. `format` is the weight's, as a constant
-// where the caller has one.
-[[gnu::always_inline]] inline Affine load_affine(const kernels::PackedFormat& format,
-                                                 const kernels::PackedWeight& weight,
-                                                 const uint8_t* group, int64_t superblock,
-                                                 int64_t sub) {
+// Those of the rows [first, last); the others stay as they are.
+[[gnu::always_inline]] inline void load_affine_rows(const kernels::PackedFormat& format,
+                                                    int64_t cols, const uint8_t* group,
+                                                    int64_t superblock, int64_t sub, int64_t first,
+                                                    int64_t last, Affine& affine) {
   using kernels::kGroupRows;
-  Affine affine{};
-  const uint8_t* data = group + kernels::header_bytes(format, weight.cols) +
-                        superblock * kernels::superblock_bytes(format);
+  const uint8_t* data =
+      group + kernels::header_bytes(format, cols) + superblock * kernels::superblock_bytes(format);
   const uint8_t* scales = data + kernels::quant_bytes(format.bits);
   const uint8_t* mins = data + kernels::min_offset(format);
   const int64_t header = superblock * kernels::kSuperblock / kernels::kHeaderBlock * kGroupRows;
-  for (int64_t r = 0; r < kGroupRows; ++r) {
+  for (int64_t r = first; r < last; ++r) {
     const int64_t index = sub * kGroupRows + r;
     if (format.scales == kernels::ScaleKind::direct) {
       affine.scale[r] = load_half(scales, index);
@@ -98,11 +122,21 @@ struct Affine {
       const float d = load_half(group, header + r);
       affine.scale[r] = d * static_cast<float>(static_cast<int8_t>(scales[index]));
       if (format.has_min) {
-        const float dmin = load_half(group + kernels::header_row_bytes(weight.cols), header + r);
+        const float dmin = load_half(group + kernels::header_row_bytes(cols), header + r);
         affine.min[r] = -(dmin * static_cast<float>(mins[index]));
       }
     }
   }
+}
+
+// Sub-block `sub` of superblock `superblock` of a group. `format` is the weight's, as a constant
+// where the caller has one.
+[[gnu::always_inline]] inline Affine load_affine(const kernels::PackedFormat& format,
+                                                 const kernels::PackedWeight& weight,
+                                                 const uint8_t* group, int64_t superblock,
+                                                 int64_t sub) {
+  Affine affine{};
+  load_affine_rows(format, weight.cols, group, superblock, sub, 0, kernels::kGroupRows, affine);
   return affine;
 }
 

@@ -4,6 +4,7 @@
 #include <bit>
 #include <limits>
 
+#include "core/mapped_pages.h"
 #include "effinfer/error.h"
 #include "io/gguf_cursor.h"
 #include "io/gguf_impl.h"
@@ -320,6 +321,8 @@ std::shared_ptr<GgufFile> GgufFile::open(const std::string& path) {
   impl->bytes = impl->mapping->bytes();
   impl->label = path;
   parse_file(*impl);
+  // Vocabularies take megabytes, and are read again only by a tokenizer.
+  drop_mapped_pages(impl->bytes.first(impl->data_begin));
   return std::shared_ptr<GgufFile>(new GgufFile(std::move(impl)));
 }
 

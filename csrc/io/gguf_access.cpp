@@ -1,6 +1,8 @@
 // Look-ups in an open GGUF file.
+#include <algorithm>
 #include <limits>
 
+#include "core/mapped_pages.h"
 #include "effinfer/error.h"
 #include "effinfer/gguf.h"
 #include "io/gguf_cursor.h"
@@ -94,6 +96,13 @@ TensorView GgufFile::weight(std::string_view name) const {
                       tensor->type_name + " is not supported");
   }
   return {tensor->data, *tensor->dtype, tensor->dims};
+}
+
+void GgufFile::release(std::string_view name, size_t begin, size_t end) const {
+  const GgufTensor* tensor = find_tensor(name);
+  if (tensor == nullptr || impl_->mapping == nullptr) return;
+  end = std::min(end, tensor->num_bytes);
+  if (begin < end) drop_mapped_pages({tensor->data + begin, end - begin});
 }
 
 }  // namespace effinfer

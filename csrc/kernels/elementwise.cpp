@@ -31,7 +31,8 @@ std::string_view name(UnaryOp op) {
 
 std::string describe(const EmbeddingProblem& problem) {
   return "[embedding]" + field("rows", problem.rows) + field("vocab_size", problem.vocab_size) +
-         field("cols", problem.cols) + " dtype=" + std::string(effinfer::name(problem.dtype));
+         field("cols", problem.cols) + " dtype=" + std::string(effinfer::name(problem.dtype)) +
+         (problem.packed != nullptr ? " from the packed head" : "");
 }
 
 std::string describe(const RmsNormProblem& problem) {

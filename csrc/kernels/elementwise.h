@@ -7,14 +7,17 @@
 #include "effinfer/dtype.h"
 #include "effinfer/ops/rope.h"
 #include "kernels/activation.h"
+#include "kernels/packed_weight.h"
 
 namespace effinfer::kernels {
 
-// out[t] = scale * table[ids[t]], decoded from the file's own block type.
+// out[t] = scale * table[ids[t]], decoded from the file's own block type or, where a head shares
+// the table, from its packed form: the bits are the same, and the table is in memory once.
 struct EmbeddingProblem {
   const int32_t* ids = nullptr;  // [rows]; checked against vocab_size before the step
   int64_t rows = 0;
-  const uint8_t* table = nullptr;  // [vocab_size, cols] in `dtype`
+  const uint8_t* table = nullptr;  // [vocab_size, cols] in `dtype`; unused with `packed`
+  const PackedWeight* packed = nullptr;
   DType dtype = DType::f32;
   int64_t vocab_size = 0;
   int64_t cols = 0;

@@ -39,6 +39,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <string>
 
@@ -129,8 +130,23 @@ struct PackedBuffer {
 // shape or dtype, OutOfMemory.
 PackedBuffer pack(const TensorView& weight, ThreadPool& pool);
 
+// What pack() would make of a tensor, without data. Throws as pack().
+PackedWeight packed_shape(const TensorView& weight);
+
+// Called when bytes [begin, end) of a tensor have been read for the last time, from any thread.
+using SourceDone = std::function<void(size_t begin, size_t end)>;
+
+// Packs into `out`: packed_shape(weight).num_bytes() bytes, 64-byte aligned. Goes through the
+// source in slices, so that a caller who drops their pages never holds a large tensor twice. On a
+// machine of several NUMA nodes each thread fills one contiguous range of rows, whose pages then
+// lie on its node; elsewhere rows are claimed, which balances better.
+void pack_into(const TensorView& weight, ThreadPool& pool, uint8_t* out, const SourceDone& done);
+
 // The 16 rows of one group back as floats, [16][cols]: the values of the file, bit for bit.
 void unpack_group(const PackedWeight& weight, int64_t group, float* out);
+
+// One row back as floats, [cols], with the same bits.
+void unpack_row(const PackedWeight& weight, int64_t row, float* out);
 
 std::string to_string(const PackedFormat& format);
 

@@ -47,9 +47,11 @@ class MemoryWeights(WeightSource):
         array: numpy.typing.NDArray[typing.Any],
         dtype: str,
         shape: collections.abc.Sequence[int],
+        *,
+        is_mapped: bool = False,
     ) -> None:
         """
-        Adds or replaces a weight. `array` is C-contiguous, of any element type, and holds the bytes of a `dtype` tensor of that shape (elements, not blocks).
+        Adds or replaces a weight. `array` is C-contiguous, of any element type, and holds the bytes of a `dtype` tensor of that shape (elements, not blocks). `is_mapped`: the bytes lie in a read-only mapping of a file, whose pages may be dropped once they are packed; never for memory without a file.
         """
 
 class GgufStrings:
@@ -611,6 +613,11 @@ def matmul(
 ) -> numpy.typing.NDArray[numpy.float32]:
     """
     x [n, cols] times the transposed weight, plus bias [rows] and residual [n, rows].
+    """
+
+def memory_features() -> tuple[str, int]:
+    """
+    (transparent huge pages: "always", "madvise", "never" or "unavailable"; NUMA nodes)
     """
 
 def mul(

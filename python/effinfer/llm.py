@@ -6,21 +6,23 @@ import os
 import threading
 import time
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
 from effinfer import _core
 from effinfer.arguments import Prompt, as_prompts, check_choice, check_positive, pair_params
-from effinfer.chat import ChatTemplate, Message
 from effinfer.generation import Generation, TextStream
 from effinfer.model_files import ModelFiles, open_model
 from effinfer.outputs import RequestOutput
 from effinfer.progress import resolve_with_bar
 from effinfer.request_loop import RequestLoop
 from effinfer.sampling import SamplingParams
-from effinfer.tokenizer import Tokenizer
+
+if TYPE_CHECKING:  # imported when text is first read: they cost more memory than numpy
+    from effinfer.chat import ChatTemplate, Message
+    from effinfer.tokenizer import Tokenizer
 
 _OPTIONS = (
     "device, threads, precision, deterministic, kv_dtype, max_seq_len, num_pages, "

@@ -6,6 +6,13 @@ from typing import Any
 
 from effinfer import _core
 
+_HUGE_PAGES = {
+    "always": "transparent, for all memory",
+    "madvise": "transparent, for packed weights and the arena",
+    "never": "off in this system",
+    "unavailable": "unknown to this system",
+}
+
 
 @dataclass(frozen=True)
 class Info:
@@ -17,6 +24,8 @@ class Info:
     avx512_bf16: bool
     threads: int
     threads_reason: str
+    huge_pages: str  # transparent huge pages: "always", "madvise", "never", "unavailable"
+    numa_nodes: int
     backends: dict[str, str]  # name -> state
     python: str
 
@@ -28,6 +37,8 @@ class Info:
             f"isa        {self.isa}: {self.isa_reason}; available: {', '.join(self.available_isas)}"
             f"{'; AVX512-BF16' if self.avx512_bf16 else ''}\n"
             f"threads    {self.threads}: {self.threads_reason}\n"
+            f"memory     huge pages: {_HUGE_PAGES[self.huge_pages]}; "
+            f"NUMA nodes: {self.numa_nodes}\n"
             f"{backends}"
         )
 
@@ -38,6 +49,7 @@ class Info:
 def info() -> Info:
     """Version, instruction set and why, threads and why, backends."""
     threads, threads_reason = _core.default_threads()
+    huge_pages, numa_nodes = _core.memory_features()
     return Info(
         version=_core.version(),
         cpu=_core.cpu_model(),
@@ -47,6 +59,8 @@ def info() -> Info:
         avx512_bf16=_core.has_avx512_bf16(),
         threads=threads,
         threads_reason=threads_reason,
+        huge_pages=huge_pages,
+        numa_nodes=numa_nodes,
         backends={"cpu": "ready", "cuda": _core.cuda_status()},
         python=platform.python_version(),
     )

@@ -107,8 +107,8 @@ def _gguf_eos(file: _core.GgufFile) -> list[int]:
     named = (file.get(f"tokenizer.ggml.{kind}_token_id") for kind in ("eos", "eot", "eom"))
     ids = {int(value) for value in named if value is not None}
     types = file.get("tokenizer.ggml.token_type")
-    if types is not None and file.get("tokenizer.ggml.tokens") is not None:
-        tokens = file.metadata()["tokenizer.ggml.tokens"]
+    tokens = file.metadata().get("tokenizer.ggml.tokens")  # decoded when indexed
+    if types is not None and tokens is not None:
         for index in (types == _CONTROL).nonzero()[0].tolist():
             if index < len(tokens) and tokens[index] in _END_TOKENS:
                 ids.add(index)

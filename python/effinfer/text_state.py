@@ -1,8 +1,12 @@
 """The text of one request as its tokens come."""
 
-from collections.abc import Sequence
+from __future__ import annotations
 
-from effinfer.tokenizer import Tokenizer
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from effinfer.tokenizer import Tokenizer
 
 
 class TextState:

@@ -73,11 +73,12 @@ def load_folder_weights(folder: Path, architecture: str, *, tied_head: bool) -> 
                     f"[load] {name}: expected a dtype of {sorted(_DTYPES)}, got {kind}"
                 )
             dtype = _DTYPES[kind]
+            is_mapped = len(shape) > 1
             if len(shape) == 1:
                 array, dtype = _to_float32(array, dtype), "f32"
                 if architecture == "gemma3" and target.endswith("norm.weight"):
                     array = array + np.float32(1)
-            weights.add(target, array, dtype, shape)
+            weights.add(target, array, dtype, shape, is_mapped=is_mapped)
     return weights
 
 

@@ -52,6 +52,11 @@ struct Weight {
       const int64_t count = std::min<int64_t>(16, rows - 16 * g) * cols;
       values.insert(values.end(), group.begin(), group.begin() + count);
     }
+    std::vector<float> row(static_cast<size_t>(cols));
+    for (int64_t r = 0; r < rows; ++r) {
+      unpack_row(packed.view, r, row.data());
+      CHECK(std::memcmp(row.data(), values.data() + r * cols, row.size() * sizeof(float)) == 0);
+    }
   }
 };
 

@@ -43,4 +43,13 @@ struct ThreadChoice {
 };
 EFFINFER_API ThreadChoice default_threads();
 
+// What the system says of memory; read once per process.
+struct MemoryFeatures {
+  // Transparent huge pages: "always", "madvise" (those who ask get them: packed weights and the
+  // arena do), "never", or "unavailable".
+  std::string huge_pages;
+  int numa_nodes = 1;  // that are online
+};
+EFFINFER_API const MemoryFeatures& memory_features();
+
 }  // namespace effinfer

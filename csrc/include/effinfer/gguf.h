@@ -68,6 +68,7 @@ class EFFINFER_API GgufFile : public WeightSource {
   // Throws InvalidArgument for an unknown name, Unsupported (naming tensor and type) for a type
   // that effinfer does not read.
   TensorView weight(std::string_view name) const override;
+  void release(std::string_view name, size_t begin, size_t end) const override;
 
   struct Impl;
 
