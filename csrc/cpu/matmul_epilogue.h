@@ -1,14 +1,15 @@
 // What follows the sums of a unit: bias, GLU, residual, and the store as floats or as an operand.
-// Written once and compiled for each ISA level (see activation_rows.h); every operation is an IEEE
-// single operation or a fused multiply-add, so the bits agree at all levels.
+// Written once and compiled for each ISA level (see activation_rows.h).
+//
+// `Level` has Vector, 16 floats of simd/math.h.
 #pragma once
 
-#include <bit>
 #include <cstdint>
 #include <cstring>
 
 #include "cpu/activation_rows.h"
 #include "cpu/matmul_units.h"
+#include "cpu/simd/math.h"
 
 namespace effinfer::cpu {
 
@@ -30,13 +31,7 @@ struct MatmulEpilogue {
       float values[kWidth];
       for (int j = 0; j < kWidth; ++j) values[j] = sums[i][j] + bias[0][j];
       if (unit.num_parts == 2) {
-        float linear[kWidth];
-        for (int j = 0; j < kWidth; ++j) linear[j] = sums1[i][j] + bias[1][j];
-        if (problem.glu == kernels::Glu::silu) {
-          for (int j = 0; j < kWidth; ++j) values[j] = silu(values[j]) * linear[j];
-        } else {
-          for (int j = 0; j < kWidth; ++j) values[j] = gelu_tanh(values[j]) * linear[j];
-        }
+        activate(problem.glu, values, sums1[i], bias[1]);
       }
       const int64_t token = first_token + i;
       if (part.residual != nullptr) {
@@ -50,6 +45,19 @@ struct MatmulEpilogue {
   }
 
  private:
+  using Vector = typename Level::Vector;
+
+  // values = f(values) * (sums + bias), with the f of the activation kernels.
+  [[gnu::always_inline]] static void activate(kernels::Glu glu, float* values, const float* sums,
+                                              const float* bias) {
+    for (int j = 0; j < kWidth; j += Vector::kWidth) {
+      const Vector gate = Vector::load(values + j);
+      const Vector linear = Vector::load(sums + j) + Vector::load(bias + j);
+      const Vector activated = glu == kernels::Glu::silu ? simd::silu(gate) : simd::gelu_tanh(gate);
+      (activated * linear).store(values + j);
+    }
+  }
+
   [[gnu::always_inline]] static void load(const float* source, int64_t count, float* out) {
     if (source == nullptr) {
       std::memset(out, 0, sizeof(Sums));
@@ -79,36 +87,6 @@ struct MatmulEpilogue {
     if (unit.first_output + kWidth >= problem.out_act.cols) {
       ActivationRows<Level>::store_padding(problem.out_act, token);
     }
-  }
-
-  // e^x for |x| <= 87, clamped there: x = n ln 2 + r with |r| <= ln 2 / 2, a Taylor series of
-  // degree 7 (its remainder r^8 / 8! is below 2^-27), times 2^n.
-  [[gnu::always_inline]] static float exp(float x) {
-    x = x < -87.0f ? -87.0f : x;
-    x = x > 87.0f ? 87.0f : x;
-    constexpr float kRound = 12582912.0f;  // 1.5 * 2^23
-    const float shifted = __builtin_fmaf(x, 0x1.715476p+0f, kRound);
-    const float n = shifted - kRound;
-    float r = __builtin_fmaf(n, -0x1.62e4p-1f, x);  // ln 2 in two parts: n * high is exact
-    r = __builtin_fmaf(n, -0x1.7f7d1cp-20f, r);
-    float p = 1.0f / 5040.0f;
-    p = __builtin_fmaf(p, r, 1.0f / 720.0f);
-    p = __builtin_fmaf(p, r, 1.0f / 120.0f);
-    p = __builtin_fmaf(p, r, 1.0f / 24.0f);
-    p = __builtin_fmaf(p, r, 1.0f / 6.0f);
-    p = __builtin_fmaf(p, r, 0.5f);
-    p = __builtin_fmaf(p, r, 1.0f);
-    p = __builtin_fmaf(p, r, 1.0f);
-    const uint32_t exponent = std::bit_cast<uint32_t>(shifted) - std::bit_cast<uint32_t>(kRound);
-    return p * std::bit_cast<float>((exponent + 127u) << 23);
-  }
-
-  [[gnu::always_inline]] static float silu(float x) { return x / (1.0f + exp(-x)); }
-
-  // x / 2 (1 + tanh(u)) = x / (1 + e^-2u), u = sqrt(2 / pi) (x + 0.044715 x^3)
-  [[gnu::always_inline]] static float gelu_tanh(float x) {
-    const float cubic = __builtin_fmaf(0.044715f * x * x, x, x);
-    return x / (1.0f + exp(-1.5957691216f * cubic));
   }
 };
 

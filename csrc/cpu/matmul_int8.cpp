@@ -3,6 +3,7 @@
 
 #include "cpu/matmul.h"
 #include "cpu/packed_lines.h"
+#include "cpu/simd/math_portable.h"
 
 namespace effinfer::cpu::portable {
 namespace {
@@ -13,6 +14,7 @@ using kernels::PackedFormat;
 using kernels::PackedWeight;
 
 struct Portable {
+  using Vector = F32x16;
   static constexpr int kTokens = 8;
   static constexpr int kRows = static_cast<int>(kGroupRows);
 

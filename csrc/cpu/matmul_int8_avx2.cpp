@@ -13,6 +13,7 @@
 
 #include "cpu/matmul.h"
 #include "cpu/matmul_int8.h"
+#include "cpu/simd/math_avx2.h"
 #include "cpu/simd/packed_avx2.h"
 
 namespace effinfer::cpu::avx2 {
@@ -26,6 +27,7 @@ constexpr int exact_lines(QuantBits bits) {
 }
 
 struct Avx2 {
+  using Vector = F32x16;
   // 8 int16 sums of 4 tokens x 2 halves leave half of the 16 registers to operands.
   static constexpr int kTokens = 4;
 

@@ -4,6 +4,7 @@
 
 #include "cpu/matmul.h"
 #include "cpu/matmul_int8.h"
+#include "cpu/simd/math_avx512.h"
 #include "cpu/simd/packed_avx512.h"
 
 namespace effinfer::cpu::avx512 {
@@ -14,6 +15,7 @@ using kernels::PackedFormat;
 using kernels::PackedWeight;
 
 struct Avx512 {
+  using Vector = F32x16;
   static constexpr int kTokens = 8;
 
   // One group after the other: weights come from memory as one linear stream, which the prefetchers

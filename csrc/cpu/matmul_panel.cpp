@@ -5,6 +5,7 @@
 #include "core/float16.h"
 #include "cpu/matmul.h"
 #include "cpu/packed_lines.h"
+#include "cpu/simd/math_portable.h"
 
 namespace effinfer::cpu {
 
@@ -21,6 +22,7 @@ using kernels::QuantBits;
 using kernels::ScaleKind;
 
 struct Portable {
+  using Vector = F32x16;
   static constexpr int kTokens = 4;
   static constexpr int64_t kElementBytes = 4;
   static constexpr int64_t kRows = kernels::kGroupRows;

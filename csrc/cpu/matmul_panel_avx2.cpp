@@ -2,12 +2,14 @@
 // broadcast activation fill the 16 registers.
 #include "cpu/matmul.h"
 #include "cpu/matmul_panel.h"
+#include "cpu/simd/math_avx2.h"
 #include "cpu/simd/packed_avx2.h"
 
 namespace effinfer::cpu::avx2 {
 namespace {
 
 struct Avx2 {
+  using Vector = F32x16;
   static constexpr int kTokens = 6;
   static constexpr int64_t kElementBytes = 4;
   static constexpr int64_t kRows = kernels::kGroupRows;

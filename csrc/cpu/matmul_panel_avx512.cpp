@@ -2,12 +2,14 @@
 // activations fill the 32 registers.
 #include "cpu/matmul.h"
 #include "cpu/matmul_panel.h"
+#include "cpu/simd/math_avx512.h"
 #include "cpu/simd/packed_avx512.h"
 
 namespace effinfer::cpu::avx512 {
 namespace {
 
 struct Avx512 {
+  using Vector = F32x16;
   static constexpr int kTokens = 12;
   static constexpr int64_t kElementBytes = 4;
   static constexpr int64_t kRows = kernels::kGroupRows;

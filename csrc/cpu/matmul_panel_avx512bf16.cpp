@@ -2,12 +2,14 @@
 // of the float32 kernel.
 #include "cpu/matmul.h"
 #include "cpu/matmul_panel.h"
+#include "cpu/simd/math_avx512.h"
 #include "cpu/simd/panel_bf16.h"
 
 namespace effinfer::cpu::avx512bf16 {
 namespace {
 
 struct Avx512Bf16 {
+  using Vector = avx512::F32x16;
   static constexpr int kTokens = 12;
   static constexpr int64_t kElementBytes = 2;
   static constexpr int64_t kRows = kernels::kGroupRows;

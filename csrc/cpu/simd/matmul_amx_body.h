@@ -26,6 +26,7 @@
 #include "cpu/matmul_amx.h"
 #include "cpu/matmul_epilogue.h"
 #include "cpu/simd/amx_tiles.h"
+#include "cpu/simd/math_avx512.h"
 #include "cpu/simd/panel_bf16.h"
 #include "effinfer/threads.h"
 
@@ -142,7 +143,10 @@ class AmxMatmul {
   }
 
  private:
-  using Epilogue = MatmulEpilogue<Tiles>;
+  struct Level {
+    using Vector = avx512::F32x16;
+  };
+  using Epilogue = MatmulEpilogue<Level>;
   using Sums = typename Epilogue::Sums;
 
   // One panel times one block of tokens: a part of a unit over a stretch of k.
