@@ -25,6 +25,7 @@ ThreadPool& default_pool() {
 
 void register_device(py::module_& m) {
   m.def("version", &version);
+  m.def("cpu_status", &cpu_status, "Whether this build lacks kernels for some CPUs.");
   m.def("cuda_status", &cuda_status, "Whether this build has CUDA kernels, and if not, why.");
   m.def("cpu_model", [] { return cpu_features().model_name; });
   m.def("has_avx512_bf16", [] { return cpu_features().avx512_bf16; });

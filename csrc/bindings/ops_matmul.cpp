@@ -114,6 +114,13 @@ void register_ops_matmul(py::module_& m) {
   m.def("matmul", &matmul, py::arg("x"), py::arg("weight"), py::arg("arithmetic") = "int8",
         py::arg("pool") = nullptr, py::arg("bias") = py::none(), py::arg("residual") = py::none(),
         "x [n, cols] times the transposed weight, plus bias [rows] and residual [n, rows].");
+  m.def(
+      "matmul_kernel",
+      [](const std::string& arithmetic) {
+        return ops::matmul_kernel(ops::parse_matmul_arithmetic(arithmetic));
+      },
+      py::arg("arithmetic"),
+      "The kernel that multiplies quantised weights at the current ISA level.");
   m.def("quantize_activation", &quantize_activation, py::arg("x"),
         "Rounds float32 rows to the int8 operand of matmul: (q [n, K], scales [n, ceil(K / 16)]).");
 }

@@ -6,6 +6,14 @@ const char* version() {
   return EFFINFER_VERSION;
 }
 
+const char* cpu_status() {
+#if EFFINFER_X86 && !EFFINFER_AMX
+  return "ready, without AMX kernels: the compiler of this build has no AMX";
+#else
+  return "ready";
+#endif
+}
+
 const char* cuda_status() {
   return EFFINFER_CUDA_STATUS;
 }

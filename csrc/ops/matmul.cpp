@@ -58,6 +58,18 @@ void PackedMatrix::unpack(float* out) const {
   }
 }
 
+std::string matmul_kernel(MatmulArithmetic arithmetic) {
+  kernels::MatmulProblem problem;
+  problem.x = {static_cast<kernels::Arithmetic>(arithmetic), 1, kernels::kSuperblock, nullptr};
+  problem.num_parts = 1;
+  kernels::PackedWeight& weight = problem.parts[0].weight;
+  weight.format = kernels::packed_format(DType::q8_0);
+  weight.source = DType::q8_0;
+  weight.rows = kernels::kGroupRows;
+  weight.cols = problem.x.cols;
+  return kernels::table<kernels::MatmulProblem>().select(problem, current_isa()).name;
+}
+
 void matmul(const float* x, int64_t n, const PackedMatrix& weight, MatmulArithmetic arithmetic,
             const float* bias, const float* residual, float* out, ThreadPool& pool) {
   if (n < 0) throw InvalidArgument("[matmul] n: expected at least 0, got " + std::to_string(n));

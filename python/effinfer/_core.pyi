@@ -565,6 +565,11 @@ def compile(
     """
 
 def cpu_model() -> str: ...
+def cpu_status() -> str:
+    """
+    Whether this build lacks kernels for some CPUs.
+    """
+
 def cuda_status() -> str:
     """
     Whether this build has CUDA kernels, and if not, why.
@@ -613,6 +618,11 @@ def matmul(
 ) -> numpy.typing.NDArray[numpy.float32]:
     """
     x [n, cols] times the transposed weight, plus bias [rows] and residual [n, rows].
+    """
+
+def matmul_kernel(arithmetic: str) -> str:
+    """
+    The kernel that multiplies quantised weights at the current ISA level.
     """
 
 def memory_features() -> tuple[str, int]:

@@ -1,6 +1,7 @@
 """What effinfer found on this machine and what it will use."""
 
 import platform
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -22,6 +23,7 @@ class Info:
     isa_reason: str
     available_isas: tuple[str, ...]
     avx512_bf16: bool
+    matmul_kernels: dict[str, str]  # arithmetic -> kernel; those that run here
     threads: int
     threads_reason: str
     huge_pages: str  # transparent huge pages: "always", "madvise", "never", "unavailable"
@@ -36,6 +38,7 @@ class Info:
             f"cpu        {self.cpu or 'unknown'}\n"
             f"isa        {self.isa}: {self.isa_reason}; available: {', '.join(self.available_isas)}"
             f"{'; AVX512-BF16' if self.avx512_bf16 else ''}\n"
+            f"matmul     {', '.join(f'{a}: {k}' for a, k in self.matmul_kernels.items())}\n"
             f"threads    {self.threads}: {self.threads_reason}\n"
             f"memory     huge pages: {_HUGE_PAGES[self.huge_pages]}; "
             f"NUMA nodes: {self.numa_nodes}\n"
@@ -46,8 +49,16 @@ class Info:
         return asdict(self)
 
 
+def matmul_kernels() -> dict[str, str]:
+    kernels = {}
+    for arithmetic in ("int8", "bf16", "f32"):
+        with suppress(_core.UnsupportedError):
+            kernels[arithmetic] = _core.matmul_kernel(arithmetic)
+    return kernels
+
+
 def info() -> Info:
-    """Version, instruction set and why, threads and why, backends."""
+    """Version, instruction set and why, kernels of matmul, threads and why, backends."""
     threads, threads_reason = _core.default_threads()
     huge_pages, numa_nodes = _core.memory_features()
     return Info(
@@ -57,10 +68,11 @@ def info() -> Info:
         isa_reason=_core.isa_reason(),
         available_isas=tuple(_core.available_isas()),
         avx512_bf16=_core.has_avx512_bf16(),
+        matmul_kernels=matmul_kernels(),
         threads=threads,
         threads_reason=threads_reason,
         huge_pages=huge_pages,
         numa_nodes=numa_nodes,
-        backends={"cpu": "ready", "cuda": _core.cuda_status()},
+        backends={"cpu": _core.cpu_status(), "cuda": _core.cuda_status()},
         python=platform.python_version(),
     )

@@ -197,8 +197,11 @@ def test_info():
     assert value["isa"] in value["available_isas"]
     assert value["threads"] >= 1 and value["threads_reason"]
     assert "cuda" in value["backends"]
+    assert value["backends"]["cpu"].startswith("ready")
+    assert {"int8", "f32"} <= set(value["matmul_kernels"])
     capped = effinfer("info", EFFINFER_ISA="portable", EFFINFER_THREADS="1").stdout
     assert "EFFINFER_ISA=portable" in capped and "EFFINFER_THREADS" in capped
+    assert "f32: matmul.portable.f32" in capped and "bf16:" not in capped
 
 
 def test_pull_of_a_cached_model_prints_its_path():

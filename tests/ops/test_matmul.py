@@ -166,7 +166,7 @@ def test_f32_bits_do_not_depend_on_rows_or_team(dtype, isa):
     whole = _core.matmul(x, matrix, "f32", _core.ThreadPool(3))
     for n in (1, 2, 12, 13, 33, 100):
         np.testing.assert_array_equal(_core.matmul(x[:n], matrix, "f32"), whole[:n])
-    if isa == "avx512" and _core.has_avx512_bf16():
+    if isa in ("avx512", "amx") and _core.has_avx512_bf16():
         whole = _core.matmul(x, matrix, "bf16", _core.ThreadPool(3))
         for n in (1, 2, 12, 13, 33, 100):
             np.testing.assert_array_equal(_core.matmul(x[:n], matrix, "bf16"), whole[:n])

@@ -20,6 +20,10 @@ namespace effinfer::ops {
 enum class MatmulArithmetic : uint8_t { int8, bf16, f32 };
 EFFINFER_API MatmulArithmetic parse_matmul_arithmetic(std::string_view text);
 
+// The kernel that multiplies quantised weights at the current ISA level: "matmul.avx512.bf16".
+// Throws Unsupported where there is none.
+EFFINFER_API std::string matmul_kernel(MatmulArithmetic arithmetic);
+
 // A weight matrix [rows, cols] in the layout of the kernels. Immutable; copies share the bytes.
 class EFFINFER_API PackedMatrix {
  public:
