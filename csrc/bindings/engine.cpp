@@ -173,6 +173,10 @@ void register_engine(py::module_& m) {
           py::arg("request"))
       .def("forget", &Engine::forget, py::arg("request"), "Drops a finished request's metrics.")
       .def("stats", [](const Engine& engine) { return stats_dict(engine.stats()); })
+      .def("start_profile", &Engine::start_profile, py::arg("max_steps"),
+           py::call_guard<py::gil_scoped_release>(), "Records the next `max_steps` steps.")
+      .def("take_profile", &Engine::take_profile, py::call_guard<py::gil_scoped_release>(),
+           "Ends recording: the Profile of what ran since start_profile().")
       .def("explain", [](Engine& engine) { return engine.executable().explain(); })
       .def_property_readonly("graph_text",
                              [](Engine& e) { return e.executable().graph().to_string(); })

@@ -9,6 +9,7 @@ PYBIND11_MODULE(_core, m) {
   effinfer::bindings::register_gguf(m);
   effinfer::bindings::register_graph(m);
   effinfer::bindings::register_kv_cache(m);
+  effinfer::bindings::register_profile(m);
   effinfer::bindings::register_compiler(m);
   effinfer::bindings::register_sampling(m);
   effinfer::bindings::register_engine(m);

@@ -17,6 +17,7 @@ void register_weights(py::module_& m);
 void register_gguf(py::module_& m);
 void register_graph(py::module_& m);
 void register_compiler(py::module_& m);
+void register_profile(py::module_& m);
 void register_sampling(py::module_& m);
 void register_kv_cache(py::module_& m);
 void register_engine(py::module_& m);

@@ -14,6 +14,9 @@
 #include "effinfer/compiler.h"
 #include "effinfer/error.h"
 #include "kernels/attention.h"
+#include "kernels/cost.h"
+#include "kernels/elementwise.h"
+#include "kernels/matmul.h"
 #include "kernels/registry.h"
 
 namespace effinfer::compiler {
@@ -58,6 +61,7 @@ class Call {
   // Fills the fields that depend on the step; false: nothing to do in this step.
   virtual bool prepare(const Step& step) = 0;
   virtual void run(Team& team) const = 0;
+  virtual kernels::Cost cost() const = 0;  // of the step that was prepared last
 };
 
 // `Prepare` is a functor bool(Problem&, const Step&).
@@ -68,6 +72,7 @@ class KernelCall final : public Call {
       : run_(variant.run), problem_(problem), prepare_(std::move(prepare)) {}
   bool prepare(const Step& step) override { return prepare_(problem_, step); }
   void run(Team& team) const override { run_(problem_, team); }
+  kernels::Cost cost() const override { return kernels::cost(problem_); }
 
  private:
   void (*run_)(const Problem&, Team&);

@@ -37,6 +37,7 @@ void Executable::Impl::plan_step(const kernels::BatchLayout& layout) {
 
 void Executable::run(const Batch& batch, KvCache& cache, std::span<float> logits) {
   Impl& impl = *impl_;
+  const int64_t begin_ns = impl.recorder ? compiler::Recorder::now_ns() : 0;
   compiler::check_batch(batch, cache.config(), logits.size(), impl.limits);
   compiler::Step step;
   step.batch = &batch;
@@ -52,10 +53,15 @@ void Executable::run(const Batch& batch, KvCache& cache, std::span<float> logits
   impl.plan_step(step.layout);
   step.plans = impl.plans;
 
-  Program& program = impl.programs[impl.program_of_phase[static_cast<size_t>(batch.phase)]];
+  const size_t index = impl.program_of_phase[static_cast<size_t>(batch.phase)];
+  Program& program = impl.programs[index];
   impl.active.clear();
   for (const std::unique_ptr<Call>& call : program.calls) {
     if (call->prepare(step)) impl.active.push_back(call.get());
+  }
+  if (impl.recorder && impl.recorder->has_room()) {
+    impl.recorder->run(batch, index, impl.active, *impl.pool, begin_ns);
+    return;
   }
   impl.pool->parallel([&impl](Team& team) {
     for (const Call* call : impl.active) {
@@ -63,6 +69,21 @@ void Executable::run(const Batch& batch, KvCache& cache, std::span<float> logits
       team.barrier();
     }
   });
+}
+
+void Executable::start_profile(int64_t max_steps) {
+  if (max_steps < 1) {
+    throw InvalidArgument("[profile] max_steps: expected at least 1, got " +
+                          std::to_string(max_steps));
+  }
+  Impl& impl = *impl_;
+  impl.recorder = std::make_unique<compiler::Recorder>(
+      impl.pool->size(), impl.limits.cache.num_layers, impl.programs, max_steps);
+}
+
+Profile Executable::take_profile() {
+  const std::unique_ptr<compiler::Recorder> recorder = std::move(impl_->recorder);
+  return recorder ? recorder->take() : Profile{};
 }
 
 int64_t Executable::vocab_size() const {

@@ -9,6 +9,7 @@
 
 #include "compiler/batch_check.h"
 #include "compiler/lowering.h"
+#include "compiler/recorder.h"
 #include "effinfer/compiler.h"
 
 namespace effinfer {
@@ -39,6 +40,7 @@ struct Executable::Impl {
   // Of the step that runs.
   std::vector<kernels::AttentionPlan> plans;
   std::vector<const compiler::Call*> active;
+  std::unique_ptr<compiler::Recorder> recorder;  // null: no profile is being made
 
   void allocate_arena();
   void lower();

@@ -52,8 +52,8 @@ void print_passes(std::ostream& out, const std::set<std::string>& skipped) {
 void print_calls(std::ostream& out, const char* phase, const compiler::Program& program) {
   out << "calls of " << phase << '\n';
   std::vector<Row> rows = {{"node", "kernel", "at the largest step"}};
-  for (const compiler::CallNote& note : program.notes) {
-    rows.push_back({note.node, note.variant, note.shapes});
+  for (const CallInfo& info : program.infos) {
+    rows.push_back({info.node, info.kernel, info.shapes});
   }
   print_table(out, rows);
 }

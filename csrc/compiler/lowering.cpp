@@ -1,5 +1,6 @@
 #include "compiler/lowering.h"
 
+#include <algorithm>
 #include <array>
 
 #include "compiler/arithmetic.h"
@@ -35,6 +36,24 @@ constexpr std::array kRules = {
     Rule{"matmul", lower_matmul},
     Rule{"matmul_glu", lower_matmul},
 };
+
+void append(std::string& text, char separator, std::string_view more) {
+  if (!text.empty()) text += separator;
+  text += more;
+}
+
+// "blk.3.attn_q.weight" is "blk.attn_q".
+std::string without_layer(std::string_view name) {
+  if (name.ends_with(".weight")) name.remove_suffix(std::string_view(".weight").size());
+  std::string out;
+  while (!name.empty()) {
+    const std::string_view part = name.substr(0, name.find('.'));
+    name.remove_prefix(std::min(name.size(), part.size() + 1));
+    const bool is_number = part.find_first_not_of("0123456789") == std::string_view::npos;
+    if (!is_number) append(out, '.', part);
+  }
+  return out;
+}
 
 }  // namespace
 
@@ -111,6 +130,43 @@ std::string Lowering::label(const Node& node) const {
     text += (text.empty() ? "%" : ", %") + graph().value(id).name;
   }
   return text + " = " + node.op;
+}
+
+// The weights without layer numbers, their sizes (inputs x outputs) and types; else the operator
+// where the kernel's name does not tell it, and the heads or the columns.
+std::string Lowering::what(const Node& node, std::string_view kernel) const {
+  std::string names;
+  std::string types;
+  int64_t outputs = 0;
+  int64_t inputs = 0;
+  const auto add = [&](const Value& weight) {
+    const std::string name = without_layer(weight.weight_name);
+    const std::string_view last = std::string_view(name).substr(name.rfind('.') + 1);
+    append(names, '+', names.empty() ? name : last);
+    const std::string_view type = effinfer::name(weight.dtype);
+    if (types.find(type) == std::string::npos) append(types, '+', type);
+    outputs += weight.shape[0].value;
+    if (weight.shape.size() == 2) inputs = weight.shape[1].value;
+  };
+  for (const size_t rank : {size_t{2}, size_t{1}}) {  // biases are not named beside matrices
+    for (const ValueId id : node.inputs) {
+      const Value& value = graph().value(id);
+      const bool is_weight = value.kind == Value::Kind::weight && value.shape.size() == rank;
+      if (is_weight && (rank == 2 || inputs == 0)) add(value);
+    }
+  }
+  std::string text = names.empty() && !kernel.starts_with(node.op) ? node.op : names;
+  if (!names.empty()) {
+    append(text, ' ', inputs > 0 ? std::to_string(inputs) + 'x' + std::to_string(outputs) : types);
+    if (inputs > 0) append(text, ' ', types);
+  } else if (node.has("heads") && node.has("kv_heads")) {
+    append(text, ' ', std::to_string(node.get_int("heads")));
+    append(text, '/', std::to_string(node.get_int("kv_heads")));
+    append(text, 'x', std::to_string(node.get_int("head_dim")));
+  } else if (const Value& out = graph().value(node.outputs[0]); out.shape.size() == 2) {
+    append(text, ' ', std::to_string(out.shape[1].value));
+  }
+  return text;
 }
 
 }  // namespace effinfer::compiler

@@ -13,17 +13,18 @@
 
 namespace effinfer::compiler {
 
-// One line of explain().
-struct CallNote {
-  std::string node;     // "%q, %k, %v = matmul"
-  std::string variant;  // "matmul.avx512.int8"
-  std::string shapes;   // the problem, at the largest step
-};
+inline kernels::Arithmetic product_arithmetic(const kernels::MatmulProblem& problem) {
+  return problem.x.arithmetic;
+}
+template <class Problem>
+kernels::Arithmetic product_arithmetic(const Problem&) {
+  return kernels::Arithmetic::f32;
+}
 
 // The calls of one phase.
 struct Program {
   std::vector<std::unique_ptr<Call>> calls;
-  std::vector<CallNote> notes;  // one a call
+  std::vector<CallInfo> infos;  // one a call: for explain() and profiles
 };
 
 // What the programs of an executable share.
@@ -68,12 +69,15 @@ class Lowering {
     if (variant.scratch_bytes != nullptr) reserve(variant.scratch_bytes(problem));
     program_.calls.push_back(
         std::make_unique<KernelCall<Problem, Prepare>>(variant, problem, std::move(prepare)));
-    program_.notes.push_back({label(node), variant.name, describe(problem)});
+    program_.infos.push_back({label(node), variant.name, what(node, variant.name),
+                              describe(problem), std::string(name(product_arithmetic(problem))),
+                              variant.isa});
   }
 
  private:
   void reserve(size_t bytes) { shared_.scratch_bytes = std::max(shared_.scratch_bytes, bytes); }
   std::string label(const Node& node) const;
+  std::string what(const Node& node, std::string_view kernel) const;
 
   struct Place {
     int64_t offset = -1;

@@ -136,6 +136,7 @@ int Team::size() const {
   return shared_.size();
 }
 void Team::barrier() {
+  ++barriers_;
   shared_.barrier();
 }
 int64_t Team::claim() {

@@ -13,6 +13,7 @@
 #include <string>
 
 #include "kernels/activation.h"
+#include "kernels/cost.h"
 #include "kernels/kv_layout.h"
 
 namespace effinfer::kernels {
@@ -122,5 +123,7 @@ struct RopeAppendProblem {
 
 std::string describe(const AttentionProblem& problem);
 std::string describe(const RopeAppendProblem& problem);
+Cost cost(const AttentionProblem& problem);
+Cost cost(const RopeAppendProblem& problem);
 
 }  // namespace effinfer::kernels

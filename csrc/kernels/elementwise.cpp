@@ -68,4 +68,45 @@ std::string describe(const RopeProblem& problem) {
          (problem.interleaved ? " interleaved" : "");
 }
 
+// A row of a packed table lies in every line of its group.
+Cost cost(const EmbeddingProblem& problem) {
+  const DTypeInfo& info = dtype_info(problem.dtype);
+  const int64_t row = problem.packed != nullptr ? problem.packed->group_bytes
+                                                : problem.cols / info.block_size * info.block_bytes;
+  return {problem.rows * (4 + row + problem.cols * 4), problem.rows * problem.cols};
+}
+
+Cost cost(const RmsNormProblem& problem) {
+  const int64_t size = problem.rows * problem.groups * problem.cols;
+  const bool adds = problem.add_to != nullptr;
+  Cost cost{size * (adds ? 12 : 4), size * (adds ? 5 : 4)};
+  if (problem.weight != nullptr) cost.bytes += problem.cols * 4;
+  cost.bytes +=
+      problem.out_act.data != nullptr ? problem.rows * problem.out_act.row_bytes() : size * 4;
+  return cost;
+}
+
+Cost cost(const UnaryProblem& problem) {
+  const int64_t size = problem.rows * problem.cols;
+  return {size * 8, size};
+}
+
+Cost cost(const BinaryProblem& problem) {
+  return {problem.size * 12, problem.size};
+}
+
+Cost cost(const SelectRowsProblem& problem) {
+  return {problem.num_rows * (4 + problem.cols * 8), 0};
+}
+
+Cost cost(const RopeTableProblem& problem) {
+  return {problem.rows * (4 + problem.dims * 4) + problem.dims * 2, problem.rows * problem.dims};
+}
+
+Cost cost(const RopeProblem& problem) {
+  const int64_t size = problem.rows * problem.heads * problem.head_dim;
+  const int64_t rotated = problem.rows * problem.heads * problem.dims;
+  return {size * 8 + problem.rows * problem.dims * 4, rotated * 3};
+}
+
 }  // namespace effinfer::kernels

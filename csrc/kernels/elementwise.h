@@ -7,6 +7,7 @@
 #include "effinfer/dtype.h"
 #include "effinfer/ops/rope.h"
 #include "kernels/activation.h"
+#include "kernels/cost.h"
 #include "kernels/packed_weight.h"
 
 namespace effinfer::kernels {
@@ -111,5 +112,13 @@ std::string describe(const BinaryProblem& problem);
 std::string describe(const SelectRowsProblem& problem);
 std::string describe(const RopeTableProblem& problem);
 std::string describe(const RopeProblem& problem);
+
+Cost cost(const EmbeddingProblem& problem);
+Cost cost(const RmsNormProblem& problem);
+Cost cost(const UnaryProblem& problem);
+Cost cost(const BinaryProblem& problem);
+Cost cost(const SelectRowsProblem& problem);
+Cost cost(const RopeTableProblem& problem);
+Cost cost(const RopeProblem& problem);
 
 }  // namespace effinfer::kernels

@@ -20,4 +20,27 @@ std::string describe(const MatmulProblem& problem) {
   return text;
 }
 
+Cost cost(const ToActivationProblem& problem) {
+  const Activation& out = problem.out;
+  return {out.rows * (out.cols * 4 + out.row_bytes()), out.rows * out.cols * 3};
+}
+
+Cost cost(const MatmulProblem& problem) {
+  const int64_t rows = problem.x.rows;
+  const bool gated = problem.glu != Glu::none;
+  Cost cost{rows * problem.x.row_bytes(), 0};
+  for (int i = 0; i < problem.num_parts; ++i) {
+    const MatmulPart& part = problem.parts[i];
+    const int64_t outputs = part.weight.rows;
+    const bool writes = i == 0 || !gated;
+    cost.bytes += static_cast<int64_t>(part.weight.num_bytes());
+    if (part.bias != nullptr) cost.bytes += outputs * 4;
+    if (part.residual != nullptr) cost.bytes += rows * outputs * 4;
+    if (writes && problem.out_act.data == nullptr) cost.bytes += rows * outputs * 4;
+    cost.ops += 2 * rows * outputs * part.weight.cols;
+  }
+  if (problem.out_act.data != nullptr) cost.bytes += rows * problem.out_act.row_bytes();
+  return cost;
+}
+
 }  // namespace effinfer::kernels

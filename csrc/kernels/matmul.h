@@ -12,6 +12,7 @@
 #include <string>
 
 #include "kernels/activation.h"
+#include "kernels/cost.h"
 #include "kernels/packed_weight.h"
 
 namespace effinfer::kernels {
@@ -40,5 +41,7 @@ struct MatmulProblem {
 };
 
 std::string describe(const MatmulProblem& problem);
+Cost cost(const MatmulProblem& problem);
+Cost cost(const ToActivationProblem& problem);  // the conversion of its operand
 
 }  // namespace effinfer::kernels

@@ -192,6 +192,14 @@ void Engine::forget(RequestId request) {
 EngineStats Engine::stats() const {
   return impl_->core->stats();
 }
+void Engine::start_profile(int64_t max_steps) {
+  const auto pause = impl_->core->pause();
+  impl_->executable->start_profile(max_steps);
+}
+Profile Engine::take_profile() {
+  const auto pause = impl_->core->pause();
+  return impl_->executable->take_profile();
+}
 int64_t Engine::vocab_size() const {
   return impl_->core->vocab_size();
 }

@@ -45,6 +45,8 @@ class EngineCore {
   RequestMetrics metrics(RequestId id) const;
   void forget(RequestId id);
   EngineStats stats() const;
+  // No step runs while the result lives.
+  std::unique_lock<std::mutex> pause() { return std::unique_lock(step_mutex_); }
 
   int64_t max_seq_len() const { return options_.max_seq_len; }
   int64_t vocab_size() const { return runner_->vocab_size(); }

@@ -234,6 +234,31 @@ class KvCache:
     @property
     def num_pages(self) -> int: ...
 
+class Profile:
+    """
+    Times, bytes and operations of every kernel call of steps.
+    """
+    def summary(self, phase: str) -> dict[str, typing.Any]:
+        """
+        Sums over the steps of a phase; `kernels` has a row for each kernel and kind of
+        weights, the longest first.
+        """
+    def trace_json(self) -> str:
+        """
+        Chrome's trace-event format, for Perfetto.
+        """
+    @property
+    def dropped_steps(self) -> int:
+        """
+        Steps that ran after the memory for records was used up.
+        """
+    @property
+    def num_layers(self) -> int: ...
+    @property
+    def num_steps(self) -> int: ...
+    @property
+    def threads(self) -> int: ...
+
 class CompileOptions:
     """
     How compile() is to build an executable.
@@ -473,6 +498,10 @@ class Engine:
         float32 [len(tokens), vocab] of a whole sequence, for evaluation.
         """
     def metrics(self, request: int) -> dict[str, typing.Any]: ...
+    def start_profile(self, max_steps: int) -> None:
+        """
+        Records the next `max_steps` steps.
+        """
     def stats(self) -> dict[str, typing.Any]: ...
     def step(self) -> list[StepOutput]:
         """
@@ -482,6 +511,10 @@ class Engine:
         """
         Runs steps until a request ends or a limit is reached: list[StepOutput], one entry a
         request.
+        """
+    def take_profile(self) -> Profile:
+        """
+        Ends recording: the Profile of what ran since start_profile().
         """
     @property
     def arena_bytes(self) -> int: ...
@@ -623,6 +656,11 @@ def matmul(
 def matmul_kernel(arithmetic: str) -> str:
     """
     The kernel that multiplies quantised weights at the current ISA level.
+    """
+
+def measure_read_bandwidth(pool: ThreadPool) -> float:
+    """
+    Bytes a second that the pool's threads read from memory together.
     """
 
 def memory_features() -> tuple[str, int]:

@@ -1,5 +1,7 @@
-// A compiled step allocates nothing: the global operator new counts.
+// A compiled step allocates nothing: the global operator new counts. What a profile records.
+#include <algorithm>
 #include <atomic>
+#include <chrono>
 #include <cstdlib>
 #include <new>
 #include <random>
@@ -167,6 +169,7 @@ TEST("executable: a step allocates nothing after the first") {
   Steps steps(*executable);
   steps.run(*executable, Phase::prefill, 20, 20);
   steps.run(*executable, Phase::decode, 1, 21);
+  executable->start_profile(30);  // a step that is recorded allocates no more than others
   const int64_t before = allocations.load();
   CHECK(before > 0);
   steps.run(*executable, Phase::prefill, 20, 41);
@@ -176,6 +179,95 @@ TEST("executable: a step allocates nothing after the first") {
   }
   CHECK_EQ(allocations.load(), before);
   for (const float logit : steps.logits) CHECK(logit == logit);
+}
+
+TEST("executable: a profile covers every call of a step, in order and within its time") {
+  const Graph graph = Graph::parse(kGraph);
+  CompileOptions options;
+  options.max_tokens = 64;
+  options.kv_dtype = DType::f32;
+  const int threads = 2;
+  const auto executable =
+      compile(graph, random_weights(graph), std::make_shared<ThreadPool>(threads), options);
+  Steps steps(*executable);
+  CHECK(executable->take_profile().steps.empty());
+  CHECK_THROWS(InvalidArgument, "max_steps", executable->start_profile(0));
+  executable->start_profile(3);
+  const auto begin = std::chrono::steady_clock::now();
+  steps.run(*executable, Phase::prefill, 20, 20);
+  steps.run(*executable, Phase::decode, 1, 21);
+  steps.run(*executable, Phase::decode, 1, 22);
+  const std::chrono::nanoseconds wall = std::chrono::steady_clock::now() - begin;
+  steps.run(*executable, Phase::decode, 1, 23);
+  const Profile profile = executable->take_profile();
+  CHECK_EQ(profile.steps.size(), 3u);
+  CHECK_EQ(profile.dropped_steps, 1);
+  CHECK_EQ(profile.threads, threads);
+  CHECK_EQ(profile.num_layers, 1);
+
+  const std::vector<Node>& nodes = executable->graph().nodes;
+  int64_t total_ns = 0;
+  for (const StepRecord& step : profile.steps) {
+    CHECK_EQ(step.tokens, step.phase == Phase::prefill ? 40 : 2);
+    CHECK_EQ(step.sequences, 2);
+    CHECK_EQ(step.calls.size(), nodes.size());
+    CHECK(step.barriers >= static_cast<int64_t>(step.calls.size()));
+    for (size_t i = 0; i < std::min(nodes.size(), step.calls.size()); ++i) {
+      const CallInfo& info = profile.calls.at(static_cast<size_t>(step.calls[i].info));
+      CHECK(info.node.ends_with(" = " + nodes[i].op));
+      CHECK(step.calls[i].bytes > 0);
+    }
+    for (int thread = 0; thread < threads; ++thread) {
+      int64_t end_ns = step.begin_ns;
+      for (size_t i = 0; i < step.calls.size(); ++i) {
+        const CallTimes& times = step.time(thread, i);
+        CHECK(times.begin_ns >= end_ns && times.done_ns >= times.begin_ns);
+        CHECK(times.end_ns >= times.done_ns);
+        end_ns = times.end_ns;
+      }
+      CHECK(end_ns <= step.end_ns);
+    }
+    total_ns += step.end_ns - step.begin_ns;
+  }
+  CHECK(total_ns <= wall.count());
+}
+
+TEST("executable: the bytes and operations of a profile are those of the step") {
+  const Graph graph = Graph::parse(kGraph);
+  CompileOptions options;
+  options.max_tokens = 64;
+  options.kv_dtype = DType::f32;
+  const auto executable =
+      compile(graph, random_weights(graph), std::make_shared<ThreadPool>(1), options);
+  Steps steps(*executable);
+  executable->start_profile(2);
+  steps.run(*executable, Phase::decode, 1, 21);
+  steps.run(*executable, Phase::decode, 1, 22);
+  const PhaseSummary sum = summarize(executable->take_profile(), Phase::decode);
+  CHECK_EQ(sum.steps, 2);
+  CHECK_EQ(sum.tokens, 4);
+  int64_t kernels_ns = 0;
+  int found = 0;
+  for (const KernelSummary& row : sum.kernels) {
+    kernels_ns += row.time_ns;
+    CHECK(row.wait_ns <= row.threads_ns);
+    if (row.info.what == "down 96x64 f32") {
+      ++found;
+      CHECK_EQ(row.info.arithmetic, "f32");
+      CHECK_EQ(row.calls, 2);
+      CHECK_EQ(row.ops, 2 * (2 * 2 * 96 * 64));
+      // Two rows of 96 inputs padded to 128, weights padded alike, outputs, the fused residual.
+      CHECK_EQ(row.bytes, 2 * (2 * 128 * 4 + 64 * 128 * 4 + 2 * 64 * 4 + 2 * 64 * 4));
+    }
+    if (row.info.kernel.starts_with("attention")) {
+      ++found;
+      CHECK_EQ(row.info.what, "4/2x16");
+      CHECK_EQ(row.ops, 2 * 4 * 64 * (21 + 22));  // q.k and p.v of 64 dims for each key
+    }
+  }
+  CHECK_EQ(found, 2);
+  CHECK_EQ(kernels_ns + sum.host_ns, sum.step_ns);
+  CHECK_EQ(sum.between_count, 1);
 }
 
 TEST("executable: compile refuses what cannot run") {

@@ -12,14 +12,11 @@
 #include "effinfer/export.h"
 #include "effinfer/graph.h"
 #include "effinfer/kv_cache.h"
+#include "effinfer/profile.h"
 #include "effinfer/threads.h"
 #include "effinfer/weights.h"
 
 namespace effinfer {
-
-// What kind of rows a step holds; it chooses the arithmetic of the matmuls, never the row count, so
-// that a row's result does not depend on who shares the step.
-enum class Phase : uint8_t { decode, prefill };
 
 enum class Precision : uint8_t {
   fast,  // decode: int8 activations; prefill: the best panel kernel of the machine
@@ -56,6 +53,12 @@ class EFFINFER_API Executable {
   // float32 logits [R, vocab]. Throws InvalidArgument on an inconsistent batch before anything
   // runs.
   void run(const Batch& batch, KvCache& cache, std::span<float> logits);
+
+  // Records the next `max_steps` steps; takes the memory for it now, so that run() still allocates
+  // nothing. Throws InvalidArgument for less than one step, OutOfMemory. Not while run() is active.
+  void start_profile(int64_t max_steps);
+  // Ends recording and hands over what there is; an empty profile when none was started.
+  Profile take_profile();
 
   int64_t vocab_size() const;
   // What cache the graph needs; run() takes one of the dtype of the options.

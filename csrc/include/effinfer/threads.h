@@ -24,6 +24,7 @@ class EFFINFER_API Team {
   int size() const;
   // Waits for all members; what they wrote before is visible after. Resets the chunk counter.
   void barrier();
+  int64_t barriers() const { return barriers_; }  // that this member has passed in the region
   // The next unclaimed chunk number of this phase: 0, 1, 2, ...
   int64_t claim();
   // This member's private memory, 64-byte aligned, of the size that ThreadPool::reserve_scratch
@@ -40,6 +41,7 @@ class EFFINFER_API Team {
  private:
   TeamShared& shared_;
   int rank_;
+  int64_t barriers_ = 0;
 };
 
 // Runs `task(context, rank)` for every rank in [0, threads) at the same time, and returns when all

@@ -3,6 +3,7 @@
 import resource
 import statistics
 import time
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -11,6 +12,7 @@ import typer
 
 from effinfer import _core
 from effinfer.cli import options as o
+from effinfer.cli import profile as profiling
 from effinfer.llm import LLM
 from effinfer.sampling import SamplingParams
 
@@ -26,6 +28,13 @@ def bench(
     precision: o.PrecisionOption = "fast",
     deterministic: o.DeterministicOption = False,
     kv_dtype: o.KvDtypeOption = None,
+    profile: Annotated[
+        bool, typer.Option("--profile", help="Time, bytes and rates by kernel, on stderr.")
+    ] = False,
+    trace: Annotated[
+        Path | None,
+        typer.Option("--trace", help="Write a trace of a few steps, for Perfetto.", dir_okay=False),
+    ] = None,
     as_json: o.JsonOption = False,
 ) -> None:
     """Measure speed: a prompt of random tokens, then generation from an empty context."""
@@ -35,7 +44,7 @@ def bench(
         precision=precision,
         deterministic=deterministic,
         kv_dtype=kv_dtype,
-        max_seq_len=max(pp, tg + 1) + 1,
+        max_seq_len=max(pp + (profiling.TRACED_TOKENS if trace else 1), tg + 2),
         prefix_cache=False,
     )
     prompt = np.random.default_rng(_SEED).integers(0, llm.vocab_size, pp).tolist()
@@ -49,7 +58,7 @@ def bench(
             prefill.append(pp_rate)
             decode.append(tg_rate)
         o.note(f"run {run or '0 (warm-up)'}: pp {pp_rate:.1f} tok/s, tg {tg_rate:.1f} tok/s")
-    result = {
+    result: dict[str, Any] = {
         "model": model,
         "threads": llm.threads,
         "isa": _core.current_isa(),
@@ -60,14 +69,29 @@ def bench(
         "load_s": llm.load_s,
         "peak_rss_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
     }
+    run_one = partial(_run, llm)
+    if profile:
+        result["profile"] = profiling.profile(llm, run_one, prompt, tg)
+    if trace is not None:
+        profiling.write_trace(llm, run_one, prompt, trace)
     if as_json:
         o.print_json(result)
-        return
-    print(f"{model}: {llm.threads} threads, {result['isa']}, load {llm.load_s:.2f} s")
-    for name, count, rates in (("prefill", pp, prefill), ("decode", tg, decode)):
+    else:
+        _print_rates(result)
+    if profile and not as_json:
+        profiling.print_profile(result["profile"])
+
+
+def _print_rates(result: dict[str, Any]) -> None:
+    print(
+        f"{result['model']}: {result['threads']} threads, {result['isa']}, "
+        f"load {result['load_s']:.2f} s"
+    )
+    for name, key in (("prefill", "pp"), ("decode", "tg")):
+        rates = result[f"{key}_tok_s"]
         print(
-            f"{name:<8}{count:>5} tokens {statistics.median(rates):>9.1f} tok/s "
-            f"({min(rates):.1f} to {max(rates):.1f})"
+            f"{name:<8}{result[key]:>5} tokens {rates['median']:>9.1f} tok/s "
+            f"({rates['min']:.1f} to {rates['max']:.1f})"
         )
 
 

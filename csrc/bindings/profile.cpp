@@ -1,0 +1,64 @@
+#include "effinfer/profile.h"
+
+#include <pybind11/stl.h>
+
+#include "bindings/module.h"
+#include "effinfer/error.h"
+
+namespace effinfer::bindings {
+namespace {
+
+py::dict kernel_dict(const KernelSummary& row) {
+  py::dict dict;
+  dict["kernel"] = row.info.kernel;
+  dict["what"] = row.info.what;
+  dict["arithmetic"] = row.info.arithmetic;
+  dict["isa"] = std::string(name(row.info.isa));
+  dict["calls"] = row.calls;
+  dict["time_ns"] = row.time_ns;
+  dict["threads_ns"] = row.threads_ns;
+  dict["wait_ns"] = row.wait_ns;
+  dict["bytes"] = row.bytes;
+  dict["ops"] = row.ops;
+  return dict;
+}
+
+py::dict summary_dict(const Profile& profile, const std::string& phase) {
+  if (phase != "decode" && phase != "prefill") {
+    throw InvalidArgument("[profile] phase: expected \"decode\" or \"prefill\", got \"" + phase +
+                          "\"");
+  }
+  const PhaseSummary sum = summarize(profile, phase == "decode" ? Phase::decode : Phase::prefill);
+  py::dict dict;
+  dict["steps"] = sum.steps;
+  dict["tokens"] = sum.tokens;
+  dict["barriers"] = sum.barriers;
+  dict["step_ns"] = sum.step_ns;
+  dict["host_ns"] = sum.host_ns;
+  dict["between_ns"] = sum.between_ns;
+  dict["between_count"] = sum.between_count;
+  py::list kernels;
+  for (const KernelSummary& row : sum.kernels) kernels.append(kernel_dict(row));
+  dict["kernels"] = kernels;
+  return dict;
+}
+
+}  // namespace
+
+void register_profile(py::module_& m) {
+  py::class_<Profile>(m, "Profile", "Times, bytes and operations of every kernel call of steps.")
+      .def_readonly("threads", &Profile::threads)
+      .def_readonly("num_layers", &Profile::num_layers)
+      .def_readonly("dropped_steps", &Profile::dropped_steps,
+                    "Steps that ran after the memory for records was used up.")
+      .def_property_readonly("num_steps", [](const Profile& p) { return p.steps.size(); })
+      .def("summary", &summary_dict, py::arg("phase"),
+           "Sums over the steps of a phase; `kernels` has a row for each kernel and kind of\n"
+           "weights, the longest first.")
+      .def("trace_json", &trace_json, "Chrome's trace-event format, for Perfetto.");
+  m.def("measure_read_bandwidth", &measure_read_bandwidth, py::arg("pool"),
+        py::call_guard<py::gil_scoped_release>(),
+        "Bytes a second that the pool's threads read from memory together.");
+}
+
+}  // namespace effinfer::bindings

@@ -1,0 +1,61 @@
+// Sums over the records of a profile.
+#include "effinfer/profile.h"
+
+#include <algorithm>
+#include <map>
+#include <utility>
+
+namespace effinfer {
+namespace {
+
+using Key = std::pair<std::string, std::string>;  // kernel, what
+
+void add_call(KernelSummary& row, const Profile& profile, const StepRecord& step, size_t call) {
+  const CallTimes& first = step.time(0, call);
+  ++row.calls;
+  row.time_ns += first.end_ns - first.begin_ns;
+  for (int thread = 0; thread < profile.threads; ++thread) {
+    const CallTimes& times = step.time(thread, call);
+    row.threads_ns += times.end_ns - times.begin_ns;
+    row.wait_ns += times.end_ns - times.done_ns;
+  }
+  row.bytes += step.calls[call].bytes;
+  row.ops += step.calls[call].ops;
+}
+
+}  // namespace
+
+PhaseSummary summarize(const Profile& profile, Phase phase) {
+  PhaseSummary sum;
+  std::map<Key, KernelSummary> rows;
+  const StepRecord* previous = nullptr;
+  for (const StepRecord& step : profile.steps) {
+    const StepRecord* before = std::exchange(previous, &step);
+    if (step.phase != phase) continue;
+    if (before != nullptr && before->phase == phase) {
+      sum.between_ns += step.begin_ns - before->end_ns;
+      ++sum.between_count;
+    }
+    ++sum.steps;
+    sum.tokens += step.tokens;
+    sum.barriers += step.barriers;
+    sum.step_ns += step.end_ns - step.begin_ns;
+    for (size_t call = 0; call < step.calls.size(); ++call) {
+      const CallInfo& info = profile.calls[static_cast<size_t>(step.calls[call].info)];
+      const auto [place, is_new] = rows.try_emplace(Key{info.kernel, info.what});
+      if (is_new) place->second.info = info;
+      add_call(place->second, profile, step, call);
+    }
+  }
+  sum.host_ns = sum.step_ns;
+  for (auto& [key, row] : rows) {
+    sum.host_ns -= row.time_ns;
+    sum.kernels.push_back(std::move(row));
+  }
+  std::stable_sort(
+      sum.kernels.begin(), sum.kernels.end(),
+      [](const KernelSummary& a, const KernelSummary& b) { return a.time_ns > b.time_ns; });
+  return sum;
+}
+
+}  // namespace effinfer

@@ -1,0 +1,127 @@
+"""`effinfer bench --profile` and `--trace`: where the time of a step goes."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from effinfer import _core
+from effinfer.llm import LLM
+
+Run = Callable[[list[int], int], Any]  # one greedy request: prompt, tokens to generate
+_PREFILLS = 3
+TRACED_TOKENS = 5
+_WIDTH = 132
+
+
+def profile(llm: LLM, run: Run, prompt: list[int], tg: int) -> dict[str, Any]:
+    """The time of prefill and decode steps by kernel, against what memory can give."""
+    bandwidth = _core.measure_read_bandwidth(_core.ThreadPool(llm.threads))
+    engine = llm.engine
+    engine.start_profile(_PREFILLS * len(prompt))
+    for _ in range(_PREFILLS):
+        run(prompt, 1)
+    prefill = engine.take_profile()
+    engine.start_profile(tg + 1)  # one step reads the first token
+    run(prompt[:1], tg + 1)
+    decode = engine.take_profile()
+    result: dict[str, Any] = {
+        "read_bandwidth_bytes_s": bandwidth,
+        "threads": decode.threads,
+        "layers": decode.num_layers,
+        "decode": _phase(decode, "decode", bandwidth),
+        "prefill": _phase(prefill, "prefill", bandwidth),
+    }
+    # Prompts come from Python one by one: only between decode steps is the engine by itself.
+    gaps = decode.summary("decode")
+    result["decode"]["between_us"] = gaps["between_ns"] / max(gaps["between_count"], 1) / 1e3
+    return result
+
+
+def write_trace(llm: LLM, run: Run, prompt: list[int], path: Path) -> None:
+    """The steps of one short request as a Chrome trace: the prompt, then a few tokens."""
+    llm.engine.start_profile(len(prompt) + TRACED_TOKENS)
+    run(prompt, TRACED_TOKENS)
+    path.write_text(llm.engine.take_profile().trace_json(), encoding="utf-8")
+
+
+def _phase(profile: _core.Profile, phase: str, bandwidth: float) -> dict[str, Any]:
+    """Means over the steps of a phase."""
+    total = profile.summary(phase)
+    steps = total["steps"]
+    barriers = total["barriers"] / steps
+    return {
+        "steps": steps,
+        "tokens_per_step": total["tokens"] / steps,
+        "step_us": total["step_ns"] / steps / 1e3,
+        "host_us": total["host_ns"] / steps / 1e3,
+        "barriers_per_step": barriers,
+        "barriers_per_layer": barriers / max(profile.num_layers, 1),
+        "kernels": [_kernel(row, total, bandwidth) for row in total["kernels"]],
+    }
+
+
+def _kernel(row: dict[str, Any], total: dict[str, Any], bandwidth: float) -> dict[str, Any]:
+    steps, seconds = total["steps"], max(row["time_ns"], 1) / 1e9
+    return {
+        "kernel": row["kernel"],
+        "what": row["what"],
+        "calls_per_step": row["calls"] / steps,
+        "us_per_step": row["time_ns"] / steps / 1e3,
+        "share": row["time_ns"] / total["step_ns"],
+        "wait_share": row["wait_ns"] / max(row["threads_ns"], 1),
+        "bytes_per_step": row["bytes"] / steps,
+        "bytes_s": row["bytes"] / seconds,
+        "ops_per_step": row["ops"] / steps,
+        "ops_s": row["ops"] / seconds,
+        "percent_of_bound": 100 * row["bytes"] / bandwidth / seconds,
+    }
+
+
+def print_profile(result: dict[str, Any]) -> None:
+    """Tables on stderr."""
+    from rich.console import Console
+
+    console = Console(stderr=True)
+    console.width = max(console.width, _WIDTH)
+    for phase in ("decode", "prefill"):
+        console.print(_table(phase, result))
+        console.print(_footnote(result[phase], result["layers"]), highlight=False)
+
+
+def _table(phase: str, result: dict[str, Any]) -> Any:
+    from rich import box
+    from rich.table import Table
+
+    gigabytes = result["read_bandwidth_bytes_s"] / 1e9
+    part = result[phase]
+    table = Table(
+        title=f"{phase}: {part['steps']} steps of {part['tokens_per_step']:.0f} tokens, "
+        f"{part['step_us']:.0f} us each; bound: {gigabytes:.1f} GB/s read by "
+        f"{result['threads']} threads",
+        title_justify="left",
+        box=box.SIMPLE_HEAD,
+    )
+    table.add_column("kernel", overflow="fold")
+    for name in ("calls", "us", "%", "wait %", "MB", "GB/s", "GOP/s", "% of bound"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for row in part["kernels"]:
+        table.add_row(
+            f"{row['kernel']} {row['what']}",
+            f"{row['calls_per_step']:.0f}",
+            f"{row['us_per_step']:.1f}",
+            f"{100 * row['share']:.1f}",
+            f"{100 * row['wait_share']:.0f}",
+            f"{row['bytes_per_step'] / 1e6:.3f}",
+            f"{row['bytes_s'] / 1e9:.1f}",
+            f"{row['ops_s'] / 1e9:.1f}",
+            f"{row['percent_of_bound']:.0f}",
+        )
+    return table
+
+
+def _footnote(part: dict[str, Any], layers: int) -> str:
+    between = f", {part['between_us']:.1f} us between steps" if "between_us" in part else ""
+    return (
+        f"{part['barriers_per_step']:.0f} barriers a step, {part['barriers_per_layer']:.1f} a "
+        f"layer ({layers} layers); {part['host_us']:.1f} us of a step on the host{between}"
+    )

@@ -1,0 +1,106 @@
+"""`effinfer bench --profile` and `--trace`."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.reference import tiny
+
+THREADS = 2
+
+
+def bench(*arguments: object) -> subprocess.CompletedProcess:
+    options = ["--pp", 70, "--tg", 6, "--repeat", 1, "--threads", THREADS]
+    return subprocess.run(
+        [sys.executable, "-m", "effinfer", "bench", *map(str, [*options, *arguments])],
+        capture_output=True,
+        text=True,
+        env=dict(os.environ),
+        timeout=120,
+    )
+
+
+@pytest.fixture(scope="module")
+def tiny_model(tmp_path_factory) -> Path:
+    return tiny.write_gguf(tiny.FAMILIES["llama"], tmp_path_factory.mktemp("tiny") / "tiny.gguf")
+
+
+@pytest.fixture(scope="module")
+def measured(tiny_model, tmp_path_factory) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The JSON object with its profile, and the trace."""
+    path = tmp_path_factory.mktemp("trace") / "trace.json"
+    result = bench("-m", tiny_model, "--profile", "--trace", path, "--json")
+    assert result.returncode == 0, result.stderr
+    return json.loads(result.stdout), json.loads(path.read_text())
+
+
+def test_profile_rows_make_up_the_step(measured):
+    profile = measured[0]["profile"]
+    assert profile["threads"] == THREADS
+    assert profile["layers"] == 3
+    assert profile["read_bandwidth_bytes_s"] > 0
+    assert profile["decode"]["steps"] == 6 and profile["decode"]["tokens_per_step"] == 1
+    assert profile["prefill"]["tokens_per_step"] == 70
+    for phase in ("decode", "prefill"):
+        part = profile[phase]
+        kernels = part["kernels"]
+        times = sum(row["us_per_step"] for row in kernels)
+        assert times + part["host_us"] == pytest.approx(part["step_us"])
+        assert sum(row["share"] for row in kernels) <= 1
+        assert part["barriers_per_step"] >= sum(row["calls_per_step"] for row in kernels)
+        assert part["barriers_per_layer"] == pytest.approx(part["barriers_per_step"] / 3)
+        for row in kernels:
+            assert 0 <= row["wait_share"] <= 1
+            expected = row["bytes_per_step"] / row["us_per_step"] * 1e6
+            assert row["bytes_s"] == pytest.approx(expected)
+            assert row["percent_of_bound"] > 0
+        assert any("attn_q+attn_k+attn_v" in row["what"] for row in kernels)
+
+
+def test_prefill_does_the_operations_of_its_tokens(measured):
+    """The matmul of the gates has the same operations for each token in both phases."""
+    ops = {}
+    for phase in ("decode", "prefill"):
+        part = measured[0]["profile"][phase]
+        (row,) = (row for row in part["kernels"] if "ffn_gate" in row["what"])
+        ops[phase] = row["ops_per_step"] / part["tokens_per_step"]
+    assert ops["decode"] == ops["prefill"] > 0
+
+
+def test_trace_events_nest_in_order_on_a_track_for_each_thread(measured):
+    events = measured[1]["traceEvents"]
+    names = {e["tid"]: e["args"]["name"] for e in events if e["ph"] == "M"}
+    assert names == {thread: f"thread {thread}" for thread in range(THREADS)}
+    slices = [event for event in events if event["ph"] == "X"]
+    assert {event["tid"] for event in slices} == set(names)
+    kernels = {}
+    for thread in names:
+        track = [event for event in slices if event["tid"] == thread]
+        kernels[thread] = [event["name"] for event in track if event["cat"] == "kernel"]
+        open_ends: list[float] = []
+        last = 0.0
+        for event in track:
+            begin, end = event["ts"], event["ts"] + event["dur"]
+            assert begin >= last - 1e-6 and event["dur"] >= 0
+            last = begin
+            while open_ends and open_ends[-1] <= begin + 1e-6:
+                open_ends.pop()
+            assert all(end <= outer + 1e-6 for outer in open_ends)
+            open_ends.append(end)
+    assert kernels[0] == kernels[1]
+    steps = [event["name"] for event in slices if event["cat"] == "step"]
+    assert steps == ["prefill step"] + 4 * ["decode step"]
+
+
+def test_profile_prints_tables_on_stderr(tiny_model):
+    result = bench("-m", tiny_model, "--profile")
+    assert result.returncode == 0, result.stderr
+    assert "decode: 6 steps" in result.stderr and "prefill: 3 steps" in result.stderr
+    assert "% of bound" in result.stderr and "barriers a step" in result.stderr
+    assert "matmul" in result.stderr and "matmul" not in result.stdout
+    assert "tok/s" in result.stdout

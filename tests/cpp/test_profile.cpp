@@ -1,0 +1,95 @@
+// The costs that profiles count, and the sums over records.
+#include <algorithm>
+#include <random>
+#include <vector>
+
+#include "check.h"
+#include "effinfer/profile.h"
+#include "kernels/attention.h"
+
+using namespace effinfer;
+
+TEST("profile: attention counts the keys that rows see, and reads each once") {
+  std::mt19937 random(5);
+  for (int round = 0; round < 200; ++round) {
+    std::vector<int32_t> qo_indptr = {0};
+    std::vector<int32_t> kv_len;
+    kernels::AttentionProblem problem;
+    problem.num_qo_heads = 4;
+    problem.kv.num_kv_heads = 2;
+    problem.kv.head_dim = 16;
+    problem.kv.dtype = DType::bf16;
+    problem.window_left = round % 3 == 0 ? -1 : static_cast<int32_t>(random() % 40);
+    int64_t pairs = 0;
+    int64_t tokens = 0;
+    for (int s = 0; s < 3; ++s) {
+      const auto rows = static_cast<int32_t>(random() % 30);
+      const int32_t length = rows + static_cast<int32_t>(random() % 50);
+      std::vector<bool> seen(static_cast<size_t>(length));
+      for (int32_t row = 0; row < rows; ++row) {
+        const int32_t position = length - rows + row;
+        for (int32_t key = 0; key <= position; ++key) {
+          if (problem.window_left >= 0 && key < position - problem.window_left) continue;
+          ++pairs;
+          seen[static_cast<size_t>(key)] = true;
+        }
+      }
+      tokens += std::count(seen.begin(), seen.end(), true);
+      qo_indptr.push_back(qo_indptr.back() + rows);
+      kv_len.push_back(length);
+    }
+    problem.batch.num_tokens = qo_indptr.back();
+    problem.batch.num_sequences = 3;
+    problem.batch.qo_indptr = qo_indptr.data();
+    problem.batch.kv_len = kv_len.data();
+    std::vector<float> out(static_cast<size_t>(qo_indptr.back()) * 64 + 1);
+    problem.out = out.data();
+    const kernels::Cost cost = kernels::cost(problem);
+    CHECK_EQ(cost.ops, 4 * 64 * pairs);
+    // Queries and outputs in float32, K and V in bfloat16.
+    CHECK_EQ(cost.bytes, qo_indptr.back() * 64 * 4 * 2 + tokens * 2 * 32 * 2);
+  }
+}
+
+TEST("profile: kernels are summed by name, the longest first") {
+  Profile profile;
+  profile.threads = 2;
+  profile.calls = {{"%a = matmul", "matmul", "blk.q", "", "int8", Isa::portable},
+                   {"%b = matmul", "matmul", "blk.q", "", "int8", Isa::portable},
+                   {"%c = norm", "norm", "blk.n", "", "f32", Isa::portable}};
+  StepRecord step;
+  step.tokens = 1;
+  step.begin_ns = 100;
+  step.end_ns = 200;
+  step.barriers = 3;
+  step.calls = {{0, 10, 20}, {2, 1, 2}, {1, 30, 40}};
+  step.times = {{110, 112, 115}, {115, 150, 151}, {151, 160, 170},   // thread 0
+                {111, 115, 115}, {116, 117, 151}, {152, 169, 170}};  // thread 1
+  profile.steps = {step, step, step};
+  profile.steps[1].phase = Phase::prefill;
+  profile.steps[2].begin_ns = 130;
+  const PhaseSummary sum = summarize(profile, Phase::decode);
+  CHECK_EQ(sum.steps, 2);
+  CHECK_EQ(sum.step_ns, 100 + 70);
+  CHECK_EQ(sum.host_ns, sum.step_ns - 2 * 60);
+  CHECK_EQ(sum.between_count, 0);  // a prefill lies between
+  CHECK_EQ(sum.barriers, 6);
+  CHECK_EQ(sum.kernels.size(), 2u);
+  const KernelSummary& norm = sum.kernels[0];
+  CHECK_EQ(norm.info.what, "blk.n");
+  CHECK_EQ(norm.time_ns, 2 * 36);
+  CHECK_EQ(norm.threads_ns, 2 * (36 + 35));
+  CHECK_EQ(norm.wait_ns, 2 * (1 + 34));
+  const KernelSummary& matmul = sum.kernels[1];
+  CHECK_EQ(matmul.calls, 4);
+  CHECK_EQ(matmul.bytes, 2 * 40);
+  CHECK_EQ(matmul.ops, 2 * 60);
+  CHECK_EQ(matmul.time_ns, 2 * (5 + 19));
+}
+
+TEST("profile: the rate of memory is measured") {
+  ThreadPool pool(2);
+  CHECK(measure_read_bandwidth(pool) > 1e6);
+}
+
+CHECK_MAIN()
