@@ -8,6 +8,7 @@
 //   release()           gives the state back, which lets the kernel of the system skip it
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 
 namespace effinfer::cpu {
@@ -26,7 +27,8 @@ struct alignas(64) TileConfig {
   uint16_t row_bytes[16] = {};  // the upper halves of both arrays are reserved
   uint8_t rows[16] = {};
 };
-static_assert(sizeof(TileConfig) == 64);
+static_assert(sizeof(TileConfig) == 64 && offsetof(TileConfig, row_bytes) == 16 &&
+              offsetof(TileConfig, rows) == 48);
 
 #if defined(__AMX_BF16__)
 

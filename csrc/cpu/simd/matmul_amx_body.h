@@ -16,8 +16,9 @@
 // Bound. Four multiplications take 4 x 16 cycles, the four loads that feed them 4 x 21 from L2: 85
 // cycles for 65536 operations, 780 a cycle. Dequantising a superblock of a group takes about 215
 // cycles of the vector units, which are idle otherwise: while one panel is multiplied, the next one
-// is dequantised in small steps between multiplications. So for n tokens a unit costs, for 64 k,
-// max(n / 32 x 170, 2 x 215) cycles: dequantising bounds it below 80 tokens, L2 above.
+// is dequantised in small steps between multiplications, and so are the results of the tokens
+// before written. So for n tokens a unit costs, for 64 k, max(n / 32 x 170, 2 x 215) cycles:
+// dequantising bounds it below 80 tokens, L2 above.
 #pragma once
 
 #include <cstdint>
@@ -185,11 +186,11 @@ class AmxMatmul {
       next_panel.spread(steps);
       multiply(job, panel, next_panel);
       next_panel.finish();
-      if (job.part + 1 == job.unit.num_parts && job.k + plan_.stretch >= plan_.cols) finish(job);
-      if (!more) return;
+      if (!more) break;
       job = next;
       panel = next_panel;
     }
+    write_rows(plan_.block);
   }
 
   Job first_job(int64_t chunk) const {
@@ -286,18 +287,24 @@ class AmxMatmul {
       }
     });
     const int64_t length = stretch_length(job);
+    const int64_t rows_per_step = rows_per_step_of(length / kernels::kSuperblock);
     for (int64_t k = 0; k < length; k += kernels::kSuperblock) {
       unroll<kernels::kSuperblock / kTileK>([&](auto half) __attribute__((always_inline)) {
         multiply_tiles<rows, groups>(a, k * 2 + half * kTileRowBytes, stride, b,
                                      k * kernels::kGroupRows * 2 + half * kTileBytes);
       });
       next.step();
+      write_rows(rows_per_step);
     }
+    write_rows(plan_.block);  // before their sums are overwritten
     unroll<rows * groups>([&](auto i) __attribute__((always_inline)) {
       constexpr int r = i / groups;
       constexpr int g = i % groups;
       tiles_.template store<2 * r + g>(c[r * kTileRows] + g * 16, sizeof(Sums));
     });
+    if (job.part + 1 == job.unit.num_parts && job.k + plan_.stretch >= plan_.cols) {
+      complete(job, tile * kTileRows, rows * kTileRows);
+    }
   }
 
   template <int rows, int groups>
@@ -313,17 +320,52 @@ class AmxMatmul {
     });
   }
 
+  // Rows of a unit whose sums are complete: the epilogue takes them, a few at a time, while the
+  // next ones are multiplied. Rows count from the first token of the block.
+  struct Complete {
+    MatmulUnit unit{};
+    int64_t first_token = 0;
+    int64_t row = 0;
+    int64_t end = 0;
+    int64_t last_tile = 0;  // from this row on, sums lie `skip` rows further
+    int64_t skip = 0;
+    const Sums* sums[2] = {};
+  };
+
   // The last tile's sums are rows of their own, so its overlap with the tile before is skipped.
-  void finish(const Job& job) {
-    const int64_t first = first_token(job);
-    const int64_t count = block_tokens(job);
-    const int64_t before = (count - 1) / kTileRows * kTileRows;
-    const int64_t skip = before + first - tile_row(job, before / kTileRows);
-    const Sums* gates = sums(job, 0);
-    const Sums* linear = sums(job, job.unit.num_parts - 1);
-    Epilogue::run(problem_, job.unit, first, before, gates, linear);
-    Epilogue::run(problem_, job.unit, first + before, count - before, gates + before + skip,
-                  linear + before + skip);
+  void complete(const Job& job, int64_t row, int64_t count) {
+    const int64_t tokens = block_tokens(job);
+    complete_.unit = job.unit;
+    complete_.first_token = first_token(job);
+    complete_.row = row;
+    complete_.end = row + count < tokens ? row + count : tokens;
+    complete_.last_tile = (tokens - 1) / kTileRows * kTileRows;
+    complete_.skip = complete_.last_tile + complete_.first_token -
+                     tile_row(job, complete_.last_tile / kTileRows);
+    complete_.sums[0] = sums(job, 0);
+    complete_.sums[1] = sums(job, job.unit.num_parts - 1);
+  }
+
+  int64_t rows_per_step_of(int64_t steps) const {
+    return (complete_.end - complete_.row + steps - 1) / steps;
+  }
+
+  void write_rows(int64_t count) {
+    while (count > 0 && complete_.row < complete_.end) {
+      const int64_t row = complete_.row;
+      const int64_t limit = row < complete_.last_tile ? complete_.last_tile : complete_.end;
+      int64_t run = (limit < complete_.end ? limit : complete_.end) - row;
+      run = run < count ? run : count;
+      const int64_t at = row < complete_.last_tile ? row : row + complete_.skip;
+      write_run(row, run, at);
+      complete_.row += run;
+      count -= run;
+    }
+  }
+
+  [[gnu::noinline]] void write_run(int64_t row, int64_t count, int64_t at) {
+    Epilogue::run(problem_, complete_.unit, complete_.first_token + row, count,
+                  complete_.sums[0] + at, complete_.sums[1] + at);
   }
 
   const kernels::MatmulProblem& problem_;
@@ -331,6 +373,7 @@ class AmxMatmul {
   Team& team_;
   uint8_t* scratch_;
   Sums* sums_;
+  Complete complete_;
   Tiles tiles_;
 };
 
