@@ -59,6 +59,16 @@ void register_profile(py::module_& m) {
   m.def("measure_read_bandwidth", &measure_read_bandwidth, py::arg("pool"),
         py::call_guard<py::gil_scoped_release>(),
         "Bytes a second that the pool's threads read from memory together.");
+  m.def(
+      "measure_peak_ops",
+      [](ThreadPool& pool, const std::string& arithmetic, const std::string& isa) {
+        const Isa level = parse_isa(isa);
+        const py::gil_scoped_release release;
+        return measure_peak_ops(pool, arithmetic, level);
+      },
+      py::arg("pool"), py::arg("arithmetic"), py::arg("isa"),
+      "Operations a second that the pool's threads do together in \"int8\", \"bf16\" or \"f32\";\n"
+      "0 where that is not known.");
 }
 
 }  // namespace effinfer::bindings

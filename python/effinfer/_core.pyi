@@ -658,6 +658,12 @@ def matmul_kernel(arithmetic: str) -> str:
     The kernel that multiplies quantised weights at the current ISA level.
     """
 
+def measure_peak_ops(pool: ThreadPool, arithmetic: str, isa: str) -> float:
+    """
+    Operations a second that the pool's threads do together in "int8", "bf16" or "f32";
+    0 where that is not known.
+    """
+
 def measure_read_bandwidth(pool: ThreadPool) -> float:
     """
     Bytes a second that the pool's threads read from memory together.

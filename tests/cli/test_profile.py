@@ -58,7 +58,13 @@ def test_profile_rows_make_up_the_step(measured):
             assert 0 <= row["wait_share"] <= 1
             expected = row["bytes_per_step"] / row["us_per_step"] * 1e6
             assert row["bytes_s"] == pytest.approx(expected)
-            assert row["percent_of_bound"] > 0
+            least = row["bytes_per_step"] / profile["read_bandwidth_bytes_s"]
+            for name, peak in profile["peak_ops_s"].items():
+                if name.split(".") == [row["arithmetic"], row["isa"]]:
+                    least = max(least, row["ops_per_step"] / peak)
+            percent = 100 * least / row["us_per_step"] * 1e6
+            assert row["percent_of_bound"] == pytest.approx(percent)
+            assert row["bound"] in ("memory", "compute")
         assert any("attn_q+attn_k+attn_v" in row["what"] for row in kernels)
 
 

@@ -4,6 +4,7 @@
 #include <vector>
 
 #include "check.h"
+#include "effinfer/error.h"
 #include "effinfer/profile.h"
 #include "kernels/attention.h"
 
@@ -90,6 +91,18 @@ TEST("profile: kernels are summed by name, the longest first") {
 TEST("profile: the rate of memory is measured") {
   ThreadPool pool(2);
   CHECK(measure_read_bandwidth(pool) > 1e6);
+}
+
+TEST("profile: the peak of each arithmetic is measured where kernels use it") {
+  ThreadPool pool(2);
+  for (const Isa isa : available_isas()) {
+    const bool vectors = isa == Isa::avx2 || isa == Isa::avx512;
+    CHECK_EQ(measure_peak_ops(pool, "int8", isa) > 0, vectors);
+    CHECK_EQ(measure_peak_ops(pool, "f32", isa) > 0, isa >= Isa::avx2);
+    const bool bf16 = isa == Isa::avx512 && cpu_features().avx512_bf16;
+    CHECK_EQ(measure_peak_ops(pool, "bf16", isa) > 0, bf16);
+  }
+  CHECK_THROWS(InvalidArgument, "int4", measure_peak_ops(pool, "int4", Isa::avx2));
 }
 
 CHECK_MAIN()

@@ -10,6 +10,7 @@
 
 #include <cstdint>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "effinfer/device.h"
@@ -101,5 +102,10 @@ EFFINFER_API std::string trace_json(const Profile& profile);
 // much larger than the caches, on huge pages where the system gives them. Takes a fraction of a
 // second. Throws OutOfMemory.
 EFFINFER_API double measure_read_bandwidth(ThreadPool& pool);
+
+// The operations a second (a multiply-add is two) that the pool's threads do together in registers
+// with the instructions that kernels of level `isa` use; `arithmetic` as in CallInfo. 0 where there
+// is no such loop: portable code, and AMX tiles. Throws InvalidArgument for an unknown arithmetic.
+EFFINFER_API double measure_peak_ops(ThreadPool& pool, std::string_view arithmetic, Isa isa);
 
 }  // namespace effinfer

@@ -1,6 +1,9 @@
 """`effinfer bench --profile` and `--trace`: where the time of a step goes."""
 
+from __future__ import annotations
+
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -8,14 +11,40 @@ from effinfer import _core
 from effinfer.llm import LLM
 
 Run = Callable[[list[int], int], Any]  # one greedy request: prompt, tokens to generate
-_PREFILLS = 3
 TRACED_TOKENS = 5
+_PREFILLS = 3
 _WIDTH = 132
 
 
+@dataclass
+class Bounds:
+    """What this machine can do at most, measured when first asked for."""
+
+    pool: _core.ThreadPool
+    read_bandwidth: float
+    peak_ops: dict[str, float] = field(default_factory=dict)  # only what could be measured
+
+    @classmethod
+    def measure(cls, threads: int) -> Bounds:
+        pool = _core.ThreadPool(threads)
+        return cls(pool, _core.measure_read_bandwidth(pool))
+
+    def seconds(self, row: dict[str, Any]) -> tuple[str, float]:
+        """What bounds the calls of a row, and the time that this takes."""
+        memory = row["bytes"] / self.read_bandwidth
+        peak = self._peak(row["arithmetic"], row["isa"])
+        compute = row["ops"] / peak if peak else 0.0
+        return max(("memory", memory), ("compute", compute), key=lambda bound: bound[1])
+
+    def _peak(self, arithmetic: str, isa: str) -> float:
+        name = f"{arithmetic}.{isa}"
+        if name not in self.peak_ops:
+            self.peak_ops[name] = _core.measure_peak_ops(self.pool, arithmetic, isa)
+        return self.peak_ops[name]
+
+
 def profile(llm: LLM, run: Run, prompt: list[int], tg: int) -> dict[str, Any]:
-    """The time of prefill and decode steps by kernel, against what memory can give."""
-    bandwidth = _core.measure_read_bandwidth(_core.ThreadPool(llm.threads))
+    """The time of prefill and decode steps by kernel, against what the machine can give."""
     engine = llm.engine
     engine.start_profile(_PREFILLS * len(prompt))
     for _ in range(_PREFILLS):
@@ -24,17 +53,21 @@ def profile(llm: LLM, run: Run, prompt: list[int], tg: int) -> dict[str, Any]:
     engine.start_profile(tg + 1)  # one step reads the first token
     run(prompt[:1], tg + 1)
     decode = engine.take_profile()
-    result: dict[str, Any] = {
-        "read_bandwidth_bytes_s": bandwidth,
-        "threads": decode.threads,
-        "layers": decode.num_layers,
-        "decode": _phase(decode, "decode", bandwidth),
-        "prefill": _phase(prefill, "prefill", bandwidth),
+    bounds = Bounds.measure(llm.threads)
+    phases = {
+        "decode": _phase(decode, "decode", bounds),
+        "prefill": _phase(prefill, "prefill", bounds),
     }
     # Prompts come from Python one by one: only between decode steps is the engine by itself.
     gaps = decode.summary("decode")
-    result["decode"]["between_us"] = gaps["between_ns"] / max(gaps["between_count"], 1) / 1e3
-    return result
+    phases["decode"]["between_us"] = gaps["between_ns"] / max(gaps["between_count"], 1) / 1e3
+    return {
+        "read_bandwidth_bytes_s": bounds.read_bandwidth,
+        "peak_ops_s": {name: rate for name, rate in bounds.peak_ops.items() if rate},
+        "threads": decode.threads,
+        "layers": decode.num_layers,
+        **phases,
+    }
 
 
 def write_trace(llm: LLM, run: Run, prompt: list[int], path: Path) -> None:
@@ -44,7 +77,7 @@ def write_trace(llm: LLM, run: Run, prompt: list[int], path: Path) -> None:
     path.write_text(llm.engine.take_profile().trace_json(), encoding="utf-8")
 
 
-def _phase(profile: _core.Profile, phase: str, bandwidth: float) -> dict[str, Any]:
+def _phase(profile: _core.Profile, phase: str, bounds: Bounds) -> dict[str, Any]:
     """Means over the steps of a phase."""
     total = profile.summary(phase)
     steps = total["steps"]
@@ -56,15 +89,18 @@ def _phase(profile: _core.Profile, phase: str, bandwidth: float) -> dict[str, An
         "host_us": total["host_ns"] / steps / 1e3,
         "barriers_per_step": barriers,
         "barriers_per_layer": barriers / max(profile.num_layers, 1),
-        "kernels": [_kernel(row, total, bandwidth) for row in total["kernels"]],
+        "kernels": [_kernel(row, total, bounds) for row in total["kernels"]],
     }
 
 
-def _kernel(row: dict[str, Any], total: dict[str, Any], bandwidth: float) -> dict[str, Any]:
+def _kernel(row: dict[str, Any], total: dict[str, Any], bounds: Bounds) -> dict[str, Any]:
     steps, seconds = total["steps"], max(row["time_ns"], 1) / 1e9
+    bound, least = bounds.seconds(row)
     return {
         "kernel": row["kernel"],
         "what": row["what"],
+        "arithmetic": row["arithmetic"],
+        "isa": row["isa"],
         "calls_per_step": row["calls"] / steps,
         "us_per_step": row["time_ns"] / steps / 1e3,
         "share": row["time_ns"] / total["step_ns"],
@@ -73,7 +109,8 @@ def _kernel(row: dict[str, Any], total: dict[str, Any], bandwidth: float) -> dic
         "bytes_s": row["bytes"] / seconds,
         "ops_per_step": row["ops"] / steps,
         "ops_s": row["ops"] / seconds,
-        "percent_of_bound": 100 * row["bytes"] / bandwidth / seconds,
+        "bound": bound,
+        "percent_of_bound": 100 * least / seconds,
     }
 
 
@@ -81,25 +118,23 @@ def print_profile(result: dict[str, Any]) -> None:
     """Tables on stderr."""
     from rich.console import Console
 
-    console = Console(stderr=True)
+    console = Console(stderr=True, highlight=False)
     console.width = max(console.width, _WIDTH)
+    rates = [f"memory {result['read_bandwidth_bytes_s'] / 1e9:.1f} GB/s"]
+    rates += [f"{name} {rate / 1e9:.0f} GOP/s" for name, rate in result["peak_ops_s"].items()]
+    console.print(f"bounds of {result['threads']} threads: {', '.join(rates)}")
     for phase in ("decode", "prefill"):
-        console.print(_table(phase, result))
-        console.print(_footnote(result[phase], result["layers"]), highlight=False)
+        console.print(_table(phase, result[phase]))
+        console.print(_footnote(result[phase], result["layers"]))
 
 
-def _table(phase: str, result: dict[str, Any]) -> Any:
+def _table(phase: str, part: dict[str, Any]) -> Any:
     from rich import box
     from rich.table import Table
 
-    gigabytes = result["read_bandwidth_bytes_s"] / 1e9
-    part = result[phase]
+    title = f"{phase}: {part['steps']} steps of {part['tokens_per_step']:.0f} tokens, "
     table = Table(
-        title=f"{phase}: {part['steps']} steps of {part['tokens_per_step']:.0f} tokens, "
-        f"{part['step_us']:.0f} us each; bound: {gigabytes:.1f} GB/s read by "
-        f"{result['threads']} threads",
-        title_justify="left",
-        box=box.SIMPLE_HEAD,
+        title=title + f"{part['step_us']:.0f} us each", title_justify="left", box=box.SIMPLE_HEAD
     )
     table.add_column("kernel", overflow="fold")
     for name in ("calls", "us", "%", "wait %", "MB", "GB/s", "GOP/s", "% of bound"):
@@ -114,7 +149,7 @@ def _table(phase: str, result: dict[str, Any]) -> Any:
             f"{row['bytes_per_step'] / 1e6:.3f}",
             f"{row['bytes_s'] / 1e9:.1f}",
             f"{row['ops_s'] / 1e9:.1f}",
-            f"{row['percent_of_bound']:.0f}",
+            f"{row['percent_of_bound']:.0f} {row['bound']}",
         )
     return table
 

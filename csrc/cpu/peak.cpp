@@ -1,0 +1,65 @@
+#include "cpu/peak.h"
+
+#include <time.h>
+
+#include <algorithm>
+#include <numeric>
+#include <string>
+#include <vector>
+
+#include "effinfer/error.h"
+#include "effinfer/profile.h"
+
+namespace effinfer {
+namespace {
+
+constexpr int64_t kRounds = 1 << 18;  // a millisecond
+constexpr int kRepeats = 7;
+
+double thread_seconds() {
+  timespec time{};
+  clock_gettime(CLOCK_THREAD_CPUTIME_ID, &time);
+  return static_cast<double>(time.tv_sec) + 1e-9 * static_cast<double>(time.tv_nsec);
+}
+
+// Null where nothing is known. The levels above what the CPU has are never run.
+cpu::PeakProbe find_probe(std::string_view arithmetic, Isa isa) {
+  if (arithmetic != "int8" && arithmetic != "bf16" && arithmetic != "f32") {
+    throw InvalidArgument("[peak] arithmetic: expected int8, bf16 or f32, got \"" +
+                          std::string(arithmetic) + "\"");
+  }
+#if EFFINFER_X86
+  if (isa > cpu_features().best) return nullptr;
+  if (arithmetic == "f32" && isa >= Isa::avx512) return cpu::avx512::peak_f32;
+  if (arithmetic == "f32" && isa == Isa::avx2) return cpu::avx2::peak_f32;
+  if (arithmetic == "int8" && isa == Isa::avx512) return cpu::avx512::peak_int8;
+  if (arithmetic == "int8" && isa == Isa::avx2) return cpu::avx2::peak_int8;
+  if (arithmetic == "bf16" && isa == Isa::avx512 && cpu_features().avx512_bf16) {
+    return cpu::avx512bf16::peak_bf16;
+  }
+#endif
+  static_cast<void>(isa);
+  return nullptr;
+}
+
+}  // namespace
+
+// The rates of the threads are of their own CPU time and added up, so that another process on the
+// machine lowers them little.
+double measure_peak_ops(ThreadPool& pool, std::string_view arithmetic, Isa isa) {
+  const cpu::PeakProbe probe = find_probe(arithmetic, isa);
+  if (probe == nullptr) return 0;
+  double best = 0;
+  for (int repeat = 0; repeat < kRepeats; ++repeat) {
+    std::vector<double> rates(static_cast<size_t>(pool.size()));
+    pool.parallel([&](Team& team) {
+      const double start = thread_seconds();
+      const auto ops = static_cast<double>(probe(kRounds));
+      rates[static_cast<size_t>(team.rank())] = ops / (thread_seconds() - start);
+    });
+    best = std::max(best, std::accumulate(rates.begin(), rates.end(), 0.0));
+  }
+  return best;
+}
+
+}  // namespace effinfer
