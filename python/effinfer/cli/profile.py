@@ -46,7 +46,7 @@ class Bounds:
 def profile(llm: LLM, run: Run, prompt: list[int], tg: int) -> dict[str, Any]:
     """The time of prefill and decode steps by kernel, against what the machine can give."""
     engine = llm.engine
-    engine.start_profile(_PREFILLS * len(prompt))
+    engine.start_profile(_PREFILLS * _most_steps(prompt))
     for _ in range(_PREFILLS):
         run(prompt, 1)
     prefill = engine.take_profile()
@@ -72,9 +72,14 @@ def profile(llm: LLM, run: Run, prompt: list[int], tg: int) -> dict[str, Any]:
 
 def write_trace(llm: LLM, run: Run, prompt: list[int], path: Path) -> None:
     """The steps of one short request as a Chrome trace: the prompt, then a few tokens."""
-    llm.engine.start_profile(len(prompt) + TRACED_TOKENS)
+    llm.engine.start_profile(_most_steps(prompt) + TRACED_TOKENS)
     run(prompt, TRACED_TOKENS)
     path.write_text(llm.engine.take_profile().trace_json(), encoding="utf-8")
+
+
+def _most_steps(prompt: list[int]) -> int:
+    """Of a prefill; memory is taken for so many. Steps are far longer than 64 tokens."""
+    return len(prompt) // 64 + 1
 
 
 def _phase(profile: _core.Profile, phase: str, bounds: Bounds) -> dict[str, Any]:
