@@ -1,4 +1,5 @@
 #include <sys/mman.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <atomic>
@@ -6,6 +7,7 @@
 #include <cstdint>
 #include <cstdlib>
 #include <memory>
+#include <string>
 
 #include "effinfer/error.h"
 #include "effinfer/profile.h"
@@ -13,10 +15,25 @@
 namespace effinfer {
 namespace {
 
-constexpr size_t kBytes = size_t{256} << 20;  // eight times a large cache
 constexpr size_t kHugePage = size_t{2} << 20;
 constexpr size_t kChunk = size_t{1} << 20;  // claimed one by one, so that no thread waits for long
-constexpr int kRepeats = 9;
+// Timed as a whole: a millisecond or so, often without an interruption on a busy machine.
+constexpr size_t kWindow = size_t{32} << 20;
+constexpr int kMaxPasses = 16;
+constexpr auto kPatience =
+    std::chrono::seconds(2);  // no new pass after it: other programs are busy
+
+using Clock = std::chrono::steady_clock;
+
+// So much that nothing of a window is left in the caches when its turn comes again.
+size_t buffer_bytes() {
+  size_t bytes = size_t{256} << 20;
+#ifdef _SC_LEVEL3_CACHE_SIZE
+  const long cache = sysconf(_SC_LEVEL3_CACHE_SIZE);
+  if (cache > 0) bytes = std::max(bytes, 4 * static_cast<size_t>(cache));
+#endif
+  return std::min((bytes + kWindow - 1) / kWindow * kWindow, size_t{2} << 30);
+}
 
 // Independent sums keep enough loads in flight; the compiler makes vectors of them.
 uint64_t sum(const uint64_t* data, size_t count) {
@@ -32,34 +49,41 @@ uint64_t sum(const uint64_t* data, size_t count) {
 }  // namespace
 
 double measure_read_bandwidth(ThreadPool& pool) {
-  const std::unique_ptr<void, void (*)(void*)> memory(std::aligned_alloc(kHugePage, kBytes),
+  const size_t bytes = buffer_bytes();
+  const std::unique_ptr<void, void (*)(void*)> memory(std::aligned_alloc(kHugePage, bytes),
                                                       std::free);
-  if (!memory) throw OutOfMemory("[bandwidth] no memory for a buffer of 256 MiB");
-  madvise(memory.get(), kBytes, MADV_HUGEPAGE);
+  if (!memory) {
+    throw OutOfMemory("[bandwidth] no memory for a buffer of " + std::to_string(bytes) + " bytes");
+  }
+  madvise(memory.get(), bytes, MADV_HUGEPAGE);
   auto* data = static_cast<uint64_t*>(memory.get());
-  const size_t words = kChunk / sizeof(uint64_t);
-  const auto chunks = static_cast<int64_t>(kBytes / kChunk);
+  constexpr size_t kWords = kChunk / sizeof(uint64_t);
   pool.parallel([&](Team& team) {
-    team.for_chunks(chunks, [&](int64_t chunk) {
-      std::fill_n(data + static_cast<size_t>(chunk) * words, words, uint64_t{1});
+    team.for_chunks(static_cast<int64_t>(bytes / kChunk), [&](int64_t chunk) {
+      std::fill_n(data + static_cast<size_t>(chunk) * kWords, kWords, uint64_t{1});
     });
   });
   std::atomic<uint64_t> total{0};
   double best = 0;
-  for (int repeat = 0; repeat < kRepeats; ++repeat) {
-    const auto start = std::chrono::steady_clock::now();
-    pool.parallel([&](Team& team) {
-      uint64_t own = 0;
-      team.for_chunks(chunks, [&](int64_t chunk) {
-        own += sum(data + static_cast<size_t>(chunk) * words, words);
+  const Clock::time_point deadline = Clock::now() + kPatience;
+  uint64_t passes = 0;
+  for (; passes == 0 || (passes < kMaxPasses && Clock::now() < deadline); ++passes) {
+    for (size_t window = 0; window < bytes; window += kWindow) {
+      const uint64_t* first = data + window / sizeof(uint64_t);
+      const Clock::time_point start = Clock::now();
+      pool.parallel([&](Team& team) {
+        uint64_t own = 0;
+        team.for_chunks(static_cast<int64_t>(kWindow / kChunk), [&](int64_t chunk) {
+          own += sum(first + static_cast<size_t>(chunk) * kWords, kWords);
+        });
+        total += own;
       });
-      total += own;
-    });
-    const std::chrono::duration<double> elapsed = std::chrono::steady_clock::now() - start;
-    best = std::max(best, static_cast<double>(kBytes) / elapsed.count());
+      const std::chrono::duration<double> elapsed = Clock::now() - start;
+      best = std::max(best, static_cast<double>(kWindow) / elapsed.count());
+    }
   }
   // What was summed is used: the loops cannot be dropped.
-  if (total != kRepeats * kBytes / sizeof(uint64_t)) throw InternalError("[bandwidth] wrong sum");
+  if (total != passes * bytes / sizeof(uint64_t)) throw InternalError("[bandwidth] wrong sum");
   return best;
 }
 

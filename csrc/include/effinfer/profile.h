@@ -98,9 +98,9 @@ EFFINFER_API PhaseSummary summarize(const Profile& profile, Phase phase);
 // the waits after them; on the first, the steps around them.
 EFFINFER_API std::string trace_json(const Profile& profile);
 
-// The best rate in bytes a second at which the pool's threads read memory together, from a buffer
-// much larger than the caches, on huge pages where the system gives them. Takes a fraction of a
-// second. Throws OutOfMemory.
+// The best rate in bytes a second at which the pool's threads read memory together, for a
+// millisecond at a time, from a buffer much larger than the caches, on huge pages where the system
+// gives them. Takes a fraction of a second on an idle machine. Throws OutOfMemory.
 EFFINFER_API double measure_read_bandwidth(ThreadPool& pool);
 
 // The operations a second (a multiply-add is two) that the pool's threads do together in registers
