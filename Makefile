@@ -5,7 +5,8 @@
 #   make lint      formatting, types, size budgets
 #   make sanitize  the core's tests and the GGUF fuzzer under ASan and UBSan, the pool under TSan
 #   make fidelity  distance to a float32 reference on the full text
-#   make bench     speed against the peers, interleaved; writes docs/performance.md
+#   make bench     speed against the peers, interleaved; writes docs/performance.md;
+#                  BENCH_FLAGS="--only context,batch" measures some sections again
 #   make format    rewrites the sources in the house style
 #   make stubs     rewrites the types of the native module, after a change of its bindings
 
@@ -75,9 +76,9 @@ fidelity: | $(BIN)/python
 	@echo "fidelity: done"
 
 bench: | $(BIN)/python
-	@$(SETUP) build test
+	@$(SETUP) build test bench
 	@$(SETUP) package --build-dir $(BUILD)
-	$(BIN)/python bench/run.py
+	$(BIN)/python bench/run.py $(BENCH_FLAGS)
 	@echo "bench: docs/performance.md written"
 
 # The typing stubs of the native module, generated from the built one.

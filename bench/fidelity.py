@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from rounds import last_line
 from worker import EngineSpec, Worker, WorkerError
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -49,7 +50,7 @@ def measure_fidelity(
                     worker.load(model, threads, context)
                     worker.ask("logits", tokens=tokens, phase=phase, path=str(path))
             except WorkerError as error:
-                rows.append({**row, "error": str(error)})
+                rows.append({**row, "error": last_line(error)})
                 continue
             logits = np.load(path, mmap_mode="r")
             measured = compare(

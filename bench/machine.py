@@ -48,4 +48,5 @@ def describe(threads: int, build: Path) -> dict[str, Any]:
         "kernel": platform.release().split("-")[0],
         "threads": threads,
         "read_bytes_per_s": read_bandwidth(threads, build),
+        "read_bytes_per_s_1_thread": read_bandwidth(1, build),
     }

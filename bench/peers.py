@@ -22,11 +22,29 @@ class Peer:
     name: str
     worker: str
     requirements: tuple[str, ...]
+    # The instruction sets that it is built for, of those that the CPU has; None: not built here.
+    instruction_sets: frozenset[str] | None = None
 
 
-LLAMA_CPP = Peer("llama.cpp", "llama_cpp_worker.py", ("llama-cpp-python==0.3.36", "numpy"))
+# CMake option -> the flags of /proc/cpuinfo that it needs.
+INSTRUCTION_SETS = {
+    "GGML_AVX2": {"avx2"},
+    "GGML_FMA": {"fma"},
+    "GGML_F16C": {"f16c"},
+    "GGML_BMI2": {"bmi2"},
+    "GGML_AVX512": {"avx512f", "avx512bw", "avx512vl", "avx512dq"},
+    "GGML_AVX512_VNNI": {"avx512_vnni"},
+    "GGML_AVX512_VBMI": {"avx512vbmi"},
+    "GGML_AVX512_BF16": {"avx512_bf16"},
+}
+AVX2 = frozenset({"GGML_AVX2", "GGML_FMA", "GGML_F16C", "GGML_BMI2"})
+LLAMA_REQUIREMENTS = ("llama-cpp-python==0.3.36", "numpy")
+LLAMA_WORKER = "llama_cpp_worker.py"
+
+LLAMA_CPP = Peer("llama.cpp", LLAMA_WORKER, LLAMA_REQUIREMENTS, frozenset(INSTRUCTION_SETS))
+LLAMA_CPP_AVX2 = Peer("llama.cpp, avx2", LLAMA_WORKER, LLAMA_REQUIREMENTS, AVX2)
 OPENVINO = Peer("openvino", "openvino_worker.py", ("openvino-genai==2026.4.1.0", "numpy"))
-PEERS_BY_NAME = {peer.name: peer for peer in (LLAMA_CPP, OPENVINO)}
+PEERS_BY_NAME = {peer.name: peer for peer in (LLAMA_CPP, LLAMA_CPP_AVX2, OPENVINO)}
 
 
 def cpu_flags() -> set[str]:
@@ -39,33 +57,23 @@ def cpu_flags() -> set[str]:
     )
 
 
-def llama_cpp_cmake_args() -> str:
-    """What llama.cpp can use of this CPU, spelled out: GGML_NATIVE trusts the compiler's guess,
-    which a virtual machine may mislead, and some hosts announce AMX that they do not have."""
-    flags = cpu_flags()
-    options = {
-        "GGML_NATIVE": False,
-        "GGML_AVX2": "avx2" in flags,
-        "GGML_FMA": "fma" in flags,
-        "GGML_F16C": "f16c" in flags,
-        "GGML_BMI2": "bmi2" in flags,
-        "GGML_AVX512": {"avx512f", "avx512bw", "avx512vl", "avx512dq"} <= flags,
-        "GGML_AVX512_VNNI": "avx512_vnni" in flags,
-        "GGML_AVX512_VBMI": "avx512vbmi" in flags,
-        "GGML_AVX512_BF16": "avx512_bf16" in flags,
-        "GGML_AMX_TILE": False,
-        "GGML_AMX_INT8": False,
-    }
+def llama_cpp_cmake_args(wanted: frozenset[str], flags: set[str]) -> str:
+    """Every option spelled out: GGML_NATIVE trusts the compiler's guess, which a virtual machine
+    may mislead. Without AMX, whose kernels crash when gcc 12 builds them."""
+    options = {"GGML_NATIVE": False}
+    for name, needed in INSTRUCTION_SETS.items():
+        options[name] = name in wanted and needed <= flags
+    options |= {"GGML_AMX_TILE": False, "GGML_AMX_INT8": False}
     return " ".join(f"-D{name}={'ON' if on else 'OFF'}" for name, on in options.items())
 
 
 def ensure(peer: Peer) -> Path:
     """The peer's python, installing it first where needed; raises PeerUnavailable."""
-    folder = PEERS / peer.name
+    folder = PEERS / peer.name.replace(", ", "-")
     python = folder / "bin" / "python"
     environment = dict(os.environ)
-    if peer is LLAMA_CPP:
-        environment["CMAKE_ARGS"] = llama_cpp_cmake_args()
+    if peer.instruction_sets is not None:
+        environment["CMAKE_ARGS"] = llama_cpp_cmake_args(peer.instruction_sets, cpu_flags())
     wanted = "\n".join([*peer.requirements, environment.get("CMAKE_ARGS", "")])
     key = hashlib.sha256(wanted.encode()).hexdigest()
     stamp = folder / "stamp"

@@ -11,20 +11,12 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import goals
+from report_sections import rate, section_text, table
+
 DOCUMENT = Path(__file__).resolve().parent.parent / "docs" / "performance.md"
 
 BUSY = 1.0  # load average before the run, above which the document says so
-
-
-def table(header: list[str], rows: list[list[str]]) -> str:
-    lines = [header, ["-"] * len(header), *rows]
-    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
-
-
-def rate(value: dict[str, float] | None) -> str:
-    if not value:
-        return "-"
-    return f"**{value['median']:.1f}** ({value['min']:.1f} to {value['max']:.1f})"
 
 
 def speed_table(model: dict[str, Any], result: dict[str, Any]) -> str:
@@ -39,8 +31,7 @@ def speed_table(model: dict[str, Any], result: dict[str, Any]) -> str:
     for name, engine in model["engines"].items():
         if "error" in engine:
             rows.append([name, "-", "-", "-", "-"])
-            reason = engine["error"].strip().splitlines()[-1]  # the lines before are a trace
-            notes.append(f"{name} did not run this file: {reason}")
+            notes.append(f"{name} did not run this file: {engine['error']}")
             continue
         load = engine.get("load_s")
         peak = engine.get("peak_rss_bytes")
@@ -110,7 +101,7 @@ def sections(result: dict[str, Any]) -> dict[str, str]:
     peers = {
         name: row["engine"]["version"]
         for model in result["models"]
-        for name, row in model["engines"].items()
+        for name, row in model.get("engines", {}).items()
         if not name.startswith("effinfer") and "engine" in row
     }
     versions = ", ".join(f"{name} {version}" for name, version in peers.items()) or "no peer"
@@ -129,13 +120,19 @@ def sections(result: dict[str, Any]) -> dict[str, str]:
     speeds, distances = [], []
     for model in result["models"]:
         title = f"### {model['file']}"
-        speeds.append(f"{title}\n\n{speed_table(model, result)}\n\n{bound_line(model, result)}")
-        if model["fidelity"]:
+        if "engines" in model:
+            lines = [title, speed_table(model, result), bound_line(model, result)]
+            speeds.append("\n\n".join(lines))
+        if model.get("fidelity"):
             count = next((r["positions"] for r in model["fidelity"] if "positions" in r), 0)
             distances.append(f"{title}, {count} positions\n\n{fidelity_table(model)}")
-    parts["speed"] = "\n\n".join(speeds)
+    if speeds:
+        parts["speed"] = "\n\n".join(speeds)
     if distances:
         parts["fidelity"] = "\n\n".join(distances)
+    for name, section in result["sections"].items():
+        parts[name] = section_text(name, section)
+    parts["goals"] = table(goals.HEADER, goals.rows(result))
     return parts
 
 

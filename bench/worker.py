@@ -60,9 +60,8 @@ class Worker:
         return answer
 
     def load(self, model: Path, threads: int, context: int) -> dict[str, Any]:
-        return self.ask(
-            "load", model=str(model), threads=threads, context=context, **self.spec.load_options
-        )
+        request = {"model": str(model), "threads": threads, "context": context}
+        return self.ask("load", **{**request, **self.spec.load_options})
 
     def __enter__(self) -> Worker:
         return self

@@ -1,27 +1,85 @@
 """effinfer through its public Python class."""
 
 import time
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 from protocol import serve
 
 import effinfer
+from effinfer import _core
+from effinfer.model_files import open_model
+
+
+class Steps:
+    """The model's executable, run step by step: the engine decodes one token a sequence."""
+
+    def __init__(self, path: str, threads: int, max_seq_len: int) -> None:
+        files = open_model(Path(path))
+        options = _core.CompileOptions(max_seq_len=max_seq_len)
+        pool = _core.ThreadPool(threads)
+        self.executable = _core.compile(files.graph, files.weights, pool, options)
+        self.cache = self.executable.make_cache(max_seq_len // 64 + 2)
+
+    def step(self, sequence: int, tokens: list[int], phase: str) -> None:
+        """Appends the tokens and computes the logits of all."""
+        done = self.cache.length(sequence)
+        self.cache.append(sequence, tokens)
+        pages = np.array(self.cache.pages(sequence), np.int32)
+        self.executable.run(
+            token_ids=np.array(tokens, np.int32),
+            positions=np.arange(done, done + len(tokens), dtype=np.int32),
+            qo_indptr=np.array([0, len(tokens)], np.int32),
+            kv_indptr=np.array([0, len(pages)], np.int32),
+            kv_indices=pages,
+            kv_len=np.array([done + len(tokens)], np.int32),
+            logit_rows=np.arange(len(tokens), dtype=np.int32),
+            cache=self.cache,
+            phase=phase,
+        )
+        self.cache.commit(sequence, len(tokens))
+
+    def median(self, prompt: list[int], tokens: list[int], count: int) -> float:
+        sequence, _ = self.cache.create([])
+        self.step(sequence, prompt, "prefill")
+        times = []
+        for _ in range(count):
+            start = time.perf_counter()
+            self.step(sequence, tokens, "decode")
+            times.append(time.perf_counter() - start)
+            self.cache.rollback(sequence, len(tokens))
+        self.cache.release(sequence, keep_prefix=False)
+        return float(np.median(times))
 
 
 class Worker:
     def load(self, request: dict[str, Any]) -> dict[str, Any]:
+        self.path, self.threads = request["model"], request["threads"]
+        self.steps: Steps | None = None
         start = time.perf_counter()
         self.llm = effinfer.LLM(
             request["model"],
             threads=request["threads"],
             precision=request.get("precision", "fast"),
+            kv_dtype=request.get("kv_dtype"),
             max_seq_len=request["context"],
-            prefix_cache=False,
+            num_pages=self.pages(request),
+            prefix_cache=request.get("prefix_cache", False),
         )
         seconds = time.perf_counter() - start
         facts = effinfer.info()
-        return {"seconds": seconds, "version": facts.version, "isa": facts.isa}
+        return {
+            "seconds": seconds,
+            "version": facts.version,
+            "isa": facts.isa,
+        }
+
+    @staticmethod
+    def pages(request: dict[str, Any]) -> int | None:
+        """Of the KV cache; None is the engine's own choice, enough for one sequence."""
+        sequences = request.get("sequences", 1)
+        return None if sequences == 1 else sequences * (request["context"] // 64 + 1)
 
     def first_and_last(self, tokens: list[int], count: int) -> tuple[float, float]:
         """Seconds from the call to the first and to the last of `count` greedy tokens."""
@@ -45,6 +103,39 @@ class Worker:
         first, last = self.first_and_last(request["prompt"], request["count"] + 1)
         return {"seconds": last - first}
 
+    def batch(self, request: dict[str, Any]) -> dict[str, Any]:
+        """Decode steps of all requests together: from the step in which the last prompt ended."""
+        count = request["count"]
+        params = effinfer.SamplingParams(temperature=0.0, max_tokens=count + 1, ignore_eos=True)
+        engine = self.llm.engine
+        ids = [engine.add(prompt, params.to_core()) for prompt in request["prompts"]]
+        seen: set[int] = set()
+        produced = 0
+        start = 0.0
+        while engine.has_work():
+            outputs = engine.step()
+            produced += sum(len(output.tokens) for output in outputs)
+            if len(seen) < len(ids):
+                seen.update(output.request for output in outputs)
+                start = time.perf_counter()
+                if len(seen) == len(ids) and produced != len(ids):
+                    raise RuntimeError("the prompts did not fit into one step")
+        seconds = time.perf_counter() - start
+        for request_id in ids:
+            engine.forget(request_id)
+        if produced != (count + 1) * len(ids):
+            raise RuntimeError(f"expected {(count + 1) * len(ids)} tokens, got {produced}")
+        return {"seconds": seconds}
+
+    def verify(self, request: dict[str, Any]) -> dict[str, Any]:
+        """Median of steps that append the tokens to the prompt, with the logits of each, in the
+        arithmetic of decoding; the tokens are then taken back."""
+        if self.steps is None:
+            self.steps = Steps(self.path, self.threads, self.llm.max_seq_len)
+        return {
+            "seconds": self.steps.median(request["prompt"], request["tokens"], request["steps"])
+        }
+
     def logits(self, request: dict[str, Any]) -> dict[str, Any]:
         np.save(request["path"], self.llm.logits(request["tokens"], phase=request["phase"]))
         return {}
@@ -60,6 +151,8 @@ if __name__ == "__main__":
             "load": worker.load,
             "prefill": worker.prefill,
             "decode": worker.decode,
+            "batch": worker.batch,
+            "verify": worker.verify,
             "logits": worker.logits,
             "tokenize": worker.tokenize,
         }

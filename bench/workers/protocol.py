@@ -2,9 +2,12 @@
 
 Commands, each one object a line with a "command" key, answered by one object a line:
 
-  load     {model, threads, context, precision}      -> {seconds, ...description of the engine}
+  load     {model, threads, context, precision, kv_dtype, prefix_cache, sequences}
+                                                     -> {seconds, ...description of the engine}
   prefill  {tokens}                                  -> {seconds}: to the logits of the last token
   decode   {prompt, count}                           -> {seconds}: `count` greedy steps after it
+  batch    {prompts, count}                          -> {seconds}: `count` greedy steps of all
+  verify   {prompt, tokens, steps}                   -> {seconds}: one step of `tokens`, all logits
   logits   {tokens, phase: prefill|decode, path}     -> {}: float32 [tokens, vocab] saved with numpy
   tokenize {text}                                    -> {tokens}
   memory   {}                                        -> {peak_rss_bytes}

@@ -1,0 +1,201 @@
+"""The summary at the top of docs/performance.md: what was aimed at, and what was measured."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+HEADER = ["what", "effinfer", "compared with", "ratio", "goal", "met", "bound"]
+NO_AMX = "no AMX on this machine"
+DEPTH = "4096"
+
+Json = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Row:
+    what: str
+    ours: str
+    other: str
+    ratio: float
+    goal: float
+    bound: str = ""
+    at_most: bool = False  # a ratio to stay under
+    unit: str = "x"
+
+    def cells(self) -> list[str]:
+        met = self.ratio <= self.goal if self.at_most else self.ratio >= self.goal
+        form = "{:.0%}".format if self.unit == "%" else "{:.2f}x".format
+        sign = "<=" if self.at_most else ">="
+        goal = form(self.goal)
+        verdict = "yes" if met else "no"
+        return [self.what, self.ours, self.other, form(self.ratio), f"{sign} {goal}", verdict,
+                self.bound or "-"]  # fmt: skip
+
+
+def median(engines: Json, name: str, key: str) -> float | None:
+    value: float | None = engines.get(name, {}).get(key, {}).get("median")
+    return value
+
+
+def against(
+    what: str, engines: Json, ours: str, peer: str, key: str, goal: float, bound: str = ""
+) -> Iterator[Row]:
+    """A rate in tokens per second against a peer's; nothing where one of them is missing."""
+    mine, other = median(engines, ours, key), median(engines, peer, key)
+    if mine and other:
+        compared = f"{peer} {other:.1f}"
+        yield Row(what, f"{mine:.1f} tok/s", compared, mine / other, goal, bound)
+
+
+def model_named(result: Json, prefix: str) -> Json:
+    for model in result["models"]:
+        if model["file"].lower().startswith(prefix):
+            return dict(model)
+    return {}
+
+
+def engines_of(result: Json, section: str) -> Json:
+    return dict(result["sections"].get(section, {}).get("engines", {}))
+
+
+def decode_bound(result: Json, model: Json, depth: int = 0) -> float | None:
+    """Tokens per second at which memory can deliver the weights and the keys and values."""
+    bandwidth = result["machine"].get("read_bytes_per_s")
+    if not bandwidth or "weight_bytes" not in model:
+        return None
+    return float(bandwidth / (model["weight_bytes"] + depth * model.get("kv_token_bytes", 0)))
+
+
+def memory_text(bound: float | None) -> str:
+    return f"memory: {bound:.0f} tok/s" if bound else ""
+
+
+def speed_rows(result: Json) -> Iterator[Row]:
+    smol, gemma = model_named(result, "smollm2"), model_named(result, "gemma")
+    engines, isa = smol.get("engines", {}), result["effinfer"]["isa"]
+    bound, key = decode_bound(result, smol), "decode_tok_s"
+    memory, sums = memory_text(bound), "arithmetic"
+    yield from against("SmolLM2 Q4_1 decode", engines, "effinfer", "llama.cpp", key, 2.2, memory)
+    mine = median(engines, "effinfer", key)
+    if mine and bound:
+        what = "SmolLM2 Q4_1 decode, share of the memory bound"
+        yield Row(what, f"{mine:.1f} tok/s", f"{bound:.0f} tok/s", mine / bound, 0.7, unit="%")
+    if "amx" in isa:
+        what = "SmolLM2 Q4_1 prefill (AMX)"
+        yield from against(what, engines, "effinfer", "openvino", "prefill_tok_s", 2, sums)
+        yield from against(what, engines, "effinfer", "llama.cpp", "prefill_tok_s", 8, sums)
+    more = gemma.get("engines", {})
+    memory_2 = memory_text(decode_bound(result, gemma))
+    yield from against("Gemma 3 Q4_K_M decode", more, "effinfer", "llama.cpp", key, 1.8, memory_2)
+    what = "Gemma 3 Q4_K_M prefill"
+    yield from against(what, more, "effinfer", "llama.cpp", "prefill_tok_s", 5, sums)
+    for level, peer, goals in (
+        ("avx512", "llama.cpp", (2.2, 2.5)),
+        ("avx2", "llama.cpp, avx2", (1.5, 1.3)),
+    ):
+        ours = "effinfer" if isa == level else f"effinfer, {level}"
+        yield from against(f"{level}: decode", engines, ours, peer, key, goals[0], memory)
+        yield from against(
+            f"{level}: prefill", engines, ours, peer, "prefill_tok_s", goals[1], sums
+        )
+
+
+def scaling(what: str, engines: Json, keys: tuple[tuple[str, str], tuple[str, str]],
+            goal: float, bound: str) -> Iterator[Row]:  # fmt: skip
+    """One of our rates against another of ours: keys are (engine, question) of both."""
+    more, one = (median(engines, *key) for key in keys)
+    if more and one:
+        yield Row(what, f"{more:.1f} tok/s", f"{one:.1f} tok/s", more / one, goal, bound)
+
+
+def sequence_rows(result: Json) -> Iterator[Row]:
+    bound = decode_bound(result, model_named(result, "smollm2"), int(DEPTH))
+    yield from against(
+        f"decode at {DEPTH} tokens of context, bf16 KV", engines_of(result, "context"),
+        "effinfer", "llama.cpp", DEPTH, 2, memory_text(bound),
+    )  # fmt: skip
+    yield from scaling(
+        "8 requests decoding together against one", engines_of(result, "batch"),
+        (("effinfer", "8"), ("effinfer", "1")), 4, "memory: 8x; then arithmetic",
+    )  # fmt: skip
+    verify = engines_of(result, "verify")
+    eight, one = median(verify, "effinfer", "8"), median(verify, "effinfer", "1")
+    if eight and one:
+        yield Row(
+            "verifying 8 tokens in one step against one token", f"{1e3 * eight:.2f} ms",
+            f"{1e3 * one:.2f} ms", eight / one, 1.6, "memory: 1x; then arithmetic", at_most=True,
+        )  # fmt: skip
+    bandwidth = result["machine"].get("read_bytes_per_s")
+    single = result["machine"].get("read_bytes_per_s_1_thread")
+    known = f"memory: {bandwidth / single:.2f}x" if bandwidth and single else ""
+    engines = engines_of(result, "threads")
+    for key, goal, limit in (("decode", 1.7, known), ("prefill", 1.85, "2x")):
+        names = ("effinfer, 2 threads", key), ("effinfer, 1 thread", key)
+        yield from scaling(f"{key}: 2 threads against 1", engines, names, goal, limit)
+
+
+def memory_rows(result: Json) -> Iterator[Row]:
+    for model in result["models"]:
+        engine = model.get("engines", {}).get("effinfer", {})
+        if "peak_rss_bytes" not in engine:
+            continue
+        # Keys and values of the longest prompt measured: pages never used are no memory.
+        kv = model.get("kv_token_bytes", 0) * result["prefill_tokens"]
+        allowed = 1.25 * model["file_bytes"] + kv
+        peak = engine["peak_rss_bytes"]
+        yield Row(
+            f"peak memory, {model['file']}", f"{peak / 1e6:.0f} MB",
+            f"file + 25 % + KV: {allowed / 1e6:.0f} MB", peak / allowed, 1, at_most=True,
+        )  # fmt: skip
+
+
+def rows(result: Json) -> list[list[str]]:
+    sources = (speed_rows, sequence_rows, operator_rows, memory_rows)
+    cells = [row.cells() for source in sources for row in source(result)]
+    if "amx" not in result["effinfer"]["isa"]:
+        for what, goal in (
+            ("SmolLM2 Q4_1 prefill (AMX)", ">= 2x openvino, 8x llama.cpp"),
+            ("matmul 4096x4096 at n = 128 (AMX)", "> 1 TFLOP/s a core"),
+        ):
+            cells.append([what, "-", "-", "-", goal, NO_AMX, "-"])
+    return cells
+
+
+def operator_cells(result: Json, section: str) -> list[tuple[str, float, dict[str, float]]]:
+    """(question, our value, the peers' values) of every question that some peer answered too."""
+    engines = engines_of(result, section)
+    keys = [key for key, value in engines.get("effinfer", {}).items() if isinstance(value, dict)]
+    cells = []
+    for key in keys:
+        values = {name: median(engines, name, key) for name in engines}
+        known = {name: value for name, value in values.items() if value}
+        mine = known.pop("effinfer", None)
+        if mine and known:
+            cells.append((key, mine, known))
+    return cells
+
+
+def operator_rows(result: Json) -> Iterator[Row]:
+    best = [(k, mine, *max((v, n) for n, v in others.items()))
+            for k, mine, others in operator_cells(result, "matmul")]  # fmt: skip
+    if best:
+        ahead = sum(mine > other for _, mine, other, _ in best)
+        key, mine, other, name = min(best, key=lambda cell: cell[1] / cell[2])
+        yield Row(
+            f"matmul 4096x4096: {ahead} of {len(best)} cells ahead of every peer; worst: {key}",
+            f"{mine:.0f} GOP/s", f"{name} {other:.0f}", mine / other, 1,
+            "n = 1: memory; else arithmetic",
+        )  # fmt: skip
+    fast = [mine for key, mine, _, _ in best if key.endswith("n=128")]
+    if fast and "amx" in result["effinfer"]["isa"]:
+        least = min(fast)
+        yield Row("matmul 4096x4096 at n = 128 (AMX), slowest type", f"{least:.0f} GOP/s",
+                  "1000 GOP/s", least / 1000, 1)  # fmt: skip
+    for key, mine, others in operator_cells(result, "attention"):
+        other, name = min((value, name) for name, value in others.items())
+        yield Row(
+            f"attention 20/5 x 128, 4096 KV, {key}", f"{1e6 * mine:.0f} us",
+            f"{name} {1e6 * other:.0f} us", other / mine, 1,
+        )  # fmt: skip

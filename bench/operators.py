@@ -1,0 +1,81 @@
+"""Single operators on one thread: a matrix product of each weight type, and attention."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from rounds import Question, Say, interleave
+from sections import Setting
+from worker import EngineSpec, Worker
+
+SIDE = 4096
+DTYPES = ("Q4_0", "Q4_1", "Q8_0", "Q4_K", "Q5_K", "Q6_K", "F16", "BF16")
+TOKENS = (1, 8, 32, 128)
+ATTENTION = {"heads": 20, "kv_heads": 5, "head_dim": 128, "length": 4096}
+ROWS = (1, 8, 128)
+SECONDS = 0.05  # of calls in one answer, which is their median
+
+
+def specs_of(setting: Setting, with_plain: bool) -> list[EngineSpec]:
+    """llama.cpp twice: weights in its interleaved layouts and as they are in the file."""
+    specs = [
+        replace(setting.own, script="effinfer_operators.py"),
+        EngineSpec("torch", setting.own.python, "torch_operators.py"),
+    ]
+    for peer in setting.only("llama.cpp")[1:]:
+        ggml = replace(peer, script="ggml_operators.py")
+        specs.append(replace(ggml, load_options={"repack": True}))
+        if with_plain:
+            specs.append(replace(ggml, name="llama.cpp, plain", load_options={"repack": False}))
+    return specs
+
+
+def matmul(setting: Setting, say: Say) -> dict[str, Any]:
+    """1e9 operations per second, a multiply-add being two; activations are quantised in it."""
+    specs = specs_of(setting, with_plain=True)
+    folder = setting.log.parent / "weights"
+    dtypes = DTYPES[:2] if setting.quick else DTYPES
+    ggml = next((spec for spec in specs if spec.script == "ggml_operators.py"), None)
+    if ggml is None:
+        return {"engines": {"effinfer": {"error": "llama.cpp, which quantises the matrices"}}}
+    folder.mkdir(parents=True, exist_ok=True)
+    with Worker(ggml, setting.log) as worker:
+        worker.ask("load", threads=1, repack=False)
+        for dtype in dtypes:
+            worker.ask("quantize", dtype=dtype, side=SIDE, path=str(folder / dtype))
+
+    def question(dtype: str, tokens: int) -> Question:
+        request = {
+            "dtype": dtype,
+            "side": SIDE,
+            "n": tokens,
+            "seconds": SECONDS,
+            "path": str(folder / dtype),
+        }
+        gop = 2e-9 * SIDE * SIDE * tokens
+        return Question(f"{dtype}, n={tokens}", "matmul", lambda _: request, gop)
+
+    questions = [question(dtype, tokens) for dtype in dtypes for tokens in TOKENS]
+    return {"engines": ask(setting, specs, questions, say)}
+
+
+def attention(setting: Setting, say: Say) -> dict[str, Any]:
+    """Seconds of a call: the last n positions of a sequence attend to all before them."""
+
+    def question(rows: int) -> Question:
+        request = {**ATTENTION, "n": rows, "seconds": SECONDS}
+        return Question(f"n={rows}", "attention", lambda _: request)
+
+    questions = [question(rows) for rows in ROWS]
+    specs = specs_of(setting, with_plain=False)
+    return {"engines": ask(setting, specs, questions, say)}
+
+
+def ask(setting: Setting, specs: list[EngineSpec], questions: list[Question], say: Say) -> Any:
+    load = {"threads": 1}
+    return interleave(specs, load, questions, setting.repeats, Path(setting.log), say, settle=0)
+
+
+SECTIONS = {"matmul": matmul, "attention": attention}

@@ -1,0 +1,69 @@
+"""Single operators of effinfer, in the arithmetic that its engine chooses."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from protocol import serve
+from timing import median_seconds
+
+from effinfer import _core
+
+PAGE = 64
+LAYERS = 4  # KV of several layers visited in turn: a real step finds none in the first cache
+DECODE_ROWS = 16
+FLOATS = ("F16", "BF16")
+
+
+def arithmetic(dtype: str, tokens: int) -> str:
+    """As the compiler does: int8 to decode quantised weights, bf16 panels to prefill."""
+    if tokens <= DECODE_ROWS:
+        return "f32" if dtype in FLOATS else "int8"
+    panels = _core.has_avx512_bf16() and _core.current_isa() not in ("portable", "avx2")
+    return "bf16" if panels and dtype != "F16" else "f32"
+
+
+class Worker:
+    def load(self, request: dict[str, Any]) -> dict[str, Any]:
+        self.pool = _core.ThreadPool(request["threads"])
+        self.held: tuple[str, Any] = ("", None)
+        return {"seconds": 0.0, "version": _core.version(), "isa": _core.current_isa()}
+
+    def matmul(self, request: dict[str, Any]) -> dict[str, Any]:
+        dtype, side, tokens = request["dtype"], request["side"], request["n"]
+        if self.held[0] != dtype:
+            data = np.frombuffer(Path(request["path"]).read_bytes(), np.uint8)
+            packed = _core.PackedMatrix(data, dtype.lower(), (side, side), self.pool)
+            self.held = (dtype, packed)
+        x = np.random.default_rng(0).standard_normal((tokens, side), np.float32)
+        weight, kind = self.held[1], arithmetic(dtype, tokens)
+        seconds = median_seconds(
+            lambda: _core.matmul(x, weight, kind, self.pool), request["seconds"]
+        )
+        return {"seconds": seconds}
+
+    def attention(self, request: dict[str, Any]) -> dict[str, Any]:
+        rows, length, dim = request["n"], request["length"], request["head_dim"]
+        pages = -(-length // PAGE)
+        kv = _core.PagedKv(pages * LAYERS, request["kv_heads"], dim, "bf16")
+        rng = np.random.default_rng(0)
+        k = rng.standard_normal((length, request["kv_heads"], dim), np.float32)
+        q = rng.standard_normal((rows, request["heads"], dim), np.float32)
+        q_ptr, kv_ptr, page_ptr = (np.array([0, n], np.int32) for n in (rows, length, pages))
+        tokens = np.array([length], np.int32)
+        lists = [np.arange(i * pages, (i + 1) * pages, dtype=np.int32) for i in range(LAYERS)]
+        for pages_of_layer in lists:
+            _core.kv_append(kv, k, k, kv_ptr, page_ptr, pages_of_layer, tokens)
+
+        def all_layers() -> None:
+            for pages_of_layer in lists:
+                _core.paged_attention(
+                    q, kv, q_ptr, page_ptr, pages_of_layer, tokens, dim**-0.5, pool=self.pool
+                )
+
+        return {"seconds": median_seconds(all_layers, request["seconds"]) / LAYERS}
+
+
+if __name__ == "__main__":
+    worker = Worker()
+    serve({"load": worker.load, "matmul": worker.matmul, "attention": worker.attention})

@@ -1,0 +1,51 @@
+"""Single operators of torch: dense weights, and its attention."""
+
+from typing import Any
+
+import torch
+from protocol import serve
+from timing import median_seconds
+
+DTYPES = {"F16": torch.float16, "BF16": torch.bfloat16}
+LAYERS = 4
+
+
+class Worker:
+    def load(self, request: dict[str, Any]) -> dict[str, Any]:
+        torch.set_num_threads(request["threads"])
+        torch.manual_seed(0)
+        return {"seconds": 0.0, "version": torch.__version__}
+
+    @torch.inference_mode()
+    def matmul(self, request: dict[str, Any]) -> dict[str, Any]:
+        if request["dtype"] not in DTYPES:
+            raise ValueError(f"torch has no {request['dtype']}")
+        dtype, side = DTYPES[request["dtype"]], request["side"]
+        weight = torch.randn(side, side).to(dtype)
+        x = torch.randn(request["n"], side).to(dtype)
+        call = lambda: torch.nn.functional.linear(x, weight)  # noqa: E731
+        return {"seconds": median_seconds(call, request["seconds"])}
+
+    @torch.inference_mode()
+    def attention(self, request: dict[str, Any]) -> dict[str, Any]:
+        rows, length, dim = request["n"], request["length"], request["head_dim"]
+        q = torch.randn(1, request["heads"], rows, dim).bfloat16()
+        layers = [
+            torch.randn(1, request["kv_heads"], length, dim).bfloat16() for _ in range(LAYERS)
+        ]
+        mask = None
+        if rows > 1:  # the last row sees every position
+            mask = torch.ones(rows, length, dtype=torch.bool).tril(length - rows)
+
+        def all_layers() -> None:
+            for kv in layers:
+                torch.nn.functional.scaled_dot_product_attention(
+                    q, kv, kv, attn_mask=mask, enable_gqa=True
+                )
+
+        return {"seconds": median_seconds(all_layers, request["seconds"]) / LAYERS}
+
+
+if __name__ == "__main__":
+    worker = Worker()
+    serve({"load": worker.load, "matmul": worker.matmul, "attention": worker.attention})

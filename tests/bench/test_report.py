@@ -1,0 +1,223 @@
+"""The report writer of bench/, from a canned result."""
+
+import copy
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "bench"))
+
+import goals  # noqa: E402
+import operators  # noqa: E402
+import plots  # noqa: E402
+import report  # noqa: E402
+import store  # noqa: E402
+from peers import AVX2, INSTRUCTION_SETS, llama_cpp_cmake_args  # noqa: E402
+from sections import SECTIONS  # noqa: E402
+
+
+def around(median: float) -> dict[str, float]:
+    return {"median": median, "min": 0.9 * median, "max": 1.1 * median}
+
+
+def engine(decode: float, prefill: float, **more: Any) -> dict[str, Any]:
+    return {"decode_tok_s": around(decode), "prefill_tok_s": around(prefill), **more}
+
+
+def model(name: str, **engines: Any) -> dict[str, Any]:
+    return {
+        "file": name,
+        "file_bytes": 100_000_000,
+        "weight_bytes": 100_000_000,
+        "kv_token_bytes": 25_000,
+        "engines": engines,
+    }
+
+
+def points(**values: float) -> dict[str, Any]:
+    return {key.strip("_"): around(value) for key, value in values.items()}
+
+
+OWN = {"engine": {"version": "1"}, "peak_rss_bytes": 120_000_000}
+RESULT: dict[str, Any] = {
+    "machine": {
+        "cpu": "A CPU (family 1, model 2)",
+        "cores": 2,
+        "threads": 2,
+        "load_average": 0.0,
+        "read_bytes_per_s": 30e9,
+        "read_bytes_per_s_1_thread": 15e9,
+    },
+    "effinfer": {"version": "1", "isa": "avx512"},
+    "prefill_tokens": 512,
+    "decode_tokens": 128,
+    "repeats": 5,
+    "missing_peers": {"openvino": "not installed: no network"},
+    "models": [
+        model(
+            "SmolLM2.gguf",
+            **{
+                "effinfer": engine(240, 1000, **OWN),
+                "effinfer, avx2": engine(150, 700),
+                "llama.cpp": engine(100, 500, engine={"version": "2"}),
+                "llama.cpp, avx2": engine(100, 500),
+            },
+        ),
+        model("gemma.gguf", effinfer={"error": "it broke"}),
+    ],
+    "sections": {
+        "context": {
+            "depths": [128, 4096],
+            "engines": {
+                "effinfer": points(_128=200, _4096=150),
+                "llama.cpp": points(_128=100, _4096=50),
+            },
+        },
+        "batch": {
+            "requests": [1, 8],
+            "engines": {"effinfer": points(_1=100, _8=300), "llama.cpp": {"error": "no"}},
+        },
+        "verify": {"tokens": [1, 8], "engines": {"effinfer": points(_1=0.004, _8=0.006)}},
+        "threads": {
+            "engines": {
+                "effinfer, 1 thread": points(decode=100, prefill=100),
+                "effinfer, 2 threads": points(decode=180, prefill=180),
+            }
+        },
+        "lengths": {"prompts": [512], "engines": {"effinfer": points(_512=1000)}},
+        "matmul": {
+            "engines": {
+                "effinfer": {
+                    "Q4_0, n=1": around(100),
+                    "Q4_0, n=128": around(300),
+                    "peak_rss_bytes": 1,
+                },
+                "llama.cpp": {"Q4_0, n=1": around(50), "Q4_0, n=128": around(400)},
+                "llama.cpp, plain": {"Q4_0, n=1": {"error": "none"}},
+            }
+        },
+        "attention": {
+            "engines": {"effinfer": {"n=1": around(1e-3)}, "torch": {"n=1": around(2e-3)}}
+        },
+    },
+}
+
+
+def summary() -> dict[str, list[str]]:
+    return {row[0]: row for row in goals.rows(RESULT)}
+
+
+@pytest.mark.parametrize(
+    "what, ratio, met",
+    [
+        ("SmolLM2 Q4_1 decode", "2.40x", "yes"),
+        ("SmolLM2 Q4_1 decode, share of the memory bound", "80%", "yes"),
+        ("avx512: decode", "2.40x", "yes"),
+        ("avx512: prefill", "2.00x", "no"),
+        ("avx2: decode", "1.50x", "yes"),
+        ("avx2: prefill", "1.40x", "yes"),
+        ("decode at 4096 tokens of context, bf16 KV", "3.00x", "yes"),
+        ("8 requests decoding together against one", "3.00x", "no"),
+        ("verifying 8 tokens in one step against one token", "1.50x", "yes"),
+        ("decode: 2 threads against 1", "1.80x", "yes"),
+        ("prefill: 2 threads against 1", "1.80x", "no"),
+        (
+            "matmul 4096x4096: 1 of 2 cells ahead of every peer; worst: Q4_0, n=128",
+            "0.75x",
+            "no",
+        ),
+        ("attention 20/5 x 128, 4096 KV, n=1", "2.00x", "yes"),
+        ("peak memory, SmolLM2.gguf", "0.87x", "yes"),
+    ],
+)
+def test_goal(what: str, ratio: str, met: str) -> None:
+    row = summary()[what]
+    assert row[3] == ratio
+    assert row[5] == met
+
+
+def test_goals_without_amx() -> None:
+    assert summary()["SmolLM2 Q4_1 prefill (AMX)"][5] == goals.NO_AMX
+
+
+def test_goals_with_amx() -> None:
+    result = copy.deepcopy(RESULT)
+    result["effinfer"]["isa"] = "amx"
+    rows = {row[0]: row for row in goals.rows(result)}
+    assert rows["SmolLM2 Q4_1 prefill (AMX)"][3:6] == ["2.00x", ">= 8.00x", "no"]
+    assert rows["matmul 4096x4096 at n = 128 (AMX), slowest type"][3] == "0.30x"
+    assert goals.NO_AMX not in str(rows)
+
+
+def test_bound_of_decoding_at_depth_reads_keys_and_values() -> None:
+    row = summary()["decode at 4096 tokens of context, bf16 KV"]
+    assert row[6] == "memory: 148 tok/s"  # 30e9 / (100e6 + 4096 * 25e3)
+
+
+def test_every_section_has_text_and_a_place_in_the_document() -> None:
+    parts = report.sections(RESULT)
+    assert set(SECTIONS) | set(operators.SECTIONS) <= set(parts)
+    text = report.DOCUMENT.read_text()
+    for name in [*parts, "fidelity"]:
+        assert f"<!-- {name} -->\n" in text
+        assert f"<!-- /{name} -->" in text
+
+
+def test_tables() -> None:
+    parts = report.sections(RESULT)
+    assert (
+        "| effinfer | **200.0** (180.0 to 220.0) | **150.0** (135.0 to 165.0) |"
+        in (parts["context"])
+    )
+    assert "![Decode against context](plots/decode_context.png)" in parts["context"]
+    assert "llama.cpp: no" in parts["batch"]
+    assert "| effinfer | **4.00** (3.60 to 4.40) | **6.00**" in parts["verify"]
+    assert "| Q4_0, n=1 | 100 | 50 | - |" in parts["matmul"]
+    assert "| n=1 | 1000 | 2000 |" in parts["attention"]
+    assert "openvino: not installed: no network" in parts["speed"]
+    assert "effinfer did not run this file: it broke" in parts["speed"]
+
+
+def test_writing_keeps_what_was_not_measured(tmp_path: Path) -> None:
+    document = tmp_path / "page.md"
+    parts = ["machine", "speed", "goals", "fidelity", *RESULT["sections"]]
+    document.write_text(
+        "".join(f"<!-- {part} -->\nold {part}\n<!-- /{part} -->\n" for part in parts)
+    )
+    report.write(RESULT, document)
+    text = document.read_text()
+    assert "old fidelity" in text
+    assert "old context" not in text
+    report.write(RESULT, document)
+    assert document.read_text() == text
+
+
+def test_store_keeps_the_other_sections_and_files(tmp_path: Path) -> None:
+    path = store.path_of(RESULT["machine"], tmp_path)
+    assert path.name == "a-cpu-family-1-model-2-2-threads.json"
+    assert store.load(path) == {"models": [], "sections": {}}
+    store.save(path, RESULT)
+    known = store.load(path)
+    store.put_model(known, {"file": "SmolLM2.gguf", "fidelity": [1]})
+    store.put_model(known, {"file": "other.gguf"})
+    assert [m["file"] for m in known["models"]] == ["SmolLM2.gguf", "gemma.gguf", "other.gguf"]
+    assert known["models"][0]["engines"] == RESULT["models"][0]["engines"]
+
+
+def test_plots(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    names = plots.draw(RESULT, tmp_path)
+    assert names == ["decode_context.png", "throughput_batch.png", "prefill_length.png"]
+    assert all((tmp_path / name).read_bytes()[1:4] == b"PNG" for name in names)
+
+
+def test_llama_cpp_is_built_for_what_was_asked_and_is_there() -> None:
+    flags = {"avx2", "fma", "f16c", "bmi2", "avx512f", "avx512bw", "avx512vl", "avx512dq"}
+    arguments = llama_cpp_cmake_args(frozenset(INSTRUCTION_SETS), flags)
+    assert "-DGGML_AVX512=ON" in arguments
+    assert "-DGGML_AVX512_VNNI=OFF" in arguments
+    assert "-DGGML_AVX512=OFF" in llama_cpp_cmake_args(AVX2, flags)
+    assert "-DGGML_NATIVE=OFF" in arguments
+    assert "-DGGML_AMX_TILE=OFF -DGGML_AMX_INT8=OFF" in arguments
