@@ -18,6 +18,7 @@ py::dict kernel_dict(const KernelSummary& row) {
   dict["time_ns"] = row.time_ns;
   dict["threads_ns"] = row.threads_ns;
   dict["wait_ns"] = row.wait_ns;
+  dict["least_ns"] = row.least_ns;
   dict["bytes"] = row.bytes;
   dict["ops"] = row.ops;
   return dict;

@@ -23,11 +23,24 @@ void add_call(KernelSummary& row, const Profile& profile, const StepRecord& step
   row.ops += step.calls[call].ops;
 }
 
+// From the first thread's begin to the last one's end. A single thread would not do: one that comes
+// late finds the work done.
+int64_t team_time(const Profile& profile, const StepRecord& step, size_t call) {
+  int64_t begin = step.time(0, call).begin_ns;
+  int64_t end = step.time(0, call).end_ns;
+  for (int thread = 1; thread < profile.threads; ++thread) {
+    begin = std::min(begin, step.time(thread, call).begin_ns);
+    end = std::max(end, step.time(thread, call).end_ns);
+  }
+  return end - begin;
+}
+
 }  // namespace
 
 PhaseSummary summarize(const Profile& profile, Phase phase) {
   PhaseSummary sum;
   std::map<Key, KernelSummary> rows;
+  std::vector<int64_t> least(profile.calls.size(), -1);
   const StepRecord* previous = nullptr;
   for (const StepRecord& step : profile.steps) {
     const StepRecord* before = std::exchange(previous, &step);
@@ -45,7 +58,14 @@ PhaseSummary summarize(const Profile& profile, Phase phase) {
       const auto [place, is_new] = rows.try_emplace(Key{info.kernel, info.what});
       if (is_new) place->second.info = info;
       add_call(place->second, profile, step, call);
+      int64_t& shortest = least[static_cast<size_t>(step.calls[call].info)];
+      const int64_t time = team_time(profile, step, call);
+      shortest = shortest < 0 ? time : std::min(shortest, time);
     }
+  }
+  for (size_t i = 0; i < least.size(); ++i) {
+    const CallInfo& info = profile.calls[i];
+    if (least[i] >= 0) rows.at(Key{info.kernel, info.what}).least_ns += least[i];
   }
   sum.host_ns = sum.step_ns;
   for (auto& [key, row] : rows) {

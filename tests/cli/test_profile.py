@@ -56,6 +56,7 @@ def test_profile_rows_make_up_the_step(measured):
         assert part["barriers_per_layer"] == pytest.approx(part["barriers_per_step"] / 3)
         for row in kernels:
             assert 0 <= row["wait_share"] <= 1
+            assert row["least_us"] > 0
             expected = row["bytes_per_step"] / row["us_per_step"] * 1e6
             assert row["bytes_s"] == pytest.approx(expected)
             least = row["bytes_per_step"] / profile["read_bandwidth_bytes_s"]

@@ -69,23 +69,27 @@ TEST("profile: kernels are summed by name, the longest first") {
   profile.steps = {step, step, step};
   profile.steps[1].phase = Phase::prefill;
   profile.steps[2].begin_ns = 130;
+  profile.steps[2].times[1] = {115, 130, 141};  // the norm was faster there
+  profile.steps[2].times[4] = {116, 117, 141};
   const PhaseSummary sum = summarize(profile, Phase::decode);
   CHECK_EQ(sum.steps, 2);
   CHECK_EQ(sum.step_ns, 100 + 70);
-  CHECK_EQ(sum.host_ns, sum.step_ns - 2 * 60);
+  CHECK_EQ(sum.host_ns, sum.step_ns - 60 - 50);
   CHECK_EQ(sum.between_count, 0);  // a prefill lies between
   CHECK_EQ(sum.barriers, 6);
   CHECK_EQ(sum.kernels.size(), 2u);
   const KernelSummary& norm = sum.kernels[0];
   CHECK_EQ(norm.info.what, "blk.n");
-  CHECK_EQ(norm.time_ns, 2 * 36);
-  CHECK_EQ(norm.threads_ns, 2 * (36 + 35));
-  CHECK_EQ(norm.wait_ns, 2 * (1 + 34));
+  CHECK_EQ(norm.time_ns, 36 + 26);
+  CHECK_EQ(norm.least_ns, 26);
+  CHECK_EQ(norm.threads_ns, 36 + 35 + 26 + 25);
+  CHECK_EQ(norm.wait_ns, 1 + 34 + 11 + 24);
   const KernelSummary& matmul = sum.kernels[1];
   CHECK_EQ(matmul.calls, 4);
   CHECK_EQ(matmul.bytes, 2 * 40);
   CHECK_EQ(matmul.ops, 2 * 60);
   CHECK_EQ(matmul.time_ns, 2 * (5 + 19));
+  CHECK_EQ(matmul.least_ns, 5 + 19);
 }
 
 TEST("profile: the rate of memory is measured") {

@@ -108,6 +108,7 @@ def _kernel(row: dict[str, Any], total: dict[str, Any], bounds: Bounds) -> dict[
         "isa": row["isa"],
         "calls_per_step": row["calls"] / steps,
         "us_per_step": row["time_ns"] / steps / 1e3,
+        "least_us": row["least_ns"] / 1e3,
         "share": row["time_ns"] / total["step_ns"],
         "wait_share": row["wait_ns"] / max(row["threads_ns"], 1),
         "bytes_per_step": row["bytes"] / steps,
@@ -142,13 +143,14 @@ def _table(phase: str, part: dict[str, Any]) -> Any:
         title=title + f"{part['step_us']:.0f} us each", title_justify="left", box=box.SIMPLE_HEAD
     )
     table.add_column("kernel", overflow="fold")
-    for name in ("calls", "us", "%", "wait %", "MB", "GB/s", "GOP/s", "% of bound"):
+    for name in ("calls", "us", "least us", "%", "wait %", "MB", "GB/s", "GOP/s", "% of bound"):
         table.add_column(name, justify="right", no_wrap=True)
     for row in part["kernels"]:
         table.add_row(
             f"{row['kernel']} {row['what']}",
             f"{row['calls_per_step']:.0f}",
             f"{row['us_per_step']:.1f}",
+            f"{row['least_us']:.1f}",
             f"{100 * row['share']:.1f}",
             f"{100 * row['wait_share']:.0f}",
             f"{row['bytes_per_step'] / 1e6:.3f}",
