@@ -23,16 +23,13 @@ void add_call(KernelSummary& row, const Profile& profile, const StepRecord& step
   row.ops += step.calls[call].ops;
 }
 
-// From the first thread's begin to the last one's end. A single thread would not do: one that comes
-// late finds the work done.
-int64_t team_time(const Profile& profile, const StepRecord& step, size_t call) {
-  int64_t begin = step.time(0, call).begin_ns;
-  int64_t end = step.time(0, call).end_ns;
-  for (int thread = 1; thread < profile.threads; ++thread) {
-    begin = std::min(begin, step.time(thread, call).begin_ns);
-    end = std::max(end, step.time(thread, call).end_ns);
+// Of all threads together. One alone would not do: a thread that comes late finds the work done.
+int64_t threads_time(const Profile& profile, const StepRecord& step, size_t call) {
+  int64_t sum = 0;
+  for (int thread = 0; thread < profile.threads; ++thread) {
+    sum += step.time(thread, call).end_ns - step.time(thread, call).begin_ns;
   }
-  return end - begin;
+  return sum;
 }
 
 }  // namespace
@@ -59,7 +56,7 @@ PhaseSummary summarize(const Profile& profile, Phase phase) {
       if (is_new) place->second.info = info;
       add_call(place->second, profile, step, call);
       int64_t& shortest = least[static_cast<size_t>(step.calls[call].info)];
-      const int64_t time = team_time(profile, step, call);
+      const int64_t time = threads_time(profile, step, call);
       shortest = shortest < 0 ? time : std::min(shortest, time);
     }
   }
@@ -69,6 +66,7 @@ PhaseSummary summarize(const Profile& profile, Phase phase) {
   }
   sum.host_ns = sum.step_ns;
   for (auto& [key, row] : rows) {
+    row.least_ns /= profile.threads;
     sum.host_ns -= row.time_ns;
     sum.kernels.push_back(std::move(row));
   }

@@ -77,8 +77,8 @@ struct KernelSummary {
   int64_t time_ns = 0;     // of thread 0, its barriers included
   int64_t threads_ns = 0;  // the same of all threads
   int64_t wait_ns = 0;     // of that, waiting at those barriers
-  // What an undisturbed step takes: for each call the least time over all steps, from the first
-  // thread's begin to the last one's end; summed over the calls of a step.
+  // Summed over the calls of a step: the least time of each over all steps, a mean over threads.
+  // Close to what a step takes that no other program disturbs.
   int64_t least_ns = 0;
   int64_t bytes = 0;
   int64_t ops = 0;
