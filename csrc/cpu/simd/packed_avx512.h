@@ -108,6 +108,25 @@ template <PackedFormat format>
   return affine;
 }
 
+// Field line `line` of 4-bit quants as floats. The permutation uses the low four bits of an index
+// only: a look-up saves a mask and a conversion.
+template <PackedFormat format, int line>
+[[gnu::always_inline]] inline void look_up(const uint8_t* data, const Affine& affine,
+                                           __m512* values) {
+  const __m512i nibbles = load(data + line % 8 * 64);
+  static_assert(!format.has_min || format.zero == 0);
+  const __m512 table =
+      _mm512_sub_ps(_mm512_setr_ps(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15),
+                    _mm512_set1_ps(format.zero));
+  for (int j = 0; j < 4; ++j) {
+    const __m512i index = _mm512_srli_epi32(nibbles, 8 * j + line / 8 * 4);
+    const __m512 q = _mm512_permutexvar_ps(index, table);
+    // Without minima, affine.min stands for -zero * scale, which the table holds already.
+    values[j] = format.has_min ? _mm512_fmadd_ps(q, affine.scale, affine.min)
+                               : _mm512_mul_ps(q, affine.scale);
+  }
+}
+
 // One superblock as floats: emit(line, v) with v[j] = the 16 rows at k = 4 * line + j, for lines
 // 0..15 in order. q * scale - zero * scale is exact where scale * (q - zero) is, and rounds
 // alike where it is not: zero is a power of two, so the fused product and sum round once.
@@ -124,8 +143,13 @@ template <PackedFormat format, class Emit>
     }
     unroll<format.sub_block / 4>([&](auto step) __attribute__((always_inline)) {
       constexpr int line = sub * (format.sub_block / 4) + step;
-      const __m512i operand = load_operand<format.bits, line>(data);
       __m512 values[4];
+      if constexpr (format.bits == QuantBits::u4) {
+        look_up<format, line>(data, affine, values);
+        emit(line, values);
+        return;
+      }
+      const __m512i operand = load_operand<format.bits, line>(data);
       for (int j = 0; j < 4; ++j) {
         const __m512i q =
             _mm512_and_si512(_mm512_srli_epi32(operand, 8 * j), _mm512_set1_epi32(255));
