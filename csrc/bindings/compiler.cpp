@@ -4,6 +4,7 @@
 #include <pybind11/stl.h>
 
 #include "bindings/module.h"
+#include "bindings/strings.h"
 #include "effinfer/error.h"
 
 namespace effinfer::bindings {
@@ -14,7 +15,7 @@ using IntArray = py::array_t<int32_t, py::array::c_style | py::array::forcecast>
 CompileOptions make_options(const std::string& precision, bool deterministic, int64_t max_tokens,
                             int64_t max_sequences, int64_t max_rows, int64_t max_seq_len,
                             const std::optional<std::string>& kv_dtype,
-                            std::set<std::string> disabled_passes) {
+                            std::set<std::string> disabled_passes, const py::object& pack_cache) {
   CompileOptions options;
   if (precision != "fast" && precision != "f32") {
     throw InvalidArgument("[compile] precision: expected \"fast\" or \"f32\", got \"" + precision +
@@ -28,6 +29,7 @@ CompileOptions make_options(const std::string& precision, bool deterministic, in
   options.max_seq_len = max_seq_len;
   if (kv_dtype) options.kv_dtype = parse_dtype(*kv_dtype);
   options.disabled_passes = std::move(disabled_passes);
+  if (!pack_cache.is_none()) options.pack_cache = to_path(pack_cache);
   return options;
 }
 
@@ -58,11 +60,22 @@ py::array_t<float> run(Executable& executable, const IntArray& token_ids, const 
 }  // namespace
 
 void register_compiler(py::module_& m) {
+  py::class_<PackCacheReport>(m, "PackCacheReport", "What a load had of the pack cache.")
+      .def_property_readonly(
+          "state", [](const PackCacheReport& self) { return std::string(name(self.state)); },
+          "\"off\", \"absent\" (only of find_pack_cache), \"hit\", \"stored\" or \"failed\".")
+      .def_property_readonly(
+          "path", [](const PackCacheReport& self) { return to_python(self.path); },
+          "Of the cached file; \"\" when it has no name.")
+      .def_property_readonly(
+          "reason", [](const PackCacheReport& self) { return to_python(self.reason); },
+          "Why it is not a hit.");
   py::class_<CompileOptions>(m, "CompileOptions", "How compile() is to build an executable.")
       .def(py::init(&make_options), py::kw_only(), py::arg("precision") = "fast",
            py::arg("deterministic") = false, py::arg("max_tokens") = 512,
            py::arg("max_sequences") = 64, py::arg("max_rows") = 64, py::arg("max_seq_len") = 0,
-           py::arg("kv_dtype") = py::none(), py::arg("disabled_passes") = std::set<std::string>());
+           py::arg("kv_dtype") = py::none(), py::arg("disabled_passes") = std::set<std::string>(),
+           py::arg("pack_cache") = py::none());
   py::class_<Executable, std::shared_ptr<Executable>>(
       m, "Executable", "A compiled graph: packed weights, an arena, a flat list of kernel calls.")
       .def("explain", &Executable::explain,
@@ -81,7 +94,9 @@ void register_compiler(py::module_& m) {
       .def_property_readonly("graph", &Executable::graph, "The graph after all passes.")
       .def_property_readonly("vocab_size", &Executable::vocab_size)
       .def_property_readonly("arena_bytes", &Executable::arena_bytes)
-      .def_property_readonly("packed_bytes", &Executable::packed_bytes);
+      .def_property_readonly("packed_bytes", &Executable::packed_bytes)
+      .def_property_readonly("pack_cache", &Executable::pack_cache,
+                             py::return_value_policy::reference_internal);
   m.def(
       "compile",
       [](const Graph& graph, std::shared_ptr<WeightSource> weights,
@@ -91,6 +106,16 @@ void register_compiler(py::module_& m) {
       },
       py::arg("graph"), py::arg("weights"), py::arg("pool"), py::arg("options") = CompileOptions(),
       "Runs the passes, packs the weights, plans the memory, selects the kernels.");
+  m.def(
+      "find_pack_cache",
+      [](const Graph& graph, const std::shared_ptr<WeightSource>& weights, const py::object& folder,
+         const std::shared_ptr<ThreadPool>& pool) {
+        const std::string path = to_path(folder);
+        const py::gil_scoped_release release;
+        return find_pack_cache(graph, *weights, path, *pool);
+      },
+      py::arg("graph"), py::arg("weights"), py::arg("folder"), py::arg("pool"),
+      "What compile() with this folder would find.");
   m.def("pass_names", &pass_names, "The passes, in order.");
   m.def("run_pass", &run_pass, py::arg("name"), py::arg("graph"),
         py::arg("options") = CompileOptions(), "One pass alone.");

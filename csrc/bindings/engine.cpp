@@ -7,6 +7,7 @@
 #include <map>
 
 #include "bindings/module.h"
+#include "bindings/strings.h"
 #include "bindings/tokens.h"
 
 namespace effinfer::bindings {
@@ -32,7 +33,8 @@ std::shared_ptr<Engine> make_engine(const Graph& graph, std::shared_ptr<WeightSo
                                     std::optional<int64_t> max_seq_len,
                                     std::optional<int32_t> num_pages, int64_t max_batch_tokens,
                                     int64_t max_sequences, bool prefix_cache,
-                                    std::set<std::string> disabled_passes) {
+                                    std::set<std::string> disabled_passes,
+                                    const py::object& pack_cache) {
   EngineOptions options;
   options.precision = parse_precision(precision);
   options.deterministic = deterministic;
@@ -43,6 +45,7 @@ std::shared_ptr<Engine> make_engine(const Graph& graph, std::shared_ptr<WeightSo
   options.max_sequences = max_sequences;
   options.prefix_cache = prefix_cache;
   options.disabled_passes = std::move(disabled_passes);
+  if (!pack_cache.is_none()) options.pack_cache = to_path(pack_cache);
   auto model = std::make_shared<Model>(Model{graph, std::move(weights)});
   const py::gil_scoped_release release;
   return std::make_shared<Engine>(std::move(model), options, std::move(pool));
@@ -149,7 +152,7 @@ void register_engine(py::module_& m) {
            py::arg("kv_dtype") = py::none(), py::arg("max_seq_len") = py::none(),
            py::arg("num_pages") = py::none(), py::arg("max_batch_tokens") = 512,
            py::arg("max_sequences") = 64, py::arg("prefix_cache") = true,
-           py::arg("disabled_passes") = std::set<std::string>{})
+           py::arg("disabled_passes") = std::set<std::string>{}, py::arg("pack_cache") = py::none())
       .def(
           "add",
           [](Engine& engine, const py::object& prompt, const SamplingParams& params) {
@@ -183,6 +186,7 @@ void register_engine(py::module_& m) {
       .def_property_readonly("arena_bytes", [](Engine& e) { return e.executable().arena_bytes(); })
       .def_property_readonly("packed_bytes",
                              [](Engine& e) { return e.executable().packed_bytes(); })
+      .def_property_readonly("pack_cache", [](Engine& e) { return e.executable().pack_cache(); })
       .def_property_readonly("kv_bytes", [](Engine& e) { return e.kv_cache().num_bytes(); })
       .def_property_readonly(
           "kv_dtype", [](Engine& e) { return std::string(name(e.kv_cache().config().dtype)); })

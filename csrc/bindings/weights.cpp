@@ -34,9 +34,12 @@ std::shared_ptr<void> keep_alive(const py::object& object) {
 }
 
 void add_array(MemoryWeights& weights, const py::object& name, const py::array& array,
-               const std::string& dtype_name, const std::vector<int64_t>& shape, bool is_mapped) {
+               const std::string& dtype_name, const std::vector<int64_t>& shape,
+               const py::object& path, uint64_t offset) {
   const TensorView view = view_of(array, dtype_name, shape, "[weights] " + to_bytes(name));
-  weights.add(to_bytes(name), view, keep_alive(array), is_mapped);
+  std::optional<WeightOrigin> origin;
+  if (!path.is_none()) origin = WeightOrigin{to_path(path), file_state(to_path(path)), offset};
+  weights.add(to_bytes(name), view, keep_alive(array), std::move(origin));
 }
 
 }  // namespace
@@ -63,11 +66,12 @@ void register_weights(py::module_& m) {
       m, "MemoryWeights", "Weights in numpy arrays, which are referenced and not copied.")
       .def(py::init<>())
       .def("add", &add_array, py::arg("name"), py::arg("array"), py::arg("dtype"), py::arg("shape"),
-           py::kw_only(), py::arg("is_mapped") = false,
+           py::kw_only(), py::arg("path") = py::none(), py::arg("offset") = 0,
            "Adds or replaces a weight. `array` is C-contiguous, of any element type, and holds the "
-           "bytes of a `dtype` tensor of that shape (elements, not blocks). `is_mapped`: the bytes "
-           "lie in a read-only mapping of a file, whose pages may be dropped once they are packed; "
-           "never for memory without a file.");
+           "bytes of a `dtype` tensor of that shape (elements, not blocks). `path`: the array "
+           "is a read-only mapping of this file from byte `offset` on; its pages are dropped once "
+           "they are packed, and the packed form may be kept on disk. Never give it for an array "
+           "that can be written.");
 }
 
 }  // namespace effinfer::bindings

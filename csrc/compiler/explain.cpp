@@ -60,6 +60,9 @@ void print_calls(std::ostream& out, const char* phase, const compiler::Program& 
 
 void print_weights(std::ostream& out, const compiler::WeightStore& weights) {
   out << "weights: " << mebibytes(weights.packed_bytes()) << " packed\n";
+  const PackCacheReport& cache = weights.pack_cache();
+  out << "pack cache: " << name(cache.state) << (cache.path.empty() ? "" : " " + cache.path)
+      << (cache.reason.empty() ? "" : " (" + cache.reason + ")") << '\n';
   std::vector<Row> rows = {{"name", "type", "kept", "bytes in the source", "bytes of our own"}};
   for (const compiler::WeightStore::Use& use : weights.uses()) {
     rows.push_back({use.name, std::string(name(use.source)), use.form,
@@ -123,6 +126,10 @@ std::vector<std::string> slower_paths(const Graph& graph, const CompileOptions& 
 }
 
 }  // namespace
+
+const PackCacheReport& Executable::pack_cache() const {
+  return impl_->shared.weights->pack_cache();
+}
 
 std::string Executable::explain() const {
   const Impl& impl = *impl_;

@@ -1,13 +1,12 @@
 #include "compiler/weight_store.h"
 
 #include <algorithm>
-#include <functional>
-#include <set>
+#include <filesystem>
+#include <system_error>
 
 #include "core/huge_memory.h"
 #include "effinfer/error.h"
 #include "effinfer/gguf.h"
-#include "graph/op_specs.h"
 
 namespace effinfer::compiler {
 namespace {
@@ -16,18 +15,6 @@ Dims dims_of(const Value& value) {
   Dims dims;
   for (const Dim& dim : value.shape) dims.push_back(dim.value);
   return dims;
-}
-
-std::set<std::string> matmul_weights(const Graph& graph) {
-  std::set<std::string> names;
-  for (const Node& node : graph.nodes) {
-    if (node.op != "matmul" && node.op != "matmul_glu") continue;
-    const graph::MatmulInputs inputs = graph::matmul_inputs(node);
-    for (size_t part = 0; part < inputs.parts; ++part) {
-      names.insert(graph.value(node.inputs[inputs.weight(part)]).weight_name);
-    }
-  }
-  return names;
 }
 
 }  // namespace
@@ -49,34 +36,40 @@ void WeightStore::check(const Graph& graph) const {
   }
 }
 
-void WeightStore::pack(const Graph& graph) {
-  struct Item {
-    kernels::PackedWeight* target;
-    std::string name;
-    TensorView source;
-  };
-  std::vector<Item> items;
-  for (const std::string& name : matmul_weights(graph)) {
-    const TensorView source = source_->weight(name);
-    const auto entry = packed_.emplace(name, kernels::packed_shape(source)).first;
-    packed_bytes_ += entry->second.num_bytes();
-    items.push_back({&entry->second, name, source});
+void WeightStore::pack(const Graph& graph, const std::string& folder) {
+  const PackPlan plan = PackPlan::of(graph, *source_);
+  if (!folder.empty()) {
+    std::error_code ignored;  // writing to it will fail, and say why
+    std::filesystem::create_directories(folder, ignored);
   }
-  region_ = allocate_huge(packed_bytes_);
-  if (!region_) {
-    throw OutOfMemory("[compile] no memory for packed weights of " + std::to_string(packed_bytes_) +
-                      " bytes");
+  PackCache cache(plan, folder, pool_);
+  const PackCache::Mapping mapping = cache.load();
+  const uint8_t* data = mapping.data;
+  if (data != nullptr) {
+    region_ = mapping.file;
+  } else {
+    region_ = allocate_huge(plan.num_bytes);
+    if (!region_) {
+      throw OutOfMemory("[compile] no memory for packed weights of " +
+                        std::to_string(plan.num_bytes) + " bytes");
+    }
+    pack_items(plan, static_cast<uint8_t*>(region_.get()));
+    data = static_cast<const uint8_t*>(region_.get());
+    cache.store(data);
   }
-  // In the order of the file: a disk reads ahead, and each page is read once.
-  std::sort(items.begin(), items.end(), [](const Item& a, const Item& b) {
-    return std::less<>()(a.source.data, b.source.data);
-  });
-  auto* out = static_cast<uint8_t*>(region_.get());
-  for (const Item& item : items) {
-    kernels::pack_into(item.source, pool_, out,
+  pack_cache_ = cache.report();
+  packed_bytes_ = plan.num_bytes;
+  for (const PackedItem& item : plan.items) {
+    kernels::PackedWeight& weight = packed_.emplace(item.name, item.shape).first->second;
+    weight.data = data + item.offset;
+  }
+}
+
+// In the order of the file: a disk reads ahead, and each page is read once.
+void WeightStore::pack_items(const PackPlan& plan, uint8_t* out) {
+  for (const PackedItem& item : plan.items) {
+    kernels::pack_into(item.source, pool_, out + item.offset,
                        [&](size_t begin, size_t end) { source_->release(item.name, begin, end); });
-    item.target->data = out;
-    out += item.target->num_bytes();
   }
 }
 

@@ -10,6 +10,7 @@
 #include <string>
 #include <vector>
 
+#include "compiler/pack_cache.h"
 #include "effinfer/graph.h"
 #include "effinfer/threads.h"
 #include "effinfer/weights.h"
@@ -33,8 +34,9 @@ class WeightStore {
 
   // Throws InvalidArgument unless the source has every weight with its dtype and shape.
   void check(const Graph& graph) const;
-  // Packs the matrices of all matmuls of the graph. Throws OutOfMemory.
-  void pack(const Graph& graph);
+  // Packs the matrices of all matmuls of the graph, or maps them from the pack cache in `folder`
+  // (empty: no cache). Throws OutOfMemory.
+  void pack(const Graph& graph, const std::string& folder);
 
   // Drops the source's pages of all weights but those that are used where they lie: after lowering.
   void release_source(const Graph& graph) const;
@@ -46,11 +48,15 @@ class WeightStore {
 
   size_t packed_bytes() const { return packed_bytes_; }
   const std::vector<Use>& uses() const { return uses_; }
+  const PackCacheReport& pack_cache() const { return pack_cache_; }
 
  private:
   std::shared_ptr<const WeightSource> source_;
   ThreadPool& pool_;
-  std::shared_ptr<void> region_;  // the packed weights
+  void pack_items(const PackPlan& plan, uint8_t* out);
+
+  std::shared_ptr<void> region_;  // of the packed weights: memory, or a mapped file
+  PackCacheReport pack_cache_;
   size_t packed_bytes_ = 0;
   std::map<std::string, kernels::PackedWeight> packed_;
   std::map<std::string, std::vector<float>> floats_;

@@ -9,16 +9,24 @@
 namespace effinfer {
 
 void WeightSource::release(std::string_view, size_t, size_t) const {}
+std::optional<WeightOrigin> WeightSource::origin(std::string_view) const {
+  return std::nullopt;
+}
+
+std::optional<WeightOrigin> MemoryWeights::origin(std::string_view name) const {
+  const auto entry = entries_.find(name);
+  return entry == entries_.end() ? std::nullopt : entry->second.origin;
+}
 
 void MemoryWeights::add(std::string name, const TensorView& view, std::shared_ptr<void> owner,
-                        bool is_mapped) {
+                        std::optional<WeightOrigin> origin) {
   view.num_bytes();  // rejects shapes that do not fit the dtype
-  entries_[std::move(name)] = Entry{view, std::move(owner), is_mapped};
+  entries_[std::move(name)] = Entry{view, std::move(owner), std::move(origin)};
 }
 
 void MemoryWeights::release(std::string_view name, size_t begin, size_t end) const {
   const auto entry = entries_.find(name);
-  if (entry == entries_.end() || !entry->second.is_mapped) return;
+  if (entry == entries_.end() || !entry->second.origin) return;
   const TensorView& view = entry->second.view;
   end = std::min(end, view.num_bytes());
   if (begin >= end) return;

@@ -98,6 +98,13 @@ TensorView GgufFile::weight(std::string_view name) const {
   return {tensor->data, *tensor->dtype, tensor->dims};
 }
 
+std::optional<WeightOrigin> GgufFile::origin(std::string_view name) const {
+  const GgufTensor* tensor = find_tensor(name);
+  if (tensor == nullptr || impl_->mapping == nullptr) return std::nullopt;
+  const auto offset = static_cast<uint64_t>(tensor->data - impl_->bytes.data());
+  return WeightOrigin{impl_->label, impl_->mapping->state(), offset};
+}
+
 void GgufFile::release(std::string_view name, size_t begin, size_t end) const {
   const GgufTensor* tensor = find_tensor(name);
   if (tensor == nullptr || impl_->mapping == nullptr) return;

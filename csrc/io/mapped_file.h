@@ -5,7 +5,12 @@
 #include <span>
 #include <string>
 
+#include "effinfer/weights.h"
+
 namespace effinfer {
+
+// Of an open file; throws FileError unless it is a regular one. `path` is for messages.
+FileState file_state(int fd, const std::string& path);
 
 class MappedFile {
  public:
@@ -17,8 +22,10 @@ class MappedFile {
   MappedFile& operator=(const MappedFile&) = delete;
 
   std::span<const uint8_t> bytes() const { return bytes_; }
+  const FileState& state() const { return state_; }  // when it was mapped
 
  private:
+  FileState state_;
   std::span<const uint8_t> bytes_;
 };
 

@@ -49,6 +49,10 @@
 
 namespace effinfer::kernels {
 
+// Of everything above: raise it when the packed bytes of any type change, so that packed weights
+// that lie on disk are not misread.
+inline constexpr uint32_t kPackedLayoutVersion = 1;
+
 inline constexpr int64_t kGroupRows = 16;
 inline constexpr int64_t kSuperblock = 64;
 inline constexpr int64_t kHeaderBlock = 256;  // values under one scale of a super group's header

@@ -133,6 +133,7 @@ Engine::Engine(std::shared_ptr<const Model> model, const EngineOptions& options,
   compile_options.max_seq_len = core.max_seq_len;
   compile_options.kv_dtype = kv_dtype(options);
   compile_options.disabled_passes = options.disabled_passes;
+  compile_options.pack_cache = options.pack_cache;
 
   impl_->model = model;
   impl_->pool = pool ? std::move(pool) : std::make_shared<ThreadPool>();

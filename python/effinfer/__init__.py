@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     )
     from effinfer.llm import LLM
     from effinfer.machine import info
-    from effinfer.outputs import RequestMetrics, RequestOutput
+    from effinfer.outputs import PackCacheWarning, RequestMetrics, RequestOutput
     from effinfer.sampling import SamplingParams
 
 _ERRORS = (
@@ -40,6 +40,7 @@ _ERRORS = (
 _MODULE_OF = {
     **dict.fromkeys(_ERRORS, "effinfer._core"),
     "LLM": "effinfer.llm",
+    "PackCacheWarning": "effinfer.outputs",
     "RequestMetrics": "effinfer.outputs",
     "RequestOutput": "effinfer.outputs",
     "SamplingParams": "effinfer.sampling",
@@ -57,6 +58,7 @@ __all__ = [
     "InternalError",
     "InvalidArgumentError",
     "OutOfMemoryError",
+    "PackCacheWarning",
     "RequestMetrics",
     "RequestOutput",
     "SamplingParams",

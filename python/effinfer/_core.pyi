@@ -48,10 +48,11 @@ class MemoryWeights(WeightSource):
         dtype: str,
         shape: collections.abc.Sequence[int],
         *,
-        is_mapped: bool = False,
+        path: typing.Any = None,
+        offset: int = 0,
     ) -> None:
         """
-        Adds or replaces a weight. `array` is C-contiguous, of any element type, and holds the bytes of a `dtype` tensor of that shape (elements, not blocks). `is_mapped`: the bytes lie in a read-only mapping of a file, whose pages may be dropped once they are packed; never for memory without a file.
+        Adds or replaces a weight. `array` is C-contiguous, of any element type, and holds the bytes of a `dtype` tensor of that shape (elements, not blocks). `path`: the array is a read-only mapping of this file from byte `offset` on; its pages are dropped once they are packed, and the packed form may be kept on disk. Never give it for an array that can be written.
         """
 
 class GgufStrings:
@@ -259,6 +260,26 @@ class Profile:
     @property
     def threads(self) -> int: ...
 
+class PackCacheReport:
+    """
+    What a load had of the pack cache.
+    """
+    @property
+    def path(self) -> str:
+        """
+        Of the cached file; "" when it has no name.
+        """
+    @property
+    def reason(self) -> str:
+        """
+        Why it is not a hit.
+        """
+    @property
+    def state(self) -> str:
+        """
+        "off", "absent" (only of find_pack_cache), "hit", "stored" or "failed".
+        """
+
 class CompileOptions:
     """
     How compile() is to build an executable.
@@ -274,6 +295,7 @@ class CompileOptions:
         max_seq_len: int = 0,
         kv_dtype: str | None = None,
         disabled_passes: collections.abc.Set[str] = set(),
+        pack_cache: typing.Any = None,
     ) -> None: ...
 
 class Executable:
@@ -311,6 +333,8 @@ class Executable:
         """
         The graph after all passes.
         """
+    @property
+    def pack_cache(self) -> PackCacheReport: ...
     @property
     def packed_bytes(self) -> int: ...
     @property
@@ -476,6 +500,7 @@ class Engine:
         max_sequences: int = 64,
         prefix_cache: bool = True,
         disabled_passes: collections.abc.Set[str] = set(),
+        pack_cache: typing.Any = None,
     ) -> None: ...
     def add(self, prompt: typing.Any, params: SamplingParams) -> int:
         """
@@ -528,6 +553,8 @@ class Engine:
     def kv_dtype(self) -> str: ...
     @property
     def max_seq_len(self) -> int: ...
+    @property
+    def pack_cache(self) -> PackCacheReport: ...
     @property
     def packed_bytes(self) -> int: ...
     @property
@@ -626,6 +653,13 @@ def embedding(
     scale: float = 1.0,
     pool: ThreadPool | None = None,
 ) -> numpy.typing.NDArray[numpy.float32]: ...
+def find_pack_cache(
+    graph: Graph, weights: WeightSource, folder: typing.Any, pool: ThreadPool
+) -> PackCacheReport:
+    """
+    What compile() with this folder would find.
+    """
+
 def gelu_tanh(
     x: numpy.typing.NDArray[typing.Any], pool: ThreadPool | None = None
 ) -> numpy.typing.NDArray[numpy.float32]: ...

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import threading
 import time
+import warnings
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +16,8 @@ from effinfer import _core
 from effinfer.arguments import Prompt, as_prompts, check_choice, check_positive, pair_params
 from effinfer.generation import Generation, TextStream
 from effinfer.model_files import ModelFiles, open_model
-from effinfer.outputs import RequestOutput
+from effinfer.outputs import PackCacheWarning, RequestOutput
+from effinfer.paths import pack_cache_dir
 from effinfer.progress import resolve_with_bar
 from effinfer.request_loop import RequestLoop
 from effinfer.sampling import SamplingParams
@@ -26,7 +28,7 @@ if TYPE_CHECKING:  # imported when text is first read: they cost more memory tha
 
 _OPTIONS = (
     "device, threads, precision, deterministic, kv_dtype, max_seq_len, num_pages, "
-    "max_batch_tokens, max_sequences, prefix_cache, disabled_passes, chat_template"
+    "max_batch_tokens, max_sequences, prefix_cache, disabled_passes, chat_template, pack_cache"
 )
 
 
@@ -50,6 +52,7 @@ class LLM:
         prefix_cache: bool = True,
         disabled_passes: Sequence[str] = (),
         chat_template: str | None = None,
+        pack_cache: bool | str | os.PathLike[str] = False,
         **unknown: object,
     ) -> None:
         """Loads `model`: a path of a GGUF file, of an effinfer artifact or of a Hugging Face
@@ -62,6 +65,8 @@ class LLM:
         context. num_pages: 64-token pages of the KV cache; None is enough for one sequence of
         max_seq_len and a few short ones. max_batch_tokens: tokens of a step. max_sequences:
         requests that run at once; more wait. chat_template: instead of the model's own.
+        pack_cache: keep the packed weights on disk, in the user's cache (True) or in a folder, and
+        map them from there in later loads; PackCacheWarning when they cannot be written.
 
         Throws FileError, FormatError, UnsupportedError, InvalidArgumentError, OutOfMemoryError.
         """
@@ -91,7 +96,10 @@ class LLM:
             max_sequences=max_sequences,
             prefix_cache=prefix_cache,
             disabled_passes=set(disabled_passes),
+            pack_cache=pack_cache_dir() if pack_cache is True else pack_cache or None,
         )
+        if self._engine.pack_cache.state == "failed":
+            warnings.warn(self._engine.pack_cache.reason, PackCacheWarning, stacklevel=2)
         self._loop = RequestLoop(self._engine)
         self._template_source = chat_template
         self._template: ChatTemplate | None = None

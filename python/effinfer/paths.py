@@ -11,3 +11,8 @@ def cache_dir() -> Path:
         return Path(explicit).expanduser()
     base = os.environ.get("XDG_CACHE_HOME")
     return (Path(base) if base else Path.home() / ".cache") / "effinfer"
+
+
+def pack_cache_dir() -> Path:
+    """Where packed weights are kept when nobody names another folder."""
+    return cache_dir() / "packed"

@@ -64,7 +64,7 @@ def load_folder_weights(folder: Path, architecture: str, *, tied_head: bool) -> 
     """
     weights = _core.MemoryWeights()
     for path in _files(folder):
-        for name, kind, shape, array in _tensors(path):
+        for name, kind, shape, array, offset in _tensors(path):
             target = gguf_name(name, architecture)
             if target is None or (tied_head and target == "output.weight"):
                 continue
@@ -73,12 +73,13 @@ def load_folder_weights(folder: Path, architecture: str, *, tied_head: bool) -> 
                     f"[load] {name}: expected a dtype of {sorted(_DTYPES)}, got {kind}"
                 )
             dtype = _DTYPES[kind]
-            is_mapped = len(shape) > 1
             if len(shape) == 1:
                 array, dtype = _to_float32(array, dtype), "f32"
                 if architecture == "gemma3" and target.endswith("norm.weight"):
                     array = array + np.float32(1)
-            weights.add(target, array, dtype, shape, is_mapped=is_mapped)
+                weights.add(target, array, dtype, shape)
+            else:
+                weights.add(target, array, dtype, shape, path=path, offset=offset)
     return weights
 
 
@@ -95,8 +96,8 @@ def _files(folder: Path) -> list[Path]:
     return files
 
 
-def _tensors(path: Path) -> Iterator[tuple[str, str, list[int], Any]]:
-    """(name, dtype, shape, bytes as a read-only map) of each tensor of a file.
+def _tensors(path: Path) -> Iterator[tuple[str, str, list[int], Any, int]]:
+    """(name, dtype, shape, bytes as a read-only map, their offset) of each tensor of a file.
 
     The library checks the header; the map is ours because numpy has no bfloat16.
     """
@@ -120,7 +121,7 @@ def _tensors(path: Path) -> Iterator[tuple[str, str, list[int], Any]]:
     for name, facts in header.items():
         if name != "__metadata__":
             begin, end = (8 + length + offset for offset in facts["data_offsets"])
-            yield name, facts["dtype"], facts["shape"], data[begin:end]
+            yield name, facts["dtype"], facts["shape"], data[begin:end], begin
 
 
 def _to_float32(array: Any, dtype: str) -> Any:

@@ -8,6 +8,7 @@
 #include <random>
 
 #include "check.h"
+#include "core/digest.h"
 #include "effinfer/error.h"
 #include "kernels/matmul.h"
 #include "kernels/registry.h"
@@ -326,6 +327,22 @@ TEST("what no kernel fits is refused with reasons") {
   problem.glu = Glu::silu;
   CHECK_THROWS(Unsupported, "GLU needs two weights",
                table<MatmulProblem>().select(problem, current_isa()));
+}
+
+// Packed weights are kept on disk. When this fails because the layout was changed: raise
+// kPackedLayoutVersion, then put the new fingerprint here.
+TEST("the packed layout is that of its version") {
+  ThreadPool pool(1);
+  std::vector<Digest> digests;
+  for (const DType dtype :
+       {DType::f32, DType::f16, DType::bf16, DType::q4_0, DType::q4_1, DType::q5_0, DType::q5_1,
+        DType::q8_0, DType::q2_k, DType::q3_k, DType::q4_k, DType::q5_k, DType::q6_k, DType::iq4_nl,
+        DType::iq4_xs, DType::tq1_0, DType::tq2_0}) {
+    const Weight weight(dtype, 19, 256, 7);
+    digests.push_back(digest({weight.packed.view.data, weight.packed.view.num_bytes()}, pool));
+  }
+  CHECK_EQ(kPackedLayoutVersion, 1u);
+  CHECK_EQ(to_hex(digest_chunks(digests, 0)), "b356a0cd918fdd3c21346d222fbcd18f");
 }
 
 TEST("packing refuses bad shapes") {

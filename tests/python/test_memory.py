@@ -35,10 +35,10 @@ def test_a_packed_model_leaves_its_file(path):
     np.testing.assert_array_equal(before, llm.logits([1, 2, 3]))
 
 
-def compile_matrix(array: np.ndarray, *, is_mapped: bool) -> _core.Executable:
+def compile_matrix(array: np.ndarray, path: Path | None = None) -> _core.Executable:
     g = GraphBuilder("head")
     weights = _core.MemoryWeights()
-    weights.add("table", array, "f32", [ROWS, COLS], is_mapped=is_mapped)
+    weights.add("table", array, "f32", [ROWS, COLS], path=path)
     table = g.weight("table", "f32", [ROWS, COLS])
     x = g.embedding(g.input("token_ids", "i32", ["T"]), table)
     x = g.select_rows(x, g.input("logit_rows", "i32", ["R"]))
@@ -53,13 +53,13 @@ def test_only_mapped_arrays_are_dropped(tmp_path):
     mapped = np.memmap(path, np.float32, "r", shape=(ROWS, COLS))
     np.testing.assert_array_equal(mapped, values)
     assert resident_bytes(path) == values.nbytes
-    compile_matrix(mapped, is_mapped=False)
+    compile_matrix(mapped)
     assert resident_bytes(path) == values.nbytes
-    compile_matrix(mapped, is_mapped=True)
+    compile_matrix(mapped, path)
     assert resident_bytes(path) == 0
     np.testing.assert_array_equal(mapped, values)  # they come back from the file
     copy = values.copy()
-    compile_matrix(copy, is_mapped=False)
+    compile_matrix(copy)
     np.testing.assert_array_equal(copy, values)
 
 

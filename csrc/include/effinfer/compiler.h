@@ -12,6 +12,7 @@
 #include "effinfer/export.h"
 #include "effinfer/graph.h"
 #include "effinfer/kv_cache.h"
+#include "effinfer/pack_cache.h"
 #include "effinfer/profile.h"
 #include "effinfer/threads.h"
 #include "effinfer/weights.h"
@@ -32,6 +33,7 @@ struct CompileOptions {
   int64_t max_seq_len = 0;                // 0: the model's context length
   std::optional<DType> kv_dtype;          // of the cache; default: bf16, or f32 with Precision::f32
   std::set<std::string> disabled_passes;  // besides EFFINFER_PASSES=-name,-name
+  std::string pack_cache;                 // folder of packed weights (pack_cache.h); empty: none
 };
 
 // One step's input: flat tokens of S sequences. All spans stay valid during run().
@@ -67,6 +69,7 @@ class EFFINFER_API Executable {
   const Graph& graph() const;   // after all passes
   size_t arena_bytes() const;   // peak of the memory plan
   size_t packed_bytes() const;  // weights as packed
+  const PackCacheReport& pack_cache() const;
   // A table: phase, node, kernel variant and why; packed forms of weights; passes run and skipped;
   // arena plan and peak; anything that fell back to a slower path.
   std::string explain() const;

@@ -14,6 +14,7 @@
 #include "effinfer/ops/embedding.h"
 #include "effinfer/ops/rms_norm.h"
 #include "effinfer/ops/rope.h"
+#include "effinfer/pack_cache.h"
 #include "effinfer/profile.h"
 #include "effinfer/sampling.h"
 #include "effinfer/tensor.h"

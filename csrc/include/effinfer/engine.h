@@ -29,6 +29,7 @@ struct EngineOptions {
   int64_t max_sequences = 64;      // requests running at once; more wait
   bool prefix_cache = true;
   std::set<std::string> disabled_passes;
+  std::string pack_cache;  // folder of packed weights (pack_cache.h); empty: none
 };
 
 using RequestId = int64_t;

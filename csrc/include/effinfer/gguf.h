@@ -69,6 +69,7 @@ class EFFINFER_API GgufFile : public WeightSource {
   // that effinfer does not read.
   TensorView weight(std::string_view name) const override;
   void release(std::string_view name, size_t begin, size_t end) const override;
+  std::optional<WeightOrigin> origin(std::string_view name) const override;
 
   struct Impl;
 

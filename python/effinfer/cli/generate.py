@@ -33,6 +33,7 @@ def generate(
     threads: o.ThreadsOption = None,
     precision: o.PrecisionOption = "fast",
     deterministic: o.DeterministicOption = False,
+    pack_cache: o.PackCacheOption = False,
     kv_dtype: o.KvDtypeOption = None,
     max_seq_len: o.ContextOption = None,
     as_json: o.JsonOption = False,
@@ -62,6 +63,7 @@ def generate(
         deterministic=deterministic,
         kv_dtype=kv_dtype,
         max_seq_len=max_seq_len,
+        pack_cache=pack_cache,
     )
     _show(llm, llm.stream(text, params), as_json, quiet)
 
@@ -83,6 +85,7 @@ def chat(
     threads: o.ThreadsOption = None,
     precision: o.PrecisionOption = "fast",
     deterministic: o.DeterministicOption = False,
+    pack_cache: o.PackCacheOption = False,
     kv_dtype: o.KvDtypeOption = None,
     max_seq_len: o.ContextOption = None,
     as_json: o.JsonOption = False,
@@ -107,6 +110,7 @@ def chat(
         deterministic=deterministic,
         kv_dtype=kv_dtype,
         max_seq_len=max_seq_len,
+        pack_cache=pack_cache,
     )
     messages = [{"role": "system", "content": system}] if system else []
     if message is not None:

@@ -8,7 +8,8 @@ import typer
 
 from effinfer import _core
 from effinfer.cli import options as o
-from effinfer.model_files import open_model
+from effinfer.model_files import ModelFiles, open_model
+from effinfer.paths import pack_cache_dir
 from effinfer.progress import resolve_with_bar
 
 _SHOWN_ITEMS = 8
@@ -74,6 +75,7 @@ def _of_graph(path: Path) -> dict[str, Any]:
         "parameters": sum(math.prod(value["shape"]) for value in weights),
         "nodes": len(files.graph.nodes),
         "graph": files.graph.to_string(),
+        "pack_cache": _of_pack_cache(files),
     }
     if files.gguf is None:
         facts["format"] = "Hugging Face folder"
@@ -82,6 +84,13 @@ def _of_graph(path: Path) -> dict[str, Any]:
             for w in weights
         ]
     return facts
+
+
+def _of_pack_cache(files: ModelFiles) -> dict[str, Any]:
+    """What a load with --pack-cache would find."""
+    found = _core.find_pack_cache(files.graph, files.weights, pack_cache_dir(), _core.ThreadPool())
+    size = Path(found.path).stat().st_size if found.state == "hit" else 0
+    return {"state": found.state, "path": found.path, "reason": found.reason, "bytes": size}
 
 
 def _print(facts: dict[str, Any]) -> None:
@@ -106,3 +115,8 @@ def _print(facts: dict[str, Any]) -> None:
         print(
             f"graph: {facts['architecture']}, {facts['nodes']} nodes, {millions:.1f} M parameters"
         )
+        pack = facts["pack_cache"]
+        if pack["state"] == "hit":
+            print(f"pack cache: {pack['path']}, {pack['bytes'] / 1e6:.1f} MB")
+        else:
+            print(f"pack cache: {pack['state']}: {pack['reason']}")

@@ -28,6 +28,7 @@ def bench(
     precision: o.PrecisionOption = "fast",
     deterministic: o.DeterministicOption = False,
     kv_dtype: o.KvDtypeOption = None,
+    pack_cache: o.PackCacheOption = False,
     profile: Annotated[
         bool, typer.Option("--profile", help="Time, bytes and rates by kernel, on stderr.")
     ] = False,
@@ -46,6 +47,7 @@ def bench(
         kv_dtype=kv_dtype,
         max_seq_len=max(pp + (profiling.TRACED_TOKENS if trace else 1), tg + 2),
         prefix_cache=False,
+        pack_cache=pack_cache,
     )
     prompt = np.random.default_rng(_SEED).integers(0, llm.vocab_size, pp).tolist()
     prefill: list[float] = []
@@ -67,6 +69,7 @@ def bench(
         "pp_tok_s": _summary(prefill),
         "tg_tok_s": _summary(decode),
         "load_s": llm.load_s,
+        "pack_cache": llm.engine.pack_cache.state,
         "peak_rss_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
     }
     run_one = partial(_run, llm)
@@ -121,6 +124,7 @@ def perplexity(
     precision: o.PrecisionOption = "fast",
     deterministic: o.DeterministicOption = False,
     kv_dtype: o.KvDtypeOption = None,
+    pack_cache: o.PackCacheOption = False,
     as_json: o.JsonOption = False,
 ) -> None:
     """exp of the mean negative log-likelihood of a text, cut into windows of --ctx tokens. Every
@@ -134,6 +138,7 @@ def perplexity(
         kv_dtype=kv_dtype,
         max_seq_len=ctx,
         prefix_cache=False,
+        pack_cache=pack_cache,
     )
     ids = llm.tokenize(text)
     if len(ids) < 2:

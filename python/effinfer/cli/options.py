@@ -27,6 +27,13 @@ KvDtypeOption = Annotated[
 ContextOption = Annotated[
     int | None, typer.Option("--max-seq-len", min=1, help="Tokens of a sequence at most.")
 ]
+PackCacheOption = Annotated[
+    bool,
+    typer.Option(
+        "--pack-cache",
+        help="Keep the packed weights in the user's cache, and map them in later loads.",
+    ),
+]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 QuietOption = Annotated[bool, typer.Option("-q", "--quiet", help="No statistics on stderr.")]
 

@@ -1,0 +1,247 @@
+#include "compiler/pack_cache.h"
+
+#include <algorithm>
+#include <cstring>
+#include <filesystem>
+#include <map>
+#include <set>
+#include <tuple>
+#include <utility>
+
+#include "compiler/file_digest.h"
+#include "effinfer/error.h"
+#include "graph/op_specs.h"
+#include "io/atomic_file.h"
+
+namespace effinfer {
+
+std::string_view name(PackCacheState state) {
+  switch (state) {
+    case PackCacheState::absent:
+      return "absent";
+    case PackCacheState::hit:
+      return "hit";
+    case PackCacheState::stored:
+      return "stored";
+    case PackCacheState::failed:
+      return "failed";
+    case PackCacheState::off:
+      break;
+  }
+  return "off";
+}
+
+PackCacheReport find_pack_cache(const Graph& graph, const WeightSource& weights,
+                                const std::string& folder, ThreadPool& pool) {
+  if (!std::filesystem::is_directory(folder)) {
+    return {PackCacheState::absent, "", "no such folder: " + folder};
+  }
+  const compiler::PackPlan plan = compiler::PackPlan::of(graph, weights);
+  compiler::PackCache cache(plan, folder, pool);
+  cache.load();
+  return cache.report();
+}
+
+namespace compiler {
+namespace {
+
+constexpr char kMagic[] = "EFFIPACK";
+constexpr size_t kHeaderBytes = 128;
+constexpr size_t kDataAlignment = 4096;
+
+template <class T>
+void append(std::string& out, T value) {
+  char bytes[sizeof(T)];
+  std::memcpy(bytes, &value, sizeof(T));
+  out.append(bytes, sizeof(T));
+}
+
+void append(std::string& out, const Digest& digest) {
+  append(out, digest.low);
+  append(out, digest.high);
+}
+
+std::span<const uint8_t> bytes_of(const std::string& text) {
+  return {reinterpret_cast<const uint8_t*>(text.data()), text.size()};
+}
+
+// Before the passes a matmul is a `linear`; its weight stands where the first part's does.
+std::set<std::string> matmul_weights(const Graph& graph) {
+  std::set<std::string> names;
+  for (const Node& node : graph.nodes) {
+    if (node.op == "linear") names.insert(graph.value(node.inputs[1]).weight_name);
+    if (node.op != "matmul" && node.op != "matmul_glu") continue;
+    const graph::MatmulInputs inputs = graph::matmul_inputs(node);
+    for (size_t part = 0; part < inputs.parts; ++part) {
+      names.insert(graph.value(node.inputs[inputs.weight(part)]).weight_name);
+    }
+  }
+  return names;
+}
+
+}  // namespace
+
+PackPlan PackPlan::of(const Graph& graph, const WeightSource& source) {
+  PackPlan plan;
+  for (const std::string& name : matmul_weights(graph)) {
+    const TensorView view = source.weight(name);
+    plan.items.push_back({name, view, kernels::packed_shape(view), source.origin(name), 0});
+  }
+  // Never by address: every process must find the same order.
+  std::sort(plan.items.begin(), plan.items.end(), [](const PackedItem& a, const PackedItem& b) {
+    const auto place = [](const PackedItem& item) {
+      return item.origin ? std::pair(std::string_view(item.origin->path), item.origin->offset)
+                         : std::pair(std::string_view(), uint64_t{0});
+    };
+    return std::tuple(place(a), std::string_view(a.name)) <
+           std::tuple(place(b), std::string_view(b.name));
+  });
+  for (PackedItem& item : plan.items) {
+    item.offset = plan.num_bytes;
+    plan.num_bytes += item.shape.num_bytes();
+  }
+  return plan;
+}
+
+PackCache::PackCache(const PackPlan& plan, std::string folder, ThreadPool& pool)
+    : plan_(plan), folder_(std::move(folder)), pool_(pool) {
+  if (folder_.empty()) return;
+  try {
+    key_ = key();
+    report_.state = PackCacheState::absent;
+    report_.path = folder_ + "/" + to_hex(key_) + "-v" +
+                   std::to_string(kernels::kPackedLayoutVersion) + ".pack";
+  } catch (const std::exception& error) {
+    report_ = {PackCacheState::failed, "", error.what()};
+  }
+}
+
+// By contents and place of each weight, and its name.
+Digest PackCache::key() const {
+  std::map<std::string, Digest> files;
+  std::string text;
+  for (const PackedItem& item : plan_.items) {
+    const std::optional<WeightOrigin>& origin = item.origin;
+    if (!origin) {
+      throw FileError("[pack_cache] weight " + item.name + ": expected one of a mapped file");
+    }
+    auto file = files.find(origin->path);
+    if (file == files.end()) {
+      const Digest digest = file_digest(origin->path, origin->state, folder_, pool_);
+      file = files.emplace(origin->path, digest).first;
+    }
+    append(text, file->second);
+    append(text, origin->offset);
+  }
+  return digest(bytes_of(text + table()), pool_);
+}
+
+std::string PackCache::table() const {
+  std::string out;
+  for (const PackedItem& item : plan_.items) {
+    append(out, static_cast<uint32_t>(item.name.size()));
+    out += item.name;
+    append(out, static_cast<uint32_t>(item.source.dtype));
+    append(out, static_cast<uint64_t>(item.shape.rows));
+    append(out, static_cast<uint64_t>(item.shape.cols));
+    append(out, static_cast<uint64_t>(item.offset));
+    append(out, static_cast<uint64_t>(item.shape.num_bytes()));
+  }
+  return out;
+}
+
+std::string PackCache::header(const std::string& table, const Digest& data_digest) const {
+  const size_t data_begin =
+      (kHeaderBytes + table.size() + kDataAlignment - 1) / kDataAlignment * kDataAlignment;
+  std::string out(kMagic, 8);
+  append(out, kernels::kPackedLayoutVersion);
+  append(out, static_cast<uint32_t>(plan_.items.size()));
+  append(out, static_cast<uint64_t>(table.size()));
+  append(out, static_cast<uint64_t>(plan_.num_bytes));
+  append(out, static_cast<uint64_t>(data_begin + plan_.num_bytes));
+  append(out, static_cast<uint64_t>(data_begin));
+  append(out, key_);
+  append(out, digest_chunk(bytes_of(table)));
+  append(out, data_digest);
+  out.resize(kHeaderBytes - sizeof(Digest));
+  append(out, digest_chunk(bytes_of(out)));
+  return out;
+}
+
+// What the file must be is known before it is read: all but the digest of the data, which is read
+// from the header and then compared with the data. Returns what is wrong, or nothing.
+std::string PackCache::find_damage(std::span<const uint8_t> bytes, size_t& data_begin) const {
+  constexpr size_t kVersionAt = 8;
+  constexpr size_t kDataDigestAt = 80;
+  if (bytes.size() < kHeaderBytes) return "truncated header";
+  if (std::memcmp(bytes.data(), kMagic, 8) != 0) return "no pack cache file";
+  uint32_t version = 0;
+  std::memcpy(&version, bytes.data() + kVersionAt, sizeof(version));
+  if (version != kernels::kPackedLayoutVersion) {
+    return "layout version " + std::to_string(version);
+  }
+  Digest data_digest;
+  std::memcpy(&data_digest, bytes.data() + kDataDigestAt, sizeof(data_digest));
+  const std::string expected_table = table();
+  const std::string expected = header(expected_table, data_digest);
+  if (std::memcmp(bytes.data(), expected.data(), kHeaderBytes) != 0) return "damaged header";
+  uint64_t file_bytes = 0;
+  std::memcpy(&file_bytes, expected.data() + 32, sizeof(file_bytes));
+  std::memcpy(&data_begin, expected.data() + 40, sizeof(data_begin));
+  if (bytes.size() != file_bytes) return "truncated";
+  if (std::memcmp(bytes.data() + kHeaderBytes, expected_table.data(), expected_table.size()) != 0) {
+    return "damaged table";
+  }
+  if (digest(bytes.subspan(data_begin), pool_) != data_digest) return "damaged weights";
+  return {};
+}
+
+PackCache::Mapping PackCache::load() {
+  if (report_.state != PackCacheState::absent) return {};
+  try {
+    if (!std::filesystem::exists(report_.path)) {
+      report_.reason = "no such file";
+      return {};
+    }
+    auto file = std::make_shared<MappedFile>(report_.path);
+    size_t data_begin = 0;
+    report_.reason = find_damage(file->bytes(), data_begin);
+    if (!report_.reason.empty()) return {};
+    report_.state = PackCacheState::hit;
+    const uint8_t* data = file->bytes().data() + data_begin;
+    return {std::move(file), data};
+  } catch (const std::exception& error) {
+    report_.reason = error.what();
+    return {};
+  }
+}
+
+// The weights were read after the fingerprint: only files that are still what they were have
+// packed what it says.
+void PackCache::check_sources() const {
+  for (const PackedItem& item : plan_.items) {
+    if (file_state(item.origin->path) == item.origin->state) continue;
+    throw FileError("[pack_cache] " + item.origin->path + ": the file changed while it was loaded");
+  }
+}
+
+void PackCache::store(const uint8_t* data) {
+  if (report_.state != PackCacheState::absent) return;
+  try {
+    check_sources();
+    const std::string text = table();
+    std::string front = header(text, digest({data, plan_.num_bytes}, pool_)) + text;
+    front.resize((front.size() + kDataAlignment - 1) / kDataAlignment * kDataAlignment);
+    AtomicFile file(report_.path, "[pack_cache]");
+    file.write(front.data(), front.size());
+    file.write(data, plan_.num_bytes);
+    file.commit();
+    report_.state = PackCacheState::stored;
+  } catch (const std::exception& error) {
+    report_.state = PackCacheState::failed;
+    report_.reason = error.what();
+  }
+}
+
+}  // namespace compiler
+}  // namespace effinfer
