@@ -95,7 +95,8 @@ def peer_specs(names: list[str], given: list[str]) -> tuple[list[EngineSpec], di
 
 
 def own_specs() -> tuple[EngineSpec, list[EngineSpec]]:
-    """effinfer as users get it, and capped at each lower level that is worth a row."""
+    """effinfer as users get it; capped at each lower level that is worth a row, and with
+    deterministic=True."""
     python = Path(sys.executable)
     default = EngineSpec("effinfer", python, WORKER)
     facts = effinfer.info()
@@ -104,7 +105,8 @@ def own_specs() -> tuple[EngineSpec, list[EngineSpec]]:
         EngineSpec(f"effinfer, {level}", python, WORKER, {"EFFINFER_ISA": level})
         for level in levels
     ]
-    return default, capped
+    exact = EngineSpec("effinfer, deterministic", python, WORKER, {}, {"deterministic": True})
+    return default, [*capped, exact]
 
 
 def weight_bytes(reader: gguf.GGUFReader) -> int:
@@ -126,7 +128,10 @@ def vocabulary(reader: gguf.GGUFReader) -> int:
 
 
 def bench_model(
-    setting: Setting, reader: gguf.GGUFReader, options: argparse.Namespace, capped: list[EngineSpec]
+    setting: Setting,
+    reader: gguf.GGUFReader,
+    options: argparse.Namespace,
+    variants: list[EngineSpec],
 ) -> dict[str, Any]:
     """Speed and fidelity on one file."""
     path = setting.model
@@ -138,7 +143,7 @@ def bench_model(
     }
     if "speed" in options.only:
         own = [setting.own, *setting.peers]
-        measured["engines"] = speed.measure_speed(own, setting, tell(path.name), capped)
+        measured["engines"] = speed.measure_speed(own, setting, tell(path.name), variants)
     if "fidelity" in options.only:
         exact = replace(setting.own, name="effinfer, f32", load_options={"precision": "f32"})
         specs = [setting.own, exact, *setting.only("llama.cpp")[1:]]
@@ -181,7 +186,7 @@ def main() -> None:
     }
     if about["load_average"] > report.BUSY:
         say(f"the machine is busy (load average {about['load_average']:.1f})")
-    own, capped = own_specs()
+    own, variants = own_specs()
     setting = Setting(
         model=Path(),
         vocab_size=0,
@@ -198,7 +203,7 @@ def main() -> None:
         path = Path(resolve(name))
         reader = gguf.GGUFReader(str(path))
         of_model = replace(setting, model=path, vocab_size=vocabulary(reader))
-        measure = partial(bench_model, of_model, reader, options, capped)
+        measure = partial(bench_model, of_model, reader, options, variants)
         store.put_model(result, timed(path.name, options, measure))
         store.save(target, result)
         if index == 0:  # the other sections are of the first model

@@ -35,15 +35,15 @@ def measure_loads(specs: list[EngineSpec], setting: Setting, say: Say) -> dict[s
 
 
 def measure_speed(
-    specs: list[EngineSpec], setting: Setting, say: Say, lower: list[EngineSpec]
+    specs: list[EngineSpec], setting: Setting, say: Say, variants: list[EngineSpec]
 ) -> dict[str, dict[str, Any]]:
     """Engine name -> {load_s, engine, prefill_tok_s, decode_tok_s, peak_rss_bytes} or {error}.
-    `lower`: engines capped at a lower ISA level, whose load is not measured."""
+    `variants`: the same engines with other options, whose load is not measured."""
     loads = measure_loads(specs, setting, say)
     working = [spec for spec in specs if "error" not in loads[spec.name]]
     questions = [
         prefill_question(setting, "prefill_tok_s", setting.prefill_tokens),
         decode_question(setting, "decode_tok_s", SHORT_PROMPT, setting.decode_tokens, again=False),
     ]
-    rates = setting.run(working + lower, setting.load(longest(setting)), questions, say)
+    rates = setting.run(working + variants, setting.load(longest(setting)), questions, say)
     return {name: {**loads.get(name, {}), **rates.get(name, {})} for name in {**loads, **rates}}

@@ -53,7 +53,7 @@ class Worker:
             line = ""
         if not line:
             code = self._process.wait()
-            raise WorkerError(f"{command}: process ended with {code}; see {self._log_path}")
+            raise WorkerError(f"{command}: process ended with {code}; see {self._log_path.name}")
         answer: dict[str, Any] = json.loads(line)
         if "error" in answer:
             raise WorkerError(f"{command}: {answer['error']}")

@@ -62,6 +62,7 @@ class Worker:
             request["model"],
             threads=request["threads"],
             precision=request.get("precision", "fast"),
+            deterministic=request.get("deterministic", False),
             kv_dtype=request.get("kv_dtype"),
             max_seq_len=request["context"],
             num_pages=self.pages(request),

@@ -2,7 +2,7 @@
 
 Commands, each one object a line with a "command" key, answered by one object a line:
 
-  load     {model, threads, context, precision, kv_dtype, prefix_cache, sequences}
+  load     {model, threads, context, precision, deterministic, kv_dtype, prefix_cache, sequences}
                                                      -> {seconds, ...description of the engine}
   prefill  {tokens}                                  -> {seconds}: to the logits of the last token
   decode   {prompt, count}                           -> {seconds}: `count` greedy steps after it
