@@ -13,12 +13,13 @@
 // operations follow from k alone, so a row's result is the same bits wherever it lies in a tile, in
 // any batch and for any team.
 //
-// Bound. Four multiplications take 4 x 16 cycles, the four loads that feed them 4 x 21 from L2: 85
-// cycles for 65536 operations, 780 a cycle. Dequantising a superblock of a group takes about 215
-// cycles of the vector units, which are idle otherwise: while one panel is multiplied, the next one
-// is dequantised in small steps between multiplications, and so are the results of the tokens
-// before written. So for n tokens a unit costs, for 64 k, max(n / 32 x 170, 2 x 215) cycles:
-// dequantising bounds it below 80 tokens, L2 above.
+// Bound, estimated from the rates of single instructions. Four multiplications take 4 x 16 cycles,
+// the four loads that feed them 4 x 21 from L2: 85 cycles for 65536 operations, 780 a cycle.
+// Dequantising a superblock of a group takes 170 (4 bits) to 260 (6 bits) cycles of the vector
+// units, which are idle otherwise: while one panel is multiplied, the next one is dequantised in
+// small steps between multiplications, and the results of the tokens before are written. So for n
+// tokens a unit costs, for 64 k, max(n / 32 x 170, 2 x 170..260) cycles: dequantising bounds it
+// below 64 to 100 tokens, L2 above.
 #pragma once
 
 #include <cstdint>
