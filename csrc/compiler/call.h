@@ -1,8 +1,9 @@
 // A kernel call of a compiled step, and what a step gives to its calls.
 //
-// Everything that is known at compile time is in the problem already: weights, arena addresses,
-// shapes. prepare() fills in the rest on one thread before the parallel region; run() is the
-// kernel.
+// Everything that is known at compile time is in the problem already: weights, shapes. prepare()
+// fills in the rest on one thread before the parallel region; run() is the kernel. In a small step
+// (fuse_regions) values of a member's own lie elsewhere for each member, which fills in its own
+// copy.
 #pragma once
 
 #include <cstddef>
@@ -27,6 +28,7 @@ struct Step {
   float* logits = nullptr;
   kernels::BatchLayout layout;
   std::span<const kernels::AttentionPlan> plans;  // by the slot of an attention shape
+  std::byte* own = nullptr;                       // a member's own arena in a small step
 
   int64_t count(const Dim& dim) const {
     switch (dim.kind) {
@@ -43,10 +45,26 @@ struct Step {
   }
 };
 
-// Where a float value lies: in the arena, or in the caller's logits.
+// Where a float value lies: in the arena, in a member's own, or in the caller's logits.
 struct Floats {
   float* fixed = nullptr;  // null: the logits
-  float* at(const Step& step) const { return fixed != nullptr ? fixed : step.logits; }
+  int64_t own = -1;        // offset, -1: none
+  float* at(const Step& step) const {
+    if (own >= 0 && step.own != nullptr) return reinterpret_cast<float*>(step.own + own);
+    return fixed != nullptr ? fixed : step.logits;
+  }
+};
+
+// Where a matmul operand lies.
+struct Operand {
+  kernels::Activation largest;  // in the arena, with the rows of the largest step
+  int64_t own = -1;
+  kernels::Activation at(const Step& step, int64_t rows) const {
+    kernels::Activation view = largest;
+    view.rows = rows;
+    if (own >= 0 && step.own != nullptr) view.data = step.own + own;
+    return view;
+  }
 };
 
 // Where a graph input lies: in the batch.
@@ -60,8 +78,11 @@ class Call {
   virtual ~Call() = default;
   // Fills the fields that depend on the step; false: nothing to do in this step.
   virtual bool prepare(const Step& step) = 0;
-  virtual void run(Team& team) const = 0;
+  // `step` is the prepared one, or the same with the member's own arena.
+  virtual void run(const Step& step, Team& team) const = 0;
   virtual kernels::Cost cost() const = 0;  // of the step that was prepared last
+
+  bool every_member = false;  // in a small step: no barrier follows
 };
 
 // `Prepare` is a functor bool(Problem&, const Step&).
@@ -71,7 +92,12 @@ class KernelCall final : public Call {
   KernelCall(const kernels::Variant<Problem>& variant, const Problem& problem, Prepare prepare)
       : run_(variant.run), problem_(problem), prepare_(std::move(prepare)) {}
   bool prepare(const Step& step) override { return prepare_(problem_, step); }
-  void run(Team& team) const override { run_(problem_, team); }
+  void run(const Step& step, Team& team) const override {
+    if (step.own == nullptr) return run_(problem_, team);
+    Problem mine = problem_;
+    prepare_(mine, step);
+    run_(mine, team);
+  }
   kernels::Cost cost() const override { return kernels::cost(problem_); }
 
  private:

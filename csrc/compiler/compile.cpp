@@ -126,6 +126,18 @@ void Executable::Impl::allocate_arena() {
                       " bytes");
   }
   shared.arena = static_cast<std::byte*>(arena.get());
+
+  // A lone member needs no barriers, nor what saves them.
+  const auto own_peak =
+      static_cast<size_t>(std::get<int64_t>(shared.graph.metadata.at("own_bytes")));
+  if (own_peak == 0 || pool->size() == 1) return;
+  own_bytes = own_peak + tail;
+  own_bytes = (own_bytes + 4095) / 4096 * 4096;
+  const size_t all = own_bytes * static_cast<size_t>(pool->size());
+  own = std::shared_ptr<void>(std::aligned_alloc(4096, all), std::free);
+  if (!own) {
+    throw OutOfMemory("[compile] no memory for arenas of " + std::to_string(all) + " bytes");
+  }
 }
 
 void Executable::Impl::lower() {

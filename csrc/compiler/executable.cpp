@@ -1,4 +1,5 @@
 #include "compiler/executable_impl.h"
+#include "compiler/region.h"
 
 namespace effinfer {
 
@@ -17,6 +18,7 @@ void Executable::Impl::reserve_plans() {
     PlanBuffers& buffers = plan_buffers.emplace_back();
     buffers.items.resize(static_cast<size_t>(size.items));
     buffers.merges.resize(static_cast<size_t>(size.merges));
+    buffers.done.resize(static_cast<size_t>(size.merges));
     const auto count = static_cast<size_t>(size.partials);
     partials = std::max(partials, count);
     partial_floats = std::max(partial_floats, count * static_cast<size_t>(shape.head_dim));
@@ -28,9 +30,9 @@ void Executable::Impl::reserve_plans() {
 
 void Executable::Impl::plan_step(const kernels::BatchLayout& layout) {
   for (size_t slot = 0; slot < plans.size(); ++slot) {
-    const kernels::AttentionPlanBuffers buffers{plan_buffers[slot].items.data(),
-                                                plan_buffers[slot].merges.data(),
-                                                partial_out.data(), partial_ms.data()};
+    const kernels::AttentionPlanBuffers buffers{
+        plan_buffers[slot].items.data(), plan_buffers[slot].merges.data(), partial_out.data(),
+        partial_ms.data(), plan_buffers[slot].done.data()};
     plans[slot] = kernels::plan_attention(shared.attention_shapes[slot], layout, buffers);
   }
 }
@@ -59,16 +61,16 @@ void Executable::run(const Batch& batch, KvCache& cache, std::span<float> logits
   for (const std::unique_ptr<Call>& call : program.calls) {
     if (call->prepare(step)) impl.active.push_back(call.get());
   }
+  compiler::Region region{step, impl.active};
+  if (impl.own && step.layout.num_tokens <= compiler::kOwnRows) {
+    region.own = static_cast<std::byte*>(impl.own.get());
+    region.own_bytes = impl.own_bytes;
+  }
   if (impl.recorder && impl.recorder->has_room()) {
-    impl.recorder->run(batch, index, impl.active, *impl.pool, begin_ns);
+    impl.recorder->run(region, index, *impl.pool, begin_ns);
     return;
   }
-  impl.pool->parallel([&impl](Team& team) {
-    for (const Call* call : impl.active) {
-      call->run(team);
-      team.barrier();
-    }
-  });
+  impl.pool->parallel([&region](Team& team) { region.run(team, compiler::NoTimer()); });
 }
 
 void Executable::start_profile(int64_t max_steps) {

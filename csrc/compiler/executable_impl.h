@@ -23,6 +23,8 @@ struct Executable::Impl {
   compiler::StepLimits limits;
   size_t arena_bytes = 0;
   std::shared_ptr<void> arena;
+  size_t own_bytes = 0;       // of a member's own arena, 0: none
+  std::shared_ptr<void> own;  // of all members
 
   // One program when the phases share their arithmetic, else one each.
   std::vector<compiler::Program> programs;
@@ -32,6 +34,7 @@ struct Executable::Impl {
   struct PlanBuffers {
     std::vector<kernels::AttentionWorkItem> items;
     std::vector<kernels::AttentionMergeItem> merges;
+    std::vector<int32_t> done;
   };
   std::vector<PlanBuffers> plan_buffers;
   std::vector<float> partial_out;

@@ -98,9 +98,34 @@ void lower_kv_append(Lowering& lowering, const Node& node) {
   lowering.add(node, problem, prepare);
 }
 
-void lower_rope_append(Lowering& lowering, const Node& node) {
-  const graph::RopeAppendInputs inputs = graph::rope_append_inputs(node);
+namespace {
+
+// Fills in what of a RopeAppendProblem depends on the step.
+struct RopeAppendPlaces {
+  Floats q, k, v, table, q_out;
+  int32_t layer;
+
+  bool operator()(kernels::RopeAppendProblem& p, const Step& step) const {
+    p.q = q.at(step);
+    p.k = k.at(step);
+    p.v = v.at(step);
+    p.q_out = q_out.at(step);
+    if (p.rope_dims > 0) p.cos_sin = table.at(step);
+    p.kv = step.cache->layer(layer);
+    p.batch = step.layout;
+    return true;
+  }
+};
+
+struct RopeAppend {
   kernels::RopeAppendProblem problem;
+  RopeAppendPlaces places;
+};
+
+RopeAppend make_rope_append(Lowering& lowering, const Node& node) {
+  const graph::RopeAppendInputs inputs = graph::rope_append_inputs(node);
+  RopeAppend made = {};
+  kernels::RopeAppendProblem& problem = made.problem;
   problem.q_stride = problem.q_out_stride = lowering.cols(node.inputs[0]);
   problem.k_stride = problem.v_stride = lowering.cols(node.inputs[1]);
   problem.num_qo_heads = int_attribute(node, "heads");
@@ -114,25 +139,37 @@ void lower_rope_append(Lowering& lowering, const Node& node) {
   };
   if (inputs.q_norm) problem.q_norm = weight(*inputs.q_norm);
   if (inputs.k_norm) problem.k_norm = weight(*inputs.k_norm);
-  Floats table;
   if (inputs.table) {
-    table = lowering.floats(node.inputs[*inputs.table]);
+    made.places.table = lowering.floats(node.inputs[*inputs.table]);
     problem.rope_dims = static_cast<int32_t>(lowering.cols(node.inputs[*inputs.table]));
   }
-  const auto prepare = [q = lowering.floats(node.inputs[0]), k = lowering.floats(node.inputs[1]),
-                        v = lowering.floats(node.inputs[2]), out = lowering.floats(node.outputs[0]),
-                        table, layer = int_attribute(node, "layer")](kernels::RopeAppendProblem& p,
-                                                                     const Step& step) {
-    p.q = q.at(step);
-    p.k = k.at(step);
-    p.v = v.at(step);
-    p.q_out = out.at(step);
-    if (p.rope_dims > 0) p.cos_sin = table.at(step);
-    p.kv = step.cache->layer(layer);
-    p.batch = step.layout;
-    return true;
-  };
-  lowering.add(node, problem, prepare);
+  made.places.q = lowering.floats(node.inputs[0]);
+  made.places.k = lowering.floats(node.inputs[1]);
+  made.places.v = lowering.floats(node.inputs[2]);
+  made.places.q_out = lowering.floats(node.outputs[0]);
+  made.places.layer = int_attribute(node, "layer");
+  return made;
+}
+
+bool runs_in_attention(const Node& node) {
+  return node.op == "rope_append" && node.has(graph::kInAttentionKey) &&
+         node.get_bool(graph::kInAttentionKey);
+}
+
+// The rope_append that makes the queries of an attention and may run inside it, or null.
+const Node* inner_append(const Graph& graph, const Node& attention) {
+  for (const Node& node : graph.nodes) {
+    if (runs_in_attention(node) && node.outputs[0] == attention.inputs[0]) return &node;
+  }
+  return nullptr;
+}
+
+}  // namespace
+
+void lower_rope_append(Lowering& lowering, const Node& node) {
+  if (runs_in_attention(node)) return;  // lower_attention knows when it has to run on its own
+  const RopeAppend made = make_rope_append(lowering, node);
+  lowering.add(node, made.problem, made.places);
 }
 
 void lower_attention(Lowering& lowering, const Node& node) {
@@ -146,17 +183,38 @@ void lower_attention(Lowering& lowering, const Node& node) {
   problem.sm_scale = float_attribute(node, "scale");
   problem.logits_soft_cap = float_attribute(node, "soft_cap");
   problem.window_left = int_attribute(node, "window");
-  const kernels::AttentionShape shape{problem.num_qo_heads, problem.kv.num_kv_heads,
-                                      problem.kv.head_dim, problem.window_left};
-  const auto prepare = [q = lowering.floats(node.inputs[0]), out = lowering.floats(out_id),
-                        slot = lowering.attention_slot(shape),
-                        layer = int_attribute(node, "layer")](kernels::AttentionProblem& p,
+  const bool as_operand = node.get_bool("as_operand");
+  const Operand act = as_operand ? lowering.operand(out_id) : Operand{};
+  problem.out_act = act.largest;
+  const size_t slot = lowering.attention_slot(
+      {problem.num_qo_heads, problem.kv.num_kv_heads, problem.kv.head_dim, problem.window_left});
+
+  // Tiles of several rows of a sequence read what others append: the append goes first then.
+  const Node* append = inner_append(lowering.graph(), node);
+  const RopeAppend inner = append != nullptr ? make_rope_append(lowering, *append) : RopeAppend{};
+  if (append != nullptr) {
+    const auto prepare_append = [places = inner.places, slot](kernels::RopeAppendProblem& p,
                                                               const Step& step) {
+      return !step.plans[slot].one_tile && places(p, step);
+    };
+    lowering.add(*append, inner.problem, prepare_append);
+    problem.append = inner.problem;
+  }
+  const auto prepare = [q = lowering.floats(node.inputs[0]), out = lowering.floats(out_id), act,
+                        as_operand, slot, layer = int_attribute(node, "layer"),
+                        has_append = append != nullptr,
+                        places = inner.places](kernels::AttentionProblem& p, const Step& step) {
     p.q = q.at(step);
     p.kv = step.cache->layer(layer);
     p.batch = step.layout;
     p.plan = step.plans[slot];
-    p.out = out.at(step);
+    if (as_operand) {
+      p.out_act = act.at(step, step.layout.num_tokens);
+    } else {
+      p.out = out.at(step);
+    }
+    p.append.k = nullptr;
+    if (has_append && p.plan.one_tile) places(p.append, step);
     return true;
   };
   lowering.add(node, problem, prepare);

@@ -41,7 +41,9 @@ void add_norm(Lowering& lowering, const Node& node, ValueId weight, ValueId outp
   problem.cols = lowering.cols(output) / groups;
   problem.weight = lowering.weights().floats(lowering.graph().value(weight));
   problem.eps = static_cast<float>(node.get_float("eps"));
-  if (node.get_bool("as_operand")) problem.out_act = lowering.operand(output);
+  const bool as_operand = node.get_bool("as_operand");
+  const Operand act = as_operand ? lowering.operand(output) : Operand{};
+  problem.out_act = act.largest;
   const Floats x = lowering.floats(node.inputs[0]);
   const Floats out = lowering.floats(output);
   const Floats added = sum == nullptr ? Floats{} : lowering.floats(node.inputs[1]);
@@ -54,8 +56,8 @@ void add_norm(Lowering& lowering, const Node& node, ValueId weight, ValueId outp
       p.add_to = added.at(step);
       p.sum_out = sum_out.at(step);
     }
-    if (p.out_act.data != nullptr) {
-      p.out_act.rows = p.rows;
+    if (as_operand) {
+      p.out_act = act.at(step, p.rows);
     } else {
       p.out = out.at(step);
     }

@@ -24,11 +24,12 @@ void lower_to_act(Lowering& lowering, const Node& node) {
   const ValueId out_id = node.outputs[0];
   kernels::ToActivationProblem problem;
   problem.x_stride = lowering.cols(out_id);
-  problem.out = lowering.operand(out_id);
-  const auto prepare = [x = lowering.floats(node.inputs[0]), rows = lowering.rows(out_id)](
+  const Operand out = lowering.operand(out_id);
+  problem.out = out.largest;
+  const auto prepare = [x = lowering.floats(node.inputs[0]), out, rows = lowering.rows(out_id)](
                            kernels::ToActivationProblem& p, const Step& step) {
     p.x = x.at(step);
-    p.out.rows = step.count(rows);
+    p.out = out.at(step, step.count(rows));
     return p.out.rows > 0;
   };
   lowering.add(node, problem, prepare);
@@ -37,11 +38,13 @@ void lower_to_act(Lowering& lowering, const Node& node) {
 void lower_matmul(Lowering& lowering, const Node& node) {
   const graph::MatmulInputs inputs = graph::matmul_inputs(node);
   kernels::MatmulProblem problem;
-  problem.x = lowering.operand(node.inputs[0]);
+  const Operand x = lowering.operand(node.inputs[0]);
+  problem.x = x.largest;
   problem.num_parts = static_cast<int>(inputs.parts);
   problem.glu = glu_of(node);
   const bool gated = problem.glu != kernels::Glu::none;
-  if (gated && node.get_bool("as_operand")) problem.out_act = lowering.operand(node.outputs[0]);
+  if (gated && node.get_bool("as_operand"))
+    problem.out_act = lowering.operand(node.outputs[0]).largest;
 
   std::array<PartPlaces, kernels::kMaxMatmulParts> places;
   for (size_t i = 0; i < inputs.parts; ++i) {
@@ -60,9 +63,9 @@ void lower_matmul(Lowering& lowering, const Node& node) {
     }
   }
   const int written = gated ? 1 : problem.num_parts;
-  const auto prepare = [places, written, rows = lowering.rows(node.inputs[0])](
+  const auto prepare = [x, places, written, rows = lowering.rows(node.inputs[0])](
                            kernels::MatmulProblem& p, const Step& step) {
-    p.x.rows = step.count(rows);
+    p.x = x.at(step, step.count(rows));
     if (p.out_act.data != nullptr) {
       p.out_act.rows = p.x.rows;
       return p.x.rows > 0;

@@ -64,6 +64,7 @@ Lowering::Lowering(Shared& shared, Phase phase)
     for (size_t i = 0; i < node.outputs.size(); ++i) {
       Place& place = places_[static_cast<size_t>(node.outputs[i])];
       place.offset = arena[i];
+      if (is_own(node)) place.own = node.get_ints(graph::kOwnKey)[i];
       if (graph().value(node.outputs[i]).dtype == DType::act) {
         place.arithmetic = parse_arithmetic(node.get_string(phase_key(phase)));
       }
@@ -84,13 +85,14 @@ Program Lowering::run() {
 }
 
 Floats Lowering::floats(ValueId id) const {
-  const int64_t offset = places_[static_cast<size_t>(id)].offset;
-  return {offset < 0 ? nullptr : reinterpret_cast<float*>(shared_.arena + offset)};
+  const Place& place = places_[static_cast<size_t>(id)];
+  if (place.offset < 0) return {};
+  return {reinterpret_cast<float*>(shared_.arena + place.offset), place.own};
 }
 
-kernels::Activation Lowering::operand(ValueId id) const {
+Operand Lowering::operand(ValueId id) const {
   const Place& place = places_[static_cast<size_t>(id)];
-  return {place.arithmetic, max_rows(id), cols(id), shared_.arena + place.offset};
+  return {{place.arithmetic, max_rows(id), cols(id), shared_.arena + place.offset}, place.own};
 }
 
 Ids Lowering::ids(ValueId id) const {

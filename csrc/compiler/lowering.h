@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "compiler/call.h"
+#include "compiler/memory_plan.h"
 #include "compiler/weight_store.h"
 #include "kernels/activation.h"
 
@@ -50,7 +51,7 @@ class Lowering {
 
   // Where values lie.
   Floats floats(ValueId id) const;
-  kernels::Activation operand(ValueId id) const;  // rows = the largest step's
+  Operand operand(ValueId id) const;
   Ids ids(ValueId id) const;
   const Dim& rows(ValueId id) const { return graph().value(id).shape[0]; }
   int64_t cols(ValueId id) const { return graph().value(id).shape[1].value; }
@@ -69,6 +70,7 @@ class Lowering {
     if (variant.scratch_bytes != nullptr) reserve(variant.scratch_bytes(problem));
     program_.calls.push_back(
         std::make_unique<KernelCall<Problem, Prepare>>(variant, problem, std::move(prepare)));
+    program_.calls.back()->every_member = is_own(node);
     program_.infos.push_back({label(node), variant.name, what(node, variant.name),
                               describe(problem), std::string(name(product_arithmetic(problem))),
                               variant.isa});
@@ -81,6 +83,7 @@ class Lowering {
 
   struct Place {
     int64_t offset = -1;
+    int64_t own = -1;
     kernels::Arithmetic arithmetic = kernels::Arithmetic::f32;  // of an operand
   };
   Shared& shared_;

@@ -59,6 +59,10 @@ ArenaPlan plan_arena(std::span<const Lifetime> lifetimes) {
   return plan;
 }
 
+bool is_own(const Node& node) {
+  return node.has(graph::kOwnKey);
+}
+
 int64_t largest(const Dim& dim, const CompileOptions& options) {
   switch (dim.kind) {
     case Dim::Kind::tokens:

@@ -29,6 +29,13 @@ struct ArenaPlan {
 // inference").
 ArenaPlan plan_arena(std::span<const Lifetime> lifetimes);
 
+// Steps of at most this many tokens compute row-wise nodes on every member (fuse_regions): beyond
+// it, rows cost more than the barriers that they save.
+inline constexpr int64_t kOwnRows = 4;
+
+// Whether every member computes the node in such a step.
+bool is_own(const Node& node);
+
 // A dimension at the largest step that the options allow.
 int64_t largest(const Dim& dim, const CompileOptions& options);
 

@@ -31,6 +31,8 @@ void fuse_norm(Graph& graph, const CompileOptions& options);
 void fuse_activation(Graph& graph, const CompileOptions& options);
 void fuse_residual(Graph& graph, const CompileOptions& options);
 void fuse_rope_append(Graph& graph, const CompileOptions& options);
+void fuse_attention(Graph& graph, const CompileOptions& options);
+void fuse_regions(Graph& graph, const CompileOptions& options);
 void place(Graph& graph, const CompileOptions& options);
 void select_kernels(Graph& graph, const CompileOptions& options);
 void plan_memory(Graph& graph, const CompileOptions& options);

@@ -31,6 +31,8 @@ const std::vector<Pass>& passes() {
       {"fuse_activation", fuse_activation, true},
       {"fuse_residual", fuse_residual, true},
       {"fuse_rope_append", fuse_rope_append, true},
+      {"fuse_attention", fuse_attention, true},
+      {"fuse_regions", fuse_regions, true},
       {"place", place, false},
       {"select_kernels", select_kernels, false},
       {"plan_memory", plan_memory, false},

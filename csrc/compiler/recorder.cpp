@@ -39,33 +39,40 @@ bool Recorder::has_room() {
   return false;
 }
 
-void Recorder::run(const Batch& batch, size_t program, std::span<const Call* const> calls,
-                   ThreadPool& pool, int64_t begin_ns) {
+namespace {
+
+// A member's times, one call after the other.
+struct Stopwatch {
+  CallTimes* times;
+  int64_t now = Recorder::now_ns();
+  void begin() { times->begin_ns = now; }
+  void done() { times->done_ns = Recorder::now_ns(); }
+  void end() {
+    now = times->end_ns = Recorder::now_ns();
+    ++times;
+  }
+};
+
+}  // namespace
+
+void Recorder::run(const Region& region, size_t program, ThreadPool& pool, int64_t begin_ns) {
   StepRecord& step = profile_.steps[used_];
-  step.phase = batch.phase;
-  step.tokens = static_cast<int64_t>(batch.token_ids.size());
-  step.sequences = static_cast<int64_t>(batch.kv_len.size());
+  const std::span<const Call* const> calls = region.calls;
+  step.phase = region.step.batch->phase;
+  step.tokens = region.step.layout.num_tokens;
+  step.sequences = region.step.layout.num_sequences;
   step.begin_ns = begin_ns;
   step.calls.resize(calls.size());
   step.times.resize(calls.size() * static_cast<size_t>(profile_.threads));
   // By reference to one object: a larger closure would make std::function allocate.
   const struct {
-    std::span<const Call* const> calls;
+    const Region& region;
     StepRecord& step;
-  } region{calls, step};
-  pool.parallel([&region](Team& team) {
-    CallTimes* times =
-        region.step.times.data() + static_cast<size_t>(team.rank()) * region.calls.size();
-    int64_t now = now_ns();
-    for (const Call* call : region.calls) {
-      times->begin_ns = now;
-      call->run(team);
-      times->done_ns = now_ns();
-      team.barrier();
-      now = times->end_ns = now_ns();
-      ++times;
-    }
-    if (team.rank() == 0) region.step.barriers = team.barriers();
+  } both{region, step};
+  pool.parallel([&both](Team& team) {
+    const size_t first = static_cast<size_t>(team.rank()) * both.region.calls.size();
+    both.region.run(team, Stopwatch{both.step.times.data() + first});
+    if (team.rank() == 0) both.step.barriers = team.barriers();
   });
   step.end_ns = now_ns();
   add_costs(step, program, calls);

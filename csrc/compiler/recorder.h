@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "compiler/lowering.h"
+#include "compiler/region.h"
 #include "effinfer/profile.h"
 
 namespace effinfer::compiler {
@@ -18,10 +19,9 @@ class Recorder {
   static int64_t now_ns();
   // Whether there is room for one more step; counts those for which there is none.
   bool has_room();
-  // Runs the calls, which are some of those of the program, in one region and records them.
+  // Runs the calls of the region, which are some of those of the program, and records them.
   // `begin_ns` is when the step began.
-  void run(const Batch& batch, size_t program, std::span<const Call* const> calls, ThreadPool& pool,
-           int64_t begin_ns);
+  void run(const Region& region, size_t program, ThreadPool& pool, int64_t begin_ns);
   Profile take();
 
  private:

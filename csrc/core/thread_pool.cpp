@@ -133,14 +133,18 @@ class TeamShared {
 };
 
 int Team::size() const {
-  return shared_.size();
+  return alone_ ? 1 : shared_.size();
 }
 void Team::barrier() {
+  if (alone_) {
+    next_chunk_ = 0;
+    return;
+  }
   ++barriers_;
   shared_.barrier();
 }
 int64_t Team::claim() {
-  return shared_.claim();
+  return alone_ ? next_chunk_++ : shared_.claim();
 }
 void* Team::scratch() const {
   return shared_.scratch(rank_);

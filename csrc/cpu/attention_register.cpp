@@ -1,9 +1,12 @@
-// The attention driver: a team shares the plan's items, then the merges; the operand is stored by
-// who finishes the output, or in a last round when heads share its blocks.
+// The attention driver: a team shares the plan's items. Who finishes a row's last item merges its
+// partial results and stores the row, so no barrier is needed in between.
 #include <algorithm>
+#include <atomic>
 
+#include "cpu/activation.h"
 #include "cpu/attention.h"
 #include "cpu/register.h"
+#include "cpu/rope_append.h"
 #include "kernels/attention.h"
 #include "kernels/registry.h"
 
@@ -12,100 +15,138 @@ namespace {
 
 using kernels::AttentionProblem;
 
-void run_item(const AttentionKernels& level, const AttentionProblem& p,
-              const kernels::AttentionWorkItem& item, float* scratch) {
-  const int32_t group = p.num_qo_heads / p.kv.num_kv_heads;
-  const int64_t head = static_cast<int64_t>(item.kv_head) * group;
-  const int64_t dim = p.kv.head_dim;
-  const int32_t end_row = p.batch.qo_indptr[item.sequence + 1];
-  AttentionTile tile = {};
-  tile.q = p.q + item.first_row * p.q_stride + head * dim;
-  tile.q_stride = p.q_stride;
-  tile.num_tokens = item.num_rows;
-  tile.group = group;
-  tile.head_dim = p.kv.head_dim;
-  tile.k = p.kv.k_head(0, item.kv_head);
-  tile.v = p.kv.v_head(0, item.kv_head);
-  tile.page_bytes = static_cast<int64_t>(p.kv.head_bytes()) * p.kv.num_kv_heads;
-  if (p.kv.dtype == DType::i8) {
-    tile.k_scale = p.kv.k_scale + item.kv_head * kernels::kPageSize;
-    tile.v_scale = p.kv.v_scale + item.kv_head * kernels::kPageSize;
-    tile.page_scales = p.kv.num_kv_heads * kernels::kPageSize;
-  }
-  tile.pages = p.batch.kv_indices + p.batch.kv_indptr[item.sequence];
-  tile.first_page = item.first_page;
-  tile.end_page = item.first_page + item.num_pages;
-  tile.position = p.batch.kv_len[item.sequence] - (end_row - item.first_row);
-  tile.window_left = p.window_left;
-  tile.sm_scale = p.sm_scale;
-  tile.soft_cap = p.logits_soft_cap;
-  tile.out = p.out + item.first_row * p.out_stride + head * dim;
-  tile.out_stride = p.out_stride;
-  if (item.partial >= 0) {
-    tile.partial_out = p.plan.partial_out + item.partial * dim;
-    tile.partial_ms = p.plan.partial_ms + static_cast<int64_t>(item.partial) * 2;
-  }
-  tile.scratch = scratch;
-  level.tile(p.kv.dtype, tile);
-}
+// What an ISA level brings.
+struct Level {
+  const AttentionKernels& attention;
+  RopeAppendKernel rope_append;
+  kernels::StoreActivationBlocks store_blocks;
+};
 
-void run_merge(const AttentionKernels& level, const AttentionProblem& p,
-               const kernels::AttentionMergeItem& item, float* scratch) {
-  const int32_t group = p.num_qo_heads / p.kv.num_kv_heads;
-  const int64_t dim = p.kv.head_dim;
-  AttentionMerge merge = {};
-  merge.partial_out = p.plan.partial_out + item.first_partial * dim;
-  merge.partial_ms = p.plan.partial_ms + static_cast<int64_t>(item.first_partial) * 2;
-  merge.stride = item.stride;
-  merge.num_partials = item.num_partials;
-  merge.group = group;
-  merge.head_dim = p.kv.head_dim;
-  merge.out = p.out + item.row * p.out_stride + static_cast<int64_t>(item.kv_head) * group * dim;
-  merge.scratch = scratch;
-  level.merge(merge);
-}
+// A member's share of a call; its scratch holds the tile's own needs, then rotated queries and
+// output rows of a tile.
+class Member {
+ public:
+  Member(const Level& level, const AttentionProblem& problem, float* scratch)
+      : level_(level),
+        p_(problem),
+        group_(problem.num_qo_heads / problem.kv.num_kv_heads),
+        cols_(static_cast<int64_t>(group_) * problem.kv.head_dim),
+        scratch_(scratch),
+        queries_(scratch + tile_floats(problem)),
+        outputs_(queries_ + row_floats(problem)) {}
 
-// The output of a KV head's group is whole blocks of the operand when their sizes divide.
-bool stores_blocks(const AttentionProblem& p) {
-  const int64_t cols = static_cast<int64_t>(p.num_qo_heads / p.kv.num_kv_heads) * p.kv.head_dim;
-  return p.out_act.data != nullptr && cols % kernels::kActivationBlock == 0;
-}
-
-// The finished output of one KV head in rows [first, first + count) as operand blocks.
-void store_blocks(kernels::StoreActivationBlocks store, const AttentionProblem& p, int64_t head,
-                  int64_t first, int64_t count) {
-  const int64_t cols = static_cast<int64_t>(p.num_qo_heads / p.kv.num_kv_heads) * p.kv.head_dim;
-  const int64_t blocks = cols / kernels::kActivationBlock;
-  for (int64_t row = first; row < first + count; ++row) {
-    store(p.out_act, row, head * blocks, blocks, p.out + row * p.out_stride + head * cols);
-  }
-}
-
-void run(const AttentionKernels& level, Isa isa, const AttentionProblem& p, Team& team) {
-  float* scratch = static_cast<float*>(team.scratch());
-  const bool blocks = stores_blocks(p);
-  const kernels::StoreActivationBlocks store = kernels::store_activation_blocks(isa);
-  team.for_chunks(p.plan.num_items, [&](int64_t i) {
-    const kernels::AttentionWorkItem& item = p.plan.items[i];
-    run_item(level, p, item, scratch);
-    if (blocks && item.partial < 0) {
-      store_blocks(store, p, item.kv_head, item.first_row, item.num_rows);
+  void run_item(const kernels::AttentionWorkItem& item) {
+    AttentionTile tile = make_tile(item);
+    if (p_.append.k != nullptr) {
+      rope_append_rows(level_.rope_append, p_.append, item.kv_head, item.first_row,
+                       item.first_row + item.num_rows, tile.first_page, tile.end_page, queries_,
+                       cols_);
+      tile.q = queries_;
+      tile.q_stride = cols_;
     }
-  });
-  if (p.plan.num_merges > 0) {
-    team.barrier();
-    team.for_chunks(p.plan.num_merges, [&](int64_t i) {
-      const kernels::AttentionMergeItem& merge = p.plan.merges[i];
-      run_merge(level, p, merge, scratch);
-      if (blocks) store_blocks(store, p, merge.kv_head, merge.row, 1);
-    });
+    tile.out = output(item.first_row, item.kv_head);
+    tile.out_stride = output_stride();
+    if (item.partial >= 0) {
+      tile.partial_out = p_.plan.partial_out + item.partial * p_.kv.head_dim;
+      tile.partial_ms = p_.plan.partial_ms + static_cast<int64_t>(item.partial) * 2;
+    }
+    level_.attention.tile(p_.kv.dtype, tile);
+    if (item.partial < 0) {
+      store(item.first_row, item.num_rows, item.kv_head);
+    } else if (is_last(item)) {
+      for (int32_t i = 0; i < item.num_rows; ++i) run_merge(p_.plan.merges[item.first_merge + i]);
+    }
   }
-  if (p.out_act.data != nullptr && !blocks) {
-    team.barrier();
-    const kernels::StoreActivationRow store_row = kernels::store_activation_row(isa);
-    team.for_chunks(p.batch.num_tokens,
-                    [&](int64_t row) { store_row(p.out_act, row, p.out + row * p.out_stride); });
+
+  // Floats of a tile's scratch, and of one of its two arrays of rows.
+  static int64_t tile_floats(const AttentionProblem& p) {
+    return (attention_scratch_floats(tile_rows(p), p.kv.head_dim) + 15) / 16 * 16;
   }
+  static int64_t row_floats(const AttentionProblem& p) { return tile_rows(p) * p.kv.head_dim; }
+
+ private:
+  static int64_t tile_rows(const AttentionProblem& p) {
+    return std::max<int64_t>(kernels::kAttentionTileRows, p.num_qo_heads / p.kv.num_kv_heads);
+  }
+
+  AttentionTile make_tile(const kernels::AttentionWorkItem& item) const {
+    const int64_t first_col = item.kv_head * cols_;
+    const int32_t end_row = p_.batch.qo_indptr[item.sequence + 1];
+    AttentionTile tile = {};
+    tile.q = p_.q + item.first_row * p_.q_stride + first_col;
+    tile.q_stride = p_.q_stride;
+    tile.num_tokens = item.num_rows;
+    tile.group = group_;
+    tile.head_dim = p_.kv.head_dim;
+    tile.k = p_.kv.k_head(0, item.kv_head);
+    tile.v = p_.kv.v_head(0, item.kv_head);
+    tile.page_bytes = static_cast<int64_t>(p_.kv.head_bytes()) * p_.kv.num_kv_heads;
+    if (p_.kv.dtype == DType::i8) {
+      tile.k_scale = p_.kv.k_scale + item.kv_head * kernels::kPageSize;
+      tile.v_scale = p_.kv.v_scale + item.kv_head * kernels::kPageSize;
+      tile.page_scales = p_.kv.num_kv_heads * kernels::kPageSize;
+    }
+    tile.pages = p_.batch.kv_indices + p_.batch.kv_indptr[item.sequence];
+    tile.first_page = item.first_page;
+    tile.end_page = item.first_page + item.num_pages;
+    tile.position = p_.batch.kv_len[item.sequence] - (end_row - item.first_row);
+    tile.window_left = p_.window_left;
+    tile.sm_scale = p_.sm_scale;
+    tile.soft_cap = p_.logits_soft_cap;
+    tile.scratch = scratch_;
+    return tile;
+  }
+
+  // Whether the other partial results of the item's rows are there. Whoever comes last merges, in
+  // the order of the keys: the result does not depend on who that is.
+  bool is_last(const kernels::AttentionWorkItem& item) const {
+    std::atomic_ref<int32_t> done(p_.plan.done[item.first_merge]);
+    const int32_t count = p_.plan.merges[item.first_merge].num_partials;
+    if (done.fetch_add(1, std::memory_order_acq_rel) + 1 < count) return false;
+    done.store(0, std::memory_order_relaxed);
+    return true;
+  }
+
+  void run_merge(const kernels::AttentionMergeItem& item) {
+    AttentionMerge merge = {};
+    merge.partial_out = p_.plan.partial_out + item.first_partial * p_.kv.head_dim;
+    merge.partial_ms = p_.plan.partial_ms + static_cast<int64_t>(item.first_partial) * 2;
+    merge.stride = item.stride;
+    merge.num_partials = item.num_partials;
+    merge.group = group_;
+    merge.head_dim = p_.kv.head_dim;
+    merge.out = output(item.row, item.kv_head);
+    merge.scratch = scratch_;
+    level_.attention.merge(merge);
+    store(item.row, 1, item.kv_head);
+  }
+
+  // Where rows from `row` on go: to the caller, or to scratch on their way to an operand.
+  float* output(int64_t row, int64_t head) const {
+    return p_.out_act.data != nullptr ? outputs_ : p_.out + row * p_.out_stride + head * cols_;
+  }
+  int64_t output_stride() const { return p_.out_act.data != nullptr ? cols_ : p_.out_stride; }
+
+  void store(int64_t first, int64_t count, int64_t head) const {
+    if (p_.out_act.data == nullptr) return;
+    const int64_t blocks = cols_ / kernels::kActivationBlock;
+    for (int64_t i = 0; i < count; ++i) {
+      level_.store_blocks(p_.out_act, first + i, head * blocks, blocks, outputs_ + i * cols_);
+    }
+  }
+
+  const Level& level_;
+  const AttentionProblem& p_;
+  const int32_t group_;
+  const int64_t cols_;  // of a KV head's group
+  float* scratch_;
+  float* queries_;
+  float* outputs_;
+};
+
+void run(const Level& level, const AttentionProblem& p, Team& team) {
+  Member member(level, p, static_cast<float*>(team.scratch()));
+  team.for_chunks(p.plan.num_items, [&](int64_t i) { member.run_item(p.plan.items[i]); });
 }
 
 const char* rejects(const AttentionProblem& p) {
@@ -119,13 +160,16 @@ const char* rejects(const AttentionProblem& p) {
   if (p.kv.num_kv_heads <= 0 || p.num_qo_heads <= 0 || p.num_qo_heads % p.kv.num_kv_heads != 0) {
     return "heads is not a multiple of kv_heads";
   }
+  const int64_t group_cols =
+      static_cast<int64_t>(p.num_qo_heads / p.kv.num_kv_heads) * p.kv.head_dim;
+  if (p.out_act.data != nullptr && group_cols % kernels::kActivationBlock != 0) {
+    return "the columns of a KV head's group are no whole blocks of the operand";
+  }
   return nullptr;
 }
 
 size_t scratch_bytes(const AttentionProblem& p) {
-  const int64_t group = p.num_qo_heads / p.kv.num_kv_heads;
-  const int64_t rows = std::max(kernels::kAttentionTileRows, group);
-  return static_cast<size_t>(attention_scratch_floats(rows, p.kv.head_dim)) * sizeof(float);
+  return static_cast<size_t>(Member::tile_floats(p) + 2 * Member::row_floats(p)) * sizeof(float);
 }
 
 }  // namespace
@@ -134,18 +178,22 @@ void register_attention() {
   auto& table = kernels::mutable_table<AttentionProblem>();
   table.add({"attention.portable", Isa::portable, rejects,
              [](const AttentionProblem& p, Team& team) {
-               run(portable::kAttention, Isa::portable, p, team);
+               run({portable::kAttention, portable::rope_append, portable::store_activation_blocks},
+                   p, team);
              },
              scratch_bytes});
 #if EFFINFER_X86
-  table.add(
-      {"attention.avx2", Isa::avx2, rejects,
-       [](const AttentionProblem& p, Team& team) { run(avx2::kAttention, Isa::avx2, p, team); },
-       scratch_bytes});
-  table.add(
-      {"attention.avx512", Isa::avx512, rejects,
-       [](const AttentionProblem& p, Team& team) { run(avx512::kAttention, Isa::avx512, p, team); },
-       scratch_bytes});
+  table.add({"attention.avx2", Isa::avx2, rejects,
+             [](const AttentionProblem& p, Team& team) {
+               run({avx2::kAttention, avx2::rope_append, avx2::store_activation_blocks}, p, team);
+             },
+             scratch_bytes});
+  table.add({"attention.avx512", Isa::avx512, rejects,
+             [](const AttentionProblem& p, Team& team) {
+               run({avx512::kAttention, avx512::rope_append, avx512::store_activation_blocks}, p,
+                   team);
+             },
+             scratch_bytes});
 #endif
 }
 

@@ -1,5 +1,6 @@
 // The rope_append driver: a team shares blocks of tokens x KV heads.
 #include <algorithm>
+#include <limits>
 
 #include "cpu/register.h"
 #include "cpu/rope_append.h"
@@ -41,10 +42,7 @@ RopeAppendRow make_row(const RopeAppendProblem& p, int64_t row, int64_t head) {
   if (p.q != nullptr) {
     out.group = p.num_qo_heads / p.kv.num_kv_heads;
     out.q = p.q + row * p.q_stride + head * out.group * dim;
-    out.q_out = p.q_out + row * p.q_out_stride + head * out.group * dim;
   }
-  out.k = p.k + row * p.k_stride + head * dim;
-  out.v = p.v + row * p.v_stride + head * dim;
   out.head_dim = p.kv.head_dim;
   out.q_norm = p.q_norm;
   out.k_norm = p.k_norm;
@@ -56,23 +54,19 @@ RopeAppendRow make_row(const RopeAppendProblem& p, int64_t row, int64_t head) {
   return out;
 }
 
-void run_block(RopeAppendKernel kernel, const RopeAppendProblem& p, int64_t first, int64_t last,
-               int64_t head) {
-  Places places(p.batch, first);
-  for (int64_t row = first; row < last; ++row) {
-    const int64_t position = places.position(row);
-    const int64_t page = places.page(position);
-    RopeAppendRow out = make_row(p, row, head);
-    out.k_page = p.kv.k_head(page, head);
-    out.v_page = p.kv.v_head(page, head);
-    if (p.kv.dtype == DType::i8) {
-      const int64_t offset = (page * p.kv.num_kv_heads + head) * kernels::kPageSize;
-      out.k_scale = p.kv.k_scale + offset;
-      out.v_scale = p.kv.v_scale + offset;
-    }
-    out.token = static_cast<int32_t>(position % kernels::kPageSize);
-    kernel(out);
+void set_target(RopeAppendRow& out, const RopeAppendProblem& p, int64_t row, int64_t head,
+                int64_t page, int64_t position) {
+  const int64_t dim = p.kv.head_dim;
+  out.k = p.k + row * p.k_stride + head * dim;
+  out.v = p.v + row * p.v_stride + head * dim;
+  out.k_page = p.kv.k_head(page, head);
+  out.v_page = p.kv.v_head(page, head);
+  if (p.kv.dtype == DType::i8) {
+    const int64_t offset = (page * p.kv.num_kv_heads + head) * kernels::kPageSize;
+    out.k_scale = p.kv.k_scale + offset;
+    out.v_scale = p.kv.v_scale + offset;
   }
+  out.token = static_cast<int32_t>(position % kernels::kPageSize);
 }
 
 template <RopeAppendKernel kernel>
@@ -80,8 +74,13 @@ void run(const RopeAppendProblem& p, Team& team) {
   const int64_t heads = p.kv.num_kv_heads;
   const int64_t blocks = (p.batch.num_tokens + kBlock - 1) / kBlock;
   team.for_chunks(blocks * heads, [&](int64_t chunk) {
+    const int64_t head = chunk % heads;
     const int64_t first = chunk / heads * kBlock;
-    run_block(kernel, p, first, std::min(first + kBlock, p.batch.num_tokens), chunk % heads);
+    const int64_t last = std::min(first + kBlock, p.batch.num_tokens);
+    const int64_t group = p.q == nullptr ? 0 : p.num_qo_heads / heads;
+    float* q_out = p.q_out + first * p.q_out_stride + head * group * p.kv.head_dim;
+    rope_append_rows(kernel, p, head, first, last, 0, std::numeric_limits<int64_t>::max(), q_out,
+                     p.q_out_stride);
   });
 }
 
@@ -103,6 +102,22 @@ const char* rejects(const RopeAppendProblem& p) {
 }
 
 }  // namespace
+
+void rope_append_rows(RopeAppendKernel kernel, const RopeAppendProblem& p, int64_t head,
+                      int64_t first, int64_t last, int64_t first_page, int64_t end_page,
+                      float* q_out, int64_t q_out_stride) {
+  Places places(p.batch, first);
+  for (int64_t row = first; row < last; ++row) {
+    const int64_t position = places.position(row);
+    const int64_t index = position / kernels::kPageSize;
+    RopeAppendRow out = make_row(p, row, head);
+    if (p.q != nullptr) out.q_out = q_out + (row - first) * q_out_stride;
+    if (index >= first_page && index < end_page) {
+      set_target(out, p, row, head, places.page(position), position);
+    }
+    kernel(out);
+  }
+}
 
 void register_rope_append() {
   auto& table = kernels::mutable_table<RopeAppendProblem>();

@@ -171,7 +171,7 @@ std::vector<ValueType> infer_attention(const OpContext& context) {
   }
   context.positive("window", -1);
   context.require(context.node().get_float("soft_cap") >= 0.0, "soft_cap", "at least 0");
-  return {{DType::f32, q}};
+  return {floats_or_operand(context, q)};
 }
 
 std::vector<ValueType> infer_unary(const OpContext& context) {

@@ -68,7 +68,7 @@ std::vector<OpSpec> make_ops() {
        2,
        2,
        {integer("layer"), integer("heads"), integer("kv_heads"), integer("head_dim"),
-        number("scale"), integer("window", -1), number("soft_cap", 0.0)},
+        number("scale"), integer("window", -1), number("soft_cap", 0.0), flag("as_operand", false)},
        infer_attention},
       {"silu", 1, 1, {}, infer_unary, alias_first},
       {"gelu_tanh", 1, 1, {}, infer_unary, alias_first},
@@ -134,6 +134,9 @@ const char* type_name(AttributeType type) {
 const std::vector<AttributeSpec>& annotations() {
   static const std::vector<AttributeSpec> specs = {
       {kArenaKey, AttributeType::integers, {}},
+      {kOwnKey, AttributeType::integers, {}},
+      {kEveryMemberKey, AttributeType::boolean, {}},
+      {kInAttentionKey, AttributeType::boolean, {}},
       {kDecodeKey, AttributeType::string, {}},
       {kPrefillKey, AttributeType::string, {}},
   };

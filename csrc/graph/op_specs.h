@@ -100,7 +100,10 @@ struct RopeAppendInputs {
 RopeAppendInputs rope_append_inputs(const Node& node);
 
 // Attributes that passes put on any node; see docs/graph_ops.md.
-inline constexpr std::string_view kArenaKey = "arena";      // offset of each output, -1: none
+inline constexpr std::string_view kArenaKey = "arena";  // offset of each output, -1: none
+inline constexpr std::string_view kOwnKey = "own";      // the same in a member's own arena
+inline constexpr std::string_view kEveryMemberKey = "every_member";  // see fuse_regions
+inline constexpr std::string_view kInAttentionKey = "in_attention";  // see fuse_regions
 inline constexpr std::string_view kDecodeKey = "decode";    // arithmetic of an `act` output
 inline constexpr std::string_view kPrefillKey = "prefill";  // by phase: "int8", "bf16" or "f32"
 

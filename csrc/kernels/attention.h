@@ -34,9 +34,10 @@ struct AttentionWorkItem {
   // Index of the partial result of (first_row, head 0 of the group), then row-major; the item lies
   // in one chunk. -1: the item covers all keys of its rows and writes their output.
   int32_t partial;
+  int32_t first_merge;  // merges [first_merge, first_merge + num_rows) follow the last partial item
 };
 
-// Rows whose partial results are merged: one chunk of the second phase.
+// A row whose partial results are merged.
 struct AttentionMergeItem {
   int32_t row;  // flat query row
   int32_t kv_head;
@@ -54,6 +55,32 @@ struct AttentionPlan {
   int64_t num_merges = 0;
   float* partial_out = nullptr;  // [num_partials, head_dim]
   float* partial_ms = nullptr;   // [num_partials, 2]: running max (natural log units) and sum
+  // Of the items of a merge, how many are done; at first_merge of their rows. Zero between calls.
+  int32_t* done = nullptr;
+  bool one_tile = true;  // every sequence's rows are one tile: an item sees all of their group
+};
+
+// Appends K and V rows of a step to the cache, with what precedes the append: an optional RMS norm
+// of each head (Qwen3, Gemma 3) and rotary embedding. With `q` it also norms and rotates the
+// queries in place order: q_out[T, num_qo_heads * head_dim].
+struct RopeAppendProblem {
+  const float* q = nullptr;  // [T, num_qo_heads * head_dim]; null: append only
+  int64_t q_stride = 0;
+  const float* k = nullptr;  // [T, num_kv_heads * head_dim]
+  int64_t k_stride = 0;
+  const float* v = nullptr;
+  int64_t v_stride = 0;
+  float* q_out = nullptr;
+  int64_t q_out_stride = 0;
+  int32_t num_qo_heads = 0;
+  const float* q_norm = nullptr;  // [head_dim]; null: none
+  const float* k_norm = nullptr;
+  float norm_eps = 0.0f;
+  const float* cos_sin = nullptr;  // [T, 2, rope_dims / 2]; null: no rotation
+  int32_t rope_dims = 0;           // leading dimensions of a head that rotate
+  bool interleaved = false;        // pairs (2i, 2i+1) as in GGUF llama; else (i, i + rope_dims / 2)
+  KvLayer kv;
+  BatchLayout batch;
 };
 
 struct AttentionProblem {
@@ -68,7 +95,13 @@ struct AttentionProblem {
   int32_t window_left = -1;      // -1: none; a row at position p sees [p - window_left, p]
   float* out = nullptr;          // [T, num_qo_heads * head_dim]
   int64_t out_stride = 0;
-  Activation out_act;  // when its data is set: `out` as an operand for the output projection too
+  // When its data is set, the result goes there as an operand and not to `out`; the columns of a KV
+  // head's group must be whole blocks.
+  Activation out_act;
+  // With `append.k` set, `q` is not read: an item first norms and rotates its rows and appends
+  // those of their keys that its own pages hold, so that nothing else need precede it.
+  // plan.one_tile only.
+  RopeAppendProblem append;
 };
 
 // The shape part of the above: what planning needs.
@@ -94,32 +127,10 @@ struct AttentionPlanBuffers {
   AttentionMergeItem* merges = nullptr;
   float* partial_out = nullptr;
   float* partial_ms = nullptr;
+  int32_t* done = nullptr;  // [merges], zeros
 };
 AttentionPlan plan_attention(const AttentionShape& shape, const BatchLayout& batch,
                              const AttentionPlanBuffers& buffers);
-
-// Appends K and V rows of a step to the cache, with what precedes the append: an optional RMS norm
-// of each head (Qwen3, Gemma 3) and rotary embedding. With `q` it also norms and rotates the
-// queries in place order: q_out[T, num_qo_heads * head_dim].
-struct RopeAppendProblem {
-  const float* q = nullptr;  // [T, num_qo_heads * head_dim]; null: append only
-  int64_t q_stride = 0;
-  const float* k = nullptr;  // [T, num_kv_heads * head_dim]
-  int64_t k_stride = 0;
-  const float* v = nullptr;
-  int64_t v_stride = 0;
-  float* q_out = nullptr;
-  int64_t q_out_stride = 0;
-  int32_t num_qo_heads = 0;
-  const float* q_norm = nullptr;  // [head_dim]; null: none
-  const float* k_norm = nullptr;
-  float norm_eps = 0.0f;
-  const float* cos_sin = nullptr;  // [T, 2, rope_dims / 2]; null: no rotation
-  int32_t rope_dims = 0;           // leading dimensions of a head that rotate
-  bool interleaved = false;        // pairs (2i, 2i+1) as in GGUF llama; else (i, i + rope_dims / 2)
-  KvLayer kv;
-  BatchLayout batch;
-};
 
 std::string describe(const AttentionProblem& problem);
 std::string describe(const RopeAppendProblem& problem);

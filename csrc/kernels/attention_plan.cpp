@@ -53,8 +53,16 @@ class Planner {
         for (int64_t t = num_tiles(s) - 1; t >= 0; --t) add(s, head, tile(s, t), share);
       }
     }
-    return {buffers_.items, num_items_,           buffers_.merges,
-            num_merges_,    buffers_.partial_out, buffers_.partial_ms};
+    AttentionPlan plan;
+    plan.items = buffers_.items;
+    plan.num_items = num_items_;
+    plan.merges = buffers_.merges;
+    plan.num_merges = num_merges_;
+    plan.partial_out = buffers_.partial_out;
+    plan.partial_ms = buffers_.partial_ms;
+    plan.done = buffers_.done;
+    for (int64_t s = 0; s < batch_.num_sequences; ++s) plan.one_tile &= num_tiles(s) <= 1;
+    return plan;
   }
 
  private:
@@ -100,7 +108,8 @@ class Planner {
                                     static_cast<int32_t>(tile.num_rows),
                                     static_cast<int32_t>(first_page),
                                     static_cast<int32_t>(end_page - first_page),
-                                    static_cast<int32_t>(partial)};
+                                    static_cast<int32_t>(partial),
+                                    static_cast<int32_t>(num_merges_)};
   }
 
   const AttentionShape& shape_;

@@ -175,8 +175,10 @@ void paged_attention(const TensorView& q, const PagedKv& kv, const PagedBatch& b
   std::vector<kernels::AttentionMergeItem> merges(static_cast<size_t>(size.merges));
   std::vector<float> partial_out(static_cast<size_t>(size.partials * kv.head_dim()));
   std::vector<float> partial_ms(static_cast<size_t>(size.partials * 2));
+  std::vector<int32_t> done(static_cast<size_t>(size.merges));
   problem.plan = kernels::plan_attention(
-      shape, problem.batch, {items.data(), merges.data(), partial_out.data(), partial_ms.data()});
+      shape, problem.batch,
+      {items.data(), merges.data(), partial_out.data(), partial_ms.data(), done.data()});
   kernels::run_alone(problem, pool);
 }
 

@@ -246,6 +246,48 @@ def test_fuse_rope_append_needs_agreement(old, new):
     assert any("kv_append" in line for line in lines)
 
 
+OPERAND = "%p : act[T, 64] = to_act(%o)\n  %y : f32[T, 64] = matmul(%p, %big) {parts = 1}\n  return %y"
+
+
+def test_fuse_attention():
+    block = attention_block(norms=False, ropes=False).replace("return %o", OPERAND)
+    lines, graph = run("fuse_attention", block)
+    assert lines[-2:] == ["p = attention(q0, kv)", "y = matmul(p, big)"]
+    assert attributes(graph, "p")["as_operand"] is True
+
+    # A KV head of one head of 16 columns is half a block of the operand.
+    half = block.replace("heads = 4, kv_heads = 2", "heads = 4, kv_heads = 4")
+    half = half.replace("heads = 2, head_dim", "heads = 4, head_dim").replace(
+        "[3, 2, 16]", "[3, 4, 16]"
+    )
+    half = half.replace("f32[T, 32]", "f32[T, 64]").replace("(%a, %k, %v)", "(%a, %big, %big)")
+    lines, _ = run("fuse_attention", half)
+    assert lines[-2:] == ["p = to_act(o)", "y = matmul(p, big)"]
+
+
+def test_fuse_regions():
+    read = attention_block(norms=False, ropes=True).replace("return %o", OPERAND)
+    body = _core.run_pass("fuse_rope_append", _core.Graph.parse(HEADER + read + "}"))
+    marked = {
+        node["outputs"][0]: {
+            key for key in ("every_member", "in_attention") if key in node["attributes"]
+        }
+        for node in _core.run_pass("fuse_regions", body).nodes
+    }
+    assert marked["q0"] == marked["a"] == marked["t"] == marked["p"] == {"every_member"}
+    assert marked["qr"] == {"in_attention"}
+    assert marked["k0"] == marked["o"] == marked["y"] == set()
+
+    # What is returned, and what becomes it row by row, goes to the caller once.
+    tail = read.replace(
+        "return %y",
+        "%z : f32[T, 64] = silu(%y)\n  %l : f32[T, 64] = scale(%z) {factor = 2.0}\n  return %l",
+    )
+    _, graph = run("fuse_regions", tail)
+    assert "every_member" not in attributes(graph, "z") | attributes(graph, "l")
+    assert attributes(graph, "q0")["every_member"] is True
+
+
 def test_place():
     _, graph = run("place", X + "  return %x\n")
     assert {value["device"] for value in graph.values.values()} == {"cpu"}
@@ -320,6 +362,8 @@ def test_pass_list():
         "fuse_activation",
         "fuse_residual",
         "fuse_rope_append",
+        "fuse_attention",
+        "fuse_regions",
         "place",
         "select_kernels",
         "plan_memory",

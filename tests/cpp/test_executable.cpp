@@ -208,13 +208,23 @@ TEST("executable: a profile covers every call of a step, in order and within its
   CHECK_EQ(profile.threads, threads);
   CHECK_EQ(profile.num_layers, 1);
 
-  const std::vector<Node>& nodes = executable->graph().nodes;
+  // The sequences' rows are one tile, so rope_append runs inside attention; nodes that a member of
+  // several computes for itself end in no barrier.
+  std::vector<Node> nodes;
+  int64_t own = 0;
+  for (const Node& node : executable->graph().nodes) {
+    if (node.op == "rope_append") continue;
+    nodes.push_back(node);
+    if (node.has("own")) ++own;
+  }
+  CHECK(own > 3);
   int64_t total_ns = 0;
   for (const StepRecord& step : profile.steps) {
     CHECK_EQ(step.tokens, step.phase == Phase::prefill ? 40 : 2);
     CHECK_EQ(step.sequences, 2);
     CHECK_EQ(step.calls.size(), nodes.size());
-    CHECK(step.barriers >= static_cast<int64_t>(step.calls.size()));
+    const bool small = threads > 1 && step.phase == Phase::decode;
+    CHECK_EQ(step.barriers, static_cast<int64_t>(step.calls.size()) - (small ? own : 0));
     for (size_t i = 0; i < std::min(nodes.size(), step.calls.size()); ++i) {
       const CallInfo& info = profile.calls.at(static_cast<size_t>(step.calls[i].info));
       CHECK(info.node.ends_with(" = " + nodes[i].op));

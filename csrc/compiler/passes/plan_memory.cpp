@@ -4,6 +4,10 @@
 //
 // A result shares the bytes of an input that dies there when the operator allows it (op_specs.cpp);
 // such values form a chain that is placed as one block.
+//
+// Results of nodes that every member computes in a small step (fuse_regions) also get a place in a
+// member's own arena, `own`, at a step of kOwnRows rows; metadata `own_bytes` is its peak. No
+// barrier follows such a node, so its inputs stay as they are until the next node that has one.
 #include <algorithm>
 
 #include "compiler/memory_plan.h"
@@ -20,14 +24,17 @@ class Planner {
 
   void run() {
     find_lifetimes();
+    hold_inputs();
     for (size_t index = 0; index < graph_.nodes.size(); ++index) join_aliases(index);
     place_chains();
+    place_own();
   }
 
  private:
   struct Facts {
     int first = -1;  // the node that makes it, -1: not made by a node
     int last = -1;   // the last node that uses it
+    int held = -1;   // the node until whose end nothing may overwrite it
     int64_t bytes = 0;
     bool returned = false;
     ValueId chain = -1;  // the first value of its chain
@@ -48,6 +55,29 @@ class Planner {
       }
     }
     for (const ValueId id : graph_.outputs) facts(id).returned = true;
+  }
+
+  static bool has_flag(const Node& node, std::string_view key) {
+    return node.has(key) && node.get_bool(key);
+  }
+
+  void hold_inputs() {
+    const int size = static_cast<int>(graph_.nodes.size());
+    int barrier = size - 1;  // the next node that ends in one, seen from the end
+    for (int index = size - 1; index >= 0; --index) {
+      const Node& node = graph_.nodes[static_cast<size_t>(index)];
+      if (!has_flag(node, graph::kEveryMemberKey) && !has_flag(node, graph::kInAttentionKey)) {
+        barrier = index;
+      }
+      if (barrier == index) continue;
+      for (const ValueId id : node.inputs) {
+        const int from = facts(id).first;
+        const bool own =
+            from >= 0 && has_flag(graph_.nodes[static_cast<size_t>(from)], graph::kEveryMemberKey);
+        if (!own) facts(id).held = std::max(facts(id).held, barrier);
+      }
+    }
+    for (Facts& value : facts_) value.last = std::max(value.last, value.held);
   }
 
   void join_aliases(size_t index) {
@@ -72,6 +102,9 @@ class Planner {
     if (from.first < 0 || from.last != index || from.returned || from.bytes != to.bytes) {
       return false;
     }
+    // What every member computes goes elsewhere in a small step.
+    const Node& node = graph_.nodes[static_cast<size_t>(index)];
+    if (from.held >= index && !has_flag(node, graph::kEveryMemberKey)) return false;
     // The input ends its chain, and the output has not joined another.
     return facts(from.chain).tail == input && to.chain == output;
   }
@@ -109,6 +142,29 @@ class Planner {
       node.attributes.insert_or_assign(std::string(graph::kArenaKey), std::move(arena));
     }
     graph_.metadata.insert_or_assign("arena_bytes", plan.bytes);
+  }
+
+  void place_own() {
+    CompileOptions small = options_;
+    small.max_tokens = std::min<int64_t>(small.max_tokens, kOwnRows);
+    small.max_rows = std::min<int64_t>(small.max_rows, kOwnRows);
+    std::vector<Lifetime> lifetimes;
+    for (const Node& node : graph_.nodes) {
+      if (!has_flag(node, graph::kEveryMemberKey)) continue;
+      for (const ValueId id : node.outputs) {
+        lifetimes.push_back(
+            {facts(id).first, facts(id).last, largest_bytes(graph_.value(id), node, small)});
+      }
+    }
+    const ArenaPlan plan = plan_arena(lifetimes);
+    size_t next = 0;
+    for (Node& node : graph_.nodes) {
+      if (!has_flag(node, graph::kEveryMemberKey)) continue;
+      std::vector<int64_t> own;
+      for (size_t i = 0; i < node.outputs.size(); ++i) own.push_back(plan.offsets[next++]);
+      node.attributes.insert_or_assign(std::string(graph::kOwnKey), std::move(own));
+    }
+    graph_.metadata.insert_or_assign("own_bytes", plan.bytes);
   }
 
   Graph& graph_;

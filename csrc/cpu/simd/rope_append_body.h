@@ -92,6 +92,7 @@ struct RopeAppendBody {
       const int64_t offset = static_cast<int64_t>(head) * p.head_dim;
       prepare(p, p.q + offset, p.q_norm, p.q_out + offset);
     }
+    if (p.k == nullptr) return;
     alignas(64) float k[kMaxHeadDim];
     prepare(p, p.k, p.k_norm, k);
     switch (p.kv_dtype) {

@@ -21,7 +21,14 @@ class EFFINFER_API Team {
  public:
   Team(TeamShared& shared, int rank) : shared_(shared), rank_(rank) {}
   int rank() const { return rank_; }
-  int size() const;
+  int size() const;  // 1 for alone()
+  // This member as a team of its own: a kernel called with it does all its work here, with this
+  // member's scratch, whatever the others do.
+  Team alone() const {
+    Team team(shared_, rank_);
+    team.alone_ = true;
+    return team;
+  }
   // Waits for all members; what they wrote before is visible after. Resets the chunk counter.
   void barrier();
   int64_t barriers() const { return barriers_; }  // that this member has passed in the region
@@ -42,6 +49,8 @@ class EFFINFER_API Team {
   TeamShared& shared_;
   int rank_;
   int64_t barriers_ = 0;
+  bool alone_ = false;
+  int64_t next_chunk_ = 0;  // alone
 };
 
 // Runs `task(context, rank)` for every rank in [0, threads) at the same time, and returns when all
