@@ -97,6 +97,18 @@ py::array_t<float> engine_logits(Engine& engine, const py::object& object,
   return out;
 }
 
+py::array_t<double> engine_log_likelihoods(Engine& engine, const py::object& object,
+                                           const std::string& phase) {
+  const std::vector<int32_t> tokens = to_tokens(object, "tokens");
+  const Phase parsed = parse_phase(phase);
+  if (tokens.empty()) throw InvalidArgument("[engine] tokens: expected at least one token");
+  py::array_t<double> out(static_cast<py::ssize_t>(tokens.size()) - 1);
+  const std::span<double> values(out.mutable_data(), static_cast<size_t>(out.size()));
+  const py::gil_scoped_release release;
+  engine.log_likelihoods(tokens, values, parsed);
+  return out;
+}
+
 py::dict metrics_dict(const RequestMetrics& metrics) {
   py::dict dict;
   dict["prompt_tokens"] = metrics.prompt_tokens;
@@ -168,6 +180,9 @@ void register_engine(py::module_& m) {
            "request.")
       .def("logits", &engine_logits, py::arg("tokens"), py::arg("phase") = "prefill",
            "float32 [len(tokens), vocab] of a whole sequence, for evaluation.")
+      .def("log_likelihoods", &engine_log_likelihoods, py::arg("tokens"),
+           py::arg("phase") = "prefill",
+           "float64 [len(tokens) - 1]: log p of each token but the first, in bounded memory.")
       .def(
           "metrics",
           [](const Engine& engine, RequestId request) {

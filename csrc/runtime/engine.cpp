@@ -128,8 +128,8 @@ Engine::Engine(std::shared_ptr<const Model> model, const EngineOptions& options,
   compile_options.deterministic = options.deterministic;
   compile_options.max_tokens = options.max_batch_tokens;
   compile_options.max_sequences = options.max_sequences;
-  // Rows of logits: one a sequence; more let logits() feed longer chunks.
-  compile_options.max_rows = std::max<int64_t>(options.max_sequences, 64);
+  // Rows of logits: one a sequence; a whole step's let logits() feed steps of full size.
+  compile_options.max_rows = std::max(options.max_sequences, options.max_batch_tokens);
   compile_options.max_seq_len = core.max_seq_len;
   compile_options.kv_dtype = kv_dtype(options);
   compile_options.disabled_passes = options.disabled_passes;
@@ -183,6 +183,9 @@ std::vector<int32_t> Engine::generate(std::span<const int32_t> prompt, const Sam
 
 void Engine::logits(std::span<const int32_t> tokens, std::span<float> out, Phase phase) {
   impl_->core->logits(tokens, out, phase);
+}
+void Engine::log_likelihoods(std::span<const int32_t> tokens, std::span<double> out, Phase phase) {
+  impl_->core->log_likelihoods(tokens, out, phase);
 }
 RequestMetrics Engine::metrics(RequestId request) const {
   return impl_->core->metrics(request);

@@ -256,40 +256,4 @@ void EngineCore::preempt(size_t index) {
   ++stats_.preemptions;
 }
 
-void EngineCore::logits(std::span<const int32_t> tokens, std::span<float> out, Phase phase) {
-  check_tokens(tokens, "tokens");
-  const size_t vocab = static_cast<size_t>(vocab_size());
-  if (out.size() / vocab != tokens.size() || out.size() % vocab != 0) {
-    throw InvalidArgument("[engine] out: expected " + std::to_string(tokens.size()) + " x " +
-                          std::to_string(vocab) + " values, got " + std::to_string(out.size()));
-  }
-  if (static_cast<int64_t>(tokens.size()) > options_.max_seq_len) {
-    throw InvalidArgument("[engine] tokens: expected at most " +
-                          std::to_string(options_.max_seq_len) + ", got " +
-                          std::to_string(tokens.size()));
-  }
-  const std::lock_guard lock(step_mutex_);
-  const size_t chunk =
-      phase == Phase::decode
-          ? 1
-          : static_cast<size_t>(std::min(options_.max_batch_tokens, runner_->limits().max_rows));
-  const SequenceId sequence = cache_->create({});
-  try {
-    for (size_t first = 0; first < tokens.size(); first += chunk) {
-      const auto part = tokens.subspan(first, std::min(chunk, tokens.size() - first));
-      make_room(sequence, static_cast<int64_t>(part.size()));
-      cache_->append(sequence, part);
-      batch_.clear(phase);
-      batch_.add(*cache_, sequence, part, StepBatch::Logits::all);
-      runner_->run(batch_.view(), *cache_, out.subspan(first * vocab, part.size() * vocab));
-      cache_->commit(sequence, static_cast<int64_t>(part.size()));
-    }
-  } catch (...) {
-    cache_->release(sequence, false);
-    throw;
-  }
-  cache_->release(sequence, false);
-  publish();
-}
-
 }  // namespace effinfer::runtime

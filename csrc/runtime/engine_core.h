@@ -4,6 +4,7 @@
 // cancellations in an inbox and read published metrics, both behind mutex_.
 #pragma once
 
+#include <functional>
 #include <memory>
 #include <mutex>
 #include <set>
@@ -42,6 +43,7 @@ class EngineCore {
   bool has_work() const;
   std::vector<StepOutput> step();
   void logits(std::span<const int32_t> tokens, std::span<float> out, Phase phase);
+  void log_likelihoods(std::span<const int32_t> tokens, std::span<double> out, Phase phase);
   RequestMetrics metrics(RequestId id) const;
   void forget(RequestId id);
   EngineStats stats() const;
@@ -61,6 +63,11 @@ class EngineCore {
 
   // engine_core.cpp: who is served, with which pages.
   void check_tokens(std::span<const int32_t> tokens, const char* argument) const;
+  // Feeds a sequence in chunks of at most `rows` tokens; the logits of the `count` tokens from
+  // `first` on are written to place(first, count), and done(first, count) is told.
+  void feed(std::span<const int32_t> tokens, Phase phase, size_t rows,
+            const std::function<std::span<float>(size_t first, size_t count)>& place,
+            const std::function<void(size_t first, size_t count)>& done);
   void take_inbox(std::vector<StepOutput>& outputs);
   void admit(std::vector<StepOutput>& outputs);
   bool try_admit(Request& request);

@@ -516,6 +516,12 @@ class Engine:
         Drops a finished request's metrics.
         """
     def has_work(self) -> bool: ...
+    def log_likelihoods(
+        self, tokens: typing.Any, phase: str = "prefill"
+    ) -> numpy.typing.NDArray[numpy.float64]:
+        """
+        float64 [len(tokens) - 1]: log p of each token but the first, in bounded memory.
+        """
     def logits(
         self, tokens: typing.Any, phase: str = "prefill"
     ) -> numpy.typing.NDArray[numpy.float32]:

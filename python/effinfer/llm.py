@@ -196,6 +196,14 @@ class LLM:
         check_choice("phase", phase, ("prefill", "decode"))
         return self._engine.logits(token_ids, phase)
 
+    def log_likelihoods(
+        self, token_ids: Sequence[int], *, phase: str = "prefill"
+    ) -> npt.NDArray[np.float64]:
+        """float64 [len(token_ids) - 1]: the log-probability, in nats, of each token but the first
+        given those before it. Never holds the logits of a long text."""
+        check_choice("phase", phase, ("prefill", "decode"))
+        return self._engine.log_likelihoods(token_ids, phase)
+
     def explain(self) -> str:
         """Which kernels run and why, how weights are packed, the memory plan."""
         return self._engine.explain()

@@ -1,5 +1,7 @@
 """What a loaded model holds of its files: packed weights, and next to nothing of the mapping."""
 
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -61,6 +63,22 @@ def test_only_mapped_arrays_are_dropped(tmp_path):
     copy = values.copy()
     compile_matrix(copy)
     np.testing.assert_array_equal(copy, values)
+
+
+SCORE = """
+import resource, sys
+import effinfer
+llm = effinfer.LLM(sys.argv[1], max_seq_len=256, prefix_cache=False)
+before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+llm.log_likelihoods([2, *range(1000, 1255)])
+print(1024 * (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before))
+"""
+
+
+def test_scoring_holds_a_slice_of_the_logits():
+    command = [sys.executable, "-c", SCORE, str(gemma3_path())]
+    growth = int(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+    assert growth < 128 << 20  # a slice of 64 MB, KV and scratch; all logits are 268 MB
 
 
 def test_info_says_how_memory_is_used():

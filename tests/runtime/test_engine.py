@@ -104,6 +104,24 @@ def test_logits_are_those_that_tokens_are_drawn_from(model, mode):
         assert decode[first:-1].argmax(axis=1).tolist() == output
 
 
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("phase", ["prefill", "decode"])
+def test_log_likelihoods_are_those_of_the_logits(model, mode, phase):
+    engine = make_engine(model, **MODES[mode])
+    tokens = requests()[2][0]
+    logits = engine.logits(tokens, phase)[:-1].astype(np.float64)
+    wide = logits - logits.max(axis=1, keepdims=True)
+    expected = wide - np.log(np.exp(wide).sum(axis=1, keepdims=True))
+    expected = expected[np.arange(len(tokens) - 1), tokens[1:]]
+    scores = engine.log_likelihoods(tokens, phase)
+    assert scores.dtype == np.float64
+    # exp() in float32: a relative error of a few epsilon in each term, and so in their sum.
+    np.testing.assert_allclose(scores, expected, rtol=0, atol=8 * np.finfo(np.float32).eps)
+    assert engine.log_likelihoods(tokens[:1], phase).shape == (0,)
+    with pytest.raises(_core.InvalidArgumentError, match="tokens"):
+        engine.log_likelihoods([], phase)
+
+
 def test_reused_prefixes_show_in_the_metrics(model):
     engine = make_engine(model, precision="f32")
     params = SamplingParams(temperature=0.0, max_tokens=3, ignore_eos=True)

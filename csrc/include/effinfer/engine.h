@@ -93,6 +93,11 @@ class EFFINFER_API Engine {
   // [tokens.size() * vocab_size()]. With `phase` = decode one token is fed at a time.
   void logits(std::span<const int32_t> tokens, std::span<float> out, Phase phase = Phase::prefill);
 
+  // log p(tokens[i + 1] | tokens[0..i]) in nats for each but the first token: `out` is
+  // [tokens.size() - 1]. Holds at most 64 MB of logits, or one row.
+  void log_likelihoods(std::span<const int32_t> tokens, std::span<double> out,
+                       Phase phase = Phase::prefill);
+
   RequestMetrics metrics(RequestId request) const;  // finished requests are kept until forget()
   void forget(RequestId request);
   EngineStats stats() const;

@@ -147,7 +147,7 @@ def perplexity(
     total, count = 0.0, 0
     for begin in range(0, len(ids) - 1, ctx):
         window = ids[begin : begin + ctx]
-        total += _negative_log_likelihood(llm.logits(window), window)
+        total += -float(llm.log_likelihoods(window).sum())
         count += len(window) - 1
         o.note(f"{begin + len(window)} of {len(ids)} tokens: {np.exp(total / count):.4f}")
     result = {
@@ -162,13 +162,3 @@ def perplexity(
         o.print_json(result)
     else:
         print(f"{result['perplexity']:.4f}")
-
-
-def _negative_log_likelihood(logits: Any, ids: list[int]) -> float:
-    """Sum over all tokens but the first; a row at a time, since a vocabulary may have 262k."""
-    total = 0.0
-    for row, token in zip(logits, ids[1:], strict=False):
-        wide = row.astype(np.float64)
-        top = wide.max()
-        total += top + np.log(np.exp(wide - top).sum()) - wide[token]
-    return float(total)
