@@ -60,7 +60,8 @@ struct Avx2 {
     for (int t = 0; t < tokens; ++t) sum[0][t] = sum[1][t] = _mm256_setzero_ps();
     for (int64_t s = 0; s < superblocks; ++s, data += kBytes) {
       for (int64_t line = 0; line < kBytes; line += 64) {
-        _mm_prefetch(reinterpret_cast<const char*>(data + 4096 + line), _MM_HINT_T0);
+        _mm_prefetch(reinterpret_cast<const char*>(data + prefetch_distance(tokens) + line),
+                     _MM_HINT_T1);
       }
       add_superblock<format, tokens>(weight, group, data, s, rows, sum);
     }

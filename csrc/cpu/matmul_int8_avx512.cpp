@@ -59,7 +59,7 @@ struct Avx512 {
     const int64_t superblocks = kernels::padded_cols(weight.cols) / kernels::kSuperblock;
     for (int64_t s = 0; s < superblocks; ++s) {
       add_superblock<format, tokens>(weight, group, data, s, row, sum);
-      prefetch<kernels::superblock_bytes(format)>(data);
+      prefetch<kernels::superblock_bytes(format)>(data + prefetch_distance(tokens));
       data += kernels::superblock_bytes(format);
     }
     for (int t = 0; t < count; ++t) _mm512_storeu_ps(sums[t] + offset, sum[t]);
@@ -67,9 +67,8 @@ struct Avx512 {
 
   template <int64_t bytes>
   [[gnu::always_inline]] static void prefetch(const uint8_t* data) {
-    constexpr int64_t kAhead = 4096;
     for (int64_t line = 0; line < bytes; line += 64) {
-      _mm_prefetch(reinterpret_cast<const char*>(data + kAhead + line), _MM_HINT_T0);
+      _mm_prefetch(reinterpret_cast<const char*>(data + line), _MM_HINT_T1);
     }
   }
 

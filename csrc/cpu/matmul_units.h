@@ -42,6 +42,13 @@ struct MatmulUnit {
           left < kUnitOutputs ? left : kUnitOutputs};
 }
 
+// How far ahead of an int8 kernel its weights are asked for, into L2: an L1 that fills up stalls
+// the arithmetic. With few tokens the stream runs at the speed of memory, and just ahead of the
+// hardware's own prefetching is best; with more, arithmetic gives memory time to come from afar.
+inline constexpr int64_t prefetch_distance(int tokens) {
+  return tokens <= 2 ? 512 : 4096;
+}
+
 // Bytes of weights that a unit reads, at most.
 [[gnu::always_inline]] inline int64_t unit_bytes(const kernels::MatmulProblem& problem) {
   int64_t most = 0;
