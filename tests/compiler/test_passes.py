@@ -246,7 +246,9 @@ def test_fuse_rope_append_needs_agreement(old, new):
     assert any("kv_append" in line for line in lines)
 
 
-OPERAND = "%p : act[T, 64] = to_act(%o)\n  %y : f32[T, 64] = matmul(%p, %big) {parts = 1}\n  return %y"
+OPERAND = """%p : act[T, 64] = to_act(%o)
+  %y : f32[T, 64] = matmul(%p, %big) {parts = 1}
+  return %y"""
 
 
 def test_fuse_attention():
