@@ -14,7 +14,7 @@ LLAMA_CPP_KL = 4.7e-3
 
 @pytest.fixture(scope="module")
 def subject() -> Subject:
-    return Subject("gemma3-270m", positions=256)
+    return Subject("gemma3-270m", positions=1024)
 
 
 @pytest.fixture(scope="module")
