@@ -11,6 +11,7 @@ namespace effinfer::bindings {
 namespace {
 
 using IntArray = py::array_t<int32_t, py::array::c_style | py::array::forcecast>;
+using WordArray = py::array_t<uint64_t, py::array::c_style | py::array::forcecast>;
 
 CompileOptions make_options(const std::string& precision, bool deterministic, int64_t max_tokens,
                             int64_t max_sequences, int64_t max_rows, int64_t max_seq_len,
@@ -46,10 +47,17 @@ std::span<const int32_t> span_of(const IntArray& array) {
 py::array_t<float> run(Executable& executable, const IntArray& token_ids, const IntArray& positions,
                        const IntArray& qo_indptr, const IntArray& kv_indptr,
                        const IntArray& kv_indices, const IntArray& kv_len,
-                       const IntArray& logit_rows, KvCache& cache, const std::string& phase) {
-  const Batch batch{parse_phase(phase), span_of(token_ids), span_of(positions),
-                    span_of(qo_indptr), span_of(kv_indptr), span_of(kv_indices),
-                    span_of(kv_len),    span_of(logit_rows)};
+                       const IntArray& logit_rows, KvCache& cache, const std::string& phase,
+                       const WordArray& ancestors) {
+  const Batch batch{parse_phase(phase),
+                    span_of(token_ids),
+                    span_of(positions),
+                    span_of(qo_indptr),
+                    span_of(kv_indptr),
+                    span_of(kv_indices),
+                    span_of(kv_len),
+                    span_of(logit_rows),
+                    {ancestors.data(), static_cast<size_t>(ancestors.size())}};
   py::array_t<float> logits({logit_rows.size(), static_cast<py::ssize_t>(executable.vocab_size())});
   const std::span<float> out(logits.mutable_data(), static_cast<size_t>(logits.size()));
   const py::gil_scoped_release release;
@@ -83,7 +91,10 @@ void register_compiler(py::module_& m) {
       .def("run", &run, py::kw_only(), py::arg("token_ids"), py::arg("positions"),
            py::arg("qo_indptr"), py::arg("kv_indptr"), py::arg("kv_indices"), py::arg("kv_len"),
            py::arg("logit_rows"), py::arg("cache"), py::arg("phase") = "decode",
-           "One step: appends K and V to the cache, returns float32 logits [R, vocab].")
+           py::arg("ancestors") = WordArray(0),
+           "One step: appends K and V to the cache, returns float32 logits [R, vocab]. ancestors:\n"
+           "uint64 [T] when the rows of a sequence are a tree of drafts, a bit for each of the\n"
+           "sequence's rows that a row descends from, and its own.")
       .def(
           "make_cache",
           [](const Executable& executable, int32_t num_pages) {

@@ -1,5 +1,6 @@
 #include "compiler/batch_check.h"
 
+#include <bit>
 #include <string>
 
 #include "effinfer/error.h"
@@ -60,6 +61,32 @@ void check_sequences(const Batch& batch, int64_t max_seq_len) {
   }
 }
 
+// Each word is the row's own bit and the word of the row before it in the tree.
+void check_ancestors(const Batch& batch) {
+  if (batch.ancestors.empty()) return;
+  if (batch.ancestors.size() != batch.token_ids.size()) {
+    fail("ancestors: expected none or " + std::to_string(batch.token_ids.size()) +
+         " entries, got " + std::to_string(batch.ancestors.size()));
+  }
+  for (size_t s = 0; s < batch.kv_len.size(); ++s) {
+    const auto first = static_cast<size_t>(batch.qo_indptr[s]);
+    const size_t rows = static_cast<size_t>(batch.qo_indptr[s + 1]) - first;
+    if (rows > 64) {
+      fail("ancestors: expected at most 64 rows a sequence, got " + std::to_string(rows));
+    }
+    const std::span<const uint64_t> words = batch.ancestors.subspan(first, rows);
+    for (size_t i = 0; i < rows; ++i) {
+      const uint64_t own = uint64_t{1} << i;
+      const uint64_t above = words[i] & ~own;
+      const bool root = above == 0;
+      const auto parent = static_cast<size_t>(std::bit_width(above)) - (root ? 0 : 1);
+      if ((words[i] & own) != 0 && (root || (parent < i && above == words[parent]))) continue;
+      fail("ancestors[" + std::to_string(first + i) +
+           "]: expected the row's own bit and the ancestors of an earlier row, or none");
+    }
+  }
+}
+
 void check_cache(const KvCacheConfig& cache, const KvCacheConfig& needed) {
   if (cache.num_layers < needed.num_layers || cache.num_kv_heads != needed.num_kv_heads ||
       cache.head_dim != needed.head_dim || cache.dtype != needed.dtype) {
@@ -73,8 +100,13 @@ void check_cache(const KvCacheConfig& cache, const KvCacheConfig& needed) {
 
 }  // namespace
 
-void check_batch(const Batch& batch, const KvCacheConfig& cache, size_t logits_size,
-                 const StepLimits& limits) {
+void check_size_of(const char* argument, size_t size, size_t expected) {
+  if (size == expected) return;
+  fail(std::string(argument) + ": expected " + std::to_string(expected) + " values, got " +
+       std::to_string(size));
+}
+
+void check_batch(const Batch& batch, const KvCacheConfig& cache, const StepLimits& limits) {
   const size_t tokens = batch.token_ids.size();
   const size_t sequences = batch.kv_len.size();
   if (tokens == 0) fail("token_ids: expected at least one token");
@@ -93,11 +125,7 @@ void check_batch(const Batch& batch, const KvCacheConfig& cache, size_t logits_s
   check_cache(cache, limits.cache);
   check_range("kv_indices", batch.kv_indices, cache.num_pages);
   check_sequences(batch, limits.max_seq_len);
-  const size_t expected = batch.logit_rows.size() * static_cast<size_t>(limits.vocab_size);
-  if (logits_size != expected) {
-    fail("logits: expected " + std::to_string(expected) + " floats, got " +
-         std::to_string(logits_size));
-  }
+  check_ancestors(batch);
 }
 
 }  // namespace effinfer::compiler

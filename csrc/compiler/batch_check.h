@@ -18,7 +18,7 @@ struct StepLimits {
 };
 
 // Throws InvalidArgument naming the field.
-void check_batch(const Batch& batch, const KvCacheConfig& cache, size_t logits_size,
-                 const StepLimits& limits);
+void check_batch(const Batch& batch, const KvCacheConfig& cache, const StepLimits& limits);
+void check_size_of(const char* argument, size_t size, size_t expected);
 
 }  // namespace effinfer::compiler

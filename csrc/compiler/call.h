@@ -26,6 +26,8 @@ struct Step {
   const Batch* batch = nullptr;
   KvCache* cache = nullptr;
   float* logits = nullptr;
+  kernels::TopList* top = nullptr;  // [members][rows]; null: all logits are wanted
+  int32_t top_k = 0;
   kernels::BatchLayout layout;
   std::span<const kernels::AttentionPlan> plans;  // by the slot of an attention shape
   std::byte* own = nullptr;                       // a member's own arena in a small step

@@ -1,5 +1,9 @@
+#include <algorithm>
+#include <string>
+
 #include "compiler/executable_impl.h"
 #include "compiler/region.h"
+#include "compiler/top_logits.h"
 
 namespace effinfer {
 
@@ -26,6 +30,7 @@ void Executable::Impl::reserve_plans() {
   partial_out.resize(partial_floats);
   partial_ms.resize(partials * 2);
   plans.resize(shared.attention_shapes.size());
+  if (shared.max_top > 0) top_lists.resize(static_cast<size_t>(pool->size() * limits.max_rows));
 }
 
 void Executable::Impl::plan_step(const kernels::BatchLayout& layout) {
@@ -38,39 +43,70 @@ void Executable::Impl::plan_step(const kernels::BatchLayout& layout) {
 }
 
 void Executable::run(const Batch& batch, KvCache& cache, std::span<float> logits) {
-  Impl& impl = *impl_;
-  const int64_t begin_ns = impl.recorder ? compiler::Recorder::now_ns() : 0;
-  compiler::check_batch(batch, cache.config(), logits.size(), impl.limits);
+  const size_t rows = batch.logit_rows.size();
+  compiler::check_size_of("logits", logits.size(), rows * static_cast<size_t>(vocab_size()));
   compiler::Step step;
+  step.logits = logits.data();
+  impl_->run_step(batch, cache, step);
+}
+
+void Executable::run_top(const Batch& batch, KvCache& cache, const TopLogits& top) {
+  Impl& impl = *impl_;
+  const size_t rows = batch.logit_rows.size();
+  if (top.k < 1 || top.k > max_top()) {
+    throw InvalidArgument("[run_top] k: expected 1.." + std::to_string(max_top()) + ", got " +
+                          std::to_string(top.k));
+  }
+  compiler::check_size_of("values", top.values.size(), rows * static_cast<size_t>(top.k));
+  compiler::check_size_of("tokens", top.tokens.size(), rows * static_cast<size_t>(top.k));
+  const size_t lists = rows * static_cast<size_t>(impl.pool->size());
+  for (kernels::TopList& list :
+       std::span(impl.top_lists).first(std::min(lists, impl.top_lists.size()))) {
+    list.clear();
+  }
+  compiler::Step step;
+  step.top = impl.top_lists.data();
+  step.top_k = top.k;
+  impl.run_step(batch, cache, step);
+  compiler::merge_top(impl.top_lists.data(), impl.pool->size(), rows, top);
+}
+
+int32_t Executable::max_top() const {
+  return impl_->shared.max_top;
+}
+
+void Executable::Impl::run_step(const Batch& batch, KvCache& cache, compiler::Step& step) {
+  const int64_t begin_ns = recorder ? compiler::Recorder::now_ns() : 0;
+  compiler::check_batch(batch, cache.config(), limits);
   step.batch = &batch;
   step.cache = &cache;
-  step.logits = logits.data();
   step.layout = {static_cast<int64_t>(batch.token_ids.size()),
                  static_cast<int64_t>(batch.kv_len.size()),
                  batch.qo_indptr.data(),
                  batch.kv_indptr.data(),
                  batch.kv_indices.data(),
                  batch.kv_len.data(),
-                 batch.positions.data()};
-  impl.plan_step(step.layout);
-  step.plans = impl.plans;
+                 batch.positions.data(),
+                 batch.ancestors.empty() ? nullptr : batch.ancestors.data()};
+  plan_step(step.layout);
+  step.plans = plans;
 
-  const size_t index = impl.program_of_phase[static_cast<size_t>(batch.phase)];
-  Program& program = impl.programs[index];
-  impl.active.clear();
+  const size_t index = program_of_phase[static_cast<size_t>(batch.phase)];
+  Program& program = programs[index];
+  active.clear();
   for (const std::unique_ptr<Call>& call : program.calls) {
-    if (call->prepare(step)) impl.active.push_back(call.get());
+    if (call->prepare(step)) active.push_back(call.get());
   }
-  compiler::Region region{step, impl.active};
-  if (impl.own && step.layout.num_tokens <= compiler::kOwnRows) {
-    region.own = static_cast<std::byte*>(impl.own.get());
-    region.own_bytes = impl.own_bytes;
+  compiler::Region region{step, active};
+  if (own && step.layout.num_tokens <= compiler::kOwnRows) {
+    region.own = static_cast<std::byte*>(own.get());
+    region.own_bytes = own_bytes;
   }
-  if (impl.recorder && impl.recorder->has_room()) {
-    impl.recorder->run(region, index, *impl.pool, begin_ns);
+  if (recorder && recorder->has_room()) {
+    recorder->run(region, index, *pool, begin_ns);
     return;
   }
-  impl.pool->parallel([&region](Team& team) { region.run(team, compiler::NoTimer()); });
+  pool->parallel([&region](Team& team) { region.run(team, compiler::NoTimer()); });
 }
 
 void Executable::start_profile(int64_t max_steps) {

@@ -40,6 +40,8 @@ struct Executable::Impl {
   std::vector<float> partial_out;
   std::vector<float> partial_ms;
 
+  std::vector<kernels::TopList> top_lists;  // [members][max_rows], where the head can keep them
+
   // Of the step that runs.
   std::vector<kernels::AttentionPlan> plans;
   std::vector<const compiler::Call*> active;
@@ -49,6 +51,7 @@ struct Executable::Impl {
   void lower();
   void reserve_plans();
   void plan_step(const kernels::BatchLayout& layout);
+  void run_step(const Batch& batch, KvCache& cache, compiler::Step& step);
 };
 
 }  // namespace effinfer

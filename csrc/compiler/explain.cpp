@@ -142,6 +142,12 @@ std::string Executable::explain() const {
       << "\nstep at most " << options.max_tokens << " tokens, " << options.max_sequences
       << " sequences of " << options.max_seq_len << " tokens, " << options.max_rows
       << " rows of logits\n";
+  if (impl.shared.max_top > 0) {
+    out << "head keeps up to " << impl.shared.max_top
+        << " of the highest logits a row, and writes no others, when sampling needs no more\n";
+  } else {
+    out << "head writes all logits: it is no single matmul\n";
+  }
   print_passes(out, impl.skipped);
   if (impl.programs.size() == 1) {
     print_calls(out, "both phases", impl.programs[0]);

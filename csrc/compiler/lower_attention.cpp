@@ -183,11 +183,13 @@ void lower_attention(Lowering& lowering, const Node& node) {
   problem.sm_scale = float_attribute(node, "scale");
   problem.logits_soft_cap = float_attribute(node, "soft_cap");
   problem.window_left = int_attribute(node, "window");
+  problem.sinks = int_attribute(node, "sinks");
   const bool as_operand = node.get_bool("as_operand");
   const Operand act = as_operand ? lowering.operand(out_id) : Operand{};
   problem.out_act = act.largest;
-  const size_t slot = lowering.attention_slot(
-      {problem.num_qo_heads, problem.kv.num_kv_heads, problem.kv.head_dim, problem.window_left});
+  const size_t slot =
+      lowering.attention_slot({problem.num_qo_heads, problem.kv.num_kv_heads, problem.kv.head_dim,
+                               problem.window_left, problem.sinks});
 
   // Tiles of several rows of a sequence read what others append: the append goes first then.
   const Node* append = inner_append(lowering.graph(), node);

@@ -62,10 +62,17 @@ void lower_matmul(Lowering& lowering, const Node& node) {
       places[i].out = lowering.floats(node.outputs[i]);
     }
   }
+  // The step may ask for the highest logits only.
+  const bool is_head = node.outputs[0] == lowering.graph().outputs[0] && problem.num_parts == 1;
+  if (is_head) lowering.offer_top(problem.parts[0].weight.rows);
   const int written = gated ? 1 : problem.num_parts;
-  const auto prepare = [x, places, written, rows = lowering.rows(node.inputs[0])](
+  const auto prepare = [x, places, written, is_head, rows = lowering.rows(node.inputs[0])](
                            kernels::MatmulProblem& p, const Step& step) {
     p.x = x.at(step, step.count(rows));
+    if (is_head) {
+      p.top = step.top;
+      p.top_k = step.top_k;
+    }
     if (p.out_act.data != nullptr) {
       p.out_act.rows = p.x.rows;
       return p.x.rows > 0;

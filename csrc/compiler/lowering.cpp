@@ -111,11 +111,7 @@ int64_t Lowering::max_rows(ValueId id) const {
 size_t Lowering::attention_slot(const kernels::AttentionShape& shape) {
   auto& shapes = shared_.attention_shapes;
   for (size_t slot = 0; slot < shapes.size(); ++slot) {
-    const kernels::AttentionShape& other = shapes[slot];
-    if (other.num_qo_heads == shape.num_qo_heads && other.num_kv_heads == shape.num_kv_heads &&
-        other.head_dim == shape.head_dim && other.window_left == shape.window_left) {
-      return slot;
-    }
+    if (shapes[slot] == shape) return slot;
   }
   shapes.push_back(shape);
   return shapes.size() - 1;

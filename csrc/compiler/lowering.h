@@ -37,6 +37,7 @@ struct Shared {
   std::vector<kernels::AttentionShape> attention_shapes;  // distinct ones: the slots of plans
   std::vector<std::unique_ptr<float[]>> constants;        // such as rotary frequencies
   size_t scratch_bytes = 0;                               // of a member
+  int32_t max_top = 0;  // logits a row that the head can keep; 0: it writes all of them
 };
 
 class Lowering {
@@ -60,6 +61,10 @@ class Lowering {
   // The plan slot of an attention shape.
   size_t attention_slot(const kernels::AttentionShape& shape);
   float* constant(size_t count);  // memory that lives as long as the executable
+  // The node at hand computes the logits and can keep the highest of them.
+  void offer_top(int64_t vocab_size) {
+    shared_.max_top = static_cast<int32_t>(std::min<int64_t>(vocab_size, kernels::kMaxTop));
+  }
 
   // Selects the variant and appends the call. `prepare(problem, step)` returns whether there is
   // work; the problem has the largest step's sizes here.

@@ -27,6 +27,9 @@ struct AttentionTile {
 
   int32_t position;  // of the first token; token i sees keys [position + i - window, position + i]
   int32_t window_left;
+  int32_t sinks;              // keys [0, sinks) stay visible behind the window
+  int32_t step_start;         // place of the sequence's first token of this step
+  const uint64_t* ancestors;  // of the tile's tokens, as in BatchLayout; null: a chain
   float sm_scale;
   float soft_cap;
 

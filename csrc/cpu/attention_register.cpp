@@ -91,6 +91,10 @@ class Member {
     tile.end_page = item.first_page + item.num_pages;
     tile.position = p_.batch.kv_len[item.sequence] - (end_row - item.first_row);
     tile.window_left = p_.window_left;
+    tile.sinks = p_.sinks;
+    const int32_t first_row = p_.batch.qo_indptr[item.sequence];
+    tile.step_start = p_.batch.kv_len[item.sequence] - (end_row - first_row);
+    if (p_.batch.ancestors != nullptr) tile.ancestors = p_.batch.ancestors + item.first_row;
     tile.sm_scale = p_.sm_scale;
     tile.soft_cap = p_.logits_soft_cap;
     tile.scratch = scratch_;

@@ -1,11 +1,14 @@
-// What follows the sums of a unit: bias, GLU, residual, and the store as floats or as an operand.
+// What follows the sums of a unit: bias, GLU, residual, and the store as floats, as an operand or
+// into lists of the highest outputs.
 // Written once and compiled for each ISA level (see activation_rows.h).
 //
 // `Level` has Vector, 16 floats of simd/math.h.
 #pragma once
 
+#include <bit>
 #include <cstdint>
 #include <cstring>
+#include <limits>
 
 #include "cpu/activation_rows.h"
 #include "cpu/matmul_units.h"
@@ -71,6 +74,10 @@ struct MatmulEpilogue {
 
   [[gnu::always_inline]] static void store(const kernels::MatmulProblem& problem,
                                            const MatmulUnit& unit, int64_t token, float* values) {
+    if (problem.top != nullptr) {
+      keep_top(problem.top[unit.member * problem.x.rows + token], problem.top_k, unit, values);
+      return;
+    }
     if (problem.out_act.data == nullptr) {
       const kernels::MatmulPart& part = unit.parts[0];
       float* out = part.out + token * part.out_stride + unit.first_output;
@@ -86,6 +93,28 @@ struct MatmulEpilogue {
     ActivationRows<Level>::store_block(problem.out_act, token, unit.index, values);
     if (unit.first_output + kWidth >= problem.out_act.cols) {
       ActivationRows<Level>::store_padding(problem.out_act, token);
+    }
+  }
+
+  // Almost all blocks hold nothing for the list and end at the first test.
+  [[gnu::always_inline]] static void keep_top(kernels::TopList& list, int32_t k,
+                                              const MatmulUnit& unit, float* values) {
+    for (int64_t j = unit.num_outputs; j < kWidth; ++j) {
+      values[j] = -std::numeric_limits<float>::infinity();
+    }
+    int32_t highest = std::numeric_limits<int32_t>::min();
+    int32_t magnitude = 0;
+    for (int j = 0; j < kWidth; ++j) {
+      const int32_t key = kernels::order_key(values[j]);
+      const int32_t bits = std::bit_cast<int32_t>(values[j]) & 0x7fffffff;
+      highest = key > highest ? key : highest;
+      magnitude = bits > magnitude ? bits : magnitude;
+    }
+    if (magnitude > 0x7f800000) list.nans = 1;
+    if (highest < list.least) return;
+    for (int j = 0; j < unit.num_outputs; ++j) {
+      if (kernels::order_key(values[j]) < list.least) continue;
+      list.add({values[j], static_cast<int32_t>(unit.first_output) + j}, k);
     }
   }
 };

@@ -74,7 +74,7 @@ struct Int8Matmul {
     team.for_chunks(chunks, [&](int64_t chunk) {
       const int64_t end = (chunk + 1) * units / chunks;
       for (int64_t unit = chunk * units / chunks; unit < end; ++unit) {
-        run_unit(problem, find_unit(problem, unit));
+        run_unit(problem, find_unit(problem, unit, team.rank()));
       }
     });
   }

@@ -54,7 +54,7 @@ struct PanelMatmul {
     team.for_chunks(units * blocks, [&](int64_t chunk) {
       const int64_t first = chunk / units * size;
       const int64_t count = first + size < tokens ? size : tokens - first;
-      run_chunk(problem, find_unit(problem, chunk % units), first, count,
+      run_chunk(problem, find_unit(problem, chunk % units, team.rank()), first, count,
                 static_cast<uint8_t*>(team.scratch()));
     });
   }

@@ -17,6 +17,7 @@ struct MatmulUnit {
   int64_t index;         // within the part
   int64_t first_output;  // 32 * index
   int64_t num_outputs;   // up to 32
+  int member;            // of the team, that computes it
 };
 
 [[gnu::always_inline]] inline int64_t units_of(const kernels::MatmulPart& part) {
@@ -31,15 +32,15 @@ struct MatmulUnit {
 }
 
 [[gnu::always_inline]] inline MatmulUnit find_unit(const kernels::MatmulProblem& problem,
-                                                   int64_t index) {
+                                                   int64_t index, int member) {
   const kernels::MatmulPart* part = problem.parts;
   if (problem.glu == kernels::Glu::none) {
     while (index >= units_of(*part)) index -= units_of(*part++);
   }
   const int64_t first = index * kUnitOutputs;
   const int64_t left = part->weight.rows - first;
-  return {part, problem.glu == kernels::Glu::none ? 1 : 2, index, first,
-          left < kUnitOutputs ? left : kUnitOutputs};
+  return {part,  problem.glu == kernels::Glu::none ? 1 : 2, index,
+          first, left < kUnitOutputs ? left : kUnitOutputs, member};
 }
 
 // How far ahead of an int8 kernel its weights are asked for, into L2: an L1 that fills up stalls

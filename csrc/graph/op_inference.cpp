@@ -170,6 +170,7 @@ std::vector<ValueType> infer_attention(const OpContext& context) {
                  std::to_string(context.node().get_int("kv_heads")));
   }
   context.positive("window", -1);
+  context.positive("sinks", 0);
   context.require(context.node().get_float("soft_cap") >= 0.0, "soft_cap", "at least 0");
   return {floats_or_operand(context, q)};
 }

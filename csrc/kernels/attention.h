@@ -93,6 +93,7 @@ struct AttentionProblem {
   float sm_scale = 1.0f;
   float logits_soft_cap = 0.0f;  // 0: none; else cap * tanh(score / cap)
   int32_t window_left = -1;      // -1: none; a row at position p sees [p - window_left, p]
+  int32_t sinks = 0;             // with a window: keys [0, sinks) are seen too
   float* out = nullptr;          // [T, num_qo_heads * head_dim]
   int64_t out_stride = 0;
   // When its data is set, the result goes there as an operand and not to `out`; the columns of a KV
@@ -110,6 +111,9 @@ struct AttentionShape {
   int32_t num_kv_heads = 0;
   int32_t head_dim = 0;
   int32_t window_left = -1;
+  int32_t sinks = 0;
+
+  bool operator==(const AttentionShape&) const = default;
 };
 
 // Upper bounds for `max_tokens` rows, `max_sequences` sequences of at most `max_kv_len` tokens.

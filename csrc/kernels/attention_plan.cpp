@@ -24,14 +24,30 @@ int64_t ceil_div(int64_t a, int64_t b) {
   return (a + b - 1) / b;
 }
 
-// Some rows of one sequence and the pages that hold the keys they see.
+struct Pages {
+  int64_t begin, end;
+};
+
+// Some rows of one sequence and the pages that hold the keys they see: [0, sink_pages), if that
+// leaves out whole chunks before first_page, and [first_page, end_page).
 struct Tile {
   int64_t first_row, num_rows;
+  int64_t sink_pages;
   int64_t first_page, end_page;
 
+  int64_t sink_chunks() const { return ceil_div(sink_pages, kChunkPages); }
   int64_t first_chunk() const { return first_page / kChunkPages; }
-  int64_t end_chunk() const { return ceil_div(end_page, kChunkPages); }
-  int64_t num_chunks() const { return end_chunk() - first_chunk(); }
+  int64_t num_chunks() const {
+    return sink_chunks() + ceil_div(end_page, kChunkPages) - first_chunk();
+  }
+  // The pages of a chunk that is not left out.
+  Pages chunk(int64_t i) const {
+    const bool sink = i < sink_chunks();
+    const int64_t begin = (sink ? i : first_chunk() + i - sink_chunks()) * kChunkPages;
+    return {std::max(begin, sink ? 0 : first_page),
+            std::min(begin + kChunkPages, sink ? sink_pages : end_page)};
+  }
+  Pages all() const { return {sink_pages > 0 ? 0 : first_page, end_page}; }
 };
 
 class Planner {
@@ -72,24 +88,31 @@ class Planner {
   Tile tile(int64_t s, int64_t index) const {
     const int64_t begin = index * tile_tokens(shape_);
     const int64_t count = std::min(tile_tokens(shape_), rows(s) - begin);
-    const int64_t position = batch_.kv_len[s] - rows(s) + begin;
-    const int64_t first_key =
-        shape_.window_left < 0 ? 0 : std::max<int64_t>(0, position - shape_.window_left);
-    return {batch_.qo_indptr[s] + begin, count, first_key / kPageSize,
-            (position + count - 1) / kPageSize + 1};
+    const int64_t start = batch_.kv_len[s] - rows(s);
+    Tile tile = {batch_.qo_indptr[s] + begin, count, 0, 0,
+                 (start + begin + count - 1) / kPageSize + 1};
+    if (shape_.window_left >= 0) {
+      // A token of a tree may follow the step's first one, whatever its row.
+      const int64_t position = start + (batch_.ancestors != nullptr ? 0 : begin);
+      tile.first_page = std::max<int64_t>(0, position - shape_.window_left) / kPageSize;
+      tile.sink_pages = std::min(ceil_div(shape_.sinks, kPageSize), tile.first_page);
+      if (tile.sink_chunks() > tile.first_chunk()) {
+        tile.first_page = 0;
+        tile.sink_pages = 0;
+      }
+    }
+    return tile;
   }
 
   void add(int64_t s, int64_t head, const Tile& tile, int64_t share) {
     const int64_t chunks = tile.num_chunks();
     const int64_t stride = tile.num_rows * group_;  // partials of a chunk
     if (chunks == 1 || chunks <= share || num_partials_ + chunks * stride > kMaxPartials) {
-      add_item(s, head, tile, tile.first_page, tile.end_page, -1);
+      add_item(s, head, tile, tile.all(), -1);
       return;
     }
     for (int64_t i = 0; i < chunks; ++i) {
-      const int64_t chunk = tile.first_chunk() + i;
-      add_item(s, head, tile, std::max(tile.first_page, chunk * kChunkPages),
-               std::min(tile.end_page, (chunk + 1) * kChunkPages), num_partials_ + i * stride);
+      add_item(s, head, tile, tile.chunk(i), num_partials_ + i * stride);
     }
     for (int64_t row = 0; row < tile.num_rows; ++row) {
       buffers_.merges[num_merges_++] = {static_cast<int32_t>(tile.first_row + row),
@@ -100,14 +123,13 @@ class Planner {
     num_partials_ += chunks * stride;
   }
 
-  void add_item(int64_t s, int64_t head, const Tile& tile, int64_t first_page, int64_t end_page,
-                int64_t partial) {
+  void add_item(int64_t s, int64_t head, const Tile& tile, Pages pages, int64_t partial) {
     buffers_.items[num_items_++] = {static_cast<int32_t>(s),
                                     static_cast<int32_t>(head),
                                     static_cast<int32_t>(tile.first_row),
                                     static_cast<int32_t>(tile.num_rows),
-                                    static_cast<int32_t>(first_page),
-                                    static_cast<int32_t>(end_page - first_page),
+                                    static_cast<int32_t>(pages.begin),
+                                    static_cast<int32_t>(pages.end - pages.begin),
                                     static_cast<int32_t>(partial),
                                     static_cast<int32_t>(num_merges_)};
   }

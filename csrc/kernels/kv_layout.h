@@ -63,6 +63,9 @@ struct BatchLayout {
   const int32_t* kv_indices = nullptr;  // page ids
   const int32_t* kv_len = nullptr;      // [S] tokens in the cache, this step's included
   const int32_t* positions = nullptr;   // [T] RoPE positions; the place in the cache is kv_len's
+  // [T] or null. Row i of a sequence sees, of the sequence's rows in this step (64 at most), those
+  // whose bit is set: a token's ancestors in a tree of drafts and itself. Null: all up to itself.
+  const uint64_t* ancestors = nullptr;
 };
 
 }  // namespace effinfer::kernels

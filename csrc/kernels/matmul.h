@@ -14,6 +14,7 @@
 #include "kernels/activation.h"
 #include "kernels/cost.h"
 #include "kernels/packed_weight.h"
+#include "kernels/top_list.h"
 
 namespace effinfer::kernels {
 
@@ -38,6 +39,10 @@ struct MatmulProblem {
   Glu glu = Glu::none;  // with two parts only
   // With glu: write an operand for the next matmul instead of floats when its data is set.
   Activation out_act;
+  // With one part: its `top_k` highest outputs go to the lists [team][rows], which the caller has
+  // cleared, and nothing to `out`, when `top` is set.
+  TopList* top = nullptr;
+  int32_t top_k = 0;
 };
 
 std::string describe(const MatmulProblem& problem);

@@ -108,6 +108,28 @@ const float* check_norm(const Validator& check, std::string_view argument, const
   return floats(weight);
 }
 
+// A bit for each row of the sequence that a row descends from, and its own.
+std::vector<uint64_t> ancestors_of(const Validator& check, const TensorView& parents,
+                                   const kernels::BatchLayout& batch) {
+  if (parents.data == nullptr) return {};
+  check.dtype("parents", parents, DType::i32);
+  check.shape("parents", parents, {batch.num_tokens});
+  std::vector<uint64_t> ancestors(static_cast<size_t>(batch.num_tokens));
+  for (int64_t s = 0; s < batch.num_sequences; ++s) {
+    const int32_t first = batch.qo_indptr[s];
+    const int32_t rows = batch.qo_indptr[s + 1] - first;
+    check.expect(rows <= 64, "parents", "at most 64 rows a sequence", std::to_string(rows));
+    for (int32_t i = 0; i < rows; ++i) {
+      const int32_t parent = ints(parents)[first + i];
+      check.expect(parent >= -1 && parent < i, "parents[" + std::to_string(first + i) + "]",
+                   "-1 to " + std::to_string(i - 1), std::to_string(parent));
+      const uint64_t above = parent < 0 ? 0 : ancestors[static_cast<size_t>(first + parent)];
+      ancestors[static_cast<size_t>(first + i)] = above | uint64_t{1} << i;
+    }
+  }
+  return ancestors;
+}
+
 }  // namespace
 
 void kv_append(PagedKv& kv, const TensorView& k, const TensorView& v, const PagedBatch& batch,
@@ -154,9 +176,12 @@ void paged_attention(const TensorView& q, const PagedKv& kv, const PagedBatch& b
                "soft_cap", "a number >= 0", std::to_string(options.logits_soft_cap));
   check.expect(options.window_left >= -1, "window_left", "-1 or more",
                std::to_string(options.window_left));
+  check.expect(options.sinks >= 0, "sinks", "0 or more", std::to_string(options.sinks));
   kernels::AttentionProblem problem;
   problem.batch = check_batch(check, batch, q.dims[0], kv);
+  const std::vector<uint64_t> ancestors = ancestors_of(check, options.parents, problem.batch);
   if (problem.batch.num_tokens == 0) return;
+  if (!ancestors.empty()) problem.batch.ancestors = ancestors.data();
   problem.q = floats(q);
   problem.q_stride = problem.out_stride = static_cast<int64_t>(heads) * kv.head_dim();
   problem.num_qo_heads = heads;
@@ -164,9 +189,11 @@ void paged_attention(const TensorView& q, const PagedKv& kv, const PagedBatch& b
   problem.sm_scale = options.sm_scale;
   problem.logits_soft_cap = options.logits_soft_cap;
   problem.window_left = options.window_left;
+  problem.sinks = options.sinks;
   problem.out = out;
 
-  const kernels::AttentionShape shape{heads, kv.num_kv_heads(), kv.head_dim(), options.window_left};
+  const kernels::AttentionShape shape{heads, kv.num_kv_heads(), kv.head_dim(), options.window_left,
+                                      options.sinks};
   const int32_t* lengths = problem.batch.kv_len;
   const kernels::AttentionPlanSize size = kernels::attention_plan_size(
       shape, problem.batch.num_tokens, problem.batch.num_sequences,

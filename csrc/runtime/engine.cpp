@@ -21,6 +21,10 @@ class ExecutableRunner : public runtime::StepRunner {
   void run(const Batch& batch, KvCache& cache, std::span<float> logits) override {
     executable_->run(batch, cache, logits);
   }
+  int32_t max_top() const override { return executable_->max_top(); }
+  void run_top(const Batch& batch, KvCache& cache, const TopLogits& top) override {
+    executable_->run_top(batch, cache, top);
+  }
   int64_t vocab_size() const override { return executable_->vocab_size(); }
   StepLimits limits() const override {
     const CompileOptions& options = executable_->options();

@@ -62,6 +62,9 @@ EngineCore::EngineCore(std::unique_ptr<StepRunner> runner, std::unique_ptr<KvCac
   options_.max_sequences = std::min({options.max_sequences, limits.max_sequences, limits.max_rows});
   logits_ = std::make_unique_for_overwrite<float[]>(
       static_cast<size_t>(options_.max_sequences * vocab_size()));
+  const auto tops = static_cast<size_t>(options_.max_sequences * runner_->max_top());
+  top_values_.resize(tops);
+  top_tokens_.resize(tops);
   stats_.total_pages = cache_->config().num_pages;
   stats_.free_pages = cache_->available_pages();
 }

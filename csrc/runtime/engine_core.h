@@ -81,7 +81,9 @@ class EngineCore {
   void run_chunks(Phase phase, std::vector<StepOutput>& outputs);
   std::string try_run(std::span<Request* const> requests, Phase phase);
   void advance(std::span<Request* const> requests, std::vector<StepOutput>& outputs);
-  StepOutput sample(Request& request, std::span<const float> logits);
+  int32_t wanted_logits(std::span<Request* const> requests) const;
+  StepOutput sample(Request& request, size_t row);
+  SampledToken sample_row(const Request& request, size_t row);
   FinishReason finish_reason(const Request& request, int32_t token) const;
 
   const std::unique_ptr<StepRunner> runner_;
@@ -94,7 +96,11 @@ class EngineCore {
   Requests running_;       // by id
   Sampler sampler_;
   StepBatch batch_;
+  // Of the step at hand: all logits, or the highest when nobody needs more.
   std::unique_ptr<float[]> logits_;  // [max_sequences, vocab]
+  int32_t top_k_ = 0;                // of each row; 0: all
+  std::vector<float> top_values_;    // [max_sequences, max_top]
+  std::vector<int32_t> top_tokens_;
 
   mutable std::mutex mutex_;
   Requests incoming_;

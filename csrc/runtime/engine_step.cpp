@@ -77,9 +77,18 @@ std::string EngineCore::try_run(std::span<Request* const> requests, Phase phase)
     batch_.add(*cache_, request->sequence, request->chunk(),
                request->samples() ? StepBatch::Logits::last : StepBatch::Logits::none);
   }
-  const size_t values = batch_.num_rows() * static_cast<size_t>(vocab_size());
+  const size_t rows = batch_.num_rows();
+  top_k_ = wanted_logits(requests);
   try {
-    runner_->run(batch_.view(), *cache_, {logits_.get(), values});
+    if (top_k_ > 0) {
+      const size_t values = rows * static_cast<size_t>(top_k_);
+      runner_->run_top(
+          batch_.view(), *cache_,
+          {top_k_, std::span(top_values_).first(values), std::span(top_tokens_).first(values)});
+    } else {
+      runner_->run(batch_.view(), *cache_,
+                   {logits_.get(), rows * static_cast<size_t>(vocab_size())});
+    }
   } catch (const std::exception& failure) {
     const std::string what = failure.what();
     return what.empty() ? "[engine] the step failed" : what;
@@ -89,7 +98,6 @@ std::string EngineCore::try_run(std::span<Request* const> requests, Phase phase)
 
 // After a step: its tokens are in the cache, and whose last token was fed gets the next one.
 void EngineCore::advance(std::span<Request* const> requests, std::vector<StepOutput>& outputs) {
-  const size_t vocab = static_cast<size_t>(vocab_size());
   size_t row = 0;
   for (Request* request : requests) {
     const bool samples = request->samples();
@@ -100,15 +108,40 @@ void EngineCore::advance(std::span<Request* const> requests, std::vector<StepOut
     if (options_.prefix_cache && in_prompt && request->fed >= request->prompt_size) {
       cache_->publish(request->sequence);
     }
-    if (samples) outputs.push_back(sample(*request, {logits_.get() + row++ * vocab, vocab}));
+    if (samples) outputs.push_back(sample(*request, row++));
   }
 }
 
-StepOutput EngineCore::sample(Request& request, std::span<const float> logits) {
+// How many of the highest logits suffice for all rows of a step; 0: all logits are needed, or the
+// runner cannot pick.
+int32_t EngineCore::wanted_logits(std::span<Request* const> requests) const {
+  int32_t most = 0;
+  for (const Request* request : requests) {
+    if (!request->samples()) continue;
+    const int32_t count = Sampler::sufficient_top(request->params, vocab_size());
+    if (count == 0 || count > runner_->max_top()) return 0;
+    most = std::max(most, count);
+  }
+  return most;
+}
+
+SampledToken EngineCore::sample_row(const Request& request, size_t row) {
+  const uint64_t index = request.output().size();
+  if (top_k_ > 0) {
+    const auto k = static_cast<size_t>(top_k_);
+    return sampler_.sample_top(std::span(top_values_).subspan(row * k, k),
+                               std::span(top_tokens_).subspan(row * k, k), request.params, index);
+  }
+  const auto vocab = static_cast<size_t>(vocab_size());
+  return sampler_.sample({logits_.get() + row * vocab, vocab}, request.params, request.prompt(),
+                         request.output(), index);
+}
+
+StepOutput EngineCore::sample(Request& request, size_t row) {
   const uint64_t index = request.output().size();
   SampledToken sampled;
   try {
-    sampled = sampler_.sample(logits, request.params, request.prompt(), request.output(), index);
+    sampled = sample_row(request, row);
   } catch (const std::exception& failure) {
     return end(request, FinishReason::error, failure.what());
   }

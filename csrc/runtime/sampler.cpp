@@ -99,9 +99,9 @@ std::span<const float> Sampler::adjust(std::span<const float> logits, const Samp
 
 // The `count` highest of `values`, sorted: one pass that keeps a buffer of those above the count-th
 // highest so far, cut back each time it fills.
-void Sampler::select_top(std::span<const float> values, size_t count) {
+void Sampler::select_top(std::span<const float> logits, size_t count) {
   candidates_.clear();
-  count = std::min(count, values.size());
+  count = std::min(count, logits.size());
   if (count == 0) return;
   const size_t capacity = 2 * count + 64;
   candidates_.reserve(capacity);
@@ -112,10 +112,10 @@ void Sampler::select_top(std::span<const float> values, size_t count) {
   };
   float least = -std::numeric_limits<float>::infinity();
   bool full = false;
-  for (size_t i = 0; i < values.size(); ++i) {
+  for (size_t i = 0; i < logits.size(); ++i) {
     // An equal value at a higher id loses to those that are in.
-    if (full && !(values[i] > least)) continue;
-    candidates_.push_back({values[i], 0.0f, static_cast<int32_t>(i)});
+    if (full && !(logits[i] > least)) continue;
+    candidates_.push_back({logits[i], 0.0f, static_cast<int32_t>(i)});
     if (candidates_.size() < capacity) continue;
     cut();
     least = candidates_[count - 1].log_weight;
@@ -162,6 +162,29 @@ void Sampler::keep_min_p(float ratio) {
   std::erase_if(candidates_, [least](const Candidate& c) { return c.weight < least; });
 }
 
+// What follows top-k: candidates_ hold the k highest logits, the highest first.
+void Sampler::filter_top(const SamplingParams& params) {
+  const float max = candidates_.front().log_weight;
+  for (Candidate& c : candidates_) {
+    c.log_weight = (c.log_weight - max) / params.temperature;
+    c.weight = runtime::exp_nonpositive(c.log_weight);
+  }
+  filter_candidates(params);
+}
+
+// The filters after top-k, on candidates that are all there is.
+void Sampler::filter_candidates(const SamplingParams& params) {
+  if (params.typical_p < 1.0f) keep_typical(params.typical_p);
+  if (params.top_p < 1.0f) keep_top_p(params.top_p, total_weight());
+  if (params.min_p > 0.0f) keep_min_p(params.min_p);
+}
+
+double Sampler::total_weight() const {
+  double total = 0.0;
+  for (const Candidate& c : candidates_) total += static_cast<double>(c.weight);
+  return total;
+}
+
 bool Sampler::filter(std::span<const float> logits, const SamplingParams& params,
                      std::span<const int32_t> prompt, std::span<const int32_t> output) {
   const std::span<const float> adjusted = adjust(logits, params, prompt, output);
@@ -171,42 +194,72 @@ bool Sampler::filter(std::span<const float> logits, const SamplingParams& params
     candidates_.assign(1, {0.0f, 1.0f, runtime::index_of(adjusted, max)});
     return true;
   }
+  if (params.top_k > 0 && static_cast<size_t>(params.top_k) < vocab) {
+    select_top(adjusted, static_cast<size_t>(params.top_k));
+    filter_top(params);
+    return true;
+  }
   work_.resize(vocab);
   runtime::log_weights(adjusted, max, params.temperature, work_.data());
-  const bool top_k = params.top_k > 0 && static_cast<size_t>(params.top_k) < vocab;
   const bool typical = params.typical_p < 1.0f;
   const bool top_p = params.top_p < 1.0f;
-  if (!top_k && !typical && !top_p && params.min_p <= 0.0f) return false;
-  if (top_k) {
-    select_top(work_, static_cast<size_t>(params.top_k));
-    for (Candidate& c : candidates_) c.weight = runtime::exp_nonpositive(c.log_weight);
-  } else {
-    weights_.resize(vocab);
-    const double total = runtime::exp_sum(work_, 0.0f, weights_.data());
-    float least = 0.0f;
-    if (!typical && top_p) {
-      // Tokens less likely than (1 - top_p) / vocab hold less than 1 - top_p together: the nucleus
-      // is complete without them. Half of that leaves room for rounding.
-      least = static_cast<float>(0.5 * (1.0 - static_cast<double>(params.top_p)) * total /
-                                 static_cast<double>(vocab));
-    } else if (!typical) {
-      least = params.min_p;  // the likeliest weighs 1
-    }
-    gather(least);
-    if (!typical && top_p) {
-      keep_top_p(params.top_p, total);
-      if (params.min_p > 0.0f) keep_min_p(params.min_p);
-      return true;
-    }
+  if (!typical && !top_p && params.min_p <= 0.0f) return false;
+  weights_.resize(vocab);
+  const double total = runtime::exp_sum(work_, 0.0f, weights_.data());
+  float least = 0.0f;
+  if (!typical && top_p) {
+    // Tokens less likely than (1 - top_p) / vocab hold less than 1 - top_p together: the nucleus
+    // is complete without them. Half of that leaves room for rounding.
+    least = static_cast<float>(0.5 * (1.0 - static_cast<double>(params.top_p)) * total /
+                               static_cast<double>(vocab));
+  } else if (!typical) {
+    least = params.min_p;  // the likeliest weighs 1
   }
-  if (typical) keep_typical(params.typical_p);
-  if (top_p) {
-    double total = 0.0;
-    for (const Candidate& c : candidates_) total += static_cast<double>(c.weight);
+  gather(least);
+  if (!typical && top_p) {
     keep_top_p(params.top_p, total);
+    if (params.min_p > 0.0f) keep_min_p(params.min_p);
+  } else {
+    filter_candidates(params);
   }
-  if (params.min_p > 0.0f) keep_min_p(params.min_p);
   return true;
+}
+
+int32_t Sampler::draw_candidate(double uniform) const {
+  double left = uniform * total_weight();
+  int32_t token = candidates_.front().token;
+  for (const Candidate& c : candidates_) {
+    if (c.weight > 0.0f) token = c.token;
+    left -= static_cast<double>(c.weight);
+    if (left < 0.0) break;
+  }
+  return token;
+}
+
+int32_t Sampler::sufficient_top(const SamplingParams& params, int64_t vocab_size) {
+  if (is_adjusted(params) || params.logprobs >= 0) return 0;
+  if (params.temperature == 0.0f) return 1;
+  return params.top_k < vocab_size ? params.top_k : 0;
+}
+
+SampledToken Sampler::sample_top(std::span<const float> values, std::span<const int32_t> tokens,
+                                 const SamplingParams& params, uint64_t index) {
+  const auto needed =
+      static_cast<size_t>(sufficient_top(params, std::numeric_limits<int32_t>::max()));
+  if (needed == 0 || values.size() < needed || values.size() != tokens.size()) {
+    throw InvalidArgument("[sampling] values: expected at least " + std::to_string(needed) +
+                          " of the highest logits and as many tokens, got " +
+                          std::to_string(values.size()) + " and " + std::to_string(tokens.size()));
+  }
+  runtime::checked_max(values);
+  SampledToken sampled;
+  sampled.token = tokens.front();
+  if (params.temperature == 0.0f) return sampled;
+  candidates_.clear();
+  for (size_t i = 0; i < needed; ++i) candidates_.push_back({values[i], 0.0f, tokens[i]});
+  filter_top(params);
+  sampled.token = draw_candidate(runtime::philox_uniform(params.seed, index));
+  return sampled;
 }
 
 SampledToken Sampler::sample(std::span<const float> logits, const SamplingParams& params,
@@ -217,15 +270,7 @@ SampledToken Sampler::sample(std::span<const float> logits, const SamplingParams
     sampled.token = runtime::index_of(logits, runtime::checked_max(logits));
   } else if (const double uniform = runtime::philox_uniform(params.seed, index);
              filter(logits, params, prompt, output)) {
-    double total = 0.0;
-    for (const Candidate& c : candidates_) total += static_cast<double>(c.weight);
-    double left = uniform * total;
-    sampled.token = candidates_.front().token;
-    for (const Candidate& c : candidates_) {
-      if (c.weight > 0.0f) sampled.token = c.token;
-      left -= static_cast<double>(c.weight);
-      if (left < 0.0) break;
-    }
+    sampled.token = draw_candidate(uniform);
   } else {
     weights_.resize(logits.size());
     double left = uniform * runtime::exp_sum(work_, 0.0f, weights_.data());
@@ -252,8 +297,7 @@ void Sampler::distribution(std::span<const float> logits, const SamplingParams& 
     return;
   }
   std::fill(probabilities.begin(), probabilities.end(), 0.0f);
-  double total = 0.0;
-  for (const Candidate& c : candidates_) total += static_cast<double>(c.weight);
+  const double total = total_weight();
   for (const Candidate& c : candidates_) {
     probabilities[static_cast<size_t>(c.token)] =
         static_cast<float>(static_cast<double>(c.weight) / total);

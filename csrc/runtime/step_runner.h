@@ -6,6 +6,7 @@
 #include <span>
 
 #include "effinfer/compiler.h"
+#include "effinfer/error.h"
 #include "effinfer/kv_cache.h"
 
 namespace effinfer::runtime {
@@ -22,6 +23,11 @@ class StepRunner {
   // Writes K and V of the batch's tokens into `cache` and float32 logits [R, vocab] of its
   // logit_rows, which may be none.
   virtual void run(const Batch& batch, KvCache& cache, std::span<float> logits) = 0;
+  // The same step with the highest logits of each row, at most max_top() of them, in their place.
+  virtual int32_t max_top() const { return 0; }
+  virtual void run_top(const Batch&, KvCache&, const TopLogits&) {
+    throw InternalError("[engine] runner: it keeps no highest logits");
+  }
   virtual int64_t vocab_size() const = 0;
   virtual StepLimits limits() const = 0;
 };

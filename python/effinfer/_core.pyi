@@ -322,9 +322,12 @@ class Executable:
         logit_rows: typing.Annotated[numpy.typing.ArrayLike, numpy.int32],
         cache: KvCache,
         phase: str = "decode",
+        ancestors: typing.Annotated[numpy.typing.ArrayLike, numpy.uint64] = ...,
     ) -> numpy.typing.NDArray[numpy.float32]:
         """
-        One step: appends K and V to the cache, returns float32 logits [R, vocab].
+        One step: appends K and V to the cache, returns float32 logits [R, vocab]. ancestors:
+        uint64 [T] when the rows of a sequence are a tree of drafts, a bit for each of the
+        sequence's rows that a row descends from, and its own.
         """
     @property
     def arena_bytes(self) -> int: ...
@@ -733,7 +736,9 @@ def paged_attention(
     kv_len: numpy.typing.NDArray[typing.Any],
     scale: float | None = None,
     window_left: int = -1,
+    sinks: int = 0,
     soft_cap: float = 0.0,
+    parents: typing.Any = None,
     pool: ThreadPool | None = None,
 ) -> numpy.typing.NDArray[numpy.float32]: ...
 def pass_names() -> list[str]:

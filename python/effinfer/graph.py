@@ -135,12 +135,13 @@ class GraphBuilder:
         head_dim: int,
         scale: float,
         window: int = -1,
+        sinks: int = 0,
         soft_cap: float = 0.0,
     ) -> Value:
         """Causal attention over the layer's cache: [T, heads * head_dim] -> the same.
 
-        A row at position p sees keys in [p - window, p]; -1 is all. soft_cap c > 0 turns a score
-        s into c * tanh(s / c).
+        A row at position p sees keys in [p - window, p]; -1 is all. With a window, the first
+        `sinks` keys are seen too. soft_cap c > 0 turns a score s into c * tanh(s / c).
         """
         return self.node(
             "attention",
@@ -152,6 +153,7 @@ class GraphBuilder:
             head_dim=head_dim,
             scale=float(scale),
             window=window,
+            sinks=sinks,
             soft_cap=float(soft_cap),
         )
 

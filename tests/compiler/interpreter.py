@@ -44,6 +44,7 @@ def attention(
     kv_heads: int,
     scale: float,
     window: int,
+    sinks: int,
     soft_cap: float,
     **_: Any,
 ) -> Array:
@@ -54,7 +55,8 @@ def attention(
     if soft_cap > 0:
         scores = soft_cap * np.tanh(scores / soft_cap)
     distance = np.arange(tokens)[:, None] - np.arange(tokens)[None, :]
-    visible = (distance >= 0) & ((window < 0) | (distance <= window))
+    near = (window < 0) | (distance <= window) | (np.arange(tokens) < sinks)
+    visible = (distance >= 0) & near
     scores = np.where(visible, scores, -np.inf)
     weights = np.exp(scores - scores.max(axis=-1, keepdims=True))
     weights /= weights.sum(axis=-1, keepdims=True)

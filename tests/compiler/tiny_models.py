@@ -97,7 +97,8 @@ def make_llama(*, bias: bool = False, **dtypes: str) -> TinyModel:
 
 
 def make_gemma(**dtypes: str) -> TinyModel:
-    """Scaled embedding, q and k norms, post-norms, a window, GeGLU, soft caps, an untied head."""
+    """Scaled embedding, q and k norms, post-norms, windows, sinks, GeGLU, soft caps, an untied
+    head."""
     m = ModelMaker("gemma", dtypes)
     g = m.g
     ids = g.input("token_ids", "i32", ["T"])
@@ -119,8 +120,10 @@ def make_gemma(**dtypes: str) -> TinyModel:
         k = g.rope(k, table, heads=KV_HEADS, head_dim=HEAD_DIM)
         kv = g.kv_append(k, v, layer=i, heads=KV_HEADS, head_dim=HEAD_DIM)
         shape: dict[str, Any] = {"heads": HEADS, "kv_heads": KV_HEADS, "head_dim": HEAD_DIM}
-        window = 5 if i == 0 else -1
-        h = g.attention(q, kv, layer=i, scale=0.25, window=window, soft_cap=20.0, **shape)
+        window = 5 if i == 0 else 9
+        h = g.attention(
+            q, kv, layer=i, scale=0.25, window=window, sinks=2 * i, soft_cap=20.0, **shape
+        )
         x = g.add(x, norm(g.linear(h, m.weight(f"{i}.o", WIDTH, HEADS * HEAD_DIM)), "post_norm"))
         h = norm(x, "ffn_norm")
         gate = g.gelu_tanh(g.linear(h, m.weight(f"{i}.gate", FFN, WIDTH)))

@@ -10,6 +10,7 @@
 
 #include "effinfer/error.h"
 #include "kernels/kv_layout.h"
+#include "kernels/top_list.h"
 #include "runtime/step_runner.h"
 
 namespace fake {
@@ -46,6 +47,7 @@ struct Log {
   int prefill_rows = 0;
   int mixed_steps = 0;  // rows of more than one length in a step
   int largest_step = 0;
+  int top_steps = 0;  // that asked for the highest logits only
   int faults = 0;
 };
 
@@ -55,6 +57,7 @@ class Runner : public runtime::StepRunner {
       : one_arithmetic_(one_arithmetic), limits_(limits), log_(log) {}
 
   int64_t vocab_size() const override { return kVocab; }
+  int32_t max_top() const override { return 8; }
   runtime::StepLimits limits() const override { return limits_; }
 
   void run(const Batch& batch, KvCache& cache, std::span<float> logits) override {
@@ -85,6 +88,29 @@ class Runner : public runtime::StepRunner {
       }
     }
     log_->faults += row != batch.logit_rows.size();
+  }
+
+  void run_top(const Batch& batch, KvCache& cache, const TopLogits& top) override {
+    const size_t rows = batch.logit_rows.size();
+    const auto k = static_cast<size_t>(top.k);
+    log_->faults += top.k < 1 || top.k > max_top() || top.values.size() != rows * k ||
+                    top.tokens.size() != rows * k;
+    std::vector<float> logits(rows * kVocab);
+    run(batch, cache, logits);
+    ++log_->top_steps;
+    for (size_t row = 0; row < rows; ++row) {
+      kernels::TopList list;
+      bool nan = false;
+      for (int32_t i = 0; i < kVocab; ++i) {
+        const float value = logits[row * kVocab + static_cast<size_t>(i)];
+        nan |= value != value;
+        list.add({value, i}, top.k);
+      }
+      for (size_t i = 0; i < k; ++i) {
+        top.values[row * k + i] = nan ? __builtin_nanf("") : list.entries[i].value;
+        top.tokens[row * k + i] = list.entries[i].index;
+      }
+    }
   }
 
  private:

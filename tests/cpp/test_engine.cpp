@@ -105,6 +105,10 @@ std::vector<Ask> ragged_requests(uint32_t seed, int count, int32_t longest) {
       params.top_p = 0.9f;
       params.repetition_penalty = 1.2f;
       params.seed = random();
+    } else if (i % 3 == 2) {
+      params.temperature = 1.0f;
+      params.top_k = 2 + i % 5;
+      params.seed = static_cast<uint64_t>(100 + i);
     }
     asks.push_back({random_prompt(random, 1 + random() % static_cast<uint32_t>(longest)), params});
   }
@@ -122,6 +126,26 @@ void check_texts(Harness& harness, const std::vector<Ask>& asks, bool one_arithm
 }
 
 }  // namespace
+
+TEST("steps ask for the highest logits only, while no request needs more") {
+  Harness harness({});
+  std::vector<Ask> asks = ragged_requests(3, 6, 20);
+  for (Ask& ask : asks) ask.params.repetition_penalty = 1.0f;
+  for (Ask& ask : asks) ask.params.top_p = 1.0f;
+  asks.erase(asks.begin() + 1);  // draws from all logits
+  asks.erase(asks.begin() + 3);
+  check_texts(harness, asks, false);
+  CHECK(harness.log.top_steps > 0);
+  // All but prompt chunks that sample nothing.
+  CHECK(harness.log.top_steps >= harness.log.steps - 4);
+  const int before = harness.log.top_steps;
+  asks[0].params.logprobs = 0;
+  const RequestId id = harness.engine->add(asks[0].prompt, asks[0].params);
+  harness.finish();
+  CHECK_EQ(harness.log.top_steps, before);
+  asks[0].params.logprobs = -1;
+  CHECK(harness.text(id) == fake::reference(asks[0].prompt, asks[0].params, false));
+}
 
 TEST("texts do not depend on the batch, the chunk size or prefix reuse") {
   const std::vector<Ask> asks = ragged_requests(1, 12, 150);

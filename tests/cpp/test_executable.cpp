@@ -135,14 +135,17 @@ struct Steps {
         logits(static_cast<size_t>(2 * executable.vocab_size())) {}
 
   void run(Executable& executable, Phase phase, int rows, int length) {
+    executable.run(batch(phase, rows, length), cache, logits);
+  }
+
+  Batch batch(Phase phase, int rows, int length) {
     ids.assign(static_cast<size_t>(2 * rows), 7);
     positions.clear();
     for (int i = 0; i < 2 * rows; ++i) positions.push_back(length - rows + i % rows);
     qo_indptr = {0, rows, 2 * rows};
     kv_len = {length, length};
     last = {rows - 1, 2 * rows - 1};
-    executable.run({phase, ids, positions, qo_indptr, kv_indptr, kv_indices, kv_len, last}, cache,
-                   logits);
+    return {phase, ids, positions, qo_indptr, kv_indptr, kv_indices, kv_len, last};
   }
 
   KvCache cache;
@@ -182,6 +185,50 @@ TEST("executable: a step allocates nothing after the first") {
   }
   CHECK_EQ(executable->take_profile().steps.size(), 30u);
   for (const float logit : steps.logits) CHECK(logit == logit);
+}
+
+TEST("executable: the highest logits of a step are those of all its logits, without allocation") {
+  const Graph graph = Graph::parse(kGraph);
+  CompileOptions options;
+  options.max_tokens = 64;
+  options.kv_dtype = DType::f32;
+  const auto executable =
+      compile(graph, random_weights(graph), std::make_shared<ThreadPool>(2), options);
+  CHECK_EQ(executable->max_top(), 50);  // the vocabulary is smaller than what a list holds
+  Steps steps(*executable);
+  std::vector<float> values(2 * 50);
+  std::vector<int32_t> tokens(2 * 50);
+  const auto top_of = [&](int32_t k) {
+    const auto count = static_cast<size_t>(2 * k);
+    return TopLogits{k, std::span(values).first(count), std::span(tokens).first(count)};
+  };
+  steps.run(*executable, Phase::prefill, 20, 20);
+  for (const Phase phase : {Phase::decode, Phase::prefill}) {
+    for (const int32_t k : {1, 7, 50}) {
+      const Batch batch = steps.batch(phase, 1, 21);
+      executable->run(batch, steps.cache, steps.logits);
+      const int64_t before = allocations.load();
+      executable->run_top(batch, steps.cache, top_of(k));
+      CHECK_EQ(allocations.load(), before);
+      for (size_t row = 0; row < 2; ++row) {
+        const float* logits = steps.logits.data() + row * 50;
+        for (size_t i = 0; i < static_cast<size_t>(k); ++i) {
+          const size_t place = row * static_cast<size_t>(k) + i;
+          CHECK_EQ(values[place], logits[tokens[place]]);
+          CHECK_EQ(std::count_if(logits, logits + 50, [&](float x) { return x > values[place]; }),
+                   static_cast<std::ptrdiff_t>(i));
+        }
+      }
+    }
+  }
+  const Batch batch = steps.batch(Phase::decode, 1, 21);
+  for (const int32_t k : {0, 51}) {
+    CHECK_THROWS(InvalidArgument, "k: expected 1..50",
+                 executable->run_top(batch, steps.cache, {k, {}, {}}));
+  }
+  CHECK_THROWS(InvalidArgument, "values: expected 6 values, got 4",
+               executable->run_top(batch, steps.cache,
+                                   {3, std::span(values).first(4), std::span(tokens).first(6)}));
 }
 
 TEST("executable: a profile covers every call of a step, in order and within its time") {

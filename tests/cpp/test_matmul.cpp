@@ -308,6 +308,96 @@ TEST("an operand as the output of one part") {
   }
 }
 
+// The k highest of a row as its lists say, over the members of a team.
+std::vector<TopList::Entry> merged(const std::vector<TopList>& lists, int64_t rows, int64_t row,
+                                   int32_t k) {
+  TopList all;
+  for (size_t i = static_cast<size_t>(row); i < lists.size(); i += static_cast<size_t>(rows)) {
+    for (int32_t j = 0; j < lists[i].count; ++j) all.add(lists[i].entries[j], k);
+  }
+  return {all.entries, all.entries + all.count};
+}
+
+// Outputs with many ties: rows of few different weights.
+TEST("the highest outputs are those that a sort of all outputs gives") {
+  for (const int64_t outputs : {7, 33, 500}) {
+    Weight weight(DType::q8_0, outputs, 64, 51);
+    for (int64_t g = 1; g < weight.packed.view.groups(); g += 2) {
+      auto* data = static_cast<uint8_t*>(weight.packed.storage.get());
+      const auto bytes = static_cast<size_t>(weight.packed.view.group_bytes);
+      std::memcpy(data + static_cast<size_t>(g) * bytes, data, bytes);
+    }
+    for (const int64_t rows : {1, 3, 20}) {
+      for (const Isa isa : available_isas()) {
+        for (const Arithmetic arithmetic : {Arithmetic::int8, Arithmetic::f32, Arithmetic::bf16}) {
+          const Operand operand(arithmetic, rows, 64);
+          operand.store(random_floats(rows * 64, 52), isa);
+          std::vector<float> out(static_cast<size_t>(rows * outputs));
+          MatmulProblem problem;
+          problem.x = operand.view;
+          problem.num_parts = 1;
+          problem.parts[0] = {weight.packed.view, nullptr, nullptr, out.data(), outputs};
+          if (arithmetic == Arithmetic::bf16 &&
+              (isa < Isa::avx512 || !cpu_features().avx512_bf16)) {
+            continue;
+          }
+          ThreadPool pool(3);
+          run(problem, isa, pool);
+          problem.parts[0].out = nullptr;
+          for (const int32_t k : {1, 5, kMaxTop}) {
+            if (k > outputs) continue;
+            std::vector<TopList> lists(static_cast<size_t>(3 * rows));
+            problem.top = lists.data();
+            problem.top_k = k;
+            run(problem, isa, pool);
+            for (int64_t row = 0; row < rows; ++row) {
+              const float* values = out.data() + row * outputs;
+              std::vector<int32_t> order(static_cast<size_t>(outputs));
+              for (int32_t i = 0; i < outputs; ++i) order[static_cast<size_t>(i)] = i;
+              std::stable_sort(order.begin(), order.end(),
+                               [&](int32_t a, int32_t b) { return values[a] > values[b]; });
+              const std::vector<TopList::Entry> got = merged(lists, rows, row, k);
+              CHECK_EQ(got.size(), static_cast<size_t>(k));
+              for (size_t i = 0; i < got.size(); ++i) {
+                CHECK_EQ(got[i].index, order[i]);
+                CHECK_EQ(got[i].value, values[order[i]]);
+              }
+            }
+          }
+          problem.top = nullptr;
+        }
+      }
+    }
+  }
+}
+
+TEST("lists of the highest outputs: both zeros alike, infinities in order, NaNs told") {
+  std::vector<float> row = {-0.0f, 0.0f, 3.0f, -INFINITY, INFINITY, -1.0f, 3.0f};
+  ThreadPool pool(2);
+  for (const bool nan : {false, true}) {
+    if (nan) row[5] = -NAN;
+    const PackedBuffer weight =
+        pack({row.data(), DType::f32, {static_cast<int64_t>(row.size()), 1}}, pool);
+    for (const Isa isa : available_isas()) {
+      const Operand operand(Arithmetic::f32, 1, 1);
+      operand.store({1.0f}, isa);
+      std::vector<TopList> lists(2);
+      MatmulProblem problem;
+      problem.x = operand.view;
+      problem.num_parts = 1;
+      problem.parts[0].weight = weight.view;
+      problem.top = lists.data();
+      problem.top_k = 6;
+      run(problem, isa, pool);
+      CHECK_EQ(lists[0].nans + lists[1].nans > 0, nan);
+      if (nan) continue;
+      const std::vector<TopList::Entry> got = merged(lists, 1, 0, 6);
+      const std::vector<int32_t> expected = {4, 2, 6, 0, 1, 5};
+      for (size_t i = 0; i < got.size(); ++i) CHECK_EQ(got[i].index, expected[i]);
+    }
+  }
+}
+
 TEST("what no kernel fits is refused with reasons") {
   const Weight weight(DType::q4_0, 32, 64, 31);
   ThreadPool pool(1);

@@ -1,4 +1,5 @@
 // The parts of sampling that Python does not see; its results are tested in tests/runtime.
+#include <algorithm>
 #include <cmath>
 #include <limits>
 #include <vector>
@@ -56,6 +57,59 @@ TEST("greedy takes the lowest id among equals") {
   SamplingParams params;
   params.temperature = 0.0f;
   CHECK_EQ(Sampler().sample(row, params, {}, {}, 0).token, 40);
+}
+
+TEST("the highest logits alone give the token that all logits give") {
+  uint32_t state = 7;
+  const auto next = [&state] {
+    return static_cast<float>((state = state * 1664525 + 1013904223) >> 8);
+  };
+  Sampler sampler;
+  for (int round = 0; round < 200; ++round) {
+    std::vector<float> row(500);
+    for (float& x : row) x = std::floor(next() * 0x1p-20f) * 0.25f;  // with many ties
+    SamplingParams params;
+    params.temperature = round % 5 == 0 ? 0.0f : 0.1f + next() * 0x1p-23f;
+    params.top_k = 1 + round % 60;
+    if (round % 3 == 0) params.top_p = 0.8f;
+    if (round % 4 == 0) params.min_p = 0.05f;
+    if (round % 7 == 0) params.typical_p = 0.9f;
+    params.seed = static_cast<uint64_t>(round);
+    std::vector<int32_t> order(row.size());
+    for (size_t i = 0; i < order.size(); ++i) order[i] = static_cast<int32_t>(i);
+    std::stable_sort(order.begin(), order.end(), [&](int32_t a, int32_t b) {
+      return row[static_cast<size_t>(a)] > row[static_cast<size_t>(b)];
+    });
+    order.resize(64);  // more than needed
+    std::vector<float> values;
+    for (const int32_t token : order) values.push_back(row[static_cast<size_t>(token)]);
+    const auto index = static_cast<uint64_t>(round % 11);
+    CHECK_EQ(sampler.sample_top(values, order, params, index).token,
+             sampler.sample(row, params, {}, {}, index).token);
+  }
+}
+
+TEST("how many logits sampling needs") {
+  SamplingParams params;
+  CHECK_EQ(Sampler::sufficient_top(params, 100), 0);
+  params.top_k = 40;
+  CHECK_EQ(Sampler::sufficient_top(params, 100), 40);
+  CHECK_EQ(Sampler::sufficient_top(params, 40), 0);
+  params.temperature = 0.0f;
+  CHECK_EQ(Sampler::sufficient_top(params, 100), 1);
+  params.logprobs = 0;
+  CHECK_EQ(Sampler::sufficient_top(params, 100), 0);
+  params.logprobs = -1;
+  params.presence_penalty = 0.5f;
+  CHECK_EQ(Sampler::sufficient_top(params, 100), 0);
+  params = {};
+  params.top_k = 3;
+  const std::vector<float> values = {2.0f, 1.0f};
+  const std::vector<int32_t> tokens = {5, 9};
+  CHECK_THROWS(InvalidArgument, "at least 3", Sampler().sample_top(values, tokens, params, 0));
+  params.top_k = 2;
+  const std::vector<float> broken = {std::nanf(""), 1.0f};
+  CHECK_THROWS(InvalidArgument, "NaN", Sampler().sample_top(broken, tokens, params, 0));
 }
 
 CHECK_MAIN()

@@ -115,3 +115,21 @@ def test_fast_decoding_is_bit_identical_in_any_batch(size: int) -> None:
     together = logprob_bits(llm, prompts)
     assert together == [logprob_bits(llm, [prompt])[0] for prompt in prompts]
     assert len(together[0][1]) == NEW_TOKENS
+
+
+@pytest.mark.parametrize("top_k", [0, 1, 40, 64])
+def test_a_head_that_keeps_the_highest_logits_changes_no_token(top_k: int) -> None:
+    """Asking for log-probabilities takes all logits: the tokens are the same without."""
+    llm = load()
+    assert "head keeps up to 64 of the highest logits" in llm.explain()
+    options: dict[str, Any] = (
+        {"temperature": 0.9, "top_k": top_k} if top_k else {"temperature": 0.0}
+    )
+
+    def texts(**more: Any) -> list[list[int]]:
+        params = effinfer.SamplingParams(
+            **options, **more, seed=3, max_tokens=NEW_TOKENS, ignore_eos=True
+        )
+        return [output.token_ids for output in llm.generate(ragged_prompts(), params)]
+
+    assert texts() == texts(logprobs=2)

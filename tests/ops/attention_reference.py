@@ -103,6 +103,8 @@ def reference(
     scale: float,
     window: int = -1,
     soft_cap: float = 0.0,
+    sinks: int = 0,
+    parents: np.ndarray | None = None,
 ) -> tuple[np.ndarray, np.ndarray]:
     """The output in float64, and the magnitude that its rounding errors are relative to."""
     out = np.zeros(q.shape)
@@ -122,11 +124,22 @@ def reference(
         spread = np.einsum("thd,shd->hts", np.abs(q64), np.abs(k64)).max() * abs(scale)
         if soft_cap > 0:
             scores = soft_cap * np.tanh(scores / soft_cap)
-        position = np.arange(len(k) - count, len(k))[:, None]
-        key = np.arange(len(k))[None, :]
-        seen = key <= position
+        # Where tokens lie, and which position they stand for: depths in a tree.
+        start = len(k) - count
+        key = np.arange(len(k))
+        seen = key[None, :] <= np.arange(start, len(k))[:, None]
+        if parents is not None:
+            seen[:, start:] = False
+            for i, parent in enumerate(parents[rows]):
+                if parent >= 0:
+                    seen[i, start:] = seen[parent, start:]
+                    key[start + i] = key[start + parent] + 1
+                else:
+                    key[start + i] = start
+                seen[i, start + i] = True
         if window >= 0:
-            seen &= key >= position - window
+            near = key[None, :] >= key[start:, None] - window
+            seen &= near | (np.arange(len(k)) < sinks)[None, :]
         scores = np.where(seen, scores, -np.inf)
         p = np.exp(scores - scores.max(axis=-1, keepdims=True))
         p /= p.sum(axis=-1, keepdims=True)

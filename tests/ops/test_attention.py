@@ -24,6 +24,8 @@ def check(rng, kv_lens, qo_lens, heads, kv_heads, head_dim, dtype, **options):
         np.float32(scale),
         options.get("window_left", -1),
         options.get("soft_cap", 0.0),
+        options.get("sinks", 0),
+        options.get("parents"),
     )
     assert_close(out, expected, terms=head_dim + max(kv_lens), magnitude=magnitude)
 
@@ -51,6 +53,43 @@ def test_long_sequences(isa, dtype):
 def test_windows(isa, dtype, window):
     rng = np.random.default_rng(window)
     check(rng, [1, 65, 300, 900], [1, 65, 40, 20], 4, 1, 64, dtype, window_left=window)
+
+
+@pytest.mark.parametrize(("window", "sinks"), [(0, 1), (70, 4), (100, 64), (200, 65), (130, 300)])
+@pytest.mark.parametrize("dtype", ["bf16", "i8"])
+def test_sinks(isa, dtype, window, sinks):
+    rng = np.random.default_rng(window)
+    lengths = [1, 65, 300, 901, 1500], [1, 65, 40, 20, 1]
+    check(rng, *lengths, 6, 2, 64, dtype, window_left=window, sinks=sinks)
+
+
+def random_tree(rng, rows):
+    return np.array([int(rng.integers(-1, i)) if i else -1 for i in range(rows)], np.int32)
+
+
+@pytest.mark.parametrize("window", [-1, 0, 5, 80])
+@pytest.mark.parametrize(("heads", "kv_heads"), [(9, 3), (4, 1), (2, 2)])
+def test_trees(isa, window, heads, kv_heads):
+    rng = np.random.default_rng(7)
+    for kv_lens, qo_lens in [
+        ([64, 65, 700, 257, 300], [64, 10, 33, 1, 64]),
+        ([1, 2, 130], [1, 2, 63]),
+    ]:
+        parents = np.concatenate([random_tree(rng, rows) for rows in qo_lens])
+        options = {"window_left": window, "parents": parents, "sinks": 3}
+        check(rng, kv_lens, qo_lens, heads, kv_heads, 64, "bf16", **options)
+
+
+def test_a_tree_without_branches_is_a_chain(isa):
+    rng = np.random.default_rng(8)
+    batch = make_batch(rng, [300, 90, 64], [9, 64, 1])
+    kv, _, _ = fill(rng, batch, 3, 64, "bf16")
+    q = rng.standard_normal((74, 9, 64), np.float32)
+    parents = np.concatenate([np.arange(n) - 1 for n in (9, 64, 1)]).astype(np.int32)
+    for window in (-1, 20):
+        chain = _core.paged_attention(q, kv, *batch.lists, window_left=window)
+        tree = _core.paged_attention(q, kv, *batch.lists, window_left=window, parents=parents)
+        np.testing.assert_array_equal(tree, chain)
 
 
 def test_soft_cap(isa):
@@ -162,6 +201,11 @@ def i32(*values):
         ({"scale": float("nan")}, "scale: expected a finite number"),
         ({"soft_cap": -1.0}, "soft_cap: expected a number >= 0"),
         ({"window_left": -2}, "window_left: expected -1 or more"),
+        ({"sinks": -1}, "sinks: expected 0 or more"),
+        ({"parents": i32(-1)}, r"parents: expected shape \[2\]"),
+        ({"parents": np.zeros(2, np.int64)}, "parents: expected dtype i32"),
+        ({"parents": i32(-1, 0)}, r"parents\[1\]: expected -1 to -1, got 0"),
+        ({"parents": i32(-2, -1)}, r"parents\[0\]: expected -1 to -1, got -2"),
     ],
 )
 def test_errors(changes, message):

@@ -22,24 +22,11 @@ namespace effinfer::cpu::simd {
 // score, so that exp() of the difference is 0.
 inline constexpr float kNoScore = -1e30f;
 
-// min(x, window of this table) hides lanes: 16 low, 16 pass, 16 low.
-template <int kLow>
-struct LaneMask {
-  static constexpr float kLowValue = kLow == 0 ? 0.0f : -__builtin_inff();
-  alignas(64) float values[48];
-  constexpr LaneMask() : values() {
-    for (int i = 0; i < 48; ++i) values[i] = i / 16 == 1 ? __builtin_inff() : kLowValue;
-  }
-};
-
 template <class Kv>
 struct AttentionBody {
   using V = typename Kv::V;
   static constexpr int P = Kv::P;
   static constexpr int64_t kLine = 64;
-
-  static constexpr LaneMask<1> kScoreMask = {};
-  static constexpr LaneMask<0> kScaleMask = {};
 
   // The right-hand side of a product: lines `step` bytes apart along the inner dimension and
   // `stride` bytes apart along the columns. `next` is the same part of the next page, which is
@@ -185,30 +172,57 @@ struct AttentionBody {
     int64_t begin;
     int64_t end;
   };
-  // What tokens [first, last] of the tile see of the page: the keys in the window of the first and
-  // not after the last.
-  static Range visible(const AttentionTile& tile, int64_t first, int64_t last, int64_t page) {
-    const int64_t begin =
-        tile.window_left < 0 ? 0
-                             : tile.position + first - tile.window_left - page * kernels::kPageSize;
-    const int64_t end = tile.position + last + 1 - page * kernels::kPageSize;
-    return {begin < 0 ? 0 : begin, end > kernels::kPageSize ? kernels::kPageSize : end};
+
+  // Bits [begin, end) of a page's tokens.
+  static uint64_t token_bits(int64_t begin, int64_t end) {
+    if (begin < 0) begin = 0;
+    if (end > kernels::kPageSize) end = kernels::kPageSize;
+    if (begin >= end) return 0;
+    return ~uint64_t{0} >> (64 - (end - begin)) << begin;
+  }
+
+  // Bits of the step's own tokens, whose first lies `shift` tokens into the page.
+  static uint64_t place(uint64_t bits, int64_t shift) {
+    if (shift <= -64 || shift >= 64) return 0;
+    return shift >= 0 ? bits << shift : bits >> -shift;
+  }
+
+  // Which tokens of a page a token of the tile sees: those that are not after it and not behind its
+  // window, or are sinks; of its own step's tokens, in a tree, its ancestors.
+  static uint64_t visible(const AttentionTile& tile, int64_t token, int64_t page) {
+    const int64_t start = page * kernels::kPageSize;
+    const bool windowed = tile.window_left >= 0;
+    const uint64_t sinks = windowed ? token_bits(0, tile.sinks - start) : 0;
+    if (tile.ancestors == nullptr) {
+      const int64_t position = tile.position + token - start;
+      const uint64_t past = token_bits(0, position + 1);
+      if (!windowed) return past;
+      return past & (token_bits(position - tile.window_left, kernels::kPageSize) | sinks);
+    }
+    const int64_t shift = tile.step_start - start;
+    uint64_t near = tile.ancestors[token];
+    const uint64_t tree = place(near, shift);
+    if (!windowed) return token_bits(0, shift) | tree;
+    // A token's position is its depth, an ancestor's number among the ancestors.
+    const int64_t depth = __builtin_popcountll(near) - 1;
+    for (int64_t i = tile.window_left; i < depth; ++i) near &= near - 1;
+    const uint64_t before =
+        token_bits(shift + depth - tile.window_left, shift) | place(near, shift);
+    return before | (sinks & (token_bits(0, shift) | tree));
   }
 
   // Scores of a row to probabilities (times the scales of V): the row's maximum, sum and the factor
   // on what it has summed so far.
   static void softmax_row(const AttentionTile& tile, const State& s, int64_t row, Range all,
-                          Range seen, int64_t page_id) {
+                          uint64_t seen, int64_t page_id) {
     float* scores = s.scores + row * kernels::kPageSize;
     const float* k_scale = Kv::kScaled ? tile.k_scale + page_id * tile.page_scales : nullptr;
     const float* v_scale = Kv::kScaled ? tile.v_scale + page_id * tile.page_scales : nullptr;
     const float old_max = s.max[row];
     V highest = V::set(old_max);
-    const auto mask = [&](const auto& table, V x, int64_t t) __attribute__((always_inline)) {
-      const int64_t skip = seen.begin - t, count = seen.end - t;
-      if (skip > 0) x = min(x, V::load(table.values + 16 - (skip > 16 ? 16 : skip)));
-      if (count < 16) x = min(x, V::load(table.values + 32 - (count < 0 ? 0 : count)));
-      return x;
+    const auto mask = [&](V x, int64_t t, float hidden) __attribute__((always_inline)) {
+      const auto bits = static_cast<uint32_t>(seen >> t & 0xffff);
+      return bits == 0xffff ? x : keep(bits, x, V::set(hidden));
     };
     for (int64_t t = all.begin; t < all.end; t += 16) {
       V x = V::load(scores + t);
@@ -217,7 +231,7 @@ struct AttentionBody {
         const V cap = V::set(tile.soft_cap);
         x = tanh(x / cap) * cap;
       }
-      x = mask(kScoreMask, x, t);
+      x = mask(x, t, -__builtin_inff());
       highest = max(highest, x);
       x.store(scores + t);
     }
@@ -226,7 +240,7 @@ struct AttentionBody {
     for (int64_t t = all.begin; t < all.end; t += 16) {
       V p = exp(V::load(scores + t) - V::set(new_max));
       sums = sums + p;
-      if constexpr (Kv::kScaled) p = p * mask(kScaleMask, V::load(v_scale + t), t);
+      if constexpr (Kv::kScaled) p = p * mask(V::load(v_scale + t), t, 0.0f);
       p.store(scores + t);
     }
     const float factor = first_lane(exp(V::set(old_max - new_max)));
@@ -242,21 +256,25 @@ struct AttentionBody {
   }
 
   static void do_page(const AttentionTile& tile, const State& s, int64_t page) {
+    uint64_t any = 0;
+    for (int32_t token = 0; token < tile.num_tokens; ++token) any |= visible(tile, token, page);
+    if (any == 0) return;
     const int64_t page_id = tile.pages[page];
     const uint8_t* k = tile.k + page_id * tile.page_bytes;
     const uint8_t* v = tile.v + page_id * tile.page_bytes;
     const int64_t next_page = page + 1 < tile.end_page ? page + 1 : page;
     const int64_t ahead = (tile.pages[next_page] - page_id) * tile.page_bytes;
-    const Range keys = visible(tile, 0, tile.num_tokens - 1, page);
+    const Range keys = {__builtin_ctzll(any), 64 - __builtin_clzll(any)};
     const Range groups = {keys.begin / 16 * 16, (keys.end + 15) / 16 * 16};
     const int64_t k_lines = s.dim / P;  // of 16 tokens
     k += groups.begin / 16 * k_lines * kLine;
     product_all(s.q, s.dim, {k, kLine, k_lines * kLine, k + ahead}, s.dim, nullptr,
                 s.scores + groups.begin, kernels::kPageSize, (groups.end - groups.begin) / 16,
                 s.rows);
+    uint64_t seen = 0;
     for (int64_t row = 0; row < s.rows; ++row) {
-      const int64_t token = row / tile.group;
-      softmax_row(tile, s, row, groups, visible(tile, token, token, page), page_id);
+      if (row % tile.group == 0) seen = visible(tile, row / tile.group, page);
+      softmax_row(tile, s, row, groups, seen, page_id);
     }
     const int64_t v_lines = s.dim / 16;  // of P tokens
     const int64_t first = keys.begin / P * P;

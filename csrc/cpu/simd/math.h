@@ -109,6 +109,9 @@ struct Pair {
   [[gnu::always_inline]] friend Pair min(Pair a, Pair b) {
     return {min(a.low, b.low), min(a.high, b.high)};
   }
+  [[gnu::always_inline]] friend Pair keep(uint32_t bits, Pair x, Pair other) {
+    return {keep(bits, x.low, other.low), keep(bits >> T::kWidth, x.high, other.high)};
+  }
   [[gnu::always_inline]] friend Pair abs(Pair a) { return {abs(a.low), abs(a.high)}; }
   [[gnu::always_inline]] friend Pair copysign(Pair a, Pair b) {
     return {copysign(a.low, b.low), copysign(a.high, b.high)};

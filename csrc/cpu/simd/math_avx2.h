@@ -32,6 +32,13 @@ struct F32x8 {
   }
   [[gnu::always_inline]] friend F32x8 max(F32x8 a, F32x8 b) { return {_mm256_max_ps(a.v, b.v)}; }
   [[gnu::always_inline]] friend F32x8 min(F32x8 a, F32x8 b) { return {_mm256_min_ps(a.v, b.v)}; }
+  // Lane i of x where bit i is set, else `other`.
+  [[gnu::always_inline]] friend F32x8 keep(uint32_t bits, F32x8 x, F32x8 other) {
+    const __m256i lanes = _mm256_setr_epi32(1, 2, 4, 8, 16, 32, 64, 128);
+    const __m256i set = _mm256_and_si256(_mm256_set1_epi32(static_cast<int>(bits)), lanes);
+    const __m256 mask = _mm256_castsi256_ps(_mm256_cmpeq_epi32(set, lanes));
+    return {_mm256_blendv_ps(other.v, x.v, mask)};
+  }
   [[gnu::always_inline]] friend F32x8 abs(F32x8 a) {
     return {_mm256_andnot_ps(_mm256_set1_ps(-0.0f), a.v)};
   }

@@ -32,6 +32,10 @@ struct F32x16 {
   }
   [[gnu::always_inline]] friend F32x16 max(F32x16 a, F32x16 b) { return {_mm512_max_ps(a.v, b.v)}; }
   [[gnu::always_inline]] friend F32x16 min(F32x16 a, F32x16 b) { return {_mm512_min_ps(a.v, b.v)}; }
+  // Lane i of x where bit i is set, else `other`.
+  [[gnu::always_inline]] friend F32x16 keep(uint32_t bits, F32x16 x, F32x16 other) {
+    return {_mm512_mask_blend_ps(static_cast<__mmask16>(bits), other.v, x.v)};
+  }
   [[gnu::always_inline]] friend F32x16 abs(F32x16 a) { return {_mm512_abs_ps(a.v)}; }
   [[gnu::always_inline]] friend F32x16 copysign(F32x16 a, F32x16 b) {
     const __m512 sign = _mm512_set1_ps(-0.0f);

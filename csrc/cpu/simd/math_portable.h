@@ -33,6 +33,11 @@ struct F32x4 {
   [[gnu::always_inline]] friend F32x4 fma(F32x4 a, F32x4 b, F32x4 c) { return {a.v * b.v + c.v}; }
   [[gnu::always_inline]] friend F32x4 max(F32x4 a, F32x4 b) { return {a.v > b.v ? a.v : b.v}; }
   [[gnu::always_inline]] friend F32x4 min(F32x4 a, F32x4 b) { return {a.v < b.v ? a.v : b.v}; }
+  // Lane i of x where bit i is set, else `other`.
+  [[gnu::always_inline]] friend F32x4 keep(uint32_t bits, F32x4 x, F32x4 other) {
+    const Ints set = static_cast<int32_t>(bits) & Ints{1, 2, 4, 8};
+    return {set != 0 ? x.v : other.v};
+  }
   [[gnu::always_inline]] friend F32x4 abs(F32x4 a) {
     return {std::bit_cast<Floats>(std::bit_cast<Ints>(a.v) & 0x7fffffff)};
   }

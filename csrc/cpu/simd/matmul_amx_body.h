@@ -198,7 +198,7 @@ class AmxMatmul {
     Job job;
     job.chunk = chunk;
     job.unit_index = first_unit(job);
-    job.unit = find_unit(problem_, job.unit_index);
+    job.unit = find_unit(problem_, job.unit_index, team_.rank());
     return job;
   }
 
@@ -238,7 +238,7 @@ class AmxMatmul {
         return true;
       }
     }
-    job.unit = find_unit(problem_, job.unit_index);
+    job.unit = find_unit(problem_, job.unit_index, team_.rank());
     return true;
   }
 

@@ -46,6 +46,17 @@ struct Batch {
   std::span<const int32_t> kv_indices;  // page ids
   std::span<const int32_t> kv_len;      // [S] tokens in the cache, this step's included
   std::span<const int32_t> logit_rows;  // [R] rows of the step whose logits are wanted
+  // [T], or empty: the rows of each sequence are a chain. Else they are a tree of drafts, 64 at
+  // most: bit j of a row's word says that it descends from row j of its sequence, or is it. A row
+  // attends to what precedes the step, its ancestors and itself; positions are its depth's.
+  std::span<const uint64_t> ancestors = {};
+};
+
+// The highest logits of each row, in place of all of them.
+struct TopLogits {
+  int32_t k = 0;              // 1..Executable::max_top()
+  std::span<float> values;    // [R, k], highest first; the first is NaN where the row holds one
+  std::span<int32_t> tokens;  // [R, k], the lower id first among equals
 };
 
 class EFFINFER_API Executable {
@@ -55,6 +66,10 @@ class EFFINFER_API Executable {
   // float32 logits [R, vocab]. Throws InvalidArgument on an inconsistent batch before anything
   // runs.
   void run(const Batch& batch, KvCache& cache, std::span<float> logits);
+  // The same step, but its head keeps the k highest logits of each row while it computes them.
+  void run_top(const Batch& batch, KvCache& cache, const TopLogits& top);
+  // The most logits a row that run_top() can keep; 0 where the graph's last node is no matmul.
+  int32_t max_top() const;
 
   // Records the next `max_steps` steps; takes the memory for it now, so that run() still allocates
   // nothing. Throws InvalidArgument for less than one step, OutOfMemory. Not while run() is active.

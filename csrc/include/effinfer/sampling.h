@@ -62,6 +62,12 @@ class EFFINFER_API Sampler {
   SampledToken sample(std::span<const float> logits, const SamplingParams& params,
                       std::span<const int32_t> prompt, std::span<const int32_t> output,
                       uint64_t index);
+  // The same token from the highest logits alone: `values`, highest first, and their `tokens`, the
+  // lower id first among equals, at least sufficient_top() of them.
+  SampledToken sample_top(std::span<const float> values, std::span<const int32_t> tokens,
+                          const SamplingParams& params, uint64_t index);
+  // How many of the highest logits sample() needs to see; 0: all of them.
+  static int32_t sufficient_top(const SamplingParams& params, int64_t vocab_size);
   // The distribution that sample() draws from: `probabilities` [vocab] sums to 1, and is 0 for what
   // the filters removed. Greedy gives a single 1.
   void distribution(std::span<const float> logits, const SamplingParams& params,
@@ -70,7 +76,7 @@ class EFFINFER_API Sampler {
 
  private:
   struct Candidate {
-    float log_weight;  // (logit - highest logit) / temperature
+    float log_weight;  // (logit - highest logit) / temperature; select_top() leaves the logit
     float weight;      // exp(log_weight)
     int32_t token;
   };
@@ -84,7 +90,11 @@ class EFFINFER_API Sampler {
                                 std::span<const int32_t> prompt, std::span<const int32_t> output);
   void penalize(const SamplingParams& params, std::span<const int32_t> prompt,
                 std::span<const int32_t> output);
-  void select_top(std::span<const float> values, size_t count);
+  void select_top(std::span<const float> logits, size_t count);
+  void filter_top(const SamplingParams& params);
+  void filter_candidates(const SamplingParams& params);
+  double total_weight() const;
+  int32_t draw_candidate(double uniform) const;
   void gather(float least_weight);
   void keep_typical(float mass);
   void keep_top_p(float mass, double total);

@@ -85,7 +85,9 @@ def paged_attention(
     *,
     scale: float | None = None,
     window_left: int = -1,
+    sinks: int = 0,
     soft_cap: float = 0.0,
+    parents: Array | None = None,
     pool: ThreadPool | None = None,
 ) -> Floats:
     """Causal attention of q [T, num_qo_heads, head_dim] over the pages (arXiv:1805.02867 over fixed
@@ -94,7 +96,12 @@ def paged_attention(
     Args:
         scale: of the scores; default 1 / sqrt(head_dim).
         window_left: a row at position p sees keys in [p - window_left, p]; -1: all.
+        sinks: with a window, the first `sinks` keys are seen too (StreamingLLM, arXiv:2309.17453).
         soft_cap: scores become cap * tanh(score / cap); 0: none.
+        parents: int32 [T]; the rows of each sequence, 64 at most, are a tree of drafts (SpecInfer,
+            arXiv:2305.09781). A row's parent is the number, within its sequence, of an earlier
+            row, or -1. A row sees what precedes the step, its ancestors and itself; windows count
+            its depth and not its row.
 
     num_qo_heads is a multiple of num_kv_heads.
     """
@@ -105,6 +112,8 @@ def paged_attention(
         *layout,
         scale=scale,
         window_left=window_left,
+        sinks=sinks,
         soft_cap=soft_cap,
+        parents=optional(parents),
         pool=pool,
     )

@@ -82,7 +82,14 @@ EFFINFER_API void rope_append(PagedKv& kv, const TensorView& q, const TensorView
 struct AttentionOptions {
   float sm_scale = 1.0f;
   int32_t window_left = -1;      // a row at position p sees keys in [p - window_left, p]; -1: all
+  int32_t sinks = 0;             // with a window: keys [0, sinks) are seen too (StreamingLLM, Xiao
+                                 // et al., arXiv:2309.17453)
   float logits_soft_cap = 0.0f;  // cap * tanh(score / cap); 0: none
+  // int32 [T], no data: none. The rows of a sequence are a tree of drafts (SpecInfer, Miao et al.,
+  // arXiv:2305.09781), 64 at most: the row of a token's parent, counted within its sequence and
+  // less than its own, or -1 for a token that follows the sequence. A row sees what precedes the
+  // step, its ancestors and itself.
+  TensorView parents;
 };
 
 // Causal attention of q, float32 [T, num_qo_heads, head_dim], over the batch's pages to out, of the
