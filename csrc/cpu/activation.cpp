@@ -1,10 +1,13 @@
 #include "cpu/activation.h"
 
 #include "cpu/activation_rows.h"
+#include "cpu/simd/math_portable.h"
 
 namespace effinfer::cpu::portable {
 namespace {
-struct Portable {};
+struct Portable {
+  using Vector = F32x16;
+};
 }  // namespace
 
 void store_activation_row(const kernels::Activation& out, int64_t row, const float* values) {

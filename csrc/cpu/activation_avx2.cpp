@@ -1,9 +1,12 @@
 #include "cpu/activation.h"
 #include "cpu/activation_rows.h"
+#include "cpu/simd/math_avx2.h"
 
 namespace effinfer::cpu::avx2 {
 namespace {
-struct Avx2 {};
+struct Avx2 {
+  using Vector = F32x16;
+};
 }  // namespace
 
 void store_activation_row(const kernels::Activation& out, int64_t row, const float* values) {

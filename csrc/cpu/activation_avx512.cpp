@@ -1,9 +1,12 @@
 #include "cpu/activation.h"
 #include "cpu/activation_rows.h"
+#include "cpu/simd/math_avx512.h"
 
 namespace effinfer::cpu::avx512 {
 namespace {
-struct Avx512 {};
+struct Avx512 {
+  using Vector = F32x16;
+};
 }  // namespace
 
 void store_activation_row(const kernels::Activation& out, int64_t row, const float* values) {

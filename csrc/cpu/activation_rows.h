@@ -1,6 +1,7 @@
-// Rounding of activations to an operand, written once and compiled for each ISA level: loops of a
-// fixed trip count that the compiler turns into its widest vectors. The operations are IEEE
-// single additions, multiplications and divisions in one order, so the bits agree at all levels.
+// Rounding of activations to an operand, written once and compiled for each ISA level: on vectors of
+// 16 floats, or in loops of a fixed trip count that the compiler turns into its widest vectors. The
+// operations are IEEE single additions, multiplications and divisions in one order, so the bits
+// agree at all levels.
 #pragma once
 
 #include <bit>
@@ -14,10 +15,11 @@
 
 namespace effinfer::cpu {
 
-// `Level` is a type of the including file's anonymous namespace: the code then has internal linkage
-// and never replaces that of another level.
+// `Level` has Vector, 16 floats of simd/math.h. It is a type of the including file's anonymous
+// namespace: the code then has internal linkage and never replaces that of another level.
 template <class Level>
 struct ActivationRows {
+  using Vector = typename Level::Vector;
   static constexpr int kBlock = static_cast<int>(kernels::kActivationBlock);
 
   // Block `block` (32 values) of a row.
@@ -26,7 +28,7 @@ struct ActivationRows {
     uint8_t* record = out.row(row);
     switch (out.arithmetic) {
       case kernels::Arithmetic::int8:
-        store_int8(record, kernels::padded_cols(out.cols), block, values);
+        store_int8_block(record, kernels::padded_cols(out.cols), block, values);
         break;
       case kernels::Arithmetic::bf16: {
         uint16_t rounded[kBlock];
@@ -77,32 +79,18 @@ struct ActivationRows {
 
   // The values of one scale as int8.
   [[gnu::always_inline]] static Rounded round_block(const float* values, int8_t* q) {
-    // Magnitudes of floats order like their bits; infinities and NaNs come last.
-    uint32_t max_bits = 0;
-    for (int i = 0; i < kScale; ++i) {
-      const uint32_t bits = std::bit_cast<uint32_t>(values[i]) & 0x7fffffffu;
-      max_bits = bits > max_bits ? bits : max_bits;
-    }
+    const Vector x = Vector::load(values);
+    const int32_t max_bits = largest_magnitude(x);
     const float max = std::bit_cast<float>(max_bits);
-    std::memset(q, 0, kScale);
-    if (max_bits >= 0x7f800000u) return {std::numeric_limits<float>::quiet_NaN(), 0};
-    if (!(max >= kernels::kSmallestBlock)) return {0.0f, 0};
-    const float inverse = 127.0f / max;
-    // Adding 1.5 * 2^23 leaves the integer nearest to the value, ties to even, in the low bits.
-    constexpr float kRound = 12582912.0f;
-    int32_t rounded[kScale];
-    for (int i = 0; i < kScale; ++i) {
-      rounded[i] =
-          std::bit_cast<int32_t>(values[i] * inverse + kRound) - std::bit_cast<int32_t>(kRound);
+    if (max_bits >= 0x7f800000 || !(max >= kernels::kSmallestBlock)) {
+      std::memset(q, 0, kScale);
+      return {max_bits >= 0x7f800000 ? std::numeric_limits<float>::quiet_NaN() : 0.0f, 0};
     }
-    for (int i = 0; i < kScale; ++i) q[i] = static_cast<int8_t>(rounded[i]);
-    // By halves, so that the compiler keeps the sums in vectors.
-    for (int i = 0; i < 8; ++i) rounded[i] += rounded[8 + i];
-    for (int i = 0; i < 4; ++i) rounded[i] += rounded[4 + i];
-    return {max / 127.0f, rounded[0] + rounded[1] + rounded[2] + rounded[3]};
+    const int32_t sum = store_int8(x * Vector::set(127.0f / max), q);
+    return {max / 127.0f, sum};
   }
 
-  [[gnu::always_inline]] static void store_int8(uint8_t* record, int64_t padded, int64_t block,
+  [[gnu::always_inline]] static void store_int8_block(uint8_t* record, int64_t padded, int64_t block,
                                                 const float* values) {
     int8_t q[kBlock];
     const Rounded first = round_block(values, q);

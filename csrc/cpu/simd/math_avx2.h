@@ -72,6 +72,29 @@ struct F32x8 {
 
 using F32x16 = simd::Pair<F32x8>;
 
+// The greatest of the lanes' bits without the sign: magnitudes order like them, infinities and NaNs
+// come last.
+[[gnu::always_inline]] inline int32_t largest_magnitude(F32x16 x) {
+  const __m256i all =
+      _mm256_max_epi32(_mm256_castps_si256(abs(x.low).v), _mm256_castps_si256(abs(x.high).v));
+  __m128i half = _mm_max_epi32(_mm256_castsi256_si128(all), _mm256_extracti128_si256(all, 1));
+  half = _mm_max_epi32(half, _mm_shuffle_epi32(half, 0x4e));
+  return _mm_cvtsi128_si32(_mm_max_epi32(half, _mm_shuffle_epi32(half, 0xb1)));
+}
+
+// Stores lanes within +-127 as the nearest integers, ties to even; returns their sum.
+[[gnu::always_inline]] inline int32_t store_int8(F32x16 x, int8_t* to) {
+  const __m256i words =
+      _mm256_packs_epi32(_mm256_cvtps_epi32(x.low.v), _mm256_cvtps_epi32(x.high.v));
+  const __m256i ordered = _mm256_permute4x64_epi64(words, 0xd8);
+  const __m128i bytes =
+      _mm_packs_epi16(_mm256_castsi256_si128(ordered), _mm256_extracti128_si256(ordered, 1));
+  _mm_storeu_si128(reinterpret_cast<__m128i*>(to), bytes);
+  const __m128i sums =
+      _mm_sad_epu8(_mm_xor_si128(bytes, _mm_set1_epi8(-128)), _mm_setzero_si128());
+  return _mm_cvtsi128_si32(sums) + _mm_extract_epi32(sums, 2) - 16 * 128;
+}
+
 [[gnu::always_inline]] inline __m256 vexp(__m256 x) {
   return simd::exp(F32x8{x}).v;
 }

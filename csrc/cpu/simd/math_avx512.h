@@ -59,6 +59,22 @@ struct F32x16 {
   }
 };
 
+// The greatest of the lanes' bits without the sign: magnitudes order like them, infinities and NaNs
+// come last.
+[[gnu::always_inline]] inline int32_t largest_magnitude(F32x16 x) {
+  return _mm512_reduce_max_epi32(
+      _mm512_and_si512(_mm512_castps_si512(x.v), _mm512_set1_epi32(0x7fffffff)));
+}
+
+// Stores lanes within +-127 as the nearest integers, ties to even; returns their sum.
+[[gnu::always_inline]] inline int32_t store_int8(F32x16 x, int8_t* to) {
+  const __m128i bytes = _mm512_cvtepi32_epi8(_mm512_cvtps_epi32(x.v));
+  _mm_storeu_si128(reinterpret_cast<__m128i*>(to), bytes);
+  const __m128i sums =
+      _mm_sad_epu8(_mm_xor_si128(bytes, _mm_set1_epi8(-128)), _mm_setzero_si128());
+  return _mm_cvtsi128_si32(sums) + _mm_extract_epi32(sums, 2) - 16 * 128;
+}
+
 [[gnu::always_inline]] inline __m512 vexp(__m512 x) {
   return simd::exp(F32x16{x}).v;
 }

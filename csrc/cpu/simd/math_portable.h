@@ -64,6 +64,29 @@ struct F32x4 {
 
 using F32x16 = simd::Pair<simd::Pair<F32x4>>;
 
+// The greatest of the lanes' bits without the sign: magnitudes order like them, infinities and NaNs
+// come last.
+[[gnu::always_inline]] inline int32_t largest_magnitude(const F32x16& x) {
+  int32_t lanes[16];
+  abs(x).store(reinterpret_cast<float*>(lanes));
+  int32_t most = 0;
+  for (const int32_t lane : lanes) most = lane > most ? lane : most;
+  return most;
+}
+
+// Stores lanes within +-127 as the nearest integers, ties to even; returns their sum.
+[[gnu::always_inline]] inline int32_t store_int8(const F32x16& x, int8_t* to) {
+  float shifted[16];
+  (x + F32x16::set(simd::kRound)).store(shifted);
+  int32_t sum = 0;
+  for (int i = 0; i < 16; ++i) {
+    const int32_t q = std::bit_cast<int32_t>(shifted[i]) - std::bit_cast<int32_t>(simd::kRound);
+    to[i] = static_cast<int8_t>(q);
+    sum += q;
+  }
+  return sum;
+}
+
 [[gnu::always_inline]] inline float vexp(float x) {
   return simd::exp(F32x4::set(x)).v[0];
 }
