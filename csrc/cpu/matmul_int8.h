@@ -61,22 +61,30 @@ template <class Body>
 
 // `Level` has
 //   kTokens                        most tokens of one pass over the weights
-//   dot<format>(weight, first_group, groups, rows, count, sums)
-//                                  sums[token][32] of 1 or 2 groups for `count` operand rows
+//   dot<format>(weight, first_group, groups, rows, count, next, sums)
+//                                  sums[token][32] of 1 or 2 groups for `count` operand rows; `next`
+//                                  is what this member reads after them, to fetch ahead, or null
 template <class Level>
 struct Int8Matmul {
   static constexpr int kTokens = Level::kTokens;
   using Epilogue = MatmulEpilogue<Level>;
 
+  // A member claims its next chunk before it works on the one at hand, to know what to fetch ahead.
   static void run(const kernels::MatmulProblem& problem, Team& team) {
     const int64_t units = count_units(problem);
     const int64_t chunks = count_chunks(units, units * unit_bytes(problem), team.size());
-    team.for_chunks(chunks, [&](int64_t chunk) {
-      const int64_t end = (chunk + 1) * units / chunks;
-      for (int64_t unit = chunk * units / chunks; unit < end; ++unit) {
-        run_unit(problem, find_unit(problem, unit, team.rank()));
+    const auto first_unit = [&](int64_t chunk) { return chunk * units / chunks; };
+    for (int64_t chunk = team.claim(); chunk < chunks;) {
+      const int64_t next_chunk = team.claim();
+      const int64_t end = first_unit(chunk + 1);
+      for (int64_t unit = first_unit(chunk); unit < end; ++unit) {
+        int64_t next = unit + 1;
+        if (next == end) next = next_chunk < chunks ? first_unit(next_chunk) : -1;
+        run_unit(problem, find_unit(problem, unit, team.rank()),
+                 next < 0 ? nullptr : weights_of(find_unit(problem, next, team.rank()), 0));
       }
-    });
+      chunk = next_chunk;
+    }
   }
 
  private:
@@ -91,7 +99,12 @@ struct Int8Matmul {
     return chunks < units ? chunks : units;
   }
 
-  static void run_unit(const kernels::MatmulProblem& problem, const MatmulUnit& unit) {
+  static const uint8_t* weights_of(const MatmulUnit& unit, int part) {
+    return unit.parts[part].weight.group(2 * unit.index);
+  }
+
+  static void run_unit(const kernels::MatmulProblem& problem, const MatmulUnit& unit,
+                       const uint8_t* next) {
     alignas(64) typename Epilogue::Sums sums[2][kTokens];
     const int64_t tokens = problem.x.rows;
     for (int64_t token = 0; token < tokens;) {
@@ -105,9 +118,12 @@ struct Int8Matmul {
       const int64_t groups = unit.num_outputs > kernels::kGroupRows ? 2 : 1;
       for (int part = 0; part < unit.num_parts; ++part) {
         const kernels::PackedWeight& weight = unit.parts[part].weight;
+        const bool last = part + 1 == unit.num_parts;
+        const uint8_t* following = last ? next : weights_of(unit, part + 1);
+        if (token + count < tokens) following = nullptr;  // the same weights again, from cache
         with_quantised_format(weight.format, [&]<kernels::PackedFormat format>() {
           Level::template dot<format>(weight, 2 * unit.index, static_cast<int>(groups), rows,
-                                      static_cast<int>(count), sums[part]);
+                                      static_cast<int>(count), following, sums[part]);
         });
       }
       Epilogue::run(problem, unit, token, count, sums[0], sums[1]);

@@ -33,15 +33,16 @@ struct Avx2 {
 
   template <PackedFormat format>
   static void dot(const PackedWeight& weight, int64_t first_group, int groups, const Int8Row* rows,
-                  int count, float (*sums)[32]) {
+                  int count, const uint8_t* next, float (*sums)[32]) {
+    const FetchAhead ahead(weight.group(first_group + groups), next, prefetch_distance(count));
     for (int g = 0; g < groups; ++g) {
       const uint8_t* group = weight.group(first_group + g);
       if (count == 1) {
-        dot_group<format, 1>(weight, group, rows, count, sums, g * 16);
+        dot_group<format, 1>(weight, group, rows, count, ahead, sums, g * 16);
       } else if (count == 2) {
-        dot_group<format, 2>(weight, group, rows, count, sums, g * 16);
+        dot_group<format, 2>(weight, group, rows, count, ahead, sums, g * 16);
       } else {
-        dot_group<format, 4>(weight, group, rows, count, sums, g * 16);
+        dot_group<format, 4>(weight, group, rows, count, ahead, sums, g * 16);
       }
     }
   }
@@ -50,7 +51,7 @@ struct Avx2 {
   // `tokens` rows, of which `count` exist: the missing ones repeat the last and are not stored.
   template <PackedFormat format, int tokens>
   static void dot_group(const PackedWeight& weight, const uint8_t* group, const Int8Row* given,
-                        int count, float (*sums)[32], int offset) {
+                        int count, const FetchAhead& ahead, float (*sums)[32], int offset) {
     Int8Row rows[tokens];
     for (int t = 0; t < tokens; ++t) rows[t] = given[t < count ? t : count - 1];
     constexpr int64_t kBytes = kernels::superblock_bytes(format);
@@ -59,9 +60,9 @@ struct Avx2 {
     __m256 sum[2][tokens];
     for (int t = 0; t < tokens; ++t) sum[0][t] = sum[1][t] = _mm256_setzero_ps();
     for (int64_t s = 0; s < superblocks; ++s, data += kBytes) {
+      const uint8_t* fetch = ahead.from(data);
       for (int64_t line = 0; line < kBytes; line += 64) {
-        _mm_prefetch(reinterpret_cast<const char*>(data + prefetch_distance(tokens) + line),
-                     _MM_HINT_T1);
+        _mm_prefetch(reinterpret_cast<const char*>(fetch + line), _MM_HINT_T1);
       }
       add_superblock<format, tokens>(weight, group, data, s, rows, sum);
     }

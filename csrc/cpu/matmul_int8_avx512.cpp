@@ -22,23 +22,24 @@ struct Avx512 {
   // follow better than two side by side, although those share their broadcasts of activations.
   template <PackedFormat format>
   static void dot(const PackedWeight& weight, int64_t first_group, int groups, const Int8Row* rows,
-                  int count, float (*sums)[32]) {
+                  int count, const uint8_t* next, float (*sums)[32]) {
+    const FetchAhead ahead(weight.group(first_group + groups), next, prefetch_distance(count));
     for (int g = 0; g < groups; ++g) {
       const int64_t group = first_group + g;
       const int offset = g * 16;
       switch (count) {
         case 1:
-          dot_group<format, 1>(weight, group, rows, count, sums, offset);
+          dot_group<format, 1>(weight, group, rows, count, ahead, sums, offset);
           break;
         case 2:
-          dot_group<format, 2>(weight, group, rows, count, sums, offset);
+          dot_group<format, 2>(weight, group, rows, count, ahead, sums, offset);
           break;
         case 3:
         case 4:
-          dot_group<format, 4>(weight, group, rows, count, sums, offset);
+          dot_group<format, 4>(weight, group, rows, count, ahead, sums, offset);
           break;
         default:
-          dot_group<format, 8>(weight, group, rows, count, sums, offset);
+          dot_group<format, 8>(weight, group, rows, count, ahead, sums, offset);
           break;
       }
     }
@@ -49,7 +50,7 @@ struct Avx512 {
   // not stored.
   template <PackedFormat format, int tokens>
   static void dot_group(const PackedWeight& weight, int64_t index, const Int8Row* rows, int count,
-                        float (*sums)[32], int offset) {
+                        const FetchAhead& ahead, float (*sums)[32], int offset) {
     Int8Row row[tokens];
     for (int t = 0; t < tokens; ++t) row[t] = rows[t < count ? t : count - 1];
     const uint8_t* group = weight.group(index);
@@ -59,7 +60,7 @@ struct Avx512 {
     const int64_t superblocks = kernels::padded_cols(weight.cols) / kernels::kSuperblock;
     for (int64_t s = 0; s < superblocks; ++s) {
       add_superblock<format, tokens>(weight, group, data, s, row, sum);
-      prefetch<kernels::superblock_bytes(format)>(data + prefetch_distance(tokens));
+      prefetch<kernels::superblock_bytes(format)>(ahead.from(data));
       data += kernels::superblock_bytes(format);
     }
     for (int t = 0; t < count; ++t) _mm512_storeu_ps(sums[t] + offset, sum[t]);
