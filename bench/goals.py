@@ -163,22 +163,24 @@ def rows(result: Json) -> list[list[str]]:
     return cells
 
 
-def operator_cells(result: Json, section: str) -> list[tuple[str, float, dict[str, float]]]:
-    """(question, our value, the peers' values) of every question that some peer answered too."""
+def operator_cells(
+    result: Json, section: str
+) -> list[tuple[str, dict[str, float], dict[str, float]]]:
+    """(question, our values, the peers' values), by engine, of what some peer answered too."""
     engines = engines_of(result, section)
     keys = [key for key, value in engines.get("effinfer", {}).items() if isinstance(value, dict)]
     cells = []
     for key in keys:
         values = {name: median(engines, name, key) for name in engines}
         known = {name: value for name, value in values.items() if value}
-        mine = known.pop("effinfer", None)
+        mine = {name: known.pop(name) for name in list(known) if name.startswith("effinfer")}
         if mine and known:
             cells.append((key, mine, known))
     return cells
 
 
 def operator_rows(result: Json) -> Iterator[Row]:
-    best = [(k, mine, *max((v, n) for n, v in others.items()))
+    best = [(k, max(mine.values()), *max((v, n) for n, v in others.items()))
             for k, mine, others in operator_cells(result, "matmul")]  # fmt: skip
     if best:
         ahead = sum(mine > other for _, mine, other, _ in best)
@@ -195,7 +197,8 @@ def operator_rows(result: Json) -> Iterator[Row]:
                   "1000 GOP/s", least / 1000, 1)  # fmt: skip
     for key, mine, others in operator_cells(result, "attention"):
         other, name = min((value, name) for name, value in others.items())
+        own = mine["effinfer"]
         yield Row(
-            f"attention 20/5 x 128, 4096 KV, {key}", f"{1e6 * mine:.0f} us",
-            f"{name} {1e6 * other:.0f} us", other / mine, 1,
+            f"attention 20/5 x 128, 4096 KV, {key}", f"{1e6 * own:.0f} us",
+            f"{name} {1e6 * other:.0f} us", other / own, 1,
         )  # fmt: skip

@@ -35,6 +35,8 @@ def specs_of(setting: Setting, with_plain: bool) -> list[EngineSpec]:
 def matmul(setting: Setting, say: Say) -> dict[str, Any]:
     """1e9 operations per second, a multiply-add being two; activations are quantised in it."""
     specs = specs_of(setting, with_plain=True)
+    exact = replace(specs[0], name="effinfer, int8", load_options={"arithmetic": "int8"})
+    specs.insert(1, exact)  # as with deterministic=True, at any n
     folder = setting.log.parent / "weights"
     dtypes = DTYPES[:2] if setting.quick else DTYPES
     ggml = next((spec for spec in specs if spec.script == "ggml_operators.py"), None)

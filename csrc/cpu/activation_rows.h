@@ -1,6 +1,6 @@
-// Rounding of activations to an operand, written once and compiled for each ISA level: on vectors of
-// 16 floats, or in loops of a fixed trip count that the compiler turns into its widest vectors. The
-// operations are IEEE single additions, multiplications and divisions in one order, so the bits
+// Rounding of activations to an operand, written once and compiled for each ISA level: on vectors
+// of 16 floats, or in loops of a fixed trip count that the compiler turns into its widest vectors.
+// The operations are IEEE single additions, multiplications and divisions in one order, so the bits
 // agree at all levels.
 #pragma once
 
@@ -90,8 +90,8 @@ struct ActivationRows {
     return {max / 127.0f, sum};
   }
 
-  [[gnu::always_inline]] static void store_int8_block(uint8_t* record, int64_t padded, int64_t block,
-                                                const float* values) {
+  [[gnu::always_inline]] static void store_int8_block(uint8_t* record, int64_t padded,
+                                                      int64_t block, const float* values) {
     int8_t q[kBlock];
     const Rounded first = round_block(values, q);
     const Rounded second = round_block(values + kScale, q + kScale);

@@ -62,8 +62,9 @@ template <class Body>
 // `Level` has
 //   kTokens                        most tokens of one pass over the weights
 //   dot<format>(weight, first_group, groups, rows, count, next, sums)
-//                                  sums[token][32] of 1 or 2 groups for `count` operand rows; `next`
-//                                  is what this member reads after them, to fetch ahead, or null
+//                                  sums[token][32] of 1 or 2 groups for `count` operand rows;
+//                                  `next` is what this member reads after them, to fetch ahead, or
+//                                  null
 template <class Level>
 struct Int8Matmul {
   static constexpr int kTokens = Level::kTokens;

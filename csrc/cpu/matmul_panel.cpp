@@ -24,6 +24,7 @@ using kernels::ScaleKind;
 struct Portable {
   using Vector = F32x16;
   static constexpr int kTokens = 4;
+  static constexpr bool kStreams = false;
   static constexpr int64_t kElementBytes = 4;
   static constexpr int64_t kRows = kernels::kGroupRows;
 

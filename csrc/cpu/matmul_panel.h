@@ -1,5 +1,6 @@
 // Matmul by panels: the weights of a unit, dequantised for a stretch of k, stay in L1 or L2 while
-// all tokens of a chunk are multiplied by them. Shared by f32 and bf16 operands.
+// all tokens of a chunk are multiplied by them. Shared by f32 and bf16 operands. With few tokens a
+// panel would be read once or twice only: dense weights are then converted in registers instead.
 //
 // A sum runs over k in order, in one chain; between stretches it rests in memory as float32. So a
 // result does not depend on the stretch, the other tokens or the team.
@@ -34,6 +35,9 @@ size_t panel_scratch_bytes(const kernels::MatmulProblem& problem);
 //                      the weights themselves
 //   multiply(panels, count, x, x_stride, tokens, sums)
 //                      sums[token][32] += the two panels times `tokens` operand rows
+//   kStreams           whether there is also, for one tile of tokens,
+//   stream(weight, groups, x, x_stride, tokens, sums)
+//                      sums[token][32] = two groups of dense weights times `tokens` rows
 template <class Level>
 struct PanelMatmul {
   using Epilogue = MatmulEpilogue<Level>;
@@ -74,9 +78,19 @@ struct PanelMatmul {
   static void multiply_part(const kernels::MatmulProblem& problem, const MatmulUnit& unit,
                             const kernels::PackedWeight& weight, int64_t first_token, int64_t count,
                             uint8_t* scratch, Sums* sums) {
+    if constexpr (Level::kStreams) {
+      if (weight.format.scales == kernels::ScaleKind::dense && count <= Level::kTokens) {
+        const int64_t last = 2 * unit.index + (unit.num_outputs > kernels::kGroupRows ? 1 : 0);
+        const uint8_t* groups[2] = {weight.group(2 * unit.index), weight.group(last)};
+        Level::stream(weight, groups, problem.x.row(first_token), problem.x.row_bytes(),
+                      static_cast<int>(count), sums);
+        return;
+      }
+    }
     std::memset(sums, 0, static_cast<size_t>(count) * sizeof(Sums));
     const int64_t cols = kernels::padded_cols(weight.cols);
     const int64_t row_bytes = problem.x.row_bytes();
+    const int64_t tiles = (count + Level::kTokens - 1) / Level::kTokens;  // of nearly equal size
     // With one tile of tokens the panel is used once: keep it small, it is read back at once.
     const int64_t stretch = count <= Level::kTokens ? kPanelK / 4 : kPanelK;
     for (int64_t k = 0; k < cols; k += stretch) {
@@ -88,10 +102,28 @@ struct PanelMatmul {
           unit.num_outputs > kernels::kGroupRows
               ? Level::panel(weight, 2 * unit.index + 1, k, length, scratch + kPanelGroupBytes)
               : panels[0];
-      for (int64_t t = 0; t < count; t += Level::kTokens) {
-        const int64_t tokens = t + Level::kTokens < count ? Level::kTokens : count - t;
+      for (int64_t tile = 0; tile < tiles; ++tile) {
+        const int64_t t = tile * count / tiles;
+        fetch_next(weight, 2 * unit.index, k, length, tile, tiles);
         Level::multiply(panels, length, problem.x.row(first_token + t) + k * Level::kElementBytes,
-                        row_bytes, static_cast<int>(tokens), sums + t);
+                        row_bytes, static_cast<int>((tile + 1) * count / tiles - t), sums + t);
+      }
+    }
+  }
+
+  // While one stretch of weights is multiplied, the next one is fetched, a share of it a tile: of
+  // the same two groups, or of the unit that follows, which this member mostly gets.
+  static void fetch_next(const kernels::PackedWeight& weight, int64_t first_group, int64_t k,
+                         int64_t length, int64_t tile, int64_t tiles) {
+    const int64_t superblock = kernels::superblock_bytes(weight.format);
+    const bool more = k + length < kernels::padded_cols(weight.cols);
+    const int64_t group = more ? first_group : first_group + 2;
+    const int64_t place = kernels::header_bytes(weight.format, weight.cols) +
+                          (more ? k + length : 0) / kernels::kSuperblock * superblock;
+    const int64_t lines = length / kernels::kSuperblock * superblock / 64;
+    for (int64_t line = tile * lines / tiles; line < (tile + 1) * lines / tiles; ++line) {
+      for (int64_t g = group; g < group + 2; ++g) {
+        __builtin_prefetch(weight.group(g) + place + line * 64, 0, 2);
       }
     }
   }

@@ -11,6 +11,7 @@ namespace {
 struct Avx2 {
   using Vector = F32x16;
   static constexpr int kTokens = 6;
+  static constexpr bool kStreams = true;
   static constexpr int64_t kElementBytes = 4;
   static constexpr int64_t kRows = kernels::kGroupRows;
 
@@ -45,7 +46,88 @@ struct Avx2 {
     });
   }
 
+  static void stream(const PackedWeight& weight, const uint8_t* const* groups, const uint8_t* x,
+                     int64_t x_stride, int tokens, float (*sums)[32]) {
+    switch (weight.format.bits) {
+      case QuantBits::f16:
+        return stream_tokens<QuantBits::f16>(weight, groups, x, x_stride, tokens, sums);
+      case QuantBits::bf16:
+        return stream_tokens<QuantBits::bf16>(weight, groups, x, x_stride, tokens, sums);
+      default:
+        return stream_tokens<QuantBits::f32>(weight, groups, x, x_stride, tokens, sums);
+    }
+  }
+
  private:
+  // Two consecutive k of 16 rows: values[k][half], and how far ahead the next are fetched.
+  static constexpr int64_t kFetch = 1024;
+  template <QuantBits bits>
+  [[gnu::always_inline]] static void load_pair(const uint8_t* data, __m256 (*values)[2]) {
+    for (int half = 0; half < 2; ++half) {
+      if constexpr (bits == QuantBits::bf16) {
+        // The even k lies in the low halves of the dwords.
+        const __m256i line = load(data + 32 * half);
+        values[0][half] = _mm256_castsi256_ps(_mm256_slli_epi32(line, 16));
+        values[1][half] = _mm256_castsi256_ps(
+            _mm256_and_si256(line, _mm256_set1_epi32(static_cast<int>(0xffff0000u))));
+      } else {
+        for (int k = 0; k < 2; ++k) {
+          const int place = 2 * k + half;
+          values[k][half] = bits == QuantBits::f16
+                                ? load_halves(data + 16 * place)
+                                : _mm256_loadu_ps(reinterpret_cast<const float*>(data) + 8 * place);
+        }
+      }
+    }
+  }
+
+  template <QuantBits bits>
+  static void stream_tokens(const PackedWeight& weight, const uint8_t* const* groups,
+                            const uint8_t* x, int64_t x_stride, int tokens, float (*sums)[32]) {
+    // A token alone has both groups at once: more chains of additions.
+    if (tokens == 1) return stream_tile<bits, 2, 1>(weight, groups, x, x_stride, sums, 0);
+    unroll<kTokens>([&](auto index) __attribute__((always_inline)) {
+      if (tokens != index + 1) return;
+      for (int g = 0; g < 2; ++g) {
+        stream_tile<bits, 1, index + 1>(weight, groups + g, x, x_stride, sums, 16 * g);
+      }
+    });
+  }
+
+  // Sums run over k in the order of multiply_tile: the same bits.
+  template <QuantBits bits, int groups, int tokens>
+  static void stream_tile(const PackedWeight& weight, const uint8_t* const* group, const uint8_t* x,
+                          int64_t x_stride, float (*sums)[32], int offset) {
+    constexpr int64_t kPairBytes = kernels::quant_bytes(bits) / (kernels::kSuperblock / 2);
+    __m256 sum[tokens][2 * groups];
+    for (int t = 0; t < tokens; ++t) {
+      for (int h = 0; h < 2 * groups; ++h) sum[t][h] = _mm256_setzero_ps();
+    }
+    const int64_t cols = kernels::padded_cols(weight.cols);
+    for (int64_t k = 0; k < cols; k += 2) {
+      for (int g = 0; g < groups; ++g) {
+        const uint8_t* data = group[g] + k / 2 * kPairBytes;
+        __m256 values[2][2];
+        load_pair<bits>(data, values);
+        for (int64_t line = 0; line < kPairBytes; line += 64) {
+          _mm_prefetch(reinterpret_cast<const char*>(data + kFetch + line), _MM_HINT_T1);
+        }
+        for (int j = 0; j < 2; ++j) {
+          for (int t = 0; t < tokens; ++t) {
+            const auto* row = reinterpret_cast<const float*>(x + t * x_stride);
+            const __m256 value = _mm256_set1_ps(row[k + j]);
+            for (int h = 0; h < 2; ++h) {
+              sum[t][2 * g + h] = _mm256_fmadd_ps(values[j][h], value, sum[t][2 * g + h]);
+            }
+          }
+        }
+      }
+    }
+    for (int t = 0; t < tokens; ++t) {
+      for (int h = 0; h < 2 * groups; ++h) _mm256_storeu_ps(sums[t] + offset + 8 * h, sum[t][h]);
+    }
+  }
+
   static void dense_panel(QuantBits bits, const uint8_t* data, int64_t count, float* out) {
     if (bits == QuantBits::f16) {
       for (int64_t i = 0; i < count * kRows; i += 8) {

@@ -11,6 +11,7 @@ namespace {
 struct Avx512 {
   using Vector = F32x16;
   static constexpr int kTokens = 12;
+  static constexpr bool kStreams = true;
   static constexpr int64_t kElementBytes = 4;
   static constexpr int64_t kRows = kernels::kGroupRows;
 
@@ -45,7 +46,72 @@ struct Avx512 {
     });
   }
 
+  static void stream(const PackedWeight& weight, const uint8_t* const* groups, const uint8_t* x,
+                     int64_t x_stride, int tokens, float (*sums)[32]) {
+    unroll<kTokens>([&](auto index) __attribute__((always_inline)) {
+      if (tokens != index + 1) return;
+      constexpr int kCount = index + 1;
+      switch (weight.format.bits) {
+        case QuantBits::f16:
+          return stream_tile<QuantBits::f16, kCount>(weight, groups, x, x_stride, sums);
+        case QuantBits::bf16:
+          return stream_tile<QuantBits::bf16, kCount>(weight, groups, x, x_stride, sums);
+        default:
+          return stream_tile<QuantBits::f32, kCount>(weight, groups, x, x_stride, sums);
+      }
+    });
+  }
+
  private:
+  // Two consecutive k of 16 rows, and how far ahead of them the next are fetched.
+  static constexpr int64_t kFetch = 1024;
+  template <QuantBits bits>
+  [[gnu::always_inline]] static void load_pair(const uint8_t* data, __m512* values) {
+    if constexpr (bits == QuantBits::bf16) {
+      // The even k lies in the low halves of the dwords.
+      const __m512i line = load(data);
+      values[0] = _mm512_castsi512_ps(_mm512_slli_epi32(line, 16));
+      values[1] = _mm512_castsi512_ps(
+          _mm512_and_si512(line, _mm512_set1_epi32(static_cast<int>(0xffff0000u))));
+    } else if constexpr (bits == QuantBits::f16) {
+      values[0] = load_halves(data);
+      values[1] = load_halves(data + 32);
+    } else {
+      values[0] = _mm512_loadu_ps(data);
+      values[1] = _mm512_loadu_ps(data + 64);
+    }
+  }
+
+  // Sums run over k in the order of multiply_tile: the same bits.
+  template <QuantBits bits, int tokens>
+  static void stream_tile(const PackedWeight& weight, const uint8_t* const* groups,
+                          const uint8_t* x, int64_t x_stride, float (*sums)[32]) {
+    constexpr int64_t kPairBytes = kernels::quant_bytes(bits) / (kernels::kSuperblock / 2);
+    __m512 sum[tokens][2];
+    for (int t = 0; t < tokens; ++t) sum[t][0] = sum[t][1] = _mm512_setzero_ps();
+    const int64_t cols = kernels::padded_cols(weight.cols);
+    for (int64_t k = 0; k < cols; k += 2) {
+      __m512 values[2][2];
+      for (int g = 0; g < 2; ++g) {
+        const uint8_t* data = groups[g] + k / 2 * kPairBytes;
+        load_pair<bits>(data, values[g]);
+        for (int64_t line = 0; line < kPairBytes; line += 64) {
+          _mm_prefetch(reinterpret_cast<const char*>(data + kFetch + line), _MM_HINT_T1);
+        }
+      }
+      for (int j = 0; j < 2; ++j) {
+        for (int t = 0; t < tokens; ++t) {
+          const auto* row = reinterpret_cast<const float*>(x + t * x_stride);
+          const __m512 value = _mm512_set1_ps(row[k + j]);
+          for (int g = 0; g < 2; ++g) sum[t][g] = _mm512_fmadd_ps(values[g][j], value, sum[t][g]);
+        }
+      }
+    }
+    for (int t = 0; t < tokens; ++t) {
+      for (int g = 0; g < 2; ++g) _mm512_storeu_ps(sums[t] + 16 * g, sum[t][g]);
+    }
+  }
+
   static void dense_panel(QuantBits bits, const uint8_t* data, int64_t count, float* out) {
     if (bits == QuantBits::f16) {
       for (int64_t k = 0; k < count; ++k) {

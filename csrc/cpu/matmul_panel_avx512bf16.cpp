@@ -11,6 +11,7 @@ namespace {
 struct Avx512Bf16 {
   using Vector = avx512::F32x16;
   static constexpr int kTokens = 12;
+  static constexpr bool kStreams = false;
   static constexpr int64_t kElementBytes = 2;
   static constexpr int64_t kRows = kernels::kGroupRows;
 
@@ -47,14 +48,23 @@ struct Avx512Bf16 {
     for (int t = 0; t < tokens; ++t) {
       for (int g = 0; g < 2; ++g) sum[t][g] = _mm512_loadu_ps(sums[t] + 16 * g);
     }
-    for (int64_t k = 0; k < count; k += 2) {
-      const auto w0 = (__m512bh)load(panels[0] + k * kRows * 2);
-      const auto w1 = (__m512bh)load(panels[1] + k * kRows * 2);
+    // A pointer for three rows: twelve would not fit the general registers.
+    constexpr int kBases = (tokens + 2) / 3;
+    const uint8_t* base[kBases];
+    for (int i = 0; i < kBases; ++i) base[i] = x + 3 * i * x_stride;
+    const uint8_t* weights0 = panels[0];
+    const uint8_t* weights1 = panels[1];
+    for (const uint8_t* end = weights0 + count * kRows * 2; weights0 < end;) {
+      const auto w0 = (__m512bh)load(weights0);
+      const auto w1 = (__m512bh)load(weights1);
+      weights0 += 64;
+      weights1 += 64;
       for (int t = 0; t < tokens; ++t) {
-        const auto value = (__m512bh)broadcast_dword(x + t * x_stride + k * 2);
+        const auto value = (__m512bh)broadcast_dword(base[t / 3] + t % 3 * x_stride);
         sum[t][0] = _mm512_dpbf16_ps(sum[t][0], w0, value);
         sum[t][1] = _mm512_dpbf16_ps(sum[t][1], w1, value);
       }
+      for (int i = 0; i < kBases; ++i) base[i] += 4;
     }
     for (int t = 0; t < tokens; ++t) {
       for (int g = 0; g < 2; ++g) _mm512_storeu_ps(sums[t] + 16 * g, sum[t][g]);

@@ -316,7 +316,7 @@ def panel_arithmetic():
 def test_select_kernels(isa):
     fast = panel_arithmetic()
     choices = {
-        (): (("int8", fast), ("f32", "f32")),
+        (): (("int8", fast), ("f32", fast)),
         ("deterministic",): (("int8", "int8"), ("f32", "f32")),
         ("f32",): (("f32", "f32"), ("f32", "f32")),
     }

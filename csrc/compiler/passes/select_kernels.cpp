@@ -2,8 +2,9 @@
 // the operand: {decode = "int8", prefill = "bf16"}. The variants of kernels follow from it.
 //
 //   decode    int8 when every weight that reads the operand is quantised, else f32
-//   prefill   bf16 where the machine has it and the weights are quantised or bf16, else f32;
-//             with `deterministic` the arithmetic of decode
+//   prefill   bf16 where the machine has it and no weight is float32, else f32; with
+//             `deterministic` the arithmetic of decode. Rounding weights to bf16 errs as much as
+//             rounding their inputs, which bf16 means in any case.
 //
 // Precision::f32 is f32 throughout. One operand has one arithmetic, so its readers decide together.
 #include "compiler/arithmetic.h"
@@ -24,14 +25,14 @@ struct Choice {
 Choice choose(const Rewriter& rewriter, ValueId operand, const CompileOptions& options) {
   if (options.precision == Precision::f32) return {};
   bool quantized = true;
-  bool narrow = true;  // bf16 loses nothing that the weights have
+  bool narrow = true;
   for (const int user : rewriter.users(operand)) {
     const Node& node = rewriter.node(user);
     const graph::MatmulInputs inputs = graph::matmul_inputs(node);
     for (size_t part = 0; part < inputs.parts; ++part) {
       const DType dtype = rewriter.graph().value(node.inputs[inputs.weight(part)]).dtype;
       quantized = quantized && dtype_info(dtype).quantized;
-      narrow = narrow && (dtype_info(dtype).quantized || dtype == DType::bf16);
+      narrow = narrow && dtype != DType::f32;
     }
   }
   Choice choice;

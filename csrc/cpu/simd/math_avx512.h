@@ -70,8 +70,7 @@ struct F32x16 {
 [[gnu::always_inline]] inline int32_t store_int8(F32x16 x, int8_t* to) {
   const __m128i bytes = _mm512_cvtepi32_epi8(_mm512_cvtps_epi32(x.v));
   _mm_storeu_si128(reinterpret_cast<__m128i*>(to), bytes);
-  const __m128i sums =
-      _mm_sad_epu8(_mm_xor_si128(bytes, _mm_set1_epi8(-128)), _mm_setzero_si128());
+  const __m128i sums = _mm_sad_epu8(_mm_xor_si128(bytes, _mm_set1_epi8(-128)), _mm_setzero_si128());
   return _mm_cvtsi128_si32(sums) + _mm_extract_epi32(sums, 2) - 16 * 128;
 }
 
