@@ -52,8 +52,11 @@ void register_device(py::module_& m) {
       "(transparent huge pages: \"always\", \"madvise\", \"never\" or \"unavailable\"; NUMA "
       "nodes)");
   py::class_<ThreadPool, std::shared_ptr<ThreadPool>>(m, "ThreadPool")
-      .def(py::init<int>(), py::arg("threads") = 0)
-      .def_property_readonly("size", &ThreadPool::size);
+      .def(py::init<int, bool>(), py::arg("threads") = 0, py::kw_only(),
+           py::arg("oversubscribe") = false,
+           "`threads` members (0: as info() says), but no more than CPUs unless `oversubscribe`.")
+      .def_property_readonly("size", &ThreadPool::size)
+      .def_property_readonly("reason", &ThreadPool::reason, "Why it has that size.");
 }
 
 }  // namespace effinfer::bindings

@@ -136,7 +136,7 @@ std::string Executable::explain() const {
   const CompileOptions& options = impl.shared.options;
   std::ostringstream out;
   out << "graph " << impl.shared.graph.name << "\nisa " << impl.isa << "\nthreads "
-      << impl.pool->size() << "\nprecision "
+      << impl.pool->size() << " (" << impl.pool->reason() << ")\nprecision "
       << (options.precision == Precision::f32 ? "f32" : "fast")
       << (options.deterministic ? ", deterministic" : "") << "\nkv " << name(*options.kv_dtype)
       << "\nstep at most " << options.max_tokens << " tokens, " << options.max_sequences

@@ -190,7 +190,10 @@ std::string isa_reason() {
   return reason_text;
 }
 
-ThreadChoice default_threads() {
+namespace {
+
+// What the system grants this process now.
+ThreadChoice granted_threads() {
   ThreadChoice choice;
   const int online = std::max(1, static_cast<int>(sysconf(_SC_NPROCESSORS_ONLN)));
   cpu_set_t mask;
@@ -199,16 +202,38 @@ ThreadChoice default_threads() {
       sched_getaffinity(0, sizeof mask, &mask) == 0 ? std::max(1, CPU_COUNT(&mask)) : online;
   const int quota = quota_cpus();
   choice.quota_limited = quota > 0 && quota < std::min(online, affinity);
-  if (const auto threads = env::threads()) {
-    choice.threads = *threads;
-    choice.reason = "EFFINFER_THREADS=" + std::to_string(*threads);
-    return choice;
-  }
   choice.threads = std::min(online, affinity);
   choice.reason = affinity < online ? "affinity mask" : "CPUs of the machine";
   if (choice.quota_limited) {
     choice.threads = quota;
     choice.reason = "cgroup CPU quota";
+  }
+  return choice;
+}
+
+}  // namespace
+
+ThreadChoice default_threads() {
+  ThreadChoice choice = granted_threads();
+  if (const auto threads = env::threads()) {
+    choice.threads = *threads;
+    choice.reason = "EFFINFER_THREADS=" + std::to_string(*threads);
+  }
+  return choice;
+}
+
+ThreadChoice usable_threads(int wanted) {
+  const ThreadChoice granted = granted_threads();
+  ThreadChoice choice = default_threads();
+  if (wanted > 0) {
+    choice.threads = wanted;
+    choice.reason = "asked for";
+  }
+  if (choice.threads > granted.threads) {
+    choice.reason = std::to_string(choice.threads) + " " +
+                    (wanted > 0 ? "asked for" : "in EFFINFER_THREADS") + ", limited by the " +
+                    granted.reason;
+    choice.threads = granted.threads;
   }
   return choice;
 }

@@ -9,6 +9,7 @@
 #include <exception>
 #include <mutex>
 #include <new>
+#include <string>
 #include <thread>
 #include <vector>
 
@@ -208,43 +209,67 @@ class WorkerPool : public Dispatcher {
   std::vector<std::thread> workers_;
 };
 
-std::shared_ptr<Dispatcher> make_workers(int threads) {
-  const ThreadChoice choice = default_threads();
-  const int size = threads > 0 ? threads : choice.threads;
-  if (size > 1024) {
-    throw InvalidArgument("[threads] expected at most 1024 threads, got " + std::to_string(size));
+// The members of effinfer's own pool, and whether waiting for them is worth spinning: not with more
+// of them than CPUs, where it would only delay the one that is waited for, nor under a quota.
+struct Plan {
+  ThreadChoice choice;
+  bool spin;
+};
+
+Plan plan_workers(int threads, bool oversubscribe) {
+  ThreadChoice choice = usable_threads(threads);
+  const bool more = oversubscribe && threads > choice.threads;
+  if (more) {
+    choice.threads = threads;
+    choice.reason = "asked for, more than CPUs";
   }
-  // More members than CPUs to run them: spinning would only delay the one that is waited for.
-  const bool spin = !choice.quota_limited && size <= choice.threads;
-  return std::make_shared<WorkerPool>(size, spin);
+  if (choice.threads > 1024) {
+    throw InvalidArgument("[threads] expected at most 1024 threads, got " +
+                          std::to_string(choice.threads));
+  }
+  return {choice, !choice.quota_limited && !more};
+}
+
+Plan plan_dispatcher(const Dispatcher& dispatcher) {
+  const ThreadChoice usable = usable_threads(dispatcher.threads());
+  return {{dispatcher.threads(), usable.quota_limited, "the given dispatcher's"},
+          !usable.quota_limited && dispatcher.threads() <= usable.threads};
 }
 
 }  // namespace
 
 struct ThreadPool::Impl {
-  explicit Impl(std::shared_ptr<Dispatcher> given)
-      : dispatcher(std::move(given)),
-        shared(dispatcher->threads(), !default_threads().quota_limited &&
-                                          dispatcher->threads() <= default_threads().threads) {}
+  explicit Impl(const Plan& plan, std::shared_ptr<Dispatcher> given = nullptr)
+      : dispatcher(given ? std::move(given)
+                         : std::make_shared<WorkerPool>(plan.choice.threads, plan.spin)),
+        reason(plan.choice.reason),
+        shared(plan.choice.threads, plan.spin) {}
 
   std::shared_ptr<Dispatcher> dispatcher;
+  std::string reason;
   TeamShared shared;
   std::mutex turn;
 };
 
-ThreadPool::ThreadPool(int threads) : impl_(std::make_unique<Impl>(make_workers(threads))) {}
+ThreadPool::ThreadPool(int threads, bool oversubscribe)
+    : impl_(std::make_unique<Impl>(plan_workers(threads, oversubscribe))) {}
 
 ThreadPool::ThreadPool(std::shared_ptr<Dispatcher> dispatcher) {
   if (!dispatcher || dispatcher->threads() < 1) {
     throw InvalidArgument("[threads] dispatcher: expected one with at least one thread");
   }
-  impl_ = std::make_unique<Impl>(std::move(dispatcher));
+  const Plan plan = plan_dispatcher(*dispatcher);
+  impl_ = std::make_unique<Impl>(plan, std::move(dispatcher));
 }
 
 ThreadPool::~ThreadPool() = default;
 
 int ThreadPool::size() const {
   return impl_->shared.size();
+}
+
+const std::string& ThreadPool::reason() const {
+  return impl_->reason;
 }
 
 void ThreadPool::parallel(const std::function<void(Team&)>& body) {

@@ -18,7 +18,15 @@ class OutOfMemoryError(Error, MemoryError): ...
 class UnsupportedError(Error, RuntimeError): ...
 
 class ThreadPool:
-    def __init__(self, threads: int = 0) -> None: ...
+    def __init__(self, threads: int = 0, *, oversubscribe: bool = False) -> None:
+        """
+        `threads` members (0: as info() says), but no more than CPUs unless `oversubscribe`.
+        """
+    @property
+    def reason(self) -> str:
+        """
+        Why it has that size.
+        """
     @property
     def size(self) -> int: ...
 

@@ -58,13 +58,14 @@ class LLM:
         """Loads `model`: a path of a GGUF file, of an effinfer artifact or of a Hugging Face
         folder; a name that `effinfer pull` knows (pulled when absent); or hf:org/repo/file.gguf.
 
-        device: "cpu". threads: None is what `effinfer.info()` says. precision: "fast" or "f32"
-        (float32 throughout). deterministic: prefill in the arithmetic of decoding, so that a text
-        never depends on how its prompt was cut. kv_dtype: "f32", "f16", "bf16" or "i8"; None is
-        bf16, and f32 with precision="f32". max_seq_len: tokens of a sequence; None is the model's
-        context. num_pages: 64-token pages of the KV cache; None is enough for one sequence of
-        max_seq_len and a few short ones. max_batch_tokens: tokens of a step. max_sequences:
-        requests that run at once; more wait. chat_template: instead of the model's own.
+        device: "cpu". threads: None is what `effinfer.info()` says, which is also the most that are
+        used. precision: "fast" or "f32" (float32 throughout). deterministic: prefill in the
+        arithmetic of decoding, so that a text never depends on how its prompt was cut. kv_dtype:
+        "f32", "f16", "bf16" or "i8"; None is bf16, and f32 with precision="f32". max_seq_len:
+        tokens of a sequence; None is the model's context. num_pages: 64-token pages of the KV
+        cache; None is enough for one sequence of max_seq_len and a few short ones.
+        max_batch_tokens: tokens of a step. max_sequences: requests that run at once; more wait.
+        chat_template: instead of the model's own.
         pack_cache: keep the packed weights on disk, in the user's cache (True) or in a folder, and
         map them from there in later loads; PackCacheWarning when they cannot be written.
 

@@ -24,7 +24,7 @@ class TinyModel:
 
     def compile(self, *, threads: int = 2, **options: Any) -> _core.Executable:
         settings = {"max_tokens": 96, "max_sequences": 4, "max_rows": 96, "max_seq_len": 256}
-        pool = _core.ThreadPool(threads)
+        pool = _core.ThreadPool(threads, oversubscribe=True)
         options = _core.CompileOptions(**{**settings, **options})
         return _core.compile(self.graph, self.source, pool, options)
 

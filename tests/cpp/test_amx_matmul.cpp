@@ -108,7 +108,7 @@ struct Operand {
 };
 
 void run(const MatmulProblem& problem, int threads, Run kernel = emulated::matmul_bf16) {
-  ThreadPool pool(threads);
+  ThreadPool pool(threads, true);
   pool.reserve_scratch(cpu::amx_scratch_bytes(problem));
   pool.parallel([&](Team& team) { kernel(problem, team); });
 }

@@ -1,5 +1,9 @@
 // The basics: shapes, dtypes, ISA levels, the thread pool.
+#include <sched.h>
+
+#include <algorithm>
 #include <atomic>
+#include <chrono>
 #include <limits>
 #include <numeric>
 #include <vector>
@@ -44,7 +48,7 @@ TEST("isa: levels are ordered, a missing one is refused") {
 
 TEST("pool: every chunk is claimed once, in each of many phases") {
   for (const int threads : {1, 2, 3, 8}) {
-    ThreadPool pool(threads);
+    ThreadPool pool(threads, true);
     constexpr int kPhases = 200;
     constexpr int kChunks = 37;
     std::vector<std::atomic<int>> hits(kPhases * kChunks);
@@ -76,7 +80,7 @@ TEST("pool: an exception reaches the caller and the pool goes on") {
 }
 
 TEST("pool: scratch is private, aligned and as large as reserved") {
-  ThreadPool pool(3);
+  ThreadPool pool(3, true);
   pool.reserve_scratch(1000);
   std::vector<void*> scratch(3);
   pool.parallel([&](Team& team) {
@@ -85,6 +89,59 @@ TEST("pool: scratch is private, aligned and as large as reserved") {
   });
   CHECK(scratch[0] != scratch[1] && scratch[1] != scratch[2]);
   for (void* pointer : scratch) CHECK_EQ(reinterpret_cast<uintptr_t>(pointer) % 64, 0u);
+}
+
+// Seconds of a region with the barriers of a decoding step of 30 layers and 20 us of work between
+// them, whoever does it; the least of several.
+double region_seconds(ThreadPool& pool) {
+  using Clock = std::chrono::steady_clock;
+  const auto region = [&pool] {
+    const Clock::time_point begin = Clock::now();
+    pool.parallel([](Team& team) {
+      for (int phase = 0; phase < 150; ++phase) {
+        team.for_chunks(20, [](int64_t) {
+          const Clock::time_point end = Clock::now() + std::chrono::microseconds(1);
+          while (Clock::now() < end) continue;
+        });
+        team.barrier();
+      }
+    });
+    return std::chrono::duration<double>(Clock::now() - begin).count();
+  };
+  double least = region();
+  for (int i = 0; i < 7; ++i) least = std::min(least, region());
+  return least;
+}
+
+TEST("pool: eight threads asked for on one CPU cost no more than one") {
+  cpu_set_t before;
+  CHECK_EQ(sched_getaffinity(0, sizeof before, &before), 0);
+  cpu_set_t one;
+  CPU_ZERO(&one);
+  for (int cpu = 0; cpu < CPU_SETSIZE; ++cpu) {
+    if (!CPU_ISSET(cpu, &before)) continue;
+    CPU_SET(cpu, &one);
+    break;
+  }
+  CHECK_EQ(sched_setaffinity(0, sizeof one, &one), 0);
+  {
+    ThreadPool single(1);
+    ThreadPool many(8);
+    CHECK_EQ(many.size(), 1);
+    CHECK(many.reason().find("8 asked for, limited by the ") == 0);
+    const double alone = region_seconds(single);
+    const double together = region_seconds(many);
+    CHECK(together < 1.3 * alone);
+    ThreadPool exact(8, true);
+    CHECK_EQ(exact.size(), 8);
+    std::atomic<int> ran{0};
+    exact.parallel([&](Team& team) {
+      team.barrier();
+      ++ran;
+    });
+    CHECK_EQ(ran.load(), 8);
+  }
+  CHECK_EQ(sched_setaffinity(0, sizeof before, &before), 0);
 }
 
 TEST("pool: a caller's own dispatcher") {

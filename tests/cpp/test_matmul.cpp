@@ -295,7 +295,7 @@ TEST("an operand as the output of one part") {
     problem.x = operand.view;
     problem.num_parts = 1;
     problem.parts[0] = {weight.packed.view, nullptr, nullptr, plain.data(), 70};
-    ThreadPool pool(3);
+    ThreadPool pool(3, true);
     run(problem, isa, pool);
     const Operand expected(Arithmetic::int8, 5, 70);
     const Operand got(Arithmetic::int8, 5, 70);
@@ -341,7 +341,7 @@ TEST("the highest outputs are those that a sort of all outputs gives") {
               (isa < Isa::avx512 || !cpu_features().avx512_bf16)) {
             continue;
           }
-          ThreadPool pool(3);
+          ThreadPool pool(3, true);
           run(problem, isa, pool);
           problem.parts[0].out = nullptr;
           for (const int32_t k : {1, 5, kMaxTop}) {

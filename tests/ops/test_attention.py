@@ -123,7 +123,7 @@ def test_bits_depend_on_the_row_alone(isa, dtype, window, heads, kv_heads):
     q = rng.standard_normal((sum(kv_lens), heads, 48), np.float32)
     options = {"window_left": window, "soft_cap": 20.0}
     expected = _core.paged_attention(q, kv, *batch.lists, **options)
-    for pool in [_core.ThreadPool(n) for n in (1, 2, 3)]:
+    for pool in [_core.ThreadPool(n, oversubscribe=True) for n in (1, 2, 3)]:
         got = _core.paged_attention(q, kv, *batch.lists, **options, pool=pool)
         np.testing.assert_array_equal(got, expected)
     for sequence, length in enumerate(kv_lens):

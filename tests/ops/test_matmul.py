@@ -60,7 +60,9 @@ def random_weight(dtype: str, rows: int, cols: int, seed: int = 0) -> np.ndarray
 
 def pack(dtype: str, rows: int, cols: int, seed: int = 0, threads: int = 1) -> tuple:
     data = random_weight(dtype, rows, cols, seed)
-    matrix = _core.PackedMatrix(data, dtype, (rows, cols), _core.ThreadPool(threads))
+    matrix = _core.PackedMatrix(
+        data, dtype, (rows, cols), _core.ThreadPool(threads, oversubscribe=True)
+    )
     return matrix, _core.dequantize(dtype, data, (rows, cols))
 
 
@@ -151,7 +153,7 @@ def test_int8_bits_do_not_depend_on_rows_team_or_isa(dtype):
     x = activations(33, cols)
     whole = all_isas_equal(lambda: _core.matmul(x, matrix, "int8"))
     for n, threads in [(1, 1), (1, 3), (2, 2), (3, 1), (5, 2), (8, 1), (16, 3), (17, 2)]:
-        pool = _core.ThreadPool(threads)
+        pool = _core.ThreadPool(threads, oversubscribe=True)
         for level in available_isas():
             with isa_level(level):
                 got = _core.matmul(x[:n], matrix, "int8", pool)
@@ -163,11 +165,11 @@ def test_f32_bits_do_not_depend_on_rows_or_team(dtype, isa):
     rows, cols = 72, 768
     matrix, _ = pack(dtype, rows, cols)
     x = activations(260, cols)
-    whole = _core.matmul(x, matrix, "f32", _core.ThreadPool(3))
+    whole = _core.matmul(x, matrix, "f32", _core.ThreadPool(3, oversubscribe=True))
     for n in (1, 2, 12, 13, 33, 100):
         np.testing.assert_array_equal(_core.matmul(x[:n], matrix, "f32"), whole[:n])
     if isa in ("avx512", "amx") and _core.has_avx512_bf16():
-        whole = _core.matmul(x, matrix, "bf16", _core.ThreadPool(3))
+        whole = _core.matmul(x, matrix, "bf16", _core.ThreadPool(3, oversubscribe=True))
         for n in (1, 2, 12, 13, 33, 100):
             np.testing.assert_array_equal(_core.matmul(x[:n], matrix, "bf16"), whole[:n])
 

@@ -138,7 +138,7 @@ def test_same_bits_at_every_isa_level_and_in_any_batch():
         for level in testing.available_isas():
             with testing.isa(level):
                 for threads in (1, 3):
-                    pool = _core.ThreadPool(threads)
+                    pool = _core.ThreadPool(threads, oversubscribe=True)
                     out = ops.rope(x, positions, interleaved=interleaved, pool=pool)
                     expected = out if expected is None else expected
                     np.testing.assert_array_equal(out, expected)

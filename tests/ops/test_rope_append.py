@@ -152,7 +152,14 @@ def test_bits_depend_on_the_row_alone(isa, dtype):
     norms = {"q_norm": rng.standard_normal(32, np.float32), "k_norm": np.ones(32, np.float32)}
     together = _core.PagedKv(batch.num_pages, 2, 32, dtype)
     q_together = _core.rope_append(
-        together, q, k, v, table, *batch.lists, **norms, pool=_core.ThreadPool(3)
+        together,
+        q,
+        k,
+        v,
+        table,
+        *batch.lists,
+        **norms,
+        pool=_core.ThreadPool(3, oversubscribe=True),
     )
     for step in (1, 7, 64):
         pieces = _core.PagedKv(batch.num_pages, 2, 32, dtype)

@@ -9,6 +9,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <string>
 
 #include "effinfer/export.h"
 
@@ -64,14 +65,17 @@ class EFFINFER_API Dispatcher {
 
 class EFFINFER_API ThreadPool {
  public:
-  // `threads` <= 0 asks default_threads(). Workers spin at most 20 us, then sleep on a futex.
-  explicit ThreadPool(int threads = 0);
+  // Of usable_threads(threads) members, or with `oversubscribe` of as many as asked for, whatever
+  // the CPUs. Workers spin at most 20 us (under a quota and oversubscribed not at all), then sleep
+  // on a futex.
+  explicit ThreadPool(int threads = 0, bool oversubscribe = false);
   explicit ThreadPool(std::shared_ptr<Dispatcher> dispatcher);
   ~ThreadPool();
   ThreadPool(const ThreadPool&) = delete;
   ThreadPool& operator=(const ThreadPool&) = delete;
 
   int size() const;
+  const std::string& reason() const;  // why it has that size
   // Runs body(team) on every member and returns when all are done; concurrent calls take turns.
   // The first exception that a member throws is rethrown here (a body must not throw between
   // barriers that other members wait at).

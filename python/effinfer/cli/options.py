@@ -15,7 +15,8 @@ ModelOption = Annotated[
     ),
 ]
 ThreadsOption = Annotated[
-    int | None, typer.Option("-t", "--threads", min=1, help="Threads; default: see `info`.")
+    int | None,
+    typer.Option("-t", "--threads", min=1, help="Threads; default and most: see `info`."),
 ]
 PrecisionOption = Annotated[str, typer.Option("--precision", help="fast or f32.")]
 DeterministicOption = Annotated[
