@@ -149,6 +149,13 @@ def memory_rows(result: Json) -> Iterator[Row]:
             f"peak memory, {model['file']}", f"{peak / 1e6:.0f} MB",
             f"file + 25 % + KV: {allowed / 1e6:.0f} MB", peak / allowed, 1, at_most=True,
         )  # fmt: skip
+        base = engine.get("base_rss_bytes")
+        if base:
+            own = peak - base
+            yield Row(
+                f"the same without Python and its packages ({base / 1e6:.0f} MB before loading)",
+                f"{own / 1e6:.0f} MB", f"{allowed / 1e6:.0f} MB", own / allowed, 1, at_most=True,
+            )  # fmt: skip
 
 
 def rows(result: Json) -> list[list[str]]:

@@ -10,7 +10,7 @@ Commands, each one object a line with a "command" key, answered by one object a 
   verify   {prompt, tokens, steps}                   -> {seconds}: one step of `tokens`, all logits
   logits   {tokens, phase: prefill|decode, path}     -> {}: float32 [tokens, vocab] saved with numpy
   tokenize {text}                                    -> {tokens}
-  memory   {}                                        -> {peak_rss_bytes}
+  memory   {}                                        -> {peak_rss_bytes, base_rss_bytes}
 
 This file imports nothing but the standard library: it runs in the environment of any peer.
 """
@@ -25,19 +25,25 @@ from typing import Any
 Handler = Callable[[dict[str, Any]], dict[str, Any]]
 
 
-def peak_rss_bytes() -> int:
+def resident_bytes(peak: bool) -> int:
+    """Of this process: the most so far (VmHWM), or now (VmRSS)."""
+    name = "VmHWM:" if peak else "VmRSS:"
     with open("/proc/self/status") as status:
         for line in status:
-            if line.startswith("VmHWM:"):
+            if line.startswith(name):
                 return int(line.split()[1]) * 1024
-    raise RuntimeError("no VmHWM in /proc/self/status")
+    raise RuntimeError(f"no {name} in /proc/self/status")
 
 
 def serve(handlers: dict[str, Handler]) -> None:
     """Answers until standard input ends. Libraries print to standard output: it becomes stderr."""
     answers = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)
-    handlers = {"memory": lambda _: {"peak_rss_bytes": peak_rss_bytes()}, **handlers}
+    base = resident_bytes(peak=False)  # the interpreter and its packages
+    handlers = {
+        "memory": lambda _: {"peak_rss_bytes": resident_bytes(peak=True), "base_rss_bytes": base},
+        **handlers,
+    }
     for line in sys.stdin:
         request = json.loads(line)
         try:

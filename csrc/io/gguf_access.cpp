@@ -109,7 +109,14 @@ void GgufFile::release(std::string_view name, size_t begin, size_t end) const {
   const GgufTensor* tensor = find_tensor(name);
   if (tensor == nullptr || impl_->mapping == nullptr) return;
   end = std::min(end, tensor->num_bytes);
-  if (begin < end) drop_mapped_pages({tensor->data + begin, end - begin});
+  if (begin >= end) return;
+  // A fault maps as much of the file as the page cache holds in one piece, 2 MB at most: neighbours
+  // that were dropped already, or are not wanted before other tensors.
+  constexpr size_t kPiece = size_t{2} << 20;
+  const size_t place = static_cast<size_t>(tensor->data - impl_->bytes.data());
+  const size_t first = place + begin - std::min(kPiece, place + begin);
+  const size_t last = std::min(place + end + kPiece, impl_->bytes.size());
+  drop_mapped_pages(impl_->bytes.subspan(first, last - first));
 }
 
 }  // namespace effinfer
