@@ -25,6 +25,7 @@ const std::vector<Pass>& passes();
 // name and for a pass that cannot be turned off.
 std::set<std::string> run_passes(Graph& graph, const CompileOptions& options);
 
+void hoist_select_rows(Graph& graph, const CompileOptions& options);
 void canonicalize(Graph& graph, const CompileOptions& options);
 void merge_projections(Graph& graph, const CompileOptions& options);
 void fuse_norm(Graph& graph, const CompileOptions& options);

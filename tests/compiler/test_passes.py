@@ -42,6 +42,46 @@ def attributes(graph, output):
     return next(n["attributes"] for n in graph.nodes if output in n["outputs"])
 
 
+def test_hoist_select_rows_leaves_what_others_need():
+    lines, _ = run(
+        "hoist_select_rows",
+        X
+        + """
+  %n : f32[T, 64] = rms_norm(%x, %w) {eps = 1e-06}
+  %c : f32[T, 32] = linear(%n, %k)
+  %kv : kv[0, 2, 16] = kv_append(%c, %c) {layer = 0, heads = 2, head_dim = 16}
+  %h : f32[T, 64] = linear(%n, %q, %b)
+  %s : f32[T, 64] = add(%h, %x)
+  %g : f32[T, 64] = silu(%s)
+  %d : f32[T, 64] = mul(%g, %s)
+  %e : f32[T, 64] = add(%d, %s)
+  %y : f32[R, 64] = select_rows(%e, %logit_rows)
+  %z : f32[R, 64] = rms_norm(%y, %w) {eps = 1e-06}
+  return %z
+""",
+    )
+    assert lines == [
+        "x = embedding(token_ids, q)",
+        "n = rms_norm(x, w)",
+        "c = linear(n, k)",
+        "kv = kv_append(c, c)",
+        "n.rows = select_rows(n, logit_rows)",
+        "h = linear(n.rows, q, b)",
+        "x.rows = select_rows(x, logit_rows)",
+        "s = add(h, x.rows)",
+        "g = silu(s)",
+        "d = mul(g, s)",
+        "e = add(d, s)",
+        "z = rms_norm(e, w)",
+    ]
+
+
+def test_hoist_select_rows_keeps_a_selection_of_what_attention_reads():
+    body = X + "  %y : f32[R, 64] = select_rows(%x, %logit_rows)\n  return %y\n"
+    lines, _ = run("hoist_select_rows", body)
+    assert lines == ["x = embedding(token_ids, q)", "y = select_rows(x, logit_rows)"]
+
+
 def test_canonicalize_shares_one_operand():
     lines, graph = run(
         "canonicalize",
@@ -339,7 +379,9 @@ def test_passes_that_cannot_be_turned_off():
             _core.compile(
                 graph, weights, _core.ThreadPool(1), _core.CompileOptions(disabled_passes={name})
             )
-    with pytest.raises(_core.InvalidArgumentError, match="expected one of canonicalize, merge"):
+    with pytest.raises(
+        _core.InvalidArgumentError, match="expected one of hoist_select_rows, canonicalize, merge"
+    ):
         _core.run_pass("nothing", graph)
 
 
@@ -358,6 +400,7 @@ def test_environment_turns_passes_off():
 
 def test_pass_list():
     assert _core.pass_names() == [
+        "hoist_select_rows",
         "canonicalize",
         "merge_projections",
         "fuse_norm",
