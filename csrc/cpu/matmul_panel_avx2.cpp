@@ -59,8 +59,7 @@ struct Avx2 {
   }
 
  private:
-  // Two consecutive k of 16 rows: values[k][half], and how far ahead the next are fetched.
-  static constexpr int64_t kFetch = 1024;
+  // Two consecutive k of 16 rows: values[k][half].
   template <QuantBits bits>
   [[gnu::always_inline]] static void load_pair(const uint8_t* data, __m256 (*values)[2]) {
     for (int half = 0; half < 2; ++half) {
@@ -99,6 +98,7 @@ struct Avx2 {
   static void stream_tile(const PackedWeight& weight, const uint8_t* const* group, const uint8_t* x,
                           int64_t x_stride, float (*sums)[32], int offset) {
     constexpr int64_t kPairBytes = kernels::quant_bytes(bits) / (kernels::kSuperblock / 2);
+    constexpr int64_t kFetch = tokens <= 2 ? 1024 : 4096;  // how far ahead
     __m256 sum[tokens][2 * groups];
     for (int t = 0; t < tokens; ++t) {
       for (int h = 0; h < 2 * groups; ++h) sum[t][h] = _mm256_setzero_ps();

@@ -63,8 +63,7 @@ struct Avx512 {
   }
 
  private:
-  // Two consecutive k of 16 rows, and how far ahead of them the next are fetched.
-  static constexpr int64_t kFetch = 1024;
+  // Two consecutive k of 16 rows.
   template <QuantBits bits>
   [[gnu::always_inline]] static void load_pair(const uint8_t* data, __m512* values) {
     if constexpr (bits == QuantBits::bf16) {
@@ -87,6 +86,7 @@ struct Avx512 {
   static void stream_tile(const PackedWeight& weight, const uint8_t* const* groups,
                           const uint8_t* x, int64_t x_stride, float (*sums)[32]) {
     constexpr int64_t kPairBytes = kernels::quant_bytes(bits) / (kernels::kSuperblock / 2);
+    constexpr int64_t kFetch = tokens <= 2 ? 1024 : 4096;  // how far ahead
     __m512 sum[tokens][2];
     for (int t = 0; t < tokens; ++t) sum[t][0] = sum[t][1] = _mm512_setzero_ps();
     const int64_t cols = kernels::padded_cols(weight.cols);
