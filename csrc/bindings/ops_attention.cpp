@@ -54,13 +54,18 @@ py::array_t<float> paged_attention(const py::array& q, const PagedKv& kv,
                                    const py::array& qo_indptr, const py::array& kv_indptr,
                                    const py::array& kv_indices, const py::array& kv_len,
                                    std::optional<float> scale, int32_t window_left, int32_t sinks,
-                                   float soft_cap, const py::object& parents, const Pool& pool) {
+                                   float soft_cap, const py::object& parents,
+                                   const std::string& arithmetic, const Pool& pool) {
   const TensorView queries = view_of(q, "[paged_attention] q");
   const ops::PagedBatch batch =
       batch_of("paged_attention", qo_indptr, kv_indptr, kv_indices, kv_len);
   const ops::AttentionOptions options{
-      scale.value_or(1.0f / std::sqrt(static_cast<float>(kv.head_dim()))), window_left, sinks,
-      soft_cap, optional_view(parents, "[paged_attention] parents")};
+      scale.value_or(1.0f / std::sqrt(static_cast<float>(kv.head_dim()))),
+      window_left,
+      sinks,
+      soft_cap,
+      optional_view(parents, "[paged_attention] parents"),
+      parse_dtype(arithmetic)};
   py::array_t<float> out = new_array(queries.dims);
   float* data = out.mutable_data();
   const py::gil_scoped_release release;
@@ -110,7 +115,8 @@ void register_ops_attention(py::module_& m) {
   m.def("paged_attention", &paged_attention, py::arg("q"), py::arg("kv"), py::arg("qo_indptr"),
         py::arg("kv_indptr"), py::arg("kv_indices"), py::arg("kv_len"),
         py::arg("scale") = py::none(), py::arg("window_left") = -1, py::arg("sinks") = 0,
-        py::arg("soft_cap") = 0.0f, py::arg("parents") = py::none(), py::arg("pool") = py::none());
+        py::arg("soft_cap") = 0.0f, py::arg("parents") = py::none(), py::arg("arithmetic") = "f32",
+        py::arg("pool") = py::none());
 }
 
 }  // namespace effinfer::bindings

@@ -109,6 +109,7 @@ compiler::StepLimits make_limits(const Graph& graph, const CompileOptions& optio
 
 bool phases_differ(const Graph& graph) {
   return std::any_of(graph.nodes.begin(), graph.nodes.end(), [](const Node& node) {
+    if (node.has(graph::kPrefillProductsKey)) return true;
     return node.has(graph::kDecodeKey) &&
            node.get_string(graph::kDecodeKey) != node.get_string(graph::kPrefillKey);
   });

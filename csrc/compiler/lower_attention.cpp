@@ -1,3 +1,4 @@
+#include "compiler/arithmetic.h"
 #include "compiler/lowering.h"
 #include "graph/op_specs.h"
 #include "kernels/attention.h"
@@ -184,6 +185,9 @@ void lower_attention(Lowering& lowering, const Node& node) {
   problem.logits_soft_cap = float_attribute(node, "soft_cap");
   problem.window_left = int_attribute(node, "window");
   problem.sinks = int_attribute(node, "sinks");
+  if (lowering.phase() == Phase::prefill && node.has(graph::kPrefillProductsKey)) {
+    problem.arithmetic = parse_arithmetic(node.get_string(graph::kPrefillProductsKey));
+  }
   const bool as_operand = node.get_bool("as_operand");
   const Operand act = as_operand ? lowering.operand(out_id) : Operand{};
   problem.out_act = act.largest;

@@ -58,7 +58,7 @@ std::string without_layer(std::string_view name) {
 }  // namespace
 
 Lowering::Lowering(Shared& shared, Phase phase)
-    : shared_(shared), places_(shared.graph.values.size()) {
+    : shared_(shared), phase_(phase), places_(shared.graph.values.size()) {
   for (const Node& node : graph().nodes) {
     const std::vector<int64_t>& arena = node.get_ints(graph::kArenaKey);
     for (size_t i = 0; i < node.outputs.size(); ++i) {

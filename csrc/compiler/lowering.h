@@ -17,6 +17,9 @@ namespace effinfer::compiler {
 inline kernels::Arithmetic product_arithmetic(const kernels::MatmulProblem& problem) {
   return problem.x.arithmetic;
 }
+inline kernels::Arithmetic product_arithmetic(const kernels::AttentionProblem& problem) {
+  return problem.arithmetic;
+}
 template <class Problem>
 kernels::Arithmetic product_arithmetic(const Problem&) {
   return kernels::Arithmetic::f32;
@@ -47,6 +50,7 @@ class Lowering {
   Program run();
 
   const Graph& graph() const { return shared_.graph; }
+  Phase phase() const { return phase_; }
   WeightStore& weights() { return *shared_.weights; }
   DType kv_dtype() const { return *shared_.options.kv_dtype; }
 
@@ -92,6 +96,7 @@ class Lowering {
     kernels::Arithmetic arithmetic = kernels::Arithmetic::f32;  // of an operand
   };
   Shared& shared_;
+  const Phase phase_;
   std::vector<Place> places_;
   Program program_;
 };

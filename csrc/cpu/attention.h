@@ -67,6 +67,10 @@ namespace avx512 {
 extern const AttentionKernels kAttention;
 }
 
+namespace avx512bf16 {
+extern const AttentionKernels kAttention;
+}
+
 // Query, scores, chunk output, total output; maximum, sum, factor of chunk, maximum and sum of all.
 inline constexpr int64_t attention_scratch_floats(int64_t rows, int64_t head_dim) {
   return rows * (3 * head_dim + 64 + 5) + 16 * 8;

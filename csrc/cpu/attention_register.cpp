@@ -153,7 +153,8 @@ void run(const Level& level, const AttentionProblem& p, Team& team) {
   team.for_chunks(p.plan.num_items, [&](int64_t i) { member.run_item(p.plan.items[i]); });
 }
 
-const char* rejects(const AttentionProblem& p) {
+// Whatever the arithmetic.
+const char* rejects_shape(const AttentionProblem& p) {
   const DType dtype = p.kv.dtype;
   if (dtype != DType::f32 && dtype != DType::f16 && dtype != DType::bf16 && dtype != DType::i8) {
     return "kv_dtype is not f32, f16, bf16 or i8";
@@ -171,6 +172,20 @@ const char* rejects(const AttentionProblem& p) {
   }
   return nullptr;
 }
+
+const char* rejects(const AttentionProblem& p) {
+  if (p.arithmetic != kernels::Arithmetic::f32) return "multiplies in f32";
+  return rejects_shape(p);
+}
+
+#if EFFINFER_X86
+const char* rejects_bf16(const AttentionProblem& p) {
+  if (p.arithmetic != kernels::Arithmetic::bf16) return "multiplies in bf16";
+  if (!cpu_features().avx512_bf16) return "needs AVX512-BF16";
+  if (p.kv.dtype != DType::bf16) return "needs bf16 pages";
+  return rejects_shape(p);
+}
+#endif
 
 size_t scratch_bytes(const AttentionProblem& p) {
   return static_cast<size_t>(Member::tile_floats(p) + 2 * Member::row_floats(p)) * sizeof(float);
@@ -196,6 +211,12 @@ void register_attention() {
              [](const AttentionProblem& p, Team& team) {
                run({avx512::kAttention, avx512::rope_append, avx512::store_activation_blocks}, p,
                    team);
+             },
+             scratch_bytes});
+  table.add({"attention.avx512.bf16", Isa::avx512, rejects_bf16,
+             [](const AttentionProblem& p, Team& team) {
+               run({avx512bf16::kAttention, avx512::rope_append, avx512::store_activation_blocks},
+                   p, team);
              },
              scratch_bytes});
 #endif

@@ -134,9 +134,13 @@ const char* type_name(AttributeType type) {
 // The annotations of passes, which any op may carry.
 const std::vector<AttributeSpec>& annotations() {
   static const std::vector<AttributeSpec> specs = {
-      {kArenaKey, AttributeType::integers, {}},      {kOwnKey, AttributeType::integers, {}},
-      {kEveryMemberKey, AttributeType::boolean, {}}, {kInAttentionKey, AttributeType::boolean, {}},
-      {kDecodeKey, AttributeType::string, {}},       {kPrefillKey, AttributeType::string, {}},
+      {kArenaKey, AttributeType::integers, {}},
+      {kOwnKey, AttributeType::integers, {}},
+      {kEveryMemberKey, AttributeType::boolean, {}},
+      {kInAttentionKey, AttributeType::boolean, {}},
+      {kDecodeKey, AttributeType::string, {}},
+      {kPrefillKey, AttributeType::string, {}},
+      {kPrefillProductsKey, AttributeType::string, {}},
   };
   return specs;
 }

@@ -106,5 +106,7 @@ inline constexpr std::string_view kEveryMemberKey = "every_member";  // see fuse
 inline constexpr std::string_view kInAttentionKey = "in_attention";  // see fuse_regions
 inline constexpr std::string_view kDecodeKey = "decode";    // arithmetic of an `act` output
 inline constexpr std::string_view kPrefillKey = "prefill";  // by phase: "int8", "bf16" or "f32"
+// Arithmetic of attention's own products in prefill, where it is not that of decode (f32).
+inline constexpr std::string_view kPrefillProductsKey = "prefill_products";
 
 }  // namespace effinfer::graph

@@ -31,6 +31,9 @@ std::string describe(const AttentionProblem& problem) {
   std::string text = "[attention] heads=" + std::to_string(problem.num_qo_heads) +
                      describe_kv(problem.kv) + " window=" + std::to_string(problem.window_left) +
                      " soft_cap=" + std::to_string(problem.logits_soft_cap);
+  if (problem.arithmetic != Arithmetic::f32) {
+    text += " arithmetic=" + std::string(name(problem.arithmetic));
+  }
   if (problem.out_act.cols > 0) {
     text += " out=" + std::string(name(problem.out_act.arithmetic));
   }

@@ -92,9 +92,12 @@ struct AttentionProblem {
   AttentionPlan plan;
   float sm_scale = 1.0f;
   float logits_soft_cap = 0.0f;  // 0: none; else cap * tanh(score / cap)
-  int32_t window_left = -1;      // -1: none; a row at position p sees [p - window_left, p]
-  int32_t sinks = 0;             // with a window: keys [0, sinks) are seen too
-  float* out = nullptr;          // [T, num_qo_heads * head_dim]
+  // Of the products of queries with keys and of probabilities with values, which are summed in
+  // float32: f32, or bf16 (queries and probabilities rounded to it) on bf16 pages.
+  Arithmetic arithmetic = Arithmetic::f32;
+  int32_t window_left = -1;  // -1: none; a row at position p sees [p - window_left, p]
+  int32_t sinks = 0;         // with a window: keys [0, sinks) are seen too
+  float* out = nullptr;      // [T, num_qo_heads * head_dim]
   int64_t out_stride = 0;
   // When its data is set, the result goes there as an operand and not to `out`; the columns of a KV
   // head's group must be whole blocks.

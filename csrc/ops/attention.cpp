@@ -176,6 +176,8 @@ void paged_attention(const TensorView& q, const PagedKv& kv, const PagedBatch& b
                "soft_cap", "a number >= 0", std::to_string(options.logits_soft_cap));
   check.expect(options.window_left >= -1, "window_left", "-1 or more",
                std::to_string(options.window_left));
+  check.expect(options.arithmetic == DType::f32 || options.arithmetic == DType::bf16, "arithmetic",
+               "f32 or bf16", std::string(name(options.arithmetic)));
   check.expect(options.sinks >= 0, "sinks", "0 or more", std::to_string(options.sinks));
   kernels::AttentionProblem problem;
   problem.batch = check_batch(check, batch, q.dims[0], kv);
@@ -190,6 +192,7 @@ void paged_attention(const TensorView& q, const PagedKv& kv, const PagedBatch& b
   problem.logits_soft_cap = options.logits_soft_cap;
   problem.window_left = options.window_left;
   problem.sinks = options.sinks;
+  if (options.arithmetic == DType::bf16) problem.arithmetic = kernels::Arithmetic::bf16;
   problem.out = out;
 
   const kernels::AttentionShape shape{heads, kv.num_kv_heads(), kv.head_dim(), options.window_left,

@@ -747,6 +747,7 @@ def paged_attention(
     sinks: int = 0,
     soft_cap: float = 0.0,
     parents: typing.Any = None,
+    arithmetic: str = "f32",
     pool: ThreadPool | None = None,
 ) -> numpy.typing.NDArray[numpy.float32]: ...
 def pass_names() -> list[str]:

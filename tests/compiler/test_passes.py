@@ -369,6 +369,31 @@ def test_select_kernels(isa):
             assert (facts["decode"], facts["prefill"]) == choice
 
 
+@pytest.mark.parametrize(
+    ("options", "narrow"),
+    [
+        ({}, True),
+        ({"kv_dtype": "bf16"}, True),
+        ({"kv_dtype": "f16"}, False),
+        ({"deterministic": True}, False),
+        ({"precision": "f32"}, False),
+    ],
+)
+def test_select_kernels_of_attention(isa, options, narrow):
+    """In prefill it multiplies bfloat16 where the machine does and the pages hold it."""
+    body = """
+  %c : f32[T, 32] = linear(%x, %k)
+  %kv : kv[0, 2, 16] = kv_append(%c, %c) {layer = 0, heads = 2, head_dim = 16}
+  %o : f32[T, 32] = attention(%c, %kv) {layer = 0, heads = 2, kv_heads = 2, head_dim = 16,
+                                       scale = 0.25}
+  return %o
+"""
+    _, graph = run("canonicalize", X + body)
+    graph = _core.run_pass("select_kernels", graph, options_of(options))
+    expected = "bf16" if narrow and panel_arithmetic() == "bf16" else None
+    assert attributes(graph, "o").get("prefill_products") == expected
+
+
 def test_passes_that_cannot_be_turned_off():
     graph = _core.Graph.parse(
         HEADER + X + "  %y : f32[R, 64] = select_rows(%x, %logit_rows)\n  return %y\n}"

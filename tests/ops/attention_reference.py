@@ -105,8 +105,11 @@ def reference(
     soft_cap: float = 0.0,
     sinks: int = 0,
     parents: np.ndarray | None = None,
+    *,
+    of_probabilities: bool = False,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """The output in float64, and the magnitude that its rounding errors are relative to."""
+    """The output in float64, and the magnitude that its rounding errors are relative to; with
+    `of_probabilities` that of roundings of the probabilities alone."""
     out = np.zeros(q.shape)
     magnitude = np.zeros(q.shape)
     for s, (k, v) in enumerate(zip(keys, values, strict=True)):
@@ -122,6 +125,8 @@ def reference(
         # A score's error is relative to the sum of absolute products, and moves a probability by
         # as much: an error of p in absolute terms of that size.
         spread = np.einsum("thd,shd->hts", np.abs(q64), np.abs(k64)).max() * abs(scale)
+        if of_probabilities:
+            spread = 0.0
         if soft_cap > 0:
             scores = soft_cap * np.tanh(scores / soft_cap)
         # Where tokens lie, and which position they stand for: depths in a tree.

@@ -5,9 +5,20 @@ import pytest
 
 from effinfer import _core
 from tests.ops.attention_reference import fill, make_batch, reference
-from tests.tolerance import assert_close
+from tests.tolerance import BF16_EPS, assert_close
 
 DTYPES = ["f32", "f16", "bf16", "i8"]
+
+
+def bf16_arithmetic() -> bool:
+    """Whether the current level multiplies bfloat16."""
+    return _core.has_avx512_bf16() and _core.current_isa() in ("avx512", "amx")
+
+
+def to_bf16(x: np.ndarray) -> np.ndarray:
+    """Rounded to nearest even, as float32."""
+    bits = x.view(np.uint32)
+    return ((bits + 0x7FFF + (bits >> 16 & 1)) & 0xFFFF0000).astype(np.uint32).view(np.float32)
 
 
 def check(rng, kv_lens, qo_lens, heads, kv_heads, head_dim, dtype, **options):
@@ -16,18 +27,22 @@ def check(rng, kv_lens, qo_lens, heads, kv_heads, head_dim, dtype, **options):
     q = rng.standard_normal((int(batch.qo_indptr[-1]), heads, head_dim), np.float32)
     scale = head_dim**-0.5
     out = _core.paged_attention(q, kv, *batch.lists, scale, **options)
-    expected, magnitude = reference(
-        q,
-        keys,
-        values,
-        batch,
-        np.float32(scale),
+    masks = (
         options.get("window_left", -1),
         options.get("soft_cap", 0.0),
         options.get("sinks", 0),
         options.get("parents"),
     )
+    expected, magnitude = reference(q, keys, values, batch, np.float32(scale), *masks)
     assert_close(out, expected, terms=head_dim + max(kv_lens), magnitude=magnitude)
+    if dtype == "bf16" and bf16_arithmetic():
+        # Queries are rounded after scaling; then each probability once.
+        out = _core.paged_attention(q, kv, *batch.lists, scale, arithmetic="bf16", **options)
+        rounded = to_bf16(q * np.float32(scale))
+        expected, magnitude = reference(
+            rounded, keys, values, batch, 1.0, *masks, of_probabilities=True
+        )
+        assert_close(out, expected, magnitude=magnitude, eps=BF16_EPS / 2)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -112,16 +127,20 @@ def test_random_shapes(isa):
         check(rng, kv_lens, qo_lens, *shape, dtype, window_left=window)
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("dtype", [*DTYPES, "bf16 in bf16"])
 @pytest.mark.parametrize("window", [-1, 90])
 @pytest.mark.parametrize(("heads", "kv_heads"), [(9, 3), (5, 1)])
 def test_bits_depend_on_the_row_alone(isa, dtype, window, heads, kv_heads):
+    options = {"window_left": window, "soft_cap": 20.0}
+    if dtype == "bf16 in bf16":
+        if not bf16_arithmetic():
+            pytest.skip("the level does not multiply bfloat16")
+        dtype, options["arithmetic"] = "bf16", "bf16"
     rng = np.random.default_rng(4)
     kv_lens = [530, 61, 256, 1]
     batch = make_batch(rng, kv_lens, kv_lens)
     kv, _, _ = fill(rng, batch, kv_heads, 48, dtype)
     q = rng.standard_normal((sum(kv_lens), heads, 48), np.float32)
-    options = {"window_left": window, "soft_cap": 20.0}
     expected = _core.paged_attention(q, kv, *batch.lists, **options)
     for pool in [_core.ThreadPool(n, oversubscribe=True) for n in (1, 2, 3)]:
         got = _core.paged_attention(q, kv, *batch.lists, **options, pool=pool)
@@ -202,6 +221,7 @@ def i32(*values):
         ({"soft_cap": -1.0}, "soft_cap: expected a number >= 0"),
         ({"window_left": -2}, "window_left: expected -1 or more"),
         ({"sinks": -1}, "sinks: expected 0 or more"),
+        ({"arithmetic": "f16"}, "arithmetic: expected f32 or bf16, got f16"),
         ({"parents": i32(-1)}, r"parents: expected shape \[2\]"),
         ({"parents": np.zeros(2, np.int64)}, "parents: expected dtype i32"),
         ({"parents": i32(-1, 0)}, r"parents\[1\]: expected -1 to -1, got 0"),
@@ -219,6 +239,15 @@ def test_errors(changes, message):
     } | changes
     with pytest.raises(_core.InvalidArgumentError, match=r"^\[paged_attention\] .*" + message):
         _core.paged_attention(**arguments)
+
+
+def test_bf16_arithmetic_where_there_is_none(isa):
+    kv = _core.PagedKv(1, 1, 16, "bf16" if not bf16_arithmetic() else "f32")
+    with pytest.raises(_core.UnsupportedError, match=r"\[attention\].*arithmetic=bf16"):
+        _core.paged_attention(
+            np.zeros((1, 2, 16), np.float32), kv, i32(0, 1), i32(0, 1), i32(0), i32(1),
+            arithmetic="bf16",
+        )  # fmt: skip
 
 
 @pytest.mark.parametrize(

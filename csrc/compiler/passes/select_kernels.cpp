@@ -7,6 +7,9 @@
 //             rounding their inputs, which bf16 means in any case.
 //
 // Precision::f32 is f32 throughout. One operand has one arithmetic, so its readers decide together.
+//
+// The products inside attention are f32 in decode; in prefill they are bf16 where the machine has
+// it and the KV pages are bf16 ({prefill_products = "bf16"}), and f32 otherwise.
 #include "compiler/arithmetic.h"
 #include "compiler/passes.h"
 #include "compiler/rewriter.h"
@@ -63,7 +66,13 @@ std::string_view phase_key(Phase phase) {
 
 void select_kernels(Graph& graph, const CompileOptions& options) {
   Rewriter rewriter(graph);
+  const bool bf16_attention = options.precision == Precision::fast && !options.deterministic &&
+                              options.kv_dtype.value_or(DType::bf16) == DType::bf16 &&
+                              bf16_panels();
   for (int index = 0; index < rewriter.size(); ++index) {
+    if (bf16_attention && rewriter.is(index, "attention")) {
+      rewriter.set_attribute(index, graph::kPrefillProductsKey, std::string("bf16"));
+    }
     for (const ValueId id : rewriter.node(index).outputs) {
       if (graph.value(id).dtype != DType::act) continue;
       const Choice choice = choose(rewriter, id, options);

@@ -1,8 +1,11 @@
 // Attention of a tile of query rows over the pages of one KV head: the kernel of every ISA level.
 //
 // Kv is a level's view of one KV dtype (simd/kv_*.h): V, a vector of 16 floats; P, the elements in
-// a dword; expand(line, out), the P vectors of a 64-byte line; wide(rows), how many lines side by
-// side fit the registers next to that many rows.
+// a dword; wide(rows), how many lines side by side fit the registers next to that many rows; and
+//   expand(line, out)   the P vectors of a 64-byte line, which multiply floats, or with kPairs
+//   load(line, count), add_products(sums, line, pair), store_pairs(values, to)
+//                       lines of bfloat16 pairs as they are (`count` of them meant), which multiply
+//                       queries and probabilities rounded to bfloat16, two in a dword.
 //
 // A page goes through three passes: scores (Q K^T), softmax, output (P V). The outer two are the
 // same small matrix product, because both K and V lines are 16 columns x P steps of the inner
@@ -11,6 +14,7 @@
 #pragma once
 
 #include <cstdint>
+#include <type_traits>
 
 #include "cpu/attention.h"
 #include "cpu/simd/math.h"
@@ -25,6 +29,7 @@ inline constexpr float kNoScore = -1e30f;
 template <class Kv>
 struct AttentionBody {
   using V = typename Kv::V;
+  using A = std::conditional_t<Kv::kPairs, uint32_t, float>;  // what lines are multiplied by
   static constexpr int P = Kv::P;
   static constexpr int64_t kLine = 64;
 
@@ -41,7 +46,7 @@ struct AttentionBody {
 
   // c[R][16 N] = factors * c + a[R][depth] b, or a b without factors.
   template <int R, int N>
-  static void product(const float* a, int64_t a_stride, const Lines& b, int64_t depth,
+  static void product(const A* a, int64_t a_stride, const Lines& b, int64_t depth,
                       const float* factors, float* c, int64_t c_stride) {
     V sums[R][N];
     for (int r = 0; r < R; ++r) {
@@ -53,21 +58,34 @@ struct AttentionBody {
     const uint8_t* line = b.data;
     const uint8_t* next = b.next;
     const auto step = [&](int count) __attribute__((always_inline)) {
-      V columns[N][P];
-      for (int n = 0; n < N; ++n) {
-        __builtin_prefetch(next + n * kLine, 0, 2);
-        Kv::expand(line + n * b.stride, columns[n]);
-      }
-      for (int j = 0; j < P; ++j) {
-        if (j >= count) break;
-        for (int r = 0; r < R; ++r) {
-          const V x = V::set(a[r * a_stride + j]);
-          for (int n = 0; n < N; ++n) sums[r][n] = fma(x, columns[n][j], sums[r][n]);
+      if constexpr (Kv::kPairs) {
+        typename Kv::Line columns[N];
+        for (int n = 0; n < N; ++n) {
+          __builtin_prefetch(next + n * kLine, 0, 2);
+          columns[n] = Kv::load(line + n * b.stride, count);
         }
+        for (int r = 0; r < R; ++r) {
+          const auto pair = Kv::broadcast(a[r * a_stride]);
+          for (int n = 0; n < N; ++n) sums[r][n] = Kv::add_products(sums[r][n], columns[n], pair);
+        }
+        ++a;
+      } else {
+        V columns[N][P];
+        for (int n = 0; n < N; ++n) {
+          __builtin_prefetch(next + n * kLine, 0, 2);
+          Kv::expand(line + n * b.stride, columns[n]);
+        }
+        for (int j = 0; j < P; ++j) {
+          if (j >= count) break;
+          for (int r = 0; r < R; ++r) {
+            const V x = V::set(a[r * a_stride + j]);
+            for (int n = 0; n < N; ++n) sums[r][n] = fma(x, columns[n][j], sums[r][n]);
+          }
+        }
+        a += P;
       }
       line += b.step;
       next += N * kLine;
-      a += P;
     };
     for (int64_t i = 0; i < depth / P; ++i) step(P);
     if (P > 1 && depth % P > 0) step(static_cast<int>(depth % P));
@@ -78,7 +96,7 @@ struct AttentionBody {
 
   // All columns (in lines of 16) of R rows.
   template <int R>
-  static void product_rows(const float* a, int64_t a_stride, Lines b, int64_t depth,
+  static void product_rows(const A* a, int64_t a_stride, Lines b, int64_t depth,
                            const float* factors, float* c, int64_t c_stride, int64_t columns) {
     constexpr int N = Kv::wide(R);
     for (; columns >= N; columns -= N) {
@@ -95,7 +113,7 @@ struct AttentionBody {
     }
   }
 
-  static void product_all(const float* a, int64_t a_stride, const Lines& b, int64_t depth,
+  static void product_all(const A* a, int64_t a_stride, const Lines& b, int64_t depth,
                           const float* factors, float* c, int64_t c_stride, int64_t columns,
                           int64_t rows) {
     while (rows > 0) {
@@ -126,8 +144,8 @@ struct AttentionBody {
   struct State {
     int64_t rows;
     int64_t dim;
-    float* q;        // [rows][dim], scaled
-    float* scores;   // [rows][64], then probabilities
+    float* q;        // [rows][dim], scaled; with kPairs dwords of pairs, half of a row
+    float* scores;   // [rows][64], then probabilities, in the same way
     float* out;      // [rows][dim], of this chunk
     float* total;    // [rows][dim], of the chunks before
     float* max;      // [rows], of this chunk
@@ -153,12 +171,24 @@ struct AttentionBody {
     return s;
   }
 
+  // Element `index` on of a row of factors.
+  [[gnu::always_inline]] static void store_factor(V x, float* row, int64_t index) {
+    if constexpr (Kv::kPairs) {
+      Kv::store_pairs(x, reinterpret_cast<uint32_t*>(row) + index / 2);
+    } else {
+      x.store(row + index);
+    }
+  }
+  static const A* factors_at(const float* row, int64_t index) {
+    return reinterpret_cast<const A*>(row) + (Kv::kPairs ? index / 2 : index);
+  }
+
   static void load_queries(const AttentionTile& tile, const State& s) {
     const V scale = V::set(tile.sm_scale);
     for (int64_t row = 0; row < s.rows; ++row) {
       const float* from = tile.q + row / tile.group * tile.q_stride + row % tile.group * s.dim;
       for (int64_t d = 0; d < s.dim; d += 16) {
-        (V::load(from + d) * scale).store(s.q + row * s.dim + d);
+        store_factor(V::load(from + d) * scale, s.q + row * s.dim, d);
       }
     }
   }
@@ -241,7 +271,7 @@ struct AttentionBody {
       V p = exp(V::load(scores + t) - V::set(new_max));
       sums = sums + p;
       if constexpr (Kv::kScaled) p = p * mask(V::load(v_scale + t), t, 0.0f);
-      p.store(scores + t);
+      store_factor(p, scores, t);  // behind what is still to be read
     }
     const float factor = first_lane(exp(V::set(old_max - new_max)));
     s.max[row] = new_max;
@@ -268,7 +298,7 @@ struct AttentionBody {
     const Range groups = {keys.begin / 16 * 16, (keys.end + 15) / 16 * 16};
     const int64_t k_lines = s.dim / P;  // of 16 tokens
     k += groups.begin / 16 * k_lines * kLine;
-    product_all(s.q, s.dim, {k, kLine, k_lines * kLine, k + ahead}, s.dim, nullptr,
+    product_all(factors_at(s.q, 0), s.dim, {k, kLine, k_lines * kLine, k + ahead}, s.dim, nullptr,
                 s.scores + groups.begin, kernels::kPageSize, (groups.end - groups.begin) / 16,
                 s.rows);
     uint64_t seen = 0;
@@ -279,8 +309,9 @@ struct AttentionBody {
     const int64_t v_lines = s.dim / 16;  // of P tokens
     const int64_t first = keys.begin / P * P;
     v += first / P * v_lines * kLine;
-    product_all(s.scores + first, kernels::kPageSize, {v, v_lines * kLine, kLine, v + ahead},
-                keys.end - first, s.factors, s.out, s.dim, v_lines, s.rows);
+    product_all(factors_at(s.scores, first), kernels::kPageSize,
+                {v, v_lines * kLine, kLine, v + ahead}, keys.end - first, s.factors, s.out, s.dim,
+                v_lines, s.rows);
   }
 
   // (max, sum, out) of what came before, and of one chunk: their combination. The maximum's own

@@ -12,6 +12,7 @@ namespace {
 struct KvRegisters {
   using V = F32x16;
   static constexpr bool kScaled = false;
+  static constexpr bool kPairs = false;
   static constexpr int wide(int) { return 4; }
 };
 

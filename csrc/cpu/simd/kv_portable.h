@@ -15,6 +15,7 @@ struct KvView {
   using V = F32x16;
   static constexpr int P = 4 / static_cast<int>(sizeof(typename Element::Bits));
   static constexpr bool kScaled = kIsScaled;
+  static constexpr bool kPairs = false;
   static constexpr int wide(int) { return 1; }
 
   static void expand(const uint8_t* line, V (&out)[P]) {
