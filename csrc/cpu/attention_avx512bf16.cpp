@@ -2,10 +2,15 @@
 #include "cpu/simd/kv_avx512bf16.h"
 
 namespace effinfer::cpu::avx512bf16 {
+namespace {
 
-// For bf16 pages only.
-const AttentionKernels kAttention = {
-    [](DType, const AttentionTile& tile) { simd::AttentionBody<KvBf16Pairs>::run_tile(tile); },
-    simd::AttentionBody<KvBf16Pairs>::run_merge};
+// Of bf16 pages, which the variant makes sure of.
+void attention_tile(DType, const AttentionTile& tile) {
+  simd::AttentionBody<KvBf16Pairs>::run_tile(tile);
+}
+
+}  // namespace
+
+const AttentionKernels kAttention = {attention_tile, simd::AttentionBody<KvBf16Pairs>::run_merge};
 
 }  // namespace effinfer::cpu::avx512bf16
