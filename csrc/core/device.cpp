@@ -214,27 +214,21 @@ ThreadChoice granted_threads() {
 }  // namespace
 
 ThreadChoice default_threads() {
-  ThreadChoice choice = granted_threads();
-  if (const auto threads = env::threads()) {
-    choice.threads = *threads;
-    choice.reason = "EFFINFER_THREADS=" + std::to_string(*threads);
-  }
-  return choice;
+  return usable_threads(0);
 }
 
 ThreadChoice usable_threads(int wanted) {
   const ThreadChoice granted = granted_threads();
-  ThreadChoice choice = default_threads();
-  if (wanted > 0) {
-    choice.threads = wanted;
-    choice.reason = "asked for";
+  const std::optional<int> variable = wanted > 0 ? std::nullopt : env::threads();
+  if (wanted <= 0 && !variable) return granted;
+  ThreadChoice choice = granted;
+  const int asked = variable.value_or(wanted);
+  choice.reason = variable ? "EFFINFER_THREADS=" + std::to_string(asked) : "asked for";
+  if (asked > granted.threads) {
+    choice.reason = (variable ? choice.reason : std::to_string(asked) + " asked for") +
+                    ", limited by the " + granted.reason;
   }
-  if (choice.threads > granted.threads) {
-    choice.reason = std::to_string(choice.threads) + " " +
-                    (wanted > 0 ? "asked for" : "in EFFINFER_THREADS") + ", limited by the " +
-                    granted.reason;
-    choice.threads = granted.threads;
-  }
+  choice.threads = std::min(asked, granted.threads);
   return choice;
 }
 

@@ -43,7 +43,8 @@ inline constexpr int64_t activation_row_bytes(Arithmetic arithmetic, int64_t col
                                                          : k * 4;
   // Lines of a dozen rows are in use at once: at a distance of 1, 2 or 4 KB they would compete for
   // the same few sets of the first cache.
-  return (bytes + 63) / 64 * 64 + (bytes % 1024 == 0 ? 64 : 0);
+  const int64_t rounded = (bytes + 63) / 64 * 64;
+  return rounded % 1024 == 0 ? rounded + 64 : rounded;
 }
 
 struct Activation {

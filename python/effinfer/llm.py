@@ -58,8 +58,8 @@ class LLM:
         """Loads `model`: a path of a GGUF file, of an effinfer artifact or of a Hugging Face
         folder; a name that `effinfer pull` knows (pulled when absent); or hf:org/repo/file.gguf.
 
-        device: "cpu". threads: None is what `effinfer.info()` says, which is also the most that are
-        used. precision: "fast" or "f32" (float32 throughout). deterministic: prefill in the
+        device: "cpu". threads: None is what `effinfer.info()` says; more than there are CPUs are
+        not used. precision: "fast" or "f32" (float32 throughout). deterministic: prefill in the
         arithmetic of decoding, so that a text never depends on how its prompt was cut. kv_dtype:
         "f32", "f16", "bf16" or "i8"; None is bf16, and f32 with precision="f32". max_seq_len:
         tokens of a sequence; None is the model's context. num_pages: 64-token pages of the KV

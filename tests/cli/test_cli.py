@@ -201,6 +201,8 @@ def test_info():
     assert {"int8", "f32"} <= set(value["matmul_kernels"])
     capped = effinfer("info", EFFINFER_ISA="portable", EFFINFER_THREADS="1").stdout
     assert "EFFINFER_ISA=portable" in capped and "EFFINFER_THREADS" in capped
+    many = effinfer("info", EFFINFER_THREADS="1024").stdout
+    assert "EFFINFER_THREADS=1024, limited by the" in many
     assert "f32: matmul.portable.f32" in capped and "bf16:" not in capped
 
 

@@ -35,7 +35,7 @@ EFFINFER_API Isa parse_isa(std::string_view text);
 EFFINFER_API std::string isa_reason();
 
 // How many threads to use when nobody says: min(affinity mask, floor(cgroup CPU quota), CPUs), or
-// EFFINFER_THREADS. Read anew at each call.
+// EFFINFER_THREADS where that is less. Read anew at each call.
 struct ThreadChoice {
   int threads = 1;
   bool quota_limited = false;  // a cgroup quota is in force: the pool does not spin

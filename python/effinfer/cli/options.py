@@ -16,7 +16,7 @@ ModelOption = Annotated[
 ]
 ThreadsOption = Annotated[
     int | None,
-    typer.Option("-t", "--threads", min=1, help="Threads; default and most: see `info`."),
+    typer.Option("-t", "--threads", min=1, help="Threads, at most the CPUs; default: see `info`."),
 ]
 PrecisionOption = Annotated[str, typer.Option("--precision", help="fast or f32.")]
 DeterministicOption = Annotated[
