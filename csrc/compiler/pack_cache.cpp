@@ -1,6 +1,7 @@
 #include "compiler/pack_cache.h"
 
 #include <algorithm>
+#include <charconv>
 #include <cstring>
 #include <filesystem>
 #include <map>
@@ -46,6 +47,7 @@ namespace compiler {
 namespace {
 
 constexpr char kMagic[] = "EFFIPACK";
+constexpr std::string_view kFileSuffix = ".pack";
 constexpr size_t kHeaderBytes = 128;
 constexpr size_t kDataAlignment = 4096;
 
@@ -109,14 +111,14 @@ PackCache::PackCache(const PackPlan& plan, std::string folder, ThreadPool& pool)
   try {
     key_ = key();
     report_.state = PackCacheState::absent;
-    report_.path = folder_ + "/" + to_hex(key_) + "-v" +
-                   std::to_string(kernels::kPackedLayoutVersion) + ".pack";
+    report_.path = folder_ + "/" + file_stem() + std::to_string(kernels::kPackedLayoutVersion);
+    report_.path += kFileSuffix;
   } catch (const std::exception& error) {
     report_ = {PackCacheState::failed, "", error.what()};
   }
 }
 
-// By contents and place of each weight, and its name.
+// By contents and place of each weight, its name and shape: nothing that a layout version changes.
 Digest PackCache::key() const {
   std::map<std::string, Digest> files;
   std::string text;
@@ -132,8 +134,37 @@ Digest PackCache::key() const {
     }
     append(text, file->second);
     append(text, origin->offset);
+    append(text, static_cast<uint32_t>(item.name.size()));
+    text += item.name;
+    append(text, static_cast<uint32_t>(item.source.dtype));
+    append(text, static_cast<uint64_t>(item.shape.rows));
+    append(text, static_cast<uint64_t>(item.shape.cols));
   }
-  return digest(bytes_of(text + table()), pool_);
+  return digest(bytes_of(text), pool_);
+}
+
+// A file's name up to its layout version.
+std::string PackCache::file_stem() const {
+  return to_hex(key_) + "-v";
+}
+
+// Who has such a file mapped keeps it. A newer version's file stays: both programs may be in use.
+void PackCache::remove_older_versions() const {
+  const std::string stem = file_stem();
+  std::error_code error;  // of a folder or a file that another process is changing too
+  for (std::filesystem::directory_iterator entry(folder_, error), end; !error && entry != end;
+       entry.increment(error)) {
+    const std::string name = entry->path().filename().string();
+    if (!name.starts_with(stem) || !name.ends_with(kFileSuffix)) continue;
+    const char* last = name.data() + name.size() - kFileSuffix.size();
+    uint32_t version = 0;
+    const auto [parsed, failure] = std::from_chars(name.data() + stem.size(), last, version);
+    if (failure != std::errc() || parsed != last || version >= kernels::kPackedLayoutVersion) {
+      continue;
+    }
+    std::error_code ignored;
+    std::filesystem::remove(entry->path(), ignored);
+  }
 }
 
 std::string PackCache::table() const {
@@ -237,6 +268,7 @@ void PackCache::store(const uint8_t* data) {
     file.write(data, plan_.num_bytes);
     file.commit();
     report_.state = PackCacheState::stored;
+    remove_older_versions();
   } catch (const std::exception& error) {
     report_.state = PackCacheState::failed;
     report_.reason = error.what();

@@ -57,6 +57,8 @@ class PackCache {
 
  private:
   Digest key() const;
+  std::string file_stem() const;
+  void remove_older_versions() const;
   std::string table() const;
   std::string header(const std::string& table, const Digest& data_digest) const;
   std::string find_damage(std::span<const uint8_t> bytes, size_t& data_begin) const;

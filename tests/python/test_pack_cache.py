@@ -102,6 +102,47 @@ def test_another_layout_version_is_built_anew(gguf, folder):
     load(gguf, folder, "hit")
 
 
+def test_older_versions_of_the_same_weights_are_removed(gguf, folder, tmp_path):
+    path = Path(load(gguf, folder, "stored").engine.pack_cache.path)
+    other = load(tiny.write_gguf(tiny.FAMILIES["qwen3"], tmp_path / "o.gguf"), folder, "stored")
+    stem, version = path.stem.rsplit("-v", 1)
+    other_stem = Path(other.engine.pack_cache.path).stem.rsplit("-v", 1)[0]
+    kept = [
+        folder / f"{stem}-v{int(version) + 1}.pack",  # of a newer program
+        folder / f"{other_stem}-v0.pack",
+        folder / f"{stem}-v0.pack.tmp.1.0",  # being written
+        folder / f"{stem}-v0.old.pack",
+        folder / f"{stem}-v.pack",
+        folder / f"{stem}-v-1.pack",
+        tmp_path / f"{stem}-v0.pack",
+        Path(other.engine.pack_cache.path),
+        path,
+    ]
+    stale = folder / f"{stem}-v0.pack"
+    for file in [stale, *kept]:
+        if not file.exists():
+            file.write_bytes(b"EFFIPACK")
+    load(gguf, folder, "hit")
+    assert stale.exists()
+    with stale.open("rb") as mapped:  # as a process does that still runs with it
+        path.unlink()
+        load(gguf, folder, "stored")
+        assert not stale.exists()
+        assert mapped.read() == b"EFFIPACK"
+    assert [file for file in kept if not file.exists()] == []
+    load(gguf, folder, "hit")
+
+
+def test_a_stale_file_that_cannot_be_removed_stays(gguf, folder):
+    path = Path(load(gguf, folder, "stored").engine.pack_cache.path)
+    stale = folder / (path.stem.rsplit("-v", 1)[0] + "-v0.pack")
+    stale.mkdir()
+    (stale / "file").write_bytes(b"")
+    path.unlink()
+    load(gguf, folder, "stored")
+    assert stale.exists()
+
+
 def test_contents_name_the_file(gguf, folder, tmp_path):
     load(gguf, folder, "stored")
     copy = tmp_path / "copy.gguf"

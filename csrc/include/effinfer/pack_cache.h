@@ -7,7 +7,8 @@
 // file's inode, size and times; it is trusted while these are the same and were two seconds old
 // when it was computed, since any write changes them. A cached file is checked in full when it is
 // opened, at the speed of memory (of the disk, when it is not in memory yet); one that is damaged
-// or of another layout is built anew. A folder that cannot be written costs the cache, not the
+// or of another layout is built anew. Storing one removes the files of older layout versions that
+// hold the same weights, and nothing else. A folder that cannot be written costs the cache, not the
 // load. The fingerprints guard against damage, not against someone who can write to the folder.
 #pragma once
 
