@@ -46,9 +46,26 @@ inline TensorView view_of(const pybind11::array& array, const std::string& dtype
   return view;
 }
 
-// A C-contiguous array of float32, float16, int8, uint8, int32 or int64 as it is. Throws
-// InvalidArgument otherwise, naming `argument` ("[rms_norm] x").
+// The elements that arrays may have, for messages.
+inline constexpr const char* kKnownElements =
+    "float32, float16, bfloat16, float8_e4m3fn, float8_e5m2, int8, uint8, int32, int64 or bool";
+// The key in the metadata of a numpy dtype whose value names the elements that its integers carry.
+inline constexpr const char* kDTypeTag = "effinfer";
+
+// The numpy type of a plain dtype; numpy has none for bf16, f8_e4m3 and f8_e5m2: unsigned integers
+// whose metadata say what they carry.
+pybind11::dtype numpy_dtype(DType dtype);
+
+// A C-contiguous array of kKnownElements as it is (bool as u8); bfloat16 and the 8-bit floats are
+// known by ml_dtypes' names and by our tag. Throws InvalidArgument otherwise, naming `argument`
+// ("[rms_norm] x").
 TensorView view_of(const pybind11::array& array, std::string_view argument);
+
+// The same for an array with any strides.
+StridedView strided_view_of(const pybind11::array& array, std::string_view argument);
+
+// The same for an array that the operator writes to: read-only ones are refused too.
+StridedView writable_view_of(const pybind11::array& array, std::string_view argument);
 
 // The same for an argument that may be None: then the view has no data.
 TensorView optional_view(const pybind11::object& array, std::string_view argument);

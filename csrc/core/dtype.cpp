@@ -17,7 +17,8 @@ constexpr std::array<DTypeInfo, kNumDTypes> kInfo = {{
     {"q2_k", 256, 84, true},    {"q3_k", 256, 110, true}, {"q4_k", 256, 144, true},
     {"q5_k", 256, 176, true},   {"q6_k", 256, 210, true}, {"iq4_nl", 32, 18, true},
     {"iq4_xs", 256, 136, true}, {"tq1_0", 256, 54, true}, {"tq2_0", 256, 66, true},
-    {"act", 1, 0, false},       {"kv", 1, 0, false},
+    {"f8_e4m3", 1, 1, false},   {"f8_e5m2", 1, 1, false}, {"act", 1, 0, false},
+    {"kv", 1, 0, false},
 }};
 
 }  // namespace

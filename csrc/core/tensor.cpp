@@ -58,4 +58,9 @@ size_t TensorView::num_bytes() const {
   return static_cast<size_t>(bytes);
 }
 
+bool StridedView::contiguous_rows() const {
+  const int last = dims.rank() - 1;
+  return last < 0 || dims[last] < 2 || stride(last) == 1;
+}
+
 }  // namespace effinfer

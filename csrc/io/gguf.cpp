@@ -20,6 +20,7 @@ namespace {
 using gguf::Cursor;
 using gguf::quoted;
 
+constexpr uint32_t kMaxGgufRank = 4;
 constexpr uint64_t kMaxNameLength = 65535;  // of keys and tensor names
 constexpr uint64_t kMinMetadataBytes = 8 + 4 + 1;
 constexpr uint64_t kMinTensorBytes = 8 + 4 + 4 + 8;
@@ -198,11 +199,11 @@ void read_alignment(const Cursor& cursor, GgufFile::Impl& file) {
 // bytes, or nothing when the type's size is unknown.
 std::optional<uint64_t> read_shape(Cursor& cursor, const std::string& what, GgufTensor& tensor) {
   const auto rank = cursor.read<uint32_t>(what);
-  if (rank > kMaxRank) {
-    cursor.fail(what + ": expected at most " + std::to_string(kMaxRank) + " dimensions, got " +
+  if (rank > kMaxGgufRank) {
+    cursor.fail(what + ": expected at most " + std::to_string(kMaxGgufRank) + " dimensions, got " +
                 std::to_string(rank));
   }
-  std::array<int64_t, kMaxRank> dims{};
+  std::array<int64_t, kMaxGgufRank> dims{};
   int64_t elements = 1;  // zeros left out, so that no order of multiplication can overflow
   bool empty = false;
   for (uint32_t i = 0; i < rank; ++i) {

@@ -677,6 +677,11 @@ def find_pack_cache(
     What compile() with this folder would find.
     """
 
+def from_dlpack(producer: typing.Any, argument: str) -> numpy.typing.NDArray[typing.Any]:
+    """
+    A numpy array over the memory of a DLPack producer.
+    """
+
 def gelu_tanh(
     x: numpy.typing.NDArray[typing.Any], pool: ThreadPool | None = None
 ) -> numpy.typing.NDArray[numpy.float32]: ...
@@ -730,6 +735,11 @@ def mul(
     b: numpy.typing.NDArray[typing.Any],
     pool: ThreadPool | None = None,
 ) -> numpy.typing.NDArray[numpy.float32]: ...
+def numpy_dtype(name: str) -> numpy.dtype[typing.Any]:
+    """
+    The numpy type that carries elements of a dtype: tagged integers of bf16.
+    """
+
 def op_names() -> list[str]:
     """
     The operators that a node may have.

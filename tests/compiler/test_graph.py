@@ -95,7 +95,7 @@ def test_defaults_are_filled_and_integers_become_floats():
         ("%h : f32", "%x : f32", "6:4: %x is already defined"),
         ("vocab_size = 8", "vocab_size = 99999999999999999999", "2:21: expected a number"),
         ("f32[T, 4]\n", "f31[T, 4]\n", "3:14: "),
-        ("[R]", "[R, 1, 2, 3, 4]", "at most 4 dimensions"),
+        ("[R]", "[R, 1, 2, 3, 4, 5]", "at most 5 dimensions"),
         ("[8, 4]", "[-8, 4]", "5:34: expected a dimension"),
         ("[8, 4]", "[8, 9999999999999]", "5:37: expected a dimension"),
         ('"out.weight"', '"out.weight', "unterminated string"),

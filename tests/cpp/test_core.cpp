@@ -23,7 +23,7 @@ TEST("dims: element counts and overflow") {
   CHECK_EQ((Dims{5, 0}).num_elements(), 0);
   const int64_t big = std::numeric_limits<int64_t>::max() / 2;
   CHECK_THROWS(InvalidArgument, "[tensor]", (Dims{big, 3}).num_elements());
-  CHECK_THROWS(InvalidArgument, "at most 4", (Dims{1, 1, 1, 1, 1}));
+  CHECK_THROWS(InvalidArgument, "at most 5", (Dims{1, 1, 1, 1, 1, 1}));
 }
 
 TEST("dtypes: names round trip, block sizes") {

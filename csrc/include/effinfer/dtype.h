@@ -32,6 +32,10 @@ enum class DType : uint8_t {
   iq4_xs,
   tq1_0,
   tq2_0,
+  // One-byte floats of the OCP 8-bit Floating Point Specification 1.0; e4m3 has no infinities
+  // (torch's float8_e4m3fn). No weight types: after them, whose numbers caches on disk hold.
+  f8_e4m3,
+  f8_e5m2,
   // A matmul operand in the arithmetic that the executable chose (kernels/activation.h).
   act,
   // A handle on a layer's KV cache: orders appends before reads, holds no bytes.

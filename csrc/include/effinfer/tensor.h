@@ -1,4 +1,4 @@
-// A dense row-major tensor that someone else owns: what crosses the public API.
+// Tensors that someone else owns: what crosses the public API.
 #pragma once
 
 #include <array>
@@ -12,7 +12,7 @@
 
 namespace effinfer {
 
-inline constexpr int kMaxRank = 4;
+inline constexpr int kMaxRank = 5;
 
 // Dimensions, outermost first. Rank 0 is a scalar.
 class EFFINFER_API Dims {
@@ -42,6 +42,20 @@ struct EFFINFER_API TensorView {
   // Bytes of the whole tensor; throws InvalidArgument when the last dimension is not a whole number
   // of blocks.
   size_t num_bytes() const;
+};
+
+// Any regular layout: element (i, j, ...) lies at data + (i * strides[0] + j * strides[1] + ...)
+// elements of `dtype`, a plain number type. Strides may be zero (a broadcast dimension) or
+// negative.
+struct EFFINFER_API StridedView {
+  void* data = nullptr;  // written to only where an operator says so
+  DType dtype = DType::f32;
+  Dims dims;
+  std::array<int64_t, kMaxRank> strides{};
+
+  int64_t stride(int axis) const { return strides[static_cast<size_t>(axis)]; }
+  // The last dimension is contiguous: it has a stride of 1, or fewer than two elements.
+  bool contiguous_rows() const;
 };
 
 }  // namespace effinfer

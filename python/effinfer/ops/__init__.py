@@ -7,6 +7,7 @@ was given.
 """
 
 from effinfer._core import PackedMatrix, PagedKv, ThreadPool
+from effinfer.ops.arrays import bfloat16, float8_e4m3fn, float8_e5m2
 from effinfer.ops.attention import kv_append, paged_attention, rope_append
 from effinfer.ops.elementwise import (
     add,
@@ -30,7 +31,10 @@ __all__ = [
     "ThreadPool",
     "add",
     "add_rms_norm",
+    "bfloat16",
     "embedding",
+    "float8_e4m3fn",
+    "float8_e5m2",
     "gelu_tanh",
     "kv_append",
     "matmul",

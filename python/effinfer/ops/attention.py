@@ -7,19 +7,21 @@ included. A row's result is the same bits for any batch, any division of a promp
 number of threads.
 """
 
+from typing import Any
+
 from effinfer import _core
 from effinfer._core import PagedKv, ThreadPool
-from effinfer.ops.arrays import Array, Floats, dense, optional
+from effinfer.ops.arrays import AnyArray, Array, ArrayT, as_kind, dense, optional
 
 
 def kv_append(
     kv: PagedKv,
-    k: Array,
-    v: Array,
-    qo_indptr: Array,
-    kv_indptr: Array,
-    kv_indices: Array,
-    kv_len: Array,
+    k: AnyArray,
+    v: AnyArray,
+    qo_indptr: AnyArray,
+    kv_indptr: AnyArray,
+    kv_indices: AnyArray,
+    kv_len: AnyArray,
     *,
     pool: ThreadPool | None = None,
 ) -> None:
@@ -27,27 +29,27 @@ def kv_append(
 
     Rows of different sequences must not fall on the same place.
     """
-    layout = (dense(qo_indptr), dense(kv_indptr), dense(kv_indices), dense(kv_len))
-    _core.kv_append(kv, dense(k), dense(v), *layout, pool=pool)
+    layout = _layout("kv_append", qo_indptr, kv_indptr, kv_indices, kv_len)
+    _core.kv_append(kv, dense(k, "[kv_append] k"), dense(v, "[kv_append] v"), *layout, pool=pool)
 
 
 def rope_append(
     kv: PagedKv,
-    q: Array,
-    k: Array,
-    v: Array,
-    table: Array,
-    qo_indptr: Array,
-    kv_indptr: Array,
-    kv_indices: Array,
-    kv_len: Array,
+    q: ArrayT,
+    k: AnyArray,
+    v: AnyArray,
+    table: AnyArray,
+    qo_indptr: AnyArray,
+    kv_indptr: AnyArray,
+    kv_indices: AnyArray,
+    kv_len: AnyArray,
     *,
-    q_norm: Array | None = None,
-    k_norm: Array | None = None,
+    q_norm: AnyArray | None = None,
+    k_norm: AnyArray | None = None,
     eps: float = 1e-6,
     interleaved: bool = False,
     pool: ThreadPool | None = None,
-) -> Floats:
+) -> ArrayT:
     """`kv_append` after an RMS norm and a rotation of the keys; returns q treated likewise.
 
     Args:
@@ -59,38 +61,39 @@ def rope_append(
 
     The same bits as `rms_norm`, `rope` and `kv_append` one after the other.
     """
-    layout = (dense(qo_indptr), dense(kv_indptr), dense(kv_indices), dense(kv_len))
-    return _core.rope_append(
+    layout = _layout("rope_append", qo_indptr, kv_indptr, kv_indices, kv_len)
+    rotated = _core.rope_append(
         kv,
-        dense(q),
-        dense(k),
-        dense(v),
-        dense(table),
+        dense(q, "[rope_append] q"),
+        dense(k, "[rope_append] k"),
+        dense(v, "[rope_append] v"),
+        dense(table, "[rope_append] table"),
         *layout,
-        q_norm=optional(q_norm),
-        k_norm=optional(k_norm),
+        q_norm=optional(q_norm, "[rope_append] q_norm"),
+        k_norm=optional(k_norm, "[rope_append] k_norm"),
         eps=eps,
         interleaved=interleaved,
         pool=pool,
     )
+    return as_kind(rotated, q)
 
 
 def paged_attention(
-    q: Array,
+    q: ArrayT,
     kv: PagedKv,
-    qo_indptr: Array,
-    kv_indptr: Array,
-    kv_indices: Array,
-    kv_len: Array,
+    qo_indptr: AnyArray,
+    kv_indptr: AnyArray,
+    kv_indices: AnyArray,
+    kv_len: AnyArray,
     *,
     scale: float | None = None,
     window_left: int = -1,
     sinks: int = 0,
     soft_cap: float = 0.0,
-    parents: Array | None = None,
+    parents: AnyArray | None = None,
     arithmetic: str = "f32",
     pool: ThreadPool | None = None,
-) -> Floats:
+) -> ArrayT:
     """Causal attention of q [T, num_qo_heads, head_dim] over the pages (arXiv:1805.02867 over fixed
     chunks of keys).
 
@@ -109,16 +112,25 @@ def paged_attention(
 
     num_qo_heads is a multiple of num_kv_heads.
     """
-    layout = (dense(qo_indptr), dense(kv_indptr), dense(kv_indices), dense(kv_len))
-    return _core.paged_attention(
-        dense(q),
+    layout = _layout("paged_attention", qo_indptr, kv_indptr, kv_indices, kv_len)
+    attended = _core.paged_attention(
+        dense(q, "[paged_attention] q"),
         kv,
         *layout,
         scale=scale,
         window_left=window_left,
         sinks=sinks,
         soft_cap=soft_cap,
-        parents=optional(parents),
+        parents=optional(parents, "[paged_attention] parents"),
         arithmetic=arithmetic,
         pool=pool,
     )
+    return as_kind(attended, q)
+
+
+def _layout(op: str, *indices: Any) -> tuple[Array, Array, Array, Array]:
+    names = ("qo_indptr", "kv_indptr", "kv_indices", "kv_len")
+    qo_indptr, kv_indptr, kv_indices, kv_len = (
+        dense(array, f"[{op}] {name}") for array, name in zip(indices, names, strict=True)
+    )
+    return qo_indptr, kv_indptr, kv_indices, kv_len

@@ -2,17 +2,17 @@
 
 from effinfer import _core
 from effinfer._core import ThreadPool
-from effinfer.ops.arrays import Array, Floats, dense, optional
+from effinfer.ops.arrays import AnyArray, ArrayT, as_kind, dense, file_type, optional
 
 
 def rms_norm(
-    x: Array,
-    weight: Array | None,
+    x: ArrayT,
+    weight: AnyArray | None,
     eps: float = 1e-6,
     groups: int = 1,
     *,
     pool: ThreadPool | None = None,
-) -> Floats:
+) -> ArrayT:
     """x / sqrt(mean(x^2) + eps) * weight over each group of a row (arXiv:1910.07467).
 
     Args:
@@ -22,69 +22,76 @@ def rms_norm(
 
     A row's result is the same bits on every CPU, in any batch and for any number of threads.
     """
-    normed: Floats = _core.rms_norm(dense(x), optional(weight), eps, groups, pool=pool)
-    return normed
+    normed = _core.rms_norm(
+        dense(x, "[rms_norm] x"), optional(weight, "[rms_norm] weight"), eps, groups, pool=pool
+    )
+    return as_kind(normed, x)
 
 
 def add_rms_norm(
-    x: Array,
-    residual: Array,
-    weight: Array | None,
+    x: ArrayT,
+    residual: AnyArray,
+    weight: AnyArray | None,
     eps: float = 1e-6,
     *,
     pool: ThreadPool | None = None,
-) -> tuple[Floats, Floats]:
+) -> tuple[ArrayT, ArrayT]:
     """(rms_norm(x + residual), x + residual) in one pass; x and residual [..., D], weight [D]."""
-    both: tuple[Floats, Floats] = _core.rms_norm(
-        dense(x), optional(weight), eps, 1, dense(residual), pool=pool
+    normed, total = _core.rms_norm(
+        dense(x, "[rms_norm] x"),
+        optional(weight, "[rms_norm] weight"),
+        eps,
+        1,
+        dense(residual, "[rms_norm] residual"),
+        pool=pool,
     )
-    return both
+    return as_kind(normed, x), as_kind(total, x)
 
 
-def silu(x: Array, *, pool: ThreadPool | None = None) -> Floats:
+def silu(x: ArrayT, *, pool: ThreadPool | None = None) -> ArrayT:
     """x * sigmoid(x), any shape (arXiv:1702.03118)."""
-    return _core.silu(dense(x), pool=pool)
+    return as_kind(_core.silu(dense(x, "[silu] x"), pool=pool), x)
 
 
-def gelu_tanh(x: Array, *, pool: ThreadPool | None = None) -> Floats:
+def gelu_tanh(x: ArrayT, *, pool: ThreadPool | None = None) -> ArrayT:
     """The tanh form of GELU, any shape (arXiv:1606.08415)."""
-    return _core.gelu_tanh(dense(x), pool=pool)
+    return as_kind(_core.gelu_tanh(dense(x, "[gelu_tanh] x"), pool=pool), x)
 
 
-def relu_squared(x: Array, *, pool: ThreadPool | None = None) -> Floats:
+def relu_squared(x: ArrayT, *, pool: ThreadPool | None = None) -> ArrayT:
     """max(x, 0)^2, any shape (arXiv:2109.08668)."""
-    return _core.relu_squared(dense(x), pool=pool)
+    return as_kind(_core.relu_squared(dense(x, "[relu_squared] x"), pool=pool), x)
 
 
-def softcap(x: Array, cap: float, *, pool: ThreadPool | None = None) -> Floats:
+def softcap(x: ArrayT, cap: float, *, pool: ThreadPool | None = None) -> ArrayT:
     """cap * tanh(x / cap), any shape, cap > 0 (arXiv:2408.00118, section 2)."""
-    return _core.softcap(dense(x), cap, pool=pool)
+    return as_kind(_core.softcap(dense(x, "[softcap] x"), cap, pool=pool), x)
 
 
-def scale(x: Array, factor: float, *, pool: ThreadPool | None = None) -> Floats:
+def scale(x: ArrayT, factor: float, *, pool: ThreadPool | None = None) -> ArrayT:
     """x * factor, any shape."""
-    return _core.scale(dense(x), factor, pool=pool)
+    return as_kind(_core.scale(dense(x, "[scale] x"), factor, pool=pool), x)
 
 
-def add(a: Array, b: Array, *, pool: ThreadPool | None = None) -> Floats:
+def add(a: ArrayT, b: AnyArray, *, pool: ThreadPool | None = None) -> ArrayT:
     """a + b, of one shape."""
-    return _core.add(dense(a), dense(b), pool=pool)
+    return as_kind(_core.add(dense(a, "[add] a"), dense(b, "[add] b"), pool=pool), a)
 
 
-def mul(a: Array, b: Array, *, pool: ThreadPool | None = None) -> Floats:
+def mul(a: ArrayT, b: AnyArray, *, pool: ThreadPool | None = None) -> ArrayT:
     """a * b, of one shape."""
-    return _core.mul(dense(a), dense(b), pool=pool)
+    return as_kind(_core.mul(dense(a, "[mul] a"), dense(b, "[mul] b"), pool=pool), a)
 
 
 def embedding(
-    ids: Array,
-    table: Array,
+    ids: AnyArray,
+    table: ArrayT,
     dtype: str | None = None,
     shape: tuple[int, int] | None = None,
     scale: float = 1.0,
     *,
     pool: ThreadPool | None = None,
-) -> Floats:
+) -> ArrayT:
     """scale * table[ids], rows decoded from the table's own type.
 
     Args:
@@ -97,9 +104,9 @@ def embedding(
     Returns:
         float32 [T, D].
     """
-    source = dense(table)
+    source = dense(table, "[embedding] table")
     if dtype is None:
-        dtype = {"float32": "f32", "float16": "f16"}.get(str(source.dtype), str(source.dtype))
+        dtype = file_type(source)
     if shape is None:
         if source.ndim != 2:
             raise _core.InvalidArgumentError(
@@ -107,9 +114,11 @@ def embedding(
             )
         shape = (source.shape[0], source.shape[1])
     rows, cols = shape
-    return _core.embedding(dense(ids), source, dtype, rows, cols, scale, pool=pool)
+    indices = dense(ids, "[embedding] ids")
+    return as_kind(_core.embedding(indices, source, dtype, rows, cols, scale, pool=pool), table)
 
 
-def select_rows(x: Array, rows: Array, *, pool: ThreadPool | None = None) -> Floats:
+def select_rows(x: ArrayT, rows: AnyArray, *, pool: ThreadPool | None = None) -> ArrayT:
     """x[rows]: x [N, D], rows int32 [R] in [0, N); returns [R, D]."""
-    return _core.select_rows(dense(x), dense(rows), pool=pool)
+    picked = dense(rows, "[select_rows] rows")
+    return as_kind(_core.select_rows(dense(x, "[select_rows] x"), picked, pool=pool), x)

@@ -2,11 +2,11 @@
 
 from effinfer import _core
 from effinfer._core import PackedMatrix, ThreadPool
-from effinfer.ops.arrays import Array, Bytes, Floats, dense, optional
+from effinfer.ops.arrays import AnyArray, ArrayT, as_kind, dense, file_type, optional
 
 
 def pack(
-    table: Array,
+    table: AnyArray,
     dtype: str | None = None,
     shape: tuple[int, int] | None = None,
     *,
@@ -24,20 +24,20 @@ def pack(
         A `PackedMatrix`: `shape`, `dtype`, `format`, `num_bytes`, and `unpack()`, which gives
         the values back bit for bit. Raises `OutOfMemoryError`.
     """
-    source = dense(table)
-    name = dtype or {"float32": "f32", "float16": "f16"}.get(str(source.dtype), str(source.dtype))
+    source = dense(table, "[pack] table")
+    name = dtype or file_type(source)
     return PackedMatrix(source, name, source.shape if shape is None else shape, pool=pool)
 
 
 def matmul(
-    x: Array,
+    x: ArrayT,
     weight: PackedMatrix,
     arithmetic: str = "int8",
     *,
-    bias: Array | None = None,
-    residual: Array | None = None,
+    bias: AnyArray | None = None,
+    residual: AnyArray | None = None,
     pool: ThreadPool | None = None,
-) -> Floats:
+) -> ArrayT:
     """x @ weight.T + bias + residual.
 
     Args:
@@ -52,16 +52,23 @@ def matmul(
         float32 [T, N]. Raises `UnsupportedError` when no kernel of the current instruction-set
         level fits, with the reason of each.
     """
-    return _core.matmul(
-        dense(x), weight, arithmetic, pool=pool, bias=optional(bias), residual=optional(residual)
+    product = _core.matmul(
+        dense(x, "[matmul] x"),
+        weight,
+        arithmetic,
+        pool=pool,
+        bias=optional(bias, "[matmul] bias"),
+        residual=optional(residual, "[matmul] residual"),
     )
+    return as_kind(product, x)
 
 
-def quantize_activation(x: Array) -> tuple[Bytes, Floats]:
+def quantize_activation(x: ArrayT) -> tuple[ArrayT, ArrayT]:
     """The int8 operand that `matmul` makes of x [T, K].
 
     Returns:
         (q int8 [T, K], scales float32 [T, ceil(K / 16)]): value = scales[t, k // 16] * q[t, k],
         scale = max |x| / 127 of its block of 32, q rounded to nearest even.
     """
-    return _core.quantize_activation(dense(x))
+    q, scales = _core.quantize_activation(dense(x, "[quantize_activation] x"))
+    return as_kind(q, x), as_kind(scales, x)

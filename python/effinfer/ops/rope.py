@@ -4,7 +4,7 @@ from typing import Any
 
 from effinfer import _core
 from effinfer._core import ThreadPool
-from effinfer.ops.arrays import Array, Floats, dense, optional
+from effinfer.ops.arrays import AnyArray, ArrayT, Floats, as_kind, dense, optional
 
 
 def rope_frequencies(
@@ -19,7 +19,7 @@ def rope_frequencies(
     beta_fast: float = 32.0,
     beta_slow: float = 1.0,
     attention_factor: float = 0.0,
-    divisors: Array | None = None,
+    divisors: AnyArray | None = None,
 ) -> tuple[Floats, float]:
     """Frequencies of a rotary embedding, [dims / 2] in radians a position, and the factor on cos
     and sin.
@@ -43,26 +43,32 @@ def rope_frequencies(
         beta_fast=beta_fast,
         beta_slow=beta_slow,
         attention_factor=attention_factor,
-        divisors=optional(divisors),
+        divisors=optional(divisors, "[rope_frequencies] divisors"),
     )
 
 
 def rope_table(
-    positions: Array, inv_freq: Array, factor: float = 1.0, *, pool: ThreadPool | None = None
-) -> Floats:
+    positions: ArrayT, inv_freq: AnyArray, factor: float = 1.0, *, pool: ThreadPool | None = None
+) -> ArrayT:
     """[T, 2, dims / 2]: cos and sin of positions int32 [T] times inv_freq [dims / 2]."""
-    return _core.rope_table(dense(positions), dense(inv_freq), factor, pool=pool)
+    table = _core.rope_table(
+        dense(positions, "[rope_table] positions"),
+        dense(inv_freq, "[rope_table] inv_freq"),
+        factor,
+        pool=pool,
+    )
+    return as_kind(table, positions)
 
 
 def rope(
-    x: Array,
-    positions: Array,
+    x: ArrayT,
+    positions: AnyArray,
     *,
     dims: int | None = None,
     interleaved: bool = False,
     pool: ThreadPool | None = None,
     **parameters: Any,
-) -> Floats:
+) -> ArrayT:
     """Rotary position embedding (arXiv:2104.09864) of x [T, heads, head_dim].
 
     Args:
@@ -72,8 +78,9 @@ def rope(
             (i, i + dims / 2).
         parameters: theta, scaling, ... of `rope_frequencies`.
     """
+    array = dense(x, "[rope] x")
     if dims is None:
-        dims = int(x.shape[-1]) if x.ndim else 0
+        dims = array.shape[-1] if array.ndim else 0
     inv_freq, factor = rope_frequencies(dims, **parameters)
     table = rope_table(positions, inv_freq, factor, pool=pool)
-    return _core.rope(dense(x), table, interleaved, pool=pool)
+    return as_kind(_core.rope(array, dense(table, "[rope] table"), interleaved, pool=pool), x)
