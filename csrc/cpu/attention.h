@@ -70,10 +70,20 @@ extern const AttentionKernels kAttention;
 namespace avx512bf16 {
 extern const AttentionKernels kAttention;
 }
+// Only where the compiler knows the instructions (EFFINFER_AMX).
+namespace amx {
+extern const AttentionKernels kAttention;
+}
+
+// Lines of values behind the last token of a page, of the products on tiles.
+inline constexpr int64_t attention_spare_floats(int64_t head_dim) {
+  return 16 * head_dim;
+}
 
 // Query, scores, chunk output, total output; maximum, sum, factor of chunk, maximum and sum of all.
+// Rows may be padded, to no more than the next multiple of 16.
 inline constexpr int64_t attention_scratch_floats(int64_t rows, int64_t head_dim) {
-  return rows * (3 * head_dim + 64 + 5) + 16 * 8;
+  return (rows + 15) / 16 * 16 * (3 * head_dim + 64 + 5) + attention_spare_floats(head_dim);
 }
 
 }  // namespace effinfer::cpu

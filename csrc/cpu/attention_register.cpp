@@ -187,6 +187,13 @@ const char* rejects_bf16(const AttentionProblem& p) {
 }
 #endif
 
+#if EFFINFER_AMX
+const char* rejects_amx(const AttentionProblem& p) {
+  if (p.kv.head_dim % 32 != 0) return "head_dim is not a multiple of 32";
+  return rejects_bf16(p);
+}
+#endif
+
 size_t scratch_bytes(const AttentionProblem& p) {
   return static_cast<size_t>(Member::tile_floats(p) + 2 * Member::row_floats(p)) * sizeof(float);
 }
@@ -217,6 +224,14 @@ void register_attention() {
              [](const AttentionProblem& p, Team& team) {
                run({avx512bf16::kAttention, avx512::rope_append, avx512::store_activation_blocks},
                    p, team);
+             },
+             scratch_bytes});
+#endif
+#if EFFINFER_AMX
+  table.add({"attention.amx.bf16", Isa::amx, rejects_amx,
+             [](const AttentionProblem& p, Team& team) {
+               run({amx::kAttention, avx512::rope_append, avx512::store_activation_blocks}, p,
+                   team);
              },
              scratch_bytes});
 #endif

@@ -1,9 +1,10 @@
-// The AMX kernels over a tile unit in plain C++ (emulated_tiles.h). They dequantise with AVX-512:
-// call them where cpu_features().avx512_bf16 only.
+// The AMX kernels over a tile unit in plain C++ (emulated_tiles.h). What they do beside tiles needs
+// AVX-512: call them where cpu_features().avx512_bf16 only.
 #pragma once
 
 #include <cstdint>
 
+#include "cpu/attention.h"
 #include "effinfer/threads.h"
 #include "kernels/matmul.h"
 
@@ -11,6 +12,9 @@ namespace emulated {
 
 // What the kernel matmul.amx.bf16 computes.
 void matmul_bf16(const effinfer::kernels::MatmulProblem& problem, effinfer::Team& team);
+
+// What the kernel attention.amx.bf16 computes of a tile of bf16 pages, and how it merges.
+extern const effinfer::cpu::AttentionKernels kAttention;
 
 // One TDPBF16PS of tiles of `rows` x 32 and 32 x 16 values.
 void dpbf16ps(float* c, const uint16_t* a, const uint16_t* b, int rows);

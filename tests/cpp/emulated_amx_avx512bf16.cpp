@@ -1,3 +1,5 @@
+#include "cpu/simd/attention_amx.h"
+#include "cpu/simd/attention_body.h"
 #include "cpu/simd/matmul_amx_body.h"
 #include "emulated_amx.h"
 #include "emulated_tiles.h"
@@ -5,6 +7,18 @@
 namespace emulated {
 
 using namespace effinfer::cpu;
+
+namespace {
+
+using Body = simd::AttentionBody<avx512bf16::KvBf16Pairs, AmxProducts<EmulatedTiles>>;
+
+void attention_tile(effinfer::DType, const AttentionTile& tile) {
+  Body::run_tile(tile);
+}
+
+}  // namespace
+
+const AttentionKernels kAttention = {attention_tile, Body::run_merge};
 
 void matmul_bf16(const effinfer::kernels::MatmulProblem& problem, effinfer::Team& team) {
   AmxMatmul<EmulatedTiles>::run(problem, team);

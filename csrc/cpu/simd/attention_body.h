@@ -4,6 +4,14 @@
 // same small matrix product, because both K and V lines are 16 columns x P steps of the inner
 // dimension (kernels/kv_layout.h). Each result is one chain of multiply-adds in the order of the
 // inner dimension, whatever the register tile.
+//
+// Products computes them: in vector registers here, on tiles in simd/attention_amx.h. Made for a
+// number of rows and memory of attention_spare_floats(head_dim), it brings
+//   padded_rows(rows)   how many rows of its operands and results it may touch
+//   kKeyStep            scores of a page begin and end at multiples of it
+//   kValueStep          values of a page begin at a multiple of it
+//   multiply(...)       as AttentionMath::product_all
+//   release()           at the end
 #pragma once
 
 #include <cstdint>
@@ -15,15 +23,32 @@
 namespace effinfer::cpu::simd {
 
 template <class Kv>
+struct VectorProducts {
+  using Math = AttentionMath<Kv>;
+  static constexpr int64_t kKeyStep = 16;
+  static constexpr int64_t kValueStep = Kv::P;
+
+  VectorProducts(int64_t, float*) {}
+  static void release() {}
+  static int64_t padded_rows(int64_t rows) { return rows; }
+  static void multiply(const typename Math::A* a, int64_t a_stride, const typename Math::Lines& b,
+                       int64_t depth, const float* factors, float* c, int64_t c_stride,
+                       int64_t columns, int64_t rows) {
+    Math::product_all(a, a_stride, b, depth, factors, c, c_stride, columns, rows);
+  }
+};
+
+template <class Kv, class Products = VectorProducts<Kv>>
 struct AttentionBody {
   using Math = AttentionMath<Kv>;
   using V = typename Kv::V;
   static constexpr int P = Kv::P;
   static constexpr int64_t kLine = Math::kLine;
 
-  // The tile's state, in scratch.
+  // The tile's state, in scratch. All arrays are of padded_rows.
   struct State {
     int64_t rows;
+    int64_t padded_rows;
     int64_t dim;
     float* q;        // [rows][dim], scaled; with kPairs dwords of pairs, half of a row
     float* scores;   // [rows][64], then probabilities, in the same way
@@ -34,21 +59,25 @@ struct AttentionBody {
     float* factors;  // [rows]
     float* total_max;
     float* total_sum;
+    float* spare;  // of the products
   };
 
   static State make_state(const AttentionTile& tile) {
     State s;
     s.rows = static_cast<int64_t>(tile.num_tokens) * tile.group;
     s.dim = tile.head_dim;
+    s.padded_rows = Products::padded_rows(s.rows);
+    const int64_t rows = s.padded_rows;
     s.q = tile.scratch;
-    s.scores = s.q + s.rows * s.dim;
-    s.out = s.scores + s.rows * kernels::kPageSize;
-    s.total = s.out + s.rows * s.dim;
-    s.max = s.total + s.rows * s.dim;
-    s.sum = s.max + s.rows;
-    s.factors = s.sum + s.rows;
-    s.total_max = s.factors + s.rows;
-    s.total_sum = s.total_max + s.rows;
+    s.scores = s.q + rows * s.dim;
+    s.out = s.scores + rows * kernels::kPageSize;
+    s.total = s.out + rows * s.dim;
+    s.spare = s.total + rows * s.dim;
+    s.max = s.spare + attention_spare_floats(s.dim);
+    s.sum = s.max + rows;
+    s.factors = s.sum + rows;
+    s.total_max = s.factors + rows;
+    s.total_sum = s.total_max + rows;
     return s;
   }
 
@@ -60,6 +89,7 @@ struct AttentionBody {
         Math::store_factor(V::load(from + d) * scale, s.q + row * s.dim, d);
       }
     }
+    Math::fill(s.q + s.rows * s.dim, (s.padded_rows - s.rows) * s.dim, 0.0f);
   }
 
   // Bits of the step's own tokens, whose first lies `shift` tokens into the page.
@@ -111,7 +141,7 @@ struct AttentionBody {
                       s.factors[row], adjust, weigh);
   }
 
-  static void do_page(const AttentionTile& tile, const State& s, int64_t page) {
+  static void do_page(const AttentionTile& tile, const State& s, Products& products, int64_t page) {
     uint64_t any = 0;
     for (int32_t token = 0; token < tile.num_tokens; ++token) any |= visible(tile, token, page);
     if (any == 0) return;
@@ -121,10 +151,12 @@ struct AttentionBody {
     const int64_t next_page = page + 1 < tile.end_page ? page + 1 : page;
     const int64_t ahead = (tile.pages[next_page] - page_id) * tile.page_bytes;
     const TokenRange keys = {__builtin_ctzll(any), 64 - __builtin_clzll(any)};
-    const TokenRange groups = {keys.begin / 16 * 16, (keys.end + 15) / 16 * 16};
+    constexpr int64_t kKeyStep = Products::kKeyStep;
+    const TokenRange groups = {keys.begin / kKeyStep * kKeyStep,
+                               (keys.end + kKeyStep - 1) / kKeyStep * kKeyStep};
     const int64_t k_lines = s.dim / P;  // of 16 tokens
     k += groups.begin / 16 * k_lines * kLine;
-    Math::product_all(Math::factors_at(s.q, 0), s.dim, {k, kLine, k_lines * kLine, k + ahead},
+    products.multiply(Math::factors_at(s.q, 0), s.dim, {k, kLine, k_lines * kLine, k + ahead},
                       s.dim, nullptr, s.scores + groups.begin, kernels::kPageSize,
                       (groups.end - groups.begin) / 16, s.rows);
     uint64_t seen = 0;
@@ -133,9 +165,9 @@ struct AttentionBody {
       softmax_row(tile, s, row, groups, seen, page_id);
     }
     const int64_t v_lines = s.dim / 16;  // of P tokens
-    const int64_t first = keys.begin / P * P;
+    const int64_t first = keys.begin / Products::kValueStep * Products::kValueStep;
     v += first / P * v_lines * kLine;
-    Math::product_all(Math::factors_at(s.scores, first), kernels::kPageSize,
+    products.multiply(Math::factors_at(s.scores, first), kernels::kPageSize,
                       {v, v_lines * kLine, kLine, v + ahead}, keys.end - first, s.factors, s.out,
                       s.dim, v_lines, s.rows);
   }
@@ -160,6 +192,7 @@ struct AttentionBody {
   static void run_tile(const AttentionTile& tile) {
     constexpr int64_t kChunkPages = kernels::kKvChunk / kernels::kPageSize;
     const State s = make_state(tile);
+    Products products(s.rows, s.spare);
     load_queries(tile, s);
     const bool one_chunk = tile.first_page / kChunkPages == (tile.end_page - 1) / kChunkPages;
     if (!one_chunk) {
@@ -170,16 +203,17 @@ struct AttentionBody {
     int64_t page = tile.first_page;
     while (page < tile.end_page) {
       const int64_t chunk_end = (page / kChunkPages + 1) * kChunkPages;
-      Math::fill(s.out, s.rows * s.dim, 0.0f);
+      Math::fill(s.out, s.padded_rows * s.dim, 0.0f);
       Math::fill(s.max, s.rows, kNoScore);
       Math::fill(s.sum, s.rows, 0.0f);
-      for (; page < chunk_end && page < tile.end_page; ++page) do_page(tile, s, page);
+      for (; page < chunk_end && page < tile.end_page; ++page) do_page(tile, s, products, page);
       if (one_chunk) break;
       for (int64_t row = 0; row < s.rows; ++row) {
         Math::fold(s.total_max[row], s.total_sum[row], s.total + row * s.dim, s.max[row],
                    s.sum[row], s.out + row * s.dim, s.dim);
       }
     }
+    products.release();
     if (one_chunk) {
       write(tile, s, s.out, s.max, s.sum);
     } else {

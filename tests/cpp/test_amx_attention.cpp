@@ -1,0 +1,355 @@
+// Attention on AMX tiles against float64 and against itself, over a tile unit in plain C++; where
+// the CPU has AMX the kernel of the library must agree with it.
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+#include <limits>
+#include <random>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+#include "check.h"
+#include "core/float16.h"
+#include "cpu/attention.h"
+#include "effinfer/device.h"
+#include "kernels/attention.h"
+#include "kernels/registry.h"
+
+#if EFFINFER_X86
+#include "emulated_amx.h"
+
+void emulated::refuse(const char* expected) {
+  throw std::logic_error(std::string("[amx] the tile unit expected ") + expected);
+}
+
+namespace {
+
+using namespace effinfer;
+using namespace effinfer::kernels;
+using cpu::AttentionKernels;
+using cpu::AttentionTile;
+
+bool can_run() {
+  if (cpu_features().avx512_bf16) return true;
+  std::printf("skipped: the kernel's softmax runs on AVX-512, which this CPU lacks\n");
+  return false;
+}
+
+struct Shape {
+  int32_t group = 1;
+  int32_t dim = 64;
+  int32_t window = -1;
+  int32_t sinks = 0;
+  float soft_cap = 0.0f;
+};
+
+constexpr int64_t kGuard = 64;
+
+size_t index(int64_t i) {
+  return static_cast<size_t>(i);
+}
+
+double rounded(double x) {
+  return bf16_to_f32(f32_to_bf16(static_cast<float>(x)));
+}
+
+// A sequence of one KV head in scattered pages; what its tokens do not fill is NaN.
+struct Sequence {
+  Shape shape;
+  int32_t length;
+  std::vector<uint16_t> k, v;
+  std::vector<int32_t> pages;
+  std::vector<float> q;  // [length][group][dim]
+  std::vector<uint64_t> ancestors;
+  float scale;
+
+  Sequence(const Shape& s, int32_t tokens, uint32_t seed) : shape(s), length(tokens) {
+    std::mt19937 random(seed);
+    std::normal_distribution<float> normal;
+    const int64_t count = (length + kPageSize - 1) / kPageSize;
+    for (int64_t i = 0; i < count; ++i) pages.push_back(static_cast<int32_t>(2 * i + 1));
+    std::shuffle(pages.begin(), pages.end(), random);
+    const uint16_t nan = 0x7fc0;
+    k.assign(index((2 * count + 1) * kPageSize * shape.dim), nan);
+    v = k;
+    for (int64_t t = 0; t < length; ++t) {
+      for (int64_t d = 0; d < shape.dim; ++d) {
+        k[k_index(t, d)] = f32_to_bf16(normal(random));
+        v[v_index(t, d)] = f32_to_bf16(normal(random));
+      }
+    }
+    q.resize(index(int64_t{length} * shape.group * shape.dim));
+    for (float& x : q) x = normal(random);
+    scale = 1.0f / std::sqrt(static_cast<float>(shape.dim));
+  }
+
+  size_t page_at(int64_t token) const {
+    return index(pages[index(token / kPageSize)] * kPageSize * shape.dim);
+  }
+  size_t k_index(int64_t token, int64_t d) const {
+    return page_at(token) + index(k_offset(token % kPageSize, d, shape.dim, 2));
+  }
+  size_t v_index(int64_t token, int64_t d) const {
+    return page_at(token) + index(v_offset(token % kPageSize, d, shape.dim, 2));
+  }
+
+  // Whether token `row` of a step that began at `step_start` sees `key`.
+  bool sees(int64_t row, int64_t key, int64_t step_start) const {
+    if (ancestors.empty() || key < step_start) {
+      if (key > row) return false;
+    } else if ((ancestors[index(row - step_start)] >> (key - step_start) & 1) == 0) {
+      return false;
+    }
+    return shape.window < 0 || key >= row - shape.window || key < shape.sinks;
+  }
+
+  // Tokens [first, first + count) against all of their pages, or against [first_page, end_page).
+  AttentionTile tile(int64_t first, int64_t count, std::vector<float>& out,
+                     std::vector<float>& scratch) const {
+    const int64_t width = int64_t{shape.group} * shape.dim;
+    out.assign(index(count * width), -7.0f);
+    // What was there before must not matter, nor may anything behind it change.
+    const int64_t floats = cpu::attention_scratch_floats(count * shape.group, shape.dim);
+    scratch.assign(index(floats), std::numeric_limits<float>::quiet_NaN());
+    scratch.insert(scratch.end(), kGuard, 7.0f);
+    AttentionTile tile = {};
+    tile.q = q.data() + first * width;
+    tile.q_stride = width;
+    tile.num_tokens = static_cast<int32_t>(count);
+    tile.group = shape.group;
+    tile.head_dim = shape.dim;
+    tile.k = reinterpret_cast<const uint8_t*>(k.data());
+    tile.v = reinterpret_cast<const uint8_t*>(v.data());
+    tile.page_bytes = kPageSize * shape.dim * 2;
+    tile.pages = pages.data();
+    tile.end_page = static_cast<int32_t>((first + count - 1) / kPageSize + 1);
+    tile.position = static_cast<int32_t>(first);
+    tile.window_left = shape.window;
+    tile.sinks = shape.sinks;
+    tile.step_start = static_cast<int32_t>(first);
+    tile.ancestors = ancestors.empty() ? nullptr : ancestors.data();
+    tile.sm_scale = scale;
+    tile.soft_cap = shape.soft_cap;
+    tile.out = out.data();
+    tile.out_stride = width;
+    tile.scratch = scratch.data();
+    return tile;
+  }
+
+  std::vector<float> run(int64_t first, int64_t count,
+                         const AttentionKernels& kernels = emulated::kAttention) const {
+    std::vector<float> out, scratch;
+    kernels.tile(DType::bf16, tile(first, count, out, scratch));
+    CHECK_EQ(std::count(scratch.end() - kGuard, scratch.end(), 7.0f), kGuard);
+    return out;
+  }
+
+  // Queries are rounded after scaling, then each probability once, by 2^-8 of it at most. Float32
+  // adds far less.
+  void check(int64_t first, int64_t count, const std::vector<float>& got,
+             const std::string& what) const {
+    for (int64_t row = 0; row < count * shape.group; ++row) {
+      const int64_t token = first + row / shape.group;
+      const float* query = q.data() + (first * shape.group + row) * shape.dim;
+      std::vector<double> scores(index(length), -std::numeric_limits<double>::infinity());
+      double highest = scores[0];
+      for (int64_t key = 0; key < length; ++key) {
+        if (!sees(token, key, first)) continue;
+        double score = 0;
+        for (int64_t d = 0; d < shape.dim; ++d) {
+          score += rounded(query[d] * scale) * bf16_to_f32(k[k_index(key, d)]);
+        }
+        if (shape.soft_cap > 0) score = std::tanh(score / shape.soft_cap) * shape.soft_cap;
+        scores[index(key)] = score;
+        highest = std::max(highest, score);
+      }
+      double sum = 0;
+      for (const double score : scores) sum += std::exp(score - highest);
+      for (int64_t d = 0; d < shape.dim; ++d) {
+        double value = 0;
+        double magnitude = 0;
+        for (int64_t key = 0; key < length; ++key) {
+          if (!sees(token, key, first)) continue;
+          const double term =
+              std::exp(scores[index(key)] - highest) / sum * bf16_to_f32(v[v_index(key, d)]);
+          value += term;
+          magnitude += std::abs(term);
+        }
+        const float result = got[index(row * shape.dim + d)];
+        if (std::abs(result - value) <= (0x1p-8 + 0x1p-15) * magnitude) continue;
+        check::fail(__FILE__, __LINE__,
+                    what + ": row " + std::to_string(row) + ", dimension " + std::to_string(d) +
+                        ": got " + std::to_string(result) + ", expected " + std::to_string(value));
+        return;
+      }
+    }
+  }
+};
+
+bool same_bits(const float* a, const float* b, int64_t count) {
+  return std::memcmp(a, b, index(count) * sizeof(float)) == 0;
+}
+
+TEST("odd numbers of rows, head sizes and lengths against float64") {
+  if (!can_run()) return;
+  const std::vector<int32_t> lengths = {1, 2, 31, 33, 64, 65, 127, 300};
+  uint32_t seed = 0;
+  for (const int32_t dim : {32, 64, 96, 160, 256}) {
+    for (const auto& [group, counts] :
+         std::vector<std::pair<int32_t, std::vector<int64_t>>>{{1, {1, 15, 16, 17, 31, 48}},
+                                                               {3, {1, 5, 16}},
+                                                               {5, {1, 9}},
+                                                               {9, {1, 2, 5}},
+                                                               {71, {1}}}) {
+      const int32_t length = lengths[++seed % lengths.size()];
+      const Sequence sequence({group, dim}, length, seed);
+      for (const int64_t wanted : counts) {
+        const int64_t count = std::min<int64_t>(wanted, length);
+        const std::vector<float> out = sequence.run(length - count, count);
+        sequence.check(length - count, count, out,
+                       "dim " + std::to_string(dim) + ", group " + std::to_string(group) +
+                           ", length " + std::to_string(length) + ", " + std::to_string(count) +
+                           " tokens");
+      }
+    }
+  }
+}
+
+TEST("windows, sinks and soft caps against float64") {
+  if (!can_run()) return;
+  uint32_t seed = 50;
+  for (const int32_t window : {0, 1, 63, 100}) {
+    for (const int32_t sinks : {0, 4, 70}) {
+      const Sequence sequence({3, 64, window, sinks, sinks == 4 ? 2.5f : 0.0f}, 333, ++seed);
+      for (const int64_t first : {0, 21, 190, 320}) {
+        const std::vector<float> out = sequence.run(first, 13);
+        sequence.check(first, 13, out, "window " + std::to_string(window));
+      }
+    }
+  }
+}
+
+TEST("a tree of drafts against float64") {
+  if (!can_run()) return;
+  Sequence sequence({2, 64}, 99, 7);
+  std::mt19937 random(8);
+  for (uint32_t i = 0; i < 20; ++i) {
+    const uint64_t parent = i == 0 ? 0 : sequence.ancestors[random() % i];
+    sequence.ancestors.push_back(parent | uint64_t{1} << i);
+  }
+  sequence.check(79, 20, sequence.run(79, 20), "tree");
+}
+
+TEST("a row's bits do not depend on the tile") {
+  if (!can_run()) return;
+  for (const Shape& shape : {Shape{1, 64}, Shape{3, 128}, Shape{5, 96, 90, 3, 20.0f}}) {
+    const int64_t width = int64_t{shape.group} * shape.dim;
+    const int64_t most = 48 / shape.group;
+    const Sequence sequence(shape, 530, 11);
+    for (const int64_t first : {0, 47, 250, 530 - 48}) {
+      const std::vector<float> whole = sequence.run(first, most);
+      for (const int64_t count : {1, 2, 7}) {
+        for (int64_t i = 0; i + count <= most; i += count) {
+          const std::vector<float> part = sequence.run(first + i, count);
+          CHECK(same_bits(part.data(), whole.data() + i * width, count * width));
+        }
+      }
+    }
+  }
+}
+
+TEST("chunks of an item each merge to the same bits") {
+  if (!can_run()) return;
+  const Sequence sequence({4, 64}, 900, 12);
+  const std::vector<float> whole = sequence.run(890, 10);
+  const int64_t rows = 40;
+  const int32_t chunk_pages = kKvChunk / kPageSize;
+  std::vector<float> out, scratch;
+  AttentionTile tile = sequence.tile(890, 10, out, scratch);
+  const int32_t end = tile.end_page;
+  const int32_t chunks = (end + chunk_pages - 1) / chunk_pages;
+  std::vector<float> partial_out(index(chunks * rows * 64)), partial_ms(index(chunks * rows * 2));
+  for (int32_t i = 0; i < chunks; ++i) {
+    tile.first_page = i * chunk_pages;
+    tile.end_page = std::min(end, (i + 1) * chunk_pages);
+    tile.partial_out = partial_out.data() + i * rows * 64;
+    tile.partial_ms = partial_ms.data() + i * rows * 2;
+    emulated::kAttention.tile(DType::bf16, tile);
+  }
+  for (int64_t token = 0; token < 10; ++token) {
+    cpu::AttentionMerge merge = {};
+    merge.partial_out = partial_out.data() + token * 4 * 64;
+    merge.partial_ms = partial_ms.data() + token * 4 * 2;
+    merge.stride = rows;
+    merge.num_partials = chunks;
+    merge.group = 4;
+    merge.head_dim = 64;
+    merge.out = out.data() + token * 4 * 64;
+    merge.scratch = scratch.data();
+    emulated::kAttention.merge(merge);
+  }
+  CHECK(same_bits(out.data(), whole.data(), rows * 64));
+}
+
+TEST("attention.amx.bf16 is what the AMX level selects for bf16 products") {
+  AttentionProblem problem;
+  problem.num_qo_heads = 6;
+  problem.kv.num_kv_heads = 2;
+  problem.arithmetic = Arithmetic::bf16;
+  for (const int32_t dim : {64, 80}) {
+    if (!can_run()) return;
+    problem.kv.head_dim = dim;
+    problem.kv.dtype = DType::bf16;
+    CHECK_EQ(table<AttentionProblem>().select(problem, Isa::avx512).name,
+             std::string("attention.avx512.bf16"));
+#if EFFINFER_AMX
+    const std::string expected = dim == 64 ? "attention.amx.bf16" : "attention.avx512.bf16";
+#else
+    const std::string expected = "attention.avx512.bf16";
+#endif
+    CHECK_EQ(table<AttentionProblem>().select(problem, Isa::amx).name, expected);
+  }
+  problem.arithmetic = Arithmetic::f32;
+  CHECK_EQ(table<AttentionProblem>().select(problem, Isa::amx).name,
+           std::string("attention.avx512"));
+}
+
+TEST("the native kernel agrees with the emulated one") {
+#if EFFINFER_AMX
+  if (cpu_features().best < Isa::amx) {
+    std::printf("skipped: attention.amx.bf16 did not run, this CPU has no AMX\n");
+    return;
+  }
+  int64_t different = 0;
+  int64_t results = 0;
+  for (const Shape& shape : {Shape{1, 64}, Shape{3, 128}, Shape{5, 96, 90, 3, 20.0f}}) {
+    const Sequence sequence(shape, 421, 21);
+    for (const int64_t count : {1, 5, 9}) {
+      const std::vector<float> got = sequence.run(421 - count, count, cpu::amx::kAttention);
+      const std::vector<float> expected = sequence.run(421 - count, count);
+      sequence.check(421 - count, count, got, "native");
+      for (size_t i = 0; i < got.size(); ++i) different += got[i] != expected[i];
+      results += static_cast<int64_t>(got.size());
+    }
+  }
+  std::printf(
+      "attention.amx.bf16: %lld of %lld results differ from the emulation in their last bits\n",
+      static_cast<long long>(different), static_cast<long long>(results));
+#else
+  std::printf("skipped: attention.amx.bf16 was not built, the compiler has no AMX\n");
+#endif
+}
+
+}  // namespace
+
+#else
+
+TEST("other processors have no AMX") {
+  CHECK(effinfer::cpu_features().best < effinfer::Isa::amx);
+}
+
+#endif
+
+CHECK_MAIN()
