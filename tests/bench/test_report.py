@@ -124,7 +124,8 @@ def summary() -> dict[str, list[str]]:
         ("decode: 2 threads against 1", "1.80x", "yes"),
         ("prefill: 2 threads against 1", "1.80x", "no"),
         (
-            "matmul 4096x4096, the better of our arithmetics: 1 of 2 cells ahead of every peer; worst: Q4_0, n=128",
+            "matmul 4096x4096, the better of our arithmetics: 1 of 2 cells ahead of every peer; "
+            "worst: Q4_0, n=128",
             "0.75x",
             "no",
         ),
