@@ -25,6 +25,8 @@ void register_engine(py::module_& m);
 void register_ops_matmul(py::module_& m);
 void register_ops_attention(py::module_& m);
 void register_ops_elementwise(py::module_& m);
+void register_ops_state(py::module_& m);
+void register_ops_page(py::module_& m);
 
 // The pool that operators use when the caller gives none: made at first use, with
 // default_threads(); a forked child makes its own.

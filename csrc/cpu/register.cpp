@@ -12,6 +12,7 @@ void cpu::register_cpu() {
   register_attention();
   register_rope_append();
   register_elementwise();
+  register_merge_states();
 }
 
 void kernels::ensure_registered() {

@@ -9,6 +9,7 @@ void register_matmul();
 void register_attention();
 void register_rope_append();
 void register_elementwise();
+void register_merge_states();
 
 // All of them.
 void register_cpu();

@@ -17,8 +17,10 @@ class Validator {
   void expect(bool ok, std::string_view argument, std::string_view expected,
               std::string_view got) const {
     if (ok) return;
-    throw InvalidArgument("[" + std::string(op_) + "] " + std::string(argument) + ": expected " +
-                          std::string(expected) + ", got " + std::string(got));
+    std::string message = "[";
+    message.append(op_).append("] ").append(argument);
+    throw InvalidArgument(
+        message.append(": expected ").append(expected).append(", got ").append(got));
   }
 
   // Of that dtype, and not null unless it is empty.

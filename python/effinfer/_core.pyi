@@ -633,7 +633,57 @@ def add(
     b: numpy.typing.NDArray[typing.Any],
     pool: ThreadPool | None = None,
 ) -> numpy.typing.NDArray[numpy.float32]: ...
+def ancestor_mask(
+    parents: numpy.typing.NDArray[typing.Any],
+    qo_indptr: numpy.typing.NDArray[typing.Any],
+    kv_len: numpy.typing.NDArray[typing.Any],
+) -> tuple[typing.Any, ...]:
+    """
+    (packed bits, bytes where each sequence starts) of trees of drafts.
+    """
+
+def append_paged_kv_cache(
+    append_key: numpy.typing.NDArray[typing.Any],
+    append_value: numpy.typing.NDArray[typing.Any],
+    batch_indices: numpy.typing.NDArray[typing.Any],
+    positions: numpy.typing.NDArray[typing.Any],
+    k_cache: numpy.typing.NDArray[typing.Any],
+    v_cache: numpy.typing.NDArray[typing.Any],
+    kv_indices: numpy.typing.NDArray[typing.Any],
+    kv_indptr: numpy.typing.NDArray[typing.Any],
+    kv_last_page_len: numpy.typing.NDArray[typing.Any],
+    kv_layout: str = "NHD",
+    mla: bool = False,
+    pool: ThreadPool | None = None,
+) -> None: ...
 def available_isas() -> list[str]: ...
+def block_mask(
+    indptr: numpy.typing.NDArray[typing.Any],
+    indices: numpy.typing.NDArray[typing.Any],
+    M: int,
+    N: int,
+    R: int,
+    C: int,
+    packed: numpy.typing.NDArray[typing.Any],
+) -> numpy.typing.NDArray[numpy.uint8]:
+    """
+    The bits of a packed mask by block, row and column.
+    """
+
+def block_sparse_lists(
+    indptr: numpy.typing.NDArray[typing.Any],
+    indices: numpy.typing.NDArray[typing.Any],
+    M: int,
+    N: int,
+    R: int,
+    C: int,
+    num_kv_heads: int,
+    masked: bool = False,
+) -> tuple[typing.Any, ...]:
+    """
+    (list_indptr, spans, lists, span_masks) of AttentionPlan.
+    """
+
 def compile(
     graph: Graph, weights: WeightSource, pool: ThreadPool, options: CompileOptions = ...
 ) -> Executable:
@@ -730,6 +780,25 @@ def memory_features() -> tuple[str, int]:
     (transparent huge pages: "always", "madvise", "never" or "unavailable"; NUMA nodes)
     """
 
+def merge_state(
+    v_a: numpy.typing.NDArray[typing.Any],
+    s_a: numpy.typing.NDArray[typing.Any],
+    v_b: numpy.typing.NDArray[typing.Any],
+    s_b: numpy.typing.NDArray[typing.Any],
+    out_v: numpy.typing.NDArray[typing.Any],
+    out_s: numpy.typing.NDArray[typing.Any],
+    mask: typing.Any = None,
+    lse_base: str = "log2",
+    pool: ThreadPool | None = None,
+) -> None: ...
+def merge_states(
+    v: numpy.typing.NDArray[typing.Any],
+    s: numpy.typing.NDArray[typing.Any],
+    out_v: numpy.typing.NDArray[typing.Any],
+    out_s: numpy.typing.NDArray[typing.Any],
+    lse_base: str = "log2",
+    pool: ThreadPool | None = None,
+) -> None: ...
 def mul(
     a: numpy.typing.NDArray[typing.Any],
     b: numpy.typing.NDArray[typing.Any],
@@ -848,6 +917,15 @@ def silu(
 def softcap(
     x: numpy.typing.NDArray[typing.Any], cap: float, pool: ThreadPool | None = None
 ) -> numpy.typing.NDArray[numpy.float32]: ...
+def variable_block_lists(
+    block_mask_map: numpy.typing.NDArray[typing.Any],
+    block_row_sz: numpy.typing.NDArray[typing.Any],
+    block_col_sz: numpy.typing.NDArray[typing.Any],
+) -> tuple[typing.Any, ...]:
+    """
+    ((list_indptr, spans, lists, span_masks), num_rows, num_columns).
+    """
+
 def version() -> str: ...
 def write_gguf_with_metadata(
     source: GgufFile, key: typing.Any, value: typing.Any, path: typing.Any

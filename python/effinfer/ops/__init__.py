@@ -9,6 +9,11 @@ was given.
 from effinfer._core import PackedMatrix, PagedKv, ThreadPool
 from effinfer.ops.arrays import bfloat16, float8_e4m3fn, float8_e5m2
 from effinfer.ops.attention import kv_append, paged_attention, rope_append
+from effinfer.ops.cascade import (
+    merge_state,
+    merge_state_in_place,
+    merge_states,
+)
 from effinfer.ops.elementwise import (
     add,
     add_rms_norm,
@@ -23,6 +28,12 @@ from effinfer.ops.elementwise import (
     softcap,
 )
 from effinfer.ops.matmul import matmul, pack, quantize_activation
+from effinfer.ops.page import (
+    append_paged_kv_cache,
+    append_paged_mla_kv_cache,
+    get_batch_indices_positions,
+    get_seq_lens,
+)
 from effinfer.ops.rope import rope, rope_frequencies, rope_table
 
 __all__ = [
@@ -31,13 +42,20 @@ __all__ = [
     "ThreadPool",
     "add",
     "add_rms_norm",
+    "append_paged_kv_cache",
+    "append_paged_mla_kv_cache",
     "bfloat16",
     "embedding",
     "float8_e4m3fn",
     "float8_e5m2",
     "gelu_tanh",
+    "get_batch_indices_positions",
+    "get_seq_lens",
     "kv_append",
     "matmul",
+    "merge_state",
+    "merge_state_in_place",
+    "merge_states",
     "mul",
     "pack",
     "paged_attention",

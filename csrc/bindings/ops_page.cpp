@@ -1,0 +1,136 @@
+// Pages, and the index lists and masks of sparse and tree attention.
+#include "bindings/arrays.h"
+#include "bindings/module.h"
+#include "effinfer/ops/block_lists.h"
+#include "effinfer/ops/page.h"
+
+namespace effinfer::bindings {
+namespace {
+
+using Pool = std::shared_ptr<ThreadPool>;
+
+template <class T>
+py::array_t<T> array_of(const std::vector<T>& values, std::vector<py::ssize_t> shape = {}) {
+  if (shape.empty()) shape = {static_cast<py::ssize_t>(values.size())};
+  return py::array_t<T>(shape, values.data());
+}
+
+ops::KvOrder parse_layout(const std::string& layout) {
+  if (layout == "NHD") return ops::KvOrder::nhd;
+  if (layout == "HND") return ops::KvOrder::hnd;
+  throw InvalidArgument("[append_paged_kv_cache] kv_layout: expected NHD or HND, got " + layout);
+}
+
+void append_paged_kv_cache(const py::array& append_key, const py::array& append_value,
+                           const py::array& batch_indices, const py::array& positions,
+                           const py::array& k_cache, const py::array& v_cache,
+                           const py::array& kv_indices, const py::array& kv_indptr,
+                           const py::array& kv_last_page_len, const std::string& kv_layout,
+                           bool mla, const Pool& pool) {
+  ops::AppendNames names;
+  if (mla) {
+    names = {"append_paged_mla_kv_cache", "append_ckv", "append_kpe", "ckv_cache", "kpe_cache"};
+  }
+  const std::string op = "[" + std::string(names.op) + "] ";
+  const ops::AppendTensors keys{strided_view_of(append_key, op + names.key),
+                                writable_view_of(k_cache, op + names.k_cache)};
+  const ops::AppendTensors values{strided_view_of(append_value, op + names.value),
+                                  writable_view_of(v_cache, op + names.v_cache)};
+  const ops::AppendPlaces places{
+      view_of(batch_indices, op + "batch_indices"), view_of(positions, op + "positions"),
+      view_of(kv_indices, op + "kv_indices"), view_of(kv_indptr, op + "kv_indptr"),
+      view_of(kv_last_page_len, op + "kv_last_page_len")};
+  const ops::KvOrder order = parse_layout(kv_layout);
+  const py::gil_scoped_release release;
+  ops::append_paged_kv_cache(keys, values, places, order, pool_or_default(pool), names);
+}
+
+py::tuple lists_tuple(const ops::BlockLists& lists) {
+  const auto count = static_cast<py::ssize_t>(lists.lists.size() / 4);
+  const auto spans = static_cast<py::ssize_t>(lists.spans.size() / 2);
+  return py::make_tuple(array_of(lists.list_indptr), array_of(lists.spans, {spans, 2}),
+                        array_of(lists.lists, {count, 4}), array_of(lists.span_masks));
+}
+
+ops::BlockMatrix matrix_of(const py::array& indptr, const py::array& indices, int64_t M, int64_t N,
+                           int64_t R, int64_t C) {
+  return {view_of(indptr, "[block_sparse_attention] indptr"),
+          view_of(indices, "[block_sparse_attention] indices"),
+          M,
+          N,
+          R,
+          C};
+}
+
+py::tuple block_sparse_lists(const py::array& indptr, const py::array& indices, int64_t M,
+                             int64_t N, int64_t R, int64_t C, int32_t num_kv_heads, bool masked) {
+  const ops::BlockMatrix matrix = matrix_of(indptr, indices, M, N, R, C);
+  ops::BlockLists lists;
+  {
+    const py::gil_scoped_release release;
+    lists = ops::block_sparse_lists(matrix, num_kv_heads, masked);
+  }
+  return lists_tuple(lists);
+}
+
+py::array_t<uint8_t> block_mask(const py::array& indptr, const py::array& indices, int64_t M,
+                                int64_t N, int64_t R, int64_t C, const py::array& packed) {
+  const ops::BlockMatrix matrix = matrix_of(indptr, indices, M, N, R, C);
+  const TensorView bits = view_of(packed, "[block_sparse_attention] packed_mask");
+  std::vector<uint8_t> mask;
+  {
+    const py::gil_scoped_release release;
+    mask = ops::block_mask(matrix, bits);
+  }
+  return array_of(mask);
+}
+
+py::tuple variable_block_lists(const py::array& block_mask_map, const py::array& block_row_sz,
+                               const py::array& block_col_sz) {
+  const std::string op = "[variable_block_sparse_attention] ";
+  const TensorView map = view_of(block_mask_map, op + "block_mask_map");
+  const TensorView rows = view_of(block_row_sz, op + "block_row_sz");
+  const TensorView columns = view_of(block_col_sz, op + "block_col_sz");
+  ops::VariableBlockLists lists;
+  {
+    const py::gil_scoped_release release;
+    lists = ops::variable_block_lists(map, rows, columns);
+  }
+  return py::make_tuple(lists_tuple(lists), lists.num_rows, lists.num_columns);
+}
+
+py::tuple ancestor_mask(const py::array& parents, const py::array& qo_indptr,
+                        const py::array& kv_len) {
+  const TensorView tree = view_of(parents, "[tree_attention] parents");
+  const TensorView rows = view_of(qo_indptr, "[tree_attention] qo_indptr");
+  const TensorView lengths = view_of(kv_len, "[tree_attention] kv_len");
+  ops::PackedMask mask;
+  {
+    const py::gil_scoped_release release;
+    mask = ops::ancestor_mask(tree, rows, lengths);
+  }
+  return py::make_tuple(array_of(mask.bits), array_of(mask.indptr));
+}
+
+}  // namespace
+
+void register_ops_page(py::module_& m) {
+  m.def("append_paged_kv_cache", &append_paged_kv_cache, py::arg("append_key"),
+        py::arg("append_value"), py::arg("batch_indices"), py::arg("positions"), py::arg("k_cache"),
+        py::arg("v_cache"), py::arg("kv_indices"), py::arg("kv_indptr"),
+        py::arg("kv_last_page_len"), py::arg("kv_layout") = "NHD", py::arg("mla") = false,
+        py::arg("pool") = py::none());
+  m.def("block_sparse_lists", &block_sparse_lists, py::arg("indptr"), py::arg("indices"),
+        py::arg("M"), py::arg("N"), py::arg("R"), py::arg("C"), py::arg("num_kv_heads"),
+        py::arg("masked") = false, "(list_indptr, spans, lists, span_masks) of AttentionPlan.");
+  m.def("block_mask", &block_mask, py::arg("indptr"), py::arg("indices"), py::arg("M"),
+        py::arg("N"), py::arg("R"), py::arg("C"), py::arg("packed"),
+        "The bits of a packed mask by block, row and column.");
+  m.def("variable_block_lists", &variable_block_lists, py::arg("block_mask_map"),
+        py::arg("block_row_sz"), py::arg("block_col_sz"),
+        "((list_indptr, spans, lists, span_masks), num_rows, num_columns).");
+  m.def("ancestor_mask", &ancestor_mask, py::arg("parents"), py::arg("qo_indptr"),
+        py::arg("kv_len"), "(packed bits, bytes where each sequence starts) of trees of drafts.");
+}
+
+}  // namespace effinfer::bindings

@@ -1,0 +1,49 @@
+// Writing keys and values to the pages of a cache that the caller owns, with FlashInfer's layouts
+// and lists. (ops/attention.h has the pages in the order of the engine's own kernels.)
+#pragma once
+
+#include <cstdint>
+
+#include "effinfer/export.h"
+#include "effinfer/tensor.h"
+#include "effinfer/threads.h"
+
+namespace effinfer::ops {
+
+// Pages are [P, page_size, H, D] or [P, H, page_size, D].
+enum class KvOrder : uint8_t { nhd, hnd };
+
+// Where each new row goes: token `positions[i]` of sequence `batch_indices[i]`, whose pages are
+// kv_indices[kv_indptr[b] : kv_indptr[b + 1]]. All int32.
+struct AppendPlaces {
+  TensorView batch_indices;  // [N], in [0, B)
+  TensorView positions;      // [N], in [0, length of the sequence)
+  TensorView kv_indices;     // [kv_indptr[B] or more], in [0, P)
+  TensorView kv_indptr;      // [B + 1], from 0, never decreasing
+  TensorView
+      kv_last_page_len;  // [B], tokens in the last page, 1 to page_size; the new ones included
+};
+
+// Rows [N, H, D] and the pages that they go to: any strides with a contiguous last dimension.
+struct AppendTensors {
+  StridedView rows;
+  StridedView cache;
+};
+
+// What messages call the operator and its arguments.
+struct AppendNames {
+  const char* op = "append_paged_kv_cache";
+  const char* key = "append_key";
+  const char* value = "append_value";
+  const char* k_cache = "k_cache";
+  const char* v_cache = "v_cache";
+};
+
+// Copies rows to their places. Dtypes of rows and pages are the same, or both floats of 32, 16 or 8
+// bits: then values are rounded to nearest even. Two rows must not share a place. Nothing is
+// written when an argument is wrong. Throws InvalidArgument.
+EFFINFER_API void append_paged_kv_cache(const AppendTensors& keys, const AppendTensors& values,
+                                        const AppendPlaces& places, KvOrder order, ThreadPool& pool,
+                                        const AppendNames& names = {});
+
+}  // namespace effinfer::ops

@@ -1,0 +1,130 @@
+"""Writing keys and values to the pages of a cache, named as in FlashInfer; `decode` describes
+caches."""
+
+from typing import Any
+
+import numpy as np
+
+from effinfer import _core
+from effinfer._core import ThreadPool
+from effinfer.ops.arrays import Array, empty, view
+from effinfer.ops.options import LAYOUTS, contiguous_rows, expect, indices, indptr, kv_views, one_of
+
+
+def get_seq_lens(kv_indptr: Any, kv_last_page_len: Any, page_size: int) -> Any:
+    """Tokens of each sequence, int32 [B]: max(pages - 1, 0) * page_size + kv_last_page_len."""
+    op = "[get_seq_lens]"
+    pages = np.diff(indptr(kv_indptr, f"{op} kv_indptr"))
+    last = indices(kv_last_page_len, f"{op} kv_last_page_len")
+    expect(last.size == pages.size, f"{op} kv_last_page_len", f"{pages.size} values", last.size)
+    expect(page_size > 0, f"{op} page_size", "a positive number", page_size)
+    lengths, lengths_view = empty(kv_indptr, pages.shape, np.int32)
+    lengths_view[...] = np.maximum(pages - 1, 0) * page_size + last
+    return lengths
+
+
+def get_batch_indices_positions(append_indptr: Any, seq_lens: Any, nnz: int) -> tuple[Any, Any]:
+    """The sequence and the position of every appended row, int32 [nnz] each.
+
+    Args:
+        append_indptr: int32 [B + 1]: rows append_indptr[b]:append_indptr[b + 1] become the last
+            tokens of sequence b.
+        seq_lens: int32 [B]: tokens of the sequences, the appended ones included.
+        nnz: append_indptr[B].
+    """
+    op = "[get_batch_indices_positions]"
+    starts = indptr(append_indptr, f"{op} append_indptr")
+    lengths = indices(seq_lens, f"{op} seq_lens")
+    counts = np.diff(starts)
+    ok = lengths.size == counts.size and bool((lengths >= counts).all())
+    expect(ok, f"{op} seq_lens", f"{counts.size} lengths, none below its rows", lengths.size)
+    expect(nnz == starts[-1], f"{op} nnz", f"{starts[-1]}, the last of append_indptr", nnz)
+    batch_indices, batch_view = empty(append_indptr, (nnz,), np.int32)
+    positions, positions_view = empty(append_indptr, (nnz,), np.int32)
+    batch_view[...] = np.repeat(np.arange(counts.size, dtype=np.int32), counts)
+    positions_view[...] = np.arange(nnz) + np.repeat(lengths - starts[1:], counts)
+    return batch_indices, positions
+
+
+def append_paged_kv_cache(
+    append_key: Any,
+    append_value: Any,
+    batch_indices: Any,
+    positions: Any,
+    paged_kv_cache: Any,
+    kv_indices: Any,
+    kv_indptr: Any,
+    kv_last_page_len: Any,
+    kv_layout: str = "NHD",
+    *,
+    pool: ThreadPool | None = None,
+) -> None:
+    """Writes rows to the pages of their sequences, which already count them.
+
+    Args:
+        append_key, append_value: [N, num_kv_heads, head_dim], of the cache's dtype, or floats that
+            are rounded to it.
+        batch_indices, positions: int32 [N], as of `get_batch_indices_positions`; two rows must not
+            have the same place.
+        kv_indices, kv_indptr, kv_last_page_len: the pages, int32, as of the wrappers' plan().
+    """
+    op = "append_paged_kv_cache"
+    one_of(kv_layout, LAYOUTS, f"[{op}] kv_layout")
+    k_cache, v_cache = kv_views(op, paged_kv_cache, kv_layout)
+    _core.append_paged_kv_cache(
+        contiguous_rows(_rows(append_key, f"[{op}] append_key")),
+        contiguous_rows(_rows(append_value, f"[{op}] append_value")),
+        indices(batch_indices, f"[{op}] batch_indices"),
+        indices(positions, f"[{op}] positions"),
+        k_cache,
+        v_cache,
+        indices(kv_indices, f"[{op}] kv_indices"),
+        indices(kv_indptr, f"[{op}] kv_indptr"),
+        indices(kv_last_page_len, f"[{op}] kv_last_page_len"),
+        kv_layout=kv_layout,
+        pool=pool,
+    )
+
+
+def append_paged_mla_kv_cache(
+    append_ckv: Any,
+    append_kpe: Any,
+    batch_indices: Any,
+    positions: Any,
+    ckv_cache: Any,
+    kpe_cache: Any,
+    kv_indices: Any,
+    kv_indptr: Any,
+    kv_last_page_len: Any,
+    *,
+    pool: ThreadPool | None = None,
+) -> None:
+    """`append_paged_kv_cache` for latent attention: rows [N, dim] and caches [num_pages, page_size,
+    dim] of the compressed keys and of their rotated part."""
+    op = "[append_paged_mla_kv_cache]"
+    _core.append_paged_kv_cache(
+        contiguous_rows(_rows(append_ckv, f"{op} append_ckv")[:, None]),
+        contiguous_rows(_rows(append_kpe, f"{op} append_kpe")[:, None]),
+        indices(batch_indices, f"{op} batch_indices"),
+        indices(positions, f"{op} positions"),
+        mla_pages(ckv_cache, f"{op} ckv_cache"),
+        mla_pages(kpe_cache, f"{op} kpe_cache"),
+        indices(kv_indices, f"{op} kv_indices"),
+        indices(kv_indptr, f"{op} kv_indptr"),
+        indices(kv_last_page_len, f"{op} kv_last_page_len"),
+        mla=True,
+        pool=pool,
+    )
+
+
+def mla_pages(x: Any, argument: str) -> Array:
+    """[num_pages, page_size, dim] as pages of one head."""
+    pages = view(x, argument)
+    expect(pages.ndim == 3, argument, "3 dimensions", f"shape {pages.shape}")
+    return pages[:, :, None]
+
+
+def _rows(x: Any, argument: str) -> Array:
+    rows = view(x, argument)
+    expect(rows.ndim > 1, argument, "rows", f"shape {rows.shape}")
+    return rows
