@@ -24,6 +24,7 @@ void register_kv_cache(py::module_& m);
 void register_engine(py::module_& m);
 void register_ops_matmul(py::module_& m);
 void register_ops_attention(py::module_& m);
+void register_ops_list_attention(py::module_& m);
 void register_ops_elementwise(py::module_& m);
 void register_ops_state(py::module_& m);
 void register_ops_page(py::module_& m);

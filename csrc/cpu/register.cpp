@@ -10,6 +10,7 @@ void cpu::register_cpu() {
   register_activation();
   register_matmul();
   register_attention();
+  register_list_attention();
   register_rope_append();
   register_elementwise();
   register_merge_states();

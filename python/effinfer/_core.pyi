@@ -628,6 +628,62 @@ class PagedKv:
     @property
     def num_pages(self) -> int: ...
 
+class AttentionPlan:
+    """
+    Which rows of a batch visit which keys: made once for any number of run() with tensors of those shapes.
+    """
+    def __init__(
+        self,
+        qo_indptr: numpy.typing.NDArray[typing.Any],
+        kv_indptr: numpy.typing.NDArray[typing.Any],
+        kv_indices: typing.Any,
+        kv_len: numpy.typing.NDArray[typing.Any],
+        *,
+        page_size: int,
+        num_qo_heads: int,
+        num_kv_heads: int,
+        head_dim_qk: int,
+        head_dim_vo: int,
+        causal: bool = False,
+        window_left: int = -1,
+        mask: typing.Any = None,
+        mask_indptr: typing.Any = None,
+        lists: typing.Any = None,
+        blocks: typing.Any = None,
+        span_masks: typing.Any = None,
+        mask_row_stride: int = 0,
+    ) -> None: ...
+    def kernel(self, q_dtype: str, kv_dtype: str) -> str:
+        """
+        The kernel variant that run() takes.
+        """
+    def run(
+        self,
+        q: numpy.typing.NDArray[typing.Any],
+        k: numpy.typing.NDArray[typing.Any],
+        v: numpy.typing.NDArray[typing.Any],
+        out: numpy.typing.NDArray[typing.Any],
+        lse: typing.Any = None,
+        *,
+        sm_scale: float | None = None,
+        logits_soft_cap: float = 0.0,
+        lse_base: str = "log2",
+        alibi_slopes: typing.Any = None,
+        k_scale: typing.Any = 1.0,
+        v_scale: typing.Any = 1.0,
+        q_rope: typing.Any = None,
+        k_rope: typing.Any = None,
+        layout: str = "NHD",
+        pool: ThreadPool | None = None,
+    ) -> None: ...
+    @property
+    def num_products(self) -> int:
+        """
+        Products of a query head's row with a key, masked ones included.
+        """
+    @property
+    def num_rows(self) -> int: ...
+
 def add(
     a: numpy.typing.NDArray[typing.Any],
     b: numpy.typing.NDArray[typing.Any],

@@ -1,0 +1,142 @@
+#include <pybind11/stl.h>
+
+#include <cmath>
+#include <optional>
+
+#include "bindings/arrays.h"
+#include "bindings/module.h"
+#include "effinfer/ops/list_attention.h"
+
+namespace effinfer::bindings {
+namespace {
+
+using ops::AttentionPlan;
+using Pool = std::shared_ptr<ThreadPool>;
+
+TensorView planned(const py::object& array, const char* argument) {
+  return optional_view(array, std::string("[attention plan] ") + argument);
+}
+
+AttentionPlan make_plan(const py::array& qo_indptr, const py::array& kv_indptr,
+                        const py::object& kv_indices, const py::array& kv_len,
+                        const ops::AttentionGeometry& geometry, const py::object& mask,
+                        const py::object& mask_indptr, const py::object& lists,
+                        const py::object& blocks, const py::object& span_masks,
+                        int64_t mask_row_stride) {
+  const ops::AttentionSequences sequences{planned(qo_indptr, "qo_indptr"),
+                                          planned(kv_indptr, "kv_indptr"),
+                                          planned(kv_indices, "kv_indices"),
+                                          planned(kv_len, "kv_len"),
+                                          planned(mask, "mask"),
+                                          planned(mask_indptr, "mask_indptr")};
+  if (lists.is_none()) {
+    const py::gil_scoped_release release;
+    return AttentionPlan(geometry, sequences);
+  }
+  const auto both = py::cast<py::tuple>(blocks);
+  const ops::AttentionLists given{planned(lists, "lists"), planned(both[0], "list_indptr"),
+                                  planned(both[1], "spans"), planned(span_masks, "span_masks"),
+                                  mask_row_stride};
+  const py::gil_scoped_release release;
+  return AttentionPlan(geometry, sequences, given);
+}
+
+StridedView strided(const py::object& array, const char* argument) {
+  if (array.is_none()) return {};
+  return strided_view_of(py::cast<py::array>(array), std::string("[attention] ") + argument);
+}
+
+StridedView written(const py::object& array, const char* argument) {
+  if (array.is_none()) return {};
+  return writable_view_of(py::cast<py::array>(array), std::string("[attention] ") + argument);
+}
+
+ops::KvOrder order_of(const std::string& layout) {
+  if (layout == "NHD") return ops::KvOrder::nhd;
+  if (layout == "HND") return ops::KvOrder::hnd;
+  throw InvalidArgument("[attention] kv_layout: expected NHD or HND, got " + layout);
+}
+
+float lse_factor(const std::string& base) {
+  if (base == "log2") return 1.44269504f;
+  if (base == "ln") return 1.0f;
+  throw InvalidArgument("[attention] lse_base: expected log2 or ln, got " + base);
+}
+
+// A number for all, or an array with one for each token and head.
+void set_scale(const py::object& given, const char* argument, float& scale, StridedView& scales) {
+  if (py::isinstance<py::array>(given)) {
+    scales = strided(given, argument);
+  } else {
+    scale = py::cast<float>(given);
+  }
+}
+
+void run(const AttentionPlan& plan, const py::array& q, const py::array& k, const py::array& v,
+         const py::array& out, const py::object& lse, std::optional<float> sm_scale,
+         float logits_soft_cap, const std::string& lse_base, const py::object& alibi_slopes,
+         const py::object& k_scale, const py::object& v_scale, const py::object& q_rope,
+         const py::object& k_rope, const std::string& layout, const Pool& pool) {
+  ops::AttentionInputs inputs;
+  inputs.q = strided(q, "q");
+  inputs.k = strided(k, "k");
+  inputs.v = strided(v, "v");
+  inputs.q_rope = strided(q_rope, "q_rope");
+  inputs.k_rope = strided(k_rope, "k_rope");
+  inputs.order = order_of(layout);
+  inputs.sm_scale =
+      sm_scale.value_or(1.0f / std::sqrt(static_cast<float>(plan.geometry().head_dim_qk)));
+  inputs.logits_soft_cap = logits_soft_cap;
+  inputs.alibi_slopes = optional_view(alibi_slopes, "[attention] alibi_slopes");
+  set_scale(k_scale, "k_scale", inputs.k_scale, inputs.k_scales);
+  set_scale(v_scale, "v_scale", inputs.v_scale, inputs.v_scales);
+  inputs.lse_factor = lse_factor(lse_base);
+  const StridedView result = written(out, "out");
+  const StridedView sums = written(lse, "lse");
+  const py::gil_scoped_release release;
+  plan.run(inputs, result, sums, pool_or_default(pool));
+}
+
+}  // namespace
+
+void register_ops_list_attention(py::module_& m) {
+  py::class_<AttentionPlan>(m, "AttentionPlan",
+                            "Which rows of a batch visit which keys: made once for any number of "
+                            "run() with tensors of those shapes.")
+      .def(py::init([](const py::array& qo_indptr, const py::array& kv_indptr,
+                       const py::object& kv_indices, const py::array& kv_len, int32_t page_size,
+                       int32_t num_qo_heads, int32_t num_kv_heads, int32_t head_dim_qk,
+                       int32_t head_dim_vo, bool causal, int32_t window_left,
+                       const py::object& mask, const py::object& mask_indptr,
+                       const py::object& lists, const py::object& blocks,
+                       const py::object& span_masks, int64_t mask_row_stride) {
+             return make_plan(qo_indptr, kv_indptr, kv_indices, kv_len,
+                              {num_qo_heads, num_kv_heads, head_dim_qk, head_dim_vo, page_size,
+                               causal, window_left},
+                              mask, mask_indptr, lists, blocks, span_masks, mask_row_stride);
+           }),
+           py::arg("qo_indptr"), py::arg("kv_indptr"), py::arg("kv_indices"), py::arg("kv_len"),
+           py::kw_only(), py::arg("page_size"), py::arg("num_qo_heads"), py::arg("num_kv_heads"),
+           py::arg("head_dim_qk"), py::arg("head_dim_vo"), py::arg("causal") = false,
+           py::arg("window_left") = -1, py::arg("mask") = py::none(),
+           py::arg("mask_indptr") = py::none(), py::arg("lists") = py::none(),
+           py::arg("blocks") = py::none(), py::arg("span_masks") = py::none(),
+           py::arg("mask_row_stride") = 0)
+      .def("run", &run, py::arg("q"), py::arg("k"), py::arg("v"), py::arg("out"),
+           py::arg("lse") = py::none(), py::kw_only(), py::arg("sm_scale") = py::none(),
+           py::arg("logits_soft_cap") = 0.0f, py::arg("lse_base") = "log2",
+           py::arg("alibi_slopes") = py::none(), py::arg("k_scale") = 1.0f,
+           py::arg("v_scale") = 1.0f, py::arg("q_rope") = py::none(),
+           py::arg("k_rope") = py::none(), py::arg("layout") = "NHD", py::arg("pool") = py::none())
+      .def_property_readonly("num_rows", &AttentionPlan::num_rows)
+      .def_property_readonly("num_products", &AttentionPlan::num_products,
+                             "Products of a query head's row with a key, masked ones included.")
+      .def(
+          "kernel",
+          [](const AttentionPlan& plan, const std::string& q_dtype, const std::string& kv_dtype) {
+            return plan.kernel(parse_dtype(q_dtype), parse_dtype(kv_dtype));
+          },
+          py::arg("q_dtype"), py::arg("kv_dtype"), "The kernel variant that run() takes.");
+}
+
+}  // namespace effinfer::bindings

@@ -1,0 +1,11 @@
+#include "cpu/simd/kv_pack_portable.h"
+#include "cpu/simd/kv_portable.h"
+#include "cpu/simd/list_attention_body.h"
+
+namespace effinfer::cpu::portable {
+
+const ListAttentionKernels kListAttention = {
+    simd::list_attention_tile<KvF32, KvF16, KvBf16, KvPack>,
+    simd::ListAttentionBody<KvF32, KvPack>::run_merge};
+
+}  // namespace effinfer::cpu::portable

@@ -1,0 +1,11 @@
+#include "cpu/simd/kv_avx512.h"
+#include "cpu/simd/kv_pack_avx512.h"
+#include "cpu/simd/list_attention_body.h"
+
+namespace effinfer::cpu::avx512 {
+
+const ListAttentionKernels kListAttention = {
+    simd::list_attention_tile<KvF32, KvF16, KvBf16, KvPack>,
+    simd::ListAttentionBody<KvF32, KvPack>::run_merge};
+
+}  // namespace effinfer::cpu::avx512

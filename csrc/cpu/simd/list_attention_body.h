@@ -1,0 +1,302 @@
+// Attention of a tile of query rows over the tokens of its list: the kernel of every ISA level.
+//
+// A unit of 64 listed tokens goes through four passes: its keys and values are gathered into the
+// order of the products (simd/list_gather.h), then scores, softmax and output as for a page
+// (simd/attention_math.h).
+#pragma once
+
+#include <cstdint>
+
+#include "core/float16.h"
+#include "cpu/list_attention.h"
+#include "cpu/simd/attention_math.h"
+#include "cpu/simd/list_gather.h"
+
+namespace effinfer::cpu::simd {
+
+template <class Kv, class Pack>
+struct ListAttentionBody {
+  using Math = AttentionMath<Kv>;
+  using Gather = ListGather<Kv, Pack>;
+  using V = typename Kv::V;
+  static constexpr int P = Kv::P;
+  static constexpr int64_t kLine = Math::kLine;
+  static constexpr int64_t kUnit = kernels::kUnitTokens;
+
+  struct State {
+    int64_t rows;
+    int64_t dim_qk;  // multiples of 16
+    int64_t dim_vo;
+    uint64_t* seen;  // [num_rows], of a unit
+    float* q;        // [rows][dim_qk]; with kPairs dwords of pairs, half of a row
+    float* scores;   // [rows][64], then probabilities, in the same way
+    float* out;      // [rows][dim_vo], of this chunk
+    float* total;    // [rows][dim_vo], of the chunks before
+    float* max;      // [rows], of this chunk
+    float* sum;
+    float* factors;
+    float* total_max;
+    float* total_sum;
+    float* row;  // [dim], on its way in or out
+    typename Gather::Buffers buffers;
+  };
+
+  static State make_state(const ListAttentionTile& tile) {
+    State s;
+    s.rows = int64_t{tile.num_rows} * tile.num_heads;
+    s.dim_qk = round_up_16(tile.k.dims + tile.k_rope.dims);
+    s.dim_vo = round_up_16(tile.v.dims);
+    s.seen = reinterpret_cast<uint64_t*>(tile.scratch);
+    auto* next = reinterpret_cast<float*>(s.seen + (tile.num_rows + 7) / 8 * 8);
+    const auto take = [&](int64_t count) {
+      float* taken = next;
+      next += (count + 15) / 16 * 16;
+      return taken;
+    };
+    const int64_t widest = s.dim_qk > s.dim_vo ? s.dim_qk : s.dim_vo;
+    s.buffers.keys = reinterpret_cast<uint8_t*>(take(kUnit * s.dim_qk));
+    s.buffers.values = reinterpret_cast<uint8_t*>(take(kUnit * s.dim_vo));
+    s.buffers.rows = reinterpret_cast<uint8_t*>(take(16 * widest));
+    float* zeros = take(widest);
+    Math::fill(zeros, widest, 0.0f);
+    s.buffers.zeros = reinterpret_cast<uint8_t*>(zeros);
+    s.row = take(widest);
+    s.q = take(s.rows * s.dim_qk);
+    s.scores = take(s.rows * kUnit);
+    s.out = take(s.rows * s.dim_vo);
+    s.total = take(s.rows * s.dim_vo);
+    float* numbers = take(s.rows * 5);
+    s.max = numbers;
+    s.sum = numbers + s.rows;
+    s.factors = numbers + 2 * s.rows;
+    s.total_max = numbers + 3 * s.rows;
+    s.total_sum = numbers + 4 * s.rows;
+    return s;
+  }
+
+  static void to_floats(const uint8_t* from, DType dtype, int64_t count, float* to) {
+    const auto* bits = reinterpret_cast<const uint16_t*>(from);
+    if (dtype == DType::f32) {
+      __builtin_memcpy(to, from, static_cast<size_t>(count) * sizeof(float));
+    } else if (dtype == DType::f16) {
+      for (int64_t i = 0; i < count; ++i) to[i] = f16_to_f32(bits[i]);
+    } else {
+      for (int64_t i = 0; i < count; ++i) to[i] = bf16_to_f32(bits[i]);
+    }
+  }
+
+  static void from_floats(const float* from, DType dtype, int64_t count, uint8_t* to) {
+    auto* bits = reinterpret_cast<uint16_t*>(to);
+    if (dtype == DType::f32) {
+      __builtin_memcpy(to, from, static_cast<size_t>(count) * sizeof(float));
+    } else if (dtype == DType::f16) {
+      for (int64_t i = 0; i < count; ++i) bits[i] = f32_to_f16(from[i]);
+    } else {
+      for (int64_t i = 0; i < count; ++i) bits[i] = f32_to_bf16(from[i]);
+    }
+  }
+
+  static void load_queries(const ListAttentionTile& tile, const State& s) {
+    const auto load = [&](const kernels::QueryRows& q, int64_t row, float* to) {
+      const int64_t at = row / tile.num_heads * q.row_stride + row % tile.num_heads * q.head_stride;
+      const int64_t size = q.dtype == DType::f32 ? 4 : 2;
+      to_floats(q.data + at * size, q.dtype, q.dims, to);
+    };
+    Math::fill(s.row, s.dim_qk, 0.0f);
+    for (int64_t row = 0; row < s.rows; ++row) {
+      load(tile.q, row, s.row);
+      if (tile.q_rope.dims > 0) load(tile.q_rope, row, s.row + tile.q.dims);
+      for (int64_t d = 0; d < s.dim_qk; d += 16) {
+        Math::store_factor(V::load(s.row + d), s.q + row * s.dim_qk, d);
+      }
+    }
+  }
+
+  // `count` bits of the mask, at most 64, from bit `first` on.
+  static uint64_t mask_bits(const ListAttentionTile& tile, int64_t first, int64_t count) {
+    const int64_t begin = first / 8;
+    const int64_t end =
+        (first + count + 7) / 8 < tile.mask_bytes ? (first + count + 7) / 8 : tile.mask_bytes;
+    const int64_t shift = first % 8;
+    uint64_t bits = 0;
+    for (int64_t i = begin; i < end && i < begin + 8; ++i) {
+      bits |= uint64_t{tile.mask[i]} << (i - begin) * 8;
+    }
+    bits >>= shift;
+    if (end - begin > 8) bits |= uint64_t{tile.mask[begin + 8]} << (64 - shift);
+    return bits & Math::token_bits(0, count);
+  }
+
+  // Which of the unit's tokens a row of the tile sees.
+  static uint64_t visible(const ListAttentionTile& tile, const ListUnit& unit, int64_t row) {
+    const int64_t position = tile.position + row;
+    uint64_t seen = 0;
+    for (int i = 0; i < unit.num_runs; ++i) {
+      const TokenRun& run = unit.runs[i];
+      const int64_t past = position - run.position + 1;  // of the run's tokens, how many
+      int64_t begin = 0;
+      int64_t end = run.count;
+      if (tile.causal && past < end) end = past;
+      if (tile.window_left >= 0) begin = past - 1 - tile.window_left;
+      if (begin < 0) begin = 0;
+      if (end <= begin) continue;
+      uint64_t bits = Math::token_bits(begin, end);
+      if (tile.mask != nullptr) {
+        bits &=
+            mask_bits(tile, run.mask_bit + (tile.list_row + row) * tile.mask_row_stride, run.count);
+      }
+      seen |= bits << run.slot;
+    }
+    return seen;
+  }
+
+  static void softmax_row(const ListAttentionTile& tile, const State& s, const ListUnit& unit,
+                          int64_t row, TokenRange all) {
+    const int64_t token = row / tile.num_heads;
+    const V scale = V::set(tile.sm_scale);
+    const float slope =
+        tile.alibi_slopes != nullptr ? tile.alibi_slopes[row % tile.num_heads] : 0.0f;
+    const V position = V::set(static_cast<float>(tile.position + token));
+    const auto adjust = [&](V x, int64_t t) __attribute__((always_inline)) {
+      x = x * scale;
+      if (tile.k.scales != nullptr) x = x * V::load(unit.k_scales + t);
+      if (tile.soft_cap > 0.0f) {
+        const V cap = V::set(tile.soft_cap);
+        x = tanh(x / cap) * cap;
+      }
+      if (tile.alibi_slopes != nullptr) {
+        x = fma(V::set(slope), V::load(unit.positions + t) - position, x);
+      }
+      return x;
+    };
+    const auto weigh = [&](V p, int64_t t) __attribute__((always_inline)) {
+      return tile.v.scales != nullptr ? p * V::load(unit.v_scales + t) : p;
+    };
+    Math::softmax_row(s.scores + row * kUnit, all, s.seen[token], s.max[row], s.sum[row],
+                      s.factors[row], adjust, weigh);
+  }
+
+  // `next` is being fetched meanwhile.
+  static void do_unit(const ListAttentionTile& tile, const State& s, const ListUnit& unit,
+                      const ListUnit& next) {
+    uint64_t any = 0;
+    for (int64_t row = 0; row < tile.num_rows; ++row) {
+      s.seen[row] = visible(tile, unit, row);
+      any |= s.seen[row];
+    }
+    if (any == 0) return;
+    Gather::pack(tile, unit, next, s.buffers);
+    const TokenRange keys = {__builtin_ctzll(any), 64 - __builtin_clzll(any)};
+    const TokenRange groups = {keys.begin / 16 * 16, (keys.end + 15) / 16 * 16};
+    const int64_t k_lines = s.dim_qk / P;  // of 16 tokens
+    const uint8_t* k = s.buffers.keys + groups.begin / 16 * k_lines * kLine;
+    Math::product_all(Math::factors_at(s.q, 0), s.dim_qk, {k, kLine, k_lines * kLine, k}, s.dim_qk,
+                      nullptr, s.scores + groups.begin, kUnit, (groups.end - groups.begin) / 16,
+                      s.rows);
+    for (int64_t row = 0; row < s.rows; ++row) softmax_row(tile, s, unit, row, groups);
+    const int64_t v_lines = s.dim_vo / 16;  // of P tokens
+    const int64_t first = keys.begin / P * P;
+    const uint8_t* v = s.buffers.values + first / P * v_lines * kLine;
+    Math::product_all(Math::factors_at(s.scores, first), kUnit, {v, v_lines * kLine, kLine, v},
+                      keys.end - first, s.factors, s.out, s.dim_vo, v_lines, s.rows);
+  }
+
+  // A row that sees no key is zeros, and the logarithm of its sum minus infinity.
+  static void write_row(const ListAttentionTile& tile, int64_t row, float* values, int64_t dim_vo,
+                        float max, float sum) {
+    const int64_t token = row / tile.num_heads;
+    const int64_t head = row % tile.num_heads;
+    const V factor = V::set(tile.v_scale / (sum == 0.0f ? 1.0f : sum));
+    for (int64_t d = 0; d < dim_vo; d += 16) (V::load(values + d) * factor).store(values + d);
+    const int64_t size = tile.out_dtype == DType::f32 ? 4 : 2;
+    const int64_t at = token * tile.out_row_stride + head * tile.v.dims;
+    from_floats(values, tile.out_dtype, tile.v.dims, tile.out + at * size);
+    if (tile.lse == nullptr) return;
+    tile.lse[token * tile.lse_row_stride + head] =
+        sum == 0.0f ? -__builtin_inff() : (max + __builtin_logf(sum)) * tile.lse_factor;
+  }
+
+  static void write(const ListAttentionTile& tile, const State& s, float* values, const float* max,
+                    const float* sum) {
+    for (int64_t row = 0; row < s.rows; ++row) {
+      float* from = values + row * s.dim_vo;
+      if (tile.partial_out == nullptr) {
+        write_row(tile, row, from, s.dim_vo, max[row], sum[row]);
+        continue;
+      }
+      for (int64_t d = 0; d < s.dim_vo; d += 16) {
+        V::load(from + d).store(tile.partial_out + row * s.dim_vo + d);
+      }
+      tile.partial_ms[2 * row] = max[row];
+      tile.partial_ms[2 * row + 1] = sum[row];
+    }
+  }
+
+  static void clear(const State& s, float* out, float* max, float* sum) {
+    Math::fill(out, s.rows * s.dim_vo, 0.0f);
+    Math::fill(max, s.rows, kNoScore);
+    Math::fill(sum, s.rows, 0.0f);
+  }
+
+  static void run_tile(const ListAttentionTile& tile) {
+    const State s = make_state(tile);
+    load_queries(tile, s);
+    const auto chunk = [&](int32_t unit) { return (unit + tile.phase) / kernels::kChunkUnits; };
+    clear(s, s.out, s.max, s.sum);
+    const bool folds =
+        tile.first_unit < tile.end_unit && chunk(tile.first_unit) != chunk(tile.end_unit - 1);
+    if (folds) clear(s, s.total, s.total_max, s.total_sum);
+    ListUnit units[2];
+    ListWalk walk(tile);
+    walk.next(units[0]);
+    for (int32_t i = tile.first_unit; i < tile.end_unit; ++i) {
+      const ListUnit& unit = units[(i - tile.first_unit) % 2];
+      ListUnit& next = units[(i - tile.first_unit + 1) % 2];
+      walk.next(next);
+      do_unit(tile, s, unit, next);
+      if (!folds || (i + 1 < tile.end_unit && chunk(i) == chunk(i + 1))) continue;
+      for (int64_t row = 0; row < s.rows; ++row) {
+        Math::fold(s.total_max[row], s.total_sum[row], s.total + row * s.dim_vo, s.max[row],
+                   s.sum[row], s.out + row * s.dim_vo, s.dim_vo);
+      }
+      clear(s, s.out, s.max, s.sum);
+    }
+    if (folds) {
+      write(tile, s, s.total, s.total_max, s.total_sum);
+    } else {
+      write(tile, s, s.out, s.max, s.sum);
+    }
+  }
+
+  static void run_merge(const ListAttentionTile& tile, const ListAttentionMerge& merge) {
+    const int64_t rows = int64_t{tile.num_rows} * tile.num_heads;
+    const int64_t dim = round_up_16(tile.v.dims);
+    auto* values = reinterpret_cast<float*>(tile.scratch);
+    for (int64_t row = 0; row < rows; ++row) {
+      float max = kNoScore;
+      float sum = 0.0f;
+      Math::fill(values, dim, 0.0f);
+      for (int64_t i = 0; i < merge.num_partials; ++i) {
+        const int64_t partial = i * rows + row;
+        Math::fold(max, sum, values, merge.partial_ms[2 * partial],
+                   merge.partial_ms[2 * partial + 1], merge.partial_out + partial * dim, dim);
+      }
+      write_row(tile, row, values, dim, max, sum);
+    }
+  }
+};
+
+// The kernel of a level from its KV views: 8-bit keys and values are gathered as bfloat16, exactly.
+template <class F32, class F16, class Bf16, class Pack>
+void list_attention_tile(const ListAttentionTile& tile) {
+  switch (tile.k.dtype) {
+    case DType::f32:
+      return ListAttentionBody<F32, Pack>::run_tile(tile);
+    case DType::f16:
+      return ListAttentionBody<F16, Pack>::run_tile(tile);
+    default:
+      return ListAttentionBody<Bf16, Pack>::run_tile(tile);
+  }
+}
+
+}  // namespace effinfer::cpu::simd

@@ -1,0 +1,106 @@
+// Attention over keys and values as the caller has them: paged (NHD or HND) or ragged, dense or
+// over lists of the tokens that each block of queries visits.
+//
+// A plan says which rows there are and what they see; it is made once for any number of calls (all
+// layers of a step, say) with tensors of those shapes. Cost follows what is listed. Results are
+// softmax(logits) v of each row by an online softmax (Milakov and Gimelshein, arXiv:1805.02867),
+// and the logarithm of each row's sum of exponentials, with which partial results merge
+// (FlashInfer, Ye et al., arXiv:2501.01005, section 2). A row's result is the same bits for any
+// batch and any number of threads.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+
+#include "effinfer/export.h"
+#include "effinfer/tensor.h"
+#include "effinfer/threads.h"
+
+namespace effinfer::ops {
+
+struct AttentionGeometry {
+  int32_t num_qo_heads = 0;
+  int32_t num_kv_heads = 0;  // divides num_qo_heads
+  int32_t head_dim_qk = 0;   // of q and k, with q_rope and k_rope; up to 1024
+  int32_t head_dim_vo = 0;   // of v and out; up to 1024
+  int32_t page_size = 1;     // tokens of a page
+  bool causal = false;       // row i of a sequence's n rows sees keys [0, kv_len - n + i]
+  int32_t window_left = -1;  // and none more than this many places before that; -1: all
+};
+
+// The sequences of a batch; int32 unless said otherwise. Sequence s owns the query rows
+// [qo_indptr[s], qo_indptr[s+1]) and kv_len[s] keys: with kv_indices the tokens of the pages
+// kv_indices[kv_indptr[s] : kv_indptr[s+1]], without them the rows from kv_indptr[s] on.
+struct AttentionSequences {
+  TensorView qo_indptr;   // [S + 1], from 0
+  TensorView kv_indptr;   // [S + 1], from 0
+  TensorView kv_indices;  // page ids; rank 0: ragged
+  TensorView kv_len;      // [S]
+  TensorView mask;        // uint8, packed little-endian bits, 1 = seen; rank 0: none
+  TensorView
+      mask_indptr;  // int64 [S + 1] bytes: sequence s's bits (row i, key j) are at i * kv_len
+                    // + j from byte mask_indptr[s] on
+};
+
+// What blocks of query rows visit.
+struct AttentionLists {
+  TensorView lists;   // int32 [L, 4]: sequence, kv_head, first row (flat), rows. Each row and KV
+                      // head is in exactly one list.
+  TensorView indptr;  // int32 [L + 1] into spans
+  TensorView spans;   // int32 [n, 2]: tokens [begin, end) of the sequence, ascending and disjoint
+  TensorView span_masks;        // int64 [n]: the bit in the mask of the list's first row and the
+                                // span's first token; rank 0: no mask
+  int64_t mask_row_stride = 0;  // bits between rows of a list
+};
+
+enum class KvOrder { nhd, hnd };
+
+struct AttentionInputs {
+  StridedView q;       // [T, num_qo_heads, head_dim_qk]; f32, f16 or bf16
+  StridedView k;       // paged: [pages, page_size, num_kv_heads, head_dim_qk] in nhd order, [pages,
+                       // num_kv_heads, page_size, head_dim_qk] in hnd; ragged: [N, num_kv_heads,
+                       // head_dim_qk]; f32, f16, bf16, i8, f8_e4m3 or f8_e5m2
+  StridedView v;       // the same with head_dim_vo, of k's dtype
+  StridedView q_rope;  // the last dimensions of queries and keys, where they lie apart (latent
+  StridedView k_rope;  // attention); rank 0: none
+  KvOrder order = KvOrder::nhd;
+  float sm_scale = 1.0f;
+  float logits_soft_cap = 0.0f;  // cap * tanh(logit / cap); 0: none
+  TensorView alibi_slopes;       // float32 [num_qo_heads]: + slope * (key - query position)
+  float k_scale = 1.0f;          // numbers of k and v times these are keys and values
+  float v_scale = 1.0f;
+  StridedView k_scales;  // float32, k's shape without the last dimension; rank 0: none
+  StridedView v_scales;
+  float lse_factor = 1.0f;  // of the natural logarithm: log2(e) for base 2
+};
+
+class EFFINFER_API AttentionPlan {
+ public:
+  struct Impl;
+
+  // Copies all it is given. Throws InvalidArgument.
+  AttentionPlan(const AttentionGeometry& geometry, const AttentionSequences& sequences);
+  AttentionPlan(const AttentionGeometry& geometry, const AttentionSequences& sequences,
+                const AttentionLists& lists);
+  ~AttentionPlan();
+  AttentionPlan(AttentionPlan&&) noexcept;
+  AttentionPlan& operator=(AttentionPlan&&) noexcept;
+
+  const AttentionGeometry& geometry() const;
+  int64_t num_rows() const;  // T
+  // Products of a query head's row with a key that the plan makes, masked ones included.
+  int64_t num_products() const;
+
+  // out: [T, num_qo_heads, head_dim_vo] of q's dtype, dense; lse: float32 [T, num_qo_heads] or of
+  // rank 0. A row that sees no key: zeros, and minus infinity. May be called by several threads at
+  // once. Throws InvalidArgument.
+  void run(const AttentionInputs& inputs, const StridedView& out, const StridedView& lse,
+           ThreadPool& pool) const;
+  // The name of the kernel variant that run() takes for these dtypes at the current ISA level.
+  const char* kernel(DType q_dtype, DType kv_dtype) const;
+
+ private:
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace effinfer::ops

@@ -1,0 +1,211 @@
+// Running an AttentionPlan: the tensors of a call, checked, and the kernel.
+#include "effinfer/ops/list_attention.h"
+
+#include <cmath>
+#include <string>
+
+#include "kernels/registry.h"
+#include "ops/attention_plan.h"
+#include "ops/validate.h"
+
+namespace effinfer::ops {
+namespace {
+
+const Validator kCheck("attention");
+
+void check_rows(std::string_view argument, const StridedView& view) {
+  kCheck.data(argument, view.data, view.dims);
+  kCheck.expect(view.contiguous_rows(), argument, "a contiguous last dimension",
+                "stride " + std::to_string(view.stride(view.dims.rank() - 1)));
+}
+
+bool is_dense(const StridedView& view) {
+  int64_t stride = 1;
+  for (int axis = view.dims.rank() - 1; axis >= 0; --axis) {
+    if (view.dims[axis] > 1 && view.stride(axis) != stride) return false;
+    stride *= view.dims[axis];
+  }
+  return true;
+}
+
+void check_shape(std::string_view argument, const StridedView& view, const Dims& expected) {
+  kCheck.expect(view.dims == expected, argument, "shape " + expected.to_string(),
+                view.dims.to_string());
+}
+
+kernels::QueryRows query_rows(std::string_view argument, const StridedView& q, int64_t rows,
+                              int32_t heads, int32_t dims) {
+  const bool floats = q.dtype == DType::f32 || q.dtype == DType::f16 || q.dtype == DType::bf16;
+  kCheck.expect(floats, argument, "dtype f32, f16 or bf16", name(q.dtype));
+  check_shape(argument, q, {rows, heads, dims});
+  check_rows(argument, q);
+  return {static_cast<const uint8_t*>(q.data), q.dtype, dims, q.stride(0), q.stride(1)};
+}
+
+class KvChecker {
+ public:
+  KvChecker(const AttentionPlan::Impl& plan, KvOrder order) : plan_(plan), order_(order) {}
+
+  kernels::KvRows rows(std::string_view argument, const StridedView& x, int32_t dims) const {
+    const bool known = x.dtype == DType::f32 || x.dtype == DType::f16 || x.dtype == DType::bf16 ||
+                       x.dtype == DType::i8 || x.dtype == DType::f8_e4m3 ||
+                       x.dtype == DType::f8_e5m2;
+    kCheck.expect(known, argument, "dtype f32, f16, bf16, i8, f8_e4m3 or f8_e5m2", name(x.dtype));
+    check_dims(argument, x, {dims});
+    check_rows(argument, x);
+    kernels::KvRows rows;
+    rows.data = static_cast<const uint8_t*>(x.data);
+    rows.dtype = x.dtype;
+    rows.dims = dims;
+    const int64_t size = dtype_info(x.dtype).block_bytes;
+    rows.page_stride = plan_.paged ? x.stride(0) * size : 0;
+    rows.token_stride = x.stride(token_axis()) * size;
+    rows.head_stride = x.stride(head_axis()) * size;
+    return rows;
+  }
+
+  void add_scales(std::string_view argument, const StridedView& x, kernels::KvRows& rows) const {
+    if (x.dims.rank() == 0) return;
+    kCheck.expect(x.dtype == DType::f32, argument, "dtype f32", name(x.dtype));
+    check_dims(argument, x, {});
+    rows.scales = static_cast<const float*>(x.data);
+    rows.scale_page_stride = plan_.paged ? x.stride(0) : 0;
+    rows.scale_token_stride = x.stride(token_axis());
+    rows.scale_head_stride = x.stride(head_axis());
+  }
+
+ private:
+  int token_axis() const { return !plan_.paged ? 0 : order_ == KvOrder::nhd ? 1 : 2; }
+  int head_axis() const { return !plan_.paged ? 1 : order_ == KvOrder::nhd ? 2 : 1; }
+
+  // The first dimension may be larger than the plan needs.
+  void check_dims(std::string_view argument, const StridedView& x, const Dims& last) const {
+    const AttentionGeometry& g = plan_.geometry;
+    Dims expected = {x.dims.rank() > 0 && x.dims[0] > plan_.num_kv_rows ? x.dims[0]
+                                                                        : plan_.num_kv_rows};
+    if (plan_.paged && order_ == KvOrder::nhd) expected.push_back(g.page_size);
+    expected.push_back(g.num_kv_heads);
+    if (plan_.paged && order_ == KvOrder::hnd) expected.push_back(g.page_size);
+    if (last.rank() > 0) expected.push_back(last[0]);
+    kCheck.expect(
+        x.dims == expected, argument,
+        "shape " + expected.to_string() + " (or more " + (plan_.paged ? "pages)" : "rows)"),
+        x.dims.to_string());
+  }
+
+  const AttentionPlan::Impl& plan_;
+  KvOrder order_;
+};
+
+void check_numbers(const AttentionInputs& inputs) {
+  const auto finite = [](std::string_view argument, float value) {
+    kCheck.expect(std::isfinite(value), argument, "a finite number", std::to_string(value));
+  };
+  finite("sm_scale", inputs.sm_scale);
+  finite("k_scale", inputs.k_scale);
+  finite("v_scale", inputs.v_scale);
+  kCheck.expect(std::isfinite(inputs.logits_soft_cap) && inputs.logits_soft_cap >= 0.0f,
+                "logits_soft_cap", "a number >= 0", std::to_string(inputs.logits_soft_cap));
+}
+
+void check_results(const AttentionInputs& inputs, const AttentionPlan::Impl& plan,
+                   const StridedView& out, const StridedView& lse) {
+  const AttentionGeometry& g = plan.geometry;
+  kCheck.expect(out.dtype == inputs.q.dtype, "out",
+                "q's dtype, " + std::string(name(inputs.q.dtype)), name(out.dtype));
+  check_shape("out", out, {plan.num_rows(), g.num_qo_heads, g.head_dim_vo});
+  kCheck.expect(is_dense(out), "out", "a C-contiguous array", "strides");
+  if (lse.dims.rank() == 0) return;
+  kCheck.expect(lse.dtype == DType::f32, "lse", "dtype f32", name(lse.dtype));
+  check_shape("lse", lse, {plan.num_rows(), g.num_qo_heads});
+  kCheck.expect(is_dense(lse), "lse", "a C-contiguous array", "strides");
+}
+
+kernels::ListAttentionProblem make_problem(const AttentionInputs& inputs,
+                                           const AttentionPlan::Impl& plan) {
+  const AttentionGeometry& g = plan.geometry;
+  kernels::ListAttentionProblem p;
+  const bool has_rope = inputs.k_rope.dims.rank() > 0;
+  kCheck.expect(has_rope == (inputs.q_rope.dims.rank() > 0), "q_rope",
+                has_rope ? "an array, with k_rope" : "None without k_rope",
+                has_rope ? "None" : "an array");
+  int32_t rope_dims = 0;
+  if (has_rope) {
+    const Dims& dims = inputs.k_rope.dims;
+    kCheck.expect(dims.rank() > 0 && dims[dims.rank() - 1] < g.head_dim_qk, "k_rope",
+                  "fewer than " + std::to_string(g.head_dim_qk) + " dimensions a head",
+                  dims.to_string());
+    rope_dims = static_cast<int32_t>(dims[dims.rank() - 1]);
+    kCheck.expect((g.head_dim_qk - rope_dims) % 16 == 0, "k",
+                  "a multiple of 16 dimensions beside k_rope",
+                  std::to_string(g.head_dim_qk - rope_dims));
+  }
+  const KvChecker kv(plan, inputs.order);
+  p.q = query_rows("q", inputs.q, plan.num_rows(), g.num_qo_heads, g.head_dim_qk - rope_dims);
+  p.k = kv.rows("k", inputs.k, g.head_dim_qk - rope_dims);
+  p.v = kv.rows("v", inputs.v, g.head_dim_vo);
+  kCheck.expect(p.v.dtype == p.k.dtype, "v", "k's dtype, " + std::string(name(p.k.dtype)),
+                name(p.v.dtype));
+  if (has_rope) {
+    p.q_rope = query_rows("q_rope", inputs.q_rope, plan.num_rows(), g.num_qo_heads, rope_dims);
+    p.k_rope = kv.rows("k_rope", inputs.k_rope, rope_dims);
+    kCheck.expect(p.k_rope.dtype == p.k.dtype, "k_rope",
+                  "k's dtype, " + std::string(name(p.k.dtype)), name(p.k_rope.dtype));
+  }
+  kv.add_scales("k_scale", inputs.k_scales, p.k);
+  kv.add_scales("v_scale", inputs.v_scales, p.v);
+  p.num_qo_heads = g.num_qo_heads;
+  p.num_kv_heads = g.num_kv_heads;
+  p.qo_indptr = plan.qo_indptr.data();
+  p.kv_indptr = plan.kv_indptr.data();
+  if (plan.paged) p.pages = plan.kv_indices.data();
+  p.page_size = g.page_size;
+  p.kv_len = plan.kv_len.data();
+  p.causal = g.causal;
+  p.window_left = g.window_left;
+  if (plan.has_mask) p.mask = plan.mask.data();
+  p.mask_bytes = static_cast<int64_t>(plan.mask.size());
+  p.mask_row_strides = plan.mask_row_strides.data();
+  p.sm_scale = inputs.sm_scale * inputs.k_scale;
+  p.logits_soft_cap = inputs.logits_soft_cap;
+  p.v_scale = inputs.v_scale;
+  if (inputs.alibi_slopes.dims.rank() > 0) {
+    kCheck.dtype("alibi_slopes", inputs.alibi_slopes, DType::f32);
+    kCheck.shape("alibi_slopes", inputs.alibi_slopes, {g.num_qo_heads});
+    p.alibi_slopes = static_cast<const float*>(inputs.alibi_slopes.data);
+  }
+  p.plan = &plan.plan;
+  p.lse_factor = inputs.lse_factor;
+  return p;
+}
+
+}  // namespace
+
+void AttentionPlan::run(const AttentionInputs& inputs, const StridedView& out,
+                        const StridedView& lse, ThreadPool& pool) const {
+  check_numbers(inputs);
+  kernels::ListAttentionProblem problem = make_problem(inputs, *impl_);
+  check_results(inputs, *impl_, out, lse);
+  const kernels::ListPlan& plan = impl_->plan;
+  if (plan.tiles.empty()) return;
+  problem.out = static_cast<uint8_t*>(out.data);
+  problem.lse = static_cast<float*>(lse.data);
+  const auto partials = static_cast<size_t>(plan.num_partials);
+  const auto dim_vo = static_cast<size_t>((impl_->geometry.head_dim_vo + 15) / 16 * 16);
+  std::vector<float> partial_out(partials * dim_vo);
+  std::vector<float> partial_ms(partials * 2);
+  std::vector<int32_t> done(plan.merges.size());
+  problem.partial_out = partial_out.data();
+  problem.partial_ms = partial_ms.data();
+  problem.done = done.data();
+  kernels::run_alone(problem, pool);
+}
+
+const char* AttentionPlan::kernel(DType q_dtype, DType kv_dtype) const {
+  kernels::ListAttentionProblem problem;
+  problem.q.dtype = q_dtype;
+  problem.k.dtype = kv_dtype;
+  return kernels::table<kernels::ListAttentionProblem>().select(problem, current_isa()).name;
+}
+
+}  // namespace effinfer::ops
