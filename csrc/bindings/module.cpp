@@ -20,4 +20,5 @@ PYBIND11_MODULE(_core, m) {
   effinfer::bindings::register_ops_elementwise(m);
   effinfer::bindings::register_ops_state(m);
   effinfer::bindings::register_ops_page(m);
+  effinfer::bindings::register_ops_sampling(m);
 }

@@ -14,6 +14,7 @@ void cpu::register_cpu() {
   register_rope_append();
   register_elementwise();
   register_merge_states();
+  register_row_math();
 }
 
 void kernels::ensure_registered() {

@@ -11,6 +11,7 @@ void register_list_attention();
 void register_rope_append();
 void register_elementwise();
 void register_merge_states();
+void register_row_math();
 
 // All of them.
 void register_cpu();

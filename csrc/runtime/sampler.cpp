@@ -5,7 +5,7 @@
 
 #include "effinfer/error.h"
 #include "effinfer/sampling.h"
-#include "runtime/philox.h"
+#include "core/philox.h"
 #include "runtime/row_math.h"
 
 namespace effinfer {
@@ -258,7 +258,7 @@ SampledToken Sampler::sample_top(std::span<const float> values, std::span<const 
   candidates_.clear();
   for (size_t i = 0; i < needed; ++i) candidates_.push_back({values[i], 0.0f, tokens[i]});
   filter_top(params);
-  sampled.token = draw_candidate(runtime::philox_uniform(params.seed, index));
+  sampled.token = draw_candidate(philox_uniform(params.seed, index));
   return sampled;
 }
 
@@ -268,7 +268,7 @@ SampledToken Sampler::sample(std::span<const float> logits, const SamplingParams
   SampledToken sampled;
   if (params.temperature == 0.0f && !is_adjusted(params)) {
     sampled.token = runtime::index_of(logits, runtime::checked_max(logits));
-  } else if (const double uniform = runtime::philox_uniform(params.seed, index);
+  } else if (const double uniform = philox_uniform(params.seed, index);
              filter(logits, params, prompt, output)) {
     sampled.token = draw_candidate(uniform);
   } else {

@@ -7,21 +7,20 @@
 #include "check.h"
 #include "effinfer/error.h"
 #include "effinfer/sampling.h"
-#include "runtime/philox.h"
+#include "core/philox.h"
 #include "runtime/row_math.h"
 
 using namespace effinfer;
-using runtime::PhiloxCounter;
 
 // Known answers of the authors' Random123 distribution (kat_vectors).
 TEST("philox4x32-10 gives its published numbers") {
   const PhiloxCounter zero = {0x6627e8d5, 0xe169c58d, 0xbc57ac4c, 0x9b00dbd8};
-  CHECK(runtime::philox4x32({0, 0, 0, 0}, {0, 0}) == zero);
+  CHECK(philox4x32({0, 0, 0, 0}, {0, 0}) == zero);
   const uint32_t f = 0xffffffff;
   const PhiloxCounter ones = {0x408f276d, 0x41c83b0e, 0xa20bc7c6, 0x6d5451fd};
-  CHECK(runtime::philox4x32({f, f, f, f}, {f, f}) == ones);
+  CHECK(philox4x32({f, f, f, f}, {f, f}) == ones);
   const PhiloxCounter pi = {0xd16cfe09, 0x94fdcceb, 0x5001e420, 0x24126ea1};
-  CHECK(runtime::philox4x32({0x243f6a88, 0x85a308d3, 0x13198a2e, 0x03707344},
+  CHECK(philox4x32({0x243f6a88, 0x85a308d3, 0x13198a2e, 0x03707344},
                             {0xa4093822, 0x299f31d0}) == pi);
 }
 

@@ -5,7 +5,7 @@
 #include <array>
 #include <cstdint>
 
-namespace effinfer::runtime {
+namespace effinfer {
 
 using PhiloxCounter = std::array<uint32_t, 4>;
 using PhiloxKey = std::array<uint32_t, 2>;
@@ -28,13 +28,14 @@ inline PhiloxCounter philox4x32(PhiloxCounter counter, PhiloxKey key) {
   return counter;
 }
 
-// The index-th uniform number in [0, 1) of a seed, with 53 random bits.
-inline double philox_uniform(uint64_t seed, uint64_t index) {
+// The index-th uniform number in [0, 1) of a seed, with 53 random bits; `row` and `draw` number
+// independent sequences of the same seed.
+inline double philox_uniform(uint64_t seed, uint64_t index, uint32_t row = 0, uint32_t draw = 0) {
   const PhiloxCounter bits =
-      philox4x32({static_cast<uint32_t>(index), static_cast<uint32_t>(index >> 32), 0, 0},
+      philox4x32({static_cast<uint32_t>(index), static_cast<uint32_t>(index >> 32), row, draw},
                  {static_cast<uint32_t>(seed), static_cast<uint32_t>(seed >> 32)});
   const uint64_t high = static_cast<uint64_t>(bits[0]) << 32 | bits[1];
   return static_cast<double>(high >> 11) * 0x1p-53;
 }
 
-}  // namespace effinfer::runtime
+}  // namespace effinfer

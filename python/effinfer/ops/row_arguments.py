@@ -1,0 +1,130 @@
+"""What the sampling functions share: parameters of rows, seeds, and the call itself."""
+
+import os
+import sys
+from typing import Any
+
+import numpy as np
+
+from effinfer import _core
+from effinfer._core import InvalidArgumentError, ThreadPool
+from effinfer.ops import arrays
+from effinfer.ops.arrays import Array
+
+_FILTERS = {"temperature": "f", "top_k": "i", "top_p": "f", "min_p": "f"}
+_DTYPES = {"f": np.dtype(np.float32), "i": np.dtype(np.int64)}
+
+
+def parameter(value: Any, kind: str, argument: str) -> Array:
+    """A number, or an array of numbers, as float32 ("f") or int64 ("i")."""
+    if isinstance(value, (int, float, np.generic)) and not isinstance(value, np.bool_):
+        array = np.asarray(value)
+    else:
+        array = arrays.dense(value, argument)
+    allowed = "iu" if kind == "i" else "fiu"
+    if array.dtype.kind not in allowed or array.dtype.metadata:
+        numbers = "an integer or integers" if kind == "i" else "a number or numbers"
+        got = arrays.dtype_name(array.dtype)
+        raise InvalidArgumentError(f"{argument}: expected {numbers}, got {got}")
+    return array.astype(_DTYPES[kind], copy=False)
+
+
+def filters(op: str, **values: Any) -> dict[str, Array]:
+    """The parameters that are not None, for `_core`."""
+    return {
+        name: parameter(value, _FILTERS[name], f"[{op}] {name}")
+        for name, value in values.items()
+        if value is not None
+    }
+
+
+def _seed_bits(value: Any, argument: str) -> Array:
+    """Unsigned 64-bit numbers as the int64 of the same bits."""
+    if isinstance(value, int):
+        return np.array(value % 2**64, np.uint64).view(np.int64)
+    return parameter(value, "i", argument)
+
+
+def _fresh_seed(like: Any, generator: Any, argument: str) -> int:
+    torch = sys.modules.get("torch")
+    if isinstance(generator, np.random.Generator):
+        return int(generator.integers(2**63))
+    if torch is not None:
+        if isinstance(generator, torch.Generator) or (
+            generator is None and isinstance(like, torch.Tensor)
+        ):
+            return int(torch.randint(2**63 - 1, (1,), generator=generator))
+    if generator is None:
+        return int.from_bytes(os.urandom(8), "little")
+    raise InvalidArgumentError(
+        f"{argument}: expected a numpy.random.Generator or a torch.Generator, "
+        f"got {type(generator).__name__}"
+    )
+
+
+def seeds_of(op: str, like: Any, generator: Any, seed: Any, offset: Any) -> tuple[Array, Array]:
+    """The seed and the offset: given, or a fresh seed at the offset 0."""
+    if seed is None:
+        seed = _fresh_seed(like, generator, f"[{op}] generator")
+    return (
+        _seed_bits(seed, f"[{op}] seed"),
+        _seed_bits(0 if offset is None else offset, f"[{op}] offset"),
+    )
+
+
+def sample(
+    op: str,
+    kind: str,
+    x: Any,
+    *,
+    indices: Any,
+    generator: Any,
+    seed: Any,
+    offset: Any,
+    return_valid: bool = False,
+    joint: bool = False,
+    pool: ThreadPool | None,
+    **values: Any,
+) -> Any:
+    """Samples rows of `kind`, "logits" or "probs"; returns what the public functions return."""
+    places = None if indices is None else arrays.dense(indices, f"[{op}] indices")
+    if places is not None and places.dtype not in (np.int32, np.int64):
+        got = arrays.dtype_name(places.dtype)
+        raise InvalidArgumentError(f"[{op}] indices: expected int32 or int64, got {got}")
+    seeds = seeds_of(op, x, generator, seed, offset)
+    samples, valid = _core.sample_rows(
+        op,
+        kind,
+        arrays.dense(x, f"[{op}] {kind}"),
+        *seeds,
+        **filters(op, **values),
+        joint=joint,
+        indices=None if places is None else places.astype(np.int64, copy=False),
+        with_valid=return_valid,
+        pool=pool,
+    )
+    if places is not None:
+        samples = samples.astype(places.dtype, copy=False)
+    if return_valid:
+        return arrays.as_kind(samples, x), arrays.as_kind(valid, x)
+    return arrays.as_kind(samples, x)
+
+
+def filter_rows(
+    op: str,
+    kind: str,
+    x: Any,
+    out_kind: str,
+    *,
+    dtype: Any = None,
+    joint: bool = False,
+    pool: ThreadPool | None,
+    **values: Any,
+) -> Any:
+    """Filters rows of `kind` into a new array of rows of `out_kind`; default dtype: that of x."""
+    rows = arrays.dense(x, f"[{op}] {kind}")
+    out, view = arrays.empty(x, rows.shape, dtype)
+    _core.filter_rows(
+        op, kind, rows, out_kind, view, **filters(op, **values), joint=joint, pool=pool
+    )
+    return out
