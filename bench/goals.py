@@ -210,3 +210,9 @@ def operator_rows(result: Json) -> Iterator[Row]:
             f"attention 20/5 x 128, 4096 KV, {key}", f"{1e6 * own:.0f} us",
             f"{name} {1e6 * other:.0f} us", other / own, 1,
         )  # fmt: skip
+    for key, mine, others in operator_cells(result, "sampling"):
+        own, other = mine["effinfer"], others["torch"]
+        yield Row(
+            f"sampling of 128k tokens, {key}", f"{1e6 * own:.0f} us",
+            f"torch, sorting {1e6 * other:.0f} us", other / own, 10,
+        )  # fmt: skip

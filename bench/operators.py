@@ -1,4 +1,4 @@
-"""Single operators on one thread: a matrix product of each weight type, and attention."""
+"""Single operators: a matrix product of each weight type, attention, sampling."""
 
 from __future__ import annotations
 
@@ -15,6 +15,14 @@ DTYPES = ("Q4_0", "Q4_1", "Q8_0", "Q4_K", "Q5_K", "Q6_K", "F16", "BF16")
 TOKENS = (1, 8, 32, 128)
 ATTENTION = {"heads": 20, "kv_heads": 5, "head_dim": 128, "length": 4096}
 ROWS = (1, 8, 128)
+VOCABULARY = 131_072
+BATCHES = (1, 8, 64)
+# Logits of that spread; the flat ones keep most of the vocabulary in the nucleus.
+FILTERS: dict[str, dict[str, Any]] = {
+    "top-k 50, top-p 0.95": {"top_k": 50, "top_p": 0.95, "spread": 3.0},
+    "top-p 0.95": {"top_k": None, "top_p": 0.95, "spread": 3.0},
+    "top-p 0.95, flat": {"top_k": None, "top_p": 0.95, "spread": 1e-3},
+}
 SECONDS = 0.05  # of calls in one answer, which is their median
 
 
@@ -75,9 +83,23 @@ def attention(setting: Setting, say: Say) -> dict[str, Any]:
     return {"engines": ask(setting, specs, questions, say)}
 
 
-def ask(setting: Setting, specs: list[EngineSpec], questions: list[Question], say: Say) -> Any:
-    load = {"threads": 1}
+def sampling(setting: Setting, say: Say) -> dict[str, Any]:
+    """Seconds of a call, logits to tokens, on all threads; torch sorts."""
+
+    def question(name: str, batch: int) -> Question:
+        request = {**FILTERS[name], "vocab": VOCABULARY, "batch": batch, "seconds": SECONDS}
+        return Question(f"{name}, batch {batch}", "sampling", lambda _: request)
+
+    questions = [question(name, batch) for name in FILTERS for batch in BATCHES]
+    specs = specs_of(replace(setting, peers=[]), with_plain=False)
+    return {"engines": ask(setting, specs, questions, say, threads=setting.threads)}
+
+
+def ask(
+    setting: Setting, specs: list[EngineSpec], questions: list[Question], say: Say, threads: int = 1
+) -> Any:
+    load = {"threads": threads}
     return interleave(specs, load, questions, setting.repeats, Path(setting.log), say, settle=0)
 
 
-SECTIONS = {"matmul": matmul, "attention": attention}
+SECTIONS = {"matmul": matmul, "attention": attention, "sampling": sampling}

@@ -7,7 +7,7 @@ import numpy as np
 from protocol import serve
 from timing import median_seconds
 
-from effinfer import _core
+from effinfer import _core, ops
 
 PAGE = 64
 LAYERS = 4  # KV of several layers visited in turn: a real step finds none in the first cache
@@ -66,7 +66,19 @@ class Worker:
 
         return {"seconds": median_seconds(all_layers, request["seconds"]) / LAYERS}
 
+    def sampling(self, request: dict[str, Any]) -> dict[str, Any]:
+        rng = np.random.default_rng(0)
+        shape = (request["batch"], request["vocab"])
+        logits = rng.standard_normal(shape, np.float32) * np.float32(request["spread"])
+        top_k, top_p = request["top_k"] or request["vocab"], request["top_p"]
+
+        def call() -> None:
+            ops.top_k_top_p_sampling_from_logits(logits, top_k, top_p, seed=1, pool=self.pool)
+
+        return {"seconds": median_seconds(call, request["seconds"])}
+
 
 if __name__ == "__main__":
     worker = Worker()
-    serve({"load": worker.load, "matmul": worker.matmul, "attention": worker.attention})
+    names = ("load", "matmul", "attention", "sampling")
+    serve({name: getattr(worker, name) for name in names})

@@ -45,7 +45,24 @@ class Worker:
 
         return {"seconds": median_seconds(all_layers, request["seconds"]) / LAYERS}
 
+    @torch.inference_mode()
+    def sampling(self, request: dict[str, Any]) -> dict[str, Any]:
+        """As inference engines do it in torch: sort, mask, softmax, cumulative sum, multinomial."""
+        logits = torch.randn(request["batch"], request["vocab"]) * request["spread"]
+        top_k, top_p = request["top_k"], request["top_p"]
+
+        def call() -> torch.Tensor:
+            ranked, ids = logits.sort(dim=-1, descending=True)
+            if top_k is not None:
+                ranked[:, top_k:] = -torch.inf
+            probs = ranked.softmax(dim=-1)
+            probs[probs.cumsum(dim=-1) - probs > top_p] = 0.0
+            return ids.gather(1, torch.multinomial(probs, 1))
+
+        return {"seconds": median_seconds(call, request["seconds"])}
+
 
 if __name__ == "__main__":
     worker = Worker()
-    serve({"load": worker.load, "matmul": worker.matmul, "attention": worker.attention})
+    names = ("load", "matmul", "attention", "sampling")
+    serve({name: getattr(worker, name) for name in names})

@@ -15,12 +15,28 @@ namespace {
 constexpr int64_t kWidth = 16;
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
 constexpr size_t kHistogramBytes = 4 * kRowBuckets * sizeof(double);
-// Rows below that are narrowed by histograms alone.
+// Maxima of groups bound the k-th highest value from below, where the row is long and k is small;
+// else histograms alone do. Four times as many groups as k keep most of the k highest in groups of
+// their own.
 constexpr int64_t kLongRow = 1024;
-// Maxima of groups bound the k-th highest value from below. Four times as many groups as k keep
-// most of the k highest in groups of their own.
+constexpr int64_t kRowPerK = 64;
 constexpr int64_t kGroupsPerK = 4;
 constexpr int64_t kLeastGroups = 256;
+
+bool groups_pay(int64_t n, int64_t k) {
+  return n >= kLongRow && k <= n / kRowPerK;
+}
+
+// The vectors in each group.
+int64_t group_size(int64_t n, int64_t k) {
+  const int64_t groups = std::max(kLeastGroups, groups_pay(n, k) ? kGroupsPerK * k : 0);
+  return std::max<int64_t>(1, (n + kWidth - 1) / groups);
+}
+
+int64_t group_count(int64_t n, int64_t group) {
+  const int64_t vectors = (n + kWidth - 1) / kWidth;
+  return (vectors + group - 1) / group * kWidth;
+}
 
 constexpr size_t aligned(size_t bytes) {
   return (bytes + 63) / 64 * 64;
@@ -82,11 +98,9 @@ void RowDistribution::start(const float* row, int64_t n) {
 
 RowStatus RowDistribution::from_logits(const void* x, DType dtype, int64_t n, int64_t top_k) {
   start(widen(x, dtype, n), n);
-  const int64_t vectors = (n + kWidth - 1) / kWidth;
-  const int64_t wanted = std::max(kLeastGroups, kGroupsPerK * top_k);
-  const int64_t group = std::max<int64_t>(1, vectors * kWidth / wanted);
+  const int64_t group = group_size(n, top_k);
   const RowExtent extent = math_.group_maxima(row_, n, group, maxima_);
-  groups_ = (vectors + group - 1) / group * kWidth;
+  groups_ = group_count(n, group);
   max_ = extent.max;
   return extent.has_nan ? RowStatus::nan : RowStatus::ok;
 }
@@ -140,10 +154,14 @@ double RowDistribution::total() {
 }
 
 void RowDistribution::apply(RowCut cut) {
-  size_ = math_.keep(values_, ids_, size_, cut, kept_, kept_ids_);
+  replace(math_.keep(values_, ids_, size_, cut, kept_, kept_ids_));
+  min_ = std::max(min_, cut.least);
+}
+
+void RowDistribution::replace(int64_t size) {
   values_ = kept_;
   ids_ = kept_ids_;
-  min_ = std::max(min_, cut.least);
+  size_ = size;
   groups_ = 0;
   summed_ = false;
 }
@@ -151,13 +169,11 @@ void RowDistribution::apply(RowCut cut) {
 // Drops what is below the k-th highest of the maxima of at least k groups: the k-th highest value
 // is not below it.
 void RowDistribution::narrow_to_top(int64_t k) {
-  if (size_ < kLongRow || k > size_ / 64) return;
-  if (groups_ < kGroupsPerK * k) {
-    const int64_t vectors = (size_ + kWidth - 1) / kWidth;
-    const int64_t wanted = std::max(kLeastGroups, kGroupsPerK * k);
-    const int64_t group = std::max<int64_t>(1, vectors * kWidth / wanted);
+  if (!groups_pay(size_, k)) return;
+  if (groups_ < 2 * k) {
+    const int64_t group = group_size(size_, k);
     math_.group_maxima(values_, size_, group, maxima_);
-    groups_ = (vectors + group - 1) / group * kWidth;
+    groups_ = group_count(size_, group);
   }
   std::nth_element(maxima_, maxima_ + k - 1, maxima_ + groups_, std::greater<float>());
   apply({maxima_[k - 1], size_});
@@ -236,6 +252,22 @@ void RowDistribution::keep_top_p(float p) {
 void RowDistribution::keep_min_p(float p) {
   const float least = p * max_;
   if (least > min_) apply({least, size_});
+}
+
+void RowDistribution::write_probabilities(float* out) {
+  double factor = 1.0 / total();
+  const float* values = values_;
+  if (factor < 1e-37 || factor > 1e37) {  // no float32, or too few bits of one
+    for (int64_t i = 0; i < size_; ++i) {
+      kept_[i] = static_cast<float>(static_cast<double>(values_[i]) * factor);
+    }
+    values = kept_;
+    factor = 1.0;
+  }
+  const auto scale = static_cast<float>(factor);
+  if (ids_ == nullptr) return math_.scale(values, size_, scale, out);
+  std::fill(out, out + row_size_, 0.0f);
+  for (int64_t i = 0; i < size_; ++i) out[ids_[i]] = values[i] * scale;
 }
 
 int32_t RowDistribution::draw(double uniform) {

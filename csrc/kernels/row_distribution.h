@@ -39,7 +39,21 @@ class RowDistribution {
   void keep_top_p(float p);  // the smallest head with that share of the weight
   void keep_min_p(float p);  // what weighs at least p times the heaviest
 
+  // Of the weights left those at places that ascend.
+  template <class Place>
+  void keep_places(size_t count, Place&& place) {
+    for (size_t i = 0; i < count; ++i) {
+      const auto from = static_cast<size_t>(place(i));
+      kept_[i] = values_[from];
+      kept_ids_[i] = ids_ == nullptr ? static_cast<int32_t>(from) : ids_[from];
+    }
+    replace(static_cast<int64_t>(count));
+    sum_weights();
+  }
+
   double total();
+  // What is left as probabilities, 0 elsewhere: all of the row.
+  void write_probabilities(float* out);
   // The token at `uniform` in [0, 1) of the weights in the order of ids.
   int32_t draw(double uniform);
 
@@ -66,6 +80,7 @@ class RowDistribution {
   Found select(double goal, float low);
   void cut_at(const Found& found);
   void apply(RowCut cut);
+  void replace(int64_t size);  // by as many kept values
 
   const RowMath& math_;
   // In the scratch: the row as float32, kept values and ids, elements of a bucket, sums of blocks,

@@ -10,7 +10,7 @@
 
 namespace effinfer::kernels {
 
-// Values that share a partial sum.
+// Values that share a partial sum, which is one of doubles.
 inline constexpr int64_t kRowBlock = 256;
 // What a pass that keeps some of the values may write beyond them.
 inline constexpr int64_t kRowSlack = 16;

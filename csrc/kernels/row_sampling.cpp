@@ -89,25 +89,21 @@ class RowRunner {
     if (!ok) {
       std::fill(out, out + p_.vocab, 0.0f);
     } else {
-      const auto factor = static_cast<float>(1.0 / left_.total());
-      if (left_.ids() == nullptr) {
-        math_.scale(left_.values(), p_.vocab, factor, out);
-      } else {
-        std::fill(out, out + p_.vocab, 0.0f);
-        for (int64_t i = 0; i < left_.size(); ++i) out[left_.ids()[i]] = left_.values()[i] * factor;
-      }
+      left_.write_probabilities(out);
     }
     finish_row(out, row);
   }
 
   void write_logits(int64_t row, bool ok) {
     float* out = dense_row(row);
+    const float temperature = p_.temperature[row];
     if (ok && left_.ids() == nullptr) {
-      std::copy(left_.row(), left_.row() + p_.vocab, out);
+      const float* x = left_.row();
+      for (int64_t i = 0; i < p_.vocab; ++i) out[i] = x[i] / temperature;
     } else {
       std::fill(out, out + p_.vocab, ok ? -kInfinity : 0.0f);
       const int64_t kept = ok ? left_.size() : 0;
-      for (int64_t i = 0; i < kept; ++i) out[left_.ids()[i]] = left_.values()[i];
+      for (int64_t i = 0; i < kept; ++i) out[left_.ids()[i]] = left_.values()[i] / temperature;
     }
     finish_row(out, row);
   }

@@ -160,11 +160,11 @@ void filter_rows(std::string_view op, RowKind kind, const TensorView& x, const R
   const Validator check(op);
   RowSamplingProblem problem = problem_of(check, kind, x);
   problem.result = out_kind == RowKind::logits ? RowResult::logits : RowResult::weights;
-  const bool possible = out_kind == RowKind::probs ||
-                        (kind == RowKind::logits && filters.top_p.data == nullptr &&
-                         filters.min_p.data == nullptr && filters.temperature.data == nullptr);
-  check.expect(possible, argument_name(kind), "top-k alone, for a result of logits",
-               "other filters");
+  const bool possible =
+      out_kind == RowKind::probs ||
+      (kind == RowKind::logits && filters.top_p.data == nullptr && filters.min_p.data == nullptr);
+  check.expect(possible, argument_name(kind), "no filter but top-k for a result of logits",
+               "others");
   set_filters(check, filters, problem);
   problem.out = out;
   problem.out_dtype = out_dtype;

@@ -5,7 +5,7 @@
 
 #include "effinfer/error.h"
 #include "runtime/engine_core.h"
-#include "runtime/row_math.h"
+#include "runtime/row_scratch.h"
 
 namespace effinfer::runtime {
 namespace {
@@ -71,12 +71,13 @@ void EngineCore::log_likelihoods(std::span<const int32_t> tokens, std::span<doub
   const size_t rows = std::clamp<size_t>(kSliceBytes / (vocab * sizeof(float)), 1, tokens.size());
   std::vector<float> slice(std::min(rows, static_cast<size_t>(options_.max_batch_tokens)) * vocab);
   const auto place = [&](size_t, size_t count) { return std::span(slice).first(count * vocab); };
+  RowScratch scratch;
   const auto score = [&](size_t first, size_t count) {
     for (size_t i = 0; i < count && first + i < out.size(); ++i) {
       const auto row = std::span<const float>(slice).subspan(i * vocab, vocab);
-      const float top = checked_max(row);
       const auto logit = static_cast<double>(row[static_cast<size_t>(tokens[first + i + 1])]);
-      out[first + i] = logit - static_cast<double>(top) - std::log(exp_sum(row, top, nullptr));
+      kernels::RowDistribution distribution = scratch.row(vocab);
+      out[first + i] = logit - log_sum_exp(distribution, row);
     }
   };
   // The last token predicts nothing that is known, but feeding it costs no step of its own.

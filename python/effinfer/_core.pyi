@@ -712,6 +712,12 @@ def append_paged_kv_cache(
     mla: bool = False,
     pool: ThreadPool | None = None,
 ) -> None: ...
+def apply_token_bitmask(
+    logits: numpy.typing.NDArray[typing.Any],
+    bitmask: numpy.typing.NDArray[typing.Any],
+    indices: typing.Any = None,
+    pool: ThreadPool | None = None,
+) -> None: ...
 def available_isas() -> list[str]: ...
 def block_mask(
     indptr: numpy.typing.NDArray[typing.Any],
@@ -740,6 +746,14 @@ def block_sparse_lists(
     (list_indptr, spans, lists, span_masks) of AttentionPlan.
     """
 
+def chain_speculative_sampling(
+    draft_probs: numpy.typing.NDArray[typing.Any],
+    draft_token_ids: numpy.typing.NDArray[typing.Any],
+    target_probs: numpy.typing.NDArray[typing.Any],
+    seed: numpy.typing.NDArray[typing.Any],
+    offset: numpy.typing.NDArray[typing.Any],
+    pool: ThreadPool | None = None,
+) -> tuple[typing.Any, ...]: ...
 def compile(
     graph: Graph, weights: WeightSource, pool: ThreadPool, options: CompileOptions = ...
 ) -> Executable:
@@ -776,6 +790,20 @@ def embedding(
     scale: float = 1.0,
     pool: ThreadPool | None = None,
 ) -> numpy.typing.NDArray[numpy.float32]: ...
+def filter_rows(
+    op: str,
+    kind: str,
+    x: numpy.typing.NDArray[typing.Any],
+    out_kind: str,
+    out: numpy.typing.NDArray[typing.Any],
+    *,
+    temperature: typing.Any = None,
+    top_k: typing.Any = None,
+    top_p: typing.Any = None,
+    min_p: typing.Any = None,
+    joint: bool = False,
+    pool: ThreadPool | None = None,
+) -> None: ...
 def find_pack_cache(
     graph: Graph, weights: WeightSource, folder: typing.Any, pool: ThreadPool
 ) -> PackCacheReport:
@@ -954,6 +982,22 @@ def run_pass(name: str, graph: Graph, options: CompileOptions = ...) -> Graph:
     One pass alone.
     """
 
+def sample_rows(
+    op: str,
+    kind: str,
+    x: numpy.typing.NDArray[typing.Any],
+    seed: numpy.typing.NDArray[typing.Any],
+    offset: numpy.typing.NDArray[typing.Any],
+    *,
+    temperature: typing.Any = None,
+    top_k: typing.Any = None,
+    top_p: typing.Any = None,
+    min_p: typing.Any = None,
+    joint: bool = False,
+    indices: typing.Any = None,
+    with_valid: bool = False,
+    pool: ThreadPool | None = None,
+) -> tuple[typing.Any, ...]: ...
 def scale(
     x: numpy.typing.NDArray[typing.Any], factor: float, pool: ThreadPool | None = None
 ) -> numpy.typing.NDArray[numpy.float32]: ...
@@ -973,6 +1017,13 @@ def silu(
 def softcap(
     x: numpy.typing.NDArray[typing.Any], cap: float, pool: ThreadPool | None = None
 ) -> numpy.typing.NDArray[numpy.float32]: ...
+def top_k(
+    input: numpy.typing.NDArray[typing.Any],
+    k: int,
+    sorted: bool,
+    values: numpy.typing.NDArray[typing.Any],
+    pool: ThreadPool | None = None,
+) -> numpy.typing.NDArray[numpy.int64]: ...
 def variable_block_lists(
     block_mask_map: numpy.typing.NDArray[typing.Any],
     block_row_sz: numpy.typing.NDArray[typing.Any],

@@ -101,6 +101,9 @@ RESULT: dict[str, Any] = {
         "attention": {
             "engines": {"effinfer": {"n=1": around(1e-3)}, "torch": {"n=1": around(2e-3)}}
         },
+        "sampling": {
+            "engines": {"effinfer": {"flat": around(1e-4)}, "torch": {"flat": around(2e-3)}}
+        },
     },
 }
 
@@ -130,6 +133,7 @@ def summary() -> dict[str, list[str]]:
             "no",
         ),
         ("attention 20/5 x 128, 4096 KV, n=1", "2.00x", "yes"),
+        ("sampling of 128k tokens, flat", "20.00x", "yes"),
         ("peak memory, SmolLM2.gguf", "0.87x", "yes"),
     ],
 )
@@ -177,6 +181,7 @@ def test_tables() -> None:
     assert "| effinfer | **4.00** (3.60 to 4.40) | **6.00**" in parts["verify"]
     assert "| Q4_0, n=1 | 100 | 50 | - |" in parts["matmul"]
     assert "| n=1 | 1000 | 2000 |" in parts["attention"]
+    assert "| flat | 100 | 2000 |" in parts["sampling"]
     assert "openvino: not installed: no network" in parts["speed"]
     assert "effinfer did not run this file: it broke" in parts["speed"]
 

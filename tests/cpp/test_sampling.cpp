@@ -5,12 +5,14 @@
 #include <vector>
 
 #include "check.h"
+#include "core/philox.h"
 #include "effinfer/error.h"
 #include "effinfer/sampling.h"
-#include "core/philox.h"
-#include "runtime/row_math.h"
+#include "kernels/row_distribution.h"
 
 using namespace effinfer;
+using kernels::RowDistribution;
+using kernels::RowMath;
 
 // Known answers of the authors' Random123 distribution (kat_vectors).
 TEST("philox4x32-10 gives its published numbers") {
@@ -20,33 +22,74 @@ TEST("philox4x32-10 gives its published numbers") {
   const PhiloxCounter ones = {0x408f276d, 0x41c83b0e, 0xa20bc7c6, 0x6d5451fd};
   CHECK(philox4x32({f, f, f, f}, {f, f}) == ones);
   const PhiloxCounter pi = {0xd16cfe09, 0x94fdcceb, 0x5001e420, 0x24126ea1};
-  CHECK(philox4x32({0x243f6a88, 0x85a308d3, 0x13198a2e, 0x03707344},
-                            {0xa4093822, 0x299f31d0}) == pi);
+  CHECK(philox4x32({0x243f6a88, 0x85a308d3, 0x13198a2e, 0x03707344}, {0xa4093822, 0x299f31d0}) ==
+        pi);
 }
 
-TEST("exp is within two ulp of the true value, and 0 far down") {
-  for (float x = 0.0f; x > -87.0f; x -= 0.0137f) {
-    const double exact = std::exp(static_cast<double>(x));
-    const double error = std::abs(static_cast<double>(runtime::exp_nonpositive(x)) - exact);
-    CHECK(error <= 2 * exact * static_cast<double>(std::numeric_limits<float>::epsilon()));
+// One row through the passes of a level.
+struct Row {
+  explicit Row(int64_t size) : memory(RowDistribution::scratch_bytes(size) / 64 + 1) {}
+  RowDistribution at(const RowMath& math, int64_t size) { return {math, memory.data(), size}; }
+  struct alignas(64) Line {
+    std::byte bytes[64];
+  };
+  std::vector<Line> memory;
+};
+
+std::vector<Isa> levels() {
+  std::vector<Isa> all;
+  for (const Isa isa : {Isa::portable, Isa::avx2, Isa::avx512}) {
+    if (isa <= current_isa()) all.push_back(isa);
   }
-  CHECK_EQ(runtime::exp_nonpositive(0.0f), 1.0f);
-  CHECK_EQ(runtime::exp_nonpositive(-100.0f), 0.0f);
-  CHECK_EQ(runtime::exp_nonpositive(-std::numeric_limits<float>::infinity()), 0.0f);
+  return all;
 }
 
-TEST("row passes agree with plain loops at every length") {
-  for (size_t size = 1; size < 70; ++size) {
-    std::vector<float> row(size);
-    for (size_t i = 0; i < size; ++i) row[i] = static_cast<float>((i * 37 + size) % 23) - 30.0f;
-    float max = row[0];
+TEST("weights are within two ulp of exp, 0 far down, and the same bits at every level") {
+  std::vector<float> x = {0.0f, -100.0f, -std::numeric_limits<float>::infinity()};
+  for (float value = 0.0f; value > -87.0f; value -= 0.0137f) x.push_back(value);
+  const auto size = static_cast<int64_t>(x.size());
+  std::vector<float> first(x.size());
+  Row memory(size);
+  for (const Isa isa : levels()) {
+    RowDistribution row = memory.at(kernels::row_math(isa), size);
+    CHECK(row.from_logits(x.data(), DType::f32, size) == kernels::RowStatus::ok);
+    row.to_weights(1.0f);
     double sum = 0.0;
-    for (const float x : row) max = std::max(max, x);
-    for (const float x : row) sum += std::exp(static_cast<double>(x - max));
-    CHECK_EQ(runtime::checked_max(row), max);
-    CHECK(std::abs(runtime::exp_sum(row, max, nullptr) - sum) <= 1e-6 * sum);
-    row[size - 1] = std::nanf("");
-    CHECK_THROWS(InvalidArgument, "NaN", runtime::checked_max(row));
+    for (size_t i = 0; i < x.size(); ++i) {
+      const double exact = x[i] > -87.0f ? std::exp(static_cast<double>(x[i])) : 0.0;
+      const double error = std::abs(static_cast<double>(row.values()[i]) - exact);
+      CHECK(error <= 2 * exact * static_cast<double>(std::numeric_limits<float>::epsilon()));
+      sum += exact;
+    }
+    CHECK(std::abs(row.total() - sum) <= 1e-6 * sum);
+    if (isa == Isa::portable) std::copy_n(row.values(), x.size(), first.begin());
+    CHECK(std::equal(first.begin(), first.end(), row.values()));
+  }
+}
+
+TEST("a cut keeps its head at every length and level") {
+  for (int64_t size = 1; size < 70; ++size) {
+    std::vector<float> x(static_cast<size_t>(size));
+    for (size_t i = 0; i < x.size(); ++i) x[i] = static_cast<float>(i * 37 % 23);
+    Row memory(size);
+    for (const Isa isa : levels()) {
+      for (int64_t k = 1; k <= size; ++k) {
+        RowDistribution row = memory.at(kernels::row_math(isa), size);
+        CHECK(row.from_weights(x.data(), DType::f32, size) == kernels::RowStatus::ok || size == 1);
+        row.keep_top_k(k);
+        CHECK_EQ(row.size(), k);
+        for (int64_t i = 0; i < k && row.ids() != nullptr; ++i) {
+          const int32_t id = row.ids()[i];
+          CHECK_EQ(row.values()[i], x[static_cast<size_t>(id)]);
+          int64_t before = 0;
+          for (int32_t j = 0; j < size; ++j) {
+            const float a = x[static_cast<size_t>(j)], b = x[static_cast<size_t>(id)];
+            before += a > b || (a == b && j < id);
+          }
+          CHECK(before < k);
+        }
+      }
+    }
   }
 }
 

@@ -199,7 +199,10 @@ def test_no_rows():
         (lambda x: ops.softmax(x.astype(np.int32)), "logits: expected float32, float16 or bfl"),
         (lambda x: ops.softmax(x, "warm"), r"\[softmax\] temperature: expected"),
         (lambda x: ops.top_k_renorm_probs(x, 0), r"\[top_k_renorm_probs\] top_k: expected at le"),
-        (lambda x: ops.top_k_mask_logits(x, [[1]]), r"\[top_k_mask_logits\] top_k: expected"),
+        (
+            lambda x: ops.top_k_mask_logits(x, np.ones((1, 1), int)),
+            r"\[top_k_mask_logits\] top_k: expected",
+        ),
         (lambda x: ops.top_k_mask_logits(x, 1.5), r"top_k: expected an integer or integers"),
         (lambda x: ops.top_p_renorm_probs(x, 0.0), r"top_p: expected a number in \(0, 1\]"),
         (lambda x: ops.top_p_renorm_probs(x, float("nan")), r"top_p: expected a number in"),

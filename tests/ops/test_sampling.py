@@ -76,7 +76,7 @@ def test_offsets_follow_the_distribution():
 def test_large_vocabularies(isa):
     """Of 100,000 tokens in 50 groups the groups' counts follow their masses."""
     logits = random(1, 1, 100_000)
-    places = np.zeros(3000, np.int32)
+    places = np.zeros(1000, np.int32)
     p = reference.softmax(logits)[0]
     for top_p in (1.0, 0.9):
         samples = ops.top_k_top_p_sampling_from_logits(logits, 80_000, top_p, places, seed=2)
@@ -167,9 +167,15 @@ def test_what_cannot_be_drawn_never_is(isa):
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda: ops.sampling_from_probs(PROBS, [1]), r"\] indices\[0\]: expected a row in \[0, 1"),
+        (
+            lambda: ops.sampling_from_probs(PROBS, np.array([1])),
+            r"\] indices\[0\]: expected a row in \[0, 1",
+        ),
         (lambda: ops.sampling_from_probs(PROBS, np.zeros(2)), r"indices: expected int32 or int64"),
-        (lambda: ops.sampling_from_probs(PROBS, seed=[1, 2]), r"seed: expected a scalar or shape"),
+        (
+            lambda: ops.sampling_from_probs(PROBS, seed=np.arange(2)),
+            r"seed: expected a scalar or shape",
+        ),
         (lambda: ops.sampling_from_probs(PROBS, seed=1.5), r"seed: expected an integer"),
         (lambda: ops.sampling_from_probs(PROBS, generator=7), r"generator: expected a numpy"),
         (lambda: ops.min_p_sampling_from_probs(PROBS, -0.1), r"min_p: expected a number in \[0"),

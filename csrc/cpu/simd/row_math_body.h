@@ -98,10 +98,10 @@ struct RowMathBody {
     V high = V::set(-kInfinity);
     for (int64_t i = 0; i < n; i += kernels::kRowBlock) {
       const int64_t count = n - i < kernels::kRowBlock ? n - i : kernels::kRowBlock;
-      V total = V::set(0.0f);
+      auto total = no_sums(low);
       for_vectors(x + i, count, 0.0f, [&](int64_t j, V v, int64_t lanes) {
         const V y = value(i + j, v, lanes);
-        total = total + y;
+        total.add(y);
         if (lanes == kWidth) {
           low = min(y, low);
           high = max(y, high);
@@ -111,7 +111,12 @@ struct RowMathBody {
           high = max(keep(whole, y, high), high);
         }
       });
-      sums[i / kernels::kRowBlock] = static_cast<double>(sum(total));
+      double lanes[kWidth];
+      total.store(lanes);
+      for (int64_t half = kWidth / 2; half > 0; half /= 2) {
+        for (int64_t j = 0; j < half; ++j) lanes[j] += lanes[j + half];
+      }
+      sums[i / kernels::kRowBlock] = lanes[0];
     }
     return {-maximum(V::set(0.0f) - low), maximum(high), false};
   }

@@ -78,5 +78,24 @@ constexpr LaneOrders kLaneOrders = make_lane_orders();
              to_ids + __builtin_popcount(bits & 255));
 }
 
+// Sums of each lane in double precision.
+struct LaneSums {
+  __m256d parts[4];
+
+  [[gnu::always_inline]] void add(F32x16 x) {
+    parts[0] = _mm256_add_pd(parts[0], _mm256_cvtps_pd(_mm256_castps256_ps128(x.low.v)));
+    parts[1] = _mm256_add_pd(parts[1], _mm256_cvtps_pd(_mm256_extractf128_ps(x.low.v, 1)));
+    parts[2] = _mm256_add_pd(parts[2], _mm256_cvtps_pd(_mm256_castps256_ps128(x.high.v)));
+    parts[3] = _mm256_add_pd(parts[3], _mm256_cvtps_pd(_mm256_extractf128_ps(x.high.v, 1)));
+  }
+  [[gnu::always_inline]] void store(double* to) const {
+    for (int i = 0; i < 4; ++i) _mm256_storeu_pd(to + 4 * i, parts[i]);
+  }
+};
+[[gnu::always_inline]] inline LaneSums no_sums(F32x16) {
+  const __m256d zero = _mm256_setzero_pd();
+  return {{zero, zero, zero, zero}};
+}
+
 }  // namespace
 }  // namespace effinfer::cpu::avx2

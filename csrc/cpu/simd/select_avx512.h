@@ -42,5 +42,23 @@ namespace {
   _mm512_storeu_si512(to_ids, _mm512_maskz_compress_epi32(static_cast<__mmask16>(bits), ids));
 }
 
+// Sums of each lane in double precision.
+struct LaneSums {
+  __m512d low;
+  __m512d high;
+
+  [[gnu::always_inline]] void add(F32x16 x) {
+    low = _mm512_add_pd(low, _mm512_cvtps_pd(_mm512_castps512_ps256(x.v)));
+    high = _mm512_add_pd(high, _mm512_cvtps_pd(_mm512_extractf32x8_ps(x.v, 1)));
+  }
+  [[gnu::always_inline]] void store(double* to) const {
+    _mm512_storeu_pd(to, low);
+    _mm512_storeu_pd(to + 8, high);
+  }
+};
+[[gnu::always_inline]] inline LaneSums no_sums(F32x16) {
+  return {_mm512_setzero_pd(), _mm512_setzero_pd()};
+}
+
 }  // namespace
 }  // namespace effinfer::cpu::avx512

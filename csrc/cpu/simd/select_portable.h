@@ -65,5 +65,20 @@ template <class T>
   for (; bits != 0; bits &= bits - 1) *to_ids++ = first + __builtin_ctz(bits);
 }
 
+// Sums of each lane in double precision.
+struct LaneSums {
+  double lanes[16];
+
+  [[gnu::always_inline]] void add(const F32x16& x) {
+    float values[16];
+    x.store(values);
+    for (int i = 0; i < 16; ++i) lanes[i] += static_cast<double>(values[i]);
+  }
+  [[gnu::always_inline]] void store(double* to) const { std::memcpy(to, lanes, sizeof(lanes)); }
+};
+[[gnu::always_inline]] inline LaneSums no_sums(const F32x16&) {
+  return {};
+}
+
 }  // namespace
 }  // namespace effinfer::cpu::portable

@@ -13,6 +13,7 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <span>
 #include <string>
 #include <utility>
@@ -56,6 +57,11 @@ struct SampledToken {
 // Samples rows with scratch that it keeps between calls: one sampler a thread.
 class EFFINFER_API Sampler {
  public:
+  Sampler();
+  ~Sampler();
+  Sampler(Sampler&&) noexcept;
+  Sampler& operator=(Sampler&&) noexcept;
+
   // `logits` of one row (not changed), `prompt` and `output` tokens so far (for penalties); `index`
   // is the number of tokens this request has drawn. Throws InvalidArgument when the logits hold a
   // NaN or +infinity, or nothing above -infinity.
@@ -75,39 +81,8 @@ class EFFINFER_API Sampler {
                     std::span<float> probabilities);
 
  private:
-  struct Candidate {
-    float log_weight;  // (logit - highest logit) / temperature; select_top() leaves the logit
-    float weight;      // exp(log_weight)
-    int32_t token;
-  };
-  struct Order;
-
-  // Fills work_ with log weights; true when candidates_ (and not the whole of work_) are what the
-  // filters left, likeliest first.
-  bool filter(std::span<const float> logits, const SamplingParams& params,
-              std::span<const int32_t> prompt, std::span<const int32_t> output);
-  std::span<const float> adjust(std::span<const float> logits, const SamplingParams& params,
-                                std::span<const int32_t> prompt, std::span<const int32_t> output);
-  void penalize(const SamplingParams& params, std::span<const int32_t> prompt,
-                std::span<const int32_t> output);
-  void select_top(std::span<const float> logits, size_t count);
-  void filter_top(const SamplingParams& params);
-  void filter_candidates(const SamplingParams& params);
-  double total_weight() const;
-  int32_t draw_candidate(double uniform) const;
-  void gather(float least_weight);
-  void keep_typical(float mass);
-  void keep_top_p(float mass, double total);
-  void keep_min_p(float ratio);
-  template <class Before>
-  void keep_mass(double mass, Before before);
-  void add_logprobs(std::span<const float> logits, const SamplingParams& params,
-                    SampledToken& sampled);
-
-  std::vector<float> work_;
-  std::vector<float> weights_;
-  std::vector<Candidate> candidates_;
-  std::vector<int32_t> counts_;  // a token's uses; zeros between calls
+  struct State;
+  std::unique_ptr<State> state_;
 };
 
 }  // namespace effinfer

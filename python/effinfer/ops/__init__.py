@@ -27,6 +27,9 @@ from effinfer.ops.elementwise import (
     silu,
     softcap,
 )
+from effinfer.ops.logits_pipe import (
+    LogitsPipe,
+)
 from effinfer.ops.matmul import matmul, pack, quantize_activation
 from effinfer.ops.page import (
     append_paged_kv_cache,
@@ -53,6 +56,7 @@ from effinfer.ops.sampling import (
 )
 
 __all__ = [
+    "LogitsPipe",
     "PackedMatrix",
     "PagedKv",
     "ThreadPool",

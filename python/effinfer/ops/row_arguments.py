@@ -12,7 +12,7 @@ from effinfer.ops import arrays
 from effinfer.ops.arrays import Array
 
 _FILTERS = {"temperature": "f", "top_k": "i", "top_p": "f", "min_p": "f"}
-_DTYPES = {"f": np.dtype(np.float32), "i": np.dtype(np.int64)}
+_DTYPES: dict[str, np.dtype[Any]] = {"f": np.dtype(np.float32), "i": np.dtype(np.int64)}
 
 
 def parameter(value: Any, kind: str, argument: str) -> Array:
@@ -50,9 +50,8 @@ def _fresh_seed(like: Any, generator: Any, argument: str) -> int:
     if isinstance(generator, np.random.Generator):
         return int(generator.integers(2**63))
     if torch is not None:
-        if isinstance(generator, torch.Generator) or (
-            generator is None and isinstance(like, torch.Tensor)
-        ):
+        default = generator is None and isinstance(like, torch.Tensor)
+        if default or isinstance(generator, torch.Generator):
             return int(torch.randint(2**63 - 1, (1,), generator=generator))
     if generator is None:
         return int.from_bytes(os.urandom(8), "little")

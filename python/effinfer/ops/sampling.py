@@ -143,7 +143,7 @@ def top_p_sampling_from_probs(
     *,
     pool: ThreadPool | None = None,
 ) -> Any:
-    """A token of the nucleus that holds top_p of each row's mass, top_p in (0, 1]: int32 [batch]."""
+    """A token of the nucleus of mass top_p of each row, top_p in (0, 1]: int32 [batch]."""
     draw = {"indices": indices, "generator": generator, "seed": seed, "offset": offset}
     return sample("top_p_sampling_from_probs", "probs", probs, top_p=top_p,
                   return_valid=return_valid, pool=pool, **draw)  # fmt: skip

@@ -51,8 +51,8 @@ EFFINFER_API void sample_rows(std::string_view op, RowKind kind, const TensorVie
                               ThreadPool& pool);
 
 // out [batch, vocab] of `out_dtype` (float32, float16, bfloat16): as RowKind::probs what the
-// filters leave, which sums to 1, zeros elsewhere; as RowKind::logits (top-k alone, of logits) the
-// logits left, negative infinity elsewhere.
+// filters leave, which sums to 1, zeros elsewhere; as RowKind::logits (of logits, after top-k
+// alone) the logits left, divided by the temperature, negative infinity elsewhere.
 EFFINFER_API void filter_rows(std::string_view op, RowKind kind, const TensorView& x,
                               const RowFilters& filters, RowKind out_kind, DType out_dtype,
                               void* out, ThreadPool& pool);

@@ -1,0 +1,61 @@
+// The memory in which the runtime narrows one row of logits, and what it does with a row.
+#pragma once
+
+#include <cmath>
+#include <cstddef>
+#include <memory>
+#include <span>
+#include <string>
+
+#include "effinfer/device.h"
+#include "effinfer/error.h"
+#include "kernels/row_distribution.h"
+
+namespace effinfer::runtime {
+
+// Grows to the longest row; pages that no row needed are never touched.
+class RowScratch {
+ public:
+  kernels::RowDistribution row(size_t vocab) {
+    const auto size = static_cast<int64_t>(vocab);
+    const size_t bytes = kernels::RowDistribution::scratch_bytes(size) + kAlignment;
+    if (bytes > bytes_) {
+      memory_ = std::make_unique_for_overwrite<std::byte[]>(bytes);
+      bytes_ = bytes;
+    }
+    void* place = memory_.get();
+    size_t space = bytes_;
+    std::align(kAlignment, bytes - kAlignment, place, space);
+    return {kernels::row_math(current_isa()), place, size};
+  }
+
+ private:
+  static constexpr size_t kAlignment = 64;
+  std::unique_ptr<std::byte[]> memory_;
+  size_t bytes_ = 0;
+};
+
+// Starts with logits that the filter of `top_k` (0: none) may follow. Throws InvalidArgument for a
+// NaN, +infinity, or nothing above -infinity.
+inline void start(kernels::RowDistribution& row, std::span<const float> logits, int64_t top_k) {
+  using kernels::RowStatus;
+  const RowStatus status =
+      row.from_logits(logits.data(), DType::f32, static_cast<int64_t>(logits.size()), top_k);
+  if (status == RowStatus::nan) {
+    throw InvalidArgument("[sampling] logits: expected numbers, got NaN");
+  }
+  if (row.check_logits() != RowStatus::ok) {
+    throw InvalidArgument("[sampling] logits: expected a finite maximum, got " +
+                          std::to_string(row.max()));
+  }
+}
+
+// log(sum(exp(logits))); throws as start().
+inline double log_sum_exp(kernels::RowDistribution& row, std::span<const float> logits) {
+  start(row, logits, 0);
+  const auto max = static_cast<double>(row.max());
+  row.to_weights(1.0f);
+  return max + std::log(row.total());
+}
+
+}  // namespace effinfer::runtime
