@@ -11,6 +11,9 @@ namespace {
 
 const Validator kCheck("attention plan");
 
+// Of a call: what plans hold of a row fits in memory, whatever the numbers of a caller.
+constexpr int64_t kMostRows = 1 << 22;
+
 std::vector<int32_t> ints(std::string_view argument, const TensorView& view) {
   kCheck.dtype(argument, view, DType::i32);
   kCheck.rank(argument, view, 1);
@@ -67,6 +70,8 @@ AttentionPlan::Impl::Impl(const AttentionGeometry& g, const AttentionSequences& 
   const auto sequences = static_cast<int64_t>(kv_len.size());
   qo_indptr = ints("qo_indptr", given.qo_indptr);
   check_indptr("qo_indptr", qo_indptr, sequences);
+  kCheck.expect(num_rows() <= kMostRows, "qo_indptr",
+                "at most " + std::to_string(kMostRows) + " query rows", std::to_string(num_rows()));
   kv_indptr = ints("kv_indptr", given.kv_indptr);
   check_indptr("kv_indptr", kv_indptr, sequences);
   paged = given.kv_indices.dims.rank() > 0;
