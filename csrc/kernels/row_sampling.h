@@ -1,5 +1,6 @@
-// Selection and sampling over the rows of a batch: a row is the work of one member of the team, so
-// that nothing depends on the team.
+// Selection and sampling over the rows of a batch. A row is the work of one member of the team: it
+// takes 35 to 350 us at 128k tokens, in up to eight passes of which each needs the result of the
+// one before, so that sharing it would cost as many barriers.
 #pragma once
 
 #include <cstdint>
