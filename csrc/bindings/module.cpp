@@ -21,4 +21,6 @@ PYBIND11_MODULE(_core, m) {
   effinfer::bindings::register_ops_state(m);
   effinfer::bindings::register_ops_page(m);
   effinfer::bindings::register_ops_sampling(m);
+  effinfer::bindings::register_ops_norm(m);
+  effinfer::bindings::register_ops_rope(m);
 }

@@ -29,6 +29,8 @@ void register_ops_elementwise(py::module_& m);
 void register_ops_state(py::module_& m);
 void register_ops_page(py::module_& m);
 void register_ops_sampling(py::module_& m);
+void register_ops_norm(py::module_& m);
+void register_ops_rope(py::module_& m);
 
 // The pool that operators use when the caller gives none: made at first use, with
 // default_threads(); a forked child makes its own.

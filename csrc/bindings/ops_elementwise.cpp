@@ -2,8 +2,7 @@
 #include "bindings/module.h"
 #include "effinfer/ops/elementwise.h"
 #include "effinfer/ops/embedding.h"
-#include "effinfer/ops/rms_norm.h"
-#include "effinfer/ops/rope.h"
+#include "effinfer/ops/packbits.h"
 
 namespace effinfer::bindings {
 namespace {
@@ -59,28 +58,6 @@ void bind_binary(py::module_& m, const char* name, Op op) {
       py::arg("a"), py::arg("b"), py::arg("pool") = py::none());
 }
 
-py::object rms_norm(const py::array& x, const py::object& weight, float eps, int64_t groups,
-                    const py::object& residual, const Pool& pool) {
-  const TensorView view = view_of(x, "[rms_norm] x");
-  const TensorView scales = optional_view(weight, "[rms_norm] weight");
-  const TensorView added = optional_view(residual, "[rms_norm] residual");
-  const ops::RmsNormOptions options{eps, groups};
-  py::array_t<float> out = new_array(view.dims);
-  float* data = out.mutable_data();
-  if (residual.is_none()) {
-    const py::gil_scoped_release release;
-    ops::rms_norm(view, scales, options, data, pool_or_default(pool));
-    return out;
-  }
-  py::array_t<float> sum = new_array(view.dims);
-  float* sum_data = sum.mutable_data();
-  {
-    const py::gil_scoped_release release;
-    ops::add_rms_norm(view, added, scales, options, sum_data, data, pool_or_default(pool));
-  }
-  return py::make_tuple(out, sum);
-}
-
 py::array_t<float> embedding(const py::array& ids, const py::array& table, const std::string& dtype,
                              int64_t rows, int64_t cols, float scale, const Pool& pool) {
   const TensorView tokens = view_of(ids, "[embedding] ids");
@@ -103,55 +80,21 @@ py::array_t<float> select_rows(const py::array& x, const py::array& rows, const 
   return out;
 }
 
-py::tuple rope_frequencies(int32_t dims, float theta, const std::string& scaling, float factor,
-                           float original_max_position, float low_freq_factor,
-                           float high_freq_factor, float beta_fast, float beta_slow,
-                           float attention_factor, const py::object& divisors) {
-  RopeParameters parameters;
-  parameters.theta = theta;
-  parameters.dims = dims;
-  parameters.scaling = parse_rope_scaling(scaling);
-  parameters.factor = factor;
-  parameters.original_max_position = original_max_position;
-  parameters.low_freq_factor = low_freq_factor;
-  parameters.high_freq_factor = high_freq_factor;
-  parameters.beta_fast = beta_fast;
-  parameters.beta_slow = beta_slow;
-  parameters.attention_factor = attention_factor;
-  const ops::RopeFrequencies frequencies =
-      ops::rope_frequencies(parameters, optional_view(divisors, "[rope_frequencies] divisors"));
-  py::array_t<float> inv_freq(static_cast<py::ssize_t>(frequencies.inv_freq.size()),
-                              frequencies.inv_freq.data());
-  return py::make_tuple(inv_freq, frequencies.factor);
-}
-
-py::array_t<float> rope_table(const py::array& positions, const py::array& inv_freq, float factor,
-                              const Pool& pool) {
-  const TensorView view = view_of(positions, "[rope_table] positions");
-  const TensorView frequencies = view_of(inv_freq, "[rope_table] inv_freq");
-  if (frequencies.dtype != DType::f32 || frequencies.dims.rank() != 1) {
-    throw InvalidArgument("[rope_table] inv_freq: expected float32 [dims / 2], got " +
-                          std::string(name(frequencies.dtype)) + " " +
-                          frequencies.dims.to_string());
+py::tuple packbits(const py::array& x, const py::array& indptr, const std::string& bitorder,
+                   const Pool& pool) {
+  const TensorView elements = view_of(x, "[packbits] x");
+  const TensorView segments = view_of(indptr, "[segment_packbits] indptr");
+  const ops::BitOrder order = ops::parse_bit_order(bitorder);
+  py::array_t<int64_t> starts(indptr.size());
+  ops::packed_indptr(segments, x.size(), starts.mutable_data());
+  py::array_t<uint8_t> out(starts.at(starts.size() - 1));
+  uint8_t* data = out.mutable_data();
+  const int64_t* packed = starts.data();
+  {
+    const py::gil_scoped_release release;
+    ops::packbits(elements, segments, packed, order, data, pool_or_default(pool));
   }
-  const auto* values = static_cast<const float*>(frequencies.data);
-  const ops::RopeFrequencies parameters{{values, values + frequencies.dims[0]}, factor};
-  py::array_t<float> out = new_array({view.dims.num_elements(), 2, frequencies.dims[0]});
-  float* data = out.mutable_data();
-  const py::gil_scoped_release release;
-  ops::rope_table(view, parameters, data, pool_or_default(pool));
-  return out;
-}
-
-py::array_t<float> rope(const py::array& x, const py::array& table, bool interleaved,
-                        const Pool& pool) {
-  const TensorView view = view_of(x, "[rope] x");
-  const TensorView angles = view_of(table, "[rope] table");
-  py::array_t<float> out = new_array(view.dims);
-  float* data = out.mutable_data();
-  const py::gil_scoped_release release;
-  ops::rope(view, angles, interleaved, data, pool_or_default(pool));
-  return out;
+  return py::make_tuple(out, starts);
 }
 
 }  // namespace
@@ -164,20 +107,10 @@ void register_ops_elementwise(py::module_& m) {
   bind_unary_with(m, "scale", "factor", ops::scale);
   bind_binary(m, "add", ops::add);
   bind_binary(m, "mul", ops::mul);
-  m.def("rms_norm", &rms_norm, py::arg("x"), py::arg("weight"), py::arg("eps") = 1e-6f,
-        py::arg("groups") = 1, py::arg("residual") = py::none(), py::arg("pool") = py::none());
   m.def("embedding", &embedding, py::arg("ids"), py::arg("table"), py::arg("dtype"),
         py::arg("rows"), py::arg("cols"), py::arg("scale") = 1.0f, py::arg("pool") = py::none());
   m.def("select_rows", &select_rows, py::arg("x"), py::arg("rows"), py::arg("pool") = py::none());
-  m.def("rope_frequencies", &rope_frequencies, py::arg("dims"), py::kw_only(),
-        py::arg("theta") = 10000.0f, py::arg("scaling") = "none", py::arg("factor") = 1.0f,
-        py::arg("original_max_position") = 0.0f, py::arg("low_freq_factor") = 1.0f,
-        py::arg("high_freq_factor") = 4.0f, py::arg("beta_fast") = 32.0f,
-        py::arg("beta_slow") = 1.0f, py::arg("attention_factor") = 0.0f,
-        py::arg("divisors") = py::none());
-  m.def("rope_table", &rope_table, py::arg("positions"), py::arg("inv_freq"),
-        py::arg("factor") = 1.0f, py::arg("pool") = py::none());
-  m.def("rope", &rope, py::arg("x"), py::arg("table"), py::arg("interleaved") = false,
+  m.def("packbits", &packbits, py::arg("x"), py::arg("indptr"), py::arg("bitorder") = "big",
         py::arg("pool") = py::none());
 }
 

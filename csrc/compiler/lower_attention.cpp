@@ -63,17 +63,18 @@ void lower_rope(Lowering& lowering, const Node& node) {
   const ValueId out_id = node.outputs[0];
   kernels::RopeProblem problem;
   problem.rows = lowering.max_rows(out_id);
-  problem.x_stride = lowering.cols(out_id);
   problem.heads = int_attribute(node, "heads");
   problem.head_dim = int_attribute(node, "head_dim");
+  problem.x.stride = problem.out.stride = lowering.cols(out_id);
+  problem.x.group_stride = problem.out.group_stride = problem.head_dim;
   problem.dims = static_cast<int32_t>(lowering.cols(node.inputs[1]));
   problem.interleaved = node.get_bool("interleaved");
   const auto prepare = [x = lowering.floats(node.inputs[0]),
                         table = lowering.floats(node.inputs[1]), out = lowering.floats(out_id),
                         rows = lowering.rows(out_id)](kernels::RopeProblem& p, const Step& step) {
-    p.x = x.at(step);
+    p.x.data = x.at(step);
     p.cos_sin = table.at(step);
-    p.out = out.at(step);
+    p.out.data = out.at(step);
     p.rows = step.count(rows);
     return p.rows > 0;
   };

@@ -39,6 +39,10 @@ void add_norm(Lowering& lowering, const Node& node, ValueId weight, ValueId outp
   problem.rows = lowering.max_rows(output);
   problem.groups = groups;
   problem.cols = lowering.cols(output) / groups;
+  problem.x.stride = problem.add_to.stride = lowering.cols(output);
+  problem.x.group_stride = problem.add_to.group_stride = problem.cols;
+  problem.out.stride = problem.sum_out.stride = lowering.cols(output);
+  problem.out.group_stride = problem.sum_out.group_stride = problem.cols;
   problem.weight = lowering.weights().floats(lowering.graph().value(weight));
   problem.eps = static_cast<float>(node.get_float("eps"));
   const bool as_operand = node.get_bool("as_operand");
@@ -50,16 +54,16 @@ void add_norm(Lowering& lowering, const Node& node, ValueId weight, ValueId outp
   const Floats sum_out = sum == nullptr ? Floats{} : lowering.floats(*sum);
   const auto prepare = [=, has_sum = sum != nullptr, rows = lowering.rows(output)](
                            kernels::RmsNormProblem& p, const Step& step) {
-    p.x = x.at(step);
+    p.x.data = x.at(step);
     p.rows = step.count(rows);
     if (has_sum) {
-      p.add_to = added.at(step);
-      p.sum_out = sum_out.at(step);
+      p.add_to.data = added.at(step);
+      p.sum_out.data = sum_out.at(step);
     }
     if (as_operand) {
       p.out_act = act.at(step, p.rows);
     } else {
-      p.out = out.at(step);
+      p.out.data = out.at(step);
     }
     return p.rows > 0;
   };

@@ -9,6 +9,14 @@
 
 namespace effinfer {
 
+// What rows of such elements point to.
+struct F16 {
+  uint16_t bits;
+};
+struct Bf16 {
+  uint16_t bits;
+};
+
 // Every binary16 number is a float32 number.
 [[gnu::always_inline]] inline constexpr float f16_to_f32(uint16_t half) {
   const uint32_t sign = uint32_t{half & 0x8000u} << 16;

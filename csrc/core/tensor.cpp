@@ -58,6 +58,16 @@ size_t TensorView::num_bytes() const {
   return static_cast<size_t>(bytes);
 }
 
+StridedView StridedView::dense(void* data, DType dtype, const Dims& dims) {
+  StridedView view{data, dtype, dims};
+  int64_t stride = 1;
+  for (int axis = dims.rank() - 1; axis >= 0; --axis) {
+    view.strides[static_cast<size_t>(axis)] = stride;
+    stride *= dims[axis];
+  }
+  return view;
+}
+
 bool StridedView::contiguous_rows() const {
   const int last = dims.rank() - 1;
   return last < 0 || dims[last] < 2 || stride(last) == 1;

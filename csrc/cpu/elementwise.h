@@ -1,5 +1,5 @@
 // The elementwise kernels of each ISA level. Every level instantiates the same bodies
-// (cpu/simd/elementwise_body.h) over its own vector of 16 floats.
+// (cpu/simd/*_body.h) over its own vector of 16 floats.
 #pragma once
 
 #include "kernels/elementwise.h"
@@ -9,6 +9,8 @@ namespace effinfer::cpu {
 
 struct ElementwiseKernels {
   void (*rms_norm)(const kernels::RmsNormProblem&, Team&);
+  void (*layer_norm)(const kernels::LayerNormProblem&, Team&);
+  void (*gated)(const kernels::GatedProblem&, Team&);
   void (*unary)(const kernels::UnaryProblem&, Team&);
   void (*binary)(const kernels::BinaryProblem&, Team&);
   void (*rope)(const kernels::RopeProblem&, Team&);

@@ -1,11 +1,16 @@
 #include "cpu/elementwise.h"
 #include "cpu/simd/elementwise_body.h"
 #include "cpu/simd/math_avx512.h"
+#include "cpu/simd/norm_body.h"
+#include "cpu/simd/rope_body.h"
 
 namespace effinfer::cpu::avx512 {
 
-using Body = ElementwiseBody<F32x16, Isa::avx512>;
+using Body = ElementwiseBody<F32x16>;
+using Norm = NormBody<F32x16, Isa::avx512>;
+using Rope = RopeBody<F32x16>;
 
-const ElementwiseKernels kElementwise = {Body::rms_norm, Body::unary, Body::binary, Body::rope};
+const ElementwiseKernels kElementwise = {Norm::rms_norm, Norm::layer_norm, Body::gated,
+                                         Body::unary,    Body::binary,     Rope::rope};
 
 }  // namespace effinfer::cpu::avx512

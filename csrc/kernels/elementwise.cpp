@@ -38,11 +38,22 @@ std::string describe(const EmbeddingProblem& problem) {
 std::string describe(const RmsNormProblem& problem) {
   std::string text = "[rms_norm]" + field("rows", problem.rows) + field("groups", problem.groups) +
                      field("cols", problem.cols);
-  if (problem.add_to != nullptr) text += " +residual";
+  if (problem.add_to.data != nullptr) text += " +residual";
   if (problem.out_act.data != nullptr) {
     text += " out=" + std::string(kernels::name(problem.out_act.arithmetic));
   }
   return text;
+}
+
+std::string describe(const LayerNormProblem& problem) {
+  return "[layer_norm]" + field("rows", problem.rows) + field("groups", problem.groups) +
+         field("cols", problem.cols);
+}
+
+std::string describe(const GatedProblem& problem) {
+  constexpr std::string_view kNames[] = {"silu", "gelu", "gelu_tanh"};
+  return std::string("[").append(kNames[static_cast<size_t>(problem.op)]).append("_and_mul]") +
+         field("rows", problem.rows * problem.groups) + field("cols", problem.cols);
 }
 
 std::string describe(const UnaryProblem& problem) {
@@ -78,12 +89,27 @@ Cost cost(const EmbeddingProblem& problem) {
 
 Cost cost(const RmsNormProblem& problem) {
   const int64_t size = problem.rows * problem.groups * problem.cols;
-  const bool adds = problem.add_to != nullptr;
-  Cost cost{size * (adds ? 12 : 4), size * (adds ? 5 : 4)};
-  if (problem.weight != nullptr) cost.bytes += problem.cols * 4;
+  const bool adds = problem.add_to.data != nullptr;
+  const int64_t row_bytes = size * dtype_info(problem.dtype).block_bytes;
+  Cost cost{row_bytes * (adds ? 3 : 1), size * (adds ? 5 : 4)};
+  if (problem.weight != nullptr) {
+    cost.bytes += problem.cols * dtype_info(problem.weight_dtype).block_bytes;
+  }
   cost.bytes +=
-      problem.out_act.data != nullptr ? problem.rows * problem.out_act.row_bytes() : size * 4;
+      problem.out_act.data != nullptr ? problem.rows * problem.out_act.row_bytes() : row_bytes;
   return cost;
+}
+
+Cost cost(const LayerNormProblem& problem) {
+  const int64_t size = problem.rows * problem.groups * problem.cols;
+  return {size * 2 * dtype_info(problem.dtype).block_bytes +
+              problem.cols * 2 * dtype_info(problem.weight_dtype).block_bytes,
+          size * 8};
+}
+
+Cost cost(const GatedProblem& problem) {
+  const int64_t size = problem.rows * problem.groups * problem.cols;
+  return {size * 3 * dtype_info(problem.dtype).block_bytes, size * 2};
 }
 
 Cost cost(const UnaryProblem& problem) {
@@ -106,7 +132,8 @@ Cost cost(const RopeTableProblem& problem) {
 Cost cost(const RopeProblem& problem) {
   const int64_t size = problem.rows * problem.heads * problem.head_dim;
   const int64_t rotated = problem.rows * problem.heads * problem.dims;
-  return {size * 8 + problem.rows * problem.dims * 4, rotated * 3};
+  const int64_t element = dtype_info(problem.dtype).block_bytes;
+  return {size * 2 * element + problem.rows * problem.dims * 4, rotated * 3};
 }
 
 }  // namespace effinfer::kernels

@@ -26,22 +26,68 @@ struct EmbeddingProblem {
   float* out = nullptr;  // [rows, cols]
 };
 
+// Vectors in a grid of `groups` a row, each contiguous: strides in elements.
+template <class Void>
+struct RowsOf {
+  Void* data = nullptr;
+  int64_t stride = 0;
+  int64_t group_stride = 0;
+
+  template <class T>
+  [[gnu::always_inline]] T* at(int64_t row, int64_t group) const {
+    if (data == nullptr) return nullptr;
+    return static_cast<T*>(data) + row * stride + group * group_stride;
+  }
+};
+using ConstRows = RowsOf<const void>;
+using Rows = RowsOf<void>;
+
 // RMS norm over each group of `cols` values of a row: y = x / sqrt(mean(x^2) + eps) * weight.
 // With `add_to`: the row first becomes x + add_to's row, and the sum is written back to `sum_out`
 // (fused residual add). The result goes to `out` as floats or to `out_act` as a matmul operand.
 // The mean is accumulated in a fixed order (16 float lanes, then a fixed tree): the same bits at
 // every ISA level and team size.
 struct RmsNormProblem {
-  const float* x = nullptr;  // [rows, groups * cols]
+  DType dtype = DType::f32;  // of x, add_to, sum_out and out: f32, f16 or bf16
+  ConstRows x;
   int64_t rows = 0;
   int64_t groups = 1;  // heads, for q/k norm; 1 otherwise
   int64_t cols = 0;
-  const float* weight = nullptr;  // [cols]; null: ones
+  DType weight_dtype = DType::f32;  // f32, or dtype
+  const void* weight = nullptr;     // [cols]; null: ones
+  float weight_offset = 0.0f;       // added to the weights: 1 in Gemma's files
   float eps = 1e-6f;
-  const float* add_to = nullptr;  // [rows, groups * cols]; null: none
-  float* sum_out = nullptr;       // may alias x or add_to
-  float* out = nullptr;           // [rows, groups * cols], may alias x
-  Activation out_act;             // groups == 1 only
+  ConstRows add_to;    // no data: none
+  Rows sum_out;        // may alias x or add_to
+  Rows out;            // may alias x
+  Activation out_act;  // groups == 1 only
+};
+
+// y = (x - mean(x)) / sqrt(mean((x - mean(x))^2) + eps) * weight + bias, in the same fixed order.
+struct LayerNormProblem {
+  DType dtype = DType::f32;  // of x and out: f32, f16 or bf16
+  ConstRows x;
+  int64_t rows = 0;
+  int64_t groups = 1;
+  int64_t cols = 0;
+  DType weight_dtype = DType::f32;  // of weight and bias: f32, or dtype
+  const void* weight = nullptr;     // [cols]
+  const void* bias = nullptr;       // [cols]
+  float eps = 1e-6f;
+  Rows out;  // may alias x
+};
+
+enum class GatedOp : uint8_t { silu, gelu, gelu_tanh };
+
+// out = op(x[:cols]) * x[cols:]: the middle of a gated MLP.
+struct GatedProblem {
+  GatedOp op = GatedOp::silu;
+  DType dtype = DType::f32;  // of x and out: f32, f16 or bf16
+  ConstRows x;               // vectors of 2 * cols
+  int64_t rows = 0;
+  int64_t groups = 1;
+  int64_t cols = 0;
+  Rows out;  // vectors of cols
 };
 
 enum class UnaryOp : uint8_t { copy, scale, softcap, silu, gelu_tanh, relu_squared };
@@ -94,19 +140,22 @@ struct RopeTableProblem {
 
 // Rotates the leading `dims` of each head; unfused form of RopeAppendProblem.
 struct RopeProblem {
-  const float* x = nullptr;  // [rows, heads * head_dim] with x_stride
+  DType dtype = DType::f32;  // of x and out: f32, f16 or bf16
+  ConstRows x;               // a head is a group
   int64_t rows = 0;
-  int64_t x_stride = 0;
   int32_t heads = 0;
   int32_t head_dim = 0;
   int32_t dims = 0;
   bool interleaved = false;
-  const float* cos_sin = nullptr;  // [rows, 2, dims / 2]
-  float* out = nullptr;            // [rows, heads * head_dim], may alias x
+  const float* cos_sin = nullptr;      // [*, 2, dims / 2]
+  const int32_t* positions = nullptr;  // [rows]: entries of cos_sin; null: 0, 1, ...
+  Rows out;                            // may alias x
 };
 
 std::string describe(const EmbeddingProblem& problem);
 std::string describe(const RmsNormProblem& problem);
+std::string describe(const LayerNormProblem& problem);
+std::string describe(const GatedProblem& problem);
 std::string describe(const UnaryProblem& problem);
 std::string describe(const BinaryProblem& problem);
 std::string describe(const SelectRowsProblem& problem);
@@ -115,6 +164,8 @@ std::string describe(const RopeProblem& problem);
 
 Cost cost(const EmbeddingProblem& problem);
 Cost cost(const RmsNormProblem& problem);
+Cost cost(const LayerNormProblem& problem);
+Cost cost(const GatedProblem& problem);
 Cost cost(const UnaryProblem& problem);
 Cost cost(const BinaryProblem& problem);
 Cost cost(const SelectRowsProblem& problem);

@@ -3,7 +3,7 @@
 #include <cmath>
 
 #include "kernels/elementwise.h"
-#include "kernels/registry.h"
+#include "ops/run_rows.h"
 #include "ops/validate.h"
 
 namespace effinfer::ops {
@@ -25,7 +25,7 @@ void unary(std::string_view op, UnaryOp kind, float parameter, const TensorView&
   problem.rows = 1;
   problem.cols = problem.x_stride = problem.out_stride = size;
   problem.out = out;
-  kernels::run_alone(problem, pool);
+  run_rows(problem, pool);
 }
 
 void binary(std::string_view op, BinaryOp kind, const TensorView& a, const TensorView& b,
@@ -41,7 +41,7 @@ void binary(std::string_view op, BinaryOp kind, const TensorView& a, const Tenso
   problem.b = static_cast<const float*>(b.data);
   problem.size = a.dims.num_elements();
   problem.out = out;
-  kernels::run_alone(problem, pool);
+  run_rows(problem, pool);
 }
 
 }  // namespace

@@ -1,7 +1,7 @@
 #include "effinfer/ops/embedding.h"
 
 #include "kernels/elementwise.h"
-#include "kernels/registry.h"
+#include "ops/run_rows.h"
 #include "ops/validate.h"
 
 namespace effinfer::ops {
@@ -29,7 +29,7 @@ void embedding(const TensorView& ids, const TensorView& table, float scale, floa
   check.expect(problem.cols % info.block_size == 0, "table",
                "rows of whole blocks of " + std::to_string(info.block_size),
                "shape " + table.dims.to_string());
-  kernels::run_alone(problem, pool);
+  run_rows(problem, pool);
 }
 
 void select_rows(const TensorView& x, const TensorView& rows, float* out, ThreadPool& pool) {
@@ -44,7 +44,7 @@ void select_rows(const TensorView& x, const TensorView& rows, float* out, Thread
   problem.num_rows = rows.dims[0];
   problem.cols = x.dims[1];
   problem.out = out;
-  kernels::run_alone(problem, pool);
+  run_rows(problem, pool);
 }
 
 }  // namespace effinfer::ops

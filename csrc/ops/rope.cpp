@@ -2,10 +2,11 @@
 
 #include <array>
 #include <cmath>
+#include <optional>
 
 #include "kernels/elementwise.h"
-#include "kernels/registry.h"
-#include "ops/validate.h"
+#include "ops/row_layout.h"
+#include "ops/run_rows.h"
 
 namespace effinfer {
 namespace {
@@ -66,45 +67,73 @@ ops::RopeFrequencies ops::rope_frequencies(const RopeParameters& parameters,
 void ops::rope_table(const TensorView& positions, const RopeFrequencies& frequencies, float* out,
                      ThreadPool& pool) {
   const Validator check("rope_table");
-  check.dtype("positions", positions, DType::i32);
-  check.rank("positions", positions, 1);
+  const Int32Values rows(check, "positions", positions, INT32_MIN, INT32_MAX);
   const auto half = static_cast<int64_t>(frequencies.inv_freq.size());
   check.data("out", out, {positions.dims[0], 2, half});
   kernels::RopeTableProblem problem;
-  problem.positions = static_cast<const int32_t*>(positions.data);
+  problem.positions = rows.data();
   problem.rows = positions.dims[0];
   problem.dims = static_cast<int32_t>(2 * half);
   problem.inv_freq = frequencies.inv_freq.data();
   problem.factor = frequencies.factor;
   problem.out = out;
-  kernels::run_alone(problem, pool);
+  // Cosines and sines in double precision take 20 ns each.
+  kernels::run_alone(problem, pool_for(problem.rows * problem.dims * 20, pool));
 }
 
-void ops::rope(const TensorView& x, const TensorView& table, bool interleaved, float* out,
-               ThreadPool& pool) {
-  const Validator check("rope");
-  check.dtype("x", x, DType::f32);
-  check.rank("x", x, 3);
-  check.dtype("table", table, DType::f32);
-  const Dims& angles = table.dims;
-  const bool matches =
-      angles.rank() == 3 && angles[0] == x.dims[0] && angles[1] == 2 && 2 * angles[2] <= x.dims[2];
-  check.expect(
-      matches, "table",
-      "shape [" + std::to_string(x.dims[0]) + ", 2, at most " + std::to_string(x.dims[2] / 2) + "]",
-      angles.to_string());
-  check.data("out", out, x.dims);
-  kernels::RopeProblem problem;
-  problem.x = static_cast<const float*>(x.data);
-  problem.rows = x.dims[0];
-  problem.heads = static_cast<int32_t>(x.dims[1]);
-  problem.head_dim = static_cast<int32_t>(x.dims[2]);
-  problem.x_stride = x.dims[1] * x.dims[2];
-  problem.dims = static_cast<int32_t>(2 * angles[2]);
-  problem.interleaved = interleaved;
-  problem.cos_sin = static_cast<const float*>(table.data);
-  problem.out = out;
-  kernels::run_alone(problem, pool);
+void ops::rope_positions(const TensorView& indptr, const TensorView& offsets, int64_t rows,
+                         int32_t* out) {
+  const Validator check("apply_rope");
+  const Int32Values starts(check, "indptr", indptr, 0, INT32_MAX);
+  const Int32Values first(check, "offsets", offsets, INT32_MIN, INT32_MAX);
+  check.indptr("indptr", starts.data(), indptr.dims[0], rows);
+  check.shape("offsets", offsets, {indptr.dims[0] - 1});
+  for (int64_t s = 0; s < offsets.dims[0]; ++s) {
+    const int64_t count = starts.data()[s + 1] - int64_t{starts.data()[s]};
+    check.expect(first.data()[s] + count <= INT32_MAX, "offsets", "positions within int32",
+                 std::to_string(first.data()[s]));
+    for (int64_t i = 0; i < count; ++i) *out++ = static_cast<int32_t>(first.data()[s] + i);
+  }
+}
+
+void ops::apply_rope(const StridedView& q, const StridedView& k, const TensorView& cos_sin_cache,
+                     const TensorView& positions, bool interleaved, const StridedView& q_out,
+                     const StridedView& k_out, ThreadPool& pool) {
+  const Validator check("apply_rope");
+  const Dims& table = cos_sin_cache.dims;
+  check.dtype("cos_sin_cache", cos_sin_cache, DType::f32);
+  check.expect(table.rank() == 2 && table[1] % 2 == 0, "cos_sin_cache",
+               "shape [positions, an even number]", table.to_string());
+  const bool listed = positions.dims.rank() > 0;
+  std::optional<Int32Values> entries;
+  if (listed) entries.emplace(check, "positions", positions, 0, table[0] - 1);
+  const auto problem_of = [&](const char* argument, const StridedView& x, const char* out_argument,
+                              const StridedView& out) {
+    check_rows(check, argument, x);
+    check.expect(x.dims.rank() == 3, argument, "3 dimensions", "shape " + x.dims.to_string());
+    check.expect(table[1] <= x.dims[2], "cos_sin_cache",
+                 "at most " + std::to_string(x.dims[2]) + " rotated dimensions", table.to_string());
+    check.expect(x.dims[0] == (listed ? positions.dims[0] : table[0]), argument,
+                 std::to_string(listed ? positions.dims[0] : table[0]) + " rows",
+                 "shape " + x.dims.to_string());
+    check_written_rows(check, out_argument, out, x.dtype, x.dims);
+    kernels::RopeProblem problem;
+    problem.dtype = x.dtype;
+    problem.x = {x.data, x.stride(0), x.stride(1)};
+    problem.rows = x.dims[0];
+    problem.heads = static_cast<int32_t>(x.dims[1]);
+    problem.head_dim = static_cast<int32_t>(x.dims[2]);
+    problem.dims = static_cast<int32_t>(table[1]);
+    problem.interleaved = interleaved;
+    problem.cos_sin = static_cast<const float*>(cos_sin_cache.data);
+    problem.positions = listed ? entries->data() : nullptr;
+    problem.out = {out.data, out.stride(0), out.stride(1)};
+    return problem;
+  };
+  const kernels::RopeProblem of_q = problem_of("q", q, "q_out", q_out);
+  const kernels::RopeProblem of_k = problem_of("k", k, "k_out", k_out);
+  run_rows(of_q, pool);
+  run_rows(of_k, pool);
 }
 
 }  // namespace effinfer

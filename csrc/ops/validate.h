@@ -1,8 +1,10 @@
 // Checks shared by the operators: each throws InvalidArgument "[op] argument: expected X, got Y".
 #pragma once
 
+#include <cstdint>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "effinfer/error.h"
 #include "effinfer/tensor.h"
@@ -55,8 +57,54 @@ class Validator {
     }
   }
 
+  // `count` starts of segments: at least one, ascending from 0 to `last`.
+  template <class T>
+  void indptr(std::string_view argument, const T* values, int64_t count, int64_t last) const {
+    expect(count >= 1, argument, "at least one entry", "none");
+    expect(values[0] == 0, argument, "to start with 0", std::to_string(values[0]));
+    for (int64_t i = 1; i < count; ++i) {
+      expect(values[i] >= values[i - 1], argument, "ascending entries",
+             std::to_string(values[i]) + " after " + std::to_string(values[i - 1]));
+    }
+    expect(values[count - 1] == last, argument, "to end with " + std::to_string(last),
+           std::to_string(values[count - 1]));
+  }
+
  private:
   std::string_view op_;
+};
+
+// An int32 or int64 vector as int32, each value in [low, high].
+class Int32Values {
+ public:
+  Int32Values(const Validator& check, std::string_view argument, const TensorView& view,
+              int64_t low, int64_t high) {
+    const bool wide = view.dtype == DType::i64;
+    if (!wide) check.dtype(argument, view, DType::i32);
+    check.data(argument, view.data, view.dims);
+    check.rank(argument, view, 1);
+    const int64_t size = view.dims[0];
+    data_ = static_cast<const int32_t*>(view.data);
+    if (wide) copy_.resize(static_cast<size_t>(size));
+    for (int64_t i = 0; i < size; ++i) {
+      const int64_t value = wide ? static_cast<const int64_t*>(view.data)[i] : data_[i];
+      if (value < low || value > high) {
+        check.expect(false, std::string(argument) + "[" + std::to_string(i) + "]",
+                     "a value in [" + std::to_string(low) + ", " + std::to_string(high) + "]",
+                     std::to_string(value));
+      }
+      if (wide) copy_[static_cast<size_t>(i)] = static_cast<int32_t>(value);
+    }
+    if (wide) data_ = copy_.data();
+  }
+  Int32Values(const Int32Values&) = delete;
+  Int32Values& operator=(const Int32Values&) = delete;
+
+  const int32_t* data() const { return data_; }
+
+ private:
+  const int32_t* data_ = nullptr;
+  std::vector<int32_t> copy_;
 };
 
 }  // namespace effinfer::ops

@@ -712,6 +712,16 @@ def append_paged_kv_cache(
     mla: bool = False,
     pool: ThreadPool | None = None,
 ) -> None: ...
+def apply_rope(
+    q: numpy.typing.NDArray[typing.Any],
+    k: numpy.typing.NDArray[typing.Any],
+    cos_sin_cache: numpy.typing.NDArray[typing.Any],
+    positions: typing.Any,
+    interleaved: bool,
+    q_out: numpy.typing.NDArray[typing.Any],
+    k_out: numpy.typing.NDArray[typing.Any],
+    pool: ThreadPool | None = None,
+) -> None: ...
 def apply_token_bitmask(
     logits: numpy.typing.NDArray[typing.Any],
     bitmask: numpy.typing.NDArray[typing.Any],
@@ -816,9 +826,27 @@ def from_dlpack(producer: typing.Any, argument: str) -> numpy.typing.NDArray[typ
     A numpy array over the memory of a DLPack producer.
     """
 
+def fused_add_rmsnorm(
+    input: numpy.typing.NDArray[typing.Any],
+    residual: numpy.typing.NDArray[typing.Any],
+    weight: typing.Any,
+    eps: float = 9.999999974752427e-07,
+    weight_offset: float = 0.0,
+    pool: ThreadPool | None = None,
+) -> None: ...
+def gelu_and_mul(
+    input: numpy.typing.NDArray[typing.Any],
+    out: numpy.typing.NDArray[typing.Any],
+    pool: ThreadPool | None = None,
+) -> None: ...
 def gelu_tanh(
     x: numpy.typing.NDArray[typing.Any], pool: ThreadPool | None = None
 ) -> numpy.typing.NDArray[numpy.float32]: ...
+def gelu_tanh_and_mul(
+    input: numpy.typing.NDArray[typing.Any],
+    out: numpy.typing.NDArray[typing.Any],
+    pool: ThreadPool | None = None,
+) -> None: ...
 def has_avx512_bf16() -> bool: ...
 def isa_reason() -> str: ...
 def kv_append(
@@ -829,6 +857,14 @@ def kv_append(
     kv_indptr: numpy.typing.NDArray[typing.Any],
     kv_indices: numpy.typing.NDArray[typing.Any],
     kv_len: numpy.typing.NDArray[typing.Any],
+    pool: ThreadPool | None = None,
+) -> None: ...
+def layernorm(
+    input: numpy.typing.NDArray[typing.Any],
+    gemma: numpy.typing.NDArray[typing.Any],
+    beta: numpy.typing.NDArray[typing.Any],
+    out: numpy.typing.NDArray[typing.Any],
+    eps: float = 9.999999974752427e-07,
     pool: ThreadPool | None = None,
 ) -> None: ...
 def matmul(
@@ -898,6 +934,12 @@ def op_names() -> list[str]:
     The operators that a node may have.
     """
 
+def packbits(
+    x: numpy.typing.NDArray[typing.Any],
+    indptr: numpy.typing.NDArray[typing.Any],
+    bitorder: str = "big",
+    pool: ThreadPool | None = None,
+) -> tuple[typing.Any, ...]: ...
 def paged_attention(
     q: numpy.typing.NDArray[typing.Any],
     kv: PagedKv,
@@ -926,20 +968,14 @@ def quantize_activation(x: numpy.typing.NDArray[typing.Any]) -> tuple[typing.Any
 def relu_squared(
     x: numpy.typing.NDArray[typing.Any], pool: ThreadPool | None = None
 ) -> numpy.typing.NDArray[numpy.float32]: ...
-def rms_norm(
-    x: numpy.typing.NDArray[typing.Any],
+def rmsnorm(
+    input: numpy.typing.NDArray[typing.Any],
     weight: typing.Any,
+    out: numpy.typing.NDArray[typing.Any],
     eps: float = 9.999999974752427e-07,
-    groups: int = 1,
-    residual: typing.Any = None,
+    weight_offset: float = 0.0,
     pool: ThreadPool | None = None,
-) -> typing.Any: ...
-def rope(
-    x: numpy.typing.NDArray[typing.Any],
-    table: numpy.typing.NDArray[typing.Any],
-    interleaved: bool = False,
-    pool: ThreadPool | None = None,
-) -> numpy.typing.NDArray[numpy.float32]: ...
+) -> None: ...
 def rope_append(
     kv: PagedKv,
     q: numpy.typing.NDArray[typing.Any],
@@ -971,6 +1007,9 @@ def rope_frequencies(
     attention_factor: float = 0.0,
     divisors: typing.Any = None,
 ) -> tuple[typing.Any, ...]: ...
+def rope_positions(
+    indptr: numpy.typing.NDArray[typing.Any], offsets: numpy.typing.NDArray[typing.Any], rows: int
+) -> numpy.typing.NDArray[numpy.int32]: ...
 def rope_table(
     positions: numpy.typing.NDArray[typing.Any],
     inv_freq: numpy.typing.NDArray[typing.Any],
@@ -1014,6 +1053,11 @@ def set_isa(level: str) -> None:
 def silu(
     x: numpy.typing.NDArray[typing.Any], pool: ThreadPool | None = None
 ) -> numpy.typing.NDArray[numpy.float32]: ...
+def silu_and_mul(
+    input: numpy.typing.NDArray[typing.Any],
+    out: numpy.typing.NDArray[typing.Any],
+    pool: ThreadPool | None = None,
+) -> None: ...
 def softcap(
     x: numpy.typing.NDArray[typing.Any], cap: float, pool: ThreadPool | None = None
 ) -> numpy.typing.NDArray[numpy.float32]: ...

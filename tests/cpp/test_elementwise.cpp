@@ -9,9 +9,10 @@
 
 #include "check.h"
 #include "effinfer/error.h"
+#include "effinfer/ops/activation.h"
 #include "effinfer/ops/elementwise.h"
 #include "effinfer/ops/embedding.h"
-#include "effinfer/ops/rms_norm.h"
+#include "effinfer/ops/norm.h"
 #include "effinfer/ops/rope.h"
 #include "kernels/elementwise.h"
 #include "kernels/registry.h"
@@ -40,6 +41,10 @@ TensorView view(const std::vector<float>& values, const Dims& dims) {
 }
 TensorView view(const std::vector<int32_t>& values, const Dims& dims) {
   return {values.data(), DType::i32, dims};
+}
+
+StridedView rows(std::vector<float>& values, const Dims& dims) {
+  return StridedView::dense(values.data(), DType::f32, dims);
 }
 
 // Calls body() at each level of the machine, and restores the level.
@@ -75,9 +80,9 @@ TEST("rms_norm: an operand is that of the float result") {
       const std::vector<float> x = random_values(kRows * cols, 1);
       const std::vector<float> weight = random_values(cols, 2);
       const std::vector<float> residual = random_values(kRows * cols, 3);
-      std::vector<float> sum(x.size()), out(x.size());
-      ops::add_rms_norm(view(x, {kRows, cols}), view(residual, {kRows, cols}), view(weight, {cols}),
-                        {}, sum.data(), out.data(), pool());
+      std::vector<float> sum = residual, out = x;
+      ops::fused_add_rmsnorm(rows(out, {kRows, cols}), rows(sum, {kRows, cols}),
+                             view(weight, {cols}), {}, pool());
       for (const auto arithmetic :
            {kernels::Arithmetic::int8, kernels::Arithmetic::bf16, kernels::Arithmetic::f32}) {
         const Operand expected(arithmetic, kRows, cols);
@@ -87,12 +92,12 @@ TEST("rms_norm: an operand is that of the float result") {
         const Operand actual(arithmetic, kRows, cols);
         std::vector<float> actual_sum = x;
         kernels::RmsNormProblem problem;
-        problem.x = actual_sum.data();
+        problem.x = {actual_sum.data(), cols, cols};
         problem.rows = kRows;
         problem.cols = cols;
         problem.weight = weight.data();
-        problem.add_to = residual.data();
-        problem.sum_out = actual_sum.data();
+        problem.add_to = {residual.data(), cols, cols};
+        problem.sum_out = {actual_sum.data(), cols, cols};
         problem.out_act = actual.act;
         kernels::run_alone(problem, pool());
         CHECK(std::memcmp(actual.act.data, expected.act.data,
@@ -105,14 +110,13 @@ TEST("rms_norm: an operand is that of the float result") {
 
 TEST("rms_norm: in place") {
   at_every_isa([] {
-    const std::vector<float> x = random_values(3 * 4 * 50, 4);
+    std::vector<float> x = random_values(3 * 4 * 50, 4);
     const std::vector<float> weight = random_values(50, 5);
     std::vector<float> expected(x.size());
-    std::vector<float> actual = x;
-    const ops::RmsNormOptions options{1e-5f, 4};
-    ops::rms_norm(view(x, {3, 200}), view(weight, {50}), options, expected.data(), pool());
-    ops::rms_norm(view(actual, {3, 200}), view(weight, {50}), options, actual.data(), pool());
-    CHECK(actual == expected);
+    const Dims dims{3, 4, 50};
+    ops::rmsnorm(rows(x, dims), view(weight, {50}), {}, rows(expected, dims), pool());
+    ops::rmsnorm(rows(x, dims), view(weight, {50}), {}, rows(x, dims), pool());
+    CHECK(x == expected);
   });
 }
 
@@ -135,7 +139,7 @@ TEST("unary: strided rows leave what lies between them alone") {
 
 TEST("unary, binary and rope: in place") {
   at_every_isa([] {
-    const std::vector<float> x = random_values(6 * 2 * 70, 7);
+    std::vector<float> x = random_values(6 * 2 * 70, 7);
     const std::vector<int32_t> positions = {0, 1, 5, 9, 100, 3000};
     std::vector<float> table(6 * 66), expected(x.size()), actual = x;
     RopeParameters parameters;
@@ -143,9 +147,9 @@ TEST("unary, binary and rope: in place") {
     ops::rope_table(view(positions, {6}), ops::rope_frequencies(parameters), table.data(), pool());
     for (const bool interleaved : {false, true}) {
       actual = x;
-      ops::rope(view(x, {6, 2, 70}), view(table, {6, 2, 33}), interleaved, expected.data(), pool());
-      ops::rope(view(actual, {6, 2, 70}), view(table, {6, 2, 33}), interleaved, actual.data(),
-                pool());
+      const StridedView in_place = rows(actual, {6, 2, 70});
+      ops::apply_rope(rows(x, {6, 2, 70}), in_place, view(table, {6, 66}), {}, interleaved,
+                      rows(expected, {6, 2, 70}), in_place, pool());
       CHECK(actual == expected);
     }
     ops::silu(view(x, {840}), expected.data(), pool());
@@ -211,15 +215,18 @@ TEST("errors of the norms and look-ups are typed") {
   const std::vector<float> x(6);
   const TensorView floats = view(x, {2, 3});
   std::vector<float> out(6), sum(6);
+  const StridedView to = rows(out, {2, 3});
   const auto norm = [&](const TensorView& weight, const ops::RmsNormOptions& options) {
-    ops::rms_norm(floats, weight, options, out.data(), pool());
+    ops::rmsnorm(to, weight, options, to, pool());
   };
-  CHECK_THROWS(InvalidArgument, "[rms_norm] weight", norm(view(x, {6}), {}));
-  CHECK_THROWS(InvalidArgument, "[rms_norm] eps", norm({}, {kNan, 1}));
-  CHECK_THROWS(InvalidArgument, "[rms_norm] groups", norm({}, {1e-6f, -1}));
-  CHECK_THROWS(InvalidArgument, "[rms_norm] x", norm({}, {1e-6f, 2}));
-  CHECK_THROWS(InvalidArgument, "[add_rms_norm] residual",
-               ops::add_rms_norm(floats, view(x, {6}), {}, {}, sum.data(), out.data(), pool()));
+  CHECK_THROWS(InvalidArgument, "[rmsnorm] weight", norm(view(x, {6}), {}));
+  CHECK_THROWS(InvalidArgument, "[rmsnorm] eps", norm({}, {kNan}));
+  CHECK_THROWS(InvalidArgument, "[rmsnorm] out", ops::rmsnorm(to, {}, {}, rows(sum, {6}), pool()));
+  CHECK_THROWS(InvalidArgument, "[fused_add_rmsnorm] residual",
+               ops::fused_add_rmsnorm(to, rows(sum, {6}), {}, {}, pool()));
+  CHECK_THROWS(InvalidArgument, "[layernorm] beta",
+               ops::layernorm(to, view(x, {3}), view(x, {6}), 1e-6f, to, pool()));
+  CHECK_THROWS(InvalidArgument, "[silu_and_mul] input", ops::silu_and_mul(to, to, pool()));
   const std::vector<int32_t> ids = {1, 2};
   CHECK_THROWS(InvalidArgument, "[embedding] ids[1]",
                ops::embedding(view(ids, {2}), floats, 1.0f, out.data(), pool()));
@@ -247,10 +254,13 @@ TEST("errors of rope are typed") {
   CHECK_THROWS(InvalidArgument, "[rope] scaling", parse_rope_scaling("NTK"));
   CHECK_THROWS(InvalidArgument, "[rope_table] positions",
                ops::rope_table(view(x, {4}), {{1.0f}, 1.0f}, out.data(), pool()));
-  CHECK_THROWS(InvalidArgument, "[rope] x",
-               ops::rope(view(x, {16}), view(x, {2, 2, 4}), false, out.data(), pool()));
-  CHECK_THROWS(InvalidArgument, "[rope] table",
-               ops::rope(view(x, {2, 1, 8}), view(x, {1, 2, 4}), false, out.data(), pool()));
+  const auto apply = [&](const StridedView& q, const TensorView& table) {
+    ops::apply_rope(q, q, table, {}, false, q, q, pool());
+  };
+  CHECK_THROWS(InvalidArgument, "[apply_rope] q", apply(rows(out, {16}), view(x, {2, 8})));
+  CHECK_THROWS(InvalidArgument, "[apply_rope] q", apply(rows(out, {2, 1, 8}), view(x, {1, 8})));
+  CHECK_THROWS(InvalidArgument, "[apply_rope] cos_sin_cache",
+               apply(rows(out, {2, 2, 4}), view(x, {2, 8})));
 }
 
 TEST("null data is an error unless the tensor is empty") {
@@ -266,10 +276,11 @@ TEST("null data is an error unless the tensor is empty") {
   CHECK_THROWS(InvalidArgument, "b: expected data",
                ops::add(floats, null_floats, out.data(), pool()));
   CHECK_THROWS(InvalidArgument, "out: expected data", ops::mul(floats, floats, nullptr, pool()));
+  const StridedView null_rows = StridedView::dense(nullptr, DType::f32, {2, 8});
   CHECK_THROWS(InvalidArgument, "out: expected data",
-               ops::rms_norm(floats, {}, {}, nullptr, pool()));
-  CHECK_THROWS(InvalidArgument, "sum: expected data",
-               ops::add_rms_norm(floats, floats, {}, {}, nullptr, out.data(), pool()));
+               ops::rmsnorm(rows(out, {2, 8}), {}, {}, null_rows, pool()));
+  CHECK_THROWS(InvalidArgument, "residual: expected data",
+               ops::fused_add_rmsnorm(rows(out, {2, 8}), null_rows, {}, {}, pool()));
   CHECK_THROWS(InvalidArgument, "ids: expected data",
                ops::embedding(null_ids, floats, 1.0f, out.data(), pool()));
   CHECK_THROWS(InvalidArgument, "table: expected data",
@@ -278,11 +289,12 @@ TEST("null data is an error unless the tensor is empty") {
                ops::select_rows(floats, view(ids, {2}), nullptr, pool()));
   CHECK_THROWS(InvalidArgument, "positions: expected data",
                ops::rope_table(null_ids, {{1.0f}, 1.0f}, out.data(), pool()));
-  CHECK_THROWS(
-      InvalidArgument, "table: expected data",
-      ops::rope(view(x, {2, 1, 8}), {nullptr, DType::f32, {2, 2, 4}}, false, out.data(), pool()));
+  const StridedView heads = rows(out, {2, 1, 8});
+  CHECK_THROWS(InvalidArgument, "cos_sin_cache: expected data",
+               ops::apply_rope(heads, heads, null_floats, {}, false, heads, heads, pool()));
   ops::silu({nullptr, DType::f32, {0, 8}}, nullptr, pool());
-  ops::rms_norm({nullptr, DType::f32, {0, 8}}, {}, {}, nullptr, pool());
+  const StridedView no_rows = StridedView::dense(nullptr, DType::f32, {0, 8});
+  ops::rmsnorm(no_rows, {}, {}, no_rows, pool());
 }
 
 CHECK_MAIN()

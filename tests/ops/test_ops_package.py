@@ -43,21 +43,22 @@ def test_attention_block(isa):
     sizes = (WIDTH, KV_HEADS * DIM, KV_HEADS * DIM, WIDTH)
     weights = [random(2 + i, n, WIDTH) / np.float32(np.sqrt(WIDTH)) for i, n in enumerate(sizes)]
     packed = [ops.pack(w) for w in weights]
-    h = ops.rms_norm(x, norm)
-    q, k, v = (ops.matmul(h, w, "f32").reshape(TOKENS, -1, DIM) for w in packed[:3])
+    h = ops.rmsnorm(x, norm)
+    q, k, v = (ops.quantized_matmul(h, w, "f32").reshape(TOKENS, -1, DIM) for w in packed[:3])
     inv_freq, factor = ops.rope_frequencies(DIM)
     positions = np.arange(TOKENS, dtype=np.int32)
     table = ops.rope_table(positions, inv_freq, factor)
     kv = ops.PagedKv(3, KV_HEADS, DIM, "f32")
     batch = (i32(0, TOKENS), i32(0, 2), i32(2, 0), i32(TOKENS))
     roped = ops.rope_append(kv, q, k, v, table, *batch)
-    np.testing.assert_array_equal(roped, ops.rope(q, positions))
+    rotated, keys = ops.apply_rope_pos_ids(q, k, positions)
+    np.testing.assert_array_equal(roped, rotated)
     attended = ops.paged_attention(roped, kv, *batch)
-    out = ops.matmul(attended.reshape(TOKENS, WIDTH), packed[3], "f32", residual=x)
+    out = ops.quantized_matmul(attended.reshape(TOKENS, WIDTH), packed[3], "f32", residual=x)
     # Four operators in a row, each adding WIDTH products of values of the size of x's.
     magnitude = np.abs(x).max() * np.sqrt(WIDTH)
     assert_close(out, reference(x, weights, norm), terms=WIDTH, magnitude=magnitude)
 
     apart = ops.PagedKv(3, KV_HEADS, DIM, "f32")
-    ops.kv_append(apart, ops.rope(k, positions), v, *batch)
+    ops.kv_append(apart, keys, v, *batch)
     np.testing.assert_array_equal(ops.paged_attention(roped, apart, *batch), attended)

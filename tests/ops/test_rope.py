@@ -1,187 +1,249 @@
-"""Rotary position embedding: frequencies, tables and the rotation."""
-
-import math
+"""Rotation of queries and keys."""
 
 import numpy as np
 import pytest
+import torch
 
-from effinfer import _core, ops, testing
-from tests.tolerance import F32_EPS, assert_close
+from effinfer import InvalidArgumentError, _core, ops, testing
+from tests.ops.rows import DTYPES, assert_rounded, random
 
-# What ROPE_INIT_FUNCTIONS of the transformers package (5.23, torch on CPU) return for heads of 32.
-LLAMA3 = {"theta": 500000.0, "scaling": "llama3", "factor": 32.0, "original_max_position": 8192}
-YARN = {"theta": 1e6, "scaling": "yarn", "factor": 4.0, "original_max_position": 32768}
-LINEAR = {"theta": 10000.0, "scaling": "linear", "factor": 3.0}
-EXPECTED = [
-    (
-        LLAMA3,
-        [
-            1.0000000e00, 4.4036663e-01, 1.9392276e-01, 8.5397102e-02, 3.7606031e-02, 1.6560441e-02,
-            7.2926651e-03, 3.2114461e-03, 4.2955671e-04, 1.9461639e-05, 8.5702559e-06,
-            3.7740544e-06, 1.6619674e-06, 7.3187493e-07, 3.2229329e-07, 1.4192720e-07,
-        ],
-    ),
-    (
-        YARN,
-        [
-            1.0000000e00, 4.2169651e-01, 1.7782794e-01, 7.4989416e-02, 3.1622779e-02, 1.3335215e-02,
-            4.7799014e-03, 1.6599617e-03, 5.5000000e-04, 1.6867858e-04, 4.4456985e-05,
-            1.8747356e-05, 7.9056936e-06, 3.3338035e-06, 1.4058534e-06, 5.9284343e-07,
-        ],
-    ),
-    (
-        LINEAR,
-        [
-            3.33333343e-01, 1.87447116e-01, 1.05409257e-01, 5.92759810e-02, 3.33333351e-02,
-            1.87447090e-02, 1.05409259e-02, 5.92759810e-03, 3.33333318e-03, 1.87447108e-03,
-            1.05409266e-03, 5.92759810e-04, 3.33333359e-04, 1.87447105e-04, 1.05409265e-04,
-            5.92759789e-05,
-        ],
-    ),
-]  # fmt: skip
+LLAMA31 = {
+    "scaling": "llama3",
+    "theta": 5e5,
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position": 8192.0,
+}
+every_dtype = pytest.mark.parametrize("dtype", DTYPES)
+both_pairings = pytest.mark.parametrize("interleave", [False, True])
 
 
-def random(seed, *shape):
-    return np.random.default_rng(seed).standard_normal(shape, np.float32)
+def angles_of(positions, dims, **parameters):
+    """The float32 angles of the reference implementations."""
+    inv_freq, _ = ops.rope_frequencies(dims, **{"theta": 1e4, **parameters})
+    return (np.asarray(positions, np.float32)[:, None] * inv_freq).astype(np.float64)
 
 
-def reference_frequencies(dims, theta, scaling="none", factor=1.0, original_max_position=0.0):
-    """The definitions in float64: Llama 3.1's and that of YaRN, arXiv:2309.00071 section 3."""
-    plain = theta ** (-np.arange(0, dims, 2) / dims)
-    if scaling == "linear":
-        return plain / factor
-    turns = original_max_position * plain / (2 * np.pi)
-    if scaling == "llama3":
-        keep = np.clip((turns - 1) / (4 - 1), 0, 1)
-    elif scaling == "yarn":
-        ends = [
-            dims * math.log(original_max_position / (beta * 2 * np.pi)) / (2 * math.log(theta))
-            for beta in (32, 1)
-        ]
-        low, high = max(math.floor(ends[0]), 0), min(math.ceil(ends[1]), dims - 1)
-        keep = 1 - np.clip((np.arange(dims // 2) - low) / (high - low), 0, 1)
-    else:
-        return plain
-    return plain * keep + plain / factor * (1 - keep)
-
-
-def rotate(x, angles, interleaved):
+def rotate(x, angles, interleave):
     """x [T, H, D] by angles [T, dims / 2], in float64."""
     half = angles.shape[1]
     dims = 2 * half
     out = x.astype(np.float64)
-    first, second = (
-        (slice(0, dims, 2), slice(1, dims, 2))
-        if interleaved
-        else (slice(0, half), slice(half, dims))
-    )
-    a, b = out[..., first].copy(), out[..., second].copy()
+    pairs = (slice(0, half), slice(half, dims))
+    if interleave:
+        pairs = (slice(0, dims, 2), slice(1, dims, 2))
+    a, b = out[..., pairs[0]].copy(), out[..., pairs[1]].copy()
     cos, sin = np.cos(angles)[:, None], np.sin(angles)[:, None]
-    out[..., first], out[..., second] = a * cos - b * sin, b * cos + a * sin
+    out[..., pairs[0]], out[..., pairs[1]] = a * cos - b * sin, b * cos + a * sin
     return out
 
 
-@pytest.mark.parametrize(("parameters", "expected"), EXPECTED, ids=["llama3", "yarn", "linear"])
-def test_frequencies_are_those_of_transformers(parameters, expected):
-    inv_freq, _ = ops.rope_frequencies(32, **parameters)
-    np.testing.assert_array_equal(inv_freq, np.array(expected, np.float32))
+def check(actual, x, angles, interleave, dtype):
+    norms = np.linalg.norm(x.astype(np.float64), axis=-1, keepdims=True)
+    expected = rotate(x, angles, interleave)
+    assert_rounded(actual, expected, dtype, terms=2, magnitude=np.broadcast_to(norms, x.shape))
+    dims = 2 * angles.shape[1]
+    np.testing.assert_array_equal(actual[..., dims:], x[..., dims:])
 
 
-@pytest.mark.parametrize("dims", [2, 6, 64, 80, 256])
-@pytest.mark.parametrize("parameters", [{"theta": 10000.0}, LLAMA3, YARN, LINEAR])
-def test_frequencies_match_float64(dims, parameters):
-    inv_freq, factor = ops.rope_frequencies(dims, **parameters)
-    # The exponent's rounding is multiplied by ln(theta), the ramps' by the context length in turns.
-    assert_close(inv_freq, reference_frequencies(dims, **parameters), terms=64)
-    expected = 0.1 * math.log(4) + 1 if parameters is YARN else 1.0
-    assert abs(factor - expected) <= F32_EPS
-
-
-def test_attention_factor_and_divisors():
-    assert ops.rope_frequencies(32, attention_factor=0.5, **YARN)[1] == 0.5
-    divisors = np.linspace(1, 8, 16, dtype=np.float32)
-    plain, _ = ops.rope_frequencies(32)
-    np.testing.assert_array_equal(ops.rope_frequencies(32, divisors=divisors)[0], plain / divisors)
-
-
-def test_table_is_correctly_rounded(isa):
-    positions = np.array([0, 1, 2, 100, 8191, 131071, 2**24], np.int32)
-    inv_freq, _ = ops.rope_frequencies(64)
-    table = ops.rope_table(positions, inv_freq)
-    angles = (positions.astype(np.float32)[:, None] * inv_freq).astype(np.float64)
-    expected = np.stack([np.cos(angles), np.sin(angles)], axis=1).astype(np.float32)
-    np.testing.assert_array_max_ulp(table, expected, 1)
-    scaled = ops.rope_table(positions, inv_freq, 1.25)
-    np.testing.assert_array_equal(scaled, table * np.float32(1.25))
-
-
-@pytest.mark.parametrize("interleaved", [False, True])
+@both_pairings
+@every_dtype
 @pytest.mark.parametrize(
     ("tokens", "heads", "head_dim", "dims"),
-    [(1, 1, 2, 2), (5, 3, 64, 64), (7, 2, 80, 80), (3, 9, 128, 96), (4, 1, 34, 22), (0, 2, 8, 8)],
+    [
+        (1, 1, 2, 2),
+        (5, 3, 64, None),
+        (7, 2, 80, 80),
+        (3, 9, 128, 96),
+        (4, 1, 34, 22),
+        (0, 2, 8, 8),
+        (2, 1, 256, None),
+    ],
 )
-def test_rotation_matches_float64(isa, interleaved, tokens, heads, head_dim, dims):
-    x = random(dims, tokens, heads, head_dim)
-    positions = np.random.default_rng(0).integers(0, 4096, tokens, np.int32)
-    out = ops.rope(x, positions, dims=dims, interleaved=interleaved, theta=10000.0)
-    inv_freq, _ = ops.rope_frequencies(dims, theta=10000.0)
-    angles = (positions.astype(np.float32)[:, None] * inv_freq).astype(np.float64)
-    norms = np.linalg.norm(x, axis=-1, keepdims=True)
-    assert_close(out, rotate(x, angles, interleaved), terms=2, magnitude=norms)
-    np.testing.assert_array_equal(out[..., dims:], x[..., dims:])
+def test_pos_ids(isa, interleave, dtype, tokens, heads, head_dim, dims):
+    q = random(1, tokens, heads, head_dim, dtype=dtype)
+    k = random(2, tokens, 2, head_dim, dtype=dtype)
+    positions = np.random.default_rng(0).integers(0, 4096, tokens)
+    out_q, out_k = ops.apply_rope_pos_ids(q, k, positions, dims, interleave)
+    angles = angles_of(positions, dims or head_dim)
+    check(out_q, q, angles, interleave, dtype)
+    check(out_k, k, angles, interleave, dtype)
+    in_place = q.copy(), k.copy()
+    result = ops.apply_rope_pos_ids_inplace(*in_place, positions.astype(np.int32), dims, interleave)
+    assert result is None
+    np.testing.assert_array_equal(in_place[0], out_q)
+    np.testing.assert_array_equal(in_place[1], out_k)
 
 
-def test_same_bits_at_every_isa_level_and_in_any_batch():
-    x, positions = random(1, 20, 3, 80), np.arange(20, dtype=np.int32) * 37
-    for interleaved in (False, True):
-        expected = None
+@pytest.mark.parametrize("index", [np.int32, np.int64])
+def test_ragged_sequences(index):
+    lengths, offsets = np.array([3, 0, 1, 7]), np.array([5, 9, 0, 1000], index)
+    indptr = np.concatenate([[0], np.cumsum(lengths)]).astype(index)
+    positions = np.concatenate([o + np.arange(n) for o, n in zip(offsets, lengths, strict=True)])
+    q, k = random(3, 11, 4, 16), random(4, 11, 2, 16)
+    for interleave in (False, True):
+        expected = ops.apply_rope_pos_ids(q, k, positions, 8, interleave, 2.0, 5e5)
+        out = ops.apply_rope(q, k, indptr, offsets, 8, interleave, 2.0, 5e5)
+        np.testing.assert_array_equal(out[0], expected[0])
+        np.testing.assert_array_equal(out[1], expected[1])
+        angles = angles_of(positions, 8, theta=5e5, scaling="linear", factor=2.0)
+        check(out[0], q, angles, interleave, "float32")
+        in_place = q.copy(), k.copy()
+        ops.apply_rope_inplace(*in_place, indptr, offsets, 8, interleave, 2.0, 5e5)
+        np.testing.assert_array_equal(in_place[1], expected[1])
+
+
+def test_llama31():
+    q, k = random(5, 6, 4, 64), random(6, 6, 2, 64)
+    positions = np.array([0, 1, 500, 8191, 100_000, 3], np.int32)
+    out = ops.apply_llama31_rope_pos_ids(q, k, positions)
+    check(out[0], q, angles_of(positions, 64, **LLAMA31), False, "float32")
+    ragged = ops.apply_llama31_rope(q, k, np.array([0, 1, 2, 3, 4, 5, 6]), positions)
+    in_place = [(q.copy(), k.copy()) for _ in range(2)]
+    ops.apply_llama31_rope_pos_ids_inplace(*in_place[0], positions)
+    ops.apply_llama31_rope_inplace(*in_place[1], np.array([0, 1, 2, 3, 4, 5, 6]), positions)
+    for other in (ragged, *in_place):
+        np.testing.assert_array_equal(other[0], out[0])
+        np.testing.assert_array_equal(other[1], out[1])
+    other = ops.apply_llama31_rope_pos_ids(q, k, positions, None, True, 2, 1e6, 2, 8, 4096)
+    parameters = {**LLAMA31, "factor": 2.0, "theta": 1e6, "low_freq_factor": 2.0}
+    parameters |= {"high_freq_factor": 8.0, "original_max_position": 4096.0}
+    check(other[1], k, angles_of(positions, 64, **parameters), True, "float32")
+
+
+@both_pairings
+@every_dtype
+def test_cos_sin_cache(isa, interleave, dtype):
+    inv_freq, factor = ops.rope_frequencies(24)
+    cache = ops.rope_table(np.arange(50, dtype=np.int32), inv_freq, factor).reshape(50, 24)
+    q, k = random(7, 9, 3 * 32, dtype=dtype), random(8, 9, 32, dtype=dtype)
+    positions = np.array([0, 49, 3, 3, 7, 20, 1, 2, 48])
+    out = ops.apply_rope_with_cos_sin_cache(positions, q, k, 32, cache, not interleave)
+    heads = q.reshape(9, 3, 32), k.reshape(9, 1, 32)
+    expected = ops.apply_rope_pos_ids(*heads, positions, 24, interleave)
+    np.testing.assert_array_equal(out[0], expected[0].reshape(q.shape))
+    np.testing.assert_array_equal(out[1], expected[1].reshape(k.shape))
+    qkv = np.concatenate([q, k, k], axis=1)
+    parts = qkv[:, :96], qkv[:, 96:128]
+    rotated = ops.apply_rope_with_cos_sin_cache_inplace(
+        positions, *parts, 32, cache, not interleave
+    )
+    assert rotated is None
+    np.testing.assert_array_equal(parts[0], out[0])
+    np.testing.assert_array_equal(parts[1], out[1])
+    np.testing.assert_array_equal(qkv[:, 128:], k)
+
+
+@every_dtype
+def test_torch_slices_of_a_fused_product_are_rotated_where_they_lie(dtype):
+    qkv = torch.randn(5, 8, 64).to(getattr(torch, dtype))
+    before = qkv.clone()
+    positions = torch.arange(5)
+    q, k = qkv[:, :4], qkv[:, 4:6]
+    expected = ops.apply_rope_pos_ids(q, k, positions)
+    assert expected[0].dtype == qkv.dtype
+    ops.apply_rope_pos_ids_inplace(q, k, positions)
+    assert torch.equal(qkv[:, :4], expected[0])
+    assert torch.equal(qkv[:, 4:6], expected[1])
+    assert torch.equal(qkv[:, 6:], before[:, 6:])
+
+
+@every_dtype
+def test_same_bits_at_every_isa_level_and_in_any_batch(dtype):
+    q, positions = random(9, 20, 3, 80, dtype=dtype), np.arange(20) * 37
+    for interleave in (False, True):
+        expected = ops.apply_rope_pos_ids(q, q, positions, None, interleave)[0]
         for level in testing.available_isas():
             with testing.isa(level):
-                for threads in (1, 3):
-                    pool = _core.ThreadPool(threads, oversubscribe=True)
-                    out = ops.rope(x, positions, interleaved=interleaved, pool=pool)
-                    expected = out if expected is None else expected
-                    np.testing.assert_array_equal(out, expected)
-                row = ops.rope(x[7:8], positions[7:8], interleaved=interleaved)
-                np.testing.assert_array_equal(row, expected[7:8])
+                pool = _core.ThreadPool(3, oversubscribe=True)
+                out = ops.apply_rope_pos_ids(q, q, positions, None, interleave, pool=pool)
+                np.testing.assert_array_equal(out[0], expected)
+                one = ops.apply_rope_pos_ids(q[7:8], q[7:8], positions[7:8], None, interleave)
+                np.testing.assert_array_equal(one[0], expected[7:8])
+
+
+def heads(*shape, dtype="float32"):
+    return random(0, *shape, dtype=dtype)
 
 
 @pytest.mark.parametrize(
-    ("parameters", "message"),
+    ("call", "message"),
     [
-        ({"dims": 3}, "dims: expected a positive even number, got 3"),
-        ({"dims": 0}, "dims: expected a positive even number, got 0"),
-        ({"theta": 0.0}, "theta: expected a positive number"),
-        ({"theta": math.inf}, "theta: expected a positive number"),
-        ({"scaling": "cubic"}, "scaling: expected none, linear, llama3 or yarn, got .cubic"),
-        ({"scaling": "linear", "factor": 0.0}, "factor: expected a positive number"),
-        ({"scaling": "llama3"}, "original_max_position: expected a positive number"),
-        ({**LLAMA3, "high_freq_factor": 1.0}, "high_freq_factor: expected more than"),
-        ({**YARN, "theta": 1.0}, "theta: expected another number than 1"),
-        ({**YARN, "beta_fast": -1.0}, "beta_fast: expected a positive number"),
-        ({**YARN, "attention_factor": -1.0}, "attention_factor: expected a number >= 0"),
-        ({"divisors": random(0, 5)}, r"divisors: expected shape \[4\], got \[5\]"),
+        (
+            lambda: ops.apply_rope_pos_ids(heads(3, 8), heads(3, 1, 8), np.arange(3)),
+            r"\[apply_rope\] q: expected 3 dimensions, got shape \[3, 8\]",
+        ),
+        (
+            lambda: ops.apply_rope_pos_ids(heads(3, 2, 8), heads(3, 1, 8), np.arange(2)),
+            r"\[apply_rope\] q: expected 2 rows, got shape \[3, 2, 8\]",
+        ),
+        (
+            lambda: ops.apply_rope_pos_ids(heads(3, 2, 8), heads(2, 1, 8), np.arange(3)),
+            r"\[apply_rope\] k: expected 3 rows, got shape \[2, 1, 8\]",
+        ),
+        (
+            lambda: ops.apply_rope_pos_ids(heads(3, 2, 8), heads(3, 1, 8), np.arange(3), 10),
+            r"\[apply_rope\] cos_sin_cache: expected at most 8 rotated dimensions",
+        ),
+        (
+            lambda: ops.apply_rope_pos_ids(heads(3, 2, 8), heads(3, 1, 8), np.arange(3), 3),
+            r"\[rope_frequencies\] dims: expected a positive even number, got 3",
+        ),
+        (
+            lambda: ops.apply_rope_pos_ids(heads(3, 2, 8), heads(3, 1, 8), np.zeros(3)),
+            r"\[rope_table\] positions: expected float32.*got float64",
+        ),
+        (
+            lambda: ops.apply_rope_pos_ids(heads(3, 2, 16)[..., ::2], heads(3, 1, 8), np.arange(3)),
+            r"\[apply_rope\] q: expected a contiguous last dimension",
+        ),
+        (
+            lambda: ops.apply_rope(heads(3, 2, 8), heads(3, 1, 8), np.array([0, 2]), np.array([0])),
+            r"\[apply_rope\] indptr: expected to end with 3, got 2",
+        ),
+        (
+            lambda: ops.apply_rope(
+                heads(3, 2, 8), heads(3, 1, 8), np.array([0, 2, 1, 3]), np.zeros(3, np.int32)
+            ),
+            r"\[apply_rope\] indptr: expected ascending entries, got 1 after 2",
+        ),
+        (
+            lambda: ops.apply_rope(heads(3, 2, 8), heads(3, 1, 8), np.array([0, 3]), np.arange(2)),
+            r"\[apply_rope\] offsets: expected shape \[1\], got \[2\]",
+        ),
+        (
+            lambda: ops.apply_rope(
+                heads(3, 2, 8), heads(3, 1, 8), np.array([0, 3]), np.array([2**31 - 2])
+            ),
+            r"\[apply_rope\] offsets: expected positions within int32",
+        ),
+        (
+            lambda: ops.apply_rope_with_cos_sin_cache(
+                np.array([0, 4]), heads(2, 16), heads(2, 8), 8, heads(4, 8)
+            ),
+            r"\[apply_rope\] positions\[1\]: expected a value in \[0, 3\], got 4",
+        ),
+        (
+            lambda: ops.apply_rope_with_cos_sin_cache(
+                np.array([0, 1]), heads(2, 15), heads(2, 8), 8, heads(4, 8)
+            ),
+            r"\[apply_rope\] query, key: expected shape \[T, heads \* 8\], got \(2, 15\)",
+        ),
+        (
+            lambda: ops.apply_rope_with_cos_sin_cache(
+                np.array([0, 1]), heads(2, 16), heads(2, 8), 8, heads(4, 8, dtype="float16")
+            ),
+            r"\[apply_rope\] cos_sin_cache: expected dtype f32, got f16",
+        ),
+        (
+            lambda: ops.apply_rope_pos_ids_inplace(
+                np.broadcast_to(heads(3, 1, 8), (3, 2, 8)), heads(3, 1, 8), np.arange(3)
+            ),
+            r"\[apply_rope\] q: expected a writable array",
+        ),
     ],
 )
-def test_frequency_errors(parameters, message):
-    with pytest.raises(_core.InvalidArgumentError, match=message):
-        ops.rope_frequencies(**{"dims": 8, **parameters})
-
-
-@pytest.mark.parametrize(
-    ("x", "positions", "dims", "message"),
-    [
-        (random(0, 3, 8), 3, 8, r"\[rope\] x: expected 3 dimensions, got shape \[3, 8\]"),
-        (random(0, 3, 1, 8), 2, 8, r"\[rope\] table: expected shape \[3, 2, at most 4\], got \[2"),
-        (random(0, 3, 1, 8), 3, 10, r"\[rope\] table: expected shape \[3, 2, at most 4\], got \[3"),
-        (np.zeros((3, 1, 8), np.float16), 3, 8, r"\[rope\] x: expected dtype f32, got f16"),
-    ],
-)
-def test_rotation_errors(x, positions, dims, message):
-    with pytest.raises(_core.InvalidArgumentError, match=message):
-        ops.rope(x, np.arange(positions, dtype=np.int32), dims=dims)
-
-
-def test_positions_must_be_int32():
-    with pytest.raises(_core.InvalidArgumentError, match=r"positions: expected dtype i32, got i64"):
-        ops.rope(random(0, 3, 1, 8), np.arange(3))
+def test_errors(call, message):
+    with pytest.raises(InvalidArgumentError, match=message):
+        call()

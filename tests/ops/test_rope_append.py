@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from effinfer import _core
+from effinfer import _core, ops
 from tests.ops.attention_reference import Batch, make_batch
 
 DTYPES = ["f32", "f16", "bf16", "i8"]
@@ -132,11 +132,11 @@ def test_equals_the_unfused_operators(isa, dtype, interleaved, norms):
         fused, q, k, v, table, *batch.lists, **weights, eps=1e-5, interleaved=interleaved
     )
     if norms:
-        q, k = (
-            _core.rms_norm(x.reshape(len(x), -1), w, eps=1e-5, groups=x.shape[1]).reshape(x.shape)
-            for x, w in ((q, q_norm), (k, k_norm))
-        )
-    q, k = (_core.rope(x, table, interleaved) for x in (q, k))
+        q, k = (ops.rmsnorm(x, w, 1e-5) for x, w in ((q, q_norm), (k, k_norm)))
+    angles = table.reshape(len(table), -1)
+    rotated = np.empty_like(q), np.empty_like(k)
+    _core.apply_rope(q, k, angles, None, interleaved, *rotated)
+    q, k = rotated
     plain = _core.PagedKv(batch.num_pages, 2, 80, dtype)
     _core.kv_append(plain, k, v, *batch.lists)
     np.testing.assert_array_equal(q_out, q)

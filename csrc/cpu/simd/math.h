@@ -1,7 +1,8 @@
 // Elementary functions of float vectors, written once for every ISA level: the same polynomials and
 // the same order of operations; only levels without a fused multiply-add round differently.
 //
-// A vector type V has: load, store, set, + - * /, fma(a, b, c) = a * b + c, max and min (the
+// A vector type V has: load and store (of float, F16 or Bf16 elements; narrowing rounds to nearest
+// even), set, + - * /, fma(a, b, c) = a * b + c, max and min (the
 // second argument where either is a NaN), abs, copysign(magnitude, sign), and power_of_two(x, t) =
 // x * 2^n for the integer n that kRound shifted into the low bits of t. The vector types of an ISA
 // file live in an anonymous namespace, which keeps these instances out of other files.
@@ -73,6 +74,26 @@ template <class V>
   return x / (V::set(1.0f) + exp(x * cubic));
 }
 
+// x Phi(x) = x / 2 (1 + erf(x / sqrt(2))). With t = |x| / sqrt(2), h = erfc(t) / 2 is what Phi
+// lacks of 0 or 1 on the side of x: e^(-t^2) q P(q) with q = 1 / (1 + 0.375 t), P a minimax
+// polynomial (relative error below 2^-25 up to where h is 0).
+template <class V>
+[[gnu::always_inline]] inline V gelu(V x) {
+  const V magnitude = min(V::set(40.0f), abs(x));
+  const V q = V::set(1.0f) / fma(magnitude, V::set(0.26516504f), V::set(1.0f));
+  V p = V::set(0.03049851395189762f);
+  p = fma(p, q, V::set(-0.14238803088665009f));
+  p = fma(p, q, V::set(0.21363936364650726f));
+  p = fma(p, q, V::set(-0.11186406016349792f));
+  p = fma(p, q, V::set(0.13495422899723053f));
+  p = fma(p, q, V::set(0.06154358386993408f));
+  p = fma(p, q, V::set(0.10245928913354874f));
+  p = fma(p, q, V::set(0.10535190254449844f));
+  p = fma(p, q, V::set(0.1058051735162735f));
+  const V h = exp(magnitude * magnitude * V::set(-0.5f)) * (p * q);
+  return max(V::set(0.0f), x) - magnitude * h;
+}
+
 // Two vectors as one of twice the width.
 template <class T>
 struct Pair {
@@ -80,11 +101,13 @@ struct Pair {
   T high;
 
   static constexpr int kWidth = 2 * T::kWidth;
-  [[gnu::always_inline]] static Pair load(const float* from) {
+  template <class Element>
+  [[gnu::always_inline]] static Pair load(const Element* from) {
     return {T::load(from), T::load(from + T::kWidth)};
   }
   [[gnu::always_inline]] static Pair set(float value) { return {T::set(value), T::set(value)}; }
-  [[gnu::always_inline]] void store(float* to) const {
+  template <class Element>
+  [[gnu::always_inline]] void store(Element* to) const {
     low.store(to);
     high.store(to + T::kWidth);
   }

@@ -3,6 +3,7 @@
 
 #include <immintrin.h>
 
+#include "core/float16.h"
 #include "cpu/simd/math.h"
 
 namespace effinfer::cpu::avx2 {
@@ -13,8 +14,33 @@ struct F32x8 {
 
   static constexpr int kWidth = 8;
   [[gnu::always_inline]] static F32x8 load(const float* from) { return {_mm256_loadu_ps(from)}; }
+  [[gnu::always_inline]] static F32x8 load(const F16* from) {
+    return {_mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from)))};
+  }
+  [[gnu::always_inline]] static F32x8 load(const Bf16* from) {
+    const __m128i bits = _mm_loadu_si128(reinterpret_cast<const __m128i*>(from));
+    return {_mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(bits), 16))};
+  }
   [[gnu::always_inline]] static F32x8 set(float value) { return {_mm256_set1_ps(value)}; }
   [[gnu::always_inline]] void store(float* to) const { _mm256_storeu_ps(to, v); }
+  [[gnu::always_inline]] void store(F16* to) const {
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(to), _mm256_cvtps_ph(v, _MM_FROUND_TO_NEAREST_INT));
+  }
+  // As f32_to_bf16.
+  [[gnu::always_inline]] void store(Bf16* to) const {
+    const __m256i bits = _mm256_castps_si256(v);
+    const __m256i odd = _mm256_and_si256(_mm256_srli_epi32(bits, 16), _mm256_set1_epi32(1));
+    const __m256i half = _mm256_add_epi32(odd, _mm256_set1_epi32(0x7fff));
+    const __m256i rounded = _mm256_add_epi32(bits, half);
+    const __m256i quiet = _mm256_or_si256(bits, _mm256_set1_epi32(0x400000));
+    const __m256 nan = _mm256_cmp_ps(v, v, _CMP_UNORD_Q);
+    const __m256 chosen =
+        _mm256_blendv_ps(_mm256_castsi256_ps(rounded), _mm256_castsi256_ps(quiet), nan);
+    const __m256i high = _mm256_srli_epi32(_mm256_castps_si256(chosen), 16);
+    const __m128i packed =
+        _mm_packus_epi32(_mm256_castsi256_si128(high), _mm256_extracti128_si256(high, 1));
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(to), packed);
+  }
   [[gnu::always_inline]] friend F32x8 operator+(F32x8 a, F32x8 b) {
     return {_mm256_add_ps(a.v, b.v)};
   }

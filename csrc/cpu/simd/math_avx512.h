@@ -3,6 +3,7 @@
 
 #include <immintrin.h>
 
+#include "core/float16.h"
 #include "cpu/simd/math.h"
 
 namespace effinfer::cpu::avx512 {
@@ -13,8 +14,30 @@ struct F32x16 {
 
   static constexpr int kWidth = 16;
   [[gnu::always_inline]] static F32x16 load(const float* from) { return {_mm512_loadu_ps(from)}; }
+  [[gnu::always_inline]] static F32x16 load(const F16* from) {
+    return {_mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(from)))};
+  }
+  [[gnu::always_inline]] static F32x16 load(const Bf16* from) {
+    const __m256i bits = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(from));
+    return {_mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(bits), 16))};
+  }
   [[gnu::always_inline]] static F32x16 set(float value) { return {_mm512_set1_ps(value)}; }
   [[gnu::always_inline]] void store(float* to) const { _mm512_storeu_ps(to, v); }
+  [[gnu::always_inline]] void store(F16* to) const {
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(to),
+                        _mm512_cvtps_ph(v, _MM_FROUND_TO_NEAREST_INT));
+  }
+  // As f32_to_bf16.
+  [[gnu::always_inline]] void store(Bf16* to) const {
+    const __m512i bits = _mm512_castps_si512(v);
+    const __m512i odd = _mm512_and_si512(_mm512_srli_epi32(bits, 16), _mm512_set1_epi32(1));
+    const __m512i half = _mm512_add_epi32(odd, _mm512_set1_epi32(0x7fff));
+    const __m512i rounded = _mm512_add_epi32(bits, half);
+    const __mmask16 nan = _mm512_cmp_ps_mask(v, v, _CMP_UNORD_Q);
+    const __m512i chosen = _mm512_mask_or_epi32(rounded, nan, bits, _mm512_set1_epi32(0x400000));
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(to),
+                        _mm512_cvtepi32_epi16(_mm512_srli_epi32(chosen, 16)));
+  }
   [[gnu::always_inline]] friend F32x16 operator+(F32x16 a, F32x16 b) {
     return {_mm512_add_ps(a.v, b.v)};
   }

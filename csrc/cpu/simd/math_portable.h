@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <cstring>
 
+#include "core/float16.h"
 #include "cpu/simd/math.h"
 
 namespace effinfer::cpu::portable {
@@ -14,6 +15,7 @@ namespace {
 struct F32x4 {
   using Floats = float __attribute__((vector_size(16)));
   using Ints = int32_t __attribute__((vector_size(16)));
+  using Halves = uint16_t __attribute__((vector_size(8)));
   Floats v;
 
   static constexpr int kWidth = 4;
@@ -22,10 +24,30 @@ struct F32x4 {
     std::memcpy(&out.v, from, sizeof(out.v));
     return out;
   }
+  [[gnu::always_inline]] static F32x4 load(const F16* from) {
+    return {Floats{f16_to_f32(from[0].bits), f16_to_f32(from[1].bits), f16_to_f32(from[2].bits),
+                   f16_to_f32(from[3].bits)}};
+  }
+  [[gnu::always_inline]] static F32x4 load(const Bf16* from) {
+    Halves halves;
+    std::memcpy(&halves, from, sizeof(halves));
+    return {std::bit_cast<Floats>(__builtin_convertvector(halves, Ints) << 16)};
+  }
   [[gnu::always_inline]] static F32x4 set(float value) {
     return {Floats{value, value, value, value}};
   }
   [[gnu::always_inline]] void store(float* to) const { std::memcpy(to, &v, sizeof(v)); }
+  [[gnu::always_inline]] void store(F16* to) const {
+    for (int i = 0; i < kWidth; ++i) to[i].bits = f32_to_f16(v[i]);
+  }
+  // As f32_to_bf16.
+  [[gnu::always_inline]] void store(Bf16* to) const {
+    const Ints bits = std::bit_cast<Ints>(v);
+    const Ints rounded = bits + 0x7fff + ((bits >> 16) & 1);
+    const Ints chosen = v == v ? rounded : (bits | 0x400000);
+    const Halves halves = __builtin_convertvector(chosen >> 16, Halves);
+    std::memcpy(to, &halves, sizeof(halves));
+  }
   [[gnu::always_inline]] friend F32x4 operator+(F32x4 a, F32x4 b) { return {a.v + b.v}; }
   [[gnu::always_inline]] friend F32x4 operator-(F32x4 a, F32x4 b) { return {a.v - b.v}; }
   [[gnu::always_inline]] friend F32x4 operator*(F32x4 a, F32x4 b) { return {a.v * b.v}; }

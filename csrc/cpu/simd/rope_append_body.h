@@ -1,33 +1,37 @@
 // One token of one KV head: norm, rotation, and the store of K and V into their page. Norm and
-// rotation are those of the unfused operators (simd/elementwise_body.h), so fusing changes no bit.
+// rotation are those of the unfused operators (simd/norm_body.h, rope_body.h), so fusing changes no
+// bit.
 #pragma once
 
 #include <string.h>
 
 #include "core/float16.h"
 #include "cpu/rope_append.h"
-#include "cpu/simd/elementwise_body.h"
+#include "cpu/simd/norm_body.h"
+#include "cpu/simd/rope_body.h"
 #include "kernels/kv_layout.h"
 
 namespace effinfer::cpu {
 
 template <class Vector, Isa isa>
 struct RopeAppendBody {
-  using Elementwise = ElementwiseBody<Vector, isa>;
+  using Norm = NormBody<Vector, isa>;
+  using Rope = RopeBody<Vector>;
   static constexpr int64_t kMaxHeadDim = 256;
 
   // Norm and rotation of one head; `out` may be x.
   static void prepare(const RopeAppendRow& p, const float* x, const float* norm, float* out) {
     if (norm != nullptr) {
-      Elementwise::rms_norm_group(x, norm, p.head_dim, p.norm_eps, out);
+      const typename Norm::template Weight<float> weight{norm, 0.0f, p.norm_eps};
+      Norm::template rms_norm_row<false, float>(x, nullptr, nullptr, p.head_dim, weight, out);
       x = out;
     }
     const int64_t dims = p.cos_sin == nullptr ? 0 : p.rope_dims;
     const int64_t half = dims / 2;
     if (p.interleaved) {
-      Elementwise::rope_head_interleaved(x, p.cos_sin, p.cos_sin + half, half, out);
+      Rope::rope_head_interleaved(x, p.cos_sin, p.cos_sin + half, half, out);
     } else {
-      Elementwise::rope_head(x, p.cos_sin, p.cos_sin + half, half, out);
+      Rope::rope_head(x, p.cos_sin, p.cos_sin + half, half, out);
     }
     if (out != x) {
       memcpy(out + dims, x + dims, static_cast<size_t>(p.head_dim - dims) * sizeof(float));

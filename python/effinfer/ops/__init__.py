@@ -1,12 +1,14 @@
-"""The operators by themselves: numpy arrays in, new numpy arrays out, no model needed.
+"""The operators by themselves: arrays in, arrays of the same kind out, no model needed.
 
-Arrays are float32 unless said otherwise; arrays that are not C-contiguous are copied first. Every
-operator takes `pool`, a `ThreadPool` to run on (default: one for the process), and releases the
-GIL while it works. Errors: `InvalidArgumentError` names the argument, what was expected and what
-was given.
+Arrays are numpy's, torch's (CPU) or of any library with DLPack (`effinfer.ops.arrays`), read where
+they lie; operators that are not said to take strides copy what is not C-contiguous. Elements are
+float32 unless said otherwise. Every operator takes `pool`, a `ThreadPool` to run on (default: one
+for the process), and releases the GIL while it works. Errors: `InvalidArgumentError` names the
+argument, what was expected and what was given.
 """
 
 from effinfer._core import PackedMatrix, PagedKv, ThreadPool
+from effinfer.ops.activation import gelu_and_mul, gelu_tanh_and_mul, silu_and_mul
 from effinfer.ops.arrays import bfloat16, float8_e4m3fn, float8_e5m2
 from effinfer.ops.attention import kv_append, paged_attention, rope_append
 from effinfer.ops.cascade import (
@@ -16,12 +18,10 @@ from effinfer.ops.cascade import (
 )
 from effinfer.ops.elementwise import (
     add,
-    add_rms_norm,
     embedding,
     gelu_tanh,
     mul,
     relu_squared,
-    rms_norm,
     scale,
     select_rows,
     silu,
@@ -30,14 +30,34 @@ from effinfer.ops.elementwise import (
 from effinfer.ops.logits_pipe import (
     LogitsPipe,
 )
-from effinfer.ops.matmul import matmul, pack, quantize_activation
+from effinfer.ops.matmul import pack, quantize_activation, quantized_matmul
+from effinfer.ops.norm import (
+    fused_add_rmsnorm,
+    gemma_fused_add_rmsnorm,
+    gemma_rmsnorm,
+    layernorm,
+    rmsnorm,
+)
 from effinfer.ops.page import (
     append_paged_kv_cache,
     append_paged_mla_kv_cache,
     get_batch_indices_positions,
     get_seq_lens,
 )
-from effinfer.ops.rope import rope, rope_frequencies, rope_table
+from effinfer.ops.quantization import packbits, segment_packbits
+from effinfer.ops.rope import (
+    apply_llama31_rope,
+    apply_llama31_rope_inplace,
+    apply_llama31_rope_pos_ids,
+    apply_llama31_rope_pos_ids_inplace,
+    apply_rope,
+    apply_rope_inplace,
+    apply_rope_pos_ids,
+    apply_rope_pos_ids_inplace,
+    apply_rope_with_cos_sin_cache,
+    apply_rope_with_cos_sin_cache_inplace,
+)
+from effinfer.ops.rope_tables import rope_frequencies, rope_table
 from effinfer.ops.sampling import (
     apply_token_bitmask,
     chain_speculative_sampling,
@@ -61,39 +81,56 @@ __all__ = [
     "PagedKv",
     "ThreadPool",
     "add",
-    "add_rms_norm",
     "append_paged_kv_cache",
     "append_paged_mla_kv_cache",
+    "apply_llama31_rope",
+    "apply_llama31_rope_inplace",
+    "apply_llama31_rope_pos_ids",
+    "apply_llama31_rope_pos_ids_inplace",
+    "apply_rope",
+    "apply_rope_inplace",
+    "apply_rope_pos_ids",
+    "apply_rope_pos_ids_inplace",
+    "apply_rope_with_cos_sin_cache",
+    "apply_rope_with_cos_sin_cache_inplace",
     "apply_token_bitmask",
     "bfloat16",
     "chain_speculative_sampling",
     "embedding",
     "float8_e4m3fn",
     "float8_e5m2",
+    "fused_add_rmsnorm",
+    "gelu_and_mul",
     "gelu_tanh",
+    "gelu_tanh_and_mul",
+    "gemma_fused_add_rmsnorm",
+    "gemma_rmsnorm",
     "get_batch_indices_positions",
     "get_seq_lens",
     "kv_append",
-    "matmul",
+    "layernorm",
     "merge_state",
     "merge_state_in_place",
     "merge_states",
     "min_p_sampling_from_probs",
     "mul",
     "pack",
+    "packbits",
     "paged_attention",
     "quantize_activation",
+    "quantized_matmul",
     "relu_squared",
-    "rms_norm",
-    "rope",
+    "rmsnorm",
     "rope_append",
     "rope_frequencies",
     "rope_table",
     "sampling_from_logits",
     "sampling_from_probs",
     "scale",
+    "segment_packbits",
     "select_rows",
     "silu",
+    "silu_and_mul",
     "softcap",
     "softmax",
     "top_k",

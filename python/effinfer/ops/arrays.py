@@ -7,6 +7,7 @@ without torch or ml_dtypes hands them over: `bits.view(ops.bfloat16)`.
 An `argument` below is the prefix of error messages: "[rmsnorm] input".
 """
 
+import functools
 import sys
 from collections.abc import Sequence
 from typing import Any, TypeVar, cast
@@ -55,6 +56,10 @@ def view(x: Any, argument: str) -> Array:
         if x.dtype.num >= _FIRST_USER_TYPE and x.dtype.name in _TAGGED:
             return x.view(_TAGGED[x.dtype.name])
         return x
+    if _is_torch(x):
+        shared = _torch_view(x)
+        if shared is not None:
+            return shared
     if hasattr(x, "__dlpack__"):
         return _core.from_dlpack(x, argument)
     raise InvalidArgumentError(
@@ -156,6 +161,28 @@ def result(
             f"got {dtype_name(array.dtype)} {array.shape}"
         )
     return out, array
+
+
+def _torch_view(x: Any) -> Array | None:
+    """Several times faster than DLPack, which is left to say why a tensor cannot be shared."""
+    carrier = _torch_carriers().get(x.dtype)
+    if carrier is None or x.requires_grad or x.device.type != "cpu" or x.is_neg():
+        return None
+    bits, tag = carrier
+    return cast(Array, x.numpy() if tag is None else x.view(bits).numpy().view(tag))
+
+
+@functools.cache
+def _torch_carriers() -> dict[Any, tuple[Any, np.dtype[Any] | None]]:
+    """By torch's dtypes: the integers and the tag that stand for those that numpy lacks."""
+    torch = sys.modules["torch"]
+    plain = ("float32", "float16", "int8", "uint8", "int32", "int64", "bool")
+    carriers: dict[Any, tuple[Any, np.dtype[Any] | None]] = {
+        getattr(torch, name): (None, None) for name in plain
+    }
+    for name, tag in _TAGGED.items():
+        carriers[getattr(torch, name)] = (getattr(torch, tag.name), tag)
+    return carriers
 
 
 def _is_torch(x: Any) -> bool:

@@ -1,51 +1,8 @@
-"""The small operators: norms, activations, look-ups; arrays of any shape unless said otherwise."""
+"""The small operators of float32 arrays of any shape, and look-ups."""
 
 from effinfer import _core
 from effinfer._core import ThreadPool
-from effinfer.ops.arrays import AnyArray, ArrayT, as_kind, dense, file_type, optional
-
-
-def rms_norm(
-    x: ArrayT,
-    weight: AnyArray | None,
-    eps: float = 1e-6,
-    groups: int = 1,
-    *,
-    pool: ThreadPool | None = None,
-) -> ArrayT:
-    """x / sqrt(mean(x^2) + eps) * weight over each group of a row (arXiv:1910.07467).
-
-    Args:
-        x: [..., groups * D].
-        weight: [D]; None for ones.
-        groups: vectors of a row that are normalised by themselves, as heads are in a q/k norm.
-
-    A row's result is the same bits on every CPU, in any batch and for any number of threads.
-    """
-    normed = _core.rms_norm(
-        dense(x, "[rms_norm] x"), optional(weight, "[rms_norm] weight"), eps, groups, pool=pool
-    )
-    return as_kind(normed, x)
-
-
-def add_rms_norm(
-    x: ArrayT,
-    residual: AnyArray,
-    weight: AnyArray | None,
-    eps: float = 1e-6,
-    *,
-    pool: ThreadPool | None = None,
-) -> tuple[ArrayT, ArrayT]:
-    """(rms_norm(x + residual), x + residual) in one pass; x and residual [..., D], weight [D]."""
-    normed, total = _core.rms_norm(
-        dense(x, "[rms_norm] x"),
-        optional(weight, "[rms_norm] weight"),
-        eps,
-        1,
-        dense(residual, "[rms_norm] residual"),
-        pool=pool,
-    )
-    return as_kind(normed, x), as_kind(total, x)
+from effinfer.ops.arrays import AnyArray, ArrayT, as_kind, dense, file_type
 
 
 def silu(x: ArrayT, *, pool: ThreadPool | None = None) -> ArrayT:

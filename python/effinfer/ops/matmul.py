@@ -29,7 +29,7 @@ def pack(
     return PackedMatrix(source, name, source.shape if shape is None else shape, pool=pool)
 
 
-def matmul(
+def quantized_matmul(
     x: ArrayT,
     weight: PackedMatrix,
     arithmetic: str = "int8",
@@ -64,7 +64,7 @@ def matmul(
 
 
 def quantize_activation(x: ArrayT) -> tuple[ArrayT, ArrayT]:
-    """The int8 operand that `matmul` makes of x [T, K].
+    """The int8 operand that `quantized_matmul` makes of x [T, K].
 
     Returns:
         (q int8 [T, K], scales float32 [T, ceil(K / 16)]): value = scales[t, k // 16] * q[t, k],

@@ -1,86 +1,211 @@
-"""Rotary position embedding."""
+"""Rotary position embedding of queries and keys (arXiv:2104.09864): names of flashinfer.rope.
 
-from typing import Any
+q [T, Hq, D] and k [T, Hk, D] are float32, float16 or bfloat16 with contiguous heads; other strides
+are as they come, so that slices of a fused qkv product are rotated where they lie. Arithmetic is
+float32, rounded once; the angle position * frequency is a float32, as in the reference
+implementations. Results are of the types of q and k; the `_inplace` forms write to them.
 
-from effinfer import _core
+Parameters that the operators share:
+
+    rotary_dim  leading dimensions of a head that rotate, even; default all. The rest is copied.
+    interleave  pairs (2i, 2i + 1); else (i, i + rotary_dim / 2)
+    rope_scale  divides the frequencies (arXiv:2306.15595)
+    rope_theta  frequency i is rope_theta^(-2i / rotary_dim)
+    indptr      int32 or int64 [S + 1]: sequence s is the rows indptr[s]:indptr[s + 1] of q and k
+    offsets     int32 or int64 [S]: position of the first row of each sequence
+    pos_ids     int32 or int64 [T]: position of each row
+
+`apply_llama31_*` stretch long wavelengths as Llama 3.1 does: "llama3" of `rope_frequencies`.
+"""
+
 from effinfer._core import ThreadPool
-from effinfer.ops.arrays import AnyArray, ArrayT, Floats, as_kind, dense, optional
+from effinfer.ops.arrays import AnyArray, ArrayT
+from effinfer.ops.rope_tables import apply_scaled, apply_table, linear, llama31, ragged_positions
 
 
-def rope_frequencies(
-    dims: int,
+def apply_rope(
+    q: ArrayT,
+    k: ArrayT,
+    indptr: AnyArray,
+    offsets: AnyArray,
+    rotary_dim: int | None = None,
+    interleave: bool = False,
+    rope_scale: float = 1,
+    rope_theta: float = 1e4,
     *,
-    theta: float = 10000.0,
-    scaling: str = "none",
-    factor: float = 1.0,
-    original_max_position: float = 0.0,
-    low_freq_factor: float = 1.0,
-    high_freq_factor: float = 4.0,
-    beta_fast: float = 32.0,
-    beta_slow: float = 1.0,
-    attention_factor: float = 0.0,
-    divisors: AnyArray | None = None,
-) -> tuple[Floats, float]:
-    """Frequencies of a rotary embedding, [dims / 2] in radians a position, and the factor on cos
-    and sin.
-
-    Args:
-        dims: leading dimensions of a head that rotate, even.
-        scaling: "none"; "linear" (position interpolation, arXiv:2306.15595); "llama3" (the Llama
-            3.1 release: uses factor, original_max_position, low_freq_factor, high_freq_factor);
-            "yarn" (arXiv:2309.00071, section 3: uses factor, original_max_position, beta_fast,
-            beta_slow, attention_factor, where 0 means 0.1 ln(factor) + 1).
-        divisors: [dims / 2], divide the frequencies: `rope_freqs.weight` of GGUF files.
-    """
-    return _core.rope_frequencies(
-        dims,
-        theta=theta,
-        scaling=scaling,
-        factor=factor,
-        original_max_position=original_max_position,
-        low_freq_factor=low_freq_factor,
-        high_freq_factor=high_freq_factor,
-        beta_fast=beta_fast,
-        beta_slow=beta_slow,
-        attention_factor=attention_factor,
-        divisors=optional(divisors, "[rope_frequencies] divisors"),
-    )
-
-
-def rope_table(
-    positions: ArrayT, inv_freq: AnyArray, factor: float = 1.0, *, pool: ThreadPool | None = None
-) -> ArrayT:
-    """[T, 2, dims / 2]: cos and sin of positions int32 [T] times inv_freq [dims / 2]."""
-    table = _core.rope_table(
-        dense(positions, "[rope_table] positions"),
-        dense(inv_freq, "[rope_table] inv_freq"),
-        factor,
-        pool=pool,
-    )
-    return as_kind(table, positions)
-
-
-def rope(
-    x: ArrayT,
-    positions: AnyArray,
-    *,
-    dims: int | None = None,
-    interleaved: bool = False,
     pool: ThreadPool | None = None,
-    **parameters: Any,
-) -> ArrayT:
-    """Rotary position embedding (arXiv:2104.09864) of x [T, heads, head_dim].
+) -> tuple[ArrayT, ArrayT]:
+    """q and k of ragged sequences, rotated by their positions."""
+    scaling = linear(rope_scale, rope_theta)
+    return apply_scaled(
+        q, k, ragged_positions(q, indptr, offsets), rotary_dim, interleave, scaling, False, pool
+    )
+
+
+def apply_rope_inplace(
+    q: AnyArray,
+    k: AnyArray,
+    indptr: AnyArray,
+    offsets: AnyArray,
+    rotary_dim: int | None = None,
+    interleave: bool = False,
+    rope_scale: float = 1,
+    rope_theta: float = 1e4,
+    *,
+    pool: ThreadPool | None = None,
+) -> None:
+    """`apply_rope` in place."""
+    scaling = linear(rope_scale, rope_theta)
+    apply_scaled(
+        q, k, ragged_positions(q, indptr, offsets), rotary_dim, interleave, scaling, True, pool
+    )
+
+
+def apply_rope_pos_ids(
+    q: ArrayT,
+    k: ArrayT,
+    pos_ids: AnyArray,
+    rotary_dim: int | None = None,
+    interleave: bool = False,
+    rope_scale: float = 1,
+    rope_theta: float = 1e4,
+    *,
+    pool: ThreadPool | None = None,
+) -> tuple[ArrayT, ArrayT]:
+    """q and k rotated by the positions of their rows."""
+    scaling = linear(rope_scale, rope_theta)
+    return apply_scaled(q, k, pos_ids, rotary_dim, interleave, scaling, False, pool)
+
+
+def apply_rope_pos_ids_inplace(
+    q: AnyArray,
+    k: AnyArray,
+    pos_ids: AnyArray,
+    rotary_dim: int | None = None,
+    interleave: bool = False,
+    rope_scale: float = 1,
+    rope_theta: float = 1e4,
+    *,
+    pool: ThreadPool | None = None,
+) -> None:
+    """`apply_rope_pos_ids` in place."""
+    scaling = linear(rope_scale, rope_theta)
+    apply_scaled(q, k, pos_ids, rotary_dim, interleave, scaling, True, pool)
+
+
+def apply_llama31_rope(
+    q: ArrayT,
+    k: ArrayT,
+    indptr: AnyArray,
+    offsets: AnyArray,
+    rotary_dim: int | None = None,
+    interleave: bool = False,
+    rope_scale: float = 8,
+    rope_theta: float = 5e5,
+    low_freq_factor: float = 1,
+    high_freq_factor: float = 4,
+    old_context_len: int = 8192,
+    *,
+    pool: ThreadPool | None = None,
+) -> tuple[ArrayT, ArrayT]:
+    """`apply_rope` with the frequencies of Llama 3.1."""
+    scaling = llama31(rope_scale, rope_theta, low_freq_factor, high_freq_factor, old_context_len)
+    return apply_scaled(
+        q, k, ragged_positions(q, indptr, offsets), rotary_dim, interleave, scaling, False, pool
+    )
+
+
+def apply_llama31_rope_inplace(
+    q: AnyArray,
+    k: AnyArray,
+    indptr: AnyArray,
+    offsets: AnyArray,
+    rotary_dim: int | None = None,
+    interleave: bool = False,
+    rope_scale: float = 8,
+    rope_theta: float = 5e5,
+    low_freq_factor: float = 1,
+    high_freq_factor: float = 4,
+    old_context_len: int = 8192,
+    *,
+    pool: ThreadPool | None = None,
+) -> None:
+    """`apply_llama31_rope` in place."""
+    scaling = llama31(rope_scale, rope_theta, low_freq_factor, high_freq_factor, old_context_len)
+    apply_scaled(
+        q, k, ragged_positions(q, indptr, offsets), rotary_dim, interleave, scaling, True, pool
+    )
+
+
+def apply_llama31_rope_pos_ids(
+    q: ArrayT,
+    k: ArrayT,
+    pos_ids: AnyArray,
+    rotary_dim: int | None = None,
+    interleave: bool = False,
+    rope_scale: float = 8,
+    rope_theta: float = 5e5,
+    low_freq_factor: float = 1,
+    high_freq_factor: float = 4,
+    old_context_len: int = 8192,
+    *,
+    pool: ThreadPool | None = None,
+) -> tuple[ArrayT, ArrayT]:
+    """`apply_rope_pos_ids` with the frequencies of Llama 3.1."""
+    scaling = llama31(rope_scale, rope_theta, low_freq_factor, high_freq_factor, old_context_len)
+    return apply_scaled(q, k, pos_ids, rotary_dim, interleave, scaling, False, pool)
+
+
+def apply_llama31_rope_pos_ids_inplace(
+    q: AnyArray,
+    k: AnyArray,
+    pos_ids: AnyArray,
+    rotary_dim: int | None = None,
+    interleave: bool = False,
+    rope_scale: float = 8,
+    rope_theta: float = 5e5,
+    low_freq_factor: float = 1,
+    high_freq_factor: float = 4,
+    old_context_len: int = 8192,
+    *,
+    pool: ThreadPool | None = None,
+) -> None:
+    """`apply_llama31_rope_pos_ids` in place."""
+    scaling = llama31(rope_scale, rope_theta, low_freq_factor, high_freq_factor, old_context_len)
+    apply_scaled(q, k, pos_ids, rotary_dim, interleave, scaling, True, pool)
+
+
+def apply_rope_with_cos_sin_cache(
+    positions: AnyArray,
+    query: ArrayT,
+    key: ArrayT,
+    head_size: int,
+    cos_sin_cache: AnyArray,
+    is_neox: bool = True,
+    *,
+    pool: ThreadPool | None = None,
+) -> tuple[ArrayT, ArrayT]:
+    """query and key rotated by the entries of a table, as vLLM and SGLang call it.
 
     Args:
-        positions: int32 [T].
-        dims: leading dimensions of a head that rotate; default all. The rest is copied.
-        interleaved: pairs (2i, 2i + 1), as in GGUF files of the llama family; else
-            (i, i + dims / 2).
-        parameters: theta, scaling, ... of `rope_frequencies`.
+        positions: int32 or int64 [T], entries of the cache.
+        query, key: [T, heads * head_size].
+        cos_sin_cache: float32 [N, rotary_dim]: rotary_dim / 2 cosines, then the sines; of
+            `rope_table`, say.
+        is_neox: pairs (i, i + rotary_dim / 2), else (2i, 2i + 1).
     """
-    array = dense(x, "[rope] x")
-    if dims is None:
-        dims = array.shape[-1] if array.ndim else 0
-    inv_freq, factor = rope_frequencies(dims, **parameters)
-    table = rope_table(positions, inv_freq, factor, pool=pool)
-    return as_kind(_core.rope(array, dense(table, "[rope] table"), interleaved, pool=pool), x)
+    return apply_table(positions, query, key, head_size, cos_sin_cache, is_neox, False, pool)
+
+
+def apply_rope_with_cos_sin_cache_inplace(
+    positions: AnyArray,
+    query: AnyArray,
+    key: AnyArray,
+    head_size: int,
+    cos_sin_cache: AnyArray,
+    is_neox: bool = True,
+    *,
+    pool: ThreadPool | None = None,
+) -> None:
+    """`apply_rope_with_cos_sin_cache` in place."""
+    apply_table(positions, query, key, head_size, cos_sin_cache, is_neox, True, pool)

@@ -50,15 +50,27 @@ EFFINFER_API RopeFrequencies rope_frequencies(const RopeParameters& parameters,
                                               const TensorView& divisors = {});
 
 // out[T, 2, dims / 2] = cos and sin of float32(position * inv_freq), each times `factor`.
-// `positions` int32 [T].
+// `positions` int32 or int64 [T], within int32.
 EFFINFER_API void rope_table(const TensorView& positions, const RopeFrequencies& frequencies,
                              float* out, ThreadPool& pool);
 
-// Rotates the leading `dims` of each head of x [T, heads, head_dim] by the angles of a table
-// [T, 2, dims / 2] and copies the others: pairs (i, i + dims / 2), or (2i, 2i + 1) when
-// `interleaved`. out [T, heads, head_dim] may be x. Throws InvalidArgument for other shapes.
-EFFINFER_API void rope(const TensorView& x, const TensorView& table, bool interleaved, float* out,
-                       ThreadPool& pool);
+// The positions of the rows of a batch: row indptr[s] + i stands at offsets[s] + i. `indptr` [S +
+// 1] ascends from 0 to `rows`, offsets [S], both int32 or int64; positions must fit in int32.
+EFFINFER_API void rope_positions(const TensorView& indptr, const TensorView& offsets, int64_t rows,
+                                 int32_t* out);
+
+// Rotates the leading `dims` of each head of q [T, *, head_dim] and k [T, *, head_dim] by the
+// angles of a table, into q_out and k_out (which may be q and k), and copies the others: pairs
+// (i, i + dims / 2), or (2i, 2i + 1) when `interleaved`.
+//   q, k           float32, float16 or bfloat16, contiguous heads
+//   cos_sin_cache  float32 [N, dims]: dims / 2 cosines, then the sines
+//   positions      int32 or int64 [T]: the entry of each row; no data: row t has entry t
+// Arithmetic is float32, rounded once at the end. Throws InvalidArgument for other shapes and
+// positions outside the table.
+EFFINFER_API void apply_rope(const StridedView& q, const StridedView& k,
+                             const TensorView& cos_sin_cache, const TensorView& positions,
+                             bool interleaved, const StridedView& q_out, const StridedView& k_out,
+                             ThreadPool& pool);
 
 }  // namespace ops
 }  // namespace effinfer
