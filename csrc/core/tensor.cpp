@@ -70,7 +70,7 @@ StridedView StridedView::dense(void* data, DType dtype, const Dims& dims) {
 
 bool StridedView::contiguous_rows() const {
   const int last = dims.rank() - 1;
-  return last < 0 || dims[last] < 2 || stride(last) == 1;
+  return last < 0 || dims[last] < 2 || stride(last) == 1 || dims.num_elements() == 0;
 }
 
 }  // namespace effinfer

@@ -5,8 +5,9 @@ import pytest
 import torch
 
 from effinfer import InvalidArgumentError, ops
-from tests.ops.batches import as_dtype, as_torch, values_of
-from tests.ops.reference import Expected, assert_attention
+from tests.ops.batches import Paged, Shape, as_dtype, as_torch, offsets, values_of
+from tests.ops.reference import Expected, assert_attention, attend, join, seen
+from tests.ops.test_decode import bf16_products
 
 DTYPES = ["float32", "float16", "bfloat16"]
 
@@ -155,3 +156,65 @@ def test_errors_of_two_states():
     frozen.flags.writeable = False
     with pytest.raises(InvalidArgumentError, match="expected a writable array"):
         ops.merge_state_in_place(frozen, s, v, s)
+
+
+def concatenated(batch, groups):
+    """The keys and values of each sequence: those of its parts, one after the other."""
+    keys = [np.concatenate([batch.keys[part] for part in parts]) for parts in groups]
+    values = [np.concatenate([batch.values[part] for part in parts]) for parts in groups]
+    return keys, values
+
+
+@pytest.mark.parametrize("layout", ["NHD", "HND"])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("causal", [False, True])
+def test_cascade(isa, layout, dtype, causal):
+    """A prefix of all, one of each half, and the sequences' own keys."""
+    rng = np.random.default_rng(7)
+    rows = [3, 1, 2, 5]
+    # Parts 0: of all; 1, 2: of the halves; 3 to 6: of the sequences.
+    parts = [[0], [1, 2], [3, 4, 5, 6]]
+    groups = [(0, 1, 3), (0, 1, 4), (0, 2, 5), (0, 2, 6)]
+    batch = Paged(rng, [200, 33, 0, 5, 3, 70, 6], 16, Shape(4, 2, 64), dtype, layout)
+    q = batch.queries(rows, dtype)
+    lists = [[], [], []]
+    for level in parts:
+        pages = [batch.kv_indices[batch.kv_indptr[p] : batch.kv_indptr[p + 1]] for p in level]
+        lists[0].append(offsets([len(page) for page in pages]))
+        lists[1].append(np.concatenate(pages))
+        lists[2].append(batch.last_page_len[level])
+    qo_indptr = [offsets([11]), offsets([4, 7]), offsets(rows)]
+    wrapper = ops.MultiLevelCascadeAttentionWrapper(3, None, layout)
+    wrapper.plan(qo_indptr, *lists, 4, 2, 64, 16, causal=causal)
+    out, lse = wrapper.run(q, batch.cache, return_lse=True, lse_base="ln")
+    keys, values = concatenated(batch, groups)
+    starts, exact = offsets(rows), values_of(q, dtype)
+    expected = join(
+        [
+            attend(exact[starts[s] : starts[s + 1]], k, v, seen(rows[s], len(k), causal))
+            for s, (k, v) in enumerate(zip(keys, values, strict=True))
+        ]
+    )
+    options = {"bf16_products": bf16_products(dtype, dtype), "roundings": 5}
+    assert_attention(values_of(out, dtype), lse, expected, dtype=dtype, lse_base="ln", **options)
+    target = np.empty_like(out)
+    assert wrapper.run(q, batch.cache, out=target, lse_base="ln") is target
+    np.testing.assert_array_equal(target, out)
+
+
+def test_errors_of_cascades():
+    wrapper = ops.MultiLevelCascadeAttentionWrapper(2)
+    with pytest.raises(InvalidArgumentError, match=r"expected plan\(\) before run\(\)"):
+        wrapper.run(None, None)
+    one = np.array([0, 1], np.int32)
+    lists = [[one] * 2, [one] * 2, [one[:1]] * 2, [one[1:]] * 2]
+    heads = 2, 1, 64, 16
+    wrapper.plan(*lists, *heads)
+    with pytest.raises(InvalidArgumentError, match="qo_indptr_arr: expected as many rows"):
+        wrapper.plan([one, one * 2], *lists[1:], *heads)
+    with pytest.raises(InvalidArgumentError, match="paged_kv_last_page_len: expected 2 levels"):
+        wrapper.plan(*lists[:3], [one[1:]], *heads)
+    with pytest.raises(InvalidArgumentError, match="window_left: expected -1"):
+        wrapper.plan(*lists, *heads, window_left=5)
+    with pytest.raises(InvalidArgumentError, match="num_levels: expected a positive number"):
+        ops.MultiLevelCascadeAttentionWrapper(0)

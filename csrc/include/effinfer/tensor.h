@@ -56,7 +56,8 @@ struct EFFINFER_API StridedView {
   // A dense row-major tensor.
   static StridedView dense(void* data, DType dtype, const Dims& dims);
   int64_t stride(int axis) const { return strides[static_cast<size_t>(axis)]; }
-  // The last dimension is contiguous: it has a stride of 1, or fewer than two elements.
+  // The last dimension is contiguous: it has a stride of 1 or fewer than two elements, or the
+  // tensor is empty.
   bool contiguous_rows() const;
 };
 

@@ -12,10 +12,12 @@ from effinfer.ops.activation import gelu_and_mul, gelu_tanh_and_mul, silu_and_mu
 from effinfer.ops.arrays import bfloat16, float8_e4m3fn, float8_e5m2
 from effinfer.ops.attention import kv_append, paged_attention, rope_append
 from effinfer.ops.cascade import (
+    MultiLevelCascadeAttentionWrapper,
     merge_state,
     merge_state_in_place,
     merge_states,
 )
+from effinfer.ops.decode import BatchDecodeWithPagedKVCacheWrapper, single_decode_with_kv_cache
 from effinfer.ops.elementwise import (
     add,
     embedding,
@@ -31,6 +33,7 @@ from effinfer.ops.logits_pipe import (
     LogitsPipe,
 )
 from effinfer.ops.matmul import pack, quantize_activation, quantized_matmul
+from effinfer.ops.mla import BatchMLAPagedAttentionWrapper
 from effinfer.ops.norm import (
     fused_add_rmsnorm,
     gemma_fused_add_rmsnorm,
@@ -43,6 +46,11 @@ from effinfer.ops.page import (
     append_paged_mla_kv_cache,
     get_batch_indices_positions,
     get_seq_lens,
+)
+from effinfer.ops.prefill import (
+    BatchPrefillWithPagedKVCacheWrapper,
+    BatchPrefillWithRaggedKVCacheWrapper,
+    single_prefill_with_kv_cache,
 )
 from effinfer.ops.quantization import packbits, segment_packbits
 from effinfer.ops.rope import (
@@ -74,12 +82,21 @@ from effinfer.ops.sampling import (
     top_p_renorm_probs,
     top_p_sampling_from_probs,
 )
+from effinfer.ops.sparse import BlockSparseAttentionWrapper, VariableBlockSparseAttentionWrapper
+from effinfer.ops.tree import tree_attention
 
 __all__ = [
+    "BatchDecodeWithPagedKVCacheWrapper",
+    "BatchMLAPagedAttentionWrapper",
+    "BatchPrefillWithPagedKVCacheWrapper",
+    "BatchPrefillWithRaggedKVCacheWrapper",
+    "BlockSparseAttentionWrapper",
     "LogitsPipe",
+    "MultiLevelCascadeAttentionWrapper",
     "PackedMatrix",
     "PagedKv",
     "ThreadPool",
+    "VariableBlockSparseAttentionWrapper",
     "add",
     "append_paged_kv_cache",
     "append_paged_mla_kv_cache",
@@ -131,6 +148,8 @@ __all__ = [
     "select_rows",
     "silu",
     "silu_and_mul",
+    "single_decode_with_kv_cache",
+    "single_prefill_with_kv_cache",
     "softcap",
     "softmax",
     "top_k",
@@ -141,4 +160,5 @@ __all__ = [
     "top_k_top_p_sampling_from_probs",
     "top_p_renorm_probs",
     "top_p_sampling_from_probs",
+    "tree_attention",
 ]

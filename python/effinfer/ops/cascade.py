@@ -6,14 +6,16 @@ the state of their union (arXiv:2501.01005, section 3.1). A state with s = -infi
 counts for nothing, whatever its v holds.
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
 from effinfer import _core
-from effinfer._core import ThreadPool
+from effinfer._core import InvalidArgumentError, ThreadPool
 from effinfer.ops.arrays import dense, empty, writable
-from effinfer.ops.options import expect
+from effinfer.ops.options import expect, kv_views
+from effinfer.ops.prefill import BatchPrefillWithPagedKVCacheWrapper
 
 
 def merge_state(
@@ -78,3 +80,118 @@ def merge_states(
     given = dense(s, "[merge_states] s")
     _core.merge_states(vectors, given, merged_view, sums_view, lse_base=lse_base, pool=pool)
     return merged, sums
+
+
+class MultiLevelCascadeAttentionWrapper:
+    """Attention of a batch whose sequences share prefixes: a level holds what groups of the level
+    below have in common, and its keys are read once for the whole group.
+
+    All levels' pages lie in one cache. The result is that of the concatenated keys of all levels.
+    """
+
+    _op = "multi_level_cascade_attention"
+
+    def __init__(
+        self,
+        num_levels: int,
+        float_workspace_buffer: Any = None,
+        kv_layout: str = "NHD",
+        use_cuda_graph: bool = False,
+    ) -> None:
+        expect(num_levels > 0, f"[{self._op}] num_levels", "a positive number", num_levels)
+        self._layout = kv_layout
+        self._levels = [
+            BatchPrefillWithPagedKVCacheWrapper(None, kv_layout) for _ in range(num_levels)
+        ]
+        self._rows: int | None = None
+
+    def plan(
+        self,
+        qo_indptr_arr: Sequence[Any],
+        paged_kv_indptr_arr: Sequence[Any],
+        paged_kv_indices_arr: Sequence[Any],
+        paged_kv_last_page_len: Sequence[Any],
+        num_qo_heads: int,
+        num_kv_heads: int,
+        head_dim: int,
+        page_size: int,
+        *,
+        causal: bool = False,
+        pos_encoding_mode: str = "NONE",
+        use_fp16_qk_reduction: bool = False,
+        sm_scale: float | None = None,
+        window_left: int = -1,
+        logits_soft_cap: float | None = None,
+        rope_scale: float | None = None,
+        rope_theta: float | None = None,
+        q_data_type: Any = None,
+        kv_data_type: Any = None,
+    ) -> None:
+        """Fixes the lists of the next runs, one of each for a level, from the shared one down, as
+        `BatchPrefillWithPagedKVCacheWrapper.plan` takes them; all levels have the same rows.
+
+        `causal` holds in the last level, whose keys are the sequences' own. Positions within a
+        level are not those of the sequence: windows, ROPE_LLAMA and ALIBI are refused.
+        """
+        op = f"[{self._op}]"
+        lists = {
+            "qo_indptr_arr": qo_indptr_arr,
+            "paged_kv_indptr_arr": paged_kv_indptr_arr,
+            "paged_kv_indices_arr": paged_kv_indices_arr,
+            "paged_kv_last_page_len": paged_kv_last_page_len,
+        }
+        levels = len(self._levels)
+        for name, given in lists.items():
+            expect(len(given) == levels, f"{op} {name}", f"{levels} levels", len(given))
+        expect(pos_encoding_mode == "NONE", f"{op} pos_encoding_mode", "NONE", pos_encoding_mode)
+        expect(window_left == -1, f"{op} window_left", "-1", window_left)
+        self._rows = None
+        for level, wrapper in enumerate(self._levels):
+            wrapper.plan(
+                qo_indptr_arr[level],
+                paged_kv_indptr_arr[level],
+                paged_kv_indices_arr[level],
+                paged_kv_last_page_len[level],
+                num_qo_heads,
+                num_kv_heads,
+                head_dim,
+                page_size,
+                causal=causal and level == levels - 1,
+                sm_scale=sm_scale,
+                logits_soft_cap=logits_soft_cap,
+                q_data_type=q_data_type,
+            )
+        rows = [int(dense(each, f"{op} qo_indptr_arr")[-1]) for each in qo_indptr_arr]
+        expect(len(set(rows)) == 1, f"{op} qo_indptr_arr", "as many rows in all levels", rows)
+        self._rows = rows[0]
+
+    def run(
+        self,
+        q: Any,
+        paged_kv_cache: Any,
+        *,
+        out: Any = None,
+        lse: Any = None,
+        return_lse: bool = False,
+        lse_base: str = "log2",
+        k_scale: Any = None,
+        v_scale: Any = None,
+        pool: ThreadPool | None = None,
+    ) -> Any:
+        """Attention of q [T, num_qo_heads, head_dim] over all levels; with return_lse a pair with
+        float32 [T, num_qo_heads]."""
+        if self._rows is None:
+            raise InvalidArgumentError(f"[{self._op}] run: expected plan() before run(), got none")
+        cache = kv_views(self._op, paged_kv_cache, self._layout)
+        options = {
+            "return_lse": True,
+            "lse_base": lse_base,
+            "k_scale": k_scale,
+            "v_scale": v_scale,
+            "pool": pool,
+        }
+        # The last level first, as it is the one whose rows all see keys.
+        v, s = self._levels[-1].run(q, cache, out=out, lse=lse, **options)
+        for wrapper in self._levels[:-1]:
+            merge_state_in_place(v, s, *wrapper.run(q, cache, **options), lse_base=lse_base)
+        return (v, s) if return_lse else v

@@ -1,0 +1,176 @@
+"""A planned attention call: what the wrappers' plan() makes and their run() calls."""
+
+from typing import Any
+
+import numpy as np
+
+from effinfer import _core
+from effinfer._core import ThreadPool, UnsupportedError
+from effinfer.ops.arrays import Array, dtype_name, result, view
+from effinfer.ops.options import (
+    Indices,
+    Scores,
+    alibi_slopes,
+    contiguous_rows,
+    data_type_name,
+    expect,
+)
+from effinfer.ops.rope import apply_rope_pos_ids
+from effinfer.ops.sequences import Heads, Sequences
+
+
+class PlannedAttention:
+    """An `_core.AttentionPlan` with the options that belong to its scores.
+
+    ROPE_LLAMA rotates queries and keys to their positions first, in float32; the keys of a paged
+    cache are gathered for that on every run.
+    """
+
+    def __init__(
+        self,
+        op: str,
+        sequences: Sequences,
+        heads: Heads,
+        scores: Scores,
+        *,
+        layout: str = "NHD",
+        q_data_type: Any = None,
+        rope_dims: int = 0,
+        **plan: Any,
+    ) -> None:
+        self.op = op
+        self.heads = heads.check(op)
+        self.scores = scores.check(op)
+        self.layout = layout
+        self._sequences = sequences
+        self._q_dims = heads.head_dim_qk - rope_dims
+        self._q_data_type = data_type_name(q_data_type)
+        self._rotates = scores.pos_encoding_mode == "ROPE_LLAMA"
+        self._slopes = (
+            alibi_slopes(heads.num_qo_heads) if scores.pos_encoding_mode == "ALIBI" else None
+        )
+        lists = sequences.ragged() if self._rotates else sequences
+        self._plan = _core.AttentionPlan(
+            lists.qo_indptr,
+            lists.kv_indptr,
+            lists.kv_indices,
+            lists.kv_len,
+            page_size=lists.page_size,
+            num_qo_heads=heads.num_qo_heads,
+            num_kv_heads=heads.num_kv_heads,
+            head_dim_qk=heads.head_dim_qk,
+            head_dim_vo=heads.head_dim_vo,
+            **plan,
+        )
+
+    def run(
+        self,
+        q: Any,
+        k: Array,
+        v: Array,
+        *,
+        out: Any = None,
+        lse: Any = None,
+        return_lse: bool = False,
+        lse_base: str = "log2",
+        q_scale: float | None = None,
+        k_scale: Any = None,
+        v_scale: Any = None,
+        pool: ThreadPool | None = None,
+        **parts: Any,
+    ) -> Any:
+        """Attention of q; `out`, or (out, lse) with `return_lse`."""
+        queries = self._queries(q)
+        shape = (queries.shape[0], self.heads.num_qo_heads, self.heads.head_dim_vo)
+        given, out_view = result(q, shape, None, out, f"[{self.op}] out")
+        sums = given_sums = None
+        if return_lse:
+            given_sums, sums = result(q, shape[:2], np.float32, lse, f"[{self.op}] lse")
+        scale = self.scores.scale(self.heads.head_dim_qk) * (1.0 if q_scale is None else q_scale)
+        layout, target = self.layout, out_view
+        if self._sequences.kv_indices is None and layout == "HND":
+            k, v, layout = k.swapaxes(0, 1), v.swapaxes(0, 1), "NHD"
+        if self._rotates:
+            queries, k, v = self._rotate(queries, k, v, layout, pool)
+            layout, target = "NHD", np.empty(shape, np.float32)
+        self._plan.run(
+            queries,
+            k,
+            v,
+            target,
+            lse=sums,
+            sm_scale=scale,
+            logits_soft_cap=self.scores.logits_soft_cap or 0.0,
+            lse_base=lse_base,
+            alibi_slopes=self._slopes,
+            k_scale=_scale(k_scale, f"[{self.op}] k_scale"),
+            v_scale=_scale(v_scale, f"[{self.op}] v_scale"),
+            layout=layout,
+            pool=pool,
+            **parts,
+        )
+        if target is not out_view:
+            from_float32(target, out_view)
+        return (given, given_sums) if return_lse else given
+
+    def _queries(self, q: Any) -> Array:
+        argument = f"[{self.op}] q"
+        queries = view(q, argument)
+        rows = int(self._sequences.qo_indptr[-1])
+        shape = (rows, self.heads.num_qo_heads, self._q_dims)
+        expect(queries.shape == shape, argument, f"shape {shape} of the plan", queries.shape)
+        name = dtype_name(queries.dtype)
+        ok = self._q_data_type in (None, name)
+        expect(ok, argument, f"{self._q_data_type}, the plan's q_data_type", name)
+        return contiguous_rows(queries)
+
+    def _rotate(
+        self, q: Array, k: Array, v: Array, layout: str, pool: ThreadPool | None
+    ) -> tuple[Array, Array, Array]:
+        scores, lists = self.scores, self._sequences
+        theta = 1e4 if scores.rope_theta is None else scores.rope_theta
+        factor = 1.0 if scores.rope_scale is None else scores.rope_scale
+
+        def rotated(x: Array, name: str, positions: Indices) -> Array:
+            rows = as_float32(x, f"[{self.op}] {name}")
+            nothing = rows[:, :0]
+            turned, _ = apply_rope_pos_ids(
+                rows, nothing, positions, rope_scale=factor, rope_theta=theta, pool=pool
+            )
+            return turned
+
+        return (
+            rotated(q, "q", lists.query_positions()),
+            rotated(lists.gather(k, layout), "k", lists.token_positions()),
+            as_float32(lists.gather(v, layout), f"[{self.op}] v"),
+        )
+
+
+def _scale(x: Any, argument: str) -> Any:
+    """A number, or an array with one for each token and head."""
+    if x is None or isinstance(x, (int, float)):
+        return 1.0 if x is None else float(x)
+    scales = view(x, argument)
+    return scales if scales.ndim else float(scales)
+
+
+def as_float32(array: Array, argument: str) -> Array:
+    """Exactly, of float32, float16 or bfloat16."""
+    name = dtype_name(array.dtype)
+    if name in ("float32", "float16"):
+        return np.ascontiguousarray(array, np.float32)
+    if name != "bfloat16":
+        raise UnsupportedError(
+            f"{argument}: ROPE_LLAMA rotates float32, float16 or bfloat16, got {name}"
+        )
+    return (np.ascontiguousarray(array).astype(np.uint32) << 16).view(np.float32)
+
+
+def from_float32(array: Array, out: Array) -> None:
+    """Rounds to the dtype of `out`, to nearest even."""
+    if dtype_name(out.dtype) != "bfloat16":
+        out[...] = array
+        return
+    bits = array.view(np.uint32)
+    rounded = (bits + np.uint32(0x7FFF) + (bits >> 16 & 1)) >> 16
+    out[...] = np.where(np.isnan(array), bits >> 16 | 0x40, rounded)

@@ -1,0 +1,93 @@
+"""Latent attention against float64."""
+
+import numpy as np
+import pytest
+
+from effinfer import InvalidArgumentError, ops
+from tests.ops.batches import Paged, Shape, as_dtype, offsets, values_of
+from tests.ops.reference import assert_attention, attend, join, seen
+from tests.ops.test_decode import bf16_products
+
+KV_LENS = [1, 0, 20, 300]
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize(("heads", "ckv", "kpe"), [(16, 512, 64), (3, 64, 16)])
+def test_latent_attention(isa, dtype, causal, heads, ckv, kpe):
+    rng = np.random.default_rng(ckv)
+    rows = [1, 2, 5, 3] if causal else [1, 1, 1, 1]
+    latent = Paged(rng, KV_LENS, 16, Shape(1, 1, ckv, kpe), dtype)
+    caches = [x[:, :, 0] for x in latent.cache]
+    q_nope, q_pe = (
+        as_dtype(rng.standard_normal((sum(rows), heads, dim), np.float32), dtype)
+        for dim in (ckv, kpe)
+    )
+    starts = offsets(rows)
+    wrapper = ops.BatchMLAPagedAttentionWrapper(None)
+    scale = 1 / np.sqrt(128 + 64)
+    lists = starts, latent.kv_indptr, latent.kv_indices, latent.kv_len
+    wrapper.plan(*lists, heads, ckv, kpe, 16, causal=causal, sm_scale=scale)
+    out, lse = wrapper.run(q_nope, q_pe, *caches, return_lse=True)
+    assert out.dtype == q_nope.dtype
+    queries = np.concatenate([values_of(x, dtype) for x in (q_nope, q_pe)], axis=-1)
+    parts = []
+    for s, length in enumerate(KV_LENS):
+        keys = np.concatenate([latent.keys[s], latent.values[s]], axis=-1)
+        mask = seen(rows[s], length, causal)
+        q = queries[starts[s] : starts[s + 1]]
+        parts.append(attend(q, keys, latent.keys[s], mask, sm_scale=scale))
+    products = bf16_products(dtype, dtype)
+    options = {"dtype": dtype, "bf16_products": products}
+    assert_attention(values_of(out, dtype), lse, join(parts), **options)
+
+
+def i32(*values):
+    return np.array(values, np.int32)
+
+
+PLAN = {
+    "qo_indptr": i32(0, 1, 2),
+    "kv_indptr": i32(0, 1, 3),
+    "kv_indices": i32(0, 1, 2),
+    "kv_len_arr": i32(4, 5),
+    "num_heads": 2,
+    "head_dim_ckv": 64,
+    "head_dim_kpe": 16,
+    "page_size": 4,
+    "sm_scale": 1.0,
+}
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"kv_len_arr": i32(4, 9)}, "kv_len_arr: expected 2 lengths, 0 to the pages' tokens"),
+        ({"kv_len_arr": i32(4, -1)}, "kv_len_arr: expected"),
+        ({"kv_len_arr": i32(4)}, "kv_len_arr: expected"),
+        ({"qo_indptr": i32(0, 2)}, "qo_indptr: expected 3 values"),
+        ({"kv_indptr": i32(0, 1, 4)}, "kv_indptr: expected at most 3|kv_len_arr"),
+        ({"page_size": 0}, "page_size: expected a positive number"),
+        ({"sm_scale": float("inf")}, "sm_scale: expected a finite number"),
+    ],
+)
+def test_errors_of_plans(changes, message):
+    with pytest.raises(InvalidArgumentError, match=r"^\[batch_mla_paged_attention\] " + message):
+        ops.BatchMLAPagedAttentionWrapper().plan(**(PLAN | changes))
+
+
+def test_errors_of_runs():
+    wrapper = ops.BatchMLAPagedAttentionWrapper()
+    arrays = {
+        "q_nope": np.zeros((2, 2, 64), np.float32),
+        "q_pe": np.zeros((2, 2, 16), np.float32),
+        "ckv_cache": np.zeros((3, 4, 64), np.float32),
+        "kpe_cache": np.zeros((3, 4, 16), np.float32),
+    }
+    with pytest.raises(InvalidArgumentError, match=r"expected plan\(\) before run\(\)"):
+        wrapper.run(**arrays)
+    wrapper.plan(**PLAN)
+    for name, array in arrays.items():
+        for wrong in (array[:, :1], array[..., :8], array[0]):
+            with pytest.raises(InvalidArgumentError, match=r"^\[.*\] \w+: expected"):
+                wrapper.run(**(arrays | {name: wrong}))
