@@ -5,6 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from effinfer import ops
+
 PAGE = Path(__file__).parents[2] / "docs" / "operators.md"
 EXAMPLES = re.findall(r"^```python\n(.*?)^```$", PAGE.read_text(), re.MULTILINE | re.DOTALL)
 
@@ -22,3 +24,9 @@ def test_example(example):
 
 def test_there_are_examples():
     assert len(EXAMPLES) >= 5
+
+
+def test_every_operator_is_listed():
+    listed = set(re.findall(r"\b\w+\b", " ".join(re.findall(r"`[^`\n]+`", PAGE.read_text()))))
+    bases = {name.removesuffix("_inplace") for name in ops.__all__}
+    assert bases <= listed

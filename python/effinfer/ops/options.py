@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from effinfer import _core
 from effinfer._core import InvalidArgumentError
 from effinfer.ops.arrays import Array, dense, dtype_name, view
 
@@ -110,12 +111,8 @@ def pack_mask(
     mask = dense(custom_mask, f"[{op}] custom_mask").reshape(-1)
     ok = mask.dtype in (np.bool_, np.uint8) and mask.size == sizes.sum()
     expect(ok, f"[{op}] custom_mask", f"bool of {sizes.sum()} values", _shape(mask))
-    if len(sizes) == 1:
-        return np.packbits(mask != 0, bitorder="little"), starts
-    padded = np.zeros(8 * starts[-1], np.bool_)
-    shift = 8 * starts[:-1] - (np.cumsum(sizes) - sizes)
-    padded[np.arange(mask.size) + np.repeat(shift, sizes)] = mask != 0
-    return np.packbits(padded, bitorder="little"), starts
+    bounds = np.concatenate([[0], np.cumsum(sizes)])
+    return _core.packbits(mask, bounds, "little")[0], starts
 
 
 def _shape(array: Array) -> str:
