@@ -10,33 +10,13 @@
 
 namespace effinfer::cpu {
 
-// Vector: 16 floats. Halves: `load_f16`, `store_f16`, `load_bf16` and `store_bf16` of 16 values.
-template <class Vector, class Halves>
+// Vector: 16 floats.
+template <class Vector>
 struct MergeStatesBody {
   using Problem = kernels::MergeStatesProblem;
   static constexpr int64_t kLanes = 16;
   // Elements that a chunk of work reads, roughly: a few microseconds.
   static constexpr int64_t kChunk = 32768;
-
-  struct F32 {
-    using Element = float;
-    [[gnu::always_inline]] static Vector load(const float* from) { return Vector::load(from); }
-    [[gnu::always_inline]] static void store(Vector x, float* to) { x.store(to); }
-  };
-  struct F16 {
-    using Element = uint16_t;
-    [[gnu::always_inline]] static Vector load(const uint16_t* from) {
-      return Halves::load_f16(from);
-    }
-    [[gnu::always_inline]] static void store(Vector x, uint16_t* to) { Halves::store_f16(x, to); }
-  };
-  struct Bf16 {
-    using Element = uint16_t;
-    [[gnu::always_inline]] static Vector load(const uint16_t* from) {
-      return Halves::load_bf16(from);
-    }
-    [[gnu::always_inline]] static void store(Vector x, uint16_t* to) { Halves::store_bf16(x, to); }
-  };
 
   // Fills `weights`, which add up to 1 (or are all 0), and returns the merged s. A NaN among the s
   // makes everything a NaN.
@@ -60,9 +40,8 @@ struct MergeStatesBody {
     return shift + (p.natural ? __builtin_logf(total) : __builtin_log2f(total));
   }
 
-  template <class Type>
+  template <class Element>
   static void mean(const Problem& p, int64_t token, int64_t head, const float* weights) {
-    using Element = typename Type::Element;
     const int64_t place = token * p.v_stride + head * p.head_dim;
     Element* out = static_cast<Element*>(p.out_v) + (token * p.heads + head) * p.head_dim;
     for (int64_t d = 0; d < p.head_dim; d += kLanes) {
@@ -73,13 +52,13 @@ struct MergeStatesBody {
         const Element* v = static_cast<const Element*>(p.v[i]) + place + d;
         Element rest[kLanes] = {};
         if (left < kLanes) v = copy(v, left, rest);
-        sum = fma(Type::load(v), Vector::set(weights[i]), sum);
+        sum = fma(Vector::load(v), Vector::set(weights[i]), sum);
       }
       if (left == kLanes) {
-        Type::store(sum, out + d);
+        sum.store(out + d);
       } else {
         Element rest[kLanes];
-        Type::store(sum, rest);
+        sum.store(rest);
         copy(rest, left, out + d);
       }
     }
@@ -92,7 +71,7 @@ struct MergeStatesBody {
     return to;
   }
 
-  template <class Type>
+  template <class Element>
   static void merge(const Problem& p, Team& team) {
     const int64_t rows = p.tokens * p.heads;
     const int64_t size = p.num_states * p.head_dim;
@@ -106,13 +85,13 @@ struct MergeStatesBody {
         const int64_t head = row - token * p.heads;
         // All weights before s is written: out_s may be s[0].
         p.out_s[row] = weigh(p, token, head, weights);
-        mean<Type>(p, token, head, weights);
+        mean<Element>(p, token, head, weights);
       }
     });
   }
 
   static void run(const Problem& p, Team& team) {
-    if (p.dtype == DType::f32) return merge<F32>(p, team);
+    if (p.dtype == DType::f32) return merge<float>(p, team);
     if (p.dtype == DType::f16) return merge<F16>(p, team);
     merge<Bf16>(p, team);
   }
