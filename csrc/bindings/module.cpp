@@ -17,6 +17,8 @@ PYBIND11_MODULE(_core, m) {
   effinfer::bindings::register_ops_matmul(m);
   effinfer::bindings::register_ops_attention(m);
   effinfer::bindings::register_ops_list_attention(m);
+  effinfer::bindings::register_ops_scores(m);
+  effinfer::bindings::register_ops_index(m);
   effinfer::bindings::register_ops_elementwise(m);
   effinfer::bindings::register_ops_state(m);
   effinfer::bindings::register_ops_page(m);

@@ -25,6 +25,8 @@ void register_engine(py::module_& m);
 void register_ops_matmul(py::module_& m);
 void register_ops_attention(py::module_& m);
 void register_ops_list_attention(py::module_& m);
+void register_ops_scores(py::module_& m);
+void register_ops_index(py::module_& m);
 void register_ops_elementwise(py::module_& m);
 void register_ops_state(py::module_& m);
 void register_ops_page(py::module_& m);

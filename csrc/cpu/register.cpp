@@ -11,6 +11,7 @@ void cpu::register_cpu() {
   register_matmul();
   register_attention();
   register_list_attention();
+  register_attention_scores();
   register_rope_append();
   register_elementwise();
   register_merge_states();

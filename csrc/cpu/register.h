@@ -8,6 +8,7 @@ void register_activation();
 void register_matmul();
 void register_attention();
 void register_list_attention();
+void register_attention_scores();
 void register_rope_append();
 void register_elementwise();
 void register_merge_states();

@@ -6,18 +6,13 @@
 
 #include "kernels/registry.h"
 #include "ops/attention_plan.h"
+#include "ops/attention_tensors.h"
 #include "ops/validate.h"
 
 namespace effinfer::ops {
 namespace {
 
 const Validator kCheck("attention");
-
-void check_rows(std::string_view argument, const StridedView& view) {
-  kCheck.data(argument, view.data, view.dims);
-  kCheck.expect(view.contiguous_rows(), argument, "a contiguous last dimension",
-                "stride " + std::to_string(view.stride(view.dims.rank() - 1)));
-}
 
 bool is_dense(const StridedView& view) {
   int64_t stride = 1;
@@ -32,70 +27,6 @@ void check_shape(std::string_view argument, const StridedView& view, const Dims&
   kCheck.expect(view.dims == expected, argument, "shape " + expected.to_string(),
                 view.dims.to_string());
 }
-
-kernels::QueryRows query_rows(std::string_view argument, const StridedView& q, int64_t rows,
-                              int32_t heads, int32_t dims) {
-  const bool floats = q.dtype == DType::f32 || q.dtype == DType::f16 || q.dtype == DType::bf16;
-  kCheck.expect(floats, argument, "dtype f32, f16 or bf16", name(q.dtype));
-  check_shape(argument, q, {rows, heads, dims});
-  check_rows(argument, q);
-  return {static_cast<const uint8_t*>(q.data), q.dtype, dims, q.stride(0), q.stride(1)};
-}
-
-class KvChecker {
- public:
-  KvChecker(const AttentionPlan::Impl& plan, KvOrder order) : plan_(plan), order_(order) {}
-
-  kernels::KvRows rows(std::string_view argument, const StridedView& x, int32_t dims) const {
-    const bool known = x.dtype == DType::f32 || x.dtype == DType::f16 || x.dtype == DType::bf16 ||
-                       x.dtype == DType::i8 || x.dtype == DType::f8_e4m3 ||
-                       x.dtype == DType::f8_e5m2;
-    kCheck.expect(known, argument, "dtype f32, f16, bf16, i8, f8_e4m3 or f8_e5m2", name(x.dtype));
-    check_dims(argument, x, {dims});
-    check_rows(argument, x);
-    kernels::KvRows rows;
-    rows.data = static_cast<const uint8_t*>(x.data);
-    rows.dtype = x.dtype;
-    rows.dims = dims;
-    const int64_t size = dtype_info(x.dtype).block_bytes;
-    rows.page_stride = plan_.paged ? x.stride(0) * size : 0;
-    rows.token_stride = x.stride(token_axis()) * size;
-    rows.head_stride = x.stride(head_axis()) * size;
-    return rows;
-  }
-
-  void add_scales(std::string_view argument, const StridedView& x, kernels::KvRows& rows) const {
-    if (x.dims.rank() == 0) return;
-    kCheck.expect(x.dtype == DType::f32, argument, "dtype f32", name(x.dtype));
-    check_dims(argument, x, {});
-    rows.scales = static_cast<const float*>(x.data);
-    rows.scale_page_stride = plan_.paged ? x.stride(0) : 0;
-    rows.scale_token_stride = x.stride(token_axis());
-    rows.scale_head_stride = x.stride(head_axis());
-  }
-
- private:
-  int token_axis() const { return !plan_.paged ? 0 : order_ == KvOrder::nhd ? 1 : 2; }
-  int head_axis() const { return !plan_.paged ? 1 : order_ == KvOrder::nhd ? 2 : 1; }
-
-  // The first dimension may be larger than the plan needs.
-  void check_dims(std::string_view argument, const StridedView& x, const Dims& last) const {
-    const AttentionGeometry& g = plan_.geometry;
-    Dims expected = {x.dims.rank() > 0 && x.dims[0] > plan_.num_kv_rows ? x.dims[0]
-                                                                        : plan_.num_kv_rows};
-    if (plan_.paged && order_ == KvOrder::nhd) expected.push_back(g.page_size);
-    expected.push_back(g.num_kv_heads);
-    if (plan_.paged && order_ == KvOrder::hnd) expected.push_back(g.page_size);
-    if (last.rank() > 0) expected.push_back(last[0]);
-    kCheck.expect(
-        x.dims == expected, argument,
-        "shape " + expected.to_string() + " (or more " + (plan_.paged ? "pages)" : "rows)"),
-        x.dims.to_string());
-  }
-
-  const AttentionPlan::Impl& plan_;
-  KvOrder order_;
-};
 
 void check_numbers(const AttentionInputs& inputs) {
   const auto finite = [](std::string_view argument, float value) {
@@ -140,20 +71,20 @@ kernels::ListAttentionProblem make_problem(const AttentionInputs& inputs,
                   "a multiple of 16 dimensions beside k_rope",
                   std::to_string(g.head_dim_qk - rope_dims));
   }
-  const KvChecker kv(plan, inputs.order);
-  p.q = query_rows("q", inputs.q, plan.num_rows(), g.num_qo_heads, g.head_dim_qk - rope_dims);
-  p.k = kv.rows("k", inputs.k, g.head_dim_qk - rope_dims);
-  p.v = kv.rows("v", inputs.v, g.head_dim_vo);
+  const AttentionTensors tensors(kCheck, plan, inputs.order);
+  p.q = tensors.query_rows("q", inputs.q, g.head_dim_qk - rope_dims);
+  p.k = tensors.kv_rows("k", inputs.k, g.head_dim_qk - rope_dims);
+  p.v = tensors.kv_rows("v", inputs.v, g.head_dim_vo);
   kCheck.expect(p.v.dtype == p.k.dtype, "v", "k's dtype, " + std::string(name(p.k.dtype)),
                 name(p.v.dtype));
   if (has_rope) {
-    p.q_rope = query_rows("q_rope", inputs.q_rope, plan.num_rows(), g.num_qo_heads, rope_dims);
-    p.k_rope = kv.rows("k_rope", inputs.k_rope, rope_dims);
+    p.q_rope = tensors.query_rows("q_rope", inputs.q_rope, rope_dims);
+    p.k_rope = tensors.kv_rows("k_rope", inputs.k_rope, rope_dims);
     kCheck.expect(p.k_rope.dtype == p.k.dtype, "k_rope",
                   "k's dtype, " + std::string(name(p.k.dtype)), name(p.k_rope.dtype));
   }
-  kv.add_scales("k_scale", inputs.k_scales, p.k);
-  kv.add_scales("v_scale", inputs.v_scales, p.v);
+  tensors.add_scales("k_scale", inputs.k_scales, p.k);
+  tensors.add_scales("v_scale", inputs.v_scales, p.v);
   p.num_qo_heads = g.num_qo_heads;
   p.num_kv_heads = g.num_kv_heads;
   p.qo_indptr = plan.qo_indptr.data();

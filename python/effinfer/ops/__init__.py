@@ -11,6 +11,7 @@ from effinfer._core import PackedMatrix, PagedKv, ThreadPool
 from effinfer.ops.activation import gelu_and_mul, gelu_tanh_and_mul, silu_and_mul
 from effinfer.ops.arrays import bfloat16, float8_e4m3fn, float8_e5m2
 from effinfer.ops.attention import kv_append, paged_attention, rope_append
+from effinfer.ops.block_scores import block_score_index, page_bounds, topk_pages
 from effinfer.ops.cascade import (
     MultiLevelCascadeAttentionWrapper,
     merge_state,
@@ -29,6 +30,7 @@ from effinfer.ops.elementwise import (
     silu,
     softcap,
 )
+from effinfer.ops.index import BlockIndex, a_shape_index, sampled_index, vertical_slash_index
 from effinfer.ops.logits_pipe import (
     LogitsPipe,
 )
@@ -82,10 +84,20 @@ from effinfer.ops.sampling import (
     top_p_renorm_probs,
     top_p_sampling_from_probs,
 )
+from effinfer.ops.scores import attention_scores, pooled_attention_scores
 from effinfer.ops.sparse import BlockSparseAttentionWrapper, VariableBlockSparseAttentionWrapper
 from effinfer.ops.tree import tree_attention
 
 __all__ = [
+    "BlockIndex",
+    "a_shape_index",
+    "attention_scores",
+    "block_score_index",
+    "page_bounds",
+    "pooled_attention_scores",
+    "sampled_index",
+    "topk_pages",
+    "vertical_slash_index",
     "BatchDecodeWithPagedKVCacheWrapper",
     "BatchMLAPagedAttentionWrapper",
     "BatchPrefillWithPagedKVCacheWrapper",

@@ -1,0 +1,167 @@
+// The lists of sparse attention, chosen from queries and keys.
+#include "bindings/attention_arguments.h"
+#include "bindings/module.h"
+#include "effinfer/ops/token_index.h"
+
+namespace effinfer::bindings {
+namespace {
+
+using Pool = std::shared_ptr<ThreadPool>;
+
+ops::IndexRows rows_of(const py::array& qo_indptr, const py::array& kv_len, int32_t num_kv_heads,
+                       int32_t block_size, bool causal, int32_t sinks, int32_t window) {
+  return {view_of(qo_indptr, "[block index] qo_indptr"),
+          view_of(kv_len, "[block index] kv_len"),
+          num_kv_heads,
+          block_size,
+          causal,
+          sinks,
+          window};
+}
+
+// (lists [L, 4], indptr [L + 1], spans [n, 2]) of what make() returns.
+template <class Make>
+py::tuple lists_of(Make&& make) {
+  ops::BlockLists lists;
+  {
+    const py::gil_scoped_release release;
+    lists = make();
+  }
+  const auto count = static_cast<py::ssize_t>(lists.lists.size() / 4);
+  const auto spans = static_cast<py::ssize_t>(lists.spans.size() / 2);
+  return py::make_tuple(array_of(lists.lists, {count, 4}), array_of(lists.list_indptr),
+                        array_of(lists.spans, {spans, 2}));
+}
+
+py::tuple a_shape_lists(const py::array& qo_indptr, const py::array& kv_len, int32_t num_kv_heads,
+                        int32_t block_size, bool causal, int32_t sinks, int32_t window,
+                        const Pool& pool) {
+  const ops::IndexRows rows =
+      rows_of(qo_indptr, kv_len, num_kv_heads, block_size, causal, sinks, window);
+  return lists_of([&] { return ops::a_shape_lists(rows, pool_or_default(pool)); });
+}
+
+py::tuple column_lists(const py::array& qo_indptr, const py::array& kv_len, int32_t num_kv_heads,
+                       int32_t block_size, bool causal, int32_t sinks, int32_t window,
+                       const py::array& columns, int32_t num_columns, float column_mass,
+                       const py::object& slashes, int32_t num_slashes, const Pool& pool) {
+  const ops::IndexRows rows =
+      rows_of(qo_indptr, kv_len, num_kv_heads, block_size, causal, sinks, window);
+  ops::ColumnScores scores;
+  scores.columns = view_of(columns, "[block index] columns");
+  scores.top_columns = {num_columns, column_mass};
+  scores.slashes = optional_view(slashes, "[block index] slashes");
+  scores.top_slashes = {num_slashes, 0.0f};
+  return lists_of([&] { return ops::column_lists(rows, scores, pool_or_default(pool)); });
+}
+
+py::tuple page_lists(const py::array& qo_indptr, const py::array& kv_len, int32_t num_kv_heads,
+                     bool causal, int32_t sinks, int32_t window, const py::array& scores,
+                     int32_t page_size, int32_t num_pages, const Pool& pool) {
+  const ops::IndexRows rows = rows_of(qo_indptr, kv_len, num_kv_heads, 1, causal, sinks, window);
+  const TensorView given = view_of(scores, "[topk_pages] scores");
+  return lists_of([&] {
+    return ops::page_lists(rows, given, page_size, {num_pages, 0.0f}, pool_or_default(pool));
+  });
+}
+
+py::tuple block_score_lists(const py::array& q, const py::array& k, const py::array& qo_indptr,
+                            const py::array& kv_indptr, const py::object& kv_indices,
+                            const py::array& kv_len, int32_t page_size, int32_t num_qo_heads,
+                            int32_t num_kv_heads, int32_t head_dim, bool causal, float sm_scale,
+                            const std::string& kv_layout, int32_t block_size, int32_t sinks,
+                            int32_t window, const std::string& method, int32_t stride,
+                            int32_t num_blocks, float mass, const Pool& pool) {
+  const std::string op = "block_score_index";
+  const ops::IndexRows rows =
+      rows_of(qo_indptr, kv_len, num_kv_heads, block_size, causal, sinks, window);
+  const ops::AttentionSequences sequences =
+      sequences_of(op, qo_indptr, kv_indptr, kv_indices, kv_len);
+  const ops::AttentionGeometry geometry{num_qo_heads, num_kv_heads, head_dim, head_dim,
+                                        page_size,    causal,       -1};
+  ops::BlockScoreInputs inputs;
+  inputs.q = strided_view_of(q, "[block_score_index] q");
+  inputs.k = strided_view_of(k, "[block_score_index] k");
+  inputs.order = order_of(op, kv_layout);
+  inputs.sm_scale = sm_scale;
+  if (method != "mean" && method != "antidiagonal") {
+    throw InvalidArgument("[block_score_index] method: expected mean or antidiagonal, got " +
+                          method);
+  }
+  inputs.method = method == "mean" ? ops::BlockMethod::mean : ops::BlockMethod::antidiagonal;
+  inputs.stride = stride;
+  inputs.top = {num_blocks, mass};
+  return lists_of([&] {
+    return ops::block_score_lists(rows, geometry, sequences, inputs, pool_or_default(pool));
+  });
+}
+
+py::array_t<float> page_bounds(const py::array& k, const py::array& qo_indptr,
+                               const py::array& kv_indptr, const py::object& kv_indices,
+                               const py::array& kv_len, int32_t page_size, int32_t num_kv_heads,
+                               int32_t head_dim, const std::string& kv_layout, const Pool& pool) {
+  const std::string op = "page_bounds";
+  const ops::AttentionSequences sequences =
+      sequences_of(op, qo_indptr, kv_indptr, kv_indices, kv_len);
+  const StridedView keys = strided_view_of(k, "[page_bounds] k");
+  const ops::KvOrder order = order_of(op, kv_layout);
+  Dims dims;
+  std::vector<float> bounds;
+  {
+    const py::gil_scoped_release release;
+    bounds = ops::page_bounds({num_kv_heads, num_kv_heads, head_dim, head_dim, page_size},
+                              sequences, keys, order, pool_or_default(pool), dims);
+  }
+  return array_of(bounds, shape_vector(dims));
+}
+
+py::array_t<float> page_scores(const py::array& q, const py::array& bounds,
+                               const py::array& qo_indptr, const py::array& kv_indptr,
+                               const py::object& kv_indices, const py::array& kv_len,
+                               int32_t page_size, int32_t num_qo_heads, int32_t num_kv_heads,
+                               int32_t head_dim, const Pool& pool) {
+  const ops::AttentionSequences sequences =
+      sequences_of("topk_pages", qo_indptr, kv_indptr, kv_indices, kv_len);
+  const StridedView queries = strided_view_of(q, "[topk_pages] q");
+  const TensorView limits = view_of(bounds, "[topk_pages] bounds");
+  Dims dims;
+  std::vector<float> scores;
+  {
+    const py::gil_scoped_release release;
+    scores = ops::page_scores({num_qo_heads, num_kv_heads, head_dim, head_dim, page_size},
+                              sequences, queries, limits, pool_or_default(pool), dims);
+  }
+  return array_of(scores, shape_vector(dims));
+}
+
+}  // namespace
+
+void register_ops_index(py::module_& m) {
+  m.def("a_shape_lists", &a_shape_lists, py::arg("qo_indptr"), py::arg("kv_len"),
+        py::arg("num_kv_heads"), py::arg("block_size"), py::arg("causal"), py::arg("sinks"),
+        py::arg("window"), py::arg("pool") = py::none());
+  m.def("column_lists", &column_lists, py::arg("qo_indptr"), py::arg("kv_len"),
+        py::arg("num_kv_heads"), py::arg("block_size"), py::arg("causal"), py::arg("sinks"),
+        py::arg("window"), py::arg("columns"), py::arg("num_columns") = 0,
+        py::arg("column_mass") = 0.0f, py::arg("slashes") = py::none(), py::arg("num_slashes") = 0,
+        py::arg("pool") = py::none());
+  m.def("page_lists", &page_lists, py::arg("qo_indptr"), py::arg("kv_len"), py::arg("num_kv_heads"),
+        py::arg("causal"), py::arg("sinks"), py::arg("window"), py::arg("scores"),
+        py::arg("page_size"), py::arg("num_pages"), py::arg("pool") = py::none());
+  m.def("block_score_lists", &block_score_lists, py::arg("q"), py::arg("k"), py::arg("qo_indptr"),
+        py::arg("kv_indptr"), py::arg("kv_indices"), py::arg("kv_len"), py::kw_only(),
+        py::arg("page_size"), py::arg("num_qo_heads"), py::arg("num_kv_heads"), py::arg("head_dim"),
+        py::arg("causal"), py::arg("sm_scale"), py::arg("kv_layout"), py::arg("block_size"),
+        py::arg("sinks"), py::arg("window"), py::arg("method"), py::arg("stride"),
+        py::arg("num_blocks") = 0, py::arg("mass") = 0.0f, py::arg("pool") = py::none());
+  m.def("page_bounds", &page_bounds, py::arg("k"), py::arg("qo_indptr"), py::arg("kv_indptr"),
+        py::arg("kv_indices"), py::arg("kv_len"), py::kw_only(), py::arg("page_size"),
+        py::arg("num_kv_heads"), py::arg("head_dim"), py::arg("kv_layout"),
+        py::arg("pool") = py::none());
+  m.def("page_scores", &page_scores, py::arg("q"), py::arg("bounds"), py::arg("qo_indptr"),
+        py::arg("kv_indptr"), py::arg("kv_indices"), py::arg("kv_len"), py::kw_only(),
+        py::arg("page_size"), py::arg("num_qo_heads"), py::arg("num_kv_heads"), py::arg("head_dim"),
+        py::arg("pool") = py::none());
+}
+
+}  // namespace effinfer::bindings

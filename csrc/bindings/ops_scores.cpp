@@ -1,0 +1,132 @@
+// What keys get of attention.
+#include <optional>
+
+#include "bindings/attention_arguments.h"
+#include "bindings/module.h"
+#include "effinfer/ops/attention_scores.h"
+
+namespace effinfer::bindings {
+namespace {
+
+using Pool = std::shared_ptr<ThreadPool>;
+
+// The value whose name is `given`.
+template <class T>
+T parse(const char* argument, const std::string& given,
+        std::initializer_list<std::pair<const char*, T>> known) {
+  std::string names;
+  for (const auto& [name, value] : known) {
+    if (given == name) return value;
+    names += (names.empty() ? "" : " or ") + std::string(name);
+  }
+  throw InvalidArgument("[attention_scores] " + std::string(argument) + ": expected " + names +
+                        ", got " + given);
+}
+
+float* output(py::array& array, const char* argument, const Dims& dims) {
+  const std::string name = "[attention_scores] " + std::string(argument);
+  const TensorView view = view_of(array, name);
+  if (view.dims == dims && view.dtype == DType::f32) {
+    return static_cast<float*>(array.mutable_data());
+  }
+  throw InvalidArgument(name + ": expected float32 " + dims.to_string() + ", got " +
+                        view.dims.to_string());
+}
+
+int64_t total(const TensorView& lengths) {
+  if (lengths.dtype != DType::i32 || lengths.dims.rank() != 1) return 0;
+  int64_t sum = 0;
+  for (int64_t i = 0; i < lengths.dims[0]; ++i) {
+    sum += static_cast<const int32_t*>(lengths.data)[i];
+  }
+  return sum;
+}
+
+void attention_scores(const py::array& q, const py::array& k, const py::array& qo_indptr,
+                      const py::array& kv_indptr, const py::object& kv_indices,
+                      const py::array& kv_len, py::array& out, py::object& diagonals,
+                      int32_t page_size, int32_t num_qo_heads, int32_t num_kv_heads,
+                      int32_t head_dim, bool causal, int32_t window_left, float sm_scale,
+                      float logits_soft_cap, float k_scale, const py::object& k_scales,
+                      const std::string& reduce, const py::object& positions, const py::object& lse,
+                      const std::string& lse_base, const std::string& kv_layout, const Pool& pool) {
+  const std::string op = "attention_scores";
+  const ops::AttentionSequences sequences =
+      sequences_of(op, qo_indptr, kv_indptr, kv_indices, kv_len);
+  ops::AttentionScoresInputs inputs;
+  inputs.q = strided_view_of(q, "[attention_scores] q");
+  inputs.k = strided_view_of(k, "[attention_scores] k");
+  inputs.order = order_of(op, kv_layout);
+  inputs.positions = optional_view(positions, "[attention_scores] positions");
+  inputs.lse = optional_view(lse, "[attention_scores] lse");
+  inputs.lse_factor = lse_factor(op, lse_base);
+  inputs.sm_scale = sm_scale;
+  inputs.logits_soft_cap = logits_soft_cap;
+  inputs.k_scale = k_scale;
+  inputs.k_scales = optional_strided(k_scales, "[attention_scores] k_scale");
+  inputs.reduce = parse<ops::ScoreReduce>(
+      "reduce", reduce, {{"sum", ops::ScoreReduce::sum}, {"max", ops::ScoreReduce::max}});
+  const Dims dims = {num_qo_heads, total(sequences.kv_len)};
+  float* to = output(out, "out", dims);
+  float* to_diagonals = nullptr;
+  if (!diagonals.is_none()) {
+    auto array = py::cast<py::array>(diagonals);
+    to_diagonals = output(array, "diagonals", dims);
+  }
+  const ops::AttentionGeometry geometry{num_qo_heads, num_kv_heads, head_dim,   head_dim,
+                                        page_size,    causal,       window_left};
+  const py::gil_scoped_release release;
+  ops::attention_scores(geometry, sequences, inputs, to, to_diagonals, pool_or_default(pool));
+}
+
+py::array_t<float> pool_scores(const py::array& scores, const py::array& kv_len,
+                               const std::string& pooling, int32_t kernel_size,
+                               const std::string& block_reduce, int32_t block_size, int32_t group,
+                               const Pool& pool) {
+  const TensorView from = view_of(scores, "[pooled_attention_scores] scores");
+  const TensorView lengths = view_of(kv_len, "[pooled_attention_scores] kv_len");
+  ops::ScorePool options;
+  options.pooling = parse<ops::ScorePooling>("pooling", pooling,
+                                             {{"none", ops::ScorePooling::none},
+                                              {"max", ops::ScorePooling::max},
+                                              {"avg", ops::ScorePooling::avg}});
+  options.kernel_size = kernel_size;
+  options.block_reduce = parse<ops::BlockReduce>("block_reduce", block_reduce,
+                                                 {{"sum", ops::BlockReduce::sum},
+                                                  {"mean", ops::BlockReduce::mean},
+                                                  {"max", ops::BlockReduce::max}});
+  options.block_size = block_size;
+  options.group = group;
+  int64_t blocks = 0;
+  if (lengths.dtype == DType::i32 && block_size > 0) {
+    for (int64_t i = 0; i < lengths.dims.num_elements(); ++i) {
+      blocks +=
+          (int64_t{static_cast<const int32_t*>(lengths.data)[i]} + block_size - 1) / block_size;
+    }
+  }
+  const bool valid = from.dims.rank() == 2 && group > 0 && blocks >= 0;
+  py::array_t<float> out = new_array({valid ? from.dims[0] / group : 0, blocks});
+  float* to = out.mutable_data();
+  const py::gil_scoped_release release;
+  ops::pool_scores(from, lengths, options, to, pool_or_default(pool));
+  return out;
+}
+
+}  // namespace
+
+void register_ops_scores(py::module_& m) {
+  m.def("attention_scores", &attention_scores, py::arg("q"), py::arg("k"), py::arg("qo_indptr"),
+        py::arg("kv_indptr"), py::arg("kv_indices"), py::arg("kv_len"), py::arg("out"),
+        py::arg("diagonals") = py::none(), py::kw_only(), py::arg("page_size"),
+        py::arg("num_qo_heads"), py::arg("num_kv_heads"), py::arg("head_dim"),
+        py::arg("causal") = true, py::arg("window_left") = -1, py::arg("sm_scale"),
+        py::arg("logits_soft_cap") = 0.0f, py::arg("k_scale") = 1.0f,
+        py::arg("k_scales") = py::none(), py::arg("reduce") = "sum",
+        py::arg("positions") = py::none(), py::arg("lse") = py::none(),
+        py::arg("lse_base") = "log2", py::arg("kv_layout") = "NHD", py::arg("pool") = py::none());
+  m.def("pool_scores", &pool_scores, py::arg("scores"), py::arg("kv_len"), py::kw_only(),
+        py::arg("pooling") = "none", py::arg("kernel_size") = 1, py::arg("block_reduce") = "sum",
+        py::arg("block_size") = 1, py::arg("group") = 1, py::arg("pool") = py::none());
+}
+
+}  // namespace effinfer::bindings

@@ -1,0 +1,10 @@
+#include "cpu/simd/attention_scores_body.h"
+#include "cpu/simd/kv_avx512.h"
+#include "cpu/simd/kv_pack_avx512.h"
+
+namespace effinfer::cpu::avx512 {
+
+void (*const kAttentionScores)(const AttentionScoresTile&) =
+    simd::attention_scores_tile<KvF32, KvF16, KvBf16, KvPack>;
+
+}  // namespace effinfer::cpu::avx512

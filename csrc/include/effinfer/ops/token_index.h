@@ -1,0 +1,93 @@
+// Which tokens blocks of query rows visit, chosen from what queries and keys look like: the lists
+// of sparse attention. Each method lists keys of every query head; our lists are of KV heads, and
+// have what any head of its group chose.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "effinfer/export.h"
+#include "effinfer/ops/block_lists.h"
+#include "effinfer/ops/list_attention.h"
+#include "effinfer/tensor.h"
+#include "effinfer/threads.h"
+
+namespace effinfer::ops {
+
+// The rows of a batch in blocks: those whose positions have the same quotient by block_size. A
+// sequence's rows are its last tokens. Whatever is chosen, a block lists the tokens at its rows'
+// own positions, the first `sinks` ones and the `window` ones up to each row; and no token that all
+// its rows are hidden from.
+struct IndexRows {
+  TensorView qo_indptr;  // int32 [S + 1], from 0
+  TensorView kv_len;     // int32 [S]
+  int32_t num_kv_heads = 0;
+  int32_t block_size = 64;
+  bool causal = true;
+  int32_t sinks = 0;
+  int32_t window = 0;
+};
+
+// What is chosen of scores: the `count` highest, the first among equals; or with `mass` > 0 as few
+// of the highest as add up to that share of all.
+struct TopScores {
+  int32_t count = 0;
+  float mass = 0.0f;
+};
+
+// All of the functions below throw InvalidArgument.
+
+// Sinks and window only.
+EFFINFER_API BlockLists a_shape_lists(const IndexRows& rows, ThreadPool& pool);
+
+// Columns: keys, the same for all rows of a sequence. Slashes: keys at a distance behind each row.
+struct ColumnScores {
+  TensorView columns;  // float32 [num_qo_heads, sum of kv_len], as of attention_scores()
+  TopScores top_columns;
+  TensorView slashes;  // the same by distance, as its diagonals; rank 0: none
+  TopScores top_slashes;
+};
+EFFINFER_API BlockLists column_lists(const IndexRows& rows, const ColumnScores& scores,
+                                     ThreadPool& pool);
+
+// Blocks of keys, block_size of them, other ones for each block of rows.
+enum class BlockMethod {
+  mean,         // the means of a block's queries and keys
+  antidiagonal  // every stride-th antidiagonal of the products
+};
+struct BlockScoreInputs {
+  StridedView q;  // as in AttentionInputs; k: f32, f16 or bf16
+  StridedView k;
+  KvOrder order = KvOrder::nhd;
+  float sm_scale = 1.0f;
+  BlockMethod method = BlockMethod::mean;
+  int32_t stride = 8;  // of antidiagonals; block_size is a multiple of it
+  TopScores top;
+};
+// `geometry` and `sequences` are those of the attention; their lists are `rows`' too.
+EFFINFER_API BlockLists block_score_lists(const IndexRows& rows, const AttentionGeometry& geometry,
+                                          const AttentionSequences& sequences,
+                                          const BlockScoreInputs& inputs, ThreadPool& pool);
+
+// Pages: one list for all rows of a sequence and KV head, with the pages that have the highest
+// scores in any head of the group. scores: float32 [heads, sum of ceil(kv_len / page_size)], for
+// query heads or KV heads. rows.block_size is not used.
+EFFINFER_API BlockLists page_lists(const IndexRows& rows, const TensorView& scores,
+                                   int32_t page_size, const TopScores& top, ThreadPool& pool);
+
+// The least and the greatest of a page's keys in each dimension, float32 [2, pages, num_kv_heads,
+// head_dim]: by page id up to the greatest listed one (zeros for pages that no sequence has), or of
+// ragged keys every page_size tokens of each sequence.
+EFFINFER_API std::vector<float> page_bounds(const AttentionGeometry& geometry,
+                                            const AttentionSequences& sequences,
+                                            const StridedView& k, KvOrder order, ThreadPool& pool,
+                                            Dims& dims);
+
+// How high a logit of a page's keys may be at most, for any row of the sequence: float32
+// [num_qo_heads, sum of ceil(kv_len / page_size)].
+EFFINFER_API std::vector<float> page_scores(const AttentionGeometry& geometry,
+                                            const AttentionSequences& sequences,
+                                            const StridedView& q, const TensorView& bounds,
+                                            ThreadPool& pool, Dims& dims);
+
+}  // namespace effinfer::ops

@@ -1,0 +1,36 @@
+// The queries, keys and values of an attention call, checked against its plan.
+#pragma once
+
+#include <string_view>
+
+#include "kernels/list_attention.h"
+#include "ops/attention_plan.h"
+#include "ops/validate.h"
+
+namespace effinfer::ops {
+
+class AttentionTensors {
+ public:
+  AttentionTensors(const Validator& check, const AttentionPlan::Impl& plan, KvOrder order)
+      : check_(check), plan_(plan), order_(order) {}
+
+  // f32, f16 or bf16.
+  kernels::QueryRows query_rows(std::string_view argument, const StridedView& q,
+                                int32_t dims) const;
+  // f32, f16, bf16, i8, f8_e4m3 or f8_e5m2.
+  kernels::KvRows kv_rows(std::string_view argument, const StridedView& x, int32_t dims) const;
+  // Scales of rank 0 are none.
+  void add_scales(std::string_view argument, const StridedView& x, kernels::KvRows& rows) const;
+
+ private:
+  int token_axis() const { return !plan_.paged ? 0 : order_ == KvOrder::nhd ? 1 : 2; }
+  int head_axis() const { return !plan_.paged ? 1 : order_ == KvOrder::nhd ? 2 : 1; }
+  void check_rows(std::string_view argument, const StridedView& view) const;
+  void check_dims(std::string_view argument, const StridedView& x, const Dims& last) const;
+
+  const Validator& check_;
+  const AttentionPlan::Impl& plan_;
+  KvOrder order_;
+};
+
+}  // namespace effinfer::ops

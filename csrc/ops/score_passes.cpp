@@ -1,0 +1,163 @@
+#include "ops/score_passes.h"
+
+#include <algorithm>
+#include <vector>
+
+#include "kernels/registry.h"
+
+namespace effinfer::ops {
+namespace {
+
+using kernels::AttentionScoresProblem;
+
+// Bits of what each row sees, a sequence's rows one after the other: for rows whose positions do
+// not follow each other.
+struct PositionMask {
+  explicit PositionMask(const AttentionScoresProblem& p) {
+    int64_t bytes = 0;
+    for (int32_t s = 0; s < p.num_sequences; ++s) {
+      starts.push_back(8 * bytes);
+      strides.push_back(p.kv_len[s]);
+      bytes += (int64_t{p.qo_indptr[s + 1] - p.qo_indptr[s]} * p.kv_len[s] + 7) / 8;
+    }
+    bits.resize(static_cast<size_t>(bytes));
+    for (int32_t s = 0; s < p.num_sequences; ++s) {
+      for (int32_t row = p.qo_indptr[s]; row < p.qo_indptr[s + 1]; ++row) {
+        const int64_t first =
+            starts[static_cast<size_t>(s)] + int64_t{row - p.qo_indptr[s]} * p.kv_len[s];
+        const int64_t position = p.positions[row];
+        const int64_t end = p.causal ? std::min<int64_t>(position + 1, p.kv_len[s]) : p.kv_len[s];
+        const int64_t begin =
+            p.window_left >= 0 ? std::max<int64_t>(0, position - p.window_left) : 0;
+        for (int64_t bit = first + begin; bit < first + end; ++bit) {
+          bits[static_cast<size_t>(bit / 8)] |= static_cast<uint8_t>(1 << bit % 8);
+        }
+      }
+    }
+  }
+
+  std::vector<int64_t> starts;   // bits
+  std::vector<int64_t> strides;  // bits
+  std::vector<uint8_t> bits;
+};
+
+// Attention without values: its logarithms of sums are all there is.
+std::vector<float> lse_pass(const AttentionScoresProblem& given, ThreadPool& pool) {
+  kernels::ListAttentionProblem p;
+  p.q = given.q;
+  p.k = given.k;
+  p.v = given.k;
+  p.v.dims = 0;
+  p.v.scales = nullptr;
+  p.num_qo_heads = given.num_qo_heads;
+  p.num_kv_heads = given.num_kv_heads;
+  p.qo_indptr = given.qo_indptr;
+  p.kv_indptr = given.kv_indptr;
+  p.pages = given.pages;
+  p.page_size = given.page_size;
+  p.kv_len = given.kv_len;
+  p.causal = given.causal;
+  p.window_left = given.window_left;
+  p.sm_scale = given.sm_scale;
+  p.logits_soft_cap = given.logits_soft_cap;
+  kernels::SequenceRows rows = {given.num_sequences, given.qo_indptr, given.kv_len, nullptr};
+  const PositionMask mask(given.positions != nullptr ? given : AttentionScoresProblem());
+  if (given.positions != nullptr) {
+    p.causal = false;
+    p.window_left = -1;
+    p.mask = mask.bits.data();
+    p.mask_bytes = static_cast<int64_t>(mask.bits.size());
+    p.mask_row_strides = mask.strides.data();
+    rows.mask_starts = mask.starts.data();
+  }
+  const kernels::ListPlan plan =
+      kernels::plan_dense({p.num_qo_heads, p.num_kv_heads, p.causal, p.window_left}, rows);
+  const auto num_rows = static_cast<size_t>(given.qo_indptr[given.num_sequences]);
+  std::vector<float> lse(num_rows * static_cast<size_t>(given.num_qo_heads));
+  std::vector<float> partial_ms(static_cast<size_t>(plan.num_partials) * 2);
+  std::vector<int32_t> done(plan.merges.size());
+  float nothing = 0.0f;
+  p.plan = &plan;
+  p.partial_out = &nothing;
+  p.partial_ms = partial_ms.data();
+  p.done = done.data();
+  p.out = reinterpret_cast<uint8_t*>(&nothing);
+  p.lse = lse.data();
+  kernels::run_alone(p, pool);
+  return lse;
+}
+
+// Where an item's sums of diagonals lie.
+struct Diagonals {
+  int64_t width(const AttentionScoresProblem& p, const kernels::ScoreItem& item) const {
+    const int64_t end = std::min(item.end_unit * kernels::kUnitTokens, p.kv_len[item.sequence]);
+    return end - first_key(item) + rows(p, item) - 1;
+  }
+  int64_t first_key(const kernels::ScoreItem& item) const {
+    return int64_t{item.first_unit} * kernels::kUnitTokens;
+  }
+  int64_t rows(const AttentionScoresProblem& p, const kernels::ScoreItem& item) const {
+    return p.qo_indptr[item.sequence + 1] - p.qo_indptr[item.sequence];
+  }
+};
+
+// The items' sums, added in the order of the keys.
+void fold_diagonals(const AttentionScoresProblem& p, const std::vector<kernels::ScoreItem>& items,
+                    float* out, ThreadPool& pool) {
+  std::vector<int64_t> starts = {0};
+  for (int32_t s = 0; s < p.num_sequences; ++s) starts.push_back(starts.back() + p.kv_len[s]);
+  const int32_t group = p.num_qo_heads / p.num_kv_heads;
+  const Diagonals at;
+  const auto add = [&](const kernels::ScoreItem& item, int32_t head) {
+    const int64_t width = at.width(p, item);
+    const float* from = p.diagonals + item.diagonals + head % group * width;
+    const int64_t length = p.kv_len[item.sequence];
+    float* to = out + head * starts.back() + starts[static_cast<size_t>(item.sequence)];
+    const int64_t farthest = length - 1 - at.first_key(item);  // the last row's distance to it
+    for (int64_t i = 0; i < width && i <= farthest; ++i) to[farthest - i] += from[i];
+  };
+  pool.parallel([&](Team& team) {
+    team.for_chunks(p.num_qo_heads, [&](int64_t head) {
+      for (const kernels::ScoreItem& item : items) {
+        if (item.kv_head == head / group) add(item, static_cast<int32_t>(head));
+      }
+    });
+  });
+}
+
+}  // namespace
+
+void run_score_passes(const AttentionScoresProblem& given, float* diagonals, ThreadPool& pool) {
+  AttentionScoresProblem p = given;
+  const int32_t group = p.num_qo_heads / p.num_kv_heads;
+  std::vector<kernels::ScoreItem> items;
+  const Diagonals at;
+  int64_t sums = 0;
+  for (int32_t s = 0; s < p.num_sequences; ++s) {
+    if (p.qo_indptr[s] == p.qo_indptr[s + 1]) continue;
+    const int32_t units = (p.kv_len[s] + kernels::kUnitTokens - 1) / kernels::kUnitTokens;
+    for (int32_t head = 0; head < p.num_kv_heads; ++head) {
+      for (int32_t unit = 0; unit < units; unit += kernels::kChunkUnits) {
+        items.push_back({s, head, unit, std::min(unit + kernels::kChunkUnits, units), sums});
+        sums += group * at.width(p, items.back());
+      }
+    }
+  }
+  if (items.empty()) return;
+  std::vector<float> lse;
+  if (p.lse == nullptr) {
+    lse = lse_pass(p, pool);
+    p.lse = lse.data();
+  }
+  std::vector<float> partial_diagonals;
+  if (diagonals != nullptr) {
+    partial_diagonals.resize(static_cast<size_t>(sums));
+    p.diagonals = partial_diagonals.data();
+  }
+  p.items = items.data();
+  p.num_items = static_cast<int64_t>(items.size());
+  kernels::run_alone(p, pool);
+  if (diagonals != nullptr) fold_diagonals(p, items, diagonals, pool);
+}
+
+}  // namespace effinfer::ops

@@ -1,0 +1,198 @@
+"""Index lists of whole blocks and pages of keys; `index` describes lists."""
+
+from typing import Any
+
+import numpy as np
+
+from effinfer import _core
+from effinfer._core import ThreadPool
+from effinfer.ops.arrays import as_kind, dense, view
+from effinfer.ops.index import BlockIndex
+from effinfer.ops.key_batch import KeyBatch
+from effinfer.ops.options import LAYOUTS, contiguous_rows, expect, indices, indptr, one_of
+
+
+def block_score_index(
+    q: Any,
+    k: Any,
+    *,
+    num_blocks: int | None = None,
+    mass: float | None = None,
+    method: str = "mean",
+    stride: int = 8,
+    sinks: int = 0,
+    window: int = 0,
+    block_size: int = 128,
+    causal: bool = True,
+    sm_scale: float | None = None,
+    pool: ThreadPool | None = None,
+    **keys: Any,
+) -> BlockIndex:
+    """Blocks of keys by scores of blocks, chosen for each head and block of rows.
+
+    Args:
+        num_blocks: the highest scores; or
+        mass: as few of the highest as add up to this share of a row of scores.
+        method: how blocks are scored. "mean": softmax of the products of mean queries and mean keys
+            (MInference's block-sparse pattern, arXiv:2407.02490, section 3; FlexPrefill,
+            arXiv:2502.20766, section 3). "antidiagonal": queries and keys of every `stride`
+            positions are laid side by side, the queries in reverse, so that a product adds up an
+            antidiagonal; softmax, and the sums of each block (XAttention, arXiv:2503.16428, section
+            2.1).
+        stride: divides block_size into a power of two.
+        block_size: of queries and keys.
+        keys: the index vectors of `KeyBatch`. The keys are float32, float16 or bfloat16.
+    """
+    op = "block_score_index"
+    batch = KeyBatch.of(op, q, k, **keys)
+    one = (num_blocks is None) != (mass is None)
+    expect(one, f"[{op}] num_blocks", "either num_blocks or mass", "both" if mass else "none")
+    expect(mass is None or 0 < mass <= 1, f"[{op}] mass", "more than 0, at most 1", mass)
+    expect(num_blocks is None or num_blocks >= 0, f"[{op}] num_blocks", "0 or more", num_blocks)
+    lists = _core.block_score_lists(
+        batch.q,
+        batch.k,
+        *batch.lists,
+        **batch.geometry,
+        causal=causal,
+        sm_scale=batch.scale(sm_scale),
+        kv_layout=batch.kv_layout,
+        block_size=block_size,
+        sinks=sinks,
+        window=window,
+        method=method,
+        stride=stride,
+        num_blocks=num_blocks or 0,
+        mass=mass or 0.0,
+        pool=pool,
+    )
+    heads = (batch.num_qo_heads, batch.num_kv_heads)
+    return BlockIndex(*lists, batch.qo_indptr, batch.kv_len, *heads, block_size, causal)
+
+
+def page_bounds(
+    k: Any,
+    *,
+    kv_indptr: Any = None,
+    kv_indices: Any = None,
+    kv_len: Any = None,
+    page_size: int | None = None,
+    kv_layout: str = "NHD",
+    pool: ThreadPool | None = None,
+) -> Any:
+    """The least and the greatest of each page's keys, dimension by dimension (Quest,
+    arXiv:2406.10774, section 3.3).
+
+    Args:
+        k: keys and their index vectors as `KeyBatch` describes them; float32, float16, bfloat16.
+        page_size: of ragged keys: so many keys of a sequence count as a page.
+
+    Returns:
+        float32 [2, pages, num_kv_heads, head_dim]: by page id, zeros where no sequence has the
+        page; of ragged keys one sequence after the other.
+    """
+    op = "page_bounds"
+    argument = view(k, f"[{op}] k")
+    ok = argument.ndim == (3 if kv_indices is None else 4)
+    expect(ok, f"[{op}] k", "3 dimensions, or 4 with kv_indices", f"shape {argument.shape}")
+    one_of(kv_layout, LAYOUTS, f"[{op}] kv_layout")
+    heads = argument.shape[0 if argument.ndim == 3 and kv_layout == "HND" else -2]
+    if argument.ndim == 4 and kv_layout == "HND":
+        heads = argument.shape[1]
+    queries = np.zeros((0, heads, argument.shape[-1]), np.float32)
+    none = np.zeros(1 if kv_indptr is None else np.size(kv_indptr), np.int32)
+    qo_indptr = np.zeros(2, np.int32) if kv_indptr is None else none
+    batch = KeyBatch.of(
+        op,
+        queries,
+        k,
+        qo_indptr=qo_indptr,
+        kv_indptr=kv_indptr,
+        kv_indices=kv_indices,
+        kv_len=kv_len,
+        kv_layout=kv_layout,
+    )
+    if kv_indices is None:
+        given = page_size is not None
+        expect(given, f"[{op}] page_size", "a number, of ragged keys", page_size)
+    bounds = _core.page_bounds(
+        batch.k,
+        *batch.lists,
+        page_size=batch.page_size if page_size is None else page_size,
+        num_kv_heads=batch.num_kv_heads,
+        head_dim=batch.head_dim,
+        kv_layout=batch.kv_layout,
+        pool=pool,
+    )
+    return as_kind(bounds, k)
+
+
+def topk_pages(
+    q: Any,
+    bounds: Any = None,
+    *,
+    num_pages: int,
+    page_size: int,
+    kv_len: Any,
+    scores: Any = None,
+    num_kv_heads: int | None = None,
+    qo_indptr: Any = None,
+    kv_indptr: Any = None,
+    kv_indices: Any = None,
+    sinks: int = 0,
+    window: int = 0,
+    causal: bool = True,
+    pool: ThreadPool | None = None,
+) -> BlockIndex:
+    """The pages of each KV head whose keys may have the highest logits (Quest, arXiv:2406.10774,
+    section 3.3), for all rows of a sequence: those of a decode step, or of a few drafted tokens.
+
+    A page's score is the greatest that a product with a key within its bounds can be, in any row
+    and head of the group.
+
+    Args:
+        q: [T, num_qo_heads, head_dim], a row a sequence or by qo_indptr.
+        bounds: of `page_bounds`; or
+        scores: float32 [num_qo_heads or num_kv_heads, sum of ceil(kv_len / page_size)] with
+            num_kv_heads: scores of another kind, the pages of a sequence in order.
+        num_pages: of a KV head and sequence, beside the one of its last tokens, sinks and window.
+        kv_indptr, kv_indices: int32, which pages the bounds are of; default: ragged keys.
+    """
+    op = "topk_pages"
+    queries = contiguous_rows(view(q, f"[{op}] q"))
+    expect(queries.ndim == 3, f"[{op}] q", "3 dimensions", f"shape {queries.shape}")
+    expect(num_pages >= 0, f"[{op}] num_pages", "0 or more", num_pages)
+    expect(page_size > 0, f"[{op}] page_size", "a positive number", page_size)
+    lengths = indices(kv_len, f"[{op}] kv_len")
+    if qo_indptr is None:
+        qo_indptr = np.arange(queries.shape[0] + 1, dtype=np.int32)
+    rows = indptr(qo_indptr, f"[{op}] qo_indptr", lengths.size + 1)
+    expect((bounds is None) != (scores is None), f"[{op}] bounds", "either bounds or scores", None)
+    if bounds is not None:
+        limits = dense(bounds, f"[{op}] bounds")
+        expect(limits.ndim == 4, f"[{op}] bounds", "4 dimensions", f"shape {limits.shape}")
+        num_kv_heads = int(limits.shape[2])
+        if kv_indptr is None:
+            kv_indptr = np.concatenate([[0], np.cumsum(lengths)])
+        page_scores = _core.page_scores(
+            queries,
+            limits,
+            rows,
+            indptr(kv_indptr, f"[{op}] kv_indptr", lengths.size + 1),
+            None if kv_indices is None else indices(kv_indices, f"[{op}] kv_indices"),
+            lengths,
+            page_size=page_size,
+            num_qo_heads=queries.shape[1],
+            num_kv_heads=num_kv_heads,
+            head_dim=queries.shape[2],
+            pool=pool,
+        )
+    else:
+        page_scores = dense(scores, f"[{op}] scores")
+        expect(num_kv_heads is not None, f"[{op}] num_kv_heads", "a number with scores", None)
+    heads = int(num_kv_heads or 0)
+    lists = _core.page_lists(
+        rows, lengths, heads, causal, sinks, window, page_scores, page_size, num_pages, pool
+    )
+    block = max(1, int(np.diff(rows).max(initial=0)))
+    return BlockIndex(*lists, rows, lengths, int(queries.shape[1]), heads, block, causal)

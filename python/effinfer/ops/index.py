@@ -1,0 +1,228 @@
+"""Index lists: which keys blocks of query rows visit, chosen from the queries and the keys.
+
+A method chooses keys for each query head. The kernel walks one list for each KV head and block of
+rows, which holds what any head of the group chose. A block is `block_size` rows whose positions
+follow each other from a multiple of it on; whatever is chosen, it visits the keys at its own rows'
+positions, the first `sinks` keys and the last `window` ones up to each row, and with `causal` none
+behind its last row. Causality within a block is the kernel's.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from effinfer import _core
+from effinfer._core import ThreadPool
+from effinfer.ops.key_batch import KeyBatch
+from effinfer.ops.options import Indices, expect, indices, indptr
+from effinfer.ops.scores import scores_into
+
+
+@dataclass(frozen=True)
+class BlockIndex:
+    """Lists of keys for `_core.AttentionPlan`."""
+
+    lists: npt.NDArray[np.int32]  # [L, 4]: sequence, KV head, first row (flat), number of rows
+    indptr: Indices  # [L + 1]: into spans
+    spans: npt.NDArray[np.int32]  # [n, 2]: tokens [begin, end) of the sequence, ascending
+    qo_indptr: Indices  # [S + 1]
+    kv_len: Indices  # [S]
+    num_qo_heads: int
+    num_kv_heads: int
+    block_size: int  # query rows
+    causal: bool
+
+    @property
+    def tokens(self) -> npt.NDArray[np.int64]:
+        """[L]: keys that each list visits."""
+        sizes = (self.spans[:, 1] - self.spans[:, 0]).astype(np.int64)
+        return np.diff(np.concatenate([[0], np.cumsum(sizes)])[self.indptr])
+
+    @property
+    def density(self) -> float:
+        """The share of what dense blocks of rows visit that these do; 1 of nothing."""
+        rows = self.lists[:, 3].astype(np.int64)
+        visible = self.kv_len[self.lists[:, 0]].astype(np.int64)
+        if self.causal:
+            visible += self.lists[:, 2] + rows - self.qo_indptr[self.lists[:, 0] + 1]
+        dense = int((rows * visible).sum())
+        return float((rows * self.tokens).sum()) / dense if dense else 1.0
+
+    def plan(
+        self,
+        head_dim: int,
+        *,
+        head_dim_vo: int | None = None,
+        kv_indptr: Any = None,
+        kv_indices: Any = None,
+        page_size: int = 1,
+        window_left: int = -1,
+    ) -> _core.AttentionPlan:
+        """The attention over these lists: `plan.run(q, k, v, out)` as often as needed.
+
+        Args:
+            kv_indptr, kv_indices, page_size: where the keys are, as `KeyBatch` says; default:
+                ragged, one sequence after the other.
+        """
+        op = "block index"
+        if kv_indptr is None:
+            expect(kv_indices is None, f"[{op}] kv_indptr", "an array with kv_indices", None)
+            kv_indptr = np.concatenate([[0], np.cumsum(self.kv_len)])
+        return _core.AttentionPlan(
+            self.qo_indptr,
+            indptr(kv_indptr, f"[{op}] kv_indptr", self.qo_indptr.size),
+            None if kv_indices is None else indices(kv_indices, f"[{op}] kv_indices"),
+            self.kv_len,
+            page_size=page_size,
+            num_qo_heads=self.num_qo_heads,
+            num_kv_heads=self.num_kv_heads,
+            head_dim_qk=head_dim,
+            head_dim_vo=head_dim if head_dim_vo is None else head_dim_vo,
+            causal=self.causal,
+            window_left=window_left,
+            lists=self.lists,
+            blocks=(self.indptr, self.spans),
+        )
+
+
+def a_shape_index(
+    qo_indptr: Any,
+    kv_len: Any,
+    num_qo_heads: int,
+    num_kv_heads: int,
+    *,
+    sinks: int = 128,
+    window: int = 1024,
+    block_size: int = 64,
+    causal: bool = True,
+    pool: ThreadPool | None = None,
+) -> BlockIndex:
+    """The first keys and the nearest ones: MInference's A-shape (arXiv:2407.02490, section 3), the
+    prefill of StreamingLLM (arXiv:2309.17453).
+
+    Args:
+        qo_indptr, kv_len: int32 [S + 1] and [S]; a sequence's rows are its last tokens.
+    """
+    op = "a_shape_index"
+    rows = indptr(qo_indptr, f"[{op}] qo_indptr")
+    lengths = indices(kv_len, f"[{op}] kv_len")
+    lists = _core.a_shape_lists(
+        rows, lengths, num_kv_heads, block_size, causal, sinks, window, pool
+    )
+    return BlockIndex(*lists, rows, lengths, num_qo_heads, num_kv_heads, block_size, causal)
+
+
+def vertical_slash_index(
+    q: Any,
+    k: Any,
+    *,
+    vertical_size: int = 1000,
+    slash_size: int = 6096,
+    last_q: int = 64,
+    sinks: int = 30,
+    window: int = 100,
+    block_size: int = 64,
+    sm_scale: float | None = None,
+    pool: ThreadPool | None = None,
+    **keys: Any,
+) -> BlockIndex:
+    """Columns and diagonals that the last rows attend to: MInference's vertical-slash pattern
+    (arXiv:2407.02490, section 3.2 and algorithm 2); causal.
+
+    Args:
+        vertical_size: keys that every row visits, the highest by `attention_scores` of the last
+            `last_q` rows (at most 128) of each sequence.
+        slash_size: distances at which every row visits a key, the highest by its diagonals. A block
+            visits the keys at a distance of any of its rows.
+        keys: the index vectors of `KeyBatch`.
+    """
+    op = "vertical_slash_index"
+    batch = KeyBatch.of(op, q, k, **keys)
+    for name, value in (("vertical_size", vertical_size), ("slash_size", slash_size)):
+        expect(value >= 0, f"[{op}] {name}", "0 or more", value)
+    expect(0 < last_q <= 128, f"[{op}] last_q", "1 to 128", last_q)
+    ends, starts = batch.qo_indptr[1:], batch.qo_indptr[:-1]
+    last = batch.some_rows(
+        [np.arange(max(a, b - last_q), b) for a, b in zip(starts, ends, strict=True)]
+    )
+    shape = (batch.num_qo_heads, int(batch.kv_len.sum()))
+    columns, diagonals = np.empty(shape, np.float32), np.empty(shape, np.float32)
+    scores_into(last, columns, diagonals, causal=True, sm_scale=sm_scale, pool=pool)
+    lists = _core.column_lists(
+        batch.qo_indptr,
+        batch.kv_len,
+        batch.num_kv_heads,
+        block_size,
+        True,
+        sinks,
+        window,
+        columns,
+        num_columns=vertical_size,
+        slashes=diagonals,
+        num_slashes=slash_size,
+        pool=pool,
+    )
+    return _index(batch, lists, block_size, True)
+
+
+def sampled_index(
+    q: Any,
+    k: Any,
+    *,
+    sample_ratio: float = 0.05,
+    mass: float = 0.95,
+    sinks: int = 4,
+    window: int = 256,
+    block_size: int = 64,
+    sm_scale: float | None = None,
+    pool: ThreadPool | None = None,
+    **keys: Any,
+) -> BlockIndex:
+    """Columns that hold most of what sampled rows attend to, and a window: SampleAttention
+    (arXiv:2406.15486, section 4.2); causal.
+
+    Args:
+        sample_ratio: the share of rows, evenly spread, the last one among them, whose probabilities
+            are summed up by key.
+        mass: as few columns are visited as hold this share of a head's sum.
+        keys: the index vectors of `KeyBatch`.
+    """
+    op = "sampled_index"
+    batch = KeyBatch.of(op, q, k, **keys)
+    expect(0 < sample_ratio <= 1, f"[{op}] sample_ratio", "more than 0, at most 1", sample_ratio)
+    expect(0 < mass <= 1, f"[{op}] mass", "more than 0, at most 1", mass)
+    step = max(1, round(1 / sample_ratio))
+    ends, starts = batch.qo_indptr[1:], batch.qo_indptr[:-1]
+    rows = [np.arange(b - 1, a - 1, -step)[::-1] for a, b in zip(starts, ends, strict=True)]
+    shifts = batch.kv_len - ends
+    positions = np.concatenate([np.zeros(0), *(r + d for r, d in zip(rows, shifts, strict=True))])
+    columns = np.empty((batch.num_qo_heads, int(batch.kv_len.sum())), np.float32)
+    scores_into(
+        batch.some_rows(rows),
+        columns,
+        None,
+        causal=True,
+        sm_scale=sm_scale,
+        positions=positions.astype(np.int32),
+        pool=pool,
+    )
+    lists = _core.column_lists(
+        batch.qo_indptr,
+        batch.kv_len,
+        batch.num_kv_heads,
+        block_size,
+        True,
+        sinks,
+        window,
+        columns,
+        column_mass=mass,
+        pool=pool,
+    )
+    return _index(batch, lists, block_size, True)
+
+
+def _index(batch: KeyBatch, lists: Any, block_size: int, causal: bool) -> BlockIndex:
+    heads = (batch.num_qo_heads, batch.num_kv_heads)
+    return BlockIndex(*lists, batch.qo_indptr, batch.kv_len, *heads, block_size, causal)

@@ -1,0 +1,123 @@
+"""The queries and the keys of a batch, which scores and indices are made from."""
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from effinfer.ops.arrays import Array, view
+from effinfer.ops.options import LAYOUTS, Indices, contiguous_rows, expect, indices, indptr, one_of
+
+
+@dataclass(frozen=True)
+class KeyBatch:
+    """q [T, num_qo_heads, head_dim]: the rows qo_indptr[s]:qo_indptr[s + 1] of sequence s are its
+    last tokens (default: one sequence). The keys, float32, float16, bfloat16 or 8-bit ones:
+
+    - ragged: k [N, num_kv_heads, head_dim] (NHD) or heads first (HND), of sequence s the rows
+      kv_indptr[s]:kv_indptr[s + 1] (default: one sequence);
+    - paged: k [pages, page_size, num_kv_heads, head_dim] (NHD) or [pages, num_kv_heads, page_size,
+      head_dim] (HND), of sequence s the first kv_len[s] tokens of the pages
+      kv_indices[kv_indptr[s]:kv_indptr[s + 1]].
+
+    Every index vector is int32.
+    """
+
+    q: Array
+    k: Array
+    qo_indptr: Indices
+    kv_indptr: Indices
+    kv_indices: Indices | None
+    kv_len: Indices
+    page_size: int
+    kv_layout: str
+
+    @classmethod
+    def of(
+        cls,
+        op: str,
+        q: Any,
+        k: Any,
+        *,
+        qo_indptr: Any = None,
+        kv_indptr: Any = None,
+        kv_indices: Any = None,
+        kv_len: Any = None,
+        kv_layout: str = "NHD",
+    ) -> "KeyBatch":
+        rows, keys = view(q, f"[{op}] q"), view(k, f"[{op}] k")
+        one_of(kv_layout, LAYOUTS, f"[{op}] kv_layout")
+        paged = kv_indices is not None
+        rank = 4 if paged else 3
+        expect(rows.ndim == 3, f"[{op}] q", "3 dimensions", f"shape {rows.shape}")
+        expect(keys.ndim == rank, f"[{op}] k", f"{rank} dimensions", f"shape {keys.shape}")
+        if not paged and kv_layout == "HND":
+            keys, kv_layout = keys.swapaxes(0, 1), "NHD"
+        if paged:
+            for name, given in (("kv_indptr", kv_indptr), ("kv_len", kv_len)):
+                expect(given is not None, f"[{op}] {name}", "an array with kv_indices", None)
+        elif kv_indptr is None:
+            kv_indptr = np.array([0, keys.shape[0]], np.int32)
+        starts = indptr(kv_indptr, f"[{op}] kv_indptr")
+        if kv_len is None:
+            kv_len = np.diff(starts)
+        if qo_indptr is None:
+            qo_indptr = np.array([0, rows.shape[0]], np.int32)
+        return cls(
+            contiguous_rows(rows),
+            contiguous_rows(keys),
+            indptr(qo_indptr, f"[{op}] qo_indptr", starts.size),
+            starts,
+            indices(kv_indices, f"[{op}] kv_indices") if paged else None,
+            indices(kv_len, f"[{op}] kv_len"),
+            keys.shape[1 if kv_layout == "NHD" else 2] if paged else 1,
+            kv_layout,
+        )
+
+    @property
+    def num_qo_heads(self) -> int:
+        return int(self.q.shape[1])
+
+    @property
+    def num_kv_heads(self) -> int:
+        return int(self.k.shape[1 if self.k.ndim == 3 or self.kv_layout == "HND" else 2])
+
+    @property
+    def head_dim(self) -> int:
+        return int(self.q.shape[2])
+
+    @property
+    def lists(self) -> tuple[Indices, Indices, Indices | None, Indices]:
+        return self.qo_indptr, self.kv_indptr, self.kv_indices, self.kv_len
+
+    @property
+    def geometry(self) -> dict[str, int]:
+        return {
+            "page_size": self.page_size,
+            "num_qo_heads": self.num_qo_heads,
+            "num_kv_heads": self.num_kv_heads,
+            "head_dim": self.head_dim,
+        }
+
+    def scale(self, sm_scale: float | None) -> float:
+        return 1.0 / math.sqrt(max(self.head_dim, 1)) if sm_scale is None else float(sm_scale)
+
+    def some_rows(self, chosen: list[Indices]) -> "KeyBatch":
+        """With only the flat rows chosen[s] of each sequence s."""
+        counts = [0, *(len(rows) for rows in chosen)]
+        rows = np.concatenate(chosen) if chosen else np.zeros(0, np.int32)
+        first = int(rows[0]) if rows.size else 0
+        adjacent = bool((rows == np.arange(first, first + rows.size)).all())
+        q = self.q[first : first + rows.size] if adjacent else self.q[rows]
+        starts = np.cumsum(counts).astype(np.int32)
+        return KeyBatch(
+            q,
+            self.k,
+            starts,
+            self.kv_indptr,
+            self.kv_indices,
+            self.kv_len,
+            self.page_size,
+            self.kv_layout,
+        )

@@ -1,0 +1,164 @@
+"""How much attention keys get, without the matrix of probabilities: what methods that evict,
+compress or select keys look at."""
+
+from typing import Any
+
+import numpy as np
+
+from effinfer import _core
+from effinfer._core import ThreadPool
+from effinfer.ops.arrays import Array, as_kind, dense, empty, optional, result, view
+from effinfer.ops.key_batch import KeyBatch
+from effinfer.ops.options import expect, one_of
+
+
+def attention_scores(
+    q: Any,
+    k: Any,
+    *,
+    causal: bool = True,
+    sm_scale: float | None = None,
+    reduce: str = "sum",
+    lse: Any = None,
+    lse_base: str = "log2",
+    diagonals: bool = False,
+    positions: Any = None,
+    window_left: int = -1,
+    logits_soft_cap: float | None = None,
+    k_scale: Any = None,
+    qo_indptr: Any = None,
+    kv_indptr: Any = None,
+    kv_indices: Any = None,
+    kv_len: Any = None,
+    kv_layout: str = "NHD",
+    out: Any = None,
+    pool: ThreadPool | None = None,
+) -> Any:
+    """For each query head and key the sum, or the maximum, over the query rows of softmax(q k).
+
+    Sums over all rows are what H2O accumulates (arXiv:2306.14048, section 4), those of the last
+    rows what SnapKV (arXiv:2404.14469, section 3) and MInference (arXiv:2407.02490, section 3) look
+    at, those of sampled rows SampleAttention's (arXiv:2406.15486, section 4); maxima tell whether a
+    key ever mattered (Scissorhands, arXiv:2305.17118).
+
+    Args:
+        q, k: queries and keys with their index vectors as `KeyBatch` describes them.
+        lse: float32 [T, num_qo_heads]: the logarithm of each row's sum of exponentials, where an
+            attention call has returned it; default: computed first, which is half of the work.
+        diagonals: also the sums by distance from a row back to its key; needs causal, "sum" and at
+            most 128 rows a sequence.
+        positions: int32 [T]: where the rows are in their sequences, if not at the end.
+        window_left: keys farther back than this are hidden; -1: none.
+        k_scale: a number, or float32 of k's shape without head_dim, that numbers of k are times.
+
+    Returns:
+        float32 [num_qo_heads, sum of kv_len], the keys of one sequence after the other; with
+        diagonals a pair with the same of distances: [h, start + d] adds up the probabilities of
+        keys d places before the row.
+    """
+    op = "attention_scores"
+    batch = KeyBatch.of(
+        op,
+        q,
+        k,
+        qo_indptr=qo_indptr,
+        kv_indptr=kv_indptr,
+        kv_indices=kv_indices,
+        kv_len=kv_len,
+        kv_layout=kv_layout,
+    )
+    shape = (batch.num_qo_heads, int(batch.kv_len.sum()))
+    given, given_view = result(q, shape, np.float32, out, f"[{op}] out")
+    sums, sums_view = empty(q, shape, np.float32) if diagonals else (None, None)
+    scores_into(
+        batch,
+        given_view,
+        sums_view,
+        causal=causal,
+        sm_scale=sm_scale,
+        reduce=reduce,
+        positions=optional(positions, f"[{op}] positions"),
+        window_left=window_left,
+        logits_soft_cap=logits_soft_cap or 0.0,
+        lse=optional(lse, f"[{op}] lse"),
+        lse_base=lse_base,
+        k_scale=k_scale,
+        pool=pool,
+    )
+    return (given, sums) if diagonals else given
+
+
+def scores_into(
+    batch: KeyBatch,
+    out: Array,
+    diagonals: Array | None,
+    *,
+    sm_scale: float | None = None,
+    k_scale: Any = None,
+    **options: Any,
+) -> None:
+    """`attention_scores` of checked arrays."""
+    scales = None
+    if k_scale is not None and not isinstance(k_scale, (int, float)):
+        scales = view(k_scale, "[attention_scores] k_scale")
+    _core.attention_scores(
+        batch.q,
+        batch.k,
+        *batch.lists,
+        out,
+        diagonals,
+        **batch.geometry,
+        sm_scale=batch.scale(sm_scale),
+        k_scale=1.0 if k_scale is None or scales is not None else float(k_scale),
+        k_scales=scales,
+        kv_layout=batch.kv_layout,
+        **options,
+    )
+
+
+def pooled_attention_scores(
+    q: Any,
+    k: Any,
+    *,
+    block_size: int = 1,
+    block_reduce: str = "sum",
+    kernel_size: int = 1,
+    pooling: str = "avg",
+    group_heads: bool = False,
+    kv_indptr: Any = None,
+    kv_len: Any = None,
+    pool: ThreadPool | None = None,
+    **options: Any,
+) -> Any:
+    """`attention_scores`, with neighbours pooled.
+
+    In this order: the query heads of each KV head are added up (`group_heads`), each score becomes
+    the "max" or the "avg" of the `kernel_size` (odd) around it in its sequence, zeros outside
+    counted (SnapKV, arXiv:2404.14469, section 4), and those of every `block_size` keys of a
+    sequence are reduced by "sum", "mean" or "max".
+
+    Args:
+        options: more arguments of `attention_scores`; no `diagonals`, no `out`.
+
+    Returns:
+        float32 [num_qo_heads, or num_kv_heads with group_heads; sum of ceil(kv_len / block_size)].
+    """
+    op = "pooled_attention_scores"
+    one_of(pooling, ("avg", "max"), f"[{op}] pooling")
+    for name in ("diagonals", "out"):
+        expect(not options.get(name), f"[{op}] {name}", "not given", options.get(name))
+    scores = attention_scores(q, k, kv_indptr=kv_indptr, kv_len=kv_len, pool=pool, **options)
+    layout = {"kv_indices": options.get("kv_indices"), "kv_layout": options.get("kv_layout", "NHD")}
+    qo_indptr = options.get("qo_indptr")
+    batch = KeyBatch.of(op, q, k, qo_indptr=qo_indptr, kv_indptr=kv_indptr, kv_len=kv_len, **layout)
+    pooled = _core.pool_scores(
+        dense(scores, f"[{op}] scores"),
+        batch.kv_len,
+        pooling=pooling,
+        kernel_size=kernel_size,
+        block_reduce=block_reduce,
+        block_size=block_size,
+        group=batch.num_qo_heads // batch.num_kv_heads if group_heads else 1,
+        pool=pool,
+    )
+    return as_kind(pooled, q)
