@@ -116,113 +116,113 @@ struct BlockScores {
   std::vector<float> values;
 };
 
-class BlockScorer {
- public:
-  BlockScorer(const Validator& check, const AttentionGeometry& geometry,
-              const AttentionSequences& sequences, const BlockScoreInputs& inputs,
-              int32_t block_size)
-      : plan_(geometry, sequences), block_size_(block_size) {
-    const AttentionTensors tensors(check, plan_, inputs.order);
-    q_ = tensors.query_rows("q", inputs.q, geometry.head_dim_qk);
-    k_ = tensors.kv_rows("k", inputs.k, geometry.head_dim_qk);
-    const bool floats = k_.dtype == DType::f32 || k_.dtype == DType::f16 || k_.dtype == DType::bf16;
-    check.expect(floats, "k", "dtype f32, f16 or bf16", name(k_.dtype));
-    concatenates_ = inputs.method == BlockMethod::antidiagonal;
-    if (concatenates_) {
-      const int32_t stride = inputs.stride;
-      const bool divides = stride > 0 && block_size % stride == 0;
-      check.expect(divides, "stride", "a divisor of block_size " + std::to_string(block_size),
-                   std::to_string(stride));
-      const int32_t groups = block_size / stride;
-      check.expect((groups & (groups - 1)) == 0 && groups <= 256, "stride",
-                   "block_size / stride to be a power of two up to 256", std::to_string(groups));
-    }
-    size_ = concatenates_ ? inputs.stride : block_size;
-    sm_scale_ =
-        concatenates_ ? inputs.sm_scale / static_cast<float>(inputs.stride) : inputs.sm_scale;
-  }
+struct BlockScorer {
+  AttentionPlan::Impl plan;
+  int32_t block_size = 0;
+  kernels::QueryRows q;
+  kernels::KvRows k;
+  bool concatenates = false;
+  int64_t size = 1;
+  float sm_scale = 1.0f;
 
-  BlockScores run(ThreadPool& pool) const {
-    const PooledRows q = pool_queries(pool);
-    const PooledRows k = pool_keys(pool);
-    std::vector<int32_t> kv_len;
-    BlockScores out;
-    int64_t first = 0;
-    const int32_t per_block = block_size_ / size_;
-    for (size_t s = 0; s < plan_.kv_len.size(); ++s) {
-      kv_len.push_back(k.indptr[s + 1] - k.indptr[s]);
-      const int64_t keys = (kv_len.back() + per_block - 1) / per_block;
-      const int64_t begin = q.first[s] / per_block;
-      const int64_t rows = q.indptr[s] == q.indptr[s + 1] ? 0 : keys - begin;
-      out.rows.push_back({first, rows * keys, keys});
-      first += rows * keys * plan_.geometry.num_qo_heads;
-    }
-    out.values.resize(static_cast<size_t>(first));
-    kernels::AttentionScoresProblem p;
-    p.num_qo_heads = plan_.geometry.num_qo_heads;
-    p.num_kv_heads = plan_.geometry.num_kv_heads;
-    p.q = {reinterpret_cast<const uint8_t*>(q.data.get()), DType::f32,
-           static_cast<int32_t>(q.width), p.num_qo_heads * q.width, q.width};
-    p.k.data = reinterpret_cast<const uint8_t*>(k.data.get());
-    p.k.dims = static_cast<int32_t>(k.width);
-    p.k.token_stride = p.num_kv_heads * k.width * 4;
-    p.k.head_stride = k.width * 4;
-    p.num_sequences = static_cast<int32_t>(kv_len.size());
-    p.qo_indptr = q.indptr.data();
-    p.kv_indptr = k.indptr.data();
-    p.kv_len = kv_len.data();
-    p.causal = plan_.geometry.causal;
-    p.sm_scale = sm_scale_;
-    p.row_block = per_block;
-    p.key_block = per_block;
-    p.rows = out.rows.data();
-    p.out = out.values.data();
-    run_score_passes(p, nullptr, pool);
-    return out;
-  }
+  BlockScores run(ThreadPool& pool) const;
 
- private:
   // Of the first row of a sequence.
   int64_t position(int32_t s) const {
     const auto i = static_cast<size_t>(s);
-    return int64_t{plan_.kv_len[i]} - (plan_.qo_indptr[i + 1] - plan_.qo_indptr[i]);
+    return int64_t{plan.kv_len[i]} - (plan.qo_indptr[i + 1] - plan.qo_indptr[i]);
   }
 
   PooledRows pool_queries(ThreadPool& pool) const {
-    const int64_t bytes = dtype_info(q_.dtype).block_bytes;
-    const TokenRows rows = {q_.data, q_.dtype, q_.dims, plan_.geometry.num_qo_heads,
-                            q_.head_stride * bytes};
+    const int64_t bytes = dtype_info(q.dtype).block_bytes;
+    const TokenRows rows = {q.data, q.dtype, q.dims, plan.geometry.num_qo_heads,
+                            q.head_stride * bytes};
     return pool_rows(
-        rows, {size_, concatenates_, true}, plan_.kv_len, pool,
-        [&](int32_t s) { return position(s); },
+        rows, {size, concatenates, true}, plan.kv_len, pool, [&](int32_t s) { return position(s); },
         [&](int32_t s, int64_t at) {
-          const int64_t row = plan_.qo_indptr[static_cast<size_t>(s)] + at - position(s);
-          return q_.data + row * q_.row_stride * bytes;
+          const int64_t row = plan.qo_indptr[static_cast<size_t>(s)] + at - position(s);
+          return q.data + row * q.row_stride * bytes;
         });
   }
 
   PooledRows pool_keys(ThreadPool& pool) const {
-    const TokenRows rows = {k_.data, k_.dtype, k_.dims, plan_.geometry.num_kv_heads,
-                            k_.head_stride};
+    const TokenRows rows = {k.data, k.dtype, k.dims, plan.geometry.num_kv_heads, k.head_stride};
     return pool_rows(
-        rows, {size_, concatenates_, false}, plan_.kv_len, pool, [](int32_t) { return 0; },
+        rows, {size, concatenates, false}, plan.kv_len, pool, [](int32_t) { return 0; },
         [&](int32_t s, int64_t at) {
-          const int64_t first = plan_.kv_indptr[static_cast<size_t>(s)];
-          if (!plan_.paged) return k_.data + (first + at) * k_.token_stride;
-          const int64_t size = plan_.geometry.page_size;
-          const int32_t page = plan_.kv_indices[static_cast<size_t>(first + at / size)];
-          return k_.data + page * k_.page_stride + at % size * k_.token_stride;
+          const int64_t first = plan.kv_indptr[static_cast<size_t>(s)];
+          if (!plan.paged) return k.data + (first + at) * k.token_stride;
+          const int64_t tokens = plan.geometry.page_size;
+          const int32_t page = plan.kv_indices[static_cast<size_t>(first + at / tokens)];
+          return k.data + page * k.page_stride + at % tokens * k.token_stride;
         });
   }
-
-  const AttentionPlan::Impl plan_;
-  const int32_t block_size_;
-  kernels::QueryRows q_;
-  kernels::KvRows k_;
-  bool concatenates_ = false;
-  int64_t size_ = 1;
-  float sm_scale_ = 1.0f;
 };
+
+BlockScorer make_scorer(const Validator& check, const AttentionGeometry& geometry,
+                        const AttentionSequences& sequences, const BlockScoreInputs& inputs,
+                        int32_t block_size) {
+  BlockScorer scorer{AttentionPlan::Impl(geometry, sequences), block_size, {}, {}};
+  const AttentionTensors tensors(check, scorer.plan, inputs.order);
+  scorer.q = tensors.query_rows("q", inputs.q, geometry.head_dim_qk);
+  scorer.k = tensors.kv_rows("k", inputs.k, geometry.head_dim_qk);
+  const bool floats =
+      scorer.k.dtype == DType::f32 || scorer.k.dtype == DType::f16 || scorer.k.dtype == DType::bf16;
+  check.expect(floats, "k", "dtype f32, f16 or bf16", name(scorer.k.dtype));
+  scorer.concatenates = inputs.method == BlockMethod::antidiagonal;
+  if (scorer.concatenates) {
+    const int32_t stride = inputs.stride;
+    const bool divides = stride > 0 && block_size % stride == 0;
+    check.expect(divides, "stride", "a divisor of block_size " + std::to_string(block_size),
+                 std::to_string(stride));
+    const int32_t groups = block_size / stride;
+    check.expect((groups & (groups - 1)) == 0 && groups <= 256, "stride",
+                 "block_size / stride to be a power of two up to 256", std::to_string(groups));
+  }
+  scorer.size = scorer.concatenates ? inputs.stride : block_size;
+  scorer.sm_scale =
+      scorer.concatenates ? inputs.sm_scale / static_cast<float>(inputs.stride) : inputs.sm_scale;
+  return scorer;
+}
+
+BlockScores BlockScorer::run(ThreadPool& pool) const {
+  const PooledRows queries = pool_queries(pool);
+  const PooledRows keys = pool_keys(pool);
+  std::vector<int32_t> kv_len;
+  BlockScores out;
+  int64_t first = 0;
+  const int32_t per_block = block_size / size;
+  for (size_t s = 0; s < plan.kv_len.size(); ++s) {
+    kv_len.push_back(keys.indptr[s + 1] - keys.indptr[s]);
+    const int64_t columns = (kv_len.back() + per_block - 1) / per_block;
+    const int64_t begin = queries.first[s] / per_block;
+    const int64_t rows = queries.indptr[s] == queries.indptr[s + 1] ? 0 : columns - begin;
+    out.rows.push_back({first, rows * columns, columns});
+    first += rows * columns * plan.geometry.num_qo_heads;
+  }
+  out.values.resize(static_cast<size_t>(first));
+  kernels::AttentionScoresProblem p;
+  p.num_qo_heads = plan.geometry.num_qo_heads;
+  p.num_kv_heads = plan.geometry.num_kv_heads;
+  p.q = {reinterpret_cast<const uint8_t*>(queries.data.get()), DType::f32,
+         static_cast<int32_t>(queries.width), p.num_qo_heads * queries.width, queries.width};
+  p.k.data = reinterpret_cast<const uint8_t*>(keys.data.get());
+  p.k.dims = static_cast<int32_t>(keys.width);
+  p.k.token_stride = p.num_kv_heads * keys.width * 4;
+  p.k.head_stride = keys.width * 4;
+  p.num_sequences = static_cast<int32_t>(kv_len.size());
+  p.qo_indptr = queries.indptr.data();
+  p.kv_indptr = keys.indptr.data();
+  p.kv_len = kv_len.data();
+  p.causal = plan.geometry.causal;
+  p.sm_scale = sm_scale;
+  p.row_block = per_block;
+  p.key_block = per_block;
+  p.rows = out.rows.data();
+  p.out = out.values.data();
+  run_score_passes(p, nullptr, pool);
+  return out;
+}
 
 }  // namespace
 
@@ -233,7 +233,7 @@ BlockLists block_score_lists(const IndexRows& rows, const AttentionGeometry& geo
   const IndexBuilder builder(check, rows);
   check_top(check, "num_blocks", inputs.top);
   const BlockScores scores =
-      BlockScorer(check, geometry, sequences, inputs, rows.block_size).run(pool);
+      make_scorer(check, geometry, sequences, inputs, rows.block_size).run(pool);
   const int64_t group = geometry.num_qo_heads / geometry.num_kv_heads;
   return builder.build(pool, [&, group](int64_t s, int32_t kv_head) {
     const kernels::ScoreRows& at = scores.rows[static_cast<size_t>(s)];

@@ -684,6 +684,16 @@ class AttentionPlan:
     @property
     def num_rows(self) -> int: ...
 
+def a_shape_lists(
+    qo_indptr: numpy.typing.NDArray[typing.Any],
+    kv_len: numpy.typing.NDArray[typing.Any],
+    num_kv_heads: int,
+    block_size: int,
+    causal: bool,
+    sinks: int,
+    window: int,
+    pool: ThreadPool | None = None,
+) -> tuple[typing.Any, ...]: ...
 def add(
     a: numpy.typing.NDArray[typing.Any],
     b: numpy.typing.NDArray[typing.Any],
@@ -728,6 +738,33 @@ def apply_token_bitmask(
     indices: typing.Any = None,
     pool: ThreadPool | None = None,
 ) -> None: ...
+def attention_scores(
+    q: numpy.typing.NDArray[typing.Any],
+    k: numpy.typing.NDArray[typing.Any],
+    qo_indptr: numpy.typing.NDArray[typing.Any],
+    kv_indptr: numpy.typing.NDArray[typing.Any],
+    kv_indices: typing.Any,
+    kv_len: numpy.typing.NDArray[typing.Any],
+    out: numpy.typing.NDArray[typing.Any],
+    diagonals: typing.Any = None,
+    *,
+    page_size: int,
+    num_qo_heads: int,
+    num_kv_heads: int,
+    head_dim: int,
+    causal: bool = True,
+    window_left: int = -1,
+    sm_scale: float,
+    logits_soft_cap: float = 0.0,
+    k_scale: float = 1.0,
+    k_scales: typing.Any = None,
+    reduce: str = "sum",
+    positions: typing.Any = None,
+    lse: typing.Any = None,
+    lse_base: str = "log2",
+    kv_layout: str = "NHD",
+    pool: ThreadPool | None = None,
+) -> None: ...
 def available_isas() -> list[str]: ...
 def block_mask(
     indptr: numpy.typing.NDArray[typing.Any],
@@ -742,6 +779,30 @@ def block_mask(
     The bits of a packed mask by block, row and column.
     """
 
+def block_score_lists(
+    q: numpy.typing.NDArray[typing.Any],
+    k: numpy.typing.NDArray[typing.Any],
+    qo_indptr: numpy.typing.NDArray[typing.Any],
+    kv_indptr: numpy.typing.NDArray[typing.Any],
+    kv_indices: typing.Any,
+    kv_len: numpy.typing.NDArray[typing.Any],
+    *,
+    page_size: int,
+    num_qo_heads: int,
+    num_kv_heads: int,
+    head_dim: int,
+    causal: bool,
+    sm_scale: float,
+    kv_layout: str,
+    block_size: int,
+    sinks: int,
+    window: int,
+    method: str,
+    stride: int,
+    num_blocks: int = 0,
+    mass: float = 0.0,
+    pool: ThreadPool | None = None,
+) -> tuple[typing.Any, ...]: ...
 def block_sparse_lists(
     indptr: numpy.typing.NDArray[typing.Any],
     indices: numpy.typing.NDArray[typing.Any],
@@ -762,6 +823,21 @@ def chain_speculative_sampling(
     target_probs: numpy.typing.NDArray[typing.Any],
     seed: numpy.typing.NDArray[typing.Any],
     offset: numpy.typing.NDArray[typing.Any],
+    pool: ThreadPool | None = None,
+) -> tuple[typing.Any, ...]: ...
+def column_lists(
+    qo_indptr: numpy.typing.NDArray[typing.Any],
+    kv_len: numpy.typing.NDArray[typing.Any],
+    num_kv_heads: int,
+    block_size: int,
+    causal: bool,
+    sinks: int,
+    window: int,
+    columns: numpy.typing.NDArray[typing.Any],
+    num_columns: int = 0,
+    column_mass: float = 0.0,
+    slashes: typing.Any = None,
+    num_slashes: int = 0,
     pool: ThreadPool | None = None,
 ) -> tuple[typing.Any, ...]: ...
 def compile(
@@ -940,6 +1016,45 @@ def packbits(
     bitorder: str = "big",
     pool: ThreadPool | None = None,
 ) -> tuple[typing.Any, ...]: ...
+def page_bounds(
+    k: numpy.typing.NDArray[typing.Any],
+    qo_indptr: numpy.typing.NDArray[typing.Any],
+    kv_indptr: numpy.typing.NDArray[typing.Any],
+    kv_indices: typing.Any,
+    kv_len: numpy.typing.NDArray[typing.Any],
+    *,
+    page_size: int,
+    num_kv_heads: int,
+    head_dim: int,
+    kv_layout: str,
+    pool: ThreadPool | None = None,
+) -> numpy.typing.NDArray[numpy.float32]: ...
+def page_lists(
+    qo_indptr: numpy.typing.NDArray[typing.Any],
+    kv_len: numpy.typing.NDArray[typing.Any],
+    num_kv_heads: int,
+    causal: bool,
+    sinks: int,
+    window: int,
+    scores: numpy.typing.NDArray[typing.Any],
+    page_size: int,
+    num_pages: int,
+    pool: ThreadPool | None = None,
+) -> tuple[typing.Any, ...]: ...
+def page_scores(
+    q: numpy.typing.NDArray[typing.Any],
+    bounds: numpy.typing.NDArray[typing.Any],
+    qo_indptr: numpy.typing.NDArray[typing.Any],
+    kv_indptr: numpy.typing.NDArray[typing.Any],
+    kv_indices: typing.Any,
+    kv_len: numpy.typing.NDArray[typing.Any],
+    *,
+    page_size: int,
+    num_qo_heads: int,
+    num_kv_heads: int,
+    head_dim: int,
+    pool: ThreadPool | None = None,
+) -> numpy.typing.NDArray[numpy.float32]: ...
 def paged_attention(
     q: numpy.typing.NDArray[typing.Any],
     kv: PagedKv,
@@ -960,6 +1075,17 @@ def pass_names() -> list[str]:
     The passes, in order.
     """
 
+def pool_scores(
+    scores: numpy.typing.NDArray[typing.Any],
+    kv_len: numpy.typing.NDArray[typing.Any],
+    *,
+    pooling: str = "none",
+    kernel_size: int = 1,
+    block_reduce: str = "sum",
+    block_size: int = 1,
+    group: int = 1,
+    pool: ThreadPool | None = None,
+) -> numpy.typing.NDArray[numpy.float32]: ...
 def quantize_activation(x: numpy.typing.NDArray[typing.Any]) -> tuple[typing.Any, ...]:
     """
     Rounds float32 rows to the int8 operand of matmul: (q [n, K], scales [n, ceil(K / 16)]).

@@ -7,7 +7,7 @@ import numpy as np
 from effinfer import _core
 from effinfer._core import ThreadPool
 from effinfer.ops.arrays import as_kind, dense, view
-from effinfer.ops.index import BlockIndex
+from effinfer.ops.index import BlockIndex, block_index
 from effinfer.ops.key_batch import KeyBatch
 from effinfer.ops.options import LAYOUTS, contiguous_rows, expect, indices, indptr, one_of
 
@@ -66,8 +66,7 @@ def block_score_index(
         mass=mass or 0.0,
         pool=pool,
     )
-    heads = (batch.num_qo_heads, batch.num_kv_heads)
-    return BlockIndex(*lists, batch.qo_indptr, batch.kv_len, *heads, block_size, causal)
+    return block_index(lists, batch.qo_indptr, batch.kv_len, batch.heads, block_size, causal)
 
 
 def page_bounds(
@@ -195,4 +194,4 @@ def topk_pages(
         rows, lengths, heads, causal, sinks, window, page_scores, page_size, num_pages, pool
     )
     block = max(1, int(np.diff(rows).max(initial=0)))
-    return BlockIndex(*lists, rows, lengths, int(queries.shape[1]), heads, block, causal)
+    return block_index(lists, rows, lengths, (int(queries.shape[1]), heads), block, causal)

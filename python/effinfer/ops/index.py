@@ -111,7 +111,8 @@ def a_shape_index(
     lists = _core.a_shape_lists(
         rows, lengths, num_kv_heads, block_size, causal, sinks, window, pool
     )
-    return BlockIndex(*lists, rows, lengths, num_qo_heads, num_kv_heads, block_size, causal)
+    heads = (num_qo_heads, num_kv_heads)
+    return block_index(lists, rows, lengths, heads, block_size, causal)
 
 
 def vertical_slash_index(
@@ -164,7 +165,7 @@ def vertical_slash_index(
         num_slashes=slash_size,
         pool=pool,
     )
-    return _index(batch, lists, block_size, True)
+    return block_index(lists, batch.qo_indptr, batch.kv_len, batch.heads, block_size, True)
 
 
 def sampled_index(
@@ -220,9 +221,17 @@ def sampled_index(
         column_mass=mass,
         pool=pool,
     )
-    return _index(batch, lists, block_size, True)
+    return block_index(lists, batch.qo_indptr, batch.kv_len, batch.heads, block_size, True)
 
 
-def _index(batch: KeyBatch, lists: Any, block_size: int, causal: bool) -> BlockIndex:
-    heads = (batch.num_qo_heads, batch.num_kv_heads)
-    return BlockIndex(*lists, batch.qo_indptr, batch.kv_len, *heads, block_size, causal)
+def block_index(
+    lists: tuple[Any, ...],
+    qo_indptr: Indices,
+    kv_len: Indices,
+    heads: tuple[int, int],
+    block_size: int,
+    causal: bool,
+) -> BlockIndex:
+    """Of the native lists, indptr and spans."""
+    listed, starts, spans = lists
+    return BlockIndex(listed, starts, spans, qo_indptr, kv_len, *heads, block_size, causal)

@@ -64,10 +64,13 @@ class KeyBatch:
             kv_len = np.diff(starts)
         if qo_indptr is None:
             qo_indptr = np.array([0, rows.shape[0]], np.int32)
+        row_starts = indptr(qo_indptr, f"[{op}] qo_indptr", starts.size)
+        count = rows.shape[0]
+        expect(row_starts[-1] == count, f"[{op}] qo_indptr", f"{count} last", row_starts[-1])
         return cls(
             contiguous_rows(rows),
             contiguous_rows(keys),
-            indptr(qo_indptr, f"[{op}] qo_indptr", starts.size),
+            row_starts,
             starts,
             indices(kv_indices, f"[{op}] kv_indices") if paged else None,
             indices(kv_len, f"[{op}] kv_len"),
@@ -84,6 +87,10 @@ class KeyBatch:
         return int(self.k.shape[1 if self.k.ndim == 3 or self.kv_layout == "HND" else 2])
 
     @property
+    def heads(self) -> tuple[int, int]:
+        return self.num_qo_heads, self.num_kv_heads
+
+    @property
     def head_dim(self) -> int:
         return int(self.q.shape[2])
 
@@ -92,7 +99,7 @@ class KeyBatch:
         return self.qo_indptr, self.kv_indptr, self.kv_indices, self.kv_len
 
     @property
-    def geometry(self) -> dict[str, int]:
+    def geometry(self) -> dict[str, Any]:
         return {
             "page_size": self.page_size,
             "num_qo_heads": self.num_qo_heads,

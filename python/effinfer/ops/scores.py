@@ -101,13 +101,16 @@ def scores_into(
     scales = None
     if k_scale is not None and not isinstance(k_scale, (int, float)):
         scales = view(k_scale, "[attention_scores] k_scale")
+    options |= batch.geometry
     _core.attention_scores(
         batch.q,
         batch.k,
-        *batch.lists,
+        batch.qo_indptr,
+        batch.kv_indptr,
+        batch.kv_indices,
+        batch.kv_len,
         out,
         diagonals,
-        **batch.geometry,
         sm_scale=batch.scale(sm_scale),
         k_scale=1.0 if k_scale is None or scales is not None else float(k_scale),
         k_scales=scales,
