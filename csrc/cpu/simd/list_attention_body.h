@@ -176,29 +176,39 @@ struct ListAttentionBody {
                       s.factors[row], adjust, weigh);
   }
 
-  // `next` is being fetched meanwhile.
+  // `next` is being fetched meanwhile. Rows that see nothing of the unit stay as they are, which is
+  // what folding nothing into them would leave.
   static void do_unit(const ListAttentionTile& tile, const State& s, const ListUnit& unit,
                       const ListUnit& next) {
     uint64_t any = 0;
+    int64_t first_row = tile.num_rows;
+    int64_t end_row = 0;
     for (int64_t row = 0; row < tile.num_rows; ++row) {
       s.seen[row] = visible(tile, unit, row);
       any |= s.seen[row];
+      if (s.seen[row] == 0) continue;
+      if (first_row > row) first_row = row;
+      end_row = row + 1;
     }
     if (any == 0) return;
     Gather::pack(tile, unit, next, s.buffers);
     const TokenRange keys = {__builtin_ctzll(any), 64 - __builtin_clzll(any)};
     const TokenRange groups = {keys.begin / 16 * 16, (keys.end + 15) / 16 * 16};
+    const int64_t first = first_row * tile.num_heads;
+    const int64_t rows = (end_row - first_row) * tile.num_heads;
+    float* scores = s.scores + first * kUnit;
     const int64_t k_lines = s.dim_qk / P;  // of 16 tokens
     const uint8_t* k = s.buffers.keys + groups.begin / 16 * k_lines * kLine;
-    Math::product_all(Math::factors_at(s.q, 0), s.dim_qk, {k, kLine, k_lines * kLine, k}, s.dim_qk,
-                      nullptr, s.scores + groups.begin, kUnit, (groups.end - groups.begin) / 16,
-                      s.rows);
-    for (int64_t row = 0; row < s.rows; ++row) softmax_row(tile, s, unit, row, groups);
+    Math::product_all(Math::factors_at(s.q + first * s.dim_qk, 0), s.dim_qk,
+                      {k, kLine, k_lines * kLine, k}, s.dim_qk, nullptr, scores + groups.begin,
+                      kUnit, (groups.end - groups.begin) / 16, rows);
+    for (int64_t row = first; row < first + rows; ++row) softmax_row(tile, s, unit, row, groups);
     const int64_t v_lines = s.dim_vo / 16;  // of P tokens
-    const int64_t first = keys.begin / P * P;
-    const uint8_t* v = s.buffers.values + first / P * v_lines * kLine;
-    Math::product_all(Math::factors_at(s.scores, first), kUnit, {v, v_lines * kLine, kLine, v},
-                      keys.end - first, s.factors, s.out, s.dim_vo, v_lines, s.rows);
+    const int64_t step = keys.begin / P * P;
+    const uint8_t* v = s.buffers.values + step / P * v_lines * kLine;
+    Math::product_all(Math::factors_at(scores, step), kUnit, {v, v_lines * kLine, kLine, v},
+                      keys.end - step, s.factors + first, s.out + first * s.dim_vo, s.dim_vo,
+                      v_lines, rows);
   }
 
   // A row that sees no key is zeros, and the logarithm of its sum minus infinity.
