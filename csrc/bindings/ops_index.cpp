@@ -8,10 +8,13 @@ namespace {
 
 using Pool = std::shared_ptr<ThreadPool>;
 
-ops::IndexRows rows_of(const py::array& qo_indptr, const py::array& kv_len, int32_t num_kv_heads,
-                       int32_t block_size, bool causal, int32_t sinks, int32_t window) {
-  return {view_of(qo_indptr, "[block index] qo_indptr"),
-          view_of(kv_len, "[block index] kv_len"),
+ops::IndexRows rows_of(std::string_view op, const py::array& qo_indptr, const py::array& kv_len,
+                       int32_t num_kv_heads, int32_t block_size, bool causal, int32_t sinks,
+                       int32_t window) {
+  const std::string prefix = "[" + std::string(op) + "] ";
+  return {op,
+          view_of(qo_indptr, prefix + "qo_indptr"),
+          view_of(kv_len, prefix + "kv_len"),
           num_kv_heads,
           block_size,
           causal,
@@ -37,20 +40,21 @@ py::tuple a_shape_lists(const py::array& qo_indptr, const py::array& kv_len, int
                         int32_t block_size, bool causal, int32_t sinks, int32_t window,
                         const Pool& pool) {
   const ops::IndexRows rows =
-      rows_of(qo_indptr, kv_len, num_kv_heads, block_size, causal, sinks, window);
+      rows_of("a_shape_index", qo_indptr, kv_len, num_kv_heads, block_size, causal, sinks, window);
   return lists_of([&] { return ops::a_shape_lists(rows, pool_or_default(pool)); });
 }
 
-py::tuple column_lists(const py::array& qo_indptr, const py::array& kv_len, int32_t num_kv_heads,
-                       int32_t block_size, bool causal, int32_t sinks, int32_t window,
-                       const py::array& columns, int32_t num_columns, float column_mass,
-                       const py::object& slashes, int32_t num_slashes, const Pool& pool) {
+py::tuple column_lists(const std::string& op, const py::array& qo_indptr, const py::array& kv_len,
+                       int32_t num_kv_heads, int32_t block_size, bool causal, int32_t sinks,
+                       int32_t window, const py::array& columns, int32_t num_columns,
+                       float column_mass, const py::object& slashes, int32_t num_slashes,
+                       const Pool& pool) {
   const ops::IndexRows rows =
-      rows_of(qo_indptr, kv_len, num_kv_heads, block_size, causal, sinks, window);
+      rows_of(op, qo_indptr, kv_len, num_kv_heads, block_size, causal, sinks, window);
   ops::ColumnScores scores;
-  scores.columns = view_of(columns, "[block index] columns");
+  scores.columns = view_of(columns, "[" + op + "] columns");
   scores.top_columns = {num_columns, column_mass};
-  scores.slashes = optional_view(slashes, "[block index] slashes");
+  scores.slashes = optional_view(slashes, "[" + op + "] slashes");
   scores.top_slashes = {num_slashes, 0.0f};
   return lists_of([&] { return ops::column_lists(rows, scores, pool_or_default(pool)); });
 }
@@ -58,7 +62,8 @@ py::tuple column_lists(const py::array& qo_indptr, const py::array& kv_len, int3
 py::tuple page_lists(const py::array& qo_indptr, const py::array& kv_len, int32_t num_kv_heads,
                      bool causal, int32_t sinks, int32_t window, const py::array& scores,
                      int32_t page_size, int32_t num_pages, const Pool& pool) {
-  const ops::IndexRows rows = rows_of(qo_indptr, kv_len, num_kv_heads, 1, causal, sinks, window);
+  const ops::IndexRows rows =
+      rows_of("topk_pages", qo_indptr, kv_len, num_kv_heads, 1, causal, sinks, window);
   const TensorView given = view_of(scores, "[topk_pages] scores");
   return lists_of([&] {
     return ops::page_lists(rows, given, page_size, {num_pages, 0.0f}, pool_or_default(pool));
@@ -74,7 +79,7 @@ py::tuple block_score_lists(const py::array& q, const py::array& k, const py::ar
                             int32_t num_blocks, float mass, const Pool& pool) {
   const std::string op = "block_score_index";
   const ops::IndexRows rows =
-      rows_of(qo_indptr, kv_len, num_kv_heads, block_size, causal, sinks, window);
+      rows_of(op, qo_indptr, kv_len, num_kv_heads, block_size, causal, sinks, window);
   const ops::AttentionSequences sequences =
       sequences_of(op, qo_indptr, kv_indptr, kv_indices, kv_len);
   const ops::AttentionGeometry geometry{num_qo_heads, num_kv_heads, head_dim, head_dim,
@@ -140,7 +145,7 @@ void register_ops_index(py::module_& m) {
   m.def("a_shape_lists", &a_shape_lists, py::arg("qo_indptr"), py::arg("kv_len"),
         py::arg("num_kv_heads"), py::arg("block_size"), py::arg("causal"), py::arg("sinks"),
         py::arg("window"), py::arg("pool") = py::none());
-  m.def("column_lists", &column_lists, py::arg("qo_indptr"), py::arg("kv_len"),
+  m.def("column_lists", &column_lists, py::arg("op"), py::arg("qo_indptr"), py::arg("kv_len"),
         py::arg("num_kv_heads"), py::arg("block_size"), py::arg("causal"), py::arg("sinks"),
         py::arg("window"), py::arg("columns"), py::arg("num_columns") = 0,
         py::arg("column_mass") = 0.0f, py::arg("slashes") = py::none(), py::arg("num_slashes") = 0,

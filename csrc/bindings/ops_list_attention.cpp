@@ -3,7 +3,7 @@
 #include <cmath>
 #include <optional>
 
-#include "bindings/arrays.h"
+#include "bindings/attention_arguments.h"
 #include "bindings/module.h"
 #include "effinfer/ops/list_attention.h"
 
@@ -51,18 +51,6 @@ StridedView written(const py::object& array, const char* argument) {
   return writable_view_of(py::cast<py::array>(array), std::string("[attention] ") + argument);
 }
 
-ops::KvOrder order_of(const std::string& layout) {
-  if (layout == "NHD") return ops::KvOrder::nhd;
-  if (layout == "HND") return ops::KvOrder::hnd;
-  throw InvalidArgument("[attention] kv_layout: expected NHD or HND, got " + layout);
-}
-
-float lse_factor(const std::string& base) {
-  if (base == "log2") return 1.44269504f;
-  if (base == "ln") return 1.0f;
-  throw InvalidArgument("[attention] lse_base: expected log2 or ln, got " + base);
-}
-
 // A number for all, or an array with one for each token and head.
 void set_scale(const py::object& given, const char* argument, float& scale, StridedView& scales) {
   if (py::isinstance<py::array>(given)) {
@@ -83,14 +71,14 @@ void run(const AttentionPlan& plan, const py::array& q, const py::array& k, cons
   inputs.v = strided(v, "v");
   inputs.q_rope = strided(q_rope, "q_rope");
   inputs.k_rope = strided(k_rope, "k_rope");
-  inputs.order = order_of(layout);
+  inputs.order = order_of("attention", layout);
   inputs.sm_scale =
       sm_scale.value_or(1.0f / std::sqrt(static_cast<float>(plan.geometry().head_dim_qk)));
   inputs.logits_soft_cap = logits_soft_cap;
   inputs.alibi_slopes = optional_view(alibi_slopes, "[attention] alibi_slopes");
   set_scale(k_scale, "k_scale", inputs.k_scale, inputs.k_scales);
   set_scale(v_scale, "v_scale", inputs.v_scale, inputs.v_scales);
-  inputs.lse_factor = lse_factor(lse_base);
+  inputs.lse_factor = lse_factor("attention", lse_base);
   const StridedView result = written(out, "out");
   const StridedView sums = written(lse, "lse");
   const py::gil_scoped_release release;

@@ -1,25 +1,12 @@
 // Pages, and the index lists and masks of sparse and tree attention.
-#include "bindings/arrays.h"
+#include "bindings/attention_arguments.h"
 #include "bindings/module.h"
-#include "effinfer/ops/block_lists.h"
 #include "effinfer/ops/page.h"
 
 namespace effinfer::bindings {
 namespace {
 
 using Pool = std::shared_ptr<ThreadPool>;
-
-template <class T>
-py::array_t<T> array_of(const std::vector<T>& values, std::vector<py::ssize_t> shape = {}) {
-  if (shape.empty()) shape = {static_cast<py::ssize_t>(values.size())};
-  return py::array_t<T>(shape, values.data());
-}
-
-ops::KvOrder parse_layout(const std::string& layout) {
-  if (layout == "NHD") return ops::KvOrder::nhd;
-  if (layout == "HND") return ops::KvOrder::hnd;
-  throw InvalidArgument("[append_paged_kv_cache] kv_layout: expected NHD or HND, got " + layout);
-}
 
 void append_paged_kv_cache(const py::array& append_key, const py::array& append_value,
                            const py::array& batch_indices, const py::array& positions,
@@ -40,7 +27,7 @@ void append_paged_kv_cache(const py::array& append_key, const py::array& append_
       view_of(batch_indices, op + "batch_indices"), view_of(positions, op + "positions"),
       view_of(kv_indices, op + "kv_indices"), view_of(kv_indptr, op + "kv_indptr"),
       view_of(kv_last_page_len, op + "kv_last_page_len")};
-  const ops::KvOrder order = parse_layout(kv_layout);
+  const ops::KvOrder order = order_of("append_paged_kv_cache", kv_layout);
   const py::gil_scoped_release release;
   ops::append_paged_kv_cache(keys, values, places, order, pool_or_default(pool), names);
 }

@@ -36,9 +36,12 @@ namespace avx512bf16 {
 extern void (*const kAttentionScores)(const AttentionScoresTile&);
 }
 
-// Rows of a sequence that are multiplied with the keys at a time.
+// Rows times heads that are multiplied with the keys at a time, where one row's heads are not more:
+// sums leave the registers that often, and their queries and scores stay in the second cache.
+inline constexpr int64_t kScoreTileRows = 64;
+
 inline constexpr int64_t scores_tile_rows(int64_t group) {
-  return group < kernels::kListTileRows ? kernels::kListTileRows / group : 1;
+  return group < kScoreTileRows ? kScoreTileRows / group : 1;
 }
 
 // Bytes that an item needs: four units of keys; queries, scores, and the limits of what they see of

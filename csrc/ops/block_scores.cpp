@@ -229,7 +229,7 @@ BlockScores BlockScorer::run(ThreadPool& pool) const {
 BlockLists block_score_lists(const IndexRows& rows, const AttentionGeometry& geometry,
                              const AttentionSequences& sequences, const BlockScoreInputs& inputs,
                              ThreadPool& pool) {
-  const Validator check("block_score_index");
+  const Validator check(rows.op);
   const IndexBuilder builder(check, rows);
   check_top(check, "num_blocks", inputs.top);
   const BlockScores scores =

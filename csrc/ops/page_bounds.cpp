@@ -58,7 +58,7 @@ std::vector<float> page_bounds(const AttentionGeometry& geometry,
                                const AttentionSequences& sequences, const StridedView& k,
                                KvOrder order, ThreadPool& pool, Dims& dims) {
   const Validator check("page_bounds");
-  AttentionGeometry g = geometry;
+  const AttentionGeometry& g = geometry;
   const AttentionPlan::Impl plan(g, sequences);
   const kernels::KvRows rows = AttentionTensors(check, plan, order).kv_rows("k", k, g.head_dim_qk);
   check_floats(check, "k", rows.dtype);

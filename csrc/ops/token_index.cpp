@@ -47,13 +47,13 @@ std::vector<int32_t> chosen(const HeadScores& scores, int64_t kv_head, int64_t f
 }  // namespace
 
 BlockLists a_shape_lists(const IndexRows& rows, ThreadPool& pool) {
-  const Validator check("a_shape_index");
+  const Validator check(rows.op);
   const IndexBuilder builder(check, rows);
   return builder.build(pool, [](int64_t, int32_t) { return [](const RowBlock&, TokenSet&) {}; });
 }
 
 BlockLists column_lists(const IndexRows& rows, const ColumnScores& given, ThreadPool& pool) {
-  const Validator check("vertical_slash_index");
+  const Validator check(rows.op);
   const IndexBuilder builder(check, rows);
   check_top(check, "top_columns", given.top_columns);
   check_top(check, "top_slashes", given.top_slashes);
@@ -85,7 +85,7 @@ BlockLists column_lists(const IndexRows& rows, const ColumnScores& given, Thread
 
 BlockLists page_lists(const IndexRows& rows, const TensorView& scores, int32_t page_size,
                       const TopScores& top, ThreadPool& pool) {
-  const Validator check("topk_pages");
+  const Validator check(rows.op);
   IndexRows whole = rows;
   whole.block_size = 1 << 30;  // one block a sequence
   const IndexBuilder builder(check, whole);

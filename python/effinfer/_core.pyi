@@ -826,6 +826,7 @@ def chain_speculative_sampling(
     pool: ThreadPool | None = None,
 ) -> tuple[typing.Any, ...]: ...
 def column_lists(
+    op: str,
     qo_indptr: numpy.typing.NDArray[typing.Any],
     kv_len: numpy.typing.NDArray[typing.Any],
     num_kv_heads: int,

@@ -152,6 +152,7 @@ def vertical_slash_index(
     columns, diagonals = np.empty(shape, np.float32), np.empty(shape, np.float32)
     scores_into(last, columns, diagonals, causal=True, sm_scale=sm_scale, pool=pool)
     lists = _core.column_lists(
+        op,
         batch.qo_indptr,
         batch.kv_len,
         batch.num_kv_heads,
@@ -210,6 +211,7 @@ def sampled_index(
         pool=pool,
     )
     lists = _core.column_lists(
+        op,
         batch.qo_indptr,
         batch.kv_len,
         batch.num_kv_heads,

@@ -13,6 +13,7 @@
 #include <memory>
 
 #include "effinfer/export.h"
+#include "effinfer/ops/kv_order.h"
 #include "effinfer/tensor.h"
 #include "effinfer/threads.h"
 
@@ -52,8 +53,6 @@ struct AttentionLists {
                                 // span's first token; rank 0: no mask
   int64_t mask_row_stride = 0;  // bits between rows of a list
 };
-
-enum class KvOrder { nhd, hnd };
 
 struct AttentionInputs {
   StridedView q;       // [T, num_qo_heads, head_dim_qk]; f32, f16 or bf16

@@ -5,13 +5,11 @@
 #include <cstdint>
 
 #include "effinfer/export.h"
+#include "effinfer/ops/kv_order.h"
 #include "effinfer/tensor.h"
 #include "effinfer/threads.h"
 
 namespace effinfer::ops {
-
-// Pages are [P, page_size, H, D] or [P, H, page_size, D].
-enum class KvOrder : uint8_t { nhd, hnd };
 
 // Where each new row goes: token `positions[i]` of sequence `batch_indices[i]`, whose pages are
 // kv_indices[kv_indptr[b] : kv_indptr[b + 1]]. All int32.

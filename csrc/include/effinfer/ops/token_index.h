@@ -4,6 +4,7 @@
 #pragma once
 
 #include <cstdint>
+#include <string_view>
 #include <vector>
 
 #include "effinfer/export.h"
@@ -19,6 +20,7 @@ namespace effinfer::ops {
 // own positions, the first `sinks` ones and the `window` ones up to each row; and no token that all
 // its rows are hidden from.
 struct IndexRows {
+  std::string_view op;   // what errors begin with
   TensorView qo_indptr;  // int32 [S + 1], from 0
   TensorView kv_len;     // int32 [S]
   int32_t num_kv_heads = 0;
