@@ -5,6 +5,7 @@
 #include <string>
 #include <utility>
 
+#include "ops/bits.h"
 #include "ops/validate.h"
 
 namespace effinfer::ops {
@@ -199,21 +200,6 @@ VariableBlockLists variable_block_lists(const TensorView& block_mask_map,
   }
   return out;
 }
-
-namespace {
-
-void set_bits(uint8_t* bits, int64_t begin, int64_t end) {
-  for (; begin < end && begin % 8 != 0; ++begin) {
-    bits[begin / 8] |= static_cast<uint8_t>(1 << begin % 8);
-  }
-  if (begin == end) return;
-  std::fill(bits + begin / 8, bits + end / 8, uint8_t{0xff});
-  for (begin = end / 8 * 8; begin < end; ++begin) {
-    bits[begin / 8] |= static_cast<uint8_t>(1 << begin % 8);
-  }
-}
-
-}  // namespace
 
 PackedMask ancestor_mask(const TensorView& parents, const TensorView& qo_indptr,
                          const TensorView& kv_len) {

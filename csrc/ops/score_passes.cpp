@@ -4,6 +4,7 @@
 #include <vector>
 
 #include "kernels/registry.h"
+#include "ops/bits.h"
 
 namespace effinfer::ops {
 namespace {
@@ -29,9 +30,7 @@ struct PositionMask {
         const int64_t end = p.causal ? std::min<int64_t>(position + 1, p.kv_len[s]) : p.kv_len[s];
         const int64_t begin =
             p.window_left >= 0 ? std::max<int64_t>(0, position - p.window_left) : 0;
-        for (int64_t bit = first + begin; bit < first + end; ++bit) {
-          bits[static_cast<size_t>(bit / 8)] |= static_cast<uint8_t>(1 << bit % 8);
-        }
+        set_bits(bits.data(), first + begin, first + end);
       }
     }
   }
