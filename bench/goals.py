@@ -158,6 +158,37 @@ def memory_rows(result: Json) -> Iterator[Row]:
             )  # fmt: skip
 
 
+def library_rows(result: Json) -> Iterator[Row]:
+    for key, mine, others in operator_cells(result, "library"):
+        own, other = mine["effinfer"], others["torch"]
+        yield Row(
+            f"ops, {key}", f"{1e6 * own:.0f} us", f"torch {1e6 * other:.0f} us", other / own, 1.5
+        )  # fmt: skip
+    engines = engines_of(result, "library")
+    for dtype in ("bf16", "f32"):
+        seconds = {
+            name: median(engines, "effinfer", f"{case}, {dtype}")
+            for name, case in {
+                "own": "decode, 16 x 4,096, own pages",
+                "shared": "decode, 16 x 4,096, one prefix",
+                "dense": "4,096 x 4,096, dense",
+                "part": "4,096 x 4,096, 6 of 64 blocks",
+            }.items()
+        }
+        if not all(seconds.values()):
+            continue
+        yield Row(
+            f"ops, 16 requests on one prefix of 4,096, {dtype}",
+            f"{1e3 * seconds['shared']:.1f} ms", f"not shared {1e3 * seconds['own']:.1f} ms",
+            seconds["own"] / seconds["shared"], 5, "memory; then arithmetic",
+        )  # fmt: skip
+        part = seconds["dense"] * 6 / 64
+        yield Row(
+            f"ops, 6 of 64 blocks of 4,096 x 4,096, {dtype}", f"{1e3 * seconds['part']:.0f} ms",
+            f"as much of dense {1e3 * part:.0f} ms", seconds["part"] / part, 1.3, at_most=True,
+        )  # fmt: skip
+
+
 def rows(result: Json) -> list[list[str]]:
     sources = (speed_rows, sequence_rows, operator_rows, memory_rows)
     cells = [row.cells() for source in sources for row in source(result)]
@@ -210,6 +241,7 @@ def operator_rows(result: Json) -> Iterator[Row]:
             f"attention 20/5 x 128, 4096 KV, {key}", f"{1e6 * own:.0f} us",
             f"{name} {1e6 * other:.0f} us", other / own, 1,
         )  # fmt: skip
+    yield from library_rows(result)
     for key, mine, others in operator_cells(result, "sampling"):
         own, other = mine["effinfer"], others["torch"]
         yield Row(

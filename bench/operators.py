@@ -1,4 +1,4 @@
-"""Single operators: a matrix product of each weight type, attention, sampling."""
+"""Single operators: a matrix product of each weight type, attention, sampling, `effinfer.ops`."""
 
 from __future__ import annotations
 
@@ -22,6 +22,16 @@ FILTERS: dict[str, dict[str, Any]] = {
     "top-k 50, top-p 0.95": {"top_k": 50, "top_p": 0.95, "spread": 3.0},
     "top-p 0.95": {"top_k": None, "top_p": 0.95, "spread": 3.0},
     "top-p 0.95, flat": {"top_k": None, "top_p": 0.95, "spread": 1e-3},
+}
+# Of `ops`, in bfloat16 and float32; torch answers those that have contiguous keys.
+LIBRARY = {
+    "prefill of 1,024": {"case": "prefill", "batch": 1, "rows": 1024, "length": 1024},
+    "decode, 8 x 4,096": {"case": "decode", "batch": 8, "rows": 1, "length": 4096},
+    "decode, 16 x 4,096, own pages": {"case": "decode", "batch": 16, "rows": 1, "length": 4096},
+    "decode, 16 x 4,096, one prefix": {"case": "cascade", "batch": 16, "rows": 1, "length": 4096},
+    "4,096 x 4,096, dense": {"case": "blocks", "share": None, "length": 4096},
+    "4,096 x 4,096, all blocks": {"case": "blocks", "share": 1.0, "length": 4096},
+    "4,096 x 4,096, 6 of 64 blocks": {"case": "blocks", "share": 6 / 64, "length": 4096},
 }
 SECONDS = 0.05  # of calls in one answer, which is their median
 
@@ -95,6 +105,18 @@ def sampling(setting: Setting, say: Say) -> dict[str, Any]:
     return {"engines": ask(setting, specs, questions, say, threads=setting.threads)}
 
 
+def library(setting: Setting, say: Say) -> dict[str, Any]:
+    """Seconds of a call on all threads: `ops` on pages of 16 tokens, torch on contiguous keys."""
+
+    def question(name: str, dtype: str) -> Question:
+        request = {**ATTENTION, **LIBRARY[name], "dtype": dtype, "seconds": SECONDS}
+        return Question(f"{name}, {dtype}", "library", lambda _: request)
+
+    questions = [question(name, dtype) for name in LIBRARY for dtype in ("bf16", "f32")]
+    specs = specs_of(replace(setting, peers=[]), with_plain=False)
+    return {"engines": ask(setting, specs, questions, say, threads=setting.threads)}
+
+
 def ask(
     setting: Setting, specs: list[EngineSpec], questions: list[Question], say: Say, threads: int = 1
 ) -> Any:
@@ -102,4 +124,4 @@ def ask(
     return interleave(specs, load, questions, setting.repeats, Path(setting.log), say, settle=0)
 
 
-SECTIONS = {"matmul": matmul, "attention": attention, "sampling": sampling}
+SECTIONS = {"matmul": matmul, "attention": attention, "sampling": sampling, "library": library}

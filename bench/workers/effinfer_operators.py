@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from library_cases import library_case
 from protocol import serve
 from timing import median_seconds
 
@@ -77,8 +78,12 @@ class Worker:
 
         return {"seconds": median_seconds(call, request["seconds"])}
 
+    def library(self, request: dict[str, Any]) -> dict[str, Any]:
+        seconds = median_seconds(library_case(request, self.pool), request["seconds"])
+        return {"seconds": seconds}
+
 
 if __name__ == "__main__":
     worker = Worker()
-    names = ("load", "matmul", "attention", "sampling")
+    names = ("load", "matmul", "attention", "sampling", "library")
     serve({name: getattr(worker, name) for name in names})

@@ -61,8 +61,25 @@ class Worker:
 
         return {"seconds": median_seconds(call, request["seconds"])}
 
+    @torch.inference_mode()
+    def library(self, request: dict[str, Any]) -> dict[str, Any]:
+        if request["case"] not in ("prefill", "decode"):
+            raise ValueError("torch has no such operator")
+        dtype = torch.bfloat16 if request["dtype"] == "bf16" else torch.float32
+        batch, dim, length = request["batch"], request["head_dim"], request["length"]
+        q = torch.randn(batch, request["heads"], request["rows"], dim).to(dtype)
+        kv = torch.randn(batch, request["kv_heads"], length, dim).to(dtype)
+        causal = request["case"] == "prefill"
+
+        def call() -> torch.Tensor:
+            return torch.nn.functional.scaled_dot_product_attention(
+                q, kv, kv, is_causal=causal, enable_gqa=True
+            )
+
+        return {"seconds": median_seconds(call, request["seconds"])}
+
 
 if __name__ == "__main__":
     worker = Worker()
-    names = ("load", "matmul", "attention", "sampling")
+    names = ("load", "matmul", "attention", "sampling", "library")
     serve({name: getattr(worker, name) for name in names})

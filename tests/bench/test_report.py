@@ -104,6 +104,18 @@ RESULT: dict[str, Any] = {
         "sampling": {
             "engines": {"effinfer": {"flat": around(1e-4)}, "torch": {"flat": around(2e-3)}}
         },
+        "library": {
+            "engines": {
+                "effinfer": {
+                    "prefill, f32": around(1e-3),
+                    "decode, 16 x 4,096, own pages, f32": around(6e-3),
+                    "decode, 16 x 4,096, one prefix, f32": around(1e-3),
+                    "4,096 x 4,096, dense, f32": around(0.64),
+                    "4,096 x 4,096, 6 of 64 blocks, f32": around(0.09),
+                },
+                "torch": {"prefill, f32": around(3e-3)},
+            }
+        },
     },
 }
 
@@ -134,6 +146,9 @@ def summary() -> dict[str, list[str]]:
         ),
         ("attention 20/5 x 128, 4096 KV, n=1", "2.00x", "yes"),
         ("sampling of 128k tokens, flat", "20.00x", "yes"),
+        ("ops, prefill, f32", "3.00x", "yes"),
+        ("ops, 16 requests on one prefix of 4,096, f32", "6.00x", "yes"),
+        ("ops, 6 of 64 blocks of 4,096 x 4,096, f32", "1.50x", "no"),
         ("peak memory, SmolLM2.gguf", "0.87x", "yes"),
     ],
 )
