@@ -12,6 +12,9 @@ HEADS = (torch.randn(5, 4, 16), torch.randn(5, 2, 16))
 FLAT = (torch.randn(5, 64), torch.randn(5, 32))
 RAGGED = (torch.tensor([0, 2, 5]), torch.tensor([7, 0]))
 POSITIONS = torch.arange(5)
+STATES = (torch.randn(5, 4, 16), torch.randn(5, 4))
+KEYS = (torch.randn(9, 2, 16).bfloat16(), torch.randn(9, 2, 32).bfloat16())
+PROBS = torch.rand(3, 50).softmax(-1)
 ROWS, WEIGHT = torch.randn(3, 8), torch.randn(8)
 
 SAMPLES = {
@@ -34,6 +37,14 @@ SAMPLES = {
     "apply_rope_with_cos_sin_cache": (POSITIONS, *FLAT, 16, torch.randn(9, 8)),
     "apply_rope_with_cos_sin_cache_inplace": (POSITIONS, *FLAT, 16, torch.randn(9, 8), False),
     "packbits": (torch.tensor([True, False, True]), "little"),
+    "single_decode_with_kv_cache": (torch.randn(4, 16).bfloat16(), *KEYS),
+    "single_prefill_with_kv_cache": (torch.randn(3, 4, 16).bfloat16(), *KEYS),
+    "merge_state": (*STATES, STATES[0] + 1, STATES[1] - 1),
+    "merge_states": (torch.randn(5, 3, 4, 16).half(), torch.randn(5, 3, 4)),
+    "softmax": (ROWS.half(),),
+    "top_k_renorm_probs": (PROBS, 7),
+    "top_p_renorm_probs": (PROBS, 0.5),
+    "top_k_mask_logits": (PROBS, 7),
     "segment_packbits": (torch.ones(5, dtype=torch.bool), RAGGED[0]),
 }
 
@@ -54,6 +65,24 @@ def test_results_are_those_of_ops(name):
     tensors = [x for x in given if isinstance(x, torch.Tensor)]
     same = [x for x in expected if isinstance(x, torch.Tensor)]
     torch.testing.assert_close([got, *tensors], [want, *same], rtol=0, atol=0)
+
+
+def test_attention_with_options():
+    q, (k, v) = torch.randn(3, 4, 16).bfloat16(), KEYS
+    mask = torch.rand(3, 9) < 0.5
+    options = {"custom_mask": mask, "sm_scale": 0.5, "logits_soft_cap": 2.0}
+    torch.library.opcheck(operators.single_prefill_with_kv_cache.default, (q, k, v), options)
+    got = operators.single_prefill_with_kv_cache(q, k, v, **options)
+    want = ops.single_prefill_with_kv_cache(q, k, v, **options)
+    torch.testing.assert_close(got, want, rtol=0, atol=0)
+
+
+def test_sampling_is_a_function_of_its_seed():
+    operator = operators.top_k_top_p_sampling_from_logits
+    arguments, options = (torch.randn(6, 40), 20, 0.9), {"seed": 3, "offset": 1}
+    torch.library.opcheck(operator.default, arguments, options)
+    want = ops.top_k_top_p_sampling_from_logits(*arguments, **options)
+    torch.testing.assert_close(operator(*arguments, **options), want, rtol=0, atol=0)
 
 
 def block(x, residual, weight, linear, positions):

@@ -98,6 +98,63 @@ register(
     _packed_segments,
 )
 
+_SCORES = "float? sm_scale=None, int window_left=-1, float? logits_soft_cap=None"
+
+
+def _attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *_: Any, **__: Any) -> Any:
+    return q.new_empty((*q.shape[:-1], v.shape[-1]))
+
+
+def _merged(v: torch.Tensor, s: torch.Tensor, **_: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    tokens, _states, heads, dims = v.shape
+    return v.new_empty((tokens, heads, dims)), s.new_empty((tokens, heads))
+
+
+def _probabilities(logits: torch.Tensor, *_: Any) -> torch.Tensor:
+    return logits.new_empty(logits.shape, dtype=torch.float32)
+
+
+def _tokens(logits: torch.Tensor, *_: Any, **__: Any) -> torch.Tensor:
+    return logits.new_empty((logits.shape[0],), dtype=torch.int32)
+
+
+register(
+    f'single_decode_with_kv_cache(Tensor q, Tensor k, Tensor v, str kv_layout="NHD", *, {_SCORES})'
+    " -> Tensor",
+    ops.single_decode_with_kv_cache,
+    _attention,
+)
+register(
+    "single_prefill_with_kv_cache(Tensor q, Tensor k, Tensor v, *, Tensor? custom_mask=None, "
+    f'bool causal=False, str kv_layout="NHD", {_SCORES}) -> Tensor',
+    ops.single_prefill_with_kv_cache,
+    _attention,
+)
+register(
+    "merge_state(Tensor v_a, Tensor s_a, Tensor v_b, Tensor s_b, *, "
+    'str lse_base="log2") -> (Tensor, Tensor)',
+    ops.merge_state,
+    _like(0, 1),
+)
+register(
+    'merge_states(Tensor v, Tensor s, *, str lse_base="log2") -> (Tensor, Tensor)',
+    ops.merge_states,
+    _merged,
+)
+register("softmax(Tensor logits) -> Tensor", ops.softmax, _probabilities)
+register("top_k_renorm_probs(Tensor probs, int top_k) -> Tensor", ops.top_k_renorm_probs, _like(0))
+register(
+    "top_p_renorm_probs(Tensor probs, float top_p) -> Tensor", ops.top_p_renorm_probs, _like(0)
+)
+register("top_k_mask_logits(Tensor logits, int top_k) -> Tensor", ops.top_k_mask_logits, _like(0))
+# With a seed: the tokens are a function of the arguments, as torch expects of an operator.
+register(
+    "top_k_top_p_sampling_from_logits(Tensor logits, int top_k, float top_p, *, "
+    "int seed, int offset=0) -> Tensor",
+    ops.top_k_top_p_sampling_from_logits,
+    _tokens,
+)
+
 # Packed weights are no tensors: torch operators name them by a number, which graphs hold as a
 # constant. A module owns the matrix and with it the number's meaning.
 _matrices: weakref.WeakValueDictionary[int, PackedMatrix] = weakref.WeakValueDictionary()
