@@ -109,6 +109,7 @@ struct Problem {
   bool paged, masked;
   AttentionInputs inputs;
   Numbers q, k, v;
+  Numbers k_scales, v_scales;  // of each token and head, with int8
 
   explicit Problem(std::mt19937& random) {
     const auto pick = [&](auto... values) {
@@ -149,6 +150,11 @@ struct Problem {
     v = random_numbers(kv_dtype, tokens * g.num_kv_heads * g.head_dim_vo, random);
     inputs.k = view_of(k, kv_dims(slots, g.head_dim_qk));
     inputs.v = view_of(v, kv_dims(slots, g.head_dim_vo));
+    if (kv_dtype != DType::i8) return;
+    k_scales = random_numbers(DType::f32, tokens * g.num_kv_heads, random);
+    v_scales = random_numbers(DType::f32, tokens * g.num_kv_heads, random);
+    inputs.k_scales = view_of(k_scales, kv_dims(slots, 0));
+    inputs.v_scales = view_of(v_scales, kv_dims(slots, 0));
   }
 
   void add_sequence(int32_t rows, int32_t length, std::mt19937& random) {
@@ -163,10 +169,14 @@ struct Problem {
     sequences.mask_indptr.push_back(static_cast<int64_t>(sequences.mask.size()));
   }
 
+  // Without a last dimension where `dims` is 0.
   Dims kv_dims(int64_t slots, int64_t dims) const {
-    if (!paged) return {slots, g.num_kv_heads, dims};
-    if (inputs.order == KvOrder::nhd) return {slots, g.page_size, g.num_kv_heads, dims};
-    return {slots, g.num_kv_heads, g.page_size, dims};
+    Dims shape = {slots};
+    if (paged && inputs.order == KvOrder::nhd) shape.push_back(g.page_size);
+    shape.push_back(g.num_kv_heads);
+    if (paged && inputs.order == KvOrder::hnd) shape.push_back(g.page_size);
+    if (dims > 0) shape.push_back(dims);
+    return shape;
   }
 
   // Element d of the key or value of token t.
@@ -202,6 +212,7 @@ struct Problem {
       x += q.values[static_cast<size_t>(at + d)] * element(k, g.head_dim_qk, s, t, kv_head, d);
     }
     x *= inputs.sm_scale * inputs.k_scale;
+    if (!k_scales.values.empty()) x *= element(k_scales, 1, s, t, kv_head, 0);
     const double cap = inputs.logits_soft_cap;
     return cap > 0 ? cap * std::tanh(x / cap) : x;
   }
@@ -240,8 +251,9 @@ void compare(const Problem& p, size_t s, int64_t row, int64_t head, const Number
     double expected = 0;
     magnitude = 0;
     for (size_t t = 0; t < weights.size(); ++t) {
-      const double value = p.element(p.v, p.g.head_dim_vo, s, static_cast<int64_t>(t), kv_head, d) *
-                           p.inputs.v_scale;
+      const auto token = static_cast<int64_t>(t);
+      double value = p.element(p.v, p.g.head_dim_vo, s, token, kv_head, d) * p.inputs.v_scale;
+      if (!p.v_scales.values.empty()) value *= p.element(p.v_scales, 1, s, token, kv_head, 0);
       expected += weights[t] * value;
       magnitude = std::max(magnitude, weights[t] > 0 ? std::abs(value) : 0);
     }
