@@ -14,7 +14,9 @@ namespace {
 
 const Validator kCheck("attention");
 
+// An empty array may have any strides.
 bool is_dense(const StridedView& view) {
+  if (view.dims.num_elements() == 0) return true;
   int64_t stride = 1;
   for (int axis = view.dims.rank() - 1; axis >= 0; --axis) {
     if (view.dims[axis] > 1 && view.stride(axis) != stride) return false;

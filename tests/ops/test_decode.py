@@ -281,3 +281,17 @@ def test_random_lists(isa):
             expected = attend(q[s : s + 1], tokens[:, 0], tokens[:, 1], seen(1, len(tokens)))
             assert_attention(out[s : s + 1], lse[s : s + 1], expected)
     assert worked > 10
+
+
+def test_a_batch_of_nothing():
+    cache = np.zeros((4, 2, 16, 2, 64), np.float32)
+    none = np.zeros(0, np.int32)
+    start = np.zeros(1, np.int32)
+    decode = ops.BatchDecodeWithPagedKVCacheWrapper(None)
+    decode.plan(start, none, none, 4, 2, 64, 16)
+    out, lse = decode.run(np.zeros((0, 4, 64), np.float32), cache, return_lse=True)
+    assert out.shape == (0, 4, 64) and lse.shape == (0, 4)
+    prefill = ops.BatchPrefillWithRaggedKVCacheWrapper(None)
+    prefill.plan(np.zeros(3, np.int32), np.zeros(3, np.int32), 4, 2, 64)
+    empty = torch.zeros(0, 2, 64)
+    assert prefill.run(torch.zeros(0, 4, 64), empty, empty).shape == (0, 4, 64)
