@@ -60,6 +60,5 @@ struct AttentionScoresProblem {
 };
 
 std::string describe(const AttentionScoresProblem& problem);
-Cost cost(const AttentionScoresProblem& problem);
 
 }  // namespace effinfer::kernels

@@ -153,18 +153,4 @@ std::string describe(const ListAttentionProblem& p) {
          " kv_dtype=" + std::string(name(p.k.dtype));
 }
 
-// Each tile reads its listed keys and values; what rows do not see of them is counted too.
-Cost cost(const ListAttentionProblem& p) {
-  Cost cost;
-  const int64_t dims = p.k.dims + p.k_rope.dims + p.v.dims;
-  for (const ListTile& tile : p.plan->tiles) {
-    const int64_t rows = int64_t{tile.num_rows} * tile.num_heads;
-    cost.bytes += (tile.num_tokens * dtype_info(p.k.dtype).block_bytes +
-                   rows * dtype_info(p.q.dtype).block_bytes) *
-                  dims;
-    cost.ops += 2 * rows * tile.num_tokens * dims;
-  }
-  return cost;
-}
-
 }  // namespace effinfer::kernels

@@ -18,7 +18,6 @@
 #include <vector>
 
 #include "effinfer/dtype.h"
-#include "kernels/cost.h"
 
 namespace effinfer::kernels {
 
@@ -136,7 +135,6 @@ struct ListAttentionProblem {
 };
 
 std::string describe(const ListAttentionProblem& problem);
-Cost cost(const ListAttentionProblem& problem);
 
 // The shape part: what planning needs.
 struct ListShape {

@@ -295,3 +295,13 @@ def test_a_batch_of_nothing():
     prefill.plan(np.zeros(3, np.int32), np.zeros(3, np.int32), 4, 2, 64)
     empty = torch.zeros(0, 2, 64)
     assert prefill.run(torch.zeros(0, 4, 64), empty, empty).shape == (0, 4, 64)
+
+
+def test_a_plan_names_its_kernel(isa):
+    lists = (np.array([0, 1], np.int32), np.array([0, 3], np.int32), None, np.array([3], np.int32))
+    sizes = {"page_size": 1, "num_qo_heads": 2, "num_kv_heads": 1}
+    plan = _core.AttentionPlan(*lists, **sizes, head_dim_qk=16, head_dim_vo=16)
+    level = "avx512" if isa == "amx" else isa
+    assert plan.kernel("f32", "bf16") == f"list_attention.{level}"
+    pairs = ".bf16" if bf16_products("bfloat16", "bfloat16") else ""
+    assert plan.kernel("bf16", "f8_e4m3") == f"list_attention.{level}{pairs}"
