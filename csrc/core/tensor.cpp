@@ -55,7 +55,7 @@ size_t TensorView::num_bytes() const {
   if (__builtin_mul_overflow(elements / info.block_size, int64_t{info.block_bytes}, &bytes)) {
     throw InvalidArgument("[tensor] shape " + dims.to_string() + " is too large");
   }
-  return static_cast<size_t>(bytes);
+  return static_cast<size_t>(bytes) + static_cast<size_t>(bytes == 0 ? 0 : info.tail_bytes);
 }
 
 StridedView StridedView::dense(void* data, DType dtype, const Dims& dims) {

@@ -6,15 +6,14 @@
 namespace effinfer::cpu {
 
 void embedding(const kernels::EmbeddingProblem& problem, Team& team) {
-  const DTypeInfo& info = dtype_info(problem.dtype);
-  const int64_t row_bytes = problem.cols / info.block_size * info.block_bytes;
+  const TensorView table{problem.table, problem.dtype, {problem.vocab_size, problem.cols}};
   team.for_chunks(problem.rows, [&](int64_t row) {
     float* out = problem.out + row * problem.cols;
     const int32_t id = problem.ids[row];
     if (problem.packed != nullptr) {
       kernels::unpack_row(*problem.packed, id, out);
     } else {
-      dequantize(problem.dtype, problem.table + id * row_bytes, problem.cols, out);
+      dequantize_part(table, id * problem.cols, problem.cols, out);
     }
     if (problem.scale == 1.0f) return;
     for (int64_t i = 0; i < problem.cols; ++i) out[i] *= problem.scale;

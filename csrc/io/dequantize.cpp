@@ -39,6 +39,17 @@ void decode_block(const Block& block, float* out) {
   }
 }
 
+void decode_i2_s(const gguf::BlockI2S* blocks, int64_t count, float d, float* out) {
+  constexpr int kSize = gguf::BlockI2S::kSize;
+  for (int64_t i = 0; i < count / kSize; ++i) {
+    uint8_t quants[kSize];
+    blocks[i].quants(quants);
+    for (int j = 0; j < kSize; ++j) {
+      out[i * kSize + j] = d * static_cast<float>(quants[j] - gguf::BlockI2S::kZero);
+    }
+  }
+}
+
 template <class Convert>
 void widen(const uint8_t* bytes, int64_t count, Convert convert, float* out) {
   for (int64_t i = 0; i < count; ++i) {
@@ -69,6 +80,9 @@ void dequantize(DType dtype, const void* blocks, int64_t count, float* out) {
     case DType::bf16:
       widen(bytes, count, [](uint16_t bits) { return bf16_to_f32(bits); }, out);
       return;
+    case DType::i2_s:
+      return decode_i2_s(reinterpret_cast<const gguf::BlockI2S*>(bytes), count,
+                         gguf::i2_s_scale(blocks, count), out);
     default:
       break;
   }
@@ -82,6 +96,24 @@ void dequantize(DType dtype, const void* blocks, int64_t count, float* out) {
       decode_block(block[i], out + i * Block::kSize);
     }
   });
+}
+
+void dequantize_part(const TensorView& tensor, int64_t first, int64_t count, float* out) {
+  const DTypeInfo& info = dtype_info(tensor.dtype);
+  const int64_t elements = tensor.dims.num_elements();
+  if (first < 0 || count < 0 || first > elements - count || first % info.block_size != 0 ||
+      count % info.block_size != 0) {
+    throw InvalidArgument("[dequantize] part: expected whole blocks of " +
+                          std::to_string(info.block_size) + " in " + std::to_string(elements) +
+                          " elements, got " + std::to_string(count) + " from " +
+                          std::to_string(first));
+  }
+  if (count == 0) return;
+  const uint8_t* bytes =
+      static_cast<const uint8_t*>(tensor.data) + first / info.block_size * info.block_bytes;
+  if (tensor.dtype != DType::i2_s) return dequantize(tensor.dtype, bytes, count, out);
+  decode_i2_s(reinterpret_cast<const gguf::BlockI2S*>(bytes), count,
+              gguf::i2_s_scale(tensor.data, elements), out);
 }
 
 }  // namespace effinfer

@@ -239,7 +239,7 @@ std::optional<uint64_t> read_shape(Cursor& cursor, const std::string& what, Gguf
                              uint64_t{type->block_bytes}, &bytes)) {
     cursor.fail(what + ": expected fewer than 2^64 bytes, got shape " + tensor.dims.to_string());
   }
-  return bytes;
+  return bytes + type->tail_bytes;
 }
 
 struct Extent {

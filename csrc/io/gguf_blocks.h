@@ -372,18 +372,44 @@ struct BlockTq2_0 {
   }
 };
 
+// i2_s: [32 bytes], two bits an element, the first field on top. No scale a block: one float32 d
+// for all blocks lies behind the last one, in 32 bytes whose rest is padding.
+//   byte i   element i in bits 6..7, 32 + i in 4..5, 64 + i in 2..3, 96 + i in 0..1
+// Source: ggml-bitnet-mad.cpp of bitnet.cpp, the order of its x86 builds.
+struct BlockI2S {
+  static constexpr DType kDType = DType::i2_s;
+  static constexpr int kSize = 128;
+  static constexpr int kZero = 1;
+  static constexpr bool kHasMin = false;
+  uint8_t qs[32];
+  void quants(uint8_t* out) const {
+    for (int field = 0; field < 4; ++field) {
+      for (int i = 0; i < 32; ++i) out[32 * field + i] = qs[i] >> (6 - 2 * field) & 3;
+    }
+  }
+};
+
+// The scale of an i2_s tensor of `count` elements.
+inline float i2_s_scale(const void* blocks, int64_t count) {
+  float scale;
+  std::memcpy(&scale, static_cast<const uint8_t*>(blocks) + count / 4, sizeof scale);
+  return scale;
+}
+
 static_assert(sizeof(BlockQ8_0) == 34 && sizeof(BlockQ4_0) == 18 && sizeof(BlockQ4_1) == 20);
 static_assert(sizeof(BlockQ5_0) == 22 && sizeof(BlockQ5_1) == 24 && sizeof(BlockIq4Nl) == 18);
 static_assert(sizeof(BlockQ2K) == 84 && sizeof(BlockQ3K) == 110 && sizeof(BlockQ4K) == 144);
 static_assert(sizeof(BlockQ5K) == 176 && sizeof(BlockQ6K) == 210 && sizeof(BlockIq4Xs) == 136);
 static_assert(sizeof(BlockTq1_0) == 54 && sizeof(BlockTq2_0) == 66);
+static_assert(sizeof(BlockI2S) == 32);
 
 // Whether a block type has sub-blocks, that is the second formula above.
 template <class Block>
 inline constexpr bool kHasSubBlocks = requires { Block::kSubBlock; };
 
 // Calls body(std::type_identity<BlockX>()) for the block type of a quantised dtype and returns what
-// it returns. Throws InvalidArgument for a dtype without blocks.
+// it returns. Throws InvalidArgument for a dtype without blocks, and for i2_s, whose blocks have no
+// scale.
 template <class Body>
 auto with_block_type(DType dtype, Body&& body) {
   switch (dtype) {

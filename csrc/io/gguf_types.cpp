@@ -6,7 +6,8 @@
 namespace effinfer::gguf {
 namespace {
 
-// Source: enum ggml_type (ggml.h) and the block structs of ggml-common.h.
+// Source: enum ggml_type (ggml.h) and the block structs of ggml-common.h; i2_s: bitnet.cpp, in
+// whose files 36 has another meaning than it once had in ggml's.
 constexpr std::array kTensorTypes = {
     TensorType{0, "f32", 1, 4, DType::f32},
     TensorType{1, "f16", 1, 2, DType::f16},
@@ -39,6 +40,7 @@ constexpr std::array kTensorTypes = {
     TensorType{30, "bf16", 1, 2, DType::bf16},
     TensorType{34, "tq1_0", 256, 54, DType::tq1_0},
     TensorType{35, "tq2_0", 256, 66, DType::tq2_0},
+    TensorType{36, "i2_s", 128, 32, DType::i2_s, 32},
     TensorType{39, "mxfp4", 32, 17, {}},
     TensorType{40, "nvfp4", 64, 36, {}},
     TensorType{41, "q1_0", 128, 18, {}},

@@ -15,6 +15,7 @@ struct TensorType {
   uint32_t block_size;         // elements
   uint32_t block_bytes;        // bytes of a block
   std::optional<DType> dtype;  // empty: effinfer knows the size but does not decode it
+  uint32_t tail_bytes = 0;     // behind the last block of a tensor that is not empty
 };
 
 // Null for a number that is not in the table.

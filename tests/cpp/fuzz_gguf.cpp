@@ -54,9 +54,8 @@ void touch_tensor(const GgufFile& file, const GgufTensor& tensor) {
     const DTypeInfo& info = dtype_info(view.dtype);
     if (!info.quantized || tensor.num_bytes == 0) return;
     std::array<float, 256> block;
-    const auto blocks = tensor.num_bytes / static_cast<size_t>(info.block_bytes);
-    const uint8_t* last = tensor.data + (blocks - 1) * static_cast<size_t>(info.block_bytes);
-    dequantize(view.dtype, last, info.block_size, block.data());
+    dequantize_part(view, view.dims.num_elements() - info.block_size, info.block_size,
+                    block.data());
   } catch (const Unsupported&) {
     if (tensor.dtype) throw;
   }

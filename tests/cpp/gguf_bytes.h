@@ -14,7 +14,7 @@ namespace gguf_bytes {
 
 // Numbers of value types and tensor types in the file.
 enum : uint32_t { kU8 = 0, kU32 = 4, kI32 = 5, kF32 = 6, kBool = 7, kString = 8, kArray = 9 };
-enum : uint32_t { kTypeF32 = 0, kTypeQ8_0 = 8, kTypeIq1S = 19, kTypeUnknown = 77 };
+enum : uint32_t { kTypeF32 = 0, kTypeQ8_0 = 8, kTypeIq1S = 19, kTypeI2S = 36, kTypeUnknown = 77 };
 
 // Bytes of a file under construction.
 struct Bytes {

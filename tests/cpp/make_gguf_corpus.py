@@ -6,6 +6,7 @@ With a model file the corpus also gets its header, cut to two layers and a vocab
 matrices of one block a row.
 """
 
+import struct
 import sys
 from pathlib import Path
 
@@ -64,6 +65,16 @@ def write_shapes() -> None:
     finish(writer)
 
 
+def write_i2_s() -> None:
+    """A type that the gguf package does not know: two bits an element, a scale for all of them."""
+    head = b"GGUF" + struct.pack("<IQQ", 3, 1, 0)
+    head += struct.pack("<Q", 1) + b"w" + struct.pack("<IQQIQ", 2, 256, 2, 36, 0)
+    codes = np.random.default_rng(4).integers(0, 3, (4, 128), dtype=np.uint8)
+    data = (codes << np.array([6, 4, 2, 0], np.uint8)[:, None]).sum(0, np.uint8).tobytes()
+    scale = struct.pack("<f28x", 0.25)
+    (CORPUS / "i2_s.bin").write_bytes(head + bytes(-len(head) % 32) + data + scale)
+
+
 def write_version_2() -> None:
     """The same layout with another version number."""
     data = bytearray((CORPUS / "values.bin").read_bytes())
@@ -95,6 +106,7 @@ def main() -> None:
     write_values()
     write_tensors()
     write_shapes()
+    write_i2_s()
     write_version_2()
     if len(sys.argv) > 1:
         write_model_header(sys.argv[1])

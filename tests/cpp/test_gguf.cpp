@@ -102,7 +102,7 @@ TEST("a tensor of an unknown type number keeps the file readable") {
 TEST("block structs have the sizes of the dtype table") {
   for (int i = 0; i < kNumDTypes; ++i) {
     const DTypeInfo& info = dtype_info(static_cast<DType>(i));
-    if (!info.quantized) continue;
+    if (!info.quantized || info.tail_bytes > 0) continue;
     gguf::with_block_type(static_cast<DType>(i), [&]<class Block>(std::type_identity<Block>) {
       CHECK_EQ(static_cast<int>(sizeof(Block)), info.block_bytes);
       CHECK_EQ(Block::kSize, info.block_size);
@@ -279,3 +279,40 @@ TEST("a copy that cannot be written is a FileError and leaves nothing") {
 }
 
 CHECK_MAIN()
+
+TEST("i2_s has one scale, behind the tensor's blocks") {
+  Bytes bytes;
+  bytes.header(2, 0).tensor("w", {128, 3}, kTypeI2S, 0).tensor("none", {128, 0}, kTypeI2S, 128);
+  bytes.pad();
+  const size_t data_begin = bytes.data.size();
+  for (int i = 0; i < 96; ++i) bytes.number(static_cast<uint8_t>(0x86 ^ (i % 2 * 0x22)));
+  bytes.number(0.75f).fill(28, 9);
+  const auto file = parse(bytes);
+  CHECK_EQ(file->find_tensor("w")->num_bytes, 128u);
+  CHECK_EQ(file->find_tensor("none")->num_bytes, 0u);
+  const TensorView view = file->weight("w");
+  CHECK_EQ(view.num_bytes(), 128u);
+  CHECK_EQ(file->weight("none").num_bytes(), 0u);
+
+  // Bytes 0x86 (2, 0, 1, 2 from the top) and 0xa4 (2, 2, 1, 0) in turn.
+  constexpr float kEven[] = {0.75f, -0.75f, 0.0f, 0.75f};
+  constexpr float kOdd[] = {0.75f, 0.75f, 0.0f, -0.75f};
+  std::vector<float> values(384);
+  dequantize(view.dtype, view.data, 384, values.data());
+  for (size_t i = 0; i < values.size(); ++i) {
+    CHECK_EQ(values[i], (i % 2 == 0 ? kEven : kOdd)[i % 128 / 32]);
+  }
+  std::vector<float> part(128);
+  dequantize_part(view, 128, 128, part.data());
+  CHECK(std::equal(part.begin(), part.end(), values.begin() + 128));
+  CHECK_THROWS(InvalidArgument, "part", dequantize_part(view, 64, 128, part.data()));
+  CHECK_THROWS(InvalidArgument, "part", dequantize_part(view, 384, 128, part.data()));
+  CHECK_THROWS(InvalidArgument, "part", dequantize_part(view, -128, 128, part.data()));
+
+  Bytes cut = bytes;
+  cut.data.resize(data_begin + 127);
+  CHECK_THROWS(FormatError, "expected 128 bytes", parse(cut));
+  Bytes ragged;
+  ragged.header(1, 0).tensor("w", {64, 2}, kTypeI2S, 0).pad().fill(64, 0);
+  CHECK_THROWS(FormatError, "multiple of 128", parse(ragged));
+}

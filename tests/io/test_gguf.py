@@ -75,6 +75,20 @@ def test_quantised_values_decode_bit_equal(name):
     check_decoding(gguf.quants.quantize(values, type_of(name)), name)
 
 
+@pytest.mark.parametrize("shape", [(128,), (3, 256), (2, 2, 384), (0, 128)])
+def test_i2_s_decodes(shape):
+    """Groups of 32 from the top bits down, one scale behind all blocks: bitnet.cpp's order."""
+    rng = np.random.default_rng(6)
+    codes = rng.integers(0, 3, shape)
+    scale = np.float32(0.0371)
+    shifts = np.array([6, 4, 2, 0])[:, None]
+    data = (codes.reshape(-1, 4, 32) << shifts).sum(1).astype(np.uint8).ravel()
+    if codes.size:
+        data = np.concatenate([data, np.frombuffer(scale.tobytes() + bytes(28), np.uint8)])
+    decoded = _core.dequantize("i2_s", data, shape)
+    assert np.array_equal(decoded, scale * (codes - 1).astype(np.float32))
+
+
 def test_every_16_bit_float_widens_to_the_same_bits():
     every = np.arange(65536, dtype=np.uint16)
     half = _core.dequantize("f16", every, (65536,))

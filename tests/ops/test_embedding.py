@@ -34,6 +34,16 @@ def test_rows_are_those_of_the_table(isa, dtype):
     np.testing.assert_array_equal(scaled, values[ids] * np.float32(22.5))
 
 
+def test_rows_of_i2_s(isa):
+    """Each row's scale lies behind the whole table."""
+    rng = np.random.default_rng(3)
+    table = np.concatenate([rng.integers(0, 256, 11 * 64, np.uint8), np.zeros(32, np.uint8)])
+    table[-32:-28].view(np.float32)[:] = 0.3
+    ids = np.array([3, 0, 10], np.int32)
+    values = _core.dequantize("i2_s", table, (11, 256))
+    np.testing.assert_array_equal(ops.embedding(ids, table, "i2_s", (11, 256)), values[ids])
+
+
 @pytest.mark.parametrize("count", [0, 1, 33])
 @pytest.mark.parametrize("threads", [1, 2, 3])
 def test_any_number_of_ids_and_threads(count, threads):

@@ -32,6 +32,8 @@ enum class DType : uint8_t {
   iq4_xs,
   tq1_0,
   tq2_0,
+  // bitnet.cpp's ternary type: one float32 scale for the whole tensor, behind its blocks.
+  i2_s,
   // One-byte floats of the OCP 8-bit Floating Point Specification 1.0; e4m3 has no infinities
   // (torch's float8_e4m3fn). No weight types: after them, whose numbers caches on disk hold.
   f8_e4m3,
@@ -49,6 +51,7 @@ struct DTypeInfo {
   int32_t block_size;     // elements in one block: 1 for plain numbers
   int32_t block_bytes;    // bytes of one block; 0 for compiler-only types
   bool quantized;
+  int32_t tail_bytes = 0;  // behind the last block of a tensor that is not empty
 };
 
 // Constant-time lookup; never fails for a valid enumerator.

@@ -81,8 +81,12 @@ class EFFINFER_API GgufFile : public WeightSource {
 };
 
 // Decodes `count` elements (a whole number of blocks) of a weight dtype to float32, bit-equal to
-// the reference decoder of the gguf package.
+// the reference decoder of the gguf package. For i2_s they are a whole tensor, whose scale follows.
 EFFINFER_API void dequantize(DType dtype, const void* blocks, int64_t count, float* out);
+
+// Decodes elements [first, first + count) of a tensor, whole blocks.
+EFFINFER_API void dequantize_part(const TensorView& tensor, int64_t first, int64_t count,
+                                  float* out);
 
 // Writes a copy of `source` with metadata `key` = `value` (a string) added or replaced; the tensor
 // data is copied as it is. The file appears at `path` complete or not at all; `path` may be the
