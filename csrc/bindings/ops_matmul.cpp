@@ -46,8 +46,9 @@ const float* check_f32(const py::array& array, const char* argument,
 }
 
 PackedMatrix pack(const py::array& data, const std::string& dtype,
-                  const std::pair<int64_t, int64_t>& shape,
-                  const std::shared_ptr<ThreadPool>& pool) {
+                  const std::pair<int64_t, int64_t>& shape, const std::shared_ptr<ThreadPool>& pool,
+                  const std::optional<std::string>& ternary) {
+  const auto packing = ternary ? ops::parse_ternary_packing(*ternary) : ops::TernaryPacking::none;
   TensorView view{data.data(), parse_dtype(dtype), {shape.first, shape.second}};
   if ((data.flags() & py::array::c_style) == 0) {
     throw InvalidArgument("[pack] data: expected a C-contiguous array, got one with strides");
@@ -58,7 +59,7 @@ PackedMatrix pack(const py::array& data, const std::string& dtype,
                           std::to_string(data.nbytes()));
   }
   const py::gil_scoped_release release;
-  return PackedMatrix(view, pool_or_default(pool));
+  return PackedMatrix(view, pool_or_default(pool), packing);
 }
 
 py::array_t<float> unpack(const PackedMatrix& matrix) {
@@ -96,13 +97,24 @@ py::tuple quantize_activation(const py::array& x) {
   return py::make_tuple(q, scales);
 }
 
+py::tuple quantize_tokens(const py::array& x) {
+  const float* values = check_f32(x, "x", {-1, -1});
+  const int64_t n = x.shape(0);
+  const int64_t cols = x.shape(1);
+  py::array_t<int8_t> q({n, cols});
+  py::array_t<float> scales(n);
+  ops::quantize_tokens(values, n, cols, q.mutable_data(), scales.mutable_data());
+  return py::make_tuple(q, scales);
+}
+
 }  // namespace
 
 void register_ops_matmul(py::module_& m) {
   py::class_<PackedMatrix>(m, "PackedMatrix", "A weight matrix in the layout of the kernels.")
       .def(py::init(&pack), py::arg("data"), py::arg("dtype"), py::arg("shape"),
-           py::arg("pool") = nullptr,
-           "Packs the bytes of a [rows, cols] tensor of a weight dtype (\"f32\", \"q4_0\", ...).")
+           py::arg("pool") = nullptr, py::arg("ternary") = py::none(),
+           "Packs the bytes of a [rows, cols] tensor of a weight dtype (\"f32\", \"q4_0\", ...); "
+           "ternary ones as \"t2\" or \"t1_6\" for int8_token.")
       .def("unpack", &unpack, "The values of the tensor, float32 [rows, cols], bit for bit.")
       .def_property_readonly(
           "shape",
@@ -123,6 +135,8 @@ void register_ops_matmul(py::module_& m) {
       "The kernel that multiplies quantised weights at the current ISA level.");
   m.def("quantize_activation", &quantize_activation, py::arg("x"),
         "Rounds float32 rows to the int8 operand of matmul: (q [n, K], scales [n, ceil(K / 16)]).");
+  m.def("quantize_tokens", &quantize_tokens, py::arg("x"),
+        "Rounds float32 rows to the int8_token operand of matmul: (q [n, K], scales [n]).");
 }
 
 }  // namespace effinfer::bindings

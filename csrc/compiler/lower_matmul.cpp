@@ -9,7 +9,10 @@ namespace {
 
 kernels::Glu glu_of(const Node& node) {
   if (node.op != "matmul_glu") return kernels::Glu::none;
-  return node.get_string("activation") == "silu" ? kernels::Glu::silu : kernels::Glu::gelu_tanh;
+  const std::string& activation = node.get_string("activation");
+  return activation == "silu"        ? kernels::Glu::silu
+         : activation == "gelu_tanh" ? kernels::Glu::gelu_tanh
+                                     : kernels::Glu::relu_squared;
 }
 
 struct PartPlaces {

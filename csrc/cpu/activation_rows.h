@@ -12,6 +12,7 @@
 #include "core/float16.h"
 #include "effinfer/threads.h"
 #include "kernels/activation.h"
+#include "kernels/packed_weight.h"
 
 namespace effinfer::cpu {
 
@@ -39,6 +40,8 @@ struct ActivationRows {
       case kernels::Arithmetic::f32:
         std::memcpy(record + block * kBlock * 4, values, kBlock * 4);
         break;
+      case kernels::Arithmetic::int8_token:  // by whole rows
+        break;
     }
   }
 
@@ -57,6 +60,9 @@ struct ActivationRows {
   }
 
   static void store_row(const kernels::Activation& out, int64_t row, const float* values) {
+    if (out.arithmetic == kernels::Arithmetic::int8_token) {
+      return store_token_row(out.row(row), out.cols, values);
+    }
     const int64_t whole = out.cols / kBlock;
     for (int64_t block = 0; block < whole; ++block) {
       store_block(out, row, block, values + block * kBlock);
@@ -70,6 +76,48 @@ struct ActivationRows {
   }
 
  private:
+  // 16 values of a row of `cols`, with zeros behind its end.
+  [[gnu::always_inline]] static Vector load_part(const float* values, int64_t first, int64_t cols) {
+    if (first + 16 <= cols) return Vector::load(values + first);
+    float part[16] = {};
+    if (first < cols) std::memcpy(part, values + first, static_cast<size_t>(cols - first) * 4);
+    return Vector::load(part);
+  }
+
+  static void store_token_row(uint8_t* record, int64_t cols, const float* values) {
+    constexpr int64_t kSums = kernels::kTernaryBlock;
+    const int64_t padded = kernels::padded_cols(cols);
+    int32_t max_bits = 0;
+    for (int64_t i = 0; i < cols; i += 16) {
+      const int32_t bits = largest_magnitude(load_part(values, i, cols));
+      max_bits = bits > max_bits ? bits : max_bits;
+    }
+    const float max = std::bit_cast<float>(max_bits);
+    const bool finite = max_bits < 0x7f800000;
+    const bool zero = !finite || !(max >= kernels::kSmallestBlock);
+    int32_t total = 0;
+    for (int64_t first = 0; first < padded; first += kSums) {
+      const int64_t last = first + kSums < padded ? first + kSums : padded;
+      int32_t sum = 0;
+      if (zero) {
+        std::memset(record + first, 0, static_cast<size_t>(last - first));
+      } else {
+        const Vector factor = Vector::set(127.0f / max);
+        for (int64_t i = first; i < last; i += 16) {
+          sum += store_int8(load_part(values, i, cols) * factor,
+                            reinterpret_cast<int8_t*>(record) + i);
+        }
+      }
+      std::memcpy(record + padded + 8 + first / kSums * 4, &sum, 4);
+      total += sum;
+    }
+    const float scale = !finite ? std::numeric_limits<float>::quiet_NaN()
+                        : zero  ? 0.0f
+                                : max / 127.0f;
+    std::memcpy(record + padded, &scale, 4);
+    std::memcpy(record + padded + 4, &total, 4);
+  }
+
   static constexpr int kScale = static_cast<int>(kernels::kScaleBlock);
 
   struct Rounded {

@@ -10,6 +10,7 @@ namespace effinfer::cpu {
 
 namespace portable {
 void matmul_int8(const kernels::MatmulProblem& problem, Team& team);
+void matmul_ternary(const kernels::MatmulProblem& problem, Team& team);
 void matmul_f32(const kernels::MatmulProblem& problem, Team& team);
 }  // namespace portable
 

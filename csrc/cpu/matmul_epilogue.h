@@ -56,7 +56,9 @@ struct MatmulEpilogue {
     for (int j = 0; j < kWidth; j += Vector::kWidth) {
       const Vector gate = Vector::load(values + j);
       const Vector linear = Vector::load(sums + j) + Vector::load(bias + j);
-      const Vector activated = glu == kernels::Glu::silu ? simd::silu(gate) : simd::gelu_tanh(gate);
+      const Vector activated = glu == kernels::Glu::silu        ? simd::silu(gate)
+                               : glu == kernels::Glu::gelu_tanh ? simd::gelu_tanh(gate)
+                                                                : simd::relu_squared(gate);
       (activated * linear).store(values + j);
     }
   }

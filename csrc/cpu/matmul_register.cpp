@@ -2,6 +2,7 @@
 #include "cpu/matmul_amx.h"
 #include "cpu/matmul_int8.h"
 #include "cpu/matmul_panel.h"
+#include "cpu/matmul_ternary.h"
 #include "cpu/register.h"
 #include "kernels/registry.h"
 
@@ -30,7 +31,27 @@ const char* rejects_shape(const MatmulProblem& problem) {
       problem.num_parts != 1) {
     return "an operand as output needs one result";
   }
+  if (problem.out_act.data != nullptr && problem.out_act.arithmetic == Arithmetic::int8_token) {
+    return "an int8_token operand is written by whole rows";
+  }
   return nullptr;
+}
+
+const char* rejects_ternary(const MatmulProblem& problem) {
+  if (problem.x.arithmetic != Arithmetic::int8_token) return "needs an int8_token operand";
+  if (problem.x.cols > kMaxTernaryCols) return "sums of so many columns need more than 32 bits";
+  for (int i = 0; i < problem.num_parts; ++i) {
+    if (!is_ternary(problem.parts[i].weight.format)) return "needs weights packed as t2 or t1_6";
+  }
+  return rejects_shape(problem);
+}
+
+// The formats of int8_token operands have no other kernels.
+const char* rejects_panels(const MatmulProblem& problem) {
+  for (int i = 0; i < problem.num_parts; ++i) {
+    if (is_ternary(problem.parts[i].weight.format)) return "needs weights that are not ternary";
+  }
+  return rejects_shape(problem);
 }
 
 const char* rejects_int8(const MatmulProblem& problem) {
@@ -45,14 +66,14 @@ const char* rejects_int8(const MatmulProblem& problem) {
 
 const char* rejects_f32(const MatmulProblem& problem) {
   if (problem.x.arithmetic != Arithmetic::f32) return "needs an f32 operand";
-  return rejects_shape(problem);
+  return rejects_panels(problem);
 }
 
 #if EFFINFER_X86
 const char* rejects_bf16(const MatmulProblem& problem) {
   if (problem.x.arithmetic != Arithmetic::bf16) return "needs a bf16 operand";
   if (!cpu_features().avx512_bf16) return "needs AVX512-BF16";
-  return rejects_shape(problem);
+  return rejects_panels(problem);
 }
 #endif
 
@@ -61,6 +82,7 @@ const char* rejects_bf16(const MatmulProblem& problem) {
 void register_matmul() {
   auto& table = kernels::mutable_table<MatmulProblem>();
   table.add({"matmul.portable.int8", Isa::portable, rejects_int8, portable::matmul_int8});
+  table.add({"matmul.portable.ternary", Isa::portable, rejects_ternary, portable::matmul_ternary});
   table.add({"matmul.portable.f32", Isa::portable, rejects_f32, portable::matmul_f32,
              panel_scratch_bytes});
 #if EFFINFER_X86

@@ -1,9 +1,11 @@
 // Packing: a file's blocks into the line layout of kernels/packed_weight.h, group by group.
 #include <algorithm>
+#include <atomic>
 #include <cstring>
 #include <limits>
 
 #include "core/huge_memory.h"
+#include "cpu/pack_ternary.h"
 #include "cpu/packed_lines.h"
 #include "effinfer/device.h"
 #include "effinfer/error.h"
@@ -136,8 +138,8 @@ constexpr int64_t kSliceBytes = int64_t{8} << 20;
 
 }  // namespace
 
-PackedWeight packed_shape(const TensorView& weight) {
-  const PackedFormat format = packed_format(weight.dtype);
+PackedWeight packed_shape(const TensorView& weight, TernaryForm form) {
+  const PackedFormat format = packed_format(weight.dtype, form);
   if (weight.dims.rank() != 2 || weight.dims[0] < 1 || weight.dims[1] < 1) {
     throw InvalidArgument("[pack] weight: expected a shape [rows, cols], got " +
                           weight.dims.to_string());
@@ -157,16 +159,28 @@ PackedWeight packed_shape(const TensorView& weight) {
   return shape;
 }
 
-void pack_into(const TensorView& weight, ThreadPool& pool, uint8_t* out, const SourceDone& done) {
-  const PackedWeight shape = packed_shape(weight);
+void pack_into(const TensorView& weight, ThreadPool& pool, uint8_t* out, const SourceDone& done,
+               TernaryForm form) {
+  const PackedWeight shape = packed_shape(weight, form);
   const int64_t row_bytes = static_cast<int64_t>(weight.num_bytes()) / shape.rows;
   const int64_t groups = shape.groups();
   const int64_t slice = std::max<int64_t>(1, kSliceBytes / (kGroupRows * row_bytes));
   const auto* data = static_cast<const uint8_t*>(weight.data);
+  std::atomic<bool> has_other_code = false;
   const auto pack_one = [&](int64_t group) {
     const int64_t first = group * kGroupRows;
-    pack_group(weight, data + first * row_bytes, std::min(kGroupRows, shape.rows - first),
-               out + group * shape.group_bytes);
+    const int64_t rows = std::min(kGroupRows, shape.rows - first);
+    uint8_t* to = out + group * shape.group_bytes;
+    if (!is_ternary(shape.format)) {
+      pack_group(weight, data + first * row_bytes, rows, to);
+    } else if (!cpu::pack_ternary_group(weight, first, rows, shape.format, to)) {
+      has_other_code = true;
+    }
+  };
+  const auto check = [&] {
+    if (!has_other_code) return;
+    throw InvalidArgument("[pack] weight: expected codes 0, 1 and 2 in " +
+                          std::string(name(weight.dtype)) + ", got 3");
   };
   const auto report = [&](int64_t begin, int64_t end) {
     if (!done || begin >= end) return;
@@ -185,7 +199,7 @@ void pack_into(const TensorView& weight, ThreadPool& pool, uint8_t* out, const S
         report(first, last);
       }
     });
-    return;
+    return check();
   }
   for (int64_t first = 0; first < groups; first += slice) {
     const int64_t count = std::min(slice, groups - first);
@@ -194,11 +208,12 @@ void pack_into(const TensorView& weight, ThreadPool& pool, uint8_t* out, const S
     });
     report(first, first + count);
   }
+  check();
 }
 
-PackedBuffer pack(const TensorView& weight, ThreadPool& pool) {
+PackedBuffer pack(const TensorView& weight, ThreadPool& pool, TernaryForm form) {
   PackedBuffer result;
-  result.view = packed_shape(weight);
+  result.view = packed_shape(weight, form);
   const size_t bytes = result.view.num_bytes();
   result.storage = allocate_huge(bytes);
   if (!result.storage) {
@@ -206,7 +221,7 @@ PackedBuffer pack(const TensorView& weight, ThreadPool& pool) {
                       " bytes");
   }
   auto* packed = static_cast<uint8_t*>(result.storage.get());
-  pack_into(weight, pool, packed, nullptr);
+  pack_into(weight, pool, packed, nullptr, form);
   result.view.data = packed;
   return result;
 }

@@ -3,6 +3,7 @@
 #include <cstring>
 
 #include "core/float16.h"
+#include "cpu/pack_ternary.h"
 #include "cpu/packed_lines.h"
 #include "kernels/packed_weight.h"
 
@@ -32,6 +33,9 @@ float dense_value(QuantBits bits, const uint8_t* group, int64_t r, int64_t k) {
 void unpack_group(const PackedWeight& weight, int64_t group_index, float* out) {
   const uint8_t* group = weight.group(group_index);
   const PackedFormat& format = weight.format;
+  if (is_ternary(format)) {
+    return cpu::unpack_ternary_rows(weight, group_index, 0, kGroupRows, out);
+  }
   if (format.scales == ScaleKind::dense) {
     for (int64_t i = 0; i < kGroupRows * weight.cols; ++i) {
       out[i] = dense_value(format.bits, group, i / weight.cols, i % weight.cols);
@@ -65,6 +69,9 @@ void unpack_row(const PackedWeight& weight, int64_t row, float* out) {
   const uint8_t* group = weight.group(row / kGroupRows);
   const PackedFormat& format = weight.format;
   const int64_t r = row % kGroupRows;
+  if (is_ternary(format)) {
+    return cpu::unpack_ternary_rows(weight, row / kGroupRows, r, r + 1, out);
+  }
   if (format.scales == ScaleKind::dense) {
     for (int64_t k = 0; k < weight.cols; ++k) out[k] = dense_value(format.bits, group, r, k);
     return;

@@ -10,6 +10,8 @@ std::string_view name(Arithmetic arithmetic) {
       return "bf16";
     case Arithmetic::f32:
       return "f32";
+    case Arithmetic::int8_token:
+      return "int8_token";
   }
   return "?";
 }

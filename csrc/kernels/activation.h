@@ -10,6 +10,14 @@
 //         15 neighbours instead of 31, which nearly halves the divergence of a model's output.
 //         The padding is zeros. A block whose maximum is below kSmallestBlock is zeros; a block
 //         with an infinity or a NaN has a NaN scale, so that every result of its row is NaN.
+//   int8_token  the operand of ternary weights (BitNet b1.58, arXiv:2402.17764, section 2), a
+//         record per row:
+//           int8 q[K']           value = scale * q
+//           float scale          max|x| / 127 of the row; q = x * (127 / max), to nearest even
+//           int32 sum            of q
+//           int32 sums[K'/256]   of each 256 q, rounded up
+//         The rules of small maxima, infinities and NaNs are those of int8 with the row for the
+//         block. Written by whole rows only.
 //   bf16  K' bfloat16 values, round-to-nearest-even, padding zeros.
 //   f32   K' floats, padding zeros.
 //
@@ -25,7 +33,7 @@
 
 namespace effinfer::kernels {
 
-enum class Arithmetic : uint8_t { int8, bf16, f32 };
+enum class Arithmetic : uint8_t { int8, bf16, f32, int8_token };
 
 inline constexpr int64_t kScaleBlock = 16;       // values under one scale
 inline constexpr int64_t kActivationBlock = 32;  // values that a producer writes at once
@@ -40,7 +48,8 @@ inline constexpr int64_t activation_row_bytes(Arithmetic arithmetic, int64_t col
   const int64_t k = padded_cols(cols);
   const int64_t bytes = arithmetic == Arithmetic::int8   ? k + k / 16 * 8 + k / 32 * 4
                         : arithmetic == Arithmetic::bf16 ? k * 2
-                                                         : k * 4;
+                        : arithmetic == Arithmetic::f32  ? k * 4
+                                                         : k + 8 + (k + 255) / 256 * 4;
   // Lines of a dozen rows are in use at once: at a distance of 1, 2 or 4 KB they would compete for
   // the same few sets of the first cache.
   const int64_t rounded = (bytes + 63) / 64 * 64;
@@ -77,13 +86,29 @@ inline Int8Row int8_row(const Activation& x, int64_t index) {
           reinterpret_cast<const float*>(row + k + k / 16 * 8)};
 }
 
+// Views into an int8_token row record. Kernels may read 16 bytes beyond q, which the record has.
+struct TokenRow {
+  const int8_t* q;
+  float scale;
+  int32_t sum;
+  const int32_t* sums;  // per 256 values
+};
+inline TokenRow token_row(const Activation& x, int64_t index) {
+  const uint8_t* row = x.row(index);
+  const int64_t k = padded_cols(x.cols);
+  return {reinterpret_cast<const int8_t*>(row), *reinterpret_cast<const float*>(row + k),
+          *reinterpret_cast<const int32_t*>(row + k + 4),
+          reinterpret_cast<const int32_t*>(row + k + 8)};
+}
+
 // Writes one row of `out` from out.cols floats. A producer that has a row in registers or scratch
 // calls this; the result is the same bits at every ISA level.
 using StoreActivationRow = void (*)(const Activation& out, int64_t row, const float* values);
 StoreActivationRow store_activation_row(Isa isa);
 
 // Writes whole blocks of one row: a producer of some columns need not wait for the others. The last
-// block's writer also writes the padding; out.cols is a multiple of kActivationBlock.
+// block's writer also writes the padding; out.cols is a multiple of kActivationBlock. Not for
+// int8_token.
 using StoreActivationBlocks = void (*)(const Activation& out, int64_t row, int64_t first_block,
                                        int64_t num_blocks, const float* values);
 StoreActivationBlocks store_activation_blocks(Isa isa);

@@ -3,7 +3,7 @@
 namespace effinfer::kernels {
 
 std::string describe(const MatmulProblem& problem) {
-  constexpr const char* kGlu[] = {"", " glu=silu", " glu=gelu_tanh"};
+  constexpr const char* kGlu[] = {"", " glu=silu", " glu=gelu_tanh", " glu=relu_squared"};
   std::string text = "[matmul] rows=" + std::to_string(problem.x.rows) +
                      " cols=" + std::to_string(problem.x.cols) +
                      " arithmetic=" + std::string(name(problem.x.arithmetic)) + " weights=";

@@ -4,6 +4,9 @@
 // The operand's arithmetic picks the kernel:
 //   int8  exact integer dot products over blocks, float scales added in the order of k. A row's
 //         result is the same bits for any number of rows, any team size and any batch.
+//   int8_token  ternary weights: out = float(i) * (scale_x * scale_w) with i the exact integer sum;
+//         where scales differ between blocks of 256, out = scale_x * s with s = fma(float(i), d, s)
+//         over the blocks. The same bits for every packing, kernel and ISA level.
 //   bf16  a panel of outputs is dequantised to bfloat16 in cache, products accumulate in float32.
 //   f32   the same with float32 panels. A row's result does not depend on the other rows either.
 #pragma once
@@ -22,7 +25,7 @@ inline constexpr int kMaxMatmulParts = 4;
 
 // What is done to the sums of two parts of equal size: out = f(part 0) * part 1, written to
 // parts[0].out.
-enum class Glu : uint8_t { none, silu, gelu_tanh };
+enum class Glu : uint8_t { none, silu, gelu_tanh, relu_squared };
 
 struct MatmulPart {
   PackedWeight weight;

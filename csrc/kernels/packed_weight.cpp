@@ -4,7 +4,7 @@
 
 namespace effinfer::kernels {
 
-PackedFormat packed_format(DType dtype) {
+PackedFormat packed_format(DType dtype, TernaryForm form) {
   constexpr auto dense = [](QuantBits bits) {
     return PackedFormat{bits, ScaleKind::dense, false, 0, 0};
   };
@@ -14,6 +14,14 @@ PackedFormat packed_format(DType dtype) {
   constexpr auto super = [](QuantBits bits, bool has_min, uint8_t sub_block, uint8_t zero) {
     return PackedFormat{bits, ScaleKind::super, has_min, sub_block, zero};
   };
+  if (form != TernaryForm::u4) {
+    const QuantBits bits = form == TernaryForm::t2 ? QuantBits::t2 : QuantBits::t1_6;
+    if (dtype != DType::tq1_0 && dtype != DType::tq2_0) {
+      throw InvalidArgument("[pack] dtype: expected a ternary type, got " +
+                            std::string(name(dtype)));
+    }
+    return {bits, ScaleKind::group, false, 0, 1};
+  }
   switch (dtype) {
     case DType::f32:
       return dense(QuantBits::f32);
@@ -54,9 +62,11 @@ PackedFormat packed_format(DType dtype) {
 }
 
 std::string to_string(const PackedFormat& format) {
-  constexpr const char* kBits[] = {"u4", "u5", "u6", "u8", "f16", "bf16", "f32"};
+  constexpr const char* kBits[] = {"u4", "u5", "u6", "u8", "f16", "bf16", "f32", "t2", "t1_6"};
   std::string text = kBits[static_cast<int>(format.bits)];
   if (format.scales == ScaleKind::dense) return text;
+  if (format.scales == ScaleKind::row) return text + "/row";
+  if (format.scales == ScaleKind::group) return text + "/group";
   text += format.scales == ScaleKind::direct ? "/direct" : "/super";
   text += std::to_string(format.sub_block);
   if (format.has_min) text += "+min";

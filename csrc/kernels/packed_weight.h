@@ -30,8 +30,26 @@
 //           = 16 or 32 values), then mins m[64/sub][16] as uint8 if has_min, padded to 64 bytes.
 //           w = (d * s) * (q - zero) - (dmin * m)
 //           (q2_k q3_k q4_k q5_k q6_k iq4_xs tq1_0 tq2_0)
+//   row     the group starts with a header: f32 d[16].  w = d * (q - 1)    (ternary, see below)
+//   group   the header is f32 d[16], then i32 uniform, padded to 128 bytes; after all quants follow
+//           f16 d[K/256][16], padded to 64 bytes. Where a row has one scale for all its blocks of
+//           256, which is what ternary models are made of, `uniform` is 1, the header holds it and
+//           nobody reads the rest.                                            (tq1_0 tq2_0)
 //   dense   no scales: f32 and f16 lines hold [k][16 rows]; bf16 lines hold [k/2][16 rows][2], the
 //           operand of VDPBF16PS.
+//
+// Ternary weights under an int8_token operand have formats of their own. A value is the digit c =
+// w + 1. A block of 256 k, that is 64 dwords of activations, has L lines; a byte (r, j) of line i
+// holds the digits of the dwords i, L + i, 2 L + i, ...:
+//
+//   t2     L = 16   c0 | c1 << 2 | c2 << 4 | c3 << 6, digit f of dword f L + i. An AND gives
+//                   4^f c, which is multiplied as it is
+//   t1_6   L = 13   ceil(256 / 243 (81 c0 + 27 c1 + 9 c2 + 3 c3 + c4)): with b_0 the byte and
+//                   b_f+1 = 3 b_f mod 256, c_f = (3 b_f - b_f+1) / 256. That is linear, so
+//                   sum(c a) = (3 sum(b_f a) - sum(b_f+1 a)) / 256 with no digit extracted.
+//                   The 65th dword of a block does not exist; its digits are 0
+//
+// The last block has as many lines as its dwords need: L = ceil(dwords / 4) or ceil(dwords / 5).
 //
 // Rows are padded to 16 and k to 64 with zero weights. Packing is exact: unpacking gives back the
 // file's dequantised values bit for bit.
@@ -51,14 +69,18 @@ namespace effinfer::kernels {
 
 // Of everything above: raise it when the packed bytes of any type change, so that packed weights
 // that lie on disk are not misread.
-inline constexpr uint32_t kPackedLayoutVersion = 1;
+inline constexpr uint32_t kPackedLayoutVersion = 2;
 
 inline constexpr int64_t kGroupRows = 16;
 inline constexpr int64_t kSuperblock = 64;
 inline constexpr int64_t kHeaderBlock = 256;  // values under one scale of a super group's header
+inline constexpr int64_t kTernaryBlock = 256;
 
-enum class QuantBits : uint8_t { u4, u5, u6, u8, f16, bf16, f32 };
-enum class ScaleKind : uint8_t { dense, direct, super };
+enum class QuantBits : uint8_t { u4, u5, u6, u8, f16, bf16, f32, t2, t1_6 };
+enum class ScaleKind : uint8_t { dense, direct, super, row, group };
+
+// How ternary types are packed: t2 and t1_6 serve int8_token operands, `u4` all others.
+enum class TernaryForm : uint8_t { u4, t2, t1_6 };
 
 struct PackedFormat {
   QuantBits bits = QuantBits::f32;
@@ -70,10 +92,33 @@ struct PackedFormat {
   bool operator==(const PackedFormat&) const = default;
 };
 
-// How a file type is packed; every weight dtype of the readers has one.
-PackedFormat packed_format(DType dtype);
+// How a file type is packed; every weight dtype of the readers has one. Throws InvalidArgument for
+// a ternary form of a dtype that is not ternary.
+PackedFormat packed_format(DType dtype, TernaryForm form = TernaryForm::u4);
 
-// Bytes of the quants of one superblock of a group, or of its lines if dense.
+[[gnu::always_inline]] inline constexpr bool is_ternary(const PackedFormat& format) {
+  return format.bits == QuantBits::t2 || format.bits == QuantBits::t1_6;
+}
+
+// Lines of a ternary block of `dwords` dwords of activations.
+[[gnu::always_inline]] inline constexpr int64_t ternary_lines(QuantBits bits, int64_t dwords) {
+  return bits == QuantBits::t2 ? (dwords + 3) / 4 : (dwords + 4) / 5;
+}
+
+// Bytes of the quants of a ternary group, and of what follows them.
+[[gnu::always_inline]] inline constexpr int64_t ternary_quant_bytes(QuantBits bits, int64_t cols) {
+  const int64_t dwords = (cols + kSuperblock - 1) / kSuperblock * kSuperblock / 4;
+  constexpr int64_t kDwords = kTernaryBlock / 4;
+  const int64_t lines =
+      dwords / kDwords * ternary_lines(bits, kDwords) + ternary_lines(bits, dwords % kDwords);
+  return lines * kGroupRows * 4;
+}
+[[gnu::always_inline]] inline constexpr int64_t ternary_tail_bytes(ScaleKind scales, int64_t cols) {
+  const int64_t bytes = (cols + kTernaryBlock - 1) / kTernaryBlock * kGroupRows * 2;
+  return scales == ScaleKind::group ? (bytes + 63) / 64 * 64 : 0;
+}
+
+// Bytes of the quants of one superblock of a group, or of its lines if dense. Not for ternary ones.
 [[gnu::always_inline]] inline constexpr int64_t quant_bytes(QuantBits bits) {
   constexpr int64_t kBitsPerValue[] = {4, 5, 6, 8, 16, 16, 32};
   return kGroupRows * kSuperblock * kBitsPerValue[static_cast<int>(bits)] / 8;
@@ -100,12 +145,18 @@ PackedFormat packed_format(DType dtype);
 }
 [[gnu::always_inline]] inline constexpr int64_t header_bytes(const PackedFormat& format,
                                                              int64_t cols) {
+  if (format.scales == ScaleKind::row) return 64;
+  if (format.scales == ScaleKind::group) return 128;
   if (format.scales != ScaleKind::super) return 0;
   return (header_row_bytes(cols) * (format.has_min ? 2 : 1) + 63) / 64 * 64;
 }
 
 // Bytes between consecutive row groups, a multiple of 64.
 inline constexpr int64_t packed_group_bytes(const PackedFormat& format, int64_t cols) {
+  if (is_ternary(format)) {
+    return header_bytes(format, cols) + ternary_quant_bytes(format.bits, cols) +
+           ternary_tail_bytes(format.scales, cols);
+  }
   return header_bytes(format, cols) +
          (cols + kSuperblock - 1) / kSuperblock * superblock_bytes(format);
 }
@@ -131,11 +182,11 @@ struct PackedBuffer {
 };
 
 // Packs a [rows, cols] tensor of any weight dtype, in parallel. Throws InvalidArgument on a bad
-// shape or dtype, OutOfMemory.
-PackedBuffer pack(const TensorView& weight, ThreadPool& pool);
+// shape or dtype and where a ternary form finds a fourth code, OutOfMemory.
+PackedBuffer pack(const TensorView& weight, ThreadPool& pool, TernaryForm form = TernaryForm::u4);
 
 // What pack() would make of a tensor, without data. Throws as pack().
-PackedWeight packed_shape(const TensorView& weight);
+PackedWeight packed_shape(const TensorView& weight, TernaryForm form = TernaryForm::u4);
 
 // Called when bytes [begin, end) of a tensor have been read for the last time, from any thread.
 using SourceDone = std::function<void(size_t begin, size_t end)>;
@@ -144,7 +195,8 @@ using SourceDone = std::function<void(size_t begin, size_t end)>;
 // source in slices, so that a caller who drops their pages never holds a large tensor twice. On a
 // machine of several NUMA nodes each thread fills one contiguous range of rows, whose pages then
 // lie on its node; elsewhere rows are claimed, which balances better.
-void pack_into(const TensorView& weight, ThreadPool& pool, uint8_t* out, const SourceDone& done);
+void pack_into(const TensorView& weight, ThreadPool& pool, uint8_t* out, const SourceDone& done,
+               TernaryForm form = TernaryForm::u4);
 
 // The 16 rows of one group back as floats, [16][cols]: the values of the file, bit for bit.
 void unpack_group(const PackedWeight& weight, int64_t group, float* out);

@@ -18,13 +18,21 @@ MatmulArithmetic parse_matmul_arithmetic(std::string_view text) {
   if (text == "int8") return MatmulArithmetic::int8;
   if (text == "bf16") return MatmulArithmetic::bf16;
   if (text == "f32") return MatmulArithmetic::f32;
-  throw InvalidArgument("[matmul] arithmetic: expected int8, bf16 or f32, got \"" +
+  if (text == "int8_token") return MatmulArithmetic::int8_token;
+  throw InvalidArgument("[matmul] arithmetic: expected int8, bf16, f32 or int8_token, got \"" +
                         std::string(text) + "\"");
 }
 
-PackedMatrix::PackedMatrix(const TensorView& weight, ThreadPool& pool) {
+TernaryPacking parse_ternary_packing(std::string_view text) {
+  if (text == "t2") return TernaryPacking::t2;
+  if (text == "t1_6") return TernaryPacking::t1_6;
+  throw InvalidArgument("[pack] ternary: expected t2 or t1_6, got \"" + std::string(text) + "\"");
+}
+
+PackedMatrix::PackedMatrix(const TensorView& weight, ThreadPool& pool, TernaryPacking ternary) {
   if (weight.data == nullptr) throw InvalidArgument("[matmul] weight: expected data, got null");
-  impl_ = std::make_shared<const Impl>(Impl{kernels::pack(weight, pool)});
+  impl_ = std::make_shared<const Impl>(
+      Impl{kernels::pack(weight, pool, static_cast<kernels::TernaryForm>(ternary))});
 }
 
 int64_t PackedMatrix::rows() const {
@@ -63,8 +71,10 @@ std::string matmul_kernel(MatmulArithmetic arithmetic) {
   problem.x = {static_cast<kernels::Arithmetic>(arithmetic), 1, kernels::kSuperblock, nullptr};
   problem.num_parts = 1;
   kernels::PackedWeight& weight = problem.parts[0].weight;
-  weight.format = kernels::packed_format(DType::q8_0);
-  weight.source = DType::q8_0;
+  const bool ternary = arithmetic == MatmulArithmetic::int8_token;
+  weight.source = ternary ? DType::tq2_0 : DType::q8_0;
+  weight.format = kernels::packed_format(
+      weight.source, ternary ? kernels::TernaryForm::t2 : kernels::TernaryForm::u4);
   weight.rows = kernels::kGroupRows;
   weight.cols = problem.x.cols;
   return kernels::table<kernels::MatmulProblem>().select(problem, current_isa()).name;
@@ -119,6 +129,23 @@ void quantize_activation(const float* x, int64_t n, int64_t cols, int8_t* q, flo
     const kernels::Int8Row row = kernels::int8_row(operand, 0);
     std::copy_n(row.q, cols, q + i * cols);
     std::copy_n(row.scales, blocks, scales + i * blocks);
+  }
+}
+
+void quantize_tokens(const float* x, int64_t n, int64_t cols, int8_t* q, float* scales) {
+  if (n < 0 || cols < 1) {
+    throw InvalidArgument("[quantize_tokens] x: expected a shape [n, cols], got [" +
+                          std::to_string(n) + ", " + std::to_string(cols) + "]");
+  }
+  kernels::Activation operand{kernels::Arithmetic::int8_token, 1, cols, nullptr};
+  std::vector<uint8_t> record(static_cast<size_t>(operand.row_bytes()));
+  operand.data = record.data();
+  const auto store = kernels::store_activation_row(current_isa());
+  for (int64_t i = 0; i < n; ++i) {
+    store(operand, 0, x + i * cols);
+    const kernels::TokenRow row = kernels::token_row(operand, 0);
+    std::copy_n(row.q, cols, q + i * cols);
+    scales[i] = row.scale;
   }
 }
 

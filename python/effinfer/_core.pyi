@@ -589,9 +589,10 @@ class PackedMatrix:
         dtype: str,
         shape: tuple[int, int],
         pool: ThreadPool | None = None,
+        ternary: str | None = None,
     ) -> None:
         """
-        Packs the bytes of a [rows, cols] tensor of a weight dtype ("f32", "q4_0", ...).
+        Packs the bytes of a [rows, cols] tensor of a weight dtype ("f32", "q4_0", ...); ternary ones as "t2" or "t1_6" for int8_token.
         """
     def unpack(self) -> numpy.typing.NDArray[numpy.float32]:
         """
@@ -1090,6 +1091,11 @@ def pool_scores(
 def quantize_activation(x: numpy.typing.NDArray[typing.Any]) -> tuple[typing.Any, ...]:
     """
     Rounds float32 rows to the int8 operand of matmul: (q [n, K], scales [n, ceil(K / 16)]).
+    """
+
+def quantize_tokens(x: numpy.typing.NDArray[typing.Any]) -> tuple[typing.Any, ...]:
+    """
+    Rounds float32 rows to the int8_token operand of matmul: (q [n, K], scales [n]).
     """
 
 def relu_squared(

@@ -431,7 +431,7 @@ TEST("the packed layout is that of its version") {
     const Weight weight(dtype, 19, 256, 7);
     digests.push_back(digest({weight.packed.view.data, weight.packed.view.num_bytes()}, pool));
   }
-  CHECK_EQ(kPackedLayoutVersion, 1u);
+  CHECK_EQ(kPackedLayoutVersion, 2u);
   CHECK_EQ(to_hex(digest_chunks(digests, 0)), "b356a0cd918fdd3c21346d222fbcd18f");
 }
 

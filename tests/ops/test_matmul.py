@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from effinfer import _core
+from effinfer import _core, ops
 from effinfer.testing import available_isas
 from effinfer.testing import isa as isa_level
 from tests.tolerance import BF16_EPS, assert_close, dot_magnitude
@@ -258,3 +258,44 @@ def test_errors():
         _core.PackedMatrix(data, "q4_0", (5, 64))
     with pytest.raises(_core.InvalidArgumentError, match="dtype: expected a weight type"):
         _core.PackedMatrix(data, "i8", (4, 36))
+
+
+@pytest.mark.parametrize("dtype", ["tq1_0", "tq2_0"])
+def test_ternary_products(dtype: str) -> None:
+    data = random_weight(dtype, 33, 512)
+    if dtype == "tq2_0":
+        codes = data.reshape(33, 2, 66)
+        codes[:, :, :64] &= 0xAA  # 0 and 2
+    values = _core.dequantize(dtype, data, (33, 512))
+    x = activations(5, 512)
+    q, scales = ops.quantize_tokens(x)
+    assert (np.abs(scales[:, None] * q - x) <= scales[:, None] * 0.5001).all()
+    expected = (scales[:, None].astype(np.float64) * q) @ values.T.astype(np.float64)
+    results = []
+    for packing in ("t2", "t1_6"):
+        matrix = ops.pack(data, dtype, (33, 512), ternary=packing)
+        assert matrix.format == f"{packing}/group"
+        np.testing.assert_array_equal(matrix.unpack(), values)
+        for level in available_isas():
+            with isa_level(level):
+                results.append(ops.quantized_matmul(x, matrix, "int8_token"))
+    magnitude = dot_magnitude(scales[:, None] * q, values)
+    assert_close(results[0], expected, magnitude=magnitude)
+    for result in results:
+        np.testing.assert_array_equal(result, results[0])
+
+
+def test_ternary_refusals() -> None:
+    data = random_weight("tq2_0", 16, 256) & 0x55
+    plain = ops.pack(data, "tq2_0", (16, 256))
+    x = activations(1, 256)
+    with pytest.raises(_core.UnsupportedError, match="t2 or t1_6"):
+        ops.quantized_matmul(x, plain, "int8_token")
+    packed = ops.pack(data, "tq2_0", (16, 256), ternary="t2")
+    with pytest.raises(_core.UnsupportedError, match="weight format"):
+        ops.quantized_matmul(x, packed, "int8")
+    with pytest.raises(_core.InvalidArgumentError, match="expected t2 or t1_6"):
+        ops.pack(data, "tq2_0", (16, 256), ternary="t3")
+    data[0, 0] = 3
+    with pytest.raises(_core.InvalidArgumentError, match="codes 0, 1 and 2"):
+        ops.pack(data, "tq2_0", (16, 256), ternary="t2")

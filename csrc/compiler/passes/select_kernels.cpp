@@ -52,12 +52,12 @@ bool bf16_panels() {
 }
 
 kernels::Arithmetic parse_arithmetic(std::string_view text) {
-  for (const auto arithmetic :
-       {kernels::Arithmetic::int8, kernels::Arithmetic::bf16, kernels::Arithmetic::f32}) {
+  for (const auto arithmetic : {kernels::Arithmetic::int8, kernels::Arithmetic::bf16,
+                                kernels::Arithmetic::f32, kernels::Arithmetic::int8_token}) {
     if (text == kernels::name(arithmetic)) return arithmetic;
   }
-  throw FormatError("[compile] arithmetic: expected int8, bf16 or f32, got \"" + std::string(text) +
-                    "\"");
+  throw FormatError("[compile] arithmetic: expected int8, bf16, f32 or int8_token, got \"" +
+                    std::string(text) + "\"");
 }
 
 std::string_view phase_key(Phase phase) {

@@ -41,10 +41,7 @@ struct ElementwiseBody : RowVectors<Vector> {
     if constexpr (op == softcap) return parameter * simd::tanh(x / parameter);
     if constexpr (op == silu) return simd::silu(x);
     if constexpr (op == gelu_tanh) return simd::gelu_tanh(x);
-    if constexpr (op == relu_squared) {
-      const Vector positive = max(Vector::set(0.0f), x);  // the second operand where that is a NaN
-      return positive * positive;
-    }
+    if constexpr (op == relu_squared) return simd::relu_squared(x);
   }
 
   template <kernels::UnaryOp op>

@@ -74,6 +74,13 @@ template <class V>
   return x / (V::set(1.0f) + exp(x * cubic));
 }
 
+// max(0, x)^2; NaN stays NaN.
+template <class V>
+[[gnu::always_inline]] inline V relu_squared(V x) {
+  const V positive = max(V::set(0.0f), x);
+  return positive * positive;
+}
+
 // x Phi(x) = x / 2 (1 + erf(x / sqrt(2))). With t = |x| / sqrt(2), h = erfc(t) / 2 is what Phi
 // lacks of 0 or 1 on the side of x: e^(-t^2) q P(q) with q = 1 / (1 + 0.375 t), P a minimax
 // polynomial (relative error below 2^-25 up to where h is 0).

@@ -34,7 +34,7 @@ from effinfer.ops.index import BlockIndex, a_shape_index, sampled_index, vertica
 from effinfer.ops.logits_pipe import (
     LogitsPipe,
 )
-from effinfer.ops.matmul import pack, quantize_activation, quantized_matmul
+from effinfer.ops.matmul import pack, quantize_activation, quantize_tokens, quantized_matmul
 from effinfer.ops.mla import BatchMLAPagedAttentionWrapper
 from effinfer.ops.norm import (
     fused_add_rmsnorm,
@@ -147,6 +147,7 @@ __all__ = [
     "packbits",
     "paged_attention",
     "quantize_activation",
+    "quantize_tokens",
     "quantized_matmul",
     "relu_squared",
     "rmsnorm",

@@ -10,6 +10,7 @@ def pack(
     dtype: str | None = None,
     shape: tuple[int, int] | None = None,
     *,
+    ternary: str | None = None,
     pool: ThreadPool | None = None,
 ) -> PackedMatrix:
     """Packs a weight once into the layout that all kernels read; exact.
@@ -19,6 +20,8 @@ def pack(
             another type, as they lie in a GGUF file.
         dtype: "f32", "f16", "bf16" or a quantised type's name: "q4_0", "q6_k", ...
         shape: (N, K): outputs and inputs; K is a whole number of the type's blocks.
+        ternary: "t2" or "t1_6" packs a ternary type at 2 or 1.6 bits a weight, for the arithmetic
+            "int8_token"; None packs it for the others.
 
     Returns:
         A `PackedMatrix`: `shape`, `dtype`, `format`, `num_bytes`, and `unpack()`, which gives
@@ -26,7 +29,7 @@ def pack(
     """
     source = dense(table, "[pack] table")
     name = dtype or file_type(source)
-    return PackedMatrix(source, name, source.shape if shape is None else shape, pool=pool)
+    return PackedMatrix(source, name, source.shape if shape is None else shape, pool, ternary)
 
 
 def quantized_matmul(
@@ -44,7 +47,9 @@ def quantized_matmul(
         x: [T, K].
         arithmetic: "int8": x is rounded to int8 with a scale for each 16 values and sums are exact,
             so that a row's result is the same bits for any T (quantised weights only); "bf16":
-            weights and x rounded to bfloat16, sums in float32; "f32": float32 throughout.
+            weights and x rounded to bfloat16, sums in float32; "f32": float32 throughout;
+            "int8_token": x is rounded to int8 with one scale for each row and sums are exact, the
+            same bits for both packings (weights packed with `ternary` only).
         bias: [N].
         residual: [T, N].
 
@@ -71,4 +76,15 @@ def quantize_activation(x: ArrayT) -> tuple[ArrayT, ArrayT]:
         scale = max |x| / 127 of its block of 32, q rounded to nearest even.
     """
     q, scales = _core.quantize_activation(dense(x, "[quantize_activation] x"))
+    return as_kind(q, x), as_kind(scales, x)
+
+
+def quantize_tokens(x: ArrayT) -> tuple[ArrayT, ArrayT]:
+    """The int8_token operand that `quantized_matmul` makes of x [T, K].
+
+    Returns:
+        (q int8 [T, K], scales float32 [T]): value = scales[t] * q[t, k], scale = max |x| / 127 of
+        the row, q rounded to nearest even.
+    """
+    q, scales = _core.quantize_tokens(dense(x, "[quantize_tokens] x"))
     return as_kind(q, x), as_kind(scales, x)

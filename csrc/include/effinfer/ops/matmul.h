@@ -17,8 +17,15 @@ namespace effinfer::ops {
 //         quantised weights. A row's result is the same bits for any number of rows.
 //   bf16  weights and activations rounded to bfloat16, sums in float32; needs AVX512-BF16.
 //   f32   float32 throughout.
-enum class MatmulArithmetic : uint8_t { int8, bf16, f32 };
+//   int8_token  activations rounded to int8 with one scale for each row, exact integer sums; needs
+//         weights packed as t2 or t1_6.
+enum class MatmulArithmetic : uint8_t { int8, bf16, f32, int8_token };
 EFFINFER_API MatmulArithmetic parse_matmul_arithmetic(std::string_view text);
+
+// How ternary weights (tq1_0, tq2_0) are packed: 2 bits or 1.6 bits a weight for int8_token, or
+// like any other type of blocks for the rest.
+enum class TernaryPacking : uint8_t { none, t2, t1_6 };
+EFFINFER_API TernaryPacking parse_ternary_packing(std::string_view text);
 
 // The kernel that multiplies quantised weights at the current ISA level: "matmul.avx512.bf16".
 // Throws Unsupported where there is none.
@@ -28,8 +35,10 @@ EFFINFER_API std::string matmul_kernel(MatmulArithmetic arithmetic);
 class EFFINFER_API PackedMatrix {
  public:
   // From a rank-2 tensor of f32, f16, bf16 or any GGUF block type. Throws InvalidArgument on
-  // another shape or dtype or a null pointer, OutOfMemory.
-  PackedMatrix(const TensorView& weight, ThreadPool& pool);
+  // another shape or dtype, a null pointer or `ternary` packing of weights that are not,
+  // OutOfMemory.
+  PackedMatrix(const TensorView& weight, ThreadPool& pool,
+               TernaryPacking ternary = TernaryPacking::none);
 
   int64_t rows() const;  // outputs
   int64_t cols() const;  // inputs
@@ -59,5 +68,9 @@ EFFINFER_API void matmul(const float* x, int64_t n, const PackedMatrix& weight,
 // starts from.
 EFFINFER_API void quantize_activation(const float* x, int64_t n, int64_t cols, int8_t* q,
                                       float* scales);
+
+// The int8_token operand: q[n, cols] and one scale a row, scales[n].
+EFFINFER_API void quantize_tokens(const float* x, int64_t n, int64_t cols, int8_t* q,
+                                  float* scales);
 
 }  // namespace effinfer::ops

@@ -1,0 +1,184 @@
+// Ternary matmul, what all ISA levels share: the cut into units and blocks of tokens, the sums of
+// digits by lines or by panels, and the few float operations at the end, which are one sequence
+// everywhere. With c = w + 1 the digits of the weights,
+//
+//   i   = sum(c q) - sum(q)                       exact, in int32
+//   out = float(i) * (scale_x * scale_w)          a row with one scale
+//   s   = fma(float(i_b), d_b, s) over blocks b of 256 k, out = s * scale_x      otherwise
+//
+// Bounds: |sum(c q)| <= 254 K, and no kernel multiplies it by more than 64 before it is exact
+// again, with a quarter of K each: kMaxTernaryCols keeps that within int32.
+#pragma once
+
+#include <cstdint>
+
+#include "cpu/matmul_epilogue.h"
+#include "cpu/matmul_units.h"
+#include "cpu/packed_lines.h"
+#include "cpu/ternary_lines.h"
+#include "effinfer/threads.h"
+
+namespace effinfer::cpu {
+
+inline constexpr int64_t kMaxTernaryCols = int64_t{1} << 18;
+inline constexpr int kTernaryTokens = 96;  // of a pass over a unit: 36 KB of sums
+
+// `Level` has
+//   kTokens              of a tile of multiply()
+//   kLineTokens          up to so many tokens are multiplied by the packed lines themselves
+//   dot<bits>(lines, first_block, last_block, blocks, row, ahead, sums)
+//                        sums[16] = sums of digits of one group and one token over the blocks
+//   decode<bits>(lines, dwords, panel)
+//                        one block of one group as a panel
+//   multiply(panels, dwords, q, q_stride, tokens, sums)
+//                        sums[token][32] += two panels times `tokens` rows
+template <class Level>
+struct TernaryMatmul {
+  using Epilogue = MatmulEpilogue<Level>;
+  using Sums = typename Epilogue::Sums;
+  using Integers = int32_t[kUnitOutputs];
+  static constexpr int kRows = static_cast<int>(kernels::kGroupRows);
+
+  static void run(const kernels::MatmulProblem& problem, Team& team) {
+    const int64_t units = count_units(problem);
+    const int64_t tokens = problem.x.rows;
+    const int64_t blocks = (tokens + kTernaryTokens - 1) / kTernaryTokens;
+    const int64_t block = (tokens + blocks - 1) / blocks;
+    const int64_t chunks = count_chunks(units, units * unit_bytes(problem), team.size());
+    team.for_chunks(chunks * blocks, [&](int64_t chunk) {
+      const int64_t first = chunk / chunks * block;
+      const int64_t count = first + block < tokens ? block : tokens - first;
+      const int64_t end = (chunk % chunks + 1) * units / chunks;
+      for (int64_t unit = chunk % chunks * units / chunks; unit < end; ++unit) {
+        run_unit(problem, find_unit(problem, unit, team.rank()), first, count);
+      }
+    });
+  }
+
+ private:
+  // As those of the int8 matmul: four or five a member of small matrices, 128 KB of large ones.
+  static int64_t count_chunks(int64_t units, int64_t bytes, int64_t team) {
+    const int64_t small = bytes >> 14 < 4 * team ? bytes >> 14 : 4 * team;
+    const int64_t large = bytes >> 17;
+    const int64_t wanted = small > large ? small : large;
+    const int64_t chunks = (wanted / team + 1) * team;
+    return chunks < units ? chunks : units;
+  }
+
+  static void run_unit(const kernels::MatmulProblem& problem, const MatmulUnit& unit,
+                       int64_t first_token, int64_t count) {
+    alignas(64) Sums sums[2][kTernaryTokens];
+    for (int part = 0; part < unit.num_parts; ++part) {
+      const kernels::PackedWeight& weight = unit.parts[part].weight;
+      const int64_t group = 2 * unit.index;
+      const int groups = unit.num_outputs > kRows ? 2 : 1;
+      with_ternary_bits(weight.format.bits, [&]<kernels::QuantBits bits>(
+                                                std::integral_constant<kernels::QuantBits, bits>) {
+        const Job job{problem.x, weight, first_token, count};
+        const bool first = is_uniform(weight.format, weight.group(group));
+        const bool last = is_uniform(weight.format, weight.group(group + groups - 1));
+        if (first && last) {
+          multiply_uniform<bits>(job, group, groups, 0, sums[part]);
+        } else {
+          for (int g = 0; g < groups; ++g) {
+            const auto run =
+                (g == 0 ? first : last) ? multiply_uniform<bits> : multiply_blocks<bits>;
+            run(job, group + g, 1, g * kRows, sums[part]);
+          }
+        }
+      });
+    }
+    Epilogue::run(problem, unit, first_token, count, sums[0], sums[1]);
+  }
+
+  // Tokens [first_token, first_token + count) of the operand times one weight.
+  struct Job {
+    const kernels::Activation& x;
+    const kernels::PackedWeight& weight;
+    int64_t first_token;
+    int64_t count;
+
+    [[gnu::always_inline]] kernels::TokenRow row(int64_t t) const {
+      return kernels::token_row(x, first_token + t);
+    }
+    [[gnu::always_inline]] const uint8_t* lines(int64_t group) const {
+      return weight.group(group) + kernels::header_bytes(weight.format, weight.cols);
+    }
+  };
+
+  // Sums of digits over blocks [first, last) of k, for one or two groups.
+  template <kernels::QuantBits bits>
+  static void sum_digits(const Job& job, int64_t group, int groups, int64_t first, int64_t last,
+                         Integers* sums) {
+    const TernaryBlocks blocks(job.weight.cols);
+    if (job.count <= Level::kLineTokens) {
+      for (int64_t t = 0; t < job.count; ++t) {
+        for (int g = 0; g < groups; ++g) {
+          Level::template dot<bits>(job.lines(group + g), first, last, blocks, job.row(t).q,
+                                    sums[t] + g * kRows);
+        }
+      }
+      return;
+    }
+    alignas(64) uint8_t panels[2][kPanelBytes];
+    std::memset(sums, 0, static_cast<size_t>(job.count) * sizeof(Integers));
+    const int64_t tiles = (job.count + Level::kTokens - 1) / Level::kTokens;  // nearly equal ones
+    for (int64_t b = first; b < last; ++b) {
+      const int dwords = blocks.dwords_of(b);
+      for (int g = 0; g < groups; ++g) {
+        Level::template decode<bits>(job.lines(group + g) + b * ternary_block_bytes(bits), dwords,
+                                     panels[g]);
+      }
+      // Without a second group the first is multiplied twice and half the sums are dropped.
+      const uint8_t* both[2] = {panels[0], panels[groups - 1]};
+      for (int64_t tile = 0; tile < tiles; ++tile) {
+        const int64_t t = tile * job.count / tiles;
+        const int8_t* q = job.row(t).q + b * kernels::kTernaryBlock;
+        Level::multiply(both, dwords, q, job.x.row_bytes(),
+                        static_cast<int>((tile + 1) * job.count / tiles - t), sums + t);
+      }
+    }
+  }
+
+  template <kernels::QuantBits bits>
+  static void multiply_uniform(const Job& job, int64_t group, int groups, int offset, Sums* out) {
+    alignas(64) Integers integers[kTernaryTokens];
+    sum_digits<bits>(job, group, groups, 0, TernaryBlocks(job.weight.cols).count(), integers);
+    for (int64_t t = 0; t < job.count; ++t) {
+      const kernels::TokenRow row = job.row(t);
+      for (int g = 0; g < groups; ++g) {
+        const float* d = row_scales(job.weight.group(group + g));
+        for (int r = 0; r < kRows; ++r) {
+          const auto value = static_cast<float>(integers[t][g * kRows + r] - row.sum);
+          out[t][offset + g * kRows + r] = value * (row.scale * d[r]);
+        }
+      }
+    }
+  }
+
+  template <kernels::QuantBits bits>
+  static void multiply_blocks(const Job& job, int64_t group, int, int offset, Sums* out) {
+    alignas(64) Integers integers[kTernaryTokens];
+    for (int64_t t = 0; t < job.count; ++t) std::memset(out[t] + offset, 0, kRows * sizeof(float));
+    const int64_t blocks = TernaryBlocks(job.weight.cols).count();
+    for (int64_t b = 0; b < blocks; ++b) {
+      sum_digits<bits>(job, group, 1, b, b + 1, integers);
+      const uint8_t* scales = block_scales(job.weight, job.weight.group(group), b);
+      float d[kRows];
+      for (int r = 0; r < kRows; ++r) d[r] = load_half(scales, r);
+      for (int64_t t = 0; t < job.count; ++t) {
+        const int32_t sum = job.row(t).sums[b];
+        for (int r = 0; r < kRows; ++r) {
+          float& s = out[t][offset + r];
+          s = __builtin_fmaf(static_cast<float>(integers[t][r] - sum), d[r], s);
+        }
+      }
+    }
+    for (int64_t t = 0; t < job.count; ++t) {
+      const float scale = job.row(t).scale;
+      for (int r = 0; r < kRows; ++r) out[t][offset + r] *= scale;
+    }
+  }
+};
+
+}  // namespace effinfer::cpu
