@@ -162,7 +162,8 @@ PackedWeight packed_shape(const TensorView& weight, TernaryForm form) {
 void pack_into(const TensorView& weight, ThreadPool& pool, uint8_t* out, const SourceDone& done,
                TernaryForm form) {
   const PackedWeight shape = packed_shape(weight, form);
-  const int64_t row_bytes = static_cast<int64_t>(weight.num_bytes()) / shape.rows;
+  const DTypeInfo& info = dtype_info(weight.dtype);
+  const int64_t row_bytes = shape.cols / info.block_size * info.block_bytes;
   const int64_t groups = shape.groups();
   const int64_t slice = std::max<int64_t>(1, kSliceBytes / (kGroupRows * row_bytes));
   const auto* data = static_cast<const uint8_t*>(weight.data);

@@ -94,10 +94,42 @@ bool pack_blocks(const Block* blocks, int64_t cols, int64_t rows,
   return valid;
 }
 
+// One scale for the whole tensor: nothing to find out.
+bool pack_i2_s(const TensorView& weight, int64_t first_row, int64_t rows,
+               const kernels::PackedFormat& format, uint8_t* out) {
+  constexpr int64_t kSize = gguf::BlockI2S::kSize;
+  const int64_t cols = weight.dims[1];
+  const auto* blocks = static_cast<const gguf::BlockI2S*>(weight.data) + first_row * cols / kSize;
+  const float scale = gguf::i2_s_scale(weight.data, weight.dims.num_elements());
+  std::memset(out, 0, static_cast<size_t>(kernels::header_bytes(format, cols)));
+  for (int64_t r = 0; r < rows; ++r) std::memcpy(out + r * 4, &scale, sizeof(scale));
+  uint8_t* lines = out + kernels::header_bytes(format, cols);
+  const TernaryBlocks panels(cols);
+  bool valid = true;
+  for (int64_t b = 0; b < panels.count(); ++b) {
+    uint8_t panel[kPanelBytes];
+    std::memset(panel, gguf::BlockI2S::kZero, sizeof(panel));
+    const int64_t count = panels.dwords_of(b) * 4 / kSize;
+    for (int64_t r = 0; r < rows; ++r) {
+      for (int64_t i = 0; i < count; ++i) {
+        uint8_t quants[kSize];
+        blocks[r * (cols / kSize) + b * kTernaryBlock / kSize + i].quants(quants);
+        valid = scatter_row(quants, kSize, r, panel + i * kSize / 4 * 64) && valid;
+      }
+    }
+    with_ternary_bits(format.bits, [&]<QuantBits bits>(std::integral_constant<QuantBits, bits>) {
+      pack_panel<bits>(panel, panels.dwords_of(b), lines);
+      lines += ternary_block_bytes(bits);
+    });
+  }
+  return valid;
+}
+
 }  // namespace
 
 bool pack_ternary_group(const TensorView& weight, int64_t first_row, int64_t rows,
                         const kernels::PackedFormat& format, uint8_t* out) {
+  if (weight.dtype == DType::i2_s) return pack_i2_s(weight, first_row, rows, format, out);
   const int64_t cols = weight.dims[1];
   const auto first_block = first_row * cols / kTernaryBlock;
   if (weight.dtype == DType::tq1_0) {

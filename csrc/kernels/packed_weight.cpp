@@ -16,11 +16,11 @@ PackedFormat packed_format(DType dtype, TernaryForm form) {
   };
   if (form != TernaryForm::u4) {
     const QuantBits bits = form == TernaryForm::t2 ? QuantBits::t2 : QuantBits::t1_6;
-    if (dtype != DType::tq1_0 && dtype != DType::tq2_0) {
+    if (!is_ternary(dtype)) {
       throw InvalidArgument("[pack] dtype: expected a ternary type, got " +
                             std::string(name(dtype)));
     }
-    return {bits, ScaleKind::group, false, 0, 1};
+    return {bits, dtype == DType::i2_s ? ScaleKind::row : ScaleKind::group, false, 0, 1};
   }
   switch (dtype) {
     case DType::f32:
@@ -55,6 +55,8 @@ PackedFormat packed_format(DType dtype, TernaryForm form) {
     case DType::tq1_0:
     case DType::tq2_0:
       return super(QuantBits::u4, false, 32, 1);
+    case DType::i2_s:  // its scale does not fit the other forms
+      return {QuantBits::t2, ScaleKind::row, false, 0, 1};
     default:
       throw InvalidArgument("[pack] dtype: expected a weight type, got " +
                             std::string(name(dtype)));

@@ -30,7 +30,7 @@
 //           = 16 or 32 values), then mins m[64/sub][16] as uint8 if has_min, padded to 64 bytes.
 //           w = (d * s) * (q - zero) - (dmin * m)
 //           (q2_k q3_k q4_k q5_k q6_k iq4_xs tq1_0 tq2_0)
-//   row     the group starts with a header: f32 d[16].  w = d * (q - 1)    (ternary, see below)
+//   row     the group starts with a header: f32 d[16].  w = d * (q - 1)           (i2_s)
 //   group   the header is f32 d[16], then i32 uniform, padded to 128 bytes; after all quants follow
 //           f16 d[K/256][16], padded to 64 bytes. Where a row has one scale for all its blocks of
 //           256, which is what ternary models are made of, `uniform` is 1, the header holds it and
@@ -79,8 +79,13 @@ inline constexpr int64_t kTernaryBlock = 256;
 enum class QuantBits : uint8_t { u4, u5, u6, u8, f16, bf16, f32, t2, t1_6 };
 enum class ScaleKind : uint8_t { dense, direct, super, row, group };
 
-// How ternary types are packed: t2 and t1_6 serve int8_token operands, `u4` all others.
+// How ternary types are packed: t2 and t1_6 serve int8_token operands, `u4` all others. i2_s has
+// only the first two, and is t2 in place of u4.
 enum class TernaryForm : uint8_t { u4, t2, t1_6 };
+
+[[gnu::always_inline]] inline constexpr bool is_ternary(DType dtype) {
+  return dtype == DType::tq1_0 || dtype == DType::tq2_0 || dtype == DType::i2_s;
+}
 
 struct PackedFormat {
   QuantBits bits = QuantBits::f32;

@@ -86,6 +86,23 @@ std::vector<uint8_t> to_tq2_0(const Ternary& weight) {
   return bytes;
 }
 
+// The bytes of an i2_s tensor with scale `d`.
+std::vector<uint8_t> to_i2_s(const Ternary& weight, float d) {
+  std::vector<uint8_t> bytes;
+  for (int64_t r = 0; r < weight.rows; ++r) {
+    for (int64_t k = 0; k < weight.cols; k += 128) {
+      for (int64_t i = k; i < k + 32; ++i) {
+        int byte = 0;
+        for (int64_t f = 0; f < 4; ++f) byte = byte << 2 | weight.digit(r, i + 32 * f);
+        bytes.push_back(static_cast<uint8_t>(byte));
+      }
+    }
+  }
+  bytes.resize(bytes.size() + 32);
+  std::memcpy(bytes.data() + bytes.size() - 32, &d, sizeof(d));
+  return bytes;
+}
+
 // A weight with one scale a row and any number of columns, as no file type has it.
 struct RowPacked {
   PackedWeight view;
@@ -328,6 +345,31 @@ TEST("products are the same bits in every variant") {
         }
       }
     }
+  }
+}
+
+TEST("i2_s: values and products") {
+  ThreadPool pool(2, true);
+  for (const int64_t cols : {128, 384, 512, 2560}) {
+    Ternary weight = random_ternary(21, cols, Scales::row, 41);
+    std::fill(weight.scales.begin(), weight.scales.end(), 0.1f);  // no float16 value
+    std::vector<uint8_t> bytes = to_i2_s(weight, 0.1f);
+    const TensorView view{bytes.data(), DType::i2_s, {21, cols}};
+    std::vector<float> expected(static_cast<size_t>(21 * cols));
+    dequantize(DType::i2_s, bytes.data(), 21 * cols, expected.data());
+    for (const TernaryForm form : {TernaryForm::u4, TernaryForm::t2, TernaryForm::t1_6}) {
+      const PackedBuffer packed = pack(view, pool, form);
+      std::vector<float> values(static_cast<size_t>(cols));
+      for (int64_t r = 0; r < 21; ++r) {
+        unpack_row(packed.view, r, values.data());
+        const float* row = expected.data() + r * cols;
+        CHECK(std::memcmp(values.data(), row, values.size() * sizeof(float)) == 0);
+      }
+      const Operand x(random_floats(3 * cols, 42), 3, cols, Isa::portable);
+      check_product(packed.view, weight, x, 2);
+    }
+    bytes[40] = 0xc0;
+    CHECK_THROWS(InvalidArgument, "codes 0, 1 and 2", pack(view, pool, TernaryForm::t1_6));
   }
 }
 

@@ -22,8 +22,8 @@ namespace effinfer::ops {
 enum class MatmulArithmetic : uint8_t { int8, bf16, f32, int8_token };
 EFFINFER_API MatmulArithmetic parse_matmul_arithmetic(std::string_view text);
 
-// How ternary weights (tq1_0, tq2_0) are packed: 2 bits or 1.6 bits a weight for int8_token, or
-// like any other type of blocks for the rest.
+// How ternary weights (tq1_0, tq2_0, i2_s) are packed: 2 bits or 1.6 bits a weight for int8_token,
+// or like any other type of blocks for the rest.
 enum class TernaryPacking : uint8_t { none, t2, t1_6 };
 EFFINFER_API TernaryPacking parse_ternary_packing(std::string_view text);
 
