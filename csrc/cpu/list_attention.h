@@ -46,8 +46,8 @@ struct ListAttentionTile {
   float* lse;
   int64_t lse_row_stride;
   float lse_factor;
-  float* partial_out;  // [tile rows, v dims rounded up to 16]; null: write out
-  float* partial_ms;   // [tile rows, 2]
+  float* partial_out;  // [chunks, tile rows, v dims rounded up to 16]; null: write out
+  float* partial_ms;   // [chunks, tile rows, 2]
   uint8_t* scratch;    // list_attention_scratch()
 };
 

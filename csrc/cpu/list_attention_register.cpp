@@ -92,7 +92,7 @@ void run_item(const ListAttentionKernels& level, const ListAttentionProblem& p,
   // Whoever comes last merges, in the order of the list: the result does not depend on who that is.
   const kernels::ListMerge& merge = p.plan->merges[static_cast<size_t>(item.merge)];
   std::atomic_ref<int32_t> done(p.done[item.merge]);
-  if (done.fetch_add(1, std::memory_order_acq_rel) + 1 < merge.num_partials) return;
+  if (done.fetch_add(1, std::memory_order_acq_rel) + 1 < merge.num_items) return;
   tile.partial_out = nullptr;
   level.merge(tile,
               {p.partial_out + merge.first_partial * dim_vo(p),

@@ -1,13 +1,14 @@
 #include "kernels/list_attention.h"
 
 #include <algorithm>
+#include <utility>
 
 namespace effinfer::kernels {
 namespace {
 
-// A tile with more than this share of all chunks is split into its chunks, so that teams of tens of
-// members stay busy with one sequence.
-constexpr int64_t kShares = 64;
+// A tile with more than this share of all chunks is split into items of about that share, so that
+// teams of tens of members stay busy with one sequence.
+constexpr int64_t kShares = 128;
 constexpr int64_t kMaxPartials = 8192;
 
 class Planner {
@@ -68,6 +69,13 @@ class Planner {
     for (size_t i = 0; i < plan_.tiles.size(); ++i) {
       add_items(static_cast<int32_t>(i), plan_.tiles[i], share);
     }
+    // The heads of the same tokens follow each other: where one token's heads lie side by side,
+    // they share memory pages and what the hardware fetches beyond what it is asked for.
+    const auto place = [&](const ListItem& item) {
+      return std::pair(plan_.tiles[static_cast<size_t>(item.tile)].sequence, item.first_unit);
+    };
+    std::stable_sort(plan_.items.begin(), plan_.items.end(),
+                     [&](const ListItem& a, const ListItem& b) { return place(a) < place(b); });
     return std::move(plan_);
   }
 
@@ -115,10 +123,11 @@ class Planner {
     }
     const auto merge = static_cast<int32_t>(plan_.merges.size());
     const auto first = static_cast<int32_t>(plan_.num_partials);
-    plan_.merges.push_back({index, first, chunks});
-    for (int32_t chunk = 0; chunk < chunks; ++chunk) {
+    const auto step = static_cast<int32_t>(std::max(share, int64_t{1}));
+    plan_.merges.push_back({index, first, chunks, (chunks + step - 1) / step});
+    for (int32_t chunk = 0; chunk < chunks; chunk += step) {
       const int32_t begin = std::max(0, chunk * kChunkUnits - tile.phase);
-      const int32_t end = std::min((chunk + 1) * kChunkUnits - tile.phase, tile.num_units());
+      const int32_t end = std::min((chunk + step) * kChunkUnits - tile.phase, tile.num_units());
       plan_.items.push_back(
           {index, begin, end, first + static_cast<int32_t>(chunk * stride), merge});
     }

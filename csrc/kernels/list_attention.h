@@ -4,8 +4,9 @@
 // tokens of the sequence that it visits, as spans; dense attention is the list of all tokens. The
 // kernel gathers the listed tokens, 64 at a time (a unit), into a page in the order of the products
 // (kernels/kv_layout.h), so that cost follows what is listed, whatever the layout and the sizes of
-// pages and blocks. What a row sees of a unit is one 64-bit word: the listed tokens less those that
-// causality, the window and the mask hide.
+// pages and blocks; tiles of few rows multiply keys and values where they lie, in the same order.
+// What a row sees of a unit is one 64-bit word: the listed tokens less those that causality, the
+// window and the mask hide.
 //
 // Four units are a chunk. Units and chunks of dense lists begin at multiples of 64 and 256 tokens
 // of the sequence, those of other lists at multiples of the list. Within a chunk a row keeps an
@@ -55,12 +56,14 @@ struct ListTile {
   int32_t num_chunks() const { return (phase + num_units() + kChunkUnits - 1) / kChunkUnits; }
 };
 
-// Some units of a tile: all, or those of one chunk, with a partial result for each row and head.
+// Some units of a tile: all, or those of a few chunks, with a partial result of each chunk for each
+// row and head.
 struct ListItem {
   int32_t tile;
   int32_t first_unit;
   int32_t end_unit;
-  int32_t partial;  // index of the result of (first row, first head), then row-major; -1: none
+  int32_t partial;  // index of the first chunk's result of (first row, first head), then row-major,
+                    // then chunk by chunk; -1: none
   int32_t merge;    // of the plan's merges; -1: none
 };
 
@@ -68,6 +71,7 @@ struct ListMerge {
   int32_t tile;
   int32_t first_partial;
   int32_t num_partials;  // chunks, num_rows * num_heads partials apart
+  int32_t num_items;
 };
 
 // What attention visits: made once for any number of calls with the same sequences.

@@ -319,6 +319,50 @@ TEST("dense, with masks, at every level and for any team") {
   }
 }
 
+// The last row of each sequence that has rows, as a problem of its own.
+Problem last_rows(const Problem& p) {
+  Problem last = p;
+  last.q.bytes.clear();
+  const auto bytes =
+      static_cast<int64_t>(p.g.num_qo_heads) * p.g.head_dim_qk * dtype_info(p.q.dtype).block_bytes;
+  for (size_t s = 0; s + 1 < p.sequences.qo_indptr.size(); ++s) {
+    const int32_t end = p.sequences.qo_indptr[s + 1];
+    const bool any = end > p.sequences.qo_indptr[s];
+    last.sequences.qo_indptr[s + 1] = last.sequences.qo_indptr[s] + (any ? 1 : 0);
+    if (!any) continue;
+    const auto from = p.q.bytes.begin() + (end - 1) * bytes;
+    last.q.bytes.insert(last.q.bytes.end(), from, from + bytes);
+  }
+  last.inputs.q =
+      view_of(last.q, {last.sequences.qo_indptr.back(), last.g.num_qo_heads, last.g.head_dim_qk});
+  return last;
+}
+
+TEST("a row has the same bits alone and among others") {
+  ThreadPool pool(1);
+  std::mt19937 random(6);
+  for (int i = 0; i < 40; ++i) {
+    Problem p(random);
+    p.masked = false;
+    const Problem last = last_rows(p);
+    const AttentionPlan plan(p.g, p.sequences.views(p.paged, false));
+    const AttentionPlan plan_last(last.g, last.sequences.views(p.paged, false));
+    at_every_isa([&] {
+      const Results among = run(plan, p, pool);
+      const Results alone = run(plan_last, last, pool);
+      const size_t bytes = alone.out.bytes.size() /
+                           static_cast<size_t>(std::max(1, last.sequences.qo_indptr.back()));
+      for (size_t s = 0; s + 1 < p.sequences.qo_indptr.size(); ++s) {
+        const auto row = static_cast<size_t>(last.sequences.qo_indptr[s]);
+        if (last.sequences.qo_indptr[s + 1] == last.sequences.qo_indptr[s]) continue;
+        const auto end = static_cast<size_t>(p.sequences.qo_indptr[s + 1]);
+        CHECK(std::memcmp(alone.out.bytes.data() + row * bytes,
+                          among.out.bytes.data() + (end - 1) * bytes, bytes) == 0);
+      }
+    });
+  }
+}
+
 // Random lists of a problem: blocks of rows and spans of tokens.
 struct Lists {
   std::vector<int32_t> lists, indptr = {0}, spans;

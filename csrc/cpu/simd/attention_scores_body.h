@@ -213,7 +213,7 @@ struct AttentionScoresBody {
     const ListAttentionTile& list = tile.list;
     State s = make_state(list);
     ListUnit units[kernels::kChunkUnits + 1];
-    ListWalk walk(list);
+    ListWalk walk(list, s.buffers.zeros);
     walk.next(units[0]);
     const int32_t count = list.end_unit - list.first_unit;
     for (int32_t unit = 0; unit < count; ++unit) {

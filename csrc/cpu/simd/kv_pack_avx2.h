@@ -9,6 +9,10 @@ namespace effinfer::cpu::avx2 {
 namespace {
 
 struct KvPack {
+  struct Line {
+    alignas(64) uint8_t bytes[64];
+  };
+
   // Line d of 16 dwords: dword d of each row. `dwords` is a multiple of 8.
   static void transpose(const uint8_t* const (&rows)[16], int64_t offset, int64_t dwords,
                         uint8_t* lines) {
@@ -32,6 +36,26 @@ struct KvPack {
       store(_mm256_permute2x128_si256(low, high, 0x20), lines + 4 * i);
       store(_mm256_permute2x128_si256(low, high, 0x31), lines + 4 * i + 32);
     }
+  }
+
+  // The same 16 dwords of each row (kCount = 8: 8 of them).
+  template <int kCount>
+  static void block(const uint8_t* const* rows, int64_t offset, Line (&lines)[16]) {
+    const uint8_t* from[16];
+    for (int i = 0; i < 16; ++i) from[i] = rows[i];
+    transpose(from, offset, kCount, lines[0].bytes);
+  }
+
+  // A line of one row's floats, or of pairs of two rows' 16-bit numbers.
+  template <int kRows>
+  [[gnu::always_inline]] static Line line(const uint8_t* const (&rows)[kRows], int64_t offset) {
+    Line line;
+    if constexpr (kRows == 1) {
+      __builtin_memcpy(line.bytes, rows[0] + offset, 64);
+    } else {
+      interleave(rows[0] + offset, rows[1] + offset, 16, line.bytes);
+    }
+    return line;
   }
 
  private:

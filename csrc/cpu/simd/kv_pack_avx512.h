@@ -9,6 +9,8 @@ namespace effinfer::cpu::avx512 {
 namespace {
 
 struct KvPack {
+  using Line = __m512i;
+
   // Line d of 16 dwords: dword d of each row. `dwords` is a multiple of 8.
   static void transpose(const uint8_t* const (&rows)[16], int64_t offset, int64_t dwords,
                         uint8_t* lines) {
@@ -24,18 +26,40 @@ struct KvPack {
     }
   }
 
+  // The same 16 dwords of each row (kCount = 8: 8 of them) in registers.
+  template <int kCount>
+  [[gnu::always_inline]] static void block(const uint8_t* const* rows, int64_t offset,
+                                           Line (&lines)[16]) {
+    constexpr auto kMask = static_cast<__mmask16>(kCount == 16 ? 0xffff : 0xff);
+    for (int i = 0; i < 16; ++i) lines[i] = _mm512_maskz_loadu_epi32(kMask, rows[i] + offset);
+    transpose_16x16(lines);
+  }
+
+  // A line of one row's floats, or of pairs of two rows' 16-bit numbers.
+  template <int kRows>
+  [[gnu::always_inline]] static Line line(const uint8_t* const (&rows)[kRows], int64_t offset) {
+    if constexpr (kRows == 1) {
+      return _mm512_loadu_si512(rows[0] + offset);
+    } else {
+      return pair(rows[0] + offset, rows[1] + offset);
+    }
+  }
+
   // Pairs of 16-bit numbers of two rows: a0 b0 a1 b1 ... `count` is a multiple of 16.
   static void interleave(const uint8_t* a, const uint8_t* b, int64_t count, uint8_t* lines) {
     for (int64_t i = 0; i < count; i += 16) {
-      const __m512i low = _mm512_cvtepu16_epi32(load(a + 2 * i));
-      const __m512i high = _mm512_cvtepu16_epi32(load(b + 2 * i));
-      _mm512_storeu_si512(lines + 4 * i, _mm512_or_si512(low, _mm512_slli_epi32(high, 16)));
+      _mm512_storeu_si512(lines + 4 * i, pair(a + 2 * i, b + 2 * i));
     }
   }
 
  private:
   [[gnu::always_inline]] static __m256i load(const uint8_t* from) {
     return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(from));
+  }
+  [[gnu::always_inline]] static __m512i pair(const uint8_t* a, const uint8_t* b) {
+    const __m512i low = _mm512_cvtepu16_epi32(load(a));
+    const __m512i high = _mm512_cvtepu16_epi32(load(b));
+    return _mm512_or_si512(low, _mm512_slli_epi32(high, 16));
   }
 
   // In four steps: pairs of dwords, of quads within 128 bits, then of 128-bit quarters twice.

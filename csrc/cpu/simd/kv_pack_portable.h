@@ -8,6 +8,10 @@ namespace effinfer::cpu::portable {
 namespace {
 
 struct KvPack {
+  struct Line {
+    alignas(64) uint8_t bytes[64];
+  };
+
   // Line d of 16 dwords: dword d of each row.
   static void transpose(const uint8_t* const (&rows)[16], int64_t offset, int64_t dwords,
                         uint8_t* lines) {
@@ -24,6 +28,26 @@ struct KvPack {
       std::memcpy(lines + 4 * i, a + 2 * i, 2);
       std::memcpy(lines + 4 * i + 2, b + 2 * i, 2);
     }
+  }
+
+  // The same 16 dwords of each row (kCount = 8: 8 of them).
+  template <int kCount>
+  static void block(const uint8_t* const* rows, int64_t offset, Line (&lines)[16]) {
+    const uint8_t* from[16];
+    for (int i = 0; i < 16; ++i) from[i] = rows[i];
+    transpose(from, offset, kCount, lines[0].bytes);
+  }
+
+  // A line of one row's floats, or of pairs of two rows' 16-bit numbers.
+  template <int kRows>
+  [[gnu::always_inline]] static Line line(const uint8_t* const (&rows)[kRows], int64_t offset) {
+    Line line;
+    if constexpr (kRows == 1) {
+      std::memcpy(line.bytes, rows[0] + offset, 64);
+    } else {
+      interleave(rows[0] + offset, rows[1] + offset, 16, line.bytes);
+    }
+    return line;
   }
 };
 

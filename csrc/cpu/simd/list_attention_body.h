@@ -11,6 +11,7 @@
 #include "cpu/list_attention.h"
 #include "cpu/simd/attention_math.h"
 #include "cpu/simd/list_gather.h"
+#include "cpu/simd/list_rows.h"
 
 namespace effinfer::cpu::simd {
 
@@ -18,15 +19,19 @@ template <class Kv, class Pack>
 struct ListAttentionBody {
   using Math = AttentionMath<Kv>;
   using Gather = ListGather<Kv, Pack>;
+  using Rows = ListRows<Kv, Pack>;
   using V = typename Kv::V;
   static constexpr int P = Kv::P;
   static constexpr int64_t kLine = Math::kLine;
   static constexpr int64_t kUnit = kernels::kUnitTokens;
+  // For up to so many rows keys and values are not gathered.
+  static constexpr int64_t kDirectRows = 8;
 
   struct State {
     int64_t rows;
     int64_t dim_qk;  // multiples of 16
     int64_t dim_vo;
+    bool direct;     // keys and values are multiplied where they lie
     uint64_t* seen;  // [num_rows], of a unit
     float* q;        // [rows][dim_qk]; with kPairs dwords of pairs, half of a row
     float* scores;   // [rows][64], then probabilities, in the same way
@@ -41,11 +46,19 @@ struct ListAttentionBody {
     typename Gather::Buffers buffers;
   };
 
+  // Whether rows are multiplied as they are: 8-bit numbers are converted while they are gathered.
+  static bool in_place(const kernels::KvRows& rows) {
+    return rows.dims % 16 == 0 &&
+           (rows.dtype == DType::f32 || rows.dtype == DType::f16 || rows.dtype == DType::bf16);
+  }
+
   static State make_state(const ListAttentionTile& tile) {
     State s;
     s.rows = int64_t{tile.num_rows} * tile.num_heads;
     s.dim_qk = round_up_16(tile.k.dims + tile.k_rope.dims);
     s.dim_vo = round_up_16(tile.v.dims);
+    s.direct =
+        s.rows <= kDirectRows && in_place(tile.k) && in_place(tile.k_rope) && in_place(tile.v);
     s.seen = reinterpret_cast<uint64_t*>(tile.scratch);
     auto* next = reinterpret_cast<float*>(s.seen + (tile.num_rows + 7) / 8 * 8);
     const auto take = [&](int64_t count) {
@@ -191,11 +204,21 @@ struct ListAttentionBody {
       end_row = row + 1;
     }
     if (any == 0) return;
-    Gather::pack(tile, unit, next, s.buffers);
     const TokenRange keys = {__builtin_ctzll(any), 64 - __builtin_clzll(any)};
-    const TokenRange groups = {keys.begin / 16 * 16, (keys.end + 15) / 16 * 16};
     const int64_t first = first_row * tile.num_heads;
     const int64_t rows = (end_row - first_row) * tile.num_heads;
+    if (s.direct) {
+      do_rows(tile, s, unit, next, keys, first, rows);
+    } else {
+      Gather::pack(tile, unit, next, s.buffers);
+      do_lines(tile, s, unit, keys, first, rows);
+    }
+  }
+
+  // Rows [first, first + rows) of the tile with tokens `keys` of the gathered unit.
+  static void do_lines(const ListAttentionTile& tile, const State& s, const ListUnit& unit,
+                       TokenRange keys, int64_t first, int64_t rows) {
+    const TokenRange groups = {keys.begin / 16 * 16, (keys.end + 15) / 16 * 16};
     float* scores = s.scores + first * kUnit;
     const int64_t k_lines = s.dim_qk / P;  // of 16 tokens
     const uint8_t* k = s.buffers.keys + groups.begin / 16 * k_lines * kLine;
@@ -209,6 +232,60 @@ struct ListAttentionBody {
     Math::product_all(Math::factors_at(scores, step), kUnit, {v, v_lines * kLine, kLine, v},
                       keys.end - step, s.factors + first, s.out + first * s.dim_vo, s.dim_vo,
                       v_lines, rows);
+  }
+
+  // The same with the unit's rows where they lie.
+  static void do_rows(const ListAttentionTile& tile, const State& s, const ListUnit& unit,
+                      const ListUnit& next, TokenRange keys, int64_t first, int64_t rows) {
+    const TokenRange groups = {keys.begin / 16 * 16, (keys.end + 15) / 16 * 16};
+    float* scores = s.scores + first * kUnit;
+    const auto* q = s.q + first * s.dim_qk;
+    for (int64_t t = groups.begin; t < groups.end; t += 16) {
+      in_parts(rows, [&]<int R>(int64_t row) {
+        const float* from = q + row * s.dim_qk;
+        float* to = scores + row * kUnit + t;
+        Rows::template scores<R>({Math::factors_at(from, 0), s.dim_qk}, {unit.k + t, next.k + t},
+                                 tile.k.dims, false, to, kUnit);
+        if (tile.k_rope.dims == 0) return;
+        Rows::template scores<R>({Math::factors_at(from, tile.k.dims), s.dim_qk},
+                                 {unit.k_rope + t, next.k_rope + t}, tile.k_rope.dims, true, to,
+                                 kUnit);
+      });
+    }
+    for (int64_t row = first; row < first + rows; ++row) softmax_row(tile, s, unit, row, groups);
+    const int64_t begin = keys.begin / P * P;
+    in_parts(rows, [&]<int R>(int64_t row) {
+      Rows::template outputs<R>({Math::factors_at(scores + row * kUnit, begin), kUnit},
+                                {unit.v + begin, next.v + begin}, keys.end - begin, tile.v.dims,
+                                s.factors + first + row, s.out + (first + row) * s.dim_vo,
+                                s.dim_vo);
+    });
+  }
+
+  // part<R>(row): rows [row, row + R).
+  template <class Part>
+  static void in_parts(int64_t rows, Part&& part) {
+    int64_t row = 0;
+    const auto take = [&]<int R>() {
+      part.template operator()<R>(row);
+      row += R;
+    };
+    while (row < rows) {
+      const int64_t left = rows - row;
+      if (left == 6) {
+        take.template operator()<6>();
+      } else if (left == 5) {
+        take.template operator()<5>();
+      } else if (left >= 4) {
+        take.template operator()<4>();
+      } else if (left == 3) {
+        take.template operator()<3>();
+      } else if (left == 2) {
+        take.template operator()<2>();
+      } else {
+        take.template operator()<1>();
+      }
+    }
   }
 
   // A row that sees no key is zeros, and the logarithm of its sum minus infinity.
@@ -229,16 +306,25 @@ struct ListAttentionBody {
   static void write(const ListAttentionTile& tile, const State& s, float* values, const float* max,
                     const float* sum) {
     for (int64_t row = 0; row < s.rows; ++row) {
-      float* from = values + row * s.dim_vo;
-      if (tile.partial_out == nullptr) {
-        write_row(tile, row, from, s.dim_vo, max[row], sum[row]);
-        continue;
-      }
-      for (int64_t d = 0; d < s.dim_vo; d += 16) {
-        V::load(from + d).store(tile.partial_out + row * s.dim_vo + d);
-      }
-      tile.partial_ms[2 * row] = max[row];
-      tile.partial_ms[2 * row + 1] = sum[row];
+      write_row(tile, row, values + row * s.dim_vo, s.dim_vo, max[row], sum[row]);
+    }
+  }
+
+  // The result of the chunk at hand is the tile's partial `index`.
+  static void write_partial(const ListAttentionTile& tile, const State& s, int64_t index) {
+    float* out = tile.partial_out + index * s.rows * s.dim_vo;
+    float* ms = tile.partial_ms + index * s.rows * 2;
+    for (int64_t d = 0; d < s.rows * s.dim_vo; d += 16) V::load(s.out + d).store(out + d);
+    for (int64_t row = 0; row < s.rows; ++row) {
+      ms[2 * row] = s.max[row];
+      ms[2 * row + 1] = s.sum[row];
+    }
+  }
+
+  static void fold_chunk(const State& s) {
+    for (int64_t row = 0; row < s.rows; ++row) {
+      Math::fold(s.total_max[row], s.total_sum[row], s.total + row * s.dim_vo, s.max[row],
+                 s.sum[row], s.out + row * s.dim_vo, s.dim_vo);
     }
   }
 
@@ -253,27 +339,26 @@ struct ListAttentionBody {
     load_queries(tile, s);
     const auto chunk = [&](int32_t unit) { return (unit + tile.phase) / kernels::kChunkUnits; };
     clear(s, s.out, s.max, s.sum);
-    const bool folds =
-        tile.first_unit < tile.end_unit && chunk(tile.first_unit) != chunk(tile.end_unit - 1);
+    const bool splits = tile.partial_out != nullptr;
+    const bool folds = !splits && tile.first_unit < tile.end_unit &&
+                       chunk(tile.first_unit) != chunk(tile.end_unit - 1);
     if (folds) clear(s, s.total, s.total_max, s.total_sum);
     ListUnit units[2];
-    ListWalk walk(tile);
+    ListWalk walk(tile, s.buffers.zeros);
     walk.next(units[0]);
     for (int32_t i = tile.first_unit; i < tile.end_unit; ++i) {
       const ListUnit& unit = units[(i - tile.first_unit) % 2];
       ListUnit& next = units[(i - tile.first_unit + 1) % 2];
       walk.next(next);
       do_unit(tile, s, unit, next);
-      if (!folds || (i + 1 < tile.end_unit && chunk(i) == chunk(i + 1))) continue;
-      for (int64_t row = 0; row < s.rows; ++row) {
-        Math::fold(s.total_max[row], s.total_sum[row], s.total + row * s.dim_vo, s.max[row],
-                   s.sum[row], s.out + row * s.dim_vo, s.dim_vo);
-      }
-      clear(s, s.out, s.max, s.sum);
+      if (i + 1 < tile.end_unit && chunk(i) == chunk(i + 1)) continue;
+      if (splits) write_partial(tile, s, chunk(i) - chunk(tile.first_unit));
+      if (folds) fold_chunk(s);
+      if (i + 1 < tile.end_unit) clear(s, s.out, s.max, s.sum);
     }
     if (folds) {
       write(tile, s, s.total, s.total_max, s.total_sum);
-    } else {
+    } else if (!splits) {
       write(tile, s, s.out, s.max, s.sum);
     }
   }

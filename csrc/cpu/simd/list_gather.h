@@ -33,7 +33,8 @@ struct ListUnit {
 // The units of an item, one after the other.
 class ListWalk {
  public:
-  explicit ListWalk(const ListAttentionTile& tile) : tile_(tile) {
+  // `zeros` is the row of empty slots.
+  ListWalk(const ListAttentionTile& tile, const uint8_t* zeros) : tile_(tile), zeros_(zeros) {
     const int32_t skipped = tile.first_unit * kernels::kUnitTokens;
     end_ = tile.end_unit * kernels::kUnitTokens;
     if (end_ > tile.num_tokens) end_ = tile.num_tokens;
@@ -61,6 +62,9 @@ class ListWalk {
       unit.count += count;
       at_ += count;
       if (begin + count == span.end) ++span_;
+    }
+    for (int32_t slot = unit.count; slot < kernels::kUnitTokens; ++slot) {
+      unit.k[slot] = unit.k_rope[slot] = unit.v[slot] = zeros_;
     }
   }
 
@@ -95,6 +99,7 @@ class ListWalk {
   }
 
   const ListAttentionTile& tile_;
+  const uint8_t* zeros_;
   int32_t at_;  // of the list's tokens
   int32_t end_;
   int32_t span_;
@@ -118,19 +123,17 @@ struct ListGather {
     const int32_t groups = (unit.count + 15) / 16;
     for (int32_t group = 0; group < groups; ++group) {
       uint8_t* lines = buffers.keys + group * key_lines * 64;
-      pack_keys(tile.k, unit.k, unit.count, next.k, next.count, group, buffers, lines);
+      pack_keys(tile.k, unit.k, next.k, group, buffers, lines);
       if (tile.k_rope.dims == 0) continue;
-      pack_keys(tile.k_rope, unit.k_rope, unit.count, next.k_rope, next.count, group, buffers,
+      pack_keys(tile.k_rope, unit.k_rope, next.k_rope, group, buffers,
                 lines + tile.k.dims / P * 64);
     }
     const int64_t row_bytes = round_up_16(tile.v.dims) * kElement;
     for (int32_t t = 0; t < unit.count; t += P) {
       const uint8_t* pair[2] = {};
       for (int i = 0; i < P; ++i) {
-        const int32_t slot = t + i;
-        pair[i] = row(tile.v, slot < unit.count ? unit.v[slot] : buffers.zeros,
-                      buffers.rows + i * row_bytes);
-        if (slot < next.count) prefetch(next.v[slot], tile.v);
+        pair[i] = row(tile.v, unit.v[t + i], buffers.rows + i * row_bytes);
+        prefetch(next.v[t + i], tile.v);
       }
       uint8_t* lines = buffers.values + t * row_bytes;
       if constexpr (P == 1) {
@@ -142,15 +145,15 @@ struct ListGather {
   }
 
  private:
-  static void pack_keys(const kernels::KvRows& k, const uint8_t* const* slots, int32_t count,
-                        const uint8_t* const* next, int32_t next_count, int32_t group,
-                        const Buffers& buffers, uint8_t* lines) {
+  static void pack_keys(const kernels::KvRows& k, const uint8_t* const* slots,
+                        const uint8_t* const* next, int32_t group, const Buffers& buffers,
+                        uint8_t* lines) {
     const int64_t row_bytes = round_up_16(k.dims) * kElement;
     const uint8_t* rows[16];
     for (int i = 0; i < 16; ++i) {
       const int32_t slot = group * 16 + i;
-      rows[i] = row(k, slot < count ? slots[slot] : buffers.zeros, buffers.rows + i * row_bytes);
-      if (slot < next_count) prefetch(next[slot], k);
+      rows[i] = row(k, slots[slot], buffers.rows + i * row_bytes);
+      prefetch(next[slot], k);
     }
     Pack::transpose(rows, 0, row_bytes / 4, lines);
   }
@@ -159,6 +162,7 @@ struct ListGather {
   static void prefetch(const uint8_t* row, const kernels::KvRows& rows) {
     const int64_t bytes = rows.dims * size(rows.dtype);
     for (int64_t i = 0; i < bytes; i += 64) __builtin_prefetch(row + i, 0, 2);
+    __builtin_prefetch(row + bytes - 1, 0, 2);  // rows need not begin with a line
   }
   static int64_t size(DType dtype) {
     return dtype == DType::f32 ? 4 : dtype == DType::f16 || dtype == DType::bf16 ? 2 : 1;
