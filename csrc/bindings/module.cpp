@@ -8,6 +8,7 @@ PYBIND11_MODULE(_core, m) {
   effinfer::bindings::register_device(m);
   effinfer::bindings::register_weights(m);
   effinfer::bindings::register_gguf(m);
+  effinfer::bindings::register_quantize(m);
   effinfer::bindings::register_graph(m);
   effinfer::bindings::register_kv_cache(m);
   effinfer::bindings::register_profile(m);

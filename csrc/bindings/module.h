@@ -16,6 +16,7 @@ void register_arrays(py::module_& m);
 void register_device(py::module_& m);
 void register_weights(py::module_& m);
 void register_gguf(py::module_& m);
+void register_quantize(py::module_& m);
 void register_graph(py::module_& m);
 void register_compiler(py::module_& m);
 void register_profile(py::module_& m);

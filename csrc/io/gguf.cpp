@@ -9,6 +9,7 @@
 #include "io/gguf_cursor.h"
 #include "io/gguf_impl.h"
 #include "io/gguf_types.h"
+#include "io/gguf_values.h"
 
 namespace effinfer {
 
@@ -17,31 +18,16 @@ static_assert(std::endian::native == std::endian::little,
 
 namespace {
 
+using gguf::array_type;
 using gguf::Cursor;
 using gguf::quoted;
+using gguf::ValueType;
 
 constexpr uint32_t kMaxGgufRank = 4;
 constexpr uint64_t kMaxNameLength = 65535;  // of keys and tensor names
 constexpr uint64_t kMinMetadataBytes = 8 + 4 + 1;
 constexpr uint64_t kMinTensorBytes = 8 + 4 + 4 + 8;
 constexpr uint64_t kMaxAlignment = uint64_t{1} << 30;
-
-// Value types as numbered in the file.
-enum class ValueType : uint32_t {
-  u8 = 0,
-  i8 = 1,
-  u16 = 2,
-  i16 = 3,
-  u32 = 4,
-  i32 = 5,
-  f32 = 6,
-  boolean = 7,
-  string = 8,
-  array = 9,
-  u64 = 10,
-  i64 = 11,
-  f64 = 12
-};
 
 bool read_bool(Cursor& cursor, const std::string& what) {
   const auto value = cursor.read<uint8_t>(what);
@@ -72,12 +58,6 @@ uint64_t number_bytes(ValueType type) {
       break;
   }
   return 0;
-}
-
-// GgufArray::Type has the file's order without `array`.
-GgufArray::Type array_type(ValueType type) {
-  const auto id = static_cast<uint32_t>(type);
-  return static_cast<GgufArray::Type>(id > static_cast<uint32_t>(ValueType::array) ? id - 1 : id);
 }
 
 GgufArray read_array(Cursor& cursor, const std::string& what) {

@@ -55,4 +55,10 @@ const TensorType* find_tensor_type(uint32_t id) {
   return found != kTensorTypes.end() && found->id == id ? &*found : nullptr;
 }
 
+const TensorType* find_tensor_type(DType dtype) {
+  const auto found = std::find_if(kTensorTypes.begin(), kTensorTypes.end(),
+                                  [&](const TensorType& type) { return type.dtype == dtype; });
+  return found != kTensorTypes.end() ? &*found : nullptr;
+}
+
 }  // namespace effinfer::gguf

@@ -20,5 +20,7 @@ struct TensorType {
 
 // Null for a number that is not in the table.
 const TensorType* find_tensor_type(uint32_t id);
+// Null for a dtype that files do not have.
+const TensorType* find_tensor_type(DType dtype);
 
 }  // namespace effinfer::gguf

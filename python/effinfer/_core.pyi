@@ -142,6 +142,29 @@ class GgufFile(WeightSource):
     @property
     def version(self) -> int: ...
 
+class GgufWriter:
+    """
+    A GGUF file, written metadata first, then all tensor descriptions, then their data; it appears with commit(), complete or not at all.
+    """
+    def __init__(self, path: typing.Any) -> None: ...
+    def add_tensor(
+        self, name: typing.Any, dtype: str, shape: collections.abc.Sequence[int]
+    ) -> None: ...
+    def commit(self) -> None: ...
+    def copy_metadata(self, source: GgufFile) -> None:
+        """
+        All metadata of a GgufFile, but for its alignment.
+        """
+    def remove(self, key: typing.Any) -> None: ...
+    def set(self, key: typing.Any, value: typing.Any) -> None:
+        """
+        Metadata: int, float (32 bits), bool, str, list of str, or an array of int32, uint32, float32 or bool.
+        """
+    def write(self, data: numpy.typing.NDArray[typing.Any]) -> None:
+        """
+        The next bytes of the tensors' data, of one tensor at most.
+        """
+
 class Graph:
     """
     A graph of operators over symbolic sizes.
@@ -818,6 +841,7 @@ def block_sparse_lists(
     (list_indptr, spans, lists, span_masks) of AttentionPlan.
     """
 
+def can_quantize_to(dtype: str) -> bool: ...
 def chain_speculative_sampling(
     draft_probs: numpy.typing.NDArray[typing.Any],
     draft_token_ids: numpy.typing.NDArray[typing.Any],
@@ -1088,6 +1112,17 @@ def pool_scores(
     group: int = 1,
     pool: ThreadPool | None = None,
 ) -> numpy.typing.NDArray[numpy.float32]: ...
+def quantize(
+    dtype: str,
+    values: numpy.typing.NDArray[typing.Any],
+    source_dtype: str = "f32",
+    shape: collections.abc.Sequence[int] | None = None,
+    pool: ThreadPool | None = None,
+) -> tuple[typing.Any, ...]:
+    """
+    The bytes of `values` as a tensor of `dtype`, and the relative error. `shape` (elements): of a source_dtype that is no numpy type.
+    """
+
 def quantize_activation(x: numpy.typing.NDArray[typing.Any]) -> tuple[typing.Any, ...]:
     """
     Rounds float32 rows to the int8 operand of matmul: (q [n, K], scales [n, ceil(K / 16)]).
@@ -1096,6 +1131,13 @@ def quantize_activation(x: numpy.typing.NDArray[typing.Any]) -> tuple[typing.Any
 def quantize_tokens(x: numpy.typing.NDArray[typing.Any]) -> tuple[typing.Any, ...]:
     """
     Rounds float32 rows to the int8_token operand of matmul: (q [n, K], scales [n]).
+    """
+
+def quantize_weight(
+    source: WeightSource, name: typing.Any, dtype: str, pool: ThreadPool | None = None
+) -> tuple[typing.Any, ...]:
+    """
+    A weight's bytes as a tensor of `dtype`, and the relative error.
     """
 
 def relu_squared(

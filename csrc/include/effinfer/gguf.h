@@ -76,6 +76,7 @@ class EFFINFER_API GgufFile : public WeightSource {
  private:
   friend EFFINFER_API void write_gguf_with_metadata(const GgufFile&, std::string_view,
                                                     std::string_view, const std::string&);
+  friend class GgufWriter;
   explicit GgufFile(std::unique_ptr<Impl> impl);
   std::unique_ptr<Impl> impl_;
 };
