@@ -16,11 +16,13 @@ void matmul_f32(const kernels::MatmulProblem& problem, Team& team);
 
 namespace avx2 {
 void matmul_int8(const kernels::MatmulProblem& problem, Team& team);
+void matmul_ternary(const kernels::MatmulProblem& problem, Team& team);
 void matmul_f32(const kernels::MatmulProblem& problem, Team& team);
 }  // namespace avx2
 
 namespace avx512 {
 void matmul_int8(const kernels::MatmulProblem& problem, Team& team);
+void matmul_ternary(const kernels::MatmulProblem& problem, Team& team);
 void matmul_f32(const kernels::MatmulProblem& problem, Team& team);
 }  // namespace avx512
 

@@ -1,0 +1,173 @@
+// Speed of the ternary matmuls on the largest matrix of BitNet b1.58 2B4T, 6912 x 2560.
+//
+//   bench_ternary [--rows 6912] [--cols 2560] [--tokens 1,8,128] [--isas avx2,avx512]
+//                 [--cold-mb 256] [--seconds 0.3] [--clock wall]
+//
+// Every variant of the table that takes the problem is measured on one thread, in both packings,
+// with operands that are made beforehand. A table goes to stderr, one JSON object a line to stdout.
+// Times are the median and the least. Hot: one matrix again and again; cold, with one token: copies
+// of it in turn, --cold-mb MB together, more than the last cache holds.
+// With --clock cpu times are the thread's CPU time: for a busy machine.
+#include <algorithm>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <ctime>
+#include <map>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "effinfer/error.h"
+#include "kernels/matmul.h"
+#include "kernels/registry.h"
+
+namespace {
+
+using namespace effinfer;
+using namespace effinfer::kernels;
+
+struct Settings {
+  int64_t rows;
+  int64_t cols;
+  double seconds;
+  size_t cold_bytes;
+  clockid_t clock;
+};
+
+double now(const Settings& settings) {
+  timespec time{};
+  clock_gettime(settings.clock, &time);
+  return static_cast<double>(time.tv_sec) + 1e-9 * static_cast<double>(time.tv_nsec);
+}
+
+std::vector<std::string> split(const std::string& text) {
+  std::vector<std::string> parts;
+  for (size_t start = 0; start <= text.size();) {
+    const size_t end = std::min(text.find(',', start), text.size());
+    parts.push_back(text.substr(start, end - start));
+    start = end + 1;
+  }
+  return parts;
+}
+
+// A tq2_0 tensor of random digits under one scale.
+std::vector<uint8_t> random_weight(int64_t rows, int64_t cols) {
+  std::mt19937 random(1);
+  std::vector<uint8_t> bytes(static_cast<size_t>(rows * cols / 256 * 66));
+  for (size_t i = 0; i < bytes.size(); ++i) {
+    const auto digit = [&] { return static_cast<uint8_t>(random() % 3); };
+    bytes[i] = static_cast<uint8_t>(digit() | digit() << 2 | digit() << 4 | digit() << 6);
+    if (i % 66 >= 64) bytes[i] = i % 66 == 64 ? 0x00 : 0x2c;
+  }
+  return bytes;
+}
+
+struct Timing {
+  double median;
+  double best;
+};
+
+// Runs the problem on each of the copies in turn.
+Timing measure(const Variant<MatmulProblem>& variant, MatmulProblem problem,
+               const std::vector<PackedBuffer>& copies, ThreadPool& pool,
+               const Settings& settings) {
+  if (variant.scratch_bytes != nullptr) pool.reserve_scratch(variant.scratch_bytes(problem));
+  std::vector<double> times;
+  pool.parallel([&](Team& team) {
+    const double start = now(settings);
+    double last = start;
+    for (size_t i = 0; last - start < settings.seconds || times.size() < copies.size() + 5; ++i) {
+      problem.parts[0].weight = copies[i % copies.size()].view;
+      variant.run(problem, team);
+      team.barrier();
+      const double time = now(settings);
+      times.push_back(time - last);
+      last = time;
+    }
+  });
+  std::sort(times.begin(), times.end());
+  return {times[times.size() / 2], times[0]};
+}
+
+void run_case(const std::vector<PackedBuffer>& copies, Isa isa, int64_t tokens, bool cold,
+              ThreadPool& pool, const Settings& settings) {
+  MatmulProblem problem;
+  problem.x = {Arithmetic::int8_token, tokens, settings.cols, nullptr};
+  const auto bytes = static_cast<size_t>(tokens * problem.x.row_bytes());
+  problem.x.data = std::aligned_alloc(64, (bytes + 63) / 64 * 64);
+  std::vector<float> x(static_cast<size_t>(settings.cols));
+  for (size_t i = 0; i < x.size(); ++i) x[i] = static_cast<float>(i % 17) - 8.0f;
+  for (int64_t t = 0; t < tokens; ++t) store_activation_row(isa)(problem.x, t, x.data());
+  std::vector<float> out(static_cast<size_t>(tokens * settings.rows));
+  problem.num_parts = 1;
+  problem.parts[0] = {copies[0].view, nullptr, nullptr, out.data(), settings.rows};
+  const std::vector<PackedBuffer> hot(copies.begin(), copies.begin() + 1);
+  for (const Variant<MatmulProblem>& variant : table<MatmulProblem>().variants()) {
+    if (variant.isa != isa || variant.rejects(problem) != nullptr) continue;
+    const Timing time = measure(variant, problem, cold ? copies : hot, pool, settings);
+    const double gop =
+        2e-9 * static_cast<double>(settings.rows) * static_cast<double>(settings.cols * tokens);
+    const double gb = 1e-9 * static_cast<double>(copies[0].view.num_bytes());
+    const std::string format = to_string(copies[0].view.format);
+    std::fprintf(stderr, "%-26s %-10s n=%-4lld %-4s %9.1f us (best %9.1f) %7.1f GOP/s %6.1f GB/s\n",
+                 variant.name, format.c_str(), static_cast<long long>(tokens),
+                 cold ? "cold" : "hot", 1e6 * time.median, 1e6 * time.best, gop / time.median,
+                 gb / time.median);
+    std::printf(
+        "{\"rows\": %lld, \"cols\": %lld, \"kernel\": \"%s\", \"format\": \"%s\", \"n\": %lld, "
+        "\"cold\": %s, \"median_us\": %.2f, \"best_us\": %.2f}\n",
+        static_cast<long long>(settings.rows), static_cast<long long>(settings.cols), variant.name,
+        format.c_str(), static_cast<long long>(tokens), cold ? "true" : "false", 1e6 * time.median,
+        1e6 * time.best);
+  }
+  std::free(problem.x.data);
+}
+
+void run(std::map<std::string, std::string>& options) {
+  const auto number = [&](const char* key) { return std::atof(options[key].c_str()); };
+  const Settings settings{static_cast<int64_t>(number("--rows")),
+                          static_cast<int64_t>(number("--cols")), number("--seconds"),
+                          static_cast<size_t>(number("--cold-mb") * 1e6),
+                          options["--clock"] == "cpu" ? CLOCK_THREAD_CPUTIME_ID : CLOCK_MONOTONIC};
+  const std::vector<uint8_t> bytes = random_weight(settings.rows, settings.cols);
+  ThreadPool pool(1);
+  for (const TernaryForm form : {TernaryForm::t2, TernaryForm::t1_6}) {
+    const TensorView view{bytes.data(), DType::tq2_0, {settings.rows, settings.cols}};
+    std::vector<PackedBuffer> copies;
+    for (size_t size = 0; copies.empty() || size < settings.cold_bytes;) {
+      copies.push_back(pack(view, pool, form));
+      size += copies.back().view.num_bytes();
+    }
+    for (const std::string& isa : split(options["--isas"])) {
+      for (const std::string& tokens : split(options["--tokens"])) {
+        const int64_t n = std::atoll(tokens.c_str());
+        run_case(copies, parse_isa(isa), n, false, pool, settings);
+        if (n == 1 && copies.size() > 1) run_case(copies, parse_isa(isa), n, true, pool, settings);
+      }
+    }
+  }
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  std::map<std::string, std::string> options = {
+      {"--rows", "6912"},   {"--cols", "2560"},   {"--tokens", "1,8,128"}, {"--isas", ""},
+      {"--cold-mb", "256"}, {"--seconds", "0.3"}, {"--clock", "wall"}};
+  for (int i = 1; i < argc; i += 2) {
+    if (options.count(argv[i]) == 0 || i + 1 == argc) {
+      std::fprintf(stderr, "unknown option or missing value: %s\n", argv[i]);
+      return 2;
+    }
+    options[argv[i]] = argv[i + 1];
+  }
+  if (options["--isas"].empty()) {
+    for (const Isa isa : available_isas()) {
+      if (isa == Isa::portable || isa > current_isa()) continue;
+      if (!options["--isas"].empty()) options["--isas"] += ',';
+      options["--isas"] += name(isa);
+    }
+  }
+  run(options);
+}
