@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from effinfer.llm import LLM
     from effinfer.machine import info
     from effinfer.outputs import PackCacheWarning, RequestMetrics, RequestOutput
+    from effinfer.quantization import QuantizeResult, quantize
     from effinfer.sampling import SamplingParams
 
 _ERRORS = (
@@ -41,10 +42,12 @@ _MODULE_OF = {
     **dict.fromkeys(_ERRORS, "effinfer._core"),
     "LLM": "effinfer.llm",
     "PackCacheWarning": "effinfer.outputs",
+    "QuantizeResult": "effinfer.quantization",
     "RequestMetrics": "effinfer.outputs",
     "RequestOutput": "effinfer.outputs",
     "SamplingParams": "effinfer.sampling",
     "info": "effinfer.machine",
+    "quantize": "effinfer.quantization",
 }
 _SUBMODULES = ("graph", "hub", "models", "ops")
 
@@ -59,6 +62,7 @@ __all__ = [
     "InvalidArgumentError",
     "OutOfMemoryError",
     "PackCacheWarning",
+    "QuantizeResult",
     "RequestMetrics",
     "RequestOutput",
     "SamplingParams",
@@ -68,6 +72,7 @@ __all__ = [
     "info",
     "models",
     "ops",
+    "quantize",
 ]
 
 

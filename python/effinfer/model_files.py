@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from effinfer import _core
 from effinfer.metadata import read_json
 from effinfer.models import build_graph
-from effinfer.models.config import config_from_gguf
+from effinfer.models.config import ModelConfig, config_from_gguf
 from effinfer.models.hf_config import config_from_hf
 from effinfer.weights import load_folder_weights
 
@@ -42,6 +42,7 @@ class ModelFiles:
     graph: _core.Graph
     weights: _core.WeightSource
     gguf: _core.GgufFile | None = None
+    config: ModelConfig | None = None  # of a folder
 
     def tokenizer(self) -> "Tokenizer":
         from effinfer.tokenizer import Tokenizer
@@ -121,7 +122,8 @@ def _open_folder(path: Path) -> ModelFiles:
         raise _core.FileError(f"[load] {path}: expected a folder with a config.json")
     config = config_from_hf(config_file, eos_token_ids=_folder_eos(path, config_file))
     weights = load_folder_weights(path, config.architecture, tied_head=config.tied_head)
-    return ModelFiles(path, config.architecture, build_graph(config, weights), weights)
+    graph = build_graph(config, weights)
+    return ModelFiles(path, config.architecture, graph, weights, config=config)
 
 
 def _folder_eos(path: Path, config: dict[str, Any]) -> list[int]:

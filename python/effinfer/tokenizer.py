@@ -8,7 +8,7 @@ import tokenizers
 
 from effinfer import _core
 from effinfer.metadata import Metadata, read_json, token_text
-from effinfer.tokenizer_gguf import build_tokenizer
+from effinfer.tokenizer_gguf import HF_TOKENIZER_KEY, build_tokenizer
 
 _REPLACEMENT = "\ufffd"
 
@@ -45,6 +45,14 @@ class Tokenizer:
             value = metadata.get(f"tokenizer.ggml.{name}_token_id")
             return None if value is None else int(value)
 
+        text = metadata.get(HF_TOKENIZER_KEY)
+        if text is not None:
+            return cls(
+                _parse(text, HF_TOKENIZER_KEY),
+                bos_token_id=identifier("bos"),
+                eos_token_id=identifier("eos"),
+                own_specials=True,
+            )
         sentencepiece = metadata.get("tokenizer.ggml.model") == "llama"
         return cls(
             build_tokenizer(metadata),
@@ -60,10 +68,7 @@ class Tokenizer:
         path = folder / "tokenizer.json"
         if not path.is_file():
             raise _core.FileError(f"[tokenizer] {path}: no such file")
-        try:
-            backend = tokenizers.Tokenizer.from_file(str(path))
-        except Exception as error:
-            raise _core.FormatError(f"[tokenizer] {path}: {error}") from None
+        backend = _parse(path.read_text(encoding="utf-8"), str(path))
         config = read_json(folder / "tokenizer_config.json")
         bos, eos = (token_text(config.get(f"{name}_token")) for name in ("bos", "eos"))
         return cls(
@@ -117,6 +122,14 @@ class Tokenizer:
 
     def stream(self, *, skip_special: bool = True) -> "StreamDecoder":
         return StreamDecoder(self, skip_special)
+
+
+def _parse(text: str, label: str) -> tokenizers.Tokenizer:
+    """The tokenizer of a tokenizer.json."""
+    try:
+        return tokenizers.Tokenizer.from_str(text)
+    except Exception as error:  # what the library raises for a broken file is a bare one
+        raise _core.FormatError(f"[tokenizer] {label}: {error}") from None
 
 
 class StreamDecoder:

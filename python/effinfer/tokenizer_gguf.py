@@ -20,6 +20,9 @@ from effinfer import _core
 from effinfer.metadata import Metadata
 from effinfer.paths import cache_dir
 
+# tokenizer.json of the Hugging Face folder that a file was made from.
+HF_TOKENIZER_KEY = "tokenizer.huggingface.json"
+
 # tokenizer.ggml.token_type
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = 1, 2, 3, 4, 5, 6
 

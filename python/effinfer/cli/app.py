@@ -4,7 +4,7 @@ from typing import Annotated
 
 import typer
 
-from effinfer.cli import generate, inspect, measure, models
+from effinfer.cli import generate, inspect, measure, models, quantize
 
 app = typer.Typer(
     name="effinfer",
@@ -37,6 +37,7 @@ app.command("chat")(generate.chat)
 app.command("pull")(models.pull)
 app.command("inspect")(inspect.inspect)
 app.command("compile")(models.compile_model)
+app.command("quantize")(quantize.quantize)
 app.command("info")(models.info)
 app.command("bench")(measure.bench)
 app.command("perplexity")(measure.perplexity)
