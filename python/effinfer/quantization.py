@@ -25,12 +25,15 @@ Encoded = tuple[npt.NDArray[np.uint8], float]
 ALIASES = {"t2": "i2_s", "t1_6": "tq1_0"}
 TERNARY = ("i2_s", "tq1_0", "tq2_0")
 # llama_ftype: the number under which a file says what most of its weights are.
-_FILE_TYPES = {
+FILE_TYPES = {
     "f32": 0, "f16": 1, "q4_0": 2, "q4_1": 3, "q8_0": 7, "q5_0": 8, "q5_1": 9, "q4_k": 14,
     "q5_k": 16, "q6_k": 18, "bf16": 32, "tq1_0": 36, "tq2_0": 37, "i2_s": 40,
 }  # fmt: skip
-TYPES = (*ALIASES, *_FILE_TYPES)
-_BLOCKS = {"q4_k": 256, "q5_k": 256, "q6_k": 256, "tq1_0": 256, "tq2_0": 256, "i2_s": 128}
+TYPES = (*ALIASES, *FILE_TYPES)
+BLOCKS = {  # weights of a block
+    "q4_0": 32, "q4_1": 32, "q5_0": 32, "q5_1": 32, "q8_0": 32, "q4_k": 256, "q5_k": 256,
+    "q6_k": 256, "tq1_0": 256, "tq2_0": 256, "i2_s": 128,
+}  # fmt: skip
 _OUTER = ("token_embd.weight", "output.weight")
 _LAYER_MATRIX = re.compile(r"blk\.\d+\..+\.weight")
 
@@ -81,8 +84,8 @@ def quantize(
     Throws InvalidArgumentError (a type, an output that is the model itself, values that the type
     cannot hold), FileError, FormatError, UnsupportedError.
     """
-    body = _check_type("type", type)
-    outer = _check_type("head", head) if head else "q6_k" if body in TERNARY else body
+    body = file_dtype("[quantize] type", type)
+    outer = file_dtype("[quantize] head", head) if head else "q6_k" if body in TERNARY else body
     if i2_s_order not in ORDERS:
         raise _core.InvalidArgumentError(
             f"[quantize] i2_s_order: expected one of {', '.join(ORDERS)}, got {i2_s_order!r}"
@@ -94,7 +97,7 @@ def quantize(
     types = {name: _type_of(source, name, body, outer) for name in source.names}
     writer = _core.GgufWriter(str(target))
     source.write_metadata(writer)
-    writer.set("general.file_type", _FILE_TYPES[body])
+    writer.set("general.file_type", FILE_TYPES[body])
     writer.set("general.quantization_version", 2)
     for name, dtype in types.items():
         writer.add_tensor(name, dtype, source.weights.shape(name))
@@ -104,12 +107,19 @@ def quantize(
     return QuantizeResult(target, target.stat().st_size, source.num_bytes, results)
 
 
-def _check_type(argument: str, value: str) -> str:
+def file_dtype(argument: str, value: str) -> str:
+    """The dtype of a name in TYPES; throws InvalidArgumentError, naming the argument."""
     if value not in TYPES:
         raise _core.InvalidArgumentError(
-            f"[quantize] {argument}: expected one of {', '.join(TYPES)}, got {value!r}"
+            f"{argument}: expected one of {', '.join(TYPES)}, got {value!r}"
         )
     return ALIASES.get(value, value)
+
+
+def fitting_dtype(dtype: str, cols: int) -> str:
+    """`dtype`, or where rows of `cols` are no whole blocks of it: q8_0, or else f16."""
+    fits = (choice for choice in (dtype, "q8_0") if cols % BLOCKS.get(choice, 1) == 0)
+    return next(fits, "f16")
 
 
 class _FileSource:
@@ -177,10 +187,7 @@ def _type_of(source: _FileSource | _FolderSource, name: str, body: str, outer: s
     dtype = outer if name in _OUTER else body
     if dtype == "i2_s" and old in ("tq1_0", "tq2_0"):
         dtype = "tq2_0"  # may have a scale a block, which i2_s cannot hold
-    for choice in (dtype, "q8_0"):
-        if shape[-1] % _BLOCKS.get(choice, 32 if choice.startswith("q") else 1) == 0:
-            return choice
-    return "f16"
+    return fitting_dtype(dtype, shape[-1])
 
 
 def _write_tensors(

@@ -1,9 +1,13 @@
-"""Helpers for tests of code that runs on effinfer: every instruction-set level of the machine."""
+"""Helpers for tests of code that runs on effinfer: every instruction-set level of the machine, and
+models with random weights."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 from effinfer import _core
+from effinfer.random_models import SHAPES, make_model
+
+__all__ = ["SHAPES", "available_isas", "isa", "make_model"]
 
 
 def available_isas() -> list[str]:
