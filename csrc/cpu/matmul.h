@@ -17,12 +17,16 @@ void matmul_f32(const kernels::MatmulProblem& problem, Team& team);
 namespace avx2 {
 void matmul_int8(const kernels::MatmulProblem& problem, Team& team);
 void matmul_ternary(const kernels::MatmulProblem& problem, Team& team);
+void matmul_lookup(const kernels::MatmulProblem& problem, Team& team);
+size_t lookup_scratch_bytes(const kernels::MatmulProblem& problem);
 void matmul_f32(const kernels::MatmulProblem& problem, Team& team);
 }  // namespace avx2
 
 namespace avx512 {
 void matmul_int8(const kernels::MatmulProblem& problem, Team& team);
 void matmul_ternary(const kernels::MatmulProblem& problem, Team& team);
+void matmul_lookup(const kernels::MatmulProblem& problem, Team& team);
+size_t lookup_scratch_bytes(const kernels::MatmulProblem& problem);
 void matmul_f32(const kernels::MatmulProblem& problem, Team& team);
 }  // namespace avx512
 

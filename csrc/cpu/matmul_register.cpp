@@ -87,8 +87,12 @@ void register_matmul() {
              panel_scratch_bytes});
 #if EFFINFER_X86
   table.add({"matmul.avx2.int8", Isa::avx2, rejects_int8, avx2::matmul_int8});
+  table.add({"matmul.avx2.lookup", Isa::avx2, rejects_ternary, avx2::matmul_lookup,
+             avx2::lookup_scratch_bytes});
   table.add({"matmul.avx2.ternary", Isa::avx2, rejects_ternary, avx2::matmul_ternary});
   table.add({"matmul.avx2.f32", Isa::avx2, rejects_f32, avx2::matmul_f32, panel_scratch_bytes});
+  table.add({"matmul.avx512.lookup", Isa::avx512, rejects_ternary, avx512::matmul_lookup,
+             avx512::lookup_scratch_bytes});
   table.add({"matmul.avx512.ternary", Isa::avx512, rejects_ternary, avx512::matmul_ternary});
   table.add({"matmul.avx512.int8", Isa::avx512, rejects_int8, avx512::matmul_int8});
   table.add(

@@ -11,11 +11,12 @@ struct Portable {
   using Vector = F32x16;
   static constexpr int kTokens = 4;
   static constexpr int kLineTokens = 1;
+  static constexpr int kLineTile = 1;
   static constexpr int kRows = static_cast<int>(kernels::kGroupRows);
 
   template <kernels::QuantBits bits>
   static void dot(const uint8_t* lines, int64_t first, int64_t last, const TernaryBlocks& blocks,
-                  const int8_t* q, int32_t* sums) {
+                  const int8_t* q, int64_t, int, int32_t* sums) {
     std::memset(sums, 0, kRows * sizeof(int32_t));
     for (int64_t b = first; b < last; ++b) {
       uint8_t panel[kPanelBytes];

@@ -25,9 +25,10 @@ inline constexpr int kTernaryTokens = 96;  // of a pass over a unit: 36 KB of su
 
 // `Level` has
 //   kTokens              of a tile of multiply()
-//   kLineTokens          up to so many tokens are multiplied by the packed lines themselves
-//   dot<bits>(lines, first_block, last_block, blocks, row, ahead, sums)
-//                        sums[16] = sums of digits of one group and one token over the blocks
+//   kLineTokens          up to so many tokens are multiplied by the packed lines themselves,
+//   kLineTile            so many at once
+//   dot<bits>(lines, first_block, last_block, blocks, q, q_stride, tokens, sums)
+//                        sums[token][32] = sums of digits of one group over the blocks: 16 of them
 //   decode<bits>(lines, dwords, panel)
 //                        one block of one group as a panel
 //   multiply(panels, dwords, q, q_stride, tokens, sums)
@@ -112,10 +113,13 @@ struct TernaryMatmul {
                          Integers* sums) {
     const TernaryBlocks blocks(job.weight.cols);
     if (job.count <= Level::kLineTokens) {
-      for (int64_t t = 0; t < job.count; ++t) {
-        for (int g = 0; g < groups; ++g) {
-          Level::template dot<bits>(job.lines(group + g), first, last, blocks, job.row(t).q,
-                                    sums[t] + g * kRows);
+      const int64_t tiles = (job.count + Level::kLineTile - 1) / Level::kLineTile;
+      for (int g = 0; g < groups; ++g) {
+        for (int64_t tile = 0; tile < tiles; ++tile) {
+          const int64_t t = tile * job.count / tiles;
+          Level::template dot<bits>(
+              job.lines(group + g), first, last, blocks, job.row(t).q, job.x.row_bytes(),
+              static_cast<int>((tile + 1) * job.count / tiles - t), sums[t] + g * kRows);
         }
       }
       return;

@@ -9,7 +9,7 @@
 #include "cpu/matmul.h"
 #include "cpu/matmul_ternary.h"
 #include "cpu/simd/math_avx2.h"
-#include "cpu/simd/packed_avx2.h"
+#include "cpu/simd/ternary_avx2.h"
 
 namespace effinfer::cpu::avx2 {
 namespace {
@@ -17,62 +17,24 @@ namespace {
 struct Avx2 {
   using Vector = F32x16;
   static constexpr int kTokens = 4;  // 8 int16 sums of two halves of a line
-  static constexpr int kLineTokens = 1;
+  static constexpr int kLineTokens = 8;
+  static constexpr int kLineTile = 4;
 
   template <QuantBits bits>
   static void dot(const uint8_t* lines, int64_t first, int64_t last, const TernaryBlocks& blocks,
-                  const int8_t* q, int32_t* sums) {
-    __m256i total[2] = {_mm256_setzero_si256(), _mm256_setzero_si256()};
-    for (int64_t b = first; b < last; ++b) {
-      const uint8_t* data = lines + b * ternary_block_bytes(bits);
-      const int8_t* a = q + b * kernels::kTernaryBlock;
-      const int dwords = blocks.dwords_of(b);
-      __m256i sum[2] = {_mm256_setzero_si256(), _mm256_setzero_si256()};
-      if constexpr (bits == QuantBits::t2) {
-        if (dwords == kPanelDwords) {
-          add_lines(data, a, std::integral_constant<int, kPanelDwords / 4>(), sum);
-        } else {
-          add_lines(data, a, dwords / 4, sum);
-        }
-      } else {
-        alignas(32) uint8_t panel[kPanelBytes];
-        decode<bits>(data, dwords, panel);
-        prefetch(data, ternary_block_bytes(bits));
-        for (int n = 0; n < dwords; ++n) add_line(panel + n * 64, a + 4 * n, sum);
-      }
-      for (int h = 0; h < 2; ++h) total[h] = _mm256_add_epi32(total[h], widen(sum[h]));
+                  const int8_t* q, int64_t stride, int tokens, int32_t* sums) {
+    if constexpr (bits == QuantBits::t2) {
+      if (tokens == 1) return dot_one(lines, first, last, blocks, q, sums);
     }
-    for (int h = 0; h < 2; ++h) store(sums + 8 * h, total[h]);
+    unroll<kLineTile>([&](auto index) __attribute__((always_inline)) {
+      if (tokens != index + 1) return;
+      dot_tile<bits, index + 1>(lines, first, last, blocks, q, stride, sums);
+    });
   }
 
   template <QuantBits bits>
   static void decode(const uint8_t* lines, int dwords, uint8_t* panel) {
-    const int count = static_cast<int>(kernels::ternary_lines(bits, dwords));
-    const auto put = [&](int line, int half, __m256i digits) __attribute__((always_inline)) {
-      if (line < dwords) store(panel + line * 64 + half * 32, digits);
-    };
-    for (int i = 0; i < 2 * count; ++i) {
-      const __m256i line = load(lines + i * 32);
-      const int half = i % 2;
-      if constexpr (bits == QuantBits::t2) {
-        unroll<4>([&](auto f) __attribute__((always_inline)) {
-          put(f * count + i / 2, half,
-              _mm256_and_si256(_mm256_srli_epi16(line, 2 * f), _mm256_set1_epi8(3)));
-        });
-      } else {
-        const __m256i low = _mm256_set1_epi16(255);
-        __m256i even = _mm256_and_si256(line, low);
-        __m256i odd = _mm256_srli_epi16(line, 8);
-        unroll<5>([&](auto f) __attribute__((always_inline)) {
-          even = _mm256_mullo_epi16(even, _mm256_set1_epi16(3));
-          odd = _mm256_mullo_epi16(odd, _mm256_set1_epi16(3));
-          put(f * count + i / 2, half,
-              _mm256_or_si256(_mm256_srli_epi16(even, 8), _mm256_andnot_si256(low, odd)));
-          even = _mm256_and_si256(even, low);
-          odd = _mm256_and_si256(odd, low);
-        });
-      }
-    }
+    decode_panel<bits>(lines, dwords, panel);
   }
 
   static void multiply(const uint8_t* const* panels, int dwords, const int8_t* q, int64_t stride,
@@ -86,15 +48,19 @@ struct Avx2 {
   }
 
  private:
+  template <QuantBits bits>
+  static constexpr int lines_of(int dwords) {
+    return static_cast<int>(kernels::ternary_lines(bits, dwords));
+  }
+
   template <class T>
   [[gnu::always_inline]] static void store(T* to, __m256i value) {
     _mm256_storeu_si256(reinterpret_cast<__m256i*>(to), value);
   }
 
-  [[gnu::always_inline]] static void prefetch(const uint8_t* data, int64_t bytes) {
-    for (int64_t line = 0; line < bytes; line += 64) {
-      _mm_prefetch(reinterpret_cast<const char*>(data + 1024 + line), _MM_HINT_T0);
-    }
+  // Ahead of the stream of lines, into L1: one line a line.
+  [[gnu::always_inline]] static void prefetch(const uint8_t* line) {
+    _mm_prefetch(reinterpret_cast<const char*>(line + 1024), _MM_HINT_T0);
   }
 
   // Pairs of int16 of a row, added.
@@ -102,10 +68,71 @@ struct Avx2 {
     return _mm256_madd_epi16(sums, _mm256_set1_epi16(1));
   }
 
-  [[gnu::always_inline]] static void add_line(const uint8_t* line, const int8_t* a, __m256i* sum) {
-    const __m256i value = broadcast_dword(a);
-    for (int h = 0; h < 2; ++h) {
-      sum[h] = _mm256_add_epi16(sum[h], _mm256_maddubs_epi16(load(line + 32 * h), value));
+  // Calls body(lines, q, count) for each block; the count of whole blocks is a constant.
+  template <QuantBits bits, class Body>
+  [[gnu::always_inline]] static void for_blocks(const uint8_t* lines, int64_t first, int64_t last,
+                                                const TernaryBlocks& blocks, const int8_t* q,
+                                                Body&& body) {
+    for (int64_t b = first; b < last; ++b) {
+      const uint8_t* data = lines + b * ternary_block_bytes(bits);
+      const int8_t* a = q + b * kernels::kTernaryBlock;
+      const int dwords = blocks.dwords_of(b);
+      if (dwords == kPanelDwords) {
+        body(data, a, std::integral_constant<int, lines_of<bits>(kPanelDwords)>());
+      } else {
+        body(data, a, lines_of<bits>(dwords));
+      }
+    }
+  }
+
+  static void dot_one(const uint8_t* lines, int64_t first, int64_t last,
+                      const TernaryBlocks& blocks, const int8_t* q, int32_t* sums) {
+    __m256i total[2] = {_mm256_setzero_si256(), _mm256_setzero_si256()};
+    for_blocks<QuantBits::t2>(
+        lines, first, last, blocks, q,
+        [&](const uint8_t* data, const int8_t* a, auto count) __attribute__((always_inline)) {
+          __m256i sum[2] = {_mm256_setzero_si256(), _mm256_setzero_si256()};
+          add_lines(data, a, count, sum);
+          for (int h = 0; h < 2; ++h) total[h] = _mm256_add_epi32(total[h], widen(sum[h]));
+        });
+    for (int h = 0; h < 2; ++h) store(sums + 8 * h, total[h]);
+  }
+
+  // The digits of a line, in registers, times all tokens.
+  template <QuantBits bits, int tokens>
+  static void dot_tile(const uint8_t* lines, int64_t first, int64_t last,
+                       const TernaryBlocks& blocks, const int8_t* q, int64_t stride,
+                       int32_t* sums) {
+    __m256i total[tokens][2];
+    for (int t = 0; t < tokens; ++t) total[t][0] = total[t][1] = _mm256_setzero_si256();
+    for_blocks<bits>(
+        lines, first, last, blocks, q,
+        [&](const uint8_t* data, const int8_t* a, auto count) __attribute__((always_inline)) {
+          __m256i sum[tokens][2];
+          for (int t = 0; t < tokens; ++t) sum[t][0] = sum[t][1] = _mm256_setzero_si256();
+          for (int i = 0; i < count; ++i) {
+            prefetch(data + i * 64);
+            __m256i upper[bits == QuantBits::t2 ? 4 : 5];
+            for_digits<bits>(load(data + i * 64 + 32),
+                             [&](auto f, __m256i digits)
+                                 __attribute__((always_inline)) { upper[f] = digits; });
+            for_digits<bits>(
+                load(data + i * 64), [&](auto f, __m256i digits) __attribute__((always_inline)) {
+                  for (int t = 0; t < tokens; ++t) {
+                    const __m256i value = broadcast_dword(a + t * stride + 4 * (f * count + i));
+                    sum[t][0] = _mm256_add_epi16(sum[t][0], _mm256_maddubs_epi16(digits, value));
+                    sum[t][1] = _mm256_add_epi16(sum[t][1], _mm256_maddubs_epi16(upper[f], value));
+                  }
+                });
+          }
+          for (int t = 0; t < tokens; ++t) {
+            for (int h = 0; h < 2; ++h) {
+              total[t][h] = _mm256_add_epi32(total[t][h], widen(sum[t][h]));
+            }
+          }
+        });
+    for (int t = 0; t < tokens; ++t) {
+      for (int h = 0; h < 2; ++h) store(sums + t * kUnitOutputs + 8 * h, total[t][h]);
     }
   }
 
@@ -117,7 +144,7 @@ struct Avx2 {
       const int end = begin + 8 < count ? begin + 8 : count;
       __m256i fourfold[2] = {_mm256_setzero_si256(), _mm256_setzero_si256()};
       for (int i = begin; i < end; ++i) {
-        prefetch(lines + i * 64, 64);
+        prefetch(lines + i * 64);
         __m256i value[4];
         for (int f = 0; f < 4; ++f) value[f] = broadcast_dword(a + 4 * (f * count + i));
         for (int h = 0; h < 2; ++h) {

@@ -4,7 +4,7 @@
 #include "cpu/matmul.h"
 #include "cpu/matmul_ternary.h"
 #include "cpu/simd/math_avx512.h"
-#include "cpu/simd/packed_avx512.h"
+#include "cpu/simd/ternary_avx512.h"
 
 namespace effinfer::cpu::avx512 {
 namespace {
@@ -74,11 +74,45 @@ struct Partial<QuantBits::t1_6> {
 struct Avx512 {
   using Vector = F32x16;
   static constexpr int kTokens = 12;  // 24 sums leave 8 registers
-  static constexpr int kLineTokens = 2;
+  static constexpr int kLineTokens = 16;
+  static constexpr int kLineTile = 8;
 
   template <QuantBits bits>
   static void dot(const uint8_t* lines, int64_t first, int64_t last, const TernaryBlocks& blocks,
-                  const int8_t* q, int32_t* sums) {
+                  const int8_t* q, int64_t stride, int tokens, int32_t* sums) {
+    if (tokens == 1 || (bits == QuantBits::t1_6 && tokens <= 3)) {
+      for (int t = 0; t < tokens; ++t) {
+        dot_one<bits>(lines, first, last, blocks, q + t * stride, sums + t * kUnitOutputs);
+      }
+      return;
+    }
+    unroll<kLineTile - 1>([&](auto index) __attribute__((always_inline)) {
+      if (tokens != index + 2) return;
+      dot_tile<bits, index + 2>(lines, first, last, blocks, q, stride, sums);
+    });
+  }
+
+  template <QuantBits bits>
+  static void decode(const uint8_t* lines, int dwords, uint8_t* panel) {
+    decode_panel<bits>(lines, dwords, panel);
+  }
+
+  static void multiply(const uint8_t* const* panels, int dwords, const int8_t* q, int64_t stride,
+                       int tokens, int32_t (*sums)[32]) {
+    unroll<kTokens>([&](auto index) __attribute__((always_inline)) {
+      if (tokens == index + 1) multiply_tile<index + 1>(panels, dwords, q, stride, sums);
+    });
+  }
+
+ private:
+  template <QuantBits bits>
+  static constexpr int lines_of(int dwords) {
+    return static_cast<int>(kernels::ternary_lines(bits, dwords));
+  }
+
+  template <QuantBits bits>
+  static void dot_one(const uint8_t* lines, int64_t first, int64_t last,
+                      const TernaryBlocks& blocks, const int8_t* q, int32_t* sums) {
     // 256 times a sum of digits must fit in int32: 254 * 256 * 128 * 256 < 2^31.
     constexpr int64_t kExact = bits == QuantBits::t2 ? kMaxTernaryCols : 128;
     __m512i total = _mm512_setzero_si512();
@@ -100,46 +134,49 @@ struct Avx512 {
     _mm512_storeu_si512(sums, total);
   }
 
-  template <QuantBits bits>
-  static void decode(const uint8_t* lines, int dwords, uint8_t* panel) {
-    const int count = lines_of<bits>(dwords);
-    const auto put = [&](int line, __m512i digits) __attribute__((always_inline)) {
-      if (line < dwords) _mm512_store_si512(panel + line * 64, digits);
+  // The digits of a line, in a register, times all tokens.
+  template <QuantBits bits, int tokens>
+  static void dot_tile(const uint8_t* lines, int64_t first, int64_t last,
+                       const TernaryBlocks& blocks, const int8_t* q, int64_t stride,
+                       int32_t* sums) {
+    // Enough independent sums to cover the latency of VPDPBUSD.
+    constexpr int kChains = tokens <= 2 ? 4 : tokens <= 4 ? 2 : 1;
+    __m512i sum[tokens][kChains];
+    for (auto& chains : sum) {
+      for (__m512i& chain : chains) chain = _mm512_setzero_si512();
+    }
+    const auto add = [&](const uint8_t* data, const int8_t* a,
+                         auto count) __attribute__((always_inline)) {
+      constexpr int kBases = (tokens + 2) / 3;  // a pointer for three rows
+      const int8_t* base[kBases];
+      for (int i = 0; i < kBases; ++i) base[i] = a + 3 * i * stride;
+      for (int i = 0; i < count; ++i) {
+        prefetch(data + i * 64);
+        for_digits<bits>(
+            load(data + i * 64), [&](auto f, __m512i digits) __attribute__((always_inline)) {
+              for (int t = 0; t < tokens; ++t) {
+                const int8_t* row = base[t / 3] + t % 3 * stride;
+                __m512i& chain = sum[t][f % kChains];
+                chain = _mm512_dpbusd_epi32(chain, digits, broadcast_dword(row + 4 * f * count));
+              }
+            });
+        for (int j = 0; j < kBases; ++j) base[j] += 4;
+      }
     };
-    for (int i = 0; i < count; ++i) {
-      const __m512i line = load(lines + i * 64);
-      if constexpr (bits == QuantBits::t2) {
-        unroll<4>([&](auto f) __attribute__((always_inline)) {
-          put(f * count + i, _mm512_and_si512(_mm512_srli_epi16(line, 2 * f), _mm512_set1_epi8(3)));
-        });
+    for (int64_t b = first; b < last; ++b) {
+      const uint8_t* data = lines + b * ternary_block_bytes(bits);
+      const int8_t* a = q + b * kernels::kTernaryBlock;
+      const int dwords = blocks.dwords_of(b);
+      if (dwords == kPanelDwords) {
+        add(data, a, std::integral_constant<int, lines_of<bits>(kPanelDwords)>());
       } else {
-        const __m512i low = _mm512_set1_epi16(255);
-        __m512i even = _mm512_and_si512(line, low);
-        __m512i odd = _mm512_srli_epi16(line, 8);
-        unroll<5>([&](auto f) __attribute__((always_inline)) {
-          even = _mm512_mullo_epi16(even, _mm512_set1_epi16(3));
-          odd = _mm512_mullo_epi16(odd, _mm512_set1_epi16(3));
-          constexpr int kOrAndNot = 0xf4;  // a | (b & ~c)
-          put(f * count + i,
-              _mm512_ternarylogic_epi32(_mm512_srli_epi16(even, 8), odd, low, kOrAndNot));
-          even = _mm512_and_si512(even, low);
-          odd = _mm512_and_si512(odd, low);
-        });
+        add(data, a, lines_of<bits>(dwords));
       }
     }
-  }
-
-  static void multiply(const uint8_t* const* panels, int dwords, const int8_t* q, int64_t stride,
-                       int tokens, int32_t (*sums)[32]) {
-    unroll<kTokens>([&](auto index) __attribute__((always_inline)) {
-      if (tokens == index + 1) multiply_tile<index + 1>(panels, dwords, q, stride, sums);
-    });
-  }
-
- private:
-  template <QuantBits bits>
-  static constexpr int lines_of(int dwords) {
-    return static_cast<int>(kernels::ternary_lines(bits, dwords));
+    for (int t = 0; t < tokens; ++t) {
+      for (int c = 1; c < kChains; ++c) sum[t][0] = _mm512_add_epi32(sum[t][0], sum[t][c]);
+      _mm512_storeu_si512(sums + t * kUnitOutputs, sum[t][0]);
+    }
   }
 
   template <int tokens>
