@@ -4,14 +4,28 @@
 
 #include <algorithm>
 #include <cmath>
-#include <cstdint>
+#include <cstring>
 
 #include "core/float16.h"
 
 namespace effinfer::gguf {
 
-// To the nearest integer, ties to even, for |x| < 2^22: two additions, which vectorise everywhere.
-inline float nearest(float x) {
+// Four floats, with the operators of float: sums come in four strands, the same on every machine.
+using Lanes [[gnu::vector_size(16)]] = float;
+
+inline Lanes load(const float* x) {
+  Lanes lanes;
+  std::memcpy(&lanes, x, sizeof lanes);
+  return lanes;
+}
+
+inline float sum(Lanes x) {
+  return (x[0] + x[2]) + (x[1] + x[3]);
+}
+
+// To the nearest integer, ties to even, for |x| < 2^22.
+template <class T>
+inline T nearest(T x) {
   constexpr float kShift = 0x1.8p23f;
   return (x + kShift) - kShift;
 }
@@ -19,6 +33,10 @@ inline float nearest(float x) {
 // Limited to [low, high]; NaN gives low.
 inline float limit(float x, float low, float high) {
   return std::min(high, std::max(low, x));
+}
+inline Lanes limit(Lanes x, float low, float high) {
+  const Lanes above = low < x ? x : Lanes{} + low;
+  return above < high ? above : Lanes{} + high;
 }
 
 inline float rounded_to_f16(float x) {
@@ -60,15 +78,19 @@ Affine fit_affine(const float* w) {
   Affine best{(high - low) / max, 0.0f};
   double best_gain = -1;
   const auto attempt = [&](float inv, float shift) {
-    float sum_q = 0;
-    float sum_qq = 0;
-    float sum_yq = 0;
-    for (int i = 0; i < count; ++i) {
-      const float q = limit(nearest((y[i] - shift) * inv), 0.0f, max);
-      sum_q += q;
-      sum_qq += q * q;
-      sum_yq += y[i] * q;
+    Lanes q_lanes{};
+    Lanes qq_lanes{};
+    Lanes yq_lanes{};
+    for (int i = 0; i < count; i += 4) {
+      const Lanes value = load(y + i);
+      const Lanes q = limit(nearest((value - shift) * inv), 0.0f, max);
+      q_lanes += q;
+      qq_lanes += q * q;
+      yq_lanes += value * q;
     }
+    const float sum_q = sum(q_lanes);
+    const float sum_qq = sum(qq_lanes);
+    const float sum_yq = sum(yq_lanes);
     const double determinant = double{count} * sum_qq - double{sum_q} * sum_q;
     if (determinant <= 0) return;
     double scale = (double{count} * sum_yq - double{sum_q} * sum_y) / determinant;
@@ -107,13 +129,16 @@ float fit_symmetric(const float* w) {
   for (int step = 0; step < kSteps; ++step) {
     const float inv =
         -(static_cast<float>(half) + kFirstStep + kStep * static_cast<float>(step)) / extreme;
-    float sum_qq = 0;
-    float sum_wq = 0;
-    for (int i = 0; i < count; ++i) {
-      const float q = limit(nearest(w[i] * inv), -half, half - 1);
-      sum_qq += q * q;
-      sum_wq += w[i] * q;
+    Lanes qq_lanes{};
+    Lanes wq_lanes{};
+    for (int i = 0; i < count; i += 4) {
+      const Lanes value = load(w + i);
+      const Lanes q = limit(nearest(value * inv), -half, half - 1);
+      qq_lanes += q * q;
+      wq_lanes += value * q;
     }
+    const float sum_qq = sum(qq_lanes);
+    const float sum_wq = sum(wq_lanes);
     if (sum_qq == 0.0f) continue;
     const double gain = double{sum_wq} * sum_wq / sum_qq;
     if (gain > best_gain) {

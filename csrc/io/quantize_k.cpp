@@ -20,24 +20,29 @@ struct AffineBlock {
   float dmin = 0;
   int scales[8];  // 0..63
   int mins[8];
-  uint8_t q[kSize];
   float error = 0;
+
+  float scale(int j) const { return d * static_cast<float>(scales[j]); }
+  float min(int j) const { return dmin * static_cast<float>(mins[j]); }
 };
 
 constexpr float kMaxScale = 63.0f;
 
-// The quants of a sub-block for a scale and a minimum; returns the squared error.
 template <int max>
-float round_affine(const float* w, float scale, float min, uint8_t* q) {
+Lanes affine_quants(Lanes w, float inverse_scale, float min) {
+  return limit(nearest((w + min) * inverse_scale), 0.0f, max);
+}
+
+template <int max>
+float affine_error(const float* w, float scale, float min) {
   const float inv = inverse(scale);
-  float error = 0;
-  for (int i = 0; i < 32; ++i) {
-    const float value = limit(nearest((w[i] + min) * inv), 0.0f, max);
-    const float difference = (scale * value - min) - w[i];
+  Lanes error{};
+  for (int i = 0; i < 32; i += 4) {
+    const Lanes value = load(w + i);
+    const Lanes difference = (scale * affine_quants<max>(value, inv, min) - min) - value;
     error += difference * difference;
-    q[i] = static_cast<uint8_t>(value);
   }
-  return error;
+  return sum(error);
 }
 
 // The integers of sub-block j: the best of those within 1 of the given ones.
@@ -45,40 +50,41 @@ template <int max>
 float choose_affine(const float* w, int j, int scale, int min, AffineBlock& block) {
   float best = std::numeric_limits<float>::infinity();
   block.scales[j] = block.mins[j] = 0;
-  uint8_t q[32];
   for (int s = std::max(scale - 1, 0); s <= std::min(scale + 1, 63); ++s) {
     for (int m = std::max(min - 1, 0); m <= std::min(min + 1, 63); ++m) {
-      const float error = round_affine<max>(w, block.d * static_cast<float>(s),
-                                            block.dmin * static_cast<float>(m), q);
+      const float error =
+          affine_error<max>(w, block.d * static_cast<float>(s), block.dmin * static_cast<float>(m));
       if (error >= best) continue;
       best = error;
       block.scales[j] = s;
       block.mins[j] = m;
-      std::memcpy(block.q + 32 * j, q, sizeof q);
     }
   }
   return best;
 }
 
 // d and dmin of least squares for the block's integers; false where they are not determined.
+template <int max>
 bool solve(const float* w, AffineBlock& block) {
   double aa = 0, ab = 0, bb = 0, aw = 0, bw = 0;
   for (int j = 0; j < 8; ++j) {
-    float sum_q = 0, sum_qq = 0, sum_w = 0, sum_wq = 0;
-    for (int i = 32 * j; i < 32 * (j + 1); ++i) {
-      const float q = block.q[i];
+    const float inv = inverse(block.scale(j));
+    Lanes sum_q{}, sum_qq{}, sum_w{}, sum_wq{};
+    for (int i = 32 * j; i < 32 * (j + 1); i += 4) {
+      const Lanes value = load(w + i);
+      const Lanes q = affine_quants<max>(value, inv, block.min(j));
       sum_q += q;
       sum_qq += q * q;
-      sum_w += w[i];
-      sum_wq += w[i] * q;
+      sum_w += value;
+      sum_wq += value * q;
     }
     const double s = block.scales[j];
     const double m = -block.mins[j];
-    aa += s * s * sum_qq;
-    ab += s * m * sum_q;
+    aa += s * s * sum(sum_qq);
+    ab += s * m * sum(sum_q);
     bb += 32 * m * m;
-    aw += s * sum_wq;
-    bw += m * sum_w;
+    aw += s * sum(sum_wq);
+    bw += m * sum(sum_w);
   }
   const double determinant = aa * bb - ab * ab;
   double d = 0;
@@ -117,7 +123,7 @@ AffineBlock fit_affine_block(const float* w) {
   }
   for (int round = 0; round < kRounds; ++round) {
     AffineBlock next = best;
-    if (!solve(w, next)) break;
+    if (!solve<max>(w, next)) break;
     next.error = 0;
     for (int j = 0; j < 8; ++j) {
       next.error += choose_affine<max>(w + 32 * j, j, best.scales[j], best.mins[j], next);
@@ -126,6 +132,17 @@ AffineBlock fit_affine_block(const float* w) {
     best = next;
   }
   return best;
+}
+
+template <int max>
+void round_affine(const float* w, const AffineBlock& block, uint8_t* q) {
+  for (int j = 0; j < 8; ++j) {
+    const float inv = inverse(block.scale(j));
+    for (int i = 32 * j; i < 32 * (j + 1); i += 4) {
+      const Lanes quants = affine_quants<max>(load(w + i), inv, block.min(j));
+      for (int lane = 0; lane < 4; ++lane) q[i + lane] = static_cast<uint8_t>(quants[lane]);
+    }
+  }
 }
 
 ScalesK pack_scales(const AffineBlock& block) {
@@ -144,33 +161,35 @@ ScalesK pack_scales(const AffineBlock& block) {
 
 struct SymmetricBlock {
   float d = 0;
-  int scales[16];   // -128..127
-  int8_t q[kSize];  // -32..31
+  int scales[16];  // -128..127
   float error = 0;
+
+  float scale(int j) const { return d * static_cast<float>(scales[j]); }
 };
 
-float round_symmetric(const float* w, float scale, int8_t* q) {
+Lanes symmetric_quants(Lanes w, float inverse_scale) {
+  return limit(nearest(w * inverse_scale), -32.0f, 31.0f);
+}
+
+float symmetric_error(const float* w, float scale) {
   const float inv = inverse(scale);
-  float error = 0;
-  for (int i = 0; i < 16; ++i) {
-    const float value = limit(nearest(w[i] * inv), -32.0f, 31.0f);
-    const float difference = scale * value - w[i];
+  Lanes error{};
+  for (int i = 0; i < 16; i += 4) {
+    const Lanes value = load(w + i);
+    const Lanes difference = scale * symmetric_quants(value, inv) - value;
     error += difference * difference;
-    q[i] = static_cast<int8_t>(value);
   }
-  return error;
+  return sum(error);
 }
 
 float choose_symmetric(const float* w, int j, int scale, SymmetricBlock& block) {
   float best = std::numeric_limits<float>::infinity();
   block.scales[j] = 0;
-  int8_t q[16];
   for (int s = std::max(scale - 1, -128); s <= std::min(scale + 1, 127); ++s) {
-    const float error = round_symmetric(w, block.d * static_cast<float>(s), q);
+    const float error = symmetric_error(w, block.d * static_cast<float>(s));
     if (error >= best) continue;
     best = error;
     block.scales[j] = s;
-    std::memcpy(block.q + 16 * j, q, sizeof q);
   }
   return best;
 }
@@ -179,16 +198,18 @@ bool solve(const float* w, SymmetricBlock& block) {
   double aa = 0;
   double aw = 0;
   for (int j = 0; j < 16; ++j) {
-    float sum_qq = 0;
-    float sum_wq = 0;
-    for (int i = 16 * j; i < 16 * (j + 1); ++i) {
-      const float q = block.q[i];
+    const float inv = inverse(block.scale(j));
+    Lanes sum_qq{};
+    Lanes sum_wq{};
+    for (int i = 16 * j; i < 16 * (j + 1); i += 4) {
+      const Lanes value = load(w + i);
+      const Lanes q = symmetric_quants(value, inv);
       sum_qq += q * q;
-      sum_wq += w[i] * q;
+      sum_wq += value * q;
     }
     const double s = block.scales[j];
-    aa += s * s * sum_qq;
-    aw += s * sum_wq;
+    aa += s * s * sum(sum_qq);
+    aw += s * sum(sum_wq);
   }
   if (!(aa > 0) || !(aw > 0)) return false;
   block.d = rounded_to_f16(static_cast<float>(aw / aa));
@@ -226,27 +247,37 @@ SymmetricBlock fit_symmetric_block(const float* w) {
 
 void encode_block(const float* w, BlockQ4K& block) {
   const AffineBlock fit = fit_affine_block<15>(w);
+  uint8_t q[kSize];
+  round_affine<15>(w, fit, q);
   block.d = half_of(fit.d);
   block.dmin = half_of(fit.dmin);
   block.scales = pack_scales(fit);
-  for (int c = 0; c < 4; ++c) pack_nibbles<32>(fit.q + 64 * c, block.qs + 32 * c);
+  for (int c = 0; c < 4; ++c) pack_nibbles<32>(q + 64 * c, block.qs + 32 * c);
 }
 
 void encode_block(const float* w, BlockQ5K& block) {
   const AffineBlock fit = fit_affine_block<31>(w);
+  uint8_t q[kSize];
+  round_affine<31>(w, fit, q);
   block.d = half_of(fit.d);
   block.dmin = half_of(fit.dmin);
   block.scales = pack_scales(fit);
-  for (int c = 0; c < 4; ++c) pack_nibbles<32>(fit.q + 64 * c, block.qs + 32 * c);
-  pack_bit_planes(fit.q, 4, block.qh);
+  for (int c = 0; c < 4; ++c) pack_nibbles<32>(q + 64 * c, block.qs + 32 * c);
+  pack_bit_planes(q, 4, block.qh);
 }
 
 void encode_block(const float* w, BlockQ6K& block) {
   const SymmetricBlock fit = fit_symmetric_block(w);
   block.d = half_of(fit.d);
   uint8_t q[kSize];
-  for (int i = 0; i < kSize; ++i) q[i] = static_cast<uint8_t>(fit.q[i] + 32);
-  for (int j = 0; j < 16; ++j) block.scales[j] = static_cast<int8_t>(fit.scales[j]);
+  for (int j = 0; j < 16; ++j) {
+    block.scales[j] = static_cast<int8_t>(fit.scales[j]);
+    const float inv_scale = inverse(fit.scale(j));
+    for (int i = 16 * j; i < 16 * (j + 1); i += 4) {
+      const Lanes quants = symmetric_quants(load(w + i), inv_scale) + 32.0f;
+      for (int lane = 0; lane < 4; ++lane) q[i + lane] = static_cast<uint8_t>(quants[lane]);
+    }
+  }
   for (int c = 0; c < 2; ++c) {
     pack_nibbles<64>(q + 128 * c, block.ql + 64 * c);
     uint8_t high[128];
