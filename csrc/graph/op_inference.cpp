@@ -124,6 +124,14 @@ std::vector<ValueType> infer_linear(const OpContext& context) {
   return {floats(x[0], weight[0].value)};
 }
 
+std::vector<ValueType> infer_ternary_linear(const OpContext& context) {
+  const DType dtype = context.input(1).dtype;
+  if (dtype != DType::tq1_0 && dtype != DType::tq2_0 && dtype != DType::i2_s) {
+    context.fail("weight", "a ternary type: tq1_0, tq2_0 or i2_s", std::string(name(dtype)));
+  }
+  return infer_linear(context);
+}
+
 std::vector<ValueType> infer_rope_table(const OpContext& context) {
   const Shape& positions = context.ids(0, "positions");
   const int64_t dims = context.positive("dims", 2);
@@ -204,8 +212,8 @@ std::vector<ValueType> infer_matmul_glu(const OpContext& context) {
   context.require(context.node().get_int("parts") == 2, "parts", "2");
   context.require(context.node().get_ints("residual").empty(), "residual", "none");
   const std::string& activation = context.node().get_string("activation");
-  if (activation != "silu" && activation != "gelu_tanh") {
-    context.fail("activation", "silu or gelu_tanh", "\"" + activation + "\"");
+  if (activation != "silu" && activation != "gelu_tanh" && activation != "relu_squared") {
+    context.fail("activation", "silu, gelu_tanh or relu_squared", "\"" + activation + "\"");
   }
   const std::vector<ValueType> parts = matmul_parts(context);
   if (parts[0].shape != parts[1].shape) {

@@ -10,6 +10,7 @@ namespace effinfer::graph {
 std::vector<ValueType> infer_embedding(const OpContext& context);
 std::vector<ValueType> infer_rms_norm(const OpContext& context);
 std::vector<ValueType> infer_linear(const OpContext& context);
+std::vector<ValueType> infer_ternary_linear(const OpContext& context);
 std::vector<ValueType> infer_rope_table(const OpContext& context);
 std::vector<ValueType> infer_rope(const OpContext& context);
 std::vector<ValueType> infer_kv_append(const OpContext& context);

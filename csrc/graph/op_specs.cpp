@@ -45,6 +45,7 @@ std::vector<OpSpec> make_ops() {
        infer_rms_norm,
        alias_unless_operand},
       {"linear", 2, 3, {}, infer_linear},
+      {"ternary_linear", 2, 3, {}, infer_ternary_linear},
       {"rope_table",
        1,
        2,

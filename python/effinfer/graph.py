@@ -74,6 +74,14 @@ class GraphBuilder:
         inputs = [x, weight] if bias is None else [x, weight, bias]
         return self.node("linear", *inputs)
 
+    def ternary_linear(self, x: Value, weight: Value, bias: Value | None = None) -> Value:
+        """`linear` as BitNet b1.58 defines it: every row of x is rounded to int8 under one scale,
+        max |x| / 127, and the products with the ternary weight are summed as integers, exactly,
+        in every phase and precision (Ma et al. 2024, arXiv:2402.17764).
+        """
+        inputs = [x, weight] if bias is None else [x, weight, bias]
+        return self.node("ternary_linear", *inputs)
+
     def rope_table(
         self,
         positions: Value,

@@ -1,8 +1,8 @@
 // g, u = matmul(a, wg, wu); s = silu(g); y = mul(s, u)  ->  y = matmul_glu(a, wg, wu)
 //
 // and then, when y only feeds a matmul, matmul_glu writes its operand. A kernel has the sums of
-// both parts in registers: neither gate nor up reaches memory. Works for gelu_tanh too, whichever
-// way round the product and the parts are.
+// both parts in registers: neither gate nor up reaches memory. Works for gelu_tanh and relu_squared
+// too, whichever way round the product and the parts are.
 #include "compiler/fuse_operand.h"
 #include "compiler/matmul_parts.h"
 #include "compiler/passes.h"
@@ -16,7 +16,9 @@ bool fuse(Rewriter& rewriter, int index, size_t side) {
   const ValueId activated = product.inputs[side];
   const ValueId up = product.inputs[1 - side];
   const int activation = rewriter.producer(activated);
-  if (!rewriter.is(activation, "silu") && !rewriter.is(activation, "gelu_tanh")) return false;
+  const bool known = rewriter.is(activation, "silu") || rewriter.is(activation, "gelu_tanh") ||
+                     rewriter.is(activation, "relu_squared");
+  if (!known) return false;
   const ValueId gate = rewriter.node(activation).inputs[0];
   const int matmul = rewriter.producer(gate);
   if (!rewriter.is(matmul, "matmul") || rewriter.producer(up) != matmul || gate == up) return false;
@@ -35,7 +37,7 @@ bool fuse(Rewriter& rewriter, int index, size_t side) {
   rewriter.erase(activation);
   rewriter.erase(index);
   rewriter.replace(matmul, std::move(fused));
-  fuse_operand(rewriter, matmul, 0);
+  fuse_operand(rewriter, matmul, 0, OperandWriter::blocks);
   return true;
 }
 

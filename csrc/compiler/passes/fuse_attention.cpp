@@ -15,7 +15,7 @@ void fuse_attention(Graph& graph, const CompileOptions&) {
     const Node& node = rewriter.node(index);
     const int64_t group = node.get_int("heads") / node.get_int("kv_heads");
     if (group * node.get_int("head_dim") % kernels::kActivationBlock != 0) continue;
-    fuse_operand(rewriter, index, 0);
+    fuse_operand(rewriter, index, 0, OperandWriter::blocks);
   }
   rewriter.finish();
 }

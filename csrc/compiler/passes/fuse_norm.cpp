@@ -1,6 +1,7 @@
 // y = rms_norm(x, w); a = to_act(y)  ->  a = rms_norm(x, w) {as_operand = true}
 //
-// The norm has the row in cache: it quantises it on the spot.
+// The norm has the row in cache: it quantises it on the spot, also with one scale for the whole row
+// as ternary matmuls want it.
 #include "compiler/fuse_operand.h"
 #include "compiler/passes.h"
 
@@ -11,7 +12,7 @@ void fuse_norm(Graph& graph, const CompileOptions&) {
   for (int index = 0; index < rewriter.size(); ++index) {
     // A norm of groups (q/k norm) never feeds a matmul.
     if (rewriter.is(index, "rms_norm") && rewriter.node(index).get_int("groups") == 1) {
-      fuse_operand(rewriter, index, 0);
+      fuse_operand(rewriter, index, 0, OperandWriter::rows);
     }
   }
   rewriter.finish();

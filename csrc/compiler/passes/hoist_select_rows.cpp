@@ -15,8 +15,8 @@
 namespace effinfer::compiler {
 namespace {
 
-constexpr std::array kRowWise = {"linear",    "rms_norm",     "add",   "mul",    "silu",
-                                 "gelu_tanh", "relu_squared", "scale", "softcap"};
+constexpr std::array kRowWise = {"linear", "ternary_linear", "rms_norm",     "add",   "mul",
+                                 "silu",   "gelu_tanh",      "relu_squared", "scale", "softcap"};
 
 class Hoist {
  public:

@@ -6,6 +6,8 @@
 //             `deterministic` the arithmetic of decode. Rounding weights to bf16 errs as much as
 //             rounding their inputs, which bf16 means in any case.
 //
+// The operand of a ternary_linear keeps the "int8_token" that canonicalize wrote.
+//
 // Precision::f32 is f32 throughout. One operand has one arithmetic, so its readers decide together.
 //
 // The products inside attention are f32 in decode; in prefill they are bf16 where the machine has
@@ -64,6 +66,15 @@ std::string_view phase_key(Phase phase) {
   return phase == Phase::decode ? graph::kDecodeKey : graph::kPrefillKey;
 }
 
+void set_arithmetic(Node& node, std::string_view decode, std::string_view prefill) {
+  node.attributes.insert_or_assign(std::string(graph::kDecodeKey), std::string(decode));
+  node.attributes.insert_or_assign(std::string(graph::kPrefillKey), std::string(prefill));
+}
+
+bool is_ternary_operand(const Node& node) {
+  return node.has(graph::kDecodeKey) && node.get_string(graph::kDecodeKey) == kTernaryArithmetic;
+}
+
 void select_kernels(Graph& graph, const CompileOptions& options) {
   Rewriter rewriter(graph);
   const bool bf16_attention = options.precision == Precision::fast && !options.deterministic &&
@@ -74,7 +85,7 @@ void select_kernels(Graph& graph, const CompileOptions& options) {
       rewriter.set_attribute(index, graph::kPrefillProductsKey, std::string("bf16"));
     }
     for (const ValueId id : rewriter.node(index).outputs) {
-      if (graph.value(id).dtype != DType::act) continue;
+      if (graph.value(id).dtype != DType::act || is_ternary_operand(rewriter.node(index))) continue;
       const Choice choice = choose(rewriter, id, options);
       rewriter.set_attribute(index, graph::kDecodeKey, std::string(choice.decode));
       rewriter.set_attribute(index, graph::kPrefillKey, std::string(choice.prefill));
