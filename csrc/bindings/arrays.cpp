@@ -4,6 +4,7 @@
 
 #include "bindings/dlpack.h"
 #include "bindings/module.h"
+#include "effinfer/gguf.h"
 
 namespace effinfer::bindings {
 namespace {
@@ -143,6 +144,15 @@ TensorView optional_view(const py::object& array, std::string_view argument) {
                           std::string(py::str(py::type::of(array))));
   }
   return view_of(py::reinterpret_borrow<py::array>(array), argument);
+}
+
+py::array_t<float> dequantized(const TensorView& view) {
+  py::array_t<float> out = new_array(view.dims);
+  float* values = out.mutable_data();
+  const int64_t count = view.dims.num_elements();
+  const py::gil_scoped_release release;
+  dequantize(view.dtype, view.data, count, values);
+  return out;
 }
 
 }  // namespace effinfer::bindings

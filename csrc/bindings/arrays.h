@@ -75,6 +75,9 @@ inline pybind11::array_t<float> new_array(const Dims& dims) {
   return pybind11::array_t<float>(shape_vector(dims));
 }
 
+// The values of a tensor of any weight dtype.
+pybind11::array_t<float> dequantized(const TensorView& view);
+
 // A read-only array over memory that `owner` keeps alive.
 inline pybind11::array read_only_view(const pybind11::dtype& dtype, pybind11::ssize_t size,
                                       const void* data, const pybind11::object& owner) {

@@ -16,7 +16,8 @@ using WordArray = py::array_t<uint64_t, py::array::c_style | py::array::forcecas
 CompileOptions make_options(const std::string& precision, bool deterministic, int64_t max_tokens,
                             int64_t max_sequences, int64_t max_rows, int64_t max_seq_len,
                             const std::optional<std::string>& kv_dtype,
-                            std::set<std::string> disabled_passes, const py::object& pack_cache) {
+                            std::set<std::string> disabled_passes, const py::object& pack_cache,
+                            const std::string& ternary_packing) {
   CompileOptions options;
   if (precision != "fast" && precision != "f32") {
     throw InvalidArgument("[compile] precision: expected \"fast\" or \"f32\", got \"" + precision +
@@ -31,6 +32,7 @@ CompileOptions make_options(const std::string& precision, bool deterministic, in
   if (kv_dtype) options.kv_dtype = parse_dtype(*kv_dtype);
   options.disabled_passes = std::move(disabled_passes);
   if (!pack_cache.is_none()) options.pack_cache = to_path(pack_cache);
+  options.ternary_packing = parse_ternary_packing(ternary_packing);
   return options;
 }
 
@@ -83,7 +85,7 @@ void register_compiler(py::module_& m) {
            py::arg("deterministic") = false, py::arg("max_tokens") = 512,
            py::arg("max_sequences") = 64, py::arg("max_rows") = 64, py::arg("max_seq_len") = 0,
            py::arg("kv_dtype") = py::none(), py::arg("disabled_passes") = std::set<std::string>(),
-           py::arg("pack_cache") = py::none());
+           py::arg("pack_cache") = py::none(), py::arg("ternary_packing") = "auto");
   py::class_<Executable, std::shared_ptr<Executable>>(
       m, "Executable", "A compiled graph: packed weights, an arena, a flat list of kernel calls.")
       .def("explain", &Executable::explain,

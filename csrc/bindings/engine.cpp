@@ -27,14 +27,12 @@ Precision parse_precision(const std::string& precision) {
                         "\"");
 }
 
-std::shared_ptr<Engine> make_engine(const Graph& graph, std::shared_ptr<WeightSource> weights,
-                                    std::shared_ptr<ThreadPool> pool, const std::string& precision,
-                                    bool deterministic, const std::optional<std::string>& kv_dtype,
-                                    std::optional<int64_t> max_seq_len,
-                                    std::optional<int32_t> num_pages, int64_t max_batch_tokens,
-                                    int64_t max_sequences, bool prefix_cache,
-                                    std::set<std::string> disabled_passes,
-                                    const py::object& pack_cache) {
+std::shared_ptr<Engine> make_engine(
+    const Graph& graph, std::shared_ptr<WeightSource> weights, std::shared_ptr<ThreadPool> pool,
+    const std::string& precision, bool deterministic, const std::optional<std::string>& kv_dtype,
+    std::optional<int64_t> max_seq_len, std::optional<int32_t> num_pages, int64_t max_batch_tokens,
+    int64_t max_sequences, bool prefix_cache, std::set<std::string> disabled_passes,
+    const py::object& pack_cache, const std::string& ternary_packing) {
   EngineOptions options;
   options.precision = parse_precision(precision);
   options.deterministic = deterministic;
@@ -46,6 +44,7 @@ std::shared_ptr<Engine> make_engine(const Graph& graph, std::shared_ptr<WeightSo
   options.prefix_cache = prefix_cache;
   options.disabled_passes = std::move(disabled_passes);
   if (!pack_cache.is_none()) options.pack_cache = to_path(pack_cache);
+  options.ternary_packing = parse_ternary_packing(ternary_packing);
   auto model = std::make_shared<Model>(Model{graph, std::move(weights)});
   const py::gil_scoped_release release;
   return std::make_shared<Engine>(std::move(model), options, std::move(pool));
@@ -164,7 +163,8 @@ void register_engine(py::module_& m) {
            py::arg("kv_dtype") = py::none(), py::arg("max_seq_len") = py::none(),
            py::arg("num_pages") = py::none(), py::arg("max_batch_tokens") = 512,
            py::arg("max_sequences") = 64, py::arg("prefix_cache") = true,
-           py::arg("disabled_passes") = std::set<std::string>{}, py::arg("pack_cache") = py::none())
+           py::arg("disabled_passes") = std::set<std::string>{}, py::arg("pack_cache") = py::none(),
+           py::arg("ternary_packing") = "auto")
       .def(
           "add",
           [](Engine& engine, const py::object& prompt, const SamplingParams& params) {

@@ -134,18 +134,9 @@ py::array tensor_bytes(const File& file, const py::object& name) {
                         tensor.data, py::cast(file));
 }
 
-py::array_t<float> decode(const TensorView& view) {
-  py::array_t<float> out(shape_vector(view.dims));
-  float* values = out.mutable_data();
-  const int64_t count = view.dims.num_elements();
-  const py::gil_scoped_release release;
-  dequantize(view.dtype, view.data, count, values);
-  return out;
-}
-
 py::array_t<float> dequantize_array(const std::string& dtype, const py::array& blocks,
                                     const std::vector<int64_t>& shape) {
-  return decode(view_of(blocks, dtype, shape, "[dequantize]"));
+  return dequantized(view_of(blocks, dtype, shape, "[dequantize]"));
 }
 
 void register_parts(py::module_& m) {
@@ -244,13 +235,7 @@ void register_gguf(py::module_& m) {
           },
           "Descriptions of all tensors in file order.")
       .def("tensor_bytes", &tensor_bytes, py::arg("name"),
-           "A tensor's bytes: a read-only uint8 array over the mapping.")
-      .def(
-          "dequantize",
-          [](const GgufFile& self, const py::object& name) {
-            return decode(self.weight(to_bytes(name)));
-          },
-          py::arg("name"), "A tensor as float32 array in its shape.");
+           "A tensor's bytes: a read-only uint8 array over the mapping.");
   register_metadata(file);
 
   m.def("dequantize", &dequantize_array, py::arg("dtype"), py::arg("blocks"), py::arg("shape"),

@@ -60,7 +60,13 @@ void register_weights(py::module_& m) {
           [](const WeightSource& self, const py::object& name) {
             return shape_tuple(self.weight(to_bytes(name)).dims);
           },
-          py::arg("name"), "Shape of a weight, in elements.");
+          py::arg("name"), "Shape of a weight, in elements.")
+      .def(
+          "dequantize",
+          [](const WeightSource& self, const py::object& name) {
+            return dequantized(self.weight(to_bytes(name)));
+          },
+          py::arg("name"), "A weight as float32 array in its shape.");
 
   py::class_<MemoryWeights, WeightSource, std::shared_ptr<MemoryWeights>>(
       m, "MemoryWeights", "Weights in numpy arrays, which are referenced and not copied.")

@@ -171,7 +171,7 @@ std::shared_ptr<Executable> compile(const Graph& graph, std::shared_ptr<const We
   impl->skipped = compiler::run_passes(impl->shared.graph, impl->shared.options);
   impl->shared.weights->check(graph);
   try {
-    impl->shared.weights->pack(impl->shared.graph, impl->shared.options.pack_cache);
+    impl->shared.weights->pack(impl->shared.graph, impl->shared.options);
     impl->allocate_arena();
     impl->lower();
     impl->shared.weights->release_source(graph);

@@ -9,7 +9,9 @@
 #include <tuple>
 #include <utility>
 
+#include "compiler/arithmetic.h"
 #include "compiler/file_digest.h"
+#include "compiler/ternary_form.h"
 #include "effinfer/error.h"
 #include "graph/op_specs.h"
 #include "io/atomic_file.h"
@@ -37,7 +39,7 @@ PackCacheReport find_pack_cache(const Graph& graph, const WeightSource& weights,
   if (!std::filesystem::is_directory(folder)) {
     return {PackCacheState::absent, "", "no such folder: " + folder};
   }
-  const compiler::PackPlan plan = compiler::PackPlan::of(graph, weights);
+  const auto plan = compiler::PackPlan::of(graph, weights, TernaryPacking::automatic);
   compiler::PackCache cache(plan, folder, pool);
   cache.load();
   return cache.report();
@@ -67,27 +69,48 @@ std::span<const uint8_t> bytes_of(const std::string& text) {
   return {reinterpret_cast<const uint8_t*>(text.data()), text.size()};
 }
 
-// Before the passes a matmul is a `linear`; its weight stands where the first part's does.
-std::set<std::string> matmul_weights(const Graph& graph) {
-  std::set<std::string> names;
+// The matrices of all matmuls, and whether their operand is that of ternary ones. Before the passes
+// a matmul is a `linear` or a `ternary_linear`; its weight stands where the first part's does.
+std::map<std::string, bool> matmul_weights(const Graph& graph) {
+  std::map<std::string, bool> weights;
+  std::set<ValueId> ternary_operands;
+  const auto add = [&](ValueId id, bool ternary) {
+    const std::string& name = graph.value(id).weight_name;
+    if (weights.emplace(name, ternary).first->second == ternary) return;
+    throw Unsupported("[compile] weight " + name + ": both ternary_linear and linear read it");
+  };
   for (const Node& node : graph.nodes) {
-    if (node.op == "linear") names.insert(graph.value(node.inputs[1]).weight_name);
+    if (is_ternary_operand(node)) ternary_operands.insert(node.outputs.begin(), node.outputs.end());
+    if (node.op == "linear") add(node.inputs[1], false);
+    if (node.op == "ternary_linear") add(node.inputs[1], true);
     if (node.op != "matmul" && node.op != "matmul_glu") continue;
     const graph::MatmulInputs inputs = graph::matmul_inputs(node);
     for (size_t part = 0; part < inputs.parts; ++part) {
-      names.insert(graph.value(node.inputs[inputs.weight(part)]).weight_name);
+      add(node.inputs[inputs.weight(part)], ternary_operands.contains(node.inputs[0]));
     }
   }
-  return names;
+  return weights;
+}
+
+size_t packed_bytes(const TensorView& weight, kernels::TernaryForm form) {
+  return kernels::packed_shape(weight, form).num_bytes();
 }
 
 }  // namespace
 
-PackPlan PackPlan::of(const Graph& graph, const WeightSource& source) {
+PackPlan PackPlan::of(const Graph& graph, const WeightSource& source, TernaryPacking packing) {
   PackPlan plan;
-  for (const std::string& name : matmul_weights(graph)) {
-    const TensorView view = source.weight(name);
-    plan.items.push_back({name, view, kernels::packed_shape(view), source.origin(name), 0});
+  const std::map<std::string, bool> weights = matmul_weights(graph);
+  size_t ternary_bytes = 0;
+  for (const auto& [name, ternary] : weights) {
+    if (ternary) ternary_bytes += packed_bytes(source.weight(name), kernels::TernaryForm::t2);
+  }
+  const kernels::TernaryForm form = ternary_form(packing, ternary_bytes);
+  for (const auto& [name, ternary] : weights) {
+    PackedItem item{name, source.weight(name), {}, source.origin(name)};
+    if (ternary) item.form = form;
+    item.shape = kernels::packed_shape(item.source, item.form);
+    plan.items.push_back(std::move(item));
   }
   // Never by address: every process must find the same order.
   std::sort(plan.items.begin(), plan.items.end(), [](const PackedItem& a, const PackedItem& b) {
@@ -139,6 +162,8 @@ Digest PackCache::key() const {
     append(text, static_cast<uint32_t>(item.source.dtype));
     append(text, static_cast<uint64_t>(item.shape.rows));
     append(text, static_cast<uint64_t>(item.shape.cols));
+    // Nothing for other weights: what has been cached of them stays valid.
+    if (item.form != kernels::TernaryForm::u4) append(text, static_cast<uint32_t>(item.form));
   }
   return digest(bytes_of(text), pool_);
 }

@@ -17,6 +17,7 @@
 #include <vector>
 
 #include "core/digest.h"
+#include "effinfer/compiler.h"
 #include "effinfer/pack_cache.h"
 #include "io/mapped_file.h"
 #include "kernels/packed_weight.h"
@@ -29,6 +30,7 @@ struct PackedItem {
   TensorView source;
   kernels::PackedWeight shape;  // without data
   std::optional<WeightOrigin> origin;
+  kernels::TernaryForm form = kernels::TernaryForm::u4;
   size_t offset = 0;
 };
 
@@ -36,7 +38,8 @@ struct PackedItem {
 struct PackPlan {
   std::vector<PackedItem> items;
   size_t num_bytes = 0;
-  static PackPlan of(const Graph& graph, const WeightSource& source);
+  // Throws Unsupported for a weight that ternary and other matmuls read.
+  static PackPlan of(const Graph& graph, const WeightSource& source, TernaryPacking packing);
 };
 
 class PackCache {

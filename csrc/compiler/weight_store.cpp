@@ -36,8 +36,9 @@ void WeightStore::check(const Graph& graph) const {
   }
 }
 
-void WeightStore::pack(const Graph& graph, const std::string& folder) {
-  const PackPlan plan = PackPlan::of(graph, *source_);
+void WeightStore::pack(const Graph& graph, const CompileOptions& options) {
+  const std::string& folder = options.pack_cache;
+  const PackPlan plan = PackPlan::of(graph, *source_, options.ternary_packing);
   if (!folder.empty()) {
     std::error_code ignored;  // writing to it will fail, and say why
     std::filesystem::create_directories(folder, ignored);
@@ -68,8 +69,8 @@ void WeightStore::pack(const Graph& graph, const std::string& folder) {
 // In the order of the file: a disk reads ahead, and each page is read once.
 void WeightStore::pack_items(const PackPlan& plan, uint8_t* out) {
   for (const PackedItem& item : plan.items) {
-    kernels::pack_into(item.source, pool_, out + item.offset,
-                       [&](size_t begin, size_t end) { source_->release(item.name, begin, end); });
+    const auto done = [&](size_t begin, size_t end) { source_->release(item.name, begin, end); };
+    kernels::pack_into(item.source, pool_, out + item.offset, done, item.form);
   }
 }
 

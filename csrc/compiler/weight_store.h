@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "compiler/pack_cache.h"
+#include "effinfer/compiler.h"
 #include "effinfer/graph.h"
 #include "effinfer/threads.h"
 #include "effinfer/weights.h"
@@ -34,9 +35,9 @@ class WeightStore {
 
   // Throws InvalidArgument unless the source has every weight with its dtype and shape.
   void check(const Graph& graph) const;
-  // Packs the matrices of all matmuls of the graph, or maps them from the pack cache in `folder`
-  // (empty: no cache). Throws OutOfMemory.
-  void pack(const Graph& graph, const std::string& folder);
+  // Packs the matrices of all matmuls of the graph, or maps them from the options' pack cache.
+  // Throws OutOfMemory, and Unsupported for a weight that ternary and other matmuls read.
+  void pack(const Graph& graph, const CompileOptions& options);
 
   // Drops the source's pages of all weights but those that are used where they lie: after lowering.
   void release_source(const Graph& graph) const;

@@ -138,6 +138,7 @@ Engine::Engine(std::shared_ptr<const Model> model, const EngineOptions& options,
   compile_options.kv_dtype = kv_dtype(options);
   compile_options.disabled_passes = options.disabled_passes;
   compile_options.pack_cache = options.pack_cache;
+  compile_options.ternary_packing = options.ternary_packing;
 
   impl_->model = model;
   impl_->pool = pool ? std::move(pool) : std::make_shared<ThreadPool>();

@@ -35,6 +35,10 @@ class WeightSource:
     Named weights of a model.
     """
     def __contains__(self, arg0: typing.Any) -> bool: ...
+    def dequantize(self, name: typing.Any) -> numpy.typing.NDArray[numpy.float32]:
+        """
+        A weight as float32 array in its shape.
+        """
     def dtype(self, name: typing.Any) -> str:
         """
         Name of a weight's dtype.
@@ -96,10 +100,6 @@ class GgufFile(WeightSource):
     def array_size(self, key: typing.Any) -> int:
         """
         Number of elements of an array.
-        """
-    def dequantize(self, name: typing.Any) -> numpy.typing.NDArray[numpy.float32]:
-        """
-        A tensor as float32 array in its shape.
         """
     def get(self, key: typing.Any, default: typing.Any = None) -> typing.Any:
         """
@@ -327,6 +327,7 @@ class CompileOptions:
         kv_dtype: str | None = None,
         disabled_passes: collections.abc.Set[str] = set(),
         pack_cache: typing.Any = None,
+        ternary_packing: str = "auto",
     ) -> None: ...
 
 class Executable:
@@ -535,6 +536,7 @@ class Engine:
         prefix_cache: bool = True,
         disabled_passes: collections.abc.Set[str] = set(),
         pack_cache: typing.Any = None,
+        ternary_packing: str = "auto",
     ) -> None: ...
     def add(self, prompt: typing.Any, params: SamplingParams) -> int:
         """

@@ -28,7 +28,8 @@ if TYPE_CHECKING:  # imported when text is first read: they cost more memory tha
 
 _OPTIONS = (
     "device, threads, precision, deterministic, kv_dtype, max_seq_len, num_pages, "
-    "max_batch_tokens, max_sequences, prefix_cache, disabled_passes, chat_template, pack_cache"
+    "max_batch_tokens, max_sequences, prefix_cache, disabled_passes, chat_template, pack_cache, "
+    "ternary_packing"
 )
 
 
@@ -53,6 +54,7 @@ class LLM:
         disabled_passes: Sequence[str] = (),
         chat_template: str | None = None,
         pack_cache: bool | str | os.PathLike[str] = False,
+        ternary_packing: str = "auto",
         **unknown: object,
     ) -> None:
         """Loads `model`: a path of a GGUF file, of an effinfer artifact or of a Hugging Face
@@ -68,6 +70,8 @@ class LLM:
         chat_template: instead of the model's own.
         pack_cache: keep the packed weights on disk, in the user's cache (True) or in a folder, and
         map them from there in later loads; PackCacheWarning when they cannot be written.
+        ternary_packing: of a ternary model's weights, "t2" (2 bits) or "t1_6" (1.6 bits); "auto"
+        is the faster one. Results are the same bits.
 
         Throws FileError, FormatError, UnsupportedError, InvalidArgumentError, OutOfMemoryError.
         """
@@ -78,6 +82,7 @@ class LLM:
             )
         check_choice("device", device, ("cpu",), f"; CUDA: {_core.cuda_status()}")
         check_choice("precision", precision, ("fast", "f32"))
+        check_choice("ternary_packing", ternary_packing, ("auto", "t2", "t1_6"))
         if kv_dtype is not None:
             check_choice("kv_dtype", kv_dtype, ("f32", "f16", "bf16", "i8"))
         for name, value in (("threads", threads), ("max_seq_len", max_seq_len)):
@@ -98,6 +103,7 @@ class LLM:
             prefix_cache=prefix_cache,
             disabled_passes=set(disabled_passes),
             pack_cache=pack_cache_dir() if pack_cache is True else pack_cache or None,
+            ternary_packing=ternary_packing,
         )
         if self._engine.pack_cache.state == "failed":
             warnings.warn(self._engine.pack_cache.reason, PackCacheWarning, stacklevel=2)

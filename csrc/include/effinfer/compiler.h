@@ -24,6 +24,13 @@ enum class Precision : uint8_t {
   f32    // float32 throughout
 };
 
+// How the weights of ternary_linear are packed: at 2 bits, at 1.6 bits, or what is faster for this
+// machine and model. Results have the same bits.
+enum class TernaryPacking : uint8_t { automatic, t2, t1_6 };
+
+// "auto", "t2" or "t1_6"; throws InvalidArgument.
+EFFINFER_API TernaryPacking parse_ternary_packing(std::string_view text);
+
 struct CompileOptions {
   Precision precision = Precision::fast;
   bool deterministic = false;             // prefill in the decode arithmetic
@@ -34,6 +41,7 @@ struct CompileOptions {
   std::optional<DType> kv_dtype;          // of the cache; default: bf16, or f32 with Precision::f32
   std::set<std::string> disabled_passes;  // besides EFFINFER_PASSES=-name,-name
   std::string pack_cache;                 // folder of packed weights (pack_cache.h); empty: none
+  TernaryPacking ternary_packing = TernaryPacking::automatic;
 };
 
 // One step's input: flat tokens of S sequences. All spans stay valid during run().

@@ -30,6 +30,7 @@ struct EngineOptions {
   bool prefix_cache = true;
   std::set<std::string> disabled_passes;
   std::string pack_cache;  // folder of packed weights (pack_cache.h); empty: none
+  TernaryPacking ternary_packing = TernaryPacking::automatic;
 };
 
 using RequestId = int64_t;

@@ -34,6 +34,7 @@ def generate(
     precision: o.PrecisionOption = "fast",
     deterministic: o.DeterministicOption = False,
     pack_cache: o.PackCacheOption = False,
+    ternary_packing: o.TernaryPackingOption = "auto",
     kv_dtype: o.KvDtypeOption = None,
     max_seq_len: o.ContextOption = None,
     as_json: o.JsonOption = False,
@@ -64,6 +65,7 @@ def generate(
         kv_dtype=kv_dtype,
         max_seq_len=max_seq_len,
         pack_cache=pack_cache,
+        ternary_packing=ternary_packing,
     )
     _show(llm, llm.stream(text, params), as_json, quiet)
 
@@ -86,6 +88,7 @@ def chat(
     precision: o.PrecisionOption = "fast",
     deterministic: o.DeterministicOption = False,
     pack_cache: o.PackCacheOption = False,
+    ternary_packing: o.TernaryPackingOption = "auto",
     kv_dtype: o.KvDtypeOption = None,
     max_seq_len: o.ContextOption = None,
     as_json: o.JsonOption = False,
@@ -111,6 +114,7 @@ def chat(
         kv_dtype=kv_dtype,
         max_seq_len=max_seq_len,
         pack_cache=pack_cache,
+        ternary_packing=ternary_packing,
     )
     messages = [{"role": "system", "content": system}] if system else []
     if message is not None:

@@ -29,6 +29,7 @@ def bench(
     deterministic: o.DeterministicOption = False,
     kv_dtype: o.KvDtypeOption = None,
     pack_cache: o.PackCacheOption = False,
+    ternary_packing: o.TernaryPackingOption = "auto",
     profile: Annotated[
         bool, typer.Option("--profile", help="Time, bytes and rates by kernel, on stderr.")
     ] = False,
@@ -48,6 +49,7 @@ def bench(
         max_seq_len=max(pp + (profiling.TRACED_TOKENS if trace else 1), tg + 2),
         prefix_cache=False,
         pack_cache=pack_cache,
+        ternary_packing=ternary_packing,
     )
     prompt = np.random.default_rng(_SEED).integers(0, llm.vocab_size, pp).tolist()
     prefill: list[float] = []
@@ -125,6 +127,7 @@ def perplexity(
     deterministic: o.DeterministicOption = False,
     kv_dtype: o.KvDtypeOption = None,
     pack_cache: o.PackCacheOption = False,
+    ternary_packing: o.TernaryPackingOption = "auto",
     as_json: o.JsonOption = False,
 ) -> None:
     """exp of the mean negative log-likelihood of a text, cut into windows of --ctx tokens. Every
@@ -139,6 +142,7 @@ def perplexity(
         max_seq_len=ctx,
         prefix_cache=False,
         pack_cache=pack_cache,
+        ternary_packing=ternary_packing,
     )
     ids = llm.tokenize(text)
     if len(ids) < 2:

@@ -35,6 +35,9 @@ PackCacheOption = Annotated[
         help="Keep the packed weights in the user's cache, and map them in later loads.",
     ),
 ]
+TernaryPackingOption = Annotated[
+    str, typer.Option("--ternary-packing", help="Of ternary weights: auto, t2 or t1_6.")
+]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 QuietOption = Annotated[bool, typer.Option("-q", "--quiet", help="No statistics on stderr.")]
 

@@ -1,0 +1,43 @@
+#include "compiler/ternary_form.h"
+
+#include <unistd.h>
+
+#include "effinfer/device.h"
+#include "effinfer/error.h"
+
+namespace effinfer::compiler {
+namespace {
+
+// Of the largest cache level that the system tells; 32 MiB where it tells none.
+size_t last_level_cache_bytes() {
+  long bytes = 0;
+#ifdef _SC_LEVEL3_CACHE_SIZE
+  bytes = sysconf(_SC_LEVEL3_CACHE_SIZE);
+#endif
+  return bytes > 0 ? static_cast<size_t>(bytes) : size_t{32} << 20;
+}
+
+}  // namespace
+
+kernels::TernaryForm ternary_form(TernaryPacking packing, size_t num_bytes) {
+  if (packing == TernaryPacking::t2) return kernels::TernaryForm::t2;
+  if (packing == TernaryPacking::t1_6) return kernels::TernaryForm::t1_6;
+  // The linear decode of t1_6 needs byte products that do not saturate.
+  const bool vnni = current_isa() >= Isa::avx512;
+  const bool from_memory = num_bytes > last_level_cache_bytes();
+  return vnni && from_memory ? kernels::TernaryForm::t1_6 : kernels::TernaryForm::t2;
+}
+
+}  // namespace effinfer::compiler
+
+namespace effinfer {
+
+TernaryPacking parse_ternary_packing(std::string_view text) {
+  if (text == "auto") return TernaryPacking::automatic;
+  if (text == "t2") return TernaryPacking::t2;
+  if (text == "t1_6") return TernaryPacking::t1_6;
+  throw InvalidArgument("[compile] ternary_packing: expected auto, t2 or t1_6, got \"" +
+                        std::string(text) + "\"");
+}
+
+}  // namespace effinfer
