@@ -10,7 +10,13 @@ import numpy.typing as npt
 
 from effinfer import _core
 from effinfer.metadata import read_json, token_text
-from effinfer.models.config import ModelConfig, RopeConfig, config_from_gguf
+from effinfer.models.config import (
+    TERNARY_KEY,
+    ModelConfig,
+    RopeConfig,
+    config_from_gguf,
+    gguf_architecture,
+)
 from effinfer.tokenizer_gguf import CONTROL, HF_TOKENIZER_KEY, NORMAL, UNUSED, USER_DEFINED
 
 _ROPE_FREQS = "rope_freqs.weight"
@@ -19,7 +25,7 @@ _ROPE_FREQS = "rope_freqs.weight"
 def metadata_of(config: ModelConfig) -> dict[str, Any]:
     """The keys of GGUF that describe a decoder, its tokenizer left out. Throws UnsupportedError
     where they cannot say what `config` does."""
-    architecture = config.architecture
+    architecture = gguf_architecture(config)
     keys: dict[str, Any] = {
         "block_count": config.num_layers,
         "context_length": config.context_length,
@@ -43,7 +49,9 @@ def metadata_of(config: ModelConfig) -> dict[str, Any]:
     if config.rope_local is not None:
         keys["rope.freq_base_swa"] = config.rope_local.theta
     keys.update(_rope_keys(config.rope))
-    metadata = {"general.architecture": architecture}
+    metadata: dict[str, Any] = {"general.architecture": architecture}
+    if config.ternary:
+        metadata[TERNARY_KEY] = True
     metadata.update((f"{architecture}.{key}", value) for key, value in keys.items())
     _check(config, metadata)
     return metadata

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from effinfer import _core
+from effinfer.hf_ternary import ternary_format
 from effinfer.metadata import read_json
 from effinfer.models import build_graph
 from effinfer.models.config import ModelConfig, config_from_gguf
@@ -121,7 +122,12 @@ def _open_folder(path: Path) -> ModelFiles:
     if not config_file:
         raise _core.FileError(f"[load] {path}: expected a folder with a config.json")
     config = config_from_hf(config_file, eos_token_ids=_folder_eos(path, config_file))
-    weights = load_folder_weights(path, config.architecture, tied_head=config.tied_head)
+    weights = load_folder_weights(
+        path,
+        config.architecture,
+        tied_head=config.tied_head,
+        ternary=ternary_format(config_file),
+    )
     graph = build_graph(config, weights)
     return ModelFiles(path, config.architecture, graph, weights, config=config)
 

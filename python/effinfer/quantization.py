@@ -16,6 +16,7 @@ from effinfer.gguf_export import interleaved_rows, metadata_of, rope_divisors, t
 from effinfer.hub import resolve
 from effinfer.i2_s_orders import ORDERS, in_x86_order
 from effinfer.model_files import GRAPH_KEY, open_model
+from effinfer.models.config import TERNARY_KEY
 
 # (tensor, weights done, weights in all); may raise to stop.
 Progress = Callable[[str, int, int], None]
@@ -134,6 +135,8 @@ class _FileSource:
     def write_metadata(self, writer: _core.GgufWriter) -> None:
         writer.copy_metadata(self.file)
         writer.remove(GRAPH_KEY)  # which names the types of the weights
+        if any(self.file.dtype(name) == "i2_s" for name in self.names):
+            writer.set(TERNARY_KEY, True)  # which i2_s says by itself, and other types do not
 
     def encode(self, name: str, dtype: str, pool: _core.ThreadPool) -> Encoded:
         old = self.file.dtype(name)

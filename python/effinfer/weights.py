@@ -1,17 +1,13 @@
 """Weights of a Hugging Face folder under the names that GGUF files use."""
 
-import json
-import struct
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from effinfer import _core
-from effinfer.metadata import read_json
+from effinfer.hf_ternary import TernaryFormat, TernaryLayers
+from effinfer.safetensors_files import DTYPES, folder_files, read_tensors, to_float32
 
-_DTYPES = {"F32": "f32", "F16": "f16", "BF16": "bf16"}
 _OUTER = {
     "embed_tokens.weight": "token_embd.weight",
     "norm.weight": "output_norm.weight",
@@ -29,6 +25,10 @@ _BLOCK = {
     "mlp.down_proj": "ffn_down",
     "input_layernorm": "attn_norm",
     "post_attention_layernorm": "ffn_norm",
+    "self_attn.attn_sub_norm": "attn_sub_norm",
+    "mlp.ffn_sub_norm": "ffn_sub_norm",
+    "self_attn.inner_attn_ln": "attn_sub_norm",
+    "mlp.ffn_layernorm": "ffn_sub_norm",
 }
 _GEMMA_BLOCK = {
     **_BLOCK,
@@ -51,80 +51,46 @@ def gguf_name(name: str, architecture: str) -> str | None:
     if len(parts) < 4 or parts[0] != "layers" or parts[-1] not in ("weight", "bias"):
         return None
     table = _GEMMA_BLOCK if architecture == "gemma3" else _BLOCK
-    inner = table.get(".".join(parts[2:-1]))
-    return f"blk.{parts[1]}.{inner}.{parts[-1]}" if inner else None
+    module = ".".join(parts[2:-1])
+    inner = table.get(module.removesuffix(".rms_norm"))
+    if inner is None:
+        return None
+    own_norm = ".norm" if module.endswith(".rms_norm") else ""
+    return f"blk.{parts[1]}.{inner}{own_norm}.{parts[-1]}"
 
 
-def load_folder_weights(folder: Path, architecture: str, *, tied_head: bool) -> _core.MemoryWeights:
+def load_folder_weights(
+    folder: Path, architecture: str, *, tied_head: bool, ternary: TernaryFormat | None = None
+) -> _core.MemoryWeights:
     """The safetensors files of a folder, memory-mapped. Matrices keep their dtype; vectors (norms,
-    biases) become float32, and Gemma's norms gain the one that its files leave out.
+    biases) become float32, Gemma's norms gain the one that its files leave out, and ternary layers
+    become i2_s.
 
     Throws FileError (no such file), FormatError (a broken file), UnsupportedError (safetensors is
     not installed, or a dtype that is not read).
     """
     weights = _core.MemoryWeights()
-    for path in _files(folder):
-        for name, kind, shape, array, offset in _tensors(path):
+    layers = TernaryLayers(ternary) if ternary is not None else None
+    for path in folder_files(folder):
+        for name, kind, shape, array, offset in read_tensors(path):
             target = gguf_name(name, architecture)
+            origin = (path, offset)
+            if layers is not None and layers.take(name, target, kind, shape, array, origin):
+                continue
             if target is None or (tied_head and target == "output.weight"):
                 continue
-            if kind not in _DTYPES:
+            if kind not in DTYPES:
                 raise _core.UnsupportedError(
-                    f"[load] {name}: expected a dtype of {sorted(_DTYPES)}, got {kind}"
+                    f"[load] {name}: expected a dtype of {sorted(DTYPES)}, got {kind}"
                 )
-            dtype = _DTYPES[kind]
+            dtype = DTYPES[kind]
             if len(shape) == 1:
-                array, dtype = _to_float32(array, dtype), "f32"
+                array, dtype = to_float32(array, dtype), "f32"
                 if architecture == "gemma3" and target.endswith("norm.weight"):
                     array = array + np.float32(1)
                 weights.add(target, array, dtype, shape)
             else:
                 weights.add(target, array, dtype, shape, path=path, offset=offset)
+    if layers is not None:
+        layers.add_to(weights)
     return weights
-
-
-def _files(folder: Path) -> list[Path]:
-    index = read_json(folder / "model.safetensors.index.json")
-    if index:
-        names = sorted(set(index.get("weight_map", {}).values()))
-        if not names or any(Path(name).name != name for name in names):
-            raise _core.FormatError(f"[load] {folder}: weight_map: expected names of files")
-        return [folder / name for name in names]
-    files = sorted(folder.glob("*.safetensors"))
-    if not files:
-        raise _core.FileError(f"[load] {folder}: no .safetensors files")
-    return files
-
-
-def _tensors(path: Path) -> Iterator[tuple[str, str, list[int], Any, int]]:
-    """(name, dtype, shape, bytes as a read-only map, their offset) of each tensor of a file.
-
-    The library checks the header; the map is ours because numpy has no bfloat16.
-    """
-    try:
-        from safetensors import SafetensorError, safe_open
-    except ImportError:
-        raise _core.UnsupportedError(
-            f"[load] {path}: needs safetensors: pip install 'effinfer[safetensors]'"
-        ) from None
-    if not path.is_file():
-        raise _core.FileError(f"[load] {path}: no such file")
-    try:
-        with safe_open(path, framework="np"):
-            pass
-    except (SafetensorError, OSError) as error:
-        raise _core.FormatError(f"[load] {path}: {error}") from None
-    with path.open("rb") as file:
-        (length,) = struct.unpack("<Q", file.read(8))
-        header = json.loads(file.read(length))
-    data = np.memmap(path, np.uint8, "r")
-    for name, facts in header.items():
-        if name != "__metadata__":
-            begin, end = (8 + length + offset for offset in facts["data_offsets"])
-            yield name, facts["dtype"], facts["shape"], data[begin:end], begin
-
-
-def _to_float32(array: Any, dtype: str) -> Any:
-    if dtype == "bf16":
-        return (array.view(np.uint16).astype(np.uint32) << 16).view(np.float32)
-    return array.view(np.float16 if dtype == "f16" else np.float32).astype(np.float32)

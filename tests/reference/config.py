@@ -39,6 +39,10 @@ class DecoderConfig:
     attention_scale: float = 0.0  # 0: head_dim ** -0.5
     attention_soft_cap: float | None = None
     logits_soft_cap: float | None = None
+    activation: str = "silu"  # silu, gelu_tanh, relu_squared
+
+
+_ACTIVATIONS = {"gemma3": "gelu_tanh", "bitnet-b1.58": "relu_squared"}
 
 
 def gguf_metadata(reader: gguf.GGUFReader) -> dict[str, Any]:
@@ -85,5 +89,6 @@ def config_from_metadata(metadata: dict[str, Any]) -> DecoderConfig:
         sliding_window=window,
         sliding_layers=sliding_layers,
         attention_soft_cap=get("attn_logit_softcapping"),
+        activation=_ACTIVATIONS.get(architecture, "silu"),
         logits_soft_cap=get("final_logit_softcapping"),
     )

@@ -83,12 +83,30 @@ def rotate(
     return torch.cat((turned, rest), -1)
 
 
-class Decoder:
-    """llama (and Mistral), qwen2, qwen3 or gemma3."""
+def ternary_linear(x: torch.Tensor, values: torch.Tensor, scale: float) -> torch.Tensor:
+    """BitNet b1.58 (arXiv 2402.17764, section 2): rows of x become int8 by their largest value."""
+    peak = x.abs().amax(-1, keepdim=True)
+    rounded = torch.round(x * (127 / peak))
+    return F.linear(rounded, values) * (peak / 127 * scale)
 
-    def __init__(self, config: DecoderConfig, weights: Weights) -> None:
+
+ACTIVATIONS = {
+    "silu": F.silu,
+    "gelu_tanh": lambda x: F.gelu(x, approximate="tanh"),
+    "relu_squared": lambda x: F.relu(x).square(),
+}
+
+
+class Decoder:
+    """llama (and Mistral), qwen2, qwen3, gemma3 or bitnet. `scales` are those of the ternary
+    weights, which are -1, 0 and 1 here."""
+
+    def __init__(
+        self, config: DecoderConfig, weights: Weights, scales: dict[str, float] | None = None
+    ) -> None:
         self.config = config
         self.weights = weights
+        self.scales = scales or {}
 
     @classmethod
     def from_gguf(cls, path: str | Path) -> Decoder:
@@ -99,7 +117,10 @@ class Decoder:
         return self.config.architecture == "gemma3"
 
     def linear(self, x: torch.Tensor, name: str) -> torch.Tensor:
-        return F.linear(x, self.weights[f"{name}.weight"], self.weights.get(f"{name}.bias"))
+        weight = self.weights[f"{name}.weight"]
+        if f"{name}.weight" in self.scales:
+            return ternary_linear(x, weight, self.scales[f"{name}.weight"])
+        return F.linear(x, weight, self.weights.get(f"{name}.bias"))
 
     def norm(self, x: torch.Tensor, name: str) -> torch.Tensor:
         return rms_norm(x, self.weights[f"{name}.weight"], self.config.norm_eps)
@@ -130,13 +151,17 @@ class Decoder:
             hidden |= distance >= config.sliding_window
         probabilities = scores.masked_fill(hidden, -math.inf).softmax(-1)
         mixed = torch.einsum("hqk,khd->qhd", probabilities, v).reshape(tokens, -1)
+        if f"{block}.attn_sub_norm.weight" in self.weights:
+            mixed = self.norm(mixed, f"{block}.attn_sub_norm")
         return self.linear(mixed, f"{block}.attn_output")
 
     def feed_forward(self, x: torch.Tensor, layer: int) -> torch.Tensor:
         block = f"blk.{layer}"
-        gate = self.linear(x, f"{block}.ffn_gate")
-        gate = F.gelu(gate, approximate="tanh") if self.is_gemma else F.silu(gate)
-        return self.linear(gate * self.linear(x, f"{block}.ffn_up"), f"{block}.ffn_down")
+        gate = ACTIVATIONS[self.config.activation](self.linear(x, f"{block}.ffn_gate"))
+        product = gate * self.linear(x, f"{block}.ffn_up")
+        if f"{block}.ffn_sub_norm.weight" in self.weights:
+            product = self.norm(product, f"{block}.ffn_sub_norm")
+        return self.linear(product, f"{block}.ffn_down")
 
     @torch.inference_mode()
     def hidden(self, token_ids: list[int]) -> torch.Tensor:

@@ -16,8 +16,13 @@ from typing import Any
 import gguf
 import numpy as np
 import tokenizers
+import torch
 from safetensors.numpy import save_file
 from tokenizers import decoders, models, pre_tokenizers
+
+from tests.reference import ternary
+from tests.reference.config import config_from_metadata
+from tests.reference.decoder import Decoder
 
 Config = dict[str, Any]
 Arrays = dict[str, np.ndarray]
@@ -74,6 +79,33 @@ def _family(kind: str, **options: Any) -> Config:
     return {**_BASE, **named, **options}
 
 
+# Widths of whole blocks of TQ2_0; the first BitNet models call themselves llama.
+_TERNARY: Config = {
+    "hidden_size": 256,
+    "intermediate_size": 512,
+    "num_hidden_layers": 2,
+    "head_dim": 64,
+    "quantization_config": {
+        "quant_method": "bitnet",
+        "linear_class": "autobitlinear",
+        "quantization_mode": "online",
+    },
+}
+TERNARY_FAMILIES: dict[str, Config] = {
+    "bitnet": _family(
+        "bitnet",
+        **_TERNARY,
+        architectures=["BitNetForCausalLM"],
+        hidden_act="relu2",
+        rope_theta=500000.0,
+        tie_word_embeddings=True,
+    ),
+    "bitnet_silu": {
+        **_family("llama", **_TERNARY, architectures=["BitnetForCausalLM"]),
+        "quantization_config": None,
+    },
+    "llama_ternary": _family("llama", **_TERNARY),
+}
 FAMILIES: dict[str, Config] = {
     "llama": _family("llama", rope_scaling=_LLAMA3, rope_theta=500000.0),
     "llama_linear": _family("llama", rope_scaling={"rope_type": "linear", "factor": 4.0}),
@@ -95,6 +127,8 @@ _NAMES = {
     "mlp.gate_proj": "ffn_gate",
     "mlp.up_proj": "ffn_up",
     "mlp.down_proj": "ffn_down",
+    "self_attn.attn_sub_norm": "attn_sub_norm",
+    "mlp.ffn_sub_norm": "ffn_sub_norm",
     "input_layernorm": "attn_norm",
     "post_attention_layernorm": "ffn_norm",
 }
@@ -110,6 +144,14 @@ def is_gemma(config: Config) -> bool:
     return config["model_type"].startswith("gemma")
 
 
+def is_ternary(config: Config) -> bool:
+    return config in TERNARY_FAMILIES.values()
+
+
+def is_bitnet(config: Config) -> bool:
+    return config["architectures"][0].lower() == "bitnetforcausallm"
+
+
 def weights(config: Config) -> Arrays:
     """Float32 weights under their Hugging Face names."""
     random = np.random.default_rng(7)
@@ -119,6 +161,9 @@ def weights(config: Config) -> Arrays:
     arrays: Arrays = {}
 
     def matrix(name: str, rows: int, columns: int, size: float = 1.0) -> None:
+        if is_ternary(config) and ".layers." in name:
+            arrays[f"{name}.weight"] = ternary.master_weights(random, rows, columns)
+            return
         scale = size / math.sqrt(columns)
         arrays[f"{name}.weight"] = random.normal(0, scale, (rows, columns)).astype(np.float32)
 
@@ -141,6 +186,9 @@ def weights(config: Config) -> Arrays:
         matrix(f"{block}.mlp.gate_proj", inner, hidden)
         matrix(f"{block}.mlp.up_proj", inner, hidden)
         matrix(f"{block}.mlp.down_proj", hidden, inner)
+        if is_bitnet(config):
+            norm(f"{block}.self_attn.attn_sub_norm", q_rows)
+            norm(f"{block}.mlp.ffn_sub_norm", inner)
         for name in _GEMMA_NAMES if is_gemma(config) else _NAMES:
             if name.endswith("layernorm"):
                 norm(f"{block}.{name}", hidden)
@@ -161,11 +209,13 @@ def tokenizer() -> tokenizers.Tokenizer:
     return result
 
 
-def write_folder(config: Config, folder: Path) -> Path:
-    """A Hugging Face folder: config.json, model.safetensors, tokenizer.json."""
+def write_folder(config: Config, folder: Path, arrays: Arrays | None = None) -> Path:
+    """A Hugging Face folder: config.json, model.safetensors (weights() by default),
+    tokenizer.json."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.json").write_text(json.dumps(config, indent=1))
-    save_file(weights(config), folder / "model.safetensors", metadata={"format": "pt"})
+    arrays = weights(config) if arrays is None else arrays
+    save_file(arrays, folder / "model.safetensors", metadata={"format": "pt"})
     tokenizer().save(str(folder / "tokenizer.json"))
     return folder
 
@@ -195,7 +245,7 @@ def gguf_weights(config: Config) -> Arrays:
         stem, suffix = name.removeprefix("model.").rsplit(".", 1)
         if is_gemma(config) and stem.endswith("norm"):
             array = array + np.float32(1)
-        if config["model_type"] in ("llama", "mistral") and stem.endswith(("q_proj", "k_proj")):
+        if architecture(config) == "llama" and stem.endswith(("q_proj", "k_proj")):
             kind = "attention" if stem.endswith("q_proj") else "key_value"
             array = interleave_pairs(array, config[f"num_{kind}_heads"])
         if stem.startswith("layers."):
@@ -238,11 +288,14 @@ def gguf_metadata(config: Config) -> Config:
 
 def architecture(config: Config) -> str:
     """GGUF's name of the family."""
+    if is_bitnet(config):
+        return "bitnet" if config["hidden_act"] == "silu" else "bitnet-b1.58"
     names = {"mistral": "llama", "gemma3_text": "gemma3"}
     return names.get(config["model_type"], config["model_type"])
 
 
-def write_gguf(config: Config, path: Path) -> Path:
+def write_gguf(config: Config, path: Path, ternary_type: str = "i2_s") -> Path:
+    """Ternary layers have a type of their own, "i2_s", "tq1_0" or "tq2_0"; the rest is float32."""
     name = architecture(config)
     writer = gguf.GGUFWriter(str(path), name)
     for key, value in gguf_metadata(config).items():
@@ -260,9 +313,28 @@ def write_gguf(config: Config, path: Path) -> Path:
     writer.add_eos_token_id(EOS)
     writer.add_add_bos_token(False)
     for tensor, array in gguf_weights(config).items():
-        writer.add_tensor(tensor, array)
+        if is_ternary(config) and ternary.is_layer(tensor):
+            ternary.add_tensor(writer, tensor, array, ternary_type)
+        else:
+            writer.add_tensor(tensor, array)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
     return path
+
+
+def ternary_decoder(family: str) -> Decoder:
+    """The reference for one of TERNARY_FAMILIES, over the values of its GGUF file."""
+    config = TERNARY_FAMILIES[family]
+    name = architecture(config)
+    metadata = {f"{name}.{key}": value for key, value in gguf_metadata(config).items()}
+    facts = config_from_metadata({"general.architecture": name, **metadata})
+    arrays: dict[str, torch.Tensor] = {}
+    scales: dict[str, float] = {}
+    for tensor, array in gguf_weights(config).items():
+        values = array
+        if ternary.is_layer(tensor):
+            values, scales[tensor] = ternary.absmean(array)
+        arrays[tensor] = torch.tensor(values, dtype=torch.float32)
+    return Decoder(facts, arrays, scales)

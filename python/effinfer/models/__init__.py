@@ -3,17 +3,19 @@
 from collections.abc import Callable
 
 from effinfer import _core
+from effinfer.models.bitnet import build_bitnet
 from effinfer.models.config import ModelConfig, check_architecture
 from effinfer.models.gemma import build_gemma3
 from effinfer.models.llama import build_llama
 from effinfer.models.qwen import build_qwen2, build_qwen3
 
-# By GGUF's general.architecture.
+# By ModelConfig.architecture.
 ARCHITECTURES: dict[str, Callable[[ModelConfig, _core.WeightSource], _core.Graph]] = {
     "llama": build_llama,
     "qwen2": build_qwen2,
     "qwen3": build_qwen3,
     "gemma3": build_gemma3,
+    "bitnet": build_bitnet,
 }
 
 

@@ -16,7 +16,11 @@ HF_ARCHITECTURES = {
     "qwen3": "qwen3",
     "gemma3_text": "gemma3",
     "gemma3": "gemma3",
+    "bitnet": "bitnet",
 }
+# Other names of an architecture in GGUF files: bitnet.cpp tells its squared ReLU by the name.
+GGUF_ALIASES = {"bitnet-25": "bitnet", "bitnet-b1.58": "bitnet"}
+TERNARY_KEY = "effinfer.ternary"  # of GGUF files: ModelConfig.ternary
 GEMMA3_PATTERN = 6  # one layer in six, the last, is global
 GEMMA3_LOCAL_THETA = 10000.0
 GEMMA3_27B_LAYERS = 62  # the size whose queries are scaled by hidden_size / num_heads
@@ -55,6 +59,11 @@ class ModelConfig:
     attention_scale: float
     # Pairs (2i, 2i + 1) are rotated together: GGUF files of the llama family are permuted for that.
     rope_interleaved: bool = False
+    activation: str = "silu"  # of the gated MLP: an operator
+    # Weights of ternary types multiply int8 rows of one scale, as the model was trained (i2_s ones
+    # always do: no other models are written in it).
+    ternary: bool = False
+    linear_norm_eps: float = 1e-6  # where every projection has a norm of its own
     rope_local: RopeConfig | None = None  # of the sliding layers, where it differs
     sliding_window: int | None = None  # tokens that a sliding layer sees, the row's own included
     sliding_layers: tuple[bool, ...] = ()  # a flag a layer; empty: no layer slides
@@ -73,12 +82,13 @@ def config_from_gguf(
     """From GGUF metadata; `vocab_size` is the number of rows of token_embd.weight. Throws
     FormatError for a missing key, UnsupportedError for an architecture or option that no
     definition covers."""
-    architecture = check_architecture(metadata.get("general.architecture"))
+    name = metadata.get("general.architecture")
+    architecture = check_architecture(GGUF_ALIASES.get(name, name))
 
     def get(key: str, default: Any = None) -> Any:
-        value = metadata.get(f"{architecture}.{key}", default)
+        value = metadata.get(f"{name}.{key}", default)
         if value is None:
-            raise _core.FormatError(f"[load] {architecture}.{key}: missing from the metadata")
+            raise _core.FormatError(f"[load] {name}.{key}: missing from the metadata")
         return value
 
     num_heads, hidden_size = int(get("attention.head_count")), int(get("embedding_length"))
@@ -107,6 +117,8 @@ def config_from_gguf(
         if gemma
         else None,
         rope_interleaved=architecture == "llama",
+        activation=_gguf_activation(str(name)),
+        ternary=architecture == "bitnet" or bool(metadata.get(TERNARY_KEY, False)),
         attention_scale=1.0 / math.sqrt(scale_dim),
         sliding_window=window or None,
         sliding_layers=sliding if window else (),
@@ -118,12 +130,24 @@ def config_from_gguf(
 
 
 def check_architecture(architecture: Any) -> str:
-    known = sorted(set(HF_ARCHITECTURES.values()))
+    known = sorted({*HF_ARCHITECTURES.values(), *GGUF_ALIASES})
     if architecture not in known:
         raise _core.UnsupportedError(
             f"[load] architecture: expected one of {known}, got {architecture!r}"
         )
     return str(architecture)
+
+
+def gguf_architecture(config: ModelConfig) -> str:
+    """What a GGUF file calls the architecture."""
+    squared = config.architecture == "bitnet" and config.activation == "relu_squared"
+    return "bitnet-b1.58" if squared else config.architecture
+
+
+def _gguf_activation(name: str) -> str:
+    if name == "gemma3":
+        return "gelu_tanh"
+    return "relu_squared" if name in GGUF_ALIASES else "silu"
 
 
 def sliding_pattern(num_layers: int, period: int) -> tuple[bool, ...]:

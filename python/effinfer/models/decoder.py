@@ -32,16 +32,23 @@ class Decoder:
         return self.graph.rms_norm(x, weight, eps=self.config.norm_eps, groups=groups)
 
     def linear(self, x: Value, name: str) -> Value:
-        bias = f"{name}.bias"
-        return self.graph.linear(
-            x,
-            self.weight(f"{name}.weight"),
-            self.weight(bias) if bias in self.weights else None,
+        """With the norm of its input that some ternary checkpoints have for each projection."""
+        if f"{name}.norm.weight" in self.weights:
+            norm = self.weight(f"{name}.norm.weight")
+            x = self.graph.rms_norm(x, norm, eps=self.config.linear_norm_eps)
+        weight, bias = self.weight(f"{name}.weight"), f"{name}.bias"
+        ternary = weight.dtype == "i2_s" or (
+            self.config.ternary and weight.dtype in ("tq1_0", "tq2_0")
         )
+        build = self.graph.ternary_linear if ternary else self.graph.linear
+        return build(x, weight, self.weight(bias) if bias in self.weights else None)
 
-    def attention(self, layer: int, x: Value, *, qk_norm: bool = False) -> Value:
+    def attention(
+        self, layer: int, x: Value, *, qk_norm: bool = False, sub_norm: bool = False
+    ) -> Value:
         """Grouped-query attention with rotary positions: [T, hidden] -> [T, hidden]. With
-        `qk_norm` every head of q and k is normalised before it is rotated."""
+        `qk_norm` every head of q and k is normalised before it is rotated, with `sub_norm` what
+        attention gives before it is projected."""
         config, graph, block = self.config, self.graph, f"blk.{layer}"
         heads, kv_heads, head_dim = config.num_heads, config.num_kv_heads, config.head_dim
         q = self.linear(x, f"{block}.attn_q")
@@ -66,14 +73,19 @@ class Decoder:
             window=(config.sliding_window or 0) - 1 if sliding else -1,
             soft_cap=config.attention_soft_cap,
         )
+        if sub_norm:
+            out = self.norm(out, f"{block}.attn_sub_norm")
         return self.linear(out, f"{block}.attn_output")
 
-    def gated_mlp(self, layer: int, x: Value, activation: str) -> Value:
-        """down(activation(gate(x)) * up(x)) (Shazeer 2020): [T, hidden] -> [T, hidden]."""
+    def gated_mlp(self, layer: int, x: Value, activation: str, *, sub_norm: bool = False) -> Value:
+        """down(activation(gate(x)) * up(x)) (Shazeer 2020): [T, hidden] -> [T, hidden]. With
+        `sub_norm` the product is normalised first."""
         block = f"blk.{layer}"
         gate = self.graph.node(activation, self.linear(x, f"{block}.ffn_gate"))
-        up = self.linear(x, f"{block}.ffn_up")
-        return self.linear(self.graph.mul(gate, up), f"{block}.ffn_down")
+        product = self.graph.mul(gate, self.linear(x, f"{block}.ffn_up"))
+        if sub_norm:
+            product = self.norm(product, f"{block}.ffn_sub_norm")
+        return self.linear(product, f"{block}.ffn_down")
 
     def finish(self, x: Value) -> _core.Graph:
         """Final norm and head over the rows whose logits are wanted, and the model's facts."""

@@ -29,6 +29,9 @@ def config_from_hf(config: Mapping[str, Any], *, eos_token_ids: Sequence[int]) -
             f"[load] model_type: expected one of {sorted(HF_ARCHITECTURES)}, got {model_type!r}"
         )
     architecture = HF_ARCHITECTURES[model_type]
+    # The first BitNet checkpoints call themselves llama.
+    if "BitnetForCausalLM" in (config.get("architectures") or ()):
+        architecture = "bitnet"
     gemma = architecture == "gemma3"
 
     def get(key: str) -> Any:
@@ -36,11 +39,11 @@ def config_from_hf(config: Mapping[str, Any], *, eos_token_ids: Sequence[int]) -
             raise _core.FormatError(f"[load] {key}: missing from config.json")
         return config[key]
 
-    _check_activation(config, gemma)
     num_heads, hidden_size = int(get("num_attention_heads")), int(get("hidden_size"))
     head_dim = int(config.get("head_dim") or hidden_size // num_heads)
     sliding = _sliding_layers(config, architecture)
-    rope, rope_local = _ropes(config, gemma)
+    rope, rope_local = _ropes(config, architecture)
+    quantization = config.get("quantization_config") or {}
     return ModelConfig(
         architecture=architecture,
         vocab_size=int(get("vocab_size")),
@@ -61,18 +64,28 @@ def config_from_hf(config: Mapping[str, Any], *, eos_token_ids: Sequence[int]) -
         sliding_layers=sliding if any(sliding) else (),
         attention_soft_cap=float(config.get("attn_logit_softcapping") or 0.0),
         final_soft_cap=float(config.get("final_logit_softcapping") or 0.0),
+        activation=_activation(config, architecture),
+        ternary=architecture == "bitnet" or quantization.get("quant_method") == "bitnet",
+        linear_norm_eps=float(quantization.get("rms_norm_eps") or 1e-6),
         tied_head=bool(config.get("tie_word_embeddings", gemma)),
         eos_token_ids=tuple(eos_token_ids),
     )
 
 
-def _check_activation(config: Mapping[str, Any], gemma: bool) -> None:
-    activation = config.get("hidden_activation") or config.get("hidden_act")
-    expected = "gelu_pytorch_tanh" if gemma else "silu"
-    if activation not in (None, expected):
-        raise _core.UnsupportedError(
-            f"[load] hidden_act: expected {expected!r}, got {activation!r}"
-        )
+def _activation(config: Mapping[str, Any], architecture: str) -> str:
+    """The operator of hidden_act."""
+    given = config.get("hidden_activation") or config.get("hidden_act")
+    known = {"silu": "silu"}
+    if architecture == "gemma3":
+        known = {"gelu_pytorch_tanh": "gelu_tanh"}
+    elif architecture == "bitnet":
+        known = {"relu2": "relu_squared", "silu": "silu"}
+    if given is None:
+        return next(iter(known.values()))
+    if given not in known:
+        expected = " or ".join(repr(name) for name in known)
+        raise _core.UnsupportedError(f"[load] hidden_act: expected {expected}, got {given!r}")
+    return known[given]
 
 
 def _sliding_layers(config: Mapping[str, Any], architecture: str) -> tuple[bool, ...]:
@@ -98,11 +111,12 @@ def _sliding_layers(config: Mapping[str, Any], architecture: str) -> tuple[bool,
     return (True,) * num_layers
 
 
-def _ropes(config: Mapping[str, Any], gemma: bool) -> tuple[RopeConfig, RopeConfig | None]:
+def _ropes(config: Mapping[str, Any], architecture: str) -> tuple[RopeConfig, RopeConfig | None]:
     """(the model's RoPE, that of sliding layers where it differs). Reads `rope_parameters`, flat or
     by layer type, and the older `rope_theta`, `rope_scaling`, `rope_local_base_freq`."""
     parameters = config.get("rope_parameters")
-    default_theta = 1e6 if gemma else 10000.0
+    gemma = architecture == "gemma3"
+    default_theta = {"gemma3": 1e6, "bitnet": 5e5}.get(architecture, 10000.0)
     if parameters and isinstance(parameters.get("full_attention"), Mapping):
         full = _rope(parameters["full_attention"], config, default_theta)
         local = parameters.get("sliding_attention") or {}
