@@ -128,6 +128,21 @@ def test_the_first_bitnet_s_folder(files: dict[str, Path], tmp_path: Path) -> No
     )
 
 
+@pytest.mark.parametrize("kind", ["t2", "t1_6"])
+@pytest.mark.parametrize("family", tiny.TERNARY_FAMILIES)
+def test_a_quantised_folder_is_the_same_model(family: str, kind: str, tmp_path: Path) -> None:
+    folder = tiny.write_folder(tiny.TERNARY_FAMILIES[family], tmp_path / "folder")
+    effinfer.quantize(folder, tmp_path / "of_folder.gguf", kind, head="f32")
+    llm = effinfer.LLM(tmp_path / "of_folder.gguf", precision="f32")
+    check(llm, family, floor=0.0)
+    again = {"t2": "t1_6", "t1_6": "t2"}[kind]
+    effinfer.quantize(tmp_path / "of_folder.gguf", tmp_path / "again.gguf", again, head="f32")
+    np.testing.assert_array_equal(
+        llm.logits(tiny.TOKEN_IDS),
+        effinfer.LLM(tmp_path / "again.gguf", precision="f32").logits(tiny.TOKEN_IDS),
+    )
+
+
 def test_graph_of_bitnet(files: dict[str, Path]) -> None:
     graph = open_model(files["bitnet"]).graph
     assert graph.name == "bitnet"
