@@ -10,6 +10,7 @@
 #include "bindings/module.h"
 #include "bindings/strings.h"
 #include "effinfer/error.h"
+#include "effinfer/layered_weights.h"
 
 namespace effinfer::bindings {
 namespace {
@@ -78,6 +79,12 @@ void register_weights(py::module_& m) {
            "is a read-only mapping of this file from byte `offset` on; its pages are dropped once "
            "they are packed, and the packed form may be kept on disk. Never give it for an array "
            "that can be written.");
+  py::class_<LayeredWeights, MemoryWeights, std::shared_ptr<LayeredWeights>>(
+      m, "LayeredWeights", "MemoryWeights in front of another source, whose other names it has.")
+      .def(py::init([](std::shared_ptr<WeightSource> base) {
+             return std::make_shared<LayeredWeights>(std::move(base));
+           }),
+           py::arg("base").none(false));
 }
 
 }  // namespace effinfer::bindings

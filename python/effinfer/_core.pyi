@@ -67,6 +67,12 @@ class MemoryWeights(WeightSource):
         Adds or replaces a weight. `array` is C-contiguous, of any element type, and holds the bytes of a `dtype` tensor of that shape (elements, not blocks). `path`: the array is a read-only mapping of this file from byte `offset` on; its pages are dropped once they are packed, and the packed form may be kept on disk. Never give it for an array that can be written.
         """
 
+class LayeredWeights(MemoryWeights):
+    """
+    MemoryWeights in front of another source, whose other names it has.
+    """
+    def __init__(self, base: WeightSource) -> None: ...
+
 class GgufStrings:
     """
     A sequence of str over a metadata array.

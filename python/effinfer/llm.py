@@ -29,7 +29,7 @@ if TYPE_CHECKING:  # imported when text is first read: they cost more memory tha
 _OPTIONS = (
     "device, threads, precision, deterministic, kv_dtype, max_seq_len, num_pages, "
     "max_batch_tokens, max_sequences, prefix_cache, disabled_passes, chat_template, pack_cache, "
-    "ternary_packing"
+    "ternary_packing, head"
 )
 
 
@@ -55,6 +55,7 @@ class LLM:
         chat_template: str | None = None,
         pack_cache: bool | str | os.PathLike[str] = False,
         ternary_packing: str = "auto",
+        head: str | None = None,
         **unknown: object,
     ) -> None:
         """Loads `model`: a path of a GGUF file, of an effinfer artifact or of a Hugging Face
@@ -71,7 +72,8 @@ class LLM:
         pack_cache: keep the packed weights on disk, in the user's cache (True) or in a folder, and
         map them from there in later loads; PackCacheWarning when they cannot be written.
         ternary_packing: of a ternary model's weights, "t2" (2 bits) or "t1_6" (1.6 bits); "auto"
-        is the faster one. Results are the same bits.
+        is the faster one. Results are the same bits. head: a dtype such as "q6_k" or "q8_0" that
+        the output matrix gets at load; None leaves it as it is. `quantize` does so once for all.
 
         Throws FileError, FormatError, UnsupportedError, InvalidArgumentError, OutOfMemoryError.
         """
@@ -88,7 +90,7 @@ class LLM:
         for name, value in (("threads", threads), ("max_seq_len", max_seq_len)):
             check_positive(name, value)
         check_positive("num_pages", num_pages)
-        self._files: ModelFiles = open_model(resolve_with_bar(model))
+        self._files: ModelFiles = open_model(resolve_with_bar(model), head=head)
         self._engine = _core.Engine(
             self._files.graph,
             self._files.weights,

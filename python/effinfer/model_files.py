@@ -1,7 +1,7 @@
 """What a model's files hold, whichever form they have: a GGUF file, an effinfer artifact, a
 Hugging Face folder."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -79,30 +79,43 @@ class ModelFiles:
         return source
 
 
-def open_model(path: Path) -> ModelFiles:
+def open_model(path: Path, *, head: str | None = None) -> ModelFiles:
     """Opens a GGUF file or a Hugging Face folder and builds the graph (an artifact brings its own).
+    `head`: the dtype that the output matrix gets, in memory, whatever the file has.
 
     Throws FileError (missing, unreadable), FormatError (broken), UnsupportedError (architecture,
     option, dtype), InvalidArgumentError (a weight that is missing or of another shape).
     """
-    return _open_folder(path) if path.is_dir() else _open_gguf(path)
+    return _open_folder(path, head) if path.is_dir() else _open_gguf(path, head)
 
 
-def _open_gguf(path: Path) -> ModelFiles:
+def _open_gguf(path: Path, head: str | None) -> ModelFiles:
     file = _core.GgufFile(str(path))
     text = file.get(GRAPH_KEY)
-    graph = _core.Graph.parse(text) if text is not None else _graph_of_gguf(file)
-    return ModelFiles(path, graph.name, graph, file, file)
-
-
-def _graph_of_gguf(file: _core.GgufFile) -> _core.Graph:
+    if text is not None:
+        if head is not None:
+            raise _core.UnsupportedError(f"[load] head: {path} brings its own graph")
+        graph = _core.Graph.parse(text)
+        return ModelFiles(path, graph.name, graph, file, file)
+    weights = _with_head(file, head)
     config = config_from_gguf(
         file,
         vocab_size=int(file.shape("token_embd.weight")[0]),
-        tied_head="output.weight" not in file,
+        tied_head="output.weight" not in weights,
         eos_token_ids=_gguf_eos(file),
     )
-    return build_graph(config, file)
+    return ModelFiles(path, config.architecture, build_graph(config, weights), weights, file)
+
+
+def _with_head(weights: _core.WeightSource, head: str | None) -> _core.WeightSource:
+    """The output matrix, or the embedding that serves as one, with weights of dtype `head`."""
+    if head is None:
+        return weights
+    name = "output.weight" if "output.weight" in weights else "token_embd.weight"
+    data, _ = _core.quantize_weight(weights, name, head)
+    layered = _core.LayeredWeights(weights)
+    layered.add("output.weight", data, head, weights.shape(name))
+    return layered
 
 
 def _gguf_eos(file: _core.GgufFile) -> list[int]:
@@ -117,17 +130,18 @@ def _gguf_eos(file: _core.GgufFile) -> list[int]:
     return sorted(ids)
 
 
-def _open_folder(path: Path) -> ModelFiles:
+def _open_folder(path: Path, head: str | None) -> ModelFiles:
     config_file = read_json(path / "config.json")
     if not config_file:
         raise _core.FileError(f"[load] {path}: expected a folder with a config.json")
     config = config_from_hf(config_file, eos_token_ids=_folder_eos(path, config_file))
-    weights = load_folder_weights(
-        path,
-        config.architecture,
-        tied_head=config.tied_head,
-        ternary=ternary_format(config_file),
+    ternary = ternary_format(config_file)
+    files = load_folder_weights(
+        path, config.architecture, tied_head=config.tied_head, ternary=ternary
     )
+    weights = _with_head(files, head)
+    if head is not None:
+        config = replace(config, tied_head=False)
     graph = build_graph(config, weights)
     return ModelFiles(path, config.architecture, graph, weights, config=config)
 

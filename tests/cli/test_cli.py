@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from effinfer import _core
+from effinfer.testing import make_model
 from tests.model_files import smollm2_path
 from tests.reference import tiny
 
@@ -62,6 +63,17 @@ def test_generate_json_is_one_object(tiny_model):
     assert value["finish_reason"] == "length"
     assert value["metrics"]["prompt_tokens"] == 1
     assert value["metrics"]["output_tokens"] == 5
+
+
+def test_options_of_ternary_models(tmp_path):
+    model = make_model("bitnet-tiny", tmp_path / "bitnet.gguf")
+    options = ("generate", "-m", model, "th", "-n", 5, "--ignore-eos", "-q")
+    texts = {
+        effinfer(*options, "--ternary-packing", packing, "--head", "q8_0").stdout
+        for packing in ("auto", "t2", "t1_6")
+    }
+    assert len(texts) == 1
+    check_error(effinfer(*options, "--ternary-packing", "t3"), 2, "ternary_packing", "t1_6")
 
 
 def test_generate_stops_before_a_text(tiny_model):

@@ -17,7 +17,7 @@ import pytest
 
 import effinfer
 from effinfer import _core
-from effinfer.model_files import open_model
+from effinfer.model_files import GRAPH_KEY, open_model
 from effinfer.testing import isa as isa_level
 from tests.reference import ternary, tiny
 from tests.reference.decoder import Decoder
@@ -229,6 +229,45 @@ def test_a_pack_cache_holds_each_packing(files: dict[str, Path], tmp_path: Path)
         llm = load(packing)
         assert llm.engine.pack_cache.state == "hit"
         assert f"packed {packing}" in llm.explain()
+
+
+@pytest.mark.parametrize("head", ["q8_0", "q6_k"])
+@pytest.mark.parametrize("family", ["bitnet", "llama_ternary"])
+def test_a_head_of_another_type(
+    head: str, family: str, files: dict[str, Path], tmp_path: Path
+) -> None:
+    """The bits of a file whose output matrix has that type; the embedding stays as it is."""
+    config = tiny.TERNARY_FAMILIES[family]
+    folder = tiny.write_folder(config, tmp_path / "folder")
+    name = "token_embd.weight" if config["tie_word_embeddings"] else "output.weight"
+    data, _ = _core.quantize(head, tiny.gguf_weights(config)[name])
+    matrix = _core.dequantize(head, data, tiny.gguf_weights(config)[name].shape)
+    arrays = dict(tiny.weights(config), **{"lm_head.weight": matrix})
+    untied = {**config, "tie_word_embeddings": False}
+    wanted = effinfer.LLM(tiny.write_folder(untied, tmp_path / "untied", arrays), precision="f32")
+    for model in (files[family], folder):
+        llm = effinfer.LLM(model, precision="f32", head=head)
+        assert "output.weight" in llm.explain()
+        if model == folder:
+            np.testing.assert_array_equal(llm.logits(tiny.TOKEN_IDS), wanted.logits(tiny.TOKEN_IDS))
+    fast = effinfer.LLM(files[family], head=head)
+    error = fast.logits(tiny.TOKEN_IDS[:4], phase="decode") - wanted.logits(tiny.TOKEN_IDS[:4])
+    assert np.linalg.norm(error) < NOISE * np.linalg.norm(wanted.logits(tiny.TOKEN_IDS[:4]))
+
+
+def test_a_wrong_head(files: dict[str, Path], tmp_path: Path) -> None:
+    with pytest.raises(_core.InvalidArgumentError, match="q9"):
+        effinfer.LLM(files["bitnet"], head="q9")
+    artifact = tmp_path / "artifact.gguf"
+    model = open_model(files["bitnet"])
+    assert model.gguf is not None
+    _core.write_gguf_with_metadata(model.gguf, GRAPH_KEY, str(model.graph), str(artifact))
+    with pytest.raises(_core.UnsupportedError, match="head"):
+        effinfer.LLM(artifact, head="q8_0")
+    np.testing.assert_array_equal(
+        effinfer.LLM(artifact).logits(tiny.TOKEN_IDS),
+        effinfer.LLM(files["bitnet"]).logits(tiny.TOKEN_IDS),
+    )
 
 
 def test_wrong_packing(files: dict[str, Path]) -> None:

@@ -10,6 +10,7 @@
 #include "effinfer/gguf_writer.h"
 #include "effinfer/graph.h"
 #include "effinfer/kv_cache.h"
+#include "effinfer/layered_weights.h"
 #include "effinfer/model.h"
 #include "effinfer/ops/activation.h"
 #include "effinfer/ops/attention_scores.h"

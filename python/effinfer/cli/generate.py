@@ -35,6 +35,7 @@ def generate(
     deterministic: o.DeterministicOption = False,
     pack_cache: o.PackCacheOption = False,
     ternary_packing: o.TernaryPackingOption = "auto",
+    head: o.HeadOption = None,
     kv_dtype: o.KvDtypeOption = None,
     max_seq_len: o.ContextOption = None,
     as_json: o.JsonOption = False,
@@ -66,6 +67,7 @@ def generate(
         max_seq_len=max_seq_len,
         pack_cache=pack_cache,
         ternary_packing=ternary_packing,
+        head=head,
     )
     _show(llm, llm.stream(text, params), as_json, quiet)
 
@@ -89,6 +91,7 @@ def chat(
     deterministic: o.DeterministicOption = False,
     pack_cache: o.PackCacheOption = False,
     ternary_packing: o.TernaryPackingOption = "auto",
+    head: o.HeadOption = None,
     kv_dtype: o.KvDtypeOption = None,
     max_seq_len: o.ContextOption = None,
     as_json: o.JsonOption = False,
@@ -115,6 +118,7 @@ def chat(
         max_seq_len=max_seq_len,
         pack_cache=pack_cache,
         ternary_packing=ternary_packing,
+        head=head,
     )
     messages = [{"role": "system", "content": system}] if system else []
     if message is not None:

@@ -30,6 +30,7 @@ def bench(
     kv_dtype: o.KvDtypeOption = None,
     pack_cache: o.PackCacheOption = False,
     ternary_packing: o.TernaryPackingOption = "auto",
+    head: o.HeadOption = None,
     profile: Annotated[
         bool, typer.Option("--profile", help="Time, bytes and rates by kernel, on stderr.")
     ] = False,
@@ -50,6 +51,7 @@ def bench(
         prefix_cache=False,
         pack_cache=pack_cache,
         ternary_packing=ternary_packing,
+        head=head,
     )
     prompt = np.random.default_rng(_SEED).integers(0, llm.vocab_size, pp).tolist()
     prefill: list[float] = []
@@ -128,6 +130,7 @@ def perplexity(
     kv_dtype: o.KvDtypeOption = None,
     pack_cache: o.PackCacheOption = False,
     ternary_packing: o.TernaryPackingOption = "auto",
+    head: o.HeadOption = None,
     as_json: o.JsonOption = False,
 ) -> None:
     """exp of the mean negative log-likelihood of a text, cut into windows of --ctx tokens. Every
@@ -143,6 +146,7 @@ def perplexity(
         prefix_cache=False,
         pack_cache=pack_cache,
         ternary_packing=ternary_packing,
+        head=head,
     )
     ids = llm.tokenize(text)
     if len(ids) < 2:

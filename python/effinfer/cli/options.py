@@ -38,6 +38,10 @@ PackCacheOption = Annotated[
 TernaryPackingOption = Annotated[
     str, typer.Option("--ternary-packing", help="Of ternary weights: auto, t2 or t1_6.")
 ]
+HeadOption = Annotated[
+    str | None,
+    typer.Option("--head", help="Type of the output matrix, such as q6_k; by default its own."),
+]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 QuietOption = Annotated[bool, typer.Option("-q", "--quiet", help="No statistics on stderr.")]
 
