@@ -49,6 +49,11 @@ struct ListAttentionTile {
   float* partial_out;  // [chunks, tile rows, v dims rounded up to 16]; null: write out
   float* partial_ms;   // [chunks, tile rows, 2]
   uint8_t* scratch;    // list_attention_scratch()
+
+  // The member's next item, whose first keys and values are fetched during this one's last unit;
+  // null: none. Called once.
+  const ListAttentionTile* (*following)(void* context);
+  void* context;
 };
 
 // The partial results of a tile's chunks, folded in order; the tile says where results go.

@@ -77,34 +77,67 @@ ListAttentionTile make_tile(const ListAttentionProblem& p, const kernels::ListTi
   return tile;
 }
 
-void run_item(const ListAttentionKernels& level, const ListAttentionProblem& p,
-              const kernels::ListItem& item, uint8_t* scratch) {
-  ListAttentionTile tile = make_tile(p, p.plan->tiles[static_cast<size_t>(item.tile)], scratch);
-  tile.first_unit = item.first_unit;
-  tile.end_unit = item.end_unit;
-  if (item.partial < 0) {
-    level.tile(tile);
-    return;
+// The items that a member of the team claims.
+class Items {
+ public:
+  Items(const ListAttentionKernels& level, const ListAttentionProblem& p, Team& team)
+      : level_(level),
+        p_(p),
+        team_(team),
+        count_(static_cast<int64_t>(p.plan->items.size())),
+        scratch_(static_cast<uint8_t*>(team.scratch())) {}
+
+  void run() {
+    for (claim(); next_ < count_;) {
+      const kernels::ListItem& item = p_.plan->items[static_cast<size_t>(next_)];
+      ListAttentionTile tile = next_tile_;
+      tile.context = this;
+      tile.following = [](void* items) { return static_cast<Items*>(items)->claim(); };
+      const int64_t claimed = next_;
+      level_.tile(tile);
+      if (item.merge >= 0) merge(item, tile);
+      if (next_ == claimed) claim();  // the tile has no unit
+    }
   }
-  tile.partial_out = p.partial_out + item.partial * dim_vo(p);
-  tile.partial_ms = p.partial_ms + static_cast<int64_t>(item.partial) * 2;
-  level.tile(tile);
+
+ private:
+  // Claims when the item at hand is nearly done, so that no member waits beside claimed items.
+  const ListAttentionTile* claim() {
+    next_ = team_.claim();
+    if (next_ >= count_) return nullptr;
+    const kernels::ListItem& item = p_.plan->items[static_cast<size_t>(next_)];
+    next_tile_ = make_tile(p_, p_.plan->tiles[static_cast<size_t>(item.tile)], scratch_);
+    next_tile_.first_unit = item.first_unit;
+    next_tile_.end_unit = item.end_unit;
+    if (item.partial >= 0) {
+      next_tile_.partial_out = p_.partial_out + item.partial * dim_vo(p_);
+      next_tile_.partial_ms = p_.partial_ms + static_cast<int64_t>(item.partial) * 2;
+    }
+    return &next_tile_;
+  }
+
   // Whoever comes last merges, in the order of the list: the result does not depend on who that is.
-  const kernels::ListMerge& merge = p.plan->merges[static_cast<size_t>(item.merge)];
-  std::atomic_ref<int32_t> done(p.done[item.merge]);
-  if (done.fetch_add(1, std::memory_order_acq_rel) + 1 < merge.num_items) return;
-  tile.partial_out = nullptr;
-  level.merge(tile,
-              {p.partial_out + merge.first_partial * dim_vo(p),
-               p.partial_ms + static_cast<int64_t>(merge.first_partial) * 2, merge.num_partials});
-}
+  void merge(const kernels::ListItem& item, const ListAttentionTile& tile) const {
+    const kernels::ListMerge& merge = p_.plan->merges[static_cast<size_t>(item.merge)];
+    std::atomic_ref<int32_t> done(p_.done[item.merge]);
+    if (done.fetch_add(1, std::memory_order_acq_rel) + 1 < merge.num_items) return;
+    level_.merge(
+        tile, {p_.partial_out + merge.first_partial * dim_vo(p_),
+               p_.partial_ms + static_cast<int64_t>(merge.first_partial) * 2, merge.num_partials});
+  }
+
+  const ListAttentionKernels& level_;
+  const ListAttentionProblem& p_;
+  Team& team_;
+  const int64_t count_;
+  uint8_t* const scratch_;
+  int64_t next_ = 0;
+  ListAttentionTile next_tile_ = {};
+};
 
 template <const ListAttentionKernels* kLevel>
 void run(const ListAttentionProblem& p, Team& team) {
-  auto* scratch = static_cast<uint8_t*>(team.scratch());
-  team.for_chunks(static_cast<int64_t>(p.plan->items.size()), [&](int64_t i) {
-    run_item(*kLevel, p, p.plan->items[static_cast<size_t>(i)], scratch);
-  });
+  Items(*kLevel, p, team).run();
 }
 
 const char* rejects(const ListAttentionProblem&) {

@@ -2,6 +2,7 @@
 #include "effinfer/ops/list_attention.h"
 
 #include <cmath>
+#include <memory>
 #include <string>
 
 #include "kernels/registry.h"
@@ -125,11 +126,11 @@ void AttentionPlan::run(const AttentionInputs& inputs, const StridedView& out,
   problem.lse = static_cast<float*>(lse.data);
   const auto partials = static_cast<size_t>(plan.num_partials);
   const auto dim_vo = static_cast<size_t>((impl_->geometry.head_dim_vo + 15) / 16 * 16);
-  std::vector<float> partial_out(partials * dim_vo);
-  std::vector<float> partial_ms(partials * 2);
+  const auto partial_out = std::make_unique_for_overwrite<float[]>(partials * dim_vo);
+  const auto partial_ms = std::make_unique_for_overwrite<float[]>(partials * 2);
   std::vector<int32_t> done(plan.merges.size());
-  problem.partial_out = partial_out.data();
-  problem.partial_ms = partial_ms.data();
+  problem.partial_out = partial_out.get();
+  problem.partial_ms = partial_ms.get();
   problem.done = done.data();
   kernels::run_alone(problem, pool);
 }

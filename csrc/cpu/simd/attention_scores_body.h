@@ -219,7 +219,7 @@ struct AttentionScoresBody {
     for (int32_t unit = 0; unit < count; ++unit) {
       walk.next(units[unit + 1]);
       s.buffers.keys = keys_of(s, unit);
-      Gather::pack(list, units[unit], units[unit + 1], s.buffers);
+      Gather::pack_keys(list, units[unit], units[unit + 1], s.buffers);
     }
     const int64_t begin = int64_t{list.first_unit} * kUnit;
     const int64_t end = int64_t{list.end_unit} * kUnit;

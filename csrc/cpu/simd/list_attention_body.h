@@ -87,33 +87,58 @@ struct ListAttentionBody {
     return s;
   }
 
+  static int64_t size_of(DType dtype) { return dtype == DType::f32 ? 4 : 2; }  // of q and out
+
+  // Query and result rows are a head's part of a token's, so the hardware does not foresee them.
+  static constexpr int64_t kAhead = 8;
+  template <int kWrite>
+  static void prefetch(const uint8_t* row, int64_t bytes) {
+    for (int64_t i = 0; i < bytes; i += 64) __builtin_prefetch(row + i, kWrite, 3);
+  }
+
   static void to_floats(const uint8_t* from, DType dtype, int64_t count, float* to) {
-    const auto* bits = reinterpret_cast<const uint16_t*>(from);
+    const auto convert = [&](const auto* numbers, auto&& to_float) {
+      int64_t i = 0;
+      for (; i + 16 <= count; i += 16) V::load(numbers + i).store(to + i);
+      for (; i < count; ++i) to[i] = to_float(numbers[i]);
+    };
     if (dtype == DType::f32) {
-      __builtin_memcpy(to, from, static_cast<size_t>(count) * sizeof(float));
+      convert(reinterpret_cast<const float*>(from), [](float x) { return x; });
     } else if (dtype == DType::f16) {
-      for (int64_t i = 0; i < count; ++i) to[i] = f16_to_f32(bits[i]);
+      convert(reinterpret_cast<const F16*>(from), [](F16 x) { return f16_to_f32(x.bits); });
     } else {
-      for (int64_t i = 0; i < count; ++i) to[i] = bf16_to_f32(bits[i]);
+      convert(reinterpret_cast<const Bf16*>(from), [](Bf16 x) { return bf16_to_f32(x.bits); });
     }
   }
 
-  static void from_floats(const float* from, DType dtype, int64_t count, uint8_t* to) {
-    auto* bits = reinterpret_cast<uint16_t*>(to);
+  // Of numbers times the factor.
+  static void from_floats(const float* from, V factor, DType dtype, int64_t count, uint8_t* to) {
+    const auto convert = [&](auto* numbers, auto&& narrow) {
+      int64_t i = 0;
+      for (; i + 16 <= count; i += 16) (V::load(from + i) * factor).store(numbers + i);
+      if (i == count) return;
+      float rest[16];
+      (V::load(from + i) * factor).store(rest);
+      for (int64_t j = i; j < count; ++j) numbers[j] = narrow(rest[j - i]);
+    };
     if (dtype == DType::f32) {
-      __builtin_memcpy(to, from, static_cast<size_t>(count) * sizeof(float));
+      convert(reinterpret_cast<float*>(to), [](float x) { return x; });
     } else if (dtype == DType::f16) {
-      for (int64_t i = 0; i < count; ++i) bits[i] = f32_to_f16(from[i]);
+      convert(reinterpret_cast<F16*>(to), [](float x) { return F16{f32_to_f16(x)}; });
     } else {
-      for (int64_t i = 0; i < count; ++i) bits[i] = f32_to_bf16(from[i]);
+      convert(reinterpret_cast<Bf16*>(to), [](float x) { return Bf16{f32_to_bf16(x)}; });
     }
   }
 
   static void load_queries(const ListAttentionTile& tile, const State& s) {
+    const auto at = [&](const kernels::QueryRows& q, int64_t row) {
+      const int64_t head = row % tile.num_heads;
+      return q.data +
+             (row / tile.num_heads * q.row_stride + head * q.head_stride) * size_of(q.dtype);
+    };
     const auto load = [&](const kernels::QueryRows& q, int64_t row, float* to) {
-      const int64_t at = row / tile.num_heads * q.row_stride + row % tile.num_heads * q.head_stride;
-      const int64_t size = q.dtype == DType::f32 ? 4 : 2;
-      to_floats(q.data + at * size, q.dtype, q.dims, to);
+      if (row + kAhead < s.rows) prefetch<0>(at(q, row + kAhead), q.dims * size_of(q.dtype));
+      to_floats(at(q, row), q.dtype, q.dims, to);
     };
     Math::fill(s.row, s.dim_qk, 0.0f);
     for (int64_t row = 0; row < s.rows; ++row) {
@@ -204,62 +229,81 @@ struct ListAttentionBody {
       end_row = row + 1;
     }
     if (any == 0) return;
+    const bool gathers_values = !s.direct && !(P == 1 && in_place(tile.v));
+    if (!s.direct) Gather::pack_keys(tile, unit, next, s.buffers);
+    if (gathers_values) Gather::pack_values(tile, unit, next, s.buffers);
     const TokenRange keys = {__builtin_ctzll(any), 64 - __builtin_clzll(any)};
+    const TokenRange groups = {keys.begin / 16 * 16, (keys.end + 15) / 16 * 16};
     const int64_t first = first_row * tile.num_heads;
     const int64_t rows = (end_row - first_row) * tile.num_heads;
     if (s.direct) {
-      do_rows(tile, s, unit, next, keys, first, rows);
+      score_rows(tile, s, unit, next, groups, first, rows);
     } else {
-      Gather::pack(tile, unit, next, s.buffers);
-      do_lines(tile, s, unit, keys, first, rows);
+      score_lines(s, groups, first, rows);
+    }
+    for (int64_t row = first; row < first + rows; ++row) softmax_row(tile, s, unit, row, groups);
+    if (gathers_values) {
+      add_lines(s, keys, first, rows);
+    } else {
+      add_rows(tile, s, unit, next, keys, first, rows);
     }
   }
 
-  // Rows [first, first + rows) of the tile with tokens `keys` of the gathered unit.
-  static void do_lines(const ListAttentionTile& tile, const State& s, const ListUnit& unit,
-                       TokenRange keys, int64_t first, int64_t rows) {
-    const TokenRange groups = {keys.begin / 16 * 16, (keys.end + 15) / 16 * 16};
-    float* scores = s.scores + first * kUnit;
-    const int64_t k_lines = s.dim_qk / P;  // of 16 tokens
-    const uint8_t* k = s.buffers.keys + groups.begin / 16 * k_lines * kLine;
+  // Scores of rows [first, first + rows) of the tile with groups of 16 tokens of the gathered unit.
+  static void score_lines(const State& s, TokenRange groups, int64_t first, int64_t rows) {
+    const int64_t lines = s.dim_qk / P;  // of 16 tokens
+    const uint8_t* k = s.buffers.keys + groups.begin / 16 * lines * kLine;
     Math::product_all(Math::factors_at(s.q + first * s.dim_qk, 0), s.dim_qk,
-                      {k, kLine, k_lines * kLine, k}, s.dim_qk, nullptr, scores + groups.begin,
-                      kUnit, (groups.end - groups.begin) / 16, rows);
-    for (int64_t row = first; row < first + rows; ++row) softmax_row(tile, s, unit, row, groups);
-    const int64_t v_lines = s.dim_vo / 16;  // of P tokens
-    const int64_t step = keys.begin / P * P;
-    const uint8_t* v = s.buffers.values + step / P * v_lines * kLine;
-    Math::product_all(Math::factors_at(scores, step), kUnit, {v, v_lines * kLine, kLine, v},
-                      keys.end - step, s.factors + first, s.out + first * s.dim_vo, s.dim_vo,
-                      v_lines, rows);
+                      {k, kLine, lines * kLine, k}, s.dim_qk, nullptr,
+                      s.scores + first * kUnit + groups.begin, kUnit,
+                      (groups.end - groups.begin) / 16, rows);
   }
 
-  // The same with the unit's rows where they lie.
-  static void do_rows(const ListAttentionTile& tile, const State& s, const ListUnit& unit,
-                      const ListUnit& next, TokenRange keys, int64_t first, int64_t rows) {
-    const TokenRange groups = {keys.begin / 16 * 16, (keys.end + 15) / 16 * 16};
-    float* scores = s.scores + first * kUnit;
-    const auto* q = s.q + first * s.dim_qk;
+  // The same with the unit's keys where they lie.
+  static void score_rows(const ListAttentionTile& tile, const State& s, const ListUnit& unit,
+                         const ListUnit& next, TokenRange groups, int64_t first, int64_t rows) {
     for (int64_t t = groups.begin; t < groups.end; t += 16) {
       in_parts(rows, [&]<int R>(int64_t row) {
-        const float* from = q + row * s.dim_qk;
-        float* to = scores + row * kUnit + t;
-        Rows::template scores<R>({Math::factors_at(from, 0), s.dim_qk}, {unit.k + t, next.k + t},
-                                 tile.k.dims, false, to, kUnit);
+        const float* q = s.q + (first + row) * s.dim_qk;
+        float* scores = s.scores + (first + row) * kUnit + t;
+        Rows::template scores<R>({Math::factors_at(q, 0), s.dim_qk}, {unit.k + t, next.k + t},
+                                 tile.k.dims, false, scores, kUnit);
         if (tile.k_rope.dims == 0) return;
-        Rows::template scores<R>({Math::factors_at(from, tile.k.dims), s.dim_qk},
-                                 {unit.k_rope + t, next.k_rope + t}, tile.k_rope.dims, true, to,
+        Rows::template scores<R>({Math::factors_at(q, tile.k.dims), s.dim_qk},
+                                 {unit.k_rope + t, next.k_rope + t}, tile.k_rope.dims, true, scores,
                                  kUnit);
       });
     }
-    for (int64_t row = first; row < first + rows; ++row) softmax_row(tile, s, unit, row, groups);
+  }
+
+  // Adds probabilities times values to the output of rows [first, first + rows): of the gathered
+  // unit,
+  static void add_lines(const State& s, TokenRange keys, int64_t first, int64_t rows) {
+    const int64_t lines = s.dim_vo / 16;  // of P tokens
+    const int64_t step = keys.begin / P * P;
+    const uint8_t* v = s.buffers.values + step / P * lines * kLine;
+    Math::product_all(Math::factors_at(s.scores + first * kUnit, step), kUnit,
+                      {v, lines * kLine, kLine, v}, keys.end - step, s.factors + first,
+                      s.out + first * s.dim_vo, s.dim_vo, lines, rows);
+  }
+
+  // or where they lie.
+  static void add_rows(const ListAttentionTile& tile, const State& s, const ListUnit& unit,
+                       const ListUnit& next, TokenRange keys, int64_t first, int64_t rows) {
     const int64_t begin = keys.begin / P * P;
-    in_parts(rows, [&]<int R>(int64_t row) {
-      Rows::template outputs<R>({Math::factors_at(scores + row * kUnit, begin), kUnit},
-                                {unit.v + begin, next.v + begin}, keys.end - begin, tile.v.dims,
-                                s.factors + first + row, s.out + (first + row) * s.dim_vo,
-                                s.dim_vo);
-    });
+    const typename Rows::Rows values = {unit.v + begin, next.v + begin};
+    for (int64_t column = 0; column < tile.v.dims; column += 64) {
+      const int64_t width = tile.v.dims - column < 64 ? tile.v.dims - column : 64;
+      in_parts(rows, [&]<int R>(int64_t part) {
+        const int64_t row = first + part;
+        const typename Rows::Factors factors = {Math::factors_at(s.scores + row * kUnit, begin),
+                                                kUnit};
+        const auto outputs =
+            part == 0 ? Rows::template outputs<R, true> : Rows::template outputs<R, false>;
+        outputs(factors, values, keys.end - begin, column, width, s.factors + row,
+                s.out + row * s.dim_vo, s.dim_vo);
+      });
+    }
   }
 
   // part<R>(row): rows [row, row + R).
@@ -272,7 +316,7 @@ struct ListAttentionBody {
     };
     while (row < rows) {
       const int64_t left = rows - row;
-      if (left == 6) {
+      if (left == 6 || left >= 9) {
         take.template operator()<6>();
       } else if (left == 5) {
         take.template operator()<5>();
@@ -288,16 +332,19 @@ struct ListAttentionBody {
     }
   }
 
+  static uint8_t* out_row(const ListAttentionTile& tile, int64_t row) {
+    const int64_t at =
+        row / tile.num_heads * tile.out_row_stride + row % tile.num_heads * tile.v.dims;
+    return tile.out + at * size_of(tile.out_dtype);
+  }
+
   // A row that sees no key is zeros, and the logarithm of its sum minus infinity.
-  static void write_row(const ListAttentionTile& tile, int64_t row, float* values, int64_t dim_vo,
-                        float max, float sum) {
+  static void write_row(const ListAttentionTile& tile, int64_t row, const float* values, float max,
+                        float sum) {
     const int64_t token = row / tile.num_heads;
     const int64_t head = row % tile.num_heads;
     const V factor = V::set(tile.v_scale / (sum == 0.0f ? 1.0f : sum));
-    for (int64_t d = 0; d < dim_vo; d += 16) (V::load(values + d) * factor).store(values + d);
-    const int64_t size = tile.out_dtype == DType::f32 ? 4 : 2;
-    const int64_t at = token * tile.out_row_stride + head * tile.v.dims;
-    from_floats(values, tile.out_dtype, tile.v.dims, tile.out + at * size);
+    from_floats(values, factor, tile.out_dtype, tile.v.dims, out_row(tile, row));
     if (tile.lse == nullptr) return;
     tile.lse[token * tile.lse_row_stride + head] =
         sum == 0.0f ? -__builtin_inff() : (max + __builtin_logf(sum)) * tile.lse_factor;
@@ -306,7 +353,10 @@ struct ListAttentionBody {
   static void write(const ListAttentionTile& tile, const State& s, float* values, const float* max,
                     const float* sum) {
     for (int64_t row = 0; row < s.rows; ++row) {
-      write_row(tile, row, values + row * s.dim_vo, s.dim_vo, max[row], sum[row]);
+      if (row + kAhead < s.rows) {
+        prefetch<1>(out_row(tile, row + kAhead), tile.v.dims * size_of(tile.out_dtype));
+      }
+      write_row(tile, row, values + row * s.dim_vo, max[row], sum[row]);
     }
   }
 
@@ -334,6 +384,12 @@ struct ListAttentionBody {
     Math::fill(sum, s.rows, 0.0f);
   }
 
+  // The first unit of what comes after the tile.
+  static void find_following(const ListAttentionTile& tile, const State& s, ListUnit& unit) {
+    const ListAttentionTile* following = tile.following(tile.context);
+    if (following != nullptr) ListWalk(*following, s.buffers.zeros).next(unit);
+  }
+
   static void run_tile(const ListAttentionTile& tile) {
     const State s = make_state(tile);
     load_queries(tile, s);
@@ -350,6 +406,7 @@ struct ListAttentionBody {
       const ListUnit& unit = units[(i - tile.first_unit) % 2];
       ListUnit& next = units[(i - tile.first_unit + 1) % 2];
       walk.next(next);
+      if (i + 1 == tile.end_unit) find_following(tile, s, next);
       do_unit(tile, s, unit, next);
       if (i + 1 < tile.end_unit && chunk(i) == chunk(i + 1)) continue;
       if (splits) write_partial(tile, s, chunk(i) - chunk(tile.first_unit));
@@ -376,7 +433,7 @@ struct ListAttentionBody {
         Math::fold(max, sum, values, merge.partial_ms[2 * partial],
                    merge.partial_ms[2 * partial + 1], merge.partial_out + partial * dim, dim);
       }
-      write_row(tile, row, values, dim, max, sum);
+      write_row(tile, row, values, max, sum);
     }
   }
 };

@@ -117,8 +117,8 @@ struct ListGather {
     const uint8_t* zeros;
   };
 
-  static void pack(const ListAttentionTile& tile, const ListUnit& unit, const ListUnit& next,
-                   const Buffers& buffers) {
+  static void pack_keys(const ListAttentionTile& tile, const ListUnit& unit, const ListUnit& next,
+                        const Buffers& buffers) {
     const int64_t key_lines = round_up_16(tile.k.dims + tile.k_rope.dims) / P;
     const int32_t groups = (unit.count + 15) / 16;
     for (int32_t group = 0; group < groups; ++group) {
@@ -128,6 +128,10 @@ struct ListGather {
       pack_keys(tile.k_rope, unit.k_rope, next.k_rope, group, buffers,
                 lines + tile.k.dims / P * 64);
     }
+  }
+
+  static void pack_values(const ListAttentionTile& tile, const ListUnit& unit, const ListUnit& next,
+                          const Buffers& buffers) {
     const int64_t row_bytes = round_up_16(tile.v.dims) * kElement;
     for (int32_t t = 0; t < unit.count; t += P) {
       const uint8_t* pair[2] = {};

@@ -53,16 +53,20 @@ struct ListRows {
     for (int r = 0; r < R; ++r) sums[r].store(c + r * c_stride);
   }
 
-  // c[R][dims] = factors * c + a[R][count] values.
-  template <int R>
-  static void outputs(Factors a, Rows values, int64_t count, int64_t dims, const float* factors,
-                      float* c, int64_t c_stride) {
+  // Columns [first, first + dims) of c[R] = factors * c + a[R][count] values. The next values are
+  // fetched with kFetch only.
+  template <int R, bool kFetch>
+  static void outputs(Factors a, const Rows& values, int64_t count, int64_t first, int64_t dims,
+                      const float* factors, float* c, int64_t c_stride) {
     constexpr int N = Kv::wide(R);
-    int64_t at = 0;
-    for (; at + 16 * N <= dims; at += 16 * N) {
-      columns<R, N>(a, values, count, at, factors, c + at, c_stride);
+    int64_t at = first;
+    const int64_t end = first + dims;
+    for (; at + 16 * N <= end; at += 16 * N) {
+      columns<R, N, kFetch>(a, values, count, at, factors, c + at, c_stride);
     }
-    for (; at < dims; at += 16) columns<R, 1>(a, values, count, at, factors, c + at, c_stride);
+    for (; at < end; at += 16) {
+      columns<R, 1, kFetch>(a, values, count, at, factors, c + at, c_stride);
+    }
   }
 
  private:
@@ -99,7 +103,7 @@ struct ListRows {
   }
 
   // 16 N columns of the output, from `at` on.
-  template <int R, int N>
+  template <int R, int N, bool kFetch>
   static void columns(Factors a, const Rows& values, int64_t count, int64_t at,
                       const float* factors, float* c, int64_t c_stride) {
     V sums[N][R];
@@ -113,7 +117,7 @@ struct ListRows {
       const uint8_t* row[P];
       for (int j = 0; j < P; ++j) {
         row[j] = values.rows[t + j] + offset;
-        prefetch<16 * N * kElement>(values.next[t + j] + offset, at == 0);
+        if (kFetch) prefetch<16 * N * kElement>(values.next[t + j] + offset, at == 0);
       }
       const Factors first = a;
       for (int n = 0; n < N; ++n) {
