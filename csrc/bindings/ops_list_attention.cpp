@@ -64,7 +64,8 @@ void run(const AttentionPlan& plan, const py::array& q, const py::array& k, cons
          const py::array& out, const py::object& lse, std::optional<float> sm_scale,
          float logits_soft_cap, const std::string& lse_base, const py::object& alibi_slopes,
          const py::object& k_scale, const py::object& v_scale, const py::object& q_rope,
-         const py::object& k_rope, const std::string& layout, const Pool& pool) {
+         const py::object& k_rope, const py::object& sinks, const std::string& layout,
+         const Pool& pool) {
   ops::AttentionInputs inputs;
   inputs.q = strided(q, "q");
   inputs.k = strided(k, "k");
@@ -76,6 +77,7 @@ void run(const AttentionPlan& plan, const py::array& q, const py::array& k, cons
       sm_scale.value_or(1.0f / std::sqrt(static_cast<float>(plan.geometry().head_dim_qk)));
   inputs.logits_soft_cap = logits_soft_cap;
   inputs.alibi_slopes = optional_view(alibi_slopes, "[attention] alibi_slopes");
+  inputs.sinks = optional_view(sinks, "[attention] sinks");
   set_scale(k_scale, "k_scale", inputs.k_scale, inputs.k_scales);
   set_scale(v_scale, "v_scale", inputs.v_scale, inputs.v_scales);
   inputs.lse_factor = lse_factor("attention", lse_base);
@@ -115,7 +117,8 @@ void register_ops_list_attention(py::module_& m) {
            py::arg("logits_soft_cap") = 0.0f, py::arg("lse_base") = "log2",
            py::arg("alibi_slopes") = py::none(), py::arg("k_scale") = 1.0f,
            py::arg("v_scale") = 1.0f, py::arg("q_rope") = py::none(),
-           py::arg("k_rope") = py::none(), py::arg("layout") = "NHD", py::arg("pool") = py::none())
+           py::arg("k_rope") = py::none(), py::arg("sinks") = py::none(), py::arg("layout") = "NHD",
+           py::arg("pool") = py::none())
       .def_property_readonly("num_rows", &AttentionPlan::num_rows)
       .def_property_readonly("num_products", &AttentionPlan::num_products,
                              "Products of a query head's row with a key, masked ones included.")

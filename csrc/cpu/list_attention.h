@@ -39,6 +39,7 @@ struct ListAttentionTile {
   float soft_cap;
   float v_scale;
   const float* alibi_slopes;  // [num_heads]
+  const float* sinks;         // [num_heads]
 
   DType out_dtype;
   uint8_t* out;            // first row, first head

@@ -63,6 +63,7 @@ ListAttentionTile make_tile(const ListAttentionProblem& p, const kernels::ListTi
   tile.soft_cap = p.logits_soft_cap;
   tile.v_scale = p.v_scale;
   if (p.alibi_slopes != nullptr) tile.alibi_slopes = p.alibi_slopes + of.first_head;
+  if (p.sinks != nullptr) tile.sinks = p.sinks + of.first_head;
   tile.out_dtype = p.q.dtype;
   tile.out_row_stride = static_cast<int64_t>(p.num_qo_heads) * p.v.dims;
   const int64_t first_out =

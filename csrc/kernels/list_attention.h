@@ -129,6 +129,7 @@ struct ListAttentionProblem {
   float logits_soft_cap = 0.0f;
   float v_scale = 1.0f;
   const float* alibi_slopes = nullptr;  // [num_qo_heads]
+  const float* sinks = nullptr;         // [num_qo_heads] logits of keys without values
   const ListPlan* plan = nullptr;
   float* partial_out = nullptr;  // [num_partials, v.dims rounded up to 16]
   float* partial_ms = nullptr;   // [num_partials, 2]

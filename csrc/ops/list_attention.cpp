@@ -108,6 +108,11 @@ kernels::ListAttentionProblem make_problem(const AttentionInputs& inputs,
     kCheck.shape("alibi_slopes", inputs.alibi_slopes, {g.num_qo_heads});
     p.alibi_slopes = static_cast<const float*>(inputs.alibi_slopes.data);
   }
+  if (inputs.sinks.dims.rank() > 0) {
+    kCheck.dtype("sinks", inputs.sinks, DType::f32);
+    kCheck.shape("sinks", inputs.sinks, {g.num_qo_heads});
+    p.sinks = static_cast<const float*>(inputs.sinks.data);
+  }
   p.plan = &plan.plan;
   p.lse_factor = inputs.lse_factor;
   return p;

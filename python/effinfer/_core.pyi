@@ -705,6 +705,7 @@ class AttentionPlan:
         v_scale: typing.Any = 1.0,
         q_rope: typing.Any = None,
         k_rope: typing.Any = None,
+        sinks: typing.Any = None,
         layout: str = "NHD",
         pool: ThreadPool | None = None,
     ) -> None: ...

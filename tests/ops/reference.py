@@ -65,8 +65,10 @@ def attend(
     soft_cap: float | None = None,
     alibi: bool = False,
     rope: tuple[float, float] | None = None,
+    sinks: np.ndarray | None = None,
 ) -> Expected:
-    """q [n, H, D], k and v [m, Hkv, D]; mask [n, m] or [H, n, m]; rope: (theta, scale)."""
+    """q [n, H, D], k and v [m, Hkv, D]; mask [n, m] or [H, n, m]; rope: (theta, scale); sinks [H]:
+    logits of one more key without a value."""
     n, heads, dim = q.shape
     m, kv_heads = k.shape[:2]
     scale = dim**-0.5 if sm_scale is None else sm_scale
@@ -90,9 +92,13 @@ def attend(
     mask = np.broadcast_to(mask, scores.shape)
     scores = np.where(mask, scores, -np.inf)
     highest = scores.max(axis=-1, initial=-np.inf)
+    if sinks is not None:
+        highest = np.maximum(highest, sinks[:, None])
     shift = np.where(np.isfinite(highest), highest, 0.0)
     weights = np.exp(scores - shift[..., None])
     total = weights.sum(axis=-1)
+    if sinks is not None:
+        total = total + np.exp(sinks[:, None] - shift)
     p = weights / np.where(total == 0, 1, total)[..., None]
     with np.errstate(divide="ignore"):
         lse = shift + np.log(total)

@@ -30,13 +30,19 @@ def check(batch, q_dtype="float32", *, plan=None, run=None, **options):
     out, lse = wrapper.run(q, batch.cache, return_lse=True, **(run or {}))
     assert out.dtype == q.dtype
     plan, run = plan or {}, run or {}
+    scales = {
+        name: 1.0 if isinstance(value, np.ndarray) else value
+        for name, value in run.items()
+        if name.endswith("_scale")
+    }
     expected = batch.expected(
         q,
         rows,
         q_dtype,
         **options,
-        k_scale=run.get("k_scale", 1.0) * run.get("q_scale", 1.0),
-        v_scale=run.get("v_scale", 1.0),
+        k_scale=scales.get("k_scale", 1.0) * scales.get("q_scale", 1.0),
+        v_scale=scales.get("v_scale", 1.0),
+        sinks=run.get("sinks"),
         alibi=plan.get("pos_encoding_mode") == "ALIBI",
         rope=(
             (plan.get("rope_theta", 1e4), plan.get("rope_scale", 1.0))
@@ -82,6 +88,45 @@ def test_scaled_caches(isa, kv_dtype, q_dtype):
     batch = Paged(rng, LENGTHS, 16, Shape(4, 2, 64), kv_dtype)
     scales = {"k_scale": 1 / 32, "v_scale": 1 / 32} if kv_dtype == "int8" else {}
     check(batch, q_dtype, run=scales or {"k_scale": 0.5, "v_scale": 2.0, "q_scale": 1.5})
+
+
+@pytest.mark.parametrize("q_dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("layout", ["NHD", "HND"])
+def test_scales_of_each_token_and_head(isa, layout, q_dtype):
+    rng = np.random.default_rng(12)
+    batch = Paged(rng, LENGTHS, 16, Shape(4, 2, 64), "int8", layout)
+    scales = rng.uniform(1 / 64, 1 / 16, (2, batch.num_pages, 16, 2)).astype(np.float32)
+    for s in range(len(LENGTHS)):
+        at = batch.places(s)
+        batch.keys[s] = batch.keys[s] * scales[0][at][..., None]
+        batch.values[s] = batch.values[s] * scales[1][at][..., None]
+    if layout == "HND":
+        scales = np.ascontiguousarray(scales.swapaxes(2, 3))
+    check(batch, q_dtype, run={"k_scale": scales[0], "v_scale": scales[1]})
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
+@pytest.mark.parametrize("base", ["log2", "ln"])
+def test_sinks(isa, base, dtype):
+    rng = np.random.default_rng(13)
+    batch = Paged(rng, LENGTHS, 16, Shape(6, 2, 64), dtype)
+    sinks = np.array([0.0, 2.5, -3.0, 40.0, -np.inf, -80.0], np.float32)
+    check(batch, dtype, run={"sinks": sinks, "lse_base": base, "v_scale": 2.0})
+
+
+@pytest.mark.parametrize(
+    ("sinks", "message"),
+    [
+        (np.zeros(4), "sinks: expected float32, got float64"),
+        (np.zeros(3, np.float32), r"sinks: expected shape \(4,\)"),
+        (np.zeros((4, 1), np.float32), r"sinks: expected shape \(4,\)"),
+    ],
+)
+def test_wrong_sinks(sinks, message):
+    batch = Paged(np.random.default_rng(14), [30, 5], 8)
+    wrapper, q, _, _ = check(batch)
+    with pytest.raises(InvalidArgumentError, match=OP + message):
+        wrapper.run(q, batch.cache, sinks=sinks)
 
 
 @pytest.mark.parametrize("window", [-1, 0, 15, 100])

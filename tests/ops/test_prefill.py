@@ -39,6 +39,7 @@ def check(batch, rows, q_dtype="float32", *, plan=None, run=None, masks=None, **
         **options,
         alibi=plan.get("pos_encoding_mode") == "ALIBI",
         rope=(1e4, 1.0) if plan.get("pos_encoding_mode") == "ROPE_LLAMA" else None,
+        sinks=run.get("sinks"),
     )
     assert out.dtype == q.dtype
     assert_attention(
@@ -50,6 +51,13 @@ def check(batch, rows, q_dtype="float32", *, plan=None, run=None, masks=None, **
         bf16_products=bf16_products(q_dtype, batch.kv_dtype),
     )
     return out, lse
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_sinks(isa, dtype):
+    batch = Paged(np.random.default_rng(16), KV_LENS, 16, kv_dtype=dtype)
+    sinks = np.array([0.5, -2.0, 6.0, 0.0], np.float32)
+    check(batch, QO_LENS, dtype, run={"sinks": sinks}, causal=True, window_left=40)
 
 
 @pytest.mark.parametrize("causal", [False, True])

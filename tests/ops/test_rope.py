@@ -172,31 +172,31 @@ def heads(*shape, dtype="float32"):
     [
         (
             lambda: ops.apply_rope_pos_ids(heads(3, 8), heads(3, 1, 8), np.arange(3)),
-            r"\[apply_rope\] q: expected 3 dimensions, got shape \[3, 8\]",
+            r"\[apply_rope_pos_ids\] q: expected 3 dimensions, got shape \[3, 8\]",
         ),
         (
             lambda: ops.apply_rope_pos_ids(heads(3, 2, 8), heads(3, 1, 8), np.arange(2)),
-            r"\[apply_rope\] q: expected 2 rows, got shape \[3, 2, 8\]",
+            r"\[apply_rope_pos_ids\] q: expected 2 rows, got shape \[3, 2, 8\]",
         ),
         (
             lambda: ops.apply_rope_pos_ids(heads(3, 2, 8), heads(2, 1, 8), np.arange(3)),
-            r"\[apply_rope\] k: expected 3 rows, got shape \[2, 1, 8\]",
+            r"\[apply_rope_pos_ids\] k: expected 3 rows, got shape \[2, 1, 8\]",
         ),
         (
             lambda: ops.apply_rope_pos_ids(heads(3, 2, 8), heads(3, 1, 8), np.arange(3), 10),
-            r"\[apply_rope\] cos_sin_cache: expected at most 8 rotated dimensions",
+            r"\[apply_rope_pos_ids\] cos_sin_cache: expected at most 8 rotated dimensions",
         ),
         (
             lambda: ops.apply_rope_pos_ids(heads(3, 2, 8), heads(3, 1, 8), np.arange(3), 3),
-            r"\[rope_frequencies\] dims: expected a positive even number, got 3",
+            r"\[apply_rope_pos_ids\] dims: expected a positive even number, got 3",
         ),
         (
             lambda: ops.apply_rope_pos_ids(heads(3, 2, 8), heads(3, 1, 8), np.zeros(3)),
-            r"\[rope_table\] positions: expected float32.*got float64",
+            r"\[apply_rope_pos_ids\] positions: expected float32.*got float64",
         ),
         (
             lambda: ops.apply_rope_pos_ids(heads(3, 2, 16)[..., ::2], heads(3, 1, 8), np.arange(3)),
-            r"\[apply_rope\] q: expected a contiguous last dimension",
+            r"\[apply_rope_pos_ids\] q: expected a contiguous last dimension",
         ),
         (
             lambda: ops.apply_rope(heads(3, 2, 8), heads(3, 1, 8), np.array([0, 2]), np.array([0])),
@@ -222,25 +222,25 @@ def heads(*shape, dtype="float32"):
             lambda: ops.apply_rope_with_cos_sin_cache(
                 np.array([0, 4]), heads(2, 16), heads(2, 8), 8, heads(4, 8)
             ),
-            r"\[apply_rope\] positions\[1\]: expected a value in \[0, 3\], got 4",
+            r"cos_sin_cache\] positions\[1\]: expected a value in \[0, 3\], got 4",
         ),
         (
             lambda: ops.apply_rope_with_cos_sin_cache(
                 np.array([0, 1]), heads(2, 15), heads(2, 8), 8, heads(4, 8)
             ),
-            r"\[apply_rope\] query, key: expected shape \[T, heads \* 8\], got \(2, 15\)",
+            r"cos_sin_cache\] query, key: expected shape \[T, heads \* 8\], got \(2, 15\)",
         ),
         (
             lambda: ops.apply_rope_with_cos_sin_cache(
                 np.array([0, 1]), heads(2, 16), heads(2, 8), 8, heads(4, 8, dtype="float16")
             ),
-            r"\[apply_rope\] cos_sin_cache: expected dtype f32, got f16",
+            r"\[apply_rope_with_cos_sin_cache\] cos_sin_cache: expected dtype f32, got f16",
         ),
         (
             lambda: ops.apply_rope_pos_ids_inplace(
                 np.broadcast_to(heads(3, 1, 8), (3, 2, 8)), heads(3, 1, 8), np.arange(3)
             ),
-            r"\[apply_rope\] q: expected a writable array",
+            r"\[apply_rope_pos_ids_inplace\] q: expected a writable array",
         ),
     ],
 )

@@ -343,7 +343,16 @@ struct ListAttentionBody {
                         float sum) {
     const int64_t token = row / tile.num_heads;
     const int64_t head = row % tile.num_heads;
-    const V factor = V::set(tile.v_scale / (sum == 0.0f ? 1.0f : sum));
+    float scale = tile.v_scale;
+    if (tile.sinks != nullptr) {
+      const float sink = tile.sinks[head];
+      const float highest = sink > max ? sink : max;
+      const float kept = Math::first_lane(exp(V::set(max - highest)));
+      sum = sum * kept + Math::first_lane(exp(V::set(sink - highest)));
+      scale *= kept;
+      max = highest;
+    }
+    const V factor = V::set(scale / (sum == 0.0f ? 1.0f : sum));
     from_floats(values, factor, tile.out_dtype, tile.v.dims, out_row(tile, row));
     if (tile.lse == nullptr) return;
     tile.lse[token * tile.lse_row_stride + head] =

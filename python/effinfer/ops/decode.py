@@ -185,6 +185,7 @@ class BatchDecodeWithPagedKVCacheWrapper:
         q_scale: float | None = None,
         k_scale: Any = None,
         v_scale: Any = None,
+        sinks: Any = None,
         out: Any = None,
         lse: Any = None,
         return_lse: bool = False,
@@ -197,6 +198,8 @@ class BatchDecodeWithPagedKVCacheWrapper:
         Args:
             k_scale, v_scale: what stored keys and values are multiplied by: a number, or float32 of
                 the cache's shape without head_dim, one for each token and head.
+            sinks: float32 [num_qo_heads]: the logit, neither scaled nor capped, of one more key
+                whose value is zero; `lse` has it too.
             out, lse: where results go; C-contiguous.
         """
         planned = require_plan(self._planned, self._op)
@@ -212,6 +215,7 @@ class BatchDecodeWithPagedKVCacheWrapper:
             q_scale=q_scale,
             k_scale=k_scale,
             v_scale=v_scale,
+            sinks=sinks,
             pool=pool,
         )
 

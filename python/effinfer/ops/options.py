@@ -1,6 +1,8 @@
 """What the arguments of the attention operators mean: index vectors, caches, masks, positions."""
 
 import math
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -8,13 +10,25 @@ import numpy as np
 import numpy.typing as npt
 
 from effinfer import _core
-from effinfer._core import InvalidArgumentError
+from effinfer._core import InvalidArgumentError, UnsupportedError
 from effinfer.ops.arrays import Array, dense, dtype_name, view
 
 Indices = npt.NDArray[np.int32]
 
 LAYOUTS = ("NHD", "HND")
 POSITIONS = ("NONE", "ROPE_LLAMA", "ALIBI")
+
+
+@contextmanager
+def errors_of(op: str) -> Iterator[None]:
+    """Errors of the operators inside are those of `op`; also a decorator."""
+    try:
+        yield
+    except (InvalidArgumentError, UnsupportedError) as error:
+        name, found, problem = str(error).partition("] ")
+        if not found or not name.startswith("["):
+            raise
+        raise type(error)(f"[{op}] {problem}") from None
 
 
 def expect(ok: bool, argument: str, expected: str, got: object) -> None:

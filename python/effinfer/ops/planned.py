@@ -6,13 +6,14 @@ import numpy as np
 
 from effinfer import _core
 from effinfer._core import ThreadPool, UnsupportedError
-from effinfer.ops.arrays import Array, dtype_name, result, view
+from effinfer.ops.arrays import Array, dense, dtype_name, result, view
 from effinfer.ops.options import (
     Indices,
     Scores,
     alibi_slopes,
     contiguous_rows,
     data_type_name,
+    errors_of,
     expect,
 )
 from effinfer.ops.rope import apply_rope_pos_ids
@@ -50,18 +51,19 @@ class PlannedAttention:
             alibi_slopes(heads.num_qo_heads) if scores.pos_encoding_mode == "ALIBI" else None
         )
         lists = sequences.ragged() if self._rotates else sequences
-        self._plan = _core.AttentionPlan(
-            lists.qo_indptr,
-            lists.kv_indptr,
-            lists.kv_indices,
-            lists.kv_len,
-            page_size=lists.page_size,
-            num_qo_heads=heads.num_qo_heads,
-            num_kv_heads=heads.num_kv_heads,
-            head_dim_qk=heads.head_dim_qk,
-            head_dim_vo=heads.head_dim_vo,
-            **plan,
-        )
+        with errors_of(op):
+            self._plan = _core.AttentionPlan(
+                lists.qo_indptr,
+                lists.kv_indptr,
+                lists.kv_indices,
+                lists.kv_len,
+                page_size=lists.page_size,
+                num_qo_heads=heads.num_qo_heads,
+                num_kv_heads=heads.num_kv_heads,
+                head_dim_qk=heads.head_dim_qk,
+                head_dim_vo=heads.head_dim_vo,
+                **plan,
+            )
 
     def run(
         self,
@@ -76,6 +78,7 @@ class PlannedAttention:
         q_scale: float | None = None,
         k_scale: Any = None,
         v_scale: Any = None,
+        sinks: Any = None,
         pool: ThreadPool | None = None,
         **parts: Any,
     ) -> Any:
@@ -93,22 +96,24 @@ class PlannedAttention:
         if self._rotates:
             queries, k, v = self._rotate(queries, k, v, layout, pool)
             layout, target = "NHD", np.empty(shape, np.float32)
-        self._plan.run(
-            queries,
-            k,
-            v,
-            target,
-            lse=sums,
-            sm_scale=scale,
-            logits_soft_cap=self.scores.logits_soft_cap or 0.0,
-            lse_base=lse_base,
-            alibi_slopes=self._slopes,
-            k_scale=_scale(k_scale, f"[{self.op}] k_scale"),
-            v_scale=_scale(v_scale, f"[{self.op}] v_scale"),
-            layout=layout,
-            pool=pool,
-            **parts,
-        )
+        with errors_of(self.op):
+            self._plan.run(
+                queries,
+                k,
+                v,
+                target,
+                lse=sums,
+                sm_scale=scale,
+                logits_soft_cap=self.scores.logits_soft_cap or 0.0,
+                lse_base=lse_base,
+                alibi_slopes=self._slopes,
+                k_scale=_scale(k_scale, f"[{self.op}] k_scale"),
+                v_scale=_scale(v_scale, f"[{self.op}] v_scale"),
+                sinks=self._sinks(sinks),
+                layout=layout,
+                pool=pool,
+                **parts,
+            )
         if target is not out_view:
             from_float32(target, out_view)
         return (given, given_sums) if return_lse else given
@@ -123,6 +128,16 @@ class PlannedAttention:
         ok = self._q_data_type in (None, name)
         expect(ok, argument, f"{self._q_data_type}, the plan's q_data_type", name)
         return contiguous_rows(queries)
+
+    def _sinks(self, sinks: Any) -> Array | None:
+        if sinks is None:
+            return None
+        argument = f"[{self.op}] sinks"
+        logits = dense(sinks, argument)
+        name, heads = dtype_name(logits.dtype), self.heads.num_qo_heads
+        expect(name == "float32", argument, "float32", name)
+        expect(logits.shape == (heads,), argument, f"shape ({heads},)", logits.shape)
+        return logits
 
     def _rotate(
         self, q: Array, k: Array, v: Array, layout: str, pool: ThreadPool | None

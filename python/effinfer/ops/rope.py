@@ -20,9 +20,11 @@ Parameters that the operators share:
 
 from effinfer._core import ThreadPool
 from effinfer.ops.arrays import AnyArray, ArrayT
+from effinfer.ops.options import errors_of
 from effinfer.ops.rope_tables import apply_scaled, apply_table, linear, llama31, ragged_positions
 
 
+@errors_of("apply_rope")
 def apply_rope(
     q: ArrayT,
     k: ArrayT,
@@ -42,6 +44,7 @@ def apply_rope(
     )
 
 
+@errors_of("apply_rope_inplace")
 def apply_rope_inplace(
     q: AnyArray,
     k: AnyArray,
@@ -61,6 +64,7 @@ def apply_rope_inplace(
     )
 
 
+@errors_of("apply_rope_pos_ids")
 def apply_rope_pos_ids(
     q: ArrayT,
     k: ArrayT,
@@ -77,6 +81,7 @@ def apply_rope_pos_ids(
     return apply_scaled(q, k, pos_ids, rotary_dim, interleave, scaling, False, pool)
 
 
+@errors_of("apply_rope_pos_ids_inplace")
 def apply_rope_pos_ids_inplace(
     q: AnyArray,
     k: AnyArray,
@@ -93,6 +98,7 @@ def apply_rope_pos_ids_inplace(
     apply_scaled(q, k, pos_ids, rotary_dim, interleave, scaling, True, pool)
 
 
+@errors_of("apply_llama31_rope")
 def apply_llama31_rope(
     q: ArrayT,
     k: ArrayT,
@@ -115,6 +121,7 @@ def apply_llama31_rope(
     )
 
 
+@errors_of("apply_llama31_rope_inplace")
 def apply_llama31_rope_inplace(
     q: AnyArray,
     k: AnyArray,
@@ -137,6 +144,7 @@ def apply_llama31_rope_inplace(
     )
 
 
+@errors_of("apply_llama31_rope_pos_ids")
 def apply_llama31_rope_pos_ids(
     q: ArrayT,
     k: ArrayT,
@@ -156,6 +164,7 @@ def apply_llama31_rope_pos_ids(
     return apply_scaled(q, k, pos_ids, rotary_dim, interleave, scaling, False, pool)
 
 
+@errors_of("apply_llama31_rope_pos_ids_inplace")
 def apply_llama31_rope_pos_ids_inplace(
     q: AnyArray,
     k: AnyArray,
@@ -175,6 +184,7 @@ def apply_llama31_rope_pos_ids_inplace(
     apply_scaled(q, k, pos_ids, rotary_dim, interleave, scaling, True, pool)
 
 
+@errors_of("apply_rope_with_cos_sin_cache")
 def apply_rope_with_cos_sin_cache(
     positions: AnyArray,
     query: ArrayT,
@@ -197,6 +207,7 @@ def apply_rope_with_cos_sin_cache(
     return apply_table(positions, query, key, head_size, cos_sin_cache, is_neox, False, pool)
 
 
+@errors_of("apply_rope_with_cos_sin_cache_inplace")
 def apply_rope_with_cos_sin_cache_inplace(
     positions: AnyArray,
     query: AnyArray,

@@ -66,7 +66,9 @@ struct AttentionInputs {
   float sm_scale = 1.0f;
   float logits_soft_cap = 0.0f;  // cap * tanh(logit / cap); 0: none
   TensorView alibi_slopes;       // float32 [num_qo_heads]: + slope * (key - query position)
-  float k_scale = 1.0f;          // numbers of k and v times these are keys and values
+  TensorView sinks;  // float32 [num_qo_heads]: the logit, neither scaled nor capped, of one more
+                     // key that every row sees, whose value is zero; rank 0: none
+  float k_scale = 1.0f;  // numbers of k and v times these are keys and values
   float v_scale = 1.0f;
   StridedView k_scales;  // float32, k's shape without the last dimension; rank 0: none
   StridedView v_scales;
