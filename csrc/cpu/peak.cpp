@@ -24,8 +24,9 @@ double thread_seconds() {
 
 // Null where nothing is known. The levels above what the CPU has are never run.
 cpu::PeakProbe find_probe(std::string_view arithmetic, Isa isa) {
+  if (arithmetic == "int8_token") arithmetic = "int8";  // the same products, fewer scales
   if (arithmetic != "int8" && arithmetic != "bf16" && arithmetic != "f32") {
-    throw InvalidArgument("[peak] arithmetic: expected int8, bf16 or f32, got \"" +
+    throw InvalidArgument("[peak] arithmetic: expected int8, int8_token, bf16 or f32, got \"" +
                           std::string(arithmetic) + "\"");
   }
 #if EFFINFER_X86

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from effinfer.testing import make_model
 from tests.reference import tiny
 
 THREADS = 2
@@ -114,3 +115,13 @@ def test_profile_prints_tables_on_stderr(tiny_model):
     assert "% of bound" in result.stderr and "barriers a step" in result.stderr
     assert "matmul" in result.stderr and "matmul" not in result.stdout
     assert "tok/s" in result.stdout
+
+
+def test_ternary_products_have_a_peak(tmp_path):
+    model = make_model("bitnet-tiny", tmp_path / "bitnet.gguf")
+    result = bench("-m", model, "--profile", "--json")
+    assert result.returncode == 0, result.stderr
+    profile = json.loads(result.stdout)["profile"]
+    rows = [r for r in profile["decode"]["kernels"] if r["arithmetic"] == "int8_token"]
+    assert {row["what"].split()[0] for row in rows} >= {"blk.attn_output", "blk.ffn_down"}
+    assert all(row["percent_of_bound"] > 0 for row in rows)
