@@ -45,11 +45,11 @@ class TernaryFormat:
 def ternary_format(config: Mapping[str, Any]) -> TernaryFormat | None:
     """From config.json; None for a model that is not quantised. Throws UnsupportedError for
     another method."""
-    if "BitnetForCausalLM" in (config.get("architectures") or ()):
-        return TernaryFormat(online=True)  # the first BitNet checkpoints: master weights only
     quantization = config.get("quantization_config")
     if not quantization:
-        return None
+        # The first BitNet checkpoints: master weights, and not a word of it.
+        is_first = "BitnetForCausalLM" in (config.get("architectures") or ())
+        return TernaryFormat(online=True) if is_first else None
     method = quantization.get("quant_method")
     if method != "bitnet":
         raise _core.UnsupportedError(

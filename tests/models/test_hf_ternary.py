@@ -163,7 +163,9 @@ def test_format_of_a_configuration():
     assert of(modules_to_not_convert=["a.b"]).excluded == ("a.b",)
     assert not of(modules_to_not_convert=["a.b"]).converts("a.b.c")
     assert of(modules_to_not_convert=["a.b"]).converts("a.bc")
-    assert ternary_format({"architectures": ["BitnetForCausalLM"]}).online
+    first = {"architectures": ["BitnetForCausalLM"]}
+    assert ternary_format(first) == TernaryFormat(online=True)
+    assert ternary_format({**first, "quantization_config": quantization}) == of()
     with pytest.raises(_core.UnsupportedError, match="gptq"):
         ternary_format({"quantization_config": {"quant_method": "gptq"}})
 
