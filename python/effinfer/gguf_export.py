@@ -17,7 +17,15 @@ from effinfer.models.config import (
     config_from_gguf,
     gguf_architecture,
 )
-from effinfer.tokenizer_gguf import CONTROL, HF_TOKENIZER_KEY, NORMAL, UNUSED, USER_DEFINED
+from effinfer.tokenizer_gguf import (
+    CONTROL,
+    GPT2,
+    HF_TOKENIZER_KEY,
+    NORMAL,
+    PATTERNS,
+    UNUSED,
+    USER_DEFINED,
+)
 
 _ROPE_FREQS = "rope_freqs.weight"
 
@@ -130,6 +138,7 @@ def tokenizer_metadata(folder: Path, config: ModelConfig) -> dict[str, Any]:
     vocab = {**model.get("vocab", {}), **{token["content"]: i for i, token in added.items()}}
     if model.get("type") == "BPE" and not model.get("byte_fallback"):
         keys.update(_byte_level_keys(model, vocab, added, config.vocab_size))
+        keys["tokenizer.ggml.pre"] = _pre_tokenizer(facts.get("pre_tokenizer") or {})
     texts = read_json(folder / "tokenizer_config.json")
     for kind in ("bos", "eos", "pad"):
         token = token_text(texts.get(f"{kind}_token"))
@@ -147,6 +156,20 @@ def tokenizer_metadata(folder: Path, config: ModelConfig) -> dict[str, Any]:
     return keys
 
 
+def _pre_tokenizer(facts: dict[str, Any]) -> str:
+    """GGUF's name of the pre-tokeniser that splits so; "default", GPT-2's, for an unknown one."""
+    patterns = []
+    for stage in facts.get("pretokenizers", [facts]):
+        kind = stage.get("type")
+        if kind == "Split":
+            patterns.append((stage.get("pattern") or {}).get("Regex"))
+        elif kind == "Digits" and stage.get("individual_digits"):
+            patterns.append(r"\p{N}")
+        elif kind == "ByteLevel" and stage.get("use_regex", True):
+            patterns.append(GPT2)
+    return next((name for name, known in PATTERNS.items() if known == patterns), "default")
+
+
 def _byte_level_keys(
     model: dict[str, Any], vocab: dict[str, int], added: dict[int, Any], vocab_size: int
 ) -> dict[str, Any]:
@@ -160,7 +183,6 @@ def _byte_level_keys(
     merges = [pair if isinstance(pair, str) else " ".join(pair) for pair in model["merges"]]
     return {
         "tokenizer.ggml.model": "gpt2",
-        "tokenizer.ggml.pre": "default",
         "tokenizer.ggml.tokens": [texts.get(i, f"[PAD{i}]") for i in range(size)],
         "tokenizer.ggml.token_type": types,
         "tokenizer.ggml.merges": merges,

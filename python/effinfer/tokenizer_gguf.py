@@ -37,10 +37,10 @@ _SLASH_TAIL = r" ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 
 # Regexes by the name of their family; each is a stage that splits the pieces of the stage before.
 # The empty stage is GPT-2's own pattern, which the ByteLevel pre-tokeniser has built in.
-_GPT2 = ""
-_PATTERNS: dict[str, list[str]] = {
-    "gpt-2": [_GPT2],
-    "smollm": [r"\p{N}", _GPT2],
+GPT2 = ""
+PATTERNS: dict[str, list[str]] = {
+    "gpt-2": [GPT2],
+    "smollm": [r"\p{N}", GPT2],
     "llama-bpe": [rf"{_CONTRACTIONS}|{_NOT_WORD}\p{{L}}+|\p{{N}}{{1,3}}|{_TAIL}"],
     "qwen2": [rf"{_CONTRACTIONS}|{_NOT_WORD}\p{{L}}+|\p{{N}}|{_TAIL}"],
     "tekken": [rf"{_NOT_WORD}{_CASED}|{_NOT_WORD}{_CAPITAL}|\p{{N}}|{_SLASH_TAIL}"],
@@ -128,11 +128,11 @@ def _byte_level_bpe(metadata: Metadata, tokens: list[str], types: Any) -> Tokeni
         tokenizer.normalizer = normalizers.NFC()
     stages: list[Any] = [
         pre_tokenizers.Split(Regex(pattern), "isolated")
-        for pattern in _PATTERNS[family]
-        if pattern != _GPT2
+        for pattern in PATTERNS[family]
+        if pattern != GPT2
     ]
     prefix = bool(metadata.get("tokenizer.ggml.add_space_prefix", False))
-    uses_gpt2 = _GPT2 in _PATTERNS[family]
+    uses_gpt2 = GPT2 in PATTERNS[family]
     stages.append(pre_tokenizers.ByteLevel(add_prefix_space=prefix, use_regex=uses_gpt2))
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(stages)
     tokenizer.decoder = decoders.ByteLevel()

@@ -10,6 +10,7 @@ import effinfer
 from effinfer import _core
 from effinfer.i2_s_orders import in_x86_order
 from effinfer.model_files import open_model
+from effinfer.tokenizer_gguf import PATTERNS, build_tokenizer
 from tests.reference import tiny
 
 EPSILON = float(np.finfo(np.float32).eps)
@@ -67,6 +68,18 @@ def test_a_folder_becomes_a_file_of_the_same_model(name, tmp_path):
     for key, field in other.fields.items():
         if not key.startswith(("GGUF.", "tokenizer.ggml.")):
             assert reader.fields[key].contents() == field.contents(), key
+
+
+@pytest.mark.parametrize("family", PATTERNS)
+def test_pre_tokenizers_keep_their_name(family, tmp_path):
+    """A folder whose tokenizer was built from a GGUF name gets that name again."""
+    folder = tiny.write_folder(tiny.FAMILIES["llama"], tmp_path / "folder")
+    words = [tiny.tokenizer().id_to_token(i) for i in range(tiny.VOCAB_SIZE)]
+    keys = {"model": "gpt2", "pre": family, "tokens": words, "merges": [" ".join(tiny.MERGE)]}
+    built = build_tokenizer({f"tokenizer.ggml.{key}": value for key, value in keys.items()})
+    built.save(str(folder / "tokenizer.json"))
+    effinfer.quantize(folder, tmp_path / "model.gguf", "f32")
+    assert _core.GgufFile(tmp_path / "model.gguf").get("tokenizer.ggml.pre") == family
 
 
 def test_a_file_keeps_its_metadata_and_vectors(tmp_path):
