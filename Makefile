@@ -7,6 +7,8 @@
 #   make fidelity  distance to a float32 reference on the full text
 #   make bench     speed against the peers, interleaved; writes docs/performance.md;
 #                  BENCH_FLAGS="--only context,batch" measures some sections again
+#   make bench-techniques
+#                  sparse prefills on real models; writes docs/techniques.md
 #   make format    rewrites the sources in the house style
 #   make stubs     rewrites the types of the native module, after a change of its bindings
 
@@ -18,7 +20,7 @@ BUILD := build/wheel
 FUZZ_MUTATIONS ?= 100000
 SETUP := $(BIN)/python tools/setup_venv.py
 
-.PHONY: demo test lint sanitize fidelity bench format stubs clean
+.PHONY: demo test lint sanitize fidelity bench bench-techniques format stubs clean
 .DEFAULT_GOAL := test
 
 $(BIN)/python:
@@ -80,6 +82,13 @@ bench: | $(BIN)/python
 	@$(SETUP) package --build-dir $(BUILD)
 	$(BIN)/python bench/run.py $(BENCH_FLAGS)
 	@echo "bench: docs/performance.md written"
+
+# Sparse prefills on real models and text; writes the tables of docs/techniques.md.
+bench-techniques: | $(BIN)/python
+	@$(SETUP) build test bench
+	@$(SETUP) package --build-dir $(BUILD)
+	$(BIN)/python bench/techniques.py
+	@echo "bench-techniques: docs/techniques.md written"
 
 # The typing stubs of the native module, generated from the built one.
 stubs: | $(BIN)/python

@@ -16,6 +16,8 @@ PYBIND11_MODULE(_core, m) {
   effinfer::bindings::register_sampling(m);
   effinfer::bindings::register_engine(m);
   effinfer::bindings::register_ops_matmul(m);
+  effinfer::bindings::register_paged_kv(m);
+  effinfer::bindings::register_ops_visits(m);
   effinfer::bindings::register_ops_attention(m);
   effinfer::bindings::register_ops_list_attention(m);
   effinfer::bindings::register_ops_scores(m);

@@ -25,6 +25,8 @@ void register_kv_cache(py::module_& m);
 void register_engine(py::module_& m);
 void register_ops_matmul(py::module_& m);
 void register_ops_attention(py::module_& m);
+void register_paged_kv(py::module_& m);
+void register_ops_visits(py::module_& m);
 void register_ops_list_attention(py::module_& m);
 void register_ops_scores(py::module_& m);
 void register_ops_index(py::module_& m);

@@ -4,20 +4,15 @@
 
 #include "bindings/arrays.h"
 #include "bindings/module.h"
+#include "bindings/paged_batch.h"
 #include "effinfer/ops/attention.h"
+#include "effinfer/ops/visits.h"
 
 namespace effinfer::bindings {
 namespace {
 
 using ops::PagedKv;
 using Pool = std::shared_ptr<ThreadPool>;
-
-ops::PagedBatch batch_of(const char* op, const py::array& qo_indptr, const py::array& kv_indptr,
-                         const py::array& kv_indices, const py::array& kv_len) {
-  const std::string prefix = "[" + std::string(op) + "] ";
-  return {view_of(qo_indptr, prefix + "qo_indptr"), view_of(kv_indptr, prefix + "kv_indptr"),
-          view_of(kv_indices, prefix + "kv_indices"), view_of(kv_len, prefix + "kv_len")};
-}
 
 void kv_append(PagedKv& kv, const py::array& k, const py::array& v, const py::array& qo_indptr,
                const py::array& kv_indptr, const py::array& kv_indices, const py::array& kv_len,
@@ -55,7 +50,8 @@ py::array_t<float> paged_attention(const py::array& q, const PagedKv& kv,
                                    const py::array& kv_indices, const py::array& kv_len,
                                    std::optional<float> scale, int32_t window_left, int32_t sinks,
                                    float soft_cap, const py::object& parents,
-                                   const std::string& arithmetic, const Pool& pool) {
+                                   const std::string& arithmetic, const ops::Visits* visits,
+                                   const Pool& pool) {
   const TensorView queries = view_of(q, "[paged_attention] q");
   const ops::PagedBatch batch =
       batch_of("paged_attention", qo_indptr, kv_indptr, kv_indices, kv_len);
@@ -65,6 +61,7 @@ py::array_t<float> paged_attention(const py::array& q, const PagedKv& kv,
       sinks,
       soft_cap,
       optional_view(parents, "[paged_attention] parents"),
+      visits,
       parse_dtype(arithmetic)};
   py::array_t<float> out = new_array(queries.dims);
   float* data = out.mutable_data();
@@ -88,7 +85,7 @@ py::tuple read_all(const PagedKv& kv) {
 
 }  // namespace
 
-void register_ops_attention(py::module_& m) {
+void register_paged_kv(py::module_& m) {
   py::class_<PagedKv>(m, "PagedKv",
                       "Keys and values of one layer in pages of 64 tokens, in the order of the "
                       "attention kernels; dtype f32, f16, bf16 or i8.")
@@ -104,6 +101,9 @@ void register_ops_attention(py::module_& m) {
       .def_property_readonly("dtype", [](const PagedKv& kv) { return name(kv.dtype()); })
       .def_property_readonly_static("page_size", [](const py::object&) { return 64; })
       .def("to_numpy", &read_all, "(k, v), float32 [num_pages, num_kv_heads, 64, head_dim].");
+}
+
+void register_ops_attention(py::module_& m) {
   m.def("kv_append", &kv_append, py::arg("kv"), py::arg("k"), py::arg("v"), py::arg("qo_indptr"),
         py::arg("kv_indptr"), py::arg("kv_indices"), py::arg("kv_len"),
         py::arg("pool") = py::none());
@@ -116,7 +116,7 @@ void register_ops_attention(py::module_& m) {
         py::arg("kv_indptr"), py::arg("kv_indices"), py::arg("kv_len"),
         py::arg("scale") = py::none(), py::arg("window_left") = -1, py::arg("sinks") = 0,
         py::arg("soft_cap") = 0.0f, py::arg("parents") = py::none(), py::arg("arithmetic") = "f32",
-        py::arg("pool") = py::none());
+        py::kw_only(), py::arg("visits") = py::none(), py::arg("pool") = py::none());
 }
 
 }  // namespace effinfer::bindings

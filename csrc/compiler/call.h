@@ -18,6 +18,7 @@
 #include "kernels/cost.h"
 #include "kernels/elementwise.h"
 #include "kernels/matmul.h"
+#include "kernels/prefill_index.h"
 #include "kernels/registry.h"
 
 namespace effinfer::compiler {
@@ -30,6 +31,7 @@ struct Step {
   int32_t top_k = 0;
   kernels::BatchLayout layout;
   std::span<const kernels::AttentionPlan> plans;  // by the slot of an attention shape
+  std::span<const kernels::VisitPlan> visits;     // by the slot of a visit shape
   std::byte* own = nullptr;                       // a member's own arena in a small step
 
   int64_t count(const Dim& dim) const {

@@ -30,6 +30,10 @@ void Executable::Impl::reserve_plans() {
   partial_out.resize(partial_floats);
   partial_ms.resize(partials * 2);
   plans.resize(shared.attention_shapes.size());
+  for (const kernels::VisitShape& shape : shared.visit_shapes) {
+    visit_buffers.emplace_back(shape, limits.max_tokens, limits.max_sequences, limits.max_seq_len);
+  }
+  visits.resize(visit_buffers.size());
   if (shared.max_top > 0) top_lists.resize(static_cast<size_t>(pool->size() * limits.max_rows));
 }
 
@@ -39,6 +43,9 @@ void Executable::Impl::plan_step(const kernels::BatchLayout& layout) {
         plan_buffers[slot].items.data(), plan_buffers[slot].merges.data(), partial_out.data(),
         partial_ms.data(), plan_buffers[slot].done.data()};
     plans[slot] = kernels::plan_attention(shared.attention_shapes[slot], layout, buffers);
+  }
+  for (size_t slot = 0; slot < visits.size(); ++slot) {
+    visits[slot] = visit_buffers[slot].plan(layout);
   }
 }
 
@@ -90,6 +97,7 @@ void Executable::Impl::run_step(const Batch& batch, KvCache& cache, compiler::St
                  batch.ancestors.empty() ? nullptr : batch.ancestors.data()};
   plan_step(step.layout);
   step.plans = plans;
+  step.visits = visits;
 
   const size_t index = program_of_phase[static_cast<size_t>(batch.phase)];
   Program& program = programs[index];

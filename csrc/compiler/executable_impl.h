@@ -37,6 +37,7 @@ struct Executable::Impl {
     std::vector<int32_t> done;
   };
   std::vector<PlanBuffers> plan_buffers;
+  std::vector<kernels::VisitBuffers> visit_buffers;  // shared by layers in the same way
   std::vector<float> partial_out;
   std::vector<float> partial_ms;
 
@@ -44,6 +45,7 @@ struct Executable::Impl {
 
   // Of the step that runs.
   std::vector<kernels::AttentionPlan> plans;
+  std::vector<kernels::VisitPlan> visits;
   std::vector<const compiler::Call*> active;
   std::unique_ptr<compiler::Recorder> recorder;  // null: no profile is being made
 

@@ -85,11 +85,12 @@ void print_arena(std::ostream& out, const Graph& graph, const CompileOptions& op
       const Value& value = graph.value(node.outputs[j]);
       const int64_t offset = node.get_ints(graph::kArenaKey)[j];
       const int end = std::max(last[static_cast<size_t>(node.outputs[j])], static_cast<int>(i));
-      rows.push_back(
-          {"%" + value.name, std::string(name(value.dtype)) + graph::to_string(value.shape),
-           offset >= 0 ? std::to_string(offset) : (value.dtype == DType::kv ? "handle" : "logits"),
-           std::to_string(compiler::largest_bytes(value, node, options)),
-           std::to_string(i) + ".." + std::to_string(end)});
+      rows.push_back({"%" + value.name,
+                      std::string(name(value.dtype)) + graph::to_string(value.shape),
+                      offset >= 0 ? std::to_string(offset)
+                                  : (compiler::is_handle(value) ? "handle" : "logits"),
+                      std::to_string(compiler::largest_bytes(value, node, options)),
+                      std::to_string(i) + ".." + std::to_string(end)});
     }
   }
   print_table(out, rows);

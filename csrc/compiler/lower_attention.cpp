@@ -42,7 +42,7 @@ void lower_rope_table(Lowering& lowering, const Node& node) {
   const float* divisors = node.inputs.size() == 2
                               ? lowering.weights().floats(lowering.graph().value(node.inputs[1]))
                               : nullptr;
-  float* inv_freq = lowering.constant(static_cast<size_t>(parameters.dims / 2));
+  float* inv_freq = lowering.constant<float>(static_cast<size_t>(parameters.dims / 2));
   kernels::RopeTableProblem problem;
   problem.factor = kernels::rope_inv_freq(parameters, divisors, inv_freq);
   problem.rows = lowering.max_rows(out_id);
@@ -166,12 +166,32 @@ const Node* inner_append(const Graph& graph, const Node& attention) {
   return nullptr;
 }
 
+const Node& attention_of(const Graph& graph, const Node& append) {
+  for (const Node& node : graph.nodes) {
+    if (node.op == "attention" && node.inputs[0] == append.outputs[0]) return node;
+  }
+  throw InvalidArgument("[compile] rope_append: expected an attention that reads its queries");
+}
+
+size_t attention_slot(Lowering& lowering, const Node& node) {
+  return lowering.attention_slot({int_attribute(node, "heads"), int_attribute(node, "kv_heads"),
+                                  int_attribute(node, "head_dim"), int_attribute(node, "window"),
+                                  int_attribute(node, "sinks")});
+}
+
 }  // namespace
 
+// Tiles of several rows of a sequence read what others append: one that may run inside attention
+// goes first then.
 void lower_rope_append(Lowering& lowering, const Node& node) {
-  if (runs_in_attention(node)) return;  // lower_attention knows when it has to run on its own
   const RopeAppend made = make_rope_append(lowering, node);
-  lowering.add(node, made.problem, made.places);
+  if (!runs_in_attention(node)) return lowering.add(node, made.problem, made.places);
+  const size_t slot = attention_slot(lowering, attention_of(lowering.graph(), node));
+  const auto prepare = [places = made.places, slot](kernels::RopeAppendProblem& p,
+                                                    const Step& step) {
+    return !step.plans[slot].one_tile && places(p, step);
+  };
+  lowering.add(node, made.problem, prepare);
 }
 
 void lower_attention(Lowering& lowering, const Node& node) {
@@ -192,29 +212,23 @@ void lower_attention(Lowering& lowering, const Node& node) {
   const bool as_operand = node.get_bool("as_operand");
   const Operand act = as_operand ? lowering.operand(out_id) : Operand{};
   problem.out_act = act.largest;
-  const size_t slot =
-      lowering.attention_slot({problem.num_qo_heads, problem.kv.num_kv_heads, problem.kv.head_dim,
-                               problem.window_left, problem.sinks});
-
-  // Tiles of several rows of a sequence read what others append: the append goes first then.
+  const size_t slot = attention_slot(lowering, node);
+  const bool has_visits = node.inputs.size() == 3;
+  const size_t visits = has_visits ? lowering.visit_slot(node) : 0;
+  // For what variants reject and describe() tells.
+  if (has_visits) problem.visits.list_words = 1;
   const Node* append = inner_append(lowering.graph(), node);
   const RopeAppend inner = append != nullptr ? make_rope_append(lowering, *append) : RopeAppend{};
-  if (append != nullptr) {
-    const auto prepare_append = [places = inner.places, slot](kernels::RopeAppendProblem& p,
-                                                              const Step& step) {
-      return !step.plans[slot].one_tile && places(p, step);
-    };
-    lowering.add(*append, inner.problem, prepare_append);
-    problem.append = inner.problem;
-  }
+  problem.append = inner.problem;
   const auto prepare = [q = lowering.floats(node.inputs[0]), out = lowering.floats(out_id), act,
-                        as_operand, slot, layer = int_attribute(node, "layer"),
+                        as_operand, slot, layer = int_attribute(node, "layer"), has_visits, visits,
                         has_append = append != nullptr,
                         places = inner.places](kernels::AttentionProblem& p, const Step& step) {
     p.q = q.at(step);
     p.kv = step.cache->layer(layer);
     p.batch = step.layout;
     p.plan = step.plans[slot];
+    if (has_visits) p.visits = step.visits[visits];
     if (as_operand) {
       p.out_act = act.at(step, step.layout.num_tokens);
     } else {

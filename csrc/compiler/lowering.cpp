@@ -32,6 +32,8 @@ constexpr std::array kRules = {
     Rule{"kv_append", lower_kv_append},
     Rule{"rope_append", lower_rope_append},
     Rule{"attention", lower_attention},
+    Rule{"column_index", lower_column_index},
+    Rule{"block_index", lower_block_index},
     Rule{"to_act", lower_to_act},
     Rule{"matmul", lower_matmul},
     Rule{"matmul_glu", lower_matmul},
@@ -117,9 +119,16 @@ size_t Lowering::attention_slot(const kernels::AttentionShape& shape) {
   return shapes.size() - 1;
 }
 
-float* Lowering::constant(size_t count) {
-  shared_.constants.push_back(std::make_unique<float[]>(count));
-  return shared_.constants.back().get();
+size_t Lowering::visit_slot(const Node& node) {
+  kernels::VisitShape shape;
+  shape.num_qo_heads = static_cast<int32_t>(node.get_int("heads"));
+  shape.num_kv_heads = static_cast<int32_t>(node.get_int("kv_heads"));
+  shape.block_rows = kernels::visit_block_rows(shape.num_qo_heads, shape.num_kv_heads);
+  auto& shapes = shared_.visit_shapes;
+  const auto known = std::find(shapes.begin(), shapes.end(), shape);
+  const auto slot = static_cast<size_t>(known - shapes.begin());
+  if (known == shapes.end()) shapes.push_back(shape);
+  return slot;
 }
 
 std::string Lowering::label(const Node& node) const {

@@ -38,7 +38,8 @@ struct Shared {
   std::unique_ptr<WeightStore> weights;
   std::byte* arena = nullptr;
   std::vector<kernels::AttentionShape> attention_shapes;  // distinct ones: the slots of plans
-  std::vector<std::unique_ptr<float[]>> constants;        // such as rotary frequencies
+  std::vector<kernels::VisitShape> visit_shapes;          // the same
+  std::vector<std::shared_ptr<void>> constants;           // such as rotary frequencies
   size_t scratch_bytes = 0;                               // of a member
   int32_t max_top = 0;  // logits a row that the head can keep; 0: it writes all of them
 };
@@ -64,7 +65,16 @@ class Lowering {
 
   // The plan slot of an attention shape.
   size_t attention_slot(const kernels::AttentionShape& shape);
-  float* constant(size_t count);  // memory that lives as long as the executable
+  // The slot of the lists that a node with heads and kv_heads writes or reads.
+  size_t visit_slot(const Node& node);
+  int32_t max_seq_len() const { return shared_.options.max_seq_len; }
+  // Memory that lives as long as the executable.
+  template <class T>
+  T* constant(size_t count) {
+    std::shared_ptr<T[]> memory(new T[count]());
+    shared_.constants.push_back(memory);
+    return memory.get();
+  }
   // The node at hand computes the logits and can keep the highest of them.
   void offer_top(int64_t vocab_size) {
     shared_.max_top = static_cast<int32_t>(std::min<int64_t>(vocab_size, kernels::kMaxTop));
@@ -113,6 +123,8 @@ void lower_rope(Lowering& lowering, const Node& node);
 void lower_kv_append(Lowering& lowering, const Node& node);
 void lower_rope_append(Lowering& lowering, const Node& node);
 void lower_attention(Lowering& lowering, const Node& node);
+void lower_column_index(Lowering& lowering, const Node& node);
+void lower_block_index(Lowering& lowering, const Node& node);
 void lower_to_act(Lowering& lowering, const Node& node);
 void lower_matmul(Lowering& lowering, const Node& node);
 

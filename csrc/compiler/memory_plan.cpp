@@ -63,6 +63,10 @@ bool is_own(const Node& node) {
   return node.has(graph::kOwnKey);
 }
 
+bool is_handle(const Value& value) {
+  return value.dtype == DType::kv || value.dtype == DType::visits;
+}
+
 int64_t largest(const Dim& dim, const CompileOptions& options) {
   switch (dim.kind) {
     case Dim::Kind::tokens:
@@ -78,7 +82,7 @@ int64_t largest(const Dim& dim, const CompileOptions& options) {
 }
 
 int64_t largest_bytes(const Value& value, const Node& producer, const CompileOptions& options) {
-  if (value.dtype == DType::kv) return 0;
+  if (is_handle(value)) return 0;
   int64_t bytes = 0;
   bool overflow = false;
   if (value.dtype == DType::act) {

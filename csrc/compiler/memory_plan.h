@@ -36,6 +36,9 @@ inline constexpr int64_t kOwnRows = 4;
 // Whether every member computes the node in such a step.
 bool is_own(const Node& node);
 
+// A handle orders nodes and has no bytes.
+bool is_handle(const Value& value);
+
 // A dimension at the largest step that the options allow.
 int64_t largest(const Dim& dim, const CompileOptions& options);
 

@@ -18,6 +18,18 @@ int Rewriter::only_user(ValueId value, std::string_view op) const {
   return std::find(outputs.begin(), outputs.end(), value) == outputs.end() ? list[0] : -1;
 }
 
+int Rewriter::attention_of(ValueId value) const {
+  const auto& outputs = graph_.outputs;
+  if (std::find(outputs.begin(), outputs.end(), value) != outputs.end()) return -1;
+  int attention = -1;
+  for (const int user : users(value)) {
+    if (is(user, "column_index") || is(user, "block_index")) continue;
+    if (!is(user, "attention") || attention >= 0) return -1;
+    attention = user;
+  }
+  return attention;
+}
+
 void Rewriter::record(int index) {
   for (const ValueId id : node(index).outputs) producers_[static_cast<size_t>(id)] = index;
   for (const ValueId id : node(index).inputs) {

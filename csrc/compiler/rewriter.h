@@ -28,6 +28,9 @@ class Rewriter {
   // The node that alone uses the value, if it is an `op`; else -1. What the graph returns has a
   // user outside.
   int only_user(ValueId value, std::string_view op) const;
+  // The one attention that uses the value, if nothing else does but the indices that choose its
+  // keys; else -1.
+  int attention_of(ValueId value) const;
 
   void erase(int index);
   void replace(int index, Node node);

@@ -18,7 +18,7 @@ constexpr std::array<DTypeInfo, kNumDTypes> kInfo = {{
     {"q5_k", 256, 176, true},    {"q6_k", 256, 210, true}, {"iq4_nl", 32, 18, true},
     {"iq4_xs", 256, 136, true},  {"tq1_0", 256, 54, true}, {"tq2_0", 256, 66, true},
     {"i2_s", 128, 32, true, 32}, {"f8_e4m3", 1, 1, false}, {"f8_e5m2", 1, 1, false},
-    {"act", 1, 0, false},        {"kv", 1, 0, false},
+    {"act", 1, 0, false},        {"kv", 1, 0, false},      {"visits", 1, 0, false},
 }};
 
 }  // namespace

@@ -30,6 +30,7 @@ struct AttentionTile {
   int32_t sinks;              // keys [0, sinks) stay visible behind the window
   int32_t step_start;         // place of the sequence's first token of this step
   const uint64_t* ancestors;  // of the tile's tokens, as in BatchLayout; null: a chain
+  const uint64_t* visits;     // a word for each page of the sequence; null: all tokens
   float sm_scale;
   float soft_cap;
 
@@ -80,10 +81,11 @@ inline constexpr int64_t attention_spare_floats(int64_t head_dim) {
   return 16 * head_dim;
 }
 
-// Query, scores, chunk output, total output; maximum, sum, factor of chunk, maximum and sum of all.
-// Rows may be padded, to no more than the next multiple of 16.
+// Query, scores, chunk output, total output; maximum, sum, factor of chunk, maximum and sum of all;
+// a page's keys, values and scales. Rows may be padded, to no more than the next multiple of 16.
 inline constexpr int64_t attention_scratch_floats(int64_t rows, int64_t head_dim) {
-  return (rows + 15) / 16 * 16 * (3 * head_dim + 64 + 5) + attention_spare_floats(head_dim);
+  return (rows + 15) / 16 * 16 * (3 * head_dim + 64 + 5) + attention_spare_floats(head_dim) +
+         64 * (2 * head_dim + 2);
 }
 
 }  // namespace effinfer::cpu

@@ -95,6 +95,7 @@ class Member {
     const int32_t first_row = p_.batch.qo_indptr[item.sequence];
     tile.step_start = p_.batch.kv_len[item.sequence] - (end_row - first_row);
     if (p_.batch.ancestors != nullptr) tile.ancestors = p_.batch.ancestors + item.first_row;
+    tile.visits = p_.visits.of_rows(p_.batch, item.sequence, item.first_row, item.kv_head);
     tile.sm_scale = p_.sm_scale;
     tile.soft_cap = p_.logits_soft_cap;
     tile.scratch = scratch_;
@@ -165,6 +166,7 @@ const char* rejects_shape(const AttentionProblem& p) {
   if (p.kv.num_kv_heads <= 0 || p.num_qo_heads <= 0 || p.num_qo_heads % p.kv.num_kv_heads != 0) {
     return "heads is not a multiple of kv_heads";
   }
+  if (p.visits.list_words > 0 && p.window_left >= 0) return "visits know no window";
   const int64_t group_cols =
       static_cast<int64_t>(p.num_qo_heads / p.kv.num_kv_heads) * p.kv.head_dim;
   if (p.out_act.data != nullptr && group_cols % kernels::kActivationBlock != 0) {

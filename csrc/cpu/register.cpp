@@ -12,6 +12,7 @@ void cpu::register_cpu() {
   register_attention();
   register_list_attention();
   register_attention_scores();
+  register_prefill_index();
   register_rope_append();
   register_elementwise();
   register_merge_states();

@@ -9,6 +9,7 @@ void register_matmul();
 void register_attention();
 void register_list_attention();
 void register_attention_scores();
+void register_prefill_index();
 void register_rope_append();
 void register_elementwise();
 void register_merge_states();

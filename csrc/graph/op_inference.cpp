@@ -95,6 +95,60 @@ std::vector<ValueType> matmul_parts(const OpContext& context) {
   return outputs;
 }
 
+// q [T, heads * head_dim] and the handle of the layer's cache.
+const Shape& queries_and_cache(const OpContext& context) {
+  const Shape& q = context.matrix(0, "q", DType::f32);
+  rows_are_tokens(context, "q", q);
+  heads_fit(context, "q", q, "heads");
+  const ValueType kv = kv_handle(context, "kv_heads");
+  const Value& handle = context.input(1);
+  if (handle.dtype != DType::kv || handle.kind != Value::Kind::node || handle.shape != kv.shape) {
+    context.fail("kv", "the handle kv" + to_string(kv.shape) + " of a kv_append",
+                 type_to_string(handle));
+  }
+  if (context.positive("heads") % context.positive("kv_heads") != 0) {
+    context.fail("kv_heads", "a divisor of heads",
+                 std::to_string(context.node().get_int("kv_heads")));
+  }
+  return q;
+}
+
+// The handle of a layer's lists: visits[layer, kv_heads].
+ValueType visits_handle(const OpContext& context) {
+  return {
+      DType::visits,
+      {Dim::constant(context.positive("layer", 0)), Dim::constant(context.positive("kv_heads"))}};
+}
+
+void check_visits(const OpContext& context) {
+  if (context.num_inputs() < 3) return;
+  const ValueType visits = visits_handle(context);
+  const Value& handle = context.input(2);
+  if (handle.dtype != DType::visits || handle.shape != visits.shape) {
+    context.fail("visits", "the handle visits" + to_string(visits.shape) + " of an index",
+                 type_to_string(handle));
+  }
+}
+
+void check_share(const OpContext& context, std::string_view attribute) {
+  const double share = context.node().get_float(attribute);
+  context.require(share >= 0.0 && share <= 1.0, attribute, "a share of at most 1");
+}
+
+// What indices have in common.
+std::vector<ValueType> infer_index(const OpContext& context) {
+  queries_and_cache(context);
+  check_visits(context);
+  for (const char* attribute : {"sinks", "window", "min_tokens"}) context.positive(attribute, 0);
+  int64_t last = -1;
+  for (const int64_t head : context.node().get_ints("only")) {
+    context.require(head > last && head < context.node().get_int("kv_heads"), "only",
+                    "KV heads in increasing order");
+    last = head;
+  }
+  return {visits_handle(context)};
+}
+
 }  // namespace
 
 std::vector<ValueType> infer_embedding(const OpContext& context) {
@@ -163,21 +217,28 @@ std::vector<ValueType> infer_kv_append(const OpContext& context) {
   return {kv_handle(context, "heads")};
 }
 
+std::vector<ValueType> infer_column_index(const OpContext& context) {
+  context.positive("last_rows");
+  for (const char* attribute : {"row_stride", "columns", "slashes"}) context.positive(attribute, 0);
+  check_share(context, "column_mass");
+  check_share(context, "slash_mass");
+  return infer_index(context);
+}
+
+std::vector<ValueType> infer_block_index(const OpContext& context) {
+  const int64_t stride = context.positive("stride", 0);
+  const bool cuts_a_page = stride >= 4 && stride <= 64 && (stride & (stride - 1)) == 0;
+  context.require(stride == 0 || cuts_a_page, "stride", "0, 4, 8, 16, 32 or 64");
+  context.positive("pages", 0);
+  check_share(context, "mass");
+  return infer_index(context);
+}
+
 std::vector<ValueType> infer_attention(const OpContext& context) {
-  const Shape& q = context.matrix(0, "q", DType::f32);
-  rows_are_tokens(context, "q", q);
-  heads_fit(context, "q", q, "heads");
-  const ValueType kv = kv_handle(context, "kv_heads");
-  const Value& handle = context.input(1);
-  if (handle.dtype != DType::kv || handle.kind != Value::Kind::node || handle.shape != kv.shape) {
-    context.fail("kv", "the handle kv" + to_string(kv.shape) + " of a kv_append",
-                 type_to_string(handle));
-  }
-  if (context.positive("heads") % context.positive("kv_heads") != 0) {
-    context.fail("kv_heads", "a divisor of heads",
-                 std::to_string(context.node().get_int("kv_heads")));
-  }
-  context.positive("window", -1);
+  const Shape& q = queries_and_cache(context);
+  check_visits(context);
+  const int64_t window = context.positive("window", -1);
+  context.require(window < 0 || context.num_inputs() < 3, "window", "-1 with visits");
   context.positive("sinks", 0);
   context.require(context.node().get_float("soft_cap") >= 0.0, "soft_cap", "at least 0");
   return {floats_or_operand(context, q)};

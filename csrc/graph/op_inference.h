@@ -14,6 +14,8 @@ std::vector<ValueType> infer_ternary_linear(const OpContext& context);
 std::vector<ValueType> infer_rope_table(const OpContext& context);
 std::vector<ValueType> infer_rope(const OpContext& context);
 std::vector<ValueType> infer_kv_append(const OpContext& context);
+std::vector<ValueType> infer_column_index(const OpContext& context);
+std::vector<ValueType> infer_block_index(const OpContext& context);
 std::vector<ValueType> infer_attention(const OpContext& context);
 std::vector<ValueType> infer_unary(const OpContext& context);
 std::vector<ValueType> infer_binary(const OpContext& context);

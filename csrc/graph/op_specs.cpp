@@ -34,9 +34,9 @@ AttributeSpec integers(std::string_view name) {
   return {name, AttributeType::integers, Attribute(std::vector<int64_t>())};
 }
 
-std::vector<OpSpec> make_ops() {
+// What a model definition writes.
+std::vector<OpSpec> model_ops() {
   return {
-      // What a model definition writes.
       {"embedding", 2, 2, {number("scale", 1.0)}, infer_embedding},
       {"rms_norm",
        2,
@@ -65,9 +65,24 @@ std::vector<OpSpec> make_ops() {
        2,
        {integer("layer"), integer("heads"), integer("head_dim")},
        infer_kv_append},
+      {"column_index",
+       2,
+       3,
+       {integer("layer"), integer("heads"), integer("kv_heads"), integer("head_dim"),
+        number("scale"), integer("last_rows", 64), integer("row_stride", 0), integer("columns", 0),
+        number("column_mass", 0.0), integer("slashes", 0), number("slash_mass", 0.0),
+        integer("sinks", 0), integer("window", 0), integer("min_tokens", 0), integers("only")},
+       infer_column_index},
+      {"block_index",
+       2,
+       3,
+       {integer("layer"), integer("heads"), integer("kv_heads"), integer("head_dim"),
+        number("scale"), integer("stride", 0), integer("pages", 0), number("mass", 0.0),
+        integer("sinks", 0), integer("window", 0), integer("min_tokens", 0), integers("only")},
+       infer_block_index},
       {"attention",
        2,
-       2,
+       3,
        {integer("layer"), integer("heads"), integer("kv_heads"), integer("head_dim"),
         number("scale"), integer("window", -1), integer("sinks", 0), number("soft_cap", 0.0),
         flag("as_operand", false)},
@@ -80,7 +95,12 @@ std::vector<OpSpec> make_ops() {
       {"scale", 1, 1, {number("factor")}, infer_unary, alias_first},
       {"softcap", 1, 1, {number("cap")}, infer_unary, alias_first},
       {"select_rows", 2, 2, {}, infer_select_rows},
-      // What only passes write.
+  };
+}
+
+// What only passes write.
+std::vector<OpSpec> pass_ops() {
+  return {
       {"to_act", 1, 1, {}, infer_to_act},
       {"matmul",
        2,
@@ -179,7 +199,11 @@ void check_attributes(const OpSpec& spec, const OpContext& context) {
 }  // namespace
 
 const std::vector<OpSpec>& all_ops() {
-  static const std::vector<OpSpec> ops = make_ops();
+  static const std::vector<OpSpec> ops = [] {
+    std::vector<OpSpec> all = model_ops();
+    for (OpSpec& op : pass_ops()) all.push_back(std::move(op));
+    return all;
+  }();
   return ops;
 }
 

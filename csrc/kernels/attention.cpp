@@ -34,6 +34,7 @@ std::string describe(const AttentionProblem& problem) {
   if (problem.arithmetic != Arithmetic::f32) {
     text += " arithmetic=" + std::string(name(problem.arithmetic));
   }
+  if (problem.visits.list_words > 0) text += " visits";
   if (problem.out_act.cols > 0) {
     text += " out=" + std::string(name(problem.out_act.arithmetic));
   }
@@ -48,7 +49,8 @@ std::string describe(const RopeAppendProblem& problem) {
          (problem.k_norm != nullptr ? " k_norm" : "");
 }
 
-// A sequence's keys are read once, whatever the number of its rows and of tiles.
+// A sequence's keys are read once, whatever the number of its rows and of tiles. With lists of
+// visits, whose sizes only the step knows: as if all keys were visited.
 Cost cost(const AttentionProblem& problem) {
   const BatchLayout& batch = problem.batch;
   const int64_t width = int64_t{problem.num_qo_heads} * problem.kv.head_dim;

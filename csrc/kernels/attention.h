@@ -15,6 +15,7 @@
 #include "kernels/activation.h"
 #include "kernels/cost.h"
 #include "kernels/kv_layout.h"
+#include "kernels/visits.h"
 
 namespace effinfer::kernels {
 
@@ -97,6 +98,7 @@ struct AttentionProblem {
   Arithmetic arithmetic = Arithmetic::f32;
   int32_t window_left = -1;  // -1: none; a row at position p sees [p - window_left, p]
   int32_t sinks = 0;         // with a window: keys [0, sinks) are seen too
+  VisitPlan visits;          // without a window; lists that the step has written before
   float* out = nullptr;      // [T, num_qo_heads * head_dim]
   int64_t out_stride = 0;
   // When its data is set, the result goes there as an operand and not to `out`; the columns of a KV
@@ -138,6 +140,9 @@ struct AttentionPlanBuffers {
 };
 AttentionPlan plan_attention(const AttentionShape& shape, const BatchLayout& batch,
                              const AttentionPlanBuffers& buffers);
+
+// Rows of a list of visits: whole tiles of a sequence's rows.
+int32_t visit_block_rows(int32_t num_qo_heads, int32_t num_kv_heads);
 
 std::string describe(const AttentionProblem& problem);
 std::string describe(const RopeAppendProblem& problem);

@@ -16,8 +16,12 @@ int64_t group_size(const AttentionShape& shape) {
   return shape.num_qo_heads / shape.num_kv_heads;
 }
 
+int64_t tile_tokens(int64_t group) {
+  return std::max<int64_t>(1, kAttentionTileRows / group);
+}
+
 int64_t tile_tokens(const AttentionShape& shape) {
-  return std::max<int64_t>(1, kAttentionTileRows / group_size(shape));
+  return tile_tokens(group_size(shape));
 }
 
 int64_t ceil_div(int64_t a, int64_t b) {
@@ -158,6 +162,11 @@ AttentionPlanSize attention_plan_size(const AttentionShape& shape, int64_t max_t
   // A split item has at least a group's partials, and a merge at least two groups'.
   return {tiles + std::min(tiles * chunks, partials / group),
           std::min(max_tokens * shape.num_kv_heads, partials / (2 * group)), partials};
+}
+
+int32_t visit_block_rows(int32_t num_qo_heads, int32_t num_kv_heads) {
+  const int64_t tokens = tile_tokens(num_qo_heads / num_kv_heads);
+  return static_cast<int32_t>(kVisitBlockRows / tokens * tokens);
 }
 
 AttentionPlan plan_attention(const AttentionShape& shape, const BatchLayout& batch,

@@ -4,8 +4,10 @@
 #include <cmath>
 #include <vector>
 
+#include "effinfer/ops/visits.h"
 #include "kernels/attention.h"
 #include "kernels/registry.h"
+#include "ops/paged_batch.h"
 #include "ops/validate.h"
 
 namespace effinfer::ops {
@@ -16,68 +18,6 @@ const int32_t* ints(const TensorView& view) {
 }
 const float* floats(const TensorView& view) {
   return static_cast<const float*>(view.data);
-}
-
-// [count + 1] offsets, from 0, never decreasing.
-void check_indptr(const Validator& check, std::string_view argument, const TensorView& view,
-                  int64_t count) {
-  check.dtype(argument, view, DType::i32);
-  check.shape(argument, view, {count + 1});
-  const int32_t* values = ints(view);
-  check.expect(values[0] == 0, argument, "0 first", std::to_string(values[0]));
-  for (int64_t i = 0; i < count; ++i) {
-    if (values[i] <= values[i + 1]) continue;
-    check.expect(false, argument, "values that never decrease",
-                 std::to_string(values[i]) + " before " + std::to_string(values[i + 1]));
-  }
-}
-
-kernels::BatchLayout check_batch(const Validator& check, const PagedBatch& batch, int64_t tokens,
-                                 const PagedKv& kv) {
-  check.dtype("kv_len", batch.kv_len, DType::i32);
-  check.rank("kv_len", batch.kv_len, 1);
-  const int64_t sequences = batch.kv_len.dims[0];
-  check_indptr(check, "qo_indptr", batch.qo_indptr, sequences);
-  check_indptr(check, "kv_indptr", batch.kv_indptr, sequences);
-  check.indices("kv_indices", batch.kv_indices, kv.num_pages());
-  const int32_t* qo_indptr = ints(batch.qo_indptr);
-  const int32_t* kv_indptr = ints(batch.kv_indptr);
-  check.expect(qo_indptr[sequences] == tokens, "qo_indptr",
-               std::to_string(tokens) + " last, as many as query rows",
-               std::to_string(qo_indptr[sequences]));
-  check.expect(kv_indptr[sequences] <= batch.kv_indices.dims[0], "kv_indptr",
-               "at most " + std::to_string(batch.kv_indices.dims[0]) + ", the size of kv_indices",
-               std::to_string(kv_indptr[sequences]));
-  for (int64_t s = 0; s < sequences; ++s) {
-    const int64_t rows = qo_indptr[s + 1] - qo_indptr[s];
-    const int64_t room = static_cast<int64_t>(kv_indptr[s + 1] - kv_indptr[s]) * PagedKv::kPageSize;
-    const int32_t length = ints(batch.kv_len)[s];
-    if (length >= rows && length <= room) continue;
-    check.expect(false, "kv_len[" + std::to_string(s) + "]",
-                 "at least its " + std::to_string(rows) + " query rows and at most the " +
-                     std::to_string(room) + " tokens of its pages",
-                 std::to_string(length));
-  }
-  kernels::BatchLayout layout;
-  layout.num_tokens = tokens;
-  layout.num_sequences = sequences;
-  layout.qo_indptr = qo_indptr;
-  layout.kv_indptr = kv_indptr;
-  layout.kv_indices = ints(batch.kv_indices);
-  layout.kv_len = ints(batch.kv_len);
-  return layout;
-}
-
-// q, [T, a multiple of num_kv_heads, head_dim]: the number of heads.
-int32_t check_queries(const Validator& check, const TensorView& q, const PagedKv& kv) {
-  check.dtype("q", q, DType::f32);
-  check.rank("q", q, 3);
-  check.expect(q.dims[1] > 0 && q.dims[1] % kv.num_kv_heads() == 0 && q.dims[2] == kv.head_dim(),
-               "q",
-               "shape [T, a multiple of " + std::to_string(kv.num_kv_heads()) + ", " +
-                   std::to_string(kv.head_dim()) + "]",
-               q.dims.to_string());
-  return static_cast<int32_t>(q.dims[1]);
 }
 
 void check_keys(const Validator& check, std::string_view argument, const TensorView& x,
@@ -192,6 +132,13 @@ void paged_attention(const TensorView& q, const PagedKv& kv, const PagedBatch& b
   problem.logits_soft_cap = options.logits_soft_cap;
   problem.window_left = options.window_left;
   problem.sinks = options.sinks;
+  if (options.visits != nullptr) {
+    options.visits->check("paged_attention", problem.batch, heads, kv.num_kv_heads());
+    check.expect(options.window_left < 0, "window_left", "-1 with visits",
+                 std::to_string(options.window_left));
+    check.expect(ancestors.empty(), "parents", "none with visits", "some");
+    problem.visits = options.visits->plan();
+  }
   if (options.arithmetic == DType::bf16) problem.arithmetic = kernels::Arithmetic::bf16;
   problem.out = out;
 

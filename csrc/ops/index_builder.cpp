@@ -3,10 +3,9 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
-#include <numeric>
 #include <string>
 
-#include "kernels/top_list.h"
+#include "kernels/choose_top.h"
 
 namespace effinfer::ops {
 
@@ -133,24 +132,7 @@ void check_top(const Validator& check, std::string_view argument, const TopScore
 
 std::vector<int32_t> choose_top(const float* scores, int64_t count, const TopScores& top) {
   std::vector<int32_t> order(static_cast<size_t>(count));
-  std::iota(order.begin(), order.end(), 0);
-  const auto before = [&](int32_t a, int32_t b) {
-    const int32_t x = kernels::order_key(scores[a]), y = kernels::order_key(scores[b]);
-    return x != y ? x > y : a < b;
-  };
-  if (top.mass <= 0.0f) {
-    const auto kept = std::min<int64_t>(top.count, count);
-    std::nth_element(order.begin(), order.begin() + kept, order.end(), before);
-    order.resize(static_cast<size_t>(kept));
-    return order;
-  }
-  std::sort(order.begin(), order.end(), before);
-  double all = 0.0;
-  for (const int32_t i : order) all += scores[i];
-  double sum = 0.0;
-  size_t kept = 0;
-  while (kept < order.size() && !(sum >= top.mass * all)) sum += scores[order[kept++]];
-  order.resize(kept);
+  order.resize(static_cast<size_t>(kernels::choose_top(scores, count, top, order.data())));
   return order;
 }
 

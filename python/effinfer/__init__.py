@@ -11,7 +11,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from effinfer import graph, hub, models, ops
+    from effinfer import graph, hub, models, ops, techniques
     from effinfer._core import (
         CancelledError,
         Error,
@@ -49,7 +49,7 @@ _MODULE_OF = {
     "info": "effinfer.machine",
     "quantize": "effinfer.quantization",
 }
-_SUBMODULES = ("graph", "hub", "models", "ops")
+_SUBMODULES = ("graph", "hub", "models", "ops", "techniques")
 
 __version__ = "0.1.0"
 __all__ = [
@@ -73,6 +73,7 @@ __all__ = [
     "models",
     "ops",
     "quantize",
+    "techniques",
 ]
 
 

@@ -660,6 +660,28 @@ class PagedKv:
     @property
     def num_pages(self) -> int: ...
 
+class Visits:
+    """
+    Lists of the keys that blocks of rows visit, of one batch; empty at first.
+    """
+    def __init__(
+        self,
+        qo_indptr: numpy.typing.NDArray[typing.Any],
+        kv_len: numpy.typing.NDArray[typing.Any],
+        num_qo_heads: int,
+        num_kv_heads: int,
+    ) -> None: ...
+    @property
+    def blocks(self) -> numpy.typing.NDArray[typing.Any]:
+        """
+        int32 [B, 4]: sequence, first row, rows, position of the first.
+        """
+    @property
+    def words(self) -> numpy.typing.NDArray[typing.Any]:
+        """
+        uint64 [B, num_kv_heads, W], writable: a bit for each token.
+        """
+
 class AttentionPlan:
     """
     Which rows of a batch visit which keys: made once for any number of run() with tensors of those shapes.
@@ -850,6 +872,24 @@ def block_sparse_lists(
     (list_indptr, spans, lists, span_masks) of AttentionPlan.
     """
 
+def block_visits(
+    visits: Visits,
+    q: numpy.typing.NDArray[typing.Any],
+    kv: PagedKv,
+    qo_indptr: numpy.typing.NDArray[typing.Any],
+    kv_indptr: numpy.typing.NDArray[typing.Any],
+    kv_indices: numpy.typing.NDArray[typing.Any],
+    kv_len: numpy.typing.NDArray[typing.Any],
+    *,
+    scale: float | None = None,
+    stride: int = 0,
+    pages: int = 0,
+    mass: float = 0.0,
+    sinks: int = 0,
+    window: int = 0,
+    min_tokens: int = 0,
+    pool: ThreadPool | None = None,
+) -> None: ...
 def can_quantize_to(dtype: str) -> bool: ...
 def chain_speculative_sampling(
     draft_probs: numpy.typing.NDArray[typing.Any],
@@ -875,6 +915,27 @@ def column_lists(
     num_slashes: int = 0,
     pool: ThreadPool | None = None,
 ) -> tuple[typing.Any, ...]: ...
+def column_visits(
+    visits: Visits,
+    q: numpy.typing.NDArray[typing.Any],
+    kv: PagedKv,
+    qo_indptr: numpy.typing.NDArray[typing.Any],
+    kv_indptr: numpy.typing.NDArray[typing.Any],
+    kv_indices: numpy.typing.NDArray[typing.Any],
+    kv_len: numpy.typing.NDArray[typing.Any],
+    *,
+    scale: float | None = None,
+    last_rows: int = 64,
+    row_stride: int = 0,
+    columns: int = 0,
+    column_mass: float = 0.0,
+    slashes: int = 0,
+    slash_mass: float = 0.0,
+    sinks: int = 0,
+    window: int = 0,
+    min_tokens: int = 0,
+    pool: ThreadPool | None = None,
+) -> None: ...
 def compile(
     graph: Graph, weights: WeightSource, pool: ThreadPool, options: CompileOptions = ...
 ) -> Executable:
@@ -1103,6 +1164,8 @@ def paged_attention(
     soft_cap: float = 0.0,
     parents: typing.Any = None,
     arithmetic: str = "f32",
+    *,
+    visits: Visits | None = None,
     pool: ThreadPool | None = None,
 ) -> numpy.typing.NDArray[numpy.float32]: ...
 def pass_names() -> list[str]:

@@ -41,3 +41,12 @@ def pair_params(
             f"[generate] params: expected one or {len(prompts)}, got {len(params)}"
         )
     return list(zip(prompts, params, strict=True))
+
+
+def check_choices(device: str, precision: str, kv_dtype: str | None, ternary_packing: str) -> None:
+    """The options of a load that are one of a few words. Throws InvalidArgumentError."""
+    check_choice("device", device, ("cpu",), f"; CUDA: {_core.cuda_status()}")
+    check_choice("precision", precision, ("fast", "f32"))
+    check_choice("ternary_packing", ternary_packing, ("auto", "t2", "t1_6"))
+    if kv_dtype is not None:
+        check_choice("kv_dtype", kv_dtype, ("f32", "f16", "bf16", "i8"))

@@ -132,10 +132,23 @@ class GraphBuilder:
         """Appends K and V [T, heads * head_dim] to the layer's cache; the result orders reads."""
         return self.node("kv_append", k, v, layer=layer, heads=heads, head_dim=head_dim)
 
+    def column_index(self, q: Value, kv: Value, *after: Value, **attributes: Any) -> Value:
+        """Which keys blocks of rows visit in prefill, by columns and slashes: a handle for
+        `attention`, or for the index of other KV heads, which comes `after` this one.
+
+        attributes: those of `attention` but window and soft_cap, and docs/graph_ops.md.
+        """
+        return self.node("column_index", q, kv, *after, **attributes)
+
+    def block_index(self, q: Value, kv: Value, *after: Value, **attributes: Any) -> Value:
+        """The same by scores of blocks of 64 keys."""
+        return self.node("block_index", q, kv, *after, **attributes)
+
     def attention(
         self,
         q: Value,
         kv: Value,
+        visits: Value | None = None,
         *,
         layer: int,
         heads: int,
@@ -149,12 +162,12 @@ class GraphBuilder:
         """Causal attention over the layer's cache: [T, heads * head_dim] -> the same.
 
         A row at position p sees keys in [p - window, p]; -1 is all. With a window, the first
-        `sinks` keys are seen too. soft_cap c > 0 turns a score s into c * tanh(s / c).
+        `sinks` keys are seen too. soft_cap c > 0 turns a score s into c * tanh(s / c). `visits`:
+        of an index; without a window.
         """
         return self.node(
             "attention",
-            q,
-            kv,
+            *([q, kv] if visits is None else [q, kv, visits]),
             layer=layer,
             heads=heads,
             kv_heads=kv_heads,

@@ -13,7 +13,14 @@ import numpy as np
 import numpy.typing as npt
 
 from effinfer import _core
-from effinfer.arguments import Prompt, as_prompts, check_choice, check_positive, pair_params
+from effinfer.arguments import (
+    Prompt,
+    as_prompts,
+    check_choice,
+    check_choices,
+    check_positive,
+    pair_params,
+)
 from effinfer.generation import Generation, TextStream
 from effinfer.model_files import ModelFiles, open_model
 from effinfer.outputs import PackCacheWarning, RequestOutput
@@ -21,6 +28,7 @@ from effinfer.paths import pack_cache_dir
 from effinfer.progress import resolve_with_bar
 from effinfer.request_loop import RequestLoop
 from effinfer.sampling import SamplingParams
+from effinfer.techniques import SparsePrefill, as_prefill
 
 if TYPE_CHECKING:  # imported when text is first read: they cost more memory than numpy
     from effinfer.chat import ChatTemplate, Message
@@ -29,7 +37,7 @@ if TYPE_CHECKING:  # imported when text is first read: they cost more memory tha
 _OPTIONS = (
     "device, threads, precision, deterministic, kv_dtype, max_seq_len, num_pages, "
     "max_batch_tokens, max_sequences, prefix_cache, disabled_passes, chat_template, pack_cache, "
-    "ternary_packing, head"
+    "ternary_packing, head, prefill"
 )
 
 
@@ -48,7 +56,7 @@ class LLM:
         kv_dtype: str | None = None,
         max_seq_len: int | None = None,
         num_pages: int | None = None,
-        max_batch_tokens: int = 512,
+        max_batch_tokens: int | None = None,
         max_sequences: int = 64,
         prefix_cache: bool = True,
         disabled_passes: Sequence[str] = (),
@@ -56,6 +64,7 @@ class LLM:
         pack_cache: bool | str | os.PathLike[str] = False,
         ternary_packing: str = "auto",
         head: str | None = None,
+        prefill: str | SparsePrefill = "dense",
         **unknown: object,
     ) -> None:
         """Loads `model`: a path of a GGUF file, of an effinfer artifact or of a Hugging Face
@@ -67,13 +76,14 @@ class LLM:
         "f32", "f16", "bf16" or "i8"; None is bf16, and f32 with precision="f32". max_seq_len:
         tokens of a sequence; None is the model's context. num_pages: 64-token pages of the KV
         cache; None is enough for one sequence of max_seq_len and a few short ones.
-        max_batch_tokens: tokens of a step. max_sequences: requests that run at once; more wait.
-        chat_template: instead of the model's own.
+        max_batch_tokens: tokens of a step; None is 512, and 2048 with a sparse prefill.
+        max_sequences: requests that run at once; more wait. chat_template: instead of the model's.
         pack_cache: keep the packed weights on disk, in the user's cache (True) or in a folder, and
         map them from there in later loads; PackCacheWarning when they cannot be written.
         ternary_packing: of a ternary model's weights, "t2" (2 bits) or "t1_6" (1.6 bits); "auto"
-        is the faster one. Results are the same bits. head: a dtype such as "q6_k" or "q8_0" that
-        the output matrix gets at load; None leaves it as it is. `quantize` does so once for all.
+        is the faster one; same bits. head: a dtype such as "q6_k" that the output matrix gets at
+        load; None leaves it. prefill: "dense", or a sparse prefill of effinfer.techniques for long
+        prompts ("minference", "sample_attention", "xattention"), an approximation.
 
         Throws FileError, FormatError, UnsupportedError, InvalidArgumentError, OutOfMemoryError.
         """
@@ -82,17 +92,14 @@ class LLM:
             raise _core.InvalidArgumentError(
                 f"[LLM] {', '.join(unknown)}: unknown option; expected one of {_OPTIONS}"
             )
-        check_choice("device", device, ("cpu",), f"; CUDA: {_core.cuda_status()}")
-        check_choice("precision", precision, ("fast", "f32"))
-        check_choice("ternary_packing", ternary_packing, ("auto", "t2", "t1_6"))
-        if kv_dtype is not None:
-            check_choice("kv_dtype", kv_dtype, ("f32", "f16", "bf16", "i8"))
-        for name, value in (("threads", threads), ("max_seq_len", max_seq_len)):
+        check_choices(device, precision, kv_dtype, ternary_packing)
+        sizes = {"threads": threads, "max_seq_len": max_seq_len, "num_pages": num_pages}
+        for name, value in {**sizes, "max_batch_tokens": max_batch_tokens}.items():
             check_positive(name, value)
-        check_positive("num_pages", num_pages)
+        sparse = as_prefill(prefill)
         self._files: ModelFiles = open_model(resolve_with_bar(model), head=head)
         self._engine = _core.Engine(
-            self._files.graph,
+            self._files.graph if sparse is None else sparse.apply(self._files.graph),
             self._files.weights,
             _core.ThreadPool(threads or 0),
             precision=precision,
@@ -100,7 +107,7 @@ class LLM:
             kv_dtype=kv_dtype,
             max_seq_len=max_seq_len,
             num_pages=num_pages,
-            max_batch_tokens=max_batch_tokens,
+            max_batch_tokens=max_batch_tokens or (512 if sparse is None else 2048),
             max_sequences=max_sequences,
             prefix_cache=prefix_cache,
             disabled_passes=set(disabled_passes),

@@ -106,10 +106,12 @@ def reference(
     sinks: int = 0,
     parents: np.ndarray | None = None,
     *,
+    visited: list[np.ndarray] | None = None,
     of_probabilities: bool = False,
 ) -> tuple[np.ndarray, np.ndarray]:
     """The output in float64, and the magnitude that its rounding errors are relative to; with
-    `of_probabilities` that of roundings of the probabilities alone."""
+    `of_probabilities` that of roundings of the probabilities alone. `visited`: for each sequence a
+    bool [kv_heads, rows, kv_len] of what rows see of what causality lets them."""
     out = np.zeros(q.shape)
     magnitude = np.zeros(q.shape)
     for s, (k, v) in enumerate(zip(keys, values, strict=True)):
@@ -145,9 +147,13 @@ def reference(
         if window >= 0:
             near = key[None, :] >= key[start:, None] - window
             seen &= near | (np.arange(len(k)) < sinks)[None, :]
+        if visited is not None:
+            seen = seen[None] & np.repeat(visited[s], group, axis=0)
         scores = np.where(seen, scores, -np.inf)
-        p = np.exp(scores - scores.max(axis=-1, keepdims=True))
-        p /= p.sum(axis=-1, keepdims=True)
+        highest = np.maximum(scores.max(axis=-1, keepdims=True), -1e30)
+        p = np.exp(scores - highest)
+        total = p.sum(axis=-1, keepdims=True)
+        p /= np.where(total == 0, 1, total)
         out[rows] = np.einsum("hts,shd->thd", p, v64)
         magnitude[rows] = np.einsum("hts,shd->thd", p, np.abs(v64)) * (1 + spread)
     return out, magnitude

@@ -2,8 +2,8 @@
 //
 //   every_member = true   a node that works row by row (norms, activations, ...). Each thread
 //                         computes all rows itself, on memory of its own, and goes on at once.
-//   in_attention = true   a rope_append whose attention reads nothing else: the items of attention
-//                         rotate and append their own rows first.
+//   in_attention = true   a rope_append that only one attention reads, and what chooses its keys in
+//                         longer steps: the items of attention rotate and append their own rows.
 //
 // A row costs less than a barrier, and the results are the same bits. What is left a layer of llama
 // or gemma3 is five calls: q/k/v, attention, output, gate/up, down. plan_memory keeps the inputs of
@@ -53,8 +53,8 @@ void fuse_regions(Graph& graph, const CompileOptions&) {
       if (!returned[static_cast<size_t>(index)]) {
         rewriter.set_attribute(index, graph::kEveryMemberKey, true);
       }
-    } else if (node.op == "rope_append" && rewriter.only_user(node.outputs[0], "attention") >= 0 &&
-               rewriter.only_user(node.outputs[1], "attention") >= 0) {
+    } else if (node.op == "rope_append" && rewriter.attention_of(node.outputs[0]) >= 0 &&
+               rewriter.attention_of(node.outputs[1]) >= 0) {
       rewriter.set_attribute(index, graph::kInAttentionKey, true);
     }
   }

@@ -16,18 +16,23 @@ struct Chain {
   int norm = -1;
 };
 
+bool is_read_by(const Rewriter& rewriter, ValueId value, std::string_view consumer) {
+  if (consumer == "attention") return rewriter.attention_of(value) >= 0;
+  return rewriter.only_user(value, consumer) >= 0;
+}
+
 // Of a value that `consumer` reads.
 Chain find_chain(const Rewriter& rewriter, ValueId value, std::string_view consumer,
                  int64_t heads) {
   Chain chain{value};
   const int rope = rewriter.producer(value);
-  if (rewriter.is(rope, "rope") && rewriter.only_user(value, consumer) >= 0) {
+  if (rewriter.is(rope, "rope") && is_read_by(rewriter, value, consumer)) {
     chain.rope = rope;
     chain.source = rewriter.node(rope).inputs[0];
     consumer = "rope";
   }
   const int norm = rewriter.producer(chain.source);
-  if (rewriter.is(norm, "rms_norm") && rewriter.only_user(chain.source, consumer) >= 0 &&
+  if (rewriter.is(norm, "rms_norm") && is_read_by(rewriter, chain.source, consumer) &&
       rewriter.node(norm).get_int("groups") == heads) {
     chain.norm = norm;
     chain.source = rewriter.node(norm).inputs[0];

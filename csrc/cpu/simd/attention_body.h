@@ -18,6 +18,7 @@
 
 #include "cpu/attention.h"
 #include "cpu/simd/attention_math.h"
+#include "cpu/simd/page_gather.h"
 #include "kernels/attention.h"
 
 namespace effinfer::cpu::simd {
@@ -44,6 +45,8 @@ struct AttentionBody {
   using V = typename Kv::V;
   static constexpr int P = Kv::P;
   static constexpr int64_t kLine = Math::kLine;
+  // Visited tokens of a page up to which gathering them costs less than multiplying the others.
+  static constexpr int kGatherTokens = 40;
 
   // The tile's state, in scratch. All arrays are of padded_rows.
   struct State {
@@ -59,7 +62,17 @@ struct AttentionBody {
     float* factors;  // [rows]
     float* total_max;
     float* total_sum;
-    float* spare;  // of the products
+    float* spare;   // of the products
+    float* gather;  // of PageGather
+  };
+
+  // 64 tokens, or fewer at the front, that are multiplied together.
+  struct Page {
+    const uint8_t* k;
+    const uint8_t* v;
+    const float* k_scale;
+    const float* v_scale;
+    int64_t ahead;  // bytes to what is likely to be next
   };
 
   static State make_state(const AttentionTile& tile) {
@@ -78,6 +91,7 @@ struct AttentionBody {
     s.factors = s.sum + rows;
     s.total_max = s.factors + rows;
     s.total_sum = s.total_max + rows;
+    s.gather = s.total_sum + rows;
     return s;
   }
 
@@ -107,7 +121,7 @@ struct AttentionBody {
     if (tile.ancestors == nullptr) {
       const int64_t position = tile.position + token - start;
       const uint64_t past = Math::token_bits(0, position + 1);
-      if (!windowed) return past;
+      if (!windowed) return tile.visits == nullptr ? past : past & tile.visits[page];
       return past & (Math::token_bits(position - tile.window_left, kernels::kPageSize) | sinks);
     }
     const int64_t shift = tile.step_start - start;
@@ -124,21 +138,26 @@ struct AttentionBody {
 
   // Scores of a row to probabilities (times the scales of V).
   static void softmax_row(const AttentionTile& tile, const State& s, int64_t row, TokenRange all,
-                          uint64_t seen, int64_t page_id) {
-    const float* k_scale = Kv::kScaled ? tile.k_scale + page_id * tile.page_scales : nullptr;
-    const float* v_scale = Kv::kScaled ? tile.v_scale + page_id * tile.page_scales : nullptr;
+                          uint64_t seen, const Page& page) {
     const auto adjust = [&](V x, int64_t t) __attribute__((always_inline)) {
-      if constexpr (Kv::kScaled) x = x * V::load(k_scale + t);
+      if constexpr (Kv::kScaled) x = x * V::load(page.k_scale + t);
       if (tile.soft_cap <= 0.0f) return x;
       const V cap = V::set(tile.soft_cap);
       return tanh(x / cap) * cap;
     };
     const auto weigh = [&](V p, int64_t t) __attribute__((always_inline)) {
-      if constexpr (Kv::kScaled) return p * Math::only(seen, t, V::load(v_scale + t), 0.0f);
+      if constexpr (Kv::kScaled) return p * Math::only(seen, t, V::load(page.v_scale + t), 0.0f);
       return p;
     };
     Math::softmax_row(s.scores + row * kernels::kPageSize, all, seen, s.max[row], s.sum[row],
                       s.factors[row], adjust, weigh);
+  }
+
+  // What comes next of pages [page, end) that is visited; `end` when nothing is.
+  static int64_t next_visited(const AttentionTile& tile, int64_t page, int64_t end) {
+    if (tile.visits == nullptr) return page;
+    while (page < end && tile.visits[page] == 0) ++page;
+    return page;
   }
 
   static void do_page(const AttentionTile& tile, const State& s, Products& products, int64_t page) {
@@ -146,30 +165,64 @@ struct AttentionBody {
     for (int32_t token = 0; token < tile.num_tokens; ++token) any |= visible(tile, token, page);
     if (any == 0) return;
     const int64_t page_id = tile.pages[page];
-    const uint8_t* k = tile.k + page_id * tile.page_bytes;
-    const uint8_t* v = tile.v + page_id * tile.page_bytes;
-    const int64_t next_page = page + 1 < tile.end_page ? page + 1 : page;
-    const int64_t ahead = (tile.pages[next_page] - page_id) * tile.page_bytes;
+    const int64_t next = next_visited(tile, page + 1, tile.end_page);
+    const int64_t next_id = tile.pages[next < tile.end_page ? next : page];
+    const Page at = {tile.k + page_id * tile.page_bytes, tile.v + page_id * tile.page_bytes,
+                     Kv::kScaled ? tile.k_scale + page_id * tile.page_scales : nullptr,
+                     Kv::kScaled ? tile.v_scale + page_id * tile.page_scales : nullptr,
+                     (next_id - page_id) * tile.page_bytes};
+    attend(tile, s, products, at, any, [&](int64_t token) { return visible(tile, token, page); });
+  }
+
+  // `any` are the tokens that some row sees, seen(token) those that the rows of a token see.
+  template <class Seen>
+  static void attend(const AttentionTile& tile, const State& s, Products& products,
+                     const Page& page, uint64_t any, Seen&& seen_by) {
     const TokenRange keys = {__builtin_ctzll(any), 64 - __builtin_clzll(any)};
     constexpr int64_t kKeyStep = Products::kKeyStep;
     const TokenRange groups = {keys.begin / kKeyStep * kKeyStep,
                                (keys.end + kKeyStep - 1) / kKeyStep * kKeyStep};
     const int64_t k_lines = s.dim / P;  // of 16 tokens
-    k += groups.begin / 16 * k_lines * kLine;
-    products.multiply(Math::factors_at(s.q, 0), s.dim, {k, kLine, k_lines * kLine, k + ahead},
+    const uint8_t* k = page.k + groups.begin / 16 * k_lines * kLine;
+    products.multiply(Math::factors_at(s.q, 0), s.dim, {k, kLine, k_lines * kLine, k + page.ahead},
                       s.dim, nullptr, s.scores + groups.begin, kernels::kPageSize,
                       (groups.end - groups.begin) / 16, s.rows);
     uint64_t seen = 0;
     for (int64_t row = 0; row < s.rows; ++row) {
-      if (row % tile.group == 0) seen = visible(tile, row / tile.group, page);
-      softmax_row(tile, s, row, groups, seen, page_id);
+      if (row % tile.group == 0) seen = seen_by(row / tile.group);
+      softmax_row(tile, s, row, groups, seen, page);
     }
     const int64_t v_lines = s.dim / 16;  // of P tokens
     const int64_t first = keys.begin / Products::kValueStep * Products::kValueStep;
-    v += first / P * v_lines * kLine;
+    const uint8_t* v = page.v + first / P * v_lines * kLine;
     products.multiply(Math::factors_at(s.scores, first), kernels::kPageSize,
-                      {v, v_lines * kLine, kLine, v + ahead}, keys.end - first, s.factors, s.out,
-                      s.dim, v_lines, s.rows);
+                      {v, v_lines * kLine, kLine, v + page.ahead}, keys.end - first, s.factors,
+                      s.out, s.dim, v_lines, s.rows);
+  }
+
+  // Pages [page, end) of a chunk, of which the tile has a list: those before all rows of which few
+  // tokens are visited are gathered, 64 tokens at a time.
+  static void do_listed(const AttentionTile& tile, const State& s, Products& products, int64_t page,
+                        int64_t end) {
+    PageGather<P> gather(tile, s.gather);
+    const auto flush = [&] {
+      if (gather.count() == 0) return;
+      const uint64_t all = Math::token_bits(0, gather.count());
+      gather.pack();
+      attend(tile, s, products, {gather.k(), gather.v(), gather.k_scale(), gather.v_scale(), 0},
+             all, [&](int64_t) { return all; });
+      gather.clear();
+    };
+    for (; (page = next_visited(tile, page, end)) < end; ++page) {
+      uint64_t bits = tile.visits[page];
+      const bool past = (page + 1) * kernels::kPageSize <= tile.position;
+      if (!past || __builtin_popcountll(bits) > kGatherTokens) {
+        do_page(tile, s, products, page);
+        continue;
+      }
+      while ((bits = gather.add(page, bits)) != 0) flush();
+    }
+    flush();
   }
 
   static void write(const AttentionTile& tile, const State& s, const float* values,
@@ -206,7 +259,12 @@ struct AttentionBody {
       Math::fill(s.out, s.padded_rows * s.dim, 0.0f);
       Math::fill(s.max, s.rows, kNoScore);
       Math::fill(s.sum, s.rows, 0.0f);
-      for (; page < chunk_end && page < tile.end_page; ++page) do_page(tile, s, products, page);
+      const int64_t end = chunk_end < tile.end_page ? chunk_end : tile.end_page;
+      if (tile.visits != nullptr) {
+        do_listed(tile, s, products, page, end);
+        page = end;
+      }
+      for (; page < end; ++page) do_page(tile, s, products, page);
       if (one_chunk) break;
       for (int64_t row = 0; row < s.rows; ++row) {
         Math::fold(s.total_max[row], s.total_sum[row], s.total + row * s.dim, s.max[row],

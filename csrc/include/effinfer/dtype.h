@@ -1,5 +1,5 @@
-// Element types: plain numbers, the block-quantised types of GGUF files, and two compiler-only
-// types (`act`, `kv`) whose bytes are private to the executable.
+// Element types: plain numbers, the block-quantised types of GGUF files, and three compiler-only
+// types (`act`, `kv`, `visits`) whose bytes are private to the executable.
 #pragma once
 
 #include <cstdint>
@@ -42,9 +42,11 @@ enum class DType : uint8_t {
   act,
   // A handle on a layer's KV cache: orders appends before reads, holds no bytes.
   kv,
+  // A handle on which keys a layer's blocks of query rows visit in prefill (kernels/visits.h).
+  visits,
 };
 
-inline constexpr int kNumDTypes = static_cast<int>(DType::kv) + 1;
+inline constexpr int kNumDTypes = static_cast<int>(DType::visits) + 1;
 
 struct DTypeInfo {
   std::string_view name;  // as printed in a graph's text form

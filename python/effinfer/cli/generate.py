@@ -36,6 +36,7 @@ def generate(
     pack_cache: o.PackCacheOption = False,
     ternary_packing: o.TernaryPackingOption = "auto",
     head: o.HeadOption = None,
+    prefill: o.PrefillOption = "dense",
     kv_dtype: o.KvDtypeOption = None,
     max_seq_len: o.ContextOption = None,
     as_json: o.JsonOption = False,
@@ -68,6 +69,7 @@ def generate(
         pack_cache=pack_cache,
         ternary_packing=ternary_packing,
         head=head,
+        prefill=prefill,
     )
     _show(llm, llm.stream(text, params), as_json, quiet)
 
@@ -92,6 +94,7 @@ def chat(
     pack_cache: o.PackCacheOption = False,
     ternary_packing: o.TernaryPackingOption = "auto",
     head: o.HeadOption = None,
+    prefill: o.PrefillOption = "dense",
     kv_dtype: o.KvDtypeOption = None,
     max_seq_len: o.ContextOption = None,
     as_json: o.JsonOption = False,
@@ -119,6 +122,7 @@ def chat(
         pack_cache=pack_cache,
         ternary_packing=ternary_packing,
         head=head,
+        prefill=prefill,
     )
     messages = [{"role": "system", "content": system}] if system else []
     if message is not None:

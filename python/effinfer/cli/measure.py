@@ -31,6 +31,7 @@ def bench(
     pack_cache: o.PackCacheOption = False,
     ternary_packing: o.TernaryPackingOption = "auto",
     head: o.HeadOption = None,
+    prefill: o.PrefillOption = "dense",
     profile: Annotated[
         bool, typer.Option("--profile", help="Time, bytes and rates by kernel, on stderr.")
     ] = False,
@@ -52,17 +53,18 @@ def bench(
         pack_cache=pack_cache,
         ternary_packing=ternary_packing,
         head=head,
+        prefill=prefill,
     )
     prompt = np.random.default_rng(_SEED).integers(0, llm.vocab_size, pp).tolist()
-    prefill: list[float] = []
-    decode: list[float] = []
+    prefills: list[float] = []
+    decodes: list[float] = []
     for run in range(repeat + 1):
         pp_rate = pp / _run(llm, prompt, 1)["time_to_first_token_s"]
         metrics = _run(llm, prompt[:1], tg + 1)
         tg_rate = tg / (metrics["total_s"] - metrics["time_to_first_token_s"])
         if run > 0:  # the first run touches memory and wakes the cores
-            prefill.append(pp_rate)
-            decode.append(tg_rate)
+            prefills.append(pp_rate)
+            decodes.append(tg_rate)
         o.note(f"run {run or '0 (warm-up)'}: pp {pp_rate:.1f} tok/s, tg {tg_rate:.1f} tok/s")
     result: dict[str, Any] = {
         "model": model,
@@ -70,8 +72,8 @@ def bench(
         "isa": _core.current_isa(),
         "pp": pp,
         "tg": tg,
-        "pp_tok_s": _summary(prefill),
-        "tg_tok_s": _summary(decode),
+        "pp_tok_s": _summary(prefills),
+        "tg_tok_s": _summary(decodes),
         "load_s": llm.load_s,
         "pack_cache": llm.engine.pack_cache.state,
         "peak_rss_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
@@ -131,6 +133,7 @@ def perplexity(
     pack_cache: o.PackCacheOption = False,
     ternary_packing: o.TernaryPackingOption = "auto",
     head: o.HeadOption = None,
+    prefill: o.PrefillOption = "dense",
     as_json: o.JsonOption = False,
 ) -> None:
     """exp of the mean negative log-likelihood of a text, cut into windows of --ctx tokens. Every
@@ -147,6 +150,7 @@ def perplexity(
         pack_cache=pack_cache,
         ternary_packing=ternary_packing,
         head=head,
+        prefill=prefill,
     )
     ids = llm.tokenize(text)
     if len(ids) < 2:

@@ -11,6 +11,7 @@ from effinfer.cli import options as o
 from effinfer.machine import info as machine_info
 from effinfer.model_files import GRAPH_KEY, open_model
 from effinfer.progress import pull_with_bar, resolve_with_bar
+from effinfer.techniques import as_prefill
 
 
 def pull(
@@ -58,9 +59,11 @@ def _list(as_json: bool) -> None:
 def compile_model(
     source: Annotated[str, typer.Argument(metavar="IN", help="A GGUF file, or a name.")],
     output: Annotated[Path, typer.Option("-o", "--output", help="The artifact to write.")],
+    prefill: o.PrefillOption = "dense",
     as_json: o.JsonOption = False,
 ) -> None:
     """Write an artifact: the GGUF file with the model's graph inside, which C++ programs load."""
+    sparse = as_prefill(prefill)
     path = resolve_with_bar(source)
     files = open_model(path)
     if files.gguf is None:
@@ -69,9 +72,10 @@ def compile_model(
         )
     if output.exists() and output.samefile(path):
         raise _core.InvalidArgumentError("[compile] --output: expected another file than IN")
-    _core.write_gguf_with_metadata(files.gguf, GRAPH_KEY, files.graph.to_string(), str(output))
+    graph = files.graph if sparse is None else sparse.apply(files.graph)
+    _core.write_gguf_with_metadata(files.gguf, GRAPH_KEY, graph.to_string(), str(output))
     size = output.stat().st_size
-    nodes = len(files.graph.nodes)
+    nodes = len(graph.nodes)
     if as_json:
         o.print_json({"path": str(output), "bytes": size, "nodes": nodes})
     else:

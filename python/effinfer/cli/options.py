@@ -25,6 +25,13 @@ DeterministicOption = Annotated[
 KvDtypeOption = Annotated[
     str | None, typer.Option("--kv-dtype", help="KV cache: f32, f16, bf16 or i8.")
 ]
+PrefillOption = Annotated[
+    str,
+    typer.Option(
+        "--prefill",
+        help="dense, or sparse for long prompts: minference, sample_attention, xattention.",
+    ),
+]
 ContextOption = Annotated[
     int | None, typer.Option("--max-seq-len", min=1, help="Tokens of a sequence at most.")
 ]

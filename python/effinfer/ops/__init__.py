@@ -87,6 +87,7 @@ from effinfer.ops.sampling import (
 from effinfer.ops.scores import attention_scores, pooled_attention_scores
 from effinfer.ops.sparse import BlockSparseAttentionWrapper, VariableBlockSparseAttentionWrapper
 from effinfer.ops.tree import tree_attention
+from effinfer.ops.visits import Visits, block_visits, column_visits
 
 __all__ = [
     "BlockIndex",
@@ -95,6 +96,8 @@ __all__ = [
     "block_score_index",
     "page_bounds",
     "pooled_attention_scores",
+    "block_visits",
+    "column_visits",
     "sampled_index",
     "topk_pages",
     "vertical_slash_index",
@@ -107,6 +110,7 @@ __all__ = [
     "MultiLevelCascadeAttentionWrapper",
     "PackedMatrix",
     "PagedKv",
+    "Visits",
     "ThreadPool",
     "VariableBlockSparseAttentionWrapper",
     "add",

@@ -10,7 +10,7 @@ number of threads.
 from typing import Any
 
 from effinfer import _core
-from effinfer._core import PagedKv, ThreadPool
+from effinfer._core import PagedKv, ThreadPool, Visits
 from effinfer.ops.arrays import AnyArray, Array, ArrayT, as_kind, dense, optional
 
 
@@ -29,7 +29,7 @@ def kv_append(
 
     Rows of different sequences must not fall on the same place.
     """
-    layout = _layout("kv_append", qo_indptr, kv_indptr, kv_indices, kv_len)
+    layout = layout_of("kv_append", qo_indptr, kv_indptr, kv_indices, kv_len)
     _core.kv_append(kv, dense(k, "[kv_append] k"), dense(v, "[kv_append] v"), *layout, pool=pool)
 
 
@@ -61,7 +61,7 @@ def rope_append(
 
     The same bits as `rms_norm`, `rope` and `kv_append` one after the other.
     """
-    layout = _layout("rope_append", qo_indptr, kv_indptr, kv_indices, kv_len)
+    layout = layout_of("rope_append", qo_indptr, kv_indptr, kv_indices, kv_len)
     rotated = _core.rope_append(
         kv,
         dense(q, "[rope_append] q"),
@@ -92,6 +92,7 @@ def paged_attention(
     soft_cap: float = 0.0,
     parents: AnyArray | None = None,
     arithmetic: str = "f32",
+    visits: Visits | None = None,
     pool: ThreadPool | None = None,
 ) -> ArrayT:
     """Causal attention of q [T, num_qo_heads, head_dim] over the pages (arXiv:1805.02867 over fixed
@@ -109,10 +110,12 @@ def paged_attention(
         arithmetic: "f32", or "bf16": queries and probabilities are rounded to bfloat16 and
             multiplied as such with bf16 pages, twice as fast where the CPU has AVX512-BF16;
             UnsupportedError elsewhere.
+        visits: which keys blocks of rows visit (`effinfer.ops.visits`), of this batch; None: all.
+            Without a window and parents.
 
     num_qo_heads is a multiple of num_kv_heads.
     """
-    layout = _layout("paged_attention", qo_indptr, kv_indptr, kv_indices, kv_len)
+    layout = layout_of("paged_attention", qo_indptr, kv_indptr, kv_indices, kv_len)
     attended = _core.paged_attention(
         dense(q, "[paged_attention] q"),
         kv,
@@ -123,12 +126,14 @@ def paged_attention(
         soft_cap=soft_cap,
         parents=optional(parents, "[paged_attention] parents"),
         arithmetic=arithmetic,
+        visits=visits,
         pool=pool,
     )
     return as_kind(attended, q)
 
 
-def _layout(op: str, *indices: Any) -> tuple[Array, Array, Array, Array]:
+def layout_of(op: str, *indices: Any) -> tuple[Array, Array, Array, Array]:
+    """The index vectors of a batch, checked for contiguity."""
     names = ("qo_indptr", "kv_indptr", "kv_indices", "kv_len")
     qo_indptr, kv_indptr, kv_indices, kv_len = (
         dense(array, f"[{op}] {name}") for array, name in zip(indices, names, strict=True)

@@ -23,6 +23,8 @@ struct KvLayer;
 
 namespace ops {
 
+class Visits;
+
 // The keys and values of one layer: `num_pages` pages of 64 tokens, zero at first.
 class EFFINFER_API PagedKv {
  public:
@@ -90,6 +92,9 @@ struct AttentionOptions {
   // less than its own, or -1 for a token that follows the sequence. A row sees what precedes the
   // step, its ancestors and itself.
   TensorView parents;
+  // Which keys blocks of rows visit (effinfer/ops/visits.h), for this batch; null: all. Without a
+  // window and parents.
+  const Visits* visits = nullptr;
   // f32, or bf16: queries and probabilities rounded to bfloat16 and multiplied as such with bf16
   // pages, twice as fast where the CPU has AVX512-BF16 (Unsupported elsewhere).
   DType arithmetic = DType::f32;

@@ -12,6 +12,7 @@
 #include "effinfer/ops/list_attention.h"
 #include "effinfer/tensor.h"
 #include "effinfer/threads.h"
+#include "effinfer/top_scores.h"
 
 namespace effinfer::ops {
 
@@ -28,13 +29,6 @@ struct IndexRows {
   bool causal = true;
   int32_t sinks = 0;
   int32_t window = 0;
-};
-
-// What is chosen of scores: the `count` highest, the first among equals; or with `mass` > 0 as few
-// of the highest as add up to that share of all.
-struct TopScores {
-  int32_t count = 0;
-  float mass = 0.0f;
 };
 
 // All of the functions below throw InvalidArgument.

@@ -1,0 +1,123 @@
+"""Sparse prefills beside dense attention on real models and text: time of a prompt, perplexity, and
+a fact to find in it. Writes the tables of docs/techniques.md.
+
+The text is the documentation that every Python carries (pydoc_data.topics).
+"""
+
+from __future__ import annotations
+
+import argparse
+import pydoc_data.topics
+import statistics
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import effinfer
+from effinfer.hub import resolve
+from effinfer.techniques import PREFILLS
+
+DOCUMENT = Path(__file__).resolve().parent.parent / "docs" / "techniques.md"
+BEGIN, END = "<!-- measured: begin -->", "<!-- measured: end -->"
+MODELS = ("smollm2-135m", "gemma3-270m")
+LENGTHS = (4096, 8000)
+DEPTHS = (0.1, 0.3, 0.5, 0.7, 0.9)
+ANSWER = "48213"
+FACT = f" The special magic number of the city of Lisbon is {ANSWER}. "
+QUESTION = "\n\nThe special magic number of the city of Lisbon is"
+HEADER = (
+    "| model | tokens | prefill | time | against dense | perplexity | change | fact found |\n"
+    "|-|-|-|-|-|-|-|-|"
+)
+
+
+def haystack(words: int) -> str:
+    topics = pydoc_data.topics.topics
+    return "\n".join(topics[name] for name in sorted(topics))[:words]
+
+
+class Subject:
+    """One model with one way of prefill."""
+
+    def __init__(self, model: str, prefill: str, length: int) -> None:
+        self.name = prefill
+        self.length = length
+        self.llm = effinfer.LLM(
+            resolve(model), prefill=prefill, max_seq_len=length + 64, prefix_cache=False
+        )
+        self.text = self.llm.tokenize(haystack(8 * length))
+        self.seconds: list[float] = []
+
+    def prefill(self) -> None:
+        params = effinfer.SamplingParams(max_tokens=1, temperature=0.0)
+        start = time.perf_counter()
+        self.llm.generate([self.text[: self.length]], params)
+        self.seconds.append(time.perf_counter() - start)
+
+    def perplexity(self) -> float:
+        return float(np.exp(-self.llm.log_likelihoods(self.text[: self.length]).mean()))
+
+    def finds(self, depth: float) -> bool:
+        fact = self.llm.tokenize(FACT, add_special=False)
+        question = self.llm.tokenize(QUESTION, add_special=False)
+        room = self.length - len(fact) - len(question)
+        cut = int(depth * room)
+        prompt = [*self.text[:cut], *fact, *self.text[cut:room], *question]
+        params = effinfer.SamplingParams(max_tokens=10, temperature=0.0)
+        return ANSWER in self.llm.generate([prompt], params)[0].text.replace(" ", "")
+
+
+def measure(model: str, length: int, repeats: int) -> list[str]:
+    subjects = [Subject(model, prefill, length) for prefill in ("dense", *PREFILLS)]
+    for subject in subjects:
+        subject.prefill()
+        subject.seconds.clear()
+    for repeat in range(repeats):
+        for subject in subjects if repeat % 2 == 0 else reversed(subjects):
+            subject.prefill()
+    rows: list[str] = []
+    exact: dict[str, Any] = {}
+    for subject in subjects:
+        seconds, perplexity = statistics.median(subject.seconds), subject.perplexity()
+        exact = exact or {"seconds": seconds, "perplexity": perplexity}
+        found = sum(subject.finds(depth) for depth in DEPTHS)
+        cells = [
+            model,
+            str(length),
+            subject.name,
+            f"{seconds:.2f} s",
+            f"{exact['seconds'] / seconds:.2f}x",
+            f"{perplexity:.3f}",
+            f"{100 * (perplexity / exact['perplexity'] - 1):+.2f} %",
+            f"{found} of {len(DEPTHS)}",
+        ]
+        rows.append("| " + " | ".join(cells) + " |")
+        print(rows[-1], flush=True)
+    return rows
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--model", action="append", help="default: " + ", ".join(MODELS))
+    parser.add_argument("--length", type=int, action="append", help="tokens of a prompt")
+    parser.add_argument("--repeats", type=int, default=5)
+    options = parser.parse_args()
+    rows = [
+        row
+        for model in options.model or MODELS
+        for length in options.length or LENGTHS
+        for row in measure(model, length, options.repeats)
+    ]
+    facts = effinfer.info()
+    text = DOCUMENT.read_text(encoding="utf-8")
+    before, rest = text.split(BEGIN)
+    after = rest.split(END)[1]
+    where = f"{facts.threads} threads, {facts.isa}; medians of {options.repeats}, taking turns."
+    table = "\n".join([BEGIN, "", where, "", HEADER, *rows, "", END])
+    DOCUMENT.write_text(before + table + after, encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

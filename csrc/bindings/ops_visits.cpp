@@ -1,0 +1,97 @@
+#include <pybind11/stl.h>
+
+#include <cmath>
+
+#include "bindings/arrays.h"
+#include "bindings/module.h"
+#include "bindings/paged_batch.h"
+#include "effinfer/ops/visits.h"
+
+namespace effinfer::bindings {
+namespace {
+
+using ops::PagedKv;
+using ops::Visits;
+using Pool = std::shared_ptr<ThreadPool>;
+
+Visits make_visits(const py::array& qo_indptr, const py::array& kv_len, int32_t num_qo_heads,
+                   int32_t num_kv_heads) {
+  ops::PagedBatch batch;
+  batch.qo_indptr = view_of(qo_indptr, "[visits] qo_indptr");
+  batch.kv_len = view_of(kv_len, "[visits] kv_len");
+  return Visits(batch, num_qo_heads, num_kv_heads);
+}
+
+// A view, which keeps the lists alive.
+py::array words(const py::object& self) {
+  auto& visits = self.cast<Visits&>();
+  return py::array_t<uint64_t>(
+      {visits.num_blocks(), int64_t{visits.num_kv_heads()}, visits.list_words()}, visits.words(),
+      self);
+}
+
+py::array blocks(const Visits& visits) {
+  const std::vector<int32_t> values = visits.blocks();
+  py::array_t<int32_t> out({visits.num_blocks(), int64_t{4}});
+  std::copy(values.begin(), values.end(), out.mutable_data());
+  return out;
+}
+
+ops::VisitOptions options_of(std::optional<float> scale, const PagedKv& kv, int32_t sinks,
+                             int32_t window, int32_t min_tokens) {
+  return {scale.value_or(1.0f / std::sqrt(static_cast<float>(kv.head_dim()))), sinks, window,
+          min_tokens};
+}
+
+void column_visits(Visits& visits, const py::array& q, const PagedKv& kv,
+                   const py::array& qo_indptr, const py::array& kv_indptr,
+                   const py::array& kv_indices, const py::array& kv_len, std::optional<float> scale,
+                   int32_t last_rows, int32_t row_stride, int32_t columns, float column_mass,
+                   int32_t slashes, float slash_mass, int32_t sinks, int32_t window,
+                   int32_t min_tokens, const Pool& pool) {
+  const TensorView queries = view_of(q, "[column_visits] q");
+  const ops::PagedBatch batch = batch_of("column_visits", qo_indptr, kv_indptr, kv_indices, kv_len);
+  const ops::VisitOptions options = options_of(scale, kv, sinks, window, min_tokens);
+  const py::gil_scoped_release release;
+  ops::column_visits(visits, queries, kv, batch,
+                     {last_rows, row_stride, {columns, column_mass}, {slashes, slash_mass}},
+                     options, pool_or_default(pool));
+}
+
+void block_visits(Visits& visits, const py::array& q, const PagedKv& kv, const py::array& qo_indptr,
+                  const py::array& kv_indptr, const py::array& kv_indices, const py::array& kv_len,
+                  std::optional<float> scale, int32_t stride, int32_t pages, float mass,
+                  int32_t sinks, int32_t window, int32_t min_tokens, const Pool& pool) {
+  const TensorView queries = view_of(q, "[block_visits] q");
+  const ops::PagedBatch batch = batch_of("block_visits", qo_indptr, kv_indptr, kv_indices, kv_len);
+  const ops::VisitOptions options = options_of(scale, kv, sinks, window, min_tokens);
+  const py::gil_scoped_release release;
+  ops::block_visits(visits, queries, kv, batch, {stride, {pages, mass}}, options,
+                    pool_or_default(pool));
+}
+
+}  // namespace
+
+void register_ops_visits(py::module_& m) {
+  py::class_<Visits>(m, "Visits",
+                     "Lists of the keys that blocks of rows visit, of one batch; empty at first.")
+      .def(py::init(&make_visits), py::arg("qo_indptr"), py::arg("kv_len"), py::arg("num_qo_heads"),
+           py::arg("num_kv_heads"))
+      .def_property_readonly("blocks", &blocks,
+                             "int32 [B, 4]: sequence, first row, rows, position of the first.")
+      .def_property_readonly("words", &words,
+                             "uint64 [B, num_kv_heads, W], writable: a bit for each token.");
+  m.def("column_visits", &column_visits, py::arg("visits"), py::arg("q"), py::arg("kv"),
+        py::arg("qo_indptr"), py::arg("kv_indptr"), py::arg("kv_indices"), py::arg("kv_len"),
+        py::kw_only(), py::arg("scale") = py::none(), py::arg("last_rows") = 64,
+        py::arg("row_stride") = 0, py::arg("columns") = 0, py::arg("column_mass") = 0.0f,
+        py::arg("slashes") = 0, py::arg("slash_mass") = 0.0f, py::arg("sinks") = 0,
+        py::arg("window") = 0, py::arg("min_tokens") = 0, py::arg("pool") = py::none());
+  m.def("block_visits", &block_visits, py::arg("visits"), py::arg("q"), py::arg("kv"),
+        py::arg("qo_indptr"), py::arg("kv_indptr"), py::arg("kv_indices"), py::arg("kv_len"),
+        py::kw_only(), py::arg("scale") = py::none(), py::arg("stride") = 0, py::arg("pages") = 0,
+        py::arg("mass") = 0.0f, py::arg("sinks") = 0, py::arg("window") = 0,
+        py::arg("min_tokens") = 0, py::arg("pool") = py::none());
+}
+
+}  // namespace effinfer::bindings

@@ -1,0 +1,12 @@
+#include "cpu/prefill_index.h"
+
+#include "cpu/simd/block_index_body.h"
+#include "cpu/simd/column_index_body.h"
+#include "cpu/simd/kv_portable.h"
+
+namespace effinfer::cpu::portable {
+
+const PrefillIndexKernels kPrefillIndex = {simd::column_tile<KvF32, KvF16, KvBf16, KvI8>,
+                                           simd::block_tile<KvF32, KvF16, KvBf16, KvI8>};
+
+}  // namespace effinfer::cpu::portable

@@ -1,0 +1,84 @@
+#include "ops/paged_batch.h"
+
+namespace effinfer::ops {
+namespace {
+
+const int32_t* ints(const TensorView& view) {
+  return static_cast<const int32_t*>(view.data);
+}
+
+// [count + 1] offsets, from 0, never decreasing.
+void check_indptr(const Validator& check, std::string_view argument, const TensorView& view,
+                  int64_t count) {
+  check.dtype(argument, view, DType::i32);
+  check.shape(argument, view, {count + 1});
+  const int32_t* values = ints(view);
+  check.expect(values[0] == 0, argument, "0 first", std::to_string(values[0]));
+  for (int64_t i = 0; i < count; ++i) {
+    if (values[i] <= values[i + 1]) continue;
+    check.expect(false, argument, "values that never decrease",
+                 std::to_string(values[i]) + " before " + std::to_string(values[i + 1]));
+  }
+}
+
+}  // namespace
+
+kernels::BatchLayout check_sequences(const Validator& check, const PagedBatch& batch) {
+  check.dtype("kv_len", batch.kv_len, DType::i32);
+  check.rank("kv_len", batch.kv_len, 1);
+  kernels::BatchLayout layout;
+  layout.num_sequences = batch.kv_len.dims[0];
+  check_indptr(check, "qo_indptr", batch.qo_indptr, layout.num_sequences);
+  layout.qo_indptr = ints(batch.qo_indptr);
+  layout.num_tokens = layout.qo_indptr[layout.num_sequences];
+  layout.kv_len = ints(batch.kv_len);
+  for (int64_t s = 0; s < layout.num_sequences; ++s) {
+    const int64_t rows = layout.qo_indptr[s + 1] - layout.qo_indptr[s];
+    if (layout.kv_len[s] >= rows) continue;
+    check.expect(false, "kv_len[" + std::to_string(s) + "]",
+                 "at least its " + std::to_string(rows) + " query rows",
+                 std::to_string(layout.kv_len[s]));
+  }
+  return layout;
+}
+
+kernels::BatchLayout check_batch(const Validator& check, const PagedBatch& batch, int64_t tokens,
+                                 const PagedKv& kv) {
+  kernels::BatchLayout layout = check_sequences(check, batch);
+  const int64_t sequences = layout.num_sequences;
+  check_indptr(check, "kv_indptr", batch.kv_indptr, sequences);
+  check.indices("kv_indices", batch.kv_indices, kv.num_pages());
+  const int32_t* qo_indptr = layout.qo_indptr;
+  const int32_t* kv_indptr = ints(batch.kv_indptr);
+  check.expect(qo_indptr[sequences] == tokens, "qo_indptr",
+               std::to_string(tokens) + " last, as many as query rows",
+               std::to_string(qo_indptr[sequences]));
+  check.expect(kv_indptr[sequences] <= batch.kv_indices.dims[0], "kv_indptr",
+               "at most " + std::to_string(batch.kv_indices.dims[0]) + ", the size of kv_indices",
+               std::to_string(kv_indptr[sequences]));
+  for (int64_t s = 0; s < sequences; ++s) {
+    const int64_t room = static_cast<int64_t>(kv_indptr[s + 1] - kv_indptr[s]) * PagedKv::kPageSize;
+    const int32_t length = layout.kv_len[s];
+    if (length <= room) continue;
+    check.expect(false, "kv_len[" + std::to_string(s) + "]",
+                 "at most the " + std::to_string(room) + " tokens of its pages",
+                 std::to_string(length));
+  }
+  layout.kv_indptr = kv_indptr;
+  layout.kv_indices = ints(batch.kv_indices);
+  return layout;
+}
+
+// q, [T, a multiple of num_kv_heads, head_dim]: the number of heads.
+int32_t check_queries(const Validator& check, const TensorView& q, const PagedKv& kv) {
+  check.dtype("q", q, DType::f32);
+  check.rank("q", q, 3);
+  check.expect(q.dims[1] > 0 && q.dims[1] % kv.num_kv_heads() == 0 && q.dims[2] == kv.head_dim(),
+               "q",
+               "shape [T, a multiple of " + std::to_string(kv.num_kv_heads()) + ", " +
+                   std::to_string(kv.head_dim()) + "]",
+               q.dims.to_string());
+  return static_cast<int32_t>(q.dims[1]);
+}
+
+}  // namespace effinfer::ops

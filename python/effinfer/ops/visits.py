@@ -1,0 +1,104 @@
+"""Sparse prefill over `PagedKv`: lists of the keys that blocks of query rows visit, and the methods
+that choose them, for `paged_attention(visits=...)`.
+
+`Visits(qo_indptr, kv_len, num_qo_heads, num_kv_heads)` has lists for sequences of 64 rows or more,
+one for each block of up to 64 rows (`blocks`) and KV head; other sequences visit all keys. `words`
+[B, num_kv_heads, W] uint64 can be written: bit t % 64 of word t / 64 is token t of the sequence.
+Whatever a method chooses, a block visits the first `sinks` keys, the last `window` ones up to each
+row, and its own rows'; a sequence of fewer than `min_tokens` keys visits all of them.
+"""
+
+from typing import Any
+
+from effinfer import _core
+from effinfer._core import PagedKv, ThreadPool, Visits
+from effinfer.ops.arrays import AnyArray, dense
+from effinfer.ops.attention import layout_of
+
+__all__ = ["Visits", "block_visits", "column_visits"]
+
+
+def column_visits(
+    visits: Visits,
+    q: AnyArray,
+    kv: PagedKv,
+    qo_indptr: AnyArray,
+    kv_indptr: AnyArray,
+    kv_indices: AnyArray,
+    kv_len: AnyArray,
+    *,
+    last_rows: int = 64,
+    row_stride: int = 0,
+    columns: int = 0,
+    column_mass: float = 0.0,
+    slashes: int = 0,
+    slash_mass: float = 0.0,
+    scale: float | None = None,
+    sinks: int = 0,
+    window: int = 0,
+    min_tokens: int = 0,
+    pool: ThreadPool | None = None,
+) -> None:
+    """Writes the lists: keys and distances between row and key that get the most probability
+    (MInference's vertical-slash, arXiv:2407.02490; SampleAttention, arXiv:2406.15486).
+
+    Args:
+        q: float32 [T, num_qo_heads, head_dim]; each query head chooses for itself.
+        last_rows, row_stride: the rows that are asked: the last ones of a sequence, or with a
+            stride the last one and every so many before it.
+        columns, slashes: how many keys and distances; or as few as hold a share of the
+            probability, `column_mass`, `slash_mass`.
+    """
+    layout = layout_of("column_visits", qo_indptr, kv_indptr, kv_indices, kv_len)
+    options: dict[str, Any] = {
+        "last_rows": last_rows,
+        "row_stride": row_stride,
+        "columns": columns,
+        "column_mass": column_mass,
+        "slashes": slashes,
+        "slash_mass": slash_mass,
+        "scale": scale,
+        "sinks": sinks,
+        "window": window,
+        "min_tokens": min_tokens,
+    }
+    _core.column_visits(visits, dense(q, "[column_visits] q"), kv, *layout, **options, pool=pool)
+
+
+def block_visits(
+    visits: Visits,
+    q: AnyArray,
+    kv: PagedKv,
+    qo_indptr: AnyArray,
+    kv_indptr: AnyArray,
+    kv_indices: AnyArray,
+    kv_len: AnyArray,
+    *,
+    stride: int = 0,
+    pages: int = 0,
+    mass: float = 0.0,
+    scale: float | None = None,
+    sinks: int = 0,
+    window: int = 0,
+    min_tokens: int = 0,
+    pool: ThreadPool | None = None,
+) -> None:
+    """Writes the lists: pages of 64 keys for each block of rows, by the softmax over pages of mean
+    products (stride 0: MInference's block-sparse, arXiv:2407.02490), or of sums on antidiagonals
+    of cells of `stride` rows and keys, 4 to 64 (XAttention, arXiv:2503.16428).
+
+    Args:
+        q: float32 [T, num_qo_heads, head_dim]; each query head chooses for itself.
+        pages: how many; or with `mass` as few as hold that share of the scores.
+    """
+    layout = layout_of("block_visits", qo_indptr, kv_indptr, kv_indices, kv_len)
+    options: dict[str, Any] = {
+        "stride": stride,
+        "pages": pages,
+        "mass": mass,
+        "scale": scale,
+        "sinks": sinks,
+        "window": window,
+        "min_tokens": min_tokens,
+    }
+    _core.block_visits(visits, dense(q, "[block_visits] q"), kv, *layout, **options, pool=pool)

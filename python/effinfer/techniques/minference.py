@@ -1,0 +1,75 @@
+"""MInference 1.0: Accelerating Pre-filling for Long-Context LLMs via Dynamic Sparse Attention
+(Jiang et al., arXiv:2407.02490).
+
+Every attention head has one of three patterns. Which one is a property of the model; the keys
+themselves are estimated from each prompt.
+
+    A-shape          the first keys and the nearest ones; nothing is estimated (section 3.2)
+    vertical-slash   keys and distances that the last rows of a step attend to (algorithm 2)
+    block-sparse     blocks of 64 keys by the products of mean queries and keys (algorithm 3)
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from effinfer import _core
+from effinfer.techniques.prefill import SparsePrefill
+
+PATTERNS = ("a_shape", "vertical_slash", "block_sparse")
+
+
+@dataclass(frozen=True)
+class MInference(SparsePrefill):
+    """
+    Args:
+        pattern: of the heads that `patterns` does not name.
+        patterns: by (layer, KV head): the query heads of a KV head share its list.
+        vertical_size, slash_size: keys, and distances between row and key, that each query head
+            visits in the vertical-slash pattern; last_rows of a step are asked for them.
+        num_blocks: blocks of 64 keys that a block of rows visits in the block-sparse pattern.
+        a_shape_sinks, a_shape_window: keys of the A-shape pattern.
+        sinks, window: keys that the other two visit in any case.
+        min_tokens: a shorter prompt is attended to in full.
+
+    Throws InvalidArgumentError for an unknown pattern.
+    """
+
+    pattern: str = "vertical_slash"
+    patterns: Mapping[tuple[int, int], str] = field(default_factory=dict)
+    vertical_size: int = 256
+    slash_size: int = 256
+    last_rows: int = 64
+    num_blocks: int = 16
+    a_shape_sinks: int = 128
+    a_shape_window: int = 1024
+    sinks: int = 30
+    window: int = 100
+    min_tokens: int = 2048
+
+    def __post_init__(self) -> None:
+        for pattern in (self.pattern, *self.patterns.values()):
+            if pattern not in PATTERNS:
+                raise _core.InvalidArgumentError(
+                    f"[MInference] pattern: expected {', '.join(PATTERNS)}, got {pattern!r}"
+                )
+
+    def indices(self, layer: int, kv_heads: int) -> list[tuple[str, dict[str, Any]]]:
+        heads: dict[str, list[int]] = {}
+        for head in range(kv_heads):
+            heads.setdefault(self.patterns.get((layer, head), self.pattern), []).append(head)
+        return [self._index(pattern, only) for pattern, only in heads.items()]
+
+    def _index(self, pattern: str, only: list[int]) -> tuple[str, dict[str, Any]]:
+        options: dict[str, Any] = {"only": only, "min_tokens": self.min_tokens}
+        if pattern == "a_shape":
+            options |= {"sinks": self.a_shape_sinks, "window": self.a_shape_window}
+            return "column_index", options
+        options |= {"sinks": self.sinks, "window": self.window}
+        if pattern == "block_sparse":
+            return "block_index", options | {"pages": self.num_blocks}
+        return "column_index", options | {
+            "columns": self.vertical_size,
+            "slashes": self.slash_size,
+            "last_rows": self.last_rows,
+        }

@@ -1,0 +1,42 @@
+"""What sparse prefills have in common: attention visits only keys that a method chooses.
+
+In every step of a prompt, a method looks at the step's queries and at the keys so far, and chooses
+for each block of up to 64 query rows and each KV head which keys they visit. Attention then costs
+what is visited. Layers with a sliding window, generated tokens and short sequences stay exact. What
+is chosen, and with it the result, depends on how a prompt was cut into steps.
+"""
+
+from abc import ABC, abstractmethod
+from typing import Any
+
+from effinfer import _core
+from effinfer.graph import GraphBuilder, Value
+from effinfer.rewrite import rewrite
+
+# Of an attention node: what its indices have too.
+_SHARED = ("layer", "heads", "kv_heads", "head_dim", "scale")
+
+
+class SparsePrefill(ABC):
+    """A method that chooses keys. Immutable: one object serves many models."""
+
+    @abstractmethod
+    def indices(self, layer: int, kv_heads: int) -> list[tuple[str, dict[str, Any]]]:
+        """The nodes that choose a layer's keys: pairs of an operator, `column_index` or
+        `block_index`, and its attributes (docs/graph_ops.md)."""
+
+    def apply(self, graph: _core.Graph) -> _core.Graph:
+        """The graph with the method before every attention that has no window."""
+        return rewrite(graph, self._visit)
+
+    def _visit(
+        self, builder: GraphBuilder, node: dict[str, Any], inputs: list[Value]
+    ) -> Value | None:
+        attributes = node["attributes"]
+        if node["op"] != "attention" or attributes["window"] >= 0 or len(inputs) > 2:
+            return None
+        shared = {key: attributes[key] for key in _SHARED}
+        visits: list[Value] = []
+        for op, options in self.indices(shared["layer"], shared["kv_heads"]):
+            visits = [builder.node(op, *inputs, *visits, **shared, **options)]
+        return builder.node("attention", *inputs, *visits, **attributes)

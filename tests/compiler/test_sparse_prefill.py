@@ -1,0 +1,171 @@
+"""Indices in a graph: which keys attention visits in prefill."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from effinfer import _core
+from effinfer.techniques import MInference, SampleAttention, SparsePrefill, XAttention
+from tests.compiler.interpreter import Array, attention, evaluate
+from tests.compiler.tiny_models import HEAD_DIM, Stepper, TinyModel, make_gemma, make_llama
+
+TOKENS = np.random.default_rng(8).integers(0, 101, 230).tolist()
+BLOCK_ROWS = 48  # two tiles of 24 tokens times two heads of a KV head
+STEPS = {"max_tokens": 256, "max_rows": 256}
+
+
+class Everything(SparsePrefill):
+    def indices(self, layer: int, kv_heads: int) -> list[tuple[str, dict[str, Any]]]:
+        return [("column_index", {"columns": 1000})]
+
+
+def sparse(model: TinyModel, method: SparsePrefill) -> TinyModel:
+    return TinyModel(method.apply(model.graph), model.source, model.exact)
+
+
+def logits(model: TinyModel, cuts: list[int] = (), **options: Any) -> Array:
+    """Of TOKENS in steps that end at `cuts`."""
+    stepper = Stepper(model.compile(**STEPS, **options))
+    parts = np.split(np.asarray(TOKENS), cuts)
+    return np.concatenate([stepper.step({0: part.tolist()}, "prefill")[0] for part in parts])
+
+
+@pytest.mark.parametrize("precision", ["fast", "f32"])
+def test_visiting_everything_is_dense_attention(isa, precision):
+    model = make_llama(q="q8_0", k="q8_0", v="q8_0")
+    expected = logits(model, precision=precision)
+    actual = logits(sparse(model, Everything()), precision=precision)
+    np.testing.assert_array_equal(actual, expected)
+
+
+def test_layers_with_windows_stay_as_they_are():
+    graph = make_gemma().graph
+    assert "column_index" not in MInference().apply(graph).to_string()
+
+
+# A-shape of whole blocks of rows, which is what an index does: as the heads of a mask.
+def a_shape_attention(dense_heads: list[int], sinks: int, window: int):
+    def attend(q: Array, kv: tuple[Array, Array], *_: Any, **shape: Any) -> Array:
+        tokens = len(q)
+        first = np.arange(tokens) // BLOCK_ROWS * BLOCK_ROWS - window + 1
+        key = np.arange(tokens)
+        hidden = (key[None, :] < first[:, None]) & (key >= sinks)[None, :]
+        dense = attention(q, kv, **shape).reshape(tokens, shape["kv_heads"], -1)
+        out = np.empty_like(dense)
+        group = shape["heads"] // shape["kv_heads"]
+        for head in range(shape["kv_heads"]):
+            if head in dense_heads:
+                out[:, head] = dense[:, head]
+                continue
+            for i in range(group):
+                at = (head * group + i) * HEAD_DIM
+                k, v = (x[:, head * HEAD_DIM : (head + 1) * HEAD_DIM] for x in kv)
+                scores = q[:, at : at + HEAD_DIM] @ k.T * shape["scale"]
+                scores[hidden | (key[None, :] > key[:, None])] = -np.inf
+                p = np.exp(scores - scores.max(-1, keepdims=True))
+                part = slice(i * HEAD_DIM, (i + 1) * HEAD_DIM)
+                out[:, head, part] = p / p.sum(-1, keepdims=True) @ v
+        return out.reshape(tokens, -1)
+
+    return attend
+
+
+@pytest.mark.parametrize("only", [[], [1]])
+def test_an_index_decides_for_its_heads(only, monkeypatch):
+    model = make_llama()
+
+    class AShape(SparsePrefill):
+        def indices(self, layer: int, kv_heads: int) -> list[tuple[str, dict[str, Any]]]:
+            return [("column_index", {"sinks": 5, "window": 20, "only": only})]
+
+    attend = a_shape_attention([0] if only else [], 5, 20)
+    monkeypatch.setitem(evaluate.__globals__["OPS"], "attention", attend)
+    expected = evaluate(model.graph, model.exact, TOKENS)
+    actual = logits(sparse(model, AShape()), precision="f32")
+    assert np.abs(actual - expected).max() < 1e-4 * np.abs(expected).max()
+    dense = logits(model, precision="f32")
+    assert np.abs(actual - dense).max() > 1e-2 * np.abs(dense).max()
+
+
+METHODS = [
+    MInference(min_tokens=0, vertical_size=4, slash_size=3, window=10, sinks=2),
+    MInference(
+        pattern="block_sparse",
+        patterns={(0, 0): "a_shape", (1, 1): "vertical_slash"},
+        min_tokens=0,
+        num_blocks=1,
+        a_shape_window=30,
+        a_shape_sinks=3,
+    ),
+    SampleAttention(min_tokens=0, mass=0.3, window=10),
+    XAttention(min_tokens=0, threshold=0.5, stride=4),
+]
+
+
+@pytest.mark.parametrize("method", METHODS, ids=repr)
+def test_passes_and_threads_change_no_bits(method):
+    model = sparse(make_llama(q="q4_0", k="q8_0", v="q8_0"), method)
+    expected = logits(model, [100])
+    names = ["fuse_rope_append", "fuse_regions", "fuse_attention"]
+    for disabled in ([], *([name] for name in names), names):
+        actual = logits(model, [100], disabled_passes=set(disabled), threads=3)
+        np.testing.assert_array_equal(actual, expected)
+    assert (expected != logits(make_llama(q="q4_0", k="q8_0", v="q8_0"), [100])).any()
+
+
+def test_steps_of_few_rows_are_dense():
+    # Tokens, drafts and the short rest of a prompt see all keys.
+    dense, short = make_llama(), sparse(make_llama(), METHODS[0])
+    cuts = [60, 61, 70, 133, 190]
+    expected = logits(dense, cuts, precision="f32")
+    np.testing.assert_array_equal(logits(short, cuts, precision="f32"), expected)
+    assert (logits(short, precision="f32") != expected).any()
+
+
+def test_explain_names_the_index_and_the_limits():
+    text = sparse(make_llama(), XAttention()).compile().explain()
+    assert "block_index" in text
+    assert "antidiagonals of 8" in text
+    assert "2048 keys" in text
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("{only = [2]}", "only: expected KV heads in increasing order"),
+        ("{only = [1, 0]}", "only: expected KV heads in increasing order"),
+        ("{columns = -1}", "columns: expected an integer in 0"),
+        ("{column_mass = 1.5}", "column_mass: expected a share"),
+        ("{last_rows = 0}", "last_rows: expected an integer in 1"),
+        ("{min_tokens = -1}", "min_tokens"),
+    ],
+)
+def test_wrong_indices_are_refused(text, message):
+    name, value = text.strip("{}").split(" = ")
+    parsed = eval(value)
+
+    class Wrong(SparsePrefill):
+        def indices(self, layer: int, kv_heads: int) -> list[tuple[str, dict[str, Any]]]:
+            return [("column_index", {name: parsed})]
+
+    with pytest.raises(_core.InvalidArgumentError, match=message):
+        Wrong().apply(make_llama().graph)
+
+
+def test_visits_and_a_window_are_refused():
+    class Windowed(SparsePrefill):
+        def indices(self, layer: int, kv_heads: int) -> list[tuple[str, dict[str, Any]]]:
+            return [("block_index", {"pages": 1})]
+
+    text = Windowed().apply(make_llama().graph).to_string()
+    broken = text.replace("window = -1", "window = 9")
+    with pytest.raises(_core.FormatError, match="window: expected -1 with visits"):
+        _core.Graph.parse(broken).verify()
+
+
+def test_a_graph_with_indices_prints_and_parses():
+    graph = METHODS[1].apply(make_llama().graph)
+    again = _core.Graph.parse(graph.to_string())
+    again.verify()
+    assert again == graph
