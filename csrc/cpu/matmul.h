@@ -37,6 +37,7 @@ void matmul_bf16(const kernels::MatmulProblem& problem, Team& team);
 // Only where the compiler knows the instructions (EFFINFER_AMX).
 namespace amx {
 void matmul_bf16(const kernels::MatmulProblem& problem, Team& team);
+void matmul_ternary(const kernels::MatmulProblem& problem, Team& team);
 }  // namespace amx
 
 }  // namespace effinfer::cpu

@@ -16,7 +16,6 @@
 
 #include "cpu/matmul_epilogue.h"
 #include "cpu/matmul_units.h"
-#include "cpu/packed_lines.h"
 #include "cpu/ternary_lines.h"
 #include "effinfer/threads.h"
 
@@ -61,12 +60,17 @@ struct LookupMatmul {
     const int64_t tokens = problem.x.rows;
     const int64_t most = lookup_tokens(problem, kBlockBytes);
     const int64_t blocks = (tokens + most - 1) / most;
+    const TokenRows rows(problem.x);
     int64_t made = -1;  // the block of tokens whose tables the scratch holds
     team.for_chunks(chunks * blocks, [&](int64_t chunk) {
       const int64_t block = chunk / chunks;
       const int64_t first = block * tokens / blocks;
-      const Job job{problem, static_cast<uint8_t*>(team.scratch()), first,
-                    static_cast<int>((block + 1) * tokens / blocks - first), team.rank()};
+      const Job job{problem,
+                    rows,
+                    static_cast<uint8_t*>(team.scratch()),
+                    first,
+                    static_cast<int>((block + 1) * tokens / blocks - first),
+                    team.rank()};
       if (made != block) make_tables(job);
       made = block;
       const int64_t unit = chunk % chunks * kLookupUnits;
@@ -78,14 +82,13 @@ struct LookupMatmul {
  private:
   struct Job {
     const kernels::MatmulProblem& problem;
+    const TokenRows& rows;
     uint8_t* tables;
     int64_t first_token;
     int count;
     int member;
 
-    [[gnu::always_inline]] kernels::TokenRow row(int64_t t) const {
-      return kernels::token_row(problem.x, first_token + t);
-    }
+    [[gnu::always_inline]] kernels::TokenRow row(int64_t t) const { return rows[first_token + t]; }
   };
 
   static void make_tables(const Job& job) {
@@ -171,9 +174,8 @@ struct LookupMatmul {
       }
       return;
     }
-    const uint8_t* scales = block_scales(weight, weight.group(group), block);
     float d[kRows];
-    for (int r = 0; r < kRows; ++r) d[r] = load_half(scales, r);
+    load_block_scales(weight, weight.group(group), block, d);
     for (int t = 0; t < tokens; ++t) {
       for (int r = 0; r < kRows; ++r) {
         float& s = out[t][offset + r];

@@ -101,6 +101,7 @@ void register_matmul() {
              panel_scratch_bytes});
 #endif
 #if EFFINFER_AMX
+  table.add({"matmul.amx.ternary", Isa::amx, rejects_ternary, amx::matmul_ternary});
   table.add({"matmul.amx.bf16", Isa::amx, rejects_bf16, amx::matmul_bf16, amx_scratch_bytes});
 #endif
 }

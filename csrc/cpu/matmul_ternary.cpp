@@ -10,6 +10,7 @@ namespace {
 struct Portable {
   using Vector = F32x16;
   static constexpr int kTokens = 4;
+  static constexpr bool kWholeTiles = false;
   static constexpr int kLineTokens = 1;
   static constexpr int kLineTile = 1;
   static constexpr int kRows = static_cast<int>(kernels::kGroupRows);
@@ -55,7 +56,8 @@ struct Portable {
 }  // namespace
 
 void matmul_ternary(const kernels::MatmulProblem& problem, Team& team) {
-  TernaryMatmul<Portable>::run(problem, team);
+  Portable level;
+  TernaryMatmul<Portable>::run(problem, team, level);
 }
 
 }  // namespace effinfer::cpu::portable

@@ -14,17 +14,17 @@
 
 #include "cpu/matmul_epilogue.h"
 #include "cpu/matmul_units.h"
-#include "cpu/packed_lines.h"
 #include "cpu/ternary_lines.h"
 #include "effinfer/threads.h"
 
 namespace effinfer::cpu {
 
 inline constexpr int64_t kMaxTernaryCols = int64_t{1} << 18;
-inline constexpr int kTernaryTokens = 96;  // of a pass over a unit: 36 KB of sums
+inline constexpr int kTernaryTokens = 128;  // of a pass over a unit: 48 KB of sums
 
 // `Level` has
-//   kTokens              of a tile of multiply()
+//   kTokens, kWholeTiles of a tile of multiply(); whether tiles are full but for the last one, or
+//                        nearly equal
 //   kLineTokens          up to so many tokens are multiplied by the packed lines themselves,
 //   kLineTile            so many at once
 //   dot<bits>(lines, first_block, last_block, blocks, q, q_stride, tokens, sums)
@@ -40,18 +40,19 @@ struct TernaryMatmul {
   using Integers = int32_t[kUnitOutputs];
   static constexpr int kRows = static_cast<int>(kernels::kGroupRows);
 
-  static void run(const kernels::MatmulProblem& problem, Team& team) {
+  static void run(const kernels::MatmulProblem& problem, Team& team, Level& level) {
     const int64_t units = count_units(problem);
     const int64_t tokens = problem.x.rows;
     const int64_t blocks = (tokens + kTernaryTokens - 1) / kTernaryTokens;
     const int64_t block = (tokens + blocks - 1) / blocks;
     const int64_t chunks = count_chunks(units, units * unit_bytes(problem), team.size());
+    const TokenRows rows(problem.x);
     team.for_chunks(chunks * blocks, [&](int64_t chunk) {
       const int64_t first = chunk / chunks * block;
       const int64_t count = first + block < tokens ? block : tokens - first;
       const int64_t end = (chunk % chunks + 1) * units / chunks;
       for (int64_t unit = chunk % chunks * units / chunks; unit < end; ++unit) {
-        run_unit(problem, find_unit(problem, unit, team.rank()), first, count);
+        run_unit(problem, rows, find_unit(problem, unit, team.rank()), first, count, level);
       }
     });
   }
@@ -66,8 +67,8 @@ struct TernaryMatmul {
     return chunks < units ? chunks : units;
   }
 
-  static void run_unit(const kernels::MatmulProblem& problem, const MatmulUnit& unit,
-                       int64_t first_token, int64_t count) {
+  static void run_unit(const kernels::MatmulProblem& problem, const TokenRows& rows,
+                       const MatmulUnit& unit, int64_t first_token, int64_t count, Level& level) {
     alignas(64) Sums sums[2][kTernaryTokens];
     for (int part = 0; part < unit.num_parts; ++part) {
       const kernels::PackedWeight& weight = unit.parts[part].weight;
@@ -75,7 +76,7 @@ struct TernaryMatmul {
       const int groups = unit.num_outputs > kRows ? 2 : 1;
       with_ternary_bits(weight.format.bits, [&]<kernels::QuantBits bits>(
                                                 std::integral_constant<kernels::QuantBits, bits>) {
-        const Job job{problem.x, weight, first_token, count};
+        const Job job{rows, weight, first_token, count, level};
         const bool first = is_uniform(weight.format, weight.group(group));
         const bool last = is_uniform(weight.format, weight.group(group + groups - 1));
         if (first && last) {
@@ -94,14 +95,13 @@ struct TernaryMatmul {
 
   // Tokens [first_token, first_token + count) of the operand times one weight.
   struct Job {
-    const kernels::Activation& x;
+    const TokenRows& rows;
     const kernels::PackedWeight& weight;
     int64_t first_token;
     int64_t count;
+    Level& level;
 
-    [[gnu::always_inline]] kernels::TokenRow row(int64_t t) const {
-      return kernels::token_row(x, first_token + t);
-    }
+    [[gnu::always_inline]] kernels::TokenRow row(int64_t t) const { return rows[first_token + t]; }
     [[gnu::always_inline]] const uint8_t* lines(int64_t group) const {
       return weight.group(group) + kernels::header_bytes(weight.format, weight.cols);
     }
@@ -117,8 +117,8 @@ struct TernaryMatmul {
       for (int g = 0; g < groups; ++g) {
         for (int64_t tile = 0; tile < tiles; ++tile) {
           const int64_t t = tile * job.count / tiles;
-          Level::template dot<bits>(
-              job.lines(group + g), first, last, blocks, job.row(t).q, job.x.row_bytes(),
+          job.level.template dot<bits>(
+              job.lines(group + g), first, last, blocks, job.row(t).q, job.rows.stride,
               static_cast<int>((tile + 1) * job.count / tiles - t), sums[t] + g * kRows);
         }
       }
@@ -126,20 +126,24 @@ struct TernaryMatmul {
     }
     alignas(64) uint8_t panels[2][kPanelBytes];
     std::memset(sums, 0, static_cast<size_t>(job.count) * sizeof(Integers));
-    const int64_t tiles = (job.count + Level::kTokens - 1) / Level::kTokens;  // nearly equal ones
+    const int64_t tiles = (job.count + Level::kTokens - 1) / Level::kTokens;
+    const auto first_of = [&](int64_t tile) {
+      const int64_t token = Level::kWholeTiles ? tile * Level::kTokens : tile * job.count / tiles;
+      return token < job.count ? token : job.count;
+    };
     for (int64_t b = first; b < last; ++b) {
       const int dwords = blocks.dwords_of(b);
       for (int g = 0; g < groups; ++g) {
-        Level::template decode<bits>(job.lines(group + g) + b * ternary_block_bytes(bits), dwords,
-                                     panels[g]);
+        job.level.template decode<bits>(job.lines(group + g) + b * ternary_block_bytes(bits),
+                                        dwords, panels[g]);
       }
       // Without a second group the first is multiplied twice and half the sums are dropped.
       const uint8_t* both[2] = {panels[0], panels[groups - 1]};
       for (int64_t tile = 0; tile < tiles; ++tile) {
-        const int64_t t = tile * job.count / tiles;
+        const int64_t t = first_of(tile);
         const int8_t* q = job.row(t).q + b * kernels::kTernaryBlock;
-        Level::multiply(both, dwords, q, job.x.row_bytes(),
-                        static_cast<int>((tile + 1) * job.count / tiles - t), sums + t);
+        job.level.multiply(both, dwords, q, job.rows.stride,
+                           static_cast<int>(first_of(tile + 1) - t), sums + t);
       }
     }
   }
@@ -167,9 +171,8 @@ struct TernaryMatmul {
     const int64_t blocks = TernaryBlocks(job.weight.cols).count();
     for (int64_t b = 0; b < blocks; ++b) {
       sum_digits<bits>(job, group, 1, b, b + 1, integers);
-      const uint8_t* scales = block_scales(job.weight, job.weight.group(group), b);
       float d[kRows];
-      for (int r = 0; r < kRows; ++r) d[r] = load_half(scales, r);
+      load_block_scales(job.weight, job.weight.group(group), b, d);
       for (int64_t t = 0; t < job.count; ++t) {
         const int32_t sum = job.row(t).sums[b];
         for (int r = 0; r < kRows; ++r) {

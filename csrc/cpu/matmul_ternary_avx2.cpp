@@ -17,6 +17,7 @@ namespace {
 struct Avx2 {
   using Vector = F32x16;
   static constexpr int kTokens = 4;  // 8 int16 sums of two halves of a line
+  static constexpr bool kWholeTiles = false;
   static constexpr int kLineTokens = 8;
   static constexpr int kLineTile = 4;
 
@@ -195,7 +196,8 @@ struct Avx2 {
 }  // namespace
 
 void matmul_ternary(const kernels::MatmulProblem& problem, Team& team) {
-  TernaryMatmul<Avx2>::run(problem, team);
+  Avx2 level;
+  TernaryMatmul<Avx2>::run(problem, team, level);
 }
 
 }  // namespace effinfer::cpu::avx2

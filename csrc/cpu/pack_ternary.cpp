@@ -4,7 +4,6 @@
 #include <cmath>
 #include <cstring>
 
-#include "cpu/packed_lines.h"
 #include "cpu/ternary_lines.h"
 #include "io/gguf_blocks.h"
 
@@ -155,8 +154,14 @@ void unpack_ternary_rows(const kernels::PackedWeight& weight, int64_t group_inde
     });
     const int64_t k0 = b * kTernaryBlock;
     const int64_t count = weight.cols - k0 < kTernaryBlock ? weight.cols - k0 : kTernaryBlock;
+    float scales[kGroupRows];
+    if (uniform) {
+      std::memcpy(scales, row_scales(group), sizeof(scales));
+    } else {
+      load_block_scales(weight, group, b, scales);
+    }
     for (int64_t r = first; r < last; ++r) {
-      const float d = uniform ? row_scales(group)[r] : load_half(block_scales(weight, group, b), r);
+      const float d = scales[r];
       for (int64_t k = 0; k < count; ++k) {
         const int digit = panel[k / 4 * 64 + r * 4 + k % 4];
         out[(r - first) * weight.cols + k0 + k] = d * static_cast<float>(digit - format.zero);

@@ -6,6 +6,7 @@
 #include <cstring>
 #include <type_traits>
 
+#include "core/float16.h"
 #include "kernels/activation.h"
 #include "kernels/packed_weight.h"
 
@@ -18,7 +19,8 @@ inline constexpr int kPanelBytes = kPanelDwords * 64;  // of one group
 struct TernaryBlocks {
   int64_t dwords;  // of all
 
-  explicit TernaryBlocks(int64_t cols) : dwords(kernels::padded_cols(cols) / 4) {}
+  [[gnu::always_inline]] explicit TernaryBlocks(int64_t cols)
+      : dwords(kernels::padded_cols(cols) / 4) {}
   [[gnu::always_inline]] int64_t count() const {
     return (dwords + kPanelDwords - 1) / kPanelDwords;
   }
@@ -97,6 +99,32 @@ template <class Body>
   return body(std::integral_constant<QuantBits, QuantBits::t1_6>());
 }
 
+// Flattened: what it calls is inlined, so that no ISA file defines it.
+[[gnu::noinline, gnu::flatten, maybe_unused]] static int64_t row_stride(
+    const kernels::Activation& x) {
+  return x.row_bytes();
+}
+
+// Rows of an int8_token operand, as kernels::token_row() gives them, for ISA files: nothing but
+// what is inlined.
+struct TokenRows {
+  const uint8_t* data;
+  int64_t stride;
+  int64_t padded;
+
+  [[gnu::always_inline]] explicit TokenRows(const kernels::Activation& x)
+      : data(static_cast<const uint8_t*>(x.data)),
+        stride(row_stride(x)),
+        padded((x.cols + kernels::kActivationPad - 1) / kernels::kActivationPad *
+               kernels::kActivationPad) {}
+  [[gnu::always_inline]] kernels::TokenRow operator[](int64_t index) const {
+    const uint8_t* row = data + index * stride;
+    return {reinterpret_cast<const int8_t*>(row), *reinterpret_cast<const float*>(row + padded),
+            *reinterpret_cast<const int32_t*>(row + padded + 4),
+            reinterpret_cast<const int32_t*>(row + padded + 8)};
+  }
+};
+
 // The header of a group: scales of rows, and whether they hold for all blocks.
 [[gnu::always_inline]] inline const float* row_scales(const uint8_t* group) {
   return reinterpret_cast<const float*>(group);
@@ -107,12 +135,17 @@ template <class Body>
   std::memcpy(&flag, group + 64, sizeof(flag));
   return format.scales == kernels::ScaleKind::row || flag != 0;
 }
-// f16 [16] of block `block` of a group with ScaleKind::group.
-[[gnu::always_inline]] inline const uint8_t* block_scales(const kernels::PackedWeight& weight,
-                                                          const uint8_t* group, int64_t block) {
-  return group + kernels::header_bytes(weight.format, weight.cols) +
-         kernels::ternary_quant_bytes(weight.format.bits, weight.cols) +
-         block * kernels::kGroupRows * 2;
+// Scales of the 16 rows in block `block` of a group with ScaleKind::group.
+[[gnu::always_inline]] inline void load_block_scales(const kernels::PackedWeight& weight,
+                                                     const uint8_t* group, int64_t block,
+                                                     float* out) {
+  uint16_t halves[kernels::kGroupRows];
+  std::memcpy(halves,
+              group + kernels::header_bytes(weight.format, weight.cols) +
+                  kernels::ternary_quant_bytes(weight.format.bits, weight.cols) +
+                  block * kernels::kGroupRows * 2,
+              sizeof(halves));
+  for (int64_t r = 0; r < kernels::kGroupRows; ++r) out[r] = f16_to_f32(halves[r]);
 }
 
 }  // namespace effinfer::cpu

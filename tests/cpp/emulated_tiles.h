@@ -56,14 +56,23 @@ class EmulatedTiles {
   }
 
   template <int c, int a, int b>
+  void dpbsud() {
+    expect_fitting<c, a, b>();
+    for (int m = 0; m < config_.rows[c]; ++m) {
+      int32_t sums[16];
+      std::memcpy(sums, tiles_[c].row[m], sizeof(sums));
+      for (int n = 0; n < config_.row_bytes[c] / 4; ++n) {
+        for (int k = 0; k < 4 * config_.rows[b]; ++k) {
+          sums[n] += static_cast<int8_t>(tiles_[a].row[m][k]) * tiles_[b].row[k / 4][4 * n + k % 4];
+        }
+      }
+      std::memcpy(tiles_[c].row[m], sums, sizeof(sums));
+    }
+  }
+
+  template <int c, int a, int b>
   void dpbf16ps() {
-    static_assert(c != a && c != b && a != b);
-    expect(config_.row_bytes[c] % 4 == 0 && config_.row_bytes[a] % 4 == 0, "rows of whole dwords");
-    expect(config_.rows[c] == config_.rows[a], "as many rows of c as of a");
-    expect(config_.row_bytes[c] == config_.row_bytes[b], "rows of c as long as those of b");
-    expect(config_.row_bytes[a] / 4 == config_.rows[b],
-           "as many rows of b as dwords in a row of a");
-    for (const int tile : {c, a, b}) expect_configured(tile);
+    expect_fitting<c, a, b>();
     const unsigned saved = _mm_getcsr();
     _mm_setcsr(0x9fc0);  // no exceptions, nearest even, flush to zero, denormals are zeros
     multiply(tiles_[c], tiles_[a], tiles_[b], config_.rows[c], config_.rows[b],
@@ -82,6 +91,17 @@ class EmulatedTiles {
 
   void expect_configured(int tile) const {
     expect(config_.rows[tile] > 0 && config_.row_bytes[tile] > 0, "a configured tile");
+  }
+
+  template <int c, int a, int b>
+  void expect_fitting() const {
+    static_assert(c != a && c != b && a != b);
+    expect(config_.row_bytes[c] % 4 == 0 && config_.row_bytes[a] % 4 == 0, "rows of whole dwords");
+    expect(config_.rows[c] == config_.rows[a], "as many rows of c as of a");
+    expect(config_.row_bytes[c] == config_.row_bytes[b], "rows of c as long as those of b");
+    expect(config_.row_bytes[a] / 4 == config_.rows[b],
+           "as many rows of b as dwords in a row of a");
+    for (const int tile : {c, a, b}) expect_configured(tile);
   }
 
   // The upper and the lower bfloat16 of dwords as floats.

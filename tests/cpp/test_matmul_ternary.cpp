@@ -2,147 +2,32 @@
 // variant of the table.
 #include <algorithm>
 #include <cmath>
-#include <cstdlib>
 #include <cstring>
 #include <limits>
-#include <memory>
 #include <random>
+#include <stdexcept>
 
 #include "check.h"
 #include "core/digest.h"
-#include "core/float16.h"
 #include "cpu/ternary_lines.h"
 #include "effinfer/error.h"
 #include "effinfer/gguf.h"
 #include "kernels/matmul.h"
 #include "kernels/registry.h"
+#include "ternary_weights.h"
+
+#if EFFINFER_X86
+#include "emulated_amx.h"
+
+void emulated::refuse(const char* expected) {
+  throw std::logic_error(std::string("[amx] the tile unit expected ") + expected);
+}
+#endif
 
 namespace {
 
 using namespace effinfer;
 using namespace effinfer::kernels;
-
-struct Free {
-  void operator()(void* pointer) const { std::free(pointer); }
-};
-using Memory = std::unique_ptr<void, Free>;
-
-Memory allocate(size_t bytes) {
-  Memory memory(std::aligned_alloc(64, (bytes + 63) / 64 * 64));
-  std::memset(memory.get(), 0xee, bytes);
-  return memory;
-}
-
-// Digits 0..2 of [rows, cols] and the scales of their blocks of 256.
-struct Ternary {
-  int64_t rows;
-  int64_t cols;
-  std::vector<uint8_t> digits;
-  std::vector<float> scales;  // [rows][ceil(cols / 256)], float16 values
-
-  int64_t blocks() const { return (cols + 255) / 256; }
-  int digit(int64_t r, int64_t k) const { return digits[static_cast<size_t>(r * cols + k)]; }
-  float scale(int64_t r, int64_t b) const { return scales[static_cast<size_t>(r * blocks() + b)]; }
-};
-
-enum class Scales { row, block };
-
-Ternary random_ternary(int64_t rows, int64_t cols, Scales scales, uint32_t seed) {
-  Ternary weight{rows, cols, std::vector<uint8_t>(static_cast<size_t>(rows * cols)), {}};
-  std::mt19937 random(seed);
-  for (uint8_t& digit : weight.digits) digit = static_cast<uint8_t>(random() % 3);
-  for (int64_t r = 0; r < rows; ++r) {
-    float d = 0;
-    for (int64_t b = 0; b < weight.blocks(); ++b) {
-      // One row of five keeps one scale also where others do not: groups mix both kinds.
-      if (b == 0 || (scales == Scales::block && r % 5 != 0)) {
-        d = f16_to_f32(static_cast<uint16_t>(0x2400 + random() % 0x800));
-      }
-      weight.scales.push_back(d);
-    }
-  }
-  return weight;
-}
-
-// The bytes of a tq2_0 tensor.
-std::vector<uint8_t> to_tq2_0(const Ternary& weight) {
-  std::vector<uint8_t> bytes;
-  for (int64_t r = 0; r < weight.rows; ++r) {
-    for (int64_t b = 0; b < weight.blocks(); ++b) {
-      for (int64_t half = 0; half < 2; ++half) {
-        for (int64_t i = 0; i < 32; ++i) {
-          int byte = 0;
-          for (int f = 0; f < 4; ++f) {
-            byte |= weight.digit(r, b * 256 + half * 128 + f * 32 + i) << 2 * f;
-          }
-          bytes.push_back(static_cast<uint8_t>(byte));
-        }
-      }
-      const uint16_t d = f32_to_f16(weight.scale(r, b));
-      bytes.push_back(static_cast<uint8_t>(d));
-      bytes.push_back(static_cast<uint8_t>(d >> 8));
-    }
-  }
-  return bytes;
-}
-
-// The bytes of an i2_s tensor with scale `d`.
-std::vector<uint8_t> to_i2_s(const Ternary& weight, float d) {
-  std::vector<uint8_t> bytes;
-  for (int64_t r = 0; r < weight.rows; ++r) {
-    for (int64_t k = 0; k < weight.cols; k += 128) {
-      for (int64_t i = k; i < k + 32; ++i) {
-        int byte = 0;
-        for (int64_t f = 0; f < 4; ++f) byte = byte << 2 | weight.digit(r, i + 32 * f);
-        bytes.push_back(static_cast<uint8_t>(byte));
-      }
-    }
-  }
-  bytes.resize(bytes.size() + 32);
-  std::memcpy(bytes.data() + bytes.size() - 32, &d, sizeof(d));
-  return bytes;
-}
-
-// A weight with one scale a row and any number of columns, as no file type has it.
-struct RowPacked {
-  PackedWeight view;
-  Memory memory;
-
-  RowPacked(const Ternary& weight, QuantBits bits) {
-    view.format = {bits, ScaleKind::row, false, 0, 1};
-    view.rows = weight.rows;
-    view.cols = weight.cols;
-    view.group_bytes = packed_group_bytes(view.format, weight.cols);
-    memory = allocate(view.num_bytes());
-    view.data = static_cast<uint8_t*>(memory.get());
-    for (int64_t g = 0; g < view.groups(); ++g) {
-      auto* group = const_cast<uint8_t*>(view.group(g));
-      std::memset(group, 0, 64);
-      uint8_t* lines = group + header_bytes(view.format, weight.cols);
-      const int64_t rows = std::min<int64_t>(16, weight.rows - 16 * g);
-      for (int64_t r = 0; r < rows; ++r) {
-        const float d = weight.scale(16 * g + r, 0);
-        std::memcpy(group + 4 * r, &d, 4);
-      }
-      const cpu::TernaryBlocks blocks(weight.cols);
-      for (int64_t b = 0; b < blocks.count(); ++b) {
-        uint8_t panel[cpu::kPanelBytes];
-        std::memset(panel, 1, sizeof(panel));
-        for (int64_t r = 0; r < rows; ++r) {
-          for (int64_t k = 0; k < std::min<int64_t>(256, weight.cols - 256 * b); ++k) {
-            panel[k / 4 * 64 + r * 4 + k % 4] =
-                static_cast<uint8_t>(weight.digit(16 * g + r, 256 * b + k));
-          }
-        }
-        cpu::with_ternary_bits(bits,
-                               [&]<QuantBits known>(std::integral_constant<QuantBits, known>) {
-                                 cpu::pack_panel<known>(panel, blocks.dwords_of(b), lines);
-                                 lines += cpu::ternary_block_bytes(known);
-                               });
-      }
-    }
-  }
-};
 
 struct Operand {
   Activation view;
@@ -187,14 +72,29 @@ float reference(const Operand& x, int64_t t, const Ternary& weight, int64_t r) {
   return s * row.scale;
 }
 
+// The variants that this machine runs, and the kernel of AMX over an emulated tile unit.
+std::vector<Variant<MatmulProblem>> runnable_variants() {
+  const std::vector<Isa> isas = available_isas();
+  std::vector<Variant<MatmulProblem>> variants;
+  for (const Variant<MatmulProblem>& variant : table<MatmulProblem>().variants()) {
+    if (std::find(isas.begin(), isas.end(), variant.isa) == isas.end()) continue;
+    variants.push_back(variant);
+    if (variant.name != std::string_view("matmul.avx512.ternary")) continue;
+#if EFFINFER_X86
+    if (!cpu_features().avx512_bf16) continue;  // what the helper is compiled for
+    variants.push_back(
+        {"emulated.amx.ternary", Isa::amx, variant.rejects, emulated::matmul_ternary});
+#endif
+  }
+  return variants;
+}
+
 // Runs the problem in every variant that takes it, the portable ones too.
 template <class Body>
 void for_variants(const MatmulProblem& problem, int threads, Body&& check) {
   int count = 0;
   ThreadPool pool(threads, true);
-  for (const Variant<MatmulProblem>& variant : table<MatmulProblem>().variants()) {
-    const std::vector<Isa> isas = available_isas();
-    if (std::find(isas.begin(), isas.end(), variant.isa) == isas.end()) continue;
+  for (const Variant<MatmulProblem>& variant : runnable_variants()) {
     if (variant.rejects(problem) != nullptr) continue;
     if (variant.scratch_bytes != nullptr) pool.reserve_scratch(variant.scratch_bytes(problem));
     pool.parallel([&](Team& team) { variant.run(problem, team); });
@@ -338,7 +238,7 @@ TEST("products are the same bits in every variant") {
       const std::vector<uint8_t> bytes = to_tq2_0(weight);
       for (const TernaryForm form : {TernaryForm::t2, TernaryForm::t1_6}) {
         const PackedBuffer packed = pack({bytes.data(), DType::tq2_0, {rows, cols}}, pool, form);
-        for (const int64_t tokens : {1, 2, 3, 5, 8, 9, 16, 33, 100}) {
+        for (const int64_t tokens : {1, 2, 3, 5, 8, 9, 16, 33, 50, 100}) {
           if (rows * cols * tokens > 12'000'000) continue;
           const Operand x(random_floats(tokens * cols, 5), tokens, cols, Isa::portable);
           check_product(packed.view, weight, x, 3);

@@ -5,7 +5,8 @@
 //                       as ten multiplications
 //   zero<t>()  load<t>(from, stride)  store<t>(to, stride)
 //   dpbf16ps<c, a, b>() c[m][n] += sum over 32 k of a[m][k] b[k / 2][n][k % 2]
-//   release()           gives the state back, which lets the kernel of the system skip it
+//   dpbsud<c, a, b>()   c[m][n] += sum over 64 k of a[m][k] b[k / 4][n][k % 4], int32 += int8 *
+//   uint8 release()           gives the state back, which lets the kernel of the system skip it
 #pragma once
 
 #include <cstddef>
@@ -60,6 +61,11 @@ struct NativeTiles {
   template <int c, int a, int b>
   [[gnu::always_inline]] static void dpbf16ps() {
     __asm__ volatile("tdpbf16ps %%tmm%c2, %%tmm%c1, %%tmm%c0" ::"i"(c), "i"(a), "i"(b));
+  }
+
+  template <int c, int a, int b>
+  [[gnu::always_inline]] static void dpbsud() {
+    __asm__ volatile("tdpbsud %%tmm%c2, %%tmm%c1, %%tmm%c0" ::"i"(c), "i"(a), "i"(b));
   }
 };
 

@@ -1,0 +1,11 @@
+#include "cpu/simd/matmul_ternary_amx.h"
+
+#include "cpu/matmul.h"
+
+namespace effinfer::cpu::amx {
+
+void matmul_ternary(const kernels::MatmulProblem& problem, Team& team) {
+  TernaryAmx<NativeTiles>::run(problem, team);
+}
+
+}  // namespace effinfer::cpu::amx

@@ -1,0 +1,13 @@
+#include "cpu/simd/matmul_ternary_amx.h"
+#include "emulated_amx.h"
+#include "emulated_tiles.h"
+
+namespace emulated {
+
+using namespace effinfer::cpu;
+
+void matmul_ternary(const effinfer::kernels::MatmulProblem& problem, effinfer::Team& team) {
+  TernaryAmx<EmulatedTiles>::run(problem, team);
+}
+
+}  // namespace emulated
