@@ -1,6 +1,6 @@
 #include "compiler/ternary_form.h"
 
-#include <unistd.h>
+#include <fstream>
 
 #include "effinfer/device.h"
 #include "effinfer/error.h"
@@ -8,13 +8,14 @@
 namespace effinfer::compiler {
 namespace {
 
-// Of the largest cache level that the system tells; 32 MiB where it tells none.
+// Of the cache that the first CPU shares, "32768K"; 32 MiB where the system does not tell. Not
+// sysconf(), which in a virtual machine may count the caches of all CPUs of the host.
 size_t last_level_cache_bytes() {
-  long bytes = 0;
-#ifdef _SC_LEVEL3_CACHE_SIZE
-  bytes = sysconf(_SC_LEVEL3_CACHE_SIZE);
-#endif
-  return bytes > 0 ? static_cast<size_t>(bytes) : size_t{32} << 20;
+  std::ifstream file("/sys/devices/system/cpu/cpu0/cache/index3/size");
+  size_t kilobytes = 0;
+  char unit = 0;
+  if (file >> kilobytes >> unit && unit == 'K' && kilobytes > 0) return kilobytes << 10;
+  return size_t{32} << 20;
 }
 
 }  // namespace
