@@ -73,8 +73,9 @@ py::array_t<float> unpack(const PackedMatrix& matrix) {
 py::array_t<float> matmul(const py::array& x, const PackedMatrix& weight,
                           const std::string& arithmetic, const std::shared_ptr<ThreadPool>& pool,
                           const std::optional<py::array>& bias,
-                          const std::optional<py::array>& residual) {
+                          const std::optional<py::array>& residual, const std::string& method) {
   const auto parsed = ops::parse_matmul_arithmetic(arithmetic);
+  const auto ternary = ops::parse_ternary_method(method);
   const float* values = check_f32(x, "x", {-1, weight.cols()});
   const int64_t n = x.shape(0);
   const float* bias_data = bias ? check_f32(*bias, "bias", {weight.rows()}) : nullptr;
@@ -83,7 +84,8 @@ py::array_t<float> matmul(const py::array& x, const PackedMatrix& weight,
   py::array_t<float> out({n, weight.rows()});
   float* result = out.mutable_data();
   const py::gil_scoped_release release;
-  ops::matmul(values, n, weight, parsed, bias_data, residual_data, result, pool_or_default(pool));
+  ops::matmul(values, n, weight, parsed, bias_data, residual_data, result, pool_or_default(pool),
+              ternary);
   return out;
 }
 
@@ -125,6 +127,7 @@ void register_ops_matmul(py::module_& m) {
       .def_property_readonly("num_bytes", &PackedMatrix::num_bytes);
   m.def("matmul", &matmul, py::arg("x"), py::arg("weight"), py::arg("arithmetic") = "int8",
         py::arg("pool") = nullptr, py::arg("bias") = py::none(), py::arg("residual") = py::none(),
+        py::arg("method") = "auto",
         "x [n, cols] times the transposed weight, plus bias [rows] and residual [n, rows].");
   m.def(
       "matmul_kernel",

@@ -29,6 +29,14 @@ TernaryPacking parse_ternary_packing(std::string_view text) {
   throw InvalidArgument("[pack] ternary: expected t2 or t1_6, got \"" + std::string(text) + "\"");
 }
 
+TernaryMethod parse_ternary_method(std::string_view text) {
+  if (text == "auto") return TernaryMethod::automatic;
+  if (text == "integer") return TernaryMethod::integer;
+  if (text == "lookup") return TernaryMethod::lookup;
+  throw InvalidArgument("[matmul] method: expected auto, integer or lookup, got \"" +
+                        std::string(text) + "\"");
+}
+
 PackedMatrix::PackedMatrix(const TensorView& weight, ThreadPool& pool, TernaryPacking ternary) {
   if (weight.data == nullptr) throw InvalidArgument("[matmul] weight: expected data, got null");
   impl_ = std::make_shared<const Impl>(
@@ -80,8 +88,34 @@ std::string matmul_kernel(MatmulArithmetic arithmetic) {
   return kernels::table<kernels::MatmulProblem>().select(problem, current_isa()).name;
 }
 
+namespace {
+
+using MatmulVariant = kernels::Variant<kernels::MatmulProblem>;
+
+// The best variant of a method at the level in use.
+const MatmulVariant& select_variant(const kernels::MatmulProblem& problem, TernaryMethod method) {
+  const auto& table = kernels::table<kernels::MatmulProblem>();
+  if (method == TernaryMethod::automatic) return table.select(problem, current_isa());
+  const std::string_view suffix = method == TernaryMethod::lookup ? ".lookup" : ".ternary";
+  const MatmulVariant* best = nullptr;
+  for (const MatmulVariant& variant : table.variants()) {
+    if (!std::string_view(variant.name).ends_with(suffix)) continue;
+    if (variant.isa > current_isa() || variant.rejects(problem) != nullptr) continue;
+    if (best == nullptr || variant.isa >= best->isa) best = &variant;
+  }
+  if (best != nullptr) return *best;
+  throw Unsupported("[matmul] method: no kernel named *" + std::string(suffix) + " at " +
+                    std::string(name(current_isa())) + " for " + describe(problem));
+}
+
+}  // namespace
+
 void matmul(const float* x, int64_t n, const PackedMatrix& weight, MatmulArithmetic arithmetic,
-            const float* bias, const float* residual, float* out, ThreadPool& pool) {
+            const float* bias, const float* residual, float* out, ThreadPool& pool,
+            TernaryMethod method) {
+  if (method != TernaryMethod::automatic && arithmetic != MatmulArithmetic::int8_token) {
+    throw InvalidArgument("[matmul] method: expected auto where arithmetic is not int8_token");
+  }
   if (n < 0) throw InvalidArgument("[matmul] n: expected at least 0, got " + std::to_string(n));
   if (n == 0) return;
   if (x == nullptr) throw InvalidArgument("[matmul] x: expected data, got null");
@@ -94,7 +128,7 @@ void matmul(const float* x, int64_t n, const PackedMatrix& weight, MatmulArithme
   problem.x.cols = packed.cols;
   problem.num_parts = 1;
   problem.parts[0] = {packed, bias, residual, out, packed.rows};
-  const auto& variant = kernels::table<kernels::MatmulProblem>().select(problem, current_isa());
+  const MatmulVariant& variant = select_variant(problem, method);
 
   const auto bytes = static_cast<size_t>(n * problem.x.row_bytes());
   const std::unique_ptr<void, decltype(&std::free)> operand(std::aligned_alloc(64, bytes),

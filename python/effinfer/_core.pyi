@@ -1046,6 +1046,7 @@ def matmul(
     pool: ThreadPool | None = None,
     bias: numpy.typing.NDArray[typing.Any] | None = None,
     residual: numpy.typing.NDArray[typing.Any] | None = None,
+    method: str = "auto",
 ) -> numpy.typing.NDArray[numpy.float32]:
     """
     x [n, cols] times the transposed weight, plus bias [rows] and residual [n, rows].

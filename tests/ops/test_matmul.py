@@ -278,7 +278,10 @@ def test_ternary_products(dtype: str) -> None:
         np.testing.assert_array_equal(matrix.unpack(), values)
         for level in available_isas():
             with isa_level(level):
-                results.append(ops.quantized_matmul(x, matrix, "int8_token"))
+                for method in ("auto", "integer", "lookup"):
+                    if method == "lookup" and level == "portable":
+                        continue
+                    results.append(ops.quantized_matmul(x, matrix, "int8_token", method=method))
     magnitude = dot_magnitude(scales[:, None] * q, values)
     assert_close(results[0], expected, magnitude=magnitude)
     for result in results:
@@ -294,6 +297,12 @@ def test_ternary_refusals() -> None:
     packed = ops.pack(data, "tq2_0", (16, 256), ternary="t2")
     with pytest.raises(_core.UnsupportedError, match="weight format"):
         ops.quantized_matmul(x, packed, "int8")
+    with isa_level("portable"), pytest.raises(_core.UnsupportedError, match="lookup at portable"):
+        ops.quantized_matmul(x, packed, "int8_token", method="lookup")
+    with pytest.raises(_core.InvalidArgumentError, match="not int8_token"):
+        ops.quantized_matmul(x, plain, method="lookup")
+    with pytest.raises(_core.InvalidArgumentError, match="auto, integer or lookup"):
+        ops.quantized_matmul(x, packed, "int8_token", method="table")
     with pytest.raises(_core.InvalidArgumentError, match="expected t2 or t1_6"):
         ops.pack(data, "tq2_0", (16, 256), ternary="t3")
     data[0, 0] = 3

@@ -39,6 +39,7 @@ def quantized_matmul(
     *,
     bias: AnyArray | None = None,
     residual: AnyArray | None = None,
+    method: str = "auto",
     pool: ThreadPool | None = None,
 ) -> ArrayT:
     """x @ weight.T + bias + residual.
@@ -52,6 +53,8 @@ def quantized_matmul(
             same bits for both packings (weights packed with `ternary` only).
         bias: [N].
         residual: [T, N].
+        method: of "int8_token": "integer" multiplies, "lookup" looks sums up in tables, "auto"
+            is the faster one; all give the same bits.
 
     Returns:
         float32 [T, N]. Raises `UnsupportedError` when no kernel of the current instruction-set
@@ -64,6 +67,7 @@ def quantized_matmul(
         pool=pool,
         bias=optional(bias, "[matmul] bias"),
         residual=optional(residual, "[matmul] residual"),
+        method=method,
     )
     return as_kind(product, x)
 

@@ -27,6 +27,11 @@ EFFINFER_API MatmulArithmetic parse_matmul_arithmetic(std::string_view text);
 enum class TernaryPacking : uint8_t { none, t2, t1_6 };
 EFFINFER_API TernaryPacking parse_ternary_packing(std::string_view text);
 
+// How products of int8_token are computed; all give the same bits. `automatic` is what is faster,
+// multiplications of integers at every level that there is now.
+enum class TernaryMethod : uint8_t { automatic, integer, lookup };
+EFFINFER_API TernaryMethod parse_ternary_method(std::string_view text);
+
 // The kernel that multiplies quantised weights at the current ISA level: "matmul.avx512.bf16".
 // Throws Unsupported where there is none.
 EFFINFER_API std::string matmul_kernel(MatmulArithmetic arithmetic);
@@ -57,11 +62,12 @@ class EFFINFER_API PackedMatrix {
 
 // out[n, rows] = x[n, cols] weight^T + bias[rows] + residual[n, rows], all float32 and contiguous;
 // bias and residual may be null, residual may be out. Throws InvalidArgument on a null pointer or
-// a negative count, Unsupported when no kernel fits (int8 with dense weights, bf16 without
-// AVX512-BF16), OutOfMemory.
+// a negative count or a method of another arithmetic, Unsupported when no kernel fits (int8 with
+// dense weights, bf16 without AVX512-BF16), OutOfMemory.
 EFFINFER_API void matmul(const float* x, int64_t n, const PackedMatrix& weight,
                          MatmulArithmetic arithmetic, const float* bias, const float* residual,
-                         float* out, ThreadPool& pool);
+                         float* out, ThreadPool& pool,
+                         TernaryMethod method = TernaryMethod::automatic);
 
 // The int8 operand that `matmul` makes of x [n, cols]: q[n, cols] and a scale for each 16 values of
 // a row, scales[n, ceil(cols / 16)]; value = scale * q. What a reference of the int8 arithmetic
