@@ -33,6 +33,10 @@ LIBRARY = {
     "4,096 x 4,096, all blocks": {"case": "blocks", "share": 1.0, "length": 4096},
     "4,096 x 4,096, 6 of 64 blocks": {"case": "blocks", "share": 6 / 64, "length": 4096},
 }
+# The largest matrix of BitNet b1.58 2B4T.
+TERNARY = {"rows": 6912, "cols": 2560}
+TERNARY_TYPES = ("TQ2_0", "TQ1_0")
+COLD_COPIES = 60  # in turn: more than any last cache
 SECONDS = 0.05  # of calls in one answer, which is their median
 
 
@@ -81,6 +85,47 @@ def matmul(setting: Setting, say: Say) -> dict[str, Any]:
     return {"engines": ask(setting, specs, questions, say)}
 
 
+def ternary(setting: Setting, say: Say) -> dict[str, Any]:
+    """Seconds of a product of a ternary matrix; activations are quantised in it."""
+    own, _, *peers = specs_of(setting, with_plain=True)
+    plain = [peer for peer in peers if not peer.load_options["repack"]]
+    if not plain:
+        return {"engines": {"effinfer": {"error": "llama.cpp, which quantises the matrices"}}}
+    folder = setting.log.parent / "weights"
+    folder.mkdir(parents=True, exist_ok=True)
+    with Worker(plain[0], setting.log) as worker:
+        worker.ask("load", threads=1, repack=False)
+        for dtype in TERNARY_TYPES:
+            path = str(folder / f"ternary-{dtype}")
+            worker.ask("quantize_ternary", dtype=dtype, path=path, **TERNARY)
+    look_up = {"packing": "t2", "method": "lookup"}
+    specs = [
+        replace(own, name="effinfer, t2", load_options={"packing": "t2"}),
+        replace(own, name="effinfer, t1_6", load_options={"packing": "t1_6"}),
+        replace(own, name="effinfer, look-up", load_options=look_up),
+        replace(
+            own,
+            name="effinfer, AVX2",
+            load_options={"packing": "t2"},
+            environment={"EFFINFER_ISA": "avx2"},
+        ),
+    ]
+    specs += [
+        replace(plain[0], name=f"llama.cpp, {dtype}", load_options={"ternary": dtype})
+        for dtype in TERNARY_TYPES
+    ]
+
+    def question(tokens: int, copies: int) -> Question:
+        request = {**TERNARY, "n": tokens, "copies": copies, "seconds": 4 * SECONDS}
+        request["path"] = str(folder / "ternary-")
+        return Question(
+            f"n={tokens}{', from memory' if copies > 1 else ''}", "ternary", lambda _: request
+        )
+
+    questions = [question(1, 1), question(1, COLD_COPIES), question(8, 1), question(128, 1)]
+    return {"engines": ask(setting, specs, questions, say)}
+
+
 def attention(setting: Setting, say: Say) -> dict[str, Any]:
     """Seconds of a call: the last n positions of a sequence attend to all before them."""
 
@@ -124,4 +169,10 @@ def ask(
     return interleave(specs, load, questions, setting.repeats, Path(setting.log), say, settle=0)
 
 
-SECTIONS = {"matmul": matmul, "attention": attention, "sampling": sampling, "library": library}
+SECTIONS = {
+    "matmul": matmul,
+    "ternary": ternary,
+    "attention": attention,
+    "sampling": sampling,
+    "library": library,
+}

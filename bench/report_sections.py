@@ -70,7 +70,7 @@ def section_text(name: str, section: dict[str, Any]) -> str:
             return with_plot(by_column(section, columns, "tok/s of a prompt of"), name)
         case "matmul":
             return by_cell(section)
-        case "attention" | "sampling" | "library":
+        case "ternary" | "attention" | "sampling" | "library":
             return by_cell(section, scale=1e6)
         case _:
             raise KeyError(name)

@@ -1,5 +1,6 @@
 """Single operators of effinfer, in the arithmetic that its engine chooses."""
 
+from itertools import cycle
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,7 @@ class Worker:
     def load(self, request: dict[str, Any]) -> dict[str, Any]:
         self.pool = _core.ThreadPool(request["threads"])
         self.held: tuple[str, Any] = ("", None)
+        self.packing, self.method = request.get("packing"), request.get("method", "auto")
         self.arithmetic = request.get("arithmetic")  # None: what the engine would use
         return {"seconds": 0.0, "version": _core.version(), "isa": _core.current_isa()}
 
@@ -43,6 +45,24 @@ class Worker:
         weight, kind = self.held[1], self.arithmetic or arithmetic(dtype, tokens)
         seconds = median_seconds(
             lambda: _core.matmul(x, weight, kind, self.pool), request["seconds"]
+        )
+        return {"seconds": seconds}
+
+    def ternary(self, request: dict[str, Any]) -> dict[str, Any]:
+        """One product, with copies of the matrix in turn."""
+        shape, copies = (request["rows"], request["cols"]), request["copies"]
+        if self.held[0] != f"ternary {copies}":
+            data = np.fromfile(request["path"] + "TQ2_0", np.uint8)
+            packed = [
+                _core.PackedMatrix(data, "tq2_0", shape, self.pool, self.packing)
+                for _ in range(copies)
+            ]
+            self.held = (f"ternary {copies}", packed)
+        x = np.random.default_rng(0).standard_normal((request["n"], shape[1]), np.float32)
+        turn = cycle(self.held[1])
+        seconds = median_seconds(
+            lambda: _core.matmul(x, next(turn), "int8_token", self.pool, method=self.method),
+            request["seconds"],
         )
         return {"seconds": seconds}
 
@@ -85,5 +105,5 @@ class Worker:
 
 if __name__ == "__main__":
     worker = Worker()
-    names = ("load", "matmul", "attention", "sampling", "library")
+    names = ("load", "matmul", "ternary", "attention", "sampling", "library")
     serve({name: getattr(worker, name) for name in names})

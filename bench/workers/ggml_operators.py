@@ -3,6 +3,7 @@
 import ctypes
 from ctypes import c_bool, c_char_p, c_float, c_int, c_int64, c_size_t, c_void_p
 from importlib.metadata import version
+from itertools import cycle
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ BASE = ctypes.CDLL(str(LIBRARIES / "libggml-base.so"))
 CPU = ctypes.CDLL(str(LIBRARIES / "libggml-cpu.so"))
 TYPES = {
     "F32": 0, "F16": 1, "Q4_0": 2, "Q4_1": 3, "Q8_0": 8, "Q4_K": 12, "Q5_K": 13, "Q6_K": 14,
-    "BF16": 30,
+    "BF16": 30, "TQ1_0": 34, "TQ2_0": 35,
 }  # fmt: skip
 BUFFER_OFFSET = 8  # of ggml_tensor.buffer, after the type
 MASK_ROWS = 64  # ggml wants the mask's rows padded to a multiple of this
@@ -84,6 +85,7 @@ def extra_buffer_types(registry: int) -> list[int]:
 class Worker:
     def load(self, request: dict[str, Any]) -> dict[str, Any]:
         self.repack = request.get("repack", True)
+        self.ternary_type = request.get("ternary")
         self.backend = cpu_backend()
         set_threads(self.backend, request["threads"])
         return {"seconds": 0.0, "version": version("llama_cpp_python")}
@@ -95,6 +97,36 @@ class Worker:
         quantize_chunk(dtype, values.ctypes.data, out.ctypes.data, 0, side, side, None)
         out.tofile(request["path"])
         return {}
+
+    def quantize_ternary(self, request: dict[str, Any]) -> dict[str, Any]:
+        rows, cols, dtype = request["rows"], request["cols"], TYPES[request["dtype"]]
+        values = np.random.default_rng(1).integers(-1, 2, (rows, cols)).astype(np.float32)
+        out = np.empty(rows * row_size(dtype, cols), np.uint8)
+        quantize_chunk(dtype, values.ctypes.data, out.ctypes.data, 0, rows, cols, None)
+        out.tofile(request["path"])
+        return {}
+
+    def ternary(self, request: dict[str, Any]) -> dict[str, Any]:
+        """One product, with copies of the matrix in turn."""
+        rows, cols, tokens = request["rows"], request["cols"], request["n"]
+        data = np.fromfile(request["path"] + self.ternary_type, np.uint8)
+        copies = request["copies"]
+        size = copies * (data.nbytes + 4 * rows * tokens + (1 << 19)) + (1 << 24)
+        context = init(InitParams(size, None, False))
+        try:
+            x = new_tensor(context, TYPES["F32"], cols, tokens, 1)
+            fill(x, np.random.default_rng(0).standard_normal((tokens, cols), np.float32))
+            graphs = []
+            for _ in range(copies):
+                weight = new_tensor(context, TYPES[self.ternary_type], cols, rows, 1)
+                fill(weight, data)
+                graphs.append(new_graph(context))
+                expand(graphs[-1], mul_mat(context, weight, x))
+            turn = cycle(graphs)
+            call = lambda: compute(self.backend, next(turn))  # noqa: E731
+            return {"seconds": median_seconds(call, request["seconds"])}
+        finally:
+            free(context)
 
     def time(self, context: int, result: int, seconds: float) -> float:
         graph = new_graph(context)
@@ -180,6 +212,8 @@ if __name__ == "__main__":
         {
             "load": worker.load,
             "quantize": worker.quantize,
+            "quantize_ternary": worker.quantize_ternary,
+            "ternary": worker.ternary,
             "matmul": worker.matmul,
             "attention": worker.attention,
         }

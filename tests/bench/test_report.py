@@ -98,6 +98,7 @@ RESULT: dict[str, Any] = {
                 "llama.cpp, plain": {"Q4_0, n=1": {"error": "none"}},
             }
         },
+        "ternary": {"engines": {"effinfer, t2": {"n=1": around(1e-4)}}},
         "attention": {
             "engines": {"effinfer": {"n=1": around(1e-3)}, "torch": {"n=1": around(2e-3)}}
         },
@@ -195,6 +196,7 @@ def test_tables() -> None:
     assert "llama.cpp: no" in parts["batch"]
     assert "| effinfer | **4.00** (3.60 to 4.40) | **6.00**" in parts["verify"]
     assert "| Q4_0, n=1 | 100 | 50 | - |" in parts["matmul"]
+    assert "| n=1 | 100 |" in parts["ternary"]
     assert "| n=1 | 1000 | 2000 |" in parts["attention"]
     assert "| flat | 100 | 2000 |" in parts["sampling"]
     assert "openvino: not installed: no network" in parts["speed"]
