@@ -23,7 +23,7 @@ DOCUMENT = Path(__file__).resolve().parent.parent / "docs" / "techniques.md"
 BEGIN, END = "<!-- measured: begin -->", "<!-- measured: end -->"
 MODELS = ("smollm2-135m", "gemma3-270m")
 LENGTHS = (4096, 8000)
-DEPTHS = (0.1, 0.3, 0.5, 0.7, 0.9)
+DEPTHS = (0.2, 0.5, 0.8)
 ANSWER = "48213"
 FACT = f" The special magic number of the city of Lisbon is {ANSWER}. "
 QUESTION = "\n\nThe special magic number of the city of Lisbon is"
@@ -71,16 +71,14 @@ class Subject:
 
 def measure(model: str, length: int, repeats: int) -> list[str]:
     subjects = [Subject(model, prefill, length) for prefill in ("dense", *PREFILLS)]
-    for subject in subjects:
-        subject.prefill()
-        subject.seconds.clear()
+    perplexities = [subject.perplexity() for subject in subjects]  # warms up, too
     for repeat in range(repeats):
         for subject in subjects if repeat % 2 == 0 else reversed(subjects):
             subject.prefill()
     rows: list[str] = []
     exact: dict[str, Any] = {}
-    for subject in subjects:
-        seconds, perplexity = statistics.median(subject.seconds), subject.perplexity()
+    for subject, perplexity in zip(subjects, perplexities, strict=True):
+        seconds = statistics.median(subject.seconds)
         exact = exact or {"seconds": seconds, "perplexity": perplexity}
         found = sum(subject.finds(depth) for depth in DEPTHS)
         cells = [
