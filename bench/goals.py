@@ -189,8 +189,29 @@ def library_rows(result: Json) -> Iterator[Row]:
         )  # fmt: skip
 
 
+# Seconds of bitnet.cpp's I2_S for 128 tokens of a matrix of 6912 x 2560 on one thread, as known of
+# another machine (docs/performance.md).
+BITNET_CPP_SECONDS = 21.6e-3
+BITNET_MATRICES = 30 * (2 * 2560 * 2560 + 2 * 640 * 2560 + 3 * 6912 * 2560) / (6912 * 2560)
+
+
+def bitnet_rows(result: Json) -> Iterator[Row]:
+    engines = engines_of(result, "bitnet")
+    decode, memory, prefill = (
+        median(engines, "effinfer", key) for key in ("decode", "memory", "prefill")
+    )
+    if not (decode and memory and prefill):
+        return
+    yield Row("BitNet 2B4T decode, share of the memory bound", f"{decode:.1f} tok/s",
+              f"{memory:.1f} tok/s", decode / memory, 0.85, unit="%")  # fmt: skip
+    theirs = 128 / (BITNET_MATRICES * BITNET_CPP_SECONDS) * result["machine"]["threads"]
+    yield Row("BitNet 2B4T prefill, all of it", f"{prefill:.0f} tok/s",
+              f"bitnet.cpp's products alone (quoted) {theirs:.0f}", prefill / theirs, 10,
+              "one 512-bit VPDPBUSD a cycle")  # fmt: skip
+
+
 def rows(result: Json) -> list[list[str]]:
-    sources = (speed_rows, sequence_rows, operator_rows, memory_rows)
+    sources = (speed_rows, sequence_rows, operator_rows, bitnet_rows, memory_rows)
     cells = [row.cells() for source in sources for row in source(result)]
     if "amx" not in result["effinfer"]["isa"]:
         for what, goal in (

@@ -13,11 +13,17 @@ from typing import Any
 from rounds import Question, Say, interleave
 from worker import EngineSpec
 
+from effinfer.testing import make_model
+
 DEPTHS = (128, 1024, 4096)
 REQUESTS = (1, 2, 4, 8)
 STEP_TOKENS = (1, 2, 4, 8)
 PROMPTS = (128, 512, 1024, 2048)
 SHORT_PROMPT = 32
+# Weights of BitNet b1.58 2B4T: ternary, read as t1_6, and of the head, as q6_k.
+BITNET_LAYERS = 30 * (2 * 2560 * 2560 + 2 * 640 * 2560 + 3 * 6912 * 2560)
+BITNET_VOCABULARY = 128256
+BITNET_HEAD = BITNET_VOCABULARY * 2560
 
 
 @dataclass(frozen=True)
@@ -144,10 +150,30 @@ def lengths(setting: Setting, say: Say) -> dict[str, Any]:
     return {"prompts": prompts, "engines": engines}
 
 
+def bitnet(setting: Setting, say: Say) -> dict[str, Any]:
+    """BitNet b1.58 2B4T with random weights in its own shapes, and what memory allows for it."""
+    path = setting.log.parent / "bitnet-2b4t.gguf"
+    if not path.exists():
+        say("writing the model")
+        make_model("bitnet-2b4t", path, type="tq1_0", head="q6_k")
+    count, length = setting.decode_tokens // 4, setting.prefill_tokens
+    of_model = replace(setting, model=path, vocab_size=BITNET_VOCABULARY)
+    least = {"bytes": round(BITNET_LAYERS * 1.625 / 8 + BITNET_HEAD * 210 / 256)}
+    questions = [
+        decode_question(of_model, "decode", SHORT_PROMPT, count, again=False),
+        Question("memory", "bandwidth", lambda _: least, 1),
+        prefill_question(of_model, "prefill", length),
+    ]
+    load = of_model.load(max(length, SHORT_PROMPT + count))
+    engines = of_model.run([setting.own], load, questions, say)
+    return {"decode_tokens": count, "prefill_tokens": length, "engines": engines}
+
+
 SECTIONS = {
     "context": context,
     "batch": batch,
     "verify": verify,
     "threads": threads,
     "lengths": lengths,
+    "bitnet": bitnet,
 }

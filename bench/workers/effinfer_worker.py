@@ -137,6 +137,11 @@ class Worker:
             "seconds": self.steps.median(request["prompt"], request["tokens"], request["steps"])
         }
 
+    def bandwidth(self, request: dict[str, Any]) -> dict[str, Any]:
+        """Seconds in which memory delivers so many bytes."""
+        rate = _core.measure_read_bandwidth(_core.ThreadPool(self.threads))
+        return {"seconds": request["bytes"] / rate}
+
     def logits(self, request: dict[str, Any]) -> dict[str, Any]:
         np.save(request["path"], self.llm.logits(request["tokens"], phase=request["phase"]))
         return {}
@@ -154,6 +159,7 @@ if __name__ == "__main__":
             "decode": worker.decode,
             "batch": worker.batch,
             "verify": worker.verify,
+            "bandwidth": worker.bandwidth,
             "logits": worker.logits,
             "tokenize": worker.tokenize,
         }
