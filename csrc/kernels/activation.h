@@ -40,11 +40,12 @@ inline constexpr int64_t kActivationBlock = 32;  // values that a producer write
 inline constexpr int64_t kActivationPad = 64;    // K is padded to whole superblocks of the weights
 inline constexpr float kSmallestBlock = 1e-36f;  // 127 / max stays finite above it
 
-inline constexpr int64_t padded_cols(int64_t cols) {
+[[gnu::always_inline]] inline constexpr int64_t padded_cols(int64_t cols) {
   return (cols + kActivationPad - 1) / kActivationPad * kActivationPad;
 }
 
-inline constexpr int64_t activation_row_bytes(Arithmetic arithmetic, int64_t cols) {
+[[gnu::always_inline]] inline constexpr int64_t activation_row_bytes(Arithmetic arithmetic,
+                                                                     int64_t cols) {
   const int64_t k = padded_cols(cols);
   const int64_t bytes = arithmetic == Arithmetic::int8   ? k + k / 16 * 8 + k / 32 * 4
                         : arithmetic == Arithmetic::bf16 ? k * 2
