@@ -87,6 +87,7 @@ RESULT: dict[str, Any] = {
             }
         },
         "lengths": {"prompts": [512], "engines": {"effinfer": points(_512=1000)}},
+        "bitnet": {"engines": {"effinfer": points(decode=36, memory=40, prefill=1000)}},
         "matmul": {
             "engines": {
                 "effinfer": {
@@ -136,6 +137,7 @@ def summary() -> dict[str, list[str]]:
         ("avx2: prefill", "1.40x", "yes"),
         ("decode at 4096 tokens of context, bf16 KV", "3.00x", "yes"),
         ("8 requests decoding together against one", "3.00x", "no"),
+        ("BitNet 2B4T decode, share of the memory bound", "90%", "yes"),
         ("verifying 8 tokens in one step against one token", "1.50x", "yes"),
         ("decode: 2 threads against 1", "1.80x", "yes"),
         ("prefill: 2 threads against 1", "1.80x", "no"),
@@ -197,6 +199,7 @@ def test_tables() -> None:
     assert "| effinfer | **4.00** (3.60 to 4.40) | **6.00**" in parts["verify"]
     assert "| Q4_0, n=1 | 100 | 50 | - |" in parts["matmul"]
     assert "| n=1 | 100 |" in parts["ternary"]
+    assert "| **36.0** (32.4 to 39.6) | **40.0**" in parts["bitnet"]
     assert "| n=1 | 1000 | 2000 |" in parts["attention"]
     assert "| flat | 100 | 2000 |" in parts["sampling"]
     assert "openvino: not installed: no network" in parts["speed"]
