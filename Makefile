@@ -56,19 +56,24 @@ format: | $(BIN)/python
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-# Instrumented kernels take half as long to compile at -O1, and only lines are needed of debug data.
+# The optimiser would take most of the time of an instrumented build, and only lines are needed of
+# debug data.
 SANITIZE_FLAGS := -G Ninja -DEFFINFER_TESTS=ON -DCMAKE_BUILD_TYPE=RelWithDebInfo \
-  '-DCMAKE_CXX_FLAGS_RELWITHDEBINFO=-O1 -g1 -DNDEBUG'
+  '-DCMAKE_CXX_FLAGS_RELWITHDEBINFO=-O0 -g1 -DNDEBUG'
+# CMake reads it from the environment.
+ifneq ($(shell command -v ccache),)
+export CMAKE_CXX_COMPILER_LAUNCHER ?= ccache
+endif
 
 sanitize: | $(BIN)/python
 	@$(SETUP) build
 	PATH=$(CURDIR)/$(BIN):$$PATH $(BIN)/cmake -S . -B build/asan $(SANITIZE_FLAGS) \
 	  -DEFFINFER_SANITIZE=address,undefined
 	$(BIN)/cmake --build build/asan
-	$(BIN)/ctest --test-dir build/asan --output-on-failure
+	$(BIN)/ctest --test-dir build/asan --output-on-failure --parallel 2
 	build/asan/tests/cpp/fuzz_gguf tests/cpp/corpus/gguf $(FUZZ_MUTATIONS)
 	PATH=$(CURDIR)/$(BIN):$$PATH $(BIN)/cmake -S . -B build/tsan $(SANITIZE_FLAGS) \
-	  -DEFFINFER_SANITIZE=thread
+	  -DEFFINFER_SANITIZE=thread -DEFFINFER_VECTOR_KERNELS=OFF
 	$(BIN)/cmake --build build/tsan --target test_core test_engine
 	$(BIN)/ctest --test-dir build/tsan --output-on-failure -R "test_core|test_engine"
 	@echo "sanitize: clean"

@@ -217,6 +217,10 @@ struct Plan {
 };
 
 Plan plan_workers(int threads, bool oversubscribe) {
+  if (threads < 0) {
+    throw InvalidArgument("[threads] expected 0 (as many as fit) or more threads, got " +
+                          std::to_string(threads));
+  }
   ThreadChoice choice = usable_threads(threads);
   const bool more = oversubscribe && threads > choice.threads;
   if (more) {

@@ -19,6 +19,18 @@ std::string temporary_name(const std::string& path) {
   return path + ".tmp." + std::to_string(::getpid()) + "." + std::to_string(serial++);
 }
 
+// Where a link leads to. What is no file, as a device, would not be written but replaced.
+std::string place_of(const std::string& path, const std::string& label) {
+  std::error_code error;
+  const std::filesystem::file_status status = std::filesystem::status(path, error);
+  if (!std::filesystem::exists(status)) return path;
+  if (!std::filesystem::is_regular_file(status)) {
+    throw FileError(label + " cannot write " + path + ": expected a file");
+  }
+  const std::filesystem::path place = std::filesystem::canonical(path, error);
+  return error ? path : place.string();
+}
+
 int create(const std::string& path) {
   return ::open(path.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
 }
@@ -26,9 +38,9 @@ int create(const std::string& path) {
 }  // namespace
 
 AtomicFile::AtomicFile(const std::string& path, std::string label)
-    : path_(path),
-      label_(std::move(label)),
-      temporary_(temporary_name(path)),
+    : label_(std::move(label)),
+      path_(place_of(path, label_)),
+      temporary_(temporary_name(path_)),
       file_(create(temporary_)) {
   if (!file_.valid()) fail("cannot create", temporary_);
 }

@@ -8,8 +8,8 @@
 
 namespace effinfer {
 
-// Written beside its place, then renamed; without commit() nothing is left. Throws FileError, whose
-// message begins with `label`.
+// Written beside its place, then renamed; without commit() nothing is left. Links are followed.
+// Throws FileError, whose message begins with `label`.
 class AtomicFile {
  public:
   AtomicFile(const std::string& path, std::string label);
@@ -26,8 +26,8 @@ class AtomicFile {
  private:
   [[noreturn]] void fail(const char* what, const std::string& path) const;
 
-  std::string path_;
   std::string label_;
+  std::string path_;
   std::string temporary_;
   FileDescriptor file_;
   uint64_t written_ = 0;

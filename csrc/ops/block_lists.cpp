@@ -24,20 +24,6 @@ std::string item(std::string_view argument, int64_t i) {
   return std::string(argument).append("[").append(std::to_string(i)).append("]");
 }
 
-// [count + 1] offsets, from 0, never decreasing.
-void check_indptr(const Validator& check, std::string_view argument, const TensorView& view,
-                  int64_t count) {
-  check.dtype(argument, view, DType::i32);
-  check.shape(argument, view, {count + 1});
-  const int32_t* values = ints(view);
-  check.expect(values[0] == 0, argument, "0 first", std::to_string(values[0]));
-  for (int64_t i = 0; i < count; ++i) {
-    if (values[i] <= values[i + 1]) continue;
-    check.expect(false, argument, "values that never decrease",
-                 std::to_string(values[i]) + " before " + std::to_string(values[i + 1]));
-  }
-}
-
 void check_blocks(const Validator& check, const BlockMatrix& x) {
   const auto whole = [&](std::string_view argument, int64_t size, std::string_view by,
                          int64_t block) {
@@ -48,7 +34,7 @@ void check_blocks(const Validator& check, const BlockMatrix& x) {
   };
   whole("M", x.M, "R", x.R);
   whole("N", x.N, "C", x.C);
-  check_indptr(check, "indptr", x.indptr, x.M / x.R);
+  check.indptr("indptr", x.indptr, x.M / x.R);
   check.indices("indices", x.indices, x.N / x.C);
   const int32_t listed = ints(x.indptr)[x.M / x.R];
   check.expect(listed == x.indices.dims[0], "indptr",
@@ -207,7 +193,7 @@ PackedMask ancestor_mask(const TensorView& parents, const TensorView& qo_indptr,
   check.dtype("kv_len", kv_len, DType::i32);
   check.rank("kv_len", kv_len, 1);
   const int64_t sequences = kv_len.dims[0];
-  check_indptr(check, "qo_indptr", qo_indptr, sequences);
+  check.indptr("qo_indptr", qo_indptr, sequences);
   check.dtype("parents", parents, DType::i32);
   check.shape("parents", parents, {ints(qo_indptr)[sequences]});
   PackedMask out;

@@ -62,15 +62,13 @@ IndexBuilder::IndexBuilder(const Validator& check, const IndexRows& rows)
   };
   kv_len_ = copy("kv_len", rows.kv_len);
   qo_indptr_ = copy("qo_indptr", rows.qo_indptr);
-  check.shape("qo_indptr", rows.qo_indptr, {num_sequences() + 1});
-  check.expect(qo_indptr_[0] == 0, "qo_indptr", "0 first", std::to_string(qo_indptr_[0]));
+  check.indptr("qo_indptr", rows.qo_indptr, num_sequences());
   positive("num_kv_heads", rows.num_kv_heads);
   positive("block_size", rows.block_size);
   check.expect(rows.sinks >= 0, "sinks", "0 or more", std::to_string(rows.sinks));
   check.expect(rows.window >= 0, "window", "0 or more", std::to_string(rows.window));
   for (size_t s = 0; s < kv_len_.size(); ++s) {
     const int64_t count = int64_t{qo_indptr_[s + 1]} - qo_indptr_[s];
-    check.expect(count >= 0, "qo_indptr", "values that never decrease", "one that does");
     const std::string name = "kv_len[" + std::to_string(s) + "]";
     check.expect(kv_len_[s] >= count, name, "at least its " + std::to_string(count) + " query rows",
                  std::to_string(kv_len_[s]));

@@ -60,7 +60,7 @@ BitOrder parse_bit_order(std::string_view text) {
 void packed_indptr(const TensorView& indptr, int64_t size, int64_t* out) {
   const Validator check("segment_packbits");
   with_indptr(check, indptr, [&](const auto* starts) {
-    check.indptr("indptr", starts, indptr.dims[0], size);
+    check.indptr_of_rows("indptr", starts, indptr.dims[0], size);
     out[0] = 0;
     for (int64_t s = 1; s < indptr.dims[0]; ++s) {
       out[s] = out[s - 1] + (int64_t{starts[s]} - int64_t{starts[s - 1]} + 7) / 8;
@@ -75,7 +75,7 @@ void packbits(const TensorView& x, const TensorView& indptr, const int64_t* out_
   check.rank("x", x, 1);
   const auto* elements = static_cast<const uint8_t*>(x.data);
   with_indptr(check, indptr, [&](const auto* starts) {
-    check.indptr("indptr", starts, indptr.dims[0], x.dims[0]);
+    check.indptr_of_rows("indptr", starts, indptr.dims[0], x.dims[0]);
     const int64_t segments = indptr.dims[0] - 1;
     const int64_t bytes = out_indptr[segments];
     pool_for(bytes, pool).parallel([&](Team& team) {

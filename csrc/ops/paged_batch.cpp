@@ -7,20 +7,6 @@ const int32_t* ints(const TensorView& view) {
   return static_cast<const int32_t*>(view.data);
 }
 
-// [count + 1] offsets, from 0, never decreasing.
-void check_indptr(const Validator& check, std::string_view argument, const TensorView& view,
-                  int64_t count) {
-  check.dtype(argument, view, DType::i32);
-  check.shape(argument, view, {count + 1});
-  const int32_t* values = ints(view);
-  check.expect(values[0] == 0, argument, "0 first", std::to_string(values[0]));
-  for (int64_t i = 0; i < count; ++i) {
-    if (values[i] <= values[i + 1]) continue;
-    check.expect(false, argument, "values that never decrease",
-                 std::to_string(values[i]) + " before " + std::to_string(values[i + 1]));
-  }
-}
-
 }  // namespace
 
 kernels::BatchLayout check_sequences(const Validator& check, const PagedBatch& batch) {
@@ -28,7 +14,7 @@ kernels::BatchLayout check_sequences(const Validator& check, const PagedBatch& b
   check.rank("kv_len", batch.kv_len, 1);
   kernels::BatchLayout layout;
   layout.num_sequences = batch.kv_len.dims[0];
-  check_indptr(check, "qo_indptr", batch.qo_indptr, layout.num_sequences);
+  check.indptr("qo_indptr", batch.qo_indptr, layout.num_sequences);
   layout.qo_indptr = ints(batch.qo_indptr);
   layout.num_tokens = layout.qo_indptr[layout.num_sequences];
   layout.kv_len = ints(batch.kv_len);
@@ -46,7 +32,7 @@ kernels::BatchLayout check_batch(const Validator& check, const PagedBatch& batch
                                  const PagedKv& kv) {
   kernels::BatchLayout layout = check_sequences(check, batch);
   const int64_t sequences = layout.num_sequences;
-  check_indptr(check, "kv_indptr", batch.kv_indptr, sequences);
+  check.indptr("kv_indptr", batch.kv_indptr, sequences);
   check.indices("kv_indices", batch.kv_indices, kv.num_pages());
   const int32_t* qo_indptr = layout.qo_indptr;
   const int32_t* kv_indptr = ints(batch.kv_indptr);

@@ -86,7 +86,7 @@ void ops::rope_positions(const TensorView& indptr, const TensorView& offsets, in
   const Validator check("apply_rope");
   const Int32Values starts(check, "indptr", indptr, 0, INT32_MAX);
   const Int32Values first(check, "offsets", offsets, INT32_MIN, INT32_MAX);
-  check.indptr("indptr", starts.data(), indptr.dims[0], rows);
+  check.indptr_of_rows("indptr", starts.data(), indptr.dims[0], rows);
   check.shape("offsets", offsets, {indptr.dims[0] - 1});
   for (int64_t s = 0; s < offsets.dims[0]; ++s) {
     const int64_t count = starts.data()[s + 1] - int64_t{starts.data()[s]};

@@ -16,6 +16,8 @@ class Validator {
  public:
   explicit Validator(std::string_view op) : op_(op) {}
 
+  std::string_view op() const { return op_; }
+
   void expect(bool ok, std::string_view argument, std::string_view expected,
               std::string_view got) const {
     if (ok) return;
@@ -57,17 +59,32 @@ class Validator {
     }
   }
 
-  // `count` starts of segments: at least one, ascending from 0 to `last`.
+  // Starts of segments and the end of the last: at least one value, from 0, never decreasing.
   template <class T>
-  void indptr(std::string_view argument, const T* values, int64_t count, int64_t last) const {
-    expect(count >= 1, argument, "at least one entry", "none");
-    expect(values[0] == 0, argument, "to start with 0", std::to_string(values[0]));
+  void indptr(std::string_view argument, const T* values, int64_t count) const {
+    expect(count >= 1, argument, "at least one value", "none");
+    expect(values[0] == 0, argument, "0 first", std::to_string(values[0]));
     for (int64_t i = 1; i < count; ++i) {
-      expect(values[i] >= values[i - 1], argument, "ascending entries",
-             std::to_string(values[i]) + " after " + std::to_string(values[i - 1]));
+      if (values[i - 1] <= values[i]) continue;
+      expect(false, argument, "values that never decrease",
+             std::to_string(values[i - 1]) + " before " + std::to_string(values[i]));
     }
-    expect(values[count - 1] == last, argument, "to end with " + std::to_string(last),
+  }
+
+  // Of rows 0 to `rows`, all of them.
+  template <class T>
+  void indptr_of_rows(std::string_view argument, const T* values, int64_t count,
+                      int64_t rows) const {
+    indptr(argument, values, count);
+    expect(values[count - 1] == rows, argument, std::to_string(rows) + " last",
            std::to_string(values[count - 1]));
+  }
+
+  // An int32 array of that many segments.
+  void indptr(std::string_view argument, const TensorView& view, int64_t segments) const {
+    dtype(argument, view, DType::i32);
+    shape(argument, view, {segments + 1});
+    indptr(argument, static_cast<const int32_t*>(view.data), segments + 1);
   }
 
  private:

@@ -63,7 +63,7 @@ const kernels::VisitPlan& Visits::plan() const {
   return impl_->plan;
 }
 
-void Visits::check(const char* op, const kernels::BatchLayout& batch, int32_t num_qo_heads,
+void Visits::check(std::string_view op, const kernels::BatchLayout& batch, int32_t num_qo_heads,
                    int32_t num_kv_heads) const {
   const bool same = batch.num_sequences == static_cast<int64_t>(impl_->kv_len.size()) &&
                     std::equal(impl_->kv_len.begin(), impl_->kv_len.end(), batch.kv_len) &&
@@ -89,7 +89,7 @@ kernels::PrefillIndexInputs check_inputs(const Validator& check, const Visits& v
   const int32_t num_qo_heads = check_queries(check, q, kv);
   kernels::PrefillIndexInputs in;
   in.batch = check_batch(check, batch, q.dims[0], kv);
-  visits.check("visits", in.batch, num_qo_heads, kv.num_kv_heads());
+  visits.check(check.op(), in.batch, num_qo_heads, kv.num_kv_heads());
   check.expect(std::isfinite(options.sm_scale), "scale", "a finite number",
                std::to_string(options.sm_scale));
   for (const auto& [name, value] :

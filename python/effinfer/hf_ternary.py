@@ -21,6 +21,7 @@ import numpy as np
 import numpy.typing as npt
 
 from effinfer import _core
+from effinfer.fields import Fields
 from effinfer.safetensors_files import DTYPES, to_float32
 
 Bytes = npt.NDArray[np.uint8]
@@ -45,21 +46,23 @@ class TernaryFormat:
 def ternary_format(config: Mapping[str, Any]) -> TernaryFormat | None:
     """From config.json; None for a model that is not quantised. Throws UnsupportedError for
     another method."""
-    quantization = config.get("quantization_config")
-    if not quantization:
+    facts = Fields.of(config, "config.json")
+    section = facts.section("quantization_config")
+    if not section:
         # The first BitNet checkpoints: master weights, and not a word of it.
-        is_first = "BitnetForCausalLM" in (config.get("architectures") or ())
+        is_first = "BitnetForCausalLM" in facts.texts("architectures")
         return TernaryFormat(online=True) if is_first else None
-    method = quantization.get("quant_method")
+    quantization = Fields.of(section, "config.json", "quantization_config.")
+    method = quantization.text("quant_method")
     if method != "bitnet":
         raise _core.UnsupportedError(
             f"[load] quantization_config.quant_method: expected 'bitnet', got {method!r}"
         )
-    automatic = quantization.get("linear_class") == "autobitlinear"
+    automatic = quantization.text("linear_class", "bitlinear") == "autobitlinear"
     return TernaryFormat(
-        online=automatic and quantization.get("quantization_mode") == "online",
+        online=automatic and quantization.text("quantization_mode", "offline") == "online",
         scale_divides=not automatic,
-        excluded=tuple(quantization.get("modules_to_not_convert") or ()),
+        excluded=tuple(quantization.texts("modules_to_not_convert")),
     )
 
 

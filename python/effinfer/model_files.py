@@ -1,6 +1,7 @@
 """What a model's files hold, whichever form they have: a GGUF file, an effinfer artifact, a
 Hugging Face folder."""
 
+import re
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -31,6 +32,9 @@ _END_TOKENS = (
     "</s>",
 )
 _CONTROL = 3
+
+# Scales are read as numbers, and frequencies are computed.
+_HARMLESS = re.compile(r"\.scale$|inv_freq$|\.attn_rot_embd$")
 
 
 @dataclass(frozen=True)
@@ -104,7 +108,21 @@ def _open_gguf(path: Path, head: str | None) -> ModelFiles:
         tied_head="output.weight" not in weights,
         eos_token_ids=_gguf_eos(file),
     )
-    return ModelFiles(path, config.architecture, build_graph(config, weights), weights, file)
+    graph = build_graph(config, weights)
+    _refuse_unread(path, file, graph)
+    return ModelFiles(path, config.architecture, graph, weights, file)
+
+
+def _refuse_unread(path: Path, file: _core.GgufFile, graph: _core.Graph) -> None:
+    """A tensor that the definition does not read is a part that the model would run without."""
+    read = {facts["weight_name"] for facts in graph.values.values()}
+    names = [tensor.name for tensor in file.tensors()]
+    unread = [name for name in names if name not in read and not _HARMLESS.search(name)]
+    if unread:
+        raise _core.UnsupportedError(
+            f"[load] {path}: expected the tensors of {graph.name}, got also {', '.join(unread[:3])}"
+            + (f" and {len(unread) - 3} more" if len(unread) > 3 else "")
+        )
 
 
 def _with_head(weights: _core.WeightSource, head: str | None) -> _core.WeightSource:
@@ -148,9 +166,11 @@ def _open_folder(path: Path, head: str | None) -> ModelFiles:
 
 def _folder_eos(path: Path, config: dict[str, Any]) -> list[int]:
     """eos_token_id of generation_config.json and config.json: a number or a list."""
-    ids: set[int] = set()
+    ids: list[int] = []
     for source in (read_json(path / "generation_config.json"), config):
         value = source.get("eos_token_id")
         if value is not None:
-            ids.update(value if isinstance(value, list) else [value])
-    return sorted(ids)
+            ids += value if isinstance(value, list) else [value]
+    if not all(type(token) is int for token in ids):
+        raise _core.FormatError("[load] eos_token_id: expected an integer or a list of them")
+    return sorted(set(ids))

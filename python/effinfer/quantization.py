@@ -92,7 +92,7 @@ def quantize(
             f"[quantize] i2_s_order: expected one of {', '.join(ORDERS)}, got {i2_s_order!r}"
         )
     path, target = resolve(model), Path(output)
-    if target.exists() and target.samefile(path):
+    if any(target.exists() and target.samefile(file) for file in (path, *path.glob("*"))):
         raise _core.InvalidArgumentError("[quantize] output: expected another file than the model")
     source = _FolderSource(path) if path.is_dir() else _FileSource(path, i2_s_order)
     types = {name: _type_of(source, name, body, outer) for name in source.names}

@@ -40,7 +40,9 @@ _PREFIXES = ("language_model.model.", "model.language_model.", "language_model."
 
 
 def gguf_name(name: str, architecture: str) -> str | None:
-    """The GGUF name of a Hugging Face weight; None for one that the decoder does not use."""
+    """The GGUF name of a Hugging Face weight; None for one of another part than the decoder. Throws
+    UnsupportedError for one of a decoder that is not the architecture's."""
+    full_name = name
     for prefix in _PREFIXES:
         if name.startswith(prefix):
             name = name[len(prefix) :]
@@ -48,13 +50,13 @@ def gguf_name(name: str, architecture: str) -> str | None:
     if name in _OUTER:
         return _OUTER[name]
     parts = name.split(".")
-    if len(parts) < 4 or parts[0] != "layers" or parts[-1] not in ("weight", "bias"):
+    if parts[0] != "layers" or parts[-1] in ("inv_freq", "weight_scale"):
         return None
     table = _GEMMA_BLOCK if architecture == "gemma3" else _BLOCK
     module = ".".join(parts[2:-1])
     inner = table.get(module.removesuffix(".rms_norm"))
-    if inner is None:
-        return None
+    if inner is None or len(parts) < 4 or parts[-1] not in ("weight", "bias"):
+        raise _core.UnsupportedError(f"[load] {full_name}: {architecture} has no such weight")
     own_norm = ".norm" if module.endswith(".rms_norm") else ""
     return f"blk.{parts[1]}.{inner}{own_norm}.{parts[-1]}"
 

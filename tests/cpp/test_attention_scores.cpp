@@ -5,8 +5,8 @@
 #include <random>
 #include <vector>
 
+#include "arrays.h"
 #include "check.h"
-#include "effinfer/device.h"
 #include "effinfer/error.h"
 #include "effinfer/ops/attention_scores.h"
 #include "effinfer/ops/token_index.h"
@@ -16,37 +16,8 @@ namespace {
 using namespace effinfer;
 using namespace effinfer::ops;
 
-template <class Body>
-void at_every_isa(Body&& body) {
-  const Isa before = current_isa();
-  for (const Isa isa : available_isas()) {
-    set_isa(isa);
-    body();
-  }
-  set_isa(before);
-}
-
-TensorView ints(const std::vector<int32_t>& values) {
-  return {values.data(), DType::i32, {static_cast<int64_t>(values.size())}};
-}
-
 StridedView rows_of(std::vector<float>& values, const Dims& dims) {
-  StridedView view;
-  view.data = values.data();
-  view.dims = dims;
-  int64_t stride = 1;
-  for (int axis = dims.rank() - 1; axis >= 0; --axis) {
-    view.strides[static_cast<size_t>(axis)] = stride;
-    stride *= dims[axis];
-  }
-  return view;
-}
-
-std::vector<float> normals(int64_t count, std::mt19937& random) {
-  std::normal_distribution<float> normal;
-  std::vector<float> values(static_cast<size_t>(count));
-  for (float& x : values) x = normal(random);
-  return values;
+  return StridedView::dense(values.data(), DType::f32, dims);
 }
 
 // Sequences of random lengths, 0 and 1 among them, over ragged keys of exactly their size.

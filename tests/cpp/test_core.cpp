@@ -113,6 +113,11 @@ double region_seconds(ThreadPool& pool) {
   return least;
 }
 
+TEST("pool: no fewer threads than none") {
+  CHECK_THROWS(InvalidArgument, "expected 0 (as many as fit) or more threads, got -1",
+               ThreadPool(-1));
+}
+
 TEST("pool: eight threads asked for on one CPU cost no more than one") {
   cpu_set_t before;
   CHECK_EQ(sched_getaffinity(0, sizeof before, &before), 0);

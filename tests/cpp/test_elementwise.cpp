@@ -7,6 +7,7 @@
 #include <random>
 #include <vector>
 
+#include "arrays.h"
 #include "check.h"
 #include "effinfer/error.h"
 #include "effinfer/ops/activation.h"
@@ -29,11 +30,8 @@ ThreadPool& pool() {
 }
 
 std::vector<float> random_values(int64_t count, unsigned seed) {
-  std::mt19937 generator(seed);
-  std::normal_distribution<float> normal;
-  std::vector<float> values(static_cast<size_t>(count));
-  for (float& value : values) value = normal(generator);
-  return values;
+  std::mt19937 random(seed);
+  return normals(count, random);
 }
 
 TensorView view(const std::vector<float>& values, const Dims& dims) {
@@ -45,16 +43,6 @@ TensorView view(const std::vector<int32_t>& values, const Dims& dims) {
 
 StridedView rows(std::vector<float>& values, const Dims& dims) {
   return StridedView::dense(values.data(), DType::f32, dims);
-}
-
-// Calls body() at each level of the machine, and restores the level.
-void at_every_isa(const std::function<void()>& body) {
-  const Isa before = current_isa();
-  for (const Isa isa : available_isas()) {
-    set_isa(isa);
-    body();
-  }
-  set_isa(before);
 }
 
 // 64-byte aligned rows of an operand.

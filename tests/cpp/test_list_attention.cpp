@@ -5,10 +5,10 @@
 #include <random>
 #include <vector>
 
+#include "arrays.h"
 #include "check.h"
 #include "core/float16.h"
 #include "core/float8.h"
-#include "effinfer/device.h"
 #include "effinfer/error.h"
 #include "effinfer/ops/list_attention.h"
 
@@ -16,17 +16,6 @@ namespace {
 
 using namespace effinfer;
 using namespace effinfer::ops;
-
-// Calls body() at each level of the machine, and restores the level.
-template <class Body>
-void at_every_isa(Body&& body) {
-  const Isa before = current_isa();
-  for (const Isa isa : available_isas()) {
-    set_isa(isa);
-    body();
-  }
-  set_isa(before);
-}
 
 // Numbers of a dtype, and what they are.
 struct Numbers {
@@ -66,16 +55,7 @@ Numbers random_numbers(DType dtype, int64_t count, std::mt19937& random) {
 }
 
 StridedView view_of(Numbers& numbers, const Dims& dims) {
-  StridedView view;
-  view.data = numbers.bytes.data();
-  view.dtype = numbers.dtype;
-  view.dims = dims;
-  int64_t stride = 1;
-  for (int axis = dims.rank() - 1; axis >= 0; --axis) {
-    view.strides[static_cast<size_t>(axis)] = stride;
-    stride *= dims[axis];
-  }
-  return view;
+  return StridedView::dense(numbers.bytes.data(), numbers.dtype, dims);
 }
 
 template <class T>

@@ -7,8 +7,8 @@
 #include <random>
 #include <vector>
 
+#include "arrays.h"
 #include "check.h"
-#include "effinfer/device.h"
 #include "effinfer/error.h"
 #include "effinfer/ops/visits.h"
 
@@ -16,27 +16,6 @@ namespace {
 
 using namespace effinfer;
 using namespace effinfer::ops;
-
-template <class Body>
-void at_every_isa(Body&& body) {
-  const Isa before = current_isa();
-  for (const Isa isa : available_isas()) {
-    set_isa(isa);
-    body();
-  }
-  set_isa(before);
-}
-
-TensorView ints(const std::vector<int32_t>& values) {
-  return {values.data(), DType::i32, {static_cast<int64_t>(values.size())}};
-}
-
-std::vector<float> normals(int64_t count, std::mt19937& random) {
-  std::normal_distribution<float> normal;
-  std::vector<float> values(static_cast<size_t>(count));
-  for (float& x : values) x = normal(random);
-  return values;
-}
 
 // Sequences of random lengths in pages of their own, with all their keys appended.
 struct Batch {

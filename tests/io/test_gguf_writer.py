@@ -1,5 +1,7 @@
 """Files of the GGUF writer, read by the gguf package and by effinfer."""
 
+import os
+
 import gguf
 import numpy as np
 import pytest
@@ -100,6 +102,19 @@ def test_nothing_is_left_without_commit(tmp_path):
     assert target.read_bytes() == b"old"
     with pytest.raises(_core.FileError):
         _core.GgufWriter(tmp_path / "no" / "file.gguf")
+
+
+def test_only_files_are_replaced(tmp_path):
+    """A device would be lost for everyone, and a link would no longer lead anywhere."""
+    os.mkfifo(tmp_path / "pipe")
+    for name in ("pipe", "."):
+        with pytest.raises(_core.FileError, match="cannot write .*: expected a file"):
+            _core.GgufWriter(tmp_path / name)
+    (tmp_path / "file").write_bytes(b"old")
+    (tmp_path / "link").symlink_to(tmp_path / "file")
+    _core.GgufWriter(tmp_path / "link").commit()
+    assert (tmp_path / "link").is_symlink()
+    assert (tmp_path / "file").read_bytes()[:4] == b"GGUF"
 
 
 def test_what_no_file_can_hold(tmp_path):

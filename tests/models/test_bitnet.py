@@ -273,3 +273,59 @@ def test_a_wrong_head(files: dict[str, Path], tmp_path: Path) -> None:
 def test_wrong_packing(files: dict[str, Path]) -> None:
     with pytest.raises(_core.InvalidArgumentError, match=r"ternary_packing.*t1_6.*got 't3'"):
         effinfer.LLM(files["bitnet"], ternary_packing="t3")
+
+
+def rewrite(source: Path, target: Path, more: dict[str, np.ndarray], halved: str = "") -> Path:
+    """A copy with more float32 tensors, and with the scale of an i2_s tensor halved."""
+    file = _core.GgufFile(str(source))
+    writer = _core.GgufWriter(str(target))
+    writer.copy_metadata(file)
+    names = [tensor.name for tensor in file.tensors()]
+    for name in names:
+        writer.add_tensor(name, file.dtype(name), file.shape(name))
+    for name, array in more.items():
+        writer.add_tensor(name, "f32", array.shape)
+    for name in names:
+        data = np.array(file.tensor_bytes(name))
+        if name == halved:
+            data[-32:][:4].view(np.float32)[0] *= 0.5
+        writer.write(data)
+    for array in more.values():
+        writer.write(array.view(np.uint8))
+    writer.commit()
+    return target
+
+
+def test_scales_beside_the_weights(files: dict[str, Path], tmp_path: Path) -> None:
+    half = np.array([0.5], np.float32)
+    beside = rewrite(files["bitnet"], tmp_path / "a.gguf", {"blk.1.ffn_up.scale": half})
+    within = rewrite(files["bitnet"], tmp_path / "b.gguf", {}, "blk.1.ffn_up.weight")
+    logits = effinfer.LLM(beside).logits(tiny.TOKEN_IDS)
+    np.testing.assert_array_equal(logits, effinfer.LLM(within).logits(tiny.TOKEN_IDS))
+    assert (logits != effinfer.LLM(files["bitnet"]).logits(tiny.TOKEN_IDS)).any()
+
+
+@pytest.mark.parametrize(
+    ("more", "error", "message"),
+    [
+        ({"blk.0.attn_q.scale": np.ones(2, np.float32)}, "FormatError", "one finite number"),
+        ({"blk.0.attn_q.scale": np.full(1, np.nan, np.float32)}, "FormatError", "finite"),
+        (
+            {"blk.0.attn_q.scale": np.ones(1, np.float32), "blk.0.attn_q.bias": np.ones(256)},
+            "UnsupportedError",
+            "none beside a bias",
+        ),
+        (
+            {f"blk.{i}.attn_gate.weight": np.ones(4, np.float32) for i in range(5)},
+            "UnsupportedError",
+            r"tensors of bitnet, got also blk\.0.*, blk\.1.*, blk\.2.* and 2 more",
+        ),
+    ],
+)
+def test_tensors_that_the_definition_does_not_read(
+    more: dict[str, np.ndarray], error: str, message: str, files: dict[str, Path], tmp_path: Path
+) -> None:
+    arrays = {name: array.astype(np.float32) for name, array in more.items()}
+    path = rewrite(files["bitnet"], tmp_path / "more.gguf", arrays)
+    with pytest.raises(getattr(_core, error), match=message):
+        open_model(path)

@@ -182,7 +182,11 @@ def test_names():
     )
     assert gguf_name(f"{block}.mlp.ffn_layernorm.weight", "bitnet") == "blk.3.ffn_sub_norm.weight"
     assert gguf_name(f"{block}.mlp.up_proj.rms_norm.weight", "llama") == "blk.3.ffn_up.norm.weight"
-    assert gguf_name(f"{block}.mlp.other.rms_norm.weight", "llama") is None
+    for other in ("mlp.other.rms_norm.weight", "mlp.up_proj.lora_a", "self_attn.q_proj.weight.x"):
+        with pytest.raises(_core.UnsupportedError, match="llama has no such weight"):
+            gguf_name(f"{block}.{other}", "llama")
+    assert gguf_name(f"{block}.self_attn.rotary_emb.inv_freq", "llama") is None
+    assert gguf_name("vision_tower.encoder.layers.0.self_attn.q_proj.weight", "gemma3") is None
 
 
 def test_a_norm_of_each_projection(tmp_path):

@@ -200,13 +200,13 @@ def heads(*shape, dtype="float32"):
         ),
         (
             lambda: ops.apply_rope(heads(3, 2, 8), heads(3, 1, 8), np.array([0, 2]), np.array([0])),
-            r"\[apply_rope\] indptr: expected to end with 3, got 2",
+            r"\[apply_rope\] indptr: expected 3 last, got 2",
         ),
         (
             lambda: ops.apply_rope(
                 heads(3, 2, 8), heads(3, 1, 8), np.array([0, 2, 1, 3]), np.zeros(3, np.int32)
             ),
-            r"\[apply_rope\] indptr: expected ascending entries, got 1 after 2",
+            r"\[apply_rope\] indptr: expected values that never decrease, got 2 before 1",
         ),
         (
             lambda: ops.apply_rope(heads(3, 2, 8), heads(3, 1, 8), np.array([0, 3]), np.arange(2)),

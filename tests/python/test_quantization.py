@@ -197,6 +197,12 @@ def test_what_is_refused(tmp_path):
         effinfer.quantize(path, tmp_path / "no" / "out.gguf", "q8_0")
     with pytest.raises(_core.FileError, match=r"config\.json"):
         effinfer.quantize(tmp_path, out, "q8_0")
+    with pytest.raises(_core.InvalidArgumentError, match="expected 0 .* or more threads, got -1"):
+        effinfer.quantize(path, out, "q8_0", threads=-1)
+    folder = tiny.write_folder(tiny.FAMILIES["llama"], tmp_path / "folder")
+    for name in ("config.json", "model.safetensors"):
+        with pytest.raises(_core.InvalidArgumentError, match="another file than the model"):
+            effinfer.quantize(folder, folder / name, "q8_0")
     assert not out.exists()
 
 

@@ -103,6 +103,17 @@ def test_names():
         effinfer.LLM(smollm2_path(), prefill="dens")
 
 
+@pytest.mark.parametrize("head", [(30, 0), (0, 3), (-1, 0), ("0", 0)])
+def test_heads_that_the_model_lacks(head):
+    with pytest.raises(effinfer.InvalidArgumentError, match=r"\[MInference\] patterns: expected"):
+        load(MInference(patterns={(29, 2): "a_shape", head: "a_shape"}))
+
+
+def test_a_head_with_a_window():
+    with pytest.raises(effinfer.InvalidArgumentError, match=r"without a window, got \(0, 0\)"):
+        load(MInference(patterns={(0, 0): "a_shape"}), gemma3_path)
+
+
 @pytest.mark.parametrize(
     ("make", "message"),
     [

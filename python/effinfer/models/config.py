@@ -3,9 +3,9 @@
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from effinfer import _core
+from effinfer.fields import Fields
 from effinfer.metadata import Metadata
 
 # Architecture (GGUF general.architecture) by Hugging Face model_type.
@@ -23,6 +23,7 @@ GGUF_ALIASES = {"bitnet-25": "bitnet", "bitnet-b1.58": "bitnet"}
 TERNARY_KEY = "effinfer.ternary"  # of GGUF files: ModelConfig.ternary
 GEMMA3_PATTERN = 6  # one layer in six, the last, is global
 GEMMA3_LOCAL_THETA = 10000.0
+MAX_LAYERS = 65536  # no model comes near; a file may say anything
 GEMMA3_27B_LAYERS = 62  # the size whose queries are scaled by hidden_size / num_heads
 
 
@@ -80,23 +81,18 @@ def config_from_gguf(
     metadata: Metadata, *, vocab_size: int, tied_head: bool, eos_token_ids: Sequence[int]
 ) -> ModelConfig:
     """From GGUF metadata; `vocab_size` is the number of rows of token_embd.weight. Throws
-    FormatError for a missing key, UnsupportedError for an architecture or option that no
-    definition covers."""
-    name = metadata.get("general.architecture")
+    FormatError for a missing or senseless value, UnsupportedError for an architecture or option
+    that no definition covers."""
+    name = Fields(metadata.get, "the metadata").text("general.architecture")
     architecture = check_architecture(GGUF_ALIASES.get(name, name))
-
-    def get(key: str, default: Any = None) -> Any:
-        value = metadata.get(f"{name}.{key}", default)
-        if value is None:
-            raise _core.FormatError(f"[load] {name}.{key}: missing from the metadata")
-        return value
-
-    num_heads, hidden_size = int(get("attention.head_count")), int(get("embedding_length"))
-    num_layers = int(get("block_count"))
-    head_dim = int(get("attention.key_length", hidden_size // max(num_heads, 1)))
-    if int(get("attention.value_length", head_dim)) != head_dim:
+    fields = Fields(lambda key: metadata.get(f"{name}.{key}"), "the metadata", f"{name}.")
+    num_heads = fields.integer("attention.head_count")
+    hidden_size = fields.integer("embedding_length")
+    num_layers = fields.integer("block_count", high=MAX_LAYERS)
+    head_dim = fields.integer("attention.key_length", hidden_size // num_heads)
+    if fields.integer("attention.value_length", head_dim) != head_dim:
         raise _core.UnsupportedError("[load] attention.value_length: differs from key_length")
-    window = int(get("attention.sliding_window", 0))
+    window = fields.integer("attention.sliding_window", 0, low=0)
     gemma = architecture == "gemma3"
     sliding = sliding_pattern(num_layers, GEMMA3_PATTERN) if gemma else (True,) * num_layers
     scale_dim = hidden_size // num_heads if gemma and num_layers == GEMMA3_27B_LAYERS else head_dim
@@ -104,38 +100,40 @@ def config_from_gguf(
         architecture=architecture,
         vocab_size=vocab_size,
         hidden_size=hidden_size,
-        intermediate_size=int(get("feed_forward_length")),
+        intermediate_size=fields.integer("feed_forward_length"),
         num_layers=num_layers,
         num_heads=num_heads,
-        num_kv_heads=int(get("attention.head_count_kv", num_heads)),
+        num_kv_heads=fields.integer("attention.head_count_kv", num_heads),
         head_dim=head_dim,
-        rope_dims=int(get("rope.dimension_count", head_dim)),
-        context_length=int(get("context_length")),
-        norm_eps=float(get("attention.layer_norm_rms_epsilon")),
-        rope=_gguf_rope(get),
-        rope_local=RopeConfig(float(get("rope.freq_base_swa", GEMMA3_LOCAL_THETA)))
+        rope_dims=fields.integer("rope.dimension_count", head_dim),
+        context_length=fields.integer("context_length"),
+        norm_eps=fields.number("attention.layer_norm_rms_epsilon"),
+        rope=_gguf_rope(fields),
+        rope_local=RopeConfig(
+            fields.number("rope.freq_base_swa", GEMMA3_LOCAL_THETA, positive=True)
+        )
         if gemma
         else None,
         rope_interleaved=architecture == "llama",
-        activation=_gguf_activation(str(name)),
+        activation=_gguf_activation(name),
         ternary=architecture == "bitnet" or bool(metadata.get(TERNARY_KEY, False)),
         attention_scale=1.0 / math.sqrt(scale_dim),
         sliding_window=window or None,
         sliding_layers=sliding if window else (),
-        attention_soft_cap=float(get("attn_logit_softcapping", 0.0)),
-        final_soft_cap=float(get("final_logit_softcapping", 0.0)),
+        attention_soft_cap=fields.number("attn_logit_softcapping", 0.0),
+        final_soft_cap=fields.number("final_logit_softcapping", 0.0),
         tied_head=tied_head,
         eos_token_ids=tuple(eos_token_ids),
     )
 
 
-def check_architecture(architecture: Any) -> str:
+def check_architecture(architecture: str) -> str:
     known = sorted({*HF_ARCHITECTURES.values(), *GGUF_ALIASES})
     if architecture not in known:
         raise _core.UnsupportedError(
             f"[load] architecture: expected one of {known}, got {architecture!r}"
         )
-    return str(architecture)
+    return architecture
 
 
 def gguf_architecture(config: ModelConfig) -> str:
@@ -154,10 +152,10 @@ def sliding_pattern(num_layers: int, period: int) -> tuple[bool, ...]:
     return tuple((layer + 1) % period != 0 for layer in range(num_layers))
 
 
-def _gguf_rope(get: Any) -> RopeConfig:
-    theta = float(get("rope.freq_base", 10000.0))
-    factor = float(get("rope.scaling.factor", 1.0))
-    kind = str(get("rope.scaling.type", "linear"))
+def _gguf_rope(fields: Fields) -> RopeConfig:
+    theta = fields.number("rope.freq_base", 10000.0, positive=True)
+    factor = fields.number("rope.scaling.factor", 1.0, positive=True)
+    kind = fields.text("rope.scaling.type", "linear")
     if kind == "none" or factor == 1.0:
         return RopeConfig(theta)
     if kind == "linear":
@@ -167,10 +165,10 @@ def _gguf_rope(get: Any) -> RopeConfig:
             theta,
             "yarn",
             factor,
-            original_max_position=int(get("rope.scaling.original_context_length")),
-            beta_fast=float(get("rope.scaling.yarn_beta_fast", 32.0)),
-            beta_slow=float(get("rope.scaling.yarn_beta_slow", 1.0)),
-            attention_factor=float(get("rope.scaling.attn_factor", 1.0)) * yarn_mscale(factor),
+            original_max_position=fields.integer("rope.scaling.original_context_length"),
+            beta_fast=fields.number("rope.scaling.yarn_beta_fast", 32.0, positive=True),
+            beta_slow=fields.number("rope.scaling.yarn_beta_slow", 1.0, positive=True),
+            attention_factor=fields.number("rope.scaling.attn_factor", 1.0) * yarn_mscale(factor),
         )
     raise _core.UnsupportedError(
         f"[load] rope.scaling.type: expected none, linear or yarn, got {kind!r}"

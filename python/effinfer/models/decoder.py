@@ -2,6 +2,8 @@
 
 from dataclasses import asdict
 
+import numpy as np
+
 from effinfer import _core
 from effinfer.graph import GraphBuilder, Value
 from effinfer.models.config import ModelConfig, RopeConfig
@@ -32,7 +34,8 @@ class Decoder:
         return self.graph.rms_norm(x, weight, eps=self.config.norm_eps, groups=groups)
 
     def linear(self, x: Value, name: str) -> Value:
-        """With the norm of its input that some ternary checkpoints have for each projection."""
+        """With what some ternary checkpoints have for each projection: a norm of its input, and a
+        scale of its output beside the weights."""
         if f"{name}.norm.weight" in self.weights:
             norm = self.weight(f"{name}.norm.weight")
             x = self.graph.rms_norm(x, norm, eps=self.config.linear_norm_eps)
@@ -41,7 +44,20 @@ class Decoder:
             self.config.ternary and weight.dtype in ("tq1_0", "tq2_0")
         )
         build = self.graph.ternary_linear if ternary else self.graph.linear
-        return build(x, weight, self.weight(bias) if bias in self.weights else None)
+        out = build(x, weight, self.weight(bias) if bias in self.weights else None)
+        factor = self._output_scale(name)
+        return out if factor is None else self.graph.scale(out, factor=factor)
+
+    def _output_scale(self, name: str) -> float | None:
+        scale = f"{name}.scale"
+        if scale not in self.weights:
+            return None
+        if f"{name}.bias" in self.weights:
+            raise _core.UnsupportedError(f"[load] {scale}: expected none beside a bias")
+        values = self.weights.dequantize(scale)
+        if values.size != 1 or not np.isfinite(values).all():
+            raise _core.FormatError(f"[load] {scale}: expected one finite number")
+        return float(values.flat[0])
 
     def attention(
         self, layer: int, x: Value, *, qk_norm: bool = False, sub_norm: bool = False

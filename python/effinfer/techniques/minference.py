@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from effinfer import _core
-from effinfer.techniques.prefill import SparsePrefill
+from effinfer.techniques.prefill import SparsePrefill, visits_can_be_chosen
 
 PATTERNS = ("a_shape", "vertical_slash", "block_sparse")
 
@@ -32,7 +32,8 @@ class MInference(SparsePrefill):
         sinks, window: keys that the other two visit in any case.
         min_tokens: a shorter prompt is attended to in full.
 
-    Throws InvalidArgumentError for an unknown pattern.
+    Throws InvalidArgumentError for an unknown pattern, and for a head in `patterns` that a model
+    lacks or that has a window.
     """
 
     pattern: str = "vertical_slash"
@@ -53,6 +54,21 @@ class MInference(SparsePrefill):
                 raise _core.InvalidArgumentError(
                     f"[MInference] pattern: expected {', '.join(PATTERNS)}, got {pattern!r}"
                 )
+
+    def apply(self, graph: _core.Graph) -> _core.Graph:
+        heads = {
+            (node["attributes"]["layer"], head)
+            for node in graph.nodes
+            if visits_can_be_chosen(node)
+            for head in range(node["attributes"]["kv_heads"])
+        }
+        for named in self.patterns:
+            if named not in heads:
+                raise _core.InvalidArgumentError(
+                    f"[MInference] patterns: expected (layer, KV head) of {graph.name}'s attention "
+                    f"without a window, got {named}"
+                )
+        return super().apply(graph)
 
     def indices(self, layer: int, kv_heads: int) -> list[tuple[str, dict[str, Any]]]:
         heads: dict[str, list[int]] = {}

@@ -17,6 +17,13 @@ from effinfer.rewrite import rewrite
 _SHARED = ("layer", "heads", "kv_heads", "head_dim", "scale")
 
 
+def visits_can_be_chosen(node: dict[str, Any]) -> bool:
+    """Whether a node is attention to all keys: without a window, and nothing has chosen yet."""
+    return (
+        node["op"] == "attention" and node["attributes"]["window"] < 0 and len(node["inputs"]) == 2
+    )
+
+
 class SparsePrefill(ABC):
     """A method that chooses keys. Immutable: one object serves many models."""
 
@@ -33,7 +40,7 @@ class SparsePrefill(ABC):
         self, builder: GraphBuilder, node: dict[str, Any], inputs: list[Value]
     ) -> Value | None:
         attributes = node["attributes"]
-        if node["op"] != "attention" or attributes["window"] >= 0 or len(inputs) > 2:
+        if not visits_can_be_chosen(node):
             return None
         shared = {key: attributes[key] for key in _SHARED}
         visits: list[Value] = []

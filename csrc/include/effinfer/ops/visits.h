@@ -45,7 +45,7 @@ class EFFINFER_API Visits {
 
   const kernels::VisitPlan& plan() const;
   // Throws InvalidArgument when the batch or the heads are others than these lists are of.
-  void check(const char* op, const kernels::BatchLayout& batch, int32_t num_qo_heads,
+  void check(std::string_view op, const kernels::BatchLayout& batch, int32_t num_qo_heads,
              int32_t num_kv_heads) const;
 
  private:
