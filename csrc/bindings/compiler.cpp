@@ -4,6 +4,7 @@
 #include <pybind11/stl.h>
 
 #include "bindings/module.h"
+#include "bindings/phase.h"
 #include "bindings/strings.h"
 #include "effinfer/error.h"
 
@@ -36,12 +37,6 @@ CompileOptions make_options(const std::string& precision, bool deterministic, in
   return options;
 }
 
-Phase parse_phase(const std::string& phase) {
-  if (phase == "decode") return Phase::decode;
-  if (phase == "prefill") return Phase::prefill;
-  throw InvalidArgument("[run] phase: expected \"decode\" or \"prefill\", got \"" + phase + "\"");
-}
-
 std::span<const int32_t> span_of(const IntArray& array) {
   return {array.data(), static_cast<size_t>(array.size())};
 }
@@ -51,7 +46,7 @@ py::array_t<float> run(Executable& executable, const IntArray& token_ids, const 
                        const IntArray& kv_indices, const IntArray& kv_len,
                        const IntArray& logit_rows, KvCache& cache, const std::string& phase,
                        const WordArray& ancestors) {
-  const Batch batch{parse_phase(phase),
+  const Batch batch{parse_phase("run", phase),
                     span_of(token_ids),
                     span_of(positions),
                     span_of(qo_indptr),

@@ -7,18 +7,12 @@
 #include <map>
 
 #include "bindings/module.h"
+#include "bindings/phase.h"
 #include "bindings/strings.h"
 #include "bindings/tokens.h"
 
 namespace effinfer::bindings {
 namespace {
-
-Phase parse_phase(const std::string& phase) {
-  if (phase == "prefill") return Phase::prefill;
-  if (phase == "decode") return Phase::decode;
-  throw InvalidArgument("[engine] phase: expected \"prefill\" or \"decode\", got \"" + phase +
-                        "\"");
-}
 
 Precision parse_precision(const std::string& precision) {
   if (precision == "fast") return Precision::fast;
@@ -87,7 +81,7 @@ std::vector<StepOutput> step_many(Engine& engine, int64_t max_steps, double max_
 py::array_t<float> engine_logits(Engine& engine, const py::object& object,
                                  const std::string& phase) {
   const std::vector<int32_t> tokens = to_tokens(object, "tokens");
-  const Phase parsed = parse_phase(phase);
+  const Phase parsed = parse_phase("engine", phase);
   py::array_t<float> out(
       {static_cast<py::ssize_t>(tokens.size()), static_cast<py::ssize_t>(engine.vocab_size())});
   const std::span<float> values(out.mutable_data(), static_cast<size_t>(out.size()));
@@ -99,7 +93,7 @@ py::array_t<float> engine_logits(Engine& engine, const py::object& object,
 py::array_t<double> engine_log_likelihoods(Engine& engine, const py::object& object,
                                            const std::string& phase) {
   const std::vector<int32_t> tokens = to_tokens(object, "tokens");
-  const Phase parsed = parse_phase(phase);
+  const Phase parsed = parse_phase("engine", phase);
   if (tokens.empty()) throw InvalidArgument("[engine] tokens: expected at least one token");
   py::array_t<double> out(static_cast<py::ssize_t>(tokens.size()) - 1);
   const std::span<double> values(out.mutable_data(), static_cast<size_t>(out.size()));

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from effinfer import InvalidArgumentError, ops
-from effinfer.integrations.torch import QuantizedLinear
+from effinfer.integrations.torch import Attention, QuantizedLinear
 
 operators = torch.ops.effinfer
 HEADS = (torch.randn(5, 4, 16), torch.randn(5, 2, 16))
@@ -122,6 +122,112 @@ def test_quantized_linear():
     del linear, packed
     with pytest.raises(InvalidArgumentError, match=r"\[quantized_matmul\] matrix: expected the n"):
         operators.quantized_matmul(torch.randn(3, 40), number, 24, None, "f32")
+
+
+def i32(*values):
+    return torch.tensor(values, dtype=torch.int32)
+
+
+CACHES = (torch.randn(6, 4, 2, 16).bfloat16(), torch.randn(6, 4, 2, 16).bfloat16())
+PAGES = (i32(0, 2, 3), i32(4, 1, 0), i32(3, 4))  # 7 and 4 tokens
+
+
+def decode():
+    wrapper = ops.BatchDecodeWithPagedKVCacheWrapper()
+    wrapper.plan(*PAGES, 4, 2, 16, 4)
+    return wrapper, torch.randn(2, 4, 16).bfloat16(), CACHES
+
+
+def decode_of_one_array():
+    wrapper, q, (k, v) = decode()
+    return wrapper, q, (torch.stack([k, v], 1),)
+
+
+def prefill():
+    wrapper = ops.BatchPrefillWithPagedKVCacheWrapper()
+    wrapper.plan(i32(0, 3, 5), *PAGES, 4, 2, 16, 4, causal=True)
+    return wrapper, torch.randn(5, 4, 16).bfloat16(), CACHES
+
+
+def ragged():
+    wrapper = ops.BatchPrefillWithRaggedKVCacheWrapper()
+    wrapper.plan(i32(0, 3, 5), i32(0, 3, 9), 4, 2, 16, head_dim_vo=32)
+    return wrapper, torch.randn(5, 4, 16).bfloat16(), KEYS
+
+
+def cascade():
+    wrapper = ops.MultiLevelCascadeAttentionWrapper(2)
+    shared, own = (i32(0, 2), i32(2, 3), i32(4)), (i32(0, 1, 2), i32(0, 1), i32(1, 4))
+    pages = zip(shared, own, strict=True)
+    wrapper.plan([i32(0, 2), i32(0, 1, 2)], *map(list, pages), 4, 2, 16, 4)
+    return wrapper, torch.randn(2, 4, 16).bfloat16(), CACHES
+
+
+def blocks():
+    wrapper = ops.BlockSparseAttentionWrapper()
+    wrapper.plan(i32(0, 1, 2), i32(1, 0), 4, 6, 2, 3, 4, 2, 16)
+    return wrapper, torch.randn(4, 4, 16), (torch.randn(6, 2, 16), torch.randn(6, 2, 16))
+
+
+def variable_blocks():
+    wrapper = ops.VariableBlockSparseAttentionWrapper()
+    sizes = (i32(3, 1).reshape(1, 2), i32(2, 4).reshape(1, 2))
+    wrapper.plan(torch.eye(2, dtype=torch.bool)[None], *sizes, 2, 1, 16)
+    return wrapper, torch.randn(2, 4, 16), (torch.randn(1, 6, 16), torch.randn(1, 6, 16))
+
+
+def latent():
+    wrapper = ops.BatchMLAPagedAttentionWrapper()
+    pages = (*PAGES[:2], i32(7, 4))
+    wrapper.plan(i32(0, 1, 2), *pages, 3, 32, 16, 4, causal=False, sm_scale=0.2)
+    caches = torch.randn(6, 4, 32), torch.randn(6, 4, 16)
+    return wrapper, torch.randn(2, 3, 32), (torch.randn(2, 3, 16), *caches)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [decode, decode_of_one_array, prefill, ragged, cascade, blocks, variable_blocks, latent],
+)
+def test_wrappers(make):
+    wrapper, q, keys = make()
+    attention = Attention(wrapper, return_lse=True, lse_base="ln")
+    arguments = (q, list(keys), attention.number, "ln")
+    torch.library.opcheck(operators.planned_attention.default, arguments)
+    paged = make in (decode, prefill, cascade)
+    want = wrapper.run(q, *((keys,) if paged else keys), return_lse=True, lse_base="ln")
+    torch.testing.assert_close(attention(q, *keys), want, rtol=0, atol=0)
+    assert torch.equal(Attention(wrapper)(q, *keys), want[0])
+
+
+def step(attention, q, k, v, k_cache, v_cache, places, pages):
+    operators.append_paged_kv_cache(k, v, *places, k_cache, v_cache, *pages)
+    return attention(q * 2, k_cache, v_cache) + 1
+
+
+def test_a_step_with_a_cache_compiles():
+    """A plan of other lengths is a plan of the same graph."""
+    wrapper = ops.BatchDecodeWithPagedKVCacheWrapper()
+    attention = Attention(wrapper)
+    compiled = torch.compile(step, backend="aot_eager", fullgraph=True)
+    caches = [cache.clone() for cache in CACHES]
+    expected = [cache.clone() for cache in CACHES]
+    for last in ((1, 2), (2, 3), (3, 4)):
+        pages = (i32(4, 1, 0), i32(0, 2, 3), i32(*last))
+        wrapper.plan(pages[1], pages[0], pages[2], 4, 2, 16, 4)
+        places = (i32(0, 1), i32(4 + last[0] - 1, last[1] - 1))
+        q, k, v = (torch.randn(2, heads, 16).bfloat16() for heads in (4, 2, 2))
+        got = compiled(attention, q, k, v, *caches, places, pages)
+        want = step(attention, q, k, v, *expected, places, pages)
+        torch.testing.assert_close([got, *caches], [want, *expected], rtol=0, atol=0)
+    assert not torch.equal(caches[0], CACHES[0])
+
+
+def test_a_wrapper_that_is_gone():
+    wrapper, q, keys = decode()
+    number = Attention(wrapper).number
+    del wrapper
+    with pytest.raises(InvalidArgumentError, match=r"wrapper: expected the number of a living At"):
+        operators.planned_attention(q, list(keys), number, "ln")
 
 
 def test_errors_are_effinfers():

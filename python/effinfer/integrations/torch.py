@@ -4,18 +4,20 @@
     y = torch.ops.effinfer.rmsnorm(x, weight)
 
 They have the names and arguments of `effinfer.ops` without `out` and `pool`, run on CPU tensors and
-have no gradients. `QuantizedLinear` is a torch.nn.Module over a `PackedMatrix`.
+have no gradients. `QuantizedLinear` is a torch.nn.Module over a `PackedMatrix`, `Attention` one
+over a wrapper with a plan.
 """
 
-import itertools
-import weakref
 from typing import Any
 
 import torch
 
 from effinfer import ops
-from effinfer._core import InvalidArgumentError, PackedMatrix
-from effinfer.integrations.torch_library import register
+from effinfer._core import PackedMatrix
+from effinfer.integrations.torch_attention import Attention
+from effinfer.integrations.torch_library import Numbers, register
+
+__all__ = ["Attention", "QuantizedLinear"]
 
 
 def _like(*places: int) -> Any:
@@ -155,22 +157,13 @@ register(
     _tokens,
 )
 
-# Packed weights are no tensors: torch operators name them by a number, which graphs hold as a
-# constant. A module owns the matrix and with it the number's meaning.
-_matrices: weakref.WeakValueDictionary[int, PackedMatrix] = weakref.WeakValueDictionary()
-_numbers = itertools.count(1)
+_matrices = Numbers("[quantized_matmul] matrix", "QuantizedLinear")
 
 
 def _quantized_matmul(
     x: torch.Tensor, matrix: int, out_features: int, bias: torch.Tensor | None, arithmetic: str
 ) -> torch.Tensor:
-    packed = _matrices.get(matrix)
-    if packed is None:
-        raise InvalidArgumentError(
-            f"[quantized_matmul] matrix: expected the number of a living QuantizedLinear, "
-            f"got {matrix}"
-        )
-    return ops.quantized_matmul(x, packed, arithmetic, bias=bias)
+    return ops.quantized_matmul(x, _matrices[matrix], arithmetic, bias=bias)
 
 
 def _product(
@@ -207,8 +200,7 @@ class QuantizedLinear(torch.nn.Module):
         self.out_features, self.in_features = weight.shape
         self.arithmetic = arithmetic
         self.weight = weight
-        self.number = next(_numbers)
-        _matrices[self.number] = weight
+        self.number = _matrices.add(weight)
         self.register_buffer("bias", bias)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:

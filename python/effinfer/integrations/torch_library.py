@@ -1,12 +1,41 @@
 """How an operator becomes one of torch's: `torch.ops.effinfer.NAME`."""
 
+import itertools
+import weakref
 from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch.utils import _pytree as pytree
 
+from effinfer._core import InvalidArgumentError
+
 _library = torch.library.Library("effinfer", "FRAGMENT")
+
+
+class Numbers:
+    """Torch operators take no objects: they name them by numbers, which graphs hold as constants.
+    A module owns the object, and with it what its number means."""
+
+    def __init__(self, argument: str, owner: str) -> None:
+        """For errors: "[operator] argument", and the class of modules that give numbers."""
+        self._argument = argument
+        self._owner = owner
+        self._objects: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
+        self._next = itertools.count(1)
+
+    def add(self, thing: Any) -> int:
+        number = next(self._next)
+        self._objects[number] = thing
+        return number
+
+    def __getitem__(self, number: int) -> Any:
+        thing = self._objects.get(number)
+        if thing is None:
+            raise InvalidArgumentError(
+                f"{self._argument}: expected the number of a living {self._owner}, got {number}"
+            )
+        return thing
 
 
 def register(
