@@ -189,6 +189,47 @@ def library_rows(result: Json) -> Iterator[Row]:
         )  # fmt: skip
 
 
+# Seconds of a product with a ternary matrix of 6912 x 2560 on one thread that kernels should take
+# at most: [level][question].
+TERNARY_LIMITS = {
+    "amx": {"n=8": 230e-6, "n=128": 1.8e-3},
+    "avx512": {"n=1": 140e-6, "n=1, from memory": 260e-6, "n=8": 430e-6, "n=128": 6.5e-3},
+    "avx2": {"n=1": 190e-6, "n=8": 950e-6, "n=128": 16e-3},
+}
+TERNARY_BOUNDS = {
+    ("avx512", "n=1, from memory"): "memory",
+    ("avx512", "n=8"): "602 us: one 512-bit VPDPBUSD a cycle",
+    ("avx512", "n=128"): "9.6 ms: one 512-bit VPDPBUSD a cycle",
+}
+
+
+def ternary_rows(result: Json) -> Iterator[Row]:
+    engines = engines_of(result, "ternary")
+    best = ("effinfer, t2", "effinfer, t1_6")
+    for level, names in ((result["effinfer"]["isa"], best), ("avx2", ("effinfer, AVX2",))):
+        for key, limit in TERNARY_LIMITS.get(level, {}).items():
+            times = [time for name in names if (time := median(engines, name, key))]
+            if times:
+                yield Row(
+                    f"ternary 6912 x 2560, {level}, {key}", f"{1e6 * min(times):.0f} us",
+                    f"{1e6 * limit:.0f} us", min(times) / limit, 1,
+                    TERNARY_BOUNDS.get((level, key), ""), at_most=True,
+                )  # fmt: skip
+    for key in TERNARY_LIMITS["avx512"]:
+        ours = [time for name in best if (time := median(engines, name, key))]
+        theirs = [
+            (time, name)
+            for name in ("llama.cpp, TQ2_0", "llama.cpp, TQ1_0")
+            if (time := median(engines, name, key))
+        ]
+        if ours and theirs:
+            other, name = min(theirs)
+            yield Row(
+                f"ternary 6912 x 2560, the better packing, {key}", f"{1e6 * min(ours):.0f} us",
+                f"{name} {1e6 * other:.0f} us", other / min(ours), 1,
+            )  # fmt: skip
+
+
 # Seconds of bitnet.cpp's I2_S for 128 tokens of a matrix of 6912 x 2560 on one thread, as known of
 # another machine (docs/performance.md).
 BITNET_CPP_SECONDS = 21.6e-3
@@ -211,12 +252,13 @@ def bitnet_rows(result: Json) -> Iterator[Row]:
 
 
 def rows(result: Json) -> list[list[str]]:
-    sources = (speed_rows, sequence_rows, operator_rows, bitnet_rows, memory_rows)
+    sources = (speed_rows, sequence_rows, operator_rows, ternary_rows, bitnet_rows, memory_rows)
     cells = [row.cells() for source in sources for row in source(result)]
     if "amx" not in result["effinfer"]["isa"]:
         for what, goal in (
             ("SmolLM2 Q4_1 prefill (AMX)", ">= 2x openvino, 8x llama.cpp"),
             ("matmul 4096x4096 at n = 128 (AMX)", "> 1 TFLOP/s a core"),
+            ("ternary 6912 x 2560, n=8 and n=128 (AMX)", "<= 230 us, 1800 us"),
         ):
             cells.append([what, "-", "-", "-", goal, NO_AMX, "-"])
     return cells

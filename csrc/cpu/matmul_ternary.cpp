@@ -11,6 +11,7 @@ struct Portable {
   using Vector = F32x16;
   static constexpr int kTokens = 4;
   static constexpr bool kWholeTiles = false;
+  template <kernels::QuantBits>
   static constexpr int kLineTokens = 1;
   static constexpr int kLineTile = 1;
   static constexpr int kRows = static_cast<int>(kernels::kGroupRows);

@@ -18,7 +18,10 @@ struct Avx2 {
   using Vector = F32x16;
   static constexpr int kTokens = 4;  // 8 int16 sums of two halves of a line
   static constexpr bool kWholeTiles = false;
-  static constexpr int kLineTokens = 8;
+  // Digits of t2 cost so little that unpacking them anew for every four tokens is no slower than
+  // panels are; those of t1_6 cost ten operations.
+  template <QuantBits bits>
+  static constexpr int kLineTokens = bits == QuantBits::t2 ? kTernaryTokens : 4;
   static constexpr int kLineTile = 4;
 
   template <QuantBits bits>
@@ -62,6 +65,13 @@ struct Avx2 {
   // Ahead of the stream of lines, into L1: one line a line.
   [[gnu::always_inline]] static void prefetch(const uint8_t* line) {
     _mm_prefetch(reinterpret_cast<const char*>(line + 1024), _MM_HINT_T0);
+  }
+
+  // Where it is written: GCC would add products up as trees, for which the registers are too few,
+  // and copy every sum in each round.
+  [[gnu::always_inline]] static void add_products(__m256i& sum, __m256i digits, __m256i value) {
+    sum = _mm256_add_epi16(sum, _mm256_maddubs_epi16(digits, value));
+    __asm__("" : "+x"(sum));
   }
 
   // Pairs of int16 of a row, added.
@@ -113,18 +123,15 @@ struct Avx2 {
           for (int t = 0; t < tokens; ++t) sum[t][0] = sum[t][1] = _mm256_setzero_si256();
           for (int i = 0; i < count; ++i) {
             prefetch(data + i * 64);
-            __m256i upper[bits == QuantBits::t2 ? 4 : 5];
-            for_digits<bits>(load(data + i * 64 + 32),
-                             [&](auto f, __m256i digits)
-                                 __attribute__((always_inline)) { upper[f] = digits; });
-            for_digits<bits>(
-                load(data + i * 64), [&](auto f, __m256i digits) __attribute__((always_inline)) {
-                  for (int t = 0; t < tokens; ++t) {
-                    const __m256i value = broadcast_dword(a + t * stride + 4 * (f * count + i));
-                    sum[t][0] = _mm256_add_epi16(sum[t][0], _mm256_maddubs_epi16(digits, value));
-                    sum[t][1] = _mm256_add_epi16(sum[t][1], _mm256_maddubs_epi16(upper[f], value));
-                  }
-                });
+            Digits<bits> lower(load(data + i * 64));
+            Digits<bits> upper(load(data + i * 64 + 32));
+            unroll<kFields<bits>>([&](auto f) __attribute__((always_inline)) {
+              const __m256i digits[2] = {lower.field(f), upper.field(f)};
+              for (int t = 0; t < tokens; ++t) {
+                const __m256i value = broadcast_dword(a + t * stride + 4 * (f * count + i));
+                for (int h = 0; h < 2; ++h) add_products(sum[t][h], digits[h], value);
+              }
+            });
           }
           for (int t = 0; t < tokens; ++t) {
             for (int h = 0; h < 2; ++h) {
@@ -179,8 +186,8 @@ struct Avx2 {
       const __m256i w1 = load(panel + n * 64 + 32);
       for (int t = 0; t < tokens; ++t) {
         const __m256i value = broadcast_dword(q + t * stride + 4 * n);
-        sum[t][0] = _mm256_add_epi16(sum[t][0], _mm256_maddubs_epi16(w0, value));
-        sum[t][1] = _mm256_add_epi16(sum[t][1], _mm256_maddubs_epi16(w1, value));
+        add_products(sum[t][0], w0, value);
+        add_products(sum[t][1], w1, value);
       }
     }
     for (int t = 0; t < tokens; ++t) {

@@ -99,7 +99,12 @@ RESULT: dict[str, Any] = {
                 "llama.cpp, plain": {"Q4_0, n=1": {"error": "none"}},
             }
         },
-        "ternary": {"engines": {"effinfer, t2": {"n=1": around(1e-4)}}},
+        "ternary": {
+            "engines": {
+                "effinfer, t2": {"n=1": around(1e-4)},
+                "llama.cpp, TQ2_0": {"n=1": around(3e-4)},
+            }
+        },
         "attention": {
             "engines": {"effinfer": {"n=1": around(1e-3)}, "torch": {"n=1": around(2e-3)}}
         },
@@ -198,7 +203,9 @@ def test_tables() -> None:
     assert "llama.cpp: no" in parts["batch"]
     assert "| effinfer | **4.00** (3.60 to 4.40) | **6.00**" in parts["verify"]
     assert "| Q4_0, n=1 | 100 | 50 | - |" in parts["matmul"]
-    assert "| n=1 | 100 |" in parts["ternary"]
+    assert "| n=1 | 100 | 300 |" in parts["ternary"]
+    assert "| 100 us | 140 us | 0.71x | <= 1.00x | yes |" in parts["goals"]
+    assert "| 100 us | llama.cpp, TQ2_0 300 us | 3.00x | >= 1.00x | yes |" in parts["goals"]
     assert "| **36.0** (32.4 to 39.6) | **40.0**" in parts["bitnet"]
     assert "| n=1 | 1000 | 2000 |" in parts["attention"]
     assert "| flat | 100 | 2000 |" in parts["sampling"]

@@ -17,6 +17,7 @@ class TernaryAmx : public avx512::TernaryAvx512 {
  public:
   static constexpr int kTokens = 2 * kTileRows;
   static constexpr bool kWholeTiles = true;
+  template <QuantBits>
   static constexpr int kLineTokens = 1;
 
   static void run(const kernels::MatmulProblem& problem, Team& team) {

@@ -80,7 +80,8 @@ struct TernaryAvx512 {
   using Vector = F32x16;
   static constexpr int kTokens = 12;  // 24 sums leave 8 registers
   static constexpr bool kWholeTiles = false;
-  static constexpr int kLineTokens = 16;
+  template <QuantBits bits>
+  static constexpr int kLineTokens = bits == QuantBits::t2 ? kTernaryTokens : 16;
   static constexpr int kLineTile = 8;
 
   template <QuantBits bits>
