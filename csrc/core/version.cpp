@@ -7,7 +7,9 @@ const char* version() {
 }
 
 const char* cpu_status() {
-#if EFFINFER_X86 && !EFFINFER_AMX
+#if defined(__x86_64__) && !EFFINFER_X86
+  return "ready, portable kernels only: built with EFFINFER_VECTOR_KERNELS=OFF";
+#elif EFFINFER_X86 && !EFFINFER_AMX
   return "ready, without AMX kernels: the compiler of this build has no AMX";
 #else
   return "ready";

@@ -34,7 +34,7 @@ _END_TOKENS = (
 _CONTROL = 3
 
 # Scales are read as numbers, and frequencies are computed.
-_HARMLESS = re.compile(r"\.scale$|inv_freq$|\.attn_rot_embd$")
+_HARMLESS = re.compile(r"\.scale$|inv_freq$|\.attn_rot_embd\b")
 
 
 @dataclass(frozen=True)
