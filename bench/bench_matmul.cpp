@@ -18,13 +18,13 @@
 #include <vector>
 
 #include "effinfer/error.h"
-#include "kernels/matmul.h"
-#include "kernels/registry.h"
+#include "ops/matmul.h"
+#include "ops/registry.h"
 
 namespace {
 
 using namespace effinfer;
-using kernels::Arithmetic;
+using ops::Arithmetic;
 
 bool use_cpu_clock = false;
 
@@ -59,8 +59,8 @@ struct Timing {
   double best;
 };
 
-Timing measure(const kernels::Variant<kernels::MatmulProblem>& variant,
-               const kernels::MatmulProblem& problem, ThreadPool& pool, double seconds) {
+Timing measure(const ops::Variant<ops::MatmulProblem>& variant, const ops::MatmulProblem& problem,
+               ThreadPool& pool, double seconds) {
   if (variant.scratch_bytes != nullptr) pool.reserve_scratch(variant.scratch_bytes(problem));
   std::vector<double> times;
   pool.parallel([&](Team& team) {
@@ -93,9 +93,9 @@ void run_case(const std::string& shape, const std::string& dtype, const std::str
   TensorView view{nullptr, parse_dtype(dtype), {rows, cols}};
   const std::vector<uint8_t> bytes = random_bytes(view.num_bytes());
   view.data = bytes.data();
-  const kernels::PackedBuffer weight = kernels::pack(view, pool);
+  const ops::PackedBuffer weight = ops::pack(view, pool);
 
-  kernels::MatmulProblem problem;
+  ops::MatmulProblem problem;
   problem.x.arithmetic = arithmetic == "int8"   ? Arithmetic::int8
                          : arithmetic == "bf16" ? Arithmetic::bf16
                                                 : Arithmetic::f32;
@@ -104,9 +104,9 @@ void run_case(const std::string& shape, const std::string& dtype, const std::str
   problem.num_parts = 1;
   std::vector<float> out(static_cast<size_t>(tokens * rows));
   problem.parts[0] = {weight.view, nullptr, nullptr, out.data(), rows};
-  const kernels::Variant<kernels::MatmulProblem>* variant = nullptr;
+  const ops::Variant<ops::MatmulProblem>* variant = nullptr;
   try {
-    variant = &kernels::table<kernels::MatmulProblem>().select(problem, isa);
+    variant = &ops::table<ops::MatmulProblem>().select(problem, isa);
   } catch (const Unsupported&) {
     return;
   }
@@ -115,7 +115,7 @@ void run_case(const std::string& shape, const std::string& dtype, const std::str
   std::vector<float> x(static_cast<size_t>(cols));
   for (size_t i = 0; i < x.size(); ++i) x[i] = static_cast<float>(i % 17) - 8.0f;
   for (int64_t t = 0; t < tokens; ++t) {
-    kernels::store_activation_row(isa)(problem.x, t, x.data());
+    ops::store_operand_row(isa)(problem.x, t, x.data());
   }
   const Timing time = measure(*variant, problem, pool, seconds);
   const double gop = 2e-9 * static_cast<double>(rows * cols * tokens);

@@ -19,13 +19,13 @@
 #include <vector>
 
 #include "effinfer/error.h"
-#include "kernels/matmul.h"
-#include "kernels/registry.h"
+#include "ops/matmul.h"
+#include "ops/registry.h"
 
 namespace {
 
 using namespace effinfer;
-using namespace effinfer::kernels;
+using namespace effinfer::ops;
 
 struct Settings {
   int64_t rows;
@@ -98,7 +98,7 @@ void run_case(const std::vector<PackedBuffer>& copies, Isa isa, int64_t tokens, 
   problem.x.data = std::aligned_alloc(64, (bytes + 63) / 64 * 64);
   std::vector<float> x(static_cast<size_t>(settings.cols));
   for (size_t i = 0; i < x.size(); ++i) x[i] = static_cast<float>(i % 17) - 8.0f;
-  for (int64_t t = 0; t < tokens; ++t) store_activation_row(isa)(problem.x, t, x.data());
+  for (int64_t t = 0; t < tokens; ++t) store_operand_row(isa)(problem.x, t, x.data());
   std::vector<float> out(static_cast<size_t>(tokens * settings.rows));
   problem.num_parts = 1;
   problem.parts[0] = {copies[0].view, nullptr, nullptr, out.data(), settings.rows};

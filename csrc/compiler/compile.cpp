@@ -4,11 +4,12 @@
 #include <new>
 
 #include "compiler/arithmetic.h"
-#include "compiler/executable_impl.h"
+#include "compiler/lowering.h"
 #include "compiler/memory_plan.h"
 #include "compiler/passes.h"
 #include "core/huge_memory.h"
 #include "effinfer/device.h"
+#include "executor/executable_impl.h"
 #include "graph/op_specs.h"
 #include "graph/text.h"
 
@@ -73,8 +74,8 @@ void check_inputs(const Graph& graph) {
 }
 
 // A runnable graph has one output of logits and KV heads of one shape.
-compiler::StepLimits make_limits(const Graph& graph, const CompileOptions& options) {
-  compiler::StepLimits limits;
+executor::StepLimits make_limits(const Graph& graph, const CompileOptions& options) {
+  executor::StepLimits limits;
   limits.max_tokens = options.max_tokens;
   limits.max_sequences = options.max_sequences;
   limits.max_rows = options.max_rows;
@@ -147,7 +148,7 @@ void Executable::Impl::lower() {
     programs.push_back(compiler::Lowering(shared, Phase::prefill).run());
     program_of_phase[static_cast<size_t>(Phase::prefill)] = 1;
   }
-  for (const compiler::Program& program : programs) {
+  for (const executor::Program& program : programs) {
     active.reserve(std::max(active.capacity(), program.calls.size()));
   }
   pool->reserve_scratch(shared.scratch_bytes);
@@ -167,7 +168,7 @@ std::shared_ptr<Executable> compile(const Graph& graph, std::shared_ptr<const We
   impl->source = std::move(weights);
   impl->pool = std::move(pool);
   impl->isa = std::string(name(current_isa())) + ": " + isa_reason();
-  impl->shared.weights = std::make_unique<compiler::WeightStore>(impl->source, *impl->pool);
+  impl->shared.weights = std::make_unique<weights::WeightStore>(impl->source, *impl->pool);
   impl->skipped = compiler::run_passes(impl->shared.graph, impl->shared.options);
   impl->shared.weights->check(graph);
   try {

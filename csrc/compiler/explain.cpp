@@ -5,9 +5,9 @@
 #include <sstream>
 
 #include "compiler/arithmetic.h"
-#include "compiler/executable_impl.h"
 #include "compiler/memory_plan.h"
 #include "compiler/passes.h"
+#include "executor/executable_impl.h"
 #include "graph/op_specs.h"
 #include "graph/text.h"
 
@@ -49,7 +49,7 @@ void print_passes(std::ostream& out, const std::set<std::string>& skipped) {
   print_table(out, rows);
 }
 
-void print_calls(std::ostream& out, const char* phase, const compiler::Program& program) {
+void print_calls(std::ostream& out, const char* phase, const executor::Program& program) {
   out << "calls of " << phase << '\n';
   std::vector<Row> rows = {{"node", "kernel", "at the largest step"}};
   for (const CallInfo& info : program.infos) {
@@ -58,13 +58,13 @@ void print_calls(std::ostream& out, const char* phase, const compiler::Program& 
   print_table(out, rows);
 }
 
-void print_weights(std::ostream& out, const compiler::WeightStore& weights) {
+void print_weights(std::ostream& out, const weights::WeightStore& weights) {
   out << "weights: " << mebibytes(weights.packed_bytes()) << " packed\n";
   const PackCacheReport& cache = weights.pack_cache();
   out << "pack cache: " << name(cache.state) << (cache.path.empty() ? "" : " " + cache.path)
       << (cache.reason.empty() ? "" : " (" + cache.reason + ")") << '\n';
   std::vector<Row> rows = {{"name", "type", "kept", "bytes in the source", "bytes of our own"}};
-  for (const compiler::WeightStore::Use& use : weights.uses()) {
+  for (const weights::WeightStore::Use& use : weights.uses()) {
     rows.push_back({use.name, std::string(name(use.source)), use.form,
                     std::to_string(use.source_bytes), std::to_string(use.bytes)});
   }
@@ -98,14 +98,14 @@ void print_arena(std::ostream& out, const Graph& graph, const CompileOptions& op
 
 // What costs speed or memory on this machine with these weights.
 std::vector<std::string> slower_paths(const Graph& graph, const CompileOptions& options,
-                                      const compiler::WeightStore& weights) {
+                                      const weights::WeightStore& weights) {
   std::vector<std::string> notes;
   const bool fast = options.precision == Precision::fast;
   if (fast && !options.deterministic && !compiler::bf16_panels()) {
     notes.push_back("prefill multiplies float32 panels: no AVX512-BF16 at this ISA level");
   }
   std::map<std::string, int> repacked;
-  for (const compiler::WeightStore::Use& use : weights.uses()) {
+  for (const weights::WeightStore::Use& use : weights.uses()) {
     const bool packed = use.form.starts_with("packed");
     if (packed && use.bytes > use.source_bytes + use.source_bytes / 4) {
       ++repacked[std::string(name(use.source)) + " is " + use.form];

@@ -1,8 +1,8 @@
 #include "compiler/arithmetic.h"
 #include "compiler/lowering.h"
 #include "graph/op_specs.h"
-#include "kernels/attention.h"
-#include "kernels/elementwise.h"
+#include "ops/attention.h"
+#include "ops/elementwise.h"
 
 namespace effinfer::compiler {
 namespace {
@@ -15,13 +15,13 @@ float float_attribute(const Node& node, std::string_view key) {
   return static_cast<float>(node.get_float(key));
 }
 
-kernels::RopeParameters rope_parameters(const Node& node) {
-  kernels::RopeParameters p;
+ops::RopeParameters rope_parameters(const Node& node) {
+  ops::RopeParameters p;
   const std::string& scaling = node.get_string("scaling");
-  p.scaling = scaling == "linear"   ? kernels::RopeScaling::linear
-              : scaling == "llama3" ? kernels::RopeScaling::llama3
-              : scaling == "yarn"   ? kernels::RopeScaling::yarn
-                                    : kernels::RopeScaling::none;
+  p.scaling = scaling == "linear"   ? ops::RopeScaling::linear
+              : scaling == "llama3" ? ops::RopeScaling::llama3
+              : scaling == "yarn"   ? ops::RopeScaling::yarn
+                                    : ops::RopeScaling::none;
   p.theta = float_attribute(node, "theta");
   p.dims = int_attribute(node, "dims");
   p.factor = float_attribute(node, "factor");
@@ -38,19 +38,18 @@ kernels::RopeParameters rope_parameters(const Node& node) {
 
 void lower_rope_table(Lowering& lowering, const Node& node) {
   const ValueId out_id = node.outputs[0];
-  const kernels::RopeParameters parameters = rope_parameters(node);
+  const ops::RopeParameters parameters = rope_parameters(node);
   const float* divisors = node.inputs.size() == 2
                               ? lowering.weights().floats(lowering.graph().value(node.inputs[1]))
                               : nullptr;
   float* inv_freq = lowering.constant<float>(static_cast<size_t>(parameters.dims / 2));
-  kernels::RopeTableProblem problem;
-  problem.factor = kernels::rope_inv_freq(parameters, divisors, inv_freq);
+  ops::RopeTableProblem problem;
+  problem.factor = ops::rope_inv_freq(parameters, divisors, inv_freq);
   problem.rows = lowering.max_rows(out_id);
   problem.dims = parameters.dims;
   problem.inv_freq = inv_freq;
   const auto prepare = [ids = lowering.ids(node.inputs[0]), out = lowering.floats(out_id),
-                        rows = lowering.rows(out_id)](kernels::RopeTableProblem& p,
-                                                      const Step& step) {
+                        rows = lowering.rows(out_id)](ops::RopeTableProblem& p, const Step& step) {
     p.positions = ids.at(step);
     p.rows = step.count(rows);
     p.out = out.at(step);
@@ -61,7 +60,7 @@ void lower_rope_table(Lowering& lowering, const Node& node) {
 
 void lower_rope(Lowering& lowering, const Node& node) {
   const ValueId out_id = node.outputs[0];
-  kernels::RopeProblem problem;
+  ops::RopeProblem problem;
   problem.rows = lowering.max_rows(out_id);
   problem.heads = int_attribute(node, "heads");
   problem.head_dim = int_attribute(node, "head_dim");
@@ -71,7 +70,7 @@ void lower_rope(Lowering& lowering, const Node& node) {
   problem.interleaved = node.get_bool("interleaved");
   const auto prepare = [x = lowering.floats(node.inputs[0]),
                         table = lowering.floats(node.inputs[1]), out = lowering.floats(out_id),
-                        rows = lowering.rows(out_id)](kernels::RopeProblem& p, const Step& step) {
+                        rows = lowering.rows(out_id)](ops::RopeProblem& p, const Step& step) {
     p.x.data = x.at(step);
     p.cos_sin = table.at(step);
     p.out.data = out.at(step);
@@ -83,13 +82,13 @@ void lower_rope(Lowering& lowering, const Node& node) {
 
 // Without queries, norms and rotation the fused kernel is a plain append.
 void lower_kv_append(Lowering& lowering, const Node& node) {
-  kernels::RopeAppendProblem problem;
+  ops::RopeAppendProblem problem;
   problem.k_stride = problem.v_stride = lowering.cols(node.inputs[0]);
   problem.kv.num_kv_heads = int_attribute(node, "heads");
   problem.kv.head_dim = int_attribute(node, "head_dim");
   problem.kv.dtype = lowering.kv_dtype();
   const auto prepare = [k = lowering.floats(node.inputs[0]), v = lowering.floats(node.inputs[1]),
-                        layer = int_attribute(node, "layer")](kernels::RopeAppendProblem& p,
+                        layer = int_attribute(node, "layer")](ops::RopeAppendProblem& p,
                                                               const Step& step) {
     p.k = k.at(step);
     p.v = v.at(step);
@@ -107,7 +106,7 @@ struct RopeAppendPlaces {
   Floats q, k, v, table, q_out;
   int32_t layer;
 
-  bool operator()(kernels::RopeAppendProblem& p, const Step& step) const {
+  bool operator()(ops::RopeAppendProblem& p, const Step& step) const {
     p.q = q.at(step);
     p.k = k.at(step);
     p.v = v.at(step);
@@ -120,14 +119,14 @@ struct RopeAppendPlaces {
 };
 
 struct RopeAppend {
-  kernels::RopeAppendProblem problem;
+  ops::RopeAppendProblem problem;
   RopeAppendPlaces places;
 };
 
 RopeAppend make_rope_append(Lowering& lowering, const Node& node) {
   const graph::RopeAppendInputs inputs = graph::rope_append_inputs(node);
   RopeAppend made = {};
-  kernels::RopeAppendProblem& problem = made.problem;
+  ops::RopeAppendProblem& problem = made.problem;
   problem.q_stride = problem.q_out_stride = lowering.cols(node.inputs[0]);
   problem.k_stride = problem.v_stride = lowering.cols(node.inputs[1]);
   problem.num_qo_heads = int_attribute(node, "heads");
@@ -187,8 +186,7 @@ void lower_rope_append(Lowering& lowering, const Node& node) {
   const RopeAppend made = make_rope_append(lowering, node);
   if (!runs_in_attention(node)) return lowering.add(node, made.problem, made.places);
   const size_t slot = attention_slot(lowering, attention_of(lowering.graph(), node));
-  const auto prepare = [places = made.places, slot](kernels::RopeAppendProblem& p,
-                                                    const Step& step) {
+  const auto prepare = [places = made.places, slot](ops::RopeAppendProblem& p, const Step& step) {
     return !step.plans[slot].one_tile && places(p, step);
   };
   lowering.add(node, made.problem, prepare);
@@ -196,7 +194,7 @@ void lower_rope_append(Lowering& lowering, const Node& node) {
 
 void lower_attention(Lowering& lowering, const Node& node) {
   const ValueId out_id = node.outputs[0];
-  kernels::AttentionProblem problem;
+  ops::AttentionProblem problem;
   problem.num_qo_heads = int_attribute(node, "heads");
   problem.q_stride = problem.out_stride = lowering.cols(out_id);
   problem.kv.num_kv_heads = int_attribute(node, "kv_heads");
@@ -210,8 +208,8 @@ void lower_attention(Lowering& lowering, const Node& node) {
     problem.arithmetic = parse_arithmetic(node.get_string(graph::kPrefillProductsKey));
   }
   const bool as_operand = node.get_bool("as_operand");
-  const Operand act = as_operand ? lowering.operand(out_id) : Operand{};
-  problem.out_act = act.largest;
+  const OperandPlace act = as_operand ? lowering.operand(out_id) : OperandPlace{};
+  problem.out_operand = act.largest;
   const size_t slot = attention_slot(lowering, node);
   const bool has_visits = node.inputs.size() == 3;
   const size_t visits = has_visits ? lowering.visit_slot(node) : 0;
@@ -223,14 +221,14 @@ void lower_attention(Lowering& lowering, const Node& node) {
   const auto prepare = [q = lowering.floats(node.inputs[0]), out = lowering.floats(out_id), act,
                         as_operand, slot, layer = int_attribute(node, "layer"), has_visits, visits,
                         has_append = append != nullptr,
-                        places = inner.places](kernels::AttentionProblem& p, const Step& step) {
+                        places = inner.places](ops::AttentionProblem& p, const Step& step) {
     p.q = q.at(step);
     p.kv = step.cache->layer(layer);
     p.batch = step.layout;
     p.plan = step.plans[slot];
     if (has_visits) p.visits = step.visits[visits];
     if (as_operand) {
-      p.out_act = act.at(step, step.layout.num_tokens);
+      p.out_operand = act.at(step, step.layout.num_tokens);
     } else {
       p.out = out.at(step);
     }

@@ -1,5 +1,5 @@
 #include "compiler/lowering.h"
-#include "kernels/elementwise.h"
+#include "ops/elementwise.h"
 
 namespace effinfer::compiler {
 
@@ -7,7 +7,7 @@ void lower_embedding(Lowering& lowering, const Node& node) {
   const ValueId out_id = node.outputs[0];
   const Value& table = lowering.graph().value(node.inputs[1]);
   WeightStore& weights = lowering.weights();
-  kernels::EmbeddingProblem problem;
+  ops::EmbeddingProblem problem;
   problem.rows = lowering.max_rows(out_id);
   if (weights.is_packed(table)) {
     problem.packed = &weights.packed(table);
@@ -19,8 +19,7 @@ void lower_embedding(Lowering& lowering, const Node& node) {
   problem.cols = table.shape[1].value;
   problem.scale = static_cast<float>(node.get_float("scale"));
   const auto prepare = [ids = lowering.ids(node.inputs[0]), rows = lowering.rows(out_id),
-                        out = lowering.floats(out_id)](kernels::EmbeddingProblem& p,
-                                                       const Step& step) {
+                        out = lowering.floats(out_id)](ops::EmbeddingProblem& p, const Step& step) {
     p.ids = ids.at(step);
     p.rows = step.count(rows);
     p.out = out.at(step);
@@ -35,7 +34,7 @@ namespace {
 void add_norm(Lowering& lowering, const Node& node, ValueId weight, ValueId output,
               const ValueId* sum) {
   const int64_t groups = node.has("groups") ? node.get_int("groups") : 1;
-  kernels::RmsNormProblem problem;
+  ops::RmsNormProblem problem;
   problem.rows = lowering.max_rows(output);
   problem.groups = groups;
   problem.cols = lowering.cols(output) / groups;
@@ -46,14 +45,14 @@ void add_norm(Lowering& lowering, const Node& node, ValueId weight, ValueId outp
   problem.weight = lowering.weights().floats(lowering.graph().value(weight));
   problem.eps = static_cast<float>(node.get_float("eps"));
   const bool as_operand = node.get_bool("as_operand");
-  const Operand act = as_operand ? lowering.operand(output) : Operand{};
-  problem.out_act = act.largest;
+  const OperandPlace act = as_operand ? lowering.operand(output) : OperandPlace{};
+  problem.out_operand = act.largest;
   const Floats x = lowering.floats(node.inputs[0]);
   const Floats out = lowering.floats(output);
   const Floats added = sum == nullptr ? Floats{} : lowering.floats(node.inputs[1]);
   const Floats sum_out = sum == nullptr ? Floats{} : lowering.floats(*sum);
   const auto prepare = [=, has_sum = sum != nullptr, rows = lowering.rows(output)](
-                           kernels::RmsNormProblem& p, const Step& step) {
+                           ops::RmsNormProblem& p, const Step& step) {
     p.x.data = x.at(step);
     p.rows = step.count(rows);
     if (has_sum) {
@@ -61,7 +60,7 @@ void add_norm(Lowering& lowering, const Node& node, ValueId weight, ValueId outp
       p.sum_out.data = sum_out.at(step);
     }
     if (as_operand) {
-      p.out_act = act.at(step, p.rows);
+      p.out_operand = act.at(step, p.rows);
     } else {
       p.out.data = out.at(step);
     }
@@ -70,12 +69,12 @@ void add_norm(Lowering& lowering, const Node& node, ValueId weight, ValueId outp
   lowering.add(node, problem, prepare);
 }
 
-kernels::UnaryOp unary_op(const std::string& op) {
-  if (op == "silu") return kernels::UnaryOp::silu;
-  if (op == "gelu_tanh") return kernels::UnaryOp::gelu_tanh;
-  if (op == "relu_squared") return kernels::UnaryOp::relu_squared;
-  if (op == "softcap") return kernels::UnaryOp::softcap;
-  return kernels::UnaryOp::scale;
+ops::UnaryOp unary_op(const std::string& op) {
+  if (op == "silu") return ops::UnaryOp::silu;
+  if (op == "gelu_tanh") return ops::UnaryOp::gelu_tanh;
+  if (op == "relu_squared") return ops::UnaryOp::relu_squared;
+  if (op == "softcap") return ops::UnaryOp::softcap;
+  return ops::UnaryOp::scale;
 }
 
 }  // namespace
@@ -90,14 +89,14 @@ void lower_add_rms_norm(Lowering& lowering, const Node& node) {
 
 void lower_unary(Lowering& lowering, const Node& node) {
   const ValueId out_id = node.outputs[0];
-  kernels::UnaryProblem problem;
+  ops::UnaryProblem problem;
   problem.op = unary_op(node.op);
   if (node.op == "scale") problem.parameter = static_cast<float>(node.get_float("factor"));
   if (node.op == "softcap") problem.parameter = static_cast<float>(node.get_float("cap"));
   problem.rows = lowering.max_rows(out_id);
   problem.cols = problem.x_stride = problem.out_stride = lowering.cols(out_id);
   const auto prepare = [x = lowering.floats(node.inputs[0]), out = lowering.floats(out_id),
-                        rows = lowering.rows(out_id)](kernels::UnaryProblem& p, const Step& step) {
+                        rows = lowering.rows(out_id)](ops::UnaryProblem& p, const Step& step) {
     p.x = x.at(step);
     p.out = out.at(step);
     p.rows = step.count(rows);
@@ -109,12 +108,12 @@ void lower_unary(Lowering& lowering, const Node& node) {
 void lower_binary(Lowering& lowering, const Node& node) {
   const ValueId out_id = node.outputs[0];
   const int64_t cols = lowering.cols(out_id);
-  kernels::BinaryProblem problem;
-  problem.op = node.op == "add" ? kernels::BinaryOp::add : kernels::BinaryOp::mul;
+  ops::BinaryProblem problem;
+  problem.op = node.op == "add" ? ops::BinaryOp::add : ops::BinaryOp::mul;
   problem.size = lowering.max_rows(out_id) * cols;
   const auto prepare = [a = lowering.floats(node.inputs[0]), b = lowering.floats(node.inputs[1]),
                         out = lowering.floats(out_id), rows = lowering.rows(out_id),
-                        cols](kernels::BinaryProblem& p, const Step& step) {
+                        cols](ops::BinaryProblem& p, const Step& step) {
     p.a = a.at(step);
     p.b = b.at(step);
     p.out = out.at(step);
@@ -126,12 +125,12 @@ void lower_binary(Lowering& lowering, const Node& node) {
 
 void lower_select_rows(Lowering& lowering, const Node& node) {
   const ValueId out_id = node.outputs[0];
-  kernels::SelectRowsProblem problem;
+  ops::SelectRowsProblem problem;
   problem.num_rows = lowering.max_rows(out_id);
   problem.cols = lowering.cols(out_id);
   const auto prepare = [x = lowering.floats(node.inputs[0]), ids = lowering.ids(node.inputs[1]),
-                        out = lowering.floats(out_id), rows = lowering.rows(out_id)](
-                           kernels::SelectRowsProblem& p, const Step& step) {
+                        out = lowering.floats(out_id),
+                        rows = lowering.rows(out_id)](ops::SelectRowsProblem& p, const Step& step) {
     p.x = x.at(step);
     p.rows = ids.at(step);
     p.num_rows = step.count(rows);

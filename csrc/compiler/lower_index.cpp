@@ -2,12 +2,12 @@
 #include <algorithm>
 
 #include "compiler/lowering.h"
-#include "kernels/prefill_index.h"
+#include "ops/prefill_index.h"
 
 namespace effinfer::compiler {
 namespace {
 
-using kernels::IndexedHead;
+using ops::IndexedHead;
 
 // An index without a predecessor also writes the lists of the KV heads that it is not for: the
 // indices that follow may be for these; what none is for visits all keys.
@@ -25,8 +25,8 @@ int32_t int_attribute(const Node& node, std::string_view key) {
   return static_cast<int32_t>(node.get_int(key));
 }
 
-kernels::PrefillIndexInputs index_inputs(Lowering& lowering, const Node& node) {
-  kernels::PrefillIndexInputs in;
+ops::PrefillIndexInputs index_inputs(Lowering& lowering, const Node& node) {
+  ops::PrefillIndexInputs in;
   in.q_stride = lowering.cols(node.inputs[0]);
   in.num_qo_heads = int_attribute(node, "heads");
   in.kv.num_kv_heads = int_attribute(node, "kv_heads");
@@ -62,7 +62,7 @@ void add_index(Lowering& lowering, const Node& node, const Problem& problem) {
 }  // namespace
 
 void lower_column_index(Lowering& lowering, const Node& node) {
-  kernels::ColumnIndexProblem problem;
+  ops::ColumnIndexProblem problem;
   problem.in = index_inputs(lowering, node);
   problem.last_rows = int_attribute(node, "last_rows");
   problem.row_stride = int_attribute(node, "row_stride");
@@ -72,7 +72,7 @@ void lower_column_index(Lowering& lowering, const Node& node) {
 }
 
 void lower_block_index(Lowering& lowering, const Node& node) {
-  kernels::BlockIndexProblem problem;
+  ops::BlockIndexProblem problem;
   problem.in = index_inputs(lowering, node);
   problem.stride = int_attribute(node, "stride");
   problem.pages = top_scores(node, "pages", "mass");

@@ -2,17 +2,17 @@
 
 #include "compiler/lowering.h"
 #include "graph/op_specs.h"
-#include "kernels/matmul.h"
+#include "ops/matmul.h"
 
 namespace effinfer::compiler {
 namespace {
 
-kernels::Glu glu_of(const Node& node) {
-  if (node.op != "matmul_glu") return kernels::Glu::none;
+ops::Glu glu_of(const Node& node) {
+  if (node.op != "matmul_glu") return ops::Glu::none;
   const std::string& activation = node.get_string("activation");
-  return activation == "silu"        ? kernels::Glu::silu
-         : activation == "gelu_tanh" ? kernels::Glu::gelu_tanh
-                                     : kernels::Glu::relu_squared;
+  return activation == "silu"        ? ops::Glu::silu
+         : activation == "gelu_tanh" ? ops::Glu::gelu_tanh
+                                     : ops::Glu::relu_squared;
 }
 
 struct PartPlaces {
@@ -23,14 +23,14 @@ struct PartPlaces {
 
 }  // namespace
 
-void lower_to_act(Lowering& lowering, const Node& node) {
+void lower_to_operand(Lowering& lowering, const Node& node) {
   const ValueId out_id = node.outputs[0];
-  kernels::ToActivationProblem problem;
+  ops::ToOperandProblem problem;
   problem.x_stride = lowering.cols(out_id);
-  const Operand out = lowering.operand(out_id);
+  const OperandPlace out = lowering.operand(out_id);
   problem.out = out.largest;
   const auto prepare = [x = lowering.floats(node.inputs[0]), out, rows = lowering.rows(out_id)](
-                           kernels::ToActivationProblem& p, const Step& step) {
+                           ops::ToOperandProblem& p, const Step& step) {
     p.x = x.at(step);
     p.out = out.at(step, step.count(rows));
     return p.out.rows > 0;
@@ -40,18 +40,18 @@ void lower_to_act(Lowering& lowering, const Node& node) {
 
 void lower_matmul(Lowering& lowering, const Node& node) {
   const graph::MatmulInputs inputs = graph::matmul_inputs(node);
-  kernels::MatmulProblem problem;
-  const Operand x = lowering.operand(node.inputs[0]);
+  ops::MatmulProblem problem;
+  const OperandPlace x = lowering.operand(node.inputs[0]);
   problem.x = x.largest;
   problem.num_parts = static_cast<int>(inputs.parts);
   problem.glu = glu_of(node);
-  const bool gated = problem.glu != kernels::Glu::none;
+  const bool gated = problem.glu != ops::Glu::none;
   if (gated && node.get_bool("as_operand"))
-    problem.out_act = lowering.operand(node.outputs[0]).largest;
+    problem.out_operand = lowering.operand(node.outputs[0]).largest;
 
-  std::array<PartPlaces, kernels::kMaxMatmulParts> places;
+  std::array<PartPlaces, ops::kMaxMatmulParts> places;
   for (size_t i = 0; i < inputs.parts; ++i) {
-    kernels::MatmulPart& part = problem.parts[i];
+    ops::MatmulPart& part = problem.parts[i];
     part.weight = lowering.weights().packed(lowering.graph().value(node.inputs[inputs.weight(i)]));
     part.out_stride = part.weight.rows;
     if (const auto bias = inputs.bias(i)) {
@@ -61,7 +61,7 @@ void lower_matmul(Lowering& lowering, const Node& node) {
       places[i].residual = lowering.floats(node.inputs[*residual]);
       places[i].has_residual = true;
     }
-    if (i < node.outputs.size() && problem.out_act.data == nullptr) {
+    if (i < node.outputs.size() && problem.out_operand.data == nullptr) {
       places[i].out = lowering.floats(node.outputs[i]);
     }
   }
@@ -70,14 +70,14 @@ void lower_matmul(Lowering& lowering, const Node& node) {
   if (is_head) lowering.offer_top(problem.parts[0].weight.rows);
   const int written = gated ? 1 : problem.num_parts;
   const auto prepare = [x, places, written, is_head, rows = lowering.rows(node.inputs[0])](
-                           kernels::MatmulProblem& p, const Step& step) {
+                           ops::MatmulProblem& p, const Step& step) {
     p.x = x.at(step, step.count(rows));
     if (is_head) {
       p.top = step.top;
       p.top_k = step.top_k;
     }
-    if (p.out_act.data != nullptr) {
-      p.out_act.rows = p.x.rows;
+    if (p.out_operand.data != nullptr) {
+      p.out_operand.rows = p.x.rows;
       return p.x.rows > 0;
     }
     for (int i = 0; i < written; ++i) {

@@ -34,7 +34,7 @@ constexpr std::array kRules = {
     Rule{"attention", lower_attention},
     Rule{"column_index", lower_column_index},
     Rule{"block_index", lower_block_index},
-    Rule{"to_act", lower_to_act},
+    Rule{"to_act", lower_to_operand},
     Rule{"matmul", lower_matmul},
     Rule{"matmul_glu", lower_matmul},
 };
@@ -92,7 +92,7 @@ Floats Lowering::floats(ValueId id) const {
   return {reinterpret_cast<float*>(shared_.arena + place.offset), place.own};
 }
 
-Operand Lowering::operand(ValueId id) const {
+OperandPlace Lowering::operand(ValueId id) const {
   const Place& place = places_[static_cast<size_t>(id)];
   return {{place.arithmetic, max_rows(id), cols(id), shared_.arena + place.offset}, place.own};
 }
@@ -110,7 +110,7 @@ int64_t Lowering::max_rows(ValueId id) const {
   return largest(rows(id), shared_.options);
 }
 
-size_t Lowering::attention_slot(const kernels::AttentionShape& shape) {
+size_t Lowering::attention_slot(const ops::AttentionShape& shape) {
   auto& shapes = shared_.attention_shapes;
   for (size_t slot = 0; slot < shapes.size(); ++slot) {
     if (shapes[slot] == shape) return slot;
@@ -120,10 +120,10 @@ size_t Lowering::attention_slot(const kernels::AttentionShape& shape) {
 }
 
 size_t Lowering::visit_slot(const Node& node) {
-  kernels::VisitShape shape;
+  ops::VisitShape shape;
   shape.num_qo_heads = static_cast<int32_t>(node.get_int("heads"));
   shape.num_kv_heads = static_cast<int32_t>(node.get_int("kv_heads"));
-  shape.block_rows = kernels::visit_block_rows(shape.num_qo_heads, shape.num_kv_heads);
+  shape.block_rows = ops::visit_block_rows(shape.num_qo_heads, shape.num_kv_heads);
   auto& shapes = shared_.visit_shapes;
   const auto known = std::find(shapes.begin(), shapes.end(), shape);
   const auto slot = static_cast<size_t>(known - shapes.begin());

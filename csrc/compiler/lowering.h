@@ -7,42 +7,30 @@
 #include <string_view>
 #include <vector>
 
-#include "compiler/call.h"
 #include "compiler/memory_plan.h"
-#include "compiler/weight_store.h"
-#include "kernels/activation.h"
+#include "executor/program.h"
+#include "ops/operand.h"
 
 namespace effinfer::compiler {
 
-inline kernels::Arithmetic product_arithmetic(const kernels::MatmulProblem& problem) {
+using executor::Floats;
+using executor::Ids;
+using executor::OperandPlace;
+using executor::Program;
+using executor::Shared;
+using executor::Step;
+using weights::WeightStore;
+
+inline ops::Arithmetic product_arithmetic(const ops::MatmulProblem& problem) {
   return problem.x.arithmetic;
 }
-inline kernels::Arithmetic product_arithmetic(const kernels::AttentionProblem& problem) {
+inline ops::Arithmetic product_arithmetic(const ops::AttentionProblem& problem) {
   return problem.arithmetic;
 }
 template <class Problem>
-kernels::Arithmetic product_arithmetic(const Problem&) {
-  return kernels::Arithmetic::f32;
+ops::Arithmetic product_arithmetic(const Problem&) {
+  return ops::Arithmetic::f32;
 }
-
-// The calls of one phase.
-struct Program {
-  std::vector<std::unique_ptr<Call>> calls;
-  std::vector<CallInfo> infos;  // one a call: for explain() and profiles
-};
-
-// What the programs of an executable share.
-struct Shared {
-  Graph graph;
-  CompileOptions options;  // with every default resolved
-  std::unique_ptr<WeightStore> weights;
-  std::byte* arena = nullptr;
-  std::vector<kernels::AttentionShape> attention_shapes;  // distinct ones: the slots of plans
-  std::vector<kernels::VisitShape> visit_shapes;          // the same
-  std::vector<std::shared_ptr<void>> constants;           // such as rotary frequencies
-  size_t scratch_bytes = 0;                               // of a member
-  int32_t max_top = 0;  // logits a row that the head can keep; 0: it writes all of them
-};
 
 class Lowering {
  public:
@@ -57,14 +45,14 @@ class Lowering {
 
   // Where values lie.
   Floats floats(ValueId id) const;
-  Operand operand(ValueId id) const;
+  OperandPlace operand(ValueId id) const;
   Ids ids(ValueId id) const;
   const Dim& rows(ValueId id) const { return graph().value(id).shape[0]; }
   int64_t cols(ValueId id) const { return graph().value(id).shape[1].value; }
   int64_t max_rows(ValueId id) const;
 
   // The plan slot of an attention shape.
-  size_t attention_slot(const kernels::AttentionShape& shape);
+  size_t attention_slot(const ops::AttentionShape& shape);
   // The slot of the lists that a node with heads and kv_heads writes or reads.
   size_t visit_slot(const Node& node);
   int32_t max_seq_len() const { return shared_.options.max_seq_len; }
@@ -77,18 +65,17 @@ class Lowering {
   }
   // The node at hand computes the logits and can keep the highest of them.
   void offer_top(int64_t vocab_size) {
-    shared_.max_top = static_cast<int32_t>(std::min<int64_t>(vocab_size, kernels::kMaxTop));
+    shared_.max_top = static_cast<int32_t>(std::min<int64_t>(vocab_size, ops::kMaxTop));
   }
 
   // Selects the variant and appends the call. `prepare(problem, step)` returns whether there is
   // work; the problem has the largest step's sizes here.
   template <class Problem, class Prepare>
   void add(const Node& node, const Problem& problem, Prepare prepare) {
-    const kernels::Variant<Problem>& variant =
-        kernels::table<Problem>().select(problem, current_isa());
+    const ops::Variant<Problem>& variant = ops::table<Problem>().select(problem, current_isa());
     if (variant.scratch_bytes != nullptr) reserve(variant.scratch_bytes(problem));
-    program_.calls.push_back(
-        std::make_unique<KernelCall<Problem, Prepare>>(variant, problem, std::move(prepare)));
+    program_.calls.push_back(std::make_unique<executor::KernelCall<Problem, Prepare>>(
+        variant, problem, std::move(prepare)));
     program_.calls.back()->every_member = is_own(node);
     program_.infos.push_back({label(node), variant.name, what(node, variant.name),
                               describe(problem), std::string(name(product_arithmetic(problem))),
@@ -103,7 +90,7 @@ class Lowering {
   struct Place {
     int64_t offset = -1;
     int64_t own = -1;
-    kernels::Arithmetic arithmetic = kernels::Arithmetic::f32;  // of an operand
+    ops::Arithmetic arithmetic = ops::Arithmetic::f32;  // of an operand
   };
   Shared& shared_;
   const Phase phase_;
@@ -125,7 +112,7 @@ void lower_rope_append(Lowering& lowering, const Node& node);
 void lower_attention(Lowering& lowering, const Node& node);
 void lower_column_index(Lowering& lowering, const Node& node);
 void lower_block_index(Lowering& lowering, const Node& node);
-void lower_to_act(Lowering& lowering, const Node& node);
+void lower_to_operand(Lowering& lowering, const Node& node);
 void lower_matmul(Lowering& lowering, const Node& node);
 
 }  // namespace effinfer::compiler

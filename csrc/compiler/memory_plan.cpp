@@ -88,8 +88,8 @@ int64_t largest_bytes(const Value& value, const Node& producer, const CompileOpt
   if (value.dtype == DType::act) {
     const int64_t cols = value.shape[1].value;
     for (const std::string_view key : {graph::kDecodeKey, graph::kPrefillKey}) {
-      const kernels::Arithmetic arithmetic = parse_arithmetic(producer.get_string(key));
-      bytes = std::max(bytes, kernels::activation_row_bytes(arithmetic, cols));
+      const ops::Arithmetic arithmetic = parse_arithmetic(producer.get_string(key));
+      bytes = std::max(bytes, ops::operand_row_bytes(arithmetic, cols));
     }
     overflow = __builtin_mul_overflow(bytes, largest(value.shape[0], options), &bytes);
   } else {

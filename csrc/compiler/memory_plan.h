@@ -29,11 +29,7 @@ struct ArenaPlan {
 // inference").
 ArenaPlan plan_arena(std::span<const Lifetime> lifetimes);
 
-// Steps of at most this many tokens compute row-wise nodes on every member (fuse_regions): beyond
-// it, rows cost more than the barriers that they save.
-inline constexpr int64_t kOwnRows = 4;
-
-// Whether every member computes the node in such a step.
+// Whether every member computes the node in a step of few tokens (executor::kOwnRows).
 bool is_own(const Node& node);
 
 // A handle orders nodes and has no bytes.

@@ -25,12 +25,18 @@ const Pass& find_pass(std::string_view name) {
 
 const std::vector<Pass>& passes() {
   static const std::vector<Pass> list = {
-      {"hoist_select_rows", hoist_select_rows, true}, {"canonicalize", canonicalize, false},
-      {"merge_projections", merge_projections, true}, {"fuse_norm", fuse_norm, true},
-      {"fuse_activation", fuse_activation, true},     {"fuse_residual", fuse_residual, true},
-      {"fuse_rope_append", fuse_rope_append, true},   {"fuse_attention", fuse_attention, true},
-      {"fuse_regions", fuse_regions, true},           {"place", place, false},
-      {"select_kernels", select_kernels, false},      {"plan_memory", plan_memory, false},
+      {"hoist_select_rows", hoist_select_rows, true},
+      {"canonicalize", canonicalize, false},
+      {"merge_projections", merge_projections, true},
+      {"fuse_norm", fuse_norm, true},
+      {"fuse_activation", fuse_activation, true},
+      {"fuse_residual", fuse_residual, true},
+      {"fuse_rope_append", fuse_rope_append, true},
+      {"fuse_attention", fuse_attention, true},
+      {"fuse_regions", fuse_regions, true},
+      {"place", place, false},
+      {"choose_arithmetic", choose_arithmetic, false},
+      {"plan_memory", plan_memory, false},
   };
   return list;
 }

@@ -1,5 +1,5 @@
-#include "cpu/simd/attention_body.h"
-#include "cpu/simd/kv_portable.h"
+#include "cpu/vectors/attention_body.h"
+#include "cpu/vectors/kv_portable.h"
 
 namespace effinfer::cpu::portable {
 

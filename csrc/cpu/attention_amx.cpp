@@ -1,6 +1,6 @@
-#include "cpu/simd/attention_amx.h"
+#include "cpu/vectors/attention_amx.h"
 
-#include "cpu/simd/attention_body.h"
+#include "cpu/vectors/attention_body.h"
 
 namespace effinfer::cpu::amx {
 namespace {

@@ -1,5 +1,5 @@
-#include "cpu/simd/attention_body.h"
-#include "cpu/simd/kv_avx2.h"
+#include "cpu/vectors/attention_body.h"
+#include "cpu/vectors/kv_avx2.h"
 
 namespace effinfer::cpu::avx2 {
 

@@ -3,23 +3,23 @@
 #include <algorithm>
 #include <atomic>
 
-#include "cpu/activation.h"
 #include "cpu/attention.h"
+#include "cpu/operand.h"
 #include "cpu/register.h"
 #include "cpu/rope_append.h"
-#include "kernels/attention.h"
-#include "kernels/registry.h"
+#include "ops/attention.h"
+#include "ops/registry.h"
 
 namespace effinfer::cpu {
 namespace {
 
-using kernels::AttentionProblem;
+using ops::AttentionProblem;
 
 // What an ISA level brings.
 struct Level {
   const AttentionKernels& attention;
   RopeAppendKernel rope_append;
-  kernels::StoreActivationBlocks store_blocks;
+  ops::StoreOperandBlocks store_blocks;
 };
 
 // A member's share of a call; its scratch holds the tile's own needs, then rotated queries and
@@ -35,7 +35,7 @@ class Member {
         queries_(scratch + tile_floats(problem)),
         outputs_(queries_ + row_floats(problem)) {}
 
-  void run_item(const kernels::AttentionWorkItem& item) {
+  void run_item(const ops::AttentionWorkItem& item) {
     AttentionTile tile = make_tile(item);
     if (p_.append.k != nullptr) {
       rope_append_rows(level_.rope_append, p_.append, item.kv_head, item.first_row,
@@ -66,10 +66,10 @@ class Member {
 
  private:
   static int64_t tile_rows(const AttentionProblem& p) {
-    return std::max<int64_t>(kernels::kAttentionTileRows, p.num_qo_heads / p.kv.num_kv_heads);
+    return std::max<int64_t>(ops::kAttentionTileRows, p.num_qo_heads / p.kv.num_kv_heads);
   }
 
-  AttentionTile make_tile(const kernels::AttentionWorkItem& item) const {
+  AttentionTile make_tile(const ops::AttentionWorkItem& item) const {
     const int64_t first_col = item.kv_head * cols_;
     const int32_t end_row = p_.batch.qo_indptr[item.sequence + 1];
     AttentionTile tile = {};
@@ -82,9 +82,9 @@ class Member {
     tile.v = p_.kv.v_head(0, item.kv_head);
     tile.page_bytes = static_cast<int64_t>(p_.kv.head_bytes()) * p_.kv.num_kv_heads;
     if (p_.kv.dtype == DType::i8) {
-      tile.k_scale = p_.kv.k_scale + item.kv_head * kernels::kPageSize;
-      tile.v_scale = p_.kv.v_scale + item.kv_head * kernels::kPageSize;
-      tile.page_scales = p_.kv.num_kv_heads * kernels::kPageSize;
+      tile.k_scale = p_.kv.k_scale + item.kv_head * ops::kPageSize;
+      tile.v_scale = p_.kv.v_scale + item.kv_head * ops::kPageSize;
+      tile.page_scales = p_.kv.num_kv_heads * ops::kPageSize;
     }
     tile.pages = p_.batch.kv_indices + p_.batch.kv_indptr[item.sequence];
     tile.first_page = item.first_page;
@@ -104,7 +104,7 @@ class Member {
 
   // Whether the other partial results of the item's rows are there. Whoever comes last merges, in
   // the order of the keys: the result does not depend on who that is.
-  bool is_last(const kernels::AttentionWorkItem& item) const {
+  bool is_last(const ops::AttentionWorkItem& item) const {
     std::atomic_ref<int32_t> done(p_.plan.done[item.first_merge]);
     const int32_t count = p_.plan.merges[item.first_merge].num_partials;
     if (done.fetch_add(1, std::memory_order_acq_rel) + 1 < count) return false;
@@ -112,7 +112,7 @@ class Member {
     return true;
   }
 
-  void run_merge(const kernels::AttentionMergeItem& item) {
+  void run_merge(const ops::AttentionMergeItem& item) {
     AttentionMerge merge = {};
     merge.partial_out = p_.plan.partial_out + item.first_partial * p_.kv.head_dim;
     merge.partial_ms = p_.plan.partial_ms + static_cast<int64_t>(item.first_partial) * 2;
@@ -128,15 +128,15 @@ class Member {
 
   // Where rows from `row` on go: to the caller, or to scratch on their way to an operand.
   float* output(int64_t row, int64_t head) const {
-    return p_.out_act.data != nullptr ? outputs_ : p_.out + row * p_.out_stride + head * cols_;
+    return p_.out_operand.data != nullptr ? outputs_ : p_.out + row * p_.out_stride + head * cols_;
   }
-  int64_t output_stride() const { return p_.out_act.data != nullptr ? cols_ : p_.out_stride; }
+  int64_t output_stride() const { return p_.out_operand.data != nullptr ? cols_ : p_.out_stride; }
 
   void store(int64_t first, int64_t count, int64_t head) const {
-    if (p_.out_act.data == nullptr) return;
-    const int64_t blocks = cols_ / kernels::kActivationBlock;
+    if (p_.out_operand.data == nullptr) return;
+    const int64_t blocks = cols_ / ops::kOperandBlock;
     for (int64_t i = 0; i < count; ++i) {
-      level_.store_blocks(p_.out_act, first + i, head * blocks, blocks, outputs_ + i * cols_);
+      level_.store_blocks(p_.out_operand, first + i, head * blocks, blocks, outputs_ + i * cols_);
     }
   }
 
@@ -169,20 +169,20 @@ const char* rejects_shape(const AttentionProblem& p) {
   if (p.visits.list_words > 0 && p.window_left >= 0) return "visits know no window";
   const int64_t group_cols =
       static_cast<int64_t>(p.num_qo_heads / p.kv.num_kv_heads) * p.kv.head_dim;
-  if (p.out_act.data != nullptr && group_cols % kernels::kActivationBlock != 0) {
+  if (p.out_operand.data != nullptr && group_cols % ops::kOperandBlock != 0) {
     return "the columns of a KV head's group are no whole blocks of the operand";
   }
   return nullptr;
 }
 
 const char* rejects(const AttentionProblem& p) {
-  if (p.arithmetic != kernels::Arithmetic::f32) return "multiplies in f32";
+  if (p.arithmetic != ops::Arithmetic::f32) return "multiplies in f32";
   return rejects_shape(p);
 }
 
 #if EFFINFER_X86
 const char* rejects_bf16(const AttentionProblem& p) {
-  if (p.arithmetic != kernels::Arithmetic::bf16) return "multiplies in bf16";
+  if (p.arithmetic != ops::Arithmetic::bf16) return "multiplies in bf16";
   if (!cpu_features().avx512_bf16) return "needs AVX512-BF16";
   if (p.kv.dtype != DType::bf16) return "needs bf16 pages";
   return rejects_shape(p);
@@ -203,37 +203,36 @@ size_t scratch_bytes(const AttentionProblem& p) {
 }  // namespace
 
 void register_attention() {
-  auto& table = kernels::mutable_table<AttentionProblem>();
+  auto& table = ops::mutable_table<AttentionProblem>();
   table.add({"attention.portable", Isa::portable, rejects,
              [](const AttentionProblem& p, Team& team) {
-               run({portable::kAttention, portable::rope_append, portable::store_activation_blocks},
-                   p, team);
+               run({portable::kAttention, portable::rope_append, portable::store_operand_blocks}, p,
+                   team);
              },
              scratch_bytes});
 #if EFFINFER_X86
   table.add({"attention.avx2", Isa::avx2, rejects,
              [](const AttentionProblem& p, Team& team) {
-               run({avx2::kAttention, avx2::rope_append, avx2::store_activation_blocks}, p, team);
+               run({avx2::kAttention, avx2::rope_append, avx2::store_operand_blocks}, p, team);
              },
              scratch_bytes});
   table.add({"attention.avx512", Isa::avx512, rejects,
              [](const AttentionProblem& p, Team& team) {
-               run({avx512::kAttention, avx512::rope_append, avx512::store_activation_blocks}, p,
+               run({avx512::kAttention, avx512::rope_append, avx512::store_operand_blocks}, p,
                    team);
              },
              scratch_bytes});
   table.add({"attention.avx512.bf16", Isa::avx512, rejects_bf16,
              [](const AttentionProblem& p, Team& team) {
-               run({avx512bf16::kAttention, avx512::rope_append, avx512::store_activation_blocks},
-                   p, team);
+               run({avx512bf16::kAttention, avx512::rope_append, avx512::store_operand_blocks}, p,
+                   team);
              },
              scratch_bytes});
 #endif
 #if EFFINFER_AMX
   table.add({"attention.amx.bf16", Isa::amx, rejects_amx,
              [](const AttentionProblem& p, Team& team) {
-               run({amx::kAttention, avx512::rope_append, avx512::store_activation_blocks}, p,
-                   team);
+               run({amx::kAttention, avx512::rope_append, avx512::store_operand_blocks}, p, team);
              },
              scratch_bytes});
 #endif

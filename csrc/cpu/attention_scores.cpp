@@ -1,6 +1,6 @@
-#include "cpu/simd/attention_scores_body.h"
-#include "cpu/simd/kv_pack_portable.h"
-#include "cpu/simd/kv_portable.h"
+#include "cpu/vectors/attention_scores_body.h"
+#include "cpu/vectors/kv_pack_portable.h"
+#include "cpu/vectors/kv_portable.h"
 
 namespace effinfer::cpu::portable {
 

@@ -4,7 +4,7 @@
 #include <cstdint>
 
 #include "cpu/list_attention.h"
-#include "kernels/attention_scores.h"
+#include "ops/attention_scores.h"
 
 namespace effinfer::cpu {
 
@@ -48,8 +48,8 @@ inline constexpr int64_t scores_tile_rows(int64_t group) {
 // a tile of rows; 16 rows of keys on their way, a row of zeros and a row of queries.
 inline constexpr int64_t attention_scores_scratch(int64_t group, int64_t dim) {
   const int64_t rows = scores_tile_rows(group) * group;
-  const int64_t keys = kernels::kChunkUnits * kernels::kUnitTokens;
-  return 4 * (keys * dim + rows * (dim + kernels::kUnitTokens + 3) + 18 * (dim + 16) + 64);
+  const int64_t keys = ops::kChunkUnits * ops::kUnitTokens;
+  return 4 * (keys * dim + rows * (dim + ops::kUnitTokens + 3) + 18 * (dim + 16) + 64);
 }
 
 }  // namespace effinfer::cpu

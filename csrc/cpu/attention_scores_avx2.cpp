@@ -1,6 +1,6 @@
-#include "cpu/simd/attention_scores_body.h"
-#include "cpu/simd/kv_avx2.h"
-#include "cpu/simd/kv_pack_avx2.h"
+#include "cpu/vectors/attention_scores_body.h"
+#include "cpu/vectors/kv_avx2.h"
+#include "cpu/vectors/kv_pack_avx2.h"
 
 namespace effinfer::cpu::avx2 {
 

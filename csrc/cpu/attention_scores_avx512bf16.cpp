@@ -1,6 +1,6 @@
-#include "cpu/simd/attention_scores_body.h"
-#include "cpu/simd/kv_avx512bf16.h"
-#include "cpu/simd/kv_pack_avx512.h"
+#include "cpu/vectors/attention_scores_body.h"
+#include "cpu/vectors/kv_avx512bf16.h"
+#include "cpu/vectors/kv_pack_avx512.h"
 
 namespace effinfer::cpu::avx512bf16 {
 

@@ -3,20 +3,20 @@
 
 #include "cpu/attention_scores.h"
 #include "cpu/register.h"
-#include "kernels/registry.h"
+#include "ops/registry.h"
 
 namespace effinfer::cpu {
 namespace {
 
-using kernels::AttentionScoresProblem;
+using ops::AttentionScoresProblem;
 
 void run_item(void (*kernel)(const AttentionScoresTile&), const AttentionScoresProblem& p,
-              const kernels::ScoreItem& item, uint8_t* scratch) {
+              const ops::ScoreItem& item, uint8_t* scratch) {
   const int32_t group = p.num_qo_heads / p.num_kv_heads;
   const int32_t first_head = item.kv_head * group;
   const int32_t first_row = p.qo_indptr[item.sequence];
   const int32_t first_kv = p.kv_indptr[item.sequence];
-  const kernels::TokenSpan all = {0, p.kv_len[item.sequence], 0, 0};
+  const ops::TokenSpan all = {0, p.kv_len[item.sequence], 0, 0};
   AttentionScoresTile tile = {};
   ListAttentionTile& list = tile.list;
   list.q = p.q;
@@ -49,7 +49,7 @@ void run_item(void (*kernel)(const AttentionScoresTile&), const AttentionScoresP
   tile.maximum = p.maximum;
   tile.row_block = p.row_block;
   tile.key_block = p.key_block;
-  const kernels::ScoreRows& rows = p.rows[item.sequence];
+  const ops::ScoreRows& rows = p.rows[item.sequence];
   tile.out = p.out + rows.first + first_head * rows.head_stride;
   tile.head_stride = rows.head_stride;
   tile.block_stride = rows.block_stride;
@@ -84,7 +84,7 @@ size_t scratch_bytes(const AttentionScoresProblem& p) {
 }  // namespace
 
 void register_attention_scores() {
-  auto& table = kernels::mutable_table<AttentionScoresProblem>();
+  auto& table = ops::mutable_table<AttentionScoresProblem>();
   table.add({"attention_scores.portable", Isa::portable, rejects, run<&portable::kAttentionScores>,
              scratch_bytes});
 #if EFFINFER_X86

@@ -1,8 +1,8 @@
 #include "cpu/elementwise.h"
-#include "cpu/simd/elementwise_body.h"
-#include "cpu/simd/math_avx512.h"
-#include "cpu/simd/norm_body.h"
-#include "cpu/simd/rope_body.h"
+#include "cpu/vectors/elementwise_body.h"
+#include "cpu/vectors/math_avx512.h"
+#include "cpu/vectors/norm_body.h"
+#include "cpu/vectors/rope_body.h"
 
 namespace effinfer::cpu::avx512 {
 

@@ -4,7 +4,7 @@
 namespace effinfer::cpu {
 namespace {
 
-using namespace kernels;
+using namespace ops;
 
 const char* rejects_embedding(const EmbeddingProblem& p) {
   const DTypeInfo& info = dtype_info(p.dtype);
@@ -27,7 +27,7 @@ bool has_row_types(DType rows, DType weights) {
 const char* rejects_rms_norm(const RmsNormProblem& p) {
   if (p.cols < 1 || p.groups < 1) return "cols and groups must be positive";
   if (!has_row_types(p.dtype, p.weight_dtype)) return kRowTypes;
-  return p.out_act.cols > 0 && p.groups > 1 ? "a matmul operand has one group" : nullptr;
+  return p.out_operand.cols > 0 && p.groups > 1 ? "a matmul operand has one group" : nullptr;
 }
 
 // A row on its way into a matmul operand.

@@ -5,13 +5,13 @@
 
 namespace effinfer::cpu {
 
-void embedding(const kernels::EmbeddingProblem& problem, Team& team) {
+void embedding(const ops::EmbeddingProblem& problem, Team& team) {
   const TensorView table{problem.table, problem.dtype, {problem.vocab_size, problem.cols}};
   team.for_chunks(problem.rows, [&](int64_t row) {
     float* out = problem.out + row * problem.cols;
     const int32_t id = problem.ids[row];
     if (problem.packed != nullptr) {
-      kernels::unpack_row(*problem.packed, id, out);
+      ops::unpack_row(*problem.packed, id, out);
     } else {
       dequantize_part(table, id * problem.cols, problem.cols, out);
     }
@@ -20,7 +20,7 @@ void embedding(const kernels::EmbeddingProblem& problem, Team& team) {
   });
 }
 
-void select_rows(const kernels::SelectRowsProblem& problem, Team& team) {
+void select_rows(const ops::SelectRowsProblem& problem, Team& team) {
   const size_t row_bytes = static_cast<size_t>(problem.cols) * sizeof(float);
   if (row_bytes == 0) return;
   team.for_chunks(problem.num_rows, [&](int64_t i) {

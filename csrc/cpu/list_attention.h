@@ -3,24 +3,24 @@
 
 #include <cstdint>
 
-#include "kernels/list_attention.h"
+#include "ops/list_attention.h"
 
 namespace effinfer::cpu {
 
 // One work item: units [first_unit, end_unit) of a tile.
 struct ListAttentionTile {
-  kernels::QueryRows q;  // from the tile's first row and head on
-  kernels::QueryRows q_rope;
-  kernels::KvRows k;  // of the tile's KV head
-  kernels::KvRows k_rope;
-  kernels::KvRows v;
+  ops::QueryRows q;  // from the tile's first row and head on
+  ops::QueryRows q_rope;
+  ops::KvRows k;  // of the tile's KV head
+  ops::KvRows k_rope;
+  ops::KvRows v;
   const int32_t* pages;  // of the sequence; null: its tokens follow each other from first_token on
   int32_t page_size;
   int64_t first_token;
 
   int32_t num_rows;
   int32_t num_heads;  // tile row = row * num_heads + head
-  const kernels::TokenSpan* spans;
+  const ops::TokenSpan* spans;
   int32_t num_spans;
   int32_t num_tokens;
   int32_t phase;
@@ -91,8 +91,8 @@ inline constexpr int64_t round_up_16(int64_t dims) {
 // of results.
 inline constexpr int64_t list_attention_scratch(int64_t rows, int64_t dim_qk, int64_t dim_vo) {
   const int64_t widest = dim_qk > dim_vo ? dim_qk : dim_vo;
-  return 4 * (rows * (dim_qk + kernels::kUnitTokens + 2 * dim_vo + 5) + 16 +
-              kernels::kUnitTokens * (dim_qk + dim_vo) + 18 * (widest + 16)) +
+  return 4 * (rows * (dim_qk + ops::kUnitTokens + 2 * dim_vo + 5) + 16 +
+              ops::kUnitTokens * (dim_qk + dim_vo) + 18 * (widest + 16)) +
          8 * rows + 256;
 }
 

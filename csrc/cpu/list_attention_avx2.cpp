@@ -1,6 +1,6 @@
-#include "cpu/simd/kv_avx2.h"
-#include "cpu/simd/kv_pack_avx2.h"
-#include "cpu/simd/list_attention_body.h"
+#include "cpu/vectors/kv_avx2.h"
+#include "cpu/vectors/kv_pack_avx2.h"
+#include "cpu/vectors/list_attention_body.h"
 
 namespace effinfer::cpu::avx2 {
 

@@ -5,12 +5,12 @@
 
 #include "cpu/list_attention.h"
 #include "cpu/register.h"
-#include "kernels/registry.h"
+#include "ops/registry.h"
 
 namespace effinfer::cpu {
 namespace {
 
-using kernels::ListAttentionProblem;
+using ops::ListAttentionProblem;
 
 int64_t dim_qk(const ListAttentionProblem& p) {
   return round_up_16(p.k.dims + p.k_rope.dims);
@@ -19,21 +19,21 @@ int64_t dim_vo(const ListAttentionProblem& p) {
   return round_up_16(p.v.dims);
 }
 
-kernels::QueryRows at(kernels::QueryRows q, const kernels::ListTile& tile) {
+ops::QueryRows at(ops::QueryRows q, const ops::ListTile& tile) {
   if (q.dims == 0) return q;
   const int64_t element = tile.first_row * q.row_stride + tile.first_head * q.head_stride;
   q.data += element * dtype_info(q.dtype).block_bytes;
   return q;
 }
 
-kernels::KvRows at(kernels::KvRows rows, int64_t head) {
+ops::KvRows at(ops::KvRows rows, int64_t head) {
   if (rows.dims == 0) return rows;
   rows.data += head * rows.head_stride;
   if (rows.scales != nullptr) rows.scales += head * rows.scale_head_stride;
   return rows;
 }
 
-ListAttentionTile make_tile(const ListAttentionProblem& p, const kernels::ListTile& of,
+ListAttentionTile make_tile(const ListAttentionProblem& p, const ops::ListTile& of,
                             uint8_t* scratch) {
   ListAttentionTile tile = {};
   tile.q = at(p.q, of);
@@ -90,7 +90,7 @@ class Items {
 
   void run() {
     for (claim(); next_ < count_;) {
-      const kernels::ListItem& item = p_.plan->items[static_cast<size_t>(next_)];
+      const ops::ListItem& item = p_.plan->items[static_cast<size_t>(next_)];
       ListAttentionTile tile = next_tile_;
       tile.context = this;
       tile.following = [](void* items) { return static_cast<Items*>(items)->claim(); };
@@ -106,7 +106,7 @@ class Items {
   const ListAttentionTile* claim() {
     next_ = team_.claim();
     if (next_ >= count_) return nullptr;
-    const kernels::ListItem& item = p_.plan->items[static_cast<size_t>(next_)];
+    const ops::ListItem& item = p_.plan->items[static_cast<size_t>(next_)];
     next_tile_ = make_tile(p_, p_.plan->tiles[static_cast<size_t>(item.tile)], scratch_);
     next_tile_.first_unit = item.first_unit;
     next_tile_.end_unit = item.end_unit;
@@ -118,8 +118,8 @@ class Items {
   }
 
   // Whoever comes last merges, in the order of the list: the result does not depend on who that is.
-  void merge(const kernels::ListItem& item, const ListAttentionTile& tile) const {
-    const kernels::ListMerge& merge = p_.plan->merges[static_cast<size_t>(item.merge)];
+  void merge(const ops::ListItem& item, const ListAttentionTile& tile) const {
+    const ops::ListMerge& merge = p_.plan->merges[static_cast<size_t>(item.merge)];
     std::atomic_ref<int32_t> done(p_.done[item.merge]);
     if (done.fetch_add(1, std::memory_order_acq_rel) + 1 < merge.num_items) return;
     level_.merge(
@@ -157,7 +157,7 @@ const char* rejects_bf16(const ListAttentionProblem& p) {
 
 size_t scratch_bytes(const ListAttentionProblem& p) {
   int64_t rows = 0;
-  for (const kernels::ListTile& tile : p.plan->tiles) {
+  for (const ops::ListTile& tile : p.plan->tiles) {
     rows = std::max(rows, int64_t{tile.num_rows} * tile.num_heads);
   }
   return static_cast<size_t>(list_attention_scratch(rows, dim_qk(p), dim_vo(p)));
@@ -166,7 +166,7 @@ size_t scratch_bytes(const ListAttentionProblem& p) {
 }  // namespace
 
 void register_list_attention() {
-  auto& table = kernels::mutable_table<ListAttentionProblem>();
+  auto& table = ops::mutable_table<ListAttentionProblem>();
   table.add({"list_attention.portable", Isa::portable, rejects, run<&portable::kListAttention>,
              scratch_bytes});
 #if EFFINFER_X86

@@ -1,12 +1,12 @@
-// How the AMX matmul cuts its work (simd/matmul_amx_body.h says why and what runs). Portable: the
-// table of variants asks for the scratch.
+// How the AMX matmul cuts its work (vectors/matmul_amx_body.h says why and what runs). Portable:
+// the table of variants asks for the scratch.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
 
 #include "cpu/matmul_units.h"
-#include "kernels/matmul.h"
+#include "ops/matmul.h"
 
 namespace effinfer::cpu {
 
@@ -35,13 +35,12 @@ struct AmxPlan {
   int64_t panel_bytes() const { return kUnitOutputs * stretch * 2; }
 };
 
-[[gnu::always_inline]] inline AmxPlan amx_plan(const kernels::MatmulProblem& problem,
-                                               int64_t team) {
+[[gnu::always_inline]] inline AmxPlan amx_plan(const ops::MatmulProblem& problem, int64_t team) {
   const auto ceil_div = [](int64_t a, int64_t b) { return (a + b - 1) / b; };
   AmxPlan plan;
   plan.tokens = problem.x.rows;
   plan.tile_rows = plan.tokens < 16 ? plan.tokens : 16;
-  plan.cols = kernels::padded_cols(problem.x.cols);
+  plan.cols = ops::padded_cols(problem.x.cols);
   const int64_t stretches = ceil_div(plan.cols, kAmxStretch);
   plan.stretch = ceil_div(plan.cols, stretches * 64) * 64;
   plan.units = count_units(problem);
@@ -65,13 +64,13 @@ struct AmxPlan {
 }
 
 // Scratch of a member: two panels, then the sums of a chunk. Enough for any team.
-inline size_t amx_scratch_bytes(const kernels::MatmulProblem& problem) {
+inline size_t amx_scratch_bytes(const ops::MatmulProblem& problem) {
   const AmxPlan plan = amx_plan(problem, 1);
   const int64_t rows = plan.tokens < kAmxMaxBlock
                            ? (plan.tokens + kAmxPairRows - 1) / kAmxPairRows * kAmxPairRows
                            : kAmxMaxBlock;
   const int64_t batch = plan.cols > kAmxStretch ? kAmxBatch : 1;
-  const int64_t parts = problem.glu == kernels::Glu::none ? 1 : 2;
+  const int64_t parts = problem.glu == ops::Glu::none ? 1 : 2;
   return static_cast<size_t>(2 * plan.panel_bytes() + batch * parts * rows * kUnitOutputs * 4);
 }
 

@@ -1,8 +1,8 @@
 // What follows the sums of a unit: bias, GLU, residual, and the store as floats, as an operand or
 // into lists of the highest outputs.
-// Written once and compiled for each ISA level (see activation_rows.h).
+// Written once and compiled for each ISA level (see operand_rows.h).
 //
-// `Level` has Vector, 16 floats of simd/math.h.
+// `Level` has Vector, 16 floats of vectors/math.h.
 #pragma once
 
 #include <bit>
@@ -10,9 +10,9 @@
 #include <cstring>
 #include <limits>
 
-#include "cpu/activation_rows.h"
 #include "cpu/matmul_units.h"
-#include "cpu/simd/math.h"
+#include "cpu/operand_rows.h"
+#include "cpu/vectors/math.h"
 
 namespace effinfer::cpu {
 
@@ -22,14 +22,14 @@ struct MatmulEpilogue {
   using Sums = float[kWidth];
 
   // Tokens [first_token, first_token + count): sums[i] of part 0 and, with GLU, gates[i] of part 1.
-  static void run(const kernels::MatmulProblem& problem, const MatmulUnit& unit,
-                  int64_t first_token, int64_t count, const Sums* sums, const Sums* sums1) {
+  static void run(const ops::MatmulProblem& problem, const MatmulUnit& unit, int64_t first_token,
+                  int64_t count, const Sums* sums, const Sums* sums1) {
     float bias[2][kWidth];
     for (int i = 0; i < unit.num_parts; ++i) {
       const float* source = unit.parts[i].bias;
       load(source == nullptr ? nullptr : source + unit.first_output, unit.num_outputs, bias[i]);
     }
-    const kernels::MatmulPart& part = unit.parts[0];
+    const ops::MatmulPart& part = unit.parts[0];
     for (int64_t i = 0; i < count; ++i) {
       float values[kWidth];
       for (int j = 0; j < kWidth; ++j) values[j] = sums[i][j] + bias[0][j];
@@ -51,14 +51,14 @@ struct MatmulEpilogue {
   using Vector = typename Level::Vector;
 
   // values = f(values) * (sums + bias), with the f of the activation kernels.
-  [[gnu::always_inline]] static void activate(kernels::Glu glu, float* values, const float* sums,
+  [[gnu::always_inline]] static void activate(ops::Glu glu, float* values, const float* sums,
                                               const float* bias) {
     for (int j = 0; j < kWidth; j += Vector::kWidth) {
       const Vector gate = Vector::load(values + j);
       const Vector linear = Vector::load(sums + j) + Vector::load(bias + j);
-      const Vector activated = glu == kernels::Glu::silu        ? simd::silu(gate)
-                               : glu == kernels::Glu::gelu_tanh ? simd::gelu_tanh(gate)
-                                                                : simd::relu_squared(gate);
+      const Vector activated = glu == ops::Glu::silu        ? simd::silu(gate)
+                               : glu == ops::Glu::gelu_tanh ? simd::gelu_tanh(gate)
+                                                            : simd::relu_squared(gate);
       (activated * linear).store(values + j);
     }
   }
@@ -74,14 +74,14 @@ struct MatmulEpilogue {
     }
   }
 
-  [[gnu::always_inline]] static void store(const kernels::MatmulProblem& problem,
+  [[gnu::always_inline]] static void store(const ops::MatmulProblem& problem,
                                            const MatmulUnit& unit, int64_t token, float* values) {
     if (problem.top != nullptr) {
       keep_top(problem.top[unit.member * problem.x.rows + token], problem.top_k, unit, values);
       return;
     }
-    if (problem.out_act.data == nullptr) {
-      const kernels::MatmulPart& part = unit.parts[0];
+    if (problem.out_operand.data == nullptr) {
+      const ops::MatmulPart& part = unit.parts[0];
       float* out = part.out + token * part.out_stride + unit.first_output;
       if (unit.num_outputs == kWidth) {
         std::memcpy(out, values, sizeof(Sums));
@@ -92,22 +92,22 @@ struct MatmulEpilogue {
     }
     // Rows of zeros times a NaN are not zeros: the padding is written, not computed.
     for (int64_t j = unit.num_outputs; j < kWidth; ++j) values[j] = 0.0f;
-    ActivationRows<Level>::store_block(problem.out_act, token, unit.index, values);
-    if (unit.first_output + kWidth >= problem.out_act.cols) {
-      ActivationRows<Level>::store_padding(problem.out_act, token);
+    OperandRows<Level>::store_block(problem.out_operand, token, unit.index, values);
+    if (unit.first_output + kWidth >= problem.out_operand.cols) {
+      OperandRows<Level>::store_padding(problem.out_operand, token);
     }
   }
 
   // Almost all blocks hold nothing for the list and end at the first test.
-  [[gnu::always_inline]] static void keep_top(kernels::TopList& list, int32_t k,
-                                              const MatmulUnit& unit, float* values) {
+  [[gnu::always_inline]] static void keep_top(ops::TopList& list, int32_t k, const MatmulUnit& unit,
+                                              float* values) {
     for (int64_t j = unit.num_outputs; j < kWidth; ++j) {
       values[j] = -std::numeric_limits<float>::infinity();
     }
     int32_t highest = std::numeric_limits<int32_t>::min();
     int32_t magnitude = 0;
     for (int j = 0; j < kWidth; ++j) {
-      const int32_t key = kernels::order_key(values[j]);
+      const int32_t key = ops::order_key(values[j]);
       const int32_t bits = std::bit_cast<int32_t>(values[j]) & 0x7fffffff;
       highest = key > highest ? key : highest;
       magnitude = bits > magnitude ? bits : magnitude;
@@ -115,7 +115,7 @@ struct MatmulEpilogue {
     if (magnitude > 0x7f800000) list.nans = 1;
     if (highest < list.least) return;
     for (int j = 0; j < unit.num_outputs; ++j) {
-      if (kernels::order_key(values[j]) < list.least) continue;
+      if (ops::order_key(values[j]) < list.least) continue;
       list.add({values[j], static_cast<int32_t>(unit.first_output) + j}, k);
     }
   }

@@ -3,15 +3,15 @@
 
 #include "cpu/matmul.h"
 #include "cpu/packed_lines.h"
-#include "cpu/simd/math_portable.h"
+#include "cpu/vectors/math_portable.h"
 
 namespace effinfer::cpu::portable {
 namespace {
 
-using kernels::Int8Row;
-using kernels::kGroupRows;
-using kernels::PackedFormat;
-using kernels::PackedWeight;
+using ops::Int8Row;
+using ops::kGroupRows;
+using ops::PackedFormat;
+using ops::PackedWeight;
 
 struct Portable {
   using Vector = F32x16;
@@ -31,8 +31,8 @@ struct Portable {
   template <PackedFormat format>
   static void dot_group(const PackedWeight& weight, const uint8_t* group, const Int8Row* rows,
                         int count, float (*sums)[32], int offset) {
-    const uint8_t* data = group + kernels::header_bytes(format, weight.cols);
-    const int64_t superblocks = kernels::padded_cols(weight.cols) / kernels::kSuperblock;
+    const uint8_t* data = group + ops::header_bytes(format, weight.cols);
+    const int64_t superblocks = ops::padded_cols(weight.cols) / ops::kSuperblock;
     uint8_t fields[kFieldLines * 64];
     for (int64_t s = 0; s < superblocks; ++s) {
       unpack_lines<format.bits>(data, fields);
@@ -44,7 +44,7 @@ struct Portable {
                                 sums[t] + offset);
         }
       }
-      data += kernels::superblock_bytes(format);
+      data += ops::superblock_bytes(format);
     }
   }
 
@@ -85,7 +85,7 @@ struct Portable {
 
 }  // namespace
 
-void matmul_int8(const kernels::MatmulProblem& problem, Team& team) {
+void matmul_int8(const ops::MatmulProblem& problem, Team& team) {
   Int8Matmul<Portable>::run(problem, team);
 }
 

@@ -26,11 +26,11 @@ namespace effinfer::cpu {
 
 // Calls body.template operator()<format>() with the format as a constant.
 template <class Body>
-[[gnu::always_inline]] inline void with_quantised_format(const kernels::PackedFormat& format,
+[[gnu::always_inline]] inline void with_quantised_format(const ops::PackedFormat& format,
                                                          Body&& body) {
-  using enum kernels::QuantBits;
-  using enum kernels::ScaleKind;
-  using Format = kernels::PackedFormat;
+  using enum ops::QuantBits;
+  using enum ops::ScaleKind;
+  using Format = ops::PackedFormat;
   if (format.scales == direct) {
     if (format.bits == u8) return body.template operator()<Format{u8, direct, false, 32, 128}>();
     if (format.bits == u5) {
@@ -52,10 +52,10 @@ template <class Body>
 }
 
 // Whether the list above has `format`.
-[[gnu::always_inline]] inline bool is_quantised_format(const kernels::PackedFormat& format) {
+[[gnu::always_inline]] inline bool is_quantised_format(const ops::PackedFormat& format) {
   bool found = false;
-  if (format.scales == kernels::ScaleKind::dense) return found;
-  with_quantised_format(format, [&]<kernels::PackedFormat known>() { found = known == format; });
+  if (format.scales == ops::ScaleKind::dense) return found;
+  with_quantised_format(format, [&]<ops::PackedFormat known>() { found = known == format; });
   return found;
 }
 
@@ -71,7 +71,7 @@ struct Int8Matmul {
   using Epilogue = MatmulEpilogue<Level>;
 
   // A member claims its next chunk before it works on the one at hand, to know what to fetch ahead.
-  static void run(const kernels::MatmulProblem& problem, Team& team) {
+  static void run(const ops::MatmulProblem& problem, Team& team) {
     const int64_t units = count_units(problem);
     const int64_t chunks = count_chunks(units, units * unit_bytes(problem), team.size());
     const auto first_unit = [&](int64_t chunk) { return chunk * units / chunks; };
@@ -104,7 +104,7 @@ struct Int8Matmul {
     return unit.parts[part].weight.group(2 * unit.index);
   }
 
-  static void run_unit(const kernels::MatmulProblem& problem, const MatmulUnit& unit,
+  static void run_unit(const ops::MatmulProblem& problem, const MatmulUnit& unit,
                        const uint8_t* next) {
     alignas(64) typename Epilogue::Sums sums[2][kTokens];
     const int64_t tokens = problem.x.rows;
@@ -114,15 +114,15 @@ struct Int8Matmul {
       const int64_t most = left > 6 ? 8 : left > 2 ? 4 : 2;
       const int64_t pass = most < kTokens ? most : kTokens;
       const int64_t count = left < pass ? left : pass;
-      kernels::Int8Row rows[kTokens];
-      for (int64_t i = 0; i < count; ++i) rows[i] = kernels::int8_row(problem.x, token + i);
-      const int64_t groups = unit.num_outputs > kernels::kGroupRows ? 2 : 1;
+      ops::Int8Row rows[kTokens];
+      for (int64_t i = 0; i < count; ++i) rows[i] = ops::int8_row(problem.x, token + i);
+      const int64_t groups = unit.num_outputs > ops::kGroupRows ? 2 : 1;
       for (int part = 0; part < unit.num_parts; ++part) {
-        const kernels::PackedWeight& weight = unit.parts[part].weight;
+        const ops::PackedWeight& weight = unit.parts[part].weight;
         const bool last = part + 1 == unit.num_parts;
         const uint8_t* following = last ? next : weights_of(unit, part + 1);
         if (token + count < tokens) following = nullptr;  // the same weights again, from cache
-        with_quantised_format(weight.format, [&]<kernels::PackedFormat format>() {
+        with_quantised_format(weight.format, [&]<ops::PackedFormat format>() {
           Level::template dot<format>(weight, 2 * unit.index, static_cast<int>(groups), rows,
                                       static_cast<int>(count), following, sums[part]);
         });

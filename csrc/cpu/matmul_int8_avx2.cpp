@@ -13,13 +13,13 @@
 
 #include "cpu/matmul.h"
 #include "cpu/matmul_int8.h"
-#include "cpu/simd/math_avx2.h"
-#include "cpu/simd/packed_avx2.h"
+#include "cpu/vectors/math_avx2.h"
+#include "cpu/vectors/packed_avx2.h"
 
 namespace effinfer::cpu::avx2 {
 namespace {
 
-using kernels::Int8Row;
+using ops::Int8Row;
 
 // Lines of a block of 16 k whose products fit in int16.
 constexpr int exact_lines(QuantBits bits) {
@@ -54,9 +54,9 @@ struct Avx2 {
                         int count, const FetchAhead& ahead, float (*sums)[32], int offset) {
     Int8Row rows[tokens];
     for (int t = 0; t < tokens; ++t) rows[t] = given[t < count ? t : count - 1];
-    constexpr int64_t kBytes = kernels::superblock_bytes(format);
-    const uint8_t* data = group + kernels::header_bytes(format, weight.cols);
-    const int64_t superblocks = kernels::padded_cols(weight.cols) / kernels::kSuperblock;
+    constexpr int64_t kBytes = ops::superblock_bytes(format);
+    const uint8_t* data = group + ops::header_bytes(format, weight.cols);
+    const int64_t superblocks = ops::padded_cols(weight.cols) / ops::kSuperblock;
     __m256 sum[2][tokens];
     for (int t = 0; t < tokens; ++t) sum[0][t] = sum[1][t] = _mm256_setzero_ps();
     for (int64_t s = 0; s < superblocks; ++s, data += kBytes) {
@@ -154,7 +154,7 @@ struct Avx2 {
 
 }  // namespace
 
-void matmul_int8(const kernels::MatmulProblem& problem, Team& team) {
+void matmul_int8(const ops::MatmulProblem& problem, Team& team) {
   Int8Matmul<Avx2>::run(problem, team);
 }
 

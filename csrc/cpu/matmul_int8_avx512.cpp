@@ -4,15 +4,15 @@
 
 #include "cpu/matmul.h"
 #include "cpu/matmul_int8.h"
-#include "cpu/simd/math_avx512.h"
-#include "cpu/simd/packed_avx512.h"
+#include "cpu/vectors/math_avx512.h"
+#include "cpu/vectors/packed_avx512.h"
 
 namespace effinfer::cpu::avx512 {
 namespace {
 
-using kernels::Int8Row;
-using kernels::PackedFormat;
-using kernels::PackedWeight;
+using ops::Int8Row;
+using ops::PackedFormat;
+using ops::PackedWeight;
 
 struct Avx512 {
   using Vector = F32x16;
@@ -54,14 +54,14 @@ struct Avx512 {
     Int8Row row[tokens];
     for (int t = 0; t < tokens; ++t) row[t] = rows[t < count ? t : count - 1];
     const uint8_t* group = weight.group(index);
-    const uint8_t* data = group + kernels::header_bytes(format, weight.cols);
+    const uint8_t* data = group + ops::header_bytes(format, weight.cols);
     __m512 sum[tokens];
     for (int t = 0; t < tokens; ++t) sum[t] = _mm512_setzero_ps();
-    const int64_t superblocks = kernels::padded_cols(weight.cols) / kernels::kSuperblock;
+    const int64_t superblocks = ops::padded_cols(weight.cols) / ops::kSuperblock;
     for (int64_t s = 0; s < superblocks; ++s) {
       add_superblock<format, tokens>(weight, group, data, s, row, sum);
-      prefetch<kernels::superblock_bytes(format)>(ahead.from(data));
-      data += kernels::superblock_bytes(format);
+      prefetch<ops::superblock_bytes(format)>(ahead.from(data));
+      data += ops::superblock_bytes(format);
     }
     for (int t = 0; t < count; ++t) _mm512_storeu_ps(sums[t] + offset, sum[t]);
   }
@@ -128,7 +128,7 @@ struct Avx512 {
 
 }  // namespace
 
-void matmul_int8(const kernels::MatmulProblem& problem, Team& team) {
+void matmul_int8(const ops::MatmulProblem& problem, Team& team) {
   Int8Matmul<Avx512>::run(problem, team);
 }
 

@@ -26,14 +26,14 @@ inline constexpr int64_t kLookupTableBytes = int64_t{1} << 20;  // of them: half
 inline constexpr int kLookupUnits = 4;                          // of a chunk
 
 // Tokens of a block: all if few, fewer where K is large.
-[[gnu::always_inline]] inline int64_t lookup_tokens(const kernels::MatmulProblem& problem,
+[[gnu::always_inline]] inline int64_t lookup_tokens(const ops::MatmulProblem& problem,
                                                     int64_t block_bytes) {
   const int64_t fitting = kLookupTableBytes / (TernaryBlocks(problem.x.cols).count() * block_bytes);
   int64_t most = fitting < kLookupTokens ? fitting : kLookupTokens;
   most = most < 1 ? 1 : most;
   return problem.x.rows < most ? problem.x.rows : most;
 }
-[[gnu::always_inline]] inline size_t lookup_scratch(const kernels::MatmulProblem& problem,
+[[gnu::always_inline]] inline size_t lookup_scratch(const ops::MatmulProblem& problem,
                                                     int64_t block_bytes) {
   return static_cast<size_t>(lookup_tokens(problem, block_bytes) *
                              TernaryBlocks(problem.x.cols).count() * block_bytes);
@@ -51,10 +51,10 @@ struct LookupMatmul {
   using Epilogue = MatmulEpilogue<Level>;
   using Sums = typename Epilogue::Sums;
   using Integers = int32_t[kUnitOutputs];
-  static constexpr int kRows = static_cast<int>(kernels::kGroupRows);
+  static constexpr int kRows = static_cast<int>(ops::kGroupRows);
   static constexpr int64_t kBlockBytes = int64_t{Level::kGroups} * Level::kTableBytes;
 
-  static void run(const kernels::MatmulProblem& problem, Team& team) {
+  static void run(const ops::MatmulProblem& problem, Team& team) {
     const int64_t units = count_units(problem);
     const int64_t chunks = (units + kLookupUnits - 1) / kLookupUnits;
     const int64_t tokens = problem.x.rows;
@@ -81,14 +81,14 @@ struct LookupMatmul {
 
  private:
   struct Job {
-    const kernels::MatmulProblem& problem;
+    const ops::MatmulProblem& problem;
     const TokenRows& rows;
     uint8_t* tables;
     int64_t first_token;
     int count;
     int member;
 
-    [[gnu::always_inline]] kernels::TokenRow row(int64_t t) const { return rows[first_token + t]; }
+    [[gnu::always_inline]] ops::TokenRow row(int64_t t) const { return rows[first_token + t]; }
   };
 
   static void make_tables(const Job& job) {
@@ -96,7 +96,7 @@ struct LookupMatmul {
     uint8_t* tables = job.tables;
     for (int t = 0; t < job.count; ++t) {
       for (int64_t b = 0; b < blocks.count(); ++b) {
-        Level::make_tables(job.row(t).q + b * kernels::kTernaryBlock, blocks.dwords_of(b), tables);
+        Level::make_tables(job.row(t).q + b * ops::kTernaryBlock, blocks.dwords_of(b), tables);
         tables += kBlockBytes;
       }
     }
@@ -147,27 +147,27 @@ struct LookupMatmul {
     return unit.num_outputs > kRows ? 2 : 1;
   }
 
-  static void make_indices(const kernels::PackedWeight& weight, const MatmulUnit& unit,
-                           int64_t block, int dwords, uint8_t* out) {
+  static void make_indices(const ops::PackedWeight& weight, const MatmulUnit& unit, int64_t block,
+                           int dwords, uint8_t* out) {
     alignas(64) uint8_t panels[2][kPanelBytes];
     const int groups = groups_of(unit);
-    with_ternary_bits(weight.format.bits, [&]<kernels::QuantBits bits>(
-                                              std::integral_constant<kernels::QuantBits, bits>) {
-      for (int g = 0; g < groups; ++g) {
-        const uint8_t* lines = weight.group(2 * unit.index + g) +
-                               kernels::header_bytes(weight.format, weight.cols) +
-                               block * ternary_block_bytes(bits);
-        Level::template decode<bits>(lines, dwords, panels[g]);
-      }
-    });
+    with_ternary_bits(weight.format.bits,
+                      [&]<ops::QuantBits bits>(std::integral_constant<ops::QuantBits, bits>) {
+                        for (int g = 0; g < groups; ++g) {
+                          const uint8_t* lines = weight.group(2 * unit.index + g) +
+                                                 ops::header_bytes(weight.format, weight.cols) +
+                                                 block * ternary_block_bytes(bits);
+                          Level::template decode<bits>(lines, dwords, panels[g]);
+                        }
+                      });
     const uint8_t* both[2] = {panels[0], panels[groups - 1]};
     Level::make_indices(both, dwords, out);
   }
 
   // Sums of one block: to the total, or with the block's own scale to the result.
-  static void add_block(const kernels::PackedWeight& weight, int64_t group, int64_t block,
-                        int tokens, const int32_t (*sums)[kLookupUnits][kUnitOutputs], int unit,
-                        int offset, Integers* totals, Sums* out) {
+  static void add_block(const ops::PackedWeight& weight, int64_t group, int64_t block, int tokens,
+                        const int32_t (*sums)[kLookupUnits][kUnitOutputs], int unit, int offset,
+                        Integers* totals, Sums* out) {
     if (is_uniform(weight.format, weight.group(group))) {
       for (int t = 0; t < tokens; ++t) {
         for (int r = offset; r < offset + kRows; ++r) totals[t][r] += sums[t][unit][r];
@@ -184,7 +184,7 @@ struct LookupMatmul {
     }
   }
 
-  static void finish(const Job& job, const kernels::PackedWeight& weight, int64_t group, int offset,
+  static void finish(const Job& job, const ops::PackedWeight& weight, int64_t group, int offset,
                      const Integers* totals, Sums* out) {
     const bool uniform = is_uniform(weight.format, weight.group(group));
     const float* d = row_scales(weight.group(group));

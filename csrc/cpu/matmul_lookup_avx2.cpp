@@ -7,8 +7,8 @@
 // order that the packing instructions give them (kRowOf).
 #include "cpu/matmul.h"
 #include "cpu/matmul_lookup.h"
-#include "cpu/simd/math_avx2.h"
-#include "cpu/simd/ternary_avx2.h"
+#include "cpu/vectors/math_avx2.h"
+#include "cpu/vectors/ternary_avx2.h"
 
 namespace effinfer::cpu::avx2 {
 namespace {
@@ -127,11 +127,11 @@ struct Avx2 {
 
 }  // namespace
 
-void matmul_lookup(const kernels::MatmulProblem& problem, Team& team) {
+void matmul_lookup(const ops::MatmulProblem& problem, Team& team) {
   LookupMatmul<Avx2>::run(problem, team);
 }
 
-size_t lookup_scratch_bytes(const kernels::MatmulProblem& problem) {
+size_t lookup_scratch_bytes(const ops::MatmulProblem& problem) {
   return lookup_scratch(problem, LookupMatmul<Avx2>::kBlockBytes);
 }
 

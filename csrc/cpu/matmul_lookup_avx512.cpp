@@ -12,8 +12,8 @@
 
 #include "cpu/matmul.h"
 #include "cpu/matmul_lookup.h"
-#include "cpu/simd/math_avx512.h"
-#include "cpu/simd/ternary_avx512.h"
+#include "cpu/vectors/math_avx512.h"
+#include "cpu/vectors/ternary_avx512.h"
 
 namespace effinfer::cpu::avx512 {
 namespace {
@@ -141,11 +141,11 @@ struct Avx512 {
 
 }  // namespace
 
-void matmul_lookup(const kernels::MatmulProblem& problem, Team& team) {
+void matmul_lookup(const ops::MatmulProblem& problem, Team& team) {
   LookupMatmul<Avx512>::run(problem, team);
 }
 
-size_t lookup_scratch_bytes(const kernels::MatmulProblem& problem) {
+size_t lookup_scratch_bytes(const ops::MatmulProblem& problem) {
   return lookup_scratch(problem, LookupMatmul<Avx512>::kBlockBytes);
 }
 

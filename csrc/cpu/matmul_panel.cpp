@@ -5,11 +5,11 @@
 #include "core/float16.h"
 #include "cpu/matmul.h"
 #include "cpu/packed_lines.h"
-#include "cpu/simd/math_portable.h"
+#include "cpu/vectors/math_portable.h"
 
 namespace effinfer::cpu {
 
-size_t panel_scratch_bytes(const kernels::MatmulProblem& problem) {
+size_t panel_scratch_bytes(const ops::MatmulProblem& problem) {
   return static_cast<size_t>(2 * kPanelGroupBytes +
                              2 * panel_chunk_tokens(problem) * kUnitOutputs * 4);
 }
@@ -17,16 +17,16 @@ size_t panel_scratch_bytes(const kernels::MatmulProblem& problem) {
 namespace portable {
 namespace {
 
-using kernels::PackedWeight;
-using kernels::QuantBits;
-using kernels::ScaleKind;
+using ops::PackedWeight;
+using ops::QuantBits;
+using ops::ScaleKind;
 
 struct Portable {
   using Vector = F32x16;
   static constexpr int kTokens = 4;
   static constexpr bool kStreams = false;
   static constexpr int64_t kElementBytes = 4;
-  static constexpr int64_t kRows = kernels::kGroupRows;
+  static constexpr int64_t kRows = ops::kGroupRows;
 
   static const uint8_t* panel(const PackedWeight& weight, int64_t group_index, int64_t k,
                               int64_t count, uint8_t* scratch) {
@@ -36,8 +36,8 @@ struct Portable {
       if (weight.format.bits == QuantBits::f32) return group + k * kRows * 4;
       dense_panel(weight.format.bits, group + k * kRows * 2, count, out);
     } else {
-      for (int64_t i = 0; i < count; i += kernels::kSuperblock) {
-        superblock(weight, group, (k + i) / kernels::kSuperblock, out + i * kRows);
+      for (int64_t i = 0; i < count; i += ops::kSuperblock) {
+        superblock(weight, group, (k + i) / ops::kSuperblock, out + i * kRows);
       }
     }
     return scratch;
@@ -74,14 +74,14 @@ struct Portable {
 
   static void superblock(const PackedWeight& weight, const uint8_t* group, int64_t index,
                          float* out) {
-    const kernels::PackedFormat& format = weight.format;
+    const ops::PackedFormat& format = weight.format;
     uint8_t fields[kFieldLines * 64];
     with_quant_bits(format.bits, [&]<QuantBits bits>(std::integral_constant<QuantBits, bits>) {
-      unpack_lines<bits>(group + kernels::header_bytes(format, weight.cols) +
-                             index * kernels::superblock_bytes(format),
-                         fields);
+      unpack_lines<bits>(
+          group + ops::header_bytes(format, weight.cols) + index * ops::superblock_bytes(format),
+          fields);
     });
-    for (int64_t sub = 0; sub < kernels::kSuperblock / format.sub_block; ++sub) {
+    for (int64_t sub = 0; sub < ops::kSuperblock / format.sub_block; ++sub) {
       const Affine affine = load_affine(format, weight, group, index, sub);
       for (int64_t k = sub * format.sub_block; k < (sub + 1) * format.sub_block; ++k) {
         for (int64_t r = 0; r < kRows; ++r) {
@@ -95,7 +95,7 @@ struct Portable {
 
 }  // namespace
 
-void matmul_f32(const kernels::MatmulProblem& problem, Team& team) {
+void matmul_f32(const ops::MatmulProblem& problem, Team& team) {
   PanelMatmul<Portable>::run(problem, team);
 }
 

@@ -19,13 +19,13 @@ namespace effinfer::cpu {
 // the sums are loaded and stored once in 256 multiplications.
 inline constexpr int64_t kPanelK = 256;
 inline constexpr int64_t kPanelTokens = 240;  // of a chunk: tiles of 6 and 12 divide it
-inline constexpr int64_t kPanelGroupBytes = kPanelK * kernels::kGroupRows * 4;
+inline constexpr int64_t kPanelGroupBytes = kPanelK * ops::kGroupRows * 4;
 
 // Scratch of a member: two groups of a panel, then the sums of two parts.
-[[gnu::always_inline]] inline int64_t panel_chunk_tokens(const kernels::MatmulProblem& problem) {
+[[gnu::always_inline]] inline int64_t panel_chunk_tokens(const ops::MatmulProblem& problem) {
   return problem.x.rows < kPanelTokens ? problem.x.rows : kPanelTokens;
 }
-size_t panel_scratch_bytes(const kernels::MatmulProblem& problem);
+size_t panel_scratch_bytes(const ops::MatmulProblem& problem);
 
 // `Level` has
 //   kTokens            tokens of a tile: chunks are cut at multiples of it
@@ -43,7 +43,7 @@ struct PanelMatmul {
   using Epilogue = MatmulEpilogue<Level>;
   using Sums = typename Epilogue::Sums;
 
-  static void run(const kernels::MatmulProblem& problem, Team& team) {
+  static void run(const ops::MatmulProblem& problem, Team& team) {
     const int64_t units = count_units(problem);
     const int64_t tokens = problem.x.rows;
     int64_t blocks = (tokens + kPanelTokens - 1) / kPanelTokens;
@@ -64,7 +64,7 @@ struct PanelMatmul {
   }
 
  private:
-  static void run_chunk(const kernels::MatmulProblem& problem, const MatmulUnit& unit,
+  static void run_chunk(const ops::MatmulProblem& problem, const MatmulUnit& unit,
                         int64_t first_token, int64_t count, uint8_t* scratch) {
     auto* sums = reinterpret_cast<Sums*>(scratch + 2 * kPanelGroupBytes);
     const int64_t part_tokens = panel_chunk_tokens(problem);
@@ -75,12 +75,12 @@ struct PanelMatmul {
     Epilogue::run(problem, unit, first_token, count, sums, sums + part_tokens);
   }
 
-  static void multiply_part(const kernels::MatmulProblem& problem, const MatmulUnit& unit,
-                            const kernels::PackedWeight& weight, int64_t first_token, int64_t count,
+  static void multiply_part(const ops::MatmulProblem& problem, const MatmulUnit& unit,
+                            const ops::PackedWeight& weight, int64_t first_token, int64_t count,
                             uint8_t* scratch, Sums* sums) {
     if constexpr (Level::kStreams) {
-      if (weight.format.scales == kernels::ScaleKind::dense && count <= Level::kTokens) {
-        const int64_t last = 2 * unit.index + (unit.num_outputs > kernels::kGroupRows ? 1 : 0);
+      if (weight.format.scales == ops::ScaleKind::dense && count <= Level::kTokens) {
+        const int64_t last = 2 * unit.index + (unit.num_outputs > ops::kGroupRows ? 1 : 0);
         const uint8_t* groups[2] = {weight.group(2 * unit.index), weight.group(last)};
         Level::stream(weight, groups, problem.x.row(first_token), problem.x.row_bytes(),
                       static_cast<int>(count), sums);
@@ -88,7 +88,7 @@ struct PanelMatmul {
       }
     }
     std::memset(sums, 0, static_cast<size_t>(count) * sizeof(Sums));
-    const int64_t cols = kernels::padded_cols(weight.cols);
+    const int64_t cols = ops::padded_cols(weight.cols);
     const int64_t row_bytes = problem.x.row_bytes();
     const int64_t tiles = (count + Level::kTokens - 1) / Level::kTokens;  // of nearly equal size
     // With one tile of tokens the panel is used once: keep it small, it is read back at once.
@@ -99,7 +99,7 @@ struct PanelMatmul {
       panels[0] = Level::panel(weight, 2 * unit.index, k, length, scratch);
       // Without a second group the first is multiplied twice and half the sums are dropped.
       panels[1] =
-          unit.num_outputs > kernels::kGroupRows
+          unit.num_outputs > ops::kGroupRows
               ? Level::panel(weight, 2 * unit.index + 1, k, length, scratch + kPanelGroupBytes)
               : panels[0];
       for (int64_t tile = 0; tile < tiles; ++tile) {
@@ -113,14 +113,14 @@ struct PanelMatmul {
 
   // While one stretch of weights is multiplied, the next one is fetched, a share of it a tile: of
   // the same two groups, or of the unit that follows, which this member mostly gets.
-  static void fetch_next(const kernels::PackedWeight& weight, int64_t first_group, int64_t k,
+  static void fetch_next(const ops::PackedWeight& weight, int64_t first_group, int64_t k,
                          int64_t length, int64_t tile, int64_t tiles) {
-    const int64_t superblock = kernels::superblock_bytes(weight.format);
-    const bool more = k + length < kernels::padded_cols(weight.cols);
+    const int64_t superblock = ops::superblock_bytes(weight.format);
+    const bool more = k + length < ops::padded_cols(weight.cols);
     const int64_t group = more ? first_group : first_group + 2;
-    const int64_t place = kernels::header_bytes(weight.format, weight.cols) +
-                          (more ? k + length : 0) / kernels::kSuperblock * superblock;
-    const int64_t lines = length / kernels::kSuperblock * superblock / 64;
+    const int64_t place = ops::header_bytes(weight.format, weight.cols) +
+                          (more ? k + length : 0) / ops::kSuperblock * superblock;
+    const int64_t lines = length / ops::kSuperblock * superblock / 64;
     for (int64_t line = tile * lines / tiles; line < (tile + 1) * lines / tiles; ++line) {
       for (int64_t g = group; g < group + 2; ++g) {
         __builtin_prefetch(weight.group(g) + place + line * 64, 0, 2);

@@ -1,10 +1,10 @@
 // Bfloat16 matmul on the tiles of AMX.
 #include "cpu/matmul.h"
-#include "cpu/simd/matmul_amx_body.h"
+#include "cpu/vectors/matmul_amx_body.h"
 
 namespace effinfer::cpu::amx {
 
-void matmul_bf16(const kernels::MatmulProblem& problem, Team& team) {
+void matmul_bf16(const ops::MatmulProblem& problem, Team& team) {
   AmxMatmul<NativeTiles>::run(problem, team);
 }
 

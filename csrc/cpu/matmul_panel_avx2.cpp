@@ -2,8 +2,8 @@
 // broadcast activation fill the 16 registers.
 #include "cpu/matmul.h"
 #include "cpu/matmul_panel.h"
-#include "cpu/simd/math_avx2.h"
-#include "cpu/simd/packed_avx2.h"
+#include "cpu/vectors/math_avx2.h"
+#include "cpu/vectors/packed_avx2.h"
 
 namespace effinfer::cpu::avx2 {
 namespace {
@@ -13,7 +13,7 @@ struct Avx2 {
   static constexpr int kTokens = 6;
   static constexpr bool kStreams = true;
   static constexpr int64_t kElementBytes = 4;
-  static constexpr int64_t kRows = kernels::kGroupRows;
+  static constexpr int64_t kRows = ops::kGroupRows;
 
   static const uint8_t* panel(const PackedWeight& weight, int64_t group_index, int64_t k,
                               int64_t count, uint8_t* scratch) {
@@ -25,9 +25,9 @@ struct Avx2 {
       return scratch;
     }
     with_quantised_format(weight.format, [&]<PackedFormat format>() {
-      for (int64_t i = 0; i < count; i += kernels::kSuperblock) {
+      for (int64_t i = 0; i < count; i += ops::kSuperblock) {
         for (int half = 0; half < 2; ++half) {
-          dequantize<format>(weight, group, (k + i) / kernels::kSuperblock, half,
+          dequantize<format>(weight, group, (k + i) / ops::kSuperblock, half,
                              out + i * kRows + half * 8);
         }
       }
@@ -97,13 +97,13 @@ struct Avx2 {
   template <QuantBits bits, int groups, int tokens>
   static void stream_tile(const PackedWeight& weight, const uint8_t* const* group, const uint8_t* x,
                           int64_t x_stride, float (*sums)[32], int offset) {
-    constexpr int64_t kPairBytes = kernels::quant_bytes(bits) / (kernels::kSuperblock / 2);
+    constexpr int64_t kPairBytes = ops::quant_bytes(bits) / (ops::kSuperblock / 2);
     constexpr int64_t kFetch = tokens <= 2 ? 1024 : 4096;  // how far ahead
     __m256 sum[tokens][2 * groups];
     for (int t = 0; t < tokens; ++t) {
       for (int h = 0; h < 2 * groups; ++h) sum[t][h] = _mm256_setzero_ps();
     }
-    const int64_t cols = kernels::padded_cols(weight.cols);
+    const int64_t cols = ops::padded_cols(weight.cols);
     for (int64_t k = 0; k < cols; k += 2) {
       for (int g = 0; g < groups; ++g) {
         const uint8_t* data = group[g] + k / 2 * kPairBytes;
@@ -154,7 +154,7 @@ struct Avx2 {
   static void dequantize(const PackedWeight& weight, const uint8_t* group, int64_t s, int half,
                          float* out) {
     const uint8_t* data =
-        group + kernels::header_bytes(format, weight.cols) + s * kernels::superblock_bytes(format);
+        group + ops::header_bytes(format, weight.cols) + s * ops::superblock_bytes(format);
     unroll<64 / format.sub_block>([&](auto sub) __attribute__((always_inline)) {
       Affine affine = load_affine<format>(weight, group, data, s, sub, half);
       if constexpr (!format.has_min) {
@@ -199,7 +199,7 @@ struct Avx2 {
 
 }  // namespace
 
-void matmul_f32(const kernels::MatmulProblem& problem, Team& team) {
+void matmul_f32(const ops::MatmulProblem& problem, Team& team) {
   PanelMatmul<Avx2>::run(problem, team);
 }
 

@@ -2,8 +2,8 @@
 // activations fill the 32 registers.
 #include "cpu/matmul.h"
 #include "cpu/matmul_panel.h"
-#include "cpu/simd/math_avx512.h"
-#include "cpu/simd/packed_avx512.h"
+#include "cpu/vectors/math_avx512.h"
+#include "cpu/vectors/packed_avx512.h"
 
 namespace effinfer::cpu::avx512 {
 namespace {
@@ -13,7 +13,7 @@ struct Avx512 {
   static constexpr int kTokens = 12;
   static constexpr bool kStreams = true;
   static constexpr int64_t kElementBytes = 4;
-  static constexpr int64_t kRows = kernels::kGroupRows;
+  static constexpr int64_t kRows = ops::kGroupRows;
 
   static const uint8_t* panel(const PackedWeight& weight, int64_t group_index, int64_t k,
                               int64_t count, uint8_t* scratch) {
@@ -25,10 +25,10 @@ struct Avx512 {
       return scratch;
     }
     with_quantised_format(weight.format, [&]<PackedFormat format>() {
-      for (int64_t i = 0; i < count; i += kernels::kSuperblock) {
+      for (int64_t i = 0; i < count; i += ops::kSuperblock) {
         float* block = out + i * kRows;
         dequantize_superblock<format>(
-            weight, group, (k + i) / kernels::kSuperblock,
+            weight, group, (k + i) / ops::kSuperblock,
             [&](int line, const __m512* values) __attribute__((always_inline)) {
               for (int j = 0; j < 4; ++j) {
                 _mm512_store_ps(block + (4 * line + j) * kRows, values[j]);
@@ -85,11 +85,11 @@ struct Avx512 {
   template <QuantBits bits, int tokens>
   static void stream_tile(const PackedWeight& weight, const uint8_t* const* groups,
                           const uint8_t* x, int64_t x_stride, float (*sums)[32]) {
-    constexpr int64_t kPairBytes = kernels::quant_bytes(bits) / (kernels::kSuperblock / 2);
+    constexpr int64_t kPairBytes = ops::quant_bytes(bits) / (ops::kSuperblock / 2);
     constexpr int64_t kFetch = tokens <= 2 ? 1024 : 4096;  // how far ahead
     __m512 sum[tokens][2];
     for (int t = 0; t < tokens; ++t) sum[t][0] = sum[t][1] = _mm512_setzero_ps();
-    const int64_t cols = kernels::padded_cols(weight.cols);
+    const int64_t cols = ops::padded_cols(weight.cols);
     for (int64_t k = 0; k < cols; k += 2) {
       __m512 values[2][2];
       for (int g = 0; g < 2; ++g) {
@@ -154,7 +154,7 @@ struct Avx512 {
 
 }  // namespace
 
-void matmul_f32(const kernels::MatmulProblem& problem, Team& team) {
+void matmul_f32(const ops::MatmulProblem& problem, Team& team) {
   PanelMatmul<Avx512>::run(problem, team);
 }
 

@@ -2,8 +2,8 @@
 // of the float32 kernel.
 #include "cpu/matmul.h"
 #include "cpu/matmul_panel.h"
-#include "cpu/simd/math_avx512.h"
-#include "cpu/simd/panel_bf16.h"
+#include "cpu/vectors/math_avx512.h"
+#include "cpu/vectors/panel_bf16.h"
 
 namespace effinfer::cpu::avx512bf16 {
 namespace {
@@ -13,7 +13,7 @@ struct Avx512Bf16 {
   static constexpr int kTokens = 12;
   static constexpr bool kStreams = false;
   static constexpr int64_t kElementBytes = 2;
-  static constexpr int64_t kRows = kernels::kGroupRows;
+  static constexpr int64_t kRows = ops::kGroupRows;
 
   // Panels are [k / 2][16 rows][2 k].
   static const uint8_t* panel(const PackedWeight& weight, int64_t group_index, int64_t k,
@@ -25,8 +25,8 @@ struct Avx512Bf16 {
       return scratch;
     }
     with_quantised_format(weight.format, [&]<PackedFormat format>() {
-      for (int64_t i = 0; i < count; i += kernels::kSuperblock) {
-        Bf16Panel::quantised<format>(weight, group, (k + i) / kernels::kSuperblock,
+      for (int64_t i = 0; i < count; i += ops::kSuperblock) {
+        Bf16Panel::quantised<format>(weight, group, (k + i) / ops::kSuperblock,
                                      scratch + i * kRows * 2);
       }
     });
@@ -74,7 +74,7 @@ struct Avx512Bf16 {
 
 }  // namespace
 
-void matmul_bf16(const kernels::MatmulProblem& problem, Team& team) {
+void matmul_bf16(const ops::MatmulProblem& problem, Team& team) {
   PanelMatmul<Avx512Bf16>::run(problem, team);
 }
 

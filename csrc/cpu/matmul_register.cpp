@@ -4,18 +4,18 @@
 #include "cpu/matmul_panel.h"
 #include "cpu/matmul_ternary.h"
 #include "cpu/register.h"
-#include "kernels/registry.h"
+#include "ops/registry.h"
 
 namespace effinfer::cpu {
 namespace {
 
-using kernels::Arithmetic;
-using kernels::MatmulProblem;
-using kernels::ScaleKind;
+using ops::Arithmetic;
+using ops::MatmulProblem;
+using ops::ScaleKind;
 
 // What every variant needs.
 const char* rejects_shape(const MatmulProblem& problem) {
-  if (problem.num_parts < 1 || problem.num_parts > kernels::kMaxMatmulParts) {
+  if (problem.num_parts < 1 || problem.num_parts > ops::kMaxMatmulParts) {
     return "needs one to four weights";
   }
   for (int i = 0; i < problem.num_parts; ++i) {
@@ -23,15 +23,16 @@ const char* rejects_shape(const MatmulProblem& problem) {
       return "the weights and the operand have different inner sizes";
     }
   }
-  if (problem.glu != kernels::Glu::none &&
+  if (problem.glu != ops::Glu::none &&
       (problem.num_parts != 2 || problem.parts[0].weight.rows != problem.parts[1].weight.rows)) {
     return "GLU needs two weights of equal size";
   }
-  if (problem.out_act.data != nullptr && problem.glu == kernels::Glu::none &&
+  if (problem.out_operand.data != nullptr && problem.glu == ops::Glu::none &&
       problem.num_parts != 1) {
     return "an operand as output needs one result";
   }
-  if (problem.out_act.data != nullptr && problem.out_act.arithmetic == Arithmetic::int8_token) {
+  if (problem.out_operand.data != nullptr &&
+      problem.out_operand.arithmetic == Arithmetic::int8_token) {
     return "an int8_token operand is written by whole rows";
   }
   return nullptr;
@@ -57,7 +58,7 @@ const char* rejects_panels(const MatmulProblem& problem) {
 const char* rejects_int8(const MatmulProblem& problem) {
   if (problem.x.arithmetic != Arithmetic::int8) return "needs an int8 operand";
   for (int i = 0; i < problem.num_parts; ++i) {
-    const kernels::PackedFormat& format = problem.parts[i].weight.format;
+    const ops::PackedFormat& format = problem.parts[i].weight.format;
     if (format.scales == ScaleKind::dense) return "dense weights need f32 or bf16 operands";
     if (!is_quantised_format(format)) return "has no kernel for this weight format";
   }
@@ -80,7 +81,7 @@ const char* rejects_bf16(const MatmulProblem& problem) {
 }  // namespace
 
 void register_matmul() {
-  auto& table = kernels::mutable_table<MatmulProblem>();
+  auto& table = ops::mutable_table<MatmulProblem>();
   table.add({"matmul.portable.int8", Isa::portable, rejects_int8, portable::matmul_int8});
   table.add({"matmul.portable.ternary", Isa::portable, rejects_ternary, portable::matmul_ternary});
   table.add({"matmul.portable.f32", Isa::portable, rejects_f32, portable::matmul_f32,

@@ -2,7 +2,7 @@
 #include "cpu/matmul_ternary.h"
 
 #include "cpu/matmul.h"
-#include "cpu/simd/math_portable.h"
+#include "cpu/vectors/math_portable.h"
 
 namespace effinfer::cpu::portable {
 namespace {
@@ -11,12 +11,12 @@ struct Portable {
   using Vector = F32x16;
   static constexpr int kTokens = 4;
   static constexpr bool kWholeTiles = false;
-  template <kernels::QuantBits>
+  template <ops::QuantBits>
   static constexpr int kLineTokens = 1;
   static constexpr int kLineTile = 1;
-  static constexpr int kRows = static_cast<int>(kernels::kGroupRows);
+  static constexpr int kRows = static_cast<int>(ops::kGroupRows);
 
-  template <kernels::QuantBits bits>
+  template <ops::QuantBits bits>
   static void dot(const uint8_t* lines, int64_t first, int64_t last, const TernaryBlocks& blocks,
                   const int8_t* q, int64_t, int, int32_t* sums) {
     std::memset(sums, 0, kRows * sizeof(int32_t));
@@ -24,11 +24,11 @@ struct Portable {
       uint8_t panel[kPanelBytes];
       const int dwords = blocks.dwords_of(b);
       decode<bits>(lines + b * ternary_block_bytes(bits), dwords, panel);
-      add_panel(panel, dwords, q + b * kernels::kTernaryBlock, sums);
+      add_panel(panel, dwords, q + b * ops::kTernaryBlock, sums);
     }
   }
 
-  template <kernels::QuantBits bits>
+  template <ops::QuantBits bits>
   static void decode(const uint8_t* lines, int dwords, uint8_t* panel) {
     unpack_panel<bits>(lines, dwords, panel);
   }
@@ -56,7 +56,7 @@ struct Portable {
 
 }  // namespace
 
-void matmul_ternary(const kernels::MatmulProblem& problem, Team& team) {
+void matmul_ternary(const ops::MatmulProblem& problem, Team& team) {
   Portable level;
   TernaryMatmul<Portable>::run(problem, team, level);
 }

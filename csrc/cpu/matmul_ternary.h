@@ -38,9 +38,9 @@ struct TernaryMatmul {
   using Epilogue = MatmulEpilogue<Level>;
   using Sums = typename Epilogue::Sums;
   using Integers = int32_t[kUnitOutputs];
-  static constexpr int kRows = static_cast<int>(kernels::kGroupRows);
+  static constexpr int kRows = static_cast<int>(ops::kGroupRows);
 
-  static void run(const kernels::MatmulProblem& problem, Team& team, Level& level) {
+  static void run(const ops::MatmulProblem& problem, Team& team, Level& level) {
     const int64_t units = count_units(problem);
     const int64_t tokens = problem.x.rows;
     const int64_t blocks = (tokens + kTernaryTokens - 1) / kTernaryTokens;
@@ -67,15 +67,15 @@ struct TernaryMatmul {
     return chunks < units ? chunks : units;
   }
 
-  static void run_unit(const kernels::MatmulProblem& problem, const TokenRows& rows,
+  static void run_unit(const ops::MatmulProblem& problem, const TokenRows& rows,
                        const MatmulUnit& unit, int64_t first_token, int64_t count, Level& level) {
     alignas(64) Sums sums[2][kTernaryTokens];
     for (int part = 0; part < unit.num_parts; ++part) {
-      const kernels::PackedWeight& weight = unit.parts[part].weight;
+      const ops::PackedWeight& weight = unit.parts[part].weight;
       const int64_t group = 2 * unit.index;
       const int groups = unit.num_outputs > kRows ? 2 : 1;
-      with_ternary_bits(weight.format.bits, [&]<kernels::QuantBits bits>(
-                                                std::integral_constant<kernels::QuantBits, bits>) {
+      with_ternary_bits(weight.format.bits, [&]<ops::QuantBits bits>(
+                                                std::integral_constant<ops::QuantBits, bits>) {
         const Job job{rows, weight, first_token, count, level};
         const bool first = is_uniform(weight.format, weight.group(group));
         const bool last = is_uniform(weight.format, weight.group(group + groups - 1));
@@ -96,19 +96,19 @@ struct TernaryMatmul {
   // Tokens [first_token, first_token + count) of the operand times one weight.
   struct Job {
     const TokenRows& rows;
-    const kernels::PackedWeight& weight;
+    const ops::PackedWeight& weight;
     int64_t first_token;
     int64_t count;
     Level& level;
 
-    [[gnu::always_inline]] kernels::TokenRow row(int64_t t) const { return rows[first_token + t]; }
+    [[gnu::always_inline]] ops::TokenRow row(int64_t t) const { return rows[first_token + t]; }
     [[gnu::always_inline]] const uint8_t* lines(int64_t group) const {
-      return weight.group(group) + kernels::header_bytes(weight.format, weight.cols);
+      return weight.group(group) + ops::header_bytes(weight.format, weight.cols);
     }
   };
 
   // Sums of digits over blocks [first, last) of k, for one or two groups.
-  template <kernels::QuantBits bits>
+  template <ops::QuantBits bits>
   static void sum_digits(const Job& job, int64_t group, int groups, int64_t first, int64_t last,
                          Integers* sums) {
     const TernaryBlocks blocks(job.weight.cols);
@@ -141,19 +141,19 @@ struct TernaryMatmul {
       const uint8_t* both[2] = {panels[0], panels[groups - 1]};
       for (int64_t tile = 0; tile < tiles; ++tile) {
         const int64_t t = first_of(tile);
-        const int8_t* q = job.row(t).q + b * kernels::kTernaryBlock;
+        const int8_t* q = job.row(t).q + b * ops::kTernaryBlock;
         job.level.multiply(both, dwords, q, job.rows.stride,
                            static_cast<int>(first_of(tile + 1) - t), sums + t);
       }
     }
   }
 
-  template <kernels::QuantBits bits>
+  template <ops::QuantBits bits>
   static void multiply_uniform(const Job& job, int64_t group, int groups, int offset, Sums* out) {
     alignas(64) Integers integers[kTernaryTokens];
     sum_digits<bits>(job, group, groups, 0, TernaryBlocks(job.weight.cols).count(), integers);
     for (int64_t t = 0; t < job.count; ++t) {
-      const kernels::TokenRow row = job.row(t);
+      const ops::TokenRow row = job.row(t);
       for (int g = 0; g < groups; ++g) {
         const float* d = row_scales(job.weight.group(group + g));
         for (int r = 0; r < kRows; ++r) {
@@ -164,7 +164,7 @@ struct TernaryMatmul {
     }
   }
 
-  template <kernels::QuantBits bits>
+  template <ops::QuantBits bits>
   static void multiply_blocks(const Job& job, int64_t group, int, int offset, Sums* out) {
     alignas(64) Integers integers[kTernaryTokens];
     for (int64_t t = 0; t < job.count; ++t) std::memset(out[t] + offset, 0, kRows * sizeof(float));

@@ -1,10 +1,10 @@
-#include "cpu/simd/matmul_ternary_amx.h"
+#include "cpu/vectors/matmul_ternary_amx.h"
 
 #include "cpu/matmul.h"
 
 namespace effinfer::cpu::amx {
 
-void matmul_ternary(const kernels::MatmulProblem& problem, Team& team) {
+void matmul_ternary(const ops::MatmulProblem& problem, Team& team) {
   TernaryAmx<NativeTiles>::run(problem, team);
 }
 

@@ -8,8 +8,8 @@
 // stay exact in int16 before they are widened.
 #include "cpu/matmul.h"
 #include "cpu/matmul_ternary.h"
-#include "cpu/simd/math_avx2.h"
-#include "cpu/simd/ternary_avx2.h"
+#include "cpu/vectors/math_avx2.h"
+#include "cpu/vectors/ternary_avx2.h"
 
 namespace effinfer::cpu::avx2 {
 namespace {
@@ -54,7 +54,7 @@ struct Avx2 {
  private:
   template <QuantBits bits>
   static constexpr int lines_of(int dwords) {
-    return static_cast<int>(kernels::ternary_lines(bits, dwords));
+    return static_cast<int>(ops::ternary_lines(bits, dwords));
   }
 
   template <class T>
@@ -86,7 +86,7 @@ struct Avx2 {
                                                 Body&& body) {
     for (int64_t b = first; b < last; ++b) {
       const uint8_t* data = lines + b * ternary_block_bytes(bits);
-      const int8_t* a = q + b * kernels::kTernaryBlock;
+      const int8_t* a = q + b * ops::kTernaryBlock;
       const int dwords = blocks.dwords_of(b);
       if (dwords == kPanelDwords) {
         body(data, a, std::integral_constant<int, lines_of<bits>(kPanelDwords)>());
@@ -202,7 +202,7 @@ struct Avx2 {
 
 }  // namespace
 
-void matmul_ternary(const kernels::MatmulProblem& problem, Team& team) {
+void matmul_ternary(const ops::MatmulProblem& problem, Team& team) {
   Avx2 level;
   TernaryMatmul<Avx2>::run(problem, team, level);
 }

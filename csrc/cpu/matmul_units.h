@@ -5,14 +5,14 @@
 
 #include <cstdint>
 
-#include "kernels/matmul.h"
+#include "ops/matmul.h"
 
 namespace effinfer::cpu {
 
 inline constexpr int64_t kUnitOutputs = 32;
 
 struct MatmulUnit {
-  const kernels::MatmulPart* parts;  // one, or two with GLU
+  const ops::MatmulPart* parts;  // one, or two with GLU
   int num_parts;
   int64_t index;         // within the part
   int64_t first_output;  // 32 * index
@@ -20,26 +20,26 @@ struct MatmulUnit {
   int member;            // of the team, that computes it
 };
 
-[[gnu::always_inline]] inline int64_t units_of(const kernels::MatmulPart& part) {
+[[gnu::always_inline]] inline int64_t units_of(const ops::MatmulPart& part) {
   return (part.weight.rows + kUnitOutputs - 1) / kUnitOutputs;
 }
 
-[[gnu::always_inline]] inline int64_t count_units(const kernels::MatmulProblem& problem) {
-  if (problem.glu != kernels::Glu::none) return units_of(problem.parts[0]);
+[[gnu::always_inline]] inline int64_t count_units(const ops::MatmulProblem& problem) {
+  if (problem.glu != ops::Glu::none) return units_of(problem.parts[0]);
   int64_t count = 0;
   for (int i = 0; i < problem.num_parts; ++i) count += units_of(problem.parts[i]);
   return count;
 }
 
-[[gnu::always_inline]] inline MatmulUnit find_unit(const kernels::MatmulProblem& problem,
-                                                   int64_t index, int member) {
-  const kernels::MatmulPart* part = problem.parts;
-  if (problem.glu == kernels::Glu::none) {
+[[gnu::always_inline]] inline MatmulUnit find_unit(const ops::MatmulProblem& problem, int64_t index,
+                                                   int member) {
+  const ops::MatmulPart* part = problem.parts;
+  if (problem.glu == ops::Glu::none) {
     while (index >= units_of(*part)) index -= units_of(*part++);
   }
   const int64_t first = index * kUnitOutputs;
   const int64_t left = part->weight.rows - first;
-  return {part,  problem.glu == kernels::Glu::none ? 1 : 2, index,
+  return {part,  problem.glu == ops::Glu::none ? 1 : 2,     index,
           first, left < kUnitOutputs ? left : kUnitOutputs, member};
 }
 
@@ -67,13 +67,13 @@ class FetchAhead {
 };
 
 // Bytes of weights that a unit reads, at most.
-[[gnu::always_inline]] inline int64_t unit_bytes(const kernels::MatmulProblem& problem) {
+[[gnu::always_inline]] inline int64_t unit_bytes(const ops::MatmulProblem& problem) {
   int64_t most = 0;
   for (int i = 0; i < problem.num_parts; ++i) {
     const int64_t bytes = 2 * problem.parts[i].weight.group_bytes;
     most = bytes > most ? bytes : most;
   }
-  return problem.glu != kernels::Glu::none ? 2 * most : most;
+  return problem.glu != ops::Glu::none ? 2 * most : most;
 }
 
 }  // namespace effinfer::cpu

@@ -1,10 +1,10 @@
 #include "cpu/merge_states.h"
-#include "cpu/simd/math_avx512.h"
-#include "cpu/simd/merge_states_body.h"
+#include "cpu/vectors/math_avx512.h"
+#include "cpu/vectors/merge_states_body.h"
 
 namespace effinfer::cpu::avx512 {
 
-void merge_states(const kernels::MergeStatesProblem& problem, Team& team) {
+void merge_states(const ops::MergeStatesProblem& problem, Team& team) {
   MergeStatesBody<F32x16>::run(problem, team);
 }
 

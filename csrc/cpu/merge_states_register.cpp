@@ -1,11 +1,11 @@
 #include "cpu/merge_states.h"
 #include "cpu/register.h"
-#include "kernels/registry.h"
+#include "ops/registry.h"
 
 namespace effinfer::cpu {
 namespace {
 
-using kernels::MergeStatesProblem;
+using ops::MergeStatesProblem;
 
 const char* rejects(const MergeStatesProblem& p) {
   const bool known = p.dtype == DType::f32 || p.dtype == DType::f16 || p.dtype == DType::bf16;
@@ -18,7 +18,7 @@ size_t scratch_bytes(const MergeStatesProblem& p) {
 }
 
 void add(const char* name, Isa isa, void (*run)(const MergeStatesProblem&, Team&)) {
-  kernels::mutable_table<MergeStatesProblem>().add({name, isa, rejects, run, scratch_bytes});
+  ops::mutable_table<MergeStatesProblem>().add({name, isa, rejects, run, scratch_bytes});
 }
 
 }  // namespace

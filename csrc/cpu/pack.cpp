@@ -1,4 +1,4 @@
-// Packing: a file's blocks into the line layout of kernels/packed_weight.h, group by group.
+// Packing: a file's blocks into the line layout of ops/packed_weight.h, group by group.
 #include <algorithm>
 #include <atomic>
 #include <cstring>
@@ -10,9 +10,9 @@
 #include "effinfer/device.h"
 #include "effinfer/error.h"
 #include "io/gguf_blocks.h"
-#include "kernels/packed_weight.h"
+#include "ops/packed_weight.h"
 
-namespace effinfer::kernels {
+namespace effinfer::ops {
 namespace {
 
 void store_half(uint8_t* out, uint16_t bits) {
@@ -227,4 +227,4 @@ PackedBuffer pack(const TensorView& weight, ThreadPool& pool, TernaryForm form) 
   return result;
 }
 
-}  // namespace effinfer::kernels
+}  // namespace effinfer::ops

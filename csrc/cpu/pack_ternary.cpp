@@ -10,10 +10,10 @@
 namespace effinfer::cpu {
 namespace {
 
-using kernels::kGroupRows;
-using kernels::kTernaryBlock;
-using kernels::QuantBits;
-using kernels::ScaleKind;
+using ops::kGroupRows;
+using ops::kTernaryBlock;
+using ops::QuantBits;
+using ops::ScaleKind;
 
 // Whether all blocks of a row can do with one scale, which is then `*scale`. Any finite scale of
 // the same sign gives a block of zeros.
@@ -57,14 +57,14 @@ bool has_one_scale(const Block* blocks, int64_t count, float* scale) {
 }
 
 template <class Block>
-bool pack_blocks(const Block* blocks, int64_t cols, int64_t rows,
-                 const kernels::PackedFormat& format, uint8_t* out) {
+bool pack_blocks(const Block* blocks, int64_t cols, int64_t rows, const ops::PackedFormat& format,
+                 uint8_t* out) {
   const int64_t row_blocks = cols / kTernaryBlock;
-  const auto header = static_cast<size_t>(kernels::header_bytes(format, cols));
-  const auto tail = static_cast<size_t>(kernels::ternary_tail_bytes(format.scales, cols));
+  const auto header = static_cast<size_t>(ops::header_bytes(format, cols));
+  const auto tail = static_cast<size_t>(ops::ternary_tail_bytes(format.scales, cols));
   std::memset(out, 0, header);
   uint8_t* lines = out + header;
-  uint8_t* scales = lines + kernels::ternary_quant_bytes(format.bits, cols);
+  uint8_t* scales = lines + ops::ternary_quant_bytes(format.bits, cols);
   std::memset(scales, 0, tail);
   int32_t uniform = 1;
   for (int64_t r = 0; r < rows; ++r) {
@@ -95,14 +95,14 @@ bool pack_blocks(const Block* blocks, int64_t cols, int64_t rows,
 
 // One scale for the whole tensor: nothing to find out.
 bool pack_i2_s(const TensorView& weight, int64_t first_row, int64_t rows,
-               const kernels::PackedFormat& format, uint8_t* out) {
+               const ops::PackedFormat& format, uint8_t* out) {
   constexpr int64_t kSize = gguf::BlockI2S::kSize;
   const int64_t cols = weight.dims[1];
   const auto* blocks = static_cast<const gguf::BlockI2S*>(weight.data) + first_row * cols / kSize;
   const float scale = gguf::i2_s_scale(weight.data, weight.dims.num_elements());
-  std::memset(out, 0, static_cast<size_t>(kernels::header_bytes(format, cols)));
+  std::memset(out, 0, static_cast<size_t>(ops::header_bytes(format, cols)));
   for (int64_t r = 0; r < rows; ++r) std::memcpy(out + r * 4, &scale, sizeof(scale));
-  uint8_t* lines = out + kernels::header_bytes(format, cols);
+  uint8_t* lines = out + ops::header_bytes(format, cols);
   const TernaryBlocks panels(cols);
   bool valid = true;
   for (int64_t b = 0; b < panels.count(); ++b) {
@@ -127,7 +127,7 @@ bool pack_i2_s(const TensorView& weight, int64_t first_row, int64_t rows,
 }  // namespace
 
 bool pack_ternary_group(const TensorView& weight, int64_t first_row, int64_t rows,
-                        const kernels::PackedFormat& format, uint8_t* out) {
+                        const ops::PackedFormat& format, uint8_t* out) {
   if (weight.dtype == DType::i2_s) return pack_i2_s(weight, first_row, rows, format, out);
   const int64_t cols = weight.dims[1];
   const auto first_block = first_row * cols / kTernaryBlock;
@@ -139,11 +139,11 @@ bool pack_ternary_group(const TensorView& weight, int64_t first_row, int64_t row
   return pack_blocks(blocks + first_block, cols, rows, format, out);
 }
 
-void unpack_ternary_rows(const kernels::PackedWeight& weight, int64_t group_index, int64_t first,
+void unpack_ternary_rows(const ops::PackedWeight& weight, int64_t group_index, int64_t first,
                          int64_t last, float* out) {
-  const kernels::PackedFormat& format = weight.format;
+  const ops::PackedFormat& format = weight.format;
   const uint8_t* group = weight.group(group_index);
-  const uint8_t* lines = group + kernels::header_bytes(format, weight.cols);
+  const uint8_t* lines = group + ops::header_bytes(format, weight.cols);
   const bool uniform = is_uniform(format, group);
   const TernaryBlocks blocks(weight.cols);
   for (int64_t b = 0; b < blocks.count(); ++b) {

@@ -1,4 +1,4 @@
-// The quants of one superblock of a group, between the packed lines of kernels/packed_weight.h and
+// The quants of one superblock of a group, between the packed lines of ops/packed_weight.h and
 // whole bytes. Field line n of the byte form holds k = 4n + j of row r at byte 4r + j.
 #pragma once
 
@@ -7,17 +7,17 @@
 #include <type_traits>
 
 #include "core/float16.h"
-#include "kernels/packed_weight.h"
+#include "ops/packed_weight.h"
 
 namespace effinfer::cpu {
 
 inline constexpr int kFieldLines = 16;  // of 64 bytes: one superblock of a group as bytes
 
 // From rows of 64 quants, `stride` bytes apart.
-template <kernels::QuantBits bits>
+template <ops::QuantBits bits>
 void pack_lines(const uint8_t* rows, int64_t stride, uint8_t* out) {
-  using kernels::QuantBits;
-  constexpr int kRows = static_cast<int>(kernels::kGroupRows);
+  using ops::QuantBits;
+  constexpr int kRows = static_cast<int>(ops::kGroupRows);
   uint32_t lines[16 * kRows] = {};
   for (int r = 0; r < kRows; ++r) {
     uint32_t field[kFieldLines];  // the row's dwords, 4 values of k each
@@ -39,13 +39,13 @@ void pack_lines(const uint8_t* rows, int64_t stride, uint8_t* out) {
       }
     }
   }
-  std::memcpy(out, lines, static_cast<size_t>(kernels::quant_bytes(bits)));
+  std::memcpy(out, lines, static_cast<size_t>(ops::quant_bytes(bits)));
 }
 
 // To 16 field lines of 64 bytes.
-template <kernels::QuantBits bits>
+template <ops::QuantBits bits>
 [[gnu::always_inline]] inline void unpack_lines(const uint8_t* packed, uint8_t* out) {
-  using kernels::QuantBits;
+  using ops::QuantBits;
   if constexpr (bits == QuantBits::u8) {
     std::memcpy(out, packed, 1024);
   } else {
@@ -64,10 +64,10 @@ template <kernels::QuantBits bits>
 }
 
 // The 64 quants of row `row` of a superblock, in order of k.
-template <kernels::QuantBits bits>
+template <ops::QuantBits bits>
 [[gnu::always_inline]] inline void unpack_row_quants(const uint8_t* packed, int64_t row,
                                                      uint8_t* out) {
-  using kernels::QuantBits;
+  using ops::QuantBits;
   const auto dword = [&](int line) {
     uint32_t value;
     std::memcpy(&value, packed + line * 64 + row * 4, sizeof(value));
@@ -98,31 +98,31 @@ template <kernels::QuantBits bits>
 
 // Scales and minima of the 16 rows in one sub-block: w = scale * (q - zero) + min.
 struct Affine {
-  float scale[kernels::kGroupRows];
-  float min[kernels::kGroupRows];
+  float scale[ops::kGroupRows];
+  float min[ops::kGroupRows];
 };
 
 // Those of the rows [first, last); the others stay as they are.
-[[gnu::always_inline]] inline void load_affine_rows(const kernels::PackedFormat& format,
-                                                    int64_t cols, const uint8_t* group,
-                                                    int64_t superblock, int64_t sub, int64_t first,
-                                                    int64_t last, Affine& affine) {
-  using kernels::kGroupRows;
+[[gnu::always_inline]] inline void load_affine_rows(const ops::PackedFormat& format, int64_t cols,
+                                                    const uint8_t* group, int64_t superblock,
+                                                    int64_t sub, int64_t first, int64_t last,
+                                                    Affine& affine) {
+  using ops::kGroupRows;
   const uint8_t* data =
-      group + kernels::header_bytes(format, cols) + superblock * kernels::superblock_bytes(format);
-  const uint8_t* scales = data + kernels::quant_bytes(format.bits);
-  const uint8_t* mins = data + kernels::min_offset(format);
-  const int64_t header = superblock * kernels::kSuperblock / kernels::kHeaderBlock * kGroupRows;
+      group + ops::header_bytes(format, cols) + superblock * ops::superblock_bytes(format);
+  const uint8_t* scales = data + ops::quant_bytes(format.bits);
+  const uint8_t* mins = data + ops::min_offset(format);
+  const int64_t header = superblock * ops::kSuperblock / ops::kHeaderBlock * kGroupRows;
   for (int64_t r = first; r < last; ++r) {
     const int64_t index = sub * kGroupRows + r;
-    if (format.scales == kernels::ScaleKind::direct) {
+    if (format.scales == ops::ScaleKind::direct) {
       affine.scale[r] = load_half(scales, index);
       if (format.has_min) affine.min[r] = load_half(mins, index);
     } else {
       const float d = load_half(group, header + r);
       affine.scale[r] = d * static_cast<float>(static_cast<int8_t>(scales[index]));
       if (format.has_min) {
-        const float dmin = load_half(group + kernels::header_row_bytes(cols), header + r);
+        const float dmin = load_half(group + ops::header_row_bytes(cols), header + r);
         affine.min[r] = -(dmin * static_cast<float>(mins[index]));
       }
     }
@@ -131,19 +131,19 @@ struct Affine {
 
 // Sub-block `sub` of superblock `superblock` of a group. `format` is the weight's, as a constant
 // where the caller has one.
-[[gnu::always_inline]] inline Affine load_affine(const kernels::PackedFormat& format,
-                                                 const kernels::PackedWeight& weight,
+[[gnu::always_inline]] inline Affine load_affine(const ops::PackedFormat& format,
+                                                 const ops::PackedWeight& weight,
                                                  const uint8_t* group, int64_t superblock,
                                                  int64_t sub) {
   Affine affine{};
-  load_affine_rows(format, weight.cols, group, superblock, sub, 0, kernels::kGroupRows, affine);
+  load_affine_rows(format, weight.cols, group, superblock, sub, 0, ops::kGroupRows, affine);
   return affine;
 }
 
 // Calls body(std::integral_constant<QuantBits, bits>()) for a quantised format's bits.
 template <class Body>
-[[gnu::always_inline]] inline void with_quant_bits(kernels::QuantBits bits, Body&& body) {
-  using kernels::QuantBits;
+[[gnu::always_inline]] inline void with_quant_bits(ops::QuantBits bits, Body&& body) {
+  using ops::QuantBits;
   switch (bits) {
     case QuantBits::u4:
       return body(std::integral_constant<QuantBits, QuantBits::u4>());

@@ -1,8 +1,8 @@
 #include "cpu/prefill_index.h"
 
-#include "cpu/simd/block_index_body.h"
-#include "cpu/simd/column_index_body.h"
-#include "cpu/simd/kv_portable.h"
+#include "cpu/vectors/block_index_body.h"
+#include "cpu/vectors/column_index_body.h"
+#include "cpu/vectors/kv_portable.h"
 
 namespace effinfer::cpu::portable {
 

@@ -1,7 +1,7 @@
 #include "cpu/prefill_index.h"
-#include "cpu/simd/block_index_body.h"
-#include "cpu/simd/column_index_body.h"
-#include "cpu/simd/kv_avx2.h"
+#include "cpu/vectors/block_index_body.h"
+#include "cpu/vectors/column_index_body.h"
+#include "cpu/vectors/kv_avx2.h"
 
 namespace effinfer::cpu::avx2 {
 

@@ -5,20 +5,20 @@
 
 #include "cpu/prefill_index.h"
 #include "cpu/register.h"
-#include "kernels/choose_top.h"
-#include "kernels/prefill_index.h"
-#include "kernels/registry.h"
+#include "ops/choose_top.h"
+#include "ops/prefill_index.h"
+#include "ops/registry.h"
 
 namespace effinfer::cpu {
 namespace {
 
-using kernels::BlockIndexProblem;
-using kernels::ColumnIndexProblem;
-using kernels::IndexedHead;
-using kernels::kPageSize;
-using kernels::PrefillIndexInputs;
-using kernels::VisitBlock;
-using kernels::VisitSequence;
+using ops::BlockIndexProblem;
+using ops::ColumnIndexProblem;
+using ops::IndexedHead;
+using ops::kPageSize;
+using ops::PrefillIndexInputs;
+using ops::VisitBlock;
+using ops::VisitSequence;
 
 // What does not exist of [begin, end) is left out.
 void set_bits(uint64_t* words, int64_t num_words, int64_t begin, int64_t end) {
@@ -147,10 +147,10 @@ class ColumnMember {
     const int64_t words = padded(length) / 64;
     std::fill_n(columns, words, 0);
     std::fill_n(distances, words, 0);
-    int64_t count = kernels::choose_top(scratch_.columns, length, p_.columns, scratch_.order);
+    int64_t count = ops::choose_top(scratch_.columns, length, p_.columns, scratch_.order);
     for (int64_t i = 0; i < count; ++i) set_bit(columns, scratch_.order[i]);
     if (!slashes) return;
-    count = kernels::choose_top(scratch_.diagonals, length, p_.slashes, scratch_.order);
+    count = ops::choose_top(scratch_.diagonals, length, p_.slashes, scratch_.order);
     for (int64_t i = 0; i < count; ++i) set_bit(distances, length - 1 - scratch_.order[i]);
   }
 
@@ -217,7 +217,7 @@ class BlockMember {
   static size_t scratch_bytes(const BlockIndexProblem& p) {
     const int64_t pages = padded(p.in.max_kv_len) / kPageSize;
     return static_cast<size_t>((group(p) + 1) * pages +
-                               block_scratch_floats(group(p), kernels::kVisitBlockRows, p.stride,
+                               block_scratch_floats(group(p), ops::kVisitBlockRows, p.stride,
                                                     p.in.kv.head_dim, pages)) *
            sizeof(float);
   }
@@ -243,7 +243,7 @@ class BlockMember {
     uint64_t* words = in_.visits.list(index, kv_head);
     std::fill_n(words, pages, 0);
     for (int64_t i = 0; i < group_; ++i) {
-      const int64_t count = kernels::choose_top(scores_ + i * pages, pages, p_.pages, order_);
+      const int64_t count = ops::choose_top(scores_ + i * pages, pages, p_.pages, order_);
       for (int64_t j = 0; j < count; ++j) words[order_[j]] = ~uint64_t{0};
     }
     add_always(in_, block, words);
@@ -292,8 +292,8 @@ const char* rejects(const Problem& p) {
 }  // namespace
 
 void register_prefill_index() {
-  auto& columns = kernels::mutable_table<ColumnIndexProblem>();
-  auto& blocks = kernels::mutable_table<BlockIndexProblem>();
+  auto& columns = ops::mutable_table<ColumnIndexProblem>();
+  auto& blocks = ops::mutable_table<BlockIndexProblem>();
   columns.add({"column_index.portable", Isa::portable, rejects,
                run_columns<&portable::kPrefillIndex>, ColumnScratch::bytes});
   blocks.add({"block_index.portable", Isa::portable, rejects, run_blocks<&portable::kPrefillIndex>,

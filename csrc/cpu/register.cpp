@@ -2,12 +2,12 @@
 
 #include <mutex>
 
-#include "kernels/registry.h"
+#include "ops/registry.h"
 
 namespace effinfer {
 
 void cpu::register_cpu() {
-  register_activation();
+  register_operand();
   register_matmul();
   register_attention();
   register_list_attention();
@@ -19,7 +19,7 @@ void cpu::register_cpu() {
   register_row_math();
 }
 
-void kernels::ensure_registered() {
+void ops::ensure_registered() {
   static std::once_flag once;
   std::call_once(once, cpu::register_cpu);
 }

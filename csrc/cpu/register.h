@@ -4,7 +4,7 @@
 namespace effinfer::cpu {
 
 // Each fills its operator's table; defined in <op>_register.cpp beside the kernels.
-void register_activation();
+void register_operand();
 void register_matmul();
 void register_attention();
 void register_list_attention();

@@ -1,7 +1,7 @@
 #include "cpu/rope_append.h"
 
-#include "cpu/simd/math_portable.h"
-#include "cpu/simd/rope_append_body.h"
+#include "cpu/vectors/math_portable.h"
+#include "cpu/vectors/rope_append_body.h"
 
 namespace effinfer::cpu {
 

@@ -1,6 +1,6 @@
 #include "cpu/rope_append.h"
-#include "cpu/simd/math_avx512.h"
-#include "cpu/simd/rope_append_body.h"
+#include "cpu/vectors/math_avx512.h"
+#include "cpu/vectors/rope_append_body.h"
 
 namespace effinfer::cpu {
 

@@ -4,13 +4,13 @@
 
 #include "cpu/register.h"
 #include "cpu/rope_append.h"
-#include "kernels/attention.h"
-#include "kernels/registry.h"
+#include "ops/attention.h"
+#include "ops/registry.h"
 
 namespace effinfer::cpu {
 namespace {
 
-using kernels::RopeAppendProblem;
+using ops::RopeAppendProblem;
 
 // Tokens of a chunk: a K line holds 16 tokens, which two members had better not write in turns.
 constexpr int64_t kBlock = 16;
@@ -18,7 +18,7 @@ constexpr int64_t kBlock = 16;
 // Walks the rows of a block: which sequence they belong to and where in its pages they go.
 class Places {
  public:
-  Places(const kernels::BatchLayout& batch, int64_t row) : batch_(batch) {
+  Places(const ops::BatchLayout& batch, int64_t row) : batch_(batch) {
     const int32_t* end = batch.qo_indptr + batch.num_sequences + 1;
     sequence_ = std::upper_bound(batch.qo_indptr, end, row) - batch.qo_indptr - 1;
   }
@@ -28,11 +28,11 @@ class Places {
     return batch_.kv_len[sequence_] - (batch_.qo_indptr[sequence_ + 1] - row);
   }
   int64_t page(int64_t position) const {
-    return batch_.kv_indices[batch_.kv_indptr[sequence_] + position / kernels::kPageSize];
+    return batch_.kv_indices[batch_.kv_indptr[sequence_] + position / ops::kPageSize];
   }
 
  private:
-  const kernels::BatchLayout& batch_;
+  const ops::BatchLayout& batch_;
   int64_t sequence_;
 };
 
@@ -62,11 +62,11 @@ void set_target(RopeAppendRow& out, const RopeAppendProblem& p, int64_t row, int
   out.k_page = p.kv.k_head(page, head);
   out.v_page = p.kv.v_head(page, head);
   if (p.kv.dtype == DType::i8) {
-    const int64_t offset = (page * p.kv.num_kv_heads + head) * kernels::kPageSize;
+    const int64_t offset = (page * p.kv.num_kv_heads + head) * ops::kPageSize;
     out.k_scale = p.kv.k_scale + offset;
     out.v_scale = p.kv.v_scale + offset;
   }
-  out.token = static_cast<int32_t>(position % kernels::kPageSize);
+  out.token = static_cast<int32_t>(position % ops::kPageSize);
 }
 
 template <RopeAppendKernel kernel>
@@ -109,7 +109,7 @@ void rope_append_rows(RopeAppendKernel kernel, const RopeAppendProblem& p, int64
   Places places(p.batch, first);
   for (int64_t row = first; row < last; ++row) {
     const int64_t position = places.position(row);
-    const int64_t index = position / kernels::kPageSize;
+    const int64_t index = position / ops::kPageSize;
     RopeAppendRow out = make_row(p, row, head);
     if (p.q != nullptr) out.q_out = q_out + (row - first) * q_out_stride;
     if (index >= first_page && index < end_page) {
@@ -120,7 +120,7 @@ void rope_append_rows(RopeAppendKernel kernel, const RopeAppendProblem& p, int64
 }
 
 void register_rope_append() {
-  auto& table = kernels::mutable_table<RopeAppendProblem>();
+  auto& table = ops::mutable_table<RopeAppendProblem>();
   table.add({"rope_append.portable", Isa::portable, rejects, run<portable::rope_append>});
 #if EFFINFER_X86
   table.add({"rope_append.avx2", Isa::avx2, rejects, run<avx2::rope_append>});

@@ -1,9 +1,9 @@
 #include "cpu/row_math.h"
-#include "cpu/simd/row_math_body.h"
-#include "cpu/simd/select_avx512.h"
+#include "cpu/vectors/row_math_body.h"
+#include "cpu/vectors/select_avx512.h"
 
 namespace effinfer::cpu::avx512 {
 
-const kernels::RowMath kRowMath = RowMathBody<F32x16>::table();
+const ops::RowMath kRowMath = RowMathBody<F32x16>::table();
 
 }  // namespace effinfer::cpu::avx512

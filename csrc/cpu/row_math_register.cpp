@@ -1,12 +1,12 @@
 #include "cpu/register.h"
 #include "cpu/row_math.h"
-#include "kernels/registry.h"
-#include "kernels/row_sampling.h"
+#include "ops/registry.h"
+#include "ops/row_sampling.h"
 
 namespace effinfer {
 namespace {
 
-using namespace kernels;
+using namespace ops;
 
 bool is_float(DType dtype) {
   return dtype == DType::f32 || dtype == DType::f16 || dtype == DType::bf16;
@@ -32,7 +32,7 @@ size_t speculation_scratch(const ChainSpeculationProblem& p) {
 
 template <const RowMath& math, class Problem>
 void run_with(const Problem& problem, Team& team) {
-  kernels::run(problem, team, math);
+  ops::run(problem, team, math);
 }
 
 struct Names {
@@ -54,7 +54,7 @@ void add_level(Isa isa, const Names& names) {
 
 }  // namespace
 
-const RowMath& kernels::row_math(Isa isa) {
+const RowMath& ops::row_math(Isa isa) {
 #if EFFINFER_X86
   if (isa >= Isa::avx512) return cpu::avx512::kRowMath;
   if (isa >= Isa::avx2) return cpu::avx2::kRowMath;

@@ -1,4 +1,4 @@
-// Ternary blocks between digits and the packed lines of kernels/packed_weight.h. A panel is a block
+// Ternary blocks between digits and the packed lines of ops/packed_weight.h. A panel is a block
 // as bytes: line n holds the digits of dword n, 16 rows x 4 k.
 #pragma once
 
@@ -7,12 +7,12 @@
 #include <type_traits>
 
 #include "core/float16.h"
-#include "kernels/activation.h"
-#include "kernels/packed_weight.h"
+#include "ops/operand.h"
+#include "ops/packed_weight.h"
 
 namespace effinfer::cpu {
 
-inline constexpr int kPanelDwords = static_cast<int>(kernels::kTernaryBlock / 4);
+inline constexpr int kPanelDwords = static_cast<int>(ops::kTernaryBlock / 4);
 inline constexpr int kPanelBytes = kPanelDwords * 64;  // of one group
 
 // The blocks of k of a ternary group, as a matmul goes through them.
@@ -20,7 +20,7 @@ struct TernaryBlocks {
   int64_t dwords;  // of all
 
   [[gnu::always_inline]] explicit TernaryBlocks(int64_t cols)
-      : dwords(kernels::padded_cols(cols) / 4) {}
+      : dwords(ops::padded_cols(cols) / 4) {}
   [[gnu::always_inline]] int64_t count() const {
     return (dwords + kPanelDwords - 1) / kPanelDwords;
   }
@@ -30,14 +30,14 @@ struct TernaryBlocks {
   }
 };
 
-[[gnu::always_inline]] inline constexpr int64_t ternary_block_bytes(kernels::QuantBits bits) {
-  return kernels::ternary_lines(bits, kPanelDwords) * 64;
+[[gnu::always_inline]] inline constexpr int64_t ternary_block_bytes(ops::QuantBits bits) {
+  return ops::ternary_lines(bits, kPanelDwords) * 64;
 }
 
 // Digits `digits[f]` of one byte, 0..2 each.
-template <kernels::QuantBits bits>
+template <ops::QuantBits bits>
 [[gnu::always_inline]] inline uint8_t encode_digits(const uint8_t* digits) {
-  if constexpr (bits == kernels::QuantBits::t2) {
+  if constexpr (bits == ops::QuantBits::t2) {
     return static_cast<uint8_t>(digits[0] | digits[1] << 2 | digits[2] << 4 | digits[3] << 6);
   } else {
     int value = 0;
@@ -46,9 +46,9 @@ template <kernels::QuantBits bits>
   }
 }
 
-template <kernels::QuantBits bits>
+template <ops::QuantBits bits>
 [[gnu::always_inline]] inline void decode_digits(uint8_t byte, uint8_t* digits) {
-  if constexpr (bits == kernels::QuantBits::t2) {
+  if constexpr (bits == ops::QuantBits::t2) {
     for (int f = 0; f < 4; ++f) digits[f] = byte >> 2 * f & 3;
   } else {
     for (int f = 0; f < 5; ++f) {
@@ -59,13 +59,13 @@ template <kernels::QuantBits bits>
   }
 }
 
-template <kernels::QuantBits bits>
-inline constexpr int kDigitsPerByte = bits == kernels::QuantBits::t2 ? 4 : 5;
+template <ops::QuantBits bits>
+inline constexpr int kDigitsPerByte = bits == ops::QuantBits::t2 ? 4 : 5;
 
 // A panel of `dwords` lines to packed lines.
-template <kernels::QuantBits bits>
+template <ops::QuantBits bits>
 void pack_panel(const uint8_t* panel, int dwords, uint8_t* out) {
-  const int lines = static_cast<int>(kernels::ternary_lines(bits, dwords));
+  const int lines = static_cast<int>(ops::ternary_lines(bits, dwords));
   for (int i = 0; i < lines; ++i) {
     for (int byte = 0; byte < 64; ++byte) {
       uint8_t digits[kDigitsPerByte<bits>] = {};
@@ -77,9 +77,9 @@ void pack_panel(const uint8_t* panel, int dwords, uint8_t* out) {
   }
 }
 
-template <kernels::QuantBits bits>
+template <ops::QuantBits bits>
 void unpack_panel(const uint8_t* packed, int dwords, uint8_t* panel) {
-  const int lines = static_cast<int>(kernels::ternary_lines(bits, dwords));
+  const int lines = static_cast<int>(ops::ternary_lines(bits, dwords));
   for (int i = 0; i < lines; ++i) {
     for (int byte = 0; byte < 64; ++byte) {
       uint8_t digits[kDigitsPerByte<bits>];
@@ -93,31 +93,29 @@ void unpack_panel(const uint8_t* packed, int dwords, uint8_t* panel) {
 
 // Calls body(std::integral_constant<QuantBits, bits>()) for a ternary format's bits.
 template <class Body>
-[[gnu::always_inline]] inline void with_ternary_bits(kernels::QuantBits bits, Body&& body) {
-  using kernels::QuantBits;
+[[gnu::always_inline]] inline void with_ternary_bits(ops::QuantBits bits, Body&& body) {
+  using ops::QuantBits;
   if (bits == QuantBits::t2) return body(std::integral_constant<QuantBits, QuantBits::t2>());
   return body(std::integral_constant<QuantBits, QuantBits::t1_6>());
 }
 
 // Flattened: what it calls is inlined, so that no ISA file defines it.
-[[gnu::noinline, gnu::flatten, maybe_unused]] static int64_t row_stride(
-    const kernels::Activation& x) {
+[[gnu::noinline, gnu::flatten, maybe_unused]] static int64_t row_stride(const ops::Operand& x) {
   return x.row_bytes();
 }
 
-// Rows of an int8_token operand, as kernels::token_row() gives them, for ISA files: nothing but
+// Rows of an int8_token operand, as ops::token_row() gives them, for ISA files: nothing but
 // what is inlined.
 struct TokenRows {
   const uint8_t* data;
   int64_t stride;
   int64_t padded;
 
-  [[gnu::always_inline]] explicit TokenRows(const kernels::Activation& x)
+  [[gnu::always_inline]] explicit TokenRows(const ops::Operand& x)
       : data(static_cast<const uint8_t*>(x.data)),
         stride(row_stride(x)),
-        padded((x.cols + kernels::kActivationPad - 1) / kernels::kActivationPad *
-               kernels::kActivationPad) {}
-  [[gnu::always_inline]] kernels::TokenRow operator[](int64_t index) const {
+        padded((x.cols + ops::kOperandPad - 1) / ops::kOperandPad * ops::kOperandPad) {}
+  [[gnu::always_inline]] ops::TokenRow operator[](int64_t index) const {
     const uint8_t* row = data + index * stride;
     return {reinterpret_cast<const int8_t*>(row), *reinterpret_cast<const float*>(row + padded),
             *reinterpret_cast<const int32_t*>(row + padded + 4),
@@ -129,23 +127,23 @@ struct TokenRows {
 [[gnu::always_inline]] inline const float* row_scales(const uint8_t* group) {
   return reinterpret_cast<const float*>(group);
 }
-[[gnu::always_inline]] inline bool is_uniform(const kernels::PackedFormat& format,
+[[gnu::always_inline]] inline bool is_uniform(const ops::PackedFormat& format,
                                               const uint8_t* group) {
   int32_t flag;
   std::memcpy(&flag, group + 64, sizeof(flag));
-  return format.scales == kernels::ScaleKind::row || flag != 0;
+  return format.scales == ops::ScaleKind::row || flag != 0;
 }
 // Scales of the 16 rows in block `block` of a group with ScaleKind::group.
-[[gnu::always_inline]] inline void load_block_scales(const kernels::PackedWeight& weight,
+[[gnu::always_inline]] inline void load_block_scales(const ops::PackedWeight& weight,
                                                      const uint8_t* group, int64_t block,
                                                      float* out) {
-  uint16_t halves[kernels::kGroupRows];
+  uint16_t halves[ops::kGroupRows];
   std::memcpy(halves,
-              group + kernels::header_bytes(weight.format, weight.cols) +
-                  kernels::ternary_quant_bytes(weight.format.bits, weight.cols) +
-                  block * kernels::kGroupRows * 2,
+              group + ops::header_bytes(weight.format, weight.cols) +
+                  ops::ternary_quant_bytes(weight.format.bits, weight.cols) +
+                  block * ops::kGroupRows * 2,
               sizeof(halves));
-  for (int64_t r = 0; r < kernels::kGroupRows; ++r) out[r] = f16_to_f32(halves[r]);
+  for (int64_t r = 0; r < ops::kGroupRows; ++r) out[r] = f16_to_f32(halves[r]);
 }
 
 }  // namespace effinfer::cpu

@@ -5,9 +5,9 @@
 #include "core/float16.h"
 #include "cpu/pack_ternary.h"
 #include "cpu/packed_lines.h"
-#include "kernels/packed_weight.h"
+#include "ops/packed_weight.h"
 
-namespace effinfer::kernels {
+namespace effinfer::ops {
 namespace {
 
 // Value k of row r of a dense group.
@@ -99,4 +99,4 @@ void unpack_row(const PackedWeight& weight, int64_t row, float* out) {
   }
 }
 
-}  // namespace effinfer::kernels
+}  // namespace effinfer::ops

@@ -1,7 +1,7 @@
 #include "graph/op_inference.h"
 
 #include "graph/text.h"
-#include "kernels/matmul.h"
+#include "ops/matmul.h"
 
 namespace effinfer::graph {
 namespace {
@@ -72,9 +72,8 @@ void parts_listed(const OpContext& context, std::string_view attribute, size_t p
 std::vector<ValueType> matmul_parts(const OpContext& context) {
   const Shape& x = context.matrix(0, "x", DType::act);
   const int64_t count = context.positive("parts");
-  if (count > kernels::kMaxMatmulParts) {
-    context.fail("parts", "at most " + std::to_string(kernels::kMaxMatmulParts),
-                 std::to_string(count));
+  if (count > ops::kMaxMatmulParts) {
+    context.fail("parts", "at most " + std::to_string(ops::kMaxMatmulParts), std::to_string(count));
   }
   const auto parts = static_cast<size_t>(count);
   parts_listed(context, "bias", parts);

@@ -272,6 +272,10 @@ RopeAppendInputs rope_append_inputs(const Node& node) {
   return inputs;
 }
 
+bool is_ternary_operand(const Node& node) {
+  return node.has(kDecodeKey) && node.get_string(kDecodeKey) == kTernaryArithmetic;
+}
+
 }  // namespace effinfer::graph
 
 namespace effinfer {

@@ -109,4 +109,10 @@ inline constexpr std::string_view kPrefillKey = "prefill";  // by phase: "int8",
 // Arithmetic of attention's own products in prefill, where it is not that of decode (f32).
 inline constexpr std::string_view kPrefillProductsKey = "prefill_products";
 
+// The arithmetic of the operand of ternary_linear, in both phases and with any options: it is part
+// of the model.
+inline constexpr std::string_view kTernaryArithmetic = "int8_token";
+// Whether the node's operand is one of those, once canonicalize has said so.
+bool is_ternary_operand(const Node& node);
+
 }  // namespace effinfer::graph

@@ -1,14 +1,14 @@
 #include "effinfer/ops/activation.h"
 
-#include "kernels/elementwise.h"
+#include "ops/elementwise.h"
 #include "ops/row_layout.h"
 #include "ops/run_rows.h"
 
 namespace effinfer::ops {
 namespace {
 
-void gated(std::string_view op, kernels::GatedOp kind, const StridedView& input,
-           const StridedView& out, ThreadPool& pool) {
+void gated(std::string_view op, GatedOp kind, const StridedView& input, const StridedView& out,
+           ThreadPool& pool) {
   const Validator check(op);
   check_rows(check, "input", input);
   const int last = input.dims.rank() - 1;
@@ -19,7 +19,7 @@ void gated(std::string_view op, kernels::GatedOp kind, const StridedView& input,
   halved.push_back(input.dims[last] / 2);
   check_written_rows(check, "out", out, input.dtype, halved);
   const RowLayout layout = merge_rows(check, "input", {&input, &out});
-  kernels::GatedProblem problem;
+  GatedProblem problem;
   problem.op = kind;
   problem.dtype = input.dtype;
   problem.x = layout.read(input, 0);
@@ -33,15 +33,15 @@ void gated(std::string_view op, kernels::GatedOp kind, const StridedView& input,
 }  // namespace
 
 void silu_and_mul(const StridedView& input, const StridedView& out, ThreadPool& pool) {
-  gated("silu_and_mul", kernels::GatedOp::silu, input, out, pool);
+  gated("silu_and_mul", GatedOp::silu, input, out, pool);
 }
 
 void gelu_and_mul(const StridedView& input, const StridedView& out, ThreadPool& pool) {
-  gated("gelu_and_mul", kernels::GatedOp::gelu, input, out, pool);
+  gated("gelu_and_mul", GatedOp::gelu, input, out, pool);
 }
 
 void gelu_tanh_and_mul(const StridedView& input, const StridedView& out, ThreadPool& pool) {
-  gated("gelu_tanh_and_mul", kernels::GatedOp::gelu_tanh, input, out, pool);
+  gated("gelu_tanh_and_mul", GatedOp::gelu_tanh, input, out, pool);
 }
 
 }  // namespace effinfer::ops

@@ -1,162 +1,85 @@
-#include "effinfer/ops/attention.h"
+#include "ops/attention.h"
 
 #include <algorithm>
-#include <cmath>
-#include <vector>
-
-#include "effinfer/ops/visits.h"
-#include "kernels/attention.h"
-#include "kernels/registry.h"
-#include "ops/paged_batch.h"
-#include "ops/validate.h"
+#include <limits>
 
 namespace effinfer::ops {
 namespace {
 
-const int32_t* ints(const TensorView& view) {
-  return static_cast<const int32_t*>(view.data);
-}
-const float* floats(const TensorView& view) {
-  return static_cast<const float*>(view.data);
+std::string describe_kv(const KvLayer& kv) {
+  return " kv_heads=" + std::to_string(kv.num_kv_heads) +
+         " head_dim=" + std::to_string(kv.head_dim) + " kv_dtype=" + std::string(name(kv.dtype));
 }
 
-void check_keys(const Validator& check, std::string_view argument, const TensorView& x,
-                int64_t tokens, const PagedKv& kv) {
-  check.dtype(argument, x, DType::f32);
-  check.shape(argument, x, {tokens, kv.num_kv_heads(), kv.head_dim()});
+// Bytes of K and V of one token, all heads.
+int64_t kv_token_bytes(const KvLayer& kv) {
+  const int64_t head = int64_t{kv.head_dim} * dtype_info(kv.dtype).block_bytes;
+  return 2 * kv.num_kv_heads * (head + (kv.dtype == DType::i8 ? 4 : 0));
 }
 
-kernels::RopeAppendProblem append_problem(const Validator& check, const PagedKv& kv,
-                                          const TensorView& k, const TensorView& v,
-                                          const PagedBatch& batch, int64_t tokens) {
-  check_keys(check, "k", k, tokens, kv);
-  check_keys(check, "v", v, tokens, kv);
-  kernels::RopeAppendProblem problem;
-  problem.k = floats(k);
-  problem.v = floats(v);
-  problem.k_stride = problem.v_stride = static_cast<int64_t>(kv.num_kv_heads()) * kv.head_dim();
-  problem.kv = kv.layer();
-  problem.batch = check_batch(check, batch, tokens, kv);
-  return problem;
-}
-
-const float* check_norm(const Validator& check, std::string_view argument, const TensorView& weight,
-                        const PagedKv& kv) {
-  if (weight.data == nullptr) return nullptr;
-  check.dtype(argument, weight, DType::f32);
-  check.shape(argument, weight, {kv.head_dim()});
-  return floats(weight);
-}
-
-// A bit for each row of the sequence that a row descends from, and its own.
-std::vector<uint64_t> ancestors_of(const Validator& check, const TensorView& parents,
-                                   const kernels::BatchLayout& batch) {
-  if (parents.data == nullptr) return {};
-  check.dtype("parents", parents, DType::i32);
-  check.shape("parents", parents, {batch.num_tokens});
-  std::vector<uint64_t> ancestors(static_cast<size_t>(batch.num_tokens));
-  for (int64_t s = 0; s < batch.num_sequences; ++s) {
-    const int32_t first = batch.qo_indptr[s];
-    const int32_t rows = batch.qo_indptr[s + 1] - first;
-    check.expect(rows <= 64, "parents", "at most 64 rows a sequence", std::to_string(rows));
-    for (int32_t i = 0; i < rows; ++i) {
-      const int32_t parent = ints(parents)[first + i];
-      check.expect(parent >= -1 && parent < i, "parents[" + std::to_string(first + i) + "]",
-                   "-1 to " + std::to_string(i - 1), std::to_string(parent));
-      const uint64_t above = parent < 0 ? 0 : ancestors[static_cast<size_t>(first + parent)];
-      ancestors[static_cast<size_t>(first + i)] = above | uint64_t{1} << i;
-    }
-  }
-  return ancestors;
+// The keys that all rows of a sequence see together: row i of n sees the last of
+// kv_len - n + i + 1 keys, at most `most` of them.
+int64_t visible_keys(int64_t rows, int64_t kv_len, int64_t most) {
+  const int64_t first = kv_len - rows + 1;
+  const int64_t growing = std::clamp<int64_t>(most - first + 1, 0, rows);
+  return growing * first + growing * (growing - 1) / 2 + (rows - growing) * most;
 }
 
 }  // namespace
 
-void kv_append(PagedKv& kv, const TensorView& k, const TensorView& v, const PagedBatch& batch,
-               ThreadPool& pool) {
-  const Validator check("kv_append");
-  check.rank("k", k, 3);
-  kernels::run_alone(append_problem(check, kv, k, v, batch, k.dims[0]), pool);
-}
-
-void rope_append(PagedKv& kv, const TensorView& q, const TensorView& k, const TensorView& v,
-                 const TensorView& table, const PagedBatch& batch, const RopeAppendOptions& options,
-                 float* q_out, ThreadPool& pool) {
-  const Validator check("rope_append");
-  const int32_t heads = check_queries(check, q, kv);
-  const int64_t tokens = q.dims[0];
-  check.dtype("table", table, DType::f32);
-  const bool matches = table.dims.rank() == 3 && table.dims[0] == tokens && table.dims[1] == 2 &&
-                       2 * table.dims[2] <= kv.head_dim();
-  check.expect(matches, "table",
-               "shape [" + std::to_string(tokens) + ", 2, at most " +
-                   std::to_string(kv.head_dim() / 2) + "]",
-               table.dims.to_string());
-  kernels::RopeAppendProblem problem = append_problem(check, kv, k, v, batch, tokens);
-  problem.q = floats(q);
-  problem.q_out = q_out;
-  problem.q_stride = problem.q_out_stride = static_cast<int64_t>(heads) * kv.head_dim();
-  problem.num_qo_heads = heads;
-  problem.q_norm = check_norm(check, "q_norm", options.q_norm, kv);
-  problem.k_norm = check_norm(check, "k_norm", options.k_norm, kv);
-  problem.norm_eps = options.norm_eps;
-  problem.cos_sin = floats(table);
-  problem.rope_dims = static_cast<int32_t>(2 * table.dims[2]);
-  problem.interleaved = options.interleaved;
-  kernels::run_alone(problem, pool);
-}
-
-void paged_attention(const TensorView& q, const PagedKv& kv, const PagedBatch& batch,
-                     const AttentionOptions& options, float* out, ThreadPool& pool) {
-  const Validator check("paged_attention");
-  const int32_t heads = check_queries(check, q, kv);
-  check.expect(std::isfinite(options.sm_scale), "scale", "a finite number",
-               std::to_string(options.sm_scale));
-  check.expect(std::isfinite(options.logits_soft_cap) && options.logits_soft_cap >= 0.0f,
-               "soft_cap", "a number >= 0", std::to_string(options.logits_soft_cap));
-  check.expect(options.window_left >= -1, "window_left", "-1 or more",
-               std::to_string(options.window_left));
-  check.expect(options.arithmetic == DType::f32 || options.arithmetic == DType::bf16, "arithmetic",
-               "f32 or bf16", std::string(name(options.arithmetic)));
-  check.expect(options.sinks >= 0, "sinks", "0 or more", std::to_string(options.sinks));
-  kernels::AttentionProblem problem;
-  problem.batch = check_batch(check, batch, q.dims[0], kv);
-  const std::vector<uint64_t> ancestors = ancestors_of(check, options.parents, problem.batch);
-  if (problem.batch.num_tokens == 0) return;
-  if (!ancestors.empty()) problem.batch.ancestors = ancestors.data();
-  problem.q = floats(q);
-  problem.q_stride = problem.out_stride = static_cast<int64_t>(heads) * kv.head_dim();
-  problem.num_qo_heads = heads;
-  problem.kv = kv.layer();
-  problem.sm_scale = options.sm_scale;
-  problem.logits_soft_cap = options.logits_soft_cap;
-  problem.window_left = options.window_left;
-  problem.sinks = options.sinks;
-  if (options.visits != nullptr) {
-    options.visits->check("paged_attention", problem.batch, heads, kv.num_kv_heads());
-    check.expect(options.window_left < 0, "window_left", "-1 with visits",
-                 std::to_string(options.window_left));
-    check.expect(ancestors.empty(), "parents", "none with visits", "some");
-    problem.visits = options.visits->plan();
+std::string describe(const AttentionProblem& problem) {
+  std::string text = "[attention] heads=" + std::to_string(problem.num_qo_heads) +
+                     describe_kv(problem.kv) + " window=" + std::to_string(problem.window_left) +
+                     " soft_cap=" + std::to_string(problem.logits_soft_cap);
+  if (problem.arithmetic != Arithmetic::f32) {
+    text += " arithmetic=" + std::string(name(problem.arithmetic));
   }
-  if (options.arithmetic == DType::bf16) problem.arithmetic = kernels::Arithmetic::bf16;
-  problem.out = out;
+  if (problem.visits.list_words > 0) text += " visits";
+  if (problem.out_operand.cols > 0) {
+    text += " out=" + std::string(name(problem.out_operand.arithmetic));
+  }
+  return text;
+}
 
-  const kernels::AttentionShape shape{heads, kv.num_kv_heads(), kv.head_dim(), options.window_left,
-                                      options.sinks};
-  const int32_t* lengths = problem.batch.kv_len;
-  const kernels::AttentionPlanSize size = kernels::attention_plan_size(
-      shape, problem.batch.num_tokens, problem.batch.num_sequences,
-      *std::max_element(lengths, lengths + problem.batch.num_sequences));
-  std::vector<kernels::AttentionWorkItem> items(static_cast<size_t>(size.items));
-  std::vector<kernels::AttentionMergeItem> merges(static_cast<size_t>(size.merges));
-  std::vector<float> partial_out(static_cast<size_t>(size.partials * kv.head_dim()));
-  std::vector<float> partial_ms(static_cast<size_t>(size.partials * 2));
-  std::vector<int32_t> done(static_cast<size_t>(size.merges));
-  problem.plan = kernels::plan_attention(
-      shape, problem.batch,
-      {items.data(), merges.data(), partial_out.data(), partial_ms.data(), done.data()});
-  kernels::run_alone(problem, pool);
+std::string describe(const RopeAppendProblem& problem) {
+  return "[rope_append] heads=" + std::to_string(problem.num_qo_heads) + describe_kv(problem.kv) +
+         " rope_dims=" + std::to_string(problem.rope_dims) +
+         (problem.interleaved ? " interleaved" : "") +
+         (problem.q_norm != nullptr ? " q_norm" : "") +
+         (problem.k_norm != nullptr ? " k_norm" : "");
+}
+
+// A sequence's keys are read once, whatever the number of its rows and of tiles. With lists of
+// visits, whose sizes only the step knows: as if all keys were visited.
+Cost cost(const AttentionProblem& problem) {
+  const BatchLayout& batch = problem.batch;
+  const int64_t width = int64_t{problem.num_qo_heads} * problem.kv.head_dim;
+  const int64_t most = problem.window_left < 0 ? std::numeric_limits<int32_t>::max()
+                                               : int64_t{problem.window_left} + 1;
+  int64_t tokens = 0;
+  int64_t pairs = 0;
+  for (int64_t s = 0; s < batch.num_sequences; ++s) {
+    const int64_t rows = batch.qo_indptr[s + 1] - batch.qo_indptr[s];
+    if (rows == 0) continue;
+    tokens += std::min<int64_t>(batch.kv_len[s], most + rows - 1);
+    pairs += visible_keys(rows, batch.kv_len[s], most);
+  }
+  Cost cost{batch.num_tokens * width * 4 + tokens * kv_token_bytes(problem.kv), 4 * pairs * width};
+  if (problem.out != nullptr) cost.bytes += batch.num_tokens * width * 4;
+  if (problem.out_operand.data != nullptr)
+    cost.bytes += batch.num_tokens * problem.out_operand.row_bytes();
+  return cost;
+}
+
+Cost cost(const RopeAppendProblem& problem) {
+  const int64_t rows = problem.batch.num_tokens;
+  const int64_t q = problem.q != nullptr ? int64_t{problem.num_qo_heads} * problem.kv.head_dim : 0;
+  const int64_t k = int64_t{problem.kv.num_kv_heads} * problem.kv.head_dim;
+  const int64_t table = problem.cos_sin != nullptr ? problem.rope_dims : 0;
+  const int64_t row = q * 8 + k * 8 + table * 4 + kv_token_bytes(problem.kv);
+  const int64_t norms =
+      (problem.q_norm != nullptr ? q * 4 : 0) + (problem.k_norm != nullptr ? k * 4 : 0);
+  return {rows * row, rows * (norms + (table > 0 ? (q + k) * 3 : 0))};
 }
 
 }  // namespace effinfer::ops

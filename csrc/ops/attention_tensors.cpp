@@ -25,8 +25,8 @@ void AttentionTensors::check_dims(std::string_view argument, const StridedView& 
                 x.dims.to_string());
 }
 
-kernels::QueryRows AttentionTensors::query_rows(std::string_view argument, const StridedView& q,
-                                                int32_t dims) const {
+QueryRows AttentionTensors::query_rows(std::string_view argument, const StridedView& q,
+                                       int32_t dims) const {
   const bool floats = q.dtype == DType::f32 || q.dtype == DType::f16 || q.dtype == DType::bf16;
   check_.expect(floats, argument, "dtype f32, f16 or bf16", name(q.dtype));
   const Dims expected = {plan_.num_rows(), plan_.geometry.num_qo_heads, dims};
@@ -35,14 +35,14 @@ kernels::QueryRows AttentionTensors::query_rows(std::string_view argument, const
   return {static_cast<const uint8_t*>(q.data), q.dtype, dims, q.stride(0), q.stride(1)};
 }
 
-kernels::KvRows AttentionTensors::kv_rows(std::string_view argument, const StridedView& x,
-                                          int32_t dims) const {
+KvRows AttentionTensors::kv_rows(std::string_view argument, const StridedView& x,
+                                 int32_t dims) const {
   const bool known = x.dtype == DType::f32 || x.dtype == DType::f16 || x.dtype == DType::bf16 ||
                      x.dtype == DType::i8 || x.dtype == DType::f8_e4m3 || x.dtype == DType::f8_e5m2;
   check_.expect(known, argument, "dtype f32, f16, bf16, i8, f8_e4m3 or f8_e5m2", name(x.dtype));
   check_dims(argument, x, {dims});
   check_rows(argument, x);
-  kernels::KvRows rows;
+  KvRows rows;
   rows.data = static_cast<const uint8_t*>(x.data);
   rows.dtype = x.dtype;
   rows.dims = dims;
@@ -54,7 +54,7 @@ kernels::KvRows AttentionTensors::kv_rows(std::string_view argument, const Strid
 }
 
 void AttentionTensors::add_scales(std::string_view argument, const StridedView& x,
-                                  kernels::KvRows& rows) const {
+                                  KvRows& rows) const {
   if (x.dims.rank() == 0) return;
   check_.expect(x.dtype == DType::f32, argument, "dtype f32", name(x.dtype));
   check_dims(argument, x, {});

@@ -3,8 +3,8 @@
 
 #include <string_view>
 
-#include "kernels/list_attention.h"
-#include "ops/attention_plan.h"
+#include "ops/list_attention.h"
+#include "ops/list_plans.h"
 #include "ops/validate.h"
 
 namespace effinfer::ops {
@@ -15,12 +15,11 @@ class AttentionTensors {
       : check_(check), plan_(plan), order_(order) {}
 
   // f32, f16 or bf16.
-  kernels::QueryRows query_rows(std::string_view argument, const StridedView& q,
-                                int32_t dims) const;
+  QueryRows query_rows(std::string_view argument, const StridedView& q, int32_t dims) const;
   // f32, f16, bf16, i8, f8_e4m3 or f8_e5m2.
-  kernels::KvRows kv_rows(std::string_view argument, const StridedView& x, int32_t dims) const;
+  KvRows kv_rows(std::string_view argument, const StridedView& x, int32_t dims) const;
   // Scales of rank 0 are none.
-  void add_scales(std::string_view argument, const StridedView& x, kernels::KvRows& rows) const;
+  void add_scales(std::string_view argument, const StridedView& x, KvRows& rows) const;
 
  private:
   int token_axis() const { return !plan_.paged ? 0 : order_ == KvOrder::nhd ? 1 : 2; }

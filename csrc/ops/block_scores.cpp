@@ -7,9 +7,9 @@
 
 #include "core/float16.h"
 #include "effinfer/ops/attention_scores.h"
-#include "ops/attention_plan.h"
 #include "ops/attention_tensors.h"
 #include "ops/index_builder.h"
+#include "ops/list_plans.h"
 #include "ops/score_passes.h"
 
 namespace effinfer::ops {
@@ -112,15 +112,15 @@ PooledRows pool_rows(const TokenRows& rows, const Pooling& how, const std::vecto
 
 // Scores of blocks [num_qo_heads][blocks of rows][blocks of keys], one sequence after the other.
 struct BlockScores {
-  std::vector<kernels::ScoreRows> rows;
+  std::vector<ScoreRows> rows;
   std::vector<float> values;
 };
 
 struct BlockScorer {
   AttentionPlan::Impl plan;
   int32_t block_size = 0;
-  kernels::QueryRows q;
-  kernels::KvRows k;
+  QueryRows q;
+  KvRows k;
   bool concatenates = false;
   int64_t size = 1;
   float sm_scale = 1.0f;
@@ -201,7 +201,7 @@ BlockScores BlockScorer::run(ThreadPool& pool) const {
     first += rows * columns * plan.geometry.num_qo_heads;
   }
   out.values.resize(static_cast<size_t>(first));
-  kernels::AttentionScoresProblem p;
+  AttentionScoresProblem p;
   p.num_qo_heads = plan.geometry.num_qo_heads;
   p.num_kv_heads = plan.geometry.num_kv_heads;
   p.q = {reinterpret_cast<const uint8_t*>(queries.data.get()), DType::f32,
@@ -236,7 +236,7 @@ BlockLists block_score_lists(const IndexRows& rows, const AttentionGeometry& geo
       make_scorer(check, geometry, sequences, inputs, rows.block_size).run(pool);
   const int64_t group = geometry.num_qo_heads / geometry.num_kv_heads;
   return builder.build(pool, [&, group](int64_t s, int32_t kv_head) {
-    const kernels::ScoreRows& at = scores.rows[static_cast<size_t>(s)];
+    const ScoreRows& at = scores.rows[static_cast<size_t>(s)];
     const float* first = scores.values.data() + at.first + kv_head * group * at.head_stride;
     const std::vector<RowBlock> blocks = builder.blocks(s);
     const int64_t origin = blocks.empty() ? 0 : blocks[0].index;

@@ -1,79 +1,139 @@
-#include "effinfer/ops/elementwise.h"
+#include "ops/elementwise.h"
 
-#include <cmath>
-
-#include "kernels/elementwise.h"
-#include "ops/run_rows.h"
-#include "ops/validate.h"
+#include <string_view>
 
 namespace effinfer::ops {
 namespace {
 
-using kernels::BinaryOp;
-using kernels::UnaryOp;
-
-void unary(std::string_view op, UnaryOp kind, float parameter, const TensorView& x, float* out,
-           ThreadPool& pool) {
-  const Validator check(op);
-  check.dtype("x", x, DType::f32);
-  check.data("out", out, x.dims);
-  const int64_t size = x.dims.num_elements();
-  kernels::UnaryProblem problem;
-  problem.op = kind;
-  problem.parameter = parameter;
-  problem.x = static_cast<const float*>(x.data);
-  problem.rows = 1;
-  problem.cols = problem.x_stride = problem.out_stride = size;
-  problem.out = out;
-  run_rows(problem, pool);
+std::string field(std::string_view name, int64_t value) {
+  return std::string(" ").append(name).append("=").append(std::to_string(value));
 }
 
-void binary(std::string_view op, BinaryOp kind, const TensorView& a, const TensorView& b,
-            float* out, ThreadPool& pool) {
-  const Validator check(op);
-  check.dtype("a", a, DType::f32);
-  check.dtype("b", b, DType::f32);
-  check.shape("b", b, a.dims);
-  check.data("out", out, a.dims);
-  kernels::BinaryProblem problem;
-  problem.op = kind;
-  problem.a = static_cast<const float*>(a.data);
-  problem.b = static_cast<const float*>(b.data);
-  problem.size = a.dims.num_elements();
-  problem.out = out;
-  run_rows(problem, pool);
+std::string_view name(UnaryOp op) {
+  switch (op) {
+    case UnaryOp::copy:
+      return "copy";
+    case UnaryOp::scale:
+      return "scale";
+    case UnaryOp::softcap:
+      return "softcap";
+    case UnaryOp::silu:
+      return "silu";
+    case UnaryOp::gelu_tanh:
+      return "gelu_tanh";
+    case UnaryOp::relu_squared:
+      return "relu_squared";
+  }
+  return "?";
 }
 
 }  // namespace
 
-void silu(const TensorView& x, float* out, ThreadPool& pool) {
-  unary("silu", UnaryOp::silu, 0.0f, x, out, pool);
+std::string describe(const EmbeddingProblem& problem) {
+  return "[embedding]" + field("rows", problem.rows) + field("vocab_size", problem.vocab_size) +
+         field("cols", problem.cols) + " dtype=" + std::string(effinfer::name(problem.dtype)) +
+         (problem.packed != nullptr ? " from the packed head" : "");
 }
 
-void gelu_tanh(const TensorView& x, float* out, ThreadPool& pool) {
-  unary("gelu_tanh", UnaryOp::gelu_tanh, 0.0f, x, out, pool);
+std::string describe(const RmsNormProblem& problem) {
+  std::string text = "[rms_norm]" + field("rows", problem.rows) + field("groups", problem.groups) +
+                     field("cols", problem.cols);
+  if (problem.add_to.data != nullptr) text += " +residual";
+  if (problem.out_operand.data != nullptr) {
+    text += " out=" + std::string(name(problem.out_operand.arithmetic));
+  }
+  return text;
 }
 
-void relu_squared(const TensorView& x, float* out, ThreadPool& pool) {
-  unary("relu_squared", UnaryOp::relu_squared, 0.0f, x, out, pool);
+std::string describe(const LayerNormProblem& problem) {
+  return "[layer_norm]" + field("rows", problem.rows) + field("groups", problem.groups) +
+         field("cols", problem.cols);
 }
 
-void softcap(const TensorView& x, float cap, float* out, ThreadPool& pool) {
-  Validator("softcap").expect(std::isfinite(cap) && cap > 0.0f, "cap", "a positive number",
-                              std::to_string(cap));
-  unary("softcap", UnaryOp::softcap, cap, x, out, pool);
+std::string describe(const GatedProblem& problem) {
+  constexpr std::string_view kNames[] = {"silu", "gelu", "gelu_tanh"};
+  return std::string("[").append(kNames[static_cast<size_t>(problem.op)]).append("_and_mul]") +
+         field("rows", problem.rows * problem.groups) + field("cols", problem.cols);
 }
 
-void scale(const TensorView& x, float factor, float* out, ThreadPool& pool) {
-  unary("scale", UnaryOp::scale, factor, x, out, pool);
+std::string describe(const UnaryProblem& problem) {
+  return std::string("[").append(name(problem.op)).append("]") + field("rows", problem.rows) +
+         field("cols", problem.cols);
 }
 
-void add(const TensorView& a, const TensorView& b, float* out, ThreadPool& pool) {
-  binary("add", BinaryOp::add, a, b, out, pool);
+std::string describe(const BinaryProblem& problem) {
+  return std::string(problem.op == BinaryOp::add ? "[add]" : "[mul]") + field("size", problem.size);
 }
 
-void mul(const TensorView& a, const TensorView& b, float* out, ThreadPool& pool) {
-  binary("mul", BinaryOp::mul, a, b, out, pool);
+std::string describe(const SelectRowsProblem& problem) {
+  return "[select_rows]" + field("rows", problem.num_rows) + field("cols", problem.cols);
+}
+
+std::string describe(const RopeTableProblem& problem) {
+  return "[rope_table]" + field("rows", problem.rows) + field("dims", problem.dims);
+}
+
+std::string describe(const RopeProblem& problem) {
+  return "[rope]" + field("rows", problem.rows) + field("heads", problem.heads) +
+         field("head_dim", problem.head_dim) + field("dims", problem.dims) +
+         (problem.interleaved ? " interleaved" : "");
+}
+
+// A row of a packed table lies in every line of its group.
+Cost cost(const EmbeddingProblem& problem) {
+  const DTypeInfo& info = dtype_info(problem.dtype);
+  const int64_t row = problem.packed != nullptr ? problem.packed->group_bytes
+                                                : problem.cols / info.block_size * info.block_bytes;
+  return {problem.rows * (4 + row + problem.cols * 4), problem.rows * problem.cols};
+}
+
+Cost cost(const RmsNormProblem& problem) {
+  const int64_t size = problem.rows * problem.groups * problem.cols;
+  const bool adds = problem.add_to.data != nullptr;
+  const int64_t row_bytes = size * dtype_info(problem.dtype).block_bytes;
+  Cost cost{row_bytes * (adds ? 3 : 1), size * (adds ? 5 : 4)};
+  if (problem.weight != nullptr) {
+    cost.bytes += problem.cols * dtype_info(problem.weight_dtype).block_bytes;
+  }
+  cost.bytes += problem.out_operand.data != nullptr ? problem.rows * problem.out_operand.row_bytes()
+                                                    : row_bytes;
+  return cost;
+}
+
+Cost cost(const LayerNormProblem& problem) {
+  const int64_t size = problem.rows * problem.groups * problem.cols;
+  return {size * 2 * dtype_info(problem.dtype).block_bytes +
+              problem.cols * 2 * dtype_info(problem.weight_dtype).block_bytes,
+          size * 8};
+}
+
+Cost cost(const GatedProblem& problem) {
+  const int64_t size = problem.rows * problem.groups * problem.cols;
+  return {size * 3 * dtype_info(problem.dtype).block_bytes, size * 2};
+}
+
+Cost cost(const UnaryProblem& problem) {
+  const int64_t size = problem.rows * problem.cols;
+  return {size * 8, size};
+}
+
+Cost cost(const BinaryProblem& problem) {
+  return {problem.size * 12, problem.size};
+}
+
+Cost cost(const SelectRowsProblem& problem) {
+  return {problem.num_rows * (4 + problem.cols * 8), 0};
+}
+
+Cost cost(const RopeTableProblem& problem) {
+  return {problem.rows * (4 + problem.dims * 4) + problem.dims * 2, problem.rows * problem.dims};
+}
+
+Cost cost(const RopeProblem& problem) {
+  const int64_t size = problem.rows * problem.heads * problem.head_dim;
+  const int64_t rotated = problem.rows * problem.heads * problem.dims;
+  const int64_t element = dtype_info(problem.dtype).block_bytes;
+  return {size * 2 * element + problem.rows * problem.dims * 4, rotated * 3};
 }
 
 }  // namespace effinfer::ops

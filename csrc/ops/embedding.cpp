@@ -1,6 +1,6 @@
 #include "effinfer/ops/embedding.h"
 
-#include "kernels/elementwise.h"
+#include "ops/elementwise.h"
 #include "ops/run_rows.h"
 #include "ops/validate.h"
 
@@ -13,7 +13,7 @@ void embedding(const TensorView& ids, const TensorView& table, float scale, floa
   check.data("table", table.data, table.dims);
   check.indices("ids", ids, table.dims[0]);
   check.data("out", out, {ids.dims[0], table.dims[1]});
-  kernels::EmbeddingProblem problem;
+  EmbeddingProblem problem;
   problem.ids = static_cast<const int32_t*>(ids.data);
   problem.rows = ids.dims[0];
   problem.table = static_cast<const uint8_t*>(table.data);
@@ -38,7 +38,7 @@ void select_rows(const TensorView& x, const TensorView& rows, float* out, Thread
   check.rank("x", x, 2);
   check.indices("rows", rows, x.dims[0]);
   check.data("out", out, {rows.dims[0], x.dims[1]});
-  kernels::SelectRowsProblem problem;
+  SelectRowsProblem problem;
   problem.x = static_cast<const float*>(x.data);
   problem.rows = static_cast<const int32_t*>(rows.data);
   problem.num_rows = rows.dims[0];

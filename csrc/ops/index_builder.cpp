@@ -5,7 +5,7 @@
 #include <limits>
 #include <string>
 
-#include "kernels/choose_top.h"
+#include "ops/choose_top.h"
 
 namespace effinfer::ops {
 
@@ -130,7 +130,7 @@ void check_top(const Validator& check, std::string_view argument, const TopScore
 
 std::vector<int32_t> choose_top(const float* scores, int64_t count, const TopScores& top) {
   std::vector<int32_t> order(static_cast<size_t>(count));
-  order.resize(static_cast<size_t>(kernels::choose_top(scores, count, top, order.data())));
+  order.resize(static_cast<size_t>(choose_top(scores, count, top, order.data())));
   return order;
 }
 

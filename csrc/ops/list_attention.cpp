@@ -1,150 +1,165 @@
-// Running an AttentionPlan: the tensors of a call, checked, and the kernel.
-#include "effinfer/ops/list_attention.h"
+#include "ops/list_attention.h"
 
-#include <cmath>
-#include <memory>
-#include <string>
-
-#include "kernels/registry.h"
-#include "ops/attention_plan.h"
-#include "ops/attention_tensors.h"
-#include "ops/validate.h"
+#include <algorithm>
+#include <utility>
 
 namespace effinfer::ops {
 namespace {
 
-const Validator kCheck("attention");
+// A tile with more than this share of all chunks is split into items of about that share, so that
+// teams of tens of members stay busy with one sequence.
+constexpr int64_t kShares = 128;
+constexpr int64_t kMaxPartials = 8192;
 
-// An empty array may have any strides.
-bool is_dense(const StridedView& view) {
-  if (view.dims.num_elements() == 0) return true;
-  int64_t stride = 1;
-  for (int axis = view.dims.rank() - 1; axis >= 0; --axis) {
-    if (view.dims[axis] > 1 && view.stride(axis) != stride) return false;
-    stride *= view.dims[axis];
-  }
-  return true;
-}
+class Planner {
+ public:
+  Planner(const ListShape& shape, const SequenceRows& rows)
+      : shape_(shape), rows_(rows), group_(shape.num_qo_heads / shape.num_kv_heads) {}
 
-void check_shape(std::string_view argument, const StridedView& view, const Dims& expected) {
-  kCheck.expect(view.dims == expected, argument, "shape " + expected.to_string(),
-                view.dims.to_string());
-}
+  // Tiles of query rows [first, first + count) of a block for one KV head; `list` gives a tile its
+  // spans.
+  template <class List>
+  void add_block(int32_t sequence, int32_t kv_head, int32_t first, int32_t count, List&& list) {
+    const int32_t heads = std::min(group_, kListTileHeads);
+    const int32_t step = std::max(1, kListTileRows / heads);
+    // The last rows see the most keys and go first, so that small items are left for the end.
+    for (int32_t begin = (count - 1) / step * step; begin >= 0; begin -= step) {
+      ListTile tile = {};
+      tile.sequence = sequence;
+      tile.kv_head = kv_head;
+      tile.first_row = first + begin;
+      tile.num_rows = std::min(step, count - begin);
+      tile.list_row = begin;
+      list(tile);
+      for (int32_t head = 0; head < group_; head += heads) {
+        tile.first_head = kv_head * group_ + head;
+        tile.num_heads = std::min(heads, group_ - head);
+        plan_.tiles.push_back(tile);
+      }
+    }
+  }
 
-void check_numbers(const AttentionInputs& inputs) {
-  const auto finite = [](std::string_view argument, float value) {
-    kCheck.expect(std::isfinite(value), argument, "a finite number", std::to_string(value));
-  };
-  finite("sm_scale", inputs.sm_scale);
-  finite("k_scale", inputs.k_scale);
-  finite("v_scale", inputs.v_scale);
-  kCheck.expect(std::isfinite(inputs.logits_soft_cap) && inputs.logits_soft_cap >= 0.0f,
-                "logits_soft_cap", "a number >= 0", std::to_string(inputs.logits_soft_cap));
-}
+  void add_dense() {
+    for (int32_t s = 0; s < rows_.num_sequences; ++s) {
+      const int32_t count = rows_.qo_indptr[s + 1] - rows_.qo_indptr[s];
+      for (int32_t head = 0; head < shape_.num_kv_heads; ++head) {
+        add_block(s, head, rows_.qo_indptr[s], count, [&](ListTile& tile) { dense_span(tile); });
+      }
+    }
+  }
 
-void check_results(const AttentionInputs& inputs, const AttentionPlan::Impl& plan,
-                   const StridedView& out, const StridedView& lse) {
-  const AttentionGeometry& g = plan.geometry;
-  kCheck.expect(out.dtype == inputs.q.dtype, "out",
-                "q's dtype, " + std::string(name(inputs.q.dtype)), name(out.dtype));
-  check_shape("out", out, {plan.num_rows(), g.num_qo_heads, g.head_dim_vo});
-  kCheck.expect(is_dense(out), "out", "a C-contiguous array", "strides");
-  if (lse.dims.rank() == 0) return;
-  kCheck.expect(lse.dtype == DType::f32, "lse", "dtype f32", name(lse.dtype));
-  check_shape("lse", lse, {plan.num_rows(), g.num_qo_heads});
-  kCheck.expect(is_dense(lse), "lse", "a C-contiguous array", "strides");
-}
+  void add_lists(const TokenLists& given) {
+    for (const auto& span : spans_of(given)) plan_.spans.push_back(span);
+    for (int64_t l = 0; l < given.num_lists; ++l) {
+      const int32_t* list = given.lists + 4 * l;
+      add_block(list[0], list[1], list[2], list[3], [&](ListTile& tile) {
+        tile.first_span = given.indptr[l];
+        tile.num_spans = given.indptr[l + 1] - given.indptr[l];
+        if (tile.num_spans == 0) return;
+        const TokenSpan& last = plan_.spans[static_cast<size_t>(given.indptr[l + 1] - 1)];
+        tile.num_tokens = last.first + last.end - last.begin;
+      });
+    }
+  }
 
-kernels::ListAttentionProblem make_problem(const AttentionInputs& inputs,
-                                           const AttentionPlan::Impl& plan) {
-  const AttentionGeometry& g = plan.geometry;
-  kernels::ListAttentionProblem p;
-  const bool has_rope = inputs.k_rope.dims.rank() > 0;
-  kCheck.expect(has_rope == (inputs.q_rope.dims.rank() > 0), "q_rope",
-                has_rope ? "an array, with k_rope" : "None without k_rope",
-                has_rope ? "None" : "an array");
-  int32_t rope_dims = 0;
-  if (has_rope) {
-    const Dims& dims = inputs.k_rope.dims;
-    kCheck.expect(dims.rank() > 0 && dims[dims.rank() - 1] < g.head_dim_qk, "k_rope",
-                  "fewer than " + std::to_string(g.head_dim_qk) + " dimensions a head",
-                  dims.to_string());
-    rope_dims = static_cast<int32_t>(dims[dims.rank() - 1]);
-    kCheck.expect((g.head_dim_qk - rope_dims) % 16 == 0, "k",
-                  "a multiple of 16 dimensions beside k_rope",
-                  std::to_string(g.head_dim_qk - rope_dims));
+  ListPlan finish() {
+    int64_t chunks = 0;
+    for (const ListTile& tile : plan_.tiles) chunks += tile.num_chunks();
+    const int64_t share = chunks / kShares;
+    for (size_t i = 0; i < plan_.tiles.size(); ++i) {
+      add_items(static_cast<int32_t>(i), plan_.tiles[i], share);
+    }
+    // The heads of the same tokens follow each other: where one token's heads lie side by side,
+    // they share memory pages and what the hardware fetches beyond what it is asked for.
+    const auto place = [&](const ListItem& item) {
+      return std::pair(plan_.tiles[static_cast<size_t>(item.tile)].sequence, item.first_unit);
+    };
+    std::stable_sort(plan_.items.begin(), plan_.items.end(),
+                     [&](const ListItem& a, const ListItem& b) { return place(a) < place(b); });
+    return std::move(plan_);
   }
-  const AttentionTensors tensors(kCheck, plan, inputs.order);
-  p.q = tensors.query_rows("q", inputs.q, g.head_dim_qk - rope_dims);
-  p.k = tensors.kv_rows("k", inputs.k, g.head_dim_qk - rope_dims);
-  p.v = tensors.kv_rows("v", inputs.v, g.head_dim_vo);
-  kCheck.expect(p.v.dtype == p.k.dtype, "v", "k's dtype, " + std::string(name(p.k.dtype)),
-                name(p.v.dtype));
-  if (has_rope) {
-    p.q_rope = tensors.query_rows("q_rope", inputs.q_rope, rope_dims);
-    p.k_rope = tensors.kv_rows("k_rope", inputs.k_rope, rope_dims);
-    kCheck.expect(p.k_rope.dtype == p.k.dtype, "k_rope",
-                  "k's dtype, " + std::string(name(p.k.dtype)), name(p.k_rope.dtype));
+
+ private:
+  // What the tile's rows see together, from a multiple of 64 tokens on.
+  void dense_span(ListTile& tile) {
+    const int32_t s = tile.sequence;
+    const int32_t length = rows_.kv_len[s];
+    const int32_t position =
+        length - (rows_.qo_indptr[s + 1] - rows_.qo_indptr[s]) + tile.list_row;  // of the first row
+    int32_t begin = 0;
+    int32_t end = length;
+    if (shape_.causal) end = std::clamp(position + tile.num_rows, 0, length);
+    if (shape_.window_left >= 0) begin = std::clamp(position - shape_.window_left, 0, end);
+    begin = begin / kUnitTokens * kUnitTokens;
+    const int64_t start = rows_.mask_starts != nullptr ? rows_.mask_starts[s] : 0;
+    tile.first_span = static_cast<int32_t>(plan_.spans.size());
+    tile.num_spans = end > begin ? 1 : 0;
+    tile.num_tokens = end - begin;
+    tile.phase = begin / kUnitTokens % kChunkUnits;
+    if (end > begin) plan_.spans.push_back({begin, end, 0, start + begin});
   }
-  tensors.add_scales("k_scale", inputs.k_scales, p.k);
-  tensors.add_scales("v_scale", inputs.v_scales, p.v);
-  p.num_qo_heads = g.num_qo_heads;
-  p.num_kv_heads = g.num_kv_heads;
-  p.qo_indptr = plan.qo_indptr.data();
-  p.kv_indptr = plan.kv_indptr.data();
-  if (plan.paged) p.pages = plan.kv_indices.data();
-  p.page_size = g.page_size;
-  p.kv_len = plan.kv_len.data();
-  p.causal = g.causal;
-  p.window_left = g.window_left;
-  if (plan.has_mask) p.mask = plan.mask.data();
-  p.mask_bytes = static_cast<int64_t>(plan.mask.size());
-  p.mask_row_strides = plan.mask_row_strides.data();
-  p.sm_scale = inputs.sm_scale * inputs.k_scale;
-  p.logits_soft_cap = inputs.logits_soft_cap;
-  p.v_scale = inputs.v_scale;
-  if (inputs.alibi_slopes.dims.rank() > 0) {
-    kCheck.dtype("alibi_slopes", inputs.alibi_slopes, DType::f32);
-    kCheck.shape("alibi_slopes", inputs.alibi_slopes, {g.num_qo_heads});
-    p.alibi_slopes = static_cast<const float*>(inputs.alibi_slopes.data);
+
+  static std::vector<TokenSpan> spans_of(const TokenLists& given) {
+    std::vector<TokenSpan> spans(static_cast<size_t>(given.indptr[given.num_lists]));
+    for (int64_t l = 0; l < given.num_lists; ++l) {
+      int32_t visited = 0;
+      for (int32_t i = given.indptr[l]; i < given.indptr[l + 1]; ++i) {
+        const int32_t begin = given.spans[2 * i];
+        const int32_t end = given.spans[2 * i + 1];
+        spans[static_cast<size_t>(i)] = {begin, end, visited,
+                                         given.mask_bits != nullptr ? given.mask_bits[i] : 0};
+        visited += end - begin;
+      }
+    }
+    return spans;
   }
-  if (inputs.sinks.dims.rank() > 0) {
-    kCheck.dtype("sinks", inputs.sinks, DType::f32);
-    kCheck.shape("sinks", inputs.sinks, {g.num_qo_heads});
-    p.sinks = static_cast<const float*>(inputs.sinks.data);
+
+  void add_items(int32_t index, const ListTile& tile, int64_t share) {
+    const int32_t chunks = tile.num_chunks();
+    const int64_t stride = int64_t{tile.num_rows} * tile.num_heads;
+    if (chunks <= 1 || chunks <= share || plan_.num_partials + chunks * stride > kMaxPartials) {
+      plan_.items.push_back({index, 0, tile.num_units(), -1, -1});
+      return;
+    }
+    const auto merge = static_cast<int32_t>(plan_.merges.size());
+    const auto first = static_cast<int32_t>(plan_.num_partials);
+    const auto step = static_cast<int32_t>(std::max(share, int64_t{1}));
+    plan_.merges.push_back({index, first, chunks, (chunks + step - 1) / step});
+    for (int32_t chunk = 0; chunk < chunks; chunk += step) {
+      const int32_t begin = std::max(0, chunk * kChunkUnits - tile.phase);
+      const int32_t end = std::min((chunk + step) * kChunkUnits - tile.phase, tile.num_units());
+      plan_.items.push_back(
+          {index, begin, end, first + static_cast<int32_t>(chunk * stride), merge});
+    }
+    plan_.num_partials += chunks * stride;
   }
-  p.plan = &plan.plan;
-  p.lse_factor = inputs.lse_factor;
-  return p;
-}
+
+  const ListShape& shape_;
+  const SequenceRows& rows_;
+  const int32_t group_;
+  ListPlan plan_;
+};
 
 }  // namespace
 
-void AttentionPlan::run(const AttentionInputs& inputs, const StridedView& out,
-                        const StridedView& lse, ThreadPool& pool) const {
-  check_numbers(inputs);
-  kernels::ListAttentionProblem problem = make_problem(inputs, *impl_);
-  check_results(inputs, *impl_, out, lse);
-  const kernels::ListPlan& plan = impl_->plan;
-  if (plan.tiles.empty()) return;
-  problem.out = static_cast<uint8_t*>(out.data);
-  problem.lse = static_cast<float*>(lse.data);
-  const auto partials = static_cast<size_t>(plan.num_partials);
-  const auto dim_vo = static_cast<size_t>((impl_->geometry.head_dim_vo + 15) / 16 * 16);
-  const auto partial_out = std::make_unique_for_overwrite<float[]>(partials * dim_vo);
-  const auto partial_ms = std::make_unique_for_overwrite<float[]>(partials * 2);
-  std::vector<int32_t> done(plan.merges.size());
-  problem.partial_out = partial_out.get();
-  problem.partial_ms = partial_ms.get();
-  problem.done = done.data();
-  kernels::run_alone(problem, pool);
+ListPlan plan_dense(const ListShape& shape, const SequenceRows& rows) {
+  Planner planner(shape, rows);
+  planner.add_dense();
+  return planner.finish();
 }
 
-const char* AttentionPlan::kernel(DType q_dtype, DType kv_dtype) const {
-  kernels::ListAttentionProblem problem;
-  problem.q.dtype = q_dtype;
-  problem.k.dtype = kv_dtype;
-  return kernels::table<kernels::ListAttentionProblem>().select(problem, current_isa()).name;
+ListPlan plan_lists(const ListShape& shape, const SequenceRows& rows, const TokenLists& lists) {
+  Planner planner(shape, rows);
+  planner.add_lists(lists);
+  return planner.finish();
+}
+
+std::string describe(const ListAttentionProblem& p) {
+  return "[attention] heads=" + std::to_string(p.num_qo_heads) +
+         " kv_heads=" + std::to_string(p.num_kv_heads) +
+         " head_dim_qk=" + std::to_string(p.k.dims + p.k_rope.dims) +
+         " head_dim_vo=" + std::to_string(p.v.dims) + " dtype=" + std::string(name(p.q.dtype)) +
+         " kv_dtype=" + std::string(name(p.k.dtype));
 }
 
 }  // namespace effinfer::ops

@@ -1,186 +1,46 @@
-#include "effinfer/ops/matmul.h"
-
-#include <algorithm>
-#include <cstdlib>
-#include <vector>
-
-#include "effinfer/error.h"
-#include "kernels/matmul.h"
-#include "kernels/registry.h"
+#include "ops/matmul.h"
 
 namespace effinfer::ops {
 
-struct PackedMatrix::Impl {
-  kernels::PackedBuffer buffer;
-};
-
-MatmulArithmetic parse_matmul_arithmetic(std::string_view text) {
-  if (text == "int8") return MatmulArithmetic::int8;
-  if (text == "bf16") return MatmulArithmetic::bf16;
-  if (text == "f32") return MatmulArithmetic::f32;
-  if (text == "int8_token") return MatmulArithmetic::int8_token;
-  throw InvalidArgument("[matmul] arithmetic: expected int8, bf16, f32 or int8_token, got \"" +
-                        std::string(text) + "\"");
-}
-
-TernaryPacking parse_ternary_packing(std::string_view text) {
-  if (text == "t2") return TernaryPacking::t2;
-  if (text == "t1_6") return TernaryPacking::t1_6;
-  throw InvalidArgument("[pack] ternary: expected t2 or t1_6, got \"" + std::string(text) + "\"");
-}
-
-TernaryMethod parse_ternary_method(std::string_view text) {
-  if (text == "auto") return TernaryMethod::automatic;
-  if (text == "integer") return TernaryMethod::integer;
-  if (text == "lookup") return TernaryMethod::lookup;
-  throw InvalidArgument("[matmul] method: expected auto, integer or lookup, got \"" +
-                        std::string(text) + "\"");
-}
-
-PackedMatrix::PackedMatrix(const TensorView& weight, ThreadPool& pool, TernaryPacking ternary) {
-  if (weight.data == nullptr) throw InvalidArgument("[matmul] weight: expected data, got null");
-  impl_ = std::make_shared<const Impl>(
-      Impl{kernels::pack(weight, pool, static_cast<kernels::TernaryForm>(ternary))});
-}
-
-int64_t PackedMatrix::rows() const {
-  return impl_->buffer.view.rows;
-}
-
-int64_t PackedMatrix::cols() const {
-  return impl_->buffer.view.cols;
-}
-
-DType PackedMatrix::dtype() const {
-  return impl_->buffer.view.source;
-}
-
-std::string PackedMatrix::format() const {
-  return kernels::to_string(impl_->buffer.view.format);
-}
-
-size_t PackedMatrix::num_bytes() const {
-  return impl_->buffer.view.num_bytes();
-}
-
-void PackedMatrix::unpack(float* out) const {
-  const kernels::PackedWeight& view = impl_->buffer.view;
-  std::vector<float> group(static_cast<size_t>(kernels::kGroupRows * view.cols));
-  for (int64_t g = 0; g < view.groups(); ++g) {
-    kernels::unpack_group(view, g, group.data());
-    const int64_t first = g * kernels::kGroupRows;
-    const int64_t rows = std::min(kernels::kGroupRows, view.rows - first);
-    std::copy_n(group.data(), rows * view.cols, out + first * view.cols);
+std::string describe(const MatmulProblem& problem) {
+  constexpr const char* kGlu[] = {"", " glu=silu", " glu=gelu_tanh", " glu=relu_squared"};
+  std::string text = "[matmul] rows=" + std::to_string(problem.x.rows) +
+                     " cols=" + std::to_string(problem.x.cols) +
+                     " arithmetic=" + std::string(name(problem.x.arithmetic)) + " weights=";
+  for (int i = 0; i < problem.num_parts; ++i) {
+    const PackedWeight& weight = problem.parts[i].weight;
+    if (i > 0) text += "+";
+    text += std::string(name(weight.source)) + "[" + std::to_string(weight.rows) + "," +
+            std::to_string(weight.cols) + "]";
   }
+  text += kGlu[static_cast<int>(problem.glu)];
+  if (problem.out_operand.data != nullptr) {
+    text += " out=" + std::string(name(problem.out_operand.arithmetic)) + " operand";
+  }
+  return text;
 }
 
-std::string matmul_kernel(MatmulArithmetic arithmetic) {
-  kernels::MatmulProblem problem;
-  problem.x = {static_cast<kernels::Arithmetic>(arithmetic), 1, kernels::kSuperblock, nullptr};
-  problem.num_parts = 1;
-  kernels::PackedWeight& weight = problem.parts[0].weight;
-  const bool ternary = arithmetic == MatmulArithmetic::int8_token;
-  weight.source = ternary ? DType::tq2_0 : DType::q8_0;
-  weight.format = kernels::packed_format(
-      weight.source, ternary ? kernels::TernaryForm::t2 : kernels::TernaryForm::u4);
-  weight.rows = kernels::kGroupRows;
-  weight.cols = problem.x.cols;
-  return kernels::table<kernels::MatmulProblem>().select(problem, current_isa()).name;
+Cost cost(const ToOperandProblem& problem) {
+  const Operand& out = problem.out;
+  return {out.rows * (out.cols * 4 + out.row_bytes()), out.rows * out.cols * 3};
 }
 
-namespace {
-
-using MatmulVariant = kernels::Variant<kernels::MatmulProblem>;
-
-// The best variant of a method at the level in use.
-const MatmulVariant& select_variant(const kernels::MatmulProblem& problem, TernaryMethod method) {
-  const auto& table = kernels::table<kernels::MatmulProblem>();
-  if (method == TernaryMethod::automatic) return table.select(problem, current_isa());
-  const std::string_view suffix = method == TernaryMethod::lookup ? ".lookup" : ".ternary";
-  const MatmulVariant* best = nullptr;
-  for (const MatmulVariant& variant : table.variants()) {
-    if (!std::string_view(variant.name).ends_with(suffix)) continue;
-    if (variant.isa > current_isa() || variant.rejects(problem) != nullptr) continue;
-    if (best == nullptr || variant.isa >= best->isa) best = &variant;
+Cost cost(const MatmulProblem& problem) {
+  const int64_t rows = problem.x.rows;
+  const bool gated = problem.glu != Glu::none;
+  Cost cost{rows * problem.x.row_bytes(), 0};
+  for (int i = 0; i < problem.num_parts; ++i) {
+    const MatmulPart& part = problem.parts[i];
+    const int64_t outputs = part.weight.rows;
+    const bool writes = i == 0 || !gated;
+    cost.bytes += static_cast<int64_t>(part.weight.num_bytes());
+    if (part.bias != nullptr) cost.bytes += outputs * 4;
+    if (part.residual != nullptr) cost.bytes += rows * outputs * 4;
+    if (writes && problem.out_operand.data == nullptr) cost.bytes += rows * outputs * 4;
+    cost.ops += 2 * rows * outputs * part.weight.cols;
   }
-  if (best != nullptr) return *best;
-  throw Unsupported("[matmul] method: no kernel named *" + std::string(suffix) + " at " +
-                    std::string(name(current_isa())) + " for " + describe(problem));
-}
-
-}  // namespace
-
-void matmul(const float* x, int64_t n, const PackedMatrix& weight, MatmulArithmetic arithmetic,
-            const float* bias, const float* residual, float* out, ThreadPool& pool,
-            TernaryMethod method) {
-  if (method != TernaryMethod::automatic && arithmetic != MatmulArithmetic::int8_token) {
-    throw InvalidArgument("[matmul] method: expected auto where arithmetic is not int8_token");
-  }
-  if (n < 0) throw InvalidArgument("[matmul] n: expected at least 0, got " + std::to_string(n));
-  if (n == 0) return;
-  if (x == nullptr) throw InvalidArgument("[matmul] x: expected data, got null");
-  if (out == nullptr) throw InvalidArgument("[matmul] out: expected data, got null");
-  const kernels::PackedWeight& packed = weight.impl().buffer.view;
-
-  kernels::MatmulProblem problem;
-  problem.x.arithmetic = static_cast<kernels::Arithmetic>(arithmetic);
-  problem.x.rows = n;
-  problem.x.cols = packed.cols;
-  problem.num_parts = 1;
-  problem.parts[0] = {packed, bias, residual, out, packed.rows};
-  const MatmulVariant& variant = select_variant(problem, method);
-
-  const auto bytes = static_cast<size_t>(n * problem.x.row_bytes());
-  const std::unique_ptr<void, decltype(&std::free)> operand(std::aligned_alloc(64, bytes),
-                                                            std::free);
-  if (!operand) {
-    throw OutOfMemory("[matmul] no memory for an operand of " + std::to_string(bytes) + " bytes");
-  }
-  problem.x.data = operand.get();
-  const kernels::ToActivationProblem conversion{x, packed.cols, problem.x};
-  const auto& convert =
-      kernels::table<kernels::ToActivationProblem>().select(conversion, current_isa());
-  if (variant.scratch_bytes != nullptr) pool.reserve_scratch(variant.scratch_bytes(problem));
-  pool.parallel([&](Team& team) {
-    convert.run(conversion, team);
-    team.barrier();
-    variant.run(problem, team);
-  });
-}
-
-void quantize_activation(const float* x, int64_t n, int64_t cols, int8_t* q, float* scales) {
-  if (n < 0 || cols < 1) {
-    throw InvalidArgument("[quantize_activation] x: expected a shape [n, cols], got [" +
-                          std::to_string(n) + ", " + std::to_string(cols) + "]");
-  }
-  kernels::Activation operand{kernels::Arithmetic::int8, 1, cols, nullptr};
-  std::vector<uint8_t> record(static_cast<size_t>(operand.row_bytes()));
-  operand.data = record.data();
-  const int64_t blocks = (cols + kernels::kScaleBlock - 1) / kernels::kScaleBlock;
-  const auto store = kernels::store_activation_row(current_isa());
-  for (int64_t i = 0; i < n; ++i) {
-    store(operand, 0, x + i * cols);
-    const kernels::Int8Row row = kernels::int8_row(operand, 0);
-    std::copy_n(row.q, cols, q + i * cols);
-    std::copy_n(row.scales, blocks, scales + i * blocks);
-  }
-}
-
-void quantize_tokens(const float* x, int64_t n, int64_t cols, int8_t* q, float* scales) {
-  if (n < 0 || cols < 1) {
-    throw InvalidArgument("[quantize_tokens] x: expected a shape [n, cols], got [" +
-                          std::to_string(n) + ", " + std::to_string(cols) + "]");
-  }
-  kernels::Activation operand{kernels::Arithmetic::int8_token, 1, cols, nullptr};
-  std::vector<uint8_t> record(static_cast<size_t>(operand.row_bytes()));
-  operand.data = record.data();
-  const auto store = kernels::store_activation_row(current_isa());
-  for (int64_t i = 0; i < n; ++i) {
-    store(operand, 0, x + i * cols);
-    const kernels::TokenRow row = kernels::token_row(operand, 0);
-    std::copy_n(row.q, cols, q + i * cols);
-    scales[i] = row.scale;
-  }
+  if (problem.out_operand.data != nullptr) cost.bytes += rows * problem.out_operand.row_bytes();
+  return cost;
 }
 
 }  // namespace effinfer::ops

@@ -2,7 +2,7 @@
 
 #include <cmath>
 
-#include "kernels/elementwise.h"
+#include "ops/elementwise.h"
 #include "ops/row_layout.h"
 #include "ops/run_rows.h"
 
@@ -29,9 +29,9 @@ void check_weight(const Validator& check, std::string_view argument, const Tenso
   check.data(argument, weight.data, weight.dims);
 }
 
-kernels::RmsNormProblem rms_problem(const Validator& check, const StridedView& input,
-                                    const TensorView& weight, const RmsNormOptions& options) {
-  kernels::RmsNormProblem problem;
+RmsNormProblem rms_problem(const Validator& check, const StridedView& input,
+                           const TensorView& weight, const RmsNormOptions& options) {
+  RmsNormProblem problem;
   problem.cols = check_norm(check, input, options.eps);
   problem.dtype = input.dtype;
   if (weight.data != nullptr) {
@@ -49,7 +49,7 @@ kernels::RmsNormProblem rms_problem(const Validator& check, const StridedView& i
 void rmsnorm(const StridedView& input, const TensorView& weight, const RmsNormOptions& options,
              const StridedView& out, ThreadPool& pool) {
   const Validator check("rmsnorm");
-  kernels::RmsNormProblem problem = rms_problem(check, input, weight, options);
+  RmsNormProblem problem = rms_problem(check, input, weight, options);
   check_written_rows(check, "out", out, input.dtype, input.dims);
   const RowLayout layout = merge_rows(check, "input", {&input, &out});
   problem.rows = layout.rows;
@@ -62,7 +62,7 @@ void rmsnorm(const StridedView& input, const TensorView& weight, const RmsNormOp
 void fused_add_rmsnorm(const StridedView& input, const StridedView& residual,
                        const TensorView& weight, const RmsNormOptions& options, ThreadPool& pool) {
   const Validator check("fused_add_rmsnorm");
-  kernels::RmsNormProblem problem = rms_problem(check, input, weight, options);
+  RmsNormProblem problem = rms_problem(check, input, weight, options);
   check_written_rows(check, "input", input, input.dtype, input.dims);
   check_written_rows(check, "residual", residual, input.dtype, input.dims);
   const RowLayout layout = merge_rows(check, "input", {&input, &residual});
@@ -78,7 +78,7 @@ void fused_add_rmsnorm(const StridedView& input, const StridedView& residual,
 void layernorm(const StridedView& input, const TensorView& gemma, const TensorView& beta, float eps,
                const StridedView& out, ThreadPool& pool) {
   const Validator check("layernorm");
-  kernels::LayerNormProblem problem;
+  LayerNormProblem problem;
   problem.cols = check_norm(check, input, eps);
   check_weight(check, "gemma", gemma, input.dtype, problem.cols);
   check_weight(check, "beta", beta, input.dtype, problem.cols);

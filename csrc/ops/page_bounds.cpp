@@ -6,8 +6,8 @@
 
 #include "core/float16.h"
 #include "effinfer/ops/token_index.h"
-#include "ops/attention_plan.h"
 #include "ops/attention_tensors.h"
+#include "ops/list_plans.h"
 
 namespace effinfer::ops {
 namespace {
@@ -19,7 +19,7 @@ struct Page {
 };
 
 // The pages of every sequence, in order.
-std::vector<Page> pages_of(const AttentionPlan::Impl& plan, const kernels::KvRows* k) {
+std::vector<Page> pages_of(const AttentionPlan::Impl& plan, const KvRows* k) {
   std::vector<Page> pages;
   const int64_t size = plan.geometry.page_size;
   for (size_t s = 0; s < plan.kv_len.size(); ++s) {
@@ -60,7 +60,7 @@ std::vector<float> page_bounds(const AttentionGeometry& geometry,
   const Validator check("page_bounds");
   const AttentionGeometry& g = geometry;
   const AttentionPlan::Impl plan(g, sequences);
-  const kernels::KvRows rows = AttentionTensors(check, plan, order).kv_rows("k", k, g.head_dim_qk);
+  const KvRows rows = AttentionTensors(check, plan, order).kv_rows("k", k, g.head_dim_qk);
   check_floats(check, "k", rows.dtype);
   const std::vector<Page> pages = pages_of(plan, &rows);
   const int64_t places = num_places(plan, pages);
@@ -92,7 +92,7 @@ std::vector<float> page_scores(const AttentionGeometry& g, const AttentionSequen
                                Dims& dims) {
   const Validator check("topk_pages");
   const AttentionPlan::Impl plan(g, sequences);
-  const kernels::QueryRows rows =
+  const QueryRows rows =
       AttentionTensors(check, plan, KvOrder::nhd).query_rows("q", q, g.head_dim_qk);
   const std::vector<Page> pages = pages_of(plan, nullptr);
   check.dtype("bounds", bounds, DType::f32);

@@ -9,10 +9,10 @@ const int32_t* ints(const TensorView& view) {
 
 }  // namespace
 
-kernels::BatchLayout check_sequences(const Validator& check, const PagedBatch& batch) {
+BatchLayout check_sequences(const Validator& check, const PagedBatch& batch) {
   check.dtype("kv_len", batch.kv_len, DType::i32);
   check.rank("kv_len", batch.kv_len, 1);
-  kernels::BatchLayout layout;
+  BatchLayout layout;
   layout.num_sequences = batch.kv_len.dims[0];
   check.indptr("qo_indptr", batch.qo_indptr, layout.num_sequences);
   layout.qo_indptr = ints(batch.qo_indptr);
@@ -28,9 +28,9 @@ kernels::BatchLayout check_sequences(const Validator& check, const PagedBatch& b
   return layout;
 }
 
-kernels::BatchLayout check_batch(const Validator& check, const PagedBatch& batch, int64_t tokens,
-                                 const PagedKv& kv) {
-  kernels::BatchLayout layout = check_sequences(check, batch);
+BatchLayout check_batch(const Validator& check, const PagedBatch& batch, int64_t tokens,
+                        const PagedKv& kv) {
+  BatchLayout layout = check_sequences(check, batch);
   const int64_t sequences = layout.num_sequences;
   check.indptr("kv_indptr", batch.kv_indptr, sequences);
   check.indices("kv_indices", batch.kv_indices, kv.num_pages());

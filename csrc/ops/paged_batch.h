@@ -2,17 +2,17 @@
 #pragma once
 
 #include "effinfer/ops/attention.h"
-#include "kernels/kv_layout.h"
+#include "ops/kv_layout.h"
 #include "ops/validate.h"
 
 namespace effinfer::ops {
 
 // qo_indptr and kv_len of a batch; num_tokens is what qo_indptr says.
-kernels::BatchLayout check_sequences(const Validator& check, const PagedBatch& batch);
+BatchLayout check_sequences(const Validator& check, const PagedBatch& batch);
 
 // All of it, for the pages of `kv`.
-kernels::BatchLayout check_batch(const Validator& check, const PagedBatch& batch, int64_t tokens,
-                                 const PagedKv& kv);
+BatchLayout check_batch(const Validator& check, const PagedBatch& batch, int64_t tokens,
+                        const PagedKv& kv);
 
 // q, [T, a multiple of num_kv_heads, head_dim]: the number of heads.
 int32_t check_queries(const Validator& check, const TensorView& q, const PagedKv& kv);

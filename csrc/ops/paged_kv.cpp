@@ -3,7 +3,7 @@
 
 #include "core/float16.h"
 #include "effinfer/ops/attention.h"
-#include "kernels/kv_layout.h"
+#include "ops/kv_layout.h"
 #include "ops/validate.h"
 
 namespace effinfer::ops {
@@ -45,7 +45,7 @@ float element(DType dtype, const uint8_t* data, int64_t offset, float scale) {
 }  // namespace
 
 struct PagedKv::Impl {
-  kernels::KvLayer layer;
+  KvLayer layer;
   std::unique_ptr<uint8_t, Free> pages;   // K, then V
   std::unique_ptr<uint8_t, Free> scales;  // K, then V
 };
@@ -60,7 +60,7 @@ PagedKv::PagedKv(int32_t num_pages, int32_t num_kv_heads, int32_t head_dim, DTyp
   check.expect(
       dtype == DType::f32 || dtype == DType::f16 || dtype == DType::bf16 || dtype == DType::i8,
       "dtype", "f32, f16, bf16 or i8", name(dtype));
-  kernels::KvLayer& layer = impl_->layer;
+  KvLayer& layer = impl_->layer;
   layer.dtype = dtype;
   layer.num_kv_heads = num_kv_heads;
   layer.head_dim = head_dim;
@@ -99,7 +99,7 @@ DType PagedKv::dtype() const {
 }
 
 void PagedKv::read(float* k, float* v) const {
-  const kernels::KvLayer& layer = impl_->layer;
+  const KvLayer& layer = impl_->layer;
   const int64_t dim = layer.head_dim;
   const int64_t p = 4 / dtype_info(layer.dtype).block_bytes;
   const int64_t heads = static_cast<int64_t>(layer.num_pages) * layer.num_kv_heads;
@@ -111,16 +111,14 @@ void PagedKv::read(float* k, float* v) const {
       const float k_scale = layer.k_scale == nullptr ? 1.0f : layer.k_scale[place];
       const float v_scale = layer.v_scale == nullptr ? 1.0f : layer.v_scale[place];
       for (int64_t d = 0; d < dim; ++d) {
-        k[place * dim + d] =
-            element(layer.dtype, k_data, kernels::k_offset(token, d, dim, p), k_scale);
-        v[place * dim + d] =
-            element(layer.dtype, v_data, kernels::v_offset(token, d, dim, p), v_scale);
+        k[place * dim + d] = element(layer.dtype, k_data, k_offset(token, d, dim, p), k_scale);
+        v[place * dim + d] = element(layer.dtype, v_data, v_offset(token, d, dim, p), v_scale);
       }
     }
   }
 }
 
-kernels::KvLayer PagedKv::layer() const {
+KvLayer PagedKv::layer() const {
   return impl_->layer;
 }
 

@@ -4,7 +4,7 @@
 #include <cmath>
 #include <optional>
 
-#include "kernels/elementwise.h"
+#include "ops/elementwise.h"
 #include "ops/row_layout.h"
 #include "ops/run_rows.h"
 
@@ -59,8 +59,8 @@ ops::RopeFrequencies ops::rope_frequencies(const RopeParameters& parameters,
     check.dtype("divisors", divisors, DType::f32);
     check.shape("divisors", divisors, {parameters.dims / 2});
   }
-  frequencies.factor = kernels::rope_inv_freq(parameters, static_cast<const float*>(divisors.data),
-                                              frequencies.inv_freq.data());
+  frequencies.factor = rope_inv_freq(parameters, static_cast<const float*>(divisors.data),
+                                     frequencies.inv_freq.data());
   return frequencies;
 }
 
@@ -70,7 +70,7 @@ void ops::rope_table(const TensorView& positions, const RopeFrequencies& frequen
   const Int32Values rows(check, "positions", positions, INT32_MIN, INT32_MAX);
   const auto half = static_cast<int64_t>(frequencies.inv_freq.size());
   check.data("out", out, {positions.dims[0], 2, half});
-  kernels::RopeTableProblem problem;
+  RopeTableProblem problem;
   problem.positions = rows.data();
   problem.rows = positions.dims[0];
   problem.dims = static_cast<int32_t>(2 * half);
@@ -78,7 +78,7 @@ void ops::rope_table(const TensorView& positions, const RopeFrequencies& frequen
   problem.factor = frequencies.factor;
   problem.out = out;
   // Cosines and sines in double precision take 20 ns each.
-  kernels::run_alone(problem, pool_for(problem.rows * problem.dims * 20, pool));
+  run_alone(problem, pool_for(problem.rows * problem.dims * 20, pool));
 }
 
 void ops::rope_positions(const TensorView& indptr, const TensorView& offsets, int64_t rows,
@@ -117,7 +117,7 @@ void ops::apply_rope(const StridedView& q, const StridedView& k, const TensorVie
                  std::to_string(listed ? positions.dims[0] : table[0]) + " rows",
                  "shape " + x.dims.to_string());
     check_written_rows(check, out_argument, out, x.dtype, x.dims);
-    kernels::RopeProblem problem;
+    RopeProblem problem;
     problem.dtype = x.dtype;
     problem.x = {x.data, x.stride(0), x.stride(1)};
     problem.rows = x.dims[0];
@@ -130,8 +130,8 @@ void ops::apply_rope(const StridedView& q, const StridedView& k, const TensorVie
     problem.out = {out.data, out.stride(0), out.stride(1)};
     return problem;
   };
-  const kernels::RopeProblem of_q = problem_of("q", q, "q_out", q_out);
-  const kernels::RopeProblem of_k = problem_of("k", k, "k_out", k_out);
+  const RopeProblem of_q = problem_of("q", q, "q_out", q_out);
+  const RopeProblem of_k = problem_of("k", k, "k_out", k_out);
   run_rows(of_q, pool);
   run_rows(of_k, pool);
 }

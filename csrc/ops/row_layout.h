@@ -4,7 +4,7 @@
 #include <array>
 #include <initializer_list>
 
-#include "kernels/elementwise.h"
+#include "ops/elementwise.h"
 #include "ops/validate.h"
 
 namespace effinfer::ops {
@@ -17,10 +17,10 @@ struct RowLayout {
   std::array<int64_t, 3> strides{};
   std::array<int64_t, 3> group_strides{};
 
-  kernels::Rows of(const StridedView& view, size_t i) const {
+  Rows of(const StridedView& view, size_t i) const {
     return {view.data, strides[i], group_strides[i]};
   }
-  kernels::ConstRows read(const StridedView& view, size_t i) const {
+  ConstRows read(const StridedView& view, size_t i) const {
     return {view.data, strides[i], group_strides[i]};
   }
 };

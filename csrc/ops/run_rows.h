@@ -1,7 +1,7 @@
 // Running row-parallel kernels on as many threads as they are worth.
 #pragma once
 
-#include "kernels/registry.h"
+#include "ops/registry.h"
 
 namespace effinfer::ops {
 
@@ -12,7 +12,7 @@ ThreadPool& pool_for(int64_t nanoseconds, ThreadPool& pool);
 // A kernel of a few operations an element: about 8 bytes a nanosecond on one thread.
 template <class Problem>
 void run_rows(const Problem& problem, ThreadPool& pool) {
-  kernels::run_alone(problem, pool_for(cost(problem).bytes / 8, pool));
+  run_alone(problem, pool_for(cost(problem).bytes / 8, pool));
 }
 
 }  // namespace effinfer::ops

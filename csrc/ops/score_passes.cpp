@@ -3,13 +3,11 @@
 #include <algorithm>
 #include <vector>
 
-#include "kernels/registry.h"
 #include "ops/bits.h"
+#include "ops/registry.h"
 
 namespace effinfer::ops {
 namespace {
-
-using kernels::AttentionScoresProblem;
 
 // Bits of what each row sees, a sequence's rows one after the other: for rows whose positions do
 // not follow each other.
@@ -42,7 +40,7 @@ struct PositionMask {
 
 // Attention without values: its logarithms of sums are all there is.
 std::vector<float> lse_pass(const AttentionScoresProblem& given, ThreadPool& pool) {
-  kernels::ListAttentionProblem p;
+  ListAttentionProblem p;
   p.q = given.q;
   p.k = given.k;
   p.v = given.k;
@@ -59,7 +57,7 @@ std::vector<float> lse_pass(const AttentionScoresProblem& given, ThreadPool& poo
   p.window_left = given.window_left;
   p.sm_scale = given.sm_scale;
   p.logits_soft_cap = given.logits_soft_cap;
-  kernels::SequenceRows rows = {given.num_sequences, given.qo_indptr, given.kv_len, nullptr};
+  SequenceRows rows = {given.num_sequences, given.qo_indptr, given.kv_len, nullptr};
   const PositionMask mask(given.positions != nullptr ? given : AttentionScoresProblem());
   if (given.positions != nullptr) {
     p.causal = false;
@@ -69,8 +67,7 @@ std::vector<float> lse_pass(const AttentionScoresProblem& given, ThreadPool& poo
     p.mask_row_strides = mask.strides.data();
     rows.mask_starts = mask.starts.data();
   }
-  const kernels::ListPlan plan =
-      kernels::plan_dense({p.num_qo_heads, p.num_kv_heads, p.causal, p.window_left}, rows);
+  const ListPlan plan = plan_dense({p.num_qo_heads, p.num_kv_heads, p.causal, p.window_left}, rows);
   const auto num_rows = static_cast<size_t>(given.qo_indptr[given.num_sequences]);
   std::vector<float> lse(num_rows * static_cast<size_t>(given.num_qo_heads));
   std::vector<float> partial_ms(static_cast<size_t>(plan.num_partials) * 2);
@@ -82,32 +79,30 @@ std::vector<float> lse_pass(const AttentionScoresProblem& given, ThreadPool& poo
   p.done = done.data();
   p.out = reinterpret_cast<uint8_t*>(&nothing);
   p.lse = lse.data();
-  kernels::run_alone(p, pool);
+  run_alone(p, pool);
   return lse;
 }
 
 // Where an item's sums of diagonals lie.
 struct Diagonals {
-  int64_t width(const AttentionScoresProblem& p, const kernels::ScoreItem& item) const {
-    const int64_t end = std::min(item.end_unit * kernels::kUnitTokens, p.kv_len[item.sequence]);
+  int64_t width(const AttentionScoresProblem& p, const ScoreItem& item) const {
+    const int64_t end = std::min(item.end_unit * kUnitTokens, p.kv_len[item.sequence]);
     return end - first_key(item) + rows(p, item) - 1;
   }
-  int64_t first_key(const kernels::ScoreItem& item) const {
-    return int64_t{item.first_unit} * kernels::kUnitTokens;
-  }
-  int64_t rows(const AttentionScoresProblem& p, const kernels::ScoreItem& item) const {
+  int64_t first_key(const ScoreItem& item) const { return int64_t{item.first_unit} * kUnitTokens; }
+  int64_t rows(const AttentionScoresProblem& p, const ScoreItem& item) const {
     return p.qo_indptr[item.sequence + 1] - p.qo_indptr[item.sequence];
   }
 };
 
 // The items' sums, added in the order of the keys.
-void fold_diagonals(const AttentionScoresProblem& p, const std::vector<kernels::ScoreItem>& items,
+void fold_diagonals(const AttentionScoresProblem& p, const std::vector<ScoreItem>& items,
                     float* out, ThreadPool& pool) {
   std::vector<int64_t> starts = {0};
   for (int32_t s = 0; s < p.num_sequences; ++s) starts.push_back(starts.back() + p.kv_len[s]);
   const int32_t group = p.num_qo_heads / p.num_kv_heads;
   const Diagonals at;
-  const auto add = [&](const kernels::ScoreItem& item, int32_t head) {
+  const auto add = [&](const ScoreItem& item, int32_t head) {
     const int64_t width = at.width(p, item);
     const float* from = p.diagonals + item.diagonals + head % group * width;
     const int64_t length = p.kv_len[item.sequence];
@@ -117,7 +112,7 @@ void fold_diagonals(const AttentionScoresProblem& p, const std::vector<kernels::
   };
   pool.parallel([&](Team& team) {
     team.for_chunks(p.num_qo_heads, [&](int64_t head) {
-      for (const kernels::ScoreItem& item : items) {
+      for (const ScoreItem& item : items) {
         if (item.kv_head == head / group) add(item, static_cast<int32_t>(head));
       }
     });
@@ -129,15 +124,15 @@ void fold_diagonals(const AttentionScoresProblem& p, const std::vector<kernels::
 void run_score_passes(const AttentionScoresProblem& given, float* diagonals, ThreadPool& pool) {
   AttentionScoresProblem p = given;
   const int32_t group = p.num_qo_heads / p.num_kv_heads;
-  std::vector<kernels::ScoreItem> items;
+  std::vector<ScoreItem> items;
   const Diagonals at;
   int64_t sums = 0;
   for (int32_t s = 0; s < p.num_sequences; ++s) {
     if (p.qo_indptr[s] == p.qo_indptr[s + 1]) continue;
-    const int32_t units = (p.kv_len[s] + kernels::kUnitTokens - 1) / kernels::kUnitTokens;
+    const int32_t units = (p.kv_len[s] + kUnitTokens - 1) / kUnitTokens;
     for (int32_t head = 0; head < p.num_kv_heads; ++head) {
-      for (int32_t unit = 0; unit < units; unit += kernels::kChunkUnits) {
-        items.push_back({s, head, unit, std::min(unit + kernels::kChunkUnits, units), sums});
+      for (int32_t unit = 0; unit < units; unit += kChunkUnits) {
+        items.push_back({s, head, unit, std::min(unit + kChunkUnits, units), sums});
         sums += group * at.width(p, items.back());
       }
     }
@@ -155,7 +150,7 @@ void run_score_passes(const AttentionScoresProblem& given, float* diagonals, Thr
   }
   p.items = items.data();
   p.num_items = static_cast<int64_t>(items.size());
-  kernels::run_alone(p, pool);
+  run_alone(p, pool);
   if (diagonals != nullptr) fold_diagonals(p, items, diagonals, pool);
 }
 

@@ -221,7 +221,7 @@ void KvCache::check_integrity() const {
   impl_->pool.check(references);
 }
 
-kernels::KvLayer KvCache::layer(int32_t index) const {
+ops::KvLayer KvCache::layer(int32_t index) const {
   return impl_->pool.layer(index);
 }
 

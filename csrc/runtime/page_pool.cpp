@@ -43,12 +43,12 @@ size_t checked_head_bytes(const KvCacheConfig& config) {
     throw InvalidArgument("[kv_cache] dtype: expected f32, f16, bf16 or i8, got " +
                           std::string(name(dtype)));
   }
-  return static_cast<size_t>(kernels::kPageSize) * static_cast<size_t>(config.head_dim) *
+  return static_cast<size_t>(ops::kPageSize) * static_cast<size_t>(config.head_dim) *
          static_cast<size_t>(dtype_info(dtype).block_bytes);
 }
 
 size_t head_scale_bytes(const KvCacheConfig& config) {
-  return config.dtype == DType::i8 ? static_cast<size_t>(kernels::kPageSize) * sizeof(float) : 0;
+  return config.dtype == DType::i8 ? static_cast<size_t>(ops::kPageSize) * sizeof(float) : 0;
 }
 
 }  // namespace
@@ -94,13 +94,13 @@ PagePool::~PagePool() {
   munmap(memory_, num_bytes_);
 }
 
-kernels::KvLayer PagePool::layer(int32_t index) const {
+ops::KvLayer PagePool::layer(int32_t index) const {
   if (index < 0 || index >= config_.num_layers) {
     throw InvalidArgument("[kv_cache] layer: expected 0.." +
                           std::to_string(config_.num_layers - 1) + ", got " +
                           std::to_string(index));
   }
-  kernels::KvLayer layer;
+  ops::KvLayer layer;
   layer.dtype = config_.dtype;
   layer.num_kv_heads = config_.num_kv_heads;
   layer.head_dim = config_.head_dim;
@@ -128,11 +128,11 @@ int32_t PagePool::allocate() {
   if (used != 0) {
     const size_t heads = static_cast<size_t>(config_.num_kv_heads);
     for (int32_t i = 0; i < config_.num_layers; ++i) {
-      const kernels::KvLayer kv = layer(i);
+      const ops::KvLayer kv = layer(i);
       std::memset(kv.v_head(page, 0), 0, heads * head_bytes_);
       if (kv.v_scale == nullptr) continue;
-      std::memset(kv.v_scale + static_cast<size_t>(page) * heads * kernels::kPageSize, 0,
-                  heads * kernels::kPageSize * sizeof(float));
+      std::memset(kv.v_scale + static_cast<size_t>(page) * heads * ops::kPageSize, 0,
+                  heads * ops::kPageSize * sizeof(float));
     }
   }
   used = 1;
@@ -143,9 +143,9 @@ int32_t PagePool::allocate_copy(int32_t page) {
   const int32_t copy = take();
   used_before_[static_cast<size_t>(copy)] = 1;
   const size_t heads = static_cast<size_t>(config_.num_kv_heads);
-  const size_t scales = heads * kernels::kPageSize;
+  const size_t scales = heads * ops::kPageSize;
   for (int32_t i = 0; i < config_.num_layers; ++i) {
-    const kernels::KvLayer kv = layer(i);
+    const ops::KvLayer kv = layer(i);
     std::memcpy(kv.k_head(copy, 0), kv.k_head(page, 0), heads * head_bytes_);
     std::memcpy(kv.v_head(copy, 0), kv.v_head(page, 0), heads * head_bytes_);
     if (kv.k_scale == nullptr) continue;

@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "effinfer/kv_cache.h"
-#include "kernels/kv_layout.h"
+#include "ops/kv_layout.h"
 
 namespace effinfer::runtime {
 
@@ -36,7 +36,7 @@ class PagePool {
   int32_t free_pages() const { return static_cast<int32_t>(free_.size()); }
   size_t num_bytes() const { return num_bytes_; }
   const KvCacheConfig& config() const { return config_; }
-  kernels::KvLayer layer(int32_t index) const;
+  ops::KvLayer layer(int32_t index) const;
 
   // Throws InternalError unless the counts are `expected` and the free list is their zeros.
   void check(std::span<const int32_t> expected) const;

@@ -35,7 +35,7 @@ class RadixTree {
   void check(std::span<int32_t> references) const;
 
  private:
-  using Key = std::array<int32_t, kernels::kPageSize>;
+  using Key = std::array<int32_t, ops::kPageSize>;
   using NodeId = int32_t;
   static constexpr NodeId kRoot = 0;
   struct Node {

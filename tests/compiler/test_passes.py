@@ -353,7 +353,7 @@ def panel_arithmetic():
     return "bf16" if wide and _core.has_avx512_bf16() else "f32"
 
 
-def test_select_kernels(isa):
+def test_choose_arithmetic(isa):
     fast = panel_arithmetic()
     choices = {
         (): (("int8", fast), ("f32", fast)),
@@ -363,7 +363,7 @@ def test_select_kernels(isa):
     for flags, expected in choices.items():
         precision = "f32" if "f32" in flags else "fast"
         deterministic = "deterministic" in flags
-        _, graph = run("select_kernels", OPERANDS, precision=precision, deterministic=deterministic)
+        _, graph = run("choose_arithmetic", OPERANDS, precision=precision, deterministic=deterministic)
         for output, choice in zip("ac", expected, strict=True):
             facts = attributes(graph, output)
             assert (facts["decode"], facts["prefill"]) == choice
@@ -379,7 +379,7 @@ def test_select_kernels(isa):
         ({"precision": "f32"}, False),
     ],
 )
-def test_select_kernels_of_attention(isa, options, narrow):
+def test_choose_arithmetic_of_attention(isa, options, narrow):
     """In prefill it multiplies bfloat16 where the machine does and the pages hold it."""
     body = """
   %c : f32[T, 32] = linear(%x, %k)
@@ -389,7 +389,7 @@ def test_select_kernels_of_attention(isa, options, narrow):
   return %o
 """
     _, graph = run("canonicalize", X + body)
-    graph = _core.run_pass("select_kernels", graph, options_of(options))
+    graph = _core.run_pass("choose_arithmetic", graph, options_of(options))
     expected = "bf16" if narrow and panel_arithmetic() == "bf16" else None
     assert attributes(graph, "o").get("prefill_products") == expected
 
@@ -435,6 +435,6 @@ def test_pass_list():
         "fuse_attention",
         "fuse_regions",
         "place",
-        "select_kernels",
+        "choose_arithmetic",
         "plan_memory",
     ]

@@ -81,13 +81,13 @@ def test_canonicalize_keeps_kinds_of_operands_apart():
 @pytest.mark.parametrize(
     "options", [{}, {"precision": "f32"}, {"deterministic": True}], ids=["fast", "f32", "same"]
 )
-def test_select_kernels_leaves_the_model_s_arithmetic_alone(options):
+def test_choose_arithmetic_leaves_the_model_s_arithmetic_alone(options):
     body = """
   %y : f32[T, 256] = ternary_linear(%x, %a)
   %z : f32[T, 256] = linear(%y, %c)
   return %z
 """
-    _, graph = run("canonicalize select_kernels", body, **options)
+    _, graph = run("canonicalize choose_arithmetic", body, **options)
     assert arithmetic(graph, "x.token_act") == TOKEN
     assert arithmetic(graph, "y.act")["decode"] == ("f32" if "precision" in options else "int8")
 

@@ -6,15 +6,15 @@
 
 #include "cpu/attention.h"
 #include "effinfer/threads.h"
-#include "kernels/matmul.h"
+#include "ops/matmul.h"
 
 namespace emulated {
 
 // What the kernel matmul.amx.bf16 computes.
-void matmul_bf16(const effinfer::kernels::MatmulProblem& problem, effinfer::Team& team);
+void matmul_bf16(const effinfer::ops::MatmulProblem& problem, effinfer::Team& team);
 
 // What the kernel matmul.amx.ternary computes.
-void matmul_ternary(const effinfer::kernels::MatmulProblem& problem, effinfer::Team& team);
+void matmul_ternary(const effinfer::ops::MatmulProblem& problem, effinfer::Team& team);
 
 // What the kernel attention.amx.bf16 computes of a tile of bf16 pages, and how it merges.
 extern const effinfer::cpu::AttentionKernels kAttention;

@@ -1,6 +1,6 @@
-#include "cpu/simd/attention_amx.h"
-#include "cpu/simd/attention_body.h"
-#include "cpu/simd/matmul_amx_body.h"
+#include "cpu/vectors/attention_amx.h"
+#include "cpu/vectors/attention_body.h"
+#include "cpu/vectors/matmul_amx_body.h"
 #include "emulated_amx.h"
 #include "emulated_tiles.h"
 
@@ -20,7 +20,7 @@ void attention_tile(effinfer::DType, const AttentionTile& tile) {
 
 const AttentionKernels kAttention = {attention_tile, Body::run_merge};
 
-void matmul_bf16(const effinfer::kernels::MatmulProblem& problem, effinfer::Team& team) {
+void matmul_bf16(const effinfer::ops::MatmulProblem& problem, effinfer::Team& team) {
   AmxMatmul<EmulatedTiles>::run(problem, team);
 }
 

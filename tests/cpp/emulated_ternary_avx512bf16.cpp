@@ -1,4 +1,4 @@
-#include "cpu/simd/matmul_ternary_amx.h"
+#include "cpu/vectors/matmul_ternary_amx.h"
 #include "emulated_amx.h"
 #include "emulated_tiles.h"
 
@@ -6,7 +6,7 @@ namespace emulated {
 
 using namespace effinfer::cpu;
 
-void matmul_ternary(const effinfer::kernels::MatmulProblem& problem, effinfer::Team& team) {
+void matmul_ternary(const effinfer::ops::MatmulProblem& problem, effinfer::Team& team) {
   TernaryAmx<EmulatedTiles>::run(problem, team);
 }
 

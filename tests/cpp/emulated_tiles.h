@@ -11,7 +11,7 @@
 #include <cstdint>
 #include <cstring>
 
-#include "cpu/simd/amx_tiles.h"
+#include "cpu/vectors/amx_tiles.h"
 #include "emulated_amx.h"
 
 namespace effinfer::cpu {

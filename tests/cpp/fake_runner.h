@@ -9,8 +9,8 @@
 #include <vector>
 
 #include "effinfer/error.h"
-#include "kernels/kv_layout.h"
-#include "kernels/top_list.h"
+#include "ops/kv_layout.h"
+#include "ops/top_list.h"
 #include "runtime/step_runner.h"
 
 namespace fake {
@@ -62,8 +62,8 @@ class Runner : public runtime::StepRunner {
 
   void run(const Batch& batch, KvCache& cache, std::span<float> logits) override {
     check(batch, logits);
-    const kernels::KvLayer first = cache.layer(0);
-    const kernels::KvLayer last = cache.layer(cache.config().num_layers - 1);
+    const ops::KvLayer first = cache.layer(0);
+    const ops::KvLayer last = cache.layer(cache.config().num_layers - 1);
     size_t row = 0;
     for (size_t s = 0; s + 1 < batch.qo_indptr.size(); ++s) {
       const int32_t begin = batch.qo_indptr[s];
@@ -99,7 +99,7 @@ class Runner : public runtime::StepRunner {
     run(batch, cache, logits);
     ++log_->top_steps;
     for (size_t row = 0; row < rows; ++row) {
-      kernels::TopList list;
+      ops::TopList list;
       bool nan = false;
       for (int32_t i = 0; i < kVocab; ++i) {
         const float value = logits[row * kVocab + static_cast<size_t>(i)];
@@ -114,15 +114,15 @@ class Runner : public runtime::StepRunner {
   }
 
  private:
-  static float* slot(const kernels::KvLayer& kv, std::span<const int32_t> pages, int32_t position,
+  static float* slot(const ops::KvLayer& kv, std::span<const int32_t> pages, int32_t position,
                      int32_t head) {
     const int32_t page = pages[static_cast<size_t>(position / KvCache::kPageSize)];
     const int64_t offset =
-        kernels::k_offset(position % KvCache::kPageSize, kv.head_dim - 1, kv.head_dim, 1);
+        ops::k_offset(position % KvCache::kPageSize, kv.head_dim - 1, kv.head_dim, 1);
     return reinterpret_cast<float*>(kv.k_head(page, head)) + offset;
   }
 
-  void read_back(const kernels::KvLayer& first, const kernels::KvLayer& last,
+  void read_back(const ops::KvLayer& first, const ops::KvLayer& last,
                  std::span<const int32_t> pages, int32_t length) {
     contents_.clear();
     for (int32_t i = 0; i < length; ++i) {

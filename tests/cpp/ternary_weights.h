@@ -10,12 +10,12 @@
 
 #include "core/float16.h"
 #include "cpu/ternary_lines.h"
-#include "kernels/packed_weight.h"
+#include "ops/packed_weight.h"
 
 namespace {
 
 using namespace effinfer;
-using namespace effinfer::kernels;
+using namespace effinfer::ops;
 
 struct Free {
   void operator()(void* pointer) const { std::free(pointer); }

@@ -14,8 +14,8 @@
 #include "core/float16.h"
 #include "cpu/attention.h"
 #include "effinfer/device.h"
-#include "kernels/attention.h"
-#include "kernels/registry.h"
+#include "ops/attention.h"
+#include "ops/registry.h"
 
 #if EFFINFER_X86
 #include "emulated_amx.h"
@@ -27,7 +27,7 @@ void emulated::refuse(const char* expected) {
 namespace {
 
 using namespace effinfer;
-using namespace effinfer::kernels;
+using namespace effinfer::ops;
 using cpu::AttentionKernels;
 using cpu::AttentionTile;
 

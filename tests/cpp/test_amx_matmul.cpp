@@ -12,8 +12,8 @@
 #include "core/float16.h"
 #include "cpu/matmul_amx.h"
 #include "effinfer/device.h"
-#include "kernels/matmul.h"
-#include "kernels/registry.h"
+#include "ops/matmul.h"
+#include "ops/registry.h"
 
 #if EFFINFER_X86
 #include "emulated_amx.h"
@@ -25,7 +25,7 @@ void emulated::refuse(const char* expected) {
 namespace {
 
 using namespace effinfer;
-using namespace effinfer::kernels;
+using namespace effinfer::ops;
 
 using Run = void (*)(const MatmulProblem&, Team&);
 
@@ -87,18 +87,19 @@ struct Matrix {
 };
 
 // Rows of bfloat16 operands, with exactly the memory that they need.
-struct Operand {
-  Activation view;
+struct OwnedOperand {
+  Operand view;
   std::unique_ptr<void, Free> memory;
 
-  Operand(int64_t rows, int64_t cols, const float* values, Arithmetic kind = Arithmetic::bf16) {
+  OwnedOperand(int64_t rows, int64_t cols, const float* values,
+               Arithmetic kind = Arithmetic::bf16) {
     view = {kind, rows, cols, nullptr};
     const auto bytes = static_cast<size_t>(rows * view.row_bytes());
     memory.reset(std::aligned_alloc(64, bytes));
     view.data = memory.get();
     std::memset(view.data, 0, bytes);
     for (int64_t t = 0; values != nullptr && t < rows; ++t) {
-      store_activation_row(current_isa())(view, t, values + t * cols);
+      store_operand_row(current_isa())(view, t, values + t * cols);
     }
   }
 
@@ -114,7 +115,7 @@ void run(const MatmulProblem& problem, int threads, Run kernel = emulated::matmu
 }
 
 // x W^T of one weight.
-std::vector<float> multiply(const Activation& x, const PackedWeight& weight, int threads = 1,
+std::vector<float> multiply(const Operand& x, const PackedWeight& weight, int threads = 1,
                             Run kernel = emulated::matmul_bf16) {
   std::vector<float> out(static_cast<size_t>(x.rows * weight.rows), -7.0f);
   MatmulProblem problem;
@@ -136,7 +137,7 @@ struct Reference {
   std::vector<double> magnitudes;
   double epsilon;
 
-  Reference(const Operand& x, const Matrix& matrix) : outputs(matrix.rows) {
+  Reference(const OwnedOperand& x, const Matrix& matrix) : outputs(matrix.rows) {
     const std::vector<double> w = matrix.values();
     const int64_t cols = matrix.cols;
     // A product meets up to 16 additions in its chain, one where the two chains meet, and one for
@@ -230,12 +231,12 @@ TEST("every weight type on odd shapes against float64") {
       if (cols != wanted && wanted < 64) continue;
       const Matrix matrix(dtype, 64, cols, static_cast<uint32_t>(type));
       const std::vector<float> x = random_floats(100 * cols, 41);
-      const Reference reference(Operand(100, cols, x.data()), matrix);
+      const Reference reference(OwnedOperand(100, cols, x.data()), matrix);
       for (const int64_t outputs : {1, 16, 17, 33, 64}) {
         const PackedBuffer weight = matrix.packed(outputs);
         for (const int64_t rows : {1, 15, 16, 17, 31, 33, 100}) {
           if (cols > 4000 && (outputs == 16 || rows == 15 || rows == 31)) continue;
-          const Operand operand(rows, cols, x.data());
+          const OwnedOperand operand(rows, cols, x.data());
           reference.check(multiply(operand.view, weight.view), rows, outputs, info.name.data());
         }
       }
@@ -249,14 +250,14 @@ TEST("a row's bits do not depend on its place, on other rows or on the team") {
     const Matrix matrix(DType::q4_1, 300, cols, 5);
     const PackedBuffer weight = matrix.packed(300);
     const std::vector<float> x = random_floats(50 * cols, 6);
-    const Operand all(50, cols, x.data());
+    const OwnedOperand all(50, cols, x.data());
     const std::vector<float> whole = multiply(all.view, weight.view);
     for (const int64_t row : {0, 1, 15, 16, 33, 47, 49}) {
-      const Operand one(1, cols, x.data() + row * cols);
+      const OwnedOperand one(1, cols, x.data() + row * cols);
       CHECK(same_bits(multiply(one.view, weight.view).data(), whole.data() + row * 300, 300));
     }
     for (const int64_t first : {1, 7, 16, 21}) {
-      const Operand some(50 - first, cols, x.data() + first * cols);
+      const OwnedOperand some(50 - first, cols, x.data() + first * cols);
       const std::vector<float> got = multiply(some.view, weight.view, 3);
       CHECK(same_bits(got.data(), whole.data() + first * 300, (50 - first) * 300));
     }
@@ -269,13 +270,13 @@ TEST("blocks of tokens: any number of them gives the same bits") {
   const Matrix matrix(DType::q8_0, 40, 64, 7);
   const PackedBuffer weight = matrix.packed(40);
   const std::vector<float> x = random_floats(kRows * 64, 8);
-  const Operand all(kRows, 64, x.data());
+  const OwnedOperand all(kRows, 64, x.data());
   const std::vector<float> whole = multiply(all.view, weight.view);
   Reference(all, matrix).check(whole, kRows, 40, "q8_0");
   std::mt19937 random(9);
   for (int i = 0; i < 40; ++i) {
     const auto rows = static_cast<int64_t>(random() % kRows + 1);
-    Activation x_view = all.view;
+    Operand x_view = all.view;
     x_view.rows = rows;
     const std::vector<float> got =
         multiply(x_view, weight.view, static_cast<int>(random() % 9 + 1));
@@ -311,7 +312,7 @@ TEST("parts of several types, bias and residual") {
   const PackedBuffer q = Matrix(DType::q4_1, 96, kCols, 1).packed(96);
   const PackedBuffer k = Matrix(DType::bf16, 40, kCols, 2).packed(40);
   const PackedBuffer v = Matrix(DType::q6_k, 17, kCols, 3).packed(17);
-  const Operand x(35, kCols, random_floats(35 * kCols, 4).data());
+  const OwnedOperand x(35, kCols, random_floats(35 * kCols, 4).data());
   const std::vector<float> bias = random_floats(40, 5);
   std::vector<float> out = random_floats(35 * 160, 6);  // three results side by side, and a gap
   const std::vector<float> before = out;
@@ -344,7 +345,7 @@ TEST("GLU, to floats and to an operand") {
       constexpr int64_t kOutputs = 336;
       const PackedBuffer gate = Matrix(DType::q4_0, kOutputs, cols, 11).packed(kOutputs);
       const PackedBuffer up = Matrix(DType::q5_0, kOutputs, cols, 12).packed(kOutputs);
-      const Operand x(rows, cols, random_floats(rows * cols, 13).data());
+      const OwnedOperand x(rows, cols, random_floats(rows * cols, 13).data());
       const std::vector<float> gates = multiply(x.view, gate.view);
       const std::vector<float> linear = multiply(x.view, up.view);
       std::vector<float> out(static_cast<size_t>(rows * kOutputs));
@@ -359,9 +360,9 @@ TEST("GLU, to floats and to an operand") {
         const double expected = gates[i] / (1 + std::exp(-double{gates[i]})) * linear[i];
         CHECK(std::abs(out[i] - expected) <= 1e-6 * (1 + std::abs(gates[i])) * std::abs(expected));
       }
-      const Operand expected(rows, kOutputs, out.data(), Arithmetic::int8);
-      const Operand got(rows, kOutputs, nullptr, Arithmetic::int8);
-      problem.out_act = got.view;
+      const OwnedOperand expected(rows, kOutputs, out.data(), Arithmetic::int8);
+      const OwnedOperand got(rows, kOutputs, nullptr, Arithmetic::int8);
+      problem.out_operand = got.view;
       run(problem, 1);
       CHECK(std::memcmp(got.view.data, expected.view.data,
                         static_cast<size_t>(rows * got.view.row_bytes())) == 0);
@@ -399,9 +400,9 @@ TEST("the native kernel agrees with the emulated one") {
       const Matrix matrix(dtype, 80, cols, 31);
       const PackedBuffer weight = matrix.packed(80);
       const std::vector<float> x = random_floats(77 * cols, 32);
-      const Reference reference(Operand(77, cols, x.data()), matrix);
+      const Reference reference(OwnedOperand(77, cols, x.data()), matrix);
       for (const int64_t rows : {1, 16, 33, 77}) {
-        const Operand operand(rows, cols, x.data());
+        const OwnedOperand operand(rows, cols, x.data());
         MatmulProblem problem;
         problem.x = operand.view;
         problem.num_parts = 1;

@@ -8,11 +8,11 @@
 #include <vector>
 
 #include "check.h"
-#include "kernels/attention.h"
-#include "kernels/registry.h"
+#include "ops/attention.h"
+#include "ops/registry.h"
 
 using namespace effinfer;
-using namespace effinfer::kernels;
+using namespace effinfer::ops;
 
 namespace {
 
@@ -45,7 +45,7 @@ struct Planned {
   std::vector<float> partial_out, partial_ms;
   std::vector<int32_t> done;
   AttentionPlanSize size;
-  AttentionPlan plan;
+  StepPlan plan;
 
   Planned(const AttentionShape& shape, const BatchLayout& batch, int64_t max_kv_len)
       : size(attention_plan_size(shape, batch.num_tokens, batch.num_sequences, max_kv_len)) {
@@ -71,7 +71,7 @@ void check_plan(const AttentionShape& shape, const Batch& batch) {
   const BatchLayout layout = batch.layout();
   const int64_t longest = *std::max_element(batch.kv_len.begin(), batch.kv_len.end());
   const Planned planned(shape, layout, longest);
-  const AttentionPlan& plan = planned.plan;
+  const StepPlan& plan = planned.plan;
   const int32_t group = shape.num_qo_heads / shape.num_kv_heads;
   CHECK(plan.num_items <= planned.size.items);
   CHECK(plan.num_merges <= planned.size.merges);
@@ -225,22 +225,22 @@ void check_split(const AttentionShape& shape, Isa isa) {
   problem.out = split.data();
   run_alone(problem, pool);
   for (const Arithmetic arithmetic : {Arithmetic::int8, Arithmetic::bf16, Arithmetic::f32}) {
-    Activation act{arithmetic, layout.num_tokens, cols, nullptr};
+    Operand act{arithmetic, layout.num_tokens, cols, nullptr};
     const size_t bytes = static_cast<size_t>(act.row_bytes() * layout.num_tokens);
     std::vector<uint8_t> got(bytes + 64), expected(bytes + 64);
     const auto aligned = [](std::vector<uint8_t>& v) {
       return v.data() + (64 - reinterpret_cast<uintptr_t>(v.data()) % 64);
     };
     act.data = aligned(got);
-    problem.out_act = act;
+    problem.out_operand = act;
     run_alone(problem, pool);
     act.data = aligned(expected);
     for (int64_t row = 0; row < layout.num_tokens; ++row) {
-      store_activation_row(isa)(act, row, split.data() + row * cols);
+      store_operand_row(isa)(act, row, split.data() + row * cols);
     }
     CHECK(std::memcmp(aligned(got), aligned(expected), bytes) == 0);
   }
-  problem.out_act = {};
+  problem.out_operand = {};
   problem.plan.items = whole.data();
   problem.plan.num_items = static_cast<int64_t>(whole.size());
   problem.plan.num_merges = 0;

@@ -15,8 +15,8 @@
 #include "effinfer/ops/embedding.h"
 #include "effinfer/ops/norm.h"
 #include "effinfer/ops/rope.h"
-#include "kernels/elementwise.h"
-#include "kernels/registry.h"
+#include "ops/elementwise.h"
+#include "ops/registry.h"
 
 using namespace effinfer;
 
@@ -47,10 +47,10 @@ StridedView rows(std::vector<float>& values, const Dims& dims) {
 
 // 64-byte aligned rows of an operand.
 struct Operand {
-  kernels::Activation act;
+  ops::Operand act;
   std::vector<uint8_t> storage;
 
-  Operand(kernels::Arithmetic arithmetic, int64_t rows, int64_t cols) {
+  Operand(ops::Arithmetic arithmetic, int64_t rows, int64_t cols) {
     act = {arithmetic, rows, cols, nullptr};
     storage.assign(static_cast<size_t>(rows * act.row_bytes() + 64), 0xcd);
     void* data = storage.data();
@@ -72,22 +72,22 @@ TEST("rms_norm: an operand is that of the float result") {
       ops::fused_add_rmsnorm(rows(out, {kRows, cols}), rows(sum, {kRows, cols}),
                              view(weight, {cols}), {}, pool());
       for (const auto arithmetic :
-           {kernels::Arithmetic::int8, kernels::Arithmetic::bf16, kernels::Arithmetic::f32}) {
+           {ops::Arithmetic::int8, ops::Arithmetic::bf16, ops::Arithmetic::f32}) {
         const Operand expected(arithmetic, kRows, cols);
         for (int64_t row = 0; row < kRows; ++row) {
-          kernels::store_activation_row(current_isa())(expected.act, row, &out[row * cols]);
+          ops::store_operand_row(current_isa())(expected.act, row, &out[row * cols]);
         }
         const Operand actual(arithmetic, kRows, cols);
         std::vector<float> actual_sum = x;
-        kernels::RmsNormProblem problem;
+        ops::RmsNormProblem problem;
         problem.x = {actual_sum.data(), cols, cols};
         problem.rows = kRows;
         problem.cols = cols;
         problem.weight = weight.data();
         problem.add_to = {residual.data(), cols, cols};
         problem.sum_out = {actual_sum.data(), cols, cols};
-        problem.out_act = actual.act;
-        kernels::run_alone(problem, pool());
+        problem.out_operand = actual.act;
+        ops::run_alone(problem, pool());
         CHECK(std::memcmp(actual.act.data, expected.act.data,
                           static_cast<size_t>(kRows * expected.act.row_bytes())) == 0);
         CHECK(actual_sum == sum);
@@ -114,9 +114,9 @@ TEST("unary: strided rows leave what lies between them alone") {
     for (const int64_t cols : {0, 1, 16, 37}) {
       const std::vector<float> x = random_values(kRows * kStride, 6);
       std::vector<float> out(kRows * kOutStride, 99.0f);
-      kernels::UnaryProblem problem{
-          kernels::UnaryOp::scale, 2.0f, x.data(), kRows, cols, kStride, out.data(), kOutStride};
-      kernels::run_alone(problem, pool());
+      ops::UnaryProblem problem{ops::UnaryOp::scale, 2.0f,      x.data(), kRows, cols, kStride,
+                                out.data(),          kOutStride};
+      ops::run_alone(problem, pool());
       for (int64_t i = 0; i < kRows * kOutStride; ++i) {
         const int64_t row = i / kOutStride, col = i % kOutStride;
         CHECK_EQ(out[i], col < cols ? 2.0f * x[row * kStride + col] : 99.0f);
@@ -152,27 +152,27 @@ TEST("unary, binary and rope: in place") {
 
 TEST("the registry refuses what no kernel can do, and says why") {
   const auto select = [](const auto& problem) {
-    kernels::table<std::decay_t<decltype(problem)>>().select(problem, current_isa());
+    ops::table<std::decay_t<decltype(problem)>>().select(problem, current_isa());
   };
-  kernels::EmbeddingProblem embedding;
+  ops::EmbeddingProblem embedding;
   embedding.dtype = DType::i32;
   CHECK_THROWS(Unsupported, "dtype=i32", select(embedding));
   embedding.dtype = DType::q4_k;
   embedding.cols = 100;
   CHECK_THROWS(Unsupported, "whole number of blocks", select(embedding));
-  kernels::RmsNormProblem norm;
+  ops::RmsNormProblem norm;
   CHECK_THROWS(Unsupported, "cols and groups must be positive", select(norm));
   norm.cols = 64;
   norm.groups = 2;
-  norm.out_act.cols = 128;
+  norm.out_operand.cols = 128;
   CHECK_THROWS(Unsupported, "a matmul operand has one group", select(norm));
-  kernels::RopeProblem rope;
+  ops::RopeProblem rope;
   rope.dims = 6;
   rope.head_dim = 4;
   CHECK_THROWS(Unsupported, "dims must be at most head_dim", select(rope));
   rope.dims = 3;
   CHECK_THROWS(Unsupported, "dims must be even", select(rope));
-  kernels::RopeTableProblem table;
+  ops::RopeTableProblem table;
   table.dims = 3;
   CHECK_THROWS(Unsupported, "dims must be even", select(table));
 }

@@ -7,7 +7,7 @@
 #include "check.h"
 #include "effinfer/error.h"
 #include "effinfer/kv_cache.h"
-#include "kernels/kv_layout.h"
+#include "ops/kv_layout.h"
 
 using namespace effinfer;
 
@@ -37,11 +37,11 @@ void visit_token(const KvCache& cache, SequenceId id, int64_t position, Visit&& 
   const int32_t page = cache.pages(id)[static_cast<size_t>(position / kPage)];
   const int64_t token = position % kPage;
   for (int layer = 0; layer < cache.config().num_layers; ++layer) {
-    const kernels::KvLayer kv = cache.layer(layer);
+    const ops::KvLayer kv = cache.layer(layer);
     const int64_t size = dtype_info(kv.dtype).block_bytes;
     for (int head = 0; head < kv.num_kv_heads; ++head) {
-      const int64_t k = kernels::k_offset(token, 0, kv.head_dim, 4 / size);
-      const int64_t v = kernels::v_offset(token, 0, kv.head_dim, 4 / size);
+      const int64_t k = ops::k_offset(token, 0, kv.head_dim, 4 / size);
+      const int64_t v = ops::v_offset(token, 0, kv.head_dim, 4 / size);
       visit(kv.k_head(page, head)[k * size], layer, head, 0);
       visit(kv.v_head(page, head)[v * size], layer, head, 1);
       if (kv.k_scale == nullptr) continue;
@@ -200,7 +200,7 @@ TEST("a recycled page reads as zeros in V") {
   cache.release(id, false);
   id = cache.create({});
   cache.append(id, range(1));
-  const kernels::KvLayer kv = cache.layer(1);
+  const ops::KvLayer kv = cache.layer(1);
   const size_t bytes = kv.head_bytes() * 2;
   CHECK(std::all_of(kv.v_head(0, 0), kv.v_head(0, 0) + bytes, [](uint8_t b) { return b == 0; }));
   CHECK(std::all_of(kv.v_scale, kv.v_scale + 2 * kPage, [](float s) { return s == 0.0f; }));

@@ -10,13 +10,13 @@
 #include "check.h"
 #include "core/digest.h"
 #include "effinfer/error.h"
-#include "kernels/matmul.h"
-#include "kernels/registry.h"
+#include "ops/matmul.h"
+#include "ops/registry.h"
 
 namespace {
 
 using namespace effinfer;
-using namespace effinfer::kernels;
+using namespace effinfer::ops;
 
 struct Free {
   void operator()(void* pointer) const { std::free(pointer); }
@@ -62,11 +62,11 @@ struct Weight {
 };
 
 // An operand and the values that it stands for.
-struct Operand {
-  Activation view;
+struct OwnedOperand {
+  Operand view;
   std::unique_ptr<void, Free> memory;
 
-  Operand(Arithmetic arithmetic, int64_t rows, int64_t cols) {
+  OwnedOperand(Arithmetic arithmetic, int64_t rows, int64_t cols) {
     view = {arithmetic, rows, cols, nullptr};
     const auto bytes = static_cast<size_t>(rows * view.row_bytes());
     memory.reset(std::aligned_alloc(64, bytes));
@@ -76,7 +76,7 @@ struct Operand {
 
   void store(const std::vector<float>& values, Isa isa) const {
     for (int64_t t = 0; t < view.rows; ++t) {
-      store_activation_row(isa)(view, t, values.data() + t * view.cols);
+      store_operand_row(isa)(view, t, values.data() + t * view.cols);
     }
   }
 
@@ -88,13 +88,13 @@ struct Operand {
     return static_cast<double>(record.scales[k / 16]) * record.q[k];
   }
 
-  bool operator==(const Operand& other) const {
+  bool operator==(const OwnedOperand& other) const {
     return std::memcmp(view.data, other.view.data,
                        static_cast<size_t>(view.rows * view.row_bytes())) == 0;
   }
 };
 
-double dot(const Operand& x, int64_t row, const Weight& weight, int64_t output) {
+double dot(const OwnedOperand& x, int64_t row, const Weight& weight, int64_t output) {
   const int64_t cols = x.view.cols;
   double sum = 0;
   for (int64_t k = 0; k < cols; ++k) {
@@ -135,7 +135,7 @@ TEST("every weight type, packed and multiplied at every level") {
       for (const Arithmetic arithmetic : {Arithmetic::int8, Arithmetic::f32}) {
         if (dense && arithmetic == Arithmetic::int8) continue;
         for (const int64_t rows : {1, 2, 3, 9, 14}) {
-          const Operand operand(arithmetic, rows, cols);
+          const OwnedOperand operand(arithmetic, rows, cols);
           operand.store(random_floats(rows * cols, 41), isa);
           std::vector<float> out(static_cast<size_t>(rows * 33));
           MatmulProblem problem;
@@ -164,7 +164,7 @@ TEST("parts of several types share one call") {
   const std::vector<float> bias = random_floats(40, 5);
   for (const Isa isa : available_isas()) {
     for (const Arithmetic arithmetic : {Arithmetic::int8, Arithmetic::f32}) {
-      const Operand operand(arithmetic, 7, kCols);
+      const OwnedOperand operand(arithmetic, 7, kCols);
       operand.store(x, isa);
       std::vector<float> out(7 * 200, -1.0f);  // the three results side by side, with a gap
       MatmulProblem problem;
@@ -198,7 +198,7 @@ void check_glu(Glu glu, Arithmetic arithmetic, int64_t rows, int64_t outputs, Is
   const Weight up(DType::q5_0, outputs, kCols, 12);
   const std::vector<float> x = random_floats(rows * kCols, 13, 3.0f);
   const std::vector<float> residual = random_floats(rows * outputs, 14);
-  const Operand operand(arithmetic, rows, kCols);
+  const OwnedOperand operand(arithmetic, rows, kCols);
   operand.store(x, isa);
   std::vector<float> plain(residual.size());
   std::vector<float> out = residual;
@@ -226,12 +226,12 @@ void check_glu(Glu glu, Arithmetic arithmetic, int64_t rows, int64_t outputs, Is
 
   problem.parts[0].residual = nullptr;
   for (const Arithmetic kind : {Arithmetic::int8, Arithmetic::f32, Arithmetic::bf16}) {
-    const Operand expected(kind, rows, outputs);
-    const Operand got(kind, rows, outputs);
+    const OwnedOperand expected(kind, rows, outputs);
+    const OwnedOperand got(kind, rows, outputs);
     std::memset(expected.view.data, 0, static_cast<size_t>(rows * expected.view.row_bytes()));
     std::memset(got.view.data, 0, static_cast<size_t>(rows * got.view.row_bytes()));
     expected.store(plain, isa);
-    problem.out_act = got.view;
+    problem.out_operand = got.view;
     run(problem, isa, pool);
     CHECK(got == expected);
   }
@@ -262,7 +262,7 @@ TEST("activations of GLU far from zero") {
   for (const float value : xs) x.insert(x.end(), {value, 1.0f});
   for (const Isa isa : available_isas()) {
     for (const Glu glu : {Glu::silu, Glu::gelu_tanh}) {
-      const Operand operand(Arithmetic::f32, rows, 2);
+      const OwnedOperand operand(Arithmetic::f32, rows, 2);
       operand.store(x, isa);
       std::vector<float> out(xs.size());
       MatmulProblem problem;
@@ -288,7 +288,7 @@ TEST("an operand as the output of one part") {
   const Weight weight(DType::q4_1, 70, 64, 21);
   const std::vector<float> x = random_floats(5 * 64, 22);
   for (const Isa isa : available_isas()) {
-    const Operand operand(Arithmetic::int8, 5, 64);
+    const OwnedOperand operand(Arithmetic::int8, 5, 64);
     operand.store(x, isa);
     std::vector<float> plain(5 * 70);
     MatmulProblem problem;
@@ -297,12 +297,12 @@ TEST("an operand as the output of one part") {
     problem.parts[0] = {weight.packed.view, nullptr, nullptr, plain.data(), 70};
     ThreadPool pool(3, true);
     run(problem, isa, pool);
-    const Operand expected(Arithmetic::int8, 5, 70);
-    const Operand got(Arithmetic::int8, 5, 70);
+    const OwnedOperand expected(Arithmetic::int8, 5, 70);
+    const OwnedOperand got(Arithmetic::int8, 5, 70);
     std::memset(expected.view.data, 0, static_cast<size_t>(5 * expected.view.row_bytes()));
     std::memset(got.view.data, 0, static_cast<size_t>(5 * got.view.row_bytes()));
     expected.store(plain, isa);
-    problem.out_act = got.view;
+    problem.out_operand = got.view;
     run(problem, isa, pool);
     CHECK(got == expected);
   }
@@ -330,7 +330,7 @@ TEST("the highest outputs are those that a sort of all outputs gives") {
     for (const int64_t rows : {1, 3, 20}) {
       for (const Isa isa : available_isas()) {
         for (const Arithmetic arithmetic : {Arithmetic::int8, Arithmetic::f32, Arithmetic::bf16}) {
-          const Operand operand(arithmetic, rows, 64);
+          const OwnedOperand operand(arithmetic, rows, 64);
           operand.store(random_floats(rows * 64, 52), isa);
           std::vector<float> out(static_cast<size_t>(rows * outputs));
           MatmulProblem problem;
@@ -379,7 +379,7 @@ TEST("lists of the highest outputs: both zeros alike, infinities in order, NaNs 
     const PackedBuffer weight =
         pack({row.data(), DType::f32, {static_cast<int64_t>(row.size()), 1}}, pool);
     for (const Isa isa : available_isas()) {
-      const Operand operand(Arithmetic::f32, 1, 1);
+      const OwnedOperand operand(Arithmetic::f32, 1, 1);
       operand.store({1.0f}, isa);
       std::vector<TopList> lists(2);
       MatmulProblem problem;

@@ -12,8 +12,8 @@
 #include "cpu/ternary_lines.h"
 #include "effinfer/error.h"
 #include "effinfer/gguf.h"
-#include "kernels/matmul.h"
-#include "kernels/registry.h"
+#include "ops/matmul.h"
+#include "ops/registry.h"
 #include "ternary_weights.h"
 
 #if EFFINFER_X86
@@ -27,17 +27,17 @@ void emulated::refuse(const char* expected) {
 namespace {
 
 using namespace effinfer;
-using namespace effinfer::kernels;
+using namespace effinfer::ops;
 
-struct Operand {
-  Activation view;
+struct OwnedOperand {
+  Operand view;
   Memory memory;
 
-  Operand(const std::vector<float>& values, int64_t rows, int64_t cols, Isa isa) {
+  OwnedOperand(const std::vector<float>& values, int64_t rows, int64_t cols, Isa isa) {
     view = {Arithmetic::int8_token, rows, cols, nullptr};
     memory = allocate(static_cast<size_t>(rows * view.row_bytes()));
     view.data = memory.get();
-    for (int64_t t = 0; t < rows; ++t) store_activation_row(isa)(view, t, values.data() + t * cols);
+    for (int64_t t = 0; t < rows; ++t) store_operand_row(isa)(view, t, values.data() + t * cols);
   }
 };
 
@@ -49,8 +49,8 @@ std::vector<float> random_floats(int64_t count, uint32_t seed) {
   return values;
 }
 
-// The definition of a product (kernels/matmul.h), by loops.
-float reference(const Operand& x, int64_t t, const Ternary& weight, int64_t r) {
+// The definition of a product (ops/matmul.h), by loops.
+float reference(const OwnedOperand& x, int64_t t, const Ternary& weight, int64_t r) {
   const TokenRow row = token_row(x.view, t);
   bool uniform = true;
   for (int64_t g = r / 16 * 16; g < std::min(r / 16 * 16 + 16, weight.rows); ++g) {
@@ -104,7 +104,7 @@ void for_variants(const MatmulProblem& problem, int threads, Body&& check) {
   CHECK(count >= 1);
 }
 
-void check_product(const PackedWeight& packed, const Ternary& weight, const Operand& x,
+void check_product(const PackedWeight& packed, const Ternary& weight, const OwnedOperand& x,
                    int threads) {
   const int64_t tokens = x.view.rows;
   std::vector<float> expected;
@@ -139,7 +139,7 @@ TEST("the int8_token operand: the definition, at every level") {
     x[static_cast<size_t>(5 * cols - 1)] = std::numeric_limits<float>::quiet_NaN();
     x[static_cast<size_t>(5 * cols)] = 1e30f;
     for (const Isa isa : available_isas()) {
-      const Operand operand(x, 7, cols, isa);
+      const OwnedOperand operand(x, 7, cols, isa);
       for (int64_t t = 0; t < 7; ++t) {
         const TokenRow row = token_row(operand.view, t);
         const float* values = x.data() + t * cols;
@@ -240,7 +240,7 @@ TEST("products are the same bits in every variant") {
         const PackedBuffer packed = pack({bytes.data(), DType::tq2_0, {rows, cols}}, pool, form);
         for (const int64_t tokens : {1, 2, 3, 5, 8, 9, 16, 33, 50, 100}) {
           if (rows * cols * tokens > 12'000'000) continue;
-          const Operand x(random_floats(tokens * cols, 5), tokens, cols, Isa::portable);
+          const OwnedOperand x(random_floats(tokens * cols, 5), tokens, cols, Isa::portable);
           check_product(packed.view, weight, x, 3);
         }
       }
@@ -265,7 +265,7 @@ TEST("i2_s: values and products") {
         const float* row = expected.data() + r * cols;
         CHECK(std::memcmp(values.data(), row, values.size() * sizeof(float)) == 0);
       }
-      const Operand x(random_floats(3 * cols, 42), 3, cols, Isa::portable);
+      const OwnedOperand x(random_floats(3 * cols, 42), 3, cols, Isa::portable);
       check_product(packed.view, weight, x, 2);
     }
     bytes[40] = 0xc0;
@@ -280,7 +280,7 @@ TEST("products with ragged sizes") {
       for (const QuantBits bits : {QuantBits::t2, QuantBits::t1_6}) {
         const RowPacked packed(weight, bits);
         for (const int64_t tokens : {1, 2, 7, 20}) {
-          const Operand x(random_floats(tokens * cols, 17), tokens, cols, Isa::portable);
+          const OwnedOperand x(random_floats(tokens * cols, 17), tokens, cols, Isa::portable);
           check_product(packed.view, weight, x, 2);
         }
       }
@@ -309,7 +309,7 @@ TEST("extreme sums are exact") {
         const RowPacked packed(weight, bits);
         for (const int64_t tokens : {1, 2, 9}) {
           if (tokens == 9 && cols > 20000) continue;
-          const Operand operand(x, tokens, cols, Isa::portable);
+          const OwnedOperand operand(x, tokens, cols, Isa::portable);
           if (pattern == 0) {
             CHECK_EQ(reference(operand, 0, weight, 0),
                      static_cast<float>(127 * cols) * (1.0f / 127.0f));
@@ -334,7 +334,7 @@ TEST("GLU with squared ReLU, parts, bias and residual") {
   const PackedBuffer packed_up =
       pack({up_bytes.data(), DType::tq2_0, {kRows, kCols}}, pool, TernaryForm::t2);
   for (const int64_t tokens : {1, 4, 40}) {
-    const Operand x(random_floats(tokens * kCols, 23), tokens, kCols, Isa::portable);
+    const OwnedOperand x(random_floats(tokens * kCols, 23), tokens, kCols, Isa::portable);
     const std::vector<float> bias = random_floats(kRows, 24);
     const std::vector<float> residual = random_floats(tokens * kRows, 25);
     std::vector<float> out(static_cast<size_t>(tokens * kRows));
@@ -378,9 +378,9 @@ TEST("what ternary kernels refuse") {
   CHECK_THROWS(Unsupported, "no kernel for this weight format", select());
   problem.x.arithmetic = Arithmetic::int8_token;
   select();
-  problem.out_act = {Arithmetic::int8_token, 1, 16, out.data()};
+  problem.out_operand = {Arithmetic::int8_token, 1, 16, out.data()};
   CHECK_THROWS(Unsupported, "by whole rows", select());
-  problem.out_act = {};
+  problem.out_operand = {};
   problem.parts[0].weight.format = packed_format(DType::tq2_0);
   CHECK_THROWS(Unsupported, "packed as t2 or t1_6", select());
 }

@@ -6,7 +6,7 @@
 #include "check.h"
 #include "effinfer/error.h"
 #include "effinfer/profile.h"
-#include "kernels/attention.h"
+#include "ops/attention.h"
 
 using namespace effinfer;
 
@@ -15,7 +15,7 @@ TEST("profile: attention counts the keys that rows see, and reads each once") {
   for (int round = 0; round < 200; ++round) {
     std::vector<int32_t> qo_indptr = {0};
     std::vector<int32_t> kv_len;
-    kernels::AttentionProblem problem;
+    ops::AttentionProblem problem;
     problem.num_qo_heads = 4;
     problem.kv.num_kv_heads = 2;
     problem.kv.head_dim = 16;
@@ -45,7 +45,7 @@ TEST("profile: attention counts the keys that rows see, and reads each once") {
     problem.batch.kv_len = kv_len.data();
     std::vector<float> out(static_cast<size_t>(qo_indptr.back()) * 64 + 1);
     problem.out = out.data();
-    const kernels::Cost cost = kernels::cost(problem);
+    const ops::Cost cost = ops::cost(problem);
     CHECK_EQ(cost.ops, 4 * 64 * pairs);
     // Queries and outputs in float32, K and V in bfloat16.
     CHECK_EQ(cost.bytes, qo_indptr.back() * 64 * 4 * 2 + tokens * 2 * 32 * 2);

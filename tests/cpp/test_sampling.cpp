@@ -6,13 +6,13 @@
 
 #include "check.h"
 #include "core/philox.h"
+#include "cpu/row_distribution.h"
 #include "effinfer/error.h"
 #include "effinfer/sampling.h"
-#include "kernels/row_distribution.h"
 
 using namespace effinfer;
-using kernels::RowDistribution;
-using kernels::RowMath;
+using ops::RowDistribution;
+using ops::RowMath;
 
 // Known answers of the authors' Random123 distribution (kat_vectors).
 TEST("philox4x32-10 gives its published numbers") {
@@ -51,8 +51,8 @@ TEST("weights are within two ulp of exp, 0 far down, and the same bits at every 
   std::vector<float> first(x.size());
   Row memory(size);
   for (const Isa isa : levels()) {
-    RowDistribution row = memory.at(kernels::row_math(isa), size);
-    CHECK(row.from_logits(x.data(), DType::f32, size) == kernels::RowStatus::ok);
+    RowDistribution row = memory.at(ops::row_math(isa), size);
+    CHECK(row.from_logits(x.data(), DType::f32, size) == ops::RowStatus::ok);
     row.to_weights(1.0f);
     double sum = 0.0;
     for (size_t i = 0; i < x.size(); ++i) {
@@ -74,8 +74,8 @@ TEST("a cut keeps its head at every length and level") {
     Row memory(size);
     for (const Isa isa : levels()) {
       for (int64_t k = 1; k <= size; ++k) {
-        RowDistribution row = memory.at(kernels::row_math(isa), size);
-        CHECK(row.from_weights(x.data(), DType::f32, size) == kernels::RowStatus::ok || size == 1);
+        RowDistribution row = memory.at(ops::row_math(isa), size);
+        CHECK(row.from_weights(x.data(), DType::f32, size) == ops::RowStatus::ok || size == 1);
         row.keep_top_k(k);
         CHECK_EQ(row.size(), k);
         for (int64_t i = 0; i < k && row.ids() != nullptr; ++i) {

@@ -5,7 +5,7 @@
 #include <limits>
 
 #include "check.h"
-#include "cpu/simd/math_portable.h"
+#include "cpu/vectors/math_portable.h"
 
 namespace {
 

@@ -1,10 +1,10 @@
 // linear(x, w[, b])          ->  a = to_act(x); matmul(a, w[, b])
 // ternary_linear(x, w[, b])  ->  the same, and a has {decode = prefill = "int8_token"}
 //
-// Matmul kernels read an operand (kernels/activation.h), not floats. The conversion is a node of
+// Matmul kernels read an operand (ops/activation.h), not floats. The conversion is a node of
 // its own, shared by all linears of one x and kind; later passes move it into the node that makes
 // x. The arithmetic of a ternary operand is part of the model: it is written here, and
-// select_kernels leaves it alone.
+// choose_arithmetic leaves it alone.
 #include <map>
 #include <utility>
 
@@ -31,7 +31,7 @@ void canonicalize(Graph& graph, const CompileOptions&) {
       const std::string name = value.name + (ternary ? ".token_act" : ".act");
       const ValueId act = add_unique_value(graph, name, DType::act, Shape(value.shape));
       Node conversion{"to_act", {x}, {}, {act}};
-      if (ternary) set_arithmetic(conversion, kTernaryArithmetic, kTernaryArithmetic);
+      if (ternary) set_arithmetic(conversion, graph::kTernaryArithmetic, graph::kTernaryArithmetic);
       nodes.push_back(std::move(conversion));
       entry = operands.emplace(std::pair(x, ternary), act).first;
     }

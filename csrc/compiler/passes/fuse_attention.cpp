@@ -4,7 +4,7 @@
 // heads must be whole blocks of the operand.
 #include "compiler/fuse_operand.h"
 #include "compiler/passes.h"
-#include "kernels/activation.h"
+#include "ops/operand.h"
 
 namespace effinfer::compiler {
 
@@ -14,7 +14,7 @@ void fuse_attention(Graph& graph, const CompileOptions&) {
     if (!rewriter.is(index, "attention")) continue;
     const Node& node = rewriter.node(index);
     const int64_t group = node.get_int("heads") / node.get_int("kv_heads");
-    if (group * node.get_int("head_dim") % kernels::kActivationBlock != 0) continue;
+    if (group * node.get_int("head_dim") % ops::kOperandBlock != 0) continue;
     fuse_operand(rewriter, index, 0, OperandWriter::blocks);
   }
   rewriter.finish();

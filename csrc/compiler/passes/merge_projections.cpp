@@ -6,7 +6,7 @@
 #include "compiler/matmul_parts.h"
 #include "compiler/passes.h"
 #include "compiler/rewriter.h"
-#include "kernels/matmul.h"
+#include "ops/matmul.h"
 
 namespace effinfer::compiler {
 
@@ -22,7 +22,7 @@ void merge_projections(Graph& graph, const CompileOptions&) {
       const MatmulParts more = MatmulParts::from(rewriter.node(other));
       const size_t parts = merged.parts.size() + more.parts.size();
       const bool has_residual = !rewriter.node(other).get_ints("residual").empty();
-      if (parts > static_cast<size_t>(kernels::kMaxMatmulParts) || has_residual) continue;
+      if (parts > static_cast<size_t>(ops::kMaxMatmulParts) || has_residual) continue;
       merged.parts.insert(merged.parts.end(), more.parts.begin(), more.parts.end());
       rewriter.erase(other);
     }

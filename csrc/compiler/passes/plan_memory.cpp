@@ -12,6 +12,7 @@
 
 #include "compiler/memory_plan.h"
 #include "compiler/passes.h"
+#include "executor/program.h"
 #include "graph/op_specs.h"
 
 namespace effinfer::compiler {
@@ -146,8 +147,8 @@ class Planner {
 
   void place_own() {
     CompileOptions small = options_;
-    small.max_tokens = std::min<int64_t>(small.max_tokens, kOwnRows);
-    small.max_rows = std::min<int64_t>(small.max_rows, kOwnRows);
+    small.max_tokens = std::min<int64_t>(small.max_tokens, executor::kOwnRows);
+    small.max_rows = std::min<int64_t>(small.max_rows, executor::kOwnRows);
     std::vector<Lifetime> lifetimes;
     for (const Node& node : graph_.nodes) {
       if (!has_flag(node, graph::kEveryMemberKey)) continue;

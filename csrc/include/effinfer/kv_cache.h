@@ -16,7 +16,7 @@
 
 namespace effinfer {
 
-namespace kernels {
+namespace ops {
 struct KvLayer;
 }
 
@@ -78,7 +78,7 @@ class EFFINFER_API KvCache {
   // InternalError.
   void check_integrity() const;
 
-  kernels::KvLayer layer(int32_t index) const;
+  ops::KvLayer layer(int32_t index) const;
 
  private:
   struct Impl;

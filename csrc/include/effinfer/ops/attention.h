@@ -17,7 +17,7 @@
 
 namespace effinfer {
 
-namespace kernels {
+namespace ops {
 struct KvLayer;
 }
 
@@ -45,7 +45,7 @@ class EFFINFER_API PagedKv {
   // Everything as floats: k and v [num_pages, num_kv_heads, 64, head_dim].
   void read(float* k, float* v) const;
 
-  kernels::KvLayer layer() const;
+  ops::KvLayer layer() const;
 
  private:
   struct Impl;

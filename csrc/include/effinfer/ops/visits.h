@@ -19,10 +19,10 @@
 
 namespace effinfer {
 
-namespace kernels {
+namespace ops {
 struct BatchLayout;
 struct VisitPlan;
-}  // namespace kernels
+}  // namespace ops
 
 namespace ops {
 
@@ -43,9 +43,9 @@ class EFFINFER_API Visits {
   // [B, num_kv_heads, list_words]: bit t % 64 of word t / 64 is token t.
   uint64_t* words();
 
-  const kernels::VisitPlan& plan() const;
+  const ops::VisitPlan& plan() const;
   // Throws InvalidArgument when the batch or the heads are others than these lists are of.
-  void check(std::string_view op, const kernels::BatchLayout& batch, int32_t num_qo_heads,
+  void check(std::string_view op, const ops::BatchLayout& batch, int32_t num_qo_heads,
              int32_t num_kv_heads) const;
 
  private:

@@ -1,0 +1,230 @@
+// What the attention kernels are made of: the small products of a tile, the softmax of a row of
+// scores, the folding of partial results. vectors/attention_body.h walks the engine's pages with
+// them, vectors/list_attention_body.h the lists of the operators.
+//
+// Kv is a level's view of one KV dtype (simd/kv_*.h): V, a vector of 16 floats; P, the elements in
+// a dword; wide(rows), how many lines side by side fit the registers next to that many rows; and
+//   expand(line, out)   the P vectors of a 64-byte line, which multiply floats, or with kPairs
+//   load(line, count), add_products(sums, line, pair), store_pairs(values, to)
+//                       lines of bfloat16 pairs as they are (`count` of them meant), which multiply
+//                       queries and probabilities rounded to bfloat16, two in a dword.
+#pragma once
+
+#include <cstdint>
+#include <type_traits>
+
+#include "cpu/vectors/math.h"
+#include "ops/kv_layout.h"
+
+namespace effinfer::cpu::simd {
+
+// The maximum of no scores: finite, so that differences of maxima are never NaN, and far below any
+// score, so that exp() of the difference is 0.
+inline constexpr float kNoScore = -1e30f;
+
+// Tokens of a page, relative to its first.
+struct TokenRange {
+  int64_t begin;
+  int64_t end;
+};
+
+template <class Kv>
+struct AttentionMath {
+  using V = typename Kv::V;
+  using A = std::conditional_t<Kv::kPairs, uint32_t, float>;  // what lines are multiplied by
+  static constexpr int P = Kv::P;
+  static constexpr int64_t kLine = 64;
+
+  // The right-hand side of a product: lines `step` bytes apart along the inner dimension and
+  // `stride` bytes apart along the columns. `next` is the same part of the next page, which is
+  // fetched line by line in the order of addresses, whatever the order of use: the hardware then
+  // sees one stream and joins in.
+  struct Lines {
+    const uint8_t* data;
+    int64_t step;
+    int64_t stride;
+    const uint8_t* next;
+  };
+
+  // c[R][16 N] = factors * c + a[R][depth] b, or a b without factors.
+  template <int R, int N>
+  static void product(const A* a, int64_t a_stride, const Lines& b, int64_t depth,
+                      const float* factors, float* c, int64_t c_stride) {
+    V sums[R][N];
+    for (int r = 0; r < R; ++r) {
+      for (int n = 0; n < N; ++n) {
+        sums[r][n] = factors == nullptr ? V::set(0.0f)
+                                        : V::load(c + r * c_stride + n * 16) * V::set(factors[r]);
+      }
+    }
+    const uint8_t* line = b.data;
+    const uint8_t* next = b.next;
+    const auto step = [&](int count) __attribute__((always_inline)) {
+      if constexpr (Kv::kPairs) {
+        typename Kv::Line columns[N];
+        for (int n = 0; n < N; ++n) {
+          __builtin_prefetch(next + n * kLine, 0, 2);
+          columns[n] = Kv::load(line + n * b.stride, count);
+        }
+        for (int r = 0; r < R; ++r) {
+          const auto pair = Kv::broadcast(a[r * a_stride]);
+          for (int n = 0; n < N; ++n) sums[r][n] = Kv::add_products(sums[r][n], columns[n], pair);
+        }
+        ++a;
+      } else {
+        V columns[N][P];
+        for (int n = 0; n < N; ++n) {
+          __builtin_prefetch(next + n * kLine, 0, 2);
+          Kv::expand(line + n * b.stride, columns[n]);
+        }
+        for (int j = 0; j < P; ++j) {
+          if (j >= count) break;
+          for (int r = 0; r < R; ++r) {
+            const V x = V::set(a[r * a_stride + j]);
+            for (int n = 0; n < N; ++n) sums[r][n] = fma(x, columns[n][j], sums[r][n]);
+          }
+        }
+        a += P;
+      }
+      line += b.step;
+      next += N * kLine;
+    };
+    for (int64_t i = 0; i < depth / P; ++i) step(P);
+    if (P > 1 && depth % P > 0) step(static_cast<int>(depth % P));
+    for (int r = 0; r < R; ++r) {
+      for (int n = 0; n < N; ++n) sums[r][n].store(c + r * c_stride + n * 16);
+    }
+  }
+
+  // All columns (in lines of 16) of R rows.
+  template <int R>
+  static void product_rows(const A* a, int64_t a_stride, Lines b, int64_t depth,
+                           const float* factors, float* c, int64_t c_stride, int64_t columns) {
+    constexpr int N = Kv::wide(R);
+    for (; columns >= N; columns -= N) {
+      product<R, N>(a, a_stride, b, depth, factors, c, c_stride);
+      b.data += N * b.stride;
+      b.next += N * depth / P * kLine;
+      c += N * 16;
+    }
+    for (; columns > 0; --columns) {
+      product<R, 1>(a, a_stride, b, depth, factors, c, c_stride);
+      b.data += b.stride;
+      b.next += depth / P * kLine;
+      c += 16;
+    }
+  }
+
+  static void product_all(const A* a, int64_t a_stride, const Lines& b, int64_t depth,
+                          const float* factors, float* c, int64_t c_stride, int64_t columns,
+                          int64_t rows) {
+    while (rows > 0) {
+      int64_t done = 0;
+      const auto take = [&]<int R>() {
+        product_rows<R>(a, a_stride, b, depth, factors, c, c_stride, columns);
+        done = R;
+      };
+      if (rows >= 9 || rows == 6 || rows == 7) {
+        take.template operator()<6>();
+      } else if (rows == 8 || rows == 4) {
+        take.template operator()<4>();
+      } else if (rows == 5 || rows == 3) {
+        take.template operator()<3>();
+      } else if (rows == 2) {
+        take.template operator()<2>();
+      } else {
+        take.template operator()<1>();
+      }
+      rows -= done;
+      a += done * a_stride;
+      c += done * c_stride;
+      if (factors != nullptr) factors += done;
+    }
+  }
+
+  // Element `index` on of a row of factors.
+  [[gnu::always_inline]] static void store_factor(V x, float* row, int64_t index) {
+    if constexpr (Kv::kPairs) {
+      Kv::store_pairs(x, reinterpret_cast<uint32_t*>(row) + index / 2);
+    } else {
+      x.store(row + index);
+    }
+  }
+  static const A* factors_at(const float* row, int64_t index) {
+    return reinterpret_cast<const A*>(row) + (Kv::kPairs ? index / 2 : index);
+  }
+
+  static void fill(float* p, int64_t count, float value) {
+    for (int64_t i = 0; i < count; ++i) p[i] = value;
+  }
+
+  // Bits [begin, end) of a page's tokens.
+  static uint64_t token_bits(int64_t begin, int64_t end) {
+    if (begin < 0) begin = 0;
+    if (end > ops::kPageSize) end = ops::kPageSize;
+    if (begin >= end) return 0;
+    return ~uint64_t{0} >> (64 - (end - begin)) << begin;
+  }
+
+  // Scores of a row's tokens to what multiplies their values: the row's maximum, sum and the factor
+  // on what it has summed so far. adjust(scores, t) makes logits of the 16 scores from t on;
+  // weigh(probabilities, t) what multiplies the values. Tokens whose bit is not set count for
+  // nothing.
+  template <class Adjust, class Weigh>
+  [[gnu::always_inline]] static void softmax_row(float* scores, TokenRange all, uint64_t seen,
+                                                 float& row_max, float& row_sum, float& row_factor,
+                                                 Adjust&& adjust, Weigh&& weigh) {
+    const float old_max = row_max;
+    V highest = V::set(old_max);
+    for (int64_t t = all.begin; t < all.end; t += 16) {
+      const V x = only(seen, t, adjust(V::load(scores + t), t), -__builtin_inff());
+      highest = max(highest, x);
+      x.store(scores + t);
+    }
+    const float new_max = maximum(highest);
+    V sums = V::set(0.0f);
+    for (int64_t t = all.begin; t < all.end; t += 16) {
+      const V p = exp(V::load(scores + t) - V::set(new_max));
+      sums = sums + p;
+      store_factor(weigh(p, t), scores, t);  // behind what is still to be read
+    }
+    const float factor = first_lane(exp(V::set(old_max - new_max)));
+    row_max = new_max;
+    row_sum = row_sum * factor + sum(sums);
+    row_factor = factor;
+  }
+
+  // The lanes of 16 tokens from t on whose bit of `seen` is set, else `hidden`.
+  [[gnu::always_inline]] static V only(uint64_t seen, int64_t t, V x, float hidden) {
+    const auto bits = static_cast<uint32_t>(seen >> t & 0xffff);
+    return bits == 0xffff ? x : keep(bits, x, V::set(hidden));
+  }
+
+  static float first_lane(V x) {
+    alignas(64) float lanes[16];
+    x.store(lanes);
+    return lanes[0];
+  }
+
+  // (max, sum, out) of what came before, and of one chunk: their combination. The maximum's own
+  // side has a factor of exactly 1; a side without keys adds exact zeros.
+  static void fold(float& max, float& sum, float* out, float chunk_max, float chunk_sum,
+                   const float* chunk_out, int64_t dim) {
+    const float highest = chunk_max > max ? chunk_max : max;
+    const V a = exp(V::set(max - highest));
+    const V b = exp(V::set(chunk_max - highest));
+    max = highest;
+    sum = first_lane(fma(V::set(chunk_sum), b, V::set(sum) * a));
+    for (int64_t d = 0; d < dim; d += 16) {
+      fma(V::load(chunk_out + d), b, V::load(out + d) * a).store(out + d);
+    }
+  }
+
+  // A row that sees no key is zeros.
+  static void write_row(const float* values, float sum, int64_t dim, float* out) {
+    const V divisor = V::set(sum == 0.0f ? 1.0f : sum);
+    for (int64_t d = 0; d < dim; d += 16) (V::load(values + d) / divisor).store(out + d);
+  }
+};
+
+}  // namespace effinfer::cpu::simd

@@ -1,0 +1,131 @@
+#include "executor/batch_check.h"
+
+#include <bit>
+#include <string>
+
+#include "effinfer/error.h"
+
+namespace effinfer::executor {
+namespace {
+
+[[noreturn]] void fail(const std::string& what) {
+  throw InvalidArgument("[run] " + what);
+}
+
+void check_size(const char* argument, size_t size, int64_t most) {
+  if (static_cast<int64_t>(size) > most) {
+    fail(std::string(argument) + ": expected at most " + std::to_string(most) + " entries, got " +
+         std::to_string(size));
+  }
+}
+
+void check_range(const char* argument, std::span<const int32_t> values, int64_t end) {
+  for (size_t i = 0; i < values.size(); ++i) {
+    if (values[i] < 0 || values[i] >= end) {
+      fail(std::string(argument) + "[" + std::to_string(i) + "]: expected 0.." +
+           std::to_string(end - 1) + ", got " + std::to_string(values[i]));
+    }
+  }
+}
+
+// A CSR row pointer of S + 1 entries: from 0 to `end`, never falling.
+void check_indptr(const char* argument, std::span<const int32_t> indptr, size_t sequences,
+                  size_t end) {
+  if (indptr.size() != sequences + 1) {
+    fail(std::string(argument) + ": expected " + std::to_string(sequences + 1) + " entries, got " +
+         std::to_string(indptr.size()));
+  }
+  if (indptr.front() != 0 || indptr.back() < 0 || static_cast<size_t>(indptr.back()) != end) {
+    fail(std::string(argument) + ": expected 0 first and " + std::to_string(end) + " last, got " +
+         std::to_string(indptr.front()) + " and " + std::to_string(indptr.back()));
+  }
+  for (size_t i = 1; i < indptr.size(); ++i) {
+    if (indptr[i] < indptr[i - 1]) fail(std::string(argument) + ": expected it to never fall");
+  }
+}
+
+void check_sequences(const Batch& batch, int64_t max_seq_len) {
+  for (size_t s = 0; s < batch.kv_len.size(); ++s) {
+    const std::string label = "kv_len[" + std::to_string(s) + "]: ";
+    const int64_t length = batch.kv_len[s];
+    const int64_t rows = batch.qo_indptr[s + 1] - batch.qo_indptr[s];
+    const int64_t pages = batch.kv_indptr[s + 1] - batch.kv_indptr[s];
+    if (length < rows || length > max_seq_len) {
+      fail(label + "expected " + std::to_string(rows) + " (the step's tokens) to " +
+           std::to_string(max_seq_len) + " (max_seq_len), got " + std::to_string(length));
+    }
+    if (length > pages * KvCache::kPageSize) {
+      fail(label + "expected at most " + std::to_string(pages * KvCache::kPageSize) +
+           " tokens on " + std::to_string(pages) + " pages, got " + std::to_string(length));
+    }
+  }
+}
+
+// Each word is the row's own bit and the word of the row before it in the tree.
+void check_ancestors(const Batch& batch) {
+  if (batch.ancestors.empty()) return;
+  if (batch.ancestors.size() != batch.token_ids.size()) {
+    fail("ancestors: expected none or " + std::to_string(batch.token_ids.size()) +
+         " entries, got " + std::to_string(batch.ancestors.size()));
+  }
+  for (size_t s = 0; s < batch.kv_len.size(); ++s) {
+    const auto first = static_cast<size_t>(batch.qo_indptr[s]);
+    const size_t rows = static_cast<size_t>(batch.qo_indptr[s + 1]) - first;
+    if (rows > 64) {
+      fail("ancestors: expected at most 64 rows a sequence, got " + std::to_string(rows));
+    }
+    const std::span<const uint64_t> words = batch.ancestors.subspan(first, rows);
+    for (size_t i = 0; i < rows; ++i) {
+      const uint64_t own = uint64_t{1} << i;
+      const uint64_t above = words[i] & ~own;
+      const bool root = above == 0;
+      const auto parent = static_cast<size_t>(std::bit_width(above)) - (root ? 0 : 1);
+      if ((words[i] & own) != 0 && (root || (parent < i && above == words[parent]))) continue;
+      fail("ancestors[" + std::to_string(first + i) +
+           "]: expected the row's own bit and the ancestors of an earlier row, or none");
+    }
+  }
+}
+
+void check_cache(const KvCacheConfig& cache, const KvCacheConfig& needed) {
+  if (cache.num_layers < needed.num_layers || cache.num_kv_heads != needed.num_kv_heads ||
+      cache.head_dim != needed.head_dim || cache.dtype != needed.dtype) {
+    const auto text = [](const KvCacheConfig& c) {
+      return std::to_string(c.num_layers) + " layers of " + std::to_string(c.num_kv_heads) +
+             " heads of " + std::to_string(c.head_dim) + ", " + std::string(name(c.dtype));
+    };
+    fail("cache: expected " + text(needed) + ", got " + text(cache));
+  }
+}
+
+}  // namespace
+
+void check_size_of(const char* argument, size_t size, size_t expected) {
+  if (size == expected) return;
+  fail(std::string(argument) + ": expected " + std::to_string(expected) + " values, got " +
+       std::to_string(size));
+}
+
+void check_batch(const Batch& batch, const KvCacheConfig& cache, const StepLimits& limits) {
+  const size_t tokens = batch.token_ids.size();
+  const size_t sequences = batch.kv_len.size();
+  if (tokens == 0) fail("token_ids: expected at least one token");
+  check_size("token_ids", tokens, limits.max_tokens);
+  check_size("kv_len", sequences, limits.max_sequences);
+  check_size("logit_rows", batch.logit_rows.size(), limits.max_rows);
+  if (batch.positions.size() != tokens) {
+    fail("positions: expected " + std::to_string(tokens) + " entries, got " +
+         std::to_string(batch.positions.size()));
+  }
+  check_range("token_ids", batch.token_ids, limits.num_ids);
+  check_range("positions", batch.positions, int64_t{1} << 31);
+  check_range("logit_rows", batch.logit_rows, static_cast<int64_t>(tokens));
+  check_indptr("qo_indptr", batch.qo_indptr, sequences, tokens);
+  check_indptr("kv_indptr", batch.kv_indptr, sequences, batch.kv_indices.size());
+  check_cache(cache, limits.cache);
+  check_range("kv_indices", batch.kv_indices, cache.num_pages);
+  check_sequences(batch, limits.max_seq_len);
+  check_ancestors(batch);
+}
+
+}  // namespace effinfer::executor

@@ -1,0 +1,162 @@
+#include <algorithm>
+#include <string>
+
+#include "executor/executable_impl.h"
+#include "executor/region.h"
+#include "executor/top_logits.h"
+
+namespace effinfer {
+
+using executor::Call;
+using executor::Program;
+
+Executable::Executable(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
+Executable::~Executable() = default;
+
+void Executable::Impl::reserve_plans() {
+  size_t partial_floats = 0;
+  size_t partials = 0;
+  for (const ops::AttentionShape& shape : shared.attention_shapes) {
+    const ops::AttentionPlanSize size = ops::attention_plan_size(
+        shape, limits.max_tokens, limits.max_sequences, limits.max_seq_len);
+    PlanBuffers& buffers = plan_buffers.emplace_back();
+    buffers.items.resize(static_cast<size_t>(size.items));
+    buffers.merges.resize(static_cast<size_t>(size.merges));
+    buffers.done.resize(static_cast<size_t>(size.merges));
+    const auto count = static_cast<size_t>(size.partials);
+    partials = std::max(partials, count);
+    partial_floats = std::max(partial_floats, count * static_cast<size_t>(shape.head_dim));
+  }
+  partial_out.resize(partial_floats);
+  partial_ms.resize(partials * 2);
+  plans.resize(shared.attention_shapes.size());
+  for (const ops::VisitShape& shape : shared.visit_shapes) {
+    visit_buffers.emplace_back(shape, limits.max_tokens, limits.max_sequences, limits.max_seq_len);
+  }
+  visits.resize(visit_buffers.size());
+  if (shared.max_top > 0) top_lists.resize(static_cast<size_t>(pool->size() * limits.max_rows));
+}
+
+void Executable::Impl::plan_step(const ops::BatchLayout& layout) {
+  for (size_t slot = 0; slot < plans.size(); ++slot) {
+    const ops::AttentionPlanBuffers buffers{plan_buffers[slot].items.data(),
+                                            plan_buffers[slot].merges.data(), partial_out.data(),
+                                            partial_ms.data(), plan_buffers[slot].done.data()};
+    plans[slot] = ops::plan_attention(shared.attention_shapes[slot], layout, buffers);
+  }
+  for (size_t slot = 0; slot < visits.size(); ++slot) {
+    visits[slot] = visit_buffers[slot].plan(layout);
+  }
+}
+
+void Executable::run(const Batch& batch, KvCache& cache, std::span<float> logits) {
+  const size_t rows = batch.logit_rows.size();
+  executor::check_size_of("logits", logits.size(), rows * static_cast<size_t>(vocab_size()));
+  executor::Step step;
+  step.logits = logits.data();
+  impl_->run_step(batch, cache, step);
+}
+
+void Executable::run_top(const Batch& batch, KvCache& cache, const TopLogits& top) {
+  Impl& impl = *impl_;
+  const size_t rows = batch.logit_rows.size();
+  if (top.k < 1 || top.k > max_top()) {
+    throw InvalidArgument("[run_top] k: expected 1.." + std::to_string(max_top()) + ", got " +
+                          std::to_string(top.k));
+  }
+  executor::check_size_of("values", top.values.size(), rows * static_cast<size_t>(top.k));
+  executor::check_size_of("tokens", top.tokens.size(), rows * static_cast<size_t>(top.k));
+  const size_t lists = rows * static_cast<size_t>(impl.pool->size());
+  for (ops::TopList& list :
+       std::span(impl.top_lists).first(std::min(lists, impl.top_lists.size()))) {
+    list.clear();
+  }
+  executor::Step step;
+  step.top = impl.top_lists.data();
+  step.top_k = top.k;
+  impl.run_step(batch, cache, step);
+  executor::merge_top(impl.top_lists.data(), impl.pool->size(), rows, top);
+}
+
+int32_t Executable::max_top() const {
+  return impl_->shared.max_top;
+}
+
+void Executable::Impl::run_step(const Batch& batch, KvCache& cache, executor::Step& step) {
+  const int64_t begin_ns = recorder ? executor::Recorder::now_ns() : 0;
+  executor::check_batch(batch, cache.config(), limits);
+  step.batch = &batch;
+  step.cache = &cache;
+  step.layout = {static_cast<int64_t>(batch.token_ids.size()),
+                 static_cast<int64_t>(batch.kv_len.size()),
+                 batch.qo_indptr.data(),
+                 batch.kv_indptr.data(),
+                 batch.kv_indices.data(),
+                 batch.kv_len.data(),
+                 batch.positions.data(),
+                 batch.ancestors.empty() ? nullptr : batch.ancestors.data()};
+  plan_step(step.layout);
+  step.plans = plans;
+  step.visits = visits;
+
+  const size_t index = program_of_phase[static_cast<size_t>(batch.phase)];
+  Program& program = programs[index];
+  active.clear();
+  for (const std::unique_ptr<Call>& call : program.calls) {
+    if (call->prepare(step)) active.push_back(call.get());
+  }
+  executor::Region region{step, active};
+  if (own && step.layout.num_tokens <= executor::kOwnRows) {
+    region.own = static_cast<std::byte*>(own.get());
+    region.own_bytes = own_bytes;
+  }
+  if (recorder && recorder->has_room()) {
+    recorder->run(region, index, *pool, begin_ns);
+    return;
+  }
+  pool->parallel([&region](Team& team) { region.run(team, executor::NoTimer()); });
+}
+
+void Executable::start_profile(int64_t max_steps) {
+  if (max_steps < 1) {
+    throw InvalidArgument("[profile] max_steps: expected at least 1, got " +
+                          std::to_string(max_steps));
+  }
+  Impl& impl = *impl_;
+  impl.recorder = std::make_unique<executor::Recorder>(
+      impl.pool->size(), impl.limits.cache.num_layers, impl.programs, max_steps);
+}
+
+Profile Executable::take_profile() {
+  const std::unique_ptr<executor::Recorder> recorder = std::move(impl_->recorder);
+  return recorder ? recorder->take() : Profile{};
+}
+
+int64_t Executable::vocab_size() const {
+  return impl_->limits.vocab_size;
+}
+
+KvCacheConfig Executable::kv_config(DType dtype, int32_t num_pages) const {
+  KvCacheConfig config = impl_->limits.cache;
+  config.dtype = dtype;
+  config.num_pages = num_pages;
+  return config;
+}
+
+const CompileOptions& Executable::options() const {
+  return impl_->shared.options;
+}
+
+const Graph& Executable::graph() const {
+  return impl_->shared.graph;
+}
+
+size_t Executable::arena_bytes() const {
+  return impl_->arena_bytes;
+}
+
+size_t Executable::packed_bytes() const {
+  return impl_->shared.weights->packed_bytes();
+}
+
+}  // namespace effinfer

@@ -1,0 +1,59 @@
+// The inside of an Executable.
+#pragma once
+
+#include <array>
+#include <memory>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "effinfer/compiler.h"
+#include "executor/batch_check.h"
+#include "executor/program.h"
+#include "executor/recorder.h"
+
+namespace effinfer {
+
+struct Executable::Impl {
+  std::shared_ptr<const WeightSource> source;
+  std::shared_ptr<ThreadPool> pool;
+  executor::Shared shared;
+  std::set<std::string> skipped;  // passes that did not run
+  std::string isa;                // the level and why
+  executor::StepLimits limits;
+  size_t arena_bytes = 0;
+  std::shared_ptr<void> arena;
+  size_t own_bytes = 0;       // of a member's own arena, 0: none
+  std::shared_ptr<void> own;  // of all members
+
+  // One program when the phases share their arithmetic, else one each.
+  std::vector<executor::Program> programs;
+  std::array<size_t, 2> program_of_phase{};
+
+  // Attention: buffers a slot; the partial results are shared, since layers run one by one.
+  struct PlanBuffers {
+    std::vector<ops::AttentionWorkItem> items;
+    std::vector<ops::AttentionMergeItem> merges;
+    std::vector<int32_t> done;
+  };
+  std::vector<PlanBuffers> plan_buffers;
+  std::vector<ops::VisitBuffers> visit_buffers;  // shared by layers in the same way
+  std::vector<float> partial_out;
+  std::vector<float> partial_ms;
+
+  std::vector<ops::TopList> top_lists;  // [members][max_rows], where the head can keep them
+
+  // Of the step that runs.
+  std::vector<ops::StepPlan> plans;
+  std::vector<ops::VisitPlan> visits;
+  std::vector<const executor::Call*> active;
+  std::unique_ptr<executor::Recorder> recorder;  // null: no profile is being made
+
+  void allocate_arena();
+  void lower();
+  void reserve_plans();
+  void plan_step(const ops::BatchLayout& layout);
+  void run_step(const Batch& batch, KvCache& cache, executor::Step& step);
+};
+
+}  // namespace effinfer

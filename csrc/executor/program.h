@@ -1,0 +1,39 @@
+// What compilation makes of a graph: the calls of each phase and what they share.
+#pragma once
+
+#include <cstddef>
+#include <memory>
+#include <vector>
+
+#include "effinfer/compiler.h"
+#include "effinfer/graph.h"
+#include "effinfer/profile.h"
+#include "executor/call.h"
+#include "weights/weight_store.h"
+
+namespace effinfer::executor {
+
+// Steps of at most this many tokens compute row-wise nodes on every member (fuse_regions): beyond
+// it, rows cost more than the barriers that they save.
+inline constexpr int64_t kOwnRows = 4;
+
+// The calls of one phase.
+struct Program {
+  std::vector<std::unique_ptr<Call>> calls;
+  std::vector<CallInfo> infos;  // one a call: for explain() and profiles
+};
+
+// What the programs of an executable share.
+struct Shared {
+  Graph graph;
+  CompileOptions options;  // with every default resolved
+  std::unique_ptr<weights::WeightStore> weights;
+  std::byte* arena = nullptr;
+  std::vector<ops::AttentionShape> attention_shapes;  // distinct ones: the slots of plans
+  std::vector<ops::VisitShape> visit_shapes;          // the same
+  std::vector<std::shared_ptr<void>> constants;       // such as rotary frequencies
+  size_t scratch_bytes = 0;                           // of a member
+  int32_t max_top = 0;  // logits a row that the head can keep; 0: it writes all of them
+};
+
+}  // namespace effinfer::executor

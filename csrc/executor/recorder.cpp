@@ -1,0 +1,98 @@
+#include "executor/recorder.h"
+
+#include <chrono>
+#include <new>
+
+namespace effinfer::executor {
+
+Recorder::Recorder(int threads, int32_t num_layers, std::span<const Program> programs,
+                   int64_t max_steps)
+    : programs_(programs) {
+  profile_.threads = threads;
+  profile_.num_layers = num_layers;
+  size_t most = 0;
+  for (const Program& program : programs) {
+    first_info_.push_back(profile_.calls.size());
+    profile_.calls.insert(profile_.calls.end(), program.infos.begin(), program.infos.end());
+    most = std::max(most, program.calls.size());
+  }
+  try {
+    profile_.steps.resize(static_cast<size_t>(max_steps));
+    for (StepRecord& step : profile_.steps) {
+      step.calls.resize(most);
+      step.times.resize(most * static_cast<size_t>(threads));
+    }
+  } catch (const std::exception&) {  // bad_alloc, or length_error for an absurd count
+    throw OutOfMemory("[profile] no memory for the records of " + std::to_string(max_steps) +
+                      " steps");
+  }
+}
+
+int64_t Recorder::now_ns() {
+  const auto now = std::chrono::steady_clock::now().time_since_epoch();
+  return std::chrono::duration_cast<std::chrono::nanoseconds>(now).count();
+}
+
+bool Recorder::has_room() {
+  if (used_ < profile_.steps.size()) return true;
+  ++profile_.dropped_steps;
+  return false;
+}
+
+namespace {
+
+// A member's times, one call after the other.
+struct Stopwatch {
+  CallTimes* times;
+  int64_t now = Recorder::now_ns();
+  void begin() { times->begin_ns = now; }
+  void done() { times->done_ns = Recorder::now_ns(); }
+  void end() {
+    now = times->end_ns = Recorder::now_ns();
+    ++times;
+  }
+};
+
+}  // namespace
+
+void Recorder::run(const Region& region, size_t program, ThreadPool& pool, int64_t begin_ns) {
+  StepRecord& step = profile_.steps[used_];
+  const std::span<const Call* const> calls = region.calls;
+  step.phase = region.step.batch->phase;
+  step.tokens = region.step.layout.num_tokens;
+  step.sequences = region.step.layout.num_sequences;
+  step.begin_ns = begin_ns;
+  step.calls.resize(calls.size());
+  step.times.resize(calls.size() * static_cast<size_t>(profile_.threads));
+  // By reference to one object: a larger closure would make std::function allocate.
+  const struct {
+    const Region& region;
+    StepRecord& step;
+  } both{region, step};
+  pool.parallel([&both](Team& team) {
+    const size_t first = static_cast<size_t>(team.rank()) * both.region.calls.size();
+    both.region.run(team, Stopwatch{both.step.times.data() + first});
+    if (team.rank() == 0) both.step.barriers = team.barriers();
+  });
+  step.end_ns = now_ns();
+  add_costs(step, program, calls);
+  ++used_;
+}
+
+void Recorder::add_costs(StepRecord& step, size_t program,
+                         std::span<const Call* const> calls) const {
+  const auto& all = programs_[program].calls;
+  size_t place = 0;
+  for (size_t i = 0; i < calls.size(); ++i, ++place) {
+    while (all[place].get() != calls[i]) ++place;
+    const ops::Cost cost = calls[i]->cost();
+    step.calls[i] = {static_cast<int32_t>(first_info_[program] + place), cost.bytes, cost.ops};
+  }
+}
+
+Profile Recorder::take() {
+  profile_.steps.resize(used_);
+  return std::move(profile_);
+}
+
+}  // namespace effinfer::executor

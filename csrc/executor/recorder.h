@@ -1,0 +1,36 @@
+// Takes the times of a step's calls. All memory is taken when it is made: a recorded step allocates
+// as little as any other.
+#pragma once
+
+#include <span>
+#include <vector>
+
+#include "effinfer/profile.h"
+#include "executor/program.h"
+#include "executor/region.h"
+
+namespace effinfer::executor {
+
+class Recorder {
+ public:
+  // Throws OutOfMemory.
+  Recorder(int threads, int32_t num_layers, std::span<const Program> programs, int64_t max_steps);
+
+  static int64_t now_ns();
+  // Whether there is room for one more step; counts those for which there is none.
+  bool has_room();
+  // Runs the calls of the region, which are some of those of the program, and records them.
+  // `begin_ns` is when the step began.
+  void run(const Region& region, size_t program, ThreadPool& pool, int64_t begin_ns);
+  Profile take();
+
+ private:
+  void add_costs(StepRecord& step, size_t program, std::span<const Call* const> calls) const;
+
+  std::span<const Program> programs_;
+  std::vector<size_t> first_info_;  // of each program, in Profile::calls
+  Profile profile_;
+  size_t used_ = 0;  // steps of the profile that are recorded
+};
+
+}  // namespace effinfer::executor

@@ -1,0 +1,64 @@
+// What keys get of attention: for each query head and key, the softmax probabilities of blocks of
+// query rows summed up, or the greatest of them, while no more of the matrix exists than 64 by 64.
+//
+// The logarithm of each row's sum of exponentials is known before (list attention without values
+// gives it). An item is four units of 64 keys of one sequence and KV head: it gathers them once and
+// walks the query rows in order, so that each result is written by one member of a team and is the
+// same bits for any of them.
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+#include "ops/list_attention.h"
+
+namespace effinfer::ops {
+
+struct ScoreItem {
+  int32_t sequence;
+  int32_t kv_head;
+  int32_t first_unit;
+  int32_t end_unit;
+  int64_t diagonals;  // floats before its own in AttentionScoresProblem::diagonals
+};
+
+// Where the results of a sequence lie: (head, block of rows, key or block of keys).
+struct ScoreRows {
+  int64_t first;  // floats before its own
+  int64_t head_stride;
+  int64_t block_stride;
+};
+
+struct AttentionScoresProblem {
+  QueryRows q;
+  KvRows k;
+  int32_t num_qo_heads = 0;
+  int32_t num_kv_heads = 0;
+  int32_t num_sequences = 0;
+  const int32_t* qo_indptr = nullptr;
+  const int32_t* kv_indptr = nullptr;
+  const int32_t* pages = nullptr;  // page ids; null: token t of sequence s is row kv_indptr[s] + t
+  int32_t page_size = 1;
+  const int32_t* kv_len = nullptr;
+  const int32_t* positions = nullptr;  // of the rows in their sequences; null: the last ones
+  bool causal = false;
+  int32_t window_left = -1;
+  float sm_scale = 1.0f;
+  float logits_soft_cap = 0.0f;
+  const float* lse = nullptr;  // [T, num_qo_heads], natural logarithms
+  bool maximum = false;
+  int32_t row_block = 0;            // rows whose positions have the same quotient by it; 0: all
+  int32_t key_block = 1;            // keys of a result: a power of two up to 256
+  const ScoreRows* rows = nullptr;  // [sequences]
+  float* out = nullptr;             // zeros
+  // For each item and query head of its KV head, sums over pairs of the same key - row: of a
+  // sequence's n rows, [keys of the item + n - 1], the last row's first key first. Zeros; null:
+  // none.
+  float* diagonals = nullptr;
+  const ScoreItem* items = nullptr;
+  int64_t num_items = 0;
+};
+
+std::string describe(const AttentionScoresProblem& problem);
+
+}  // namespace effinfer::ops

@@ -1,0 +1,71 @@
+// One layer's slice of the engine's paged KV cache, in the tile order of the attention kernels.
+//
+// A page holds kPageSize tokens of every KV head. P = 4 / sizeof(element) elements share a dword
+// (f32: 1, f16 and bf16: 2, i8: 4), so that for one head of dimension D (a multiple of 4; 16 for V
+// lines to be whole) a page stores
+//
+//   K   [64 / 16 token groups][D / P][16 tokens][P dims]   a 64-byte line = 16 tokens x P dims: one
+//       step of q.k for 16 tokens against a broadcast of P query values
+//   V   [64 / P token groups][D / 16][16 dims][P tokens]   a line = 16 dims x P tokens: one step of
+//       p.v for 16 dims against a broadcast of P probabilities
+//
+// f16/bf16 pages are the B operands of AMX-BF16 and VDPBF16PS as they lie. i8 pages have a float
+// scale for each (token, head): k_scale / v_scale [page][head][64]; value = scale * q.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "effinfer/dtype.h"
+
+namespace effinfer::ops {
+
+inline constexpr int64_t kPageSize = 64;
+
+struct KvLayer {
+  DType dtype = DType::bf16;  // f32, f16, bf16 or i8
+  int32_t num_kv_heads = 0;
+  int32_t head_dim = 0;
+  int32_t num_pages = 0;
+  uint8_t* k = nullptr;  // page p, head h at k + (p * num_kv_heads + h) * head_bytes()
+  uint8_t* v = nullptr;
+  float* k_scale = nullptr;  // i8 only
+  float* v_scale = nullptr;
+
+  size_t head_bytes() const {
+    return static_cast<size_t>(kPageSize) * static_cast<size_t>(head_dim) *
+           static_cast<size_t>(dtype_info(dtype).block_bytes);
+  }
+  uint8_t* k_head(int64_t page, int64_t head) const {
+    return k + static_cast<size_t>(page * num_kv_heads + head) * head_bytes();
+  }
+  uint8_t* v_head(int64_t page, int64_t head) const {
+    return v + static_cast<size_t>(page * num_kv_heads + head) * head_bytes();
+  }
+};
+
+// Element offsets within a head's page.
+inline constexpr int64_t k_offset(int64_t token, int64_t dim, int64_t head_dim, int64_t p) {
+  return ((token / 16 * (head_dim / p) + dim / p) * 16 + token % 16) * p + dim % p;
+}
+inline constexpr int64_t v_offset(int64_t token, int64_t dim, int64_t head_dim, int64_t p) {
+  return ((token / p * (head_dim / 16) + dim / 16) * 16 + dim % 16) * p + token % p;
+}
+
+// The sequences of a step and where their KV lies: the CSR vocabulary of the attention operators.
+// T query rows are flat; sequence s owns rows [qo_indptr[s], qo_indptr[s+1]), which are its last
+// tokens: row i of sequence s sits at position kv_len[s] - (qo_indptr[s+1] - i).
+struct BatchLayout {
+  int64_t num_tokens = 0;               // T
+  int64_t num_sequences = 0;            // S
+  const int32_t* qo_indptr = nullptr;   // [S + 1]
+  const int32_t* kv_indptr = nullptr;   // [S + 1] into kv_indices
+  const int32_t* kv_indices = nullptr;  // page ids
+  const int32_t* kv_len = nullptr;      // [S] tokens in the cache, this step's included
+  const int32_t* positions = nullptr;   // [T] RoPE positions; the place in the cache is kv_len's
+  // [T] or null. Row i of a sequence sees, of the sequence's rows in this step (64 at most), those
+  // whose bit is set: a token's ancestors in a tree of drafts and itself. Null: all up to itself.
+  const uint64_t* ancestors = nullptr;
+};
+
+}  // namespace effinfer::ops

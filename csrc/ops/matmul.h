@@ -1,0 +1,55 @@
+// y = x W^T for one operand and one to four weight matrices, with the element-wise work that
+// follows.
+//
+// The operand's arithmetic picks the kernel:
+//   int8  exact integer dot products over blocks, float scales added in the order of k. A row's
+//         result is the same bits for any number of rows, any team size and any batch.
+//   int8_token  ternary weights: out = float(i) * (scale_x * scale_w) with i the exact integer sum;
+//         where scales differ between blocks of 256, out = scale_x * s with s = fma(float(i), d, s)
+//         over the blocks. The same bits for every packing, kernel and ISA level.
+//   bf16  a panel of outputs is dequantised to bfloat16 in cache, products accumulate in float32.
+//   f32   the same with float32 panels. A row's result does not depend on the other rows either.
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+#include "ops/cost.h"
+#include "ops/operand.h"
+#include "ops/packed_weight.h"
+#include "ops/top_list.h"
+
+namespace effinfer::ops {
+
+inline constexpr int kMaxMatmulParts = 4;
+
+// What is done to the sums of two parts of equal size: out = f(part 0) * part 1, written to
+// parts[0].out.
+enum class Glu : uint8_t { none, silu, gelu_tanh, relu_squared };
+
+struct MatmulPart {
+  PackedWeight weight;
+  const float* bias = nullptr;      // [N]; null: none
+  const float* residual = nullptr;  // [rows, N] with out_stride, added last; may alias out
+  float* out = nullptr;             // [rows, N]
+  int64_t out_stride = 0;           // floats between rows of out and of residual
+};
+
+struct MatmulProblem {
+  Operand x;
+  int num_parts = 0;
+  MatmulPart parts[kMaxMatmulParts];
+  Glu glu = Glu::none;  // with two parts only
+  // With glu: write an operand for the next matmul instead of floats when its data is set.
+  Operand out_operand;
+  // With one part: its `top_k` highest outputs go to the lists [team][rows], which the caller has
+  // cleared, and nothing to `out`, when `top` is set.
+  TopList* top = nullptr;
+  int32_t top_k = 0;
+};
+
+std::string describe(const MatmulProblem& problem);
+Cost cost(const MatmulProblem& problem);
+Cost cost(const ToOperandProblem& problem);  // the conversion of its operand
+
+}  // namespace effinfer::ops

@@ -1,0 +1,87 @@
+// The table of kernel variants: op x device x ISA.
+//
+// A variant is a pair of plain functions over one POD problem: `rejects` says why the variant
+// cannot run a problem (null when it can), `run` does a team member's share of it. register_cpu()
+// fills the tables explicitly; a backend that is not built leaves nothing behind. Selection takes
+// the best variant at or below the ISA cap; when none fits, the error prints the problem and every
+// refusal.
+#pragma once
+
+#include <cstddef>
+#include <string>
+#include <vector>
+
+#include "effinfer/device.h"
+#include "effinfer/error.h"
+#include "effinfer/threads.h"
+
+namespace effinfer::ops {
+
+template <class Problem>
+struct Variant {
+  const char* name;  // "<op>.<isa>[.<arithmetic>]", as explain() prints it
+  Isa isa;
+  // Why not, or null. Sees shapes and dtypes only, never data, so that it can run at compile time.
+  const char* (*rejects)(const Problem&);
+  // Called by every member of a team. On return the member's share is done; the caller adds the
+  // barrier that makes the result visible.
+  void (*run)(const Problem&, Team&);
+  // Private memory that each member needs, in bytes; null means none.
+  size_t (*scratch_bytes)(const Problem&) = nullptr;
+};
+
+template <class Problem>
+class Table {
+ public:
+  void add(const Variant<Problem>& variant) { variants_.push_back(variant); }
+
+  // The variant to use at level `isa`: the highest level first, then the last added. Throws
+  // Unsupported with describe(problem) and each variant's reason.
+  const Variant<Problem>& select(const Problem& problem, Isa isa) const {
+    const Variant<Problem>* best = nullptr;
+    std::string reasons;
+    for (const Variant<Problem>& variant : variants_) {
+      const char* reason =
+          variant.isa > isa ? "needs a higher ISA level" : variant.rejects(problem);
+      if (reason != nullptr) {
+        reasons += std::string("\n  ") + variant.name + ": " + reason;
+      } else if (best == nullptr || variant.isa >= best->isa) {
+        best = &variant;
+      }
+    }
+    if (best == nullptr) throw Unsupported("no kernel for " + describe(problem) + reasons);
+    return *best;
+  }
+
+  const std::vector<Variant<Problem>>& variants() const { return variants_; }
+
+ private:
+  std::vector<Variant<Problem>> variants_;
+};
+
+// The process-wide table of a problem type; filled before first use by register_cpu().
+template <class Problem>
+Table<Problem>& mutable_table() {
+  static Table<Problem> table;
+  return table;
+}
+
+// Fills every table with the CPU kernels, once per process. Thread-safe.
+void ensure_registered();
+
+template <class Problem>
+const Table<Problem>& table() {
+  ensure_registered();
+  return mutable_table<Problem>();
+}
+
+// Selects and runs one problem by itself in a region of its own: what effinfer.ops does. A compiled
+// step selects once and runs many.
+template <class Problem>
+void run_alone(const Problem& problem, ThreadPool& pool) {
+  const Variant<Problem>& variant = table<Problem>().select(problem, current_isa());
+  if (variant.scratch_bytes != nullptr) pool.reserve_scratch(variant.scratch_bytes(problem));
+  pool.parallel([&](Team& team) { variant.run(problem, team); });
+}
+
+}  // namespace effinfer::ops

@@ -1,0 +1,91 @@
+// Selection and sampling over the rows of a batch. A row is the work of one member of the team: it
+// takes 35 to 350 us at 128k tokens, in up to eight passes of which each needs the result of the
+// one before, so that sharing it would cost as many barriers.
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+#include "cpu/row_distribution.h"
+#include "effinfer/dtype.h"
+#include "effinfer/threads.h"
+
+namespace effinfer::ops {
+
+// A parameter of each output, or one of all.
+template <class T>
+struct PerRow {
+  const T* values = nullptr;  // null: `value` for all
+  T value{};
+  T operator[](int64_t row) const { return values == nullptr ? value : values[row]; }
+};
+
+// Where the uniform numbers of an output come from: philox_uniform(seed, offset, row, draw). Seeds
+// of their own make a row's numbers independent of its place: `row` is then 0.
+struct RowRandom {
+  PerRow<uint64_t> seed;
+  PerRow<uint64_t> offset;
+  double uniform(int64_t row, uint32_t draw) const;
+};
+
+enum class RowSource : uint8_t { logits, weights };
+enum class RowResult : uint8_t { sample, weights, logits, top };
+
+// x -> [top-k] -> weights -> [top-p] -> [min-p] -> result, or with `joint` top-k after top-p.
+struct RowSamplingProblem {
+  RowSource source = RowSource::logits;
+  RowResult result = RowResult::sample;
+  const void* x = nullptr;   // [*, vocab]
+  DType dtype = DType::f32;  // f32, f16 or bf16
+  int64_t vocab = 0;
+  int64_t rows = 0;                  // outputs
+  const int64_t* indices = nullptr;  // [rows] into x; null: their own numbers
+  PerRow<float> temperature{nullptr, 1.0f};
+  PerRow<int64_t> top_k{nullptr, 0};   // 0: off
+  PerRow<float> top_p{nullptr, 1.0f};  // 1: off
+  PerRow<float> min_p{nullptr, 0.0f};  // 0: off
+  bool joint = false;
+  RowRandom random;
+  bool sorted = false;         // top: highest first, else in the order of ids
+  int32_t* samples = nullptr;  // sample: [rows]
+  void* out = nullptr;         // weights, which sum to 1, and logits: [rows, vocab]; top: [rows, k]
+  DType out_dtype = DType::f32;
+  int64_t* ids = nullptr;         // top: [rows, k]
+  RowStatus* statuses = nullptr;  // [rows]; the outputs of a row that is not ok are 0
+};
+
+// Speculative sampling of a chain of drafts (Leviathan et al., arXiv:2211.17192, algorithm 1; Chen
+// et al., arXiv:2302.01318, algorithm 2).
+struct ChainSpeculationProblem {
+  const float* draft_probs = nullptr;   // [rows, drafts, vocab]
+  const int32_t* draft_ids = nullptr;   // [rows, drafts], each in [0, vocab)
+  const float* target_probs = nullptr;  // [rows, drafts + 1, vocab]
+  int64_t rows = 0;
+  int64_t drafts = 0;
+  int64_t vocab = 0;
+  RowRandom random;
+  int32_t* tokens = nullptr;    // [rows, drafts + 1], -1 after the last
+  int32_t* accepted = nullptr;  // [rows]: added to it, the drafts that would be accepted each alone
+  int32_t* emitted = nullptr;   // [rows]: added to it, the drafts before the first rejection
+  RowStatus* statuses = nullptr;
+};
+
+struct TokenBitmaskProblem {
+  void* logits = nullptr;  // [*, vocab], changed in place
+  DType dtype = DType::f32;
+  const int32_t* bitmask = nullptr;  // [*, ceil(vocab / 32)]
+  int64_t vocab = 0;
+  int64_t rows = 0;
+  const int64_t* indices = nullptr;  // [rows] of both; null: their own numbers
+};
+
+std::string describe(const RowSamplingProblem& problem);
+std::string describe(const ChainSpeculationProblem& problem);
+std::string describe(const TokenBitmaskProblem& problem);
+
+// The work of a team member, with the passes of an ISA level.
+void run(const RowSamplingProblem& problem, Team& team, const RowMath& math);
+void run(const ChainSpeculationProblem& problem, Team& team, const RowMath& math);
+void run(const TokenBitmaskProblem& problem, Team& team, const RowMath& math);
+
+}  // namespace effinfer::ops

@@ -1,0 +1,96 @@
+// Which keys each block of query rows visits in a step of prefill: sparse attention over the
+// engine's pages.
+//
+// A list is for one block of rows of one sequence and one KV head, and has a 64-bit word for each
+// page of the sequence: a bit for each of its tokens that the block's rows visit. Index kernels
+// (ops/prefill_index.h) write the words, attention skips the pages whose word is 0. Unlike
+// spans, words have a size that is known beforehand, so that nothing allocates within a step.
+//
+//   sequence       rows of this step, in blocks of block_rows         lists
+//   0 (700 rows)   [0, 64) [64, 128) ... [640, 700)                   one for each KV head
+//   1 (1 row)      dense: a sequence with fewer than kSparseRows rows in the step sees all
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "ops/kv_layout.h"
+
+namespace effinfer::ops {
+
+// Below it choosing keys costs as much as visiting them; and tokens are drafted, verified and
+// generated with all keys.
+inline constexpr int32_t kSparseRows = 64;
+// Rows of a block at most: as many of attention's tiles as fit.
+inline constexpr int32_t kVisitBlockRows = 64;
+
+struct VisitBlock {
+  int32_t sequence;
+  int32_t first_row;  // flat
+  int32_t num_rows;
+  int32_t position;  // of the first row
+};
+
+// A sequence that has lists.
+struct VisitSequence {
+  int32_t sequence;
+  int32_t first_block;
+  int32_t num_blocks;
+};
+
+struct VisitPlan {
+  const VisitBlock* blocks = nullptr;
+  int64_t num_blocks = 0;  // 0: every sequence sees all its keys
+  const VisitSequence* sequences = nullptr;
+  int64_t num_sequences = 0;
+  const int32_t* first_block = nullptr;  // [S of the batch]: -1 without lists
+  int32_t block_rows = 0;
+  int32_t num_kv_heads = 0;
+  int32_t num_qo_heads = 0;
+  int64_t list_words = 0;
+  uint64_t* words = nullptr;  // [num_blocks][num_kv_heads][list_words]
+  uint64_t* chosen =
+      nullptr;              // [num_sequences][num_qo_heads][2][list_words]: between index kernels
+  int32_t* done = nullptr;  // [num_sequences][num_kv_heads], zeros between calls
+
+  uint64_t* list(int64_t block, int64_t kv_head) const {
+    return words + (block * num_kv_heads + kv_head) * list_words;
+  }
+  // Of the rows from `row` on, which lie in one block; null: all keys.
+  const uint64_t* of_rows(const BatchLayout& batch, int64_t sequence, int64_t row,
+                          int64_t kv_head) const {
+    if (num_blocks == 0 || first_block[sequence] < 0) return nullptr;
+    return list(first_block[sequence] + (row - batch.qo_indptr[sequence]) / block_rows, kv_head);
+  }
+};
+
+struct VisitShape {
+  int32_t num_qo_heads = 0;
+  int32_t num_kv_heads = 0;
+  int32_t block_rows = 0;
+
+  bool operator==(const VisitShape&) const = default;
+};
+
+// The memory of the lists of any step within limits.
+class VisitBuffers {
+ public:
+  VisitBuffers() = default;
+  VisitBuffers(const VisitShape& shape, int64_t max_tokens, int64_t max_sequences,
+               int64_t max_kv_len);
+
+  // The plan of a batch; no allocation. Good until the next one.
+  VisitPlan plan(const BatchLayout& batch);
+
+ private:
+  VisitShape shape_;
+  int64_t list_words_ = 0;
+  std::vector<VisitBlock> blocks_;
+  std::vector<VisitSequence> sequences_;
+  std::vector<int32_t> first_block_;
+  std::vector<uint64_t> words_;
+  std::vector<uint64_t> chosen_;
+  std::vector<int32_t> done_;
+};
+
+}  // namespace effinfer::ops

@@ -1,0 +1,124 @@
+#include "weights/weight_store.h"
+
+#include <algorithm>
+#include <filesystem>
+#include <system_error>
+
+#include "core/huge_memory.h"
+#include "effinfer/error.h"
+#include "effinfer/gguf.h"
+
+namespace effinfer::weights {
+namespace {
+
+Dims dims_of(const Value& value) {
+  Dims dims;
+  for (const Dim& dim : value.shape) dims.push_back(dim.value);
+  return dims;
+}
+
+}  // namespace
+
+void WeightStore::check(const Graph& graph) const {
+  for (const ValueId id : graph.weights) {
+    const Value& value = graph.value(id);
+    const std::string label = "[compile] weight " + value.weight_name + ": ";
+    if (!source_->contains(value.weight_name)) {
+      throw InvalidArgument(label + "the graph needs it, and the source does not have it");
+    }
+    const TensorView view = source_->weight(value.weight_name);
+    const Dims expected = dims_of(value);
+    if (view.dtype != value.dtype || !(view.dims == expected)) {
+      throw InvalidArgument(label + "expected " + std::string(name(value.dtype)) +
+                            expected.to_string() + ", got " + std::string(name(view.dtype)) +
+                            view.dims.to_string());
+    }
+  }
+}
+
+void WeightStore::pack(const Graph& graph, const CompileOptions& options) {
+  const std::string& folder = options.pack_cache;
+  const PackPlan plan = PackPlan::of(graph, *source_, options.ternary_packing);
+  if (!folder.empty()) {
+    std::error_code ignored;  // writing to it will fail, and say why
+    std::filesystem::create_directories(folder, ignored);
+  }
+  PackCache cache(plan, folder, pool_);
+  const PackCache::Mapping mapping = cache.load();
+  const uint8_t* data = mapping.data;
+  if (data != nullptr) {
+    region_ = mapping.file;
+  } else {
+    region_ = allocate_huge(plan.num_bytes);
+    if (!region_) {
+      throw OutOfMemory("[compile] no memory for packed weights of " +
+                        std::to_string(plan.num_bytes) + " bytes");
+    }
+    pack_items(plan, static_cast<uint8_t*>(region_.get()));
+    data = static_cast<const uint8_t*>(region_.get());
+    cache.store(data);
+  }
+  pack_cache_ = cache.report();
+  packed_bytes_ = plan.num_bytes;
+  for (const PackedItem& item : plan.items) {
+    ops::PackedWeight& weight = packed_.emplace(item.name, item.shape).first->second;
+    weight.data = data + item.offset;
+  }
+}
+
+// In the order of the file: a disk reads ahead, and each page is read once.
+void WeightStore::pack_items(const PackPlan& plan, uint8_t* out) {
+  for (const PackedItem& item : plan.items) {
+    const auto done = [&](size_t begin, size_t end) { source_->release(item.name, begin, end); };
+    ops::pack_into(item.source, pool_, out + item.offset, done, item.form);
+  }
+}
+
+// A second time for the packed ones: a fault maps the pages around it as well, also those of a
+// neighbour that was released.
+void WeightStore::release_source(const Graph& graph) const {
+  for (const ValueId id : graph.weights) {
+    const std::string& name = graph.value(id).weight_name;
+    const auto is_raw = [&](const Use& use) { return use.name == name && use.bytes == 0; };
+    if (std::any_of(uses_.begin(), uses_.end(), is_raw)) continue;
+    source_->release(name, 0, source_->weight(name).num_bytes());
+  }
+}
+
+const ops::PackedWeight& WeightStore::packed(const Value& value) {
+  const ops::PackedWeight& weight = packed_.at(value.weight_name);
+  const auto known = [&](const Use& use) { return use.name == value.weight_name; };
+  if (std::none_of(uses_.begin(), uses_.end(), known)) {
+    const TensorView view = source_->weight(value.weight_name);
+    uses_.push_back({value.weight_name, view.dtype, "packed " + to_string(weight.format),
+                     view.num_bytes(), weight.num_bytes()});
+  }
+  return weight;
+}
+
+TensorView WeightStore::raw(const Value& value) {
+  const TensorView view = source_->weight(value.weight_name);
+  const auto known = [&](const Use& use) {
+    return use.name == value.weight_name && use.bytes == 0;
+  };
+  if (std::none_of(uses_.begin(), uses_.end(), known)) {
+    uses_.push_back({value.weight_name, view.dtype, "as in the source", view.num_bytes(), 0});
+  }
+  return view;
+}
+
+const float* WeightStore::floats(const Value& value) {
+  auto entry = floats_.find(value.weight_name);
+  if (entry == floats_.end()) {
+    const TensorView view = source_->weight(value.weight_name);
+    const int64_t count = view.dims.num_elements();
+    std::vector<float> values(static_cast<size_t>(count));
+    dequantize(view.dtype, view.data, count, values.data());
+    uses_.push_back(
+        {value.weight_name, view.dtype, "f32", view.num_bytes(), values.size() * sizeof(float)});
+    entry = floats_.emplace(value.weight_name, std::move(values)).first;
+  }
+  return entry->second.data();
+}
+
+}  // namespace effinfer::weights
