@@ -9,9 +9,8 @@ else()
   set(EFFINFER_X86 OFF)
 endif()
 
-# The flags of a translation unit follow from its file name: <op>_avx2.cpp, <op>_avx512.cpp,
-# <op>_avx512bf16.cpp, <op>_amx.cpp. Everything else is compiled for the baseline CPU. On other
-# processors these files are left out.
+# Instruction-set levels beyond the baseline CPU (csrc/cpu/level.h) and their flags. On other
+# processors they are left out.
 set(EFFINFER_AVX2_FLAGS -mavx2 -mfma -mf16c -mbmi2)
 set(EFFINFER_AVX512_FLAGS ${EFFINFER_AVX2_FLAGS} -mavx512f -mavx512bw -mavx512dq -mavx512vl
     -mavx512vnni -mprefer-vector-width=512)
@@ -35,13 +34,63 @@ if(EFFINFER_X86)
   endif()
 endif()
 
+set(EFFINFER_LEVELS portable)
+if(EFFINFER_X86)
+  list(APPEND EFFINFER_LEVELS avx2 avx512 avx512bf16)
+endif()
+if(EFFINFER_AMX)
+  list(APPEND EFFINFER_LEVELS amx)
+endif()
+
+# What a source of a level sees: its name and a condition for #if.
+function(effinfer_level_definitions level out)
+  string(TOUPPER "${level}" upper)
+  set(${out} EFFINFER_LEVEL=${level} EFFINFER_LEVEL_${upper}=1 PARENT_SCOPE)
+endfunction()
+
+# An object library for each level, effinfer_<level>, of the sources <op>.simd.cpp: a line
+# "// Levels: portable avx2" in a source names its levels; without one they are portable, avx2 and
+# avx512. Sets `out` to the libraries' objects.
+function(effinfer_add_levels out)
+  foreach(source IN LISTS ARGN)
+    set_property(DIRECTORY APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS ${source})
+    set(levels portable avx2 avx512)
+    file(STRINGS ${source} line REGEX "^// Levels: " LIMIT_COUNT 1)
+    if(line)
+      string(REGEX REPLACE "^// Levels: +" "" line "${line}")
+      separate_arguments(levels UNIX_COMMAND "${line}")
+    endif()
+    foreach(level IN LISTS levels)
+      list(APPEND sources_${level} ${source})
+    endforeach()
+  endforeach()
+  foreach(level IN LISTS EFFINFER_LEVELS)
+    if(sources_${level})
+      string(TOUPPER "${level}" upper)
+      set(target effinfer_${level})
+      effinfer_level_definitions(${level} definitions)
+      add_library(${target} OBJECT ${sources_${level}})
+      effinfer_target_options(${target})
+      target_compile_options(${target} PRIVATE ${EFFINFER_${upper}_FLAGS})
+      target_compile_definitions(${target} PRIVATE ${definitions})
+      target_include_directories(${target} PRIVATE ${PROJECT_SOURCE_DIR}/csrc/include ${PROJECT_SOURCE_DIR}/csrc)
+      list(APPEND objects $<TARGET_OBJECTS:${target}>)
+    endif()
+  endforeach()
+  set(${out} ${objects} PARENT_SCOPE)
+endfunction()
+
+# The flags of a single source follow from its file name: <name>_avx2.cpp, <name>_avx512.cpp,
+# <name>_avx512bf16.cpp, <name>_amx.cpp. Removes those of levels that are left out from `list`.
 function(effinfer_select_isa_sources list)
   foreach(source IN LISTS ${list})
     if(source MATCHES "_(avx2|avx512|avx512bf16|amx)\\.cpp$")
-      string(TOUPPER "${CMAKE_MATCH_1}" level)
-      if(EFFINFER_X86 AND (EFFINFER_AMX OR NOT level STREQUAL "AMX"))
-        set(flags ${EFFINFER_${level}_FLAGS})
-        set_source_files_properties(${source} PROPERTIES COMPILE_OPTIONS "${flags}")
+      set(level ${CMAKE_MATCH_1})
+      if(level IN_LIST EFFINFER_LEVELS)
+        string(TOUPPER "${level}" upper)
+        effinfer_level_definitions(${level} definitions)
+        set_source_files_properties(${source} PROPERTIES
+          COMPILE_OPTIONS "${EFFINFER_${upper}_FLAGS}" COMPILE_DEFINITIONS "${definitions}")
       else()
         list(REMOVE_ITEM ${list} ${source})
       endif()

@@ -10,7 +10,9 @@ import subprocess
 import sys
 from pathlib import Path
 
-ISA_OBJECT = re.compile(r"_(avx2|avx512|avx512bf16|amx)\.cpp\.o$")
+# The object library of a level, or a single source that is compiled for one.
+LEVEL = "(avx2|avx512|avx512bf16|amx)"
+ISA_OBJECT = re.compile(rf"/effinfer_{LEVEL}\.dir/|_{LEVEL}\.cpp\.o$")
 WEAK = re.compile(r"^[0-9a-f]+ [WVu] (.*)$")
 
 
@@ -21,7 +23,7 @@ def weak_symbols(path: Path) -> list[str]:
 
 
 def main() -> None:
-    objects = [path for path in Path(sys.argv[1]).rglob("*.o") if ISA_OBJECT.search(path.name)]
+    objects = [path for path in Path(sys.argv[1]).rglob("*.o") if ISA_OBJECT.search(str(path))]
     if not objects:
         sys.exit(f"no ISA objects under {sys.argv[1]}")
     bad = [f"{path.name}: {symbol}" for path in objects for symbol in weak_symbols(path)]

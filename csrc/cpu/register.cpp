@@ -2,7 +2,7 @@
 
 #include <mutex>
 
-#include "ops/registry.h"
+#include "ops/merge_states.h"
 
 namespace effinfer {
 
@@ -15,7 +15,7 @@ void cpu::register_cpu() {
   register_prefill_index();
   register_rope_append();
   register_elementwise();
-  register_merge_states();
+  add_levels<ops::MergeStatesProblem>("merge_states");
   register_row_math();
 }
 

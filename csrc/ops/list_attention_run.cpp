@@ -142,7 +142,7 @@ const char* AttentionPlan::kernel(DType q_dtype, DType kv_dtype) const {
   ListAttentionProblem problem;
   problem.q.dtype = q_dtype;
   problem.k.dtype = kv_dtype;
-  return table<ListAttentionProblem>().select(problem, current_isa()).name;
+  return table<ListAttentionProblem>().select(problem, current_isa()).name.c_str();
 }
 
 }  // namespace effinfer::ops

@@ -2,6 +2,7 @@
 // the log-sum-exp of its scores, and the states' weighted mean is attention over all of them.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <string>
 
@@ -29,5 +30,7 @@ struct MergeStatesProblem {
 };
 
 std::string describe(const MergeStatesProblem& problem);
+const char* rejects(const MergeStatesProblem& problem);
+size_t scratch_bytes(const MergeStatesProblem& problem);  // the weights of one head's states
 
 }  // namespace effinfer::ops

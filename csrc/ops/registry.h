@@ -1,4 +1,4 @@
-// The table of kernel variants: op x device x ISA.
+// The table of kernel variants: op x ISA level.
 //
 // A variant is a pair of plain functions over one POD problem: `rejects` says why the variant
 // cannot run a problem (null when it can), `run` does a team member's share of it. register_cpu()
@@ -19,7 +19,7 @@ namespace effinfer::ops {
 
 template <class Problem>
 struct Variant {
-  const char* name;  // "<op>.<isa>[.<arithmetic>]", as explain() prints it
+  std::string name;  // "<op>.<isa>[.<arithmetic>]", as explain() prints it
   Isa isa;
   // Why not, or null. Sees shapes and dtypes only, never data, so that it can run at compile time.
   const char* (*rejects)(const Problem&);
@@ -44,7 +44,7 @@ class Table {
       const char* reason =
           variant.isa > isa ? "needs a higher ISA level" : variant.rejects(problem);
       if (reason != nullptr) {
-        reasons += std::string("\n  ") + variant.name + ": " + reason;
+        reasons += "\n  " + variant.name + ": " + reason;
       } else if (best == nullptr || variant.isa >= best->isa) {
         best = &variant;
       }

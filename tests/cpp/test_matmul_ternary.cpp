@@ -116,13 +116,13 @@ void check_product(const PackedWeight& packed, const Ternary& weight, const Owne
   problem.x = x.view;
   problem.num_parts = 1;
   problem.parts[0] = {packed, nullptr, nullptr, out.data(), weight.rows};
-  for_variants(problem, threads, [&](const char* name) {
+  for_variants(problem, threads, [&](const std::string& name) {
     size_t wrong = 0;
     for (size_t i = 0; i < out.size(); ++i) wrong += out[i] != expected[i];
     if (wrong > 0) {
       check::fail(__FILE__, __LINE__,
-                  std::string(name) + ": " + std::to_string(wrong) + " of " +
-                      std::to_string(out.size()) + " differ, rows=" + std::to_string(weight.rows) +
+                  name + ": " + std::to_string(wrong) + " of " + std::to_string(out.size()) +
+                      " differ, rows=" + std::to_string(weight.rows) +
                       " cols=" + std::to_string(weight.cols) + " tokens=" + std::to_string(tokens) +
                       " " + to_string(packed.format));
     }
@@ -356,10 +356,10 @@ TEST("GLU with squared ReLU, parts, bias and residual") {
         }
       }
     };
-    for_variants(problem, 2, [&](const char*) { check(false); });
+    for_variants(problem, 2, [&](const std::string&) { check(false); });
     problem.glu = Glu::relu_squared;
     problem.parts[0].residual = nullptr;
-    for_variants(problem, 2, [&](const char*) { check(true); });
+    for_variants(problem, 2, [&](const std::string&) { check(true); });
     CHECK(describe(problem).find("relu_squared") != std::string::npos);
   }
 }
