@@ -9,7 +9,7 @@
 #include "bindings/arrays.h"
 #include "effinfer/error.h"
 #include "effinfer/ops/block_lists.h"
-#include "effinfer/ops/list_attention.h"
+#include "effinfer/ops/attention.h"
 
 namespace effinfer::bindings {
 

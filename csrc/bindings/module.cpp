@@ -19,7 +19,7 @@ PYBIND11_MODULE(_core, m) {
   effinfer::bindings::register_paged_kv(m);
   effinfer::bindings::register_ops_visits(m);
   effinfer::bindings::register_ops_attention(m);
-  effinfer::bindings::register_ops_list_attention(m);
+  effinfer::bindings::register_ops_attention_plan(m);
   effinfer::bindings::register_ops_scores(m);
   effinfer::bindings::register_ops_index(m);
   effinfer::bindings::register_ops_elementwise(m);

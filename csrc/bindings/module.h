@@ -27,7 +27,7 @@ void register_ops_matmul(py::module_& m);
 void register_ops_attention(py::module_& m);
 void register_paged_kv(py::module_& m);
 void register_ops_visits(py::module_& m);
-void register_ops_list_attention(py::module_& m);
+void register_ops_attention_plan(py::module_& m);
 void register_ops_scores(py::module_& m);
 void register_ops_index(py::module_& m);
 void register_ops_elementwise(py::module_& m);

@@ -2,7 +2,7 @@
 
 #include <cmath>
 
-#include "bindings/arrays.h"
+#include "bindings/attention_arguments.h"
 #include "bindings/module.h"
 #include "bindings/paged_batch.h"
 #include "effinfer/ops/attention.h"
@@ -45,29 +45,39 @@ py::array_t<float> rope_append(PagedKv& kv, const py::array& q, const py::array&
   return out;
 }
 
-py::array_t<float> paged_attention(const py::array& q, const PagedKv& kv,
-                                   const py::array& qo_indptr, const py::array& kv_indptr,
-                                   const py::array& kv_indices, const py::array& kv_len,
-                                   std::optional<float> scale, int32_t window_left, int32_t sinks,
-                                   float soft_cap, const py::object& parents,
-                                   const std::string& arithmetic, const ops::Visits* visits,
-                                   const Pool& pool) {
+py::object paged_attention(const py::array& q, const PagedKv& kv, const py::array& qo_indptr,
+                           const py::array& kv_indptr, const py::array& kv_indices,
+                           const py::array& kv_len, std::optional<float> sm_scale,
+                           int32_t window_left, int32_t sink_tokens, float logits_soft_cap,
+                           const py::object& parents, const std::string& arithmetic,
+                           const ops::Visits* visits, const py::object& alibi_slopes,
+                           const py::object& sink_logits, bool return_lse,
+                           const std::string& lse_base, const Pool& pool) {
   const TensorView queries = view_of(q, "[paged_attention] q");
   const ops::PagedBatch batch =
       batch_of("paged_attention", qo_indptr, kv_indptr, kv_indices, kv_len);
-  const ops::AttentionOptions options{
-      scale.value_or(1.0f / std::sqrt(static_cast<float>(kv.head_dim()))),
-      window_left,
-      sinks,
-      soft_cap,
-      optional_view(parents, "[paged_attention] parents"),
-      visits,
-      parse_dtype(arithmetic)};
+  ops::PagedAttentionOptions options;
+  options.sm_scale = sm_scale.value_or(1.0f / std::sqrt(static_cast<float>(kv.head_dim())));
+  options.window_left = window_left;
+  options.sink_tokens = sink_tokens;
+  options.logits_soft_cap = logits_soft_cap;
+  options.parents = optional_view(parents, "[paged_attention] parents");
+  options.arithmetic = parse_dtype(arithmetic);
+  options.visits = visits;
+  options.alibi_slopes = optional_view(alibi_slopes, "[paged_attention] alibi_slopes");
+  options.sink_logits = optional_view(sink_logits, "[paged_attention] sink_logits");
+  options.lse_factor = lse_factor("paged_attention", lse_base);
   py::array_t<float> out = new_array(queries.dims);
+  const bool known = return_lse && queries.dims.rank() == 3;
+  py::array_t<float> lse = new_array({known ? queries.dims[0] : 0, known ? queries.dims[1] : 0});
+  if (known) options.lse = lse.mutable_data();
   float* data = out.mutable_data();
-  const py::gil_scoped_release release;
-  ops::paged_attention(queries, kv, batch, options, data, pool_or_default(pool));
-  return out;
+  {
+    const py::gil_scoped_release release;
+    ops::paged_attention(queries, kv, batch, options, data, pool_or_default(pool));
+  }
+  if (!return_lse) return out;
+  return py::make_tuple(out, lse);
 }
 
 py::tuple read_all(const PagedKv& kv) {
@@ -114,9 +124,12 @@ void register_ops_attention(py::module_& m) {
         py::arg("pool") = py::none());
   m.def("paged_attention", &paged_attention, py::arg("q"), py::arg("kv"), py::arg("qo_indptr"),
         py::arg("kv_indptr"), py::arg("kv_indices"), py::arg("kv_len"),
-        py::arg("scale") = py::none(), py::arg("window_left") = -1, py::arg("sinks") = 0,
-        py::arg("soft_cap") = 0.0f, py::arg("parents") = py::none(), py::arg("arithmetic") = "f32",
-        py::kw_only(), py::arg("visits") = py::none(), py::arg("pool") = py::none());
+        py::kw_only(), py::arg("sm_scale") = py::none(), py::arg("window_left") = -1,
+        py::arg("sink_tokens") = 0, py::arg("logits_soft_cap") = 0.0f,
+        py::arg("parents") = py::none(), py::arg("arithmetic") = "f32",
+        py::arg("visits") = py::none(), py::arg("alibi_slopes") = py::none(),
+        py::arg("sink_logits") = py::none(), py::arg("return_lse") = false,
+        py::arg("lse_base") = "log2", py::arg("pool") = py::none());
 }
 
 }  // namespace effinfer::bindings

@@ -42,7 +42,7 @@ int64_t total(const TensorView& lengths) {
   return sum;
 }
 
-void attention_scores(const py::array& q, const py::array& k, const py::array& qo_indptr,
+void attention_scores(const py::array& q, const py::object& k, const py::array& qo_indptr,
                       const py::array& kv_indptr, const py::object& kv_indices,
                       const py::array& kv_len, py::array& out, py::object& diagonals,
                       int32_t page_size, int32_t num_qo_heads, int32_t num_kv_heads,
@@ -55,7 +55,11 @@ void attention_scores(const py::array& q, const py::array& k, const py::array& q
       sequences_of(op, qo_indptr, kv_indptr, kv_indices, kv_len);
   ops::AttentionScoresInputs inputs;
   inputs.q = strided_view_of(q, "[attention_scores] q");
-  inputs.k = strided_view_of(k, "[attention_scores] k");
+  if (py::isinstance<ops::PagedKv>(k)) {
+    inputs.kv = &py::cast<const ops::PagedKv&>(k);
+  } else {
+    inputs.k = optional_strided(k, "[attention_scores] k");
+  }
   inputs.order = order_of(op, kv_layout);
   inputs.positions = optional_view(positions, "[attention_scores] positions");
   inputs.lse = optional_view(lse, "[attention_scores] lse");
@@ -73,8 +77,13 @@ void attention_scores(const py::array& q, const py::array& k, const py::array& q
     auto array = py::cast<py::array>(diagonals);
     to_diagonals = output(array, "diagonals", dims);
   }
-  const ops::AttentionGeometry geometry{num_qo_heads, num_kv_heads, head_dim,   head_dim,
-                                        page_size,    causal,       window_left};
+  ops::AttentionGeometry geometry;
+  geometry.num_qo_heads = num_qo_heads;
+  geometry.num_kv_heads = num_kv_heads;
+  geometry.head_dim_qk = geometry.head_dim_vo = head_dim;
+  geometry.page_size = page_size;
+  geometry.causal = causal;
+  geometry.window_left = window_left;
   const py::gil_scoped_release release;
   ops::attention_scores(geometry, sequences, inputs, to, to_diagonals, pool_or_default(pool));
 }

@@ -173,8 +173,9 @@ const Node& attention_of(const Graph& graph, const Node& append) {
 }
 
 size_t attention_slot(Lowering& lowering, const Node& node) {
-  return lowering.attention_slot({int_attribute(node, "heads"), int_attribute(node, "kv_heads"),
-                                  int_attribute(node, "head_dim"), int_attribute(node, "window"),
+  return lowering.attention_slot({ops::KeySource::pages, int_attribute(node, "heads"),
+                                  int_attribute(node, "kv_heads"), int_attribute(node, "head_dim"),
+                                  true, int_attribute(node, "window"),
                                   int_attribute(node, "sinks")});
 }
 
@@ -187,23 +188,28 @@ void lower_rope_append(Lowering& lowering, const Node& node) {
   if (!runs_in_attention(node)) return lowering.add(node, made.problem, made.places);
   const size_t slot = attention_slot(lowering, attention_of(lowering.graph(), node));
   const auto prepare = [places = made.places, slot](ops::RopeAppendProblem& p, const Step& step) {
-    return !step.plans[slot].one_tile && places(p, step);
+    return !step.attention[slot].work.one_tile && places(p, step);
   };
   lowering.add(node, made.problem, prepare);
 }
 
 void lower_attention(Lowering& lowering, const Node& node) {
   const ValueId out_id = node.outputs[0];
+  ops::KvLayer kv;
+  kv.num_kv_heads = int_attribute(node, "kv_heads");
+  kv.head_dim = int_attribute(node, "head_dim");
+  kv.dtype = lowering.kv_dtype();
   ops::AttentionProblem problem;
   problem.num_qo_heads = int_attribute(node, "heads");
-  problem.q_stride = problem.out_stride = lowering.cols(out_id);
-  problem.kv.num_kv_heads = int_attribute(node, "kv_heads");
-  problem.kv.head_dim = int_attribute(node, "head_dim");
-  problem.kv.dtype = lowering.kv_dtype();
+  problem.num_kv_heads = kv.num_kv_heads;
+  problem.q = {nullptr, DType::f32, kv.head_dim, lowering.cols(out_id), kv.head_dim};
+  problem.out_stride = lowering.cols(out_id);
+  problem.k = ops::keys_of(kv);
+  problem.v = ops::values_of(kv);
   problem.sm_scale = float_attribute(node, "scale");
   problem.logits_soft_cap = float_attribute(node, "soft_cap");
   problem.window_left = int_attribute(node, "window");
-  problem.sinks = int_attribute(node, "sinks");
+  problem.sink_tokens = int_attribute(node, "sinks");
   if (lowering.phase() == Phase::prefill && node.has(graph::kPrefillProductsKey)) {
     problem.arithmetic = parse_arithmetic(node.get_string(graph::kPrefillProductsKey));
   }
@@ -222,18 +228,24 @@ void lower_attention(Lowering& lowering, const Node& node) {
                         as_operand, slot, layer = int_attribute(node, "layer"), has_visits, visits,
                         has_append = append != nullptr,
                         places = inner.places](ops::AttentionProblem& p, const Step& step) {
-    p.q = q.at(step);
-    p.kv = step.cache->layer(layer);
+    const ops::KvLayer kv = step.cache->layer(layer);
+    p.q.data = reinterpret_cast<const uint8_t*>(q.at(step));
+    p.k = ops::keys_of(kv);
+    p.v = ops::values_of(kv);
     p.batch = step.layout;
-    p.plan = step.plans[slot];
+    const AttentionBuffers& buffers = step.attention[slot];
+    p.work = &buffers.work;
+    p.done = buffers.done;
+    p.partial_out = buffers.partial_out;
+    p.partial_ms = buffers.partial_ms;
     if (has_visits) p.visits = step.visits[visits];
     if (as_operand) {
       p.out_operand = act.at(step, step.layout.num_tokens);
     } else {
-      p.out = out.at(step);
+      p.out = reinterpret_cast<uint8_t*>(out.at(step));
     }
     p.append.k = nullptr;
-    if (has_append && p.plan.one_tile) places(p.append, step);
+    if (has_append && p.work->one_tile) places(p.append, step);
     return true;
   };
   lowering.add(node, problem, prepare);

@@ -13,6 +13,7 @@
 
 namespace effinfer::compiler {
 
+using executor::AttentionBuffers;
 using executor::Floats;
 using executor::Ids;
 using executor::OperandPlace;

@@ -1,91 +1,101 @@
-// What the attention driver hands to the kernels of an ISA level: plain data and plain functions.
+// What the attention driver hands to the kernels of an ISA level: plain data and functions.
 #pragma once
 
 #include <cstdint>
 
-#include "effinfer/dtype.h"
+#include "ops/attention.h"
 
 namespace effinfer::cpu {
 
-// One work item: a tile of query rows against pages [first_page, end_page) of one KV head.
-struct AttentionTile {
-  const float* q;  // first row, first head of the group
-  int64_t q_stride;
-  int32_t num_tokens;
-  int32_t group;  // query heads of the KV head; tile row = token * group + head
-  int32_t head_dim;
+// Units [first_unit, end_unit) of a tile, less those between sink_units and first_seen.
+struct AttentionTask {
+  ops::QueryRows q;  // from the tile's first row and head on
+  ops::QueryRows q_rope;
+  ops::KvRows k;  // of the tile's KV head
+  ops::KvRows k_rope;
+  ops::KvRows v;
+  const int32_t* pages;  // of the sequence; null: its tokens follow each other from first_token on
+  int32_t page_size;
+  int64_t first_token;
 
-  const uint8_t* k;  // this KV head in page 0
-  const uint8_t* v;
-  const float* k_scale;  // i8 only
-  const float* v_scale;
-  int64_t page_bytes;    // between pages, in k and v
-  int64_t page_scales;   // between pages, in k_scale and v_scale
-  const int32_t* pages;  // page ids of the sequence
-  int32_t first_page;
-  int32_t end_page;
+  int32_t num_rows;
+  int32_t num_heads;  // tile row = row * num_heads + head
+  const ops::TokenSpan* spans;  // a list; null: all tokens,
+  int32_t num_spans;
+  const uint64_t* words;  // or those whose bit is set, a word for each 64 of the sequence
+  int32_t num_tokens;     // as in AttentionTile
+  int32_t first_unit;
+  int32_t end_unit;
+  int32_t sink_units;
+  int32_t first_seen;
 
-  int32_t position;  // of the first token; token i sees keys [position + i - window, position + i]
+  int32_t position;  // of the first row in its sequence
+  bool causal;
   int32_t window_left;
-  int32_t sinks;              // keys [0, sinks) stay visible behind the window
+  int32_t sink_tokens;
   int32_t step_start;         // place of the sequence's first token of this step
-  const uint64_t* ancestors;  // of the tile's tokens, as in BatchLayout; null: a chain
-  const uint64_t* visits;     // a word for each page of the sequence; null: all tokens
-  float sm_scale;
-  float soft_cap;
+  const uint64_t* ancestors;  // of the tile's rows, as in BatchLayout; null: a chain
+  const uint8_t* mask;
+  int64_t mask_bytes;
+  int64_t mask_start;       // bit of (list_row 0, token 0); of lists the spans tell
+  int64_t mask_row_stride;  // bits
+  int32_t list_row;
 
-  float* out;  // first row, first head of the group
-  int64_t out_stride;
-  float* partial_out;  // [tile rows, head_dim]; null: write out
-  float* partial_ms;   // [tile rows, 2]
-  float* scratch;      // attention_scratch_floats()
+  float q_scale;      // on queries before they are rounded,
+  float score_scale;  // and on their products
+  float soft_cap;
+  float v_scale;
+  const float* alibi_slopes;  // [num_heads]
+  const float* sink_logits;   // [num_heads]
+
+  DType out_dtype;
+  uint8_t* out;            // first row, first head
+  int64_t out_row_stride;  // elements
+  float* lse;
+  int64_t lse_row_stride;
+  float lse_factor;
+  float* partial_out;  // [chunks, tile rows, v dims rounded up to 16]; null: write out
+  float* partial_ms;   // [chunks, tile rows, 2]
+  uint8_t* scratch;    // attention_scratch_bytes()
+
+  // The member's next task, whose first keys and values are fetched during this one's last unit;
+  // null: none. Called at most once, and only of rows.
+  const AttentionTask* (*following)(void* context);
+  void* context;
 };
 
-// One row's partial results of `num_partials` chunks.
-struct AttentionMerge {
+// The partial results of a tile's chunks, folded in order; the task says where results go.
+struct AttentionFold {
   const float* partial_out;
   const float* partial_ms;
-  int64_t stride;  // partials between chunks
   int32_t num_partials;
-  int32_t group;
-  int32_t head_dim;
-  float* out;      // first head of the group
-  float* scratch;  // [head_dim]
 };
 
 struct AttentionKernels {
-  void (*tile)(DType kv_dtype, const AttentionTile&);
-  void (*merge)(const AttentionMerge&);
+  void (*pages)(const AttentionTask&);
+  void (*rows)(const AttentionTask&);
+  void (*fold)(const AttentionTask&, const AttentionFold&);
 };
 
-namespace portable {
-extern const AttentionKernels kAttention;
-}
-namespace avx2 {
-extern const AttentionKernels kAttention;
-}
-namespace avx512 {
-extern const AttentionKernels kAttention;
+inline constexpr int64_t round_up_16(int64_t dims) {
+  return (dims + 15) / 16 * 16;
 }
 
-namespace avx512bf16 {
-extern const AttentionKernels kAttention;
-}
-// Only where the compiler knows the instructions (EFFINFER_AMX).
-namespace amx {
-extern const AttentionKernels kAttention;
+// Lines of values behind the last token of a unit, of the products on tiles.
+inline constexpr int64_t attention_spare_floats(int64_t dim_vo) {
+  return 16 * dim_vo;
 }
 
-// Lines of values behind the last token of a page, of the products on tiles.
-inline constexpr int64_t attention_spare_floats(int64_t head_dim) {
-  return 16 * head_dim;
-}
-
-// Query, scores, chunk output, total output; maximum, sum, factor of chunk, maximum and sum of all;
-// a page's keys, values and scales. Rows may be padded, to no more than the next multiple of 16.
-inline constexpr int64_t attention_scratch_floats(int64_t rows, int64_t head_dim) {
-  return (rows + 15) / 16 * 16 * (3 * head_dim + 64 + 5) + attention_spare_floats(head_dim) +
-         64 * (2 * head_dim + 2);
+// What a task of `rows` tile rows needs. Rows may be padded, to no more than the next multiple of
+// 16: queries, scores, output of a chunk and of all, five numbers; a unit's keys, values and their
+// scales; 16 rows on their way into it; a row of zeros and one of queries; what each token's rows
+// see.
+inline constexpr int64_t attention_scratch_bytes(int64_t rows, int64_t dim_qk, int64_t dim_vo) {
+  const int64_t widest = dim_qk > dim_vo ? dim_qk : dim_vo;
+  return 4 * (round_up_16(rows) * (dim_qk + ops::kUnitTokens + 2 * dim_vo + 5) +
+              attention_spare_floats(dim_vo) + ops::kUnitTokens * (dim_qk + dim_vo + 2) +
+              18 * (widest + 16)) +
+         8 * (rows + 8);
 }
 
 }  // namespace effinfer::cpu

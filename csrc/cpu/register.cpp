@@ -10,7 +10,6 @@ void cpu::register_cpu() {
   register_operand();
   register_matmul();
   register_attention();
-  register_list_attention();
   register_attention_scores();
   register_prefill_index();
   register_rope_append();

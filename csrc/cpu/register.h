@@ -43,7 +43,6 @@ void add_levels(const std::string& op) {
 void register_operand();
 void register_matmul();
 void register_attention();
-void register_list_attention();
 void register_attention_scores();
 void register_prefill_index();
 void register_rope_append();

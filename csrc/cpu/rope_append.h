@@ -3,8 +3,9 @@
 
 #include <cstdint>
 
+#include "effinfer/device.h"
 #include "effinfer/dtype.h"
-#include "ops/attention.h"
+#include "ops/rope_append.h"
 
 namespace effinfer::cpu {
 
@@ -49,5 +50,8 @@ void rope_append(const RopeAppendRow& row);
 namespace avx512 {
 void rope_append(const RopeAppendRow& row);
 }
+
+// Of the highest level at or below `isa`.
+RopeAppendKernel rope_append_at(Isa isa);
 
 }  // namespace effinfer::cpu

@@ -4,7 +4,7 @@
 
 #include "cpu/register.h"
 #include "cpu/rope_append.h"
-#include "ops/attention.h"
+#include "ops/rope_append.h"
 #include "ops/registry.h"
 
 namespace effinfer::cpu {
@@ -117,6 +117,15 @@ void rope_append_rows(RopeAppendKernel kernel, const RopeAppendProblem& p, int64
     }
     kernel(out);
   }
+}
+
+RopeAppendKernel rope_append_at(Isa isa) {
+#if EFFINFER_X86
+  if (isa >= Isa::avx512) return avx512::rope_append;
+  if (isa >= Isa::avx2) return avx2::rope_append;
+#endif
+  static_cast<void>(isa);
+  return portable::rope_append;
 }
 
 void register_rope_append() {

@@ -23,6 +23,16 @@
 
 namespace effinfer::executor {
 
+// The work of attention of one shape in a step, and memory for partial results, which all shapes
+// share since layers run one by one.
+struct AttentionBuffers {
+  ops::AttentionWork work;
+  std::vector<int32_t> counters;  // of merges, zeros between calls
+  int32_t* done = nullptr;        // the same
+  float* partial_out = nullptr;
+  float* partial_ms = nullptr;
+};
+
 struct Step {
   const Batch* batch = nullptr;
   KvCache* cache = nullptr;
@@ -30,7 +40,7 @@ struct Step {
   ops::TopList* top = nullptr;  // [members][rows]; null: all logits are wanted
   int32_t top_k = 0;
   ops::BatchLayout layout;
-  std::span<const ops::StepPlan> plans;    // by the slot of an attention shape
+  std::span<const AttentionBuffers> attention;  // by the slot of an attention shape
   std::span<const ops::VisitPlan> visits;  // by the slot of a visit shape
   std::byte* own = nullptr;                // a member's own arena in a small step
 

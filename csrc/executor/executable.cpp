@@ -17,19 +17,20 @@ void Executable::Impl::reserve_plans() {
   size_t partial_floats = 0;
   size_t partials = 0;
   for (const ops::AttentionShape& shape : shared.attention_shapes) {
-    const ops::AttentionPlanSize size = ops::attention_plan_size(
-        shape, limits.max_tokens, limits.max_sequences, limits.max_seq_len);
-    PlanBuffers& buffers = plan_buffers.emplace_back();
-    buffers.items.resize(static_cast<size_t>(size.items));
-    buffers.merges.resize(static_cast<size_t>(size.merges));
-    buffers.done.resize(static_cast<size_t>(size.merges));
-    const auto count = static_cast<size_t>(size.partials);
+    executor::AttentionBuffers& buffers = attention.emplace_back();
+    const auto count = static_cast<size_t>(buffers.work.reserve(
+        shape, limits.max_tokens, limits.max_sequences, limits.max_seq_len));
+    buffers.counters.resize(buffers.work.merges.capacity());
     partials = std::max(partials, count);
     partial_floats = std::max(partial_floats, count * static_cast<size_t>(shape.head_dim));
   }
   partial_out.resize(partial_floats);
   partial_ms.resize(partials * 2);
-  plans.resize(shared.attention_shapes.size());
+  for (executor::AttentionBuffers& buffers : attention) {
+    buffers.done = buffers.counters.data();
+    buffers.partial_out = partial_out.data();
+    buffers.partial_ms = partial_ms.data();
+  }
   for (const ops::VisitShape& shape : shared.visit_shapes) {
     visit_buffers.emplace_back(shape, limits.max_tokens, limits.max_sequences, limits.max_seq_len);
   }
@@ -38,11 +39,8 @@ void Executable::Impl::reserve_plans() {
 }
 
 void Executable::Impl::plan_step(const ops::BatchLayout& layout) {
-  for (size_t slot = 0; slot < plans.size(); ++slot) {
-    const ops::AttentionPlanBuffers buffers{plan_buffers[slot].items.data(),
-                                            plan_buffers[slot].merges.data(), partial_out.data(),
-                                            partial_ms.data(), plan_buffers[slot].done.data()};
-    plans[slot] = ops::plan_attention(shared.attention_shapes[slot], layout, buffers);
+  for (size_t slot = 0; slot < attention.size(); ++slot) {
+    ops::plan_attention(shared.attention_shapes[slot], layout, attention[slot].work);
   }
   for (size_t slot = 0; slot < visits.size(); ++slot) {
     visits[slot] = visit_buffers[slot].plan(layout);
@@ -96,7 +94,7 @@ void Executable::Impl::run_step(const Batch& batch, KvCache& cache, executor::St
                  batch.positions.data(),
                  batch.ancestors.empty() ? nullptr : batch.ancestors.data()};
   plan_step(step.layout);
-  step.plans = plans;
+  step.attention = attention;
   step.visits = visits;
 
   const size_t index = program_of_phase[static_cast<size_t>(batch.phase)];

@@ -30,21 +30,15 @@ struct Executable::Impl {
   std::vector<executor::Program> programs;
   std::array<size_t, 2> program_of_phase{};
 
-  // Attention: buffers a slot; the partial results are shared, since layers run one by one.
-  struct PlanBuffers {
-    std::vector<ops::AttentionWorkItem> items;
-    std::vector<ops::AttentionMergeItem> merges;
-    std::vector<int32_t> done;
-  };
-  std::vector<PlanBuffers> plan_buffers;
-  std::vector<ops::VisitBuffers> visit_buffers;  // shared by layers in the same way
+  // By the slots of shapes; layers of one shape share them.
+  std::vector<executor::AttentionBuffers> attention;
+  std::vector<ops::VisitBuffers> visit_buffers;
   std::vector<float> partial_out;
   std::vector<float> partial_ms;
 
   std::vector<ops::TopList> top_lists;  // [members][max_rows], where the head can keep them
 
   // Of the step that runs.
-  std::vector<ops::StepPlan> plans;
   std::vector<ops::VisitPlan> visits;
   std::vector<const executor::Call*> active;
   std::unique_ptr<executor::Recorder> recorder;  // null: no profile is being made

@@ -6,17 +6,6 @@
 namespace effinfer::ops {
 namespace {
 
-std::string describe_kv(const KvLayer& kv) {
-  return " kv_heads=" + std::to_string(kv.num_kv_heads) +
-         " head_dim=" + std::to_string(kv.head_dim) + " kv_dtype=" + std::string(name(kv.dtype));
-}
-
-// Bytes of K and V of one token, all heads.
-int64_t kv_token_bytes(const KvLayer& kv) {
-  const int64_t head = int64_t{kv.head_dim} * dtype_info(kv.dtype).block_bytes;
-  return 2 * kv.num_kv_heads * (head + (kv.dtype == DType::i8 ? 4 : 0));
-}
-
 // The keys that all rows of a sequence see together: row i of n sees the last of
 // kv_len - n + i + 1 keys, at most `most` of them.
 int64_t visible_keys(int64_t rows, int64_t kv_len, int64_t most) {
@@ -25,37 +14,53 @@ int64_t visible_keys(int64_t rows, int64_t kv_len, int64_t most) {
   return growing * first + growing * (growing - 1) / 2 + (rows - growing) * most;
 }
 
-}  // namespace
-
-std::string describe(const AttentionProblem& problem) {
-  std::string text = "[attention] heads=" + std::to_string(problem.num_qo_heads) +
-                     describe_kv(problem.kv) + " window=" + std::to_string(problem.window_left) +
-                     " soft_cap=" + std::to_string(problem.logits_soft_cap);
-  if (problem.arithmetic != Arithmetic::f32) {
-    text += " arithmetic=" + std::string(name(problem.arithmetic));
-  }
-  if (problem.visits.list_words > 0) text += " visits";
-  if (problem.out_operand.cols > 0) {
-    text += " out=" + std::string(name(problem.out_operand.arithmetic));
-  }
-  return text;
+KvRows rows_of(const KvLayer& kv, const uint8_t* data, const float* scales) {
+  KvRows rows;
+  rows.data = data;
+  rows.dtype = kv.dtype;
+  rows.dims = kv.head_dim;
+  rows.head_stride = static_cast<int64_t>(kv.head_bytes());
+  rows.page_stride = kv.num_kv_heads * rows.head_stride;
+  if (kv.dtype != DType::i8) return rows;
+  rows.scales = scales;
+  rows.scale_page_stride = kv.num_kv_heads * kPageSize;
+  rows.scale_token_stride = 1;
+  rows.scale_head_stride = kPageSize;
+  return rows;
 }
 
-std::string describe(const RopeAppendProblem& problem) {
-  return "[rope_append] heads=" + std::to_string(problem.num_qo_heads) + describe_kv(problem.kv) +
-         " rope_dims=" + std::to_string(problem.rope_dims) +
-         (problem.interleaved ? " interleaved" : "") +
-         (problem.q_norm != nullptr ? " q_norm" : "") +
-         (problem.k_norm != nullptr ? " k_norm" : "");
+}  // namespace
+
+KvRows keys_of(const KvLayer& kv) {
+  return rows_of(kv, kv.k, kv.k_scale);
+}
+
+KvRows values_of(const KvLayer& kv) {
+  return rows_of(kv, kv.v, kv.v_scale);
+}
+
+std::string describe(const AttentionProblem& p) {
+  std::string text = "[attention] heads=" + std::to_string(p.num_qo_heads) +
+                     " kv_heads=" + std::to_string(p.num_kv_heads) + " head_dim=";
+  const int32_t dim_qk = p.k.dims + p.k_rope.dims;
+  if (dim_qk != p.v.dims) text += std::to_string(dim_qk) + "/";
+  text += std::to_string(p.v.dims) + " kv_dtype=" + std::string(name(p.k.dtype));
+  if (p.source == KeySource::rows) text += " rows dtype=" + std::string(name(p.q.dtype));
+  text += " window_left=" + std::to_string(p.window_left) +
+          " logits_soft_cap=" + std::to_string(p.logits_soft_cap);
+  if (p.arithmetic != Arithmetic::f32) text += " arithmetic=" + std::string(name(p.arithmetic));
+  if (p.visits.list_words > 0) text += " visits";
+  if (p.out_operand.cols > 0) text += " out=" + std::string(name(p.out_operand.arithmetic));
+  return text;
 }
 
 // A sequence's keys are read once, whatever the number of its rows and of tiles. With lists of
 // visits, whose sizes only the step knows: as if all keys were visited.
-Cost cost(const AttentionProblem& problem) {
-  const BatchLayout& batch = problem.batch;
-  const int64_t width = int64_t{problem.num_qo_heads} * problem.kv.head_dim;
-  const int64_t most = problem.window_left < 0 ? std::numeric_limits<int32_t>::max()
-                                               : int64_t{problem.window_left} + 1;
+Cost cost(const AttentionProblem& p) {
+  const BatchLayout& batch = p.batch;
+  const int64_t width = int64_t{p.num_qo_heads} * p.v.dims;
+  const int64_t most =
+      p.window_left < 0 ? std::numeric_limits<int32_t>::max() : int64_t{p.window_left} + 1;
   int64_t tokens = 0;
   int64_t pairs = 0;
   for (int64_t s = 0; s < batch.num_sequences; ++s) {
@@ -64,22 +69,14 @@ Cost cost(const AttentionProblem& problem) {
     tokens += std::min<int64_t>(batch.kv_len[s], most + rows - 1);
     pairs += visible_keys(rows, batch.kv_len[s], most);
   }
-  Cost cost{batch.num_tokens * width * 4 + tokens * kv_token_bytes(problem.kv), 4 * pairs * width};
-  if (problem.out != nullptr) cost.bytes += batch.num_tokens * width * 4;
-  if (problem.out_operand.data != nullptr)
-    cost.bytes += batch.num_tokens * problem.out_operand.row_bytes();
+  const int64_t element = dtype_info(p.k.dtype).block_bytes;
+  const int64_t token_bytes =
+      p.num_kv_heads * ((p.k.dims + p.k_rope.dims + p.v.dims) * element +
+                        (p.k.scales != nullptr ? 4 : 0) + (p.v.scales != nullptr ? 4 : 0));
+  Cost cost{batch.num_tokens * width * 4 + tokens * token_bytes, 4 * pairs * width};
+  if (p.out != nullptr) cost.bytes += batch.num_tokens * width * 4;
+  if (p.out_operand.data != nullptr) cost.bytes += batch.num_tokens * p.out_operand.row_bytes();
   return cost;
-}
-
-Cost cost(const RopeAppendProblem& problem) {
-  const int64_t rows = problem.batch.num_tokens;
-  const int64_t q = problem.q != nullptr ? int64_t{problem.num_qo_heads} * problem.kv.head_dim : 0;
-  const int64_t k = int64_t{problem.kv.num_kv_heads} * problem.kv.head_dim;
-  const int64_t table = problem.cos_sin != nullptr ? problem.rope_dims : 0;
-  const int64_t row = q * 8 + k * 8 + table * 4 + kv_token_bytes(problem.kv);
-  const int64_t norms =
-      (problem.q_norm != nullptr ? q * 4 : 0) + (problem.k_norm != nullptr ? k * 4 : 0);
-  return {rows * row, rows * (norms + (table > 0 ? (q + k) * 3 : 0))};
 }
 
 }  // namespace effinfer::ops

@@ -1,152 +1,223 @@
-// Paged attention: decode, verification and chunked prefill are one kernel shape.
+// Attention: softmax(q k^T) v of query rows over the keys that they see. Decoding, verification and
+// prefill are one kernel shape, over the engine's pages as they lie or over rows of any layout.
 //
-// A tile is some query rows of one sequence times the query heads of one KV head. Chunks of the
-// sequence's KV start at multiples of kKvChunk tokens, whoever shares the step. Within a chunk a
-// row keeps an online softmax over pages (running maximum, sum, unscaled output); the chunks'
-// results are folded from left to right. Keys that a row does not see contribute exact zeros, and a
-// fold with nothing changes nothing, so a row's result is the same bits for any batch, any tile and
-// any team, and whether one work item does all chunks of a tile or an item each and a merge at the
-// end.
+// A tile is some query rows of one sequence times query heads of one KV head. What it visits goes
+// by in units of 64 tokens: a page as it lies, or tokens gathered into the order of the products
+// (ops/kv_layout.h). What a row sees of a unit is one 64-bit word: the visited tokens less those
+// that causality, the window, the tree and the mask hide.
+//
+// Four units are a chunk. Within a chunk a row keeps an online softmax (running maximum, sum,
+// unscaled output); chunks are folded from left to right. Units and chunks begin at multiples of 64
+// and 256 tokens of the sequence, those of a list of spans at multiples of the list. Keys that a
+// row does not see contribute exact zeros, and a fold with nothing changes nothing: a row's result
+// is the same bits for any batch, tile, team, and division into work items.
 #pragma once
 
 #include <cstdint>
 #include <string>
+#include <vector>
 
 #include "ops/cost.h"
 #include "ops/kv_layout.h"
 #include "ops/operand.h"
+#include "ops/rope_append.h"
 #include "ops/visits.h"
 
 namespace effinfer::ops {
 
-inline constexpr int64_t kKvChunk = 256;
-// Query rows of a tile at most (one token's group may be more): they share each K and V line in
-// registers and cache. A multiple of the 6 rows of the AVX-512 register tile, and of most GQA
-// ratios.
-inline constexpr int64_t kAttentionTileRows = 48;
+inline constexpr int32_t kUnitTokens = 64;
+inline constexpr int32_t kChunkUnits = 4;
 
-struct AttentionWorkItem {
+// Where the keys lie, which decides how many rows share them.
+enum class KeySource : uint8_t {
+  pages,  // the engine's: a multiple of the 6 rows of the AVX-512 register tile shares a line in
+          // registers and cache
+  rows    // a caller's: gathering 64 tokens costs about as much as 3 to 5 rows' products with them;
+          // the state of 128 rows (4 floats a dimension) still lies in a second cache of 512 KB
+};
+inline constexpr int32_t tile_rows(KeySource source) {
+  return source == KeySource::pages ? 48 : 128;
+}
+// Heads of one token in a tile: over pages all of a group, as an item may append what all of them
+// read; of gathered rows at most 32, as latent attention has 128 heads over one row of keys.
+inline constexpr int32_t tile_heads(KeySource source, int32_t group) {
+  return source == KeySource::pages || group < 32 ? group : 32;
+}
+// Rows times heads of a tile at most: one token's may be more than there is room for.
+inline constexpr int32_t most_tile_rows(KeySource source, int32_t group) {
+  return tile_heads(source, group) > tile_rows(source) ? tile_heads(source, group)
+                                                       : tile_rows(source);
+}
+
+// The shape part of a problem: what planning needs.
+struct AttentionShape {
+  KeySource source = KeySource::pages;
+  int32_t num_qo_heads = 0;
+  int32_t num_kv_heads = 0;
+  int32_t head_dim = 0;  // of values
+  bool causal = true;
+  int32_t window_left = -1;
+  int32_t sink_tokens = 0;
+
+  int32_t group() const { return num_qo_heads / num_kv_heads; }
+  bool operator==(const AttentionShape&) const = default;
+};
+
+// Tokens [begin, end) of a sequence, the visits `first` on of its list.
+struct TokenSpan {
+  int32_t begin;
+  int32_t end;
+  int32_t first;
+  int64_t mask_bit;  // of the list's first row and the span's first token
+};
+
+struct AttentionTile {
   int32_t sequence;
   int32_t kv_head;
   int32_t first_row;  // flat query rows [first_row, first_row + num_rows)
   int32_t num_rows;
-  int32_t first_page;  // of the sequence's page list
-  int32_t num_pages;
-  // Index of the partial result of (first_row, head 0 of the group), then row-major; the item lies
-  // in one chunk. -1: the item covers all keys of its rows and writes their output.
-  int32_t partial;
-  int32_t first_merge;  // merges [first_merge, first_merge + num_rows) follow the last partial item
+  int32_t first_head;  // query heads
+  int32_t num_heads;
+  int32_t first_unit;  // units [first_unit, end_unit) of the sequence, or of the list
+  int32_t end_unit;
+  int32_t sink_units;  // before first_unit: units [0, sink_units) too, when whole chunks lie between
+  int32_t first_span;  // of a list; -1: all tokens
+  int32_t num_spans;
+  int32_t num_tokens;  // of the list, or up to the last one that a row sees
+  int32_t list_row;    // first_row, counted within the list's block of rows
 };
 
-// A row whose partial results are merged.
-struct AttentionMergeItem {
-  int32_t row;  // flat query row
-  int32_t kv_head;
-  int32_t first_partial;  // partials of this row's group for chunk c at first_partial + c * stride
-  int32_t stride;
-  int32_t num_partials;
+// Units [first_unit, end_unit) of a tile: all, or those of a few chunks, with a partial result of
+// each chunk for each row and head.
+struct AttentionItem {
+  int32_t tile;
+  int32_t first_unit;
+  int32_t end_unit;
+  int32_t partial;  // index of the first chunk's result of (first row, first head), then row-major,
+                    // then chunk by chunk; -1: none
+  int32_t merge;    // of the work's merges; -1: none
 };
 
-// Made on the host once a step and shared by all layers with the same heads and window; the arrays
-// live in memory reserved at compile time.
-struct StepPlan {
-  const AttentionWorkItem* items = nullptr;
-  int64_t num_items = 0;
-  const AttentionMergeItem* merges = nullptr;
-  int64_t num_merges = 0;
-  float* partial_out = nullptr;  // [num_partials, head_dim]
-  float* partial_ms = nullptr;   // [num_partials, 2]: running max (natural log units) and sum
-  // Of the items of a merge, how many are done; at first_merge of their rows. Zero between calls.
-  int32_t* done = nullptr;
-  bool one_tile = true;  // every sequence's rows are one tile: an item sees all of their group
+struct AttentionMerge {
+  int32_t tile;
+  int32_t first_partial;
+  int32_t num_partials;  // chunks, num_rows * num_heads partials apart
+  int32_t num_items;
 };
 
-// Appends K and V rows of a step to the cache, with what precedes the append: an optional RMS norm
-// of each head (Qwen3, Gemma 3) and rotary embedding. With `q` it also norms and rotates the
-// queries in place order: q_out[T, num_qo_heads * head_dim].
-struct RopeAppendProblem {
-  const float* q = nullptr;  // [T, num_qo_heads * head_dim]; null: append only
-  int64_t q_stride = 0;
-  const float* k = nullptr;  // [T, num_kv_heads * head_dim]
-  int64_t k_stride = 0;
-  const float* v = nullptr;
-  int64_t v_stride = 0;
-  float* q_out = nullptr;
-  int64_t q_out_stride = 0;
-  int32_t num_qo_heads = 0;
-  const float* q_norm = nullptr;  // [head_dim]; null: none
-  const float* k_norm = nullptr;
-  float norm_eps = 0.0f;
-  const float* cos_sin = nullptr;  // [T, 2, rope_dims / 2]; null: no rotation
-  int32_t rope_dims = 0;           // leading dimensions of a head that rotate
-  bool interleaved = false;        // pairs (2i, 2i+1) as in GGUF llama; else (i, i + rope_dims / 2)
-  KvLayer kv;
-  BatchLayout batch;
+// What a team shares: made on the host for the sequences of a step, for any number of calls.
+struct AttentionWork {
+  std::vector<TokenSpan> spans;
+  std::vector<AttentionTile> tiles;
+  std::vector<AttentionItem> items;
+  std::vector<AttentionMerge> merges;
+  int64_t num_partials = 0;
+  int32_t tile_rows = 0;  // rows times heads of a tile at most
+  bool one_tile = true;  // every sequence's rows are one tile of each KV head
+
+  void clear();
+  // Makes room for `max_tokens` rows, `max_sequences` sequences of at most `max_kv_len` tokens, all
+  // of whose keys are visited: planning such a step does not allocate. Returns the partial results
+  // that it may need.
+  int64_t reserve(const AttentionShape& shape, int64_t max_tokens, int64_t max_sequences,
+                  int64_t max_kv_len);
 };
+
+// Lists of a caller, one for each (sequence, KV head, block of query rows); every row and KV head
+// is in exactly one.
+struct TokenLists {
+  int64_t num_lists = 0;
+  const int32_t* lists = nullptr;      // [L, 4]: sequence, kv_head, first_row, num_rows
+  const int32_t* indptr = nullptr;     // [L + 1] into spans
+  const int32_t* spans = nullptr;      // [n, 2]: begin, end
+  const int64_t* mask_bits = nullptr;  // [n]; null: no mask
+};
+
+void plan_attention(const AttentionShape& shape, const BatchLayout& batch, AttentionWork& work);
+void plan_attention(const AttentionShape& shape, const BatchLayout& batch, const TokenLists& lists,
+                    AttentionWork& work);
+
+// Query rows; strides in elements.
+struct QueryRows {
+  const uint8_t* data = nullptr;
+  DType dtype = DType::f32;  // f32, f16, bf16
+  int32_t dims = 0;
+  int64_t row_stride = 0;
+  int64_t head_stride = 0;
+};
+
+// Keys or values of all heads; strides in bytes. Of the engine's pages, whose tokens lie in tiles,
+// token_stride is not used.
+struct KvRows {
+  const uint8_t* data = nullptr;
+  DType dtype = DType::f32;
+  int32_t dims = 0;
+  int64_t page_stride = 0;
+  int64_t token_stride = 0;
+  int64_t head_stride = 0;
+  // Per token and head: float32 with the same three strides in floats; null: none.
+  const float* scales = nullptr;
+  int64_t scale_page_stride = 0;
+  int64_t scale_token_stride = 0;
+  int64_t scale_head_stride = 0;
+};
+KvRows keys_of(const KvLayer& kv);
+KvRows values_of(const KvLayer& kv);
 
 struct AttentionProblem {
-  const float* q = nullptr;  // [T, num_qo_heads, head_dim], roped
-  int64_t q_stride = 0;      // floats between rows
+  KeySource source = KeySource::pages;
+  QueryRows q;       // rotated
+  QueryRows q_rope;  // more dimensions of the queries, with those of k_rope; dims 0: none
+  KvRows k;
+  KvRows k_rope;
+  KvRows v;
   int32_t num_qo_heads = 0;
-  KvLayer kv;
+  int32_t num_kv_heads = 0;
+  // Without kv_indices token t of sequence s is row kv_indptr[s] + t.
   BatchLayout batch;
-  StepPlan plan;
-  float sm_scale = 1.0f;
-  float logits_soft_cap = 0.0f;  // 0: none; else cap * tanh(score / cap)
-  // Of the products of queries with keys and of probabilities with values, which are summed in
-  // float32: f32, or bf16 (queries and probabilities rounded to it) on bf16 pages.
-  Arithmetic arithmetic = Arithmetic::f32;
+  int32_t page_size = kPageSize;
+  const AttentionWork* work = nullptr;
+
+  bool causal = true;
   int32_t window_left = -1;  // -1: none; a row at position p sees [p - window_left, p]
-  int32_t sinks = 0;         // with a window: keys [0, sinks) are seen too
-  VisitPlan visits;          // without a window; lists that the step has written before
-  float* out = nullptr;      // [T, num_qo_heads * head_dim]
-  int64_t out_stride = 0;
+  int32_t sink_tokens = 0;   // with a window: keys [0, sink_tokens) are seen too
+  const uint8_t* mask = nullptr;  // packed, little-endian
+  int64_t mask_bytes = 0;
+  const int64_t* mask_starts = nullptr;       // [S] bits, of sequences; null with lists
+  const int64_t* mask_row_strides = nullptr;  // [S] bits between rows
+  VisitPlan visits;  // lists that the step has written before; without a window and lists of spans
+
+  float sm_scale = 1.0f;         // times the factor of k's numbers
+  float logits_soft_cap = 0.0f;  // 0: none; else cap * tanh(score / cap)
+  float v_scale = 1.0f;
+  const float* alibi_slopes = nullptr;  // [num_qo_heads]
+  const float* sink_logits = nullptr;   // [num_qo_heads] logits of keys without values
+  // Of the products of queries with keys and of probabilities with values, which are summed in
+  // float32: f32, or bf16 (queries and probabilities rounded to it).
+  Arithmetic arithmetic = Arithmetic::f32;
+  // A few rows of each sequence: rows of keys are multiplied where they lie.
+  bool decode = false;
+
+  float* partial_out = nullptr;  // [num_partials, v.dims rounded up to 16]
+  float* partial_ms = nullptr;   // [num_partials, 2]: maximum (natural log units) and sum
+  int32_t* done = nullptr;       // [merges], zeros between calls
+  uint8_t* out = nullptr;        // [T, num_qo_heads, v.dims] of q's dtype
+  int64_t out_stride = 0;        // elements between rows
   // When its data is set, the result goes there as an operand and not to `out`; the columns of a KV
   // head's group must be whole blocks.
   Operand out_operand;
+  float* lse = nullptr;  // [T, num_qo_heads]; null: none
+  float lse_factor = 1.0f;  // on natural logarithms
   // With `append.k` set, `q` is not read: an item first norms and rotates its rows and appends
-  // those of their keys that its own pages hold, so that nothing else need precede it.
-  // plan.one_tile only.
+  // those of their keys that its own pages hold, so that nothing else need precede it. Of pages,
+  // with work.one_tile only.
   RopeAppendProblem append;
 };
-
-// The shape part of the above: what planning needs.
-struct AttentionShape {
-  int32_t num_qo_heads = 0;
-  int32_t num_kv_heads = 0;
-  int32_t head_dim = 0;
-  int32_t window_left = -1;
-  int32_t sinks = 0;
-
-  bool operator==(const AttentionShape&) const = default;
-};
-
-// Upper bounds for `max_tokens` rows, `max_sequences` sequences of at most `max_kv_len` tokens.
-struct AttentionPlanSize {
-  int64_t items = 0;
-  int64_t merges = 0;
-  int64_t partials = 0;
-};
-AttentionPlanSize attention_plan_size(const AttentionShape& shape, int64_t max_tokens,
-                                      int64_t max_sequences, int64_t max_kv_len);
-
-// Fills `plan` (whose arrays are of at least attention_plan_size) for a batch; no allocation.
-struct AttentionPlanBuffers {
-  AttentionWorkItem* items = nullptr;
-  AttentionMergeItem* merges = nullptr;
-  float* partial_out = nullptr;
-  float* partial_ms = nullptr;
-  int32_t* done = nullptr;  // [merges], zeros
-};
-StepPlan plan_attention(const AttentionShape& shape, const BatchLayout& batch,
-                        const AttentionPlanBuffers& buffers);
 
 // Rows of a list of visits: whole tiles of a sequence's rows.
 int32_t visit_block_rows(int32_t num_qo_heads, int32_t num_kv_heads);
 
 std::string describe(const AttentionProblem& problem);
-std::string describe(const RopeAppendProblem& problem);
 Cost cost(const AttentionProblem& problem);
-Cost cost(const RopeAppendProblem& problem);
 
 }  // namespace effinfer::ops

@@ -1,177 +1,252 @@
-#include <algorithm>
+// AttentionPlan: what it is given, checked and copied.
+#include "ops/attention_plan.h"
 
-#include "ops/attention.h"
+#include <algorithm>
+#include <string>
+
+#include "ops/validate.h"
 
 namespace effinfer::ops {
 namespace {
 
-// A tile with more than this share of all work is split into its chunks, so that teams of tens of
-// members stay busy with one sequence.
-constexpr int64_t kShares = 64;
-// Splitting stops when this many partial results are in use (8 MB with heads of 256).
-constexpr int64_t kMaxPartials = 8192;
-constexpr int64_t kChunkPages = kKvChunk / kPageSize;
+const Validator kCheck("attention plan");
 
-int64_t group_size(const AttentionShape& shape) {
-  return shape.num_qo_heads / shape.num_kv_heads;
+// Of a call: what plans hold of a row fits in memory, whatever the numbers of a caller.
+constexpr int64_t kMostRows = 1 << 22;
+
+std::vector<int32_t> ints(std::string_view argument, const TensorView& view) {
+  kCheck.dtype(argument, view, DType::i32);
+  kCheck.rank(argument, view, 1);
+  const auto* values = static_cast<const int32_t*>(view.data);
+  return {values, values + view.dims[0]};
 }
 
-int64_t tile_tokens(int64_t group) {
-  return std::max<int64_t>(1, kAttentionTileRows / group);
+// Of that many segments.
+template <class Int>
+void check_indptr(std::string_view argument, const std::vector<Int>& values, int64_t segments) {
+  const auto count = static_cast<int64_t>(values.size());
+  kCheck.expect(count == segments + 1, argument, std::to_string(segments + 1) + " values",
+                std::to_string(count));
+  kCheck.indptr(argument, values.data(), count);
 }
 
-int64_t tile_tokens(const AttentionShape& shape) {
-  return tile_tokens(group_size(shape));
+std::string indexed(std::string_view argument, int64_t index) {
+  return std::string(argument) + "[" + std::to_string(index) + "]";
 }
 
-int64_t ceil_div(int64_t a, int64_t b) {
-  return (a + b - 1) / b;
+std::string interval(const char* what, int64_t begin, int64_t end) {
+  std::string text = what;
+  text.append("[").append(std::to_string(begin)).append(", ");
+  return text.append(std::to_string(end)).append(")");
 }
 
-struct Pages {
-  int64_t begin, end;
-};
-
-// Some rows of one sequence and the pages that hold the keys they see: [0, sink_pages), if that
-// leaves out whole chunks before first_page, and [first_page, end_page).
-struct Tile {
-  int64_t first_row, num_rows;
-  int64_t sink_pages;
-  int64_t first_page, end_page;
-
-  int64_t sink_chunks() const { return ceil_div(sink_pages, kChunkPages); }
-  int64_t first_chunk() const { return first_page / kChunkPages; }
-  int64_t num_chunks() const {
-    return sink_chunks() + ceil_div(end_page, kChunkPages) - first_chunk();
-  }
-  // The pages of a chunk that is not left out.
-  Pages chunk(int64_t i) const {
-    const bool sink = i < sink_chunks();
-    const int64_t begin = (sink ? i : first_chunk() + i - sink_chunks()) * kChunkPages;
-    return {std::max(begin, sink ? 0 : first_page),
-            std::min(begin + kChunkPages, sink ? sink_pages : end_page)};
-  }
-  Pages all() const { return {sink_pages > 0 ? 0 : first_page, end_page}; }
-};
-
-class Planner {
- public:
-  Planner(const AttentionShape& shape, const BatchLayout& batch,
-          const AttentionPlanBuffers& buffers)
-      : shape_(shape), batch_(batch), buffers_(buffers), group_(group_size(shape)) {}
-
-  StepPlan plan() {
-    int64_t chunks = 0;
-    for (int64_t s = 0; s < batch_.num_sequences; ++s) {
-      for (int64_t t = 0; t < num_tiles(s); ++t) chunks += tile(s, t).num_chunks();
-    }
-    const int64_t share = chunks * shape_.num_kv_heads / kShares;
-    for (int64_t s = 0; s < batch_.num_sequences; ++s) {
-      // A head's tiles follow each other, for its keys to stay in cache; the last rows see the most
-      // keys and go first, so that small items are left for the end.
-      for (int64_t head = 0; head < shape_.num_kv_heads; ++head) {
-        for (int64_t t = num_tiles(s) - 1; t >= 0; --t) add(s, head, tile(s, t), share);
-      }
-    }
-    StepPlan plan;
-    plan.items = buffers_.items;
-    plan.num_items = num_items_;
-    plan.merges = buffers_.merges;
-    plan.num_merges = num_merges_;
-    plan.partial_out = buffers_.partial_out;
-    plan.partial_ms = buffers_.partial_ms;
-    plan.done = buffers_.done;
-    for (int64_t s = 0; s < batch_.num_sequences; ++s) plan.one_tile &= num_tiles(s) <= 1;
-    return plan;
-  }
-
- private:
-  int64_t rows(int64_t s) const { return batch_.qo_indptr[s + 1] - batch_.qo_indptr[s]; }
-  int64_t num_tiles(int64_t s) const { return ceil_div(rows(s), tile_tokens(shape_)); }
-
-  Tile tile(int64_t s, int64_t index) const {
-    const int64_t begin = index * tile_tokens(shape_);
-    const int64_t count = std::min(tile_tokens(shape_), rows(s) - begin);
-    const int64_t start = batch_.kv_len[s] - rows(s);
-    Tile tile = {batch_.qo_indptr[s] + begin, count, 0, 0,
-                 (start + begin + count - 1) / kPageSize + 1};
-    if (shape_.window_left >= 0) {
-      // A token of a tree may follow the step's first one, whatever its row.
-      const int64_t position = start + (batch_.ancestors != nullptr ? 0 : begin);
-      tile.first_page = std::max<int64_t>(0, position - shape_.window_left) / kPageSize;
-      tile.sink_pages = std::min(ceil_div(shape_.sinks, kPageSize), tile.first_page);
-      if (tile.sink_chunks() > tile.first_chunk()) {
-        tile.first_page = 0;
-        tile.sink_pages = 0;
-      }
-    }
-    return tile;
-  }
-
-  void add(int64_t s, int64_t head, const Tile& tile, int64_t share) {
-    const int64_t chunks = tile.num_chunks();
-    const int64_t stride = tile.num_rows * group_;  // partials of a chunk
-    if (chunks == 1 || chunks <= share || num_partials_ + chunks * stride > kMaxPartials) {
-      add_item(s, head, tile, tile.all(), -1);
-      return;
-    }
-    for (int64_t i = 0; i < chunks; ++i) {
-      add_item(s, head, tile, tile.chunk(i), num_partials_ + i * stride);
-    }
-    for (int64_t row = 0; row < tile.num_rows; ++row) {
-      buffers_.merges[num_merges_++] = {static_cast<int32_t>(tile.first_row + row),
-                                        static_cast<int32_t>(head),
-                                        static_cast<int32_t>(num_partials_ + row * group_),
-                                        static_cast<int32_t>(stride), static_cast<int32_t>(chunks)};
-    }
-    num_partials_ += chunks * stride;
-  }
-
-  void add_item(int64_t s, int64_t head, const Tile& tile, Pages pages, int64_t partial) {
-    buffers_.items[num_items_++] = {static_cast<int32_t>(s),
-                                    static_cast<int32_t>(head),
-                                    static_cast<int32_t>(tile.first_row),
-                                    static_cast<int32_t>(tile.num_rows),
-                                    static_cast<int32_t>(pages.begin),
-                                    static_cast<int32_t>(pages.end - pages.begin),
-                                    static_cast<int32_t>(partial),
-                                    static_cast<int32_t>(num_merges_)};
-  }
-
-  const AttentionShape& shape_;
-  const BatchLayout& batch_;
-  const AttentionPlanBuffers& buffers_;
-  const int64_t group_;
-  int64_t num_items_ = 0;
-  int64_t num_merges_ = 0;
-  int64_t num_partials_ = 0;
-};
+void check_geometry(const AttentionGeometry& g) {
+  const auto positive = [](std::string_view argument, int32_t value, int32_t most) {
+    kCheck.expect(value > 0 && value <= most, argument, "1 to " + std::to_string(most),
+                  std::to_string(value));
+  };
+  constexpr int32_t kMost = 1 << 24;
+  positive("num_qo_heads", g.num_qo_heads, kMost);
+  positive("num_kv_heads", g.num_kv_heads, kMost);
+  positive("head_dim_qk", g.head_dim_qk, kMaxHeadDim);
+  positive("head_dim_vo", g.head_dim_vo, kMaxHeadDim);
+  positive("page_size", g.page_size, kMost);
+  kCheck.expect(g.num_qo_heads % g.num_kv_heads == 0, "num_qo_heads",
+                "a multiple of num_kv_heads, " + std::to_string(g.num_kv_heads),
+                std::to_string(g.num_qo_heads));
+  kCheck.expect(g.window_left >= -1, "window_left", "-1 or more", std::to_string(g.window_left));
+  kCheck.expect(g.sink_tokens >= 0, "sink_tokens", "0 or more", std::to_string(g.sink_tokens));
+}
 
 }  // namespace
 
-AttentionPlanSize attention_plan_size(const AttentionShape& shape, int64_t max_tokens,
-                                      int64_t max_sequences, int64_t max_kv_len) {
-  const int64_t group = group_size(shape);
-  // Each sequence may end in a tile that is not full, and no tile is empty.
-  const int64_t tiles =
-      shape.num_kv_heads *
-      std::min(max_tokens, ceil_div(max_tokens, tile_tokens(shape)) + max_sequences);
-  const int64_t chunks = ceil_div(max_kv_len, kKvChunk);
-  if (chunks <= 1) return {tiles, 0, 0};
-  const int64_t partials = std::min(max_tokens * shape.num_qo_heads * chunks, kMaxPartials);
-  // A split item has at least a group's partials, and a merge at least two groups'.
-  return {tiles + std::min(tiles * chunks, partials / group),
-          std::min(max_tokens * shape.num_kv_heads, partials / (2 * group)), partials};
+AttentionPlan::Impl::Impl(const AttentionGeometry& g, const AttentionSequences& given)
+    : geometry(g) {
+  check_geometry(g);
+  kv_len = ints("kv_len", given.kv_len);
+  const auto sequences = static_cast<int64_t>(kv_len.size());
+  qo_indptr = ints("qo_indptr", given.qo_indptr);
+  check_indptr("qo_indptr", qo_indptr, sequences);
+  kCheck.expect(num_rows() <= kMostRows, "qo_indptr",
+                "at most " + std::to_string(kMostRows) + " query rows", std::to_string(num_rows()));
+  kv_indptr = ints("kv_indptr", given.kv_indptr);
+  check_indptr("kv_indptr", kv_indptr, sequences);
+  paged = given.kv_indices.dims.rank() > 0;
+  if (paged) {
+    kv_indices = ints("kv_indices", given.kv_indices);
+    kCheck.expect(kv_indptr.back() <= static_cast<int32_t>(kv_indices.size()), "kv_indptr",
+                  "at most " + std::to_string(kv_indices.size()) + ", the size of kv_indices",
+                  std::to_string(kv_indptr.back()));
+    for (int32_t i = 0; i < kv_indptr.back(); ++i) {
+      const int32_t page = kv_indices[static_cast<size_t>(i)];
+      kCheck.expect(page >= 0, indexed("kv_indices", i), "0 or more", std::to_string(page));
+      num_kv_rows = std::max(num_kv_rows, int64_t{page} + 1);
+    }
+  }
+  for (int64_t s = 0; s < sequences; ++s) {
+    const int32_t length = kv_len[static_cast<size_t>(s)];
+    const int64_t entries =
+        kv_indptr[static_cast<size_t>(s + 1)] - kv_indptr[static_cast<size_t>(s)];
+    const int64_t room = paged ? entries * g.page_size : entries;
+    kCheck.expect(
+        length >= 0 && length <= room, indexed("kv_len", s),
+        "0 to " + std::to_string(room) + ", the tokens of its " + (paged ? "pages" : "rows"),
+        std::to_string(length));
+  }
+  if (!paged) num_kv_rows = kv_indptr.back();
+  if (given.mask.dims.rank() > 0) copy_mask(given.mask);
 }
 
-int32_t visit_block_rows(int32_t num_qo_heads, int32_t num_kv_heads) {
-  const int64_t tokens = tile_tokens(num_qo_heads / num_kv_heads);
-  return static_cast<int32_t>(kVisitBlockRows / tokens * tokens);
+void AttentionPlan::Impl::copy_mask(const TensorView& view) {
+  kCheck.dtype("mask", view, DType::u8);
+  kCheck.rank("mask", view, 1);
+  const auto* bytes = static_cast<const uint8_t*>(view.data);
+  mask.assign(bytes, bytes + view.dims[0]);
+  mask_row_strides.assign(kv_len.begin(), kv_len.end());
+  has_mask = true;
 }
 
-StepPlan plan_attention(const AttentionShape& shape, const BatchLayout& batch,
-                        const AttentionPlanBuffers& buffers) {
-  return Planner(shape, batch, buffers).plan();
+void AttentionPlan::Impl::set_mask_starts(const TensorView& view) {
+  kCheck.dtype("mask_indptr", view, DType::i64);
+  kCheck.rank("mask_indptr", view, 1);
+  const auto* values = static_cast<const int64_t*>(view.data);
+  std::vector<int64_t>& starts = mask_starts;
+  starts.assign(values, values + view.dims[0]);
+  check_indptr("mask_indptr", starts, num_sequences());
+  kCheck.expect(starts.back() <= static_cast<int64_t>(mask.size()), "mask_indptr",
+                "at most " + std::to_string(mask.size()) + ", the bytes of the mask",
+                std::to_string(starts.back()));
+  for (size_t s = 0; s < kv_len.size(); ++s) {
+    const int64_t bits = int64_t{qo_indptr[s + 1] - qo_indptr[s]} * kv_len[s];
+    const int64_t bytes = starts[s + 1] - starts[s];
+    kCheck.expect(bytes >= (bits + 7) / 8, indexed("mask_indptr", static_cast<int64_t>(s)),
+                  std::to_string((bits + 7) / 8) + " bytes for " + std::to_string(bits) + " bits",
+                  std::to_string(bytes));
+  }
+  for (int64_t& start : starts) start *= 8;
+}
+
+void AttentionPlan::Impl::check_lists(const AttentionLists& given) {
+  kCheck.dtype("lists", given.lists, DType::i32);
+  kCheck.rank("lists", given.lists, 2);
+  const int64_t count = given.lists.dims[0];
+  kCheck.shape("lists", given.lists, {count, 4});
+  const std::vector<int32_t> indptr = ints("list_indptr", given.indptr);
+  check_indptr("list_indptr", indptr, count);
+  kCheck.dtype("spans", given.spans, DType::i32);
+  kCheck.rank("spans", given.spans, 2);
+  kCheck.shape("spans", given.spans, {given.spans.dims[0], 2});
+  kCheck.expect(indptr.back() <= given.spans.dims[0], "list_indptr",
+                "at most " + std::to_string(given.spans.dims[0]) + ", the number of spans",
+                std::to_string(indptr.back()));
+  kCheck.expect(has_mask == (given.span_masks.dims.rank() > 0), "span_masks",
+                has_mask ? "an array, with a mask" : "None without a mask",
+                has_mask ? "None" : "an array");
+  if (has_mask) {
+    kCheck.dtype("span_masks", given.span_masks, DType::i64);
+    kCheck.shape("span_masks", given.span_masks, {given.spans.dims[0]});
+    kCheck.expect(given.mask_row_stride >= 0, "mask_row_stride", "0 or more",
+                  std::to_string(given.mask_row_stride));
+    std::fill(mask_row_strides.begin(), mask_row_strides.end(), given.mask_row_stride);
+  }
+  const auto* lists = static_cast<const int32_t*>(given.lists.data);
+  std::vector<uint8_t> covered(static_cast<size_t>(num_rows() * geometry.num_kv_heads));
+  for (int64_t l = 0; l < count; ++l) {
+    check_list(l, lists + 4 * l, covered);
+    check_spans(given, lists + 4 * l, indptr[static_cast<size_t>(l)],
+                indptr[static_cast<size_t>(l + 1)]);
+  }
+  const auto hole = std::find(covered.begin(), covered.end(), 0) - covered.begin();
+  kCheck.expect(hole == static_cast<int64_t>(covered.size()), "lists",
+                "every row and KV head in a list",
+                "none for row " + std::to_string(hole / geometry.num_kv_heads) + ", KV head " +
+                    std::to_string(hole % geometry.num_kv_heads));
+}
+
+void AttentionPlan::Impl::check_list(int64_t index, const int32_t* list,
+                                     std::vector<uint8_t>& covered) const {
+  const std::string argument = indexed("lists", index);
+  const int32_t sequence = list[0];
+  kCheck.expect(sequence >= 0 && sequence < num_sequences(), argument + ".sequence",
+                interval("a value in ", 0, num_sequences()), std::to_string(sequence));
+  kCheck.expect(list[1] >= 0 && list[1] < geometry.num_kv_heads, argument + ".kv_head",
+                interval("a value in ", 0, geometry.num_kv_heads), std::to_string(list[1]));
+  const int32_t begin = qo_indptr[static_cast<size_t>(sequence)];
+  const int32_t end = qo_indptr[static_cast<size_t>(sequence + 1)];
+  kCheck.expect(list[2] >= begin && list[3] >= 0 && list[3] <= end - list[2], argument + ".rows",
+                interval("rows of ", begin, end),
+                std::to_string(list[3]) + " from " + std::to_string(list[2]));
+  for (int64_t row = list[2]; row < list[2] + list[3]; ++row) {
+    uint8_t& once = covered[static_cast<size_t>(row * geometry.num_kv_heads + list[1])];
+    kCheck.expect(once == 0, argument, "rows that are in no other list of the KV head",
+                  "row " + std::to_string(row) + " again");
+    once = 1;
+  }
+}
+
+void AttentionPlan::Impl::check_spans(const AttentionLists& given, const int32_t* list,
+                                      int32_t first, int32_t last) const {
+  const auto* spans = static_cast<const int32_t*>(given.spans.data);
+  const int32_t length = kv_len[static_cast<size_t>(list[0])];
+  int32_t end = 0;
+  for (int32_t i = first; i < last; ++i) {
+    const int32_t* span = spans + 2 * int64_t{i};
+    if (span[0] < end || span[1] <= span[0] || span[1] > length) {
+      kCheck.expect(false, indexed("spans", i),
+                    interval("tokens behind the span before, of ", end, length),
+                    interval("", span[0], span[1]));
+    }
+    end = span[1];
+    if (!has_mask || list[3] == 0) continue;
+    const int64_t bit = static_cast<const int64_t*>(given.span_masks.data)[i];
+    const int64_t bits = static_cast<int64_t>(mask.size()) * 8;
+    const int64_t most = bits - (span[1] - span[0]);
+    const bool fits = bit >= 0 && bit <= most &&
+                      (list[3] == 1 || given.mask_row_stride <= (most - bit) / (list[3] - 1));
+    kCheck.expect(fits, indexed("span_masks", i),
+                  "a bit whose rows end within the " + std::to_string(bits) + " of the mask",
+                  std::to_string(bit));
+  }
+}
+
+AttentionPlan::AttentionPlan(const AttentionGeometry& geometry, const AttentionSequences& sequences)
+    : impl_(std::make_unique<Impl>(geometry, sequences)) {
+  if (impl_->has_mask) impl_->set_mask_starts(sequences.mask_indptr);
+  plan_attention(impl_->shape(), impl_->batch(), impl_->work);
+}
+
+AttentionPlan::AttentionPlan(const AttentionGeometry& geometry, const AttentionSequences& sequences,
+                             const AttentionLists& lists)
+    : impl_(std::make_unique<Impl>(geometry, sequences)) {
+  impl_->check_lists(lists);
+  TokenLists given;
+  given.num_lists = lists.lists.dims[0];
+  given.lists = static_cast<const int32_t*>(lists.lists.data);
+  given.indptr = static_cast<const int32_t*>(lists.indptr.data);
+  given.spans = static_cast<const int32_t*>(lists.spans.data);
+  given.mask_bits = static_cast<const int64_t*>(lists.span_masks.data);
+  plan_attention(impl_->shape(), impl_->batch(), given, impl_->work);
+}
+
+AttentionPlan::~AttentionPlan() = default;
+AttentionPlan::AttentionPlan(AttentionPlan&&) noexcept = default;
+AttentionPlan& AttentionPlan::operator=(AttentionPlan&&) noexcept = default;
+
+const AttentionGeometry& AttentionPlan::geometry() const {
+  return impl_->geometry;
+}
+
+int64_t AttentionPlan::num_rows() const {
+  return impl_->num_rows();
+}
+
+int64_t AttentionPlan::num_products() const {
+  int64_t products = 0;
+  for (const AttentionTile& tile : impl_->work.tiles) {
+    const int64_t hidden = int64_t{tile.first_unit - tile.sink_units} * kUnitTokens;
+    products += int64_t{tile.num_rows} * tile.num_heads * (tile.num_tokens - hidden);
+  }
+  return products;
 }
 
 }  // namespace effinfer::ops

@@ -1,8 +1,114 @@
-#include "ops/attention_scores.h"
-
 #include <algorithm>
+#include <cmath>
+#include <string>
+#include <vector>
+
+#include "effinfer/ops/attention_scores.h"
+#include "ops/attention_tensors.h"
+#include "ops/attention_plan.h"
+#include "ops/score_passes.h"
+#include "ops/validate.h"
 
 namespace effinfer::ops {
+namespace {
+
+void check_numbers(const Validator& check, const AttentionScoresInputs& inputs) {
+  check.expect(std::isfinite(inputs.sm_scale), "sm_scale", "a finite number",
+               std::to_string(inputs.sm_scale));
+  check.expect(std::isfinite(inputs.k_scale), "k_scale", "a finite number",
+               std::to_string(inputs.k_scale));
+  check.expect(std::isfinite(inputs.logits_soft_cap) && inputs.logits_soft_cap >= 0.0f,
+               "logits_soft_cap", "a number >= 0", std::to_string(inputs.logits_soft_cap));
+}
+
+void check_positions(const Validator& check, const TensorView& positions,
+                     const AttentionPlan::Impl& plan) {
+  check.dtype("positions", positions, DType::i32);
+  check.shape("positions", positions, {plan.num_rows()});
+  const auto* values = static_cast<const int32_t*>(positions.data);
+  for (size_t s = 0; s < plan.kv_len.size(); ++s) {
+    for (int32_t row = plan.qo_indptr[s]; row < plan.qo_indptr[s + 1]; ++row) {
+      if (values[row] >= 0 && values[row] < plan.kv_len[s]) continue;
+      check.expect(false, "positions[" + std::to_string(row) + "]",
+                   "a value in [0, " + std::to_string(plan.kv_len[s]) + "), the sequence's tokens",
+                   std::to_string(values[row]));
+    }
+  }
+}
+
+void check_diagonals(const Validator& check, const AttentionScoresInputs& inputs,
+                     const AttentionPlan::Impl& plan) {
+  check.expect(plan.geometry.causal, "diagonals", "False without causal", "True");
+  check.expect(inputs.reduce == ScoreReduce::sum, "diagonals", "False with reduce max", "True");
+  check.expect(inputs.positions.dims.rank() == 0, "diagonals", "False with positions", "True");
+  for (size_t s = 0; s < plan.kv_len.size(); ++s) {
+    const int32_t rows = plan.qo_indptr[s + 1] - plan.qo_indptr[s];
+    check.expect(rows <= kMaxDiagonalRows, "diagonals",
+                 "at most " + std::to_string(kMaxDiagonalRows) + " query rows a sequence",
+                 std::to_string(rows));
+  }
+}
+
+// In natural logarithms.
+std::vector<float> natural(const Validator& check, const AttentionScoresInputs& inputs,
+                           const AttentionPlan::Impl& plan) {
+  if (inputs.lse.dims.rank() == 0) return {};
+  check.dtype("lse", inputs.lse, DType::f32);
+  check.shape("lse", inputs.lse, {plan.num_rows(), plan.geometry.num_qo_heads});
+  const auto* values = static_cast<const float*>(inputs.lse.data);
+  std::vector<float> lse(values, values + inputs.lse.dims.num_elements());
+  for (float& x : lse) x /= inputs.lse_factor;
+  return lse;
+}
+
+}  // namespace
+
+void attention_scores(const AttentionGeometry& geometry, const AttentionSequences& sequences,
+                      const AttentionScoresInputs& inputs, float* out, float* diagonals,
+                      ThreadPool& pool) {
+  const Validator check("attention_scores");
+  const AttentionPlan::Impl plan(geometry, sequences);
+  check_numbers(check, inputs);
+  if (diagonals != nullptr) check_diagonals(check, inputs, plan);
+  const AttentionTensors tensors(check, plan, inputs.order);
+  AttentionScoresProblem p;
+  p.q = tensors.query_rows("q", inputs.q, geometry.head_dim_qk);
+  if (inputs.kv != nullptr) {
+    p.source = KeySource::pages;
+    p.k = keys_of(tensors.pages(*inputs.kv));
+  } else {
+    p.k = tensors.kv_rows("k", inputs.k, geometry.head_dim_qk);
+    tensors.add_scales("k_scale", inputs.k_scales, p.k);
+  }
+  if (inputs.positions.dims.rank() > 0) {
+    check_positions(check, inputs.positions, plan);
+    p.positions = static_cast<const int32_t*>(inputs.positions.data);
+  }
+  const std::vector<float> lse = natural(check, inputs, plan);
+  p.num_qo_heads = geometry.num_qo_heads;
+  p.num_kv_heads = geometry.num_kv_heads;
+  p.batch = plan.batch();
+  p.page_size = geometry.page_size;
+  p.causal = geometry.causal;
+  p.window_left = geometry.window_left;
+  p.sm_scale = inputs.sm_scale * inputs.k_scale;
+  p.logits_soft_cap = inputs.logits_soft_cap;
+  p.arithmetic = product_arithmetic(p.source, p.q.dtype, p.k.dtype);
+  if (inputs.lse.dims.rank() > 0) p.lse = lse.data();
+  p.maximum = inputs.reduce == ScoreReduce::max;
+  int64_t total = 0;
+  std::vector<ScoreRows> rows;
+  for (const int32_t length : plan.kv_len) {
+    rows.push_back({total, 0, 0});
+    total += length;
+  }
+  for (ScoreRows& row : rows) row.head_stride = total;
+  p.rows = rows.data();
+  p.out = out;
+  std::fill(out, out + total * geometry.num_qo_heads, 0.0f);
+  if (diagonals != nullptr) std::fill(diagonals, diagonals + total * geometry.num_qo_heads, 0.0f);
+  run_score_passes(p, diagonals, pool);
+}
 
 std::string describe(const AttentionScoresProblem& p) {
   return "[attention_scores] heads=" + std::to_string(p.num_qo_heads) +

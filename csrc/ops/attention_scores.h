@@ -1,16 +1,16 @@
 // What keys get of attention: for each query head and key, the softmax probabilities of blocks of
 // query rows summed up, or the greatest of them, while no more of the matrix exists than 64 by 64.
 //
-// The logarithm of each row's sum of exponentials is known before (list attention without values
-// gives it). An item is four units of 64 keys of one sequence and KV head: it gathers them once and
-// walks the query rows in order, so that each result is written by one member of a team and is the
+// The logarithm of each row's sum of exponentials is known before (attention without values gives
+// it). An item is four units of 64 keys of one sequence and KV head: it gathers them once, or
+// takes the engine's pages as they lie, and walks the query rows in order, so that each result is written by one member of a team and is the
 // same bits for any of them.
 #pragma once
 
 #include <cstdint>
 #include <string>
 
-#include "ops/list_attention.h"
+#include "ops/attention.h"
 
 namespace effinfer::ops {
 
@@ -30,21 +30,19 @@ struct ScoreRows {
 };
 
 struct AttentionScoresProblem {
+  KeySource source = KeySource::rows;
   QueryRows q;
   KvRows k;
   int32_t num_qo_heads = 0;
   int32_t num_kv_heads = 0;
-  int32_t num_sequences = 0;
-  const int32_t* qo_indptr = nullptr;
-  const int32_t* kv_indptr = nullptr;
-  const int32_t* pages = nullptr;  // page ids; null: token t of sequence s is row kv_indptr[s] + t
+  BatchLayout batch;  // as of AttentionProblem
   int32_t page_size = 1;
-  const int32_t* kv_len = nullptr;
   const int32_t* positions = nullptr;  // of the rows in their sequences; null: the last ones
   bool causal = false;
   int32_t window_left = -1;
   float sm_scale = 1.0f;
   float logits_soft_cap = 0.0f;
+  Arithmetic arithmetic = Arithmetic::f32;  // of the products
   const float* lse = nullptr;  // [T, num_qo_heads], natural logarithms
   bool maximum = false;
   int32_t row_block = 0;            // rows whose positions have the same quotient by it; 0: all

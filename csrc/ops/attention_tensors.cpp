@@ -1,6 +1,11 @@
 #include "ops/attention_tensors.h"
 
+#include <cmath>
+#include <memory>
 #include <string>
+
+#include "ops/paged_batch.h"
+#include "ops/registry.h"
 
 namespace effinfer::ops {
 
@@ -62,6 +67,55 @@ void AttentionTensors::add_scales(std::string_view argument, const StridedView& 
   rows.scale_page_stride = plan_.paged ? x.stride(0) : 0;
   rows.scale_token_stride = x.stride(token_axis());
   rows.scale_head_stride = x.stride(head_axis());
+}
+
+const KvLayer& AttentionTensors::pages(const PagedKv& kv) const {
+  const AttentionGeometry& g = plan_.geometry;
+  const bool fits = plan_.paged && g.page_size == PagedKv::kPageSize &&
+                    g.num_kv_heads == kv.num_kv_heads() && g.head_dim_qk == kv.head_dim() &&
+                    g.head_dim_vo == kv.head_dim() && plan_.num_kv_rows <= kv.num_pages();
+  check_.expect(fits, "kv",
+                "at least " + std::to_string(plan_.num_kv_rows) + " pages of the plan's " +
+                    std::to_string(g.page_size) + " tokens, " + std::to_string(g.num_kv_heads) +
+                    " heads of " + std::to_string(g.head_dim_qk),
+                std::to_string(kv.num_pages()) + " pages of 64 tokens, " +
+                    std::to_string(kv.num_kv_heads()) + " heads of " +
+                    std::to_string(kv.head_dim()));
+  return layer_of(kv);
+}
+
+void check_logits(const Validator& check, float sm_scale, float logits_soft_cap) {
+  check.expect(std::isfinite(sm_scale), "sm_scale", "a finite number", std::to_string(sm_scale));
+  check.expect(std::isfinite(logits_soft_cap) && logits_soft_cap >= 0.0f, "logits_soft_cap",
+               "a number >= 0", std::to_string(logits_soft_cap));
+}
+
+const float* per_head(const Validator& check, std::string_view argument, const TensorView& view,
+                      int64_t num_qo_heads) {
+  if (view.dims.rank() == 0 || view.data == nullptr) return nullptr;
+  check.dtype(argument, view, DType::f32);
+  check.shape(argument, view, {num_qo_heads});
+  return static_cast<const float*>(view.data);
+}
+
+Arithmetic product_arithmetic(KeySource source, DType q, DType kv) {
+  const bool keys = kv == DType::bf16 || (source == KeySource::rows && kv != DType::f32 &&
+                                          kv != DType::f16);
+  const bool has = current_isa() >= Isa::avx512 && cpu_features().avx512_bf16;
+  return q == DType::bf16 && keys && has ? Arithmetic::bf16 : Arithmetic::f32;
+}
+
+void run_work(AttentionProblem& problem, const AttentionWork& work, ThreadPool& pool) {
+  const auto partials = static_cast<size_t>(work.num_partials);
+  const auto dim = static_cast<size_t>((problem.v.dims + 15) / 16 * 16);
+  const auto partial_out = std::make_unique_for_overwrite<float[]>(partials * dim);
+  const auto partial_ms = std::make_unique_for_overwrite<float[]>(partials * 2);
+  std::vector<int32_t> done(work.merges.size());
+  problem.work = &work;
+  problem.partial_out = partial_out.get();
+  problem.partial_ms = partial_ms.get();
+  problem.done = done.data();
+  run_alone(problem, pool);
 }
 
 }  // namespace effinfer::ops

@@ -3,8 +3,8 @@
 
 #include <string_view>
 
-#include "ops/list_attention.h"
-#include "ops/list_plans.h"
+#include "effinfer/threads.h"
+#include "ops/attention_plan.h"
 #include "ops/validate.h"
 
 namespace effinfer::ops {
@@ -18,6 +18,8 @@ class AttentionTensors {
   QueryRows query_rows(std::string_view argument, const StridedView& q, int32_t dims) const;
   // f32, f16, bf16, i8, f8_e4m3 or f8_e5m2.
   KvRows kv_rows(std::string_view argument, const StridedView& x, int32_t dims) const;
+  // The engine's pages in place of keys and values.
+  const KvLayer& pages(const PagedKv& kv) const;
   // Scales of rank 0 are none.
   void add_scales(std::string_view argument, const StridedView& x, KvRows& rows) const;
 
@@ -31,5 +33,16 @@ class AttentionTensors {
   const AttentionPlan::Impl& plan_;
   KvOrder order_;
 };
+
+void check_logits(const Validator& check, float sm_scale, float logits_soft_cap);
+// float32 [num_qo_heads]; null for a view of rank 0 or without data.
+const float* per_head(const Validator& check, std::string_view argument, const TensorView& view,
+                      int64_t num_qo_heads);
+// Whether the products of these types are of bfloat16: queries that are so anyway lose nothing;
+// probabilities are rounded to it.
+Arithmetic product_arithmetic(KeySource source, DType q, DType kv);
+
+// Runs a problem with memory for its partial results.
+void run_work(AttentionProblem& problem, const AttentionWork& work, ThreadPool& pool);
 
 }  // namespace effinfer::ops

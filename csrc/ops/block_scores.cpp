@@ -9,7 +9,7 @@
 #include "effinfer/ops/attention_scores.h"
 #include "ops/attention_tensors.h"
 #include "ops/index_builder.h"
-#include "ops/list_plans.h"
+#include "ops/attention_plan.h"
 #include "ops/score_passes.h"
 
 namespace effinfer::ops {
@@ -210,10 +210,11 @@ BlockScores BlockScorer::run(ThreadPool& pool) const {
   p.k.dims = static_cast<int32_t>(keys.width);
   p.k.token_stride = p.num_kv_heads * keys.width * 4;
   p.k.head_stride = keys.width * 4;
-  p.num_sequences = static_cast<int32_t>(kv_len.size());
-  p.qo_indptr = queries.indptr.data();
-  p.kv_indptr = keys.indptr.data();
-  p.kv_len = kv_len.data();
+  p.batch.num_sequences = static_cast<int64_t>(kv_len.size());
+  p.batch.num_tokens = queries.indptr.back();
+  p.batch.qo_indptr = queries.indptr.data();
+  p.batch.kv_indptr = keys.indptr.data();
+  p.batch.kv_len = kv_len.data();
   p.causal = plan.geometry.causal;
   p.sm_scale = sm_scale;
   p.row_block = per_block;

@@ -7,7 +7,7 @@
 #include "core/float16.h"
 #include "effinfer/ops/token_index.h"
 #include "ops/attention_tensors.h"
-#include "ops/list_plans.h"
+#include "ops/attention_plan.h"
 
 namespace effinfer::ops {
 namespace {

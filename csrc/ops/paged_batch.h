@@ -1,11 +1,14 @@
 // Checked arguments of the operators over the engine's pages.
 #pragma once
 
-#include "effinfer/ops/attention.h"
+#include "effinfer/ops/paged_kv.h"
 #include "ops/kv_layout.h"
 #include "ops/validate.h"
 
 namespace effinfer::ops {
+
+// What kernels read and write of it.
+const KvLayer& layer_of(const PagedKv& kv);
 
 // qo_indptr and kv_len of a batch; num_tokens is what qo_indptr says.
 BatchLayout check_sequences(const Validator& check, const PagedBatch& batch);

@@ -2,9 +2,7 @@
 #include <cstring>
 
 #include "core/float16.h"
-#include "effinfer/ops/attention.h"
-#include "ops/kv_layout.h"
-#include "ops/validate.h"
+#include "ops/paged_batch.h"
 
 namespace effinfer::ops {
 namespace {
@@ -118,8 +116,9 @@ void PagedKv::read(float* k, float* v) const {
   }
 }
 
-KvLayer PagedKv::layer() const {
-  return impl_->layer;
+
+const KvLayer& layer_of(const PagedKv& kv) {
+  return kv.impl().layer;
 }
 
 }  // namespace effinfer::ops

@@ -14,18 +14,18 @@ namespace {
 struct PositionMask {
   explicit PositionMask(const AttentionScoresProblem& p) {
     int64_t bytes = 0;
-    for (int32_t s = 0; s < p.num_sequences; ++s) {
+    for (int32_t s = 0; s < p.batch.num_sequences; ++s) {
       starts.push_back(8 * bytes);
-      strides.push_back(p.kv_len[s]);
-      bytes += (int64_t{p.qo_indptr[s + 1] - p.qo_indptr[s]} * p.kv_len[s] + 7) / 8;
+      strides.push_back(p.batch.kv_len[s]);
+      bytes += (int64_t{p.batch.qo_indptr[s + 1] - p.batch.qo_indptr[s]} * p.batch.kv_len[s] + 7) / 8;
     }
     bits.resize(static_cast<size_t>(bytes));
-    for (int32_t s = 0; s < p.num_sequences; ++s) {
-      for (int32_t row = p.qo_indptr[s]; row < p.qo_indptr[s + 1]; ++row) {
+    for (int32_t s = 0; s < p.batch.num_sequences; ++s) {
+      for (int32_t row = p.batch.qo_indptr[s]; row < p.batch.qo_indptr[s + 1]; ++row) {
         const int64_t first =
-            starts[static_cast<size_t>(s)] + int64_t{row - p.qo_indptr[s]} * p.kv_len[s];
+            starts[static_cast<size_t>(s)] + int64_t{row - p.batch.qo_indptr[s]} * p.batch.kv_len[s];
         const int64_t position = p.positions[row];
-        const int64_t end = p.causal ? std::min<int64_t>(position + 1, p.kv_len[s]) : p.kv_len[s];
+        const int64_t end = p.causal ? std::min<int64_t>(position + 1, p.batch.kv_len[s]) : p.batch.kv_len[s];
         const int64_t begin =
             p.window_left >= 0 ? std::max<int64_t>(0, position - p.window_left) : 0;
         set_bits(bits.data(), first + begin, first + end);
@@ -40,40 +40,40 @@ struct PositionMask {
 
 // Attention without values: its logarithms of sums are all there is.
 std::vector<float> lse_pass(const AttentionScoresProblem& given, ThreadPool& pool) {
-  ListAttentionProblem p;
+  AttentionProblem p;
+  p.source = given.source;
   p.q = given.q;
-  p.k = given.k;
-  p.v = given.k;
+  p.k = p.v = given.k;
   p.v.dims = 0;
   p.v.scales = nullptr;
   p.num_qo_heads = given.num_qo_heads;
   p.num_kv_heads = given.num_kv_heads;
-  p.qo_indptr = given.qo_indptr;
-  p.kv_indptr = given.kv_indptr;
-  p.pages = given.pages;
+  p.batch = given.batch;
   p.page_size = given.page_size;
-  p.kv_len = given.kv_len;
   p.causal = given.causal;
   p.window_left = given.window_left;
   p.sm_scale = given.sm_scale;
   p.logits_soft_cap = given.logits_soft_cap;
-  SequenceRows rows = {given.num_sequences, given.qo_indptr, given.kv_len, nullptr};
+  p.arithmetic = given.arithmetic;
+  p.decode = true;
   const PositionMask mask(given.positions != nullptr ? given : AttentionScoresProblem());
   if (given.positions != nullptr) {
     p.causal = false;
     p.window_left = -1;
     p.mask = mask.bits.data();
     p.mask_bytes = static_cast<int64_t>(mask.bits.size());
+    p.mask_starts = mask.starts.data();
     p.mask_row_strides = mask.strides.data();
-    rows.mask_starts = mask.starts.data();
   }
-  const ListPlan plan = plan_dense({p.num_qo_heads, p.num_kv_heads, p.causal, p.window_left}, rows);
-  const auto num_rows = static_cast<size_t>(given.qo_indptr[given.num_sequences]);
+  AttentionWork work;
+  plan_attention({p.source, p.num_qo_heads, p.num_kv_heads, 0, p.causal, p.window_left, 0}, p.batch,
+                 work);
+  const auto num_rows = static_cast<size_t>(p.batch.num_tokens);
   std::vector<float> lse(num_rows * static_cast<size_t>(given.num_qo_heads));
-  std::vector<float> partial_ms(static_cast<size_t>(plan.num_partials) * 2);
-  std::vector<int32_t> done(plan.merges.size());
+  std::vector<float> partial_ms(static_cast<size_t>(work.num_partials) * 2);
+  std::vector<int32_t> done(work.merges.size());
   float nothing = 0.0f;
-  p.plan = &plan;
+  p.work = &work;
   p.partial_out = &nothing;
   p.partial_ms = partial_ms.data();
   p.done = done.data();
@@ -86,12 +86,12 @@ std::vector<float> lse_pass(const AttentionScoresProblem& given, ThreadPool& poo
 // Where an item's sums of diagonals lie.
 struct Diagonals {
   int64_t width(const AttentionScoresProblem& p, const ScoreItem& item) const {
-    const int64_t end = std::min(item.end_unit * kUnitTokens, p.kv_len[item.sequence]);
+    const int64_t end = std::min(item.end_unit * kUnitTokens, p.batch.kv_len[item.sequence]);
     return end - first_key(item) + rows(p, item) - 1;
   }
   int64_t first_key(const ScoreItem& item) const { return int64_t{item.first_unit} * kUnitTokens; }
   int64_t rows(const AttentionScoresProblem& p, const ScoreItem& item) const {
-    return p.qo_indptr[item.sequence + 1] - p.qo_indptr[item.sequence];
+    return p.batch.qo_indptr[item.sequence + 1] - p.batch.qo_indptr[item.sequence];
   }
 };
 
@@ -99,13 +99,13 @@ struct Diagonals {
 void fold_diagonals(const AttentionScoresProblem& p, const std::vector<ScoreItem>& items,
                     float* out, ThreadPool& pool) {
   std::vector<int64_t> starts = {0};
-  for (int32_t s = 0; s < p.num_sequences; ++s) starts.push_back(starts.back() + p.kv_len[s]);
+  for (int32_t s = 0; s < p.batch.num_sequences; ++s) starts.push_back(starts.back() + p.batch.kv_len[s]);
   const int32_t group = p.num_qo_heads / p.num_kv_heads;
   const Diagonals at;
   const auto add = [&](const ScoreItem& item, int32_t head) {
     const int64_t width = at.width(p, item);
     const float* from = p.diagonals + item.diagonals + head % group * width;
-    const int64_t length = p.kv_len[item.sequence];
+    const int64_t length = p.batch.kv_len[item.sequence];
     float* to = out + head * starts.back() + starts[static_cast<size_t>(item.sequence)];
     const int64_t farthest = length - 1 - at.first_key(item);  // the last row's distance to it
     for (int64_t i = 0; i < width && i <= farthest; ++i) to[farthest - i] += from[i];
@@ -127,9 +127,9 @@ void run_score_passes(const AttentionScoresProblem& given, float* diagonals, Thr
   std::vector<ScoreItem> items;
   const Diagonals at;
   int64_t sums = 0;
-  for (int32_t s = 0; s < p.num_sequences; ++s) {
-    if (p.qo_indptr[s] == p.qo_indptr[s + 1]) continue;
-    const int32_t units = (p.kv_len[s] + kUnitTokens - 1) / kUnitTokens;
+  for (int32_t s = 0; s < p.batch.num_sequences; ++s) {
+    if (p.batch.qo_indptr[s] == p.batch.qo_indptr[s + 1]) continue;
+    const int32_t units = (p.batch.kv_len[s] + kUnitTokens - 1) / kUnitTokens;
     for (int32_t head = 0; head < p.num_kv_heads; ++head) {
       for (int32_t unit = 0; unit < units; unit += kChunkUnits) {
         items.push_back({s, head, unit, std::min(unit + kChunkUnits, units), sums});

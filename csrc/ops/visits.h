@@ -12,8 +12,10 @@
 #pragma once
 
 #include <cstdint>
+#include <string_view>
 #include <vector>
 
+#include "effinfer/ops/visits.h"
 #include "ops/kv_layout.h"
 
 namespace effinfer::ops {
@@ -92,5 +94,10 @@ class VisitBuffers {
   std::vector<uint64_t> chosen_;
   std::vector<int32_t> done_;
 };
+
+// The lists of an operator's call. Throws InvalidArgument when the batch or the heads are others
+// than they are of.
+const VisitPlan& plan_of(const Visits& visits, std::string_view op, const BatchLayout& batch,
+                         int32_t num_qo_heads, int32_t num_kv_heads);
 
 }  // namespace effinfer::ops

@@ -58,18 +58,16 @@ int64_t Visits::list_words() const {
 uint64_t* Visits::words() {
   return impl_->plan.words;
 }
-const VisitPlan& Visits::plan() const {
-  return impl_->plan;
-}
 
-void Visits::check(std::string_view op, const BatchLayout& batch, int32_t num_qo_heads,
-                   int32_t num_kv_heads) const {
-  const bool same = batch.num_sequences == static_cast<int64_t>(impl_->kv_len.size()) &&
-                    std::equal(impl_->kv_len.begin(), impl_->kv_len.end(), batch.kv_len) &&
-                    std::equal(impl_->qo_indptr.begin(), impl_->qo_indptr.end(), batch.qo_indptr) &&
-                    impl_->plan.num_qo_heads == num_qo_heads &&
-                    impl_->plan.num_kv_heads == num_kv_heads;
+const VisitPlan& plan_of(const Visits& visits, std::string_view op, const BatchLayout& batch,
+                         int32_t num_qo_heads, int32_t num_kv_heads) {
+  const Visits::Impl& of = visits.impl();
+  const bool same = batch.num_sequences == static_cast<int64_t>(of.kv_len.size()) &&
+                    std::equal(of.kv_len.begin(), of.kv_len.end(), batch.kv_len) &&
+                    std::equal(of.qo_indptr.begin(), of.qo_indptr.end(), batch.qo_indptr) &&
+                    of.plan.num_qo_heads == num_qo_heads && of.plan.num_kv_heads == num_kv_heads;
   Validator(op).expect(same, "visits", "lists of this batch and these heads", "those of another");
+  return of.plan;
 }
 
 namespace {
@@ -87,7 +85,6 @@ PrefillIndexInputs check_inputs(const Validator& check, const Visits& visits, co
   const int32_t num_qo_heads = check_queries(check, q, kv);
   PrefillIndexInputs in;
   in.batch = check_batch(check, batch, q.dims[0], kv);
-  visits.check(check.op(), in.batch, num_qo_heads, kv.num_kv_heads());
   check.expect(std::isfinite(options.sm_scale), "scale", "a finite number",
                std::to_string(options.sm_scale));
   for (const auto& [name, value] :
@@ -99,8 +96,8 @@ PrefillIndexInputs check_inputs(const Validator& check, const Visits& visits, co
   in.q = static_cast<const float*>(q.data);
   in.q_stride = int64_t{num_qo_heads} * kv.head_dim();
   in.num_qo_heads = num_qo_heads;
-  in.kv = kv.layer();
-  in.visits = visits.plan();
+  in.kv = layer_of(kv);
+  in.visits = plan_of(visits, check.op(), in.batch, num_qo_heads, kv.num_kv_heads());
   in.sm_scale = options.sm_scale;
   in.sinks = options.sinks;
   in.window = options.window;

@@ -34,6 +34,7 @@ class AmxProducts {
   using Math = simd::AttentionMath<avx512bf16::KvBf16Pairs>;
   using Lines = Math::Lines;
   using V = Math::V;
+  static constexpr bool kTiles = true;
   static constexpr int64_t kKeyStep = kTileK;
   static constexpr int64_t kValueStep = kTileK;
 

@@ -1,31 +1,36 @@
-// Attention of a tile of query rows over the pages of one KV head: the kernel of every ISA level.
+// Attention of a tile of query rows over the units of its keys: the kernel of every ISA level.
 //
-// A page goes through three passes: scores (Q K^T), softmax, output (P V). The outer two are the
+// A unit goes through three passes: scores (Q K^T), softmax, output (P V). The outer two are the
 // same small matrix product, because both K and V lines are 16 columns x P steps of the inner
-// dimension (ops/kv_layout.h). Each result is one chain of multiply-adds in the order of the
-// inner dimension, whatever the register tile.
+// dimension (ops/kv_layout.h). Each result is one chain of multiply-adds in the order of the inner
+// dimension, whatever the register tile.
 //
 // Products computes them: in vector registers here, on tiles in vectors/attention_amx.h. Made for a
-// number of rows and memory of attention_spare_floats(head_dim), it brings
+// number of rows and memory of attention_spare_floats(dim_vo), it brings
+//   kTiles              whether every product is of all rows
 //   padded_rows(rows)   how many rows of its operands and results it may touch
-//   kKeyStep            scores of a page begin and end at multiples of it
-//   kValueStep          values of a page begin at a multiple of it
+//   kKeyStep            scores of a unit begin and end at multiples of it
+//   kValueStep          values of a unit begin at a multiple of it
 //   multiply(...)       as AttentionMath::product_all
 //   release()           at the end
+//
+// Source brings the units: vectors/key_pages.h, vectors/key_rows.h.
 #pragma once
 
 #include <cstdint>
 
 #include "cpu/attention.h"
 #include "cpu/vectors/attention_math.h"
-#include "cpu/vectors/page_gather.h"
-#include "ops/attention.h"
+#include "cpu/vectors/key_unit.h"
+#include "cpu/vectors/query_rows.h"
+#include "cpu/vectors/row_vectors.h"
 
 namespace effinfer::cpu::simd {
 
 template <class Kv>
 struct VectorProducts {
   using Math = AttentionMath<Kv>;
+  static constexpr bool kTiles = false;
   static constexpr int64_t kKeyStep = 16;
   static constexpr int64_t kValueStep = Kv::P;
 
@@ -39,274 +44,259 @@ struct VectorProducts {
   }
 };
 
-template <class Kv, class Products = VectorProducts<Kv>>
+// Where and how a row's result leaves: what folding partial results needs too.
+template <class V>
+struct RowWriter {
+  static uint8_t* place(const AttentionTask& task, int64_t row) {
+    const int64_t at =
+        row / task.num_heads * task.out_row_stride + row % task.num_heads * task.v.dims;
+    return task.out + at * float_bytes(task.out_dtype);
+  }
+
+  // A row that sees no key is zeros, and the logarithm of its sum minus infinity.
+  template <class Math>
+  static void write(const AttentionTask& task, int64_t row, const float* values, float max,
+                    float sum) {
+    const int64_t token = row / task.num_heads;
+    const int64_t head = row % task.num_heads;
+    float scale = task.v_scale;
+    if (task.sink_logits != nullptr) {
+      const float sink = task.sink_logits[head];
+      const float highest = sink > max ? sink : max;
+      const float kept = Math::first_lane(exp(V::set(max - highest)));
+      sum = sum * kept + Math::first_lane(exp(V::set(sink - highest)));
+      scale *= kept;
+      max = highest;
+    }
+    const V divisor = V::set(sum == 0.0f ? 1.0f : sum);
+    const V factor = V::set(scale);
+    with_float_type(task.out_dtype, [&]<class T>() {
+      auto* to = reinterpret_cast<T*>(place(task, row));
+      RowVectors<V>::for_vectors(task.v.dims, [&](int64_t d, auto&&, auto&& store) {
+        store(to + d, V::load(values + d) / divisor * factor);
+      });
+    });
+    if (task.lse == nullptr) return;
+    task.lse[token * task.lse_row_stride + head] =
+        sum == 0.0f ? -__builtin_inff() : (max + __builtin_logf(sum)) * task.lse_factor;
+  }
+};
+
+template <class Kv, class Products, template <class, class> class Source>
 struct AttentionBody {
   using Math = AttentionMath<Kv>;
   using V = typename Kv::V;
-  static constexpr int P = Kv::P;
-  static constexpr int64_t kLine = Math::kLine;
-  // Visited tokens of a page up to which gathering them costs less than multiplying the others.
-  static constexpr int kGatherTokens = 40;
+  using Writer = RowWriter<V>;
 
   // The tile's state, in scratch. All arrays are of padded_rows.
   struct State {
     int64_t rows;
     int64_t padded_rows;
-    int64_t dim;
-    float* q;        // [rows][dim], scaled; with kPairs dwords of pairs, half of a row
+    int64_t dim_qk;  // multiples of 16
+    int64_t dim_vo;
+    float* q;        // [rows][dim_qk]; with kPairs dwords of pairs, half of a row
     float* scores;   // [rows][64], then probabilities, in the same way
-    float* out;      // [rows][dim], of this chunk
-    float* total;    // [rows][dim], of the chunks before
+    float* out;      // [rows][dim_vo], of this chunk
+    float* total;    // [rows][dim_vo], of the chunks before
     float* max;      // [rows], of this chunk
     float* sum;      // [rows]
     float* factors;  // [rows]
     float* total_max;
     float* total_sum;
-    float* spare;   // of the products
-    float* gather;  // of PageGather
+    float* row;      // [dim], on its way in
+    float* spare;    // of the products
+    uint64_t* seen;  // [num_rows], of a unit
+    float* source;   // of the source
   };
 
-  // 64 tokens, or fewer at the front, that are multiplied together.
-  struct Page {
-    const uint8_t* k;
-    const uint8_t* v;
-    const float* k_scale;
-    const float* v_scale;
-    int64_t ahead;  // bytes to what is likely to be next
-  };
-
-  static State make_state(const AttentionTile& tile) {
+  static State make_state(const AttentionTask& task) {
     State s;
-    s.rows = static_cast<int64_t>(tile.num_tokens) * tile.group;
-    s.dim = tile.head_dim;
+    s.rows = int64_t{task.num_rows} * task.num_heads;
     s.padded_rows = Products::padded_rows(s.rows);
+    s.dim_qk = round_up_16(task.k.dims + task.k_rope.dims);
+    s.dim_vo = round_up_16(task.v.dims);
     const int64_t rows = s.padded_rows;
-    s.q = tile.scratch;
-    s.scores = s.q + rows * s.dim;
-    s.out = s.scores + rows * ops::kPageSize;
-    s.total = s.out + rows * s.dim;
-    s.spare = s.total + rows * s.dim;
-    s.max = s.spare + attention_spare_floats(s.dim);
-    s.sum = s.max + rows;
-    s.factors = s.sum + rows;
-    s.total_max = s.factors + rows;
-    s.total_sum = s.total_max + rows;
-    s.gather = s.total_sum + rows;
+    auto* next = reinterpret_cast<float*>(task.scratch);
+    const auto take = [&](int64_t count) {
+      float* taken = next;
+      next += round_up_16(count);
+      return taken;
+    };
+    s.q = take(rows * s.dim_qk);
+    s.scores = take(rows * kUnit);
+    s.out = take(rows * s.dim_vo);
+    s.total = take(rows * s.dim_vo);
+    s.spare = take(attention_spare_floats(s.dim_vo));
+    float* numbers = take(round_up_16(rows) * 5);
+    s.max = numbers;
+    s.sum = numbers + rows;
+    s.factors = numbers + 2 * rows;
+    s.total_max = numbers + 3 * rows;
+    s.total_sum = numbers + 4 * rows;
+    s.row = take(s.dim_qk);
+    s.seen = reinterpret_cast<uint64_t*>(take(2 * ((task.num_rows + 7) / 8 * 8)));
+    s.source = next;
     return s;
   }
 
-  static void load_queries(const AttentionTile& tile, const State& s) {
-    const V scale = V::set(tile.sm_scale);
-    for (int64_t row = 0; row < s.rows; ++row) {
-      const float* from = tile.q + row / tile.group * tile.q_stride + row % tile.group * s.dim;
-      for (int64_t d = 0; d < s.dim; d += 16) {
-        Math::store_factor(V::load(from + d) * scale, s.q + row * s.dim, d);
+  // The slots' places in the sequence.
+  static void find_positions(const KeyUnit& unit, float* positions) {
+    for (int i = 0; i < unit.num_runs; ++i) {
+      const TokenRun& run = unit.runs[i];
+      for (int32_t t = 0; t < run.count; ++t) {
+        positions[run.slot + t] = static_cast<float>(run.position + t);
       }
     }
-    Math::fill(s.q + s.rows * s.dim, (s.padded_rows - s.rows) * s.dim, 0.0f);
-  }
-
-  // Bits of the step's own tokens, whose first lies `shift` tokens into the page.
-  static uint64_t place(uint64_t bits, int64_t shift) {
-    if (shift <= -64 || shift >= 64) return 0;
-    return shift >= 0 ? bits << shift : bits >> -shift;
-  }
-
-  // Which tokens of a page a token of the tile sees: those that are not after it and not behind its
-  // window, or are sinks; of its own step's tokens, in a tree, its ancestors.
-  static uint64_t visible(const AttentionTile& tile, int64_t token, int64_t page) {
-    const int64_t start = page * ops::kPageSize;
-    const bool windowed = tile.window_left >= 0;
-    const uint64_t sinks = windowed ? Math::token_bits(0, tile.sinks - start) : 0;
-    if (tile.ancestors == nullptr) {
-      const int64_t position = tile.position + token - start;
-      const uint64_t past = Math::token_bits(0, position + 1);
-      if (!windowed) return tile.visits == nullptr ? past : past & tile.visits[page];
-      return past & (Math::token_bits(position - tile.window_left, ops::kPageSize) | sinks);
-    }
-    const int64_t shift = tile.step_start - start;
-    uint64_t near = tile.ancestors[token];
-    const uint64_t tree = place(near, shift);
-    if (!windowed) return Math::token_bits(0, shift) | tree;
-    // A token's position is its depth, an ancestor's number among the ancestors.
-    const int64_t depth = __builtin_popcountll(near) - 1;
-    for (int64_t i = tile.window_left; i < depth; ++i) near &= near - 1;
-    const uint64_t before =
-        Math::token_bits(shift + depth - tile.window_left, shift) | place(near, shift);
-    return before | (sinks & (Math::token_bits(0, shift) | tree));
   }
 
   // Scores of a row to probabilities (times the scales of V).
-  static void softmax_row(const AttentionTile& tile, const State& s, int64_t row, TokenRange all,
-                          uint64_t seen, const Page& page) {
+  template <class Units>
+  static void softmax_row(const AttentionTask& task, const State& s, const Units& source,
+                          const float* positions, int64_t row, TokenRange all) {
+    const float* k_scales = source.k_scales();
+    const float* v_scales = source.v_scales();
+    const int64_t token = row / task.num_heads;
+    const uint64_t seen = s.seen[token];
+    const V scale = V::set(task.score_scale);
+    const float slope =
+        task.alibi_slopes != nullptr ? task.alibi_slopes[row % task.num_heads] : 0.0f;
+    const V position = V::set(static_cast<float>(task.position + token));
     const auto adjust = [&](V x, int64_t t) __attribute__((always_inline)) {
-      if constexpr (Kv::kScaled) x = x * V::load(page.k_scale + t);
-      if (tile.soft_cap <= 0.0f) return x;
-      const V cap = V::set(tile.soft_cap);
-      return tanh(x / cap) * cap;
+      if (task.score_scale != 1.0f) x = x * scale;
+      if (k_scales != nullptr) x = x * V::load(k_scales + t);
+      if (task.soft_cap > 0.0f) {
+        const V cap = V::set(task.soft_cap);
+        x = tanh(x / cap) * cap;
+      }
+      if (task.alibi_slopes != nullptr) {
+        x = fma(V::set(slope), V::load(positions + t) - position, x);
+      }
+      return x;
     };
     const auto weigh = [&](V p, int64_t t) __attribute__((always_inline)) {
-      if constexpr (Kv::kScaled) return p * Math::only(seen, t, V::load(page.v_scale + t), 0.0f);
-      return p;
+      if (v_scales == nullptr) return p;
+      return p * Math::only(seen, t, V::load(v_scales + t), 0.0f);
     };
-    Math::softmax_row(s.scores + row * ops::kPageSize, all, seen, s.max[row], s.sum[row],
-                      s.factors[row], adjust, weigh);
+    Math::softmax_row(s.scores + row * kUnit, all, seen, s.max[row], s.sum[row], s.factors[row],
+                      adjust, weigh);
   }
 
-  // What comes next of pages [page, end) that is visited; `end` when nothing is.
-  static int64_t next_visited(const AttentionTile& tile, int64_t page, int64_t end) {
-    if (tile.visits == nullptr) return page;
-    while (page < end && tile.visits[page] == 0) ++page;
-    return page;
-  }
-
-  static void do_page(const AttentionTile& tile, const State& s, Products& products, int64_t page) {
+  // Rows that see nothing of the unit stay as they are, which is what folding nothing into them
+  // would leave.
+  template <class Units>
+  static void do_unit(const AttentionTask& task, const State& s, const Units& source) {
+    const KeyUnit& unit = source.unit();
     uint64_t any = 0;
-    for (int32_t token = 0; token < tile.num_tokens; ++token) any |= visible(tile, token, page);
+    int64_t first_row = task.num_rows;
+    int64_t end_row = 0;
+    for (int64_t row = 0; row < task.num_rows; ++row) {
+      s.seen[row] = source.all_seen() ? unit.visited : seen_of(task, unit, row);
+      any |= s.seen[row];
+      if (s.seen[row] == 0) continue;
+      if (first_row > row) first_row = row;
+      end_row = row + 1;
+    }
     if (any == 0) return;
-    const int64_t page_id = tile.pages[page];
-    const int64_t next = next_visited(tile, page + 1, tile.end_page);
-    const int64_t next_id = tile.pages[next < tile.end_page ? next : page];
-    const Page at = {tile.k + page_id * tile.page_bytes, tile.v + page_id * tile.page_bytes,
-                     Kv::kScaled ? tile.k_scale + page_id * tile.page_scales : nullptr,
-                     Kv::kScaled ? tile.v_scale + page_id * tile.page_scales : nullptr,
-                     (next_id - page_id) * tile.page_bytes};
-    attend(tile, s, products, at, any, [&](int64_t token) { return visible(tile, token, page); });
+    if (Products::kTiles) {
+      first_row = 0;
+      end_row = task.num_rows;
+    }
+    const TokenRange keys = {__builtin_ctzll(any), kUnit - __builtin_clzll(any)};
+    constexpr int64_t kStep = Products::kKeyStep;
+    const TokenRange groups = {keys.begin / kStep * kStep, (keys.end + kStep - 1) / kStep * kStep};
+    const int64_t first = first_row * task.num_heads;
+    const int64_t rows = (end_row - first_row) * task.num_heads;
+    float positions[kUnit];
+    if (task.alibi_slopes != nullptr) find_positions(unit, positions);
+    source.score(Math::factors_at(s.q + first * s.dim_qk, 0), s.dim_qk, groups, rows,
+                 s.scores + first * kUnit);
+    for (int64_t row = first; row < first + rows; ++row) {
+      softmax_row(task, s, source, positions, row, groups);
+    }
+    source.add_values(s.scores + first * kUnit, s.dim_vo, keys, rows, s.factors + first,
+                      s.out + first * s.dim_vo);
   }
 
-  // `any` are the tokens that some row sees, seen(token) those that the rows of a token see.
-  template <class Seen>
-  static void attend(const AttentionTile& tile, const State& s, Products& products,
-                     const Page& page, uint64_t any, Seen&& seen_by) {
-    const TokenRange keys = {__builtin_ctzll(any), 64 - __builtin_clzll(any)};
-    constexpr int64_t kKeyStep = Products::kKeyStep;
-    const TokenRange groups = {keys.begin / kKeyStep * kKeyStep,
-                               (keys.end + kKeyStep - 1) / kKeyStep * kKeyStep};
-    const int64_t k_lines = s.dim / P;  // of 16 tokens
-    const uint8_t* k = page.k + groups.begin / 16 * k_lines * kLine;
-    products.multiply(Math::factors_at(s.q, 0), s.dim, {k, kLine, k_lines * kLine, k + page.ahead},
-                      s.dim, nullptr, s.scores + groups.begin, ops::kPageSize,
-                      (groups.end - groups.begin) / 16, s.rows);
-    uint64_t seen = 0;
+  static void clear(const State& s, float* out, float* max, float* sum) {
+    Math::fill(out, s.padded_rows * s.dim_vo, 0.0f);
+    Math::fill(max, s.rows, kNoScore);
+    Math::fill(sum, s.rows, 0.0f);
+  }
+
+  // The result of the chunk at hand is the tile's partial `index`.
+  static void write_partial(const AttentionTask& task, const State& s, int64_t index) {
+    float* out = task.partial_out + index * s.rows * s.dim_vo;
+    float* ms = task.partial_ms + index * s.rows * 2;
+    for (int64_t d = 0; d < s.rows * s.dim_vo; d += 16) V::load(s.out + d).store(out + d);
     for (int64_t row = 0; row < s.rows; ++row) {
-      if (row % tile.group == 0) seen = seen_by(row / tile.group);
-      softmax_row(tile, s, row, groups, seen, page);
+      ms[2 * row] = s.max[row];
+      ms[2 * row + 1] = s.sum[row];
     }
-    const int64_t v_lines = s.dim / 16;  // of P tokens
-    const int64_t first = keys.begin / Products::kValueStep * Products::kValueStep;
-    const uint8_t* v = page.v + first / P * v_lines * kLine;
-    products.multiply(Math::factors_at(s.scores, first), ops::kPageSize,
-                      {v, v_lines * kLine, kLine, v + page.ahead}, keys.end - first, s.factors,
-                      s.out, s.dim, v_lines, s.rows);
   }
 
-  // Pages [page, end) of a chunk, of which the tile has a list: those before all rows of which few
-  // tokens are visited are gathered, 64 tokens at a time.
-  static void do_listed(const AttentionTile& tile, const State& s, Products& products, int64_t page,
-                        int64_t end) {
-    PageGather<P> gather(tile, s.gather);
-    const auto flush = [&] {
-      if (gather.count() == 0) return;
-      const uint64_t all = Math::token_bits(0, gather.count());
-      gather.pack();
-      attend(tile, s, products, {gather.k(), gather.v(), gather.k_scale(), gather.v_scale(), 0},
-             all, [&](int64_t) { return all; });
-      gather.clear();
-    };
-    for (; (page = next_visited(tile, page, end)) < end; ++page) {
-      uint64_t bits = tile.visits[page];
-      const bool past = (page + 1) * ops::kPageSize <= tile.position;
-      if (!past || __builtin_popcountll(bits) > kGatherTokens) {
-        do_page(tile, s, products, page);
-        continue;
-      }
-      while ((bits = gather.add(page, bits)) != 0) flush();
+  static void fold_chunk(const State& s) {
+    for (int64_t row = 0; row < s.rows; ++row) {
+      Math::fold(s.total_max[row], s.total_sum[row], s.total + row * s.dim_vo, s.max[row],
+                 s.sum[row], s.out + row * s.dim_vo, s.dim_vo);
     }
-    flush();
   }
 
-  static void write(const AttentionTile& tile, const State& s, const float* values,
+  static void write(const AttentionTask& task, const State& s, const float* values,
                     const float* max, const float* sum) {
     for (int64_t row = 0; row < s.rows; ++row) {
-      const float* from = values + row * s.dim;
-      if (tile.partial_out == nullptr) {
-        Math::write_row(from, sum[row], s.dim,
-                        tile.out + row / tile.group * tile.out_stride + row % tile.group * s.dim);
-        continue;
+      if (row + kRowsAhead < s.rows) {
+        prefetch_row<1>(Writer::place(task, row + kRowsAhead),
+                        task.v.dims * float_bytes(task.out_dtype));
       }
-      for (int64_t d = 0; d < s.dim; d += 16) {
-        V::load(from + d).store(tile.partial_out + row * s.dim + d);
-      }
-      tile.partial_ms[2 * row] = max[row];
-      tile.partial_ms[2 * row + 1] = sum[row];
+      Writer::template write<Math>(task, row, values + row * s.dim_vo, max[row], sum[row]);
     }
   }
 
-  static void run_tile(const AttentionTile& tile) {
-    constexpr int64_t kChunkPages = ops::kKvChunk / ops::kPageSize;
-    const State s = make_state(tile);
+  static void run(const AttentionTask& task) {
+    const State s = make_state(task);
     Products products(s.rows, s.spare);
-    load_queries(tile, s);
-    const bool one_chunk = tile.first_page / kChunkPages == (tile.end_page - 1) / kChunkPages;
-    if (!one_chunk) {
-      Math::fill(s.total, s.rows * s.dim, 0.0f);
-      Math::fill(s.total_max, s.rows, kNoScore);
-      Math::fill(s.total_sum, s.rows, 0.0f);
-    }
-    int64_t page = tile.first_page;
-    while (page < tile.end_page) {
-      const int64_t chunk_end = (page / kChunkPages + 1) * kChunkPages;
-      Math::fill(s.out, s.padded_rows * s.dim, 0.0f);
-      Math::fill(s.max, s.rows, kNoScore);
-      Math::fill(s.sum, s.rows, 0.0f);
-      const int64_t end = chunk_end < tile.end_page ? chunk_end : tile.end_page;
-      if (tile.visits != nullptr) {
-        do_listed(tile, s, products, page, end);
-        page = end;
-      }
-      for (; page < end; ++page) do_page(tile, s, products, page);
-      if (one_chunk) break;
-      for (int64_t row = 0; row < s.rows; ++row) {
-        Math::fold(s.total_max[row], s.total_sum[row], s.total + row * s.dim, s.max[row],
-                   s.sum[row], s.out + row * s.dim, s.dim);
-      }
+    load_queries<Kv>(task, 0, s.rows, s.dim_qk, s.row, s.q);
+    Math::fill(s.q + s.rows * s.dim_qk, (s.padded_rows - s.rows) * s.dim_qk, 0.0f);
+    const int32_t first = task.first_unit / ops::kChunkUnits;
+    const int32_t last = (task.end_unit - 1) / ops::kChunkUnits;
+    const bool splits = task.partial_out != nullptr;
+    const bool folds = !splits && first < last;
+    if (folds) clear(s, s.total, s.total_max, s.total_sum);
+    Source<Kv, Products> source(task, products, s.source);
+    for (int32_t chunk = first; chunk <= last; ++chunk) {
+      if (folds && source.chunk() != chunk) continue;  // nothing of it is visited
+      clear(s, s.out, s.max, s.sum);
+      for (; source.chunk() == chunk; source.advance()) do_unit(task, s, source);
+      if (splits) write_partial(task, s, chunk - first);
+      if (folds) fold_chunk(s);
     }
     products.release();
-    if (one_chunk) {
-      write(tile, s, s.out, s.max, s.sum);
-    } else {
-      write(tile, s, s.total, s.total_max, s.total_sum);
-    }
-  }
-
-  static void run_merge(const AttentionMerge& merge) {
-    for (int64_t head = 0; head < merge.group; ++head) {
-      float max = kNoScore;
-      float sum = 0.0f;
-      Math::fill(merge.scratch, merge.head_dim, 0.0f);
-      for (int64_t i = 0; i < merge.num_partials; ++i) {
-        const int64_t partial = i * merge.stride + head;
-        Math::fold(max, sum, merge.scratch, merge.partial_ms[2 * partial],
-                   merge.partial_ms[2 * partial + 1], merge.partial_out + partial * merge.head_dim,
-                   merge.head_dim);
-      }
-      Math::write_row(merge.scratch, sum, merge.head_dim, merge.out + head * merge.head_dim);
+    if (folds) {
+      write(task, s, s.total, s.total_max, s.total_sum);
+    } else if (!splits) {
+      if (first > last) clear(s, s.out, s.max, s.sum);  // no key at all
+      write(task, s, s.out, s.max, s.sum);
     }
   }
 };
 
-// The kernels of a level from its four KV views.
-template <class F32, class F16, class Bf16, class I8>
-void attention_tile(DType dtype, const AttentionTile& tile) {
-  switch (dtype) {
-    case DType::f32:
-      return AttentionBody<F32>::run_tile(tile);
-    case DType::f16:
-      return AttentionBody<F16>::run_tile(tile);
-    case DType::bf16:
-      return AttentionBody<Bf16>::run_tile(tile);
-    default:
-      return AttentionBody<I8>::run_tile(tile);
+// The partial results of a tile's chunks, from left to right.
+template <class Kv>
+void fold_attention(const AttentionTask& task, const AttentionFold& fold) {
+  using Math = AttentionMath<Kv>;
+  const int64_t rows = int64_t{task.num_rows} * task.num_heads;
+  const int64_t dim = round_up_16(task.v.dims);
+  auto* values = reinterpret_cast<float*>(task.scratch);
+  for (int64_t row = 0; row < rows; ++row) {
+    float max = kNoScore;
+    float sum = 0.0f;
+    Math::fill(values, dim, 0.0f);
+    for (int64_t i = 0; i < fold.num_partials; ++i) {
+      const int64_t partial = i * rows + row;
+      Math::fold(max, sum, values, fold.partial_ms[2 * partial], fold.partial_ms[2 * partial + 1],
+                 fold.partial_out + partial * dim, dim);
+    }
+    RowWriter<typename Kv::V>::template write<Math>(task, row, values, max, sum);
   }
 }
 

@@ -22,7 +22,18 @@ namespace effinfer::cpu::simd {
 // score, so that exp() of the difference is 0.
 inline constexpr float kNoScore = -1e30f;
 
-// Tokens of a page, relative to its first.
+// Tokens that are multiplied together.
+inline constexpr int64_t kUnit = ops::kPageSize;
+
+// Bits [begin, end) of 64.
+[[gnu::always_inline]] inline uint64_t token_bits(int64_t begin, int64_t end) {
+  if (begin < 0) begin = 0;
+  if (end > kUnit) end = kUnit;
+  if (begin >= end) return 0;
+  return ~uint64_t{0} >> (kUnit - (end - begin)) << begin;
+}
+
+// Tokens of a unit, relative to its first.
 struct TokenRange {
   int64_t begin;
   int64_t end;
@@ -156,14 +167,6 @@ struct AttentionMath {
 
   static void fill(float* p, int64_t count, float value) {
     for (int64_t i = 0; i < count; ++i) p[i] = value;
-  }
-
-  // Bits [begin, end) of a page's tokens.
-  static uint64_t token_bits(int64_t begin, int64_t end) {
-    if (begin < 0) begin = 0;
-    if (end > ops::kPageSize) end = ops::kPageSize;
-    if (begin >= end) return 0;
-    return ~uint64_t{0} >> (64 - (end - begin)) << begin;
   }
 
   // Scores of a row's tokens to what multiplies their values: the row's maximum, sum and the factor

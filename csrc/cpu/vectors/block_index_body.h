@@ -74,7 +74,7 @@ struct BlockIndexBody {
     for (int64_t page = 0; page < tile.num_pages; ++page) {
       const int64_t page_id = tile.keys.pages[page];
       const int64_t count = visible(tile, page);
-      const uint64_t seen = Math::token_bits(0, count);
+      const uint64_t seen = token_bits(0, count);
       const uint8_t* k = tile.keys.k + page_id * tile.keys.page_bytes;
       Math::product_all(queries, dim, {k, kLine, k_lines * kLine, k}, dim, nullptr, products, kPage,
                         (count + 15) / 16, tile.group);
@@ -193,7 +193,7 @@ struct BlockIndexBody {
     multiply_page(c, tile.keys.k + page_id * tile.keys.page_bytes);
     const int64_t page_cells = kPage / tile.stride;
     const int64_t count = visible(tile, page);
-    const uint64_t seen = Math::token_bits(0, count);
+    const uint64_t seen = token_bits(0, count);
     alignas(64) float lanes[16];
     for (int64_t cell = 0; cell < c.rows; ++cell) {
       float* products = c.products + cell * kPage;

@@ -64,7 +64,7 @@ struct ColumnIndexBody {
         Math::factors_at(s.q + first * s.dim, 0), s.dim, {k, kLine, k_lines * kLine, k}, s.dim,
         nullptr, s.scores + first * ops::kPageSize, ops::kPageSize, groups, tile.num_rows - first);
     for (int64_t row = first; row < tile.num_rows; ++row) {
-      visit(row, groups * 16, Math::token_bits(0, tile.positions[row] - start + 1));
+      visit(row, groups * 16, token_bits(0, tile.positions[row] - start + 1));
     }
   }
 

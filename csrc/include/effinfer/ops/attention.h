@@ -1,109 +1,147 @@
-// Paged attention and the appending of keys and values, on pages of 64 tokens in the order of the
-// attention kernels.
+// Attention over keys and values as the caller has them, paged (NHD or HND) or ragged, or over the
+// engine's pages (paged_kv.h): all of them, or lists of the tokens that each block of queries
+// visits.
 //
-// Attention is softmax(q k^T * sm_scale) v with an online softmax (Milakov and Gimelshein,
-// arXiv:1805.02867) over fixed chunks of the keys, whose results are folded in order (Dao et al.,
-// "Flash-Decoding for long-context inference", 2023). A row's result is the same bits for any
-// batch, any division of a prompt into steps and any number of threads.
+// A plan says which rows there are and what they see; it is made once for any number of calls (all
+// layers of a step, say) with tensors of those shapes. Cost follows what is listed. Results are
+// softmax(logits) v of each row by an online softmax (Milakov and Gimelshein, arXiv:1805.02867),
+// over fixed chunks of the keys, whose results are folded in order (Dao et al., "Flash-Decoding for
+// long-context inference", 2023), and the logarithm of each row's sum of exponentials, with which
+// partial results merge (FlashInfer, Ye et al., arXiv:2501.01005, section 2). A row's result is the
+// same bits for any batch, any division of a prompt into steps and any number of threads.
 #pragma once
 
 #include <cstdint>
 #include <memory>
+#include <string>
 
-#include "effinfer/dtype.h"
 #include "effinfer/export.h"
+#include "effinfer/ops/kv_order.h"
+#include "effinfer/ops/paged_kv.h"
 #include "effinfer/tensor.h"
 #include "effinfer/threads.h"
 
-namespace effinfer {
+namespace effinfer::ops {
 
-namespace ops {
-struct KvLayer;
-}
+struct AttentionGeometry {
+  int32_t num_qo_heads = 0;
+  int32_t num_kv_heads = 0;  // divides num_qo_heads
+  int32_t head_dim_qk = 0;   // of q and k, with q_rope and k_rope; up to 1024
+  int32_t head_dim_vo = 0;   // of v and out; up to 1024
+  int32_t page_size = 1;     // tokens of a page; 64 for PagedKv
+  bool causal = false;       // row i of a sequence's n rows sees keys [0, kv_len - n + i]
+  int32_t window_left = -1;  // and none more than this many places before that; -1: all
+  int32_t sink_tokens = 0;   // with a window: keys [0, sink_tokens) are seen too (StreamingLLM,
+                             // Xiao et al., arXiv:2309.17453)
+  bool decode = false;       // few rows a sequence: keys are multiplied where they lie, also where
+                             // the CPU has AMX
+};
 
-namespace ops {
+// The sequences of a batch; int32 unless said otherwise. Sequence s owns the query rows
+// [qo_indptr[s], qo_indptr[s+1]) and kv_len[s] keys: with kv_indices the tokens of the pages
+// kv_indices[kv_indptr[s] : kv_indptr[s+1]], without them the rows from kv_indptr[s] on.
+struct AttentionSequences {
+  TensorView qo_indptr;   // [S + 1], from 0
+  TensorView kv_indptr;   // [S + 1], from 0
+  TensorView kv_indices;  // page ids; rank 0: ragged
+  TensorView kv_len;      // [S]
+  TensorView mask;        // uint8, packed little-endian bits, 1 = seen; rank 0: none
+  TensorView
+      mask_indptr;  // int64 [S + 1] bytes: sequence s's bits (row i, key j) are at i * kv_len
+                    // + j from byte mask_indptr[s] on
+};
 
-class Visits;
+// What blocks of query rows visit.
+struct AttentionLists {
+  TensorView lists;   // int32 [L, 4]: sequence, kv_head, first row (flat), rows. Each row and KV
+                      // head is in exactly one list.
+  TensorView indptr;  // int32 [L + 1] into spans
+  TensorView spans;   // int32 [n, 2]: tokens [begin, end) of the sequence, ascending and disjoint
+  TensorView span_masks;        // int64 [n]: the bit in the mask of the list's first row and the
+                                // span's first token; rank 0: no mask
+  int64_t mask_row_stride = 0;  // bits between rows of a list
+};
 
-// The keys and values of one layer: `num_pages` pages of 64 tokens, zero at first.
-class EFFINFER_API PagedKv {
+struct AttentionInputs {
+  StridedView q;       // [T, num_qo_heads, head_dim_qk]; f32, f16 or bf16
+  StridedView k;       // paged: [pages, page_size, num_kv_heads, head_dim_qk] in nhd order, [pages,
+                       // num_kv_heads, page_size, head_dim_qk] in hnd; ragged: [N, num_kv_heads,
+                       // head_dim_qk]; f32, f16, bf16, i8, f8_e4m3 or f8_e5m2
+  StridedView v;       // the same with head_dim_vo, of k's dtype
+  const PagedKv* kv = nullptr;  // in place of k and v, with page_size 64; q is f32
+  StridedView q_rope;  // the last dimensions of queries and keys, where they lie apart (latent
+  StridedView k_rope;  // attention); rank 0: none
+  KvOrder order = KvOrder::nhd;
+  float sm_scale = 1.0f;
+  float logits_soft_cap = 0.0f;  // cap * tanh(logit / cap); 0: none
+  TensorView alibi_slopes;       // float32 [num_qo_heads]: + slope * (key - query position)
+  TensorView sink_logits;  // float32 [num_qo_heads]: the logit, neither scaled nor capped, of one
+                           // more key that every row sees, whose value is zero; rank 0: none
+  float k_scale = 1.0f;  // numbers of k and v times these are keys and values
+  float v_scale = 1.0f;
+  StridedView k_scales;  // float32, k's shape without the last dimension; rank 0: none
+  StridedView v_scales;
+  float lse_factor = 1.0f;  // of the natural logarithm: log2(e) for base 2
+};
+
+class EFFINFER_API AttentionPlan {
  public:
-  static constexpr int32_t kPageSize = 64;
+  struct Impl;
 
-  // `dtype`: f32, f16, bf16 (rounded to nearest even), or i8 with a float scale a token and head.
-  // `head_dim`: a multiple of 16 up to 256. Throws InvalidArgument, OutOfMemory.
-  PagedKv(int32_t num_pages, int32_t num_kv_heads, int32_t head_dim, DType dtype);
-  ~PagedKv();
-  PagedKv(PagedKv&&) noexcept;
-  PagedKv& operator=(PagedKv&&) noexcept;
+  // Copies all it is given. Throws InvalidArgument.
+  AttentionPlan(const AttentionGeometry& geometry, const AttentionSequences& sequences);
+  AttentionPlan(const AttentionGeometry& geometry, const AttentionSequences& sequences,
+                const AttentionLists& lists);
+  ~AttentionPlan();
+  AttentionPlan(AttentionPlan&&) noexcept;
+  AttentionPlan& operator=(AttentionPlan&&) noexcept;
 
-  int32_t num_pages() const;
-  int32_t num_kv_heads() const;
-  int32_t head_dim() const;
-  DType dtype() const;
+  const AttentionGeometry& geometry() const;
+  int64_t num_rows() const;  // T
+  // Products of a query head's row with a key that the plan makes, masked ones included.
+  int64_t num_products() const;
 
-  // Everything as floats: k and v [num_pages, num_kv_heads, 64, head_dim].
-  void read(float* k, float* v) const;
-
-  ops::KvLayer layer() const;
+  // out: [T, num_qo_heads, head_dim_vo] of q's dtype, dense; lse: float32 [T, num_qo_heads] or of
+  // rank 0. A row that sees no key: zeros, and minus infinity. May be called by several threads at
+  // once. Throws InvalidArgument.
+  void run(const AttentionInputs& inputs, const StridedView& out, const StridedView& lse,
+           ThreadPool& pool) const;
+  // The name of the kernel variant that run() takes for these dtypes at the current ISA level.
+  std::string kernel(DType q_dtype, DType kv_dtype) const;
 
  private:
-  struct Impl;
   std::unique_ptr<Impl> impl_;
 };
 
-// The sequences of a call, as in FlashInfer; all int32. Sequence s owns the query rows
-// [qo_indptr[s], qo_indptr[s+1]), which are its last tokens, and its tokens lie in the pages
-// kv_indices[kv_indptr[s] : kv_indptr[s+1]]. kv_len[s] counts its tokens, those rows included.
-struct PagedBatch {
-  TensorView qo_indptr;   // [S + 1], from 0 to T
-  TensorView kv_indptr;   // [S + 1], from 0
-  TensorView kv_indices;  // [kv_indptr[S] or more]
-  TensorView kv_len;      // [S]
-};
+class Visits;
 
-// Writes k and v, float32 [T, num_kv_heads, head_dim], to the places of the batch's rows. Rows of
-// different sequences must not fall on the same place. Throws InvalidArgument.
-EFFINFER_API void kv_append(PagedKv& kv, const TensorView& k, const TensorView& v,
-                            const PagedBatch& batch, ThreadPool& pool);
-
-struct RopeAppendOptions {
-  TensorView q_norm;  // float32 [head_dim]: RMS norm of each query head first; no data: none
-  TensorView k_norm;
-  float norm_eps = 1e-6f;
-  bool interleaved = false;  // rotates pairs (2i, 2i + 1), else (i, i + rope_dims / 2)
-};
-
-// kv_append after an optional RMS norm and the rotation of ops::rope; also norms and rotates q
-// [T, num_qo_heads, head_dim] into q_out. `table`: float32 [T, 2, rope_dims / 2], cos and sin. The
-// same bits as rms_norm, rope and kv_append one after the other. Throws InvalidArgument.
-EFFINFER_API void rope_append(PagedKv& kv, const TensorView& q, const TensorView& k,
-                              const TensorView& v, const TensorView& table, const PagedBatch& batch,
-                              const RopeAppendOptions& options, float* q_out, ThreadPool& pool);
-
-struct AttentionOptions {
+struct PagedAttentionOptions {
   float sm_scale = 1.0f;
-  int32_t window_left = -1;      // a row at position p sees keys in [p - window_left, p]; -1: all
-  int32_t sinks = 0;             // with a window: keys [0, sinks) are seen too (StreamingLLM, Xiao
-                                 // et al., arXiv:2309.17453)
-  float logits_soft_cap = 0.0f;  // cap * tanh(score / cap); 0: none
+  int32_t window_left = -1;  // as in AttentionGeometry
+  int32_t sink_tokens = 0;
+  float logits_soft_cap = 0.0f;  // as in AttentionInputs, and the next two
+  TensorView alibi_slopes;
+  TensorView sink_logits;
   // int32 [T], no data: none. The rows of a sequence are a tree of drafts (SpecInfer, Miao et al.,
   // arXiv:2305.09781), 64 at most: the row of a token's parent, counted within its sequence and
   // less than its own, or -1 for a token that follows the sequence. A row sees what precedes the
   // step, its ancestors and itself.
   TensorView parents;
-  // Which keys blocks of rows visit (effinfer/ops/visits.h), for this batch; null: all. Without a
-  // window and parents.
+  // Which keys blocks of rows visit (visits.h), for this batch; null: all. Without a window and
+  // parents.
   const Visits* visits = nullptr;
   // f32, or bf16: queries and probabilities rounded to bfloat16 and multiplied as such with bf16
   // pages, twice as fast where the CPU has AVX512-BF16 (Unsupported elsewhere).
   DType arithmetic = DType::f32;
+  float* lse = nullptr;  // [T, num_qo_heads], natural logarithms times lse_factor; null: none
+  float lse_factor = 1.0f;
 };
 
 // Causal attention of q, float32 [T, num_qo_heads, head_dim], over the batch's pages to out, of the
-// same shape. num_qo_heads is a multiple of num_kv_heads. Throws InvalidArgument.
+// same shape: what the engine's steps compute. num_qo_heads is a multiple of num_kv_heads. Throws
+// InvalidArgument.
 EFFINFER_API void paged_attention(const TensorView& q, const PagedKv& kv, const PagedBatch& batch,
-                                  const AttentionOptions& options, float* out, ThreadPool& pool);
+                                  const PagedAttentionOptions& options, float* out,
+                                  ThreadPool& pool);
 
-}  // namespace ops
-}  // namespace effinfer
+}  // namespace effinfer::ops

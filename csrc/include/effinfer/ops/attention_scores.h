@@ -6,7 +6,7 @@
 #include <cstdint>
 
 #include "effinfer/export.h"
-#include "effinfer/ops/list_attention.h"
+#include "effinfer/ops/attention.h"
 #include "effinfer/tensor.h"
 #include "effinfer/threads.h"
 
@@ -17,6 +17,7 @@ enum class ScoreReduce { sum, max };
 struct AttentionScoresInputs {
   StridedView q;  // [T, num_qo_heads, head_dim]; f32, f16 or bf16
   StridedView k;  // as in AttentionInputs
+  const PagedKv* kv = nullptr;  // in place of k: the engine's pages, with page_size 64
   KvOrder order = KvOrder::nhd;
   TensorView positions;     // int32 [T]: of the rows in their sequences; rank 0: the last ones
   TensorView lse;           // float32 [T, num_qo_heads], of all logits of a row; rank 0: computed

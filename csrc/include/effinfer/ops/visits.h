@@ -12,19 +12,12 @@
 #include <vector>
 
 #include "effinfer/export.h"
-#include "effinfer/ops/attention.h"
+#include "effinfer/ops/paged_kv.h"
 #include "effinfer/tensor.h"
 #include "effinfer/threads.h"
 #include "effinfer/top_scores.h"
 
-namespace effinfer {
-
-namespace ops {
-struct BatchLayout;
-struct VisitPlan;
-}  // namespace ops
-
-namespace ops {
+namespace effinfer::ops {
 
 class EFFINFER_API Visits {
  public:
@@ -43,13 +36,10 @@ class EFFINFER_API Visits {
   // [B, num_kv_heads, list_words]: bit t % 64 of word t / 64 is token t.
   uint64_t* words();
 
-  const ops::VisitPlan& plan() const;
-  // Throws InvalidArgument when the batch or the heads are others than these lists are of.
-  void check(std::string_view op, const ops::BatchLayout& batch, int32_t num_qo_heads,
-             int32_t num_kv_heads) const;
+  struct Impl;
+  const Impl& impl() const { return *impl_; }
 
  private:
-  struct Impl;
   std::unique_ptr<Impl> impl_;
 };
 
@@ -88,5 +78,4 @@ EFFINFER_API void block_visits(Visits& visits, const TensorView& q, const PagedK
                                const PagedBatch& batch, const BlockVisits& blocks,
                                const VisitOptions& options, ThreadPool& pool);
 
-}  // namespace ops
-}  // namespace effinfer
+}  // namespace effinfer::ops

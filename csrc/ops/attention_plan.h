@@ -3,8 +3,8 @@
 
 #include <vector>
 
-#include "effinfer/ops/list_attention.h"
-#include "ops/list_attention.h"
+#include "effinfer/ops/attention.h"
+#include "ops/attention.h"
 
 namespace effinfer::ops {
 
@@ -14,15 +14,27 @@ struct AttentionPlan::Impl {
   // Checks and copies the sequences.
   Impl(const AttentionGeometry& geometry, const AttentionSequences& sequences);
 
-  std::vector<int64_t> mask_starts(const TensorView& mask_indptr) const;
+  // Where each sequence's bits start.
+  void set_mask_starts(const TensorView& mask_indptr);
   void check_lists(const AttentionLists& lists);
 
   int64_t num_sequences() const { return static_cast<int64_t>(kv_len.size()); }
   int64_t num_rows() const { return qo_indptr.back(); }
-  ListShape shape() const {
-    return {geometry.num_qo_heads, geometry.num_kv_heads, geometry.causal, geometry.window_left};
+  AttentionShape shape() const {
+    return {KeySource::rows,       geometry.num_qo_heads, geometry.num_kv_heads,
+            geometry.head_dim_vo,  geometry.causal,       geometry.window_left,
+            geometry.sink_tokens};
   }
-  SequenceRows rows() const { return {num_sequences(), qo_indptr.data(), kv_len.data(), nullptr}; }
+  BatchLayout batch() const {
+    BatchLayout layout;
+    layout.num_tokens = num_rows();
+    layout.num_sequences = num_sequences();
+    layout.qo_indptr = qo_indptr.data();
+    layout.kv_indptr = kv_indptr.data();
+    if (paged) layout.kv_indices = kv_indices.data();
+    layout.kv_len = kv_len.data();
+    return layout;
+  }
 
   AttentionGeometry geometry;
   bool paged = false;
@@ -32,9 +44,10 @@ struct AttentionPlan::Impl {
   std::vector<int32_t> kv_indices;
   std::vector<int32_t> kv_len;
   std::vector<uint8_t> mask;
+  std::vector<int64_t> mask_starts;       // [S + 1] bits; none with lists
   std::vector<int64_t> mask_row_strides;  // [S] bits
   int64_t num_kv_rows = 0;                // pages, or rows, that k and v have at least
-  ListPlan plan;
+  AttentionWork work;
 
  private:
   void copy_mask(const TensorView& view);

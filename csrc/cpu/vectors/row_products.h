@@ -1,4 +1,4 @@
-// Products of few query rows with listed keys and values where they lie, without gathering them
+// Products of few query rows with keys and values of a caller where they lie, without gathering them
 // first: each is read once, so that a copy of it would cost more than the product. The sums have
 // the order of AttentionMath's products over gathered lines, and so the same bits.
 #pragma once
@@ -10,7 +10,7 @@
 namespace effinfer::cpu::simd {
 
 template <class Kv, class Pack>
-struct ListRows {
+struct RowProducts {
   using Math = AttentionMath<Kv>;
   using A = typename Math::A;
   using V = typename Kv::V;

@@ -5,7 +5,7 @@
 
 #include "bindings/attention_arguments.h"
 #include "bindings/module.h"
-#include "effinfer/ops/list_attention.h"
+#include "effinfer/ops/attention.h"
 
 namespace effinfer::bindings {
 namespace {
@@ -60,16 +60,20 @@ void set_scale(const py::object& given, const char* argument, float& scale, Stri
   }
 }
 
-void run(const AttentionPlan& plan, const py::array& q, const py::array& k, const py::array& v,
+void run(const AttentionPlan& plan, const py::array& q, const py::object& k, const py::object& v,
          const py::array& out, const py::object& lse, std::optional<float> sm_scale,
          float logits_soft_cap, const std::string& lse_base, const py::object& alibi_slopes,
          const py::object& k_scale, const py::object& v_scale, const py::object& q_rope,
-         const py::object& k_rope, const py::object& sinks, const std::string& layout,
+         const py::object& k_rope, const py::object& sink_logits, const std::string& layout,
          const Pool& pool) {
   ops::AttentionInputs inputs;
   inputs.q = strided(q, "q");
-  inputs.k = strided(k, "k");
-  inputs.v = strided(v, "v");
+  if (py::isinstance<ops::PagedKv>(k)) {
+    inputs.kv = &py::cast<const ops::PagedKv&>(k);
+  } else {
+    inputs.k = strided(k, "k");
+    inputs.v = strided(v, "v");
+  }
   inputs.q_rope = strided(q_rope, "q_rope");
   inputs.k_rope = strided(k_rope, "k_rope");
   inputs.order = order_of("attention", layout);
@@ -77,7 +81,7 @@ void run(const AttentionPlan& plan, const py::array& q, const py::array& k, cons
       sm_scale.value_or(1.0f / std::sqrt(static_cast<float>(plan.geometry().head_dim_qk)));
   inputs.logits_soft_cap = logits_soft_cap;
   inputs.alibi_slopes = optional_view(alibi_slopes, "[attention] alibi_slopes");
-  inputs.sinks = optional_view(sinks, "[attention] sinks");
+  inputs.sink_logits = optional_view(sink_logits, "[attention] sink_logits");
   set_scale(k_scale, "k_scale", inputs.k_scale, inputs.k_scales);
   set_scale(v_scale, "v_scale", inputs.v_scale, inputs.v_scales);
   inputs.lse_factor = lse_factor("attention", lse_base);
@@ -89,26 +93,27 @@ void run(const AttentionPlan& plan, const py::array& q, const py::array& k, cons
 
 }  // namespace
 
-void register_ops_list_attention(py::module_& m) {
+void register_ops_attention_plan(py::module_& m) {
   py::class_<AttentionPlan>(m, "AttentionPlan",
                             "Which rows of a batch visit which keys: made once for any number of "
                             "run() with tensors of those shapes.")
       .def(py::init([](const py::array& qo_indptr, const py::array& kv_indptr,
                        const py::object& kv_indices, const py::array& kv_len, int32_t page_size,
                        int32_t num_qo_heads, int32_t num_kv_heads, int32_t head_dim_qk,
-                       int32_t head_dim_vo, bool causal, int32_t window_left,
-                       const py::object& mask, const py::object& mask_indptr,
+                       int32_t head_dim_vo, bool causal, int32_t window_left, int32_t sink_tokens,
+                       bool decode, const py::object& mask, const py::object& mask_indptr,
                        const py::object& lists, const py::object& blocks,
                        const py::object& span_masks, int64_t mask_row_stride) {
              return make_plan(qo_indptr, kv_indptr, kv_indices, kv_len,
                               {num_qo_heads, num_kv_heads, head_dim_qk, head_dim_vo, page_size,
-                               causal, window_left},
+                               causal, window_left, sink_tokens, decode},
                               mask, mask_indptr, lists, blocks, span_masks, mask_row_stride);
            }),
            py::arg("qo_indptr"), py::arg("kv_indptr"), py::arg("kv_indices"), py::arg("kv_len"),
            py::kw_only(), py::arg("page_size"), py::arg("num_qo_heads"), py::arg("num_kv_heads"),
            py::arg("head_dim_qk"), py::arg("head_dim_vo"), py::arg("causal") = false,
-           py::arg("window_left") = -1, py::arg("mask") = py::none(),
+           py::arg("window_left") = -1, py::arg("sink_tokens") = 0, py::arg("decode") = false,
+           py::arg("mask") = py::none(),
            py::arg("mask_indptr") = py::none(), py::arg("lists") = py::none(),
            py::arg("blocks") = py::none(), py::arg("span_masks") = py::none(),
            py::arg("mask_row_stride") = 0)
@@ -117,7 +122,8 @@ void register_ops_list_attention(py::module_& m) {
            py::arg("logits_soft_cap") = 0.0f, py::arg("lse_base") = "log2",
            py::arg("alibi_slopes") = py::none(), py::arg("k_scale") = 1.0f,
            py::arg("v_scale") = 1.0f, py::arg("q_rope") = py::none(),
-           py::arg("k_rope") = py::none(), py::arg("sinks") = py::none(), py::arg("layout") = "NHD",
+           py::arg("k_rope") = py::none(), py::arg("sink_logits") = py::none(),
+           py::arg("layout") = "NHD",
            py::arg("pool") = py::none())
       .def_property_readonly("num_rows", &AttentionPlan::num_rows)
       .def_property_readonly("num_products", &AttentionPlan::num_products,

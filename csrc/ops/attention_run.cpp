@@ -1,0 +1,154 @@
+// Running an AttentionPlan: the tensors of a call, checked, and the kernel.
+#include <cmath>
+#include <string>
+
+#include "effinfer/ops/attention.h"
+#include "ops/attention_tensors.h"
+#include "ops/attention_plan.h"
+#include "ops/registry.h"
+#include "ops/validate.h"
+
+namespace effinfer::ops {
+namespace {
+
+const Validator kCheck("attention");
+
+// An empty array may have any strides.
+bool is_dense(const StridedView& view) {
+  if (view.dims.num_elements() == 0) return true;
+  int64_t stride = 1;
+  for (int axis = view.dims.rank() - 1; axis >= 0; --axis) {
+    if (view.dims[axis] > 1 && view.stride(axis) != stride) return false;
+    stride *= view.dims[axis];
+  }
+  return true;
+}
+
+void check_shape(std::string_view argument, const StridedView& view, const Dims& expected) {
+  kCheck.expect(view.dims == expected, argument, "shape " + expected.to_string(),
+                view.dims.to_string());
+}
+
+void check_numbers(const AttentionInputs& inputs) {
+  check_logits(kCheck, inputs.sm_scale, inputs.logits_soft_cap);
+  for (const auto& [argument, value] :
+       {std::pair("k_scale", inputs.k_scale), std::pair("v_scale", inputs.v_scale)}) {
+    kCheck.expect(std::isfinite(value), argument, "a finite number", std::to_string(value));
+  }
+}
+
+void check_results(const AttentionInputs& inputs, const AttentionPlan::Impl& plan,
+                   const StridedView& out, const StridedView& lse) {
+  const AttentionGeometry& g = plan.geometry;
+  kCheck.expect(out.dtype == inputs.q.dtype, "out",
+                "q's dtype, " + std::string(name(inputs.q.dtype)), name(out.dtype));
+  check_shape("out", out, {plan.num_rows(), g.num_qo_heads, g.head_dim_vo});
+  kCheck.expect(is_dense(out), "out", "a C-contiguous array", "strides");
+  if (lse.dims.rank() == 0) return;
+  kCheck.expect(lse.dtype == DType::f32, "lse", "dtype f32", name(lse.dtype));
+  check_shape("lse", lse, {plan.num_rows(), g.num_qo_heads});
+  kCheck.expect(is_dense(lse), "lse", "a C-contiguous array", "strides");
+}
+
+// Dimensions of k_rope, 0 without one.
+int32_t rope_dims(const AttentionInputs& inputs, const AttentionGeometry& g) {
+  const bool has_rope = inputs.k_rope.dims.rank() > 0;
+  kCheck.expect(has_rope == (inputs.q_rope.dims.rank() > 0), "q_rope",
+                has_rope ? "an array, with k_rope" : "None without k_rope",
+                has_rope ? "None" : "an array");
+  if (!has_rope) return 0;
+  const Dims& dims = inputs.k_rope.dims;
+  kCheck.expect(dims[dims.rank() - 1] < g.head_dim_qk, "k_rope",
+                "fewer than " + std::to_string(g.head_dim_qk) + " dimensions a head",
+                dims.to_string());
+  const auto rope = static_cast<int32_t>(dims[dims.rank() - 1]);
+  kCheck.expect((g.head_dim_qk - rope) % 16 == 0, "k",
+                "a multiple of 16 dimensions beside k_rope",
+                std::to_string(g.head_dim_qk - rope));
+  return rope;
+}
+
+void set_rows(const AttentionTensors& tensors, const AttentionInputs& inputs,
+              const AttentionGeometry& g, AttentionProblem& p) {
+  const int32_t rope = rope_dims(inputs, g);
+  const auto same_dtype = [&](std::string_view argument, const KvRows& rows) {
+    kCheck.expect(rows.dtype == p.k.dtype, argument, "k's dtype, " + std::string(name(p.k.dtype)),
+                  name(rows.dtype));
+  };
+  p.source = KeySource::rows;
+  p.q = tensors.query_rows("q", inputs.q, g.head_dim_qk - rope);
+  p.k = tensors.kv_rows("k", inputs.k, g.head_dim_qk - rope);
+  p.v = tensors.kv_rows("v", inputs.v, g.head_dim_vo);
+  same_dtype("v", p.v);
+  if (rope > 0) {
+    p.q_rope = tensors.query_rows("q_rope", inputs.q_rope, rope);
+    p.k_rope = tensors.kv_rows("k_rope", inputs.k_rope, rope);
+    same_dtype("k_rope", p.k_rope);
+  }
+  tensors.add_scales("k_scale", inputs.k_scales, p.k);
+  tensors.add_scales("v_scale", inputs.v_scales, p.v);
+}
+
+AttentionProblem make_problem(const AttentionInputs& inputs, const AttentionPlan::Impl& plan) {
+  const AttentionGeometry& g = plan.geometry;
+  AttentionProblem p;
+  const AttentionTensors tensors(kCheck, plan, inputs.order);
+  if (inputs.kv != nullptr) {
+    p.q = tensors.query_rows("q", inputs.q, g.head_dim_qk);
+    p.k = keys_of(tensors.pages(*inputs.kv));
+    p.v = values_of(tensors.pages(*inputs.kv));
+  } else {
+    set_rows(tensors, inputs, g, p);
+  }
+  p.num_qo_heads = g.num_qo_heads;
+  p.num_kv_heads = g.num_kv_heads;
+  p.batch = plan.batch();
+  p.page_size = g.page_size;
+  p.causal = g.causal;
+  p.window_left = g.window_left;
+  p.sink_tokens = g.sink_tokens;
+  p.decode = g.decode;
+  if (plan.has_mask) p.mask = plan.mask.data();
+  p.mask_bytes = static_cast<int64_t>(plan.mask.size());
+  if (!plan.mask_starts.empty()) p.mask_starts = plan.mask_starts.data();
+  p.mask_row_strides = plan.mask_row_strides.data();
+  p.sm_scale = inputs.sm_scale * inputs.k_scale;
+  p.logits_soft_cap = inputs.logits_soft_cap;
+  p.v_scale = inputs.v_scale;
+  p.alibi_slopes = per_head(kCheck, "alibi_slopes", inputs.alibi_slopes, g.num_qo_heads);
+  p.sink_logits = per_head(kCheck, "sink_logits", inputs.sink_logits, g.num_qo_heads);
+  p.arithmetic = product_arithmetic(p.source, p.q.dtype, p.k.dtype);
+  p.out_stride = int64_t{g.num_qo_heads} * g.head_dim_vo;
+  p.lse_factor = inputs.lse_factor;
+  return p;
+}
+
+}  // namespace
+
+void AttentionPlan::run(const AttentionInputs& inputs, const StridedView& out,
+                        const StridedView& lse, ThreadPool& pool) const {
+  check_numbers(inputs);
+  AttentionProblem problem = make_problem(inputs, *impl_);
+  check_results(inputs, *impl_, out, lse);
+  if (impl_->work.tiles.empty()) return;
+  problem.out = static_cast<uint8_t*>(out.data);
+  problem.lse = static_cast<float*>(lse.data);
+  run_work(problem, impl_->work, pool);
+}
+
+std::string AttentionPlan::kernel(DType q_dtype, DType kv_dtype) const {
+  const AttentionGeometry& g = impl_->geometry;
+  AttentionProblem problem;
+  problem.source = KeySource::rows;
+  problem.num_qo_heads = g.num_qo_heads;
+  problem.num_kv_heads = g.num_kv_heads;
+  problem.q.dtype = q_dtype;
+  problem.k.dtype = problem.v.dtype = kv_dtype;
+  problem.k.dims = g.head_dim_qk;
+  problem.v.dims = g.head_dim_vo;
+  problem.decode = g.decode;
+  problem.arithmetic = product_arithmetic(problem.source, q_dtype, kv_dtype);
+  return table<AttentionProblem>().select(problem, current_isa()).name;
+}
+
+}  // namespace effinfer::ops

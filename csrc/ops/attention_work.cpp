@@ -1,0 +1,216 @@
+// Cuts attention into balanced items.
+#include <algorithm>
+#include <utility>
+
+#include "ops/attention.h"
+
+namespace effinfer::ops {
+namespace {
+
+// A tile with more than this share of all chunks is split into items of about that share, so that
+// teams of tens of members stay busy with one sequence.
+constexpr int32_t kShares = 64;
+// Splitting stops when this many partial results are in use (8 MB with heads of 256).
+constexpr int64_t kMaxPartials = 8192;
+
+int32_t ceil_div(int64_t a, int64_t b) {
+  return static_cast<int32_t>((a + b - 1) / b);
+}
+
+int32_t tile_heads(const AttentionShape& shape) {
+  return tile_heads(shape.source, shape.group());
+}
+
+// Rows of a tile; one token's heads may be more.
+int32_t tile_tokens(const AttentionShape& shape) {
+  return std::max(1, tile_rows(shape.source) / tile_heads(shape));
+}
+
+int32_t num_chunks(const AttentionTile& tile) {
+  if (tile.first_unit == tile.end_unit) return 0;
+  return ceil_div(tile.sink_units, kChunkUnits) + ceil_div(tile.end_unit, kChunkUnits) -
+         tile.first_unit / kChunkUnits;
+}
+
+class Planner {
+ public:
+  Planner(const AttentionShape& shape, const BatchLayout& batch, AttentionWork& work)
+      : shape_(shape), batch_(batch), work_(work) {
+    work.clear();
+    work.tile_rows = most_tile_rows(shape.source, shape.group());
+  }
+
+  void add_dense() {
+    for (int32_t s = 0; s < batch_.num_sequences; ++s) {
+      const int32_t first = batch_.qo_indptr[s];
+      const int32_t count = batch_.qo_indptr[s + 1] - first;
+      work_.one_tile &= count <= tile_tokens(shape_);
+      // A head's tiles follow each other, for its keys to stay in cache.
+      for (int32_t head = 0; head < shape_.num_kv_heads; ++head) {
+        add_block(s, head, first, count, [&](AttentionTile& tile) { see_all(tile); });
+      }
+    }
+    finish();
+  }
+
+  void add_lists(const TokenLists& given) {
+    for (int64_t l = 0; l < given.num_lists; ++l) {
+      int32_t visited = 0;
+      for (int32_t i = given.indptr[l]; i < given.indptr[l + 1]; ++i) {
+        const int32_t* span = given.spans + 2 * int64_t{i};
+        const int64_t mask_bit = given.mask_bits != nullptr ? given.mask_bits[i] : 0;
+        work_.spans.push_back({span[0], span[1], visited, mask_bit});
+        visited += span[1] - span[0];
+      }
+      const int32_t* list = given.lists + 4 * l;
+      add_block(list[0], list[1], list[2], list[3], [&](AttentionTile& tile) {
+        tile.first_span = given.indptr[l];
+        tile.num_spans = given.indptr[l + 1] - given.indptr[l];
+        tile.num_tokens = visited;
+        tile.end_unit = ceil_div(visited, kUnitTokens);
+      });
+    }
+    finish();
+  }
+
+ private:
+  // Tiles of query rows [first, first + count) for one KV head; see(tile) sets what a tile visits.
+  template <class See>
+  void add_block(int32_t sequence, int32_t kv_head, int32_t first, int32_t count, See&& see) {
+    const int32_t heads = tile_heads(shape_);
+    const int32_t step = tile_tokens(shape_);
+    // The last rows see the most keys and go first, so that small items are left for the end.
+    for (int32_t begin = (count - 1) / step * step; count > 0 && begin >= 0; begin -= step) {
+      AttentionTile tile = {};
+      tile.sequence = sequence;
+      tile.kv_head = kv_head;
+      tile.first_row = first + begin;
+      tile.num_rows = std::min(step, count - begin);
+      tile.first_span = -1;
+      tile.list_row = begin;
+      see(tile);
+      for (int32_t head = 0; head < shape_.group(); head += heads) {
+        tile.first_head = kv_head * shape_.group() + head;
+        tile.num_heads = std::min(heads, shape_.group() - head);
+        work_.tiles.push_back(tile);
+      }
+    }
+  }
+
+  // What the tile's rows see together.
+  void see_all(AttentionTile& tile) const {
+    const int32_t s = tile.sequence;
+    const int32_t length = batch_.kv_len[s];
+    const int32_t start = length - (batch_.qo_indptr[s + 1] - batch_.qo_indptr[s]);
+    const int32_t position = start + tile.list_row;  // of the first row
+    tile.num_tokens =
+        shape_.causal ? std::clamp(position + tile.num_rows, 0, length) : length;
+    tile.end_unit = ceil_div(tile.num_tokens, kUnitTokens);
+    if (shape_.window_left < 0) return;
+    // A token of a tree may follow the step's first one, whatever its row.
+    const int32_t least = batch_.ancestors != nullptr ? start : position;
+    const int32_t begin = std::clamp(least - shape_.window_left, 0, tile.num_tokens);
+    tile.first_unit = std::min(begin / kUnitTokens, tile.end_unit);
+    tile.sink_units = std::min(ceil_div(shape_.sink_tokens, kUnitTokens), tile.first_unit);
+    if (ceil_div(tile.sink_units, kChunkUnits) > tile.first_unit / kChunkUnits) {
+      tile.first_unit = tile.sink_units = 0;  // nothing lies between
+    }
+  }
+
+  void finish() {
+    int64_t chunks = 0;
+    for (const AttentionTile& tile : work_.tiles) chunks += num_chunks(tile);
+    const auto share = static_cast<int32_t>(chunks / kShares);
+    for (size_t i = 0; i < work_.tiles.size(); ++i) {
+      add_items(static_cast<int32_t>(i), work_.tiles[i], share);
+    }
+    if (shape_.source == KeySource::pages) return;
+    // The heads of the same tokens follow each other: where one token's heads lie side by side,
+    // they share memory pages and what the hardware fetches beyond what it is asked for.
+    const auto place = [&](const AttentionItem& item) {
+      return std::pair(work_.tiles[static_cast<size_t>(item.tile)].sequence, item.first_unit);
+    };
+    std::stable_sort(
+        work_.items.begin(), work_.items.end(),
+        [&](const AttentionItem& a, const AttentionItem& b) { return place(a) < place(b); });
+  }
+
+  void add_items(int32_t index, const AttentionTile& tile, int32_t share) {
+    const int32_t chunks = num_chunks(tile);
+    const int64_t stride = int64_t{tile.num_rows} * tile.num_heads;
+    if (chunks <= 1 || chunks <= share || work_.num_partials + chunks * stride > kMaxPartials) {
+      const int32_t first = tile.sink_units > 0 ? 0 : tile.first_unit;
+      work_.items.push_back({index, first, tile.end_unit, -1, -1});
+      return;
+    }
+    const size_t first_item = work_.items.size();
+    const int64_t first_partial = work_.num_partials;
+    const int32_t step = std::max(share, 1) * kChunkUnits;
+    const auto merge = static_cast<int32_t>(work_.merges.size());
+    const auto add = [&](int32_t begin, int32_t end) {
+      for (int32_t unit = begin; unit < end;) {
+        const int32_t next = std::min(unit / kChunkUnits * kChunkUnits + step, end);
+        work_.items.push_back({index, unit, next, static_cast<int32_t>(work_.num_partials), merge});
+        const int32_t parts = ceil_div(next, kChunkUnits) - unit / kChunkUnits;
+        work_.num_partials += parts * stride;
+        unit = next;
+      }
+    };
+    add(0, tile.sink_units);
+    add(tile.first_unit, tile.end_unit);
+    work_.merges.push_back({index, static_cast<int32_t>(first_partial), chunks,
+                            static_cast<int32_t>(work_.items.size() - first_item)});
+  }
+
+  const AttentionShape& shape_;
+  const BatchLayout& batch_;
+  AttentionWork& work_;
+};
+
+}  // namespace
+
+void AttentionWork::clear() {
+  spans.clear();
+  tiles.clear();
+  items.clear();
+  merges.clear();
+  num_partials = 0;
+  one_tile = true;
+}
+
+int64_t AttentionWork::reserve(const AttentionShape& shape, int64_t max_tokens,
+                               int64_t max_sequences, int64_t max_kv_len) {
+  const int64_t group = shape.group();
+  const int64_t head_groups = ceil_div(group, tile_heads(shape));
+  // Each sequence may end in a tile that is not full, and no tile is empty.
+  const int64_t max_tiles =
+      shape.num_kv_heads * head_groups *
+      std::min<int64_t>(max_tokens, ceil_div(max_tokens, tile_tokens(shape)) + max_sequences);
+  const int64_t chunks = ceil_div(max_kv_len, kUnitTokens * kChunkUnits);
+  const int64_t partials =
+      chunks <= 1 ? 0 : std::min(max_tokens * shape.num_qo_heads * chunks, kMaxPartials);
+  // A chunk of a split tile has at least a token's heads of partials, and a merge two of them.
+  const int64_t least = std::max<int64_t>(1, group / head_groups);
+  tiles.reserve(static_cast<size_t>(max_tiles));
+  items.reserve(static_cast<size_t>(max_tiles + std::min(max_tiles * chunks, partials / least)));
+  merges.reserve(static_cast<size_t>(std::min(max_tiles, partials / (2 * least))));
+  return partials;
+}
+
+int32_t visit_block_rows(int32_t num_qo_heads, int32_t num_kv_heads) {
+  AttentionShape shape;
+  shape.num_qo_heads = num_qo_heads;
+  shape.num_kv_heads = num_kv_heads;
+  return kVisitBlockRows / tile_tokens(shape) * tile_tokens(shape);
+}
+
+void plan_attention(const AttentionShape& shape, const BatchLayout& batch, AttentionWork& work) {
+  Planner(shape, batch, work).add_dense();
+}
+
+void plan_attention(const AttentionShape& shape, const BatchLayout& batch, const TokenLists& lists,
+                    AttentionWork& work) {
+  Planner(shape, batch, work).add_lists(lists);
+}
+
+}  // namespace effinfer::ops
