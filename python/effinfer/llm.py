@@ -13,7 +13,11 @@ import numpy as np
 import numpy.typing as npt
 
 from effinfer import _core
-from effinfer.arguments import (
+from effinfer.checkpoints.model_files import ModelFiles, open_model
+from effinfer.files.paths import pack_cache_dir
+from effinfer.hub.progress import resolve_with_bar
+from effinfer.outputs import PackCacheWarning, RequestOutput
+from effinfer.requests.arguments import (
     Prompt,
     as_prompts,
     check_choice,
@@ -21,18 +25,14 @@ from effinfer.arguments import (
     check_positive,
     pair_params,
 )
-from effinfer.generation import Generation, TextStream
-from effinfer.model_files import ModelFiles, open_model
-from effinfer.outputs import PackCacheWarning, RequestOutput
-from effinfer.paths import pack_cache_dir
-from effinfer.progress import resolve_with_bar
-from effinfer.request_loop import RequestLoop
+from effinfer.requests.generation import Generation, TextStream
+from effinfer.requests.loop import RequestLoop
 from effinfer.sampling import SamplingParams
 from effinfer.techniques import SparsePrefill, as_prefill
 
 if TYPE_CHECKING:  # imported when text is first read: they cost more memory than numpy
-    from effinfer.chat import ChatTemplate, Message
-    from effinfer.tokenizer import Tokenizer
+    from effinfer.text.chat import ChatTemplate, Message
+    from effinfer.text.tokenizer import Tokenizer
 
 _OPTIONS = (
     "device, threads, precision, deterministic, kv_dtype, max_seq_len, num_pages, "

@@ -6,9 +6,9 @@ import torch
 from safetensors.torch import save_file
 
 from effinfer import _core
-from effinfer.hf_ternary import TernaryFormat, ternary_format
-from effinfer.model_files import open_model
-from effinfer.weights import gguf_name, load_folder_weights
+from effinfer.checkpoints.folder_weights import gguf_name, load_folder_weights
+from effinfer.checkpoints.model_files import open_model
+from effinfer.files.hf_ternary import TernaryFormat, ternary_format
 from tests.reference import ternary, tiny
 
 RNG = np.random.default_rng(11)

@@ -9,9 +9,9 @@ from typing import Annotated, Any
 import typer
 
 from effinfer.cli import options as o
-from effinfer.generation import TextStream
 from effinfer.llm import LLM
 from effinfer.outputs import RequestOutput
+from effinfer.requests.generation import TextStream
 from effinfer.sampling import SamplingParams
 
 

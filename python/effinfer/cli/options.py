@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
-from effinfer.catalog import DEFAULT_MODEL
+from effinfer.hub.catalog import DEFAULT_MODEL
 
 ModelOption = Annotated[
     str,

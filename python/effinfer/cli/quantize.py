@@ -6,10 +6,10 @@ from typing import Annotated
 
 import typer
 
+from effinfer.checkpoints.quantization import QuantizeResult
+from effinfer.checkpoints.quantization import quantize as quantize_model
 from effinfer.cli import options as o
-from effinfer.progress import resolve_with_bar, weights_bar
-from effinfer.quantization import QuantizeResult
-from effinfer.quantization import quantize as quantize_model
+from effinfer.hub.progress import resolve_with_bar, weights_bar
 
 
 def quantize(

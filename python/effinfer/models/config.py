@@ -5,8 +5,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from effinfer import _core
-from effinfer.fields import Fields
-from effinfer.metadata import Metadata
+from effinfer.files.fields import Fields
+from effinfer.files.metadata import Metadata
 
 # Architecture (GGUF general.architecture) by Hugging Face model_type.
 HF_ARCHITECTURES = {

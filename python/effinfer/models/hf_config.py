@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from effinfer import _core
-from effinfer.fields import Fields
+from effinfer.files.fields import Fields
 from effinfer.models.config import (
     GEMMA3_LOCAL_THETA,
     GEMMA3_PATTERN,

@@ -6,10 +6,10 @@ import numpy as np
 
 from effinfer import _core
 from effinfer._core import ThreadPool
-from effinfer.ops.arrays import as_kind, dense, view
 from effinfer.ops.index import BlockIndex, block_index
-from effinfer.ops.key_batch import KeyBatch
-from effinfer.ops.options import LAYOUTS, contiguous_rows, expect, indices, indptr, one_of
+from effinfer.ops.shared.arrays import as_kind, dense, view
+from effinfer.ops.shared.key_batch import KeyBatch
+from effinfer.ops.shared.options import LAYOUTS, contiguous_rows, expect, indices, indptr, one_of
 
 
 def block_score_index(

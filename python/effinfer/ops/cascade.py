@@ -13,9 +13,9 @@ import numpy as np
 
 from effinfer import _core
 from effinfer._core import InvalidArgumentError, ThreadPool
-from effinfer.ops.arrays import dense, empty, writable
-from effinfer.ops.options import expect, kv_views
 from effinfer.ops.prefill import BatchPrefillWithPagedKVCacheWrapper
+from effinfer.ops.shared.arrays import dense, empty, writable
+from effinfer.ops.shared.options import expect, kv_views
 
 
 def merge_state(

@@ -19,10 +19,10 @@ from typing import Any
 import numpy as np
 
 from effinfer._core import InvalidArgumentError, ThreadPool
-from effinfer.ops.arrays import view
-from effinfer.ops.options import LAYOUTS, Scores, expect, kv_views, one_of
-from effinfer.ops.planned import PlannedAttention
-from effinfer.ops.sequences import Heads, Sequences
+from effinfer.ops.shared.arrays import view
+from effinfer.ops.shared.options import LAYOUTS, Scores, expect, kv_views, one_of
+from effinfer.ops.shared.planned import PlannedAttention
+from effinfer.ops.shared.sequences import Heads, Sequences
 
 
 def single_decode_with_kv_cache(

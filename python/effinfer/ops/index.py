@@ -15,9 +15,9 @@ import numpy.typing as npt
 
 from effinfer import _core
 from effinfer._core import ThreadPool
-from effinfer.ops.key_batch import KeyBatch
-from effinfer.ops.options import Indices, expect, indices, indptr
 from effinfer.ops.scores import scores_into
+from effinfer.ops.shared.key_batch import KeyBatch
+from effinfer.ops.shared.options import Indices, expect, indices, indptr
 
 
 @dataclass(frozen=True)

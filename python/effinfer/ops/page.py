@@ -7,8 +7,16 @@ import numpy as np
 
 from effinfer import _core
 from effinfer._core import ThreadPool
-from effinfer.ops.arrays import Array, empty, view
-from effinfer.ops.options import LAYOUTS, contiguous_rows, expect, indices, indptr, kv_views, one_of
+from effinfer.ops.shared.arrays import Array, empty, view
+from effinfer.ops.shared.options import (
+    LAYOUTS,
+    contiguous_rows,
+    expect,
+    indices,
+    indptr,
+    kv_views,
+    one_of,
+)
 
 
 def get_seq_lens(kv_indptr: Any, kv_last_page_len: Any, page_size: int) -> Any:

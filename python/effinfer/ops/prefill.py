@@ -12,11 +12,11 @@ from typing import Any
 import numpy as np
 
 from effinfer._core import ThreadPool
-from effinfer.ops.arrays import view
 from effinfer.ops.decode import plan_single, require_plan
-from effinfer.ops.options import LAYOUTS, Scores, expect, indptr, kv_views, one_of, pack_mask
-from effinfer.ops.planned import PlannedAttention
-from effinfer.ops.sequences import Heads, Sequences
+from effinfer.ops.shared.arrays import view
+from effinfer.ops.shared.options import LAYOUTS, Scores, expect, indptr, kv_views, one_of, pack_mask
+from effinfer.ops.shared.planned import PlannedAttention
+from effinfer.ops.shared.sequences import Heads, Sequences
 
 
 def single_prefill_with_kv_cache(

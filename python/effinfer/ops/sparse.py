@@ -12,11 +12,11 @@ import numpy as np
 
 from effinfer import _core
 from effinfer._core import ThreadPool
-from effinfer.ops.arrays import Array, dense, result, view
 from effinfer.ops.decode import require_plan
-from effinfer.ops.options import Scores, expect, indices
-from effinfer.ops.planned import PlannedAttention
-from effinfer.ops.sequences import Heads, Sequences
+from effinfer.ops.shared.arrays import Array, dense, result, view
+from effinfer.ops.shared.options import Scores, expect, indices
+from effinfer.ops.shared.planned import PlannedAttention
+from effinfer.ops.shared.sequences import Heads, Sequences
 
 
 def _one_sequence(rows: int, tokens: int) -> Sequences:

@@ -12,8 +12,8 @@ from typing import Any
 
 from effinfer import _core
 from effinfer._core import PagedKv, ThreadPool, Visits
-from effinfer.ops.arrays import AnyArray, dense
 from effinfer.ops.attention import layout_of
+from effinfer.ops.shared.arrays import AnyArray, dense
 
 __all__ = ["Visits", "block_visits", "column_visits"]
 

@@ -17,8 +17,8 @@ import numpy as np
 import numpy.typing as npt
 
 from effinfer import _core
-from effinfer.quantization import BLOCKS, FILE_TYPES, TERNARY, file_dtype, fitting_dtype
-from effinfer.tokenizer_gguf import CONTROL, NORMAL, UNUSED
+from effinfer.checkpoints.quantization import BLOCKS, FILE_TYPES, TERNARY, file_dtype, fitting_dtype
+from effinfer.text.tokenizer_gguf import CONTROL, NORMAL, UNUSED
 
 Bytes = npt.NDArray[np.uint8]
 

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from effinfer import _core
-from effinfer.metadata import read_json, token_text
+from effinfer.files.metadata import read_json, token_text
 from effinfer.models.config import (
     TERNARY_KEY,
     ModelConfig,
@@ -17,7 +17,7 @@ from effinfer.models.config import (
     config_from_gguf,
     gguf_architecture,
 )
-from effinfer.tokenizer_gguf import (
+from effinfer.text.tokenizer_gguf import (
     CONTROL,
     GPT2,
     HF_TOKENIZER_KEY,

@@ -21,8 +21,8 @@ import numpy as np
 import numpy.typing as npt
 
 from effinfer import _core
-from effinfer.fields import Fields
-from effinfer.safetensors_files import DTYPES, to_float32
+from effinfer.files.fields import Fields
+from effinfer.files.safetensors_files import DTYPES, to_float32
 
 Bytes = npt.NDArray[np.uint8]
 _BLOCK = 128  # weights of an i2_s block: four fields of 32, from the top bits down

@@ -6,8 +6,16 @@ from typing import Any
 
 import numpy as np
 
-from effinfer.ops.arrays import Array, view
-from effinfer.ops.options import LAYOUTS, Indices, contiguous_rows, expect, indices, indptr, one_of
+from effinfer.ops.shared.arrays import Array, view
+from effinfer.ops.shared.options import (
+    LAYOUTS,
+    Indices,
+    contiguous_rows,
+    expect,
+    indices,
+    indptr,
+    one_of,
+)
 
 
 @dataclass(frozen=True)

@@ -6,8 +6,9 @@ import numpy as np
 
 from effinfer import _core
 from effinfer._core import ThreadPool, UnsupportedError
-from effinfer.ops.arrays import Array, dense, dtype_name, result, view
-from effinfer.ops.options import (
+from effinfer.ops.rope import apply_rope_pos_ids
+from effinfer.ops.shared.arrays import Array, dense, dtype_name, result, view
+from effinfer.ops.shared.options import (
     Indices,
     Scores,
     alibi_slopes,
@@ -16,8 +17,7 @@ from effinfer.ops.options import (
     errors_of,
     expect,
 )
-from effinfer.ops.rope import apply_rope_pos_ids
-from effinfer.ops.sequences import Heads, Sequences
+from effinfer.ops.shared.sequences import Heads, Sequences
 
 
 class PlannedAttention:

@@ -5,8 +5,8 @@ from typing import Any
 
 import numpy as np
 
-from effinfer.ops.arrays import Array
-from effinfer.ops.options import Indices, expect, indices, indptr, page_lengths
+from effinfer.ops.shared.arrays import Array
+from effinfer.ops.shared.options import Indices, expect, indices, indptr, page_lengths
 
 
 @dataclass(frozen=True)

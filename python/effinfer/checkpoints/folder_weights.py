@@ -5,8 +5,8 @@ from pathlib import Path
 import numpy as np
 
 from effinfer import _core
-from effinfer.hf_ternary import TernaryFormat, TernaryLayers
-from effinfer.safetensors_files import DTYPES, folder_files, read_tensors, to_float32
+from effinfer.files.hf_ternary import TernaryFormat, TernaryLayers
+from effinfer.files.safetensors_files import DTYPES, folder_files, read_tensors, to_float32
 
 _OUTER = {
     "embed_tokens.weight": "token_embd.weight",

@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from effinfer import _core
 from effinfer._core import InvalidArgumentError, UnsupportedError
-from effinfer.ops.arrays import Array, dense, dtype_name, view
+from effinfer.ops.shared.arrays import Array, dense, dtype_name, view
 
 Indices = npt.NDArray[np.int32]
 
