@@ -7,8 +7,8 @@ from safetensors.torch import save_file
 
 from effinfer import _core
 from effinfer.checkpoints.folder_weights import gguf_name, load_folder_weights
+from effinfer.checkpoints.hf_ternary import TernaryFormat, ternary_format
 from effinfer.checkpoints.model_files import open_model
-from effinfer.files.hf_ternary import TernaryFormat, ternary_format
 from tests.reference import ternary, tiny
 
 RNG = np.random.default_rng(11)

@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING, Any
 
 from effinfer import _core
 from effinfer.checkpoints.folder_weights import load_folder_weights
-from effinfer.files.hf_ternary import ternary_format
+from effinfer.checkpoints.hf_ternary import ternary_format
 from effinfer.files.metadata import read_json
 from effinfer.models import build_graph
-from effinfer.models.config import ModelConfig, config_from_gguf
+from effinfer.models.config import ModelConfig
+from effinfer.models.gguf_config import config_from_gguf
 from effinfer.models.hf_config import config_from_hf
 
 if TYPE_CHECKING:

@@ -21,7 +21,7 @@ from effinfer.checkpoints.gguf_export import (
 from effinfer.checkpoints.model_files import GRAPH_KEY, open_model
 from effinfer.files.i2_s_orders import ORDERS, in_x86_order
 from effinfer.hub import resolve
-from effinfer.models.config import TERNARY_KEY
+from effinfer.models.gguf_config import TERNARY_KEY
 
 # (tensor, weights done, weights in all); may raise to stop.
 Progress = Callable[[str, int, int], None]
