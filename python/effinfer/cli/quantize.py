@@ -22,7 +22,7 @@ def quantize(
             "q5_1, tq1_0, tq2_0, i2_s, bf16, f16 or f32.",
         ),
     ],
-    model: o.ModelOption = o.DEFAULT,
+    model: o.ModelOption = o.ENGINE.model,
     head: Annotated[
         str | None,
         typer.Option("--head", help="Of embedding and output; default: --type, or q6_k."),
