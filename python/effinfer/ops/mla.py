@@ -5,11 +5,10 @@ from typing import Any
 import numpy as np
 
 from effinfer._core import ThreadPool
-from effinfer.ops.decode import require_plan
 from effinfer.ops.page import mla_pages
 from effinfer.ops.shared.arrays import view
 from effinfer.ops.shared.options import Scores, contiguous_rows, expect, indices, indptr
-from effinfer.ops.shared.planned import PlannedAttention
+from effinfer.ops.shared.planned import PlannedAttention, require_plan
 from effinfer.ops.shared.sequences import Heads, Sequences
 
 

@@ -16,6 +16,7 @@ from effinfer.ops.shared.options import (
     indptr,
     kv_views,
     one_of,
+    view_3d,
 )
 
 
@@ -127,9 +128,7 @@ def append_paged_mla_kv_cache(
 
 def mla_pages(x: Any, argument: str) -> Array:
     """[num_pages, page_size, dim] as pages of one head."""
-    pages = view(x, argument)
-    expect(pages.ndim == 3, argument, "3 dimensions", f"shape {pages.shape}")
-    return pages[:, :, None]
+    return view_3d(x, argument)[:, :, None]
 
 
 def _rows(x: Any, argument: str) -> Array:

@@ -79,6 +79,13 @@ def page_lengths(op: str, pages: Indices, last_page_len: Any, name: str, page_si
     return lengths.astype(np.int32)
 
 
+def view_3d(x: Any, argument: str) -> Array:
+    """`view` of an array of three dimensions. Throws InvalidArgumentError for another."""
+    array = view(x, argument)
+    expect(array.ndim == 3, argument, "3 dimensions", f"shape {array.shape}")
+    return array
+
+
 def kv_views(op: str, cache: Any, layout: str, rank: int = 4) -> tuple[Array, Array]:
     """Keys and values of a (k, v) tuple or of one array [pages, 2, ...]."""
     argument = f"[{op}] paged_kv_cache"

@@ -20,6 +20,13 @@ class Sequences:
     page_size: int = 1
 
     @classmethod
+    def single(cls, rows: int, tokens: int) -> "Sequences":
+        """One sequence with ragged keys."""
+        first = np.zeros(1, np.int32)
+        kv_len = np.array([tokens], np.int32)
+        return cls(np.append(first, np.int32(rows)), np.append(first, kv_len), None, kv_len)
+
+    @classmethod
     def paged(
         cls,
         op: str,
