@@ -182,7 +182,12 @@ def test_names():
     )
     assert gguf_name(f"{block}.mlp.ffn_layernorm.weight", "bitnet") == "blk.3.ffn_sub_norm.weight"
     assert gguf_name(f"{block}.mlp.up_proj.rms_norm.weight", "llama") == "blk.3.ffn_up.norm.weight"
-    for other in ("mlp.other.rms_norm.weight", "mlp.up_proj.lora_a", "self_attn.q_proj.weight.x"):
+    for other in (
+        "mlp.other.rms_norm.weight",
+        "mlp.up_proj.lora_a",
+        "self_attn.q_proj.weight.x",
+        "mlp.ffn_sub_norm.weight",
+    ):
         with pytest.raises(_core.UnsupportedError, match="llama has no such weight"):
             gguf_name(f"{block}.{other}", "llama")
     assert gguf_name(f"{block}.self_attn.rotary_emb.inv_freq", "llama") is None
