@@ -9,7 +9,7 @@ from protocol import serve
 
 import effinfer
 from effinfer import _core
-from effinfer.model_files import open_model
+from effinfer.checkpoints.model_files import open_model
 
 
 class Steps:

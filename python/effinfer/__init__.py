@@ -22,10 +22,10 @@ if TYPE_CHECKING:
         OutOfMemoryError,
         UnsupportedError,
     )
+    from effinfer.checkpoints.quantization import QuantizeResult, quantize
     from effinfer.llm import LLM
     from effinfer.machine import info
     from effinfer.outputs import PackCacheWarning, RequestMetrics, RequestOutput
-    from effinfer.quantization import QuantizeResult, quantize
     from effinfer.sampling import SamplingParams
 
 _ERRORS = (
@@ -42,12 +42,12 @@ _MODULE_OF = {
     **dict.fromkeys(_ERRORS, "effinfer._core"),
     "LLM": "effinfer.llm",
     "PackCacheWarning": "effinfer.outputs",
-    "QuantizeResult": "effinfer.quantization",
+    "QuantizeResult": "effinfer.checkpoints.quantization",
     "RequestMetrics": "effinfer.outputs",
     "RequestOutput": "effinfer.outputs",
     "SamplingParams": "effinfer.sampling",
     "info": "effinfer.machine",
-    "quantize": "effinfer.quantization",
+    "quantize": "effinfer.checkpoints.quantization",
 }
 _SUBMODULES = ("graph", "hub", "models", "ops", "techniques")
 

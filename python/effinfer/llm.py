@@ -13,32 +13,27 @@ import numpy as np
 import numpy.typing as npt
 
 from effinfer import _core
-from effinfer.arguments import (
+from effinfer.checkpoints.model_files import ModelFiles, open_model
+from effinfer.files.paths import pack_cache_dir
+from effinfer.hub.progress import resolve_with_bar
+from effinfer.outputs import PackCacheWarning, RequestOutput
+from effinfer.requests.arguments import (
     Prompt,
     as_prompts,
     check_choice,
     check_choices,
     check_positive,
     pair_params,
+    unknown_options,
 )
-from effinfer.generation import Generation, TextStream
-from effinfer.model_files import ModelFiles, open_model
-from effinfer.outputs import PackCacheWarning, RequestOutput
-from effinfer.paths import pack_cache_dir
-from effinfer.progress import resolve_with_bar
-from effinfer.request_loop import RequestLoop
+from effinfer.requests.generation import Generation, TextStream
+from effinfer.requests.loop import RequestLoop
 from effinfer.sampling import SamplingParams
 from effinfer.techniques import SparsePrefill, as_prefill
 
 if TYPE_CHECKING:  # imported when text is first read: they cost more memory than numpy
-    from effinfer.chat import ChatTemplate, Message
-    from effinfer.tokenizer import Tokenizer
-
-_OPTIONS = (
-    "device, threads, precision, deterministic, kv_dtype, max_seq_len, num_pages, "
-    "max_batch_tokens, max_sequences, prefix_cache, disabled_passes, chat_template, pack_cache, "
-    "ternary_packing, head, prefill"
-)
+    from effinfer.text.chat import ChatTemplate, Message
+    from effinfer.text.tokenizer import Tokenizer
 
 
 class LLM:
@@ -89,9 +84,7 @@ class LLM:
         """
         started = time.perf_counter()
         if unknown:
-            raise _core.InvalidArgumentError(
-                f"[LLM] {', '.join(unknown)}: unknown option; expected one of {_OPTIONS}"
-            )
+            raise unknown_options(LLM, unknown)
         check_choices(device, precision, kv_dtype, ternary_packing)
         sizes = {"threads": threads, "max_seq_len": max_seq_len, "num_pages": num_pages}
         for name, value in {**sizes, "max_batch_tokens": max_batch_tokens}.items():

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from effinfer import _core
-from effinfer.random_models import SHAPES, make_model
+from effinfer.checkpoints.random_models import SHAPES, make_model
 
 __all__ = ["SHAPES", "available_isas", "isa", "make_model"]
 

@@ -17,7 +17,7 @@ import pytest
 
 import effinfer
 from effinfer import _core
-from effinfer.model_files import GRAPH_KEY, open_model
+from effinfer.checkpoints.model_files import GRAPH_KEY, open_model
 from effinfer.testing import isa as isa_level
 from tests.reference import ternary, tiny
 from tests.reference.decoder import Decoder

@@ -11,8 +11,9 @@ import torch
 from safetensors.torch import save_file
 
 from effinfer import LLM, _core
-from effinfer.model_files import open_model
-from effinfer.models.config import ModelConfig, config_from_gguf
+from effinfer.checkpoints.model_files import open_model
+from effinfer.models.config import ModelConfig
+from effinfer.models.gguf_config import config_from_gguf
 from effinfer.models.hf_config import config_from_hf
 from tests.model_files import gemma3_path, smollm2_path
 from tests.reference import tiny

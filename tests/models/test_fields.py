@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from effinfer import _core
-from effinfer.fields import Fields
-from effinfer.model_files import open_model
+from effinfer.checkpoints.model_files import open_model
+from effinfer.files.fields import Fields
 from tests.models.test_config import gguf_config
 from tests.reference import tiny
 

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from effinfer import _core
+from effinfer.checkpoints.model_files import open_model
 from effinfer.hub import resolve
-from effinfer.model_files import open_model
 from tests.models.subject import TEXT
 
 MODES: dict[str, dict[str, Any]] = {

@@ -6,9 +6,9 @@ import torch
 from safetensors.torch import save_file
 
 from effinfer import _core
-from effinfer.hf_ternary import TernaryFormat, ternary_format
-from effinfer.model_files import open_model
-from effinfer.weights import gguf_name, load_folder_weights
+from effinfer.checkpoints.folder_weights import gguf_name, load_folder_weights
+from effinfer.checkpoints.hf_ternary import TernaryFormat, ternary_format
+from effinfer.checkpoints.model_files import open_model
 from tests.reference import ternary, tiny
 
 RNG = np.random.default_rng(11)
@@ -182,7 +182,12 @@ def test_names():
     )
     assert gguf_name(f"{block}.mlp.ffn_layernorm.weight", "bitnet") == "blk.3.ffn_sub_norm.weight"
     assert gguf_name(f"{block}.mlp.up_proj.rms_norm.weight", "llama") == "blk.3.ffn_up.norm.weight"
-    for other in ("mlp.other.rms_norm.weight", "mlp.up_proj.lora_a", "self_attn.q_proj.weight.x"):
+    for other in (
+        "mlp.other.rms_norm.weight",
+        "mlp.up_proj.lora_a",
+        "self_attn.q_proj.weight.x",
+        "mlp.ffn_sub_norm.weight",
+    ):
         with pytest.raises(_core.UnsupportedError, match="llama has no such weight"):
             gguf_name(f"{block}.{other}", "llama")
     assert gguf_name(f"{block}.self_attn.rotary_emb.inv_freq", "llama") is None

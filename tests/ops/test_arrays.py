@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from effinfer import InvalidArgumentError, _core, ops
-from effinfer.ops import arrays
+from effinfer.ops.shared import arrays
 
 TORCH = {
     torch.float32: "float32",

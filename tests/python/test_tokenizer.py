@@ -8,8 +8,9 @@ import pytest
 import tokenizers
 from tokenizers import decoders, models, pre_tokenizers
 
-from effinfer import _core, tokenizer_gguf
-from effinfer.tokenizer import Tokenizer
+from effinfer import _core
+from effinfer.text import tokenizer_gguf
+from effinfer.text.tokenizer import Tokenizer
 from tests.model_files import gemma3_path, smollm2_path
 
 EXPECTED = json.loads((Path(__file__).parents[1] / "data" / "tokens.json").read_text())

@@ -5,7 +5,7 @@ import pytest
 
 from effinfer import _core
 from effinfer._core import SamplingParams
-from effinfer.model_files import open_model
+from effinfer.checkpoints.model_files import open_model
 from tests.reference import tiny
 
 MODES = {

@@ -3,127 +3,48 @@
 import contextlib
 import sys
 from collections.abc import Iterator
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Annotated, Any
 
 import typer
 
 from effinfer.cli import options as o
-from effinfer.generation import TextStream
 from effinfer.llm import LLM
 from effinfer.outputs import RequestOutput
-from effinfer.sampling import SamplingParams
+from effinfer.requests.generation import TextStream
+
+_CHAT = replace(o.SAMPLING, max_tokens=1024, temperature=0.6, top_p=0.95)
 
 
+@o.expanded()
 def generate(
     prompt: Annotated[str, typer.Argument(help="The text to continue; - reads stdin.")],
-    model: o.ModelOption = o.DEFAULT,
-    max_tokens: o.MaxTokensOption = 128,
-    temperature: o.TemperatureOption = 0.0,
-    top_k: o.TopKOption = 0,
-    top_p: o.TopPOption = 1.0,
-    min_p: o.MinPOption = 0.0,
-    typical_p: o.TypicalPOption = 1.0,
-    repetition_penalty: o.RepetitionOption = 1.0,
-    frequency_penalty: o.FrequencyOption = 0.0,
-    presence_penalty: o.PresenceOption = 0.0,
-    seed: o.SeedOption = 0,
-    stop: o.StopOption = None,
-    ignore_eos: o.IgnoreEosOption = False,
-    threads: o.ThreadsOption = None,
-    precision: o.PrecisionOption = "fast",
-    deterministic: o.DeterministicOption = False,
-    pack_cache: o.PackCacheOption = False,
-    ternary_packing: o.TernaryPackingOption = "auto",
-    head: o.HeadOption = None,
-    prefill: o.PrefillOption = "dense",
-    kv_dtype: o.KvDtypeOption = None,
-    max_seq_len: o.ContextOption = None,
+    engine: o.EngineOptions = o.ENGINE,
+    sampling: o.SamplingOptions = o.SAMPLING,
     as_json: o.JsonOption = False,
     quiet: o.QuietOption = False,
 ) -> None:
     """Continue a text."""
-    params = SamplingParams(
-        temperature=temperature,
-        top_k=top_k,
-        top_p=top_p,
-        min_p=min_p,
-        typical_p=typical_p,
-        repetition_penalty=repetition_penalty,
-        frequency_penalty=frequency_penalty,
-        presence_penalty=presence_penalty,
-        seed=seed,
-        max_tokens=max_tokens,
-        stop=stop or (),
-        ignore_eos=ignore_eos,
-    )
-    params.to_core()  # a wrong value is found before the model is loaded
+    params = sampling.params()
     text = sys.stdin.read() if prompt == "-" else prompt
-    llm = LLM(
-        model,
-        threads=threads,
-        precision=precision,
-        deterministic=deterministic,
-        kv_dtype=kv_dtype,
-        max_seq_len=max_seq_len,
-        pack_cache=pack_cache,
-        ternary_packing=ternary_packing,
-        head=head,
-        prefill=prefill,
-    )
+    llm = engine.load()
     _show(llm, llm.stream(text, params), as_json, quiet)
 
 
+@o.expanded()
 def chat(
     message: Annotated[
         str | None, typer.Argument(help="Ask once; without it, talk interactively.")
     ] = None,
-    model: o.ModelOption = o.DEFAULT,
     system: Annotated[str | None, typer.Option("--system", help="The system message.")] = None,
-    max_tokens: o.MaxTokensOption = 1024,
-    temperature: o.TemperatureOption = 0.6,
-    top_k: o.TopKOption = 0,
-    top_p: o.TopPOption = 0.95,
-    min_p: o.MinPOption = 0.0,
-    repetition_penalty: o.RepetitionOption = 1.0,
-    seed: o.SeedOption = 0,
-    ignore_eos: o.IgnoreEosOption = False,
-    threads: o.ThreadsOption = None,
-    precision: o.PrecisionOption = "fast",
-    deterministic: o.DeterministicOption = False,
-    pack_cache: o.PackCacheOption = False,
-    ternary_packing: o.TernaryPackingOption = "auto",
-    head: o.HeadOption = None,
-    prefill: o.PrefillOption = "dense",
-    kv_dtype: o.KvDtypeOption = None,
-    max_seq_len: o.ContextOption = None,
+    engine: o.EngineOptions = o.ENGINE,
+    sampling: o.SamplingOptions = _CHAT,
     as_json: o.JsonOption = False,
     quiet: o.QuietOption = False,
 ) -> None:
     """Talk with a model. Ctrl-C stops an answer; Ctrl-D or /exit ends the conversation."""
-    params = SamplingParams(
-        temperature=temperature,
-        top_k=top_k,
-        top_p=top_p,
-        min_p=min_p,
-        repetition_penalty=repetition_penalty,
-        seed=seed,
-        max_tokens=max_tokens,
-        ignore_eos=ignore_eos,
-    )
-    params.to_core()
-    llm = LLM(
-        model,
-        threads=threads,
-        precision=precision,
-        deterministic=deterministic,
-        kv_dtype=kv_dtype,
-        max_seq_len=max_seq_len,
-        pack_cache=pack_cache,
-        ternary_packing=ternary_packing,
-        head=head,
-        prefill=prefill,
-    )
+    params = sampling.params()
+    llm = engine.load()
     messages = [{"role": "system", "content": system}] if system else []
     if message is not None:
         messages.append({"role": "user", "content": message})

@@ -7,10 +7,10 @@ from typing import Annotated, Any
 import typer
 
 from effinfer import _core
+from effinfer.checkpoints.model_files import ModelFiles, open_model
 from effinfer.cli import options as o
-from effinfer.model_files import ModelFiles, open_model
-from effinfer.paths import pack_cache_dir
-from effinfer.progress import resolve_with_bar
+from effinfer.files.paths import pack_cache_dir
+from effinfer.hub.progress import resolve_with_bar
 
 _SHOWN_ITEMS = 8
 _SHOWN_CHARACTERS = 60

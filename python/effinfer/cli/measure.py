@@ -19,19 +19,12 @@ from effinfer.sampling import SamplingParams
 _SEED = 1
 
 
+@o.expanded(without=("max_seq_len",))
 def bench(
-    model: o.ModelOption = o.DEFAULT,
+    engine: o.EngineOptions = o.ENGINE,
     pp: Annotated[int, typer.Option("--pp", min=1, help="Tokens of the prompt.")] = 512,
     tg: Annotated[int, typer.Option("--tg", min=1, help="Tokens to generate.")] = 128,
-    threads: o.ThreadsOption = None,
     repeat: Annotated[int, typer.Option("--repeat", min=1, help="Measured runs.")] = 5,
-    precision: o.PrecisionOption = "fast",
-    deterministic: o.DeterministicOption = False,
-    kv_dtype: o.KvDtypeOption = None,
-    pack_cache: o.PackCacheOption = False,
-    ternary_packing: o.TernaryPackingOption = "auto",
-    head: o.HeadOption = None,
-    prefill: o.PrefillOption = "dense",
     profile: Annotated[
         bool, typer.Option("--profile", help="Time, bytes and rates by kernel, on stderr.")
     ] = False,
@@ -42,19 +35,8 @@ def bench(
     as_json: o.JsonOption = False,
 ) -> None:
     """Measure speed: a prompt of random tokens, then generation from an empty context."""
-    llm = LLM(
-        model,
-        threads=threads,
-        precision=precision,
-        deterministic=deterministic,
-        kv_dtype=kv_dtype,
-        max_seq_len=max(pp + (profiling.TRACED_TOKENS if trace else 1), tg + 2),
-        prefix_cache=False,
-        pack_cache=pack_cache,
-        ternary_packing=ternary_packing,
-        head=head,
-        prefill=prefill,
-    )
+    longest = max(pp + (profiling.TRACED_TOKENS if trace else 1), tg + 2)
+    llm = engine.load(max_seq_len=longest, prefix_cache=False)
     prompt = np.random.default_rng(_SEED).integers(0, llm.vocab_size, pp).tolist()
     prefills: list[float] = []
     decodes: list[float] = []
@@ -67,7 +49,7 @@ def bench(
             decodes.append(tg_rate)
         o.note(f"run {run or '0 (warm-up)'}: pp {pp_rate:.1f} tok/s, tg {tg_rate:.1f} tok/s")
     result: dict[str, Any] = {
-        "model": model,
+        "model": engine.model,
         "threads": llm.threads,
         "isa": _core.current_isa(),
         "pp": pp,
@@ -122,36 +104,17 @@ def _summary(rates: list[float]) -> dict[str, float]:
     return {"median": statistics.median(rates), "min": min(rates), "max": max(rates)}
 
 
+@o.expanded(without=("max_seq_len",))
 def perplexity(
     file: Annotated[Path, typer.Argument(help="A text file.", exists=True, dir_okay=False)],
-    model: o.ModelOption = o.DEFAULT,
+    engine: o.EngineOptions = o.ENGINE,
     ctx: Annotated[int, typer.Option("--ctx", min=2, help="Tokens of a window.")] = 512,
-    threads: o.ThreadsOption = None,
-    precision: o.PrecisionOption = "fast",
-    deterministic: o.DeterministicOption = False,
-    kv_dtype: o.KvDtypeOption = None,
-    pack_cache: o.PackCacheOption = False,
-    ternary_packing: o.TernaryPackingOption = "auto",
-    head: o.HeadOption = None,
-    prefill: o.PrefillOption = "dense",
     as_json: o.JsonOption = False,
 ) -> None:
     """exp of the mean negative log-likelihood of a text, cut into windows of --ctx tokens. Every
     token but the first of a window is scored, given those before it in the window."""
     text = file.read_text(encoding="utf-8")
-    llm = LLM(
-        model,
-        threads=threads,
-        precision=precision,
-        deterministic=deterministic,
-        kv_dtype=kv_dtype,
-        max_seq_len=ctx,
-        prefix_cache=False,
-        pack_cache=pack_cache,
-        ternary_packing=ternary_packing,
-        head=head,
-        prefill=prefill,
-    )
+    llm = engine.load(max_seq_len=ctx, prefix_cache=False)
     ids = llm.tokenize(text)
     if len(ids) < 2:
         raise _core.InvalidArgumentError(f"[perplexity] {file}: expected at least two tokens")
@@ -168,7 +131,7 @@ def perplexity(
         "tokens": count,
         "ctx": ctx,
         "seconds": time.perf_counter() - started,
-        "model": model,
+        "model": engine.model,
     }
     if as_json:
         o.print_json(result)

@@ -6,11 +6,11 @@ from typing import Annotated
 import typer
 
 from effinfer import _core, hub
-from effinfer.catalog import CATALOG
+from effinfer.checkpoints.model_files import GRAPH_KEY, open_model
 from effinfer.cli import options as o
+from effinfer.hub.catalog import CATALOG
+from effinfer.hub.progress import pull_with_bar, resolve_with_bar
 from effinfer.machine import info as machine_info
-from effinfer.model_files import GRAPH_KEY, open_model
-from effinfer.progress import pull_with_bar, resolve_with_bar
 from effinfer.techniques import as_prefill
 
 

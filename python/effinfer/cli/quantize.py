@@ -6,10 +6,10 @@ from typing import Annotated
 
 import typer
 
+from effinfer.checkpoints.quantization import QuantizeResult
+from effinfer.checkpoints.quantization import quantize as quantize_model
 from effinfer.cli import options as o
-from effinfer.progress import resolve_with_bar, weights_bar
-from effinfer.quantization import QuantizeResult
-from effinfer.quantization import quantize as quantize_model
+from effinfer.hub.progress import resolve_with_bar, weights_bar
 
 
 def quantize(
@@ -22,7 +22,7 @@ def quantize(
             "q5_1, tq1_0, tq2_0, i2_s, bf16, f16 or f32.",
         ),
     ],
-    model: o.ModelOption = o.DEFAULT,
+    model: o.ModelOption = o.ENGINE.model,
     head: Annotated[
         str | None,
         typer.Option("--head", help="Of embedding and output; default: --type, or q6_k."),

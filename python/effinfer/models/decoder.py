@@ -141,3 +141,24 @@ class Decoder:
                 **asdict(rope),
             )
         return self._rope_tables[rope]
+
+
+def build_pre_norm(
+    config: ModelConfig,
+    weights: _core.WeightSource,
+    *,
+    qk_norm: bool = False,
+    sub_norm: bool = False,
+) -> _core.Graph:
+    """Llama's decoder: a norm before each half of a block, grouped-query attention, a gated MLP;
+    with `qk_norm` and `sub_norm` as `Decoder.attention` and `Decoder.gated_mlp` have them."""
+    decoder = Decoder(config, weights)
+    add = decoder.graph.add
+    x = decoder.embed()
+    for layer in range(config.num_layers):
+        block = f"blk.{layer}"
+        h = decoder.norm(x, f"{block}.attn_norm")
+        x = add(x, decoder.attention(layer, h, qk_norm=qk_norm, sub_norm=sub_norm))
+        h = decoder.norm(x, f"{block}.ffn_norm")
+        x = add(x, decoder.gated_mlp(layer, h, config.activation, sub_norm=sub_norm))
+    return decoder.finish(x)

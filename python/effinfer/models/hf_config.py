@@ -5,17 +5,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from effinfer import _core
-from effinfer.fields import Fields
-from effinfer.models.config import (
-    GEMMA3_LOCAL_THETA,
-    GEMMA3_PATTERN,
-    HF_ARCHITECTURES,
-    MAX_LAYERS,
-    ModelConfig,
-    RopeConfig,
-    sliding_pattern,
-    yarn_mscale,
-)
+from effinfer.files.fields import Fields
+from effinfer.models.config import MAX_LAYERS, ModelConfig, RopeConfig, yarn_mscale
+from effinfer.models.families import family_of_folder
+from effinfer.models.family import Family
 
 _SOURCE = "config.json"
 
@@ -28,28 +21,19 @@ def config_from_hf(config: Mapping[str, Any], *, eos_token_ids: Sequence[int]) -
         inherited = {key: config[key] for key in keys if key in config}
         config = {**inherited, **Fields.of(config, _SOURCE).section("text_config")}
     fields = Fields.of(config, _SOURCE)
-    model_type = fields.text("model_type")
-    if model_type not in HF_ARCHITECTURES:
-        raise _core.UnsupportedError(
-            f"[load] model_type: expected one of {sorted(HF_ARCHITECTURES)}, got {model_type!r}"
-        )
-    architecture = HF_ARCHITECTURES[model_type]
-    # The first BitNet checkpoints call themselves llama.
-    if "BitnetForCausalLM" in fields.texts("architectures"):
-        architecture = "bitnet"
-    gemma = architecture == "gemma3"
+    family = family_of_folder(fields)
     num_heads, hidden_size = fields.integer("num_attention_heads"), fields.integer("hidden_size")
+    num_layers = fields.integer("num_hidden_layers", high=MAX_LAYERS)
     head_dim = fields.integer("head_dim", hidden_size // num_heads)
-    scale_dim = fields.number("query_pre_attn_scalar", head_dim, positive=True)
-    sliding = _sliding_layers(fields, architecture)
-    rope, rope_local = _ropes(fields, architecture)
+    sliding = _sliding_layers(fields, family, num_layers)
+    rope, rope_local = _ropes(fields, family)
     quantization = Fields.of(fields.section("quantization_config"), _SOURCE, "quantization_config.")
-    return ModelConfig(
-        architecture=architecture,
+    read = ModelConfig(
+        architecture=family.name,
         vocab_size=fields.integer("vocab_size"),
         hidden_size=hidden_size,
         intermediate_size=fields.integer("intermediate_size"),
-        num_layers=fields.integer("num_hidden_layers", high=MAX_LAYERS),
+        num_layers=num_layers,
         num_heads=num_heads,
         num_kv_heads=fields.integer("num_key_value_heads", num_heads),
         head_dim=head_dim,
@@ -58,26 +42,23 @@ def config_from_hf(config: Mapping[str, Any], *, eos_token_ids: Sequence[int]) -
         norm_eps=fields.number("rms_norm_eps"),
         rope=rope,
         rope_local=rope_local,
-        attention_scale=1.0 / math.sqrt(scale_dim if gemma else head_dim),
+        attention_scale=1.0 / math.sqrt(head_dim),
         sliding_window=fields.integer("sliding_window") if any(sliding) else None,
         sliding_layers=sliding if any(sliding) else (),
         attention_soft_cap=fields.number("attn_logit_softcapping", 0.0),
         final_soft_cap=fields.number("final_logit_softcapping", 0.0),
-        activation=_activation(fields, architecture),
-        ternary=architecture == "bitnet" or quantization.text("quant_method", "") == "bitnet",
+        activation=_activation(fields, family),
+        ternary=family.ternary or quantization.text("quant_method", "") == "bitnet",
         linear_norm_eps=quantization.number("rms_norm_eps", 1e-6),
-        tied_head=fields.flag("tie_word_embeddings", gemma),
+        tied_head=fields.flag("tie_word_embeddings", family.tied_head),
         eos_token_ids=tuple(eos_token_ids),
     )
+    return family.refine_folder(read, fields)
 
 
-def _activation(fields: Fields, architecture: str) -> str:
+def _activation(fields: Fields, family: Family) -> str:
     """The operator of hidden_act."""
-    known = {"silu": "silu"}
-    if architecture == "gemma3":
-        known = {"gelu_pytorch_tanh": "gelu_tanh"}
-    elif architecture == "bitnet":
-        known = {"relu2": "relu_squared", "silu": "silu"}
+    known = family.activations
     usual = next(iter(known))
     given = fields.text("hidden_activation", fields.text("hidden_act", usual))
     if given not in known:
@@ -86,43 +67,35 @@ def _activation(fields: Fields, architecture: str) -> str:
     return known[given]
 
 
-def _sliding_layers(fields: Fields, architecture: str) -> tuple[bool, ...]:
-    num_layers = fields.integer("num_hidden_layers", high=MAX_LAYERS)
+def _sliding_layers(fields: Fields, family: Family, num_layers: int) -> tuple[bool, ...]:
     if not fields.integer("sliding_window", 0, low=0):
         return ()
-    if "layer_types" in fields:
-        types = fields.texts("layer_types")
-        if len(types) != num_layers:
-            raise _core.FormatError(
-                f"[load] layer_types: expected {num_layers} entries, got {len(types)}"
-            )
-        return tuple(kind == "sliding_attention" for kind in types)
-    if architecture == "gemma3":
-        return sliding_pattern(num_layers, fields.integer("sliding_window_pattern", GEMMA3_PATTERN))
-    if architecture.startswith("qwen"):
-        if not fields.flag("use_sliding_window"):
-            return ()
-        first = fields.integer("max_window_layers", 0, low=0)
-        return tuple(layer >= first for layer in range(num_layers))
-    return (True,) * num_layers
+    if "layer_types" not in fields:
+        return family.sliding_layers(num_layers, fields)
+    types = fields.texts("layer_types")
+    if len(types) != num_layers:
+        raise _core.FormatError(
+            f"[load] layer_types: expected {num_layers} entries, got {len(types)}"
+        )
+    return tuple(kind == "sliding_attention" for kind in types)
 
 
-def _ropes(fields: Fields, architecture: str) -> tuple[RopeConfig, RopeConfig | None]:
+def _ropes(fields: Fields, family: Family) -> tuple[RopeConfig, RopeConfig | None]:
     """(the model's RoPE, that of sliding layers where it differs). Reads `rope_parameters`, flat or
     by layer type, and the older `rope_theta`, `rope_scaling`, `rope_local_base_freq`."""
     parameters = fields.section("rope_parameters")
-    gemma = architecture == "gemma3"
     limit = fields.integer("max_position_embeddings")
-    default_theta = {"gemma3": 1e6, "bitnet": 5e5}.get(architecture, 10000.0)
+    local_theta = family.local_rope_theta
     by_type = Fields.of(parameters, _SOURCE, "rope_parameters.")
     if "full_attention" in by_type:
-        full = _rope(by_type.section("full_attention"), limit, default_theta)
+        full = _rope(by_type.section("full_attention"), limit, family.rope_theta)
         local = by_type.section("sliding_attention")
-        return full, _rope(local, limit, GEMMA3_LOCAL_THETA) if gemma else None
+        return full, None if local_theta is None else _rope(local, limit, local_theta)
     scaling = {**fields.section("rope_scaling"), **parameters}
-    theta = fields.number("rope_theta", default_theta, positive=True)
-    local_theta = fields.number("rope_local_base_freq", GEMMA3_LOCAL_THETA, positive=True)
-    return _rope(scaling, limit, theta), RopeConfig(local_theta) if gemma else None
+    rope = _rope(scaling, limit, fields.number("rope_theta", family.rope_theta, positive=True))
+    if local_theta is None:
+        return rope, None
+    return rope, RopeConfig(fields.number("rope_local_base_freq", local_theta, positive=True))
 
 
 def _rope(values: Mapping[str, Any], limit: int, default_theta: float) -> RopeConfig:

@@ -2,17 +2,20 @@
 
 from effinfer import _core
 from effinfer.models.config import ModelConfig
-from effinfer.models.decoder import Decoder
+from effinfer.models.decoder import build_pre_norm
+from effinfer.models.family import Family
 
 
-def build_llama(config: ModelConfig, weights: _core.WeightSource) -> _core.Graph:
-    """Pre-norm blocks of grouped-query attention and SwiGLU. Mistral's sliding window and the
-    variants of rotary scaling come with `config`."""
-    decoder = Decoder(config, weights)
-    add = decoder.graph.add
-    x = decoder.embed()
-    for layer in range(config.num_layers):
-        block = f"blk.{layer}"
-        x = add(x, decoder.attention(layer, decoder.norm(x, f"{block}.attn_norm")))
-        x = add(x, decoder.gated_mlp(layer, decoder.norm(x, f"{block}.ffn_norm"), "silu"))
-    return decoder.finish(x)
+class Llama(Family):
+    name = "llama"
+    gguf_names = {"llama": "silu"}
+    model_types = ("llama", "mistral")
+    gguf_interleaved = True
+
+    def build(self, config: ModelConfig, weights: _core.WeightSource) -> _core.Graph:
+        """Pre-norm blocks of grouped-query attention and SwiGLU. Mistral's sliding window and the
+        variants of rotary scaling come with `config`."""
+        return build_pre_norm(config, weights)
+
+
+FAMILIES = (Llama(),)

@@ -1,15 +1,14 @@
 """The operators by themselves: arrays in, arrays of the same kind out, no model needed.
 
-Arrays are numpy's, torch's (CPU) or of any library with DLPack (`effinfer.ops.arrays`), read where
-they lie; operators that are not said to take strides copy what is not C-contiguous. Elements are
-float32 unless said otherwise. Every operator takes `pool`, a `ThreadPool` to run on (default: one
-for the process), and releases the GIL while it works. Errors: `InvalidArgumentError` names the
+Arrays are numpy's, torch's (CPU) or of any library with DLPack (`effinfer.ops.shared.arrays`), read
+where they lie; operators that are not said to take strides copy what is not C-contiguous. Elements
+are float32 unless said otherwise. Every operator takes `pool`, a `ThreadPool` to run on (default:
+one for the process), and releases the GIL while it works. Errors: `InvalidArgumentError` names the
 argument, what was expected and what was given.
 """
 
 from effinfer._core import PackedMatrix, PagedKv, ThreadPool
 from effinfer.ops.activation import gelu_and_mul, gelu_tanh_and_mul, silu_and_mul
-from effinfer.ops.arrays import bfloat16, float8_e4m3fn, float8_e5m2
 from effinfer.ops.attention import kv_append, paged_attention, rope_append
 from effinfer.ops.block_scores import block_score_index, page_bounds, topk_pages
 from effinfer.ops.cascade import (
@@ -85,6 +84,7 @@ from effinfer.ops.sampling import (
     top_p_sampling_from_probs,
 )
 from effinfer.ops.scores import attention_scores, pooled_attention_scores
+from effinfer.ops.shared.arrays import bfloat16, float8_e4m3fn, float8_e5m2
 from effinfer.ops.sparse import BlockSparseAttentionWrapper, VariableBlockSparseAttentionWrapper
 from effinfer.ops.tree import tree_attention
 from effinfer.ops.visits import Visits, block_visits, column_visits

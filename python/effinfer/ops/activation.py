@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 from effinfer import _core
 from effinfer._core import ThreadPool
-from effinfer.ops.arrays import Array, ArrayT, result, view
+from effinfer.ops.shared.arrays import Array, ArrayT, result, view
 
 
 def silu_and_mul(

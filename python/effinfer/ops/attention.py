@@ -11,7 +11,7 @@ from typing import Any
 
 from effinfer import _core
 from effinfer._core import PagedKv, ThreadPool, Visits
-from effinfer.ops.arrays import AnyArray, Array, ArrayT, as_kind, dense, optional
+from effinfer.ops.shared.arrays import AnyArray, Array, ArrayT, as_kind, dense, optional
 
 
 def kv_append(

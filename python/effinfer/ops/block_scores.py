@@ -6,10 +6,18 @@ import numpy as np
 
 from effinfer import _core
 from effinfer._core import ThreadPool
-from effinfer.ops.arrays import as_kind, dense, view
 from effinfer.ops.index import BlockIndex, block_index
-from effinfer.ops.key_batch import KeyBatch
-from effinfer.ops.options import LAYOUTS, contiguous_rows, expect, indices, indptr, one_of
+from effinfer.ops.shared.arrays import as_kind, dense, view
+from effinfer.ops.shared.key_batch import KeyBatch
+from effinfer.ops.shared.options import (
+    LAYOUTS,
+    contiguous_rows,
+    expect,
+    indices,
+    indptr,
+    one_of,
+    view_3d,
+)
 
 
 def block_score_index(
@@ -158,8 +166,7 @@ def topk_pages(
         kv_indptr, kv_indices: int32, which pages the bounds are of; default: ragged keys.
     """
     op = "topk_pages"
-    queries = contiguous_rows(view(q, f"[{op}] q"))
-    expect(queries.ndim == 3, f"[{op}] q", "3 dimensions", f"shape {queries.shape}")
+    queries = contiguous_rows(view_3d(q, f"[{op}] q"))
     expect(num_pages >= 0, f"[{op}] num_pages", "0 or more", num_pages)
     expect(page_size > 0, f"[{op}] page_size", "a positive number", page_size)
     lengths = indices(kv_len, f"[{op}] kv_len")

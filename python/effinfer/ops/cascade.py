@@ -12,10 +12,11 @@ from typing import Any
 import numpy as np
 
 from effinfer import _core
-from effinfer._core import InvalidArgumentError, ThreadPool
-from effinfer.ops.arrays import dense, empty, writable
-from effinfer.ops.options import expect, kv_views
+from effinfer._core import ThreadPool
 from effinfer.ops.prefill import BatchPrefillWithPagedKVCacheWrapper
+from effinfer.ops.shared.arrays import dense, empty, writable
+from effinfer.ops.shared.options import expect, kv_views
+from effinfer.ops.shared.planned import require_plan
 
 
 def merge_state(
@@ -180,8 +181,7 @@ class MultiLevelCascadeAttentionWrapper:
     ) -> Any:
         """Attention of q [T, num_qo_heads, head_dim] over all levels; with return_lse a pair with
         float32 [T, num_qo_heads]."""
-        if self._rows is None:
-            raise InvalidArgumentError(f"[{self._op}] run: expected plan() before run(), got none")
+        require_plan(self._rows, self._op)
         cache = kv_views(self._op, paged_kv_cache, self._layout)
         options = {
             "return_lse": True,

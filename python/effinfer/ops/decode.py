@@ -16,13 +16,11 @@ use_fp16_qk_reduction, backend, non_blocking) are accepted and have no effect.
 
 from typing import Any
 
-import numpy as np
-
-from effinfer._core import InvalidArgumentError, ThreadPool
-from effinfer.ops.arrays import view
-from effinfer.ops.options import LAYOUTS, Scores, expect, kv_views, one_of
-from effinfer.ops.planned import PlannedAttention
-from effinfer.ops.sequences import Heads, Sequences
+from effinfer._core import ThreadPool
+from effinfer.ops.shared.arrays import view
+from effinfer.ops.shared.options import LAYOUTS, Scores, expect, kv_views, one_of
+from effinfer.ops.shared.planned import PlannedAttention, plan_single, require_plan
+from effinfer.ops.shared.sequences import Heads, Sequences
 
 
 def single_decode_with_kv_cache(
@@ -79,41 +77,6 @@ def single_decode_with_kv_cache(
         pool=pool,
     )
     return (result[0][0], result[1][0]) if return_lse else result[0]
-
-
-def plan_single(
-    op: str,
-    q_shape: tuple[int, ...],
-    k: Any,
-    v: Any,
-    kv_layout: str,
-    scores: Scores,
-    **plan: Any,
-) -> tuple[PlannedAttention, Any, Any]:
-    """The plan of one sequence with contiguous keys, and views of these."""
-    one_of(kv_layout, LAYOUTS, f"[{op}] kv_layout")
-    keys, values = view(k, f"[{op}] k"), view(v, f"[{op}] v")
-    for name, array in (("k", keys), ("v", values)):
-        expect(array.ndim == 3, f"[{op}] {name}", "3 dimensions", f"shape {array.shape}")
-    tokens, heads = keys.shape[:2] if kv_layout == "NHD" else keys.shape[1::-1]
-    expected = (*keys.shape[:2], values.shape[2])
-    expect(values.shape == expected, f"[{op}] v", f"shape {expected}", values.shape)
-    dim = q_shape[2]
-    expect(keys.shape[2] == dim, f"[{op}] k", f"head_dim {dim} of q", keys.shape[2])
-    planned = PlannedAttention(
-        op,
-        Sequences(
-            np.array([0, q_shape[0]], np.int32),
-            np.array([0, tokens], np.int32),
-            None,
-            np.array([tokens], np.int32),
-        ),
-        Heads(q_shape[1], heads, dim, values.shape[2]),
-        scores,
-        layout=kv_layout,
-        **plan,
-    )
-    return planned, keys, values
 
 
 class BatchDecodeWithPagedKVCacheWrapper:
@@ -218,9 +181,3 @@ class BatchDecodeWithPagedKVCacheWrapper:
             sinks=sinks,
             pool=pool,
         )
-
-
-def require_plan(planned: PlannedAttention | None, op: str) -> PlannedAttention:
-    if planned is None:
-        raise InvalidArgumentError(f"[{op}] run: expected plan() before run(), got none")
-    return planned

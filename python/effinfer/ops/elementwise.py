@@ -2,7 +2,7 @@
 
 from effinfer import _core
 from effinfer._core import ThreadPool
-from effinfer.ops.arrays import AnyArray, ArrayT, as_kind, dense, file_type
+from effinfer.ops.shared.arrays import AnyArray, ArrayT, as_kind, dense, file_type
 
 
 def silu(x: ArrayT, *, pool: ThreadPool | None = None) -> ArrayT:

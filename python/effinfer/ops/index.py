@@ -15,9 +15,9 @@ import numpy.typing as npt
 
 from effinfer import _core
 from effinfer._core import ThreadPool
-from effinfer.ops.key_batch import KeyBatch
-from effinfer.ops.options import Indices, expect, indices, indptr
 from effinfer.ops.scores import scores_into
+from effinfer.ops.shared.key_batch import KeyBatch
+from effinfer.ops.shared.options import Indices, expect, indices, indptr
 
 
 @dataclass(frozen=True)
@@ -151,22 +151,8 @@ def vertical_slash_index(
     shape = (batch.num_qo_heads, int(batch.kv_len.sum()))
     columns, diagonals = np.empty(shape, np.float32), np.empty(shape, np.float32)
     scores_into(last, columns, diagonals, causal=True, sm_scale=sm_scale, pool=pool)
-    lists = _core.column_lists(
-        op,
-        batch.qo_indptr,
-        batch.kv_len,
-        batch.num_kv_heads,
-        block_size,
-        True,
-        sinks,
-        window,
-        columns,
-        num_columns=vertical_size,
-        slashes=diagonals,
-        num_slashes=slash_size,
-        pool=pool,
-    )
-    return block_index(lists, batch.qo_indptr, batch.kv_len, batch.heads, block_size, True)
+    chosen = {"num_columns": vertical_size, "slashes": diagonals, "num_slashes": slash_size}
+    return _columns_index(op, batch, columns, block_size, sinks, window, pool, **chosen)
 
 
 def sampled_index(
@@ -210,6 +196,21 @@ def sampled_index(
         positions=positions.astype(np.int32),
         pool=pool,
     )
+    return _columns_index(op, batch, columns, block_size, sinks, window, pool, column_mass=mass)
+
+
+def _columns_index(
+    op: str,
+    batch: KeyBatch,
+    columns: Any,
+    block_size: int,
+    sinks: int,
+    window: int,
+    pool: ThreadPool | None,
+    **chosen: Any,
+) -> BlockIndex:
+    """A causal index of the columns with the highest scores, float32 [num_qo_heads, tokens];
+    `chosen` says how many."""
     lists = _core.column_lists(
         op,
         batch.qo_indptr,
@@ -220,7 +221,7 @@ def sampled_index(
         sinks,
         window,
         columns,
-        column_mass=mass,
+        **chosen,
         pool=pool,
     )
     return block_index(lists, batch.qo_indptr, batch.kv_len, batch.heads, block_size, True)

@@ -11,7 +11,7 @@ from enum import Enum
 from typing import Any
 
 from effinfer._core import InvalidArgumentError, ThreadPool
-from effinfer.ops.row_arguments import filter_rows, sample
+from effinfer.ops.shared.row_arguments import filter_rows, sample
 
 
 class TensorType(Enum):

@@ -2,7 +2,7 @@
 
 from effinfer import _core
 from effinfer._core import PackedMatrix, ThreadPool
-from effinfer.ops.arrays import AnyArray, ArrayT, as_kind, dense, file_type, optional
+from effinfer.ops.shared.arrays import AnyArray, ArrayT, as_kind, dense, file_type, optional
 
 
 def pack(

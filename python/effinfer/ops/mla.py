@@ -5,12 +5,11 @@ from typing import Any
 import numpy as np
 
 from effinfer._core import ThreadPool
-from effinfer.ops.arrays import view
-from effinfer.ops.decode import require_plan
-from effinfer.ops.options import Scores, contiguous_rows, expect, indices, indptr
 from effinfer.ops.page import mla_pages
-from effinfer.ops.planned import PlannedAttention
-from effinfer.ops.sequences import Heads, Sequences
+from effinfer.ops.shared.arrays import view
+from effinfer.ops.shared.options import Scores, contiguous_rows, expect, indices, indptr
+from effinfer.ops.shared.planned import PlannedAttention, require_plan
+from effinfer.ops.shared.sequences import Heads, Sequences
 
 
 class BatchMLAPagedAttentionWrapper:

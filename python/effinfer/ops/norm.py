@@ -9,7 +9,7 @@ launches on GPUs, is taken and has no effect.
 
 from effinfer import _core
 from effinfer._core import ThreadPool
-from effinfer.ops.arrays import AnyArray, ArrayT, dense, result, view, writable_view
+from effinfer.ops.shared.arrays import AnyArray, ArrayT, dense, result, view, writable_view
 
 
 def rmsnorm(

@@ -7,8 +7,17 @@ import numpy as np
 
 from effinfer import _core
 from effinfer._core import ThreadPool
-from effinfer.ops.arrays import Array, empty, view
-from effinfer.ops.options import LAYOUTS, contiguous_rows, expect, indices, indptr, kv_views, one_of
+from effinfer.ops.shared.arrays import Array, empty, view
+from effinfer.ops.shared.options import (
+    LAYOUTS,
+    contiguous_rows,
+    expect,
+    indices,
+    indptr,
+    kv_views,
+    one_of,
+    view_3d,
+)
 
 
 def get_seq_lens(kv_indptr: Any, kv_last_page_len: Any, page_size: int) -> Any:
@@ -119,9 +128,7 @@ def append_paged_mla_kv_cache(
 
 def mla_pages(x: Any, argument: str) -> Array:
     """[num_pages, page_size, dim] as pages of one head."""
-    pages = view(x, argument)
-    expect(pages.ndim == 3, argument, "3 dimensions", f"shape {pages.shape}")
-    return pages[:, :, None]
+    return view_3d(x, argument)[:, :, None]
 
 
 def _rows(x: Any, argument: str) -> Array:

@@ -12,11 +12,17 @@ from typing import Any
 import numpy as np
 
 from effinfer._core import ThreadPool
-from effinfer.ops.arrays import view
-from effinfer.ops.decode import plan_single, require_plan
-from effinfer.ops.options import LAYOUTS, Scores, expect, indptr, kv_views, one_of, pack_mask
-from effinfer.ops.planned import PlannedAttention
-from effinfer.ops.sequences import Heads, Sequences
+from effinfer.ops.shared.options import (
+    LAYOUTS,
+    Scores,
+    indptr,
+    kv_views,
+    one_of,
+    pack_mask,
+    view_3d,
+)
+from effinfer.ops.shared.planned import PlannedAttention, plan_single, require_plan
+from effinfer.ops.shared.sequences import Heads, Sequences
 
 
 def single_prefill_with_kv_cache(
@@ -56,11 +62,8 @@ def single_prefill_with_kv_cache(
         num_qo_heads].
     """
     op = "single_prefill_with_kv_cache"
-    shape = view(q, f"[{op}] q").shape
-    expect(len(shape) == 3, f"[{op}] q", "3 dimensions", f"shape {shape}")
-    keys = view(k, f"[{op}] k")
-    expect(keys.ndim == 3, f"[{op}] k", "3 dimensions", f"shape {keys.shape}")
-    tokens = keys.shape[0 if kv_layout == "NHD" else 1]
+    shape = view_3d(q, f"[{op}] q").shape
+    tokens = view_3d(k, f"[{op}] k").shape[0 if kv_layout == "NHD" else 1]
     rows, lengths = np.array([0, shape[0]], np.int32), np.array([tokens], np.int32)
     planned, keys, values = plan_single(
         op,
@@ -232,7 +235,5 @@ class BatchPrefillWithRaggedKVCacheWrapper(_BatchPrefill):
         num_kv_heads, head_dim] (NHD), or with the heads first (HND); the options and results of
         `BatchDecodeWithPagedKVCacheWrapper.run`."""
         planned = require_plan(self._planned, self._op)
-        keys, values = view(k, f"[{self._op}] k"), view(v, f"[{self._op}] v")
-        for name, array in (("k", keys), ("v", values)):
-            expect(array.ndim == 3, f"[{self._op}] {name}", "3 dimensions", array.shape)
+        keys, values = view_3d(k, f"[{self._op}] k"), view_3d(v, f"[{self._op}] v")
         return planned.run(q, keys, values, **options)

@@ -6,7 +6,7 @@ import numpy as np
 
 from effinfer import _core
 from effinfer._core import ThreadPool
-from effinfer.ops.arrays import AnyArray, ArrayT, as_kind, dense
+from effinfer.ops.shared.arrays import AnyArray, ArrayT, as_kind, dense
 
 
 def packbits(x: ArrayT, bitorder: str = "big", *, pool: ThreadPool | None = None) -> ArrayT:

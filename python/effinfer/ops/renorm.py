@@ -6,8 +6,8 @@ import numpy as np
 
 from effinfer import _core
 from effinfer._core import InvalidArgumentError, ThreadPool
-from effinfer.ops import arrays
-from effinfer.ops.row_arguments import filter_rows, seeds_of
+from effinfer.ops.shared import arrays
+from effinfer.ops.shared.row_arguments import filter_rows, seeds_of
 
 
 def top_k_renorm_probs(

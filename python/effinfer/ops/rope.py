@@ -19,9 +19,9 @@ Parameters that the operators share:
 """
 
 from effinfer._core import ThreadPool
-from effinfer.ops.arrays import AnyArray, ArrayT
-from effinfer.ops.options import errors_of
 from effinfer.ops.rope_tables import apply_scaled, apply_table, linear, llama31, ragged_positions
+from effinfer.ops.shared.arrays import AnyArray, ArrayT
+from effinfer.ops.shared.options import errors_of
 
 
 @errors_of("apply_rope")

@@ -4,7 +4,7 @@ from typing import Any
 
 from effinfer import _core
 from effinfer._core import InvalidArgumentError, ThreadPool
-from effinfer.ops.arrays import (
+from effinfer.ops.shared.arrays import (
     AnyArray,
     Array,
     ArrayT,

@@ -34,7 +34,7 @@ from effinfer.ops.renorm import (
     top_k_renorm_probs,
     top_p_renorm_probs,
 )
-from effinfer.ops.row_arguments import filter_rows, sample
+from effinfer.ops.shared.row_arguments import filter_rows, sample
 
 __all__ = [
     "apply_token_bitmask",

@@ -7,9 +7,9 @@ import numpy as np
 
 from effinfer import _core
 from effinfer._core import ThreadPool
-from effinfer.ops.arrays import Array, as_kind, dense, empty, optional, result, view
-from effinfer.ops.key_batch import KeyBatch
-from effinfer.ops.options import expect, one_of
+from effinfer.ops.shared.arrays import Array, as_kind, dense, empty, optional, result, view
+from effinfer.ops.shared.key_batch import KeyBatch
+from effinfer.ops.shared.options import expect, one_of
 
 
 def attention_scores(

@@ -12,20 +12,10 @@ import numpy as np
 
 from effinfer import _core
 from effinfer._core import ThreadPool
-from effinfer.ops.arrays import Array, dense, result, view
-from effinfer.ops.decode import require_plan
-from effinfer.ops.options import Scores, expect, indices
-from effinfer.ops.planned import PlannedAttention
-from effinfer.ops.sequences import Heads, Sequences
-
-
-def _one_sequence(rows: int, tokens: int) -> Sequences:
-    return Sequences(
-        np.array([0, rows], np.int32),
-        np.array([0, tokens], np.int32),
-        None,
-        np.array([tokens], np.int32),
-    )
+from effinfer.ops.shared.arrays import Array, dense, result
+from effinfer.ops.shared.options import Scores, expect, indices, view_3d
+from effinfer.ops.shared.planned import PlannedAttention, require_plan
+from effinfer.ops.shared.sequences import Heads, Sequences
 
 
 class BlockSparseAttentionWrapper:
@@ -85,7 +75,7 @@ class BlockSparseAttentionWrapper:
             options = {"mask": bits, "span_masks": span_masks, "mask_row_stride": C}
         self._planned = PlannedAttention(
             self._op,
-            _one_sequence(M, N),
+            Sequences.single(M, N),
             Heads(num_qo_heads, num_kv_heads, head_dim, head_dim),
             Scores(sm_scale, logits_soft_cap, pos_encoding_mode, rope_scale, rope_theta),
             q_data_type=q_data_type,
@@ -114,8 +104,8 @@ class BlockSparseAttentionWrapper:
         planned = require_plan(self._planned, self._op)
         return planned.run(
             q,
-            _keys(k, f"[{self._op}] k"),
-            _keys(v, f"[{self._op}] v"),
+            view_3d(k, f"[{self._op}] k"),
+            view_3d(v, f"[{self._op}] v"),
             q_scale=scale_q,
             k_scale=scale_k,
             v_scale=scale_v,
@@ -173,7 +163,7 @@ class VariableBlockSparseAttentionWrapper:
         )
         self._planned = PlannedAttention(
             self._op,
-            _one_sequence(rows, columns),
+            Sequences.single(rows, columns),
             Heads(num_qo_heads, num_kv_heads, head_dim, head_dim),
             Scores(sm_scale, logits_soft_cap, pos_encoding_mode, rope_scale, rope_theta),
             layout="HND",
@@ -198,9 +188,9 @@ class VariableBlockSparseAttentionWrapper:
         """Attention of q [num_qo_heads, rows, head_dim] over k and v [num_kv_heads, columns,
         head_dim], heads first; with return_lse a pair with float32 [num_qo_heads, rows]."""
         planned = require_plan(self._planned, self._op)
-        queries = _keys(q, f"[{self._op}] q")
+        queries = view_3d(q, f"[{self._op}] q")
         given, out_view = result(q, queries.shape, None, out, f"[{self._op}] out")
-        keys, values = _keys(k, f"[{self._op}] k"), _keys(v, f"[{self._op}] v")
+        keys, values = view_3d(k, f"[{self._op}] k"), view_3d(v, f"[{self._op}] v")
         rows, sums = planned.run(
             queries.swapaxes(0, 1), keys, values, return_lse=True, lse_base=lse_base, pool=pool
         )
@@ -227,9 +217,3 @@ def _sizes(x: Any, argument: str) -> Array:
     """Sizes as int32, of any shape."""
     sizes = dense(x, argument)
     return indices(sizes.reshape(-1), argument).reshape(sizes.shape)
-
-
-def _keys(x: Any, argument: str) -> Array:
-    keys = view(x, argument)
-    expect(keys.ndim == 3, argument, "3 dimensions", f"shape {keys.shape}")
-    return keys

@@ -4,9 +4,9 @@ from typing import Any
 
 from effinfer import _core
 from effinfer._core import ThreadPool
-from effinfer.ops.options import LAYOUTS, Scores, indices, kv_views, one_of
-from effinfer.ops.planned import PlannedAttention
-from effinfer.ops.sequences import Heads, Sequences
+from effinfer.ops.shared.options import LAYOUTS, Scores, indices, kv_views, one_of
+from effinfer.ops.shared.planned import PlannedAttention
+from effinfer.ops.shared.sequences import Heads, Sequences
 
 
 def tree_attention(

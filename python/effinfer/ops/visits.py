@@ -8,12 +8,10 @@ Whatever a method chooses, a block visits the first `sinks` keys, the last `wind
 row, and its own rows'; a sequence of fewer than `min_tokens` keys visits all of them.
 """
 
-from typing import Any
-
 from effinfer import _core
 from effinfer._core import PagedKv, ThreadPool, Visits
-from effinfer.ops.arrays import AnyArray, dense
 from effinfer.ops.attention import layout_of
+from effinfer.ops.shared.arrays import AnyArray, dense
 
 __all__ = ["Visits", "block_visits", "column_visits"]
 
@@ -49,20 +47,23 @@ def column_visits(
         columns, slashes: how many keys and distances; or as few as hold a share of the
             probability, `column_mass`, `slash_mass`.
     """
-    layout = layout_of("column_visits", qo_indptr, kv_indptr, kv_indices, kv_len)
-    options: dict[str, Any] = {
-        "last_rows": last_rows,
-        "row_stride": row_stride,
-        "columns": columns,
-        "column_mass": column_mass,
-        "slashes": slashes,
-        "slash_mass": slash_mass,
-        "scale": scale,
-        "sinks": sinks,
-        "window": window,
-        "min_tokens": min_tokens,
-    }
-    _core.column_visits(visits, dense(q, "[column_visits] q"), kv, *layout, **options, pool=pool)
+    _core.column_visits(
+        visits,
+        dense(q, "[column_visits] q"),
+        kv,
+        *layout_of("column_visits", qo_indptr, kv_indptr, kv_indices, kv_len),
+        last_rows=last_rows,
+        row_stride=row_stride,
+        columns=columns,
+        column_mass=column_mass,
+        slashes=slashes,
+        slash_mass=slash_mass,
+        scale=scale,
+        sinks=sinks,
+        window=window,
+        min_tokens=min_tokens,
+        pool=pool,
+    )
 
 
 def block_visits(
@@ -91,14 +92,17 @@ def block_visits(
         q: float32 [T, num_qo_heads, head_dim]; each query head chooses for itself.
         pages: how many; or with `mass` as few as hold that share of the scores.
     """
-    layout = layout_of("block_visits", qo_indptr, kv_indptr, kv_indices, kv_len)
-    options: dict[str, Any] = {
-        "stride": stride,
-        "pages": pages,
-        "mass": mass,
-        "scale": scale,
-        "sinks": sinks,
-        "window": window,
-        "min_tokens": min_tokens,
-    }
-    _core.block_visits(visits, dense(q, "[block_visits] q"), kv, *layout, **options, pool=pool)
+    _core.block_visits(
+        visits,
+        dense(q, "[block_visits] q"),
+        kv,
+        *layout_of("block_visits", qo_indptr, kv_indptr, kv_indices, kv_len),
+        stride=stride,
+        pages=pages,
+        mass=mass,
+        scale=scale,
+        sinks=sinks,
+        window=window,
+        min_tokens=min_tokens,
+        pool=pool,
+    )

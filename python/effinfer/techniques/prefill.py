@@ -11,7 +11,7 @@ from typing import Any
 
 from effinfer import _core
 from effinfer.graph import GraphBuilder, Value
-from effinfer.rewrite import rewrite
+from effinfer.techniques.rewrite import rewrite
 
 # Of an attention node: what its indices have too.
 _SHARED = ("layer", "heads", "kv_heads", "head_dim", "scale")

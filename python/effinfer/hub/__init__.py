@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import IO
 
 from effinfer import _core
-from effinfer.catalog import CATALOG, CatalogEntry, Wheel
-from effinfer.paths import cache_dir
+from effinfer.files.paths import cache_dir
+from effinfer.hub.catalog import CATALOG, CatalogEntry, Wheel
 
 # (what, bytes done, bytes in all); may raise to stop the pull.
 Progress = Callable[[str, int, int], None]

@@ -8,8 +8,8 @@ import numpy as np
 
 from effinfer import _core
 from effinfer._core import InvalidArgumentError, ThreadPool
-from effinfer.ops import arrays
-from effinfer.ops.arrays import Array
+from effinfer.ops.shared import arrays
+from effinfer.ops.shared.arrays import Array
 
 _FILTERS = {"temperature": "f", "top_k": "i", "top_p": "f", "min_p": "f"}
 _DTYPES: dict[str, np.dtype[Any]] = {"f": np.dtype(np.float32), "i": np.dtype(np.int64)}

@@ -9,15 +9,11 @@ import numpy as np
 import numpy.typing as npt
 
 from effinfer import _core
-from effinfer.metadata import read_json, token_text
-from effinfer.models.config import (
-    TERNARY_KEY,
-    ModelConfig,
-    RopeConfig,
-    config_from_gguf,
-    gguf_architecture,
-)
-from effinfer.tokenizer_gguf import (
+from effinfer.files.metadata import read_json, token_text
+from effinfer.models.config import ModelConfig, RopeConfig
+from effinfer.models.families import family_of, gguf_name
+from effinfer.models.gguf_config import TERNARY_KEY, config_from_gguf
+from effinfer.text.tokenizer_gguf import (
     CONTROL,
     GPT2,
     HF_TOKENIZER_KEY,
@@ -33,7 +29,7 @@ _ROPE_FREQS = "rope_freqs.weight"
 def metadata_of(config: ModelConfig) -> dict[str, Any]:
     """The keys of GGUF that describe a decoder, its tokenizer left out. Throws UnsupportedError
     where they cannot say what `config` does."""
-    architecture = gguf_architecture(config)
+    architecture = gguf_name(config)
     keys: dict[str, Any] = {
         "block_count": config.num_layers,
         "context_length": config.context_length,
@@ -114,7 +110,7 @@ def rope_divisors(config: ModelConfig) -> npt.NDArray[np.float32] | None:
 def interleaved_rows(config: ModelConfig, name: str) -> npt.NDArray[np.intp] | None:
     """The order of the rows of q and k where a family's GGUF files rotate neighbours, (2i, 2i + 1),
     and its folders rotate (i, i + dims / 2). None for weights whose rows stay."""
-    if config.architecture != "llama" or not name.startswith("blk."):
+    if not family_of(config.architecture).gguf_interleaved or not name.startswith("blk."):
         return None
     part = name.split(".")[2]
     if part not in ("attn_q", "attn_k"):

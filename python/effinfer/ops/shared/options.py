@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from effinfer import _core
 from effinfer._core import InvalidArgumentError, UnsupportedError
-from effinfer.ops.arrays import Array, dense, dtype_name, view
+from effinfer.ops.shared.arrays import Array, dense, dtype_name, view
 
 Indices = npt.NDArray[np.int32]
 
@@ -77,6 +77,13 @@ def page_lengths(op: str, pages: Indices, last_page_len: Any, name: str, page_si
     lengths = np.where(counts > 0, (counts - 1) * page_size + last, 0)
     expect(int(lengths.max(initial=0)) < 2**31, argument, "fewer than 2^31 tokens", "more")
     return lengths.astype(np.int32)
+
+
+def view_3d(x: Any, argument: str) -> Array:
+    """`view` of an array of three dimensions. Throws InvalidArgumentError for another."""
+    array = view(x, argument)
+    expect(array.ndim == 3, argument, "3 dimensions", f"shape {array.shape}")
+    return array
 
 
 def kv_views(op: str, cache: Any, layout: str, rank: int = 4) -> tuple[Array, Array]:

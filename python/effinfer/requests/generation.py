@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING
 
 from effinfer import _core
 from effinfer.outputs import RequestMetrics, RequestOutput, TokenLogprobs
-from effinfer.request_loop import RequestLoop
+from effinfer.requests.loop import RequestLoop
 from effinfer.sampling import SamplingParams
-from effinfer.text_state import TextState
+from effinfer.text.state import TextState
 
 if TYPE_CHECKING:
-    from effinfer.tokenizer import Tokenizer
+    from effinfer.text.tokenizer import Tokenizer
 
 # How long steps run before their tokens are looked at: short enough to stream and for Ctrl-C.
 _PATIENCE_SECONDS = 0.02

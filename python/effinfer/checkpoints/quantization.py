@@ -12,11 +12,16 @@ import numpy as np
 import numpy.typing as npt
 
 from effinfer import _core
-from effinfer.gguf_export import interleaved_rows, metadata_of, rope_divisors, tokenizer_metadata
+from effinfer.checkpoints.gguf_export import (
+    interleaved_rows,
+    metadata_of,
+    rope_divisors,
+    tokenizer_metadata,
+)
+from effinfer.checkpoints.model_files import GRAPH_KEY, open_model
+from effinfer.files.i2_s_orders import ORDERS, in_x86_order
 from effinfer.hub import resolve
-from effinfer.i2_s_orders import ORDERS, in_x86_order
-from effinfer.model_files import GRAPH_KEY, open_model
-from effinfer.models.config import TERNARY_KEY
+from effinfer.models.gguf_config import TERNARY_KEY
 
 # (tensor, weights done, weights in all); may raise to stop.
 Progress = Callable[[str, int, int], None]

@@ -6,8 +6,17 @@ from typing import Any
 
 import numpy as np
 
-from effinfer.ops.arrays import Array, view
-from effinfer.ops.options import LAYOUTS, Indices, contiguous_rows, expect, indices, indptr, one_of
+from effinfer.ops.shared.arrays import Array, view
+from effinfer.ops.shared.options import (
+    LAYOUTS,
+    Indices,
+    contiguous_rows,
+    expect,
+    indices,
+    indptr,
+    one_of,
+    view_3d,
+)
 
 
 @dataclass(frozen=True)
@@ -46,11 +55,10 @@ class KeyBatch:
         kv_len: Any = None,
         kv_layout: str = "NHD",
     ) -> "KeyBatch":
-        rows, keys = view(q, f"[{op}] q"), view(k, f"[{op}] k")
+        rows, keys = view_3d(q, f"[{op}] q"), view(k, f"[{op}] k")
         one_of(kv_layout, LAYOUTS, f"[{op}] kv_layout")
         paged = kv_indices is not None
         rank = 4 if paged else 3
-        expect(rows.ndim == 3, f"[{op}] q", "3 dimensions", f"shape {rows.shape}")
         expect(keys.ndim == rank, f"[{op}] k", f"{rank} dimensions", f"shape {keys.shape}")
         if not paged and kv_layout == "HND":
             keys, kv_layout = keys.swapaxes(0, 1), "NHD"

@@ -7,16 +7,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from effinfer import _core
-from effinfer.hf_ternary import ternary_format
-from effinfer.metadata import read_json
+from effinfer.checkpoints.folder_weights import load_folder_weights
+from effinfer.checkpoints.hf_ternary import ternary_format
+from effinfer.files.metadata import read_json
 from effinfer.models import build_graph
-from effinfer.models.config import ModelConfig, config_from_gguf
+from effinfer.models.config import ModelConfig
+from effinfer.models.gguf_config import config_from_gguf
 from effinfer.models.hf_config import config_from_hf
-from effinfer.weights import load_folder_weights
 
 if TYPE_CHECKING:
-    from effinfer.chat import ChatTemplate
-    from effinfer.tokenizer import Tokenizer
+    from effinfer.text.chat import ChatTemplate
+    from effinfer.text.tokenizer import Tokenizer
 
 GRAPH_KEY = "effinfer.graph"
 
@@ -50,7 +51,7 @@ class ModelFiles:
     config: ModelConfig | None = None  # of a folder
 
     def tokenizer(self) -> "Tokenizer":
-        from effinfer.tokenizer import Tokenizer
+        from effinfer.text.tokenizer import Tokenizer
 
         if self.gguf is not None:
             return Tokenizer.from_gguf(self.gguf)
@@ -58,7 +59,7 @@ class ModelFiles:
 
     def chat_template(self, tokenizer: "Tokenizer", override: str | None) -> "ChatTemplate":
         """`override` or the model's own; throws InvalidArgumentError when there is neither."""
-        from effinfer.chat import ChatTemplate, missing_template
+        from effinfer.text.chat import ChatTemplate, missing_template
 
         source = self._template_source() if override is None else override
         if source is None:

@@ -7,8 +7,8 @@ from pathlib import Path
 import tokenizers
 
 from effinfer import _core
-from effinfer.metadata import Metadata, read_json, token_text
-from effinfer.tokenizer_gguf import HF_TOKENIZER_KEY, build_tokenizer
+from effinfer.files.metadata import Metadata, read_json, token_text
+from effinfer.text.tokenizer_gguf import HF_TOKENIZER_KEY, build_tokenizer
 
 _REPLACEMENT = "\ufffd"
 

@@ -21,8 +21,9 @@ import numpy as np
 import numpy.typing as npt
 
 from effinfer import _core
-from effinfer.fields import Fields
-from effinfer.safetensors_files import DTYPES, to_float32
+from effinfer.files.fields import Fields
+from effinfer.files.safetensors_files import DTYPES, to_float32
+from effinfer.models.bitnet import FIRST_CLASS
 
 Bytes = npt.NDArray[np.uint8]
 _BLOCK = 128  # weights of an i2_s block: four fields of 32, from the top bits down
@@ -49,8 +50,8 @@ def ternary_format(config: Mapping[str, Any]) -> TernaryFormat | None:
     facts = Fields.of(config, "config.json")
     section = facts.section("quantization_config")
     if not section:
-        # The first BitNet checkpoints: master weights, and not a word of it.
-        is_first = "BitnetForCausalLM" in facts.texts("architectures")
+        # The first checkpoints hold master weights and do not say so.
+        is_first = FIRST_CLASS in facts.texts("architectures")
         return TernaryFormat(online=True) if is_first else None
     quantization = Fields.of(section, "config.json", "quantization_config.")
     method = quantization.text("quant_method")

@@ -17,8 +17,8 @@ import numpy as np
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
 
 from effinfer import _core
-from effinfer.metadata import Metadata
-from effinfer.paths import cache_dir
+from effinfer.files.metadata import Metadata
+from effinfer.files.paths import cache_dir
 
 # tokenizer.json of the Hugging Face folder that a file was made from.
 HF_TOKENIZER_KEY = "tokenizer.huggingface.json"

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from effinfer import hub
-from effinfer.catalog import CATALOG
+from effinfer.hub.catalog import CATALOG
 
 
 @contextmanager

@@ -1,13 +1,15 @@
 """A planned attention call: what the wrappers' plan() makes and their run() calls."""
 
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
 from effinfer import _core
-from effinfer._core import ThreadPool, UnsupportedError
-from effinfer.ops.arrays import Array, dense, dtype_name, result, view
-from effinfer.ops.options import (
+from effinfer._core import InvalidArgumentError, ThreadPool, UnsupportedError
+from effinfer.ops.rope import apply_rope_pos_ids
+from effinfer.ops.shared.arrays import Array, dense, dtype_name, result, view
+from effinfer.ops.shared.options import (
+    LAYOUTS,
     Indices,
     Scores,
     alibi_slopes,
@@ -15,9 +17,12 @@ from effinfer.ops.options import (
     data_type_name,
     errors_of,
     expect,
+    one_of,
+    view_3d,
 )
-from effinfer.ops.rope import apply_rope_pos_ids
-from effinfer.ops.sequences import Heads, Sequences
+from effinfer.ops.shared.sequences import Heads, Sequences
+
+PlanT = TypeVar("PlanT")
 
 
 class PlannedAttention:
@@ -159,6 +164,41 @@ class PlannedAttention:
             rotated(lists.gather(k, layout), "k", lists.token_positions()),
             as_float32(lists.gather(v, layout), f"[{self.op}] v"),
         )
+
+
+def plan_single(
+    op: str,
+    q_shape: tuple[int, ...],
+    k: Any,
+    v: Any,
+    kv_layout: str,
+    scores: Scores,
+    **plan: Any,
+) -> tuple[PlannedAttention, Any, Any]:
+    """The plan of one sequence with contiguous keys, and views of these."""
+    one_of(kv_layout, LAYOUTS, f"[{op}] kv_layout")
+    keys, values = view_3d(k, f"[{op}] k"), view_3d(v, f"[{op}] v")
+    tokens, heads = keys.shape[:2] if kv_layout == "NHD" else keys.shape[1::-1]
+    expected = (*keys.shape[:2], values.shape[2])
+    expect(values.shape == expected, f"[{op}] v", f"shape {expected}", values.shape)
+    dim = q_shape[2]
+    expect(keys.shape[2] == dim, f"[{op}] k", f"head_dim {dim} of q", keys.shape[2])
+    planned = PlannedAttention(
+        op,
+        Sequences.single(q_shape[0], tokens),
+        Heads(q_shape[1], heads, dim, values.shape[2]),
+        scores,
+        layout=kv_layout,
+        **plan,
+    )
+    return planned, keys, values
+
+
+def require_plan(planned: PlanT | None, op: str) -> PlanT:
+    """What plan() has made. Throws InvalidArgumentError before it is called."""
+    if planned is None:
+        raise InvalidArgumentError(f"[{op}] run: expected plan() before run(), got none")
+    return planned
 
 
 def _scale(x: Any, argument: str) -> Any:

@@ -17,8 +17,10 @@ import numpy as np
 import numpy.typing as npt
 
 from effinfer import _core
-from effinfer.quantization import BLOCKS, FILE_TYPES, TERNARY, file_dtype, fitting_dtype
-from effinfer.tokenizer_gguf import CONTROL, NORMAL, UNUSED
+from effinfer.checkpoints.quantization import BLOCKS, FILE_TYPES, TERNARY, file_dtype, fitting_dtype
+from effinfer.models.families import family_of
+from effinfer.models.gguf_config import config_from_gguf
+from effinfer.text.tokenizer_gguf import CONTROL, NORMAL, UNUSED
 
 Bytes = npt.NDArray[np.uint8]
 
@@ -69,7 +71,8 @@ def make_model(name: str, path: str | os.PathLike[str], *, seed: int = 0, **chan
     """Writes a GGUF file with random weights and the shapes of `name`: one of SHAPES.
 
     changes: other values for fields of Shape, such as layers=2, type="q4_k" or head="q6_k". The
-    same arguments give the same bytes. Throws InvalidArgumentError, FileError.
+    same arguments give the same bytes. Throws InvalidArgumentError, FileError; FormatError or
+    UnsupportedError for sizes and architectures that no reader takes.
     """
     if name not in SHAPES:
         raise _core.InvalidArgumentError(
@@ -85,11 +88,12 @@ def make_model(name: str, path: str | os.PathLike[str], *, seed: int = 0, **chan
     )
     maker = _Maker(np.random.default_rng(seed))
     writer = _core.GgufWriter(str(path))
-    for key, value in {**_metadata(shape, name), **_vocabulary(shape)}.items():
+    metadata = _metadata(shape, name)
+    for key, value in {**metadata, **_vocabulary(shape)}.items():
         writer.set(key, value)
     writer.set("general.file_type", FILE_TYPES[body])
     tensors = []
-    for tensor, dims in _tensors(shape):
+    for tensor, dims in _tensors(metadata, shape):
         outer = tensor in ("token_embd.weight", "output.weight")
         dtype = "f32" if len(dims) == 1 else fitting_dtype(head if outer else body, dims[1])
         tensors.append((dtype, dims, _EMBEDDING_SPREAD if outer else 1.0))
@@ -145,31 +149,18 @@ def _vocabulary(shape: Shape) -> dict[str, Any]:
     }
 
 
-def _tensors(shape: Shape) -> Iterator[tuple[str, tuple[int, ...]]]:
-    hidden, ffn = shape.hidden, shape.ffn
-    q, kv = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
-    family = shape.architecture.split("-")[0]
-    yield "token_embd.weight", (shape.vocab, hidden)
+def _tensors(metadata: dict[str, Any], shape: Shape) -> Iterator[tuple[str, tuple[int, ...]]]:
+    config = config_from_gguf(
+        metadata, vocab_size=shape.vocab, tied_head=shape.tied, eos_token_ids=()
+    )
+    block = family_of(config.architecture).block_weights(config)
+    yield "token_embd.weight", (shape.vocab, shape.hidden)
     for layer in range(shape.layers):
-        parts: dict[str, tuple[int, ...]] = {
-            "attn_norm": (hidden,), "attn_q": (q, hidden), "attn_k": (kv, hidden),
-            "attn_v": (kv, hidden), "attn_output": (hidden, q), "ffn_norm": (hidden,),
-            "ffn_gate": (ffn, hidden), "ffn_up": (ffn, hidden), "ffn_down": (hidden, ffn),
-        }  # fmt: skip
-        if family == "bitnet":
-            parts |= {"attn_sub_norm": (q,), "ffn_sub_norm": (ffn,)}
-        if family in ("qwen3", "gemma3"):
-            parts |= {"attn_q_norm": (shape.head_dim,), "attn_k_norm": (shape.head_dim,)}
-        if family == "gemma3":
-            parts |= {"post_attention_norm": (hidden,), "post_ffw_norm": (hidden,)}
-        for part, dims in parts.items():
-            yield f"blk.{layer}.{part}.weight", dims
-        if family == "qwen2":
-            for part, rows in (("attn_q", q), ("attn_k", kv), ("attn_v", kv)):
-                yield f"blk.{layer}.{part}.bias", (rows,)
-    yield "output_norm.weight", (hidden,)
+        for name, dims in block.items():
+            yield f"blk.{layer}.{name}", dims
+    yield "output_norm.weight", (shape.hidden,)
     if not shape.tied:
-        yield "output.weight", (shape.vocab, hidden)
+        yield "output.weight", (shape.vocab, shape.hidden)
 
 
 class _Maker:

@@ -1,6 +1,7 @@
 """Checks and normal forms of what callers of LLM pass."""
 
-from collections.abc import Sequence
+import inspect
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -20,6 +21,15 @@ def check_choice(name: str, value: object, valid: Sequence[str], hint: str = "")
 def check_positive(name: str, value: int | None) -> None:
     if value is not None and (not isinstance(value, int) or value < 1):
         raise _core.InvalidArgumentError(f"[LLM] {name}: expected None or >= 1, got {value!r}")
+
+
+def unknown_options(call: Callable[..., object], names: Iterable[str]) -> _core.Error:
+    """The error of keywords that `call` does not know, which names those that it does."""
+    parameters = inspect.signature(call).parameters.values()
+    known = ", ".join(p.name for p in parameters if p.kind is p.KEYWORD_ONLY)
+    return _core.InvalidArgumentError(
+        f"[LLM] {', '.join(names)}: unknown option; expected one of {known}"
+    )
 
 
 def as_prompts(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:

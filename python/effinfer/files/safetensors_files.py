@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from effinfer import _core
-from effinfer.metadata import read_json
+from effinfer.files.metadata import read_json
 
 DTYPES = {"F32": "f32", "F16": "f16", "BF16": "bf16"}
 

@@ -5,8 +5,8 @@ from typing import Any
 
 import numpy as np
 
-from effinfer.ops.arrays import Array
-from effinfer.ops.options import Indices, expect, indices, indptr, page_lengths
+from effinfer.ops.shared.arrays import Array
+from effinfer.ops.shared.options import Indices, expect, indices, indptr, page_lengths
 
 
 @dataclass(frozen=True)
@@ -18,6 +18,13 @@ class Sequences:
     kv_indices: Indices | None
     kv_len: Indices  # [S]
     page_size: int = 1
+
+    @classmethod
+    def single(cls, rows: int, tokens: int) -> "Sequences":
+        """One sequence with ragged keys."""
+        first = np.zeros(1, np.int32)
+        kv_len = np.array([tokens], np.int32)
+        return cls(np.append(first, np.int32(rows)), np.append(first, kv_len), None, kv_len)
 
     @classmethod
     def paged(

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from effinfer.tokenizer import Tokenizer
+    from effinfer.text.tokenizer import Tokenizer
 
 
 class TextState:

@@ -1,0 +1,1 @@
+"""Whole models as files: opening them, quantising and exporting them, making random ones."""

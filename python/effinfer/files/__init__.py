@@ -1,0 +1,1 @@
+"""File formats and folders of the user: how facts and weights lie in them, whatever the model."""

@@ -1,0 +1,1 @@
+"""What the operators' pages share: arrays in and out, what arguments mean, planned attention."""

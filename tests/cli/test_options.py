@@ -1,0 +1,45 @@
+"""The options of the command line are the arguments that Python takes."""
+
+import inspect
+from dataclasses import fields
+
+import pytest
+
+from effinfer import LLM, SamplingParams
+from effinfer.cli import generate, measure
+from effinfer.cli import options as o
+
+
+def defaults(call) -> dict[str, object]:
+    return {name: p.default for name, p in inspect.signature(call).parameters.items()}
+
+
+def test_engine_options_are_arguments_of_llm():
+    of_llm = defaults(LLM)
+    for field in fields(o.EngineOptions):
+        assert field.name in of_llm
+        if field.name != "model":
+            assert field.default == of_llm[field.name]
+
+
+def test_sampling_options_are_fields_of_sampling_params():
+    names = {field.name for field in fields(SamplingParams)}
+    assert {field.name for field in fields(o.SamplingOptions)} <= names
+    assert o.SAMPLING.params() == SamplingParams(temperature=0.0)
+
+
+@pytest.mark.parametrize(
+    "command", [generate.generate, generate.chat, measure.bench, measure.perplexity]
+)
+def test_every_command_that_runs_a_model_takes_them(command):
+    taken = set(defaults(command))
+    engine = {field.name for field in fields(o.EngineOptions)}
+    decided = {"max_seq_len"} if command in (measure.bench, measure.perplexity) else set()
+    assert engine - taken == decided
+    assert not taken & {"engine", "sampling"}
+
+
+def test_a_command_may_have_defaults_of_its_own():
+    assert defaults(generate.generate)["temperature"] == 0.0
+    assert defaults(generate.chat)["temperature"] == 0.6
+    assert defaults(generate.chat)["top_k"] == defaults(generate.generate)["top_k"]
