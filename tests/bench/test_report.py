@@ -240,7 +240,6 @@ def test_store_keeps_the_other_sections_and_files(tmp_path: Path) -> None:
 
 
 def test_plots(tmp_path: Path) -> None:
-    pytest.importorskip("matplotlib")
     names = plots.draw(RESULT, tmp_path)
     assert names == ["decode_context.png", "throughput_batch.png", "prefill_length.png"]
     assert all((tmp_path / name).read_bytes()[1:4] == b"PNG" for name in names)
