@@ -7,42 +7,28 @@
 // A table goes to stderr, one JSON object a line to stdout. Times are of the kernel alone, inside
 // one parallel region as in a step, weights as hot as their size allows; the median and the best.
 // With --clock cpu they are the calling thread's CPU time: on a busy machine, with one thread.
-#include <algorithm>
 #include <cstdio>
 #include <cstdlib>
-#include <cstring>
-#include <ctime>
-#include <map>
 #include <random>
 #include <string>
 #include <vector>
 
 #include "effinfer/error.h"
+#include "kernel_bench.h"
 #include "ops/matmul.h"
 #include "ops/registry.h"
 
 namespace {
 
 using namespace effinfer;
+using bench::now;
+using bench::split;
 using ops::Arithmetic;
 
-bool use_cpu_clock = false;
-
-double now() {
-  timespec time{};
-  clock_gettime(use_cpu_clock ? CLOCK_THREAD_CPUTIME_ID : CLOCK_MONOTONIC, &time);
-  return static_cast<double>(time.tv_sec) + 1e-9 * static_cast<double>(time.tv_nsec);
-}
-
-std::vector<std::string> split(const std::string& text) {
-  std::vector<std::string> parts;
-  for (size_t start = 0; start <= text.size();) {
-    const size_t end = std::min(text.find(',', start), text.size());
-    parts.push_back(text.substr(start, end - start));
-    start = end + 1;
-  }
-  return parts;
-}
+struct Settings {
+  double seconds;
+  clockid_t clock;
+};
 
 // Random quants; the f16 fields of a random block may be anything, which costs the kernels the same
 // unless sums become NaN or subnormal, so every 16-bit number is forced to a normal half.
@@ -54,19 +40,15 @@ std::vector<uint8_t> random_bytes(size_t count) {
   return bytes;
 }
 
-struct Timing {
-  double median;
-  double best;
-};
-
-Timing measure(const ops::Variant<ops::MatmulProblem>& variant, const ops::MatmulProblem& problem,
-               ThreadPool& pool, double seconds) {
+bench::Timing measure(const ops::Variant<ops::MatmulProblem>& variant,
+                      const ops::MatmulProblem& problem, ThreadPool& pool,
+                      const Settings& settings) {
   if (variant.scratch_bytes != nullptr) pool.reserve_scratch(variant.scratch_bytes(problem));
   std::vector<double> times;
   pool.parallel([&](Team& team) {
     static bool more;
     more = true;
-    const double start = now();
+    const double start = now(settings.clock);
     double last = start;
     // From barrier to barrier: a member that starts late counts.
     while (true) {
@@ -75,19 +57,18 @@ Timing measure(const ops::Variant<ops::MatmulProblem>& variant, const ops::Matmu
       variant.run(problem, team);
       team.barrier();
       if (team.rank() == 0) {
-        const double time = now();
+        const double time = now(settings.clock);
         times.push_back(time - last);
         last = time;
-        more = time - start < seconds;
+        more = time - start < settings.seconds;
       }
     }
   });
-  std::sort(times.begin(), times.end());
-  return {times[times.size() / 2], times[0]};
+  return bench::summary(times);
 }
 
 void run_case(const std::string& shape, const std::string& dtype, const std::string& arithmetic,
-              Isa isa, int64_t tokens, ThreadPool& pool, double seconds) {
+              Isa isa, int64_t tokens, ThreadPool& pool, const Settings& settings) {
   const int64_t rows = std::atoll(shape.c_str());
   const int64_t cols = std::atoll(shape.c_str() + shape.find('x') + 1);
   TensorView view{nullptr, parse_dtype(dtype), {rows, cols}};
@@ -117,7 +98,7 @@ void run_case(const std::string& shape, const std::string& dtype, const std::str
   for (int64_t t = 0; t < tokens; ++t) {
     ops::store_operand_row(isa)(problem.x, t, x.data());
   }
-  const Timing time = measure(*variant, problem, pool, seconds);
+  const bench::Timing time = measure(*variant, problem, pool, settings);
   const double gop = 2e-9 * static_cast<double>(rows * cols * tokens);
   const double gb = 1e-9 * static_cast<double>(weight.view.num_bytes());
   std::fprintf(stderr, "%-12s %-7s %-22s n=%-4lld %9.1f us (best %9.1f)  %7.1f GOP/s %6.1f GB/s\n",
@@ -134,23 +115,18 @@ void run_case(const std::string& shape, const std::string& dtype, const std::str
 }  // namespace
 
 int main(int argc, char** argv) {
-  std::map<std::string, std::string> options = {{"--shapes", "576x576,1536x576,4096x4096"},
-                                                {"--dtypes", "q4_0,q8_0"},
-                                                {"--tokens", "1,8,32,128,512"},
-                                                {"--arithmetics", "int8,f32,bf16"},
-                                                {"--isas", ""},
-                                                {"--threads", "1"},
-                                                {"--seconds", "0.1"},
-                                                {"--clock", "wall"}};
-  for (int i = 1; i < argc; i += 2) {
-    if (options.count(argv[i]) == 0 || i + 1 == argc) {
-      std::fprintf(stderr, "unknown option or missing value: %s\n", argv[i]);
-      return 2;
-    }
-    options[argv[i]] = argv[i + 1];
-  }
+  bench::Options options = {{"--shapes", "576x576,1536x576,4096x4096"},
+                            {"--dtypes", "q4_0,q8_0"},
+                            {"--tokens", "1,8,32,128,512"},
+                            {"--arithmetics", "int8,f32,bf16"},
+                            {"--isas", ""},
+                            {"--threads", "1"},
+                            {"--seconds", "0.1"},
+                            {"--clock", "wall"}};
+  bench::read_options(argc, argv, options);
   if (options["--isas"].empty()) options["--isas"] = std::string(name(current_isa()));
-  use_cpu_clock = options["--clock"] == "cpu";
+  const Settings settings{std::atof(options["--seconds"].c_str()),
+                          bench::clock_named(options["--clock"])};
   ThreadPool pool(std::atoi(options["--threads"].c_str()));
   for (const std::string& shape : split(options["--shapes"])) {
     for (const std::string& dtype : split(options["--dtypes"])) {
@@ -158,7 +134,7 @@ int main(int argc, char** argv) {
         for (const std::string& arithmetic : split(options["--arithmetics"])) {
           for (const std::string& tokens : split(options["--tokens"])) {
             run_case(shape, dtype, arithmetic, parse_isa(isa), std::atoll(tokens.c_str()), pool,
-                     std::atof(options["--seconds"].c_str()));
+                     settings);
           }
         }
       }

@@ -8,17 +8,14 @@
 // Times are the median and the least. Hot: one matrix again and again; cold, with one token: copies
 // of it in turn, --cold-mb MB together, more than the last cache holds.
 // With --clock cpu times are the thread's CPU time: for a busy machine.
-#include <algorithm>
 #include <cstdio>
 #include <cstdlib>
-#include <cstring>
-#include <ctime>
-#include <map>
 #include <random>
 #include <string>
 #include <vector>
 
 #include "effinfer/error.h"
+#include "kernel_bench.h"
 #include "ops/matmul.h"
 #include "ops/registry.h"
 
@@ -26,6 +23,8 @@ namespace {
 
 using namespace effinfer;
 using namespace effinfer::ops;
+using bench::now;
+using bench::split;
 
 struct Settings {
   int64_t rows;
@@ -34,22 +33,6 @@ struct Settings {
   size_t cold_bytes;
   clockid_t clock;
 };
-
-double now(const Settings& settings) {
-  timespec time{};
-  clock_gettime(settings.clock, &time);
-  return static_cast<double>(time.tv_sec) + 1e-9 * static_cast<double>(time.tv_nsec);
-}
-
-std::vector<std::string> split(const std::string& text) {
-  std::vector<std::string> parts;
-  for (size_t start = 0; start <= text.size();) {
-    const size_t end = std::min(text.find(',', start), text.size());
-    parts.push_back(text.substr(start, end - start));
-    start = end + 1;
-  }
-  return parts;
-}
 
 // A tq2_0 tensor of random digits under one scale.
 std::vector<uint8_t> random_weight(int64_t rows, int64_t cols) {
@@ -63,31 +46,25 @@ std::vector<uint8_t> random_weight(int64_t rows, int64_t cols) {
   return bytes;
 }
 
-struct Timing {
-  double median;
-  double best;
-};
-
 // Runs the problem on each of the copies in turn.
-Timing measure(const Variant<MatmulProblem>& variant, MatmulProblem problem,
-               const std::vector<PackedBuffer>& copies, ThreadPool& pool,
-               const Settings& settings) {
+bench::Timing measure(const Variant<MatmulProblem>& variant, MatmulProblem problem,
+                      const std::vector<PackedBuffer>& copies, ThreadPool& pool,
+                      const Settings& settings) {
   if (variant.scratch_bytes != nullptr) pool.reserve_scratch(variant.scratch_bytes(problem));
   std::vector<double> times;
   pool.parallel([&](Team& team) {
-    const double start = now(settings);
+    const double start = now(settings.clock);
     double last = start;
     for (size_t i = 0; last - start < settings.seconds || times.size() < copies.size() + 5; ++i) {
       problem.parts[0].weight = copies[i % copies.size()].view;
       variant.run(problem, team);
       team.barrier();
-      const double time = now(settings);
+      const double time = now(settings.clock);
       times.push_back(time - last);
       last = time;
     }
   });
-  std::sort(times.begin(), times.end());
-  return {times[times.size() / 2], times[0]};
+  return bench::summary(times);
 }
 
 void run_case(const std::vector<PackedBuffer>& copies, Isa isa, int64_t tokens, bool cold,
@@ -105,7 +82,7 @@ void run_case(const std::vector<PackedBuffer>& copies, Isa isa, int64_t tokens, 
   const std::vector<PackedBuffer> hot(copies.begin(), copies.begin() + 1);
   for (const Variant<MatmulProblem>& variant : table<MatmulProblem>().variants()) {
     if (variant.isa != isa || variant.rejects(problem) != nullptr) continue;
-    const Timing time = measure(variant, problem, cold ? copies : hot, pool, settings);
+    const bench::Timing time = measure(variant, problem, cold ? copies : hot, pool, settings);
     const double gop =
         2e-9 * static_cast<double>(settings.rows) * static_cast<double>(settings.cols * tokens);
     const double gb = 1e-9 * static_cast<double>(copies[0].view.num_bytes());
@@ -124,12 +101,12 @@ void run_case(const std::vector<PackedBuffer>& copies, Isa isa, int64_t tokens, 
   std::free(problem.x.data);
 }
 
-void run(std::map<std::string, std::string>& options) {
+void run(bench::Options& options) {
   const auto number = [&](const char* key) { return std::atof(options[key].c_str()); };
   const Settings settings{static_cast<int64_t>(number("--rows")),
                           static_cast<int64_t>(number("--cols")), number("--seconds"),
                           static_cast<size_t>(number("--cold-mb") * 1e6),
-                          options["--clock"] == "cpu" ? CLOCK_THREAD_CPUTIME_ID : CLOCK_MONOTONIC};
+                          bench::clock_named(options["--clock"])};
   const std::vector<uint8_t> bytes = random_weight(settings.rows, settings.cols);
   ThreadPool pool(1);
   for (const TernaryForm form : {TernaryForm::t2, TernaryForm::t1_6}) {
@@ -152,16 +129,10 @@ void run(std::map<std::string, std::string>& options) {
 }  // namespace
 
 int main(int argc, char** argv) {
-  std::map<std::string, std::string> options = {
-      {"--rows", "6912"},   {"--cols", "2560"},   {"--tokens", "1,8,128"}, {"--isas", ""},
-      {"--cold-mb", "256"}, {"--seconds", "0.3"}, {"--clock", "wall"}};
-  for (int i = 1; i < argc; i += 2) {
-    if (options.count(argv[i]) == 0 || i + 1 == argc) {
-      std::fprintf(stderr, "unknown option or missing value: %s\n", argv[i]);
-      return 2;
-    }
-    options[argv[i]] = argv[i + 1];
-  }
+  bench::Options options = {{"--rows", "6912"}, {"--cols", "2560"},   {"--tokens", "1,8,128"},
+                            {"--isas", ""},     {"--cold-mb", "256"}, {"--seconds", "0.3"},
+                            {"--clock", "wall"}};
+  bench::read_options(argc, argv, options);
   if (options["--isas"].empty()) {
     for (const Isa isa : available_isas()) {
       if (isa == Isa::portable || isa > current_isa()) continue;

@@ -14,6 +14,7 @@ SIDE = 4096
 DTYPES = ("Q4_0", "Q4_1", "Q8_0", "Q4_K", "Q5_K", "Q6_K", "F16", "BF16")
 TOKENS = (1, 8, 32, 128)
 ATTENTION = {"heads": 20, "kv_heads": 5, "head_dim": 128, "length": 4096}
+KV_DTYPES = ("f32", "f16", "i8")  # beside bf16
 ROWS = (1, 8, 128)
 VOCABULARY = 131_072
 BATCHES = (1, 8, 64)
@@ -134,7 +135,13 @@ def attention(setting: Setting, say: Say) -> dict[str, Any]:
         return Question(f"n={rows}", "attention", lambda _: request)
 
     questions = [question(rows) for rows in ROWS]
-    specs = specs_of(setting, with_plain=False)
+    own, *peers = specs_of(setting, with_plain=False)
+    kinds = [
+        replace(own, name=f"effinfer, {dtype} KV", load_options={"kv_dtype": dtype})
+        for dtype in KV_DTYPES
+    ]
+    avx2 = replace(own, name="effinfer, AVX2", environment={"EFFINFER_ISA": "avx2"})
+    specs = [own, *kinds, avx2, *peers]
     return {"engines": ask(setting, specs, questions, say)}
 
 

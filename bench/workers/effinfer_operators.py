@@ -30,6 +30,7 @@ class Worker:
         self.pool = _core.ThreadPool(request["threads"])
         self.held: tuple[str, Any] = ("", None)
         self.packing, self.method = request.get("packing"), request.get("method", "auto")
+        self.kv_dtype = request.get("kv_dtype", "bf16")
         self.arithmetic = request.get("arithmetic")  # None: what the engine would use
         return {"seconds": 0.0, "version": _core.version(), "isa": _core.current_isa()}
 
@@ -69,7 +70,7 @@ class Worker:
     def attention(self, request: dict[str, Any]) -> dict[str, Any]:
         rows, length, dim = request["n"], request["length"], request["head_dim"]
         pages = -(-length // PAGE)
-        kv = _core.PagedKv(pages * LAYERS, request["kv_heads"], dim, "bf16")
+        kv = _core.PagedKv(pages * LAYERS, request["kv_heads"], dim, self.kv_dtype)
         rng = np.random.default_rng(0)
         k = rng.standard_normal((length, request["kv_heads"], dim), np.float32)
         q = rng.standard_normal((rows, request["heads"], dim), np.float32)

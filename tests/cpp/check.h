@@ -1,5 +1,6 @@
 // A unit-test harness of one header: TEST("name") { CHECK(x == y); } and a main that runs them all,
-// or those whose name contains the first argument.
+// or those whose name contains the first argument. A test that cannot run on this machine calls
+// skip(reason): it counts as skipped, never as passed.
 #pragma once
 
 #include <cstdio>
@@ -8,6 +9,7 @@
 #include <sstream>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 namespace check {
@@ -16,6 +18,18 @@ struct Test {
   const char* name;
   void (*body)();
 };
+
+// What main returns when nothing failed and nothing ran: SKIP_RETURN_CODE in CMakeLists.txt.
+constexpr int kAllSkipped = 77;
+
+// No std::exception, so that neither a test nor CHECK_THROWS takes it for an error of the library.
+struct Skipped {
+  std::string reason;
+};
+
+[[noreturn]] inline void skip(std::string reason) {
+  throw Skipped{std::move(reason)};
+}
 
 inline std::vector<Test>& tests() {
   static std::vector<Test> list;
@@ -62,20 +76,36 @@ void throws(const std::function<void()>& body, std::string_view part, const char
   fail(file, line, "no exception");
 }
 
-inline int run(int argc, char** argv) {
-  const std::string_view filter = argc > 1 ? argv[1] : "";
-  int ran = 0;
-  for (const Test& test : tests()) {
-    if (std::string_view(test.name).find(filter) == std::string_view::npos) continue;
-    ++ran;
-    try {
-      test.body();
-    } catch (const std::exception& error) {
-      fail(test.name, 0, std::string("uncaught: ") + error.what());
+enum class Outcome { passed, failed, skipped };
+
+inline Outcome run(const Test& test) {
+  const int before = failures();
+  try {
+    test.body();
+  } catch (const Skipped& skipped) {
+    if (failures() == before) {
+      std::printf("skipped: %s: %s\n", test.name, skipped.reason.c_str());
+      return Outcome::skipped;
     }
+  } catch (const std::exception& error) {
+    fail(test.name, 0, std::string("uncaught: ") + error.what());
   }
-  std::printf("%d passed, %d failed\n", ran - (failures() > 0 ? 1 : 0), failures());
-  return failures() == 0 && ran > 0 ? 0 : 1;
+  if (failures() == before) return Outcome::passed;
+  std::printf("failed: %s\n", test.name);
+  return Outcome::failed;
+}
+
+// Runs the tests whose name contains `filter`; the exit status.
+inline int run(const std::vector<Test>& list, std::string_view filter) {
+  int counts[3] = {};
+  for (const Test& test : list) {
+    if (std::string_view(test.name).find(filter) == std::string_view::npos) continue;
+    ++counts[static_cast<int>(run(test))];
+  }
+  const auto [passed, failed, skipped] = counts;
+  std::printf("%d passed, %d failed, %d skipped\n", passed, failed, skipped);
+  if (failed > 0 || passed + skipped == 0) return 1;
+  return passed > 0 ? 0 : kAllSkipped;
 }
 
 }  // namespace check
@@ -92,7 +122,7 @@ inline int run(int argc, char** argv) {
 #define CHECK_EQ(a, b) check::equal((a), (b), #a " == " #b, __FILE__, __LINE__)
 #define CHECK_THROWS(type, part, ...) \
   check::throws<type>([&] { __VA_ARGS__; }, part, __FILE__, __LINE__)
-#define CHECK_MAIN()                \
-  int main(int argc, char** argv) { \
-    return check::run(argc, argv);  \
+#define CHECK_MAIN()                                            \
+  int main(int argc, char** argv) {                             \
+    return check::run(check::tests(), argc > 1 ? argv[1] : ""); \
   }

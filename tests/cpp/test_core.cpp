@@ -3,9 +3,8 @@
 
 #include <algorithm>
 #include <atomic>
-#include <chrono>
 #include <limits>
-#include <numeric>
+#include <thread>
 #include <vector>
 
 #include "check.h"
@@ -91,34 +90,32 @@ TEST("pool: scratch is private, aligned and as large as reserved") {
   for (void* pointer : scratch) CHECK_EQ(reinterpret_cast<uintptr_t>(pointer) % 64, 0u);
 }
 
-// Seconds of a region with the barriers of a decoding step of 30 layers and 20 us of work between
-// them, whoever does it; the least of several.
-double region_seconds(ThreadPool& pool) {
-  using Clock = std::chrono::steady_clock;
-  const auto region = [&pool] {
-    const Clock::time_point begin = Clock::now();
-    pool.parallel([](Team& team) {
-      for (int phase = 0; phase < 150; ++phase) {
-        team.for_chunks(20, [](int64_t) {
-          const Clock::time_point end = Clock::now() + std::chrono::microseconds(1);
-          while (Clock::now() < end) continue;
-        });
-        team.barrier();
-      }
-    });
-    return std::chrono::duration<double>(Clock::now() - begin).count();
-  };
-  double least = region();
-  for (int i = 0; i < 7; ++i) least = std::min(least, region());
-  return least;
-}
-
 TEST("pool: no fewer threads than none") {
   CHECK_THROWS(InvalidArgument, "expected 0 (as many as fit) or more threads, got -1",
                ThreadPool(-1));
 }
 
-TEST("pool: eight threads asked for on one CPU cost no more than one") {
+// How many run a region, and how many of them are other threads than the caller's.
+struct Members {
+  int all = 0;
+  int others = 0;
+};
+
+Members members_of(ThreadPool& pool) {
+  const std::thread::id caller = std::this_thread::get_id();
+  std::atomic<int> all{0};
+  std::atomic<int> others{0};
+  pool.parallel([&](Team& team) {
+    team.barrier();
+    ++all;
+    if (std::this_thread::get_id() != caller) ++others;
+  });
+  return {all, others};
+}
+
+// Members that share a CPU wait for each other at every barrier: no more are made than CPUs are
+// there, unless exactly so many were asked for.
+TEST("pool: eight threads asked for on one CPU are the caller alone") {
   cpu_set_t before;
   CHECK_EQ(sched_getaffinity(0, sizeof before, &before), 0);
   cpu_set_t one;
@@ -130,21 +127,15 @@ TEST("pool: eight threads asked for on one CPU cost no more than one") {
   }
   CHECK_EQ(sched_setaffinity(0, sizeof one, &one), 0);
   {
-    ThreadPool single(1);
     ThreadPool many(8);
     CHECK_EQ(many.size(), 1);
     CHECK(many.reason().find("8 asked for, limited by the ") == 0);
-    const double alone = region_seconds(single);
-    const double together = region_seconds(many);
-    CHECK(together < 1.3 * alone);
+    CHECK_EQ(members_of(many).all, 1);
+    CHECK_EQ(members_of(many).others, 0);
     ThreadPool exact(8, true);
     CHECK_EQ(exact.size(), 8);
-    std::atomic<int> ran{0};
-    exact.parallel([&](Team& team) {
-      team.barrier();
-      ++ran;
-    });
-    CHECK_EQ(ran.load(), 8);
+    CHECK_EQ(members_of(exact).all, 8);
+    CHECK_EQ(members_of(exact).others, 7);
   }
   CHECK_EQ(sched_setaffinity(0, sizeof before, &before), 0);
 }

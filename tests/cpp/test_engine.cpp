@@ -309,16 +309,22 @@ TEST("requests come and are cancelled from other threads") {
   Harness harness(setup);
   const std::vector<Ask> asks = ragged_requests(8, 40, 120);
   std::vector<RequestId> ids(asks.size());
+  std::atomic<bool> any_cancelled = false;
   std::atomic<bool> done = false;
   std::thread client([&] {
     for (size_t i = 0; i < asks.size(); ++i) {
       ids[i] = harness.engine->add(asks[i].prompt, asks[i].params);
-      if (i % 4 == 3) harness.engine->cancel(ids[i - i % 3]);
+      if (i % 4 == 3) {
+        harness.engine->cancel(ids[i - i % 3]);
+        any_cancelled = true;
+      }
       harness.engine->stats();
       std::this_thread::yield();
     }
     done = true;
   });
+  // The first to be cancelled has not begun then, however slow this thread is.
+  while (!any_cancelled) std::this_thread::yield();
   while (!done || harness.engine->has_work()) harness.step();
   client.join();
   int cancelled = 0;

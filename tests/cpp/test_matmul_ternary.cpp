@@ -104,6 +104,18 @@ void for_variants(const MatmulProblem& problem, int threads, Body&& check) {
   CHECK(count >= 1);
 }
 
+TEST("products run on the emulated tile unit, too") {
+#if EFFINFER_X86
+  if (!cpu_features().avx512_bf16) check::skip("the emulation needs AVX512-BF16");
+  const std::vector<Variant<MatmulProblem>> variants = runnable_variants();
+  CHECK_EQ(std::count_if(variants.begin(), variants.end(),
+                         [](const auto& v) { return v.run == emulated::matmul_ternary; }),
+           1);
+#else
+  check::skip("other processors have no AMX");
+#endif
+}
+
 void check_product(const PackedWeight& packed, const Ternary& weight, const OwnedOperand& x,
                    int threads) {
   const int64_t tokens = x.view.rows;

@@ -12,7 +12,7 @@ namespace {
 namespace p = effinfer::cpu::portable;
 using Function = float (*)(float);
 
-// The largest error in units in the last place of the result over [low, high].
+// The largest error in units in the last place of the result over [low, high]; NaN where one is.
 double worst_ulp(Function function, double (*exact)(double), float low, float high) {
   constexpr int kPoints = 200000;
   double worst = 0;
@@ -21,7 +21,9 @@ double worst_ulp(Function function, double (*exact)(double), float low, float hi
     const double want = exact(x);
     const auto rounded = std::abs(static_cast<float>(want));
     const double ulp = std::nextafter(rounded, std::numeric_limits<float>::infinity()) - rounded;
-    worst = std::max(worst, std::abs(function(x) - want) / ulp);
+    const double error = std::abs(function(x) - want) / ulp;
+    if (std::isnan(error)) return error;
+    worst = std::max(worst, error);
   }
   return worst;
 }

@@ -136,6 +136,7 @@ TEST("attention visits what random lists have") {
 // Own rows, sinks and window, whatever else.
 void check_always(Visits& visits, int32_t sinks, int32_t window) {
   const std::vector<int32_t> blocks = visits.blocks();
+  CHECK(!blocks.empty());
   for (size_t b = 0; b < blocks.size() / 4; ++b) {
     const int32_t* block = blocks.data() + 4 * b;
     const int32_t end = block[3] + block[2];

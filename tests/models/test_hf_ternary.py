@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import save_file
+from transformers.integrations.bitnet import pack_weights
 
 from effinfer import _core
 from effinfer.checkpoints.folder_weights import gguf_name, load_folder_weights
@@ -42,9 +43,8 @@ def test_packed(tmp_path, divides, dtype):
     np.testing.assert_array_equal(dequantized(weights), VALUES * factor)
 
 
-def test_packing_is_that_of_transformers(tmp_path):
-    integration = pytest.importorskip("transformers.integrations.bitnet")
-    packed = integration.pack_weights(torch.tensor(VALUES.astype(np.int64)))
+def test_packing_is_that_of_transformers():
+    packed = pack_weights(torch.tensor(VALUES.astype(np.int64)))
     np.testing.assert_array_equal(packed.numpy(), ternary.pack_hugging_face(VALUES))
 
 

@@ -89,6 +89,7 @@ def test_preemption_loses_nothing(mode: str) -> None:
     # Eight sequences need sixteen pages at the end; with nine some must wait or start again.
     llm = load(**MODES[mode], num_pages=9)
     assert generate(llm, ragged_prompts()) == alone(mode)
+    assert llm.engine.stats()["preemptions"] > 0
 
 
 def test_number_of_threads(mode: str) -> None:

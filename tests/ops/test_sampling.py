@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+import torch
 
 from effinfer import _core, ops, testing
 from tests.ops import row_reference as reference
@@ -122,7 +123,6 @@ def test_seed_and_offset_decide():
 
 
 def test_torch_in_torch_out():
-    torch = pytest.importorskip("torch")
     probs = torch.from_numpy(PROBS).expand(8, -1)
     torch.manual_seed(3)
     first = ops.sampling_from_probs(probs)

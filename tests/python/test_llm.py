@@ -118,17 +118,20 @@ def test_threads_may_share_a_model(llm):
     assert texts == {index: expected[index % 3] for index in range(6)}
 
 
-@pytest.mark.parametrize("prompt", ["", [], [10**7], [-1]])
-def test_bad_prompts_are_refused_and_the_engine_goes_on(llm, prompt):
-    with pytest.raises(effinfer.InvalidArgumentError):
+@pytest.mark.parametrize(
+    ("prompt", "message"),
+    [("", "some text"), ([], "some text"), ([10**7], "got 10000000"), ([-1], "got -1")],
+)
+def test_bad_prompts_are_refused_and_the_engine_goes_on(llm, prompt, message):
+    with pytest.raises(effinfer.InvalidArgumentError, match=message):
         llm.generate([PROMPTS[0], prompt], GREEDY)
-    with pytest.raises(effinfer.InvalidArgumentError):
+    with pytest.raises(effinfer.InvalidArgumentError, match=message):
         next(llm.stream(prompt, GREEDY))
     assert "Paris" in llm.generate(PROMPTS[0], GREEDY)[0].text
 
 
 def test_a_prompt_longer_than_the_context(llm):
-    with pytest.raises(effinfer.InvalidArgumentError):
+    with pytest.raises(effinfer.InvalidArgumentError, match="at most 511 tokens"):
         llm.generate([[5] * 600], GREEDY)
     fits = llm.generate([[5] * 500], SamplingParams(temperature=0.0, ignore_eos=True))[0]
     assert fits.finish_reason == "length"

@@ -1,33 +1,56 @@
-"""The committed types of the native module name everything that the module has."""
+"""The committed types of the native module are those of the built one."""
 
-import ast
 from pathlib import Path
+
+import pytest
 
 import effinfer
 from effinfer import _core
+from tests.python.signatures import describe_module, describe_stub, differences
 
 STUB = Path(effinfer.__file__).parent / "_core.pyi"
 
 
-def names(body: list[ast.stmt]) -> set[str]:
-    found: set[str] = set()
-    for node in body:
-        if isinstance(node, ast.ClassDef | ast.FunctionDef):
-            found.add(node.name)
-        elif isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
-            found.add(node.target.id)
-    return found
+def compare(text: str) -> list[str]:
+    return differences(describe_stub(text), describe_module(_core))
 
 
-def public(members: object) -> set[str]:
-    return {name for name in vars(members) if not name.startswith("_")}
+def test_the_stub_is_that_of_the_module():
+    assert compare(STUB.read_text()) == [], "run `make stubs`"
 
 
-def test_the_stub_is_complete():
-    tree = ast.parse(STUB.read_text())
-    missing = public(_core) - names(tree.body)
-    for node in tree.body:
-        if isinstance(node, ast.ClassDef) and hasattr(_core, node.name):
-            lacks = public(getattr(_core, node.name)) - names(node.body)
-            missing |= {f"{node.name}.{name}" for name in lacks}
-    assert not missing, f"run `make stubs`: {sorted(missing)} are not in {STUB.name}"
+POOL = "def __init__(self, threads: int = 0, *, oversubscribe: bool = False) -> None:"
+MIN_P = "    @min_p.setter\n    def min_p(self, arg0: float) -> None: ...\n"
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "wrong"),
+    [
+        (POOL, POOL.replace("threads", "count"), "ThreadPool.__init__"),
+        (POOL, POOL.replace("threads: int = 0, ", ""), "ThreadPool.__init__"),
+        (POOL, POOL.replace(", *", ""), "ThreadPool.__init__"),
+        (POOL, POOL.replace("int = 0", "int = 1"), "ThreadPool.__init__"),
+        (POOL, POOL.replace("int = 0", "int"), "ThreadPool.__init__"),
+        (POOL, POOL.replace("threads: int", "threads: float"), "ThreadPool.__init__"),
+        (POOL, POOL.replace("threads: int", "threads: typing.Any"), "ThreadPool.__init__"),
+        (POOL, POOL.replace("False)", "False, more: int = 0)"), "ThreadPool.__init__"),
+        ("def version() -> str: ...", "def version() -> int: ...", "version"),
+        ("def version() -> str: ...", "", "version"),
+        ("def version() -> str: ...", "def version() -> str: ...\ndef other(): ...", "other"),
+        ("def size(self) -> int: ...", "def size(self) -> str: ...", "ThreadPool.size"),
+        ("    @property\n    def size(self)", "    def size(self)", "ThreadPool.size"),
+        (MIN_P, "", "SamplingParams.min_p"),
+        (MIN_P, MIN_P.replace("float", "int"), "SamplingParams.min_p"),
+        ("    ignore_eos: bool\n", "", "SamplingParams.ignore_eos"),
+        ("    ignore_eos: bool\n", "    ignore_eos: int\n", "SamplingParams.ignore_eos"),
+        ("ClassVar[int] = 64", "ClassVar[int] = 16", "KvCache.page_size"),
+        ("class LayeredWeights(MemoryWeights)", "class LayeredWeights", "LayeredWeights"),
+        ("class GgufStrings:", "class Strings:", "Strings"),
+        ("    @staticmethod\n", "", "Graph.parse"),
+    ],
+)
+def test_a_wrong_stub_is_found(old, new, wrong):
+    text = STUB.read_text()
+    assert old in text
+    found = compare(text.replace(old, new, 1))
+    assert wrong in {line.partition(":")[0] for line in found}

@@ -25,7 +25,7 @@ SAMPLES = {
     "layernorm": (ROWS.bfloat16(), WEIGHT, WEIGHT),
     "silu_and_mul": (ROWS,),
     "gelu_and_mul": (ROWS.bfloat16(),),
-    "gelu_tanh_and_mul": (ROWS.T.contiguous().T[:, :0],),
+    "gelu_tanh_and_mul": (ROWS[:, :6],),  # rows with a gap between them
     "apply_rope": (*HEADS, *RAGGED, 8),
     "apply_rope_inplace": (*HEADS, *RAGGED),
     "apply_rope_pos_ids": (*HEADS, POSITIONS, None, True),
