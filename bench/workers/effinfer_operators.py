@@ -82,8 +82,8 @@ class Worker:
 
         def all_layers() -> None:
             for pages_of_layer in lists:
-                _core.paged_attention(
-                    q, kv, q_ptr, page_ptr, pages_of_layer, tokens, dim**-0.5, pool=self.pool
+                ops.paged_attention(
+                    q, kv, q_ptr, page_ptr, pages_of_layer, tokens, pool=self.pool
                 )
 
         return {"seconds": median_seconds(all_layers, request["seconds"]) / LAYERS}

@@ -16,7 +16,7 @@ void matmul_bf16(const effinfer::ops::MatmulProblem& problem, effinfer::Team& te
 // What the kernel matmul.amx.ternary computes.
 void matmul_ternary(const effinfer::ops::MatmulProblem& problem, effinfer::Team& team);
 
-// What the kernel attention.amx.bf16 computes of a tile of bf16 pages, and how it merges.
+// What the kernel attention.amx.bf16 computes of bf16 keys, and how it merges.
 extern const effinfer::cpu::AttentionKernels kAttention;
 
 // One TDPBF16PS of tiles of `rows` x 32 and 32 x 16 values.

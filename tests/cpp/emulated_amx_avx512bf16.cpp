@@ -1,5 +1,8 @@
 #include "cpu/vectors/attention_amx.h"
 #include "cpu/vectors/attention_body.h"
+#include "cpu/vectors/key_pages.h"
+#include "cpu/vectors/key_rows.h"
+#include "cpu/vectors/kv_pack_avx512.h"
 #include "cpu/vectors/matmul_amx_body.h"
 #include "emulated_amx.h"
 #include "emulated_tiles.h"
@@ -10,15 +13,17 @@ using namespace effinfer::cpu;
 
 namespace {
 
-using Body = simd::AttentionBody<avx512bf16::KvBf16Pairs, AmxProducts<EmulatedTiles>>;
+using Kv = avx512bf16::KvBf16Pairs;
+using Products = AmxProducts<EmulatedTiles>;
 
-void attention_tile(effinfer::DType, const AttentionTile& tile) {
-  Body::run_tile(tile);
-}
+template <class Kv, class Products>
+using KeyRows = simd::KeyRows<Kv, avx512::KvPack, Products>;
 
 }  // namespace
 
-const AttentionKernels kAttention = {attention_tile, Body::run_merge};
+const AttentionKernels kAttention = {simd::AttentionBody<Kv, Products, simd::KeyPages>::run,
+                                     simd::AttentionBody<Kv, Products, KeyRows>::run,
+                                     simd::fold_attention<Kv>};
 
 void matmul_bf16(const effinfer::ops::MatmulProblem& problem, effinfer::Team& team) {
   AmxMatmul<EmulatedTiles>::run(problem, team);

@@ -13,6 +13,7 @@
 #include "check.h"
 #include "core/float16.h"
 #include "cpu/attention.h"
+#include "cpu/level.h"
 #include "effinfer/device.h"
 #include "ops/attention.h"
 #include "ops/registry.h"
@@ -29,7 +30,7 @@ namespace {
 using namespace effinfer;
 using namespace effinfer::ops;
 using cpu::AttentionKernels;
-using cpu::AttentionTile;
+using cpu::AttentionTask;
 
 void require_avx512_bf16() {
   if (cpu_features().avx512_bf16) return;
@@ -112,43 +113,75 @@ struct Sequence {
     return shape.window < 0 || key >= row - shape.window || key < shape.sinks;
   }
 
-  // Tokens [first, first + count) against all of their pages, or against [first_page, end_page).
-  AttentionTile tile(int64_t first, int64_t count, std::vector<float>& out,
+  // Tokens [first, first + count) against all of their keys.
+  AttentionTask task(int64_t first, int64_t count, std::vector<float>& out,
                      std::vector<float>& scratch) const {
     const int64_t width = int64_t{shape.group} * shape.dim;
     out.assign(index(count * width), -7.0f);
     // What was there before must not matter, nor may anything behind it change.
-    const int64_t floats = cpu::attention_scratch_floats(count * shape.group, shape.dim);
-    scratch.assign(index(floats), std::numeric_limits<float>::quiet_NaN());
+    const int64_t bytes =
+        cpu::attention_scratch_bytes(count * shape.group, shape.dim, shape.dim);
+    scratch.assign(index((bytes + 3) / 4), std::numeric_limits<float>::quiet_NaN());
     scratch.insert(scratch.end(), kGuard, 7.0f);
-    AttentionTile tile = {};
-    tile.q = q.data() + first * width;
-    tile.q_stride = width;
-    tile.num_tokens = static_cast<int32_t>(count);
-    tile.group = shape.group;
-    tile.head_dim = shape.dim;
-    tile.k = reinterpret_cast<const uint8_t*>(k.data());
-    tile.v = reinterpret_cast<const uint8_t*>(v.data());
-    tile.page_bytes = kPageSize * shape.dim * 2;
-    tile.pages = pages.data();
-    tile.end_page = static_cast<int32_t>((first + count - 1) / kPageSize + 1);
-    tile.position = static_cast<int32_t>(first);
-    tile.window_left = shape.window;
-    tile.sinks = shape.sinks;
-    tile.step_start = static_cast<int32_t>(first);
-    tile.ancestors = ancestors.empty() ? nullptr : ancestors.data();
-    tile.sm_scale = scale;
-    tile.soft_cap = shape.soft_cap;
-    tile.out = out.data();
-    tile.out_stride = width;
-    tile.scratch = scratch.data();
-    return tile;
+    KvLayer layer;
+    layer.dtype = DType::bf16;
+    layer.num_kv_heads = 1;
+    layer.head_dim = shape.dim;
+    layer.k = reinterpret_cast<uint8_t*>(const_cast<uint16_t*>(k.data()));
+    layer.v = reinterpret_cast<uint8_t*>(const_cast<uint16_t*>(v.data()));
+    AttentionTask task = {};
+    task.q = {reinterpret_cast<const uint8_t*>(q.data() + first * width), DType::f32, shape.dim,
+              width, shape.dim};
+    task.k = keys_of(layer);
+    task.v = values_of(layer);
+    task.pages = pages.data();
+    task.page_size = static_cast<int32_t>(kPageSize);
+    task.num_rows = static_cast<int32_t>(count);
+    task.num_heads = shape.group;
+    task.num_tokens = static_cast<int32_t>(first + count);
+    task.end_unit = static_cast<int32_t>((first + count - 1) / kPageSize + 1);
+    task.position = static_cast<int32_t>(first);
+    task.causal = true;
+    task.window_left = shape.window;
+    task.sink_tokens = shape.sinks;
+    task.step_start = static_cast<int32_t>(first);
+    task.ancestors = ancestors.empty() ? nullptr : ancestors.data();
+    task.q_scale = scale;
+    task.score_scale = 1.0f;
+    task.soft_cap = shape.soft_cap;
+    task.v_scale = 1.0f;
+    task.out_dtype = DType::f32;
+    task.out = reinterpret_cast<uint8_t*>(out.data());
+    task.out_row_stride = width;
+    task.scratch = reinterpret_cast<uint8_t*>(scratch.data());
+    return task;
   }
 
   std::vector<float> run(int64_t first, int64_t count,
                          const AttentionKernels& kernels = emulated::kAttention) const {
     std::vector<float> out, scratch;
-    kernels.tile(DType::bf16, tile(first, count, out, scratch));
+    kernels.pages(task(first, count, out, scratch));
+    CHECK_EQ(std::count(scratch.end() - kGuard, scratch.end(), 7.0f), kGuard);
+    return out;
+  }
+
+  // The same keys and values as rows of a caller, which the kernel gathers.
+  std::vector<float> run_rows(int64_t first, int64_t count) const {
+    std::vector<uint16_t> keys(index(int64_t{length} * shape.dim)), values(keys.size());
+    for (int64_t t = 0; t < length; ++t) {
+      for (int64_t d = 0; d < shape.dim; ++d) {
+        keys[index(t * shape.dim + d)] = k[k_index(t, d)];
+        values[index(t * shape.dim + d)] = v[v_index(t, d)];
+      }
+    }
+    std::vector<float> out, scratch;
+    AttentionTask rows = task(first, count, out, scratch);
+    rows.pages = nullptr;
+    for (auto [to, from] : {std::pair(&rows.k, &keys), std::pair(&rows.v, &values)}) {
+      to->data = reinterpret_cast<const uint8_t*>(from->data());
+      to->token_stride = shape.dim * 2;
+    }
+    emulated::kAttention.rows(rows);
     CHECK_EQ(std::count(scratch.end() - kGuard, scratch.end(), 7.0f), kGuard);
     return out;
   }
@@ -272,43 +305,43 @@ TEST("chunks of an item each merge to the same bits") {
   const Sequence sequence({4, 64}, 900, 12);
   const std::vector<float> whole = sequence.run(890, 10);
   const int64_t rows = 40;
-  const int32_t chunk_pages = kKvChunk / kPageSize;
   std::vector<float> out, scratch;
-  AttentionTile tile = sequence.tile(890, 10, out, scratch);
-  const int32_t end = tile.end_page;
-  const int32_t chunks = (end + chunk_pages - 1) / chunk_pages;
+  AttentionTask task = sequence.task(890, 10, out, scratch);
+  const int32_t end = task.end_unit;
+  const int32_t chunks = (end + kChunkUnits - 1) / kChunkUnits;
   std::vector<float> partial_out(index(chunks * rows * 64)), partial_ms(index(chunks * rows * 2));
   for (int32_t i = 0; i < chunks; ++i) {
-    tile.first_page = i * chunk_pages;
-    tile.end_page = std::min(end, (i + 1) * chunk_pages);
-    tile.partial_out = partial_out.data() + i * rows * 64;
-    tile.partial_ms = partial_ms.data() + i * rows * 2;
-    emulated::kAttention.tile(DType::bf16, tile);
+    task.first_unit = i * kChunkUnits;
+    task.end_unit = std::min(end, (i + 1) * kChunkUnits);
+    task.partial_out = partial_out.data() + i * rows * 64;
+    task.partial_ms = partial_ms.data() + i * rows * 2;
+    emulated::kAttention.pages(task);
   }
-  for (int64_t token = 0; token < 10; ++token) {
-    cpu::AttentionMerge merge = {};
-    merge.partial_out = partial_out.data() + token * 4 * 64;
-    merge.partial_ms = partial_ms.data() + token * 4 * 2;
-    merge.stride = rows;
-    merge.num_partials = chunks;
-    merge.group = 4;
-    merge.head_dim = 64;
-    merge.out = out.data() + token * 4 * 64;
-    merge.scratch = scratch.data();
-    emulated::kAttention.merge(merge);
-  }
+  emulated::kAttention.fold(task, {partial_out.data(), partial_ms.data(), chunks});
   CHECK(same_bits(out.data(), whole.data(), rows * 64));
+}
+
+TEST("gathered rows give the bits of pages") {
+  require_avx512_bf16();
+  for (const Shape& shape : {Shape{1, 64}, Shape{3, 128}, Shape{5, 96, 90, 3, 20.0f}}) {
+    const Sequence sequence(shape, 421, 31);
+    for (const int64_t count : {1, 5, 9}) {
+      const std::vector<float> pages = sequence.run(421 - count, count);
+      const std::vector<float> rows = sequence.run_rows(421 - count, count);
+      CHECK(same_bits(pages.data(), rows.data(), static_cast<int64_t>(pages.size())));
+    }
+  }
 }
 
 TEST("attention.amx.bf16 is what the AMX level selects for bf16 products") {
   require_avx512_bf16();
   AttentionProblem problem;
   problem.num_qo_heads = 6;
-  problem.kv.num_kv_heads = 2;
+  problem.num_kv_heads = 2;
   problem.arithmetic = Arithmetic::bf16;
   for (const int32_t dim : {64, 80}) {
-    problem.kv.head_dim = dim;
-    problem.kv.dtype = DType::bf16;
+    problem.k.dims = problem.v.dims = dim;
+    problem.k.dtype = problem.v.dtype = DType::bf16;
     CHECK_EQ(table<AttentionProblem>().select(problem, Isa::avx512).name,
              std::string("attention.avx512.bf16"));
 #if EFFINFER_AMX
@@ -332,7 +365,7 @@ TEST("the native kernel agrees with the emulated one") {
   for (const Shape& shape : {Shape{1, 64}, Shape{3, 128}, Shape{5, 96, 90, 3, 20.0f}}) {
     const Sequence sequence(shape, 421, 21);
     for (const int64_t count : {1, 5, 9}) {
-      const std::vector<float> got = sequence.run(421 - count, count, cpu::amx::kAttention);
+      const std::vector<float> got = sequence.run(421 - count, count, cpu::kernels<cpu::Level::amx, AttentionKernels>());
       const std::vector<float> expected = sequence.run(421 - count, count);
       sequence.check(421 - count, count, got, "native");
       int64_t different = 0;

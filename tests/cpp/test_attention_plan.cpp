@@ -1,263 +1,469 @@
-// The attention plan: every visible key of every row is covered once, within the promised sizes.
-// And the kernels on it: splitting a tile changes no bit, and the operand is that of the floats.
-#include <algorithm>
+// AttentionPlan against float64 at every ISA level, and random sequences and lists thrown at it:
+// either a typed error or the reference's result.
+#include <cmath>
 #include <cstring>
-#include <map>
 #include <random>
-#include <set>
 #include <vector>
 
+#include "arrays.h"
 #include "check.h"
-#include "ops/attention.h"
-#include "ops/registry.h"
+#include "core/float16.h"
+#include "core/float8.h"
+#include "effinfer/error.h"
+#include "effinfer/ops/attention.h"
+
+namespace {
 
 using namespace effinfer;
 using namespace effinfer::ops;
 
-namespace {
-
-struct Batch {
-  std::vector<int32_t> qo_indptr{0}, kv_indptr{0}, kv_indices, kv_len;
-
-  void add(int32_t length, int32_t rows) {
-    qo_indptr.push_back(qo_indptr.back() + rows);
-    for (int32_t i = 0; i * kPageSize < length; ++i) {
-      kv_indices.push_back(static_cast<int32_t>(kv_indices.size()));
-    }
-    kv_indptr.push_back(static_cast<int32_t>(kv_indices.size()));
-    kv_len.push_back(length);
-  }
-  BatchLayout layout() const {
-    BatchLayout layout;
-    layout.num_tokens = qo_indptr.back();
-    layout.num_sequences = static_cast<int64_t>(kv_len.size());
-    layout.qo_indptr = qo_indptr.data();
-    layout.kv_indptr = kv_indptr.data();
-    layout.kv_indices = kv_indices.data();
-    layout.kv_len = kv_len.data();
-    return layout;
-  }
+// Numbers of a dtype, and what they are.
+struct Numbers {
+  DType dtype = DType::f32;
+  std::vector<uint8_t> bytes;
+  std::vector<double> values;
 };
 
-struct Planned {
-  std::vector<AttentionWorkItem> items;
-  std::vector<AttentionMergeItem> merges;
-  std::vector<float> partial_out, partial_ms;
-  std::vector<int32_t> done;
-  AttentionPlanSize size;
-  StepPlan plan;
-
-  Planned(const AttentionShape& shape, const BatchLayout& batch, int64_t max_kv_len)
-      : size(attention_plan_size(shape, batch.num_tokens, batch.num_sequences, max_kv_len)) {
-    items.resize(static_cast<size_t>(size.items));
-    merges.resize(static_cast<size_t>(size.merges));
-    done.resize(static_cast<size_t>(size.merges));
-    partial_out.resize(static_cast<size_t>(size.partials * shape.head_dim));
-    partial_ms.resize(static_cast<size_t>(size.partials * 2));
-    plan = plan_attention(
-        shape, batch,
-        {items.data(), merges.data(), partial_out.data(), partial_ms.data(), done.data()});
-  }
-};
-
-// Every row of every head: its pages in order, and how its items end.
-struct Coverage {
-  std::vector<int32_t> pages;
-  std::vector<int32_t> partials;
-  int direct = 0;
-};
-
-void check_plan(const AttentionShape& shape, const Batch& batch) {
-  const BatchLayout layout = batch.layout();
-  const int64_t longest = *std::max_element(batch.kv_len.begin(), batch.kv_len.end());
-  const Planned planned(shape, layout, longest);
-  const StepPlan& plan = planned.plan;
-  const int32_t group = shape.num_qo_heads / shape.num_kv_heads;
-  CHECK(plan.num_items <= planned.size.items);
-  CHECK(plan.num_merges <= planned.size.merges);
-
-  std::map<std::pair<int32_t, int32_t>, Coverage> rows;
-  std::set<int32_t> used;
-  for (int64_t i = 0; i < plan.num_items; ++i) {
-    const AttentionWorkItem& item = plan.items[i];
-    CHECK(item.num_rows * group <= std::max<int64_t>(kAttentionTileRows, group));
-    const int32_t end = item.first_page + item.num_pages;
-    for (int32_t r = 0; r < item.num_rows; ++r) {
-      const int32_t row = item.first_row + r;
-      CHECK(row >= batch.qo_indptr[static_cast<size_t>(item.sequence)]);
-      CHECK(row < batch.qo_indptr[static_cast<size_t>(item.sequence) + 1]);
-      Coverage& coverage = rows[{row, item.kv_head}];
-      for (int32_t page = item.first_page; page < end; ++page) coverage.pages.push_back(page);
-      if (item.partial < 0) {
-        ++coverage.direct;
-        continue;
-      }
-      const int64_t chunk_pages = kKvChunk / kPageSize;
-      CHECK_EQ(item.first_page / chunk_pages, (end - 1) / chunk_pages);
-      coverage.partials.push_back(item.partial + r * group);
-      for (int32_t head = 0; head < group; ++head) {
-        const int32_t index = item.partial + r * group + head;
-        CHECK(index < planned.size.partials);
-        CHECK(used.insert(index).second);
-      }
-    }
-  }
-  std::map<std::pair<int32_t, int32_t>, std::vector<int32_t>> merged;
-  for (int64_t i = 0; i < plan.num_merges; ++i) {
-    const AttentionMergeItem& merge = plan.merges[i];
-    std::vector<int32_t>& list = merged[{merge.row, merge.kv_head}];
-    CHECK(list.empty());
-    for (int32_t c = 0; c < merge.num_partials; ++c) {
-      list.push_back(merge.first_partial + c * merge.stride);
-    }
-  }
-  CHECK_EQ(rows.size(), static_cast<size_t>(layout.num_tokens * shape.num_kv_heads));
-  for (size_t s = 0; s < batch.kv_len.size(); ++s) {
-    for (int32_t row = batch.qo_indptr[s]; row < batch.qo_indptr[s + 1]; ++row) {
-      const int32_t position = batch.kv_len[s] - (batch.qo_indptr[s + 1] - row);
-      const int32_t first = shape.window_left < 0 ? 0 : std::max(0, position - shape.window_left);
-      for (int32_t head = 0; head < shape.num_kv_heads; ++head) {
-        const Coverage& coverage = rows[{row, head}];
-        CHECK(!coverage.pages.empty() && coverage.pages.front() <= first / kPageSize);
-        CHECK(!coverage.pages.empty() && coverage.pages.back() >= position / kPageSize);
-        for (size_t i = 1; i < coverage.pages.size(); ++i) {
-          CHECK_EQ(coverage.pages[i], coverage.pages[i - 1] + 1);
-        }
-        CHECK_EQ(coverage.direct, coverage.partials.empty() ? 1 : 0);
-        CHECK(coverage.partials == (merged[{row, head}]));
-      }
-    }
-  }
-}
-
-// A cache of random bf16 bits that are finite numbers.
-struct Cache {
-  std::vector<uint16_t> k, v;
-  KvLayer layer;
-
-  Cache(int32_t pages, int32_t heads, int32_t dim, std::mt19937& random) {
-    const size_t size = static_cast<size_t>(pages * heads * dim) * kPageSize;
-    for (std::vector<uint16_t>* values : {&k, &v}) {
-      values->resize(size);
-      for (uint16_t& value : *values) {
-        value = static_cast<uint16_t>(0x3e00 + random() % 0x180 + (random() % 2 << 15));
-      }
-    }
-    layer = {DType::bf16,
-             heads,
-             dim,
-             pages,
-             reinterpret_cast<uint8_t*>(k.data()),
-             reinterpret_cast<uint8_t*>(v.data()),
-             nullptr,
-             nullptr};
-  }
-};
-
-TEST("plans cover what rows see") {
-  std::mt19937 random(1);
-  for (int round = 0; round < 200; ++round) {
-    const int32_t kv_heads = 1 + static_cast<int32_t>(random() % 5);
-    const int32_t groups[] = {1, 2, 3, 5, 9, 64};
-    AttentionShape shape{kv_heads * groups[random() % 6], kv_heads, 64, -1};
-    if (random() % 2 == 0) shape.window_left = static_cast<int32_t>(random() % 700);
-    Batch batch;
-    const int count = 1 + static_cast<int>(random() % 6);
-    for (int i = 0; i < count; ++i) {
-      const auto length = static_cast<int32_t>(1 + random() % (random() % 4 == 0 ? 9000 : 300));
-      batch.add(length, 1 + static_cast<int32_t>(random() % std::min(length, 70)));
-    }
-    check_plan(shape, batch);
-  }
-}
-
-TEST("one long sequence is split for a team, equal ones among many are not") {
-  const AttentionShape shape{9, 3, 64, -1};
-  Batch one;
-  one.add(4096, 1);
-  CHECK_EQ(Planned(shape, one.layout(), 4096).plan.num_items, 3 * 4096 / kKvChunk);
-  Batch many;
-  for (int i = 0; i < 64; ++i) many.add(4096, 1);
-  CHECK_EQ(Planned(shape, many.layout(), 4096).plan.num_items, 3 * 64);
-  many.add(40000, 1);
-  CHECK(Planned(shape, many.layout(), 40000).plan.num_merges == 3);
-}
-
-TEST("an empty batch has an empty plan") {
-  const AttentionShape shape{9, 3, 64, -1};
-  Batch batch;
-  CHECK_EQ(Planned(shape, batch.layout(), 0).plan.num_items, 0);
-  batch.add(100, 0);
-  CHECK_EQ(Planned(shape, batch.layout(), 100).plan.num_items, 0);
-}
-
-// Splits and stores through the plan, against unsplit items and a conversion of whole rows.
-void check_split(const AttentionShape& shape, Isa isa) {
-  std::mt19937 random(2);
-  Batch batch;
-  batch.add(1000, 3);
-  batch.add(700, 1);
-  batch.add(100, 2);
-  const BatchLayout layout = batch.layout();
-  const int64_t cols = shape.num_qo_heads * shape.head_dim;
-  Cache cache(static_cast<int32_t>(batch.kv_indices.size()), shape.num_kv_heads, shape.head_dim,
-              random);
-  std::vector<float> q(static_cast<size_t>(layout.num_tokens * cols));
-  for (float& value : q) value = static_cast<float>(random() % 2001) / 1000.0f - 1.0f;
-  std::vector<AttentionWorkItem> whole;
-  for (int32_t head = 0; head < shape.num_kv_heads; ++head) {
-    whole.push_back({0, head, 0, 3, 0, 16, -1, 0});
-    whole.push_back({1, head, 3, 1, 0, 11, -1, 0});
-    whole.push_back({2, head, 4, 2, 0, 2, -1, 0});
-  }
-  ThreadPool pool(2);
-  Planned planned(shape, layout, 1000);
-  CHECK_EQ(planned.plan.num_merges, 4 * shape.num_kv_heads);
-  std::vector<float> split(q.size()), direct(q.size());
-  AttentionProblem problem;
-  problem.q = q.data();
-  problem.q_stride = problem.out_stride = cols;
-  problem.num_qo_heads = shape.num_qo_heads;
-  problem.kv = cache.layer;
-  problem.batch = layout;
-  problem.plan = planned.plan;
-  problem.sm_scale = 0.2f;
-  problem.out = split.data();
-  run_alone(problem, pool);
-  for (const Arithmetic arithmetic : {Arithmetic::int8, Arithmetic::bf16, Arithmetic::f32}) {
-    Operand act{arithmetic, layout.num_tokens, cols, nullptr};
-    const size_t bytes = static_cast<size_t>(act.row_bytes() * layout.num_tokens);
-    std::vector<uint8_t> got(bytes + 64), expected(bytes + 64);
-    const auto aligned = [](std::vector<uint8_t>& v) {
-      return v.data() + (64 - reinterpret_cast<uintptr_t>(v.data()) % 64);
+Numbers random_numbers(DType dtype, int64_t count, std::mt19937& random) {
+  std::normal_distribution<float> normal;
+  Numbers numbers;
+  numbers.dtype = dtype;
+  const auto size = static_cast<size_t>(dtype_info(dtype).block_bytes);
+  numbers.bytes.resize(static_cast<size_t>(count) * size);
+  for (size_t i = 0; i < static_cast<size_t>(count); ++i) {
+    const float x = normal(random);
+    const auto put = [&](auto bits, float value) {
+      std::memcpy(numbers.bytes.data() + i * size, &bits, sizeof(bits));
+      numbers.values.push_back(value);
     };
-    act.data = aligned(got);
-    problem.out_operand = act;
-    run_alone(problem, pool);
-    act.data = aligned(expected);
-    for (int64_t row = 0; row < layout.num_tokens; ++row) {
-      store_operand_row(isa)(act, row, split.data() + row * cols);
+    if (dtype == DType::f32) {
+      put(x, x);
+    } else if (dtype == DType::f16) {
+      put(f32_to_f16(x), f16_to_f32(f32_to_f16(x)));
+    } else if (dtype == DType::bf16) {
+      put(f32_to_bf16(x), bf16_to_f32(f32_to_bf16(x)));
+    } else if (dtype == DType::f8_e4m3) {
+      put(f32_to_f8_e4m3(x), f8_e4m3_to_f32(f32_to_f8_e4m3(x)));
+    } else if (dtype == DType::f8_e5m2) {
+      put(f32_to_f8_e5m2(x), f8_e5m2_to_f32(f32_to_f8_e5m2(x)));
+    } else {
+      const auto rounded = static_cast<int8_t>(std::lround(x * 30));
+      put(rounded, static_cast<float>(rounded));
     }
-    CHECK(std::memcmp(aligned(got), aligned(expected), bytes) == 0);
   }
-  problem.out_operand = {};
-  problem.plan.items = whole.data();
-  problem.plan.num_items = static_cast<int64_t>(whole.size());
-  problem.plan.num_merges = 0;
-  problem.out = direct.data();
-  run_alone(problem, pool);
-  CHECK(split == direct);
+  return numbers;
+}
+
+StridedView view_of(Numbers& numbers, const Dims& dims) {
+  return StridedView::dense(numbers.bytes.data(), numbers.dtype, dims);
+}
+
+template <class T>
+TensorView vector_view(const std::vector<T>& values, DType dtype) {
+  return {values.data(), dtype, {static_cast<int64_t>(values.size())}};
+}
+
+struct Sequences {
+  std::vector<int32_t> qo_indptr = {0}, kv_indptr = {0}, kv_indices, kv_len;
+  std::vector<uint8_t> mask;
+  std::vector<int64_t> mask_indptr = {0};
+
+  AttentionSequences views(bool paged, bool masked) const {
+    AttentionSequences views;
+    views.qo_indptr = vector_view(qo_indptr, DType::i32);
+    views.kv_indptr = vector_view(kv_indptr, DType::i32);
+    if (paged) views.kv_indices = vector_view(kv_indices, DType::i32);
+    views.kv_len = vector_view(kv_len, DType::i32);
+    if (masked) {
+      views.mask = vector_view(mask, DType::u8);
+      views.mask_indptr = vector_view(mask_indptr, DType::i64);
+    }
+    return views;
+  }
+};
+
+// A problem of random size, paged in HND or NHD order or ragged.
+struct Problem {
+  AttentionGeometry g;
+  Sequences sequences;
+  bool paged, masked;
+  AttentionInputs inputs;
+  Numbers q, k, v;
+  Numbers k_scales, v_scales;  // of each token and head, with int8
+
+  explicit Problem(std::mt19937& random) {
+    const auto pick = [&](auto... values) {
+      const std::vector<int> list = {values...};
+      return list[random() % list.size()];
+    };
+    g.num_kv_heads = pick(1, 2, 3);
+    g.num_qo_heads = g.num_kv_heads * pick(1, 2, 5, 40);
+    g.head_dim_qk = pick(16, 40, 64, 128);
+    g.head_dim_vo = pick(g.head_dim_qk, g.head_dim_qk, 24, 64);
+    g.page_size = pick(1, 3, 16);
+    g.causal = pick(0, 1) != 0;
+    g.window_left = pick(-1, -1, 0, 70);
+    paged = pick(0, 1) != 0;
+    masked = pick(0, 0, 1) != 0;
+    inputs.order = pick(0, 1) != 0 ? KvOrder::nhd : KvOrder::hnd;
+    inputs.sm_scale = 0.2f;
+    inputs.logits_soft_cap = pick(0, 0, 3);
+    inputs.k_scale = 0.5f;
+    inputs.v_scale = 2.0f;
+    const DType q_dtype = static_cast<DType>(pick(0, 1, 2));
+    const DType kv_dtypes[] = {DType::f32, DType::f16,     DType::bf16,
+                               DType::i8,  DType::f8_e4m3, DType::f8_e5m2};
+    const DType kv_dtype = kv_dtypes[random() % 6];
+    const int count = pick(1, 2, 4);
+    for (int s = 0; s < count; ++s) {
+      add_sequence(pick(0, 1, 3, 20), pick(0, 1, 64, 130, 700), random);
+    }
+    for (size_t i = 0; i < sequences.kv_indices.size(); ++i) {
+      sequences.kv_indices[i] = static_cast<int32_t>(sequences.kv_indices.size() - 1 - i);
+    }
+    const int64_t rows = sequences.qo_indptr.back();
+    q = random_numbers(q_dtype, rows * g.num_qo_heads * g.head_dim_qk, random);
+    inputs.q = view_of(q, {rows, g.num_qo_heads, g.head_dim_qk});
+    const int64_t slots = sequences.kv_indptr.back();
+    const int64_t tokens = paged ? slots * g.page_size : slots;
+    k = random_numbers(kv_dtype, tokens * g.num_kv_heads * g.head_dim_qk, random);
+    v = random_numbers(kv_dtype, tokens * g.num_kv_heads * g.head_dim_vo, random);
+    inputs.k = view_of(k, kv_dims(slots, g.head_dim_qk));
+    inputs.v = view_of(v, kv_dims(slots, g.head_dim_vo));
+    if (kv_dtype != DType::i8) return;
+    k_scales = random_numbers(DType::f32, tokens * g.num_kv_heads, random);
+    v_scales = random_numbers(DType::f32, tokens * g.num_kv_heads, random);
+    inputs.k_scales = view_of(k_scales, kv_dims(slots, 0));
+    inputs.v_scales = view_of(v_scales, kv_dims(slots, 0));
+  }
+
+  void add_sequence(int32_t rows, int32_t length, std::mt19937& random) {
+    const int32_t slots = paged ? (length + g.page_size - 1) / g.page_size : length;
+    sequences.qo_indptr.push_back(sequences.qo_indptr.back() + rows);
+    sequences.kv_indptr.push_back(sequences.kv_indptr.back() + slots);
+    sequences.kv_indices.resize(static_cast<size_t>(sequences.kv_indptr.back()));
+    sequences.kv_len.push_back(length);
+    for (int64_t i = 0; i < (int64_t{rows} * length + 7) / 8; ++i) {
+      sequences.mask.push_back(static_cast<uint8_t>(random()));
+    }
+    sequences.mask_indptr.push_back(static_cast<int64_t>(sequences.mask.size()));
+  }
+
+  // Without a last dimension where `dims` is 0.
+  Dims kv_dims(int64_t slots, int64_t dims) const {
+    Dims shape = {slots};
+    if (paged && inputs.order == KvOrder::nhd) shape.push_back(g.page_size);
+    shape.push_back(g.num_kv_heads);
+    if (paged && inputs.order == KvOrder::hnd) shape.push_back(g.page_size);
+    if (dims > 0) shape.push_back(dims);
+    return shape;
+  }
+
+  // Element d of the key or value of token t.
+  double element(const Numbers& numbers, int64_t dims, size_t s, int64_t t, int64_t head,
+                 int64_t d) const {
+    int64_t row = (sequences.kv_indptr[s] + t) * g.num_kv_heads + head;
+    if (paged) {
+      const int64_t page =
+          sequences.kv_indices[static_cast<size_t>(sequences.kv_indptr[s] + t / g.page_size)];
+      const int64_t offset = t % g.page_size;
+      row = inputs.order == KvOrder::nhd ? (page * g.page_size + offset) * g.num_kv_heads + head
+                                         : (page * g.num_kv_heads + head) * g.page_size + offset;
+    }
+    return numbers.values[static_cast<size_t>(row * dims + d)];
+  }
+
+  bool sees(size_t s, int64_t row, int64_t t) const {
+    const int64_t length = sequences.kv_len[s];
+    const int64_t position = length - (sequences.qo_indptr[s + 1] - sequences.qo_indptr[s]) + row;
+    if (g.causal && t > position) return false;
+    if (g.window_left >= 0 && t < position - g.window_left) return false;
+    if (!masked) return true;
+    const int64_t bit = sequences.mask_indptr[s] * 8 + row * length + t;
+    return (sequences.mask[static_cast<size_t>(bit / 8)] >> bit % 8 & 1) != 0;
+  }
+
+  // The logit of a row with a token.
+  double logit(size_t s, int64_t row, int64_t head, int64_t t) const {
+    const int64_t kv_head = head / (g.num_qo_heads / g.num_kv_heads);
+    const int64_t at = ((sequences.qo_indptr[s] + row) * g.num_qo_heads + head) * g.head_dim_qk;
+    double x = 0;
+    for (int64_t d = 0; d < g.head_dim_qk; ++d) {
+      x += q.values[static_cast<size_t>(at + d)] * element(k, g.head_dim_qk, s, t, kv_head, d);
+    }
+    x *= inputs.sm_scale * inputs.k_scale;
+    if (!k_scales.values.empty()) x *= element(k_scales, 1, s, t, kv_head, 0);
+    const double cap = inputs.logits_soft_cap;
+    return cap > 0 ? cap * std::tanh(x / cap) : x;
+  }
+};
+
+double to_double(const Numbers& numbers, size_t i) {
+  if (numbers.dtype == DType::f32) {
+    float value;
+    std::memcpy(&value, numbers.bytes.data() + 4 * i, 4);
+    return value;
+  }
+  uint16_t bits;
+  std::memcpy(&bits, numbers.bytes.data() + 2 * i, 2);
+  return numbers.dtype == DType::f16 ? f16_to_f32(bits) : bf16_to_f32(bits);
+}
+
+// Compares a row and head with float64. `listed(t)`: the row's list visits token t.
+template <class Listed>
+void compare(const Problem& p, size_t s, int64_t row, int64_t head, const Numbers& out,
+             const std::vector<float>& lse, Listed&& listed) {
+  std::vector<double> weights(static_cast<size_t>(p.sequences.kv_len[s]));
+  double highest = -1e300, sum = 0, magnitude = 0;
+  for (size_t t = 0; t < weights.size(); ++t) {
+    const auto token = static_cast<int64_t>(t);
+    weights[t] = p.sees(s, row, token) && listed(token) ? p.logit(s, row, head, token) : -1e301;
+    highest = std::max(highest, weights[t]);
+  }
+  for (double& weight : weights) sum += weight = weight < -1e300 ? 0 : std::exp(weight - highest);
+  const int64_t kv_head = head / (p.g.num_qo_heads / p.g.num_kv_heads);
+  const int64_t flat = (p.sequences.qo_indptr[s] + row) * p.g.num_qo_heads + head;
+  // An error of a logit is one of its exponential; the result is rounded, and probabilities too
+  // where products are bfloat16's.
+  const double rounding = p.q.dtype == DType::f32 ? 0 : p.q.dtype == DType::f16 ? 0x1p-10 : 0x1p-7;
+  const double epsilon = rounding + 0x1p-21 * (1 + std::abs(highest));
+  for (int64_t d = 0; d < p.g.head_dim_vo; ++d) {
+    double expected = 0;
+    magnitude = 0;
+    for (size_t t = 0; t < weights.size(); ++t) {
+      const auto token = static_cast<int64_t>(t);
+      double value = p.element(p.v, p.g.head_dim_vo, s, token, kv_head, d) * p.inputs.v_scale;
+      if (!p.v_scales.values.empty()) value *= p.element(p.v_scales, 1, s, token, kv_head, 0);
+      expected += weights[t] * value;
+      magnitude = std::max(magnitude, weights[t] > 0 ? std::abs(value) : 0);
+    }
+    if (sum > 0) expected /= sum;
+    const double got = to_double(out, static_cast<size_t>(flat * p.g.head_dim_vo + d));
+    CHECK(std::abs(got - expected) <= epsilon * magnitude);
+  }
+  const float got = lse[static_cast<size_t>(flat)];
+  if (sum == 0) {
+    CHECK(std::isinf(got) && got < 0);
+  } else {
+    CHECK(std::abs(got - (highest + std::log(sum))) < 1e-4 * (1 + std::abs(highest)));
+  }
+}
+
+struct Results {
+  Numbers out;
+  std::vector<float> lse;
+};
+
+Results run(const AttentionPlan& plan, const Problem& p, ThreadPool& pool) {
+  Results results;
+  const int64_t rows = plan.num_rows();
+  const auto states = static_cast<size_t>(rows * p.g.num_qo_heads);
+  results.out.dtype = p.q.dtype;
+  results.out.bytes.resize(states * static_cast<size_t>(p.g.head_dim_vo) *
+                           static_cast<size_t>(dtype_info(p.q.dtype).block_bytes));
+  results.lse.resize(states);
+  StridedView lse;
+  lse.data = results.lse.data();
+  lse.dims = {rows, p.g.num_qo_heads};
+  lse.strides = {p.g.num_qo_heads, 1};
+  plan.run(p.inputs, view_of(results.out, {rows, p.g.num_qo_heads, p.g.head_dim_vo}), lse, pool);
+  return results;
+}
+
+// A few rows and heads of each sequence.
+template <class Compare>
+void for_some_rows(const Problem& p, std::mt19937& random, Compare&& compare) {
+  for (size_t s = 0; s < p.sequences.kv_len.size(); ++s) {
+    const int64_t rows = p.sequences.qo_indptr[s + 1] - p.sequences.qo_indptr[s];
+    for (int64_t i = 0; i < std::min<int64_t>(rows, 2); ++i) {
+      compare(s, static_cast<int64_t>(random() % static_cast<uint64_t>(rows)),
+              static_cast<int64_t>(random() % static_cast<uint64_t>(p.g.num_qo_heads)));
+    }
+  }
+}
+
+TEST("dense, with masks, at every level and for any team") {
+  ThreadPool one(1), three(3, true);
+  std::mt19937 random(1);
+  for (int i = 0; i < 60; ++i) {
+    const Problem p(random);
+    const AttentionPlan plan(p.g, p.sequences.views(p.paged, p.masked));
+    at_every_isa([&] {
+      const Results results = run(plan, p, one);
+      const Results again = run(plan, p, three);
+      CHECK(results.out.bytes == again.out.bytes && results.lse == again.lse);
+      for_some_rows(p, random, [&](size_t s, int64_t row, int64_t head) {
+        compare(p, s, row, head, results.out, results.lse, [](int64_t) { return true; });
+      });
+    });
+  }
+}
+
+// The last row of each sequence that has rows, as a problem of its own.
+Problem last_rows(const Problem& p) {
+  Problem last = p;
+  last.q.bytes.clear();
+  const auto bytes =
+      static_cast<int64_t>(p.g.num_qo_heads) * p.g.head_dim_qk * dtype_info(p.q.dtype).block_bytes;
+  for (size_t s = 0; s + 1 < p.sequences.qo_indptr.size(); ++s) {
+    const int32_t end = p.sequences.qo_indptr[s + 1];
+    const bool any = end > p.sequences.qo_indptr[s];
+    last.sequences.qo_indptr[s + 1] = last.sequences.qo_indptr[s] + (any ? 1 : 0);
+    if (!any) continue;
+    const auto from = p.q.bytes.begin() + (end - 1) * bytes;
+    last.q.bytes.insert(last.q.bytes.end(), from, from + bytes);
+  }
+  last.inputs.q =
+      view_of(last.q, {last.sequences.qo_indptr.back(), last.g.num_qo_heads, last.g.head_dim_qk});
+  return last;
+}
+
+TEST("a row has the same bits alone and among others") {
+  ThreadPool pool(1);
+  std::mt19937 random(6);
+  for (int i = 0; i < 40; ++i) {
+    Problem p(random);
+    p.masked = false;
+    const Problem last = last_rows(p);
+    const AttentionPlan plan(p.g, p.sequences.views(p.paged, false));
+    const AttentionPlan plan_last(last.g, last.sequences.views(p.paged, false));
+    at_every_isa([&] {
+      const Results among = run(plan, p, pool);
+      const Results alone = run(plan_last, last, pool);
+      const size_t bytes = alone.out.bytes.size() /
+                           static_cast<size_t>(std::max(1, last.sequences.qo_indptr.back()));
+      for (size_t s = 0; s + 1 < p.sequences.qo_indptr.size(); ++s) {
+        const auto row = static_cast<size_t>(last.sequences.qo_indptr[s]);
+        if (last.sequences.qo_indptr[s + 1] == last.sequences.qo_indptr[s]) continue;
+        const auto end = static_cast<size_t>(p.sequences.qo_indptr[s + 1]);
+        CHECK(std::memcmp(alone.out.bytes.data() + row * bytes,
+                          among.out.bytes.data() + (end - 1) * bytes, bytes) == 0);
+      }
+    });
+  }
+}
+
+// Random lists of a problem: blocks of rows and spans of tokens.
+struct Lists {
+  std::vector<int32_t> lists, indptr = {0}, spans;
+
+  Lists(const Problem& p, std::mt19937& random) {
+    for (size_t s = 0; s < p.sequences.kv_len.size(); ++s) {
+      const int32_t end = p.sequences.qo_indptr[s + 1];
+      for (int32_t head = 0; head < p.g.num_kv_heads; ++head) {
+        for (int32_t row = p.sequences.qo_indptr[s]; row < end;) {
+          const int32_t rows = std::min<int32_t>(end - row, 1 + static_cast<int32_t>(random() % 8));
+          lists.insert(lists.end(), {static_cast<int32_t>(s), head, row, rows});
+          row += rows;
+          for (int32_t t = static_cast<int32_t>(random() % 90); t < p.sequences.kv_len[s];) {
+            const int32_t last = std::min<int32_t>(p.sequences.kv_len[s],
+                                                   t + 1 + static_cast<int32_t>(random() % 90));
+            spans.insert(spans.end(), {t, last});
+            t = last + static_cast<int32_t>(random() % 90);
+          }
+          indptr.push_back(static_cast<int32_t>(spans.size() / 2));
+        }
+      }
+    }
+  }
+
+  AttentionLists views() const {
+    AttentionLists views;
+    views.lists = {lists.data(), DType::i32, {static_cast<int64_t>(lists.size() / 4), 4}};
+    views.indptr = vector_view(indptr, DType::i32);
+    views.spans = {spans.data(), DType::i32, {static_cast<int64_t>(spans.size() / 2), 2}};
+    return views;
+  }
+
+  bool visits(int64_t row, int64_t kv_head, int64_t token) const {
+    for (size_t l = 0; l + 1 < indptr.size(); ++l) {
+      const int32_t* list = lists.data() + 4 * l;
+      if (list[1] != kv_head || row < list[2] || row >= list[2] + list[3]) continue;
+      for (int32_t i = indptr[l]; i < indptr[l + 1]; ++i) {
+        const int32_t* span = spans.data() + 2 * i;
+        if (token >= span[0] && token < span[1]) return true;
+      }
+    }
+    return false;
+  }
+};
+
+TEST("lists at every level") {
+  ThreadPool pool(2, true);
+  std::mt19937 random(2);
+  for (int i = 0; i < 40; ++i) {
+    Problem p(random);
+    p.masked = false;
+    const Lists lists(p, random);
+    const AttentionPlan plan(p.g, p.sequences.views(p.paged, false), lists.views());
+    at_every_isa([&] {
+      const Results results = run(plan, p, pool);
+      for_some_rows(p, random, [&](size_t s, int64_t row, int64_t head) {
+        const int64_t kv_head = head / (p.g.num_qo_heads / p.g.num_kv_heads);
+        compare(p, s, row, head, results.out, results.lse, [&](int64_t token) {
+          return lists.visits(p.sequences.qo_indptr[s] + row, kv_head, token);
+        });
+      });
+    });
+  }
+}
+
+TEST("hostile lists and sequences") {
+  ThreadPool pool(1);
+  std::mt19937 random(3);
+  int refused = 0;
+  for (int i = 0; i < 300; ++i) {
+    Problem p(random);
+    Lists lists(p, random);
+    std::vector<int32_t>* arrays[] = {&p.sequences.qo_indptr,
+                                      &p.sequences.kv_indptr,
+                                      &p.sequences.kv_indices,
+                                      &p.sequences.kv_len,
+                                      &lists.lists,
+                                      &lists.indptr,
+                                      &lists.spans};
+    for (int change = 0; change < 2; ++change) {
+      std::vector<int32_t>& array = *arrays[random() % 7];
+      if (array.empty()) continue;
+      const int32_t wild[] = {-1, 1 << 30, -(1 << 30), 0, static_cast<int32_t>(random() % 100)};
+      array[random() % array.size()] = wild[random() % 5];
+    }
+    try {
+      const AttentionSequences views = p.sequences.views(p.paged, false);
+      const AttentionPlan plan =
+          i % 2 == 0 ? AttentionPlan(p.g, views) : AttentionPlan(p.g, views, lists.views());
+      run(plan, p, pool);
+    } catch (const InvalidArgument&) {
+      ++refused;
+    }
+  }
+  CHECK(refused > 100 && refused < 300);
+}
+
+TEST("wrong tensors are refused by name") {
+  ThreadPool pool(1);
+  std::mt19937 random(4);
+  Problem p(random);
+  const AttentionPlan plan(p.g, p.sequences.views(p.paged, p.masked));
+  Problem wrong = p;
+  wrong.inputs.q.dtype = DType::i32;
+  CHECK_THROWS(InvalidArgument, "[attention] q: expected dtype", run(plan, wrong, pool));
+  wrong = p;
+  wrong.inputs.k.dims = {1, 1};
+  CHECK_THROWS(InvalidArgument, "[attention] k: expected shape", run(plan, wrong, pool));
+  wrong = p;
+  wrong.inputs.v.dtype = p.inputs.k.dtype == DType::f32 ? DType::f16 : DType::f32;
+  CHECK_THROWS(InvalidArgument, "[attention] v: expected k's dtype", run(plan, wrong, pool));
+  wrong = p;
+  wrong.inputs.sm_scale = NAN;
+  CHECK_THROWS(InvalidArgument, "[attention] sm_scale", run(plan, wrong, pool));
+  AttentionGeometry geometry = p.g;
+  geometry.num_qo_heads = 7;
+  geometry.num_kv_heads = 2;
+  CHECK_THROWS(InvalidArgument, "num_qo_heads: expected a multiple",
+               AttentionPlan(geometry, p.sequences.views(p.paged, false)));
 }
 
 }  // namespace
-
-TEST("split or not, as floats or as an operand: the same bits") {
-  for (const Isa isa : available_isas()) {
-    set_isa(isa);
-    check_split({4, 2, 48, -1}, isa);  // heads share blocks of the operand
-    check_split({9, 3, 64, -1}, isa);  // each head has its own
-    check_split({5, 5, 32, -1}, isa);  // the operand has padding
-  }
-}
 
 CHECK_MAIN()

@@ -18,9 +18,9 @@ TEST("profile: attention counts the keys that rows see, and reads each once") {
     std::vector<int32_t> kv_len;
     ops::AttentionProblem problem;
     problem.num_qo_heads = 4;
-    problem.kv.num_kv_heads = 2;
-    problem.kv.head_dim = 16;
-    problem.kv.dtype = DType::bf16;
+    problem.num_kv_heads = 2;
+    problem.k.dims = problem.v.dims = 16;
+    problem.k.dtype = problem.v.dtype = DType::bf16;
     problem.window_left = round % 3 == 0 ? -1 : static_cast<int32_t>(random() % 40);
     int64_t pairs = 0;
     int64_t tokens = 0;
@@ -45,7 +45,7 @@ TEST("profile: attention counts the keys that rows see, and reads each once") {
     problem.batch.qo_indptr = qo_indptr.data();
     problem.batch.kv_len = kv_len.data();
     std::vector<float> out(static_cast<size_t>(qo_indptr.back()) * 64 + 1);
-    problem.out = out.data();
+    problem.out = reinterpret_cast<uint8_t*>(out.data());
     const ops::Cost cost = ops::cost(problem);
     CHECK_EQ(cost.ops, 4 * 64 * pairs);
     // Queries and outputs in float32, K and V in bfloat16.

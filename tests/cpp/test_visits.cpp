@@ -10,6 +10,7 @@
 #include "arrays.h"
 #include "check.h"
 #include "effinfer/error.h"
+#include "effinfer/ops/attention.h"
 #include "effinfer/ops/visits.h"
 
 namespace {
@@ -112,7 +113,7 @@ TEST("attention visits what random lists have") {
                          static_cast<size_t>(b.kv->num_kv_heads() * b.dim);
     std::vector<float> k(pages), v(pages), out(b.q_data.size());
     b.kv->read(k.data(), v.data());
-    AttentionOptions options;
+    PagedAttentionOptions options;
     options.sm_scale = 0.2f;
     options.visits = &visits;
     at_every_isa([&] {
@@ -177,7 +178,7 @@ TEST("lists of other sequences are refused") {
   Batch b(random, DType::f32);
   Batch other(random, DType::f32);
   Visits visits(other.batch, other.heads, other.kv->num_kv_heads());
-  AttentionOptions options;
+  PagedAttentionOptions options;
   options.visits = &visits;
   std::vector<float> out(b.q_data.size());
   CHECK_THROWS(InvalidArgument, "visits: expected lists of this batch",

@@ -26,18 +26,18 @@ def check(rng, kv_lens, qo_lens, heads, kv_heads, head_dim, dtype, **options):
     kv, keys, values = fill(rng, batch, kv_heads, head_dim, dtype)
     q = rng.standard_normal((int(batch.qo_indptr[-1]), heads, head_dim), np.float32)
     scale = head_dim**-0.5
-    out = _core.paged_attention(q, kv, *batch.lists, scale, **options)
+    out = _core.paged_attention(q, kv, *batch.lists, sm_scale=scale, **options)
     masks = (
         options.get("window_left", -1),
-        options.get("soft_cap", 0.0),
-        options.get("sinks", 0),
+        options.get("logits_soft_cap", 0.0),
+        options.get("sink_tokens", 0),
         options.get("parents"),
     )
     expected, magnitude = reference(q, keys, values, batch, np.float32(scale), *masks)
     assert_close(out, expected, terms=head_dim + max(kv_lens), magnitude=magnitude)
     if dtype == "bf16" and bf16_arithmetic():
         # Queries are rounded after scaling; then each probability once.
-        out = _core.paged_attention(q, kv, *batch.lists, scale, arithmetic="bf16", **options)
+        out = _core.paged_attention(q, kv, *batch.lists, sm_scale=scale, arithmetic="bf16", **options)
         rounded = to_bf16(q * np.float32(scale))
         expected, magnitude = reference(
             rounded, keys, values, batch, 1.0, *masks, of_probabilities=True
@@ -75,7 +75,7 @@ def test_windows(isa, dtype, window):
 def test_sinks(isa, dtype, window, sinks):
     rng = np.random.default_rng(window)
     lengths = [1, 65, 300, 901, 1500], [1, 65, 40, 20, 1]
-    check(rng, *lengths, 6, 2, 64, dtype, window_left=window, sinks=sinks)
+    check(rng, *lengths, 6, 2, 64, dtype, window_left=window, sink_tokens=sinks)
 
 
 def random_tree(rng, rows):
@@ -91,7 +91,7 @@ def test_trees(isa, window, heads, kv_heads):
         ([1, 2, 130], [1, 2, 63]),
     ]:
         parents = np.concatenate([random_tree(rng, rows) for rows in qo_lens])
-        options = {"window_left": window, "parents": parents, "sinks": 3}
+        options = {"window_left": window, "parents": parents, "sink_tokens": 3}
         check(rng, kv_lens, qo_lens, heads, kv_heads, 64, "bf16", **options)
 
 
@@ -117,8 +117,8 @@ def test_a_tree_of_too_many_rows():
 
 def test_soft_cap(isa):
     rng = np.random.default_rng(2)
-    check(rng, [65, 300], [30, 1], 6, 3, 32, "bf16", soft_cap=2.5)
-    check(rng, [65, 300], [30, 1], 6, 3, 32, "i8", soft_cap=0.5, window_left=70)
+    check(rng, [65, 300], [30, 1], 6, 3, 32, "bf16", logits_soft_cap=2.5)
+    check(rng, [65, 300], [30, 1], 6, 3, 32, "i8", logits_soft_cap=0.5, window_left=70)
 
 
 def test_random_shapes(isa):
@@ -139,7 +139,7 @@ def test_random_shapes(isa):
 @pytest.mark.parametrize("window", [-1, 90])
 @pytest.mark.parametrize(("heads", "kv_heads"), [(9, 3), (5, 1)])
 def test_bits_depend_on_the_row_alone(isa, dtype, window, heads, kv_heads):
-    options = {"window_left": window, "soft_cap": 20.0}
+    options = {"window_left": window, "logits_soft_cap": 20.0}
     check_bits(dtype, heads, kv_heads, options)
     if dtype == "bf16" and bf16_arithmetic():
         check_bits(dtype, heads, kv_heads, {**options, "arithmetic": "bf16"})
@@ -227,10 +227,10 @@ def i32(*values):
         ({"kv_indices": i32(0, -1, 3)}, r"kv_indices\[1\]"),
         ({"kv_len": i32(65, 10)}, r"kv_len\[0\]: expected .* 64 tokens of its pages, got 65"),
         ({"kv_len": i32(10, 0)}, r"kv_len\[1\]: expected at least its 1 query rows"),
-        ({"scale": float("nan")}, "scale: expected a finite number"),
-        ({"soft_cap": -1.0}, "soft_cap: expected a number >= 0"),
+        ({"sm_scale": float("nan")}, "sm_scale: expected a finite number"),
+        ({"logits_soft_cap": -1.0}, "logits_soft_cap: expected a number >= 0"),
         ({"window_left": -2}, "window_left: expected -1 or more"),
-        ({"sinks": -1}, "sinks: expected 0 or more"),
+        ({"sink_tokens": -1}, "sink_tokens: expected 0 or more"),
         ({"arithmetic": "f16"}, "arithmetic: expected f32 or bf16, got f16"),
         ({"parents": i32(-1)}, r"parents: expected shape \[2\]"),
         ({"parents": np.zeros(2, np.int64)}, "parents: expected dtype i32"),

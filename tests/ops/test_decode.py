@@ -347,6 +347,6 @@ def test_a_plan_names_its_kernel(isa):
     sizes = {"page_size": 1, "num_qo_heads": 2, "num_kv_heads": 1}
     plan = _core.AttentionPlan(*lists, **sizes, head_dim_qk=16, head_dim_vo=16)
     level = "avx512" if isa == "amx" else isa
-    assert plan.kernel("f32", "bf16") == f"list_attention.{level}"
+    assert plan.kernel("f32", "bf16") == f"attention.{level}"
     pairs = ".bf16" if bf16_products("bfloat16", "bfloat16") else ""
-    assert plan.kernel("bf16", "f8_e4m3") == f"list_attention.{level}{pairs}"
+    assert plan.kernel("bf16", "f8_e4m3") == f"attention.{level}{pairs}"

@@ -52,11 +52,11 @@ def test_attention_sees_what_lists_have(isa, dtype, heads, kv_heads, head_dim):
     visits.words[:] = random_words(rng, visits.words.shape)
     lists = visited(visits, batch, kv_heads)
     scale = np.float32(head_dim**-0.5)
-    out = _core.paged_attention(q, kv, *batch.lists, scale, visits=visits)
+    out = _core.paged_attention(q, kv, *batch.lists, sm_scale=scale, visits=visits)
     expected, magnitude = reference(q, keys, values, batch, scale, visited=lists)
     assert_close(out, expected, terms=head_dim + max(KV_LENS), magnitude=magnitude)
     if dtype == "bf16" and bf16_arithmetic():
-        out = _core.paged_attention(q, kv, *batch.lists, scale, arithmetic="bf16", visits=visits)
+        out = _core.paged_attention(q, kv, *batch.lists, sm_scale=scale, arithmetic="bf16", visits=visits)
         expected, magnitude = reference(
             to_bf16(q * scale), keys, values, batch, 1.0, visited=lists, of_probabilities=True
         )

@@ -86,23 +86,28 @@ def paged_attention(
     kv_indices: AnyArray,
     kv_len: AnyArray,
     *,
-    scale: float | None = None,
+    sm_scale: float | None = None,
     window_left: int = -1,
-    sinks: int = 0,
-    soft_cap: float = 0.0,
+    sink_tokens: int = 0,
+    logits_soft_cap: float = 0.0,
     parents: AnyArray | None = None,
     arithmetic: str = "f32",
     visits: Visits | None = None,
+    alibi_slopes: AnyArray | None = None,
+    sink_logits: AnyArray | None = None,
+    return_lse: bool = False,
+    lse_base: str = "log2",
     pool: ThreadPool | None = None,
-) -> ArrayT:
+) -> Any:
     """Causal attention of q [T, num_qo_heads, head_dim] over the pages (arXiv:1805.02867 over fixed
     chunks of keys).
 
     Args:
-        scale: of the scores; default 1 / sqrt(head_dim).
+        sm_scale: of the scores; default 1 / sqrt(head_dim).
         window_left: a row at position p sees keys in [p - window_left, p]; -1: all.
-        sinks: with a window, the first `sinks` keys are seen too (StreamingLLM, arXiv:2309.17453).
-        soft_cap: scores become cap * tanh(score / cap); 0: none.
+        sink_tokens: with a window, so many first keys are seen too (StreamingLLM,
+            arXiv:2309.17453).
+        logits_soft_cap: scores become cap * tanh(score / cap); 0: none.
         parents: int32 [T]; the rows of each sequence, 64 at most, are a tree of drafts (SpecInfer,
             arXiv:2305.09781). A row's parent is the number, within its sequence, of an earlier
             row, or -1. A row sees what precedes the step, its ancestors and itself; windows count
@@ -112,23 +117,35 @@ def paged_attention(
             UnsupportedError elsewhere.
         visits: which keys blocks of rows visit (`effinfer.ops.visits`), of this batch; None: all.
             Without a window and parents.
+        alibi_slopes: float32 [num_qo_heads]: + slope * (key - query position).
+        sink_logits: float32 [num_qo_heads]: the logit of one more key, whose value is zero.
 
     num_qo_heads is a multiple of num_kv_heads.
+
+    Returns:
+        As q; with return_lse a pair with float32 [T, num_qo_heads], the logarithm, to base 2 or
+        ("ln") natural, of each row's sum of exponentials.
     """
     layout = layout_of("paged_attention", qo_indptr, kv_indptr, kv_indices, kv_len)
     attended = _core.paged_attention(
         dense(q, "[paged_attention] q"),
         kv,
         *layout,
-        scale=scale,
+        sm_scale=sm_scale,
         window_left=window_left,
-        sinks=sinks,
-        soft_cap=soft_cap,
+        sink_tokens=sink_tokens,
+        logits_soft_cap=logits_soft_cap,
         parents=optional(parents, "[paged_attention] parents"),
         arithmetic=arithmetic,
         visits=visits,
+        alibi_slopes=optional(alibi_slopes, "[paged_attention] alibi_slopes"),
+        sink_logits=optional(sink_logits, "[paged_attention] sink_logits"),
+        return_lse=return_lse,
+        lse_base=lse_base,
         pool=pool,
     )
+    if return_lse:
+        return as_kind(attended[0], q), as_kind(attended[1], q)
     return as_kind(attended, q)
 
 

@@ -114,7 +114,7 @@ class PlannedAttention:
                 alibi_slopes=self._slopes,
                 k_scale=_scale(k_scale, f"[{self.op}] k_scale"),
                 v_scale=_scale(v_scale, f"[{self.op}] v_scale"),
-                sinks=self._sinks(sinks),
+                sink_logits=self._sinks(sinks),
                 layout=layout,
                 pool=pool,
                 **parts,
