@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <memory>
 #include <string>
 
 #include "compiler/executable_impl.h"
@@ -27,8 +28,8 @@ void Executable::Impl::reserve_plans() {
     partials = std::max(partials, count);
     partial_floats = std::max(partial_floats, count * static_cast<size_t>(shape.head_dim));
   }
-  partial_out.resize(partial_floats);
-  partial_ms.resize(partials * 2);
+  partial_out = std::make_unique_for_overwrite<float[]>(partial_floats);
+  partial_ms = std::make_unique_for_overwrite<float[]>(partials * 2);
   plans.resize(shared.attention_shapes.size());
   for (const kernels::VisitShape& shape : shared.visit_shapes) {
     visit_buffers.emplace_back(shape, limits.max_tokens, limits.max_sequences, limits.max_seq_len);
@@ -40,8 +41,8 @@ void Executable::Impl::reserve_plans() {
 void Executable::Impl::plan_step(const kernels::BatchLayout& layout) {
   for (size_t slot = 0; slot < plans.size(); ++slot) {
     const kernels::AttentionPlanBuffers buffers{
-        plan_buffers[slot].items.data(), plan_buffers[slot].merges.data(), partial_out.data(),
-        partial_ms.data(), plan_buffers[slot].done.data()};
+        plan_buffers[slot].items.data(), plan_buffers[slot].merges.data(), partial_out.get(),
+        partial_ms.get(), plan_buffers[slot].done.data()};
     plans[slot] = kernels::plan_attention(shared.attention_shapes[slot], layout, buffers);
   }
   for (size_t slot = 0; slot < visits.size(); ++slot) {

@@ -30,7 +30,8 @@ struct Executable::Impl {
   std::vector<compiler::Program> programs;
   std::array<size_t, 2> program_of_phase{};
 
-  // Attention: buffers a slot; the partial results are shared, since layers run one by one.
+  // Attention: buffers a slot; the partial results are shared, since layers run one by one, and
+  // take no memory before they are written: few steps have as many as there is room for.
   struct PlanBuffers {
     std::vector<kernels::AttentionWorkItem> items;
     std::vector<kernels::AttentionMergeItem> merges;
@@ -38,8 +39,8 @@ struct Executable::Impl {
   };
   std::vector<PlanBuffers> plan_buffers;
   std::vector<kernels::VisitBuffers> visit_buffers;  // shared by layers in the same way
-  std::vector<float> partial_out;
-  std::vector<float> partial_ms;
+  std::unique_ptr<float[]> partial_out;
+  std::unique_ptr<float[]> partial_ms;
 
   std::vector<kernels::TopList> top_lists;  // [members][max_rows], where the head can keep them
 
