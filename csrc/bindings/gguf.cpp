@@ -24,10 +24,10 @@ struct Strings {
   const GgufArray* array;
 
   py::str item(py::ssize_t index) const {
-    const auto size = static_cast<py::ssize_t>(array->strings.size());
+    const auto size = static_cast<py::ssize_t>(array->size);
     if (index < 0) index += size;
     if (index < 0 || index >= size) throw py::index_error("string index out of range");
-    return to_python(array->strings[static_cast<size_t>(index)]);
+    return to_python(array->string(static_cast<uint64_t>(index)));
   }
 };
 
@@ -68,8 +68,9 @@ const GgufArray& string_array_of(const GgufFile& file, const py::object& key) {
 
 template <class Convert>
 py::list list_of(const GgufArray& array, Convert&& convert) {
-  py::list list(array.strings.size());
-  for (size_t i = 0; i < array.strings.size(); ++i) list[i] = convert(array.strings[i]);
+  py::list list(array.size);
+  size_t i = 0;
+  array.for_each_string([&](std::string_view text) { list[i++] = convert(text); });
   return list;
 }
 
@@ -141,7 +142,7 @@ py::array_t<float> dequantize_array(const std::string& dtype, const py::array& b
 
 void register_parts(py::module_& m) {
   py::class_<Strings>(m, "GgufStrings", "A sequence of str over a metadata array.")
-      .def("__len__", [](const Strings& self) { return self.array->strings.size(); })
+      .def("__len__", [](const Strings& self) { return self.array->size; })
       .def("__getitem__", &Strings::item);
   py::class_<Tensor>(m, "GgufTensor", "What a file says of a tensor.")
       .def_property_readonly("name", [](const Tensor& self) { return to_python(self.info->name); })

@@ -35,14 +35,17 @@ void Executable::Impl::reserve_plans() {
     visit_buffers.emplace_back(shape, limits.max_tokens, limits.max_sequences, limits.max_seq_len);
   }
   visits.resize(visit_buffers.size());
-  if (shared.max_top > 0) top_lists.resize(static_cast<size_t>(pool->size() * limits.max_rows));
+  if (shared.max_top > 0) {
+    const auto count = static_cast<size_t>(pool->size() * limits.max_rows);
+    top_lists = std::make_unique_for_overwrite<std::byte[]>(count * sizeof(kernels::TopList));
+  }
 }
 
 void Executable::Impl::plan_step(const kernels::BatchLayout& layout) {
   for (size_t slot = 0; slot < plans.size(); ++slot) {
-    const kernels::AttentionPlanBuffers buffers{
-        plan_buffers[slot].items.data(), plan_buffers[slot].merges.data(), partial_out.get(),
-        partial_ms.get(), plan_buffers[slot].done.data()};
+    const kernels::AttentionPlanBuffers buffers{plan_buffers[slot].items.data(),
+                                                plan_buffers[slot].merges.data(), partial_out.get(),
+                                                partial_ms.get(), plan_buffers[slot].done.data()};
     plans[slot] = kernels::plan_attention(shared.attention_shapes[slot], layout, buffers);
   }
   for (size_t slot = 0; slot < visits.size(); ++slot) {
@@ -67,16 +70,15 @@ void Executable::run_top(const Batch& batch, KvCache& cache, const TopLogits& to
   }
   compiler::check_size_of("values", top.values.size(), rows * static_cast<size_t>(top.k));
   compiler::check_size_of("tokens", top.tokens.size(), rows * static_cast<size_t>(top.k));
-  const size_t lists = rows * static_cast<size_t>(impl.pool->size());
-  for (kernels::TopList& list :
-       std::span(impl.top_lists).first(std::min(lists, impl.top_lists.size()))) {
-    list.clear();
-  }
+  // More rows than there is room for are refused by the step.
+  const auto members = static_cast<size_t>(impl.pool->size());
+  const size_t lists = members * std::min(rows, static_cast<size_t>(impl.limits.max_rows));
   compiler::Step step;
-  step.top = impl.top_lists.data();
+  step.top = reinterpret_cast<kernels::TopList*>(impl.top_lists.get());
+  std::uninitialized_default_construct_n(step.top, lists);
   step.top_k = top.k;
   impl.run_step(batch, cache, step);
-  compiler::merge_top(impl.top_lists.data(), impl.pool->size(), rows, top);
+  compiler::merge_top(step.top, impl.pool->size(), rows, top);
 }
 
 int32_t Executable::max_top() const {

@@ -42,7 +42,8 @@ struct Executable::Impl {
   std::unique_ptr<float[]> partial_out;
   std::unique_ptr<float[]> partial_ms;
 
-  std::vector<kernels::TopList> top_lists;  // [members][max_rows], where the head can keep them
+  // kernels::TopList[members][max_rows], where the head can keep them; made by the step.
+  std::unique_ptr<std::byte[]> top_lists;
 
   // Of the step that runs.
   std::vector<kernels::AttentionPlan> plans;

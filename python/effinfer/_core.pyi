@@ -206,6 +206,11 @@ class Graph:
         """
         By name: dtype, shape, weight_name, device.
         """
+    @property
+    def weight_names(self) -> list[str]:
+        """
+        The weights that it reads, as their source names them.
+        """
 
 class GraphBuilder:
     """

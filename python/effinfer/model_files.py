@@ -7,12 +7,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from effinfer import _core
-from effinfer.hf_ternary import ternary_format
 from effinfer.metadata import read_json
 from effinfer.models import build_graph
 from effinfer.models.config import ModelConfig, config_from_gguf
 from effinfer.models.hf_config import config_from_hf
-from effinfer.weights import load_folder_weights
 
 if TYPE_CHECKING:
     from effinfer.chat import ChatTemplate
@@ -115,7 +113,7 @@ def _open_gguf(path: Path, head: str | None) -> ModelFiles:
 
 def _refuse_unread(path: Path, file: _core.GgufFile, graph: _core.Graph) -> None:
     """A tensor that the definition does not read is a part that the model would run without."""
-    read = {facts["weight_name"] for facts in graph.values.values()}
+    read = set(graph.weight_names)
     names = [tensor.name for tensor in file.tensors()]
     unread = [name for name in names if name not in read and not _HARMLESS.search(name)]
     if unread:
@@ -149,6 +147,9 @@ def _gguf_eos(file: _core.GgufFile) -> list[int]:
 
 
 def _open_folder(path: Path, head: str | None) -> ModelFiles:
+    from effinfer.hf_ternary import ternary_format
+    from effinfer.weights import load_folder_weights
+
     config_file = read_json(path / "config.json")
     if not config_file:
         raise _core.FileError(f"[load] {path}: expected a folder with a config.json")
