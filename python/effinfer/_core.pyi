@@ -1321,6 +1321,11 @@ def top_k(
     values: numpy.typing.NDArray[typing.Any],
     pool: ThreadPool | None = None,
 ) -> numpy.typing.NDArray[numpy.int64]: ...
+def trim_heap() -> None:
+    """
+    Gives freed memory of the C heap back to the system: after work that took much of it.
+    """
+
 def variable_block_lists(
     block_mask_map: numpy.typing.NDArray[typing.Any],
     block_row_sz: numpy.typing.NDArray[typing.Any],
