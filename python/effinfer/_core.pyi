@@ -127,6 +127,10 @@ class GgufFile(WeightSource):
         """
         A string array as list of str; bytes that are not UTF-8 become surrogate escapes.
         """
+    def strings_where(self, key: typing.Any, numbers: typing.Any, value: float) -> dict[int, str]:
+        """
+        Index -> str: of a string array, those where the array `numbers` holds `value`.
+        """
     def tensor_bytes(self, name: typing.Any) -> numpy.typing.NDArray[typing.Any]:
         """
         A tensor's bytes: a read-only uint8 array over the mapping.
@@ -365,7 +369,7 @@ class Executable:
         logit_rows: typing.Annotated[numpy.typing.ArrayLike, numpy.int32],
         cache: KvCache,
         phase: str = "decode",
-        ancestors: typing.Annotated[numpy.typing.ArrayLike, numpy.uint64] = ...,
+        ancestors: typing.Annotated[numpy.typing.ArrayLike, numpy.uint64] | None = None,
     ) -> numpy.typing.NDArray[numpy.float32]:
         """
         One step: appends K and V to the cache, returns float32 logits [R, vocab]. ancestors:

@@ -1,9 +1,8 @@
 """Checks and normal forms of what callers of LLM pass."""
 
 from collections.abc import Sequence
+from numbers import Integral
 from typing import Any, TypeAlias
-
-import numpy as np
 
 from effinfer import _core
 from effinfer.sampling import SamplingParams
@@ -26,7 +25,7 @@ def as_prompts(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
     if isinstance(prompts, str):
         return [prompts]
     items: list[Any] = list(prompts)
-    if items and all(isinstance(item, int | np.integer) for item in items):
+    if items and all(isinstance(item, Integral) for item in items):
         return [items]
     return items
 

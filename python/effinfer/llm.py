@@ -9,9 +9,6 @@ import warnings
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-import numpy.typing as npt
-
 from effinfer import _core
 from effinfer.arguments import (
     Prompt,
@@ -30,7 +27,10 @@ from effinfer.request_loop import RequestLoop
 from effinfer.sampling import SamplingParams
 from effinfer.techniques import SparsePrefill, as_prefill
 
-if TYPE_CHECKING:  # imported when text is first read: they cost more memory than numpy
+if TYPE_CHECKING:  # imported when text or arrays are asked for: they cost more than the rest
+    import numpy as np
+    import numpy.typing as npt
+
     from effinfer.chat import ChatTemplate, Message
     from effinfer.tokenizer import Tokenizer
 

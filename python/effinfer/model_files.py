@@ -140,12 +140,10 @@ def _with_head(weights: _core.WeightSource, head: str | None) -> _core.WeightSou
 def _gguf_eos(file: _core.GgufFile) -> list[int]:
     named = (file.get(f"tokenizer.ggml.{kind}_token_id") for kind in ("eos", "eot", "eom"))
     ids = {int(value) for value in named if value is not None}
-    types = file.get("tokenizer.ggml.token_type")
-    tokens = file.metadata().get("tokenizer.ggml.tokens")  # decoded when indexed
-    if types is not None and tokens is not None:
-        for index in (types == _CONTROL).nonzero()[0].tolist():
-            if index < len(tokens) and tokens[index] in _END_TOKENS:
-                ids.add(index)
+    tokens, types = "tokenizer.ggml.tokens", "tokenizer.ggml.token_type"
+    if {tokens, types} <= set(file.keys()):
+        control = file.strings_where(tokens, types, _CONTROL)
+        ids.update(index for index, token in control.items() if token in _END_TOKENS)
     return sorted(ids)
 
 
