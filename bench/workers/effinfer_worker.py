@@ -1,10 +1,11 @@
-"""effinfer through its public Python class."""
+"""effinfer through its public Python class. numpy comes with the questions that need it, and is in
+no other peak of memory."""
 
+import statistics
 import time
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from protocol import serve
 
 import effinfer
@@ -24,6 +25,8 @@ class Steps:
 
     def step(self, sequence: int, tokens: list[int], phase: str) -> None:
         """Appends the tokens and computes the logits of all."""
+        import numpy as np
+
         done = self.cache.length(sequence)
         self.cache.append(sequence, tokens)
         pages = np.array(self.cache.pages(sequence), np.int32)
@@ -50,7 +53,7 @@ class Steps:
             times.append(time.perf_counter() - start)
             self.cache.rollback(sequence, len(tokens))
         self.cache.release(sequence, keep_prefix=False)
-        return float(np.median(times))
+        return statistics.median(times)
 
 
 class Worker:
@@ -143,6 +146,8 @@ class Worker:
         return {"seconds": request["bytes"] / rate}
 
     def logits(self, request: dict[str, Any]) -> dict[str, Any]:
+        import numpy as np
+
         np.save(request["path"], self.llm.logits(request["tokens"], phase=request["phase"]))
         return {}
 

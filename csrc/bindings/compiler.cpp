@@ -3,6 +3,8 @@
 #include <pybind11/numpy.h>
 #include <pybind11/stl.h>
 
+#include <optional>
+
 #include "bindings/module.h"
 #include "bindings/phase.h"
 #include "bindings/strings.h"
@@ -45,7 +47,8 @@ py::array_t<float> run(Executable& executable, const IntArray& token_ids, const 
                        const IntArray& qo_indptr, const IntArray& kv_indptr,
                        const IntArray& kv_indices, const IntArray& kv_len,
                        const IntArray& logit_rows, KvCache& cache, const std::string& phase,
-                       const WordArray& ancestors) {
+                       const std::optional<WordArray>& ancestors) {
+  const auto words = ancestors.value_or(WordArray(0));
   const Batch batch{parse_phase("run", phase),
                     span_of(token_ids),
                     span_of(positions),
@@ -54,7 +57,7 @@ py::array_t<float> run(Executable& executable, const IntArray& token_ids, const 
                     span_of(kv_indices),
                     span_of(kv_len),
                     span_of(logit_rows),
-                    {ancestors.data(), static_cast<size_t>(ancestors.size())}};
+                    {words.data(), static_cast<size_t>(words.size())}};
   py::array_t<float> logits({logit_rows.size(), static_cast<py::ssize_t>(executable.vocab_size())});
   const std::span<float> out(logits.mutable_data(), static_cast<size_t>(logits.size()));
   const py::gil_scoped_release release;
@@ -88,7 +91,7 @@ void register_compiler(py::module_& m) {
       .def("run", &run, py::kw_only(), py::arg("token_ids"), py::arg("positions"),
            py::arg("qo_indptr"), py::arg("kv_indptr"), py::arg("kv_indices"), py::arg("kv_len"),
            py::arg("logit_rows"), py::arg("cache"), py::arg("phase") = "decode",
-           py::arg("ancestors") = WordArray(0),
+           py::arg("ancestors") = py::none(),
            "One step: appends K and V to the cache, returns float32 logits [R, vocab]. ancestors:\n"
            "uint64 [T] when the rows of a sequence are a tree of drafts, a bit for each of the\n"
            "sequence's rows that a row descends from, and its own.")

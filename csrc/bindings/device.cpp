@@ -1,5 +1,6 @@
 #include "effinfer/device.h"
 
+#include <malloc.h>
 #include <pybind11/stl.h>
 #include <unistd.h>
 
@@ -43,6 +44,15 @@ void register_device(py::module_& m) {
     const ThreadChoice choice = default_threads();
     return py::make_tuple(choice.threads, choice.reason);
   });
+  m.def(
+      "trim_heap",
+      [] {
+#if defined(__GLIBC__)  // other libraries give back by themselves, or have no way to
+        const py::gil_scoped_release release;
+        malloc_trim(0);
+#endif
+      },
+      "Gives freed memory of the C heap back to the system: after work that took much of it.");
   m.def(
       "memory_features",
       [] {

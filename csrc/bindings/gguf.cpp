@@ -5,8 +5,10 @@
 #include <pybind11/numpy.h>
 #include <pybind11/stl.h>
 
+#include <algorithm>
 #include <array>
 #include <cstring>
+#include <map>
 
 #include "bindings/arrays.h"
 #include "bindings/module.h"
@@ -24,10 +26,10 @@ struct Strings {
   const GgufArray* array;
 
   py::str item(py::ssize_t index) const {
-    const auto size = static_cast<py::ssize_t>(array->strings.size());
+    const auto size = static_cast<py::ssize_t>(array->size);
     if (index < 0) index += size;
     if (index < 0 || index >= size) throw py::index_error("string index out of range");
-    return to_python(array->strings[static_cast<size_t>(index)]);
+    return to_python(array->string(static_cast<uint64_t>(index)));
   }
 };
 
@@ -68,8 +70,9 @@ const GgufArray& string_array_of(const GgufFile& file, const py::object& key) {
 
 template <class Convert>
 py::list list_of(const GgufArray& array, Convert&& convert) {
-  py::list list(array.strings.size());
-  for (size_t i = 0; i < array.strings.size(); ++i) list[i] = convert(array.strings[i]);
+  py::list list(array.size);
+  size_t i = 0;
+  array.for_each_string([&](std::string_view text) { list[i++] = convert(text); });
   return list;
 }
 
@@ -85,6 +88,53 @@ py::array number_array(const File& file, const GgufArray& array) {
   std::memcpy(copy.mutable_data(), array.bytes.data(), array.bytes.size());
   copy.attr("setflags")(py::arg("write") = false);
   return copy;
+}
+
+// Element `index` of an array of numbers: exact but for integers of more than 53 bits.
+double number_at(const GgufArray& array, uint64_t index) {
+  using Type = GgufArray::Type;
+  const auto read = [&]<class T>(T value) {
+    std::memcpy(&value, array.bytes.data() + index * sizeof(T), sizeof(T));
+    return static_cast<double>(value);
+  };
+  switch (array.type) {
+    case Type::u8:
+    case Type::boolean:
+      return read(uint8_t{});
+    case Type::i8:
+      return read(int8_t{});
+    case Type::u16:
+      return read(uint16_t{});
+    case Type::i16:
+      return read(int16_t{});
+    case Type::u32:
+      return read(uint32_t{});
+    case Type::i32:
+      return read(int32_t{});
+    case Type::f32:
+      return read(float{});
+    case Type::u64:
+      return read(uint64_t{});
+    case Type::i64:
+      return read(int64_t{});
+    case Type::f64:
+      return read(double{});
+    case Type::string:
+      break;
+  }
+  throw InvalidArgument("[gguf] numbers: expected an array of numbers, got one of strings");
+}
+
+// A vocabulary has few tokens of a kind: neither numpy nor all its strings are needed for them.
+std::map<uint64_t, py::str> strings_where(const GgufFile& file, const py::object& key,
+                                          const py::object& numbers, double value) {
+  const GgufArray& strings = string_array_of(file, key);
+  const GgufArray& kinds = array_of(file, numbers);
+  std::map<uint64_t, py::str> found;
+  for (uint64_t i = 0; i < std::min(strings.size, kinds.size); ++i) {
+    if (number_at(kinds, i) == value) found.emplace(i, to_python(strings.string(i)));
+  }
+  return found;
 }
 
 py::object to_object(const File& file, const GgufValue& value, bool lazy_strings) {
@@ -141,7 +191,7 @@ py::array_t<float> dequantize_array(const std::string& dtype, const py::array& b
 
 void register_parts(py::module_& m) {
   py::class_<Strings>(m, "GgufStrings", "A sequence of str over a metadata array.")
-      .def("__len__", [](const Strings& self) { return self.array->strings.size(); })
+      .def("__len__", [](const Strings& self) { return self.array->size; })
       .def("__getitem__", &Strings::item);
   py::class_<Tensor>(m, "GgufTensor", "What a file says of a tensor.")
       .def_property_readonly("name", [](const Tensor& self) { return to_python(self.info->name); })
@@ -207,7 +257,9 @@ void register_metadata(py::class_<GgufFile, WeightSource, File>& file) {
               return py::bytes(text.data(), text.size());
             });
           },
-          py::arg("key"), "A string array as list of bytes.");
+          py::arg("key"), "A string array as list of bytes.")
+      .def("strings_where", &strings_where, py::arg("key"), py::arg("numbers"), py::arg("value"),
+           "Index -> str: of a string array, those where the array `numbers` holds `value`.");
 }
 
 }  // namespace

@@ -171,11 +171,22 @@ void register_graph(py::module_& m) {
       .def_property_readonly("metadata", [](const Graph& graph) { return to_dict(graph.metadata); })
       .def_property_readonly("nodes", &nodes, "Dicts of op, inputs, outputs, attributes.")
       .def_property_readonly("values", &values, "By name: dtype, shape, weight_name, device.")
-      .def_property_readonly("outputs", [](const Graph& graph) {
-        std::vector<std::string> names;
-        for (const ValueId id : graph.outputs) names.push_back(graph.value(id).name);
-        return names;
-      });
+      .def_property_readonly("outputs",
+                             [](const Graph& graph) {
+                               std::vector<std::string> names;
+                               for (const ValueId id : graph.outputs) {
+                                 names.push_back(graph.value(id).name);
+                               }
+                               return names;
+                             })
+      .def_property_readonly(
+          "weight_names",
+          [](const Graph& graph) {
+            std::vector<std::string> names;
+            for (const ValueId id : graph.weights) names.push_back(graph.value(id).weight_name);
+            return names;
+          },
+          "The weights that it reads, as their source names them.");
   register_builder(m);
   m.def("op_names", &op_names, "The operators that a node may have.");
 }

@@ -77,13 +77,15 @@ void with_value(const py::object& object, Body&& body) {
     throw InvalidArgument(
         "[gguf] value: expected int, float, bool, str, a list of str or an array");
   }
-  std::vector<std::string> texts;
+  std::string texts;  // as in a file
   for (const py::handle item : object.cast<py::list>()) {
-    texts.push_back(to_bytes(py::reinterpret_borrow<py::object>(item)));
+    const std::string text = to_bytes(py::reinterpret_borrow<py::object>(item));
+    const uint64_t length = text.size();
+    texts.append(reinterpret_cast<const char*>(&length), sizeof(length)).append(text);
+    ++array.size;
   }
   array.type = GgufArray::Type::string;
-  array.size = texts.size();
-  array.strings.assign(texts.begin(), texts.end());
+  array.bytes = {reinterpret_cast<const uint8_t*>(texts.data()), texts.size()};
   body(GgufValue(std::move(array)));
 }
 

@@ -25,7 +25,8 @@ std::shared_ptr<void> allocate_huge(size_t bytes) {
   const auto address = reinterpret_cast<uintptr_t>(base);
   auto* memory = static_cast<uint8_t*>(base) + (kHugePage - address % kHugePage) % kHugePage;
 #if defined(MADV_HUGEPAGE)
-  madvise(memory, mapped - kHugePage, MADV_HUGEPAGE);
+  // Not the last bytes: a huge page would be taken for them whole.
+  madvise(memory, bytes / kHugePage * kHugePage, MADV_HUGEPAGE);
 #endif
   return {memory, [base, mapped](void*) { munmap(base, mapped); }};
 }

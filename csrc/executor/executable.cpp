@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <memory>
 #include <string>
 
 #include "executor/executable_impl.h"
@@ -24,18 +25,21 @@ void Executable::Impl::reserve_plans() {
     partials = std::max(partials, count);
     partial_floats = std::max(partial_floats, count * static_cast<size_t>(shape.head_dim));
   }
-  partial_out.resize(partial_floats);
-  partial_ms.resize(partials * 2);
+  partial_out = std::make_unique_for_overwrite<float[]>(partial_floats);
+  partial_ms = std::make_unique_for_overwrite<float[]>(partials * 2);
   for (executor::AttentionBuffers& buffers : attention) {
     buffers.done = buffers.counters.data();
-    buffers.partial_out = partial_out.data();
-    buffers.partial_ms = partial_ms.data();
+    buffers.partial_out = partial_out.get();
+    buffers.partial_ms = partial_ms.get();
   }
   for (const ops::VisitShape& shape : shared.visit_shapes) {
     visit_buffers.emplace_back(shape, limits.max_tokens, limits.max_sequences, limits.max_seq_len);
   }
   visits.resize(visit_buffers.size());
-  if (shared.max_top > 0) top_lists.resize(static_cast<size_t>(pool->size() * limits.max_rows));
+  if (shared.max_top > 0) {
+    const auto count = static_cast<size_t>(pool->size() * limits.max_rows);
+    top_lists = std::make_unique_for_overwrite<std::byte[]>(count * sizeof(ops::TopList));
+  }
 }
 
 void Executable::Impl::plan_step(const ops::BatchLayout& layout) {
@@ -64,16 +68,15 @@ void Executable::run_top(const Batch& batch, KvCache& cache, const TopLogits& to
   }
   executor::check_size_of("values", top.values.size(), rows * static_cast<size_t>(top.k));
   executor::check_size_of("tokens", top.tokens.size(), rows * static_cast<size_t>(top.k));
-  const size_t lists = rows * static_cast<size_t>(impl.pool->size());
-  for (ops::TopList& list :
-       std::span(impl.top_lists).first(std::min(lists, impl.top_lists.size()))) {
-    list.clear();
-  }
+  // More rows than there is room for are refused by the step.
+  const auto members = static_cast<size_t>(impl.pool->size());
+  const size_t lists = members * std::min(rows, static_cast<size_t>(impl.limits.max_rows));
   executor::Step step;
-  step.top = impl.top_lists.data();
+  step.top = reinterpret_cast<ops::TopList*>(impl.top_lists.get());
+  std::uninitialized_default_construct_n(step.top, lists);
   step.top_k = top.k;
   impl.run_step(batch, cache, step);
-  executor::merge_top(impl.top_lists.data(), impl.pool->size(), rows, top);
+  executor::merge_top(step.top, impl.pool->size(), rows, top);
 }
 
 int32_t Executable::max_top() const {

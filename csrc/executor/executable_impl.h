@@ -30,13 +30,15 @@ struct Executable::Impl {
   std::vector<executor::Program> programs;
   std::array<size_t, 2> program_of_phase{};
 
-  // By the slots of shapes; layers of one shape share them.
+  // By the slots of shapes; layers of one shape share them. Partial results take no memory before
+  // they are written: few steps have as many as there is room for.
   std::vector<executor::AttentionBuffers> attention;
   std::vector<ops::VisitBuffers> visit_buffers;
-  std::vector<float> partial_out;
-  std::vector<float> partial_ms;
+  std::unique_ptr<float[]> partial_out;
+  std::unique_ptr<float[]> partial_ms;
 
-  std::vector<ops::TopList> top_lists;  // [members][max_rows], where the head can keep them
+  // ops::TopList[members][max_rows], where the head can keep them; made by the step.
+  std::unique_ptr<std::byte[]> top_lists;
 
   // Of the step that runs.
   std::vector<ops::VisitPlan> visits;

@@ -73,8 +73,14 @@ GgufArray read_array(Cursor& cursor, const std::string& what) {
   array.type = array_type(type);
   if (type == ValueType::string) {
     array.size = cursor.read_count(sizeof(uint64_t), what);
-    array.strings.reserve(array.size);
-    for (uint64_t i = 0; i < array.size; ++i) array.strings.push_back(cursor.read_string(what));
+    array.places.reserve(array.size / GgufArray::kStride + 1);
+    const uint64_t begin = cursor.position();
+    const uint8_t* data = cursor.read_bytes(0, what).data();
+    for (uint64_t i = 0; i < array.size; ++i) {
+      if (i % GgufArray::kStride == 0) array.places.push_back(cursor.position() - begin);
+      cursor.read_string(what);
+    }
+    array.bytes = {data, cursor.position() - begin};
     return array;
   }
   const uint64_t element = number_bytes(type);

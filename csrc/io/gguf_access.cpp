@@ -1,5 +1,6 @@
 // Look-ups in an open GGUF file.
 #include <algorithm>
+#include <cstring>
 #include <limits>
 
 #include "core/mapped_pages.h"
@@ -11,6 +12,20 @@
 namespace effinfer {
 
 using gguf::quoted;
+
+std::string_view GgufArray::string_at(uint64_t& place) const {
+  uint64_t length = 0;
+  std::memcpy(&length, bytes.data() + place, sizeof(length));
+  const auto* text = reinterpret_cast<const char*>(bytes.data() + place + sizeof(length));
+  place += sizeof(length) + length;
+  return {text, length};
+}
+
+std::string_view GgufArray::string(uint64_t index) const {
+  uint64_t place = places.at(index / kStride);
+  for (uint64_t i = index % kStride; i > 0; --i) string_at(place);
+  return string_at(place);
+}
 
 GgufFile::GgufFile(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
 

@@ -69,7 +69,6 @@ struct Encoder {
     append_type(out, ValueType::array);
     append_type(out, gguf::value_type(array.type));
     append_number(out, array.size);
-    for (const std::string_view item : array.strings) append_string(out, item);
     out.append(reinterpret_cast<const char*>(array.bytes.data()), array.bytes.size());
   }
 };

@@ -114,6 +114,7 @@ const float* WeightStore::floats(const Value& value) {
     const int64_t count = view.dims.num_elements();
     std::vector<float> values(static_cast<size_t>(count));
     dequantize(view.dtype, view.data, count, values.data());
+    source_->release(value.weight_name, 0, view.num_bytes());
     uses_.push_back(
         {value.weight_name, view.dtype, "f32", view.num_bytes(), values.size() * sizeof(float)});
     entry = floats_.emplace(value.weight_name, std::move(values)).first;

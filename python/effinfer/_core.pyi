@@ -127,6 +127,10 @@ class GgufFile(WeightSource):
         """
         A string array as list of str; bytes that are not UTF-8 become surrogate escapes.
         """
+    def strings_where(self, key: typing.Any, numbers: typing.Any, value: float) -> dict[int, str]:
+        """
+        Index -> str: of a string array, those where the array `numbers` holds `value`.
+        """
     def tensor_bytes(self, name: typing.Any) -> numpy.typing.NDArray[typing.Any]:
         """
         A tensor's bytes: a read-only uint8 array over the mapping.
@@ -205,6 +209,11 @@ class Graph:
     def values(self) -> dict[str, typing.Any]:
         """
         By name: dtype, shape, weight_name, device.
+        """
+    @property
+    def weight_names(self) -> list[str]:
+        """
+        The weights that it reads, as their source names them.
         """
 
 class GraphBuilder:
@@ -360,7 +369,7 @@ class Executable:
         logit_rows: typing.Annotated[numpy.typing.ArrayLike, numpy.int32],
         cache: KvCache,
         phase: str = "decode",
-        ancestors: typing.Annotated[numpy.typing.ArrayLike, numpy.uint64] = ...,
+        ancestors: typing.Annotated[numpy.typing.ArrayLike, numpy.uint64] | None = None,
     ) -> numpy.typing.NDArray[numpy.float32]:
         """
         One step: appends K and V to the cache, returns float32 logits [R, vocab]. ancestors:
@@ -1316,6 +1325,11 @@ def top_k(
     values: numpy.typing.NDArray[typing.Any],
     pool: ThreadPool | None = None,
 ) -> numpy.typing.NDArray[numpy.int64]: ...
+def trim_heap() -> None:
+    """
+    Gives freed memory of the C heap back to the system: after work that took much of it.
+    """
+
 def variable_block_lists(
     block_mask_map: numpy.typing.NDArray[typing.Any],
     block_row_sz: numpy.typing.NDArray[typing.Any],

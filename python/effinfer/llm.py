@@ -9,9 +9,6 @@ import warnings
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-import numpy.typing as npt
-
 from effinfer import _core
 from effinfer.checkpoints.model_files import ModelFiles, open_model
 from effinfer.files.paths import pack_cache_dir
@@ -31,7 +28,10 @@ from effinfer.requests.loop import RequestLoop
 from effinfer.sampling import SamplingParams
 from effinfer.techniques import SparsePrefill, as_prefill
 
-if TYPE_CHECKING:  # imported when text is first read: they cost more memory than numpy
+if TYPE_CHECKING:  # imported when text or arrays are asked for: they cost more than the rest
+    import numpy as np
+    import numpy.typing as npt
+
     from effinfer.text.chat import ChatTemplate, Message
     from effinfer.text.tokenizer import Tokenizer
 

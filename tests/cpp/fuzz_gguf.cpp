@@ -38,7 +38,9 @@ void touch_value(const GgufValue& value) {
     touch(text->data(), text->size());
   } else if (const auto* array = std::get_if<GgufArray>(&value)) {
     touch(array->bytes.data(), array->bytes.size());
-    for (const std::string_view item : array->strings) touch(item.data(), item.size());
+    if (array->type == GgufArray::Type::string) {
+      array->for_each_string([](std::string_view item) { touch(item.data(), item.size()); });
+    }
   }
 }
 

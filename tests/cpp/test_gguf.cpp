@@ -68,7 +68,7 @@ TEST("reads metadata and tensors of versions 2 and 3") {
     CHECK(std::get<bool>(*file->find("tied")));
     const auto& tokens = std::get<GgufArray>(*file->find("tokens"));
     CHECK_EQ(tokens.size, 2u);
-    CHECK_EQ(tokens.strings.at(1), "bc");
+    CHECK_EQ(tokens.string(1), "bc");
     CHECK(file->find("absent") == nullptr);
     CHECK_THROWS(FormatError, "no such key", file->get_int("absent"));
     CHECK_THROWS(FormatError, "another type", file->get_float("name"));

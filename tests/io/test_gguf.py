@@ -178,6 +178,11 @@ def test_metadata_equals_what_was_written(sample):
     assert file.array_size("a.tokens") == len(TOKENS)
     assert file.strings("a.tokens") == TOKENS
     assert file.string_bytes("a.tokens") == [token.encode() for token in TOKENS]
+    assert file.strings_where("a.tokens", "a.ints", -2) == {1: "hello"}
+    assert file.strings_where("a.tokens", "a.floats", 0.5) == {0: "<s>"}
+    assert file.strings_where("a.tokens", "a.bools", 1) == {0: "<s>", 2: ""}
+    with pytest.raises(_core.InvalidArgumentError, match="array of numbers"):
+        file.strings_where("a.tokens", "a.tokens", 1)
     lazy = everything["a.tokens"]
     assert len(lazy) == len(TOKENS) and lazy[4] == "日本" and lazy[-1] == TOKENS[-1]
     with pytest.raises(IndexError):

