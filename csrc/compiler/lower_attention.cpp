@@ -17,11 +17,7 @@ float float_attribute(const Node& node, std::string_view key) {
 
 ops::RopeParameters rope_parameters(const Node& node) {
   ops::RopeParameters p;
-  const std::string& scaling = node.get_string("scaling");
-  p.scaling = scaling == "linear"   ? ops::RopeScaling::linear
-              : scaling == "llama3" ? ops::RopeScaling::llama3
-              : scaling == "yarn"   ? ops::RopeScaling::yarn
-                                    : ops::RopeScaling::none;
+  p.scaling = parse_rope_scaling(node.get_string("scaling"));
   p.theta = float_attribute(node, "theta");
   p.dims = int_attribute(node, "dims");
   p.factor = float_attribute(node, "factor");

@@ -98,6 +98,9 @@ class Lowering {
   Program program_;
 };
 
+// The operators that have a rule.
+std::vector<std::string_view> lowered_ops();
+
 // The rules, by operator.
 void lower_embedding(Lowering& lowering, const Node& node);
 void lower_rms_norm(Lowering& lowering, const Node& node);

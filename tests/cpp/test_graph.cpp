@@ -2,10 +2,14 @@
 #include <algorithm>
 #include <limits>
 #include <random>
+#include <set>
 #include <string>
 
 #include "check.h"
+#include "compiler/arithmetic.h"
+#include "compiler/lowering.h"
 #include "compiler/memory_plan.h"
+#include "compiler/op_kinds.h"
 #include "compiler/rewriter.h"
 #include "effinfer/error.h"
 #include "effinfer/graph.h"
@@ -65,6 +69,48 @@ TEST("graph: every operator has a specification, and defaults of its own type") 
   }
   CHECK(graph::find_op("nothing") == nullptr);
   CHECK_EQ(op_names().size(), graph::all_ops().size());
+}
+
+TEST("graph: a matmul takes as many inputs as its parts can have") {
+  CHECK_EQ(graph::find_op("matmul")->max_inputs, 1u + 3u * ops::kMaxMatmulParts);
+}
+
+TEST("traits: a gate is an activation that matmuls and single nodes know") {
+  int gates = 0;
+  for (const graph::OpSpec& op : graph::all_ops()) {
+    if (!op.gate) continue;
+    ++gates;
+    CHECK(op.row_wise && op.cheap && op.max_inputs == 1);
+    CHECK(compiler::parse_glu(op.name) != ops::Glu::none);
+    compiler::parse_unary_op(op.name);
+  }
+  CHECK_EQ(gates, 3);
+}
+
+TEST("lowering: what canonicalize leaves has a rule, and nothing else has") {
+  std::set<std::string_view> expected;
+  for (const graph::OpSpec& op : graph::all_ops()) {
+    if (!op.source_only) expected.insert(op.name);
+  }
+  const std::vector<std::string_view> rules = compiler::lowered_ops();
+  CHECK_EQ(rules.size(), expected.size());
+  for (const std::string_view op : rules) CHECK_EQ(expected.erase(op), 1u);
+  for (const std::string_view op : expected) CHECK_EQ(op, "an operator with a rule");
+}
+
+TEST("lowering: unknown names of kinds are refused") {
+  CHECK(compiler::parse_unary_op("softcap") == ops::UnaryOp::softcap);
+  CHECK_THROWS(FormatError, "scale, softcap, silu, gelu_tanh, relu_squared, got \"gelu\"",
+               compiler::parse_unary_op("gelu"));
+  CHECK(compiler::parse_binary_op("mul") == ops::BinaryOp::mul);
+  CHECK_THROWS(FormatError, "expected one of add, mul, got \"sub\"",
+               compiler::parse_binary_op("sub"));
+  CHECK(compiler::parse_glu("relu_squared") == ops::Glu::relu_squared);
+  CHECK_THROWS(FormatError, "activation: expected one of", compiler::parse_glu("none"));
+  CHECK(compiler::parse_arithmetic("bf16") == ops::Arithmetic::bf16);
+  CHECK_THROWS(FormatError, "got \"f16\"", compiler::parse_arithmetic("f16"));
+  CHECK(parse_rope_scaling("yarn") == RopeScaling::yarn);
+  CHECK_THROWS(InvalidArgument, "got \"ntk\"", parse_rope_scaling("ntk"));
 }
 
 TEST("graph: a hand-made graph with wild ids is refused") {
