@@ -88,7 +88,7 @@ void lower_kv_append(Lowering& lowering, const Node& node) {
                                                               const Step& step) {
     p.k = k.at(step);
     p.v = v.at(step);
-    p.kv = step.cache->layer(layer);
+    p.kv = step.kv_layer(layer);
     p.batch = step.layout;
     return true;
   };
@@ -108,7 +108,7 @@ struct RopeAppendPlaces {
     p.v = v.at(step);
     p.q_out = q_out.at(step);
     if (p.rope_dims > 0) p.cos_sin = table.at(step);
-    p.kv = step.cache->layer(layer);
+    p.kv = step.kv_layer(layer);
     p.batch = step.layout;
     return true;
   }
@@ -170,8 +170,9 @@ const Node& attention_of(const Graph& graph, const Node& append) {
 
 size_t attention_slot(Lowering& lowering, const Node& node) {
   return lowering.attention_slot({int_attribute(node, "heads"), int_attribute(node, "kv_heads"),
-                                  int_attribute(node, "head_dim"), int_attribute(node, "window"),
-                                  int_attribute(node, "sinks")});
+                                  int_attribute(node, "head_dim"),
+                                  int_attribute(node, "window_left"),
+                                  int_attribute(node, "sink_tokens")});
 }
 
 }  // namespace
@@ -196,10 +197,10 @@ void lower_attention(Lowering& lowering, const Node& node) {
   problem.kv.num_kv_heads = int_attribute(node, "kv_heads");
   problem.kv.head_dim = int_attribute(node, "head_dim");
   problem.kv.dtype = lowering.kv_dtype();
-  problem.sm_scale = float_attribute(node, "scale");
-  problem.logits_soft_cap = float_attribute(node, "soft_cap");
-  problem.window_left = int_attribute(node, "window");
-  problem.sinks = int_attribute(node, "sinks");
+  problem.sm_scale = float_attribute(node, "sm_scale");
+  problem.logits_soft_cap = float_attribute(node, "logits_soft_cap");
+  problem.window_left = int_attribute(node, "window_left");
+  problem.sinks = int_attribute(node, "sink_tokens");
   if (lowering.phase() == Phase::prefill && node.has(graph::kPrefillProductsKey)) {
     problem.arithmetic = parse_arithmetic(node.get_string(graph::kPrefillProductsKey));
   }
@@ -219,7 +220,7 @@ void lower_attention(Lowering& lowering, const Node& node) {
                         has_append = append != nullptr,
                         places = inner.places](ops::AttentionProblem& p, const Step& step) {
     p.q = q.at(step);
-    p.kv = step.cache->layer(layer);
+    p.kv = step.kv_layer(layer);
     p.batch = step.layout;
     p.plan = step.plans[slot];
     if (has_visits) p.visits = step.visits[visits];

@@ -34,7 +34,6 @@ void fuse_residual(Graph& graph, const CompileOptions& options);
 void fuse_rope_append(Graph& graph, const CompileOptions& options);
 void fuse_attention(Graph& graph, const CompileOptions& options);
 void fuse_regions(Graph& graph, const CompileOptions& options);
-void place(Graph& graph, const CompileOptions& options);
 void choose_arithmetic(Graph& graph, const CompileOptions& options);
 void plan_memory(Graph& graph, const CompileOptions& options);
 

@@ -77,7 +77,7 @@ void Rewriter::finish() {
 
 ValueId add_unique_value(Graph& graph, std::string_view name, DType dtype, Shape shape) {
   graph.values.push_back(
-      Value{graph::unique_name(graph, name), dtype, std::move(shape), Value::Kind::node, "", ""});
+      Value{graph::unique_name(graph, name), dtype, std::move(shape), Value::Kind::node, ""});
   return static_cast<ValueId>(graph.values.size()) - 1;
 }
 

@@ -150,7 +150,9 @@ void check_activation(const OpContext& context) {
 std::vector<ValueType> infer_index(const OpContext& context) {
   queries_and_cache(context);
   check_visits(context);
-  for (const char* attribute : {"sinks", "window", "min_tokens"}) context.positive(attribute, 0);
+  for (const char* attribute : {"sink_tokens", "local_tokens", "min_tokens"}) {
+    context.positive(attribute, 0);
+  }
   int64_t last = -1;
   for (const int64_t head : context.node().get_ints("only")) {
     context.require(head > last && head < context.node().get_int("kv_heads"), "only",
@@ -245,10 +247,11 @@ std::vector<ValueType> infer_block_index(const OpContext& context) {
 std::vector<ValueType> infer_attention(const OpContext& context) {
   const Shape& q = queries_and_cache(context);
   check_visits(context);
-  const int64_t window = context.positive("window", -1);
-  context.require(window < 0 || context.num_inputs() < 3, "window", "-1 with visits");
-  context.positive("sinks", 0);
-  context.require(context.node().get_float("soft_cap") >= 0.0, "soft_cap", "at least 0");
+  const int64_t window = context.positive("window_left", -1);
+  context.require(window < 0 || context.num_inputs() < 3, "window_left", "-1 with visits");
+  context.positive("sink_tokens", 0);
+  context.require(context.node().get_float("logits_soft_cap") >= 0.0, "logits_soft_cap",
+                  "at least 0");
   return {floats_or_operand(context, q)};
 }
 

@@ -95,6 +95,10 @@ const std::vector<OpSpec>& all_ops();
 // meant. Leaves unknown ops alone.
 void fill_defaults(Node& node);
 
+// Gives attributes that have an earlier version's name the name of today: graphs in files may be
+// old. Throws InvalidArgument when a node has both.
+void rename_attributes(Node& node);
+
 // Checks arity and attributes, then infers. Throws InvalidArgument.
 std::vector<ValueType> infer(const Graph& graph, const Node& node);
 

@@ -21,7 +21,7 @@ bool is_name(std::string_view text);
 std::string unique_name(const Graph& graph, std::string_view name);
 
 std::string to_string(const Shape& shape);  // "[T, 576]"
-// "f32[T, 576]", with @"device" when there is one.
+// "f32[T, 576]".
 std::string type_to_string(const Value& value);
 
 // Largest constant dimension: products of a few stay far from the limits of int64.

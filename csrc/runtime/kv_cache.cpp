@@ -5,6 +5,7 @@
 #include <unordered_map>
 
 #include "effinfer/error.h"
+#include "executor/kv_access.h"
 #include "runtime/page_pool.h"
 #include "runtime/radix_tree.h"
 
@@ -221,8 +222,8 @@ void KvCache::check_integrity() const {
   impl_->pool.check(references);
 }
 
-ops::KvLayer KvCache::layer(int32_t index) const {
-  return impl_->pool.layer(index);
+ops::KvLayer KvCacheAccess::layer(const KvCache& cache, int32_t index) {
+  return cache.impl_->pool.layer(index);
 }
 
 }  // namespace effinfer

@@ -71,6 +71,47 @@ TEST("graph: every operator has a specification, and defaults of its own type") 
   CHECK_EQ(op_names().size(), graph::all_ops().size());
 }
 
+TEST("graph: attributes of earlier versions are read, and print as those of today") {
+  const std::string text = R"(graph g {
+  input %x : f32[T, 64]
+  %kv : kv[0, 1, 64] = kv_append(%x, %x) {head_dim = 64, heads = 1, layer = 0}
+  %c : visits[0, 1] = column_index(%x, %kv) {layer = 0, heads = 1, kv_heads = 1, head_dim = 64,
+    scale = 0.25, sinks = 3, window = 5}
+  %b : visits[0, 1] = block_index(%x, %kv, %c) {layer = 0, heads = 1, kv_heads = 1, head_dim = 64,
+    scale = 0.25, sinks = 3, window = 5}
+  %y : f32[T, 64] = attention(%x, %kv) {layer = 0, heads = 1, kv_heads = 1, head_dim = 64,
+    scale = 0.25, window = 7, sinks = 2, soft_cap = 30.0}
+  return %y
+})";
+  const Graph graph = Graph::parse(text);
+  graph.verify();
+  for (const size_t index : {size_t{1}, size_t{2}}) {
+    const Node& node = graph.nodes[index];
+    CHECK_EQ(node.get_float("sm_scale"), 0.25);
+    CHECK_EQ(node.get_int("sink_tokens"), 3);
+    CHECK_EQ(node.get_int("local_tokens"), 5);
+  }
+  const Node& attention = graph.nodes[3];
+  CHECK_EQ(attention.get_float("sm_scale"), 0.25);
+  CHECK_EQ(attention.get_int("window_left"), 7);
+  CHECK_EQ(attention.get_int("sink_tokens"), 2);
+  CHECK_EQ(attention.get_float("logits_soft_cap"), 30.0);
+  CHECK(graph.to_string().find(" scale = ") == std::string::npos);
+  CHECK_EQ(Graph::parse(graph.to_string()).to_string(), graph.to_string());
+
+  std::string both = text;
+  both.insert(both.rfind("soft_cap"), "logits_soft_cap = 20.0, ");
+  CHECK_THROWS(FormatError, "soft_cap: expected only its name of today, logits_soft_cap, got both",
+               Graph::parse(both));
+  GraphBuilder builder("g");
+  const ValueId x = builder.input("x", DType::f32, {Dim::tokens(), Dim::constant(64)});
+  const ValueId kv = builder.node("kv_append", {x, x}, Node(graph.nodes[0]).attributes)[0];
+  Attributes old = attention.attributes;
+  old["window"] = int64_t{7};
+  CHECK_THROWS(InvalidArgument, "window: expected no such attribute",
+               builder.node("attention", {x, kv}, old));
+}
+
 TEST("graph: a matmul takes as many inputs as its parts can have") {
   CHECK_EQ(graph::find_op("matmul")->max_inputs, 1u + 3u * ops::kMaxMatmulParts);
 }
@@ -198,7 +239,7 @@ TEST("memory plan: absurd sizes are refused") {
   CompileOptions options;
   options.max_tokens = std::numeric_limits<int32_t>::max();
   const Value huge{
-      "x", DType::f32, {Dim::tokens(), Dim::constant(int64_t{1} << 40)}, Value::Kind::node, "", ""};
+      "x", DType::f32, {Dim::tokens(), Dim::constant(int64_t{1} << 40)}, Value::Kind::node, ""};
   CHECK_THROWS(OutOfMemory, "%x is too large", compiler::largest_bytes(huge, Node{}, options));
 }
 
