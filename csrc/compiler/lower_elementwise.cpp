@@ -31,7 +31,7 @@ void lower_embedding(Lowering& lowering, const Node& node) {
 
 namespace {
 
-// Both forms: `output` is the normalised row, `sum` the fused sum (absent: no sum).
+// Lowers a norm, alone or after a sum: `output` is the normalised row, `sum` the sum or null.
 void add_norm(Lowering& lowering, const Node& node, ValueId weight, ValueId output,
               const ValueId* sum) {
   const int64_t groups = node.has("groups") ? node.get_int("groups") : 1;

@@ -45,7 +45,7 @@ TopScores top_scores(const Node& node, std::string_view count, std::string_view 
   return {int_attribute(node, count), static_cast<float>(node.get_float(mass))};
 }
 
-// Nothing to do in a step whose sequences all visit all keys.
+// An index does nothing in a step whose sequences all visit all keys.
 template <class Problem>
 void add_index(Lowering& lowering, const Node& node, const Problem& problem) {
   const auto prepare = [q = lowering.floats(node.inputs[0]), layer = int_attribute(node, "layer"),

@@ -43,7 +43,7 @@ class Lowering {
   WeightStore& weights() { return *shared_.weights; }
   DType kv_dtype() const { return *shared_.options.kv_dtype; }
 
-  // Where values lie.
+  // These tell where a value lies.
   Floats floats(ValueId id) const;
   OperandPlace operand(ValueId id) const;
   Ids ids(ValueId id) const;

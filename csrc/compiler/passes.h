@@ -17,7 +17,7 @@ struct Pass {
   bool optional;  // may be turned off
 };
 
-// In order.
+// The list has the order in which passes run.
 const std::vector<Pass>& passes();
 
 // Runs them with the verifier between; those in `options.disabled_passes` and EFFINFER_PASSES are

@@ -43,7 +43,7 @@ struct Executable::Impl {
 
   std::vector<ops::TopList> top_lists;  // [members][max_rows], where the head can keep them
 
-  // Of the step that runs.
+  // These belong to the step that runs.
   std::vector<ops::StepPlan> plans;
   std::vector<ops::VisitPlan> visits;
   std::vector<const executor::Call*> active;

@@ -306,7 +306,7 @@ class Parser {
     }
     if (accept('{')) attributes(node);
     rename(node);
-    // After the inputs: a node cannot use its own results.
+    // Results are added after the inputs are read: a node cannot use its own results.
     for (Value& value : results) node.outputs.push_back(add(std::move(value)));
     fill_defaults(node);
     graph_.nodes.push_back(std::move(node));

@@ -166,7 +166,7 @@ void KvCache::publish(SequenceId id) {
 void KvCache::release(SequenceId id, bool keep_prefix) {
   Sequence& sequence = impl_->find(id);
   if (keep_prefix) impl_->publish(sequence);
-  // Last page first, so that the pages of a prompt's start are on top of the free stack.
+  // The last page goes first, so that the pages of a prompt's start are on top of the free stack.
   for (size_t i = sequence.pages.size(); i-- > 0;) impl_->pool.release(sequence.pages[i]);
   impl_->sequences.erase(id);
 }

@@ -78,7 +78,7 @@ class EFFINFER_API Executable {
   // float32 logits [R, vocab]. Throws InvalidArgument on an inconsistent batch before anything
   // runs.
   void run(const Batch& batch, KvCache& cache, std::span<float> logits);
-  // The same step, but its head keeps the k highest logits of each row while it computes them.
+  // Runs one step as run() does, but its head keeps the k highest logits of each row as it goes.
   void run_top(const Batch& batch, KvCache& cache, const TopLogits& top);
   // The most logits a row that run_top() can keep; 0 where the graph's last node is no matmul.
   int32_t max_top() const;

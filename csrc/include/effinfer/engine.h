@@ -94,7 +94,7 @@ class EFFINFER_API Engine {
   RequestMetrics metrics(RequestId request) const;  // finished requests are kept until forget()
   void forget(RequestId request);
   EngineStats stats() const;
-  // As Executable's; between two steps, whoever runs them.
+  // Profiles as Executable's methods do; call them between two steps, whoever runs them.
   void start_profile(int64_t max_steps);
   Profile take_profile();
   int64_t vocab_size() const;
