@@ -2,7 +2,7 @@
 #
 #   make demo      build, fetch the default model, generate text
 #   make test      C++ tests, Python tests, the C++ embedding example
-#   make lint      formatting, types, size budgets
+#   make lint      formatting, types, size budgets, layers
 #   make sanitize  the core's tests and the GGUF fuzzer under ASan and UBSan, the pool under TSan
 #   make fidelity  distance to a float32 reference on the full text
 #   make bench     speed against the peers, interleaved; writes docs/performance.md;
@@ -44,6 +44,7 @@ test: | $(BIN)/python
 lint: | $(BIN)/python
 	@$(SETUP) build run lint
 	$(BIN)/python tools/check_size.py
+	$(BIN)/python tools/check_layers.py
 	$(BIN)/python tools/clang_format.py --check
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .

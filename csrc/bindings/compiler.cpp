@@ -6,6 +6,7 @@
 #include <optional>
 
 #include "bindings/module.h"
+#include "bindings/options.h"
 #include "bindings/phase.h"
 #include "bindings/strings.h"
 #include "effinfer/error.h"
@@ -15,29 +16,6 @@ namespace {
 
 using IntArray = py::array_t<int32_t, py::array::c_style | py::array::forcecast>;
 using WordArray = py::array_t<uint64_t, py::array::c_style | py::array::forcecast>;
-
-CompileOptions make_options(const std::string& precision, bool deterministic, int64_t max_tokens,
-                            int64_t max_sequences, int64_t max_rows, int64_t max_seq_len,
-                            const std::optional<std::string>& kv_dtype,
-                            std::set<std::string> disabled_passes, const py::object& pack_cache,
-                            const std::string& ternary_packing) {
-  CompileOptions options;
-  if (precision != "fast" && precision != "f32") {
-    throw InvalidArgument("[compile] precision: expected \"fast\" or \"f32\", got \"" + precision +
-                          "\"");
-  }
-  options.precision = precision == "f32" ? Precision::f32 : Precision::fast;
-  options.deterministic = deterministic;
-  options.max_tokens = max_tokens;
-  options.max_sequences = max_sequences;
-  options.max_rows = max_rows;
-  options.max_seq_len = max_seq_len;
-  if (kv_dtype) options.kv_dtype = parse_dtype(*kv_dtype);
-  options.disabled_passes = std::move(disabled_passes);
-  if (!pack_cache.is_none()) options.pack_cache = to_path(pack_cache);
-  options.ternary_packing = parse_ternary_packing(ternary_packing);
-  return options;
-}
 
 std::span<const int32_t> span_of(const IntArray& array) {
   return {array.data(), static_cast<size_t>(array.size())};
@@ -65,6 +43,15 @@ py::array_t<float> run(Executable& executable, const IntArray& token_ids, const 
   return logits;
 }
 
+void register_compile_options(py::module_& m) {
+  py::options docstrings;
+  docstrings.disable_function_signatures();  // one of keyword arguments would name none of them
+  const std::string init = "__init__(self: effinfer._core.CompileOptions, *, " +
+                           compile_option_signature() + ") -> None";
+  py::class_<CompileOptions>(m, "CompileOptions", "How compile() is to build an executable.")
+      .def(py::init(&to_compile_options), init.c_str());
+}
+
 }  // namespace
 
 void register_compiler(py::module_& m) {
@@ -78,12 +65,7 @@ void register_compiler(py::module_& m) {
       .def_property_readonly(
           "reason", [](const PackCacheReport& self) { return to_python(self.reason); },
           "Why it is not a hit.");
-  py::class_<CompileOptions>(m, "CompileOptions", "How compile() is to build an executable.")
-      .def(py::init(&make_options), py::kw_only(), py::arg("precision") = "fast",
-           py::arg("deterministic") = false, py::arg("max_tokens") = 512,
-           py::arg("max_sequences") = 64, py::arg("max_rows") = 64, py::arg("max_seq_len") = 0,
-           py::arg("kv_dtype") = py::none(), py::arg("disabled_passes") = std::set<std::string>(),
-           py::arg("pack_cache") = py::none(), py::arg("ternary_packing") = "auto");
+  register_compile_options(m);
   py::class_<Executable, std::shared_ptr<Executable>>(
       m, "Executable", "A compiled graph: packed weights, an arena, a flat list of kernel calls.")
       .def("explain", &Executable::explain,

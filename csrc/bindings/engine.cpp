@@ -7,6 +7,7 @@
 #include <map>
 
 #include "bindings/module.h"
+#include "bindings/options.h"
 #include "bindings/phase.h"
 #include "bindings/strings.h"
 #include "bindings/tokens.h"
@@ -14,31 +15,9 @@
 namespace effinfer::bindings {
 namespace {
 
-Precision parse_precision(const std::string& precision) {
-  if (precision == "fast") return Precision::fast;
-  if (precision == "f32") return Precision::f32;
-  throw InvalidArgument("[engine] precision: expected \"fast\" or \"f32\", got \"" + precision +
-                        "\"");
-}
-
-std::shared_ptr<Engine> make_engine(
-    const Graph& graph, std::shared_ptr<WeightSource> weights, std::shared_ptr<ThreadPool> pool,
-    const std::string& precision, bool deterministic, const std::optional<std::string>& kv_dtype,
-    std::optional<int64_t> max_seq_len, std::optional<int32_t> num_pages, int64_t max_batch_tokens,
-    int64_t max_sequences, bool prefix_cache, std::set<std::string> disabled_passes,
-    const py::object& pack_cache, const std::string& ternary_packing) {
-  EngineOptions options;
-  options.precision = parse_precision(precision);
-  options.deterministic = deterministic;
-  if (kv_dtype) options.kv_dtype = parse_dtype(*kv_dtype);
-  options.max_seq_len = max_seq_len.value_or(0);
-  options.num_pages = num_pages.value_or(0);
-  options.max_batch_tokens = max_batch_tokens;
-  options.max_sequences = max_sequences;
-  options.prefix_cache = prefix_cache;
-  options.disabled_passes = std::move(disabled_passes);
-  if (!pack_cache.is_none()) options.pack_cache = to_path(pack_cache);
-  options.ternary_packing = parse_ternary_packing(ternary_packing);
+std::shared_ptr<Engine> make_engine(const Graph& graph, std::shared_ptr<WeightSource> weights,
+                                    std::shared_ptr<ThreadPool> pool, const py::kwargs& keywords) {
+  const EngineOptions options = to_engine_options(keywords);
   auto model = std::make_shared<Model>(Model{graph, std::move(weights)});
   const py::gil_scoped_release release;
   return std::make_shared<Engine>(std::move(model), options, std::move(pool));
@@ -146,19 +125,28 @@ void register_step_output(py::module_& m) {
       .def_readonly("error", &StepOutput::error);
 }
 
+using EngineClass = py::class_<Engine, std::shared_ptr<Engine>>;
+
+EngineClass register_engine_class(py::module_& m) {
+  py::options docstrings;
+  docstrings.disable_function_signatures();  // one of keyword arguments would name none of them
+  const std::string init =
+      "__init__(self: effinfer._core.Engine, graph: effinfer._core.Graph, "
+      "weights: effinfer._core.WeightSource, pool: effinfer._core.ThreadPool | None = None, *, " +
+      engine_option_signature() + ") -> None";
+  EngineClass engine(m, "Engine",
+                     "Continuous batching of requests over one model: a graph and its weights.");
+  engine.def(py::init(&make_engine), py::arg("graph"), py::arg("weights"),
+             py::arg("pool") = nullptr, init.c_str());
+  return engine;
+}
+
 }  // namespace
 
 void register_engine(py::module_& m) {
   register_step_output(m);
-  py::class_<Engine, std::shared_ptr<Engine>>(
-      m, "Engine", "Continuous batching of requests over one model: a graph and its weights.")
-      .def(py::init(&make_engine), py::arg("graph"), py::arg("weights"), py::arg("pool") = nullptr,
-           py::kw_only(), py::arg("precision") = "fast", py::arg("deterministic") = false,
-           py::arg("kv_dtype") = py::none(), py::arg("max_seq_len") = py::none(),
-           py::arg("num_pages") = py::none(), py::arg("max_batch_tokens") = 512,
-           py::arg("max_sequences") = 64, py::arg("prefix_cache") = true,
-           py::arg("disabled_passes") = std::set<std::string>{}, py::arg("pack_cache") = py::none(),
-           py::arg("ternary_packing") = "auto")
+  EngineClass engine_class = register_engine_class(m);
+  engine_class
       .def(
           "add",
           [](Engine& engine, const py::object& prompt, const SamplingParams& params) {

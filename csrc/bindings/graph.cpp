@@ -70,7 +70,6 @@ py::dict describe(const Value& value) {
   dict["dtype"] = std::string(name(value.dtype));
   dict["shape"] = to_list(value.shape);
   dict["weight_name"] = value.weight_name;
-  dict["device"] = value.device;
   return dict;
 }
 
@@ -170,7 +169,7 @@ void register_graph(py::module_& m) {
       .def_readonly("name", &Graph::name)
       .def_property_readonly("metadata", [](const Graph& graph) { return to_dict(graph.metadata); })
       .def_property_readonly("nodes", &nodes, "Dicts of op, inputs, outputs, attributes.")
-      .def_property_readonly("values", &values, "By name: dtype, shape, weight_name, device.")
+      .def_property_readonly("values", &values, "By name: dtype, shape, weight_name.")
       .def_property_readonly("outputs",
                              [](const Graph& graph) {
                                std::vector<std::string> names;

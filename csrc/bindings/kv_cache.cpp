@@ -5,7 +5,7 @@
 
 #include "bindings/module.h"
 #include "bindings/tokens.h"
-#include "ops/kv_layout.h"
+#include "executor/kv_access.h"
 
 namespace effinfer::bindings {
 namespace {
@@ -13,7 +13,7 @@ namespace {
 // A view of one page of a layer, [num_kv_heads, bytes of a head], in the tile order of kv_layout.h.
 py::array page_view(py::object self, int32_t layer, int32_t page, bool values) {
   const KvCache& cache = self.cast<const KvCache&>();
-  const ops::KvLayer kv = cache.layer(layer);
+  const ops::KvLayer kv = KvCacheAccess::layer(cache, layer);
   if (page < 0 || page >= kv.num_pages) throw py::index_error("page out of range");
   uint8_t* data = values ? kv.v_head(page, 0) : kv.k_head(page, 0);
   return py::array_t<uint8_t>(

@@ -9,7 +9,7 @@
 
 namespace effinfer::compiler {
 
-// Of an attribute "int8", "bf16" or "f32"; throws FormatError.
+// Reads the arithmetic of an attribute, such as "int8" or "bf16"; throws FormatError.
 ops::Arithmetic parse_arithmetic(std::string_view text);
 
 std::string_view phase_key(Phase phase);  // the attribute that holds it

@@ -60,17 +60,26 @@ void check_inputs(const Graph& graph) {
            graph::type_to_string(value));
     }
   }
-  const auto reads = [&](const Node& node, size_t index, std::string_view input) {
-    const std::string& name = graph.value(node.inputs[index]).name;
-    if (name != input) {
-      fail(node.op + ": expected it to read %" + std::string(input) + ", got %" + name);
-    }
-  };
   for (const Node& node : graph.nodes) {
-    if (node.op == "embedding") reads(node, 0, "token_ids");
-    if (node.op == "rope_table") reads(node, 0, "positions");
-    if (node.op == "select_rows") reads(node, 1, "logit_rows");
+    const std::optional<graph::StepInput>& step_input = graph::spec_of(node).step_input;
+    if (!step_input) continue;
+    const std::string& name = graph.value(node.inputs[step_input->index]).name;
+    if (name == step_input->name) continue;
+    fail(node.op + ": expected it to read %" + std::string(step_input->name) + ", got %" + name);
   }
+}
+
+// Grows the cache by a layer that a handle kv[layer, heads, head_dim] names.
+void add_layer(KvCacheConfig& cache, const Shape& handle) {
+  const auto layer = static_cast<int32_t>(handle[0].value);
+  const auto heads = static_cast<int32_t>(handle[1].value);
+  const auto head_dim = static_cast<int32_t>(handle[2].value);
+  if (cache.num_layers > 0 && (cache.num_kv_heads != heads || cache.head_dim != head_dim)) {
+    fail("graph: expected KV heads of one number and size in all layers");
+  }
+  cache.num_kv_heads = heads;
+  cache.head_dim = head_dim;
+  cache.num_layers = std::max(cache.num_layers, layer + 1);
 }
 
 // A runnable graph has one output of logits and KV heads of one shape.
@@ -93,17 +102,10 @@ executor::StepLimits make_limits(const Graph& graph, const CompileOptions& optio
       const int64_t rows = graph.value(node.inputs[1]).shape[0].value;
       limits.num_ids = std::min(limits.num_ids, rows);
     }
-    if (node.op != "kv_append" && node.op != "rope_append") continue;
-    KvCacheConfig& cache = limits.cache;
-    const auto heads =
-        static_cast<int32_t>(node.get_int(node.op == "kv_append" ? "heads" : "kv_heads"));
-    const auto head_dim = static_cast<int32_t>(node.get_int("head_dim"));
-    if (cache.num_layers > 0 && (cache.num_kv_heads != heads || cache.head_dim != head_dim)) {
-      fail("graph: expected KV heads of one number and size in all layers");
+    for (const ValueId id : node.outputs) {
+      const Value& value = graph.value(id);
+      if (value.dtype == DType::kv) add_layer(limits.cache, value.shape);
     }
-    cache.num_kv_heads = heads;
-    cache.head_dim = head_dim;
-    cache.num_layers = std::max(cache.num_layers, static_cast<int32_t>(node.get_int("layer")) + 1);
   }
   return limits;
 }

@@ -17,11 +17,7 @@ float float_attribute(const Node& node, std::string_view key) {
 
 ops::RopeParameters rope_parameters(const Node& node) {
   ops::RopeParameters p;
-  const std::string& scaling = node.get_string("scaling");
-  p.scaling = scaling == "linear"   ? ops::RopeScaling::linear
-              : scaling == "llama3" ? ops::RopeScaling::llama3
-              : scaling == "yarn"   ? ops::RopeScaling::yarn
-                                    : ops::RopeScaling::none;
+  p.scaling = parse_rope_scaling(node.get_string("scaling"));
   p.theta = float_attribute(node, "theta");
   p.dims = int_attribute(node, "dims");
   p.factor = float_attribute(node, "factor");
@@ -92,7 +88,7 @@ void lower_kv_append(Lowering& lowering, const Node& node) {
                                                               const Step& step) {
     p.k = k.at(step);
     p.v = v.at(step);
-    p.kv = step.cache->layer(layer);
+    p.kv = step.kv_layer(layer);
     p.batch = step.layout;
     return true;
   };
@@ -112,7 +108,7 @@ struct RopeAppendPlaces {
     p.v = v.at(step);
     p.q_out = q_out.at(step);
     if (p.rope_dims > 0) p.cos_sin = table.at(step);
-    p.kv = step.cache->layer(layer);
+    p.kv = step.kv_layer(layer);
     p.batch = step.layout;
     return true;
   }
@@ -175,8 +171,8 @@ const Node& attention_of(const Graph& graph, const Node& append) {
 size_t attention_slot(Lowering& lowering, const Node& node) {
   return lowering.attention_slot({ops::KeySource::pages, int_attribute(node, "heads"),
                                   int_attribute(node, "kv_heads"), int_attribute(node, "head_dim"),
-                                  true, int_attribute(node, "window"),
-                                  int_attribute(node, "sinks")});
+                                  true, int_attribute(node, "window_left"),
+                                  int_attribute(node, "sink_tokens")});
 }
 
 }  // namespace
@@ -206,10 +202,10 @@ void lower_attention(Lowering& lowering, const Node& node) {
   problem.out_stride = lowering.cols(out_id);
   problem.k = ops::keys_of(kv);
   problem.v = ops::values_of(kv);
-  problem.sm_scale = float_attribute(node, "scale");
-  problem.logits_soft_cap = float_attribute(node, "soft_cap");
-  problem.window_left = int_attribute(node, "window");
-  problem.sink_tokens = int_attribute(node, "sinks");
+  problem.sm_scale = float_attribute(node, "sm_scale");
+  problem.logits_soft_cap = float_attribute(node, "logits_soft_cap");
+  problem.window_left = int_attribute(node, "window_left");
+  problem.sink_tokens = int_attribute(node, "sink_tokens");
   if (lowering.phase() == Phase::prefill && node.has(graph::kPrefillProductsKey)) {
     problem.arithmetic = parse_arithmetic(node.get_string(graph::kPrefillProductsKey));
   }
@@ -228,7 +224,7 @@ void lower_attention(Lowering& lowering, const Node& node) {
                         as_operand, slot, layer = int_attribute(node, "layer"), has_visits, visits,
                         has_append = append != nullptr,
                         places = inner.places](ops::AttentionProblem& p, const Step& step) {
-    const ops::KvLayer kv = step.cache->layer(layer);
+    const ops::KvLayer kv = step.kv_layer(layer);
     p.q.data = reinterpret_cast<const uint8_t*>(q.at(step));
     p.k = ops::keys_of(kv);
     p.v = ops::values_of(kv);

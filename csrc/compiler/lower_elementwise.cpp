@@ -1,4 +1,5 @@
 #include "compiler/lowering.h"
+#include "compiler/op_kinds.h"
 #include "ops/elementwise.h"
 
 namespace effinfer::compiler {
@@ -30,7 +31,7 @@ void lower_embedding(Lowering& lowering, const Node& node) {
 
 namespace {
 
-// Both forms: `output` is the normalised row, `sum` the fused sum (absent: no sum).
+// Lowers a norm, alone or after a sum: `output` is the normalised row, `sum` the sum or null.
 void add_norm(Lowering& lowering, const Node& node, ValueId weight, ValueId output,
               const ValueId* sum) {
   const int64_t groups = node.has("groups") ? node.get_int("groups") : 1;
@@ -69,14 +70,6 @@ void add_norm(Lowering& lowering, const Node& node, ValueId weight, ValueId outp
   lowering.add(node, problem, prepare);
 }
 
-ops::UnaryOp unary_op(const std::string& op) {
-  if (op == "silu") return ops::UnaryOp::silu;
-  if (op == "gelu_tanh") return ops::UnaryOp::gelu_tanh;
-  if (op == "relu_squared") return ops::UnaryOp::relu_squared;
-  if (op == "softcap") return ops::UnaryOp::softcap;
-  return ops::UnaryOp::scale;
-}
-
 }  // namespace
 
 void lower_rms_norm(Lowering& lowering, const Node& node) {
@@ -90,9 +83,11 @@ void lower_add_rms_norm(Lowering& lowering, const Node& node) {
 void lower_unary(Lowering& lowering, const Node& node) {
   const ValueId out_id = node.outputs[0];
   ops::UnaryProblem problem;
-  problem.op = unary_op(node.op);
-  if (node.op == "scale") problem.parameter = static_cast<float>(node.get_float("factor"));
-  if (node.op == "softcap") problem.parameter = static_cast<float>(node.get_float("cap"));
+  problem.op = parse_unary_op(node.op);
+  if (problem.op == ops::UnaryOp::scale)
+    problem.parameter = static_cast<float>(node.get_float("factor"));
+  if (problem.op == ops::UnaryOp::softcap)
+    problem.parameter = static_cast<float>(node.get_float("cap"));
   problem.rows = lowering.max_rows(out_id);
   problem.cols = problem.x_stride = problem.out_stride = lowering.cols(out_id);
   const auto prepare = [x = lowering.floats(node.inputs[0]), out = lowering.floats(out_id),
@@ -109,7 +104,7 @@ void lower_binary(Lowering& lowering, const Node& node) {
   const ValueId out_id = node.outputs[0];
   const int64_t cols = lowering.cols(out_id);
   ops::BinaryProblem problem;
-  problem.op = node.op == "add" ? ops::BinaryOp::add : ops::BinaryOp::mul;
+  problem.op = parse_binary_op(node.op);
   problem.size = lowering.max_rows(out_id) * cols;
   const auto prepare = [a = lowering.floats(node.inputs[0]), b = lowering.floats(node.inputs[1]),
                         out = lowering.floats(out_id), rows = lowering.rows(out_id),

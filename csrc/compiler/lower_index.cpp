@@ -32,9 +32,9 @@ ops::PrefillIndexInputs index_inputs(Lowering& lowering, const Node& node) {
   in.kv.num_kv_heads = int_attribute(node, "kv_heads");
   in.kv.head_dim = int_attribute(node, "head_dim");
   in.kv.dtype = lowering.kv_dtype();
-  in.sm_scale = static_cast<float>(node.get_float("scale"));
-  in.sinks = int_attribute(node, "sinks");
-  in.window = int_attribute(node, "window");
+  in.sm_scale = static_cast<float>(node.get_float("sm_scale"));
+  in.sinks = int_attribute(node, "sink_tokens");
+  in.window = int_attribute(node, "local_tokens");
   in.min_tokens = int_attribute(node, "min_tokens");
   in.heads = indexed_heads(lowering, node);
   in.max_kv_len = lowering.max_seq_len();
@@ -45,13 +45,13 @@ TopScores top_scores(const Node& node, std::string_view count, std::string_view 
   return {int_attribute(node, count), static_cast<float>(node.get_float(mass))};
 }
 
-// Nothing to do in a step whose sequences all visit all keys.
+// An index does nothing in a step whose sequences all visit all keys.
 template <class Problem>
 void add_index(Lowering& lowering, const Node& node, const Problem& problem) {
   const auto prepare = [q = lowering.floats(node.inputs[0]), layer = int_attribute(node, "layer"),
                         slot = lowering.visit_slot(node)](Problem& p, const Step& step) {
     p.in.q = q.at(step);
-    p.in.kv = step.cache->layer(layer);
+    p.in.kv = step.kv_layer(layer);
     p.in.batch = step.layout;
     p.in.visits = step.visits[slot];
     return p.in.visits.num_blocks > 0;

@@ -1,19 +1,12 @@
 #include <array>
 
 #include "compiler/lowering.h"
+#include "compiler/op_kinds.h"
 #include "graph/op_specs.h"
 #include "ops/matmul.h"
 
 namespace effinfer::compiler {
 namespace {
-
-ops::Glu glu_of(const Node& node) {
-  if (node.op != "matmul_glu") return ops::Glu::none;
-  const std::string& activation = node.get_string("activation");
-  return activation == "silu"        ? ops::Glu::silu
-         : activation == "gelu_tanh" ? ops::Glu::gelu_tanh
-                                     : ops::Glu::relu_squared;
-}
 
 struct PartPlaces {
   Floats out;
@@ -44,7 +37,7 @@ void lower_matmul(Lowering& lowering, const Node& node) {
   const OperandPlace x = lowering.operand(node.inputs[0]);
   problem.x = x.largest;
   problem.num_parts = static_cast<int>(inputs.parts);
-  problem.glu = glu_of(node);
+  if (node.op == "matmul_glu") problem.glu = parse_glu(node.get_string("activation"));
   const bool gated = problem.glu != ops::Glu::none;
   if (gated && node.get_bool("as_operand"))
     problem.out_operand = lowering.operand(node.outputs[0]).largest;

@@ -39,6 +39,12 @@ constexpr std::array kRules = {
     Rule{"matmul_glu", lower_matmul},
 };
 
+const Rule* find_rule(std::string_view op) {
+  const auto rule = std::find_if(kRules.begin(), kRules.end(),
+                                 [op](const Rule& candidate) { return candidate.op == op; });
+  return rule == kRules.end() ? nullptr : &*rule;
+}
+
 void append(std::string& text, char separator, std::string_view more) {
   if (!text.empty()) text += separator;
   text += more;
@@ -59,6 +65,12 @@ std::string without_layer(std::string_view name) {
 
 }  // namespace
 
+std::vector<std::string_view> lowered_ops() {
+  std::vector<std::string_view> names;
+  for (const Rule& rule : kRules) names.push_back(rule.op);
+  return names;
+}
+
 Lowering::Lowering(Shared& shared, Phase phase)
     : shared_(shared), phase_(phase), places_(shared.graph.values.size()) {
   for (const Node& node : graph().nodes) {
@@ -76,12 +88,9 @@ Lowering::Lowering(Shared& shared, Phase phase)
 
 Program Lowering::run() {
   for (const Node& node : graph().nodes) {
-    const Rule* found = nullptr;
-    for (const Rule& rule : kRules) {
-      if (rule.op == node.op) found = &rule;
-    }
-    if (found == nullptr) throw Unsupported("[compile] " + label(node) + ": no rule to run it");
-    found->lower(*this, node);
+    const Rule* rule = find_rule(node.op);
+    if (rule == nullptr) throw Unsupported("[compile] " + label(node) + ": no rule to run it");
+    rule->lower(*this, node);
   }
   return std::move(program_);
 }

@@ -44,7 +44,7 @@ class Lowering {
   WeightStore& weights() { return *shared_.weights; }
   DType kv_dtype() const { return *shared_.options.kv_dtype; }
 
-  // Where values lie.
+  // These tell where a value lies.
   Floats floats(ValueId id) const;
   OperandPlace operand(ValueId id) const;
   Ids ids(ValueId id) const;
@@ -98,6 +98,9 @@ class Lowering {
   std::vector<Place> places_;
   Program program_;
 };
+
+// The operators that have a rule.
+std::vector<std::string_view> lowered_ops();
 
 // The rules, by operator.
 void lower_embedding(Lowering& lowering, const Node& node);

@@ -24,9 +24,9 @@ struct ArenaPlan {
   int64_t bytes = 0;             // the peak
 };
 
-// Largest first, each into the smallest gap that fits between those placed that share its time
-// (greedy by size: Pisarchyk and Lee 2020, "Efficient memory management for deep neural net
-// inference").
+// Places the largest first, each into the smallest gap that fits between those placed that share
+// its time (greedy by size: Pisarchyk and Lee 2020, "Efficient memory management for deep neural
+// net inference").
 ArenaPlan plan_arena(std::span<const Lifetime> lifetimes);
 
 // Whether every member computes the node in a step of few tokens (executor::kOwnRows).

@@ -17,7 +17,7 @@ struct Pass {
   bool optional;  // may be turned off
 };
 
-// In order.
+// The list has the order in which passes run.
 const std::vector<Pass>& passes();
 
 // Runs them with the verifier between; those in `options.disabled_passes` and EFFINFER_PASSES are
@@ -34,7 +34,6 @@ void fuse_residual(Graph& graph, const CompileOptions& options);
 void fuse_rope_append(Graph& graph, const CompileOptions& options);
 void fuse_attention(Graph& graph, const CompileOptions& options);
 void fuse_regions(Graph& graph, const CompileOptions& options);
-void place(Graph& graph, const CompileOptions& options);
 void choose_arithmetic(Graph& graph, const CompileOptions& options);
 void plan_memory(Graph& graph, const CompileOptions& options);
 

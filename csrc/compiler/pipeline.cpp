@@ -34,7 +34,6 @@ const std::vector<Pass>& passes() {
       {"fuse_rope_append", fuse_rope_append, true},
       {"fuse_attention", fuse_attention, true},
       {"fuse_regions", fuse_regions, true},
-      {"place", place, false},
       {"choose_arithmetic", choose_arithmetic, false},
       {"plan_memory", plan_memory, false},
   };

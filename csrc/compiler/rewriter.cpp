@@ -23,7 +23,8 @@ int Rewriter::attention_of(ValueId value) const {
   if (std::find(outputs.begin(), outputs.end(), value) != outputs.end()) return -1;
   int attention = -1;
   for (const int user : users(value)) {
-    if (is(user, "column_index") || is(user, "block_index")) continue;
+    const bool is_index = graph_.value(node(user).outputs[0]).dtype == DType::visits;
+    if (is_index) continue;
     if (!is(user, "attention") || attention >= 0) return -1;
     attention = user;
   }
@@ -76,7 +77,7 @@ void Rewriter::finish() {
 
 ValueId add_unique_value(Graph& graph, std::string_view name, DType dtype, Shape shape) {
   graph.values.push_back(
-      Value{graph::unique_name(graph, name), dtype, std::move(shape), Value::Kind::node, "", ""});
+      Value{graph::unique_name(graph, name), dtype, std::move(shape), Value::Kind::node, ""});
   return static_cast<ValueId>(graph.values.size()) - 1;
 }
 

@@ -17,7 +17,7 @@ namespace {
 
 constexpr size_t kHugePage = size_t{2} << 20;
 constexpr size_t kChunk = size_t{1} << 20;  // claimed one by one, so that no thread waits for long
-// Timed as a whole: a millisecond or so, often without an interruption on a busy machine.
+// A window is timed as a whole, a millisecond or so: often without an interruption.
 constexpr size_t kWindow = size_t{32} << 20;
 constexpr int kMaxPasses = 16;
 constexpr auto kPatience =
@@ -25,7 +25,7 @@ constexpr auto kPatience =
 
 using Clock = std::chrono::steady_clock;
 
-// So much that nothing of a window is left in the caches when its turn comes again.
+// The buffer is so large that nothing of a window is left in the caches when its turn comes again.
 size_t buffer_bytes() {
   size_t bytes = size_t{256} << 20;
 #ifdef _SC_LEVEL3_CACHE_SIZE

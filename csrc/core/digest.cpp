@@ -10,11 +10,11 @@
 namespace effinfer {
 namespace {
 
-// Odd, with bits spread evenly: the fractions of the golden ratio and of the square root of 2.
+// Both are odd with bits spread evenly: the fractions of the golden ratio and of sqrt(2).
 constexpr uint64_t kStep = 0x9e3779b97f4a7c15u;
 constexpr uint64_t kFold = 0x6a09e667f3bcc909u;
-// Independent words in flight: they hide the latency of the multiplier (4 cycles, plus the rest of
-// a step), so that one word of 8 bytes is taken in a cycle.
+// Lanes are independent words in flight: they hide the latency of the multiplier (4 cycles, plus
+// the rest of a step), so that one word of 8 bytes is taken in a cycle.
 constexpr size_t kLanes = 8;
 constexpr size_t kBlock = kLanes * sizeof(uint64_t);
 

@@ -21,12 +21,12 @@ struct Digest {
 
 std::string to_hex(const Digest& digest);
 
-// Of a sequence of bytes up to kDigestChunk, and of the digests of the chunks of a longer one.
+// A chunk of up to kDigestChunk bytes has its own digest, longer data that of their digests.
 inline constexpr size_t kDigestChunk = size_t{1} << 20;
 Digest digest_chunk(std::span<const uint8_t> bytes);
 Digest digest_chunks(std::span<const Digest> chunks, uint64_t size);
 
-// Of bytes of any length: digest_chunks() of its chunks, which the pool's threads share.
+// Digests bytes of any length: digest_chunks() of its chunks, which the pool's threads share.
 Digest digest(std::span<const uint8_t> bytes, ThreadPool& pool);
 
 }  // namespace effinfer

@@ -8,7 +8,7 @@
 namespace effinfer {
 namespace {
 
-// In the order of the enumerators. Block sizes and bytes are those of the GGUF specification.
+// Entries have the order of the enumerators; block sizes and bytes are GGUF's.
 constexpr std::array<DTypeInfo, kNumDTypes> kInfo = {{
     {"f32", 1, 4, false},        {"f16", 1, 2, false},     {"bf16", 1, 2, false},
     {"i8", 1, 1, false},         {"u8", 1, 1, false},      {"i32", 1, 4, false},

@@ -27,8 +27,8 @@ namespace effinfer {
   return f16_to_f32(static_cast<uint16_t>(value << 8));
 }
 
-// For both formats below: a magnitude that is normal in the narrow format is rebiased and rounded
-// in its bits; for the others an addition rounds, to a float whose ulp is that of the subnormals.
+// A magnitude that is normal in either 8-bit format is rebiased and rounded in its bits; for the
+// others an addition rounds, to a float whose ulp is that of the subnormals.
 [[gnu::always_inline]] inline constexpr uint8_t f32_to_f8_e4m3(float value) {
   const uint32_t bits = std::bit_cast<uint32_t>(value);
   const uint32_t sign = bits >> 24 & 0x80u;

@@ -17,7 +17,7 @@ std::shared_ptr<void> allocate_huge(size_t bytes) {
     void* memory = std::aligned_alloc(64, (bytes + 63) / 64 * 64);
     return memory == nullptr ? nullptr : std::shared_ptr<void>(memory, std::free);
   }
-  // Mapped with room to move the start to a huge page's boundary; pages never touched cost nothing.
+  // There is room to move the start to a huge page's boundary; untouched pages cost nothing.
   if (bytes > SIZE_MAX - 2 * kHugePage) return nullptr;
   const size_t mapped = (bytes + kHugePage - 1) / kHugePage * kHugePage + kHugePage;
   void* base = mmap(nullptr, mapped, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);

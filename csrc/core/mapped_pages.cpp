@@ -10,7 +10,7 @@ void drop_mapped_pages(std::span<const uint8_t> bytes) {
   const auto page = static_cast<uintptr_t>(sysconf(_SC_PAGESIZE));
   const auto begin = reinterpret_cast<uintptr_t>(bytes.data()) / page * page;
   const auto end = (reinterpret_cast<uintptr_t>(bytes.data() + bytes.size()) + page - 1) / page;
-  // Failure (pages locked by the user) leaves them where they are.
+  // A failure (pages locked by the user) leaves the pages where they are.
   madvise(reinterpret_cast<void*>(begin), end * page - begin, MADV_DONTNEED);
 }
 

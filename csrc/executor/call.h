@@ -14,6 +14,7 @@
 
 #include "effinfer/compiler.h"
 #include "effinfer/error.h"
+#include "executor/kv_access.h"
 #include "ops/attention.h"
 #include "ops/cost.h"
 #include "ops/elementwise.h"
@@ -44,6 +45,7 @@ struct Step {
   std::span<const ops::VisitPlan> visits;  // by the slot of a visit shape
   std::byte* own = nullptr;                // a member's own arena in a small step
 
+  ops::KvLayer kv_layer(int32_t layer) const { return KvCacheAccess::layer(*cache, layer); }
   int64_t count(const Dim& dim) const {
     switch (dim.kind) {
       case Dim::Kind::tokens:

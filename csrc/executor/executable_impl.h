@@ -40,7 +40,7 @@ struct Executable::Impl {
   // ops::TopList[members][max_rows], where the head can keep them; made by the step.
   std::unique_ptr<std::byte[]> top_lists;
 
-  // Of the step that runs.
+  // These belong to the step that runs.
   std::vector<ops::VisitPlan> visits;
   std::vector<const executor::Call*> active;
   std::unique_ptr<executor::Recorder> recorder;  // null: no profile is being made

@@ -23,7 +23,7 @@ void add_call(KernelSummary& row, const Profile& profile, const StepRecord& step
   row.ops += step.calls[call].ops;
 }
 
-// Of all threads together. One alone would not do: a thread that comes late finds the work done.
+// Sums over all threads. One alone would not do: a thread that comes late finds the work done.
 int64_t threads_time(const Profile& profile, const StepRecord& step, size_t call) {
   int64_t sum = 0;
   for (int thread = 0; thread < profile.threads; ++thread) {

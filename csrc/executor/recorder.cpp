@@ -64,7 +64,7 @@ void Recorder::run(const Region& region, size_t program, ThreadPool& pool, int64
   step.begin_ns = begin_ns;
   step.calls.resize(calls.size());
   step.times.resize(calls.size() * static_cast<size_t>(profile_.threads));
-  // By reference to one object: a larger closure would make std::function allocate.
+  // The closure refers to one object: a larger one would make std::function allocate.
   const struct {
     const Region& region;
     StepRecord& step;

@@ -28,7 +28,7 @@ std::string quoted(std::string_view text) {
   return out + '"';
 }
 
-// Exact: a rounded end could pass the end of the event around it.
+// The text is exact: a rounded end could pass the end of the event around it.
 std::string microseconds(int64_t ns) {
   char text[32];
   std::snprintf(text, sizeof text, "%lld.%03d", static_cast<long long>(ns / 1000),

@@ -38,7 +38,7 @@ ValueId GraphBuilder::input(std::string name, DType dtype, Shape shape) {
       throw InvalidArgument("[input] name: \"" + name + "\" is taken");
     }
   }
-  Value value{std::move(name), dtype, std::move(shape), Value::Kind::input, "", ""};
+  Value value{std::move(name), dtype, std::move(shape), Value::Kind::input, ""};
   graph_.inputs.push_back(add_value(std::move(value)));
   return graph_.inputs.back();
 }
@@ -58,7 +58,7 @@ ValueId GraphBuilder::weight(std::string weight_name, DType dtype, const Dims& d
   // The name without the usual suffix reads better: %blk.0.attn_q.
   std::string_view stem = weight_name;
   if (stem.ends_with(".weight")) stem.remove_suffix(7);
-  Value value{sanitize(stem), dtype, std::move(shape), Value::Kind::weight, weight_name, ""};
+  Value value{sanitize(stem), dtype, std::move(shape), Value::Kind::weight, weight_name};
   graph_.weights.push_back(add_value(std::move(value)));
   return graph_.weights.back();
 }
@@ -75,8 +75,7 @@ std::vector<ValueId> GraphBuilder::node(std::string op, std::vector<ValueId> inp
   const std::vector<graph::ValueType> types = graph::infer(graph_, node);
   const std::string base = node.op + "_" + std::to_string(graph_.nodes.size());
   for (const graph::ValueType& type : types) {
-    node.outputs.push_back(
-        add_value(Value{base, type.dtype, type.shape, Value::Kind::node, "", ""}));
+    node.outputs.push_back(add_value(Value{base, type.dtype, type.shape, Value::Kind::node, ""}));
   }
   graph_.nodes.push_back(std::move(node));
   return graph_.nodes.back().outputs;

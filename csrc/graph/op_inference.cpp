@@ -1,7 +1,8 @@
 #include "graph/op_inference.h"
 
+#include "effinfer/ops/rope.h"
 #include "graph/text.h"
-#include "ops/matmul.h"
+#include "ops/limits.h"
 
 namespace effinfer::graph {
 namespace {
@@ -134,11 +135,24 @@ void check_share(const OpContext& context, std::string_view attribute) {
   context.require(share >= 0.0 && share <= 1.0, attribute, "a share of at most 1");
 }
 
+void check_activation(const OpContext& context) {
+  const std::string& activation = context.node().get_string("activation");
+  const OpSpec* spec = find_op(activation);
+  if (spec != nullptr && spec->gate) return;
+  std::string gates;
+  for (const OpSpec& op : all_ops()) {
+    if (op.gate) gates.append(gates.empty() ? "" : ", ").append(op.name);
+  }
+  context.fail("activation", "one of " + gates, "\"" + activation + "\"");
+}
+
 // What indices have in common.
 std::vector<ValueType> infer_index(const OpContext& context) {
   queries_and_cache(context);
   check_visits(context);
-  for (const char* attribute : {"sinks", "window", "min_tokens"}) context.positive(attribute, 0);
+  for (const char* attribute : {"sink_tokens", "local_tokens", "min_tokens"}) {
+    context.positive(attribute, 0);
+  }
   int64_t last = -1;
   for (const int64_t head : context.node().get_ints("only")) {
     context.require(head > last && head < context.node().get_int("kv_heads"), "only",
@@ -190,10 +204,7 @@ std::vector<ValueType> infer_rope_table(const OpContext& context) {
   const int64_t dims = context.positive("dims", 2);
   context.require(dims % 2 == 0, "dims", "an even number");
   context.require(context.node().get_float("theta") > 0.0, "theta", "a positive number");
-  const std::string& scaling = context.node().get_string("scaling");
-  if (scaling != "none" && scaling != "linear" && scaling != "llama3" && scaling != "yarn") {
-    context.fail("scaling", "none, linear, llama3 or yarn", "\"" + scaling + "\"");
-  }
+  parse_rope_scaling(context.node().get_string("scaling"));
   context.require(context.node().get_float("factor") > 0.0, "factor", "a positive number");
   if (context.num_inputs() == 2) context.vector(1, "divisors", dims / 2);
   return {floats(positions[0], dims)};
@@ -236,10 +247,11 @@ std::vector<ValueType> infer_block_index(const OpContext& context) {
 std::vector<ValueType> infer_attention(const OpContext& context) {
   const Shape& q = queries_and_cache(context);
   check_visits(context);
-  const int64_t window = context.positive("window", -1);
-  context.require(window < 0 || context.num_inputs() < 3, "window", "-1 with visits");
-  context.positive("sinks", 0);
-  context.require(context.node().get_float("soft_cap") >= 0.0, "soft_cap", "at least 0");
+  const int64_t window = context.positive("window_left", -1);
+  context.require(window < 0 || context.num_inputs() < 3, "window_left", "-1 with visits");
+  context.positive("sink_tokens", 0);
+  context.require(context.node().get_float("logits_soft_cap") >= 0.0, "logits_soft_cap",
+                  "at least 0");
   return {floats_or_operand(context, q)};
 }
 
@@ -271,10 +283,7 @@ std::vector<ValueType> infer_matmul(const OpContext& context) {
 std::vector<ValueType> infer_matmul_glu(const OpContext& context) {
   context.require(context.node().get_int("parts") == 2, "parts", "2");
   context.require(context.node().get_ints("residual").empty(), "residual", "none");
-  const std::string& activation = context.node().get_string("activation");
-  if (activation != "silu" && activation != "gelu_tanh" && activation != "relu_squared") {
-    context.fail("activation", "silu, gelu_tanh or relu_squared", "\"" + activation + "\"");
-  }
+  check_activation(context);
   const std::vector<ValueType> parts = matmul_parts(context);
   if (parts[0].shape != parts[1].shape) {
     context.fail("weight", "two parts of one shape", to_string(parts[1].shape));

@@ -4,131 +4,9 @@
 #include <array>
 
 #include "effinfer/error.h"
-#include "graph/op_inference.h"
 
 namespace effinfer::graph {
 namespace {
-
-AttributeSpec integer(std::string_view name) {
-  return {name, AttributeType::integer, {}};
-}
-AttributeSpec integer(std::string_view name, int64_t value) {
-  return {name, AttributeType::integer, Attribute(value)};
-}
-AttributeSpec number(std::string_view name) {
-  return {name, AttributeType::number, {}};
-}
-AttributeSpec number(std::string_view name, double value) {
-  return {name, AttributeType::number, Attribute(value)};
-}
-AttributeSpec flag(std::string_view name, bool value) {
-  return {name, AttributeType::boolean, Attribute(value)};
-}
-AttributeSpec text(std::string_view name) {
-  return {name, AttributeType::string, {}};
-}
-AttributeSpec text(std::string_view name, const char* value) {
-  return {name, AttributeType::string, Attribute(std::string(value))};
-}
-AttributeSpec integers(std::string_view name) {
-  return {name, AttributeType::integers, Attribute(std::vector<int64_t>())};
-}
-
-// What a model definition writes.
-std::vector<OpSpec> model_ops() {
-  return {
-      {"embedding", 2, 2, {number("scale", 1.0)}, infer_embedding},
-      {"rms_norm",
-       2,
-       2,
-       {number("eps"), integer("groups", 1), flag("as_operand", false)},
-       infer_rms_norm,
-       alias_unless_operand},
-      {"linear", 2, 3, {}, infer_linear},
-      {"ternary_linear", 2, 3, {}, infer_ternary_linear},
-      {"rope_table",
-       1,
-       2,
-       {integer("dims"), number("theta"), text("scaling", "none"), number("factor", 1.0),
-        number("original_max_position", 0.0), number("low_freq_factor", 1.0),
-        number("high_freq_factor", 4.0), number("beta_fast", 32.0), number("beta_slow", 1.0),
-        number("attention_factor", 0.0)},
-       infer_rope_table},
-      {"rope",
-       2,
-       2,
-       {integer("heads"), integer("head_dim"), flag("interleaved", false)},
-       infer_rope,
-       alias_first},
-      {"kv_append",
-       2,
-       2,
-       {integer("layer"), integer("heads"), integer("head_dim")},
-       infer_kv_append},
-      {"column_index",
-       2,
-       3,
-       {integer("layer"), integer("heads"), integer("kv_heads"), integer("head_dim"),
-        number("scale"), integer("last_rows", 64), integer("row_stride", 0), integer("columns", 0),
-        number("column_mass", 0.0), integer("slashes", 0), number("slash_mass", 0.0),
-        integer("sinks", 0), integer("window", 0), integer("min_tokens", 0), integers("only")},
-       infer_column_index},
-      {"block_index",
-       2,
-       3,
-       {integer("layer"), integer("heads"), integer("kv_heads"), integer("head_dim"),
-        number("scale"), integer("stride", 0), integer("pages", 0), number("mass", 0.0),
-        integer("sinks", 0), integer("window", 0), integer("min_tokens", 0), integers("only")},
-       infer_block_index},
-      {"attention",
-       2,
-       3,
-       {integer("layer"), integer("heads"), integer("kv_heads"), integer("head_dim"),
-        number("scale"), integer("window", -1), integer("sinks", 0), number("soft_cap", 0.0),
-        flag("as_operand", false)},
-       infer_attention},
-      {"silu", 1, 1, {}, infer_unary, alias_first},
-      {"gelu_tanh", 1, 1, {}, infer_unary, alias_first},
-      {"relu_squared", 1, 1, {}, infer_unary, alias_first},
-      {"add", 2, 2, {}, infer_binary, alias_both},
-      {"mul", 2, 2, {}, infer_binary, alias_both},
-      {"scale", 1, 1, {number("factor")}, infer_unary, alias_first},
-      {"softcap", 1, 1, {number("cap")}, infer_unary, alias_first},
-      {"select_rows", 2, 2, {}, infer_select_rows},
-  };
-}
-
-// What only passes write.
-std::vector<OpSpec> pass_ops() {
-  return {
-      {"to_act", 1, 1, {}, infer_to_act},
-      {"matmul",
-       2,
-       13,
-       {integer("parts"), integers("bias"), integers("residual")},
-       infer_matmul,
-       alias_residuals},
-      {"matmul_glu",
-       3,
-       5,
-       {integer("parts", 2), integers("bias"), integers("residual"), text("activation"),
-        flag("as_operand", false)},
-       infer_matmul_glu},
-      {"add_rms_norm",
-       3,
-       3,
-       {number("eps"), flag("as_operand", false)},
-       infer_add_rms_norm,
-       alias_both},
-      {"rope_append",
-       3,
-       6,
-       {integer("layer"), integer("heads"), integer("kv_heads"), integer("head_dim"),
-        flag("rope", false), flag("interleaved", false), flag("q_norm", false),
-        flag("k_norm", false), number("eps", 0.0)},
-       infer_rope_append},
-  };
-}
 
 bool is_type(const Attribute& attribute, AttributeType type) {
   switch (type) {
@@ -198,20 +76,17 @@ void check_attributes(const OpSpec& spec, const OpContext& context) {
 
 }  // namespace
 
-const std::vector<OpSpec>& all_ops() {
-  static const std::vector<OpSpec> ops = [] {
-    std::vector<OpSpec> all = model_ops();
-    for (OpSpec& op : pass_ops()) all.push_back(std::move(op));
-    return all;
-  }();
-  return ops;
-}
-
 const OpSpec* find_op(std::string_view name) {
   for (const OpSpec& op : all_ops()) {
     if (op.name == name) return &op;
   }
   return nullptr;
+}
+
+const OpSpec& spec_of(const Node& node) {
+  const OpSpec* spec = find_op(node.op);
+  if (spec == nullptr) throw FormatError("[graph] op: \"" + node.op + "\" is unknown");
+  return *spec;
 }
 
 void fill_defaults(Node& node) {

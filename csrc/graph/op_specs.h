@@ -56,24 +56,48 @@ class OpContext {
   const Node& node_;
 };
 
+// An input that must be the step's input of this name.
+struct StepInput {
+  size_t index;
+  std::string_view name;
+};
+
+// Everything that graph and compiler must know of an operator, declared once.
 struct OpSpec {
   std::string_view name;
-  size_t min_inputs;
-  size_t max_inputs;
-  std::vector<AttributeSpec> attributes;
+  size_t min_inputs = 1;
+  size_t max_inputs = 1;
+  std::vector<AttributeSpec> attributes = {};
   // The types of the outputs; throws through the context when the node is wrong. Arity and
   // attributes have been checked.
-  std::vector<ValueType> (*infer)(const OpContext&);
-  std::vector<Alias> (*aliases)(const Node&) = nullptr;  // null: none
+  std::vector<ValueType> (*infer)(const OpContext&) = nullptr;
+  std::vector<Alias> (*aliases)(const Node&) = nullptr;  // null: no output is made in place
+  std::optional<StepInput> step_input = {};              // what compile() checks of an input
+  // Row i of the one output is made from row i of the inputs and from weights, for any number of
+  // rows: hoist_select_rows may move it behind a selection.
+  bool row_wise = false;
+  // A row costs less than a barrier: fuse_regions may let every thread compute all rows of a small
+  // step for itself.
+  bool cheap = false;
+  // An activation that gates a product: fuse_activation makes it the epilogue of a matmul.
+  bool gate = false;
+  // canonicalize writes it in other operators, so that no rule lowers it.
+  bool source_only = false;
 };
 
 // Null for an unknown op.
 const OpSpec* find_op(std::string_view name);
+// The spec of a node that has been verified; throws FormatError for an unknown op.
+const OpSpec& spec_of(const Node& node);
 const std::vector<OpSpec>& all_ops();
 
 // Adds the defaults of attributes that are absent, and turns integers into floats where a float is
 // meant. Leaves unknown ops alone.
 void fill_defaults(Node& node);
+
+// Gives attributes that have an earlier version's name the name of today: graphs in files may be
+// old. Throws InvalidArgument when a node has both.
+void rename_attributes(Node& node);
 
 // Checks arity and attributes, then infers. Throws InvalidArgument.
 std::vector<ValueType> infer(const Graph& graph, const Node& node);

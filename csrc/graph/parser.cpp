@@ -8,7 +8,7 @@
 //             | value ":" type { "," value ":" type } "=" NAME "(" [ value { "," value } ] ")"
 //               [ "{" NAME "=" literal { "," NAME "=" literal } "}" ]
 //             | "return" value { "," value }
-//   value   = "%" NAME        type = DTYPE "[" [ dim { "," dim } ] "]" [ "@" STRING ]
+//   value   = "%" NAME        type = DTYPE "[" [ dim { "," dim } ] "]"
 //   dim     = "T" | "S" | "R" | INTEGER
 //   literal = INTEGER | FLOAT | "true" | "false" | STRING | "[" [ INTEGER { "," INTEGER } ] "]"
 //
@@ -218,7 +218,6 @@ class Parser {
       } while (accept(','));
       expect(']');
     }
-    if (accept('@')) value.device = string();
   }
 
   // "%name" of a value that is being defined.
@@ -306,10 +305,19 @@ class Parser {
       expect(')');
     }
     if (accept('{')) attributes(node);
-    // After the inputs: a node cannot use its own results.
+    rename(node);
+    // Results are added after the inputs are read: a node cannot use its own results.
     for (Value& value : results) node.outputs.push_back(add(std::move(value)));
     fill_defaults(node);
     graph_.nodes.push_back(std::move(node));
+  }
+
+  void rename(Node& node) const {
+    try {
+      rename_attributes(node);
+    } catch (const InvalidArgument& error) {
+      fail(error.what());
+    }
   }
 
   void attributes(Node& node) {

@@ -89,8 +89,7 @@ std::string to_string(const Shape& shape) {
 }
 
 std::string type_to_string(const Value& value) {
-  std::string text = std::string(name(value.dtype)) + to_string(value.shape);
-  return value.device.empty() ? text : text + "@" + quote(value.device);
+  return std::string(name(value.dtype)) + to_string(value.shape);
 }
 
 }  // namespace graph

@@ -21,12 +21,12 @@ bool is_name(std::string_view text);
 std::string unique_name(const Graph& graph, std::string_view name);
 
 std::string to_string(const Shape& shape);  // "[T, 576]"
-// "f32[T, 576]", with @"device" when there is one.
+// "f32[T, 576]".
 std::string type_to_string(const Value& value);
 
-// Largest constant dimension: products of a few stay far from the limits of int64.
+// No constant dimension is larger: products of a few stay far from the limits of int64.
 inline constexpr int64_t kMaxDim = int64_t{1} << 40;
-// Largest count in an attribute: the product of two fits int64, and each fits int32.
+// No count in an attribute is larger: the product of two fits int64, and each fits int32.
 inline constexpr int64_t kMaxCount = int64_t{1} << 30;
 inline constexpr size_t kMaxValues = size_t{1} << 20;
 

@@ -98,7 +98,7 @@ class Verifier {
       define(node.outputs[i], Value::Kind::node, label);
       const Value& value = graph_.value(node.outputs[i]);
       if (value.dtype != types[i].dtype || value.shape != types[i].shape) {
-        const Value wanted{"", types[i].dtype, types[i].shape, Value::Kind::node, "", ""};
+        const Value wanted{"", types[i].dtype, types[i].shape, Value::Kind::node, ""};
         fail(label + ": %" + value.name + ": expected " + graph::type_to_string(wanted) + ", got " +
              graph::type_to_string(value));
       }

@@ -69,7 +69,7 @@ inline void add_bit_planes(const uint8_t* bytes, int place, uint8_t* out) {
 inline constexpr std::array<uint8_t, 16> kIq4Values = {1,   24,  45,  63,  79,  93,  106, 118,
                                                        129, 141, 153, 166, 181, 197, 217, 241};
 
-// As unpack_nibbles<16>, with the values of the codes.
+// Unpacks as unpack_nibbles<16> does, with the values of the codes.
 inline void unpack_iq4(const uint8_t* bytes, uint8_t* out) {
   for (int i = 0; i < 16; ++i) {
     out[i] = kIq4Values[bytes[i] & 15];

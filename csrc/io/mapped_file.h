@@ -9,7 +9,7 @@
 
 namespace effinfer {
 
-// Of an open file; throws FileError unless it is a regular one. `path` is for messages.
+// The state of an open file; throws FileError unless it is a regular one. `path` is for messages.
 FileState file_state(int fd, const std::string& path);
 
 class MappedFile {

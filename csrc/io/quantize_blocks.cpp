@@ -53,7 +53,7 @@ void pack_digits(const uint8_t* in, uint8_t* out) {
 
 }  // namespace
 
-// As the gguf package: the scale comes from the largest magnitude, ties round away from zero.
+// Rounds as the gguf package: the scale is of the largest magnitude, ties go away from zero.
 void encode_block(const float* w, BlockQ8_0& block) {
   float largest = 0;
   for (int i = 0; i < 32; ++i) largest = std::max(largest, std::abs(w[i]));

@@ -23,7 +23,7 @@ inline float sum(Lanes x) {
   return (x[0] + x[2]) + (x[1] + x[3]);
 }
 
-// To the nearest integer, ties to even, for |x| < 2^22.
+// Rounds to the nearest integer, ties to even, for |x| < 2^22.
 template <class T>
 inline T nearest(T x) {
   constexpr float kShift = 0x1.8p23f;
@@ -53,7 +53,7 @@ struct Affine {
   float offset = 0;
 };
 
-// Of what a grid of candidates widens or narrows the span of the values, in steps of q.
+// A grid of candidates widens or narrows the span of the values by these, in steps of q.
 inline constexpr float kFirstStep = -1.0f;
 inline constexpr float kStep = 0.2f;
 inline constexpr int kSteps = 15;
@@ -68,7 +68,7 @@ Affine fit_affine(const float* w) {
     high = std::max(high, w[i]);
   }
   if (!(high > low)) return {0.0f, low};
-  // Of values y = w - low, which start at 0: the sums stay small next to what they measure.
+  // Sums are of values y = w - low, which start at 0: they stay small next to what they measure.
   float y[count];
   float sum_y = 0;
   for (int i = 0; i < count; ++i) {
@@ -99,7 +99,7 @@ Affine fit_affine(const float* w) {
       offset = -low;
       scale = (double{sum_yq} - offset * sum_q) / sum_qq;
     }
-    // By how much the squared error is below the sum of y^2.
+    // The gain is how much the squared error is below the sum of y^2.
     const double gain = scale * (2 * double{sum_yq} - scale * sum_qq - 2 * offset * sum_q) +
                         offset * (2 * double{sum_y} - count * offset);
     if (scale > 0 && gain > best_gain) {

@@ -15,13 +15,12 @@
 #include <string>
 
 #include "ops/cost.h"
+#include "ops/limits.h"
 #include "ops/operand.h"
 #include "ops/packed_weight.h"
 #include "ops/top_list.h"
 
 namespace effinfer::ops {
-
-inline constexpr int kMaxMatmulParts = 4;
 
 // What is done to the sums of two parts of equal size: out = f(part 0) * part 1, written to
 // parts[0].out.

@@ -127,18 +127,12 @@ Engine::Engine(std::shared_ptr<const Model> model, const EngineOptions& options,
   core.mixed_phases = options.deterministic || options.precision == Precision::f32;
   core.eos_token_ids = eos_tokens(graph);
 
-  CompileOptions compile_options;
-  compile_options.precision = options.precision;
-  compile_options.deterministic = options.deterministic;
+  CompileOptions compile_options{options};
   compile_options.max_tokens = options.max_batch_tokens;
-  compile_options.max_sequences = options.max_sequences;
   // Rows of logits: one a sequence; a whole step's let logits() feed steps of full size.
   compile_options.max_rows = std::max(options.max_sequences, options.max_batch_tokens);
   compile_options.max_seq_len = core.max_seq_len;
   compile_options.kv_dtype = kv_dtype(options);
-  compile_options.disabled_passes = options.disabled_passes;
-  compile_options.pack_cache = options.pack_cache;
-  compile_options.ternary_packing = options.ternary_packing;
 
   impl_->model = model;
   impl_->pool = pool ? std::move(pool) : std::make_shared<ThreadPool>();

@@ -37,7 +37,7 @@ class EngineCore {
   EngineCore(std::unique_ptr<StepRunner> runner, std::unique_ptr<KvCache> cache,
              const EngineCoreOptions& options, std::unique_ptr<SchedulerPolicy> policy = nullptr);
 
-  // As documented in effinfer/engine.h.
+  // These are documented in effinfer/engine.h.
   RequestId add(std::span<const int32_t> prompt, const SamplingParams& params);
   void cancel(RequestId id);
   bool has_work() const;
@@ -96,7 +96,7 @@ class EngineCore {
   Requests running_;       // by id
   Sampler sampler_;
   StepBatch batch_;
-  // Of the step at hand: all logits, or the highest when nobody needs more.
+  // The step's logits: all of them, or the highest when nobody needs more.
   std::unique_ptr<float[]> logits_;  // [max_sequences, vocab]
   int32_t top_k_ = 0;                // of each row; 0: all
   std::vector<float> top_values_;    // [max_sequences, max_top]

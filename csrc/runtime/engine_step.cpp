@@ -96,7 +96,7 @@ std::string EngineCore::try_run(std::span<Request* const> requests, Phase phase)
   return {};
 }
 
-// After a step: its tokens are in the cache, and whose last token was fed gets the next one.
+// Ends a step: its tokens are in the cache, and whose last token was fed gets the next one.
 void EngineCore::advance(std::span<Request* const> requests, std::vector<StepOutput>& outputs) {
   size_t row = 0;
   for (Request* request : requests) {

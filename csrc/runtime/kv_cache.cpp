@@ -5,6 +5,7 @@
 #include <unordered_map>
 
 #include "effinfer/error.h"
+#include "executor/kv_access.h"
 #include "runtime/page_pool.h"
 #include "runtime/radix_tree.h"
 
@@ -165,7 +166,7 @@ void KvCache::publish(SequenceId id) {
 void KvCache::release(SequenceId id, bool keep_prefix) {
   Sequence& sequence = impl_->find(id);
   if (keep_prefix) impl_->publish(sequence);
-  // Last page first, so that the pages of a prompt's start are on top of the free stack.
+  // The last page goes first, so that the pages of a prompt's start are on top of the free stack.
   for (size_t i = sequence.pages.size(); i-- > 0;) impl_->pool.release(sequence.pages[i]);
   impl_->sequences.erase(id);
 }
@@ -221,8 +222,8 @@ void KvCache::check_integrity() const {
   impl_->pool.check(references);
 }
 
-ops::KvLayer KvCache::layer(int32_t index) const {
-  return impl_->pool.layer(index);
+ops::KvLayer KvCacheAccess::layer(const KvCache& cache, int32_t index) {
+  return cache.impl_->pool.layer(index);
 }
 
 }  // namespace effinfer

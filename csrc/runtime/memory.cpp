@@ -14,7 +14,7 @@ size_t physical_memory_bytes() {
   size_t bytes = pages > 0 && page_size > 0
                      ? static_cast<size_t>(pages) * static_cast<size_t>(page_size)
                      : SIZE_MAX;
-  // Version 2, then version 1; "max" and absent files leave the limit alone.
+  // cgroup v2 is asked first, then v1; "max" and absent files leave the limit alone.
   for (const char* path :
        {"/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"}) {
     std::ifstream file(path);

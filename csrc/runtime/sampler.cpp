@@ -129,7 +129,7 @@ struct Sampler::State {
     row.keep_places(candidates.size(), [this](size_t i) { return candidates[i].place; });
   }
 
-  // What follows top-k.
+  // Applies the filters that follow top-k.
   void narrow(const SamplingParams& params, RowDistribution& row) {
     row.to_weights(params.temperature);
     if (params.typical_p < 1.0f) keep_typical(params.typical_p, row);
@@ -200,7 +200,7 @@ SampledToken Sampler::sample_top(std::span<const float> values, std::span<const 
   SampledToken sampled;
   sampled.token = tokens.front();
   if (params.temperature == 0.0f) return sampled;
-  // In the order of ids, as the whole row would leave them.
+  // Candidates go in the order of ids, as the whole row would leave them.
   state_->top.clear();
   for (size_t i = 0; i < needed; ++i) state_->top.emplace_back(tokens[i], values[i]);
   std::sort(state_->top.begin(), state_->top.end());

@@ -38,7 +38,7 @@ class FcfsPolicy : public SchedulerPolicy {
     const auto prefills = [](const ScheduledRequest& r) { return r.prompt_tokens > 0; };
     const bool any_prefill = std::any_of(running.begin(), running.end(), prefills);
     const bool any_decode = !std::all_of(running.begin(), running.end(), prefills);
-    // Turns: a prompt waits for at most one decode step, a decode for at most one prefill step.
+    // Phases take turns: a prompt waits for one decode step at most, a decode for one prefill step.
     StepChoice choice;
     if (any_prefill && !(any_decode && last_phase_ == Phase::prefill)) {
       choice.phase = Phase::prefill;

@@ -23,7 +23,7 @@ class StepRunner {
   // Writes K and V of the batch's tokens into `cache` and float32 logits [R, vocab] of its
   // logit_rows, which may be none.
   virtual void run(const Batch& batch, KvCache& cache, std::span<float> logits) = 0;
-  // The same step with the highest logits of each row, at most max_top() of them, in their place.
+  // run_top() writes the highest logits of each row, at most max_top() of them, in place of all.
   virtual int32_t max_top() const { return 0; }
   virtual void run_top(const Batch&, KvCache&, const TopLogits&) {
     throw InternalError("[engine] runner: it keeps no highest logits");

@@ -9,8 +9,8 @@
 
 namespace effinfer::weights {
 
-// Of the file at `path`, which must still be in `state`. Looks in `folder` first, and writes what
-// it computed there if it can. Throws FileError when the file is gone, changed or unreadable.
+// Digests the file at `path`, which must still be in `state`. Looks in `folder` first, and writes
+// what it computed there if it can. Throws FileError when the file is gone, changed or unreadable.
 Digest file_digest(const std::string& path, const FileState& state, const std::string& folder,
                    ThreadPool& pool);
 

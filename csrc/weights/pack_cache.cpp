@@ -112,7 +112,7 @@ PackPlan PackPlan::of(const Graph& graph, const WeightSource& source, TernaryPac
     item.shape = ops::packed_shape(item.source, item.form);
     plan.items.push_back(std::move(item));
   }
-  // Never by address: every process must find the same order.
+  // Items are never ordered by address: every process must find the same order.
   std::sort(plan.items.begin(), plan.items.end(), [](const PackedItem& a, const PackedItem& b) {
     const auto place = [](const PackedItem& item) {
       return item.origin ? std::pair(std::string_view(item.origin->path), item.origin->offset)
@@ -141,7 +141,7 @@ PackCache::PackCache(const PackPlan& plan, std::string folder, ThreadPool& pool)
   }
 }
 
-// By contents and place of each weight, its name and shape: nothing that a layout version changes.
+// The key has contents, place, name and shape of each weight, and nothing of a layout version.
 Digest PackCache::key() const {
   std::map<std::string, Digest> files;
   std::string text;
@@ -162,7 +162,7 @@ Digest PackCache::key() const {
     append(text, static_cast<uint32_t>(item.source.dtype));
     append(text, static_cast<uint64_t>(item.shape.rows));
     append(text, static_cast<uint64_t>(item.shape.cols));
-    // Nothing for other weights: what has been cached of them stays valid.
+    // Other weights add nothing: what has been cached of them stays valid.
     if (item.form != ops::TernaryForm::u4) append(text, static_cast<uint32_t>(item.form));
   }
   return digest(bytes_of(text), pool_);
@@ -173,7 +173,7 @@ std::string PackCache::file_stem() const {
   return to_hex(key_) + "-v";
 }
 
-// Who has such a file mapped keeps it. A newer version's file stays: both programs may be in use.
+// Who has a file mapped keeps it. A newer version's file stays: both programs may be in use.
 void PackCache::remove_older_versions() const {
   const std::string stem = file_stem();
   std::error_code error;  // of a folder or a file that another process is changing too

@@ -53,7 +53,7 @@ class PackCache {
     const uint8_t* data = nullptr;
   };
   Mapping load();
-  // After load() found nothing.
+  // To be called after load() found nothing.
   void store(const uint8_t* data);
 
   const PackCacheReport& report() const { return report_; }

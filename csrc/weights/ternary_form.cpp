@@ -8,8 +8,8 @@
 namespace effinfer::weights {
 namespace {
 
-// Of the cache that the first CPU shares, "32768K"; 32 MiB where the system does not tell. Not
-// sysconf(), which in a virtual machine may count the caches of all CPUs of the host.
+// The size of the cache that the first CPU shares, "32768K"; 32 MiB where the system does not tell.
+// Not sysconf(), which in a virtual machine may count the caches of all CPUs of the host.
 size_t last_level_cache_bytes() {
   std::ifstream file("/sys/devices/system/cpu/cpu0/cache/index3/size");
   size_t kilobytes = 0;

@@ -8,8 +8,9 @@
 
 namespace effinfer::weights {
 
-// Of all ternary weights of a model, `num_bytes` at 2 bits. Automatic: 1.6 bits where they are read
-// from memory in every step and the kernels that decode them for free exist, 2 bits elsewhere.
+// The form of all ternary weights of a model, `num_bytes` at 2 bits. Automatic: 1.6 bits where they
+// are read from memory in every step and the kernels that decode them for free exist, 2 bits
+// elsewhere.
 ops::TernaryForm ternary_form(TernaryPacking packing, size_t num_bytes);
 
 }  // namespace effinfer::weights

@@ -66,7 +66,7 @@ void WeightStore::pack(const Graph& graph, const CompileOptions& options) {
   }
 }
 
-// In the order of the file: a disk reads ahead, and each page is read once.
+// Items are packed in the order of the file: a disk reads ahead, and each page is read once.
 void WeightStore::pack_items(const PackPlan& plan, uint8_t* out) {
   for (const PackedItem& item : plan.items) {
     const auto done = [&](size_t begin, size_t end) { source_->release(item.name, begin, end); };
@@ -74,8 +74,8 @@ void WeightStore::pack_items(const PackPlan& plan, uint8_t* out) {
   }
 }
 
-// A second time for the packed ones: a fault maps the pages around it as well, also those of a
-// neighbour that was released.
+// Packed weights are released a second time: a fault maps the pages around it as well, also those
+// of a neighbour that was released.
 void WeightStore::release_source(const Graph& graph) const {
   for (const ValueId id : graph.weights) {
     const std::string& name = graph.value(id).weight_name;

@@ -208,7 +208,7 @@ class Graph:
     @property
     def values(self) -> dict[str, typing.Any]:
         """
-        By name: dtype, shape, weight_name, device.
+        By name: dtype, shape, weight_name.
         """
     @property
     def weight_names(self) -> list[str]:
@@ -335,14 +335,14 @@ class CompileOptions:
         *,
         precision: str = "fast",
         deterministic: bool = False,
-        max_tokens: int = 512,
-        max_sequences: int = 64,
-        max_rows: int = 64,
-        max_seq_len: int = 0,
         kv_dtype: str | None = None,
+        max_seq_len: int | None = None,
+        max_sequences: int = 64,
         disabled_passes: collections.abc.Set[str] = set(),
         pack_cache: typing.Any = None,
         ternary_packing: str = "auto",
+        max_tokens: int = 512,
+        max_rows: int = 64,
     ) -> None: ...
 
 class Executable:
@@ -545,13 +545,13 @@ class Engine:
         deterministic: bool = False,
         kv_dtype: str | None = None,
         max_seq_len: int | None = None,
-        num_pages: int | None = None,
-        max_batch_tokens: int = 512,
         max_sequences: int = 64,
-        prefix_cache: bool = True,
         disabled_passes: collections.abc.Set[str] = set(),
         pack_cache: typing.Any = None,
         ternary_packing: str = "auto",
+        num_pages: int | None = None,
+        max_batch_tokens: int = 512,
+        prefix_cache: bool = True,
     ) -> None: ...
     def add(self, prompt: typing.Any, params: SamplingParams) -> int:
         """

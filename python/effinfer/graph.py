@@ -136,7 +136,7 @@ class GraphBuilder:
         """Which keys blocks of rows visit in prefill, by columns and slashes: a handle for
         `attention`, or for the index of other KV heads, which comes `after` this one.
 
-        attributes: those of `attention` but window and soft_cap, and docs/graph_ops.md.
+        attributes: those of `attention` but window_left and logits_soft_cap, and docs/graph_ops.md.
         """
         return self.node("column_index", q, kv, *after, **attributes)
 
@@ -154,16 +154,16 @@ class GraphBuilder:
         heads: int,
         kv_heads: int,
         head_dim: int,
-        scale: float,
-        window: int = -1,
-        sinks: int = 0,
-        soft_cap: float = 0.0,
+        sm_scale: float,
+        window_left: int = -1,
+        sink_tokens: int = 0,
+        logits_soft_cap: float = 0.0,
     ) -> Value:
         """Causal attention over the layer's cache: [T, heads * head_dim] -> the same.
 
-        A row at position p sees keys in [p - window, p]; -1 is all. With a window, the first
-        `sinks` keys are seen too. soft_cap c > 0 turns a score s into c * tanh(s / c). `visits`:
-        of an index; without a window.
+        A row at position p sees keys in [p - window_left, p]; -1 is all. With a window, the first
+        `sink_tokens` keys are seen too. logits_soft_cap c > 0 turns a score s into c * tanh(s / c).
+        `visits`: of an index; without a window.
         """
         return self.node(
             "attention",
@@ -172,10 +172,10 @@ class GraphBuilder:
             heads=heads,
             kv_heads=kv_heads,
             head_dim=head_dim,
-            scale=float(scale),
-            window=window,
-            sinks=sinks,
-            soft_cap=float(soft_cap),
+            sm_scale=float(sm_scale),
+            window_left=window_left,
+            sink_tokens=sink_tokens,
+            logits_soft_cap=float(logits_soft_cap),
         )
 
     def silu(self, x: Value) -> Value:

@@ -42,20 +42,20 @@ def attention(
     *,
     heads: int,
     kv_heads: int,
-    scale: float,
-    window: int,
-    sinks: int,
-    soft_cap: float,
+    sm_scale: float,
+    window_left: int,
+    sink_tokens: int,
+    logits_soft_cap: float,
     **_: Any,
 ) -> Array:
     tokens = len(q)
     q = q.reshape(tokens, heads, -1)
     k, v = (np.repeat(x.reshape(tokens, kv_heads, -1), heads // kv_heads, axis=1) for x in kv)
-    scores = np.einsum("qhd,khd->hqk", q, k) * scale
-    if soft_cap > 0:
-        scores = soft_cap * np.tanh(scores / soft_cap)
+    scores = np.einsum("qhd,khd->hqk", q, k) * sm_scale
+    if logits_soft_cap > 0:
+        scores = logits_soft_cap * np.tanh(scores / logits_soft_cap)
     distance = np.arange(tokens)[:, None] - np.arange(tokens)[None, :]
-    near = (window < 0) | (distance <= window) | (np.arange(tokens) < sinks)
+    near = (window_left < 0) | (distance <= window_left) | (np.arange(tokens) < sink_tokens)
     visible = (distance >= 0) & near
     scores = np.where(visible, scores, -np.inf)
     weights = np.exp(scores - scores.max(axis=-1, keepdims=True))

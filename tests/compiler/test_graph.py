@@ -173,7 +173,7 @@ def test_builder_names_operator_and_argument():
     with pytest.raises(_core.InvalidArgumentError, match=r"\[linear\] weight: expected 64 columns"):
         builder.linear(x, builder.weight("w", "f32", [3, 32]))
     with pytest.raises(_core.InvalidArgumentError, match=r"\[attention\] kv: expected the handle"):
-        builder.attention(x, x, layer=0, heads=4, kv_heads=2, head_dim=16, scale=1.0)
+        builder.attention(x, x, layer=0, heads=4, kv_heads=2, head_dim=16, sm_scale=1.0)
     with pytest.raises(_core.InvalidArgumentError, match=r"\[weight\] w: expected the type"):
         builder.weight("w", "f16", [3, 32])
     with pytest.raises(_core.InvalidArgumentError, match="shape: expected"):

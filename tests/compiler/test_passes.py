@@ -237,7 +237,7 @@ ROPES = """
 READ = """
   %kv : kv[3, 2, 16] = kv_append(KOUT, %v0) {layer = 3, heads = 2, head_dim = 16}
   %o : f32[T, 64] = attention(QOUT, %kv) {layer = 3, heads = 4, kv_heads = 2, head_dim = 16,
-                                          scale = 0.25}
+                                          sm_scale = 0.25}
   return %o
 """
 
@@ -330,12 +330,6 @@ def test_fuse_regions():
     assert attributes(graph, "q0")["every_member"] is True
 
 
-def test_place():
-    _, graph = run("place", X + "  return %x\n")
-    assert {value["device"] for value in graph.values.values()} == {"cpu"}
-    assert '%x : f32[T, 64]@"cpu" = embedding' in str(graph)
-
-
 OPERANDS = (
     ACT
     + """
@@ -363,7 +357,9 @@ def test_choose_arithmetic(isa):
     for flags, expected in choices.items():
         precision = "f32" if "f32" in flags else "fast"
         deterministic = "deterministic" in flags
-        _, graph = run("choose_arithmetic", OPERANDS, precision=precision, deterministic=deterministic)
+        _, graph = run(
+            "choose_arithmetic", OPERANDS, precision=precision, deterministic=deterministic
+        )
         for output, choice in zip("ac", expected, strict=True):
             facts = attributes(graph, output)
             assert (facts["decode"], facts["prefill"]) == choice
@@ -385,7 +381,7 @@ def test_choose_arithmetic_of_attention(isa, options, narrow):
   %c : f32[T, 32] = linear(%x, %k)
   %kv : kv[0, 2, 16] = kv_append(%c, %c) {layer = 0, heads = 2, head_dim = 16}
   %o : f32[T, 32] = attention(%c, %kv) {layer = 0, heads = 2, kv_heads = 2, head_dim = 16,
-                                       scale = 0.25}
+                                       sm_scale = 0.25}
   return %o
 """
     _, graph = run("canonicalize", X + body)
@@ -417,10 +413,10 @@ def test_environment_turns_passes_off():
         f"graph = _core.Graph.parse({text!r})\n"
         "_core.compile(graph, _core.MemoryWeights(), _core.ThreadPool(1))\n"
     )
-    env = {**os.environ, "EFFINFER_PASSES": "-place"}
+    env = {**os.environ, "EFFINFER_PASSES": "-plan_memory"}
     done = subprocess.run([sys.executable, "-c", program], env=env, capture_output=True, text=True)
     assert done.returncode == 1
-    assert "place makes the graph runnable and cannot be turned off" in done.stderr
+    assert "plan_memory makes the graph runnable and cannot be turned off" in done.stderr
 
 
 def test_pass_list():
@@ -434,7 +430,6 @@ def test_pass_list():
         "fuse_rope_append",
         "fuse_attention",
         "fuse_regions",
-        "place",
         "choose_arithmetic",
         "plan_memory",
     ]

@@ -61,7 +61,7 @@ def a_shape_attention(dense_heads: list[int], sinks: int, window: int):
             for i in range(group):
                 at = (head * group + i) * HEAD_DIM
                 k, v = (x[:, head * HEAD_DIM : (head + 1) * HEAD_DIM] for x in kv)
-                scores = q[:, at : at + HEAD_DIM] @ k.T * shape["scale"]
+                scores = q[:, at : at + HEAD_DIM] @ k.T * shape["sm_scale"]
                 scores[hidden | (key[None, :] > key[:, None])] = -np.inf
                 p = np.exp(scores - scores.max(-1, keepdims=True))
                 part = slice(i * HEAD_DIM, (i + 1) * HEAD_DIM)
@@ -77,7 +77,7 @@ def test_an_index_decides_for_its_heads(only, monkeypatch):
 
     class AShape(SparsePrefill):
         def indices(self, layer: int, kv_heads: int) -> list[tuple[str, dict[str, Any]]]:
-            return [("column_index", {"sinks": 5, "window": 20, "only": only})]
+            return [("column_index", {"sink_tokens": 5, "local_tokens": 20, "only": only})]
 
     attend = a_shape_attention([0] if only else [], 5, 20)
     monkeypatch.setitem(evaluate.__globals__["OPS"], "attention", attend)
@@ -159,8 +159,8 @@ def test_visits_and_a_window_are_refused():
             return [("block_index", {"pages": 1})]
 
     text = Windowed().apply(make_llama().graph).to_string()
-    broken = text.replace("window = -1", "window = 9")
-    with pytest.raises(_core.FormatError, match="window: expected -1 with visits"):
+    broken = text.replace("window_left = -1", "window_left = 9")
+    with pytest.raises(_core.FormatError, match="window_left: expected -1 with visits"):
         _core.Graph.parse(broken).verify()
 
 

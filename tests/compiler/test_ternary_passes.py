@@ -183,7 +183,7 @@ def test_what_is_written_by_blocks_of_columns_writes_floats():
   %y : f32[T, 256] = ternary_linear(%m, %d)
   %kv : kv[0, 4, 64] = kv_append(%y, %y) {layer = 0, heads = 4, head_dim = 64}
   %o : f32[T, 256] = attention(%y, %kv) {layer = 0, heads = 4, kv_heads = 4, head_dim = 64,
-                                        scale = 0.125}
+                                        sm_scale = 0.125}
   %z : f32[T, 256] = ternary_linear(%o, %d)
   return %z
 """

@@ -86,7 +86,7 @@ def make_llama(*, bias: bool = False, **dtypes: str) -> TinyModel:
         k = g.rope(k, table, heads=KV_HEADS, head_dim=HEAD_DIM, interleaved=True)
         kv = g.kv_append(k, v, layer=i, heads=KV_HEADS, head_dim=HEAD_DIM)
         shape: dict[str, Any] = {"heads": HEADS, "kv_heads": KV_HEADS, "head_dim": HEAD_DIM}
-        h = g.attention(q, kv, layer=i, scale=HEAD_DIM**-0.5, **shape)
+        h = g.attention(q, kv, layer=i, sm_scale=HEAD_DIM**-0.5, **shape)
         x = g.add(x, g.linear(h, m.weight(f"{i}.o", WIDTH, HEADS * HEAD_DIM)))
         h = g.rms_norm(x, m.weight(f"{i}.ffn_norm", WIDTH), eps=1e-5)
         gate = g.silu(g.linear(h, m.weight(f"{i}.gate", FFN, WIDTH)))
@@ -122,7 +122,14 @@ def make_gemma(**dtypes: str) -> TinyModel:
         shape: dict[str, Any] = {"heads": HEADS, "kv_heads": KV_HEADS, "head_dim": HEAD_DIM}
         window = 5 if i == 0 else 9
         h = g.attention(
-            q, kv, layer=i, scale=0.25, window=window, sinks=2 * i, soft_cap=20.0, **shape
+            q,
+            kv,
+            layer=i,
+            sm_scale=0.25,
+            window_left=window,
+            sink_tokens=2 * i,
+            logits_soft_cap=20.0,
+            **shape,
         )
         x = g.add(x, norm(g.linear(h, m.weight(f"{i}.o", WIDTH, HEADS * HEAD_DIM)), "post_norm"))
         h = norm(x, "ffn_norm")

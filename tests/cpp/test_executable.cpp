@@ -100,7 +100,7 @@ constexpr const char* kGraph = R"(graph tiny {
   %k1 : f32[T, 32] = rope(%k0, %t) {heads = 2, head_dim = 16}
   %kv : kv[0, 2, 16] = kv_append(%k1, %k0) {layer = 0, heads = 2, head_dim = 16}
   %o : f32[T, 64] = attention(%q1, %kv) {layer = 0, heads = 4, kv_heads = 2, head_dim = 16,
-                                         scale = 0.25}
+                                         sm_scale = 0.25}
   %g : f32[T, 96] = linear(%o, %gate)
   %s : f32[T, 96] = silu(%g)
   %d : f32[T, 64] = linear(%s, %down)

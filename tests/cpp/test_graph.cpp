@@ -2,10 +2,14 @@
 #include <algorithm>
 #include <limits>
 #include <random>
+#include <set>
 #include <string>
 
 #include "check.h"
+#include "compiler/arithmetic.h"
+#include "compiler/lowering.h"
 #include "compiler/memory_plan.h"
+#include "compiler/op_kinds.h"
 #include "compiler/rewriter.h"
 #include "effinfer/error.h"
 #include "effinfer/graph.h"
@@ -65,6 +69,89 @@ TEST("graph: every operator has a specification, and defaults of its own type") 
   }
   CHECK(graph::find_op("nothing") == nullptr);
   CHECK_EQ(op_names().size(), graph::all_ops().size());
+}
+
+TEST("graph: attributes of earlier versions are read, and print as those of today") {
+  const std::string text = R"(graph g {
+  input %x : f32[T, 64]
+  %kv : kv[0, 1, 64] = kv_append(%x, %x) {head_dim = 64, heads = 1, layer = 0}
+  %c : visits[0, 1] = column_index(%x, %kv) {layer = 0, heads = 1, kv_heads = 1, head_dim = 64,
+    scale = 0.25, sinks = 3, window = 5}
+  %b : visits[0, 1] = block_index(%x, %kv, %c) {layer = 0, heads = 1, kv_heads = 1, head_dim = 64,
+    scale = 0.25, sinks = 3, window = 5}
+  %y : f32[T, 64] = attention(%x, %kv) {layer = 0, heads = 1, kv_heads = 1, head_dim = 64,
+    scale = 0.25, window = 7, sinks = 2, soft_cap = 30.0}
+  return %y
+})";
+  const Graph graph = Graph::parse(text);
+  graph.verify();
+  for (const size_t index : {size_t{1}, size_t{2}}) {
+    const Node& node = graph.nodes[index];
+    CHECK_EQ(node.get_float("sm_scale"), 0.25);
+    CHECK_EQ(node.get_int("sink_tokens"), 3);
+    CHECK_EQ(node.get_int("local_tokens"), 5);
+  }
+  const Node& attention = graph.nodes[3];
+  CHECK_EQ(attention.get_float("sm_scale"), 0.25);
+  CHECK_EQ(attention.get_int("window_left"), 7);
+  CHECK_EQ(attention.get_int("sink_tokens"), 2);
+  CHECK_EQ(attention.get_float("logits_soft_cap"), 30.0);
+  CHECK(graph.to_string().find(" scale = ") == std::string::npos);
+  CHECK_EQ(Graph::parse(graph.to_string()).to_string(), graph.to_string());
+
+  std::string both = text;
+  both.insert(both.rfind("soft_cap"), "logits_soft_cap = 20.0, ");
+  CHECK_THROWS(FormatError, "soft_cap: expected only its name of today, logits_soft_cap, got both",
+               Graph::parse(both));
+  GraphBuilder builder("g");
+  const ValueId x = builder.input("x", DType::f32, {Dim::tokens(), Dim::constant(64)});
+  const ValueId kv = builder.node("kv_append", {x, x}, Node(graph.nodes[0]).attributes)[0];
+  Attributes old = attention.attributes;
+  old["window"] = int64_t{7};
+  CHECK_THROWS(InvalidArgument, "window: expected no such attribute",
+               builder.node("attention", {x, kv}, old));
+}
+
+TEST("graph: a matmul takes as many inputs as its parts can have") {
+  CHECK_EQ(graph::find_op("matmul")->max_inputs, 1u + 3u * ops::kMaxMatmulParts);
+}
+
+TEST("traits: a gate is an activation that matmuls and single nodes know") {
+  int gates = 0;
+  for (const graph::OpSpec& op : graph::all_ops()) {
+    if (!op.gate) continue;
+    ++gates;
+    CHECK(op.row_wise && op.cheap && op.max_inputs == 1);
+    CHECK(compiler::parse_glu(op.name) != ops::Glu::none);
+    compiler::parse_unary_op(op.name);
+  }
+  CHECK_EQ(gates, 3);
+}
+
+TEST("lowering: what canonicalize leaves has a rule, and nothing else has") {
+  std::set<std::string_view> expected;
+  for (const graph::OpSpec& op : graph::all_ops()) {
+    if (!op.source_only) expected.insert(op.name);
+  }
+  const std::vector<std::string_view> rules = compiler::lowered_ops();
+  CHECK_EQ(rules.size(), expected.size());
+  for (const std::string_view op : rules) CHECK_EQ(expected.erase(op), 1u);
+  for (const std::string_view op : expected) CHECK_EQ(op, "an operator with a rule");
+}
+
+TEST("lowering: unknown names of kinds are refused") {
+  CHECK(compiler::parse_unary_op("softcap") == ops::UnaryOp::softcap);
+  CHECK_THROWS(FormatError, "scale, softcap, silu, gelu_tanh, relu_squared, got \"gelu\"",
+               compiler::parse_unary_op("gelu"));
+  CHECK(compiler::parse_binary_op("mul") == ops::BinaryOp::mul);
+  CHECK_THROWS(FormatError, "expected one of add, mul, got \"sub\"",
+               compiler::parse_binary_op("sub"));
+  CHECK(compiler::parse_glu("relu_squared") == ops::Glu::relu_squared);
+  CHECK_THROWS(FormatError, "activation: expected one of", compiler::parse_glu("none"));
+  CHECK(compiler::parse_arithmetic("bf16") == ops::Arithmetic::bf16);
+  CHECK_THROWS(FormatError, "got \"f16\"", compiler::parse_arithmetic("f16"));
+  CHECK(parse_rope_scaling("yarn") == RopeScaling::yarn);
+  CHECK_THROWS(InvalidArgument, "got \"ntk\"", parse_rope_scaling("ntk"));
 }
 
 TEST("graph: a hand-made graph with wild ids is refused") {
@@ -152,7 +239,7 @@ TEST("memory plan: absurd sizes are refused") {
   CompileOptions options;
   options.max_tokens = std::numeric_limits<int32_t>::max();
   const Value huge{
-      "x", DType::f32, {Dim::tokens(), Dim::constant(int64_t{1} << 40)}, Value::Kind::node, "", ""};
+      "x", DType::f32, {Dim::tokens(), Dim::constant(int64_t{1} << 40)}, Value::Kind::node, ""};
   CHECK_THROWS(OutOfMemory, "%x is too large", compiler::largest_bytes(huge, Node{}, options));
 }
 

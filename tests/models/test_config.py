@@ -68,7 +68,7 @@ def test_smollm2():
     assert files.graph.metadata["eos_token_ids"] == [0, 2]
     assert files.graph.metadata["context_length"] == 8192
     assert len(attentions(files.graph)) == 30
-    assert all(a["window"] == -1 for a in attentions(files.graph))
+    assert all(a["window_left"] == -1 for a in attentions(files.graph))
     assert _core.Graph.parse(files.graph.to_string()) == files.graph
 
 
@@ -76,7 +76,7 @@ def test_gemma3():
     files = open_model(gemma3_path())
     assert files.graph.metadata["eos_token_ids"] == [1, 106]
     # A window of 512 tokens: the row's own and 511 before it.
-    windows = [a["window"] for a in attentions(files.graph)]
+    windows = [a["window_left"] for a in attentions(files.graph)]
     assert windows == ([511] * 5 + [-1]) * 3
     tables = [n["attributes"] for n in files.graph.nodes if n["op"] == "rope_table"]
     assert sorted(table["theta"] for table in tables) == [1e4, 1e6]

@@ -1,11 +1,12 @@
 // g, u = matmul(a, wg, wu); s = silu(g); y = mul(s, u)  ->  y = matmul_glu(a, wg, wu)
 //
 // and then, when y only feeds a matmul, matmul_glu writes its operand. A kernel has the sums of
-// both parts in registers: neither gate nor up reaches memory. Works for gelu_tanh and relu_squared
-// too, whichever way round the product and the parts are.
+// both parts in registers: neither gate nor up reaches memory. Works for every gate (op_table.cpp),
+// whichever way round the product and the parts are.
 #include "compiler/fuse_operand.h"
 #include "compiler/matmul_parts.h"
 #include "compiler/passes.h"
+#include "graph/op_specs.h"
 
 namespace effinfer::compiler {
 namespace {
@@ -16,9 +17,7 @@ bool fuse(Rewriter& rewriter, int index, size_t side) {
   const ValueId activated = product.inputs[side];
   const ValueId up = product.inputs[1 - side];
   const int activation = rewriter.producer(activated);
-  const bool known = rewriter.is(activation, "silu") || rewriter.is(activation, "gelu_tanh") ||
-                     rewriter.is(activation, "relu_squared");
-  if (!known) return false;
+  if (activation < 0 || !graph::spec_of(rewriter.node(activation)).gate) return false;
   const ValueId gate = rewriter.node(activation).inputs[0];
   const int matmul = rewriter.producer(gate);
   if (!rewriter.is(matmul, "matmul") || rewriter.producer(up) != matmul || gate == up) return false;

@@ -1,15 +1,14 @@
 // Marks the nodes that need no barrier of their own in a step of few tokens:
 //
-//   every_member = true   a node that works row by row (norms, activations, ...). Each thread
-//                         computes all rows itself, on memory of its own, and goes on at once.
+//   every_member = true   a node whose rows are cheap (norms, activations, ...). Each thread
+//   computes
+//                         all rows itself, on memory of its own, and goes on at once.
 //   in_attention = true   a rope_append that only one attention reads, and what chooses its keys in
 //                         longer steps: the items of attention rotate and append their own rows.
 //
 // A row costs less than a barrier, and the results are the same bits. What is left a layer of llama
 // or gemma3 is five calls: q/k/v, attention, output, gate/up, down. plan_memory keeps the inputs of
 // marked nodes until the next call that does end in a barrier.
-#include <algorithm>
-#include <array>
 #include <vector>
 
 #include "compiler/passes.h"
@@ -18,14 +17,6 @@
 
 namespace effinfer::compiler {
 namespace {
-
-constexpr std::array kRowWise = {"embedding",   "rms_norm",   "add_rms_norm", "silu",  "gelu_tanh",
-                                 "scale",       "softcap",    "relu_squared", "add",   "mul",
-                                 "select_rows", "rope_table", "rope",         "to_act"};
-
-bool is_row_wise(const Node& node) {
-  return std::find(kRowWise.begin(), kRowWise.end(), node.op) != kRowWise.end();
-}
 
 // What the graph returns, and what becomes that row by row, is written once and not by everyone.
 std::vector<bool> find_returned(const Rewriter& rewriter) {
@@ -37,7 +28,8 @@ std::vector<bool> find_returned(const Rewriter& rewriter) {
     if (index < 0 || returned[static_cast<size_t>(index)]) continue;
     returned[static_cast<size_t>(index)] = true;
     const Node& node = rewriter.node(index);
-    if (is_row_wise(node)) pending.insert(pending.end(), node.inputs.begin(), node.inputs.end());
+    if (graph::spec_of(node).cheap)
+      pending.insert(pending.end(), node.inputs.begin(), node.inputs.end());
   }
   return returned;
 }
@@ -49,7 +41,7 @@ void fuse_regions(Graph& graph, const CompileOptions&) {
   const std::vector<bool> returned = find_returned(rewriter);
   for (int index = 0; index < rewriter.size(); ++index) {
     const Node& node = rewriter.node(index);
-    if (is_row_wise(node)) {
+    if (graph::spec_of(node).cheap) {
       if (!returned[static_cast<size_t>(index)]) {
         rewriter.set_attribute(index, graph::kEveryMemberKey, true);
       }

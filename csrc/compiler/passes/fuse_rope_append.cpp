@@ -21,7 +21,7 @@ bool is_read_by(const Rewriter& rewriter, ValueId value, std::string_view consum
   return rewriter.only_user(value, consumer) >= 0;
 }
 
-// Of a value that `consumer` reads.
+// Walks up from a value that `consumer` reads.
 Chain find_chain(const Rewriter& rewriter, ValueId value, std::string_view consumer,
                  int64_t heads) {
   Chain chain{value};

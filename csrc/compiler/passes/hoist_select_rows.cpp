@@ -4,19 +4,16 @@
 // layer, all that follows attention is computed for the rows whose logits are wanted only. That is
 // one row of a prompt, or none of a chunk of it. A row's bits do not depend on the other rows.
 #include <algorithm>
-#include <array>
 #include <unordered_map>
 #include <utility>
 #include <vector>
 
 #include "compiler/passes.h"
 #include "compiler/rewriter.h"
+#include "graph/op_specs.h"
 
 namespace effinfer::compiler {
 namespace {
-
-constexpr std::array kRowWise = {"linear", "ternary_linear", "rms_norm",     "add",   "mul",
-                                 "silu",   "gelu_tanh",      "relu_squared", "scale", "softcap"};
 
 class Hoist {
  public:
@@ -46,7 +43,7 @@ class Hoist {
     for (int index = rewriter_.size() - 1; index >= 0; --index) {
       const Node& node = rewriter_.node(index);
       if (node.op == "select_rows" && rows_ < 0) rows_ = node.inputs[1];
-      if (std::find(kRowWise.begin(), kRowWise.end(), node.op) == kRowWise.end()) continue;
+      if (!graph::spec_of(node).row_wise) continue;
       if (graph_.value(node.outputs[0]).shape[0].kind != Dim::Kind::tokens) continue;
       const std::vector<int>& users = rewriter_.users(node.outputs[0]);
       const auto& returned = graph_.outputs;

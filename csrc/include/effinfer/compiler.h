@@ -31,17 +31,21 @@ enum class TernaryPacking : uint8_t { automatic, t2, t1_6 };
 // "auto", "t2" or "t1_6"; throws InvalidArgument.
 EFFINFER_API TernaryPacking parse_ternary_packing(std::string_view text);
 
-struct CompileOptions {
+// What an executable and an engine are both told.
+struct ModelOptions {
   Precision precision = Precision::fast;
   bool deterministic = false;             // prefill in the decode arithmetic
-  int64_t max_tokens = 512;               // T of a step at most
-  int64_t max_sequences = 64;             // S of a step at most
-  int64_t max_rows = 64;                  // R of a step at most
-  int64_t max_seq_len = 0;                // 0: the model's context length
   std::optional<DType> kv_dtype;          // of the cache; default: bf16, or f32 with Precision::f32
+  int64_t max_seq_len = 0;                // 0: the model's context length
+  int64_t max_sequences = 64;             // S of a step at most; in an engine more requests wait
   std::set<std::string> disabled_passes;  // besides EFFINFER_PASSES=-name,-name
   std::string pack_cache;                 // folder of packed weights (pack_cache.h); empty: none
   TernaryPacking ternary_packing = TernaryPacking::automatic;
+};
+
+struct CompileOptions : ModelOptions {
+  int64_t max_tokens = 512;  // T of a step at most
+  int64_t max_rows = 64;     // R of a step at most
 };
 
 // One step's input: flat tokens of S sequences. All spans stay valid during run().
@@ -74,7 +78,7 @@ class EFFINFER_API Executable {
   // float32 logits [R, vocab]. Throws InvalidArgument on an inconsistent batch before anything
   // runs.
   void run(const Batch& batch, KvCache& cache, std::span<float> logits);
-  // The same step, but its head keeps the k highest logits of each row while it computes them.
+  // Runs one step as run() does, but its head keeps the k highest logits of each row as it goes.
   void run_top(const Batch& batch, KvCache& cache, const TopLogits& top);
   // The most logits a row that run_top() can keep; 0 where the graph's last node is no matmul.
   int32_t max_top() const;

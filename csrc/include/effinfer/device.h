@@ -42,8 +42,8 @@ struct ThreadChoice {
   std::string reason;
 };
 EFFINFER_API ThreadChoice default_threads();
-// The same for a wanted number (<= 0: nobody says), at most as many as there are CPUs to run them:
-// members beyond that only wait for each other.
+// The threads for a wanted number (<= 0: nobody says), at most as many as there are CPUs to run
+// them: members beyond that only wait for each other.
 EFFINFER_API ThreadChoice usable_threads(int wanted);
 
 // What the system says of memory; read once per process.

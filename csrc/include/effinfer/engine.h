@@ -17,20 +17,12 @@
 
 namespace effinfer {
 
-struct EngineOptions {
-  Precision precision = Precision::fast;
-  bool deterministic = false;
-  std::optional<DType> kv_dtype;  // default: bf16, or f32 with Precision::f32
-  int64_t max_seq_len = 0;        // 0: the model's context length
+struct EngineOptions : ModelOptions {
   // 0: enough for one sequence (of max_seq_len, or 8192 tokens when that is not given) and eight of
   // 1024 tokens, in at most a quarter of the memory. A page takes memory when it is first used.
   int32_t num_pages = 0;
   int64_t max_batch_tokens = 512;  // tokens of a step: the prefill chunk
-  int64_t max_sequences = 64;      // requests running at once; more wait
   bool prefix_cache = true;
-  std::set<std::string> disabled_passes;
-  std::string pack_cache;  // folder of packed weights (pack_cache.h); empty: none
-  TernaryPacking ternary_packing = TernaryPacking::automatic;
 };
 
 using RequestId = int64_t;
@@ -102,7 +94,7 @@ class EFFINFER_API Engine {
   RequestMetrics metrics(RequestId request) const;  // finished requests are kept until forget()
   void forget(RequestId request);
   EngineStats stats() const;
-  // As Executable's; between two steps, whoever runs them.
+  // Profiles as Executable's methods do; call them between two steps, whoever runs them.
   void start_profile(int64_t max_steps);
   Profile take_profile();
   int64_t vocab_size() const;

@@ -67,7 +67,7 @@ class EFFINFER_API GgufFile : public WeightSource {
   const std::string& path() const;
   size_t file_bytes() const;
 
-  // In file order.
+  // The entries are in file order.
   const std::vector<std::pair<std::string_view, GgufValue>>& metadata() const;
   const GgufValue* find(std::string_view key) const;  // null when absent
   // Typed access; throws FormatError when the key is absent or of another kind.

@@ -54,7 +54,6 @@ struct EFFINFER_API Value {
   Shape shape;
   Kind kind = Kind::node;
   std::string weight_name;  // Kind::weight: the name in the weight source
-  std::string device;       // filled by `place`: "cpu", ...; empty before
 };
 
 struct EFFINFER_API Node {

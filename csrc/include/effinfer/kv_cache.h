@@ -16,10 +16,6 @@
 
 namespace effinfer {
 
-namespace ops {
-struct KvLayer;
-}
-
 struct KvCacheConfig {
   int32_t num_layers = 0;
   int32_t num_kv_heads = 0;
@@ -78,9 +74,8 @@ class EFFINFER_API KvCache {
   // InternalError.
   void check_integrity() const;
 
-  ops::KvLayer layer(int32_t index) const;
-
  private:
+  friend struct KvCacheAccess;  // kernels read pages through it
   struct Impl;
   std::unique_ptr<Impl> impl_;
 };

@@ -68,8 +68,8 @@ class EFFINFER_API Sampler {
   SampledToken sample(std::span<const float> logits, const SamplingParams& params,
                       std::span<const int32_t> prompt, std::span<const int32_t> output,
                       uint64_t index);
-  // The same token from the highest logits alone: `values`, highest first, and their `tokens`, the
-  // lower id first among equals, at least sufficient_top() of them.
+  // Draws what sample() would from the highest logits alone: `values`, highest first, and their
+  // `tokens`, the lower id first among equals, at least sufficient_top() of them.
   SampledToken sample_top(std::span<const float> values, std::span<const int32_t> tokens,
                           const SamplingParams& params, uint64_t index);
   // How many of the highest logits sample() needs to see; 0: all of them.

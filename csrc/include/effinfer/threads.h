@@ -65,9 +65,9 @@ class EFFINFER_API Dispatcher {
 
 class EFFINFER_API ThreadPool {
  public:
-  // Of usable_threads(threads) members, or with `oversubscribe` of as many as asked for, whatever
-  // the CPUs. Workers spin at most 20 us (under a quota and oversubscribed not at all), then sleep
-  // on a futex.
+  // The pool has usable_threads(threads) members, or with `oversubscribe` as many as asked for,
+  // whatever the CPUs. Workers spin at most 20 us (under a quota and oversubscribed not at all),
+  // then sleep on a futex.
   explicit ThreadPool(int threads = 0, bool oversubscribe = false);
   explicit ThreadPool(std::shared_ptr<Dispatcher> dispatcher);
   ~ThreadPool();

@@ -84,9 +84,9 @@ class Decoder:
             heads=heads,
             kv_heads=kv_heads,
             head_dim=head_dim,
-            scale=config.attention_scale,
-            window=(config.sliding_window or 0) - 1 if sliding else -1,
-            soft_cap=config.attention_soft_cap,
+            sm_scale=config.attention_scale,
+            window_left=(config.sliding_window or 0) - 1 if sliding else -1,
+            logits_soft_cap=config.attention_soft_cap,
         )
         if sub_norm:
             out = self.norm(out, f"{block}.attn_sub_norm")

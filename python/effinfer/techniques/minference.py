@@ -79,9 +79,9 @@ class MInference(SparsePrefill):
     def _index(self, pattern: str, only: list[int]) -> tuple[str, dict[str, Any]]:
         options: dict[str, Any] = {"only": only, "min_tokens": self.min_tokens}
         if pattern == "a_shape":
-            options |= {"sinks": self.a_shape_sinks, "window": self.a_shape_window}
+            options |= {"sink_tokens": self.a_shape_sinks, "local_tokens": self.a_shape_window}
             return "column_index", options
-        options |= {"sinks": self.sinks, "window": self.window}
+        options |= {"sink_tokens": self.sinks, "local_tokens": self.window}
         if pattern == "block_sparse":
             return "block_index", options | {"pages": self.num_blocks}
         return "column_index", options | {

@@ -14,13 +14,15 @@ from effinfer.graph import GraphBuilder, Value
 from effinfer.techniques.rewrite import rewrite
 
 # Of an attention node: what its indices have too.
-_SHARED = ("layer", "heads", "kv_heads", "head_dim", "scale")
+_SHARED = ("layer", "heads", "kv_heads", "head_dim", "sm_scale")
 
 
 def visits_can_be_chosen(node: dict[str, Any]) -> bool:
     """Whether a node is attention to all keys: without a window, and nothing has chosen yet."""
     return (
-        node["op"] == "attention" and node["attributes"]["window"] < 0 and len(node["inputs"]) == 2
+        node["op"] == "attention"
+        and node["attributes"]["window_left"] < 0
+        and len(node["inputs"]) == 2
     )
 
 

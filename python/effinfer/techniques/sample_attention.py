@@ -44,8 +44,8 @@ class SampleAttention(SparsePrefill):
         options = {
             "row_stride": round(1 / self.sample_ratio),
             "column_mass": self.mass,
-            "sinks": self.sinks,
-            "window": self.window,
+            "sink_tokens": self.sinks,
+            "local_tokens": self.window,
             "min_tokens": self.min_tokens,
         }
         return [("column_index", options)]

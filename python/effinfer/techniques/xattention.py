@@ -48,8 +48,8 @@ class XAttention(SparsePrefill):
         options = {
             "stride": self.stride,
             "mass": self.threshold,
-            "sinks": self.sinks,
-            "window": self.window,
+            "sink_tokens": self.sinks,
+            "local_tokens": self.window,
             "min_tokens": self.min_tokens,
         }
         return [("block_index", options)]

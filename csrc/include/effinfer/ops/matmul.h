@@ -39,7 +39,7 @@ EFFINFER_API std::string matmul_kernel(MatmulArithmetic arithmetic);
 // A weight matrix [rows, cols] in the layout of the kernels. Immutable; copies share the bytes.
 class EFFINFER_API PackedMatrix {
  public:
-  // From a rank-2 tensor of f32, f16, bf16 or any GGUF block type. Throws InvalidArgument on
+  // Packs a rank-2 tensor of f32, f16, bf16 or any GGUF block type. Throws InvalidArgument on
   // another shape or dtype, a null pointer or `ternary` packing of weights that are not,
   // OutOfMemory.
   PackedMatrix(const TensorView& weight, ThreadPool& pool,

@@ -1,0 +1,221 @@
+// The operators: their inputs, attributes and traits. docs/graph_ops.md is the prose of it.
+#include <iterator>
+
+#include "graph/op_inference.h"
+#include "graph/op_specs.h"
+#include "ops/limits.h"
+
+namespace effinfer::graph {
+namespace {
+
+AttributeSpec integer(std::string_view name) {
+  return {name, AttributeType::integer, {}};
+}
+AttributeSpec integer(std::string_view name, int64_t value) {
+  return {name, AttributeType::integer, Attribute(value)};
+}
+AttributeSpec number(std::string_view name) {
+  return {name, AttributeType::number, {}};
+}
+AttributeSpec number(std::string_view name, double value) {
+  return {name, AttributeType::number, Attribute(value)};
+}
+AttributeSpec flag(std::string_view name, bool value) {
+  return {name, AttributeType::boolean, Attribute(value)};
+}
+AttributeSpec text(std::string_view name) {
+  return {name, AttributeType::string, {}};
+}
+AttributeSpec text(std::string_view name, const char* value) {
+  return {name, AttributeType::string, Attribute(std::string(value))};
+}
+AttributeSpec integers(std::string_view name) {
+  return {name, AttributeType::integers, Attribute(std::vector<int64_t>())};
+}
+
+// The ends of the table, and what only moves rows.
+std::vector<OpSpec> row_ops() {
+  return {
+      {.name = "embedding",
+       .min_inputs = 2,
+       .max_inputs = 2,
+       .attributes = {number("scale", 1.0)},
+       .infer = infer_embedding,
+       .step_input = StepInput{0, "token_ids"},
+       .cheap = true},
+      {.name = "select_rows",
+       .min_inputs = 2,
+       .max_inputs = 2,
+       .infer = infer_select_rows,
+       .step_input = StepInput{1, "logit_rows"},
+       .cheap = true},
+  };
+}
+
+std::vector<OpSpec> linear_ops() {
+  return {
+      {.name = "linear",
+       .min_inputs = 2,
+       .max_inputs = 3,
+       .infer = infer_linear,
+       .row_wise = true,
+       .source_only = true},
+      {.name = "ternary_linear",
+       .min_inputs = 2,
+       .max_inputs = 3,
+       .infer = infer_ternary_linear,
+       .row_wise = true,
+       .source_only = true},
+      {.name = "to_act", .infer = infer_to_act, .cheap = true},
+      // x, and a weight, a bias and a residual a part.
+      {.name = "matmul",
+       .min_inputs = 2,
+       .max_inputs = 1 + 3 * ops::kMaxMatmulParts,
+       .attributes = {integer("parts"), integers("bias"), integers("residual")},
+       .infer = infer_matmul,
+       .aliases = alias_residuals},
+      // x, and a weight and a bias of gate and up.
+      {.name = "matmul_glu",
+       .min_inputs = 3,
+       .max_inputs = 5,
+       .attributes = {integer("parts", 2), integers("bias"), integers("residual"),
+                      text("activation"), flag("as_operand", false)},
+       .infer = infer_matmul_glu},
+  };
+}
+
+std::vector<OpSpec> norm_ops() {
+  return {
+      {.name = "rms_norm",
+       .min_inputs = 2,
+       .max_inputs = 2,
+       .attributes = {number("eps"), integer("groups", 1), flag("as_operand", false)},
+       .infer = infer_rms_norm,
+       .aliases = alias_unless_operand,
+       .row_wise = true,
+       .cheap = true},
+      {.name = "add_rms_norm",
+       .min_inputs = 3,
+       .max_inputs = 3,
+       .attributes = {number("eps"), flag("as_operand", false)},
+       .infer = infer_add_rms_norm,
+       .aliases = alias_both,
+       .cheap = true},
+  };
+}
+
+// What rotates, and what writes the KV cache.
+std::vector<OpSpec> rope_ops() {
+  return {
+      {.name = "rope_table",
+       .max_inputs = 2,
+       .attributes = {integer("dims"), number("theta"), text("scaling", "none"),
+                      number("factor", 1.0), number("original_max_position", 0.0),
+                      number("low_freq_factor", 1.0), number("high_freq_factor", 4.0),
+                      number("beta_fast", 32.0), number("beta_slow", 1.0),
+                      number("attention_factor", 0.0)},
+       .infer = infer_rope_table,
+       .step_input = StepInput{0, "positions"},
+       .cheap = true},
+      {.name = "rope",
+       .min_inputs = 2,
+       .max_inputs = 2,
+       .attributes = {integer("heads"), integer("head_dim"), flag("interleaved", false)},
+       .infer = infer_rope,
+       .aliases = alias_first,
+       .cheap = true},
+      {.name = "kv_append",
+       .min_inputs = 2,
+       .max_inputs = 2,
+       .attributes = {integer("layer"), integer("heads"), integer("head_dim")},
+       .infer = infer_kv_append},
+      {.name = "rope_append",
+       .min_inputs = 3,
+       .max_inputs = 6,
+       .attributes = {integer("layer"), integer("heads"), integer("kv_heads"), integer("head_dim"),
+                      flag("rope", false), flag("interleaved", false), flag("q_norm", false),
+                      flag("k_norm", false), number("eps", 0.0)},
+       .infer = infer_rope_append},
+  };
+}
+
+std::vector<OpSpec> attention_ops() {
+  return {
+      {.name = "column_index",
+       .min_inputs = 2,
+       .max_inputs = 3,
+       .attributes = {integer("layer"), integer("heads"), integer("kv_heads"), integer("head_dim"),
+                      number("sm_scale"), integer("last_rows", 64), integer("row_stride", 0),
+                      integer("columns", 0), number("column_mass", 0.0), integer("slashes", 0),
+                      number("slash_mass", 0.0), integer("sink_tokens", 0),
+                      integer("local_tokens", 0), integer("min_tokens", 0), integers("only")},
+       .infer = infer_column_index},
+      {.name = "block_index",
+       .min_inputs = 2,
+       .max_inputs = 3,
+       .attributes = {integer("layer"), integer("heads"), integer("kv_heads"), integer("head_dim"),
+                      number("sm_scale"), integer("stride", 0), integer("pages", 0),
+                      number("mass", 0.0), integer("sink_tokens", 0), integer("local_tokens", 0),
+                      integer("min_tokens", 0), integers("only")},
+       .infer = infer_block_index},
+      {.name = "attention",
+       .min_inputs = 2,
+       .max_inputs = 3,
+       .attributes = {integer("layer"), integer("heads"), integer("kv_heads"), integer("head_dim"),
+                      number("sm_scale"), integer("window_left", -1), integer("sink_tokens", 0),
+                      number("logits_soft_cap", 0.0), flag("as_operand", false)},
+       .infer = infer_attention},
+  };
+}
+
+OpSpec unary(std::string_view name, std::vector<AttributeSpec> attributes) {
+  return {.name = name,
+          .attributes = std::move(attributes),
+          .infer = infer_unary,
+          .aliases = alias_first,
+          .row_wise = true,
+          .cheap = true};
+}
+
+OpSpec gate(std::string_view name) {
+  OpSpec spec = unary(name, {});
+  spec.gate = true;
+  return spec;
+}
+
+OpSpec binary(std::string_view name) {
+  return {.name = name,
+          .min_inputs = 2,
+          .max_inputs = 2,
+          .infer = infer_binary,
+          .aliases = alias_both,
+          .row_wise = true,
+          .cheap = true};
+}
+
+std::vector<OpSpec> elementwise_ops() {
+  return {gate("silu"),
+          gate("gelu_tanh"),
+          gate("relu_squared"),
+          unary("scale", {number("factor")}),
+          unary("softcap", {number("cap")}),
+          binary("add"),
+          binary("mul")};
+}
+
+}  // namespace
+
+const std::vector<OpSpec>& all_ops() {
+  static const std::vector<OpSpec> table = [] {
+    std::vector<OpSpec> all;
+    for (const auto group :
+         {row_ops, linear_ops, norm_ops, rope_ops, attention_ops, elementwise_ops}) {
+      std::vector<OpSpec> more = group();
+      std::move(more.begin(), more.end(), std::back_inserter(all));
+    }
+    return all;
+  }();
+  return table;
+}
+
+}  // namespace effinfer::graph
