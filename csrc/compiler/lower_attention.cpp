@@ -2,7 +2,7 @@
 #include "compiler/lowering.h"
 #include "graph/op_specs.h"
 #include "ops/attention.h"
-#include "ops/elementwise.h"
+#include "ops/rope.h"
 
 namespace effinfer::compiler {
 namespace {
@@ -15,13 +15,13 @@ float float_attribute(const Node& node, std::string_view key) {
   return static_cast<float>(node.get_float(key));
 }
 
-ops::RopeParameters rope_parameters(const Node& node) {
-  ops::RopeParameters p;
+RopeParameters rope_parameters(const Node& node) {
+  RopeParameters p;
   const std::string& scaling = node.get_string("scaling");
-  p.scaling = scaling == "linear"   ? ops::RopeScaling::linear
-              : scaling == "llama3" ? ops::RopeScaling::llama3
-              : scaling == "yarn"   ? ops::RopeScaling::yarn
-                                    : ops::RopeScaling::none;
+  p.scaling = scaling == "linear"   ? RopeScaling::linear
+              : scaling == "llama3" ? RopeScaling::llama3
+              : scaling == "yarn"   ? RopeScaling::yarn
+                                    : RopeScaling::none;
   p.theta = float_attribute(node, "theta");
   p.dims = int_attribute(node, "dims");
   p.factor = float_attribute(node, "factor");
@@ -38,7 +38,7 @@ ops::RopeParameters rope_parameters(const Node& node) {
 
 void lower_rope_table(Lowering& lowering, const Node& node) {
   const ValueId out_id = node.outputs[0];
-  const ops::RopeParameters parameters = rope_parameters(node);
+  const RopeParameters parameters = rope_parameters(node);
   const float* divisors = node.inputs.size() == 2
                               ? lowering.weights().floats(lowering.graph().value(node.inputs[1]))
                               : nullptr;

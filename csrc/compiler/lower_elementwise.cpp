@@ -1,5 +1,7 @@
 #include "compiler/lowering.h"
 #include "ops/elementwise.h"
+#include "ops/embedding.h"
+#include "ops/norm.h"
 
 namespace effinfer::compiler {
 
@@ -69,14 +71,6 @@ void add_norm(Lowering& lowering, const Node& node, ValueId weight, ValueId outp
   lowering.add(node, problem, prepare);
 }
 
-ops::UnaryOp unary_op(const std::string& op) {
-  if (op == "silu") return ops::UnaryOp::silu;
-  if (op == "gelu_tanh") return ops::UnaryOp::gelu_tanh;
-  if (op == "relu_squared") return ops::UnaryOp::relu_squared;
-  if (op == "softcap") return ops::UnaryOp::softcap;
-  return ops::UnaryOp::scale;
-}
-
 }  // namespace
 
 void lower_rms_norm(Lowering& lowering, const Node& node) {
@@ -90,7 +84,7 @@ void lower_add_rms_norm(Lowering& lowering, const Node& node) {
 void lower_unary(Lowering& lowering, const Node& node) {
   const ValueId out_id = node.outputs[0];
   ops::UnaryProblem problem;
-  problem.op = unary_op(node.op);
+  problem.op = ops::parse_unary_op(node.op);
   if (node.op == "scale") problem.parameter = static_cast<float>(node.get_float("factor"));
   if (node.op == "softcap") problem.parameter = static_cast<float>(node.get_float("cap"));
   problem.rows = lowering.max_rows(out_id);

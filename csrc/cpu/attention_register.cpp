@@ -18,7 +18,7 @@ using ops::AttentionProblem;
 // What an ISA level brings.
 struct Level {
   const AttentionKernels& attention;
-  RopeAppendKernel rope_append;
+  const RopeAppendKernel& rope_append;
   ops::StoreOperandBlocks store_blocks;
 };
 
@@ -206,33 +206,40 @@ void register_attention() {
   auto& table = ops::mutable_table<AttentionProblem>();
   table.add({"attention.portable", Isa::portable, rejects,
              [](const AttentionProblem& p, Team& team) {
-               run({portable::kAttention, portable::rope_append, portable::store_operand_blocks}, p,
-                   team);
+               run({portable::kAttention, kernels<cpu::Level::portable, RopeAppendKernel>(),
+                    kernels<cpu::Level::portable, OperandKernels>().store_blocks},
+                   p, team);
              },
              scratch_bytes});
 #if EFFINFER_X86
   table.add({"attention.avx2", Isa::avx2, rejects,
              [](const AttentionProblem& p, Team& team) {
-               run({avx2::kAttention, avx2::rope_append, avx2::store_operand_blocks}, p, team);
+               run({avx2::kAttention, kernels<cpu::Level::avx2, RopeAppendKernel>(),
+                    kernels<cpu::Level::avx2, OperandKernels>().store_blocks},
+                   p, team);
              },
              scratch_bytes});
   table.add({"attention.avx512", Isa::avx512, rejects,
              [](const AttentionProblem& p, Team& team) {
-               run({avx512::kAttention, avx512::rope_append, avx512::store_operand_blocks}, p,
-                   team);
+               run({avx512::kAttention, kernels<cpu::Level::avx512, RopeAppendKernel>(),
+                    kernels<cpu::Level::avx512, OperandKernels>().store_blocks},
+                   p, team);
              },
              scratch_bytes});
   table.add({"attention.avx512.bf16", Isa::avx512, rejects_bf16,
              [](const AttentionProblem& p, Team& team) {
-               run({avx512bf16::kAttention, avx512::rope_append, avx512::store_operand_blocks}, p,
-                   team);
+               run({avx512bf16::kAttention, kernels<cpu::Level::avx512, RopeAppendKernel>(),
+                    kernels<cpu::Level::avx512, OperandKernels>().store_blocks},
+                   p, team);
              },
              scratch_bytes});
 #endif
 #if EFFINFER_AMX
   table.add({"attention.amx.bf16", Isa::amx, rejects_amx,
              [](const AttentionProblem& p, Team& team) {
-               run({amx::kAttention, avx512::rope_append, avx512::store_operand_blocks}, p, team);
+               run({amx::kAttention, kernels<cpu::Level::avx512, RopeAppendKernel>(),
+                    kernels<cpu::Level::avx512, OperandKernels>().store_blocks},
+                   p, team);
              },
              scratch_bytes});
 #endif

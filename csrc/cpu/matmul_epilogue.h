@@ -11,8 +11,8 @@
 #include <limits>
 
 #include "cpu/matmul_units.h"
-#include "cpu/operand_rows.h"
 #include "cpu/vectors/math.h"
+#include "cpu/vectors/operand_rows.h"
 
 namespace effinfer::cpu {
 

@@ -20,11 +20,6 @@ std::string describe(const MatmulProblem& problem) {
   return text;
 }
 
-Cost cost(const ToOperandProblem& problem) {
-  const Operand& out = problem.out;
-  return {out.rows * (out.cols * 4 + out.row_bytes()), out.rows * out.cols * 3};
-}
-
 Cost cost(const MatmulProblem& problem) {
   const int64_t rows = problem.x.rows;
   const bool gated = problem.glu != Glu::none;

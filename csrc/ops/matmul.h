@@ -50,6 +50,5 @@ struct MatmulProblem {
 
 std::string describe(const MatmulProblem& problem);
 Cost cost(const MatmulProblem& problem);
-Cost cost(const ToOperandProblem& problem);  // the conversion of its operand
 
 }  // namespace effinfer::ops

@@ -16,7 +16,11 @@
 #include "effinfer/ops/norm.h"
 #include "effinfer/ops/rope.h"
 #include "ops/elementwise.h"
+#include "ops/embedding.h"
+#include "ops/norm.h"
+#include "ops/operand.h"
 #include "ops/registry.h"
+#include "ops/rope.h"
 
 using namespace effinfer;
 

@@ -1,13 +1,16 @@
+#include "ops/rope.h"
+
 #include <cmath>
 
-#include "cpu/elementwise.h"
+#include "cpu/level.h"
 
 namespace effinfer::cpu {
 
 // The angle is rounded to float32 as in the reference implementations (at position 100,000 the
 // rounding is worth 4e-3 rad, so it decides the result); the cosine and sine of that float32 angle
 // are then correctly rounded, whatever the C library's float functions do.
-void rope_table(const ops::RopeTableProblem& problem, Team& team) {
+template <>
+void run<Level::portable>(const ops::RopeTableProblem& problem, Team& team) {
   const int64_t half = problem.dims / 2;
   team.for_chunks(problem.rows, [&](int64_t row) {
     float* cos = problem.out + row * problem.dims;

@@ -10,7 +10,6 @@
 #include <limits>
 
 #include "core/float16.h"
-#include "effinfer/threads.h"
 #include "ops/operand.h"
 #include "ops/packed_weight.h"
 
@@ -153,13 +152,5 @@ struct OperandRows {
     std::memcpy(record + padded + padded / 2 + block * 4, &scaled, 4);
   }
 };
-
-// One row is one chunk.
-template <class Level>
-void convert_rows(const ops::ToOperandProblem& problem, Team& team) {
-  team.for_chunks(problem.out.rows, [&](int64_t row) {
-    OperandRows<Level>::store_row(problem.out, row, problem.x + row * problem.x_stride);
-  });
-}
 
 }  // namespace effinfer::cpu
