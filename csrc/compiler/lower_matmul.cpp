@@ -7,14 +7,6 @@
 namespace effinfer::compiler {
 namespace {
 
-ops::Glu glu_of(const Node& node) {
-  if (node.op != "matmul_glu") return ops::Glu::none;
-  const std::string& activation = node.get_string("activation");
-  return activation == "silu"        ? ops::Glu::silu
-         : activation == "gelu_tanh" ? ops::Glu::gelu_tanh
-                                     : ops::Glu::relu_squared;
-}
-
 struct PartPlaces {
   Floats out;
   Floats residual;
@@ -44,8 +36,8 @@ void lower_matmul(Lowering& lowering, const Node& node) {
   const OperandPlace x = lowering.operand(node.inputs[0]);
   problem.x = x.largest;
   problem.num_parts = static_cast<int>(inputs.parts);
-  problem.glu = glu_of(node);
-  const bool gated = problem.glu != ops::Glu::none;
+  const bool gated = node.op == "matmul_glu";
+  if (gated) problem.glu = ops::parse_unary_op(node.get_string("activation"));
   if (gated && node.get_bool("as_operand"))
     problem.out_operand = lowering.operand(node.outputs[0]).largest;
 

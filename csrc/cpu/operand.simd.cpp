@@ -1,24 +1,15 @@
 #include "cpu/operand.h"
 
 #include "cpu/level.h"
-#include "cpu/vectors/float_vector.h"
 #include "cpu/vectors/operand_rows.h"
-
-namespace effinfer::cpu::EFFINFER_LEVEL {
-namespace {
-struct Vectors {
-  using Vector = F32x16;
-};
-using Rows = OperandRows<Vectors>;
-}  // namespace
-}  // namespace effinfer::cpu::EFFINFER_LEVEL
+#include "effinfer/threads.h"
 
 namespace effinfer::cpu {
 
 template <>
 const OperandKernels& kernels<Level::EFFINFER_LEVEL>() {
-  using EFFINFER_LEVEL::Rows;
-  static constexpr OperandKernels kKernels = {Rows::store_row, Rows::store_blocks};
+  using EFFINFER_LEVEL::OperandRows;
+  static constexpr OperandKernels kKernels = {OperandRows::store_row, OperandRows::store_blocks};
   return kKernels;
 }
 
@@ -26,7 +17,7 @@ const OperandKernels& kernels<Level::EFFINFER_LEVEL>() {
 template <>
 void run<Level::EFFINFER_LEVEL>(const ops::ToOperandProblem& problem, Team& team) {
   team.for_chunks(problem.out.rows, [&](int64_t row) {
-    EFFINFER_LEVEL::Rows::store_row(problem.out, row, problem.x + row * problem.x_stride);
+    EFFINFER_LEVEL::OperandRows::store_row(problem.out, row, problem.x + row * problem.x_stride);
   });
 }
 

@@ -3,7 +3,6 @@
 namespace effinfer::ops {
 
 std::string describe(const MatmulProblem& problem) {
-  constexpr const char* kGlu[] = {"", " glu=silu", " glu=gelu_tanh", " glu=relu_squared"};
   std::string text = "[matmul] rows=" + std::to_string(problem.x.rows) +
                      " cols=" + std::to_string(problem.x.cols) +
                      " arithmetic=" + std::string(name(problem.x.arithmetic)) + " weights=";
@@ -13,7 +12,7 @@ std::string describe(const MatmulProblem& problem) {
     text += std::string(name(weight.source)) + "[" + std::to_string(weight.rows) + "," +
             std::to_string(weight.cols) + "]";
   }
-  text += kGlu[static_cast<int>(problem.glu)];
+  if (problem.glu != UnaryOp::none) text.append(" glu=").append(name(problem.glu));
   if (problem.out_operand.data != nullptr) {
     text += " out=" + std::string(name(problem.out_operand.arithmetic)) + " operand";
   }
@@ -22,7 +21,7 @@ std::string describe(const MatmulProblem& problem) {
 
 Cost cost(const MatmulProblem& problem) {
   const int64_t rows = problem.x.rows;
-  const bool gated = problem.glu != Glu::none;
+  const bool gated = problem.glu != UnaryOp::none;
   Cost cost{rows * problem.x.row_bytes(), 0};
   for (int i = 0; i < problem.num_parts; ++i) {
     const MatmulPart& part = problem.parts[i];

@@ -1,12 +1,13 @@
 #include "cpu/vectors/attention_amx.h"
 #include "cpu/vectors/attention_body.h"
-#include "cpu/vectors/matmul_amx_body.h"
+#include "cpu/vectors/matmul_amx.h"
 #include "emulated_amx.h"
 #include "emulated_tiles.h"
 
 namespace emulated {
 
 using namespace effinfer::cpu;
+using namespace effinfer::cpu::EFFINFER_LEVEL;
 
 namespace {
 

@@ -1,5 +1,5 @@
-// Rounding of activations to an operand, written once and compiled for each ISA level: on vectors
-// of 16 floats, or in loops of a fixed trip count that the compiler turns into its widest vectors.
+// Rounding of activations to an operand: on vectors of 16 floats, or in loops of a fixed trip count
+// that the compiler turns into its widest vectors.
 // The operations are IEEE single additions, multiplications and divisions in one order, so the bits
 // agree at all levels.
 #pragma once
@@ -10,16 +10,14 @@
 #include <limits>
 
 #include "core/float16.h"
+#include "cpu/vectors/float_vector.h"
 #include "ops/operand.h"
 #include "ops/packed_weight.h"
 
-namespace effinfer::cpu {
+namespace effinfer::cpu::EFFINFER_LEVEL {
+namespace {
 
-// `Level` has Vector, 16 floats of vectors/math.h. It is a type of the including file's anonymous
-// namespace: the code then has internal linkage and never replaces that of another level.
-template <class Level>
 struct OperandRows {
-  using Vector = typename Level::Vector;
   static constexpr int kBlock = static_cast<int>(ops::kOperandBlock);
 
   // Block `block` (32 values) of a row.
@@ -76,11 +74,11 @@ struct OperandRows {
 
  private:
   // 16 values of a row of `cols`, with zeros behind its end.
-  [[gnu::always_inline]] static Vector load_part(const float* values, int64_t first, int64_t cols) {
-    if (first + 16 <= cols) return Vector::load(values + first);
+  [[gnu::always_inline]] static F32x16 load_part(const float* values, int64_t first, int64_t cols) {
+    if (first + 16 <= cols) return F32x16::load(values + first);
     float part[16] = {};
     if (first < cols) std::memcpy(part, values + first, static_cast<size_t>(cols - first) * 4);
-    return Vector::load(part);
+    return F32x16::load(part);
   }
 
   static void store_token_row(uint8_t* record, int64_t cols, const float* values) {
@@ -101,7 +99,7 @@ struct OperandRows {
       if (zero) {
         std::memset(record + first, 0, static_cast<size_t>(last - first));
       } else {
-        const Vector factor = Vector::set(127.0f / max);
+        const F32x16 factor = F32x16::set(127.0f / max);
         for (int64_t i = first; i < last; i += 16) {
           sum += store_int8(load_part(values, i, cols) * factor,
                             reinterpret_cast<int8_t*>(record) + i);
@@ -126,14 +124,14 @@ struct OperandRows {
 
   // The values of one scale as int8.
   [[gnu::always_inline]] static Rounded round_block(const float* values, int8_t* q) {
-    const Vector x = Vector::load(values);
+    const F32x16 x = F32x16::load(values);
     const int32_t max_bits = largest_magnitude(x);
     const float max = std::bit_cast<float>(max_bits);
     if (max_bits >= 0x7f800000 || !(max >= ops::kSmallestBlock)) {
       std::memset(q, 0, kScale);
       return {max_bits >= 0x7f800000 ? std::numeric_limits<float>::quiet_NaN() : 0.0f, 0};
     }
-    const int32_t sum = store_int8(x * Vector::set(127.0f / max), q);
+    const int32_t sum = store_int8(x * F32x16::set(127.0f / max), q);
     return {max / 127.0f, sum};
   }
 
@@ -153,4 +151,5 @@ struct OperandRows {
   }
 };
 
-}  // namespace effinfer::cpu
+}  // namespace
+}  // namespace effinfer::cpu::EFFINFER_LEVEL

@@ -1,5 +1,4 @@
-// The ternary matmul of AVX-512 VNNI, for its own level and for that of AMX. For the *_avx512.cpp
-// and *_amx.cpp files only: all of it has internal linkage.
+// Ternary matmul of AVX-512 VNNI, for its own level and for that of AMX.
 //
 // One VPDPBUSD multiplies a line of 16 rows x 4 k by a broadcast dword of activations. Fields of
 // packed lines are multiplied where they lie (t2: as 4^f c; t1_6: by linearity), so one token costs
@@ -7,8 +6,7 @@
 // registers.
 #pragma once
 
-#include "cpu/matmul_ternary.h"
-#include "cpu/vectors/math_avx512.h"
+#include "cpu/matmul_units.h"
 #include "cpu/vectors/ternary_avx512.h"
 
 namespace effinfer::cpu::avx512 {
@@ -76,7 +74,7 @@ struct Partial<QuantBits::t1_6> {
   }
 };
 
-struct TernaryAvx512 {
+struct TernaryDot {
   using Vector = F32x16;
   static constexpr int kTokens = 12;  // 24 sums leave 8 registers
   static constexpr bool kWholeTiles = false;

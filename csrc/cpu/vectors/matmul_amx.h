@@ -26,13 +26,13 @@
 #include <cstring>
 
 #include "cpu/matmul_amx.h"
-#include "cpu/matmul_epilogue.h"
+#include "cpu/quantised_formats.h"
 #include "cpu/vectors/amx_tiles.h"
-#include "cpu/vectors/math_avx512.h"
+#include "cpu/vectors/matmul_epilogue.h"
 #include "cpu/vectors/panel_bf16.h"
 #include "effinfer/threads.h"
 
-namespace effinfer::cpu {
+namespace effinfer::cpu::EFFINFER_LEVEL {
 namespace {
 
 // The panel of the next job, made a superblock at a time.
@@ -144,12 +144,12 @@ class AmxMatmul {
     matmul.tiles_.release();
   }
 
+  static size_t scratch_bytes(const ops::MatmulProblem& problem) {
+    return amx_scratch_bytes(problem);
+  }
+
  private:
-  struct Level {
-    using Vector = avx512::F32x16;
-  };
-  using Epilogue = MatmulEpilogue<Level>;
-  using Sums = typename Epilogue::Sums;
+  using Sums = MatmulEpilogue::Sums;
 
   // One panel times one block of tokens: a part of a unit over a stretch of k.
   struct Job {
@@ -363,8 +363,8 @@ class AmxMatmul {
   }
 
   [[gnu::noinline]] void write_run(int64_t row, int64_t count, int64_t at) {
-    Epilogue::run(problem_, complete_.unit, complete_.first_token + row, count,
-                  complete_.sums[0] + at, complete_.sums[1] + at);
+    MatmulEpilogue::run(problem_, complete_.unit, complete_.first_token + row, count,
+                        complete_.sums[0] + at, complete_.sums[1] + at);
   }
 
   const ops::MatmulProblem& problem_;
@@ -377,4 +377,4 @@ class AmxMatmul {
 };
 
 }  // namespace
-}  // namespace effinfer::cpu
+}  // namespace effinfer::cpu::EFFINFER_LEVEL

@@ -1,9 +1,8 @@
 #include "cpu/matmul.h"
-#include "cpu/matmul_amx.h"
-#include "cpu/matmul_int8.h"
-#include "cpu/matmul_panel.h"
-#include "cpu/matmul_ternary.h"
+
+#include "cpu/quantised_formats.h"
 #include "cpu/register.h"
+#include "cpu/ternary_lines.h"
 #include "ops/registry.h"
 
 namespace effinfer::cpu {
@@ -23,11 +22,14 @@ const char* rejects_shape(const MatmulProblem& problem) {
       return "the weights and the operand have different inner sizes";
     }
   }
-  if (problem.glu != ops::Glu::none &&
+  if (problem.glu != ops::UnaryOp::none &&
       (problem.num_parts != 2 || problem.parts[0].weight.rows != problem.parts[1].weight.rows)) {
     return "GLU needs two weights of equal size";
   }
-  if (problem.out_operand.data != nullptr && problem.glu == ops::Glu::none &&
+  if (problem.glu != ops::UnaryOp::none && !is_activation(problem.glu)) {
+    return "the gate of a GLU is an activation";
+  }
+  if (problem.out_operand.data != nullptr && problem.glu == ops::UnaryOp::none &&
       problem.num_parts != 1) {
     return "an operand as output needs one result";
   }
@@ -70,41 +72,32 @@ const char* rejects_f32(const MatmulProblem& problem) {
   return rejects_panels(problem);
 }
 
-#if EFFINFER_X86
 const char* rejects_bf16(const MatmulProblem& problem) {
   if (problem.x.arithmetic != Arithmetic::bf16) return "needs a bf16 operand";
   if (!cpu_features().avx512_bf16) return "needs AVX512-BF16";
   return rejects_panels(problem);
 }
-#endif
+
+template <class Kernel, Level... kLevels>
+void add(const std::string& kind, const char* (*rejects)(const MatmulProblem&)) {
+  for_levels<kLevels...>([&]<Level kLevel>() {
+    const Kernel& kernel = kernels<kLevel, Kernel>();
+    const Isa isa = isa_of(kLevel);
+    ops::mutable_table<MatmulProblem>().add({"matmul." + std::string(name(isa)) + "." + kind, isa,
+                                             rejects, kernel.run, kernel.scratch_bytes});
+  });
+}
 
 }  // namespace
 
 void register_matmul() {
-  auto& table = ops::mutable_table<MatmulProblem>();
-  table.add({"matmul.portable.int8", Isa::portable, rejects_int8, portable::matmul_int8});
-  table.add({"matmul.portable.ternary", Isa::portable, rejects_ternary, portable::matmul_ternary});
-  table.add({"matmul.portable.f32", Isa::portable, rejects_f32, portable::matmul_f32,
-             panel_scratch_bytes});
-#if EFFINFER_X86
-  table.add({"matmul.avx2.int8", Isa::avx2, rejects_int8, avx2::matmul_int8});
-  table.add({"matmul.avx2.lookup", Isa::avx2, rejects_ternary, avx2::matmul_lookup,
-             avx2::lookup_scratch_bytes});
-  table.add({"matmul.avx2.ternary", Isa::avx2, rejects_ternary, avx2::matmul_ternary});
-  table.add({"matmul.avx2.f32", Isa::avx2, rejects_f32, avx2::matmul_f32, panel_scratch_bytes});
-  table.add({"matmul.avx512.lookup", Isa::avx512, rejects_ternary, avx512::matmul_lookup,
-             avx512::lookup_scratch_bytes});
-  table.add({"matmul.avx512.ternary", Isa::avx512, rejects_ternary, avx512::matmul_ternary});
-  table.add({"matmul.avx512.int8", Isa::avx512, rejects_int8, avx512::matmul_int8});
-  table.add(
-      {"matmul.avx512.f32", Isa::avx512, rejects_f32, avx512::matmul_f32, panel_scratch_bytes});
-  table.add({"matmul.avx512.bf16", Isa::avx512, rejects_bf16, avx512bf16::matmul_bf16,
-             panel_scratch_bytes});
-#endif
-#if EFFINFER_AMX
-  table.add({"matmul.amx.ternary", Isa::amx, rejects_ternary, amx::matmul_ternary});
-  table.add({"matmul.amx.bf16", Isa::amx, rejects_bf16, amx::matmul_bf16, amx_scratch_bytes});
-#endif
+  using enum Level;
+  // Of two variants of a level that take a problem, the later one is chosen.
+  add<LookupKernel, avx2, avx512>("lookup", rejects_ternary);
+  add<TernaryKernel, portable, avx2, avx512, amx>("ternary", rejects_ternary);
+  add<Int8Kernel, portable, avx2, avx512>("int8", rejects_int8);
+  add<PanelKernel, portable, avx2, avx512>("f32", rejects_f32);
+  add<PanelKernel, avx512bf16, amx>("bf16", rejects_bf16);
 }
 
 }  // namespace effinfer::cpu

@@ -1,8 +1,5 @@
 // What follows the sums of a unit: bias, GLU, residual, and the store as floats, as an operand or
 // into lists of the highest outputs.
-// Written once and compiled for each ISA level (see operand_rows.h).
-//
-// `Level` has Vector, 16 floats of vectors/math.h.
 #pragma once
 
 #include <bit>
@@ -11,12 +8,12 @@
 #include <limits>
 
 #include "cpu/matmul_units.h"
-#include "cpu/vectors/math.h"
+#include "cpu/vectors/activation.h"
 #include "cpu/vectors/operand_rows.h"
 
-namespace effinfer::cpu {
+namespace effinfer::cpu::EFFINFER_LEVEL {
+namespace {
 
-template <class Level>
 struct MatmulEpilogue {
   static constexpr int kWidth = static_cast<int>(kUnitOutputs);
   using Sums = float[kWidth];
@@ -48,19 +45,15 @@ struct MatmulEpilogue {
   }
 
  private:
-  using Vector = typename Level::Vector;
-
   // values = f(values) * (sums + bias), with the f of the activation kernels.
-  [[gnu::always_inline]] static void activate(ops::Glu glu, float* values, const float* sums,
+  [[gnu::always_inline]] static void activate(ops::UnaryOp glu, float* values, const float* sums,
                                               const float* bias) {
-    for (int j = 0; j < kWidth; j += Vector::kWidth) {
-      const Vector gate = Vector::load(values + j);
-      const Vector linear = Vector::load(sums + j) + Vector::load(bias + j);
-      const Vector activated = glu == ops::Glu::silu        ? simd::silu(gate)
-                               : glu == ops::Glu::gelu_tanh ? simd::gelu_tanh(gate)
-                                                            : simd::relu_squared(gate);
-      (activated * linear).store(values + j);
-    }
+    with_activation(glu, [&](auto function) {
+      for (int j = 0; j < kWidth; j += F32x16::kWidth) {
+        const F32x16 linear = F32x16::load(sums + j) + F32x16::load(bias + j);
+        (function(F32x16::load(values + j)) * linear).store(values + j);
+      }
+    });
   }
 
   [[gnu::always_inline]] static void load(const float* source, int64_t count, float* out) {
@@ -92,9 +85,9 @@ struct MatmulEpilogue {
     }
     // Rows of zeros times a NaN are not zeros: the padding is written, not computed.
     for (int64_t j = unit.num_outputs; j < kWidth; ++j) values[j] = 0.0f;
-    OperandRows<Level>::store_block(problem.out_operand, token, unit.index, values);
+    OperandRows::store_block(problem.out_operand, token, unit.index, values);
     if (unit.first_output + kWidth >= problem.out_operand.cols) {
-      OperandRows<Level>::store_padding(problem.out_operand, token);
+      OperandRows::store_padding(problem.out_operand, token);
     }
   }
 
@@ -121,4 +114,5 @@ struct MatmulEpilogue {
   }
 };
 
-}  // namespace effinfer::cpu
+}  // namespace
+}  // namespace effinfer::cpu::EFFINFER_LEVEL

@@ -1,15 +1,14 @@
 // Bfloat16 matmul for AVX512-BF16: VDPBF16PS adds two products of each of 16 rows. The tile is that
 // of the float32 kernel.
-#include "cpu/matmul.h"
-#include "cpu/matmul_panel.h"
-#include "cpu/vectors/math_avx512.h"
+#pragma once
+
+#include "cpu/quantised_formats.h"
 #include "cpu/vectors/panel_bf16.h"
 
 namespace effinfer::cpu::avx512bf16 {
 namespace {
 
-struct Avx512Bf16 {
-  using Vector = avx512::F32x16;
+struct Panel {
   static constexpr int kTokens = 12;
   static constexpr bool kStreams = false;
   static constexpr int64_t kElementBytes = 2;
@@ -73,9 +72,4 @@ struct Avx512Bf16 {
 };
 
 }  // namespace
-
-void matmul_bf16(const ops::MatmulProblem& problem, Team& team) {
-  PanelMatmul<Avx512Bf16>::run(problem, team);
-}
-
 }  // namespace effinfer::cpu::avx512bf16

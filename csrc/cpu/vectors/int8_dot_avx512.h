@@ -1,11 +1,12 @@
 // Int8 matmul for AVX-512 VNNI: one VPDPBUSD multiplies a line of 16 rows x 4 k by a broadcast
 // dword of activations.
+#pragma once
+
 #include <bit>
 
-#include "cpu/matmul.h"
-#include "cpu/matmul_int8.h"
-#include "cpu/vectors/math_avx512.h"
+#include "cpu/matmul_units.h"
 #include "cpu/vectors/packed_avx512.h"
+#include "ops/operand.h"
 
 namespace effinfer::cpu::avx512 {
 namespace {
@@ -14,8 +15,7 @@ using ops::Int8Row;
 using ops::PackedFormat;
 using ops::PackedWeight;
 
-struct Avx512 {
-  using Vector = F32x16;
+struct Int8Dot {
   static constexpr int kTokens = 8;
 
   // One group after the other: weights come from memory as one linear stream, which the prefetchers
@@ -127,9 +127,4 @@ struct Avx512 {
 };
 
 }  // namespace
-
-void matmul_int8(const ops::MatmulProblem& problem, Team& team) {
-  Int8Matmul<Avx512>::run(problem, team);
-}
-
 }  // namespace effinfer::cpu::avx512

@@ -5,16 +5,15 @@
 //
 // Indices are bytes c0 + 3 c1, one a row; a dword line of a panel has two groups. Rows lie in the
 // order that the packing instructions give them (kRowOf).
-#include "cpu/matmul.h"
-#include "cpu/matmul_lookup.h"
-#include "cpu/vectors/math_avx2.h"
+#pragma once
+
+#include "cpu/matmul_units.h"
 #include "cpu/vectors/ternary_avx2.h"
 
 namespace effinfer::cpu::avx2 {
 namespace {
 
-struct Avx2 {
-  using Vector = F32x16;
+struct Lookup {
   static constexpr int kGroups = 2 * kPanelDwords;
   static constexpr int kTableBytes = 32;  // lower bytes, upper bytes
   static constexpr int kIndexBytes = 32;
@@ -126,13 +125,4 @@ struct Avx2 {
 };
 
 }  // namespace
-
-void matmul_lookup(const ops::MatmulProblem& problem, Team& team) {
-  LookupMatmul<Avx2>::run(problem, team);
-}
-
-size_t lookup_scratch_bytes(const ops::MatmulProblem& problem) {
-  return lookup_scratch(problem, LookupMatmul<Avx2>::kBlockBytes);
-}
-
 }  // namespace effinfer::cpu::avx2

@@ -1,15 +1,14 @@
 // Float32 matmul for AVX2: 12 sums of one group (two registers) x 6 tokens, two panel halves and a
 // broadcast activation fill the 16 registers.
-#include "cpu/matmul.h"
-#include "cpu/matmul_panel.h"
-#include "cpu/vectors/math_avx2.h"
+#pragma once
+
+#include "cpu/quantised_formats.h"
 #include "cpu/vectors/packed_avx2.h"
 
 namespace effinfer::cpu::avx2 {
 namespace {
 
-struct Avx2 {
-  using Vector = F32x16;
+struct Panel {
   static constexpr int kTokens = 6;
   static constexpr bool kStreams = true;
   static constexpr int64_t kElementBytes = 4;
@@ -198,9 +197,4 @@ struct Avx2 {
 };
 
 }  // namespace
-
-void matmul_f32(const ops::MatmulProblem& problem, Team& team) {
-  PanelMatmul<Avx2>::run(problem, team);
-}
-
 }  // namespace effinfer::cpu::avx2

@@ -1,4 +1,4 @@
-// Int8 matmul, what all ISA levels share: the cut into units and blocks of tokens, the choice of
+// Int8 matmul: the cut into units and blocks of tokens, the choice of
 // the inner kernel by weight format, and the arithmetic, which is one sequence of operations
 // everywhere, so that a result is the same bits at every level, for any number of rows and any
 // team. For each block of 32 k, in order, with i0 and i1 the exact sums of (q_w - zero) q_a over
@@ -14,61 +14,24 @@
 //
 // where T is d or d * s, M is m or -(dmin * min), sum_a is the sum of the half's q_a, and scaled_a
 // the sum of both halves' scale * sum_a.
-#pragma once
-
-#include <cstdint>
-
-#include "cpu/matmul_epilogue.h"
+#include "cpu/level.h"
+#include "cpu/matmul.h"
 #include "cpu/matmul_units.h"
-#include "effinfer/threads.h"
+#include "cpu/quantised_formats.h"
+#include "cpu/vectors/int8_dot.h"
+#include "cpu/vectors/matmul_epilogue.h"
 
-namespace effinfer::cpu {
+namespace effinfer::cpu::EFFINFER_LEVEL {
+namespace {
 
-// Calls body.template operator()<format>() with the format as a constant.
-template <class Body>
-[[gnu::always_inline]] inline void with_quantised_format(const ops::PackedFormat& format,
-                                                         Body&& body) {
-  using enum ops::QuantBits;
-  using enum ops::ScaleKind;
-  using Format = ops::PackedFormat;
-  if (format.scales == direct) {
-    if (format.bits == u8) return body.template operator()<Format{u8, direct, false, 32, 128}>();
-    if (format.bits == u5) {
-      if (format.has_min) return body.template operator()<Format{u5, direct, true, 32, 0}>();
-      return body.template operator()<Format{u5, direct, false, 32, 16}>();
-    }
-    if (format.has_min) return body.template operator()<Format{u4, direct, true, 32, 0}>();
-    return body.template operator()<Format{u4, direct, false, 32, 8}>();
-  }
-  if (format.bits == u8) return body.template operator()<Format{u8, super, false, 32, 128}>();
-  if (format.bits == u6) return body.template operator()<Format{u6, super, false, 16, 32}>();
-  if (format.bits == u5) return body.template operator()<Format{u5, super, true, 32, 0}>();
-  if (format.sub_block == 16) {
-    if (format.has_min) return body.template operator()<Format{u4, super, true, 16, 0}>();
-    return body.template operator()<Format{u4, super, false, 16, 4}>();
-  }
-  if (format.has_min) return body.template operator()<Format{u4, super, true, 32, 0}>();
-  return body.template operator()<Format{u4, super, false, 32, 1}>();
-}
-
-// Whether the list above has `format`.
-[[gnu::always_inline]] inline bool is_quantised_format(const ops::PackedFormat& format) {
-  bool found = false;
-  if (format.scales == ops::ScaleKind::dense) return found;
-  with_quantised_format(format, [&]<ops::PackedFormat known>() { found = known == format; });
-  return found;
-}
-
-// `Level` has
+// Int8Dot of the level has
 //   kTokens                        most tokens of one pass over the weights
 //   dot<format>(weight, first_group, groups, rows, count, next, sums)
 //                                  sums[token][32] of 1 or 2 groups for `count` operand rows;
 //                                  `next` is what this member reads after them, to fetch ahead, or
 //                                  null
-template <class Level>
 struct Int8Matmul {
-  static constexpr int kTokens = Level::kTokens;
-  using Epilogue = MatmulEpilogue<Level>;
+  static constexpr int kTokens = Int8Dot::kTokens;
 
   // A member claims its next chunk before it works on the one at hand, to know what to fetch ahead.
   static void run(const ops::MatmulProblem& problem, Team& team) {
@@ -106,7 +69,7 @@ struct Int8Matmul {
 
   static void run_unit(const ops::MatmulProblem& problem, const MatmulUnit& unit,
                        const uint8_t* next) {
-    alignas(64) typename Epilogue::Sums sums[2][kTokens];
+    alignas(64) MatmulEpilogue::Sums sums[2][kTokens];
     const int64_t tokens = problem.x.rows;
     for (int64_t token = 0; token < tokens;) {
       // Kernels exist for 1, 2, 4 and 8 rows: of three to six rows, four go first.
@@ -123,14 +86,25 @@ struct Int8Matmul {
         const uint8_t* following = last ? next : weights_of(unit, part + 1);
         if (token + count < tokens) following = nullptr;  // the same weights again, from cache
         with_quantised_format(weight.format, [&]<ops::PackedFormat format>() {
-          Level::template dot<format>(weight, 2 * unit.index, static_cast<int>(groups), rows,
-                                      static_cast<int>(count), following, sums[part]);
+          Int8Dot::dot<format>(weight, 2 * unit.index, static_cast<int>(groups), rows,
+                               static_cast<int>(count), following, sums[part]);
         });
       }
-      Epilogue::run(problem, unit, token, count, sums[0], sums[1]);
+      MatmulEpilogue::run(problem, unit, token, count, sums[0], sums[1]);
       token += count;
     }
   }
 };
+
+}  // namespace
+}  // namespace effinfer::cpu::EFFINFER_LEVEL
+
+namespace effinfer::cpu {
+
+template <>
+const Int8Kernel& kernels<Level::EFFINFER_LEVEL>() {
+  static constexpr Int8Kernel kKernel = {EFFINFER_LEVEL::Int8Matmul::run};
+  return kKernel;
+}
 
 }  // namespace effinfer::cpu

@@ -9,12 +9,13 @@
 // and are then added in pairs into int32. Bytes would saturate at once (2 * 255 * 127 = 64770), so
 // u8 quants are taken as signed w = q - 128, and |w| <= 128 multiplies the activation with the sign
 // of w: 2 * 128 * 127 = 32512 a line, 1 line.
+#pragma once
+
 #include <bit>
 
-#include "cpu/matmul.h"
-#include "cpu/matmul_int8.h"
-#include "cpu/vectors/math_avx2.h"
+#include "cpu/matmul_units.h"
 #include "cpu/vectors/packed_avx2.h"
+#include "ops/operand.h"
 
 namespace effinfer::cpu::avx2 {
 namespace {
@@ -26,8 +27,7 @@ constexpr int exact_lines(QuantBits bits) {
   return bits == QuantBits::u4 || bits == QuantBits::u5 ? 4 : bits == QuantBits::u6 ? 2 : 1;
 }
 
-struct Avx2 {
-  using Vector = F32x16;
+struct Int8Dot {
   // 8 int16 sums of 4 tokens x 2 halves leave half of the 16 registers to operands.
   static constexpr int kTokens = 4;
 
@@ -153,9 +153,4 @@ struct Avx2 {
 };
 
 }  // namespace
-
-void matmul_int8(const ops::MatmulProblem& problem, Team& team) {
-  Int8Matmul<Avx2>::run(problem, team);
-}
-
 }  // namespace effinfer::cpu::avx2

@@ -8,18 +8,17 @@
 //
 //   group 0, 1, 2   bytes 0, 1, 2 of one line: c0 + 3 c1 + 9 c2 by VPDPBUSD
 //   group 3         byte 3 of the three lines
+#pragma once
+
 #include <array>
 
-#include "cpu/matmul.h"
-#include "cpu/matmul_lookup.h"
-#include "cpu/vectors/math_avx512.h"
+#include "cpu/matmul_units.h"
 #include "cpu/vectors/ternary_avx512.h"
 
 namespace effinfer::cpu::avx512 {
 namespace {
 
-struct Avx512 {
-  using Vector = F32x16;
+struct Lookup {
   static constexpr int kGroups = (kPanelDwords + 2) / 3 * 4;
   static constexpr int kTableBytes = 64;
   static constexpr int kIndexBytes = 64;
@@ -140,13 +139,4 @@ struct Avx512 {
 };
 
 }  // namespace
-
-void matmul_lookup(const ops::MatmulProblem& problem, Team& team) {
-  LookupMatmul<Avx512>::run(problem, team);
-}
-
-size_t lookup_scratch_bytes(const ops::MatmulProblem& problem) {
-  return lookup_scratch(problem, LookupMatmul<Avx512>::kBlockBytes);
-}
-
 }  // namespace effinfer::cpu::avx512

@@ -6,16 +6,15 @@
 //   4 x digits, in place    16 fields, 8 lines of t2     32512
 //
 // stay exact in int16 before they are widened.
-#include "cpu/matmul.h"
-#include "cpu/matmul_ternary.h"
-#include "cpu/vectors/math_avx2.h"
+#pragma once
+
+#include "cpu/matmul_units.h"
 #include "cpu/vectors/ternary_avx2.h"
 
 namespace effinfer::cpu::avx2 {
 namespace {
 
-struct Avx2 {
-  using Vector = F32x16;
+struct TernaryDot {
   static constexpr int kTokens = 4;  // 8 int16 sums of two halves of a line
   static constexpr bool kWholeTiles = false;
   // Digits of t2 cost so little that unpacking them anew for every four tokens is no slower than
@@ -201,10 +200,4 @@ struct Avx2 {
 };
 
 }  // namespace
-
-void matmul_ternary(const ops::MatmulProblem& problem, Team& team) {
-  Avx2 level;
-  TernaryMatmul<Avx2>::run(problem, team, level);
-}
-
 }  // namespace effinfer::cpu::avx2

@@ -1,15 +1,14 @@
 // Float32 matmul for AVX-512: 24 sums of 2 groups x 12 tokens, 2 panel lines and broadcast
 // activations fill the 32 registers.
-#include "cpu/matmul.h"
-#include "cpu/matmul_panel.h"
-#include "cpu/vectors/math_avx512.h"
+#pragma once
+
+#include "cpu/quantised_formats.h"
 #include "cpu/vectors/packed_avx512.h"
 
 namespace effinfer::cpu::avx512 {
 namespace {
 
-struct Avx512 {
-  using Vector = F32x16;
+struct Panel {
   static constexpr int kTokens = 12;
   static constexpr bool kStreams = true;
   static constexpr int64_t kElementBytes = 4;
@@ -153,9 +152,4 @@ struct Avx512 {
 };
 
 }  // namespace
-
-void matmul_f32(const ops::MatmulProblem& problem, Team& team) {
-  PanelMatmul<Avx512>::run(problem, team);
-}
-
 }  // namespace effinfer::cpu::avx512

@@ -1,28 +1,18 @@
 // The portable float32 matmul: plain multiplications and additions, since a fused one is a library
 // call on the baseline CPU. Its results differ from the vector levels by rounding.
-#include "cpu/matmul_panel.h"
+#pragma once
 
 #include "core/float16.h"
-#include "cpu/matmul.h"
 #include "cpu/packed_lines.h"
-#include "cpu/vectors/math_portable.h"
 
-namespace effinfer::cpu {
-
-size_t panel_scratch_bytes(const ops::MatmulProblem& problem) {
-  return static_cast<size_t>(2 * kPanelGroupBytes +
-                             2 * panel_chunk_tokens(problem) * kUnitOutputs * 4);
-}
-
-namespace portable {
+namespace effinfer::cpu::portable {
 namespace {
 
 using ops::PackedWeight;
 using ops::QuantBits;
 using ops::ScaleKind;
 
-struct Portable {
-  using Vector = F32x16;
+struct Panel {
   static constexpr int kTokens = 4;
   static constexpr bool kStreams = false;
   static constexpr int64_t kElementBytes = 4;
@@ -94,10 +84,4 @@ struct Portable {
 };
 
 }  // namespace
-
-void matmul_f32(const ops::MatmulProblem& problem, Team& team) {
-  PanelMatmul<Portable>::run(problem, team);
-}
-
-}  // namespace portable
-}  // namespace effinfer::cpu
+}  // namespace effinfer::cpu::portable

@@ -1,4 +1,4 @@
-// Ternary matmul, what all ISA levels share: the cut into units and blocks of tokens, the sums of
+// Ternary matmul, what all levels share: the cut into units and blocks of tokens, the sums of
 // digits by lines or by panels, and the few float operations at the end, which are one sequence
 // everywhere. With c = w + 1 the digits of the weights,
 //
@@ -12,17 +12,15 @@
 
 #include <cstdint>
 
-#include "cpu/matmul_epilogue.h"
 #include "cpu/matmul_units.h"
 #include "cpu/ternary_lines.h"
+#include "cpu/vectors/matmul_epilogue.h"
 #include "effinfer/threads.h"
 
-namespace effinfer::cpu {
+namespace effinfer::cpu::EFFINFER_LEVEL {
+namespace {
 
-inline constexpr int64_t kMaxTernaryCols = int64_t{1} << 18;
-inline constexpr int kTernaryTokens = 128;  // of a pass over a unit: 48 KB of sums
-
-// `Level` has
+// `Dot` has
 //   kTokens, kWholeTiles of a tile of multiply(); whether tiles are full but for the last one, or
 //                        nearly equal
 //   kLineTokens<bits>    up to so many tokens are multiplied by the packed lines themselves,
@@ -33,14 +31,13 @@ inline constexpr int kTernaryTokens = 128;  // of a pass over a unit: 48 KB of s
 //                        one block of one group as a panel
 //   multiply(panels, dwords, q, q_stride, tokens, sums)
 //                        sums[token][32] += two panels times `tokens` rows
-template <class Level>
+template <class Dot>
 struct TernaryMatmul {
-  using Epilogue = MatmulEpilogue<Level>;
-  using Sums = typename Epilogue::Sums;
+  using Sums = MatmulEpilogue::Sums;
   using Integers = int32_t[kUnitOutputs];
   static constexpr int kRows = static_cast<int>(ops::kGroupRows);
 
-  static void run(const ops::MatmulProblem& problem, Team& team, Level& level) {
+  static void run(const ops::MatmulProblem& problem, Team& team, Dot& dot) {
     const int64_t units = count_units(problem);
     const int64_t tokens = problem.x.rows;
     const int64_t blocks = (tokens + kTernaryTokens - 1) / kTernaryTokens;
@@ -52,7 +49,7 @@ struct TernaryMatmul {
       const int64_t count = first + block < tokens ? block : tokens - first;
       const int64_t end = (chunk % chunks + 1) * units / chunks;
       for (int64_t unit = chunk % chunks * units / chunks; unit < end; ++unit) {
-        run_unit(problem, rows, find_unit(problem, unit, team.rank()), first, count, level);
+        run_unit(problem, rows, find_unit(problem, unit, team.rank()), first, count, dot);
       }
     });
   }
@@ -68,7 +65,7 @@ struct TernaryMatmul {
   }
 
   static void run_unit(const ops::MatmulProblem& problem, const TokenRows& rows,
-                       const MatmulUnit& unit, int64_t first_token, int64_t count, Level& level) {
+                       const MatmulUnit& unit, int64_t first_token, int64_t count, Dot& dot) {
     alignas(64) Sums sums[2][kTernaryTokens];
     for (int part = 0; part < unit.num_parts; ++part) {
       const ops::PackedWeight& weight = unit.parts[part].weight;
@@ -76,7 +73,7 @@ struct TernaryMatmul {
       const int groups = unit.num_outputs > kRows ? 2 : 1;
       with_ternary_bits(weight.format.bits, [&]<ops::QuantBits bits>(
                                                 std::integral_constant<ops::QuantBits, bits>) {
-        const Job job{rows, weight, first_token, count, level};
+        const Job job{rows, weight, first_token, count, dot};
         const bool first = is_uniform(weight.format, weight.group(group));
         const bool last = is_uniform(weight.format, weight.group(group + groups - 1));
         if (first && last) {
@@ -90,7 +87,7 @@ struct TernaryMatmul {
         }
       });
     }
-    Epilogue::run(problem, unit, first_token, count, sums[0], sums[1]);
+    MatmulEpilogue::run(problem, unit, first_token, count, sums[0], sums[1]);
   }
 
   // Tokens [first_token, first_token + count) of the operand times one weight.
@@ -99,7 +96,7 @@ struct TernaryMatmul {
     const ops::PackedWeight& weight;
     int64_t first_token;
     int64_t count;
-    Level& level;
+    Dot& dot;
 
     [[gnu::always_inline]] ops::TokenRow row(int64_t t) const { return rows[first_token + t]; }
     [[gnu::always_inline]] const uint8_t* lines(int64_t group) const {
@@ -112,12 +109,12 @@ struct TernaryMatmul {
   static void sum_digits(const Job& job, int64_t group, int groups, int64_t first, int64_t last,
                          Integers* sums) {
     const TernaryBlocks blocks(job.weight.cols);
-    if (job.count <= Level::template kLineTokens<bits>) {
-      const int64_t tiles = (job.count + Level::kLineTile - 1) / Level::kLineTile;
+    if (job.count <= Dot::template kLineTokens<bits>) {
+      const int64_t tiles = (job.count + Dot::kLineTile - 1) / Dot::kLineTile;
       for (int g = 0; g < groups; ++g) {
         for (int64_t tile = 0; tile < tiles; ++tile) {
           const int64_t t = tile * job.count / tiles;
-          job.level.template dot<bits>(
+          job.dot.template dot<bits>(
               job.lines(group + g), first, last, blocks, job.row(t).q, job.rows.stride,
               static_cast<int>((tile + 1) * job.count / tiles - t), sums[t] + g * kRows);
         }
@@ -126,24 +123,24 @@ struct TernaryMatmul {
     }
     alignas(64) uint8_t panels[2][kPanelBytes];
     std::memset(sums, 0, static_cast<size_t>(job.count) * sizeof(Integers));
-    const int64_t tiles = (job.count + Level::kTokens - 1) / Level::kTokens;
+    const int64_t tiles = (job.count + Dot::kTokens - 1) / Dot::kTokens;
     const auto first_of = [&](int64_t tile) {
-      const int64_t token = Level::kWholeTiles ? tile * Level::kTokens : tile * job.count / tiles;
+      const int64_t token = Dot::kWholeTiles ? tile * Dot::kTokens : tile * job.count / tiles;
       return token < job.count ? token : job.count;
     };
     for (int64_t b = first; b < last; ++b) {
       const int dwords = blocks.dwords_of(b);
       for (int g = 0; g < groups; ++g) {
-        job.level.template decode<bits>(job.lines(group + g) + b * ternary_block_bytes(bits),
-                                        dwords, panels[g]);
+        job.dot.template decode<bits>(job.lines(group + g) + b * ternary_block_bytes(bits), dwords,
+                                      panels[g]);
       }
       // Without a second group the first is multiplied twice and half the sums are dropped.
       const uint8_t* both[2] = {panels[0], panels[groups - 1]};
       for (int64_t tile = 0; tile < tiles; ++tile) {
         const int64_t t = first_of(tile);
         const int8_t* q = job.row(t).q + b * ops::kTernaryBlock;
-        job.level.multiply(both, dwords, q, job.rows.stride,
-                           static_cast<int>(first_of(tile + 1) - t), sums + t);
+        job.dot.multiply(both, dwords, q, job.rows.stride, static_cast<int>(first_of(tile + 1) - t),
+                         sums + t);
       }
     }
   }
@@ -188,4 +185,5 @@ struct TernaryMatmul {
   }
 };
 
-}  // namespace effinfer::cpu
+}  // namespace
+}  // namespace effinfer::cpu::EFFINFER_LEVEL

@@ -1,9 +1,8 @@
 // The portable int8 matmul.
-#include "cpu/matmul_int8.h"
+#pragma once
 
-#include "cpu/matmul.h"
 #include "cpu/packed_lines.h"
-#include "cpu/vectors/math_portable.h"
+#include "ops/operand.h"
 
 namespace effinfer::cpu::portable {
 namespace {
@@ -13,8 +12,7 @@ using ops::kGroupRows;
 using ops::PackedFormat;
 using ops::PackedWeight;
 
-struct Portable {
-  using Vector = F32x16;
+struct Int8Dot {
   static constexpr int kTokens = 8;
   static constexpr int kRows = static_cast<int>(kGroupRows);
 
@@ -84,9 +82,4 @@ struct Portable {
 };
 
 }  // namespace
-
-void matmul_int8(const ops::MatmulProblem& problem, Team& team) {
-  Int8Matmul<Portable>::run(problem, team);
-}
-
 }  // namespace effinfer::cpu::portable

@@ -1,4 +1,6 @@
-// Ternary matmul by table look-up, what the ISA levels share. As in T-MAC (arXiv:2407.00088) and
+// Levels: avx2 avx512
+//
+// Ternary matmul by table look-up. As in T-MAC (arXiv:2407.00088) and
 // TeLLMe v2 (arXiv:2510.15926): for a group of k the sums of all combinations of weights are
 // computed once for a token, and each row of weights looks its sum up.
 //
@@ -8,57 +10,38 @@
 //
 // A look-up costs one shuffle for a group of k and all rows of a register. Sums are kept in int16
 // for one block: |sum| <= 256 * 127 = 32512 < 2^15, for any weights and any int8_token operand.
-// They are the integers of matmul_ternary.h, and so are all results.
-#pragma once
-
-#include <cstddef>
-#include <cstdint>
-
-#include "cpu/matmul_epilogue.h"
+// They are the integers of vectors/matmul_ternary.h, and so are all results.
+#include "cpu/level.h"
+#include "cpu/matmul.h"
 #include "cpu/matmul_units.h"
 #include "cpu/ternary_lines.h"
-#include "effinfer/threads.h"
+#include "cpu/vectors/lookup.h"
+#include "cpu/vectors/matmul_epilogue.h"
 
-namespace effinfer::cpu {
+namespace effinfer::cpu::EFFINFER_LEVEL {
+namespace {
 
-inline constexpr int kLookupTokens = 15;                        // that tables are made for at once
-inline constexpr int64_t kLookupTableBytes = int64_t{1} << 20;  // of them: half of a level 2 cache
-inline constexpr int kLookupUnits = 4;                          // of a chunk
+constexpr int kLookupTokens = 15;                        // that tables are made for at once
+constexpr int64_t kLookupTableBytes = int64_t{1} << 20;  // of them: half of a level 2 cache
 
-// Tokens of a block: all if few, fewer where K is large.
-[[gnu::always_inline]] inline int64_t lookup_tokens(const ops::MatmulProblem& problem,
-                                                    int64_t block_bytes) {
-  const int64_t fitting = kLookupTableBytes / (TernaryBlocks(problem.x.cols).count() * block_bytes);
-  int64_t most = fitting < kLookupTokens ? fitting : kLookupTokens;
-  most = most < 1 ? 1 : most;
-  return problem.x.rows < most ? problem.x.rows : most;
-}
-[[gnu::always_inline]] inline size_t lookup_scratch(const ops::MatmulProblem& problem,
-                                                    int64_t block_bytes) {
-  return static_cast<size_t>(lookup_tokens(problem, block_bytes) *
-                             TernaryBlocks(problem.x.cols).count() * block_bytes);
-}
-
-// `Level` has
+// Lookup of the level has
 //   kGroups, kTableBytes, kIndexBytes    groups of a block, bytes of a group
 //   make_tables(q, dwords, tables)       of one token and block
 //   decode<bits>(lines, dwords, panel)   as TernaryMatmul
 //   make_indices(panels, dwords, out)    of one unit and block
 //   look_up(indices, tables, stride, tokens, units, sums)
 //                                        sums[token][unit][32] over one block
-template <class Level>
 struct LookupMatmul {
-  using Epilogue = MatmulEpilogue<Level>;
-  using Sums = typename Epilogue::Sums;
+  using Sums = MatmulEpilogue::Sums;
   using Integers = int32_t[kUnitOutputs];
   static constexpr int kRows = static_cast<int>(ops::kGroupRows);
-  static constexpr int64_t kBlockBytes = int64_t{Level::kGroups} * Level::kTableBytes;
+  static constexpr int64_t kBlockBytes = int64_t{Lookup::kGroups} * Lookup::kTableBytes;
 
   static void run(const ops::MatmulProblem& problem, Team& team) {
     const int64_t units = count_units(problem);
     const int64_t chunks = (units + kLookupUnits - 1) / kLookupUnits;
     const int64_t tokens = problem.x.rows;
-    const int64_t most = lookup_tokens(problem, kBlockBytes);
+    const int64_t most = block_tokens(problem);
     const int64_t blocks = (tokens + most - 1) / most;
     const TokenRows rows(problem.x);
     int64_t made = -1;  // the block of tokens whose tables the scratch holds
@@ -79,7 +62,21 @@ struct LookupMatmul {
     });
   }
 
+  static size_t scratch_bytes(const ops::MatmulProblem& problem) {
+    return static_cast<size_t>(block_tokens(problem) * TernaryBlocks(problem.x.cols).count() *
+                               kBlockBytes);
+  }
+
  private:
+  // Tokens of a block: all if few, fewer where K is large.
+  static int64_t block_tokens(const ops::MatmulProblem& problem) {
+    const int64_t fitting =
+        kLookupTableBytes / (TernaryBlocks(problem.x.cols).count() * kBlockBytes);
+    int64_t most = fitting < kLookupTokens ? fitting : kLookupTokens;
+    most = most < 1 ? 1 : most;
+    return problem.x.rows < most ? problem.x.rows : most;
+  }
+
   struct Job {
     const ops::MatmulProblem& problem;
     const TokenRows& rows;
@@ -96,7 +93,7 @@ struct LookupMatmul {
     uint8_t* tables = job.tables;
     for (int t = 0; t < job.count; ++t) {
       for (int64_t b = 0; b < blocks.count(); ++b) {
-        Level::make_tables(job.row(t).q + b * ops::kTernaryBlock, blocks.dwords_of(b), tables);
+        Lookup::make_tables(job.row(t).q + b * ops::kTernaryBlock, blocks.dwords_of(b), tables);
         tables += kBlockBytes;
       }
     }
@@ -110,13 +107,14 @@ struct LookupMatmul {
       multiply(job, units, count, part, sums[part]);
     }
     for (int u = 0; u < count; ++u) {
-      Epilogue::run(job.problem, units[u], job.first_token, job.count, sums[0][u], sums[1][u]);
+      MatmulEpilogue::run(job.problem, units[u], job.first_token, job.count, sums[0][u],
+                          sums[1][u]);
     }
   }
 
   static void multiply(const Job& job, const MatmulUnit* units, int count, int part,
                        Sums (*out)[kLookupTokens]) {
-    alignas(64) uint8_t indices[kLookupUnits][Level::kGroups * Level::kIndexBytes];
+    alignas(64) uint8_t indices[kLookupUnits][Lookup::kGroups * Lookup::kIndexBytes];
     alignas(64) int32_t sums[kLookupTokens][kLookupUnits][kUnitOutputs];
     alignas(64) Integers totals[kLookupUnits][kLookupTokens];
     std::memset(totals, 0, sizeof(totals));
@@ -126,8 +124,8 @@ struct LookupMatmul {
       for (int u = 0; u < count; ++u) {
         make_indices(units[u].parts[part].weight, units[u], b, blocks.dwords_of(b), indices[u]);
       }
-      Level::look_up(indices, job.tables + b * kBlockBytes, blocks.count() * kBlockBytes, job.count,
-                     count, sums);
+      Lookup::look_up(indices, job.tables + b * kBlockBytes, blocks.count() * kBlockBytes,
+                      job.count, count, sums);
       for (int u = 0; u < count; ++u) {
         for (int g = 0; g < groups_of(units[u]); ++g) {
           add_block(units[u].parts[part].weight, 2 * units[u].index + g, b, job.count, sums, u,
@@ -157,11 +155,11 @@ struct LookupMatmul {
                           const uint8_t* lines = weight.group(2 * unit.index + g) +
                                                  ops::header_bytes(weight.format, weight.cols) +
                                                  block * ternary_block_bytes(bits);
-                          Level::template decode<bits>(lines, dwords, panels[g]);
+                          Lookup::decode<bits>(lines, dwords, panels[g]);
                         }
                       });
     const uint8_t* both[2] = {panels[0], panels[groups - 1]};
-    Level::make_indices(both, dwords, out);
+    Lookup::make_indices(both, dwords, out);
   }
 
   // Sums of one block: to the total, or with the block's own scale to the result.
@@ -198,5 +196,17 @@ struct LookupMatmul {
     }
   }
 };
+
+}  // namespace
+}  // namespace effinfer::cpu::EFFINFER_LEVEL
+
+namespace effinfer::cpu {
+
+template <>
+const LookupKernel& kernels<Level::EFFINFER_LEVEL>() {
+  using EFFINFER_LEVEL::LookupMatmul;
+  static constexpr LookupKernel kKernel = {LookupMatmul::run, LookupMatmul::scratch_bytes};
+  return kKernel;
+}
 
 }  // namespace effinfer::cpu

@@ -1,14 +1,12 @@
 // The portable ternary matmul.
-#include "cpu/matmul_ternary.h"
+#pragma once
 
-#include "cpu/matmul.h"
-#include "cpu/vectors/math_portable.h"
+#include "cpu/ternary_lines.h"
 
 namespace effinfer::cpu::portable {
 namespace {
 
-struct Portable {
-  using Vector = F32x16;
+struct TernaryDot {
   static constexpr int kTokens = 4;
   static constexpr bool kWholeTiles = false;
   template <ops::QuantBits>
@@ -55,10 +53,4 @@ struct Portable {
 };
 
 }  // namespace
-
-void matmul_ternary(const ops::MatmulProblem& problem, Team& team) {
-  Portable level;
-  TernaryMatmul<Portable>::run(problem, team, level);
-}
-
 }  // namespace effinfer::cpu::portable
