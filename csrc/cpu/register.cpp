@@ -30,7 +30,7 @@ void cpu::register_cpu() {
   register_prefill_index();
   register_rope_append();
   add_levels<ops::MergeStatesProblem>("merge_states");
-  register_row_math();
+  register_row_sampling();
 }
 
 void ops::ensure_registered() {

@@ -46,7 +46,7 @@ void register_list_attention();
 void register_attention_scores();
 void register_prefill_index();
 void register_rope_append();
-void register_row_math();
+void register_row_sampling();
 
 // All of them.
 void register_cpu();

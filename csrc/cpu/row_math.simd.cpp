@@ -1,18 +1,17 @@
-// The bodies of the row passes (ops/row_math.h), over the vector of 16 floats of an ISA level
-// and its select_*.h.
-#pragma once
+#include "cpu/row_math.h"
 
 #include <string.h>
 
 #include "core/float16.h"
-#include "cpu/row_math_table.h"
-#include "cpu/vectors/math.h"
+#include "cpu/level.h"
+#include "cpu/vectors/select.h"
 #include "ops/top_list.h"
 
-namespace effinfer::cpu {
+namespace effinfer::cpu::EFFINFER_LEVEL {
+namespace {
 
-template <class V>
-struct RowMathBody {
+struct RowPasses {
+  using V = F32x16;
   static constexpr int64_t kWidth = 16;
   static constexpr float kInfinity = __builtin_inff();
 
@@ -54,7 +53,7 @@ struct RowMathBody {
     }
   }
 
-  static ops::RowExtent group_maxima(const float* x, int64_t n, int64_t group, float* maxima) {
+  static RowExtent group_maxima(const float* x, int64_t n, int64_t group, float* maxima) {
     V highest = V::set(-kInfinity);
     uint32_t nan = 0;
     for (int64_t i = 0; i < n; i += group * kWidth) {
@@ -92,12 +91,12 @@ struct RowMathBody {
 
   // Sums of blocks of what `value` makes of each vector, and the extent of it.
   template <class Value>
-  [[gnu::always_inline]] static ops::RowExtent sum_blocks(const float* x, int64_t n, double* sums,
-                                                          Value&& value) {
+  [[gnu::always_inline]] static RowExtent sum_blocks(const float* x, int64_t n, double* sums,
+                                                     Value&& value) {
     V low = V::set(kInfinity);
     V high = V::set(-kInfinity);
-    for (int64_t i = 0; i < n; i += ops::kRowBlock) {
-      const int64_t count = n - i < ops::kRowBlock ? n - i : ops::kRowBlock;
+    for (int64_t i = 0; i < n; i += kRowBlock) {
+      const int64_t count = n - i < kRowBlock ? n - i : kRowBlock;
       auto total = no_sums(low);
       for_vectors(x + i, count, 0.0f, [&](int64_t j, V v, int64_t lanes) {
         const V y = value(i + j, v, lanes);
@@ -116,13 +115,13 @@ struct RowMathBody {
       for (int64_t half = kWidth / 2; half > 0; half /= 2) {
         for (int64_t j = 0; j < half; ++j) lanes[j] += lanes[j + half];
       }
-      sums[i / ops::kRowBlock] = lanes[0];
+      sums[i / kRowBlock] = lanes[0];
     }
     return {-maximum(V::set(0.0f) - low), maximum(high), false};
   }
 
-  static ops::RowExtent weights(const float* x, int64_t n, float top, float factor, float* out,
-                                double* sums) {
+  static RowExtent weights(const float* x, int64_t n, float top, float factor, float* out,
+                           double* sums) {
     const V shift = V::set(top);
     const V scale = V::set(factor);
     return sum_blocks(x, n, sums, [&](int64_t i, V v, int64_t lanes) {
@@ -139,12 +138,12 @@ struct RowMathBody {
     });
   }
 
-  static ops::RowExtent sum_row(const float* x, int64_t n, double* sums) {
+  static RowExtent sum_row(const float* x, int64_t n, double* sums) {
     return sum_blocks(x, n, sums, [](int64_t, V v, int64_t) { return v; });
   }
 
-  static int64_t keep_cut(const float* x, const int32_t* ids, int64_t n, ops::RowCut cut,
-                          float* out, int32_t* out_ids) {
+  static int64_t keep_cut(const float* x, const int32_t* ids, int64_t n, RowCut cut, float* out,
+                          int32_t* out_ids) {
     const V least = V::set(cut.least);
     int64_t kept = 0;
     for_vectors(x, n, -kInfinity, [&](int64_t i, V v, int64_t lanes) {
@@ -220,7 +219,7 @@ struct RowMathBody {
         buckets[j] = (static_cast<uint32_t>(ops::order_key(x[i + j])) - base) >> shift;
       }
       for (int64_t j = 0; j < kWidth; ++j) {
-        add(j % 4 * ops::kRowBuckets + static_cast<int64_t>(buckets[j]), x[i + j]);
+        add(j % 4 * kRowBuckets + static_cast<int64_t>(buckets[j]), x[i + j]);
       }
     }
     for (; i < n; ++i) {
@@ -268,11 +267,21 @@ struct RowMathBody {
       mask_as(static_cast<uint16_t*>(x), n, mask, forbidden);
     }
   }
-
-  static constexpr ops::RowMath table() {
-    return {widen,       narrow, group_maxima, weights, sum_row, keep_cut, between,
-            after_equal, count,  weigh,        scale,   excess,  mask};
-  }
 };
+
+}  // namespace
+}  // namespace effinfer::cpu::EFFINFER_LEVEL
+
+namespace effinfer::cpu {
+
+template <>
+const RowMath& kernels<Level::EFFINFER_LEVEL>() {
+  using Passes = EFFINFER_LEVEL::RowPasses;
+  static constexpr RowMath kMath = {
+      Passes::widen,    Passes::narrow,  Passes::group_maxima, Passes::weights, Passes::sum_row,
+      Passes::keep_cut, Passes::between, Passes::after_equal,  Passes::count,   Passes::weigh,
+      Passes::scale,    Passes::excess,  Passes::mask};
+  return kMath;
+}
 
 }  // namespace effinfer::cpu
