@@ -56,7 +56,9 @@ std::string describe(const BinaryProblem& problem) {
 }
 
 const char* rejects(const UnaryProblem& problem) {
-  return problem.op == UnaryOp::none ? "has no operation" : nullptr;
+  const bool known =
+      is_activation(problem.op) || problem.op == UnaryOp::scale || problem.op == UnaryOp::softcap;
+  return known ? nullptr : "has no operation";
 }
 
 Cost cost(const UnaryProblem& problem) {

@@ -105,6 +105,8 @@ double dot(const OwnedOperand& x, int64_t row, const Weight& weight, int64_t out
 
 double activate(UnaryOp glu, double x) {
   if (glu == UnaryOp::silu) return x / (1 + std::exp(-x));
+  if (glu == UnaryOp::gelu) return 0.5 * x * std::erfc(-x / std::sqrt(2.0));
+  if (glu == UnaryOp::relu_squared) return x > 0 ? x * x : 0;
   return 0.5 * x * (1 + std::tanh(0.7978845608028654 * (x + 0.044715 * x * x * x)));
 }
 
@@ -261,7 +263,8 @@ TEST("activations of GLU far from zero") {
   std::vector<float> x;
   for (const float value : xs) x.insert(x.end(), {value, 1.0f});
   for (const Isa isa : available_isas()) {
-    for (const UnaryOp glu : {UnaryOp::silu, UnaryOp::gelu_tanh}) {
+    for (const UnaryOp glu :
+         {UnaryOp::silu, UnaryOp::gelu, UnaryOp::gelu_tanh, UnaryOp::relu_squared}) {
       const OwnedOperand operand(Arithmetic::f32, rows, 2);
       operand.store(x, isa);
       std::vector<float> out(xs.size());
@@ -416,6 +419,11 @@ TEST("what no kernel fits is refused with reasons") {
   problem.x.cols = 64;
   problem.glu = UnaryOp::silu;
   CHECK_THROWS(Unsupported, "GLU needs two weights",
+               table<MatmulProblem>().select(problem, current_isa()));
+  problem.num_parts = 2;
+  problem.parts[1].weight = weight.packed.view;
+  problem.glu = UnaryOp::softcap;
+  CHECK_THROWS(Unsupported, "the gate of a GLU is an activation",
                table<MatmulProblem>().select(problem, current_isa()));
 }
 
