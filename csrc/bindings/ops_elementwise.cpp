@@ -9,35 +9,26 @@ namespace {
 
 using Pool = std::shared_ptr<ThreadPool>;
 
-template <class Op>
-void bind_unary(py::module_& m, const char* name, Op op) {
-  const std::string argument = "[" + std::string(name) + "] x";
-  m.def(
-      name,
-      [op, argument](const py::array& x, const Pool& pool) {
-        const TensorView view = view_of(x, argument);
-        py::array_t<float> out = new_array(view.dims);
-        float* data = out.mutable_data();
-        const py::gil_scoped_release release;
-        op(view, data, pool_or_default(pool));
-        return out;
-      },
-      py::arg("x"), py::arg("pool") = py::none());
+py::array_t<float> unary(ops::UnaryOp op, const py::array& x, float parameter, const Pool& pool) {
+  const TensorView view = view_of(x, std::string("[").append(name(op)).append("] x"));
+  py::array_t<float> out = new_array(view.dims);
+  float* data = out.mutable_data();
+  const py::gil_scoped_release release;
+  ops::unary(op, view, parameter, data, pool_or_default(pool));
+  return out;
 }
 
-template <class Op>
-void bind_unary_with(py::module_& m, const char* name, const char* parameter, Op op) {
-  const std::string argument = "[" + std::string(name) + "] x";
+void bind_activation(py::module_& m, ops::UnaryOp op) {
   m.def(
-      name,
-      [op, argument](const py::array& x, float value, const Pool& pool) {
-        const TensorView view = view_of(x, argument);
-        py::array_t<float> out = new_array(view.dims);
-        float* data = out.mutable_data();
-        const py::gil_scoped_release release;
-        op(view, value, data, pool_or_default(pool));
-        return out;
-      },
+      std::string(name(op)).c_str(),
+      [op](const py::array& x, const Pool& pool) { return unary(op, x, 0.0f, pool); }, py::arg("x"),
+      py::arg("pool") = py::none());
+}
+
+void bind_unary(py::module_& m, ops::UnaryOp op, const char* parameter) {
+  m.def(
+      std::string(name(op)).c_str(),
+      [op](const py::array& x, float value, const Pool& pool) { return unary(op, x, value, pool); },
       py::arg("x"), py::arg(parameter), py::arg("pool") = py::none());
 }
 
@@ -100,11 +91,12 @@ py::tuple packbits(const py::array& x, const py::array& indptr, const std::strin
 }  // namespace
 
 void register_ops_elementwise(py::module_& m) {
-  bind_unary(m, "silu", ops::silu);
-  bind_unary(m, "gelu_tanh", ops::gelu_tanh);
-  bind_unary(m, "relu_squared", ops::relu_squared);
-  bind_unary_with(m, "softcap", "cap", ops::softcap);
-  bind_unary_with(m, "scale", "factor", ops::scale);
+  for (size_t i = 0; i < ops::kUnaryOpNames.size(); ++i) {
+    const auto op = static_cast<ops::UnaryOp>(i);
+    if (ops::is_activation(op)) bind_activation(m, op);
+  }
+  bind_unary(m, ops::UnaryOp::softcap, "cap");
+  bind_unary(m, ops::UnaryOp::scale, "factor");
   bind_binary(m, "add", ops::add);
   bind_binary(m, "mul", ops::mul);
   m.def("embedding", &embedding, py::arg("ids"), py::arg("table"), py::arg("dtype"),

@@ -4,7 +4,7 @@
 #include <string>
 
 #include "bindings/arrays.h"
-#include "effinfer/ops/attention.h"
+#include "effinfer/ops/paged_kv.h"
 
 namespace effinfer::bindings {
 

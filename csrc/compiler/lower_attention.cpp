@@ -2,7 +2,7 @@
 #include "compiler/lowering.h"
 #include "graph/op_specs.h"
 #include "ops/attention.h"
-#include "ops/elementwise.h"
+#include "ops/rope.h"
 
 namespace effinfer::compiler {
 namespace {
@@ -15,8 +15,8 @@ float float_attribute(const Node& node, std::string_view key) {
   return static_cast<float>(node.get_float(key));
 }
 
-ops::RopeParameters rope_parameters(const Node& node) {
-  ops::RopeParameters p;
+RopeParameters rope_parameters(const Node& node) {
+  RopeParameters p;
   p.scaling = parse_rope_scaling(node.get_string("scaling"));
   p.theta = float_attribute(node, "theta");
   p.dims = int_attribute(node, "dims");
@@ -34,7 +34,7 @@ ops::RopeParameters rope_parameters(const Node& node) {
 
 void lower_rope_table(Lowering& lowering, const Node& node) {
   const ValueId out_id = node.outputs[0];
-  const ops::RopeParameters parameters = rope_parameters(node);
+  const RopeParameters parameters = rope_parameters(node);
   const float* divisors = node.inputs.size() == 2
                               ? lowering.weights().floats(lowering.graph().value(node.inputs[1]))
                               : nullptr;

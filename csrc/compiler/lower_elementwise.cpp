@@ -1,6 +1,7 @@
 #include "compiler/lowering.h"
-#include "compiler/op_kinds.h"
 #include "ops/elementwise.h"
+#include "ops/embedding.h"
+#include "ops/norm.h"
 
 namespace effinfer::compiler {
 
@@ -83,11 +84,12 @@ void lower_add_rms_norm(Lowering& lowering, const Node& node) {
 void lower_unary(Lowering& lowering, const Node& node) {
   const ValueId out_id = node.outputs[0];
   ops::UnaryProblem problem;
-  problem.op = parse_unary_op(node.op);
-  if (problem.op == ops::UnaryOp::scale)
+  problem.op = ops::parse_unary_op(node.op);
+  if (problem.op == ops::UnaryOp::scale) {
     problem.parameter = static_cast<float>(node.get_float("factor"));
-  if (problem.op == ops::UnaryOp::softcap)
+  } else if (problem.op == ops::UnaryOp::softcap) {
     problem.parameter = static_cast<float>(node.get_float("cap"));
+  }
   problem.rows = lowering.max_rows(out_id);
   problem.cols = problem.x_stride = problem.out_stride = lowering.cols(out_id);
   const auto prepare = [x = lowering.floats(node.inputs[0]), out = lowering.floats(out_id),
@@ -104,7 +106,7 @@ void lower_binary(Lowering& lowering, const Node& node) {
   const ValueId out_id = node.outputs[0];
   const int64_t cols = lowering.cols(out_id);
   ops::BinaryProblem problem;
-  problem.op = parse_binary_op(node.op);
+  problem.op = ops::parse_binary_op(node.op);
   problem.size = lowering.max_rows(out_id) * cols;
   const auto prepare = [a = lowering.floats(node.inputs[0]), b = lowering.floats(node.inputs[1]),
                         out = lowering.floats(out_id), rows = lowering.rows(out_id),

@@ -1,7 +1,6 @@
 #include <array>
 
 #include "compiler/lowering.h"
-#include "compiler/op_kinds.h"
 #include "graph/op_specs.h"
 #include "ops/matmul.h"
 
@@ -37,8 +36,8 @@ void lower_matmul(Lowering& lowering, const Node& node) {
   const OperandPlace x = lowering.operand(node.inputs[0]);
   problem.x = x.largest;
   problem.num_parts = static_cast<int>(inputs.parts);
-  if (node.op == "matmul_glu") problem.glu = parse_glu(node.get_string("activation"));
-  const bool gated = problem.glu != ops::Glu::none;
+  const bool gated = node.op == "matmul_glu";
+  if (gated) problem.glu = ops::parse_activation(node.get_string("activation"));
   if (gated && node.get_bool("as_operand"))
     problem.out_operand = lowering.operand(node.outputs[0]).largest;
 

@@ -21,8 +21,8 @@ using ops::KeySource;
 // What an ISA level brings.
 struct Kernels {
   const AttentionKernels& attention;
-  RopeAppendKernel rope_append;
-  ops::StoreOperandBlocks store_blocks;
+  const RopeAppendKernel& rope_append;
+  const OperandKernels& operand;
 };
 
 ops::QueryRows at(ops::QueryRows q, const AttentionTile& tile) {
@@ -212,7 +212,7 @@ class Member {
     if (p_.out_operand.data == nullptr) return;
     const int64_t blocks = cols_ / ops::kOperandBlock;
     for (int64_t i = 0; i < tile.num_rows; ++i) {
-      kernels_.store_blocks(p_.out_operand, tile.first_row + i, tile.kv_head * blocks, blocks,
+      kernels_.operand.store_blocks(p_.out_operand, tile.first_row + i, tile.kv_head * blocks, blocks,
                             outputs_ + i * cols_);
     }
   }
@@ -271,8 +271,9 @@ const char* rejects_amx(const AttentionProblem& p) {
 
 template <Level kLevel>
 void run_attention(const AttentionProblem& p, Team& team) {
-  const Kernels level = {kernels<kLevel, AttentionKernels>(), rope_append_at(isa_of(kLevel)),
-                         ops::store_operand_blocks(isa_of(kLevel))};
+  const Kernels level = {kernels<kLevel, AttentionKernels>(),
+                         kernels_at<RopeAppendKernel>(isa_of(kLevel)),
+                         kernels_at<OperandKernels>(isa_of(kLevel))};
   Member(level, p, team).run();
 }
 

@@ -1,11 +1,15 @@
+// Copies and the decoding of blocks: wider vectors gain nothing.
+#include "ops/embedding.h"
+
 #include <cstring>
 
-#include "cpu/elementwise.h"
+#include "cpu/level.h"
 #include "effinfer/gguf.h"
 
 namespace effinfer::cpu {
 
-void embedding(const ops::EmbeddingProblem& problem, Team& team) {
+template <>
+void run<Level::portable>(const ops::EmbeddingProblem& problem, Team& team) {
   const TensorView table{problem.table, problem.dtype, {problem.vocab_size, problem.cols}};
   team.for_chunks(problem.rows, [&](int64_t row) {
     float* out = problem.out + row * problem.cols;
@@ -20,7 +24,8 @@ void embedding(const ops::EmbeddingProblem& problem, Team& team) {
   });
 }
 
-void select_rows(const ops::SelectRowsProblem& problem, Team& team) {
+template <>
+void run<Level::portable>(const ops::SelectRowsProblem& problem, Team& team) {
   const size_t row_bytes = static_cast<size_t>(problem.cols) * sizeof(float);
   if (row_bytes == 0) return;
   team.for_chunks(problem.num_rows, [&](int64_t i) {

@@ -1,4 +1,4 @@
-// The entry points of each ISA level for matmuls (ops/matmul.h).
+// The kinds of matmul kernels; matmul_<kind>.simd.cpp has one for each of its levels.
 #pragma once
 
 #include <cstddef>
@@ -8,36 +8,14 @@
 
 namespace effinfer::cpu {
 
-namespace portable {
-void matmul_int8(const ops::MatmulProblem& problem, Team& team);
-void matmul_ternary(const ops::MatmulProblem& problem, Team& team);
-void matmul_f32(const ops::MatmulProblem& problem, Team& team);
-}  // namespace portable
+struct MatmulKernel {
+  void (*run)(const ops::MatmulProblem&, Team&);
+  size_t (*scratch_bytes)(const ops::MatmulProblem&) = nullptr;  // of a member; null: none
+};
 
-namespace avx2 {
-void matmul_int8(const ops::MatmulProblem& problem, Team& team);
-void matmul_ternary(const ops::MatmulProblem& problem, Team& team);
-void matmul_lookup(const ops::MatmulProblem& problem, Team& team);
-size_t lookup_scratch_bytes(const ops::MatmulProblem& problem);
-void matmul_f32(const ops::MatmulProblem& problem, Team& team);
-}  // namespace avx2
-
-namespace avx512 {
-void matmul_int8(const ops::MatmulProblem& problem, Team& team);
-void matmul_ternary(const ops::MatmulProblem& problem, Team& team);
-void matmul_lookup(const ops::MatmulProblem& problem, Team& team);
-size_t lookup_scratch_bytes(const ops::MatmulProblem& problem);
-void matmul_f32(const ops::MatmulProblem& problem, Team& team);
-}  // namespace avx512
-
-namespace avx512bf16 {
-void matmul_bf16(const ops::MatmulProblem& problem, Team& team);
-}  // namespace avx512bf16
-
-// Only where the compiler knows the instructions (EFFINFER_AMX).
-namespace amx {
-void matmul_bf16(const ops::MatmulProblem& problem, Team& team);
-void matmul_ternary(const ops::MatmulProblem& problem, Team& team);
-}  // namespace amx
+struct Int8Kernel : MatmulKernel {};     // int8 operands
+struct TernaryKernel : MatmulKernel {};  // int8_token operands
+struct LookupKernel : MatmulKernel {};   // the same by table look-up
+struct PanelKernel : MatmulKernel {};    // f32 operands; bf16 ones from avx512bf16 on
 
 }  // namespace effinfer::cpu

@@ -1,4 +1,4 @@
-// How the AMX matmul cuts its work (vectors/matmul_amx_body.h says why and what runs). Portable:
+// How the AMX matmul cuts its work (vectors/matmul_amx.h says why and what runs). Portable:
 // the table of variants asks for the scratch.
 #pragma once
 
@@ -64,13 +64,13 @@ struct AmxPlan {
 }
 
 // Scratch of a member: two panels, then the sums of a chunk. Enough for any team.
-inline size_t amx_scratch_bytes(const ops::MatmulProblem& problem) {
+[[gnu::always_inline]] inline size_t amx_scratch_bytes(const ops::MatmulProblem& problem) {
   const AmxPlan plan = amx_plan(problem, 1);
   const int64_t rows = plan.tokens < kAmxMaxBlock
                            ? (plan.tokens + kAmxPairRows - 1) / kAmxPairRows * kAmxPairRows
                            : kAmxMaxBlock;
   const int64_t batch = plan.cols > kAmxStretch ? kAmxBatch : 1;
-  const int64_t parts = problem.glu == ops::Glu::none ? 1 : 2;
+  const int64_t parts = problem.glu == ops::UnaryOp::none ? 1 : 2;
   return static_cast<size_t>(2 * plan.panel_bytes() + batch * parts * rows * kUnitOutputs * 4);
 }
 

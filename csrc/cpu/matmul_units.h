@@ -10,6 +10,7 @@
 namespace effinfer::cpu {
 
 inline constexpr int64_t kUnitOutputs = 32;
+inline constexpr int kLookupUnits = 4;  // of a chunk of a matmul by table look-up
 
 struct MatmulUnit {
   const ops::MatmulPart* parts;  // one, or two with GLU
@@ -25,7 +26,7 @@ struct MatmulUnit {
 }
 
 [[gnu::always_inline]] inline int64_t count_units(const ops::MatmulProblem& problem) {
-  if (problem.glu != ops::Glu::none) return units_of(problem.parts[0]);
+  if (problem.glu != ops::UnaryOp::none) return units_of(problem.parts[0]);
   int64_t count = 0;
   for (int i = 0; i < problem.num_parts; ++i) count += units_of(problem.parts[i]);
   return count;
@@ -34,12 +35,12 @@ struct MatmulUnit {
 [[gnu::always_inline]] inline MatmulUnit find_unit(const ops::MatmulProblem& problem, int64_t index,
                                                    int member) {
   const ops::MatmulPart* part = problem.parts;
-  if (problem.glu == ops::Glu::none) {
+  if (problem.glu == ops::UnaryOp::none) {
     while (index >= units_of(*part)) index -= units_of(*part++);
   }
   const int64_t first = index * kUnitOutputs;
   const int64_t left = part->weight.rows - first;
-  return {part,  problem.glu == ops::Glu::none ? 1 : 2,     index,
+  return {part,  problem.glu == ops::UnaryOp::none ? 1 : 2, index,
           first, left < kUnitOutputs ? left : kUnitOutputs, member};
 }
 
@@ -73,7 +74,7 @@ class FetchAhead {
     const int64_t bytes = 2 * problem.parts[i].weight.group_bytes;
     most = bytes > most ? bytes : most;
   }
-  return problem.glu != ops::Glu::none ? 2 * most : most;
+  return problem.glu != ops::UnaryOp::none ? 2 * most : most;
 }
 
 }  // namespace effinfer::cpu

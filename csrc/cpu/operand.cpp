@@ -1,26 +1,15 @@
 #include "cpu/operand.h"
 
-#include "cpu/operand_rows.h"
-#include "cpu/vectors/math_portable.h"
+#include "cpu/level.h"
 
-namespace effinfer::cpu::portable {
-namespace {
-struct Portable {
-  using Vector = F32x16;
-};
-}  // namespace
+namespace effinfer {
 
-void store_operand_row(const ops::Operand& out, int64_t row, const float* values) {
-  OperandRows<Portable>::store_row(out, row, values);
+ops::StoreOperandRow ops::store_operand_row(Isa isa) {
+  return cpu::kernels_at<cpu::OperandKernels>(isa).store_row;
 }
 
-void store_operand_blocks(const ops::Operand& out, int64_t row, int64_t first_block,
-                          int64_t num_blocks, const float* values) {
-  OperandRows<Portable>::store_blocks(out, row, first_block, num_blocks, values);
+ops::StoreOperandBlocks ops::store_operand_blocks(Isa isa) {
+  return cpu::kernels_at<cpu::OperandKernels>(isa).store_blocks;
 }
 
-void to_operand(const ops::ToOperandProblem& problem, Team& team) {
-  convert_rows<Portable>(problem, team);
-}
-
-}  // namespace effinfer::cpu::portable
+}  // namespace effinfer

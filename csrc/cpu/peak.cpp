@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "cpu/level.h"
 #include "effinfer/error.h"
 #include "effinfer/profile.h"
 
@@ -29,18 +30,20 @@ cpu::PeakProbe find_probe(std::string_view arithmetic, Isa isa) {
     throw InvalidArgument("[peak] arithmetic: expected int8, int8_token, bf16 or f32, got \"" +
                           std::string(arithmetic) + "\"");
   }
-#if EFFINFER_X86
   if (isa > cpu_features().best) return nullptr;
-  if (arithmetic == "f32" && isa >= Isa::avx512) return cpu::avx512::peak_f32;
-  if (arithmetic == "f32" && isa == Isa::avx2) return cpu::avx2::peak_f32;
-  if (arithmetic == "int8" && isa == Isa::avx512) return cpu::avx512::peak_int8;
-  if (arithmetic == "int8" && isa == Isa::avx2) return cpu::avx2::peak_int8;
-  if (arithmetic == "bf16" && isa == Isa::avx512 && cpu_features().avx512_bf16) {
-    return cpu::avx512bf16::peak_bf16;
-  }
-#endif
-  static_cast<void>(isa);
-  return nullptr;
+  cpu::PeakProbe best = nullptr;
+  using enum cpu::Level;
+  cpu::for_levels<avx2, avx512, avx512bf16>([&]<cpu::Level kLevel>() {
+    if (kLevel == avx512bf16 && !cpu_features().avx512_bf16) return;
+    const cpu::PeakProbes& probes = cpu::kernels<kLevel, cpu::PeakProbes>();
+    const cpu::PeakProbe probe = arithmetic == "f32"    ? probes.f32
+                                 : arithmetic == "int8" ? probes.int8
+                                                        : probes.bf16;
+    // Of bytes and bfloat16 the next level multiplies more at once.
+    const bool fits = isa_of(kLevel) == isa || (arithmetic == "f32" && isa_of(kLevel) < isa);
+    if (fits && probe != nullptr) best = probe;
+  });
+  return best;
 }
 
 }  // namespace

@@ -40,14 +40,12 @@ void add_levels(const std::string& op) {
 }
 
 // Drivers fill their operator's table themselves.
-void register_operand();
 void register_matmul();
 void register_attention();
 void register_attention_scores();
 void register_prefill_index();
 void register_rope_append();
-void register_elementwise();
-void register_row_math();
+void register_row_sampling();
 
 // All of them.
 void register_cpu();

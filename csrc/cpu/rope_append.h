@@ -3,7 +3,6 @@
 
 #include <cstdint>
 
-#include "effinfer/device.h"
 #include "effinfer/dtype.h"
 #include "ops/rope_append.h"
 
@@ -33,25 +32,14 @@ struct RopeAppendRow {
   int32_t token;  // place in the page
 };
 
-using RopeAppendKernel = void (*)(const RopeAppendRow&);
+struct RopeAppendKernel {
+  void (*append)(const RopeAppendRow&);
+};
 
 // Rows [first, last) of KV head `head`; keys and values go to pages [first_page, end_page) of their
 // sequence, those elsewhere are left out. Queries go to `q_out`, rows `q_out_stride` floats apart.
-void rope_append_rows(RopeAppendKernel kernel, const ops::RopeAppendProblem& problem, int64_t head,
-                      int64_t first, int64_t last, int64_t first_page, int64_t end_page,
-                      float* q_out, int64_t q_out_stride);
-
-namespace portable {
-void rope_append(const RopeAppendRow& row);
-}
-namespace avx2 {
-void rope_append(const RopeAppendRow& row);
-}
-namespace avx512 {
-void rope_append(const RopeAppendRow& row);
-}
-
-// Of the highest level at or below `isa`.
-RopeAppendKernel rope_append_at(Isa isa);
+void rope_append_rows(const RopeAppendKernel& kernel, const ops::RopeAppendProblem& problem,
+                      int64_t head, int64_t first, int64_t last, int64_t first_page,
+                      int64_t end_page, float* q_out, int64_t q_out_stride);
 
 }  // namespace effinfer::cpu

@@ -9,7 +9,7 @@
 
 #include "ops/top_list.h"
 
-namespace effinfer::ops {
+namespace effinfer::cpu {
 namespace {
 
 constexpr int64_t kWidth = 16;
@@ -46,7 +46,7 @@ constexpr int64_t blocks_of(int64_t n) {
   return (n + kRowBlock - 1) / kRowBlock;
 }
 
-// order_key() undone.
+// ops::order_key() undone.
 float value_of(int32_t key) {
   return std::bit_cast<float>(key ^ (key >> 31 & 0x7fffffff));
 }
@@ -96,43 +96,43 @@ void RowDistribution::start(const float* row, int64_t n) {
   summed_ = false;
 }
 
-RowStatus RowDistribution::from_logits(const void* x, DType dtype, int64_t n, int64_t top_k) {
+ops::RowStatus RowDistribution::from_logits(const void* x, DType dtype, int64_t n, int64_t top_k) {
   start(widen(x, dtype, n), n);
   const int64_t group = group_size(n, top_k);
   const RowExtent extent = math_.group_maxima(row_, n, group, maxima_);
   groups_ = group_count(n, group);
   max_ = extent.max;
-  return extent.has_nan ? RowStatus::nan : RowStatus::ok;
+  return extent.has_nan ? ops::RowStatus::nan : ops::RowStatus::ok;
 }
 
-RowStatus RowDistribution::check_logits() const {
-  if (max_ == -kInfinity) return RowStatus::nothing;
-  return std::isfinite(max_) ? RowStatus::ok : RowStatus::infinite;
+ops::RowStatus RowDistribution::check_logits() const {
+  if (max_ == -kInfinity) return ops::RowStatus::nothing;
+  return std::isfinite(max_) ? ops::RowStatus::ok : ops::RowStatus::infinite;
 }
 
-RowStatus RowDistribution::from_weights(const void* x, DType dtype, int64_t n) {
+ops::RowStatus RowDistribution::from_weights(const void* x, DType dtype, int64_t n) {
   start(widen(x, dtype, n), n);
   return sum_weights();
 }
 
-RowStatus RowDistribution::from_excess(const float* target, const float* draft, int64_t n) {
+ops::RowStatus RowDistribution::from_excess(const float* target, const float* draft, int64_t n) {
   math_.excess(target, draft, n, wide_);
   start(wide_, n);
-  const RowStatus status = sum_weights();
-  return status == RowStatus::nothing ? from_weights(target, DType::f32, n) : status;
+  const ops::RowStatus status = sum_weights();
+  return status == ops::RowStatus::nothing ? from_weights(target, DType::f32, n) : status;
 }
 
-RowStatus RowDistribution::sum_weights() {
+ops::RowStatus RowDistribution::sum_weights() {
   const RowExtent extent = math_.sum(values_, size_, sums_);
   min_ = extent.min;
   max_ = extent.max;
   total_ = 0.0;
   for (int64_t block = 0; block < blocks_of(size_); ++block) total_ += sums_[block];
   summed_ = true;
-  if (std::isnan(total_)) return RowStatus::nan;
-  if (min_ < 0.0f) return RowStatus::negative;
-  if (!std::isfinite(total_)) return RowStatus::infinite;
-  return total_ > 0.0 ? RowStatus::ok : RowStatus::nothing;
+  if (std::isnan(total_)) return ops::RowStatus::nan;
+  if (min_ < 0.0f) return ops::RowStatus::negative;
+  if (!std::isfinite(total_)) return ops::RowStatus::infinite;
+  return total_ > 0.0 ? ops::RowStatus::ok : ops::RowStatus::nothing;
 }
 
 void RowDistribution::to_weights(float temperature) {
@@ -186,8 +186,8 @@ RowDistribution::Found RowDistribution::select(double goal, float low_value) {
   auto* amounts = static_cast<Amount*>(histogram_);
   const float* values = values_;
   int64_t n = size_;
-  int32_t low = order_key(low_value);
-  int32_t high = order_key(max_);
+  int32_t low = ops::order_key(low_value);
+  int32_t high = ops::order_key(max_);
   double above = 0.0;
   for (;;) {
     const uint32_t span = static_cast<uint32_t>(high) - static_cast<uint32_t>(low);
@@ -289,4 +289,4 @@ int32_t RowDistribution::draw(double uniform) {
   return ids_ == nullptr ? static_cast<int32_t>(chosen) : ids_[chosen];
 }
 
-}  // namespace effinfer::ops
+}  // namespace effinfer::cpu

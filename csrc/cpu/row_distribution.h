@@ -13,11 +13,10 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "cpu/row_math_table.h"
+#include "cpu/row_math.h"
+#include "ops/row_sampling.h"
 
-namespace effinfer::ops {
-
-enum class RowStatus : uint8_t { ok, nan, infinite, nothing, negative };
+namespace effinfer::cpu {
 
 class RowDistribution {
  public:
@@ -28,11 +27,11 @@ class RowDistribution {
   // Starts with a row of f32, f16 or bf16, which must outlive its use; the filters that follow work
   // on logits until to_weights(), on weights from there on. `top_k`, when positive, is the k of the
   // filter to come. from_logits() refuses NaNs alone, see check_logits().
-  RowStatus from_logits(const void* x, DType dtype, int64_t n, int64_t top_k = 0);
-  RowStatus from_weights(const void* x, DType dtype, int64_t n);
+  ops::RowStatus from_logits(const void* x, DType dtype, int64_t n, int64_t top_k = 0);
+  ops::RowStatus from_weights(const void* x, DType dtype, int64_t n);
   // max(target - draft, 0); the target where that is nothing.
-  RowStatus from_excess(const float* target, const float* draft, int64_t n);
-  RowStatus check_logits() const;  // that the highest is finite
+  ops::RowStatus from_excess(const float* target, const float* draft, int64_t n);
+  ops::RowStatus check_logits() const;  // that the highest is finite
 
   void to_weights(float temperature);  // exp((logit - highest) / temperature)
   void keep_top_k(int64_t k);
@@ -73,7 +72,7 @@ class RowDistribution {
   };
   const float* widen(const void* x, DType dtype, int64_t n);
   void start(const float* row, int64_t n);
-  RowStatus sum_weights();
+  ops::RowStatus sum_weights();
   void scan(int64_t k);
   void narrow_to_top(int64_t k);
   template <bool kWeights>
@@ -105,4 +104,4 @@ class RowDistribution {
   bool summed_ = false;  // sums_ and total_ are of what is left
 };
 
-}  // namespace effinfer::ops
+}  // namespace effinfer::cpu

@@ -12,6 +12,11 @@
 
 namespace effinfer::cpu {
 
+// Beyond it sums of products would need more than 32 bits (vectors/matmul_ternary.h).
+inline constexpr int64_t kMaxTernaryCols = int64_t{1} << 18;
+// Tokens of a pass over a unit: 48 KB of sums.
+inline constexpr int kTernaryTokens = 128;
+
 inline constexpr int kPanelDwords = static_cast<int>(ops::kTernaryBlock / 4);
 inline constexpr int kPanelBytes = kPanelDwords * 64;  // of one group
 
@@ -99,13 +104,12 @@ template <class Body>
   return body(std::integral_constant<QuantBits, QuantBits::t1_6>());
 }
 
-// Flattened: what it calls is inlined, so that no ISA file defines it.
+// Flattened: what it calls is inlined, so that no level's object defines it.
 [[gnu::noinline, gnu::flatten, maybe_unused]] static int64_t row_stride(const ops::Operand& x) {
   return x.row_bytes();
 }
 
-// Rows of an int8_token operand, as ops::token_row() gives them, for ISA files: nothing but
-// what is inlined.
+// Rows of an int8_token operand, as ops::token_row() gives them, of nothing but what is inlined.
 struct TokenRows {
   const uint8_t* data;
   int64_t stride;

@@ -17,7 +17,6 @@
 #include "executor/kv_access.h"
 #include "ops/attention.h"
 #include "ops/cost.h"
-#include "ops/elementwise.h"
 #include "ops/matmul.h"
 #include "ops/prefill_index.h"
 #include "ops/registry.h"
@@ -114,7 +113,10 @@ class KernelCall final : public Call {
     prepare_(mine, step);
     run_(mine, team);
   }
-  ops::Cost cost() const override { return ops::cost(problem_); }
+  ops::Cost cost() const override {
+    using ops::cost;
+    return cost(problem_);
+  }
 
  private:
   void (*run_)(const Problem&, Team&);

@@ -1,13 +1,14 @@
 #include "effinfer/ops/activation.h"
 
-#include "ops/elementwise.h"
+#include "ops/activation.h"
+#include "ops/describe.h"
 #include "ops/row_layout.h"
 #include "ops/run_rows.h"
 
 namespace effinfer::ops {
 namespace {
 
-void gated(std::string_view op, GatedOp kind, const StridedView& input, const StridedView& out,
+void gated(std::string_view op, UnaryOp kind, const StridedView& input, const StridedView& out,
            ThreadPool& pool) {
   const Validator check(op);
   check_rows(check, "input", input);
@@ -32,16 +33,31 @@ void gated(std::string_view op, GatedOp kind, const StridedView& input, const St
 
 }  // namespace
 
+std::string describe(const GatedProblem& problem) {
+  return std::string("[").append(name(problem.op)).append("_and_mul]") +
+         field("rows", problem.rows * problem.groups) + field("cols", problem.cols);
+}
+
+const char* rejects(const GatedProblem& problem) {
+  if (!is_activation(problem.op)) return "op must be an activation";
+  return is_row_type(problem.dtype) ? nullptr : "rows must be f32, f16 or bf16";
+}
+
+Cost cost(const GatedProblem& problem) {
+  const int64_t size = problem.rows * problem.groups * problem.cols;
+  return {size * 3 * dtype_info(problem.dtype).block_bytes, size * 2};
+}
+
 void silu_and_mul(const StridedView& input, const StridedView& out, ThreadPool& pool) {
-  gated("silu_and_mul", GatedOp::silu, input, out, pool);
+  gated("silu_and_mul", UnaryOp::silu, input, out, pool);
 }
 
 void gelu_and_mul(const StridedView& input, const StridedView& out, ThreadPool& pool) {
-  gated("gelu_and_mul", GatedOp::gelu, input, out, pool);
+  gated("gelu_and_mul", UnaryOp::gelu, input, out, pool);
 }
 
 void gelu_tanh_and_mul(const StridedView& input, const StridedView& out, ThreadPool& pool) {
-  gated("gelu_tanh_and_mul", GatedOp::gelu_tanh, input, out, pool);
+  gated("gelu_tanh_and_mul", UnaryOp::gelu_tanh, input, out, pool);
 }
 
 }  // namespace effinfer::ops

@@ -1,59 +1,64 @@
 #include "ops/elementwise.h"
 
-#include <string_view>
+#include <cmath>
+
+#include "ops/describe.h"
+#include "ops/run_rows.h"
+#include "ops/validate.h"
 
 namespace effinfer::ops {
 namespace {
 
-std::string field(std::string_view name, int64_t value) {
-  return std::string(" ").append(name).append("=").append(std::to_string(value));
+void binary(std::string_view op, BinaryOp kind, const TensorView& a, const TensorView& b,
+            float* out, ThreadPool& pool) {
+  const Validator check(op);
+  check.dtype("a", a, DType::f32);
+  check.dtype("b", b, DType::f32);
+  check.shape("b", b, a.dims);
+  check.data("out", out, a.dims);
+  BinaryProblem problem;
+  problem.op = kind;
+  problem.a = static_cast<const float*>(a.data);
+  problem.b = static_cast<const float*>(b.data);
+  problem.size = a.dims.num_elements();
+  problem.out = out;
+  run_rows(problem, pool);
 }
 
-std::string_view name(UnaryOp op) {
-  switch (op) {
-    case UnaryOp::copy:
-      return "copy";
-    case UnaryOp::scale:
-      return "scale";
-    case UnaryOp::softcap:
-      return "softcap";
-    case UnaryOp::silu:
-      return "silu";
-    case UnaryOp::gelu_tanh:
-      return "gelu_tanh";
-    case UnaryOp::relu_squared:
-      return "relu_squared";
+// Of the operators from `first` on.
+UnaryOp parse_from(UnaryOp first, std::string_view text) {
+  std::string names;
+  for (auto i = static_cast<size_t>(first); i < kUnaryOpNames.size(); ++i) {
+    if (kUnaryOpNames[i] == text) return static_cast<UnaryOp>(i);
+    names.append(names.empty() ? "" : ", ").append(kUnaryOpNames[i]);
   }
-  return "?";
+  throw InvalidArgument("[unary] op: expected one of " + names + ", got \"" + std::string(text) +
+                        "\"");
 }
 
 }  // namespace
 
-std::string describe(const EmbeddingProblem& problem) {
-  return "[embedding]" + field("rows", problem.rows) + field("vocab_size", problem.vocab_size) +
-         field("cols", problem.cols) + " dtype=" + std::string(effinfer::name(problem.dtype)) +
-         (problem.packed != nullptr ? " from the packed head" : "");
-}
-
-std::string describe(const RmsNormProblem& problem) {
-  std::string text = "[rms_norm]" + field("rows", problem.rows) + field("groups", problem.groups) +
-                     field("cols", problem.cols);
-  if (problem.add_to.data != nullptr) text += " +residual";
-  if (problem.out_operand.data != nullptr) {
-    text += " out=" + std::string(name(problem.out_operand.arithmetic));
+std::string_view name(UnaryOp op) {
+  const auto index = static_cast<size_t>(op);
+  if (index >= kUnaryOpNames.size()) {
+    throw InvalidArgument("[unary] op: expected less than " + std::to_string(kUnaryOpNames.size()) +
+                          ", got " + std::to_string(index));
   }
-  return text;
+  return kUnaryOpNames[index];
 }
 
-std::string describe(const LayerNormProblem& problem) {
-  return "[layer_norm]" + field("rows", problem.rows) + field("groups", problem.groups) +
-         field("cols", problem.cols);
+UnaryOp parse_unary_op(std::string_view text) {
+  return parse_from(UnaryOp::scale, text);
 }
 
-std::string describe(const GatedProblem& problem) {
-  constexpr std::string_view kNames[] = {"silu", "gelu", "gelu_tanh"};
-  return std::string("[").append(kNames[static_cast<size_t>(problem.op)]).append("_and_mul]") +
-         field("rows", problem.rows * problem.groups) + field("cols", problem.cols);
+UnaryOp parse_activation(std::string_view text) {
+  return parse_from(UnaryOp::silu, text);
+}
+
+BinaryOp parse_binary_op(std::string_view text) {
+  if (text == "add") return BinaryOp::add;
+  if (text == "mul") return BinaryOp::mul;
+  throw InvalidArgument("[binary] op: expected add or mul, got \"" + std::string(text) + "\"");
 }
 
 std::string describe(const UnaryProblem& problem) {
@@ -65,51 +70,10 @@ std::string describe(const BinaryProblem& problem) {
   return std::string(problem.op == BinaryOp::add ? "[add]" : "[mul]") + field("size", problem.size);
 }
 
-std::string describe(const SelectRowsProblem& problem) {
-  return "[select_rows]" + field("rows", problem.num_rows) + field("cols", problem.cols);
-}
-
-std::string describe(const RopeTableProblem& problem) {
-  return "[rope_table]" + field("rows", problem.rows) + field("dims", problem.dims);
-}
-
-std::string describe(const RopeProblem& problem) {
-  return "[rope]" + field("rows", problem.rows) + field("heads", problem.heads) +
-         field("head_dim", problem.head_dim) + field("dims", problem.dims) +
-         (problem.interleaved ? " interleaved" : "");
-}
-
-// A row of a packed table lies in every line of its group.
-Cost cost(const EmbeddingProblem& problem) {
-  const DTypeInfo& info = dtype_info(problem.dtype);
-  const int64_t row = problem.packed != nullptr ? problem.packed->group_bytes
-                                                : problem.cols / info.block_size * info.block_bytes;
-  return {problem.rows * (4 + row + problem.cols * 4), problem.rows * problem.cols};
-}
-
-Cost cost(const RmsNormProblem& problem) {
-  const int64_t size = problem.rows * problem.groups * problem.cols;
-  const bool adds = problem.add_to.data != nullptr;
-  const int64_t row_bytes = size * dtype_info(problem.dtype).block_bytes;
-  Cost cost{row_bytes * (adds ? 3 : 1), size * (adds ? 5 : 4)};
-  if (problem.weight != nullptr) {
-    cost.bytes += problem.cols * dtype_info(problem.weight_dtype).block_bytes;
-  }
-  cost.bytes += problem.out_operand.data != nullptr ? problem.rows * problem.out_operand.row_bytes()
-                                                    : row_bytes;
-  return cost;
-}
-
-Cost cost(const LayerNormProblem& problem) {
-  const int64_t size = problem.rows * problem.groups * problem.cols;
-  return {size * 2 * dtype_info(problem.dtype).block_bytes +
-              problem.cols * 2 * dtype_info(problem.weight_dtype).block_bytes,
-          size * 8};
-}
-
-Cost cost(const GatedProblem& problem) {
-  const int64_t size = problem.rows * problem.groups * problem.cols;
-  return {size * 3 * dtype_info(problem.dtype).block_bytes, size * 2};
+const char* rejects(const UnaryProblem& problem) {
+  const bool known =
+      is_activation(problem.op) || problem.op == UnaryOp::scale || problem.op == UnaryOp::softcap;
+  return known ? nullptr : "has no operation";
 }
 
 Cost cost(const UnaryProblem& problem) {
@@ -121,19 +85,30 @@ Cost cost(const BinaryProblem& problem) {
   return {problem.size * 12, problem.size};
 }
 
-Cost cost(const SelectRowsProblem& problem) {
-  return {problem.num_rows * (4 + problem.cols * 8), 0};
+void unary(UnaryOp op, const TensorView& x, float parameter, float* out, ThreadPool& pool) {
+  const Validator check(name(op));
+  check.dtype("x", x, DType::f32);
+  check.data("out", out, x.dims);
+  if (op == UnaryOp::softcap) {
+    check.expect(std::isfinite(parameter) && parameter > 0.0f, "cap", "a positive number",
+                 std::to_string(parameter));
+  }
+  UnaryProblem problem;
+  problem.op = op;
+  problem.parameter = parameter;
+  problem.x = static_cast<const float*>(x.data);
+  problem.rows = 1;
+  problem.cols = problem.x_stride = problem.out_stride = x.dims.num_elements();
+  problem.out = out;
+  run_rows(problem, pool);
 }
 
-Cost cost(const RopeTableProblem& problem) {
-  return {problem.rows * (4 + problem.dims * 4) + problem.dims * 2, problem.rows * problem.dims};
+void add(const TensorView& a, const TensorView& b, float* out, ThreadPool& pool) {
+  binary("add", BinaryOp::add, a, b, out, pool);
 }
 
-Cost cost(const RopeProblem& problem) {
-  const int64_t size = problem.rows * problem.heads * problem.head_dim;
-  const int64_t rotated = problem.rows * problem.heads * problem.dims;
-  const int64_t element = dtype_info(problem.dtype).block_bytes;
-  return {size * 2 * element + problem.rows * problem.dims * 4, rotated * 3};
+void mul(const TensorView& a, const TensorView& b, float* out, ThreadPool& pool) {
+  binary("mul", BinaryOp::mul, a, b, out, pool);
 }
 
 }  // namespace effinfer::ops

@@ -1,10 +1,46 @@
 #include "effinfer/ops/embedding.h"
 
-#include "ops/elementwise.h"
+#include "ops/describe.h"
+#include "ops/embedding.h"
 #include "ops/run_rows.h"
 #include "ops/validate.h"
 
 namespace effinfer::ops {
+namespace {
+
+bool is_weight(const DTypeInfo& info, DType dtype) {
+  return info.quantized || is_row_type(dtype);
+}
+
+}  // namespace
+
+std::string describe(const EmbeddingProblem& problem) {
+  return "[embedding]" + field("rows", problem.rows) + field("vocab_size", problem.vocab_size) +
+         field("cols", problem.cols) + " dtype=" + std::string(name(problem.dtype)) +
+         (problem.packed != nullptr ? " from the packed head" : "");
+}
+
+std::string describe(const SelectRowsProblem& problem) {
+  return "[select_rows]" + field("rows", problem.num_rows) + field("cols", problem.cols);
+}
+
+const char* rejects(const EmbeddingProblem& problem) {
+  const DTypeInfo& info = dtype_info(problem.dtype);
+  if (!is_weight(info, problem.dtype)) return "the table must be f32, f16, bf16 or quantised";
+  return problem.cols % info.block_size == 0 ? nullptr : "cols must be a whole number of blocks";
+}
+
+// A row of a packed table lies in every line of its group.
+Cost cost(const EmbeddingProblem& problem) {
+  const DTypeInfo& info = dtype_info(problem.dtype);
+  const int64_t row = problem.packed != nullptr ? problem.packed->group_bytes
+                                                : problem.cols / info.block_size * info.block_bytes;
+  return {problem.rows * (4 + row + problem.cols * 4), problem.rows * problem.cols};
+}
+
+Cost cost(const SelectRowsProblem& problem) {
+  return {problem.num_rows * (4 + problem.cols * 8), 0};
+}
 
 void embedding(const TensorView& ids, const TensorView& table, float scale, float* out,
                ThreadPool& pool) {
@@ -23,9 +59,8 @@ void embedding(const TensorView& ids, const TensorView& table, float scale, floa
   problem.scale = scale;
   problem.out = out;
   const DTypeInfo& info = dtype_info(table.dtype);
-  const bool weight = info.quantized || table.dtype == DType::f32 || table.dtype == DType::f16 ||
-                      table.dtype == DType::bf16;
-  check.expect(weight, "table", "dtype f32, f16, bf16 or a quantised one", info.name);
+  check.expect(is_weight(info, table.dtype), "table", "dtype f32, f16, bf16 or a quantised one",
+               info.name);
   check.expect(problem.cols % info.block_size == 0, "table",
                "rows of whole blocks of " + std::to_string(info.block_size),
                "shape " + table.dims.to_string());

@@ -1,9 +1,16 @@
+#include "effinfer/ops/matmul.h"
+
+#include <algorithm>
+#include <cstdlib>
+#include <vector>
+
+#include "effinfer/error.h"
 #include "ops/matmul.h"
+#include "ops/registry.h"
 
 namespace effinfer::ops {
 
 std::string describe(const MatmulProblem& problem) {
-  constexpr const char* kGlu[] = {"", " glu=silu", " glu=gelu_tanh", " glu=relu_squared"};
   std::string text = "[matmul] rows=" + std::to_string(problem.x.rows) +
                      " cols=" + std::to_string(problem.x.cols) +
                      " arithmetic=" + std::string(name(problem.x.arithmetic)) + " weights=";
@@ -13,21 +20,16 @@ std::string describe(const MatmulProblem& problem) {
     text += std::string(name(weight.source)) + "[" + std::to_string(weight.rows) + "," +
             std::to_string(weight.cols) + "]";
   }
-  text += kGlu[static_cast<int>(problem.glu)];
+  if (problem.glu != UnaryOp::none) text.append(" glu=").append(name(problem.glu));
   if (problem.out_operand.data != nullptr) {
     text += " out=" + std::string(name(problem.out_operand.arithmetic)) + " operand";
   }
   return text;
 }
 
-Cost cost(const ToOperandProblem& problem) {
-  const Operand& out = problem.out;
-  return {out.rows * (out.cols * 4 + out.row_bytes()), out.rows * out.cols * 3};
-}
-
 Cost cost(const MatmulProblem& problem) {
   const int64_t rows = problem.x.rows;
-  const bool gated = problem.glu != Glu::none;
+  const bool gated = problem.glu != UnaryOp::none;
   Cost cost{rows * problem.x.row_bytes(), 0};
   for (int i = 0; i < problem.num_parts; ++i) {
     const MatmulPart& part = problem.parts[i];
@@ -41,6 +43,176 @@ Cost cost(const MatmulProblem& problem) {
   }
   if (problem.out_operand.data != nullptr) cost.bytes += rows * problem.out_operand.row_bytes();
   return cost;
+}
+
+struct PackedMatrix::Impl {
+  PackedBuffer buffer;
+};
+
+MatmulArithmetic parse_matmul_arithmetic(std::string_view text) {
+  if (text == "int8") return MatmulArithmetic::int8;
+  if (text == "bf16") return MatmulArithmetic::bf16;
+  if (text == "f32") return MatmulArithmetic::f32;
+  if (text == "int8_token") return MatmulArithmetic::int8_token;
+  throw InvalidArgument("[matmul] arithmetic: expected int8, bf16, f32 or int8_token, got \"" +
+                        std::string(text) + "\"");
+}
+
+TernaryPacking parse_ternary_packing(std::string_view text) {
+  if (text == "t2") return TernaryPacking::t2;
+  if (text == "t1_6") return TernaryPacking::t1_6;
+  throw InvalidArgument("[pack] ternary: expected t2 or t1_6, got \"" + std::string(text) + "\"");
+}
+
+TernaryMethod parse_ternary_method(std::string_view text) {
+  if (text == "auto") return TernaryMethod::automatic;
+  if (text == "integer") return TernaryMethod::integer;
+  if (text == "lookup") return TernaryMethod::lookup;
+  throw InvalidArgument("[matmul] method: expected auto, integer or lookup, got \"" +
+                        std::string(text) + "\"");
+}
+
+PackedMatrix::PackedMatrix(const TensorView& weight, ThreadPool& pool, TernaryPacking ternary) {
+  if (weight.data == nullptr) throw InvalidArgument("[matmul] weight: expected data, got null");
+  impl_ = std::make_shared<const Impl>(Impl{pack(weight, pool, static_cast<TernaryForm>(ternary))});
+}
+
+int64_t PackedMatrix::rows() const {
+  return impl_->buffer.view.rows;
+}
+
+int64_t PackedMatrix::cols() const {
+  return impl_->buffer.view.cols;
+}
+
+DType PackedMatrix::dtype() const {
+  return impl_->buffer.view.source;
+}
+
+std::string PackedMatrix::format() const {
+  return to_string(impl_->buffer.view.format);
+}
+
+size_t PackedMatrix::num_bytes() const {
+  return impl_->buffer.view.num_bytes();
+}
+
+void PackedMatrix::unpack(float* out) const {
+  const PackedWeight& view = impl_->buffer.view;
+  std::vector<float> group(static_cast<size_t>(kGroupRows * view.cols));
+  for (int64_t g = 0; g < view.groups(); ++g) {
+    unpack_group(view, g, group.data());
+    const int64_t first = g * kGroupRows;
+    const int64_t rows = std::min(kGroupRows, view.rows - first);
+    std::copy_n(group.data(), rows * view.cols, out + first * view.cols);
+  }
+}
+
+std::string matmul_kernel(MatmulArithmetic arithmetic) {
+  MatmulProblem problem;
+  problem.x = {static_cast<Arithmetic>(arithmetic), 1, kSuperblock, nullptr};
+  problem.num_parts = 1;
+  PackedWeight& weight = problem.parts[0].weight;
+  const bool ternary = arithmetic == MatmulArithmetic::int8_token;
+  weight.source = ternary ? DType::tq2_0 : DType::q8_0;
+  weight.format = packed_format(weight.source, ternary ? TernaryForm::t2 : TernaryForm::u4);
+  weight.rows = kGroupRows;
+  weight.cols = problem.x.cols;
+  return table<MatmulProblem>().select(problem, current_isa()).name;
+}
+
+namespace {
+
+using MatmulVariant = Variant<MatmulProblem>;
+
+// The best variant of a method at the level in use.
+const MatmulVariant& select_variant(const MatmulProblem& problem, TernaryMethod method) {
+  const auto& variants = table<MatmulProblem>();
+  if (method == TernaryMethod::automatic) return variants.select(problem, current_isa());
+  const std::string_view suffix = method == TernaryMethod::lookup ? ".lookup" : ".ternary";
+  const MatmulVariant* best = nullptr;
+  for (const MatmulVariant& variant : variants.variants()) {
+    if (!std::string_view(variant.name).ends_with(suffix)) continue;
+    if (variant.isa > current_isa() || variant.rejects(problem) != nullptr) continue;
+    if (best == nullptr || variant.isa >= best->isa) best = &variant;
+  }
+  if (best != nullptr) return *best;
+  throw Unsupported("[matmul] method: no kernel named *" + std::string(suffix) + " at " +
+                    std::string(name(current_isa())) + " for " + describe(problem));
+}
+
+}  // namespace
+
+void matmul(const float* x, int64_t n, const PackedMatrix& weight, MatmulArithmetic arithmetic,
+            const float* bias, const float* residual, float* out, ThreadPool& pool,
+            TernaryMethod method) {
+  if (method != TernaryMethod::automatic && arithmetic != MatmulArithmetic::int8_token) {
+    throw InvalidArgument("[matmul] method: expected auto where arithmetic is not int8_token");
+  }
+  if (n < 0) throw InvalidArgument("[matmul] n: expected at least 0, got " + std::to_string(n));
+  if (n == 0) return;
+  if (x == nullptr) throw InvalidArgument("[matmul] x: expected data, got null");
+  if (out == nullptr) throw InvalidArgument("[matmul] out: expected data, got null");
+  const PackedWeight& packed = weight.impl().buffer.view;
+
+  MatmulProblem problem;
+  problem.x.arithmetic = static_cast<Arithmetic>(arithmetic);
+  problem.x.rows = n;
+  problem.x.cols = packed.cols;
+  problem.num_parts = 1;
+  problem.parts[0] = {packed, bias, residual, out, packed.rows};
+  const MatmulVariant& variant = select_variant(problem, method);
+
+  const auto bytes = static_cast<size_t>(n * problem.x.row_bytes());
+  const std::unique_ptr<void, decltype(&std::free)> operand(std::aligned_alloc(64, bytes),
+                                                            std::free);
+  if (!operand) {
+    throw OutOfMemory("[matmul] no memory for an operand of " + std::to_string(bytes) + " bytes");
+  }
+  problem.x.data = operand.get();
+  const ToOperandProblem conversion{x, packed.cols, problem.x};
+  const auto& convert = table<ToOperandProblem>().select(conversion, current_isa());
+  if (variant.scratch_bytes != nullptr) pool.reserve_scratch(variant.scratch_bytes(problem));
+  pool.parallel([&](Team& team) {
+    convert.run(conversion, team);
+    team.barrier();
+    variant.run(problem, team);
+  });
+}
+
+void quantize_activation(const float* x, int64_t n, int64_t cols, int8_t* q, float* scales) {
+  if (n < 0 || cols < 1) {
+    throw InvalidArgument("[quantize_activation] x: expected a shape [n, cols], got [" +
+                          std::to_string(n) + ", " + std::to_string(cols) + "]");
+  }
+  Operand operand{Arithmetic::int8, 1, cols, nullptr};
+  std::vector<uint8_t> record(static_cast<size_t>(operand.row_bytes()));
+  operand.data = record.data();
+  const int64_t blocks = (cols + kScaleBlock - 1) / kScaleBlock;
+  const auto store = store_operand_row(current_isa());
+  for (int64_t i = 0; i < n; ++i) {
+    store(operand, 0, x + i * cols);
+    const Int8Row row = int8_row(operand, 0);
+    std::copy_n(row.q, cols, q + i * cols);
+    std::copy_n(row.scales, blocks, scales + i * blocks);
+  }
+}
+
+void quantize_tokens(const float* x, int64_t n, int64_t cols, int8_t* q, float* scales) {
+  if (n < 0 || cols < 1) {
+    throw InvalidArgument("[quantize_tokens] x: expected a shape [n, cols], got [" +
+                          std::to_string(n) + ", " + std::to_string(cols) + "]");
+  }
+  Operand operand{Arithmetic::int8_token, 1, cols, nullptr};
+  std::vector<uint8_t> record(static_cast<size_t>(operand.row_bytes()));
+  operand.data = record.data();
+  const auto store = store_operand_row(current_isa());
+  for (int64_t i = 0; i < n; ++i) {
+    store(operand, 0, x + i * cols);
+    const TokenRow row = token_row(operand, 0);
+    std::copy_n(row.q, cols, q + i * cols);
+    scales[i] = row.scale;
+  }
 }
 
 }  // namespace effinfer::ops

@@ -14,6 +14,7 @@
 #include <cstdint>
 #include <string>
 
+#include "effinfer/ops/elementwise.h"
 #include "ops/cost.h"
 #include "ops/limits.h"
 #include "ops/operand.h"
@@ -22,9 +23,6 @@
 
 namespace effinfer::ops {
 
-// What is done to the sums of two parts of equal size: out = f(part 0) * part 1, written to
-// parts[0].out.
-enum class Glu : uint8_t { none, silu, gelu_tanh, relu_squared };
 
 struct MatmulPart {
   PackedWeight weight;
@@ -38,7 +36,8 @@ struct MatmulProblem {
   Operand x;
   int num_parts = 0;
   MatmulPart parts[kMaxMatmulParts];
-  Glu glu = Glu::none;  // with two parts only
+  // With two parts of equal size, an activation f: f(part 0) * part 1, written to parts[0].out.
+  UnaryOp glu = UnaryOp::none;
   // With glu: write an operand for the next matmul instead of floats when its data is set.
   Operand out_operand;
   // With one part: its `top_k` highest outputs go to the lists [team][rows], which the caller has
@@ -49,6 +48,5 @@ struct MatmulProblem {
 
 std::string describe(const MatmulProblem& problem);
 Cost cost(const MatmulProblem& problem);
-Cost cost(const ToOperandProblem& problem);  // the conversion of its operand
 
 }  // namespace effinfer::ops

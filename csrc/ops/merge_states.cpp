@@ -9,13 +9,9 @@
 namespace effinfer::ops {
 namespace {
 
-bool is_float(DType dtype) {
-  return dtype == DType::f32 || dtype == DType::f16 || dtype == DType::bf16;
-}
-
 void check_vectors(const Validator& check, std::string_view argument, const TensorView& v,
                    int rank) {
-  check.expect(is_float(v.dtype), argument, "dtype f32, f16 or bf16", name(v.dtype));
+  check.expect(is_row_type(v.dtype), argument, "dtype f32, f16 or bf16", name(v.dtype));
   check.rank(argument, v, rank);
   check.data(argument, v.data, v.dims);
 }
@@ -45,7 +41,7 @@ std::string describe(const MergeStatesProblem& problem) {
 }
 
 const char* rejects(const MergeStatesProblem& problem) {
-  return is_float(problem.dtype) ? nullptr : "v must be f32, f16 or bf16";
+  return is_row_type(problem.dtype) ? nullptr : "v must be f32, f16 or bf16";
 }
 
 size_t scratch_bytes(const MergeStatesProblem& problem) {

@@ -2,12 +2,20 @@
 
 #include <cmath>
 
-#include "ops/elementwise.h"
+#include "ops/describe.h"
+#include "ops/norm.h"
 #include "ops/row_layout.h"
 #include "ops/run_rows.h"
 
 namespace effinfer::ops {
 namespace {
+
+constexpr const char* kEmptyRows = "cols and groups must be positive";
+constexpr const char* kRowTypes = "rows must be f32, f16 or bf16, weights f32 or of the same type";
+
+bool has_row_types(DType rows, DType weights) {
+  return is_row_type(rows) && (weights == DType::f32 || weights == rows);
+}
 
 // What all norms ask of x and eps; the length of a row.
 int64_t check_norm(const Validator& check, const StridedView& input, float eps) {
@@ -45,6 +53,57 @@ RmsNormProblem rms_problem(const Validator& check, const StridedView& input,
 }
 
 }  // namespace
+
+std::string describe(const RmsNormProblem& problem) {
+  std::string text = "[rms_norm]" + field("rows", problem.rows) + field("groups", problem.groups) +
+                     field("cols", problem.cols);
+  if (problem.add_to.data != nullptr) text += " +residual";
+  if (problem.out_operand.data != nullptr) {
+    text += " out=" + std::string(name(problem.out_operand.arithmetic));
+  }
+  return text;
+}
+
+std::string describe(const LayerNormProblem& problem) {
+  return "[layer_norm]" + field("rows", problem.rows) + field("groups", problem.groups) +
+         field("cols", problem.cols);
+}
+
+const char* rejects(const RmsNormProblem& problem) {
+  if (problem.cols < 1 || problem.groups < 1) return kEmptyRows;
+  if (!has_row_types(problem.dtype, problem.weight_dtype)) return kRowTypes;
+  return problem.out_operand.cols > 0 && problem.groups > 1 ? "a matmul operand has one group"
+                                                            : nullptr;
+}
+
+const char* rejects(const LayerNormProblem& problem) {
+  if (problem.cols < 1 || problem.groups < 1) return kEmptyRows;
+  return has_row_types(problem.dtype, problem.weight_dtype) ? nullptr : kRowTypes;
+}
+
+size_t scratch_bytes(const RmsNormProblem& problem) {
+  return problem.groups == 1 ? static_cast<size_t>(problem.cols) * sizeof(float) : 0;
+}
+
+Cost cost(const RmsNormProblem& problem) {
+  const int64_t size = problem.rows * problem.groups * problem.cols;
+  const bool adds = problem.add_to.data != nullptr;
+  const int64_t row_bytes = size * dtype_info(problem.dtype).block_bytes;
+  Cost cost{row_bytes * (adds ? 3 : 1), size * (adds ? 5 : 4)};
+  if (problem.weight != nullptr) {
+    cost.bytes += problem.cols * dtype_info(problem.weight_dtype).block_bytes;
+  }
+  cost.bytes += problem.out_operand.data != nullptr ? problem.rows * problem.out_operand.row_bytes()
+                                                    : row_bytes;
+  return cost;
+}
+
+Cost cost(const LayerNormProblem& problem) {
+  const int64_t size = problem.rows * problem.groups * problem.cols;
+  return {size * 2 * dtype_info(problem.dtype).block_bytes +
+              problem.cols * 2 * dtype_info(problem.weight_dtype).block_bytes,
+          size * 8};
+}
 
 void rmsnorm(const StridedView& input, const TensorView& weight, const RmsNormOptions& options,
              const StridedView& out, ThreadPool& pool) {

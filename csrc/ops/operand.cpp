@@ -22,4 +22,9 @@ std::string describe(const ToOperandProblem& problem) {
          " arithmetic=" + std::string(name(problem.out.arithmetic));
 }
 
+Cost cost(const ToOperandProblem& problem) {
+  const Operand& out = problem.out;
+  return {out.rows * (out.cols * 4 + out.row_bytes()), out.rows * out.cols * 3};
+}
+
 }  // namespace effinfer::ops

@@ -30,6 +30,7 @@
 #include <string>
 
 #include "effinfer/device.h"
+#include "ops/cost.h"
 
 namespace effinfer::ops {
 
@@ -121,6 +122,7 @@ struct ToOperandProblem {
   Operand out;
 };
 std::string describe(const ToOperandProblem& problem);
+Cost cost(const ToOperandProblem& problem);
 
 std::string_view name(Arithmetic arithmetic);
 

@@ -34,9 +34,7 @@ RowLayout merge_rows(const Validator& check, std::string_view argument,
 }
 
 void check_rows(const Validator& check, std::string_view argument, const StridedView& view) {
-  const bool floats =
-      view.dtype == DType::f32 || view.dtype == DType::f16 || view.dtype == DType::bf16;
-  check.expect(floats, argument, "dtype f32, f16 or bf16", name(view.dtype));
+  check.expect(is_row_type(view.dtype), argument, "dtype f32, f16 or bf16", name(view.dtype));
   check.expect(view.dims.rank() >= 1, argument, "at least one dimension", "a scalar");
   check.expect(view.dims.num_elements() == 0 || view.contiguous_rows(), argument,
                "a contiguous last dimension",

@@ -4,7 +4,7 @@
 #include <array>
 #include <initializer_list>
 
-#include "ops/elementwise.h"
+#include "ops/rows.h"
 #include "ops/validate.h"
 
 namespace effinfer::ops {

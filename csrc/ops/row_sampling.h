@@ -6,9 +6,7 @@
 #include <cstdint>
 #include <string>
 
-#include "cpu/row_distribution.h"
 #include "effinfer/dtype.h"
-#include "effinfer/threads.h"
 
 namespace effinfer::ops {
 
@@ -27,6 +25,9 @@ struct RowRandom {
   PerRow<uint64_t> offset;
   double uniform(int64_t row, uint32_t draw) const;
 };
+
+// Why a row has no distribution.
+enum class RowStatus : uint8_t { ok, nan, infinite, nothing, negative };
 
 enum class RowSource : uint8_t { logits, weights };
 enum class RowResult : uint8_t { sample, weights, logits, top };
@@ -82,10 +83,7 @@ struct TokenBitmaskProblem {
 std::string describe(const RowSamplingProblem& problem);
 std::string describe(const ChainSpeculationProblem& problem);
 std::string describe(const TokenBitmaskProblem& problem);
-
-// The work of a team member, with the passes of an ISA level.
-void run(const RowSamplingProblem& problem, Team& team, const RowMath& math);
-void run(const ChainSpeculationProblem& problem, Team& team, const RowMath& math);
-void run(const TokenBitmaskProblem& problem, Team& team, const RowMath& math);
+const char* rejects(const RowSamplingProblem& problem);
+const char* rejects(const TokenBitmaskProblem& problem);
 
 }  // namespace effinfer::ops

@@ -11,6 +11,11 @@
 
 namespace effinfer::ops {
 
+// What rows of most operators may hold.
+inline bool is_row_type(DType dtype) {
+  return dtype == DType::f32 || dtype == DType::f16 || dtype == DType::bf16;
+}
+
 // The operator being validated: expect(ok, "weight", "shape [576]", "[512]").
 class Validator {
  public:

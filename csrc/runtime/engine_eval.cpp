@@ -76,7 +76,7 @@ void EngineCore::log_likelihoods(std::span<const int32_t> tokens, std::span<doub
     for (size_t i = 0; i < count && first + i < out.size(); ++i) {
       const auto row = std::span<const float>(slice).subspan(i * vocab, vocab);
       const auto logit = static_cast<double>(row[static_cast<size_t>(tokens[first + i + 1])]);
-      ops::RowDistribution distribution = scratch.row(vocab);
+      cpu::RowDistribution distribution = scratch.row(vocab);
       out[first + i] = logit - log_sum_exp(distribution, row);
     }
   };

@@ -7,6 +7,7 @@
 #include <span>
 #include <string>
 
+#include "cpu/level.h"
 #include "cpu/row_distribution.h"
 #include "effinfer/device.h"
 #include "effinfer/error.h"
@@ -16,9 +17,9 @@ namespace effinfer::runtime {
 // Grows to the longest row; pages that no row needed are never touched.
 class RowScratch {
  public:
-  ops::RowDistribution row(size_t vocab) {
+  cpu::RowDistribution row(size_t vocab) {
     const auto size = static_cast<int64_t>(vocab);
-    const size_t bytes = ops::RowDistribution::scratch_bytes(size) + kAlignment;
+    const size_t bytes = cpu::RowDistribution::scratch_bytes(size) + kAlignment;
     if (bytes > bytes_) {
       memory_ = std::make_unique_for_overwrite<std::byte[]>(bytes);
       bytes_ = bytes;
@@ -26,7 +27,7 @@ class RowScratch {
     void* place = memory_.get();
     size_t space = bytes_;
     std::align(kAlignment, bytes - kAlignment, place, space);
-    return {ops::row_math(current_isa()), place, size};
+    return {cpu::kernels_at<cpu::RowMath>(current_isa()), place, size};
   }
 
  private:
@@ -37,7 +38,7 @@ class RowScratch {
 
 // Starts with logits that the filter of `top_k` (0: none) may follow. Throws InvalidArgument for a
 // NaN, +infinity, or nothing above -infinity.
-inline void start(ops::RowDistribution& row, std::span<const float> logits, int64_t top_k) {
+inline void start(cpu::RowDistribution& row, std::span<const float> logits, int64_t top_k) {
   using ops::RowStatus;
   const RowStatus status =
       row.from_logits(logits.data(), DType::f32, static_cast<int64_t>(logits.size()), top_k);
@@ -51,7 +52,7 @@ inline void start(ops::RowDistribution& row, std::span<const float> logits, int6
 }
 
 // log(sum(exp(logits))); throws as start().
-inline double log_sum_exp(ops::RowDistribution& row, std::span<const float> logits) {
+inline double log_sum_exp(cpu::RowDistribution& row, std::span<const float> logits) {
   start(row, logits, 0);
   const auto max = static_cast<double>(row.max());
   row.to_weights(1.0f);

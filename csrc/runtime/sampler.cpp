@@ -12,7 +12,7 @@
 namespace effinfer {
 namespace {
 
-using ops::RowDistribution;
+using cpu::RowDistribution;
 
 bool is_adjusted(const SamplingParams& params) {
   return !params.logit_bias.empty() || params.repetition_penalty != 1.0f ||

@@ -1015,6 +1015,9 @@ def fused_add_rmsnorm(
     weight_offset: float = 0.0,
     pool: ThreadPool | None = None,
 ) -> None: ...
+def gelu(
+    x: numpy.typing.NDArray[typing.Any], pool: ThreadPool | None = None
+) -> numpy.typing.NDArray[numpy.float32]: ...
 def gelu_and_mul(
     input: numpy.typing.NDArray[typing.Any],
     out: numpy.typing.NDArray[typing.Any],

@@ -3,13 +3,14 @@
 #include "cpu/vectors/key_pages.h"
 #include "cpu/vectors/key_rows.h"
 #include "cpu/vectors/kv_pack_avx512.h"
-#include "cpu/vectors/matmul_amx_body.h"
+#include "cpu/vectors/matmul_amx.h"
 #include "emulated_amx.h"
 #include "emulated_tiles.h"
 
 namespace emulated {
 
 using namespace effinfer::cpu;
+using namespace effinfer::cpu::EFFINFER_LEVEL;
 
 namespace {
 

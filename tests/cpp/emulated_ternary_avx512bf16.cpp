@@ -5,6 +5,7 @@
 namespace emulated {
 
 using namespace effinfer::cpu;
+using namespace effinfer::cpu::EFFINFER_LEVEL;
 
 void matmul_ternary(const effinfer::ops::MatmulProblem& problem, effinfer::Team& team) {
   TernaryAmx<EmulatedTiles>::run(problem, team);

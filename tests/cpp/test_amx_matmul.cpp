@@ -359,7 +359,7 @@ TEST("GLU, to floats and to an operand") {
       MatmulProblem problem;
       problem.x = x.view;
       problem.num_parts = 2;
-      problem.glu = Glu::silu;
+      problem.glu = UnaryOp::silu;
       problem.parts[0] = {gate.view, nullptr, nullptr, out.data(), kOutputs};
       problem.parts[1] = {up.view, nullptr, nullptr, nullptr, 0};
       run(problem, 2);

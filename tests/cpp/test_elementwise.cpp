@@ -15,8 +15,13 @@
 #include "effinfer/ops/embedding.h"
 #include "effinfer/ops/norm.h"
 #include "effinfer/ops/rope.h"
+#include "ops/activation.h"
 #include "ops/elementwise.h"
+#include "ops/embedding.h"
+#include "ops/norm.h"
+#include "ops/operand.h"
 #include "ops/registry.h"
+#include "ops/rope.h"
 
 using namespace effinfer;
 
@@ -175,6 +180,26 @@ TEST("the registry refuses what no kernel can do, and says why") {
   ops::RopeTableProblem table;
   table.dims = 3;
   CHECK_THROWS(Unsupported, "dims must be even", select(table));
+}
+
+TEST("activations: every name is its operator, and nothing else is one") {
+  for (size_t i = 1; i < ops::kUnaryOpNames.size(); ++i) {
+    const auto op = static_cast<ops::UnaryOp>(i);
+    CHECK(ops::parse_unary_op(ops::kUnaryOpNames[i]) == op);
+    CHECK(name(op) == ops::kUnaryOpNames[i]);
+  }
+  CHECK_THROWS(InvalidArgument, "expected one of scale, softcap", ops::parse_unary_op("none"));
+  CHECK_THROWS(InvalidArgument, "got \"swish\"", ops::parse_unary_op("swish"));
+  const auto past = static_cast<ops::UnaryOp>(ops::kUnaryOpNames.size());
+  CHECK_THROWS(InvalidArgument, "[unary] op", name(past));
+  CHECK(!ops::is_activation(past) && !ops::is_activation(ops::UnaryOp::softcap));
+
+  ops::UnaryProblem none;
+  CHECK_THROWS(Unsupported, "has no operation", ops::table<ops::UnaryProblem>().select(none, {}));
+  ops::GatedProblem gated;
+  gated.op = ops::UnaryOp::scale;
+  CHECK_THROWS(Unsupported, "must be an activation",
+               ops::table<ops::GatedProblem>().select(gated, {}));
 }
 
 TEST("errors of the element-by-element operators are typed") {

@@ -103,8 +103,10 @@ double dot(const OwnedOperand& x, int64_t row, const Weight& weight, int64_t out
   return sum;
 }
 
-double activate(Glu glu, double x) {
-  if (glu == Glu::silu) return x / (1 + std::exp(-x));
+double activate(UnaryOp glu, double x) {
+  if (glu == UnaryOp::silu) return x / (1 + std::exp(-x));
+  if (glu == UnaryOp::gelu) return 0.5 * x * std::erfc(-x / std::sqrt(2.0));
+  if (glu == UnaryOp::relu_squared) return x > 0 ? x * x : 0;
   return 0.5 * x * (1 + std::tanh(0.7978845608028654 * (x + 0.044715 * x * x * x)));
 }
 
@@ -192,7 +194,7 @@ TEST("parts of several types share one call") {
 }
 
 // The GLU of two weights as floats, with a residual in place, and as operands of both kinds.
-void check_glu(Glu glu, Arithmetic arithmetic, int64_t rows, int64_t outputs, Isa isa) {
+void check_glu(UnaryOp glu, Arithmetic arithmetic, int64_t rows, int64_t outputs, Isa isa) {
   constexpr int64_t kCols = 96;
   const Weight gate(DType::q4_0, outputs, kCols, 11);
   const Weight up(DType::q5_0, outputs, kCols, 12);
@@ -239,7 +241,7 @@ void check_glu(Glu glu, Arithmetic arithmetic, int64_t rows, int64_t outputs, Is
 
 TEST("GLU: floats, residual and operands") {
   for (const Isa isa : available_isas()) {
-    for (const Glu glu : {Glu::silu, Glu::gelu_tanh}) {
+    for (const UnaryOp glu : {UnaryOp::silu, UnaryOp::gelu_tanh}) {
       for (const Arithmetic arithmetic : {Arithmetic::int8, Arithmetic::f32}) {
         check_glu(glu, arithmetic, 1, 64, isa);
         check_glu(glu, arithmetic, 3, 33, isa);
@@ -261,7 +263,8 @@ TEST("activations of GLU far from zero") {
   std::vector<float> x;
   for (const float value : xs) x.insert(x.end(), {value, 1.0f});
   for (const Isa isa : available_isas()) {
-    for (const Glu glu : {Glu::silu, Glu::gelu_tanh}) {
+    for (const UnaryOp glu :
+         {UnaryOp::silu, UnaryOp::gelu, UnaryOp::gelu_tanh, UnaryOp::relu_squared}) {
       const OwnedOperand operand(Arithmetic::f32, rows, 2);
       operand.store(x, isa);
       std::vector<float> out(xs.size());
@@ -413,8 +416,13 @@ TEST("what no kernel fits is refused with reasons") {
   CHECK_THROWS(Unsupported, "different inner sizes",
                table<MatmulProblem>().select(problem, current_isa()));
   problem.x.cols = 64;
-  problem.glu = Glu::silu;
+  problem.glu = UnaryOp::silu;
   CHECK_THROWS(Unsupported, "GLU needs two weights",
+               table<MatmulProblem>().select(problem, current_isa()));
+  problem.num_parts = 2;
+  problem.parts[1].weight = weight.packed.view;
+  problem.glu = UnaryOp::softcap;
+  CHECK_THROWS(Unsupported, "the gate of a GLU is an activation",
                table<MatmulProblem>().select(problem, current_isa()));
 }
 

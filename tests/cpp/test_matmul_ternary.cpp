@@ -369,7 +369,7 @@ TEST("GLU with squared ReLU, parts, bias and residual") {
       }
     };
     for_variants(problem, 2, [&](const std::string&) { check(false); });
-    problem.glu = Glu::relu_squared;
+    problem.glu = UnaryOp::relu_squared;
     problem.parts[0].residual = nullptr;
     for_variants(problem, 2, [&](const std::string&) { check(true); });
     CHECK(describe(problem).find("relu_squared") != std::string::npos);

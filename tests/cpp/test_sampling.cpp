@@ -6,13 +6,14 @@
 
 #include "check.h"
 #include "core/philox.h"
+#include "cpu/level.h"
 #include "cpu/row_distribution.h"
 #include "effinfer/error.h"
 #include "effinfer/sampling.h"
 
 using namespace effinfer;
-using ops::RowDistribution;
-using ops::RowMath;
+using cpu::RowDistribution;
+using cpu::RowMath;
 
 // Known answers of the authors' Random123 distribution (kat_vectors).
 TEST("philox4x32-10 gives its published numbers") {
@@ -51,7 +52,7 @@ TEST("weights are within two ulp of exp, 0 far down, and the same bits at every 
   std::vector<float> first(x.size());
   Row memory(size);
   for (const Isa isa : levels()) {
-    RowDistribution row = memory.at(ops::row_math(isa), size);
+    RowDistribution row = memory.at(cpu::kernels_at<cpu::RowMath>(isa), size);
     CHECK(row.from_logits(x.data(), DType::f32, size) == ops::RowStatus::ok);
     row.to_weights(1.0f);
     double sum = 0.0;
@@ -74,7 +75,7 @@ TEST("a cut keeps its head at every length and level") {
     Row memory(size);
     for (const Isa isa : levels()) {
       for (int64_t k = 1; k <= size; ++k) {
-        RowDistribution row = memory.at(ops::row_math(isa), size);
+        RowDistribution row = memory.at(cpu::kernels_at<cpu::RowMath>(isa), size);
         CHECK(row.from_weights(x.data(), DType::f32, size) == ops::RowStatus::ok || size == 1);
         row.keep_top_k(k);
         CHECK_EQ(row.size(), k);

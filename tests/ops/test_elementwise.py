@@ -1,5 +1,7 @@
 """Element-by-element operators and row selection."""
 
+import math
+
 import numpy as np
 import pytest
 
@@ -17,8 +19,13 @@ def gelu_tanh(x):
     return x / 2 * (1 + np.tanh(np.sqrt(2 / np.pi) * (x + 0.044715 * x**3)))
 
 
+def gelu(x):
+    return np.array([v / 2 * math.erfc(-v / math.sqrt(2)) for v in x.reshape(-1)]).reshape(x.shape)
+
+
 UNARY = {
     "silu": (ops.silu, lambda x: x * sigmoid(x)),
+    "gelu": (ops.gelu, gelu),
     "gelu_tanh": (ops.gelu_tanh, gelu_tanh),
     "relu_squared": (ops.relu_squared, lambda x: np.maximum(x, 0) ** 2),
     "softcap": (lambda x, **kw: ops.softcap(x, 30.0, **kw), lambda x: 30 * np.tanh(x / 30)),
@@ -36,7 +43,7 @@ def random(seed, *shape, spread=5.0):
 def test_unary_matches_float64(isa, name, size):
     op, reference = UNARY[name]
     x = random(size, size)
-    # silu and gelu_tanh cancel for negative x (1 + tanh): errors are relative to |x| there.
+    # silu and both gelus cancel for negative x (1 + tanh): errors are relative to |x| there.
     assert_close(op(x), reference(x.astype(np.float64)), magnitude=np.abs(x) + reference(x) ** 2)
 
 

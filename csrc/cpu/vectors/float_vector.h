@@ -1,6 +1,7 @@
 // F32x16 of the level that is compiled: 16 floats, as vectors/math.h describes them.
 #pragma once
 
+#include "cpu/level.h"
 #if EFFINFER_LEVEL_PORTABLE
 #include "cpu/vectors/math_portable.h"
 #elif EFFINFER_LEVEL_AVX2

@@ -1,6 +1,7 @@
 // Lines of K and V pages (ops/kv_layout.h) as vectors of the level that is compiled.
 #pragma once
 
+#include "cpu/level.h"
 #if EFFINFER_LEVEL_PORTABLE
 #include "cpu/vectors/kv_portable.h"
 #elif EFFINFER_LEVEL_AVX2

@@ -6,14 +6,16 @@
 // to decode the two groups of it, which up to 128 tokens share.
 #pragma once
 
+#include "cpu/level.h"
 #include "cpu/vectors/amx_tiles.h"
-#include "cpu/vectors/matmul_ternary_avx512.h"
+#include "cpu/vectors/matmul_ternary.h"
+#include "cpu/vectors/ternary_dot_avx512.h"
 
-namespace effinfer::cpu {
+namespace effinfer::cpu::EFFINFER_LEVEL {
 namespace {
 
 template <class Tiles>
-class TernaryAmx : public avx512::TernaryAvx512 {
+class TernaryAmx : public TernaryDot {
  public:
   static constexpr int kTokens = 2 * kTileRows;
   static constexpr bool kWholeTiles = true;
@@ -21,9 +23,9 @@ class TernaryAmx : public avx512::TernaryAvx512 {
   static constexpr int kLineTokens = 1;
 
   static void run(const ops::MatmulProblem& problem, Team& team) {
-    TernaryAmx level(problem.x.rows);
-    TernaryMatmul<TernaryAmx>::run(problem, team, level);
-    level.tiles_.release();
+    TernaryAmx dot(problem.x.rows);
+    TernaryMatmul<TernaryAmx>::run(problem, team, dot);
+    dot.tiles_.release();
   }
 
   void multiply(const uint8_t* const* panels, int dwords, const int8_t* q, int64_t stride,
@@ -92,4 +94,4 @@ class TernaryAmx : public avx512::TernaryAvx512 {
 };
 
 }  // namespace
-}  // namespace effinfer::cpu
+}  // namespace effinfer::cpu::EFFINFER_LEVEL

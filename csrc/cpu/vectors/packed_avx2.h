@@ -1,31 +1,21 @@
-// Reading packed weights with AVX2, half a line (8 rows x 4 k) at a time. For the *_avx2.cpp files
-// only: all of it has internal linkage.
+// Reading packed weights with AVX2, half a line (8 rows x 4 k) at a time.
 #pragma once
 
 #include <immintrin.h>
 
 #include <cstdint>
 #include <cstring>
-#include <type_traits>
-#include <utility>
 
+#include "cpu/vectors/unroll.h"
 #include "ops/packed_weight.h"
 
-namespace effinfer::cpu {
+namespace effinfer::cpu::avx2 {
 namespace {
 
 using ops::PackedFormat;
 using ops::PackedWeight;
 using ops::QuantBits;
 using ops::ScaleKind;
-
-// Calls body(integral_constant 0), ..., body(integral_constant count - 1).
-template <int count, class Body>
-[[gnu::always_inline]] inline void unroll(Body&& body) {
-  [&]<int... index>(std::integer_sequence<int, index...>) __attribute__((always_inline)) {
-    (body(std::integral_constant<int, index>()), ...);
-  }(std::make_integer_sequence<int, count>());
-}
 
 [[gnu::always_inline]] inline __m256i load(const uint8_t* data) {
   return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(data));
@@ -109,4 +99,4 @@ template <PackedFormat format>
 }
 
 }  // namespace
-}  // namespace effinfer::cpu
+}  // namespace effinfer::cpu::avx2

@@ -1,31 +1,21 @@
-// Reading packed weights with AVX-512. For the *_avx512.cpp, *_avx512bf16.cpp and *_amx.cpp files
-// only: all of it has internal linkage.
+// Reading packed weights with AVX-512.
 #pragma once
 
 #include <immintrin.h>
 
 #include <cstdint>
 #include <cstring>
-#include <type_traits>
-#include <utility>
 
+#include "cpu/vectors/unroll.h"
 #include "ops/packed_weight.h"
 
-namespace effinfer::cpu {
+namespace effinfer::cpu::avx512 {
 namespace {
 
 using ops::PackedFormat;
 using ops::PackedWeight;
 using ops::QuantBits;
 using ops::ScaleKind;
-
-// Calls body(integral_constant 0), ..., body(integral_constant count - 1).
-template <int count, class Body>
-[[gnu::always_inline]] inline void unroll(Body&& body) {
-  [&]<int... index>(std::integer_sequence<int, index...>) __attribute__((always_inline)) {
-    (body(std::integral_constant<int, index>()), ...);
-  }(std::make_integer_sequence<int, count>());
-}
 
 [[gnu::always_inline]] inline __m512i load(const uint8_t* data) {
   return _mm512_loadu_si512(data);
@@ -161,4 +151,4 @@ template <PackedFormat format, class Emit>
 }
 
 }  // namespace
-}  // namespace effinfer::cpu
+}  // namespace effinfer::cpu::avx512

@@ -1,11 +1,11 @@
 // Panels of bfloat16 weights, [k / 2][16 rows][2 k]: the operand of VDPBF16PS, and 16 of its lines
-// are a B tile of TDPBF16PS. For the *_avx512bf16.cpp and *_amx.cpp files only.
+// are a B tile of TDPBF16PS.
 #pragma once
 
-#include "cpu/matmul_int8.h"
+#include "cpu/level.h"
 #include "cpu/vectors/packed_avx512.h"
 
-namespace effinfer::cpu {
+namespace effinfer::cpu::avx512bf16 {
 namespace {
 
 struct Bf16Panel {
@@ -49,4 +49,4 @@ struct Bf16Panel {
 };
 
 }  // namespace
-}  // namespace effinfer::cpu
+}  // namespace effinfer::cpu::avx512bf16

@@ -1,6 +1,7 @@
 // Comparing and picking lanes of the F32x16 of the level that is compiled.
 #pragma once
 
+#include "cpu/level.h"
 #if EFFINFER_LEVEL_PORTABLE
 #include "cpu/vectors/select_portable.h"
 #elif EFFINFER_LEVEL_AVX2

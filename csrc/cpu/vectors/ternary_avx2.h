@@ -1,10 +1,10 @@
-// The digits of packed ternary lines with AVX2. For the *_avx2.cpp files only: all of it has
-// internal linkage.
+// The digits of packed ternary lines with AVX2.
 #pragma once
 
+#include "cpu/ternary_lines.h"
 #include "cpu/vectors/packed_avx2.h"
 
-namespace effinfer::cpu {
+namespace effinfer::cpu::avx2 {
 namespace {
 
 // The fields of half a line, one after the other.
@@ -66,4 +66,4 @@ inline void decode_panel(const uint8_t* lines, int dwords, uint8_t* panel) {
 }
 
 }  // namespace
-}  // namespace effinfer::cpu
+}  // namespace effinfer::cpu::avx2

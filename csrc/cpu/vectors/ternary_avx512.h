@@ -1,10 +1,10 @@
-// The digits of packed ternary lines with AVX-512. For the *_avx512.cpp and *_amx.cpp files only:
-// all of it has internal linkage.
+// The digits of packed ternary lines with AVX-512.
 #pragma once
 
+#include "cpu/ternary_lines.h"
 #include "cpu/vectors/packed_avx512.h"
 
-namespace effinfer::cpu {
+namespace effinfer::cpu::avx512 {
 namespace {
 
 // Calls body(field, digits) for the fields of a line in order.
@@ -44,4 +44,4 @@ inline void decode_panel(const uint8_t* lines, int dwords, uint8_t* panel) {
 }
 
 }  // namespace
-}  // namespace effinfer::cpu
+}  // namespace effinfer::cpu::avx512

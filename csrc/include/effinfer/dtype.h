@@ -38,7 +38,7 @@ enum class DType : uint8_t {
   // (torch's float8_e4m3fn). No weight types: after them, whose numbers caches on disk hold.
   f8_e4m3,
   f8_e5m2,
-  // A matmul operand in the arithmetic that the executable chose (ops/activation.h).
+  // A matmul operand in the arithmetic that the executable chose (ops/operand.h).
   act,
   // A handle on a layer's KV cache: orders appends before reads, holds no bytes.
   kv,

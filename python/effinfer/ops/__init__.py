@@ -21,6 +21,7 @@ from effinfer.ops.decode import BatchDecodeWithPagedKVCacheWrapper, single_decod
 from effinfer.ops.elementwise import (
     add,
     embedding,
+    gelu,
     gelu_tanh,
     mul,
     relu_squared,
@@ -133,6 +134,7 @@ __all__ = [
     "float8_e4m3fn",
     "float8_e5m2",
     "fused_add_rmsnorm",
+    "gelu",
     "gelu_and_mul",
     "gelu_tanh",
     "gelu_tanh_and_mul",

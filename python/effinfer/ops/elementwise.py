@@ -10,6 +10,11 @@ def silu(x: ArrayT, *, pool: ThreadPool | None = None) -> ArrayT:
     return as_kind(_core.silu(dense(x, "[silu] x"), pool=pool), x)
 
 
+def gelu(x: ArrayT, *, pool: ThreadPool | None = None) -> ArrayT:
+    """x / 2 * (1 + erf(x / sqrt(2))), any shape (arXiv:1606.08415)."""
+    return as_kind(_core.gelu(dense(x, "[gelu] x"), pool=pool), x)
+
+
 def gelu_tanh(x: ArrayT, *, pool: ThreadPool | None = None) -> ArrayT:
     """The tanh form of GELU, any shape (arXiv:1606.08415)."""
     return as_kind(_core.gelu_tanh(dense(x, "[gelu_tanh] x"), pool=pool), x)

@@ -2,21 +2,57 @@
 // inputs and may be one of them. Throws InvalidArgument for another dtype or unequal shapes.
 #pragma once
 
+#include <array>
+#include <cstdint>
+#include <string_view>
+
 #include "effinfer/export.h"
 #include "effinfer/tensor.h"
 #include "effinfer/threads.h"
 
 namespace effinfer::ops {
 
+// What an operator of one input does to each element. From silu on they are activations, which
+// gated operators and the GLU of a matmul take too.
+enum class UnaryOp : uint8_t { none, scale, softcap, silu, gelu, gelu_tanh, relu_squared };
+inline constexpr std::array<std::string_view, 7> kUnaryOpNames = {
+    "none", "scale", "softcap", "silu", "gelu", "gelu_tanh", "relu_squared"};
+
+constexpr bool is_activation(UnaryOp op) {
+  return op >= UnaryOp::silu && static_cast<size_t>(op) < kUnaryOpNames.size();
+}
+// These throw InvalidArgument where there is no such operator, or activation; "none" is none.
+EFFINFER_API std::string_view name(UnaryOp op);
+EFFINFER_API UnaryOp parse_unary_op(std::string_view text);
+EFFINFER_API UnaryOp parse_activation(std::string_view text);
+
+// `parameter` is the factor of scale and the cap of softcap; activations have none.
+EFFINFER_API void unary(UnaryOp op, const TensorView& x, float parameter, float* out,
+                        ThreadPool& pool);
+
 // x * sigmoid(x) (Elfwing et al., arXiv:1702.03118).
-EFFINFER_API void silu(const TensorView& x, float* out, ThreadPool& pool);
+inline void silu(const TensorView& x, float* out, ThreadPool& pool) {
+  unary(UnaryOp::silu, x, 0.0f, out, pool);
+}
+// x / 2 * (1 + erf(x / sqrt(2))) (Hendrycks and Gimpel, arXiv:1606.08415).
+inline void gelu(const TensorView& x, float* out, ThreadPool& pool) {
+  unary(UnaryOp::gelu, x, 0.0f, out, pool);
+}
 // x / 2 * (1 + tanh(sqrt(2 / pi) * (x + 0.044715 x^3))) (Hendrycks and Gimpel, arXiv:1606.08415).
-EFFINFER_API void gelu_tanh(const TensorView& x, float* out, ThreadPool& pool);
+inline void gelu_tanh(const TensorView& x, float* out, ThreadPool& pool) {
+  unary(UnaryOp::gelu_tanh, x, 0.0f, out, pool);
+}
 // max(x, 0)^2 (So et al., "Primer", arXiv:2109.08668).
-EFFINFER_API void relu_squared(const TensorView& x, float* out, ThreadPool& pool);
+inline void relu_squared(const TensorView& x, float* out, ThreadPool& pool) {
+  unary(UnaryOp::relu_squared, x, 0.0f, out, pool);
+}
 // cap * tanh(x / cap), cap > 0 (Gemma 2, arXiv:2408.00118, section 2).
-EFFINFER_API void softcap(const TensorView& x, float cap, float* out, ThreadPool& pool);
-EFFINFER_API void scale(const TensorView& x, float factor, float* out, ThreadPool& pool);
+inline void softcap(const TensorView& x, float cap, float* out, ThreadPool& pool) {
+  unary(UnaryOp::softcap, x, cap, out, pool);
+}
+inline void scale(const TensorView& x, float factor, float* out, ThreadPool& pool) {
+  unary(UnaryOp::scale, x, factor, out, pool);
+}
 
 EFFINFER_API void add(const TensorView& a, const TensorView& b, float* out, ThreadPool& pool);
 EFFINFER_API void mul(const TensorView& a, const TensorView& b, float* out, ThreadPool& pool);

@@ -1,5 +1,5 @@
 // Writing keys and values to the pages of a cache that the caller owns, with FlashInfer's layouts
-// and lists. (ops/attention.h has the pages in the order of the engine's own kernels.)
+// and lists. (ops/paged_kv.h has the pages in the order of the engine's own kernels.)
 #pragma once
 
 #include <cstdint>

@@ -1,0 +1,110 @@
+// Int8 matmul: the cut into units and blocks of tokens, the choice of
+// the inner kernel by weight format, and the arithmetic, which is one sequence of operations
+// everywhere, so that a result is the same bits at every level, for any number of rows and any
+// team. For each block of 32 k, in order, with i0 and i1 the exact sums of (q_w - zero) q_a over
+// its halves and scale0, scale1 the operand's:
+//
+//   weights with a scale for 32 values            weights with a scale for 16 values
+//     t   = fma(float(i1), scale1,                  sum = fma(float(i0) * scale0, T0, sum)
+//               float(i0) * scale0)                 sum = fma(M0, scale0 * sum_a0, sum)   with
+//               minima
+//     sum = fma(t, T, sum)                          sum = fma(float(i1) * scale1, T1, sum)
+//     sum = fma(M, scaled_a, sum)   with minima     sum = fma(M1, scale1 * sum_a1, sum)   with
+//     minima
+//
+// where T is d or d * s, M is m or -(dmin * min), sum_a is the sum of the half's q_a, and scaled_a
+// the sum of both halves' scale * sum_a.
+#include "cpu/level.h"
+#include "cpu/matmul.h"
+#include "cpu/matmul_units.h"
+#include "cpu/quantised_formats.h"
+#include "cpu/vectors/int8_dot.h"
+#include "cpu/vectors/matmul_epilogue.h"
+
+namespace effinfer::cpu::EFFINFER_LEVEL {
+namespace {
+
+// Int8Dot of the level has
+//   kTokens                        most tokens of one pass over the weights
+//   dot<format>(weight, first_group, groups, rows, count, next, sums)
+//                                  sums[token][32] of 1 or 2 groups for `count` operand rows;
+//                                  `next` is what this member reads after them, to fetch ahead, or
+//                                  null
+struct Int8Matmul {
+  static constexpr int kTokens = Int8Dot::kTokens;
+
+  // A member claims its next chunk before it works on the one at hand, to know what to fetch ahead.
+  static void run(const ops::MatmulProblem& problem, Team& team) {
+    const int64_t units = count_units(problem);
+    const int64_t chunks = count_chunks(units, units * unit_bytes(problem), team.size());
+    const auto first_unit = [&](int64_t chunk) { return chunk * units / chunks; };
+    for (int64_t chunk = team.claim(); chunk < chunks;) {
+      const int64_t next_chunk = team.claim();
+      const int64_t end = first_unit(chunk + 1);
+      for (int64_t unit = first_unit(chunk); unit < end; ++unit) {
+        int64_t next = unit + 1;
+        if (next == end) next = next_chunk < chunks ? first_unit(next_chunk) : -1;
+        run_unit(problem, find_unit(problem, unit, team.rank()),
+                 next < 0 ? nullptr : weights_of(find_unit(problem, next, team.rank()), 0));
+      }
+      chunk = next_chunk;
+    }
+  }
+
+ private:
+  // Chunks differ by one unit at most and are a multiple of the team. Small matrices: four or
+  // five a member, so that a late member costs little, but about 16 KB each, a third of a
+  // microsecond, so that claiming costs nothing. Large ones: 128 KB each.
+  static int64_t count_chunks(int64_t units, int64_t bytes, int64_t team) {
+    const int64_t small = bytes >> 14 < 4 * team ? bytes >> 14 : 4 * team;
+    const int64_t large = bytes >> 17;
+    const int64_t wanted = small > large ? small : large;
+    const int64_t chunks = (wanted / team + 1) * team;
+    return chunks < units ? chunks : units;
+  }
+
+  static const uint8_t* weights_of(const MatmulUnit& unit, int part) {
+    return unit.parts[part].weight.group(2 * unit.index);
+  }
+
+  static void run_unit(const ops::MatmulProblem& problem, const MatmulUnit& unit,
+                       const uint8_t* next) {
+    alignas(64) MatmulEpilogue::Sums sums[2][kTokens];
+    const int64_t tokens = problem.x.rows;
+    for (int64_t token = 0; token < tokens;) {
+      // Kernels exist for 1, 2, 4 and 8 rows: of three to six rows, four go first.
+      const int64_t left = tokens - token;
+      const int64_t most = left > 6 ? 8 : left > 2 ? 4 : 2;
+      const int64_t pass = most < kTokens ? most : kTokens;
+      const int64_t count = left < pass ? left : pass;
+      ops::Int8Row rows[kTokens];
+      for (int64_t i = 0; i < count; ++i) rows[i] = ops::int8_row(problem.x, token + i);
+      const int64_t groups = unit.num_outputs > ops::kGroupRows ? 2 : 1;
+      for (int part = 0; part < unit.num_parts; ++part) {
+        const ops::PackedWeight& weight = unit.parts[part].weight;
+        const bool last = part + 1 == unit.num_parts;
+        const uint8_t* following = last ? next : weights_of(unit, part + 1);
+        if (token + count < tokens) following = nullptr;  // the same weights again, from cache
+        with_quantised_format(weight.format, [&]<ops::PackedFormat format>() {
+          Int8Dot::dot<format>(weight, 2 * unit.index, static_cast<int>(groups), rows,
+                               static_cast<int>(count), following, sums[part]);
+        });
+      }
+      MatmulEpilogue::run(problem, unit, token, count, sums[0], sums[1]);
+      token += count;
+    }
+  }
+};
+
+}  // namespace
+}  // namespace effinfer::cpu::EFFINFER_LEVEL
+
+namespace effinfer::cpu {
+
+template <>
+const Int8Kernel& kernels<Level::EFFINFER_LEVEL>() {
+  static constexpr Int8Kernel kKernel = {EFFINFER_LEVEL::Int8Matmul::run};
+  return kKernel;
+}
+
+}  // namespace effinfer::cpu
