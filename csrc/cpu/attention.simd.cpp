@@ -18,27 +18,27 @@ template <class>
 using Products = AmxProducts<NativeTiles>;
 #else
 template <class Kv>
-using Products = simd::VectorProducts<Kv>;
+using Products = VectorProducts<Kv>;
 #endif
 
 template <class Kv, class Products>
-using KeyRows = simd::KeyRows<Kv, KvPack, Products>;
+using PackedRows = KeyRows<Kv, KvPack, Products>;
 
 template <class Kv>
 void over_pages(const AttentionTask& task) {
-  simd::AttentionBody<Kv, Products<Kv>, simd::KeyPages>::run(task);
+  AttentionBody<Kv, Products<Kv>, KeyPages>::run(task);
 }
 
 template <class Kv>
 void over_rows(const AttentionTask& task) {
-  simd::AttentionBody<Kv, Products<Kv>, KeyRows>::run(task);
+  AttentionBody<Kv, Products<Kv>, PackedRows>::run(task);
 }
 
 #if EFFINFER_LEVEL_AVX512BF16 || EFFINFER_LEVEL_AMX
 
 // The variants make sure that keys are bfloat16, or gathered as such.
 constexpr AttentionKernels kAttention = {over_pages<KvBf16Pairs>, over_rows<KvBf16Pairs>,
-                                         simd::fold_attention<KvBf16Pairs>};
+                                         fold_attention<KvBf16Pairs>};
 
 #else
 
@@ -56,7 +56,7 @@ void rows(const AttentionTask& task) {
   over_rows<KvBf16>(task);
 }
 
-constexpr AttentionKernels kAttention = {pages, rows, simd::fold_attention<KvF32>};
+constexpr AttentionKernels kAttention = {pages, rows, fold_attention<KvF32>};
 
 #endif
 

@@ -10,12 +10,12 @@ namespace {
 
 template <class Kv>
 void over_pages(const ScoresTask& task) {
-  simd::AttentionScoresBody<Kv, simd::ScorePages>::run(task);
+  AttentionScoresBody<Kv, ScorePages>::run(task);
 }
 
 template <class Kv>
 void over_rows(const ScoresTask& task) {
-  simd::AttentionScoresBody<Kv, simd::ScoreRows<Kv, KvPack>>::run(task);
+  AttentionScoresBody<Kv, ScoreRows<Kv, KvPack>>::run(task);
 }
 
 #if EFFINFER_LEVEL_AVX512BF16

@@ -56,16 +56,6 @@ struct PrefillIndexKernels {
   void (*blocks)(const BlockTile&);
 };
 
-namespace portable {
-extern const PrefillIndexKernels kPrefillIndex;
-}
-namespace avx2 {
-extern const PrefillIndexKernels kPrefillIndex;
-}
-namespace avx512 {
-extern const PrefillIndexKernels kPrefillIndex;
-}
-
 // Queries, scores; maximum, sum, factor.
 inline constexpr int64_t column_scratch_floats(int64_t head_dim) {
   return kIndexRows * (head_dim + 64 + 3);

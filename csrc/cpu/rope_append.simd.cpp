@@ -6,6 +6,7 @@
 #include "cpu/level.h"
 #include "cpu/vectors/norm_rows.h"
 #include "cpu/vectors/rope_heads.h"
+#include "ops/operand.h"
 #include "ops/kv_layout.h"
 
 namespace effinfer::cpu::EFFINFER_LEVEL {

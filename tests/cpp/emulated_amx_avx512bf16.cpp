@@ -17,14 +17,14 @@ namespace {
 using Kv = avx512bf16::KvBf16Pairs;
 using Products = AmxProducts<EmulatedTiles>;
 
-template <class Kv, class Products>
-using KeyRows = simd::KeyRows<Kv, avx512::KvPack, Products>;
+template <class Keys, class TileProducts>
+using PackedRows = KeyRows<Keys, avx512::KvPack, TileProducts>;
 
 }  // namespace
 
-const AttentionKernels kAttention = {simd::AttentionBody<Kv, Products, simd::KeyPages>::run,
-                                     simd::AttentionBody<Kv, Products, KeyRows>::run,
-                                     simd::fold_attention<Kv>};
+const AttentionKernels kAttention = {AttentionBody<Kv, Products, KeyPages>::run,
+                                     AttentionBody<Kv, Products, PackedRows>::run,
+                                     fold_attention<Kv>};
 
 void matmul_bf16(const effinfer::ops::MatmulProblem& problem, effinfer::Team& team) {
   AmxMatmul<EmulatedTiles>::run(problem, team);

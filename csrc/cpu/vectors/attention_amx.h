@@ -25,13 +25,13 @@
 #include "cpu/vectors/kv_avx512bf16.h"
 #include "cpu/vectors/packed_avx512.h"
 
-namespace effinfer::cpu {
+namespace effinfer::cpu::EFFINFER_LEVEL {
 namespace {
 
 template <class Tiles>
 class AmxProducts {
  public:
-  using Math = simd::AttentionMath<avx512bf16::KvBf16Pairs>;
+  using Math = AttentionMath<KvBf16Pairs>;
   using Lines = Math::Lines;
   using V = Math::V;
   static constexpr bool kTiles = true;
@@ -115,7 +115,7 @@ class AmxProducts {
     auto* to = reinterpret_cast<uint8_t*>(spare_);
     for (int64_t n = 0; n < columns; ++n, from += b.stride, to += kTileBytes) {
       for (int64_t i = 0; i < count; i += 2) {
-        const auto line = avx512bf16::KvBf16Pairs::load(from + i / 2 * b.step,
+        const auto line = KvBf16Pairs::load(from + i / 2 * b.step,
                                                         static_cast<int>(count - i < 2 ? 1 : 2));
         _mm512_storeu_si512(to + i / 2 * kTileRowBytes, (__m512i)line);
       }
@@ -182,4 +182,4 @@ class AmxProducts {
 };
 
 }  // namespace
-}  // namespace effinfer::cpu
+}  // namespace effinfer::cpu::EFFINFER_LEVEL

@@ -25,7 +25,8 @@
 #include "cpu/vectors/query_rows.h"
 #include "cpu/vectors/row_vectors.h"
 
-namespace effinfer::cpu::simd {
+namespace effinfer::cpu::EFFINFER_LEVEL {
+namespace {
 
 template <class Kv>
 struct VectorProducts {
@@ -72,7 +73,7 @@ struct RowWriter {
     const V factor = V::set(scale);
     with_float_type(task.out_dtype, [&]<class T>() {
       auto* to = reinterpret_cast<T*>(place(task, row));
-      RowVectors<V>::for_vectors(task.v.dims, [&](int64_t d, auto&&, auto&& store) {
+      for_vectors(task.v.dims, [&](int64_t d, auto&&, auto&& store) {
         store(to + d, V::load(values + d) / divisor * factor);
       });
     });
@@ -300,4 +301,5 @@ void fold_attention(const AttentionTask& task, const AttentionFold& fold) {
   }
 }
 
-}  // namespace effinfer::cpu::simd
+}  // namespace
+}  // namespace effinfer::cpu::EFFINFER_LEVEL

@@ -16,14 +16,15 @@
 #include "cpu/vectors/math.h"
 #include "ops/kv_layout.h"
 
-namespace effinfer::cpu::simd {
+namespace effinfer::cpu::EFFINFER_LEVEL {
+namespace {
 
 // The maximum of no scores: finite, so that differences of maxima are never NaN, and far below any
 // score, so that exp() of the difference is 0.
-inline constexpr float kNoScore = -1e30f;
+constexpr float kNoScore = -1e30f;
 
 // Tokens that are multiplied together.
-inline constexpr int64_t kUnit = ops::kPageSize;
+constexpr int64_t kUnit = ops::kPageSize;
 
 // Bits [begin, end) of 64.
 [[gnu::always_inline]] inline uint64_t token_bits(int64_t begin, int64_t end) {
@@ -230,4 +231,5 @@ struct AttentionMath {
   }
 };
 
-}  // namespace effinfer::cpu::simd
+}  // namespace
+}  // namespace effinfer::cpu::EFFINFER_LEVEL

@@ -13,7 +13,8 @@
 #include "cpu/vectors/key_rows.h"
 #include "cpu/vectors/query_rows.h"
 
-namespace effinfer::cpu::simd {
+namespace effinfer::cpu::EFFINFER_LEVEL {
+namespace {
 
 // A unit of keys in the order of the products.
 struct ScoreUnit {
@@ -254,4 +255,5 @@ struct AttentionScoresBody {
   }
 };
 
-}  // namespace effinfer::cpu::simd
+}  // namespace
+}  // namespace effinfer::cpu::EFFINFER_LEVEL

@@ -20,7 +20,8 @@
 #include "cpu/prefill_index.h"
 #include "cpu/vectors/attention_math.h"
 
-namespace effinfer::cpu::simd {
+namespace effinfer::cpu::EFFINFER_LEVEL {
+namespace {
 
 template <class Kv>
 struct BlockIndexBody {
@@ -265,4 +266,5 @@ void block_tile(const BlockTile& tile) {
   }
 }
 
-}  // namespace effinfer::cpu::simd
+}  // namespace
+}  // namespace effinfer::cpu::EFFINFER_LEVEL

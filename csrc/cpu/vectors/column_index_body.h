@@ -7,7 +7,8 @@
 #include "cpu/prefill_index.h"
 #include "cpu/vectors/attention_math.h"
 
-namespace effinfer::cpu::simd {
+namespace effinfer::cpu::EFFINFER_LEVEL {
+namespace {
 
 template <class Kv>
 struct ColumnIndexBody {
@@ -120,4 +121,5 @@ void column_tile(const ColumnTile& tile) {
   }
 }
 
-}  // namespace effinfer::cpu::simd
+}  // namespace
+}  // namespace effinfer::cpu::EFFINFER_LEVEL

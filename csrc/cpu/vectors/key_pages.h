@@ -7,7 +7,8 @@
 #include "cpu/vectors/attention_math.h"
 #include "cpu/vectors/key_unit.h"
 
-namespace effinfer::cpu::simd {
+namespace effinfer::cpu::EFFINFER_LEVEL {
+namespace {
 
 template <class Kv, class Products>
 class KeyPages {
@@ -214,4 +215,5 @@ class KeyPages {
   uint32_t* v_;
 };
 
-}  // namespace effinfer::cpu::simd
+}  // namespace
+}  // namespace effinfer::cpu::EFFINFER_LEVEL

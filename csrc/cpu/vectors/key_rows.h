@@ -11,7 +11,7 @@
 #include "cpu/vectors/key_unit.h"
 #include "cpu/vectors/row_products.h"
 
-namespace effinfer::cpu::simd {
+namespace effinfer::cpu::EFFINFER_LEVEL {
 namespace {
 
 // A unit and where its rows lie.
@@ -170,7 +170,6 @@ struct RowGather {
   }
 };
 
-}  // namespace
 
 template <class Kv, class Pack, class Products>
 class KeyRows {
@@ -336,4 +335,5 @@ class KeyRows {
   int at_ = 0;
 };
 
-}  // namespace effinfer::cpu::simd
+}  // namespace
+}  // namespace effinfer::cpu::EFFINFER_LEVEL

@@ -6,7 +6,7 @@
 #include "cpu/attention.h"
 #include "cpu/vectors/attention_math.h"
 
-namespace effinfer::cpu::simd {
+namespace effinfer::cpu::EFFINFER_LEVEL {
 namespace {
 
 // Tokens of a unit that follow each other in their sequence.
@@ -160,4 +160,4 @@ class TokenWalk {
 };
 
 }  // namespace
-}  // namespace effinfer::cpu::simd
+}  // namespace effinfer::cpu::EFFINFER_LEVEL

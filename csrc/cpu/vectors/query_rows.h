@@ -8,15 +8,16 @@
 #include "cpu/vectors/attention_math.h"
 #include "cpu/vectors/row_vectors.h"
 
-namespace effinfer::cpu::simd {
+namespace effinfer::cpu::EFFINFER_LEVEL {
+namespace {
 
 // Bytes of an element of queries and results.
-inline constexpr int64_t float_bytes(DType dtype) {
+constexpr int64_t float_bytes(DType dtype) {
   return dtype == DType::f32 ? 4 : 2;
 }
 
 // Query and result rows are a head's part of a token's, so the hardware does not foresee them.
-inline constexpr int64_t kRowsAhead = 8;
+constexpr int64_t kRowsAhead = 8;
 
 template <int kWrite>
 [[gnu::always_inline]] inline void prefetch_row(const uint8_t* row, int64_t bytes) {
@@ -39,7 +40,7 @@ void load_queries(const AttentionTask& task, int64_t first, int64_t count, int64
     }
     with_float_type(rows.dtype, [&]<class T>() {
       const auto* from = reinterpret_cast<const T*>(at(row));
-      RowVectors<V>::for_vectors(rows.dims, [&](int64_t d, auto&& load, auto&&) {
+      for_vectors(rows.dims, [&](int64_t d, auto&& load, auto&&) {
         load(from + d).store(to + d);
       });
     });
@@ -54,4 +55,5 @@ void load_queries(const AttentionTask& task, int64_t first, int64_t count, int64
   }
 }
 
-}  // namespace effinfer::cpu::simd
+}  // namespace
+}  // namespace effinfer::cpu::EFFINFER_LEVEL

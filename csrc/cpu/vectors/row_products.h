@@ -7,7 +7,8 @@
 
 #include "cpu/vectors/attention_math.h"
 
-namespace effinfer::cpu::simd {
+namespace effinfer::cpu::EFFINFER_LEVEL {
+namespace {
 
 template <class Kv, class Pack>
 struct RowProducts {
@@ -134,4 +135,5 @@ struct RowProducts {
   }
 };
 
-}  // namespace effinfer::cpu::simd
+}  // namespace
+}  // namespace effinfer::cpu::EFFINFER_LEVEL
