@@ -1,19 +1,17 @@
-// Int8 matmul: the cut into units and blocks of tokens, the choice of
-// the inner kernel by weight format, and the arithmetic, which is one sequence of operations
-// everywhere, so that a result is the same bits at every level, for any number of rows and any
-// team. For each block of 32 k, in order, with i0 and i1 the exact sums of (q_w - zero) q_a over
-// its halves and scale0, scale1 the operand's:
+// Int8 matmul: the cut into units and blocks of tokens, the choice of the inner kernel by weight
+// format, and the arithmetic, which is one sequence of operations everywhere, so that a result is
+// the same bits at every level, for any number of rows and any team. For each block of 32 k, in
+// order, with i0 and i1 the exact sums of (q_w - zero) q_a over its halves and scale0, scale1 the
+// operand's:
 //
-//   weights with a scale for 32 values            weights with a scale for 16 values
-//     t   = fma(float(i1), scale1,                  sum = fma(float(i0) * scale0, T0, sum)
-//               float(i0) * scale0)                 sum = fma(M0, scale0 * sum_a0, sum)   with
-//               minima
-//     sum = fma(t, T, sum)                          sum = fma(float(i1) * scale1, T1, sum)
-//     sum = fma(M, scaled_a, sum)   with minima     sum = fma(M1, scale1 * sum_a1, sum)   with
-//     minima
+//   weights with a scale for 32 values      weights with a scale for 16 values
+//     t   = fma(float(i1), scale1,            sum = fma(float(i0) * scale0, T0, sum)
+//               float(i0) * scale0)           sum = fma(M0, scale0 * sum_a0, sum)
+//     sum = fma(t, T, sum)                    sum = fma(float(i1) * scale1, T1, sum)
+//     sum = fma(M, scaled_a, sum)             sum = fma(M1, scale1 * sum_a1, sum)
 //
 // where T is d or d * s, M is m or -(dmin * min), sum_a is the sum of the half's q_a, and scaled_a
-// the sum of both halves' scale * sum_a.
+// the sum of both halves' scale * sum_a. The lines with M are those of weights with minima.
 #include "cpu/level.h"
 #include "cpu/matmul.h"
 #include "cpu/matmul_units.h"

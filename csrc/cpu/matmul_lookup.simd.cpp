@@ -1,8 +1,8 @@
 // Levels: avx2 avx512
 //
-// Ternary matmul by table look-up. As in T-MAC (arXiv:2407.00088) and
-// TeLLMe v2 (arXiv:2510.15926): for a group of k the sums of all combinations of weights are
-// computed once for a token, and each row of weights looks its sum up.
+// Ternary matmul by table look-up. As in T-MAC (arXiv:2407.00088) and TeLLMe v2
+// (arXiv:2510.15926): for a group of k the sums of all combinations of weights are computed once
+// for a token, and each row of weights looks its sum up.
 //
 //   tables   [token][block of 256 k][group][entries] int16, made of the token's q when a member
 //            begins a block of tokens; an entry is the sum of w q over the digits of its index
