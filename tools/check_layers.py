@@ -38,20 +38,8 @@ DEFINITION = re.compile(
 
 # (file, what it includes or declares): why that is right, or until when it stays.
 ALLOWED = {
-    ("csrc/ops/row_sampling.h", "cpu/row_distribution.h"): (
-        "the rows' selection is a kernel in the room of operators until it moves to cpu/"
-    ),
     ("csrc/include/effinfer/threads.h", "TeamShared"): (
         "the pool's own state, behind a reference: a team is a handle on it"
-    ),
-    ("csrc/include/effinfer/ops/attention.h", "KvLayer"): (
-        "PagedKv hands its pages to the operators until attention has one source of keys"
-    ),
-    ("csrc/include/effinfer/ops/visits.h", "BatchLayout"): (
-        "Visits hands its lists to the operators until attention has one visit list"
-    ),
-    ("csrc/include/effinfer/ops/visits.h", "VisitPlan"): (
-        "Visits hands its lists to the operators until attention has one visit list"
     ),
 }
 

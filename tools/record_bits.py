@@ -4,8 +4,8 @@
     PYTHON_OF_NEW tools/record_bits.py after.json --against before.json
 
 Digests of logits, tokens with log-probabilities, and pages of the KV cache: each model, instruction
-set, precision and KV type; prompts whole, in chunks and in batches; decoding, verification of trees,
-sparse prefill. With --against the differing ones are listed, and the exit status is 1.
+set, precision and KV type; prompts whole, in chunks and in batches; decoding, verification of
+trees, sparse prefill. With --against the differing ones are listed, and the exit status is 1.
 """
 
 import argparse

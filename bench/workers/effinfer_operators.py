@@ -82,9 +82,7 @@ class Worker:
 
         def all_layers() -> None:
             for pages_of_layer in lists:
-                ops.paged_attention(
-                    q, kv, q_ptr, page_ptr, pages_of_layer, tokens, pool=self.pool
-                )
+                ops.paged_attention(q, kv, q_ptr, page_ptr, pages_of_layer, tokens, pool=self.pool)
 
         return {"seconds": median_seconds(all_layers, request["seconds"]) / LAYERS}
 

@@ -8,8 +8,8 @@
 
 #include "bindings/arrays.h"
 #include "effinfer/error.h"
-#include "effinfer/ops/block_lists.h"
 #include "effinfer/ops/attention.h"
+#include "effinfer/ops/block_lists.h"
 
 namespace effinfer::bindings {
 

@@ -123,13 +123,12 @@ void register_ops_attention(py::module_& m) {
         py::arg("k_norm") = py::none(), py::arg("eps") = 1e-6f, py::arg("interleaved") = false,
         py::arg("pool") = py::none());
   m.def("paged_attention", &paged_attention, py::arg("q"), py::arg("kv"), py::arg("qo_indptr"),
-        py::arg("kv_indptr"), py::arg("kv_indices"), py::arg("kv_len"),
-        py::kw_only(), py::arg("sm_scale") = py::none(), py::arg("window_left") = -1,
-        py::arg("sink_tokens") = 0, py::arg("logits_soft_cap") = 0.0f,
-        py::arg("parents") = py::none(), py::arg("arithmetic") = "f32",
-        py::arg("visits") = py::none(), py::arg("alibi_slopes") = py::none(),
-        py::arg("sink_logits") = py::none(), py::arg("return_lse") = false,
-        py::arg("lse_base") = "log2", py::arg("pool") = py::none());
+        py::arg("kv_indptr"), py::arg("kv_indices"), py::arg("kv_len"), py::kw_only(),
+        py::arg("sm_scale") = py::none(), py::arg("window_left") = -1, py::arg("sink_tokens") = 0,
+        py::arg("logits_soft_cap") = 0.0f, py::arg("parents") = py::none(),
+        py::arg("arithmetic") = "f32", py::arg("visits") = py::none(),
+        py::arg("alibi_slopes") = py::none(), py::arg("sink_logits") = py::none(),
+        py::arg("return_lse") = false, py::arg("lse_base") = "log2", py::arg("pool") = py::none());
 }
 
 }  // namespace effinfer::bindings

@@ -113,18 +113,16 @@ void register_ops_attention_plan(py::module_& m) {
            py::kw_only(), py::arg("page_size"), py::arg("num_qo_heads"), py::arg("num_kv_heads"),
            py::arg("head_dim_qk"), py::arg("head_dim_vo"), py::arg("causal") = false,
            py::arg("window_left") = -1, py::arg("sink_tokens") = 0, py::arg("decode") = false,
-           py::arg("mask") = py::none(),
-           py::arg("mask_indptr") = py::none(), py::arg("lists") = py::none(),
-           py::arg("blocks") = py::none(), py::arg("span_masks") = py::none(),
-           py::arg("mask_row_stride") = 0)
+           py::arg("mask") = py::none(), py::arg("mask_indptr") = py::none(),
+           py::arg("lists") = py::none(), py::arg("blocks") = py::none(),
+           py::arg("span_masks") = py::none(), py::arg("mask_row_stride") = 0)
       .def("run", &run, py::arg("q"), py::arg("k"), py::arg("v"), py::arg("out"),
            py::arg("lse") = py::none(), py::kw_only(), py::arg("sm_scale") = py::none(),
            py::arg("logits_soft_cap") = 0.0f, py::arg("lse_base") = "log2",
            py::arg("alibi_slopes") = py::none(), py::arg("k_scale") = 1.0f,
            py::arg("v_scale") = 1.0f, py::arg("q_rope") = py::none(),
            py::arg("k_rope") = py::none(), py::arg("sink_logits") = py::none(),
-           py::arg("layout") = "NHD",
-           py::arg("pool") = py::none())
+           py::arg("layout") = "NHD", py::arg("pool") = py::none())
       .def_property_readonly("num_rows", &AttentionPlan::num_rows)
       .def_property_readonly("num_products", &AttentionPlan::num_products,
                              "Products of a query head's row with a key, masked ones included.")

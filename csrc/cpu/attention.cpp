@@ -204,16 +204,15 @@ class Member {
       std::atomic_ref<int32_t> done(p_.done[item.merge]);
       if (done.fetch_add(1, std::memory_order_acq_rel) + 1 < merge.num_items) return;
       done.store(0, std::memory_order_relaxed);
-      kernels_.attention.fold(
-          task, {p_.partial_out + merge.first_partial * dim_vo(p_),
-                 p_.partial_ms + static_cast<int64_t>(merge.first_partial) * 2,
-                 merge.num_partials});
+      kernels_.attention.fold(task, {p_.partial_out + merge.first_partial * dim_vo(p_),
+                                     p_.partial_ms + static_cast<int64_t>(merge.first_partial) * 2,
+                                     merge.num_partials});
     }
     if (p_.out_operand.data == nullptr) return;
     const int64_t blocks = cols_ / ops::kOperandBlock;
     for (int64_t i = 0; i < tile.num_rows; ++i) {
-      kernels_.operand.store_blocks(p_.out_operand, tile.first_row + i, tile.kv_head * blocks, blocks,
-                            outputs_ + i * cols_);
+      kernels_.operand.store_blocks(p_.out_operand, tile.first_row + i, tile.kv_head * blocks,
+                                    blocks, outputs_ + i * cols_);
     }
   }
 

@@ -19,7 +19,7 @@ struct AttentionTask {
   int64_t first_token;
 
   int32_t num_rows;
-  int32_t num_heads;  // tile row = row * num_heads + head
+  int32_t num_heads;            // tile row = row * num_heads + head
   const ops::TokenSpan* spans;  // a list; null: all tokens,
   int32_t num_spans;
   const uint64_t* words;  // or those whose bit is set, a word for each 64 of the sequence

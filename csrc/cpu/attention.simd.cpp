@@ -1,5 +1,6 @@
 // Levels: portable avx2 avx512 avx512bf16 amx
 #include "cpu/attention.h"
+
 #include "cpu/level.h"
 #include "cpu/vectors/attention_body.h"
 #include "cpu/vectors/key_pages.h"

@@ -1,7 +1,8 @@
 // The attention scores driver: a team shares the problem's items.
+#include "cpu/attention_scores.h"
+
 #include <algorithm>
 
-#include "cpu/attention_scores.h"
 #include "cpu/level.h"
 #include "cpu/register.h"
 #include "ops/registry.h"

@@ -1,5 +1,6 @@
 // Levels: portable avx2 avx512 avx512bf16
 #include "cpu/attention_scores.h"
+
 #include "cpu/level.h"
 #include "cpu/vectors/attention_scores_body.h"
 #include "cpu/vectors/kv.h"

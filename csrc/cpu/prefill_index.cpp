@@ -1,9 +1,10 @@
 // The drivers of the index kernels: from scores to the words of lists.
+#include "cpu/prefill_index.h"
+
 #include <algorithm>
 #include <atomic>
 #include <bit>
 
-#include "cpu/prefill_index.h"
 #include "cpu/register.h"
 #include "ops/choose_top.h"
 #include "ops/prefill_index.h"

@@ -1,5 +1,6 @@
-#include "cpu/level.h"
 #include "cpu/prefill_index.h"
+
+#include "cpu/level.h"
 #include "cpu/vectors/block_index_body.h"
 #include "cpu/vectors/column_index_body.h"
 #include "cpu/vectors/kv.h"

@@ -5,8 +5,8 @@
 #include <limits>
 
 #include "cpu/register.h"
-#include "ops/rope_append.h"
 #include "ops/registry.h"
+#include "ops/rope_append.h"
 
 namespace effinfer::cpu {
 namespace {

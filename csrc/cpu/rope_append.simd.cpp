@@ -6,8 +6,8 @@
 #include "cpu/level.h"
 #include "cpu/vectors/norm_rows.h"
 #include "cpu/vectors/rope_heads.h"
-#include "ops/operand.h"
 #include "ops/kv_layout.h"
+#include "ops/operand.h"
 
 namespace effinfer::cpu::EFFINFER_LEVEL {
 namespace {

@@ -41,8 +41,8 @@ struct Step {
   int32_t top_k = 0;
   ops::BatchLayout layout;
   std::span<const AttentionBuffers> attention;  // by the slot of an attention shape
-  std::span<const ops::VisitPlan> visits;  // by the slot of a visit shape
-  std::byte* own = nullptr;                // a member's own arena in a small step
+  std::span<const ops::VisitPlan> visits;       // by the slot of a visit shape
+  std::byte* own = nullptr;                     // a member's own arena in a small step
 
   ops::KvLayer kv_layer(int32_t layer) const { return KvCacheAccess::layer(*cache, layer); }
   int64_t count(const Dim& dim) const {

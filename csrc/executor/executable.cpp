@@ -19,8 +19,8 @@ void Executable::Impl::reserve_plans() {
   size_t partials = 0;
   for (const ops::AttentionShape& shape : shared.attention_shapes) {
     executor::AttentionBuffers& buffers = attention.emplace_back();
-    const auto count = static_cast<size_t>(buffers.work.reserve(
-        shape, limits.max_tokens, limits.max_sequences, limits.max_seq_len));
+    const auto count = static_cast<size_t>(
+        buffers.work.reserve(shape, limits.max_tokens, limits.max_sequences, limits.max_seq_len));
     buffers.counters.resize(buffers.work.merges.capacity());
     partials = std::max(partials, count);
     partial_floats = std::max(partial_floats, count * static_cast<size_t>(shape.head_dim));

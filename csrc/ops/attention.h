@@ -80,7 +80,8 @@ struct AttentionTile {
   int32_t num_heads;
   int32_t first_unit;  // units [first_unit, end_unit) of the sequence, or of the list
   int32_t end_unit;
-  int32_t sink_units;  // before first_unit: units [0, sink_units) too, when whole chunks lie between
+  int32_t
+      sink_units;  // before first_unit: units [0, sink_units) too, when whole chunks lie between
   int32_t first_span;  // of a list; -1: all tokens
   int32_t num_spans;
   int32_t num_tokens;  // of the list, or up to the last one that a row sees
@@ -113,7 +114,7 @@ struct AttentionWork {
   std::vector<AttentionMerge> merges;
   int64_t num_partials = 0;
   int32_t tile_rows = 0;  // rows times heads of a tile at most
-  bool one_tile = true;  // every sequence's rows are one tile of each KV head
+  bool one_tile = true;   // every sequence's rows are one tile of each KV head
 
   void clear();
   // Makes room for `max_tokens` rows, `max_sequences` sequences of at most `max_kv_len` tokens, all
@@ -179,8 +180,8 @@ struct AttentionProblem {
   const AttentionWork* work = nullptr;
 
   bool causal = true;
-  int32_t window_left = -1;  // -1: none; a row at position p sees [p - window_left, p]
-  int32_t sink_tokens = 0;   // with a window: keys [0, sink_tokens) are seen too
+  int32_t window_left = -1;       // -1: none; a row at position p sees [p - window_left, p]
+  int32_t sink_tokens = 0;        // with a window: keys [0, sink_tokens) are seen too
   const uint8_t* mask = nullptr;  // packed, little-endian
   int64_t mask_bytes = 0;
   const int64_t* mask_starts = nullptr;       // [S] bits, of sequences; null with lists
@@ -206,7 +207,7 @@ struct AttentionProblem {
   // When its data is set, the result goes there as an operand and not to `out`; the columns of a KV
   // head's group must be whole blocks.
   Operand out_operand;
-  float* lse = nullptr;  // [T, num_qo_heads]; null: none
+  float* lse = nullptr;     // [T, num_qo_heads]; null: none
   float lse_factor = 1.0f;  // on natural logarithms
   // With `append.k` set, `q` is not read: an item first norms and rotates its rows and appends
   // those of their keys that its own pages hold, so that nothing else need precede it. Of pages,

@@ -21,9 +21,8 @@ struct AttentionPlan::Impl {
   int64_t num_sequences() const { return static_cast<int64_t>(kv_len.size()); }
   int64_t num_rows() const { return qo_indptr.back(); }
   AttentionShape shape() const {
-    return {KeySource::rows,       geometry.num_qo_heads, geometry.num_kv_heads,
-            geometry.head_dim_vo,  geometry.causal,       geometry.window_left,
-            geometry.sink_tokens};
+    return {KeySource::rows, geometry.num_qo_heads, geometry.num_kv_heads, geometry.head_dim_vo,
+            geometry.causal, geometry.window_left,  geometry.sink_tokens};
   }
   BatchLayout batch() const {
     BatchLayout layout;

@@ -3,8 +3,8 @@
 #include <string>
 
 #include "effinfer/ops/attention.h"
-#include "ops/attention_tensors.h"
 #include "ops/attention_plan.h"
+#include "ops/attention_tensors.h"
 #include "ops/registry.h"
 #include "ops/validate.h"
 
@@ -62,8 +62,7 @@ int32_t rope_dims(const AttentionInputs& inputs, const AttentionGeometry& g) {
                 "fewer than " + std::to_string(g.head_dim_qk) + " dimensions a head",
                 dims.to_string());
   const auto rope = static_cast<int32_t>(dims[dims.rank() - 1]);
-  kCheck.expect((g.head_dim_qk - rope) % 16 == 0, "k",
-                "a multiple of 16 dimensions beside k_rope",
+  kCheck.expect((g.head_dim_qk - rope) % 16 == 0, "k", "a multiple of 16 dimensions beside k_rope",
                 std::to_string(g.head_dim_qk - rope));
   return rope;
 }

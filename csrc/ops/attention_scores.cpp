@@ -1,11 +1,12 @@
+#include "effinfer/ops/attention_scores.h"
+
 #include <algorithm>
 #include <cmath>
 #include <string>
 #include <vector>
 
-#include "effinfer/ops/attention_scores.h"
-#include "ops/attention_tensors.h"
 #include "ops/attention_plan.h"
+#include "ops/attention_tensors.h"
 #include "ops/score_passes.h"
 #include "ops/validate.h"
 

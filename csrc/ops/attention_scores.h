@@ -3,8 +3,8 @@
 //
 // The logarithm of each row's sum of exponentials is known before (attention without values gives
 // it). An item is four units of 64 keys of one sequence and KV head: it gathers them once, or
-// takes the engine's pages as they lie, and walks the query rows in order, so that each result is written by one member of a team and is the
-// same bits for any of them.
+// takes the engine's pages as they lie, and walks the query rows in order, so that each result is
+// written by one member of a team and is the same bits for any of them.
 #pragma once
 
 #include <cstdint>
@@ -43,7 +43,7 @@ struct AttentionScoresProblem {
   float sm_scale = 1.0f;
   float logits_soft_cap = 0.0f;
   Arithmetic arithmetic = Arithmetic::f32;  // of the products
-  const float* lse = nullptr;  // [T, num_qo_heads], natural logarithms
+  const float* lse = nullptr;               // [T, num_qo_heads], natural logarithms
   bool maximum = false;
   int32_t row_block = 0;            // rows whose positions have the same quotient by it; 0: all
   int32_t key_block = 1;            // keys of a result: a power of two up to 256

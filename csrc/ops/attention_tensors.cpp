@@ -99,8 +99,8 @@ const float* per_head(const Validator& check, std::string_view argument, const T
 }
 
 Arithmetic product_arithmetic(KeySource source, DType q, DType kv) {
-  const bool keys = kv == DType::bf16 || (source == KeySource::rows && kv != DType::f32 &&
-                                          kv != DType::f16);
+  const bool keys =
+      kv == DType::bf16 || (source == KeySource::rows && kv != DType::f32 && kv != DType::f16);
   const bool has = current_isa() >= Isa::avx512 && cpu_features().avx512_bf16;
   return q == DType::bf16 && keys && has ? Arithmetic::bf16 : Arithmetic::f32;
 }

@@ -103,8 +103,7 @@ class Planner {
     const int32_t length = batch_.kv_len[s];
     const int32_t start = length - (batch_.qo_indptr[s + 1] - batch_.qo_indptr[s]);
     const int32_t position = start + tile.list_row;  // of the first row
-    tile.num_tokens =
-        shape_.causal ? std::clamp(position + tile.num_rows, 0, length) : length;
+    tile.num_tokens = shape_.causal ? std::clamp(position + tile.num_rows, 0, length) : length;
     tile.end_unit = ceil_div(tile.num_tokens, kUnitTokens);
     if (shape_.window_left < 0) return;
     // A token of a tree may follow the step's first one, whatever its row.

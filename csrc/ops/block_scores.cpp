@@ -7,9 +7,9 @@
 
 #include "core/float16.h"
 #include "effinfer/ops/attention_scores.h"
+#include "ops/attention_plan.h"
 #include "ops/attention_tensors.h"
 #include "ops/index_builder.h"
-#include "ops/attention_plan.h"
 #include "ops/score_passes.h"
 
 namespace effinfer::ops {

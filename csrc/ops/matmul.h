@@ -23,7 +23,6 @@
 
 namespace effinfer::ops {
 
-
 struct MatmulPart {
   PackedWeight weight;
   const float* bias = nullptr;      // [N]; null: none

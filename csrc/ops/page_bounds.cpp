@@ -6,8 +6,8 @@
 
 #include "core/float16.h"
 #include "effinfer/ops/token_index.h"
-#include "ops/attention_tensors.h"
 #include "ops/attention_plan.h"
+#include "ops/attention_tensors.h"
 
 namespace effinfer::ops {
 namespace {

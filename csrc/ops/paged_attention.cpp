@@ -67,8 +67,8 @@ void paged_attention(const TensorView& q, const PagedKv& kv, const PagedBatch& b
   problem.alibi_slopes = per_head(check, "alibi_slopes", options.alibi_slopes, heads);
   problem.sink_logits = per_head(check, "sink_logits", options.sink_logits, heads);
   if (options.visits != nullptr) {
-    problem.visits = plan_of(*options.visits, "paged_attention", problem.batch, heads,
-                             kv.num_kv_heads());
+    problem.visits =
+        plan_of(*options.visits, "paged_attention", problem.batch, heads, kv.num_kv_heads());
     check.expect(options.window_left < 0, "window_left", "-1 with visits",
                  std::to_string(options.window_left));
     check.expect(ancestors.empty(), "parents", "none with visits", "some");

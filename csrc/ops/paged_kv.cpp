@@ -116,7 +116,6 @@ void PagedKv::read(float* k, float* v) const {
   }
 }
 
-
 const KvLayer& layer_of(const PagedKv& kv) {
   return kv.impl().layer;
 }

@@ -17,15 +17,17 @@ struct PositionMask {
     for (int32_t s = 0; s < p.batch.num_sequences; ++s) {
       starts.push_back(8 * bytes);
       strides.push_back(p.batch.kv_len[s]);
-      bytes += (int64_t{p.batch.qo_indptr[s + 1] - p.batch.qo_indptr[s]} * p.batch.kv_len[s] + 7) / 8;
+      bytes +=
+          (int64_t{p.batch.qo_indptr[s + 1] - p.batch.qo_indptr[s]} * p.batch.kv_len[s] + 7) / 8;
     }
     bits.resize(static_cast<size_t>(bytes));
     for (int32_t s = 0; s < p.batch.num_sequences; ++s) {
       for (int32_t row = p.batch.qo_indptr[s]; row < p.batch.qo_indptr[s + 1]; ++row) {
-        const int64_t first =
-            starts[static_cast<size_t>(s)] + int64_t{row - p.batch.qo_indptr[s]} * p.batch.kv_len[s];
+        const int64_t first = starts[static_cast<size_t>(s)] +
+                              int64_t{row - p.batch.qo_indptr[s]} * p.batch.kv_len[s];
         const int64_t position = p.positions[row];
-        const int64_t end = p.causal ? std::min<int64_t>(position + 1, p.batch.kv_len[s]) : p.batch.kv_len[s];
+        const int64_t end =
+            p.causal ? std::min<int64_t>(position + 1, p.batch.kv_len[s]) : p.batch.kv_len[s];
         const int64_t begin =
             p.window_left >= 0 ? std::max<int64_t>(0, position - p.window_left) : 0;
         set_bits(bits.data(), first + begin, first + end);
@@ -99,7 +101,8 @@ struct Diagonals {
 void fold_diagonals(const AttentionScoresProblem& p, const std::vector<ScoreItem>& items,
                     float* out, ThreadPool& pool) {
   std::vector<int64_t> starts = {0};
-  for (int32_t s = 0; s < p.batch.num_sequences; ++s) starts.push_back(starts.back() + p.batch.kv_len[s]);
+  for (int32_t s = 0; s < p.batch.num_sequences; ++s)
+    starts.push_back(starts.back() + p.batch.kv_len[s]);
   const int32_t group = p.num_qo_heads / p.num_kv_heads;
   const Diagonals at;
   const auto add = [&](const ScoreItem& item, int32_t head) {

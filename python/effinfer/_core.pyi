@@ -709,6 +709,8 @@ class AttentionPlan:
         head_dim_vo: int,
         causal: bool = False,
         window_left: int = -1,
+        sink_tokens: int = 0,
+        decode: bool = False,
         mask: typing.Any = None,
         mask_indptr: typing.Any = None,
         lists: typing.Any = None,
@@ -723,8 +725,8 @@ class AttentionPlan:
     def run(
         self,
         q: numpy.typing.NDArray[typing.Any],
-        k: numpy.typing.NDArray[typing.Any],
-        v: numpy.typing.NDArray[typing.Any],
+        k: typing.Any,
+        v: typing.Any,
         out: numpy.typing.NDArray[typing.Any],
         lse: typing.Any = None,
         *,
@@ -736,7 +738,7 @@ class AttentionPlan:
         v_scale: typing.Any = 1.0,
         q_rope: typing.Any = None,
         k_rope: typing.Any = None,
-        sinks: typing.Any = None,
+        sink_logits: typing.Any = None,
         layout: str = "NHD",
         pool: ThreadPool | None = None,
     ) -> None: ...
@@ -804,7 +806,7 @@ def apply_token_bitmask(
 ) -> None: ...
 def attention_scores(
     q: numpy.typing.NDArray[typing.Any],
-    k: numpy.typing.NDArray[typing.Any],
+    k: typing.Any,
     qo_indptr: numpy.typing.NDArray[typing.Any],
     kv_indptr: numpy.typing.NDArray[typing.Any],
     kv_indices: typing.Any,
@@ -1171,16 +1173,20 @@ def paged_attention(
     kv_indptr: numpy.typing.NDArray[typing.Any],
     kv_indices: numpy.typing.NDArray[typing.Any],
     kv_len: numpy.typing.NDArray[typing.Any],
-    scale: float | None = None,
+    *,
+    sm_scale: float | None = None,
     window_left: int = -1,
-    sinks: int = 0,
-    soft_cap: float = 0.0,
+    sink_tokens: int = 0,
+    logits_soft_cap: float = 0.0,
     parents: typing.Any = None,
     arithmetic: str = "f32",
-    *,
     visits: Visits | None = None,
+    alibi_slopes: typing.Any = None,
+    sink_logits: typing.Any = None,
+    return_lse: bool = False,
+    lse_base: str = "log2",
     pool: ThreadPool | None = None,
-) -> numpy.typing.NDArray[numpy.float32]: ...
+) -> typing.Any: ...
 def pass_names() -> list[str]:
     """
     The passes, in order.

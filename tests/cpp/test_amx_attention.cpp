@@ -119,8 +119,7 @@ struct Sequence {
     const int64_t width = int64_t{shape.group} * shape.dim;
     out.assign(index(count * width), -7.0f);
     // What was there before must not matter, nor may anything behind it change.
-    const int64_t bytes =
-        cpu::attention_scratch_bytes(count * shape.group, shape.dim, shape.dim);
+    const int64_t bytes = cpu::attention_scratch_bytes(count * shape.group, shape.dim, shape.dim);
     scratch.assign(index((bytes + 3) / 4), std::numeric_limits<float>::quiet_NaN());
     scratch.insert(scratch.end(), kGuard, 7.0f);
     KvLayer layer;
@@ -365,7 +364,8 @@ TEST("the native kernel agrees with the emulated one") {
   for (const Shape& shape : {Shape{1, 64}, Shape{3, 128}, Shape{5, 96, 90, 3, 20.0f}}) {
     const Sequence sequence(shape, 421, 21);
     for (const int64_t count : {1, 5, 9}) {
-      const std::vector<float> got = sequence.run(421 - count, count, cpu::kernels<cpu::Level::amx, AttentionKernels>());
+      const std::vector<float> got =
+          sequence.run(421 - count, count, cpu::kernels<cpu::Level::amx, AttentionKernels>());
       const std::vector<float> expected = sequence.run(421 - count, count);
       sequence.check(421 - count, count, got, "native");
       int64_t different = 0;

@@ -46,8 +46,7 @@ struct Planned {
   std::vector<int32_t> done;
 
   Planned(const AttentionShape& shape, const BatchLayout& batch, int64_t max_kv_len) {
-    const int64_t partials =
-        work.reserve(shape, batch.num_tokens, batch.num_sequences, max_kv_len);
+    const int64_t partials = work.reserve(shape, batch.num_tokens, batch.num_sequences, max_kv_len);
     const AttentionTile* tiles = work.tiles.data();
     const AttentionItem* items = work.items.data();
     const AttentionMerge* merges = work.merges.data();
@@ -71,8 +70,8 @@ struct Coverage {
 
 using Row = std::pair<int32_t, int32_t>;  // row, query head
 
-void add_item(const AttentionWork& work, const AttentionItem& item,
-              std::map<Row, Coverage>& rows, std::set<int32_t>& used) {
+void add_item(const AttentionWork& work, const AttentionItem& item, std::map<Row, Coverage>& rows,
+              std::set<int32_t>& used) {
   const AttentionTile& tile = work.tiles[static_cast<size_t>(item.tile)];
   const int32_t first_chunk = item.first_unit / kChunkUnits;
   const int32_t chunks = (item.end_unit - 1) / kChunkUnits - first_chunk + 1;
@@ -85,8 +84,7 @@ void add_item(const AttentionWork& work, const AttentionItem& item,
       }
       coverage.direct += item.partial < 0 ? 1 : 0;
       for (int32_t c = 0; item.partial >= 0 && c < chunks; ++c) {
-        const int32_t index =
-            item.partial + (c * tile.num_rows + r) * tile.num_heads + h;
+        const int32_t index = item.partial + (c * tile.num_rows + r) * tile.num_heads + h;
         coverage.partials.push_back(index);
         CHECK(used.insert(index).second);
         CHECK(index < work.num_partials);

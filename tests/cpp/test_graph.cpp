@@ -12,6 +12,7 @@
 #include "compiler/rewriter.h"
 #include "effinfer/error.h"
 #include "effinfer/graph.h"
+#include "effinfer/ops/rope.h"
 #include "graph/op_specs.h"
 #include "ops/elementwise.h"
 #include "ops/limits.h"

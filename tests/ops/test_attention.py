@@ -37,7 +37,9 @@ def check(rng, kv_lens, qo_lens, heads, kv_heads, head_dim, dtype, **options):
     assert_close(out, expected, terms=head_dim + max(kv_lens), magnitude=magnitude)
     if dtype == "bf16" and bf16_arithmetic():
         # Queries are rounded after scaling; then each probability once.
-        out = _core.paged_attention(q, kv, *batch.lists, sm_scale=scale, arithmetic="bf16", **options)
+        out = _core.paged_attention(
+            q, kv, *batch.lists, sm_scale=scale, arithmetic="bf16", **options
+        )
         rounded = to_bf16(q * np.float32(scale))
         expected, magnitude = reference(
             rounded, keys, values, batch, 1.0, *masks, of_probabilities=True

@@ -56,7 +56,9 @@ def test_attention_sees_what_lists_have(isa, dtype, heads, kv_heads, head_dim):
     expected, magnitude = reference(q, keys, values, batch, scale, visited=lists)
     assert_close(out, expected, terms=head_dim + max(KV_LENS), magnitude=magnitude)
     if dtype == "bf16" and bf16_arithmetic():
-        out = _core.paged_attention(q, kv, *batch.lists, sm_scale=scale, arithmetic="bf16", visits=visits)
+        out = _core.paged_attention(
+            q, kv, *batch.lists, sm_scale=scale, arithmetic="bf16", visits=visits
+        )
         expected, magnitude = reference(
             to_bf16(q * scale), keys, values, batch, 1.0, visited=lists, of_probabilities=True
         )

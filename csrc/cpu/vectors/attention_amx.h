@@ -115,8 +115,8 @@ class AmxProducts {
     auto* to = reinterpret_cast<uint8_t*>(spare_);
     for (int64_t n = 0; n < columns; ++n, from += b.stride, to += kTileBytes) {
       for (int64_t i = 0; i < count; i += 2) {
-        const auto line = KvBf16Pairs::load(from + i / 2 * b.step,
-                                                        static_cast<int>(count - i < 2 ? 1 : 2));
+        const auto line =
+            KvBf16Pairs::load(from + i / 2 * b.step, static_cast<int>(count - i < 2 ? 1 : 2));
         _mm512_storeu_si512(to + i / 2 * kTileRowBytes, (__m512i)line);
       }
       const int64_t filled = (count + 1) / 2 * kTileRowBytes;

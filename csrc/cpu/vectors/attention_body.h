@@ -64,8 +64,8 @@ struct RowWriter {
     if (task.sink_logits != nullptr) {
       const float sink = task.sink_logits[head];
       const float highest = sink > max ? sink : max;
-      const float kept = Math::first_lane(exp(V::set(max - highest)));
-      sum = sum * kept + Math::first_lane(exp(V::set(sink - highest)));
+      const float kept = Math::first_lane(simd::exp(V::set(max - highest)));
+      sum = sum * kept + Math::first_lane(simd::exp(V::set(sink - highest)));
       scale *= kept;
       max = highest;
     }
@@ -167,7 +167,7 @@ struct AttentionBody {
       if (k_scales != nullptr) x = x * V::load(k_scales + t);
       if (task.soft_cap > 0.0f) {
         const V cap = V::set(task.soft_cap);
-        x = tanh(x / cap) * cap;
+        x = simd::tanh(x / cap) * cap;
       }
       if (task.alibi_slopes != nullptr) {
         x = fma(V::set(slope), V::load(positions + t) - position, x);

@@ -188,11 +188,11 @@ struct AttentionMath {
     const float new_max = maximum(highest);
     V sums = V::set(0.0f);
     for (int64_t t = all.begin; t < all.end; t += 16) {
-      const V p = exp(V::load(scores + t) - V::set(new_max));
+      const V p = simd::exp(V::load(scores + t) - V::set(new_max));
       sums = sums + p;
       store_factor(weigh(p, t), scores, t);  // behind what is still to be read
     }
-    const float factor = first_lane(exp(V::set(old_max - new_max)));
+    const float factor = first_lane(simd::exp(V::set(old_max - new_max)));
     row_max = new_max;
     row_sum = row_sum * factor + sum(sums);
     row_factor = factor;
@@ -215,8 +215,8 @@ struct AttentionMath {
   static void fold(float& max, float& sum, float* out, float chunk_max, float chunk_sum,
                    const float* chunk_out, int64_t dim) {
     const float highest = chunk_max > max ? chunk_max : max;
-    const V a = exp(V::set(max - highest));
-    const V b = exp(V::set(chunk_max - highest));
+    const V a = simd::exp(V::set(max - highest));
+    const V b = simd::exp(V::set(chunk_max - highest));
     max = highest;
     sum = first_lane(fma(V::set(chunk_sum), b, V::set(sum) * a));
     for (int64_t d = 0; d < dim; d += 16) {

@@ -108,8 +108,8 @@ struct AttentionScoresBody {
   }
 
   // What rows [first, first + count) see; whether any of it is in keys [begin, end).
-  static bool find_limits(const ScoresTask& task, const State& s, int64_t first,
-                          int64_t count, int64_t begin, int64_t end) {
+  static bool find_limits(const ScoresTask& task, const State& s, int64_t first, int64_t count,
+                          int64_t begin, int64_t end) {
     const AttentionTask& list = task.keys;
     bool any = false;
     for (int64_t row = 0; row < count; ++row) {
@@ -136,8 +136,8 @@ struct AttentionScoresBody {
 
   // Adds `count` values of keys from `key` on to what the block of rows has.
   template <bool kMaximum>
-  static void flush(const ScoresTask& task, const V (&sums)[kGroups], int64_t head,
-                    int64_t block, int64_t key, int64_t count) {
+  static void flush(const ScoresTask& task, const V (&sums)[kGroups], int64_t head, int64_t block,
+                    int64_t key, int64_t count) {
     float* out = task.out + head * task.head_stride + block * task.block_stride;
     const auto join = [](auto a, auto b) __attribute__((always_inline)) {
       if constexpr (kMaximum)
@@ -173,9 +173,9 @@ struct AttentionScoresBody {
       if (unit.scales != nullptr) x = x * V::load(unit.scales + t);
       if (list.soft_cap > 0.0f) {
         const V cap = V::set(list.soft_cap);
-        x = tanh(x / cap) * cap;
+        x = simd::tanh(x / cap) * cap;
       }
-      const V p = Math::only(seen, t, exp(x - V::set(lse)), 0.0f);
+      const V p = Math::only(seen, t, simd::exp(x - V::set(lse)), 0.0f);
       sums[g] = kMaximum ? max(sums[g], p) : sums[g] + p;
       if (diagonal == nullptr) continue;
       float lanes[16];
@@ -186,8 +186,8 @@ struct AttentionScoresBody {
 
   // A unit's scores of rows [first, first + count) into what its keys have.
   template <bool kMaximum>
-  static void add_unit(const ScoresTask& task, const State& s, const ScoreUnit& unit,
-                       int64_t first, int64_t count, int64_t key) {
+  static void add_unit(const ScoresTask& task, const State& s, const ScoreUnit& unit, int64_t first,
+                       int64_t count, int64_t key) {
     const AttentionTask& list = task.keys;
     const int64_t chunk = int64_t{list.first_unit} * kUnit;
     const int64_t all = int64_t{list.end_unit} * kUnit;

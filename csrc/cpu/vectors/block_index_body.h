@@ -51,7 +51,7 @@ struct BlockIndexBody {
     for (int64_t i = 0; i < count; i += 16) {
       const int64_t n = count - i < 16 ? count - i : 16;
       for (int64_t j = 0; j < 16; ++j) lanes[j] = j < n ? values[i + j] : kNoScore;
-      exp(V::load(lanes) - V::set(highest)).store(lanes);
+      simd::exp(V::load(lanes) - V::set(highest)).store(lanes);
       for (int64_t j = 0; j < n; ++j) sum += values[i + j] = lanes[j];
     }
     for (int64_t i = 0; i < count; ++i) values[i] /= sum;
@@ -216,7 +216,7 @@ struct BlockIndexBody {
       const V cells = V::load(lanes);
       const float highest = maximum(max(V::set(kNoScore), cells));
       c.maxima[cell * tile.num_pages + page] = highest;
-      const V shares = exp(cells - V::set(highest));
+      const V shares = simd::exp(cells - V::set(highest));
       c.sums[cell * tile.num_pages + page] =
           past > 0 ? sum(Math::only((uint64_t{1} << page_cells) - 1, 0, shares, 0.0f)) : 0.0f;
     }
@@ -236,7 +236,7 @@ struct BlockIndexBody {
       }
       float all = 0.0f;
       for (int64_t page = 0; page < tile.num_pages; ++page) {
-        all += sums[page] *= Math::first_lane(exp(V::set(maxima[page] - highest)));
+        all += sums[page] *= Math::first_lane(simd::exp(V::set(maxima[page] - highest)));
       }
       float* scores = tile.scores + cell / c.row_cells * tile.num_pages;
       for (int64_t page = 0; page < tile.num_pages; ++page) scores[page] += sums[page] / all;

@@ -100,7 +100,7 @@ struct ColumnIndexBody {
     const V factor = V::set(1.0f / s.sum[row]);
     for (int64_t t = 0; t < end; t += 16) {
       const V x = scaled(tile, page_id, t, V::load(scores + t));
-      const V p = exp(Math::only(seen, t, x, -__builtin_inff()) - highest) * factor;
+      const V p = simd::exp(Math::only(seen, t, x, -__builtin_inff()) - highest) * factor;
       (V::load(columns + t) + p).store(columns + t);
       if (diagonals != nullptr) (V::load(diagonals + t) + p).store(diagonals + t);
     }

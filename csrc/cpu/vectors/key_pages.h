@@ -195,9 +195,9 @@ class KeyPages {
 
   const AttentionTask& task_;
   Products& products_;
-  TokenWalk walk_;         // of spans
-  int64_t page_;           // the next one with visited tokens
-  uint64_t left_ = 0;      // of these, those that are not gathered yet
+  TokenWalk walk_;     // of spans
+  int64_t page_;       // the next one with visited tokens
+  uint64_t left_ = 0;  // of these, those that are not gathered yet
   int32_t chunk_ = 0;
   KeyUnit unit_;
   bool all_seen_ = false;

@@ -170,7 +170,6 @@ struct RowGather {
   }
 };
 
-
 template <class Kv, class Pack, class Products>
 class KeyRows {
  public:
@@ -327,7 +326,7 @@ class KeyRows {
   Products& products_;
   const int64_t dim_qk_;
   const int64_t dim_vo_;
-  const bool direct_;  // keys and values are multiplied where they lie,
+  const bool direct_;          // keys and values are multiplied where they lie,
   const bool gathers_values_;  // and float32 values always, as their rows are lines already
   const typename Gather::Buffers buffers_;
   RowWalk walk_;

@@ -40,9 +40,7 @@ void load_queries(const AttentionTask& task, int64_t first, int64_t count, int64
     }
     with_float_type(rows.dtype, [&]<class T>() {
       const auto* from = reinterpret_cast<const T*>(at(row));
-      for_vectors(rows.dims, [&](int64_t d, auto&& load, auto&&) {
-        load(from + d).store(to + d);
-      });
+      for_vectors(rows.dims, [&](int64_t d, auto&& load, auto&&) { load(from + d).store(to + d); });
     });
   };
   const V scale = V::set(task.q_scale);

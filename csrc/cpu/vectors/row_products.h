@@ -1,6 +1,6 @@
-// Products of few query rows with keys and values of a caller where they lie, without gathering them
-// first: each is read once, so that a copy of it would cost more than the product. The sums have
-// the order of AttentionMath's products over gathered lines, and so the same bits.
+// Products of few query rows with keys and values of a caller where they lie, without gathering
+// them first: each is read once, so that a copy of it would cost more than the product. The sums
+// have the order of AttentionMath's products over gathered lines, and so the same bits.
 #pragma once
 
 #include <cstdint>

@@ -149,8 +149,8 @@ def _gguf_eos(file: _core.GgufFile) -> list[int]:
 
 
 def _open_folder(path: Path, head: str | None) -> ModelFiles:
-    from effinfer.checkpoints.hf_ternary import ternary_format
     from effinfer.checkpoints.folder_weights import load_folder_weights
+    from effinfer.checkpoints.hf_ternary import ternary_format
 
     config_file = read_json(path / "config.json")
     if not config_file:

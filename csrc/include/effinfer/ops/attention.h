@@ -63,11 +63,11 @@ struct AttentionLists {
 };
 
 struct AttentionInputs {
-  StridedView q;       // [T, num_qo_heads, head_dim_qk]; f32, f16 or bf16
-  StridedView k;       // paged: [pages, page_size, num_kv_heads, head_dim_qk] in nhd order, [pages,
-                       // num_kv_heads, page_size, head_dim_qk] in hnd; ragged: [N, num_kv_heads,
-                       // head_dim_qk]; f32, f16, bf16, i8, f8_e4m3 or f8_e5m2
-  StridedView v;       // the same with head_dim_vo, of k's dtype
+  StridedView q;  // [T, num_qo_heads, head_dim_qk]; f32, f16 or bf16
+  StridedView k;  // paged: [pages, page_size, num_kv_heads, head_dim_qk] in nhd order, [pages,
+                  // num_kv_heads, page_size, head_dim_qk] in hnd; ragged: [N, num_kv_heads,
+                  // head_dim_qk]; f32, f16, bf16, i8, f8_e4m3 or f8_e5m2
+  StridedView v;  // the same with head_dim_vo, of k's dtype
   const PagedKv* kv = nullptr;  // in place of k and v, with page_size 64; q is f32
   StridedView q_rope;  // the last dimensions of queries and keys, where they lie apart (latent
   StridedView k_rope;  // attention); rank 0: none
@@ -77,7 +77,7 @@ struct AttentionInputs {
   TensorView alibi_slopes;       // float32 [num_qo_heads]: + slope * (key - query position)
   TensorView sink_logits;  // float32 [num_qo_heads]: the logit, neither scaled nor capped, of one
                            // more key that every row sees, whose value is zero; rank 0: none
-  float k_scale = 1.0f;  // numbers of k and v times these are keys and values
+  float k_scale = 1.0f;    // numbers of k and v times these are keys and values
   float v_scale = 1.0f;
   StridedView k_scales;  // float32, k's shape without the last dimension; rank 0: none
   StridedView v_scales;

@@ -15,8 +15,8 @@ namespace effinfer::ops {
 enum class ScoreReduce { sum, max };
 
 struct AttentionScoresInputs {
-  StridedView q;  // [T, num_qo_heads, head_dim]; f32, f16 or bf16
-  StridedView k;  // as in AttentionInputs
+  StridedView q;                // [T, num_qo_heads, head_dim]; f32, f16 or bf16
+  StridedView k;                // as in AttentionInputs
   const PagedKv* kv = nullptr;  // in place of k: the engine's pages, with page_size 64
   KvOrder order = KvOrder::nhd;
   TensorView positions;     // int32 [T]: of the rows in their sequences; rank 0: the last ones

@@ -8,8 +8,8 @@
 #include <vector>
 
 #include "effinfer/export.h"
-#include "effinfer/ops/block_lists.h"
 #include "effinfer/ops/attention.h"
+#include "effinfer/ops/block_lists.h"
 #include "effinfer/tensor.h"
 #include "effinfer/threads.h"
 #include "effinfer/top_scores.h"
