@@ -224,10 +224,10 @@ void lower_attention(Lowering& lowering, const Node& node) {
                         as_operand, slot, layer = int_attribute(node, "layer"), has_visits, visits,
                         has_append = append != nullptr,
                         places = inner.places](ops::AttentionProblem& p, const Step& step) {
-    const ops::KvLayer kv = step.kv_layer(layer);
+    const ops::KvLayer pages = step.kv_layer(layer);
     p.q.data = reinterpret_cast<const uint8_t*>(q.at(step));
-    p.k = ops::keys_of(kv);
-    p.v = ops::values_of(kv);
+    p.k = ops::keys_of(pages);
+    p.v = ops::values_of(pages);
     p.batch = step.layout;
     const AttentionBuffers& buffers = step.attention[slot];
     p.work = &buffers.work;

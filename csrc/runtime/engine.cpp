@@ -12,29 +12,6 @@
 namespace effinfer {
 namespace {
 
-using runtime::StepLimits;
-
-class ExecutableRunner : public runtime::StepRunner {
- public:
-  explicit ExecutableRunner(std::shared_ptr<Executable> executable)
-      : executable_(std::move(executable)) {}
-  void run(const Batch& batch, KvCache& cache, std::span<float> logits) override {
-    executable_->run(batch, cache, logits);
-  }
-  int32_t max_top() const override { return executable_->max_top(); }
-  void run_top(const Batch& batch, KvCache& cache, const TopLogits& top) override {
-    executable_->run_top(batch, cache, top);
-  }
-  int64_t vocab_size() const override { return executable_->vocab_size(); }
-  StepLimits limits() const override {
-    const CompileOptions& options = executable_->options();
-    return {options.max_tokens, options.max_sequences, options.max_rows};
-  }
-
- private:
-  std::shared_ptr<Executable> executable_;
-};
-
 int64_t metadata_int(const Graph& graph, const char* key) {
   const auto entry = graph.metadata.find(key);
   const int64_t* value =
@@ -138,7 +115,7 @@ Engine::Engine(std::shared_ptr<const Model> model, const EngineOptions& options,
   impl_->pool = pool ? std::move(pool) : std::make_shared<ThreadPool>();
   impl_->executable = compile(graph, model->weights, impl_->pool, compile_options);
   impl_->core = std::make_unique<runtime::EngineCore>(
-      std::make_unique<ExecutableRunner>(impl_->executable),
+      std::make_unique<runtime::ExecutableRunner>(impl_->executable),
       std::make_unique<KvCache>(impl_->executable->kv_config(kv_dtype(options), pages)), core);
 }
 

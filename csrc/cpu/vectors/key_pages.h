@@ -141,7 +141,9 @@ class KeyPages {
     lines_v_ = task_.v.data + id * task_.v.page_stride;
     if (Kv::kScaled) {
       at_k_scales_ = task_.k.scales + id * task_.k.scale_page_stride;
-      at_v_scales_ = task_.v.scales + id * task_.v.scale_page_stride;
+      if (task_.v.scales != nullptr) {  // there are none of values that nobody wants
+        at_v_scales_ = task_.v.scales + id * task_.v.scale_page_stride;
+      }
     }
     ahead_ = (task_.pages[next] - id) * task_.k.page_stride;
   }
@@ -154,7 +156,7 @@ class KeyPages {
     lines_v_ = reinterpret_cast<const uint8_t*>(v_);
     if (Kv::kScaled) {
       at_k_scales_ = k_scales_;
-      at_v_scales_ = v_scales_;
+      if (task_.v.scales != nullptr) at_v_scales_ = v_scales_;
     }
     ahead_ = 0;
   }
@@ -171,7 +173,7 @@ class KeyPages {
     if (!Kv::kScaled) return;
     const int64_t scale = from.page_id * task_.k.scale_page_stride + from.token;
     k_scales_[slot] = task_.k.scales[scale];
-    v_scales_[slot] = task_.v.scales[scale];
+    if (task_.v.scales != nullptr) v_scales_[slot] = task_.v.scales[scale];
   }
 
   // The lines of P tokens from `slot` on: one element of each of their own lines.

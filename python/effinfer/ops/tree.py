@@ -3,7 +3,7 @@
 from typing import Any
 
 from effinfer import _core
-from effinfer._core import ThreadPool
+from effinfer._core import PagedKv, ThreadPool
 from effinfer.ops.shared.options import LAYOUTS, Scores, indices, kv_views, one_of
 from effinfer.ops.shared.planned import PlannedAttention
 from effinfer.ops.shared.sequences import Heads, Sequences
@@ -46,17 +46,17 @@ def tree_attention(
     op = "tree_attention"
     one_of(kv_layout, LAYOUTS, f"[{op}] kv_layout")
     k, v = kv_views(op, paged_kv_cache, kv_layout)
-    slots, heads = (1, 2) if kv_layout == "NHD" else (2, 1)
+    page_size, kv_heads, dim_qk, dim_vo = _sizes(k, v, kv_layout)
     names = ("kv_indptr", "kv_indices", "kv_last_page_len")
     lists = (qo_indptr, kv_indptr, kv_indices, kv_last_page_len)
-    sequences = Sequences.paged(op, *lists, k.shape[slots], names)
+    sequences = Sequences.paged(op, *lists, page_size, names)
     bits, bit_indptr = _core.ancestor_mask(
         indices(parents, f"[{op}] parents"), sequences.qo_indptr, sequences.kv_len
     )
     planned = PlannedAttention(
         op,
         sequences,
-        Heads(int(q.shape[1]), k.shape[heads], k.shape[3], v.shape[3]),
+        Heads(int(q.shape[1]), kv_heads, dim_qk, dim_vo),
         Scores(sm_scale, logits_soft_cap),
         layout=kv_layout,
         mask=bits,
@@ -74,3 +74,11 @@ def tree_attention(
         v_scale=v_scale,
         pool=pool,
     )
+
+
+def _sizes(k: Any, v: Any, kv_layout: str) -> tuple[int, int, int, int]:
+    """Tokens of a page, heads, and dimensions of keys and of values."""
+    if isinstance(k, PagedKv):
+        return k.page_size, k.num_kv_heads, k.head_dim, k.head_dim
+    slots, heads = (1, 2) if kv_layout == "NHD" else (2, 1)
+    return k.shape[slots], k.shape[heads], k.shape[3], v.shape[3]

@@ -68,7 +68,7 @@ struct AttentionInputs {
                   // num_kv_heads, page_size, head_dim_qk] in hnd; ragged: [N, num_kv_heads,
                   // head_dim_qk]; f32, f16, bf16, i8, f8_e4m3 or f8_e5m2
   StridedView v;  // the same with head_dim_vo, of k's dtype
-  const PagedKv* kv = nullptr;  // in place of k and v, with page_size 64; q is f32
+  const PagedKv* kv = nullptr;  // in place of k and v, with page_size 64
   StridedView q_rope;  // the last dimensions of queries and keys, where they lie apart (latent
   StridedView k_rope;  // attention); rank 0: none
   KvOrder order = KvOrder::nhd;

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from effinfer._core import PagedKv
 from effinfer.ops.shared.arrays import Array, view
 from effinfer.ops.shared.options import (
     LAYOUTS,
@@ -30,11 +31,13 @@ class KeyBatch:
       head_dim] (HND), of sequence s the first kv_len[s] tokens of the pages
       kv_indices[kv_indptr[s]:kv_indptr[s + 1]].
 
+    - the engine's pages: k a `PagedKv`, 64 tokens a page, with the same index vectors.
+
     Every index vector is int32.
     """
 
     q: Array
-    k: Array
+    k: Array | PagedKv
     qo_indptr: Indices
     kv_indptr: Indices
     kv_indices: Indices | None
@@ -55,13 +58,20 @@ class KeyBatch:
         kv_len: Any = None,
         kv_layout: str = "NHD",
     ) -> "KeyBatch":
-        rows, keys = view_3d(q, f"[{op}] q"), view(k, f"[{op}] k")
+        rows, keys = view_3d(q, f"[{op}] q"), k
         one_of(kv_layout, LAYOUTS, f"[{op}] kv_layout")
         paged = kv_indices is not None
-        rank = 4 if paged else 3
-        expect(keys.ndim == rank, f"[{op}] k", f"{rank} dimensions", f"shape {keys.shape}")
-        if not paged and kv_layout == "HND":
-            keys, kv_layout = keys.swapaxes(0, 1), "NHD"
+        if isinstance(k, PagedKv):
+            expect(paged, f"[{op}] kv_indices", "an array with PagedKv", None)
+            page_size = int(k.page_size)
+        else:
+            keys = view(k, f"[{op}] k")
+            rank = 4 if paged else 3
+            expect(keys.ndim == rank, f"[{op}] k", f"{rank} dimensions", f"shape {keys.shape}")
+            if not paged and kv_layout == "HND":
+                keys, kv_layout = keys.swapaxes(0, 1), "NHD"
+            page_size = keys.shape[1 if kv_layout == "NHD" else 2] if paged else 1
+            keys = contiguous_rows(keys)
         if paged:
             for name, given in (("kv_indptr", kv_indptr), ("kv_len", kv_len)):
                 expect(given is not None, f"[{op}] {name}", "an array with kv_indices", None)
@@ -77,12 +87,12 @@ class KeyBatch:
         expect(row_starts[-1] == count, f"[{op}] qo_indptr", f"{count} last", row_starts[-1])
         return cls(
             contiguous_rows(rows),
-            contiguous_rows(keys),
+            keys,
             row_starts,
             starts,
             indices(kv_indices, f"[{op}] kv_indices") if paged else None,
             indices(kv_len, f"[{op}] kv_len"),
-            keys.shape[1 if kv_layout == "NHD" else 2] if paged else 1,
+            page_size,
             kv_layout,
         )
 
@@ -92,6 +102,8 @@ class KeyBatch:
 
     @property
     def num_kv_heads(self) -> int:
+        if isinstance(self.k, PagedKv):
+            return self.k.num_kv_heads
         return int(self.k.shape[1 if self.k.ndim == 3 or self.kv_layout == "HND" else 2])
 
     @property

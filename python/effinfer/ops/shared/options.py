@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from effinfer import _core
-from effinfer._core import InvalidArgumentError, UnsupportedError
+from effinfer._core import InvalidArgumentError, PagedKv, UnsupportedError
 from effinfer.ops.shared.arrays import Array, dense, dtype_name, view
 
 Indices = npt.NDArray[np.int32]
@@ -86,9 +86,12 @@ def view_3d(x: Any, argument: str) -> Array:
     return array
 
 
-def kv_views(op: str, cache: Any, layout: str, rank: int = 4) -> tuple[Array, Array]:
-    """Keys and values of a (k, v) tuple or of one array [pages, 2, ...]."""
+def kv_views(op: str, cache: Any, layout: str, rank: int = 4) -> tuple[Any, Any]:
+    """Keys and values of a (k, v) tuple or of one array [pages, 2, ...]; the engine's pages are
+    both."""
     argument = f"[{op}] paged_kv_cache"
+    if isinstance(cache, PagedKv):
+        return cache, cache
     if isinstance(cache, (tuple, list)):
         expect(len(cache) == 2, argument, "(k_cache, v_cache)", f"{len(cache)} arrays")
         pair = view(cache[0], f"{argument}[0]"), view(cache[1], f"{argument}[1]")

@@ -5,7 +5,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from effinfer import _core
-from effinfer._core import InvalidArgumentError, ThreadPool, UnsupportedError
+from effinfer._core import InvalidArgumentError, PagedKv, ThreadPool, UnsupportedError
 from effinfer.ops.rope import apply_rope_pos_ids
 from effinfer.ops.shared.arrays import Array, dense, dtype_name, result, view
 from effinfer.ops.shared.options import (
@@ -73,8 +73,8 @@ class PlannedAttention:
     def run(
         self,
         q: Any,
-        k: Array,
-        v: Array,
+        k: Array | PagedKv,
+        v: Array | PagedKv,
         *,
         out: Any = None,
         lse: Any = None,
@@ -87,7 +87,7 @@ class PlannedAttention:
         pool: ThreadPool | None = None,
         **parts: Any,
     ) -> Any:
-        """Attention of q; `out`, or (out, lse) with `return_lse`."""
+        """Attention of q; `out`, or (out, lse) with `return_lse`. The engine's pages come as k."""
         queries = self._queries(q)
         shape = (queries.shape[0], self.heads.num_qo_heads, self.heads.head_dim_vo)
         given, out_view = result(q, shape, None, out, f"[{self.op}] out")
@@ -96,9 +96,12 @@ class PlannedAttention:
             given_sums, sums = result(q, shape[:2], np.float32, lse, f"[{self.op}] lse")
         scale = self.scores.scale(self.heads.head_dim_qk) * (1.0 if q_scale is None else q_scale)
         layout, target = self.layout, out_view
-        if self._sequences.kv_indices is None and layout == "HND":
+        if isinstance(k, PagedKv) or isinstance(v, PagedKv):
+            ok = not self._rotates
+            expect(ok, f"[{self.op}] paged_kv_cache", "arrays with ROPE_LLAMA", "PagedKv")
+        elif self._sequences.kv_indices is None and layout == "HND":
             k, v, layout = k.swapaxes(0, 1), v.swapaxes(0, 1), "NHD"
-        if self._rotates:
+        if self._rotates and not isinstance(k, PagedKv) and not isinstance(v, PagedKv):
             queries, k, v = self._rotate(queries, k, v, layout, pool)
             layout, target = "NHD", np.empty(shape, np.float32)
         with errors_of(self.op):
