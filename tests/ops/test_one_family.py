@@ -222,3 +222,8 @@ def test_pages_that_do_not_fit_the_plan():
         rotating.run(case.q, case.kv)
     with pytest.raises(_core.InvalidArgumentError, match="an array with PagedKv"):
         ops.attention_scores(case.q, case.kv)
+    lists = dict(
+        zip(("qo_indptr", "kv_indptr", "kv_indices", "kv_len"), case.batch.lists, strict=True)
+    )
+    with pytest.raises(_core.InvalidArgumentError, match="k: expected an array, got PagedKv"):
+        ops.block_score_index(case.q, case.kv, num_blocks=1, **lists)

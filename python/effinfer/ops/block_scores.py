@@ -59,7 +59,7 @@ def block_score_index(
     expect(num_blocks is None or num_blocks >= 0, f"[{op}] num_blocks", "0 or more", num_blocks)
     lists = _core.block_score_lists(
         batch.q,
-        batch.k,
+        batch.arrays(op),
         *batch.lists,
         **batch.geometry,
         causal=causal,
@@ -123,7 +123,7 @@ def page_bounds(
         given = page_size is not None
         expect(given, f"[{op}] page_size", "a number, of ragged keys", page_size)
     bounds = _core.page_bounds(
-        batch.k,
+        batch.arrays(op),
         *batch.lists,
         page_size=batch.page_size if page_size is None else page_size,
         num_kv_heads=batch.num_kv_heads,

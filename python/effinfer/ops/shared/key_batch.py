@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from effinfer._core import PagedKv
+from effinfer._core import InvalidArgumentError, PagedKv
 from effinfer.ops.shared.arrays import Array, view
 from effinfer.ops.shared.options import (
     LAYOUTS,
@@ -95,6 +95,12 @@ class KeyBatch:
             page_size,
             kv_layout,
         )
+
+    def arrays(self, op: str) -> Array:
+        """The keys of an operator that does not read the engine's pages."""
+        if isinstance(self.k, PagedKv):
+            raise InvalidArgumentError(f"[{op}] k: expected an array, got PagedKv")
+        return self.k
 
     @property
     def num_qo_heads(self) -> int:
