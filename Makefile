@@ -20,7 +20,7 @@ BUILD := build/wheel
 FUZZ_MUTATIONS ?= 100000
 SETUP := $(BIN)/python tools/setup_venv.py
 
-.PHONY: demo test lint sanitize fidelity bench bench-techniques format stubs clean
+.PHONY: demo test lint sanitize fidelity bench bench-compare bench-techniques format stubs clean
 .DEFAULT_GOAL := test
 
 $(BIN)/python:
@@ -90,6 +90,12 @@ bench: | $(BIN)/python
 	@$(SETUP) package --build-dir $(BUILD)
 	$(BIN)/python bench/run.py $(BENCH_FLAGS)
 	@echo "bench: docs/performance.md written"
+
+# This version beside another checkout, in turns: BEFORE=/path, COMPARE_FLAGS="--repeats 9".
+bench-compare: | $(BIN)/python
+	@$(SETUP) build test bench
+	@$(SETUP) package --build-dir $(BUILD)
+	$(BIN)/python bench/compare.py --before $(BEFORE) $(COMPARE_FLAGS)
 
 # Sparse prefills on real models and text; writes the tables of docs/techniques.md.
 bench-techniques: | $(BIN)/python
