@@ -10,7 +10,7 @@ namespace effinfer::bindings {
 namespace {
 constexpr int kFirstUserType = 256;  // NPY_USERDEF: types that other packages register with numpy
 
-// By the name that ml_dtypes gives, or of our tag.
+// Knows the names that ml_dtypes gives, and those of our tag.
 std::optional<DType> extended_dtype_of(std::string_view name) {
   if (name == "bfloat16" || name == "bf16") return DType::bf16;
   if (name == "float8_e4m3fn" || name == "f8_e4m3") return DType::f8_e4m3;
@@ -18,7 +18,7 @@ std::optional<DType> extended_dtype_of(std::string_view name) {
   return std::nullopt;
 }
 
-// Of numpy's own types.
+// Knows numpy's own types only.
 std::optional<DType> plain_dtype_of(const py::dtype& type) {
   const char kind = type.kind();
   const auto size = type.itemsize();

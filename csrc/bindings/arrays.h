@@ -61,13 +61,13 @@ pybind11::dtype numpy_dtype(DType dtype);
 // ("[rms_norm] x").
 TensorView view_of(const pybind11::array& array, std::string_view argument);
 
-// The same for an array with any strides.
+// Views an array with any strides, else as view_of().
 StridedView strided_view_of(const pybind11::array& array, std::string_view argument);
 
-// The same for an array that the operator writes to: read-only ones are refused too.
+// Views an array that the operator writes to, as strided_view_of(); read-only ones are refused too.
 StridedView writable_view_of(const pybind11::array& array, std::string_view argument);
 
-// The same for an argument that may be None: then the view has no data.
+// Views an argument that may be None, as view_of(): then the view has no data.
 TensorView optional_view(const pybind11::object& array, std::string_view argument);
 
 // A new float32 array.

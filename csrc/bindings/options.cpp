@@ -61,7 +61,7 @@ Keyword<Options> open_size(const std::string& name, T Base::* field) {
   return {name, type, "None", set};
 }
 
-// What is text in Python; parse(text) gives the field.
+// An option that is text in Python; parse(text) gives the field.
 template <class Options, class Base, class T, class Parse>
 Keyword<Options> named(const std::string& name, const char* text, T Base::* field, Parse parse) {
   const auto set = [=](Options& options, const py::object& value) {
@@ -81,7 +81,7 @@ void set_pack_cache(Options& options, const py::object& value) {
   options.pack_cache = value.is_none() ? std::string() : to_path(value);
 }
 
-// What an executable and an engine have in common, then what is `own`.
+// The options that executables and engines share, then those that are `own`.
 template <class Options>
 std::vector<Keyword<Options>> with_model_options(std::vector<Keyword<Options>> own) {
   using Base = ModelOptions;

@@ -16,7 +16,7 @@ inline pybind11::str to_python(std::string_view text) {
   return pybind11::reinterpret_steal<pybind11::str>(result);
 }
 
-// Of a str, or bytes as they are.
+// Encodes a str; bytes stay as they are.
 inline std::string to_bytes(const pybind11::object& text) {
   if (pybind11::isinstance<pybind11::bytes>(text)) return text.cast<std::string>();
   if (!pybind11::isinstance<pybind11::str>(text)) {
@@ -27,7 +27,7 @@ inline std::string to_bytes(const pybind11::object& text) {
   return pybind11::reinterpret_steal<pybind11::bytes>(encoded);
 }
 
-// Of a str, bytes or os.PathLike, as the file system spells it.
+// Spells a str, bytes or os.PathLike as the file system does.
 inline std::string to_path(const pybind11::object& path) {
   PyObject* encoded = nullptr;
   if (PyUnicode_FSConverter(path.ptr(), &encoded) == 0) throw pybind11::error_already_set();

@@ -31,7 +31,7 @@
 
 namespace effinfer::cpu {
 
-// Each has the instructions of those before it.
+// A level has the instructions of those before it.
 enum class Level : int { portable, avx2, avx512, avx512bf16, amx };
 
 // A whole kernel: a team member's share of the problem.
@@ -73,7 +73,7 @@ constexpr std::string_view name(Level level) {
   return kNames[static_cast<int>(level)];
 }
 
-// visit.operator()<kLevel>() for each of the levels that this build has.
+// Calls visit.operator()<kLevel>() for each of the levels that this build has.
 template <Level... kLevels, class Visit>
 void for_levels(Visit&& visit) {
   const auto visit_one = [&]<Level kLevel>() {

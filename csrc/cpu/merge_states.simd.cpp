@@ -81,7 +81,7 @@ void merge(const Problem& p, Team& team) {
       const int64_t token = row / p.heads;
       if (p.mask != nullptr && p.mask[token] == 0) continue;
       const int64_t head = row - token * p.heads;
-      // All weights before s is written: out_s may be s[0].
+      // The weights are made before s is written: out_s may be s[0].
       p.out_s[row] = weigh(p, token, head, weights);
       mean<Element>(p, token, head, weights);
     }

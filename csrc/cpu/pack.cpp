@@ -133,7 +133,7 @@ void pack_group(const TensorView& weight, const uint8_t* data, int64_t rows, uin
   });
 }
 
-// Of the source: large enough that a slice keeps all threads busy, small next to any model.
+// A slice of the source keeps all threads busy and is small next to any model.
 constexpr int64_t kSliceBytes = int64_t{8} << 20;
 
 }  // namespace

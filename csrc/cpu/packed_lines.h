@@ -13,7 +13,7 @@ namespace effinfer::cpu {
 
 inline constexpr int kFieldLines = 16;  // of 64 bytes: one superblock of a group as bytes
 
-// From rows of 64 quants, `stride` bytes apart.
+// Packs rows of 64 quants, which lie `stride` bytes apart.
 template <ops::QuantBits bits>
 void pack_lines(const uint8_t* rows, int64_t stride, uint8_t* out) {
   using ops::QuantBits;
@@ -42,7 +42,7 @@ void pack_lines(const uint8_t* rows, int64_t stride, uint8_t* out) {
   std::memcpy(out, lines, static_cast<size_t>(ops::quant_bytes(bits)));
 }
 
-// To 16 field lines of 64 bytes.
+// Unpacks a superblock to 16 field lines of 64 bytes.
 template <ops::QuantBits bits>
 [[gnu::always_inline]] inline void unpack_lines(const uint8_t* packed, uint8_t* out) {
   using ops::QuantBits;
@@ -102,7 +102,7 @@ struct Affine {
   float min[ops::kGroupRows];
 };
 
-// Those of the rows [first, last); the others stay as they are.
+// Loads what rows [first, last) have; that of the others stays as it is.
 [[gnu::always_inline]] inline void load_affine_rows(const ops::PackedFormat& format, int64_t cols,
                                                     const uint8_t* group, int64_t superblock,
                                                     int64_t sub, int64_t first, int64_t last,

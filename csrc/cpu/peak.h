@@ -8,7 +8,7 @@ namespace effinfer::cpu {
 // Does `rounds` rounds and returns the number of operations, a multiply-add being two.
 using PeakProbe = int64_t (*)(int64_t rounds);
 
-// Those of a level; null where a lower level has the same, or where there is none.
+// The loops of a level; null where a lower level has the same, or where there is none.
 struct PeakProbes {
   PeakProbe f32;
   PeakProbe int8;

@@ -8,8 +8,8 @@
 namespace effinfer::cpu::EFFINFER_LEVEL {
 namespace {
 
-// More than latency x throughput of a multiply-add on any core (10); with two operands and a
-// product they fit in the 16 registers of AVX2.
+// These are more sums than latency x throughput of a multiply-add on any core (10); with two
+// operands and a product they fit in the 16 registers of AVX2.
 constexpr int kSums = 12;
 
 #if EFFINFER_LEVEL_AVX2

@@ -46,7 +46,7 @@ constexpr int64_t blocks_of(int64_t n) {
   return (n + kRowBlock - 1) / kRowBlock;
 }
 
-// ops::order_key() undone.
+// Undoes ops::order_key().
 float value_of(int32_t key) {
   return std::bit_cast<float>(key ^ (key >> 31 & 0x7fffffff));
 }

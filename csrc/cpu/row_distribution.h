@@ -20,7 +20,7 @@ namespace effinfer::cpu {
 
 class RowDistribution {
  public:
-  // Of the memory that a row of up to `vocab` values needs, 64-byte aligned.
+  // A row of up to `vocab` values needs so many bytes, 64-byte aligned.
   static size_t scratch_bytes(int64_t vocab);
   RowDistribution(const RowMath& math, void* scratch, int64_t vocab);
 
@@ -29,7 +29,7 @@ class RowDistribution {
   // filter to come. from_logits() refuses NaNs alone, see check_logits().
   ops::RowStatus from_logits(const void* x, DType dtype, int64_t n, int64_t top_k = 0);
   ops::RowStatus from_weights(const void* x, DType dtype, int64_t n);
-  // max(target - draft, 0); the target where that is nothing.
+  // Starts with max(target - draft, 0), or with the target where that is nothing.
   ops::RowStatus from_excess(const float* target, const float* draft, int64_t n);
   ops::RowStatus check_logits() const;  // that the highest is finite
 
@@ -38,7 +38,7 @@ class RowDistribution {
   void keep_top_p(float p);  // the smallest head with that share of the weight
   void keep_min_p(float p);  // what weighs at least p times the heaviest
 
-  // Of the weights left those at places that ascend.
+  // Keeps the weights at places that ascend, of those that are left.
   template <class Place>
   void keep_places(size_t count, Place&& place) {
     for (size_t i = 0; i < count; ++i) {
@@ -51,7 +51,7 @@ class RowDistribution {
   }
 
   double total();
-  // What is left as probabilities, 0 elsewhere: all of the row.
+  // Writes the whole row: what is left as probabilities, 0 elsewhere.
   void write_probabilities(float* out);
   // The token at `uniform` in [0, 1) of the weights in the order of ids.
   int32_t draw(double uniform);
@@ -82,8 +82,8 @@ class RowDistribution {
   void replace(int64_t size);  // by as many kept values
 
   const RowMath& math_;
-  // In the scratch: the row as float32, kept values and ids, elements of a bucket, sums of blocks,
-  // maxima of groups, a histogram.
+  // The scratch holds the row as float32, kept values and ids, elements of a bucket, sums of
+  // blocks, maxima of groups, a histogram.
   float* wide_;
   float* kept_;
   int32_t* kept_ids_;

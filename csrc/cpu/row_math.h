@@ -32,9 +32,9 @@ struct RowExtent {
   bool has_nan = false;
 };
 
-// kernels_at<RowMath>(isa) has them for a level.
+// The passes of a level: kernels_at<RowMath>(isa).
 struct RowMath {
-  // From f32, f16 or bf16, and back.
+  // These convert from f32, f16 or bf16 to float32, and back.
   void (*widen)(const void* x, DType dtype, int64_t n, float* out);
   void (*narrow)(const float* x, DType dtype, int64_t n, void* out);
   // maxima[16 g + j]: the highest of lane j of the g-th `group` vectors of 16. `min` is not set.
@@ -43,7 +43,7 @@ struct RowMath {
   // x <= max. `out` may be x.
   RowExtent (*weights)(const float* x, int64_t n, float max, float factor, float* out,
                        double* sums);
-  // sums[b] of each kRowBlock.
+  // sums[b] is that of the b-th block of kRowBlock values.
   RowExtent (*sum)(const float* x, int64_t n, double* sums);
   // The values of the cut and their ids (null: their indices), in the order of the row; returns
   // their number. The outputs may be the inputs.

@@ -22,7 +22,7 @@ struct RowPasses {
     return V::load(lanes);
   }
 
-  // visit(i, v, count) for each vector; lanes from `count` on hold `fill`.
+  // Calls visit(i, v, count) for each vector; lanes from `count` on hold `fill`.
   template <class Visit>
   [[gnu::always_inline]] static void for_vectors(const float* x, int64_t n, float fill,
                                                  Visit&& visit) {

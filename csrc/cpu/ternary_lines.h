@@ -12,7 +12,7 @@
 
 namespace effinfer::cpu {
 
-// Beyond it sums of products would need more than 32 bits (vectors/matmul_ternary.h).
+// With more columns sums of products would need more than 32 bits (vectors/matmul_ternary.h).
 inline constexpr int64_t kMaxTernaryCols = int64_t{1} << 18;
 // Tokens of a pass over a unit: 48 KB of sums.
 inline constexpr int kTernaryTokens = 128;

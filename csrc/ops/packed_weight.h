@@ -67,8 +67,8 @@
 
 namespace effinfer::ops {
 
-// Of everything above: raise it when the packed bytes of any type change, so that packed weights
-// that lie on disk are not misread.
+// The version of everything above: raise it when the packed bytes of any type change, so that
+// packed weights that lie on disk are not misread.
 inline constexpr uint32_t kPackedLayoutVersion = 2;
 
 inline constexpr int64_t kGroupRows = 16;

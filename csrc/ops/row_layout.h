@@ -34,7 +34,7 @@ RowLayout merge_rows(const Validator& check, std::string_view argument,
 // unless it is empty.
 void check_rows(const Validator& check, std::string_view argument, const StridedView& view);
 
-// The same for what is written: of the dtype and the dims that are expected, and no element twice.
+// Checks rows that are written, as check_rows(): of the expected dtype and dims, no element twice.
 void check_written_rows(const Validator& check, std::string_view argument, const StridedView& view,
                         DType dtype, const Dims& dims);
 

@@ -32,7 +32,7 @@ class Validator {
         message.append(": expected ").append(expected).append(", got ").append(got));
   }
 
-  // Of that dtype, and not null unless it is empty.
+  // A tensor has the dtype that is expected, and data unless it is empty.
   void dtype(std::string_view argument, const TensorView& view, DType expected) const {
     expect(view.dtype == expected, argument, "dtype " + std::string(name(expected)),
            name(view.dtype));
@@ -76,7 +76,7 @@ class Validator {
     }
   }
 
-  // Of rows 0 to `rows`, all of them.
+  // Segments hold the rows from 0 to `rows`, all of them.
   template <class T>
   void indptr_of_rows(std::string_view argument, const T* values, int64_t count,
                       int64_t rows) const {

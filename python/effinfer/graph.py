@@ -141,7 +141,7 @@ class GraphBuilder:
         return self.node("column_index", q, kv, *after, **attributes)
 
     def block_index(self, q: Value, kv: Value, *after: Value, **attributes: Any) -> Value:
-        """The same by scores of blocks of 64 keys."""
+        """A handle as that of `column_index`, by scores of blocks of 64 keys."""
         return self.node("block_index", q, kv, *after, **attributes)
 
     def attention(

@@ -26,7 +26,7 @@ struct KvPack {
     }
   }
 
-  // The same 16 dwords of each row (kCount = 8: 8 of them) in registers.
+  // Loads 16 dwords of each row from one offset on (kCount = 8: 8 dwords) into registers.
   template <int kCount>
   [[gnu::always_inline]] static void block(const uint8_t* const* rows, int64_t offset,
                                            Line (&lines)[16]) {
@@ -62,7 +62,7 @@ struct KvPack {
     return _mm512_or_si512(low, _mm512_slli_epi32(high, 16));
   }
 
-  // In four steps: pairs of dwords, of quads within 128 bits, then of 128-bit quarters twice.
+  // Takes four steps: pairs of dwords, of quads within 128 bits, then of 128-bit quarters twice.
   [[gnu::always_inline]] static void transpose_16x16(__m512i (&x)[16]) {
     __m512i y[16];
     for (int i = 0; i < 16; i += 2) {

@@ -30,7 +30,7 @@ struct KvPack {
     }
   }
 
-  // The same 16 dwords of each row (kCount = 8: 8 of them).
+  // Loads 16 dwords of each row from one offset on (kCount = 8: 8 dwords).
   template <int kCount>
   static void block(const uint8_t* const* rows, int64_t offset, Line (&lines)[16]) {
     const uint8_t* from[16];

@@ -52,7 +52,7 @@ struct Lookup {
       store(out + 2 * n * kIndexBytes, narrow(first));
       store(out + (2 * n + 1) * kIndexBytes, narrow(second));
     }
-    // Their tables are zeros.
+    // Groups behind the last dword have tables of zeros.
     std::memset(out + 2 * dwords * kIndexBytes, 0,
                 static_cast<size_t>((kGroups - 2 * dwords) * kIndexBytes));
   }

@@ -84,7 +84,7 @@ struct Lookup {
                            _mm512_or_si512(index[0][i], _mm512_slli_epi32(index[1][i], 16)));
       }
     }
-    // Their tables are zeros.
+    // Groups behind the last dword have tables of zeros.
     for (int group = (dwords + 2) / 3 * 4; group < kGroups; ++group) {
       _mm512_store_si512(out + group * kIndexBytes, zero);
     }

@@ -26,7 +26,7 @@ struct F32x8 {
   [[gnu::always_inline]] void store(F16* to) const {
     _mm_storeu_si128(reinterpret_cast<__m128i*>(to), _mm256_cvtps_ph(v, _MM_FROUND_TO_NEAREST_INT));
   }
-  // As f32_to_bf16.
+  // Rounds as f32_to_bf16 does.
   [[gnu::always_inline]] void store(Bf16* to) const {
     const __m256i bits = _mm256_castps_si256(v);
     const __m256i odd = _mm256_and_si256(_mm256_srli_epi32(bits, 16), _mm256_set1_epi32(1));
@@ -72,7 +72,7 @@ struct F32x8 {
     const __m256 sign = _mm256_set1_ps(-0.0f);
     return {_mm256_or_ps(_mm256_andnot_ps(sign, a.v), _mm256_and_ps(sign, b.v))};
   }
-  // In two factors: n may exceed the exponents of a float by half.
+  // Multiplies by two factors: n may exceed the exponents of a float by half.
   [[gnu::always_inline]] friend F32x8 power_of_two(F32x8 x, F32x8 t) {
     const __m256i n = _mm256_sub_epi32(_mm256_castps_si256(t.v),
                                        _mm256_castps_si256(_mm256_set1_ps(simd::kRound)));

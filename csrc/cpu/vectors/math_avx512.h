@@ -27,7 +27,7 @@ struct F32x16 {
     _mm256_storeu_si256(reinterpret_cast<__m256i*>(to),
                         _mm512_cvtps_ph(v, _MM_FROUND_TO_NEAREST_INT));
   }
-  // As f32_to_bf16.
+  // Rounds as f32_to_bf16 does.
   [[gnu::always_inline]] void store(Bf16* to) const {
     const __m512i bits = _mm512_castps_si512(v);
     const __m512i odd = _mm512_and_si512(_mm512_srli_epi32(bits, 16), _mm512_set1_epi32(1));

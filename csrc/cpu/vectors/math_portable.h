@@ -40,7 +40,7 @@ struct F32x4 {
   [[gnu::always_inline]] void store(F16* to) const {
     for (int i = 0; i < kWidth; ++i) to[i].bits = f32_to_f16(v[i]);
   }
-  // As f32_to_bf16.
+  // Rounds as f32_to_bf16 does.
   [[gnu::always_inline]] void store(Bf16* to) const {
     const Ints bits = std::bit_cast<Ints>(v);
     const Ints rounded = bits + 0x7fff + ((bits >> 16) & 1);
@@ -67,7 +67,7 @@ struct F32x4 {
     const Ints sign = std::bit_cast<Ints>(b.v) & INT32_MIN;
     return {std::bit_cast<Floats>(std::bit_cast<Ints>(abs(a).v) | sign)};
   }
-  // In two factors: n may exceed the exponents of a float by half.
+  // Multiplies by two factors: n may exceed the exponents of a float by half.
   [[gnu::always_inline]] friend F32x4 power_of_two(F32x4 x, F32x4 t) {
     const Ints n = std::bit_cast<Ints>(t.v) - std::bit_cast<int32_t>(simd::kRound);
     const Ints first = n >> 1;

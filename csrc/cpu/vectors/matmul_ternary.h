@@ -55,7 +55,8 @@ struct TernaryMatmul {
   }
 
  private:
-  // As those of the int8 matmul: four or five a member of small matrices, 128 KB of large ones.
+  // Chunks are as in the int8 matmul: four or five a member of small matrices, 128 KB of large
+  // ones.
   static int64_t count_chunks(int64_t units, int64_t bytes, int64_t team) {
     const int64_t small = bytes >> 14 < 4 * team ? bytes >> 14 : 4 * team;
     const int64_t large = bytes >> 17;

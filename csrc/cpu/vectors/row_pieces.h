@@ -7,7 +7,7 @@
 namespace effinfer::cpu::EFFINFER_LEVEL {
 namespace {
 
-// visit(row, begin, count) for the pieces of rows; a chunk is several whole rows, or a part of one.
+// Calls visit(row, begin, count) for pieces of rows; a chunk is several whole rows or part of one.
 template <class Visit>
 void for_pieces(int64_t rows, int64_t cols, Team& team, Visit&& visit) {
   const int64_t chunk_rows = cols < kRowChunk ? kRowChunk / cols : 1;

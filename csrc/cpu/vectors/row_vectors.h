@@ -36,8 +36,8 @@ void store_some(T* p, const F32x16& v, int64_t count) {
   memcpy(p, buffer, static_cast<size_t>(count) * sizeof(T));
 }
 
-// visit(offset, load, store) for each vector of n elements; load(p) and store(p, v) are whole or
-// partial as the place demands.
+// Calls visit(offset, load, store) for each vector of n elements; load(p) and store(p, v) are whole
+// or partial as the place demands.
 template <class Visit>
 void for_vectors(int64_t n, Visit&& visit) {
   int64_t i = 0;
@@ -54,7 +54,7 @@ void for_vectors(int64_t n, Visit&& visit) {
   }
 }
 
-// visit.operator()<T>() with the element type of f32, f16 or bf16.
+// Calls visit.operator()<T>() with the element type of f32, f16 or bf16.
 template <class Visit>
 [[gnu::always_inline]] inline void with_float_type(DType dtype, Visit&& visit) {
   if (dtype == DType::f16) {

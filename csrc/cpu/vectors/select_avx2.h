@@ -59,7 +59,7 @@ constexpr LaneOrders kLaneOrders = make_lane_orders();
   compress_8(_mm256_castps_si256(x.low.v), bits & 255, to);
   compress_8(_mm256_castps_si256(x.high.v), bits >> 8, to + __builtin_popcount(bits & 255));
 }
-// The same, and their ids.
+// Stores the lanes whose bits are set side by side, and their ids; may write 16 of each.
 [[gnu::always_inline]] inline void compress(F32x16 x, const int32_t* ids, uint32_t bits, float* to,
                                             int32_t* to_ids) {
   compress(x, bits, to);
@@ -68,7 +68,7 @@ constexpr LaneOrders kLaneOrders = make_lane_orders();
   compress_8(low, bits & 255, to_ids);
   compress_8(high, bits >> 8, to_ids + __builtin_popcount(bits & 255));
 }
-// The same with the ids first, first + 1, ...
+// Stores the lanes whose bits are set side by side, and ids, first + i of lane i; may write 16.
 [[gnu::always_inline]] inline void compress(F32x16 x, int32_t first, uint32_t bits, float* to,
                                             int32_t* to_ids) {
   compress(x, bits, to);

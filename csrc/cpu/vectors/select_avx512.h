@@ -26,14 +26,14 @@ namespace {
 [[gnu::always_inline]] inline void compress(F32x16 x, uint32_t bits, float* to) {
   _mm512_storeu_ps(to, _mm512_maskz_compress_ps(static_cast<__mmask16>(bits), x.v));
 }
-// The same, and their ids.
+// Stores the lanes whose bits are set side by side, and their ids; may write 16 of each.
 [[gnu::always_inline]] inline void compress(F32x16 x, const int32_t* ids, uint32_t bits, float* to,
                                             int32_t* to_ids) {
   compress(x, bits, to);
   _mm512_storeu_si512(
       to_ids, _mm512_maskz_compress_epi32(static_cast<__mmask16>(bits), _mm512_loadu_si512(ids)));
 }
-// The same with the ids first, first + 1, ...
+// Stores the lanes whose bits are set side by side, and ids, first + i of lane i; may write 16.
 [[gnu::always_inline]] inline void compress(F32x16 x, int32_t first, uint32_t bits, float* to,
                                             int32_t* to_ids) {
   compress(x, bits, to);

@@ -52,13 +52,13 @@ template <class T>
   x.store(lanes);
   for (; bits != 0; bits &= bits - 1) *to++ = lanes[__builtin_ctz(bits)];
 }
-// The same, and their ids.
+// Stores the lanes whose bits are set side by side, and their ids; may write 16 of each.
 [[gnu::always_inline]] inline void compress(const F32x16& x, const int32_t* ids, uint32_t bits,
                                             float* to, int32_t* to_ids) {
   compress(x, bits, to);
   for (; bits != 0; bits &= bits - 1) *to_ids++ = ids[__builtin_ctz(bits)];
 }
-// The same with the ids first, first + 1, ...
+// Stores the lanes whose bits are set side by side, and ids, first + i of lane i; may write 16.
 [[gnu::always_inline]] inline void compress(const F32x16& x, int32_t first, uint32_t bits,
                                             float* to, int32_t* to_ids) {
   compress(x, bits, to);

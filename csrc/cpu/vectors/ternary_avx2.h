@@ -28,7 +28,7 @@ class Digits<QuantBits::t1_6> {
   [[gnu::always_inline]] explicit Digits(__m256i line)
       : even_(_mm256_and_si256(line, low())), odd_(_mm256_srli_epi16(line, 8)) {}
 
-  // To be called once for each f, in order.
+  // It must be called once for each f, in order.
   [[gnu::always_inline]] __m256i field(int) {
     even_ = _mm256_add_epi16(_mm256_add_epi16(even_, even_), even_);
     odd_ = _mm256_add_epi16(_mm256_add_epi16(odd_, odd_), odd_);

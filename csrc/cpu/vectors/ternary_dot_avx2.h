@@ -61,19 +61,19 @@ struct TernaryDot {
     _mm256_storeu_si256(reinterpret_cast<__m256i*>(to), value);
   }
 
-  // Ahead of the stream of lines, into L1: one line a line.
+  // Fetches ahead of the stream of lines, into L1, a line for each line.
   [[gnu::always_inline]] static void prefetch(const uint8_t* line) {
     _mm_prefetch(reinterpret_cast<const char*>(line + 1024), _MM_HINT_T0);
   }
 
-  // Where it is written: GCC would add products up as trees, for which the registers are too few,
-  // and copy every sum in each round.
+  // Adds where it is written: GCC would add products up as trees, for which the registers are too
+  // few, and copy every sum in each round.
   [[gnu::always_inline]] static void add_products(__m256i& sum, __m256i digits, __m256i value) {
     sum = _mm256_add_epi16(sum, _mm256_maddubs_epi16(digits, value));
     __asm__("" : "+x"(sum));
   }
 
-  // Pairs of int16 of a row, added.
+  // Adds the pairs of int16 of each row.
   [[gnu::always_inline]] static __m256i widen(__m256i sums) {
     return _mm256_madd_epi16(sums, _mm256_set1_epi16(1));
   }

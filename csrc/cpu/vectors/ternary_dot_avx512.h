@@ -12,7 +12,7 @@
 namespace effinfer::cpu::avx512 {
 namespace {
 
-// Ahead of the stream of lines, into L1: one line a line.
+// Fetches ahead of the stream of lines, into L1, a line for each line.
 [[gnu::always_inline]] inline void prefetch(const uint8_t* line) {
   _mm_prefetch(reinterpret_cast<const char*>(line + 1024), _MM_HINT_T0);
 }
@@ -36,7 +36,7 @@ struct Partial {
     }
   }
   [[gnu::always_inline]] __m512i sum() const {
-    // Each is 4^f times a sum.
+    // fields[f] is 4^f times a sum.
     return _mm512_add_epi32(
         _mm512_add_epi32(fields[0], _mm512_srai_epi32(fields[1], 2)),
         _mm512_add_epi32(_mm512_srai_epi32(fields[2], 4), _mm512_srai_epi32(fields[3], 6)));

@@ -45,8 +45,8 @@ class TernaryFormat:
 
 
 def ternary_format(config: Mapping[str, Any]) -> TernaryFormat | None:
-    """From config.json; None for a model that is not quantised. Throws UnsupportedError for
-    another method."""
+    """The format that config.json tells; None for a model that is not quantised. Throws
+    UnsupportedError for another method."""
     facts = Fields.of(config, "config.json")
     section = facts.section("quantization_config")
     if not section:
@@ -145,15 +145,15 @@ def from_packed(name: str, packed: Bytes, scale: float) -> tuple[Bytes, list[int
 def from_ternary(
     name: str, weight: npt.NDArray[np.float32], scale: float
 ) -> tuple[Bytes, list[int]]:
-    """The same of a matrix [N, K] of -1, 0 and 1."""
+    """i2_s bytes and shape of a matrix [N, K] of -1, 0 and 1."""
     if not np.isin(weight, (-1.0, 0.0, 1.0)).all():
         raise _core.FormatError(f"[load] {name}: expected -1, 0 and 1 beside a weight_scale")
     return _from_codes(name, (weight + 1).astype(np.uint8), scale)
 
 
 def from_master(name: str, weight: npt.NDArray[np.float32]) -> tuple[Bytes, list[int]]:
-    """The same of master weights [N, K]: round(w / mean |w|), within -1..1, times that mean
-    (Ma et al. 2024, equations 1 to 3)."""
+    """i2_s bytes and shape of master weights [N, K]: round(w / mean |w|), within -1..1, times that
+    mean (Ma et al. 2024, equations 1 to 3)."""
     mean = np.float32(max(np.abs(weight).mean(dtype=np.float64), 1e-5))
     if not np.isfinite(mean):
         raise _core.FormatError(f"[load] {name}: not all weights are finite")

@@ -78,7 +78,8 @@ def write_trace(llm: LLM, run: Run, prompt: list[int], path: Path) -> None:
 
 
 def _most_steps(prompt: list[int]) -> int:
-    """Of a prefill; memory is taken for so many. Steps are far longer than 64 tokens."""
+    """A prefill has no more steps, and memory is taken for so many: they are far longer than 64
+    tokens."""
     return len(prompt) // 64 + 1
 
 

@@ -16,7 +16,7 @@ DTYPES = {"F32": "f32", "F16": "f16", "BF16": "bf16"}
 
 
 def folder_files(folder: Path) -> list[Path]:
-    """Those of the index, or all that there are. Throws FormatError, FileError."""
+    """The files that the index lists, or all that there are. Throws FormatError, FileError."""
     index = read_json(folder / "model.safetensors.index.json")
     if index:
         names = sorted(set(index.get("weight_map", {}).values()))

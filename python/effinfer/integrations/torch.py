@@ -149,7 +149,7 @@ register(
     "top_p_renorm_probs(Tensor probs, float top_p) -> Tensor", ops.top_p_renorm_probs, _like(0)
 )
 register("top_k_mask_logits(Tensor logits, int top_k) -> Tensor", ops.top_k_mask_logits, _like(0))
-# With a seed: the tokens are a function of the arguments, as torch expects of an operator.
+# A seed is required: the tokens are a function of the arguments, as torch expects of an operator.
 register(
     "top_k_top_p_sampling_from_logits(Tensor logits, int top_k, float top_p, *, "
     "int seed, int offset=0) -> Tensor",

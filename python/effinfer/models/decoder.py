@@ -33,7 +33,7 @@ class Decoder:
         return self.graph.rms_norm(x, weight, eps=self.config.norm_eps, groups=groups)
 
     def linear(self, x: Value, name: str) -> Value:
-        """With what some ternary checkpoints have for each projection: a norm of its input, and a
+        """A projection, with what some ternary checkpoints have for each: a norm of its input, a
         scale of its output beside the weights."""
         if f"{name}.norm.weight" in self.weights:
             norm = self.weight(f"{name}.norm.weight")

@@ -8,7 +8,7 @@ from effinfer.models import bitnet, gemma, llama, qwen
 from effinfer.models.config import ModelConfig
 from effinfer.models.family import Family
 
-# By ModelConfig.architecture.
+# Families by ModelConfig.architecture.
 FAMILIES: dict[str, Family] = {
     family.name: family
     for page in (
@@ -25,22 +25,23 @@ _OF_HF_CLASS = {name: family for family in FAMILIES.values() for name in family.
 
 
 def family_of(architecture: str) -> Family:
-    """Of ModelConfig.architecture. Throws UnsupportedError for an unknown one."""
+    """The family of a ModelConfig.architecture. Throws UnsupportedError for an unknown one."""
     if architecture not in FAMILIES:
         raise _unknown("architecture", FAMILIES, architecture)
     return FAMILIES[architecture]
 
 
 def family_of_gguf(name: str) -> Family:
-    """Of general.architecture in GGUF metadata. Throws UnsupportedError for an unknown one."""
+    """The family of a general.architecture in GGUF metadata. Throws UnsupportedError for an unknown
+    one."""
     if name not in _OF_GGUF_NAME:
         raise _unknown("architecture", _OF_GGUF_NAME, name)
     return _OF_GGUF_NAME[name]
 
 
 def family_of_folder(fields: Fields) -> Family:
-    """Of the keys of a config.json. Throws UnsupportedError for an unknown model_type, FormatError
-    for a key that is missing or of another type."""
+    """The family that a config.json tells. Throws UnsupportedError for an unknown model_type,
+    FormatError for a key that is missing or of another type."""
     model_type = fields.text("model_type")
     if model_type not in _OF_MODEL_TYPE:
         raise _unknown("model_type", _OF_MODEL_TYPE, model_type)

@@ -81,7 +81,7 @@ class Family(ABC):
 
 
 def qk_norm_weights(config: ModelConfig) -> Shapes:
-    """Of the norms of every head of q and k."""
+    """The shapes of norms of every head of q and k."""
     return {
         "attn_q_norm.weight": (config.head_dim,),
         "attn_k_norm.weight": (config.head_dim,),

@@ -15,7 +15,7 @@ TERNARY_KEY = "effinfer.ternary"  # ModelConfig.ternary
 def config_from_gguf(
     metadata: Metadata, *, vocab_size: int, tied_head: bool, eos_token_ids: Sequence[int]
 ) -> ModelConfig:
-    """From GGUF metadata; `vocab_size` is the number of rows of token_embd.weight. Throws
+    """The config in GGUF metadata; `vocab_size` is the rows of token_embd.weight. Throws
     FormatError for a missing or senseless value, UnsupportedError for an architecture or option
     that no definition covers."""
     name = Fields(metadata.get, "the metadata").text("general.architecture")

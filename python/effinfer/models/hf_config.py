@@ -14,8 +14,9 @@ _SOURCE = "config.json"
 
 
 def config_from_hf(config: Mapping[str, Any], *, eos_token_ids: Sequence[int]) -> ModelConfig:
-    """From config.json (its text_config for multimodal Gemma 3). Throws FormatError for a missing
-    or senseless value, UnsupportedError for a model type or option that no definition covers."""
+    """The config that config.json tells (its text_config for multimodal Gemma 3). Throws
+    FormatError for a missing or senseless value, UnsupportedError for a model type or option that
+    no definition covers."""
     if "text_config" in config:
         keys = ("model_type", "tie_word_embeddings")
         inherited = {key: config[key] for key in keys if key in config}

@@ -105,7 +105,7 @@ class _Call:
     processors: list[LogitsProcessor] = field(default_factory=list)
 
     def place_of(self, processor: LogitsProcessor) -> int:
-        """Where the kernel does it, -1 where not after what the call holds already."""
+        """When the kernel does it; -1: it cannot, after what the call holds already."""
         order = (Temperature, TopK, Softmax, TopP, MinP, Sample)
         place = 2 * order.index(type(processor))
         if isinstance(processor, TopK):

@@ -134,7 +134,7 @@ def apply_table(
     in_place: bool,
     pool: ThreadPool | None,
 ) -> tuple[ArrayT, ArrayT]:
-    """The same by the entries of a table, for heads that lie side by side."""
+    """Rotates by the entries of a table, for heads that lie side by side."""
     flat = view(query, "[apply_rope] query"), view(key, "[apply_rope] key")
     rows = dense(positions, "[apply_rope] positions")
     cache = dense(cos_sin_cache, "[apply_rope] cos_sin_cache")

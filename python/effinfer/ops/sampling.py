@@ -207,7 +207,7 @@ def top_k_top_p_sampling_from_probs(
     *,
     pool: ThreadPool | None = None,
 ) -> Any:
-    """As `top_k_top_p_sampling_from_logits`, of probs."""
+    """Samples as `top_k_top_p_sampling_from_logits` does, from probs."""
     op = "top_k_top_p_sampling_from_probs"
     draw = {"indices": indices, "generator": generator, "seed": seed, "offset": offset}
     return sample(op, "probs", probs, top_k=top_k, top_p=top_p, return_valid=return_valid,

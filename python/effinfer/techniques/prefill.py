@@ -13,7 +13,7 @@ from effinfer import _core
 from effinfer.graph import GraphBuilder, Value
 from effinfer.techniques.rewrite import rewrite
 
-# Of an attention node: what its indices have too.
+# Attributes of an attention node that its indices have too.
 _SHARED = ("layer", "heads", "kv_heads", "head_dim", "sm_scale")
 
 

@@ -39,7 +39,7 @@ class Tokenizer:
 
     @classmethod
     def from_gguf(cls, metadata: Metadata) -> "Tokenizer":
-        """From the metadata of a GGUF file; throws FormatError, UnsupportedError."""
+        """The tokenizer of a GGUF file's metadata; throws FormatError, UnsupportedError."""
 
         def identifier(name: str) -> int | None:
             value = metadata.get(f"tokenizer.ggml.{name}_token_id")
@@ -64,7 +64,7 @@ class Tokenizer:
 
     @classmethod
     def from_folder(cls, folder: Path) -> "Tokenizer":
-        """From tokenizer.json (and tokenizer_config.json, when there) of a Hugging Face folder."""
+        """The tokenizer of a Hugging Face folder: tokenizer.json and any tokenizer_config.json."""
         path = folder / "tokenizer.json"
         if not path.is_file():
             raise _core.FileError(f"[tokenizer] {path}: no such file")

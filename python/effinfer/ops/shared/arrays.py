@@ -27,7 +27,7 @@ bfloat16: np.dtype[Any] = _core.numpy_dtype("bf16")
 float8_e4m3fn: np.dtype[Any] = _core.numpy_dtype("f8_e4m3")
 float8_e5m2: np.dtype[Any] = _core.numpy_dtype("f8_e5m2")
 
-# By the names that ml_dtypes, torch and the array API give them.
+# The types by the names that ml_dtypes, torch and the array API give them.
 _TAGGED = {"bfloat16": bfloat16, "float8_e4m3fn": float8_e4m3fn, "float8_e5m2": float8_e5m2}
 _NAMES = {"bf16": "bfloat16", "f8_e4m3": "float8_e4m3fn", "f8_e5m2": "float8_e5m2"}
 _FIRST_USER_TYPE = 256  # numpy's NPY_USERDEF: types that other packages register
@@ -174,7 +174,7 @@ def _torch_view(x: Any) -> Array | None:
 
 @functools.cache
 def _torch_carriers() -> dict[Any, tuple[Any, np.dtype[Any] | None]]:
-    """By torch's dtypes: the integers and the tag that stand for those that numpy lacks."""
+    """For each of torch's dtypes the integers and the tag that stand for it if numpy lacks it."""
     torch = sys.modules["torch"]
     plain = ("float32", "float16", "int8", "uint8", "int32", "int64", "bool")
     carriers: dict[Any, tuple[Any, np.dtype[Any] | None]] = {

@@ -137,7 +137,7 @@ class KeyBatch:
         return 1.0 / math.sqrt(max(self.head_dim, 1)) if sm_scale is None else float(sm_scale)
 
     def some_rows(self, chosen: list[Indices]) -> "KeyBatch":
-        """With only the flat rows chosen[s] of each sequence s."""
+        """A batch with only the flat rows chosen[s] of each sequence s."""
         counts = [0, *(len(rows) for rows in chosen)]
         rows = np.concatenate(chosen) if chosen else np.zeros(0, np.int32)
         first = int(rows[0]) if rows.size else 0

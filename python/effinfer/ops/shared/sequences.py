@@ -37,7 +37,7 @@ class Sequences:
         page_size: int,
         names: tuple[str, str, str],
     ) -> "Sequences":
-        """Of FlashInfer's lists, checked; qo_indptr None: a row a sequence."""
+        """The sequences of FlashInfer's lists, checked; qo_indptr None: a row a sequence."""
         pages = indptr(kv_indptr, f"[{op}] {names[0]}")
         listed = indices(kv_indices, f"[{op}] {names[1]}")
         ok = pages[-1] <= listed.size
@@ -52,20 +52,20 @@ class Sequences:
         return cls(rows, pages, listed, lengths, page_size)
 
     def query_positions(self) -> Indices:
-        """Of every row: a sequence's rows are its last tokens."""
+        """The position of every row: a sequence's rows are its last tokens."""
         rows = np.diff(self.qo_indptr)
         shift = self.kv_len - self.qo_indptr[1:]
         return (np.arange(self.qo_indptr[-1]) + np.repeat(shift, rows)).astype(np.int32)
 
     def token_positions(self) -> Indices:
-        """Of every token, sequence after sequence."""
+        """The position of every token, sequence after sequence."""
         ends = np.cumsum(self.kv_len, dtype=np.int64)
         return (np.arange(self.kv_len.sum()) - np.repeat(ends - self.kv_len, self.kv_len)).astype(
             np.int32
         )
 
     def ragged(self) -> "Sequences":
-        """The same tokens, gathered one after the other."""
+        """These sequences, with their tokens gathered one after the other."""
         starts = np.concatenate([[0], np.cumsum(self.kv_len)]).astype(np.int32)
         return Sequences(self.qo_indptr, starts, None, self.kv_len)
 
