@@ -182,6 +182,10 @@ class GraphBuilder:
         """x * sigmoid(x)."""
         return self.node("silu", x)
 
+    def gelu(self, x: Value) -> Value:
+        """x / 2 * (1 + erf(x / sqrt(2))) (Hendrycks and Gimpel 2016)."""
+        return self.node("gelu", x)
+
     def gelu_tanh(self, x: Value) -> Value:
         """GELU in its tanh form (Hendrycks and Gimpel 2016)."""
         return self.node("gelu_tanh", x)
