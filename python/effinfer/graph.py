@@ -194,6 +194,10 @@ class GraphBuilder:
         """max(x, 0)^2."""
         return self.node("relu_squared", x)
 
+    def sigmoid(self, x: Value) -> Value:
+        """1 / (1 + e^-x); `mul` with another value is the GLU of Dauphin et al. 2016."""
+        return self.node("sigmoid", x)
+
     def add(self, a: Value, b: Value) -> Value:
         """a + b, of one shape."""
         return self.node("add", a, b)

@@ -84,6 +84,7 @@ OPS: dict[str, Callable[..., Any]] = {
     "gelu": gelu,
     "gelu_tanh": gelu_tanh,
     "relu_squared": lambda x: np.maximum(x, 0) ** 2,
+    "sigmoid": lambda x: 1 / (1 + np.exp(-x)),
     "add": lambda a, b: a + b,
     "mul": lambda a, b: a * b,
     "scale": lambda x, factor: x * factor,

@@ -228,7 +228,7 @@ TEST("errors of the element-by-element operators are typed") {
   const TensorView floats = view(x, {2, 3});
   const TensorView halves{x.data(), DType::f16, {2, 3}};
   std::vector<float> out(6);
-  for (const auto op : {ops::silu, ops::gelu_tanh, ops::relu_squared}) {
+  for (const auto op : {ops::silu, ops::gelu_tanh, ops::relu_squared, ops::sigmoid}) {
     CHECK_THROWS(InvalidArgument, "x: expected dtype f32, got f16", op(halves, out.data(), pool()));
   }
   for (const auto op : {ops::softcap, ops::scale}) {

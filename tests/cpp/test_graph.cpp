@@ -126,7 +126,8 @@ TEST("traits: the gates are the activations that matmuls and single nodes know")
     CHECK(op.row_wise && op.cheap && op.max_inputs == 1 && op.attributes.empty());
     CHECK(ops::is_activation(ops::parse_activation(op.name)));
   }
-  CHECK(gates == std::vector<std::string_view>({"silu", "gelu", "gelu_tanh", "relu_squared"}));
+  CHECK(gates ==
+        std::vector<std::string_view>({"silu", "gelu", "gelu_tanh", "relu_squared", "sigmoid"}));
 }
 
 TEST("the parameter of an element-by-element operator is its node's one attribute") {

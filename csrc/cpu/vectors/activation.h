@@ -21,6 +21,8 @@ template <class Visit>
       return visit([](F32x16 x) { return simd::gelu_tanh(x); });
     case relu_squared:
       return visit([](F32x16 x) { return simd::relu_squared(x); });
+    case sigmoid:
+      return visit([](F32x16 x) { return simd::sigmoid(x); });
     case none:
     case scale:
     case softcap:

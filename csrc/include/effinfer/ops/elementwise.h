@@ -14,7 +14,7 @@ namespace effinfer::ops {
 
 // What an operator of one input does to each element. From silu on they are activations, which
 // gated operators and the GLU of a matmul take too.
-enum class UnaryOp : uint8_t { none, scale, softcap, silu, gelu, gelu_tanh, relu_squared };
+enum class UnaryOp : uint8_t { none, scale, softcap, silu, gelu, gelu_tanh, relu_squared, sigmoid };
 
 // What graphs, Python and messages call an operator and its parameter. An empty name of a parameter
 // says that it has none.
@@ -31,6 +31,7 @@ inline constexpr auto kUnaryOps = std::to_array<UnaryOpNames>({
     {"gelu"},
     {"gelu_tanh"},
     {"relu_squared"},
+    {"sigmoid"},
 });
 
 constexpr bool is_activation(UnaryOp op) {
@@ -66,6 +67,10 @@ inline void gelu_tanh(const TensorView& x, float* out, ThreadPool& pool) {
 // max(x, 0)^2 (So et al., "Primer", arXiv:2109.08668).
 inline void relu_squared(const TensorView& x, float* out, ThreadPool& pool) {
   unary(UnaryOp::relu_squared, x, 0.0f, out, pool);
+}
+// 1 / (1 + e^-x); as the gate of a product it is the GLU of Dauphin et al., arXiv:1612.08083.
+inline void sigmoid(const TensorView& x, float* out, ThreadPool& pool) {
+  unary(UnaryOp::sigmoid, x, 0.0f, out, pool);
 }
 // cap * tanh(x / cap), cap > 0 (Gemma 2, arXiv:2408.00118, section 2).
 inline void softcap(const TensorView& x, float cap, float* out, ThreadPool& pool) {
