@@ -18,32 +18,35 @@ py::array_t<float> unary(ops::UnaryOp op, const py::array& x, float parameter, c
   return out;
 }
 
-void bind_activation(py::module_& m, ops::UnaryOp op) {
-  m.def(
-      std::string(name(op)).c_str(),
-      [op](const py::array& x, const Pool& pool) { return unary(op, x, 0.0f, pool); }, py::arg("x"),
-      py::arg("pool") = py::none());
+void bind_unary(py::module_& m, ops::UnaryOp op) {
+  const std::string name(ops::names(op).op);
+  const std::string parameter(ops::names(op).parameter);
+  if (parameter.empty()) {
+    const auto run = [op](const py::array& x, const Pool& pool) {
+      return unary(op, x, 0.0f, pool);
+    };
+    m.def(name.c_str(), run, py::arg("x"), py::arg("pool") = py::none());
+  } else {
+    const auto run = [op](const py::array& x, float value, const Pool& pool) {
+      return unary(op, x, value, pool);
+    };
+    m.def(name.c_str(), run, py::arg("x"), py::arg(parameter.c_str()),
+          py::arg("pool") = py::none());
+  }
 }
 
-void bind_unary(py::module_& m, ops::UnaryOp op, const char* parameter) {
+void bind_binary(py::module_& m, ops::BinaryOp op) {
+  const std::string name(ops::name(op));
+  const std::string prefix = "[" + name + "] ";
   m.def(
-      std::string(name(op)).c_str(),
-      [op](const py::array& x, float value, const Pool& pool) { return unary(op, x, value, pool); },
-      py::arg("x"), py::arg(parameter), py::arg("pool") = py::none());
-}
-
-template <class Op>
-void bind_binary(py::module_& m, const char* name, Op op) {
-  const std::string prefix = "[" + std::string(name) + "] ";
-  m.def(
-      name,
+      name.c_str(),
       [op, prefix](const py::array& a, const py::array& b, const Pool& pool) {
         const TensorView left = view_of(a, prefix + "a");
         const TensorView right = view_of(b, prefix + "b");
         py::array_t<float> out = new_array(left.dims);
         float* data = out.mutable_data();
         const py::gil_scoped_release release;
-        op(left, right, data, pool_or_default(pool));
+        ops::binary(op, left, right, data, pool_or_default(pool));
         return out;
       },
       py::arg("a"), py::arg("b"), py::arg("pool") = py::none());
@@ -91,14 +94,10 @@ py::tuple packbits(const py::array& x, const py::array& indptr, const std::strin
 }  // namespace
 
 void register_ops_elementwise(py::module_& m) {
-  for (size_t i = 0; i < ops::kUnaryOpNames.size(); ++i) {
-    const auto op = static_cast<ops::UnaryOp>(i);
-    if (ops::is_activation(op)) bind_activation(m, op);
+  ops::for_unary_ops([&](ops::UnaryOp op) { bind_unary(m, op); });
+  for (size_t i = 0; i < ops::kBinaryOpNames.size(); ++i) {
+    bind_binary(m, static_cast<ops::BinaryOp>(i));
   }
-  bind_unary(m, ops::UnaryOp::softcap, "cap");
-  bind_unary(m, ops::UnaryOp::scale, "factor");
-  bind_binary(m, "add", ops::add);
-  bind_binary(m, "mul", ops::mul);
   m.def("embedding", &embedding, py::arg("ids"), py::arg("table"), py::arg("dtype"),
         py::arg("rows"), py::arg("cols"), py::arg("scale") = 1.0f, py::arg("pool") = py::none());
   m.def("select_rows", &select_rows, py::arg("x"), py::arg("rows"), py::arg("pool") = py::none());

@@ -85,11 +85,8 @@ void lower_unary(Lowering& lowering, const Node& node) {
   const ValueId out_id = node.outputs[0];
   ops::UnaryProblem problem;
   problem.op = ops::parse_unary_op(node.op);
-  if (problem.op == ops::UnaryOp::scale) {
-    problem.parameter = static_cast<float>(node.get_float("factor"));
-  } else if (problem.op == ops::UnaryOp::softcap) {
-    problem.parameter = static_cast<float>(node.get_float("cap"));
-  }
+  const std::string_view parameter = names(problem.op).parameter;
+  if (!parameter.empty()) problem.parameter = static_cast<float>(node.get_float(parameter));
   problem.rows = lowering.max_rows(out_id);
   problem.cols = problem.x_stride = problem.out_stride = lowering.cols(out_id);
   const auto prepare = [x = lowering.floats(node.inputs[0]), out = lowering.floats(out_id),

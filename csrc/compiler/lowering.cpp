@@ -1,10 +1,10 @@
 #include "compiler/lowering.h"
 
 #include <algorithm>
-#include <array>
 
 #include "compiler/arithmetic.h"
 #include "compiler/memory_plan.h"
+#include "effinfer/ops/elementwise.h"
 #include "graph/op_specs.h"
 
 namespace effinfer::compiler {
@@ -15,34 +15,38 @@ struct Rule {
   void (*lower)(Lowering&, const Node&);
 };
 
-constexpr std::array kRules = {
-    Rule{"embedding", lower_embedding},
-    Rule{"rms_norm", lower_rms_norm},
-    Rule{"add_rms_norm", lower_add_rms_norm},
-    Rule{"silu", lower_unary},
-    Rule{"gelu_tanh", lower_unary},
-    Rule{"relu_squared", lower_unary},
-    Rule{"scale", lower_unary},
-    Rule{"softcap", lower_unary},
-    Rule{"add", lower_binary},
-    Rule{"mul", lower_binary},
-    Rule{"select_rows", lower_select_rows},
-    Rule{"rope_table", lower_rope_table},
-    Rule{"rope", lower_rope},
-    Rule{"kv_append", lower_kv_append},
-    Rule{"rope_append", lower_rope_append},
-    Rule{"attention", lower_attention},
-    Rule{"column_index", lower_column_index},
-    Rule{"block_index", lower_block_index},
-    Rule{"to_act", lower_to_operand},
-    Rule{"matmul", lower_matmul},
-    Rule{"matmul_glu", lower_matmul},
-};
+// The element-by-element operators come from their own tables.
+std::vector<Rule> all_rules() {
+  std::vector<Rule> rules = {
+      {"embedding", lower_embedding},
+      {"rms_norm", lower_rms_norm},
+      {"add_rms_norm", lower_add_rms_norm},
+      {"select_rows", lower_select_rows},
+      {"rope_table", lower_rope_table},
+      {"rope", lower_rope},
+      {"kv_append", lower_kv_append},
+      {"rope_append", lower_rope_append},
+      {"attention", lower_attention},
+      {"column_index", lower_column_index},
+      {"block_index", lower_block_index},
+      {"to_act", lower_to_operand},
+      {"matmul", lower_matmul},
+      {"matmul_glu", lower_matmul},
+  };
+  ops::for_unary_ops([&](ops::UnaryOp op) { rules.push_back({name(op), lower_unary}); });
+  for (const std::string_view op : ops::kBinaryOpNames) rules.push_back({op, lower_binary});
+  return rules;
+}
+
+const std::vector<Rule>& rules() {
+  static const std::vector<Rule> all = all_rules();
+  return all;
+}
 
 const Rule* find_rule(std::string_view op) {
-  const auto rule = std::find_if(kRules.begin(), kRules.end(),
+  const auto rule = std::find_if(rules().begin(), rules().end(),
                                  [op](const Rule& candidate) { return candidate.op == op; });
-  return rule == kRules.end() ? nullptr : &*rule;
+  return rule == rules().end() ? nullptr : &*rule;
 }
 
 void append(std::string& text, char separator, std::string_view more) {
@@ -67,7 +71,7 @@ std::string without_layer(std::string_view name) {
 
 std::vector<std::string_view> lowered_ops() {
   std::vector<std::string_view> names;
-  for (const Rule& rule : kRules) names.push_back(rule.op);
+  for (const Rule& rule : rules()) names.push_back(rule.op);
   return names;
 }
 

@@ -43,6 +43,15 @@ void map(const ops::BinaryProblem& p, Team& team, Function function) {
   });
 }
 
+void binary(const ops::BinaryProblem& p, Team& team) {
+  switch (p.op) {
+    case ops::BinaryOp::add:
+      return map(p, team, [](F32x16 a, F32x16 b) { return a + b; });
+    case ops::BinaryOp::mul:
+      return map(p, team, [](F32x16 a, F32x16 b) { return a * b; });
+  }
+}
+
 }  // namespace
 }  // namespace effinfer::cpu::EFFINFER_LEVEL
 
@@ -55,12 +64,7 @@ void run<Level::EFFINFER_LEVEL>(const ops::UnaryProblem& p, Team& team) {
 
 template <>
 void run<Level::EFFINFER_LEVEL>(const ops::BinaryProblem& p, Team& team) {
-  using EFFINFER_LEVEL::F32x16;
-  if (p.op == ops::BinaryOp::add) {
-    EFFINFER_LEVEL::map(p, team, [](F32x16 a, F32x16 b) { return a + b; });
-  } else {
-    EFFINFER_LEVEL::map(p, team, [](F32x16 a, F32x16 b) { return a * b; });
-  }
+  EFFINFER_LEVEL::binary(p, team);
 }
 
 }  // namespace effinfer::cpu

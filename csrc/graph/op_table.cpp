@@ -1,6 +1,7 @@
 // The operators: their inputs, attributes and traits. docs/graph_ops.md is the prose of it.
 #include <iterator>
 
+#include "effinfer/ops/elementwise.h"
 #include "graph/op_inference.h"
 #include "graph/op_specs.h"
 #include "ops/limits.h"
@@ -168,18 +169,15 @@ std::vector<OpSpec> attention_ops() {
   };
 }
 
-OpSpec unary(std::string_view name, std::vector<AttributeSpec> attributes) {
-  return {.name = name,
-          .attributes = std::move(attributes),
-          .infer = infer_unary,
-          .aliases = alias_first,
-          .row_wise = true,
-          .cheap = true};
-}
-
-OpSpec gate(std::string_view name) {
-  OpSpec spec = unary(name, {});
-  spec.gate = true;
+OpSpec unary(ops::UnaryOp op) {
+  const auto& [name, parameter] = ops::names(op);
+  OpSpec spec = {.name = name,
+                 .infer = infer_unary,
+                 .aliases = alias_first,
+                 .row_wise = true,
+                 .cheap = true,
+                 .gate = ops::is_activation(op)};
+  if (!parameter.empty()) spec.attributes = {number(parameter)};
   return spec;
 }
 
@@ -194,13 +192,10 @@ OpSpec binary(std::string_view name) {
 }
 
 std::vector<OpSpec> elementwise_ops() {
-  return {gate("silu"),
-          gate("gelu_tanh"),
-          gate("relu_squared"),
-          unary("scale", {number("factor")}),
-          unary("softcap", {number("cap")}),
-          binary("add"),
-          binary("mul")};
+  std::vector<OpSpec> specs;
+  ops::for_unary_ops([&](ops::UnaryOp op) { specs.push_back(unary(op)); });
+  for (const std::string_view name : ops::kBinaryOpNames) specs.push_back(binary(name));
+  return specs;
 }
 
 }  // namespace

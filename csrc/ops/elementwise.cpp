@@ -9,56 +9,58 @@
 namespace effinfer::ops {
 namespace {
 
-void binary(std::string_view op, BinaryOp kind, const TensorView& a, const TensorView& b,
-            float* out, ThreadPool& pool) {
-  const Validator check(op);
-  check.dtype("a", a, DType::f32);
-  check.dtype("b", b, DType::f32);
-  check.shape("b", b, a.dims);
-  check.data("out", out, a.dims);
-  BinaryProblem problem;
-  problem.op = kind;
-  problem.a = static_cast<const float*>(a.data);
-  problem.b = static_cast<const float*>(b.data);
-  problem.size = a.dims.num_elements();
-  problem.out = out;
-  run_rows(problem, pool);
+std::string_view name(const UnaryOpNames& names) {
+  return names.op;
+}
+std::string_view name(std::string_view name) {
+  return name;
 }
 
-// Of the operators from `first` on.
-UnaryOp parse_from(UnaryOp first, std::string_view text) {
-  std::string names;
-  for (auto i = static_cast<size_t>(first); i < kUnaryOpNames.size(); ++i) {
-    if (kUnaryOpNames[i] == text) return static_cast<UnaryOp>(i);
-    names.append(names.empty() ? "" : ", ").append(kUnaryOpNames[i]);
+// `kind` is what messages call the table.
+template <class Table, class Op>
+const auto& entry(std::string_view kind, const Table& table, Op op) {
+  const auto index = static_cast<size_t>(op);
+  if (index < table.size()) return table[index];
+  throw InvalidArgument("[" + std::string(kind) + "] op: expected less than " +
+                        std::to_string(table.size()) + ", got " + std::to_string(index));
+}
+
+// Finds the operator among those from `first` on.
+template <class Op, class Table>
+Op parse_from(std::string_view kind, const Table& table, Op first, std::string_view text) {
+  std::string known;
+  for (auto i = static_cast<size_t>(first); i < table.size(); ++i) {
+    if (name(table[i]) == text) return static_cast<Op>(i);
+    known.append(known.empty() ? "" : ", ").append(name(table[i]));
   }
-  throw InvalidArgument("[unary] op: expected one of " + names + ", got \"" + std::string(text) +
-                        "\"");
+  throw InvalidArgument("[" + std::string(kind) + "] op: expected one of " + known + ", got \"" +
+                        std::string(text) + "\"");
 }
 
 }  // namespace
 
+const UnaryOpNames& names(UnaryOp op) {
+  return entry("unary", kUnaryOps, op);
+}
+
 std::string_view name(UnaryOp op) {
-  const auto index = static_cast<size_t>(op);
-  if (index >= kUnaryOpNames.size()) {
-    throw InvalidArgument("[unary] op: expected less than " + std::to_string(kUnaryOpNames.size()) +
-                          ", got " + std::to_string(index));
-  }
-  return kUnaryOpNames[index];
+  return names(op).op;
+}
+
+std::string_view name(BinaryOp op) {
+  return entry("binary", kBinaryOpNames, op);
 }
 
 UnaryOp parse_unary_op(std::string_view text) {
-  return parse_from(UnaryOp::scale, text);
+  return parse_from("unary", kUnaryOps, UnaryOp::scale, text);
 }
 
 UnaryOp parse_activation(std::string_view text) {
-  return parse_from(UnaryOp::silu, text);
+  return parse_from("unary", kUnaryOps, UnaryOp::silu, text);
 }
 
 BinaryOp parse_binary_op(std::string_view text) {
-  if (text == "add") return BinaryOp::add;
-  if (text == "mul") return BinaryOp::mul;
-  throw InvalidArgument("[binary] op: expected add or mul, got \"" + std::string(text) + "\"");
+  return parse_from("binary", kBinaryOpNames, BinaryOp{}, text);
 }
 
 std::string describe(const UnaryProblem& problem) {
@@ -67,13 +69,12 @@ std::string describe(const UnaryProblem& problem) {
 }
 
 std::string describe(const BinaryProblem& problem) {
-  return std::string(problem.op == BinaryOp::add ? "[add]" : "[mul]") + field("size", problem.size);
+  return std::string("[").append(name(problem.op)).append("]") + field("size", problem.size);
 }
 
 const char* rejects(const UnaryProblem& problem) {
-  const bool known =
-      is_activation(problem.op) || problem.op == UnaryOp::scale || problem.op == UnaryOp::softcap;
-  return known ? nullptr : "has no operation";
+  const bool known = static_cast<size_t>(problem.op) < kUnaryOps.size();
+  return known && problem.op != UnaryOp::none ? nullptr : "has no operation";
 }
 
 Cost cost(const UnaryProblem& problem) {
@@ -103,12 +104,19 @@ void unary(UnaryOp op, const TensorView& x, float parameter, float* out, ThreadP
   run_rows(problem, pool);
 }
 
-void add(const TensorView& a, const TensorView& b, float* out, ThreadPool& pool) {
-  binary("add", BinaryOp::add, a, b, out, pool);
-}
-
-void mul(const TensorView& a, const TensorView& b, float* out, ThreadPool& pool) {
-  binary("mul", BinaryOp::mul, a, b, out, pool);
+void binary(BinaryOp op, const TensorView& a, const TensorView& b, float* out, ThreadPool& pool) {
+  const Validator check(name(op));
+  check.dtype("a", a, DType::f32);
+  check.dtype("b", b, DType::f32);
+  check.shape("b", b, a.dims);
+  check.data("out", out, a.dims);
+  BinaryProblem problem;
+  problem.op = op;
+  problem.a = static_cast<const float*>(a.data);
+  problem.b = static_cast<const float*>(b.data);
+  problem.size = a.dims.num_elements();
+  problem.out = out;
+  run_rows(problem, pool);
 }
 
 }  // namespace effinfer::ops

@@ -9,13 +9,10 @@
 
 namespace effinfer::ops {
 
-enum class BinaryOp : uint8_t { add, mul };
-BinaryOp parse_binary_op(std::string_view text);  // throws InvalidArgument
-
 // out = op(x).
 struct UnaryProblem {
   UnaryOp op = UnaryOp::none;
-  float parameter = 1.0f;    // the factor of scale, the cap of softcap
+  float parameter = 1.0f;    // names(op).parameter
   const float* x = nullptr;  // [rows, cols] with x_stride
   int64_t rows = 0;
   int64_t cols = 0;

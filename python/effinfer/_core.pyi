@@ -1316,6 +1316,9 @@ def set_isa(level: str) -> None:
     Caps the instruction-set level of kernels selected from now on.
     """
 
+def sigmoid(
+    x: numpy.typing.NDArray[typing.Any], pool: ThreadPool | None = None
+) -> numpy.typing.NDArray[numpy.float32]: ...
 def silu(
     x: numpy.typing.NDArray[typing.Any], pool: ThreadPool | None = None
 ) -> numpy.typing.NDArray[numpy.float32]: ...

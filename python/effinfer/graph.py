@@ -182,6 +182,10 @@ class GraphBuilder:
         """x * sigmoid(x)."""
         return self.node("silu", x)
 
+    def gelu(self, x: Value) -> Value:
+        """x / 2 * (1 + erf(x / sqrt(2))) (Hendrycks and Gimpel 2016)."""
+        return self.node("gelu", x)
+
     def gelu_tanh(self, x: Value) -> Value:
         """GELU in its tanh form (Hendrycks and Gimpel 2016)."""
         return self.node("gelu_tanh", x)
@@ -189,6 +193,10 @@ class GraphBuilder:
     def relu_squared(self, x: Value) -> Value:
         """max(x, 0)^2."""
         return self.node("relu_squared", x)
+
+    def sigmoid(self, x: Value) -> Value:
+        """1 / (1 + e^-x); `mul` with another value is the GLU of Dauphin et al. 2016."""
+        return self.node("sigmoid", x)
 
     def add(self, a: Value, b: Value) -> Value:
         """a + b, of one shape."""

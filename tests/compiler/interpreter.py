@@ -4,6 +4,7 @@ It reads the graph's nodes one by one and does what docs/graph_ops.md says, with
 regard for speed.
 """
 
+import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -63,6 +64,10 @@ def attention(
     return np.einsum("hqk,khd->qhd", weights, v).reshape(tokens, -1)
 
 
+def gelu(x: Array) -> Array:
+    return 0.5 * x * np.vectorize(math.erfc, otypes=[np.float64])(-x / np.sqrt(2))
+
+
 def gelu_tanh(x: Array) -> Array:
     return 0.5 * x * (1 + np.tanh(np.sqrt(2 / np.pi) * (x + 0.044715 * x**3)))
 
@@ -76,8 +81,10 @@ OPS: dict[str, Callable[..., Any]] = {
     "kv_append": lambda k, v, **_: (k, v),
     "attention": attention,
     "silu": lambda x: x / (1 + np.exp(-x)),
+    "gelu": gelu,
     "gelu_tanh": gelu_tanh,
     "relu_squared": lambda x: np.maximum(x, 0) ** 2,
+    "sigmoid": lambda x: 1 / (1 + np.exp(-x)),
     "add": lambda a, b: a + b,
     "mul": lambda a, b: a * b,
     "scale": lambda x, factor: x * factor,

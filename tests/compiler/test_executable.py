@@ -30,6 +30,7 @@ DENSE = {"embed": "f16", "q": "bf16", "k": "f16", "o": "bf16", "gate": "f16", "d
 MODELS = {
     "llama": lambda: make_llama(bias=True),
     "llama-mixed": lambda: make_llama(bias=True, **MIXED),
+    "llama-glu": lambda: make_llama(activation="sigmoid"),
     "llama-dense": lambda: make_llama(**DENSE),
     "gemma-mixed": lambda: make_gemma(**MIXED),
     "gemma": lambda: make_gemma(),
@@ -89,7 +90,7 @@ def test_a_pass_changes_nothing_but_speed(name, disabled, precision):
         np.testing.assert_array_equal(actual, expected)
 
 
-@pytest.mark.parametrize("name", ["llama-mixed", "gemma"])
+@pytest.mark.parametrize("name", ["llama-mixed", "llama-glu", "gemma"])
 def test_without_any_optional_pass(name):
     plain = model(name).compile(precision="f32", disabled_passes=set(OPTIONAL))
     logits = Stepper(plain).feed(TOKENS, 70, "prefill")

@@ -44,7 +44,7 @@ def graphs(draw):
         builder.weight(name, "f16", [columns])
     for _ in range(draw(st.integers(0, 12))):
         a, b = draw(st.sampled_from(values)), draw(st.sampled_from(values))
-        op = draw(st.sampled_from(["silu", "add", "mul", "scale", "softcap"]))
+        op = draw(st.sampled_from(["silu", "gelu", "sigmoid", "add", "mul", "scale", "softcap"]))
         number = draw(st.floats(allow_nan=False))
         attributes = {"scale": {"factor": number}, "softcap": {"cap": number}}.get(op, {})
         inputs = [a, b] if op in ("add", "mul") else [a]

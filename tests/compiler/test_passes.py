@@ -149,7 +149,7 @@ GATED = """  %g, %u = matmul
 """.replace("%g, %u = matmul", "%g : f32[T, 64], %u : f32[T, 64] = matmul(%a, PARTS) {parts = 2}")
 
 
-@pytest.mark.parametrize("activation", ["silu", "gelu_tanh"])
+@pytest.mark.parametrize("activation", ["silu", "gelu", "gelu_tanh", "sigmoid"])
 @pytest.mark.parametrize("order", ["%s, %u", "%u, %s"])
 def test_fuse_activation(activation, order):
     gated = GATED.replace("ACTIVATION", activation).replace("ORDER", order)

@@ -64,8 +64,8 @@ class ModelMaker:
         return TinyModel(self.g.finish(logits), self.source, self.exact)
 
 
-def make_llama(*, bias: bool = False, **dtypes: str) -> TinyModel:
-    """Pre-norm blocks, GQA, SwiGLU; interleaved rotation as in GGUF files."""
+def make_llama(*, bias: bool = False, activation: str = "silu", **dtypes: str) -> TinyModel:
+    """Pre-norm blocks, GQA, a gated MLP; interleaved rotation as in GGUF files."""
     m = ModelMaker("llama", dtypes)
     g = m.g
     ids = g.input("token_ids", "i32", ["T"])
@@ -89,7 +89,7 @@ def make_llama(*, bias: bool = False, **dtypes: str) -> TinyModel:
         h = g.attention(q, kv, layer=i, sm_scale=HEAD_DIM**-0.5, **shape)
         x = g.add(x, g.linear(h, m.weight(f"{i}.o", WIDTH, HEADS * HEAD_DIM)))
         h = g.rms_norm(x, m.weight(f"{i}.ffn_norm", WIDTH), eps=1e-5)
-        gate = g.silu(g.linear(h, m.weight(f"{i}.gate", FFN, WIDTH)))
+        gate = g.node(activation, g.linear(h, m.weight(f"{i}.gate", FFN, WIDTH)))
         h = g.mul(gate, g.linear(h, m.weight(f"{i}.up", FFN, WIDTH)))
         x = g.add(x, g.linear(h, m.weight(f"{i}.down", WIDTH, FFN)))
     x = g.rms_norm(g.select_rows(x, rows), m.weight("out_norm", WIDTH), eps=1e-5)

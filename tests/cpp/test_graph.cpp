@@ -118,15 +118,24 @@ TEST("graph: a matmul takes as many inputs as its parts can have") {
   CHECK_EQ(graph::find_op("matmul")->max_inputs, 1u + 3u * ops::kMaxMatmulParts);
 }
 
-TEST("traits: a gate is an activation that matmuls and single nodes know") {
-  int gates = 0;
+TEST("traits: the gates are the activations that matmuls and single nodes know") {
+  std::vector<std::string_view> gates;
   for (const graph::OpSpec& op : graph::all_ops()) {
     if (!op.gate) continue;
-    ++gates;
-    CHECK(op.row_wise && op.cheap && op.max_inputs == 1);
+    gates.push_back(op.name);
+    CHECK(op.row_wise && op.cheap && op.max_inputs == 1 && op.attributes.empty());
     CHECK(ops::is_activation(ops::parse_activation(op.name)));
   }
-  CHECK_EQ(gates, 3);
+  CHECK(gates ==
+        std::vector<std::string_view>({"silu", "gelu", "gelu_tanh", "relu_squared", "sigmoid"}));
+}
+
+TEST("the parameter of an element-by-element operator is its node's one attribute") {
+  const graph::OpSpec* softcap = graph::find_op("softcap");
+  CHECK(softcap != nullptr && !softcap->gate && softcap->row_wise && softcap->cheap);
+  CHECK_EQ(softcap->attributes.size(), 1u);
+  CHECK_EQ(softcap->attributes[0].name, "cap");
+  CHECK(graph::find_op("none") == nullptr);
 }
 
 TEST("lowering: what canonicalize leaves has a rule, and nothing else has") {
@@ -144,7 +153,8 @@ TEST("lowering: unknown names of kinds are refused") {
   CHECK(ops::parse_unary_op("softcap") == ops::UnaryOp::softcap);
   CHECK_THROWS(InvalidArgument, "got \"swish\"", ops::parse_unary_op("swish"));
   CHECK(ops::parse_binary_op("mul") == ops::BinaryOp::mul);
-  CHECK_THROWS(InvalidArgument, "expected add or mul, got \"sub\"", ops::parse_binary_op("sub"));
+  CHECK_THROWS(InvalidArgument, "expected one of add, mul, got \"sub\"",
+               ops::parse_binary_op("sub"));
   CHECK(ops::parse_activation("relu_squared") == ops::UnaryOp::relu_squared);
   CHECK_THROWS(InvalidArgument, "got \"none\"", ops::parse_activation("none"));
   CHECK_THROWS(InvalidArgument, "got \"softcap\"", ops::parse_activation("softcap"));

@@ -107,6 +107,7 @@ double activate(UnaryOp glu, double x) {
   if (glu == UnaryOp::silu) return x / (1 + std::exp(-x));
   if (glu == UnaryOp::gelu) return 0.5 * x * std::erfc(-x / std::sqrt(2.0));
   if (glu == UnaryOp::relu_squared) return x > 0 ? x * x : 0;
+  if (glu == UnaryOp::sigmoid) return 1 / (1 + std::exp(-x));
   return 0.5 * x * (1 + std::tanh(0.7978845608028654 * (x + 0.044715 * x * x * x)));
 }
 
@@ -263,8 +264,8 @@ TEST("activations of GLU far from zero") {
   std::vector<float> x;
   for (const float value : xs) x.insert(x.end(), {value, 1.0f});
   for (const Isa isa : available_isas()) {
-    for (const UnaryOp glu :
-         {UnaryOp::silu, UnaryOp::gelu, UnaryOp::gelu_tanh, UnaryOp::relu_squared}) {
+    for (const UnaryOp glu : {UnaryOp::silu, UnaryOp::gelu, UnaryOp::gelu_tanh,
+                              UnaryOp::relu_squared, UnaryOp::sigmoid}) {
       const OwnedOperand operand(Arithmetic::f32, rows, 2);
       operand.store(x, isa);
       std::vector<float> out(xs.size());

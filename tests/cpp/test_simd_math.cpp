@@ -31,6 +31,9 @@ double worst_ulp(Function function, double (*exact)(double), float low, float hi
 double exact_silu(double x) {
   return x / (1 + std::exp(-x));
 }
+double exact_sigmoid(double x) {
+  return 1 / (1 + std::exp(-x));
+}
 double exact_gelu(double x) {
   return 0.5 * x * (1 + std::tanh(std::sqrt(2 / M_PI) * (x + 0.044715 * x * x * x)));
 }
@@ -68,6 +71,15 @@ TEST("silu and gelu") {
   CHECK_EQ(p::vgelu_tanh(-1000.0f), 0.0f);
   CHECK_EQ(p::vsilu(1000.0f), 1000.0f);
   CHECK_EQ(p::vgelu_tanh(1000.0f), 1000.0f);
+}
+
+TEST("sigmoid") {
+  const auto sigmoid = [](float x) { return effinfer::cpu::simd::sigmoid(p::F32x4::set(x)).v[0]; };
+  CHECK(worst_ulp(sigmoid, exact_sigmoid, -87.0f, 20.0f) < 6.0);  // 3 * 2^-23 at a mantissa of 2
+  CHECK_EQ(sigmoid(0.0f), 0.5f);
+  CHECK_EQ(sigmoid(-kInf), 0.0f);
+  CHECK_EQ(sigmoid(kInf), 1.0f);
+  CHECK(std::isnan(sigmoid(NAN)));
 }
 
 CHECK_MAIN()

@@ -7,7 +7,8 @@
 namespace effinfer::cpu::EFFINFER_LEVEL {
 namespace {
 
-// visit(f) with f(x), the activation of a vector. Problems with another operator are rejected.
+// visit(f) with f(x), the activation of a vector. Problems with another operator are rejected. The
+// cases are all named so that the compiler finds the one that a new operator lacks.
 template <class Visit>
 [[gnu::always_inline]] inline void with_activation(ops::UnaryOp op, Visit&& visit) {
   using enum ops::UnaryOp;
@@ -20,7 +21,11 @@ template <class Visit>
       return visit([](F32x16 x) { return simd::gelu_tanh(x); });
     case relu_squared:
       return visit([](F32x16 x) { return simd::relu_squared(x); });
-    default:
+    case sigmoid:
+      return visit([](F32x16 x) { return simd::sigmoid(x); });
+    case none:
+    case scale:
+    case softcap:
       return;
   }
 }

@@ -27,6 +27,7 @@ from effinfer.ops.elementwise import (
     relu_squared,
     scale,
     select_rows,
+    sigmoid,
     silu,
     softcap,
 )
@@ -165,6 +166,7 @@ __all__ = [
     "scale",
     "segment_packbits",
     "select_rows",
+    "sigmoid",
     "silu",
     "silu_and_mul",
     "single_decode_with_kv_cache",

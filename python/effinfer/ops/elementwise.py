@@ -25,6 +25,11 @@ def relu_squared(x: ArrayT, *, pool: ThreadPool | None = None) -> ArrayT:
     return as_kind(_core.relu_squared(dense(x, "[relu_squared] x"), pool=pool), x)
 
 
+def sigmoid(x: ArrayT, *, pool: ThreadPool | None = None) -> ArrayT:
+    """1 / (1 + e^-x), any shape; as a gate: arXiv:1612.08083."""
+    return as_kind(_core.sigmoid(dense(x, "[sigmoid] x"), pool=pool), x)
+
+
 def softcap(x: ArrayT, cap: float, *, pool: ThreadPool | None = None) -> ArrayT:
     """cap * tanh(x / cap), any shape, cap > 0 (arXiv:2408.00118, section 2)."""
     return as_kind(_core.softcap(dense(x, "[softcap] x"), cap, pool=pool), x)

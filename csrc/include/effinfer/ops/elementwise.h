@@ -14,14 +14,36 @@ namespace effinfer::ops {
 
 // What an operator of one input does to each element. From silu on they are activations, which
 // gated operators and the GLU of a matmul take too.
-enum class UnaryOp : uint8_t { none, scale, softcap, silu, gelu, gelu_tanh, relu_squared };
-inline constexpr std::array<std::string_view, 7> kUnaryOpNames = {
-    "none", "scale", "softcap", "silu", "gelu", "gelu_tanh", "relu_squared"};
+enum class UnaryOp : uint8_t { none, scale, softcap, silu, gelu, gelu_tanh, relu_squared, sigmoid };
+
+// What graphs, Python and messages call an operator and its parameter. An empty name of a parameter
+// says that it has none.
+struct UnaryOpNames {
+  std::string_view op;
+  std::string_view parameter = {};
+};
+// By UnaryOp. The graph's operators, their lowering and the Python functions are made from this.
+inline constexpr auto kUnaryOps = std::to_array<UnaryOpNames>({
+    {"none"},
+    {"scale", "factor"},
+    {"softcap", "cap"},
+    {"silu"},
+    {"gelu"},
+    {"gelu_tanh"},
+    {"relu_squared"},
+    {"sigmoid"},
+});
 
 constexpr bool is_activation(UnaryOp op) {
-  return op >= UnaryOp::silu && static_cast<size_t>(op) < kUnaryOpNames.size();
+  return op >= UnaryOp::silu && static_cast<size_t>(op) < kUnaryOps.size();
+}
+// visit(op) for every operator but none.
+template <class Visit>
+constexpr void for_unary_ops(Visit&& visit) {
+  for (size_t i = 1; i < kUnaryOps.size(); ++i) visit(static_cast<UnaryOp>(i));
 }
 // These throw InvalidArgument where there is no such operator, or activation; "none" is none.
+EFFINFER_API const UnaryOpNames& names(UnaryOp op);
 EFFINFER_API std::string_view name(UnaryOp op);
 EFFINFER_API UnaryOp parse_unary_op(std::string_view text);
 EFFINFER_API UnaryOp parse_activation(std::string_view text);
@@ -46,6 +68,10 @@ inline void gelu_tanh(const TensorView& x, float* out, ThreadPool& pool) {
 inline void relu_squared(const TensorView& x, float* out, ThreadPool& pool) {
   unary(UnaryOp::relu_squared, x, 0.0f, out, pool);
 }
+// 1 / (1 + e^-x); as the gate of a product it is the GLU of Dauphin et al., arXiv:1612.08083.
+inline void sigmoid(const TensorView& x, float* out, ThreadPool& pool) {
+  unary(UnaryOp::sigmoid, x, 0.0f, out, pool);
+}
 // cap * tanh(x / cap), cap > 0 (Gemma 2, arXiv:2408.00118, section 2).
 inline void softcap(const TensorView& x, float cap, float* out, ThreadPool& pool) {
   unary(UnaryOp::softcap, x, cap, out, pool);
@@ -54,7 +80,23 @@ inline void scale(const TensorView& x, float factor, float* out, ThreadPool& poo
   unary(UnaryOp::scale, x, factor, out, pool);
 }
 
-EFFINFER_API void add(const TensorView& a, const TensorView& b, float* out, ThreadPool& pool);
-EFFINFER_API void mul(const TensorView& a, const TensorView& b, float* out, ThreadPool& pool);
+// What an operator of two inputs does to each pair of elements.
+enum class BinaryOp : uint8_t { add, mul };
+// By BinaryOp, for the same uses as kUnaryOps.
+inline constexpr auto kBinaryOpNames = std::to_array<std::string_view>({"add", "mul"});
+
+// These throw InvalidArgument where there is no such operator.
+EFFINFER_API std::string_view name(BinaryOp op);
+EFFINFER_API BinaryOp parse_binary_op(std::string_view text);
+
+EFFINFER_API void binary(BinaryOp op, const TensorView& a, const TensorView& b, float* out,
+                         ThreadPool& pool);
+
+inline void add(const TensorView& a, const TensorView& b, float* out, ThreadPool& pool) {
+  binary(BinaryOp::add, a, b, out, pool);
+}
+inline void mul(const TensorView& a, const TensorView& b, float* out, ThreadPool& pool) {
+  binary(BinaryOp::mul, a, b, out, pool);
+}
 
 }  // namespace effinfer::ops
