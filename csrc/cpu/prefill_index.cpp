@@ -48,8 +48,8 @@ int64_t pages_of(const VisitBlock& block) {
 // Whatever is chosen.
 void add_always(const PrefillIndexInputs& in, const VisitBlock& block, uint64_t* words) {
   const int64_t pages = pages_of(block);
-  set_bits(words, pages, 0, in.sinks);
-  const int64_t first = in.window > 0 ? block.position - in.window + 1 : block.position;
+  set_bits(words, pages, 0, in.sink_tokens);
+  const int64_t first = in.local_tokens > 0 ? block.position - in.local_tokens + 1 : block.position;
   set_bits(words, pages, first, block.position + block.num_rows);
 }
 

@@ -65,8 +65,9 @@ IndexBuilder::IndexBuilder(const Validator& check, const IndexRows& rows)
   check.indptr("qo_indptr", rows.qo_indptr, num_sequences());
   positive("num_kv_heads", rows.num_kv_heads);
   positive("block_size", rows.block_size);
-  check.expect(rows.sinks >= 0, "sinks", "0 or more", std::to_string(rows.sinks));
-  check.expect(rows.window >= 0, "window", "0 or more", std::to_string(rows.window));
+  check.expect(rows.sink_tokens >= 0, "sink_tokens", "0 or more", std::to_string(rows.sink_tokens));
+  check.expect(rows.local_tokens >= 0, "local_tokens", "0 or more",
+               std::to_string(rows.local_tokens));
   for (size_t s = 0; s < kv_len_.size(); ++s) {
     const int64_t count = int64_t{qo_indptr_[s + 1]} - qo_indptr_[s];
     const std::string name = "kv_len[" + std::to_string(s) + "]";
@@ -97,8 +98,8 @@ int64_t IndexBuilder::limit(int64_t s, const RowBlock& block) const {
 
 void IndexBuilder::finish(int64_t s, const RowBlock& block, TokenSet& set, Part& part) const {
   const int64_t first = block.position;
-  set.add(0, rows_.sinks);
-  set.add(rows_.window > 0 ? first - rows_.window + 1 : first, first + block.num_rows);
+  set.add(0, rows_.sink_tokens);
+  set.add(rows_.local_tokens > 0 ? first - rows_.local_tokens + 1 : first, first + block.num_rows);
   part.counts.push_back(set.append_spans(limit(s, block), part.spans));
 }
 
