@@ -15,6 +15,7 @@
 #include "ops/rope.h"
 #include "ops/score_passes.h"
 #include "ops/score_pooling.h"
+#include "ops/token_lists.h"
 
 namespace effinfer {
 
@@ -43,6 +44,9 @@ void cpu::register_cpu() {
   add_levels<ops::PoolRowsProblem, Level::portable>("pool_rows");
   add_levels<ops::PoolScoresProblem, Level::portable>("pool_scores");
   add_levels<ops::FoldDiagonalsProblem, Level::portable>("fold_diagonals");
+  add_levels<ops::ColumnListsProblem, Level::portable>("column_lists");
+  add_levels<ops::BlockListsProblem, Level::portable>("block_lists");
+  add_levels<ops::PageListsProblem, Level::portable>("page_lists");
 }
 
 void ops::ensure_registered() {

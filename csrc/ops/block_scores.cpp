@@ -186,23 +186,12 @@ BlockLists block_score_lists(const IndexRows& rows, const AttentionGeometry& geo
   check_top(check, "num_blocks", inputs.top);
   const BlockScores scores =
       make_scorer(check, geometry, sequences, inputs, rows.block_size).run(pool);
-  const int64_t group = geometry.num_qo_heads / geometry.num_kv_heads;
-  return builder.build(pool, [&, group](int64_t s, int32_t kv_head) {
-    const ScoreRows& at = scores.rows[static_cast<size_t>(s)];
-    const float* first = scores.values.data() + at.first + kv_head * group * at.head_stride;
-    const std::vector<RowBlock> blocks = builder.blocks(s);
-    const int64_t origin = blocks.empty() ? 0 : blocks[0].index;
-    const int64_t size = rows.block_size;
-    return [=, &builder, &inputs](const RowBlock& block, TokenSet& set) {
-      const int64_t seen = (builder.limit(s, block) + size - 1) / size;
-      for (int64_t i = 0; i < group; ++i) {
-        const float* row = first + i * at.head_stride + (block.index - origin) * at.block_stride;
-        for (const int32_t j : choose_top(row, seen, inputs.top)) {
-          set.add(j * size, (j + 1) * size);
-        }
-      }
-    };
-  });
+  BlockListsProblem problem;
+  problem.scores = scores.values.data();
+  problem.rows = scores.rows.data();
+  problem.group = geometry.num_qo_heads / geometry.num_kv_heads;
+  problem.top = inputs.top;
+  return builder.build(problem, pool);
 }
 
 }  // namespace effinfer::ops
