@@ -44,6 +44,7 @@ void cpu::register_cpu() {
   add_levels<ops::PoolRowsProblem, Level::portable>("pool_rows");
   add_levels<ops::PoolScoresProblem, Level::portable>("pool_scores");
   add_levels<ops::FoldDiagonalsProblem, Level::portable>("fold_diagonals");
+  add_levels<ops::PositionMaskProblem, Level::portable>("position_mask");
   add_levels<ops::ColumnListsProblem, Level::portable>("column_lists");
   add_levels<ops::BlockListsProblem, Level::portable>("block_lists");
   add_levels<ops::PageListsProblem, Level::portable>("page_lists");

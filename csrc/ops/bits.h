@@ -1,5 +1,4 @@
-// Bits of packed masks: bit i is bit i % 8 of byte i / 8. Masks say what a kernel visits, so they
-// are made where a call is planned, on the calling thread, as its lists and tiles are.
+// Bits of packed masks: bit i is bit i % 8 of byte i / 8.
 #pragma once
 
 #include <algorithm>

@@ -1,39 +1,32 @@
 #include "ops/score_passes.h"
 
 #include <algorithm>
+#include <optional>
 #include <vector>
 
-#include "ops/bits.h"
 #include "ops/describe.h"
 #include "ops/registry.h"
 
 namespace effinfer::ops {
 namespace {
 
-// Bits of what each row sees, a sequence's rows one after the other: for rows whose positions do
-// not follow each other.
+// What rows at positions of their own see.
 struct PositionMask {
-  explicit PositionMask(const AttentionScoresProblem& p) {
+  PositionMask(const AttentionScoresProblem& p, ThreadPool& pool) {
     int64_t bytes = 0;
     for (int32_t s = 0; s < p.batch.num_sequences; ++s) {
+      const int64_t row_bytes = (int64_t{p.batch.kv_len[s]} + 7) / 8;
       starts.push_back(8 * bytes);
-      strides.push_back(p.batch.kv_len[s]);
-      bytes +=
-          (int64_t{p.batch.qo_indptr[s + 1] - p.batch.qo_indptr[s]} * p.batch.kv_len[s] + 7) / 8;
+      strides.push_back(8 * row_bytes);
+      bytes += (p.batch.qo_indptr[s + 1] - p.batch.qo_indptr[s]) * row_bytes;
     }
     bits.resize(static_cast<size_t>(bytes));
-    for (int32_t s = 0; s < p.batch.num_sequences; ++s) {
-      for (int32_t row = p.batch.qo_indptr[s]; row < p.batch.qo_indptr[s + 1]; ++row) {
-        const int64_t first = starts[static_cast<size_t>(s)] +
-                              int64_t{row - p.batch.qo_indptr[s]} * p.batch.kv_len[s];
-        const int64_t position = p.positions[row];
-        const int64_t end =
-            p.causal ? std::min<int64_t>(position + 1, p.batch.kv_len[s]) : p.batch.kv_len[s];
-        const int64_t begin =
-            p.window_left >= 0 ? std::max<int64_t>(0, position - p.window_left) : 0;
-        set_bits(bits.data(), first + begin, first + end);
-      }
-    }
+    PositionMaskProblem problem;
+    problem.scores = &p;
+    problem.starts = starts.data();
+    problem.strides = strides.data();
+    problem.bits = bits.data();
+    run_alone(problem, pool);
   }
 
   std::vector<int64_t> starts;   // bits
@@ -59,14 +52,15 @@ std::vector<float> lse_pass(const AttentionScoresProblem& given, ThreadPool& poo
   p.logits_soft_cap = given.logits_soft_cap;
   p.arithmetic = given.arithmetic;
   p.decode = true;
-  const PositionMask mask(given.positions != nullptr ? given : AttentionScoresProblem());
+  std::optional<PositionMask> mask;
   if (given.positions != nullptr) {
+    mask.emplace(given, pool);
     p.causal = false;
     p.window_left = -1;
-    p.mask = mask.bits.data();
-    p.mask_bytes = static_cast<int64_t>(mask.bits.size());
-    p.mask_starts = mask.starts.data();
-    p.mask_row_strides = mask.strides.data();
+    p.mask = mask->bits.data();
+    p.mask_bytes = static_cast<int64_t>(mask->bits.size());
+    p.mask_starts = mask->starts.data();
+    p.mask_row_strides = mask->strides.data();
   }
   AttentionWork work;
   plan_attention({p.source, p.num_qo_heads, p.num_kv_heads, 0, p.causal, p.window_left, 0}, p.batch,
@@ -92,6 +86,12 @@ std::string describe(const FoldDiagonalsProblem& problem) {
   const AttentionScoresProblem& p = *problem.scores;
   return "[fold_diagonals]" + field("heads", p.num_qo_heads) + field("items", p.num_items) +
          field("keys", problem.starts[p.batch.num_sequences]);
+}
+
+std::string describe(const PositionMaskProblem& problem) {
+  const AttentionScoresProblem& p = *problem.scores;
+  return "[position_mask]" + field("rows", p.batch.num_tokens) +
+         field("window_left", p.window_left) + (p.causal ? " causal" : "");
 }
 
 Cost cost(const FoldDiagonalsProblem& problem) {

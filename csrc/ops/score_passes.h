@@ -31,7 +31,17 @@ struct FoldDiagonalsProblem {
   float* out = nullptr;                            // [num_qo_heads, starts[S]]
 };
 
+// Bits of what each row sees, for rows whose positions do not follow each other: those of row i of
+// sequence s from bit starts[s] + i * strides[s] on, all multiples of 8. A row is one chunk.
+struct PositionMaskProblem {
+  const AttentionScoresProblem* scores = nullptr;  // whose positions, causality and window
+  const int64_t* starts = nullptr;                 // [S]
+  const int64_t* strides = nullptr;                // [S]
+  uint8_t* bits = nullptr;                         // zeros
+};
+
 std::string describe(const FoldDiagonalsProblem& problem);
+std::string describe(const PositionMaskProblem& problem);
 Cost cost(const FoldDiagonalsProblem& problem);
 
 }  // namespace effinfer::ops
