@@ -9,8 +9,8 @@ namespace {
 using Pool = std::shared_ptr<ThreadPool>;
 
 ops::IndexRows rows_of(std::string_view op, const py::array& qo_indptr, const py::array& kv_len,
-                       int32_t num_kv_heads, int32_t block_size, bool causal, int32_t sinks,
-                       int32_t window) {
+                       int32_t num_kv_heads, int32_t block_size, bool causal, int32_t sink_tokens,
+                       int32_t local_tokens) {
   const std::string prefix = "[" + std::string(op) + "] ";
   return {op,
           view_of(qo_indptr, prefix + "qo_indptr"),
@@ -18,8 +18,8 @@ ops::IndexRows rows_of(std::string_view op, const py::array& qo_indptr, const py
           num_kv_heads,
           block_size,
           causal,
-          sinks,
-          window};
+          sink_tokens,
+          local_tokens};
 }
 
 // (lists [L, 4], indptr [L + 1], spans [n, 2]) of what make() returns.
@@ -37,20 +37,20 @@ py::tuple lists_of(Make&& make) {
 }
 
 py::tuple a_shape_lists(const py::array& qo_indptr, const py::array& kv_len, int32_t num_kv_heads,
-                        int32_t block_size, bool causal, int32_t sinks, int32_t window,
+                        int32_t block_size, bool causal, int32_t sink_tokens, int32_t local_tokens,
                         const Pool& pool) {
-  const ops::IndexRows rows =
-      rows_of("a_shape_index", qo_indptr, kv_len, num_kv_heads, block_size, causal, sinks, window);
+  const ops::IndexRows rows = rows_of("a_shape_index", qo_indptr, kv_len, num_kv_heads, block_size,
+                                      causal, sink_tokens, local_tokens);
   return lists_of([&] { return ops::a_shape_lists(rows, pool_or_default(pool)); });
 }
 
 py::tuple column_lists(const std::string& op, const py::array& qo_indptr, const py::array& kv_len,
-                       int32_t num_kv_heads, int32_t block_size, bool causal, int32_t sinks,
-                       int32_t window, const py::array& columns, int32_t num_columns,
+                       int32_t num_kv_heads, int32_t block_size, bool causal, int32_t sink_tokens,
+                       int32_t local_tokens, const py::array& columns, int32_t num_columns,
                        float column_mass, const py::object& slashes, int32_t num_slashes,
                        const Pool& pool) {
   const ops::IndexRows rows =
-      rows_of(op, qo_indptr, kv_len, num_kv_heads, block_size, causal, sinks, window);
+      rows_of(op, qo_indptr, kv_len, num_kv_heads, block_size, causal, sink_tokens, local_tokens);
   ops::ColumnScores scores;
   scores.columns = view_of(columns, "[" + op + "] columns");
   scores.top_columns = {num_columns, column_mass};
@@ -60,10 +60,11 @@ py::tuple column_lists(const std::string& op, const py::array& qo_indptr, const 
 }
 
 py::tuple page_lists(const py::array& qo_indptr, const py::array& kv_len, int32_t num_kv_heads,
-                     bool causal, int32_t sinks, int32_t window, const py::array& scores,
-                     int32_t page_size, int32_t num_pages, const Pool& pool) {
+                     bool causal, int32_t sink_tokens, int32_t local_tokens,
+                     const py::array& scores, int32_t page_size, int32_t num_pages,
+                     const Pool& pool) {
   const ops::IndexRows rows =
-      rows_of("topk_pages", qo_indptr, kv_len, num_kv_heads, 1, causal, sinks, window);
+      rows_of("topk_pages", qo_indptr, kv_len, num_kv_heads, 1, causal, sink_tokens, local_tokens);
   const TensorView given = view_of(scores, "[topk_pages] scores");
   return lists_of([&] {
     return ops::page_lists(rows, given, page_size, {num_pages, 0.0f}, pool_or_default(pool));
@@ -74,12 +75,12 @@ py::tuple block_score_lists(const py::array& q, const py::array& k, const py::ar
                             const py::array& kv_indptr, const py::object& kv_indices,
                             const py::array& kv_len, int32_t page_size, int32_t num_qo_heads,
                             int32_t num_kv_heads, int32_t head_dim, bool causal, float sm_scale,
-                            const std::string& kv_layout, int32_t block_size, int32_t sinks,
-                            int32_t window, const std::string& method, int32_t stride,
+                            const std::string& kv_layout, int32_t block_size, int32_t sink_tokens,
+                            int32_t local_tokens, const std::string& method, int32_t stride,
                             int32_t num_blocks, float mass, const Pool& pool) {
   const std::string op = "block_score_index";
   const ops::IndexRows rows =
-      rows_of(op, qo_indptr, kv_len, num_kv_heads, block_size, causal, sinks, window);
+      rows_of(op, qo_indptr, kv_len, num_kv_heads, block_size, causal, sink_tokens, local_tokens);
   const ops::AttentionSequences sequences =
       sequences_of(op, qo_indptr, kv_indptr, kv_indices, kv_len);
   const ops::AttentionGeometry geometry{num_qo_heads, num_kv_heads, head_dim, head_dim,
@@ -143,21 +144,21 @@ py::array_t<float> page_scores(const py::array& q, const py::array& bounds,
 
 void register_ops_index(py::module_& m) {
   m.def("a_shape_lists", &a_shape_lists, py::arg("qo_indptr"), py::arg("kv_len"),
-        py::arg("num_kv_heads"), py::arg("block_size"), py::arg("causal"), py::arg("sinks"),
-        py::arg("window"), py::arg("pool") = py::none());
+        py::arg("num_kv_heads"), py::arg("block_size"), py::arg("causal"), py::arg("sink_tokens"),
+        py::arg("local_tokens"), py::arg("pool") = py::none());
   m.def("column_lists", &column_lists, py::arg("op"), py::arg("qo_indptr"), py::arg("kv_len"),
-        py::arg("num_kv_heads"), py::arg("block_size"), py::arg("causal"), py::arg("sinks"),
-        py::arg("window"), py::arg("columns"), py::arg("num_columns") = 0,
+        py::arg("num_kv_heads"), py::arg("block_size"), py::arg("causal"), py::arg("sink_tokens"),
+        py::arg("local_tokens"), py::arg("columns"), py::arg("num_columns") = 0,
         py::arg("column_mass") = 0.0f, py::arg("slashes") = py::none(), py::arg("num_slashes") = 0,
         py::arg("pool") = py::none());
   m.def("page_lists", &page_lists, py::arg("qo_indptr"), py::arg("kv_len"), py::arg("num_kv_heads"),
-        py::arg("causal"), py::arg("sinks"), py::arg("window"), py::arg("scores"),
+        py::arg("causal"), py::arg("sink_tokens"), py::arg("local_tokens"), py::arg("scores"),
         py::arg("page_size"), py::arg("num_pages"), py::arg("pool") = py::none());
   m.def("block_score_lists", &block_score_lists, py::arg("q"), py::arg("k"), py::arg("qo_indptr"),
         py::arg("kv_indptr"), py::arg("kv_indices"), py::arg("kv_len"), py::kw_only(),
         py::arg("page_size"), py::arg("num_qo_heads"), py::arg("num_kv_heads"), py::arg("head_dim"),
         py::arg("causal"), py::arg("sm_scale"), py::arg("kv_layout"), py::arg("block_size"),
-        py::arg("sinks"), py::arg("window"), py::arg("method"), py::arg("stride"),
+        py::arg("sink_tokens"), py::arg("local_tokens"), py::arg("method"), py::arg("stride"),
         py::arg("num_blocks") = 0, py::arg("mass") = 0.0f, py::arg("pool") = py::none());
   m.def("page_bounds", &page_bounds, py::arg("k"), py::arg("qo_indptr"), py::arg("kv_indptr"),
         py::arg("kv_indices"), py::arg("kv_len"), py::kw_only(), py::arg("page_size"),

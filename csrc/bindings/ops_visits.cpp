@@ -37,21 +37,22 @@ py::array blocks(const Visits& visits) {
   return out;
 }
 
-ops::VisitOptions options_of(std::optional<float> scale, const PagedKv& kv, int32_t sinks,
-                             int32_t window, int32_t min_tokens) {
-  return {scale.value_or(1.0f / std::sqrt(static_cast<float>(kv.head_dim()))), sinks, window,
-          min_tokens};
+ops::VisitOptions options_of(std::optional<float> sm_scale, const PagedKv& kv, int32_t sink_tokens,
+                             int32_t local_tokens, int32_t min_tokens) {
+  return {sm_scale.value_or(1.0f / std::sqrt(static_cast<float>(kv.head_dim()))), sink_tokens,
+          local_tokens, min_tokens};
 }
 
 void column_visits(Visits& visits, const py::array& q, const PagedKv& kv,
                    const py::array& qo_indptr, const py::array& kv_indptr,
-                   const py::array& kv_indices, const py::array& kv_len, std::optional<float> scale,
-                   int32_t last_rows, int32_t row_stride, int32_t columns, float column_mass,
-                   int32_t slashes, float slash_mass, int32_t sinks, int32_t window,
-                   int32_t min_tokens, const Pool& pool) {
+                   const py::array& kv_indices, const py::array& kv_len,
+                   std::optional<float> sm_scale, int32_t last_rows, int32_t row_stride,
+                   int32_t columns, float column_mass, int32_t slashes, float slash_mass,
+                   int32_t sink_tokens, int32_t local_tokens, int32_t min_tokens,
+                   const Pool& pool) {
   const TensorView queries = view_of(q, "[column_visits] q");
   const ops::PagedBatch batch = batch_of("column_visits", qo_indptr, kv_indptr, kv_indices, kv_len);
-  const ops::VisitOptions options = options_of(scale, kv, sinks, window, min_tokens);
+  const ops::VisitOptions options = options_of(sm_scale, kv, sink_tokens, local_tokens, min_tokens);
   const py::gil_scoped_release release;
   ops::column_visits(visits, queries, kv, batch,
                      {last_rows, row_stride, {columns, column_mass}, {slashes, slash_mass}},
@@ -60,11 +61,11 @@ void column_visits(Visits& visits, const py::array& q, const PagedKv& kv,
 
 void block_visits(Visits& visits, const py::array& q, const PagedKv& kv, const py::array& qo_indptr,
                   const py::array& kv_indptr, const py::array& kv_indices, const py::array& kv_len,
-                  std::optional<float> scale, int32_t stride, int32_t pages, float mass,
-                  int32_t sinks, int32_t window, int32_t min_tokens, const Pool& pool) {
+                  std::optional<float> sm_scale, int32_t stride, int32_t pages, float mass,
+                  int32_t sink_tokens, int32_t local_tokens, int32_t min_tokens, const Pool& pool) {
   const TensorView queries = view_of(q, "[block_visits] q");
   const ops::PagedBatch batch = batch_of("block_visits", qo_indptr, kv_indptr, kv_indices, kv_len);
-  const ops::VisitOptions options = options_of(scale, kv, sinks, window, min_tokens);
+  const ops::VisitOptions options = options_of(sm_scale, kv, sink_tokens, local_tokens, min_tokens);
   const py::gil_scoped_release release;
   ops::block_visits(visits, queries, kv, batch, {stride, {pages, mass}}, options,
                     pool_or_default(pool));
@@ -83,15 +84,15 @@ void register_ops_visits(py::module_& m) {
                              "uint64 [B, num_kv_heads, W], writable: a bit for each token.");
   m.def("column_visits", &column_visits, py::arg("visits"), py::arg("q"), py::arg("kv"),
         py::arg("qo_indptr"), py::arg("kv_indptr"), py::arg("kv_indices"), py::arg("kv_len"),
-        py::kw_only(), py::arg("scale") = py::none(), py::arg("last_rows") = 64,
+        py::kw_only(), py::arg("sm_scale") = py::none(), py::arg("last_rows") = 64,
         py::arg("row_stride") = 0, py::arg("columns") = 0, py::arg("column_mass") = 0.0f,
-        py::arg("slashes") = 0, py::arg("slash_mass") = 0.0f, py::arg("sinks") = 0,
-        py::arg("window") = 0, py::arg("min_tokens") = 0, py::arg("pool") = py::none());
+        py::arg("slashes") = 0, py::arg("slash_mass") = 0.0f, py::arg("sink_tokens") = 0,
+        py::arg("local_tokens") = 0, py::arg("min_tokens") = 0, py::arg("pool") = py::none());
   m.def("block_visits", &block_visits, py::arg("visits"), py::arg("q"), py::arg("kv"),
         py::arg("qo_indptr"), py::arg("kv_indptr"), py::arg("kv_indices"), py::arg("kv_len"),
-        py::kw_only(), py::arg("scale") = py::none(), py::arg("stride") = 0, py::arg("pages") = 0,
-        py::arg("mass") = 0.0f, py::arg("sinks") = 0, py::arg("window") = 0,
-        py::arg("min_tokens") = 0, py::arg("pool") = py::none());
+        py::kw_only(), py::arg("sm_scale") = py::none(), py::arg("stride") = 0,
+        py::arg("pages") = 0, py::arg("mass") = 0.0f, py::arg("sink_tokens") = 0,
+        py::arg("local_tokens") = 0, py::arg("min_tokens") = 0, py::arg("pool") = py::none());
 }
 
 }  // namespace effinfer::bindings

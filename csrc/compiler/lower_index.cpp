@@ -33,8 +33,8 @@ ops::PrefillIndexInputs index_inputs(Lowering& lowering, const Node& node) {
   in.kv.head_dim = int_attribute(node, "head_dim");
   in.kv.dtype = lowering.kv_dtype();
   in.sm_scale = static_cast<float>(node.get_float("sm_scale"));
-  in.sinks = int_attribute(node, "sink_tokens");
-  in.window = int_attribute(node, "local_tokens");
+  in.sink_tokens = int_attribute(node, "sink_tokens");
+  in.local_tokens = int_attribute(node, "local_tokens");
   in.min_tokens = int_attribute(node, "min_tokens");
   in.heads = indexed_heads(lowering, node);
   in.max_kv_len = lowering.max_seq_len();

@@ -1,12 +1,18 @@
-// The drivers of the index kernels: from scores to the words of lists.
+// The drivers of the index kernels: scores of a step's keys, distances and pages, and from these
+// the words of its lists (cpu/choose_tokens.h).
+//
+// Operators choose by attention_scores and pooled rows in place of these scores. Those know each
+// row's log-sum-exp from a pass of attention over all rows before, and divide the keys among the
+// team: results as large as rows x heads and heads x keys that must be allocated, and sums in
+// another order. Here a member keeps the maxima and sums of 64 rows of one head in its scratch,
+// walks the pages as they lie, and allocates nothing.
 #include "cpu/prefill_index.h"
 
 #include <algorithm>
 #include <atomic>
-#include <bit>
 
+#include "cpu/choose_tokens.h"
 #include "cpu/register.h"
-#include "ops/choose_top.h"
 #include "ops/prefill_index.h"
 #include "ops/registry.h"
 
@@ -21,36 +27,17 @@ using ops::PrefillIndexInputs;
 using ops::VisitBlock;
 using ops::VisitSequence;
 
-// What does not exist of [begin, end) is left out.
-void set_bits(uint64_t* words, int64_t num_words, int64_t begin, int64_t end) {
-  begin = std::max<int64_t>(begin, 0);
-  end = std::min(end, num_words * 64);
-  while (begin < end) {
-    const int64_t count = std::min(end - begin, 64 - begin % 64);
-    words[begin / 64] |= ~uint64_t{0} >> (64 - count) << begin % 64;
-    begin += count;
-  }
-}
-
-template <class Visit>
-void for_bits(const uint64_t* words, int64_t num_words, Visit&& visit) {
-  for (int64_t i = 0; i < num_words; ++i) {
-    for (uint64_t bits = words[i]; bits != 0; bits &= bits - 1) {
-      visit(i * 64 + std::countr_zero(bits));
-    }
-  }
-}
-
 int64_t pages_of(const VisitBlock& block) {
   return (block.position + block.num_rows - 1) / kPageSize + 1;
 }
 
-// Whatever is chosen.
-void add_always(const PrefillIndexInputs& in, const VisitBlock& block, uint64_t* words) {
-  const int64_t pages = pages_of(block);
-  set_bits(words, pages, 0, in.sinks);
-  const int64_t first = in.window > 0 ? block.position - in.window + 1 : block.position;
-  set_bits(words, pages, first, block.position + block.num_rows);
+AlwaysVisited always(const PrefillIndexInputs& in) {
+  return {in.sink_tokens, in.local_tokens};
+}
+
+// The list of a block, as long as its rows' keys.
+TokenSet list_of(const PrefillIndexInputs& in, int64_t block, int64_t kv_head) {
+  return {in.visits.list(block, kv_head), pages_of(in.visits.blocks[block])};
 }
 
 IndexKeys keys_of(const PrefillIndexInputs& in, int64_t sequence, int64_t kv_head) {
@@ -69,11 +56,6 @@ IndexKeys keys_of(const PrefillIndexInputs& in, int64_t sequence, int64_t kv_hea
 
 bool is_dense(const PrefillIndexInputs& in, int64_t sequence, int64_t kv_head) {
   return in.heads[kv_head] == IndexedHead::dense || in.batch.kv_len[sequence] < in.min_tokens;
-}
-
-void visit_all(const PrefillIndexInputs& in, int64_t block, int64_t kv_head) {
-  uint64_t* words = in.visits.list(block, kv_head);
-  std::fill_n(words, pages_of(in.visits.blocks[block]), ~uint64_t{0});
 }
 
 int64_t padded(int64_t tokens) {
@@ -117,7 +99,7 @@ class ColumnMember {
     if (is_dense(in_, sequence.sequence, kv_head)) {
       if (head % group_ != 0) return;
       for (int32_t i = 0; i < sequence.num_blocks; ++i) {
-        visit_all(in_, sequence.first_block + i, kv_head);
+        list_of(in_, sequence.first_block + i, kv_head).add_all();
       }
       return;
     }
@@ -131,8 +113,13 @@ class ColumnMember {
   }
 
  private:
-  uint64_t* chosen(int64_t index, int64_t head) const {
-    return in_.visits.chosen + (index * in_.num_qo_heads + head) * 2 * in_.visits.list_words;
+  // Sets of the sequence's keys and distances, in memory that all members see.
+  ChosenColumns chosen(int64_t index, int64_t head) const {
+    const int64_t list_words = in_.visits.list_words;
+    uint64_t* words = in_.visits.chosen + (index * in_.num_qo_heads + head) * 2 * list_words;
+    const int64_t length = in_.batch.kv_len[in_.visits.sequences[index].sequence];
+    const int64_t num_words = TokenSet::words_of(length);
+    return {{words, num_words}, {words + list_words, num_words}};
   }
 
   void choose(int64_t index, int64_t sequence, int64_t head) {
@@ -143,19 +130,14 @@ class ColumnMember {
     if (p_.columns.count > 0 || p_.columns.mass > 0.0f || slashes) {
       add_scores(sequence, head, slashes);
     }
-    uint64_t* columns = chosen(index, head);
-    uint64_t* distances = columns + in_.visits.list_words;
-    const int64_t words = padded(length) / 64;
-    std::fill_n(columns, words, 0);
-    std::fill_n(distances, words, 0);
-    int64_t count = ops::choose_top(scratch_.columns, length, p_.columns, scratch_.order);
-    for (int64_t i = 0; i < count; ++i) set_bit(columns, scratch_.order[i]);
+    const ChosenColumns to = chosen(index, head);
+    to.keys.clear();
+    to.distances.clear();
+    choose_keys(scratch_.columns, length, p_.columns, scratch_.order, to.keys);
     if (!slashes) return;
-    count = ops::choose_top(scratch_.diagonals, length, p_.slashes, scratch_.order);
-    for (int64_t i = 0; i < count; ++i) set_bit(distances, length - 1 - scratch_.order[i]);
+    choose_distances(scratch_.diagonals, length, DistanceOrder::farthest_first, p_.slashes,
+                     scratch_.order, to.distances);
   }
-
-  static void set_bit(uint64_t* words, int64_t bit) { words[bit / 64] |= uint64_t{1} << bit % 64; }
 
   void add_scores(int64_t sequence, int64_t head, bool slashes) {
     const int32_t first = in_.batch.qo_indptr[sequence];
@@ -183,18 +165,12 @@ class ColumnMember {
 
   void write_list(int64_t index, int64_t block_index, int64_t kv_head) const {
     const VisitBlock& block = in_.visits.blocks[block_index];
-    const int64_t pages = pages_of(block);
-    uint64_t* words = in_.visits.list(block_index, kv_head);
-    std::fill_n(words, pages, 0);
+    const TokenSet list = list_of(in_, block_index, kv_head);
+    list.clear();
     for (int64_t i = 0; i < group_; ++i) {
-      const uint64_t* columns = chosen(index, kv_head * group_ + i);
-      for (int64_t page = 0; page < pages; ++page) words[page] |= columns[page];
-      for_bits(columns + in_.visits.list_words, pages, [&](int64_t distance) {
-        const int64_t begin = block.position - distance;
-        set_bits(words, pages, begin, begin + block.num_rows);
-      });
+      add_columns(chosen(index, kv_head * group_ + i), block, list);
     }
-    add_always(in_, block, words);
+    add_always(always(in_), block, list);
   }
 
   const PrefillIndexKernels& level_;
@@ -226,7 +202,8 @@ class BlockMember {
   void run_item(int64_t index, int64_t kv_head) const {
     if (in_.heads[kv_head] == IndexedHead::other) return;
     const VisitBlock& block = in_.visits.blocks[index];
-    if (is_dense(in_, block.sequence, kv_head)) return visit_all(in_, index, kv_head);
+    const TokenSet list = list_of(in_, index, kv_head);
+    if (is_dense(in_, block.sequence, kv_head)) return list.add_all();
     const int64_t pages = pages_of(block);
     BlockTile tile = {};
     tile.keys = keys_of(in_, block.sequence, kv_head);
@@ -241,13 +218,11 @@ class BlockMember {
     tile.scores = scores_;
     tile.scratch = tile_;
     level_.blocks(tile);
-    uint64_t* words = in_.visits.list(index, kv_head);
-    std::fill_n(words, pages, 0);
+    list.clear();
     for (int64_t i = 0; i < group_; ++i) {
-      const int64_t count = ops::choose_top(scores_ + i * pages, pages, p_.pages, order_);
-      for (int64_t j = 0; j < count; ++j) words[order_[j]] = ~uint64_t{0};
+      add_blocks(scores_ + i * pages, pages, p_.pages, kPageSize, order_, list);
     }
-    add_always(in_, block, words);
+    add_always(always(in_), block, list);
   }
 
  private:

@@ -8,7 +8,14 @@
 #include "ops/merge_states.h"
 #include "ops/norm.h"
 #include "ops/operand.h"
+#include "ops/packbits.h"
+#include "ops/page.h"
+#include "ops/page_bounds.h"
+#include "ops/pooled_rows.h"
 #include "ops/rope.h"
+#include "ops/score_passes.h"
+#include "ops/score_pooling.h"
+#include "ops/token_lists.h"
 
 namespace effinfer {
 
@@ -30,6 +37,17 @@ void cpu::register_cpu() {
   register_rope_append();
   add_levels<ops::MergeStatesProblem>("merge_states");
   register_row_sampling();
+  add_levels<ops::AppendPagesProblem, Level::portable>("append_pages");
+  add_levels<ops::PackBitsProblem, Level::portable>("packbits");
+  add_levels<ops::PageBoundsProblem, Level::portable>("page_bounds");
+  add_levels<ops::PageScoresProblem, Level::portable>("page_scores");
+  add_levels<ops::PoolRowsProblem, Level::portable>("pool_rows");
+  add_levels<ops::PoolScoresProblem, Level::portable>("pool_scores");
+  add_levels<ops::FoldDiagonalsProblem, Level::portable>("fold_diagonals");
+  add_levels<ops::PositionMaskProblem, Level::portable>("position_mask");
+  add_levels<ops::ColumnListsProblem, Level::portable>("column_lists");
+  add_levels<ops::BlockListsProblem, Level::portable>("block_lists");
+  add_levels<ops::PageListsProblem, Level::portable>("page_lists");
 }
 
 void ops::ensure_registered() {

@@ -1,40 +1,18 @@
 // Lists chosen by scores of blocks: queries and keys are pooled to fewer, wider rows, and attention
 // scores of these are summed up by block.
-#include <algorithm>
-#include <cstring>
 #include <memory>
 #include <string>
 
-#include "core/float16.h"
 #include "effinfer/ops/attention_scores.h"
 #include "ops/attention_plan.h"
 #include "ops/attention_tensors.h"
 #include "ops/index_builder.h"
+#include "ops/pooled_rows.h"
+#include "ops/registry.h"
 #include "ops/score_passes.h"
 
 namespace effinfer::ops {
 namespace {
-
-// Rows of tokens that the pooled rows are made of.
-struct TokenRows {
-  const uint8_t* data;
-  DType dtype;  // f32, f16, bf16
-  int64_t dims;
-  int64_t heads;
-  int64_t head_stride;  // bytes
-
-  void load(const uint8_t* token, int64_t head, float* to) const {
-    const uint8_t* from = token + head * head_stride;
-    if (dtype == DType::f32) {
-      std::memcpy(to, from, static_cast<size_t>(dims) * sizeof(float));
-      return;
-    }
-    const auto* bits = reinterpret_cast<const uint16_t*>(from);
-    for (int64_t d = 0; d < dims; ++d) {
-      to[d] = dtype == DType::f16 ? f16_to_f32(bits[d]) : bf16_to_f32(bits[d]);
-    }
-  }
-};
 
 // Float32 rows [groups, heads, dims or stride * dims], a sequence's groups of `size` positions one
 // after the other.
@@ -45,68 +23,32 @@ struct PooledRows {
   int64_t width = 0;
 };
 
-struct Pooling {
-  int64_t size;       // positions of a group
-  bool concatenates;  // else means
-  bool reverses;      // the last position first
-};
-
-void pool_group(const TokenRows& rows, const Pooling& how, const uint8_t* const* tokens,
-                float* out) {
-  std::vector<float> one(static_cast<size_t>(rows.dims));
-  const int64_t width = how.concatenates ? how.size * rows.dims : rows.dims;
-  const int64_t count =
-      std::max<int64_t>(1, how.size - std::count(tokens, tokens + how.size, nullptr));
-  std::fill(out, out + rows.heads * width, 0.0f);
-  for (int64_t head = 0; head < rows.heads; ++head, out += width) {
-    for (int64_t i = 0; i < how.size; ++i) {
-      if (tokens[i] == nullptr) continue;
-      if (how.concatenates) {
-        rows.load(tokens[i], head, out + (how.reverses ? how.size - 1 - i : i) * rows.dims);
-        continue;
-      }
-      rows.load(tokens[i], head, one.data());
-      for (int64_t d = 0; d < rows.dims; ++d) {
-        out[d] += one[static_cast<size_t>(d)] / static_cast<float>(count);
-      }
-    }
-  }
-}
-
 // Pools positions [begin(s), kv_len[s]) of every sequence; address(s, position) is a token's row.
+// `p` lacks the tokens.
 template <class Begin, class Address>
-PooledRows pool_rows(const TokenRows& rows, const Pooling& how, const std::vector<int32_t>& kv_len,
-                     ThreadPool& pool, Begin&& begin, Address&& address) {
+PooledRows pool_rows(PoolRowsProblem p, const std::vector<int32_t>& kv_len, ThreadPool& pool,
+                     Begin&& begin, Address&& address) {
   PooledRows out;
-  struct Group {
-    int32_t sequence;
-    int64_t first;  // position
-  };
-  std::vector<Group> groups;
+  std::vector<const uint8_t*> tokens;
   for (size_t s = 0; s < kv_len.size(); ++s) {
     const auto sequence = static_cast<int32_t>(s);
-    out.first.push_back(static_cast<int32_t>(begin(sequence) / how.size));
-    for (int64_t at = out.first.back() * how.size; at < kv_len[s]; at += how.size) {
-      groups.push_back({sequence, at});
-    }
-    out.indptr.push_back(static_cast<int32_t>(groups.size()));
-  }
-  out.width = how.concatenates ? how.size * rows.dims : rows.dims;
-  out.data = std::make_unique_for_overwrite<float[]>(groups.size() *
-                                                     static_cast<size_t>(rows.heads * out.width));
-  pool.parallel([&](Team& team) {
-    std::vector<const uint8_t*> tokens(static_cast<size_t>(how.size));
-    team.for_chunks(static_cast<int64_t>(groups.size()), [&](int64_t g) {
-      const Group& group = groups[static_cast<size_t>(g)];
-      const int64_t end = kv_len[static_cast<size_t>(group.sequence)];
-      for (int64_t i = 0; i < how.size; ++i) {
-        const int64_t position = group.first + i;
-        const bool given = position >= begin(group.sequence) && position < end;
-        tokens[static_cast<size_t>(i)] = given ? address(group.sequence, position) : nullptr;
+    const int64_t first = begin(sequence);
+    out.first.push_back(static_cast<int32_t>(first / p.group_size));
+    for (int64_t group = out.first.back(); group * p.group_size < kv_len[s]; ++group) {
+      for (int64_t at = group * p.group_size; at < (group + 1) * p.group_size; ++at) {
+        const bool given = at >= first && at < kv_len[s];
+        tokens.push_back(given ? address(sequence, at) : nullptr);
       }
-      pool_group(rows, how, tokens.data(), out.data.get() + g * rows.heads * out.width);
-    });
-  });
+      ++p.num_groups;
+    }
+    out.indptr.push_back(static_cast<int32_t>(p.num_groups));
+  }
+  out.width = p.width();
+  out.data = std::make_unique_for_overwrite<float[]>(
+      static_cast<size_t>(p.num_groups * p.heads * out.width));
+  p.tokens = tokens.data();
+  p.out = out.data.get();
+  run_alone(p, pool);
   return out;
 }
 
@@ -133,12 +75,23 @@ struct BlockScorer {
     return int64_t{plan.kv_len[i]} - (plan.qo_indptr[i + 1] - plan.qo_indptr[i]);
   }
 
+  PoolRowsProblem pooling(DType dtype, int64_t heads, int64_t dims, int64_t head_stride) const {
+    PoolRowsProblem p;
+    p.group_size = size;
+    p.dtype = dtype;
+    p.heads = heads;
+    p.dims = dims;
+    p.head_stride = head_stride;
+    p.concatenates = concatenates;
+    return p;
+  }
+
   PooledRows pool_queries(ThreadPool& pool) const {
     const int64_t bytes = dtype_info(q.dtype).block_bytes;
-    const TokenRows rows = {q.data, q.dtype, q.dims, plan.geometry.num_qo_heads,
-                            q.head_stride * bytes};
+    PoolRowsProblem p = pooling(q.dtype, plan.geometry.num_qo_heads, q.dims, q.head_stride * bytes);
+    p.reverses = true;
     return pool_rows(
-        rows, {size, concatenates, true}, plan.kv_len, pool, [&](int32_t s) { return position(s); },
+        p, plan.kv_len, pool, [&](int32_t s) { return position(s); },
         [&](int32_t s, int64_t at) {
           const int64_t row = plan.qo_indptr[static_cast<size_t>(s)] + at - position(s);
           return q.data + row * q.row_stride * bytes;
@@ -146,9 +99,9 @@ struct BlockScorer {
   }
 
   PooledRows pool_keys(ThreadPool& pool) const {
-    const TokenRows rows = {k.data, k.dtype, k.dims, plan.geometry.num_kv_heads, k.head_stride};
+    const PoolRowsProblem p = pooling(k.dtype, plan.geometry.num_kv_heads, k.dims, k.head_stride);
     return pool_rows(
-        rows, {size, concatenates, false}, plan.kv_len, pool, [](int32_t) { return 0; },
+        p, plan.kv_len, pool, [](int32_t) { return int64_t{0}; },
         [&](int32_t s, int64_t at) {
           const int64_t first = plan.kv_indptr[static_cast<size_t>(s)];
           if (!plan.paged) return k.data + (first + at) * k.token_stride;
@@ -166,9 +119,7 @@ BlockScorer make_scorer(const Validator& check, const AttentionGeometry& geometr
   const AttentionTensors tensors(check, scorer.plan, inputs.order);
   scorer.q = tensors.query_rows("q", inputs.q, geometry.head_dim_qk);
   scorer.k = tensors.kv_rows("k", inputs.k, geometry.head_dim_qk);
-  const bool floats =
-      scorer.k.dtype == DType::f32 || scorer.k.dtype == DType::f16 || scorer.k.dtype == DType::bf16;
-  check.expect(floats, "k", "dtype f32, f16 or bf16", name(scorer.k.dtype));
+  check.expect(is_row_type(scorer.k.dtype), "k", "dtype f32, f16 or bf16", name(scorer.k.dtype));
   scorer.concatenates = inputs.method == BlockMethod::antidiagonal;
   if (scorer.concatenates) {
     const int32_t stride = inputs.stride;
@@ -235,23 +186,12 @@ BlockLists block_score_lists(const IndexRows& rows, const AttentionGeometry& geo
   check_top(check, "num_blocks", inputs.top);
   const BlockScores scores =
       make_scorer(check, geometry, sequences, inputs, rows.block_size).run(pool);
-  const int64_t group = geometry.num_qo_heads / geometry.num_kv_heads;
-  return builder.build(pool, [&, group](int64_t s, int32_t kv_head) {
-    const ScoreRows& at = scores.rows[static_cast<size_t>(s)];
-    const float* first = scores.values.data() + at.first + kv_head * group * at.head_stride;
-    const std::vector<RowBlock> blocks = builder.blocks(s);
-    const int64_t origin = blocks.empty() ? 0 : blocks[0].index;
-    const int64_t size = rows.block_size;
-    return [=, &builder, &inputs](const RowBlock& block, TokenSet& set) {
-      const int64_t seen = (builder.limit(s, block) + size - 1) / size;
-      for (int64_t i = 0; i < group; ++i) {
-        const float* row = first + i * at.head_stride + (block.index - origin) * at.block_stride;
-        for (const int32_t j : choose_top(row, seen, inputs.top)) {
-          set.add(j * size, (j + 1) * size);
-        }
-      }
-    };
-  });
+  BlockListsProblem problem;
+  problem.scores = scores.values.data();
+  problem.rows = scores.rows.data();
+  problem.group = geometry.num_qo_heads / geometry.num_kv_heads;
+  problem.top = inputs.top;
+  return builder.build(problem, pool);
 }
 
 }  // namespace effinfer::ops

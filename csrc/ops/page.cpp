@@ -1,24 +1,15 @@
 #include "effinfer/ops/page.h"
 
-#include <algorithm>
-#include <cstring>
 #include <string>
 #include <vector>
 
-#include "core/float16.h"
-#include "core/float8.h"
+#include "ops/describe.h"
+#include "ops/page.h"
+#include "ops/registry.h"
 #include "ops/validate.h"
 
 namespace effinfer::ops {
 namespace {
-
-// Bytes that a thread claims at once.
-constexpr int64_t kChunkBytes = 64 << 10;
-
-struct Place {
-  int64_t page;
-  int64_t slot;
-};
 
 const int32_t* ints(const TensorView& view) {
   return static_cast<const int32_t*>(view.data);
@@ -68,12 +59,12 @@ std::vector<int64_t> check_sequences(const Validator& check, const AppendPlaces&
   return lengths;
 }
 
-std::vector<Place> places_of(const Validator& check, const AppendPlaces& places, int64_t rows,
-                             int64_t num_pages, int64_t page_size) {
+std::vector<PagePlace> places_of(const Validator& check, const AppendPlaces& places, int64_t rows,
+                                 int64_t num_pages, int64_t page_size) {
   const std::vector<int64_t> lengths = check_sequences(check, places, num_pages, page_size);
   check_vector(check, "batch_indices", places.batch_indices, rows);
   check_vector(check, "positions", places.positions, rows);
-  std::vector<Place> out(static_cast<size_t>(rows));
+  std::vector<PagePlace> out(static_cast<size_t>(rows));
   for (int64_t i = 0; i < rows; ++i) {
     const int64_t sequence = ints(places.batch_indices)[i];
     check_range(check, "batch_indices", i, sequence, 0, static_cast<int64_t>(lengths.size()));
@@ -118,63 +109,57 @@ void check_tensors(const Validator& check, const AppendTensors& x, std::string_v
                name(x.rows.dtype));
 }
 
-float load(const char* from, DType dtype, int64_t i) {
-  switch (dtype) {
-    case DType::f16:
-      return f16_to_f32(reinterpret_cast<const uint16_t*>(from)[i]);
-    case DType::bf16:
-      return bf16_to_f32(reinterpret_cast<const uint16_t*>(from)[i]);
-    case DType::f8_e4m3:
-      return f8_e4m3_to_f32(reinterpret_cast<const uint8_t*>(from)[i]);
-    case DType::f8_e5m2:
-      return f8_e5m2_to_f32(reinterpret_cast<const uint8_t*>(from)[i]);
-    default:
-      return reinterpret_cast<const float*>(from)[i];
-  }
-}
-
-void store(float value, char* to, DType dtype, int64_t i) {
-  switch (dtype) {
-    case DType::f16:
-      reinterpret_cast<uint16_t*>(to)[i] = f32_to_f16(value);
-      break;
-    case DType::bf16:
-      reinterpret_cast<uint16_t*>(to)[i] = f32_to_bf16(value);
-      break;
-    case DType::f8_e4m3:
-      reinterpret_cast<uint8_t*>(to)[i] = f32_to_f8_e4m3(value);
-      break;
-    case DType::f8_e5m2:
-      reinterpret_cast<uint8_t*>(to)[i] = f32_to_f8_e5m2(value);
-      break;
-    default:
-      reinterpret_cast<float*>(to)[i] = value;
-  }
-}
-
-void copy_head(const char* from, DType from_dtype, char* to, DType to_dtype, int64_t size) {
-  if (from_dtype == to_dtype) {
-    const int64_t bytes = size * dtype_info(to_dtype).block_bytes;
-    std::memcpy(to, from, static_cast<size_t>(bytes));
-    return;
-  }
-  for (int64_t i = 0; i < size; ++i) store(load(from, from_dtype, i), to, to_dtype, i);
-}
-
-void copy_row(const AppendTensors& x, int64_t row, const Place& place, int slot_axis) {
+PagedRows rows_of(const AppendTensors& x, int slot_axis) {
   const int64_t from_bytes = dtype_info(x.rows.dtype).block_bytes;
   const int64_t to_bytes = dtype_info(x.cache.dtype).block_bytes;
-  const int head_axis = 3 - slot_axis;
-  const char* from = static_cast<const char*>(x.rows.data) + row * x.rows.stride(0) * from_bytes;
-  char* to = static_cast<char*>(x.cache.data) +
-             (place.page * x.cache.stride(0) + place.slot * x.cache.stride(slot_axis)) * to_bytes;
-  for (int64_t head = 0; head < x.rows.dims[1]; ++head) {
-    copy_head(from + head * x.rows.stride(1) * from_bytes, x.rows.dtype,
-              to + head * x.cache.stride(head_axis) * to_bytes, x.cache.dtype, x.rows.dims[2]);
-  }
+  PagedRows rows;
+  rows.rows = static_cast<const uint8_t*>(x.rows.data);
+  rows.rows_dtype = x.rows.dtype;
+  rows.row_stride = x.rows.stride(0) * from_bytes;
+  rows.row_head_stride = x.rows.stride(1) * from_bytes;
+  rows.cache = static_cast<uint8_t*>(x.cache.data);
+  rows.cache_dtype = x.cache.dtype;
+  rows.page_stride = x.cache.stride(0) * to_bytes;
+  rows.slot_stride = x.cache.stride(slot_axis) * to_bytes;
+  rows.head_stride = x.cache.stride(3 - slot_axis) * to_bytes;
+  rows.heads = x.rows.dims[1];
+  rows.dims = x.rows.dims[2];
+  return rows;
+}
+
+const char* rejects(const PagedRows& x) {
+  if (x.rows_dtype == x.cache_dtype) return nullptr;
+  return is_float(x.rows_dtype) && is_float(x.cache_dtype)
+             ? nullptr
+             : "rows and pages must be of one dtype, or of floats";
+}
+
+std::string dtypes(const PagedRows& x) {
+  return std::string(name(x.rows_dtype)).append(" to ").append(name(x.cache_dtype));
 }
 
 }  // namespace
+
+std::string describe(const AppendPagesProblem& problem) {
+  return "[append_pages]" + field("rows", problem.num_rows) + field("heads", problem.keys.heads) +
+         field("head_dim", problem.keys.dims) + " keys=" + dtypes(problem.keys) +
+         " values=" + dtypes(problem.values);
+}
+
+const char* rejects(const AppendPagesProblem& problem) {
+  const char* reason = rejects(problem.keys);
+  return reason != nullptr ? reason : rejects(problem.values);
+}
+
+Cost cost(const AppendPagesProblem& problem) {
+  const auto bytes = [](const PagedRows& x) {
+    return x.heads * x.dims *
+           (dtype_info(x.rows_dtype).block_bytes + dtype_info(x.cache_dtype).block_bytes);
+  };
+  const int64_t sizes =
+      static_cast<int64_t>(sizeof(PagePlace)) + bytes(problem.keys) + bytes(problem.values);
+  return {problem.num_rows * sizes, 0};
+}
 
 void append_paged_kv_cache(const AppendTensors& keys, const AppendTensors& values,
                            const AppendPlaces& places, KvOrder order, ThreadPool& pool,
@@ -192,22 +177,15 @@ void append_paged_kv_cache(const AppendTensors& keys, const AppendTensors& value
   same(rows, values.rows.dims[0], names.value, " rows");
   same(keys.cache.dims[0], values.cache.dims[0], names.v_cache, " pages");
   same(keys.cache.dims[slot_axis], values.cache.dims[slot_axis], names.v_cache, " tokens a page");
-  const std::vector<Place> targets =
+  const std::vector<PagePlace> targets =
       places_of(check, places, rows, keys.cache.dims[0], keys.cache.dims[slot_axis]);
   if (rows == 0) return;
-  const int64_t row_bytes =
-      (keys.rows.dims[1] * keys.rows.dims[2] + values.rows.dims[1] * values.rows.dims[2]) *
-      dtype_info(keys.rows.dtype).block_bytes;
-  const int64_t step = kChunkBytes / (row_bytes + 1) + 1;
-  pool.parallel([&](Team& team) {
-    team.for_chunks((rows + step - 1) / step, [&](int64_t chunk) {
-      const int64_t end = std::min(rows, (chunk + 1) * step);
-      for (int64_t row = chunk * step; row < end; ++row) {
-        copy_row(keys, row, targets[static_cast<size_t>(row)], slot_axis);
-        copy_row(values, row, targets[static_cast<size_t>(row)], slot_axis);
-      }
-    });
-  });
+  AppendPagesProblem problem;
+  problem.keys = rows_of(keys, slot_axis);
+  problem.values = rows_of(values, slot_axis);
+  problem.places = targets.data();
+  problem.num_rows = rows;
+  run_alone(problem, pool);
 }
 
 }  // namespace effinfer::ops

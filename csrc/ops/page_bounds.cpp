@@ -1,32 +1,26 @@
-// What the keys of pages are bounded by, and the logits that follow (Quest, Tang et al.,
-// arXiv:2406.10774, section 3.3).
+#include "ops/page_bounds.h"
+
 #include <algorithm>
-#include <limits>
 #include <string>
 
-#include "core/float16.h"
 #include "effinfer/ops/token_index.h"
 #include "ops/attention_plan.h"
 #include "ops/attention_tensors.h"
+#include "ops/describe.h"
+#include "ops/registry.h"
 
 namespace effinfer::ops {
 namespace {
 
-struct Page {
-  const uint8_t* first;  // row of its first token, in the first head
-  int64_t tokens;
-  int64_t place;  // in the bounds
-};
-
 // The pages of every sequence, in order.
-std::vector<Page> pages_of(const AttentionPlan::Impl& plan, const KvRows* k) {
-  std::vector<Page> pages;
+std::vector<KeyPage> pages_of(const AttentionPlan::Impl& plan, const KvRows* k) {
+  std::vector<KeyPage> pages;
   const int64_t size = plan.geometry.page_size;
   for (size_t s = 0; s < plan.kv_len.size(); ++s) {
     for (int64_t begin = 0; begin < plan.kv_len[s]; begin += size) {
       const int64_t at = plan.kv_indptr[s] + (plan.paged ? begin / size : begin);
-      Page page = {nullptr, std::min<int64_t>(size, plan.kv_len[s] - begin),
-                   static_cast<int64_t>(pages.size())};
+      KeyPage page = {nullptr, std::min<int64_t>(size, plan.kv_len[s] - begin),
+                      static_cast<int64_t>(pages.size())};
       if (plan.paged) page.place = plan.kv_indices[static_cast<size_t>(at)];
       if (k != nullptr) {
         page.first = k->data + (plan.paged ? page.place * k->page_stride : at * k->token_stride);
@@ -37,22 +31,50 @@ std::vector<Page> pages_of(const AttentionPlan::Impl& plan, const KvRows* k) {
   return pages;
 }
 
-int64_t num_places(const AttentionPlan::Impl& plan, const std::vector<Page>& pages) {
+int64_t num_places(const AttentionPlan::Impl& plan, const std::vector<KeyPage>& pages) {
   return plan.paged ? plan.num_kv_rows : static_cast<int64_t>(pages.size());
 }
 
-float element(const uint8_t* row, DType dtype, int64_t d) {
-  if (dtype == DType::f32) return reinterpret_cast<const float*>(row)[d];
-  const uint16_t bits = reinterpret_cast<const uint16_t*>(row)[d];
-  return dtype == DType::f16 ? f16_to_f32(bits) : bf16_to_f32(bits);
-}
-
 void check_floats(const Validator& check, std::string_view argument, DType dtype) {
-  check.expect(dtype == DType::f32 || dtype == DType::f16 || dtype == DType::bf16, argument,
-               "dtype f32, f16 or bf16", name(dtype));
+  check.expect(is_row_type(dtype), argument, "dtype f32, f16 or bf16", name(dtype));
 }
 
 }  // namespace
+
+std::string describe(const PageBoundsProblem& problem) {
+  return "[page_bounds]" + field("pages", problem.num_pages) +
+         field("kv_heads", problem.num_kv_heads) + field("head_dim", problem.k.dims) +
+         " dtype=" + std::string(name(problem.k.dtype));
+}
+
+std::string describe(const PageScoresProblem& problem) {
+  return "[page_scores]" + field("pages", problem.starts[problem.num_sequences]) +
+         field("heads", problem.num_qo_heads) + field("kv_heads", problem.num_kv_heads) +
+         field("head_dim", problem.q.dims) + " dtype=" + std::string(name(problem.q.dtype));
+}
+
+const char* rejects(const PageBoundsProblem& problem) {
+  return is_row_type(problem.k.dtype) ? nullptr : "k must be f32, f16 or bf16";
+}
+
+Cost cost(const PageBoundsProblem& problem) {
+  const int64_t width = int64_t{problem.num_kv_heads} * problem.k.dims;
+  int64_t tokens = 0;
+  for (int64_t i = 0; i < problem.num_pages; ++i) tokens += problem.pages[i].tokens;
+  return {width * (tokens * dtype_info(problem.k.dtype).block_bytes + problem.num_pages * 8),
+          2 * width * tokens};
+}
+
+Cost cost(const PageScoresProblem& problem) {
+  Cost cost;
+  for (int64_t s = 0; s < problem.num_sequences; ++s) {
+    const int64_t pages = problem.starts[s + 1] - problem.starts[s];
+    const int64_t rows = int64_t{problem.qo_indptr[s + 1]} - problem.qo_indptr[s];
+    cost.bytes += pages * problem.num_kv_heads * problem.q.dims * 8;
+    cost.ops += 4 * pages * rows * problem.num_qo_heads * problem.q.dims;
+  }
+  return cost;
+}
 
 std::vector<float> page_bounds(const AttentionGeometry& geometry,
                                const AttentionSequences& sequences, const StridedView& k,
@@ -62,28 +84,19 @@ std::vector<float> page_bounds(const AttentionGeometry& geometry,
   const AttentionPlan::Impl plan(g, sequences);
   const KvRows rows = AttentionTensors(check, plan, order).kv_rows("k", k, g.head_dim_qk);
   check_floats(check, "k", rows.dtype);
-  const std::vector<Page> pages = pages_of(plan, &rows);
+  const std::vector<KeyPage> pages = pages_of(plan, &rows);
   const int64_t places = num_places(plan, pages);
   dims = {2, places, g.num_kv_heads, g.head_dim_qk};
   const int64_t width = int64_t{g.num_kv_heads} * g.head_dim_qk;
   std::vector<float> bounds(static_cast<size_t>(2 * places * width));
-  pool.parallel([&](Team& team) {
-    team.for_chunks(static_cast<int64_t>(pages.size()), [&](int64_t i) {
-      const Page& page = pages[static_cast<size_t>(i)];
-      for (int64_t at = 0; at < width; ++at) {
-        const uint8_t* head = page.first + at / g.head_dim_qk * rows.head_stride;
-        float least = std::numeric_limits<float>::infinity();
-        float most = -least;
-        for (int64_t token = 0; token < page.tokens; ++token) {
-          const float x = element(head + token * rows.token_stride, rows.dtype, at % g.head_dim_qk);
-          least = std::min(least, x);
-          most = std::max(most, x);
-        }
-        bounds[static_cast<size_t>(page.place * width + at)] = least;
-        bounds[static_cast<size_t>((places + page.place) * width + at)] = most;
-      }
-    });
-  });
+  PageBoundsProblem problem;
+  problem.pages = pages.data();
+  problem.num_pages = static_cast<int64_t>(pages.size());
+  problem.k = rows;
+  problem.num_kv_heads = g.num_kv_heads;
+  problem.least = bounds.data();
+  problem.most = bounds.data() + places * width;
+  run_alone(problem, pool);
   return bounds;
 }
 
@@ -94,45 +107,29 @@ std::vector<float> page_scores(const AttentionGeometry& g, const AttentionSequen
   const AttentionPlan::Impl plan(g, sequences);
   const QueryRows rows =
       AttentionTensors(check, plan, KvOrder::nhd).query_rows("q", q, g.head_dim_qk);
-  const std::vector<Page> pages = pages_of(plan, nullptr);
+  const std::vector<KeyPage> pages = pages_of(plan, nullptr);
   check.dtype("bounds", bounds, DType::f32);
   check.rank("bounds", bounds, 4);
   const int64_t places = std::max(num_places(plan, pages), bounds.dims[1]);
   check.shape("bounds", bounds, {2, places, g.num_kv_heads, g.head_dim_qk});
   dims = {g.num_qo_heads, static_cast<int64_t>(pages.size())};
   std::vector<float> scores(static_cast<size_t>(dims.num_elements()));
-  const auto* least = static_cast<const float*>(bounds.data);
-  const int64_t width = int64_t{g.num_kv_heads} * g.head_dim_qk;
-  const float* most = least + places * width;
-  std::vector<int64_t> starts = {0};  // of the sequences, in pages
+  std::vector<int64_t> starts = {0};
   for (const int32_t length : plan.kv_len) {
     starts.push_back(starts.back() + (int64_t{length} + g.page_size - 1) / g.page_size);
   }
-  const int64_t bytes = dtype_info(rows.dtype).block_bytes;
-  const auto score = [&](int64_t row, int64_t head, int64_t place) {
-    const uint8_t* x = rows.data + (row * rows.row_stride + head * rows.head_stride) * bytes;
-    const int64_t at = place * width + head / (g.num_qo_heads / g.num_kv_heads) * g.head_dim_qk;
-    float sum = 0.0f;
-    for (int64_t d = 0; d < g.head_dim_qk; ++d) {
-      const float value = element(x, rows.dtype, d);
-      sum += std::max(value * least[at + d], value * most[at + d]);
-    }
-    return sum;
-  };
-  const auto num_sequences = static_cast<int64_t>(plan.kv_len.size());
-  pool.parallel([&](Team& team) {
-    team.for_chunks(g.num_qo_heads * num_sequences, [&](int64_t task) {
-      const auto s = static_cast<size_t>(task % num_sequences);
-      const int64_t head = task / num_sequences;
-      for (int64_t i = starts[s]; i < starts[s + 1]; ++i) {
-        float best = -std::numeric_limits<float>::infinity();
-        for (int64_t row = plan.qo_indptr[s]; row < plan.qo_indptr[s + 1]; ++row) {
-          best = std::max(best, score(row, head, pages[static_cast<size_t>(i)].place));
-        }
-        scores[static_cast<size_t>(head * starts.back() + i)] = best;
-      }
-    });
-  });
+  PageScoresProblem problem;
+  problem.q = rows;
+  problem.num_qo_heads = g.num_qo_heads;
+  problem.num_kv_heads = g.num_kv_heads;
+  problem.num_sequences = plan.num_sequences();
+  problem.qo_indptr = plan.qo_indptr.data();
+  problem.starts = starts.data();
+  problem.pages = pages.data();
+  problem.least = static_cast<const float*>(bounds.data);
+  problem.most = problem.least + places * g.num_kv_heads * g.head_dim_qk;
+  problem.out = scores.data();
+  run_alone(problem, pool);
   return scores;
 }
 

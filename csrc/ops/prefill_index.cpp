@@ -1,8 +1,14 @@
 #include "ops/prefill_index.h"
 
 #include <algorithm>
+#include <bit>
+#include <cmath>
+#include <utility>
+#include <vector>
 
 #include "effinfer/dtype.h"
+#include "ops/paged_batch.h"
+#include "ops/registry.h"
 
 namespace effinfer::ops {
 namespace {
@@ -11,8 +17,9 @@ std::string describe(const PrefillIndexInputs& in) {
   return " heads=" + std::to_string(in.num_qo_heads) +
          " kv_heads=" + std::to_string(in.kv.num_kv_heads) +
          " head_dim=" + std::to_string(in.kv.head_dim) +
-         " kv_dtype=" + std::string(name(in.kv.dtype)) + " sinks=" + std::to_string(in.sinks) +
-         " window=" + std::to_string(in.window) + "; all keys: fewer than " +
+         " kv_dtype=" + std::string(name(in.kv.dtype)) +
+         " sink_tokens=" + std::to_string(in.sink_tokens) +
+         " local_tokens=" + std::to_string(in.local_tokens) + "; all keys: fewer than " +
          std::to_string(kSparseRows) + " rows or " + std::to_string(in.min_tokens) + " keys";
 }
 
@@ -69,6 +76,80 @@ Cost cost(const BlockIndexProblem& problem) {
     const int32_t* indptr = problem.in.batch.qo_indptr + s.sequence;
     return problem.stride > 0 ? (indptr[1] - indptr[0]) / problem.stride : s.num_blocks;
   });
+}
+
+namespace {
+
+void check_top(const Validator& check, std::string_view argument, const TopScores& top) {
+  check.expect(top.count >= 0, argument, "0 or more", std::to_string(top.count));
+  check.expect(std::isfinite(top.mass) && top.mass >= 0.0f && top.mass <= 1.0f, argument,
+               "a share of at most 1", std::to_string(top.mass));
+}
+
+// With all KV heads' lists chosen by `heads`.
+PrefillIndexInputs check_inputs(const Validator& check, const Visits& visits, const TensorView& q,
+                                const PagedKv& kv, const PagedBatch& batch,
+                                const VisitOptions& options, std::vector<IndexedHead>& heads) {
+  const int32_t num_qo_heads = check_queries(check, q, kv);
+  PrefillIndexInputs in;
+  in.batch = check_batch(check, batch, q.dims[0], kv);
+  check.expect(std::isfinite(options.sm_scale), "sm_scale", "a finite number",
+               std::to_string(options.sm_scale));
+  for (const auto& [name, value] : {std::pair("sink_tokens", options.sink_tokens),
+                                    std::pair("local_tokens", options.local_tokens),
+                                    std::pair("min_tokens", options.min_tokens)}) {
+    check.expect(value >= 0, name, "0 or more", std::to_string(value));
+  }
+  heads.assign(static_cast<size_t>(kv.num_kv_heads()), IndexedHead::chosen);
+  in.q = static_cast<const float*>(q.data);
+  in.q_stride = int64_t{num_qo_heads} * kv.head_dim();
+  in.num_qo_heads = num_qo_heads;
+  in.kv = layer_of(kv);
+  in.visits = plan_of(visits, check.op(), in.batch, num_qo_heads, kv.num_kv_heads());
+  in.sm_scale = options.sm_scale;
+  in.sink_tokens = options.sink_tokens;
+  in.local_tokens = options.local_tokens;
+  in.min_tokens = options.min_tokens;
+  in.heads = heads.data();
+  in.max_kv_len = static_cast<int32_t>(visits.list_words() * kPageSize);
+  return in;
+}
+
+}  // namespace
+
+void column_visits(Visits& visits, const TensorView& q, const PagedKv& kv, const PagedBatch& batch,
+                   const ColumnVisits& columns, const VisitOptions& options, ThreadPool& pool) {
+  const Validator check("column_visits");
+  std::vector<IndexedHead> heads;
+  ColumnIndexProblem problem;
+  problem.in = check_inputs(check, visits, q, kv, batch, options, heads);
+  check.expect(columns.last_rows > 0, "last_rows", "a positive number",
+               std::to_string(columns.last_rows));
+  check.expect(columns.row_stride >= 0, "row_stride", "0 or more",
+               std::to_string(columns.row_stride));
+  check_top(check, "columns", columns.columns);
+  check_top(check, "slashes", columns.slashes);
+  problem.last_rows = columns.last_rows;
+  problem.row_stride = columns.row_stride;
+  problem.columns = columns.columns;
+  problem.slashes = columns.slashes;
+  run_alone(problem, pool);
+}
+
+void block_visits(Visits& visits, const TensorView& q, const PagedKv& kv, const PagedBatch& batch,
+                  const BlockVisits& blocks, const VisitOptions& options, ThreadPool& pool) {
+  const Validator check("block_visits");
+  std::vector<IndexedHead> heads;
+  BlockIndexProblem problem;
+  problem.in = check_inputs(check, visits, q, kv, batch, options, heads);
+  const int32_t stride = blocks.stride;
+  check.expect(stride == 0 || (stride >= 4 && stride <= 64 &&
+                               std::has_single_bit(static_cast<unsigned>(stride))),
+               "stride", "0, 4, 8, 16, 32 or 64", std::to_string(stride));
+  check_top(check, "pages", blocks.pages);
+  problem.stride = stride;
+  problem.pages = blocks.pages;
+  run_alone(problem, pool);
 }
 
 }  // namespace effinfer::ops

@@ -1,7 +1,7 @@
 // Choosing the keys that blocks of query rows visit (ops/visits.h), from queries and keys of
-// the step at hand. Both problems visit, whatever they choose, the first `sinks` keys, the last
-// `window` ones up to each row, and the keys at the block's own rows. A head of queries chooses for
-// itself; a list has what any head of its group chose.
+// the step at hand. Both problems visit, whatever they choose, the first `sink_tokens` keys,
+// the last `local_tokens` ones up to each row, and the keys at the block's own rows. A head of
+// queries chooses for itself; a list has what any head of its group chose.
 #pragma once
 
 #include <cstdint>
@@ -26,8 +26,8 @@ struct PrefillIndexInputs {
   BatchLayout batch;
   VisitPlan visits;
   float sm_scale = 1.0f;
-  int32_t sinks = 0;
-  int32_t window = 0;
+  int32_t sink_tokens = 0;
+  int32_t local_tokens = 0;
   // A sequence of fewer keys visits all of them: below some length an index costs more than it
   // saves.
   int32_t min_tokens = 0;

@@ -1,38 +1,32 @@
 #include "ops/score_passes.h"
 
 #include <algorithm>
+#include <optional>
 #include <vector>
 
-#include "ops/bits.h"
+#include "ops/describe.h"
 #include "ops/registry.h"
 
 namespace effinfer::ops {
 namespace {
 
-// Bits of what each row sees, a sequence's rows one after the other: for rows whose positions do
-// not follow each other.
+// What rows at positions of their own see.
 struct PositionMask {
-  explicit PositionMask(const AttentionScoresProblem& p) {
+  PositionMask(const AttentionScoresProblem& p, ThreadPool& pool) {
     int64_t bytes = 0;
     for (int32_t s = 0; s < p.batch.num_sequences; ++s) {
+      const int64_t row_bytes = (int64_t{p.batch.kv_len[s]} + 7) / 8;
       starts.push_back(8 * bytes);
-      strides.push_back(p.batch.kv_len[s]);
-      bytes +=
-          (int64_t{p.batch.qo_indptr[s + 1] - p.batch.qo_indptr[s]} * p.batch.kv_len[s] + 7) / 8;
+      strides.push_back(8 * row_bytes);
+      bytes += (p.batch.qo_indptr[s + 1] - p.batch.qo_indptr[s]) * row_bytes;
     }
     bits.resize(static_cast<size_t>(bytes));
-    for (int32_t s = 0; s < p.batch.num_sequences; ++s) {
-      for (int32_t row = p.batch.qo_indptr[s]; row < p.batch.qo_indptr[s + 1]; ++row) {
-        const int64_t first = starts[static_cast<size_t>(s)] +
-                              int64_t{row - p.batch.qo_indptr[s]} * p.batch.kv_len[s];
-        const int64_t position = p.positions[row];
-        const int64_t end =
-            p.causal ? std::min<int64_t>(position + 1, p.batch.kv_len[s]) : p.batch.kv_len[s];
-        const int64_t begin =
-            p.window_left >= 0 ? std::max<int64_t>(0, position - p.window_left) : 0;
-        set_bits(bits.data(), first + begin, first + end);
-      }
-    }
+    PositionMaskProblem problem;
+    problem.scores = &p;
+    problem.starts = starts.data();
+    problem.strides = strides.data();
+    problem.bits = bits.data();
+    run_alone(problem, pool);
   }
 
   std::vector<int64_t> starts;   // bits
@@ -58,14 +52,15 @@ std::vector<float> lse_pass(const AttentionScoresProblem& given, ThreadPool& poo
   p.logits_soft_cap = given.logits_soft_cap;
   p.arithmetic = given.arithmetic;
   p.decode = true;
-  const PositionMask mask(given.positions != nullptr ? given : AttentionScoresProblem());
+  std::optional<PositionMask> mask;
   if (given.positions != nullptr) {
+    mask.emplace(given, pool);
     p.causal = false;
     p.window_left = -1;
-    p.mask = mask.bits.data();
-    p.mask_bytes = static_cast<int64_t>(mask.bits.size());
-    p.mask_starts = mask.starts.data();
-    p.mask_row_strides = mask.strides.data();
+    p.mask = mask->bits.data();
+    p.mask_bytes = static_cast<int64_t>(mask->bits.size());
+    p.mask_starts = mask->starts.data();
+    p.mask_row_strides = mask->strides.data();
   }
   AttentionWork work;
   plan_attention({p.source, p.num_qo_heads, p.num_kv_heads, 0, p.causal, p.window_left, 0}, p.batch,
@@ -85,50 +80,32 @@ std::vector<float> lse_pass(const AttentionScoresProblem& given, ThreadPool& poo
   return lse;
 }
 
-// Where an item's sums of diagonals lie.
-struct Diagonals {
-  int64_t width(const AttentionScoresProblem& p, const ScoreItem& item) const {
-    const int64_t end = std::min(item.end_unit * kUnitTokens, p.batch.kv_len[item.sequence]);
-    return end - first_key(item) + rows(p, item) - 1;
-  }
-  int64_t first_key(const ScoreItem& item) const { return int64_t{item.first_unit} * kUnitTokens; }
-  int64_t rows(const AttentionScoresProblem& p, const ScoreItem& item) const {
-    return p.batch.qo_indptr[item.sequence + 1] - p.batch.qo_indptr[item.sequence];
-  }
-};
+}  // namespace
 
-// The items' sums, added in the order of the keys.
-void fold_diagonals(const AttentionScoresProblem& p, const std::vector<ScoreItem>& items,
-                    float* out, ThreadPool& pool) {
-  std::vector<int64_t> starts = {0};
-  for (int32_t s = 0; s < p.batch.num_sequences; ++s)
-    starts.push_back(starts.back() + p.batch.kv_len[s]);
-  const int32_t group = p.num_qo_heads / p.num_kv_heads;
-  const Diagonals at;
-  const auto add = [&](const ScoreItem& item, int32_t head) {
-    const int64_t width = at.width(p, item);
-    const float* from = p.diagonals + item.diagonals + head % group * width;
-    const int64_t length = p.batch.kv_len[item.sequence];
-    float* to = out + head * starts.back() + starts[static_cast<size_t>(item.sequence)];
-    const int64_t farthest = length - 1 - at.first_key(item);  // the last row's distance to it
-    for (int64_t i = 0; i < width && i <= farthest; ++i) to[farthest - i] += from[i];
-  };
-  pool.parallel([&](Team& team) {
-    team.for_chunks(p.num_qo_heads, [&](int64_t head) {
-      for (const ScoreItem& item : items) {
-        if (item.kv_head == head / group) add(item, static_cast<int32_t>(head));
-      }
-    });
-  });
+std::string describe(const FoldDiagonalsProblem& problem) {
+  const AttentionScoresProblem& p = *problem.scores;
+  return "[fold_diagonals]" + field("heads", p.num_qo_heads) + field("items", p.num_items) +
+         field("keys", problem.starts[p.batch.num_sequences]);
 }
 
-}  // namespace
+std::string describe(const PositionMaskProblem& problem) {
+  const AttentionScoresProblem& p = *problem.scores;
+  return "[position_mask]" + field("rows", p.batch.num_tokens) +
+         field("window_left", p.window_left) + (p.causal ? " causal" : "");
+}
+
+Cost cost(const FoldDiagonalsProblem& problem) {
+  const AttentionScoresProblem& p = *problem.scores;
+  const int64_t group = p.num_qo_heads / p.num_kv_heads;
+  int64_t sums = 0;
+  for (int64_t i = 0; i < p.num_items; ++i) sums += group * diagonal_width(p, p.items[i]);
+  return {12 * sums, sums};
+}
 
 void run_score_passes(const AttentionScoresProblem& given, float* diagonals, ThreadPool& pool) {
   AttentionScoresProblem p = given;
   const int32_t group = p.num_qo_heads / p.num_kv_heads;
   std::vector<ScoreItem> items;
-  const Diagonals at;
   int64_t sums = 0;
   for (int32_t s = 0; s < p.batch.num_sequences; ++s) {
     if (p.batch.qo_indptr[s] == p.batch.qo_indptr[s + 1]) continue;
@@ -136,7 +113,7 @@ void run_score_passes(const AttentionScoresProblem& given, float* diagonals, Thr
     for (int32_t head = 0; head < p.num_kv_heads; ++head) {
       for (int32_t unit = 0; unit < units; unit += kChunkUnits) {
         items.push_back({s, head, unit, std::min(unit + kChunkUnits, units), sums});
-        sums += group * at.width(p, items.back());
+        sums += group * diagonal_width(p, items.back());
       }
     }
   }
@@ -154,7 +131,16 @@ void run_score_passes(const AttentionScoresProblem& given, float* diagonals, Thr
   p.items = items.data();
   p.num_items = static_cast<int64_t>(items.size());
   run_alone(p, pool);
-  if (diagonals != nullptr) fold_diagonals(p, items, diagonals, pool);
+  if (diagonals == nullptr) return;
+  std::vector<int64_t> starts = {0};
+  for (int32_t s = 0; s < p.batch.num_sequences; ++s) {
+    starts.push_back(starts.back() + p.batch.kv_len[s]);
+  }
+  FoldDiagonalsProblem fold;
+  fold.scores = &p;
+  fold.starts = starts.data();
+  fold.out = diagonals;
+  run_alone(fold, pool);
 }
 
 }  // namespace effinfer::ops

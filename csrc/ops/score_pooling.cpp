@@ -1,58 +1,37 @@
-// Scores of keys smoothed, and reduced to blocks and to groups of heads.
+#include "ops/score_pooling.h"
+
 #include <algorithm>
 #include <string>
 #include <vector>
 
-#include "effinfer/ops/attention_scores.h"
+#include "ops/describe.h"
+#include "ops/registry.h"
 #include "ops/validate.h"
 
 namespace effinfer::ops {
-namespace {
 
-// Zeros outside: scores are none of them negative, so they are no maximum either.
-void smooth(const ScorePool& options, const std::vector<float>& from, std::vector<float>& to) {
-  const auto count = static_cast<int64_t>(from.size());
-  const int64_t half = options.kernel_size / 2;
-  for (int64_t i = 0; i < count; ++i) {
-    const auto begin = from.begin() + std::max<int64_t>(0, i - half);
-    const auto end = from.begin() + std::min(count, i + half + 1);
-    float& x = to[static_cast<size_t>(i)];
-    if (options.pooling == ScorePooling::max) {
-      x = *std::max_element(begin, end);
-    } else {
-      x = 0.0f;
-      for (auto at = begin; at != end; ++at) x += *at;
-      x /= static_cast<float>(options.kernel_size);
-    }
-  }
+std::string describe(const PoolScoresProblem& problem) {
+  return "[pool_scores]" + field("groups", problem.num_groups) +
+         field("group", problem.options.group) +
+         field("keys", problem.starts[problem.num_sequences]) +
+         field("kernel_size", problem.options.kernel_size) +
+         field("block_size", problem.options.block_size);
 }
 
-float reduce(BlockReduce how, const float* values, int64_t count) {
-  if (how == BlockReduce::max) return *std::max_element(values, values + count);
-  float sum = 0.0f;
-  for (int64_t i = 0; i < count; ++i) sum += values[i];
-  return how == BlockReduce::sum ? sum : sum / static_cast<float>(count);
+Cost cost(const PoolScoresProblem& problem) {
+  const int64_t keys = problem.num_groups * problem.starts[problem.num_sequences];
+  const int64_t blocks = problem.num_groups * problem.blocks[problem.num_sequences];
+  const int64_t group = problem.options.group;
+  return {4 * (keys * group + blocks), keys * (group + problem.options.kernel_size)};
 }
 
-void pool_sequence(const ScorePool& options, const float* scores, int64_t head_stride,
-                   int64_t length, float* out) {
-  std::vector<float> sums(scores, scores + length);
-  for (int32_t head = 1; head < options.group; ++head) {
-    const float* more = scores + head * head_stride;
-    for (int64_t i = 0; i < length; ++i) sums[static_cast<size_t>(i)] += more[i];
+size_t scratch_bytes(const PoolScoresProblem& problem) {
+  int64_t longest = 0;
+  for (int64_t s = 0; s < problem.num_sequences; ++s) {
+    longest = std::max(longest, problem.starts[s + 1] - problem.starts[s]);
   }
-  if (options.pooling != ScorePooling::none && options.kernel_size > 1) {
-    std::vector<float> smoothed(sums.size());
-    smooth(options, sums, smoothed);
-    sums.swap(smoothed);
-  }
-  for (int64_t begin = 0; begin < length; begin += options.block_size) {
-    const int64_t count = std::min<int64_t>(options.block_size, length - begin);
-    *out++ = reduce(options.block_reduce, sums.data() + begin, count);
-  }
+  return static_cast<size_t>(longest) * 2 * sizeof(float);
 }
-
-}  // namespace
 
 void pool_scores(const TensorView& scores, const TensorView& kv_len, const ScorePool& options,
                  float* out, ThreadPool& pool) {
@@ -78,16 +57,15 @@ void pool_scores(const TensorView& scores, const TensorView& kv_len, const Score
   check.shape("scores", scores, {heads, starts.back()});
   check.expect(options.group > 0 && heads % options.group == 0, "group",
                "a divisor of " + std::to_string(heads) + " heads", std::to_string(options.group));
-  const auto* from = static_cast<const float*>(scores.data);
-  const int64_t tasks = heads / options.group * kv_len.dims[0];
-  pool.parallel([&](Team& team) {
-    team.for_chunks(tasks, [&](int64_t task) {
-      const auto s = static_cast<size_t>(task % kv_len.dims[0]);
-      const int64_t head = task / kv_len.dims[0];
-      pool_sequence(options, from + head * options.group * starts.back() + starts[s], starts.back(),
-                    starts[s + 1] - starts[s], out + head * blocks.back() + blocks[s]);
-    });
-  });
+  PoolScoresProblem problem;
+  problem.scores = static_cast<const float*>(scores.data);
+  problem.num_groups = heads / options.group;
+  problem.num_sequences = kv_len.dims[0];
+  problem.starts = starts.data();
+  problem.blocks = blocks.data();
+  problem.options = options;
+  problem.out = out;
+  run_alone(problem, pool);
 }
 
 }  // namespace effinfer::ops

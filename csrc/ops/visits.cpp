@@ -1,6 +1,10 @@
 #include "ops/visits.h"
 
 #include <algorithm>
+#include <string>
+
+#include "ops/attention.h"
+#include "ops/paged_batch.h"
 
 namespace effinfer::ops {
 
@@ -46,6 +50,66 @@ VisitPlan VisitBuffers::plan(const BatchLayout& batch) {
   plan.chosen = chosen_.data();
   plan.done = done_.data();
   return plan;
+}
+
+struct Visits::Impl {
+  std::vector<int32_t> qo_indptr;
+  std::vector<int32_t> kv_len;
+  VisitBuffers buffers;
+  VisitPlan plan;
+};
+
+Visits::Visits(const PagedBatch& batch, int32_t num_qo_heads, int32_t num_kv_heads) {
+  const Validator check("visits");
+  const BatchLayout layout = check_sequences(check, batch);
+  check.expect(num_kv_heads > 0, "num_kv_heads", "a positive number", std::to_string(num_kv_heads));
+  check.expect(num_qo_heads > 0 && num_qo_heads % num_kv_heads == 0, "num_qo_heads",
+               "a multiple of " + std::to_string(num_kv_heads), std::to_string(num_qo_heads));
+  const int64_t sequences = layout.num_sequences;
+  impl_ = std::make_unique<Impl>();
+  impl_->qo_indptr.assign(layout.qo_indptr, layout.qo_indptr + sequences + 1);
+  impl_->kv_len.assign(layout.kv_len, layout.kv_len + sequences);
+  const int32_t longest =
+      sequences == 0 ? 0 : *std::max_element(impl_->kv_len.begin(), impl_->kv_len.end());
+  impl_->buffers =
+      VisitBuffers({num_qo_heads, num_kv_heads, visit_block_rows(num_qo_heads, num_kv_heads)},
+                   layout.num_tokens, sequences, longest);
+  impl_->plan = impl_->buffers.plan(layout);
+}
+Visits::~Visits() = default;
+Visits::Visits(Visits&&) noexcept = default;
+Visits& Visits::operator=(Visits&&) noexcept = default;
+
+std::vector<int32_t> Visits::blocks() const {
+  std::vector<int32_t> out;
+  for (int64_t i = 0; i < num_blocks(); ++i) {
+    const VisitBlock& block = impl_->plan.blocks[i];
+    out.insert(out.end(), {block.sequence, block.first_row, block.num_rows, block.position});
+  }
+  return out;
+}
+int64_t Visits::num_blocks() const {
+  return impl_->plan.num_blocks;
+}
+int32_t Visits::num_kv_heads() const {
+  return impl_->plan.num_kv_heads;
+}
+int64_t Visits::list_words() const {
+  return impl_->plan.list_words;
+}
+uint64_t* Visits::words() {
+  return impl_->plan.words;
+}
+
+const VisitPlan& plan_of(const Visits& visits, std::string_view op, const BatchLayout& batch,
+                         int32_t num_qo_heads, int32_t num_kv_heads) {
+  const Visits::Impl& of = visits.impl();
+  const bool same = batch.num_sequences == static_cast<int64_t>(of.kv_len.size()) &&
+                    std::equal(of.kv_len.begin(), of.kv_len.end(), batch.kv_len) &&
+                    std::equal(of.qo_indptr.begin(), of.qo_indptr.end(), batch.qo_indptr) &&
+                    of.plan.num_qo_heads == num_qo_heads && of.plan.num_kv_heads == num_kv_heads;
+  Validator(op).expect(same, "visits", "lists of this batch and these heads", "those of another");
+  return of.plan;
 }
 
 }  // namespace effinfer::ops

@@ -45,12 +45,12 @@ def test_layers_with_windows_stay_as_they_are():
 
 
 # A-shape of whole blocks of rows, which is what an index does: as the heads of a mask.
-def a_shape_attention(dense_heads: list[int], sinks: int, window: int):
+def a_shape_attention(dense_heads: list[int], sink_tokens: int, local_tokens: int):
     def attend(q: Array, kv: tuple[Array, Array], *_: Any, **shape: Any) -> Array:
         tokens = len(q)
-        first = np.arange(tokens) // BLOCK_ROWS * BLOCK_ROWS - window + 1
+        first = np.arange(tokens) // BLOCK_ROWS * BLOCK_ROWS - local_tokens + 1
         key = np.arange(tokens)
-        hidden = (key[None, :] < first[:, None]) & (key >= sinks)[None, :]
+        hidden = (key[None, :] < first[:, None]) & (key >= sink_tokens)[None, :]
         dense = attention(q, kv, **shape).reshape(tokens, shape["kv_heads"], -1)
         out = np.empty_like(dense)
         group = shape["heads"] // shape["kv_heads"]
@@ -89,16 +89,16 @@ def test_an_index_decides_for_its_heads(only, monkeypatch):
 
 
 METHODS = [
-    MInference(min_tokens=0, vertical_size=4, slash_size=3, window=10, sinks=2),
+    MInference(min_tokens=0, vertical_size=4, slash_size=3, local_tokens=10, sink_tokens=2),
     MInference(
         pattern="block_sparse",
         patterns={(0, 0): "a_shape", (1, 1): "vertical_slash"},
         min_tokens=0,
         num_blocks=1,
-        a_shape_window=30,
-        a_shape_sinks=3,
+        a_shape_local_tokens=30,
+        a_shape_sink_tokens=3,
     ),
-    SampleAttention(min_tokens=0, mass=0.3, window=10),
+    SampleAttention(min_tokens=0, mass=0.3, local_tokens=10),
     XAttention(min_tokens=0, threshold=0.5, stride=4),
 ]
 

@@ -99,7 +99,7 @@ TEST("lists are what a plan takes, and none costs more than all tokens") {
     Batch batch(random);
     const auto block = static_cast<int32_t>(1 << random() % 8);
     IndexRows all = batch.rows(block);
-    all.window = 1 << 20;
+    all.local_tokens = 1 << 20;
     const int64_t dense = products(batch, a_shape_lists(all, pool));
     const auto check = [&](const BlockLists& lists) {
       const int64_t cost = products(batch, lists);

@@ -134,8 +134,8 @@ TEST("attention visits what random lists have") {
   }
 }
 
-// Own rows, sinks and window, whatever else.
-void check_always(Visits& visits, int32_t sinks, int32_t window) {
+// Own rows, the first keys and the nearest ones, whatever else.
+void check_always(Visits& visits, int32_t sink_tokens, int32_t local_tokens) {
   const std::vector<int32_t> blocks = visits.blocks();
   CHECK(!blocks.empty());
   for (size_t b = 0; b < blocks.size() / 4; ++b) {
@@ -143,7 +143,7 @@ void check_always(Visits& visits, int32_t sinks, int32_t window) {
     const int32_t end = block[3] + block[2];
     for (int32_t head = 0; head < visits.num_kv_heads(); ++head) {
       for (int32_t t = 0; t < end; ++t) {
-        if (t >= sinks && t < block[3] - window + 1) continue;
+        if (t >= sink_tokens && t < block[3] - local_tokens + 1) continue;
         CHECK(visits_token(visits, block[0], block[1], head, t));
       }
     }

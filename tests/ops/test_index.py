@@ -69,19 +69,19 @@ def shape_of(rows=ROWS, keys=KEYS):
 
 
 def full():
-    return ops.a_shape_index(*shape_of(), window=EVERYTHING)
+    return ops.a_shape_index(*shape_of(), local_tokens=EVERYTHING)
 
 
 METHODS = {
     "a_shape": lambda q, k, **lists: full(),
     "vertical": lambda q, k, **lists: ops.vertical_slash_index(
-        q, k, vertical_size=EVERYTHING, slash_size=0, sinks=0, window=0, **lists
+        q, k, vertical_size=EVERYTHING, slash_size=0, sink_tokens=0, local_tokens=0, **lists
     ),
     "slash": lambda q, k, **lists: ops.vertical_slash_index(
-        q, k, vertical_size=0, slash_size=EVERYTHING, sinks=0, window=0, **lists
+        q, k, vertical_size=0, slash_size=EVERYTHING, sink_tokens=0, local_tokens=0, **lists
     ),
     "sampled": lambda q, k, **lists: ops.sampled_index(
-        q, k, sample_ratio=1, mass=1, window=0, sinks=0, **lists
+        q, k, sample_ratio=1, mass=1, local_tokens=0, sink_tokens=0, **lists
     ),
     "mean": lambda q, k, **lists: ops.block_score_index(q, k, num_blocks=EVERYTHING, **lists),
     "antidiagonal": lambda q, k, **lists: ops.block_score_index(
@@ -108,11 +108,11 @@ def test_all_the_budget_is_dense_attention(isa, method):
 def test_attention_over_lists(isa, dtype):
     q, k, v, lists = make(np.random.default_rng(1), dtype)
     for index in (
-        ops.a_shape_index(*shape_of(), sinks=5, window=40, block_size=32),
+        ops.a_shape_index(*shape_of(), sink_tokens=5, local_tokens=40, block_size=32),
         ops.vertical_slash_index(
-            q, k, vertical_size=9, slash_size=9, last_q=20, sinks=0, window=0, **lists
+            q, k, vertical_size=9, slash_size=9, last_q=20, sink_tokens=0, local_tokens=0, **lists
         ),
-        ops.sampled_index(q, k, mass=0.3, sinks=0, window=0, block_size=16, **lists),
+        ops.sampled_index(q, k, mass=0.3, sink_tokens=0, local_tokens=0, block_size=16, **lists),
         ops.block_score_index(q, k, num_blocks=1, block_size=32, **lists),
         ops.block_score_index(q, k, mass=0.2, method="antidiagonal", block_size=32, **lists),
     ):
@@ -129,7 +129,7 @@ def test_not_causal(isa):
 
 
 def test_lists_are_blocks_of_rows_with_their_own_keys():
-    index = ops.a_shape_index(*shape_of(), sinks=0, window=0, block_size=64)
+    index = ops.a_shape_index(*shape_of(), sink_tokens=0, local_tokens=0, block_size=64)
     # 201 rows from position 132 on: blocks begin at 192, 256 and 320.
     of_last = index.lists[(index.lists[:, 0] == 3) & (index.lists[:, 1] == 1)]
     np.testing.assert_array_equal(of_last[:, 2:], [[101, 60], [161, 64], [225, 64], [289, 13]])
@@ -140,7 +140,7 @@ def test_lists_are_blocks_of_rows_with_their_own_keys():
 
 
 def test_a_shape():
-    index = ops.a_shape_index(*shape_of(), sinks=3, window=20, block_size=1)
+    index = ops.a_shape_index(*shape_of(), sink_tokens=3, local_tokens=20, block_size=1)
     position = np.concatenate([np.arange(m - n, m) for n, m in zip(ROWS, KEYS, strict=True)])
     key = np.arange(max(KEYS))
     far = position[:, None] - key
@@ -153,7 +153,7 @@ def test_vertical_slash_takes_the_highest(isa):
     rng = np.random.default_rng(3)
     q, k, _, _ = make(rng, rows=[300], keys=[300], heads=(2, 2, 32))
     index = ops.vertical_slash_index(
-        q, k, vertical_size=10, slash_size=5, last_q=50, sinks=0, window=0, block_size=1
+        q, k, vertical_size=10, slash_size=5, last_q=50, sink_tokens=0, local_tokens=0, block_size=1
     )
     p, _ = probabilities(q[-50:], k, seen(50, 300, True))
     for head in range(2):
@@ -190,17 +190,19 @@ def planted(slash):
 
 def test_planted_stripes_and_slashes_are_found(isa):
     q, k, p = planted(True)
-    options = {"sinks": 0, "window": 0, "block_size": 16}
+    options = {"sink_tokens": 0, "local_tokens": 0, "block_size": 16}
     index = ops.vertical_slash_index(q, k, vertical_size=8, slash_size=4, **options)
     assert index.density < 0.25
     assert (p * visited(index)[0]).sum(1)[64:].mean() > 0.95
-    window = ops.a_shape_index(i32(0, 512), i32(512), 2, 1, **{**options, "sinks": 8, "window": 64})
+    window = ops.a_shape_index(
+        i32(0, 512), i32(512), 2, 1, **{**options, "sink_tokens": 8, "local_tokens": 64}
+    )
     assert (p * visited(window)[0]).sum(1)[64:].mean() < 0.9
 
 
 def test_planted_stripes_are_found_by_samples(isa):
     q, k, p = planted(False)
-    index = ops.sampled_index(q, k, mass=0.9, sinks=0, window=0, block_size=16)
+    index = ops.sampled_index(q, k, mass=0.9, sink_tokens=0, local_tokens=0, block_size=16)
     assert set(STRIPES) <= set(np.flatnonzero(visited(index)[0, -1]))
     assert index.density < 0.25
     assert (p * visited(index)[0]).sum(1)[340:].mean() > 0.9
@@ -254,7 +256,7 @@ def test_antidiagonal_scores_are_softmaxes_of_strided_rows():
 
 def test_lists_of_a_kv_head_are_the_union_of_its_group():
     q, k, _, _ = make(np.random.default_rng(7), rows=[200], keys=[200], heads=(4, 1, 32))
-    options = {"vertical_size": 6, "slash_size": 3, "sinks": 0, "window": 0}
+    options = {"vertical_size": 6, "slash_size": 3, "sink_tokens": 0, "local_tokens": 0}
     both = visited(ops.vertical_slash_index(q, k, **options))[0]
     each = [visited(ops.vertical_slash_index(q[:, h : h + 1], k, **options))[0] for h in range(4)]
     np.testing.assert_array_equal(both, np.logical_or.reduce(each))
@@ -290,11 +292,13 @@ def test_pages_give_the_lists_of_ragged_keys(layout):
 def test_cost_follows_density():
     q, k, _, lists = make(np.random.default_rng(9), rows=[1000], keys=[1000])
     dense = (
-        ops.a_shape_index(i32(0, 1000), i32(1000), 6, 2, window=EVERYTHING).plan(64).num_products
+        ops.a_shape_index(i32(0, 1000), i32(1000), 6, 2, local_tokens=EVERYTHING)
+        .plan(64)
+        .num_products
     )
     for size in (5, 50, 200):
         index = ops.vertical_slash_index(
-            q, k, vertical_size=size, slash_size=0, window=0, sinks=0, **lists
+            q, k, vertical_size=size, slash_size=0, local_tokens=0, sink_tokens=0, **lists
         )
         assert index.plan(64).num_products == pytest.approx(index.density * dense)
 
@@ -351,8 +355,8 @@ def test_nan_scores_do_no_harm():
         (ops.vertical_slash_index, {"vertical_size": -1}, "vertical_size: expected 0 or more"),
         (ops.vertical_slash_index, {"last_q": 200}, "last_q: expected 1 to 128"),
         (ops.vertical_slash_index, {"block_size": 0}, "block_size: expected a positive"),
-        (ops.vertical_slash_index, {"sinks": -1}, "sinks: expected 0 or more"),
-        (ops.vertical_slash_index, {"window": -1}, "window: expected 0 or more"),
+        (ops.vertical_slash_index, {"sink_tokens": -1}, "sink_tokens: expected 0 or more"),
+        (ops.vertical_slash_index, {"local_tokens": -1}, "local_tokens: expected 0 or more"),
         (ops.vertical_slash_index, {"qo_indptr": i32(0, 9)}, "qo_indptr: expected 10 last"),
         (ops.sampled_index, {"sample_ratio": 0}, "sample_ratio: expected"),
         (ops.sampled_index, {"mass": 2.0}, "mass: expected"),

@@ -115,15 +115,15 @@ def top(scores: np.ndarray, count: int, mass: float) -> Bounds:
     return sure & (least > 0), maybe
 
 
-def always(length: int, block, sinks: int, window: int) -> np.ndarray:
+def always(length: int, block, sink_tokens: int, local_tokens: int) -> np.ndarray:
     _, _, rows, position = block
     bits = np.zeros(length, bool)
-    bits[:sinks] = True
-    bits[max(0, position - max(window - 1, 0)) : position + rows] = True
+    bits[:sink_tokens] = True
+    bits[max(0, position - max(local_tokens - 1, 0)) : position + rows] = True
     return bits
 
 
-def check_lists(visits, batch, choose, sinks: int, window: int) -> None:
+def check_lists(visits, batch, choose, sink_tokens: int, local_tokens: int) -> None:
     """choose(sequence, kv_head, block): Bounds of the block's tokens."""
     assert len(visits.blocks) > 0
     for block, words in zip(visits.blocks, visits.words, strict=True):
@@ -131,7 +131,7 @@ def check_lists(visits, batch, choose, sinks: int, window: int) -> None:
         seen = np.arange(length) < block[2] + block[3]
         for kv_head, bits in enumerate(unpack(words, length)):
             sure, maybe = choose(int(block[0]), kv_head, block)
-            fixed = always(length, block, sinks, window)
+            fixed = always(length, block, sink_tokens, local_tokens)
             assert not ((sure | fixed) & seen & ~bits).any()
             assert not (bits & seen & ~(maybe | fixed)).any()
 
@@ -202,7 +202,7 @@ def test_columns_and_slashes(isa, dtype, options):
     kv, keys, _ = fill(rng, batch, 2, 32, dtype)
     q = 3 * rng.standard_normal((sum(QO_LENS), 6, 32), np.float32)
     visits = _core.Visits(batch.qo_indptr, batch.kv_len, 6, 2)
-    _core.column_visits(visits, q, kv, *batch.lists, sinks=3, window=70, **options)
+    _core.column_visits(visits, q, kv, *batch.lists, sink_tokens=3, local_tokens=70, **options)
     check_lists(visits, batch, column_bounds(q, keys, batch, options), 3, 70)
 
 
@@ -243,7 +243,9 @@ def test_blocks(isa, dtype, stride, limits):
     kv, keys, _ = fill(rng, batch, 2, 32, dtype)
     q = rng.standard_normal((sum(QO_LENS), 6, 32), np.float32) * (1 if stride else 8)
     visits = _core.Visits(batch.qo_indptr, batch.kv_len, 6, 2)
-    _core.block_visits(visits, q, kv, *batch.lists, stride=stride, sinks=3, window=70, **limits)
+    _core.block_visits(
+        visits, q, kv, *batch.lists, stride=stride, sink_tokens=3, local_tokens=70, **limits
+    )
 
     def choose(sequence: int, kv_head: int, block) -> Bounds:
         length = int(batch.kv_len[sequence])
@@ -301,10 +303,10 @@ def test_refused():
         ("column_mass", float("nan")),
         ("last_rows", 0),
         ("row_stride", -2),
-        ("sinks", -1),
-        ("window", -1),
+        ("sink_tokens", -1),
+        ("local_tokens", -1),
         ("min_tokens", -1),
-        ("scale", float("inf")),
+        ("sm_scale", float("inf")),
     ):
         with pytest.raises(error, match=rf"\[column_visits\] {name.split('_mass')[0]}"):
             _core.column_visits(visits, q, kv, *batch.lists, **{name: value})

@@ -25,8 +25,10 @@ QUESTION = "\n\nThe special magic number of the city of Lisbon is"
 METHODS = {
     "vertical_slash": MInference(min_tokens=0, vertical_size=100, slash_size=40),
     "block_sparse": MInference(min_tokens=0, pattern="block_sparse", num_blocks=6),
-    "a_shape": MInference(min_tokens=0, pattern="a_shape", a_shape_window=300, a_shape_sinks=64),
-    "sample_attention": SampleAttention(min_tokens=0, mass=0.9, window=200),
+    "a_shape": MInference(
+        min_tokens=0, pattern="a_shape", a_shape_local_tokens=300, a_shape_sink_tokens=64
+    ),
+    "sample_attention": SampleAttention(min_tokens=0, mass=0.9, local_tokens=200),
     "xattention": XAttention(min_tokens=0, threshold=0.9),
 }
 

@@ -28,8 +28,8 @@ def block_score_index(
     mass: float | None = None,
     method: str = "mean",
     stride: int = 8,
-    sinks: int = 0,
-    window: int = 0,
+    sink_tokens: int = 0,
+    local_tokens: int = 0,
     block_size: int = 128,
     causal: bool = True,
     sm_scale: float | None = None,
@@ -66,8 +66,8 @@ def block_score_index(
         sm_scale=batch.scale(sm_scale),
         kv_layout=batch.kv_layout,
         block_size=block_size,
-        sinks=sinks,
-        window=window,
+        sink_tokens=sink_tokens,
+        local_tokens=local_tokens,
         method=method,
         stride=stride,
         num_blocks=num_blocks or 0,
@@ -146,8 +146,8 @@ def topk_pages(
     qo_indptr: Any = None,
     kv_indptr: Any = None,
     kv_indices: Any = None,
-    sinks: int = 0,
-    window: int = 0,
+    sink_tokens: int = 0,
+    local_tokens: int = 0,
     causal: bool = True,
     pool: ThreadPool | None = None,
 ) -> BlockIndex:
@@ -162,7 +162,7 @@ def topk_pages(
         bounds: of `page_bounds`; or
         scores: float32 [num_qo_heads or num_kv_heads, sum of ceil(kv_len / page_size)] with
             num_kv_heads: scores of another kind, the pages of a sequence in order.
-        num_pages: of a KV head and sequence, beside the one of its last tokens, sinks and window.
+        num_pages: of a KV head and sequence, beside those of its first and its nearest tokens.
         kv_indptr, kv_indices: int32, which pages the bounds are of; default: ragged keys.
     """
     op = "topk_pages"
@@ -198,7 +198,16 @@ def topk_pages(
         expect(num_kv_heads is not None, f"[{op}] num_kv_heads", "a number with scores", None)
     heads = int(num_kv_heads or 0)
     lists = _core.page_lists(
-        rows, lengths, heads, causal, sinks, window, page_scores, page_size, num_pages, pool
+        rows,
+        lengths,
+        heads,
+        causal,
+        sink_tokens,
+        local_tokens,
+        page_scores,
+        page_size,
+        num_pages,
+        pool,
     )
     block = max(1, int(np.diff(rows).max(initial=0)))
     return block_index(lists, rows, lengths, (int(queries.shape[1]), heads), block, causal)

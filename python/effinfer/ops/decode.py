@@ -64,6 +64,7 @@ def single_decode_with_kv_cache(
         kv_layout,
         Scores(sm_scale, logits_soft_cap, pos_encoding_mode, rope_scale, rope_theta),
         window_left=window_left,
+        decode=True,
     )
     result = planned.run(
         q[None],
@@ -138,6 +139,7 @@ class BatchDecodeWithPagedKVCacheWrapper:
             layout=self._layout,
             q_data_type=data_type if q_data_type is None else q_data_type,
             window_left=window_left,
+            decode=True,
         )
 
     def run(

@@ -3,8 +3,8 @@
 A method chooses keys for each query head. The kernel walks one list for each KV head and block of
 rows, which holds what any head of the group chose. A block is `block_size` rows whose positions
 follow each other from a multiple of it on; whatever is chosen, it visits the keys at its own rows'
-positions, the first `sinks` keys and the last `window` ones up to each row, and with `causal` none
-behind its last row. Causality within a block is the kernel's.
+positions, the first `sink_tokens` keys and the last `local_tokens` ones up to each row, and with
+`causal` none behind its last row. Causality within a block is the kernel's.
 """
 
 from dataclasses import dataclass
@@ -93,8 +93,8 @@ def a_shape_index(
     num_qo_heads: int,
     num_kv_heads: int,
     *,
-    sinks: int = 128,
-    window: int = 1024,
+    sink_tokens: int = 128,
+    local_tokens: int = 1024,
     block_size: int = 64,
     causal: bool = True,
     pool: ThreadPool | None = None,
@@ -109,7 +109,7 @@ def a_shape_index(
     rows = indptr(qo_indptr, f"[{op}] qo_indptr")
     lengths = indices(kv_len, f"[{op}] kv_len")
     lists = _core.a_shape_lists(
-        rows, lengths, num_kv_heads, block_size, causal, sinks, window, pool
+        rows, lengths, num_kv_heads, block_size, causal, sink_tokens, local_tokens, pool
     )
     heads = (num_qo_heads, num_kv_heads)
     return block_index(lists, rows, lengths, heads, block_size, causal)
@@ -122,8 +122,8 @@ def vertical_slash_index(
     vertical_size: int = 1000,
     slash_size: int = 6096,
     last_q: int = 64,
-    sinks: int = 30,
-    window: int = 100,
+    sink_tokens: int = 30,
+    local_tokens: int = 100,
     block_size: int = 64,
     sm_scale: float | None = None,
     pool: ThreadPool | None = None,
@@ -152,7 +152,7 @@ def vertical_slash_index(
     columns, diagonals = np.empty(shape, np.float32), np.empty(shape, np.float32)
     scores_into(last, columns, diagonals, causal=True, sm_scale=sm_scale, pool=pool)
     chosen = {"num_columns": vertical_size, "slashes": diagonals, "num_slashes": slash_size}
-    return _columns_index(op, batch, columns, block_size, sinks, window, pool, **chosen)
+    return _columns_index(op, batch, columns, block_size, sink_tokens, local_tokens, pool, **chosen)
 
 
 def sampled_index(
@@ -161,14 +161,14 @@ def sampled_index(
     *,
     sample_ratio: float = 0.05,
     mass: float = 0.95,
-    sinks: int = 4,
-    window: int = 256,
+    sink_tokens: int = 4,
+    local_tokens: int = 256,
     block_size: int = 64,
     sm_scale: float | None = None,
     pool: ThreadPool | None = None,
     **keys: Any,
 ) -> BlockIndex:
-    """Columns that hold most of what sampled rows attend to, and a window: SampleAttention
+    """Columns that hold most of what sampled rows attend to, and the nearest keys: SampleAttention
     (arXiv:2406.15486, section 4.2); causal.
 
     Args:
@@ -196,7 +196,9 @@ def sampled_index(
         positions=positions.astype(np.int32),
         pool=pool,
     )
-    return _columns_index(op, batch, columns, block_size, sinks, window, pool, column_mass=mass)
+    return _columns_index(
+        op, batch, columns, block_size, sink_tokens, local_tokens, pool, column_mass=mass
+    )
 
 
 def _columns_index(
@@ -204,8 +206,8 @@ def _columns_index(
     batch: KeyBatch,
     columns: Any,
     block_size: int,
-    sinks: int,
-    window: int,
+    sink_tokens: int,
+    local_tokens: int,
     pool: ThreadPool | None,
     **chosen: Any,
 ) -> BlockIndex:
@@ -218,8 +220,8 @@ def _columns_index(
         batch.num_kv_heads,
         block_size,
         True,
-        sinks,
-        window,
+        sink_tokens,
+        local_tokens,
         columns,
         **chosen,
         pool=pool,

@@ -4,8 +4,8 @@ that choose them, for `paged_attention(visits=...)`.
 `Visits(qo_indptr, kv_len, num_qo_heads, num_kv_heads)` has lists for sequences of 64 rows or more,
 one for each block of up to 64 rows (`blocks`) and KV head; other sequences visit all keys. `words`
 [B, num_kv_heads, W] uint64 can be written: bit t % 64 of word t / 64 is token t of the sequence.
-Whatever a method chooses, a block visits the first `sinks` keys, the last `window` ones up to each
-row, and its own rows'; a sequence of fewer than `min_tokens` keys visits all of them.
+Whatever a method chooses, a block visits the first `sink_tokens` keys, the last `local_tokens` ones
+up to each row, and its own rows'; a sequence of fewer than `min_tokens` keys visits all of them.
 """
 
 from effinfer import _core
@@ -31,9 +31,9 @@ def column_visits(
     column_mass: float = 0.0,
     slashes: int = 0,
     slash_mass: float = 0.0,
-    scale: float | None = None,
-    sinks: int = 0,
-    window: int = 0,
+    sm_scale: float | None = None,
+    sink_tokens: int = 0,
+    local_tokens: int = 0,
     min_tokens: int = 0,
     pool: ThreadPool | None = None,
 ) -> None:
@@ -58,9 +58,9 @@ def column_visits(
         column_mass=column_mass,
         slashes=slashes,
         slash_mass=slash_mass,
-        scale=scale,
-        sinks=sinks,
-        window=window,
+        sm_scale=sm_scale,
+        sink_tokens=sink_tokens,
+        local_tokens=local_tokens,
         min_tokens=min_tokens,
         pool=pool,
     )
@@ -78,9 +78,9 @@ def block_visits(
     stride: int = 0,
     pages: int = 0,
     mass: float = 0.0,
-    scale: float | None = None,
-    sinks: int = 0,
-    window: int = 0,
+    sm_scale: float | None = None,
+    sink_tokens: int = 0,
+    local_tokens: int = 0,
     min_tokens: int = 0,
     pool: ThreadPool | None = None,
 ) -> None:
@@ -100,9 +100,9 @@ def block_visits(
         stride=stride,
         pages=pages,
         mass=mass,
-        scale=scale,
-        sinks=sinks,
-        window=window,
+        sm_scale=sm_scale,
+        sink_tokens=sink_tokens,
+        local_tokens=local_tokens,
         min_tokens=min_tokens,
         pool=pool,
     )

@@ -28,8 +28,8 @@ class MInference(SparsePrefill):
         vertical_size, slash_size: keys, and distances between row and key, that each query head
             visits in the vertical-slash pattern; last_rows of a step are asked for them.
         num_blocks: blocks of 64 keys that a block of rows visits in the block-sparse pattern.
-        a_shape_sinks, a_shape_window: keys of the A-shape pattern.
-        sinks, window: keys that the other two visit in any case.
+        a_shape_sink_tokens, a_shape_local_tokens: keys of the A-shape pattern.
+        sink_tokens, local_tokens: keys that the other two visit in any case.
         min_tokens: a shorter prompt is attended to in full.
 
     Throws InvalidArgumentError for an unknown pattern, and for a head in `patterns` that a model
@@ -42,10 +42,10 @@ class MInference(SparsePrefill):
     slash_size: int = 256
     last_rows: int = 64
     num_blocks: int = 16
-    a_shape_sinks: int = 128
-    a_shape_window: int = 1024
-    sinks: int = 30
-    window: int = 100
+    a_shape_sink_tokens: int = 128
+    a_shape_local_tokens: int = 1024
+    sink_tokens: int = 30
+    local_tokens: int = 100
     min_tokens: int = 2048
 
     def __post_init__(self) -> None:
@@ -79,9 +79,12 @@ class MInference(SparsePrefill):
     def _index(self, pattern: str, only: list[int]) -> tuple[str, dict[str, Any]]:
         options: dict[str, Any] = {"only": only, "min_tokens": self.min_tokens}
         if pattern == "a_shape":
-            options |= {"sink_tokens": self.a_shape_sinks, "local_tokens": self.a_shape_window}
+            options |= {
+                "sink_tokens": self.a_shape_sink_tokens,
+                "local_tokens": self.a_shape_local_tokens,
+            }
             return "column_index", options
-        options |= {"sink_tokens": self.sinks, "local_tokens": self.window}
+        options |= {"sink_tokens": self.sink_tokens, "local_tokens": self.local_tokens}
         if pattern == "block_sparse":
             return "block_index", options | {"pages": self.num_blocks}
         return "column_index", options | {

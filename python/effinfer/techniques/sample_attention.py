@@ -19,8 +19,8 @@ class SampleAttention(SparsePrefill):
         sample_ratio: the share of a step's rows that are asked.
         mass: the share of their probability that the columns hold; how many these are adapts to
             head and prompt.
-        window: keys before each row that it visits in any case.
-        sinks: first keys that all rows visit in any case.
+        local_tokens: keys before each row that it visits in any case.
+        sink_tokens: first keys that all rows visit in any case.
         min_tokens: a shorter prompt is attended to in full.
 
     Throws InvalidArgumentError.
@@ -28,8 +28,8 @@ class SampleAttention(SparsePrefill):
 
     sample_ratio: float = 0.05
     mass: float = 0.95
-    window: int = 512
-    sinks: int = 4
+    local_tokens: int = 512
+    sink_tokens: int = 4
     min_tokens: int = 2048
 
     def __post_init__(self) -> None:
@@ -44,8 +44,8 @@ class SampleAttention(SparsePrefill):
         options = {
             "row_stride": round(1 / self.sample_ratio),
             "column_mass": self.mass,
-            "sink_tokens": self.sinks,
-            "local_tokens": self.window,
+            "sink_tokens": self.sink_tokens,
+            "local_tokens": self.local_tokens,
             "min_tokens": self.min_tokens,
         }
         return [("column_index", options)]

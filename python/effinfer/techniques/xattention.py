@@ -22,7 +22,7 @@ class XAttention(SparsePrefill):
         stride: rows and keys of an antidiagonal: 4, 8, 16, 32 or 64. Scoring costs 1 / stride of
             what all products do.
         threshold: the share of the scores that the visited blocks hold.
-        sinks, window: keys that are visited in any case, of the first and the nearest.
+        sink_tokens, local_tokens: keys that are visited in any case, of the first and the nearest.
         min_tokens: a shorter prompt is attended to in full.
 
     Throws InvalidArgumentError.
@@ -30,8 +30,8 @@ class XAttention(SparsePrefill):
 
     stride: int = 8
     threshold: float = 0.9
-    sinks: int = 1
-    window: int = 0
+    sink_tokens: int = 1
+    local_tokens: int = 0
     min_tokens: int = 2048
 
     def __post_init__(self) -> None:
@@ -48,8 +48,8 @@ class XAttention(SparsePrefill):
         options = {
             "stride": self.stride,
             "mass": self.threshold,
-            "sink_tokens": self.sinks,
-            "local_tokens": self.window,
+            "sink_tokens": self.sink_tokens,
+            "local_tokens": self.local_tokens,
             "min_tokens": self.min_tokens,
         }
         return [("block_index", options)]

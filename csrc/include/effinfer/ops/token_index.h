@@ -18,8 +18,8 @@ namespace effinfer::ops {
 
 // The rows of a batch in blocks: those whose positions have the same quotient by block_size. A
 // sequence's rows are its last tokens. Whatever is chosen, a block lists the tokens at its rows'
-// own positions, the first `sinks` ones and the `window` ones up to each row; and no token that all
-// its rows are hidden from.
+// own positions, the first `sink_tokens` ones and the `local_tokens` ones up to each row; and no
+// token that all its rows are hidden from.
 struct IndexRows {
   std::string_view op;   // what errors begin with
   TensorView qo_indptr;  // int32 [S + 1], from 0
@@ -27,13 +27,13 @@ struct IndexRows {
   int32_t num_kv_heads = 0;
   int32_t block_size = 64;
   bool causal = true;
-  int32_t sinks = 0;
-  int32_t window = 0;
+  int32_t sink_tokens = 0;
+  int32_t local_tokens = 0;
 };
 
 // All of the functions below throw InvalidArgument.
 
-// Sinks and window only.
+// The first tokens and the nearest ones only.
 EFFINFER_API BlockLists a_shape_lists(const IndexRows& rows, ThreadPool& pool);
 
 // Columns: keys, the same for all rows of a sequence. Slashes: keys at a distance behind each row.

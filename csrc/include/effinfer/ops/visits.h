@@ -3,8 +3,8 @@
 //
 // A sequence with 64 rows or more in a call has lists, one for each block of its rows and KV head;
 // others visit all keys. A list has a bit for each token of the sequence. Whatever a method
-// chooses, a block visits the first `sinks` keys, the last `window` ones up to each row, and its
-// own rows'.
+// chooses, a block visits the first `sink_tokens` keys, the last `local_tokens` ones up to each
+// row, and its own rows'.
 #pragma once
 
 #include <cstdint>
@@ -45,8 +45,8 @@ class EFFINFER_API Visits {
 
 struct VisitOptions {
   float sm_scale = 1.0f;
-  int32_t sinks = 0;
-  int32_t window = 0;
+  int32_t sink_tokens = 0;
+  int32_t local_tokens = 0;
   int32_t min_tokens = 0;  // a sequence of fewer keys visits all of them
 };
 
