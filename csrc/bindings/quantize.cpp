@@ -37,14 +37,24 @@ py::tuple quantize_view(const TensorView& view, const std::string& dtype,
   return py::make_tuple(out, relative);
 }
 
+template <class Int>
+GgufValue integer_value(const py::object& object) {
+  try {
+    return GgufValue(object.cast<Int>());
+  } catch (const py::cast_error&) {  // pybind11 has cleared the interpreter's own error
+    throw InvalidArgument("[gguf] value: expected an int from -2^63 to 2^64 - 1, got " +
+                          std::string(py::str(object)));
+  }
+}
+
 // Calls body(value) with the metadata value that a Python object stands for.
 template <class Body>
 void with_value(const py::object& object, Body&& body) {
   if (py::isinstance<py::bool_>(object)) return body(GgufValue(object.cast<bool>()));
   if (py::isinstance<py::float_>(object)) return body(GgufValue(object.cast<double>()));
   if (py::isinstance<py::int_>(object)) {
-    if (object < py::int_(0)) return body(GgufValue(object.cast<int64_t>()));
-    return body(GgufValue(object.cast<uint64_t>()));
+    const bool negative = object < py::int_(0);
+    return body(negative ? integer_value<int64_t>(object) : integer_value<uint64_t>(object));
   }
   if (py::isinstance<py::str>(object) || py::isinstance<py::bytes>(object)) {
     const std::string text = to_bytes(object);

@@ -1,7 +1,7 @@
 // linear(x, w[, b])          ->  a = to_act(x); matmul(a, w[, b])
 // ternary_linear(x, w[, b])  ->  the same, and a has {decode = prefill = "int8_token"}
 //
-// Matmul kernels read an operand (ops/activation.h), not floats. The conversion is a node of
+// Matmul kernels read an operand (ops/operand.h), not floats. The conversion is a node of
 // its own, shared by all linears of one x and kind; later passes move it into the node that makes
 // x. The arithmetic of a ternary operand is part of the model: it is written here, and
 // choose_arithmetic leaves it alone.
