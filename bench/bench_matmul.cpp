@@ -87,7 +87,7 @@ void run_case(const std::string& shape, const std::string& dtype, const std::str
   problem.parts[0] = {weight.view, nullptr, nullptr, out.data(), rows};
   const ops::Variant<ops::MatmulProblem>* variant = nullptr;
   try {
-    variant = &ops::table<ops::MatmulProblem>().select(problem, isa);
+    variant = &ops::table<ops::MatmulProblem>().select(problem, {.isa = isa});
   } catch (const Unsupported&) {
     return;
   }

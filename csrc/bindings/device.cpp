@@ -35,6 +35,16 @@ void register_device(py::module_& m) {
   m.def(
       "set_isa", [](const std::string& level) { set_isa(parse_isa(level)); }, py::arg("level"),
       "Caps the instruction-set level of kernels selected from now on.");
+  m.def("available_devices", [] {
+    std::vector<std::string> names;
+    for (const Device device : available_devices()) names.push_back(name(device));
+    return names;
+  });
+  m.def(
+      "check_device",
+      [](const std::string& text, const std::string& argument) { parse_device(text, argument); },
+      py::arg("text"), py::arg("argument"),
+      "Raises InvalidArgumentError, about `argument`, for a device that this build lacks.");
   m.def("available_isas", [] {
     std::vector<std::string> names;
     for (const Isa isa : available_isas()) names.emplace_back(name(isa));

@@ -7,6 +7,7 @@
 
 #include "bindings/arrays.h"
 #include "bindings/module.h"
+#include "effinfer/device.h"
 #include "effinfer/error.h"
 
 namespace effinfer::bindings {
@@ -55,30 +56,19 @@ struct VersionedTensor {
   bool read_only() const { return (flags & 1) != 0; }
 };
 
-// The devices whose memory the CPU reads and writes, and names for messages.
-constexpr int32_t kCpu = 1;
-constexpr int32_t kCudaHost = 3;
-constexpr int32_t kRocmHost = 11;
-const char* device_name(int32_t type) {
+// The device of DLPack's number; memory that CUDA and ROCm pin is the CPU's. Throws InvalidArgument
+// for one that this build lacks.
+effinfer::Device device_of(int32_t type, int32_t id, const std::string& argument) {
   constexpr std::pair<int32_t, const char*> kNames[] = {
-      {2, "CUDA"},
-      {4, "OpenCL"},
-      {7, "Vulkan"},
-      {8, "Metal"},
-      {10, "ROCm"},
-      {14, "oneAPI"},
-      {13, "CUDA managed memory"},
+      {2, "cuda"},  {4, "opencl"},        {7, "vulkan"},  {8, "metal"},
+      {10, "rocm"}, {13, "cuda_managed"}, {14, "oneapi"},
   };
+  if (type == 1 || type == 3 || type == 11) return {};
+  std::string text = "DLPack device " + std::to_string(type);
   for (const auto& [number, name] : kNames) {
-    if (number == type) return name;
+    if (number == type) text = name;
   }
-  return "another device";
-}
-
-void check_device(int32_t type, const std::string& argument) {
-  if (type == kCpu || type == kCudaHost || type == kRocmHost) return;
-  throw InvalidArgument(argument + ": expected an array in CPU memory, got one on " +
-                        device_name(type) + " (DLPack device " + std::to_string(type) + ")");
+  return parse_device(text + ":" + std::to_string(id), argument);
 }
 
 // Null where no numpy type, tagged or not, stands for the element type.
@@ -115,7 +105,7 @@ py::capsule take(const py::capsule& capsule) {
 
 py::array array_over(const Tensor& tensor, bool read_only, const py::capsule& owner,
                      const std::string& argument) {
-  check_device(tensor.device.type, argument);
+  device_of(tensor.device.type, tensor.device.id, argument);
   const py::object type = numpy_type(tensor.type);
   if (!type) {
     throw InvalidArgument(argument + ": expected " + kKnownElements + ", got DLPack type " +
@@ -168,7 +158,7 @@ py::object checked_export(const py::object& producer, const std::string& argumen
   try {
     if (py::hasattr(producer, "__dlpack_device__")) {
       const py::tuple device = producer.attr("__dlpack_device__")();
-      check_device(device[0].cast<int32_t>(), argument);
+      device_of(device[0].cast<int32_t>(), device[1].cast<int32_t>(), argument);
     }
     return export_capsule(producer);
   } catch (py::error_already_set& error) {

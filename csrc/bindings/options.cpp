@@ -23,6 +23,10 @@ Precision parse_precision(const std::string& text) {
   throw InvalidArgument("[options] precision: expected \"fast\" or \"f32\", got \"" + text + "\"");
 }
 
+Device parse_option_device(const std::string& text) {
+  return parse_device(text, "[options] device");
+}
+
 // An option of Python's type `type`; `text` is its default as Python writes it.
 template <class Options>
 struct Keyword {
@@ -94,6 +98,7 @@ std::vector<Keyword<Options>> with_model_options(std::vector<Keyword<Options>> o
       plain<Options>("disabled_passes", "collections.abc.Set[str]", &Base::disabled_passes),
       {"pack_cache", "typing.Any", "None", set_pack_cache<Options>},
       named<Options>("ternary_packing", "auto", &Base::ternary_packing, parse_ternary_packing),
+      named<Options>("device", "cpu", &Base::device, parse_option_device),
   };
   for (Keyword<Options>& keyword : own) keywords.push_back(std::move(keyword));
   return keywords;

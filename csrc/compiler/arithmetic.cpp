@@ -1,13 +1,12 @@
 #include "compiler/arithmetic.h"
 
-#include "effinfer/device.h"
 #include "effinfer/error.h"
 #include "graph/op_specs.h"
 
 namespace effinfer::compiler {
 
-bool bf16_panels() {
-  return cpu_features().avx512_bf16 && current_isa() >= Isa::avx512;
+bool bf16_panels(const Target& target) {
+  return cpu_features().avx512_bf16 && target.isa >= Isa::avx512;
 }
 
 ops::Arithmetic parse_arithmetic(std::string_view text) {

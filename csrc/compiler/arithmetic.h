@@ -4,6 +4,7 @@
 #include <string_view>
 
 #include "effinfer/compiler.h"
+#include "effinfer/device.h"
 #include "effinfer/graph.h"
 #include "ops/operand.h"
 
@@ -17,7 +18,7 @@ std::string_view phase_key(Phase phase);  // the attribute that holds it
 // Annotates a node that makes an operand.
 void set_arithmetic(Node& node, std::string_view decode, std::string_view prefill);
 
-// Whether this machine multiplies bfloat16 faster than float32: AVX512-BF16 within the ISA cap.
-bool bf16_panels();
+// Whether bfloat16 is multiplied faster than float32: AVX512-BF16 within the target's level.
+bool bf16_panels(const Target& target);
 
 }  // namespace effinfer::compiler

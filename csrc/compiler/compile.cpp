@@ -7,7 +7,7 @@
 #include "compiler/lowering.h"
 #include "compiler/memory_plan.h"
 #include "compiler/passes.h"
-#include "core/huge_memory.h"
+#include "core/memory.h"
 #include "effinfer/device.h"
 #include "executor/executable_impl.h"
 #include "graph/op_specs.h"
@@ -28,6 +28,7 @@ void check_limit(const char* name, int64_t value) {
 
 CompileOptions resolve(const CompileOptions& given, const Graph& graph) {
   CompileOptions options = given;
+  check_device(options.device, "[compile] device");
   if (options.max_seq_len == 0) {
     const auto entry = graph.metadata.find("context_length");
     if (entry == graph.metadata.end() || !std::holds_alternative<int64_t>(entry->second)) {
@@ -91,6 +92,7 @@ executor::StepLimits make_limits(const Graph& graph, const CompileOptions& optio
   limits.max_seq_len = options.max_seq_len;
   limits.num_ids = std::numeric_limits<int32_t>::max();
   limits.cache.dtype = *options.kv_dtype;
+  limits.cache.device = options.device;
 
   const Value& output = graph.value(graph.outputs[0]);
   const bool is_logits = output.kind == Value::Kind::node && output.dtype == DType::f32 &&
@@ -124,7 +126,7 @@ bool phases_differ(const Graph& graph) {
 void Executable::Impl::allocate_arena() {
   arena_bytes = static_cast<size_t>(std::get<int64_t>(shared.graph.metadata.at("arena_bytes")));
   const size_t tail = 256;
-  arena = allocate_huge(arena_bytes + tail);
+  arena = shared.memory->allocate(arena_bytes + tail, Pages::huge);
   if (!arena) {
     throw OutOfMemory("[compile] no memory for an arena of " + std::to_string(arena_bytes) +
                       " bytes");
@@ -138,7 +140,7 @@ void Executable::Impl::allocate_arena() {
   own_bytes = own_peak + tail;
   own_bytes = (own_bytes + 4095) / 4096 * 4096;
   const size_t all = own_bytes * static_cast<size_t>(pool->size());
-  own = std::shared_ptr<void>(std::aligned_alloc(4096, all), std::free);
+  own = shared.memory->allocate(all, Pages::lazy);
   if (!own) {
     throw OutOfMemory("[compile] no memory for arenas of " + std::to_string(all) + " bytes");
   }
@@ -169,8 +171,11 @@ std::shared_ptr<Executable> compile(const Graph& graph, std::shared_ptr<const We
   impl->shared.graph = graph;
   impl->source = std::move(weights);
   impl->pool = std::move(pool);
-  impl->isa = std::string(name(current_isa())) + ": " + isa_reason();
-  impl->shared.weights = std::make_unique<weights::WeightStore>(impl->source, *impl->pool);
+  impl->shared.target = current_target(options.device);
+  impl->shared.memory = &memory_of(options.device);
+  impl->isa = std::string(name(impl->shared.target.isa)) + ": " + isa_reason();
+  impl->shared.weights =
+      std::make_unique<weights::WeightStore>(impl->source, *impl->pool, *impl->shared.memory);
   impl->skipped = compiler::run_passes(impl->shared.graph, impl->shared.options);
   impl->shared.weights->check(graph);
   try {

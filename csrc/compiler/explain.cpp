@@ -98,10 +98,10 @@ void print_arena(std::ostream& out, const Graph& graph, const CompileOptions& op
 
 // What costs speed or memory on this machine with these weights.
 std::vector<std::string> slower_paths(const Graph& graph, const CompileOptions& options,
-                                      const weights::WeightStore& weights) {
+                                      const weights::WeightStore& weights, const Target& target) {
   std::vector<std::string> notes;
   const bool fast = options.precision == Precision::fast;
-  if (fast && !options.deterministic && !compiler::bf16_panels()) {
+  if (fast && !options.deterministic && !compiler::bf16_panels(target)) {
     notes.push_back("prefill multiplies float32 panels: no AVX512-BF16 at this ISA level");
   }
   std::map<std::string, int> repacked;
@@ -136,9 +136,9 @@ std::string Executable::explain() const {
   const Impl& impl = *impl_;
   const CompileOptions& options = impl.shared.options;
   std::ostringstream out;
-  out << "graph " << impl.shared.graph.name << "\nisa " << impl.isa << "\nthreads "
-      << impl.pool->size() << " (" << impl.pool->reason() << ")\nprecision "
-      << (options.precision == Precision::f32 ? "f32" : "fast")
+  out << "graph " << impl.shared.graph.name << "\ndevice " << name(options.device) << "\nisa "
+      << impl.isa << "\nthreads " << impl.pool->size() << " (" << impl.pool->reason()
+      << ")\nprecision " << (options.precision == Precision::f32 ? "f32" : "fast")
       << (options.deterministic ? ", deterministic" : "") << "\nkv " << name(*options.kv_dtype)
       << "\nstep at most " << options.max_tokens << " tokens, " << options.max_sequences
       << " sequences of " << options.max_seq_len << " tokens, " << options.max_rows
@@ -160,7 +160,7 @@ std::string Executable::explain() const {
   print_arena(out, impl.shared.graph, options, impl.arena_bytes);
   out << "slower paths\n";
   const std::vector<std::string> notes =
-      slower_paths(impl.shared.graph, options, *impl.shared.weights);
+      slower_paths(impl.shared.graph, options, *impl.shared.weights, impl.shared.target);
   for (const std::string& note : notes) out << "  " << note << '\n';
   if (notes.empty()) out << "  none\n";
   return out.str();

@@ -38,12 +38,12 @@ void lower_rope_table(Lowering& lowering, const Node& node) {
   const float* divisors = node.inputs.size() == 2
                               ? lowering.weights().floats(lowering.graph().value(node.inputs[1]))
                               : nullptr;
-  float* inv_freq = lowering.constant<float>(static_cast<size_t>(parameters.dims / 2));
+  std::vector<float> inv_freq(static_cast<size_t>(parameters.dims / 2));
   ops::RopeTableProblem problem;
-  problem.factor = ops::rope_inv_freq(parameters, divisors, inv_freq);
+  problem.factor = ops::rope_inv_freq(parameters, divisors, inv_freq.data());
   problem.rows = lowering.max_rows(out_id);
   problem.dims = parameters.dims;
-  problem.inv_freq = inv_freq;
+  problem.inv_freq = lowering.constant(inv_freq);
   const auto prepare = [ids = lowering.ids(node.inputs[0]), out = lowering.floats(out_id),
                         rows = lowering.rows(out_id)](ops::RopeTableProblem& p, const Step& step) {
     p.positions = ids.at(step);

@@ -1,5 +1,5 @@
 // What chooses the keys that attention visits in prefill.
-#include <algorithm>
+#include <vector>
 
 #include "compiler/lowering.h"
 #include "ops/prefill_index.h"
@@ -15,10 +15,9 @@ const IndexedHead* indexed_heads(Lowering& lowering, const Node& node) {
   const auto heads = static_cast<size_t>(node.get_int("kv_heads"));
   const std::vector<int64_t>& only = node.get_ints("only");
   const IndexedHead others = node.inputs.size() == 3 ? IndexedHead::other : IndexedHead::dense;
-  auto* indexed = lowering.constant<IndexedHead>(heads);
-  std::fill_n(indexed, heads, only.empty() ? IndexedHead::chosen : others);
-  for (const int64_t head : only) indexed[head] = IndexedHead::chosen;
-  return indexed;
+  std::vector<IndexedHead> indexed(heads, only.empty() ? IndexedHead::chosen : others);
+  for (const int64_t head : only) indexed[static_cast<size_t>(head)] = IndexedHead::chosen;
+  return lowering.constant(indexed);
 }
 
 int32_t int_attribute(const Node& node, std::string_view key) {

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <memory>
+#include <new>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -57,12 +58,15 @@ class Lowering {
   // The slot of the lists that a node with heads and kv_heads writes or reads.
   size_t visit_slot(const Node& node);
   int32_t max_seq_len() const { return shared_.options.max_seq_len; }
-  // Memory that lives as long as the executable.
+  // The values on the device, for as long as the executable lives.
   template <class T>
-  T* constant(size_t count) {
-    std::shared_ptr<T[]> memory(new T[count]());
+  const T* constant(const std::vector<T>& values) {
+    const size_t bytes = values.size() * sizeof(T);
+    std::shared_ptr<void> memory = shared_.memory->allocate(bytes, Pages::heap);
+    if (!memory) throw std::bad_alloc();
+    shared_.memory->copy(memory.get(), values.data(), bytes);
     shared_.constants.push_back(memory);
-    return memory.get();
+    return static_cast<const T*>(memory.get());
   }
   // The node at hand computes the logits and can keep the highest of them.
   void offer_top(int64_t vocab_size) {
@@ -73,7 +77,7 @@ class Lowering {
   // work; the problem has the largest step's sizes here.
   template <class Problem, class Prepare>
   void add(const Node& node, const Problem& problem, Prepare prepare) {
-    const ops::Variant<Problem>& variant = ops::table<Problem>().select(problem, current_isa());
+    const ops::Variant<Problem>& variant = ops::table<Problem>().select(problem, shared_.target);
     if (variant.scratch_bytes != nullptr) reserve(variant.scratch_bytes(problem));
     program_.calls.push_back(std::make_unique<executor::KernelCall<Problem, Prepare>>(
         variant, problem, std::move(prepare)));

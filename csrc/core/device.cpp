@@ -13,6 +13,7 @@
 
 #include "core/env.h"
 #include "effinfer/error.h"
+#include "effinfer/version.h"
 
 #if defined(__x86_64__)
 #include <cpuid.h>
@@ -142,7 +143,42 @@ int quota_cpus() {
   return 0;
 }
 
+[[noreturn]] void refuse_device(std::string_view text, std::string_view argument) {
+  std::string message(argument);
+  message += ": expected ";
+  for (const Device known : available_devices()) {
+    message += (known == Device{} ? "\"" : ", \"") + name(known) + '"';
+  }
+  message.append(", got \"").append(text).append("\"");
+  if (text.starts_with("cuda")) message.append("; CUDA: ").append(cuda_status());
+  throw InvalidArgument(message);
+}
+
 }  // namespace
+
+std::vector<Device> available_devices() {
+  return {Device{}};
+}
+
+std::string name(Device device) {
+  if (device == Device{}) return "cpu";
+  const bool is_cpu = device.kind == DeviceKind::cpu;
+  return (is_cpu ? "cpu:" : "unknown:") + std::to_string(device.index);
+}
+
+Device parse_device(std::string_view text, std::string_view argument) {
+  for (const Device device : available_devices()) {
+    if (text == name(device)) return device;
+  }
+  refuse_device(text, argument);
+}
+
+void check_device(Device device, std::string_view argument) {
+  for (const Device known : available_devices()) {
+    if (device == known) return;
+  }
+  refuse_device(name(device), argument);
+}
 
 const CpuFeatures& cpu_features() {
   static const CpuFeatures features = detect();
@@ -162,6 +198,10 @@ Isa current_isa() {
 
 void set_isa(Isa isa) {
   use_isa(isa, "set_isa()");
+}
+
+Target current_target(Device device) {
+  return {device, current_isa()};
 }
 
 std::vector<Isa> available_isas() {

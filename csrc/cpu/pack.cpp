@@ -4,7 +4,7 @@
 #include <cstring>
 #include <limits>
 
-#include "core/huge_memory.h"
+#include "core/memory.h"
 #include "cpu/pack_ternary.h"
 #include "cpu/packed_lines.h"
 #include "effinfer/device.h"
@@ -216,7 +216,7 @@ PackedBuffer pack(const TensorView& weight, ThreadPool& pool, TernaryForm form) 
   PackedBuffer result;
   result.view = packed_shape(weight, form);
   const size_t bytes = result.view.num_bytes();
-  result.storage = allocate_huge(bytes);
+  result.storage = memory_of({}).allocate(bytes, Pages::huge);
   if (!result.storage) {
     throw OutOfMemory("[pack] no memory for a packed weight of " + std::to_string(bytes) +
                       " bytes");

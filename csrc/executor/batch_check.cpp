@@ -89,10 +89,12 @@ void check_ancestors(const Batch& batch) {
 
 void check_cache(const KvCacheConfig& cache, const KvCacheConfig& needed) {
   if (cache.num_layers < needed.num_layers || cache.num_kv_heads != needed.num_kv_heads ||
-      cache.head_dim != needed.head_dim || cache.dtype != needed.dtype) {
+      cache.head_dim != needed.head_dim || cache.dtype != needed.dtype ||
+      cache.device != needed.device) {
     const auto text = [](const KvCacheConfig& c) {
       return std::to_string(c.num_layers) + " layers of " + std::to_string(c.num_kv_heads) +
-             " heads of " + std::to_string(c.head_dim) + ", " + std::string(name(c.dtype));
+             " heads of " + std::to_string(c.head_dim) + ", " + std::string(name(c.dtype)) +
+             " on " + name(c.device);
     };
     fail("cache: expected " + text(needed) + ", got " + text(cache));
   }

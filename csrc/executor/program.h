@@ -27,6 +27,8 @@ struct Program {
 struct Shared {
   Graph graph;
   CompileOptions options;  // with every default resolved
+  Target target;           // that kernels are selected for
+  const Memory* memory = nullptr;
   std::unique_ptr<weights::WeightStore> weights;
   std::byte* arena = nullptr;
   std::vector<ops::AttentionShape> attention_shapes;  // distinct ones: the slots of plans

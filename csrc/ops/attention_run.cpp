@@ -25,6 +25,7 @@ bool is_dense(const StridedView& view) {
 }
 
 void check_shape(std::string_view argument, const StridedView& view, const Dims& expected) {
+  kCheck.device(argument, view);
   kCheck.expect(view.dims == expected, argument, "shape " + expected.to_string(),
                 view.dims.to_string());
 }
@@ -147,7 +148,7 @@ std::string AttentionPlan::kernel(DType q_dtype, DType kv_dtype) const {
   problem.v.dims = g.head_dim_vo;
   problem.decode = g.decode;
   problem.arithmetic = product_arithmetic(problem.source, q_dtype, kv_dtype);
-  return table<AttentionProblem>().select(problem, current_isa()).name;
+  return table<AttentionProblem>().select(problem, current_target()).name;
 }
 
 }  // namespace effinfer::ops

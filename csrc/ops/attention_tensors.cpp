@@ -10,7 +10,7 @@
 namespace effinfer::ops {
 
 void AttentionTensors::check_rows(std::string_view argument, const StridedView& view) const {
-  check_.data(argument, view.data, view.dims);
+  check_.data(argument, view);
   check_.expect(view.contiguous_rows(), argument, "a contiguous last dimension",
                 "stride " + std::to_string(view.stride(view.dims.rank() - 1)));
 }

@@ -46,7 +46,7 @@ void embedding(const TensorView& ids, const TensorView& table, float scale, floa
                ThreadPool& pool) {
   const Validator check("embedding");
   check.rank("table", table, 2);
-  check.data("table", table.data, table.dims);
+  check.data("table", table);
   check.indices("ids", ids, table.dims[0]);
   check.data("out", out, {ids.dims[0], table.dims[1]});
   EmbeddingProblem problem;

@@ -7,6 +7,7 @@
 #include "effinfer/error.h"
 #include "ops/matmul.h"
 #include "ops/registry.h"
+#include "ops/validate.h"
 
 namespace effinfer::ops {
 
@@ -74,6 +75,7 @@ TernaryMethod parse_ternary_method(std::string_view text) {
 
 PackedMatrix::PackedMatrix(const TensorView& weight, ThreadPool& pool, TernaryPacking ternary) {
   if (weight.data == nullptr) throw InvalidArgument("[matmul] weight: expected data, got null");
+  Validator("matmul").device("weight", weight);
   impl_ = std::make_shared<const Impl>(Impl{pack(weight, pool, static_cast<TernaryForm>(ternary))});
 }
 
@@ -118,7 +120,7 @@ std::string matmul_kernel(MatmulArithmetic arithmetic) {
   weight.format = packed_format(weight.source, ternary ? TernaryForm::t2 : TernaryForm::u4);
   weight.rows = kGroupRows;
   weight.cols = problem.x.cols;
-  return table<MatmulProblem>().select(problem, current_isa()).name;
+  return table<MatmulProblem>().select(problem, current_target()).name;
 }
 
 namespace {
@@ -128,12 +130,12 @@ using MatmulVariant = Variant<MatmulProblem>;
 // The best variant of a method at the level in use.
 const MatmulVariant& select_variant(const MatmulProblem& problem, TernaryMethod method) {
   const auto& variants = table<MatmulProblem>();
-  if (method == TernaryMethod::automatic) return variants.select(problem, current_isa());
+  if (method == TernaryMethod::automatic) return variants.select(problem, current_target());
   const std::string_view suffix = method == TernaryMethod::lookup ? ".lookup" : ".ternary";
   const MatmulVariant* best = nullptr;
   for (const MatmulVariant& variant : variants.variants()) {
     if (!std::string_view(variant.name).ends_with(suffix)) continue;
-    if (variant.isa > current_isa() || variant.rejects(problem) != nullptr) continue;
+    if (refusal(variant, problem, current_target()) != nullptr) continue;
     if (best == nullptr || variant.isa >= best->isa) best = &variant;
   }
   if (best != nullptr) return *best;
@@ -171,7 +173,7 @@ void matmul(const float* x, int64_t n, const PackedMatrix& weight, MatmulArithme
   }
   problem.x.data = operand.get();
   const ToOperandProblem conversion{x, packed.cols, problem.x};
-  const auto& convert = table<ToOperandProblem>().select(conversion, current_isa());
+  const auto& convert = table<ToOperandProblem>().select(conversion, current_target());
   if (variant.scratch_bytes != nullptr) pool.reserve_scratch(variant.scratch_bytes(problem));
   pool.parallel([&](Team& team) {
     convert.run(conversion, team);

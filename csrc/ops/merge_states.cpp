@@ -13,7 +13,7 @@ void check_vectors(const Validator& check, std::string_view argument, const Tens
                    int rank) {
   check.expect(is_row_type(v.dtype), argument, "dtype f32, f16 or bf16", name(v.dtype));
   check.rank(argument, v, rank);
-  check.data(argument, v.data, v.dims);
+  check.data(argument, v);
 }
 
 void check_sums(const Validator& check, std::string_view argument, const TensorView& s,

@@ -34,7 +34,7 @@ void check_weight(const Validator& check, std::string_view argument, const Tenso
   if (rows != DType::f32) expected += " or " + std::string(name(rows));
   check.expect(fits, argument, expected, name(weight.dtype));
   check.shape(argument, weight, {cols});
-  check.data(argument, weight.data, weight.dims);
+  check.data(argument, weight);
 }
 
 RmsNormProblem rms_problem(const Validator& check, const StridedView& input,

@@ -11,7 +11,7 @@ namespace {
 template <class Visit>
 void with_indptr(const Validator& check, const TensorView& indptr, Visit&& visit) {
   if (indptr.dtype != DType::i64) check.dtype("indptr", indptr, DType::i32);
-  check.data("indptr", indptr.data, indptr.dims);
+  check.data("indptr", indptr);
   check.rank("indptr", indptr, 1);
   if (indptr.dtype == DType::i64) {
     visit(static_cast<const int64_t*>(indptr.data));

@@ -95,7 +95,7 @@ void check_tensors(const Validator& check, const AppendTensors& x, std::string_v
     check.expect(view.dims.rank() == expected, argument, std::to_string(expected) + " dimensions",
                  "shape " + view.dims.to_string());
     check.expect(view.contiguous_rows(), argument, "a contiguous last dimension", "strides");
-    check.data(argument, view.data, view.dims);
+    check.data(argument, view);
   };
   rank(rows_name, x.rows, 3);
   rank(cache_name, x.cache, 4);

@@ -1,25 +1,18 @@
-#include <cstdlib>
 #include <cstring>
 
 #include "core/float16.h"
+#include "core/memory.h"
 #include "ops/paged_batch.h"
 
 namespace effinfer::ops {
 namespace {
 
-struct Free {
-  void operator()(void* pointer) const { std::free(pointer); }
-};
-
-// Zeroed memory that starts on a cache line.
-std::unique_ptr<uint8_t, Free> allocate(size_t bytes) {
-  const size_t rounded = (bytes + 63) / 64 * 64;
-  auto* memory = static_cast<uint8_t*>(std::aligned_alloc(64, rounded));
-  if (memory == nullptr) {
-    throw OutOfMemory("[paged_kv] no memory for " + std::to_string(rounded) + " bytes of pages");
+std::shared_ptr<void> allocate(size_t bytes) {
+  std::shared_ptr<void> zeros = memory_of({}).allocate(bytes, Pages::lazy);
+  if (!zeros) {
+    throw OutOfMemory("[paged_kv] no memory for " + std::to_string(bytes) + " bytes of pages");
   }
-  std::memset(memory, 0, rounded);
-  return std::unique_ptr<uint8_t, Free>(memory);
+  return zeros;
 }
 
 float element(DType dtype, const uint8_t* data, int64_t offset, float scale) {
@@ -44,8 +37,8 @@ float element(DType dtype, const uint8_t* data, int64_t offset, float scale) {
 
 struct PagedKv::Impl {
   KvLayer layer;
-  std::unique_ptr<uint8_t, Free> pages;   // K, then V
-  std::unique_ptr<uint8_t, Free> scales;  // K, then V
+  std::shared_ptr<void> pages;   // K, then V
+  std::shared_ptr<void> scales;  // K, then V
 };
 
 PagedKv::PagedKv(int32_t num_pages, int32_t num_kv_heads, int32_t head_dim, DType dtype)
@@ -70,12 +63,12 @@ PagedKv::PagedKv(int32_t num_pages, int32_t num_kv_heads, int32_t head_dim, DTyp
     throw OutOfMemory("[paged_kv] the size of the pages overflows");
   }
   impl_->pages = allocate(plane);
-  layer.k = impl_->pages.get();
+  layer.k = static_cast<uint8_t*>(impl_->pages.get());
   layer.v = layer.k + plane / 2;
   if (dtype != DType::i8) return;
   const size_t count = heads * static_cast<size_t>(kPageSize);
   impl_->scales = allocate(2 * count * sizeof(float));
-  layer.k_scale = reinterpret_cast<float*>(impl_->scales.get());
+  layer.k_scale = static_cast<float*>(impl_->scales.get());
   layer.v_scale = layer.k_scale + count;
 }
 

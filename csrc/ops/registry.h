@@ -1,10 +1,10 @@
-// The table of kernel variants: op x ISA level.
+// The table of kernel variants: op x device x level.
 //
 // A variant is a pair of plain functions over one POD problem: `rejects` says why the variant
 // cannot run a problem (null when it can), `run` does a team member's share of it. register_cpu()
 // fills the tables explicitly; a backend that is not built leaves nothing behind. Selection takes
-// the best variant at or below the ISA cap; when none fits, the error prints the problem and every
-// refusal.
+// the target device's best variant at or below its level; when none fits, the error prints the
+// target, the problem and every refusal.
 #pragma once
 
 #include <cstddef>
@@ -20,7 +20,7 @@ namespace effinfer::ops {
 template <class Problem>
 struct Variant {
   std::string name;  // "<op>.<isa>[.<arithmetic>]", as explain() prints it
-  Isa isa;
+  Isa isa;           // the level, of a variant of the CPU
   // Why not, or null. Sees shapes and dtypes only, never data, so that it can run at compile time.
   const char* (*rejects)(const Problem&);
   // Called by every member of a team. On return the member's share is done; the caller adds the
@@ -28,28 +28,38 @@ struct Variant {
   void (*run)(const Problem&, Team&);
   // Private memory that each member needs, in bytes; null means none.
   size_t (*scratch_bytes)(const Problem&) = nullptr;
+  DeviceKind device = DeviceKind::cpu;
 };
+
+// Why a variant cannot run a problem on `target`, or null.
+template <class Problem>
+const char* refusal(const Variant<Problem>& variant, const Problem& problem, const Target& target) {
+  if (variant.device != target.device.kind) return "runs on another device";
+  return variant.isa > target.isa ? "needs a higher ISA level" : variant.rejects(problem);
+}
 
 template <class Problem>
 class Table {
  public:
   void add(const Variant<Problem>& variant) { variants_.push_back(variant); }
 
-  // The variant to use at level `isa`: the highest level first, then the last added. Throws
+  // The variant to use on `target`: the highest level first, then the last added. Throws
   // Unsupported with describe(problem) and each variant's reason.
-  const Variant<Problem>& select(const Problem& problem, Isa isa) const {
+  const Variant<Problem>& select(const Problem& problem, const Target& target) const {
     const Variant<Problem>* best = nullptr;
     std::string reasons;
     for (const Variant<Problem>& variant : variants_) {
-      const char* reason =
-          variant.isa > isa ? "needs a higher ISA level" : variant.rejects(problem);
+      const char* reason = refusal(variant, problem, target);
       if (reason != nullptr) {
         reasons += "\n  " + variant.name + ": " + reason;
       } else if (best == nullptr || variant.isa >= best->isa) {
         best = &variant;
       }
     }
-    if (best == nullptr) throw Unsupported("no kernel for " + describe(problem) + reasons);
+    if (best == nullptr) {
+      throw Unsupported("no kernel on " + name(target.device) + " for " + describe(problem) +
+                        reasons);
+    }
     return *best;
   }
 
@@ -75,11 +85,12 @@ const Table<Problem>& table() {
   return mutable_table<Problem>();
 }
 
-// Selects and runs one problem by itself in a region of its own: what effinfer.ops does. A compiled
-// step selects once and runs many.
+// Selects and runs one problem by itself in a region of its own, on the CPU, whose threads a pool
+// has: what effinfer.ops does. A compiled step selects once, for the device of its options, and
+// runs many.
 template <class Problem>
 void run_alone(const Problem& problem, ThreadPool& pool) {
-  const Variant<Problem>& variant = table<Problem>().select(problem, current_isa());
+  const Variant<Problem>& variant = table<Problem>().select(problem, current_target());
   if (variant.scratch_bytes != nullptr) pool.reserve_scratch(variant.scratch_bytes(problem));
   pool.parallel([&](Team& team) { variant.run(problem, team); });
 }

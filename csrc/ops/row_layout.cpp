@@ -39,7 +39,7 @@ void check_rows(const Validator& check, std::string_view argument, const Strided
   check.expect(view.dims.num_elements() == 0 || view.contiguous_rows(), argument,
                "a contiguous last dimension",
                "a stride of " + std::to_string(view.stride(view.dims.rank() - 1)) + " elements");
-  check.data(argument, view.data, view.dims);
+  check.data(argument, view);
 }
 
 void check_written_rows(const Validator& check, std::string_view argument, const StridedView& view,

@@ -22,7 +22,7 @@ void check_rows(const Validator& check, std::string_view argument, const TensorV
   check.expect(x.dims[1] >= 1, argument, "at least one token", "shape " + x.dims.to_string());
   check.expect(x.dims[1] <= INT32_MAX, argument, "at most 2^31 - 1 tokens",
                "shape " + x.dims.to_string());
-  check.data(argument, x.data, x.dims);
+  check.data(argument, x);
 }
 
 // A scalar, [1] or [rows] of values that all pass.

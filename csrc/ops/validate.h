@@ -16,10 +16,11 @@ inline bool is_row_type(DType dtype) {
   return dtype == DType::f32 || dtype == DType::f16 || dtype == DType::bf16;
 }
 
-// The operator being validated: expect(ok, "weight", "shape [576]", "[512]").
+// The operator being validated: expect(ok, "weight", "shape [576]", "[512]"). Every check of a view
+// asks first whether it is on the device that the operator runs on.
 class Validator {
  public:
-  explicit Validator(std::string_view op) : op_(op) {}
+  explicit Validator(std::string_view op, Device device = {}) : op_(op), device_(device) {}
 
   std::string_view op() const { return op_; }
 
@@ -32,23 +33,38 @@ class Validator {
         message.append(": expected ").append(expected).append(", got ").append(got));
   }
 
+  template <class View>
+  void device(std::string_view argument, const View& view) const {
+    if (view.device == device_) return;
+    expect(false, argument, "a tensor on " + name(device_), "one on " + name(view.device));
+  }
+
   // A tensor has the dtype that is expected, and data unless it is empty.
   void dtype(std::string_view argument, const TensorView& view, DType expected) const {
+    device(argument, view);
     expect(view.dtype == expected, argument, "dtype " + std::string(name(expected)),
            name(view.dtype));
-    data(argument, view.data, view.dims);
+    data(argument, view);
   }
 
   void data(std::string_view argument, const void* pointer, const Dims& dims) const {
     expect(pointer != nullptr || dims.num_elements() == 0, argument, "data", "null");
   }
 
+  template <class View>
+  void data(std::string_view argument, const View& view) const {
+    device(argument, view);
+    data(argument, view.data, view.dims);
+  }
+
   void rank(std::string_view argument, const TensorView& view, int expected) const {
+    device(argument, view);
     expect(view.dims.rank() == expected, argument, std::to_string(expected) + " dimensions",
            "shape " + view.dims.to_string());
   }
 
   void shape(std::string_view argument, const TensorView& view, const Dims& expected) const {
+    device(argument, view);
     expect(view.dims == expected, argument, "shape " + expected.to_string(), view.dims.to_string());
   }
 
@@ -94,6 +110,7 @@ class Validator {
 
  private:
   std::string_view op_;
+  Device device_;
 };
 
 // An int32 or int64 vector as int32, each value in [low, high].
@@ -103,7 +120,7 @@ class Int32Values {
               int64_t low, int64_t high) {
     const bool wide = view.dtype == DType::i64;
     if (!wide) check.dtype(argument, view, DType::i32);
-    check.data(argument, view.data, view.dims);
+    check.data(argument, view);
     check.rank(argument, view, 1);
     const int64_t size = view.dims[0];
     data_ = static_cast<const int32_t*>(view.data);

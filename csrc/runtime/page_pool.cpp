@@ -1,13 +1,10 @@
 #include "runtime/page_pool.h"
 
-#include <sys/mman.h>
-
 #include <algorithm>
-#include <cstring>
 #include <string>
 
+#include "core/memory.h"
 #include "effinfer/error.h"
-#include "runtime/memory.h"
 
 namespace effinfer::runtime {
 namespace {
@@ -59,7 +56,8 @@ size_t kv_page_bytes(const KvCacheConfig& config) {
                   static_cast<size_t>(config.num_layers));
 }
 
-PagePool::PagePool(const KvCacheConfig& config) : config_(config) {
+PagePool::PagePool(const KvCacheConfig& config)
+    : config_(config), memory_(memory_of(config.device)) {
   head_bytes_ = checked_head_bytes(config);
   require(config.num_pages > 0, "num_pages", "at least 1", config.num_pages);
   const size_t heads =
@@ -72,26 +70,18 @@ PagePool::PagePool(const KvCacheConfig& config) : config_(config) {
   num_bytes_ =
       multiply(multiply(plane_bytes_ + scale_bytes_, 2), static_cast<size_t>(config.num_layers));
   // The system maps memory that it could never back; refuse here instead of dying at first use.
-  const size_t limit = physical_memory_bytes();
-  void* memory = MAP_FAILED;
-  if (num_bytes_ <= limit) {
-    memory = mmap(nullptr, num_bytes_, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-  }
-  if (memory == MAP_FAILED) {
+  const size_t limit = memory_.capacity();
+  if (num_bytes_ <= limit) region_ = memory_.allocate(num_bytes_, Pages::lazy);
+  if (!region_) {
     throw OutOfMemory("[kv_cache] num_pages: a pool of " + std::to_string(config.num_pages) +
                       " pages takes " + std::to_string(num_bytes_) + " bytes, the machine has " +
                       std::to_string(limit));
   }
-  memory_ = static_cast<uint8_t*>(memory);
   const size_t count = static_cast<size_t>(config.num_pages);
   references_.assign(count, 0);
   used_before_.assign(count, 0);
   free_.resize(count);
   for (size_t i = 0; i < count; ++i) free_[i] = static_cast<int32_t>(count - 1 - i);
-}
-
-PagePool::~PagePool() {
-  munmap(memory_, num_bytes_);
 }
 
 ops::KvLayer PagePool::layer(int32_t index) const {
@@ -105,7 +95,8 @@ ops::KvLayer PagePool::layer(int32_t index) const {
   layer.num_kv_heads = config_.num_kv_heads;
   layer.head_dim = config_.head_dim;
   layer.num_pages = config_.num_pages;
-  layer.k = memory_ + static_cast<size_t>(index) * 2 * (plane_bytes_ + scale_bytes_);
+  layer.k = static_cast<uint8_t*>(region_.get()) +
+            static_cast<size_t>(index) * 2 * (plane_bytes_ + scale_bytes_);
   layer.v = layer.k + plane_bytes_;
   if (scale_bytes_ > 0) {
     layer.k_scale = reinterpret_cast<float*>(layer.v + plane_bytes_);
@@ -129,10 +120,10 @@ int32_t PagePool::allocate() {
     const size_t heads = static_cast<size_t>(config_.num_kv_heads);
     for (int32_t i = 0; i < config_.num_layers; ++i) {
       const ops::KvLayer kv = layer(i);
-      std::memset(kv.v_head(page, 0), 0, heads * head_bytes_);
+      memory_.zero(kv.v_head(page, 0), heads * head_bytes_);
       if (kv.v_scale == nullptr) continue;
-      std::memset(kv.v_scale + static_cast<size_t>(page) * heads * ops::kPageSize, 0,
-                  heads * ops::kPageSize * sizeof(float));
+      memory_.zero(kv.v_scale + static_cast<size_t>(page) * heads * ops::kPageSize,
+                   heads * ops::kPageSize * sizeof(float));
     }
   }
   used = 1;
@@ -146,13 +137,13 @@ int32_t PagePool::allocate_copy(int32_t page) {
   const size_t scales = heads * ops::kPageSize;
   for (int32_t i = 0; i < config_.num_layers; ++i) {
     const ops::KvLayer kv = layer(i);
-    std::memcpy(kv.k_head(copy, 0), kv.k_head(page, 0), heads * head_bytes_);
-    std::memcpy(kv.v_head(copy, 0), kv.v_head(page, 0), heads * head_bytes_);
+    memory_.copy(kv.k_head(copy, 0), kv.k_head(page, 0), heads * head_bytes_);
+    memory_.copy(kv.v_head(copy, 0), kv.v_head(page, 0), heads * head_bytes_);
     if (kv.k_scale == nullptr) continue;
     const size_t from = static_cast<size_t>(page) * scales;
     const size_t to = static_cast<size_t>(copy) * scales;
-    std::memcpy(kv.k_scale + to, kv.k_scale + from, scales * sizeof(float));
-    std::memcpy(kv.v_scale + to, kv.v_scale + from, scales * sizeof(float));
+    memory_.copy(kv.k_scale + to, kv.k_scale + from, scales * sizeof(float));
+    memory_.copy(kv.v_scale + to, kv.v_scale + from, scales * sizeof(float));
   }
   return copy;
 }

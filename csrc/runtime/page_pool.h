@@ -4,9 +4,11 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <span>
 #include <vector>
 
+#include "core/memory.h"
 #include "effinfer/kv_cache.h"
 #include "ops/kv_layout.h"
 
@@ -19,7 +21,6 @@ size_t kv_page_bytes(const KvCacheConfig& config);
 class PagePool {
  public:
   explicit PagePool(const KvCacheConfig& config);
-  ~PagePool();
   PagePool(const PagePool&) = delete;
   PagePool& operator=(const PagePool&) = delete;
 
@@ -45,11 +46,12 @@ class PagePool {
   int32_t take();
 
   KvCacheConfig config_;
+  const Memory& memory_;
   size_t num_bytes_ = 0;
   size_t head_bytes_ = 0;   // bytes of K (or of V) of a page for one head
   size_t plane_bytes_ = 0;  // bytes of K (or of V) of a layer
   size_t scale_bytes_ = 0;  // i8: bytes of the K (or V) scales of a layer
-  uint8_t* memory_ = nullptr;
+  std::shared_ptr<void> region_;
   std::vector<int32_t> references_;
   std::vector<uint8_t> used_before_;
   std::vector<int32_t> free_;  // a stack: the page freed last is the one whose memory is warm

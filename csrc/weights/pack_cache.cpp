@@ -38,7 +38,8 @@ PackCacheReport find_pack_cache(const Graph& graph, const WeightSource& weights,
   if (!std::filesystem::is_directory(folder)) {
     return {PackCacheState::absent, "", "no such folder: " + folder};
   }
-  const auto plan = weights::PackPlan::of(graph, weights, TernaryPacking::automatic);
+  const auto plan =
+      weights::PackPlan::of(graph, weights, TernaryPacking::automatic, current_target());
   weights::PackCache cache(plan, folder, pool);
   cache.load();
   return cache.report();
@@ -98,14 +99,15 @@ size_t packed_bytes(const TensorView& weight, ops::TernaryForm form) {
 
 }  // namespace
 
-PackPlan PackPlan::of(const Graph& graph, const WeightSource& source, TernaryPacking packing) {
+PackPlan PackPlan::of(const Graph& graph, const WeightSource& source, TernaryPacking packing,
+                      const Target& target) {
   PackPlan plan;
   const std::map<std::string, bool> weights = matmul_weights(graph);
   size_t ternary_bytes = 0;
   for (const auto& [name, ternary] : weights) {
     if (ternary) ternary_bytes += packed_bytes(source.weight(name), ops::TernaryForm::t2);
   }
-  const ops::TernaryForm form = ternary_form(packing, ternary_bytes);
+  const ops::TernaryForm form = ternary_form(packing, ternary_bytes, target);
   for (const auto& [name, ternary] : weights) {
     PackedItem item{name, source.weight(name), {}, source.origin(name)};
     if (ternary) item.form = form;

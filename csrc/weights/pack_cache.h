@@ -39,7 +39,8 @@ struct PackPlan {
   std::vector<PackedItem> items;
   size_t num_bytes = 0;
   // Throws Unsupported for a weight that ternary and other matmuls read.
-  static PackPlan of(const Graph& graph, const WeightSource& source, TernaryPacking packing);
+  static PackPlan of(const Graph& graph, const WeightSource& source, TernaryPacking packing,
+                     const Target& target);
 };
 
 class PackCache {

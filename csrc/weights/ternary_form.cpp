@@ -2,7 +2,6 @@
 
 #include <fstream>
 
-#include "effinfer/device.h"
 #include "effinfer/error.h"
 
 namespace effinfer::weights {
@@ -20,11 +19,11 @@ size_t last_level_cache_bytes() {
 
 }  // namespace
 
-ops::TernaryForm ternary_form(TernaryPacking packing, size_t num_bytes) {
+ops::TernaryForm ternary_form(TernaryPacking packing, size_t num_bytes, const Target& target) {
   if (packing == TernaryPacking::t2) return ops::TernaryForm::t2;
   if (packing == TernaryPacking::t1_6) return ops::TernaryForm::t1_6;
   // The linear decode of t1_6 needs byte products that do not saturate.
-  const bool vnni = current_isa() >= Isa::avx512;
+  const bool vnni = target.isa >= Isa::avx512;
   const bool from_memory = num_bytes > last_level_cache_bytes();
   return vnni && from_memory ? ops::TernaryForm::t1_6 : ops::TernaryForm::t2;
 }

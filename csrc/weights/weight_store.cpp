@@ -2,9 +2,9 @@
 
 #include <algorithm>
 #include <filesystem>
+#include <new>
 #include <system_error>
 
-#include "core/huge_memory.h"
 #include "effinfer/error.h"
 #include "effinfer/gguf.h"
 
@@ -38,7 +38,8 @@ void WeightStore::check(const Graph& graph) const {
 
 void WeightStore::pack(const Graph& graph, const CompileOptions& options) {
   const std::string& folder = options.pack_cache;
-  const PackPlan plan = PackPlan::of(graph, *source_, options.ternary_packing);
+  const PackPlan plan =
+      PackPlan::of(graph, *source_, options.ternary_packing, current_target(memory_.device()));
   if (!folder.empty()) {
     std::error_code ignored;  // writing to it will fail, and say why
     std::filesystem::create_directories(folder, ignored);
@@ -49,7 +50,7 @@ void WeightStore::pack(const Graph& graph, const CompileOptions& options) {
   if (data != nullptr) {
     region_ = mapping.file;
   } else {
-    region_ = allocate_huge(plan.num_bytes);
+    region_ = memory_.allocate(plan.num_bytes, Pages::huge);
     if (!region_) {
       throw OutOfMemory("[compile] no memory for packed weights of " +
                         std::to_string(plan.num_bytes) + " bytes");
@@ -115,11 +116,14 @@ const float* WeightStore::floats(const Value& value) {
     std::vector<float> values(static_cast<size_t>(count));
     dequantize(view.dtype, view.data, count, values.data());
     source_->release(value.weight_name, 0, view.num_bytes());
-    uses_.push_back(
-        {value.weight_name, view.dtype, "f32", view.num_bytes(), values.size() * sizeof(float)});
-    entry = floats_.emplace(value.weight_name, std::move(values)).first;
+    const size_t bytes = values.size() * sizeof(float);
+    std::shared_ptr<void> memory = memory_.allocate(bytes, Pages::heap);
+    if (!memory) throw std::bad_alloc();
+    memory_.copy(memory.get(), values.data(), bytes);
+    uses_.push_back({value.weight_name, view.dtype, "f32", view.num_bytes(), bytes});
+    entry = floats_.emplace(value.weight_name, std::move(memory)).first;
   }
-  return entry->second.data();
+  return static_cast<const float*>(entry->second.get());
 }
 
 }  // namespace effinfer::weights

@@ -10,6 +10,7 @@
 #include <string>
 #include <vector>
 
+#include "core/memory.h"
 #include "effinfer/compiler.h"
 #include "effinfer/graph.h"
 #include "effinfer/threads.h"
@@ -30,8 +31,8 @@ class WeightStore {
     size_t bytes;  // of our own: 0 for what is used where it lies
   };
 
-  WeightStore(std::shared_ptr<const WeightSource> source, ThreadPool& pool)
-      : source_(std::move(source)), pool_(pool) {}
+  WeightStore(std::shared_ptr<const WeightSource> source, ThreadPool& pool, const Memory& memory)
+      : source_(std::move(source)), pool_(pool), memory_(memory) {}
 
   // Throws InvalidArgument unless the source has every weight with its dtype and shape.
   void check(const Graph& graph) const;
@@ -54,13 +55,14 @@ class WeightStore {
  private:
   std::shared_ptr<const WeightSource> source_;
   ThreadPool& pool_;
+  const Memory& memory_;
   void pack_items(const PackPlan& plan, uint8_t* out);
 
   std::shared_ptr<void> region_;  // of the packed weights: memory, or a mapped file
   PackCacheReport pack_cache_;
   size_t packed_bytes_ = 0;
   std::map<std::string, ops::PackedWeight> packed_;
-  std::map<std::string, std::vector<float>> floats_;
+  std::map<std::string, std::shared_ptr<void>> floats_;
   std::vector<Use> uses_;
 };
 

@@ -341,6 +341,7 @@ class CompileOptions:
         disabled_passes: collections.abc.Set[str] = set(),
         pack_cache: typing.Any = None,
         ternary_packing: str = "auto",
+        device: str = "cpu",
         max_tokens: int = 512,
         max_rows: int = 64,
     ) -> None: ...
@@ -549,6 +550,7 @@ class Engine:
         disabled_passes: collections.abc.Set[str] = set(),
         pack_cache: typing.Any = None,
         ternary_packing: str = "auto",
+        device: str = "cpu",
         num_pages: int | None = None,
         max_batch_tokens: int = 512,
         prefix_cache: bool = True,
@@ -831,6 +833,7 @@ def attention_scores(
     kv_layout: str = "NHD",
     pool: ThreadPool | None = None,
 ) -> None: ...
+def available_devices() -> list[str]: ...
 def available_isas() -> list[str]: ...
 def block_mask(
     indptr: numpy.typing.NDArray[typing.Any],
@@ -910,6 +913,11 @@ def chain_speculative_sampling(
     offset: numpy.typing.NDArray[typing.Any],
     pool: ThreadPool | None = None,
 ) -> tuple[typing.Any, ...]: ...
+def check_device(text: str, argument: str) -> None:
+    """
+    Raises InvalidArgumentError, about `argument`, for a device that this build lacks.
+    """
+
 def column_lists(
     op: str,
     qo_indptr: numpy.typing.NDArray[typing.Any],

@@ -95,6 +95,7 @@ class LLM:
             self._files.graph if sparse is None else sparse.apply(self._files.graph),
             self._files.weights,
             _core.ThreadPool(threads or 0),
+            device=device,
             precision=precision,
             deterministic=deterministic,
             kv_dtype=kv_dtype,

@@ -28,6 +28,7 @@ class Info:
     threads_reason: str
     huge_pages: str  # transparent huge pages: "always", "madvise", "never", "unavailable"
     numa_nodes: int
+    devices: tuple[str, ...]  # that models and arrays may be on
     backends: dict[str, str]  # name -> state
     python: str
 
@@ -42,6 +43,7 @@ class Info:
             f"threads    {self.threads}: {self.threads_reason}\n"
             f"memory     huge pages: {_HUGE_PAGES[self.huge_pages]}; "
             f"NUMA nodes: {self.numa_nodes}\n"
+            f"devices    {', '.join(self.devices)}\n"
             f"{backends}"
         )
 
@@ -73,6 +75,7 @@ def info() -> Info:
         threads_reason=threads_reason,
         huge_pages=huge_pages,
         numa_nodes=numa_nodes,
+        devices=tuple(_core.available_devices()),
         backends={"cpu": _core.cpu_status(), "cuda": _core.cuda_status()},
         python=platform.python_version(),
     )

@@ -20,6 +20,7 @@ SHARED = (
     "disabled_passes",
     "pack_cache",
     "ternary_packing",
+    "device",
 )
 
 
@@ -52,6 +53,8 @@ def test_an_unknown_option_is_named(owner, name):
         ({"precision": "f16"}, _core.InvalidArgumentError, 'precision: expected "fast" or "f32"'),
         ({"kv_dtype": "q9"}, _core.InvalidArgumentError, "q9"),
         ({"ternary_packing": "t3"}, _core.InvalidArgumentError, "ternary_packing"),
+        ({"device": "cuda:0"}, _core.InvalidArgumentError, 'device: expected "cpu", got "cuda:0"'),
+        ({"device": None}, TypeError, "device: expected str"),
         ({"max_sequences": "8"}, TypeError, "max_sequences: expected int, got '8'"),
         ({"max_sequences": None}, TypeError, "max_sequences: expected int, got None"),
         ({"max_seq_len": 1.5}, TypeError, "max_seq_len: expected int"),
@@ -71,12 +74,17 @@ def test_none_leaves_an_option_open(owner):
 
 def test_an_option_of_both_reaches_the_engine():
     engine = make_engine(
-        precision="f32", kv_dtype="f16", max_seq_len=100, disabled_passes={"fuse_norm"}
+        device="cpu",
+        precision="f32",
+        kv_dtype="f16",
+        max_seq_len=100,
+        disabled_passes={"fuse_norm"},
     )
     assert engine.kv_dtype == "f16"
     assert engine.max_seq_len == 100
     report = engine.explain()
     assert "precision f32" in report
+    assert "\ndevice cpu\n" in report
     assert re.search(r"fuse_norm\s+off", report)
 
 

@@ -341,17 +341,17 @@ TEST("attention.amx.bf16 is what the AMX level selects for bf16 products") {
   for (const int32_t dim : {64, 80}) {
     problem.k.dims = problem.v.dims = dim;
     problem.k.dtype = problem.v.dtype = DType::bf16;
-    CHECK_EQ(table<AttentionProblem>().select(problem, Isa::avx512).name,
+    CHECK_EQ(table<AttentionProblem>().select(problem, {.isa = Isa::avx512}).name,
              std::string("attention.avx512.bf16"));
 #if EFFINFER_AMX
     const std::string expected = dim == 64 ? "attention.amx.bf16" : "attention.avx512.bf16";
 #else
     const std::string expected = "attention.avx512.bf16";
 #endif
-    CHECK_EQ(table<AttentionProblem>().select(problem, Isa::amx).name, expected);
+    CHECK_EQ(table<AttentionProblem>().select(problem, {.isa = Isa::amx}).name, expected);
   }
   problem.arithmetic = Arithmetic::f32;
-  CHECK_EQ(table<AttentionProblem>().select(problem, Isa::amx).name,
+  CHECK_EQ(table<AttentionProblem>().select(problem, {.isa = Isa::amx}).name,
            std::string("attention.avx512"));
 }
 

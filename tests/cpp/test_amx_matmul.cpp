@@ -384,8 +384,8 @@ TEST("the level chooses the kernel") {
   problem.x = {Arithmetic::bf16, 32, 64, nullptr};
   problem.num_parts = 1;
   problem.parts[0].weight = weight.view;
-  const std::string_view below = table<MatmulProblem>().select(problem, Isa::avx512).name;
-  const std::string_view amx = table<MatmulProblem>().select(problem, Isa::amx).name;
+  const std::string_view below = table<MatmulProblem>().select(problem, {.isa = Isa::avx512}).name;
+  const std::string_view amx = table<MatmulProblem>().select(problem, {.isa = Isa::amx}).name;
   CHECK_EQ(below, "matmul.avx512.bf16");
 #if EFFINFER_AMX
   CHECK_EQ(amx, "matmul.amx.bf16");
@@ -411,7 +411,8 @@ TEST("the native kernel agrees with the emulated one") {
         problem.x = operand.view;
         problem.num_parts = 1;
         problem.parts[0].weight = weight.view;
-        const Variant<MatmulProblem>& native = table<MatmulProblem>().select(problem, Isa::amx);
+        const Variant<MatmulProblem>& native =
+            table<MatmulProblem>().select(problem, {.isa = Isa::amx});
         CHECK_EQ(native.name, std::string("matmul.amx.bf16"));
         const std::vector<float> got = multiply(operand.view, weight.view, 2, native.run);
         const std::vector<float> expected = multiply(operand.view, weight.view);

@@ -176,7 +176,7 @@ TEST("unary, binary and rope: in place") {
 
 TEST("the registry refuses what no kernel can do, and says why") {
   const auto select = [](const auto& problem) {
-    ops::table<std::decay_t<decltype(problem)>>().select(problem, current_isa());
+    ops::table<std::decay_t<decltype(problem)>>().select(problem, current_target());
   };
   ops::EmbeddingProblem embedding;
   embedding.dtype = DType::i32;

@@ -336,6 +336,10 @@ TEST("executable: compile refuses what cannot run") {
   const auto pool = std::make_shared<ThreadPool>(1);
   CHECK_THROWS(InvalidArgument, "weights", compile(graph, nullptr, pool));
   CHECK_THROWS(InvalidArgument, "pool", compile(graph, weights, nullptr));
+  CompileOptions elsewhere;
+  elsewhere.device = {DeviceKind::cpu, 1};
+  CHECK_THROWS(InvalidArgument, "[compile] device: expected \"cpu\", got \"cpu:1\"",
+               compile(graph, weights, pool, elsewhere));
   Graph other = graph;
   other.outputs.push_back(other.nodes[0].outputs[0]);
   CHECK_THROWS(InvalidArgument, "one output", compile(other, weights, pool));

@@ -112,7 +112,7 @@ double activate(UnaryOp glu, double x) {
 }
 
 void run(const MatmulProblem& problem, Isa isa, ThreadPool& pool) {
-  const Variant<MatmulProblem>& variant = table<MatmulProblem>().select(problem, isa);
+  const Variant<MatmulProblem>& variant = table<MatmulProblem>().select(problem, {.isa = isa});
   if (variant.scratch_bytes != nullptr) pool.reserve_scratch(variant.scratch_bytes(problem));
   pool.parallel([&](Team& team) { variant.run(problem, team); });
 }
@@ -411,20 +411,20 @@ TEST("what no kernel fits is refused with reasons") {
   problem.num_parts = 1;
   problem.parts[0].weight = dense.view;
   CHECK_THROWS(Unsupported, "dense weights need f32 or bf16 operands",
-               table<MatmulProblem>().select(problem, current_isa()));
+               table<MatmulProblem>().select(problem, current_target()));
   problem.parts[0].weight = weight.packed.view;
   problem.x.cols = 32;
   CHECK_THROWS(Unsupported, "different inner sizes",
-               table<MatmulProblem>().select(problem, current_isa()));
+               table<MatmulProblem>().select(problem, current_target()));
   problem.x.cols = 64;
   problem.glu = UnaryOp::silu;
   CHECK_THROWS(Unsupported, "GLU needs two weights",
-               table<MatmulProblem>().select(problem, current_isa()));
+               table<MatmulProblem>().select(problem, current_target()));
   problem.num_parts = 2;
   problem.parts[1].weight = weight.packed.view;
   problem.glu = UnaryOp::softcap;
   CHECK_THROWS(Unsupported, "the gate of a GLU is an activation",
-               table<MatmulProblem>().select(problem, current_isa()));
+               table<MatmulProblem>().select(problem, current_target()));
 }
 
 // Packed weights are kept on disk. When this fails because the layout was changed: raise

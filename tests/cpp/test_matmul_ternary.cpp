@@ -384,7 +384,7 @@ TEST("what ternary kernels refuse") {
   problem.x = {Arithmetic::f32, 1, 256, nullptr};
   problem.num_parts = 1;
   problem.parts[0] = {packed.view, nullptr, nullptr, out.data(), 16};
-  const auto select = [&] { table<MatmulProblem>().select(problem, Isa::portable); };
+  const auto select = [&] { table<MatmulProblem>().select(problem, {.isa = Isa::portable}); };
   CHECK_THROWS(Unsupported, "needs weights that are not ternary", select());
   problem.x.arithmetic = Arithmetic::int8;
   CHECK_THROWS(Unsupported, "no kernel for this weight format", select());

@@ -243,9 +243,9 @@ def test_a_used_capsule_is_refused():
         (torch.zeros(2, requires_grad=True), r"expected an array that can be shared.*detach\(\)"),
         (torch.zeros(2, dtype=torch.complex64), "expected float32.*got DLPack type 5 of 64 bits"),
         (torch.zeros(2, dtype=torch.float64), "expected float32.*got DLPack type 2 of 64 bits"),
-        (torch.zeros(2, device="meta"), "expected an array"),
-        (Producer(np.zeros(2), device=(2, 0)), "expected an array in CPU memory, got one on CUDA"),
-        (Producer(np.zeros(2), device=(99, 1)), r"another device \(DLPack device 99\)"),
+        (torch.zeros(2, device="meta"), 'expected "cpu", got "meta"'),
+        (Producer(np.zeros(2), device=(2, 0)), 'expected "cpu", got "cuda:0"; CUDA: '),
+        (Producer(np.zeros(2), device=(99, 1)), 'expected "cpu", got "DLPack device 99:1"'),
         (Producer(np.zeros(2, np.int16)), "expected float32.*got DLPack type 0 of 16 bits"),
     ],
 )

@@ -119,4 +119,6 @@ def test_info_says_how_memory_is_used():
     facts = info()
     assert facts.huge_pages in ("always", "madvise", "never", "unavailable")
     assert facts.numa_nodes >= 1
+    assert facts.devices == ("cpu",)
+    assert "devices    cpu" in str(facts)
     assert "huge pages" in str(facts)

@@ -42,7 +42,7 @@ Choice choose(const Rewriter& rewriter, ValueId operand, const CompileOptions& o
   }
   Choice choice;
   if (quantized) choice.decode = "int8";
-  if (narrow && bf16_panels()) choice.prefill = "bf16";
+  if (narrow && bf16_panels(current_target(options.device))) choice.prefill = "bf16";
   if (options.deterministic) choice.prefill = choice.decode;
   return choice;
 }
@@ -53,7 +53,7 @@ void choose_arithmetic(Graph& graph, const CompileOptions& options) {
   Rewriter rewriter(graph);
   const bool bf16_attention = options.precision == Precision::fast && !options.deterministic &&
                               options.kv_dtype.value_or(DType::bf16) == DType::bf16 &&
-                              bf16_panels();
+                              bf16_panels(current_target(options.device));
   for (int index = 0; index < rewriter.size(); ++index) {
     if (bf16_attention && rewriter.is(index, "attention")) {
       rewriter.set_attribute(index, graph::kPrefillProductsKey, std::string("bf16"));

@@ -9,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "effinfer/device.h"
 #include "effinfer/export.h"
 #include "effinfer/graph.h"
 #include "effinfer/kv_cache.h"
@@ -41,6 +42,7 @@ struct ModelOptions {
   std::set<std::string> disabled_passes;  // besides EFFINFER_PASSES=-name,-name
   std::string pack_cache;                 // folder of packed weights (pack_cache.h); empty: none
   TernaryPacking ternary_packing = TernaryPacking::automatic;
+  Device device = {};  // of the kernels, the weights and the cache
 };
 
 struct CompileOptions : ModelOptions {

@@ -1,6 +1,7 @@
-// What this machine can do, and what effinfer will use of it.
+// Devices, what this machine can do, and what effinfer will use of it.
 #pragma once
 
+#include <cstdint>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -8,6 +9,22 @@
 #include "effinfer/export.h"
 
 namespace effinfer {
+
+// Where memory lies and kernels run. Tables of kernels are op x device x level.
+enum class DeviceKind : uint8_t { cpu };
+
+struct Device {
+  DeviceKind kind = DeviceKind::cpu;
+  int32_t index = 0;  // among those of the kind
+  bool operator==(const Device&) const = default;
+};
+
+// Those of this build; the CPU is the first.
+EFFINFER_API std::vector<Device> available_devices();
+EFFINFER_API std::string name(Device device);  // "cpu"
+// Each throws InvalidArgument, about `argument`, with the devices of this build.
+EFFINFER_API Device parse_device(std::string_view text, std::string_view argument = "[device]");
+EFFINFER_API void check_device(Device device, std::string_view argument);
 
 // Instruction-set levels, each including the ones before it. `avx512` needs F, BW, DQ, VL and VNNI;
 // `amx` also needs AMX-TILE, INT8, BF16, AVX512-BF16 and the kernel's permission to use the tiles.
@@ -30,6 +47,14 @@ EFFINFER_API void set_isa(Isa isa);
 EFFINFER_API std::vector<Isa> available_isas();
 EFFINFER_API std::string_view name(Isa isa);
 EFFINFER_API Isa parse_isa(std::string_view text);
+
+// What kernels are selected for.
+struct Target {
+  Device device = {};
+  Isa isa = Isa::portable;  // the highest level that may be used, of the CPU
+};
+// With current_isa().
+EFFINFER_API Target current_target(Device device = {});
 
 // Why current_isa() is what it is: "best of this CPU", "EFFINFER_ISA=avx2", "set_isa()".
 EFFINFER_API std::string isa_reason();

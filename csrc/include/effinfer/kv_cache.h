@@ -11,6 +11,7 @@
 #include <string>
 #include <vector>
 
+#include "effinfer/device.h"
 #include "effinfer/dtype.h"
 #include "effinfer/export.h"
 
@@ -22,6 +23,7 @@ struct KvCacheConfig {
   int32_t head_dim = 0;
   DType dtype = DType::bf16;  // f32, f16, bf16 or i8
   int32_t num_pages = 0;
+  Device device = {};  // whose memory holds the pages
 };
 
 using SequenceId = int64_t;

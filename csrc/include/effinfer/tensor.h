@@ -7,6 +7,7 @@
 #include <initializer_list>
 #include <string>
 
+#include "effinfer/device.h"
 #include "effinfer/dtype.h"
 #include "effinfer/export.h"
 
@@ -38,6 +39,7 @@ struct EFFINFER_API TensorView {
   const void* data = nullptr;
   DType dtype = DType::f32;
   Dims dims;
+  Device device = {};
 
   // Bytes of the whole tensor; throws InvalidArgument when the last dimension is not a whole number
   // of blocks.
@@ -52,6 +54,7 @@ struct EFFINFER_API StridedView {
   DType dtype = DType::f32;
   Dims dims;
   std::array<int64_t, kMaxRank> strides{};
+  Device device = {};
 
   // A dense row-major tensor.
   static StridedView dense(void* data, DType dtype, const Dims& dims);

@@ -54,7 +54,7 @@ def pair_params(
 
 def check_choices(device: str, precision: str, kv_dtype: str | None, ternary_packing: str) -> None:
     """The options of a load that are one of a few words. Throws InvalidArgumentError."""
-    check_choice("device", device, ("cpu",), f"; CUDA: {_core.cuda_status()}")
+    _core.check_device(device, "[LLM] device")
     check_choice("precision", precision, ("fast", "f32"))
     check_choice("ternary_packing", ternary_packing, ("auto", "t2", "t1_6"))
     if kv_dtype is not None:

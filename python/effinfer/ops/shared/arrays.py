@@ -57,6 +57,8 @@ def view(x: Any, argument: str) -> Array:
             return x.view(_TAGGED[x.dtype.name])
         return x
     if _is_torch(x):
+        if x.device.type != "cpu":
+            _core.check_device(str(x.device), argument)
         shared = _torch_view(x)
         if shared is not None:
             return shared
@@ -166,7 +168,7 @@ def result(
 def _torch_view(x: Any) -> Array | None:
     """Several times faster than DLPack, which is left to say why a tensor cannot be shared."""
     carrier = _torch_carriers().get(x.dtype)
-    if carrier is None or x.requires_grad or x.device.type != "cpu" or x.is_neg():
+    if carrier is None or x.requires_grad or x.is_neg():
         return None
     bits, tag = carrier
     return cast(Array, x.numpy() if tag is None else x.view(bits).numpy().view(tag))

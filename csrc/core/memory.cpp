@@ -1,0 +1,83 @@
+#include "core/memory.h"
+
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstdlib>
+#include <cstring>
+#include <fstream>
+
+namespace effinfer {
+namespace {
+
+constexpr size_t kHugePage = size_t{2} << 20;
+
+std::shared_ptr<void> heap(size_t bytes) {
+  if (bytes > SIZE_MAX - 63) return nullptr;
+  void* memory = std::aligned_alloc(64, (bytes + 63) / 64 * 64);
+  return memory == nullptr ? nullptr : std::shared_ptr<void>(memory, std::free);
+}
+
+// Null when the system refuses.
+std::shared_ptr<void> map(size_t bytes) {
+  void* base = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  if (base == MAP_FAILED) return nullptr;
+  return {base, [bytes](void* memory) { munmap(memory, bytes); }};
+}
+
+std::shared_ptr<void> map_huge(size_t bytes) {
+  // There is room to move the start to a huge page's boundary; untouched pages cost nothing.
+  if (bytes > SIZE_MAX - 2 * kHugePage) return nullptr;
+  const std::shared_ptr<void> base =
+      map((bytes + kHugePage - 1) / kHugePage * kHugePage + kHugePage);
+  if (!base) return nullptr;
+  const auto address = reinterpret_cast<uintptr_t>(base.get());
+  auto* memory = static_cast<uint8_t*>(base.get()) + (kHugePage - address % kHugePage) % kHugePage;
+#if defined(MADV_HUGEPAGE)
+  // Not the last bytes: a huge page would be taken for them whole.
+  madvise(memory, bytes / kHugePage * kHugePage, MADV_HUGEPAGE);
+#endif
+  return {base, memory};
+}
+
+class CpuMemory : public Memory {
+ public:
+  Device device() const override { return {}; }
+
+  // The machine's memory, or the limit of this process's control group when that is less.
+  size_t capacity() const override {
+    const long pages = sysconf(_SC_PHYS_PAGES);
+    const long page_size = sysconf(_SC_PAGESIZE);
+    size_t bytes = pages > 0 && page_size > 0
+                       ? static_cast<size_t>(pages) * static_cast<size_t>(page_size)
+                       : SIZE_MAX;
+    // cgroup v2 is asked first, then v1; "max" and absent files leave the limit alone.
+    for (const char* path :
+         {"/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"}) {
+      std::ifstream file(path);
+      uint64_t limit = 0;
+      if (file >> limit && limit > 0) bytes = std::min<size_t>(bytes, limit);
+    }
+    return bytes;
+  }
+
+  std::shared_ptr<void> allocate(size_t bytes, Pages pages) const override {
+    if (pages == Pages::lazy) return map(std::max<size_t>(bytes, 1));
+    return pages == Pages::huge && bytes >= kHugePage ? map_huge(bytes) : heap(bytes);
+  }
+  void zero(void* to, size_t bytes) const override { std::memset(to, 0, bytes); }
+  void copy(void* to, const void* from, size_t bytes) const override {
+    std::memcpy(to, from, bytes);
+  }
+};
+
+}  // namespace
+
+const Memory& memory_of(Device device) {
+  static const CpuMemory cpu;
+  check_device(device, "[memory] device");
+  return cpu;
+}
+
+}  // namespace effinfer
