@@ -71,7 +71,7 @@ sanitize: | $(BIN)/python
 	PATH=$(CURDIR)/$(BIN):$$PATH $(BIN)/cmake -S . -B build/asan $(SANITIZE_FLAGS) \
 	  -DEFFINFER_SANITIZE=address,undefined
 	$(BIN)/cmake --build build/asan
-	$(BIN)/ctest --test-dir build/asan --output-on-failure --parallel 2
+	ASAN_OPTIONS=allocator_may_return_null=1 $(BIN)/ctest --test-dir build/asan --output-on-failure --parallel 2
 	build/asan/tests/cpp/fuzz_gguf tests/cpp/corpus/gguf $(FUZZ_MUTATIONS)
 	PATH=$(CURDIR)/$(BIN):$$PATH $(BIN)/cmake -S . -B build/tsan $(SANITIZE_FLAGS) \
 	  -DEFFINFER_SANITIZE=thread -DEFFINFER_VECTOR_KERNELS=OFF
