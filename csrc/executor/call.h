@@ -1,4 +1,5 @@
-// A kernel call of a compiled step, and what a step gives to its calls.
+// A kernel call of a compiled step, what a step gives to its calls, and a member's way through
+// them.
 //
 // Everything that is known at compile time is in the problem already: weights, shapes. prepare()
 // fills in the rest on one thread before the parallel region; run() is the kernel. In a small step
@@ -122,6 +123,41 @@ class KernelCall final : public Call {
   void (*run_)(const Problem&, Team&);
   Problem problem_;
   Prepare prepare_;
+};
+
+// A step and the calls that it needs. In a small step members have arenas of their own.
+struct Region {
+  const Step& step;
+  std::span<const Call* const> calls;
+  std::byte* own = nullptr;  // of member 0; null: not a small step
+  size_t own_bytes = 0;      // from one member's to the next
+
+  // Runs the calls on one member. `timer.begin()`, `timer.done()` and `timer.end()` are called
+  // before and after each call and after its barrier.
+  template <class Timer>
+  void run(Team& team, Timer&& timer) const {
+    Step mine = step;
+    if (own != nullptr) mine.own = own + static_cast<size_t>(team.rank()) * own_bytes;
+    for (const Call* call : calls) {
+      timer.begin();
+      if (own != nullptr && call->every_member) {
+        Team alone = team.alone();
+        call->run(mine, alone);
+        timer.done();
+      } else {
+        call->run(mine, team);
+        timer.done();
+        team.barrier();
+      }
+      timer.end();
+    }
+  }
+};
+
+struct NoTimer {
+  void begin() {}
+  void done() {}
+  void end() {}
 };
 
 }  // namespace effinfer::executor

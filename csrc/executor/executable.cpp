@@ -1,15 +1,36 @@
 #include <algorithm>
+#include <limits>
 #include <memory>
 #include <string>
 
 #include "executor/executable_impl.h"
-#include "executor/region.h"
-#include "executor/top_logits.h"
 
 namespace effinfer {
 
 using executor::Call;
 using executor::Program;
+
+namespace {
+
+// The lists that members kept of each row, [members][rows], as one; member 0's are changed.
+void merge_top(ops::TopList* lists, int members, size_t rows, const TopLogits& out) {
+  const auto k = static_cast<size_t>(out.k);
+  for (size_t row = 0; row < rows; ++row) {
+    ops::TopList& all = lists[row];
+    for (int member = 1; member < members; ++member) {
+      const ops::TopList& list = lists[static_cast<size_t>(member) * rows + row];
+      all.nans |= list.nans;
+      for (int32_t i = 0; i < list.count; ++i) all.add(list.entries[i], out.k);
+    }
+    for (size_t i = 0; i < k; ++i) {
+      out.values[row * k + i] = all.entries[i].value;
+      out.tokens[row * k + i] = all.entries[i].index;
+    }
+    if (all.nans != 0) out.values[row * k] = std::numeric_limits<float>::quiet_NaN();
+  }
+}
+
+}  // namespace
 
 Executable::Executable(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
 Executable::~Executable() = default;
@@ -76,7 +97,7 @@ void Executable::run_top(const Batch& batch, KvCache& cache, const TopLogits& to
   std::uninitialized_default_construct_n(step.top, lists);
   step.top_k = top.k;
   impl.run_step(batch, cache, step);
-  executor::merge_top(step.top, impl.pool->size(), rows, top);
+  merge_top(step.top, impl.pool->size(), rows, top);
 }
 
 int32_t Executable::max_top() const {

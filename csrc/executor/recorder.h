@@ -6,8 +6,8 @@
 #include <vector>
 
 #include "effinfer/profile.h"
+#include "executor/call.h"
 #include "executor/program.h"
-#include "executor/region.h"
 
 namespace effinfer::executor {
 

@@ -3,6 +3,7 @@
 
 #include <cmath>
 #include <cstddef>
+#include <limits>
 #include <memory>
 #include <span>
 #include <string>
@@ -36,19 +37,21 @@ class RowScratch {
   size_t bytes_ = 0;
 };
 
+// What sampling refuses of a row: a NaN among its logits, or a highest one that is not finite.
+[[noreturn]] inline void refuse_logits(float highest) {
+  if (std::isnan(highest)) throw InvalidArgument("[sampling] logits: expected numbers, got NaN");
+  throw InvalidArgument("[sampling] logits: expected a finite maximum, got " +
+                        std::to_string(highest));
+}
+
 // Starts with logits that the filter of `top_k` (0: none) may follow. Throws InvalidArgument for a
 // NaN, +infinity, or nothing above -infinity.
 inline void start(cpu::RowDistribution& row, std::span<const float> logits, int64_t top_k) {
   using ops::RowStatus;
   const RowStatus status =
       row.from_logits(logits.data(), DType::f32, static_cast<int64_t>(logits.size()), top_k);
-  if (status == RowStatus::nan) {
-    throw InvalidArgument("[sampling] logits: expected numbers, got NaN");
-  }
-  if (row.check_logits() != RowStatus::ok) {
-    throw InvalidArgument("[sampling] logits: expected a finite maximum, got " +
-                          std::to_string(row.max()));
-  }
+  if (status == RowStatus::nan) refuse_logits(std::numeric_limits<float>::quiet_NaN());
+  if (row.check_logits() != RowStatus::ok) refuse_logits(row.max());
 }
 
 // log(sum(exp(logits))); throws as start().

@@ -195,8 +195,8 @@ SampledToken Sampler::sample_top(std::span<const float> values, std::span<const 
                           " of the highest logits and as many tokens, got " +
                           std::to_string(values.size()) + " and " + std::to_string(tokens.size()));
   }
-  RowDistribution row = state_->scratch.row(values.size());
-  runtime::start(row, values, 0);
+  // A row's NaN comes first (TopList), and its highest logit otherwise.
+  if (!std::isfinite(values.front())) runtime::refuse_logits(values.front());
   SampledToken sampled;
   sampled.token = tokens.front();
   if (params.temperature == 0.0f) return sampled;
@@ -206,6 +206,7 @@ SampledToken Sampler::sample_top(std::span<const float> values, std::span<const 
   std::sort(state_->top.begin(), state_->top.end());
   state_->adjusted.clear();
   for (const auto& [token, value] : state_->top) state_->adjusted.push_back(value);
+  RowDistribution row = state_->scratch.row(values.size());
   runtime::start(row, state_->adjusted, 0);
   state_->narrow(params, row);
   const int32_t place = row.draw(philox_uniform(params.seed, index));
