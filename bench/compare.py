@@ -11,7 +11,8 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -113,27 +114,37 @@ def compare_operators(options: argparse.Namespace, level: str) -> dict[str, Any]
     return dict(rows(found, questions))
 
 
+def show(group: str, ratios: dict[str, Any], limit: float) -> int:
+    """Prints a group; the number of rows that are slower than the limit allows."""
+    slower = 0
+    for row, value in ratios.items():
+        below = isinstance(value, float) and value < limit
+        slower += below
+        text = f"{value:.3f}" if isinstance(value, float) else str(value)
+        print(f"{group:28} {row:40} {text}{'  slower' if below else ''}", flush=True)
+    return slower
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--before", type=Path, required=True, help="a checkout with its .venv")
     parser.add_argument("--threads", type=int, default=effinfer.info().threads)
     parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--only", default="", help='part of a group, such as "operators, avx2"')
     parser.add_argument("--limit", type=float, default=0.98, help="least ratio that passes")
     parser.add_argument("--out", type=Path, help="the ratios as JSON")
     options = parser.parse_args()
     SCRATCH.mkdir(parents=True, exist_ok=True)
     found: dict[str, dict[str, Any]] = {}
-    for level in (level for level in LEVELS if level in effinfer.info().available_isas):
-        for name in MODELS:
-            found[f"{name}, {level}"] = compare_model(options, name, level)
-        found[f"operators, {level}"] = compare_operators(options, level)
     slower = 0
-    for group, ratios in found.items():
-        for row, value in ratios.items():
-            below = isinstance(value, float) and value < options.limit
-            slower += below
-            text = f"{value:.3f}" if isinstance(value, float) else str(value)
-            print(f"{group:28} {row:40} {text}{'  slower' if below else ''}")
+    for level in (level for level in LEVELS if level in effinfer.info().available_isas):
+        groups: dict[str, Callable[[], dict[str, Any]]] = {
+            f"{name}, {level}": partial(compare_model, options, name, level) for name in MODELS
+        }
+        groups[f"operators, {level}"] = partial(compare_operators, options, level)
+        for group in (group for group in groups if options.only in group):
+            found[group] = groups[group]()
+            slower += show(group, found[group], options.limit)
     if options.out:
         options.out.write_text(json.dumps(found, indent=1) + "\n")
     print(f"compare: {slower} rows below {options.limit}; log in {(SCRATCH).relative_to(ROOT)}")

@@ -31,9 +31,10 @@ def test_a_packed_model_leaves_its_file(path):
     llm = LLM(path().resolve(), max_seq_len=64)
     size = path().stat().st_size
     assert llm.engine.packed_bytes > 0.9 * size
-    # What is left: single pages. The page cache may hold the file in pieces of 2 MB, and a fault
-    # for one number maps a whole piece.
-    assert resident_bytes(path().resolve()) < 1 << 20
+    # What is left: single pages. The page cache may hold a file in pieces of up to 2 MB, as the
+    # kernel chooses, and a fault for one number maps a whole piece: one for what was read of the
+    # metadata, one for the last tensor.
+    assert resident_bytes(path().resolve()) < 2 * 2**21
     before = llm.logits([1, 2, 3])
     np.testing.assert_array_equal(before, llm.logits([1, 2, 3]))
 
