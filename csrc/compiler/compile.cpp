@@ -84,8 +84,8 @@ void add_layer(KvCacheConfig& cache, const Shape& handle) {
 }
 
 // A runnable graph has one output of logits and KV heads of one shape.
-executor::StepLimits make_limits(const Graph& graph, const CompileOptions& options) {
-  executor::StepLimits limits;
+executor::BatchLimits make_limits(const Graph& graph, const CompileOptions& options) {
+  executor::BatchLimits limits;
   limits.max_tokens = options.max_tokens;
   limits.max_sequences = options.max_sequences;
   limits.max_rows = options.max_rows;

@@ -108,7 +108,7 @@ void check_size_of(const char* argument, size_t size, size_t expected) {
        std::to_string(size));
 }
 
-void check_batch(const Batch& batch, const KvCacheConfig& cache, const StepLimits& limits) {
+void check_batch(const Batch& batch, const KvCacheConfig& cache, const BatchLimits& limits) {
   const size_t tokens = batch.token_ids.size();
   const size_t sequences = batch.kv_len.size();
   if (tokens == 0) fail("token_ids: expected at least one token");

@@ -7,7 +7,7 @@
 
 namespace effinfer::executor {
 
-struct StepLimits {
+struct BatchLimits {
   int64_t max_tokens = 0;
   int64_t max_sequences = 0;
   int64_t max_rows = 0;
@@ -18,7 +18,7 @@ struct StepLimits {
 };
 
 // Throws InvalidArgument naming the field.
-void check_batch(const Batch& batch, const KvCacheConfig& cache, const StepLimits& limits);
+void check_batch(const Batch& batch, const KvCacheConfig& cache, const BatchLimits& limits);
 void check_size_of(const char* argument, size_t size, size_t expected);
 
 }  // namespace effinfer::executor

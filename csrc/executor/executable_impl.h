@@ -20,7 +20,7 @@ struct Executable::Impl {
   executor::Shared shared;
   std::set<std::string> skipped;  // passes that did not run
   std::string isa;                // the level and why
-  executor::StepLimits limits;
+  executor::BatchLimits limits;
   size_t arena_bytes = 0;
   std::shared_ptr<void> arena;
   size_t own_bytes = 0;       // of a member's own arena, 0: none

@@ -117,7 +117,7 @@ AttentionProblem make_problem(const AttentionInputs& inputs, const AttentionPlan
   p.v_scale = inputs.v_scale;
   p.alibi_slopes = per_head(kCheck, "alibi_slopes", inputs.alibi_slopes, g.num_qo_heads);
   p.sink_logits = per_head(kCheck, "sink_logits", inputs.sink_logits, g.num_qo_heads);
-  p.arithmetic = product_arithmetic(p.source, p.q.dtype, p.k.dtype);
+  p.arithmetic = arithmetic_of_products(p.source, p.q.dtype, p.k.dtype);
   p.out_stride = int64_t{g.num_qo_heads} * g.head_dim_vo;
   p.lse_factor = inputs.lse_factor;
   return p;
@@ -147,7 +147,7 @@ std::string AttentionPlan::kernel(DType q_dtype, DType kv_dtype) const {
   problem.k.dims = g.head_dim_qk;
   problem.v.dims = g.head_dim_vo;
   problem.decode = g.decode;
-  problem.arithmetic = product_arithmetic(problem.source, q_dtype, kv_dtype);
+  problem.arithmetic = arithmetic_of_products(problem.source, q_dtype, kv_dtype);
   return table<AttentionProblem>().select(problem, current_target()).name;
 }
 

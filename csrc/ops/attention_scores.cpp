@@ -94,7 +94,7 @@ void attention_scores(const AttentionGeometry& geometry, const AttentionSequence
   p.window_left = geometry.window_left;
   p.sm_scale = inputs.sm_scale * inputs.k_scale;
   p.logits_soft_cap = inputs.logits_soft_cap;
-  p.arithmetic = product_arithmetic(p.source, p.q.dtype, p.k.dtype);
+  p.arithmetic = arithmetic_of_products(p.source, p.q.dtype, p.k.dtype);
   if (inputs.lse.dims.rank() > 0) p.lse = lse.data();
   p.maximum = inputs.reduce == ScoreReduce::max;
   int64_t total = 0;

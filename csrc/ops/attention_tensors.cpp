@@ -98,7 +98,7 @@ const float* per_head(const Validator& check, std::string_view argument, const T
   return static_cast<const float*>(view.data);
 }
 
-Arithmetic product_arithmetic(KeySource source, DType q, DType kv) {
+Arithmetic arithmetic_of_products(KeySource source, DType q, DType kv) {
   const bool keys =
       kv == DType::bf16 || (source == KeySource::rows && kv != DType::f32 && kv != DType::f16);
   const bool has = current_isa() >= Isa::avx512 && cpu_features().avx512_bf16;

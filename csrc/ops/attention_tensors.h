@@ -40,7 +40,7 @@ const float* per_head(const Validator& check, std::string_view argument, const T
                       int64_t num_qo_heads);
 // Whether the products of these types are of bfloat16: queries that are so anyway lose nothing;
 // probabilities are rounded to it.
-Arithmetic product_arithmetic(KeySource source, DType q, DType kv);
+Arithmetic arithmetic_of_products(KeySource source, DType q, DType kv);
 
 // Runs a problem with memory for its partial results.
 void run_work(AttentionProblem& problem, const AttentionWork& work, ThreadPool& pool);
