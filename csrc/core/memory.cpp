@@ -64,7 +64,10 @@ class CpuMemory : public Memory {
 
   std::shared_ptr<void> allocate(size_t bytes, Pages pages) const override {
     if (pages == Pages::lazy) return map(std::max<size_t>(bytes, 1));
-    return pages == Pages::huge && bytes >= kHugePage ? map_huge(bytes) : heap(bytes);
+    if (pages == Pages::huge && bytes >= kHugePage) return map_huge(bytes);
+    std::shared_ptr<void> memory = heap(bytes);
+    if (pages == Pages::huge && memory) zero(memory.get(), bytes);
+    return memory;
   }
   void zero(void* to, size_t bytes) const override { std::memset(to, 0, bytes); }
   void copy(void* to, const void* from, size_t bytes) const override {

@@ -12,9 +12,9 @@ namespace effinfer {
 enum class Pages : uint8_t {
   heap,  // for small things; contents undefined
   lazy,  // a mapping of its own: zeros, which take memory when they are first written
-  // Contents undefined. From one huge page (2 MB) upwards it is a lazy mapping that asks for huge
-  // pages: streaming weights through 4 KB pages costs a TLB miss every 64 lines and stops the
-  // hardware prefetcher at every page's end.
+  // Zeros. From one huge page (2 MB) upwards it is a lazy mapping that asks for huge pages:
+  // streaming weights through 4 KB pages costs a TLB miss every 64 lines and stops the hardware
+  // prefetcher at every page's end.
   huge,
 };
 

@@ -33,10 +33,11 @@ enum class KeySource : uint8_t {
   pages,  // the engine's: a multiple of the 6 rows of the AVX-512 register tile shares a line in
           // registers and cache
   rows    // a caller's: gathering 64 tokens costs about as much as 3 to 5 rows' products with them;
-          // the state of 128 rows (4 floats a dimension) still lies in a second cache of 512 KB
+          // what a unit touches of 240 rows of 128 dimensions (queries, scores and output, 300 KB)
+          // still lies in a second cache of 512 KB
 };
 inline constexpr int32_t tile_rows(KeySource source) {
-  return source == KeySource::pages ? 48 : 128;
+  return source == KeySource::pages ? 48 : 240;
 }
 // Heads of one token in a tile: over pages all of a group, as an item may append what all of them
 // read; of gathered rows at most 32, as latent attention has 128 heads over one row of keys.

@@ -7,8 +7,9 @@
 namespace effinfer::ops {
 namespace {
 
+// Zeros; in huge pages where there are many, as a token's keys of every head are read in one go.
 std::shared_ptr<void> allocate(size_t bytes) {
-  std::shared_ptr<void> zeros = memory_of({}).allocate(bytes, Pages::lazy);
+  std::shared_ptr<void> zeros = memory_of({}).allocate(bytes, Pages::huge);
   if (!zeros) {
     throw OutOfMemory("[paged_kv] no memory for " + std::to_string(bytes) + " bytes of pages");
   }
