@@ -222,8 +222,8 @@ void KvCache::check_integrity() const {
   impl_->pool.check(references);
 }
 
-ops::KvLayer KvCacheAccess::layer(const KvCache& cache, int32_t index) {
-  return cache.impl_->pool.layer(index);
+std::span<const ops::KvLayer> KvCacheAccess::layers(const KvCache& cache) {
+  return cache.impl_->pool.layers();
 }
 
 }  // namespace effinfer
