@@ -7,6 +7,7 @@
 #include "core/memory.h"
 #include "effinfer/error.h"
 #include "runtime/engine_core.h"
+#include "runtime/engine_impl.h"
 #include "runtime/page_pool.h"
 
 namespace effinfer {
@@ -76,13 +77,6 @@ std::string_view name(FinishReason reason) {
   return "none";
 }
 
-struct Engine::Impl {
-  std::shared_ptr<const Model> model;
-  std::shared_ptr<ThreadPool> pool;
-  std::shared_ptr<Executable> executable;
-  std::unique_ptr<runtime::EngineCore> core;
-};
-
 Engine::Engine(std::shared_ptr<const Model> model, const EngineOptions& options,
                std::shared_ptr<ThreadPool> pool)
     : impl_(std::make_unique<Impl>()) {
@@ -116,7 +110,7 @@ Engine::Engine(std::shared_ptr<const Model> model, const EngineOptions& options,
   impl_->pool = pool ? std::move(pool) : std::make_shared<ThreadPool>();
   impl_->executable = compile(graph, model->weights, impl_->pool, compile_options);
   impl_->core = std::make_unique<runtime::EngineCore>(
-      std::make_unique<runtime::ExecutableRunner>(impl_->executable),
+      runtime::make_runner(impl_->executable),
       std::make_unique<KvCache>(impl_->executable->kv_config(kv_dtype(options), pages)), core);
 }
 
@@ -127,12 +121,6 @@ RequestId Engine::add(std::span<const int32_t> prompt, const SamplingParams& par
 }
 void Engine::cancel(RequestId request) {
   impl_->core->cancel(request);
-}
-bool Engine::has_work() const {
-  return impl_->core->has_work();
-}
-std::vector<StepOutput> Engine::step() {
-  return impl_->core->step();
 }
 
 std::vector<int32_t> Engine::generate(std::span<const int32_t> prompt, const SamplingParams& params,
