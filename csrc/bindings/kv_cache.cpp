@@ -5,7 +5,7 @@
 
 #include "bindings/module.h"
 #include "bindings/tokens.h"
-#include "executor/kv_access.h"
+#include "kv/kv_access.h"
 
 namespace effinfer::bindings {
 namespace {

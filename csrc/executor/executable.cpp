@@ -4,7 +4,7 @@
 #include <string>
 
 #include "executor/executable_impl.h"
-#include "executor/kv_access.h"
+#include "kv/kv_access.h"
 
 namespace effinfer {
 

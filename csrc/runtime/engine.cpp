@@ -6,9 +6,9 @@
 
 #include "core/memory.h"
 #include "effinfer/error.h"
+#include "kv/page_pool.h"
 #include "runtime/engine_core.h"
 #include "runtime/engine_impl.h"
-#include "runtime/page_pool.h"
 
 namespace effinfer {
 namespace {
@@ -53,8 +53,7 @@ int32_t default_pages(const Graph& graph, const EngineOptions& options, int64_t 
   const int64_t longest =
       options.max_seq_len > 0 ? max_seq_len : std::min<int64_t>(max_seq_len, 8192);
   const int64_t wanted = (longest + 8 * 1024 + KvCache::kPageSize - 1) / KvCache::kPageSize;
-  const size_t affordable =
-      memory_of(options.device).capacity() / 4 / runtime::kv_page_bytes(config);
+  const size_t affordable = memory_of(options.device).capacity() / 4 / kv::page_bytes(config);
   return static_cast<int32_t>(
       std::clamp<size_t>(affordable, 1, static_cast<size_t>(std::min<int64_t>(wanted, INT32_MAX))));
 }

@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "effinfer/error.h"
-#include "executor/kv_access.h"
+#include "kv/kv_access.h"
 #include "ops/top_list.h"
 #include "runtime/step_runner.h"
 

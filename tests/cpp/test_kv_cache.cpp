@@ -7,7 +7,7 @@
 #include "check.h"
 #include "effinfer/error.h"
 #include "effinfer/kv_cache.h"
-#include "executor/kv_access.h"
+#include "kv/kv_access.h"
 
 using namespace effinfer;
 

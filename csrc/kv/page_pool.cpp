@@ -1,4 +1,4 @@
-#include "runtime/page_pool.h"
+#include "kv/page_pool.h"
 
 #include <algorithm>
 #include <string>
@@ -6,7 +6,7 @@
 #include "core/memory.h"
 #include "effinfer/error.h"
 
-namespace effinfer::runtime {
+namespace effinfer::kv {
 namespace {
 
 constexpr size_t kAlignment = 4096;  // planes start on system pages
@@ -50,7 +50,7 @@ size_t head_scale_bytes(const KvCacheConfig& config) {
 
 }  // namespace
 
-size_t kv_page_bytes(const KvCacheConfig& config) {
+size_t page_bytes(const KvCacheConfig& config) {
   const size_t head = checked_head_bytes(config) + head_scale_bytes(config);
   return multiply(multiply(2 * head, static_cast<size_t>(config.num_kv_heads)),
                   static_cast<size_t>(config.num_layers));
@@ -165,4 +165,4 @@ void PagePool::check(std::span<const int32_t> expected) const {
   }
 }
 
-}  // namespace effinfer::runtime
+}  // namespace effinfer::kv

@@ -12,11 +12,11 @@
 #include "effinfer/kv_cache.h"
 #include "ops/kv_layout.h"
 
-namespace effinfer::runtime {
+namespace effinfer::kv {
 
 // Bytes of one page over all layers; throws InvalidArgument for an invalid config (num_pages is
 // not looked at).
-size_t kv_page_bytes(const KvCacheConfig& config);
+size_t page_bytes(const KvCacheConfig& config);
 
 class PagePool {
  public:
@@ -59,4 +59,4 @@ class PagePool {
   std::vector<int32_t> free_;  // a stack: the page freed last is the one whose memory is warm
 };
 
-}  // namespace effinfer::runtime
+}  // namespace effinfer::kv
