@@ -1,6 +1,6 @@
 """Checks the layers of csrc/: who may include whom, and what public headers may name.
 
-    core < io < ops < cpu < graph < weights < executor < compiler < runtime < bindings
+    core < io < ops < cpu < graph < weights < kv < executor < compiler < runtime < bindings
 
 A file includes its own layer and those to its left. Public headers (csrc/include/effinfer) are
 below all and include nothing else of the project. They declare only types that one of them defines,
@@ -20,6 +20,7 @@ LAYERS = (
     "cpu",
     "graph",
     "weights",
+    "kv",
     "executor",
     "compiler",
     "runtime",

@@ -5,7 +5,7 @@
 
 #include "bindings/module.h"
 #include "bindings/tokens.h"
-#include "executor/kv_access.h"
+#include "kv/kv_access.h"
 
 namespace effinfer::bindings {
 namespace {
@@ -13,7 +13,9 @@ namespace {
 // A view of one page of a layer, [num_kv_heads, bytes of a head], in the tile order of kv_layout.h.
 py::array page_view(py::object self, int32_t layer, int32_t page, bool values) {
   const KvCache& cache = self.cast<const KvCache&>();
-  const ops::KvLayer kv = KvCacheAccess::layer(cache, layer);
+  const std::span<const ops::KvLayer> layers = KvCacheAccess::layers(cache);
+  if (layer < 0 || layer >= cache.config().num_layers) throw py::index_error("layer out of range");
+  const ops::KvLayer& kv = layers[static_cast<size_t>(layer)];
   if (page < 0 || page >= kv.num_pages) throw py::index_error("page out of range");
   uint8_t* data = values ? kv.v_head(page, 0) : kv.k_head(page, 0);
   return py::array_t<uint8_t>(

@@ -11,6 +11,10 @@ int32_t int_attribute(const Node& node, std::string_view key) {
   return static_cast<int32_t>(node.get_int(key));
 }
 
+size_t layer_of(const Node& node) {
+  return static_cast<size_t>(node.get_int("layer"));
+}
+
 float float_attribute(const Node& node, std::string_view key) {
   return static_cast<float>(node.get_float(key));
 }
@@ -44,14 +48,9 @@ void lower_rope_table(Lowering& lowering, const Node& node) {
   problem.rows = lowering.max_rows(out_id);
   problem.dims = parameters.dims;
   problem.inv_freq = lowering.constant(inv_freq);
-  const auto prepare = [ids = lowering.ids(node.inputs[0]), out = lowering.floats(out_id),
-                        rows = lowering.rows(out_id)](ops::RopeTableProblem& p, const Step& step) {
-    p.positions = ids.at(step);
-    p.rows = step.count(rows);
-    p.out = out.at(step);
-    return p.rows > 0;
-  };
-  lowering.add(node, problem, prepare);
+  const executor::RopeTablePlaces places{lowering.ids(node.inputs[0]), lowering.floats(out_id),
+                                         lowering.rows(out_id)};
+  lowering.add(node, problem, places);
 }
 
 void lower_rope(Lowering& lowering, const Node& node) {
@@ -64,16 +63,10 @@ void lower_rope(Lowering& lowering, const Node& node) {
   problem.x.group_stride = problem.out.group_stride = problem.head_dim;
   problem.dims = static_cast<int32_t>(lowering.cols(node.inputs[1]));
   problem.interleaved = node.get_bool("interleaved");
-  const auto prepare = [x = lowering.floats(node.inputs[0]),
-                        table = lowering.floats(node.inputs[1]), out = lowering.floats(out_id),
-                        rows = lowering.rows(out_id)](ops::RopeProblem& p, const Step& step) {
-    p.x.data = x.at(step);
-    p.cos_sin = table.at(step);
-    p.out.data = out.at(step);
-    p.rows = step.count(rows);
-    return p.rows > 0;
-  };
-  lowering.add(node, problem, prepare);
+  const executor::RopePlaces places{lowering.floats(node.inputs[0]),
+                                    lowering.floats(node.inputs[1]), lowering.floats(out_id),
+                                    lowering.rows(out_id)};
+  lowering.add(node, problem, places);
 }
 
 // Without queries, norms and rotation the fused kernel is a plain append.
@@ -83,45 +76,21 @@ void lower_kv_append(Lowering& lowering, const Node& node) {
   problem.kv.num_kv_heads = int_attribute(node, "heads");
   problem.kv.head_dim = int_attribute(node, "head_dim");
   problem.kv.dtype = lowering.kv_dtype();
-  const auto prepare = [k = lowering.floats(node.inputs[0]), v = lowering.floats(node.inputs[1]),
-                        layer = int_attribute(node, "layer")](ops::RopeAppendProblem& p,
-                                                              const Step& step) {
-    p.k = k.at(step);
-    p.v = v.at(step);
-    p.kv = step.kv_layer(layer);
-    p.batch = step.layout;
-    return true;
-  };
-  lowering.add(node, problem, prepare);
+  const executor::KvAppendPlaces places{lowering.floats(node.inputs[0]),
+                                        lowering.floats(node.inputs[1]), layer_of(node)};
+  lowering.add(node, problem, places);
 }
 
 namespace {
 
-// Fills in what of a RopeAppendProblem depends on the step.
-struct RopeAppendPlaces {
-  Floats q, k, v, table, q_out;
-  int32_t layer;
-
-  bool operator()(ops::RopeAppendProblem& p, const Step& step) const {
-    p.q = q.at(step);
-    p.k = k.at(step);
-    p.v = v.at(step);
-    p.q_out = q_out.at(step);
-    if (p.rope_dims > 0) p.cos_sin = table.at(step);
-    p.kv = step.kv_layer(layer);
-    p.batch = step.layout;
-    return true;
-  }
-};
-
 struct RopeAppend {
   ops::RopeAppendProblem problem;
-  RopeAppendPlaces places;
+  executor::RopeAppendPlaces places;
 };
 
 RopeAppend make_rope_append(Lowering& lowering, const Node& node) {
   const graph::RopeAppendInputs inputs = graph::rope_append_inputs(node);
-  RopeAppend made = {};
+  RopeAppend made;
   ops::RopeAppendProblem& problem = made.problem;
   problem.q_stride = problem.q_out_stride = lowering.cols(node.inputs[0]);
   problem.k_stride = problem.v_stride = lowering.cols(node.inputs[1]);
@@ -141,10 +110,9 @@ RopeAppend make_rope_append(Lowering& lowering, const Node& node) {
     problem.rope_dims = static_cast<int32_t>(lowering.cols(node.inputs[*inputs.table]));
   }
   made.places.q = lowering.floats(node.inputs[0]);
-  made.places.k = lowering.floats(node.inputs[1]);
-  made.places.v = lowering.floats(node.inputs[2]);
   made.places.q_out = lowering.floats(node.outputs[0]);
-  made.places.layer = int_attribute(node, "layer");
+  made.places.kv = {lowering.floats(node.inputs[1]), lowering.floats(node.inputs[2]),
+                    layer_of(node)};
   return made;
 }
 
@@ -177,16 +145,11 @@ size_t attention_slot(Lowering& lowering, const Node& node) {
 
 }  // namespace
 
-// Tiles of several rows of a sequence read what others append: one that may run inside attention
-// goes first then.
 void lower_rope_append(Lowering& lowering, const Node& node) {
   const RopeAppend made = make_rope_append(lowering, node);
   if (!runs_in_attention(node)) return lowering.add(node, made.problem, made.places);
   const size_t slot = attention_slot(lowering, attention_of(lowering.graph(), node));
-  const auto prepare = [places = made.places, slot](ops::RopeAppendProblem& p, const Step& step) {
-    return !step.attention[slot].work.one_tile && places(p, step);
-  };
-  lowering.add(node, made.problem, prepare);
+  lowering.add(node, made.problem, executor::EarlyAppendPlaces{made.places, slot});
 }
 
 void lower_attention(Lowering& lowering, const Node& node) {
@@ -209,42 +172,26 @@ void lower_attention(Lowering& lowering, const Node& node) {
   if (lowering.phase() == Phase::prefill && node.has(graph::kPrefillProductsKey)) {
     problem.arithmetic = parse_arithmetic(node.get_string(graph::kPrefillProductsKey));
   }
-  const bool as_operand = node.get_bool("as_operand");
-  const OperandPlace act = as_operand ? lowering.operand(out_id) : OperandPlace{};
-  problem.out_operand = act.largest;
-  const size_t slot = attention_slot(lowering, node);
-  const bool has_visits = node.inputs.size() == 3;
-  const size_t visits = has_visits ? lowering.visit_slot(node) : 0;
-  // For what variants reject and describe() tells.
-  if (has_visits) problem.visits.list_words = 1;
-  const Node* append = inner_append(lowering.graph(), node);
-  const RopeAppend inner = append != nullptr ? make_rope_append(lowering, *append) : RopeAppend{};
-  problem.append = inner.problem;
-  const auto prepare = [q = lowering.floats(node.inputs[0]), out = lowering.floats(out_id), act,
-                        as_operand, slot, layer = int_attribute(node, "layer"), has_visits, visits,
-                        has_append = append != nullptr,
-                        places = inner.places](ops::AttentionProblem& p, const Step& step) {
-    const ops::KvLayer pages = step.kv_layer(layer);
-    p.q.data = reinterpret_cast<const uint8_t*>(q.at(step));
-    p.k = ops::keys_of(pages);
-    p.v = ops::values_of(pages);
-    p.batch = step.layout;
-    const AttentionBuffers& buffers = step.attention[slot];
-    p.work = &buffers.work;
-    p.done = buffers.done;
-    p.partial_out = buffers.partial_out;
-    p.partial_ms = buffers.partial_ms;
-    if (has_visits) p.visits = step.visits[visits];
-    if (as_operand) {
-      p.out_operand = act.at(step, step.layout.num_tokens);
-    } else {
-      p.out = reinterpret_cast<uint8_t*>(out.at(step));
-    }
-    p.append.k = nullptr;
-    if (has_append && p.work->one_tile) places(p.append, step);
-    return true;
-  };
-  lowering.add(node, problem, prepare);
+  executor::AttentionPlaces places;
+  places.q = lowering.floats(node.inputs[0]);
+  places.layer = layer_of(node);
+  places.shape = attention_slot(lowering, node);
+  if (node.get_bool("as_operand")) {
+    places.out_operand = lowering.operand(out_id);
+    problem.out_operand = places.out_operand->largest;
+  } else {
+    places.out = lowering.floats(out_id);
+  }
+  if (node.inputs.size() == 3) {
+    places.visits = lowering.visit_slot(node);
+    problem.visits.list_words = 1;  // for what variants reject and describe() tells
+  }
+  if (const Node* append = inner_append(lowering.graph(), node)) {
+    const RopeAppend inner = make_rope_append(lowering, *append);
+    places.append = inner.places;
+    problem.append = inner.problem;
+  }
+  lowering.add(node, problem, places);
 }
 
 }  // namespace effinfer::compiler

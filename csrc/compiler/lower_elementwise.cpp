@@ -20,14 +20,9 @@ void lower_embedding(Lowering& lowering, const Node& node) {
   problem.vocab_size = table.shape[0].value;
   problem.cols = table.shape[1].value;
   problem.scale = static_cast<float>(node.get_float("scale"));
-  const auto prepare = [ids = lowering.ids(node.inputs[0]), rows = lowering.rows(out_id),
-                        out = lowering.floats(out_id)](ops::EmbeddingProblem& p, const Step& step) {
-    p.ids = ids.at(step);
-    p.rows = step.count(rows);
-    p.out = out.at(step);
-    return p.rows > 0;
-  };
-  lowering.add(node, problem, prepare);
+  const executor::EmbeddingPlaces places{lowering.ids(node.inputs[0]), lowering.floats(out_id),
+                                         lowering.rows(out_id)};
+  lowering.add(node, problem, places);
 }
 
 namespace {
@@ -46,29 +41,17 @@ void add_norm(Lowering& lowering, const Node& node, ValueId weight, ValueId outp
   problem.out.group_stride = problem.sum_out.group_stride = problem.cols;
   problem.weight = lowering.weights().floats(lowering.graph().value(weight));
   problem.eps = static_cast<float>(node.get_float("eps"));
-  const bool as_operand = node.get_bool("as_operand");
-  const OperandPlace act = as_operand ? lowering.operand(output) : OperandPlace{};
-  problem.out_operand = act.largest;
-  const Floats x = lowering.floats(node.inputs[0]);
-  const Floats out = lowering.floats(output);
-  const Floats added = sum == nullptr ? Floats{} : lowering.floats(node.inputs[1]);
-  const Floats sum_out = sum == nullptr ? Floats{} : lowering.floats(*sum);
-  const auto prepare = [=, has_sum = sum != nullptr, rows = lowering.rows(output)](
-                           ops::RmsNormProblem& p, const Step& step) {
-    p.x.data = x.at(step);
-    p.rows = step.count(rows);
-    if (has_sum) {
-      p.add_to.data = added.at(step);
-      p.sum_out.data = sum_out.at(step);
-    }
-    if (as_operand) {
-      p.out_operand = act.at(step, p.rows);
-    } else {
-      p.out.data = out.at(step);
-    }
-    return p.rows > 0;
-  };
-  lowering.add(node, problem, prepare);
+  executor::RmsNormPlaces places;
+  places.x = lowering.floats(node.inputs[0]);
+  if (sum != nullptr) places.sum = {lowering.floats(node.inputs[1]), lowering.floats(*sum)};
+  if (node.get_bool("as_operand")) {
+    places.out_operand = lowering.operand(output);
+    problem.out_operand = places.out_operand->largest;
+  } else {
+    places.out = lowering.floats(output);
+  }
+  places.rows = lowering.rows(output);
+  lowering.add(node, problem, places);
 }
 
 }  // namespace
@@ -89,14 +72,9 @@ void lower_unary(Lowering& lowering, const Node& node) {
   if (!parameter.empty()) problem.parameter = static_cast<float>(node.get_float(parameter));
   problem.rows = lowering.max_rows(out_id);
   problem.cols = problem.x_stride = problem.out_stride = lowering.cols(out_id);
-  const auto prepare = [x = lowering.floats(node.inputs[0]), out = lowering.floats(out_id),
-                        rows = lowering.rows(out_id)](ops::UnaryProblem& p, const Step& step) {
-    p.x = x.at(step);
-    p.out = out.at(step);
-    p.rows = step.count(rows);
-    return p.rows > 0;
-  };
-  lowering.add(node, problem, prepare);
+  const executor::UnaryPlaces places{lowering.floats(node.inputs[0]), lowering.floats(out_id),
+                                     lowering.rows(out_id)};
+  lowering.add(node, problem, places);
 }
 
 void lower_binary(Lowering& lowering, const Node& node) {
@@ -105,16 +83,10 @@ void lower_binary(Lowering& lowering, const Node& node) {
   ops::BinaryProblem problem;
   problem.op = ops::parse_binary_op(node.op);
   problem.size = lowering.max_rows(out_id) * cols;
-  const auto prepare = [a = lowering.floats(node.inputs[0]), b = lowering.floats(node.inputs[1]),
-                        out = lowering.floats(out_id), rows = lowering.rows(out_id),
-                        cols](ops::BinaryProblem& p, const Step& step) {
-    p.a = a.at(step);
-    p.b = b.at(step);
-    p.out = out.at(step);
-    p.size = step.count(rows) * cols;
-    return p.size > 0;
-  };
-  lowering.add(node, problem, prepare);
+  const executor::BinaryPlaces places{lowering.floats(node.inputs[0]),
+                                      lowering.floats(node.inputs[1]), lowering.floats(out_id),
+                                      lowering.rows(out_id), cols};
+  lowering.add(node, problem, places);
 }
 
 void lower_select_rows(Lowering& lowering, const Node& node) {
@@ -122,16 +94,10 @@ void lower_select_rows(Lowering& lowering, const Node& node) {
   ops::SelectRowsProblem problem;
   problem.num_rows = lowering.max_rows(out_id);
   problem.cols = lowering.cols(out_id);
-  const auto prepare = [x = lowering.floats(node.inputs[0]), ids = lowering.ids(node.inputs[1]),
-                        out = lowering.floats(out_id),
-                        rows = lowering.rows(out_id)](ops::SelectRowsProblem& p, const Step& step) {
-    p.x = x.at(step);
-    p.rows = ids.at(step);
-    p.num_rows = step.count(rows);
-    p.out = out.at(step);
-    return p.num_rows > 0;
-  };
-  lowering.add(node, problem, prepare);
+  const executor::SelectRowsPlaces places{lowering.floats(node.inputs[0]),
+                                          lowering.ids(node.inputs[1]), lowering.floats(out_id),
+                                          lowering.rows(out_id)};
+  lowering.add(node, problem, places);
 }
 
 }  // namespace effinfer::compiler

@@ -44,18 +44,12 @@ TopScores top_scores(const Node& node, std::string_view count, std::string_view 
   return {int_attribute(node, count), static_cast<float>(node.get_float(mass))};
 }
 
-// An index does nothing in a step whose sequences all visit all keys.
-template <class Problem>
-void add_index(Lowering& lowering, const Node& node, const Problem& problem) {
-  const auto prepare = [q = lowering.floats(node.inputs[0]), layer = int_attribute(node, "layer"),
-                        slot = lowering.visit_slot(node)](Problem& p, const Step& step) {
-    p.in.q = q.at(step);
-    p.in.kv = step.kv_layer(layer);
-    p.in.batch = step.layout;
-    p.in.visits = step.visits[slot];
-    return p.in.visits.num_blocks > 0;
-  };
-  lowering.add(node, problem, prepare);
+executor::IndexPlaces index_places(Lowering& lowering, const Node& node) {
+  executor::IndexPlaces places;
+  places.q = lowering.floats(node.inputs[0]);
+  places.layer = static_cast<size_t>(node.get_int("layer"));
+  places.visits = lowering.visit_slot(node);
+  return places;
 }
 
 }  // namespace
@@ -67,7 +61,7 @@ void lower_column_index(Lowering& lowering, const Node& node) {
   problem.row_stride = int_attribute(node, "row_stride");
   problem.columns = top_scores(node, "columns", "column_mass");
   problem.slashes = top_scores(node, "slashes", "slash_mass");
-  add_index(lowering, node, problem);
+  lowering.add(node, problem, index_places(lowering, node));
 }
 
 void lower_block_index(Lowering& lowering, const Node& node) {
@@ -75,7 +69,7 @@ void lower_block_index(Lowering& lowering, const Node& node) {
   problem.in = index_inputs(lowering, node);
   problem.stride = int_attribute(node, "stride");
   problem.pages = top_scores(node, "pages", "mass");
-  add_index(lowering, node, problem);
+  lowering.add(node, problem, index_places(lowering, node));
 }
 
 }  // namespace effinfer::compiler

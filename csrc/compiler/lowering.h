@@ -9,18 +9,17 @@
 #include <vector>
 
 #include "compiler/memory_plan.h"
+#include "executor/places.h"
 #include "executor/program.h"
 #include "ops/operand.h"
 
 namespace effinfer::compiler {
 
-using executor::AttentionBuffers;
 using executor::Floats;
 using executor::Ids;
 using executor::OperandPlace;
 using executor::Program;
 using executor::Shared;
-using executor::Step;
 using weights::WeightStore;
 
 inline ops::Arithmetic product_arithmetic(const ops::MatmulProblem& problem) {
@@ -73,14 +72,14 @@ class Lowering {
     shared_.max_top = static_cast<int32_t>(std::min<int64_t>(vocab_size, ops::kMaxTop));
   }
 
-  // Selects the variant and appends the call. `prepare(problem, step)` returns whether there is
-  // work; the problem has the largest step's sizes here.
-  template <class Problem, class Prepare>
-  void add(const Node& node, const Problem& problem, Prepare prepare) {
+  // Selects the variant and appends the call. The problem has the largest step's sizes here; the
+  // places have what a step changes.
+  template <class Problem, class Places>
+  void add(const Node& node, const Problem& problem, const Places& places) {
     const ops::Variant<Problem>& variant = ops::table<Problem>().select(problem, shared_.target);
     if (variant.scratch_bytes != nullptr) reserve(variant.scratch_bytes(problem));
-    program_.calls.push_back(std::make_unique<executor::KernelCall<Problem, Prepare>>(
-        variant, problem, std::move(prepare)));
+    program_.calls.push_back(
+        std::make_unique<executor::KernelCall<Problem, Places>>(variant, problem, places));
     program_.calls.back()->every_member = is_own(node);
     program_.infos.push_back({label(node), variant.name, what(node, variant.name),
                               describe(problem), std::string(name(product_arithmetic(problem))),

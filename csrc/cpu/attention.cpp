@@ -189,9 +189,15 @@ class Member {
 
   // The tile's rows normed and rotated, and those of their keys that the item's pages hold.
   void append(const AttentionTile& tile, AttentionTask& task) const {
-    rope_append_rows(kernels_.rope_append, p_.append, tile.kv_head, tile.first_row,
-                     tile.first_row + tile.num_rows, task.first_unit, task.end_unit, queries_,
-                     cols_);
+    const RopeAppendRows rows = {.head = tile.kv_head,
+                                 .first = tile.first_row,
+                                 .last = tile.first_row + tile.num_rows,
+                                 .sequence = tile.sequence,
+                                 .first_page = task.first_unit,
+                                 .end_page = task.end_unit,
+                                 .q_out = queries_,
+                                 .q_out_stride = cols_};
+    kernels_.rope_append.append(p_.append, rows);
     task.q.data = reinterpret_cast<const uint8_t*>(queries_);
     task.q.row_stride = cols_;
   }

@@ -1,5 +1,4 @@
-// A kernel call of a compiled step, what a step gives to its calls, and a member's way through
-// them.
+// A kernel call of a compiled step, and a member's way through a step's calls.
 //
 // Everything that is known at compile time is in the problem already: weights, shapes. prepare()
 // fills in the rest on one thread before the parallel region; run() is the kernel. In a small step
@@ -8,86 +7,14 @@
 #pragma once
 
 #include <cstddef>
-#include <cstdint>
-#include <memory>
 #include <span>
-#include <vector>
 
-#include "effinfer/compiler.h"
-#include "effinfer/error.h"
-#include "executor/kv_access.h"
-#include "ops/attention.h"
+#include "effinfer/threads.h"
+#include "executor/step.h"
 #include "ops/cost.h"
-#include "ops/matmul.h"
-#include "ops/prefill_index.h"
 #include "ops/registry.h"
 
 namespace effinfer::executor {
-
-// The work of attention of one shape in a step, and memory for partial results, which all shapes
-// share since layers run one by one.
-struct AttentionBuffers {
-  ops::AttentionWork work;
-  std::vector<int32_t> counters;  // of merges, zeros between calls
-  int32_t* done = nullptr;        // the same
-  float* partial_out = nullptr;
-  float* partial_ms = nullptr;
-};
-
-struct Step {
-  const Batch* batch = nullptr;
-  KvCache* cache = nullptr;
-  float* logits = nullptr;
-  ops::TopList* top = nullptr;  // [members][rows]; null: all logits are wanted
-  int32_t top_k = 0;
-  ops::BatchLayout layout;
-  std::span<const AttentionBuffers> attention;  // by the slot of an attention shape
-  std::span<const ops::VisitPlan> visits;       // by the slot of a visit shape
-  std::byte* own = nullptr;                     // a member's own arena in a small step
-
-  ops::KvLayer kv_layer(int32_t layer) const { return KvCacheAccess::layer(*cache, layer); }
-  int64_t count(const Dim& dim) const {
-    switch (dim.kind) {
-      case Dim::Kind::tokens:
-        return static_cast<int64_t>(batch->token_ids.size());
-      case Dim::Kind::sequences:
-        return layout.num_sequences;
-      case Dim::Kind::rows:
-        return static_cast<int64_t>(batch->logit_rows.size());
-      case Dim::Kind::constant:
-        break;
-    }
-    return dim.value;
-  }
-};
-
-// Where a float value lies: in the arena, in a member's own, or in the caller's logits.
-struct Floats {
-  float* fixed = nullptr;  // null: the logits
-  int64_t own = -1;        // offset, -1: none
-  float* at(const Step& step) const {
-    if (own >= 0 && step.own != nullptr) return reinterpret_cast<float*>(step.own + own);
-    return fixed != nullptr ? fixed : step.logits;
-  }
-};
-
-// Where a matmul operand lies.
-struct OperandPlace {
-  ops::Operand largest;  // in the arena, with the rows of the largest step
-  int64_t own = -1;
-  ops::Operand at(const Step& step, int64_t rows) const {
-    ops::Operand view = largest;
-    view.rows = rows;
-    if (own >= 0 && step.own != nullptr) view.data = step.own + own;
-    return view;
-  }
-};
-
-// Where a graph input lies: in the batch.
-struct Ids {
-  std::span<const int32_t> Batch::* member = nullptr;
-  const int32_t* at(const Step& step) const { return (step.batch->*member).data(); }
-};
 
 class Call {
  public:
@@ -101,17 +28,17 @@ class Call {
   bool every_member = false;  // in a small step: no barrier follows
 };
 
-// `Prepare` is a functor bool(Problem&, const Step&).
-template <class Problem, class Prepare>
+// `Places` are those of the problem (places.h).
+template <class Problem, class Places>
 class KernelCall final : public Call {
  public:
-  KernelCall(const ops::Variant<Problem>& variant, const Problem& problem, Prepare prepare)
-      : run_(variant.run), problem_(problem), prepare_(std::move(prepare)) {}
-  bool prepare(const Step& step) override { return prepare_(problem_, step); }
+  KernelCall(const ops::Variant<Problem>& variant, const Problem& problem, const Places& places)
+      : run_(variant.run), problem_(problem), places_(places) {}
+  bool prepare(const Step& step) override { return places_.fill(problem_, step); }
   void run(const Step& step, Team& team) const override {
     if (step.own == nullptr) return run_(problem_, team);
     Problem mine = problem_;
-    prepare_(mine, step);
+    places_.fill(mine, step);
     run_(mine, team);
   }
   ops::Cost cost() const override {
@@ -122,7 +49,7 @@ class KernelCall final : public Call {
  private:
   void (*run_)(const Problem&, Team&);
   Problem problem_;
-  Prepare prepare_;
+  Places places_;
 };
 
 // A step and the calls that it needs. In a small step members have arenas of their own.

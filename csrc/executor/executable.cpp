@@ -4,6 +4,7 @@
 #include <string>
 
 #include "executor/executable_impl.h"
+#include "kv/kv_access.h"
 
 namespace effinfer {
 
@@ -108,7 +109,6 @@ void Executable::Impl::run_step(const Batch& batch, KvCache& cache, executor::St
   const int64_t begin_ns = recorder ? executor::Recorder::now_ns() : 0;
   executor::check_batch(batch, cache.config(), limits);
   step.batch = &batch;
-  step.cache = &cache;
   step.layout = {static_cast<int64_t>(batch.token_ids.size()),
                  static_cast<int64_t>(batch.kv_len.size()),
                  batch.qo_indptr.data(),
@@ -117,6 +117,7 @@ void Executable::Impl::run_step(const Batch& batch, KvCache& cache, executor::St
                  batch.kv_len.data(),
                  batch.positions.data(),
                  batch.ancestors.empty() ? nullptr : batch.ancestors.data()};
+  step.kv_layers = KvCacheAccess::layers(cache);
   plan_step(step.layout);
   step.attention = attention;
   step.visits = visits;

@@ -14,30 +14,7 @@ int64_t visible_keys(int64_t rows, int64_t kv_len, int64_t most) {
   return growing * first + growing * (growing - 1) / 2 + (rows - growing) * most;
 }
 
-KvRows rows_of(const KvLayer& kv, const uint8_t* data, const float* scales) {
-  KvRows rows;
-  rows.data = data;
-  rows.dtype = kv.dtype;
-  rows.dims = kv.head_dim;
-  rows.head_stride = static_cast<int64_t>(kv.head_bytes());
-  rows.page_stride = kv.num_kv_heads * rows.head_stride;
-  if (kv.dtype != DType::i8) return rows;
-  rows.scales = scales;
-  rows.scale_page_stride = kv.num_kv_heads * kPageSize;
-  rows.scale_token_stride = 1;
-  rows.scale_head_stride = kPageSize;
-  return rows;
-}
-
 }  // namespace
-
-KvRows keys_of(const KvLayer& kv) {
-  return rows_of(kv, kv.k, kv.k_scale);
-}
-
-KvRows values_of(const KvLayer& kv) {
-  return rows_of(kv, kv.v, kv.v_scale);
-}
 
 std::string describe(const AttentionProblem& p) {
   std::string text = "[attention] heads=" + std::to_string(p.num_qo_heads) +

@@ -163,8 +163,28 @@ struct KvRows {
   int64_t scale_token_stride = 0;
   int64_t scale_head_stride = 0;
 };
-KvRows keys_of(const KvLayer& kv);
-KvRows values_of(const KvLayer& kv);
+
+// Rows in the engine's pages: the keys of a layer, or its values.
+inline KvRows page_rows(const KvLayer& kv, const uint8_t* data, const float* scales) {
+  KvRows rows;
+  rows.data = data;
+  rows.dtype = kv.dtype;
+  rows.dims = kv.head_dim;
+  rows.head_stride = static_cast<int64_t>(kv.head_bytes());
+  rows.page_stride = kv.num_kv_heads * rows.head_stride;
+  if (kv.dtype != DType::i8) return rows;
+  rows.scales = scales;
+  rows.scale_page_stride = kv.num_kv_heads * kPageSize;
+  rows.scale_token_stride = 1;
+  rows.scale_head_stride = kPageSize;
+  return rows;
+}
+inline KvRows keys_of(const KvLayer& kv) {
+  return page_rows(kv, kv.k, kv.k_scale);
+}
+inline KvRows values_of(const KvLayer& kv) {
+  return page_rows(kv, kv.v, kv.v_scale);
+}
 
 struct AttentionProblem {
   KeySource source = KeySource::pages;

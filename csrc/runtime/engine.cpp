@@ -6,8 +6,9 @@
 
 #include "core/memory.h"
 #include "effinfer/error.h"
+#include "kv/page_pool.h"
 #include "runtime/engine_core.h"
-#include "runtime/page_pool.h"
+#include "runtime/engine_impl.h"
 
 namespace effinfer {
 namespace {
@@ -52,8 +53,7 @@ int32_t default_pages(const Graph& graph, const EngineOptions& options, int64_t 
   const int64_t longest =
       options.max_seq_len > 0 ? max_seq_len : std::min<int64_t>(max_seq_len, 8192);
   const int64_t wanted = (longest + 8 * 1024 + KvCache::kPageSize - 1) / KvCache::kPageSize;
-  const size_t affordable =
-      memory_of(options.device).capacity() / 4 / runtime::kv_page_bytes(config);
+  const size_t affordable = memory_of(options.device).capacity() / 4 / kv::page_bytes(config);
   return static_cast<int32_t>(
       std::clamp<size_t>(affordable, 1, static_cast<size_t>(std::min<int64_t>(wanted, INT32_MAX))));
 }
@@ -75,13 +75,6 @@ std::string_view name(FinishReason reason) {
   }
   return "none";
 }
-
-struct Engine::Impl {
-  std::shared_ptr<const Model> model;
-  std::shared_ptr<ThreadPool> pool;
-  std::shared_ptr<Executable> executable;
-  std::unique_ptr<runtime::EngineCore> core;
-};
 
 Engine::Engine(std::shared_ptr<const Model> model, const EngineOptions& options,
                std::shared_ptr<ThreadPool> pool)
@@ -116,7 +109,7 @@ Engine::Engine(std::shared_ptr<const Model> model, const EngineOptions& options,
   impl_->pool = pool ? std::move(pool) : std::make_shared<ThreadPool>();
   impl_->executable = compile(graph, model->weights, impl_->pool, compile_options);
   impl_->core = std::make_unique<runtime::EngineCore>(
-      std::make_unique<runtime::ExecutableRunner>(impl_->executable),
+      runtime::make_runner(impl_->executable),
       std::make_unique<KvCache>(impl_->executable->kv_config(kv_dtype(options), pages)), core);
 }
 
@@ -127,12 +120,6 @@ RequestId Engine::add(std::span<const int32_t> prompt, const SamplingParams& par
 }
 void Engine::cancel(RequestId request) {
   impl_->core->cancel(request);
-}
-bool Engine::has_work() const {
-  return impl_->core->has_work();
-}
-std::vector<StepOutput> Engine::step() {
-  return impl_->core->step();
 }
 
 std::vector<int32_t> Engine::generate(std::span<const int32_t> prompt, const SamplingParams& params,

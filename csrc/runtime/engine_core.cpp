@@ -19,14 +19,6 @@ void require_positive(const char* option, int64_t value) {
                         std::to_string(value));
 }
 
-template <class Requests>
-std::vector<ScheduledRequest> scheduled(const Requests& requests) {
-  std::vector<ScheduledRequest> views;
-  views.reserve(requests.size());
-  for (const auto& request : requests) views.push_back(request->scheduled());
-  return views;
-}
-
 // Moves a request to where its id belongs.
 template <class Requests>
 void move_request(Requests& from, size_t index, Requests& to) {
@@ -109,11 +101,6 @@ void EngineCore::cancel(RequestId id) {
   if (record != records_.end() && !record->second.finished) cancelled_.insert(id);
 }
 
-bool EngineCore::has_work() const {
-  const std::lock_guard lock(mutex_);
-  return unfinished_ > 0;
-}
-
 RequestMetrics EngineCore::metrics(RequestId id) const {
   const std::lock_guard lock(mutex_);
   const auto record = records_.find(id);
@@ -134,55 +121,6 @@ EngineStats EngineCore::stats() const {
   EngineStats stats = stats_;
   stats.waiting = unfinished_ - stats.running;
   return stats;
-}
-
-// Ends a request: its pages go, its output says why. publish() removes it.
-StepOutput EngineCore::end(Request& request, FinishReason reason, std::string error) {
-  if (request.sequence != Request::kNoSequence) {
-    cache_->release(request.sequence, options_.prefix_cache && reason != FinishReason::error);
-    request.sequence = Request::kNoSequence;
-  }
-  request.step_tokens = 0;
-  request.finished = reason;
-  request.changed = true;
-  request.metrics.total_s = request.seconds();
-  return {request.id, {}, reason, std::move(error)};
-}
-
-void EngineCore::take_inbox(std::vector<StepOutput>& outputs) {
-  std::set<RequestId> cancelled;
-  {
-    const std::lock_guard lock(mutex_);
-    for (auto& request : incoming_) waiting_.push_back(std::move(request));
-    incoming_.clear();
-    cancelled.swap(cancelled_);
-  }
-  if (cancelled.empty()) return;
-  for (Requests* requests : {&running_, &waiting_}) {
-    for (const auto& request : *requests) {
-      if (!cancelled.contains(request->id)) continue;
-      outputs.push_back(end(*request, FinishReason::cancelled));
-    }
-  }
-  publish();
-}
-
-// Shows other threads what changed, and drops the requests that ended.
-void EngineCore::publish() {
-  const std::lock_guard lock(mutex_);
-  for (Requests* requests : {&running_, &waiting_}) {
-    for (const auto& request : *requests) {
-      if (!request->changed) continue;
-      request->changed = false;
-      Record& record = records_[request->id];
-      record.metrics = request->metrics;
-      record.finished = request->finished != FinishReason::none;
-      unfinished_ -= record.finished ? 1 : 0;
-    }
-    std::erase_if(*requests, [](const auto& r) { return r->finished != FinishReason::none; });
-  }
-  stats_.running = static_cast<int64_t>(running_.size());
-  stats_.free_pages = cache_->free_pages();
 }
 
 // Takes waiting requests while the step has room for their prompts. Later ones wait, so that they

@@ -63,20 +63,21 @@ class EngineCore {
 
   // engine_core.cpp: who is served, with which pages.
   void check_tokens(std::span<const int32_t> tokens, const char* argument) const;
+  void admit(std::vector<StepOutput>& outputs);
+  bool try_admit(Request& request);
+  bool make_room(SequenceId sequence, int64_t count);
+  void preempt(size_t index);
+
+  // engine_eval.cpp: whole sequences.
   // Feeds a sequence in chunks of at most `rows` tokens; the logits of the `count` tokens from
   // `first` on are written to place(first, count), and done(first, count) is told.
   void feed(std::span<const int32_t> tokens, Phase phase, size_t rows,
             const std::function<std::span<float>(size_t first, size_t count)>& place,
             const std::function<void(size_t first, size_t count)>& done);
-  void take_inbox(std::vector<StepOutput>& outputs);
-  void admit(std::vector<StepOutput>& outputs);
-  bool try_admit(Request& request);
-  bool make_room(SequenceId sequence, int64_t count);
-  void preempt(size_t index);
-  StepOutput end(Request& request, FinishReason reason, std::string error = {});
-  void publish();
 
   // engine_step.cpp: the step.
+  void take_inbox(std::vector<StepOutput>& outputs);
+  static std::vector<ScheduledRequest> scheduled(const Requests& requests);
   void append_chunks(const StepChoice& choice, std::vector<StepOutput>& outputs);
   void run_chunks(Phase phase, std::vector<StepOutput>& outputs);
   std::string try_run(std::span<Request* const> requests, Phase phase);
@@ -85,6 +86,8 @@ class EngineCore {
   StepOutput sample(Request& request, size_t row);
   SampledToken sample_row(const Request& request, size_t row);
   FinishReason finish_reason(const Request& request, int32_t token) const;
+  StepOutput end(Request& request, FinishReason reason, std::string error = {});
+  void publish();
 
   const std::unique_ptr<StepRunner> runner_;
   const std::unique_ptr<KvCache> cache_;

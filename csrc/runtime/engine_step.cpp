@@ -1,23 +1,70 @@
+// A step of the engine, in order: what other threads left, admission, the policy's choice, room in
+// the cache, the run, tokens.
 #include <algorithm>
 #include <exception>
 #include <string>
+#include <utility>
 
 #include "effinfer/error.h"
 #include "runtime/engine_core.h"
+#include "runtime/engine_impl.h"
+
+namespace effinfer {
+
+bool Engine::has_work() const {
+  return impl_->core->has_work();
+}
+
+std::vector<StepOutput> Engine::step() {
+  return impl_->core->step();
+}
+
+}  // namespace effinfer
 
 namespace effinfer::runtime {
+namespace {
+
+// What runs an engine's steps.
+class ExecutableRunner final : public StepRunner {
+ public:
+  explicit ExecutableRunner(std::shared_ptr<Executable> executable)
+      : executable_(std::move(executable)) {}
+  void run(const Batch& batch, KvCache& cache, std::span<float> logits) override {
+    executable_->run(batch, cache, logits);
+  }
+  int32_t max_top() const override { return executable_->max_top(); }
+  void run_top(const Batch& batch, KvCache& cache, const TopLogits& top) override {
+    executable_->run_top(batch, cache, top);
+  }
+  int64_t vocab_size() const override { return executable_->vocab_size(); }
+  StepLimits limits() const override {
+    const CompileOptions& options = executable_->options();
+    return {options.max_tokens, options.max_sequences, options.max_rows};
+  }
+
+ private:
+  std::shared_ptr<Executable> executable_;
+};
+
+}  // namespace
+
+std::unique_ptr<StepRunner> make_runner(std::shared_ptr<Executable> executable) {
+  return std::make_unique<ExecutableRunner>(std::move(executable));
+}
+
+bool EngineCore::has_work() const {
+  const std::lock_guard lock(mutex_);
+  return unfinished_ > 0;
+}
 
 std::vector<StepOutput> EngineCore::step() {
   const std::lock_guard lock(step_mutex_);
   std::vector<StepOutput> outputs;
   take_inbox(outputs);
-  admit(outputs);
+  if (!waiting_.empty()) admit(outputs);
   if (!running_.empty()) {
-    std::vector<ScheduledRequest> views;
-    views.reserve(running_.size());
-    for (const auto& request : running_) views.push_back(request->scheduled());
     const StepChoice choice =
-        policy_->choose(views, {options_.max_batch_tokens, options_.mixed_phases});
+        policy_->choose(scheduled(running_), {options_.max_batch_tokens, options_.mixed_phases});
     append_chunks(choice, outputs);
     run_chunks(choice.phase, outputs);
     const std::lock_guard stats_lock(mutex_);
@@ -25,6 +72,31 @@ std::vector<StepOutput> EngineCore::step() {
   }
   publish();
   return outputs;
+}
+
+void EngineCore::take_inbox(std::vector<StepOutput>& outputs) {
+  std::set<RequestId> cancelled;
+  {
+    const std::lock_guard lock(mutex_);
+    for (auto& request : incoming_) waiting_.push_back(std::move(request));
+    incoming_.clear();
+    cancelled.swap(cancelled_);
+  }
+  if (cancelled.empty()) return;
+  for (Requests* requests : {&running_, &waiting_}) {
+    for (const auto& request : *requests) {
+      if (!cancelled.contains(request->id)) continue;
+      outputs.push_back(end(*request, FinishReason::cancelled));
+    }
+  }
+  publish();
+}
+
+std::vector<ScheduledRequest> EngineCore::scheduled(const Requests& requests) {
+  std::vector<ScheduledRequest> views;
+  views.reserve(requests.size());
+  for (const auto& request : requests) views.push_back(request->scheduled());
+  return views;
 }
 
 // Makes room in the cache for what the policy chose; whoever loses its pages leaves the step.
@@ -40,7 +112,7 @@ void EngineCore::append_chunks(const StepChoice& choice, std::vector<StepOutput>
       throw InternalError("[engine] policy: a chunk of " + std::to_string(count) + " tokens of " +
                           std::to_string(pending.size()));
     }
-    if (make_room(request.sequence, count)) {
+    if (cache_->can_append(request.sequence, count) || make_room(request.sequence, count)) {
       cache_->append(request.sequence, pending.first(static_cast<size_t>(count)));
       request.step_tokens = count;
     } else if (request.sequence != Request::kNoSequence) {
@@ -165,6 +237,37 @@ FinishReason EngineCore::finish_reason(const Request& request, int32_t token) co
   const bool full = static_cast<int64_t>(request.tokens.size()) >= options_.max_seq_len;
   const bool enough = request.metrics.output_tokens >= request.params.max_tokens;
   return full || enough ? FinishReason::length : FinishReason::none;
+}
+
+// Ends a request: its pages go, its output says why. publish() removes it.
+StepOutput EngineCore::end(Request& request, FinishReason reason, std::string error) {
+  if (request.sequence != Request::kNoSequence) {
+    cache_->release(request.sequence, options_.prefix_cache && reason != FinishReason::error);
+    request.sequence = Request::kNoSequence;
+  }
+  request.step_tokens = 0;
+  request.finished = reason;
+  request.changed = true;
+  request.metrics.total_s = request.seconds();
+  return {request.id, {}, reason, std::move(error)};
+}
+
+// Shows other threads what changed, and drops the requests that ended.
+void EngineCore::publish() {
+  const std::lock_guard lock(mutex_);
+  for (Requests* requests : {&running_, &waiting_}) {
+    for (const auto& request : *requests) {
+      if (!request->changed) continue;
+      request->changed = false;
+      Record& record = records_[request->id];
+      record.metrics = request->metrics;
+      record.finished = request->finished != FinishReason::none;
+      unfinished_ -= record.finished ? 1 : 0;
+    }
+    std::erase_if(*requests, [](const auto& r) { return r->finished != FinishReason::none; });
+  }
+  stats_.running = static_cast<int64_t>(running_.size());
+  stats_.free_pages = cache_->free_pages();
 }
 
 }  // namespace effinfer::runtime

@@ -5,7 +5,6 @@
 #include <cstdint>
 #include <memory>
 #include <span>
-#include <utility>
 
 #include "effinfer/compiler.h"
 #include "effinfer/error.h"
@@ -34,25 +33,6 @@ class StepRunner {
   virtual StepLimits limits() const = 0;
 };
 
-class ExecutableRunner final : public StepRunner {
- public:
-  explicit ExecutableRunner(std::shared_ptr<Executable> executable)
-      : executable_(std::move(executable)) {}
-  void run(const Batch& batch, KvCache& cache, std::span<float> logits) override {
-    executable_->run(batch, cache, logits);
-  }
-  int32_t max_top() const override { return executable_->max_top(); }
-  void run_top(const Batch& batch, KvCache& cache, const TopLogits& top) override {
-    executable_->run_top(batch, cache, top);
-  }
-  int64_t vocab_size() const override { return executable_->vocab_size(); }
-  StepLimits limits() const override {
-    const CompileOptions& options = executable_->options();
-    return {options.max_tokens, options.max_sequences, options.max_rows};
-  }
-
- private:
-  std::shared_ptr<Executable> executable_;
-};
+std::unique_ptr<StepRunner> make_runner(std::shared_ptr<Executable> executable);
 
 }  // namespace effinfer::runtime

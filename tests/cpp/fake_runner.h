@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "effinfer/error.h"
-#include "executor/kv_access.h"
+#include "kv/kv_access.h"
 #include "ops/top_list.h"
 #include "runtime/step_runner.h"
 
@@ -62,8 +62,8 @@ class Runner : public runtime::StepRunner {
 
   void run(const Batch& batch, KvCache& cache, std::span<float> logits) override {
     check(batch, logits);
-    const ops::KvLayer first = KvCacheAccess::layer(cache, 0);
-    const ops::KvLayer last = KvCacheAccess::layer(cache, cache.config().num_layers - 1);
+    const ops::KvLayer first = KvCacheAccess::layers(cache).front();
+    const ops::KvLayer last = KvCacheAccess::layers(cache).back();
     size_t row = 0;
     for (size_t s = 0; s + 1 < batch.qo_indptr.size(); ++s) {
       const int32_t begin = batch.qo_indptr[s];

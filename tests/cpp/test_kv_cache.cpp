@@ -7,7 +7,7 @@
 #include "check.h"
 #include "effinfer/error.h"
 #include "effinfer/kv_cache.h"
-#include "executor/kv_access.h"
+#include "kv/kv_access.h"
 
 using namespace effinfer;
 
@@ -36,8 +36,8 @@ template <class Visit>
 void visit_token(const KvCache& cache, SequenceId id, int64_t position, Visit&& visit) {
   const int32_t page = cache.pages(id)[static_cast<size_t>(position / kPage)];
   const int64_t token = position % kPage;
-  for (int layer = 0; layer < cache.config().num_layers; ++layer) {
-    const ops::KvLayer kv = KvCacheAccess::layer(cache, layer);
+  int layer = 0;
+  for (const ops::KvLayer& kv : KvCacheAccess::layers(cache)) {
     const int64_t size = dtype_info(kv.dtype).block_bytes;
     for (int head = 0; head < kv.num_kv_heads; ++head) {
       const int64_t k = ops::k_offset(token, 0, kv.head_dim, 4 / size);
@@ -49,6 +49,7 @@ void visit_token(const KvCache& cache, SequenceId id, int64_t position, Visit&& 
       visit(reinterpret_cast<uint8_t*>(kv.k_scale + scale)[0], layer, head, 2);
       visit(reinterpret_cast<uint8_t*>(kv.v_scale + scale)[0], layer, head, 3);
     }
+    ++layer;
   }
 }
 
@@ -200,7 +201,7 @@ TEST("a recycled page reads as zeros in V") {
   cache.release(id, false);
   id = cache.create({});
   cache.append(id, range(1));
-  const ops::KvLayer kv = KvCacheAccess::layer(cache, 1);
+  const ops::KvLayer kv = KvCacheAccess::layers(cache)[1];
   const size_t bytes = kv.head_bytes() * 2;
   CHECK(std::all_of(kv.v_head(0, 0), kv.v_head(0, 0) + bytes, [](uint8_t b) { return b == 0; }));
   CHECK(std::all_of(kv.v_scale, kv.v_scale + 2 * kPage, [](float s) { return s == 0.0f; }));
@@ -224,7 +225,6 @@ TEST("bad configurations and counts are refused") {
   CHECK_THROWS(InvalidArgument, "rollback", cache.rollback(id, 1));
   CHECK_THROWS(InvalidArgument, "commit", cache.commit(id, 1));
   CHECK_THROWS(InvalidArgument, "rollback", cache.rollback(id, -1));
-  CHECK_THROWS(InvalidArgument, "layer", KvCacheAccess::layer(cache, 2));
 }
 
 // Ten thousand random verbs against sequences kept as plain vectors.

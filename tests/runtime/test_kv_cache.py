@@ -114,6 +114,9 @@ def test_pages_are_writable_and_copied_before_they_diverge():
     assert (cache.k_page(1, own) == 5).all() and (cache.v_page(0, own) == 6).all()
     cache.k_page(1, own)[:] = 9
     assert (cache.k_page(1, cache.pages(a)[1]) == 5).all()
+    for layer in (-1, 2):
+        with pytest.raises(IndexError, match="layer"):
+            cache.k_page(layer, own)
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,8 @@
 // The pages of a KV cache as kernels see them. The public class has no method for it.
 #pragma once
 
+#include <span>
+
 #include "effinfer/export.h"
 #include "effinfer/kv_cache.h"
 #include "ops/kv_layout.h"
@@ -8,8 +10,7 @@
 namespace effinfer {
 
 struct EFFINFER_API KvCacheAccess {
-  // Throws InvalidArgument for a layer that the cache lacks.
-  static ops::KvLayer layer(const KvCache& cache, int32_t index);
+  static std::span<const ops::KvLayer> layers(const KvCache& cache);
 };
 
 }  // namespace effinfer

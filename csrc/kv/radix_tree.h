@@ -11,9 +11,9 @@
 #include <utility>
 #include <vector>
 
-#include "runtime/page_pool.h"
+#include "kv/page_pool.h"
 
-namespace effinfer::runtime {
+namespace effinfer::kv {
 
 class RadixTree {
  public:
@@ -59,4 +59,4 @@ class RadixTree {
   uint64_t clock_ = 0;
 };
 
-}  // namespace effinfer::runtime
+}  // namespace effinfer::kv

@@ -1,4 +1,4 @@
-#include "runtime/page_pool.h"
+#include "kv/page_pool.h"
 
 #include <algorithm>
 #include <string>
@@ -6,7 +6,7 @@
 #include "core/memory.h"
 #include "effinfer/error.h"
 
-namespace effinfer::runtime {
+namespace effinfer::kv {
 namespace {
 
 constexpr size_t kAlignment = 4096;  // planes start on system pages
@@ -50,7 +50,7 @@ size_t head_scale_bytes(const KvCacheConfig& config) {
 
 }  // namespace
 
-size_t kv_page_bytes(const KvCacheConfig& config) {
+size_t page_bytes(const KvCacheConfig& config) {
   const size_t head = checked_head_bytes(config) + head_scale_bytes(config);
   return multiply(multiply(2 * head, static_cast<size_t>(config.num_kv_heads)),
                   static_cast<size_t>(config.num_layers));
@@ -77,6 +77,7 @@ PagePool::PagePool(const KvCacheConfig& config)
                       " pages takes " + std::to_string(num_bytes_) + " bytes, the machine has " +
                       std::to_string(limit));
   }
+  for (int32_t i = 0; i < config.num_layers; ++i) layers_.push_back(layer(i));
   const size_t count = static_cast<size_t>(config.num_pages);
   references_.assign(count, 0);
   used_before_.assign(count, 0);
@@ -85,11 +86,6 @@ PagePool::PagePool(const KvCacheConfig& config)
 }
 
 ops::KvLayer PagePool::layer(int32_t index) const {
-  if (index < 0 || index >= config_.num_layers) {
-    throw InvalidArgument("[kv_cache] layer: expected 0.." +
-                          std::to_string(config_.num_layers - 1) + ", got " +
-                          std::to_string(index));
-  }
   ops::KvLayer layer;
   layer.dtype = config_.dtype;
   layer.num_kv_heads = config_.num_kv_heads;
@@ -118,8 +114,7 @@ int32_t PagePool::allocate() {
   uint8_t& used = used_before_[static_cast<size_t>(page)];
   if (used != 0) {
     const size_t heads = static_cast<size_t>(config_.num_kv_heads);
-    for (int32_t i = 0; i < config_.num_layers; ++i) {
-      const ops::KvLayer kv = layer(i);
+    for (const ops::KvLayer& kv : layers_) {
       memory_.zero(kv.v_head(page, 0), heads * head_bytes_);
       if (kv.v_scale == nullptr) continue;
       memory_.zero(kv.v_scale + static_cast<size_t>(page) * heads * ops::kPageSize,
@@ -135,8 +130,7 @@ int32_t PagePool::allocate_copy(int32_t page) {
   used_before_[static_cast<size_t>(copy)] = 1;
   const size_t heads = static_cast<size_t>(config_.num_kv_heads);
   const size_t scales = heads * ops::kPageSize;
-  for (int32_t i = 0; i < config_.num_layers; ++i) {
-    const ops::KvLayer kv = layer(i);
+  for (const ops::KvLayer& kv : layers_) {
     memory_.copy(kv.k_head(copy, 0), kv.k_head(page, 0), heads * head_bytes_);
     memory_.copy(kv.v_head(copy, 0), kv.v_head(page, 0), heads * head_bytes_);
     if (kv.k_scale == nullptr) continue;
@@ -171,4 +165,4 @@ void PagePool::check(std::span<const int32_t> expected) const {
   }
 }
 
-}  // namespace effinfer::runtime
+}  // namespace effinfer::kv

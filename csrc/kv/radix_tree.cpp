@@ -1,11 +1,11 @@
-#include "runtime/radix_tree.h"
+#include "kv/radix_tree.h"
 
 #include <algorithm>
 #include <string>
 
 #include "effinfer/error.h"
 
-namespace effinfer::runtime {
+namespace effinfer::kv {
 
 RadixTree::Key RadixTree::key_of(std::span<const int32_t> tokens, size_t page) {
   Key key;
@@ -150,4 +150,4 @@ void RadixTree::check(std::span<int32_t> references) const {
   }
 }
 
-}  // namespace effinfer::runtime
+}  // namespace effinfer::kv

@@ -5,9 +5,9 @@
 #include <unordered_map>
 
 #include "effinfer/error.h"
-#include "executor/kv_access.h"
-#include "runtime/page_pool.h"
-#include "runtime/radix_tree.h"
+#include "kv/kv_access.h"
+#include "kv/page_pool.h"
+#include "kv/radix_tree.h"
 
 namespace effinfer {
 namespace {
@@ -32,8 +32,8 @@ void require_count(const char* verb, int64_t count, int64_t limit) {
 }  // namespace
 
 struct KvCache::Impl {
-  runtime::PagePool pool;
-  runtime::RadixTree tree;
+  kv::PagePool pool;
+  kv::RadixTree tree;
   std::unordered_map<SequenceId, Sequence> sequences;
   SequenceId next_id = 0;
 
@@ -222,8 +222,8 @@ void KvCache::check_integrity() const {
   impl_->pool.check(references);
 }
 
-ops::KvLayer KvCacheAccess::layer(const KvCache& cache, int32_t index) {
-  return cache.impl_->pool.layer(index);
+std::span<const ops::KvLayer> KvCacheAccess::layers(const KvCache& cache) {
+  return cache.impl_->pool.layers();
 }
 
 }  // namespace effinfer

@@ -12,11 +12,11 @@
 #include "effinfer/kv_cache.h"
 #include "ops/kv_layout.h"
 
-namespace effinfer::runtime {
+namespace effinfer::kv {
 
 // Bytes of one page over all layers; throws InvalidArgument for an invalid config (num_pages is
 // not looked at).
-size_t kv_page_bytes(const KvCacheConfig& config);
+size_t page_bytes(const KvCacheConfig& config);
 
 class PagePool {
  public:
@@ -37,13 +37,14 @@ class PagePool {
   int32_t free_pages() const { return static_cast<int32_t>(free_.size()); }
   size_t num_bytes() const { return num_bytes_; }
   const KvCacheConfig& config() const { return config_; }
-  ops::KvLayer layer(int32_t index) const;
+  std::span<const ops::KvLayer> layers() const { return layers_; }
 
   // Throws InternalError unless the counts are `expected` and the free list is their zeros.
   void check(std::span<const int32_t> expected) const;
 
  private:
   int32_t take();
+  ops::KvLayer layer(int32_t index) const;
 
   KvCacheConfig config_;
   const Memory& memory_;
@@ -52,9 +53,10 @@ class PagePool {
   size_t plane_bytes_ = 0;  // bytes of K (or of V) of a layer
   size_t scale_bytes_ = 0;  // i8: bytes of the K (or V) scales of a layer
   std::shared_ptr<void> region_;
+  std::vector<ops::KvLayer> layers_;
   std::vector<int32_t> references_;
   std::vector<uint8_t> used_before_;
   std::vector<int32_t> free_;  // a stack: the page freed last is the one whose memory is warm
 };
 
-}  // namespace effinfer::runtime
+}  // namespace effinfer::kv

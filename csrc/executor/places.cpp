@@ -1,0 +1,147 @@
+#include "executor/places.h"
+
+namespace effinfer::executor {
+
+float* Floats::at(const Step& step) const {
+  if (own >= 0 && step.own != nullptr) return reinterpret_cast<float*>(step.own + own);
+  return fixed != nullptr ? fixed : step.logits;
+}
+
+ops::Operand OperandPlace::at(const Step& step, int64_t rows) const {
+  ops::Operand view = largest;
+  view.rows = rows;
+  if (own >= 0 && step.own != nullptr) view.data = step.own + own;
+  return view;
+}
+
+bool EmbeddingPlaces::fill(ops::EmbeddingProblem& p, const Step& step) const {
+  p.ids = ids.at(step);
+  p.rows = step.count(rows);
+  p.out = out.at(step);
+  return p.rows > 0;
+}
+
+bool SelectRowsPlaces::fill(ops::SelectRowsProblem& p, const Step& step) const {
+  p.x = x.at(step);
+  p.rows = ids.at(step);
+  p.num_rows = step.count(rows);
+  p.out = out.at(step);
+  return p.num_rows > 0;
+}
+
+bool UnaryPlaces::fill(ops::UnaryProblem& p, const Step& step) const {
+  p.x = x.at(step);
+  p.out = out.at(step);
+  p.rows = step.count(rows);
+  return p.rows > 0;
+}
+
+bool BinaryPlaces::fill(ops::BinaryProblem& p, const Step& step) const {
+  p.a = a.at(step);
+  p.b = b.at(step);
+  p.out = out.at(step);
+  p.size = step.count(rows) * cols;
+  return p.size > 0;
+}
+
+bool RmsNormPlaces::fill(ops::RmsNormProblem& p, const Step& step) const {
+  p.x.data = x.at(step);
+  p.rows = step.count(rows);
+  if (sum) {
+    p.add_to.data = sum->add_to.at(step);
+    p.sum_out.data = sum->out.at(step);
+  }
+  if (out_operand) {
+    p.out_operand = out_operand->at(step, p.rows);
+  } else {
+    p.out.data = out.at(step);
+  }
+  return p.rows > 0;
+}
+
+bool ToOperandPlaces::fill(ops::ToOperandProblem& p, const Step& step) const {
+  p.x = x.at(step);
+  p.out = out.at(step, step.count(rows));
+  return p.out.rows > 0;
+}
+
+bool MatmulPlaces::fill(ops::MatmulProblem& p, const Step& step) const {
+  const int64_t num_rows = step.count(rows);
+  p.x = x.at(step, num_rows);
+  if (is_head) {
+    p.top = step.top;
+    p.top_k = step.top_k;
+  }
+  if (out_operand) p.out_operand = out_operand->at(step, num_rows);
+  for (size_t i = 0; i < num_written; ++i) {
+    p.parts[i].out = parts[i].out.at(step);
+    if (parts[i].residual) p.parts[i].residual = parts[i].residual->at(step);
+  }
+  return num_rows > 0;
+}
+
+bool RopeTablePlaces::fill(ops::RopeTableProblem& p, const Step& step) const {
+  p.positions = positions.at(step);
+  p.rows = step.count(rows);
+  p.out = out.at(step);
+  return p.rows > 0;
+}
+
+bool RopePlaces::fill(ops::RopeProblem& p, const Step& step) const {
+  p.x.data = x.at(step);
+  p.cos_sin = table.at(step);
+  p.out.data = out.at(step);
+  p.rows = step.count(rows);
+  return p.rows > 0;
+}
+
+bool KvAppendPlaces::fill(ops::RopeAppendProblem& p, const Step& step) const {
+  p.k = k.at(step);
+  p.v = v.at(step);
+  p.kv = step.kv_layers[layer];
+  p.batch = step.layout;
+  return true;
+}
+
+bool RopeAppendPlaces::fill(ops::RopeAppendProblem& p, const Step& step) const {
+  p.q = q.at(step);
+  p.q_out = q_out.at(step);
+  if (table) p.cos_sin = table->at(step);
+  return kv.fill(p, step);
+}
+
+bool EarlyAppendPlaces::fill(ops::RopeAppendProblem& p, const Step& step) const {
+  return !step.attention[attention].work.one_tile && append.fill(p, step);
+}
+
+bool AttentionPlaces::fill(ops::AttentionProblem& p, const Step& step) const {
+  p.q.data = reinterpret_cast<const uint8_t*>(q.at(step));
+  const ops::KvLayer& pages = step.kv_layers[layer];
+  p.k = ops::keys_of(pages);
+  p.v = ops::values_of(pages);
+  p.batch = step.layout;
+  const AttentionBuffers& buffers = step.attention[shape];
+  p.work = &buffers.work;
+  p.done = buffers.done;
+  p.partial_out = buffers.partial_out;
+  p.partial_ms = buffers.partial_ms;
+  if (visits) p.visits = step.visits[*visits];
+  if (out_operand) {
+    p.out_operand = out_operand->at(step, step.layout.num_tokens);
+  } else {
+    p.out = reinterpret_cast<uint8_t*>(out.at(step));
+  }
+  p.append.k = nullptr;
+  if (append && p.work->one_tile) append->fill(p.append, step);
+  return true;
+}
+
+bool IndexPlaces::fill(ops::PrefillIndexInputs& in, const Step& step) const {
+  in.q = q.at(step);
+  in.kv = step.kv_layers[layer];
+  in.batch = step.layout;
+  in.visits = step.visits[visits];
+  return in.visits.num_blocks > 0;
+}
+
+}  // namespace effinfer::executor

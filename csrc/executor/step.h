@@ -1,0 +1,53 @@
+// A step as its calls see it.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "effinfer/compiler.h"
+#include "ops/attention.h"
+#include "ops/kv_layout.h"
+#include "ops/top_list.h"
+#include "ops/visits.h"
+
+namespace effinfer::executor {
+
+// The work of attention of one shape in a step, and memory for partial results, which all shapes
+// share since layers run one by one.
+struct AttentionBuffers {
+  ops::AttentionWork work;
+  std::vector<int32_t> counters;  // of merges, zeros between calls
+  int32_t* done = nullptr;        // the same
+  float* partial_out = nullptr;
+  float* partial_ms = nullptr;
+};
+
+struct Step {
+  const Batch* batch = nullptr;
+  float* logits = nullptr;
+  ops::TopList* top = nullptr;  // [members][rows]; null: all logits are wanted
+  int32_t top_k = 0;
+  ops::BatchLayout layout;
+  std::span<const ops::KvLayer> kv_layers;      // by the number of a layer
+  std::span<const AttentionBuffers> attention;  // by the slot of an attention shape
+  std::span<const ops::VisitPlan> visits;       // by the slot of a visit shape
+  std::byte* own = nullptr;                     // a member's own arena in a small step
+
+  int64_t count(const Dim& dim) const {
+    switch (dim.kind) {
+      case Dim::Kind::tokens:
+        return static_cast<int64_t>(batch->token_ids.size());
+      case Dim::Kind::sequences:
+        return layout.num_sequences;
+      case Dim::Kind::rows:
+        return static_cast<int64_t>(batch->logit_rows.size());
+      case Dim::Kind::constant:
+        break;
+    }
+    return dim.value;
+  }
+};
+
+}  // namespace effinfer::executor

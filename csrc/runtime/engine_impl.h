@@ -1,0 +1,18 @@
+// The inside of an Engine.
+#pragma once
+
+#include <memory>
+
+#include "effinfer/engine.h"
+#include "runtime/engine_core.h"
+
+namespace effinfer {
+
+struct Engine::Impl {
+  std::shared_ptr<const Model> model;
+  std::shared_ptr<ThreadPool> pool;
+  std::shared_ptr<Executable> executable;
+  std::unique_ptr<runtime::EngineCore> core;
+};
+
+}  // namespace effinfer
