@@ -5,10 +5,12 @@
 #include <cstdlib>
 #include <cstring>
 #include <memory>
+#include <numeric>
 #include <random>
 
 #include "check.h"
 #include "core/digest.h"
+#include "cpu/operand.h"
 #include "effinfer/error.h"
 #include "ops/matmul.h"
 #include "ops/registry.h"
@@ -76,7 +78,7 @@ struct OwnedOperand {
 
   void store(const std::vector<float>& values, Isa isa) const {
     for (int64_t t = 0; t < view.rows; ++t) {
-      store_operand_row(isa)(view, t, values.data() + t * view.cols);
+      cpu::store_operand_row(isa)(view, t, values.data() + t * view.cols);
     }
   }
 
