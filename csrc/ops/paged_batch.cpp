@@ -10,14 +10,13 @@ const int32_t* ints(const TensorView& view) {
 }  // namespace
 
 BatchLayout check_sequences(const Validator& check, const PagedBatch& batch) {
-  check.dtype("kv_len", batch.kv_len, DType::i32);
-  check.rank("kv_len", batch.kv_len, 1);
+  const std::span<const int32_t> kv_len = check.ints("kv_len", batch.kv_len);
   BatchLayout layout;
-  layout.num_sequences = batch.kv_len.dims[0];
+  layout.num_sequences = static_cast<int64_t>(kv_len.size());
   check.indptr("qo_indptr", batch.qo_indptr, layout.num_sequences);
   layout.qo_indptr = ints(batch.qo_indptr);
   layout.num_tokens = layout.qo_indptr[layout.num_sequences];
-  layout.kv_len = ints(batch.kv_len);
+  layout.kv_len = kv_len.data();
   for (int64_t s = 0; s < layout.num_sequences; ++s) {
     const int64_t rows = layout.qo_indptr[s + 1] - layout.qo_indptr[s];
     if (layout.kv_len[s] >= rows) continue;

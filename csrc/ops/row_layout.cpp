@@ -34,7 +34,7 @@ RowLayout merge_rows(const Validator& check, std::string_view argument,
 }
 
 void check_rows(const Validator& check, std::string_view argument, const StridedView& view) {
-  check.expect(is_row_type(view.dtype), argument, "dtype f32, f16 or bf16", name(view.dtype));
+  check.row_type(argument, view.dtype);
   check.expect(view.dims.rank() >= 1, argument, "at least one dimension", "a scalar");
   check.expect(view.dims.num_elements() == 0 || view.contiguous_rows(), argument,
                "a contiguous last dimension",

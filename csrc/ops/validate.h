@@ -1,7 +1,9 @@
 // Checks shared by the operators: each throws InvalidArgument "[op] argument: expected X, got Y".
 #pragma once
 
+#include <cmath>
 #include <cstdint>
+#include <span>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -31,6 +33,22 @@ class Validator {
     message.append(op_).append("] ").append(argument);
     throw InvalidArgument(
         message.append(": expected ").append(expected).append(", got ").append(got));
+  }
+
+  void at_least(std::string_view argument, int64_t value, int64_t least) const {
+    expect(value >= least, argument, std::to_string(least) + " or more", std::to_string(value));
+  }
+
+  void positive(std::string_view argument, int64_t value) const {
+    expect(value > 0, argument, "a positive number", std::to_string(value));
+  }
+
+  void finite(std::string_view argument, float value) const {
+    expect(std::isfinite(value), argument, "a finite number", std::to_string(value));
+  }
+
+  void row_type(std::string_view argument, DType dtype) const {
+    expect(is_row_type(dtype), argument, "dtype f32, f16 or bf16", name(dtype));
   }
 
   template <class View>
@@ -68,12 +86,17 @@ class Validator {
     expect(view.dims == expected, argument, "shape " + expected.to_string(), view.dims.to_string());
   }
 
-  // Every value of an int32 vector is in [0, limit).
-  void indices(std::string_view argument, const TensorView& view, int64_t limit) const {
+  // An int32 vector.
+  std::span<const int32_t> ints(std::string_view argument, const TensorView& view) const {
     dtype(argument, view, DType::i32);
     rank(argument, view, 1);
-    const auto* values = static_cast<const int32_t*>(view.data);
-    for (int64_t i = 0; i < view.dims[0]; ++i) {
+    return {static_cast<const int32_t*>(view.data), static_cast<size_t>(view.dims[0])};
+  }
+
+  // Every value of an int32 vector is in [0, limit).
+  void indices(std::string_view argument, const TensorView& view, int64_t limit) const {
+    const std::span<const int32_t> values = ints(argument, view);
+    for (size_t i = 0; i < values.size(); ++i) {
       if (values[i] >= 0 && values[i] < limit) continue;
       expect(false, std::string(argument) + "[" + std::to_string(i) + "]",
              "a value in [0, " + std::to_string(limit) + ")", std::to_string(values[i]));
