@@ -28,10 +28,6 @@ void check_indptr(std::string_view argument, const std::vector<Int>& values, int
   kCheck.indptr(argument, values.data(), count);
 }
 
-std::string indexed(std::string_view argument, int64_t index) {
-  return std::string(argument) + "[" + std::to_string(index) + "]";
-}
-
 std::string interval(const char* what, int64_t begin, int64_t end) {
   std::string text = what;
   text.append("[").append(std::to_string(begin)).append(", ");

@@ -23,22 +23,16 @@ bool is_dense(const StridedView& view) {
   return true;
 }
 
-void check_shape(std::string_view argument, const StridedView& view, const Dims& expected) {
-  kCheck.device(argument, view);
-  kCheck.expect(view.dims == expected, argument, "shape " + expected.to_string(),
-                view.dims.to_string());
-}
-
 void check_results(const AttentionInputs& inputs, const AttentionPlan::Impl& plan,
                    const StridedView& out, const StridedView& lse) {
   const AttentionGeometry& g = plan.geometry;
   kCheck.expect(out.dtype == inputs.q.dtype, "out",
                 "q's dtype, " + std::string(name(inputs.q.dtype)), name(out.dtype));
-  check_shape("out", out, {plan.num_rows(), g.num_qo_heads, g.head_dim_vo});
+  kCheck.shape("out", out, {plan.num_rows(), g.num_qo_heads, g.head_dim_vo});
   kCheck.expect(is_dense(out), "out", "a C-contiguous array", "strides");
   if (lse.dims.rank() == 0) return;
-  kCheck.expect(lse.dtype == DType::f32, "lse", "dtype f32", name(lse.dtype));
-  check_shape("lse", lse, {plan.num_rows(), g.num_qo_heads});
+  kCheck.dtype("lse", lse, DType::f32);
+  kCheck.shape("lse", lse, {plan.num_rows(), g.num_qo_heads});
   kCheck.expect(is_dense(lse), "lse", "a C-contiguous array", "strides");
 }
 

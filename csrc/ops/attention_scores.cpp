@@ -20,7 +20,7 @@ void check_positions(const Validator& check, const TensorView& positions,
   for (size_t s = 0; s < plan.kv_len.size(); ++s) {
     for (int32_t row = plan.qo_indptr[s]; row < plan.qo_indptr[s + 1]; ++row) {
       if (values[row] >= 0 && values[row] < plan.kv_len[s]) continue;
-      check.expect(false, "positions[" + std::to_string(row) + "]",
+      check.expect(false, indexed("positions", row),
                    "a value in [0, " + std::to_string(plan.kv_len[s]) + "), the sequence's tokens",
                    std::to_string(values[row]));
     }

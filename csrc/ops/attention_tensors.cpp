@@ -59,8 +59,7 @@ void AttentionTensors::check_dims(std::string_view argument, const StridedView& 
 QueryRows AttentionTensors::query_rows(std::string_view argument, const StridedView& q,
                                        int32_t dims) const {
   check_.row_type(argument, q.dtype);
-  const Dims expected = {plan_.num_rows(), plan_.geometry.num_qo_heads, dims};
-  check_.expect(q.dims == expected, argument, "shape " + expected.to_string(), q.dims.to_string());
+  check_.shape(argument, q, {plan_.num_rows(), plan_.geometry.num_qo_heads, dims});
   check_rows(argument, q);
   return {static_cast<const uint8_t*>(q.data), q.dtype, dims, q.stride(0), q.stride(1)};
 }
@@ -86,7 +85,7 @@ KvRows AttentionTensors::kv_rows(std::string_view argument, const StridedView& x
 void AttentionTensors::add_scales(std::string_view argument, const StridedView& x,
                                   KvRows& rows) const {
   if (x.dims.rank() == 0) return;
-  check_.expect(x.dtype == DType::f32, argument, "dtype f32", name(x.dtype));
+  check_.dtype(argument, x, DType::f32);
   check_dims(argument, x, {});
   rows.scales = static_cast<const float*>(x.data);
   rows.scale_page_stride = plan_.paged ? x.stride(0) : 0;

@@ -22,8 +22,8 @@ IndexBuilder::IndexBuilder(const Validator& check, const IndexRows& rows)
   check.at_least("local_tokens", rows.local_tokens, 0);
   for (size_t s = 0; s < kv_len_.size(); ++s) {
     const int64_t count = int64_t{qo_indptr_[s + 1]} - qo_indptr_[s];
-    const std::string name = "kv_len[" + std::to_string(s) + "]";
-    check.expect(kv_len_[s] >= count, name, "at least its " + std::to_string(count) + " query rows",
+    check.expect(kv_len_[s] >= count, indexed("kv_len", static_cast<int64_t>(s)),
+                 "at least its " + std::to_string(count) + " query rows",
                  std::to_string(kv_len_[s]));
     kv_starts_.push_back(kv_starts_.back() + kv_len_[s]);
   }

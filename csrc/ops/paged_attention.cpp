@@ -27,7 +27,7 @@ std::vector<uint64_t> ancestors_of(const Validator& check, const TensorView& par
     check.expect(rows <= 64, "parents", "at most 64 rows a sequence", std::to_string(rows));
     for (int32_t i = 0; i < rows; ++i) {
       const int32_t parent = ints(parents)[first + i];
-      check.expect(parent >= -1 && parent < i, "parents[" + std::to_string(first + i) + "]",
+      check.expect(parent >= -1 && parent < i, indexed("parents", first + i),
                    "-1 to " + std::to_string(i - 1), std::to_string(parent));
       const uint64_t above = parent < 0 ? 0 : ancestors[static_cast<size_t>(first + parent)];
       ancestors[static_cast<size_t>(first + i)] = above | uint64_t{1} << i;

@@ -20,7 +20,7 @@ BatchLayout check_sequences(const Validator& check, const PagedBatch& batch) {
   for (int64_t s = 0; s < layout.num_sequences; ++s) {
     const int64_t rows = layout.qo_indptr[s + 1] - layout.qo_indptr[s];
     if (layout.kv_len[s] >= rows) continue;
-    check.expect(false, "kv_len[" + std::to_string(s) + "]",
+    check.expect(false, indexed("kv_len", s),
                  "at least its " + std::to_string(rows) + " query rows",
                  std::to_string(layout.kv_len[s]));
   }
@@ -45,7 +45,7 @@ BatchLayout check_batch(const Validator& check, const PagedBatch& batch, int64_t
     const int64_t room = static_cast<int64_t>(kv_indptr[s + 1] - kv_indptr[s]) * PagedKv::kPageSize;
     const int32_t length = layout.kv_len[s];
     if (length <= room) continue;
-    check.expect(false, "kv_len[" + std::to_string(s) + "]",
+    check.expect(false, indexed("kv_len", s),
                  "at most the " + std::to_string(room) + " tokens of its pages",
                  std::to_string(length));
   }

@@ -18,6 +18,11 @@ inline bool is_row_type(DType dtype) {
   return dtype == DType::f32 || dtype == DType::f16 || dtype == DType::bf16;
 }
 
+// "kv_len[3]"
+inline std::string indexed(std::string_view argument, int64_t index) {
+  return std::string(argument).append("[").append(std::to_string(index)).append("]");
+}
+
 // The operator being validated: expect(ok, "weight", "shape [576]", "[512]"). Every check of a view
 // asks first whether it is on the device that the operator runs on.
 class Validator {
@@ -58,7 +63,8 @@ class Validator {
   }
 
   // A tensor has the dtype that is expected, and data unless it is empty.
-  void dtype(std::string_view argument, const TensorView& view, DType expected) const {
+  template <class View>
+  void dtype(std::string_view argument, const View& view, DType expected) const {
     device(argument, view);
     expect(view.dtype == expected, argument, "dtype " + std::string(name(expected)),
            name(view.dtype));
@@ -75,13 +81,15 @@ class Validator {
     data(argument, view.data, view.dims);
   }
 
-  void rank(std::string_view argument, const TensorView& view, int expected) const {
+  template <class View>
+  void rank(std::string_view argument, const View& view, int expected) const {
     device(argument, view);
     expect(view.dims.rank() == expected, argument, std::to_string(expected) + " dimensions",
            "shape " + view.dims.to_string());
   }
 
-  void shape(std::string_view argument, const TensorView& view, const Dims& expected) const {
+  template <class View>
+  void shape(std::string_view argument, const View& view, const Dims& expected) const {
     device(argument, view);
     expect(view.dims == expected, argument, "shape " + expected.to_string(), view.dims.to_string());
   }
@@ -98,7 +106,7 @@ class Validator {
     const std::span<const int32_t> values = ints(argument, view);
     for (size_t i = 0; i < values.size(); ++i) {
       if (values[i] >= 0 && values[i] < limit) continue;
-      expect(false, std::string(argument) + "[" + std::to_string(i) + "]",
+      expect(false, indexed(argument, static_cast<int64_t>(i)),
              "a value in [0, " + std::to_string(limit) + ")", std::to_string(values[i]));
     }
   }
@@ -151,7 +159,7 @@ class Int32Values {
     for (int64_t i = 0; i < size; ++i) {
       const int64_t value = wide ? static_cast<const int64_t*>(view.data)[i] : data_[i];
       if (value < low || value > high) {
-        check.expect(false, std::string(argument) + "[" + std::to_string(i) + "]",
+        check.expect(false, indexed(argument, i),
                      "a value in [" + std::to_string(low) + ", " + std::to_string(high) + "]",
                      std::to_string(value));
       }
