@@ -113,7 +113,7 @@ std::string AttentionPlan::kernel(DType q_dtype, DType kv_dtype) const {
   problem.k.dims = g.head_dim_qk;
   problem.v.dims = g.head_dim_vo;
   problem.decode = g.decode;
-  problem.arithmetic = arithmetic_of_products(problem.source, q_dtype, kv_dtype);
+  problem.arithmetic = arithmetic_of_products(problem);
   return table<AttentionProblem>().select(problem, current_target()).name;
 }
 

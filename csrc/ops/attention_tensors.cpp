@@ -37,7 +37,7 @@ AttentionLogits AttentionTensors::logits(const LogitInputs& inputs, int32_t dims
   logits.window_left = g.window_left;
   logits.sm_scale = inputs.sm_scale * inputs.k_scale;
   logits.logits_soft_cap = inputs.logits_soft_cap;
-  logits.arithmetic = arithmetic_of_products(logits.source, logits.q.dtype, logits.k.dtype);
+  logits.arithmetic = arithmetic_of_products(logits);
   return logits;
 }
 
@@ -122,11 +122,13 @@ const float* per_head(const Validator& check, std::string_view argument, const T
   return static_cast<const float*>(view.data);
 }
 
-Arithmetic arithmetic_of_products(KeySource source, DType q, DType kv) {
-  const bool keys =
-      kv == DType::bf16 || (source == KeySource::rows && kv != DType::f32 && kv != DType::f16);
-  const bool has = current_isa() >= Isa::avx512 && cpu_features().avx512_bf16;
-  return q == DType::bf16 && keys && has ? Arithmetic::bf16 : Arithmetic::f32;
+Arithmetic arithmetic_of_products(const AttentionLogits& logits) {
+  AttentionProblem problem;
+  static_cast<AttentionLogits&>(problem) = logits;
+  problem.arithmetic = Arithmetic::bf16;
+  const bool has =
+      logits.q.dtype == DType::bf16 && table<AttentionProblem>().has(problem, current_target());
+  return has ? Arithmetic::bf16 : Arithmetic::f32;
 }
 
 void run_work(AttentionProblem& problem, const AttentionWork& work, ThreadPool& pool) {

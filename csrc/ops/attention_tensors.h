@@ -40,9 +40,9 @@ void check_logits(const Validator& check, float sm_scale, float logits_soft_cap)
 // float32 [num_qo_heads]; null for a view of rank 0 or without data.
 const float* per_head(const Validator& check, std::string_view argument, const TensorView& view,
                       int64_t num_qo_heads);
-// Whether the products of these types are of bfloat16: queries that are so anyway lose nothing;
-// probabilities are rounded to it.
-Arithmetic arithmetic_of_products(KeySource source, DType q, DType kv);
+// bf16 where a kernel multiplies such keys in it and queries are bfloat16 anyway, which lose
+// nothing; probabilities are rounded to it.
+Arithmetic arithmetic_of_products(const AttentionLogits& logits);
 
 // Runs a problem with memory for its partial results.
 void run_work(AttentionProblem& problem, const AttentionWork& work, ThreadPool& pool);

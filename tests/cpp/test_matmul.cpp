@@ -322,12 +322,6 @@ std::vector<TopList::Entry> merged(const std::vector<TopList>& lists, int64_t ro
   return {all.entries, all.entries + all.count};
 }
 
-bool has_kernel(const MatmulProblem& problem, Isa isa) {
-  return std::ranges::any_of(table<MatmulProblem>().variants(), [&](const auto& variant) {
-    return refusal(variant, problem, {.isa = isa}) == nullptr;
-  });
-}
-
 // Compares the lists of `rows` rows' highest outputs with a sort of all outputs, at every level
 // that has a kernel; returns whether one has.
 bool check_highest(const Weight& weight, int64_t rows, Arithmetic arithmetic) {
@@ -342,7 +336,7 @@ bool check_highest(const Weight& weight, int64_t rows, Arithmetic arithmetic) {
     problem.x = operand.view;
     problem.num_parts = 1;
     problem.parts[0] = {weight.packed.view, nullptr, nullptr, out.data(), outputs};
-    if (!has_kernel(problem, isa)) continue;
+    if (!table<MatmulProblem>().has(problem, {.isa = isa})) continue;
     checked = true;
     operand.store(random_floats(rows * cols, 52), isa);
     run(problem, isa, pool);
