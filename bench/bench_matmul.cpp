@@ -13,6 +13,7 @@
 #include <string>
 #include <vector>
 
+#include "cpu/operand.h"
 #include "effinfer/error.h"
 #include "kernel_bench.h"
 #include "ops/matmul.h"
@@ -96,7 +97,7 @@ void run_case(const std::string& shape, const std::string& dtype, const std::str
   std::vector<float> x(static_cast<size_t>(cols));
   for (size_t i = 0; i < x.size(); ++i) x[i] = static_cast<float>(i % 17) - 8.0f;
   for (int64_t t = 0; t < tokens; ++t) {
-    ops::store_operand_row(isa)(problem.x, t, x.data());
+    cpu::store_operand_row(isa)(problem.x, t, x.data());
   }
   const bench::Timing time = measure(*variant, problem, pool, settings);
   const double gop = 2e-9 * static_cast<double>(rows * cols * tokens);

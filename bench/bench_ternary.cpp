@@ -14,6 +14,7 @@
 #include <string>
 #include <vector>
 
+#include "cpu/operand.h"
 #include "effinfer/error.h"
 #include "kernel_bench.h"
 #include "ops/matmul.h"
@@ -75,7 +76,7 @@ void run_case(const std::vector<PackedBuffer>& copies, Isa isa, int64_t tokens, 
   problem.x.data = std::aligned_alloc(64, (bytes + 63) / 64 * 64);
   std::vector<float> x(static_cast<size_t>(settings.cols));
   for (size_t i = 0; i < x.size(); ++i) x[i] = static_cast<float>(i % 17) - 8.0f;
-  for (int64_t t = 0; t < tokens; ++t) store_operand_row(isa)(problem.x, t, x.data());
+  for (int64_t t = 0; t < tokens; ++t) cpu::store_operand_row(isa)(problem.x, t, x.data());
   std::vector<float> out(static_cast<size_t>(tokens * settings.rows));
   problem.num_parts = 1;
   problem.parts[0] = {copies[0].view, nullptr, nullptr, out.data(), settings.rows};
@@ -88,15 +89,15 @@ void run_case(const std::vector<PackedBuffer>& copies, Isa isa, int64_t tokens, 
     const double gb = 1e-9 * static_cast<double>(copies[0].view.num_bytes());
     const std::string format = to_string(copies[0].view.format);
     std::fprintf(stderr, "%-26s %-10s n=%-4lld %-4s %9.1f us (best %9.1f) %7.1f GOP/s %6.1f GB/s\n",
-                 variant.name, format.c_str(), static_cast<long long>(tokens),
+                 variant.name.c_str(), format.c_str(), static_cast<long long>(tokens),
                  cold ? "cold" : "hot", 1e6 * time.median, 1e6 * time.best, gop / time.median,
                  gb / time.median);
     std::printf(
         "{\"rows\": %lld, \"cols\": %lld, \"kernel\": \"%s\", \"format\": \"%s\", \"n\": %lld, "
         "\"cold\": %s, \"median_us\": %.2f, \"best_us\": %.2f}\n",
-        static_cast<long long>(settings.rows), static_cast<long long>(settings.cols), variant.name,
-        format.c_str(), static_cast<long long>(tokens), cold ? "true" : "false", 1e6 * time.median,
-        1e6 * time.best);
+        static_cast<long long>(settings.rows), static_cast<long long>(settings.cols),
+        variant.name.c_str(), format.c_str(), static_cast<long long>(tokens),
+        cold ? "true" : "false", 1e6 * time.median, 1e6 * time.best);
   }
   std::free(problem.x.data);
 }

@@ -75,6 +75,14 @@ inline pybind11::array_t<float> new_array(const Dims& dims) {
   return pybind11::array_t<float>(shape_vector(dims));
 }
 
+// A new array with a vector's values, of one dimension where no shape is given.
+template <class T>
+pybind11::array_t<T> array_of(const std::vector<T>& values,
+                              std::vector<pybind11::ssize_t> shape = {}) {
+  if (shape.empty()) shape = {static_cast<pybind11::ssize_t>(values.size())};
+  return pybind11::array_t<T>(shape, values.data());
+}
+
 // The values of a tensor of any weight dtype.
 pybind11::array_t<float> dequantized(const TensorView& view);
 

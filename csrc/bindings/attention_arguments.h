@@ -1,55 +1,71 @@
 // Arguments that the attention operators share.
 #pragma once
 
-#include <pybind11/numpy.h>
-
 #include <string>
-#include <vector>
 
-#include "bindings/arrays.h"
-#include "effinfer/error.h"
+#include "bindings/arguments.h"
 #include "effinfer/ops/attention.h"
-#include "effinfer/ops/block_lists.h"
 
 namespace effinfer::bindings {
 
-inline ops::KvOrder order_of(const std::string& op, const std::string& layout) {
-  if (layout == "NHD") return ops::KvOrder::nhd;
-  if (layout == "HND") return ops::KvOrder::hnd;
-  throw InvalidArgument("[" + op + "] kv_layout: expected NHD or HND, got " + layout);
-}
+class AttentionArguments : public Arguments {
+ public:
+  using Arguments::Arguments;
 
-// What natural logarithms are multiplied by.
-inline float lse_factor(const std::string& op, const std::string& base) {
-  if (base == "log2") return 1.44269504f;
-  if (base == "ln") return 1.0f;
-  throw InvalidArgument("[" + op + "] lse_base: expected log2 or ln, got " + base);
-}
+  ops::KvOrder order(const std::string& layout) const {
+    return named<ops::KvOrder>(layout, "kv_layout",
+                               {{"NHD", ops::KvOrder::nhd}, {"HND", ops::KvOrder::hnd}});
+  }
 
-// A view without data for None.
-inline StridedView optional_strided(const pybind11::object& array, const std::string& argument) {
-  if (array.is_none()) return {};
-  return strided_view_of(pybind11::cast<pybind11::array>(array), argument);
-}
+  // What natural logarithms are multiplied by.
+  float lse_factor(const std::string& base) const {
+    return named<float>(base, "lse_base", {{"log2", 1.44269504f}, {"ln", 1.0f}});
+  }
 
-template <class T>
-pybind11::array_t<T> array_of(const std::vector<T>& values,
-                              std::vector<pybind11::ssize_t> shape = {}) {
-  if (shape.empty()) shape = {static_cast<pybind11::ssize_t>(values.size())};
-  return pybind11::array_t<T>(shape, values.data());
-}
+  // A number for all, or an array with one for each token and head.
+  void scale(const Object& given, const char* argument, float& number, StridedView& array) const {
+    if (pybind11::isinstance<pybind11::array>(given)) {
+      array = strided(given, argument);
+    } else {
+      number = pybind11::cast<float>(given);
+    }
+  }
 
-// The sequences of a call, as AttentionPlan takes them.
-inline ops::AttentionSequences sequences_of(const std::string& op, const pybind11::array& qo_indptr,
-                                            const pybind11::array& kv_indptr,
-                                            const pybind11::object& kv_indices,
-                                            const pybind11::array& kv_len) {
-  ops::AttentionSequences sequences;
-  sequences.qo_indptr = view_of(qo_indptr, "[" + op + "] qo_indptr");
-  sequences.kv_indptr = view_of(kv_indptr, "[" + op + "] kv_indptr");
-  sequences.kv_indices = optional_view(kv_indices, "[" + op + "] kv_indices");
-  sequences.kv_len = view_of(kv_len, "[" + op + "] kv_len");
-  return sequences;
-}
+  // `k`: an array, or the engine's pages.
+  ops::LogitInputs logits(const pybind11::array& q, const Object& k, const std::string& layout,
+                          float sm_scale, float logits_soft_cap, const Object& k_scale) const {
+    ops::LogitInputs inputs;
+    inputs.q = strided(q, "q");
+    if (pybind11::isinstance<ops::PagedKv>(k)) {
+      inputs.kv = &pybind11::cast<const ops::PagedKv&>(k);
+    } else {
+      inputs.k = strided(k, "k");
+    }
+    inputs.order = order(layout);
+    inputs.sm_scale = sm_scale;
+    inputs.logits_soft_cap = logits_soft_cap;
+    scale(k_scale, "k_scale", inputs.k_scale, inputs.k_scales);
+    return inputs;
+  }
+
+  // The sequences of a call on the engine's pages.
+  ops::PagedBatch batch(const pybind11::array& qo_indptr, const pybind11::array& kv_indptr,
+                        const pybind11::array& kv_indices, const pybind11::array& kv_len) const {
+    return {view(qo_indptr, "qo_indptr"), view(kv_indptr, "kv_indptr"),
+            view(kv_indices, "kv_indices"), view(kv_len, "kv_len")};
+  }
+
+  // The sequences of a call as AttentionPlan takes them; `kv_indices` may be None.
+  ops::AttentionSequences sequences(const pybind11::array& qo_indptr,
+                                    const pybind11::array& kv_indptr, const Object& kv_indices,
+                                    const pybind11::array& kv_len) const {
+    return {view(qo_indptr, "qo_indptr"),
+            view(kv_indptr, "kv_indptr"),
+            optional(kv_indices, "kv_indices"),
+            view(kv_len, "kv_len"),
+            {},
+            {}};
+  }
+};
 
 }  // namespace effinfer::bindings

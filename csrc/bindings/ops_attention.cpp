@@ -4,7 +4,6 @@
 
 #include "bindings/attention_arguments.h"
 #include "bindings/module.h"
-#include "bindings/paged_batch.h"
 #include "effinfer/ops/attention.h"
 #include "effinfer/ops/visits.h"
 
@@ -17,9 +16,10 @@ using Pool = std::shared_ptr<ThreadPool>;
 void kv_append(PagedKv& kv, const py::array& k, const py::array& v, const py::array& qo_indptr,
                const py::array& kv_indptr, const py::array& kv_indices, const py::array& kv_len,
                const Pool& pool) {
-  const TensorView keys = view_of(k, "[kv_append] k");
-  const TensorView values = view_of(v, "[kv_append] v");
-  const ops::PagedBatch batch = batch_of("kv_append", qo_indptr, kv_indptr, kv_indices, kv_len);
+  const AttentionArguments arguments("kv_append");
+  const TensorView keys = arguments.view(k, "k");
+  const TensorView values = arguments.view(v, "v");
+  const ops::PagedBatch batch = arguments.batch(qo_indptr, kv_indptr, kv_indices, kv_len);
   const py::gil_scoped_release release;
   ops::kv_append(kv, keys, values, batch, pool_or_default(pool));
 }
@@ -30,14 +30,14 @@ py::array_t<float> rope_append(PagedKv& kv, const py::array& q, const py::array&
                                const py::array& kv_indices, const py::array& kv_len,
                                const py::object& q_norm, const py::object& k_norm, float eps,
                                bool interleaved, const Pool& pool) {
-  const TensorView queries = view_of(q, "[rope_append] q");
-  const TensorView keys = view_of(k, "[rope_append] k");
-  const TensorView values = view_of(v, "[rope_append] v");
-  const TensorView angles = view_of(table, "[rope_append] table");
-  const ops::PagedBatch batch = batch_of("rope_append", qo_indptr, kv_indptr, kv_indices, kv_len);
-  const ops::RopeAppendOptions options{optional_view(q_norm, "[rope_append] q_norm"),
-                                       optional_view(k_norm, "[rope_append] k_norm"), eps,
-                                       interleaved};
+  const AttentionArguments arguments("rope_append");
+  const TensorView queries = arguments.view(q, "q");
+  const TensorView keys = arguments.view(k, "k");
+  const TensorView values = arguments.view(v, "v");
+  const TensorView angles = arguments.view(table, "table");
+  const ops::PagedBatch batch = arguments.batch(qo_indptr, kv_indptr, kv_indices, kv_len);
+  const ops::RopeAppendOptions options{arguments.optional(q_norm, "q_norm"),
+                                       arguments.optional(k_norm, "k_norm"), eps, interleaved};
   py::array_t<float> out = new_array(queries.dims);
   float* data = out.mutable_data();
   const py::gil_scoped_release release;
@@ -53,20 +53,20 @@ py::object paged_attention(const py::array& q, const PagedKv& kv, const py::arra
                            const ops::Visits* visits, const py::object& alibi_slopes,
                            const py::object& sink_logits, bool return_lse,
                            const std::string& lse_base, const Pool& pool) {
-  const TensorView queries = view_of(q, "[paged_attention] q");
-  const ops::PagedBatch batch =
-      batch_of("paged_attention", qo_indptr, kv_indptr, kv_indices, kv_len);
+  const AttentionArguments arguments("paged_attention");
+  const TensorView queries = arguments.view(q, "q");
+  const ops::PagedBatch batch = arguments.batch(qo_indptr, kv_indptr, kv_indices, kv_len);
   ops::PagedAttentionOptions options;
   options.sm_scale = sm_scale.value_or(1.0f / std::sqrt(static_cast<float>(kv.head_dim())));
   options.window_left = window_left;
   options.sink_tokens = sink_tokens;
   options.logits_soft_cap = logits_soft_cap;
-  options.parents = optional_view(parents, "[paged_attention] parents");
+  options.parents = arguments.optional(parents, "parents");
   options.arithmetic = parse_dtype(arithmetic);
   options.visits = visits;
-  options.alibi_slopes = optional_view(alibi_slopes, "[paged_attention] alibi_slopes");
-  options.sink_logits = optional_view(sink_logits, "[paged_attention] sink_logits");
-  options.lse_factor = lse_factor("paged_attention", lse_base);
+  options.alibi_slopes = arguments.optional(alibi_slopes, "alibi_slopes");
+  options.sink_logits = arguments.optional(sink_logits, "sink_logits");
+  options.lse_factor = arguments.lse_factor(lse_base);
   py::array_t<float> out = new_array(queries.dims);
   const bool known = return_lse && queries.dims.rank() == 3;
   py::array_t<float> lse = new_array({known ? queries.dims[0] : 0, known ? queries.dims[1] : 0});

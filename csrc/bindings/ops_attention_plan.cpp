@@ -13,51 +13,31 @@ namespace {
 using ops::AttentionPlan;
 using Pool = std::shared_ptr<ThreadPool>;
 
-TensorView planned(const py::object& array, const char* argument) {
-  return optional_view(array, std::string("[attention plan] ") + argument);
-}
-
 AttentionPlan make_plan(const py::array& qo_indptr, const py::array& kv_indptr,
-                        const py::object& kv_indices, const py::array& kv_len,
-                        const ops::AttentionGeometry& geometry, const py::object& mask,
-                        const py::object& mask_indptr, const py::object& lists,
-                        const py::object& blocks, const py::object& span_masks,
-                        int64_t mask_row_stride) {
-  const ops::AttentionSequences sequences{planned(qo_indptr, "qo_indptr"),
-                                          planned(kv_indptr, "kv_indptr"),
-                                          planned(kv_indices, "kv_indices"),
-                                          planned(kv_len, "kv_len"),
-                                          planned(mask, "mask"),
-                                          planned(mask_indptr, "mask_indptr")};
+                        const py::object& kv_indices, const py::array& kv_len, int32_t page_size,
+                        int32_t num_qo_heads, int32_t num_kv_heads, int32_t head_dim_qk,
+                        int32_t head_dim_vo, bool causal, int32_t window_left, int32_t sink_tokens,
+                        bool decode, const py::object& mask, const py::object& mask_indptr,
+                        const py::object& lists, const py::object& blocks,
+                        const py::object& span_masks, int64_t mask_row_stride) {
+  const ops::AttentionGeometry geometry{num_qo_heads, num_kv_heads, head_dim_qk,
+                                        head_dim_vo,  page_size,    causal,
+                                        window_left,  sink_tokens,  decode};
+  const AttentionArguments arguments("attention plan");
+  ops::AttentionSequences sequences = arguments.sequences(qo_indptr, kv_indptr, kv_indices, kv_len);
+  sequences.mask = arguments.optional(mask, "mask");
+  sequences.mask_indptr = arguments.optional(mask_indptr, "mask_indptr");
   if (lists.is_none()) {
     const py::gil_scoped_release release;
     return AttentionPlan(geometry, sequences);
   }
   const auto both = py::cast<py::tuple>(blocks);
-  const ops::AttentionLists given{planned(lists, "lists"), planned(both[0], "list_indptr"),
-                                  planned(both[1], "spans"), planned(span_masks, "span_masks"),
-                                  mask_row_stride};
+  const ops::AttentionLists given{arguments.optional(lists, "lists"),
+                                  arguments.optional(both[0], "list_indptr"),
+                                  arguments.optional(both[1], "spans"),
+                                  arguments.optional(span_masks, "span_masks"), mask_row_stride};
   const py::gil_scoped_release release;
   return AttentionPlan(geometry, sequences, given);
-}
-
-StridedView strided(const py::object& array, const char* argument) {
-  if (array.is_none()) return {};
-  return strided_view_of(py::cast<py::array>(array), std::string("[attention] ") + argument);
-}
-
-StridedView written(const py::object& array, const char* argument) {
-  if (array.is_none()) return {};
-  return writable_view_of(py::cast<py::array>(array), std::string("[attention] ") + argument);
-}
-
-// A number for all, or an array with one for each token and head.
-void set_scale(const py::object& given, const char* argument, float& scale, StridedView& scales) {
-  if (py::isinstance<py::array>(given)) {
-    scales = strided(given, argument);
-  } else {
-    scale = py::cast<float>(given);
-  }
 }
 
 void run(const AttentionPlan& plan, const py::array& q, const py::object& k, const py::object& v,
@@ -66,27 +46,21 @@ void run(const AttentionPlan& plan, const py::array& q, const py::object& k, con
          const py::object& k_scale, const py::object& v_scale, const py::object& q_rope,
          const py::object& k_rope, const py::object& sink_logits, const std::string& layout,
          const Pool& pool) {
-  ops::AttentionInputs inputs;
-  inputs.q = strided(q, "q");
-  if (py::isinstance<ops::PagedKv>(k)) {
-    inputs.kv = &py::cast<const ops::PagedKv&>(k);
-  } else {
-    inputs.k = strided(k, "k");
-    inputs.v = strided(v, "v");
-  }
-  inputs.q_rope = strided(q_rope, "q_rope");
-  inputs.k_rope = strided(k_rope, "k_rope");
-  inputs.order = order_of("attention", layout);
-  inputs.sm_scale =
+  const AttentionArguments arguments("attention");
+  const float scale =
       sm_scale.value_or(1.0f / std::sqrt(static_cast<float>(plan.geometry().head_dim_qk)));
-  inputs.logits_soft_cap = logits_soft_cap;
-  inputs.alibi_slopes = optional_view(alibi_slopes, "[attention] alibi_slopes");
-  inputs.sink_logits = optional_view(sink_logits, "[attention] sink_logits");
-  set_scale(k_scale, "k_scale", inputs.k_scale, inputs.k_scales);
-  set_scale(v_scale, "v_scale", inputs.v_scale, inputs.v_scales);
-  inputs.lse_factor = lse_factor("attention", lse_base);
-  const StridedView result = written(out, "out");
-  const StridedView sums = written(lse, "lse");
+  ops::AttentionInputs inputs;
+  static_cast<ops::LogitInputs&>(inputs) =
+      arguments.logits(q, k, layout, scale, logits_soft_cap, k_scale);
+  if (inputs.kv == nullptr) inputs.v = arguments.strided(v, "v");
+  inputs.q_rope = arguments.strided(q_rope, "q_rope");
+  inputs.k_rope = arguments.strided(k_rope, "k_rope");
+  inputs.alibi_slopes = arguments.optional(alibi_slopes, "alibi_slopes");
+  inputs.sink_logits = arguments.optional(sink_logits, "sink_logits");
+  arguments.scale(v_scale, "v_scale", inputs.v_scale, inputs.v_scales);
+  inputs.lse_factor = arguments.lse_factor(lse_base);
+  const StridedView result = arguments.written(out, "out");
+  const StridedView sums = arguments.written(lse, "lse");
   const py::gil_scoped_release release;
   plan.run(inputs, result, sums, pool_or_default(pool));
 }
@@ -97,25 +71,14 @@ void register_ops_attention_plan(py::module_& m) {
   py::class_<AttentionPlan>(m, "AttentionPlan",
                             "Which rows of a batch visit which keys: made once for any number of "
                             "run() with tensors of those shapes.")
-      .def(py::init([](const py::array& qo_indptr, const py::array& kv_indptr,
-                       const py::object& kv_indices, const py::array& kv_len, int32_t page_size,
-                       int32_t num_qo_heads, int32_t num_kv_heads, int32_t head_dim_qk,
-                       int32_t head_dim_vo, bool causal, int32_t window_left, int32_t sink_tokens,
-                       bool decode, const py::object& mask, const py::object& mask_indptr,
-                       const py::object& lists, const py::object& blocks,
-                       const py::object& span_masks, int64_t mask_row_stride) {
-             return make_plan(qo_indptr, kv_indptr, kv_indices, kv_len,
-                              {num_qo_heads, num_kv_heads, head_dim_qk, head_dim_vo, page_size,
-                               causal, window_left, sink_tokens, decode},
-                              mask, mask_indptr, lists, blocks, span_masks, mask_row_stride);
-           }),
-           py::arg("qo_indptr"), py::arg("kv_indptr"), py::arg("kv_indices"), py::arg("kv_len"),
-           py::kw_only(), py::arg("page_size"), py::arg("num_qo_heads"), py::arg("num_kv_heads"),
-           py::arg("head_dim_qk"), py::arg("head_dim_vo"), py::arg("causal") = false,
-           py::arg("window_left") = -1, py::arg("sink_tokens") = 0, py::arg("decode") = false,
-           py::arg("mask") = py::none(), py::arg("mask_indptr") = py::none(),
-           py::arg("lists") = py::none(), py::arg("blocks") = py::none(),
-           py::arg("span_masks") = py::none(), py::arg("mask_row_stride") = 0)
+      .def(py::init(&make_plan), py::arg("qo_indptr"), py::arg("kv_indptr"), py::arg("kv_indices"),
+           py::arg("kv_len"), py::kw_only(), py::arg("page_size"), py::arg("num_qo_heads"),
+           py::arg("num_kv_heads"), py::arg("head_dim_qk"), py::arg("head_dim_vo"),
+           py::arg("causal") = false, py::arg("window_left") = -1, py::arg("sink_tokens") = 0,
+           py::arg("decode") = false, py::arg("mask") = py::none(),
+           py::arg("mask_indptr") = py::none(), py::arg("lists") = py::none(),
+           py::arg("blocks") = py::none(), py::arg("span_masks") = py::none(),
+           py::arg("mask_row_stride") = 0)
       .def("run", &run, py::arg("q"), py::arg("k"), py::arg("v"), py::arg("out"),
            py::arg("lse") = py::none(), py::kw_only(), py::arg("sm_scale") = py::none(),
            py::arg("logits_soft_cap") = 0.0f, py::arg("lse_base") = "log2",

@@ -11,10 +11,10 @@ using Pool = std::shared_ptr<ThreadPool>;
 ops::IndexRows rows_of(std::string_view op, const py::array& qo_indptr, const py::array& kv_len,
                        int32_t num_kv_heads, int32_t block_size, bool causal, int32_t sink_tokens,
                        int32_t local_tokens) {
-  const std::string prefix = "[" + std::string(op) + "] ";
+  const AttentionArguments arguments{std::string(op)};
   return {op,
-          view_of(qo_indptr, prefix + "qo_indptr"),
-          view_of(kv_len, prefix + "kv_len"),
+          arguments.view(qo_indptr, "qo_indptr"),
+          arguments.view(kv_len, "kv_len"),
           num_kv_heads,
           block_size,
           causal,
@@ -51,10 +51,11 @@ py::tuple column_lists(const std::string& op, const py::array& qo_indptr, const 
                        const Pool& pool) {
   const ops::IndexRows rows =
       rows_of(op, qo_indptr, kv_len, num_kv_heads, block_size, causal, sink_tokens, local_tokens);
+  const AttentionArguments arguments(op);
   ops::ColumnScores scores;
-  scores.columns = view_of(columns, "[" + op + "] columns");
+  scores.columns = arguments.view(columns, "columns");
   scores.top_columns = {num_columns, column_mass};
-  scores.slashes = optional_view(slashes, "[" + op + "] slashes");
+  scores.slashes = arguments.optional(slashes, "slashes");
   scores.top_slashes = {num_slashes, 0.0f};
   return lists_of([&] { return ops::column_lists(rows, scores, pool_or_default(pool)); });
 }
@@ -65,7 +66,7 @@ py::tuple page_lists(const py::array& qo_indptr, const py::array& kv_len, int32_
                      const Pool& pool) {
   const ops::IndexRows rows =
       rows_of("topk_pages", qo_indptr, kv_len, num_kv_heads, 1, causal, sink_tokens, local_tokens);
-  const TensorView given = view_of(scores, "[topk_pages] scores");
+  const TensorView given = AttentionArguments("topk_pages").view(scores, "scores");
   return lists_of([&] {
     return ops::page_lists(rows, given, page_size, {num_pages, 0.0f}, pool_or_default(pool));
   });
@@ -78,23 +79,21 @@ py::tuple block_score_lists(const py::array& q, const py::array& k, const py::ar
                             const std::string& kv_layout, int32_t block_size, int32_t sink_tokens,
                             int32_t local_tokens, const std::string& method, int32_t stride,
                             int32_t num_blocks, float mass, const Pool& pool) {
-  const std::string op = "block_score_index";
-  const ops::IndexRows rows =
-      rows_of(op, qo_indptr, kv_len, num_kv_heads, block_size, causal, sink_tokens, local_tokens);
+  const AttentionArguments arguments("block_score_index");
+  const ops::IndexRows rows = rows_of("block_score_index", qo_indptr, kv_len, num_kv_heads,
+                                      block_size, causal, sink_tokens, local_tokens);
   const ops::AttentionSequences sequences =
-      sequences_of(op, qo_indptr, kv_indptr, kv_indices, kv_len);
+      arguments.sequences(qo_indptr, kv_indptr, kv_indices, kv_len);
   const ops::AttentionGeometry geometry{num_qo_heads, num_kv_heads, head_dim, head_dim,
                                         page_size,    causal,       -1};
   ops::BlockScoreInputs inputs;
-  inputs.q = strided_view_of(q, "[block_score_index] q");
-  inputs.k = strided_view_of(k, "[block_score_index] k");
-  inputs.order = order_of(op, kv_layout);
+  inputs.q = arguments.strided(q, "q");
+  inputs.k = arguments.strided(k, "k");
+  inputs.order = arguments.order(kv_layout);
   inputs.sm_scale = sm_scale;
-  if (method != "mean" && method != "antidiagonal") {
-    throw InvalidArgument("[block_score_index] method: expected mean or antidiagonal, got " +
-                          method);
-  }
-  inputs.method = method == "mean" ? ops::BlockMethod::mean : ops::BlockMethod::antidiagonal;
+  inputs.method = arguments.named<ops::BlockMethod>(
+      method, "method",
+      {{"mean", ops::BlockMethod::mean}, {"antidiagonal", ops::BlockMethod::antidiagonal}});
   inputs.stride = stride;
   inputs.top = {num_blocks, mass};
   return lists_of([&] {
@@ -106,11 +105,11 @@ py::array_t<float> page_bounds(const py::array& k, const py::array& qo_indptr,
                                const py::array& kv_indptr, const py::object& kv_indices,
                                const py::array& kv_len, int32_t page_size, int32_t num_kv_heads,
                                int32_t head_dim, const std::string& kv_layout, const Pool& pool) {
-  const std::string op = "page_bounds";
+  const AttentionArguments arguments("page_bounds");
   const ops::AttentionSequences sequences =
-      sequences_of(op, qo_indptr, kv_indptr, kv_indices, kv_len);
-  const StridedView keys = strided_view_of(k, "[page_bounds] k");
-  const ops::KvOrder order = order_of(op, kv_layout);
+      arguments.sequences(qo_indptr, kv_indptr, kv_indices, kv_len);
+  const StridedView keys = arguments.strided(k, "k");
+  const ops::KvOrder order = arguments.order(kv_layout);
   Dims dims;
   std::vector<float> bounds;
   {
@@ -126,10 +125,11 @@ py::array_t<float> page_scores(const py::array& q, const py::array& bounds,
                                const py::object& kv_indices, const py::array& kv_len,
                                int32_t page_size, int32_t num_qo_heads, int32_t num_kv_heads,
                                int32_t head_dim, const Pool& pool) {
+  const AttentionArguments arguments("topk_pages");
   const ops::AttentionSequences sequences =
-      sequences_of("topk_pages", qo_indptr, kv_indptr, kv_indices, kv_len);
-  const StridedView queries = strided_view_of(q, "[topk_pages] q");
-  const TensorView limits = view_of(bounds, "[topk_pages] bounds");
+      arguments.sequences(qo_indptr, kv_indptr, kv_indices, kv_len);
+  const StridedView queries = arguments.strided(q, "q");
+  const TensorView limits = arguments.view(bounds, "bounds");
   Dims dims;
   std::vector<float> scores;
   {

@@ -18,16 +18,16 @@ void append_paged_kv_cache(const py::array& append_key, const py::array& append_
   if (mla) {
     names = {"append_paged_mla_kv_cache", "append_ckv", "append_kpe", "ckv_cache", "kpe_cache"};
   }
-  const std::string op = "[" + std::string(names.op) + "] ";
-  const ops::AppendTensors keys{strided_view_of(append_key, op + names.key),
-                                writable_view_of(k_cache, op + names.k_cache)};
-  const ops::AppendTensors values{strided_view_of(append_value, op + names.value),
-                                  writable_view_of(v_cache, op + names.v_cache)};
+  const Arguments arguments(names.op);
+  const ops::AppendTensors keys{arguments.strided(append_key, names.key),
+                                arguments.written(k_cache, names.k_cache)};
+  const ops::AppendTensors values{arguments.strided(append_value, names.value),
+                                  arguments.written(v_cache, names.v_cache)};
   const ops::AppendPlaces places{
-      view_of(batch_indices, op + "batch_indices"), view_of(positions, op + "positions"),
-      view_of(kv_indices, op + "kv_indices"), view_of(kv_indptr, op + "kv_indptr"),
-      view_of(kv_last_page_len, op + "kv_last_page_len")};
-  const ops::KvOrder order = order_of("append_paged_kv_cache", kv_layout);
+      arguments.view(batch_indices, "batch_indices"), arguments.view(positions, "positions"),
+      arguments.view(kv_indices, "kv_indices"), arguments.view(kv_indptr, "kv_indptr"),
+      arguments.view(kv_last_page_len, "kv_last_page_len")};
+  const ops::KvOrder order = AttentionArguments("append_paged_kv_cache").order(kv_layout);
   const py::gil_scoped_release release;
   ops::append_paged_kv_cache(keys, values, places, order, pool_or_default(pool), names);
 }
@@ -41,12 +41,8 @@ py::tuple lists_tuple(const ops::BlockLists& lists) {
 
 ops::BlockMatrix matrix_of(const py::array& indptr, const py::array& indices, int64_t M, int64_t N,
                            int64_t R, int64_t C) {
-  return {view_of(indptr, "[block_sparse_attention] indptr"),
-          view_of(indices, "[block_sparse_attention] indices"),
-          M,
-          N,
-          R,
-          C};
+  const Arguments arguments("block_sparse_attention");
+  return {arguments.view(indptr, "indptr"), arguments.view(indices, "indices"), M, N, R, C};
 }
 
 py::tuple block_sparse_lists(const py::array& indptr, const py::array& indices, int64_t M,
@@ -74,10 +70,10 @@ py::array_t<uint8_t> block_mask(const py::array& indptr, const py::array& indice
 
 py::tuple variable_block_lists(const py::array& block_mask_map, const py::array& block_row_sz,
                                const py::array& block_col_sz) {
-  const std::string op = "[variable_block_sparse_attention] ";
-  const TensorView map = view_of(block_mask_map, op + "block_mask_map");
-  const TensorView rows = view_of(block_row_sz, op + "block_row_sz");
-  const TensorView columns = view_of(block_col_sz, op + "block_col_sz");
+  const Arguments arguments("variable_block_sparse_attention");
+  const TensorView map = arguments.view(block_mask_map, "block_mask_map");
+  const TensorView rows = arguments.view(block_row_sz, "block_row_sz");
+  const TensorView columns = arguments.view(block_col_sz, "block_col_sz");
   ops::VariableBlockLists lists;
   {
     const py::gil_scoped_release release;
@@ -88,9 +84,10 @@ py::tuple variable_block_lists(const py::array& block_mask_map, const py::array&
 
 py::tuple ancestor_mask(const py::array& parents, const py::array& qo_indptr,
                         const py::array& kv_len) {
-  const TensorView tree = view_of(parents, "[tree_attention] parents");
-  const TensorView rows = view_of(qo_indptr, "[tree_attention] qo_indptr");
-  const TensorView lengths = view_of(kv_len, "[tree_attention] kv_len");
+  const Arguments arguments("tree_attention");
+  const TensorView tree = arguments.view(parents, "parents");
+  const TensorView rows = arguments.view(qo_indptr, "qo_indptr");
+  const TensorView lengths = arguments.view(kv_len, "kv_len");
   ops::PackedMask mask;
   {
     const py::gil_scoped_release release;

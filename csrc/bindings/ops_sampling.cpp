@@ -1,4 +1,4 @@
-#include "bindings/arrays.h"
+#include "bindings/arguments.h"
 #include "bindings/module.h"
 #include "effinfer/ops/row_sampling.h"
 
@@ -7,25 +7,22 @@ namespace {
 
 using Pool = std::shared_ptr<ThreadPool>;
 
-// What the functions have in common: "[op] argument" in errors, and the filters of the rows.
-class RowArguments {
+// What the functions have in common: the rows and their filters.
+class RowArguments : public Arguments {
  public:
-  RowArguments(std::string op, ops::RowKind row_kind) : op_(std::move(op)), kind_(row_kind) {}
+  RowArguments(std::string op, ops::RowKind row_kind) : Arguments(std::move(op)), kind_(row_kind) {}
 
-  const std::string& op() const { return op_; }
   ops::RowKind kind() const { return kind_; }
-  std::string label(const char* argument) const { return "[" + op_ + "] " + argument; }
   TensorView rows(const py::array& x) const {
-    return view_of(x, label(kind_ == ops::RowKind::logits ? "logits" : "probs"));
+    return view(x, kind_ == ops::RowKind::logits ? "logits" : "probs");
   }
   ops::RowFilters filters(const py::object& temperature, const py::object& top_k,
                           const py::object& top_p, const py::object& min_p, bool joint) const {
-    return {optional_view(temperature, label("temperature")), optional_view(top_k, label("top_k")),
-            optional_view(top_p, label("top_p")), optional_view(min_p, label("min_p")), joint};
+    return {optional(temperature, "temperature"), optional(top_k, "top_k"),
+            optional(top_p, "top_p"), optional(min_p, "min_p"), joint};
   }
 
  private:
-  std::string op_;
   ops::RowKind kind_;
 };
 
@@ -49,9 +46,8 @@ py::tuple sample_rows(const std::string& op, const std::string& kind, const py::
   const RowArguments arguments(op, kind_of(kind));
   const TensorView rows = arguments.rows(x);
   const ops::RowFilters filters = arguments.filters(temperature, top_k, top_p, min_p, joint);
-  const TensorView places = optional_view(indices, arguments.label("indices"));
-  const ops::RowSeeds seeds{view_of(seed, arguments.label("seed")),
-                            view_of(offset, arguments.label("offset"))};
+  const TensorView places = arguments.optional(indices, "indices");
+  const ops::RowSeeds seeds{arguments.view(seed, "seed"), arguments.view(offset, "offset")};
   const int64_t outputs = places.data != nullptr ? places.dims.num_elements()
                           : rows.dims.rank() > 0 ? rows.dims[0]
                                                  : 0;
@@ -74,7 +70,7 @@ void filter_rows(const std::string& op, const std::string& kind, const py::array
   const RowArguments arguments(op, kind_of(kind));
   const TensorView rows = arguments.rows(x);
   const ops::RowFilters filters = arguments.filters(temperature, top_k, top_p, min_p, joint);
-  const TensorView result = view_of(out, arguments.label("out"));
+  const TensorView result = arguments.view(out, "out");
   if (!(result.dims == rows.dims)) {
     throw InvalidArgument(arguments.label("out") + ": expected shape " + rows.dims.to_string() +
                           ", got " + result.dims.to_string());
@@ -108,11 +104,10 @@ py::tuple chain_speculative_sampling(const py::array& draft_probs, const py::arr
                                      const py::array& target_probs, const py::array& seed,
                                      const py::array& offset, const Pool& pool) {
   const RowArguments arguments("chain_speculative_sampling", ops::RowKind::probs);
-  const TensorView drafts = view_of(draft_probs, arguments.label("draft_probs"));
-  const TensorView ids = view_of(draft_token_ids, arguments.label("draft_token_ids"));
-  const TensorView targets = view_of(target_probs, arguments.label("target_probs"));
-  const ops::RowSeeds seeds{view_of(seed, arguments.label("seed")),
-                            view_of(offset, arguments.label("offset"))};
+  const TensorView drafts = arguments.view(draft_probs, "draft_probs");
+  const TensorView ids = arguments.view(draft_token_ids, "draft_token_ids");
+  const TensorView targets = arguments.view(target_probs, "target_probs");
+  const ops::RowSeeds seeds{arguments.view(seed, "seed"), arguments.view(offset, "offset")};
   const bool shaped = drafts.dims.rank() == 3;
   const int64_t batch = shaped ? drafts.dims[0] : 0;
   const int64_t count = shaped ? drafts.dims[1] : 0;

@@ -10,27 +10,14 @@ namespace {
 
 using Pool = std::shared_ptr<ThreadPool>;
 
-// The value whose name is `given`.
-template <class T>
-T parse(const char* argument, const std::string& given,
-        std::initializer_list<std::pair<const char*, T>> known) {
-  std::string names;
-  for (const auto& [name, value] : known) {
-    if (given == name) return value;
-    names += (names.empty() ? "" : " or ") + std::string(name);
-  }
-  throw InvalidArgument("[attention_scores] " + std::string(argument) + ": expected " + names +
-                        ", got " + given);
-}
-
-float* output(py::array& array, const char* argument, const Dims& dims) {
-  const std::string name = "[attention_scores] " + std::string(argument);
-  const TensorView view = view_of(array, name);
+float* output(const Arguments& arguments, py::array& array, const char* argument,
+              const Dims& dims) {
+  const TensorView view = arguments.view(array, argument);
   if (view.dims == dims && view.dtype == DType::f32) {
     return static_cast<float*>(array.mutable_data());
   }
-  throw InvalidArgument(name + ": expected float32 " + dims.to_string() + ", got " +
-                        view.dims.to_string());
+  throw InvalidArgument(arguments.label(argument) + ": expected float32 " + dims.to_string() +
+                        ", got " + view.dims.to_string());
 }
 
 int64_t total(const TensorView& lengths) {
@@ -47,43 +34,29 @@ void attention_scores(const py::array& q, const py::object& k, const py::array& 
                       const py::array& kv_len, py::array& out, py::object& diagonals,
                       int32_t page_size, int32_t num_qo_heads, int32_t num_kv_heads,
                       int32_t head_dim, bool causal, int32_t window_left, float sm_scale,
-                      float logits_soft_cap, float k_scale, const py::object& k_scales,
-                      const std::string& reduce, const py::object& positions, const py::object& lse,
+                      float logits_soft_cap, const py::object& k_scale, const std::string& reduce,
+                      const py::object& positions, const py::object& lse,
                       const std::string& lse_base, const std::string& kv_layout, const Pool& pool) {
-  const std::string op = "attention_scores";
+  const AttentionArguments arguments("attention_scores");
   const ops::AttentionSequences sequences =
-      sequences_of(op, qo_indptr, kv_indptr, kv_indices, kv_len);
+      arguments.sequences(qo_indptr, kv_indptr, kv_indices, kv_len);
   ops::AttentionScoresInputs inputs;
-  inputs.q = strided_view_of(q, "[attention_scores] q");
-  if (py::isinstance<ops::PagedKv>(k)) {
-    inputs.kv = &py::cast<const ops::PagedKv&>(k);
-  } else {
-    inputs.k = optional_strided(k, "[attention_scores] k");
-  }
-  inputs.order = order_of(op, kv_layout);
-  inputs.positions = optional_view(positions, "[attention_scores] positions");
-  inputs.lse = optional_view(lse, "[attention_scores] lse");
-  inputs.lse_factor = lse_factor(op, lse_base);
-  inputs.sm_scale = sm_scale;
-  inputs.logits_soft_cap = logits_soft_cap;
-  inputs.k_scale = k_scale;
-  inputs.k_scales = optional_strided(k_scales, "[attention_scores] k_scale");
-  inputs.reduce = parse<ops::ScoreReduce>(
-      "reduce", reduce, {{"sum", ops::ScoreReduce::sum}, {"max", ops::ScoreReduce::max}});
+  static_cast<ops::LogitInputs&>(inputs) =
+      arguments.logits(q, k, kv_layout, sm_scale, logits_soft_cap, k_scale);
+  inputs.positions = arguments.optional(positions, "positions");
+  inputs.lse = arguments.optional(lse, "lse");
+  inputs.lse_factor = arguments.lse_factor(lse_base);
+  inputs.reduce = arguments.named<ops::ScoreReduce>(
+      reduce, "reduce", {{"sum", ops::ScoreReduce::sum}, {"max", ops::ScoreReduce::max}});
   const Dims dims = {num_qo_heads, total(sequences.kv_len)};
-  float* to = output(out, "out", dims);
+  float* to = output(arguments, out, "out", dims);
   float* to_diagonals = nullptr;
   if (!diagonals.is_none()) {
     auto array = py::cast<py::array>(diagonals);
-    to_diagonals = output(array, "diagonals", dims);
+    to_diagonals = output(arguments, array, "diagonals", dims);
   }
-  ops::AttentionGeometry geometry;
-  geometry.num_qo_heads = num_qo_heads;
-  geometry.num_kv_heads = num_kv_heads;
-  geometry.head_dim_qk = geometry.head_dim_vo = head_dim;
-  geometry.page_size = page_size;
-  geometry.causal = causal;
-  geometry.window_left = window_left;
+  const ops::AttentionGeometry geometry{num_qo_heads, num_kv_heads, head_dim,   head_dim,
+                                        page_size,    causal,       window_left};
   const py::gil_scoped_release release;
   ops::attention_scores(geometry, sequences, inputs, to, to_diagonals, pool_or_default(pool));
 }
@@ -92,18 +65,19 @@ py::array_t<float> pool_scores(const py::array& scores, const py::array& kv_len,
                                const std::string& pooling, int32_t kernel_size,
                                const std::string& block_reduce, int32_t block_size, int32_t group,
                                const Pool& pool) {
-  const TensorView from = view_of(scores, "[pooled_attention_scores] scores");
-  const TensorView lengths = view_of(kv_len, "[pooled_attention_scores] kv_len");
+  const AttentionArguments arguments("pooled_attention_scores");
+  const TensorView from = arguments.view(scores, "scores");
+  const TensorView lengths = arguments.view(kv_len, "kv_len");
   ops::ScorePool options;
-  options.pooling = parse<ops::ScorePooling>("pooling", pooling,
-                                             {{"none", ops::ScorePooling::none},
-                                              {"max", ops::ScorePooling::max},
-                                              {"avg", ops::ScorePooling::avg}});
+  options.pooling = arguments.named<ops::ScorePooling>(pooling, "pooling",
+                                                       {{"none", ops::ScorePooling::none},
+                                                        {"max", ops::ScorePooling::max},
+                                                        {"avg", ops::ScorePooling::avg}});
   options.kernel_size = kernel_size;
-  options.block_reduce = parse<ops::BlockReduce>("block_reduce", block_reduce,
-                                                 {{"sum", ops::BlockReduce::sum},
-                                                  {"mean", ops::BlockReduce::mean},
-                                                  {"max", ops::BlockReduce::max}});
+  options.block_reduce = arguments.named<ops::BlockReduce>(block_reduce, "block_reduce",
+                                                           {{"sum", ops::BlockReduce::sum},
+                                                            {"mean", ops::BlockReduce::mean},
+                                                            {"max", ops::BlockReduce::max}});
   options.block_size = block_size;
   options.group = group;
   int64_t blocks = 0;
@@ -129,8 +103,7 @@ void register_ops_scores(py::module_& m) {
         py::arg("diagonals") = py::none(), py::kw_only(), py::arg("page_size"),
         py::arg("num_qo_heads"), py::arg("num_kv_heads"), py::arg("head_dim"),
         py::arg("causal") = true, py::arg("window_left") = -1, py::arg("sm_scale"),
-        py::arg("logits_soft_cap") = 0.0f, py::arg("k_scale") = 1.0f,
-        py::arg("k_scales") = py::none(), py::arg("reduce") = "sum",
+        py::arg("logits_soft_cap") = 0.0f, py::arg("k_scale") = 1.0f, py::arg("reduce") = "sum",
         py::arg("positions") = py::none(), py::arg("lse") = py::none(),
         py::arg("lse_base") = "log2", py::arg("kv_layout") = "NHD", py::arg("pool") = py::none());
   m.def("pool_scores", &pool_scores, py::arg("scores"), py::arg("kv_len"), py::kw_only(),

@@ -1,4 +1,4 @@
-#include "bindings/arrays.h"
+#include "bindings/arguments.h"
 #include "bindings/module.h"
 #include "effinfer/ops/merge_states.h"
 
@@ -7,31 +7,32 @@ namespace {
 
 using Pool = std::shared_ptr<ThreadPool>;
 
-ops::LseBase parse_base(const std::string& op, const std::string& base) {
-  if (base == "log2") return ops::LseBase::two;
-  if (base == "ln") return ops::LseBase::e;
-  throw InvalidArgument("[" + op + "] lse_base: expected log2 or ln, got " + base);
+ops::LseBase base_of(const Arguments& arguments, const std::string& base) {
+  return arguments.named<ops::LseBase>(base, "lse_base",
+                                       {{"log2", ops::LseBase::two}, {"ln", ops::LseBase::e}});
 }
 
 // The memory of an output of that shape and dtype.
-void* output(py::array& array, const std::string& argument, const Dims& dims, DType dtype) {
-  const TensorView view = view_of(array, argument);
+void* output(const Arguments& arguments, py::array& array, const char* argument, const Dims& dims,
+             DType dtype) {
+  const TensorView view = arguments.view(array, argument);
   if (view.dims == dims && view.dtype == dtype) return array.mutable_data();
-  throw InvalidArgument(argument + ": expected " + std::string(name(dtype)) + " " +
+  throw InvalidArgument(arguments.label(argument) + ": expected " + std::string(name(dtype)) + " " +
                         dims.to_string() + ", got " + std::string(name(view.dtype)) + " " +
                         view.dims.to_string());
 }
 
 void merge_states(const py::array& v, const py::array& s, py::array& out_v, py::array& out_s,
                   const std::string& lse_base, const Pool& pool) {
-  const TensorView vectors = view_of(v, "[merge_states] v");
-  const TensorView sums = view_of(s, "[merge_states] s");
-  const ops::LseBase base = parse_base("merge_states", lse_base);
+  const Arguments arguments("merge_states");
+  const TensorView vectors = arguments.view(v, "v");
+  const TensorView sums = arguments.view(s, "s");
+  const ops::LseBase base = base_of(arguments, lse_base);
   const bool valid = vectors.dims.rank() == 4;
   const Dims merged = valid ? Dims{vectors.dims[0], vectors.dims[2], vectors.dims[3]} : Dims{};
   const Dims merged_sums = valid ? Dims{merged[0], merged[1]} : Dims{};
-  void* to_v = output(out_v, "[merge_states] out_v", merged, vectors.dtype);
-  void* to_s = output(out_s, "[merge_states] out_s", merged_sums, DType::f32);
+  void* to_v = output(arguments, out_v, "out_v", merged, vectors.dtype);
+  void* to_s = output(arguments, out_s, "out_s", merged_sums, DType::f32);
   const py::gil_scoped_release release;
   ops::merge_states(vectors, sums, base, to_v, static_cast<float*>(to_s), pool_or_default(pool));
 }
@@ -39,14 +40,15 @@ void merge_states(const py::array& v, const py::array& s, py::array& out_v, py::
 void merge_state(const py::array& v_a, const py::array& s_a, const py::array& v_b,
                  const py::array& s_b, py::array& out_v, py::array& out_s, const py::object& mask,
                  const std::string& lse_base, const Pool& pool) {
-  const TensorView first = view_of(v_a, "[merge_state] v_a");
-  const TensorView first_sums = view_of(s_a, "[merge_state] s_a");
-  const TensorView second = view_of(v_b, "[merge_state] v_b");
-  const TensorView second_sums = view_of(s_b, "[merge_state] s_b");
-  const TensorView rows = optional_view(mask, "[merge_state] mask");
-  const ops::LseBase base = parse_base("merge_state", lse_base);
-  void* to_v = output(out_v, "[merge_state] out_v", first.dims, first.dtype);
-  void* to_s = output(out_s, "[merge_state] out_s", first_sums.dims, DType::f32);
+  const Arguments arguments("merge_state");
+  const TensorView first = arguments.view(v_a, "v_a");
+  const TensorView first_sums = arguments.view(s_a, "s_a");
+  const TensorView second = arguments.view(v_b, "v_b");
+  const TensorView second_sums = arguments.view(s_b, "s_b");
+  const TensorView rows = arguments.optional(mask, "mask");
+  const ops::LseBase base = base_of(arguments, lse_base);
+  void* to_v = output(arguments, out_v, "out_v", first.dims, first.dtype);
+  void* to_s = output(arguments, out_s, "out_s", first_sums.dims, DType::f32);
   const py::gil_scoped_release release;
   ops::merge_state(first, first_sums, second, second_sums, rows, base, to_v,
                    static_cast<float*>(to_s), pool_or_default(pool));

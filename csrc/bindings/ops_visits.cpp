@@ -2,9 +2,8 @@
 
 #include <cmath>
 
-#include "bindings/arrays.h"
+#include "bindings/attention_arguments.h"
 #include "bindings/module.h"
-#include "bindings/paged_batch.h"
 #include "effinfer/ops/visits.h"
 
 namespace effinfer::bindings {
@@ -17,8 +16,9 @@ using Pool = std::shared_ptr<ThreadPool>;
 Visits make_visits(const py::array& qo_indptr, const py::array& kv_len, int32_t num_qo_heads,
                    int32_t num_kv_heads) {
   ops::PagedBatch batch;
-  batch.qo_indptr = view_of(qo_indptr, "[visits] qo_indptr");
-  batch.kv_len = view_of(kv_len, "[visits] kv_len");
+  const AttentionArguments arguments("visits");
+  batch.qo_indptr = arguments.view(qo_indptr, "qo_indptr");
+  batch.kv_len = arguments.view(kv_len, "kv_len");
   return Visits(batch, num_qo_heads, num_kv_heads);
 }
 
@@ -50,8 +50,9 @@ void column_visits(Visits& visits, const py::array& q, const PagedKv& kv,
                    int32_t columns, float column_mass, int32_t slashes, float slash_mass,
                    int32_t sink_tokens, int32_t local_tokens, int32_t min_tokens,
                    const Pool& pool) {
-  const TensorView queries = view_of(q, "[column_visits] q");
-  const ops::PagedBatch batch = batch_of("column_visits", qo_indptr, kv_indptr, kv_indices, kv_len);
+  const AttentionArguments arguments("column_visits");
+  const TensorView queries = arguments.view(q, "q");
+  const ops::PagedBatch batch = arguments.batch(qo_indptr, kv_indptr, kv_indices, kv_len);
   const ops::VisitOptions options = options_of(sm_scale, kv, sink_tokens, local_tokens, min_tokens);
   const py::gil_scoped_release release;
   ops::column_visits(visits, queries, kv, batch,
@@ -63,8 +64,9 @@ void block_visits(Visits& visits, const py::array& q, const PagedKv& kv, const p
                   const py::array& kv_indptr, const py::array& kv_indices, const py::array& kv_len,
                   std::optional<float> sm_scale, int32_t stride, int32_t pages, float mass,
                   int32_t sink_tokens, int32_t local_tokens, int32_t min_tokens, const Pool& pool) {
-  const TensorView queries = view_of(q, "[block_visits] q");
-  const ops::PagedBatch batch = batch_of("block_visits", qo_indptr, kv_indptr, kv_indices, kv_len);
+  const AttentionArguments arguments("block_visits");
+  const TensorView queries = arguments.view(q, "q");
+  const ops::PagedBatch batch = arguments.batch(qo_indptr, kv_indptr, kv_indices, kv_len);
   const ops::VisitOptions options = options_of(sm_scale, kv, sink_tokens, local_tokens, min_tokens);
   const py::gil_scoped_release release;
   ops::block_visits(visits, queries, kv, batch, {stride, {pages, mass}}, options,

@@ -2,6 +2,7 @@
 #include "ops/norm.h"
 
 #include "cpu/level.h"
+#include "cpu/operand.h"
 #include "cpu/vectors/norm_rows.h"
 
 namespace effinfer::cpu::EFFINFER_LEVEL {
@@ -32,9 +33,8 @@ void for_rows(int64_t rows, int64_t groups, int64_t cols, Team& team, Visit&& vi
 
 template <class T, class W>
 void rms_norm_of(const ops::RmsNormProblem& p, Team& team) {
-  const ops::StoreOperandRow store_operand =
-      p.out_operand.data != nullptr ? ops::store_operand_row(isa_of(Level::EFFINFER_LEVEL))
-                                    : nullptr;
+  const StoreOperandRow store_operand =
+      p.out_operand.data != nullptr ? store_operand_row(isa_of(Level::EFFINFER_LEVEL)) : nullptr;
   float* scratch = static_cast<float*>(team.scratch());
   const NormWeight<W> weight{static_cast<const W*>(p.weight), p.weight_offset, p.eps};
   for_rows(p.rows, p.groups, p.cols, team, [&](int64_t row, int64_t group) {

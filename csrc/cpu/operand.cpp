@@ -2,14 +2,10 @@
 
 #include "cpu/level.h"
 
-namespace effinfer {
+namespace effinfer::cpu {
 
-ops::StoreOperandRow ops::store_operand_row(Isa isa) {
-  return cpu::kernels_at<cpu::OperandKernels>(isa).store_row;
+StoreOperandRow store_operand_row(Isa isa) {
+  return kernels_at<OperandKernels>(isa).store_row;
 }
 
-ops::StoreOperandBlocks ops::store_operand_blocks(Isa isa) {
-  return cpu::kernels_at<cpu::OperandKernels>(isa).store_blocks;
-}
-
-}  // namespace effinfer
+}  // namespace effinfer::cpu

@@ -13,8 +13,7 @@ namespace {
 void add_item(const ops::FoldDiagonalsProblem& problem, const ops::ScoreItem& item, int64_t head) {
   const ops::AttentionScoresProblem& p = *problem.scores;
   const int64_t width = ops::diagonal_width(p, item);
-  const float* from =
-      p.diagonals + item.diagonals + head % (p.num_qo_heads / p.num_kv_heads) * width;
+  const float* from = p.diagonals + item.diagonals + head % p.group() * width;
   float* to =
       problem.out + head * problem.starts[p.batch.num_sequences] + problem.starts[item.sequence];
   // The last row's distance to the item's first key.
@@ -48,10 +47,9 @@ void run<Level::portable>(const ops::PositionMaskProblem& problem, Team& team) {
 template <>
 void run<Level::portable>(const ops::FoldDiagonalsProblem& problem, Team& team) {
   const ops::AttentionScoresProblem& p = *problem.scores;
-  const int32_t group = p.num_qo_heads / p.num_kv_heads;
   team.for_chunks(p.num_qo_heads, [&](int64_t head) {
     for (int64_t i = 0; i < p.num_items; ++i) {
-      if (p.items[i].kv_head == head / group) add_item(problem, p.items[i], head);
+      if (p.items[i].kv_head == head / p.group()) add_item(problem, p.items[i], head);
     }
   });
 }

@@ -125,19 +125,11 @@ struct AttentionWork {
                   int64_t max_kv_len);
 };
 
-// Lists of a caller, one for each (sequence, KV head, block of query rows); every row and KV head
-// is in exactly one.
-struct TokenLists {
-  int64_t num_lists = 0;
-  const int32_t* lists = nullptr;      // [L, 4]: sequence, kv_head, first_row, num_rows
-  const int32_t* indptr = nullptr;     // [L + 1] into spans
-  const int32_t* spans = nullptr;      // [n, 2]: begin, end
-  const int64_t* mask_bits = nullptr;  // [n]; null: no mask
-};
-
 void plan_attention(const AttentionShape& shape, const BatchLayout& batch, AttentionWork& work);
-void plan_attention(const AttentionShape& shape, const BatchLayout& batch, const TokenLists& lists,
-                    AttentionWork& work);
+// Of a caller's lists (effinfer/ops/attention.h), which are checked.
+struct AttentionLists;
+void plan_attention(const AttentionShape& shape, const BatchLayout& batch,
+                    const AttentionLists& lists, AttentionWork& work);
 
 // Query rows; strides in elements.
 struct QueryRows {
@@ -186,22 +178,34 @@ inline KvRows values_of(const KvLayer& kv) {
   return page_rows(kv, kv.v, kv.v_scale);
 }
 
-struct AttentionProblem {
+// Queries, keys, who sees whom, and how logits are made: the part of a problem that says what a
+// row's probabilities are.
+struct AttentionLogits {
   KeySource source = KeySource::pages;
-  QueryRows q;       // rotated
-  QueryRows q_rope;  // more dimensions of the queries, with those of k_rope; dims 0: none
+  QueryRows q;  // rotated
   KvRows k;
-  KvRows k_rope;
-  KvRows v;
   int32_t num_qo_heads = 0;
   int32_t num_kv_heads = 0;
   // Without kv_indices token t of sequence s is row kv_indptr[s] + t.
   BatchLayout batch;
   int32_t page_size = kPageSize;
+  bool causal = true;
+  int32_t window_left = -1;      // -1: none; a row at position p sees [p - window_left, p]
+  float sm_scale = 1.0f;         // times the factor of k's numbers
+  float logits_soft_cap = 0.0f;  // 0: none; else cap * tanh(score / cap)
+  // Of the products of queries with keys and of probabilities with values, which are summed in
+  // float32: f32, or bf16 (queries and probabilities rounded to it).
+  Arithmetic arithmetic = Arithmetic::f32;
+
+  int32_t group() const { return num_qo_heads / num_kv_heads; }
+};
+
+struct AttentionProblem : AttentionLogits {
+  QueryRows q_rope;  // more dimensions of the queries, with those of k_rope; dims 0: none
+  KvRows k_rope;
+  KvRows v;
   const AttentionWork* work = nullptr;
 
-  bool causal = true;
-  int32_t window_left = -1;       // -1: none; a row at position p sees [p - window_left, p]
   int32_t sink_tokens = 0;        // with a window: keys [0, sink_tokens) are seen too
   const uint8_t* mask = nullptr;  // packed, little-endian
   int64_t mask_bytes = 0;
@@ -209,14 +213,9 @@ struct AttentionProblem {
   const int64_t* mask_row_strides = nullptr;  // [S] bits between rows
   VisitPlan visits;  // lists that the step has written before; without a window and lists of spans
 
-  float sm_scale = 1.0f;         // times the factor of k's numbers
-  float logits_soft_cap = 0.0f;  // 0: none; else cap * tanh(score / cap)
   float v_scale = 1.0f;
   const float* alibi_slopes = nullptr;  // [num_qo_heads]
   const float* sink_logits = nullptr;   // [num_qo_heads] logits of keys without values
-  // Of the products of queries with keys and of probabilities with values, which are summed in
-  // float32: f32, or bf16 (queries and probabilities rounded to it).
-  Arithmetic arithmetic = Arithmetic::f32;
   // A few rows of each sequence: rows of keys are multiplied where they lie.
   bool decode = false;
 

@@ -15,10 +15,8 @@ const Validator kCheck("attention plan");
 constexpr int64_t kMostRows = 1 << 22;
 
 std::vector<int32_t> ints(std::string_view argument, const TensorView& view) {
-  kCheck.dtype(argument, view, DType::i32);
-  kCheck.rank(argument, view, 1);
-  const auto* values = static_cast<const int32_t*>(view.data);
-  return {values, values + view.dims[0]};
+  const std::span<const int32_t> values = kCheck.ints(argument, view);
+  return {values.begin(), values.end()};
 }
 
 // Of that many segments.
@@ -28,10 +26,6 @@ void check_indptr(std::string_view argument, const std::vector<Int>& values, int
   kCheck.expect(count == segments + 1, argument, std::to_string(segments + 1) + " values",
                 std::to_string(count));
   kCheck.indptr(argument, values.data(), count);
-}
-
-std::string indexed(std::string_view argument, int64_t index) {
-  return std::string(argument) + "[" + std::to_string(index) + "]";
 }
 
 std::string interval(const char* what, int64_t begin, int64_t end) {
@@ -54,13 +48,14 @@ void check_geometry(const AttentionGeometry& g) {
   kCheck.expect(g.num_qo_heads % g.num_kv_heads == 0, "num_qo_heads",
                 "a multiple of num_kv_heads, " + std::to_string(g.num_kv_heads),
                 std::to_string(g.num_qo_heads));
-  kCheck.expect(g.window_left >= -1, "window_left", "-1 or more", std::to_string(g.window_left));
-  kCheck.expect(g.sink_tokens >= 0, "sink_tokens", "0 or more", std::to_string(g.sink_tokens));
+  kCheck.at_least("window_left", g.window_left, -1);
+  kCheck.at_least("sink_tokens", g.sink_tokens, 0);
 }
 
 }  // namespace
 
-AttentionPlan::Impl::Impl(const AttentionGeometry& g, const AttentionSequences& given)
+AttentionPlan::Impl::Impl(const AttentionGeometry& g, const AttentionSequences& given,
+                          const AttentionLists* lists)
     : geometry(g) {
   check_geometry(g);
   kv_len = ints("kv_len", given.kv_len);
@@ -79,7 +74,7 @@ AttentionPlan::Impl::Impl(const AttentionGeometry& g, const AttentionSequences& 
                   std::to_string(kv_indptr.back()));
     for (int32_t i = 0; i < kv_indptr.back(); ++i) {
       const int32_t page = kv_indices[static_cast<size_t>(i)];
-      kCheck.expect(page >= 0, indexed("kv_indices", i), "0 or more", std::to_string(page));
+      kCheck.at_least(indexed("kv_indices", i), page, 0);
       num_kv_rows = std::max(num_kv_rows, int64_t{page} + 1);
     }
   }
@@ -95,6 +90,8 @@ AttentionPlan::Impl::Impl(const AttentionGeometry& g, const AttentionSequences& 
   }
   if (!paged) num_kv_rows = kv_indptr.back();
   if (given.mask.dims.rank() > 0) copy_mask(given.mask);
+  if (has_mask && lists == nullptr) set_mask_starts(given.mask_indptr);
+  if (lists != nullptr) check_lists(*lists);
 }
 
 void AttentionPlan::Impl::copy_mask(const TensorView& view) {
@@ -145,8 +142,7 @@ void AttentionPlan::Impl::check_lists(const AttentionLists& given) {
   if (has_mask) {
     kCheck.dtype("span_masks", given.span_masks, DType::i64);
     kCheck.shape("span_masks", given.span_masks, {given.spans.dims[0]});
-    kCheck.expect(given.mask_row_stride >= 0, "mask_row_stride", "0 or more",
-                  std::to_string(given.mask_row_stride));
+    kCheck.at_least("mask_row_stride", given.mask_row_stride, 0);
     std::fill(mask_row_strides.begin(), mask_row_strides.end(), given.mask_row_stride);
   }
   const auto* lists = static_cast<const int32_t*>(given.lists.data);
@@ -211,21 +207,13 @@ void AttentionPlan::Impl::check_spans(const AttentionLists& given, const int32_t
 
 AttentionPlan::AttentionPlan(const AttentionGeometry& geometry, const AttentionSequences& sequences)
     : impl_(std::make_unique<Impl>(geometry, sequences)) {
-  if (impl_->has_mask) impl_->set_mask_starts(sequences.mask_indptr);
   plan_attention(impl_->shape(), impl_->batch(), impl_->work);
 }
 
 AttentionPlan::AttentionPlan(const AttentionGeometry& geometry, const AttentionSequences& sequences,
                              const AttentionLists& lists)
-    : impl_(std::make_unique<Impl>(geometry, sequences)) {
-  impl_->check_lists(lists);
-  TokenLists given;
-  given.num_lists = lists.lists.dims[0];
-  given.lists = static_cast<const int32_t*>(lists.lists.data);
-  given.indptr = static_cast<const int32_t*>(lists.indptr.data);
-  given.spans = static_cast<const int32_t*>(lists.spans.data);
-  given.mask_bits = static_cast<const int64_t*>(lists.span_masks.data);
-  plan_attention(impl_->shape(), impl_->batch(), given, impl_->work);
+    : impl_(std::make_unique<Impl>(geometry, sequences, &lists)) {
+  plan_attention(impl_->shape(), impl_->batch(), lists, impl_->work);
 }
 
 AttentionPlan::~AttentionPlan() = default;

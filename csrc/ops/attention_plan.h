@@ -11,12 +11,9 @@ namespace effinfer::ops {
 inline constexpr int32_t kMaxHeadDim = 1024;
 
 struct AttentionPlan::Impl {
-  // Checks and copies the sequences.
-  Impl(const AttentionGeometry& geometry, const AttentionSequences& sequences);
-
-  // Where each sequence's bits start.
-  void set_mask_starts(const TensorView& mask_indptr);
-  void check_lists(const AttentionLists& lists);
+  // Checks all it is given, and copies the sequences. `lists` may be null.
+  Impl(const AttentionGeometry& geometry, const AttentionSequences& sequences,
+       const AttentionLists* lists = nullptr);
 
   int64_t num_sequences() const { return static_cast<int64_t>(kv_len.size()); }
   int64_t num_rows() const { return qo_indptr.back(); }
@@ -50,6 +47,9 @@ struct AttentionPlan::Impl {
 
  private:
   void copy_mask(const TensorView& view);
+  // Where each sequence's bits start.
+  void set_mask_starts(const TensorView& mask_indptr);
+  void check_lists(const AttentionLists& lists);
   void check_list(int64_t index, const int32_t* list, std::vector<uint8_t>& covered) const;
   void check_spans(const AttentionLists& given, const int32_t* list, int32_t first,
                    int32_t last) const;

@@ -1,7 +1,6 @@
 #include "effinfer/ops/attention_scores.h"
 
 #include <algorithm>
-#include <cmath>
 #include <string>
 #include <vector>
 
@@ -13,15 +12,6 @@
 namespace effinfer::ops {
 namespace {
 
-void check_numbers(const Validator& check, const AttentionScoresInputs& inputs) {
-  check.expect(std::isfinite(inputs.sm_scale), "sm_scale", "a finite number",
-               std::to_string(inputs.sm_scale));
-  check.expect(std::isfinite(inputs.k_scale), "k_scale", "a finite number",
-               std::to_string(inputs.k_scale));
-  check.expect(std::isfinite(inputs.logits_soft_cap) && inputs.logits_soft_cap >= 0.0f,
-               "logits_soft_cap", "a number >= 0", std::to_string(inputs.logits_soft_cap));
-}
-
 void check_positions(const Validator& check, const TensorView& positions,
                      const AttentionPlan::Impl& plan) {
   check.dtype("positions", positions, DType::i32);
@@ -30,7 +20,7 @@ void check_positions(const Validator& check, const TensorView& positions,
   for (size_t s = 0; s < plan.kv_len.size(); ++s) {
     for (int32_t row = plan.qo_indptr[s]; row < plan.qo_indptr[s + 1]; ++row) {
       if (values[row] >= 0 && values[row] < plan.kv_len[s]) continue;
-      check.expect(false, "positions[" + std::to_string(row) + "]",
+      check.expect(false, indexed("positions", row),
                    "a value in [0, " + std::to_string(plan.kv_len[s]) + "), the sequence's tokens",
                    std::to_string(values[row]));
     }
@@ -69,32 +59,15 @@ void attention_scores(const AttentionGeometry& geometry, const AttentionSequence
                       ThreadPool& pool) {
   const Validator check("attention_scores");
   const AttentionPlan::Impl plan(geometry, sequences);
-  check_numbers(check, inputs);
   if (diagonals != nullptr) check_diagonals(check, inputs, plan);
   const AttentionTensors tensors(check, plan, inputs.order);
   AttentionScoresProblem p;
-  p.q = tensors.query_rows("q", inputs.q, geometry.head_dim_qk);
-  if (inputs.kv != nullptr) {
-    p.source = KeySource::pages;
-    p.k = keys_of(tensors.pages(*inputs.kv));
-  } else {
-    p.k = tensors.kv_rows("k", inputs.k, geometry.head_dim_qk);
-    tensors.add_scales("k_scale", inputs.k_scales, p.k);
-  }
+  static_cast<AttentionLogits&>(p) = tensors.logits(inputs, geometry.head_dim_qk);
   if (inputs.positions.dims.rank() > 0) {
     check_positions(check, inputs.positions, plan);
     p.positions = static_cast<const int32_t*>(inputs.positions.data);
   }
   const std::vector<float> lse = natural(check, inputs, plan);
-  p.num_qo_heads = geometry.num_qo_heads;
-  p.num_kv_heads = geometry.num_kv_heads;
-  p.batch = plan.batch();
-  p.page_size = geometry.page_size;
-  p.causal = geometry.causal;
-  p.window_left = geometry.window_left;
-  p.sm_scale = inputs.sm_scale * inputs.k_scale;
-  p.logits_soft_cap = inputs.logits_soft_cap;
-  p.arithmetic = arithmetic_of_products(p.source, p.q.dtype, p.k.dtype);
   if (inputs.lse.dims.rank() > 0) p.lse = lse.data();
   p.maximum = inputs.reduce == ScoreReduce::max;
   int64_t total = 0;

@@ -29,21 +29,9 @@ struct ScoreRows {
   int64_t block_stride;
 };
 
-struct AttentionScoresProblem {
-  KeySource source = KeySource::rows;
-  QueryRows q;
-  KvRows k;
-  int32_t num_qo_heads = 0;
-  int32_t num_kv_heads = 0;
-  BatchLayout batch;  // as of AttentionProblem
-  int32_t page_size = 1;
+struct AttentionScoresProblem : AttentionLogits {
   const int32_t* positions = nullptr;  // of the rows in their sequences; null: the last ones
-  bool causal = false;
-  int32_t window_left = -1;
-  float sm_scale = 1.0f;
-  float logits_soft_cap = 0.0f;
-  Arithmetic arithmetic = Arithmetic::f32;  // of the products
-  const float* lse = nullptr;               // [T, num_qo_heads], natural logarithms
+  const float* lse = nullptr;          // [T, num_qo_heads], natural logarithms
   bool maximum = false;
   int32_t row_block = 0;            // rows whose positions have the same quotient by it; 0: all
   int32_t key_block = 1;            // keys of a result: a power of two up to 256

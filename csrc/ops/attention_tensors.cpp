@@ -15,6 +15,32 @@ void AttentionTensors::check_rows(std::string_view argument, const StridedView& 
                 "stride " + std::to_string(view.stride(view.dims.rank() - 1)));
 }
 
+AttentionLogits AttentionTensors::logits(const LogitInputs& inputs, int32_t dims) const {
+  check_logits(check_, inputs.sm_scale, inputs.logits_soft_cap);
+  check_.finite("k_scale", inputs.k_scale);
+  AttentionLogits logits;
+  logits.q = query_rows("q", inputs.q, dims);
+  if (inputs.kv != nullptr) {
+    logits.source = KeySource::pages;
+    logits.k = keys_of(pages(*inputs.kv));
+  } else {
+    logits.source = KeySource::rows;
+    logits.k = kv_rows("k", inputs.k, dims);
+    add_scales("k_scale", inputs.k_scales, logits.k);
+  }
+  const AttentionGeometry& g = plan_.geometry;
+  logits.num_qo_heads = g.num_qo_heads;
+  logits.num_kv_heads = g.num_kv_heads;
+  logits.batch = plan_.batch();
+  logits.page_size = g.page_size;
+  logits.causal = g.causal;
+  logits.window_left = g.window_left;
+  logits.sm_scale = inputs.sm_scale * inputs.k_scale;
+  logits.logits_soft_cap = inputs.logits_soft_cap;
+  logits.arithmetic = arithmetic_of_products(logits);
+  return logits;
+}
+
 // The first dimension may be larger than the plan needs.
 void AttentionTensors::check_dims(std::string_view argument, const StridedView& x,
                                   const Dims& last) const {
@@ -32,18 +58,16 @@ void AttentionTensors::check_dims(std::string_view argument, const StridedView& 
 
 QueryRows AttentionTensors::query_rows(std::string_view argument, const StridedView& q,
                                        int32_t dims) const {
-  const bool floats = q.dtype == DType::f32 || q.dtype == DType::f16 || q.dtype == DType::bf16;
-  check_.expect(floats, argument, "dtype f32, f16 or bf16", name(q.dtype));
-  const Dims expected = {plan_.num_rows(), plan_.geometry.num_qo_heads, dims};
-  check_.expect(q.dims == expected, argument, "shape " + expected.to_string(), q.dims.to_string());
+  check_.row_type(argument, q.dtype);
+  check_.shape(argument, q, {plan_.num_rows(), plan_.geometry.num_qo_heads, dims});
   check_rows(argument, q);
   return {static_cast<const uint8_t*>(q.data), q.dtype, dims, q.stride(0), q.stride(1)};
 }
 
 KvRows AttentionTensors::kv_rows(std::string_view argument, const StridedView& x,
                                  int32_t dims) const {
-  const bool known = x.dtype == DType::f32 || x.dtype == DType::f16 || x.dtype == DType::bf16 ||
-                     x.dtype == DType::i8 || x.dtype == DType::f8_e4m3 || x.dtype == DType::f8_e5m2;
+  const bool known = is_row_type(x.dtype) || x.dtype == DType::i8 || x.dtype == DType::f8_e4m3 ||
+                     x.dtype == DType::f8_e5m2;
   check_.expect(known, argument, "dtype f32, f16, bf16, i8, f8_e4m3 or f8_e5m2", name(x.dtype));
   check_dims(argument, x, {dims});
   check_rows(argument, x);
@@ -61,7 +85,7 @@ KvRows AttentionTensors::kv_rows(std::string_view argument, const StridedView& x
 void AttentionTensors::add_scales(std::string_view argument, const StridedView& x,
                                   KvRows& rows) const {
   if (x.dims.rank() == 0) return;
-  check_.expect(x.dtype == DType::f32, argument, "dtype f32", name(x.dtype));
+  check_.dtype(argument, x, DType::f32);
   check_dims(argument, x, {});
   rows.scales = static_cast<const float*>(x.data);
   rows.scale_page_stride = plan_.paged ? x.stride(0) : 0;
@@ -85,7 +109,7 @@ const KvLayer& AttentionTensors::pages(const PagedKv& kv) const {
 }
 
 void check_logits(const Validator& check, float sm_scale, float logits_soft_cap) {
-  check.expect(std::isfinite(sm_scale), "sm_scale", "a finite number", std::to_string(sm_scale));
+  check.finite("sm_scale", sm_scale);
   check.expect(std::isfinite(logits_soft_cap) && logits_soft_cap >= 0.0f, "logits_soft_cap",
                "a number >= 0", std::to_string(logits_soft_cap));
 }
@@ -98,11 +122,13 @@ const float* per_head(const Validator& check, std::string_view argument, const T
   return static_cast<const float*>(view.data);
 }
 
-Arithmetic arithmetic_of_products(KeySource source, DType q, DType kv) {
-  const bool keys =
-      kv == DType::bf16 || (source == KeySource::rows && kv != DType::f32 && kv != DType::f16);
-  const bool has = current_isa() >= Isa::avx512 && cpu_features().avx512_bf16;
-  return q == DType::bf16 && keys && has ? Arithmetic::bf16 : Arithmetic::f32;
+Arithmetic arithmetic_of_products(const AttentionLogits& logits) {
+  AttentionProblem problem;
+  static_cast<AttentionLogits&>(problem) = logits;
+  problem.arithmetic = Arithmetic::bf16;
+  const bool has =
+      logits.q.dtype == DType::bf16 && table<AttentionProblem>().has(problem, current_target());
+  return has ? Arithmetic::bf16 : Arithmetic::f32;
 }
 
 void run_work(AttentionProblem& problem, const AttentionWork& work, ThreadPool& pool) {
@@ -116,6 +142,14 @@ void run_work(AttentionProblem& problem, const AttentionWork& work, ThreadPool& 
   problem.partial_ms = partial_ms.get();
   problem.done = done.data();
   run_alone(problem, pool);
+}
+
+void plan_and_run(AttentionProblem& p, ThreadPool& pool) {
+  AttentionWork work;
+  plan_attention(
+      {p.source, p.num_qo_heads, p.num_kv_heads, p.v.dims, p.causal, p.window_left, p.sink_tokens},
+      p.batch, work);
+  run_work(p, work, pool);
 }
 
 }  // namespace effinfer::ops

@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "effinfer/ops/attention.h"
 #include "ops/attention.h"
 
 namespace effinfer::ops {
@@ -53,19 +54,21 @@ class Planner {
     finish();
   }
 
-  void add_lists(const TokenLists& given) {
-    for (int64_t l = 0; l < given.num_lists; ++l) {
+  void add_lists(const AttentionLists& given) {
+    const auto* list = static_cast<const int32_t*>(given.lists.data);
+    const auto* indptr = static_cast<const int32_t*>(given.indptr.data);
+    const auto* spans = static_cast<const int32_t*>(given.spans.data);
+    const auto* mask_bits = static_cast<const int64_t*>(given.span_masks.data);
+    for (int64_t l = 0; l < given.lists.dims[0]; ++l, ++indptr, list += 4) {
       int32_t visited = 0;
-      for (int32_t i = given.indptr[l]; i < given.indptr[l + 1]; ++i) {
-        const int32_t* span = given.spans + 2 * int64_t{i};
-        const int64_t mask_bit = given.mask_bits != nullptr ? given.mask_bits[i] : 0;
-        work_.spans.push_back({span[0], span[1], visited, mask_bit});
+      for (int32_t i = indptr[0]; i < indptr[1]; ++i) {
+        const int32_t* span = spans + 2 * int64_t{i};
+        work_.spans.push_back({span[0], span[1], visited, mask_bits != nullptr ? mask_bits[i] : 0});
         visited += span[1] - span[0];
       }
-      const int32_t* list = given.lists + 4 * l;
       add_block(list[0], list[1], list[2], list[3], [&](AttentionTile& tile) {
-        tile.first_span = given.indptr[l];
-        tile.num_spans = given.indptr[l + 1] - given.indptr[l];
+        tile.first_span = indptr[0];
+        tile.num_spans = indptr[1] - indptr[0];
         tile.num_tokens = visited;
         tile.end_unit = ceil_div(visited, kUnitTokens);
       });
@@ -207,8 +210,8 @@ void plan_attention(const AttentionShape& shape, const BatchLayout& batch, Atten
   Planner(shape, batch, work).add_dense();
 }
 
-void plan_attention(const AttentionShape& shape, const BatchLayout& batch, const TokenLists& lists,
-                    AttentionWork& work) {
+void plan_attention(const AttentionShape& shape, const BatchLayout& batch,
+                    const AttentionLists& lists, AttentionWork& work) {
   Planner(shape, batch, work).add_lists(lists);
 }
 

@@ -27,7 +27,7 @@ std::string item(std::string_view argument, int64_t i) {
 void check_blocks(const Validator& check, const BlockMatrix& x) {
   const auto whole = [&](std::string_view argument, int64_t size, std::string_view by,
                          int64_t block) {
-    check.expect(block > 0, by, "a positive number", std::to_string(block));
+    check.positive(by, block);
     check.expect(size >= 0 && size <= kMaxInt32 && size % block == 0, argument,
                  "a multiple of " + std::string(by) + " = " + std::to_string(block),
                  std::to_string(size));
@@ -70,7 +70,7 @@ void add_list(const Validator& check, BlockLists& out, int64_t kv_head, int64_t 
 BlockLists block_sparse_lists(const BlockMatrix& x, int32_t num_kv_heads, bool masked) {
   const Validator check("block_sparse_attention");
   check_blocks(check, x);
-  check.expect(num_kv_heads > 0, "num_kv_heads", "a positive number", std::to_string(num_kv_heads));
+  check.positive("num_kv_heads", num_kv_heads);
   BlockLists out;
   out.list_indptr.push_back(0);
   std::vector<std::pair<int32_t, int32_t>> row;  // block, its place in `indices`
@@ -190,9 +190,7 @@ VariableBlockLists variable_block_lists(const TensorView& block_mask_map,
 PackedMask ancestor_mask(const TensorView& parents, const TensorView& qo_indptr,
                          const TensorView& kv_len) {
   const Validator check("tree_attention");
-  check.dtype("kv_len", kv_len, DType::i32);
-  check.rank("kv_len", kv_len, 1);
-  const int64_t sequences = kv_len.dims[0];
+  const auto sequences = static_cast<int64_t>(check.ints("kv_len", kv_len).size());
   check.indptr("qo_indptr", qo_indptr, sequences);
   check.dtype("parents", parents, DType::i32);
   check.shape("parents", parents, {ints(qo_indptr)[sequences]});

@@ -119,7 +119,7 @@ BlockScorer make_scorer(const Validator& check, const AttentionGeometry& geometr
   const AttentionTensors tensors(check, scorer.plan, inputs.order);
   scorer.q = tensors.query_rows("q", inputs.q, geometry.head_dim_qk);
   scorer.k = tensors.kv_rows("k", inputs.k, geometry.head_dim_qk);
-  check.expect(is_row_type(scorer.k.dtype), "k", "dtype f32, f16 or bf16", name(scorer.k.dtype));
+  check.row_type("k", scorer.k.dtype);
   scorer.concatenates = inputs.method == BlockMethod::antidiagonal;
   if (scorer.concatenates) {
     const int32_t stride = inputs.stride;
@@ -153,6 +153,7 @@ BlockScores BlockScorer::run(ThreadPool& pool) const {
   }
   out.values.resize(static_cast<size_t>(first));
   AttentionScoresProblem p;
+  p.source = KeySource::rows;
   p.num_qo_heads = plan.geometry.num_qo_heads;
   p.num_kv_heads = plan.geometry.num_kv_heads;
   p.q = {reinterpret_cast<const uint8_t*>(queries.data.get()), DType::f32,

@@ -10,26 +10,20 @@ namespace effinfer::ops {
 IndexBuilder::IndexBuilder(const Validator& check, const IndexRows& rows)
     : check_(check), rows_(rows), kv_starts_{0} {
   const auto copy = [&](std::string_view argument, const TensorView& view) {
-    check.dtype(argument, view, DType::i32);
-    check.rank(argument, view, 1);
-    const auto* values = static_cast<const int32_t*>(view.data);
-    return std::vector<int32_t>(values, values + view.dims[0]);
-  };
-  const auto positive = [&](std::string_view argument, int32_t value) {
-    check.expect(value > 0, argument, "a positive number", std::to_string(value));
+    const std::span<const int32_t> values = check.ints(argument, view);
+    return std::vector<int32_t>(values.begin(), values.end());
   };
   kv_len_ = copy("kv_len", rows.kv_len);
   qo_indptr_ = copy("qo_indptr", rows.qo_indptr);
   check.indptr("qo_indptr", rows.qo_indptr, num_sequences());
-  positive("num_kv_heads", rows.num_kv_heads);
-  positive("block_size", rows.block_size);
-  check.expect(rows.sink_tokens >= 0, "sink_tokens", "0 or more", std::to_string(rows.sink_tokens));
-  check.expect(rows.local_tokens >= 0, "local_tokens", "0 or more",
-               std::to_string(rows.local_tokens));
+  check.positive("num_kv_heads", rows.num_kv_heads);
+  check.positive("block_size", rows.block_size);
+  check.at_least("sink_tokens", rows.sink_tokens, 0);
+  check.at_least("local_tokens", rows.local_tokens, 0);
   for (size_t s = 0; s < kv_len_.size(); ++s) {
     const int64_t count = int64_t{qo_indptr_[s + 1]} - qo_indptr_[s];
-    const std::string name = "kv_len[" + std::to_string(s) + "]";
-    check.expect(kv_len_[s] >= count, name, "at least its " + std::to_string(count) + " query rows",
+    check.expect(kv_len_[s] >= count, indexed("kv_len", static_cast<int64_t>(s)),
+                 "at least its " + std::to_string(count) + " query rows",
                  std::to_string(kv_len_[s]));
     kv_starts_.push_back(kv_starts_.back() + kv_len_[s]);
   }
@@ -71,7 +65,7 @@ BlockLists IndexBuilder::join(const TokenListInputs& in,
 }
 
 void check_top(const Validator& check, std::string_view argument, const TopScores& top) {
-  check.expect(top.count >= 0, argument, "0 or more", std::to_string(top.count));
+  check.at_least(argument, top.count, 0);
   check.expect(std::isfinite(top.mass) && top.mass >= 0.0f && top.mass <= 1.0f, argument,
                "a share of at most 1", std::to_string(top.mass));
 }

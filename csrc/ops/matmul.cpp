@@ -182,36 +182,40 @@ void matmul(const float* x, int64_t n, const PackedMatrix& weight, MatmulArithme
   });
 }
 
-void quantize_activation(const float* x, int64_t n, int64_t cols, int8_t* q, float* scales) {
-  if (n < 0 || cols < 1) {
-    throw InvalidArgument("[quantize_activation] x: expected a shape [n, cols], got [" +
-                          std::to_string(n) + ", " + std::to_string(cols) + "]");
-  }
-  Operand operand{Arithmetic::int8, 1, cols, nullptr};
-  std::vector<uint8_t> record(static_cast<size_t>(operand.row_bytes()));
+namespace {
+
+// Rows x [n, cols] as an operand in `record`.
+Operand quantized(const Validator& check, Arithmetic arithmetic, const float* x, int64_t n,
+                  int64_t cols, std::vector<uint8_t>& record) {
+  check.expect(n >= 0 && cols >= 1, "x", "a shape [n, cols]", Dims{n, cols}.to_string());
+  Operand operand{arithmetic, n, cols, nullptr};
+  record.resize(static_cast<size_t>(n * operand.row_bytes()));
   operand.data = record.data();
+  ThreadPool alone(1);
+  run_alone(ToOperandProblem{x, cols, operand}, alone);
+  return operand;
+}
+
+}  // namespace
+
+void quantize_activation(const float* x, int64_t n, int64_t cols, int8_t* q, float* scales) {
+  std::vector<uint8_t> record;
+  const Operand operand =
+      quantized(Validator("quantize_activation"), Arithmetic::int8, x, n, cols, record);
   const int64_t blocks = (cols + kScaleBlock - 1) / kScaleBlock;
-  const auto store = store_operand_row(current_isa());
   for (int64_t i = 0; i < n; ++i) {
-    store(operand, 0, x + i * cols);
-    const Int8Row row = int8_row(operand, 0);
+    const Int8Row row = int8_row(operand, i);
     std::copy_n(row.q, cols, q + i * cols);
     std::copy_n(row.scales, blocks, scales + i * blocks);
   }
 }
 
 void quantize_tokens(const float* x, int64_t n, int64_t cols, int8_t* q, float* scales) {
-  if (n < 0 || cols < 1) {
-    throw InvalidArgument("[quantize_tokens] x: expected a shape [n, cols], got [" +
-                          std::to_string(n) + ", " + std::to_string(cols) + "]");
-  }
-  Operand operand{Arithmetic::int8_token, 1, cols, nullptr};
-  std::vector<uint8_t> record(static_cast<size_t>(operand.row_bytes()));
-  operand.data = record.data();
-  const auto store = store_operand_row(current_isa());
+  std::vector<uint8_t> record;
+  const Operand operand =
+      quantized(Validator("quantize_tokens"), Arithmetic::int8_token, x, n, cols, record);
   for (int64_t i = 0; i < n; ++i) {
-    store(operand, 0, x + i * cols);
-    const TokenRow row = token_row(operand, 0);
+    const TokenRow row = token_row(operand, i);
     std::copy_n(row.q, cols, q + i * cols);
     scales[i] = row.scale;
   }

@@ -11,7 +11,7 @@ namespace {
 
 void check_vectors(const Validator& check, std::string_view argument, const TensorView& v,
                    int rank) {
-  check.expect(is_row_type(v.dtype), argument, "dtype f32, f16 or bf16", name(v.dtype));
+  check.row_type(argument, v.dtype);
   check.rank(argument, v, rank);
   check.data(argument, v);
 }

@@ -29,7 +29,6 @@
 #include <cstdint>
 #include <string>
 
-#include "effinfer/device.h"
 #include "ops/cost.h"
 
 namespace effinfer::ops {
@@ -102,18 +101,6 @@ inline TokenRow token_row(const Operand& x, int64_t index) {
           *reinterpret_cast<const int32_t*>(row + k + 4),
           reinterpret_cast<const int32_t*>(row + k + 8)};
 }
-
-// Writes one row of `out` from out.cols floats. A producer that has a row in registers or scratch
-// calls this; the result is the same bits at every ISA level.
-using StoreOperandRow = void (*)(const Operand& out, int64_t row, const float* values);
-StoreOperandRow store_operand_row(Isa isa);
-
-// Writes whole blocks of one row: a producer of some columns need not wait for the others. The last
-// block's writer also writes the padding; out.cols is a multiple of kOperandBlock. Not for
-// int8_token.
-using StoreOperandBlocks = void (*)(const Operand& out, int64_t row, int64_t first_block,
-                                    int64_t num_blocks, const float* values);
-StoreOperandBlocks store_operand_blocks(Isa isa);
 
 // The conversion alone: f32 rows to an operand. One row is one chunk.
 struct ToOperandProblem {

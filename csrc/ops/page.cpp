@@ -15,10 +15,6 @@ const int32_t* ints(const TensorView& view) {
   return static_cast<const int32_t*>(view.data);
 }
 
-std::string item(std::string_view argument, int64_t i) {
-  return std::string(argument).append("[").append(std::to_string(i)).append("]");
-}
-
 void check_vector(const Validator& check, std::string_view argument, const TensorView& view,
                   int64_t size) {
   check.dtype(argument, view, DType::i32);
@@ -29,7 +25,7 @@ void check_vector(const Validator& check, std::string_view argument, const Tenso
 void check_range(const Validator& check, std::string_view argument, int64_t i, int64_t value,
                  int64_t low, int64_t high) {
   if (value >= low && value < high) return;
-  check.expect(false, item(argument, i),
+  check.expect(false, indexed(argument, i),
                std::to_string(low).append(" to ").append(std::to_string(high - 1)),
                std::to_string(value));
 }
@@ -92,17 +88,14 @@ bool is_float(DType dtype) {
 void check_tensors(const Validator& check, const AppendTensors& x, std::string_view rows_name,
                    std::string_view cache_name, int slot_axis) {
   const auto rank = [&](std::string_view argument, const StridedView& view, int expected) {
-    check.expect(view.dims.rank() == expected, argument, std::to_string(expected) + " dimensions",
-                 "shape " + view.dims.to_string());
+    check.rank(argument, view, expected);
     check.expect(view.contiguous_rows(), argument, "a contiguous last dimension", "strides");
     check.data(argument, view);
   };
   rank(rows_name, x.rows, 3);
   rank(cache_name, x.cache, 4);
   const int head_axis = 3 - slot_axis;
-  const Dims expected = {x.rows.dims[0], x.cache.dims[head_axis], x.cache.dims[3]};
-  check.expect(x.rows.dims == expected, rows_name, "shape " + expected.to_string(),
-               x.rows.dims.to_string());
+  check.shape(rows_name, x.rows, {x.rows.dims[0], x.cache.dims[head_axis], x.cache.dims[3]});
   check.expect(x.rows.dtype == x.cache.dtype || (is_float(x.rows.dtype) && is_float(x.cache.dtype)),
                rows_name,
                "dtype " + std::string(name(x.cache.dtype)) + " of " + std::string(cache_name),

@@ -35,10 +35,6 @@ int64_t num_places(const AttentionPlan::Impl& plan, const std::vector<KeyPage>& 
   return plan.paged ? plan.num_kv_rows : static_cast<int64_t>(pages.size());
 }
 
-void check_floats(const Validator& check, std::string_view argument, DType dtype) {
-  check.expect(is_row_type(dtype), argument, "dtype f32, f16 or bf16", name(dtype));
-}
-
 }  // namespace
 
 std::string describe(const PageBoundsProblem& problem) {
@@ -83,7 +79,7 @@ std::vector<float> page_bounds(const AttentionGeometry& geometry,
   const AttentionGeometry& g = geometry;
   const AttentionPlan::Impl plan(g, sequences);
   const KvRows rows = AttentionTensors(check, plan, order).kv_rows("k", k, g.head_dim_qk);
-  check_floats(check, "k", rows.dtype);
+  check.row_type("k", rows.dtype);
   const std::vector<KeyPage> pages = pages_of(plan, &rows);
   const int64_t places = num_places(plan, pages);
   dims = {2, places, g.num_kv_heads, g.head_dim_qk};

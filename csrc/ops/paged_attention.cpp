@@ -27,7 +27,7 @@ std::vector<uint64_t> ancestors_of(const Validator& check, const TensorView& par
     check.expect(rows <= 64, "parents", "at most 64 rows a sequence", std::to_string(rows));
     for (int32_t i = 0; i < rows; ++i) {
       const int32_t parent = ints(parents)[first + i];
-      check.expect(parent >= -1 && parent < i, "parents[" + std::to_string(first + i) + "]",
+      check.expect(parent >= -1 && parent < i, indexed("parents", first + i),
                    "-1 to " + std::to_string(i - 1), std::to_string(parent));
       const uint64_t above = parent < 0 ? 0 : ancestors[static_cast<size_t>(first + parent)];
       ancestors[static_cast<size_t>(first + i)] = above | uint64_t{1} << i;
@@ -43,12 +43,10 @@ void paged_attention(const TensorView& q, const PagedKv& kv, const PagedBatch& b
   const Validator check("paged_attention");
   const int32_t heads = check_queries(check, q, kv);
   check_logits(check, options.sm_scale, options.logits_soft_cap);
-  check.expect(options.window_left >= -1, "window_left", "-1 or more",
-               std::to_string(options.window_left));
+  check.at_least("window_left", options.window_left, -1);
+  check.at_least("sink_tokens", options.sink_tokens, 0);
   check.expect(options.arithmetic == DType::f32 || options.arithmetic == DType::bf16, "arithmetic",
                "f32 or bf16", std::string(name(options.arithmetic)));
-  check.expect(options.sink_tokens >= 0, "sink_tokens", "0 or more",
-               std::to_string(options.sink_tokens));
   AttentionProblem problem;
   problem.batch = check_batch(check, batch, q.dims[0], kv);
   const std::vector<uint64_t> ancestors = ancestors_of(check, options.parents, problem.batch);
@@ -78,11 +76,7 @@ void paged_attention(const TensorView& q, const PagedKv& kv, const PagedBatch& b
   problem.out_stride = problem.q.row_stride;
   problem.lse = options.lse;
   problem.lse_factor = options.lse_factor;
-  AttentionWork work;
-  plan_attention({KeySource::pages, heads, kv.num_kv_heads(), kv.head_dim(), true,
-                  options.window_left, options.sink_tokens},
-                 problem.batch, work);
-  run_work(problem, work, pool);
+  plan_and_run(problem, pool);
 }
 
 }  // namespace effinfer::ops

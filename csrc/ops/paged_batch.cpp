@@ -10,18 +10,17 @@ const int32_t* ints(const TensorView& view) {
 }  // namespace
 
 BatchLayout check_sequences(const Validator& check, const PagedBatch& batch) {
-  check.dtype("kv_len", batch.kv_len, DType::i32);
-  check.rank("kv_len", batch.kv_len, 1);
+  const std::span<const int32_t> kv_len = check.ints("kv_len", batch.kv_len);
   BatchLayout layout;
-  layout.num_sequences = batch.kv_len.dims[0];
+  layout.num_sequences = static_cast<int64_t>(kv_len.size());
   check.indptr("qo_indptr", batch.qo_indptr, layout.num_sequences);
   layout.qo_indptr = ints(batch.qo_indptr);
   layout.num_tokens = layout.qo_indptr[layout.num_sequences];
-  layout.kv_len = ints(batch.kv_len);
+  layout.kv_len = kv_len.data();
   for (int64_t s = 0; s < layout.num_sequences; ++s) {
     const int64_t rows = layout.qo_indptr[s + 1] - layout.qo_indptr[s];
     if (layout.kv_len[s] >= rows) continue;
-    check.expect(false, "kv_len[" + std::to_string(s) + "]",
+    check.expect(false, indexed("kv_len", s),
                  "at least its " + std::to_string(rows) + " query rows",
                  std::to_string(layout.kv_len[s]));
   }
@@ -46,7 +45,7 @@ BatchLayout check_batch(const Validator& check, const PagedBatch& batch, int64_t
     const int64_t room = static_cast<int64_t>(kv_indptr[s + 1] - kv_indptr[s]) * PagedKv::kPageSize;
     const int32_t length = layout.kv_len[s];
     if (length <= room) continue;
-    check.expect(false, "kv_len[" + std::to_string(s) + "]",
+    check.expect(false, indexed("kv_len", s),
                  "at most the " + std::to_string(room) + " tokens of its pages",
                  std::to_string(length));
   }

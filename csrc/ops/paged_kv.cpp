@@ -45,8 +45,8 @@ struct PagedKv::Impl {
 PagedKv::PagedKv(int32_t num_pages, int32_t num_kv_heads, int32_t head_dim, DType dtype)
     : impl_(std::make_unique<Impl>()) {
   const Validator check("paged_kv");
-  check.expect(num_pages > 0, "num_pages", "a positive number", std::to_string(num_pages));
-  check.expect(num_kv_heads > 0, "num_kv_heads", "a positive number", std::to_string(num_kv_heads));
+  check.positive("num_pages", num_pages);
+  check.positive("num_kv_heads", num_kv_heads);
   check.expect(head_dim > 0 && head_dim <= 256 && head_dim % 16 == 0, "head_dim",
                "a multiple of 16 up to 256", std::to_string(head_dim));
   check.expect(

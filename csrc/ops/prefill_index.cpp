@@ -2,11 +2,10 @@
 
 #include <algorithm>
 #include <bit>
-#include <cmath>
-#include <utility>
 #include <vector>
 
 #include "effinfer/dtype.h"
+#include "ops/index_builder.h"
 #include "ops/paged_batch.h"
 #include "ops/registry.h"
 
@@ -80,12 +79,6 @@ Cost cost(const BlockIndexProblem& problem) {
 
 namespace {
 
-void check_top(const Validator& check, std::string_view argument, const TopScores& top) {
-  check.expect(top.count >= 0, argument, "0 or more", std::to_string(top.count));
-  check.expect(std::isfinite(top.mass) && top.mass >= 0.0f && top.mass <= 1.0f, argument,
-               "a share of at most 1", std::to_string(top.mass));
-}
-
 // With all KV heads' lists chosen by `heads`.
 PrefillIndexInputs check_inputs(const Validator& check, const Visits& visits, const TensorView& q,
                                 const PagedKv& kv, const PagedBatch& batch,
@@ -93,13 +86,10 @@ PrefillIndexInputs check_inputs(const Validator& check, const Visits& visits, co
   const int32_t num_qo_heads = check_queries(check, q, kv);
   PrefillIndexInputs in;
   in.batch = check_batch(check, batch, q.dims[0], kv);
-  check.expect(std::isfinite(options.sm_scale), "sm_scale", "a finite number",
-               std::to_string(options.sm_scale));
-  for (const auto& [name, value] : {std::pair("sink_tokens", options.sink_tokens),
-                                    std::pair("local_tokens", options.local_tokens),
-                                    std::pair("min_tokens", options.min_tokens)}) {
-    check.expect(value >= 0, name, "0 or more", std::to_string(value));
-  }
+  check.finite("sm_scale", options.sm_scale);
+  check.at_least("sink_tokens", options.sink_tokens, 0);
+  check.at_least("local_tokens", options.local_tokens, 0);
+  check.at_least("min_tokens", options.min_tokens, 0);
   heads.assign(static_cast<size_t>(kv.num_kv_heads()), IndexedHead::chosen);
   in.q = static_cast<const float*>(q.data);
   in.q_stride = int64_t{num_qo_heads} * kv.head_dim();
@@ -123,10 +113,8 @@ void column_visits(Visits& visits, const TensorView& q, const PagedKv& kv, const
   std::vector<IndexedHead> heads;
   ColumnIndexProblem problem;
   problem.in = check_inputs(check, visits, q, kv, batch, options, heads);
-  check.expect(columns.last_rows > 0, "last_rows", "a positive number",
-               std::to_string(columns.last_rows));
-  check.expect(columns.row_stride >= 0, "row_stride", "0 or more",
-               std::to_string(columns.row_stride));
+  check.positive("last_rows", columns.last_rows);
+  check.at_least("row_stride", columns.row_stride, 0);
   check_top(check, "columns", columns.columns);
   check_top(check, "slashes", columns.slashes);
   problem.last_rows = columns.last_rows;

@@ -7,6 +7,7 @@
 // target, the problem and every refusal.
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <string>
 #include <vector>
@@ -61,6 +62,13 @@ class Table {
                         reasons);
     }
     return *best;
+  }
+
+  // Whether select() finds one.
+  bool has(const Problem& problem, const Target& target) const {
+    return std::ranges::any_of(variants_, [&](const Variant<Problem>& variant) {
+      return refusal(variant, problem, target) == nullptr;
+    });
   }
 
   const std::vector<Variant<Problem>>& variants() const { return variants_; }

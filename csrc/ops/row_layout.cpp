@@ -34,7 +34,7 @@ RowLayout merge_rows(const Validator& check, std::string_view argument,
 }
 
 void check_rows(const Validator& check, std::string_view argument, const StridedView& view) {
-  check.expect(is_row_type(view.dtype), argument, "dtype f32, f16 or bf16", name(view.dtype));
+  check.row_type(argument, view.dtype);
   check.expect(view.dims.rank() >= 1, argument, "at least one dimension", "a scalar");
   check.expect(view.dims.num_elements() == 0 || view.contiguous_rows(), argument,
                "a contiguous last dimension",
@@ -44,9 +44,8 @@ void check_rows(const Validator& check, std::string_view argument, const Strided
 
 void check_written_rows(const Validator& check, std::string_view argument, const StridedView& view,
                         DType dtype, const Dims& dims) {
-  check.expect(view.dtype == dtype, argument, "dtype " + std::string(name(dtype)),
-               name(view.dtype));
-  check.expect(view.dims == dims, argument, "shape " + dims.to_string(), view.dims.to_string());
+  check.dtype(argument, view, dtype);
+  check.shape(argument, view, dims);
   check_rows(check, argument, view);
   if (dims.num_elements() == 0) return;  // strides mean nothing
   for (int axis = 0; axis < dims.rank(); ++axis) {

@@ -75,8 +75,8 @@ const int64_t* indices_of(const Validator& check, const TensorView& indices, int
   const auto* values = static_cast<const int64_t*>(indices.data);
   for (int64_t i = 0; i < indices.dims[0]; ++i) {
     if (values[i] >= 0 && values[i] < limit) continue;
-    check.expect(false, "indices[" + std::to_string(i) + "]",
-                 "a row in [0, " + std::to_string(limit) + ")", std::to_string(values[i]));
+    check.expect(false, indexed("indices", i), "a row in [0, " + std::to_string(limit) + ")",
+                 std::to_string(values[i]));
   }
   return values;
 }

@@ -4,6 +4,7 @@
 #include <optional>
 #include <vector>
 
+#include "ops/attention_tensors.h"
 #include "ops/describe.h"
 #include "ops/registry.h"
 
@@ -37,20 +38,10 @@ struct PositionMask {
 // Attention without values: its logarithms of sums are all there is.
 std::vector<float> lse_pass(const AttentionScoresProblem& given, ThreadPool& pool) {
   AttentionProblem p;
-  p.source = given.source;
-  p.q = given.q;
-  p.k = p.v = given.k;
+  static_cast<AttentionLogits&>(p) = given;
+  p.v = given.k;
   p.v.dims = 0;
   p.v.scales = nullptr;
-  p.num_qo_heads = given.num_qo_heads;
-  p.num_kv_heads = given.num_kv_heads;
-  p.batch = given.batch;
-  p.page_size = given.page_size;
-  p.causal = given.causal;
-  p.window_left = given.window_left;
-  p.sm_scale = given.sm_scale;
-  p.logits_soft_cap = given.logits_soft_cap;
-  p.arithmetic = given.arithmetic;
   p.decode = true;
   std::optional<PositionMask> mask;
   if (given.positions != nullptr) {
@@ -62,21 +53,11 @@ std::vector<float> lse_pass(const AttentionScoresProblem& given, ThreadPool& poo
     p.mask_starts = mask->starts.data();
     p.mask_row_strides = mask->strides.data();
   }
-  AttentionWork work;
-  plan_attention({p.source, p.num_qo_heads, p.num_kv_heads, 0, p.causal, p.window_left, 0}, p.batch,
-                 work);
-  const auto num_rows = static_cast<size_t>(p.batch.num_tokens);
-  std::vector<float> lse(num_rows * static_cast<size_t>(given.num_qo_heads));
-  std::vector<float> partial_ms(static_cast<size_t>(work.num_partials) * 2);
-  std::vector<int32_t> done(work.merges.size());
-  float nothing = 0.0f;
-  p.work = &work;
-  p.partial_out = &nothing;
-  p.partial_ms = partial_ms.data();
-  p.done = done.data();
-  p.out = reinterpret_cast<uint8_t*>(&nothing);
+  std::vector<float> lse(static_cast<size_t>(p.batch.num_tokens * p.num_qo_heads));
+  uint8_t nothing = 0;
+  p.out = &nothing;
   p.lse = lse.data();
-  run_alone(p, pool);
+  plan_and_run(p, pool);
   return lse;
 }
 
@@ -96,15 +77,13 @@ std::string describe(const PositionMaskProblem& problem) {
 
 Cost cost(const FoldDiagonalsProblem& problem) {
   const AttentionScoresProblem& p = *problem.scores;
-  const int64_t group = p.num_qo_heads / p.num_kv_heads;
   int64_t sums = 0;
-  for (int64_t i = 0; i < p.num_items; ++i) sums += group * diagonal_width(p, p.items[i]);
+  for (int64_t i = 0; i < p.num_items; ++i) sums += p.group() * diagonal_width(p, p.items[i]);
   return {12 * sums, sums};
 }
 
 void run_score_passes(const AttentionScoresProblem& given, float* diagonals, ThreadPool& pool) {
   AttentionScoresProblem p = given;
-  const int32_t group = p.num_qo_heads / p.num_kv_heads;
   std::vector<ScoreItem> items;
   int64_t sums = 0;
   for (int32_t s = 0; s < p.batch.num_sequences; ++s) {
@@ -113,7 +92,7 @@ void run_score_passes(const AttentionScoresProblem& given, float* diagonals, Thr
     for (int32_t head = 0; head < p.num_kv_heads; ++head) {
       for (int32_t unit = 0; unit < units; unit += kChunkUnits) {
         items.push_back({s, head, unit, std::min(unit + kChunkUnits, units), sums});
-        sums += group * diagonal_width(p, items.back());
+        sums += p.group() * diagonal_width(p, items.back());
       }
     }
   }

@@ -36,20 +36,16 @@ size_t scratch_bytes(const PoolScoresProblem& problem) {
 void pool_scores(const TensorView& scores, const TensorView& kv_len, const ScorePool& options,
                  float* out, ThreadPool& pool) {
   const Validator check("pooled_attention_scores");
-  check.dtype("kv_len", kv_len, DType::i32);
-  check.rank("kv_len", kv_len, 1);
-  const auto* lengths = static_cast<const int32_t*>(kv_len.data);
+  const std::span<const int32_t> lengths = check.ints("kv_len", kv_len);
   check.expect(options.kernel_size > 0 && options.kernel_size % 2 == 1, "kernel_size",
                "an odd number > 0", std::to_string(options.kernel_size));
-  check.expect(options.block_size > 0, "block_size", "a positive number",
-               std::to_string(options.block_size));
+  check.positive("block_size", options.block_size);
   std::vector<int64_t> starts = {0};
   std::vector<int64_t> blocks = {0};
-  for (int64_t s = 0; s < kv_len.dims[0]; ++s) {
-    check.expect(lengths[s] >= 0, "kv_len", "no negative length", std::to_string(lengths[s]));
-    starts.push_back(starts.back() + lengths[s]);
-    blocks.push_back(blocks.back() +
-                     (int64_t{lengths[s]} + options.block_size - 1) / options.block_size);
+  for (const int64_t length : lengths) {
+    check.expect(length >= 0, "kv_len", "no negative length", std::to_string(length));
+    starts.push_back(starts.back() + length);
+    blocks.push_back(blocks.back() + (length + options.block_size - 1) / options.block_size);
   }
   check.dtype("scores", scores, DType::f32);
   check.rank("scores", scores, 2);

@@ -54,7 +54,7 @@ BlockLists page_lists(const IndexRows& rows, const TensorView& scores, int32_t p
   whole.block_size = 1 << 30;  // one block a sequence
   const IndexBuilder builder(check, whole);
   check_top(check, "num_pages", top);
-  check.expect(page_size > 0, "page_size", "a positive number", std::to_string(page_size));
+  check.positive("page_size", page_size);
   std::vector<int64_t> starts = {0};
   for (int64_t s = 0; s < builder.num_sequences(); ++s) {
     starts.push_back(starts.back() + (int64_t{builder.kv_len(s)} + page_size - 1) / page_size);

@@ -1,7 +1,9 @@
 // Checks shared by the operators: each throws InvalidArgument "[op] argument: expected X, got Y".
 #pragma once
 
+#include <cmath>
 #include <cstdint>
+#include <span>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -14,6 +16,11 @@ namespace effinfer::ops {
 // What rows of most operators may hold.
 inline bool is_row_type(DType dtype) {
   return dtype == DType::f32 || dtype == DType::f16 || dtype == DType::bf16;
+}
+
+// "kv_len[3]"
+inline std::string indexed(std::string_view argument, int64_t index) {
+  return std::string(argument).append("[").append(std::to_string(index)).append("]");
 }
 
 // The operator being validated: expect(ok, "weight", "shape [576]", "[512]"). Every check of a view
@@ -33,6 +40,22 @@ class Validator {
         message.append(": expected ").append(expected).append(", got ").append(got));
   }
 
+  void at_least(std::string_view argument, int64_t value, int64_t least) const {
+    expect(value >= least, argument, std::to_string(least) + " or more", std::to_string(value));
+  }
+
+  void positive(std::string_view argument, int64_t value) const {
+    expect(value > 0, argument, "a positive number", std::to_string(value));
+  }
+
+  void finite(std::string_view argument, float value) const {
+    expect(std::isfinite(value), argument, "a finite number", std::to_string(value));
+  }
+
+  void row_type(std::string_view argument, DType dtype) const {
+    expect(is_row_type(dtype), argument, "dtype f32, f16 or bf16", name(dtype));
+  }
+
   template <class View>
   void device(std::string_view argument, const View& view) const {
     if (view.device == device_) return;
@@ -40,7 +63,8 @@ class Validator {
   }
 
   // A tensor has the dtype that is expected, and data unless it is empty.
-  void dtype(std::string_view argument, const TensorView& view, DType expected) const {
+  template <class View>
+  void dtype(std::string_view argument, const View& view, DType expected) const {
     device(argument, view);
     expect(view.dtype == expected, argument, "dtype " + std::string(name(expected)),
            name(view.dtype));
@@ -57,25 +81,32 @@ class Validator {
     data(argument, view.data, view.dims);
   }
 
-  void rank(std::string_view argument, const TensorView& view, int expected) const {
+  template <class View>
+  void rank(std::string_view argument, const View& view, int expected) const {
     device(argument, view);
     expect(view.dims.rank() == expected, argument, std::to_string(expected) + " dimensions",
            "shape " + view.dims.to_string());
   }
 
-  void shape(std::string_view argument, const TensorView& view, const Dims& expected) const {
+  template <class View>
+  void shape(std::string_view argument, const View& view, const Dims& expected) const {
     device(argument, view);
     expect(view.dims == expected, argument, "shape " + expected.to_string(), view.dims.to_string());
   }
 
-  // Every value of an int32 vector is in [0, limit).
-  void indices(std::string_view argument, const TensorView& view, int64_t limit) const {
+  // An int32 vector.
+  std::span<const int32_t> ints(std::string_view argument, const TensorView& view) const {
     dtype(argument, view, DType::i32);
     rank(argument, view, 1);
-    const auto* values = static_cast<const int32_t*>(view.data);
-    for (int64_t i = 0; i < view.dims[0]; ++i) {
+    return {static_cast<const int32_t*>(view.data), static_cast<size_t>(view.dims[0])};
+  }
+
+  // Every value of an int32 vector is in [0, limit).
+  void indices(std::string_view argument, const TensorView& view, int64_t limit) const {
+    const std::span<const int32_t> values = ints(argument, view);
+    for (size_t i = 0; i < values.size(); ++i) {
       if (values[i] >= 0 && values[i] < limit) continue;
-      expect(false, std::string(argument) + "[" + std::to_string(i) + "]",
+      expect(false, indexed(argument, static_cast<int64_t>(i)),
              "a value in [0, " + std::to_string(limit) + ")", std::to_string(values[i]));
     }
   }
@@ -128,7 +159,7 @@ class Int32Values {
     for (int64_t i = 0; i < size; ++i) {
       const int64_t value = wide ? static_cast<const int64_t*>(view.data)[i] : data_[i];
       if (value < low || value > high) {
-        check.expect(false, std::string(argument) + "[" + std::to_string(i) + "]",
+        check.expect(false, indexed(argument, i),
                      "a value in [" + std::to_string(low) + ", " + std::to_string(high) + "]",
                      std::to_string(value));
       }

@@ -62,7 +62,7 @@ struct Visits::Impl {
 Visits::Visits(const PagedBatch& batch, int32_t num_qo_heads, int32_t num_kv_heads) {
   const Validator check("visits");
   const BatchLayout layout = check_sequences(check, batch);
-  check.expect(num_kv_heads > 0, "num_kv_heads", "a positive number", std::to_string(num_kv_heads));
+  check.positive("num_kv_heads", num_kv_heads);
   check.expect(num_qo_heads > 0 && num_qo_heads % num_kv_heads == 0, "num_qo_heads",
                "a multiple of " + std::to_string(num_kv_heads), std::to_string(num_qo_heads));
   const int64_t sequences = layout.num_sequences;

@@ -195,7 +195,7 @@ SampledToken Sampler::sample_top(std::span<const float> values, std::span<const 
                           " of the highest logits and as many tokens, got " +
                           std::to_string(values.size()) + " and " + std::to_string(tokens.size()));
   }
-  // A row's NaN comes first (TopList), and its highest logit otherwise.
+  // A row's NaN comes first (TopLogits), and its highest logit otherwise.
   if (!std::isfinite(values.front())) runtime::refuse_logits(values.front());
   SampledToken sampled;
   sampled.token = tokens.front();

@@ -11,6 +11,7 @@
 #include "check.h"
 #include "core/float16.h"
 #include "cpu/matmul_amx.h"
+#include "cpu/operand.h"
 #include "effinfer/device.h"
 #include "ops/matmul.h"
 #include "ops/registry.h"
@@ -106,7 +107,7 @@ struct OwnedOperand {
     view.data = memory.get();
     std::memset(view.data, 0, bytes);
     for (int64_t t = 0; values != nullptr && t < rows; ++t) {
-      store_operand_row(current_isa())(view, t, values + t * cols);
+      cpu::store_operand_row(current_isa())(view, t, values + t * cols);
     }
   }
 

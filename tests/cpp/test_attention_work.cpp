@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "check.h"
+#include "cpu/operand.h"
 #include "ops/attention.h"
 #include "ops/registry.h"
 
@@ -287,7 +288,7 @@ void check_split(const AttentionShape& shape, Isa isa) {
     run_alone(problem, pool);
     act.data = aligned(expected);
     for (int64_t row = 0; row < layout.num_tokens; ++row) {
-      store_operand_row(isa)(act, row, split.data() + row * cols);
+      cpu::store_operand_row(isa)(act, row, split.data() + row * cols);
     }
     CHECK(std::memcmp(aligned(got), aligned(expected), bytes) == 0);
   }

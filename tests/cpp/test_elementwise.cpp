@@ -9,6 +9,7 @@
 
 #include "arrays.h"
 #include "check.h"
+#include "cpu/operand.h"
 #include "effinfer/error.h"
 #include "effinfer/ops/activation.h"
 #include "effinfer/ops/elementwise.h"
@@ -80,7 +81,7 @@ TEST("rms_norm: an operand is that of the float result") {
            {ops::Arithmetic::int8, ops::Arithmetic::bf16, ops::Arithmetic::f32}) {
         const Operand expected(arithmetic, kRows, cols);
         for (int64_t row = 0; row < kRows; ++row) {
-          ops::store_operand_row(current_isa())(expected.act, row, &out[row * cols]);
+          cpu::store_operand_row(current_isa())(expected.act, row, &out[row * cols]);
         }
         const Operand actual(arithmetic, kRows, cols);
         std::vector<float> actual_sum = x;

@@ -9,6 +9,7 @@
 
 #include "check.h"
 #include "core/digest.h"
+#include "cpu/operand.h"
 #include "cpu/ternary_lines.h"
 #include "effinfer/error.h"
 #include "effinfer/gguf.h"
@@ -37,7 +38,8 @@ struct OwnedOperand {
     view = {Arithmetic::int8_token, rows, cols, nullptr};
     memory = allocate(static_cast<size_t>(rows * view.row_bytes()));
     view.data = memory.get();
-    for (int64_t t = 0; t < rows; ++t) store_operand_row(isa)(view, t, values.data() + t * cols);
+    for (int64_t t = 0; t < rows; ++t)
+      cpu::store_operand_row(isa)(view, t, values.data() + t * cols);
   }
 };
 

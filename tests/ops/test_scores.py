@@ -95,6 +95,15 @@ def test_pages(isa, dtype, layout):
     close(got, np.concatenate([p.sum(1) for p, _ in parts], axis=1), spread, q)
 
 
+def test_scale_of_keys(isa):
+    q, k, qo, kv = make(np.random.default_rng(14), rows=[1, 0, 7, 9, 5])
+    lists = {"qo_indptr": qo, "kv_indptr": kv}
+    expected = ops.attention_scores(q, k * np.float32(0.5), **lists)
+    for scale in (0.5, np.array(0.5, np.float32), np.full(k.shape[:2], 0.5, np.float32)):
+        got = ops.attention_scores(q, k, k_scale=scale, **lists)
+        np.testing.assert_allclose(got, expected, rtol=1e-5, atol=1e-7)
+
+
 def test_positions(isa):
     rng = np.random.default_rng(5)
     q, k, qo, kv = make(rng, rows=[3, 0, 4, 90, 5])

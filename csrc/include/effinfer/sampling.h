@@ -69,7 +69,9 @@ class EFFINFER_API Sampler {
                       std::span<const int32_t> prompt, std::span<const int32_t> output,
                       uint64_t index);
   // Draws what sample() would from the highest logits alone: `values`, highest first, and their
-  // `tokens`, the lower id first among equals, at least sufficient_top() of them.
+  // `tokens`, the lower id first among equals, at least sufficient_top() of them. Of a row that
+  // holds a NaN anywhere the first value is one. Throws InvalidArgument for fewer values, and as
+  // sample() does.
   SampledToken sample_top(std::span<const float> values, std::span<const int32_t> tokens,
                           const SamplingParams& params, uint64_t index);
   // How many of the highest logits sample() needs to see; 0: all of them.

@@ -1,4 +1,4 @@
-"""Model definitions: each family is a page that holds its facts and builds its graph."""
+"""Model definitions: each family is a module that holds its facts and builds its graph."""
 
 from effinfer import _core
 from effinfer.models.config import ModelConfig

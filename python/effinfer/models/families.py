@@ -11,13 +11,13 @@ from effinfer.models.family import Family
 # Families by ModelConfig.architecture.
 FAMILIES: dict[str, Family] = {
     family.name: family
-    for page in (
+    for module in (
         llama,
         qwen,
         gemma,
         bitnet,
     )
-    for family in page.FAMILIES
+    for family in module.FAMILIES
 }
 _OF_GGUF_NAME = {name: family for family in FAMILIES.values() for name in family.gguf_names}
 _OF_MODEL_TYPE = {kind: family for family in FAMILIES.values() for kind in family.model_types}

@@ -27,7 +27,7 @@ Shapes = dict[str, tuple[int, ...]]
 
 class Family(ABC):
     """Facts of an architecture, and the graph of its decoder. What is written here holds for most
-    decoders; the page of a family has what differs."""
+    decoders; the module of a family has what differs."""
 
     name: ClassVar[str]  # ModelConfig.architecture
     # What GGUF files call it (general.architecture), and the activation that each name stands for.

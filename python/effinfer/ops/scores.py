@@ -7,9 +7,9 @@ import numpy as np
 
 from effinfer import _core
 from effinfer._core import ThreadPool
-from effinfer.ops.shared.arrays import Array, as_kind, dense, empty, optional, result, view
+from effinfer.ops.shared.arrays import Array, as_kind, dense, empty, optional, result
 from effinfer.ops.shared.key_batch import KeyBatch
-from effinfer.ops.shared.options import expect, one_of
+from effinfer.ops.shared.options import expect, number_or_array, one_of
 
 
 def attention_scores(
@@ -98,9 +98,6 @@ def scores_into(
     **options: Any,
 ) -> None:
     """`attention_scores` of checked arrays."""
-    scales = None
-    if k_scale is not None and not isinstance(k_scale, (int, float)):
-        scales = view(k_scale, "[attention_scores] k_scale")
     options |= batch.geometry
     _core.attention_scores(
         batch.q,
@@ -112,8 +109,7 @@ def scores_into(
         out,
         diagonals,
         sm_scale=batch.scale(sm_scale),
-        k_scale=1.0 if k_scale is None or scales is not None else float(k_scale),
-        k_scales=scales,
+        k_scale=number_or_array(k_scale, "[attention_scores] k_scale"),
         kv_layout=batch.kv_layout,
         **options,
     )

@@ -62,24 +62,28 @@ struct AttentionLists {
   int64_t mask_row_stride = 0;  // bits between rows of a list
 };
 
-struct AttentionInputs {
+// Queries and keys of a call, and how logits are made of them.
+struct LogitInputs {
   StridedView q;  // [T, num_qo_heads, head_dim_qk]; f32, f16 or bf16
   StridedView k;  // paged: [pages, page_size, num_kv_heads, head_dim_qk] in nhd order, [pages,
                   // num_kv_heads, page_size, head_dim_qk] in hnd; ragged: [N, num_kv_heads,
                   // head_dim_qk]; f32, f16, bf16, i8, f8_e4m3 or f8_e5m2
-  StridedView v;  // the same with head_dim_vo, of k's dtype
-  const PagedKv* kv = nullptr;  // in place of k and v, with page_size 64
-  StridedView q_rope;  // the last dimensions of queries and keys, where they lie apart (latent
-  StridedView k_rope;  // attention); rank 0: none
+  const PagedKv* kv = nullptr;  // in place of k, and of v where there is one, with page_size 64
   KvOrder order = KvOrder::nhd;
   float sm_scale = 1.0f;
   float logits_soft_cap = 0.0f;  // cap * tanh(logit / cap); 0: none
-  TensorView alibi_slopes;       // float32 [num_qo_heads]: + slope * (key - query position)
-  TensorView sink_logits;  // float32 [num_qo_heads]: the logit, neither scaled nor capped, of one
-                           // more key that every row sees, whose value is zero; rank 0: none
-  float k_scale = 1.0f;    // numbers of k and v times these are keys and values
-  float v_scale = 1.0f;
-  StridedView k_scales;  // float32, k's shape without the last dimension; rank 0: none
+  float k_scale = 1.0f;          // numbers of k times this are keys
+  StridedView k_scales;          // float32, k's shape without the last dimension; rank 0: none
+};
+
+struct AttentionInputs : LogitInputs {
+  StridedView v;            // as k, with head_dim_vo and of k's dtype
+  StridedView q_rope;       // the last dimensions of queries and keys, where they lie apart (latent
+  StridedView k_rope;       // attention); rank 0: none
+  TensorView alibi_slopes;  // float32 [num_qo_heads]: + slope * (key - query position)
+  TensorView sink_logits;   // float32 [num_qo_heads]: the logit, neither scaled nor capped, of one
+                            // more key that every row sees, whose value is zero; rank 0: none
+  float v_scale = 1.0f;     // as k_scale and k_scales
   StridedView v_scales;
   float lse_factor = 1.0f;  // of the natural logarithm: log2(e) for base 2
 };
@@ -119,8 +123,8 @@ struct PagedAttentionOptions {
   float sm_scale = 1.0f;
   int32_t window_left = -1;  // as in AttentionGeometry
   int32_t sink_tokens = 0;
-  float logits_soft_cap = 0.0f;  // as in AttentionInputs, and the next two
-  TensorView alibi_slopes;
+  float logits_soft_cap = 0.0f;  // as in LogitInputs
+  TensorView alibi_slopes;       // as in AttentionInputs
   TensorView sink_logits;
   // int32 [T], no data: none. The rows of a sequence are a tree of drafts (SpecInfer, Miao et al.,
   // arXiv:2305.09781), 64 at most: the row of a token's parent, counted within its sequence and

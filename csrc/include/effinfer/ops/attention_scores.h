@@ -14,18 +14,10 @@ namespace effinfer::ops {
 
 enum class ScoreReduce { sum, max };
 
-struct AttentionScoresInputs {
-  StridedView q;                // [T, num_qo_heads, head_dim]; f32, f16 or bf16
-  StridedView k;                // as in AttentionInputs
-  const PagedKv* kv = nullptr;  // in place of k: the engine's pages, with page_size 64
-  KvOrder order = KvOrder::nhd;
+struct AttentionScoresInputs : LogitInputs {
   TensorView positions;     // int32 [T]: of the rows in their sequences; rank 0: the last ones
   TensorView lse;           // float32 [T, num_qo_heads], of all logits of a row; rank 0: computed
   float lse_factor = 1.0f;  // the lse is natural logarithms times this
-  float sm_scale = 1.0f;
-  float logits_soft_cap = 0.0f;
-  float k_scale = 1.0f;
-  StridedView k_scales;  // as in AttentionInputs; rank 0: none
   ScoreReduce reduce = ScoreReduce::sum;
 };
 

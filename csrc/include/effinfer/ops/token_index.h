@@ -52,7 +52,7 @@ enum class BlockMethod {
   antidiagonal  // every stride-th antidiagonal of the products
 };
 struct BlockScoreInputs {
-  StridedView q;  // as in AttentionInputs; k: f32, f16 or bf16
+  StridedView q;  // as in LogitInputs; k: f32, f16 or bf16
   StridedView k;
   KvOrder order = KvOrder::nhd;
   float sm_scale = 1.0f;

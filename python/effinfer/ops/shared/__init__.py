@@ -1,1 +1,1 @@
-"""What the operators' pages share: arrays in and out, what arguments mean, planned attention."""
+"""What the operators' modules share: arrays in and out, what arguments mean, planned attention."""

@@ -41,6 +41,14 @@ def one_of(value: str, choices: tuple[str, ...], argument: str) -> str:
     return value
 
 
+def number_or_array(x: Any, argument: str) -> Any:
+    """A scale: one number, 1 for None, or an array with one for each token and head."""
+    if x is None or isinstance(x, (int, float)):
+        return 1.0 if x is None else float(x)
+    scales = view(x, argument)
+    return scales if scales.ndim else float(scales)
+
+
 def indices(x: Any, argument: str) -> Indices:
     """A vector of indices as int32; int64 is narrowed."""
     array = dense(x, argument)

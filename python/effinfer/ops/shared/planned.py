@@ -17,6 +17,7 @@ from effinfer.ops.shared.options import (
     data_type_name,
     errors_of,
     expect,
+    number_or_array,
     one_of,
     view_3d,
 )
@@ -115,8 +116,8 @@ class PlannedAttention:
                 logits_soft_cap=self.scores.logits_soft_cap or 0.0,
                 lse_base=lse_base,
                 alibi_slopes=self._slopes,
-                k_scale=_scale(k_scale, f"[{self.op}] k_scale"),
-                v_scale=_scale(v_scale, f"[{self.op}] v_scale"),
+                k_scale=number_or_array(k_scale, f"[{self.op}] k_scale"),
+                v_scale=number_or_array(v_scale, f"[{self.op}] v_scale"),
                 sink_logits=self._sinks(sinks),
                 layout=layout,
                 pool=pool,
@@ -202,14 +203,6 @@ def require_plan(planned: PlanT | None, op: str) -> PlanT:
     if planned is None:
         raise InvalidArgumentError(f"[{op}] run: expected plan() before run(), got none")
     return planned
-
-
-def _scale(x: Any, argument: str) -> Any:
-    """A number, or an array with one for each token and head."""
-    if x is None or isinstance(x, (int, float)):
-        return 1.0 if x is None else float(x)
-    scales = view(x, argument)
-    return scales if scales.ndim else float(scales)
 
 
 def as_float32(array: Array, argument: str) -> Array:
