@@ -184,6 +184,8 @@ void register_engine(py::module_& m) {
       .def_property_readonly("packed_bytes",
                              [](Engine& e) { return e.executable().packed_bytes(); })
       .def_property_readonly("pack_cache", [](Engine& e) { return e.executable().pack_cache(); })
+      .def_property_readonly("tuning_trouble",
+                             [](Engine& e) { return e.executable().tuning_trouble(); })
       .def_property_readonly("kv_bytes", [](Engine& e) { return e.kv_cache().num_bytes(); })
       .def_property_readonly(
           "kv_dtype", [](Engine& e) { return std::string(name(e.kv_cache().config().dtype)); })

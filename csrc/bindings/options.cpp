@@ -80,9 +80,13 @@ void set_kv_dtype(Options& options, const py::object& value) {
   options.kv_dtype = text ? std::optional(parse_dtype(*text)) : std::nullopt;
 }
 
-template <class Options>
-void set_pack_cache(Options& options, const py::object& value) {
-  options.pack_cache = value.is_none() ? std::string() : to_path(value);
+// A path that is empty where there is none: None in Python.
+template <class Options, class Base>
+Keyword<Options> folder(const std::string& name, std::string Base::* field) {
+  const auto set = [=](Options& options, const py::object& value) {
+    options.*field = value.is_none() ? std::string() : to_path(value);
+  };
+  return {name, "typing.Any", "None", set};
 }
 
 // The options that executables and engines share, then those that are `own`.
@@ -96,7 +100,8 @@ std::vector<Keyword<Options>> with_model_options(std::vector<Keyword<Options>> o
       open_size<Options>("max_seq_len", &Base::max_seq_len),
       plain<Options>("max_sequences", "int", &Base::max_sequences),
       plain<Options>("disabled_passes", "collections.abc.Set[str]", &Base::disabled_passes),
-      {"pack_cache", "typing.Any", "None", set_pack_cache<Options>},
+      folder<Options>("pack_cache", &Base::pack_cache),
+      folder<Options>("tuning_cache", &Base::tuning_cache),
       named<Options>("ternary_packing", "auto", &Base::ternary_packing, parse_ternary_packing),
       named<Options>("device", "cpu", &Base::device, parse_option_device),
   };

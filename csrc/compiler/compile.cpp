@@ -12,6 +12,7 @@
 #include "executor/executable_impl.h"
 #include "graph/op_specs.h"
 #include "graph/text.h"
+#include "weights/calibrate.h"
 
 namespace effinfer {
 namespace {
@@ -184,6 +185,11 @@ std::shared_ptr<Executable> compile(const Graph& graph, std::shared_ptr<const We
     impl->lower();
     impl->shared.weights->release_source(graph);
     impl->reserve_plans();
+    const std::string& tuning_cache = impl->shared.options.tuning_cache;
+    if (!tuning_cache.empty() && impl->shared.options.precision == Precision::fast) {
+      impl->tuning_trouble = weights::tune(impl->shared.weights->all_packed(), *impl->pool,
+                                           impl->shared.target, tuning_cache);
+    }
   } catch (const std::bad_alloc&) {
     throw OutOfMemory("[compile] no memory for the weights and buffers of the executable");
   }

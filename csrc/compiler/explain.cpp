@@ -7,6 +7,7 @@
 #include "compiler/arithmetic.h"
 #include "compiler/memory_plan.h"
 #include "compiler/passes.h"
+#include "effinfer/tuning.h"
 #include "executor/executable_impl.h"
 #include "graph/op_specs.h"
 #include "graph/text.h"
@@ -132,13 +133,19 @@ const PackCacheReport& Executable::pack_cache() const {
   return impl_->shared.weights->pack_cache();
 }
 
+const std::string& Executable::tuning_trouble() const {
+  return impl_->tuning_trouble;
+}
+
 std::string Executable::explain() const {
   const Impl& impl = *impl_;
   const CompileOptions& options = impl.shared.options;
   std::ostringstream out;
   out << "graph " << impl.shared.graph.name << "\ndevice " << name(options.device) << "\nisa "
       << impl.isa << "\nthreads " << impl.pool->size() << " (" << impl.pool->reason()
-      << ")\nprecision " << (options.precision == Precision::f32 ? "f32" : "fast")
+      << ")\nfetch ahead, bytes into L2/L1: " << describe_tuning()
+      << (impl.tuning_trouble.empty() ? "" : "; not kept: " + impl.tuning_trouble) << "\nprecision "
+      << (options.precision == Precision::f32 ? "f32" : "fast")
       << (options.deterministic ? ", deterministic" : "") << "\nkv " << name(*options.kv_dtype)
       << "\nstep at most " << options.max_tokens << " tokens, " << options.max_sequences
       << " sequences of " << options.max_seq_len << " tokens, " << options.max_rows

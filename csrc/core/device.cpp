@@ -73,10 +73,31 @@ std::string brand_string() {
   return last == std::string::npos ? "" : text.substr(0, last + 1);
 }
 
+// Family and model as the manuals number them.
+std::string signature(const Registers& leaf1) {
+  const Registers leaf0 = cpuid(0);
+  std::array<char, 12> maker;
+  std::memcpy(maker.data(), &leaf0.ebx, 4);
+  std::memcpy(maker.data() + 4, &leaf0.edx, 4);
+  std::memcpy(maker.data() + 8, &leaf0.ecx, 4);
+  const uint32_t base = leaf1.eax >> 8 & 15;
+  const uint32_t family = base == 15 ? base + (leaf1.eax >> 20 & 255) : base;
+  const uint32_t model = (leaf1.eax >> 4 & 15) | (leaf1.eax >> 16 & 15) << 4;
+  std::string text(maker.data(), maker.size());
+  for (const uint32_t number : {family, model, leaf1.eax & 15}) {
+    text.append("-").append(std::to_string(number));
+  }
+  for (const int cache : {_SC_LEVEL2_CACHE_SIZE, _SC_LEVEL3_CACHE_SIZE}) {
+    text.append("-").append(std::to_string(std::max(0L, sysconf(cache)) >> 10)).append("K");
+  }
+  return text;
+}
+
 CpuFeatures detect() {
   CpuFeatures features;
   features.model_name = brand_string();
   const Registers leaf1 = cpuid(1);
+  features.signature = signature(leaf1);
   const Registers leaf7 = cpuid(7);
   const bool osxsave = bit(leaf1.ecx, 27);
   const uint64_t states = osxsave ? enabled_states() : 0;
@@ -104,7 +125,9 @@ CpuFeatures detect() {
 #else
 
 CpuFeatures detect() {
-  return {};
+  CpuFeatures features;
+  features.signature = "unknown";
+  return features;
 }
 
 #endif

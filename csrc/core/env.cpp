@@ -52,4 +52,8 @@ std::set<std::string> disabled_passes() {
   return names;
 }
 
+std::optional<std::string> tuning() {
+  return read("EFFINFER_TUNING");
+}
+
 }  // namespace effinfer::env

@@ -12,6 +12,7 @@
 //
 // where T is d or d * s, M is m or -(dmin * min), sum_a is the sum of the half's q_a, and scaled_a
 // the sum of both halves' scale * sum_a. The lines with M are those of weights with minima.
+#include "core/fetch_distance.h"
 #include "cpu/level.h"
 #include "cpu/matmul.h"
 #include "cpu/matmul_units.h"
@@ -24,17 +25,19 @@ namespace {
 
 // Int8Dot of the level has
 //   kTokens                        most tokens of one pass over the weights
-//   dot<format>(weight, first_group, groups, rows, count, next, sums)
+//   dot<format>(weight, first_group, groups, rows, count, ahead, sums)
 //                                  sums[token][32] of 1 or 2 groups for `count` operand rows;
-//                                  `next` is what this member reads after them, to fetch ahead, or
-//                                  null
+//                                  `ahead` fetches what this member reads after them
 struct Int8Matmul {
   static constexpr int kTokens = Int8Dot::kTokens;
+  // Of more than two rows: arithmetic gives memory time to come from afar.
+  static constexpr FetchDistance kManyRows = {8192, 0};
 
   // A member claims its next chunk before it works on the one at hand, to know what to fetch ahead.
   static void run(const ops::MatmulProblem& problem, Team& team) {
     const int64_t units = count_units(problem);
     const int64_t chunks = count_chunks(units, units * unit_bytes(problem), team.size());
+    const FetchDistance few_rows = fetch_distance(WeightStream::int8);
     const auto first_unit = [&](int64_t chunk) { return chunk * units / chunks; };
     for (int64_t chunk = team.claim(); chunk < chunks;) {
       const int64_t next_chunk = team.claim();
@@ -43,7 +46,8 @@ struct Int8Matmul {
         int64_t next = unit + 1;
         if (next == end) next = next_chunk < chunks ? first_unit(next_chunk) : -1;
         run_unit(problem, find_unit(problem, unit, team.rank()),
-                 next < 0 ? nullptr : weights_of(find_unit(problem, next, team.rank()), 0));
+                 next < 0 ? nullptr : weights_of(find_unit(problem, next, team.rank()), 0),
+                 few_rows);
       }
       chunk = next_chunk;
     }
@@ -66,7 +70,7 @@ struct Int8Matmul {
   }
 
   static void run_unit(const ops::MatmulProblem& problem, const MatmulUnit& unit,
-                       const uint8_t* next) {
+                       const uint8_t* next, FetchDistance few_rows) {
     alignas(64) MatmulEpilogue::Sums sums[2][kTokens];
     const int64_t tokens = problem.x.rows;
     for (int64_t token = 0; token < tokens;) {
@@ -83,9 +87,11 @@ struct Int8Matmul {
         const bool last = part + 1 == unit.num_parts;
         const uint8_t* following = last ? next : weights_of(unit, part + 1);
         if (token + count < tokens) following = nullptr;  // the same weights again, from cache
+        const FetchAhead ahead(weight.group(2 * unit.index + groups), following,
+                               count <= 2 ? few_rows : kManyRows);
         with_quantised_format(weight.format, [&]<ops::PackedFormat format>() {
           Int8Dot::dot<format>(weight, 2 * unit.index, static_cast<int>(groups), rows,
-                               static_cast<int>(count), following, sums[part]);
+                               static_cast<int>(count), ahead, sums[part]);
         });
       }
       MatmulEpilogue::run(problem, unit, token, count, sums[0], sums[1]);

@@ -5,6 +5,7 @@
 
 #include <cstdint>
 
+#include "effinfer/tuning.h"
 #include "ops/matmul.h"
 
 namespace effinfer::cpu {
@@ -44,28 +45,38 @@ struct MatmulUnit {
           first, left < kUnitOutputs ? left : kUnitOutputs, member};
 }
 
-// How far ahead of an int8 kernel its weights are asked for, into L2: an L1 that fills up stalls
-// the arithmetic. With few tokens the stream runs at the speed of memory, and just ahead of the
-// hardware's own prefetching is best; with more, arithmetic gives memory time to come from afar.
-inline constexpr int64_t prefetch_distance(int tokens) {
-  return tokens <= 2 ? 512 : 8192;
-}
-
-// Where to fetch ahead while a member reads a stream of weights: up to the stream's end, then in
-// what it reads next.
+// Where to fetch ahead while a member reads a stream of weights: into the second cache up to the
+// stream's end, then in what it reads next; into the first one, which stalls the arithmetic when it
+// fills up, not so far that the end matters.
 class FetchAhead {
  public:
-  FetchAhead(const uint8_t* end, const uint8_t* next, int64_t distance)
-      : limit_(end - distance), distance_(distance), jump_(next == nullptr ? 0 : next - end) {}
-  [[gnu::always_inline]] const uint8_t* from(const uint8_t* data) const {
-    return data + distance_ + (data < limit_ ? 0 : jump_);
+  [[gnu::always_inline]] FetchAhead(const uint8_t* end, const uint8_t* next, FetchDistance distance)
+      : limit_(end - distance.l2),
+        l2_(distance.l2),
+        l1_(distance.l1),
+        jump_(next == nullptr ? 0 : next - end) {}
+
+  // The lines that lie ahead of `bytes` from `data` on.
+  template <int64_t bytes>
+  [[gnu::always_inline]] void ask_for(const uint8_t* data) const {
+    const uint8_t* far = data + l2_ + (data < limit_ ? 0 : jump_);
+    for (int64_t line = 0; line < bytes; line += 64) __builtin_prefetch(far + line, 0, 2);
+    if (l1_ == 0) return;
+    for (int64_t line = 0; line < bytes; line += 64) __builtin_prefetch(data + l1_ + line, 0, 3);
   }
 
  private:
   const uint8_t* limit_;
-  int64_t distance_;
+  int64_t l2_;
+  int64_t l1_;
   int64_t jump_;
 };
+
+// The lines that lie ahead of one of a stream that nobody knows the end of.
+[[gnu::always_inline]] inline void fetch_ahead(const uint8_t* line, FetchDistance distance) {
+  if (distance.l2 > 0) __builtin_prefetch(line + distance.l2, 0, 2);
+  if (distance.l1 > 0) __builtin_prefetch(line + distance.l1, 0, 3);
+}
 
 // Bytes of weights that a unit reads, at most.
 [[gnu::always_inline]] inline int64_t unit_bytes(const ops::MatmulProblem& problem) {

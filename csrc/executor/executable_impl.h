@@ -20,6 +20,7 @@ struct Executable::Impl {
   executor::Shared shared;
   std::set<std::string> skipped;  // passes that did not run
   std::string isa;                // the level and why
+  std::string tuning_trouble;     // why the tuning cache was of no use
   executor::BatchLimits limits;
   size_t arena_bytes = 0;
   std::shared_ptr<void> arena;

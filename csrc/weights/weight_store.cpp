@@ -97,6 +97,12 @@ const ops::PackedWeight& WeightStore::packed(const Value& value) {
   return weight;
 }
 
+std::vector<ops::PackedWeight> WeightStore::all_packed() const {
+  std::vector<ops::PackedWeight> all;
+  for (const auto& [name, weight] : packed_) all.push_back(weight);
+  return all;
+}
+
 TensorView WeightStore::raw(const Value& value) {
   const TensorView view = source_->weight(value.weight_name);
   const auto known = [&](const Use& use) {

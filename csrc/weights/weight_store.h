@@ -48,6 +48,7 @@ class WeightStore {
   TensorView raw(const Value& value);                   // as the source has it
   const float* floats(const Value& value);              // a vector of f32, f16 or bf16
 
+  std::vector<ops::PackedWeight> all_packed() const;
   size_t packed_bytes() const { return packed_bytes_; }
   const std::vector<Use>& uses() const { return uses_; }
   const PackCacheReport& pack_cache() const { return pack_cache_; }

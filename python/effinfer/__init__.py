@@ -23,9 +23,10 @@ if TYPE_CHECKING:
         UnsupportedError,
     )
     from effinfer.checkpoints.quantization import QuantizeResult, quantize
+    from effinfer.files.cache_warnings import PackCacheWarning, TuningCacheWarning
     from effinfer.llm import LLM
     from effinfer.machine import info
-    from effinfer.outputs import PackCacheWarning, RequestMetrics, RequestOutput
+    from effinfer.outputs import RequestMetrics, RequestOutput
     from effinfer.sampling import SamplingParams
 
 _ERRORS = (
@@ -41,11 +42,12 @@ _ERRORS = (
 _MODULE_OF = {
     **dict.fromkeys(_ERRORS, "effinfer._core"),
     "LLM": "effinfer.llm",
-    "PackCacheWarning": "effinfer.outputs",
+    "PackCacheWarning": "effinfer.files.cache_warnings",
     "QuantizeResult": "effinfer.checkpoints.quantization",
     "RequestMetrics": "effinfer.outputs",
     "RequestOutput": "effinfer.outputs",
     "SamplingParams": "effinfer.sampling",
+    "TuningCacheWarning": "effinfer.files.cache_warnings",
     "info": "effinfer.machine",
     "quantize": "effinfer.checkpoints.quantization",
 }
@@ -66,6 +68,7 @@ __all__ = [
     "RequestMetrics",
     "RequestOutput",
     "SamplingParams",
+    "TuningCacheWarning",
     "UnsupportedError",
     "graph",
     "hub",

@@ -340,6 +340,7 @@ class CompileOptions:
         max_sequences: int = 64,
         disabled_passes: collections.abc.Set[str] = set(),
         pack_cache: typing.Any = None,
+        tuning_cache: typing.Any = None,
         ternary_packing: str = "auto",
         device: str = "cpu",
         max_tokens: int = 512,
@@ -549,6 +550,7 @@ class Engine:
         max_sequences: int = 64,
         disabled_passes: collections.abc.Set[str] = set(),
         pack_cache: typing.Any = None,
+        tuning_cache: typing.Any = None,
         ternary_packing: str = "auto",
         device: str = "cpu",
         num_pages: int | None = None,
@@ -618,6 +620,8 @@ class Engine:
     def packed_bytes(self) -> int: ...
     @property
     def threads(self) -> int: ...
+    @property
+    def tuning_trouble(self) -> str: ...
     @property
     def vocab_size(self) -> int: ...
 
@@ -903,6 +907,11 @@ def block_visits(
     min_tokens: int = 0,
     pool: ThreadPool | None = None,
 ) -> None: ...
+def calibrate(pool: ThreadPool, folder: typing.Any) -> None:
+    """
+    Measures the distances anew, uses them and keeps them in the folder (None: nowhere).
+    """
+
 def can_quantize_to(dtype: str) -> bool: ...
 def chain_speculative_sampling(
     draft_probs: numpy.typing.NDArray[typing.Any],
@@ -979,6 +988,11 @@ def dequantize(
 ) -> numpy.typing.NDArray[numpy.float32]:
     """
     Decodes the bytes of a tensor of `shape` (elements) to float32, bit-equal to the gguf package.
+    """
+
+def describe_tuning() -> str:
+    """
+    How far ahead weights are asked for, in bytes into L2/L1, and why.
     """
 
 def embedding(

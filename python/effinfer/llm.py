@@ -5,15 +5,15 @@ from __future__ import annotations
 import os
 import threading
 import time
-import warnings
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from effinfer import _core
 from effinfer.checkpoints.model_files import ModelFiles, open_model
-from effinfer.files.paths import pack_cache_dir
+from effinfer.files.cache_warnings import warn_of_caches
+from effinfer.files.paths import pack_cache_dir, tuning_cache_dir
 from effinfer.hub.progress import resolve_with_bar
-from effinfer.outputs import PackCacheWarning, RequestOutput
+from effinfer.outputs import RequestOutput
 from effinfer.requests.arguments import (
     Prompt,
     as_prompts,
@@ -75,6 +75,8 @@ class LLM:
         max_sequences: requests that run at once; more wait. chat_template: instead of the model's.
         pack_cache: keep the packed weights on disk, in the user's cache (True) or in a folder, and
         map them from there in later loads; PackCacheWarning when they cannot be written.
+        The first load on a machine measures its memory for 100 ms and keeps the result in the
+        user's cache, or warns with TuningCacheWarning; no bit depends on it.
         ternary_packing: of a ternary model's weights, "t2" (2 bits) or "t1_6" (1.6 bits); "auto"
         is the faster one; same bits. head: a dtype such as "q6_k" that the output matrix gets at
         load; None leaves it. prefill: "dense", or a sparse prefill of effinfer.techniques for long
@@ -106,10 +108,10 @@ class LLM:
             prefix_cache=prefix_cache,
             disabled_passes=set(disabled_passes),
             pack_cache=pack_cache_dir() if pack_cache is True else pack_cache or None,
+            tuning_cache=tuning_cache_dir(),
             ternary_packing=ternary_packing,
         )
-        if self._engine.pack_cache.state == "failed":
-            warnings.warn(self._engine.pack_cache.reason, PackCacheWarning, stacklevel=2)
+        warn_of_caches(self._engine)
         self._loop = RequestLoop(self._engine)
         self._template_source = chat_template
         self._template: ChatTemplate | None = None

@@ -6,6 +6,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from effinfer import _core
+from effinfer.files.paths import tuning_cache_dir
 
 _HUGE_PAGES = {
     "always": "transparent, for all memory",
@@ -24,6 +25,7 @@ class Info:
     available_isas: tuple[str, ...]
     avx512_bf16: bool
     matmul_kernels: dict[str, str]  # arithmetic -> kernel; those that run here
+    tuning: str  # how far ahead weights are asked for, in bytes into L2/L1, and why
     threads: int
     threads_reason: str
     huge_pages: str  # transparent huge pages: "always", "madvise", "never", "unavailable"
@@ -40,6 +42,7 @@ class Info:
             f"isa        {self.isa}: {self.isa_reason}; available: {', '.join(self.available_isas)}"
             f"{'; AVX512-BF16' if self.avx512_bf16 else ''}\n"
             f"matmul     {', '.join(f'{a}: {k}' for a, k in self.matmul_kernels.items())}\n"
+            f"fetch      {self.tuning}\n"
             f"threads    {self.threads}: {self.threads_reason}\n"
             f"memory     huge pages: {_HUGE_PAGES[self.huge_pages]}; "
             f"NUMA nodes: {self.numa_nodes}\n"
@@ -59,6 +62,13 @@ def matmul_kernels() -> dict[str, str]:
     return kernels
 
 
+def calibrate(threads: int | None = None) -> None:
+    """Measures anew how far ahead this machine wants its weights to be asked for, uses it and keeps
+    it in the user's cache; a second and 128 MB. threads: those that share memory; None is all.
+    Raises FileError when the cache cannot be written, after the measurement."""
+    _core.calibrate(_core.ThreadPool(threads or 0), tuning_cache_dir())
+
+
 def info() -> Info:
     """Version, instruction set and why, kernels of matmul, threads and why, backends."""
     threads, threads_reason = _core.default_threads()
@@ -71,6 +81,7 @@ def info() -> Info:
         available_isas=tuple(_core.available_isas()),
         avx512_bf16=_core.has_avx512_bf16(),
         matmul_kernels=matmul_kernels(),
+        tuning=_core.describe_tuning(),
         threads=threads,
         threads_reason=threads_reason,
         huge_pages=huge_pages,

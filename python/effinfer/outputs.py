@@ -3,10 +3,6 @@
 from dataclasses import dataclass
 
 
-class PackCacheWarning(UserWarning):
-    """Packed weights could not be kept on disk; the model runs all the same."""
-
-
 @dataclass(frozen=True)
 class RequestMetrics:
     """Counts of tokens, times in seconds since the request was added."""

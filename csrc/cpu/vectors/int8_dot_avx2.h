@@ -33,8 +33,7 @@ struct Int8Dot {
 
   template <PackedFormat format>
   static void dot(const PackedWeight& weight, int64_t first_group, int groups, const Int8Row* rows,
-                  int count, const uint8_t* next, float (*sums)[32]) {
-    const FetchAhead ahead(weight.group(first_group + groups), next, prefetch_distance(count));
+                  int count, const FetchAhead& ahead, float (*sums)[32]) {
     for (int g = 0; g < groups; ++g) {
       const uint8_t* group = weight.group(first_group + g);
       if (count == 1) {
@@ -60,10 +59,7 @@ struct Int8Dot {
     __m256 sum[2][tokens];
     for (int t = 0; t < tokens; ++t) sum[0][t] = sum[1][t] = _mm256_setzero_ps();
     for (int64_t s = 0; s < superblocks; ++s, data += kBytes) {
-      const uint8_t* fetch = ahead.from(data);
-      for (int64_t line = 0; line < kBytes; line += 64) {
-        _mm_prefetch(reinterpret_cast<const char*>(fetch + line), _MM_HINT_T1);
-      }
+      ahead.ask_for<kBytes>(data);
       add_superblock<format, tokens>(weight, group, data, s, rows, sum);
     }
     for (int t = 0; t < count; ++t) {

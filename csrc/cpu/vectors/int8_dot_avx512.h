@@ -22,8 +22,7 @@ struct Int8Dot {
   // follow better than two side by side, although those share their broadcasts of activations.
   template <PackedFormat format>
   static void dot(const PackedWeight& weight, int64_t first_group, int groups, const Int8Row* rows,
-                  int count, const uint8_t* next, float (*sums)[32]) {
-    const FetchAhead ahead(weight.group(first_group + groups), next, prefetch_distance(count));
+                  int count, const FetchAhead& ahead, float (*sums)[32]) {
     for (int g = 0; g < groups; ++g) {
       const int64_t group = first_group + g;
       const int offset = g * 16;
@@ -60,17 +59,10 @@ struct Int8Dot {
     const int64_t superblocks = ops::padded_cols(weight.cols) / ops::kSuperblock;
     for (int64_t s = 0; s < superblocks; ++s) {
       add_superblock<format, tokens>(weight, group, data, s, row, sum);
-      prefetch<ops::superblock_bytes(format)>(ahead.from(data));
+      ahead.ask_for<ops::superblock_bytes(format)>(data);
       data += ops::superblock_bytes(format);
     }
     for (int t = 0; t < count; ++t) _mm512_storeu_ps(sums[t] + offset, sum[t]);
-  }
-
-  template <int64_t bytes>
-  [[gnu::always_inline]] static void prefetch(const uint8_t* data) {
-    for (int64_t line = 0; line < bytes; line += 64) {
-      _mm_prefetch(reinterpret_cast<const char*>(data + line), _MM_HINT_T1);
-    }
   }
 
   template <PackedFormat format, int tokens>

@@ -1,6 +1,7 @@
 // The portable int8 matmul.
 #pragma once
 
+#include "cpu/matmul_units.h"
 #include "cpu/packed_lines.h"
 #include "ops/operand.h"
 
@@ -18,7 +19,7 @@ struct Int8Dot {
 
   template <PackedFormat format>
   static void dot(const PackedWeight& weight, int64_t first_group, int groups, const Int8Row* rows,
-                  int count, const uint8_t*, float (*sums)[32]) {
+                  int count, const FetchAhead&, float (*sums)[32]) {
     for (int t = 0; t < count; ++t) std::memset(sums[t], 0, sizeof(sums[t]));
     for (int g = 0; g < groups; ++g) {
       dot_group<format>(weight, weight.group(first_group + g), rows, count, sums, g * kRows);

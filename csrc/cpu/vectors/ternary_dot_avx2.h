@@ -8,6 +8,7 @@
 // stay exact in int16 before they are widened.
 #pragma once
 
+#include "core/fetch_distance.h"
 #include "cpu/matmul_units.h"
 #include "cpu/vectors/ternary_avx2.h"
 
@@ -15,6 +16,8 @@ namespace effinfer::cpu::avx2 {
 namespace {
 
 struct TernaryDot {
+  const FetchDistance fetch = fetch_distance(WeightStream::ternary);
+
   static constexpr int kTokens = 4;  // 8 int16 sums of two halves of a line
   static constexpr bool kWholeTiles = false;
   // Digits of t2 cost so little that unpacking them anew for every four tokens is no slower than
@@ -24,8 +27,8 @@ struct TernaryDot {
   static constexpr int kLineTile = 4;
 
   template <QuantBits bits>
-  static void dot(const uint8_t* lines, int64_t first, int64_t last, const TernaryBlocks& blocks,
-                  const int8_t* q, int64_t stride, int tokens, int32_t* sums) {
+  void dot(const uint8_t* lines, int64_t first, int64_t last, const TernaryBlocks& blocks,
+           const int8_t* q, int64_t stride, int tokens, int32_t* sums) const {
     if constexpr (bits == QuantBits::t2) {
       if (tokens == 1) return dot_one(lines, first, last, blocks, q, sums);
     }
@@ -61,11 +64,6 @@ struct TernaryDot {
     _mm256_storeu_si256(reinterpret_cast<__m256i*>(to), value);
   }
 
-  // Fetches ahead of the stream of lines, into L1, a line for each line.
-  [[gnu::always_inline]] static void prefetch(const uint8_t* line) {
-    _mm_prefetch(reinterpret_cast<const char*>(line + 1024), _MM_HINT_T0);
-  }
-
   // Adds where it is written: GCC would add products up as trees, for which the registers are too
   // few, and copy every sum in each round.
   [[gnu::always_inline]] static void add_products(__m256i& sum, __m256i digits, __m256i value) {
@@ -95,8 +93,8 @@ struct TernaryDot {
     }
   }
 
-  static void dot_one(const uint8_t* lines, int64_t first, int64_t last,
-                      const TernaryBlocks& blocks, const int8_t* q, int32_t* sums) {
+  void dot_one(const uint8_t* lines, int64_t first, int64_t last, const TernaryBlocks& blocks,
+               const int8_t* q, int32_t* sums) const {
     __m256i total[2] = {_mm256_setzero_si256(), _mm256_setzero_si256()};
     for_blocks<QuantBits::t2>(
         lines, first, last, blocks, q,
@@ -110,9 +108,8 @@ struct TernaryDot {
 
   // The digits of a line, in registers, times all tokens.
   template <QuantBits bits, int tokens>
-  static void dot_tile(const uint8_t* lines, int64_t first, int64_t last,
-                       const TernaryBlocks& blocks, const int8_t* q, int64_t stride,
-                       int32_t* sums) {
+  void dot_tile(const uint8_t* lines, int64_t first, int64_t last, const TernaryBlocks& blocks,
+                const int8_t* q, int64_t stride, int32_t* sums) const {
     __m256i total[tokens][2];
     for (int t = 0; t < tokens; ++t) total[t][0] = total[t][1] = _mm256_setzero_si256();
     for_blocks<bits>(
@@ -121,7 +118,7 @@ struct TernaryDot {
           __m256i sum[tokens][2];
           for (int t = 0; t < tokens; ++t) sum[t][0] = sum[t][1] = _mm256_setzero_si256();
           for (int i = 0; i < count; ++i) {
-            prefetch(data + i * 64);
+            fetch_ahead(data + i * 64, fetch);
             Digits<bits> lower(load(data + i * 64));
             Digits<bits> upper(load(data + i * 64 + 32));
             unroll<kFields<bits>>([&](auto f) __attribute__((always_inline)) {
@@ -145,13 +142,13 @@ struct TernaryDot {
 
   // Lines of t2: fields 0 and 2 as digits, fields 1 and 3 as 4 times digits.
   template <class Count>
-  [[gnu::always_inline]] static void add_lines(const uint8_t* lines, const int8_t* a, Count count,
-                                               __m256i* sum) {
+  [[gnu::always_inline]] void add_lines(const uint8_t* lines, const int8_t* a, Count count,
+                                        __m256i* sum) const {
     for (int begin = 0; begin < count; begin += 8) {
       const int end = begin + 8 < count ? begin + 8 : count;
       __m256i fourfold[2] = {_mm256_setzero_si256(), _mm256_setzero_si256()};
       for (int i = begin; i < end; ++i) {
-        prefetch(lines + i * 64);
+        fetch_ahead(lines + i * 64, fetch);
         __m256i value[4];
         for (int f = 0; f < 4; ++f) value[f] = broadcast_dword(a + 4 * (f * count + i));
         for (int h = 0; h < 2; ++h) {

@@ -6,16 +6,12 @@
 // registers.
 #pragma once
 
+#include "core/fetch_distance.h"
 #include "cpu/matmul_units.h"
 #include "cpu/vectors/ternary_avx512.h"
 
 namespace effinfer::cpu::avx512 {
 namespace {
-
-// Fetches ahead of the stream of lines, into L1, a line for each line.
-[[gnu::always_inline]] inline void prefetch(const uint8_t* line) {
-  _mm_prefetch(reinterpret_cast<const char*>(line + 1024), _MM_HINT_T0);
-}
 
 // Sums of one group and one token, in a register a field.
 template <QuantBits bits>
@@ -23,10 +19,11 @@ struct Partial {
   __m512i fields[4] = {};
 
   template <class Count>
-  [[gnu::always_inline]] void add(const uint8_t* lines, const int8_t* a, Count count) {
+  [[gnu::always_inline]] void add(const uint8_t* lines, const int8_t* a, Count count,
+                                  FetchDistance fetch) {
     for (int i = 0; i < count; ++i) {
       const __m512i line = load(lines + i * 64);
-      prefetch(lines + i * 64);
+      fetch_ahead(lines + i * 64, fetch);
       unroll<4>([&](auto f) __attribute__((always_inline)) {
         const __m512i digits =
             _mm512_and_si512(line, _mm512_set1_epi8(static_cast<char>(3 << 2 * f)));
@@ -50,10 +47,11 @@ struct Partial<QuantBits::t1_6> {
   __m512i next[5] = {};
 
   template <class Count>
-  [[gnu::always_inline]] void add(const uint8_t* lines, const int8_t* a, Count count) {
+  [[gnu::always_inline]] void add(const uint8_t* lines, const int8_t* a, Count count,
+                                  FetchDistance fetch) {
     for (int i = 0; i < count; ++i) {
       __m512i b = load(lines + i * 64);
-      prefetch(lines + i * 64);
+      fetch_ahead(lines + i * 64, fetch);
       unroll<5>([&](auto f) __attribute__((always_inline)) {
         const __m512i value = broadcast_dword(a + 4 * (f * count + i));
         now[f] = _mm512_dpbusd_epi32(now[f], b, value);
@@ -75,6 +73,8 @@ struct Partial<QuantBits::t1_6> {
 };
 
 struct TernaryDot {
+  const FetchDistance fetch = fetch_distance(WeightStream::ternary);
+
   using Vector = F32x16;
   static constexpr int kTokens = 12;  // 24 sums leave 8 registers
   static constexpr bool kWholeTiles = false;
@@ -83,8 +83,8 @@ struct TernaryDot {
   static constexpr int kLineTile = 8;
 
   template <QuantBits bits>
-  static void dot(const uint8_t* lines, int64_t first, int64_t last, const TernaryBlocks& blocks,
-                  const int8_t* q, int64_t stride, int tokens, int32_t* sums) {
+  void dot(const uint8_t* lines, int64_t first, int64_t last, const TernaryBlocks& blocks,
+           const int8_t* q, int64_t stride, int tokens, int32_t* sums) const {
     if (tokens == 1 || (bits == QuantBits::t1_6 && tokens <= 3)) {
       for (int t = 0; t < tokens; ++t) {
         dot_one<bits>(lines, first, last, blocks, q + t * stride, sums + t * kUnitOutputs);
@@ -116,8 +116,8 @@ struct TernaryDot {
   }
 
   template <QuantBits bits>
-  static void dot_one(const uint8_t* lines, int64_t first, int64_t last,
-                      const TernaryBlocks& blocks, const int8_t* q, int32_t* sums) {
+  void dot_one(const uint8_t* lines, int64_t first, int64_t last, const TernaryBlocks& blocks,
+               const int8_t* q, int32_t* sums) const {
     // 256 times a sum of digits must fit in int32: 254 * 256 * 128 * 256 < 2^31.
     constexpr int64_t kExact = bits == QuantBits::t2 ? kMaxTernaryCols : 128;
     __m512i total = _mm512_setzero_si512();
@@ -129,9 +129,9 @@ struct TernaryDot {
         const int8_t* a = q + b * ops::kTernaryBlock;
         const int dwords = blocks.dwords_of(b);
         if (dwords == kPanelDwords) {
-          partial.add(data, a, std::integral_constant<int, lines_of<bits>(kPanelDwords)>());
+          partial.add(data, a, std::integral_constant<int, lines_of<bits>(kPanelDwords)>(), fetch);
         } else {
-          partial.add(data, a, lines_of<bits>(dwords));
+          partial.add(data, a, lines_of<bits>(dwords), fetch);
         }
       }
       total = _mm512_add_epi32(total, partial.sum());
@@ -141,9 +141,8 @@ struct TernaryDot {
 
   // The digits of a line, in a register, times all tokens.
   template <QuantBits bits, int tokens>
-  static void dot_tile(const uint8_t* lines, int64_t first, int64_t last,
-                       const TernaryBlocks& blocks, const int8_t* q, int64_t stride,
-                       int32_t* sums) {
+  void dot_tile(const uint8_t* lines, int64_t first, int64_t last, const TernaryBlocks& blocks,
+                const int8_t* q, int64_t stride, int32_t* sums) const {
     // Enough independent sums to cover the latency of VPDPBUSD.
     constexpr int kChains = tokens <= 2 ? 4 : tokens <= 4 ? 2 : 1;
     __m512i sum[tokens][kChains];
@@ -156,7 +155,7 @@ struct TernaryDot {
       const int8_t* base[kBases];
       for (int i = 0; i < kBases; ++i) base[i] = a + 3 * i * stride;
       for (int i = 0; i < count; ++i) {
-        prefetch(data + i * 64);
+        fetch_ahead(data + i * 64, fetch);
         for_digits<bits>(
             load(data + i * 64), [&](auto f, __m512i digits) __attribute__((always_inline)) {
               for (int t = 0; t < tokens; ++t) {

@@ -41,6 +41,8 @@ struct ModelOptions {
   int64_t max_sequences = 64;             // S of a step at most; in an engine more requests wait
   std::set<std::string> disabled_passes;  // besides EFFINFER_PASSES=-name,-name
   std::string pack_cache;                 // folder of packed weights (pack_cache.h); empty: none
+  // Folder that keeps what was measured of this machine (tuning.h); empty: nothing is measured.
+  std::string tuning_cache;
   TernaryPacking ternary_packing = TernaryPacking::automatic;
   Device device = {};  // of the kernels, the weights and the cache
 };
@@ -99,6 +101,9 @@ class EFFINFER_API Executable {
   size_t arena_bytes() const;   // peak of the memory plan
   size_t packed_bytes() const;  // weights as packed
   const PackCacheReport& pack_cache() const;
+  // Why what was measured of the machine could not be kept in the tuning cache; empty: it was, or
+  // nothing was measured.
+  const std::string& tuning_trouble() const;
   // A table: phase, node, kernel variant and why; packed forms of weights; passes run and skipped;
   // arena plan and peak; anything that fell back to a slower path.
   std::string explain() const;

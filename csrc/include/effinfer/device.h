@@ -34,6 +34,9 @@ struct CpuFeatures {
   Isa best = Isa::portable;  // highest level that the CPU and the operating system support
   bool avx512_bf16 = false;  // VDPBF16PS, a sub-feature of `avx512`
   std::string model_name;    // as the CPU reports it; may be empty
+  // Maker, family, model, stepping and the kilobytes of the second and the last cache:
+  // "AuthenticAMD-26-2-1-1024K-32768K"; what is measured once a machine is kept under it.
+  std::string signature;
 };
 
 // Detected once per process.

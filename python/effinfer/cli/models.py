@@ -10,6 +10,7 @@ from effinfer.checkpoints.model_files import GRAPH_KEY, open_model
 from effinfer.cli import options as o
 from effinfer.hub.catalog import CATALOG
 from effinfer.hub.progress import pull_with_bar, resolve_with_bar
+from effinfer.machine import calibrate
 from effinfer.machine import info as machine_info
 from effinfer.techniques import as_prefill
 
@@ -82,8 +83,15 @@ def compile_model(
         o.note(f"{output}: {size / 1e6:.0f} MB, a graph of {nodes} nodes")
 
 
-def info(as_json: o.JsonOption = False) -> None:
+def info(
+    as_json: o.JsonOption = False,
+    calibrated: Annotated[
+        bool, typer.Option("--calibrate", help="Measure this machine anew first.")
+    ] = False,
+) -> None:
     """What this machine offers and what effinfer will use."""
+    if calibrated:
+        calibrate()
     facts = machine_info()
     if as_json:
         o.print_json(facts.to_dict())

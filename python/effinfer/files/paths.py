@@ -13,6 +13,11 @@ def cache_dir() -> Path:
     return (Path(base) if base else Path.home() / ".cache") / "effinfer"
 
 
+def tuning_cache_dir() -> Path:
+    """Where what was measured of the machine is kept."""
+    return cache_dir() / "tuning"
+
+
 def pack_cache_dir() -> Path:
     """Where packed weights are kept when nobody names another folder."""
     return cache_dir() / "packed"

@@ -1,0 +1,22 @@
+#include "effinfer/tuning.h"
+
+#include "bindings/module.h"
+#include "bindings/strings.h"
+
+namespace effinfer::bindings {
+
+void register_tuning(py::module_& m) {
+  m.def("describe_tuning", &describe_tuning,
+        "How far ahead weights are asked for, in bytes into L2/L1, and why.");
+  m.def(
+      "calibrate",
+      [](ThreadPool& pool, const py::object& folder) {
+        const std::string path = folder.is_none() ? std::string() : to_path(folder);
+        const py::gil_scoped_release release;
+        calibrate(pool, path);
+      },
+      py::arg("pool"), py::arg("folder").none(true),
+      "Measures the distances anew, uses them and keeps them in the folder (None: nowhere).");
+}
+
+}  // namespace effinfer::bindings
