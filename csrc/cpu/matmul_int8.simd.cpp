@@ -36,7 +36,7 @@ struct Int8Matmul {
   // A member claims its next chunk before it works on the one at hand, to know what to fetch ahead.
   static void run(const ops::MatmulProblem& problem, Team& team) {
     const int64_t units = count_units(problem);
-    const int64_t chunks = count_chunks(units, units * unit_bytes(problem), team.size());
+    const int64_t chunks = count_chunks(problem, units, team.size());
     const FetchDistance few_rows = fetch_distance(WeightStream::int8);
     const auto first_unit = [&](int64_t chunk) { return chunk * units / chunks; };
     for (int64_t chunk = team.claim(); chunk < chunks;) {
@@ -54,17 +54,6 @@ struct Int8Matmul {
   }
 
  private:
-  // Chunks differ by one unit at most and are a multiple of the team. Small matrices: four or
-  // five a member, so that a late member costs little, but about 16 KB each, a third of a
-  // microsecond, so that claiming costs nothing. Large ones: 128 KB each.
-  static int64_t count_chunks(int64_t units, int64_t bytes, int64_t team) {
-    const int64_t small = bytes >> 14 < 4 * team ? bytes >> 14 : 4 * team;
-    const int64_t large = bytes >> 17;
-    const int64_t wanted = small > large ? small : large;
-    const int64_t chunks = (wanted / team + 1) * team;
-    return chunks < units ? chunks : units;
-  }
-
   static const uint8_t* weights_of(const MatmulUnit& unit, int part) {
     return unit.parts[part].weight.group(2 * unit.index);
   }

@@ -42,7 +42,7 @@ struct TernaryMatmul {
     const int64_t tokens = problem.x.rows;
     const int64_t blocks = (tokens + kTernaryTokens - 1) / kTernaryTokens;
     const int64_t block = (tokens + blocks - 1) / blocks;
-    const int64_t chunks = count_chunks(units, units * unit_bytes(problem), team.size());
+    const int64_t chunks = count_chunks(problem, units, team.size());
     const TokenRows rows(problem.x);
     team.for_chunks(chunks * blocks, [&](int64_t chunk) {
       const int64_t first = chunk / chunks * block;
@@ -55,16 +55,6 @@ struct TernaryMatmul {
   }
 
  private:
-  // Chunks are as in the int8 matmul: four or five a member of small matrices, 128 KB of large
-  // ones.
-  static int64_t count_chunks(int64_t units, int64_t bytes, int64_t team) {
-    const int64_t small = bytes >> 14 < 4 * team ? bytes >> 14 : 4 * team;
-    const int64_t large = bytes >> 17;
-    const int64_t wanted = small > large ? small : large;
-    const int64_t chunks = (wanted / team + 1) * team;
-    return chunks < units ? chunks : units;
-  }
-
   static void run_unit(const ops::MatmulProblem& problem, const TokenRows& rows,
                        const MatmulUnit& unit, int64_t first_token, int64_t count, Dot& dot) {
     alignas(64) Sums sums[2][kTernaryTokens];
