@@ -72,12 +72,18 @@ def memory_text(bound: float | None) -> str:
     return f"memory: {bound:.0f} tok/s" if bound else ""
 
 
+def goal(result: Json, with_amx: float, without: float) -> float:
+    """What a machine of its kind is to reach."""
+    return with_amx if "amx" in result["effinfer"]["isa"] else without
+
+
 def speed_rows(result: Json) -> Iterator[Row]:
     smol, gemma = model_named(result, "smollm2"), model_named(result, "gemma")
     engines, isa = smol.get("engines", {}), result["effinfer"]["isa"]
     bound, key = decode_bound(result, smol), "decode_tok_s"
     memory, sums = memory_text(bound), "arithmetic"
-    yield from against("SmolLM2 Q4_1 decode", engines, "effinfer", "llama.cpp", key, 2.2, memory)
+    least = goal(result, 4.5, 2.2)
+    yield from against("SmolLM2 Q4_1 decode", engines, "effinfer", "llama.cpp", key, least, memory)
     mine = median(engines, "effinfer", key)
     if mine and bound:
         what = "SmolLM2 Q4_1 decode, share of the memory bound"
@@ -88,7 +94,13 @@ def speed_rows(result: Json) -> Iterator[Row]:
         yield from against(what, engines, "effinfer", "llama.cpp", "prefill_tok_s", 8, sums)
     more = gemma.get("engines", {})
     memory_2 = memory_text(decode_bound(result, gemma))
-    yield from against("Gemma 3 Q4_K_M decode", more, "effinfer", "llama.cpp", key, 1.8, memory_2)
+    least = goal(result, 2.5, 1.5)
+    yield from against("Gemma 3 Q4_K_M decode", more, "effinfer", "llama.cpp", key, least, memory_2)
+    mine, bound_2 = median(more, "effinfer", key), decode_bound(result, gemma)
+    if mine and bound_2:
+        what = "Gemma 3 Q4_K_M decode, share of the memory bound"
+        share, least = mine / bound_2, goal(result, 0.85, 0.8)
+        yield Row(what, f"{mine:.1f} tok/s", f"{bound_2:.0f} tok/s", share, least, unit="%")
     what = "Gemma 3 Q4_K_M prefill"
     yield from against(what, more, "effinfer", "llama.cpp", "prefill_tok_s", 5, sums)
     for level, peer, goals in (
@@ -127,6 +139,7 @@ def sequence_rows(result: Json) -> Iterator[Row]:
             "verifying 8 tokens in one step against one token", f"{1e3 * eight:.2f} ms",
             f"{1e3 * one:.2f} ms", eight / one, 1.6, "memory: 1x; then arithmetic", at_most=True,
         )  # fmt: skip
+    yield from step_rows(result)
     bandwidth = result["machine"].get("read_bytes_per_s")
     single = result["machine"].get("read_bytes_per_s_1_thread")
     known = f"memory: {bandwidth / single:.2f}x" if bandwidth and single else ""
@@ -134,6 +147,36 @@ def sequence_rows(result: Json) -> Iterator[Row]:
     for key, goal, limit in (("decode", 1.7, known), ("prefill", 1.85, "2x")):
         names = ("effinfer, 2 threads", key), ("effinfer, 1 thread", key)
         yield from scaling(f"{key}: 2 threads against 1", engines, names, goal, limit)
+
+
+def step_rows(result: Json) -> Iterator[Row]:
+    """Steps of several rows against llama.cpp's, and against our own of fewer rows."""
+    verify = engines_of(result, "verify")
+    for tokens, least in (("2", (5, 3.5)), ("4", (6, 5)), ("8", (7, 6))):
+        ours, other = median(verify, "effinfer", tokens), median(verify, "llama.cpp", tokens)
+        if ours and other:
+            yield Row(
+                f"a step of {tokens} tokens of one sequence", f"{1e3 * ours:.2f} ms",
+                f"llama.cpp {1e3 * other:.2f} ms", other / ours, goal(result, *least),
+            )  # fmt: skip
+    yield from against(
+        "8 requests decoding together", engines_of(result, "batch"),
+        "effinfer", "llama.cpp", "8", goal(result, 7, 5),
+    )  # fmt: skip
+    counts = sorted((key for key in verify.get("effinfer", {}) if key.isdecimal()), key=int)
+    times = [time for key in counts if (time := median(verify, "effinfer", key))]
+    if len(times) > 1:
+        ratio, at = min((b / a, i) for i, (a, b) in enumerate(zip(times, times[1:], strict=False)))
+        yield Row(
+            f"time of a step with more rows: least growth, {counts[at]} to {counts[at + 1]}",
+            f"{1e3 * times[at + 1]:.2f} ms", f"{1e3 * times[at]:.2f} ms", ratio, 1,
+        )  # fmt: skip
+    lengths = engines_of(result, "lengths")
+    for length in ("512", "2048"):
+        yield from against(
+            f"SmolLM2 prefill of {length}, fresh prompts", lengths, "effinfer", "openvino", length,
+            goal(result, 2, 1.1), "arithmetic",
+        )  # fmt: skip
 
 
 def memory_rows(result: Json) -> Iterator[Row]:
@@ -161,8 +204,9 @@ def memory_rows(result: Json) -> Iterator[Row]:
 def library_rows(result: Json) -> Iterator[Row]:
     for key, mine, others in operator_cells(result, "library"):
         own, other = mine["effinfer"], others["torch"]
+        least = goal(result, 1.2, 2.5) if key == "prefill of 1,024, bf16" else 1.5
         yield Row(
-            f"ops, {key}", f"{1e6 * own:.0f} us", f"torch {1e6 * other:.0f} us", other / own, 1.5
+            f"ops, {key}", f"{1e6 * own:.0f} us", f"torch {1e6 * other:.0f} us", other / own, least
         )  # fmt: skip
     engines = engines_of(result, "library")
     for dtype in ("bf16", "f32"):
@@ -251,8 +295,28 @@ def bitnet_rows(result: Json) -> Iterator[Row]:
               "one 512-bit VPDPBUSD a cycle")  # fmt: skip
 
 
+def large_rows(result: Json) -> Iterator[Row]:
+    engines, what = engines_of(result, "large"), "8B shape, Q4_K"
+    peers = ("effinfer", "llama.cpp")
+    memory = median(engines, "effinfer", "memory")
+    yield from against(
+        f"{what}: decode", engines, *peers, "decode", goal(result, 1.6, 1.4), memory_text(memory)
+    )
+    yield from against(
+        f"{what}: prefill of {result['prefill_tokens']}", engines, *peers, "prefill",
+        goal(result, 8, 2.5), "arithmetic",
+    )  # fmt: skip
+    decode = median(engines, "effinfer", "decode")
+    if decode and memory:
+        yield Row(
+            f"{what}: decode, share of the memory bound", f"{decode:.2f} tok/s",
+            f"{memory:.2f} tok/s", decode / memory, goal(result, 0.9, 0.85), unit="%",
+        )  # fmt: skip
+
+
 def rows(result: Json) -> list[list[str]]:
-    sources = (speed_rows, sequence_rows, operator_rows, ternary_rows, bitnet_rows, memory_rows)
+    sources = (speed_rows, sequence_rows, operator_rows, ternary_rows, bitnet_rows, large_rows,
+               memory_rows)  # fmt: skip
     cells = [row.cells() for source in sources for row in source(result)]
     if "amx" not in result["effinfer"]["isa"]:
         for what, goal in (
@@ -300,9 +364,10 @@ def operator_rows(result: Json) -> Iterator[Row]:
     for key, mine, others in operator_cells(result, "attention"):
         other, name = min((value, name) for name, value in others.items())
         own = mine["effinfer"]
+        least = goal(result, *{"n=8": (1.5, 2.3), "n=128": (1.2, 1.4)}.get(key, (1, 1)))
         yield Row(
             f"attention 20/5 x 128, 4096 KV, {key}", f"{1e6 * own:.0f} us",
-            f"{name} {1e6 * other:.0f} us", other / own, 1,
+            f"{name} {1e6 * other:.0f} us", other / own, least,
         )  # fmt: skip
     yield from library_rows(result)
     for key, mine, others in operator_cells(result, "sampling"):

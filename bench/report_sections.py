@@ -65,7 +65,7 @@ def section_text(name: str, section: dict[str, Any]) -> str:
             return by_column(section, columns, "ms of a step of tokens", scale=1e3, digits=2)
         case "threads":
             return by_column(section, ["decode", "prefill"], "tok/s")
-        case "bitnet":
+        case "bitnet" | "large":
             return by_column(section, ["decode", "memory", "prefill"], "tok/s")
         case "lengths":
             columns = [str(count) for count in section["prompts"]]

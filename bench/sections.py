@@ -17,13 +17,9 @@ from effinfer.testing import make_model
 
 DEPTHS = (128, 1024, 4096)
 REQUESTS = (1, 2, 4, 8)
-STEP_TOKENS = (1, 2, 4, 8)
+STEP_TOKENS = (1, 2, 3, 4, 6, 8, 16)
 PROMPTS = (128, 512, 1024, 2048)
 SHORT_PROMPT = 32
-# Weights of BitNet b1.58 2B4T: ternary, read as t1_6, and of the head, as q6_k.
-BITNET_LAYERS = 30 * (2 * 2560 * 2560 + 2 * 640 * 2560 + 3 * 6912 * 2560)
-BITNET_VOCABULARY = 128256
-BITNET_HEAD = BITNET_VOCABULARY * 2560
 
 
 @dataclass(frozen=True)
@@ -150,23 +146,59 @@ def lengths(setting: Setting, say: Say) -> dict[str, Any]:
     return {"prompts": prompts, "engines": engines}
 
 
+@dataclass(frozen=True)
+class RandomModel:
+    """A model with random weights in the shapes of a real one, and the bytes that a token reads."""
+
+    name: str
+    changes: dict[str, Any]
+    vocab_size: int
+    token_bytes: float
+
+    def ask(self, setting: Setting, specs: list[EngineSpec], say: Say) -> dict[str, Any]:
+        """Decoding, prefill, and how often a second memory delivers what a token reads."""
+        path = setting.log.parent / f"{self.name}.gguf"
+        if not path.exists():
+            say("writing the model")
+            make_model(self.name, path, **self.changes)
+        count, length = setting.decode_tokens // 4, setting.prefill_tokens
+        of_model = replace(setting, model=path, vocab_size=self.vocab_size)
+        questions = [
+            decode_question(of_model, "decode", SHORT_PROMPT, count, again=False),
+            Question("memory", "bandwidth", lambda _: {"bytes": round(self.token_bytes)}, 1),
+            prefill_question(of_model, "prefill", length),
+        ]
+        load = of_model.load(max(length, SHORT_PROMPT + count))
+        engines = of_model.run(specs, load, questions, say)
+        return {"decode_tokens": count, "prefill_tokens": length, "engines": engines}
+
+
+VOCABULARY = 128256
+# Ternary layers, read as t1_6, and the head, as q6_k.
+BITNET = RandomModel(
+    "bitnet-2b4t",
+    {"type": "tq1_0", "head": "q6_k"},
+    VOCABULARY,
+    30 * (2 * 2560 * 2560 + 2 * 640 * 2560 + 3 * 6912 * 2560) * 1.625 / 8
+    + VOCABULARY * 2560 * 210 / 256,
+)
+LARGE = RandomModel(
+    "llama3.1-8b",
+    {"type": "q4_k", "head": "q6_k"},
+    VOCABULARY,
+    32 * (2 * 4096 * 4096 + 2 * 1024 * 4096 + 3 * 14336 * 4096) * 144 / 256
+    + VOCABULARY * 4096 * 210 / 256,
+)
+
+
 def bitnet(setting: Setting, say: Say) -> dict[str, Any]:
-    """BitNet b1.58 2B4T with random weights in its own shapes, and what memory allows for it."""
-    path = setting.log.parent / "bitnet-2b4t.gguf"
-    if not path.exists():
-        say("writing the model")
-        make_model("bitnet-2b4t", path, type="tq1_0", head="q6_k")
-    count, length = setting.decode_tokens // 4, setting.prefill_tokens
-    of_model = replace(setting, model=path, vocab_size=BITNET_VOCABULARY)
-    least = {"bytes": round(BITNET_LAYERS * 1.625 / 8 + BITNET_HEAD * 210 / 256)}
-    questions = [
-        decode_question(of_model, "decode", SHORT_PROMPT, count, again=False),
-        Question("memory", "bandwidth", lambda _: least, 1),
-        prefill_question(of_model, "prefill", length),
-    ]
-    load = of_model.load(max(length, SHORT_PROMPT + count))
-    engines = of_model.run([setting.own], load, questions, say)
-    return {"decode_tokens": count, "prefill_tokens": length, "engines": engines}
+    """BitNet b1.58 2B4T."""
+    return BITNET.ask(setting, [setting.own], say)
+
+
+def large(setting: Setting, say: Say) -> dict[str, Any]:
+    """Llama 3.1 8B, Q4_K with a Q6_K head: far larger than any cache."""
+    return LARGE.ask(setting, setting.only("llama.cpp"), say)
 
 
 SECTIONS = {
@@ -176,4 +208,5 @@ SECTIONS = {
     "threads": threads,
     "lengths": lengths,
     "bitnet": bitnet,
+    "large": large,
 }

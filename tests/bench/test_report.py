@@ -79,7 +79,13 @@ RESULT: dict[str, Any] = {
             "requests": [1, 8],
             "engines": {"effinfer": points(_1=100, _8=300), "llama.cpp": {"error": "no"}},
         },
-        "verify": {"tokens": [1, 8], "engines": {"effinfer": points(_1=0.004, _8=0.006)}},
+        "verify": {
+            "tokens": [1, 8],
+            "engines": {
+                "effinfer": points(_1=0.004, _8=0.006),
+                "llama.cpp": points(_1=0.009, _8=0.03),
+            },
+        },
         "threads": {
             "engines": {
                 "effinfer, 1 thread": points(decode=100, prefill=100),
@@ -88,6 +94,12 @@ RESULT: dict[str, Any] = {
         },
         "lengths": {"prompts": [512], "engines": {"effinfer": points(_512=1000)}},
         "bitnet": {"engines": {"effinfer": points(decode=36, memory=40, prefill=1000)}},
+        "large": {
+            "engines": {
+                "effinfer": points(decode=9, memory=10, prefill=100),
+                "llama.cpp": points(decode=6, memory=10, prefill=50),
+            }
+        },
         "matmul": {
             "engines": {
                 "effinfer": {
@@ -159,6 +171,11 @@ def summary() -> dict[str, list[str]]:
         ("attention 20/5 x 128, 4096 KV, n=1", "2.00x", "yes"),
         ("sampling of 128k tokens, flat", "20.00x", "yes"),
         ("ops, prefill, f32", "3.00x", "yes"),
+        ("a step of 8 tokens of one sequence", "5.00x", "no"),
+        ("time of a step with more rows: least growth, 1 to 8", "1.50x", "yes"),
+        ("8B shape, Q4_K: decode", "1.50x", "yes"),
+        ("8B shape, Q4_K: prefill of 512", "2.00x", "no"),
+        ("8B shape, Q4_K: decode, share of the memory bound", "90%", "yes"),
         ("ops, 16 requests on one prefix of 4,096, f32", "6.00x", "yes"),
         ("ops, 6 of 64 blocks of 4,096 x 4,096, f32", "1.50x", "no"),
         ("peak memory, SmolLM2.gguf", "0.87x", "yes"),
