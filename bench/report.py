@@ -1,17 +1,17 @@
-"""Tables of docs/performance.md from a result of run.py.
+"""Tables of docs/performance.md from the results of run.py.
 
-`python bench/report.py RESULT.json` writes them again.
+`python bench/report.py` writes them again.
 """
 
 from __future__ import annotations
 
-import json
 import re
-import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import goals
+import store
 from report_sections import rate, section_text, table
 
 DOCUMENT = Path(__file__).resolve().parent.parent / "docs" / "performance.md"
@@ -95,7 +95,7 @@ def fidelity_table(model: dict[str, Any]) -> str:
     return table(header, rows)
 
 
-def sections(result: dict[str, Any]) -> dict[str, str]:
+def machine_text(result: dict[str, Any]) -> str:
     about = result["machine"]
     engine = result["effinfer"]
     peers = {
@@ -105,18 +105,22 @@ def sections(result: dict[str, Any]) -> dict[str, str]:
         if not name.startswith("effinfer") and "engine" in row
     }
     versions = ", ".join(f"{name} {version}" for name, version in peers.items()) or "no peer"
-    parts = {
-        "machine": (
-            f"{about['cpu']}, {about['cores']} cores, {about['threads']} threads; effinfer "
-            f"{engine['version']} at ISA level `{engine['isa']}`; {versions}; median (least to "
-            f"greatest) of {result['repeats']} repeats."
-        )
-    }
+    text = (
+        f"{about['cpu']}, {about['cores']} cores, {about['threads']} threads; effinfer "
+        f"{engine['version']} at ISA level `{engine['isa']}`; {versions}; median (least to "
+        f"greatest) of {result['repeats']} repeats."
+    )
     if about["load_average"] > BUSY:
-        parts["machine"] += (
+        text += (
             f"\n\n**The machine was busy (load average {about['load_average']:.1f}): the speeds "
             "below are not worth quoting.**"
         )
+    return text
+
+
+def sections(result: dict[str, Any], others: Sequence[dict[str, Any]] = ()) -> dict[str, str]:
+    """The parts of the page: of one machine all, of others what was aimed at."""
+    parts = {"machine": machine_text(result)}
     speeds, distances = [], []
     for model in result["models"]:
         title = f"### {model['file']}"
@@ -132,14 +136,24 @@ def sections(result: dict[str, Any]) -> dict[str, str]:
         parts["fidelity"] = "\n\n".join(distances)
     for name, section in result["sections"].items():
         parts[name] = section_text(name, section)
-    parts["goals"] = table(goals.HEADER, goals.rows(result))
+    parts["goals"] = goals_text(result)
+    parts["others"] = "\n\n".join(
+        f"### {other['machine']['cpu']}\n\n{machine_text(other)}\n\n{goals_text(other)}"
+        for other in others
+    )
     return parts
 
 
-def write(result: dict[str, Any], document: Path = DOCUMENT) -> None:
+def goals_text(result: dict[str, Any]) -> str:
+    return table(goals.HEADER, goals.rows(result))
+
+
+def write(
+    result: dict[str, Any], others: Sequence[dict[str, Any]] = (), document: Path = DOCUMENT
+) -> None:
     """Replaces what lies between `<!-- NAME -->` and `<!-- /NAME -->` in the document."""
     text = document.read_text()
-    for name, body in sections(result).items():
+    for name, body in sections(result, others).items():
         pattern = re.compile(rf"(<!-- {name} -->\n).*?(<!-- /{name} -->)", re.DOTALL)
         if not pattern.search(text):
             raise SystemExit(f"{document}: no section {name}")
@@ -148,4 +162,5 @@ def write(result: dict[str, Any], document: Path = DOCUMENT) -> None:
 
 
 if __name__ == "__main__":
-    write(json.loads(Path(sys.argv[1]).read_text()))
+    first, *others = store.by_coverage()
+    write(first, others)

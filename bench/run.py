@@ -216,8 +216,9 @@ def main() -> None:
         result["sections"][name] = timed(name, options, measure)
         store.save(target, result)
     say(f"{target} written")
-    plots.draw(result, options.document.parent / "plots")
-    report.write(result, options.document)
+    first, *others = store.by_coverage(options.results)
+    plots.draw(first, options.document.parent / "plots")
+    report.write(first, others, options.document)
     say(f"{options.document} written")
 
 

@@ -22,6 +22,12 @@ def load(path: Path) -> dict[str, Any]:
     return result
 
 
+def by_coverage(folder: Path = RESULTS) -> list[dict[str, Any]]:
+    """The results of all machines, those with the most sections first."""
+    results = [load(path) for path in sorted(folder.glob("*.json"))]
+    return sorted(results, key=lambda result: len(result["sections"]), reverse=True)
+
+
 def put_model(result: dict[str, Any], measured: dict[str, Any]) -> None:
     """Adds what was measured on a file to what is known of it."""
     for known in result["models"]:

@@ -214,6 +214,19 @@ def test_every_section_has_text_and_a_place_in_the_document() -> None:
         assert f"<!-- /{name} -->" in text
 
 
+def test_the_page_is_of_the_machine_with_the_most_sections(tmp_path: Path) -> None:
+    less = copy.deepcopy(RESULT)
+    less["machine"]["cpu"] = "Another CPU"
+    del less["sections"]["large"]
+    for name, result in (("a", less), ("b", RESULT)):
+        store.save(tmp_path / f"{name}.json", result)
+    first, *others = store.by_coverage(tmp_path)
+    assert first["machine"]["cpu"] == RESULT["machine"]["cpu"]
+    parts = report.sections(first, others)
+    assert parts["others"].startswith("### Another CPU")
+    assert "SmolLM2 Q4_1 decode" in parts["others"]
+
+
 def test_tables() -> None:
     parts = report.sections(RESULT)
     assert (
@@ -236,15 +249,15 @@ def test_tables() -> None:
 
 def test_writing_keeps_what_was_not_measured(tmp_path: Path) -> None:
     document = tmp_path / "page.md"
-    parts = ["machine", "speed", "goals", "fidelity", *RESULT["sections"]]
+    parts = ["machine", "speed", "goals", "others", "fidelity", *RESULT["sections"]]
     document.write_text(
         "".join(f"<!-- {part} -->\nold {part}\n<!-- /{part} -->\n" for part in parts)
     )
-    report.write(RESULT, document)
+    report.write(RESULT, document=document)
     text = document.read_text()
     assert "old fidelity" in text
     assert "old context" not in text
-    report.write(RESULT, document)
+    report.write(RESULT, document=document)
     assert document.read_text() == text
 
 
