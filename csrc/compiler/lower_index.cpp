@@ -1,7 +1,9 @@
 // What chooses the keys that attention visits in prefill.
 #include <vector>
 
+#include "compiler/arithmetic.h"
 #include "compiler/lowering.h"
+#include "graph/op_specs.h"
 #include "ops/prefill_index.h"
 
 namespace effinfer::compiler {
@@ -37,6 +39,9 @@ ops::PrefillIndexInputs index_inputs(Lowering& lowering, const Node& node) {
   in.min_tokens = int_attribute(node, "min_tokens");
   in.heads = indexed_heads(lowering, node);
   in.max_kv_len = lowering.max_seq_len();
+  if (lowering.phase() == Phase::prefill && node.has(graph::kPrefillProductsKey)) {
+    in.arithmetic = parse_arithmetic(node.get_string(graph::kPrefillProductsKey));
+  }
   return in;
 }
 

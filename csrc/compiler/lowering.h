@@ -12,6 +12,7 @@
 #include "executor/places.h"
 #include "executor/program.h"
 #include "ops/operand.h"
+#include "ops/prefill_index.h"
 
 namespace effinfer::compiler {
 
@@ -27,6 +28,12 @@ inline ops::Arithmetic product_arithmetic(const ops::MatmulProblem& problem) {
 }
 inline ops::Arithmetic product_arithmetic(const ops::AttentionProblem& problem) {
   return problem.arithmetic;
+}
+inline ops::Arithmetic product_arithmetic(const ops::ColumnIndexProblem& problem) {
+  return problem.in.arithmetic;
+}
+inline ops::Arithmetic product_arithmetic(const ops::BlockIndexProblem& problem) {
+  return problem.in.arithmetic;
 }
 template <class Problem>
 ops::Arithmetic product_arithmetic(const Problem&) {

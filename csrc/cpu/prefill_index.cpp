@@ -255,14 +255,23 @@ void run_blocks(const BlockIndexProblem& p, Team& team) {
                   [&](int64_t i) { member.run_item(i / heads, i % heads); });
 }
 
-const char* rejects_inputs(const PrefillIndexInputs& in) {
+const char* rejects_shape(const PrefillIndexInputs& in) {
   if (in.kv.head_dim <= 0 || in.kv.head_dim % 16 != 0) return "head_dim is not a multiple of 16";
   return nullptr;
 }
 
 template <class Problem>
 const char* rejects(const Problem& p) {
-  return rejects_inputs(p.in);
+  if (p.in.arithmetic != ops::Arithmetic::f32) return "multiplies in f32";
+  return rejects_shape(p.in);
+}
+
+template <class Problem>
+const char* rejects_bf16(const Problem& p) {
+  if (p.in.arithmetic != ops::Arithmetic::bf16) return "multiplies in bf16";
+  if (!cpu_features().avx512_bf16) return "needs AVX512-BF16";
+  if (p.in.kv.dtype != DType::bf16) return "needs bf16 pages";
+  return rejects_shape(p.in);
 }
 
 }  // namespace
@@ -275,6 +284,12 @@ void register_prefill_index() {
     columns.add({"column_index." + level, isa_of(kLevel), rejects, run_columns<kLevel>,
                  ColumnScratch::bytes});
     blocks.add({"block_index." + level, isa_of(kLevel), rejects, run_blocks<kLevel>,
+                BlockMember::scratch_bytes});
+  });
+  for_levels<Level::avx512bf16>([&]<Level kLevel>() {
+    columns.add({"column_index.avx512.bf16", isa_of(kLevel), rejects_bf16, run_columns<kLevel>,
+                 ColumnScratch::bytes});
+    blocks.add({"block_index.avx512.bf16", isa_of(kLevel), rejects_bf16, run_blocks<kLevel>,
                 BlockMember::scratch_bytes});
   });
 }

@@ -90,6 +90,8 @@ PrefillIndexInputs check_inputs(const Validator& check, const Visits& visits, co
   check.at_least("sink_tokens", options.sink_tokens, 0);
   check.at_least("local_tokens", options.local_tokens, 0);
   check.at_least("min_tokens", options.min_tokens, 0);
+  check.expect(options.arithmetic == DType::f32 || options.arithmetic == DType::bf16, "arithmetic",
+               "f32 or bf16", std::string(name(options.arithmetic)));
   heads.assign(static_cast<size_t>(kv.num_kv_heads()), IndexedHead::chosen);
   in.q = static_cast<const float*>(q.data);
   in.q_stride = int64_t{num_qo_heads} * kv.head_dim();
@@ -100,6 +102,7 @@ PrefillIndexInputs check_inputs(const Validator& check, const Visits& visits, co
   in.sink_tokens = options.sink_tokens;
   in.local_tokens = options.local_tokens;
   in.min_tokens = options.min_tokens;
+  if (options.arithmetic == DType::bf16) in.arithmetic = Arithmetic::bf16;
   in.heads = heads.data();
   in.max_kv_len = static_cast<int32_t>(visits.list_words() * kPageSize);
   return in;

@@ -10,6 +10,7 @@
 #include "effinfer/top_scores.h"
 #include "ops/cost.h"
 #include "ops/kv_layout.h"
+#include "ops/operand.h"
 #include "ops/visits.h"
 
 namespace effinfer::ops {
@@ -25,6 +26,8 @@ struct PrefillIndexInputs {
   KvLayer kv;
   BatchLayout batch;
   VisitPlan visits;
+  // bf16: queries are rounded to it; of bf16 pages.
+  Arithmetic arithmetic = Arithmetic::f32;
   float sm_scale = 1.0f;
   int32_t sink_tokens = 0;
   int32_t local_tokens = 0;

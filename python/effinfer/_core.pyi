@@ -901,6 +901,7 @@ def block_visits(
     sink_tokens: int = 0,
     local_tokens: int = 0,
     min_tokens: int = 0,
+    arithmetic: str = "f32",
     pool: ThreadPool | None = None,
 ) -> None: ...
 def can_quantize_to(dtype: str) -> bool: ...
@@ -952,6 +953,7 @@ def column_visits(
     sink_tokens: int = 0,
     local_tokens: int = 0,
     min_tokens: int = 0,
+    arithmetic: str = "f32",
     pool: ThreadPool | None = None,
 ) -> None: ...
 def compile(
