@@ -49,6 +49,7 @@ class Lowering {
   const Graph& graph() const { return shared_.graph; }
   Phase phase() const { return phase_; }
   WeightStore& weights() { return *shared_.weights; }
+  const Target& target() const { return shared_.target; }
   DType kv_dtype() const { return *shared_.options.kv_dtype; }
 
   // These tell where a value lies.

@@ -54,8 +54,9 @@ IndexKeys keys_of(const PrefillIndexInputs& in, int64_t sequence, int64_t kv_hea
   return keys;
 }
 
-bool is_dense(const PrefillIndexInputs& in, int64_t sequence, int64_t kv_head) {
-  return in.heads[kv_head] == IndexedHead::dense || in.batch.kv_len[sequence] < in.min_tokens;
+template <class Problem>
+bool is_dense(const Problem& p, int64_t sequence, int64_t kv_head) {
+  return p.in.heads[kv_head] == IndexedHead::dense || !ops::chooses(p, sequence);
 }
 
 int64_t padded(int64_t tokens) {
@@ -96,7 +97,7 @@ class ColumnMember {
     const VisitSequence& sequence = in_.visits.sequences[index];
     const int64_t kv_head = head / group_;
     if (in_.heads[kv_head] == IndexedHead::other) return;
-    if (is_dense(in_, sequence.sequence, kv_head)) {
+    if (is_dense(p_, sequence.sequence, kv_head)) {
       if (head % group_ != 0) return;
       for (int32_t i = 0; i < sequence.num_blocks; ++i) {
         list_of(in_, sequence.first_block + i, kv_head).add_all();
@@ -203,7 +204,7 @@ class BlockMember {
     if (in_.heads[kv_head] == IndexedHead::other) return;
     const VisitBlock& block = in_.visits.blocks[index];
     const TokenSet list = list_of(in_, index, kv_head);
-    if (is_dense(in_, block.sequence, kv_head)) return list.add_all();
+    if (is_dense(p_, block.sequence, kv_head)) return list.add_all();
     const int64_t pages = pages_of(block);
     BlockTile tile = {};
     tile.keys = keys_of(in_, block.sequence, kv_head);
