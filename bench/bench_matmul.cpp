@@ -4,6 +4,7 @@
 //                [--arithmetics int8,f32,bf16] [--isas avx512] [--threads 1] [--seconds 0.1]
 //                [--clock wall]
 //
+// Without --isas every level of the machine is measured, with the kernel that it selects.
 // A table goes to stderr, one JSON object a line to stdout. Times are of the kernel alone, inside
 // one parallel region as in a step, weights as hot as their size allows; the median and the best.
 // With --clock cpu they are the calling thread's CPU time: on a busy machine, with one thread.
@@ -68,8 +69,9 @@ bench::Timing measure(const ops::Variant<ops::MatmulProblem>& variant,
   return bench::summary(times);
 }
 
-void run_case(const std::string& shape, const std::string& dtype, const std::string& arithmetic,
-              Isa isa, int64_t tokens, ThreadPool& pool, const Settings& settings) {
+// Returns how many rows it printed.
+int run_case(const std::string& shape, const std::string& dtype, const std::string& arithmetic,
+             Isa isa, int64_t tokens, ThreadPool& pool, const Settings& settings) {
   const int64_t rows = std::atoll(shape.c_str());
   const int64_t cols = std::atoll(shape.c_str() + shape.find('x') + 1);
   TensorView view{nullptr, parse_dtype(dtype), {rows, cols}};
@@ -90,7 +92,7 @@ void run_case(const std::string& shape, const std::string& dtype, const std::str
   try {
     variant = &ops::table<ops::MatmulProblem>().select(problem, {.isa = isa});
   } catch (const Unsupported&) {
-    return;
+    return 0;
   }
   const auto size = static_cast<size_t>(tokens * problem.x.row_bytes());
   problem.x.data = std::aligned_alloc(64, size);
@@ -103,14 +105,15 @@ void run_case(const std::string& shape, const std::string& dtype, const std::str
   const double gop = 2e-9 * static_cast<double>(rows * cols * tokens);
   const double gb = 1e-9 * static_cast<double>(weight.view.num_bytes());
   std::fprintf(stderr, "%-12s %-7s %-22s n=%-4lld %9.1f us (best %9.1f)  %7.1f GOP/s %6.1f GB/s\n",
-               shape.c_str(), dtype.c_str(), variant->name, static_cast<long long>(tokens),
+               shape.c_str(), dtype.c_str(), variant->name.c_str(), static_cast<long long>(tokens),
                1e6 * time.median, 1e6 * time.best, gop / time.median, gb / time.median);
   std::printf(
       "{\"shape\": \"%s\", \"dtype\": \"%s\", \"kernel\": \"%s\", \"n\": %lld, \"threads\": %d, "
       "\"median_us\": %.2f, \"best_us\": %.2f, \"gop_s\": %.2f, \"gb_s\": %.2f}\n",
-      shape.c_str(), dtype.c_str(), variant->name, static_cast<long long>(tokens), pool.size(),
-      1e6 * time.median, 1e6 * time.best, gop / time.median, gb / time.median);
+      shape.c_str(), dtype.c_str(), variant->name.c_str(), static_cast<long long>(tokens),
+      pool.size(), 1e6 * time.median, 1e6 * time.best, gop / time.median, gb / time.median);
   std::free(problem.x.data);
+  return 1;
 }
 
 }  // namespace
@@ -125,20 +128,21 @@ int main(int argc, char** argv) {
                             {"--seconds", "0.1"},
                             {"--clock", "wall"}};
   bench::read_options(argc, argv, options);
-  if (options["--isas"].empty()) options["--isas"] = std::string(name(current_isa()));
   const Settings settings{std::atof(options["--seconds"].c_str()),
                           bench::clock_named(options["--clock"])};
   ThreadPool pool(std::atoi(options["--threads"].c_str()));
-  for (const std::string& shape : split(options["--shapes"])) {
-    for (const std::string& dtype : split(options["--dtypes"])) {
-      for (const std::string& isa : split(options["--isas"])) {
+  for (const Isa isa : bench::levels(options["--isas"])) {
+    int rows = 0;
+    for (const std::string& shape : split(options["--shapes"])) {
+      for (const std::string& dtype : split(options["--dtypes"])) {
         for (const std::string& arithmetic : split(options["--arithmetics"])) {
           for (const std::string& tokens : split(options["--tokens"])) {
-            run_case(shape, dtype, arithmetic, parse_isa(isa), std::atoll(tokens.c_str()), pool,
-                     settings);
+            rows +=
+                run_case(shape, dtype, arithmetic, isa, std::atoll(tokens.c_str()), pool, settings);
           }
         }
       }
     }
+    bench::check_measured(isa, rows);
   }
 }

@@ -3,13 +3,14 @@
 //   bench_ternary [--rows 6912] [--cols 2560] [--tokens 1,8,128] [--isas avx2,avx512]
 //                 [--cold-mb 256] [--seconds 0.3] [--clock wall]
 //
-// Every variant of the table that takes the problem is measured on one thread, in both packings,
-// with operands that are made beforehand. A table goes to stderr, one JSON object a line to stdout.
-// Times are the median and the least. Hot: one matrix again and again; cold, with one token: copies
-// of it in turn, --cold-mb MB together, more than the last cache holds.
-// With --clock cpu times are the thread's CPU time: for a busy machine.
+// Every variant of the table that takes the problem, at the levels of --isas or all of the machine,
+// is measured on one thread, in both packings, with operands that are made beforehand. A table goes
+// to stderr, one JSON object a line to stdout. Times are the median and the least. Hot: one matrix
+// again and again; cold, with one token: copies of it in turn, --cold-mb MB together, more than the
+// last cache holds. With --clock cpu times are the thread's CPU time: for a busy machine.
 #include <cstdio>
 #include <cstdlib>
+#include <map>
 #include <random>
 #include <string>
 #include <vector>
@@ -68,8 +69,9 @@ bench::Timing measure(const Variant<MatmulProblem>& variant, MatmulProblem probl
   return bench::summary(times);
 }
 
-void run_case(const std::vector<PackedBuffer>& copies, Isa isa, int64_t tokens, bool cold,
-              ThreadPool& pool, const Settings& settings) {
+// Returns how many rows it printed.
+int run_case(const std::vector<PackedBuffer>& copies, Isa isa, int64_t tokens, bool cold,
+             ThreadPool& pool, const Settings& settings) {
   MatmulProblem problem;
   problem.x = {Arithmetic::int8_token, tokens, settings.cols, nullptr};
   const auto bytes = static_cast<size_t>(tokens * problem.x.row_bytes());
@@ -81,8 +83,10 @@ void run_case(const std::vector<PackedBuffer>& copies, Isa isa, int64_t tokens, 
   problem.num_parts = 1;
   problem.parts[0] = {copies[0].view, nullptr, nullptr, out.data(), settings.rows};
   const std::vector<PackedBuffer> hot(copies.begin(), copies.begin() + 1);
+  int measured = 0;
   for (const Variant<MatmulProblem>& variant : table<MatmulProblem>().variants()) {
     if (variant.isa != isa || variant.rejects(problem) != nullptr) continue;
+    ++measured;
     const bench::Timing time = measure(variant, problem, cold ? copies : hot, pool, settings);
     const double gop =
         2e-9 * static_cast<double>(settings.rows) * static_cast<double>(settings.cols * tokens);
@@ -100,6 +104,7 @@ void run_case(const std::vector<PackedBuffer>& copies, Isa isa, int64_t tokens, 
         cold ? "true" : "false", 1e6 * time.median, 1e6 * time.best);
   }
   std::free(problem.x.data);
+  return measured;
 }
 
 void run(bench::Options& options) {
@@ -109,6 +114,8 @@ void run(bench::Options& options) {
                           static_cast<size_t>(number("--cold-mb") * 1e6),
                           bench::clock_named(options["--clock"])};
   const std::vector<uint8_t> bytes = random_weight(settings.rows, settings.cols);
+  std::map<Isa, int> measured;
+  for (const Isa isa : bench::levels(options["--isas"])) measured[isa] = 0;
   ThreadPool pool(1);
   for (const TernaryForm form : {TernaryForm::t2, TernaryForm::t1_6}) {
     const TensorView view{bytes.data(), DType::tq2_0, {settings.rows, settings.cols}};
@@ -117,14 +124,15 @@ void run(bench::Options& options) {
       copies.push_back(pack(view, pool, form));
       size += copies.back().view.num_bytes();
     }
-    for (const std::string& isa : split(options["--isas"])) {
+    for (auto& [isa, rows] : measured) {
       for (const std::string& tokens : split(options["--tokens"])) {
         const int64_t n = std::atoll(tokens.c_str());
-        run_case(copies, parse_isa(isa), n, false, pool, settings);
-        if (n == 1 && copies.size() > 1) run_case(copies, parse_isa(isa), n, true, pool, settings);
+        rows += run_case(copies, isa, n, false, pool, settings);
+        if (n == 1 && copies.size() > 1) rows += run_case(copies, isa, n, true, pool, settings);
       }
     }
   }
+  for (const auto& [isa, rows] : measured) bench::check_measured(isa, rows);
 }
 
 }  // namespace
@@ -134,12 +142,5 @@ int main(int argc, char** argv) {
                             {"--isas", ""},     {"--cold-mb", "256"}, {"--seconds", "0.3"},
                             {"--clock", "wall"}};
   bench::read_options(argc, argv, options);
-  if (options["--isas"].empty()) {
-    for (const Isa isa : available_isas()) {
-      if (isa == Isa::portable || isa > current_isa()) continue;
-      if (!options["--isas"].empty()) options["--isas"] += ',';
-      options["--isas"] += name(isa);
-    }
-  }
   run(options);
 }

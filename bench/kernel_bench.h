@@ -1,4 +1,4 @@
-// What the benchmarks of kernels share: options, a clock, and the summary of times.
+// What the benchmarks of kernels share: options, levels, a clock, and the summary of times.
 #pragma once
 
 #include <algorithm>
@@ -9,6 +9,8 @@
 #include <map>
 #include <string>
 #include <vector>
+
+#include "effinfer/device.h"
 
 namespace bench {
 
@@ -34,6 +36,26 @@ inline std::vector<std::string> split(const std::string& text) {
     start = end + 1;
   }
   return parts;
+}
+
+// The levels named between commas, or all that the machine has.
+inline std::vector<effinfer::Isa> levels(const std::string& text) {
+  if (text.empty()) return effinfer::available_isas();
+  std::vector<effinfer::Isa> isas;
+  for (const std::string& name : split(text)) {
+    isas.push_back(effinfer::parse_isa(name));
+    if (isas.back() <= effinfer::cpu_features().best) continue;
+    std::fprintf(stderr, "this CPU lacks %s\n", name.c_str());
+    std::exit(2);
+  }
+  return isas;
+}
+
+// A level at which nothing was measured is a failure: its kernels are gone, or refuse everything.
+inline void check_measured(effinfer::Isa isa, int rows) {
+  if (rows > 0) return;
+  std::fprintf(stderr, "no kernel of %s was measured\n", std::string(name(isa)).c_str());
+  std::exit(1);
 }
 
 // "wall", or "cpu": the calling thread's time, for one thread on a busy machine.

@@ -10,6 +10,7 @@ import argparse
 import pydoc_data.topics
 import statistics
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ import numpy as np
 
 import effinfer
 from effinfer.hub import resolve
-from effinfer.techniques import PREFILLS
+from effinfer.techniques import PREFILLS, SparsePrefill
 
 DOCUMENT = Path(__file__).resolve().parent.parent / "docs" / "techniques.md"
 BEGIN, END = "<!-- measured: begin -->", "<!-- measured: end -->"
@@ -44,8 +45,9 @@ class Subject:
     def __init__(self, model: str, prefill: str, length: int) -> None:
         self.name = prefill
         self.length = length
+        self.path = resolve(model)
         self.llm = effinfer.LLM(
-            resolve(model), prefill=prefill, max_seq_len=length + 64, prefix_cache=False
+            self.path, prefill=prefill, max_seq_len=length + 64, prefix_cache=False
         )
         self.text = self.llm.tokenize(haystack(8 * length))
         self.seconds: list[float] = []
@@ -57,7 +59,18 @@ class Subject:
         self.seconds.append(time.perf_counter() - start)
 
     def perplexity(self) -> float:
-        return float(np.exp(-self.llm.log_likelihoods(self.text[: self.length]).mean()))
+        """Of keys that are chosen in any case: log_likelihoods() takes steps of few rows, in which
+        choosing would not pay."""
+        llm = self.llm
+        if self.name != "dense":
+            method: Callable[..., SparsePrefill] = PREFILLS[self.name]
+            llm = effinfer.LLM(
+                self.path,
+                prefill=method(min_tokens=0),
+                max_seq_len=self.length + 64,
+                prefix_cache=False,
+            )
+        return float(np.exp(-llm.log_likelihoods(self.text[: self.length]).mean()))
 
     def finds(self, depth: float) -> bool:
         fact = self.llm.tokenize(FACT, add_special=False)

@@ -1,6 +1,7 @@
 #include <pybind11/stl.h>
 
 #include <cmath>
+#include <string>
 
 #include "bindings/attention_arguments.h"
 #include "bindings/module.h"
@@ -38,9 +39,10 @@ py::array blocks(const Visits& visits) {
 }
 
 ops::VisitOptions options_of(std::optional<float> sm_scale, const PagedKv& kv, int32_t sink_tokens,
-                             int32_t local_tokens, int32_t min_tokens) {
+                             int32_t local_tokens, int32_t min_tokens,
+                             const std::string& arithmetic) {
   return {sm_scale.value_or(1.0f / std::sqrt(static_cast<float>(kv.head_dim()))), sink_tokens,
-          local_tokens, min_tokens};
+          local_tokens, min_tokens, parse_dtype(arithmetic)};
 }
 
 void column_visits(Visits& visits, const py::array& q, const PagedKv& kv,
@@ -49,11 +51,12 @@ void column_visits(Visits& visits, const py::array& q, const PagedKv& kv,
                    std::optional<float> sm_scale, int32_t last_rows, int32_t row_stride,
                    int32_t columns, float column_mass, int32_t slashes, float slash_mass,
                    int32_t sink_tokens, int32_t local_tokens, int32_t min_tokens,
-                   const Pool& pool) {
+                   const std::string& arithmetic, const Pool& pool) {
   const AttentionArguments arguments("column_visits");
   const TensorView queries = arguments.view(q, "q");
   const ops::PagedBatch batch = arguments.batch(qo_indptr, kv_indptr, kv_indices, kv_len);
-  const ops::VisitOptions options = options_of(sm_scale, kv, sink_tokens, local_tokens, min_tokens);
+  const ops::VisitOptions options =
+      options_of(sm_scale, kv, sink_tokens, local_tokens, min_tokens, arithmetic);
   const py::gil_scoped_release release;
   ops::column_visits(visits, queries, kv, batch,
                      {last_rows, row_stride, {columns, column_mass}, {slashes, slash_mass}},
@@ -63,11 +66,13 @@ void column_visits(Visits& visits, const py::array& q, const PagedKv& kv,
 void block_visits(Visits& visits, const py::array& q, const PagedKv& kv, const py::array& qo_indptr,
                   const py::array& kv_indptr, const py::array& kv_indices, const py::array& kv_len,
                   std::optional<float> sm_scale, int32_t stride, int32_t pages, float mass,
-                  int32_t sink_tokens, int32_t local_tokens, int32_t min_tokens, const Pool& pool) {
+                  int32_t sink_tokens, int32_t local_tokens, int32_t min_tokens,
+                  const std::string& arithmetic, const Pool& pool) {
   const AttentionArguments arguments("block_visits");
   const TensorView queries = arguments.view(q, "q");
   const ops::PagedBatch batch = arguments.batch(qo_indptr, kv_indptr, kv_indices, kv_len);
-  const ops::VisitOptions options = options_of(sm_scale, kv, sink_tokens, local_tokens, min_tokens);
+  const ops::VisitOptions options =
+      options_of(sm_scale, kv, sink_tokens, local_tokens, min_tokens, arithmetic);
   const py::gil_scoped_release release;
   ops::block_visits(visits, queries, kv, batch, {stride, {pages, mass}}, options,
                     pool_or_default(pool));
@@ -89,12 +94,14 @@ void register_ops_visits(py::module_& m) {
         py::kw_only(), py::arg("sm_scale") = py::none(), py::arg("last_rows") = 64,
         py::arg("row_stride") = 0, py::arg("columns") = 0, py::arg("column_mass") = 0.0f,
         py::arg("slashes") = 0, py::arg("slash_mass") = 0.0f, py::arg("sink_tokens") = 0,
-        py::arg("local_tokens") = 0, py::arg("min_tokens") = 0, py::arg("pool") = py::none());
+        py::arg("local_tokens") = 0, py::arg("min_tokens") = 0, py::arg("arithmetic") = "f32",
+        py::arg("pool") = py::none());
   m.def("block_visits", &block_visits, py::arg("visits"), py::arg("q"), py::arg("kv"),
         py::arg("qo_indptr"), py::arg("kv_indptr"), py::arg("kv_indices"), py::arg("kv_len"),
         py::kw_only(), py::arg("sm_scale") = py::none(), py::arg("stride") = 0,
         py::arg("pages") = 0, py::arg("mass") = 0.0f, py::arg("sink_tokens") = 0,
-        py::arg("local_tokens") = 0, py::arg("min_tokens") = 0, py::arg("pool") = py::none());
+        py::arg("local_tokens") = 0, py::arg("min_tokens") = 0, py::arg("arithmetic") = "f32",
+        py::arg("pool") = py::none());
 }
 
 }  // namespace effinfer::bindings

@@ -140,7 +140,7 @@ size_t attention_slot(Lowering& lowering, const Node& node) {
   return lowering.attention_slot({ops::KeySource::pages, int_attribute(node, "heads"),
                                   int_attribute(node, "kv_heads"), int_attribute(node, "head_dim"),
                                   true, int_attribute(node, "window_left"),
-                                  int_attribute(node, "sink_tokens")});
+                                  int_attribute(node, "sink_tokens"), node.inputs.size() == 3});
 }
 
 }  // namespace

@@ -136,7 +136,6 @@ size_t Lowering::visit_slot(const Node& node) {
   ops::VisitShape shape;
   shape.num_qo_heads = static_cast<int32_t>(node.get_int("heads"));
   shape.num_kv_heads = static_cast<int32_t>(node.get_int("kv_heads"));
-  shape.block_rows = ops::visit_block_rows(shape.num_qo_heads, shape.num_kv_heads);
   auto& shapes = shared_.visit_shapes;
   const auto known = std::find(shapes.begin(), shapes.end(), shape);
   const auto slot = static_cast<size_t>(known - shapes.begin());

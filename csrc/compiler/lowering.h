@@ -12,6 +12,7 @@
 #include "executor/places.h"
 #include "executor/program.h"
 #include "ops/operand.h"
+#include "ops/prefill_index.h"
 
 namespace effinfer::compiler {
 
@@ -28,6 +29,12 @@ inline ops::Arithmetic product_arithmetic(const ops::MatmulProblem& problem) {
 inline ops::Arithmetic product_arithmetic(const ops::AttentionProblem& problem) {
   return problem.arithmetic;
 }
+inline ops::Arithmetic product_arithmetic(const ops::ColumnIndexProblem& problem) {
+  return problem.in.arithmetic;
+}
+inline ops::Arithmetic product_arithmetic(const ops::BlockIndexProblem& problem) {
+  return problem.in.arithmetic;
+}
 template <class Problem>
 ops::Arithmetic product_arithmetic(const Problem&) {
   return ops::Arithmetic::f32;
@@ -42,6 +49,7 @@ class Lowering {
   const Graph& graph() const { return shared_.graph; }
   Phase phase() const { return phase_; }
   WeightStore& weights() { return *shared_.weights; }
+  const Target& target() const { return shared_.target; }
   DType kv_dtype() const { return *shared_.options.kv_dtype; }
 
   // These tell where a value lies.

@@ -11,6 +11,7 @@
 #include <fstream>
 #include <mutex>
 
+#include "core/cpu_detection.h"
 #include "core/env.h"
 #include "effinfer/error.h"
 #include "effinfer/version.h"
@@ -27,21 +28,15 @@ constexpr std::array<std::string_view, 4> kIsaNames = {"portable", "avx2", "avx5
 
 #if defined(__x86_64__)
 
-struct Registers {
-  uint32_t eax = 0, ebx = 0, ecx = 0, edx = 0;
-};
+using core::CpuidRegisters;
 
-Registers cpuid(uint32_t leaf, uint32_t subleaf = 0) {
-  Registers r;
+CpuidRegisters cpuid(uint32_t leaf, uint32_t subleaf = 0) {
+  CpuidRegisters r;
   __get_cpuid_count(leaf, subleaf, &r.eax, &r.ebx, &r.ecx, &r.edx);
   return r;
 }
 
-bool bit(uint32_t word, int index) {
-  return (word >> index & 1u) != 0;
-}
-
-// XCR0: which register states the operating system saves. Needs OSXSAVE.
+// XCR0. Needs OSXSAVE.
 uint64_t enabled_states() {
   uint32_t low = 0;
   uint32_t high = 0;
@@ -49,8 +44,8 @@ uint64_t enabled_states() {
   return uint64_t{high} << 32 | low;
 }
 
-// Linux gives AMX tile data only to processes that ask: arch_prctl(ARCH_REQ_XCOMP_PERM, XTILEDATA).
-bool request_tile_permission() {
+// arch_prctl(ARCH_REQ_XCOMP_PERM, XTILEDATA)
+bool request_tiles() {
   constexpr int kArchReqXcompPerm = 0x1023;
   constexpr int kXfeatureXtiledata = 18;
   return syscall(SYS_arch_prctl, kArchReqXcompPerm, kXfeatureXtiledata) == 0;
@@ -60,7 +55,7 @@ std::string brand_string() {
   if (cpuid(0x80000000u).eax < 0x80000004u) return "";
   std::string text;
   for (uint32_t leaf = 0x80000002u; leaf <= 0x80000004u; ++leaf) {
-    const Registers r = cpuid(leaf);
+    const CpuidRegisters r = cpuid(leaf);
     for (const uint32_t word : {r.eax, r.ebx, r.ecx, r.edx}) {
       std::array<char, 4> bytes;
       std::memcpy(bytes.data(), &word, 4);
@@ -74,8 +69,8 @@ std::string brand_string() {
 }
 
 // Family and model as the manuals number them.
-std::string signature(const Registers& leaf1) {
-  const Registers leaf0 = cpuid(0);
+std::string signature(const CpuidRegisters& leaf1) {
+  const CpuidRegisters leaf0 = cpuid(0);
   std::array<char, 12> maker;
   std::memcpy(maker.data(), &leaf0.ebx, 4);
   std::memcpy(maker.data() + 4, &leaf0.edx, 4);
@@ -94,31 +89,9 @@ std::string signature(const Registers& leaf1) {
 }
 
 CpuFeatures detect() {
-  CpuFeatures features;
+  CpuFeatures features = core::detect_features({cpuid, enabled_states, request_tiles});
   features.model_name = brand_string();
-  const Registers leaf1 = cpuid(1);
-  features.signature = signature(leaf1);
-  const Registers leaf7 = cpuid(7);
-  const bool osxsave = bit(leaf1.ecx, 27);
-  const uint64_t states = osxsave ? enabled_states() : 0;
-  const bool ymm = (states & 0x6) == 0x6;
-  const bool zmm = (states & 0xe6) == 0xe6;
-  const bool tiles = (states & 0x60000) == 0x60000;
-
-  const bool fma = bit(leaf1.ecx, 12), f16c = bit(leaf1.ecx, 29);
-  const bool avx2 = bit(leaf7.ebx, 5), bmi2 = bit(leaf7.ebx, 8);
-  if (!(ymm && avx2 && fma && f16c && bmi2)) return features;
-  features.best = Isa::avx2;
-
-  const bool avx512 = bit(leaf7.ebx, 16) && bit(leaf7.ebx, 17) && bit(leaf7.ebx, 30) &&
-                      bit(leaf7.ebx, 31);  // F, DQ, BW, VL
-  const bool vnni = bit(leaf7.ecx, 11);
-  if (!(zmm && avx512 && vnni)) return features;
-  features.best = Isa::avx512;
-  features.avx512_bf16 = bit(cpuid(7, 1).eax, 5);
-
-  const bool amx = bit(leaf7.edx, 24) && bit(leaf7.edx, 25) && bit(leaf7.edx, 22);
-  if (tiles && amx && features.avx512_bf16 && request_tile_permission()) features.best = Isa::amx;
+  features.signature = signature(cpuid(1));
   return features;
 }
 

@@ -49,7 +49,7 @@ int64_t dim_vo(const AttentionProblem& p) {
 // Rows of the largest tile; without work that of any.
 int64_t most_rows(const AttentionProblem& p) {
   if (p.work != nullptr) return p.work->tile_rows;
-  return ops::most_tile_rows(p.source, p.num_qo_heads / p.num_kv_heads);
+  return ops::most_tile_rows(p.source, p.num_qo_heads / p.num_kv_heads, p.visits.list_words > 0);
 }
 
 // A member's share of a call; its scratch holds a task's own needs, then rotated queries and output

@@ -54,8 +54,9 @@ IndexKeys keys_of(const PrefillIndexInputs& in, int64_t sequence, int64_t kv_hea
   return keys;
 }
 
-bool is_dense(const PrefillIndexInputs& in, int64_t sequence, int64_t kv_head) {
-  return in.heads[kv_head] == IndexedHead::dense || in.batch.kv_len[sequence] < in.min_tokens;
+template <class Problem>
+bool is_dense(const Problem& p, int64_t sequence, int64_t kv_head) {
+  return p.in.heads[kv_head] == IndexedHead::dense || !ops::chooses(p, sequence);
 }
 
 int64_t padded(int64_t tokens) {
@@ -96,7 +97,7 @@ class ColumnMember {
     const VisitSequence& sequence = in_.visits.sequences[index];
     const int64_t kv_head = head / group_;
     if (in_.heads[kv_head] == IndexedHead::other) return;
-    if (is_dense(in_, sequence.sequence, kv_head)) {
+    if (is_dense(p_, sequence.sequence, kv_head)) {
       if (head % group_ != 0) return;
       for (int32_t i = 0; i < sequence.num_blocks; ++i) {
         list_of(in_, sequence.first_block + i, kv_head).add_all();
@@ -203,7 +204,7 @@ class BlockMember {
     if (in_.heads[kv_head] == IndexedHead::other) return;
     const VisitBlock& block = in_.visits.blocks[index];
     const TokenSet list = list_of(in_, index, kv_head);
-    if (is_dense(in_, block.sequence, kv_head)) return list.add_all();
+    if (is_dense(p_, block.sequence, kv_head)) return list.add_all();
     const int64_t pages = pages_of(block);
     BlockTile tile = {};
     tile.keys = keys_of(in_, block.sequence, kv_head);
@@ -255,14 +256,23 @@ void run_blocks(const BlockIndexProblem& p, Team& team) {
                   [&](int64_t i) { member.run_item(i / heads, i % heads); });
 }
 
-const char* rejects_inputs(const PrefillIndexInputs& in) {
+const char* rejects_shape(const PrefillIndexInputs& in) {
   if (in.kv.head_dim <= 0 || in.kv.head_dim % 16 != 0) return "head_dim is not a multiple of 16";
   return nullptr;
 }
 
 template <class Problem>
 const char* rejects(const Problem& p) {
-  return rejects_inputs(p.in);
+  if (p.in.arithmetic != ops::Arithmetic::f32) return "multiplies in f32";
+  return rejects_shape(p.in);
+}
+
+template <class Problem>
+const char* rejects_bf16(const Problem& p) {
+  if (p.in.arithmetic != ops::Arithmetic::bf16) return "multiplies in bf16";
+  if (!cpu_features().avx512_bf16) return "needs AVX512-BF16";
+  if (p.in.kv.dtype != DType::bf16) return "needs bf16 pages";
+  return rejects_shape(p.in);
 }
 
 }  // namespace
@@ -275,6 +285,12 @@ void register_prefill_index() {
     columns.add({"column_index." + level, isa_of(kLevel), rejects, run_columns<kLevel>,
                  ColumnScratch::bytes});
     blocks.add({"block_index." + level, isa_of(kLevel), rejects, run_blocks<kLevel>,
+                BlockMember::scratch_bytes});
+  });
+  for_levels<Level::avx512bf16>([&]<Level kLevel>() {
+    columns.add({"column_index.avx512.bf16", isa_of(kLevel), rejects_bf16, run_columns<kLevel>,
+                 ColumnScratch::bytes});
+    blocks.add({"block_index.avx512.bf16", isa_of(kLevel), rejects_bf16, run_blocks<kLevel>,
                 BlockMember::scratch_bytes});
   });
 }

@@ -56,22 +56,23 @@ struct PrefillIndexKernels {
   void (*blocks)(const BlockTile&);
 };
 
-// Queries, scores; maximum, sum, factor.
+// Queries, scores; 16 maxima and sums of each row.
 inline constexpr int64_t column_scratch_floats(int64_t head_dim) {
-  return kIndexRows * (head_dim + 64 + 3);
+  return kIndexRows * (head_dim + 64 + 2 * 16);
 }
 
-// Rows of cells of a block: one for each head, or for each `stride` rows of a head.
-inline constexpr int64_t block_cell_rows(int64_t group, int64_t rows, int64_t stride) {
-  return group * (stride == 0 ? 1 : (rows + stride - 1) / stride);
-}
+inline constexpr int64_t kIndexCellRows = 4;  // rows of cells that are multiplied at a time
 
-// Queries, as vectors of 16 lanes with antidiagonals; products with a page; for each row and page
-// the largest cell and the sum of exponentials below it.
+// Means of queries and their products with a page. Antidiagonals: products of some rows of cells
+// and sums of neighbours; queries, and zeros; these again, 16 lanes of each row of cells; cells.
 inline constexpr int64_t block_scratch_floats(int64_t group, int64_t rows, int64_t stride,
                                               int64_t head_dim, int64_t pages) {
-  const int64_t lanes = stride == 0 ? 1 : stride <= 16 ? 16 : stride;
-  return block_cell_rows(group, rows, stride) * (lanes * head_dim + 64 + 2 * pages);
+  if (stride == 0) return group * (head_dim + 64);
+  const int64_t cell_rows = group * ((rows + stride - 1) / stride);
+  const int64_t lanes = stride <= 16 ? 16 : stride;
+  const int64_t cells = (pages * (64 / stride) + 15) / 16 * 16;
+  return kIndexCellRows * (64 + 32) + (group * rows + 1) * head_dim +
+         cell_rows * (lanes * head_dim + cells);
 }
 
 }  // namespace effinfer::cpu

@@ -52,7 +52,10 @@ void cpu::register_cpu() {
 
 void ops::ensure_registered() {
   static std::once_flag once;
-  std::call_once(once, cpu::register_cpu);
+  std::call_once(once, [] {
+    cpu_features();  // asks for tiles: whoever has a table may run a variant that uses them
+    cpu::register_cpu();
+  });
 }
 
 }  // namespace effinfer

@@ -36,7 +36,10 @@ enum class KeySource : uint8_t {
           // what a unit touches of 240 rows of 128 dimensions (queries, scores and output, 300 KB)
           // still lies in a second cache of 512 KB
 };
-inline constexpr int32_t tile_rows(KeySource source) {
+// Rows with a list of visits share the tokens that are gathered for it, so more of them pay; beyond
+// 128 rows what they touch of scores and output leaves the first cache, and whole pages cost more.
+inline constexpr int32_t tile_rows(KeySource source, bool visits) {
+  if (visits) return 128;
   return source == KeySource::pages ? 48 : 240;
 }
 // Heads of one token in a tile: over pages all of a group, as an item may append what all of them
@@ -45,9 +48,9 @@ inline constexpr int32_t tile_heads(KeySource source, int32_t group) {
   return source == KeySource::pages || group < 32 ? group : 32;
 }
 // Rows times heads of a tile at most: one token's may be more than there is room for.
-inline constexpr int32_t most_tile_rows(KeySource source, int32_t group) {
-  return tile_heads(source, group) > tile_rows(source) ? tile_heads(source, group)
-                                                       : tile_rows(source);
+inline constexpr int32_t most_tile_rows(KeySource source, int32_t group, bool visits) {
+  return tile_heads(source, group) > tile_rows(source, visits) ? tile_heads(source, group)
+                                                               : tile_rows(source, visits);
 }
 
 // The shape part of a problem: what planning needs.
@@ -59,6 +62,7 @@ struct AttentionShape {
   bool causal = true;
   int32_t window_left = -1;
   int32_t sink_tokens = 0;
+  bool visits = false;  // whether rows may have lists of what they visit (ops/visits.h)
 
   int32_t group() const { return num_qo_heads / num_kv_heads; }
   bool operator==(const AttentionShape&) const = default;
@@ -234,9 +238,6 @@ struct AttentionProblem : AttentionLogits {
   // with work.one_tile only.
   RopeAppendProblem append;
 };
-
-// Rows of a list of visits: whole tiles of a sequence's rows.
-int32_t visit_block_rows(int32_t num_qo_heads, int32_t num_kv_heads);
 
 std::string describe(const AttentionProblem& problem);
 Cost cost(const AttentionProblem& problem);

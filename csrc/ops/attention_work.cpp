@@ -1,5 +1,7 @@
 // Cuts attention into balanced items.
 #include <algorithm>
+#include <bit>
+#include <cstdint>
 #include <utility>
 
 #include "effinfer/ops/attention.h"
@@ -22,9 +24,12 @@ int32_t tile_heads(const AttentionShape& shape) {
   return tile_heads(shape.source, shape.group());
 }
 
-// Rows of a tile; one token's heads may be more.
+// Rows of a tile; one token's heads may be more. A list of visits has whole tiles.
 int32_t tile_tokens(const AttentionShape& shape) {
-  return std::max(1, tile_rows(shape.source) / tile_heads(shape));
+  const int32_t most = std::max(1, tile_rows(shape.source, shape.visits) / tile_heads(shape));
+  if (!shape.visits) return most;
+  return std::min(kVisitBlockRows,
+                  static_cast<int32_t>(std::bit_floor(static_cast<uint32_t>(most))));
 }
 
 int32_t num_chunks(const AttentionTile& tile) {
@@ -38,7 +43,7 @@ class Planner {
   Planner(const AttentionShape& shape, const BatchLayout& batch, AttentionWork& work)
       : shape_(shape), batch_(batch), work_(work) {
     work.clear();
-    work.tile_rows = most_tile_rows(shape.source, shape.group());
+    work.tile_rows = most_tile_rows(shape.source, shape.group(), shape.visits);
   }
 
   void add_dense() {
@@ -197,13 +202,6 @@ int64_t AttentionWork::reserve(const AttentionShape& shape, int64_t max_tokens,
   items.reserve(static_cast<size_t>(max_tiles + std::min(max_tiles * chunks, partials / least)));
   merges.reserve(static_cast<size_t>(std::min(max_tiles, partials / (2 * least))));
   return partials;
-}
-
-int32_t visit_block_rows(int32_t num_qo_heads, int32_t num_kv_heads) {
-  AttentionShape shape;
-  shape.num_qo_heads = num_qo_heads;
-  shape.num_kv_heads = num_kv_heads;
-  return kVisitBlockRows / tile_tokens(shape) * tile_tokens(shape);
 }
 
 void plan_attention(const AttentionShape& shape, const BatchLayout& batch, AttentionWork& work) {

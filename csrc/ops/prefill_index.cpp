@@ -1,7 +1,9 @@
 #include "ops/prefill_index.h"
 
 #include <algorithm>
+#include <array>
 #include <bit>
+#include <cstdio>
 #include <vector>
 
 #include "effinfer/dtype.h"
@@ -12,6 +14,16 @@
 namespace effinfer::ops {
 namespace {
 
+std::string describe_cost(float product_cost) {
+  if (product_cost == 0.0f) return "";
+  std::array<char, 100> text;
+  std::snprintf(
+      text.data(), text.size(),
+      ", or choosing, at %.1f products of attention each, costs over %.2f of what it can save",
+      static_cast<double>(product_cost), static_cast<double>(kChoosingShare));
+  return text.data();
+}
+
 std::string describe(const PrefillIndexInputs& in) {
   return " heads=" + std::to_string(in.num_qo_heads) +
          " kv_heads=" + std::to_string(in.kv.num_kv_heads) +
@@ -19,7 +31,8 @@ std::string describe(const PrefillIndexInputs& in) {
          " kv_dtype=" + std::string(name(in.kv.dtype)) +
          " sink_tokens=" + std::to_string(in.sink_tokens) +
          " local_tokens=" + std::to_string(in.local_tokens) + "; all keys: fewer than " +
-         std::to_string(kSparseRows) + " rows or " + std::to_string(in.min_tokens) + " keys";
+         std::to_string(kSparseRows) + " rows or " + std::to_string(in.min_tokens) + " keys" +
+         describe_cost(in.product_cost);
 }
 
 std::string describe(const TopScores& top) {
@@ -30,20 +43,66 @@ int64_t key_bytes(const PrefillIndexInputs& in) {
   return int64_t{in.kv.num_kv_heads} * in.kv.head_dim * dtype_info(in.kv.dtype).block_bytes;
 }
 
-// Sums rows(block) * keys over the blocks with lists, and the bytes of all keys.
-template <class Rows>
-Cost cost_of(const PrefillIndexInputs& in, Rows&& rows) {
+int64_t rows_of(const PrefillIndexInputs& in, int64_t sequence) {
+  return in.batch.qo_indptr[sequence + 1] - in.batch.qo_indptr[sequence];
+}
+
+// Pairs of a row and a key that it sees.
+int64_t seen_pairs(const PrefillIndexInputs& in, int64_t sequence) {
+  const int64_t rows = rows_of(in, sequence);
+  return rows * (in.batch.kv_len[sequence] - rows) + rows * (rows + 1) / 2;
+}
+
+// Products of rows with keys that choosing takes, of one head.
+int64_t products(const ColumnIndexProblem& problem, int64_t sequence) {
+  const auto any = [](const TopScores& top) { return top.count > 0 || top.mass > 0.0f; };
+  if (!any(problem.columns) && !any(problem.slashes)) return 0;
+  const int64_t rows = rows_of(problem.in, sequence);
+  // Maxima and sums first, then probabilities.
+  if (problem.row_stride > 0) return 2 * seen_pairs(problem.in, sequence) / problem.row_stride;
+  return 2 * std::min<int64_t>(rows, problem.last_rows) * problem.in.batch.kv_len[sequence];
+}
+int64_t products(const BlockIndexProblem& problem, int64_t sequence) {
+  const int64_t stride = problem.stride > 0 ? problem.stride : kVisitBlockRows;
+  return seen_pairs(problem.in, sequence) / stride;
+}
+
+// Attention takes two products of each pair.
+bool pays(const PrefillIndexInputs& in, int64_t sequence, int64_t products) {
+  const int64_t rows = rows_of(in, sequence);
+  const int64_t always = int64_t{in.sink_tokens} + in.local_tokens + kVisitBlockRows / 2;
+  const int64_t most_saved = 2 * std::max<int64_t>(0, seen_pairs(in, sequence) - rows * always);
+  return in.product_cost * static_cast<float>(products) <=
+         kChoosingShare * static_cast<float>(most_saved);
+}
+
+template <class Problem>
+bool chooses_keys(const Problem& problem, int64_t sequence) {
+  if (problem.in.batch.kv_len[sequence] < problem.in.min_tokens) return false;
+  return problem.in.product_cost == 0.0f || pays(problem.in, sequence, products(problem, sequence));
+}
+
+template <class Problem>
+Cost cost_of(const Problem& problem) {
+  const PrefillIndexInputs& in = problem.in;
   Cost cost;
   for (int64_t i = 0; i < in.visits.num_sequences; ++i) {
-    const VisitSequence& sequence = in.visits.sequences[i];
-    const int64_t length = in.batch.kv_len[sequence.sequence];
-    cost.bytes += length * key_bytes(in);
-    cost.ops += 2 * rows(sequence) * length * in.num_qo_heads * in.kv.head_dim;
+    const int64_t sequence = in.visits.sequences[i].sequence;
+    if (!chooses_keys(problem, sequence)) continue;
+    cost.bytes += in.batch.kv_len[sequence] * key_bytes(in);
+    cost.ops += 2 * products(problem, sequence) * in.num_qo_heads * in.kv.head_dim;
   }
   return cost;
 }
 
 }  // namespace
+
+bool chooses(const ColumnIndexProblem& problem, int64_t sequence) {
+  return chooses_keys(problem, sequence);
+}
+bool chooses(const BlockIndexProblem& problem, int64_t sequence) {
+  return chooses_keys(problem, sequence);
+}
 
 std::string describe(const ColumnIndexProblem& problem) {
   return "[column_index] " +
@@ -61,20 +120,10 @@ std::string describe(const BlockIndexProblem& problem) {
 }
 
 Cost cost(const ColumnIndexProblem& problem) {
-  return cost_of(problem.in, [&](const VisitSequence& s) -> int64_t {
-    const int32_t* indptr = problem.in.batch.qo_indptr + s.sequence;
-    const int64_t rows = indptr[1] - indptr[0];
-    // Maxima and sums first, then probabilities.
-    return 2 * (problem.row_stride > 0 ? rows / problem.row_stride
-                                       : std::min<int64_t>(rows, problem.last_rows));
-  });
+  return cost_of(problem);
 }
-
 Cost cost(const BlockIndexProblem& problem) {
-  return cost_of(problem.in, [&](const VisitSequence& s) -> int64_t {
-    const int32_t* indptr = problem.in.batch.qo_indptr + s.sequence;
-    return problem.stride > 0 ? (indptr[1] - indptr[0]) / problem.stride : s.num_blocks;
-  });
+  return cost_of(problem);
 }
 
 namespace {
@@ -90,6 +139,8 @@ PrefillIndexInputs check_inputs(const Validator& check, const Visits& visits, co
   check.at_least("sink_tokens", options.sink_tokens, 0);
   check.at_least("local_tokens", options.local_tokens, 0);
   check.at_least("min_tokens", options.min_tokens, 0);
+  check.expect(options.arithmetic == DType::f32 || options.arithmetic == DType::bf16, "arithmetic",
+               "f32 or bf16", std::string(name(options.arithmetic)));
   heads.assign(static_cast<size_t>(kv.num_kv_heads()), IndexedHead::chosen);
   in.q = static_cast<const float*>(q.data);
   in.q_stride = int64_t{num_qo_heads} * kv.head_dim();
@@ -100,6 +151,7 @@ PrefillIndexInputs check_inputs(const Validator& check, const Visits& visits, co
   in.sink_tokens = options.sink_tokens;
   in.local_tokens = options.local_tokens;
   in.min_tokens = options.min_tokens;
+  if (options.arithmetic == DType::bf16) in.arithmetic = Arithmetic::bf16;
   in.heads = heads.data();
   in.max_kv_len = static_cast<int32_t>(visits.list_words() * kPageSize);
   return in;

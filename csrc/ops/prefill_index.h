@@ -10,6 +10,7 @@
 #include "effinfer/top_scores.h"
 #include "ops/cost.h"
 #include "ops/kv_layout.h"
+#include "ops/operand.h"
 #include "ops/visits.h"
 
 namespace effinfer::ops {
@@ -25,12 +26,14 @@ struct PrefillIndexInputs {
   KvLayer kv;
   BatchLayout batch;
   VisitPlan visits;
+  // bf16: queries are rounded to it; of bf16 pages.
+  Arithmetic arithmetic = Arithmetic::f32;
   float sm_scale = 1.0f;
   int32_t sink_tokens = 0;
   int32_t local_tokens = 0;
-  // A sequence of fewer keys visits all of them: below some length an index costs more than it
-  // saves.
-  int32_t min_tokens = 0;
+  int32_t min_tokens = 0;  // a sequence of fewer keys visits all of them
+  // What a product of choosing costs, in products of attention; 0: choosing need not pay.
+  float product_cost = 0.0f;
   const IndexedHead* heads = nullptr;  // [num_kv_heads]
   int32_t max_kv_len = 0;              // of any step, for the scratch
 };
@@ -57,6 +60,15 @@ struct BlockIndexProblem {
   int32_t stride = 0;  // 0, 4, 8, 16, 32 or 64
   TopScores pages;
 };
+
+// Choosing has to cost at most this share of what leaving keys out can save: the methods here leave
+// out a third or more of what they may from 4,000 tokens on.
+inline constexpr float kChoosingShare = 1.0f / 3.0f;
+
+// Whether a sequence that has lists gets chosen ones in this step, or all keys. Counts alone
+// decide: the same step chooses alike on every run.
+bool chooses(const ColumnIndexProblem& problem, int64_t sequence);
+bool chooses(const BlockIndexProblem& problem, int64_t sequence);
 
 std::string describe(const ColumnIndexProblem& problem);
 std::string describe(const BlockIndexProblem& problem);

@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <string>
 
-#include "ops/attention.h"
 #include "ops/paged_batch.h"
 
 namespace effinfer::ops {
@@ -12,7 +11,7 @@ VisitBuffers::VisitBuffers(const VisitShape& shape, int64_t max_tokens, int64_t 
                            int64_t max_kv_len)
     : shape_(shape), list_words_((max_kv_len + kPageSize - 1) / kPageSize) {
   const int64_t sequences = std::min(max_tokens / kSparseRows, max_sequences);
-  const int64_t blocks = max_tokens / shape.block_rows + sequences;  // a last one of each is short
+  const int64_t blocks = max_tokens / kVisitBlockRows + sequences;  // a last one of each is short
   blocks_.resize(static_cast<size_t>(blocks));
   sequences_.resize(static_cast<size_t>(sequences));
   first_block_.resize(static_cast<size_t>(max_sequences));
@@ -32,9 +31,9 @@ VisitPlan VisitBuffers::plan(const BatchLayout& batch) {
     if (!sparse) continue;
     VisitSequence& sequence = sequences_[static_cast<size_t>(plan.num_sequences++)];
     sequence = {static_cast<int32_t>(s), static_cast<int32_t>(plan.num_blocks), 0};
-    for (int32_t row = begin; row < end; row += shape_.block_rows) {
+    for (int32_t row = begin; row < end; row += kVisitBlockRows) {
       blocks_[static_cast<size_t>(plan.num_blocks++)] = {static_cast<int32_t>(s), row,
-                                                         std::min(shape_.block_rows, end - row),
+                                                         std::min(kVisitBlockRows, end - row),
                                                          batch.kv_len[s] - (end - row)};
       ++sequence.num_blocks;
     }
@@ -42,7 +41,6 @@ VisitPlan VisitBuffers::plan(const BatchLayout& batch) {
   plan.blocks = blocks_.data();
   plan.sequences = sequences_.data();
   plan.first_block = first_block_.data();
-  plan.block_rows = shape_.block_rows;
   plan.num_kv_heads = shape_.num_kv_heads;
   plan.num_qo_heads = shape_.num_qo_heads;
   plan.list_words = list_words_;
@@ -72,8 +70,7 @@ Visits::Visits(const PagedBatch& batch, int32_t num_qo_heads, int32_t num_kv_hea
   const int32_t longest =
       sequences == 0 ? 0 : *std::max_element(impl_->kv_len.begin(), impl_->kv_len.end());
   impl_->buffers =
-      VisitBuffers({num_qo_heads, num_kv_heads, visit_block_rows(num_qo_heads, num_kv_heads)},
-                   layout.num_tokens, sequences, longest);
+      VisitBuffers({num_qo_heads, num_kv_heads}, layout.num_tokens, sequences, longest);
   impl_->plan = impl_->buffers.plan(layout);
 }
 Visits::~Visits() = default;

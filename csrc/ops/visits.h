@@ -6,7 +6,7 @@
 // (ops/prefill_index.h) write the words, attention skips the pages whose word is 0. Unlike
 // spans, words have a size that is known beforehand, so that nothing allocates within a step.
 //
-//   sequence       rows of this step, in blocks of block_rows         lists
+//   sequence       rows of this step, in blocks of 64                 lists
 //   0 (700 rows)   [0, 64) [64, 128) ... [640, 700)                   one for each KV head
 //   1 (1 row)      dense: a sequence with fewer than kSparseRows rows in the step sees all
 #pragma once
@@ -23,7 +23,8 @@ namespace effinfer::ops {
 // Below it choosing keys costs as much as visiting them; and tokens are drafted, verified and
 // generated with all keys.
 inline constexpr int32_t kSparseRows = 64;
-// Rows of a block at most: as many of attention's tiles as fit.
+// Rows of a block; a sequence's last one may have fewer. As many as keys of a page, so that blocks
+// and pages lie alike in a sequence whose steps begin at a page's first token.
 inline constexpr int32_t kVisitBlockRows = 64;
 
 struct VisitBlock {
@@ -46,7 +47,6 @@ struct VisitPlan {
   const VisitSequence* sequences = nullptr;
   int64_t num_sequences = 0;
   const int32_t* first_block = nullptr;  // [S of the batch]: -1 without lists
-  int32_t block_rows = 0;
   int32_t num_kv_heads = 0;
   int32_t num_qo_heads = 0;
   int64_t list_words = 0;
@@ -62,14 +62,14 @@ struct VisitPlan {
   const uint64_t* of_rows(const BatchLayout& batch, int64_t sequence, int64_t row,
                           int64_t kv_head) const {
     if (num_blocks == 0 || first_block[sequence] < 0) return nullptr;
-    return list(first_block[sequence] + (row - batch.qo_indptr[sequence]) / block_rows, kv_head);
+    return list(first_block[sequence] + (row - batch.qo_indptr[sequence]) / kVisitBlockRows,
+                kv_head);
   }
 };
 
 struct VisitShape {
   int32_t num_qo_heads = 0;
   int32_t num_kv_heads = 0;
-  int32_t block_rows = 0;
 
   bool operator==(const VisitShape&) const = default;
 };

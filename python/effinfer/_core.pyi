@@ -905,6 +905,7 @@ def block_visits(
     sink_tokens: int = 0,
     local_tokens: int = 0,
     min_tokens: int = 0,
+    arithmetic: str = "f32",
     pool: ThreadPool | None = None,
 ) -> None: ...
 def calibrate(pool: ThreadPool, folder: typing.Any) -> None:
@@ -961,6 +962,7 @@ def column_visits(
     sink_tokens: int = 0,
     local_tokens: int = 0,
     min_tokens: int = 0,
+    arithmetic: str = "f32",
     pool: ThreadPool | None = None,
 ) -> None: ...
 def compile(

@@ -11,7 +11,7 @@ from tests.compiler.interpreter import Array, attention, evaluate
 from tests.compiler.tiny_models import HEAD_DIM, Stepper, TinyModel, make_gemma, make_llama
 
 TOKENS = np.random.default_rng(8).integers(0, 101, 230).tolist()
-BLOCK_ROWS = 48  # two tiles of 24 tokens times two heads of a KV head
+BLOCK_ROWS = 64
 STEPS = {"max_tokens": 256, "max_rows": 256}
 
 

@@ -1,6 +1,7 @@
 // Sets of tokens and the methods that fill them, beside sets of single tokens.
 #include <algorithm>
 #include <cstdint>
+#include <numeric>
 #include <random>
 #include <vector>
 
@@ -83,6 +84,42 @@ TEST("columns and slashes in either order of distances") {
       if (row >= t) expected |= near[static_cast<size_t>(row - t)] >= kCount - 4;
     }
     CHECK(got[static_cast<size_t>(t)] == expected);
+  }
+}
+
+TEST("as few as hold a mass") {
+  std::mt19937 random(3);
+  for (const int64_t count : {1, 2, 63, 500}) {
+    for (const float mass : {0.1f, 0.5f, 0.95f, 1.0f}) {
+      // Whole numbers: sums are exact in any order. Many are equal, and some are zeros.
+      std::vector<float> scores(static_cast<size_t>(count));
+      for (float& x : scores) x = static_cast<float>(random() % 9);
+      scores[0] = 20.0f;
+      std::vector<int32_t> order(scores.size());
+      std::vector<uint64_t> memory(static_cast<size_t>(TokenSet::words_of(count)));
+      const TokenSet set(memory.data(), static_cast<int64_t>(memory.size()));
+      choose_keys(scores.data(), count, {0, mass}, order.data(), set);
+      std::vector<int32_t> sorted(scores.size());
+      std::iota(sorted.begin(), sorted.end(), 0);
+      const auto score = [&](int32_t i) {
+        return static_cast<double>(scores[static_cast<size_t>(i)]);
+      };
+      std::stable_sort(sorted.begin(), sorted.end(),
+                       [&](int32_t a, int32_t b) { return score(a) > score(b); });
+      const double all = std::accumulate(scores.begin(), scores.end(), 0.0);
+      std::vector<bool> expected(scores.size());
+      double sum = 0.0;
+      for (const int32_t i : sorted) {
+        if (sum >= static_cast<double>(mass) * all) break;
+        sum += score(i);
+        expected[static_cast<size_t>(i)] = true;
+      }
+      CHECK(tokens_of(set, count) == expected);
+      std::fill(scores.begin(), scores.end(), 0.0f);
+      set.clear();
+      choose_keys(scores.data(), count, {0, mass}, order.data(), set);
+      CHECK(tokens_of(set, count) == std::vector<bool>(scores.size()));
+    }
   }
 }
 

@@ -1,10 +1,13 @@
 // The seam of devices: names, memory, views, tables and options know on which device they are.
 #include <cstdint>
 #include <cstring>
+#include <fstream>
+#include <iterator>
 #include <string>
 #include <vector>
 
 #include "check.h"
+#include "core/cpu_detection.h"
 #include "core/memory.h"
 #include "effinfer/device.h"
 #include "effinfer/error.h"
@@ -12,7 +15,13 @@
 #include "effinfer/ops/elementwise.h"
 #include "effinfer/ops/norm.h"
 #include "effinfer/threads.h"
+#include "ops/matmul.h"
 #include "ops/registry.h"
+
+#if defined(__x86_64__)
+#include <sys/syscall.h>
+#include <unistd.h>
+#endif
 
 using namespace effinfer;
 
@@ -105,6 +114,59 @@ TEST("tables: only a variant of the target's device is selected") {
   CHECK_EQ(select({kOther, Isa::amx}), "product.other");
   CHECK_THROWS(Unsupported, "product.avx2: needs a higher ISA level", select({}));
   CHECK(current_target().device == Device{} && current_target().isa == current_isa());
+}
+
+// A processor with everything, less what a test takes away.
+struct FakeProcessor {
+  bool tile_state = true;
+  bool bf16 = true;
+  bool grants = true;
+  int requests = 0;
+};
+FakeProcessor fake;
+
+core::CpuidRegisters fake_cpuid(uint32_t leaf, uint32_t subleaf) {
+  if (leaf == 7 && subleaf == 1 && !fake.bf16) return {};
+  return {~0u, ~0u, ~0u, ~0u};
+}
+uint64_t fake_states() {
+  return fake.tile_state ? 0x600e6 : 0xe6;
+}
+bool fake_request() {
+  ++fake.requests;
+  return fake.grants;
+}
+
+TEST("detection: tiles are a level only where the system was asked and granted them") {
+  const core::Processor processor = {fake_cpuid, fake_states, fake_request};
+  fake = {};
+  CHECK(core::detect_features(processor).best == Isa::amx);
+  CHECK_EQ(fake.requests, 1);
+  fake = {.grants = false};
+  CHECK(core::detect_features(processor).best == Isa::avx512);
+  CHECK_EQ(fake.requests, 1);
+  for (const FakeProcessor& lacking :
+       {FakeProcessor{.tile_state = false}, FakeProcessor{.bf16 = false}}) {
+    fake = lacking;
+    CHECK(core::detect_features(processor).best == Isa::avx512);
+    CHECK_EQ(fake.requests, 0);
+  }
+}
+
+// Run alone by ctest, so that nothing else has asked before.
+TEST("whoever has a table may run tiles") {
+#if defined(__x86_64__)
+  std::ifstream cpuinfo("/proc/cpuinfo");
+  const std::string text((std::istreambuf_iterator<char>(cpuinfo)), {});
+  if (text.find(" amx_tile") == std::string::npos) check::skip("this CPU has no AMX");
+  ops::table<ops::MatmulProblem>();
+  constexpr int kArchGetXcompPerm = 0x1022;
+  uint64_t permitted = 0;
+  CHECK_EQ(syscall(SYS_arch_prctl, kArchGetXcompPerm, &permitted), 0);
+  CHECK((permitted >> 18 & 1) == 1);
+#else
+  check::skip("no AMX on this architecture");
+#endif
 }
 
 TEST("a KV cache on a device that this build lacks is refused") {

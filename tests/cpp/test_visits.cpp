@@ -155,8 +155,8 @@ TEST("every method writes lists within their memory") {
   for (const DType dtype : {DType::f32, DType::bf16, DType::i8}) {
     Batch b(random, dtype);
     Visits visits(b.batch, b.heads, b.kv->num_kv_heads());
-    const VisitOptions options{0.2f, 5, 33, 0};
-    at_every_isa([&] {
+    VisitOptions options{0.2f, 5, 33, 0};
+    const auto check_methods = [&] {
       for (const int32_t stride : {0, 4, 8, 16, 32, 64}) {
         block_visits(visits, b.q, *b.kv, b.batch, {stride, {2, 0.0f}}, options, b.pool);
         check_always(visits, 5, 33);
@@ -169,6 +169,14 @@ TEST("every method writes lists within their memory") {
         column_visits(visits, b.q, *b.kv, b.batch, method, options, b.pool);
         check_always(visits, 5, 33);
       }
+    };
+    at_every_isa([&] {
+      options.arithmetic = DType::f32;
+      check_methods();
+      if (dtype != DType::bf16 || current_isa() < Isa::avx512 || !cpu_features().avx512_bf16)
+        return;
+      options.arithmetic = DType::bf16;
+      check_methods();
     });
   }
 }

@@ -1,6 +1,9 @@
 """Sparse prefill over pages: attention over lists of visits, and the methods that choose them,
 against float64."""
 
+from collections.abc import Callable
+from functools import partial
+
 import numpy as np
 import pytest
 
@@ -136,12 +139,22 @@ def check_lists(visits, batch, choose, sink_tokens: int, local_tokens: int) -> N
             assert not (bits & seen & ~(maybe | fixed)).any()
 
 
-def probabilities(q: np.ndarray, k: np.ndarray, positions: np.ndarray, scale: float) -> np.ndarray:
-    """float64 [rows, len(k)], causal."""
-    scores = q.astype(np.float64) @ k.astype(np.float64).T * scale
+def probabilities(q: np.ndarray, k: np.ndarray, positions: np.ndarray) -> np.ndarray:
+    """float64 [rows, len(k)], causal; of queries that have their scale."""
+    scores = q.astype(np.float64) @ k.astype(np.float64).T
     scores[np.arange(len(k))[None, :] > positions[:, None]] = -np.inf
     p = np.exp(scores - scores.max(-1, keepdims=True))
     return p / p.sum(-1, keepdims=True)
+
+
+Rounding = Callable[[np.ndarray], np.ndarray]
+
+
+def arithmetics(dtype: str) -> list[tuple[str, Rounding]]:
+    """What scores may be multiplied in at this level, and how queries with their scale are rounded
+    for it."""
+    exact: list[tuple[str, Rounding]] = [("f32", lambda x: x)]
+    return [*exact, ("bf16", to_bf16)] if dtype == "bf16" and bf16_arithmetic() else exact
 
 
 def column_bounds(q, keys, batch, options):
@@ -160,7 +173,7 @@ def column_bounds(q, keys, batch, options):
         length = int(batch.kv_len[sequence])
         asked = rows[::-1][::stride][::-1] if stride else rows[-options.get("last_rows", 64) :]
         positions = asked - rows[-1] + length - 1
-        p = probabilities(q[asked, head], keys[sequence][:, kv_head], positions, q.shape[2] ** -0.5)
+        p = probabilities(q[asked, head], keys[sequence][:, kv_head], positions)
         distances = positions[:, None] - np.arange(length)[None, :]
         diagonals = np.bincount(
             distances[distances >= 0], weights=p[distances >= 0], minlength=length
@@ -201,30 +214,41 @@ def test_columns_and_slashes(isa, dtype, options):
     batch = make_batch(rng, KV_LENS, QO_LENS)
     kv, keys, _ = fill(rng, batch, 2, 32, dtype)
     q = 3 * rng.standard_normal((sum(QO_LENS), 6, 32), np.float32)
-    visits = _core.Visits(batch.qo_indptr, batch.kv_len, 6, 2)
-    _core.column_visits(visits, q, kv, *batch.lists, sink_tokens=3, local_tokens=70, **options)
-    check_lists(visits, batch, column_bounds(q, keys, batch, options), 3, 70)
+    for arithmetic, rounded in arithmetics(dtype):
+        visits = _core.Visits(batch.qo_indptr, batch.kv_len, 6, 2)
+        _core.column_visits(
+            visits,
+            q,
+            kv,
+            *batch.lists,
+            sink_tokens=3,
+            local_tokens=70,
+            arithmetic=arithmetic,
+            **options,
+        )
+        scaled = rounded(q * np.float32(32**-0.5))
+        check_lists(visits, batch, column_bounds(scaled, keys, batch, options), 3, 70)
 
 
-def page_scores(q, k, block, stride: int, scale: float) -> np.ndarray:
+def page_scores(q, k, block, stride: int, rounded: Rounding) -> np.ndarray:
     """float64 [pages up to the block's last row] of one head's rows q and keys k up to it."""
     end = len(k)
     pages = -(-end // 64)
+    scale = q.shape[1] ** -0.5
     if stride == 0:
-        products = q.mean(0) @ k.T * scale
+        products = rounded((q.mean(0) * scale).astype(np.float32)) @ k.T
         means = np.array([products[64 * i : 64 * (i + 1)].mean() for i in range(pages)])
         p = np.exp(means - means.max())
         return p / p.sum()
     rows, tokens = -(-len(q) // stride), pages * 64 // stride
     padded_q = np.zeros((rows * stride, q.shape[1]))
-    padded_q[: len(q)] = q
+    padded_q[: len(q)] = rounded(q * np.float32(scale / stride))
     padded_k = np.zeros((pages * 64, q.shape[1]))
     padded_k[:end] = k
     cells = (
         padded_q.reshape(rows, stride, -1)[:, ::-1].reshape(rows, -1)
         @ padded_k.reshape(tokens, -1).T
     )
-    cells *= scale / stride
     last = block[3] + np.minimum((np.arange(rows) + 1) * stride, len(q)) - 1
     cells[np.arange(tokens)[None, :] * stride > last[:, None]] = -np.inf
     p = np.exp(cells - cells.max(-1, keepdims=True))
@@ -242,23 +266,19 @@ def test_blocks(isa, dtype, stride, limits):
     batch = make_batch(rng, KV_LENS, QO_LENS)
     kv, keys, _ = fill(rng, batch, 2, 32, dtype)
     q = rng.standard_normal((sum(QO_LENS), 6, 32), np.float32) * (1 if stride else 8)
-    visits = _core.Visits(batch.qo_indptr, batch.kv_len, 6, 2)
-    _core.block_visits(
-        visits, q, kv, *batch.lists, stride=stride, sink_tokens=3, local_tokens=70, **limits
-    )
 
-    def choose(sequence: int, kv_head: int, block) -> Bounds:
+    def choose(rounded: Rounding, sequence: int, kv_head: int, block) -> Bounds:
         length = int(batch.kv_len[sequence])
         bounds = np.zeros((2, length), bool)
         rows = slice(block[1], block[1] + block[2])
         end = block[2] + block[3]
         for head in range(kv_head * 3, (kv_head + 1) * 3):
             scores = page_scores(
-                q[rows, head].astype(np.float64),
+                q[rows, head],
                 keys[sequence][:end, kv_head].astype(np.float64),
                 block,
                 stride,
-                32**-0.5,
+                rounded,
             )
             for i, some in enumerate(top(scores, limits.get("pages", 0), limits.get("mass", 0.0))):
                 bounds[i] |= (
@@ -268,7 +288,20 @@ def test_blocks(isa, dtype, stride, limits):
                 )
         return bounds[0], bounds[1]
 
-    check_lists(visits, batch, choose, 3, 70)
+    for arithmetic, rounded in arithmetics(dtype):
+        visits = _core.Visits(batch.qo_indptr, batch.kv_len, 6, 2)
+        _core.block_visits(
+            visits,
+            q,
+            kv,
+            *batch.lists,
+            stride=stride,
+            sink_tokens=3,
+            local_tokens=70,
+            arithmetic=arithmetic,
+            **limits,
+        )
+        check_lists(visits, batch, partial(choose, rounded), 3, 70)
 
 
 def test_short_sequences_visit_everything(isa):

@@ -33,9 +33,15 @@ METHODS = {
 }
 
 
-def load(prefill: str | SparsePrefill, model: Callable = smollm2_path) -> effinfer.LLM:
+def load(
+    prefill: str | SparsePrefill, model: Callable = smollm2_path, max_batch_tokens: int = 600
+) -> effinfer.LLM:
     return effinfer.LLM(
-        model(), prefill=prefill, max_seq_len=LENGTH + 64, max_batch_tokens=600, prefix_cache=False
+        model(),
+        prefill=prefill,
+        max_seq_len=LENGTH + 64,
+        max_batch_tokens=max_batch_tokens,
+        prefix_cache=False,
     )
 
 
@@ -90,10 +96,20 @@ def test_short_prompts_are_dense(dense, name):
     np.testing.assert_array_equal(load(name).logits(tokens), dense.logits(tokens))
 
 
+def test_steps_in_which_choosing_does_not_pay_are_dense(dense):
+    tokens = text(dense)[:700]
+    exact = dense.logits(tokens)
+    # 64 rows of 128 are asked about all keys, twice.
+    for min_tokens, chosen in ((1, False), (0, True)):
+        llm = load(MInference(min_tokens=min_tokens), max_batch_tokens=128)
+        assert np.array_equal(llm.logits(tokens), exact) != chosen
+
+
 def test_explain_tells_what_is_chosen_and_when():
     explained = load("minference").explain()
     assert "last 64 rows columns=256 slashes=256" in explained
-    assert "all keys: fewer than 64 rows or 2048 keys" in explained
+    assert "all keys: fewer than 64 rows or 2048 keys, or choosing, at " in explained
+    assert "costs over 0.33 of what it can save" in explained
 
 
 def test_names():

@@ -55,7 +55,9 @@ void choose_arithmetic(Graph& graph, const CompileOptions& options) {
                               options.kv_dtype.value_or(DType::bf16) == DType::bf16 &&
                               bf16_panels(current_target(options.device));
   for (int index = 0; index < rewriter.size(); ++index) {
-    if (bf16_attention && rewriter.is(index, "attention")) {
+    const bool scores = rewriter.is(index, "attention") || rewriter.is(index, "column_index") ||
+                        rewriter.is(index, "block_index");
+    if (bf16_attention && scores) {
       rewriter.set_attribute(index, graph::kPrefillProductsKey, std::string("bf16"));
     }
     for (const ValueId id : rewriter.node(index).outputs) {

@@ -19,6 +19,7 @@
 
 #include "cpu/prefill_index.h"
 #include "cpu/vectors/attention_math.h"
+#include "cpu/vectors/kv_pack.h"
 
 namespace effinfer::cpu::EFFINFER_LEVEL {
 namespace {
@@ -27,6 +28,7 @@ template <class Kv>
 struct BlockIndexBody {
   using Math = AttentionMath<Kv>;
   using V = typename Kv::V;
+  using A = typename Math::A;
   static constexpr int P = Kv::P;
   static constexpr int64_t kLine = Math::kLine;
   static constexpr int64_t kPage = ops::kPageSize;
@@ -59,7 +61,7 @@ struct BlockIndexBody {
 
   static void run_means(const BlockTile& tile) {
     const int64_t dim = tile.keys.head_dim;
-    float* queries = tile.scratch;
+    float* queries = tile.scratch;                 // [group][dim]
     float* products = queries + tile.group * dim;  // [group][64]
     const V factor = V::set(tile.sm_scale / static_cast<float>(tile.num_rows));
     for (int64_t head = 0; head < tile.group; ++head) {
@@ -68,7 +70,7 @@ struct BlockIndexBody {
         for (int64_t row = 0; row < tile.num_rows; ++row) {
           sum = sum + V::load(tile.q + row * tile.q_stride + head * dim + d);
         }
-        (sum * factor).store(queries + head * dim + d);
+        Math::store_factor(sum * factor, queries + head * dim, d);
       }
     }
     const int64_t k_lines = dim / P;
@@ -77,8 +79,8 @@ struct BlockIndexBody {
       const int64_t count = visible(tile, page);
       const uint64_t seen = token_bits(0, count);
       const uint8_t* k = tile.keys.k + page_id * tile.keys.page_bytes;
-      Math::product_all(queries, dim, {k, kLine, k_lines * kLine, k}, dim, nullptr, products, kPage,
-                        (count + 15) / 16, tile.group);
+      Math::product_all(Math::factors_at(queries, 0), dim, {k, kLine, k_lines * kLine, k}, dim,
+                        nullptr, products, kPage, (count + 15) / 16, tile.group);
       for (int64_t head = 0; head < tile.group; ++head) {
         V sums = V::set(0.0f);
         for (int64_t t = 0; t < count; t += 16) {
@@ -96,150 +98,193 @@ struct BlockIndexBody {
   // Vectors of queries that different lines of 16 keys need.
   static int64_t line_kinds(int64_t stride) { return stride <= 16 ? 1 : stride / 16; }
 
+  static constexpr int kRows = kIndexCellRows;
+
   struct Cells {
     int64_t dim;
-    int64_t row_cells;  // of a head
-    int64_t rows;       // of all heads
-    int64_t kinds;
-    float* queries;   // [rows][kinds][dim][16]
-    float* products;  // [rows][64]
-    float* maxima;    // [rows][pages]
-    float* sums;      // [rows][pages]: of exponentials below the page's maximum
+    int64_t dwords;      // of a row of queries
+    int64_t head_rows;   // rows of cells of a head
+    int64_t rows;        // of all heads
+    int64_t kinds;       // of lines
+    int64_t page_cells;  // of a row
+    int64_t length;      // of a row of cells, a multiple of 16
+    float* scaled;       // [group * num_rows + 1][dim]: queries, and zeros
+    A* queries;          // [rows][kinds][dwords][16]
+    float* products;     // [kRows][64]
+    float* halves;       // [kRows][32]
+    float* cells;        // [rows][length]
   };
 
   static Cells make_cells(const BlockTile& tile) {
     Cells c;
     c.dim = tile.keys.head_dim;
-    c.row_cells = (tile.num_rows + tile.stride - 1) / tile.stride;
-    c.rows = c.row_cells * tile.group;
+    c.dwords = Kv::kPairs ? c.dim / 2 : c.dim;
+    c.head_rows = (tile.num_rows + tile.stride - 1) / tile.stride;
+    c.rows = c.head_rows * tile.group;
     c.kinds = line_kinds(tile.stride);
-    c.queries = tile.scratch;
-    c.products = c.queries + c.rows * c.kinds * c.dim * 16;
-    c.maxima = c.products + c.rows * kPage;
-    c.sums = c.maxima + c.rows * tile.num_pages;
+    c.page_cells = kPage / tile.stride;
+    c.length = (tile.num_pages * c.page_cells + 15) / 16 * 16;
+    c.products = tile.scratch;
+    c.halves = c.products + kRows * kPage;
+    c.scaled = c.halves + kRows * kPage / 2;
+    c.queries = reinterpret_cast<A*>(c.scaled + (tile.group * tile.num_rows + 1) * c.dim);
+    c.cells = reinterpret_cast<float*>(c.queries + c.rows * c.kinds * c.dwords * 16);
     return c;
   }
 
   // Rows behind the block are zeros.
   static void load_queries(const BlockTile& tile, const Cells& c) {
-    const float factor = tile.sm_scale / static_cast<float>(tile.stride);
-    for (int64_t cell = 0; cell < c.rows; ++cell) {
-      const int64_t head = cell / c.row_cells;
-      const int64_t last = (cell % c.row_cells + 1) * tile.stride - 1;
-      for (int64_t lane = 0; lane < c.kinds * 16; ++lane) {
-        const int64_t row = last - lane % tile.stride;
+    const V factor = V::set(tile.sm_scale / static_cast<float>(tile.stride));
+    float* const zeros = c.scaled + tile.group * tile.num_rows * c.dim;
+    Math::fill(zeros, c.dim, 0.0f);
+    for (int64_t head = 0; head < tile.group; ++head) {
+      for (int64_t row = 0; row < tile.num_rows; ++row) {
         const float* from = tile.q + row * tile.q_stride + head * c.dim;
-        float* to = c.queries + (cell * c.kinds + lane / 16) * c.dim * 16 + lane % 16;
-        for (int64_t d = 0; d < c.dim; ++d) {
-          to[d * 16] = row < tile.num_rows ? from[d] * factor : 0.0f;
+        float* to = c.scaled + (head * tile.num_rows + row) * c.dim;
+        for (int64_t d = 0; d < c.dim; d += 16)
+          Math::store_factor(V::load(from + d) * factor, to, d);
+      }
+    }
+    for (int64_t cell = 0; cell < c.rows; ++cell) {
+      const int64_t first = cell / c.head_rows * tile.num_rows;
+      const int64_t last = (cell % c.head_rows + 1) * tile.stride - 1;
+      for (int64_t kind = 0; kind < c.kinds; ++kind) {
+        const uint8_t* lanes[16];
+        for (int64_t lane = 0; lane < 16; ++lane) {
+          const int64_t row = last - (kind * 16 + lane) % tile.stride;
+          const float* from = row < tile.num_rows ? c.scaled + (first + row) * c.dim : zeros;
+          lanes[lane] = reinterpret_cast<const uint8_t*>(from);
         }
+        A* to = c.queries + (cell * c.kinds + kind) * c.dwords * 16;
+        KvPack::transpose(lanes, 0, c.dwords, reinterpret_cast<uint8_t*>(to));
       }
     }
   }
 
-  // Products of R cells of rows with N lines of 16 keys, the lines `stride` bytes apart.
-  template <int R, int N>
-  static void multiply(const float* const (&queries)[R], const uint8_t* line, int64_t stride,
+  // Products of kRows rows of cells with N lines of 16 keys, the lines `stride` bytes apart.
+  template <int N>
+  static void multiply(const A* const (&queries)[kRows], const uint8_t* line, int64_t stride,
                        int64_t dim, float* out) {
-    V sums[R][N];
-    for (int r = 0; r < R; ++r) {
+    V sums[kRows][N];
+    for (int r = 0; r < kRows; ++r) {
       for (int n = 0; n < N; ++n) sums[r][n] = V::set(0.0f);
     }
     for (int64_t d = 0; d < dim; d += P, line += kLine) {
-      V keys[N][P];
-      for (int n = 0; n < N; ++n) Kv::expand(line + n * stride, keys[n]);
-      for (int j = 0; j < P; ++j) {
-        for (int r = 0; r < R; ++r) {
-          const V x = V::load(queries[r] + (d + j) * 16);
-          for (int n = 0; n < N; ++n) sums[r][n] = fma(x, keys[n][j], sums[r][n]);
+      if constexpr (Kv::kPairs) {
+        typename Kv::Line keys[N];
+        for (int n = 0; n < N; ++n) keys[n] = Kv::load(line + n * stride, P);
+        for (int r = 0; r < kRows; ++r) {
+          const auto x = Kv::load(reinterpret_cast<const uint8_t*>(queries[r] + d / P * 16), P);
+          for (int n = 0; n < N; ++n) sums[r][n] = Kv::add_products(sums[r][n], keys[n], x);
+        }
+      } else {
+        V keys[N][P];
+        for (int n = 0; n < N; ++n) Kv::expand(line + n * stride, keys[n]);
+        for (int j = 0; j < P; ++j) {
+          for (int r = 0; r < kRows; ++r) {
+            const V x = V::load(queries[r] + (d + j) * 16);
+            for (int n = 0; n < N; ++n) sums[r][n] = fma(x, keys[n][j], sums[r][n]);
+          }
         }
       }
     }
-    for (int r = 0; r < R; ++r) {
+    for (int r = 0; r < kRows; ++r) {
       for (int n = 0; n < N; ++n) sums[r][n].store(out + r * kPage + n * 16);
     }
   }
 
-  // Products of all cells of rows with the keys of a page.
-  static void multiply_page(const Cells& c, const uint8_t* k) {
-    constexpr int R = 4;
-    constexpr int kWide = Kv::wide(R);
+  // Products of kRows rows of cells from `cell` on with the keys of a page; of those behind the
+  // last one that one's again.
+  static void multiply_page(const Cells& c, int64_t cell, const uint8_t* k) {
+    constexpr int kWide = Kv::wide(kRows);
     const int64_t stride = c.dim / P * kLine;
-    for (int64_t cell = 0; cell < c.rows; cell += R) {
-      const auto queries = [&](int64_t r, int64_t kind) {
-        const int64_t row = cell + r < c.rows ? cell + r : c.rows - 1;  // the last one again
-        return c.queries + (row * c.kinds + kind) * c.dim * 16;
-      };
-      float* out = c.products + cell * kPage;
-      if (c.kinds == 1 && cell + R <= c.rows) {
-        const float* const rows[R] = {queries(0, 0), queries(1, 0), queries(2, 0), queries(3, 0)};
-        for (int n = 0; n < 4; n += kWide) {
-          multiply<R, kWide>(rows, k + n * stride, stride, c.dim, out + n * 16);
-        }
-        continue;
+    for (int64_t kind = 0; kind < c.kinds; ++kind) {
+      const A* queries[kRows];
+      for (int64_t r = 0; r < kRows; ++r) {
+        const int64_t row = cell + r < c.rows ? cell + r : c.rows - 1;
+        queries[r] = c.queries + (row * c.kinds + kind) * c.dwords * 16;
       }
-      for (int64_t r = 0; r < R && cell + r < c.rows; ++r) {
-        for (int n = 0; n < 4; ++n) {
-          const float* const row[1] = {queries(r, n % c.kinds)};
-          multiply<1, 1>(row, k + n * stride, stride, c.dim, out + r * kPage + n * 16);
+      if (c.kinds == 1) {
+        for (int64_t n = 0; n < kPage / 16; n += kWide) {
+          multiply<kWide>(queries, k + n * stride, stride, c.dim, c.products + n * 16);
+        }
+      } else {
+        for (int64_t n = kind; n < kPage / 16; n += c.kinds) {
+          multiply<1>(queries, k + n * stride, stride, c.dim, c.products + n * 16);
         }
       }
     }
   }
 
-  // The largest cell of a page and the sum of exponentials below it: of those that begin up to the
-  // last row of the cell's.
+  // to[i] = from[2 i] + from[2 i + 1]
+  static void add_neighbours(const float* __restrict from, float* __restrict to, int64_t count) {
+    for (int64_t i = 0; i < count; ++i) to[i] = from[2 * i] + from[2 * i + 1];
+  }
+
+  // The cells of a page.
   static void do_page(const BlockTile& tile, const Cells& c, int64_t page) {
     const int64_t page_id = tile.keys.pages[page];
-    multiply_page(c, tile.keys.k + page_id * tile.keys.page_bytes);
-    const int64_t page_cells = kPage / tile.stride;
-    const int64_t count = visible(tile, page);
-    const uint64_t seen = token_bits(0, count);
-    alignas(64) float lanes[16];
-    for (int64_t cell = 0; cell < c.rows; ++cell) {
-      float* products = c.products + cell * kPage;
-      for (int64_t t = 0; t < kPage; t += 16) {
-        const V x = scaled(tile, page_id, t, V::load(products + t));
-        Math::only(seen, t, x, 0.0f).store(products + t);
-      }
-      int64_t end = (cell % c.row_cells + 1) * tile.stride;
-      if (end > tile.num_rows) end = tile.num_rows;
-      const int64_t past = int64_t{tile.position} + end - page * kPage;
-      for (int64_t i = 0; i < 16; ++i) {
-        float sum = kNoScore;
-        if (i < page_cells && i * tile.stride < past) {
-          sum = 0.0f;
-          for (int64_t j = 0; j < tile.stride; ++j) sum += products[i * tile.stride + j];
+    const uint64_t seen = token_bits(0, visible(tile, page));
+    for (int64_t cell = 0; cell < c.rows; cell += kRows) {
+      multiply_page(c, cell, tile.keys.k + page_id * tile.keys.page_bytes);
+      if (Kv::kScaled || seen != ~uint64_t{0}) {
+        for (int64_t t = 0; t < kRows * kPage; t += 16) {
+          const V x = scaled(tile, page_id, t % kPage, V::load(c.products + t));
+          Math::only(seen, t % kPage, x, 0.0f).store(c.products + t);
         }
-        lanes[i] = sum;
       }
-      const V cells = V::load(lanes);
-      const float highest = maximum(max(V::set(kNoScore), cells));
-      c.maxima[cell * tile.num_pages + page] = highest;
-      const V shares = simd::exp(cells - V::set(highest));
-      c.sums[cell * tile.num_pages + page] =
-          past > 0 ? sum(Math::only((uint64_t{1} << page_cells) - 1, 0, shares, 0.0f)) : 0.0f;
+      float* sums = c.products;
+      float* next = c.halves;
+      for (int64_t count = kRows * kPage / 2; count >= kRows * c.page_cells; count /= 2) {
+        add_neighbours(sums, next, count);
+        float* const added = next;
+        next = sums;
+        sums = added;
+      }
+      for (int64_t r = 0; r < kRows && cell + r < c.rows; ++r) {
+        float* to = c.cells + (cell + r) * c.length + page * c.page_cells;
+        for (int64_t i = 0; i < c.page_cells; ++i) to[i] = sums[r * c.page_cells + i];
+      }
     }
+  }
+
+  // A row's cells to shares of their sum: of those that begin up to the row's last token.
+  static void share_cells(float* cells, int64_t seen, int64_t length) {
+    for (int64_t i = seen; i < length; ++i) cells[i] = kNoScore;
+    V highest = V::set(kNoScore);
+    for (int64_t i = 0; i < length; i += 16) highest = max(highest, V::load(cells + i));
+    const V most = V::set(maximum(highest));
+    V sums = V::set(0.0f);
+    for (int64_t i = 0; i < length; i += 16) {
+      const V x = simd::exp(V::load(cells + i) - most);
+      sums = sums + x;
+      x.store(cells + i);
+    }
+    const V share = V::set(1.0f / sum(sums));
+    for (int64_t i = 0; i < length; i += 16) (V::load(cells + i) * share).store(cells + i);
   }
 
   static void run_antidiagonals(const BlockTile& tile) {
     const Cells c = make_cells(tile);
     load_queries(tile, c);
     for (int64_t page = 0; page < tile.num_pages; ++page) do_page(tile, c, page);
-    Math::fill(tile.scores, tile.group * tile.num_pages, 0.0f);
-    for (int64_t cell = 0; cell < c.rows; ++cell) {
-      const float* maxima = c.maxima + cell * tile.num_pages;
-      float* sums = c.sums + cell * tile.num_pages;
-      float highest = kNoScore;
-      for (int64_t page = 0; page < tile.num_pages; ++page) {
-        highest = maxima[page] > highest ? maxima[page] : highest;
+    for (int64_t head = 0; head < tile.group; ++head) {
+      float* const all = c.cells + head * c.head_rows * c.length;  // the first row's, of all rows
+      for (int64_t row = 0; row < c.head_rows; ++row) {
+        float* cells = all + row * c.length;
+        const int64_t end = (row + 1) * tile.stride;
+        const int64_t past = tile.position + (end < tile.num_rows ? end : tile.num_rows);
+        share_cells(cells, (past + tile.stride - 1) / tile.stride, c.length);
+        if (row == 0) continue;
+        for (int64_t i = 0; i < c.length; i += 16) {
+          (V::load(all + i) + V::load(cells + i)).store(all + i);
+        }
       }
-      float all = 0.0f;
+      float* scores = tile.scores + head * tile.num_pages;
       for (int64_t page = 0; page < tile.num_pages; ++page) {
-        all += sums[page] *= Math::first_lane(simd::exp(V::set(maxima[page] - highest)));
+        scores[page] = 0.0f;
+        for (int64_t i = 0; i < c.page_cells; ++i) scores[page] += all[page * c.page_cells + i];
       }
-      float* scores = tile.scores + cell / c.row_cells * tile.num_pages;
-      for (int64_t page = 0; page < tile.num_pages; ++page) scores[page] += sums[page] / all;
     }
   }
 
@@ -251,20 +296,6 @@ struct BlockIndexBody {
     }
   }
 };
-
-template <class F32, class F16, class Bf16, class I8>
-void block_tile(const BlockTile& tile) {
-  switch (tile.keys.dtype) {
-    case DType::f32:
-      return BlockIndexBody<F32>::run(tile);
-    case DType::f16:
-      return BlockIndexBody<F16>::run(tile);
-    case DType::bf16:
-      return BlockIndexBody<Bf16>::run(tile);
-    default:
-      return BlockIndexBody<I8>::run(tile);
-  }
-}
 
 }  // namespace
 }  // namespace effinfer::cpu::EFFINFER_LEVEL

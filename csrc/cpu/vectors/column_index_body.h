@@ -6,6 +6,7 @@
 
 #include "cpu/prefill_index.h"
 #include "cpu/vectors/attention_math.h"
+#include "cpu/vectors/select.h"
 
 namespace effinfer::cpu::EFFINFER_LEVEL {
 namespace {
@@ -20,9 +21,8 @@ struct ColumnIndexBody {
     int64_t dim;
     float* q;       // [rows][dim], scaled
     float* scores;  // [rows][64]
-    float* max;     // [rows]
-    float* sum;
-    float* factor;
+    float* max;     // [rows][16], of each lane
+    float* sum;     // [rows][16]: of exponentials below the lane's maximum
   };
 
   static State make_state(const ColumnTile& tile) {
@@ -31,16 +31,15 @@ struct ColumnIndexBody {
     s.q = tile.scratch;
     s.scores = s.q + kIndexRows * s.dim;
     s.max = s.scores + kIndexRows * ops::kPageSize;
-    s.sum = s.max + kIndexRows;
-    s.factor = s.sum + kIndexRows;
+    s.sum = s.max + kIndexRows * 16;
     const V scale = V::set(tile.sm_scale);
     for (int64_t row = 0; row < tile.num_rows; ++row) {
       for (int64_t d = 0; d < s.dim; d += 16) {
         Math::store_factor(V::load(tile.q[row] + d) * scale, s.q + row * s.dim, d);
       }
     }
-    Math::fill(s.max, tile.num_rows, kNoScore);
-    Math::fill(s.sum, tile.num_rows, 0.0f);
+    Math::fill(s.max, tile.num_rows * 16, kNoScore);
+    Math::fill(s.sum, tile.num_rows * 16, 0.0f);
     return s;
   }
 
@@ -69,57 +68,75 @@ struct ColumnIndexBody {
     }
   }
 
-  static void run(const ColumnTile& tile) {
-    const State s = make_state(tile);
-    const int64_t pages = tile.positions[tile.num_rows - 1] / ops::kPageSize + 1;
-    for (int64_t page = 0; page < pages; ++page) {
-      const int64_t page_id = tile.keys.pages[page];
-      for_rows(tile, s, page, [&](int64_t row, int64_t end, uint64_t seen) {
-        Math::softmax_row(
-            s.scores + row * ops::kPageSize, {0, end}, seen, s.max[row], s.sum[row], s.factor[row],
-            [&](V x, int64_t t) { return scaled(tile, page_id, t, x); },
-            [](V p, int64_t) { return p; });
-      });
-    }
-    for (int64_t page = 0; page < pages; ++page) {
-      for_rows(tile, s, page, [&](int64_t row, int64_t end, uint64_t seen) {
-        add_row(tile, s, page, row, end, seen);
-      });
-    }
+  // The row's scores of 16 tokens; of those that it does not see minus infinity.
+  static V score(const ColumnTile& tile, const float* scores, int64_t page_id, int64_t t,
+                 uint64_t seen) {
+    const V x = scaled(tile, page_id, t, V::load(scores + t));
+    return Math::only(seen, t, x, -__builtin_inff());
   }
 
-  static void add_row(const ColumnTile& tile, const State& s, int64_t page, int64_t row,
-                      int64_t end, uint64_t seen) {
+  // Scores into the maxima and sums of a row's lanes. Most pages raise no maximum.
+  static void add_scores(const ColumnTile& tile, const State& s, int64_t page_id, int64_t row,
+                         int64_t end, uint64_t seen) {
+    const float* scores = s.scores + row * ops::kPageSize;
+    const V old = V::load(s.max + row * 16);
+    V highest = old;
+    for (int64_t t = 0; t < end; t += 16)
+      highest = max(highest, score(tile, scores, page_id, t, seen));
+    V sums = V::load(s.sum + row * 16);
+    if (bits_above(highest, old) != 0) {
+      sums = sums * simd::exp(old - highest);
+      highest.store(s.max + row * 16);
+    }
+    for (int64_t t = 0; t < end; t += 16) {
+      sums = sums + simd::exp(score(tile, scores, page_id, t, seen) - highest);
+    }
+    sums.store(s.sum + row * 16);
+  }
+
+  // A row's lanes as one maximum and sum, in all of them: the sum as the factor of probabilities.
+  static void join_lanes(const State& s, int64_t row) {
+    const V lanes = V::load(s.max + row * 16);
+    const V highest = V::set(maximum(lanes));
+    const float all = sum(V::load(s.sum + row * 16) * simd::exp(lanes - highest));
+    highest.store(s.max + row * 16);
+    V::set(1.0f / all).store(s.sum + row * 16);
+  }
+
+  // A row's probabilities to what keys and distances have.
+  static void add_probabilities(const ColumnTile& tile, const State& s, int64_t page, int64_t row,
+                                int64_t end, uint64_t seen) {
     const int64_t page_id = tile.keys.pages[page];
     const float* scores = s.scores + row * ops::kPageSize;
     float* columns = tile.columns + page * ops::kPageSize;
     float* diagonals = tile.diagonals == nullptr ? nullptr
                                                  : tile.diagonals + page * ops::kPageSize +
                                                        tile.last_position - tile.positions[row];
-    const V highest = V::set(s.max[row]);
-    const V factor = V::set(1.0f / s.sum[row]);
+    const V highest = V::load(s.max + row * 16);
+    const V factor = V::load(s.sum + row * 16);
     for (int64_t t = 0; t < end; t += 16) {
-      const V x = scaled(tile, page_id, t, V::load(scores + t));
-      const V p = simd::exp(Math::only(seen, t, x, -__builtin_inff()) - highest) * factor;
+      const V p = simd::exp(score(tile, scores, page_id, t, seen) - highest) * factor;
       (V::load(columns + t) + p).store(columns + t);
       if (diagonals != nullptr) (V::load(diagonals + t) + p).store(diagonals + t);
     }
   }
-};
 
-template <class F32, class F16, class Bf16, class I8>
-void column_tile(const ColumnTile& tile) {
-  switch (tile.keys.dtype) {
-    case DType::f32:
-      return ColumnIndexBody<F32>::run(tile);
-    case DType::f16:
-      return ColumnIndexBody<F16>::run(tile);
-    case DType::bf16:
-      return ColumnIndexBody<Bf16>::run(tile);
-    default:
-      return ColumnIndexBody<I8>::run(tile);
+  static void run(const ColumnTile& tile) {
+    const State s = make_state(tile);
+    const int64_t pages = tile.positions[tile.num_rows - 1] / ops::kPageSize + 1;
+    for (int64_t page = 0; page < pages; ++page) {
+      for_rows(tile, s, page, [&](int64_t row, int64_t end, uint64_t seen) {
+        add_scores(tile, s, tile.keys.pages[page], row, end, seen);
+      });
+    }
+    for (int64_t row = 0; row < tile.num_rows; ++row) join_lanes(s, row);
+    for (int64_t page = 0; page < pages; ++page) {
+      for_rows(tile, s, page, [&](int64_t row, int64_t end, uint64_t seen) {
+        add_probabilities(tile, s, page, row, end, seen);
+      });
+    }
   }
-}
+};
 
 }  // namespace
 }  // namespace effinfer::cpu::EFFINFER_LEVEL

@@ -30,7 +30,8 @@ class MInference(SparsePrefill):
         num_blocks: blocks of 64 keys that a block of rows visits in the block-sparse pattern.
         a_shape_sink_tokens, a_shape_local_tokens: keys of the A-shape pattern.
         sink_tokens, local_tokens: keys that the other two visit in any case.
-        min_tokens: a shorter prompt is attended to in full.
+        min_tokens: a shorter prompt is attended to in full, and so is a step in which choosing
+            would cost more than it is likely to save; 0: keys are chosen in any case.
 
     Throws InvalidArgumentError for an unknown pattern, and for a head in `patterns` that a model
     lacks or that has a window.

@@ -21,7 +21,8 @@ class SampleAttention(SparsePrefill):
             head and prompt.
         local_tokens: keys before each row that it visits in any case.
         sink_tokens: first keys that all rows visit in any case.
-        min_tokens: a shorter prompt is attended to in full.
+        min_tokens: a shorter prompt is attended to in full, and so is a step in which choosing
+            would cost more than it is likely to save; 0: keys are chosen in any case.
 
     Throws InvalidArgumentError.
     """

@@ -23,7 +23,8 @@ class XAttention(SparsePrefill):
             what all products do.
         threshold: the share of the scores that the visited blocks hold.
         sink_tokens, local_tokens: keys that are visited in any case, of the first and the nearest.
-        min_tokens: a shorter prompt is attended to in full.
+        min_tokens: a shorter prompt is attended to in full, and so is a step in which choosing
+            would cost more than it is likely to save; 0: keys are chosen in any case.
 
     Throws InvalidArgumentError.
     """

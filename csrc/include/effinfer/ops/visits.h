@@ -11,6 +11,7 @@
 #include <memory>
 #include <vector>
 
+#include "effinfer/dtype.h"
 #include "effinfer/export.h"
 #include "effinfer/ops/paged_kv.h"
 #include "effinfer/tensor.h"
@@ -48,6 +49,9 @@ struct VisitOptions {
   int32_t sink_tokens = 0;
   int32_t local_tokens = 0;
   int32_t min_tokens = 0;  // a sequence of fewer keys visits all of them
+  // Of the scores: f32, or bf16, for which queries are rounded to bfloat16 and multiplied as such
+  // with bf16 pages where the CPU has AVX512-BF16 (Unsupported elsewhere).
+  DType arithmetic = DType::f32;
 };
 
 // Keys and distances between row and key that get the most probability from some rows of a
