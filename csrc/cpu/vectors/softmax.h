@@ -86,7 +86,7 @@ struct Softmax {
       rows.factors[row] = factor;
       const V reference = V::set(rows.max[row]);
       unroll<kGroups>([&](auto g) __attribute__((always_inline)) {
-        V weight = simd::exp(x[g] - reference);
+        V weight = exp_of_difference(x[g] - reference);
         sums = sums + weight;
         if (!kPlain && unit.v_scales != nullptr) {
           weight = weight * Math::only(seen, g * 16, V::load(unit.v_scales + g * 16), 0.0f);
@@ -95,6 +95,12 @@ struct Softmax {
       });
       sums.store(rows.sums + row * 16);
     }
+  }
+
+  // e^x with fewer operations than simd::exp. Its relative error of |x| 2^-24 grows as weights
+  // shrink, so that in their sum it is less than a rounding.
+  [[gnu::always_inline]] static V exp_of_difference(V x) {
+    return simd::exp2(x * V::set(simd::kLog2e));
   }
 
   // Makes `highest` the reference; the factor from the old one to it. What was summed under the
