@@ -87,12 +87,12 @@ inline constexpr int64_t attention_spare_floats(int64_t dim_vo) {
 }
 
 // What a task of `rows` tile rows needs. Rows may be padded, to no more than the next multiple of
-// 16: queries, scores, output of a chunk and of all, five numbers; a unit's keys, values and their
-// scales; 16 rows on their way into it; a row of zeros and one of queries; what each token's rows
-// see.
+// 16: queries, scores, output of a chunk and of all, sums in lanes, five numbers; a unit's
+// keys, values and their scales; 16 rows on their way into it; a row of zeros and one of queries;
+// what each token's rows see.
 inline constexpr int64_t attention_scratch_bytes(int64_t rows, int64_t dim_qk, int64_t dim_vo) {
   const int64_t widest = dim_qk > dim_vo ? dim_qk : dim_vo;
-  return 4 * (round_up_16(rows) * (dim_qk + ops::kUnitTokens + 2 * dim_vo + 5) +
+  return 4 * (round_up_16(rows) * (dim_qk + ops::kUnitTokens + 2 * dim_vo + 16 + 5) +
               attention_spare_floats(dim_vo) + ops::kUnitTokens * (dim_qk + dim_vo + 2) +
               18 * (widest + 16)) +
          8 * (rows + 8);

@@ -164,13 +164,16 @@ struct Sequence {
     return out;
   }
 
-  // The same keys and values as rows of a caller, which the kernel gathers.
-  std::vector<float> run_rows(int64_t first, int64_t count) const {
-    std::vector<uint16_t> keys(index(int64_t{length} * shape.dim)), values(keys.size());
+  // The same keys and values as rows of a caller, which the kernel gathers; element(bits) is what
+  // the caller has of a bfloat16 number.
+  template <class Element>
+  std::vector<float> run_rows(int64_t first, int64_t count, DType dtype, Element&& element) const {
+    using T = decltype(element(uint16_t{}));
+    std::vector<T> keys(index(int64_t{length} * shape.dim)), values(keys.size());
     for (int64_t t = 0; t < length; ++t) {
       for (int64_t d = 0; d < shape.dim; ++d) {
-        keys[index(t * shape.dim + d)] = k[k_index(t, d)];
-        values[index(t * shape.dim + d)] = v[v_index(t, d)];
+        keys[index(t * shape.dim + d)] = element(k[k_index(t, d)]);
+        values[index(t * shape.dim + d)] = element(v[v_index(t, d)]);
       }
     }
     std::vector<float> out, scratch;
@@ -178,11 +181,25 @@ struct Sequence {
     rows.pages = nullptr;
     for (auto [to, from] : {std::pair(&rows.k, &keys), std::pair(&rows.v, &values)}) {
       to->data = reinterpret_cast<const uint8_t*>(from->data());
-      to->token_stride = shape.dim * 2;
+      to->dtype = dtype;
+      to->token_stride = shape.dim * static_cast<int64_t>(sizeof(T));
     }
     emulated::kAttention.rows(rows);
     CHECK_EQ(std::count(scratch.end() - kGuard, scratch.end(), 7.0f), kGuard);
     return out;
+  }
+  std::vector<float> run_rows(int64_t first, int64_t count) const {
+    return run_rows(first, count, DType::bf16, [](uint16_t bits) { return bits; });
+  }
+
+  // Makes whole numbers of keys and values, which int8 holds too.
+  void round_to_integers() {
+    for (std::vector<uint16_t>* numbers : {&k, &v}) {
+      for (uint16_t& bits : *numbers) {
+        const float x = bf16_to_f32(bits);
+        if (!std::isnan(x)) bits = f32_to_bf16(std::round(x * 8.0f));
+      }
+    }
   }
 
   // Queries are rounded after scaling, then each probability once, by 2^-8 of it at most. Float32
@@ -324,10 +341,26 @@ TEST("gathered rows give the bits of pages") {
   require_avx512_bf16();
   for (const Shape& shape : {Shape{1, 64}, Shape{3, 128}, Shape{5, 96, 90, 3, 20.0f}}) {
     const Sequence sequence(shape, 421, 31);
-    for (const int64_t count : {1, 5, 9}) {
+    for (const int64_t count : {1, 5, 9, 60}) {
       const std::vector<float> pages = sequence.run(421 - count, count);
       const std::vector<float> rows = sequence.run_rows(421 - count, count);
       CHECK(same_bits(pages.data(), rows.data(), static_cast<int64_t>(pages.size())));
+    }
+  }
+}
+
+TEST("gathered int8 rows give the bits of their numbers in bfloat16") {
+  require_avx512_bf16();
+  for (const Shape& shape : {Shape{1, 64}, Shape{4, 128, 100, 5}}) {
+    Sequence sequence(shape, 333, 32);
+    sequence.round_to_integers();
+    for (const int64_t count : {1, 60}) {
+      const std::vector<float> wide = sequence.run_rows(333 - count, count);
+      const std::vector<float> narrow =
+          sequence.run_rows(333 - count, count, DType::i8,
+                            [](uint16_t bits) { return static_cast<int8_t>(bf16_to_f32(bits)); });
+      sequence.check(333 - count, count, narrow, "int8 rows");
+      CHECK(same_bits(wide.data(), narrow.data(), static_cast<int64_t>(wide.size())));
     }
   }
 }

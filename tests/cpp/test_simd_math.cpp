@@ -38,6 +38,10 @@ double exact_gelu(double x) {
   return 0.5 * x * (1 + std::tanh(std::sqrt(2 / M_PI) * (x + 0.044715 * x * x * x)));
 }
 
+float exp2_of(float x) {
+  return effinfer::cpu::simd::exp2(p::F32x4::set(x)).v[0];
+}
+
 constexpr float kInf = std::numeric_limits<float>::infinity();
 
 }  // namespace
@@ -52,6 +56,17 @@ TEST("exp is within 2 ulp, and exact where softmax relies on it") {
   CHECK_EQ(p::vexp(-105.0f), 0.0f);
   CHECK_EQ(p::vexp(89.0f), kInf);
   CHECK(std::isnan(p::vexp(NAN)));
+}
+
+TEST("exp2 is within 2 ulp, and exact where softmax relies on it") {
+  CHECK(worst_ulp(exp2_of, std::exp2, -126.0f, 127.0f) < 2.0);
+  CHECK(worst_ulp(exp2_of, std::exp2, -1.0f, 1.0f) < 2.0);
+  CHECK(worst_ulp(exp2_of, std::exp2, -149.0f, -126.0f) < 2.0);
+  for (const float n : {-100.0f, -1.0f, 0.0f, 12.0f}) CHECK_EQ(exp2_of(n), std::exp2(n));
+  CHECK_EQ(exp2_of(-kInf), 0.0f);
+  CHECK_EQ(exp2_of(-1e30f), 0.0f);
+  CHECK_EQ(exp2_of(-151.0f), 0.0f);
+  CHECK(std::isnan(exp2_of(NAN)));
 }
 
 TEST("tanh keeps its relative precision near zero") {

@@ -41,8 +41,7 @@ class AmxProducts {
   static int64_t padded_rows(int64_t rows) { return tile_rows(rows) * num_tiles(rows); }
 
   // `spare` is for spare_floats(dim).
-  AmxProducts(int64_t rows, float* spare)
-      : tile_rows_(tile_rows(rows)), tiles_of_rows_(num_tiles(rows)), spare_(spare) {
+  AmxProducts(int64_t rows, float* spare) : tile_rows_(tile_rows(rows)), spare_(spare) {
     TileConfig config;
     for (int tile = 0; tile < 8; ++tile) {
       config.row_bytes[tile] = kTileRowBytes;
@@ -52,8 +51,11 @@ class AmxProducts {
   }
   void release() { tiles_.release(); }
 
-  // As AttentionMath::product_all, but `columns` is even, rows are all of the constructor's, and
-  // rows of `a` are finite up to the next multiple of 32 behind `depth`.
+  // A whole tile of rows.
+  int64_t band_rows() const { return tile_rows_; }
+
+  // As AttentionMath::product_all, but `columns` is even, rows begin at a multiple of band_rows()
+  // of the constructor's, and those of `a` are finite up to the next multiple of 32 behind `depth`.
   void multiply(const uint32_t* a, int64_t a_stride, const Lines& b, int64_t depth,
                 const float* factors, float* c, int64_t c_stride, int64_t columns, int64_t rows) {
     if (factors != nullptr) rescale(factors, c, c_stride, columns, rows);
@@ -65,7 +67,7 @@ class AmxProducts {
                          c,
                          c_stride,
                          factors != nullptr};
-    int64_t left = tiles_of_rows_;
+    int64_t left = (rows + tile_rows_ - 1) / tile_rows_;
     for (; left >= 2; left -= 2) {
       take<2, 2>(operands, 0, columns);
       operands.a += 2 * tile_rows_ * operands.a_stride;
@@ -176,7 +178,6 @@ class AmxProducts {
   }
 
   const int64_t tile_rows_;
-  const int64_t tiles_of_rows_;
   float* const spare_;
   Tiles tiles_;
 };

@@ -7,10 +7,11 @@
 //
 // Products computes them: in vector registers here, on tiles in vectors/attention_amx.h. Made for a
 // number of rows and memory of attention_spare_floats(dim_vo), it brings
-//   kTiles              whether every product is of all rows
+//   kTiles              whether products are on tiles, for which keys and values are gathered
 //   padded_rows(rows)   how many rows of its operands and results it may touch
 //   kKeyStep            scores of a unit begin and end at multiples of it
 //   kValueStep          values of a unit begin at a multiple of it
+//   band_rows()         a product is of rows from a multiple of it on
 //   multiply(...)       as AttentionMath::product_all
 //   release()           at the end
 //
@@ -24,6 +25,7 @@
 #include "cpu/vectors/key_unit.h"
 #include "cpu/vectors/query_rows.h"
 #include "cpu/vectors/row_vectors.h"
+#include "cpu/vectors/softmax.h"
 
 namespace effinfer::cpu::EFFINFER_LEVEL {
 namespace {
@@ -37,6 +39,8 @@ struct VectorProducts {
 
   VectorProducts(int64_t, float*) {}
   static void release() {}
+  // Fewer rows would load lines more often than multiply them.
+  static int64_t band_rows() { return 16; }
   static int64_t padded_rows(int64_t rows) { return rows; }
   static void multiply(const typename Math::A* a, int64_t a_stride, const typename Math::Lines& b,
                        int64_t depth, const float* factors, float* c, int64_t c_stride,
@@ -88,6 +92,7 @@ struct AttentionBody {
   using Math = AttentionMath<Kv>;
   using V = typename Kv::V;
   using Writer = RowWriter<V>;
+  static constexpr int kMostBands = 8;
 
   // The tile's state, in scratch. All arrays are of padded_rows.
   struct State {
@@ -100,6 +105,7 @@ struct AttentionBody {
     float* out;      // [rows][dim_vo], of this chunk
     float* total;    // [rows][dim_vo], of the chunks before
     float* max;      // [rows], of this chunk
+    float* sums;     // [rows][16], of this chunk, in lanes
     float* sum;      // [rows]
     float* factors;  // [rows]
     float* total_max;
@@ -128,6 +134,7 @@ struct AttentionBody {
     s.out = take(rows * s.dim_vo);
     s.total = take(rows * s.dim_vo);
     s.spare = take(attention_spare_floats(s.dim_vo));
+    s.sums = take(rows * 16);
     float* numbers = take(round_up_16(rows) * 5);
     s.max = numbers;
     s.sum = numbers + rows;
@@ -150,72 +157,105 @@ struct AttentionBody {
     }
   }
 
-  // Scores of a row to probabilities (times the scales of V).
-  template <class Units>
-  static void softmax_row(const AttentionTask& task, const State& s, const Units& source,
-                          const float* positions, int64_t row, TokenRange all) {
-    const float* k_scales = source.k_scales();
-    const float* v_scales = source.v_scales();
-    const int64_t token = row / task.num_heads;
-    const uint64_t seen = s.seen[token];
-    const V scale = V::set(task.score_scale);
-    const float slope =
-        task.alibi_slopes != nullptr ? task.alibi_slopes[row % task.num_heads] : 0.0f;
-    const V position = V::set(static_cast<float>(task.position + token));
-    const auto adjust = [&](V x, int64_t t) __attribute__((always_inline)) {
-      if (task.score_scale != 1.0f) x = x * scale;
-      if (k_scales != nullptr) x = x * V::load(k_scales + t);
-      if (task.soft_cap > 0.0f) {
-        const V cap = V::set(task.soft_cap);
-        x = simd::tanh(x / cap) * cap;
+  // Tile rows that are multiplied together, with keys from the first that one of them sees to the
+  // last.
+  struct Band {
+    int64_t first;
+    int64_t rows;
+    TokenRange keys;
+  };
+
+  // Cuts the tile into bands where rows see different lines of keys: the unit on the diagonal is a
+  // triangle, and half of its square would be multiplied for nothing. `all` is what any row sees,
+  // `common` what every row does. Rows that see nothing are in no band or in one with others.
+  static int find_bands(const AttentionTask& task, const State& s, int64_t step, uint64_t all,
+                        uint64_t common, Band (&bands)[kMostBands]) {
+    if (all == common) {
+      bands[0] = {0, s.rows, range_of(all)};
+      return 1;
+    }
+    const auto seen_by = [&](int64_t first) {
+      const int64_t end = first + step < s.rows ? first + step : s.rows;
+      uint64_t seen = 0;
+      for (int64_t token = first / task.num_heads; token * task.num_heads < end; ++token) {
+        seen |= s.seen[token];
       }
-      if (task.alibi_slopes != nullptr) {
-        x = fma(V::set(slope), V::load(positions + t) - position, x);
+      return seen;
+    };
+    int count = 0;
+    for (int64_t first = 0; first < s.rows;) {
+      uint64_t seen = seen_by(first);
+      int64_t end = first + step;
+      for (; end < s.rows; end += step) {
+        const uint64_t more = seen_by(end);
+        if (count + 1 < kMostBands && !same_lines(seen, more)) break;
+        seen |= more;
       }
-      return x;
-    };
-    const auto weigh = [&](V p, int64_t t) __attribute__((always_inline)) {
-      if (v_scales == nullptr) return p;
-      return p * Math::only(seen, t, V::load(v_scales + t), 0.0f);
-    };
-    Math::softmax_row(s.scores + row * kUnit, all, seen, s.max[row], s.sum[row], s.factors[row],
-                      adjust, weigh);
+      if (end > s.rows) end = s.rows;
+      if (seen != 0) bands[count++] = {first, end - first, range_of(seen)};
+      first = end;
+    }
+    return count;
+  }
+
+  // From the first key to behind the last.
+  static TokenRange range_of(uint64_t seen) {
+    return {__builtin_ctzll(seen), kUnit - __builtin_clzll(seen)};
+  }
+  static TokenRange lines_of(TokenRange keys) {
+    constexpr int64_t kStep = Products::kKeyStep;
+    return {keys.begin / kStep * kStep, (keys.end + kStep - 1) / kStep * kStep};
+  }
+  static bool same_lines(uint64_t a, uint64_t b) {
+    if (a == 0 || b == 0) return a == b;
+    const TokenRange x = lines_of(range_of(a));
+    const TokenRange y = lines_of(range_of(b));
+    return x.begin == y.begin && x.end == y.end;
   }
 
   // Rows that see nothing of the unit stay as they are, which is what folding nothing into them
   // would leave.
   template <class Units>
-  static void do_unit(const AttentionTask& task, const State& s, const Units& source) {
+  static void do_unit(const AttentionTask& task, const State& s, const Products& products,
+                      Units& source) {
     const KeyUnit& unit = source.unit();
-    uint64_t any = 0;
-    int64_t first_row = task.num_rows;
-    int64_t end_row = 0;
-    for (int64_t row = 0; row < task.num_rows; ++row) {
-      s.seen[row] = source.all_seen() ? unit.visited : seen_of(task, unit, row);
-      any |= s.seen[row];
-      if (s.seen[row] == 0) continue;
-      if (first_row > row) first_row = row;
-      end_row = row + 1;
+    uint64_t all = 0;
+    uint64_t common = ~uint64_t{0};
+    for (int64_t token = 0; token < task.num_rows; ++token) {
+      s.seen[token] = source.all_seen() ? unit.visited : seen_of(task, unit, token);
+      all |= s.seen[token];
+      common &= s.seen[token];
     }
-    if (any == 0) return;
-    if (Products::kTiles) {
-      first_row = 0;
-      end_row = task.num_rows;
+    if (all == 0) return;
+    Band bands[kMostBands];
+    const int count = find_bands(task, s, products.band_rows(), all, common, bands);
+    for (int i = 0; i < count; ++i) {
+      const auto& [first, rows, keys] = bands[i];
+      source.score(Math::factors_at(s.q + first * s.dim_qk, 0), s.dim_qk, lines_of(keys), rows,
+                   s.scores + first * kUnit);
     }
-    const TokenRange keys = {__builtin_ctzll(any), kUnit - __builtin_clzll(any)};
-    constexpr int64_t kStep = Products::kKeyStep;
-    const TokenRange groups = {keys.begin / kStep * kStep, (keys.end + kStep - 1) / kStep * kStep};
-    const int64_t first = first_row * task.num_heads;
-    const int64_t rows = (end_row - first_row) * task.num_heads;
     float positions[kUnit];
     if (task.alibi_slopes != nullptr) find_positions(unit, positions);
-    source.score(Math::factors_at(s.q + first * s.dim_qk, 0), s.dim_qk, groups, rows,
-                 s.scores + first * kUnit);
-    for (int64_t row = first; row < first + rows; ++row) {
-      softmax_row(task, s, source, positions, row, groups);
+    const Band& last = bands[count - 1];
+    Softmax<Kv>::weigh(task, {source.k_scales(), source.v_scales(), positions}, s.seen,
+                       bands[0].first / task.num_heads,
+                       (last.first + last.rows - 1) / task.num_heads + 1,
+                       {s.scores, s.max, s.sums, s.factors});
+    for (int i = 0; i < count; ++i) {
+      const auto& [first, rows, keys] = bands[i];
+      source.add_values(s.scores + first * kUnit, s.dim_vo, keys, rows, s.factors + first,
+                        s.out + first * s.dim_vo);
     }
-    source.add_values(s.scores + first * kUnit, s.dim_vo, keys, rows, s.factors + first,
-                      s.out + first * s.dim_vo);
+  }
+
+  // Leaves what the rows have of a chunk in out, max and sum.
+  template <class Units>
+  static void do_chunk(const AttentionTask& task, const State& s, const Products& products,
+                       Units& source, int32_t chunk) {
+    clear(s, s.out, s.max, s.sum);
+    Math::fill(s.sums, s.rows * 16, 0.0f);
+    for (; source.chunk() == chunk; source.advance()) do_unit(task, s, products, source);
+    for (int64_t row = 0; row < s.rows; ++row) s.sum[row] = sum(V::load(s.sums + row * 16));
   }
 
   static void clear(const State& s, float* out, float* max, float* sum) {
@@ -266,8 +306,7 @@ struct AttentionBody {
     Source<Kv, Products> source(task, products, s.source);
     for (int32_t chunk = first; chunk <= last; ++chunk) {
       if (folds && source.chunk() != chunk) continue;  // nothing of it is visited
-      clear(s, s.out, s.max, s.sum);
-      for (; source.chunk() == chunk; source.advance()) do_unit(task, s, source);
+      do_chunk(task, s, products, source, chunk);
       if (splits) write_partial(task, s, chunk - first);
       if (folds) fold_chunk(s);
     }

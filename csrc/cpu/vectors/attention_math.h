@@ -1,6 +1,5 @@
 // What the attention kernels are made of: the small products of a tile, the softmax of a row of
-// scores, the folding of partial results. vectors/attention_body.h walks the engine's pages with
-// them, vectors/list_attention_body.h the lists of the operators.
+// scores, the folding of partial results.
 //
 // Kv is a level's view of one KV dtype (simd/kv_*.h): V, a vector of 16 floats; P, the elements in
 // a dword; wide(rows), how many lines side by side fit the registers next to that many rows; and
@@ -222,12 +221,6 @@ struct AttentionMath {
     for (int64_t d = 0; d < dim; d += 16) {
       fma(V::load(chunk_out + d), b, V::load(out + d) * a).store(out + d);
     }
-  }
-
-  // A row that sees no key is zeros.
-  static void write_row(const float* values, float sum, int64_t dim, float* out) {
-    const V divisor = V::set(sum == 0.0f ? 1.0f : sum);
-    for (int64_t d = 0; d < dim; d += 16) (V::load(values + d) / divisor).store(out + d);
   }
 };
 

@@ -200,14 +200,16 @@ class KeyRows {
   bool all_seen() const { return false; }
   void advance() {
     at_ = 1 - at_;
+    has_keys_ = has_values_ = false;
     find_next();
   }
 
-  // Scores of rows [first, first + rows) of the tile with groups of 16 tokens of the unit.
+  // Scores of some rows of the tile with groups of 16 tokens of the unit.
   void score(const typename Math::A* q, int64_t dim, TokenRange groups, int64_t rows,
-             float* scores) const {
+             float* scores) {
     if (direct_) return score_rows(q, dim, groups, rows, scores);
-    Gather::pack_keys(task_, units_[at_], units_[1 - at_], buffers_);
+    if (!has_keys_) Gather::pack_keys(task_, units_[at_], units_[1 - at_], buffers_);
+    has_keys_ = true;
     const int64_t lines = dim / P;  // of 16 tokens
     const uint8_t* k = buffers_.keys + groups.begin / 16 * lines * kLine;
     products_.multiply(q, dim, {k, kLine, lines * kLine, k}, dim, nullptr, scores + groups.begin,
@@ -216,9 +218,10 @@ class KeyRows {
 
   // Adds probabilities times values to the output of these rows.
   void add_values(const float* scores, int64_t dim, TokenRange keys, int64_t rows,
-                  const float* factors, float* out) const {
+                  const float* factors, float* out) {
     if (!gathers_values_) return add_rows(scores, dim, keys, rows, factors, out);
-    Gather::pack_values(task_, units_[at_], units_[1 - at_], buffers_);
+    if (!has_values_) Gather::pack_values(task_, units_[at_], units_[1 - at_], buffers_);
+    has_values_ = true;
     const int64_t lines = dim / 16;  // of P tokens
     const int64_t step = keys.begin / Products::kValueStep * Products::kValueStep;
     const uint8_t* v = buffers_.values + step / P * lines * kLine;
@@ -332,6 +335,8 @@ class KeyRows {
   RowWalk walk_;
   RowUnit units_[2];
   int at_ = 0;
+  bool has_keys_ = false;  // of the unit at hand, gathered
+  bool has_values_ = false;
 };
 
 }  // namespace
