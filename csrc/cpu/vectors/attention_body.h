@@ -227,7 +227,7 @@ struct AttentionBody {
       common &= s.seen[token];
     }
     if (all == 0) return;
-    Band bands[kMostBands];
+    Band bands[kMostBands] = {};
     const int count = find_bands(task, s, products.band_rows(), all, common, bands);
     for (int i = 0; i < count; ++i) {
       const auto& [first, rows, keys] = bands[i];
