@@ -1,8 +1,8 @@
-// What the attention kernels are made of: the small products of a tile, the softmax of a row of
-// scores, the folding of partial results.
+// What the attention kernels are made of: the small products of a tile, the folding of partial
+// results.
 //
-// Kv is a level's view of one KV dtype (simd/kv_*.h): V, a vector of 16 floats; P, the elements in
-// a dword; wide(rows), how many lines side by side fit the registers next to that many rows; and
+// Kv is a level's view of one KV dtype (vectors/kv_*.h): V, a vector of 16 floats; P, the elements
+// in a dword; wide(rows), how many lines side by side fit the registers next to that many rows; and
 //   expand(line, out)   the P vectors of a 64-byte line, which multiply floats, or with kPairs
 //   load(line, count), add_products(sums, line, pair), store_pairs(values, to)
 //                       lines of bfloat16 pairs as they are (`count` of them meant), which multiply
@@ -167,34 +167,6 @@ struct AttentionMath {
 
   static void fill(float* p, int64_t count, float value) {
     for (int64_t i = 0; i < count; ++i) p[i] = value;
-  }
-
-  // Scores of a row's tokens to what multiplies their values: the row's maximum, sum and the factor
-  // on what it has summed so far. adjust(scores, t) makes logits of the 16 scores from t on;
-  // weigh(probabilities, t) what multiplies the values. Tokens whose bit is not set count for
-  // nothing.
-  template <class Adjust, class Weigh>
-  [[gnu::always_inline]] static void softmax_row(float* scores, TokenRange all, uint64_t seen,
-                                                 float& row_max, float& row_sum, float& row_factor,
-                                                 Adjust&& adjust, Weigh&& weigh) {
-    const float old_max = row_max;
-    V highest = V::set(old_max);
-    for (int64_t t = all.begin; t < all.end; t += 16) {
-      const V x = only(seen, t, adjust(V::load(scores + t), t), -__builtin_inff());
-      highest = max(highest, x);
-      x.store(scores + t);
-    }
-    const float new_max = maximum(highest);
-    V sums = V::set(0.0f);
-    for (int64_t t = all.begin; t < all.end; t += 16) {
-      const V p = simd::exp(V::load(scores + t) - V::set(new_max));
-      sums = sums + p;
-      store_factor(weigh(p, t), scores, t);  // behind what is still to be read
-    }
-    const float factor = first_lane(simd::exp(V::set(old_max - new_max)));
-    row_max = new_max;
-    row_sum = row_sum * factor + sum(sums);
-    row_factor = factor;
   }
 
   // The lanes of 16 tokens from t on whose bit of `seen` is set, else `hidden`.
