@@ -27,5 +27,6 @@
 #include "effinfer/sampling.h"
 #include "effinfer/tensor.h"
 #include "effinfer/threads.h"
+#include "effinfer/tuning.h"
 #include "effinfer/version.h"
 #include "effinfer/weights.h"
