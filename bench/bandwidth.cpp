@@ -14,11 +14,15 @@
 
 namespace {
 
-// Eight independent sums keep enough loads in flight; the compiler vectorises each.
-uint64_t sum(const uint64_t* data, size_t count) {
+// Independent sums keep enough loads in flight; the compiler makes vectors of them. With `ahead`,
+// which is in words, lines are asked for before: some machines deliver half as much again then.
+uint64_t sum(const uint64_t* data, size_t count, size_t ahead) {
   uint64_t total[64] = {};
-  for (size_t i = 0; i + 64 <= count; i += 64)
+  for (size_t i = 0; i + 64 <= count; i += 64) {
+    if (ahead > 0)
+      for (size_t j = 0; j < 64; j += 8) __builtin_prefetch(data + i + ahead + j, 0, 2);
     for (size_t j = 0; j < 64; ++j) total[j] += data[i + j];
+  }
   uint64_t result = 0;
   for (uint64_t part : total) result += part;
   return result;
@@ -43,11 +47,12 @@ int main(int argc, char** argv) {
   const size_t share = count / static_cast<size_t>(threads);
   std::vector<uint64_t> results(static_cast<size_t>(threads));
   double best = 0;
-  for (int repeat = 0; repeat < 9; ++repeat) {
+  for (int repeat = 0; repeat < 16; ++repeat) {
+    const size_t ahead = repeat % 2 == 0 ? 0 : 1024;
     const auto start = std::chrono::steady_clock::now();
     std::vector<std::thread> workers;
     for (size_t t = 0; t < results.size(); ++t)
-      workers.emplace_back([&, t] { results[t] = sum(data + t * share, share); });
+      workers.emplace_back([&, t] { results[t] = sum(data + t * share, share, ahead); });
     for (std::thread& worker : workers) worker.join();
     const std::chrono::duration<double> elapsed = std::chrono::steady_clock::now() - start;
     const double bytes = static_cast<double>(share * results.size() * sizeof(uint64_t));

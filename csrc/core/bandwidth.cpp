@@ -20,6 +20,7 @@ constexpr size_t kChunk = size_t{1} << 20;  // claimed one by one, so that no th
 // A window is timed as a whole, a millisecond or so: often without an interruption.
 constexpr size_t kWindow = size_t{32} << 20;
 constexpr int kMaxPasses = 16;
+constexpr size_t kAhead = 8192 / sizeof(uint64_t);
 constexpr auto kPatience =
     std::chrono::seconds(2);  // no new pass after it: other programs are busy
 
@@ -35,10 +36,15 @@ size_t buffer_bytes() {
   return std::min((bytes + kWindow - 1) / kWindow * kWindow, size_t{2} << 30);
 }
 
-// Independent sums keep enough loads in flight; the compiler makes vectors of them.
-uint64_t sum(const uint64_t* data, size_t count) {
+// Independent sums keep enough loads in flight; the compiler makes vectors of them. With `ahead`,
+// which is in words, lines are asked for before: some machines deliver half as much again then.
+uint64_t sum(const uint64_t* data, size_t count, size_t ahead) {
+  constexpr size_t kLine = 64 / sizeof(uint64_t);
   uint64_t totals[64] = {};
   for (size_t i = 0; i + 64 <= count; i += 64) {
+    if (ahead > 0) {
+      for (size_t j = 0; j < 64; j += kLine) __builtin_prefetch(data + i + ahead + j, 0, 2);
+    }
     for (size_t j = 0; j < 64; ++j) totals[j] += data[i + j];
   }
   uint64_t result = 0;
@@ -67,14 +73,15 @@ double measure_read_bandwidth(ThreadPool& pool) {
   double best = 0;
   const Clock::time_point deadline = Clock::now() + kPatience;
   uint64_t passes = 0;
-  for (; passes == 0 || (passes < kMaxPasses && Clock::now() < deadline); ++passes) {
+  for (; passes < 2 || (passes < kMaxPasses && Clock::now() < deadline); ++passes) {
+    const size_t ahead = passes % 2 == 0 ? 0 : kAhead;
     for (size_t window = 0; window < bytes; window += kWindow) {
       const uint64_t* first = data + window / sizeof(uint64_t);
       const Clock::time_point start = Clock::now();
       pool.parallel([&](Team& team) {
         uint64_t own = 0;
         team.for_chunks(static_cast<int64_t>(kWindow / kChunk), [&](int64_t chunk) {
-          own += sum(first + static_cast<size_t>(chunk) * kWords, kWords);
+          own += sum(first + static_cast<size_t>(chunk) * kWords, kWords, ahead);
         });
         total += own;
       });
