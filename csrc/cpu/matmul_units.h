@@ -56,12 +56,12 @@ class FetchAhead {
         l1_(distance.l1),
         jump_(next == nullptr ? 0 : next - end) {}
 
-  // The lines that lie ahead of `bytes` from `data` on.
-  template <int64_t bytes>
+  // The lines that lie ahead of `bytes` from `data` on; into the first cache for few rows only.
+  template <int64_t bytes, bool kFewRows>
   [[gnu::always_inline]] void ask_for(const uint8_t* data) const {
     const uint8_t* far = data + l2_ + (data < limit_ ? 0 : jump_);
     for (int64_t line = 0; line < bytes; line += 64) __builtin_prefetch(far + line, 0, 2);
-    if (l1_ == 0) return;
+    if (!kFewRows || l1_ == 0) return;
     for (int64_t line = 0; line < bytes; line += 64) __builtin_prefetch(data + l1_ + line, 0, 3);
   }
 

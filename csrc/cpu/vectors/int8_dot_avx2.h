@@ -59,7 +59,7 @@ struct Int8Dot {
     __m256 sum[2][tokens];
     for (int t = 0; t < tokens; ++t) sum[0][t] = sum[1][t] = _mm256_setzero_ps();
     for (int64_t s = 0; s < superblocks; ++s, data += kBytes) {
-      ahead.ask_for<kBytes>(data);
+      ahead.ask_for<kBytes, tokens <= 2>(data);
       add_superblock<format, tokens>(weight, group, data, s, rows, sum);
     }
     for (int t = 0; t < count; ++t) {

@@ -59,7 +59,7 @@ struct Int8Dot {
     const int64_t superblocks = ops::padded_cols(weight.cols) / ops::kSuperblock;
     for (int64_t s = 0; s < superblocks; ++s) {
       add_superblock<format, tokens>(weight, group, data, s, row, sum);
-      ahead.ask_for<ops::superblock_bytes(format)>(data);
+      ahead.ask_for<ops::superblock_bytes(format), tokens <= 2>(data);
       data += ops::superblock_bytes(format);
     }
     for (int t = 0; t < count; ++t) _mm512_storeu_ps(sums[t] + offset, sum[t]);
