@@ -9,6 +9,7 @@
 #include "compiler/passes.h"
 #include "core/memory.h"
 #include "effinfer/device.h"
+#include "effinfer/tuning.h"
 #include "executor/executable_impl.h"
 #include "graph/op_specs.h"
 #include "graph/text.h"
@@ -40,6 +41,7 @@ CompileOptions resolve(const CompileOptions& given, const Graph& graph) {
   check_limit("max_tokens", options.max_tokens);
   check_limit("max_sequences", options.max_sequences);
   check_limit("max_rows", options.max_rows);
+  fetch_tuning(WeightStream::int8);  // refuses a wrong EFFINFER_TUNING before a kernel would
   check_limit("max_seq_len", options.max_seq_len);
   if (!options.kv_dtype) {
     options.kv_dtype = options.precision == Precision::f32 ? DType::f32 : DType::bf16;

@@ -31,9 +31,8 @@ struct Known {
 constexpr FetchDistance kInt8Guess = {8192, 0};
 constexpr FetchDistance kTernaryGuess = {8192, 512};
 constexpr Known kKnown[] = {
-    {"AuthenticAMD-25-", {512, 0}, {0, 1024}},         // Zen 3 and 4
-    {"AuthenticAMD-26-", {8192, 0}, {8192, 512}},      // Zen 5
-    {"GenuineIntel-6-143-", {8192, 512}, {8192, 512}}  // Sapphire Rapids
+    {"AuthenticAMD-25-", {512, 0}, {0, 1024}},     // Zen 3 and 4
+    {"AuthenticAMD-26-", {8192, 0}, {8192, 512}},  // Zen 5
 };
 
 FetchTuning initial(WeightStream stream) {

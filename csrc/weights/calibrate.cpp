@@ -7,6 +7,7 @@
 #include <cstring>
 #include <limits>
 #include <memory>
+#include <mutex>
 #include <vector>
 
 #include "core/fetch_distance.h"
@@ -131,6 +132,31 @@ class Matmuls {
   size_t next_ = 0;
 };
 
+// What is in use of a stream, which a measurement changes and leaves as it was, also when it
+// throws.
+class InUse {
+ public:
+  explicit InUse(WeightStream stream) : stream_(stream), tuning_(fetch_tuning(stream)) {}
+  ~InUse() { set_fetch_tuning(stream_, tuning_); }
+  InUse(const InUse&) = delete;
+  InUse& operator=(const InUse&) = delete;
+
+  const FetchTuning& tuning() const { return tuning_; }
+  void replace(FetchDistance distance) const {
+    set_fetch_tuning(stream_, {distance, tuning_.source, tuning_.reason});
+  }
+
+ private:
+  const WeightStream stream_;
+  const FetchTuning tuning_;
+};
+
+// One measurement at a time: two would take each other's candidates for what is in use.
+std::mutex& measuring() {
+  static std::mutex mutex;
+  return mutex;
+}
+
 std::string gigabytes(double seconds_a_byte) {
   std::array<char, 32> text;
   std::snprintf(text.data(), text.size(), "%.1f GB/s", 1e-9 / seconds_a_byte);
@@ -153,10 +179,11 @@ std::optional<FetchTuning> measure_fetch(WeightStream stream,
     pool.reserve_scratch(variant.scratch_bytes(matmuls.first()));
   }
 
-  const FetchTuning before = fetch_tuning(stream);
+  const InUse in_use(stream);
+  const FetchDistance before = in_use.tuning().distance;
   std::vector<FetchDistance> distances(std::begin(kCandidates), std::end(kCandidates));
-  if (std::find(distances.begin(), distances.end(), before.distance) == distances.end()) {
-    distances.push_back(before.distance);
+  if (std::find(distances.begin(), distances.end(), before) == distances.end()) {
+    distances.push_back(before);
   }
   // Each candidate's best: what disturbs a timing only makes it longer.
   std::vector<double> best(distances.size(), std::numeric_limits<double>::infinity());
@@ -165,11 +192,10 @@ std::optional<FetchTuning> measure_fetch(WeightStream stream,
   for (int round = 0; round < kMostRounds; ++round) {
     if (round >= kLeastRounds && Clock::now() - start > kBudget) break;
     for (size_t i = 0; i < distances.size(); ++i) {
-      set_fetch_tuning(stream, {distances[i], before.source, before.reason});
+      in_use.replace(distances[i]);
       best[i] = std::min(best[i], matmuls.time_slice(variant, pool));
     }
   }
-  set_fetch_tuning(stream, before);
 
   const auto of = [&](FetchDistance distance) {
     const auto at = std::find(distances.begin(), distances.end(), distance) - distances.begin();
@@ -177,16 +203,15 @@ std::optional<FetchTuning> measure_fetch(WeightStream stream,
   };
   const auto fastest = std::min_element(best.begin(), best.end()) - best.begin();
   FetchDistance chosen = distances[static_cast<size_t>(fastest)];
-  if (of(chosen) * kWorthChanging > of(before.distance)) chosen = before.distance;
+  if (of(chosen) * kWorthChanging > of(before)) chosen = before;
   std::string reason = "measured: " + gigabytes(of(chosen));
-  if (chosen != before.distance) {
-    reason += ", " + gigabytes(of(before.distance)) + " with " + to_string(before.distance);
-  }
+  if (chosen != before) reason += ", " + gigabytes(of(before)) + " with " + to_string(before);
   return FetchTuning{chosen, TuningSource::measured, reason};
 }
 
 std::string tune(std::span<const ops::PackedWeight> weights, ThreadPool& pool, const Target& target,
                  const std::string& folder) {
+  const std::lock_guard lock(measuring());
   TuningFile file(folder, target.isa);
   bool measured = false;
   for (const WeightStream stream : {WeightStream::int8, WeightStream::ternary}) {
@@ -246,6 +271,7 @@ class MadeUpWeights {
 void calibrate(ThreadPool& pool, const std::string& folder) {
   const MadeUpWeights weights;
   const Target target = current_target();
+  const std::lock_guard lock(weights::measuring());
   weights::TuningFile file(folder, target.isa);
   for (const WeightStream stream : {WeightStream::int8, WeightStream::ternary}) {
     if (fetch_tuning(stream).source == TuningSource::fixed) continue;

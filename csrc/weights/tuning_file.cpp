@@ -12,6 +12,7 @@ namespace effinfer::weights {
 namespace {
 
 constexpr const char* kHead = "effinfer tuning 1";
+constexpr size_t kMostBytes = 4096;  // far more than there are streams
 
 // "int8 8192/512 measured: ..."
 std::optional<std::pair<WeightStream, FetchTuning>> parse_line(const std::string& line) {
@@ -35,10 +36,15 @@ TuningFile::TuningFile(const std::string& folder, Isa isa) : folder_(folder) {
 }
 
 void TuningFile::read() {
-  std::ifstream file(path_);
+  std::error_code missing;
+  if (!std::filesystem::is_regular_file(path_, missing)) return;
+  std::string bytes(kMostBytes, '\0');
+  std::ifstream file(path_, std::ios::binary);
+  file.read(bytes.data(), static_cast<std::streamsize>(bytes.size()));
+  std::istringstream text(bytes.substr(0, static_cast<size_t>(file.gcount())));
   std::string line;
-  if (!std::getline(file, line) || line != kHead) return;
-  while (std::getline(file, line)) {
+  if (!std::getline(text, line) || line != kHead) return;
+  while (std::getline(text, line)) {
     const auto found = parse_line(line);
     if (!found) {
       tunings_.clear();

@@ -1,5 +1,6 @@
 // How far ahead weights are asked for: what is chosen, where it is kept, and that no bit of a
 // result depends on it.
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <cstdlib>
@@ -8,6 +9,7 @@
 #include <fstream>
 #include <random>
 #include <sstream>
+#include <thread>
 
 #include "check.h"
 #include "core/fetch_distance.h"
@@ -184,6 +186,41 @@ TEST("tuning: what was measured is kept and read again; damage costs a new measu
     std::ofstream(folder.file()) << damaged;
     CHECK(!weights::TuningFile(folder.path(), Isa::avx2).find(WeightStream::int8));
   }
+}
+
+TEST("tuning: what is no file is not waited for") {
+  const Folder folder;
+  const FetchTuning tuning = {{4096, 0}, TuningSource::measured, "measured: 1.0 GB/s"};
+  weights::TuningFile file(folder.path(), Isa::avx2);
+  file.put(WeightStream::int8, tuning);
+  CHECK_EQ(file.save(), "");
+  const std::string path = folder.file();
+  fs::remove(path);
+  CHECK_EQ(mkfifo(path.c_str(), 0600), 0);
+  CHECK(!weights::TuningFile(folder.path(), Isa::avx2).find(WeightStream::int8));
+  fs::remove(path);
+  fs::create_directory(path);
+  CHECK(!weights::TuningFile(folder.path(), Isa::avx2).find(WeightStream::int8));
+  CHECK(file.save().starts_with("[tuning] "));
+}
+
+TEST("tuning: two loads at a time measure one after the other") {
+  const Kept kept;
+  const Folder folder;
+  const PackedBuffer large = random_weight(DType::q4_0, 8192, 2560, TernaryForm::u4);
+  set_fetch_tuning(WeightStream::int8, {{512, 0}, TuningSource::guessed, "a test"});
+  std::string troubles[2];
+  const auto load = [&](int i) {
+    ThreadPool pool(1);
+    troubles[i] = weights::tune({&large.view, 1}, pool, current_target(), folder.path());
+  };
+  std::thread other(load, 1);
+  load(0);
+  other.join();
+  for (const std::string& trouble : troubles) CHECK_EQ(trouble, "");
+  const auto kept_on_disk =
+      weights::TuningFile(folder.path(), current_isa()).find(WeightStream::int8);
+  CHECK(kept_on_disk && kept_on_disk->distance == fetch_distance(WeightStream::int8));
 }
 
 TEST("tuning: a folder that cannot be written says why, and the measurement is used") {
