@@ -25,8 +25,10 @@ py::array_t<float> run(Executable& executable, const IntArray& token_ids, const 
                        const IntArray& qo_indptr, const IntArray& kv_indptr,
                        const IntArray& kv_indices, const IntArray& kv_len,
                        const IntArray& logit_rows, KvCache& cache, const std::string& phase,
-                       const std::optional<WordArray>& ancestors) {
+                       const std::optional<WordArray>& ancestors,
+                       const std::optional<IntArray>& tree_start) {
   const auto words = ancestors.value_or(WordArray(0));
+  const auto starts = tree_start.value_or(IntArray(0));
   const Batch batch{parse_phase("run", phase),
                     span_of(token_ids),
                     span_of(positions),
@@ -35,7 +37,8 @@ py::array_t<float> run(Executable& executable, const IntArray& token_ids, const 
                     span_of(kv_indices),
                     span_of(kv_len),
                     span_of(logit_rows),
-                    {words.data(), static_cast<size_t>(words.size())}};
+                    {words.data(), static_cast<size_t>(words.size())},
+                    span_of(starts)};
   py::array_t<float> logits({logit_rows.size(), static_cast<py::ssize_t>(executable.vocab_size())});
   const std::span<float> out(logits.mutable_data(), static_cast<size_t>(logits.size()));
   const py::gil_scoped_release release;
@@ -70,13 +73,16 @@ void register_compiler(py::module_& m) {
       m, "Executable", "A compiled graph: packed weights, an arena, a flat list of kernel calls.")
       .def("explain", &Executable::explain,
            "What runs in each phase and why, the packed weights, the arena.")
-      .def("run", &run, py::kw_only(), py::arg("token_ids"), py::arg("positions"),
-           py::arg("qo_indptr"), py::arg("kv_indptr"), py::arg("kv_indices"), py::arg("kv_len"),
-           py::arg("logit_rows"), py::arg("cache"), py::arg("phase") = "decode",
-           py::arg("ancestors") = py::none(),
-           "One step: appends K and V to the cache, returns float32 logits [R, vocab]. ancestors:\n"
-           "uint64 [T] when the rows of a sequence are a tree of drafts, a bit for each of the\n"
-           "sequence's rows that a row descends from, and its own.")
+      .def(
+          "run", &run, py::kw_only(), py::arg("token_ids"), py::arg("positions"),
+          py::arg("qo_indptr"), py::arg("kv_indptr"), py::arg("kv_indices"), py::arg("kv_len"),
+          py::arg("logit_rows"), py::arg("cache"), py::arg("phase") = "decode",
+          py::arg("ancestors") = py::none(), py::arg("tree_start") = py::none(),
+          "One step: appends K and V to the cache, returns float32 logits [R, vocab]. ancestors:\n"
+          "uint64 [T] when the rows of a sequence are a tree of drafts, a bit for each of the\n"
+          "tree's tokens that a row descends from, and its own; all 0: a chain. tree_start: int32\n"
+          "[S], the tokens of the sequences that their trees begin with; by default the step's\n"
+          "first ones.")
       .def(
           "make_cache",
           [](const Executable& executable, int32_t num_pages) {

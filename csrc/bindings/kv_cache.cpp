@@ -56,6 +56,13 @@ void register_kv_cache(py::module_& m) {
           py::arg("sequence"), py::arg("tokens"))
       .def("can_append", &KvCache::can_append, py::arg("sequence"), py::arg("count"))
       .def("commit", &KvCache::commit, py::arg("sequence"), py::arg("count"))
+      .def(
+          "keep",
+          [](KvCache& cache, SequenceId sequence, const py::object& rows) {
+            cache.keep(sequence, to_tokens(rows, "rows"));
+          },
+          py::arg("sequence"), py::arg("rows"),
+          "Of the tokens that are not committed keeps and commits those with these indices.")
       .def("fork", &KvCache::fork, py::arg("sequence"))
       .def("rollback", &KvCache::rollback, py::arg("sequence"), py::arg("count"))
       .def("publish", &KvCache::publish, py::arg("sequence"))

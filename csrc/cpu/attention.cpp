@@ -133,11 +133,12 @@ class Member {
     task.end_unit = item.end_unit;
     task.sink_units = tile.sink_units;
     task.first_seen = tile.first_unit;
-    const int32_t first_row = batch.qo_indptr[tile.sequence];
-    const int32_t end_row = batch.qo_indptr[tile.sequence + 1];
-    task.position = batch.kv_len[tile.sequence] - (end_row - tile.first_row);
-    task.step_start = batch.kv_len[tile.sequence] - (end_row - first_row);
-    if (batch.ancestors != nullptr) task.ancestors = batch.ancestors + tile.first_row;
+    task.position =
+        batch.step_begin(tile.sequence) + tile.first_row - batch.qo_indptr[tile.sequence];
+    if (batch.is_tree(tile.sequence)) {
+      task.ancestors = batch.ancestors + tile.first_row;
+      task.tree_start = batch.tree_begin(tile.sequence);
+    }
     set_scores(tile, task);
     set_results(item, tile, task);
     task.scratch = scratch_;

@@ -33,8 +33,8 @@ struct AttentionTask {
   bool causal;
   int32_t window_left;
   int32_t sink_tokens;
-  int32_t step_start;         // place of the sequence's first token of this step
   const uint64_t* ancestors;  // of the tile's rows, as in BatchLayout; null: a chain
+  int32_t tree_start;         // of a tree: place of its first token
   const uint8_t* mask;
   int64_t mask_bytes;
   int64_t mask_start;       // bit of (list_row 0, token 0); of lists the spans tell

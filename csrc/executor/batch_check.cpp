@@ -1,5 +1,6 @@
 #include "executor/batch_check.h"
 
+#include <algorithm>
 #include <bit>
 #include <string>
 
@@ -61,29 +62,50 @@ void check_sequences(const Batch& batch, int64_t max_seq_len) {
   }
 }
 
-// Each word is the row's own bit and the word of the row before it in the tree.
-void check_ancestors(const Batch& batch) {
+// A tree's words: each is the row's own bit and the word of the row before it in the tree. What
+// precedes a row of an earlier step is not known any more.
+void check_tree(std::span<const uint64_t> words, size_t first, int64_t below) {
+  for (size_t i = 0; i < words.size(); ++i) {
+    const auto place = below + static_cast<int64_t>(i);
+    const uint64_t own = uint64_t{1} << place;
+    const uint64_t above = words[i] & ~own;
+    const auto parent = int64_t{std::bit_width(above)} - 1;  // the last of the ancestors
+    const bool known = parent >= below && parent < place;
+    const bool follows =
+        known ? above == words[static_cast<size_t>(parent - below)] : parent < below;
+    if ((words[i] & own) != 0 && follows) continue;
+    fail("ancestors[" + std::to_string(first + i) +
+         "]: expected the row's own bit and the ancestors of an earlier row, or none");
+  }
+}
+
+void check_trees(const Batch& batch) {
+  const size_t sequences = batch.kv_len.size();
+  if (!batch.tree_start.empty() && batch.tree_start.size() != sequences) {
+    fail("tree_start: expected none or " + std::to_string(sequences) + " entries, got " +
+         std::to_string(batch.tree_start.size()));
+  }
   if (batch.ancestors.empty()) return;
   if (batch.ancestors.size() != batch.token_ids.size()) {
     fail("ancestors: expected none or " + std::to_string(batch.token_ids.size()) +
          " entries, got " + std::to_string(batch.ancestors.size()));
   }
-  for (size_t s = 0; s < batch.kv_len.size(); ++s) {
+  for (size_t s = 0; s < sequences; ++s) {
     const auto first = static_cast<size_t>(batch.qo_indptr[s]);
     const size_t rows = static_cast<size_t>(batch.qo_indptr[s + 1]) - first;
-    if (rows > 64) {
-      fail("ancestors: expected at most 64 rows a sequence, got " + std::to_string(rows));
-    }
     const std::span<const uint64_t> words = batch.ancestors.subspan(first, rows);
-    for (size_t i = 0; i < rows; ++i) {
-      const uint64_t own = uint64_t{1} << i;
-      const uint64_t above = words[i] & ~own;
-      const bool root = above == 0;
-      const auto parent = static_cast<size_t>(std::bit_width(above)) - (root ? 0 : 1);
-      if ((words[i] & own) != 0 && (root || (parent < i && above == words[parent]))) continue;
-      fail("ancestors[" + std::to_string(first + i) +
-           "]: expected the row's own bit and the ancestors of an earlier row, or none");
+    if (std::ranges::all_of(words, [](uint64_t word) { return word == 0; })) continue;
+    const int64_t begin = int64_t{batch.kv_len[s]} - static_cast<int64_t>(rows);
+    const int64_t start = batch.tree_start.empty() ? begin : batch.tree_start[s];
+    if (start < 0 || start > begin) {
+      fail("tree_start[" + std::to_string(s) + "]: expected 0.." + std::to_string(begin) +
+           " (the step's first token), got " + std::to_string(start));
     }
+    if (batch.kv_len[s] - start > 64) {
+      fail("ancestors: expected at most 64 tokens in the tree of sequence " + std::to_string(s) +
+           ", got " + std::to_string(batch.kv_len[s] - start));
+    }
+    check_tree(words, first, begin - start);
   }
 }
 
@@ -127,7 +149,7 @@ void check_batch(const Batch& batch, const KvCacheConfig& cache, const BatchLimi
   check_cache(cache, limits.cache);
   check_range("kv_indices", batch.kv_indices, cache.num_pages);
   check_sequences(batch, limits.max_seq_len);
-  check_ancestors(batch);
+  check_trees(batch);
 }
 
 }  // namespace effinfer::executor

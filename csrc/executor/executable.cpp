@@ -116,7 +116,8 @@ void Executable::Impl::run_step(const Batch& batch, KvCache& cache, executor::St
                  batch.kv_indices.data(),
                  batch.kv_len.data(),
                  batch.positions.data(),
-                 batch.ancestors.empty() ? nullptr : batch.ancestors.data()};
+                 batch.ancestors.empty() ? nullptr : batch.ancestors.data(),
+                 batch.tree_start.empty() ? nullptr : batch.tree_start.data()};
   step.kv_layers = KvCacheAccess::layers(cache);
   plan_step(step.layout);
   step.attention = attention;

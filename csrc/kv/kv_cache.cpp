@@ -29,6 +29,18 @@ void require_count(const char* verb, int64_t count, int64_t limit) {
                         std::to_string(limit) + ", got " + std::to_string(count));
 }
 
+void require_rows(std::span<const int32_t> rows, int64_t end) {
+  int64_t least = 0;
+  for (size_t i = 0; i < rows.size(); ++i) {
+    if (rows[i] < least || rows[i] >= end) {
+      throw InvalidArgument("[kv_cache] keep: rows[" + std::to_string(i) + "]: expected " +
+                            std::to_string(least) + ".." + std::to_string(end - 1) + ", got " +
+                            std::to_string(rows[i]));
+    }
+    least = int64_t{rows[i]} + 1;
+  }
+}
+
 }  // namespace
 
 struct KvCache::Impl {
@@ -62,6 +74,13 @@ struct KvCache::Impl {
   bool has_pages(size_t count) const {
     const size_t free = static_cast<size_t>(pool.free_pages());
     return count <= free || count <= free + static_cast<size_t>(tree.evictable());
+  }
+  void shorten(Sequence& sequence, size_t length) {
+    sequence.tokens.resize(length);
+    while (sequence.pages.size() > pages_for(length)) {
+      pool.release(sequence.pages.back());
+      sequence.pages.pop_back();
+    }
   }
   void publish(const Sequence& sequence) {
     const size_t whole = static_cast<size_t>(sequence.committed) / kPageSize;
@@ -136,6 +155,18 @@ void KvCache::commit(SequenceId id, int64_t count) {
   sequence.committed += count;
 }
 
+void KvCache::keep(SequenceId id, std::span<const int32_t> rows) {
+  Sequence& sequence = impl_->find(id);
+  require_rows(rows, sequence.length() - sequence.committed);
+  const auto first = static_cast<size_t>(sequence.committed);
+  impl_->pool.close_up(sequence.pages, sequence.committed, rows);
+  for (size_t i = 0; i < rows.size(); ++i) {
+    sequence.tokens[first + i] = sequence.tokens[first + static_cast<size_t>(rows[i])];
+  }
+  impl_->shorten(sequence, first + rows.size());
+  sequence.committed = sequence.length();
+}
+
 SequenceId KvCache::fork(SequenceId id) {
   Sequence copy = impl_->find(id);
   if (copy.committed != copy.length()) {
@@ -151,12 +182,8 @@ SequenceId KvCache::fork(SequenceId id) {
 void KvCache::rollback(SequenceId id, int64_t count) {
   Sequence& sequence = impl_->find(id);
   require_count("rollback", count, sequence.length());
-  sequence.tokens.resize(sequence.tokens.size() - static_cast<size_t>(count));
+  impl_->shorten(sequence, sequence.tokens.size() - static_cast<size_t>(count));
   sequence.committed = std::min(sequence.committed, sequence.length());
-  while (sequence.pages.size() > pages_for(sequence.tokens.size())) {
-    impl_->pool.release(sequence.pages.back());
-    sequence.pages.pop_back();
-  }
 }
 
 void KvCache::publish(SequenceId id) {

@@ -48,6 +48,49 @@ size_t head_scale_bytes(const KvCacheConfig& config) {
   return config.dtype == DType::i8 ? static_cast<size_t>(ops::kPageSize) * sizeof(float) : 0;
 }
 
+struct TokenPlace {
+  int32_t page;
+  int64_t token;  // of the page
+};
+
+// Calls with the unsigned type of the size of an element.
+template <class F>
+void with_element(DType dtype, F&& f) {
+  switch (dtype_info(dtype).block_bytes) {
+    case 4:
+      return f.template operator()<uint32_t>();
+    case 2:
+      return f.template operator()<uint16_t>();
+    default:
+      return f.template operator()<uint8_t>();
+  }
+}
+
+// K and V of a token of one head.
+template <class T>
+void copy_token(const ops::KvLayer& kv, int64_t head, TokenPlace from, TokenPlace to) {
+  constexpr int64_t P = 4 / sizeof(T);
+  const auto* k_from = reinterpret_cast<const T*>(kv.k_head(from.page, head));
+  auto* k_to = reinterpret_cast<T*>(kv.k_head(to.page, head));
+  const auto* v_from = reinterpret_cast<const T*>(kv.v_head(from.page, head));
+  auto* v_to = reinterpret_cast<T*>(kv.v_head(to.page, head));
+  for (int64_t d = 0; d < kv.head_dim; ++d) {
+    k_to[ops::k_offset(to.token, d, kv.head_dim, P)] =
+        k_from[ops::k_offset(from.token, d, kv.head_dim, P)];
+    v_to[ops::v_offset(to.token, d, kv.head_dim, P)] =
+        v_from[ops::v_offset(from.token, d, kv.head_dim, P)];
+  }
+}
+
+void copy_scales(const ops::KvLayer& kv, int64_t head, TokenPlace from, TokenPlace to) {
+  if (kv.k_scale == nullptr) return;
+  const auto at = [&](TokenPlace place) {
+    return (place.page * int64_t{kv.num_kv_heads} + head) * ops::kPageSize + place.token;
+  };
+  kv.k_scale[at(to)] = kv.k_scale[at(from)];
+  kv.v_scale[at(to)] = kv.v_scale[at(from)];
+}
+
 }  // namespace
 
 size_t page_bytes(const KvCacheConfig& config) {
@@ -140,6 +183,26 @@ int32_t PagePool::allocate_copy(int32_t page) {
     memory_.copy(kv.v_scale + to, kv.v_scale + from, scales * sizeof(float));
   }
   return copy;
+}
+
+void PagePool::close_up(std::span<const int32_t> pages, int64_t first,
+                        std::span<const int32_t> rows) {
+  size_t begin = 0;  // the rows before it lie where they belong
+  while (begin < rows.size() && rows[begin] == static_cast<int64_t>(begin)) ++begin;
+  if (begin == rows.size()) return;
+  const auto place = [&](int64_t token) {
+    return TokenPlace{pages[static_cast<size_t>(token / ops::kPageSize)], token % ops::kPageSize};
+  };
+  for (const ops::KvLayer& kv : layers_) {
+    for (int64_t head = 0; head < kv.num_kv_heads; ++head) {
+      for (size_t i = begin; i < rows.size(); ++i) {
+        const TokenPlace from = place(first + rows[i]);
+        const TokenPlace to = place(first + static_cast<int64_t>(i));
+        with_element(kv.dtype, [&]<class T>() { copy_token<T>(kv, head, from, to); });
+        copy_scales(kv, head, from, to);
+      }
+    }
+  }
 }
 
 void PagePool::release(int32_t page) {

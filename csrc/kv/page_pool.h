@@ -29,6 +29,9 @@ class PagePool {
   int32_t allocate();
   // A free page that holds a copy of `page` in every layer.
   int32_t allocate_copy(int32_t page);
+  // Of a sequence on `pages` moves the tokens first + rows[i] to first + i, in every layer. `rows`
+  // strictly increases; nobody else reads the pages from token `first` on.
+  void close_up(std::span<const int32_t> pages, int64_t first, std::span<const int32_t> rows);
   void retain(int32_t page) { ++references_[static_cast<size_t>(page)]; }
   void release(int32_t page);
 

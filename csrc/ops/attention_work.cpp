@@ -109,13 +109,12 @@ class Planner {
   void see_all(AttentionTile& tile) const {
     const int32_t s = tile.sequence;
     const int32_t length = batch_.kv_len[s];
-    const int32_t start = length - (batch_.qo_indptr[s + 1] - batch_.qo_indptr[s]);
-    const int32_t position = start + tile.list_row;  // of the first row
+    const int32_t position = batch_.step_begin(s) + tile.list_row;  // of the first row
     tile.num_tokens = shape_.causal ? std::clamp(position + tile.num_rows, 0, length) : length;
     tile.end_unit = ceil_div(tile.num_tokens, kUnitTokens);
     if (shape_.window_left < 0) return;
-    // A token of a tree may follow the step's first one, whatever its row.
-    const int32_t least = batch_.ancestors != nullptr ? start : position;
+    // A row of a tree may be its first token's sibling, whatever precedes it.
+    const int32_t least = batch_.is_tree(s) ? batch_.tree_begin(s) : position;
     const int32_t begin = std::clamp(least - shape_.window_left, 0, tile.num_tokens);
     tile.first_unit = std::min(begin / kUnitTokens, tile.end_unit);
     tile.sink_units = std::min(ceil_div(shape_.sink_tokens, kUnitTokens), tile.first_unit);

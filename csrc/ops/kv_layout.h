@@ -63,9 +63,24 @@ struct BatchLayout {
   const int32_t* kv_indices = nullptr;  // page ids
   const int32_t* kv_len = nullptr;      // [S] tokens in the cache, this step's included
   const int32_t* positions = nullptr;   // [T] RoPE positions; the place in the cache is kv_len's
-  // [T] or null. Row i of a sequence sees, of the sequence's rows in this step (64 at most), those
-  // whose bit is set: a token's ancestors in a tree of drafts and itself. Null: all up to itself.
+  // [T] or null. A row whose word is 0 sees all up to itself, as do all of its sequence. Others are
+  // of a tree of drafts: of the tokens from tree_begin() on (64 at most) a row sees those whose bit
+  // is set, its ancestors and itself.
   const uint64_t* ancestors = nullptr;
+  const int32_t* tree_start = nullptr;  // [S] or null: trees begin with the step
+
+  // Place of the sequence's first token of this step.
+  int32_t step_begin(int64_t sequence) const {
+    return kv_len[sequence] - (qo_indptr[sequence + 1] - qo_indptr[sequence]);
+  }
+  bool is_tree(int64_t sequence) const {
+    const int32_t first = qo_indptr[sequence];
+    return ancestors != nullptr && qo_indptr[sequence + 1] > first && ancestors[first] != 0;
+  }
+  // Of a tree: the token that the first bit of its words stands for.
+  int32_t tree_begin(int64_t sequence) const {
+    return tree_start != nullptr ? tree_start[sequence] : step_begin(sequence);
+  }
 };
 
 }  // namespace effinfer::ops

@@ -143,7 +143,7 @@ struct Sequence {
     task.causal = true;
     task.window_left = shape.window;
     task.sink_tokens = shape.sinks;
-    task.step_start = static_cast<int32_t>(first);
+    task.tree_start = static_cast<int32_t>(first);
     task.ancestors = ancestors.empty() ? nullptr : ancestors.data();
     task.q_scale = scale;
     task.score_scale = 1.0f;

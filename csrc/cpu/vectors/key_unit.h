@@ -51,7 +51,7 @@ inline uint64_t mask_bits(const AttentionTask& task, int64_t first, int64_t coun
 }
 
 // Which of the 64 positions from `start` on a row sees, mask aside: those that are not after it and
-// not behind its window, or are sinks; of its own step's tokens, in a tree, its ancestors.
+// not behind its window, or are sinks; of the tokens of a tree, its ancestors.
 inline uint64_t seen_from(const AttentionTask& task, int64_t row, int64_t start) {
   const bool windowed = task.window_left >= 0;
   const uint64_t sinks = windowed ? token_bits(0, task.sink_tokens - start) : 0;
@@ -60,7 +60,7 @@ inline uint64_t seen_from(const AttentionTask& task, int64_t row, int64_t start)
     const uint64_t past = task.causal ? token_bits(0, position + 1) : ~uint64_t{0};
     return windowed ? past & (token_bits(position - task.window_left, kUnit) | sinks) : past;
   }
-  const int64_t shift = task.step_start - start;  // of the step's first token
+  const int64_t shift = task.tree_start - start;  // of the tree's first token
   const auto place = [&](uint64_t bits) {
     if (shift <= -kUnit || shift >= kUnit) return uint64_t{0};
     return shift >= 0 ? bits << shift : bits >> -shift;

@@ -62,10 +62,21 @@ struct Batch {
   std::span<const int32_t> kv_indices;  // page ids
   std::span<const int32_t> kv_len;      // [S] tokens in the cache, this step's included
   std::span<const int32_t> logit_rows;  // [R] rows of the step whose logits are wanted
-  // [T], or empty: the rows of each sequence are a chain. Else they are a tree of drafts, 64 at
-  // most: bit j of a row's word says that it descends from row j of its sequence, or is it. A row
-  // attends to what precedes the step, its ancestors and itself; positions are its depth's.
+  // [T], or empty: the rows of each sequence are a chain, as are those of a sequence whose words
+  // are all 0. Else they are a tree of drafts, parents before children: bit j of a row's word says
+  // that the row descends from token j of the tree, or is it, and the sequence has 64 tokens at
+  // most from the tree's first one to kv_len. A row attends to what precedes the tree, its
+  // ancestors and itself; positions are its depth's.
+  //
+  // With the arithmetic of decoding a row has the bits of a step that appends its path alone, if
+  // each of its ancestors, and it itself, lies on the page on which it would lie then: token j of
+  // the tree, k-th of the path, at tree_start + j, on the page of tree_start + k. Other rows are as
+  // exact, but may round differently.
   std::span<const uint64_t> ancestors = {};
+  // [S], or empty: each tree begins with its sequence's first row. Else the token of the sequence,
+  // counted from 0, that is the tree's first one: a tree may then grow over several steps, whose
+  // earlier tokens lie between tree_start and the step's own. Those of chains are not looked at.
+  std::span<const int32_t> tree_start = {};
 };
 
 // The highest logits of each row, in place of all of them.

@@ -54,6 +54,12 @@ class EFFINFER_API KvCache {
   bool can_append(SequenceId sequence, int64_t count) const;
   // The next `count` appended tokens now have their K and V in every layer.
   void commit(SequenceId sequence, int64_t count);
+  // Of the tokens that are appended and not committed keeps those with these indices, counted from
+  // the first of them and strictly increasing: an accepted path of a tree of drafts. Closes up
+  // their K and V in every layer, drops the others and commits what is kept. Allocates nothing, and
+  // moves nothing that lies where it belongs. Throws InvalidArgument, with nothing changed, for
+  // indices out of order or range.
+  void keep(SequenceId sequence, std::span<const int32_t> rows);
   // A new sequence that shares all pages. Every token must be committed.
   SequenceId fork(SequenceId sequence);
   // Drops the last `count` tokens.
