@@ -97,6 +97,7 @@ Engine::Engine(std::shared_ptr<const Model> model, const EngineOptions& options,
   core.prefix_cache = options.prefix_cache;
   core.mixed_phases = options.deterministic || options.precision == Precision::f32;
   core.eos_token_ids = eos_tokens(graph);
+  core.speculation = options.speculation;
 
   CompileOptions compile_options{options};
   compile_options.max_tokens = options.max_batch_tokens;
@@ -137,7 +138,9 @@ std::vector<int32_t> Engine::generate(std::span<const int32_t> prompt, const Sam
       }
       for (const SampledToken& sampled : output.tokens) {
         tokens.push_back(sampled.token);
-        if (on_token && !on_token(sampled.token)) cancel(request);
+        if (!on_token || on_token(sampled.token)) continue;
+        cancel(request);
+        break;
       }
     }
   }

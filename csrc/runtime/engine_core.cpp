@@ -43,7 +43,9 @@ EngineCore::EngineCore(std::unique_ptr<StepRunner> runner, std::unique_ptr<KvCac
     : runner_(std::move(runner)),
       cache_(std::move(cache)),
       options_(options),
-      policy_(policy ? std::move(policy) : make_fcfs_policy()) {
+      policy_(policy ? std::move(policy) : make_fcfs_policy()),
+      speculator_(options.speculation, runner_->vocab_size(),
+                  static_cast<size_t>(std::max<int64_t>(options.max_sequences, 1))) {
   require_positive("max_seq_len", options.max_seq_len);
   require_positive("max_batch_tokens", options.max_batch_tokens);
   require_positive("max_sequences", options.max_sequences);
@@ -52,11 +54,18 @@ EngineCore::EngineCore(std::unique_ptr<StepRunner> runner, std::unique_ptr<KvCac
   options_.max_seq_len = std::min(options.max_seq_len, capacity);
   options_.max_batch_tokens = std::min(options.max_batch_tokens, limits.max_tokens);
   options_.max_sequences = std::min({options.max_sequences, limits.max_sequences, limits.max_rows});
-  logits_ = std::make_unique_for_overwrite<float[]>(
-      static_cast<size_t>(options_.max_sequences * vocab_size()));
-  const auto tops = static_cast<size_t>(options_.max_sequences * runner_->max_top());
+  const int64_t rows = most_rows();
+  logits_ = std::make_unique_for_overwrite<float[]>(static_cast<size_t>(rows * vocab_size()));
+  const auto tops = static_cast<size_t>(rows * std::max(runner_->max_top(), speculator_.top_k()));
   top_values_.resize(tops);
   top_tokens_.resize(tops);
+  const auto sequences = static_cast<size_t>(options_.max_sequences);
+  active_.reserve(sequences);
+  facts_.reserve(sequences);
+  ended_.reserve(sequences);
+  paths_.resize(sequences + 1);
+  for (auto& path : paths_) path.reserve(Draft::kMostNodes);
+  kept_.reserve(Draft::kMostNodes + kCatchUpTokens);
   stats_.total_pages = cache_->config().num_pages;
   stats_.free_pages = cache_->available_pages();
 }

@@ -17,6 +17,7 @@
 #include "effinfer/sampling.h"
 #include "runtime/request.h"
 #include "runtime/scheduler.h"
+#include "runtime/speculative/speculator.h"
 #include "runtime/step_batch.h"
 #include "runtime/step_runner.h"
 
@@ -29,6 +30,7 @@ struct EngineCoreOptions {
   bool prefix_cache = true;
   bool mixed_phases = false;
   std::vector<int32_t> eos_token_ids;
+  Speculation speculation;
 };
 
 class EngineCore {
@@ -81,13 +83,31 @@ class EngineCore {
   void append_chunks(const StepChoice& choice, std::vector<StepOutput>& outputs);
   void run_chunks(Phase phase, std::vector<StepOutput>& outputs);
   std::string try_run(std::span<Request* const> requests, Phase phase);
-  void advance(std::span<Request* const> requests, std::vector<StepOutput>& outputs);
   int32_t wanted_logits(std::span<Request* const> requests) const;
-  StepOutput sample(Request& request, size_t row);
-  SampledToken sample_row(const Request& request, size_t row);
-  FinishReason finish_reason(const Request& request, int32_t token) const;
   StepOutput end(Request& request, FinishReason reason, std::string error = {});
   void publish();
+
+  // engine_tokens.cpp: from logits to tokens.
+  class Rows;
+  void advance(std::span<Request* const> requests, std::vector<StepOutput>& outputs);
+  StepOutput verify(Request& request, size_t row);
+  void commit(Request& request, std::span<const int32_t> accepted);
+  std::vector<int32_t>& next_path();
+  SampledToken sample_row(const Request& request, size_t row);
+  FinishReason finish_reason(const Request& request, int32_t token) const;
+
+  // engine_speculate.cpp: drafts.
+  int64_t most_rows() const;
+  bool may_draft(const Request& request) const;
+  void append_drafts();
+  void append_draft(Request& request, Speculator::Entry& entry);
+  bool drop_drafts();
+  static void count_drafts(Request& request, std::span<const int32_t> accepted);
+  void add_facts(const Request& request, size_t num_emitted, std::span<const int32_t> accepted,
+                 size_t row);
+  TopLogits top_of(size_t row, size_t rows);
+  void tell_speculator(Phase phase, double propose_seconds, double seconds);
+  void forget_ended();
 
   const std::unique_ptr<StepRunner> runner_;
   const std::unique_ptr<KvCache> cache_;
@@ -100,10 +120,17 @@ class EngineCore {
   Sampler sampler_;
   StepBatch batch_;
   // The step's logits: all of them, or the highest when nobody needs more.
-  std::unique_ptr<float[]> logits_;  // [max_sequences, vocab]
+  std::unique_ptr<float[]> logits_;  // [most_rows, vocab]
   int32_t top_k_ = 0;                // of each row; 0: all
-  std::vector<float> top_values_;    // [max_sequences, max_top]
+  std::vector<float> top_values_;    // [most_rows, max_top]
   std::vector<int32_t> top_tokens_;
+  Speculator speculator_;
+  // Of the step at hand.
+  std::vector<Request*> active_;
+  std::vector<StepFacts> facts_;
+  std::vector<std::vector<int32_t>> paths_;  // [max_sequences], accepted nodes by number of facts
+  std::vector<int32_t> kept_;
+  std::vector<RequestId> ended_;  // requests that speculation has to forget
 
   mutable std::mutex mutex_;
   Requests incoming_;

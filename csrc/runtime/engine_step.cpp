@@ -1,6 +1,7 @@
 // A step of the engine, in order: what other threads left, admission, the policy's choice, room in
 // the cache, the run, tokens.
 #include <algorithm>
+#include <chrono>
 #include <exception>
 #include <string>
 #include <utility>
@@ -23,6 +24,12 @@ std::vector<StepOutput> Engine::step() {
 
 namespace effinfer::runtime {
 namespace {
+
+using Clock = Request::Clock;
+
+double seconds_between(Clock::time_point start, Clock::time_point end) {
+  return std::chrono::duration<double>(end - start).count();
+}
 
 // What runs an engine's steps.
 class ExecutableRunner final : public StepRunner {
@@ -66,10 +73,16 @@ std::vector<StepOutput> EngineCore::step() {
     const StepChoice choice =
         policy_->choose(scheduled(running_), {options_.max_batch_tokens, options_.mixed_phases});
     append_chunks(choice, outputs);
+    const Clock::time_point start = Clock::now();
+    append_drafts();
+    const Clock::time_point drafted = Clock::now();
     run_chunks(choice.phase, outputs);
+    tell_speculator(choice.phase, seconds_between(start, drafted),
+                    seconds_between(drafted, Clock::now()));
     const std::lock_guard stats_lock(mutex_);
     ++stats_.steps;
   }
+  forget_ended();
   publish();
   return outputs;
 }
@@ -123,23 +136,28 @@ void EngineCore::append_chunks(const StepChoice& choice, std::vector<StepOutput>
 }
 
 void EngineCore::run_chunks(Phase phase, std::vector<StepOutput>& outputs) {
-  std::vector<Request*> active;
+  active_.clear();
   for (const auto& request : running_) {
-    if (request->step_tokens > 0) active.push_back(request.get());
+    if (request->step_tokens > 0) active_.push_back(request.get());
   }
-  if (active.empty()) return;
-  std::string error = try_run(active, phase);
-  if (error.empty()) return advance(active, outputs);
-  // Someone's tokens broke the step: run each request alone, and end those that fail alone.
-  for (Request*& request : active) {
+  if (active_.empty()) return;
+  std::string error = try_run(active_, phase);
+  if (error.empty()) return advance(active_, outputs);
+  // Someone's tokens broke the step: run each request alone and undrafted, and end those that fail
+  // alone.
+  const bool drafted = drop_drafts();
+  for (Request*& request : active_) {
     const std::span<Request* const> alone(&request, 1);
-    if (active.size() > 1) error = try_run(alone, phase);
+    if (active_.size() > 1 || drafted) error = try_run(alone, phase);
     if (error.empty()) {
       advance(alone, outputs);
     } else {
       outputs.push_back(end(*request, FinishReason::error, error));
     }
   }
+  // Each run has overwritten the rows of those before it, and none has the time of the step.
+  for (StepFacts& facts : facts_) facts.top = {};
+  batch_.clear(phase);
 }
 
 // Runs one step; returns what went wrong, or nothing.
@@ -147,7 +165,8 @@ std::string EngineCore::try_run(std::span<Request* const> requests, Phase phase)
   batch_.clear(phase);
   for (const Request* request : requests) {
     batch_.add(*cache_, request->sequence, request->chunk(),
-               request->samples() ? StepBatch::Logits::last : StepBatch::Logits::none);
+               request->samples() ? StepBatch::Logits::last : StepBatch::Logits::none,
+               request->drafts);
   }
   const size_t rows = batch_.num_rows();
   top_k_ = wanted_logits(requests);
@@ -168,22 +187,6 @@ std::string EngineCore::try_run(std::span<Request* const> requests, Phase phase)
   return {};
 }
 
-// Ends a step: its tokens are in the cache, and whose last token was fed gets the next one.
-void EngineCore::advance(std::span<Request* const> requests, std::vector<StepOutput>& outputs) {
-  size_t row = 0;
-  for (Request* request : requests) {
-    const bool samples = request->samples();
-    const bool in_prompt = request->fed < request->prompt_size;
-    cache_->commit(request->sequence, request->step_tokens);
-    request->fed += static_cast<size_t>(request->step_tokens);
-    request->step_tokens = 0;
-    if (options_.prefix_cache && in_prompt && request->fed >= request->prompt_size) {
-      cache_->publish(request->sequence);
-    }
-    if (samples) outputs.push_back(sample(*request, row++));
-  }
-}
-
 // How many of the highest logits suffice for all rows of a step; 0: all logits are needed, or the
 // runner cannot pick.
 int32_t EngineCore::wanted_logits(std::span<Request* const> requests) const {
@@ -194,49 +197,9 @@ int32_t EngineCore::wanted_logits(std::span<Request* const> requests) const {
     if (count == 0 || count > runner_->max_top()) return 0;
     most = std::max(most, count);
   }
-  return most;
-}
-
-SampledToken EngineCore::sample_row(const Request& request, size_t row) {
-  const uint64_t index = request.output().size();
-  if (top_k_ > 0) {
-    const auto k = static_cast<size_t>(top_k_);
-    return sampler_.sample_top(std::span(top_values_).subspan(row * k, k),
-                               std::span(top_tokens_).subspan(row * k, k), request.params, index);
-  }
-  const auto vocab = static_cast<size_t>(vocab_size());
-  return sampler_.sample({logits_.get() + row * vocab, vocab}, request.params, request.prompt(),
-                         request.output(), index);
-}
-
-StepOutput EngineCore::sample(Request& request, size_t row) {
-  const uint64_t index = request.output().size();
-  SampledToken sampled;
-  try {
-    sampled = sample_row(request, row);
-  } catch (const std::exception& failure) {
-    return end(request, FinishReason::error, failure.what());
-  }
-  if (index == 0) request.metrics.time_to_first_token_s = request.seconds();
-  request.tokens.push_back(sampled.token);
-  request.metrics.output_tokens = static_cast<int64_t>(index) + 1;
-  request.changed = true;
-  const FinishReason reason = finish_reason(request, sampled.token);
-  StepOutput output =
-      reason == FinishReason::none ? StepOutput{request.id, {}, reason, {}} : end(request, reason);
-  output.tokens.push_back(std::move(sampled));
-  return output;
-}
-
-FinishReason EngineCore::finish_reason(const Request& request, int32_t token) const {
-  const auto contains = [token](const std::vector<int32_t>& ids) {
-    return std::find(ids.begin(), ids.end(), token) != ids.end();
-  };
-  const bool eos = !request.params.ignore_eos && contains(options_.eos_token_ids);
-  if (eos || contains(request.params.stop_token_ids)) return FinishReason::stop;
-  const bool full = static_cast<int64_t>(request.tokens.size()) >= options_.max_seq_len;
-  const bool enough = request.metrics.output_tokens >= request.params.max_tokens;
-  return full || enough ? FinishReason::length : FinishReason::none;
+  if (most == 0) return 0;
+  if (speculator_.verifier().needs_distributions()) return 0;
+  return std::max(most, std::min(speculator_.top_k(), runner_->max_top()));
 }
 
 // Ends a request: its pages go, its output says why. publish() removes it.
@@ -246,10 +209,12 @@ StepOutput EngineCore::end(Request& request, FinishReason reason, std::string er
     request.sequence = Request::kNoSequence;
   }
   request.step_tokens = 0;
+  request.drafts = nullptr;
   request.finished = reason;
   request.changed = true;
   request.metrics.total_s = request.seconds();
-  return {request.id, {}, reason, std::move(error)};
+  ended_.push_back(request.id);
+  return {request.id, {}, reason, std::move(error), std::move(request.warning)};
 }
 
 // Shows other threads what changed, and drops the requests that ended.

@@ -4,11 +4,13 @@
 #include <chrono>
 #include <cstdint>
 #include <span>
+#include <string>
 #include <vector>
 
 #include "effinfer/engine.h"
 #include "effinfer/kv_cache.h"
 #include "runtime/scheduler.h"
+#include "runtime/speculative/draft.h"
 
 namespace effinfer::runtime {
 
@@ -26,8 +28,10 @@ struct Request {
   SequenceId sequence = kNoSequence;  // while running
   size_t fed = 0;                     // tokens whose KV is in the cache
   int64_t step_tokens = 0;            // appended for the step at hand, not committed
+  DraftTree* drafts = nullptr;        // appended behind them; null: none
   FinishReason finished = FinishReason::none;
   bool changed = false;  // metrics to publish
+  std::string warning;   // for its next output
 
   std::span<const int32_t> prompt() const { return std::span(tokens).first(prompt_size); }
   std::span<const int32_t> output() const { return std::span(tokens).subspan(prompt_size); }

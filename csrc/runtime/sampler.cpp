@@ -2,6 +2,7 @@
 #include <cmath>
 #include <limits>
 #include <string>
+#include <tuple>
 #include <vector>
 
 #include "core/philox.h"
@@ -222,6 +223,29 @@ SampledToken Sampler::sample(std::span<const float> logits, const SamplingParams
   sampled.token = row.draw(philox_uniform(params.seed, index));
   if (params.logprobs >= 0) state_->add_logprobs(logits, params, sampled);
   return sampled;
+}
+
+void Sampler::highest(std::span<const float> logits, std::span<float> values,
+                      std::span<int32_t> tokens) {
+  const size_t k = std::min({values.size(), tokens.size(), logits.size()});
+  if (k == 0) return;
+  RowDistribution row = state_->scratch.row(logits.size());
+  const auto status = row.from_logits(logits.data(), DType::f32,
+                                      static_cast<int64_t>(logits.size()), static_cast<int64_t>(k));
+  if (status == ops::RowStatus::nan) {
+    values[0] = std::numeric_limits<float>::quiet_NaN();
+    return;
+  }
+  row.keep_top_k(static_cast<int64_t>(k));
+  state_->top.clear();
+  for (int64_t i = 0; i < row.size(); ++i) {
+    const auto token = row.ids() == nullptr ? static_cast<int32_t>(i) : row.ids()[i];
+    state_->top.emplace_back(token, row.values()[i]);
+  }
+  std::stable_sort(state_->top.begin(), state_->top.end(), [](const auto& a, const auto& b) {
+    return a.second != b.second ? a.second > b.second : a.first < b.first;
+  });
+  for (size_t i = 0; i < k; ++i) std::tie(tokens[i], values[i]) = state_->top[i];
 }
 
 void Sampler::distribution(std::span<const float> logits, const SamplingParams& params,

@@ -46,7 +46,9 @@ class FcfsPolicy : public SchedulerPolicy {
     last_phase_ = choice.phase;
     for (size_t i = 0; i < running.size() && budget > 0; ++i) {
       if (prefills(running[i]) != (choice.phase == Phase::prefill)) continue;
-      const int64_t wanted = choice.phase == Phase::prefill ? running[i].prompt_tokens : 1;
+      const int64_t wanted = choice.phase == Phase::prefill
+                                 ? running[i].prompt_tokens
+                                 : std::min(running[i].generated_tokens, kCatchUpTokens);
       choice.chunks.push_back({i, std::min(wanted, budget)});
       budget -= choice.chunks.back().count;
     }

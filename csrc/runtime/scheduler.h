@@ -44,7 +44,7 @@ class SchedulerPolicy {
   // The request to admit next, an index into `waiting` (not empty, by id).
   virtual size_t admit(std::span<const ScheduledRequest> waiting) = 0;
   // The tokens of the next step from `running` (not empty, by id). Without mixed phases a chunk
-  // holds prompt tokens only, or one generated token, as the phase says.
+  // holds prompt tokens only, or generated tokens only, as the phase says.
   virtual StepChoice choose(std::span<const ScheduledRequest> running,
                             const SchedulerLimits& limits) = 0;
   // The request that gives its pages up, an index into `running` (not empty, by id).
@@ -52,7 +52,8 @@ class SchedulerPolicy {
 };
 
 // First come, first served; decodes go first in a mixed step, and take turns with prefill steps
-// otherwise; the newest request is preempted.
+// otherwise; the newest request is preempted, and catches up kCatchUpTokens a step.
+inline constexpr int64_t kCatchUpTokens = 8;  // more rows delay those who are not to blame
 std::unique_ptr<SchedulerPolicy> make_fcfs_policy();
 
 }  // namespace effinfer::runtime

@@ -7,6 +7,7 @@
 
 #include "effinfer/compiler.h"
 #include "effinfer/kv_cache.h"
+#include "runtime/speculative/draft.h"
 
 namespace effinfer::runtime {
 
@@ -15,14 +16,20 @@ class StepBatch {
   enum class Logits : uint8_t { none, last, all };
 
   void clear(Phase phase);
-  // The last `tokens.size()` tokens of a sequence, appended already; logits of which rows.
+  // The last `tokens.size()` tokens of a sequence, appended already; logits of which rows. With
+  // drafts (null: none) these are appended behind them, and the logits of their rows are wanted
+  // too.
   void add(const KvCache& cache, SequenceId sequence, std::span<const int32_t> tokens,
-           Logits logits);
+           Logits logits, const DraftTree* drafts = nullptr);
   size_t num_rows() const { return logit_rows_.size(); }
   size_t num_sequences() const { return kv_len_.size(); }
+  size_t num_tokens() const { return token_ids_.size(); }
+  int64_t kv_tokens() const;  // of all sequences
   Batch view() const;
 
  private:
+  void add_drafts(const DraftTree& drafts, int32_t root);
+
   Phase phase_ = Phase::decode;
   std::vector<int32_t> token_ids_;
   std::vector<int32_t> positions_;
@@ -31,6 +38,8 @@ class StepBatch {
   std::vector<int32_t> kv_indices_;
   std::vector<int32_t> kv_len_;
   std::vector<int32_t> logit_rows_;
+  std::vector<uint64_t> ancestors_;
+  bool has_trees_ = false;
 };
 
 }  // namespace effinfer::runtime

@@ -4,6 +4,7 @@
 #pragma once
 
 #include <algorithm>
+#include <bit>
 #include <cstdint>
 #include <limits>
 #include <vector>
@@ -48,6 +49,7 @@ struct Log {
   int mixed_steps = 0;  // rows of more than one length in a step
   int largest_step = 0;
   int top_steps = 0;  // that asked for the highest logits only
+  int tree_rows = 0;  // that lie elsewhere than plain decoding's would
   int faults = 0;
 };
 
@@ -70,16 +72,25 @@ class Runner : public runtime::StepRunner {
       const int32_t end = batch.qo_indptr[s + 1];
       const std::span<const int32_t> pages =
           batch.kv_indices.subspan(static_cast<size_t>(batch.kv_indptr[s]));
+      const int32_t start = batch.kv_len[s] - (end - begin);
       for (int32_t i = begin; i < end; ++i) {
         const int32_t token = batch.token_ids[static_cast<size_t>(i)];
         if (token == kExplosive) throw Error("[fake] exploded");
-        const int32_t position = batch.kv_len[s] - (end - i);
-        log_->faults += batch.positions[static_cast<size_t>(i)] != position;
+        const int32_t place = start + i - begin;
+        see(batch.ancestors.empty() ? 0 : batch.ancestors[static_cast<size_t>(i)], start, place);
+        const auto depth = static_cast<int32_t>(seen_.size()) - 1;
+        log_->faults += batch.positions[static_cast<size_t>(i)] != depth;
+        log_->tree_rows += depth != place;
+        // Attention sums by places in a page (Batch::ancestors).
+        for (int32_t d = start; d <= depth; ++d) {
+          log_->faults +=
+              seen_[static_cast<size_t>(d)] / KvCache::kPageSize != d / KvCache::kPageSize;
+        }
         const float value = static_cast<float>(content(token, batch.phase, one_arithmetic_));
-        *slot(first, pages, position, 0) = value;
-        *slot(last, pages, position, last.num_kv_heads - 1) = value;
+        *slot(first, pages, place, 0) = value;
+        *slot(last, pages, place, last.num_kv_heads - 1) = value;
         if (row >= batch.logit_rows.size() || batch.logit_rows[row] != i) continue;
-        read_back(first, last, pages, position + 1);
+        read_back(first, last, pages);
         fill_logits(contents_, logits.data() + row * kVocab);
         for (const int32_t c : contents_) {
           if (c / 2 == kPoison) logits[row * kVocab] = __builtin_nanf("");
@@ -122,10 +133,18 @@ class Runner : public runtime::StepRunner {
     return reinterpret_cast<float*>(kv.k_head(page, head)) + offset;
   }
 
+  // The places that a row sees, its own the last.
+  void see(uint64_t word, int32_t start, int32_t place) {
+    seen_.clear();
+    const int32_t before = word == 0 ? place + 1 : start;
+    for (int32_t i = 0; i < before; ++i) seen_.push_back(i);
+    for (; word != 0; word &= word - 1) seen_.push_back(start + std::countr_zero(word));
+  }
+
   void read_back(const ops::KvLayer& first, const ops::KvLayer& last,
-                 std::span<const int32_t> pages, int32_t length) {
+                 std::span<const int32_t> pages) {
     contents_.clear();
-    for (int32_t i = 0; i < length; ++i) {
+    for (const int32_t i : seen_) {
       const float value = *slot(first, pages, i, 0);
       log_->faults += value != *slot(last, pages, i, last.num_kv_heads - 1);
       contents_.push_back(static_cast<int32_t>(value));
@@ -149,17 +168,17 @@ class Runner : public runtime::StepRunner {
       log_->faults += pages != (batch.kv_len[s] + KvCache::kPageSize - 1) / KvCache::kPageSize;
     }
     log_->mixed_steps += one && many;
-    const bool decode_only = batch.phase == Phase::prefill || !many;
     const bool fits = tokens > 0 && tokens <= limits_.max_tokens &&
                       static_cast<int64_t>(sequences) <= limits_.max_sequences &&
                       static_cast<int64_t>(batch.logit_rows.size()) <= limits_.max_rows &&
                       logits.size() == batch.logit_rows.size() * kVocab;
-    log_->faults += !decode_only || !fits;
+    log_->faults += !fits;
   }
 
   const bool one_arithmetic_;
   const runtime::StepLimits limits_;
   Log* const log_;
+  std::vector<int32_t> seen_;
   std::vector<int32_t> contents_;
 };
 

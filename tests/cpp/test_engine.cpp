@@ -1,7 +1,6 @@
 // Scheduling, preemption and reuse of the engine over a fake model that checks every step.
 #include <algorithm>
 #include <atomic>
-#include <map>
 #include <memory>
 #include <random>
 #include <thread>
@@ -9,123 +8,10 @@
 
 #include "check.h"
 #include "effinfer/engine.h"
-#include "fake_runner.h"
-#include "runtime/engine_core.h"
+#include "engine_harness.h"
 
 using namespace effinfer;
-using fake::kVocab;
-using runtime::EngineCore;
-using runtime::EngineCoreOptions;
-
-namespace {
-
-struct Setup {
-  bool one_arithmetic = false;
-  int32_t num_pages = 64;
-  int64_t max_batch_tokens = 32;
-  int64_t max_sequences = 8;
-  int64_t max_seq_len = 400;
-  bool prefix_cache = true;
-  std::vector<int32_t> eos = {};
-};
-
-struct Harness {
-  fake::Log log;
-  std::unique_ptr<EngineCore> engine;
-  std::map<RequestId, StepOutput> outputs;
-
-  explicit Harness(const Setup& setup) {
-    EngineCoreOptions options;
-    options.max_seq_len = setup.max_seq_len;
-    options.max_batch_tokens = setup.max_batch_tokens;
-    options.max_sequences = setup.max_sequences;
-    options.prefix_cache = setup.prefix_cache;
-    options.mixed_phases = setup.one_arithmetic;
-    options.eos_token_ids = setup.eos;
-    const runtime::StepLimits limits{setup.max_batch_tokens, setup.max_sequences, 64};
-    engine = std::make_unique<EngineCore>(
-        std::make_unique<fake::Runner>(setup.one_arithmetic, limits, &log),
-        std::make_unique<KvCache>(KvCacheConfig{2, 2, 16, DType::f32, setup.num_pages}), options);
-  }
-
-  void step() {
-    for (StepOutput& output : engine->step()) {
-      StepOutput& all = outputs[output.request];
-      CHECK(all.finish == FinishReason::none);
-      all.finish = output.finish;
-      all.error = output.error;
-      all.tokens.insert(all.tokens.end(), output.tokens.begin(), output.tokens.end());
-    }
-    engine->cache().check_integrity();
-    CHECK_EQ(log.faults, 0);
-  }
-  void finish() {
-    int steps = 0;
-    while (engine->has_work()) {
-      step();
-      CHECK(++steps < 20000);
-      if (steps >= 20000) break;
-    }
-    // Nothing but cached prefixes is left in the pool.
-    CHECK_EQ(engine->cache().available_pages(), engine->cache().config().num_pages);
-  }
-  std::vector<int32_t> text(RequestId id) const {
-    std::vector<int32_t> tokens;
-    for (const SampledToken& sampled : outputs.at(id).tokens) tokens.push_back(sampled.token);
-    return tokens;
-  }
-};
-
-std::vector<int32_t> random_prompt(std::mt19937& random, size_t size) {
-  std::vector<int32_t> prompt(size);
-  for (int32_t& token : prompt) token = static_cast<int32_t>(random() % 90);
-  return prompt;
-}
-
-SamplingParams greedy(int32_t max_tokens) {
-  SamplingParams params;
-  params.temperature = 0.0f;
-  params.max_tokens = max_tokens;
-  params.ignore_eos = true;
-  return params;
-}
-
-struct Ask {
-  std::vector<int32_t> prompt;
-  SamplingParams params;
-};
-
-std::vector<Ask> ragged_requests(uint32_t seed, int count, int32_t longest) {
-  std::mt19937 random(seed);
-  std::vector<Ask> asks;
-  for (int i = 0; i < count; ++i) {
-    SamplingParams params = greedy(1 + static_cast<int32_t>(random() % 90));
-    if (i % 3 == 1) {
-      params.temperature = 1.0f;
-      params.top_p = 0.9f;
-      params.repetition_penalty = 1.2f;
-      params.seed = random();
-    } else if (i % 3 == 2) {
-      params.temperature = 1.0f;
-      params.top_k = 2 + i % 5;
-      params.seed = static_cast<uint64_t>(100 + i);
-    }
-    asks.push_back({random_prompt(random, 1 + random() % static_cast<uint32_t>(longest)), params});
-  }
-  return asks;
-}
-
-void check_texts(Harness& harness, const std::vector<Ask>& asks, bool one_arithmetic) {
-  std::vector<RequestId> ids;
-  for (const Ask& ask : asks) ids.push_back(harness.engine->add(ask.prompt, ask.params));
-  harness.finish();
-  for (size_t i = 0; i < asks.size(); ++i) {
-    CHECK(harness.text(ids[i]) == fake::reference(asks[i].prompt, asks[i].params, one_arithmetic));
-    CHECK(harness.outputs.at(ids[i]).finish == FinishReason::length);
-  }
-}
-
-}  // namespace
+using namespace fake;
 
 TEST("steps ask for the highest logits only, while no request needs more") {
   Harness harness({});

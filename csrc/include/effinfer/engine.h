@@ -13,6 +13,7 @@
 #include "effinfer/export.h"
 #include "effinfer/model.h"
 #include "effinfer/sampling.h"
+#include "effinfer/speculative.h"
 #include "effinfer/threads.h"
 
 namespace effinfer {
@@ -23,9 +24,9 @@ struct EngineOptions : ModelOptions {
   int32_t num_pages = 0;
   int64_t max_batch_tokens = 512;  // tokens of a step: the prefill chunk
   bool prefix_cache = true;
+  // Drafts for requests that decode (speculative.h); without proposers there are none.
+  Speculation speculation = {};
 };
-
-using RequestId = int64_t;
 
 enum class FinishReason : uint8_t { none, stop, length, cancelled, error };
 EFFINFER_API std::string_view name(FinishReason reason);
@@ -36,6 +37,8 @@ struct StepOutput {
   std::vector<SampledToken> tokens;  // new tokens, in order; one that stopped it is the last
   FinishReason finish = FinishReason::none;
   std::string error;  // FinishReason::error: why this request (alone) ended
+  // Why drafts for this request were refused, the first time; it goes on without them.
+  std::string warning;
 };
 
 struct RequestMetrics {
@@ -45,6 +48,7 @@ struct RequestMetrics {
   int64_t preemptions = 0;
   double time_to_first_token_s = 0;
   double total_s = 0;
+  SpeculationMetrics speculation;
 };
 
 struct EngineStats {

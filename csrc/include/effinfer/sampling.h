@@ -37,7 +37,8 @@ struct SamplingParams {
   int32_t max_tokens = 128;
   std::vector<int32_t> stop_token_ids;
   bool ignore_eos = false;
-  int32_t logprobs = -1;  // -1: none; n >= 0: of the chosen token and the n most likely
+  int32_t logprobs = -1;    // -1: none; n >= 0: of the chosen token and the n most likely
+  bool speculation = true;  // whether the engine may draft for this request
 
   // Throws InvalidArgument naming the field; `vocab_size` checks ids when it is > 0.
   EFFINFER_API void validate(int64_t vocab_size = 0) const;
@@ -76,6 +77,9 @@ class EFFINFER_API Sampler {
                           const SamplingParams& params, uint64_t index);
   // How many of the highest logits sample() needs to see; 0: all of them.
   static int32_t sufficient_top(const SamplingParams& params, int64_t vocab_size);
+  // The highest logits of a row, as many as `values` has, highest first and the lower id first
+  // among equals; the first is NaN where the row holds one.
+  void highest(std::span<const float> logits, std::span<float> values, std::span<int32_t> tokens);
   // The distribution that sample() draws from: `probabilities` [vocab] sums to 1, and is 0 for what
   // the filters removed. Greedy gives a single 1.
   void distribution(std::span<const float> logits, const SamplingParams& params,

@@ -1,0 +1,215 @@
+// Speculative decoding: guesses of the next tokens, verified in one step beside the token that the
+// step computes anyway.
+//
+// A Proposer guesses, as a chain or a tree. A DraftController says which guesses are worth a row of
+// the step. A Verifier walks the tree along the rows' logits. With the default verifier a text is
+// plain decoding's, whatever the others do: see docs/speculation.md.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "effinfer/compiler.h"
+#include "effinfer/export.h"
+#include "effinfer/sampling.h"
+
+namespace effinfer {
+
+using RequestId = int64_t;
+
+// Tokens guessed to follow a request's text. A parent comes before its children.
+struct Draft {
+  static constexpr int32_t kMostNodes = 63;
+
+  std::vector<int32_t> tokens;
+  std::vector<int32_t> parents;  // an earlier node; -1: the request's last token
+  std::vector<float> scores;     // believed P(token | parent), in [0, 1]; kProbe: a probe
+  // The proposer of each node, an index into Speculation::proposers; the engine fills it in.
+  std::vector<uint8_t> sources;
+
+  // A node that is worth its row for what its logits tell: it takes a place like a certain one.
+  static constexpr float kProbe = 2.0f;
+
+  int32_t size() const { return static_cast<int32_t>(tokens.size()); }
+  void clear();
+  // Returns the node's number. There is no check: the engine refuses what is wrong as a whole.
+  int32_t add(int32_t token, int32_t parent, float score);
+  // The child of `parent` with that token, or -1.
+  int32_t child(int32_t parent, int32_t token) const;
+};
+
+// What a proposer sees of a request.
+struct DraftView {
+  RequestId request = 0;
+  std::span<const int32_t> tokens;  // prompt and output; drafts follow the last one
+  size_t prompt_size = 0;
+  const SamplingParams* params = nullptr;
+  int32_t max_nodes = 0;
+  int32_t max_depth = 0;  // of a child of the root: 1
+};
+
+// What a step gave a request.
+struct StepFacts {
+  RequestId request = 0;
+  std::span<const int32_t> tokens;  // prompt and output, this step's tokens included
+  size_t prompt_size = 0;
+  size_t num_emitted = 0;             // tokens at the end that are this step's
+  const Draft* proposed = nullptr;    // all guesses; empty: nobody was asked
+  const Draft* verified = nullptr;    // those with a row: row i + 1 is of node i, row 0 of the root
+  std::span<const int32_t> accepted;  // nodes of `verified` on the path taken, from the root on
+  // The highest logits of each row, where a proposer needs them: [1 + verified->size(), k].
+  TopLogits top;
+};
+
+class EFFINFER_API Proposer {
+ public:
+  virtual ~Proposer() = default;
+  virtual std::string_view name() const = 0;
+  // The highest logits of each row that observe() wants to see; 0: none.
+  virtual int32_t top_k() const { return 0; }
+  // Fills the empty drafts, one a view. One that throws, and a draft with unknown ids, a parent
+  // that is not earlier, too many nodes or a score out of range leave their requests undrafted.
+  virtual void propose(std::span<const DraftView> views, std::span<Draft> drafts) = 0;
+  // Called after each step with every request that got a token.
+  virtual void observe(std::span<const StepFacts>) {}
+  // The request has ended, or lost its state.
+  virtual void forget(RequestId) {}
+};
+
+// The rows of a request in a step, to a verifier: row 0 is of the request's last token, row i + 1
+// of the draft's node i.
+class EFFINFER_API TokenRows {
+ public:
+  virtual ~TokenRows() = default;
+  virtual RequestId request() const = 0;
+  // What plain decoding would draw from the row's logits after what was emitted so far: the same
+  // seed, the same index.
+  virtual SampledToken sample(int32_t row) = 0;
+  // The distribution that sample() draws from: [vocab]. Needs Verifier::needs_distributions().
+  virtual void distribution(int32_t row, std::span<float> probabilities) = 0;
+  // Uniform in [0, 1), of the token that is emitted next; draw 0 is what sample() uses.
+  virtual double uniform(uint32_t draw) const = 0;
+  // The token that follows the row. The first row emitted from is 0, each later one is a node whose
+  // token was emitted last. False: the request has ended.
+  virtual bool emit(int32_t row, SampledToken token) = 0;
+};
+
+// What a verifier promises of the text.
+enum class Guarantee : uint8_t {
+  same_text,          // plain decoding's tokens, for the same seed
+  same_distribution,  // tokens of plain decoding's distribution
+  lossy
+};
+EFFINFER_API std::string_view name(Guarantee guarantee);
+
+class EFFINFER_API Verifier {
+ public:
+  virtual ~Verifier() = default;
+  virtual std::string_view name() const = 0;
+  virtual Guarantee guarantee() const = 0;
+  virtual bool needs_distributions() const { return false; }
+  // Emits at least one token.
+  virtual void verify(const Draft& draft, TokenRows& rows) = 0;
+  virtual void forget(RequestId) {}
+};
+
+// At each row the token that plain decoding would draw; the walk follows the child that has it.
+EFFINFER_API std::shared_ptr<Verifier> match_verifier();
+
+// Emits given texts, whatever the logits say, and does otherwise what match_verifier() does. It
+// measures what drafts would gain on a text that the model at hand would not write.
+class EFFINFER_API ReplayVerifier : public Verifier {
+ public:
+  ReplayVerifier();
+  ~ReplayVerifier() override;
+  // The output of a request; behind its end tokens are sampled.
+  void set(RequestId request, std::vector<int32_t> text);
+  std::string_view name() const override { return "replay"; }
+  Guarantee guarantee() const override { return Guarantee::lossy; }
+  void verify(const Draft& draft, TokenRows& rows) override;
+  void forget(RequestId request) override;
+
+ private:
+  struct Texts;
+  std::unique_ptr<Texts> texts_;
+};
+
+// The step that drafts would join.
+struct StepBudget {
+  int32_t plain_rows = 0;  // rows that run anyway
+  int32_t draft_rows = 0;  // rows that drafts may take
+  int64_t kv_tokens = 0;   // over all sequences of the step
+};
+
+struct StepCost {
+  int32_t rows = 0;
+  int32_t draft_rows = 0;  // of the rows
+  int64_t kv_tokens = 0;
+  double seconds = 0;          // of the step's run and the choice of its tokens
+  double propose_seconds = 0;  // of what came before it
+  bool decoding = false;       // whether all rows are of decoding
+};
+
+class EFFINFER_API DraftController {
+ public:
+  virtual ~DraftController() = default;
+  virtual std::string_view name() const = 0;
+  // Nodes to ask for; 0: nobody is asked.
+  virtual int32_t budget(const DraftView& view) = 0;
+  // Sets bit i of a draft's word where its node i shall have a row. Nodes without their parents,
+  // and more than budget.draft_rows, get none.
+  virtual void choose(std::span<const DraftView> views, std::span<const Draft> drafts,
+                      const StepBudget& budget, std::span<uint64_t> keep) = 0;
+  virtual void observe(const StepCost& cost, std::span<const StepFacts> facts) = 0;
+  virtual void forget(RequestId) {}
+};
+
+// Nodes of all requests compete by path probability, calibrated by what was accepted, against the
+// measured time of a step with that many rows, down to none. `most_nodes` bounds a draft.
+EFFINFER_API std::shared_ptr<DraftController> cost_controller(int32_t most_nodes = 24);
+// The first `count` nodes of every draft, whatever they cost.
+EFFINFER_API std::shared_ptr<DraftController> fixed_controller(int32_t count);
+
+// Continues the text as it went on where its last tokens occurred before: in the request's own
+// text, in the texts of requests before it when `shared_tokens` > 0 (that many are kept), and in a
+// corpus (Oliaro et al. 2024, SuffixDecoding, arXiv:2411.04975).
+struct SuffixOptions {
+  int64_t shared_tokens = 0;
+  std::vector<int32_t> corpus;  // documents are separated by -1
+};
+EFFINFER_API std::shared_ptr<Proposer> suffix_proposer(const SuffixOptions& options = {});
+
+// A chain of what followed the last occurrence of the text's last tokens, `longest` down to
+// `shortest` of them (Saxena 2023, prompt lookup decoding).
+EFFINFER_API std::shared_ptr<Proposer> prompt_lookup_proposer(int32_t longest = 3,
+                                                              int32_t shortest = 2,
+                                                              int32_t length = 8);
+
+// Remembers which tokens followed each token most likely, as its last row's logits said, and grows
+// a tree of them (Luo et al. 2024, Token Recycling, arXiv:2408.08696). Takes 8 bytes times `width`
+// a token of the vocabulary.
+EFFINFER_API std::shared_ptr<Proposer> recycling_proposer(int64_t vocab_size, int32_t width = 8);
+
+// How an engine speculates. Its parts keep state of the engine's requests: an engine has its own.
+struct Speculation {
+  std::vector<std::shared_ptr<Proposer>> proposers;  // their drafts are merged
+  std::shared_ptr<Verifier> verifier;                // null: match_verifier()
+  std::shared_ptr<DraftController> controller;       // null: cost_controller()
+};
+
+// What speculation did for a request.
+struct SpeculationMetrics {
+  static constexpr size_t kDepths = 16;  // deeper nodes count as the last
+  int64_t steps = 0;                     // that verified a draft
+  int64_t drafted = 0;                   // nodes with a row
+  int64_t accepted = 0;                  // of these
+  int64_t refused_drafts = 0;            // of proposers: they were wrong
+  std::vector<int64_t> drafted_at;       // by depth - 1, [kDepths] or none
+  std::vector<int64_t> accepted_at;
+};
+
+}  // namespace effinfer

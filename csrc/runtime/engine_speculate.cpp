@@ -1,0 +1,166 @@
+// Drafts in a step of the engine: they take room that is left, and everybody learns what they gave.
+#include <algorithm>
+#include <string>
+#include <utility>
+
+#include "runtime/engine_core.h"
+
+namespace effinfer::runtime {
+namespace {
+
+// Rows of drafts in a step, over all requests.
+constexpr int64_t kMostDraftRows = 96;
+
+int64_t pages_for(int64_t tokens) {
+  return (tokens + KvCache::kPageSize - 1) / KvCache::kPageSize;
+}
+
+}  // namespace
+
+int64_t EngineCore::most_rows() const {
+  const int64_t drafts = speculator_.drafts() ? kMostDraftRows : 0;
+  return std::min(runner_->limits().max_rows, options_.max_sequences + drafts);
+}
+
+// A request drafts when this step's only row of it is to give a generated token.
+bool EngineCore::may_draft(const Request& request) const {
+  return request.params.speculation && request.step_tokens == 1 && request.samples() &&
+         request.fed >= request.prompt_size;
+}
+
+// Asks for drafts and appends what gets a row. Drafts take free pages only, and the rows that the
+// step has left.
+void EngineCore::append_drafts() {
+  speculator_.clear();
+  facts_.clear();
+  if (!speculator_.drafts()) return;
+  int64_t tokens = 0;
+  StepBudget budget;
+  for (const auto& request : running_) {
+    if (request->step_tokens == 0) continue;
+    tokens += request->step_tokens;
+    budget.plain_rows += static_cast<int32_t>(request->step_tokens);
+    budget.kv_tokens += cache_->length(request->sequence);
+    if (!may_draft(*request)) continue;
+    const auto size = static_cast<int64_t>(request->tokens.size());
+    const int64_t room = options_.max_seq_len - size;
+    const int64_t wanted = request->params.max_tokens - request->metrics.output_tokens;
+    const auto depth = static_cast<int32_t>(std::min(room, wanted) - 1);
+    if (depth < 1) continue;
+    speculator_.add({request->id, request->tokens, request->prompt_size, &request->params,
+                     static_cast<int32_t>(std::min<int64_t>(room, Draft::kMostNodes)), depth});
+  }
+  const auto sequences = static_cast<int64_t>(running_.size());
+  budget.draft_rows = static_cast<int32_t>(
+      std::min({kMostDraftRows, runner_->limits().max_tokens - tokens, most_rows() - sequences}));
+  if (speculator_.entries().empty() || budget.draft_rows < 1) return;
+  speculator_.propose(budget);
+  for (const auto& request : running_) {
+    Speculator::Entry* entry = speculator_.find(request->id);
+    if (entry != nullptr) append_draft(*request, *entry);
+  }
+}
+
+void EngineCore::append_draft(Request& request, Speculator::Entry& entry) {
+  if (!entry.trouble.empty()) {
+    SpeculationMetrics& metrics = request.metrics.speculation;
+    if (metrics.refused_drafts++ == 0) request.warning = std::move(entry.trouble);
+    request.changed = true;
+  }
+  if (entry.keep == 0) return;
+  const int64_t length = cache_->length(request.sequence);
+  plant(entry.proposed, entry.keep, {length - 1, KvCache::kPageSize}, entry.tree);
+  const int64_t free = (pages_for(length) + cache_->free_pages()) * KvCache::kPageSize - length;
+  entry.tree.cut(static_cast<size_t>(std::max<int64_t>(free, 0)));
+  if (entry.tree.draft.tokens.empty()) return;
+  cache_->append(request.sequence, entry.tree.draft.tokens);
+  request.drafts = &entry.tree;
+}
+
+// Takes the drafts out of the step again; whether there were any.
+bool EngineCore::drop_drafts() {
+  bool any = false;
+  for (const auto& request : running_) {
+    if (request->drafts == nullptr) continue;
+    cache_->rollback(request->sequence, request->drafts->draft.size());
+    request->drafts = nullptr;
+    any = true;
+  }
+  return any;
+}
+
+void EngineCore::count_drafts(Request& request, std::span<const int32_t> accepted) {
+  if (request.drafts == nullptr) return;
+  SpeculationMetrics& metrics = request.metrics.speculation;
+  const std::vector<int32_t>& depths = request.drafts->depths;
+  if (metrics.drafted_at.empty()) {
+    metrics.drafted_at.resize(SpeculationMetrics::kDepths);
+    metrics.accepted_at.resize(SpeculationMetrics::kDepths);
+  }
+  const auto bucket = [&](size_t row) {
+    return std::min(static_cast<size_t>(depths[row]), SpeculationMetrics::kDepths) - 1;
+  };
+  ++metrics.steps;
+  metrics.drafted += request.drafts->draft.size();
+  metrics.accepted += static_cast<int64_t>(accepted.size());
+  for (size_t row = 1; row < depths.size(); ++row) ++metrics.drafted_at[bucket(row)];
+  for (const int32_t node : accepted) {
+    ++metrics.accepted_at[bucket(static_cast<size_t>(node) + 1)];
+  }
+}
+
+// What proposers and the controller are told of a request when the step has ended.
+void EngineCore::add_facts(const Request& request, size_t num_emitted,
+                           std::span<const int32_t> accepted, size_t row) {
+  if (!speculator_.drafts() || !request.params.speculation || num_emitted == 0) return;
+  StepFacts facts;
+  facts.request = request.id;
+  facts.tokens = request.tokens;
+  facts.prompt_size = request.prompt_size;
+  facts.num_emitted = num_emitted;
+  facts.accepted = accepted;
+  const Speculator::Entry* entry = speculator_.find(request.id);
+  if (entry != nullptr) facts.proposed = &entry->proposed;
+  if (request.drafts != nullptr) facts.verified = &request.drafts->draft;
+  const size_t rows = request.drafts == nullptr ? 1 : request.drafts->words.size();
+  facts.top = top_of(row, rows);
+  facts_.push_back(facts);
+}
+
+// The highest logits of these rows, where somebody wants to see them.
+TopLogits EngineCore::top_of(size_t row, size_t rows) {
+  const auto k = static_cast<size_t>(top_k_ > 0 ? top_k_ : speculator_.top_k());
+  if (speculator_.top_k() == 0) return {};
+  if (top_k_ == 0) {
+    const auto vocab = static_cast<size_t>(vocab_size());
+    for (size_t r = row; r < row + rows; ++r) {
+      sampler_.highest({logits_.get() + r * vocab, vocab}, std::span(top_values_).subspan(r * k, k),
+                       std::span(top_tokens_).subspan(r * k, k));
+    }
+  }
+  return {static_cast<int32_t>(k), std::span(top_values_).subspan(row * k, rows * k),
+          std::span(top_tokens_).subspan(row * k, rows * k)};
+}
+
+void EngineCore::tell_speculator(Phase phase, double propose_seconds, double seconds) {
+  if (!speculator_.drafts()) return;
+  StepCost cost;
+  cost.rows = static_cast<int32_t>(batch_.num_tokens());
+  cost.draft_rows = 0;
+  for (const Speculator::Entry& entry : speculator_.entries()) {
+    cost.draft_rows += entry.tree.draft.size();
+  }
+  cost.kv_tokens = batch_.kv_tokens();
+  cost.seconds = seconds;
+  cost.propose_seconds = propose_seconds;
+  cost.decoding = phase == Phase::decode && cost.rows > 0;
+  if (!facts_.empty()) speculator_.observe(cost, facts_);
+}
+
+// After the step's facts, which may be of requests that ended.
+void EngineCore::forget_ended() {
+  for (const RequestId id : ended_) speculator_.forget(id);
+  ended_.clear();
+}
+
+}  // namespace effinfer::runtime

@@ -1,0 +1,181 @@
+// The end of a step: from the rows' logits to the requests' tokens, by way of the verifier.
+#include <algorithm>
+#include <exception>
+#include <string>
+#include <utility>
+
+#include "core/philox.h"
+#include "effinfer/error.h"
+#include "runtime/engine_core.h"
+
+namespace effinfer::runtime {
+
+// A request's rows, and what the verifier made of them.
+class EngineCore::Rows final : public TokenRows {
+ public:
+  // `first_row` is that of the request's last token.
+  Rows(EngineCore& core, Request& request, size_t first_row, StepOutput& output)
+      : core_(core), request_(request), first_row_(first_row), output_(output) {}
+
+  RequestId request() const override { return request_.id; }
+
+  SampledToken sample(int32_t row) override { return core_.sample_row(request_, place(row)); }
+
+  void distribution(int32_t row, std::span<float> probabilities) override {
+    if (core_.top_k_ > 0) {
+      throw InvalidArgument(
+          "[speculation] distribution: expected needs_distributions() of the "
+          "verifier to be true");
+    }
+    const auto vocab = static_cast<size_t>(core_.vocab_size());
+    core_.sampler_.distribution({core_.logits_.get() + place(row) * vocab, vocab}, request_.params,
+                                request_.prompt(), request_.output(), probabilities);
+  }
+
+  double uniform(uint32_t draw) const override {
+    return philox_uniform(request_.params.seed, request_.output().size(), 0, draw);
+  }
+
+  bool emit(int32_t row, SampledToken token) override {
+    if (reason_ != FinishReason::none) {
+      throw InvalidArgument("[speculation] emit: the request has ended");
+    }
+    follow(row);
+    if (request_.output().empty()) request_.metrics.time_to_first_token_s = request_.seconds();
+    request_.tokens.push_back(token.token);
+    ++request_.metrics.output_tokens;
+    reason_ = core_.finish_reason(request_, token.token);
+    output_.tokens.push_back(std::move(token));
+    return reason_ == FinishReason::none;
+  }
+
+  FinishReason reason() const { return reason_; }
+
+ private:
+  size_t num_rows() const { return request_.drafts == nullptr ? 1 : request_.drafts->words.size(); }
+
+  size_t place(int32_t row) const {
+    if (row >= 0 && static_cast<size_t>(row) < num_rows()) {
+      return first_row_ + static_cast<size_t>(row);
+    }
+    throw InvalidArgument("[speculation] row: expected 0.." + std::to_string(num_rows() - 1) +
+                          ", got " + std::to_string(row));
+  }
+
+  // A row is the root's first, then that of a node with the token that was emitted last.
+  void follow(int32_t row) {
+    place(row);
+    if (output_.tokens.empty() && row == 0) return;
+    const auto node = static_cast<size_t>(row) - 1;
+    const int32_t last = path_.empty() ? -1 : path_.back();
+    if (output_.tokens.empty() || row == 0 || request_.drafts->draft.parents[node] != last ||
+        request_.drafts->draft.tokens[node] != request_.tokens.back()) {
+      throw InvalidArgument("[speculation] emit: expected row 0 first, then the row of a child " +
+                            std::string("whose token was emitted last, got row ") +
+                            std::to_string(row));
+    }
+    path_.push_back(static_cast<int32_t>(node));
+  }
+
+  EngineCore& core_;
+  Request& request_;
+  size_t first_row_;
+  StepOutput& output_;
+  FinishReason reason_ = FinishReason::none;
+  std::vector<int32_t>& path_ = core_.next_path();
+};
+
+// The nodes that the request at hand accepts, in memory that lasts until the step's facts are told.
+std::vector<int32_t>& EngineCore::next_path() {
+  std::vector<int32_t>& path = paths_[facts_.size()];
+  path.clear();
+  return path;
+}
+
+// Ends a step: its tokens are in the cache, and whose last token was fed gets the next ones.
+void EngineCore::advance(std::span<Request* const> requests, std::vector<StepOutput>& outputs) {
+  size_t row = 0;
+  for (Request* request : requests) {
+    if (!request->samples()) {
+      commit(*request, {});
+      continue;
+    }
+    const size_t rows = request->drafts == nullptr ? 1 : request->drafts->words.size();
+    outputs.push_back(verify(*request, row));
+    row += rows;
+  }
+}
+
+// The step's tokens, and of its drafts those with these numbers, are in the cache.
+void EngineCore::commit(Request& request, std::span<const int32_t> accepted) {
+  const bool in_prompt = request.fed < request.prompt_size;
+  if (request.drafts == nullptr) {
+    cache_->commit(request.sequence, request.step_tokens);
+  } else {
+    kept_.clear();
+    for (int32_t i = 0; i < request.step_tokens; ++i) kept_.push_back(i);
+    for (const int32_t node : accepted) {
+      kept_.push_back(static_cast<int32_t>(request.step_tokens) + node);
+    }
+    cache_->keep(request.sequence, kept_);
+  }
+  request.fed += static_cast<size_t>(request.step_tokens) + accepted.size();
+  request.step_tokens = 0;
+  if (options_.prefix_cache && in_prompt && request.fed >= request.prompt_size) {
+    cache_->publish(request.sequence);
+  }
+}
+
+StepOutput EngineCore::verify(Request& request, size_t row) {
+  static const Draft kNoDraft;
+  StepOutput output = {request.id, {}, FinishReason::none, {}, std::move(request.warning)};
+  request.warning.clear();
+  request.changed = true;
+  const Draft& draft = request.drafts == nullptr ? kNoDraft : request.drafts->draft;
+  Rows rows(*this, request, row, output);
+  const std::vector<int32_t>& path = paths_[facts_.size()];
+  std::string error;
+  try {
+    speculator_.verifier().verify(draft, rows);
+    if (output.tokens.empty()) error = "[speculation] verifier: expected at least one token";
+  } catch (const std::exception& failure) {
+    error = failure.what();
+    if (error.empty()) error = "[engine] the step failed";
+  }
+  count_drafts(request, path);
+  commit(request, path);
+  add_facts(request, output.tokens.size(), path, row);
+  request.drafts = nullptr;
+  FinishReason reason = rows.reason();
+  if (!error.empty()) reason = FinishReason::error;
+  if (reason == FinishReason::none) return output;
+  StepOutput last = end(request, reason, std::move(error));
+  last.tokens = std::move(output.tokens);
+  last.warning = std::move(output.warning);
+  return last;
+}
+
+SampledToken EngineCore::sample_row(const Request& request, size_t row) {
+  const uint64_t index = request.output().size();
+  if (top_k_ > 0) {
+    const auto k = static_cast<size_t>(top_k_);
+    return sampler_.sample_top(std::span(top_values_).subspan(row * k, k),
+                               std::span(top_tokens_).subspan(row * k, k), request.params, index);
+  }
+  const auto vocab = static_cast<size_t>(vocab_size());
+  return sampler_.sample({logits_.get() + row * vocab, vocab}, request.params, request.prompt(),
+                         request.output(), index);
+}
+
+FinishReason EngineCore::finish_reason(const Request& request, int32_t token) const {
+  const auto contains = [token](const std::vector<int32_t>& ids) {
+    return std::find(ids.begin(), ids.end(), token) != ids.end();
+  };
+  const bool eos = !request.params.ignore_eos && contains(options_.eos_token_ids);
+  if (eos || contains(request.params.stop_token_ids)) return FinishReason::stop;
+  const bool full = static_cast<int64_t>(request.tokens.size()) >= options_.max_seq_len;
+  const bool enough = request.metrics.output_tokens >= request.params.max_tokens;
+  return full || enough ? FinishReason::length : FinishReason::none;
+}
+
+}  // namespace effinfer::runtime

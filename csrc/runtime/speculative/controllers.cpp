@@ -1,0 +1,194 @@
+// Which drafts get a row.
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+#include "effinfer/error.h"
+#include "effinfer/speculative.h"
+#include "runtime/speculative/calibration.h"
+#include "runtime/speculative/step_times.h"
+
+namespace effinfer {
+namespace {
+
+void check_nodes(const char* what, int32_t count) {
+  if (count >= 1 && count <= Draft::kMostNodes) return;
+  throw InvalidArgument(std::string("[speculation] ") + what + ": expected 1.." +
+                        std::to_string(Draft::kMostNodes) + ", got " + std::to_string(count));
+}
+
+class FixedController final : public DraftController {
+ public:
+  explicit FixedController(int32_t count) : count_(count) { check_nodes("count", count); }
+  std::string_view name() const override { return "fixed"; }
+  int32_t budget(const DraftView&) override { return count_; }
+  void choose(std::span<const DraftView>, std::span<const Draft> drafts, const StepBudget& budget,
+              std::span<uint64_t> keep) override {
+    int32_t left = budget.draft_rows;
+    for (size_t i = 0; i < drafts.size(); ++i) {
+      const int32_t count = std::min({count_, drafts[i].size(), left});
+      keep[i] = (uint64_t{1} << count) - 1;
+      left -= count;
+    }
+  }
+  void observe(const StepCost&, std::span<const StepFacts>) override {}
+
+ private:
+  int32_t count_;
+};
+
+// Of all nodes the likeliest first: adding them in that order, the number with the most expected
+// tokens a second. The trees of DySpec (arXiv:2410.11744) and EAGLE-2 (arXiv:2406.16858) and the
+// goodput of SmartSpec (arXiv:2406.14066) are this rule; no draft is its least case.
+class CostController final : public DraftController {
+ public:
+  explicit CostController(int32_t most_nodes) : most_nodes_(most_nodes) {
+    check_nodes("most_nodes", most_nodes);
+    order_.reserve(size_t{64} * Draft::kMostNodes);
+  }
+
+  std::string_view name() const override { return "cost"; }
+
+  int32_t budget(const DraftView& view) override {
+    Pause& pause = pauses_[view.request];
+    if (pause.unused < kPatience) return most_nodes_;
+    return ++pause.unused % kRare == 0 ? most_nodes_ : 0;
+  }
+
+  void choose(std::span<const DraftView> views, std::span<const Draft> drafts,
+              const StepBudget& budget, std::span<uint64_t> keep) override {
+    order_.clear();
+    for (size_t i = 0; i < drafts.size(); ++i) rank(views[i], drafts[i], static_cast<int32_t>(i));
+    std::sort(order_.begin(), order_.end());
+    const size_t count = plain_is_due(budget) ? 0 : best_count(budget, drafts.size());
+    for (size_t n = 0; n < count; ++n) {
+      keep[static_cast<size_t>(order_[n].draft)] |= uint64_t{1} << order_[n].node;
+    }
+    for (size_t i = 0; i < drafts.size(); ++i) {
+      int32_t& unused = pauses_[views[i].request].unused;
+      unused = keep[i] != 0 ? 0 : unused + 1;
+    }
+  }
+
+  void observe(const StepCost& cost, std::span<const StepFacts> facts) override {
+    for (const StepFacts& fact : facts) calibration_.observe(fact);
+    if (!cost.decoding) return;
+    elapsed_ += cost.seconds + cost.propose_seconds;
+    if (explores_ && cost.draft_rows > 0) {
+      size_t tokens = 0;
+      for (const StepFacts& fact : facts) tokens += fact.num_emitted;
+      const double plain = times_.of(cost.rows - cost.draft_rows, cost.kv_tokens);
+      const double worth = plain * static_cast<double>(tokens) /
+                           static_cast<double>(std::max<size_t>(facts.size(), 1));
+      lost_ += std::max(0.0, cost.seconds - worth);
+    }
+    explores_ = false;
+    since_plain_ = cost.draft_rows == 0 ? 0 : since_plain_ + 1;
+    times_.add(cost.rows, cost.kv_tokens, cost.seconds);
+  }
+
+  void forget(RequestId request) override {
+    calibration_.forget(request);
+    pauses_.erase(request);
+  }
+
+ private:
+  // Steps without a row for a request's drafts, after which they are asked for every kRare-th step.
+  static constexpr int32_t kPatience = 24;
+  static constexpr int32_t kRare = 4;
+  static constexpr int32_t kFresh = 128;      // steps that a plain step's time is believed
+  static constexpr double kMostLoss = 0.01;   // of the time, to learn what rows cost
+  static constexpr int32_t kMeasured = 3;     // steps that make a measurement
+  static constexpr double kLeastGain = 1.01;  // less is noise
+
+  struct Node {
+    float path;  // probability that it is accepted
+    int32_t draft;
+    int32_t node;
+    // Parents first, since a path never gets likelier.
+    bool operator<(const Node& other) const {
+      if (path != other.path) return path > other.path;
+      return draft != other.draft ? draft < other.draft : node < other.node;
+    }
+  };
+  struct Pause {
+    int32_t unused = 0;
+  };
+
+  void rank(const DraftView& view, const Draft& draft, int32_t index) {
+    std::array<float, Draft::kMostNodes> paths;
+    std::array<int32_t, Draft::kMostNodes> depths;
+    for (int32_t i = 0; i < draft.size(); ++i) {
+      const auto node = static_cast<size_t>(i);
+      const int32_t parent = draft.parents[node];
+      const auto above = static_cast<size_t>(parent);
+      depths[node] = parent < 0 ? 1 : depths[above] + 1;
+      const float before = parent < 0 ? 1.0f : paths[above];
+      paths[node] = before * calibration_.probability(view.request, draft.sources[node],
+                                                      draft.scores[node], depths[node]);
+      order_.push_back({paths[node], index, i});
+    }
+  }
+
+  bool plain_is_due(const StepBudget& budget) const {
+    return times_.count(budget.plain_rows, budget.kv_tokens) == 0 || since_plain_ >= kFresh;
+  }
+
+  // How many of the ranked nodes; `requests` tokens come without any.
+  size_t best_count(const StepBudget& budget, size_t requests) {
+    const auto most = std::min(order_.size(), static_cast<size_t>(budget.draft_rows));
+    const double plain = times_.of(budget.plain_rows, budget.kv_tokens);
+    const double plain_rate = static_cast<double>(requests) / plain;
+    const bool may_explore = lost_ <= kMostLoss * elapsed_;
+    double expected = static_cast<double>(requests);
+    double best_rate = plain_rate * kLeastGain;
+    double hoped_rate = best_rate;
+    size_t best = 0;
+    size_t hoped = 0;
+    for (size_t n = 1; n <= most; ++n) {
+      expected += static_cast<double>(order_[n - 1].path);
+      const auto rows = budget.plain_rows + static_cast<int32_t>(n);
+      const double rate = expected / times_.of(rows, budget.kv_tokens);
+      if (rate > best_rate) {
+        best_rate = rate;
+        best = n;
+      }
+      // What if these rows cost next to nothing? Nobody knows before a step has had them.
+      if (!may_explore || times_.most_counted(rows) >= kMeasured) continue;
+      const double free_rate = expected / (plain * (1.0 + kHope * static_cast<double>(n)));
+      if (free_rate > hoped_rate) {
+        hoped_rate = free_rate;
+        hoped = n;
+      }
+    }
+    if (hoped_rate <= best_rate || hoped == best) return best;
+    explores_ = true;
+    return hoped;
+  }
+  static constexpr double kHope = 0.03;  // of a plain step, a row
+
+  int32_t most_nodes_;
+  runtime::StepTimes times_;
+  runtime::Calibration calibration_;
+  std::unordered_map<RequestId, Pause> pauses_;
+  std::vector<Node> order_;
+  double elapsed_ = 0;
+  double lost_ = 0;
+  bool explores_ = false;
+  int32_t since_plain_ = 0;
+};
+
+}  // namespace
+
+std::shared_ptr<DraftController> cost_controller(int32_t most_nodes) {
+  return std::make_shared<CostController>(most_nodes);
+}
+
+std::shared_ptr<DraftController> fixed_controller(int32_t count) {
+  return std::make_shared<FixedController>(count);
+}
+
+}  // namespace effinfer

@@ -1,0 +1,47 @@
+// What happens to drafts between proposers and a step: they are checked, merged and planted.
+#pragma once
+
+#include <array>
+#include <bit>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "effinfer/speculative.h"
+
+namespace effinfer::runtime {
+
+// Memory for all nodes that a draft may have.
+void reserve(Draft& draft);
+
+// What is wrong with a proposer's draft; empty: nothing.
+std::string trouble_of(const Draft& draft, int32_t max_nodes, int64_t vocab_size);
+
+// Adds the nodes of a checked draft that `to` does not have, as far as there is room.
+void merge(const Draft& from, uint8_t source, int32_t max_depth, Draft& to);
+
+// A draft in a step: a row for the request's last token, then one for each node, in preorder with
+// the likeliest child first, so that the likeliest path lies in the cache as plain decoding's
+// tokens would.
+struct DraftTree {
+  Draft draft;
+  std::vector<uint64_t> words;  // [1 + nodes] Batch::ancestors
+  std::vector<int32_t> depths;  // [1 + nodes] of the rows
+
+  void reserve();
+  void clear();            // leaves the root
+  void cut(size_t nodes);  // leaves that many at most
+  // Whether each node is the child of the one before it.
+  bool is_chain() const;
+};
+
+struct TreePlace {
+  int64_t root = 0;       // place of the request's last token in its sequence
+  int64_t page_size = 0;  // of the cache
+};
+
+// The kept nodes of a draft. Those whose row would not lie on the page of plain decoding's row of
+// that depth are left out with what descends from them: attention sums by the places in a page.
+void plant(const Draft& draft, uint64_t keep, const TreePlace& place, DraftTree& tree);
+
+}  // namespace effinfer::runtime

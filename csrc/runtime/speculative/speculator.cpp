@@ -1,0 +1,161 @@
+#include "runtime/speculative/speculator.h"
+
+#include <algorithm>
+#include <exception>
+
+#include "effinfer/error.h"
+
+namespace effinfer::runtime {
+namespace {
+
+// What went wrong in a call; empty: nothing did.
+template <class Call>
+std::string failure_of(const Call& call) {
+  try {
+    call();
+  } catch (const std::exception& error) {
+    const std::string what = error.what();
+    return what.empty() ? "it failed" : what;
+  }
+  return {};
+}
+
+}  // namespace
+
+Speculator::Speculator(const Speculation& parts, int64_t vocab_size, size_t max_requests)
+    : parts_(parts), vocab_size_(vocab_size) {
+  if (parts_.verifier == nullptr) parts_.verifier = match_verifier();
+  if (parts_.controller == nullptr) parts_.controller = cost_controller();
+  if (parts_.proposers.size() > 8) {
+    throw InvalidArgument("[speculation] proposers: expected at most 8, got " +
+                          std::to_string(parts_.proposers.size()));
+  }
+  for (const auto& proposer : parts_.proposers) {
+    if (proposer == nullptr) throw InvalidArgument("[speculation] proposers: expected no null");
+    top_k_ = std::max(top_k_, proposer->top_k());
+  }
+  if (!drafts()) return;
+  broken_.resize(parts_.proposers.size() + 1);
+  entries_.resize(max_requests);
+  drafts_.resize(max_requests);
+  for (Entry& entry : entries_) {
+    reserve(entry.proposed);
+    entry.tree.reserve();
+  }
+  for (Draft& draft : drafts_) reserve(draft);
+  asked_.reserve(max_requests);
+  views_.reserve(max_requests);
+  keep_.reserve(max_requests);
+}
+
+void Speculator::add(const DraftView& view) {
+  Entry& entry = entries_.at(count_++);
+  entry.view = view;
+  entry.keep = 0;
+  entry.proposed.clear();
+  entry.tree.clear();
+  entry.trouble.clear();
+}
+
+Speculator::Entry* Speculator::find(RequestId request) {
+  for (Entry& entry : entries()) {
+    if (entry.view.request == request) return &entry;
+  }
+  return nullptr;
+}
+
+void Speculator::propose(const StepBudget& budget) {
+  asked_.clear();
+  views_.clear();
+  if (broken_.back().empty()) broken_.back() = failure_of([&] { ask_controller(); });
+  if (asked_.empty()) return;
+  for (size_t source = 0; source < parts_.proposers.size(); ++source) {
+    ask(static_cast<uint8_t>(source));
+  }
+  choose(budget);
+}
+
+void Speculator::ask_controller() {
+  for (size_t i = 0; i < count_; ++i) {
+    DraftView view = entries_[i].view;
+    const int32_t wanted = parts_.controller->budget(view);
+    view.max_nodes = std::min({view.max_nodes, wanted, Draft::kMostNodes});
+    if (view.max_nodes < 1) continue;
+    asked_.push_back(i);
+    views_.push_back(view);
+  }
+}
+
+void Speculator::ask(uint8_t source) {
+  if (!broken_[source].empty()) return;
+  Proposer& proposer = *parts_.proposers[source];
+  const std::span<Draft> drafts = std::span(drafts_).first(asked_.size());
+  for (Draft& draft : drafts) draft.clear();
+  const std::string failure = failure_of([&] { proposer.propose(views_, drafts); });
+  for (size_t i = 0; i < asked_.size(); ++i) {
+    Entry& entry = entries_[asked_[i]];
+    const DraftView& view = views_[i];
+    const std::string trouble =
+        failure.empty() ? trouble_of(drafts[i], view.max_nodes, vocab_size_) : failure;
+    if (trouble.empty()) {
+      merge(drafts[i], source, view.max_depth, entry.proposed);
+    } else {
+      entry.trouble = "[speculation] " + std::string(proposer.name()) + ": " + trouble;
+    }
+  }
+}
+
+void Speculator::choose(const StepBudget& budget) {
+  const std::span<Draft> drafts = std::span(drafts_).first(asked_.size());
+  for (size_t i = 0; i < asked_.size(); ++i) {
+    Entry& entry = entries_[asked_[i]];
+    // A request with a refused draft decodes plainly in this step.
+    if (!entry.trouble.empty()) entry.proposed.clear();
+    std::swap(drafts[i], entry.proposed);
+  }
+  keep_.assign(asked_.size(), 0);
+  broken_.back() = failure_of([&] { parts_.controller->choose(views_, drafts, budget, keep_); });
+  if (!broken_.back().empty()) {
+    keep_.assign(asked_.size(), 0);
+    for (const size_t i : asked_) {
+      entries_[i].trouble = "[speculation] " + std::string(parts_.controller->name()) +
+                            " controller: " + broken_.back();
+    }
+  }
+  int32_t left = budget.draft_rows;
+  for (size_t i = 0; i < asked_.size(); ++i) {
+    Entry& entry = entries_[asked_[i]];
+    std::swap(drafts[i], entry.proposed);
+    for (int32_t node = 0; node < entry.proposed.size() && left > 0; ++node) {
+      const int32_t parent = entry.proposed.parents[static_cast<size_t>(node)];
+      const bool rooted = parent < 0 || (entry.keep >> parent & 1) != 0;
+      if (!rooted || (keep_[i] >> node & 1) == 0) continue;
+      entry.keep |= uint64_t{1} << node;
+      --left;
+    }
+  }
+}
+
+void Speculator::observe(const StepCost& cost, std::span<const StepFacts> facts) {
+  if (!drafts()) return;
+  for (size_t i = 0; i < parts_.proposers.size(); ++i) {
+    if (!broken_[i].empty()) continue;
+    broken_[i] = failure_of([&] { parts_.proposers[i]->observe(facts); });
+  }
+  if (!broken_.back().empty()) return;
+  broken_.back() = failure_of([&] { parts_.controller->observe(cost, facts); });
+}
+
+void Speculator::forget(RequestId request) {
+  for (size_t i = 0; i < parts_.proposers.size(); ++i) {
+    const std::string failure = failure_of([&] { parts_.proposers[i]->forget(request); });
+    if (!failure.empty()) broken_[i] = failure;
+  }
+  const std::string failure = failure_of([&] {
+    parts_.verifier->forget(request);
+    parts_.controller->forget(request);
+  });
+  if (!failure.empty() && drafts()) broken_.back() = failure;
+}
+
+}  // namespace effinfer::runtime

@@ -1,0 +1,64 @@
+// The drafting half of a step: who is asked, what is wrong with an answer, what gets a row.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "effinfer/speculative.h"
+#include "runtime/speculative/draft.h"
+
+namespace effinfer::runtime {
+
+class Speculator {
+ public:
+  // What a step drafts for one request.
+  struct Entry {
+    DraftView view;
+    uint64_t keep = 0;    // nodes of `proposed`
+    Draft proposed;       // of all proposers
+    DraftTree tree;       // what has rows
+    std::string trouble;  // why a proposer's draft was refused; empty: none was
+  };
+
+  Speculator(const Speculation& parts, int64_t vocab_size, size_t max_requests);
+
+  bool drafts() const { return !parts_.proposers.empty(); }
+  Verifier& verifier() const { return *parts_.verifier; }
+  // The highest logits of each row that proposers want to see.
+  int32_t top_k() const { return top_k_; }
+
+  void clear() { count_ = 0; }
+  void add(const DraftView& view);
+  std::span<Entry> entries() { return std::span(entries_).first(count_); }
+  // The entry of a request, or null.
+  Entry* find(RequestId request);
+
+  // Asks the proposers for the entries' drafts, and the controller for their rows. Who throws where
+  // no single request is to blame is not asked again.
+  void propose(const StepBudget& budget);
+  // Tells everybody what a step gave.
+  void observe(const StepCost& cost, std::span<const StepFacts> facts);
+  void forget(RequestId request);
+
+ private:
+  void ask(uint8_t source);
+  void ask_controller();
+  void choose(const StepBudget& budget);
+
+  Speculation parts_;
+  int64_t vocab_size_;
+  int32_t top_k_ = 0;
+  std::vector<std::string> broken_;  // by proposer, then the controller: why it is not asked again
+  std::vector<Entry> entries_;       // [max_requests]
+  size_t count_ = 0;
+  // Of those that are asked.
+  std::vector<size_t> asked_;
+  std::vector<DraftView> views_;
+  std::vector<Draft> drafts_;
+  std::vector<uint64_t> keep_;
+};
+
+}  // namespace effinfer::runtime
