@@ -36,6 +36,7 @@ void merge(std::vector<StepOutput>& outputs, std::map<RequestId, size_t>& places
     std::move(output.tokens.begin(), output.tokens.end(), std::back_inserter(known.tokens));
     known.finish = output.finish;
     known.error = std::move(output.error);
+    if (!output.warning.empty()) known.warning = std::move(output.warning);
   }
 }
 
@@ -89,6 +90,15 @@ py::dict metrics_dict(const RequestMetrics& metrics) {
   dict["preemptions"] = metrics.preemptions;
   dict["time_to_first_token_s"] = metrics.time_to_first_token_s;
   dict["total_s"] = metrics.total_s;
+  const SpeculationMetrics& drafts = metrics.speculation;
+  py::dict speculation;
+  speculation["steps"] = drafts.steps;
+  speculation["drafted"] = drafts.drafted;
+  speculation["accepted"] = drafts.accepted;
+  speculation["refused_drafts"] = drafts.refused_drafts;
+  speculation["drafted_at"] = drafts.drafted_at;
+  speculation["accepted_at"] = drafts.accepted_at;
+  dict["speculation"] = speculation;
   return dict;
 }
 
@@ -122,7 +132,8 @@ void register_step_output(py::module_& m) {
             return py::str(std::string(name(o.finish)));
           },
           "None, or \"stop\", \"length\", \"cancelled\", \"error\"")
-      .def_readonly("error", &StepOutput::error);
+      .def_readonly("error", &StepOutput::error)
+      .def_readonly("warning", &StepOutput::warning, "why drafts were refused, the first time");
 }
 
 using EngineClass = py::class_<Engine, std::shared_ptr<Engine>>;

@@ -80,6 +80,11 @@ void set_kv_dtype(Options& options, const py::object& value) {
   options.kv_dtype = text ? std::optional(parse_dtype(*text)) : std::nullopt;
 }
 
+void set_speculation(EngineOptions& options, const py::object& value) {
+  if (value.is_none()) return;
+  options.speculation = cast<Speculation>("speculation", "Speculation | None", value);
+}
+
 // A path that is empty where there is none: None in Python.
 template <class Options, class Base>
 Keyword<Options> folder(const std::string& name, std::string Base::* field) {
@@ -123,6 +128,7 @@ std::vector<Keyword<EngineOptions>> engine_keywords() {
       open_size<Options>("num_pages", &Options::num_pages),
       plain<Options>("max_batch_tokens", "int", &Options::max_batch_tokens),
       plain<Options>("prefix_cache", "bool", &Options::prefix_cache),
+      {"speculation", "effinfer._core.Speculation | None", "None", set_speculation},
   });
 }
 

@@ -22,7 +22,7 @@ SamplingParams make_params(float temperature, int32_t top_k, float top_p, float 
                            float typical_p, float repetition_penalty, float frequency_penalty,
                            float presence_penalty, const std::map<int32_t, float>& logit_bias,
                            uint64_t seed, int32_t max_tokens, std::vector<int32_t> stop_token_ids,
-                           bool ignore_eos, int32_t logprobs) {
+                           bool ignore_eos, int32_t logprobs, bool speculation) {
   SamplingParams params;
   params.temperature = temperature;
   params.top_k = top_k;
@@ -38,6 +38,7 @@ SamplingParams make_params(float temperature, int32_t top_k, float top_p, float 
   params.stop_token_ids = std::move(stop_token_ids);
   params.ignore_eos = ignore_eos;
   params.logprobs = logprobs;
+  params.speculation = speculation;
   params.validate();
   return params;
 }
@@ -47,7 +48,7 @@ std::string repr(const py::object& self) {
   for (const char* field :
        {"temperature", "top_k", "top_p", "min_p", "typical_p", "repetition_penalty",
         "frequency_penalty", "presence_penalty", "logit_bias", "seed", "max_tokens",
-        "stop_token_ids", "ignore_eos", "logprobs"}) {
+        "stop_token_ids", "ignore_eos", "logprobs", "speculation"}) {
     if (!text.empty()) text.append(", ");
     text.append(field).append("=").append(py::repr(self.attr(field)).cast<std::string>());
   }
@@ -69,7 +70,8 @@ void register_params(py::module_& m) {
            py::arg("logit_bias") = std::map<int32_t, float>{}, py::arg("seed") = none.seed,
            py::arg("max_tokens") = none.max_tokens,
            py::arg("stop_token_ids") = std::vector<int32_t>{},
-           py::arg("ignore_eos") = none.ignore_eos, py::arg("logprobs") = none.logprobs)
+           py::arg("ignore_eos") = none.ignore_eos, py::arg("logprobs") = none.logprobs,
+           py::arg("speculation") = none.speculation)
       .def_readwrite("temperature", &P::temperature)
       .def_readwrite("top_k", &P::top_k)
       .def_readwrite("top_p", &P::top_p)
@@ -91,6 +93,7 @@ void register_params(py::module_& m) {
       .def_readwrite("stop_token_ids", &P::stop_token_ids)
       .def_readwrite("ignore_eos", &P::ignore_eos)
       .def_readwrite("logprobs", &P::logprobs, "-1: none; n: of the token and the n likeliest")
+      .def_readwrite("speculation", &P::speculation, "whether the engine may draft")
       .def("validate", &P::validate, py::arg("vocab_size") = 0)
       .def("__repr__", &repr)
       .def("__copy__", [](const P& p) { return P(p); })

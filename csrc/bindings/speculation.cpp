@@ -1,0 +1,104 @@
+#include "bindings/speculation.h"
+
+#include <pybind11/numpy.h>
+#include <pybind11/stl.h>
+
+#include <vector>
+
+#include "bindings/module.h"
+#include "bindings/tokens.h"
+
+namespace effinfer::bindings {
+namespace {
+
+Draft make_draft(const py::object& tokens, const py::object& parents, const py::object& scores) {
+  Draft draft;
+  draft.tokens = to_tokens(tokens, "draft");
+  if (parents.is_none()) {
+    for (size_t i = 0; i < draft.tokens.size(); ++i) {
+      draft.parents.push_back(static_cast<int32_t>(i) - 1);
+    }
+  } else {
+    draft.parents = to_tokens(parents, "parents");
+  }
+  draft.scores = scores.is_none() ? std::vector<float>(draft.tokens.size(), 0.5f)
+                                  : scores.cast<std::vector<float>>();
+  return draft;
+}
+
+void register_draft(py::module_& m) {
+  py::class_<Draft>(
+      m, "Draft",
+      "Tokens guessed to follow a text: a chain, or a tree in which node i follows\n"
+      "node parents[i] (an earlier one; -1: the text's last token). scores: believed\n"
+      "probability of each token after its parent, in [0, 1].")
+      .def(py::init(&make_draft), py::arg("tokens") = py::tuple(), py::arg("parents") = py::none(),
+           py::arg("scores") = py::none())
+      .def("add", &Draft::add, py::arg("token"), py::arg("parent") = -1, py::arg("score") = 0.5f,
+           "Adds a node; returns its number.")
+      .def("child", &Draft::child, py::arg("parent"), py::arg("token"),
+           "The child of a node with that token, or -1.")
+      .def("__len__", &Draft::size)
+      .def_readonly("tokens", &Draft::tokens)
+      .def_readonly("parents", &Draft::parents)
+      .def_readonly("scores", &Draft::scores);
+}
+
+Speculation make_speculation(const std::vector<py::object>& proposers, const py::object& verifier,
+                             const py::object& controller) {
+  Speculation speculation;
+  for (const py::object& part : proposers) speculation.proposers.push_back(to_proposer(part));
+  if (!verifier.is_none()) speculation.verifier = to_verifier(verifier);
+  if (!controller.is_none()) speculation.controller = to_controller(controller);
+  return speculation;
+}
+
+void register_native_parts(py::module_& m) {
+  py::class_<Proposer, std::shared_ptr<Proposer>>(m, "Proposer", "A native proposer.")
+      .def_property_readonly("name", [](const Proposer& p) { return std::string(p.name()); });
+  py::class_<Verifier, std::shared_ptr<Verifier>>(m, "Verifier", "A native verifier.")
+      .def_property_readonly("name", [](const Verifier& v) { return std::string(v.name()); })
+      .def_property_readonly("guarantee",
+                             [](const Verifier& v) { return std::string(name(v.guarantee())); });
+  py::class_<DraftController, std::shared_ptr<DraftController>>(m, "DraftController",
+                                                                "A native controller.")
+      .def_property_readonly("name",
+                             [](const DraftController& c) { return std::string(c.name()); });
+  py::class_<ReplayVerifier, Verifier, std::shared_ptr<ReplayVerifier>>(
+      m, "ReplayVerifier", "Emits given texts, whatever the logits say: for measurements.")
+      .def(py::init<>())
+      .def(
+          "set",
+          [](ReplayVerifier& verifier, RequestId request, const py::object& text) {
+            verifier.set(request, to_tokens(text, "text"));
+          },
+          py::arg("request"), py::arg("text"), "The output of a request, as token ids.");
+  m.def("match_verifier", &match_verifier);
+  m.def("cost_controller", &cost_controller, py::arg("most_nodes") = 24);
+  m.def("fixed_controller", &fixed_controller, py::arg("count"));
+  m.def(
+      "suffix_proposer",
+      [](int64_t shared_tokens, const py::object& corpus) {
+        return suffix_proposer({shared_tokens, to_tokens(corpus, "corpus")});
+      },
+      py::arg("shared_tokens") = 0, py::arg("corpus") = py::tuple());
+  m.def("prompt_lookup_proposer", &prompt_lookup_proposer, py::arg("longest") = 3,
+        py::arg("shortest") = 2, py::arg("length") = 8);
+  m.def("recycling_proposer", &recycling_proposer, py::arg("vocab_size"), py::arg("width") = 8);
+}
+
+}  // namespace
+
+void register_speculation(py::module_& m) {
+  register_draft(m);
+  register_native_parts(m);
+  register_speculation_parts(m);
+  py::class_<Speculation>(
+      m, "Speculation",
+      "How an engine speculates: proposers whose drafts are merged, a verifier\n"
+      "(None: match) and a controller (None: by cost), native or Python.")
+      .def(py::init(&make_speculation), py::arg("proposers"), py::arg("verifier") = py::none(),
+           py::arg("controller") = py::none());
+}
+
+}  // namespace effinfer::bindings

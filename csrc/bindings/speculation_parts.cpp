@@ -1,0 +1,291 @@
+#include <pybind11/numpy.h>
+#include <pybind11/stl.h>
+
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "bindings/module.h"
+#include "bindings/speculation.h"
+#include "effinfer/error.h"
+
+namespace effinfer::bindings {
+namespace {
+
+// A Python object that the engine holds, from whichever thread it lets it go.
+class Held {
+ public:
+  explicit Held(py::object object) : object_(std::move(object)) {
+    name_ = py::hasattr(object_, "name")
+                ? py::str(object_.attr("name")).cast<std::string>()
+                : py::str(py::type::of(object_).attr("__name__")).cast<std::string>();
+  }
+  ~Held() {
+    const py::gil_scoped_acquire gil;
+    object_ = py::object();
+  }
+  Held(const Held&) = delete;
+  Held& operator=(const Held&) = delete;
+
+  const std::string& name() const { return name_; }
+
+  // Calls a method if the object has it. What Python raises becomes an Error, so that no Python
+  // object outlives the lock.
+  template <class Use>
+  void with(const char* method, const Use& use) const {
+    const py::gil_scoped_acquire gil;
+    if (!py::hasattr(object_, method)) return;
+    try {
+      use(object_.attr(method));
+    } catch (const py::error_already_set& raised) {
+      throw Error(raised.what());
+    } catch (const py::cast_error& wrong) {
+      throw Error(name_ + "." + method + ": " + wrong.what());
+    }
+  }
+
+ private:
+  py::object object_;
+  std::string name_;
+};
+
+py::array_t<int32_t> array_of(std::span<const int32_t> values) {
+  return py::array_t<int32_t>(static_cast<py::ssize_t>(values.size()), values.data());
+}
+
+py::object draft_or_none(const Draft* draft) {
+  return draft == nullptr ? py::object(py::none()) : py::cast(Draft(*draft));
+}
+
+py::dict view_dict(const DraftView& view) {
+  py::dict dict;
+  dict["request"] = view.request;
+  dict["tokens"] = array_of(view.tokens);
+  dict["prompt_size"] = view.prompt_size;
+  dict["params"] = SamplingParams(*view.params);
+  dict["max_nodes"] = view.max_nodes;
+  dict["max_depth"] = view.max_depth;
+  return dict;
+}
+
+py::dict facts_dict(const StepFacts& facts) {
+  py::dict dict;
+  dict["request"] = facts.request;
+  dict["tokens"] = array_of(facts.tokens);
+  dict["prompt_size"] = facts.prompt_size;
+  dict["num_emitted"] = facts.num_emitted;
+  dict["proposed"] = draft_or_none(facts.proposed);
+  dict["verified"] = draft_or_none(facts.verified);
+  dict["accepted"] = array_of(facts.accepted);
+  const py::ssize_t k = facts.top.k;
+  const auto shape = [&](size_t size) {
+    return std::vector<py::ssize_t>{k == 0 ? 0 : static_cast<py::ssize_t>(size) / k, k};
+  };
+  dict["top_values"] = py::array_t<float>(shape(facts.top.values.size()), facts.top.values.data());
+  dict["top_tokens"] =
+      py::array_t<int32_t>(shape(facts.top.tokens.size()), facts.top.tokens.data());
+  return dict;
+}
+
+template <class Items, class ToPython>
+py::list list_of(const Items& items, const ToPython& to_python) {
+  py::list list;
+  for (const auto& item : items) list.append(to_python(item));
+  return list;
+}
+
+class PythonProposer final : public Proposer {
+ public:
+  explicit PythonProposer(const py::object& part) : part_(part) {
+    if (py::hasattr(part, "top_k")) top_k_ = part.attr("top_k").cast<int32_t>();
+  }
+  std::string_view name() const override { return part_.name(); }
+  int32_t top_k() const override { return top_k_; }
+  void propose(std::span<const DraftView> views, std::span<Draft> drafts) override {
+    part_.with("propose", [&](const py::object& method) {
+      const auto answers = method(list_of(views, view_dict)).cast<std::vector<py::object>>();
+      if (answers.size() != drafts.size()) {
+        throw Error("expected " + std::to_string(drafts.size()) + " drafts, got " +
+                    std::to_string(answers.size()));
+      }
+      for (size_t i = 0; i < drafts.size(); ++i) {
+        if (answers[i].is_none()) continue;
+        const auto& draft = answers[i].cast<const Draft&>();
+        drafts[i].tokens = draft.tokens;
+        drafts[i].parents = draft.parents;
+        drafts[i].scores = draft.scores;
+      }
+    });
+  }
+  void observe(std::span<const StepFacts> facts) override {
+    part_.with("observe", [&](const py::object& method) { method(list_of(facts, facts_dict)); });
+  }
+  void forget(RequestId request) override {
+    part_.with("forget", [&](const py::object& method) { method(request); });
+  }
+
+ private:
+  Held part_;
+  int32_t top_k_ = 0;
+};
+
+// TokenRows while verify() runs.
+struct RowsOfCall {
+  TokenRows* rows = nullptr;
+  TokenRows& get() const {
+    if (rows == nullptr) throw InvalidArgument("[speculation] rows: expected a call of verify()");
+    return *rows;
+  }
+};
+
+class PythonVerifier final : public Verifier {
+ public:
+  explicit PythonVerifier(const py::object& part) : part_(part) {
+    const auto text = py::str(py::getattr(part, "guarantee", py::str("lossy"))).cast<std::string>();
+    for (const Guarantee known :
+         {Guarantee::same_text, Guarantee::same_distribution, Guarantee::lossy}) {
+      if (effinfer::name(known) == text) guarantee_ = known;
+    }
+    if (effinfer::name(guarantee_) != text) {
+      throw InvalidArgument(
+          "[speculation] guarantee: expected \"same_text\", \"same_distribution\" or \"lossy\", "
+          "got \"" +
+          text + "\"");
+    }
+    needs_ = py::getattr(part, "needs_distributions", py::bool_(false)).cast<bool>();
+  }
+  std::string_view name() const override { return part_.name(); }
+  Guarantee guarantee() const override { return guarantee_; }
+  bool needs_distributions() const override { return needs_; }
+  void verify(const Draft& draft, TokenRows& rows) override {
+    part_.with("verify", [&](const py::object& method) {
+      const py::object handle = py::cast(RowsOfCall{&rows});
+      const auto end = [&] { handle.cast<RowsOfCall&>().rows = nullptr; };
+      try {
+        method(Draft(draft), handle);
+      } catch (...) {
+        end();
+        throw;
+      }
+      end();
+    });
+  }
+  void forget(RequestId request) override {
+    part_.with("forget", [&](const py::object& method) { method(request); });
+  }
+
+ private:
+  Held part_;
+  Guarantee guarantee_ = Guarantee::lossy;
+  bool needs_ = false;
+};
+
+class PythonController final : public DraftController {
+ public:
+  explicit PythonController(const py::object& part) : part_(part) {}
+  std::string_view name() const override { return part_.name(); }
+  int32_t budget(const DraftView& view) override {
+    int32_t nodes = 0;
+    part_.with("budget",
+               [&](const py::object& method) { nodes = method(view_dict(view)).cast<int32_t>(); });
+    return nodes;
+  }
+  void choose(std::span<const DraftView> views, std::span<const Draft> drafts,
+              const StepBudget& budget, std::span<uint64_t> keep) override {
+    part_.with("choose", [&](const py::object& method) {
+      py::dict step;
+      step["plain_rows"] = budget.plain_rows;
+      step["draft_rows"] = budget.draft_rows;
+      step["kv_tokens"] = budget.kv_tokens;
+      const auto copies = list_of(drafts, [](const Draft& draft) { return Draft(draft); });
+      const auto chosen =
+          method(list_of(views, view_dict), copies, step).cast<std::vector<std::vector<int32_t>>>();
+      if (chosen.size() != keep.size()) {
+        throw Error("expected the nodes of " + std::to_string(keep.size()) + " drafts, got " +
+                    std::to_string(chosen.size()));
+      }
+      for (size_t i = 0; i < keep.size(); ++i) {
+        for (const int32_t node : chosen[i]) {
+          if (node < 0 || node >= drafts[i].size()) throw Error("expected nodes of the draft");
+          keep[i] |= uint64_t{1} << node;
+        }
+      }
+    });
+  }
+  void observe(const StepCost& cost, std::span<const StepFacts> facts) override {
+    part_.with("observe", [&](const py::object& method) {
+      py::dict step;
+      step["rows"] = cost.rows;
+      step["draft_rows"] = cost.draft_rows;
+      step["kv_tokens"] = cost.kv_tokens;
+      step["seconds"] = cost.seconds;
+      step["propose_seconds"] = cost.propose_seconds;
+      step["decoding"] = cost.decoding;
+      method(step, list_of(facts, facts_dict));
+    });
+  }
+  void forget(RequestId request) override {
+    part_.with("forget", [&](const py::object& method) { method(request); });
+  }
+
+ private:
+  Held part_;
+};
+
+template <class Native, class Wrapper>
+std::shared_ptr<Native> to_part(const py::object& part, const char* what, const char* method) {
+  if (py::isinstance<Native>(part)) return part.cast<std::shared_ptr<Native>>();
+  if (py::hasattr(part, method)) return std::make_shared<Wrapper>(part);
+  throw InvalidArgument(std::string("[speculation] ") + what + ": expected one of " +
+                        "effinfer.speculation or an object with " + method + "(), got " +
+                        py::repr(part).cast<std::string>());
+}
+
+void register_rows(py::module_& m) {
+  py::class_<RowsOfCall>(m, "TokenRows",
+                         "The rows of a request in a step, while verify() runs: row 0 is of its\n"
+                         "last token, row i + 1 of the draft's node i.")
+      .def_property_readonly("request", [](const RowsOfCall& r) { return r.get().request(); })
+      .def(
+          "sample", [](const RowsOfCall& r, int32_t row) { return r.get().sample(row).token; },
+          py::arg("row"), "The token that plain decoding would draw.")
+      .def(
+          "distribution",
+          [](const RowsOfCall& r, int32_t row, int64_t vocab_size) {
+            py::array_t<float> out(vocab_size);
+            r.get().distribution(row, {out.mutable_data(), static_cast<size_t>(out.size())});
+            return out;
+          },
+          py::arg("row"), py::arg("vocab_size"), "float32 [vocab_size] that sample() draws from.")
+      .def(
+          "uniform", [](const RowsOfCall& r, uint32_t draw) { return r.get().uniform(draw); },
+          py::arg("draw"), "In [0, 1), of the token that is emitted next; draw 0 is sample()'s.")
+      .def(
+          "emit",
+          [](const RowsOfCall& r, int32_t row, int32_t token) {
+            SampledToken sampled = r.get().sample(row);
+            if (sampled.token != token) sampled = SampledToken{token, 0.0f, {}};
+            return r.get().emit(row, std::move(sampled));
+          },
+          py::arg("row"), py::arg("token"),
+          "The token that follows a row: row 0 first, then that of a node whose token was\n"
+          "emitted last. False: the request has ended.");
+}
+
+}  // namespace
+
+std::shared_ptr<Proposer> to_proposer(const py::object& part) {
+  return to_part<Proposer, PythonProposer>(part, "proposers", "propose");
+}
+std::shared_ptr<Verifier> to_verifier(const py::object& part) {
+  return to_part<Verifier, PythonVerifier>(part, "verifier", "verify");
+}
+std::shared_ptr<DraftController> to_controller(const py::object& part) {
+  return to_part<DraftController, PythonController>(part, "controller", "choose");
+}
+
+void register_speculation_parts(py::module_& m) {
+  register_rows(m);
+}
+
+}  // namespace effinfer::bindings
