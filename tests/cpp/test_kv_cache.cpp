@@ -289,6 +289,20 @@ TEST("bad configurations and counts are refused") {
   CHECK_THROWS(InvalidArgument, "rollback", cache.rollback(id, -1));
 }
 
+// Keeps three of four of what is not committed, in the cache and in `tokens`.
+void keep_some(KvCache& cache, SequenceId id, std::vector<int32_t>& tokens, std::mt19937& random) {
+  const auto first = static_cast<size_t>(cache.committed(id));
+  std::vector<int32_t> rows;
+  std::vector<int32_t> kept(tokens.begin(), tokens.begin() + static_cast<ptrdiff_t>(first));
+  for (size_t i = first; i < tokens.size(); ++i) {
+    if (random() % 4 == 0) continue;
+    rows.push_back(static_cast<int32_t>(i - first));
+    kept.push_back(tokens[i]);
+  }
+  cache.keep(id, rows);
+  tokens = kept;
+}
+
 // Ten thousand random verbs against sequences kept as plain vectors.
 TEST("random operations keep every invariant and every byte") {
   std::mt19937 random(7);
@@ -331,17 +345,7 @@ TEST("random operations keep every invariant and every byte") {
       compute(cache, chosen->first);
     } else if (verb < 75) {
       write(cache, chosen->first);
-      std::vector<int32_t>& tokens = chosen->second;
-      const int64_t first = cache.committed(chosen->first);
-      std::vector<int32_t> rows;
-      std::vector<int32_t> kept(tokens.begin(), tokens.begin() + first);
-      for (int32_t row = 0; first + row < static_cast<int64_t>(tokens.size()); ++row) {
-        if (below(4) == 0) continue;
-        rows.push_back(row);
-        kept.push_back(tokens[static_cast<size_t>(first + row)]);
-      }
-      cache.keep(chosen->first, rows);
-      tokens = kept;
+      keep_some(cache, chosen->first, chosen->second, random);
     } else if (verb < 82) {
       if (cache.committed(chosen->first) == cache.length(chosen->first)) {
         model[cache.fork(chosen->first)] = std::vector<int32_t>(chosen->second);
