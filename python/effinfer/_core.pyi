@@ -260,6 +260,10 @@ class KvCache:
         """
         A writable view: uint8 [num_kv_heads, bytes].
         """
+    def keep(self, sequence: int, rows: typing.Any) -> None:
+        """
+        Of the tokens that are not committed keeps and commits those with these indices.
+        """
     def length(self, sequence: int) -> int: ...
     def pages(self, sequence: int) -> list[int]: ...
     def publish(self, sequence: int) -> None: ...
@@ -372,11 +376,14 @@ class Executable:
         cache: KvCache,
         phase: str = "decode",
         ancestors: typing.Annotated[numpy.typing.ArrayLike, numpy.uint64] | None = None,
+        tree_start: typing.Annotated[numpy.typing.ArrayLike, numpy.int32] | None = None,
     ) -> numpy.typing.NDArray[numpy.float32]:
         """
         One step: appends K and V to the cache, returns float32 logits [R, vocab]. ancestors:
         uint64 [T] when the rows of a sequence are a tree of drafts, a bit for each of the
-        sequence's rows that a row descends from, and its own.
+        tree's tokens that a row descends from, and its own; all 0: a chain. tree_start: int32
+        [S], the tokens of the sequences that their trees begin with; by default the step's
+        first ones.
         """
     @property
     def arena_bytes(self) -> int: ...

@@ -144,41 +144,6 @@ def test_threads_change_nothing():
         np.testing.assert_array_equal(logits, expected)
 
 
-# A chain from the context and three branches; and a second root beside it.
-PARENTS = [-1, 0, 1, 1, 0, 4, -1, 6]
-
-
-@pytest.mark.parametrize("name", ["llama-mixed", "gemma-mixed"])
-@pytest.mark.parametrize("context", [7, 60])
-def test_a_tree_of_drafts_is_each_of_its_paths(name, context):
-    executable = model(name).compile(precision="f32")
-    ancestors, paths = [], []
-    for i, parent in enumerate(PARENTS):
-        ancestors.append((ancestors[parent] if parent >= 0 else 0) | 1 << i)
-        paths.append([*(paths[parent] if parent >= 0 else []), i])
-    drafts = TOKENS[60 : 60 + len(PARENTS)]
-    stepper = Stepper(executable)
-    stepper.feed(TOKENS[:context], 33, "prefill")
-    total = context + len(drafts)
-    pages = list(range(-(-total // PAGE)))
-    together = executable.run(
-        token_ids=drafts,
-        positions=[context + len(path) - 1 for path in paths],
-        qo_indptr=[0, len(drafts)],
-        kv_indptr=[0, len(pages)],
-        kv_indices=pages,
-        kv_len=[total],
-        logit_rows=list(range(len(drafts))),
-        cache=stepper.cache,
-        ancestors=ancestors,
-    )
-    for path, logits in zip(paths, together, strict=True):
-        alone = Stepper(executable)
-        alone.feed(TOKENS[:context], 33, "prefill")
-        expected = alone.step({0: [drafts[i] for i in path]}, "decode")[0][-1]
-        assert relative_error(logits, expected) < allowed(F32_EPS)
-
-
 def test_a_step_without_logits():
     stepper = Stepper(model("llama").compile(precision="f32"))
     expected = Stepper(model("llama").compile(precision="f32")).feed(TOKENS[:9], 9, "prefill")
@@ -231,10 +196,6 @@ BATCH = {
         ({"kv_len": [2] * 5, "qo_indptr": [0] * 6}, "kv_len: expected at most 4 entries"),
         ({"logit_rows": [1, 3]}, r"logit_rows\[1\]: expected 0..2, got 3"),
         ({"logit_rows": [0] * 97}, "logit_rows: expected at most 96"),
-        ({"ancestors": [1]}, "ancestors: expected none or 3 entries, got 1"),
-        ({"ancestors": [1, 1, 1]}, r"ancestors\[1\]: expected the row's own bit"),
-        ({"ancestors": [3, 3, 1]}, r"ancestors\[0\]: expected the row's own bit"),
-        ({"ancestors": [1, 2, 3]}, r"ancestors\[2\]: expected the row's own bit"),
     ],
 )
 def test_inconsistent_batches_are_refused(change, message):

@@ -187,6 +187,18 @@ TEST("executable: a step allocates nothing after the first") {
   for (const float logit : steps.logits) CHECK(logit == logit);
 }
 
+TEST("executable: keeping a path of what was appended allocates nothing") {
+  KvCache cache({.num_layers = 2, .num_kv_heads = 2, .head_dim = 16, .num_pages = 4});
+  const std::vector<int32_t> tokens(100, 7);
+  const std::vector<int32_t> rows = {0, 2, 30, 31, 70};
+  const SequenceId id = cache.create({});
+  cache.append(id, tokens);
+  const int64_t before = allocations.load();
+  cache.keep(id, rows);
+  CHECK_EQ(allocations.load(), before);
+  CHECK_EQ(cache.length(id), 5);
+}
+
 TEST("executable: the highest logits of a step are those of all its logits, without allocation") {
   const Graph graph = Graph::parse(kGraph);
   CompileOptions options;

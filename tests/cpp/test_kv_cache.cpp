@@ -53,17 +53,19 @@ void visit_token(const KvCache& cache, SequenceId id, int64_t position, Visit&& 
   }
 }
 
-// Plays a step: writes the K and V of what was appended, and commits it.
-void compute(KvCache& cache, SequenceId id) {
-  const int64_t first = cache.committed(id);
-  const int64_t last = cache.length(id);
-  for (int64_t i = first; i < last; ++i) {
+// Plays a step: writes the K and V of what was appended.
+void write(KvCache& cache, SequenceId id) {
+  for (int64_t i = cache.committed(id); i < cache.length(id); ++i) {
     const int32_t token = cache.tokens(id)[static_cast<size_t>(i)];
     visit_token(cache, id, i, [&](uint8_t& byte, int layer, int head, int plane) {
       byte = mark(token, layer, head, plane);
     });
   }
-  cache.commit(id, last - first);
+}
+
+void compute(KvCache& cache, SequenceId id) {
+  write(cache, id);
+  cache.commit(id, cache.length(id) - cache.committed(id));
 }
 
 void check_content(const KvCache& cache, SequenceId id) {
@@ -132,6 +134,66 @@ TEST("a fork shares pages; the first to append copies the last one") {
     check_content(cache, a);
     check_content(cache, b);
   }
+}
+
+TEST("of a tree of drafts a path is kept, closed up across pages") {
+  for (DType dtype : {DType::f32, DType::f16, DType::bf16, DType::i8}) {
+    KvCache cache(small(4, dtype));
+    const SequenceId id = cache.create({});
+    cache.append(id, range(60));
+    compute(cache, id);
+    cache.append(id, range(100, 500));
+    write(cache, id);
+    std::vector<int32_t> expected = range(60);
+    const std::vector<int32_t> rows = {0, 1, 3, 4, 5, 63, 67, 68, 99};
+    for (const int32_t row : rows) expected.push_back(500 + row);
+    cache.keep(id, rows);
+    cache.check_integrity();
+    CHECK(copy(cache.tokens(id)) == expected);
+    CHECK_EQ(cache.committed(id), 69);
+    CHECK_EQ(cache.free_pages(), 2);
+    check_content(cache, id);
+    cache.append(id, range(3, 900));
+    cache.keep(id, {});
+    CHECK(copy(cache.tokens(id)) == expected);
+    check_content(cache, id);
+  }
+}
+
+TEST("a page that others read is not written when a path is kept") {
+  KvCache cache(small(6));
+  const SequenceId a = cache.create({});
+  cache.append(a, range(62));
+  compute(cache, a);
+  const SequenceId b = cache.fork(a);
+  cache.append(b, range(9, 700));
+  write(cache, b);
+  cache.keep(b, std::vector<int32_t>{1, 4, 7});
+  cache.check_integrity();
+  check_content(cache, a);
+  check_content(cache, b);
+  CHECK_EQ(cache.length(b), 65);
+}
+
+TEST("wrong indices of what is to be kept change nothing") {
+  KvCache cache(small(3));
+  const SequenceId id = cache.create({});
+  cache.append(id, range(10));
+  compute(cache, id);
+  cache.append(id, range(60, 200));
+  write(cache, id);
+  const std::vector<int32_t> before = copy(cache.tokens(id));
+  for (const std::vector<int32_t>& rows :
+       {std::vector<int32_t>{-1}, {60}, {0, 0}, {3, 2}, {1, 5, 5}, {0, 1, INT32_MAX}}) {
+    CHECK_THROWS(InvalidArgument, "[kv_cache] keep: rows[", cache.keep(id, rows));
+    CHECK(copy(cache.tokens(id)) == before);
+    CHECK_EQ(cache.committed(id), 10);
+  }
+  CHECK_THROWS(InvalidArgument, "no sequence", cache.keep(id + 1, {}));
+  cache.keep(id, range(60));
+  CHECK(copy(cache.tokens(id)) == before);
+  check_content(cache, id);
+  CHECK_THROWS(InvalidArgument, "keep: rows[0]", cache.keep(id, std::vector<int32_t>{0}));
 }
 
 TEST("whole committed pages are reused, at least one token is left to compute") {
@@ -227,6 +289,20 @@ TEST("bad configurations and counts are refused") {
   CHECK_THROWS(InvalidArgument, "rollback", cache.rollback(id, -1));
 }
 
+// Keeps three of four of what is not committed, in the cache and in `tokens`.
+void keep_some(KvCache& cache, SequenceId id, std::vector<int32_t>& tokens, std::mt19937& random) {
+  const auto first = static_cast<size_t>(cache.committed(id));
+  std::vector<int32_t> rows;
+  std::vector<int32_t> kept(tokens.begin(), tokens.begin() + static_cast<ptrdiff_t>(first));
+  for (size_t i = first; i < tokens.size(); ++i) {
+    if (random() % 4 == 0) continue;
+    rows.push_back(static_cast<int32_t>(i - first));
+    kept.push_back(tokens[i]);
+  }
+  cache.keep(id, rows);
+  tokens = kept;
+}
+
 // Ten thousand random verbs against sequences kept as plain vectors.
 TEST("random operations keep every invariant and every byte") {
   std::mt19937 random(7);
@@ -265,8 +341,11 @@ TEST("random operations keep every invariant and every byte") {
         CHECK(!fits);
         ++out_of_memory;
       }
-    } else if (verb < 75) {
+    } else if (verb < 70) {
       compute(cache, chosen->first);
+    } else if (verb < 75) {
+      write(cache, chosen->first);
+      keep_some(cache, chosen->first, chosen->second, random);
     } else if (verb < 82) {
       if (cache.committed(chosen->first) == cache.length(chosen->first)) {
         model[cache.fork(chosen->first)] = std::vector<int32_t>(chosen->second);

@@ -146,7 +146,7 @@ def reference(
                 seen[i, start + i] = True
         if window >= 0:
             near = key[None, :] >= key[start:, None] - window
-            seen &= near | (np.arange(len(k)) < sinks)[None, :]
+            seen &= near | (key < sinks)[None, :]
         if visited is not None:
             seen = seen[None] & np.repeat(visited[s], group, axis=0)
         scores = np.where(seen, scores, -np.inf)

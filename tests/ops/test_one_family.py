@@ -187,7 +187,8 @@ def test_trees_over_pages(isa):
     ]
     assert_same(outs)
     tree = ops.paged_attention(case.q, case.kv, *case.batch.lists, parents=parents)
-    assert_same([outs[0], tree])
+    # A mask knows slots only, a tree its depths: they sum in another order.
+    np.testing.assert_allclose(outs[0], tree, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("dtype", ["f32", "i8"])

@@ -237,10 +237,10 @@ struct AttentionBody {
     float positions[kUnit];
     if (task.alibi_slopes != nullptr) find_positions(unit, positions);
     const Band& last = bands[count - 1];
-    Softmax<Kv>::weigh(task, {source.k_scales(), source.v_scales(), positions}, s.seen,
-                       bands[0].first / task.num_heads,
-                       (last.first + last.rows - 1) / task.num_heads + 1,
-                       {s.scores, s.max, s.sums, s.factors});
+    Softmax<Kv>::weigh(
+        task, {source.k_scales(), source.v_scales(), positions, unit.runs[0].position}, s.seen,
+        bands[0].first / task.num_heads, (last.first + last.rows - 1) / task.num_heads + 1,
+        {s.scores, s.max, s.sums, s.factors});
     for (int i = 0; i < count; ++i) {
       const auto& [first, rows, keys] = bands[i];
       source.add_values(s.scores + first * kUnit, s.dim_vo, keys, rows, s.factors + first,

@@ -50,29 +50,41 @@ inline uint64_t mask_bits(const AttentionTask& task, int64_t first, int64_t coun
   return bits & token_bits(0, count);
 }
 
-// Which of the 64 positions from `start` on a row sees, mask aside: those that are not after it and
-// not behind its window, or are sinks; of the tokens of a tree, its ancestors.
+// Bits moved up, or down, by any number.
+inline uint64_t shifted(uint64_t bits, int64_t up) {
+  if (up <= -kUnit || up >= kUnit) return 0;
+  return up >= 0 ? bits << up : bits >> -up;
+}
+
+// Which of the 64 tokens from `start` on a row at a position sees: those that are not after it and
+// not behind its window, or are sinks.
+inline uint64_t seen_on_chain(const AttentionTask& task, int64_t position, int64_t start) {
+  const int64_t own = position - start;
+  const uint64_t past = task.causal ? token_bits(0, own + 1) : ~uint64_t{0};
+  if (task.window_left < 0) return past;
+  return past &
+         (token_bits(own - task.window_left, kUnit) | token_bits(0, task.sink_tokens - start));
+}
+
+// Bits without the lowest `count` that are set.
+inline uint64_t without_lowest(uint64_t bits, int64_t count) {
+  for (int64_t i = 0; i < count; ++i) bits &= bits - 1;
+  return bits;
+}
+
+// Which of the 64 tokens from `start` on a row sees, mask aside: as on a chain, but of a tree's
+// tokens its ancestors, whose positions are their depths.
 inline uint64_t seen_from(const AttentionTask& task, int64_t row, int64_t start) {
-  const bool windowed = task.window_left >= 0;
-  const uint64_t sinks = windowed ? token_bits(0, task.sink_tokens - start) : 0;
-  if (task.ancestors == nullptr) {
-    const int64_t position = task.position + row - start;
-    const uint64_t past = task.causal ? token_bits(0, position + 1) : ~uint64_t{0};
-    return windowed ? past & (token_bits(position - task.window_left, kUnit) | sinks) : past;
-  }
+  if (task.ancestors == nullptr) return seen_on_chain(task, task.position + row, start);
   const int64_t shift = task.tree_start - start;  // of the tree's first token
-  const auto place = [&](uint64_t bits) {
-    if (shift <= -kUnit || shift >= kUnit) return uint64_t{0};
-    return shift >= 0 ? bits << shift : bits >> -shift;
-  };
-  uint64_t near = task.ancestors[row];
-  const uint64_t tree = place(near);
-  if (!windowed) return token_bits(0, shift) | tree;
-  // A token's position is its depth, an ancestor's number among the ancestors.
-  const int64_t depth = __builtin_popcountll(near) - 1;
-  for (int64_t i = task.window_left; i < depth; ++i) near &= near - 1;
-  const uint64_t before = token_bits(shift + depth - task.window_left, shift) | place(near);
-  return before | (sinks & (token_bits(0, shift) | tree));
+  const uint64_t path = task.ancestors[row];
+  if (task.window_left < 0) return token_bits(0, shift) | shifted(path, shift);
+  const int64_t length = __builtin_popcountll(path);
+  const int64_t sinks = task.sink_tokens - task.tree_start;  // of the path, of any length
+  uint64_t near = without_lowest(path, length - 1 - task.window_left);
+  if (sinks > 0) near |= path & ~without_lowest(path, sinks < length ? sinks : length);
+  const int64_t position = task.tree_start + length - 1;
+  return (seen_on_chain(task, position, start) & token_bits(0, shift)) | shifted(near, shift);
 }
 
 // Which of the unit's tokens a row of the task sees.

@@ -13,6 +13,7 @@
 #include "cpu/attention.h"
 #include "cpu/vectors/attention_math.h"
 #include "cpu/vectors/select.h"
+#include "cpu/vectors/tree_path.h"
 #include "cpu/vectors/unroll.h"
 
 namespace effinfer::cpu::EFFINFER_LEVEL {
@@ -41,6 +42,7 @@ struct Softmax {
     const float* k_scales;
     const float* v_scales;
     const float* positions;
+    int64_t start;  // of the unit's first token, where they follow each other in their sequence
   };
 
   // Tokens [first, end) of the tile; `seen` tells what each token sees of the unit. Scores of other
@@ -49,13 +51,19 @@ struct Softmax {
                     int64_t first, int64_t end, const SoftmaxRows& rows) {
     const bool plain = unit.k_scales == nullptr && unit.v_scales == nullptr &&
                        task.soft_cap <= 0.0f && task.alibi_slopes == nullptr;
+    // Before the tree only biases know that a row of it is not where its place is.
+    const bool in_tree = task.ancestors != nullptr &&
+                         (unit.start + kUnit > task.tree_start || task.alibi_slopes != nullptr);
     for (int64_t token = first; token < end; ++token) {
-      if (!plain) {
-        weigh_token<false, false>(task, unit, seen[token], token, rows);
+      const int64_t position = task.position + token;
+      if (in_tree && is_displaced(task.ancestors[token])) {
+        weigh_displaced(task, unit, seen[token], token, rows);
+      } else if (!plain) {
+        weigh_token<false, false>(task, unit, seen[token], token, position, rows);
       } else if (~seen[token] != 0) {
-        weigh_token<true, false>(task, unit, seen[token], token, rows);
+        weigh_token<true, false>(task, unit, seen[token], token, position, rows);
       } else {
-        weigh_token<true, true>(task, unit, seen[token], token, rows);
+        weigh_token<true, true>(task, unit, seen[token], token, position, rows);
       }
     }
   }
@@ -64,7 +72,7 @@ struct Softmax {
   // kPlain: scores are scaled and that is all. kAll: the token sees all keys of the unit.
   template <bool kPlain, bool kAll>
   [[gnu::always_inline]] static void weigh_token(const AttentionTask& task, const Unit& unit,
-                                                 uint64_t seen, int64_t token,
+                                                 uint64_t seen, int64_t token, int64_t position,
                                                  const SoftmaxRows& rows) {
     const V scale = V::set(task.score_scale);
     for (int64_t head = 0; head < task.num_heads; ++head) {
@@ -73,7 +81,7 @@ struct Softmax {
       V x[kGroups];
       unroll<kGroups>([&](auto g) __attribute__((always_inline)) {
         x[g] = V::load(scores + g * 16) * scale;
-        if (!kPlain) x[g] = logit(task, unit, x[g], g * 16, token, head);
+        if (!kPlain) x[g] = logit(task, unit, x[g], g * 16, position, head);
         if (!kAll) x[g] = Math::only(seen, g * 16, x[g], -__builtin_inff());
       });
       V sums = V::load(rows.sums + row * 16);
@@ -97,6 +105,41 @@ struct Softmax {
     }
   }
 
+  // A row whose path does not lie in its places. Where it can, it gets what it would have in them;
+  // weights in pairs, which are summed as such, it can not.
+  [[gnu::noinline]] static void weigh_displaced(const AttentionTask& task, Unit unit, uint64_t seen,
+                                                int64_t token, const SoftmaxRows& rows) {
+    const TreePath path(task, token, unit.start);
+    float* scores = rows.scores + token * task.num_heads * kUnit;
+    if (Kv::kPairs || !path.stays()) {
+      float positions[kUnit];
+      if (task.alibi_slopes != nullptr) {
+        copy(unit.positions, positions);
+        path.set_positions(unit.start, positions);
+        unit.positions = positions;
+      }
+      weigh_token<false, false>(task, unit, seen, token, path.position(), rows);
+      return;
+    }
+    float k_scales[kUnit];
+    float v_scales[kUnit];
+    const auto close_up = [&](const float*& from, float* to) {
+      if (from == nullptr) return;
+      copy(from, to);
+      path.close_up(to);
+      from = to;
+    };
+    close_up(unit.k_scales, k_scales);
+    close_up(unit.v_scales, v_scales);
+    for (int64_t head = 0; head < task.num_heads; ++head) path.close_up(scores + head * kUnit);
+    weigh_token<false, false>(task, unit, path.seen(), token, path.position(), rows);
+    for (int64_t head = 0; head < task.num_heads; ++head) path.spread(scores + head * kUnit);
+  }
+
+  static void copy(const float* from, float* to) {
+    for (int64_t t = 0; t < kUnit; t += 16) V::load(from + t).store(to + t);
+  }
+
   // e^x with fewer operations than simd::exp. Its relative error of |x| 2^-24 grows as weights
   // shrink, so that in their sum it is less than a rounding.
   [[gnu::always_inline]] static V exp_of_difference(V x) {
@@ -111,7 +154,7 @@ struct Softmax {
     return old == kNoScore ? 0.0f : Math::first_lane(simd::exp(V::set(old - highest)));
   }
 
-  static V logit(const AttentionTask& task, const Unit& unit, V x, int64_t t, int64_t token,
+  static V logit(const AttentionTask& task, const Unit& unit, V x, int64_t t, int64_t at,
                  int64_t head) {
     if (unit.k_scales != nullptr) x = x * V::load(unit.k_scales + t);
     if (task.soft_cap > 0.0f) {
@@ -119,7 +162,7 @@ struct Softmax {
       x = simd::tanh(x / cap) * cap;
     }
     if (task.alibi_slopes != nullptr) {
-      const V position = V::set(static_cast<float>(task.position + token));
+      const V position = V::set(static_cast<float>(at));
       x = fma(V::set(task.alibi_slopes[head]), V::load(unit.positions + t) - position, x);
     }
     return x;

@@ -110,8 +110,8 @@ def paged_attention(
         logits_soft_cap: scores become cap * tanh(score / cap); 0: none.
         parents: int32 [T]; the rows of each sequence, 64 at most, are a tree of drafts (SpecInfer,
             arXiv:2305.09781). A row's parent is the number, within its sequence, of an earlier
-            row, or -1. A row sees what precedes the step, its ancestors and itself; windows count
-            its depth and not its row.
+            row, or -1. A row sees what precedes the step, its ancestors and itself; windows,
+            sinks and slopes count its depth and not its row.
         arithmetic: "f32", or "bf16": queries and probabilities are rounded to bfloat16 and
             multiplied as such with bf16 pages, twice as fast where the CPU has AVX512-BF16;
             UnsupportedError elsewhere.

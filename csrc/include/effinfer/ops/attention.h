@@ -129,7 +129,7 @@ struct PagedAttentionOptions {
   // int32 [T], no data: none. The rows of a sequence are a tree of drafts (SpecInfer, Miao et al.,
   // arXiv:2305.09781), 64 at most: the row of a token's parent, counted within its sequence and
   // less than its own, or -1 for a token that follows the sequence. A row sees what precedes the
-  // step, its ancestors and itself.
+  // step, its ancestors and itself; windows, sinks and slopes go by its depth.
   TensorView parents;
   // Which keys blocks of rows visit (visits.h), for this batch; null: all. Without a window and
   // parents.
