@@ -66,20 +66,24 @@ void with_element(DType dtype, F&& f) {
   }
 }
 
-// K and V of a token of one head.
+// K and V of a token of one head: of K a dword of each line, of V an element of each dword.
 template <class T>
 void copy_token(const ops::KvLayer& kv, int64_t head, TokenPlace from, TokenPlace to) {
   constexpr int64_t P = 4 / sizeof(T);
-  const auto* k_from = reinterpret_cast<const T*>(kv.k_head(from.page, head));
-  auto* k_to = reinterpret_cast<T*>(kv.k_head(to.page, head));
-  const auto* v_from = reinterpret_cast<const T*>(kv.v_head(from.page, head));
-  auto* v_to = reinterpret_cast<T*>(kv.v_head(to.page, head));
-  for (int64_t d = 0; d < kv.head_dim; ++d) {
-    k_to[ops::k_offset(to.token, d, kv.head_dim, P)] =
-        k_from[ops::k_offset(from.token, d, kv.head_dim, P)];
-    v_to[ops::v_offset(to.token, d, kv.head_dim, P)] =
-        v_from[ops::v_offset(from.token, d, kv.head_dim, P)];
-  }
+  const auto key = [&](TokenPlace place) {
+    const int64_t first = ops::k_offset(place.token, 0, kv.head_dim, P);
+    return reinterpret_cast<uint32_t*>(kv.k_head(place.page, head)) + first / P;
+  };
+  const auto value = [&](TokenPlace place) {
+    const int64_t first = ops::v_offset(place.token, 0, kv.head_dim, P);
+    return reinterpret_cast<T*>(kv.v_head(place.page, head)) + first;
+  };
+  const uint32_t* k_from = key(from);
+  uint32_t* k_to = key(to);
+  for (int64_t i = 0; i < kv.head_dim / P; ++i) k_to[i * 16] = k_from[i * 16];
+  const T* v_from = value(from);
+  T* v_to = value(to);
+  for (int64_t d = 0; d < kv.head_dim; ++d) v_to[d * P] = v_from[d * P];
 }
 
 void copy_scales(const ops::KvLayer& kv, int64_t head, TokenPlace from, TokenPlace to) {
