@@ -84,7 +84,7 @@ void register_native_parts(py::module_& m) {
       py::arg("shared_tokens") = 0, py::arg("corpus") = py::tuple());
   m.def("prompt_lookup_proposer", &prompt_lookup_proposer, py::arg("longest") = 3,
         py::arg("shortest") = 2, py::arg("length") = 8);
-  m.def("recycling_proposer", &recycling_proposer, py::arg("vocab_size"), py::arg("width") = 8);
+  m.def("recycling_proposer", &recycling_proposer, py::arg("width") = 8);
 }
 
 }  // namespace

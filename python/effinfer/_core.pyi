@@ -425,6 +425,7 @@ class SamplingParams:
         stop_token_ids: collections.abc.Sequence[int] = [],
         ignore_eos: bool = False,
         logprobs: int = -1,
+        speculation: bool = True,
     ) -> None: ...
     def __repr__(self) -> str: ...
     def validate(self, vocab_size: int = 0) -> None: ...
@@ -463,6 +464,13 @@ class SamplingParams:
     def seed(self) -> int: ...
     @seed.setter
     def seed(self, arg0: int) -> None: ...
+    @property
+    def speculation(self) -> bool:
+        """
+        whether the engine may draft
+        """
+    @speculation.setter
+    def speculation(self, arg0: bool) -> None: ...
     @property
     def stop_token_ids(self) -> list[int]: ...
     @stop_token_ids.setter
@@ -516,6 +524,101 @@ class Sampler:
         index: int = 0,
     ) -> SampledToken: ...
 
+class Draft:
+    """
+    Tokens guessed to follow a text: a chain, or a tree in which node i follows
+    node parents[i] (an earlier one; -1: the text's last token). scores: believed
+    probability of each token after its parent, in [0, 1].
+    """
+    def __init__(
+        self, tokens: typing.Any = (), parents: typing.Any = None, scores: typing.Any = None
+    ) -> None: ...
+    def __len__(self) -> int: ...
+    def add(self, token: int, parent: int = -1, score: float = 0.5) -> int:
+        """
+        Adds a node; returns its number.
+        """
+    def child(self, parent: int, token: int) -> int:
+        """
+        The child of a node with that token, or -1.
+        """
+    @property
+    def parents(self) -> list[int]: ...
+    @property
+    def scores(self) -> list[float]: ...
+    @property
+    def tokens(self) -> list[int]: ...
+
+class Proposer:
+    """
+    A native proposer.
+    """
+    @property
+    def name(self) -> str: ...
+
+class Verifier:
+    """
+    A native verifier.
+    """
+    @property
+    def guarantee(self) -> str: ...
+    @property
+    def name(self) -> str: ...
+
+class DraftController:
+    """
+    A native controller.
+    """
+    @property
+    def name(self) -> str: ...
+
+class ReplayVerifier(Verifier):
+    """
+    Emits given texts, whatever the logits say: for measurements.
+    """
+    def __init__(self) -> None: ...
+    def set(self, request: int, text: typing.Any) -> None:
+        """
+        The output of a request, as token ids.
+        """
+
+class TokenRows:
+    """
+    The rows of a request in a step, while verify() runs: row 0 is of its
+    last token, row i + 1 of the draft's node i.
+    """
+    def distribution(self, row: int, vocab_size: int) -> numpy.typing.NDArray[numpy.float32]:
+        """
+        float32 [vocab_size] that sample() draws from.
+        """
+    def emit(self, row: int, token: int) -> bool:
+        """
+        The token that follows a row: row 0 first, then that of a node whose token was
+        emitted last. False: the request has ended.
+        """
+    def sample(self, row: int) -> int:
+        """
+        The token that plain decoding would draw.
+        """
+    def uniform(self, draw: int) -> float:
+        """
+        In [0, 1), of the token that is emitted next; draw 0 is sample()'s.
+        """
+    @property
+    def request(self) -> int: ...
+
+class Speculation:
+    """
+    How an engine speculates: proposers whose drafts are merged, a verifier
+    (None: match) and a controller (None: by cost), native or Python.
+    """
+    def __init__(
+        self,
+        proposers: collections.abc.Sequence[typing.Any],
+        verifier: typing.Any = None,
+        controller: typing.Any = None,
+    ) -> None: ...
+
 class StepOutput:
     """
     What one or more steps did for one request.
@@ -538,6 +641,11 @@ class StepOutput:
     def tokens(self) -> list[SampledToken]:
         """
         list[SampledToken]: with log-probabilities
+        """
+    @property
+    def warning(self) -> str:
+        """
+        why drafts were refused, the first time
         """
 
 class Engine:
@@ -563,6 +671,7 @@ class Engine:
         num_pages: int | None = None,
         max_batch_tokens: int = 512,
         prefix_cache: bool = True,
+        speculation: Speculation | None = None,
     ) -> None: ...
     def add(self, prompt: typing.Any, params: SamplingParams) -> int:
         """
@@ -979,6 +1088,7 @@ def compile(
     Runs the passes, packs the weights, plans the memory, selects the kernels.
     """
 
+def cost_controller(most_nodes: int = 24) -> DraftController: ...
 def cpu_model() -> str: ...
 def cpu_status() -> str:
     """
@@ -1034,6 +1144,7 @@ def find_pack_cache(
     What compile() with this folder would find.
     """
 
+def fixed_controller(count: int) -> DraftController: ...
 def from_dlpack(producer: typing.Any, argument: str) -> numpy.typing.NDArray[typing.Any]:
     """
     A numpy array over the memory of a DLPack producer.
@@ -1083,6 +1194,7 @@ def layernorm(
     eps: float = 9.999999974752427e-07,
     pool: ThreadPool | None = None,
 ) -> None: ...
+def match_verifier() -> Verifier: ...
 def matmul(
     x: numpy.typing.NDArray[typing.Any],
     weight: PackedMatrix,
@@ -1233,6 +1345,7 @@ def pool_scores(
     group: int = 1,
     pool: ThreadPool | None = None,
 ) -> numpy.typing.NDArray[numpy.float32]: ...
+def prompt_lookup_proposer(longest: int = 3, shortest: int = 2, length: int = 8) -> Proposer: ...
 def quantize(
     dtype: str,
     values: numpy.typing.NDArray[typing.Any],
@@ -1261,6 +1374,7 @@ def quantize_weight(
     A weight's bytes as a tensor of `dtype`, and the relative error.
     """
 
+def recycling_proposer(width: int = 8) -> Proposer: ...
 def relu_squared(
     x: numpy.typing.NDArray[typing.Any], pool: ThreadPool | None = None
 ) -> numpy.typing.NDArray[numpy.float32]: ...
@@ -1360,6 +1474,7 @@ def silu_and_mul(
 def softcap(
     x: numpy.typing.NDArray[typing.Any], cap: float, pool: ThreadPool | None = None
 ) -> numpy.typing.NDArray[numpy.float32]: ...
+def suffix_proposer(shared_tokens: int = 0, corpus: typing.Any = ()) -> Proposer: ...
 def top_k(
     input: numpy.typing.NDArray[typing.Any],
     k: int,

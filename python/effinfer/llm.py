@@ -26,7 +26,8 @@ from effinfer.requests.arguments import (
 from effinfer.requests.generation import Generation, TextStream
 from effinfer.requests.loop import RequestLoop
 from effinfer.sampling import SamplingParams
-from effinfer.techniques import SparsePrefill, as_prefill
+from effinfer.speculation import Proposer, Speculation
+from effinfer.techniques import SparsePrefill, as_prefill, as_speculation
 
 if TYPE_CHECKING:  # imported when text or arrays are asked for: they cost more than the rest
     import numpy as np
@@ -60,6 +61,7 @@ class LLM:
         ternary_packing: str = "auto",
         head: str | None = None,
         prefill: str | SparsePrefill = "dense",
+        speculation: str | Speculation | Proposer | None = None,
         **unknown: object,
     ) -> None:
         """Loads `model`: a path of a GGUF file, of an effinfer artifact or of a Hugging Face
@@ -68,21 +70,21 @@ class LLM:
         device: "cpu". threads: None is what `effinfer.info()` says; more than there are CPUs are
         not used. precision: "fast" or "f32" (float32 throughout). deterministic: prefill in the
         arithmetic of decoding, so that a text never depends on how its prompt was cut. kv_dtype:
-        "f32", "f16", "bf16" or "i8"; None is bf16, and f32 with precision="f32". max_seq_len:
-        tokens of a sequence; None is the model's context. num_pages: 64-token pages of the KV
-        cache; None is enough for one sequence of max_seq_len and a few short ones.
-        max_batch_tokens: tokens of a step; None is 512, and 2048 with a sparse prefill.
-        max_sequences: requests that run at once; more wait. chat_template: instead of the model's.
-        pack_cache: keep the packed weights on disk, in the user's cache (True) or in a folder, and
-        map them from there in later loads; PackCacheWarning when they cannot be written.
-        The first load on a machine measures its memory for 100 ms and keeps the result in the
-        user's cache, or warns with TuningCacheWarning; no bit depends on it.
-        ternary_packing: of a ternary model's weights, "t2" (2 bits) or "t1_6" (1.6 bits); "auto"
-        is the faster one; same bits. head: a dtype such as "q6_k" that the output matrix gets at
-        load; None leaves it. prefill: "dense", or a sparse prefill of effinfer.techniques for long
-        prompts ("minference", "sample_attention", "xattention"), an approximation.
+        "f32", "f16", "bf16" or "i8"; None is bf16, and f32 with precision="f32". max_seq_len: None
+        is the model's context. num_pages: 64-token pages of the KV cache; None is enough for one
+        sequence of max_seq_len and a few short ones. max_batch_tokens: of a step; None is 512, and
+        2048 with a sparse prefill. max_sequences: that run at once; more wait. chat_template:
+        instead of the model's.
+        pack_cache: keep the packed weights in the user's cache (True) or in a folder, and map them
+        in later loads, or warn with PackCacheWarning. ternary_packing: of ternary weights, "t2" (2
+        bits), "t1_6" (1.6 bits) or "auto", the faster one; same bits. head: a dtype such as "q6_k"
+        that the output matrix gets. prefill: "dense", or an approximation for long prompts
+        ("minference", "sample_attention", "xattention"). speculation: "auto", a name or proposer of
+        effinfer.techniques, or a Speculation: guesses are verified beside the next token.
 
-        Throws FileError, FormatError, UnsupportedError, InvalidArgumentError, OutOfMemoryError.
+        The first load on a machine measures its memory and keeps that in the user's cache, or warns
+        with TuningCacheWarning. Throws FileError, FormatError, UnsupportedError,
+        InvalidArgumentError, OutOfMemoryError.
         """
         started = time.perf_counter()
         if unknown:
@@ -92,6 +94,7 @@ class LLM:
         for name, value in {**sizes, "max_batch_tokens": max_batch_tokens}.items():
             check_positive(name, value)
         sparse = as_prefill(prefill)
+        self._drafts = as_speculation(speculation)
         self._files: ModelFiles = open_model(resolve_with_bar(model), head=head)
         self._engine = _core.Engine(
             self._files.graph if sparse is None else sparse.apply(self._files.graph),
@@ -110,6 +113,7 @@ class LLM:
             pack_cache=pack_cache_dir() if pack_cache is True else pack_cache or None,
             tuning_cache=tuning_cache_dir(),
             ternary_packing=ternary_packing,
+            speculation=self._drafts and self._drafts.build(),
         )
         warn_of_caches(self._engine)
         self._loop = RequestLoop(self._engine)
@@ -217,8 +221,9 @@ class LLM:
         return self._engine.log_likelihoods(token_ids, phase)
 
     def explain(self) -> str:
-        """Which kernels run and why, how weights are packed, the memory plan."""
-        return self._engine.explain()
+        """Which kernels run and why, how weights are packed, the memory plan, what drafts."""
+        text = self._engine.explain()
+        return text if self._drafts is None else f"{text}\n{self._drafts.explain()}\n"
 
     @property
     def threads(self) -> int:

@@ -1,6 +1,18 @@
 """What a request gives back."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True)
+class SpeculationMetrics:
+    """What drafts did for a request."""
+
+    steps: int = 0  # that verified a draft
+    drafted: int = 0  # tokens that got a row
+    accepted: int = 0  # of these
+    refused_drafts: int = 0  # of a proposer: they were wrong
+    drafted_at: list[int] = field(default_factory=list)  # by depth: 1, 2, ..., 16 and beyond
+    accepted_at: list[int] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
@@ -13,6 +25,7 @@ class RequestMetrics:
     preemptions: int
     time_to_first_token_s: float
     total_s: float
+    speculation: SpeculationMetrics = field(default_factory=SpeculationMetrics)
 
     @property
     def decode_tok_s(self) -> float:

@@ -27,6 +27,7 @@ class SamplingParams:
     stop_token_ids: Sequence[int] = ()
     ignore_eos: bool = False
     logprobs: int | None = None  # n: log probabilities of the token and the n most likely
+    speculation: bool = True  # whether drafts may be verified for this request, where LLM drafts
 
     def stop_strings(self) -> tuple[str, ...]:
         """Throws InvalidArgumentError for an empty one."""
@@ -53,6 +54,7 @@ class SamplingParams:
                 stop_token_ids=list(self.stop_token_ids),
                 ignore_eos=self.ignore_eos,
                 logprobs=-1 if self.logprobs is None else self.logprobs,
+                speculation=self.speculation,
             )
         except TypeError:
             raise _core.InvalidArgumentError(

@@ -168,7 +168,7 @@ TEST("the native proposers and the cost controller leave every text as it is") {
       options.shared_tokens = 1000;
       options.corpus = reference(asks[1].prompt, asks[1].params, one_arithmetic);
       setup.speculation.proposers = {suffix_proposer(options), prompt_lookup_proposer(),
-                                     recycling_proposer(kVocab)};
+                                     recycling_proposer()};
       if (seed % 2 == 0) setup.speculation.controller = fixed_controller(6);
       Harness harness(setup);
       check_texts(harness, asks, one_arithmetic);

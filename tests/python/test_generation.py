@@ -56,7 +56,10 @@ class ScriptedEngine:
     def _step(self, outputs: dict[int, Any]) -> None:
         for request, tokens in list(self.running.items()):
             output = outputs.setdefault(
-                request, SimpleNamespace(request=request, tokens=[], finish_reason=None, error="")
+                request,
+                SimpleNamespace(
+                    request=request, tokens=[], finish_reason=None, error="", warning=""
+                ),
             )
             if request in self.cancelled:
                 output.finish_reason = "cancelled"
@@ -71,7 +74,13 @@ class ScriptedEngine:
     def metrics(self, request: int) -> dict[str, Any]:
         assert request in self.known
         counts = dict.fromkeys(("prompt_tokens", "cached_tokens", "output_tokens"), 1)
-        return {**counts, "preemptions": 0, "time_to_first_token_s": 0.1, "total_s": 0.2}
+        return {
+            **counts,
+            "preemptions": 0,
+            "time_to_first_token_s": 0.1,
+            "total_s": 0.2,
+            "speculation": {},
+        }
 
     def forget(self, request: int) -> None:
         self.known.remove(request)

@@ -22,7 +22,7 @@ namespace effinfer {
 using RequestId = int64_t;
 
 // Tokens guessed to follow a request's text. A parent comes before its children.
-struct Draft {
+struct EFFINFER_API Draft {
   static constexpr int32_t kMostNodes = 63;
 
   std::vector<int32_t> tokens;
@@ -71,6 +71,8 @@ class EFFINFER_API Proposer {
   virtual std::string_view name() const = 0;
   // The highest logits of each row that observe() wants to see; 0: none.
   virtual int32_t top_k() const { return 0; }
+  // Called once, by the engine that the proposer is of.
+  virtual void attach(int64_t /*vocab_size*/) {}
   // Fills the empty drafts, one a view. One that throws, and a draft with unknown ids, a parent
   // that is not earlier, too many nodes or a score out of range leave their requests undrafted.
   virtual void propose(std::span<const DraftView> views, std::span<Draft> drafts) = 0;
@@ -192,7 +194,7 @@ EFFINFER_API std::shared_ptr<Proposer> prompt_lookup_proposer(int32_t longest = 
 // Remembers which tokens followed each token most likely, as its last row's logits said, and grows
 // a tree of them (Luo et al. 2024, Token Recycling, arXiv:2408.08696). Takes 8 bytes times `width`
 // a token of the vocabulary.
-EFFINFER_API std::shared_ptr<Proposer> recycling_proposer(int64_t vocab_size, int32_t width = 8);
+EFFINFER_API std::shared_ptr<Proposer> recycling_proposer(int32_t width = 8);
 
 // How an engine speculates. Its parts keep state of the engine's requests: an engine has its own.
 struct Speculation {

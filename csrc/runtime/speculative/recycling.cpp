@@ -11,17 +11,16 @@ namespace {
 
 class RecyclingProposer final : public Proposer {
  public:
-  RecyclingProposer(int64_t vocab_size, int32_t width) : width_(width) {
-    if (vocab_size < 1 || width < 1 || width > 32) {
-      throw InvalidArgument(
-          "[speculation] recycling: expected a vocabulary and a width in 1..32, " +
-          std::string("got ") + std::to_string(vocab_size) + " and " + std::to_string(width));
-    }
-    entries_.resize(static_cast<size_t>(vocab_size * width));
+  explicit RecyclingProposer(int32_t width) : width_(width) {
+    if (width >= 1 && width <= 32) return;
+    throw InvalidArgument("[speculation] width: expected 1..32, got " + std::to_string(width));
   }
 
   std::string_view name() const override { return "recycling"; }
   int32_t top_k() const override { return width_; }
+  void attach(int64_t vocab_size) override {
+    entries_.assign(static_cast<size_t>(vocab_size * width_), {});
+  }
 
   void propose(std::span<const DraftView> views, std::span<Draft> drafts) override {
     for (size_t i = 0; i < views.size(); ++i) {
@@ -80,8 +79,8 @@ class RecyclingProposer final : public Proposer {
 
 }  // namespace
 
-std::shared_ptr<Proposer> recycling_proposer(int64_t vocab_size, int32_t width) {
-  return std::make_shared<RecyclingProposer>(vocab_size, width);
+std::shared_ptr<Proposer> recycling_proposer(int32_t width) {
+  return std::make_shared<RecyclingProposer>(width);
 }
 
 }  // namespace effinfer

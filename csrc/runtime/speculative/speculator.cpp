@@ -33,6 +33,7 @@ Speculator::Speculator(const Speculation& parts, int64_t vocab_size, size_t max_
   for (const auto& proposer : parts_.proposers) {
     if (proposer == nullptr) throw InvalidArgument("[speculation] proposers: expected no null");
     top_k_ = std::max(top_k_, proposer->top_k());
+    proposer->attach(vocab_size);
   }
   if (!drafts()) return;
   broken_.resize(parts_.proposers.size() + 1);

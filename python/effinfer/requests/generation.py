@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
@@ -9,6 +10,7 @@ from effinfer import _core
 from effinfer.outputs import RequestMetrics, RequestOutput, TokenLogprobs
 from effinfer.requests.loop import RequestLoop
 from effinfer.sampling import SamplingParams
+from effinfer.speculation import SpeculationWarning
 from effinfer.text.state import TextState
 
 if TYPE_CHECKING:
@@ -79,6 +81,8 @@ class Generation:
         indices = {request: index for index, request in enumerate(self._requests)}
         while self._running:
             for output in self._loop.wait(list(self._running), self._patience):
+                if output.warning:
+                    warnings.warn(output.warning, SpeculationWarning, stacklevel=4)
                 state = self._requests[output.request]
                 was_stopped = state.text.stopped
                 piece = state.take(output)

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 from itertools import starmap
 
 from effinfer import _core
-from effinfer.outputs import RequestMetrics
+from effinfer.outputs import RequestMetrics, SpeculationMetrics
 
 _MAX_STEPS = 1 << 20
 
@@ -63,7 +63,9 @@ class RequestLoop:
         """Metrics of a request whose last output has come; the engine forgets it."""
         with self._changed:
             self._inbox.pop(request, None)
-            metrics = RequestMetrics(**self._engine.metrics(request))
+            counts = self._engine.metrics(request)
+            drafts = SpeculationMetrics(**counts.pop("speculation"))
+            metrics = RequestMetrics(**counts, speculation=drafts)
             self._engine.forget(request)
             return metrics
 

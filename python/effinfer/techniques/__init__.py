@@ -4,15 +4,36 @@
 
     LLM("model.gguf", prefill="minference")
     LLM("model.gguf", prefill=XAttention(threshold=0.95))
+
+`LLM(model, speculation=...)` takes proposers of drafts, or a name:
+
+    LLM("model.gguf", speculation="auto")
+    LLM("model.gguf", speculation=Speculation([SuffixDecoding(), TokenRecycling(width=4)]))
 """
 
 from effinfer import _core
+from effinfer.speculation import Proposer, Speculation
 from effinfer.techniques.minference import MInference
 from effinfer.techniques.prefill import SparsePrefill
+from effinfer.techniques.prompt_lookup import PromptLookup
 from effinfer.techniques.sample_attention import SampleAttention
+from effinfer.techniques.suffix_decoding import SuffixDecoding
+from effinfer.techniques.token_recycling import TokenRecycling
 from effinfer.techniques.xattention import XAttention
 
-__all__ = ["PREFILLS", "MInference", "SampleAttention", "SparsePrefill", "XAttention", "as_prefill"]
+__all__ = [
+    "PREFILLS",
+    "SPECULATIONS",
+    "MInference",
+    "PromptLookup",
+    "SampleAttention",
+    "SparsePrefill",
+    "SuffixDecoding",
+    "TokenRecycling",
+    "XAttention",
+    "as_prefill",
+    "as_speculation",
+]
 
 PREFILLS: dict[str, type[SparsePrefill]] = {
     "minference": MInference,
@@ -33,3 +54,29 @@ def as_prefill(prefill: "str | SparsePrefill") -> SparsePrefill | None:
             f"[LLM] prefill: expected {known} or a SparsePrefill, got {prefill!r}"
         )
     return PREFILLS[prefill]()
+
+
+# What a name speculates with. "auto": a text's own repetitions, and what its tokens led to before.
+SPECULATIONS: dict[str, Speculation] = {
+    "auto": Speculation([SuffixDecoding(), TokenRecycling()]),
+    "suffix": Speculation([SuffixDecoding()]),
+    "ngram": Speculation([PromptLookup()]),
+    "recycling": Speculation([TokenRecycling()]),
+}
+
+
+def as_speculation(speculation: object) -> Speculation | None:
+    """By a name; of a single proposer or its recipe; None for "off" and None. Throws
+    InvalidArgumentError."""
+    if speculation is None or speculation == "off":
+        return None
+    if isinstance(speculation, Speculation):
+        return speculation
+    if isinstance(speculation, str) and speculation in SPECULATIONS:
+        return SPECULATIONS[speculation]
+    if isinstance(speculation, (Proposer, _core.Proposer)) or hasattr(speculation, "build"):
+        return Speculation([speculation])
+    known = ", ".join(f'"{name}"' for name in ["off", *SPECULATIONS])
+    raise _core.InvalidArgumentError(
+        f"[LLM] speculation: expected {known} or a Speculation, got {speculation!r}"
+    )

@@ -1,0 +1,143 @@
+"""Speculative decoding: tokens are guessed and verified in the step that computes the next one.
+
+    llm = effinfer.LLM("smollm2-135m", speculation="auto")
+    llm = effinfer.LLM("smollm2-135m", speculation=Speculation([SuffixDecoding(), MyProposer()]))
+
+With the default verifier a text is the same as without speculation; docs/speculation.md says why,
+and when it is faster. Published proposers are in effinfer.techniques. Your own are classes here
+with a Python method or two, which is called once a step.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from effinfer import _core
+
+Draft = _core.Draft
+
+
+class SpeculationWarning(UserWarning):
+    """A proposer's draft was refused; the request decodes without it."""
+
+
+class Proposer(ABC):
+    """Guesses what follows. A subclass may set `name`, and `top_k` when observe() wants to see
+    that many of the highest logits of each row."""
+
+    name = "proposer"
+    top_k = 0
+
+    @abstractmethod
+    def propose(self, views: list[dict[str, Any]]) -> list[Draft | None]:
+        """A draft, or None, for each of the requests that decode in this step. A view has
+        request, tokens (int32 [n]: prompt and output), prompt_size, params, max_nodes and
+        max_depth. What is raised leaves all of them undrafted."""
+
+    def observe(self, facts: list[dict[str, Any]]) -> None:  # noqa: B027
+        """Called after a step: request, tokens, prompt_size, num_emitted (of tokens, the last ones
+        are new), proposed and verified (Draft or None), accepted (int32: nodes of verified), and
+        top_values float32, top_tokens int32 [1 + len(verified), top_k]."""
+
+    def forget(self, request: int) -> None:  # noqa: B027
+        """The request has ended."""
+
+
+class Verifier(ABC):
+    """Accepts what it likes. `guarantee` is "same_text", "same_distribution" or "lossy";
+    needs_distributions: whether verify() asks for distribution()."""
+
+    name = "verifier"
+    guarantee = "lossy"
+    needs_distributions = False
+
+    @abstractmethod
+    def verify(self, draft: Draft, rows: _core.TokenRows) -> None:
+        """Emits at least one token."""
+
+
+class DraftController(ABC):
+    """Decides which nodes get a row in the step."""
+
+    name = "controller"
+
+    @abstractmethod
+    def budget(self, view: dict[str, Any]) -> int:
+        """Nodes to ask for; 0: nobody is asked."""
+
+    @abstractmethod
+    def choose(
+        self, views: list[dict[str, Any]], drafts: list[Draft], step: dict[str, int]
+    ) -> list[list[int]]:
+        """The nodes of each draft that get a row, at most step["draft_rows"] of them beside
+        step["plain_rows"]. A node without its parent gets none."""
+
+    def observe(self, step: dict[str, Any], facts: list[dict[str, Any]]) -> None:  # noqa: B027
+        """Called after a step: rows, draft_rows, kv_tokens, seconds, propose_seconds, decoding."""
+
+
+class ProposerRecipe(Protocol):
+    """Makes a proposer for a model. Techniques are recipes: one may serve several models."""
+
+    def build(self) -> _core.Proposer | Proposer: ...
+
+
+@dataclass(frozen=True)
+class Speculation:
+    """How a model speculates.
+
+    Args:
+        proposers: recipes of effinfer.techniques or Proposers; their drafts are merged and compete.
+        verify: "match", or a Verifier.
+        controller: "cost" (nodes get rows while they are worth their measured cost), a number (so
+            many nodes of each draft, whatever they cost), or a DraftController.
+
+    Throws InvalidArgumentError when a model is made with it.
+    """
+
+    proposers: Sequence[ProposerRecipe | Proposer | _core.Proposer]
+    verify: str | Verifier | _core.Verifier = "match"
+    controller: str | int | DraftController | _core.DraftController = "cost"
+
+    def build(self) -> _core.Speculation:
+        """What an engine takes. Its parts keep the state of that engine's requests."""
+        proposers = [p.build() if hasattr(p, "build") else p for p in self.proposers]
+        return _core.Speculation(proposers, self._verifier(), self._controller())
+
+    def explain(self) -> str:
+        """A line a part: what it is, and whether it runs in Python."""
+        lines = [f"proposer {_describe(p)}" for p in self.proposers]
+        verifier = self._verifier()
+        lines.append(f"verifier {_describe(verifier)}: {verifier.guarantee}")
+        lines.append(f"controller {_describe(self._controller())}")
+        return "\n".join(["speculation:", *(f"  {line}" for line in lines)])
+
+    def _verifier(self) -> Verifier | _core.Verifier:
+        if not isinstance(self.verify, str):
+            return self.verify
+        if self.verify == "match":
+            return _core.match_verifier()
+        raise _core.InvalidArgumentError(
+            f'[speculation] verify: expected "match" or a Verifier, got {self.verify!r}'
+        )
+
+    def _controller(self) -> DraftController | _core.DraftController:
+        if isinstance(self.controller, int):
+            return _core.fixed_controller(self.controller)
+        if not isinstance(self.controller, str):
+            return self.controller
+        if self.controller == "cost":
+            return _core.cost_controller()
+        raise _core.InvalidArgumentError(
+            '[speculation] controller: expected "cost", a number of nodes or a DraftController, '
+            f"got {self.controller!r}"
+        )
+
+
+def _describe(part: Any) -> str:
+    if isinstance(part, Proposer | Verifier | DraftController):
+        return f"{part.name} (Python: called once a step)"
+    return getattr(part, "name", None) or repr(part)
