@@ -82,9 +82,8 @@ class LLM:
         ("minference", "sample_attention", "xattention"). speculation: "auto", a name or proposer of
         effinfer.techniques, or a Speculation: guesses are verified beside the next token.
 
-        The first load on a machine measures its memory and keeps that in the user's cache, or warns
-        with TuningCacheWarning. Throws FileError, FormatError, UnsupportedError,
-        InvalidArgumentError, OutOfMemoryError.
+        The first load on a machine measures its memory for the user's cache (TuningCacheWarning).
+        Throws FileError, FormatError, UnsupportedError, InvalidArgumentError, OutOfMemoryError.
         """
         started = time.perf_counter()
         if unknown:
@@ -113,7 +112,7 @@ class LLM:
             pack_cache=pack_cache_dir() if pack_cache is True else pack_cache or None,
             tuning_cache=tuning_cache_dir(),
             ternary_packing=ternary_packing,
-            speculation=self._drafts and self._drafts.build(),
+            speculation=None if self._drafts is None else self._drafts.build(),
         )
         warn_of_caches(self._engine)
         self._loop = RequestLoop(self._engine)
