@@ -78,13 +78,19 @@ void register_native_parts(py::module_& m) {
   m.def("fixed_controller", &fixed_controller, py::arg("count"));
   m.def(
       "suffix_proposer",
-      [](int64_t shared_tokens, const py::object& corpus) {
-        return suffix_proposer({shared_tokens, to_tokens(corpus, "corpus")});
+      [](int64_t shared_tokens, bool beside, const py::object& corpus) {
+        return suffix_proposer({shared_tokens, beside, to_tokens(corpus, "corpus")});
       },
-      py::arg("shared_tokens") = 0, py::arg("corpus") = py::tuple());
+      py::arg("shared_tokens") = 0, py::arg("beside") = false, py::arg("corpus") = py::tuple());
   m.def("prompt_lookup_proposer", &prompt_lookup_proposer, py::arg("longest") = 3,
         py::arg("shortest") = 2, py::arg("length") = 8);
-  m.def("recycling_proposer", &recycling_proposer, py::arg("width") = 8);
+  m.def(
+      "recycling_proposer",
+      [](int32_t width, int32_t pairs, float memory) {
+        return recycling_proposer({width, pairs, memory});
+      },
+      py::arg("width") = 8, py::arg("pairs") = 0, py::arg("memory") = 0.0f);
+  m.def("lookahead_proposer", &lookahead_proposer, py::arg("width") = 4, py::arg("length") = 3);
 }
 
 }  // namespace

@@ -166,10 +166,12 @@ TEST("the native proposers and the cost controller leave every text as it is") {
       setup.max_batch_tokens = 64;
       SuffixOptions options;
       options.shared_tokens = 1000;
+      options.beside = seed % 3 == 0;
       options.corpus = reference(asks[1].prompt, asks[1].params, one_arithmetic);
       setup.speculation.proposers = {suffix_proposer(options), prompt_lookup_proposer(),
-                                     recycling_proposer()};
-      if (seed % 2 == 0) setup.speculation.controller = fixed_controller(6);
+                                     recycling_proposer(), recycling_proposer({4, 100, 0.5f}),
+                                     lookahead_proposer()};
+      if (seed % 2 == 0) setup.speculation.controller = fixed_controller(20);
       Harness harness(setup);
       check_texts(harness, asks, one_arithmetic);
       if (seed % 2 != 0) continue;

@@ -177,10 +177,12 @@ EFFINFER_API std::shared_ptr<DraftController> cost_controller(int32_t most_nodes
 EFFINFER_API std::shared_ptr<DraftController> fixed_controller(int32_t count);
 
 // Continues the text as it went on where its last tokens occurred before: in the request's own
-// text, in the texts of requests before it when `shared_tokens` > 0 (that many are kept), and in a
-// corpus (Oliaro et al. 2024, SuffixDecoding, arXiv:2411.04975).
+// text, in those of the requests beside it with `beside`, in the outputs of requests before it when
+// `shared_tokens` > 0 (that many are kept), and in a corpus (Oliaro et al. 2024, SuffixDecoding,
+// arXiv:2411.04975).
 struct SuffixOptions {
   int64_t shared_tokens = 0;
+  bool beside = false;
   std::vector<int32_t> corpus;  // documents are separated by -1
 };
 EFFINFER_API std::shared_ptr<Proposer> suffix_proposer(const SuffixOptions& options = {});
@@ -193,8 +195,21 @@ EFFINFER_API std::shared_ptr<Proposer> prompt_lookup_proposer(int32_t longest = 
 
 // Remembers which tokens followed each token most likely, as its last row's logits said, and grows
 // a tree of them (Luo et al. 2024, Token Recycling, arXiv:2408.08696). Takes 8 bytes times `width`
-// a token of the vocabulary.
-EFFINFER_API std::shared_ptr<Proposer> recycling_proposer(int32_t width = 8);
+// a token of the vocabulary. With `pairs` > 0 it remembers the followers of that many pairs of
+// tokens too, at most, and prefers them; `memory` is the share that an old distribution keeps when
+// a new one comes (Liu et al. 2024, ADED, arXiv:2407.12021, section 3.1).
+struct RecyclingOptions {
+  int32_t width = 8;
+  int32_t pairs = 0;
+  float memory = 0.0f;
+};
+EFFINFER_API std::shared_ptr<Proposer> recycling_proposer(const RecyclingOptions& options = {});
+
+// Guesses tokens further ahead, refines them in every step as Jacobi iteration would, in rows
+// beside the drafts (probes), and drafts the n-grams of `length` tokens that they passed through
+// (Fu et al. 2024, Lookahead decoding, arXiv:2402.02057). A step has width * (length - 1) - 1
+// probes.
+EFFINFER_API std::shared_ptr<Proposer> lookahead_proposer(int32_t width = 4, int32_t length = 3);
 
 // How an engine speculates. Its parts keep state of the engine's requests: an engine has its own.
 struct Speculation {

@@ -20,6 +20,10 @@ float Calibration::believed(uint8_t source, float score, int32_t depth) const {
 
 float Calibration::probability(RequestId request, uint8_t source, float score,
                                int32_t depth) const {
+  if (score == Draft::kProbe) {
+    const Share share = source < probes_.size() ? probes_[source] : Share{};
+    return (share.right + kProbeTrust * kProbeWorth) / (share.expected + kProbeTrust);
+  }
   const float general = believed(source, score, depth);
   const auto found = requests_.find(request);
   if (found == requests_.end() || source >= found->second.size()) return general;
@@ -41,7 +45,27 @@ void Calibration::count(RequestId request, uint8_t source, float score, int32_t 
   bin.right = bin.right * kMemory + hit;
 }
 
+void Calibration::count_probes(const StepFacts& facts) {
+  if (facts.verified == nullptr) return;
+  const Draft& draft = *facts.verified;
+  std::array<Share, 8> step = {};  // by source
+  for (size_t i = 0; i < draft.tokens.size(); ++i) {
+    if (draft.scores[i] == Draft::kProbe) step[draft.sources[i]].expected += 1.0f;
+  }
+  for (const int32_t node : facts.accepted) {
+    step[draft.sources[static_cast<size_t>(node)]].right += 1.0f;
+  }
+  for (size_t source = 0; source < step.size(); ++source) {
+    if (step[source].expected == 0.0f) continue;
+    if (source >= probes_.size()) probes_.resize(source + 1);
+    Share& share = probes_[source];
+    share.expected = share.expected * kRequestMemory + step[source].expected;
+    share.right = share.right * kRequestMemory + step[source].right;
+  }
+}
+
 void Calibration::observe(const StepFacts& facts) {
+  count_probes(facts);
   if (facts.proposed == nullptr) return;
   const Draft& draft = *facts.proposed;
   const std::span<const int32_t> emitted = facts.tokens.last(facts.num_emitted);

@@ -16,7 +16,8 @@ namespace effinfer::runtime {
 // right, with a row or without: the text tells what would have been accepted.
 class Calibration {
  public:
-  // P(token | parent) of a node of the request.
+  // P(token | parent) of a node of the request. A probe is worth the tokens that its proposer's
+  // other nodes bring for each probe that ran.
   float probability(RequestId request, uint8_t source, float score, int32_t depth) const;
   void observe(const StepFacts& facts);
   void forget(RequestId request) { requests_.erase(request); }
@@ -28,6 +29,9 @@ class Calibration {
   static constexpr float kMemory = 0.995f;  // of a bin
   static constexpr float kRequestTrust = 4.0f;
   static constexpr float kRequestMemory = 0.98f;
+  // What a probe is worth before any was paid for, and for how many of them that is believed.
+  static constexpr float kProbeWorth = 0.1f;
+  static constexpr float kProbeTrust = 64.0f;
 
   struct Bin {
     float tried = 0.0f;
@@ -42,9 +46,11 @@ class Calibration {
   static size_t odds_of(float score);
   static size_t depth_of(int32_t depth) { return static_cast<size_t>(depth < 3 ? depth : 3) - 1; }
   float believed(uint8_t source, float score, int32_t depth) const;
+  void count_probes(const StepFacts& facts);
   void count(RequestId request, uint8_t source, float score, int32_t depth, bool right);
 
-  std::vector<Bins> bins_;                                      // by source
+  std::vector<Bins> bins_;     // by source
+  std::vector<Share> probes_;  // the same: expected counts probes, right what was accepted
   std::unordered_map<RequestId, std::vector<Share>> requests_;  // by source
 };
 

@@ -3,8 +3,8 @@
 #include <array>
 #include <bit>
 #include <cmath>
+#include <map>
 #include <string>
-#include <unordered_map>
 
 #include "effinfer/error.h"
 #include "runtime/speculative/grow.h"
@@ -44,10 +44,16 @@ class OwnTexts {
     const auto found = texts_.find(request);
     return found == texts_.end() ? nullptr : &found->second;
   }
+  template <class Use>
+  void for_others(RequestId request, const Use& use) const {
+    for (const auto& [id, text] : texts_) {
+      if (id != request) use(text.index);
+    }
+  }
   void forget(RequestId request) { texts_.erase(request); }
 
  private:
-  std::unordered_map<RequestId, Text> texts_;
+  std::map<RequestId, Text> texts_;  // in order: drafts do not depend on hashes
 };
 
 size_t expected_size(const DraftView& view) {
@@ -69,6 +75,7 @@ class SuffixProposer final : public Proposer {
                             std::to_string(options.shared_tokens));
     }
     shares_ = options.shared_tokens > 0;
+    beside_ = options.beside;
     has_corpus_ = !options.corpus.empty();
     corpus_.append(options.corpus);
   }
@@ -82,6 +89,7 @@ class SuffixProposer final : public Proposer {
           own_.update(view.request, view.tokens, view.prompt_size, expected_size(view));
       count_ = 0;
       find(own.index, view.tokens);
+      if (beside_) find_beside(view);
       if (shares_) find(shared_, view.tokens);
       if (has_corpus_) find(corpus_, view.tokens);
       if (count_ == 0) continue;
@@ -114,7 +122,12 @@ class SuffixProposer final : public Proposer {
   }
 
  private:
-  static constexpr size_t kMatches = 21;  // of each text; three texts give a word of 64 bits
+  static constexpr size_t kMatches = 16;  // of each text
+
+  // Texts that run beside this one: what several of them say gains weight.
+  void find_beside(const DraftView& view) {
+    own_.for_others(view.request, [&](const NgramIndex& other) { find(other, view.tokens); });
+  }
 
   // A place where the text may go on.
   struct Place {
@@ -125,7 +138,8 @@ class SuffixProposer final : public Proposer {
 
   void find(const NgramIndex& text, std::span<const int32_t> tokens) {
     std::array<NgramIndex::Match, kMatches> matches;
-    const size_t found = text.find(tokens, 2, matches);
+    const size_t room = std::min(kMatches, places_.size() - count_);
+    const size_t found = text.find(tokens, 2, std::span(matches).first(room));
     for (size_t i = 0; i < found; ++i) {
       // Each token more that agrees makes the place twice as likely to be the one.
       const int32_t length = std::min(matches[i].length, 16);
@@ -163,8 +177,9 @@ class SuffixProposer final : public Proposer {
   NgramIndex shared_;
   NgramIndex corpus_;
   bool shares_ = false;
+  bool beside_ = false;
   bool has_corpus_ = false;
-  std::array<Place, 3 * kMatches> places_;
+  std::array<Place, 64> places_;  // bits of a word
   size_t count_ = 0;
   runtime::TreeGrower<uint64_t> grower_;  // of the places that agree so far
 };

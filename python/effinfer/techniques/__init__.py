@@ -13,7 +13,11 @@
 
 from effinfer import _core
 from effinfer.speculation import Proposer, Speculation
+from effinfer.techniques.aded import ADED
+from effinfer.techniques.code_swift import CodeSwift
+from effinfer.techniques.lookahead import Lookahead
 from effinfer.techniques.minference import MInference
+from effinfer.techniques.multi_sample import MultiSample
 from effinfer.techniques.prefill import SparsePrefill
 from effinfer.techniques.prompt_lookup import PromptLookup
 from effinfer.techniques.sample_attention import SampleAttention
@@ -22,9 +26,13 @@ from effinfer.techniques.token_recycling import TokenRecycling
 from effinfer.techniques.xattention import XAttention
 
 __all__ = [
+    "ADED",
     "PREFILLS",
     "SPECULATIONS",
+    "CodeSwift",
+    "Lookahead",
     "MInference",
+    "MultiSample",
     "PromptLookup",
     "SampleAttention",
     "SparsePrefill",
@@ -56,9 +64,12 @@ def as_prefill(prefill: "str | SparsePrefill") -> SparsePrefill | None:
     return PREFILLS[prefill]()
 
 
-# What a name speculates with. "auto": a text's own repetitions, and what its tokens led to before.
+# What a name speculates with. "auto": how the text went on before, and what pairs of tokens led to.
 SPECULATIONS: dict[str, Speculation] = {
-    "auto": Speculation([SuffixDecoding(), TokenRecycling()]),
+    "auto": Speculation([SuffixDecoding(), ADED()]),
+    "aded": Speculation([ADED()]),
+    "lookahead": Speculation([Lookahead()]),
+    "multi_sample": Speculation([MultiSample()]),
     "suffix": Speculation([SuffixDecoding()]),
     "ngram": Speculation([PromptLookup()]),
     "recycling": Speculation([TokenRecycling()]),
