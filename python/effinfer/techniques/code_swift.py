@@ -37,4 +37,4 @@ class CodeSwift:
         return cls(corpus)
 
     def build(self) -> _core.Proposer:
-        return _core.suffix_proposer(self.shared_tokens, False, list(self.corpus))
+        return _core.suffix_proposer(self.shared_tokens, corpus=list(self.corpus))

@@ -29,4 +29,4 @@ class SuffixDecoding:
     corpus: Sequence[int] = field(default=())
 
     def build(self) -> _core.Proposer:
-        return _core.suffix_proposer(self.shared_tokens, list(self.corpus))
+        return _core.suffix_proposer(self.shared_tokens, corpus=list(self.corpus))
