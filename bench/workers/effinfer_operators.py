@@ -21,7 +21,8 @@ def arithmetic(dtype: str, tokens: int) -> str:
     """As the compiler does: int8 to decode quantised weights, bf16 panels to prefill."""
     if tokens <= DECODE_ROWS:
         return "f32" if dtype in FLOATS else "int8"
-    panels = _core.has_avx512_bf16() and _core.current_isa() not in ("portable", "avx2")
+    level = _core.current_isa()
+    panels = level == "amx" or (level == "avx512" and _core.has_fast_bf16())
     return "bf16" if panels else "f32"
 
 

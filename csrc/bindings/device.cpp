@@ -30,6 +30,10 @@ void register_device(py::module_& m) {
   m.def("cuda_status", &cuda_status, "Whether this build has CUDA kernels, and if not, why.");
   m.def("cpu_model", [] { return cpu_features().model_name; });
   m.def("has_avx512_bf16", [] { return cpu_features().avx512_bf16; });
+  m.def("has_fast_bf16", [] { return cpu_features().fast_bf16; });
+  m.def(
+      "describe_bf16", [] { return describe_bf16(current_isa()); },
+      "Which products of bfloat16 are chosen at the current level, and why not more.");
   m.def("current_isa", [] { return std::string(name(current_isa())); });
   m.def("isa_reason", &isa_reason);
   m.def(

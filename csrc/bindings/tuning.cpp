@@ -7,7 +7,8 @@ namespace effinfer::bindings {
 
 void register_tuning(py::module_& m) {
   m.def("describe_tuning", &describe_tuning,
-        "How far ahead weights are asked for, in bytes into L2/L1, and why.");
+        "How far ahead weights are asked for, in bytes into L2/L1, from how many rows "
+        "ternary weights are unpacked, and why.");
   m.def(
       "calibrate",
       [](ThreadPool& pool, const py::object& folder) {
@@ -16,7 +17,7 @@ void register_tuning(py::module_& m) {
         calibrate(pool, path);
       },
       py::arg("pool"), py::arg("folder").none(true),
-      "Measures the distances anew, uses them and keeps them in the folder (None: nowhere).");
+      "Measures all of it anew, uses it and keeps it in the folder (None: nowhere).");
 }
 
 }  // namespace effinfer::bindings

@@ -2,11 +2,36 @@
 
 #include "effinfer/error.h"
 #include "graph/op_specs.h"
+#include "ops/attention.h"
+#include "ops/bf16_products.h"
+#include "ops/matmul.h"
+#include "ops/prefill_index.h"
 
 namespace effinfer::compiler {
 
 bool bf16_panels(const Target& target) {
-  return cpu_features().avx512_bf16 && target.isa >= Isa::avx512;
+  return ops::bf16_pays(ops::smallest_matmul(ops::Arithmetic::bf16), target);
+}
+
+bool bf16_attention(const Node& node, const Target& target) {
+  ops::KvLayer kv;
+  kv.num_kv_heads = static_cast<int32_t>(node.get_int("kv_heads"));
+  kv.head_dim = static_cast<int32_t>(node.get_int("head_dim"));
+  kv.dtype = DType::bf16;
+  if (node.op == "attention") {
+    ops::AttentionProblem problem;
+    problem.num_qo_heads = static_cast<int32_t>(node.get_int("heads"));
+    problem.num_kv_heads = kv.num_kv_heads;
+    problem.k = ops::keys_of(kv);
+    problem.v = ops::values_of(kv);
+    problem.arithmetic = ops::Arithmetic::bf16;
+    return ops::bf16_pays(problem, target);
+  }
+  // Both indexes have kernels for the same keys.
+  ops::BlockIndexProblem problem;
+  problem.in.kv = kv;
+  problem.in.arithmetic = ops::Arithmetic::bf16;
+  return ops::bf16_pays(problem, target);
 }
 
 ops::Arithmetic parse_arithmetic(std::string_view text) {

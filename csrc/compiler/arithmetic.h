@@ -18,7 +18,10 @@ std::string_view phase_key(Phase phase);  // the attribute that holds it
 // Annotates a node that makes an operand.
 void set_arithmetic(Node& node, std::string_view decode, std::string_view prefill);
 
-// Whether bfloat16 is multiplied faster than float32: AVX512-BF16 within the target's level.
+// Whether matmuls of many rows are the faster for bfloat16.
 bool bf16_panels(const Target& target);
+// The same of a prompt's products with bf16 pages: those of an attention, column_index or
+// block_index.
+bool bf16_attention(const Node& node, const Target& target);
 
 }  // namespace effinfer::compiler

@@ -102,7 +102,8 @@ std::vector<std::string> slower_paths(const Graph& graph, const CompileOptions& 
                                       const weights::WeightStore& weights, const Target& target) {
   std::vector<std::string> notes;
   const bool fast = options.precision == Precision::fast;
-  if (fast && !options.deterministic && !compiler::bf16_panels(target)) {
+  const bool has_bf16 = cpu_features().avx512_bf16 && target.isa >= Isa::avx512;
+  if (fast && !options.deterministic && !has_bf16) {
     notes.push_back("prefill multiplies float32 panels: no AVX512-BF16 at this ISA level");
   }
   std::map<std::string, int> repacked;
@@ -144,8 +145,9 @@ std::string Executable::explain() const {
   out << "graph " << impl.shared.graph.name << "\ndevice " << name(options.device) << "\nisa "
       << impl.isa << "\nthreads " << impl.pool->size() << " (" << impl.pool->reason()
       << ")\nfetch ahead, bytes into L2/L1: " << describe_tuning()
-      << (impl.tuning_trouble.empty() ? "" : "; not kept: " + impl.tuning_trouble) << "\nprecision "
-      << (options.precision == Precision::f32 ? "f32" : "fast")
+      << (impl.tuning_trouble.empty() ? "" : "; not kept: " + impl.tuning_trouble)
+      << "\nbfloat16 products of prefill: " << describe_bf16(impl.shared.target.isa)
+      << "\nprecision " << (options.precision == Precision::f32 ? "f32" : "fast")
       << (options.deterministic ? ", deterministic" : "") << "\nkv " << name(*options.kv_dtype)
       << "\nstep at most " << options.max_tokens << " tokens, " << options.max_sequences
       << " sequences of " << options.max_seq_len << " tokens, " << options.max_rows

@@ -1,4 +1,5 @@
 // What chooses the keys that attention visits in prefill.
+#include <algorithm>
 #include <vector>
 
 #include "compiler/arithmetic.h"
@@ -29,8 +30,13 @@ int32_t int_attribute(const Node& node, std::string_view key) {
 // Beside attention on vectors 1.3 to 2.0 were measured with 4,096 and 8,000 tokens on Zen 5
 // (AVX-512, BF16). Tiles multiply several times as fast as the vectors that choose; there the
 // number is the quotient of both rates, not measured.
-float product_cost(const Lowering& lowering, ops::Arithmetic arithmetic) {
-  const bool tiles = lowering.target().isa == Isa::amx && arithmetic == ops::Arithmetic::bf16;
+float product_cost(const Lowering& lowering, const Node& index) {
+  const auto on_tiles = [&](const Node& node) {
+    return node.op == "attention" && node.inputs.size() == 3 &&
+           node.inputs[2] == index.outputs[0] && node.has(graph::kPrefillProductsKey);
+  };
+  const bool tiles = lowering.target().isa == Isa::amx && lowering.phase() == Phase::prefill &&
+                     std::ranges::any_of(lowering.graph().nodes, on_tiles);
   return tiles ? 4.0f : 1.5f;
 }
 
@@ -50,7 +56,7 @@ ops::PrefillIndexInputs index_inputs(Lowering& lowering, const Node& node) {
   if (lowering.phase() == Phase::prefill && node.has(graph::kPrefillProductsKey)) {
     in.arithmetic = parse_arithmetic(node.get_string(graph::kPrefillProductsKey));
   }
-  if (in.min_tokens > 0) in.product_cost = product_cost(lowering, in.arithmetic);
+  if (in.min_tokens > 0) in.product_cost = product_cost(lowering, node);
   return in;
 }
 

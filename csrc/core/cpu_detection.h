@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <string_view>
 
 #include "effinfer/device.h"
 
@@ -19,8 +20,12 @@ struct Processor {
   bool (*request_tiles)();
 };
 
-// All but the model's name. `amx` is the best level only where tiles were asked for and granted, so
-// that whoever knows the features of this CPU may run kernels of their level.
+// All but the model's name, its signature and what follows from that. `amx` is the best level only
+// where tiles were asked for and granted, so that whoever knows the features of this CPU may run
+// kernels of their level.
 CpuFeatures detect_features(const Processor& processor);
+
+// CpuFeatures::fast_bf16 of a CPU that has VDPBF16PS, by its signature.
+bool has_fast_bf16(std::string_view signature);
 
 }  // namespace effinfer::core

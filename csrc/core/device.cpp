@@ -92,6 +92,7 @@ CpuFeatures detect() {
   CpuFeatures features = core::detect_features({cpuid, enabled_states, request_tiles});
   features.model_name = brand_string();
   features.signature = signature(cpuid(1));
+  features.fast_bf16 = features.avx512_bf16 && core::has_fast_bf16(features.signature);
   return features;
 }
 
@@ -179,6 +180,14 @@ void check_device(Device device, std::string_view argument) {
 const CpuFeatures& cpu_features() {
   static const CpuFeatures features = detect();
   return features;
+}
+
+std::string describe_bf16(Isa isa, const CpuFeatures& features) {
+  const std::string tiles = isa >= Isa::amx ? "tiles" : "";
+  if (isa < Isa::avx512 || !features.avx512_bf16) return "none at this level";
+  if (features.fast_bf16) return tiles.empty() ? "vectors" : tiles + " and vectors";
+  return (tiles.empty() ? "none" : tiles) +
+         "; vectors multiply float32, which is faster on this CPU";
 }
 
 Isa current_isa() {

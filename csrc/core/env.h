@@ -14,7 +14,7 @@ std::optional<int> threads();
 // EFFINFER_PASSES: "-fuse_norm,-fuse_rope_append" turns compiler passes off. Throws InvalidArgument
 // for an entry without the minus.
 std::set<std::string> disabled_passes();
-// EFFINFER_TUNING: "int8=8192/512,ternary=0/1024" fixes the distances of effinfer/tuning.h.
+// EFFINFER_TUNING: "int8=8192/512,panels_t2=8" fixes values of effinfer/tuning.h.
 std::optional<std::string> tuning();
 
 }  // namespace effinfer::env

@@ -7,43 +7,43 @@
 #include <optional>
 
 #include "core/env.h"
-#include "core/fetch_distance.h"
+#include "core/tuned.h"
 #include "effinfer/device.h"
 #include "effinfer/error.h"
 
 namespace effinfer {
 namespace {
 
-constexpr size_t kStreams = 2;
 constexpr int32_t kFarthest = 65'536;
+constexpr int32_t kFewestPanelRows = 2;  // one row is always multiplied by lines
+constexpr int32_t kMostPanelRows = 1024;
 
-size_t index(WeightStream stream) {
-  return static_cast<size_t>(stream);
+template <class Key>
+size_t index(Key key) {
+  return static_cast<size_t>(key);
 }
+
+using Distances = std::array<FetchDistance, std::size(kWeightStreams)>;  // by stream
 
 struct Known {
   std::string_view machine;  // a prefix of CpuFeatures::signature
-  FetchDistance int8;
-  FetchDistance ternary;
+  Distances distances;
 };
 
 // Far enough for memory to come while the arithmetic goes on: everywhere that it was measured.
-constexpr FetchDistance kInt8Guess = {8192, 0};
-constexpr FetchDistance kTernaryGuess = {8192, 512};
+constexpr Distances kGuess = {{{8192, 0}, {8192, 512}, {8192, 0}}};
 constexpr Known kKnown[] = {
-    {"AuthenticAMD-25-", {512, 0}, {0, 1024}},     // Zen 3 and 4
-    {"AuthenticAMD-26-", {8192, 0}, {8192, 512}},  // Zen 5
+    {"AuthenticAMD-25-", {{{512, 0}, {0, 1024}, {1024, 0}}}},     // Zen 3 and 4
+    {"AuthenticAMD-26-", {{{8192, 0}, {8192, 512}, {4096, 0}}}},  // Zen 5
 };
 
 FetchTuning initial(WeightStream stream) {
   const std::string& machine = cpu_features().signature;
   for (const Known& known : kKnown) {
     if (!machine.starts_with(known.machine)) continue;
-    const bool is_int8 = stream == WeightStream::int8;
-    return {is_int8 ? known.int8 : known.ternary, TuningSource::known, "known machine"};
+    return {known.distances[index(stream)], TuningSource::known, "known machine"};
   }
-  return {stream == WeightStream::int8 ? kInt8Guess : kTernaryGuess, TuningSource::guessed,
-          "guess"};
+  return {kGuess[index(stream)], TuningSource::guessed, "guess"};
 }
 
 bool is_valid(FetchDistance distance) {
@@ -53,62 +53,89 @@ bool is_valid(FetchDistance distance) {
   return valid(distance.l2) && valid(distance.l1);
 }
 
+bool is_valid(int32_t panel_rows) {
+  return panel_rows == 0 || (panel_rows >= kFewestPanelRows && panel_rows <= kMostPanelRows);
+}
+
 class Tunings {
  public:
   Tunings() {
-    for (size_t i = 0; i < kStreams; ++i) put(i, initial(static_cast<WeightStream>(i)));
+    for (const WeightStream stream : kWeightStreams) put(stream, initial(stream));
+    for (const PackedTernary packed : kPackedTernary) {
+      put(packed, PanelTuning{0, TuningSource::guessed, "the kernel's own"});
+    }
     const std::optional<std::string> text = env::tuning();
     if (text) fix(*text);
   }
 
   FetchTuning get(WeightStream stream) {
     const std::lock_guard lock(mutex_);
-    return tunings_[index(stream)];
+    return fetches_[index(stream)];
   }
-  void set(WeightStream stream, const FetchTuning& tuning) {
-    if (!is_valid(tuning.distance)) {
-      throw InvalidArgument("[tuning] expected distances that are multiples of 64 up to " +
-                            std::to_string(kFarthest) + ", got " + to_string(tuning.distance));
-    }
+  PanelTuning get(PackedTernary packed) {
     const std::lock_guard lock(mutex_);
-    put(index(stream), tuning);
+    return panels_[index(packed)];
+  }
+  template <class Key, class Tuning>
+  void set(Key key, const Tuning& tuning) {
+    const std::lock_guard lock(mutex_);
+    put(key, tuning);
   }
   FetchDistance distance(WeightStream stream) const {
     const uint64_t both = distances_[index(stream)].load(std::memory_order_relaxed);
     return {static_cast<int32_t>(both >> 32), static_cast<int32_t>(both)};
   }
-
- private:
-  void put(size_t stream, const FetchTuning& tuning) {
-    const auto l2 = static_cast<uint64_t>(static_cast<uint32_t>(tuning.distance.l2));
-    distances_[stream] = l2 << 32 | static_cast<uint32_t>(tuning.distance.l1);
-    tunings_[stream] = tuning;
+  int32_t panel_rows(PackedTernary packed) const {
+    return panel_rows_[index(packed)].load(std::memory_order_relaxed);
   }
 
-  // "int8=8192/512,ternary=0/1024", each of them at most once.
+ private:
+  void put(WeightStream stream, const FetchTuning& tuning) {
+    const auto l2 = static_cast<uint64_t>(static_cast<uint32_t>(tuning.distance.l2));
+    distances_[index(stream)] = l2 << 32 | static_cast<uint32_t>(tuning.distance.l1);
+    fetches_[index(stream)] = tuning;
+  }
+  void put(PackedTernary packed, const PanelTuning& tuning) {
+    panel_rows_[index(packed)] = tuning.rows;
+    panels_[index(packed)] = tuning;
+  }
+
+  // "int8=8192/512,panels_t2=8".
   void fix(std::string_view text) {
     for (std::string_view rest = text; !rest.empty();) {
       const size_t comma = rest.find(',');
-      const std::string_view entry = rest.substr(0, comma);
-      rest = comma == std::string_view::npos ? std::string_view() : rest.substr(comma + 1);
-      const size_t equals = entry.find('=');
-      const std::string_view key = entry.substr(0, equals);
-      const auto value = equals == std::string_view::npos
-                             ? std::nullopt
-                             : parse_fetch_distance(entry.substr(equals + 1));
-      if (!value || (key != "int8" && key != "ternary")) {
+      if (!fix_one(rest.substr(0, comma))) {
         throw InvalidArgument(
-            "[env] EFFINFER_TUNING: expected \"int8=L2/L1,ternary=L2/L1\" in multiples of "
-            "64 bytes up to 65536, got \"" +
+            "[env] EFFINFER_TUNING: expected some of "
+            "\"int8=L2/L1,ternary=L2/L1,dense=L2/L1,panels_t2=ROWS,panels_t1_6=ROWS\", distances "
+            "multiples of 64 bytes up to 65536 and 2 to 1024 rows (0: the "
+            "kernel's own), got \"" +
             std::string(text) + "\"");
       }
-      put(key == "int8" ? 0 : 1, {*value, TuningSource::fixed, "EFFINFER_TUNING"});
+      rest = comma == std::string_view::npos ? std::string_view() : rest.substr(comma + 1);
     }
+  }
+  bool fix_one(std::string_view entry) {
+    const size_t equals = entry.find('=');
+    if (equals == std::string_view::npos) return false;
+    const std::string_view value = entry.substr(equals + 1);
+    if (const auto stream = parse_weight_stream(entry.substr(0, equals))) {
+      const std::optional<FetchDistance> distance = parse_fetch_distance(value);
+      if (distance) put(*stream, {*distance, TuningSource::fixed, "EFFINFER_TUNING"});
+      return distance.has_value();
+    }
+    const auto packed = parse_packed_ternary(entry.substr(0, equals));
+    const std::optional<int32_t> rows = parse_panel_rows(value);
+    if (!packed || !rows) return false;
+    put(*packed, {*rows, TuningSource::fixed, "EFFINFER_TUNING"});
+    return true;
   }
 
   std::mutex mutex_;
-  std::array<FetchTuning, kStreams> tunings_;
-  std::array<std::atomic<uint64_t>, kStreams> distances_{};
+  std::array<FetchTuning, std::size(kWeightStreams)> fetches_;
+  std::array<PanelTuning, std::size(kPackedTernary)> panels_;
+  std::array<std::atomic<uint64_t>, std::size(kWeightStreams)> distances_{};
+  std::array<std::atomic<int32_t>, std::size(kPackedTernary)> panel_rows_{};
 };
 
 Tunings& tunings() {
@@ -119,7 +146,26 @@ Tunings& tunings() {
 }  // namespace
 
 std::string_view name(WeightStream stream) {
-  return stream == WeightStream::int8 ? "int8" : "ternary";
+  constexpr std::string_view kNames[] = {"int8", "ternary", "dense"};
+  return kNames[index(stream)];
+}
+
+std::string_view name(PackedTernary packed) {
+  return packed == PackedTernary::t2 ? "panels_t2" : "panels_t1_6";
+}
+
+std::optional<WeightStream> parse_weight_stream(std::string_view text) {
+  for (const WeightStream stream : kWeightStreams) {
+    if (text == name(stream)) return stream;
+  }
+  return std::nullopt;
+}
+
+std::optional<PackedTernary> parse_packed_ternary(std::string_view text) {
+  for (const PackedTernary packed : kPackedTernary) {
+    if (text == name(packed)) return packed;
+  }
+  return std::nullopt;
 }
 
 std::optional<FetchDistance> parse_fetch_distance(std::string_view text) {
@@ -132,6 +178,14 @@ std::optional<FetchDistance> parse_fetch_distance(std::string_view text) {
   return distance;
 }
 
+std::optional<int32_t> parse_panel_rows(std::string_view text) {
+  int32_t rows = 0;
+  const char* end = text.data() + text.size();
+  const auto parsed = std::from_chars(text.data(), end, rows);
+  if (parsed.ec != std::errc() || parsed.ptr != end || !is_valid(rows)) return std::nullopt;
+  return rows;
+}
+
 std::string to_string(FetchDistance distance) {
   return std::to_string(distance.l2) + "/" + std::to_string(distance.l1);
 }
@@ -140,21 +194,49 @@ FetchDistance fetch_distance(WeightStream stream) {
   return tunings().distance(stream);
 }
 
+int32_t line_rows(PackedTernary packed, int32_t own) {
+  const int32_t panels = tunings().panel_rows(packed);
+  return panels == 0 ? own : panels - 1;
+}
+
 FetchTuning fetch_tuning(WeightStream stream) {
   return tunings().get(stream);
 }
 
+PanelTuning panel_tuning(PackedTernary packed) {
+  return tunings().get(packed);
+}
+
 void set_fetch_tuning(WeightStream stream, const FetchTuning& tuning) {
+  if (!is_valid(tuning.distance)) {
+    throw InvalidArgument("[tuning] expected distances that are multiples of 64 up to " +
+                          std::to_string(kFarthest) + ", got " + to_string(tuning.distance));
+  }
   tunings().set(stream, tuning);
+}
+
+void set_panel_tuning(PackedTernary packed, const PanelTuning& tuning) {
+  if (!is_valid(tuning.rows)) {
+    throw InvalidArgument("[tuning] expected 0 or " + std::to_string(kFewestPanelRows) + " to " +
+                          std::to_string(kMostPanelRows) + " rows, got " +
+                          std::to_string(tuning.rows));
+  }
+  tunings().set(packed, tuning);
 }
 
 std::string describe_tuning() {
   std::string text;
-  for (const WeightStream stream : {WeightStream::int8, WeightStream::ternary}) {
+  const auto add = [&](std::string_view key, const std::string& value, const std::string& reason) {
+    if (!text.empty()) text += "; ";
+    text.append(key).append(" ").append(value).append(" (").append(reason).append(")");
+  };
+  for (const WeightStream stream : kWeightStreams) {
     const FetchTuning tuning = fetch_tuning(stream);
-    text += text.empty() ? "" : "; ";
-    text +=
-        std::string(name(stream)) + " " + to_string(tuning.distance) + " (" + tuning.reason + ")";
+    add(name(stream), to_string(tuning.distance), tuning.reason);
+  }
+  for (const PackedTernary packed : kPackedTernary) {
+    const PanelTuning tuning = panel_tuning(packed);
+    if (tuning.rows > 0) add(name(packed), std::to_string(tuning.rows) + " rows", tuning.reason);
   }
   return text;
 }

@@ -12,7 +12,7 @@
 //
 // where T is d or d * s, M is m or -(dmin * min), sum_a is the sum of the half's q_a, and scaled_a
 // the sum of both halves' scale * sum_a. The lines with M are those of weights with minima.
-#include "core/fetch_distance.h"
+#include "core/tuned.h"
 #include "cpu/level.h"
 #include "cpu/matmul.h"
 #include "cpu/matmul_units.h"

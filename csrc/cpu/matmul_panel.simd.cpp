@@ -22,11 +22,11 @@ namespace {
 #if EFFINFER_LEVEL_AMX
 using Matmul = AmxMatmul<NativeTiles>;
 #else
-// 2 groups x 256 k x 4 bytes a weight are 32 KB. More k would push the panel out of L1 for nothing:
-// the sums are loaded and stored once in 256 multiplications.
-constexpr int64_t kPanelK = 256;
+// Both groups of a panel are 32 KB: 256 k of float32, 512 of bfloat16. More k would push them out
+// of L1 for nothing: the sums are loaded and stored once in so many multiplications.
+constexpr int64_t kPanelGroupBytes = int64_t{16} << 10;
+constexpr int64_t kFewTokensK = 64;
 constexpr int64_t kPanelTokens = 240;  // of a chunk: tiles of 6 and 12 divide it
-constexpr int64_t kPanelGroupBytes = kPanelK * ops::kGroupRows * 4;
 
 // Panel of the level has
 //   kTokens            tokens of a tile: chunks are cut at multiples of it
@@ -42,6 +42,7 @@ constexpr int64_t kPanelGroupBytes = kPanelK * ops::kGroupRows * 4;
 template <class Panel>
 struct PanelMatmul {
   using Sums = MatmulEpilogue::Sums;
+  static constexpr int64_t kPanelK = kPanelGroupBytes / (ops::kGroupRows * Panel::kElementBytes);
 
   static void run(const ops::MatmulProblem& problem, Team& team) {
     const int64_t units = count_units(problem);
@@ -101,7 +102,7 @@ struct PanelMatmul {
     const int64_t row_bytes = problem.x.row_bytes();
     const int64_t tiles = (count + Panel::kTokens - 1) / Panel::kTokens;  // of nearly equal size
     // With one tile of tokens the panel is used once: keep it small, it is read back at once.
-    const int64_t stretch = count <= Panel::kTokens ? kPanelK / 4 : kPanelK;
+    const int64_t stretch = count <= Panel::kTokens ? kFewTokensK : kPanelK;
     for (int64_t k = 0; k < cols; k += stretch) {
       const int64_t length = k + stretch < cols ? stretch : cols - k;
       const uint8_t* panels[2];

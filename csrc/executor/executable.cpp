@@ -171,6 +171,10 @@ const CompileOptions& Executable::options() const {
   return impl_->shared.options;
 }
 
+const Target& Executable::target() const {
+  return impl_->shared.target;
+}
+
 const Graph& Executable::graph() const {
   return impl_->shared.graph;
 }

@@ -36,9 +36,14 @@ void check_results(const AttentionInputs& inputs, const AttentionPlan::Impl& pla
   kCheck.expect(is_dense(lse), "lse", "a C-contiguous array", "strides");
 }
 
-// Dimensions of k_rope, 0 without one.
+// Dimensions of k_rope, 0 without one. Pages of a PagedKv hold whole keys.
 int32_t rope_dims(const AttentionInputs& inputs, const AttentionGeometry& g) {
   const bool has_rope = inputs.k_rope.dims.rank() > 0;
+  if (inputs.kv != nullptr) {
+    kCheck.expect(!has_rope, "k_rope", "None with PagedKv", "an array");
+    kCheck.expect(inputs.q_rope.dims.rank() == 0, "q_rope", "None with PagedKv", "an array");
+    return 0;
+  }
   kCheck.expect(has_rope == (inputs.q_rope.dims.rank() > 0), "q_rope",
                 has_rope ? "an array, with k_rope" : "None without k_rope",
                 has_rope ? "None" : "an array");
@@ -56,7 +61,7 @@ int32_t rope_dims(const AttentionInputs& inputs, const AttentionGeometry& g) {
 AttentionProblem make_problem(const AttentionInputs& inputs, const AttentionPlan::Impl& plan) {
   const AttentionGeometry& g = plan.geometry;
   const AttentionTensors tensors(kCheck, plan, inputs.order);
-  const int32_t rope = inputs.kv != nullptr ? 0 : rope_dims(inputs, g);
+  const int32_t rope = rope_dims(inputs, g);
   AttentionProblem p;
   static_cast<AttentionLogits&>(p) = tensors.logits(inputs, g.head_dim_qk - rope);
   const auto same_dtype = [&](std::string_view argument, const KvRows& rows) {
@@ -87,6 +92,7 @@ AttentionProblem make_problem(const AttentionInputs& inputs, const AttentionPlan
   p.sink_logits = per_head(kCheck, "sink_logits", inputs.sink_logits, g.num_qo_heads);
   p.out_stride = int64_t{g.num_qo_heads} * g.head_dim_vo;
   p.lse_factor = inputs.lse_factor;
+  p.arithmetic = arithmetic_of_products(p);
   return p;
 }
 

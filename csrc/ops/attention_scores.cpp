@@ -52,6 +52,14 @@ std::vector<float> natural(const Validator& check, const AttentionScoresInputs& 
   return lse;
 }
 
+// Both passes have one arithmetic, that of attention of a few rows.
+Arithmetic arithmetic_of_passes(const AttentionLogits& logits) {
+  AttentionProblem problem;
+  static_cast<AttentionLogits&>(problem) = logits;
+  problem.decode = true;
+  return arithmetic_of_products(problem);
+}
+
 }  // namespace
 
 void attention_scores(const AttentionGeometry& geometry, const AttentionSequences& sequences,
@@ -63,6 +71,7 @@ void attention_scores(const AttentionGeometry& geometry, const AttentionSequence
   const AttentionTensors tensors(check, plan, inputs.order);
   AttentionScoresProblem p;
   static_cast<AttentionLogits&>(p) = tensors.logits(inputs, geometry.head_dim_qk);
+  p.arithmetic = arithmetic_of_passes(p);
   if (inputs.positions.dims.rank() > 0) {
     check_positions(check, inputs.positions, plan);
     p.positions = static_cast<const int32_t*>(inputs.positions.data);

@@ -4,6 +4,7 @@
 #include <memory>
 #include <string>
 
+#include "ops/bf16_products.h"
 #include "ops/paged_batch.h"
 #include "ops/registry.h"
 
@@ -37,7 +38,6 @@ AttentionLogits AttentionTensors::logits(const LogitInputs& inputs, int32_t dims
   logits.window_left = g.window_left;
   logits.sm_scale = inputs.sm_scale * inputs.k_scale;
   logits.logits_soft_cap = inputs.logits_soft_cap;
-  logits.arithmetic = arithmetic_of_products(logits);
   return logits;
 }
 
@@ -122,13 +122,10 @@ const float* per_head(const Validator& check, std::string_view argument, const T
   return static_cast<const float*>(view.data);
 }
 
-Arithmetic arithmetic_of_products(const AttentionLogits& logits) {
-  AttentionProblem problem;
-  static_cast<AttentionLogits&>(problem) = logits;
+Arithmetic arithmetic_of_products(AttentionProblem problem) {
+  if (problem.q.dtype != DType::bf16) return Arithmetic::f32;
   problem.arithmetic = Arithmetic::bf16;
-  const bool has =
-      logits.q.dtype == DType::bf16 && table<AttentionProblem>().has(problem, current_target());
-  return has ? Arithmetic::bf16 : Arithmetic::f32;
+  return bf16_pays(problem, current_target()) ? Arithmetic::bf16 : Arithmetic::f32;
 }
 
 void run_work(AttentionProblem& problem, const AttentionWork& work, ThreadPool& pool) {

@@ -14,7 +14,7 @@ class AttentionTensors {
   AttentionTensors(const Validator& check, const AttentionPlan::Impl& plan, KvOrder order)
       : check_(check), plan_(plan), order_(order) {}
 
-  // The whole of it; queries and keys have `dims` dimensions.
+  // All but the arithmetic; queries and keys have `dims` dimensions.
   AttentionLogits logits(const LogitInputs& inputs, int32_t dims) const;
   // f32, f16 or bf16.
   QueryRows query_rows(std::string_view argument, const StridedView& q, int32_t dims) const;
@@ -40,9 +40,9 @@ void check_logits(const Validator& check, float sm_scale, float logits_soft_cap)
 // float32 [num_qo_heads]; null for a view of rank 0 or without data.
 const float* per_head(const Validator& check, std::string_view argument, const TensorView& view,
                       int64_t num_qo_heads);
-// bf16 where a kernel multiplies such keys in it and queries are bfloat16 anyway, which lose
+// bf16 where that pays for the problem's keys and shape and queries are bfloat16 anyway, which lose
 // nothing; probabilities are rounded to it.
-Arithmetic arithmetic_of_products(const AttentionLogits& logits);
+Arithmetic arithmetic_of_products(AttentionProblem problem);
 
 // Runs a problem with memory for its partial results.
 void run_work(AttentionProblem& problem, const AttentionWork& work, ThreadPool& pool);

@@ -110,16 +110,21 @@ void PackedMatrix::unpack(float* out) const {
   }
 }
 
-std::string matmul_kernel(MatmulArithmetic arithmetic) {
+MatmulProblem smallest_matmul(Arithmetic arithmetic) {
   MatmulProblem problem;
-  problem.x = {static_cast<Arithmetic>(arithmetic), 1, kSuperblock, nullptr};
+  problem.x = {arithmetic, 1, kSuperblock, nullptr};
   problem.num_parts = 1;
   PackedWeight& weight = problem.parts[0].weight;
-  const bool ternary = arithmetic == MatmulArithmetic::int8_token;
+  const bool ternary = arithmetic == Arithmetic::int8_token;
   weight.source = ternary ? DType::tq2_0 : DType::q8_0;
   weight.format = packed_format(weight.source, ternary ? TernaryForm::t2 : TernaryForm::u4);
   weight.rows = kGroupRows;
   weight.cols = problem.x.cols;
+  return problem;
+}
+
+std::string matmul_kernel(MatmulArithmetic arithmetic) {
+  const MatmulProblem problem = smallest_matmul(static_cast<Arithmetic>(arithmetic));
   return table<MatmulProblem>().select(problem, current_target()).name;
 }
 

@@ -45,6 +45,9 @@ struct MatmulProblem {
   int32_t top_k = 0;
 };
 
+// One row times the smallest matrix that all kernels of an arithmetic take, without data.
+MatmulProblem smallest_matmul(Arithmetic arithmetic);
+
 std::string describe(const MatmulProblem& problem);
 Cost cost(const MatmulProblem& problem);
 

@@ -64,11 +64,14 @@ class Table {
     return *best;
   }
 
-  // Whether select() finds one.
-  bool has(const Problem& problem, const Target& target) const {
-    return std::ranges::any_of(variants_, [&](const Variant<Problem>& variant) {
-      return refusal(variant, problem, target) == nullptr;
-    });
+  // What select() finds, or null.
+  const Variant<Problem>* find(const Problem& problem, const Target& target) const {
+    const Variant<Problem>* best = nullptr;
+    for (const Variant<Problem>& variant : variants_) {
+      if (refusal(variant, problem, target) != nullptr) continue;
+      if (best == nullptr || variant.isa >= best->isa) best = &variant;
+    }
+    return best;
   }
 
   const std::vector<Variant<Problem>>& variants() const { return variants_; }

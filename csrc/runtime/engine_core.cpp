@@ -44,6 +44,7 @@ EngineCore::EngineCore(std::unique_ptr<StepRunner> runner, std::unique_ptr<KvCac
       cache_(std::move(cache)),
       options_(options),
       policy_(policy ? std::move(policy) : make_fcfs_policy()),
+      sampler_(runner_->isa()),
       speculator_(options.speculation, runner_->vocab_size(),
                   static_cast<size_t>(std::max<int64_t>(options.max_sequences, 1))) {
   require_positive("max_seq_len", options.max_seq_len);

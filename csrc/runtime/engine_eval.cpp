@@ -71,7 +71,7 @@ void EngineCore::log_likelihoods(std::span<const int32_t> tokens, std::span<doub
   const size_t rows = std::clamp<size_t>(kSliceBytes / (vocab * sizeof(float)), 1, tokens.size());
   std::vector<float> slice(std::min(rows, static_cast<size_t>(options_.max_batch_tokens)) * vocab);
   const auto place = [&](size_t, size_t count) { return std::span(slice).first(count * vocab); };
-  RowScratch scratch;
+  RowScratch scratch(runner_->isa());
   const auto score = [&](size_t first, size_t count) {
     for (size_t i = 0; i < count && first + i < out.size(); ++i) {
       const auto row = std::span<const float>(slice).subspan(i * vocab, vocab);

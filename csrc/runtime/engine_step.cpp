@@ -44,6 +44,7 @@ class ExecutableRunner final : public StepRunner {
     executable_->run_top(batch, cache, top);
   }
   int64_t vocab_size() const override { return executable_->vocab_size(); }
+  Isa isa() const override { return executable_->target().isa; }
   StepLimits limits() const override {
     const CompileOptions& options = executable_->options();
     return {options.max_tokens, options.max_sequences, options.max_rows};

@@ -18,6 +18,8 @@ namespace effinfer::runtime {
 // Grows to the longest row; pages that no row needed are never touched.
 class RowScratch {
  public:
+  explicit RowScratch(Isa isa) : isa_(isa) {}
+
   cpu::RowDistribution row(size_t vocab) {
     const auto size = static_cast<int64_t>(vocab);
     const size_t bytes = cpu::RowDistribution::scratch_bytes(size) + kAlignment;
@@ -28,11 +30,12 @@ class RowScratch {
     void* place = memory_.get();
     size_t space = bytes_;
     std::align(kAlignment, bytes - kAlignment, place, space);
-    return {cpu::kernels_at<cpu::RowMath>(current_isa()), place, size};
+    return {cpu::kernels_at<cpu::RowMath>(isa_), place, size};
   }
 
  private:
   static constexpr size_t kAlignment = 64;
+  Isa isa_;
   std::unique_ptr<std::byte[]> memory_;
   size_t bytes_ = 0;
 };

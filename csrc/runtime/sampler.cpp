@@ -59,6 +59,8 @@ void keep_mass(double mass, std::vector<Candidate>& candidates) {
 }  // namespace
 
 struct Sampler::State {
+  explicit State(Isa isa) : scratch(isa) {}
+
   runtime::RowScratch scratch;
   std::vector<float> adjusted;
   std::vector<int32_t> counts;  // a token's uses; zeros between calls
@@ -176,7 +178,7 @@ struct Sampler::State {
   }
 };
 
-Sampler::Sampler() : state_(std::make_unique<State>()) {}
+Sampler::Sampler(Isa isa) : state_(std::make_unique<State>(isa)) {}
 Sampler::~Sampler() = default;
 Sampler::Sampler(Sampler&&) noexcept = default;
 Sampler& Sampler::operator=(Sampler&&) noexcept = default;

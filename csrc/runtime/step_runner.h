@@ -7,6 +7,7 @@
 #include <span>
 
 #include "effinfer/compiler.h"
+#include "effinfer/device.h"
 #include "effinfer/error.h"
 #include "effinfer/kv_cache.h"
 
@@ -31,6 +32,8 @@ class StepRunner {
   }
   virtual int64_t vocab_size() const = 0;
   virtual StepLimits limits() const = 0;
+  // The level at which rows of its logits are narrowed, too.
+  virtual Isa isa() const { return current_isa(); }
 };
 
 std::unique_ptr<StepRunner> make_runner(std::shared_ptr<Executable> executable);

@@ -4,7 +4,7 @@
 #include <fstream>
 #include <sstream>
 
-#include "core/fetch_distance.h"
+#include "core/tuned.h"
 #include "effinfer/error.h"
 #include "io/atomic_file.h"
 
@@ -12,20 +12,12 @@ namespace effinfer::weights {
 namespace {
 
 constexpr const char* kHead = "effinfer tuning 1";
-constexpr size_t kMostBytes = 4096;  // far more than there are streams
+constexpr size_t kMostBytes = 4096;  // far more than there are values
 
-// "int8 8192/512 measured: ..."
-std::optional<std::pair<WeightStream, FetchTuning>> parse_line(const std::string& line) {
-  std::istringstream in(line);
-  std::string stream;
-  std::string distance;
-  FetchTuning tuning;
-  if (!(in >> stream >> distance) || !std::getline(in >> std::ws, tuning.reason)) return {};
-  const std::optional<FetchDistance> parsed = parse_fetch_distance(distance);
-  if (!parsed || (stream != "int8" && stream != "ternary")) return {};
-  tuning.distance = *parsed;
-  tuning.source = TuningSource::measured;
-  return std::pair(stream == "int8" ? WeightStream::int8 : WeightStream::ternary, tuning);
+template <class Tunings, class Key>
+auto find_in(const Tunings& tunings, Key key) {
+  const auto found = tunings.find(key);
+  return found == tunings.end() ? std::nullopt : std::optional(found->second);
 }
 
 }  // namespace
@@ -45,27 +37,52 @@ void TuningFile::read() {
   std::string line;
   if (!std::getline(text, line) || line != kHead) return;
   while (std::getline(text, line)) {
-    const auto found = parse_line(line);
-    if (!found) {
-      tunings_.clear();
-      return;
-    }
-    tunings_.insert(*found);
+    if (add_line(line)) continue;
+    fetches_.clear();
+    panels_.clear();
+    return;
   }
 }
 
+// "int8 8192/512 measured: ..."
+bool TuningFile::add_line(const std::string& line) {
+  std::istringstream in(line);
+  std::string key;
+  std::string value;
+  std::string reason;
+  if (!(in >> key >> value) || !std::getline(in >> std::ws, reason)) return false;
+  if (const std::optional<WeightStream> stream = parse_weight_stream(key)) {
+    const std::optional<FetchDistance> distance = parse_fetch_distance(value);
+    if (distance) fetches_[*stream] = {*distance, TuningSource::measured, reason};
+    return distance.has_value();
+  }
+  const std::optional<PackedTernary> weights = parse_packed_ternary(key);
+  const std::optional<int32_t> rows = parse_panel_rows(value);
+  if (!weights || !rows) return false;
+  panels_[*weights] = {*rows, TuningSource::measured, reason};
+  return true;
+}
+
 std::optional<FetchTuning> TuningFile::find(WeightStream stream) const {
-  const auto found = tunings_.find(stream);
-  return found == tunings_.end() ? std::nullopt : std::optional(found->second);
+  return find_in(fetches_, stream);
+}
+
+std::optional<PanelTuning> TuningFile::find(PackedTernary weights) const {
+  return find_in(panels_, weights);
 }
 
 std::string TuningFile::save() const {
   std::error_code ignored;  // writing will fail, and say why
   std::filesystem::create_directories(folder_, ignored);
   std::string text = std::string(kHead) + "\n";
-  for (const auto& [stream, tuning] : tunings_) {
-    text +=
-        std::string(name(stream)) + " " + to_string(tuning.distance) + " " + tuning.reason + "\n";
+  const auto add = [&](std::string_view key, const std::string& value, const std::string& reason) {
+    text.append(key).append(" ").append(value).append(" ").append(reason).append("\n");
+  };
+  for (const auto& [stream, tuning] : fetches_) {
+    add(name(stream), to_string(tuning.distance), tuning.reason);
+  }
+  for (const auto& [weights, tuning] : panels_) {
+    add(name(weights), std::to_string(tuning.rows), tuning.reason);
   }
   try {
     AtomicFile file(path_, "[tuning]");

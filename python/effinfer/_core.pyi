@@ -1026,7 +1026,7 @@ def block_visits(
 ) -> None: ...
 def calibrate(pool: ThreadPool, folder: typing.Any) -> None:
     """
-    Measures the distances anew, uses them and keeps them in the folder (None: nowhere).
+    Measures all of it anew, uses it and keeps it in the folder (None: nowhere).
     """
 
 def can_quantize_to(dtype: str) -> bool: ...
@@ -1109,9 +1109,14 @@ def dequantize(
     Decodes the bytes of a tensor of `shape` (elements) to float32, bit-equal to the gguf package.
     """
 
+def describe_bf16() -> str:
+    """
+    Which products of bfloat16 are chosen at the current level, and why not more.
+    """
+
 def describe_tuning() -> str:
     """
-    How far ahead weights are asked for, in bytes into L2/L1, and why.
+    How far ahead weights are asked for, in bytes into L2/L1, from how many rows ternary weights are unpacked, and why.
     """
 
 def embedding(
@@ -1175,6 +1180,7 @@ def gelu_tanh_and_mul(
     pool: ThreadPool | None = None,
 ) -> None: ...
 def has_avx512_bf16() -> bool: ...
+def has_fast_bf16() -> bool: ...
 def isa_reason() -> str: ...
 def kv_append(
     kv: PagedKv,

@@ -24,8 +24,9 @@ class Info:
     isa_reason: str
     available_isas: tuple[str, ...]
     avx512_bf16: bool
+    bf16_products: str  # which are chosen of those, and why not more
     matmul_kernels: dict[str, str]  # arithmetic -> kernel; those that run here
-    tuning: str  # how far ahead weights are asked for, in bytes into L2/L1, and why
+    tuning: str  # how far ahead weights are asked for, rows that unpack, and why
     threads: int
     threads_reason: str
     huge_pages: str  # transparent huge pages: "always", "madvise", "never", "unavailable"
@@ -41,6 +42,7 @@ class Info:
             f"cpu        {self.cpu or 'unknown'}\n"
             f"isa        {self.isa}: {self.isa_reason}; available: {', '.join(self.available_isas)}"
             f"{'; AVX512-BF16' if self.avx512_bf16 else ''}\n"
+            f"bfloat16   {self.bf16_products}\n"
             f"matmul     {', '.join(f'{a}: {k}' for a, k in self.matmul_kernels.items())}\n"
             f"fetch      {self.tuning}\n"
             f"threads    {self.threads}: {self.threads_reason}\n"
@@ -63,8 +65,8 @@ def matmul_kernels() -> dict[str, str]:
 
 
 def calibrate(threads: int | None = None) -> None:
-    """Measures anew how far ahead this machine wants its weights to be asked for, uses it and keeps
-    it in the user's cache; a second and 128 MB. threads: those that share memory; None is all.
+    """Measures anew what this machine wants of its kernels, uses it and keeps it in the user's
+    cache; a second and 192 MB. threads: those that share memory; None is all.
     Raises FileError when the cache cannot be written, after the measurement."""
     _core.calibrate(_core.ThreadPool(threads or 0), tuning_cache_dir())
 
@@ -80,6 +82,7 @@ def info() -> Info:
         isa_reason=_core.isa_reason(),
         available_isas=tuple(_core.available_isas()),
         avx512_bf16=_core.has_avx512_bf16(),
+        bf16_products=_core.describe_bf16(),
         matmul_kernels=matmul_kernels(),
         tuning=_core.describe_tuning(),
         threads=threads,

@@ -218,6 +218,7 @@ def test_info():
     assert "cuda" in value["backends"]
     assert value["backends"]["cpu"].startswith("ready")
     assert {"int8", "f32"} <= set(value["matmul_kernels"])
+    assert value["bf16_products"] == _core.describe_bf16()
     capped = effinfer("info", EFFINFER_ISA="portable", EFFINFER_THREADS="1").stdout
     assert "EFFINFER_ISA=portable" in capped and "EFFINFER_THREADS" in capped
     many = effinfer("info", EFFINFER_THREADS="1024").stdout

@@ -343,8 +343,8 @@ OPERANDS = (
 
 def panel_arithmetic():
     """What a quantised matmul uses in prefill on this machine at the current level."""
-    wide = _core.current_isa() in ("avx512", "amx")
-    return "bf16" if wide and _core.has_avx512_bf16() else "f32"
+    level = _core.current_isa()
+    return "bf16" if level == "amx" or (level == "avx512" and _core.has_fast_bf16()) else "f32"
 
 
 def test_choose_arithmetic(isa):
@@ -379,8 +379,8 @@ def test_choose_arithmetic_of_attention(isa, options, narrow):
     """In prefill it multiplies bfloat16 where the machine does and the pages hold it."""
     body = """
   %c : f32[T, 32] = linear(%x, %k)
-  %kv : kv[0, 2, 16] = kv_append(%c, %c) {layer = 0, heads = 2, head_dim = 16}
-  %o : f32[T, 32] = attention(%c, %kv) {layer = 0, heads = 2, kv_heads = 2, head_dim = 16,
+  %kv : kv[0, 1, 32] = kv_append(%c, %c) {layer = 0, heads = 1, head_dim = 32}
+  %o : f32[T, 32] = attention(%c, %kv) {layer = 0, heads = 1, kv_heads = 1, head_dim = 32,
                                        sm_scale = 0.25}
   return %o
 """

@@ -1,4 +1,5 @@
 // The seam of devices: names, memory, views, tables and options know on which device they are.
+#include <algorithm>
 #include <cstdint>
 #include <cstring>
 #include <fstream>
@@ -15,6 +16,8 @@
 #include "effinfer/ops/elementwise.h"
 #include "effinfer/ops/norm.h"
 #include "effinfer/threads.h"
+#include "ops/attention.h"
+#include "ops/bf16_products.h"
 #include "ops/matmul.h"
 #include "ops/registry.h"
 
@@ -151,6 +154,62 @@ TEST("detection: tiles are a level only where the system was asked and granted t
     CHECK(core::detect_features(processor).best == Isa::avx512);
     CHECK_EQ(fake.requests, 0);
   }
+}
+
+CpuFeatures described(bool has_bf16, const char* signature) {
+  CpuFeatures features;
+  features.avx512_bf16 = has_bf16;
+  features.signature = signature;
+  features.fast_bf16 = has_bf16 && core::has_fast_bf16(signature);
+  return features;
+}
+const CpuFeatures kZen5 = described(true, "AuthenticAMD-26-2-1-1024K-32768K");
+const CpuFeatures kSapphireRapids = described(true, "GenuineIntel-6-143-8-2048K-491520K");
+
+TEST("bfloat16: chosen in vectors by the CPU's maker, in tiles everywhere") {
+  CHECK(core::has_fast_bf16("AuthenticAMD-25-17-1-1024K-32768K"));
+  CHECK(kZen5.fast_bf16 && !kSapphireRapids.fast_bf16);
+  for (const char* other : {"GenuineIntel-6-85-11-1024K-36608K", "HygonGenuine-24-1-1-0K-0K", ""}) {
+    CHECK(!core::has_fast_bf16(other));
+  }
+  const std::string why = "; vectors multiply float32, which is faster on this CPU";
+  CHECK_EQ(describe_bf16(Isa::amx, kSapphireRapids), "tiles" + why);
+  CHECK_EQ(describe_bf16(Isa::avx512, kSapphireRapids), "none" + why);
+  CHECK_EQ(describe_bf16(Isa::amx, kZen5), "tiles and vectors");
+  CHECK_EQ(describe_bf16(Isa::avx512, kZen5), "vectors");
+  CHECK_EQ(describe_bf16(Isa::avx2, kZen5), "none at this level");
+  CHECK_EQ(describe_bf16(Isa::amx, described(false, "")), "none at this level");
+  CHECK(cpu_features().avx512_bf16 || !cpu_features().fast_bf16);
+}
+
+TEST("bfloat16: the choice follows from the table of kernels, the shape and the CPU") {
+  if (!cpu_features().avx512_bf16) check::skip("this CPU has no AVX512-BF16");
+  const ops::MatmulProblem matmul = ops::smallest_matmul(ops::Arithmetic::bf16);
+  ops::AttentionProblem attention;
+  attention.num_qo_heads = attention.num_kv_heads = 1;
+  attention.arithmetic = ops::Arithmetic::bf16;
+  attention.q.dtype = attention.k.dtype = attention.v.dtype = DType::bf16;
+  const auto pays = [&](int32_t head_dim, bool decode, Isa isa, const CpuFeatures& features) {
+    attention.k.dims = attention.v.dims = head_dim;
+    attention.decode = decode;
+    return ops::bf16_pays(attention, {.isa = isa}, features);
+  };
+  for (const bool decode : {false, true}) {
+    CHECK(!pays(64, decode, Isa::avx512, kSapphireRapids));
+    CHECK(pays(64, decode, Isa::avx512, kZen5));
+    CHECK(!pays(64, decode, Isa::avx2, kZen5));
+  }
+  CHECK(!ops::bf16_pays(matmul, {.isa = Isa::avx512}, kSapphireRapids));
+  CHECK(ops::bf16_pays(matmul, {.isa = Isa::avx512}, kZen5));
+  CHECK(!ops::bf16_pays(matmul, {.isa = Isa::avx2}, kZen5));
+  const auto is_tiles = [](const auto& variant) { return variant.isa == Isa::amx; };
+  if (std::ranges::none_of(ops::table<ops::AttentionProblem>().variants(), is_tiles)) return;
+  CHECK(ops::bf16_pays(matmul, {.isa = Isa::amx}, kSapphireRapids));
+  CHECK(pays(64, false, Isa::amx, kSapphireRapids));
+  // A few rows, and dimensions that fill no tiles, are for vectors.
+  CHECK(!pays(64, true, Isa::amx, kSapphireRapids));
+  CHECK(!pays(80, false, Isa::amx, kSapphireRapids));
+  CHECK(pays(80, false, Isa::amx, kZen5));
 }
 
 // Run alone by ctest, so that nothing else has asked before.

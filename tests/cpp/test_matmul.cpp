@@ -336,7 +336,7 @@ bool check_highest(const Weight& weight, int64_t rows, Arithmetic arithmetic) {
     problem.x = operand.view;
     problem.num_parts = 1;
     problem.parts[0] = {weight.packed.view, nullptr, nullptr, out.data(), outputs};
-    if (!table<MatmulProblem>().has(problem, {.isa = isa})) continue;
+    if (table<MatmulProblem>().find(problem, {.isa = isa}) == nullptr) continue;
     checked = true;
     operand.store(random_floats(rows * cols, 52), isa);
     run(problem, isa, pool);

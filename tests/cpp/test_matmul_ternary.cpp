@@ -13,6 +13,7 @@
 #include "cpu/ternary_lines.h"
 #include "effinfer/error.h"
 #include "effinfer/gguf.h"
+#include "effinfer/tuning.h"
 #include "ops/matmul.h"
 #include "ops/registry.h"
 #include "ternary_weights.h"
@@ -240,6 +241,35 @@ TEST("tq1_0: all bytes, packed in both forms") {
     std::vector<float> values(16 * 256);
     unpack_group(packed.view, 0, values.data());
     CHECK(std::memcmp(values.data(), expected.data(), expected.size() * sizeof(float)) == 0);
+  }
+}
+
+// Puts back the rows from which there are panels.
+struct KeptPanels {
+  PanelTuning t2 = panel_tuning(PackedTernary::t2);
+  PanelTuning t1_6 = panel_tuning(PackedTernary::t1_6);
+  ~KeptPanels() {
+    set_panel_tuning(PackedTernary::t2, t2);
+    set_panel_tuning(PackedTernary::t1_6, t1_6);
+  }
+};
+
+TEST("products are the same bits from whatever rows on there are panels") {
+  const KeptPanels kept;
+  ThreadPool pool(1);
+  const Ternary weight = random_ternary(70, 768, Scales::row, 13);
+  const std::vector<uint8_t> bytes = to_tq2_0(weight);
+  for (const int32_t rows : {0, 2, 3, 9, 17, 1024}) {
+    for (const PackedTernary kind : kPackedTernary) {
+      set_panel_tuning(kind, {rows, TuningSource::fixed, "a test"});
+    }
+    for (const TernaryForm form : {TernaryForm::t2, TernaryForm::t1_6}) {
+      const PackedBuffer packed = pack({bytes.data(), DType::tq2_0, {70, 768}}, pool, form);
+      for (const int64_t tokens : {1, 2, 3, 7, 8, 9, 16, 17, 40}) {
+        const OwnedOperand x(random_floats(tokens * 768, 5), tokens, 768, Isa::portable);
+        check_product(packed.view, weight, x, 3);
+      }
+    }
   }
 }
 

@@ -1,5 +1,5 @@
-// How far ahead weights are asked for: what is chosen, where it is kept, and that no bit of a
-// result depends on it.
+// What is measured of a machine: what is chosen, where it is kept, and that no bit of a result
+// depends on it (test_matmul_ternary.cpp has the rows of panels).
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -12,8 +12,8 @@
 #include <thread>
 
 #include "check.h"
-#include "core/fetch_distance.h"
 #include "core/memory.h"
+#include "core/tuned.h"
 #include "effinfer/error.h"
 #include "ops/matmul.h"
 #include "ops/registry.h"
@@ -29,14 +29,22 @@ namespace fs = std::filesystem;
 // Puts back what is in use.
 class Kept {
  public:
+  Kept() {
+    for (const WeightStream stream : kWeightStreams) fetches_.push_back(fetch_tuning(stream));
+    for (const PackedTernary packed : kPackedTernary) panels_.push_back(panel_tuning(packed));
+  }
   ~Kept() {
-    set_fetch_tuning(WeightStream::int8, int8_);
-    set_fetch_tuning(WeightStream::ternary, ternary_);
+    for (const WeightStream stream : kWeightStreams) {
+      set_fetch_tuning(stream, fetches_[static_cast<size_t>(stream)]);
+    }
+    for (const PackedTernary packed : kPackedTernary) {
+      set_panel_tuning(packed, panels_[static_cast<size_t>(packed)]);
+    }
   }
 
  private:
-  FetchTuning int8_ = fetch_tuning(WeightStream::int8);
-  FetchTuning ternary_ = fetch_tuning(WeightStream::ternary);
+  std::vector<FetchTuning> fetches_;
+  std::vector<PanelTuning> panels_;
 };
 
 class Folder {
@@ -121,6 +129,26 @@ TEST("tuning: a distance is known from the start and refused when it makes no se
   CHECK(fetch_distance(WeightStream::int8) == (FetchDistance{8192, 512}));
 }
 
+TEST("tuning: rows of panels are the kernel's own, or two at least") {
+  const Kept kept;
+  CHECK_EQ(panel_tuning(PackedTernary::t2).rows, 0);
+  CHECK_EQ(line_rows(PackedTernary::t2, 5), 5);
+  CHECK(describe_tuning().find("panels_") == std::string::npos);
+  set_panel_tuning(PackedTernary::t2, {9, TuningSource::fixed, "a test"});
+  CHECK_EQ(line_rows(PackedTernary::t2, 5), 8);
+  CHECK_EQ(line_rows(PackedTernary::t1_6, 5), 5);
+  for (const int32_t wrong : {-1, 1, 1025}) {
+    CHECK_THROWS(InvalidArgument, "expected 0 or 2 to 1024 rows",
+                 set_panel_tuning(PackedTernary::t2, {wrong, TuningSource::fixed, ""}));
+  }
+  CHECK(describe_tuning().ends_with("; panels_t2 9 rows (a test)"));
+  CHECK(parse_panel_rows("0") == 0 && parse_panel_rows("2") == 2);
+  CHECK(parse_panel_rows("1024") == 1024);
+  for (const char* wrong : {"", "1", "1025", "-2", "9 ", "a", "99999999999"}) {
+    CHECK(!parse_panel_rows(wrong));
+  }
+}
+
 TEST("tuning: distances are parsed strictly") {
   CHECK(parse_fetch_distance("8192/512") == (FetchDistance{8192, 512}));
   CHECK(parse_fetch_distance("0/0") == (FetchDistance{0, 0}));
@@ -133,11 +161,15 @@ TEST("tuning: distances are parsed strictly") {
 TEST("tuning: no distance changes a bit, to the ends of the weights and beyond") {
   const Kept kept;
   for (const Isa isa : available_isas()) {
-    for (const bool ternary : {false, true}) {
-      const WeightStream stream = ternary ? WeightStream::ternary : WeightStream::int8;
-      const PackedBuffer weight = random_weight(ternary ? DType::tq2_0 : DType::q4_0, 150, 512,
-                                                ternary ? TernaryForm::t2 : TernaryForm::u4);
-      const Arithmetic arithmetic = ternary ? Arithmetic::int8_token : Arithmetic::int8;
+    for (const WeightStream stream : kWeightStreams) {
+      constexpr DType kTypes[] = {DType::q4_0, DType::tq2_0, DType::f16};
+      constexpr Arithmetic kArithmetics[] = {Arithmetic::int8, Arithmetic::int8_token,
+                                             Arithmetic::f32};
+      const auto at = static_cast<size_t>(stream);
+      const bool ternary = stream == WeightStream::ternary;
+      const PackedBuffer weight =
+          random_weight(kTypes[at], 150, 512, ternary ? TernaryForm::t2 : TernaryForm::u4);
+      const Arithmetic arithmetic = kArithmetics[at];
       for (const int64_t rows : {1, 2, 3}) {
         set_fetch_tuning(stream, {{0, 0}, TuningSource::fixed, "a test"});
         const std::vector<float> expected = multiply(weight.view, arithmetic, rows, isa);
@@ -166,6 +198,22 @@ TEST("tuning: a measurement chooses for streams that are long enough, and puts b
   CHECK(fetch_distance(WeightStream::int8) == before.distance);
 }
 
+TEST("tuning: lines and panels are timed, and what was is put back") {
+  const Kept kept;
+  ThreadPool pool(1);
+  const PackedBuffer small = random_weight(DType::tq2_0, 64, 256, TernaryForm::t2);
+  CHECK(!weights::measure_panels(PackedTernary::t2, {&small.view, 1}, pool, current_target()));
+  const PackedBuffer large = random_weight(DType::tq2_0, 16384, 2560, TernaryForm::t2);
+  CHECK(!weights::measure_panels(PackedTernary::t1_6, {&large.view, 1}, pool, current_target()));
+  set_panel_tuning(PackedTernary::t2, {5, TuningSource::guessed, "a test"});
+  const auto found =
+      weights::measure_panels(PackedTernary::t2, {&large.view, 1}, pool, current_target());
+  CHECK(found && found->source == TuningSource::measured);
+  CHECK(found->rows >= 2 && found->rows <= 129);
+  CHECK(found->reason.starts_with("measured: "));
+  CHECK_EQ(panel_tuning(PackedTernary::t2).rows, 5);
+}
+
 TEST("tuning: what was measured is kept and read again; damage costs a new measurement") {
   const Kept kept;
   const Folder folder;
@@ -173,16 +221,21 @@ TEST("tuning: what was measured is kept and read again; damage costs a new measu
   weights::TuningFile file(folder.path(), Isa::avx2);
   CHECK(!file.find(WeightStream::int8));
   file.put(WeightStream::int8, tuning);
+  file.put(PackedTernary::t1_6, {6, TuningSource::measured, "measured: so"});
   CHECK_EQ(file.save(), "");
   CHECK(folder.file().ends_with("-avx2.txt"));
   const auto again = weights::TuningFile(folder.path(), Isa::avx2).find(WeightStream::int8);
   CHECK(again && again->distance == tuning.distance && again->reason == tuning.reason);
+  const auto panels = weights::TuningFile(folder.path(), Isa::avx2).find(PackedTernary::t1_6);
+  CHECK(panels && panels->rows == 6 && panels->reason == "measured: so");
+  CHECK(!weights::TuningFile(folder.path(), Isa::avx2).find(PackedTernary::t2));
   CHECK(!weights::TuningFile(folder.path(), Isa::portable).find(WeightStream::int8));
 
   const std::string good = read(folder.file());
   for (const std::string& damaged :
        {std::string(), std::string("effinfer tuning 2\nint8 64/0 x\n"), good + "int8\n",
-        good + "int8 1/2 x\n", good + "other 64/0 x\n", std::string(5000, 'x')}) {
+        good + "int8 1/2 x\n", good + "other 64/0 x\n", good + "panels_t2 1 x\n",
+        std::string(5000, 'x')}) {
     std::ofstream(folder.file()) << damaged;
     CHECK(!weights::TuningFile(folder.path(), Isa::avx2).find(WeightStream::int8));
   }
@@ -244,11 +297,13 @@ TEST("tuning: what is fixed stays") {
   const Folder folder;
   ThreadPool pool(1);
   const FetchTuning fixed = {{64, 64}, TuningSource::fixed, "a test"};
-  set_fetch_tuning(WeightStream::int8, fixed);
-  set_fetch_tuning(WeightStream::ternary, fixed);
+  for (const WeightStream stream : kWeightStreams) set_fetch_tuning(stream, fixed);
+  for (const PackedTernary packed : kPackedTernary) {
+    set_panel_tuning(packed, {7, TuningSource::fixed, "a test"});
+  }
   calibrate(pool, folder.path());
-  CHECK(fetch_distance(WeightStream::int8) == fixed.distance);
-  CHECK(fetch_distance(WeightStream::ternary) == fixed.distance);
+  for (const WeightStream stream : kWeightStreams) CHECK(fetch_distance(stream) == fixed.distance);
+  for (const PackedTernary packed : kPackedTernary) CHECK_EQ(panel_tuning(packed).rows, 7);
 }
 
 }  // namespace

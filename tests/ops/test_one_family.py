@@ -223,6 +223,17 @@ def test_pages_that_do_not_fit_the_plan():
         rotating.run(case.q, case.kv)
     with pytest.raises(_core.InvalidArgumentError, match="an array with PagedKv"):
         ops.attention_scores(case.q, case.kv)
+    plan = _core.AttentionPlan(
+        *case.batch.lists,
+        page_size=64,
+        num_qo_heads=HEADS,
+        num_kv_heads=KV_HEADS,
+        head_dim_qk=DIM,
+        head_dim_vo=DIM,
+    )
+    for rope in ("q_rope", "k_rope"):
+        with pytest.raises(_core.InvalidArgumentError, match=f"{rope}: expected None with PagedKv"):
+            plan.run(case.q, case.kv, None, np.empty_like(case.q), **{rope: case.q})
     lists = dict(
         zip(("qo_indptr", "kv_indptr", "kv_indices", "kv_len"), case.batch.lists, strict=True)
     )

@@ -8,6 +8,7 @@ import sys
 import pytest
 
 import effinfer
+from effinfer import _core
 from effinfer.hub import resolve
 
 LOAD = """
@@ -16,6 +17,9 @@ import effinfer
 warnings.simplefilter("error")
 print(effinfer.LLM(sys.argv[1], max_seq_len=64).explain())
 """
+
+
+FIXED = "int8=64/128,dense=0/64,panels_t2=8"
 
 
 @pytest.fixture(scope="module")
@@ -39,6 +43,7 @@ def line_of(text):
 def test_a_first_load_measures_and_a_second_one_reads(model, tmp_path):
     first = run("-c", LOAD, str(model), EFFINFER_CACHE=str(tmp_path))
     assert "measured: " in line_of(first.stdout), first.stderr
+    assert f"bfloat16 products of prefill: {_core.describe_bf16()}" in first.stdout
     (kept,) = (tmp_path / "tuning").iterdir()
     before = kept.read_text()
     second = run("-c", LOAD, str(model), EFFINFER_CACHE=str(tmp_path))
@@ -54,12 +59,16 @@ def test_a_cache_that_cannot_be_written_costs_a_warning(model, tmp_path):
 
 
 def test_the_environment_fixes_it(model, tmp_path):
-    fixed = run("-c", LOAD, str(model), EFFINFER_CACHE=str(tmp_path), EFFINFER_TUNING="int8=64/128")
+    fixed = run("-c", LOAD, str(model), EFFINFER_CACHE=str(tmp_path), EFFINFER_TUNING=FIXED)
     assert "int8 64/128 (EFFINFER_TUNING)" in line_of(fixed.stdout)
+    assert "dense 0/64 (EFFINFER_TUNING)" in line_of(fixed.stdout)
     assert not (tmp_path / "tuning").exists()
 
 
-@pytest.mark.parametrize("text", ["int8", "int8=1/0", "int4=64/0", "int8=64", "int8=64/0;"])
+@pytest.mark.parametrize(
+    "text",
+    ["int8", "int8=1/0", "int4=64/0", "int8=64", "int8=64/0;", "panels_t2=1", "panels_t2=64/0"],
+)
 def test_a_wrong_environment_is_refused(text):
     found = run("-m", "effinfer", "info", EFFINFER_TUNING=text)
     assert found.returncode == 2

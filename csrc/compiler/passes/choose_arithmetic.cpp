@@ -2,7 +2,7 @@
 // the operand: {decode = "int8", prefill = "bf16"}. The variants of kernels follow from it.
 //
 //   decode    int8 when every weight that reads the operand is quantised, else f32
-//   prefill   bf16 where the machine has it and no weight is float32, else f32; with
+//   prefill   bf16 where that pays on the target and no weight is float32, else f32; with
 //             `deterministic` the arithmetic of decode. Rounding weights to bf16 errs as much as
 //             rounding their inputs, which bf16 means in any case.
 //
@@ -10,8 +10,9 @@
 //
 // Precision::f32 is f32 throughout. One operand has one arithmetic, so its readers decide together.
 //
-// The products inside attention are f32 in decode; in prefill they are bf16 where the machine has
-// it and the KV pages are bf16 ({prefill_products = "bf16"}), and f32 otherwise.
+// The products inside attention are f32 in decode; in prefill they are bf16 where that pays on the
+// target and the KV pages are bf16 ({prefill_products = "bf16"}), and f32 otherwise. Those of an
+// index are chosen alike, for themselves: it may have no tiles where attention has.
 #include "compiler/arithmetic.h"
 #include "compiler/passes.h"
 #include "compiler/rewriter.h"
@@ -51,13 +52,13 @@ Choice choose(const Rewriter& rewriter, ValueId operand, const CompileOptions& o
 
 void choose_arithmetic(Graph& graph, const CompileOptions& options) {
   Rewriter rewriter(graph);
-  const bool bf16_attention = options.precision == Precision::fast && !options.deterministic &&
-                              options.kv_dtype.value_or(DType::bf16) == DType::bf16 &&
-                              bf16_panels(current_target(options.device));
+  const Target target = current_target(options.device);
+  const bool bf16_pages = options.precision == Precision::fast && !options.deterministic &&
+                          options.kv_dtype.value_or(DType::bf16) == DType::bf16;
   for (int index = 0; index < rewriter.size(); ++index) {
     const bool scores = rewriter.is(index, "attention") || rewriter.is(index, "column_index") ||
                         rewriter.is(index, "block_index");
-    if (bf16_attention && scores) {
+    if (bf16_pages && scores && bf16_attention(rewriter.node(index), target)) {
       rewriter.set_attribute(index, graph::kPrefillProductsKey, std::string("bf16"));
     }
     for (const ValueId id : rewriter.node(index).outputs) {

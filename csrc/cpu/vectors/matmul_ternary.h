@@ -23,7 +23,7 @@ namespace {
 // `Dot` has
 //   kTokens, kWholeTiles of a tile of multiply(); whether tiles are full but for the last one, or
 //                        nearly equal
-//   kLineTokens<bits>    up to so many tokens are multiplied by the packed lines themselves,
+//   line_tokens<bits>()  up to so many tokens are multiplied by the packed lines themselves,
 //   kLineTile            so many at once
 //   dot<bits>(lines, first_block, last_block, blocks, q, q_stride, tokens, sums)
 //                        sums[token][32] = sums of digits of one group over the blocks: 16 of them
@@ -100,7 +100,7 @@ struct TernaryMatmul {
   static void sum_digits(const Job& job, int64_t group, int groups, int64_t first, int64_t last,
                          Integers* sums) {
     const TernaryBlocks blocks(job.weight.cols);
-    if (job.count <= Dot::template kLineTokens<bits>) {
+    if (job.count <= job.dot.template line_tokens<bits>()) {
       const int64_t tiles = (job.count + Dot::kLineTile - 1) / Dot::kLineTile;
       for (int g = 0; g < groups; ++g) {
         for (int64_t tile = 0; tile < tiles; ++tile) {

@@ -1,11 +1,13 @@
-// Ternary matmul on tiles of AMX, over any tile unit (amx_tiles.h): from two tokens on, panels of
-// digits are B tiles as they lie (16 dword lines each) and rows of the operand are A tiles.
+// Ternary matmul on tiles of AMX, over any tile unit (amx_tiles.h): panels of digits are B tiles as
+// they lie (16 dword lines each) and rows of the operand are A tiles. Decoding to panels bounds few
+// tokens, which lines in vectors may serve faster: what is measured decides (core/tuned.h).
 //
 // Two row tiles and two groups make four C tiles: 32 tokens x 32 outputs, 64 k a step of 4 loads
 // and 4 multiplications. Bound, estimated: 4 x 16 cycles a step, 256 a block of k, and about 200
 // to decode the two groups of it, which up to 128 tokens share.
 #pragma once
 
+#include "core/tuned.h"
 #include "cpu/level.h"
 #include "cpu/vectors/amx_tiles.h"
 #include "cpu/vectors/matmul_ternary.h"
@@ -19,8 +21,10 @@ class TernaryAmx : public TernaryDot {
  public:
   static constexpr int kTokens = 2 * kTileRows;
   static constexpr bool kWholeTiles = true;
-  template <QuantBits>
-  static constexpr int kLineTokens = 1;
+  template <QuantBits bits>
+  int line_tokens() const {
+    return bits == QuantBits::t2 ? t2_lines_ : t1_6_lines_;
+  }
 
   static void run(const ops::MatmulProblem& problem, Team& team) {
     TernaryAmx dot(problem.x.rows);
@@ -91,6 +95,8 @@ class TernaryAmx : public TernaryDot {
 
   Tiles tiles_;
   int tile_rows_;
+  const int t2_lines_ = line_rows(PackedTernary::t2, 1);
+  const int t1_6_lines_ = line_rows(PackedTernary::t1_6, 1);
 };
 
 }  // namespace

@@ -2,6 +2,8 @@
 // broadcast activation fill the 16 registers.
 #pragma once
 
+#include "core/tuned.h"
+#include "cpu/matmul_units.h"
 #include "cpu/quantised_formats.h"
 #include "cpu/vectors/packed_avx2.h"
 
@@ -97,7 +99,8 @@ struct Panel {
   static void stream_tile(const PackedWeight& weight, const uint8_t* const* group, const uint8_t* x,
                           int64_t x_stride, float (*sums)[32], int offset) {
     constexpr int64_t kPairBytes = ops::quant_bytes(bits) / (ops::kSuperblock / 2);
-    constexpr int64_t kFetch = tokens <= 2 ? 1024 : 4096;  // how far ahead
+    constexpr FetchDistance kManyRows = {4096, 0};
+    const FetchDistance fetch = tokens <= 2 ? fetch_distance(WeightStream::dense) : kManyRows;
     __m256 sum[tokens][2 * groups];
     for (int t = 0; t < tokens; ++t) {
       for (int h = 0; h < 2 * groups; ++h) sum[t][h] = _mm256_setzero_ps();
@@ -109,7 +112,7 @@ struct Panel {
         __m256 values[2][2];
         load_pair<bits>(data, values);
         for (int64_t line = 0; line < kPairBytes; line += 64) {
-          _mm_prefetch(reinterpret_cast<const char*>(data + kFetch + line), _MM_HINT_T1);
+          fetch_ahead(data + line, fetch);
         }
         for (int j = 0; j < 2; ++j) {
           for (int t = 0; t < tokens; ++t) {

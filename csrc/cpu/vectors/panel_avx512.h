@@ -2,6 +2,8 @@
 // activations fill the 32 registers.
 #pragma once
 
+#include "core/tuned.h"
+#include "cpu/matmul_units.h"
 #include "cpu/quantised_formats.h"
 #include "cpu/vectors/packed_avx512.h"
 
@@ -85,7 +87,8 @@ struct Panel {
   static void stream_tile(const PackedWeight& weight, const uint8_t* const* groups,
                           const uint8_t* x, int64_t x_stride, float (*sums)[32]) {
     constexpr int64_t kPairBytes = ops::quant_bytes(bits) / (ops::kSuperblock / 2);
-    constexpr int64_t kFetch = tokens <= 2 ? 1024 : 4096;  // how far ahead
+    constexpr FetchDistance kManyRows = {4096, 0};
+    const FetchDistance fetch = tokens <= 2 ? fetch_distance(WeightStream::dense) : kManyRows;
     __m512 sum[tokens][2];
     for (int t = 0; t < tokens; ++t) sum[t][0] = sum[t][1] = _mm512_setzero_ps();
     const int64_t cols = ops::padded_cols(weight.cols);
@@ -95,7 +98,7 @@ struct Panel {
         const uint8_t* data = groups[g] + k / 2 * kPairBytes;
         load_pair<bits>(data, values[g]);
         for (int64_t line = 0; line < kPairBytes; line += 64) {
-          _mm_prefetch(reinterpret_cast<const char*>(data + kFetch + line), _MM_HINT_T1);
+          fetch_ahead(data + line, fetch);
         }
       }
       for (int j = 0; j < 2; ++j) {

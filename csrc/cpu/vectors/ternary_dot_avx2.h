@@ -8,7 +8,7 @@
 // stay exact in int16 before they are widened.
 #pragma once
 
-#include "core/fetch_distance.h"
+#include "core/tuned.h"
 #include "cpu/matmul_units.h"
 #include "cpu/vectors/ternary_avx2.h"
 
@@ -17,13 +17,17 @@ namespace {
 
 struct TernaryDot {
   const FetchDistance fetch = fetch_distance(WeightStream::ternary);
+  const int t2_lines = line_rows(PackedTernary::t2, kTernaryTokens);
+  const int t1_6_lines = line_rows(PackedTernary::t1_6, 4);
 
   static constexpr int kTokens = 4;  // 8 int16 sums of two halves of a line
   static constexpr bool kWholeTiles = false;
   // Digits of t2 cost so little that unpacking them anew for every four tokens is no slower than
   // panels are; those of t1_6 cost ten operations.
   template <QuantBits bits>
-  static constexpr int kLineTokens = bits == QuantBits::t2 ? kTernaryTokens : 4;
+  int line_tokens() const {
+    return bits == QuantBits::t2 ? t2_lines : t1_6_lines;
+  }
   static constexpr int kLineTile = 4;
 
   template <QuantBits bits>

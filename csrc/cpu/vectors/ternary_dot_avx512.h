@@ -6,7 +6,7 @@
 // registers.
 #pragma once
 
-#include "core/fetch_distance.h"
+#include "core/tuned.h"
 #include "cpu/matmul_units.h"
 #include "cpu/vectors/ternary_avx512.h"
 
@@ -74,12 +74,16 @@ struct Partial<QuantBits::t1_6> {
 
 struct TernaryDot {
   const FetchDistance fetch = fetch_distance(WeightStream::ternary);
+  const int t2_lines = line_rows(PackedTernary::t2, kTernaryTokens);
+  const int t1_6_lines = line_rows(PackedTernary::t1_6, 16);
 
   using Vector = F32x16;
   static constexpr int kTokens = 12;  // 24 sums leave 8 registers
   static constexpr bool kWholeTiles = false;
   template <QuantBits bits>
-  static constexpr int kLineTokens = bits == QuantBits::t2 ? kTernaryTokens : 16;
+  int line_tokens() const {
+    return bits == QuantBits::t2 ? t2_lines : t1_6_lines;
+  }
   static constexpr int kLineTile = 8;
 
   template <QuantBits bits>

@@ -10,7 +10,9 @@ struct TernaryDot {
   static constexpr int kTokens = 4;
   static constexpr bool kWholeTiles = false;
   template <ops::QuantBits>
-  static constexpr int kLineTokens = 1;
+  static constexpr int line_tokens() {
+    return 1;
+  }
   static constexpr int kLineTile = 1;
   static constexpr int kRows = static_cast<int>(ops::kGroupRows);
 

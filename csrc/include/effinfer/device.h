@@ -33,7 +33,10 @@ enum class Isa : int { portable = 0, avx2 = 1, avx512 = 2, amx = 3 };
 struct CpuFeatures {
   Isa best = Isa::portable;  // highest level that the CPU and the operating system support
   bool avx512_bf16 = false;  // VDPBF16PS, a sub-feature of `avx512`
-  std::string model_name;    // as the CPU reports it; may be empty
+  // Whether that multiplies more numbers a cycle than float32 FMA does. It is known by the CPU's
+  // maker and never measured: what follows from it changes bits.
+  bool fast_bf16 = false;
+  std::string model_name;  // as the CPU reports it; may be empty
   // Maker, family, model, stepping and the kilobytes of the second and the last cache:
   // "AuthenticAMD-26-2-1-1024K-32768K"; what is measured once a machine is kept under it.
   std::string signature;
@@ -41,6 +44,10 @@ struct CpuFeatures {
 
 // Detected once per process.
 EFFINFER_API const CpuFeatures& cpu_features();
+
+// Which products of bfloat16 are chosen at a level of a CPU, and why not more: "vectors", "tiles;
+// vectors multiply float32, which is faster on this CPU", ...
+EFFINFER_API std::string describe_bf16(Isa isa, const CpuFeatures& features = cpu_features());
 
 // The level in use: the best one, lowered by EFFINFER_ISA or set_isa(). A level that the machine
 // lacks is an Unsupported error, never a crash later.

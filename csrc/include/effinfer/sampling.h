@@ -19,6 +19,7 @@
 #include <utility>
 #include <vector>
 
+#include "effinfer/device.h"
 #include "effinfer/export.h"
 
 namespace effinfer {
@@ -58,7 +59,7 @@ struct SampledToken {
 // Samples rows with scratch that it keeps between calls: one sampler a thread.
 class EFFINFER_API Sampler {
  public:
-  Sampler();
+  explicit Sampler(Isa isa = current_isa());  // the level of its kernels
   ~Sampler();
   Sampler(Sampler&&) noexcept;
   Sampler& operator=(Sampler&&) noexcept;

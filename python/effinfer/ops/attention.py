@@ -113,8 +113,8 @@ def paged_attention(
             row, or -1. A row sees what precedes the step, its ancestors and itself; windows,
             sinks and slopes count its depth and not its row.
         arithmetic: "f32", or "bf16": queries and probabilities are rounded to bfloat16 and
-            multiplied as such with bf16 pages, twice as fast where the CPU has AVX512-BF16;
-            UnsupportedError elsewhere.
+            multiplied as such with bf16 pages, twice as fast where `effinfer info` names vectors
+            or tiles for bfloat16; UnsupportedError where the CPU has no AVX512-BF16.
         visits: which keys blocks of rows visit (`effinfer.ops.visits`), of this batch; None: all.
             Without a window and parents.
         alibi_slopes: float32 [num_qo_heads]: + slope * (key - query position).
