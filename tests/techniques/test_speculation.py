@@ -1,4 +1,4 @@
-"""Published ways to draft, on a real model: each finds what it is made to find, and no text changes."""
+"""Published ways to draft, on a real model: each finds what it is made for; no text changes."""
 
 import re
 from collections.abc import Sequence
