@@ -70,6 +70,7 @@ class RecyclingProposer final : public Proposer {
       total += entries[i].score;
     }
     for (Entry& entry : entries.first(count)) entry.score /= total;
+    for (Entry& entry : entries.subspan(count)) entry.score = 0.0f;
   }
 
   int32_t width_;
