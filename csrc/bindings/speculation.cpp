@@ -7,6 +7,7 @@
 
 #include "bindings/module.h"
 #include "bindings/tokens.h"
+#include "effinfer/error.h"
 
 namespace effinfer::bindings {
 namespace {
@@ -21,8 +22,15 @@ Draft make_draft(const py::object& tokens, const py::object& parents, const py::
   } else {
     draft.parents = to_tokens(parents, "parents");
   }
-  draft.scores = scores.is_none() ? std::vector<float>(draft.tokens.size(), 0.5f)
-                                  : scores.cast<std::vector<float>>();
+  if (scores.is_none()) {
+    draft.scores.assign(draft.tokens.size(), 0.5f);
+    return draft;
+  }
+  try {
+    draft.scores = scores.cast<std::vector<float>>();
+  } catch (const py::cast_error&) {
+    throw InvalidArgument("[speculation] scores: expected a sequence of numbers");
+  }
   return draft;
 }
 

@@ -2,6 +2,7 @@
 #include <pybind11/stl.h>
 
 #include <string>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
@@ -30,7 +31,7 @@ class Held {
   const std::string& name() const { return name_; }
 
   // Calls a method if the object has it. What Python raises becomes an Error, so that no Python
-  // object outlives the lock.
+  // object outlives the lock. Ctrl-C is the caller's of the step: it is raised again there.
   template <class Use>
   void with(const char* method, const Use& use) const {
     const py::gil_scoped_acquire gil;
@@ -38,7 +39,8 @@ class Held {
     try {
       use(object_.attr(method));
     } catch (const py::error_already_set& raised) {
-      throw Error(raised.what());
+      if (!raised.matches(PyExc_KeyboardInterrupt)) throw Error(raised.what());
+      PyErr_SetInterrupt();
     } catch (const py::cast_error& wrong) {
       throw Error(name_ + "." + method + ": " + wrong.what());
     }
@@ -48,6 +50,20 @@ class Held {
   py::object object_;
   std::string name_;
 };
+
+// Throws InvalidArgument for a value of another type.
+template <class T>
+T attribute(const py::object& part, const char* name, T fallback) {
+  if (!py::hasattr(part, name)) return fallback;
+  const py::object value = part.attr(name);
+  try {
+    return value.cast<T>();
+  } catch (const py::cast_error&) {
+    throw InvalidArgument(std::string("[speculation] ") + name + ": expected " +
+                          (std::is_same_v<T, bool> ? "a bool" : "an integer") + ", got " +
+                          py::repr(value).cast<std::string>());
+  }
+}
 
 py::array_t<int32_t> array_of(std::span<const int32_t> values) {
   return py::array_t<int32_t>(static_cast<py::ssize_t>(values.size()), values.data());
@@ -97,7 +113,7 @@ py::list list_of(const Items& items, const ToPython& to_python) {
 class PythonProposer final : public Proposer {
  public:
   explicit PythonProposer(const py::object& part) : part_(part) {
-    if (py::hasattr(part, "top_k")) top_k_ = part.attr("top_k").cast<int32_t>();
+    top_k_ = attribute<int32_t>(part, "top_k", 0);
   }
   std::string_view name() const override { return part_.name(); }
   int32_t top_k() const override { return top_k_; }
@@ -152,7 +168,7 @@ class PythonVerifier final : public Verifier {
           "got \"" +
           text + "\"");
     }
-    needs_ = py::getattr(part, "needs_distributions", py::bool_(false)).cast<bool>();
+    needs_ = attribute<bool>(part, "needs_distributions", false);
   }
   std::string_view name() const override { return part_.name(); }
   Guarantee guarantee() const override { return guarantee_; }
@@ -263,9 +279,7 @@ void register_rows(py::module_& m) {
       .def(
           "emit",
           [](const RowsOfCall& r, int32_t row, int32_t token) {
-            SampledToken sampled = r.get().sample(row);
-            if (sampled.token != token) sampled = SampledToken{token, 0.0f, {}};
-            return r.get().emit(row, std::move(sampled));
+            return r.get().emit(row, r.get().scored(row, token));
           },
           py::arg("row"), py::arg("token"),
           "The token that follows a row: row 0 first, then that of a node whose token was\n"

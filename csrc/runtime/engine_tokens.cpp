@@ -21,6 +21,16 @@ class EngineCore::Rows final : public TokenRows {
 
   SampledToken sample(int32_t row) override { return core_.sample_row(request_, place(row)); }
 
+  SampledToken scored(int32_t row, int32_t token) override {
+    core_.check_tokens({&token, 1}, "emitted token");
+    SampledToken scored = {token, 0.0f, {}};
+    const size_t at = place(row) * static_cast<size_t>(core_.vocab_size());
+    if (request_.params.logprobs < 0) return scored;
+    core_.sampler_.add_logprobs({core_.logits_.get() + at, static_cast<size_t>(core_.vocab_size())},
+                                request_.params, scored);
+    return scored;
+  }
+
   void distribution(int32_t row, std::span<float> probabilities) override {
     if (core_.top_k_ > 0) {
       throw InvalidArgument(
@@ -40,6 +50,7 @@ class EngineCore::Rows final : public TokenRows {
     if (reason_ != FinishReason::none) {
       throw InvalidArgument("[speculation] emit: the request has ended");
     }
+    core_.check_tokens({&token.token, 1}, "emitted token");
     follow(row);
     if (request_.output().empty()) request_.metrics.time_to_first_token_s = request_.seconds();
     request_.tokens.push_back(token.token);

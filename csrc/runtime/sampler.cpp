@@ -250,6 +250,13 @@ void Sampler::highest(std::span<const float> logits, std::span<float> values,
   for (size_t i = 0; i < k; ++i) std::tie(tokens[i], values[i]) = state_->top[i];
 }
 
+void Sampler::add_logprobs(std::span<const float> logits, const SamplingParams& params,
+                           SampledToken& sampled) {
+  check_token(sampled.token, logits.size(), "token");
+  sampled.top.clear();
+  if (params.logprobs >= 0) state_->add_logprobs(logits, params, sampled);
+}
+
 void Sampler::distribution(std::span<const float> logits, const SamplingParams& params,
                            std::span<const int32_t> prompt, std::span<const int32_t> output,
                            std::span<float> probabilities) {

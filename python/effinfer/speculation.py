@@ -11,7 +11,7 @@ with a Python method or two, which is called once a step.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -104,19 +104,33 @@ class Speculation:
 
     def build(self) -> _core.Speculation:
         """What an engine takes. Its parts keep the state of that engine's requests."""
-        proposers = [p.build() if hasattr(p, "build") else p for p in self.proposers]
+        proposers = [_build(p) for p in self._proposers()]
         return _core.Speculation(proposers, self._verifier(), self._controller())
 
     def explain(self) -> str:
         """A line a part: what it is, and whether it runs in Python."""
-        lines = [f"proposer {_describe(p)}" for p in self.proposers]
+        lines = [f"proposer {_describe(p)}" for p in self._proposers()]
         verifier = self._verifier()
-        lines.append(f"verifier {_describe(verifier)}: {verifier.guarantee}")
+        guarantee = getattr(verifier, "guarantee", "lossy")
+        lines.append(f"verifier {_describe(verifier)}: {guarantee}")
         lines.append(f"controller {_describe(self._controller())}")
         return "\n".join(["speculation:", *(f"  {line}" for line in lines)])
 
+    def _proposers(self) -> list[ProposerRecipe | Proposer | _core.Proposer]:
+        given = self.proposers
+        if isinstance(given, str) or not isinstance(given, Iterable):
+            raise _core.InvalidArgumentError(
+                f"[speculation] proposers: expected a list of them, got {given!r}"
+            )
+        for proposer in given:
+            if isinstance(proposer, type):
+                raise _core.InvalidArgumentError(
+                    f"[speculation] proposers: expected objects, got the class {proposer.__name__}"
+                )
+        return list(given)
+
     def _verifier(self) -> Verifier | _core.Verifier:
-        if not isinstance(self.verify, str):
+        if self.verify is not None and not isinstance(self.verify, str):
             return self.verify
         if self.verify == "match":
             return _core.match_verifier()
@@ -125,19 +139,32 @@ class Speculation:
         )
 
     def _controller(self) -> DraftController | _core.DraftController:
-        if isinstance(self.controller, int):
-            return _core.fixed_controller(self.controller)
-        if not isinstance(self.controller, str):
-            return self.controller
-        if self.controller == "cost":
+        controller = self.controller
+        if controller is not None and not isinstance(controller, str | int):
+            return controller
+        if controller == "cost":
             return _core.cost_controller()
+        if type(controller) is int and controller.bit_length() < 32:
+            return _core.fixed_controller(controller)
         raise _core.InvalidArgumentError(
             '[speculation] controller: expected "cost", a number of nodes or a DraftController, '
-            f"got {self.controller!r}"
+            f"got {controller!r}"
         )
 
 
+def _build(proposer: ProposerRecipe | Proposer | _core.Proposer) -> Proposer | _core.Proposer:
+    if not hasattr(proposer, "build"):
+        return proposer
+    try:
+        return proposer.build()
+    except TypeError as error:
+        raise _core.InvalidArgumentError(
+            f"[speculation] a field has a value of the wrong type: {proposer!r}"
+        ) from error
+
+
 def _describe(part: Any) -> str:
-    if isinstance(part, Proposer | Verifier | DraftController):
-        return f"{part.name} (Python: called once a step)"
-    return getattr(part, "name", None) or repr(part)
+    native = isinstance(part, (_core.Proposer, _core.Verifier, _core.DraftController))
+    if native or hasattr(part, "build"):
+        return getattr(part, "name", None) or repr(part)
+    return f"{getattr(part, 'name', type(part).__name__)} (Python: called once a step)"

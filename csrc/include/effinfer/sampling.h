@@ -81,6 +81,9 @@ class EFFINFER_API Sampler {
   // The highest logits of a row, as many as `values` has, highest first and the lower id first
   // among equals; the first is NaN where the row holds one.
   void highest(std::span<const float> logits, std::span<float> values, std::span<int32_t> tokens);
+  // The log-probabilities that sample() gives with its token, for the token that `sampled` has.
+  void add_logprobs(std::span<const float> logits, const SamplingParams& params,
+                    SampledToken& sampled);
   // The distribution that sample() draws from: `probabilities` [vocab] sums to 1, and is 0 for what
   // the filters removed. Greedy gives a single 1.
   void distribution(std::span<const float> logits, const SamplingParams& params,

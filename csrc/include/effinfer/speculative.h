@@ -91,6 +91,8 @@ class EFFINFER_API TokenRows {
   // What plain decoding would draw from the row's logits after what was emitted so far: the same
   // seed, the same index.
   virtual SampledToken sample(int32_t row) = 0;
+  // Another token, with the row's log-probabilities where the request asks for them.
+  virtual SampledToken scored(int32_t row, int32_t token) = 0;
   // The distribution that sample() draws from: [vocab]. Needs Verifier::needs_distributions().
   virtual void distribution(int32_t row, std::span<float> probabilities) = 0;
   // Uniform in [0, 1), of the token that is emitted next; draw 0 is what sample() uses.

@@ -19,6 +19,7 @@ int32_t Draft::add(int32_t token, int32_t parent, float score) {
 }
 
 int32_t Draft::child(int32_t parent, int32_t token) const {
+  if (parent < -1 || parent >= size()) return -1;
   for (int32_t i = parent + 1; i < size(); ++i) {
     const auto node = static_cast<size_t>(i);
     if (parents[node] == parent && tokens[node] == token) return i;
@@ -64,7 +65,7 @@ std::string trouble_of(const Draft& draft, int32_t max_nodes, int64_t vocab_size
   return {};
 }
 
-void merge(const Draft& from, uint8_t source, int32_t max_depth, Draft& to) {
+void merge(const Draft& from, uint8_t source, const DraftView& view, Draft& to) {
   std::array<int32_t, Draft::kMostNodes> places;  // of the nodes in `to`; kNowhere: not there
   std::array<int32_t, Draft::kMostNodes> depths;
   constexpr int32_t kNowhere = -2;
@@ -73,13 +74,13 @@ void merge(const Draft& from, uint8_t source, int32_t max_depth, Draft& to) {
     const int32_t parent = above < 0 ? -1 : places[static_cast<size_t>(above)];
     depths[i] = above < 0 ? 1 : depths[static_cast<size_t>(above)] + 1;
     places[i] = kNowhere;
-    if (parent == kNowhere || depths[i] > max_depth) continue;
+    if (parent == kNowhere || depths[i] > view.max_depth) continue;
     const int32_t known = to.child(parent, from.tokens[i]);
     if (known >= 0) {
       places[i] = known;
       continue;
     }
-    if (to.size() == Draft::kMostNodes) continue;
+    if (to.size() >= view.max_nodes) continue;
     places[i] = to.add(from.tokens[i], parent, from.scores[i]);
     to.sources.push_back(source);
   }

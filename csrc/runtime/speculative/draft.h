@@ -17,8 +17,8 @@ void reserve(Draft& draft);
 // What is wrong with a proposer's draft; empty: nothing.
 std::string trouble_of(const Draft& draft, int32_t max_nodes, int64_t vocab_size);
 
-// Adds the nodes of a checked draft that `to` does not have, as far as there is room.
-void merge(const Draft& from, uint8_t source, int32_t max_depth, Draft& to);
+// Adds the nodes of a checked draft that `to` does not have, as far as the view has room for all.
+void merge(const Draft& from, uint8_t source, const DraftView& view, Draft& to);
 
 // A draft in a step: a row for the request's last token, then one for each node, in preorder with
 // the likeliest child first, so that the likeliest path lies in the cache as plain decoding's

@@ -42,7 +42,9 @@ class Followers {
     const float share = is_new ? 1.0f : 1.0f - memory;
     for (size_t i = 0; i < count; ++i) merged[i].score *= share / total;
     if (!is_new && memory > 0.0f) add_old(row, memory, merged, count);
-    std::copy_n(merged.begin(), std::min(count, row.size()), row.begin());
+    count = std::min(count, row.size());
+    std::copy_n(merged.begin(), count, row.begin());
+    for (Entry& entry : row.subspan(count)) entry.score = 0.0f;
   }
 
  private:

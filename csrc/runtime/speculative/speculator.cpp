@@ -2,6 +2,8 @@
 
 #include <algorithm>
 #include <exception>
+#include <mutex>
+#include <set>
 
 #include "effinfer/error.h"
 
@@ -20,7 +22,31 @@ std::string failure_of(const Call& call) {
   return {};
 }
 
+// The parts that engines have now.
+struct Claimed {
+  std::mutex mutex;
+  std::set<const void*> parts;
+};
+Claimed& claimed() {
+  static Claimed all;
+  return all;
+}
+
 }  // namespace
+
+Speculator::Claim::Claim(const void* part) : part_(part) {
+  const std::lock_guard lock(claimed().mutex);
+  if (claimed().parts.insert(part).second) return;
+  throw InvalidArgument(
+      "[speculation] parts: expected proposers, a verifier and a controller of this engine alone, "
+      "got one that is in use: it keeps the state of requests, make another");
+}
+
+Speculator::Claim::~Claim() {
+  if (part_ == nullptr) return;
+  const std::lock_guard lock(claimed().mutex);
+  claimed().parts.erase(part_);
+}
 
 Speculator::Speculator(const Speculation& parts, int64_t vocab_size, size_t max_requests)
     : parts_(parts), vocab_size_(vocab_size) {
@@ -30,9 +56,10 @@ Speculator::Speculator(const Speculation& parts, int64_t vocab_size, size_t max_
     throw InvalidArgument("[speculation] proposers: expected at most 8, got " +
                           std::to_string(parts_.proposers.size()));
   }
+  claim_parts();
   for (const auto& proposer : parts_.proposers) {
-    if (proposer == nullptr) throw InvalidArgument("[speculation] proposers: expected no null");
-    top_k_ = std::max(top_k_, proposer->top_k());
+    const auto wanted = std::min<int64_t>(proposer->top_k(), vocab_size);
+    top_k_ = std::max(top_k_, static_cast<int32_t>(wanted));
     proposer->attach(vocab_size);
   }
   if (!drafts()) return;
@@ -47,6 +74,16 @@ Speculator::Speculator(const Speculation& parts, int64_t vocab_size, size_t max_
   asked_.reserve(max_requests);
   views_.reserve(max_requests);
   keep_.reserve(max_requests);
+}
+
+void Speculator::claim_parts() {
+  claims_.reserve(parts_.proposers.size() + 2);
+  for (const auto& proposer : parts_.proposers) {
+    if (proposer == nullptr) throw InvalidArgument("[speculation] proposers: expected no null");
+    claims_.emplace_back(proposer.get());
+  }
+  claims_.emplace_back(parts_.verifier.get());
+  claims_.emplace_back(parts_.controller.get());
 }
 
 void Speculator::add(const DraftView& view) {
@@ -68,12 +105,31 @@ Speculator::Entry* Speculator::find(RequestId request) {
 void Speculator::propose(const StepBudget& budget) {
   asked_.clear();
   views_.clear();
-  if (broken_.back().empty()) broken_.back() = failure_of([&] { ask_controller(); });
+  if (broken_.back().why.empty()) {
+    broken_.back().why = failure_of([&] { ask_controller(); });
+    if (!broken_.back().why.empty()) asked_.clear();
+  }
+  tell_broken();
   if (asked_.empty()) return;
   for (size_t source = 0; source < parts_.proposers.size(); ++source) {
     ask(static_cast<uint8_t>(source));
   }
   choose(budget);
+}
+
+// A warning to each request of the step after a part broke, who decode plainly in it.
+void Speculator::tell_broken() {
+  for (size_t i = 0; i < broken_.size(); ++i) {
+    Broken& broken = broken_[i];
+    if (broken.why.empty() || broken.told) continue;
+    broken.told = true;
+    const bool proposes = i < parts_.proposers.size();
+    const std::string name(proposes ? parts_.proposers[i]->name() : parts_.controller->name());
+    for (Entry& entry : entries()) {
+      entry.trouble = "[speculation] " + name + (proposes ? ": " : " controller: ") + broken.why +
+                      "; it is not asked again";
+    }
+  }
 }
 
 void Speculator::ask_controller() {
@@ -88,7 +144,7 @@ void Speculator::ask_controller() {
 }
 
 void Speculator::ask(uint8_t source) {
-  if (!broken_[source].empty()) return;
+  if (!broken_[source].why.empty()) return;
   Proposer& proposer = *parts_.proposers[source];
   const std::span<Draft> drafts = std::span(drafts_).first(asked_.size());
   for (Draft& draft : drafts) draft.clear();
@@ -99,7 +155,7 @@ void Speculator::ask(uint8_t source) {
     const std::string trouble =
         failure.empty() ? trouble_of(drafts[i], view.max_nodes, vocab_size_) : failure;
     if (trouble.empty()) {
-      merge(drafts[i], source, view.max_depth, entry.proposed);
+      merge(drafts[i], source, view, entry.proposed);
     } else {
       entry.trouble = "[speculation] " + std::string(proposer.name()) + ": " + trouble;
     }
@@ -115,14 +171,10 @@ void Speculator::choose(const StepBudget& budget) {
     std::swap(drafts[i], entry.proposed);
   }
   keep_.assign(asked_.size(), 0);
-  broken_.back() = failure_of([&] { parts_.controller->choose(views_, drafts, budget, keep_); });
-  if (!broken_.back().empty()) {
-    keep_.assign(asked_.size(), 0);
-    for (const size_t i : asked_) {
-      entries_[i].trouble = "[speculation] " + std::string(parts_.controller->name()) +
-                            " controller: " + broken_.back();
-    }
-  }
+  broken_.back().why =
+      failure_of([&] { parts_.controller->choose(views_, drafts, budget, keep_); });
+  if (!broken_.back().why.empty()) keep_.assign(asked_.size(), 0);
+  tell_broken();
   int32_t left = budget.draft_rows;
   for (size_t i = 0; i < asked_.size(); ++i) {
     Entry& entry = entries_[asked_[i]];
@@ -140,23 +192,23 @@ void Speculator::choose(const StepBudget& budget) {
 void Speculator::observe(const StepCost& cost, std::span<const StepFacts> facts) {
   if (!drafts()) return;
   for (size_t i = 0; i < parts_.proposers.size(); ++i) {
-    if (!broken_[i].empty()) continue;
-    broken_[i] = failure_of([&] { parts_.proposers[i]->observe(facts); });
+    if (!broken_[i].why.empty()) continue;
+    broken_[i].why = failure_of([&] { parts_.proposers[i]->observe(facts); });
   }
-  if (!broken_.back().empty()) return;
-  broken_.back() = failure_of([&] { parts_.controller->observe(cost, facts); });
+  if (!broken_.back().why.empty()) return;
+  broken_.back().why = failure_of([&] { parts_.controller->observe(cost, facts); });
 }
 
 void Speculator::forget(RequestId request) {
   for (size_t i = 0; i < parts_.proposers.size(); ++i) {
     const std::string failure = failure_of([&] { parts_.proposers[i]->forget(request); });
-    if (!failure.empty()) broken_[i] = failure;
+    if (!failure.empty()) broken_[i].why = failure;
   }
   const std::string failure = failure_of([&] {
-    parts_.verifier->forget(request);
     parts_.controller->forget(request);
+    parts_.verifier->forget(request);
   });
-  if (!failure.empty() && drafts()) broken_.back() = failure;
+  if (!failure.empty() && drafts()) broken_.back().why = failure;
 }
 
 }  // namespace effinfer::runtime

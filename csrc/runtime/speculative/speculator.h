@@ -5,6 +5,7 @@
 #include <memory>
 #include <span>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "effinfer/speculative.h"
@@ -23,6 +24,7 @@ class Speculator {
     std::string trouble;  // why a proposer's draft was refused; empty: none was
   };
 
+  // Throws InvalidArgument for more than eight proposers, null, and parts that an engine has.
   Speculator(const Speculation& parts, int64_t vocab_size, size_t max_requests);
 
   bool drafts() const { return !parts_.proposers.empty(); }
@@ -37,22 +39,43 @@ class Speculator {
   Entry* find(RequestId request);
 
   // Asks the proposers for the entries' drafts, and the controller for their rows. Who throws where
-  // no single request is to blame is not asked again.
+  // no single request is to blame is not asked again; the requests of the next step are told.
   void propose(const StepBudget& budget);
   // Tells everybody what a step gave.
   void observe(const StepCost& cost, std::span<const StepFacts> facts);
   void forget(RequestId request);
 
  private:
+  // Marks a part as this engine's for as long as it lives: its state is of one engine's requests.
+  class Claim {
+   public:
+    explicit Claim(const void* part);
+    ~Claim();
+    Claim(Claim&& other) noexcept : part_(std::exchange(other.part_, nullptr)) {}
+    Claim& operator=(Claim&&) = delete;
+
+   private:
+    const void* part_;
+  };
+
+  // Why a part is not asked again; empty: it is.
+  struct Broken {
+    std::string why;
+    bool told = false;
+  };
+
+  void claim_parts();
+  void tell_broken();
   void ask(uint8_t source);
   void ask_controller();
   void choose(const StepBudget& budget);
 
   Speculation parts_;
+  std::vector<Claim> claims_;
   int64_t vocab_size_;
   int32_t top_k_ = 0;
-  std::vector<std::string> broken_;  // by proposer, then the controller: why it is not asked again
-  std::vector<Entry> entries_;       // [max_requests]
+  std::vector<Broken> broken_;  // by proposer, then the controller
+  std::vector<Entry> entries_;  // [max_requests]
   size_t count_ = 0;
   // Of those that are asked.
   std::vector<size_t> asked_;

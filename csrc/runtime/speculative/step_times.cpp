@@ -17,7 +17,9 @@ void StepTimes::add(int32_t rows, int64_t kv_tokens, double seconds) {
   if (rows < 1 || rows > kMostRows) return;
   const int32_t context = context_of(kv_tokens);
   Bucket& bucket = buckets_[at(rows, context)];
-  bucket.seconds[static_cast<size_t>(bucket.next)] = static_cast<float>(seconds);
+  // A median of 0 says that nothing was measured: a coarse clock must not.
+  const double measured = std::max(seconds, 1e-9);
+  bucket.seconds[static_cast<size_t>(bucket.next)] = static_cast<float>(measured);
   bucket.next = (bucket.next + 1) % kKept;
   bucket.count = std::min(bucket.count + 1, kKept);
   std::array<float, kKept> sorted = bucket.seconds;

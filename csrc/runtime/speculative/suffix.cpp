@@ -23,12 +23,16 @@ class OwnTexts {
     size_t prompt_size;
   };
 
-  // The request's text with all of `tokens`; room for `expected` of them is taken at once.
+  // The request's text with all of `tokens`; room for `expected` of them is taken at once. A text
+  // that is shorter than what is known of it is another one.
   Text& update(RequestId request, std::span<const int32_t> tokens, size_t prompt_size,
                size_t expected) {
     auto found = texts_.find(request);
     const auto size = static_cast<int64_t>(tokens.size());
-    if (found != texts_.end() && found->second.index.capacity() < size) {
+    const auto fits = [size](const NgramIndex& i) {
+      return size <= i.capacity() && i.size() <= size;
+    };
+    if (found != texts_.end() && !fits(found->second.index)) {
       texts_.erase(found);
       found = texts_.end();
     }
@@ -51,13 +55,15 @@ class OwnTexts {
     }
   }
   void forget(RequestId request) { texts_.erase(request); }
+  void clear() { texts_.clear(); }
 
  private:
   std::map<RequestId, Text> texts_;  // in order: drafts do not depend on hashes
 };
 
+// What the text may grow to: max_tokens alone may be far more than the context holds.
 size_t expected_size(const DraftView& view) {
-  return view.prompt_size + static_cast<size_t>(view.params->max_tokens);
+  return view.tokens.size() + static_cast<size_t>(view.max_depth) + 1;
 }
 
 class SuffixProposer final : public Proposer {
@@ -81,6 +87,7 @@ class SuffixProposer final : public Proposer {
   }
 
   std::string_view name() const override { return "suffix"; }
+  void attach(int64_t) override { own_.clear(); }
 
   void propose(std::span<const DraftView> views, std::span<Draft> drafts) override {
     for (size_t i = 0; i < views.size(); ++i) {
@@ -200,6 +207,7 @@ class PromptLookupProposer final : public Proposer {
   }
 
   std::string_view name() const override { return "prompt_lookup"; }
+  void attach(int64_t) override { own_.clear(); }
 
   void propose(std::span<const DraftView> views, std::span<Draft> drafts) override {
     for (size_t i = 0; i < views.size(); ++i) {

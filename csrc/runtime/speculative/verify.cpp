@@ -71,8 +71,8 @@ void ReplayVerifier::verify(const Draft& draft, TokenRows& rows) {
     SampledToken token = rows.sample(row);
     if (found == texts_->by_request.end()) return token;
     Texts::Text& text = found->second;
-    if (text.next < text.tokens.size()) token.token = text.tokens[text.next++];
-    return token;
+    if (text.next == text.tokens.size()) return token;
+    return rows.scored(row, text.tokens[text.next++]);
   });
 }
 

@@ -85,7 +85,9 @@ def as_speculation(speculation: object) -> Speculation | None:
         return speculation
     if isinstance(speculation, str) and speculation in SPECULATIONS:
         return SPECULATIONS[speculation]
-    if isinstance(speculation, (Proposer, _core.Proposer)) or hasattr(speculation, "build"):
+    if isinstance(speculation, Proposer | _core.Proposer):
+        return Speculation([speculation])
+    if hasattr(speculation, "build") and not isinstance(speculation, type):
         return Speculation([speculation])
     known = ", ".join(f'"{name}"' for name in ["off", *SPECULATIONS])
     raise _core.InvalidArgumentError(
