@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import peers
 import speculation_texts as texts
 from rounds import Say, summary
 from sections import Setting
@@ -38,6 +39,7 @@ LOOKUPS = (10, 2)  # llama-cpp-python's default, and what it advises for CPUs
 TREE = [-1, -1, 0, 0, 1, 1, 2]  # with the root eight rows
 SETTLE_SECONDS = 0.1
 SEQUENCES = 8
+EIGHT = 8
 SMALL, LARGE = "S", "B"
 
 
@@ -54,6 +56,7 @@ class Case:
     temperature: float = 0.0
     count: int = texts.CODE_TOKENS
     costs: bool = True  # whether the gain is compared with what rows cost
+    peer: bool = False  # whether llama.cpp is measured on the same text
 
     @property
     def key(self) -> str:
@@ -66,9 +69,9 @@ ALL = ("suffix", "ngram", "recycling", "auto")
 HOT = {"drafts": ALL, "goal": 0.98, "temperature": 1.5, "count": 128, "costs": False}
 OPEN = {"temperature": 0.8, "count": 256}
 CASES = (
-    Case(LARGE, "code edit", ("auto",), 2.8),
-    Case(SMALL, "code edit", ("auto",), 1.7),
-    Case(SMALL, "code edit", ("auto",), 1.4, replayed=False),
+    Case(LARGE, "code edit", ("auto",), 2.8, peer=True),
+    Case(SMALL, "code edit", ("auto",), 1.7, peer=True),
+    Case(SMALL, "code edit", ("auto",), 1.4, replayed=False, peer=True),
     Case(LARGE, "summary", ("auto",), 1.5, count=texts.SUMMARY_TOKENS),
     Case(SMALL, "summary", ("auto",), 1.2, count=texts.SUMMARY_TOKENS),
     Case(LARGE, "open text", ("recorded",), 1.6, **OPEN),
@@ -116,6 +119,20 @@ class Bench:
         for name in names or list(self.workers):
             if name in self.workers:
                 self.workers.pop(name).__exit__()
+
+    def llama_cpp(self, case: Case, text: Text) -> Json:
+        """Seconds of llama.cpp, by how many tokens it guesses. What it generates is its own."""
+        found = {}
+        for peer in (peer for peer in self.setting.peers if peer.name == "llama.cpp"):
+            spec = EngineSpec(peer.name, peer.python, "llama_cpp_lookup.py")
+            worker = self.start(f"llama.cpp {case.model}", spec, case.model)
+            for lookup in (0, *LOOKUPS):
+                time.sleep(SETTLE_SECONDS)
+                found[lookup] = worker.ask(
+                    "run", prompt=text.prompt, count=len(text.output), lookup=lookup,
+                    text=text.output if case.replayed else None,
+                )  # fmt: skip
+        return found
 
     def ask(self, case: Case, drafts: str, batch: list[Text], nodes: int | None = None) -> Json:
         """A run, when nobody's threads are awake any more."""
@@ -196,6 +213,7 @@ class Bench:
         names = ("plain", *case.drafts)
         answers: dict[str, list[Json]] = {name: [] for name in names}
         costs: list[dict[int, float]] = []
+        peer: list[Json] = []
         for repeat in range(-1, self.repeats()):
             batch = sets[repeat + 1]
             if repeat >= 0 and case.costs:
@@ -205,12 +223,15 @@ class Bench:
             for name in case.drafts:
                 if answers[name][-1]["tokens"] != answers["plain"][-1]["tokens"]:
                     raise RuntimeError(f"{case.key}: {name} wrote another text")
+            if case.peer:
+                peer.append(self.llama_cpp(case, batch[0]))
         plain = answers["plain"][1:]
         return {
             "model": case.model, "text": case.text, "replayed": case.replayed,
             "batch": case.batch, "goal": case.goal, "distinct": summary(self.shares[case.key]),
             "tokens": len(sets[0][0].output), "plain_tok_s": rates(plain),
             "drafts": {name: gains(plain, answers[name][1:], costs) for name in case.drafts},
+            "llama.cpp": against_peer(answers[case.drafts[-1]][1:], peer[1:]),
         }  # fmt: skip
 
 
@@ -257,6 +278,22 @@ def gains(plain: list[Json], drafted: list[Json], costs: list[dict[int, float]])
     }
 
 
+def against_peer(drafted: list[Json], peer: list[Json]) -> Json:
+    """By how many tokens llama.cpp guesses: its rate, and ours over it."""
+    return {
+        str(lookup): {
+            "tok_s": rates([{**run[lookup], "tokens": [run[lookup]["tokens"]]} for run in peer]),
+            "ratio": summary(
+                [
+                    theirs[lookup]["seconds"] / ours["seconds"]
+                    for ours, theirs in zip(drafted, peer, strict=True)
+                ]
+            ),
+        }
+        for lookup in (peer[0] if peer else ())
+    }
+
+
 def speculation(setting: Setting, say: Say) -> Json:
     return measure(setting, say, "")
 
@@ -268,16 +305,41 @@ def measure(setting: Setting, say: Say, pattern: str) -> Json:
     """The rows whose names contain the pattern. Rows of a model follow each other, and an engine
     that the next row does not need is gone before it."""
     bench = Bench(setting, say)
-    rows = {}
+    rows: Json = {}
+    extra: Json = {}
     try:
         for case in (case for case in CASES if pattern in case.key):
             for model in (SMALL, LARGE):
                 bench.own(model).ask("keep", drafts=["plain", "recorded", *case.drafts])
             rows[case.key] = bench.row(case)
             tell(case.key, rows[case.key], say)
+        for model in (SMALL, LARGE):
+            if pattern in (name := f"{model}, eight rows"):
+                say(name)
+                bench.own(model).ask("keep", drafts=["recorded"])
+                extra[model] = steps(bench, model)
+                say(f"{name}: {extra[model]}")
     finally:
         bench.close()
-    return {"rows": rows}
+    return {"rows": rows, "eight": extra}
+
+
+def steps(bench: Bench, model: str) -> Json:
+    """Of eight rows: a tree's time against a chain's, and the time that drafts take beside their
+    rows against a plain step's."""
+    case = Case(model, "code edit", ("auto",), 0)
+    found = texts.code_edits(bench.llm, bench.repeats() + 1)
+    trees, shares, worker = [], [], bench.own(model)
+    for repeat, text in enumerate(found):
+        half = text.prompt + text.output[: len(text.output) // 2]
+        asked = {"prompt": half, "count": 3 * COST_STEPS}
+        seconds = worker.ask("costs", rows=[1, EIGHT], **asked)["seconds"]
+        tree = worker.ask("costs", rows=[EIGHT], parents=TREE, **asked)["seconds"]
+        run = bench.ask(case, "auto", [text], nodes=EIGHT - 1)
+        if repeat > 0:
+            trees.append(tree[str(EIGHT)] / seconds[str(EIGHT)])
+            shares.append(run["drafting_s"] / run["steps"] / seconds["1"])
+    return {"tree": summary(trees), "bookkeeping": summary(shares)}
 
 
 def tell(key: str, row: Json, say: Say) -> None:
@@ -288,6 +350,11 @@ def tell(key: str, row: Json, say: Say) -> None:
             f"{row['plain_tok_s']['median']:.1f} tok/s (goal {row['goal']}){share}; "
             f"{found['tokens_a_step']:.2f} tokens and {found['rows_a_step']:.2f} rows a step, "
             f"{found['accepted']:.0%} of drafts accepted"
+        )
+    for lookup, theirs in row["llama.cpp"].items():
+        say(
+            f"{key}: {theirs['ratio']['median']:.2f}x llama.cpp, guesses of {lookup}: "
+            f"{theirs['tok_s']['median']:.1f} tok/s"
         )
 
 
@@ -302,7 +369,8 @@ def main() -> None:
     setting = Setting(
         model=Path(resolve("smollm2-135m")), vocab_size=0, threads=options.threads,
         repeats=options.repeats, decode_tokens=0, prefill_tokens=0,
-        own=EngineSpec("effinfer", Path(sys.executable), "effinfer_worker.py"), peers=[],
+        own=EngineSpec("effinfer", Path(sys.executable), "effinfer_worker.py"),
+        peers=[EngineSpec("llama.cpp", peers.ensure(peers.LLAMA_CPP), peers.LLAMA_WORKER)],
         log=scratch / "workers.log",
     )  # fmt: skip
     measure(setting, lambda text: print(text, flush=True), options.rows)

@@ -1,8 +1,11 @@
 """llama.cpp with llama-cpp-python's prompt lookup, for the section `speculation`.
 
-load   {model, threads, context, lookup}  -> {seconds, version}; lookup: tokens it guesses, 0: off
-run    {prompt, text, count}              -> {seconds}: from the first of `count` tokens to the
-                                             last. text: what is drawn, whatever the logits say
+  load   {model, threads, context}          -> {seconds, version}
+  run    {prompt, text, count, lookup}      -> {seconds}: from the first of `count` tokens to the
+                                               last. text: what is drawn, whatever the logits say;
+                                               lookup: how many tokens it guesses; 0: off
+
+Prompt lookup is the wrapper's, and so is the loop around it; without it the loop is of C functions.
 """
 
 import time
@@ -12,6 +15,7 @@ from typing import Any
 import llama_cpp
 from llama_cpp.llama_speculative import LlamaPromptLookupDecoding
 from llama_cpp_worker import BATCH
+from llama_cpp_worker import Worker as Plain
 from protocol import serve
 
 
@@ -26,10 +30,14 @@ class Model(llama_cpp.Llama):
         self.drawn += 1
         return self.text[self.drawn - 1] if self.text else token
 
+    def guess(self, count: int) -> None:
+        """Guessing takes the logits of all tokens."""
+        self.draft_model = LlamaPromptLookupDecoding(num_pred_tokens=count) if count else None
+        self._logits_all = count > 0
 
-class Worker:
+
+class Worker(Plain):
     def load(self, request: dict[str, Any]) -> dict[str, Any]:
-        lookup = request["lookup"]
         start = time.perf_counter()
         self.model = Model(
             request["model"],
@@ -40,22 +48,32 @@ class Worker:
             n_threads_batch=request["threads"],
             n_gpu_layers=0,
             flash_attn=True,
-            draft_model=LlamaPromptLookupDecoding(num_pred_tokens=lookup) if lookup else None,
+            draft_model=LlamaPromptLookupDecoding(),
             verbose=False,
         )
+        self.context = self.model._ctx.ctx
+        self.vocab_size = self.model.n_vocab()
         return {"seconds": time.perf_counter() - start, "version": version("llama_cpp_python")}
 
     def run(self, request: dict[str, Any]) -> dict[str, Any]:
+        lookup, count = request["lookup"], request["count"]
+        self.model.guess(lookup)
         self.model.text, self.model.drawn = request["text"], 0
-        tokens: list[int] = []
-        start = 0.0
-        for token in self.model.generate(request["prompt"], temp=0.0, repeat_penalty=1.0):
-            if not tokens:
-                start = time.perf_counter()
-            tokens.append(token)
-            if len(tokens) == request["count"]:
-                break
+        stream = self.model.generate(request["prompt"], temp=0.0, repeat_penalty=1.0)
+        tokens = [next(stream)]
+        start = time.perf_counter()
+        if lookup:
+            tokens += [token for token, _ in zip(stream, range(count - 1), strict=False)]
+        else:
+            self.follow(tokens, count, request["text"])
         return {"seconds": time.perf_counter() - start, "tokens": tokens}
+
+    def follow(self, tokens: list[int], count: int, text: list[int] | None) -> None:
+        """One token a step; generate() forgets them again when it is called next."""
+        while len(tokens) < count:
+            self.decode_tokens([tokens[-1]])
+            token = int(self.last_logits().argmax())
+            tokens.append(text[len(tokens)] if text else token)
 
 
 if __name__ == "__main__":
