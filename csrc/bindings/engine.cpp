@@ -110,6 +110,7 @@ py::dict stats_dict(const EngineStats& stats) {
   dict["free_pages"] = stats.free_pages;
   dict["total_pages"] = stats.total_pages;
   dict["preemptions"] = stats.preemptions;
+  dict["drafting_s"] = stats.drafting_s;
   return dict;
 }
 

@@ -78,10 +78,11 @@ std::vector<StepOutput> EngineCore::step() {
     append_drafts();
     const Clock::time_point drafted = Clock::now();
     run_chunks(choice.phase, outputs);
-    tell_speculator(choice.phase, seconds_between(start, drafted),
-                    seconds_between(drafted, Clock::now()));
+    const Clock::time_point ran = Clock::now();
+    tell_speculator(choice.phase, seconds_between(start, drafted), seconds_between(drafted, ran));
     const std::lock_guard stats_lock(mutex_);
     ++stats_.steps;
+    stats_.drafting_s += seconds_between(start, drafted) + seconds_between(ran, Clock::now());
   }
   forget_ended();
   publish();

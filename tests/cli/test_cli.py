@@ -112,6 +112,8 @@ def test_a_seed_gives_a_text(tiny_model):
         (["compile", "/nowhere/model.gguf", "-o", "out.gguf"], 1, ["/nowhere/model.gguf"]),
         (["perplexity", "/nowhere/text"], 2, ["/nowhere/text"]),
         (["bench", "--repeat", "0"], 2, ["--repeat"]),
+        (["bench", "--prompt-file", __file__], 2, ["--prompt-file", "--speculate"]),
+        (["generate", "x", "--speculate", "oracle"], 2, ["speculation", "recycling"]),
     ],
 )
 def test_errors_are_short_and_have_codes(arguments, code, words):

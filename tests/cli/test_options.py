@@ -34,7 +34,10 @@ def test_sampling_options_are_fields_of_sampling_params():
 def test_every_command_that_runs_a_model_takes_them(command):
     taken = set(defaults(command))
     engine = {field.name for field in fields(o.EngineOptions)}
-    decided = {"max_seq_len"} if command in (measure.bench, measure.perplexity) else set()
+    decided = {
+        measure.bench: {"max_seq_len"},
+        measure.perplexity: {"max_seq_len", "speculation"},
+    }.get(command, set())
     assert engine - taken == decided
     assert not taken & {"engine", "sampling"}
 

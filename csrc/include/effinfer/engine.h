@@ -58,6 +58,8 @@ struct EngineStats {
   int32_t free_pages = 0;  // without those of cached prefixes, which are freed on demand
   int32_t total_pages = 0;
   int64_t preemptions = 0;
+  // Spent on drafts beside their rows: asking, choosing, telling what came of them.
+  double drafting_s = 0;
 };
 
 // One thread at a time may call step(); the other methods may be called from any thread.

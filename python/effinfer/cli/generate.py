@@ -102,10 +102,17 @@ def _show(llm: LLM, stream: TextStream, as_json: bool, quiet: bool) -> None:
 def _statistics(llm: LLM, output: RequestOutput) -> str:
     metrics = output.metrics
     cached = f" ({metrics.cached_tokens} cached)" if metrics.cached_tokens else ""
+    drafts = metrics.speculation
+    accepted = (
+        f", {drafts.accepted / drafts.steps:.2f} of {drafts.drafted / drafts.steps:.2f} drafts "
+        f"accepted in {drafts.steps} steps"
+        if drafts.steps
+        else ""
+    )
     return (
         f"[load {llm.load_s:.2f} s; prompt {metrics.prompt_tokens} tokens{cached}, first token "
         f"after {metrics.time_to_first_token_s * 1e3:.0f} ms; {metrics.output_tokens} tokens, "
-        f"{metrics.decode_tok_s:.1f} tok/s; {output.finish_reason}]"
+        f"{metrics.decode_tok_s:.1f} tok/s{accepted}; {output.finish_reason}]"
     )
 
 

@@ -13,6 +13,7 @@ import typer
 from effinfer import _core
 from effinfer.cli import options as o
 from effinfer.cli import profile as profiling
+from effinfer.cli import speculate
 from effinfer.llm import LLM
 from effinfer.sampling import SamplingParams
 
@@ -32,10 +33,25 @@ def bench(
         Path | None,
         typer.Option("--trace", help="Write a trace of a few steps, for Perfetto.", dir_okay=False),
     ] = None,
+    prompt_file: Annotated[
+        Path | None,
+        typer.Option(
+            "--prompt-file",
+            help="With --speculate: the text to go on from; by default an edit of a source file.",
+            exists=True,
+            dir_okay=False,
+        ),
+    ] = None,
     as_json: o.JsonOption = False,
 ) -> None:
-    """Measure speed: a prompt of random tokens, then generation from an empty context."""
+    """Measure speed: a prompt of random tokens, then generation from an empty context. With
+    --speculate also generation of a text with drafts and without."""
     longest = max(pp + (profiling.TRACED_TOKENS if trace else 1), tg + 2)
+    speculates = engine.speculation not in (None, "off")
+    if prompt_file and not speculates:
+        raise _core.InvalidArgumentError("[bench] --prompt-file: expected --speculate with it")
+    text = speculate.prompt_of(engine.model, prompt_file) if speculates else []
+    longest = max(longest, len(text) + tg + 2)
     llm = engine.load(max_seq_len=longest, prefix_cache=False)
     prompt = np.random.default_rng(_SEED).integers(0, llm.vocab_size, pp).tolist()
     prefills: list[float] = []
@@ -61,6 +77,8 @@ def bench(
         "peak_rss_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
     }
     run_one = partial(_run, llm)
+    if text:
+        result["speculation"] = speculate.measure(llm, text, max(tg, 2), repeat)
     if profile:
         result["profile"] = profiling.profile(llm, run_one, prompt, tg)
     if trace is not None:
@@ -69,6 +87,8 @@ def bench(
         o.print_json(result)
     else:
         _print_rates(result)
+        if text:
+            speculate.print_gain(str(engine.speculation), result["speculation"])
     if profile and not as_json:
         profiling.print_profile(result["profile"])
 
@@ -87,10 +107,12 @@ def _print_rates(result: dict[str, Any]) -> None:
 
 
 def _run(llm: LLM, prompt: list[int], max_tokens: int) -> dict[str, Any]:
-    """Metrics of one greedy request, without a tokenizer in the way."""
+    """Metrics of one greedy request, without a tokenizer or drafts in the way."""
     engine = llm.engine
-    params = SamplingParams(temperature=0.0, max_tokens=max_tokens, ignore_eos=True).to_core()
-    request = engine.add(prompt, params)
+    params = SamplingParams(
+        temperature=0.0, max_tokens=max_tokens, ignore_eos=True, speculation=False
+    )
+    request = engine.add(prompt, params.to_core())
     while engine.has_work():
         for output in engine.step_many():
             if output.finish_reason == "error":
@@ -104,7 +126,7 @@ def _summary(rates: list[float]) -> dict[str, float]:
     return {"median": statistics.median(rates), "min": min(rates), "max": max(rates)}
 
 
-@o.expanded(without=("max_seq_len",))
+@o.expanded(without=("max_seq_len", "speculation"))
 def perplexity(
     file: Annotated[Path, typer.Argument(help="A text file.", exists=True, dir_okay=False)],
     engine: o.EngineOptions = o.ENGINE,

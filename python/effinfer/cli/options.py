@@ -31,6 +31,14 @@ PrefillOption = Annotated[
         help="dense, or sparse for long prompts: minference, sample_attention, xattention.",
     ),
 ]
+SpeculateOption = Annotated[
+    str | None,
+    typer.Option(
+        "--speculate",
+        help="Guess tokens and verify them, for the same text sooner: auto, suffix, ngram, "
+        "recycling.",
+    ),
+]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 QuietOption = Annotated[bool, typer.Option("-q", "--quiet", help="No statistics on stderr.")]
 
@@ -64,6 +72,7 @@ class EngineOptions:
     max_seq_len: Annotated[
         int | None, typer.Option(min=1, help="Tokens of a sequence at most.")
     ] = None
+    speculation: SpeculateOption = None
 
     def load(self, **decided: Any) -> LLM:
         """The model; `decided` are arguments of LLM that the command does not leave to its
