@@ -69,7 +69,8 @@ void check_tree(std::span<const uint64_t> words, size_t first, int64_t below) {
     const auto place = below + static_cast<int64_t>(i);
     const uint64_t own = uint64_t{1} << place;
     const uint64_t above = words[i] & ~own;
-    const auto parent = static_cast<int64_t>(std::bit_width(above)) - 1;  // the last of the ancestors
+    // The last of the ancestors.
+    const auto parent = static_cast<int64_t>(std::bit_width(above)) - 1;
     const bool known = parent >= below && parent < place;
     const bool follows =
         known ? above == words[static_cast<size_t>(parent - below)] : parent < below;
