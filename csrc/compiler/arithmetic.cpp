@@ -34,6 +34,10 @@ bool bf16_attention(const Node& node, const Target& target) {
   return ops::bf16_pays(problem, target);
 }
 
+bool integers_for_many_rows(const Target& target) {
+  return target.isa == Isa::avx2 || target.isa == Isa::avx512;
+}
+
 ops::Arithmetic parse_arithmetic(std::string_view text) {
   for (const auto arithmetic : {ops::Arithmetic::int8, ops::Arithmetic::bf16, ops::Arithmetic::f32,
                                 ops::Arithmetic::int8_token}) {

@@ -18,6 +18,10 @@ std::string_view phase_key(Phase phase);  // the attribute that holds it
 // Annotates a node that makes an operand.
 void set_arithmetic(Node& node, std::string_view decode, std::string_view prefill);
 
+// Whether quantised weights are multiplied faster as integers than as any floats, however many the
+// rows: vectors without tiles.
+bool integers_for_many_rows(const Target& target);
+
 // Whether matmuls of many rows are the faster for bfloat16.
 bool bf16_panels(const Target& target);
 // The same of a prompt's products with bf16 pages: those of an attention, column_index or

@@ -104,7 +104,9 @@ std::vector<std::string> slower_paths(const Graph& graph, const CompileOptions& 
   const bool fast = options.precision == Precision::fast;
   const bool has_bf16 = cpu_features().avx512_bf16 && target.isa >= Isa::avx512;
   if (fast && !options.deterministic && !has_bf16) {
-    notes.push_back("prefill multiplies float32 panels: no AVX512-BF16 at this ISA level");
+    notes.push_back(
+        "what prefill does not multiply as integers are float32 panels: no AVX512-BF16 at this ISA "
+        "level");
   }
   std::map<std::string, int> repacked;
   for (const weights::WeightStore::Use& use : weights.uses()) {

@@ -19,6 +19,10 @@
 #include "cpu/quantised_formats.h"
 #include "cpu/vectors/int8_dot.h"
 #include "cpu/vectors/matmul_epilogue.h"
+#if EFFINFER_LEVEL_AVX512
+#include "cpu/vectors/int8_panel_avx512.h"
+#include "cpu/vectors/panel_matmul.h"
+#endif
 
 namespace effinfer::cpu::EFFINFER_LEVEL {
 namespace {
@@ -26,7 +30,7 @@ namespace {
 // Int8Dot of the level has
 //   kTokens                        most tokens of one pass over the weights
 //   dot<format>(weight, first_group, groups, rows, count, ahead, sums)
-//                                  sums[token][32] of 1 or 2 groups for `count` operand rows;
+//                                  sums[token][32] of 1 or 2 groups for `count` consecutive rows;
 //                                  `ahead` fetches what this member reads after them
 struct Int8Matmul {
   static constexpr int kTokens = Int8Dot::kTokens;
@@ -53,7 +57,6 @@ struct Int8Matmul {
     }
   }
 
- private:
   static const uint8_t* weights_of(const MatmulUnit& unit, int part) {
     return unit.parts[part].weight.group(2 * unit.index);
   }
@@ -63,11 +66,8 @@ struct Int8Matmul {
     alignas(64) MatmulEpilogue::Sums sums[2][kTokens];
     const int64_t tokens = problem.x.rows;
     for (int64_t token = 0; token < tokens;) {
-      // Kernels exist for 1, 2, 4 and 8 rows: of three to six rows, four go first.
       const int64_t left = tokens - token;
-      const int64_t most = left > 6 ? 8 : left > 2 ? 4 : 2;
-      const int64_t pass = most < kTokens ? most : kTokens;
-      const int64_t count = left < pass ? left : pass;
+      const int64_t count = left < kTokens ? left : kTokens;
       ops::Int8Row rows[kTokens];
       for (int64_t i = 0; i < count; ++i) rows[i] = ops::int8_row(problem.x, token + i);
       const int64_t groups = unit.num_outputs > ops::kGroupRows ? 2 : 1;
@@ -89,6 +89,24 @@ struct Int8Matmul {
   }
 };
 
+#if EFFINFER_LEVEL_AVX512
+// Many rows share weights that are unpacked to memory first.
+struct AnyRows {
+  using ManyRows = PanelMatmul<Int8Panel>;
+  static constexpr int64_t kManyRows = 64;
+
+  static void run(const ops::MatmulProblem& problem, Team& team) {
+    problem.x.rows < kManyRows ? Int8Matmul::run(problem, team) : ManyRows::run(problem, team);
+  }
+  static size_t scratch_bytes(const ops::MatmulProblem& problem) {
+    return problem.x.rows < kManyRows ? 0 : ManyRows::scratch_bytes(problem);
+  }
+};
+constexpr Int8Kernel kInt8Kernel = {AnyRows::run, AnyRows::scratch_bytes};
+#else
+constexpr Int8Kernel kInt8Kernel = {Int8Matmul::run};
+#endif
+
 }  // namespace
 }  // namespace effinfer::cpu::EFFINFER_LEVEL
 
@@ -96,8 +114,7 @@ namespace effinfer::cpu {
 
 template <>
 const Int8Kernel& kernels<Level::EFFINFER_LEVEL>() {
-  static constexpr Int8Kernel kKernel = {EFFINFER_LEVEL::Int8Matmul::run};
-  return kKernel;
+  return EFFINFER_LEVEL::kInt8Kernel;
 }
 
 }  // namespace effinfer::cpu

@@ -365,6 +365,24 @@ def test_choose_arithmetic(isa):
             assert (facts["decode"], facts["prefill"]) == choice
 
 
+def test_choose_arithmetic_of_what_is_added_or_gated(isa):
+    """Many rows are multiplied as integers where the machine does that faster, but not for what is
+    returned."""
+    body = (
+        ACT
+        + """
+  %h : f32[T, 64] = matmul(%a, %q) {parts = 1}
+  %c : act[T, 64] = rms_norm(%h, %w) {eps = 1e-06, as_operand = true}
+  %y : f32[T, 64] = matmul(%c, %q) {parts = 1}
+  return %y
+"""
+    )
+    _, graph = run("choose_arithmetic", body)
+    integers = _core.current_isa() in ("avx2", "avx512")
+    assert attributes(graph, "a")["prefill"] == ("int8" if integers else panel_arithmetic())
+    assert attributes(graph, "c")["prefill"] == panel_arithmetic()
+
+
 @pytest.mark.parametrize(
     ("options", "narrow"),
     [

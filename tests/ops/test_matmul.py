@@ -148,11 +148,12 @@ def all_isas_equal(call) -> np.ndarray:
 
 @pytest.mark.parametrize("dtype", QUANTISED)
 def test_int8_bits_do_not_depend_on_rows_team_or_isa(dtype):
-    rows, cols = 72, 768
+    rows, cols = 296, 800 if dtype in BLOCK32 else 768
     matrix, _ = pack(dtype, rows, cols)
-    x = activations(33, cols)
+    x = activations(259, cols)
     whole = all_isas_equal(lambda: _core.matmul(x, matrix, "int8"))
-    for n, threads in [(1, 1), (1, 3), (2, 2), (3, 1), (5, 2), (8, 1), (16, 3), (17, 2)]:
+    counts = [(1, 1), (1, 3), (2, 2), (3, 1), (4, 1), (5, 2), (6, 1), (7, 2), (8, 1), (16, 3)]
+    for n, threads in [*counts, (17, 2), (64, 1), (67, 3), (242, 2)]:
         pool = _core.ThreadPool(threads, oversubscribe=True)
         for level in available_isas():
             with isa_level(level):

@@ -2,9 +2,12 @@
 // the operand: {decode = "int8", prefill = "bf16"}. The variants of kernels follow from it.
 //
 //   decode    int8 when every weight that reads the operand is quantised, else f32
-//   prefill   bf16 where that pays on the target and no weight is float32, else f32; with
-//             `deterministic` the arithmetic of decode. Rounding weights to bf16 errs as much as
-//             rounding their inputs, which bf16 means in any case.
+//   prefill   int8 when every weight that reads the operand is quantised, the target multiplies
+//             many rows faster so, and the results go into the residual stream or a GLU. What
+//             attention compares and the logits err most by it, and are a tenth of the work: they
+//             and the rest are bf16 where that pays on the target and no weight is float32, else
+//             f32. With `deterministic` the arithmetic of decode. Rounding weights to bf16 errs as
+//             much as rounding their inputs, which bf16 means in any case.
 //
 // The operand of a ternary_linear keeps the "int8_token" that canonicalize wrote.
 //
@@ -13,6 +16,10 @@
 // The products inside attention are f32 in decode; in prefill they are bf16 where that pays on the
 // target and the KV pages are bf16 ({prefill_products = "bf16"}), and f32 otherwise. Those of an
 // index are chosen alike, for themselves: it may have no tiles where attention has.
+#include <algorithm>
+#include <set>
+#include <vector>
+
 #include "compiler/arithmetic.h"
 #include "compiler/passes.h"
 #include "compiler/rewriter.h"
@@ -28,6 +35,38 @@ struct Choice {
   const char* prefill = "f32";
 };
 
+bool is_operand(const Rewriter& rewriter, ValueId value) {
+  return rewriter.graph().value(value).dtype == DType::act;
+}
+
+// Whether a value becomes queries, keys, values or an output of the graph before it is the operand
+// of another matmul.
+bool steers(const Rewriter& rewriter, ValueId value, std::set<ValueId>& seen) {
+  const std::vector<ValueId>& results = rewriter.graph().outputs;
+  if (std::find(results.begin(), results.end(), value) != results.end()) return true;
+  if (!seen.insert(value).second || is_operand(rewriter, value)) return false;
+  for (const int user : rewriter.users(value)) {
+    const Node& node = rewriter.node(user);
+    if (node.op == "attention" || node.op == "rope_append" || node.op == "kv_append") return true;
+    const auto operand = [&](ValueId input) { return is_operand(rewriter, input); };
+    if (std::any_of(node.inputs.begin(), node.inputs.end(), operand)) continue;  // a residual
+    for (const ValueId output : node.outputs) {
+      if (steers(rewriter, output, seen)) return true;
+    }
+  }
+  return false;
+}
+
+bool results_steer(const Rewriter& rewriter, ValueId operand) {
+  std::set<ValueId> seen;
+  for (const int user : rewriter.users(operand)) {
+    for (const ValueId output : rewriter.node(user).outputs) {
+      if (steers(rewriter, output, seen)) return true;
+    }
+  }
+  return false;
+}
+
 Choice choose(const Rewriter& rewriter, ValueId operand, const CompileOptions& options) {
   if (options.precision == Precision::f32) return {};
   bool quantized = true;
@@ -42,8 +81,12 @@ Choice choose(const Rewriter& rewriter, ValueId operand, const CompileOptions& o
     }
   }
   Choice choice;
+  const Target target = current_target(options.device);
   if (quantized) choice.decode = "int8";
-  if (narrow && bf16_panels(current_target(options.device))) choice.prefill = "bf16";
+  if (narrow && bf16_panels(target)) choice.prefill = "bf16";
+  if (quantized && integers_for_many_rows(target) && !results_steer(rewriter, operand)) {
+    choice.prefill = "int8";
+  }
   if (options.deterministic) choice.prefill = choice.decode;
   return choice;
 }

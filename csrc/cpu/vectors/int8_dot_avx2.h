@@ -36,23 +36,20 @@ struct Int8Dot {
                   int count, const FetchAhead& ahead, float (*sums)[32]) {
     for (int g = 0; g < groups; ++g) {
       const uint8_t* group = weight.group(first_group + g);
-      if (count == 1) {
-        dot_group<format, 1>(weight, group, rows, count, ahead, sums, g * 16);
-      } else if (count == 2) {
-        dot_group<format, 2>(weight, group, rows, count, ahead, sums, g * 16);
-      } else {
-        dot_group<format, 4>(weight, group, rows, count, ahead, sums, g * 16);
-      }
+      unroll<kTokens>([&](auto index) __attribute__((always_inline)) {
+        if (count != index + 1) return;
+        dot_group<format, index + 1>(weight, group, rows, ahead, sums, g * 16);
+      });
     }
   }
 
  private:
-  // `tokens` rows, of which `count` exist: the missing ones repeat the last and are not stored.
+  // `tokens` rows of the operand.
   template <PackedFormat format, int tokens>
   static void dot_group(const PackedWeight& weight, const uint8_t* group, const Int8Row* given,
-                        int count, const FetchAhead& ahead, float (*sums)[32], int offset) {
+                        const FetchAhead& ahead, float (*sums)[32], int offset) {
     Int8Row rows[tokens];
-    for (int t = 0; t < tokens; ++t) rows[t] = given[t < count ? t : count - 1];
+    for (int t = 0; t < tokens; ++t) rows[t] = given[t];
     constexpr int64_t kBytes = ops::superblock_bytes(format);
     const uint8_t* data = group + ops::header_bytes(format, weight.cols);
     const int64_t superblocks = ops::padded_cols(weight.cols) / ops::kSuperblock;
@@ -62,7 +59,7 @@ struct Int8Dot {
       ahead.ask_for<kBytes, tokens <= 2>(data);
       add_superblock<format, tokens>(weight, group, data, s, rows, sum);
     }
-    for (int t = 0; t < count; ++t) {
+    for (int t = 0; t < tokens; ++t) {
       _mm256_storeu_ps(sums[t] + offset, sum[0][t]);
       _mm256_storeu_ps(sums[t] + offset + 8, sum[1][t]);
     }

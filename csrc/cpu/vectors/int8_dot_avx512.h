@@ -24,34 +24,67 @@ struct Int8Dot {
   static void dot(const PackedWeight& weight, int64_t first_group, int groups, const Int8Row* rows,
                   int count, const FetchAhead& ahead, float (*sums)[32]) {
     for (int g = 0; g < groups; ++g) {
-      const int64_t group = first_group + g;
-      const int offset = g * 16;
-      switch (count) {
-        case 1:
-          dot_group<format, 1>(weight, group, rows, count, ahead, sums, offset);
-          break;
-        case 2:
-          dot_group<format, 2>(weight, group, rows, count, ahead, sums, offset);
-          break;
-        case 3:
-        case 4:
-          dot_group<format, 4>(weight, group, rows, count, ahead, sums, offset);
-          break;
-        default:
-          dot_group<format, 8>(weight, group, rows, count, ahead, sums, offset);
-          break;
-      }
+      unroll<kTokens>([&](auto index) __attribute__((always_inline)) {
+        if (count != index + 1) return;
+        dot_group<format, index + 1>(weight, first_group + g, rows, ahead, sums, g * 16);
+      });
     }
   }
 
  private:
-  // A group times `tokens` rows, of which `count` exist: the missing ones repeat the last and are
-  // not stored.
+  // An array of consecutive rows: a pointer for three of them, since those of eight rows would not
+  // fit the general registers.
+  template <int tokens>
+  class Rows {
+   public:
+    Rows(const void* first, int64_t stride) : stride_(stride) {
+      for (int i = 0; i < kBases; ++i) {
+        base_[i] = static_cast<const uint8_t*>(first) + 3 * i * stride;
+      }
+    }
+    [[gnu::always_inline]] const uint8_t* operator[](int row) const {
+      return base_[row / 3] + row % 3 * stride_;
+    }
+    [[gnu::always_inline]] void advance(int64_t bytes) {
+      for (int i = 0; i < kBases; ++i) base_[i] += bytes;
+    }
+
+   private:
+    static constexpr int kBases = (tokens + 2) / 3;
+    const uint8_t* base_[kBases];
+    int64_t stride_;
+  };
+
+  // What `tokens` rows have for one superblock.
+  template <int tokens>
+  struct Operands {
+    Rows<tokens> q;
+    Rows<tokens> scales;
+    Rows<tokens> biases;
+    Rows<tokens> scaled;
+
+    explicit Operands(const Int8Row* rows)
+        : Operands(rows[0], tokens > 1 ? rows[1].q - rows[0].q : 0) {}
+    [[gnu::always_inline]] void advance() {
+      q.advance(64);
+      scales.advance(16);
+      biases.advance(16);
+      scaled.advance(8);
+    }
+
+   private:
+    Operands(const Int8Row& row, int64_t stride)
+        : q(row.q, stride),
+          scales(row.scales, stride),
+          biases(row.biases, stride),
+          scaled(row.scaled, stride) {}
+  };
+
+  // A group times `tokens` consecutive rows of an operand.
   template <PackedFormat format, int tokens>
-  static void dot_group(const PackedWeight& weight, int64_t index, const Int8Row* rows, int count,
+  static void dot_group(const PackedWeight& weight, int64_t index, const Int8Row* rows,
                         const FetchAhead& ahead, float (*sums)[32], int offset) {
-    Int8Row row[tokens];
-    for (int t = 0; t < tokens; ++t) row[t] = rows[t < count ? t : count - 1];
+    Operands<tokens> row(rows);
     const uint8_t* group = weight.group(index);
     const uint8_t* data = group + ops::header_bytes(format, weight.cols);
     __m512 sum[tokens];
@@ -61,23 +94,25 @@ struct Int8Dot {
       add_superblock<format, tokens>(weight, group, data, s, row, sum);
       ahead.ask_for<ops::superblock_bytes(format), tokens <= 2>(data);
       data += ops::superblock_bytes(format);
+      row.advance();
     }
-    for (int t = 0; t < count; ++t) _mm512_storeu_ps(sums[t] + offset, sum[t]);
+    for (int t = 0; t < tokens; ++t) _mm512_storeu_ps(sums[t] + offset, sum[t]);
   }
 
   template <PackedFormat format, int tokens>
   [[gnu::always_inline]] static void add_superblock(const PackedWeight& weight,
                                                     const uint8_t* group, const uint8_t* data,
-                                                    int64_t s, const Int8Row* row, __m512* sum) {
+                                                    int64_t s, const Operands<tokens>& row,
+                                                    __m512* sum) {
     constexpr int kHalves = format.sub_block / 16;  // blocks of the operand under one scale
     unroll<64 / format.sub_block>([&](auto sub) __attribute__((always_inline)) {
       __m512 product[tokens];
       unroll<kHalves>([&](auto half) __attribute__((always_inline)) {
         constexpr int block = sub * kHalves + half;
         __m512i integer[tokens];
-        dot_block<format, block, tokens>(data, s, row, integer);
+        dot_block<format, block, tokens>(data, row, integer);
         for (int t = 0; t < tokens; ++t) {
-          const __m512 scale = _mm512_set1_ps(row[t].scales[4 * s + block]);
+          const __m512 scale = broadcast_float(row.scales[t] + 4 * block);
           const __m512 value = _mm512_cvtepi32_ps(integer[t]);
           product[t] =
               half == 0 ? _mm512_mul_ps(value, scale) : _mm512_fmadd_ps(value, scale, product[t]);
@@ -87,32 +122,40 @@ struct Int8Dot {
       for (int t = 0; t < tokens; ++t) sum[t] = _mm512_fmadd_ps(product[t], scale, sum[t]);
       if constexpr (format.has_min) {
         for (int t = 0; t < tokens; ++t) {
-          const int64_t block = 4 * s + sub;
-          const float scaled = kHalves == 2 ? row[t].scaled[2 * s + sub] : row[t].scaled16(block);
-          sum[t] = _mm512_fmadd_ps(min, _mm512_set1_ps(scaled), sum[t]);
+          sum[t] = _mm512_fmadd_ps(min, scaled<format.sub_block>(row, t, sub), sum[t]);
         }
       }
     });
   }
 
+  // What the minima of sub-block `sub` are multiplied by: scale * the sum of its activations.
+  template <int sub_block, int tokens>
+  [[gnu::always_inline]] static __m512 scaled(const Operands<tokens>& row, int t, int sub) {
+    if constexpr (sub_block == 32) return broadcast_float(row.scaled[t] + 4 * sub);
+    float scale;
+    int32_t bias;
+    std::memcpy(&scale, row.scales[t] + 4 * sub, sizeof(scale));
+    std::memcpy(&bias, row.biases[t] + 4 * sub, sizeof(bias));
+    return _mm512_set1_ps(Int8Row{nullptr, &scale, &bias, nullptr}.scaled16(0));
+  }
+
   // -zero * the sum of a block of activations.
   template <int zero>
-  [[gnu::always_inline]] static __m512i bias(int32_t bias128) {
+  [[gnu::always_inline]] static __m512i bias(const uint8_t* bias128) {
     if constexpr (zero == 0) return _mm512_setzero_si512();
-    return _mm512_srai_epi32(_mm512_set1_epi32(bias128), std::countr_zero(128u / zero));
+    return _mm512_srai_epi32(broadcast_dword(bias128), std::countr_zero(128u / zero));
   }
 
   // integer[t] = the sums over block `block` of 16 k of the superblock.
   template <PackedFormat format, int block, int tokens>
-  [[gnu::always_inline]] static void dot_block(const uint8_t* data, int64_t s, const Int8Row* row,
+  [[gnu::always_inline]] static void dot_block(const uint8_t* data, const Operands<tokens>& row,
                                                __m512i* integer) {
-    for (int t = 0; t < tokens; ++t) integer[t] = bias<format.zero>(row[t].biases[4 * s + block]);
+    for (int t = 0; t < tokens; ++t) integer[t] = bias<format.zero>(row.biases[t] + 4 * block);
     unroll<4>([&](auto step) __attribute__((always_inline)) {
       constexpr int line = 4 * block + step;
       const __m512i operand = load_operand<format.bits, line>(data);
       for (int t = 0; t < tokens; ++t) {
-        integer[t] =
-            _mm512_dpbusd_epi32(integer[t], operand, broadcast_dword(row[t].q + 64 * s + 4 * line));
+        integer[t] = _mm512_dpbusd_epi32(integer[t], operand, broadcast_dword(row.q[t] + 4 * line));
       }
     });
   }

@@ -32,6 +32,10 @@ using ops::ScaleKind;
   return _mm512_set1_epi32(dword);
 }
 
+[[gnu::always_inline]] inline __m512 broadcast_float(const void* data) {
+  return _mm512_castsi512_ps(broadcast_dword(data));
+}
+
 // Bits of `high` at position `from` of each byte, moved to position 4 and masked.
 template <int from>
 [[gnu::always_inline]] inline __m512i move_high(__m512i high) {

@@ -6,14 +6,16 @@
 #include "cpu/matmul_units.h"
 #include "cpu/quantised_formats.h"
 #include "cpu/vectors/packed_avx512.h"
+#include "cpu/vectors/token_rows.h"
 
 namespace effinfer::cpu::avx512 {
 namespace {
 
 struct Panel {
   static constexpr int kTokens = 12;
+  static constexpr int kUnits = 1;
+  static constexpr int64_t kStretch = 256;
   static constexpr bool kStreams = true;
-  static constexpr int64_t kElementBytes = 4;
   static constexpr int64_t kRows = ops::kGroupRows;
 
   static const uint8_t* panel(const PackedWeight& weight, int64_t group_index, int64_t k,
@@ -40,8 +42,10 @@ struct Panel {
     return scratch;
   }
 
-  static void multiply(const uint8_t* const* panels, int64_t count, const uint8_t* x,
-                       int64_t x_stride, int tokens, float (*sums)[32]) {
+  static void multiply(const ops::PackedFormat&, const uint8_t* const* panels, int64_t first_k,
+                       int64_t count, const TokenRows& rows, int tokens, float (*sums)[32]) {
+    const uint8_t* x = rows.data + first_k * 4;
+    const int64_t x_stride = rows.stride;
     unroll<kTokens>([&](auto index) __attribute__((always_inline)) {
       if (tokens == index + 1) multiply_tile<index + 1>(panels, count, x, x_stride, sums);
     });

@@ -4,14 +4,16 @@
 
 #include "cpu/quantised_formats.h"
 #include "cpu/vectors/panel_bf16.h"
+#include "cpu/vectors/token_rows.h"
 
 namespace effinfer::cpu::avx512bf16 {
 namespace {
 
 struct Panel {
   static constexpr int kTokens = 12;
+  static constexpr int kUnits = 1;
+  static constexpr int64_t kStretch = 512;
   static constexpr bool kStreams = false;
-  static constexpr int64_t kElementBytes = 2;
   static constexpr int64_t kRows = ops::kGroupRows;
 
   // Panels are [k / 2][16 rows][2 k].
@@ -32,8 +34,10 @@ struct Panel {
     return scratch;
   }
 
-  static void multiply(const uint8_t* const* panels, int64_t count, const uint8_t* x,
-                       int64_t x_stride, int tokens, float (*sums)[32]) {
+  static void multiply(const ops::PackedFormat&, const uint8_t* const* panels, int64_t first_k,
+                       int64_t count, const TokenRows& rows, int tokens, float (*sums)[32]) {
+    const uint8_t* x = rows.data + first_k * 2;
+    const int64_t x_stride = rows.stride;
     unroll<kTokens>([&](auto index) __attribute__((always_inline)) {
       if (tokens == index + 1) multiply_tile<index + 1>(panels, count, x, x_stride, sums);
     });

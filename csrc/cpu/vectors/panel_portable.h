@@ -4,6 +4,7 @@
 
 #include "core/float16.h"
 #include "cpu/packed_lines.h"
+#include "cpu/vectors/token_rows.h"
 
 namespace effinfer::cpu::portable {
 namespace {
@@ -14,8 +15,9 @@ using ops::ScaleKind;
 
 struct Panel {
   static constexpr int kTokens = 4;
+  static constexpr int kUnits = 1;
+  static constexpr int64_t kStretch = 256;
   static constexpr bool kStreams = false;
-  static constexpr int64_t kElementBytes = 4;
   static constexpr int64_t kRows = ops::kGroupRows;
 
   static const uint8_t* panel(const PackedWeight& weight, int64_t group_index, int64_t k,
@@ -33,8 +35,10 @@ struct Panel {
     return scratch;
   }
 
-  static void multiply(const uint8_t* const* panels, int64_t count, const uint8_t* x,
-                       int64_t x_stride, int tokens, float (*sums)[32]) {
+  static void multiply(const ops::PackedFormat&, const uint8_t* const* panels, int64_t first_k,
+                       int64_t count, const TokenRows& rows, int tokens, float (*sums)[32]) {
+    const uint8_t* x = rows.data + first_k * 4;
+    const int64_t x_stride = rows.stride;
     for (int t = 0; t < tokens; ++t) {
       const auto* row = reinterpret_cast<const float*>(x + t * x_stride);
       for (int g = 0; g < 2; ++g) {
