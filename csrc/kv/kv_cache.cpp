@@ -23,6 +23,13 @@ size_t pages_for(size_t tokens) {
   return (tokens + KvCache::kPageSize - 1) / KvCache::kPageSize;
 }
 
+// Room for `count` more. reserve() alone takes no more than it is asked for: a sequence that grows
+// token by token would move all of them each time.
+void make_room(std::vector<int32_t>& values, size_t count) {
+  const size_t size = values.size() + count;
+  if (size > values.capacity()) values.reserve(std::max(size, 2 * values.capacity()));
+}
+
 void require_count(const char* verb, int64_t count, int64_t limit) {
   if (count >= 0 && count <= limit) return;
   throw InvalidArgument(std::string("[kv_cache] ") + verb + ": count: expected 0.." +
@@ -136,8 +143,8 @@ void KvCache::append(SequenceId id, std::span<const int32_t> tokens) {
                       std::to_string(impl_->pool.num_pages()) + " available");
   }
   if (tokens.empty()) return;
-  sequence.pages.reserve(sequence.pages.size() + needed);
-  sequence.tokens.reserve(sequence.tokens.size() + tokens.size());
+  make_room(sequence.pages, needed);
+  make_room(sequence.tokens, tokens.size());
   while (static_cast<size_t>(impl_->pool.free_pages()) < needed) impl_->tree.evict();
   if (impl_->must_copy(sequence)) {
     const int32_t shared = sequence.pages.back();
@@ -147,6 +154,14 @@ void KvCache::append(SequenceId id, std::span<const int32_t> tokens) {
   const size_t total = pages_for(sequence.tokens.size() + tokens.size());
   while (sequence.pages.size() < total) sequence.pages.push_back(impl_->pool.allocate());
   sequence.tokens.insert(sequence.tokens.end(), tokens.begin(), tokens.end());
+}
+
+void KvCache::reserve(SequenceId id, int64_t tokens) {
+  Sequence& sequence = impl_->find(id);
+  const int64_t most = int64_t{config().num_pages} * kPageSize;
+  const auto size = static_cast<size_t>(std::clamp<int64_t>(tokens, 0, most));
+  sequence.tokens.reserve(size);
+  sequence.pages.reserve(pages_for(size));
 }
 
 void KvCache::commit(SequenceId id, int64_t count) {

@@ -61,6 +61,10 @@ EngineCore::EngineCore(std::unique_ptr<StepRunner> runner, std::unique_ptr<KvCac
   top_values_.resize(tops);
   top_tokens_.resize(tops);
   const auto sequences = static_cast<size_t>(options_.max_sequences);
+  batch_.reserve(static_cast<size_t>(limits.max_tokens), sequences,
+                 static_cast<size_t>(cache_->config().num_pages));
+  scheduled_.reserve(sequences);
+  choice_.chunks.reserve(sequences);
   active_.reserve(sequences);
   facts_.reserve(sequences);
   ended_.reserve(sequences);
@@ -72,12 +76,12 @@ EngineCore::EngineCore(std::unique_ptr<StepRunner> runner, std::unique_ptr<KvCac
 }
 
 void EngineCore::check_tokens(std::span<const int32_t> tokens, const char* argument) const {
-  const std::string label = std::string("[engine] ") + argument + ": expected ";
-  if (tokens.empty()) throw InvalidArgument(label + "at least one token, got none");
+  const auto label = [&] { return std::string("[engine] ") + argument + ": expected "; };
+  if (tokens.empty()) throw InvalidArgument(label() + "at least one token, got none");
   for (const int32_t token : tokens) {
     if (token >= 0 && token < vocab_size()) continue;
-    throw InvalidArgument(label + "token ids in 0.." + std::to_string(vocab_size() - 1) + ", got " +
-                          std::to_string(token));
+    throw InvalidArgument(label() + "token ids in 0.." + std::to_string(vocab_size() - 1) +
+                          ", got " + std::to_string(token));
   }
 }
 
@@ -91,6 +95,9 @@ RequestId EngineCore::add(std::span<const int32_t> prompt, const SamplingParams&
                           "num_pages, less one to generate), got " + std::to_string(prompt.size()));
   }
   auto request = std::make_unique<Request>();
+  const auto room = options_.max_seq_len - static_cast<int64_t>(prompt.size());
+  const auto more = std::min<int64_t>(params.max_tokens, room);
+  request->tokens.reserve(prompt.size() + static_cast<size_t>(more));
   request->tokens.assign(prompt.begin(), prompt.end());
   request->prompt_size = prompt.size();
   request->params = params;
@@ -171,6 +178,7 @@ bool EngineCore::try_admit(Request& request) {
     cache_->release(sequence, false);
     return false;
   }
+  cache_->reserve(sequence, static_cast<int64_t>(request.tokens.capacity()) + Draft::kMostNodes);
   request.sequence = sequence;
   request.fed = static_cast<size_t>(cached);
   if (request.metrics.preemptions == 0) request.metrics.cached_tokens = cached;

@@ -79,8 +79,8 @@ class EngineCore {
 
   // engine_step.cpp: the step.
   void take_inbox(std::vector<StepOutput>& outputs);
-  static std::vector<ScheduledRequest> scheduled(const Requests& requests);
-  void append_chunks(const StepChoice& choice, std::vector<StepOutput>& outputs);
+  std::span<const ScheduledRequest> scheduled(const Requests& requests);
+  void append_chunks(std::vector<StepOutput>& outputs);
   void run_chunks(Phase phase, std::vector<StepOutput>& outputs);
   std::string try_run(std::span<Request* const> requests, Phase phase);
   int32_t wanted_logits(std::span<Request* const> requests) const;
@@ -126,6 +126,8 @@ class EngineCore {
   std::vector<int32_t> top_tokens_;
   Speculator speculator_;
   // Of the step at hand.
+  std::vector<ScheduledRequest> scheduled_;
+  StepChoice choice_;
   std::vector<Request*> active_;
   std::vector<StepFacts> facts_;
   std::vector<std::vector<int32_t>> paths_;  // [max_sequences], accepted nodes by number of facts

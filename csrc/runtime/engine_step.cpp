@@ -71,15 +71,18 @@ std::vector<StepOutput> EngineCore::step() {
   take_inbox(outputs);
   if (!waiting_.empty()) admit(outputs);
   if (!running_.empty()) {
-    const StepChoice choice =
-        policy_->choose(scheduled(running_), {options_.max_batch_tokens, options_.mixed_phases});
-    append_chunks(choice, outputs);
+    choice_.phase = Phase::decode;
+    choice_.chunks.clear();
+    policy_->choose(scheduled(running_), {options_.max_batch_tokens, options_.mixed_phases},
+                    choice_);
+    outputs.reserve(outputs.size() + running_.size());
+    append_chunks(outputs);
     const Clock::time_point start = Clock::now();
     append_drafts();
     const Clock::time_point drafted = Clock::now();
-    run_chunks(choice.phase, outputs);
+    run_chunks(choice_.phase, outputs);
     const Clock::time_point ran = Clock::now();
-    tell_speculator(choice.phase, seconds_between(start, drafted), seconds_between(drafted, ran));
+    tell_speculator(choice_.phase, seconds_between(start, drafted), seconds_between(drafted, ran));
     const std::lock_guard stats_lock(mutex_);
     ++stats_.steps;
     stats_.drafting_s += seconds_between(start, drafted) + seconds_between(ran, Clock::now());
@@ -107,21 +110,21 @@ void EngineCore::take_inbox(std::vector<StepOutput>& outputs) {
   publish();
 }
 
-std::vector<ScheduledRequest> EngineCore::scheduled(const Requests& requests) {
-  std::vector<ScheduledRequest> views;
-  views.reserve(requests.size());
-  for (const auto& request : requests) views.push_back(request->scheduled());
-  return views;
+// Lasts until the next call.
+std::span<const ScheduledRequest> EngineCore::scheduled(const Requests& requests) {
+  scheduled_.clear();
+  for (const auto& request : requests) scheduled_.push_back(request->scheduled());
+  return scheduled_;
 }
 
 // Makes room in the cache for what the policy chose; whoever loses its pages leaves the step.
-void EngineCore::append_chunks(const StepChoice& choice, std::vector<StepOutput>& outputs) {
-  std::vector<Request*> requests;
-  for (const StepChunk& chunk : choice.chunks) requests.push_back(running_.at(chunk.request).get());
-  for (size_t i = 0; i < requests.size(); ++i) {
-    Request& request = *requests[i];
+void EngineCore::append_chunks(std::vector<StepOutput>& outputs) {
+  active_.clear();  // those chosen: preemption moves requests
+  for (const StepChunk& chunk : choice_.chunks) active_.push_back(running_.at(chunk.request).get());
+  for (size_t i = 0; i < active_.size(); ++i) {
+    Request& request = *active_[i];
     if (request.sequence == Request::kNoSequence) continue;
-    const int64_t count = choice.chunks[i].count;
+    const int64_t count = choice_.chunks[i].count;
     const std::span<const int32_t> pending = std::span(request.tokens).subspan(request.fed);
     if (count < 1 || count > static_cast<int64_t>(pending.size()) || request.step_tokens != 0) {
       throw InternalError("[engine] policy: a chunk of " + std::to_string(count) + " tokens of " +

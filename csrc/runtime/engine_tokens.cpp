@@ -143,6 +143,7 @@ StepOutput EngineCore::verify(Request& request, size_t row) {
   request.warning.clear();
   request.changed = true;
   const Draft& draft = request.drafts == nullptr ? kNoDraft : request.drafts->draft;
+  output.tokens.reserve(draft.tokens.size() + 1);
   Rows rows(*this, request, row, output);
   const std::vector<int32_t>& path = paths_[facts_.size()];
   std::string error;

@@ -244,7 +244,7 @@ void Sampler::highest(std::span<const float> logits, std::span<float> values,
     const auto token = row.ids() == nullptr ? static_cast<int32_t>(i) : row.ids()[i];
     state_->top.emplace_back(token, row.values()[i]);
   }
-  std::stable_sort(state_->top.begin(), state_->top.end(), [](const auto& a, const auto& b) {
+  std::sort(state_->top.begin(), state_->top.end(), [](const auto& a, const auto& b) {
     return a.second != b.second ? a.second > b.second : a.first < b.first;
   });
   for (size_t i = 0; i < k; ++i) std::tie(tokens[i], values[i]) = state_->top[i];

@@ -10,15 +10,17 @@ class FcfsPolicy : public SchedulerPolicy {
   size_t admit(std::span<const ScheduledRequest>) override { return 0; }
   size_t preempt(std::span<const ScheduledRequest> running) override { return running.size() - 1; }
 
-  StepChoice choose(std::span<const ScheduledRequest> running,
-                    const SchedulerLimits& limits) override {
-    return limits.mixed_phases ? mixed(running, limits.max_batch_tokens)
-                               : one_phase(running, limits.max_batch_tokens);
+  void choose(std::span<const ScheduledRequest> running, const SchedulerLimits& limits,
+              StepChoice& choice) override {
+    if (limits.mixed_phases) {
+      mixed(running, limits.max_batch_tokens, choice);
+    } else {
+      one_phase(running, limits.max_batch_tokens, choice);
+    }
   }
 
  private:
-  static StepChoice mixed(std::span<const ScheduledRequest> running, int64_t budget) {
-    StepChoice choice;
+  static void mixed(std::span<const ScheduledRequest> running, int64_t budget, StepChoice& choice) {
     const auto take = [&](bool decoding) {
       for (size_t i = 0; i < running.size() && budget > 0; ++i) {
         const int64_t pending = running[i].prompt_tokens + running[i].generated_tokens;
@@ -31,15 +33,13 @@ class FcfsPolicy : public SchedulerPolicy {
     };
     take(true);
     take(false);
-    return choice;
   }
 
-  StepChoice one_phase(std::span<const ScheduledRequest> running, int64_t budget) {
+  void one_phase(std::span<const ScheduledRequest> running, int64_t budget, StepChoice& choice) {
     const auto prefills = [](const ScheduledRequest& r) { return r.prompt_tokens > 0; };
     const bool any_prefill = std::any_of(running.begin(), running.end(), prefills);
     const bool any_decode = !std::all_of(running.begin(), running.end(), prefills);
     // Phases take turns: a prompt waits for one decode step at most, a decode for one prefill step.
-    StepChoice choice;
     if (any_prefill && !(any_decode && last_phase_ == Phase::prefill)) {
       choice.phase = Phase::prefill;
     }
@@ -52,7 +52,6 @@ class FcfsPolicy : public SchedulerPolicy {
       choice.chunks.push_back({i, std::min(wanted, budget)});
       budget -= choice.chunks.back().count;
     }
-    return choice;
   }
 
   Phase last_phase_ = Phase::decode;

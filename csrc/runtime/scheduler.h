@@ -43,10 +43,11 @@ class SchedulerPolicy {
   virtual ~SchedulerPolicy() = default;
   // The request to admit next, an index into `waiting` (not empty, by id).
   virtual size_t admit(std::span<const ScheduledRequest> waiting) = 0;
-  // The tokens of the next step from `running` (not empty, by id). Without mixed phases a chunk
-  // holds prompt tokens only, or generated tokens only, as the phase says.
-  virtual StepChoice choose(std::span<const ScheduledRequest> running,
-                            const SchedulerLimits& limits) = 0;
+  // Fills the empty `choice`: the tokens of the next step from `running` (not empty, by id).
+  // Without mixed phases a chunk holds prompt tokens only, or generated tokens only, as the phase
+  // says.
+  virtual void choose(std::span<const ScheduledRequest> running, const SchedulerLimits& limits,
+                      StepChoice& choice) = 0;
   // The request that gives its pages up, an index into `running` (not empty, by id).
   virtual size_t preempt(std::span<const ScheduledRequest> running) = 0;
 };

@@ -4,6 +4,13 @@
 
 namespace effinfer::runtime {
 
+void StepBatch::reserve(size_t tokens, size_t sequences, size_t pages) {
+  for (auto* rows : {&token_ids_, &positions_, &logit_rows_}) rows->reserve(tokens);
+  for (auto* ends : {&qo_indptr_, &kv_indptr_, &kv_len_}) ends->reserve(sequences + 1);
+  kv_indices_.reserve(pages);
+  ancestors_.reserve(tokens);
+}
+
 void StepBatch::clear(Phase phase) {
   phase_ = phase;
   token_ids_.clear();

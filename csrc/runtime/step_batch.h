@@ -15,6 +15,8 @@ class StepBatch {
  public:
   enum class Logits : uint8_t { none, last, all };
 
+  // Memory for steps of so many tokens; pages that sequences share count for each of them.
+  void reserve(size_t tokens, size_t sequences, size_t pages);
   void clear(Phase phase);
   // The last `tokens.size()` tokens of a sequence, appended already; logits of which rows. With
   // drafts (null: none) these are appended behind them, and the logits of their rows are wanted

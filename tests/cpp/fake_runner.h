@@ -56,7 +56,11 @@ struct Log {
 class Runner : public runtime::StepRunner {
  public:
   Runner(bool one_arithmetic, runtime::StepLimits limits, Log* log)
-      : one_arithmetic_(one_arithmetic), limits_(limits), log_(log) {}
+      : one_arithmetic_(one_arithmetic), limits_(limits), log_(log) {
+    seen_.reserve(1024);
+    contents_.reserve(1024);
+    logits_.reserve(static_cast<size_t>(limits.max_rows * kVocab));
+  }
 
   int64_t vocab_size() const override { return kVocab; }
   int32_t max_top() const override { return 8; }
@@ -106,7 +110,8 @@ class Runner : public runtime::StepRunner {
     const auto k = static_cast<size_t>(top.k);
     log_->faults += top.k < 1 || top.k > max_top() || top.values.size() != rows * k ||
                     top.tokens.size() != rows * k;
-    std::vector<float> logits(rows * kVocab);
+    logits_.resize(rows * kVocab);
+    const std::span<float> logits = logits_;
     run(batch, cache, logits);
     ++log_->top_steps;
     for (size_t row = 0; row < rows; ++row) {
@@ -180,6 +185,7 @@ class Runner : public runtime::StepRunner {
   Log* const log_;
   std::vector<int32_t> seen_;
   std::vector<int32_t> contents_;
+  std::vector<float> logits_;
 };
 
 // What the engine must generate, from the token history alone.

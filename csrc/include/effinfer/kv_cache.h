@@ -52,6 +52,9 @@ class EFFINFER_API KvCache {
   // there are not enough.
   void append(SequenceId sequence, std::span<const int32_t> tokens);
   bool can_append(SequenceId sequence, int64_t count) const;
+  // Takes memory for a sequence's ids of tokens and pages now, so that it takes none while it grows
+  // to `tokens`. Pages of the pool are not taken.
+  void reserve(SequenceId sequence, int64_t tokens);
   // The next `count` appended tokens now have their K and V in every layer.
   void commit(SequenceId sequence, int64_t count);
   // Of the tokens that are appended and not committed keeps those with these indices, counted from

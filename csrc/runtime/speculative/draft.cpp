@@ -49,17 +49,17 @@ std::string trouble_of(const Draft& draft, int32_t max_nodes, int64_t vocab_size
     return "expected at most " + std::to_string(max_nodes) + " nodes, got " + std::to_string(size);
   }
   for (size_t i = 0; i < size; ++i) {
-    const std::string node = "node " + std::to_string(i) + ": expected ";
+    const auto node = [i] { return "node " + std::to_string(i) + ": expected "; };
     if (draft.tokens[i] < 0 || draft.tokens[i] >= vocab_size) {
-      return node + "a token id in 0.." + std::to_string(vocab_size - 1) + ", got " +
+      return node() + "a token id in 0.." + std::to_string(vocab_size - 1) + ", got " +
              std::to_string(draft.tokens[i]);
     }
     if (draft.parents[i] < -1 || draft.parents[i] >= static_cast<int32_t>(i)) {
-      return node + "an earlier node as parent, or -1, got " + std::to_string(draft.parents[i]);
+      return node() + "an earlier node as parent, or -1, got " + std::to_string(draft.parents[i]);
     }
     const float score = draft.scores[i];
     if (!(score >= 0.0f && score <= 1.0f) && score != Draft::kProbe) {
-      return node + "a score in [0, 1], got " + std::to_string(score);
+      return node() + "a score in [0, 1], got " + std::to_string(score);
     }
   }
   return {};
