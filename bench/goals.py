@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Any
+
+from goal_row import Row
+from speculation_report import speculation_rows
 
 HEADER = ["what", "effinfer", "compared with", "ratio", "goal", "met", "bound"]
 NO_AMX = "no AMX on this machine"
@@ -12,27 +14,6 @@ DEPTH = "4096"
 NOISE = 0.02  # of a time: steps of 3 and 4 rows run the same kernel
 
 Json = dict[str, Any]
-
-
-@dataclass(frozen=True)
-class Row:
-    what: str
-    ours: str
-    other: str
-    ratio: float
-    goal: float
-    bound: str = ""
-    at_most: bool = False  # a ratio to stay under
-    unit: str = "x"
-
-    def cells(self) -> list[str]:
-        met = self.ratio <= self.goal if self.at_most else self.ratio >= self.goal
-        form = "{:.0%}".format if self.unit == "%" else "{:.2f}x".format
-        sign = "<=" if self.at_most else ">="
-        goal = form(self.goal)
-        verdict = "yes" if met else "no"
-        return [self.what, self.ours, self.other, form(self.ratio), f"{sign} {goal}", verdict,
-                self.bound or "-"]  # fmt: skip
 
 
 def median(engines: Json, name: str, key: str) -> float | None:
@@ -315,9 +296,14 @@ def large_rows(result: Json) -> Iterator[Row]:
         )  # fmt: skip
 
 
+def drafted_rows(result: Json) -> Iterator[Row]:
+    section = result["sections"].get("speculation")
+    return speculation_rows(section) if section else iter(())
+
+
 def rows(result: Json) -> list[list[str]]:
     sources = (speed_rows, sequence_rows, operator_rows, ternary_rows, bitnet_rows, large_rows,
-               memory_rows)  # fmt: skip
+               drafted_rows, memory_rows)  # fmt: skip
     cells = [row.cells() for source in sources for row in source(result)]
     if "amx" not in result["effinfer"]["isa"]:
         for what, goal in (

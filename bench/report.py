@@ -12,7 +12,8 @@ from typing import Any
 
 import goals
 import store
-from report_sections import rate, section_text, table
+from report_sections import section_text
+from tables import rate, table
 
 DOCUMENT = Path(__file__).resolve().parent.parent / "docs" / "performance.md"
 

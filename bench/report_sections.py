@@ -5,18 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import plots
-
-
-def table(header: list[str], rows: list[list[str]]) -> str:
-    lines = [header, ["-"] * len(header), *rows]
-    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
-
-
-def rate(value: dict[str, float] | None, digits: int = 1, scale: float = 1) -> str:
-    if not value or "median" not in value:
-        return "-"
-    low, middle, high = (scale * value[key] for key in ("min", "median", "max"))
-    return f"**{middle:.{digits}f}** ({low:.{digits}f} to {high:.{digits}f})"
+import speculation_report
+from tables import rate, table
 
 
 def by_column(
@@ -67,6 +57,8 @@ def section_text(name: str, section: dict[str, Any]) -> str:
             return by_column(section, ["decode", "prefill"], "tok/s")
         case "bitnet" | "large":
             return by_column(section, ["decode", "memory", "prefill"], "tok/s")
+        case "speculation":
+            return speculation_report.text(section)
         case "lengths":
             columns = [str(count) for count in section["prompts"]]
             return with_plot(by_column(section, columns, "tok/s of a prompt of"), name)

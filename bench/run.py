@@ -23,6 +23,7 @@ import operators
 import peers
 import plots
 import report
+import speculation
 import speed
 import store
 from rounds import Say
@@ -36,7 +37,8 @@ ROOT = Path(__file__).resolve().parent.parent
 SCRATCH = ROOT / "build" / "bench"
 MODELS = ["smollm2-135m", "gemma3-270m"]
 WORKER = "effinfer_worker.py"
-NAMES = ["speed", "fidelity", *SECTIONS, *operators.SECTIONS]
+ALL_SECTIONS = {**SECTIONS, **speculation.SECTIONS, **operators.SECTIONS}
+NAMES = ["speed", "fidelity", *ALL_SECTIONS]
 
 
 def say(text: str) -> None:
@@ -209,7 +211,7 @@ def main() -> None:
         if index == 0:  # the other sections are of the first model
             first = of_model
     for name in options.only:
-        section = {**SECTIONS, **operators.SECTIONS}.get(name)
+        section = ALL_SECTIONS.get(name)
         if section is None:
             continue
         measure = partial(section, first, tell(name))

@@ -13,6 +13,7 @@ import goals  # noqa: E402
 import operators  # noqa: E402
 import plots  # noqa: E402
 import report  # noqa: E402
+import speculation  # noqa: E402
 import store  # noqa: E402
 from peers import AVX2, INSTRUCTION_SETS, llama_cpp_cmake_args  # noqa: E402
 from sections import SECTIONS  # noqa: E402
@@ -40,6 +41,33 @@ def points(**values: float) -> dict[str, Any]:
     return {key.strip("_"): around(value) for key, value in values.items()}
 
 
+def drafts(ratio: float, share: float | None = None) -> dict[str, Any]:
+    return {
+        "ratio": around(ratio),
+        "tok_s": around(100 * ratio),
+        "tokens_a_step": 4.0,
+        "rows_a_step": 6.0,
+        "accepted": 0.6,
+        "predicted": around(ratio / share) if share else None,
+        "share": around(share) if share else None,
+    }
+
+
+def drafted(goal: float, peer: dict[str, Any] | None = None, **found: Any) -> dict[str, Any]:
+    return {
+        "goal": goal,
+        "distinct": around(0.8),
+        "plain_tok_s": around(100),
+        "drafts": found,
+        "llama.cpp": peer or {},
+    }
+
+
+LOOKUP = {
+    "0": {"tok_s": around(50), "ratio": around(6)},
+    "10": {"tok_s": around(60), "ratio": around(5)},
+    "2": {"tok_s": around(80), "ratio": around(3.9)},
+}
 OWN = {"engine": {"version": "1"}, "peak_rss_bytes": 120_000_000}
 RESULT: dict[str, Any] = {
     "machine": {
@@ -99,6 +127,14 @@ RESULT: dict[str, Any] = {
                 "effinfer": points(decode=9, memory=10, prefill=100),
                 "llama.cpp": points(decode=6, memory=10, prefill=50),
             }
+        },
+        "speculation": {
+            "rows": {
+                "S, code edit, replayed": drafted(1.7, LOOKUP, auto=drafts(3.0, 0.95)),
+                "S, summary, replayed": drafted(1.2, auto=drafts(1.3, 0.85)),
+                "S, nothing to hit, generated": drafted(0.98, ngram=drafts(0.99), auto=drafts(0.9)),
+            },
+            "eight": {"S": {"tree": around(1.05), "bookkeeping": around(0.04)}},
         },
         "matmul": {
             "engines": {
@@ -178,6 +214,17 @@ def summary() -> dict[str, list[str]]:
         ("8B shape, Q4_K: decode, share of the memory bound", "90%", "yes"),
         ("ops, 16 requests on one prefix of 4,096, f32", "6.00x", "yes"),
         ("ops, 6 of 64 blocks of 4,096 x 4,096, f32", "1.50x", "no"),
+        ("drafts: S, code edit, replayed: auto", "3.00x", "yes"),
+        ("drafts: S, code edit, replayed", "3.90x", "no"),
+        ("drafts: S, nothing to hit, generated, the worst of 2 proposers: auto", "0.90x", "no"),
+        (
+            "drafts: gain against what acceptance and rows' times predict, the least of 2: "
+            "S, summary, replayed",
+            "85%",
+            "no",
+        ),
+        ("drafts: S, a tree of 8 rows against a chain", "1.05x", "yes"),
+        ("drafts: S, bookkeeping of 8 rows, share of a plain step", "4%", "no"),
         ("peak memory, SmolLM2.gguf", "0.87x", "yes"),
     ],
 )
@@ -207,7 +254,7 @@ def test_bound_of_decoding_at_depth_reads_keys_and_values() -> None:
 
 def test_every_section_has_text_and_a_place_in_the_document() -> None:
     parts = report.sections(RESULT)
-    assert set(SECTIONS) | set(operators.SECTIONS) <= set(parts)
+    assert set(SECTIONS) | set(speculation.SECTIONS) | set(operators.SECTIONS) <= set(parts)
     text = report.DOCUMENT.read_text()
     for name in [*parts, "fidelity"]:
         assert f"<!-- {name} -->\n" in text
@@ -243,6 +290,10 @@ def test_tables() -> None:
     assert "| **36.0** (32.4 to 39.6) | **40.0**" in parts["bitnet"]
     assert "| n=1 | 1000 | 500 | 2000 |" in parts["attention"]
     assert "| flat | 100 | 2000 |" in parts["sampling"]
+    assert "| S, code edit, replayed | auto | 100.0 | 300.0 | **3.00**" in parts["speculation"]
+    assert "3.16x; 95% | 72% to 88% |" in parts["speculation"]
+    assert "| S, code edit, replayed | prompt lookup of 2 | **80.0**" in parts["speculation"]
+    assert "| S | **1.050** (0.945 to 1.155) | **4.0** (3.6 to 4.4) |" in parts["speculation"]
     assert "openvino: not installed: no network" in parts["speed"]
     assert "effinfer did not run this file: it broke" in parts["speed"]
 
