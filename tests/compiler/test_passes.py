@@ -365,9 +365,10 @@ def test_choose_arithmetic(isa):
             assert (facts["decode"], facts["prefill"]) == choice
 
 
-def test_choose_arithmetic_of_what_is_added_or_gated(isa):
-    """Many rows are multiplied as integers where the machine does that faster, but not for what is
-    returned."""
+@pytest.mark.parametrize("width", [64, 4096])
+def test_choose_arithmetic_of_what_is_added_or_gated(isa, width):
+    """Many rows are multiplied as integers in place of float32, and in place of bfloat16 in large
+    products, but not for what is returned."""
     body = (
         ACT
         + """
@@ -377,10 +378,12 @@ def test_choose_arithmetic_of_what_is_added_or_gated(isa):
   return %y
 """
     )
-    _, graph = run("choose_arithmetic", body)
-    integers = _core.current_isa() in ("avx2", "avx512")
-    assert attributes(graph, "a")["prefill"] == ("int8" if integers else panel_arithmetic())
-    assert attributes(graph, "c")["prefill"] == panel_arithmetic()
+    text = (HEADER + body + "}").replace("64", str(width))
+    graph = _core.run_pass("choose_arithmetic", _core.Graph.parse(text))
+    floats = panel_arithmetic()
+    integers = _core.current_isa() in ("avx2", "avx512") and (floats == "f32" or width == 4096)
+    assert attributes(graph, "a")["prefill"] == ("int8" if integers else floats)
+    assert attributes(graph, "c")["prefill"] == floats
 
 
 @pytest.mark.parametrize(
