@@ -5,7 +5,7 @@ memory bounds. *Generated*: the model's own tokens, which are those of plain dec
 given text is forced as the draw, with drafts and without: what speculation would gain if the model
 wrote that. B only replays, token ids of SmolLM2's vocabulary.
 
-    python bench/speculation.py --rows "S, code" --repeats 3   # some rows, printed and not kept
+    python bench/speculation.py --rows "S, code" --repeats 3 --no-peer   # printed and not kept
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from __future__ import annotations
 import argparse
 import sys
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +40,7 @@ TREE = [-1, -1, 0, 0, 1, 1, 2]  # with the root eight rows
 SETTLE_SECONDS = 0.1
 SEQUENCES = 8
 EIGHT = 8
+QUICK_TOKENS = 32
 SMALL, LARGE = "S", "B"
 
 
@@ -129,7 +130,7 @@ class Bench:
             for lookup in (0, *LOOKUPS):
                 time.sleep(SETTLE_SECONDS)
                 found[lookup] = worker.ask(
-                    "run", prompt=text.prompt, count=len(text.output), lookup=lookup,
+                    "run", prompt=text.prompt, count=min(case.count, len(text.output)), lookup=lookup,
                     text=text.output if case.replayed else None,
                 )  # fmt: skip
         return found
@@ -229,6 +230,7 @@ class Bench:
         return {
             "model": case.model, "text": case.text, "replayed": case.replayed,
             "batch": case.batch, "goal": case.goal, "distinct": summary(self.shares[case.key]),
+            "texts": min(len(self.shares[case.key]), (self.repeats() + 1) * case.batch),
             "tokens": len(sets[0][0].output), "plain_tok_s": rates(plain),
             "drafts": {name: gains(plain, answers[name][1:], costs) for name in case.drafts},
             "llama.cpp": against_peer(answers[case.drafts[-1]][1:], peer[1:]),
@@ -309,6 +311,7 @@ def measure(setting: Setting, say: Say, pattern: str) -> Json:
     extra: Json = {}
     try:
         for case in (case for case in CASES if pattern in case.key):
+            case = replace(case, count=QUICK_TOKENS) if setting.quick else case
             for model in (SMALL, LARGE):
                 bench.own(model).ask("keep", drafts=["plain", "recorded", *case.drafts])
             rows[case.key] = bench.row(case)
@@ -363,6 +366,8 @@ def main() -> None:
     parser.add_argument("--rows", default="", help="a part of their names; default: all")
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--quick", action="store_true", help="short texts: a test of the harness")
+    parser.add_argument("--no-peer", action="store_true", help="without llama.cpp")
     options = parser.parse_args()
     scratch = texts.ROOT / "build" / "bench"
     scratch.mkdir(parents=True, exist_ok=True)
@@ -370,8 +375,10 @@ def main() -> None:
         model=Path(resolve("smollm2-135m")), vocab_size=0, threads=options.threads,
         repeats=options.repeats, decode_tokens=0, prefill_tokens=0,
         own=EngineSpec("effinfer", Path(sys.executable), "effinfer_worker.py"),
-        peers=[EngineSpec("llama.cpp", peers.ensure(peers.LLAMA_CPP), peers.LLAMA_WORKER)],
-        log=scratch / "workers.log",
+        peers=[] if options.no_peer else [
+            EngineSpec("llama.cpp", peers.ensure(peers.LLAMA_CPP), peers.LLAMA_WORKER)
+        ],
+        log=scratch / "workers.log", quick=options.quick,
     )  # fmt: skip
     measure(setting, lambda text: print(text, flush=True), options.rows)
 

@@ -38,7 +38,7 @@ def gain_table(section: Json) -> str:
                 f"{found['tok_s']['median']:.1f}", rate(found["ratio"], 2),
                 f"{found['tokens_a_step']:.2f}", f"{found['rows_a_step']:.2f}",
                 f"{found['accepted']:.0%}", hoped,
-                f"{row['distinct']['min']:.0%} to {row['distinct']['max']:.0%}",
+                f"{row['distinct']['min']:.0%} to {row['distinct']['max']:.0%} of {row['texts']}",
             ])  # fmt: skip
     return table(header, rows)
 

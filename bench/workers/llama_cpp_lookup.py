@@ -48,7 +48,7 @@ class Worker(Plain):
             n_threads_batch=request["threads"],
             n_gpu_layers=0,
             flash_attn=True,
-            draft_model=LlamaPromptLookupDecoding(),
+            logits_all=True,  # else the wrapper has no room for guesses behind n_batch tokens
             verbose=False,
         )
         self.context = self.model._ctx.ctx
@@ -59,11 +59,12 @@ class Worker(Plain):
         lookup, count = request["lookup"], request["count"]
         self.model.guess(lookup)
         self.model.text, self.model.drawn = request["text"], 0
+        self.model._requires_eval = True  # follow() left logits of other tokens
         stream = self.model.generate(request["prompt"], temp=0.0, repeat_penalty=1.0)
         tokens = [next(stream)]
         start = time.perf_counter()
         if lookup:
-            tokens += [token for token, _ in zip(stream, range(count - 1), strict=False)]
+            tokens += [token for _, token in zip(range(count - 1), stream, strict=False)]
         else:
             self.follow(tokens, count, request["text"])
         return {"seconds": time.perf_counter() - start, "tokens": tokens}

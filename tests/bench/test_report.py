@@ -57,6 +57,7 @@ def drafted(goal: float, peer: dict[str, Any] | None = None, **found: Any) -> di
     return {
         "goal": goal,
         "distinct": around(0.8),
+        "texts": 6,
         "plain_tok_s": around(100),
         "drafts": found,
         "llama.cpp": peer or {},
@@ -291,7 +292,7 @@ def test_tables() -> None:
     assert "| n=1 | 1000 | 500 | 2000 |" in parts["attention"]
     assert "| flat | 100 | 2000 |" in parts["sampling"]
     assert "| S, code edit, replayed | auto | 100.0 | 300.0 | **3.00**" in parts["speculation"]
-    assert "3.16x; 95% | 72% to 88% |" in parts["speculation"]
+    assert "3.16x; 95% | 72% to 88% of 6 |" in parts["speculation"]
     assert "| S, code edit, replayed | prompt lookup of 2 | **80.0**" in parts["speculation"]
     assert "| S | **1.050** (0.945 to 1.155) | **4.0** (3.6 to 4.4) |" in parts["speculation"]
     assert "openvino: not installed: no network" in parts["speed"]
