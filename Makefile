@@ -3,7 +3,8 @@
 #   make demo      build, fetch the default model, generate text
 #   make test      C++ tests, Python tests, the C++ embedding example
 #   make lint      formatting, types, size budgets, layers
-#   make sanitize  the core's tests and the GGUF fuzzer under ASan and UBSan, the pool under TSan
+#   make sanitize  the core's tests and the GGUF fuzzer under ASan and UBSan; the pool, the engine
+#                  and speculation under TSan
 #   make fidelity  distance to a float32 reference on the full text
 #   make bench     speed against the peers, interleaved; writes docs/performance.md;
 #                  BENCH_FLAGS="--only context,batch" measures some sections again
@@ -61,6 +62,8 @@ format: | $(BIN)/python
 # debug data.
 SANITIZE_FLAGS := -G Ninja -DEFFINFER_TESTS=ON -DCMAKE_BUILD_TYPE=RelWithDebInfo \
   '-DCMAKE_CXX_FLAGS_RELWITHDEBINFO=-O0 -g1 -DNDEBUG'
+# What several threads use at once.
+TSAN_TESTS := test_core test_engine test_speculation test_speculation_faults
 # CMake reads it from the environment.
 ifneq ($(shell command -v ccache),)
 export CMAKE_CXX_COMPILER_LAUNCHER ?= ccache
@@ -75,8 +78,8 @@ sanitize: | $(BIN)/python
 	build/asan/tests/cpp/fuzz_gguf tests/cpp/corpus/gguf $(FUZZ_MUTATIONS)
 	PATH=$(CURDIR)/$(BIN):$$PATH $(BIN)/cmake -S . -B build/tsan $(SANITIZE_FLAGS) \
 	  -DEFFINFER_SANITIZE=thread -DEFFINFER_VECTOR_KERNELS=OFF
-	$(BIN)/cmake --build build/tsan --target test_core test_engine
-	$(BIN)/ctest --test-dir build/tsan --output-on-failure -R "test_core|test_engine"
+	$(BIN)/cmake --build build/tsan --target $(TSAN_TESTS)
+	for test in $(TSAN_TESTS); do build/tsan/tests/cpp/$$test || exit 1; done
 	@echo "sanitize: clean"
 
 fidelity: | $(BIN)/python
