@@ -122,8 +122,11 @@ void EngineCore::add_facts(const Request& request, size_t num_emitted,
   const Speculator::Entry* entry = speculator_.find(request.id);
   if (entry != nullptr) facts.proposed = &entry->proposed;
   if (request.drafts != nullptr) facts.verified = &request.drafts->draft;
+  // Where all logits were computed the highest have to be found, which a request that nobody drafts
+  // for now is not worth.
+  const bool wanted = top_k_ > 0 || entry == nullptr || entry->asked;
   const size_t rows = request.drafts == nullptr ? 1 : request.drafts->words.size();
-  facts.top = top_of(row, rows);
+  if (wanted) facts.top = top_of(row, rows);
   facts_.push_back(facts);
 }
 

@@ -53,9 +53,10 @@ class CostController final : public DraftController {
   std::string_view name() const override { return "cost"; }
 
   int32_t budget(const DraftView& view) override {
-    Pause& pause = pauses_[view.request];
-    if (pause.unused < kPatience) return most_nodes_;
-    return ++pause.unused % kRare == 0 ? most_nodes_ : 0;
+    int32_t& unused = pauses_[view.request].unused;
+    if (unused < kPatience) return most_nodes_;
+    const int32_t rare = unused < 16 * kPatience ? kRare : 4 * kRare;
+    return ++unused % rare == 0 ? most_nodes_ : 0;
   }
 
   void choose(std::span<const DraftView> views, std::span<const Draft> drafts,
@@ -96,7 +97,8 @@ class CostController final : public DraftController {
   }
 
  private:
-  // Steps without a row for a request's drafts, after which they are asked for every kRare-th step.
+  // Steps without a row for a request's drafts, after which they are asked for every kRare-th step,
+  // and later every fourth of those.
   static constexpr int32_t kPatience = 24;
   static constexpr int32_t kRare = 4;
   static constexpr int32_t kFresh = 128;      // steps that a plain step's time is believed

@@ -89,6 +89,7 @@ void Speculator::claim_parts() {
 void Speculator::add(const DraftView& view) {
   Entry& entry = entries_.at(count_++);
   entry.view = view;
+  entry.asked = false;
   entry.keep = 0;
   entry.proposed.clear();
   entry.tree.clear();
@@ -138,6 +139,7 @@ void Speculator::ask_controller() {
     const int32_t wanted = parts_.controller->budget(view);
     view.max_nodes = std::min({view.max_nodes, wanted, Draft::kMostNodes});
     if (view.max_nodes < 1) continue;
+    entries_[i].asked = true;
     asked_.push_back(i);
     views_.push_back(view);
   }

@@ -18,6 +18,7 @@ class Speculator {
   // What a step drafts for one request.
   struct Entry {
     DraftView view;
+    bool asked = false;   // whether proposers were
     uint64_t keep = 0;    // nodes of `proposed`
     Draft proposed;       // of all proposers
     DraftTree tree;       // what has rows
