@@ -16,12 +16,11 @@ from tests.compiler.tiny_models import (
     make_gemma,
     make_llama,
 )
-from tests.draft_trees import paths_of, random_parents, stays
+from tests.draft_trees import SIZES, keys_and_values, paths_of, random_parents, stays
 
 TOKENS = [int(t) for t in np.random.default_rng(4).integers(0, VOCAB, 200)]
 QUANTISED = {"q": "q4_0", "k": "q8_0", "v": "q5_1", "gate": "q4_1", "down": "q8_0", "embed": "q8_0"}
 MODELS = {"llama": make_llama(**QUANTISED), "gemma": make_gemma(**QUANTISED)}
-SIZES = {"f32": 4, "f16": 2, "bf16": 2, "i8": 1}
 
 
 class Runner:
@@ -96,18 +95,7 @@ class Runner:
 
     def keys_and_values(self, sequence: int, dtype: str) -> np.ndarray:
         """Their bytes, [layers, K and V, kv_heads, tokens, head bytes] (kv_layout.h)."""
-        size = SIZES[dtype]
-        pack = 4 // size
-        length, pages = self.cache.length(sequence), self.cache.pages(sequence)
-        out = []
-        for layer in range(LAYERS):
-            k = np.stack([self.cache.k_page(layer, page) for page in pages], 1)
-            v = np.stack([self.cache.v_page(layer, page) for page in pages], 1)
-            heads = k.shape[0]
-            k = k.reshape(heads, -1, 4, HEAD_DIM // pack, 16, 4).transpose(0, 1, 2, 4, 3, 5)
-            v = v.reshape(heads, -1, PAGE // pack, HEAD_DIM, pack, size).transpose(0, 1, 2, 4, 3, 5)
-            out.append([x.reshape(heads, -1, HEAD_DIM * size)[:, :length] for x in (k, v)])
-        return np.array(out)
+        return keys_and_values(self.cache, sequence, LAYERS, HEAD_DIM, dtype)
 
 
 def exact_rows(context: int, parents: list[int]) -> list[bool]:

@@ -71,11 +71,14 @@ class Planner {
         barrier = index;
       }
       if (barrier == index) continue;
+      // An append inside attention reads its inputs while attention writes its rows.
+      const bool inside = has_flag(node, graph::kInAttentionKey);
+      const int end = inside ? std::max(barrier, facts(node.outputs[0]).last) : barrier;
       for (const ValueId id : node.inputs) {
         const int from = facts(id).first;
         const bool own =
             from >= 0 && has_flag(graph_.nodes[static_cast<size_t>(from)], graph::kEveryMemberKey);
-        if (!own) facts(id).held = std::max(facts(id).held, barrier);
+        if (!own || inside) facts(id).held = std::max(facts(id).held, end);
       }
     }
     for (Facts& value : facts_) value.last = std::max(value.last, value.held);
