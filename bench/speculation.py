@@ -130,8 +130,8 @@ class Bench:
             for lookup in (0, *LOOKUPS):
                 time.sleep(SETTLE_SECONDS)
                 found[lookup] = worker.ask(
-                    "run", prompt=text.prompt, count=min(case.count, len(text.output)), lookup=lookup,
-                    text=text.output if case.replayed else None,
+                    "run", prompt=text.prompt, text=text.output if case.replayed else None,
+                    count=min(case.count, len(text.output)), lookup=lookup,
                 )  # fmt: skip
         return found
 

@@ -15,6 +15,7 @@ a model, on one pool of threads.
 
 import statistics
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,7 @@ from effinfer.techniques import SPECULATIONS, TokenRecycling
 SEQUENCES = 8
 PAGES = 1024  # more than all prompts and outputs of a section: drafts take free pages only
 MOST_NODES = 63
+LEARNT_NODES = 4
 UNLIKELY = 0  # a token that no draft here has
 DRAFTED = ("steps", "drafted", "accepted")
 
@@ -56,12 +58,15 @@ class Recorded(Proposer):
 
 
 class Recorder(DraftController):
-    """Takes every node, and remembers the drafts by position."""
+    """Remembers the drafts by position. Of the first few nodes those get a row, for Token Recycling
+    to learn from, that the text does not go on with: the others' logits come when they are roots,
+    and would otherwise tell what follows them one step too early."""
 
     name = "recorder"
 
     def __init__(self, nodes: int) -> None:
         self.nodes = nodes
+        self.text: list[int] = []
         self.drafts: dict[int, list[list[Any]]] = {}
 
     def budget(self, view: dict[str, Any]) -> int:
@@ -70,10 +75,19 @@ class Recorder(DraftController):
     def choose(
         self, views: list[dict[str, Any]], drafts: list[_core.Draft], step: dict[str, int]
     ) -> list[list[int]]:
+        kept: list[list[int]] = []
         for view, draft in zip(views, drafts, strict=True):
             position = len(view["tokens"]) - view["prompt_size"] - 1
             self.drafts[position] = [draft.tokens, draft.parents, draft.scores]
-        return [list(range(len(draft))) for draft in drafts]
+            next_token = self.text[position + 1 : position + 2]
+            kept.append(
+                [
+                    node
+                    for node in range(min(len(draft), LEARNT_NODES))
+                    if draft.parents[node] >= 0 or [draft.tokens[node]] != next_token
+                ]
+            )
+        return kept
 
 
 class OneToken(Verifier):
@@ -81,12 +95,10 @@ class OneToken(Verifier):
 
     name = "one token"
 
-    def __init__(self, text: list[int]) -> None:
-        self.text = iter(text)
+    text: Iterator[int] = iter(())
 
     def verify(self, draft: _core.Draft, rows: _core.TokenRows) -> None:
-        token = rows.sample(0)
-        rows.emit(0, next(self.text, token.token))
+        rows.emit(0, next(self.text, rows.sample(0)))
 
 
 class Engine:
@@ -200,6 +212,7 @@ class Worker:
         self.pool = _core.ThreadPool(request["threads"])
         self.files = open_model(Path(request["model"]))
         self.context = request["context"]
+        self.recording: tuple[_core.Engine, Recorder, OneToken] | None = None
         self.engines: dict[tuple[str, int | None], Engine] = {}
         return {"seconds": time.perf_counter() - start}
 
@@ -227,15 +240,20 @@ class Worker:
         return {}
 
     def record(self, request: dict[str, Any]) -> dict[str, Any]:
-        recorder = Recorder(request["nodes"])
         text = request["text"]
-        engine = self.new_engine(
-            _core.Speculation([TokenRecycling().build()], OneToken(text), recorder)
-        )
+        if self.recording is None:  # kept: Token Recycling remembers the texts before
+            recorder, verifier = Recorder(request["nodes"]), OneToken()
+            parts = _core.Speculation([TokenRecycling().build()], verifier, recorder)
+            self.recording = (self.new_engine(parts), recorder, verifier)
+        engine, recorder, verifier = self.recording
+        recorder.text, recorder.drafts, verifier.text = text, {}, iter(text)
         params = effinfer.SamplingParams(max_tokens=len(text), temperature=0.0, ignore_eos=True)
-        engine.add(request["prompt"], params.to_core())
+        request_id = engine.add(request["prompt"], params.to_core())
         while engine.has_work():
-            engine.step()
+            for output in engine.step():
+                if output.error or output.warning:
+                    raise RuntimeError(output.error or output.warning)
+        engine.forget(request_id)
         none: list[list[Any]] = [[], [], []]
         return {"drafts": [recorder.drafts.get(i, none) for i in range(len(text))]}
 
