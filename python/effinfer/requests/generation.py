@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import warnings
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
@@ -18,6 +19,14 @@ if TYPE_CHECKING:
 
 # How long steps run before their tokens are looked at: short enough to stream and for Ctrl-C.
 _PATIENCE_SECONDS = 0.02
+
+
+def _callers_level() -> int:
+    """The stacklevel of who called the package: chat() is a frame more than generate()."""
+    level, frame = 1, sys._getframe(1)
+    while frame.f_back is not None and frame.f_globals["__name__"].startswith("effinfer."):
+        level, frame = level + 1, frame.f_back
+    return level
 
 
 class _Request:
@@ -82,7 +91,7 @@ class Generation:
         while self._running:
             for output in self._loop.wait(list(self._running), self._patience):
                 if output.warning:
-                    warnings.warn(output.warning, SpeculationWarning, stacklevel=4)
+                    warnings.warn(output.warning, SpeculationWarning, stacklevel=_callers_level())
                 state = self._requests[output.request]
                 was_stopped = state.text.stopped
                 piece = state.take(output)
