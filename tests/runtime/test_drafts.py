@@ -173,7 +173,8 @@ def test_any_draft_leaves_tokens_logprobs_and_bytes_as_they_are(models, name, co
     drafted = run(engine, asks, SHAPES[name])
     same(drafted, plain)
     assert guesser.accepted > 7 * count
-    assert guesser.largest >= (40 if count == 1 else 10)
+    room = options.get("max_batch_tokens", 512) - count
+    assert guesser.largest >= min(40 if count == 1 else 10, room)
     compared = 0
     for got, expected in zip(drafted, plain, strict=True):
         length = min(got.kv.shape[3], expected.kv.shape[3])
