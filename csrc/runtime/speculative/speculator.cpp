@@ -49,7 +49,7 @@ Speculator::Claim::~Claim() {
 }
 
 Speculator::Speculator(const Speculation& parts, int64_t vocab_size, size_t max_requests)
-    : parts_(parts), vocab_size_(vocab_size) {
+    : parts_{parts}, vocab_size_{vocab_size} {
   if (parts_.verifier == nullptr) parts_.verifier = match_verifier();
   if (parts_.controller == nullptr) parts_.controller = cost_controller();
   if (parts_.proposers.size() > 8) {
