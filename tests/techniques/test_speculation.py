@@ -187,6 +187,12 @@ def test_names_and_wrong_values() -> None:
     for wrong in ("fast", 3, object()):
         with pytest.raises(effinfer.InvalidArgumentError, match=r"\[LLM\] speculation: expected"):
             as_speculation(wrong)
-    for proposer in (PromptLookup(longest=1), TokenRecycling(width=0), Lookahead(length=1)):
+    wrong = (
+        PromptLookup(longest=1),
+        TokenRecycling(width=0),
+        Lookahead(length=1),
+        CodeSwift([1 << 30]),
+    )
+    for proposer in wrong:
         with pytest.raises(effinfer.InvalidArgumentError, match=r"\[speculation\]"):
             load(proposer)

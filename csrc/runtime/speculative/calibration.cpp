@@ -22,7 +22,8 @@ float Calibration::probability(RequestId request, uint8_t source, float score,
                                int32_t depth) const {
   if (score == Draft::kProbe) {
     const Share share = source < probes_.size() ? probes_[source] : Share{};
-    return (share.right + kProbeTrust * kProbeWorth) / (share.expected + kProbeTrust);
+    return std::min((share.right + kProbeTrust * kProbeWorth) / (share.expected + kProbeTrust),
+                    0.99f);
   }
   const float general = believed(source, score, depth);
   const auto found = requests_.find(request);

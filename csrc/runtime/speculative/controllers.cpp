@@ -141,7 +141,10 @@ class CostController final : public DraftController {
 
   // How many of the ranked nodes; `requests` tokens come without any.
   size_t best_count(const StepBudget& budget, size_t requests) {
-    const auto most = std::min(order_.size(), static_cast<size_t>(budget.draft_rows));
+    // Beyond what is measured, as beside a long prompt, nobody knows what a row costs.
+    const int32_t room =
+        std::min(budget.draft_rows, runtime::StepTimes::kMostRows - budget.plain_rows);
+    const auto most = std::min(order_.size(), static_cast<size_t>(std::max(room, 0)));
     const double plain = times_.of(budget.plain_rows, budget.kv_tokens);
     const double plain_rate = static_cast<double>(requests) / plain;
     const bool may_explore = lost_ <= kMostLoss * elapsed_;

@@ -71,6 +71,7 @@ class SuffixProposer final : public Proposer {
   explicit SuffixProposer(const SuffixOptions& options)
       : shared_(options.shared_tokens), corpus_(static_cast<int64_t>(options.corpus.size())) {
     for (const int32_t token : options.corpus) {
+      highest_ = std::max(highest_, token);
       if (token >= NgramIndex::kSeparator) continue;
       throw InvalidArgument(
           "[speculation] corpus: expected token ids, or -1 between documents, got " +
@@ -87,7 +88,12 @@ class SuffixProposer final : public Proposer {
   }
 
   std::string_view name() const override { return "suffix"; }
-  void attach(int64_t) override { own_.clear(); }
+  void attach(int64_t vocab_size) override {
+    own_.clear();
+    if (highest_ < vocab_size) return;
+    throw InvalidArgument("[speculation] corpus: expected token ids in 0.." +
+                          std::to_string(vocab_size - 1) + ", got " + std::to_string(highest_));
+  }
 
   void propose(std::span<const DraftView> views, std::span<Draft> drafts) override {
     for (size_t i = 0; i < views.size(); ++i) {
@@ -183,6 +189,7 @@ class SuffixProposer final : public Proposer {
   OwnTexts own_;
   NgramIndex shared_;
   NgramIndex corpus_;
+  int32_t highest_ = -1;  // of the corpus
   bool shares_ = false;
   bool beside_ = false;
   bool has_corpus_ = false;
