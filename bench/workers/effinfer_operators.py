@@ -18,7 +18,8 @@ FLOATS = ("F16", "BF16")
 
 
 def arithmetic(dtype: str, tokens: int) -> str:
-    """As the compiler does: int8 to decode quantised weights, bf16 panels to prefill."""
+    """As the compiler does: int8 to decode quantised weights; to prefill the panels of what becomes
+    queries, keys and values."""
     if tokens <= DECODE_ROWS:
         return "f32" if dtype in FLOATS else "int8"
     level = _core.current_isa()
