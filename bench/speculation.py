@@ -248,10 +248,8 @@ def rates(runs: list[Json]) -> dict[str, float]:
 
 def predicted(run: Json, costs: dict[int, float]) -> float:
     """Of one request: how many times as fast as one token a step its steps would be, with drafts
-    that cost nothing to make, at the measured time of a step with so many rows."""
-    plain_steps = run["steps"] - run["draft_steps"]
-    rows = 1 + run["drafted"] / max(run["draft_steps"], 1)
-    seconds = plain_steps * costs[1] + run["draft_steps"] * at_rows(costs, rows)
+    that cost nothing to make, each at the measured time of a step with so many rows."""
+    seconds = sum(n * at_rows(costs, int(rows)) for rows, n in run["by_rows"].items())
     return float(tokens_in(run) * costs[1] / seconds)
 
 

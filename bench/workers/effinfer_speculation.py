@@ -3,10 +3,10 @@ a model, on one pool of threads.
 
   load    {model, threads, context}                     -> {seconds}
   run     {drafts, nodes, prompts, texts, seeds, temperature, count, recorded}
-          -> {seconds, tokens, steps, rows, draft_steps, drafted, accepted, drafting_s}
+          -> {seconds, tokens, steps, rows, by_rows, drafted, accepted, drafting_s}
           `count` tokens of every prompt. drafts: "plain", a name of techniques.SPECULATIONS, or
           "recorded"; nodes: so many whatever they cost, or null; texts: to replay, or null. rows:
-          of all steps.
+          of all steps. by_rows: steps of each number of rows, where there is one prompt.
   record  {prompt, text, nodes}                         -> {drafts}: Token Recycling's, a position
   costs   {prompt, rows, parents, count}                -> {seconds}: of a step, by number of rows;
           count: steps of each
@@ -32,7 +32,7 @@ PAGES = 1024  # more than all prompts and outputs of a section: drafts take free
 MOST_NODES = 63
 LEARNT_NODES = 4
 UNLIKELY = 0  # a token that no draft here has
-DRAFTED = ("steps", "drafted", "accepted")
+DRAFTED = ("drafted", "accepted")
 
 
 class Recorded(Proposer):
@@ -145,7 +145,7 @@ class Engine:
             if request["texts"]:
                 self.replay.set(ids[-1], request["texts"][i])
         tokens: dict[int, list[int]] = {i: [] for i in ids}
-        seconds, steps, roots = self.timed(tokens)
+        seconds, steps, roots, by_rows = self.timed(tokens)
         metrics = [engine.metrics(i)["speculation"] for i in ids]
         drafting = engine.stats()["drafting_s"] - self.drafting_before
         for i in ids:
@@ -156,26 +156,33 @@ class Engine:
             "tokens": list(tokens.values()),
             "steps": steps,
             "rows": roots + totals["drafted"],
-            "draft_steps": totals["steps"],
+            "by_rows": by_rows,
             "drafted": totals["drafted"],
             "accepted": totals["accepted"],
             "drafting_s": drafting,
         }
 
-    def timed(self, tokens: dict[int, list[int]]) -> tuple[float, int, int]:
-        """Seconds, steps and undrafted rows, from the step on that gave every request its first
-        token."""
+    def timed(self, tokens: dict[int, list[int]]) -> tuple[float, int, int, dict[int, int]]:
+        """Seconds, steps, undrafted rows, and of a single request the steps of each number of rows,
+        from the step on that gave every request its first token."""
         engine = self.engine
         self.take(tokens)
         if not all(len(text) == 1 for text in tokens.values()):
             raise RuntimeError("the prompts did not fit into one step")
         self.drafting_before = engine.stats()["drafting_s"]
-        steps = roots = 0
+        steps = roots = drafted = 0
+        by_rows: dict[int, int] = {}
+        single = next(iter(tokens)) if len(tokens) == 1 else None
         start = time.perf_counter()
         while engine.has_work():
             steps += 1
             roots += self.take(tokens)
-        return time.perf_counter() - start, steps, roots
+            if single is None:
+                continue
+            before, drafted = drafted, engine.metrics(single)["speculation"]["drafted"]
+            rows = 1 + drafted - before
+            by_rows[rows] = by_rows.get(rows, 0) + 1
+        return time.perf_counter() - start, steps, roots, by_rows
 
     def step_times(
         self, prompt: list[int], text: list[int], drafts: list[list[list[Any]]]

@@ -11,7 +11,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from effinfer import graph, hub, models, ops, techniques
+    from effinfer import graph, hub, models, ops, speculation, techniques
     from effinfer._core import (
         CancelledError,
         Error,
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from effinfer.machine import info
     from effinfer.outputs import RequestMetrics, RequestOutput
     from effinfer.sampling import SamplingParams
+    from effinfer.speculation import Speculation, SpeculationWarning
 
 _ERRORS = (
     "CancelledError",
@@ -47,11 +48,13 @@ _MODULE_OF = {
     "RequestMetrics": "effinfer.outputs",
     "RequestOutput": "effinfer.outputs",
     "SamplingParams": "effinfer.sampling",
+    "Speculation": "effinfer.speculation",
+    "SpeculationWarning": "effinfer.speculation",
     "TuningCacheWarning": "effinfer.files.cache_warnings",
     "info": "effinfer.machine",
     "quantize": "effinfer.checkpoints.quantization",
 }
-_SUBMODULES = ("graph", "hub", "models", "ops", "techniques")
+_SUBMODULES = ("graph", "hub", "models", "ops", "speculation", "techniques")
 
 __version__ = "0.1.0"
 __all__ = [
@@ -68,6 +71,8 @@ __all__ = [
     "RequestMetrics",
     "RequestOutput",
     "SamplingParams",
+    "Speculation",
+    "SpeculationWarning",
     "TuningCacheWarning",
     "UnsupportedError",
     "graph",
@@ -76,6 +81,7 @@ __all__ = [
     "models",
     "ops",
     "quantize",
+    "speculation",
     "techniques",
 ]
 

@@ -16,11 +16,12 @@ COSTS = {1: 1.0, 2: 1.1, 4: 1.3, 8: 2.1}
 
 
 def run(seconds: float, steps: int, draft_steps: int, drafted: int, tokens: int) -> dict:
+    drafts = {str(1 + drafted // draft_steps): draft_steps} if draft_steps else {}
     return {
         "seconds": seconds,
+        "by_rows": {"1": steps - draft_steps, **drafts},
         "steps": steps,
         "rows": steps + drafted,
-        "draft_steps": draft_steps,
         "drafted": drafted,
         "accepted": tokens - 1 - steps,
         "tokens": [[0] * tokens],

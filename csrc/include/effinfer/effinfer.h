@@ -25,6 +25,7 @@
 #include "effinfer/profile.h"
 #include "effinfer/quantize.h"
 #include "effinfer/sampling.h"
+#include "effinfer/speculative.h"
 #include "effinfer/tensor.h"
 #include "effinfer/threads.h"
 #include "effinfer/tuning.h"
