@@ -213,6 +213,7 @@ class PythonController final : public DraftController {
       step["plain_rows"] = budget.plain_rows;
       step["draft_rows"] = budget.draft_rows;
       step["kv_tokens"] = budget.kv_tokens;
+      step["requests"] = budget.requests;
       const auto copies = list_of(drafts, [](const Draft& draft) { return Draft(draft); });
       const auto chosen =
           method(list_of(views, view_dict), copies, step).cast<std::vector<std::vector<int32_t>>>();

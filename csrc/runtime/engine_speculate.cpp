@@ -41,6 +41,7 @@ void EngineCore::append_drafts() {
     tokens += request->step_tokens;
     budget.plain_rows += static_cast<int32_t>(request->step_tokens);
     budget.kv_tokens += cache_->length(request->sequence);
+    budget.requests += request->samples() ? 1 : 0;
     if (!may_draft(*request)) continue;
     const auto size = static_cast<int64_t>(request->tokens.size());
     const int64_t room = options_.max_seq_len - size;

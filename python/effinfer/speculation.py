@@ -73,7 +73,8 @@ class DraftController(ABC):
         self, views: list[dict[str, Any]], drafts: list[Draft], step: dict[str, int]
     ) -> list[list[int]]:
         """The nodes of each draft that get a row, at most step["draft_rows"] of them beside
-        step["plain_rows"]. A node without its parent gets none."""
+        step["plain_rows"], which give step["requests"] tokens. A node without its parent gets
+        none."""
 
     def observe(self, step: dict[str, Any], facts: list[dict[str, Any]]) -> None:  # noqa: B027
         """Called after a step: rows, draft_rows, kv_tokens, seconds, propose_seconds, decoding."""

@@ -53,7 +53,7 @@ class Simulation {
         drafts.push_back(chain(std::min(depth, view.max_nodes), accept, random, uniform));
       }
       std::vector<uint64_t> keep(views.size(), 0);
-      const StepBudget budget = {requests, 96, requests * 400};
+      const StepBudget budget = {requests, 96, requests * 400, requests};
       if (!views.empty()) controller.choose(views, drafts, budget, keep);
       check_closed(drafts, keep, budget);
       tell(controller, views, drafts, keep, normal(random), totals);
@@ -210,7 +210,7 @@ TEST("trees of many requests keep parents with their children and to the rows th
       }
     }
     const auto rows = static_cast<int32_t>(views.size());
-    const StepBudget budget = {rows, static_cast<int32_t>(random() % 97), rows * 100};
+    const StepBudget budget = {rows, static_cast<int32_t>(random() % 97), rows * 100, rows};
     std::vector<uint64_t> keep(views.size(), 0);
     controller->choose(views, drafts, budget, keep);
     int32_t kept = 0;

@@ -147,6 +147,7 @@ struct StepBudget {
   int32_t plain_rows = 0;  // rows that run anyway
   int32_t draft_rows = 0;  // rows that drafts may take
   int64_t kv_tokens = 0;   // over all sequences of the step
+  int32_t requests = 0;    // that get a token with drafts or without, asked for drafts or not
 };
 
 struct StepCost {

@@ -1,6 +1,7 @@
 // Which drafts get a row.
 #include <algorithm>
 #include <array>
+#include <bit>
 #include <cmath>
 #include <string>
 #include <unordered_map>
@@ -64,7 +65,7 @@ class CostController final : public DraftController {
     order_.clear();
     for (size_t i = 0; i < drafts.size(); ++i) rank(views[i], drafts[i], static_cast<int32_t>(i));
     std::sort(order_.begin(), order_.end());
-    const size_t count = plain_is_due(budget) ? 0 : best_count(budget, drafts.size());
+    const size_t count = plain_is_due(budget) ? 0 : best_count(budget);
     for (size_t n = 0; n < count; ++n) {
       keep[static_cast<size_t>(order_[n].draft)] |= uint64_t{1} << order_[n].node;
     }
@@ -139,41 +140,54 @@ class CostController final : public DraftController {
     return times_.count(budget.plain_rows, budget.kv_tokens) == 0 || since_plain_ >= kFresh;
   }
 
-  // How many of the ranked nodes; `requests` tokens come without any.
-  size_t best_count(const StepBudget& budget, size_t requests) {
+  // How many of the ranked nodes.
+  size_t best_count(const StepBudget& budget) {
     // Beyond what is measured, as beside a long prompt, nobody knows what a row costs.
     const int32_t room =
         std::min(budget.draft_rows, runtime::StepTimes::kMostRows - budget.plain_rows);
     const auto most = std::min(order_.size(), static_cast<size_t>(std::max(room, 0)));
-    const double plain = times_.of(budget.plain_rows, budget.kv_tokens);
-    const double plain_rate = static_cast<double>(requests) / plain;
-    const bool may_explore = lost_ <= kMostLoss * elapsed_;
-    double expected = static_cast<double>(requests);
-    double best_rate = plain_rate * kLeastGain;
-    double hoped_rate = best_rate;
+    double expected = budget.requests;
+    double best_rate = expected / times_.of(budget.plain_rows, budget.kv_tokens) * kLeastGain;
     size_t best = 0;
-    size_t hoped = 0;
     for (size_t n = 1; n <= most; ++n) {
       expected += static_cast<double>(order_[n - 1].path);
-      const auto rows = budget.plain_rows + static_cast<int32_t>(n);
-      const double rate = expected / times_.of(rows, budget.kv_tokens);
-      if (rate > best_rate) {
-        best_rate = rate;
-        best = n;
-      }
-      // What if these rows cost next to nothing? Nobody knows before a step has had them.
-      if (!may_explore || times_.most_counted(rows) >= kMeasured) continue;
-      const double free_rate = expected / (plain * (1.0 + kHope * static_cast<double>(n)));
-      if (free_rate > hoped_rate) {
-        hoped_rate = free_rate;
-        hoped = n;
+      const double rate = expected / times_.of(rows_with(budget, n), budget.kv_tokens);
+      if (rate <= best_rate) continue;
+      best_rate = rate;
+      best = n;
+    }
+    if (lost_ > kMostLoss * elapsed_) return best;
+    const size_t tried = worth_trying(budget, most, best_rate);
+    explores_ = tried > 0;
+    return explores_ ? tried : best;
+  }
+
+  // The fewest nodes whose number of rows nobody has measured, and which would pay if those cost no
+  // more than the fewer ones that are measured; 0: there are none. Few rows are tried first: they
+  // cost least, and many cost no less. Between 1, 2, 3, 4, 6, 8, 12, ... nodes the line is good
+  // enough.
+  size_t worth_trying(const StepBudget& budget, size_t most, double best_rate) const {
+    double expected = budget.requests;
+    double least = times_.of(budget.plain_rows, budget.kv_tokens);
+    for (size_t n = 1; n <= most; ++n) {
+      expected += static_cast<double>(order_[n - 1].path);
+      const int32_t rows = rows_with(budget, n);
+      if (times_.most_counted(rows) >= kMeasured) {
+        least = std::max(least, times_.of(rows, budget.kv_tokens));
+      } else if (expected / least > best_rate && on_grid(n)) {
+        return n;
       }
     }
-    if (hoped_rate <= best_rate || hoped == best) return best;
-    explores_ = true;
-    return hoped;
+    return 0;
   }
-  static constexpr double kHope = 0.03;  // of a plain step, a row
+
+  static bool on_grid(size_t n) {
+    return std::has_single_bit(n) || (n % 3 == 0 && std::has_single_bit(n / 3));
+  }
+
+  static int32_t rows_with(const StepBudget& budget, size_t nodes) {
+    return budget.plain_rows + static_cast<int32_t>(nodes);
+  }
 
   int32_t most_nodes_;
   runtime::StepTimes times_;
