@@ -187,22 +187,27 @@ class Engine:
     def step_times(
         self, prompt: list[int], text: list[int], drafts: list[list[list[Any]]]
     ) -> list[float]:
-        """Seconds of each step of a text, without those spent on drafts."""
+        """Seconds of each step of a text but the first, without those spent on drafts. The request
+        has room for more: what is left of it bounds the depth of a draft."""
         self.prime([prompt])
         self.recorded.drafts = drafts
-        params = effinfer.SamplingParams(temperature=0.0, max_tokens=len(text), ignore_eos=True)
+        params = effinfer.SamplingParams(
+            temperature=0.0, max_tokens=len(text) + MOST_NODES + 1, ignore_eos=True
+        )
         request = self.engine.add(prompt, params.to_core())
         self.replay.set(request, text)
         self.engine.step()
         times = []
-        while self.engine.has_work():
+        for _ in text[1:]:
             before = self.engine.stats()["drafting_s"]
             start = time.perf_counter()
             self.engine.step()
             seconds = time.perf_counter() - start
             times.append(seconds - (self.engine.stats()["drafting_s"] - before))
+        self.engine.cancel(request)
+        self.engine.step()
         self.engine.forget(request)
-        return times[:-1]  # the last has no room for a draft
+        return times
 
     def take(self, tokens: dict[int, list[int]]) -> int:
         outputs = self.engine.step()
