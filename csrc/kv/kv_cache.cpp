@@ -19,10 +19,6 @@ struct Sequence {
   int64_t length() const { return static_cast<int64_t>(tokens.size()); }
 };
 
-size_t pages_for(size_t tokens) {
-  return (tokens + KvCache::kPageSize - 1) / KvCache::kPageSize;
-}
-
 // Room for `count` more. reserve() alone takes no more than it is asked for: a sequence that grows
 // token by token would move all of them each time.
 void make_room(std::vector<int32_t>& values, size_t count) {

@@ -9,10 +9,6 @@
 namespace effinfer::runtime {
 namespace {
 
-int64_t pages_for(size_t tokens) {
-  return static_cast<int64_t>((tokens + KvCache::kPageSize - 1) / KvCache::kPageSize);
-}
-
 void require_positive(const char* option, int64_t value) {
   if (value > 0) return;
   throw InvalidArgument(std::string("[engine] ") + option + ": expected at least 1, got " +
@@ -170,7 +166,8 @@ bool EngineCore::try_admit(Request& request) {
   const SequenceId sequence =
       cache_->create(options_.prefix_cache ? known : known.first(0), &cached);
   const auto missing = [&](size_t tokens, SequenceId id) {
-    return std::max<int64_t>(0, pages_for(tokens) - static_cast<int64_t>(cache_->pages(id).size()));
+    return std::max<int64_t>(0, static_cast<int64_t>(KvCache::pages_for(tokens)) -
+                                    static_cast<int64_t>(cache_->pages(id).size()));
   };
   int64_t needed = missing(request.tokens.size() + 1, sequence);
   for (const auto& other : running_) needed += missing(other->tokens.size(), other->sequence);

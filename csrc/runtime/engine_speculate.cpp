@@ -11,10 +11,6 @@ namespace {
 // Rows of drafts in a step, over all requests.
 constexpr int64_t kMostDraftRows = 96;
 
-int64_t pages_for(int64_t tokens) {
-  return (tokens + KvCache::kPageSize - 1) / KvCache::kPageSize;
-}
-
 }  // namespace
 
 int64_t EngineCore::most_rows() const {
@@ -71,8 +67,9 @@ void EngineCore::append_draft(Request& request, Speculator::Entry& entry) {
   if (entry.keep == 0) return;
   const int64_t length = cache_->length(request.sequence);
   plant(entry.proposed, entry.keep, {length - 1, KvCache::kPageSize}, entry.tree);
-  const int64_t free = (pages_for(length) + cache_->free_pages()) * KvCache::kPageSize - length;
-  entry.tree.cut(static_cast<size_t>(std::max<int64_t>(free, 0)));
+  const auto used = static_cast<int64_t>(cache_->pages(request.sequence).size());
+  const int64_t free = (used + cache_->free_pages()) * KvCache::kPageSize - length;
+  entry.tree.cut(static_cast<size_t>(free));
   if (entry.tree.draft.tokens.empty()) return;
   cache_->append(request.sequence, entry.tree.draft.tokens);
   request.drafts = &entry.tree;
@@ -126,8 +123,7 @@ void EngineCore::add_facts(const Request& request, size_t num_emitted,
   // Where all logits were computed the highest have to be found, which a request that nobody drafts
   // for now is not worth.
   const bool wanted = top_k_ > 0 || entry == nullptr || entry->asked;
-  const size_t rows = request.drafts == nullptr ? 1 : request.drafts->words.size();
-  if (wanted) facts.top = top_of(row, rows);
+  if (wanted) facts.top = top_of(row, request.num_rows());
   facts_.push_back(facts);
 }
 

@@ -63,14 +63,12 @@ class EngineCore::Rows final : public TokenRows {
   FinishReason reason() const { return reason_; }
 
  private:
-  size_t num_rows() const { return request_.drafts == nullptr ? 1 : request_.drafts->words.size(); }
-
   size_t place(int32_t row) const {
-    if (row >= 0 && static_cast<size_t>(row) < num_rows()) {
+    if (row >= 0 && static_cast<size_t>(row) < request_.num_rows()) {
       return first_row_ + static_cast<size_t>(row);
     }
-    throw InvalidArgument("[speculation] row: expected 0.." + std::to_string(num_rows() - 1) +
-                          ", got " + std::to_string(row));
+    throw InvalidArgument("[speculation] row: expected 0.." +
+                          std::to_string(request_.num_rows() - 1) + ", got " + std::to_string(row));
   }
 
   // A row is the root's first, then that of a node with the token that was emitted last.
@@ -111,7 +109,7 @@ void EngineCore::advance(std::span<Request* const> requests, std::vector<StepOut
       commit(*request, {});
       continue;
     }
-    const size_t rows = request->drafts == nullptr ? 1 : request->drafts->words.size();
+    const size_t rows = request->num_rows();
     outputs.push_back(verify(*request, row));
     row += rows;
   }

@@ -40,6 +40,8 @@ struct Request {
     return std::span(tokens).subspan(fed, static_cast<size_t>(step_tokens));
   }
   bool samples() const { return fed + static_cast<size_t>(step_tokens) == tokens.size(); }
+  // Rows whose logits the step gives: of the last token, and of each draft.
+  size_t num_rows() const { return drafts == nullptr ? 1 : drafts->words.size(); }
   ScheduledRequest scheduled() const {
     const size_t prompt_left = fed < prompt_size ? prompt_size - fed : 0;
     return {id, static_cast<int64_t>(prompt_left),

@@ -5,6 +5,7 @@
 // have been written in every layer. Only committed tokens are forked or cached for reuse.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <memory>
 #include <span>
@@ -31,6 +32,8 @@ using SequenceId = int64_t;
 class EFFINFER_API KvCache {
  public:
   static constexpr int32_t kPageSize = 64;
+  // Pages that hold so many tokens.
+  static constexpr size_t pages_for(size_t tokens) { return (tokens + kPageSize - 1) / kPageSize; }
 
   // Allocates the pool (zeroed lazily by the system). Throws OutOfMemory, InvalidArgument.
   explicit KvCache(const KvCacheConfig& config);

@@ -54,7 +54,7 @@ class CostController final : public DraftController {
   std::string_view name() const override { return "cost"; }
 
   int32_t budget(const DraftView& view) override {
-    int32_t& unused = pauses_[view.request].unused;
+    int32_t& unused = unused_[view.request];
     if (unused < kPatience) return most_nodes_;
     const int32_t rare = unused < 16 * kPatience ? kRare : 4 * kRare;
     return ++unused % rare == 0 ? most_nodes_ : 0;
@@ -62,6 +62,7 @@ class CostController final : public DraftController {
 
   void choose(std::span<const DraftView> views, std::span<const Draft> drafts,
               const StepBudget& budget, std::span<uint64_t> keep) override {
+    explores_ = false;
     order_.clear();
     for (size_t i = 0; i < drafts.size(); ++i) rank(views[i], drafts[i], static_cast<int32_t>(i));
     std::sort(order_.begin(), order_.end());
@@ -70,7 +71,7 @@ class CostController final : public DraftController {
       keep[static_cast<size_t>(order_[n].draft)] |= uint64_t{1} << order_[n].node;
     }
     for (size_t i = 0; i < drafts.size(); ++i) {
-      int32_t& unused = pauses_[views[i].request].unused;
+      int32_t& unused = unused_[views[i].request];
       unused = keep[i] != 0 ? 0 : unused + 1;
     }
   }
@@ -94,7 +95,7 @@ class CostController final : public DraftController {
 
   void forget(RequestId request) override {
     calibration_.forget(request);
-    pauses_.erase(request);
+    unused_.erase(request);
   }
 
  private:
@@ -116,9 +117,6 @@ class CostController final : public DraftController {
       if (path != other.path) return path > other.path;
       return draft != other.draft ? draft < other.draft : node < other.node;
     }
-  };
-  struct Pause {
-    int32_t unused = 0;
   };
 
   void rank(const DraftView& view, const Draft& draft, int32_t index) {
@@ -192,7 +190,7 @@ class CostController final : public DraftController {
   int32_t most_nodes_;
   runtime::StepTimes times_;
   runtime::Calibration calibration_;
-  std::unordered_map<RequestId, Pause> pauses_;
+  std::unordered_map<RequestId, int32_t> unused_;  // steps without a row for its drafts
   std::vector<Node> order_;
   double elapsed_ = 0;
   double lost_ = 0;

@@ -12,6 +12,7 @@
 // and what the last row of a column says ends an n-gram that goes into the pool.
 #include <algorithm>
 #include <array>
+#include <cmath>
 #include <string>
 #include <unordered_map>
 #include <vector>
@@ -32,11 +33,11 @@ class Pool {
   // `rest`: the tokens behind the first.
   void add(int32_t first, std::span<const int32_t> rest) {
     const size_t key = key_of(first);
-    for (size_t i = 0; i < std::min<size_t>(used_[key].count, kEach); ++i) {
+    for (size_t i = 0; i < std::min(used_[key], kEach); ++i) {
       const std::span<int32_t> known = gram(key, i);
       if (known[0] == first && std::equal(rest.begin(), rest.end(), known.begin() + 1)) return;
     }
-    const std::span<int32_t> place = gram(key, used_[key].count++ % kEach);
+    const std::span<int32_t> place = gram(key, used_[key]++ % kEach);
     place[0] = first;
     std::copy(rest.begin(), rest.end(), place.begin() + 1);
   }
@@ -45,7 +46,7 @@ class Pool {
   template <class Use>
   void find(int32_t first, const Use& use) {
     const size_t key = key_of(first);
-    const size_t count = used_[key].count;
+    const size_t count = used_[key];
     for (size_t i = 0; i < std::min(count, kEach); ++i) {
       const std::span<const int32_t> known = gram(key, (count - 1 - i) % kEach);
       if (known[0] == first) use(known.subspan(1));
@@ -54,9 +55,6 @@ class Pool {
 
  private:
   static constexpr size_t kKeys = 1024;
-  struct Used {
-    size_t count = 0;
-  };
   static size_t key_of(int32_t token) {
     return (static_cast<uint32_t>(token) * 0x9E3779B1u >> 16) % kKeys;
   }
@@ -66,7 +64,7 @@ class Pool {
 
   size_t length_;
   std::vector<int32_t> grams_;
-  std::vector<Used> used_;
+  std::vector<size_t> used_;  // n-grams that a key was given
 };
 
 class LookaheadProposer final : public Proposer {
@@ -174,7 +172,9 @@ class LookaheadProposer final : public Proposer {
         ++known;
       }
       if (known + 1 < static_cast<size_t>(levels_)) continue;
-      rest[known] = fact.top.tokens[static_cast<size_t>((node + 1) * fact.top.k)];
+      const auto best = static_cast<size_t>((node + 1) * fact.top.k);
+      if (!std::isfinite(fact.top.values[best])) continue;
+      rest[known] = fact.top.tokens[best];
       state.pool.add(column == 0 ? root : at(state, 0, column),
                      std::span(rest).first(static_cast<size_t>(levels_)));
       for (int32_t level = 0; level + 1 < levels_; ++level) {

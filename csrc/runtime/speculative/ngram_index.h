@@ -9,7 +9,8 @@
 
 namespace effinfer::runtime {
 
-// Remembers the last `capacity` tokens that it was given. Takes 28 to 40 bytes a token.
+// Remembers the last `capacity` tokens that it was given, rounded up to a power of two; takes 40
+// bytes for each of them.
 class NgramIndex {
  public:
   // Lengths of the n-grams, the longest first: a long one finds the right places among many, the

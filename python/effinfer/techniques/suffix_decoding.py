@@ -21,8 +21,8 @@ class SuffixDecoding:
         corpus: token ids of documents to look up, -1 between two of them.
 
     The paper keeps suffix trees with counts; here hash chains of n-grams find the same places in
-    bounded memory (40 bytes a token), and a place counts twice as much for each token more that
-    agrees.
+    bounded memory (40 to 80 bytes a token), and a place counts twice as much for each token more
+    that agrees.
     """
 
     shared_tokens: int = 0
