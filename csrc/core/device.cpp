@@ -11,6 +11,7 @@
 #include <fstream>
 #include <mutex>
 
+#include "core/backend.h"
 #include "core/cpu_detection.h"
 #include "core/env.h"
 #include "effinfer/error.h"
@@ -154,18 +155,25 @@ int quota_cpus() {
 }  // namespace
 
 std::vector<Device> available_devices() {
-  return {Device{}};
+  std::vector<Device> devices = {Device{}};
+  const Backend* cuda = cuda_backend();
+  const int32_t count = cuda == nullptr ? 0 : cuda->num_devices();
+  for (int32_t i = 0; i < count; ++i) devices.push_back({DeviceKind::cuda, i});
+  return devices;
 }
 
 std::string name(Device device) {
   if (device == Device{}) return "cpu";
   const bool is_cpu = device.kind == DeviceKind::cpu;
-  return (is_cpu ? "cpu:" : "unknown:") + std::to_string(device.index);
+  return (is_cpu ? "cpu:" : "cuda:") + std::to_string(device.index);
 }
 
 Device parse_device(std::string_view text, std::string_view argument) {
-  for (const Device device : available_devices()) {
+  const std::vector<Device> devices = available_devices();
+  if (text == "auto") return devices.back();
+  for (const Device device : devices) {
     if (text == name(device)) return device;
+    if (text == "cuda" && device == Device{DeviceKind::cuda, 0}) return device;
   }
   refuse_device(text, argument);
 }
@@ -206,7 +214,8 @@ void set_isa(Isa isa) {
 }
 
 Target current_target(Device device) {
-  return {device, current_isa()};
+  const bool is_cuda = device.kind == DeviceKind::cuda;
+  return {device, current_isa(), is_cuda ? cuda_backend()->arch(device.index) : 0};
 }
 
 std::vector<Isa> available_isas() {

@@ -8,6 +8,8 @@
 #include <cstring>
 #include <fstream>
 
+#include "core/backend.h"
+
 namespace effinfer {
 namespace {
 
@@ -80,7 +82,7 @@ class CpuMemory : public Memory {
 const Memory& memory_of(Device device) {
   static const CpuMemory cpu;
   check_device(device, "[memory] device");
-  return cpu;
+  return device.kind == DeviceKind::cpu ? cpu : cuda_backend()->memory(device.index);
 }
 
 }  // namespace effinfer

@@ -1,5 +1,9 @@
 #include "effinfer/version.h"
 
+#include <string>
+
+#include "core/backend.h"
+
 namespace effinfer {
 
 const char* version() {
@@ -17,7 +21,11 @@ const char* cpu_status() {
 }
 
 const char* cuda_status() {
-  return EFFINFER_CUDA_STATUS;
+  static const std::string found = [] {
+    const Backend* backend = cuda_backend();
+    return backend == nullptr ? std::string(EFFINFER_CUDA_STATUS) : backend->status();
+  }();
+  return found.c_str();
 }
 
 }  // namespace effinfer

@@ -2,6 +2,7 @@
 
 #include <mutex>
 
+#include "core/backend.h"
 #include "ops/activation.h"
 #include "ops/elementwise.h"
 #include "ops/embedding.h"
@@ -55,6 +56,7 @@ void ops::ensure_registered() {
   std::call_once(once, [] {
     cpu_features();  // asks for tiles: whoever has a table may run a variant that uses them
     cpu::register_cpu();
+    if (const Backend* cuda = cuda_backend()) cuda->register_kernels();
   });
 }
 

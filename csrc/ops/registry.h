@@ -1,10 +1,11 @@
 // The table of kernel variants: op x device x level.
 //
 // A variant is a pair of plain functions over one POD problem: `rejects` says why the variant
-// cannot run a problem (null when it can), `run` does a team member's share of it. register_cpu()
-// fills the tables explicitly; a backend that is not built leaves nothing behind. Selection takes
-// the target device's best variant at or below its level; when none fits, the error prints the
-// target, the problem and every refusal.
+// cannot run a problem (null when it can), `run` does a team member's share of it, or `launch` puts
+// it into a device's queue. register_cpu() and register_cuda() fill the tables explicitly; a
+// backend that is not built leaves nothing behind. Selection takes the target device's best variant
+// at or below its level; when none fits, the error prints the target, the problem and every
+// refusal.
 #pragma once
 
 #include <algorithm>
@@ -12,6 +13,7 @@
 #include <string>
 #include <vector>
 
+#include "core/backend.h"
 #include "effinfer/device.h"
 #include "effinfer/error.h"
 #include "effinfer/threads.h"
@@ -24,19 +26,29 @@ struct Variant {
   Isa isa;           // the level, of a variant of the CPU
   // Why not, or null. Sees shapes and dtypes only, never data, so that it can run at compile time.
   const char* (*rejects)(const Problem&);
-  // Called by every member of a team. On return the member's share is done; the caller adds the
-  // barrier that makes the result visible.
+  // Of the CPU, called by every member of a team. On return the member's share is done; the caller
+  // adds the barrier that makes the result visible.
   void (*run)(const Problem&, Team&);
   // Private memory that each member needs, in bytes; null means none.
   size_t (*scratch_bytes)(const Problem&) = nullptr;
   DeviceKind device = DeviceKind::cpu;
+  // Of another device: puts the work into its queue. The problem's pointers are the device's.
+  void (*launch)(const Problem&, Queue&) = nullptr;
+  int32_t min_arch = 0;  // of a GPU
 };
 
 // Why a variant cannot run a problem on `target`, or null.
 template <class Problem>
 const char* refusal(const Variant<Problem>& variant, const Problem& problem, const Target& target) {
   if (variant.device != target.device.kind) return "runs on another device";
+  if (variant.min_arch > target.arch) return "needs a newer GPU";
   return variant.isa > target.isa ? "needs a higher ISA level" : variant.rejects(problem);
+}
+
+// Whether a variant that fits is to be preferred to another one that does.
+template <class Problem>
+bool is_better(const Variant<Problem>& variant, const Variant<Problem>* than) {
+  return than == nullptr || (variant.isa >= than->isa && variant.min_arch >= than->min_arch);
 }
 
 template <class Problem>
@@ -53,7 +65,7 @@ class Table {
       const char* reason = refusal(variant, problem, target);
       if (reason != nullptr) {
         reasons += "\n  " + variant.name + ": " + reason;
-      } else if (best == nullptr || variant.isa >= best->isa) {
+      } else if (is_better(variant, best)) {
         best = &variant;
       }
     }
@@ -69,7 +81,7 @@ class Table {
     const Variant<Problem>* best = nullptr;
     for (const Variant<Problem>& variant : variants_) {
       if (refusal(variant, problem, target) != nullptr) continue;
-      if (best == nullptr || variant.isa >= best->isa) best = &variant;
+      if (is_better(variant, best)) best = &variant;
     }
     return best;
   }

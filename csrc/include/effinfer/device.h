@@ -11,7 +11,7 @@
 namespace effinfer {
 
 // Where memory lies and kernels run. Tables of kernels are op x device x level.
-enum class DeviceKind : uint8_t { cpu };
+enum class DeviceKind : uint8_t { cpu, cuda };
 
 struct Device {
   DeviceKind kind = DeviceKind::cpu;
@@ -19,10 +19,11 @@ struct Device {
   bool operator==(const Device&) const = default;
 };
 
-// Those of this build; the CPU is the first.
+// Those that this build can use on this machine; the CPU is the first.
 EFFINFER_API std::vector<Device> available_devices();
-EFFINFER_API std::string name(Device device);  // "cpu"
-// Each throws InvalidArgument, about `argument`, with the devices of this build.
+EFFINFER_API std::string name(Device device);  // "cpu", "cuda:0"
+// "cuda" is the first of its kind, and "auto" the last device of available_devices(): a GPU where
+// there is one. Each throws InvalidArgument, about `argument`, with the devices that there are.
 EFFINFER_API Device parse_device(std::string_view text, std::string_view argument = "[device]");
 EFFINFER_API void check_device(Device device, std::string_view argument);
 
@@ -62,6 +63,7 @@ EFFINFER_API Isa parse_isa(std::string_view text);
 struct Target {
   Device device = {};
   Isa isa = Isa::portable;  // the highest level that may be used, of the CPU
+  int32_t arch = 0;         // of a GPU: its compute capability times ten, 80 is Ampere
 };
 // With current_isa().
 EFFINFER_API Target current_target(Device device = {});

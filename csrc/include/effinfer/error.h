@@ -46,6 +46,12 @@ class EFFINFER_API OutOfMemory : public Error {
   using Error::Error;
 };
 
+// A device failed, or the driver that it needs: the message names the kernel or the call.
+class EFFINFER_API DeviceError : public Error {
+ public:
+  using Error::Error;
+};
+
 // The work was stopped by a progress callback or by cancel().
 class EFFINFER_API Cancelled : public Error {
  public:

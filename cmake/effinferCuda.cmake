@@ -1,0 +1,34 @@
+# The CUDA backend where nvcc is found (EFFINFER_CUDA: AUTO) or must be (ON): sets `cuda_status` to
+# what info() says of it and `cuda_objects` to its objects, if any. Included, as a language is not
+# enabled in a function.
+if(NOT EFFINFER_CUDA MATCHES "^(AUTO|ON|OFF)$")
+  message(FATAL_ERROR "EFFINFER_CUDA: expected AUTO, ON or OFF, got \"${EFFINFER_CUDA}\"")
+endif()
+if(NOT EFFINFER_CUDA STREQUAL "OFF")
+  find_program(EFFINFER_NVCC nvcc)
+endif()
+set(cuda_objects "")
+if(EFFINFER_CUDA STREQUAL "OFF")
+  set(cuda_status "not built: EFFINFER_CUDA=OFF")
+elseif(NOT EFFINFER_NVCC AND EFFINFER_CUDA STREQUAL "ON")
+  message(FATAL_ERROR "EFFINFER_CUDA=ON: expected nvcc on the PATH, found none")
+elseif(NOT EFFINFER_NVCC)
+  set(cuda_status "not built: no CUDA compiler found")
+else()
+  set(CMAKE_CUDA_COMPILER ${EFFINFER_NVCC})
+  enable_language(CUDA)
+  find_package(CUDAToolkit REQUIRED)
+  file(GLOB cuda_kernels CONFIGURE_DEPENDS csrc/cuda/*.cu)
+  add_library(effinfer_cuda OBJECT ${cuda_kernels} csrc/cuda/backend.cpp csrc/cuda/register.cpp)
+  set_target_properties(effinfer_cuda PROPERTIES
+    CUDA_ARCHITECTURES "${EFFINFER_CUDA_ARCHITECTURES}" CUDA_STANDARD 20 CXX_STANDARD 20
+    CUDA_VISIBILITY_PRESET hidden CXX_VISIBILITY_PRESET hidden POSITION_INDEPENDENT_CODE ON
+    VISIBILITY_INLINES_HIDDEN ON)
+  # Functions that are constexpr are the host's and the device's. A spill is a bug.
+  target_compile_options(effinfer_cuda PRIVATE "$<$<COMPILE_LANGUAGE:CUDA>:--expt-relaxed-constexpr;\
+-Xptxas=--warn-on-spills;--compress-mode=size>")
+  target_include_directories(effinfer_cuda PRIVATE ${PROJECT_SOURCE_DIR}/csrc/include
+    ${PROJECT_SOURCE_DIR}/csrc ${CUDAToolkit_INCLUDE_DIRS})
+  set(cuda_status "built")
+  set(cuda_objects $<TARGET_OBJECTS:effinfer_cuda>)
+endif()

@@ -1,0 +1,175 @@
+// The CUDA runtime as a backend.
+#include "core/backend.h"
+
+#include <cuda_runtime_api.h>
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "cuda/register.h"
+#include "cuda/stream.h"
+#include "effinfer/error.h"
+
+namespace effinfer::cuda {
+
+void check(cudaError_t status, const char* what) {
+  if (status == cudaSuccess) return;
+  const std::string message =
+      "[cuda] " + std::string(what) + ": " + cudaGetErrorString(status);
+  if (status == cudaErrorMemoryAllocation) throw OutOfMemory(message);
+  throw DeviceError(message);
+}
+
+namespace {
+
+// Makes a device the thread's own for as long as it lives: who embeds effinfer has one too.
+class Current {
+ public:
+  explicit Current(int index) {
+    check(cudaGetDevice(&before_), "cudaGetDevice");
+    check(cudaSetDevice(index), "cudaSetDevice");
+  }
+  ~Current() { cudaSetDevice(before_); }
+  Current(const Current&) = delete;
+  Current& operator=(const Current&) = delete;
+
+ private:
+  int before_ = 0;
+};
+
+class DeviceMemory final : public Memory {
+ public:
+  explicit DeviceMemory(int index) : index_(index) {}
+  Device device() const override { return {DeviceKind::cuda, index_}; }
+
+  size_t capacity() const override {
+    const Current current(index_);
+    size_t free = 0;
+    size_t total = 0;
+    check(cudaMemGetInfo(&free, &total), "cudaMemGetInfo");
+    return total;
+  }
+
+  // Memory that is written lazily elsewhere is zeros here, too.
+  std::shared_ptr<void> allocate(size_t bytes, Pages pages) const override {
+    const Current current(index_);
+    void* memory = nullptr;
+    const cudaError_t status = cudaMalloc(&memory, bytes == 0 ? 1 : bytes);
+    if (status == cudaErrorMemoryAllocation) {
+      cudaGetLastError();
+      return nullptr;
+    }
+    check(status, "cudaMalloc");
+    std::shared_ptr<void> handle(memory, [](void* pointer) { cudaFree(pointer); });
+    if (pages != Pages::heap) check(cudaMemset(memory, 0, bytes), "cudaMemset");
+    return handle;
+  }
+  void zero(void* to, size_t bytes) const override {
+    const Current current(index_);
+    check(cudaMemset(to, 0, bytes), "cudaMemset");
+    check(cudaDeviceSynchronize(), "cudaMemset");
+  }
+  void copy(void* to, const void* from, size_t bytes) const override {
+    const Current current(index_);
+    check(cudaMemcpy(to, from, bytes, cudaMemcpyDefault), "cudaMemcpy");
+  }
+
+ private:
+  int index_;
+};
+
+class StreamQueue final : public Queue {
+ public:
+  explicit StreamQueue(int index) : index_(index) {
+    const Current current(index_);
+    check(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking), "cudaStreamCreate");
+  }
+  ~StreamQueue() override { cudaStreamDestroy(stream_); }
+  StreamQueue(const StreamQueue&) = delete;
+  StreamQueue& operator=(const StreamQueue&) = delete;
+
+  Device device() const override { return {DeviceKind::cuda, index_}; }
+  // From memory that is not pinned the runtime copies the bytes before it returns.
+  void upload(void* to, const void* from, size_t bytes) override {
+    check(cudaMemcpyAsync(to, from, bytes, cudaMemcpyHostToDevice, stream_), "upload");
+  }
+  void download(void* to, const void* from, size_t bytes) override {
+    check(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToHost, stream_), "download");
+  }
+  void zero(void* to, size_t bytes) override {
+    check(cudaMemsetAsync(to, 0, bytes, stream_), "cudaMemsetAsync");
+  }
+  void wait() override { check(cudaStreamSynchronize(stream_), "a step's kernels"); }
+
+  cudaStream_t stream() {
+    check(cudaSetDevice(index_), "cudaSetDevice");
+    return stream_;
+  }
+
+ private:
+  int index_;
+  cudaStream_t stream_ = nullptr;
+};
+
+class RuntimeBackend final : public Backend {
+ public:
+  RuntimeBackend() {
+    const cudaError_t status = cudaGetDeviceCount(&count_);
+    if (status == cudaSuccess && count_ > 0) {
+      int driver = 0;
+      check(cudaDriverGetVersion(&driver), "cudaDriverGetVersion");
+      status_ = std::to_string(count_) + (count_ == 1 ? " device" : " devices") + ", driver for CUDA " +
+                std::to_string(driver / 1000) + "." + std::to_string(driver % 1000 / 10);
+    } else {
+      cudaGetLastError();
+      count_ = 0;
+      status_ = std::string("no device: ") +
+                (status == cudaSuccess ? "none is visible" : cudaGetErrorString(status));
+    }
+    for (int i = 0; i < count_; ++i) memories_.push_back(std::make_unique<DeviceMemory>(i));
+  }
+
+  int num_devices() const override { return count_; }
+  std::string status() const override { return status_; }
+  std::string model_name(int index) const override { return properties(index).name; }
+  int arch(int index) const override {
+    const cudaDeviceProp found = properties(index);
+    return found.major * 10 + found.minor;
+  }
+  const Memory& memory(int index) const override {
+    return *memories_[static_cast<size_t>(index)];
+  }
+  std::unique_ptr<Queue> make_queue(int index) const override {
+    return std::make_unique<StreamQueue>(index);
+  }
+  void register_kernels() const override { register_cuda(); }
+
+ private:
+  static cudaDeviceProp properties(int index) {
+    cudaDeviceProp found;
+    check(cudaGetDeviceProperties(&found, index), "cudaGetDeviceProperties");
+    return found;
+  }
+
+  int count_ = 0;
+  std::string status_;
+  std::vector<std::unique_ptr<DeviceMemory>> memories_;
+};
+
+}  // namespace
+
+cudaStream_t stream_of(Queue& queue) {
+  return dynamic_cast<StreamQueue&>(queue).stream();
+}
+
+}  // namespace effinfer::cuda
+
+namespace effinfer {
+
+const Backend* cuda_backend() {
+  static const cuda::RuntimeBackend backend;
+  return &backend;
+}
+
+}  // namespace effinfer

@@ -1,0 +1,33 @@
+// The functions of one number, as ops/elementwise.h names them.
+#pragma once
+
+#include <cmath>
+
+#include "cuda/unit.h"
+#include "effinfer/ops/elementwise.h"
+
+namespace effinfer::cuda {
+
+EFFINFER_DEVICE float apply(ops::UnaryOp op, float x, float parameter) {
+  switch (op) {
+    case ops::UnaryOp::scale:
+      return x * parameter;
+    case ops::UnaryOp::softcap:
+      return parameter * tanhf(x / parameter);
+    case ops::UnaryOp::silu:
+      return x / (1.0f + expf(-x));
+    case ops::UnaryOp::gelu:
+      return 0.5f * x * (1.0f + erff(x * 0.70710678f));
+    case ops::UnaryOp::gelu_tanh:
+      return 0.5f * x * (1.0f + tanhf(0.79788456f * (x + 0.044715f * x * x * x)));
+    case ops::UnaryOp::relu_squared:
+      return x > 0.0f ? x * x : (x == x ? 0.0f : x);
+    case ops::UnaryOp::sigmoid:
+      return 1.0f / (1.0f + expf(-x));
+    case ops::UnaryOp::none:
+      break;
+  }
+  return x;
+}
+
+}  // namespace effinfer::cuda

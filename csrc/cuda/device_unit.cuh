@@ -1,0 +1,118 @@
+// A thread of a GPU as kernels see it (unit.h), in PTX. Each wrapper has a test of its own that runs
+// where there is a GPU (tests/gpu/test_unit.cpp).
+#pragma once
+
+#include <cuda_runtime.h>
+
+#include "cuda/unit.h"
+
+namespace effinfer::cuda {
+
+class DeviceUnit {
+ public:
+  int thread;
+  int lane;
+  int warp;
+  int block;
+  int num_blocks;
+
+  __device__ __forceinline__ DeviceUnit()
+      : thread(static_cast<int>(threadIdx.x)),
+        lane(static_cast<int>(threadIdx.x) % kWarp),
+        warp(static_cast<int>(threadIdx.x) / kWarp),
+        block(static_cast<int>(blockIdx.x)),
+        num_blocks(static_cast<int>(gridDim.x)) {}
+
+  __device__ __forceinline__ void sync() { __syncthreads(); }
+  __device__ __forceinline__ void sync_warp() { __syncwarp(); }
+
+  template <class T>
+  __device__ __forceinline__ T shfl(T value, int from) {
+    return __shfl_sync(kAll, value, from);
+  }
+  template <class T>
+  __device__ __forceinline__ T shfl_xor(T value, int mask) {
+    return __shfl_xor_sync(kAll, value, mask);
+  }
+  __device__ __forceinline__ uint32_t ballot(bool value) { return __ballot_sync(kAll, value); }
+
+  __device__ __forceinline__ void copy_async(void* to, const void* from, bool valid = true) {
+    asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(in_shared(to)),
+                 "l"(from), "r"(valid ? 16 : 0)
+                 : "memory");
+  }
+  __device__ __forceinline__ void commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+  template <int kPending>
+  __device__ __forceinline__ void wait() {
+    asm volatile("cp.async.wait_group %0;" ::"n"(kPending) : "memory");
+  }
+
+  __device__ __forceinline__ void ldmatrix(uint32_t (&out)[4], const void* row) {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(out[0]), "=r"(out[1]), "=r"(out[2]), "=r"(out[3])
+                 : "r"(in_shared(row))
+                 : "memory");
+  }
+  __device__ __forceinline__ void mma(float (&d)[4], const uint32_t (&a)[4],
+                                      const uint32_t (&b)[2]) {
+    asm volatile(
+        "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, "
+        "{%8, %9}, {%0, %1, %2, %3};"
+        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+  }
+  __device__ __forceinline__ void mma_f16(float (&d)[4], const uint32_t (&a)[4],
+                                          const uint32_t (&b)[2]) {
+    asm volatile(
+        "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, "
+        "{%8, %9}, {%0, %1, %2, %3};"
+        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+  }
+  __device__ __forceinline__ void mma_s8(int32_t (&d)[4], const uint32_t (&a)[4],
+                                         const uint32_t (&b)[2]) {
+    asm volatile(
+        "mma.sync.aligned.m16n8k32.row.col.s32.s8.s8.s32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, "
+        "{%8, %9}, {%0, %1, %2, %3};"
+        : "+r"(d[0]), "+r"(d[1]), "+r"(d[2]), "+r"(d[3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+  }
+
+  template <class T>
+  __device__ __forceinline__ T load(const T* pointer) {
+    return __ldg(pointer);
+  }
+  __device__ __forceinline__ Quad load(const Quad* pointer) {
+    const uint4 words = __ldg(reinterpret_cast<const uint4*>(pointer));
+    return {words.x, words.y, words.z, words.w};
+  }
+  template <class T>
+  __device__ __forceinline__ T load_once(const T* pointer) {
+    return __ldcs(pointer);
+  }
+  __device__ __forceinline__ Quad load_once(const Quad* pointer) {
+    const uint4 words = __ldcs(reinterpret_cast<const uint4*>(pointer));
+    return {words.x, words.y, words.z, words.w};
+  }
+
+  template <class T>
+  __device__ __forceinline__ T atomic_add(T* pointer, T value) {
+    return atomicAdd(pointer, value);
+  }
+  __device__ __forceinline__ void fence() { __threadfence(); }
+
+  __device__ __forceinline__ uint32_t bf16x2(float low, float high) {
+    uint32_t packed;
+    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(packed) : "f"(high), "f"(low));
+    return packed;
+  }
+
+ private:
+  static constexpr unsigned kAll = 0xffffffffu;
+
+  __device__ __forceinline__ static uint32_t in_shared(const void* pointer) {
+    return static_cast<uint32_t>(__cvta_generic_to_shared(pointer));
+  }
+};
+
+}  // namespace effinfer::cuda

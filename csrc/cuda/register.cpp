@@ -1,0 +1,13 @@
+#include "cuda/register.h"
+
+namespace effinfer::cuda {
+
+void register_cuda() {
+  register_elementwise();
+  register_rows();
+  register_rope();
+  register_matmul();
+  register_attention();
+}
+
+}  // namespace effinfer::cuda

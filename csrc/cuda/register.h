@@ -1,0 +1,36 @@
+// How the CUDA kernels come into the tables of ops/registry.h.
+#pragma once
+
+#include "ops/registry.h"
+
+namespace effinfer::cuda {
+
+// Adds "<op>.cuda", for GPUs from `min_arch` on.
+template <class Problem>
+void add(const char* op, const char* (*rejects)(const Problem&),
+         void (*launch)(const Problem&, Queue&), int min_arch = 80) {
+  ops::mutable_table<Problem>().add({std::string(op) + ".cuda", Isa::portable, rejects, nullptr,
+                                     nullptr, DeviceKind::cuda, launch, min_arch});
+}
+
+template <class Problem>
+const char* takes_all(const Problem&) {
+  return nullptr;
+}
+
+// Blocks for `count` things of which each block takes `a_block`.
+inline constexpr int64_t blocks_for(int64_t count, int64_t a_block) {
+  return (count + a_block - 1) / a_block;
+}
+
+// A file each.
+void register_elementwise();
+void register_rows();
+void register_rope();
+void register_matmul();
+void register_attention();
+
+// All of them.
+void register_cuda();
+
+}  // namespace effinfer::cuda

@@ -1,0 +1,21 @@
+// CUDA's streams and statuses, for code that nvcc compiles.
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include <cstddef>
+
+#include "core/backend.h"
+
+namespace effinfer::cuda {
+
+// Shared memory that a block may have without being asked for.
+inline constexpr size_t kPlainSharedBytes = 48 << 10;
+
+// Throws DeviceError or OutOfMemory, with `what` was done.
+void check(cudaError_t status, const char* what);
+
+// Of a queue that the CUDA backend made.
+cudaStream_t stream_of(Queue& queue);
+
+}  // namespace effinfer::cuda

@@ -1,0 +1,178 @@
+// As fiber.cpp, never built with -fsanitize=thread: its copies are the device's own.
+#include "gpu/host_backend.h"
+
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <cstring>
+#include <functional>
+#include <map>
+#include <mutex>
+#include <stdexcept>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "core/backend.h"
+#include "cuda/register.h"
+#include "effinfer/error.h"
+#include "gpu/host_unit.h"
+
+namespace effinfer::cuda::host {
+namespace {
+
+constexpr size_t kCapacity = size_t{4} << 30;
+std::atomic<uint64_t> next_seed{1};
+
+// The mappings of the device's memory, and who may touch them.
+class Mappings {
+ public:
+  void add(void* base, size_t bytes) {
+    const std::lock_guard lock(mutex_);
+    mappings_[base] = bytes;
+    used_ += bytes;
+    if (open_ > 0) mprotect(base, bytes, PROT_READ | PROT_WRITE);
+  }
+  void remove(void* base) {
+    const std::lock_guard lock(mutex_);
+    used_ -= mappings_[base];
+    munmap(base, mappings_[base]);
+    mappings_.erase(base);
+  }
+  size_t used() {
+    const std::lock_guard lock(mutex_);
+    return used_;
+  }
+  void open() {
+    const std::lock_guard lock(mutex_);
+    if (open_++ == 0) protect(PROT_READ | PROT_WRITE);
+  }
+  void close() {
+    const std::lock_guard lock(mutex_);
+    if (--open_ == 0) protect(PROT_NONE);
+  }
+
+ private:
+  void protect(int access) {
+    for (const auto& [base, bytes] : mappings_) mprotect(base, bytes, access);
+  }
+  std::mutex mutex_;
+  std::map<void*, size_t> mappings_;
+  size_t used_ = 0;
+  int open_ = 0;
+};
+
+// Lives until the last of the memory has gone, which may be after main().
+Mappings& mappings() {
+  static auto* all = new Mappings;
+  return *all;
+}
+
+// While it lives the host may touch the device's memory.
+class Access {
+ public:
+  Access() { mappings().open(); }
+  ~Access() { mappings().close(); }
+  Access(const Access&) = delete;
+  Access& operator=(const Access&) = delete;
+};
+
+constexpr Device kDevice{DeviceKind::cuda, 0};
+
+class HostMemory final : public Memory {
+ public:
+  Device device() const override { return kDevice; }
+  size_t capacity() const override { return kCapacity; }
+
+  // Ends where a page ends that nobody may touch. Fresh memory is NaN where it need not be zeros.
+  std::shared_ptr<void> allocate(size_t bytes, Pages pages) const override {
+    if (bytes > kCapacity - std::min(kCapacity, mappings().used())) return nullptr;
+    const auto page = static_cast<size_t>(sysconf(_SC_PAGESIZE));
+    const size_t rounded = (std::max<size_t>(bytes, 1) + kAlignment - 1) / kAlignment * kAlignment;
+    const size_t inside = (rounded + page - 1) / page * page;
+    void* base = mmap(nullptr, inside + page, PROT_READ | PROT_WRITE,
+                      MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (base == MAP_FAILED) return nullptr;
+    if (pages == Pages::heap) std::memset(base, 0xff, inside);
+    mprotect(base, inside + page, PROT_NONE);
+    mappings().add(base, inside);
+    const size_t start = pages == Pages::lazy ? 0 : inside - rounded;
+    return {static_cast<std::byte*>(base) + start, [base, inside, page](void*) {
+              mappings().remove(base);
+              munmap(static_cast<std::byte*>(base) + inside, page);
+            }};
+  }
+  void zero(void* to, size_t bytes) const override {
+    const Access access;
+    std::memset(to, 0, bytes);
+  }
+  void copy(void* to, const void* from, size_t bytes) const override {
+    const Access access;
+    std::memcpy(to, from, bytes);
+  }
+
+ private:
+  static constexpr size_t kAlignment = 256;
+};
+
+// Runs nothing before somebody waits.
+class HostQueue final : public Queue {
+ public:
+  Device device() const override { return kDevice; }
+  void upload(void* to, const void* from, size_t bytes) override {
+    std::vector<char> data(static_cast<const char*>(from), static_cast<const char*>(from) + bytes);
+    add([to, data = std::move(data)] { std::memcpy(to, data.data(), data.size()); });
+  }
+  void download(void* to, const void* from, size_t bytes) override {
+    add([=] { std::memcpy(to, from, bytes); });
+  }
+  void zero(void* to, size_t bytes) override {
+    add([=] { std::memset(to, 0, bytes); });
+  }
+  void wait() override {
+    const std::vector<std::function<void()>> work = std::exchange(work_, {});
+    const Access access;
+    for (const std::function<void()>& task : work) task();
+  }
+  void add(std::function<void()> task) { work_.push_back(std::move(task)); }
+
+ private:
+  std::vector<std::function<void()>> work_;
+};
+
+class HostBackend final : public Backend {
+ public:
+  int num_devices() const override { return 1; }
+  std::string status() const override { return "emulated on the host"; }
+  std::string model_name(int) const override { return "emulated GPU"; }
+  int arch(int) const override { return 80; }
+  const Memory& memory(int) const override {
+    static const HostMemory memory;
+    return memory;
+  }
+  std::unique_ptr<Queue> make_queue(int) const override { return std::make_unique<HostQueue>(); }
+  void register_kernels() const override { register_cuda(); }
+};
+
+}  // namespace
+
+void set_seed(uint64_t seed) {
+  next_seed = seed;
+}
+
+void enqueue(Grid grid, Queue& queue) {
+  auto& own = dynamic_cast<HostQueue&>(queue);
+  own.add([grid = std::move(grid)] { run(grid, next_seed.fetch_add(1)); });
+}
+
+}  // namespace effinfer::cuda::host
+
+namespace effinfer {
+
+const Backend* cuda_backend() {
+  static const cuda::host::HostBackend backend;
+  return &backend;
+}
+
+}  // namespace effinfer

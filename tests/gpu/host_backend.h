@@ -1,0 +1,12 @@
+// The emulator as a device: "cuda:0" of a program that links it. Its memory is the host's, which
+// only kernels and the copies of queues may touch: anything else faults.
+#pragma once
+
+#include <cstdint>
+
+namespace effinfer::cuda::host {
+
+// Of the order in which threads and blocks run, from now on.
+void set_seed(uint64_t seed);
+
+}  // namespace effinfer::cuda::host
