@@ -48,7 +48,7 @@ int64_t dim_vo(const AttentionProblem& p) {
 
 // Rows of the largest tile; without work that of any.
 int64_t most_rows(const AttentionProblem& p) {
-  if (p.work != nullptr) return p.work->tile_rows;
+  if (p.work.tile_rows > 0) return p.work.tile_rows;
   return ops::most_tile_rows(p.source, p.num_qo_heads / p.num_kv_heads, p.visits.list_words > 0);
 }
 
@@ -60,7 +60,7 @@ class Member {
       : kernels_(kernels),
         p_(problem),
         team_(team),
-        count_(static_cast<int64_t>(problem.work->items.size())),
+        count_(problem.work.num_items),
         cols_(static_cast<int64_t>(problem.num_qo_heads / problem.num_kv_heads) * problem.v.dims),
         scratch_(static_cast<uint8_t*>(team.scratch())),
         queries_(reinterpret_cast<float*>(scratch_ + task_bytes(problem))),
@@ -95,10 +95,10 @@ class Member {
     return (attention_scratch_bytes(most_rows(p), dim_qk(p), dim_vo(p)) + 63) / 64 * 64;
   }
   const AttentionItem& item_at(int64_t index) const {
-    return p_.work->items[static_cast<size_t>(index)];
+    return p_.work.items[index];
   }
   const AttentionTile& tile_of(const AttentionItem& item) const {
-    return p_.work->tiles[static_cast<size_t>(item.tile)];
+    return p_.work.tiles[item.tile];
   }
 
   // Over rows a member claims when the item at hand is nearly done, so that it fetches the next
@@ -125,7 +125,7 @@ class Member {
     task.first_token = batch.kv_indices != nullptr ? 0 : first_kv;
     task.num_rows = tile.num_rows;
     task.num_heads = tile.num_heads;
-    if (tile.first_span >= 0) task.spans = p_.work->spans.data() + tile.first_span;
+    if (tile.first_span >= 0) task.spans = p_.work.spans + tile.first_span;
     task.num_spans = tile.num_spans;
     task.words = p_.visits.of_rows(batch, tile.sequence, tile.first_row, tile.kv_head);
     task.num_tokens = tile.num_tokens;
@@ -207,7 +207,7 @@ class Member {
   // depend on who that is.
   void finish(const AttentionItem& item, const AttentionTile& tile, const AttentionTask& task) {
     if (item.merge >= 0) {
-      const ops::AttentionMerge& merge = p_.work->merges[static_cast<size_t>(item.merge)];
+      const ops::AttentionMerge& merge = p_.work.merges[item.merge];
       std::atomic_ref<int32_t> done(p_.done[item.merge]);
       if (done.fetch_add(1, std::memory_order_acq_rel) + 1 < merge.num_items) return;
       done.store(0, std::memory_order_relaxed);

@@ -121,7 +121,7 @@ bool AttentionPlaces::fill(ops::AttentionProblem& p, const Step& step) const {
   p.v = ops::values_of(pages);
   p.batch = step.layout;
   const AttentionBuffers& buffers = step.attention[shape];
-  p.work = &buffers.work;
+  p.work = buffers.work;
   p.done = buffers.done;
   p.partial_out = buffers.partial_out;
   p.partial_ms = buffers.partial_ms;
@@ -132,7 +132,7 @@ bool AttentionPlaces::fill(ops::AttentionProblem& p, const Step& step) const {
     p.out = reinterpret_cast<uint8_t*>(out.at(step));
   }
   p.append.k = nullptr;
-  if (append && p.work->one_tile) append->fill(p.append, step);
+  if (append && p.work.one_tile) append->fill(p.append, step);
   return true;
 }
 

@@ -63,6 +63,11 @@ struct AttentionShape {
   int32_t window_left = -1;
   int32_t sink_tokens = 0;
   bool visits = false;  // whether rows may have lists of what they visit (ops/visits.h)
+  // Rows times heads of a tile at most; 0: what suits the CPU, above.
+  int32_t most_rows = 0;
+  // A tile with more than this share of all chunks is split into items of about that share, so that
+  // whoever computes them stays busy with one sequence: teams of tens of members.
+  int32_t shares = 64;
 
   int32_t group() const { return num_qo_heads / num_kv_heads; }
   bool operator==(const AttentionShape&) const = default;
@@ -127,6 +132,27 @@ struct AttentionWork {
   // that it may need.
   int64_t reserve(const AttentionShape& shape, int64_t max_tokens, int64_t max_sequences,
                   int64_t max_kv_len);
+};
+
+// The same as kernels see it, in the memory of their device.
+struct AttentionWorkView {
+  const TokenSpan* spans = nullptr;
+  const AttentionTile* tiles = nullptr;
+  const AttentionItem* items = nullptr;
+  const AttentionMerge* merges = nullptr;
+  int64_t num_items = 0;
+  int32_t tile_rows = 0;  // 0: there is no work yet
+  bool one_tile = true;
+
+  AttentionWorkView() = default;
+  AttentionWorkView(const AttentionWork& work)  // NOLINT: of the host's memory
+      : spans(work.spans.data()),
+        tiles(work.tiles.data()),
+        items(work.items.data()),
+        merges(work.merges.data()),
+        num_items(static_cast<int64_t>(work.items.size())),
+        tile_rows(work.tile_rows),
+        one_tile(work.one_tile) {}
 };
 
 void plan_attention(const AttentionShape& shape, const BatchLayout& batch, AttentionWork& work);
@@ -208,7 +234,7 @@ struct AttentionProblem : AttentionLogits {
   QueryRows q_rope;  // more dimensions of the queries, with those of k_rope; dims 0: none
   KvRows k_rope;
   KvRows v;
-  const AttentionWork* work = nullptr;
+  AttentionWorkView work;
 
   int32_t sink_tokens = 0;        // with a window: keys [0, sink_tokens) are seen too
   const uint8_t* mask = nullptr;  // packed, little-endian

@@ -134,7 +134,7 @@ void run_work(AttentionProblem& problem, const AttentionWork& work, ThreadPool& 
   const auto partial_out = std::make_unique_for_overwrite<float[]>(partials * dim);
   const auto partial_ms = std::make_unique_for_overwrite<float[]>(partials * 2);
   std::vector<int32_t> done(work.merges.size());
-  problem.work = &work;
+  problem.work = work;
   problem.partial_out = partial_out.get();
   problem.partial_ms = partial_ms.get();
   problem.done = done.data();

@@ -10,9 +10,6 @@
 namespace effinfer::ops {
 namespace {
 
-// A tile with more than this share of all chunks is split into items of about that share, so that
-// teams of tens of members stay busy with one sequence.
-constexpr int32_t kShares = 64;
 // Splitting stops when this many partial results are in use (8 MB with heads of 256).
 constexpr int64_t kMaxPartials = 8192;
 
@@ -21,12 +18,20 @@ int32_t ceil_div(int64_t a, int64_t b) {
 }
 
 int32_t tile_heads(const AttentionShape& shape) {
+  if (shape.most_rows > 0) return std::min(shape.group(), shape.most_rows);
   return tile_heads(shape.source, shape.group());
+}
+
+int32_t most_tile_rows(const AttentionShape& shape) {
+  if (shape.most_rows > 0) return shape.most_rows;
+  return most_tile_rows(shape.source, shape.group(), shape.visits);
 }
 
 // Rows of a tile; one token's heads may be more. A list of visits has whole tiles.
 int32_t tile_tokens(const AttentionShape& shape) {
-  const int32_t most = std::max(1, tile_rows(shape.source, shape.visits) / tile_heads(shape));
+  const int32_t rows =
+      shape.most_rows > 0 ? shape.most_rows : tile_rows(shape.source, shape.visits);
+  const int32_t most = std::max(1, rows / tile_heads(shape));
   if (!shape.visits) return most;
   return std::min(kVisitBlockRows,
                   static_cast<int32_t>(std::bit_floor(static_cast<uint32_t>(most))));
@@ -43,7 +48,7 @@ class Planner {
   Planner(const AttentionShape& shape, const BatchLayout& batch, AttentionWork& work)
       : shape_(shape), batch_(batch), work_(work) {
     work.clear();
-    work.tile_rows = most_tile_rows(shape.source, shape.group(), shape.visits);
+    work.tile_rows = most_tile_rows(shape);
   }
 
   void add_dense() {
@@ -126,7 +131,7 @@ class Planner {
   void finish() {
     int64_t chunks = 0;
     for (const AttentionTile& tile : work_.tiles) chunks += num_chunks(tile);
-    const auto share = static_cast<int32_t>(chunks / kShares);
+    const auto share = static_cast<int32_t>(chunks / shape_.shares);
     for (size_t i = 0; i < work_.tiles.size(); ++i) {
       add_items(static_cast<int32_t>(i), work_.tiles[i], share);
     }

@@ -269,7 +269,7 @@ void check_split(const AttentionShape& shape, Isa isa) {
   problem.k = keys_of(cache.layer);
   problem.v = values_of(cache.layer);
   problem.batch = layout;
-  problem.work = &planned.work;
+  problem.work = planned.work;
   problem.done = planned.done.data();
   problem.partial_out = planned.partial_out.data();
   problem.partial_ms = planned.partial_ms.data();
@@ -293,7 +293,7 @@ void check_split(const AttentionShape& shape, Isa isa) {
     CHECK(std::memcmp(aligned(got), aligned(expected), bytes) == 0);
   }
   problem.out_operand = {};
-  problem.work = &whole;
+  problem.work = whole;
   problem.out = reinterpret_cast<uint8_t*>(direct.data());
   run_alone(problem, pool);
   CHECK(split == direct);
