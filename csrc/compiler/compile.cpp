@@ -7,6 +7,7 @@
 #include "compiler/lowering.h"
 #include "compiler/memory_plan.h"
 #include "compiler/passes.h"
+#include "core/backend.h"
 #include "core/memory.h"
 #include "effinfer/device.h"
 #include "effinfer/tuning.h"
@@ -177,6 +178,9 @@ std::shared_ptr<Executable> compile(const Graph& graph, std::shared_ptr<const We
   impl->shared.target = current_target(options.device);
   impl->shared.memory = &memory_of(options.device);
   impl->isa = std::string(name(impl->shared.target.isa)) + ": " + isa_reason();
+  if (options.device.kind != DeviceKind::cpu) {
+    impl->isa = name(options.device) + ": " + cuda_backend()->model_name(options.device.index);
+  }
   impl->shared.weights =
       std::make_unique<weights::WeightStore>(impl->source, *impl->pool, *impl->shared.memory);
   impl->skipped = compiler::run_passes(impl->shared.graph, impl->shared.options);
@@ -188,7 +192,8 @@ std::shared_ptr<Executable> compile(const Graph& graph, std::shared_ptr<const We
     impl->shared.weights->release_source(graph);
     impl->reserve_plans();
     const std::string& tuning_cache = impl->shared.options.tuning_cache;
-    if (!tuning_cache.empty() && impl->shared.options.precision == Precision::fast) {
+    if (!tuning_cache.empty() && impl->shared.options.precision == Precision::fast &&
+        options.device.kind == DeviceKind::cpu) {
       impl->tuning_trouble = weights::tune(impl->shared.weights->all_packed(), *impl->pool,
                                            impl->shared.target, tuning_cache);
     }

@@ -137,10 +137,19 @@ const Node& attention_of(const Graph& graph, const Node& append) {
 }
 
 size_t attention_slot(Lowering& lowering, const Node& node) {
-  return lowering.attention_slot({ops::KeySource::pages, int_attribute(node, "heads"),
-                                  int_attribute(node, "kv_heads"), int_attribute(node, "head_dim"),
-                                  true, int_attribute(node, "window_left"),
-                                  int_attribute(node, "sink_tokens"), node.inputs.size() == 3});
+  ops::AttentionShape shape = {ops::KeySource::pages,
+                               int_attribute(node, "heads"),
+                               int_attribute(node, "kv_heads"),
+                               int_attribute(node, "head_dim"),
+                               true,
+                               int_attribute(node, "window_left"),
+                               int_attribute(node, "sink_tokens"),
+                               node.inputs.size() == 3};
+  if (!lowering.on_cpu()) {
+    shape.most_rows = ops::kGpuTileRows;
+    shape.shares = ops::kGpuShares;
+  }
+  return lowering.attention_slot(shape);
 }
 
 }  // namespace

@@ -13,6 +13,8 @@ void lower_embedding(Lowering& lowering, const Node& node) {
   problem.rows = lowering.max_rows(out_id);
   if (weights.is_packed(table)) {
     problem.packed = &weights.packed(table);
+  } else if (!lowering.on_cpu()) {
+    problem.packed = &weights.pack_alone(table);
   } else {
     problem.table = static_cast<const uint8_t*>(weights.raw(table).data);
   }

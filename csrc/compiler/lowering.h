@@ -50,6 +50,7 @@ class Lowering {
   Phase phase() const { return phase_; }
   WeightStore& weights() { return *shared_.weights; }
   const Target& target() const { return shared_.target; }
+  bool on_cpu() const { return shared_.target.device.kind == DeviceKind::cpu; }
   DType kv_dtype() const { return *shared_.options.kv_dtype; }
 
   // These tell where a value lies.
@@ -77,6 +78,7 @@ class Lowering {
   }
   // The node at hand computes the logits and can keep the highest of them.
   void offer_top(int64_t vocab_size) {
+    if (!on_cpu()) return;
     shared_.max_top = static_cast<int32_t>(std::min<int64_t>(vocab_size, ops::kMaxTop));
   }
 

@@ -23,6 +23,8 @@ class Call {
   virtual bool prepare(const Step& step) = 0;
   // `step` is the prepared one, or the same with the member's own arena.
   virtual void run(const Step& step, Team& team) const = 0;
+  // On a device other than the CPU: puts the prepared step's work into its queue.
+  virtual void launch(Queue& queue) const = 0;
   virtual ops::Cost cost() const = 0;  // of the step that was prepared last
 
   bool every_member = false;  // in a small step: no barrier follows
@@ -33,7 +35,7 @@ template <class Problem, class Places>
 class KernelCall final : public Call {
  public:
   KernelCall(const ops::Variant<Problem>& variant, const Problem& problem, const Places& places)
-      : run_(variant.run), problem_(problem), places_(places) {}
+      : run_(variant.run), launch_(variant.launch), problem_(problem), places_(places) {}
   bool prepare(const Step& step) override { return places_.fill(problem_, step); }
   void run(const Step& step, Team& team) const override {
     if (step.own == nullptr) return run_(problem_, team);
@@ -41,6 +43,7 @@ class KernelCall final : public Call {
     places_.fill(mine, step);
     run_(mine, team);
   }
+  void launch(Queue& queue) const override { launch_(problem_, queue); }
   ops::Cost cost() const override {
     using ops::cost;
     return cost(problem_);
@@ -48,6 +51,7 @@ class KernelCall final : public Call {
 
  private:
   void (*run_)(const Problem&, Team&);
+  void (*launch_)(const Problem&, Queue&);
   Problem problem_;
   Places places_;
 };

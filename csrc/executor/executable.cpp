@@ -47,6 +47,11 @@ void Executable::Impl::reserve_plans() {
     partials = std::max(partials, count);
     partial_floats = std::max(partial_floats, count * static_cast<size_t>(shape.head_dim));
   }
+  if (shared.target.device.kind != DeviceKind::cpu) {
+    device = std::make_unique<executor::DeviceStep>(shared, limits, attention, partials,
+                                                    partial_floats);
+    return;
+  }
   partial_out = std::make_unique_for_overwrite<float[]>(partial_floats);
   partial_ms = std::make_unique_for_overwrite<float[]>(partials * 2);
   for (executor::AttentionBuffers& buffers : attention) {
@@ -67,6 +72,7 @@ void Executable::Impl::reserve_plans() {
 void Executable::Impl::plan_step(const ops::BatchLayout& layout) {
   for (size_t slot = 0; slot < attention.size(); ++slot) {
     ops::plan_attention(shared.attention_shapes[slot], layout, attention[slot].work);
+    attention[slot].view = attention[slot].work;
   }
   for (size_t slot = 0; slot < visits.size(); ++slot) {
     visits[slot] = visit_buffers[slot].plan(layout);
@@ -77,6 +83,10 @@ void Executable::run(const Batch& batch, KvCache& cache, std::span<float> logits
   const size_t rows = batch.logit_rows.size();
   executor::check_size_of("logits", logits.size(), rows * static_cast<size_t>(vocab_size()));
   executor::Step step;
+  if (impl_->device) {
+    const Program& program = impl_->begin_step(batch, cache, step);
+    return impl_->device->run(program, step, impl_->attention, logits);
+  }
   step.logits = logits.data();
   impl_->run_step(batch, cache, step);
 }
@@ -105,8 +115,7 @@ int32_t Executable::max_top() const {
   return impl_->shared.max_top;
 }
 
-void Executable::Impl::run_step(const Batch& batch, KvCache& cache, executor::Step& step) {
-  const int64_t begin_ns = recorder ? executor::Recorder::now_ns() : 0;
+Program& Executable::Impl::begin_step(const Batch& batch, KvCache& cache, executor::Step& step) {
   executor::check_batch(batch, cache.config(), limits);
   step.batch = &batch;
   step.layout = {static_cast<int64_t>(batch.token_ids.size()),
@@ -122,9 +131,12 @@ void Executable::Impl::run_step(const Batch& batch, KvCache& cache, executor::St
   plan_step(step.layout);
   step.attention = attention;
   step.visits = visits;
+  return programs[program_of_phase[static_cast<size_t>(batch.phase)]];
+}
 
-  const size_t index = program_of_phase[static_cast<size_t>(batch.phase)];
-  Program& program = programs[index];
+void Executable::Impl::run_step(const Batch& batch, KvCache& cache, executor::Step& step) {
+  const int64_t begin_ns = recorder ? executor::Recorder::now_ns() : 0;
+  Program& program = begin_step(batch, cache, step);
   active.clear();
   for (const std::unique_ptr<Call>& call : program.calls) {
     if (call->prepare(step)) active.push_back(call.get());
@@ -135,6 +147,7 @@ void Executable::Impl::run_step(const Batch& batch, KvCache& cache, executor::St
     region.own_bytes = own_bytes;
   }
   if (recorder && recorder->has_room()) {
+    const auto index = static_cast<size_t>(&program - programs.data());
     recorder->run(region, index, *pool, begin_ns);
     return;
   }
@@ -147,6 +160,9 @@ void Executable::start_profile(int64_t max_steps) {
                           std::to_string(max_steps));
   }
   Impl& impl = *impl_;
+  if (impl.device) {
+    throw Unsupported("[profile] steps on " + name(target().device) + " are not recorded");
+  }
   impl.recorder = std::make_unique<executor::Recorder>(
       impl.pool->size(), impl.limits.cache.num_layers, impl.programs, max_steps);
 }

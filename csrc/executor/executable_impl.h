@@ -9,6 +9,7 @@
 
 #include "effinfer/compiler.h"
 #include "executor/batch_check.h"
+#include "executor/device_step.h"
 #include "executor/program.h"
 #include "executor/recorder.h"
 
@@ -37,6 +38,7 @@ struct Executable::Impl {
   std::vector<ops::VisitBuffers> visit_buffers;
   std::unique_ptr<float[]> partial_out;
   std::unique_ptr<float[]> partial_ms;
+  std::unique_ptr<executor::DeviceStep> device;  // null: kernels run on the CPU
 
   // ops::TopList[members][max_rows], where the head can keep them; made by the step.
   std::unique_ptr<std::byte[]> top_lists;
@@ -50,6 +52,7 @@ struct Executable::Impl {
   void lower();
   void reserve_plans();
   void plan_step(const ops::BatchLayout& layout);
+  executor::Program& begin_step(const Batch& batch, KvCache& cache, executor::Step& step);
   void run_step(const Batch& batch, KvCache& cache, executor::Step& step);
 };
 

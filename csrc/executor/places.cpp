@@ -111,7 +111,7 @@ bool RopeAppendPlaces::fill(ops::RopeAppendProblem& p, const Step& step) const {
 }
 
 bool EarlyAppendPlaces::fill(ops::RopeAppendProblem& p, const Step& step) const {
-  return !step.attention[attention].work.one_tile && append.fill(p, step);
+  return !step.attention[attention].view.one_tile && append.fill(p, step);
 }
 
 bool AttentionPlaces::fill(ops::AttentionProblem& p, const Step& step) const {
@@ -121,7 +121,7 @@ bool AttentionPlaces::fill(ops::AttentionProblem& p, const Step& step) const {
   p.v = ops::values_of(pages);
   p.batch = step.layout;
   const AttentionBuffers& buffers = step.attention[shape];
-  p.work = buffers.work;
+  p.work = buffers.view;
   p.done = buffers.done;
   p.partial_out = buffers.partial_out;
   p.partial_ms = buffers.partial_ms;

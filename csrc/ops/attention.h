@@ -53,6 +53,10 @@ inline constexpr int32_t most_tile_rows(KeySource source, int32_t group, bool vi
                                                                : tile_rows(source, visits);
 }
 
+// Of GPUs: the rows of a product of matrices, and items for each of some hundred multiprocessors.
+inline constexpr int32_t kGpuTileRows = 16;
+inline constexpr int32_t kGpuShares = 512;
+
 // The shape part of a problem: what planning needs.
 struct AttentionShape {
   KeySource source = KeySource::pages;

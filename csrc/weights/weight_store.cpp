@@ -48,23 +48,51 @@ void WeightStore::pack(const Graph& graph, const CompileOptions& options) {
   const PackCache::Mapping mapping = cache.load();
   const uint8_t* data = mapping.data;
   if (data != nullptr) {
-    region_ = mapping.file;
+    regions_.push_back(mapping.file);
   } else {
-    region_ = memory_.allocate(plan.num_bytes, Pages::huge);
-    if (!region_) {
-      throw OutOfMemory("[compile] no memory for packed weights of " +
-                        std::to_string(plan.num_bytes) + " bytes");
-    }
-    pack_items(plan, static_cast<uint8_t*>(region_.get()));
-    data = static_cast<const uint8_t*>(region_.get());
+    regions_.push_back(allocate(memory_of({}), plan.num_bytes));
+    pack_items(plan, static_cast<uint8_t*>(regions_.back().get()));
+    data = static_cast<const uint8_t*>(regions_.back().get());
     cache.store(data);
   }
+  data = place(data, plan.num_bytes);
   pack_cache_ = cache.report();
   packed_bytes_ = plan.num_bytes;
   for (const PackedItem& item : plan.items) {
     ops::PackedWeight& weight = packed_.emplace(item.name, item.shape).first->second;
     weight.data = data + item.offset;
   }
+}
+
+std::shared_ptr<void> WeightStore::allocate(const Memory& memory, size_t bytes) const {
+  std::shared_ptr<void> region = memory.allocate(bytes, Pages::huge);
+  if (region) return region;
+  throw OutOfMemory("[compile] no memory on " + name(memory.device()) +
+                    " for packed weights of " + std::to_string(bytes) + " bytes");
+}
+
+// The host's copy is the newest region.
+const uint8_t* WeightStore::place(const uint8_t* data, size_t bytes) {
+  if (memory_.device() == Device{}) return data;
+  const std::shared_ptr<void> there = allocate(memory_, bytes);
+  memory_.copy(there.get(), data, bytes);
+  regions_.back() = there;
+  return static_cast<const uint8_t*>(there.get());
+}
+
+const ops::PackedWeight& WeightStore::pack_alone(const Value& value) {
+  const TensorView view = source_->weight(value.weight_name);
+  ops::PackedWeight weight = ops::packed_shape(view);
+  regions_.push_back(allocate(memory_of({}), weight.num_bytes()));
+  auto* data = static_cast<uint8_t*>(regions_.back().get());
+  const auto done = [&](size_t begin, size_t end) {
+    source_->release(value.weight_name, begin, end);
+  };
+  ops::pack_into(view, pool_, data, done);
+  weight.data = place(data, weight.num_bytes());
+  packed_bytes_ += weight.num_bytes();
+  packed_.emplace(value.weight_name, weight);
+  return packed(value);
 }
 
 // Items are packed in the order of the file: a disk reads ahead, and each page is read once.

@@ -45,6 +45,8 @@ class WeightStore {
 
   bool is_packed(const Value& value) const { return packed_.contains(value.weight_name); }
   const ops::PackedWeight& packed(const Value& value);  // a matrix of a matmul
+  // A matrix that no matmul reads, packed for itself: GPUs read no file's own blocks.
+  const ops::PackedWeight& pack_alone(const Value& value);
   TensorView raw(const Value& value);                   // as the source has it
   const float* floats(const Value& value);              // a vector of f32, f16 or bf16
 
@@ -58,8 +60,11 @@ class WeightStore {
   ThreadPool& pool_;
   const Memory& memory_;
   void pack_items(const PackPlan& plan, uint8_t* out);
+  std::shared_ptr<void> allocate(const Memory& memory, size_t bytes) const;
+  // On the device what lies at `data` on the host; the same where the device is the CPU.
+  const uint8_t* place(const uint8_t* data, size_t bytes);
 
-  std::shared_ptr<void> region_;  // of the packed weights: memory, or a mapped file
+  std::vector<std::shared_ptr<void>> regions_;  // of packed weights: memory, or a mapped file
   PackCacheReport pack_cache_;
   size_t packed_bytes_ = 0;
   std::map<std::string, ops::PackedWeight> packed_;

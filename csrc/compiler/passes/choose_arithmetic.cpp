@@ -12,6 +12,9 @@
 //
 // The operand of a ternary_linear keeps the "int8_token" that canonicalize wrote.
 //
+// On CUDA both phases have bf16 where no weight is float32: tensor cores multiply small integers and
+// bfloat16 exactly, and sums are float32.
+//
 // Precision::f32 is f32 throughout. One operand has one arithmetic, so its readers decide together.
 //
 // The products inside attention are f32 in decode; in prefill they are bf16 where that pays on the
@@ -91,6 +94,10 @@ Choice choose(const Rewriter& rewriter, ValueId operand, const CompileOptions& o
   }
   Choice choice;
   const Target target = current_target(options.device);
+  if (target.device.kind == DeviceKind::cuda) {
+    if (narrow) choice.decode = choice.prefill = "bf16";
+    return choice;
+  }
   if (quantized) choice.decode = "int8";
   const bool bf16 = narrow && bf16_panels(target);
   if (bf16) choice.prefill = "bf16";
