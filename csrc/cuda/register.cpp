@@ -4,10 +4,6 @@ namespace effinfer::cuda {
 
 void register_cuda() {
   register_elementwise();
-  register_rows();
-  register_rope();
-  register_matmul();
-  register_attention();
 }
 
 }  // namespace effinfer::cuda
