@@ -49,6 +49,7 @@ class CostController final : public DraftController {
   explicit CostController(int32_t most_nodes) : most_nodes_(most_nodes) {
     check_nodes("most_nodes", most_nodes);
     order_.reserve(size_t{64} * Draft::kMostNodes);
+    best_paths_.reserve(64);
   }
 
   std::string_view name() const override { return "cost"; }
@@ -64,15 +65,24 @@ class CostController final : public DraftController {
               const StepBudget& budget, std::span<uint64_t> keep) override {
     explores_ = false;
     order_.clear();
-    for (size_t i = 0; i < drafts.size(); ++i) rank(views[i], drafts[i], static_cast<int32_t>(i));
+    best_paths_.clear();
+    for (size_t i = 0; i < drafts.size(); ++i) {
+      best_paths_.push_back(rank(views[i], drafts[i], static_cast<int32_t>(i)));
+    }
     std::sort(order_.begin(), order_.end());
     const size_t count = plain_is_due(budget) ? 0 : best_count(budget);
     for (size_t n = 0; n < count; ++n) {
       keep[static_cast<size_t>(order_[n].draft)] |= uint64_t{1} << order_[n].node;
     }
+    const double needed = least_path(budget);
     for (size_t i = 0; i < drafts.size(); ++i) {
       int32_t& unused = unused_[views[i].request];
-      unused = keep[i] != 0 ? 0 : unused + 1;
+      const bool hopeless = static_cast<double>(best_paths_[i]) < needed / 2;
+      if (keep[i] != 0) {
+        unused = 0;
+      } else {
+        unused += hopeless && unused + kHopeless <= kPatience ? kHopeless : 1;
+      }
     }
   }
 
@@ -103,10 +113,12 @@ class CostController final : public DraftController {
   // and later every fourth of those.
   static constexpr int32_t kPatience = 24;
   static constexpr int32_t kRare = 4;
+  // Steps that one counts for in which the best node was not worth half a row.
+  static constexpr int32_t kHopeless = 3;
   static constexpr int32_t kFresh = 128;      // steps that a plain step's time is believed
-  static constexpr double kMostLoss = 0.01;   // of the time, to learn what rows cost
+  static constexpr double kMostLoss = 0.005;  // of the time, to learn what rows cost
   static constexpr int32_t kMeasured = 3;     // steps that make a measurement
-  static constexpr double kLeastGain = 1.01;  // less is noise
+  static constexpr double kLeastGain = 1.02;  // less is noise
 
   struct Node {
     float path;  // probability that it is accepted
@@ -119,7 +131,9 @@ class CostController final : public DraftController {
     }
   };
 
-  void rank(const DraftView& view, const Draft& draft, int32_t index) {
+  // Returns the probability of the likeliest node.
+  float rank(const DraftView& view, const Draft& draft, int32_t index) {
+    float best = 0.0f;
     std::array<float, Draft::kMostNodes> paths;
     std::array<int32_t, Draft::kMostNodes> depths;
     for (int32_t i = 0; i < draft.size(); ++i) {
@@ -131,7 +145,16 @@ class CostController final : public DraftController {
       paths[node] = before * calibration_.probability(view.request, draft.sources[node],
                                                       draft.scores[node], depths[node]);
       order_.push_back({paths[node], index, i});
+      best = std::max(best, paths[node]);
     }
+    return best;
+  }
+
+  // What the step's first node must have for its row to pay.
+  double least_path(const StepBudget& budget) const {
+    const double plain = times_.of(budget.plain_rows, budget.kv_tokens);
+    if (plain == 0.0) return 0.0;
+    return budget.requests * (times_.of(rows_with(budget, 1), budget.kv_tokens) / plain - 1.0);
   }
 
   bool plain_is_due(const StepBudget& budget) const {
@@ -192,6 +215,7 @@ class CostController final : public DraftController {
   runtime::Calibration calibration_;
   std::unordered_map<RequestId, int32_t> unused_;  // steps without a row for its drafts
   std::vector<Node> order_;
+  std::vector<float> best_paths_;  // by draft
   double elapsed_ = 0;
   double lost_ = 0;
   bool explores_ = false;
