@@ -1,6 +1,6 @@
 """Checks the layers of csrc/: who may include whom, and what public headers may name.
 
-    core < io < ops < cpu < graph < weights < kv < executor < compiler < runtime < bindings
+    core < io < ops < cpu < cuda < graph < weights < kv < executor < compiler < runtime < bindings
 
 A file includes its own layer and those to its left. Public headers (csrc/include/effinfer) are
 below all and include nothing else of the project. They declare only types that one of them defines,
@@ -18,6 +18,7 @@ LAYERS = (
     "io",
     "ops",
     "cpu",
+    "cuda",
     "graph",
     "weights",
     "kv",
@@ -42,6 +43,9 @@ ALLOWED = {
     ("csrc/include/effinfer/threads.h", "TeamShared"): (
         "the pool's own state, behind a reference: a team is a handle on it"
     ),
+    ("csrc/cuda/entry.h", "gpu/host_unit.h"): (
+        "the emulator of the tests, where the host's compiler compiles kernels"
+    ),
 }
 
 Problem = tuple[str, int, str, str]  # file, line, what it names, message
@@ -49,7 +53,7 @@ Problem = tuple[str, int, str, str]  # file, line, what it names, message
 
 def sources(root: Path) -> list[Path]:
     return sorted(
-        path for path in (root / "csrc").rglob("*") if path.suffix in (".h", ".cpp", ".cu")
+        path for path in (root / "csrc").rglob("*") if path.suffix in (".h", ".cpp", ".cu", ".cuh")
     )
 
 

@@ -94,12 +94,8 @@ class Member {
   static int64_t task_bytes(const AttentionProblem& p) {
     return (attention_scratch_bytes(most_rows(p), dim_qk(p), dim_vo(p)) + 63) / 64 * 64;
   }
-  const AttentionItem& item_at(int64_t index) const {
-    return p_.work.items[index];
-  }
-  const AttentionTile& tile_of(const AttentionItem& item) const {
-    return p_.work.tiles[item.tile];
-  }
+  const AttentionItem& item_at(int64_t index) const { return p_.work.items[index]; }
+  const AttentionTile& tile_of(const AttentionItem& item) const { return p_.work.tiles[item.tile]; }
 
   // Over rows a member claims when the item at hand is nearly done, so that it fetches the next
   // one's keys and yet nobody waits beside claimed items.

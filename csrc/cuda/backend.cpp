@@ -15,8 +15,7 @@ namespace effinfer::cuda {
 
 void check(cudaError_t status, const char* what) {
   if (status == cudaSuccess) return;
-  const std::string message =
-      "[cuda] " + std::string(what) + ": " + cudaGetErrorString(status);
+  const std::string message = "[cuda] " + std::string(what) + ": " + cudaGetErrorString(status);
   if (status == cudaErrorMemoryAllocation) throw OutOfMemory(message);
   throw DeviceError(message);
 }
@@ -119,8 +118,9 @@ class RuntimeBackend final : public Backend {
     if (status == cudaSuccess && count_ > 0) {
       int driver = 0;
       check(cudaDriverGetVersion(&driver), "cudaDriverGetVersion");
-      status_ = std::to_string(count_) + (count_ == 1 ? " device" : " devices") + ", driver for CUDA " +
-                std::to_string(driver / 1000) + "." + std::to_string(driver % 1000 / 10);
+      status_ = std::to_string(count_) + (count_ == 1 ? " device" : " devices") +
+                ", driver for CUDA " + std::to_string(driver / 1000) + "." +
+                std::to_string(driver % 1000 / 10);
     } else {
       cudaGetLastError();
       count_ = 0;
@@ -137,9 +137,7 @@ class RuntimeBackend final : public Backend {
     const cudaDeviceProp found = properties(index);
     return found.major * 10 + found.minor;
   }
-  const Memory& memory(int index) const override {
-    return *memories_[static_cast<size_t>(index)];
-  }
+  const Memory& memory(int index) const override { return *memories_[static_cast<size_t>(index)]; }
   std::unique_ptr<Queue> make_queue(int index) const override {
     return std::make_unique<StreamQueue>(index);
   }

@@ -1,5 +1,5 @@
-// A thread of a GPU as kernels see it (unit.h), in PTX. Each wrapper has a test of its own that runs
-// where there is a GPU (tests/gpu/test_unit.cpp).
+// A thread of a GPU as kernels see it (unit.h), in PTX. Each wrapper has a test of its own that
+// runs where there is a GPU (tests/gpu/test_unit.cpp).
 #pragma once
 
 #include <cuda_runtime.h>

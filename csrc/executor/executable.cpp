@@ -48,8 +48,8 @@ void Executable::Impl::reserve_plans() {
     partial_floats = std::max(partial_floats, count * static_cast<size_t>(shape.head_dim));
   }
   if (shared.target.device.kind != DeviceKind::cpu) {
-    device = std::make_unique<executor::DeviceStep>(shared, limits, attention, partials,
-                                                    partial_floats);
+    device =
+        std::make_unique<executor::DeviceStep>(shared, limits, attention, partials, partial_floats);
     return;
   }
   partial_out = std::make_unique_for_overwrite<float[]>(partial_floats);

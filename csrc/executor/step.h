@@ -17,8 +17,8 @@ namespace effinfer::executor {
 // The work of attention of one shape in a step, and memory for partial results, which all shapes
 // share since layers run one by one.
 struct AttentionBuffers {
-  ops::AttentionWork work;      // on the host
-  ops::AttentionWorkView view;  // in the memory of the kernels' device
+  ops::AttentionWork work;        // on the host
+  ops::AttentionWorkView view;    // in the memory of the kernels' device
   std::vector<int32_t> counters;  // of merges, zeros between calls
   int32_t* done = nullptr;        // the same
   float* partial_out = nullptr;

@@ -83,6 +83,10 @@ Engine::Engine(std::shared_ptr<const Model> model, const EngineOptions& options,
   if (options.max_batch_tokens < 1 || options.max_sequences < 1) {
     throw InvalidArgument("[engine] max_batch_tokens, max_sequences: expected at least 1");
   }
+  if (!options.speculation.proposers.empty() && options.device.kind != DeviceKind::cpu) {
+    throw Unsupported("[engine] speculation: expected device \"cpu\", got \"" +
+                      name(options.device) + '"');
+  }
   const Graph& graph = model->graph;
   const int64_t context = metadata_int(graph, "context_length");
   const int64_t max_seq_len = checked_option("max_seq_len", options.max_seq_len, context, context);
@@ -95,7 +99,9 @@ Engine::Engine(std::shared_ptr<const Model> model, const EngineOptions& options,
   core.max_batch_tokens = options.max_batch_tokens;
   core.max_sequences = options.max_sequences;
   core.prefix_cache = options.prefix_cache;
-  core.mixed_phases = options.deterministic || options.precision == Precision::f32;
+  // GPUs have one arithmetic for both phases.
+  core.mixed_phases = options.deterministic || options.precision == Precision::f32 ||
+                      options.device.kind != DeviceKind::cpu;
   core.eos_token_ids = eos_tokens(graph);
   core.speculation = options.speculation;
 

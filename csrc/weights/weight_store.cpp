@@ -67,8 +67,8 @@ void WeightStore::pack(const Graph& graph, const CompileOptions& options) {
 std::shared_ptr<void> WeightStore::allocate(const Memory& memory, size_t bytes) const {
   std::shared_ptr<void> region = memory.allocate(bytes, Pages::huge);
   if (region) return region;
-  throw OutOfMemory("[compile] no memory on " + name(memory.device()) +
-                    " for packed weights of " + std::to_string(bytes) + " bytes");
+  throw OutOfMemory("[compile] no memory on " + name(memory.device()) + " for packed weights of " +
+                    std::to_string(bytes) + " bytes");
 }
 
 // The host's copy is the newest region.

@@ -47,8 +47,8 @@ class WeightStore {
   const ops::PackedWeight& packed(const Value& value);  // a matrix of a matmul
   // A matrix that no matmul reads, packed for itself: GPUs read no file's own blocks.
   const ops::PackedWeight& pack_alone(const Value& value);
-  TensorView raw(const Value& value);                   // as the source has it
-  const float* floats(const Value& value);              // a vector of f32, f16 or bf16
+  TensorView raw(const Value& value);       // as the source has it
+  const float* floats(const Value& value);  // a vector of f32, f16 or bf16
 
   std::vector<ops::PackedWeight> all_packed() const;
   size_t packed_bytes() const { return packed_bytes_; }

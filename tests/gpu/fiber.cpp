@@ -1,5 +1,5 @@
-// Never built with -fsanitize=thread (EFFINFER_TSAN says that the rest is): what happens here is the
-// machine and not the program.
+// Never built with -fsanitize=thread (EFFINFER_TSAN says that the rest is): what happens here is
+// the machine and not the program.
 #include "gpu/fiber.h"
 
 #include <cstdint>
@@ -21,8 +21,12 @@ void __tsan_write_range(void* to, unsigned long bytes);
 }
 #else
 namespace {
-void* __tsan_get_current_fiber() { return nullptr; }
-void* __tsan_create_fiber(unsigned) { return nullptr; }
+void* __tsan_get_current_fiber() {
+  return nullptr;
+}
+void* __tsan_create_fiber(unsigned) {
+  return nullptr;
+}
 void __tsan_destroy_fiber(void*) {}
 void __tsan_switch_to_fiber(void*, unsigned) {}
 void __tsan_acquire(void*) {}
@@ -34,8 +38,8 @@ void __tsan_write_range(void*, unsigned long) {}
 
 #if defined(__x86_64__)
 // Keeps the registers that a call must preserve and the stack pointer in *save, and takes the
-// others' from `load`. swapcontext() also asks the kernel for the signal mask, which costs a hundred
-// times as much.
+// others' from `load`. swapcontext() also asks the kernel for the signal mask, which costs a
+// hundred times as much.
 extern "C" void effinfer_switch_stack(void** save, void* load);
 asm(R"(
   .text

@@ -1,5 +1,5 @@
-// As fiber.cpp, never built with -fsanitize=thread; memcpy and memset still count as accesses of the
-// fiber that runs.
+// As fiber.cpp, never built with -fsanitize=thread; memcpy and memset still count as accesses of
+// the fiber that runs.
 #include "gpu/host_unit.h"
 
 #include <algorithm>

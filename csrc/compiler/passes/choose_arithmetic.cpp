@@ -12,8 +12,8 @@
 //
 // The operand of a ternary_linear keeps the "int8_token" that canonicalize wrote.
 //
-// On CUDA both phases have bf16 where no weight is float32: tensor cores multiply small integers and
-// bfloat16 exactly, and sums are float32.
+// On CUDA both phases have bf16 where no weight is float32: tensor cores multiply small integers
+// and bfloat16 exactly, and sums are float32.
 //
 // Precision::f32 is f32 throughout. One operand has one arithmetic, so its readers decide together.
 //

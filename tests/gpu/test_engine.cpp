@@ -1,0 +1,190 @@
+// A whole model on the GPU: its logits against the CPU's in float32, its bits whatever the batch.
+#include <cmath>
+#include <cstring>
+#include <map>
+#include <random>
+#include <string>
+
+#include "cpp/arrays.h"
+#include "cpp/check.h"
+#include "effinfer/engine.h"
+#include "effinfer/error.h"
+#include "effinfer/gguf.h"
+#include "effinfer/quantize.h"
+#include "gpu/device_arrays.h"
+
+using namespace effinfer;
+
+namespace {
+
+constexpr int kLayers = 2;
+
+std::string layer_text(int layer, const std::string& type) {
+  const std::string n = std::to_string(layer);
+  const std::string in = layer == 0 ? "%x" : "%m" + std::to_string(layer - 1);
+  return "  weight %na" + n + " = \"na" + n + "\" : f32[64]\n  weight %nm" + n + " = \"nm" + n +
+         "\" : f32[64]\n  weight %q" + n + " = \"q" + n + "\" : " + type + "[64, 64]\n  weight %k" + n +
+         " = \"k" + n + "\" : " + type + "[32, 64]\n  weight %v" + n + " = \"v" + n + "\" : " + type +
+         "[32, 64]\n  weight %p" + n + " = \"p" + n + "\" : " + type + "[64, 64]\n  weight %g" + n +
+         " = \"g" + n + "\" : " + type + "[96, 64]\n  weight %u" + n + " = \"u" + n + "\" : " + type +
+         "[96, 64]\n  weight %d" + n + " = \"d" + n + "\" : " + type + "[64, 96]\n" +
+         "  %a" + n + " : f32[T, 64] = rms_norm(" + in + ", %na" + n + ") {eps = 1e-06}\n" +
+         "  %qa" + n + " : f32[T, 64] = linear(%a" + n + ", %q" + n + ")\n" +
+         "  %ka" + n + " : f32[T, 32] = linear(%a" + n + ", %k" + n + ")\n" +
+         "  %va" + n + " : f32[T, 32] = linear(%a" + n + ", %v" + n + ")\n" +
+         "  %qr" + n + " : f32[T, 64] = rope(%qa" + n + ", %t) {heads = 4, head_dim = 16}\n" +
+         "  %kr" + n + " : f32[T, 32] = rope(%ka" + n + ", %t) {heads = 2, head_dim = 16}\n" +
+         "  %kv" + n + " : kv[" + n + ", 2, 16] = kv_append(%kr" + n + ", %va" + n + ") {layer = " + n +
+         ", heads = 2, head_dim = 16}\n" +
+         "  %o" + n + " : f32[T, 64] = attention(%qr" + n + ", %kv" + n + ") {layer = " + n +
+         ", heads = 4, kv_heads = 2, head_dim = 16, sm_scale = 0.25}\n" +
+         "  %op" + n + " : f32[T, 64] = linear(%o" + n + ", %p" + n + ")\n" +
+         "  %y" + n + " : f32[T, 64] = add(%op" + n + ", " + in + ")\n" +
+         "  %b" + n + " : f32[T, 64] = rms_norm(%y" + n + ", %nm" + n + ") {eps = 1e-06}\n" +
+         "  %gb" + n + " : f32[T, 96] = linear(%b" + n + ", %g" + n + ")\n" +
+         "  %ub" + n + " : f32[T, 96] = linear(%b" + n + ", %u" + n + ")\n" +
+         "  %gs" + n + " : f32[T, 96] = silu(%gb" + n + ")\n" +
+         "  %gu" + n + " : f32[T, 96] = mul(%gs" + n + ", %ub" + n + ")\n" +
+         "  %db" + n + " : f32[T, 64] = linear(%gu" + n + ", %d" + n + ")\n" +
+         "  %m" + n + " : f32[T, 64] = add(%db" + n + ", %y" + n + ")\n";
+}
+
+// Llama's blocks, small.
+Graph graph_of(const std::string& type) {
+  std::string text =
+      "graph tiny {\n  meta context_length = 512\n  input %token_ids : i32[T]\n"
+      "  input %positions : i32[T]\n  input %logit_rows : i32[R]\n"
+      "  weight %embed = \"embed\" : " + type + "[80, 64]\n  weight %n = \"n\" : f32[64]\n"
+      "  %x : f32[T, 64] = embedding(%token_ids, %embed)\n"
+      "  %t : f32[T, 16] = rope_table(%positions) {dims = 16, theta = 10000.0}\n";
+  for (int layer = 0; layer < kLayers; ++layer) text += layer_text(layer, type);
+  text += "  %z : f32[T, 64] = rms_norm(%m" + std::to_string(kLayers - 1) + ", %n) {eps = 1e-06}\n"
+          "  %r : f32[R, 64] = select_rows(%z, %logit_rows)\n"
+          "  %logits : f32[R, 80] = linear(%r, %embed)\n  return %logits\n}\n";
+  return Graph::parse(text);
+}
+
+std::shared_ptr<const Model> model_of(const std::string& type) {
+  const Graph graph = graph_of(type);
+  auto weights = std::make_shared<MemoryWeights>();
+  std::mt19937 random(3);
+  ThreadPool pool(1);
+  for (const ValueId id : graph.weights) {
+    const Value& value = graph.value(id);
+    TensorView plain;
+    for (const Dim& dim : value.shape) plain.dims.push_back(dim.value);
+    std::vector<float> numbers = normals(plain.dims.num_elements(), random);
+    const float scale = value.shape.size() == 1 ? 0.1f : 0.15f;
+    for (float& x : numbers) x = x * scale + (value.shape.size() == 1 ? 1.0f : 0.0f);
+    plain.data = numbers.data();
+    TensorView stored = plain;
+    stored.dtype = value.dtype;
+    auto bytes = std::make_shared<std::vector<std::byte>>(stored.num_bytes());
+    stored.data = bytes->data();
+    quantize(plain, value.dtype, pool, bytes->data());
+    weights->add(value.weight_name, stored, bytes);
+  }
+  return std::make_shared<Model>(Model{graph, weights});
+}
+
+EngineOptions options_on(Device device, Precision precision) {
+  EngineOptions options;
+  options.device = device;
+  options.precision = precision;
+  options.max_batch_tokens = 64;
+  options.max_sequences = 4;
+  options.num_pages = 24;
+  return options;
+}
+
+std::vector<int32_t> tokens_of(int count, uint32_t seed) {
+  std::mt19937 random(seed);
+  std::vector<int32_t> tokens(static_cast<size_t>(count));
+  for (int32_t& token : tokens) token = static_cast<int32_t>(random() % 80);
+  return tokens;
+}
+
+std::vector<float> logits_of(Engine& engine, const std::vector<int32_t>& tokens, Phase phase) {
+  std::vector<float> logits(tokens.size() * static_cast<size_t>(engine.vocab_size()));
+  engine.logits(tokens, logits, phase);
+  return logits;
+}
+
+double distance(const std::vector<float>& a, const std::vector<float>& b) {
+  double difference = 0;
+  double norm = 0;
+  for (size_t i = 0; i < a.size(); ++i) {
+    difference += std::pow(double{a[i]} - b[i], 2);
+    norm += std::pow(double{b[i]}, 2);
+  }
+  return std::sqrt(difference / norm);
+}
+
+}  // namespace
+
+TEST("logits are the CPU's, in both precisions") {
+  const std::vector<int32_t> tokens = tokens_of(90, 5);
+  for (const char* type : {"q4_0", "q8_0", "bf16"}) {
+    const std::shared_ptr<const Model> model = model_of(type);
+    Engine reference(model, options_on({}, Precision::f32));
+    const std::vector<float> expected = logits_of(reference, tokens, Phase::prefill);
+    for (const Precision precision : {Precision::fast, Precision::f32}) {
+      Engine engine(model, options_on(kGpu, precision));
+      const std::vector<float> got = logits_of(engine, tokens, Phase::prefill);
+      // Roundings to bfloat16 of some dozen tensors, or those of float32.
+      CHECK(distance(got, expected) < (precision == Precision::f32 ? 1e-5 : 2e-2));
+      CHECK(distance(got, expected) > 0);
+      engine.kv_cache().check_integrity();
+    }
+  }
+}
+
+TEST("a prompt and single tokens have the same bits") {
+  const std::shared_ptr<const Model> model = model_of("q4_0");
+  const std::vector<int32_t> tokens = tokens_of(70, 6);
+  Engine engine(model, options_on(kGpu, Precision::fast));
+  CHECK(logits_of(engine, tokens, Phase::prefill) == logits_of(engine, tokens, Phase::decode));
+}
+
+TEST("tokens do not depend on the batch, the prefix cache or the order of threads") {
+  const std::shared_ptr<const Model> model = model_of("q8_0");
+  SamplingParams params;
+  params.max_tokens = 12;
+  std::map<int, std::vector<int32_t>> alone;
+  for (int i = 0; i < 3; ++i) {
+    Engine engine(model, options_on(kGpu, Precision::fast));
+    params.temperature = i == 0 ? 0.0f : 0.9f;
+    params.seed = static_cast<uint64_t>(i);
+    alone[i] = engine.generate(tokens_of(67 + i, 7), params);
+  }
+  Engine engine(model, options_on(kGpu, Precision::fast));
+  for (int round = 0; round < 2; ++round) {  // the second finds the first one's pages
+    std::map<RequestId, int> requests;
+    for (int i = 0; i < 3; ++i) {
+      params.temperature = i == 0 ? 0.0f : 0.9f;
+      params.seed = static_cast<uint64_t>(i);
+      requests[engine.add(tokens_of(67 + i, 7), params)] = i;
+    }
+    std::map<int, std::vector<int32_t>> together;
+    while (engine.has_work()) {
+      for (const StepOutput& output : engine.step()) {
+        CHECK_EQ(output.error, "");
+        for (const SampledToken& token : output.tokens) {
+          together[requests.at(output.request)].push_back(token.token);
+        }
+      }
+      engine.kv_cache().check_integrity();
+    }
+    for (int i = 0; i < 3; ++i) CHECK(together[i] == alone[i]);
+  }
+}
+
+TEST("what a GPU cannot do yet is refused by name") {
+  EngineOptions options = options_on(kGpu, Precision::fast);
+  Engine engine(model_of("q8_0"), options);
+  CHECK_THROWS(Unsupported, "cuda:0", engine.start_profile(3));
+  options.speculation.proposers = {suffix_proposer({})};
+  CHECK_THROWS(Unsupported, "cuda:0", Engine(model_of("q8_0"), options));
+}
+
+CHECK_MAIN()
