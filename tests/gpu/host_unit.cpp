@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <array>
+#include <cmath>
 #include <exception>
 #include <memory>
 #include <numeric>
@@ -435,8 +436,11 @@ void Unit::mma_s8(int32_t (&d)[4], const uint32_t (&a)[4], const uint32_t (&b)[2
   owner_->meet(*this, {true, false, "mma_s8", where}, &slot, S8::multiply<of_s8>);
 }
 
+// Any NaN becomes the one that the instruction gives.
 uint32_t Unit::bf16x2(float low, float high) {
-  return uint32_t{f32_to_bf16(low)} | uint32_t{f32_to_bf16(high)} << 16;
+  constexpr uint32_t kNan = 0x7fff;
+  const auto rounded = [](float x) { return std::isnan(x) ? kNan : uint32_t{f32_to_bf16(x)}; };
+  return rounded(low) | rounded(high) << 16;
 }
 
 void run(const Grid& grid, uint64_t seed) {

@@ -177,7 +177,8 @@ std::set<Site> recorded_sites();
 // From now on all threads of its kernel pass it as if it were not there.
 void ignore_site(const Site& site);
 
-// --- watching what threads do (races.cpp) ----------------------------------------------------------
+// --- watching what threads do (races.cpp)
+// ----------------------------------------------------------
 
 // How far a thread is.
 struct Progress {
