@@ -258,6 +258,15 @@ void order_before(void* place) {
 void order_after(void* place) {
   __tsan_acquire(place);
 }
+void pass_on(void* from, void* to) {
+  void* const here = __tsan_get_current_fiber();
+  void* const messenger = __tsan_create_fiber(0);
+  __tsan_switch_to_fiber(messenger, kOrdersNothing);
+  __tsan_acquire(from);
+  __tsan_release(to);
+  __tsan_switch_to_fiber(here, kOrdersNothing);
+  __tsan_destroy_fiber(messenger);
+}
 void tell_read(const void* from, size_t bytes) {
   __tsan_read_range(const_cast<void*>(from), bytes);
 }

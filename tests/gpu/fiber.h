@@ -40,6 +40,8 @@ class Fiber {
 // order_after(place) later.
 void order_before(void* place);
 void order_after(void* place);
+// What has happened for whoever calls order_after(from) has for whoever calls order_after(to).
+void pass_on(void* from, void* to);
 // Accesses that the emulator makes for the fiber that runs.
 void tell_read(const void* from, size_t bytes);
 void tell_write(void* to, size_t bytes);

@@ -88,6 +88,12 @@ class Block {
   Thread& thread(const Unit& unit) { return threads_[static_cast<size_t>(unit.thread)]; }
   const Grid& grid() const { return grid_; }
   Observer* observer() const { return observer_; }
+  // Whether an atomic_add of the block is over for this thread.
+  bool has_added(const Progress& thread) const {
+    return thread.has_added || added_syncs_ < thread.syncs;
+  }
+  // Before its atomic_add.
+  void release(Progress& by);
 
  private:
   static void enter();  // on a fiber's own stack
@@ -108,6 +114,7 @@ class Block {
   Fiber scheduler_ = Fiber::of_thread();
   Thread* current_ = nullptr;
   void* shared_ = nullptr;
+  uint32_t added_syncs_ = UINT32_MAX;  // `syncs` of the first thread that added atomically
   std::exception_ptr error_;
   int reported_ = reported_races();
 
@@ -201,6 +208,7 @@ void Block::start(int block) {
     thread.groups = 0;
     thread.fiber.start(&Block::enter);
   }
+  added_syncs_ = UINT32_MAX;
   draw_policy();
   for (std::vector<size_t>& ready : ready_) ready.clear();
   for (size_t i = 0; i < threads_.size(); ++i) make_ready(i);
@@ -278,6 +286,18 @@ void Block::meet(Unit& unit, const Call& call, void* operand, Unit::Work work) {
   if (call.orders) order_after(&here);
 }
 
+void Block::release(Progress& by) {
+  by.has_added = true;
+  added_syncs_ = std::min(added_syncs_, by.syncs);
+  for (Thread& thread : threads_) {
+    Progress& progress = thread.progress;
+    if (!progress.has_fenced || (&progress != &by && progress.fence_syncs >= by.syncs)) continue;
+    progress.has_fenced = false;
+    pass_on(&thread, &between_blocks);
+    if (observer_ != nullptr) observer_->releases(progress);
+  }
+}
+
 void Unit::refuse(const char* what, const char* message) {
   throw std::logic_error(std::string(what) + ": " + message);
 }
@@ -303,21 +323,26 @@ void Unit::sync_warp(Where where) {
   owner_->meet(*this, {true, true, "sync_warp", where});
 }
 
+// Orders what came before against the next atomic_add of the thread, or of another one of its block
+// that has passed a barrier since, and such an atomic_add before against what follows.
 void Unit::fence(Where where) {
   if (passes("fence", where)) return;
-  Progress& progress = owner_->thread(*this).progress;
-  const Machine machine(*owner_, progress);
-  ++progress.fences;
-  if (std::exchange(progress.has_added, false)) {
-    progress.has_acquired = true;
-    order_after(&between_blocks);
-  }
-  order_before(&between_blocks);
-  if (owner_->observer() != nullptr) owner_->observer()->fences(progress);
+  Block::Thread& mine = owner_->thread(*this);
+  const Machine machine(*owner_, mine.progress);
+  ++mine.progress.fences;
+  mine.progress.fence_syncs = mine.progress.syncs;
+  mine.progress.has_fenced = true;
+  order_before(&mine);
+  if (!owner_->has_added(mine.progress)) return;
+  mine.progress.has_acquired = true;
+  order_after(&between_blocks);
+  if (owner_->observer() != nullptr) owner_->observer()->acquires(mine.progress);
 }
 
 void Unit::count_atomic() {
-  owner_->thread(*this).progress.has_added = true;
+  Block::Thread& mine = owner_->thread(*this);
+  const Machine machine(*owner_, mine.progress);
+  owner_->release(mine.progress);
 }
 
 void Unit::shuffle(const void* in, void* out, size_t bytes, int from, const char* what,

@@ -186,7 +186,9 @@ struct Progress {
   uint32_t syncs = 0;       // barriers of the block that it has left behind
   uint32_t warp_syncs = 0;  // of the warp
   uint32_t fences = 0;
-  bool has_added = false;     // since its last fence, atomically
+  uint32_t fence_syncs = 0;   // `syncs` at its last fence
+  bool has_fenced = false;    // and no atomic_add of the block has followed yet
+  bool has_added = false;     // atomically
   bool has_acquired = false;  // by a fence after an atomic_add
 };
 
@@ -199,7 +201,9 @@ class Observer {
   // Whose loads and stores follow; null: nobody's.
   virtual void resumes(const Progress* thread) = 0;
   virtual void passes_sync(uint32_t syncs, const Where& where) = 0;
-  virtual void fences(const Progress& thread) = 0;
+  // Others that acquire see what came before the thread's last fence; it sees what they released.
+  virtual void releases(const Progress& thread) = 0;
+  virtual void acquires(const Progress& thread) = 0;
   virtual void reads(const Progress& thread, const void* from, size_t bytes) = 0;
   virtual void begins_copy(const Progress& thread, void* to, size_t bytes) = 0;
   virtual void ends_copy(const Progress& thread, void* to, size_t bytes) = 0;
