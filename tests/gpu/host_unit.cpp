@@ -65,8 +65,6 @@ constexpr size_t kCopyBytes = 16;
 
 Sites sites;
 Observer& (*observer_of_this_thread)() = nullptr;
-// What fences order.
-char between_blocks;
 
 }  // namespace
 
@@ -77,6 +75,7 @@ class Block {
     Unit unit;
     Progress progress;
     bool late = false;  // runs when nobody else can
+    bool started = false;
     bool done = false;
     std::vector<Copy> copies;  // that have not landed, of group `groups` where not committed
     int groups = 0;
@@ -154,6 +153,7 @@ void Block::enter() {
   Block& block = *running;
   Thread& mine = *block.current_;
   order_after(&block.draw_);
+  mine.started = true;
   try {
     block.grid_.kernel(mine.unit, block.shared_);
     if (!mine.copies.empty() && !sites.ignoring()) {
@@ -203,6 +203,7 @@ void Block::start(int block) {
     thread.unit.shared_bytes_ = grid_.shared_bytes;
     thread.progress = {};
     thread.progress.thread = index;
+    thread.started = false;
     thread.done = false;
     thread.copies.clear();
     thread.groups = 0;
@@ -249,6 +250,10 @@ void Block::run(int block, void* shared) {
     schedule();
   } catch (...) {
     running = outer;
+    for (Thread& each : threads_) {
+      if (!each.done) each.fiber.give_up(this, each.started);
+    }
+    order_after(this);
     throw;
   }
   running = outer;
@@ -293,7 +298,6 @@ void Block::release(Progress& by) {
     Progress& progress = thread.progress;
     if (!progress.has_fenced || (&progress != &by && progress.fence_syncs >= by.syncs)) continue;
     progress.has_fenced = false;
-    pass_on(&thread, &between_blocks);
     if (observer_ != nullptr) observer_->releases(progress);
   }
 }
@@ -332,10 +336,8 @@ void Unit::fence(Where where) {
   ++mine.progress.fences;
   mine.progress.fence_syncs = mine.progress.syncs;
   mine.progress.has_fenced = true;
-  order_before(&mine);
   if (!owner_->has_added(mine.progress)) return;
   mine.progress.has_acquired = true;
-  order_after(&between_blocks);
   if (owner_->observer() != nullptr) owner_->observer()->acquires(mine.progress);
 }
 
@@ -503,11 +505,11 @@ void ignore_site(const Site& site) {
   sites.ignore(site);
 }
 
-bool detects_races() {
+Races detected_races() {
 #if defined(EFFINFER_TSAN)
-  return true;
+  return Races::of_block;
 #else
-  return observer_of_this_thread != nullptr;
+  return observer_of_this_thread == nullptr ? Races::none : Races::all;
 #endif
 }
 

@@ -8,9 +8,9 @@
 // Blocks run one after the other, in an order drawn from the seed, so a block must not wait for
 // another.
 //
-// What orders memory: sync() and sync_warp(), not shuffles; between blocks a fence() after the
-// writes and, in the block that reads, one after an atomic_add(). ThreadSanitizer and the detector
-// of races.h believe nothing else.
+// What orders memory: sync() and sync_warp(), not shuffles; between blocks a fence() before an
+// atomic_add() and, in the block that reads, one after it. ThreadSanitizer and the detector of
+// races.cpp believe nothing else.
 #pragma once
 
 #include <atomic>
@@ -213,7 +213,9 @@ class Observer {
 
 // Each thread of the host has its own. Without any nobody watches.
 void set_observer(Observer& (*of_this_thread)());
-// Whether kernels of this program are watched, in this way or by ThreadSanitizer.
-bool detects_races();
+// Which are seen in kernels of this program: in this way, or by ThreadSanitizer, for which blocks
+// are ordered.
+enum class Races : uint8_t { none, of_block, all };
+Races detected_races();
 
 }  // namespace effinfer::cuda::host
