@@ -111,7 +111,7 @@ class DeviceUnit {
     asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(packed) : "f"(high), "f"(low));
     return packed;
   }
-  __device__ __forceinline__ float of_f16(uint16_t bits) {
+  __device__ __forceinline__ float from_f16(uint16_t bits) {
     float value;
     asm("cvt.f32.f16 %0, %1;" : "=f"(value) : "h"(bits));
     return value;

@@ -30,7 +30,7 @@
 //                           wrote to global memory before it against what it writes after it, for
 //                           other blocks
 //   bf16x2(low, high)       two floats rounded to nearest even; f16x2(low, high): as float16
-//   of_f16(bits)            the float of a float16
+//   from_f16(bits)          the float of a float16
 //
 // All threads of a warp call the collectives (shuffles, ballot, ldmatrix, mma, sync_warp) together,
 // those of a block sync(). A thread that has left the kernel takes part in nothing, so a kernel

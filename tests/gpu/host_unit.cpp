@@ -327,7 +327,7 @@ uint32_t Unit::f16x2(float low, float high) {
   return uint32_t{f32_to_f16(low)} | uint32_t{f32_to_f16(high)} << 16;
 }
 
-float Unit::of_f16(uint16_t bits) {
+float Unit::from_f16(uint16_t bits) {
   return f16_to_f32(bits);
 }
 

@@ -21,7 +21,7 @@ EFFINFER_DEVICE T packed_load(Unit& unit, const uint8_t* data, int64_t index) {
 }
 template <class Unit>
 EFFINFER_DEVICE float packed_half(Unit& unit, const uint8_t* data, int64_t index) {
-  return unit.of_f16(packed_load<uint16_t>(unit, data, index));
+  return unit.from_f16(packed_load<uint16_t>(unit, data, index));
 }
 
 // The quants of dword `n` of row `r` of a superblock, one to a byte.

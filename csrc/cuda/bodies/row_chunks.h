@@ -46,7 +46,7 @@ EFFINFER_DEVICE float widen(Unit&, float x) {
 }
 template <class Unit>
 EFFINFER_DEVICE float widen(Unit& unit, F16 x) {
-  return unit.of_f16(x.bits);
+  return unit.from_f16(x.bits);
 }
 template <class Unit>
 EFFINFER_DEVICE float widen(Unit&, Bf16 x) {
