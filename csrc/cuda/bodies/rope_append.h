@@ -266,18 +266,18 @@ struct RopeAppendKernel {
     }
     switch (kv.dtype) {
       case DType::f32:
-        return store_v<float>(unit, page, place.token, dim, v, [](float x) { return x; });
+        return store_v<float>(unit, page, place.token, dim, v, [](float y) { return y; });
       case DType::f16:
-        return store_v<uint16_t>(unit, page, place.token, dim, v, [&](float x) {
-          return static_cast<uint16_t>(unit.f16x2(x, 0.0f));
+        return store_v<uint16_t>(unit, page, place.token, dim, v, [&](float y) {
+          return static_cast<uint16_t>(unit.f16x2(y, 0.0f));
         });
       case DType::bf16:
-        return store_v<uint16_t>(unit, page, place.token, dim, v, [&](float x) {
-          return static_cast<uint16_t>(unit.bf16x2(x, 0.0f));
+        return store_v<uint16_t>(unit, page, place.token, dim, v, [&](float y) {
+          return static_cast<uint16_t>(unit.bf16x2(y, 0.0f));
         });
       default:
-        return store_v<uint8_t>(unit, page, place.token, dim, v, [&](float x) {
-          return static_cast<uint8_t>(int8_of(x, scale.inverse));
+        return store_v<uint8_t>(unit, page, place.token, dim, v, [&](float y) {
+          return static_cast<uint8_t>(int8_of(y, scale.inverse));
         });
     }
   }
