@@ -340,12 +340,13 @@ TEST("many sequences, some without tokens") {
   CHECK(equal(step.run(DType::bf16, true).pages, step.expected(DType::bf16, k)));
 }
 
-TEST("int8 heads of zeros, of tiny numbers, and with a NaN or an infinity") {
+TEST("int8 heads of zeros, of tiny numbers, of ties, and with a NaN or an infinity") {
   const Case c{2, 2, 64, 0, false, false, 0, {{6, 3}}};
   Step step(c, 31);
   for (size_t d = 0; d < 64; ++d) {
     step.k_[d] = 0.0f;
     step.v_[64 + d] = 1e-37f;
+    step.k_[4 * 64 + d] = d == 0 ? 127.0f : static_cast<float>(d) - 31.5f;
   }
   step.k_[2 * 64 + 17] = std::numeric_limits<float>::quiet_NaN();
   step.v_[3 * 64 + 63] = -std::numeric_limits<float>::infinity();

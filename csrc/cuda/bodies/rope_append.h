@@ -49,31 +49,30 @@ struct RopeAppendKernel {
     const int row = index / items;
     int item = index % items;
     const int dim = a.kv.head_dim;
-    float* head = shared.heads[unit.warp];
-    if (item < p.q_heads) {
-      const float* x = a.q + row * a.q_stride + item * dim;
-      Chunks chunks = prepared(unit, p, x, a.q_norm, row, head, shared.partial[unit.warp]);
-      float* out = a.q_out + row * a.q_out_stride + item * dim;
-      chunks.for_each(unit, dim, [&](int first, const float (&y)[4]) {
-        store_chunk(out, first, dim, p.vectored, encode<float>(unit, y));
-      });
-      return;
+    if (item >= p.q_heads + kv_heads) {
+      return append_v(unit, p, row, item - p.q_heads - kv_heads);
     }
-    item -= p.q_heads;
-    if (item < kv_heads) {
-      const float* x = a.k + row * a.k_stride + item * dim;
-      Chunks chunks = prepared(unit, p, x, a.k_norm, row, head, shared.partial[unit.warp]);
-      return append_k(unit, p, place_of(unit, a, row, item), chunks);
-    }
-    item -= kv_heads;
-    append_v(unit, p, row, item);
+    const bool is_q = item < p.q_heads;
+    if (!is_q) item -= p.q_heads;
+    const float* x = (is_q ? a.q + row * a.q_stride : a.k + row * a.k_stride) + item * dim;
+    Chunks chunks{x, nullptr, dim, unit.lane, p.vectored, {}};
+    chunks.load(unit);
+    // Looked up while the head is on its way.
+    const Place place = is_q ? Place{} : place_of(unit, a, row, item);
+    norm(unit, p, is_q ? a.q_norm : a.k_norm, shared.partial[unit.warp], chunks);
+    rotate(unit, p, row, shared.heads[unit.warp], chunks);
+    if (!is_q) return append_k(unit, p, place, chunks);
+    float* out = a.q_out + row * a.q_out_stride + item * dim;
+    chunks.for_each(unit, dim, [&](int first, const float (&y)[4]) {
+      store_chunk(out, first, dim, p.vectored, encode<float>(unit, y));
+    });
   }
 
  private:
   // A head's part of a page, and the token's place in it.
   struct Place {
-    int64_t head;  // of all pages' heads
-    int token;
+    int64_t head = 0;  // of all pages' heads
+    int token = 0;
   };
 
   // A row's sequence is the number of sequences that end at it or before, which lanes count.
@@ -95,31 +94,30 @@ struct RopeAppendKernel {
     return {page * a.kv.num_kv_heads + head, position % int{ops::kPageSize}};
   }
 
-  // A head after norm and rotation. `head` is the warp's own memory.
   template <class Unit>
-  EFFINFER_DEVICE static Chunks prepared(Unit& unit, const Params& p, const float* x,
-                                         const float* norm, int row, float* head,
-                                         float (&partial)[1]) {
-    const int dim = p.problem.kv.head_dim;
-    Chunks chunks{x, nullptr, dim, unit.lane, p.vectored, {}};
-    chunks.load(unit);
-    if (norm != nullptr) {
-      const float scale = rms_scale<kWarp>(unit, chunks, p.problem.norm_eps, partial);
-      chunks.for_each(unit, dim, [&](int first, float (&y)[4]) {
-        float w[4];
-        load_floats(unit, norm, first, dim, p.vectored, w);
-        EFFINFER_UNROLL
-        for (int e = 0; e < 4; ++e) y[e] = y[e] * scale * w[e];
-      });
-    }
-    if (p.rope_dims == 0) return chunks;
+  EFFINFER_DEVICE static void norm(Unit& unit, const Params& p, const float* weight,
+                                   float (&partial)[1], Chunks& chunks) {
+    if (weight == nullptr) return;
+    const float scale = rms_scale<kWarp>(unit, chunks, p.problem.norm_eps, partial);
+    chunks.for_each(unit, chunks.cols, [&](int first, float (&y)[4]) {
+      float w[4];
+      load_floats(unit, weight, first, chunks.cols, p.vectored, w);
+      EFFINFER_UNROLL
+      for (int e = 0; e < 4; ++e) y[e] = y[e] * scale * w[e];
+    });
+  }
+
+  // `head` is the warp's own memory.
+  template <class Unit>
+  EFFINFER_DEVICE static void rotate(Unit& unit, const Params& p, int row, float* head,
+                                     Chunks& chunks) {
+    if (p.rope_dims == 0) return;
     const float* cos = p.problem.cos_sin + int64_t{row} * p.rope_dims;
     if (p.problem.interleaved) {
       rotate_pairs(unit, p, cos, chunks);
     } else {
       rotate_halves(unit, p, cos, head, chunks);
     }
-    return chunks;
   }
 
   template <class Unit>
