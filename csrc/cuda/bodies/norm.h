@@ -47,16 +47,18 @@ struct RowChunks {
 
   EFFINFER_DEVICE int first(int chunk) const { return (thread + chunk * kRowThreads) * kNumbers; }
 
+  // All loads are under way before the first of them is waited for.
   template <class Unit>
   EFFINFER_DEVICE void load(Unit& unit) {
     Quad raw[kKept];
+    Quad more[kKept] = {};
     load_kept(x, raw);
+    if (add_to != nullptr) load_kept(add_to, more);
     EFFINFER_UNROLL
     for (int i = 0; i < kKept; ++i) decode<T>(unit, raw[i], kept[i]);
     if (add_to == nullptr) return;
-    load_kept(add_to, raw);
     EFFINFER_UNROLL
-    for (int i = 0; i < kKept; ++i) add<Unit>(unit, raw[i], kept[i]);
+    for (int i = 0; i < kKept; ++i) add<Unit>(unit, more[i], kept[i]);
   }
 
   // visit(first, numbers) for the thread's chunks that begin before `end`, in order; numbers from
@@ -78,7 +80,6 @@ struct RowChunks {
   }
 
  private:
-  // All loads are under way before the first of them is waited for.
   EFFINFER_DEVICE void load_kept(const T* row, Quad (&raw)[kKept]) const {
     if (vectored) {
       EFFINFER_UNROLL
