@@ -80,6 +80,10 @@ static std::atomic<int> races = 0;
 extern "C" void __tsan_on_report(void*) {
   ++races;
 }
+// It sleeps for a second before each exit, also of a child.
+extern "C" const char* __tsan_default_options() {
+  return "atexit_sleep_ms=0";
+}
 #endif
 
 #if defined(__x86_64__)
@@ -159,8 +163,7 @@ struct Fiber::State {
   size_t size = 0;
   void* fake_stack = nullptr;
   void* tsan = nullptr;
-  // One that was given up half-way is never destroyed: it may have been Unseen.
-  bool has_left = false;
+  bool owns_tsan = false;
 #if defined(__x86_64__)
   void* stack_pointer = nullptr;
 #else
@@ -189,7 +192,7 @@ Fiber::Fiber(Fiber&&) noexcept = default;
 
 Fiber::~Fiber() {
   if (!state_) return;
-  if (state_->has_left) __tsan_destroy_fiber(state_->tsan);
+  if (state_->owns_tsan) __tsan_destroy_fiber(state_->tsan);
   if (state_->stack != nullptr) stacks().give(state_->stack);
 }
 
@@ -206,9 +209,9 @@ void Fiber::first() {
 
 void Fiber::start(void (*entry)()) {
   State& state = *state_;
-  if (state.has_left) __tsan_destroy_fiber(state.tsan);
+  if (state.owns_tsan) __tsan_destroy_fiber(state.tsan);
   state.tsan = __tsan_create_fiber(0);
-  state.has_left = false;
+  state.owns_tsan = true;
   state.entry = entry;
   state.fake_stack = nullptr;
   // Frames that an earlier fiber never left.
@@ -248,8 +251,15 @@ void Fiber::switch_to(Fiber& from, Fiber& to) {
 }
 
 void Fiber::leave(Fiber& from, Fiber& to) {
-  from.state_->has_left = true;
   jump(*from.state_, *to.state_, nullptr);
+}
+
+void Fiber::give_up(void* place, bool is_unseen) {
+  void* const here = __tsan_get_current_fiber();
+  __tsan_switch_to_fiber(state_->tsan, kOrdersNothing);
+  __tsan_release(place);
+  if (is_unseen) Unseen::end();
+  __tsan_switch_to_fiber(here, kOrdersNothing);
 }
 
 void order_before(void* place) {
@@ -273,7 +283,7 @@ Unseen::Unseen() {
   AnnotateIgnoreReadsBegin(__FILE__, __LINE__);
   AnnotateIgnoreWritesBegin(__FILE__, __LINE__);
 }
-Unseen::~Unseen() {
+void Unseen::end() {
   AnnotateIgnoreWritesEnd(__FILE__, __LINE__);
   AnnotateIgnoreReadsEnd(__FILE__, __LINE__);
 }

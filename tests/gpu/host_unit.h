@@ -8,9 +8,9 @@
 // Blocks run one after the other, in an order drawn from the seed, so a block must not wait for
 // another.
 //
-// What orders memory: sync() and sync_warp(), not shuffles; between blocks a fence() after the
-// writes and, in the block that reads, one after an atomic_add(). ThreadSanitizer and the detector
-// of races.h believe nothing else.
+// What orders memory: sync() and sync_warp(), not shuffles; between blocks a fence() before an
+// atomic_add() and, in the block that reads, one after it. ThreadSanitizer and the detector of
+// races.cpp believe nothing else.
 #pragma once
 
 #include <atomic>
@@ -188,7 +188,9 @@ struct Progress {
   uint32_t syncs = 0;       // barriers of the block that it has left behind
   uint32_t warp_syncs = 0;  // of the warp
   uint32_t fences = 0;
-  bool has_added = false;     // since its last fence, atomically
+  uint32_t fence_syncs = 0;   // `syncs` at its last fence
+  bool has_fenced = false;    // and no atomic_add of the block has followed yet
+  bool has_added = false;     // atomically
   bool has_acquired = false;  // by a fence after an atomic_add
 };
 
@@ -201,7 +203,9 @@ class Observer {
   // Whose loads and stores follow; null: nobody's.
   virtual void resumes(const Progress* thread) = 0;
   virtual void passes_sync(uint32_t syncs, const Where& where) = 0;
-  virtual void fences(const Progress& thread) = 0;
+  // Others that acquire see what came before the thread's last fence; it sees what they released.
+  virtual void releases(const Progress& thread) = 0;
+  virtual void acquires(const Progress& thread) = 0;
   virtual void reads(const Progress& thread, const void* from, size_t bytes) = 0;
   virtual void begins_copy(const Progress& thread, void* to, size_t bytes) = 0;
   virtual void ends_copy(const Progress& thread, void* to, size_t bytes) = 0;
@@ -211,7 +215,9 @@ class Observer {
 
 // Each thread of the host has its own. Without any nobody watches.
 void set_observer(Observer& (*of_this_thread)());
-// Whether kernels of this program are watched, in this way or by ThreadSanitizer.
-bool detects_races();
+// Which are seen in kernels of this program: in this way, or by ThreadSanitizer, for which blocks
+// are ordered.
+enum class Races : uint8_t { none, of_block, all };
+Races detected_races();
 
 }  // namespace effinfer::cuda::host

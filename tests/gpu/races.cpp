@@ -77,11 +77,13 @@ class Detector final : public Observer {
   }
   void resumes(const Progress* thread) override;
   void passes_sync(uint32_t, const Where& where) override { syncs_.push_back(where); }
-  void fences(const Progress& thread) override {
+  void releases(const Progress& thread) override {
     Fences& mine = fences_.back();
-    mine.released_syncs = std::max(mine.released_syncs, thread.syncs);
-    if (thread.has_acquired) mine.acquired_syncs = std::min(mine.acquired_syncs, thread.syncs);
+    mine.released_syncs = std::max(mine.released_syncs, thread.fence_syncs);
     mine.of_thread[static_cast<size_t>(thread.thread)] = static_cast<uint16_t>(thread.fences);
+  }
+  void acquires(const Progress& thread) override {
+    fences_.back().acquired_syncs = std::min(fences_.back().acquired_syncs, thread.syncs);
   }
   void reads(const Progress& thread, const void* from, size_t bytes) override {
     touch(thread, from, bytes, false, nullptr);
@@ -181,7 +183,10 @@ void Detector::touch(const Progress& thread, const void* place, size_t bytes, bo
   const bool is_shared = first - shared_ < shared_size_;
   for (uintptr_t at = first; at < first + bytes; ++at) {
     Byte& here = byte(at);
-    if (is_shared && std::exchange(here.run, run_) != run_) here = {.run = run_};
+    if (is_shared && here.run != run_) {
+      here = {};
+      here.run = run_;
+    }
     if (here.awaits_copy) complain(at, here.write, now, "touches", "has yet to wait for", caller);
     const char* const does = writes ? "writes" : "reads";
     if (!ordered(here.write, now, thread)) {
