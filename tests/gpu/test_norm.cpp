@@ -3,6 +3,7 @@
 #include "cpp/check.h"
 #include "effinfer/error.h"
 #include "gpu/float_rows.h"
+#include "gpu/mutations.h"
 #include "ops/norm.h"
 
 namespace effinfer {
@@ -195,6 +196,33 @@ TEST("a row's bits depend on the row alone") {
       compare(layer);
     }
   }
+}
+
+template <class Problem>
+void expect_barriers_matter(Problem p, const FloatRows& weight) {
+  std::mt19937 random(6);
+  const Shape shape{2, 1, 600};
+  const FloatRows x(DType::f32, normals(shape.size(), random));
+  const auto run = [&] {
+    const FloatRows out(DType::f32, shape.size());
+    p.x = shape.view<ops::ConstRows>(x.data());
+    p.rows = shape.rows;
+    p.cols = shape.cols;
+    p.weight = weight.data();
+    p.out = shape.view<ops::Rows>(out.data());
+    run_on_gpu(p);
+    return out.values();
+  };
+  const Numbers right = run();
+  expect_every_barrier_matters([&] { return same_bits(run(), right); }, 5);
+}
+
+TEST("rows of a block need their barriers") {
+  const FloatRows weight(DType::f32, Numbers(600, 1.0f));
+  expect_barriers_matter(ops::RmsNormProblem{}, weight);
+  ops::LayerNormProblem layer;
+  layer.bias = weight.data();
+  expect_barriers_matter(layer, weight);
 }
 
 TEST("into a matmul operand, padded with zeros though the row be NaN") {

@@ -8,6 +8,7 @@
 #include "cpp/check.h"
 #include "effinfer/error.h"
 #include "gpu/float_rows.h"
+#include "gpu/mutations.h"
 #include "ops/norm.h"
 #include "ops/rope.h"
 #include "ops/rope_append.h"
@@ -330,6 +331,13 @@ TEST("pages of every type, byte for byte") {
       }
     }
   }
+}
+
+TEST("heads need their barriers") {
+  const Step step({1, 1, 128, 128, false, true, 0, {{3, 2}}}, 41);
+  const Numbers right = step.run(DType::bf16, true).q_out;
+  expect_every_barrier_matters([&] { return same_bits(step.run(DType::bf16, true).q_out, right); },
+                               5);
 }
 
 TEST("many sequences, some without tokens") {

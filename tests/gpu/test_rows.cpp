@@ -3,6 +3,7 @@
 #include "cpp/check.h"
 #include "effinfer/error.h"
 #include "gpu/float_rows.h"
+#include "gpu/mutations.h"
 #include "ops/activation.h"
 #include "ops/merge_states.h"
 
@@ -193,6 +194,22 @@ TEST("a NaN among the sums makes all of its head a NaN") {
   const Merged got = run_merge(m, DType::f32, v, s, {});
   CHECK(std::isnan(got.s[0]) && std::isnan(got.v[0]) && std::isnan(got.v[7]));
   CHECK(std::abs(got.v[8] - 1.0f) <= 1e-6f);
+}
+
+TEST("merged states need their barriers") {
+  const Merge m{40, 1, 2, 64, false, true};
+  std::mt19937 random(4);
+  std::vector<std::vector<float>> v, s;
+  for (int i = 0; i < 40; ++i) {
+    v.push_back(normals(128, random));
+    s.push_back(normals(2, random));
+  }
+  const Merged right = run_merge(m, DType::f32, v, s, {});
+  const auto check = [&] {
+    const Merged got = run_merge(m, DType::f32, v, s, {});
+    return same_bits(got.v, right.v) && same_bits(got.s, right.s);
+  };
+  expect_every_barrier_matters(check, 5);
 }
 
 TEST("more states than parameters hold are refused") {
