@@ -88,6 +88,8 @@ class Unit {
   }
   void fence(Where where = Where::current());
   uint32_t bf16x2(float low, float high);
+  uint32_t f16x2(float low, float high);
+  float from_f16(uint16_t bits);
 
  private:
   friend class Block;

@@ -1,0 +1,62 @@
+// Rows into matmul operands on the GPU.
+#include "cpp/arrays.h"
+#include "cpp/check.h"
+#include "effinfer/error.h"
+#include "gpu/float_rows.h"
+#include "ops/operand.h"
+
+namespace effinfer {
+namespace {
+
+using ops::Arithmetic;
+
+TEST("rows of any length, padded with zeros") {
+  std::mt19937 random(1);
+  for (const Arithmetic arithmetic : {Arithmetic::bf16, Arithmetic::f32}) {
+    const DType dtype = arithmetic == Arithmetic::bf16 ? DType::bf16 : DType::f32;
+    for (const int64_t cols : {1, 7, 63, 64, 65, 512, 2047, 2049, 5000}) {
+      for (const int64_t stride : {cols, cols + 3, (cols + 7) / 4 * 4}) {
+        constexpr int64_t kRows = 3;
+        std::vector<float> x = normals(kRows * stride, random);
+        x[0] = std::numeric_limits<float>::quiet_NaN();
+        x[static_cast<size_t>(stride + cols - 1)] = std::numeric_limits<float>::infinity();
+        ops::Operand out{arithmetic, kRows, cols, nullptr};
+        const FloatRows x_there(DType::f32, x);
+        const auto row_values = out.row_bytes() / dtype_info(dtype).block_bytes;
+        const FloatRows out_there(dtype, kRows * row_values);
+        out.data = out_there.data();
+        run_on_gpu(ops::ToOperandProblem{static_cast<const float*>(x_there.data()), stride, out});
+        const std::vector<float> got = out_there.values();
+        for (int64_t row = 0; row < kRows; ++row) {
+          for (int64_t k = 0; k < row_values; ++k) {
+            const float value = got[static_cast<size_t>(row * row_values + k)];
+            if (k < cols) {
+              CHECK(same_bits(value, rounded(dtype, x[static_cast<size_t>(row * stride + k)])));
+            } else if (k < ops::padded_cols(cols)) {
+              CHECK_EQ(value, 0.0f);
+            }
+          }
+        }
+      }
+    }
+  }
+}
+
+TEST("no rows") {
+  const FloatRows there(DType::f32, 64);
+  const ops::Operand out{Arithmetic::f32, 0, 64, there.data()};
+  run_on_gpu(ops::ToOperandProblem{static_cast<const float*>(there.data()), 64, out});
+  CHECK(std::isnan(there.values()[0]));
+}
+
+TEST("what a GPU does not multiply is refused") {
+  for (const Arithmetic arithmetic : {Arithmetic::int8, Arithmetic::int8_token}) {
+    const ops::ToOperandProblem problem{nullptr, 0, {arithmetic, 1, 64, nullptr}};
+    CHECK_THROWS(Unsupported, "multiplies in bf16 or f32", run_on_gpu(problem));
+  }
+}
+
+}  // namespace
+}  // namespace effinfer
+
+CHECK_MAIN()
