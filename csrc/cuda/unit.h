@@ -29,7 +29,8 @@
 //   atomic_add(pointer, n)  on global memory; returns what was there. fence() orders what a thread
 //                           wrote to global memory before it against what it writes after it, for
 //                           other blocks
-//   bf16x2(low, high)       two floats rounded to nearest even
+//   bf16x2(low, high)       two floats rounded to nearest even; f16x2(low, high): as float16
+//   of_f16(bits)            the float of a float16
 //
 // All threads of a warp call the collectives (shuffles, ballot, ldmatrix, mma, sync_warp) together,
 // those of a block sync(). A thread that has left the kernel takes part in nothing, so a kernel
@@ -51,8 +52,8 @@ namespace effinfer::cuda {
 
 inline constexpr int kWarp = 32;
 
-// 16 bytes, as one load or store.
-struct alignas(16) Quad {
+// 16 bytes, as one load or store of whatever numbers lie there.
+struct [[gnu::may_alias]] alignas(16) Quad {
   uint32_t words[4];
 };
 

@@ -13,7 +13,7 @@ struct RowsOf {
   int64_t group_stride = 0;
 
   template <class T>
-  [[gnu::always_inline]] T* at(int64_t row, int64_t group) const {
+  [[gnu::always_inline]] constexpr T* at(int64_t row, int64_t group) const {
     if (data == nullptr) return nullptr;
     return static_cast<T*>(data) + row * stride + group * group_stride;
   }

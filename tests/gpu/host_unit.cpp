@@ -323,6 +323,14 @@ uint32_t Unit::bf16x2(float low, float high) {
   return uint32_t{f32_to_bf16(low)} | uint32_t{f32_to_bf16(high)} << 16;
 }
 
+uint32_t Unit::f16x2(float low, float high) {
+  return uint32_t{f32_to_f16(low)} | uint32_t{f32_to_f16(high)} << 16;
+}
+
+float Unit::of_f16(uint16_t bits) {
+  return f16_to_f32(bits);
+}
+
 void run(const Grid& grid, uint64_t seed) {
   std::mt19937_64 draw(seed);
   std::vector<int> order(static_cast<size_t>(grid.blocks));

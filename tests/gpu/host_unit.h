@@ -81,6 +81,8 @@ class Unit {
   }
   void fence() {}
   uint32_t bf16x2(float low, float high);
+  uint32_t f16x2(float low, float high);
+  float of_f16(uint16_t bits);
 
  private:
   friend class Block;
