@@ -31,6 +31,8 @@
 //                           other blocks
 //   bf16x2(low, high)       two floats rounded to nearest even; f16x2(low, high): as float16
 //   of_f16(bits)            the float of a float16
+//   fma_bf16x2(a, b, c)     a b + c of two bfloat16 each
+//   permute(a, b, picks)    byte i of the result is byte picks >> 4 i & 7 of the eight of a, b
 //
 // All threads of a warp call the collectives (shuffles, ballot, ldmatrix, mma, sync_warp) together,
 // those of a block sync(). A thread that has left the kernel takes part in nothing, so a kernel
