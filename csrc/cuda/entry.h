@@ -56,7 +56,7 @@ void launch(const typename Kernel::Params& params, int64_t blocks, Queue& queue)
     check(cudaFuncSetAttribute(entry<Kernel>, cudaFuncAttributeMaxDynamicSharedMemorySize, kShared),
           Kernel::kName);
   }
-  entry<Kernel><<<static_cast<unsigned>(blocks), Kernel::kThreads, kShared, stream> > >(params);
+  entry<Kernel><<<static_cast<unsigned>(blocks), Kernel::kThreads, kShared, stream>>>(params);
   check(cudaGetLastError(), Kernel::kName);
 }
 
