@@ -427,7 +427,7 @@ void Unit::mma(float (&d)[4], const uint32_t (&a)[4], const uint32_t (&b)[2], Wh
 void Unit::mma_f16(float (&d)[4], const uint32_t (&a)[4], const uint32_t (&b)[2], Where where) {
   using F16 = Product<float, 2>;
   F16::Slot slot{d, a, b};
-  owner_->meet(*this, {true, false, "mma_f16", where}, &slot, F16::multiply<of_f16>);
+  owner_->meet(*this, {true, false, "mma_f16", where}, &slot, F16::multiply<host::of_f16>);
 }
 
 void Unit::mma_s8(int32_t (&d)[4], const uint32_t (&a)[4], const uint32_t (&b)[2], Where where) {
