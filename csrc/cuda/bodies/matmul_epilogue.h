@@ -86,8 +86,10 @@ EFFINFER_DEVICE void pad_operand(Unit& unit, const OperandOut& out, int rows, in
                                  int64_t last, int index, int count) {
   const int padding = out.padded - rows;
   if (out.data == nullptr || padding == 0) return;
-  for (int64_t i = index; i < (last - first) * padding; i += count) {
-    store_number(unit, out, first + i / padding, rows + static_cast<int>(i % padding), 0.0f);
+  constexpr int kMost = static_cast<int>(ops::kOperandPad);
+  for (int64_t i = index; i < (last - first) * kMost; i += count) {
+    const int col = static_cast<int>(i % kMost);
+    if (col < padding) store_number(unit, out, first + i / kMost, rows + col, 0.0f);
   }
 }
 

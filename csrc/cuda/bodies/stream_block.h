@@ -28,12 +28,12 @@ struct StreamMatmul {
   EFFINFER_DEVICE static void run(Unit& unit, const Params& p, Shared& shared) {
     const Place place = find(unit, p);
     const StreamPart& part = *place.part;
-    const int mine = place.first_unit + unit.warp / part.slices;
+    const int mine = place.first_unit + (unit.warp >> part.slice_bits);
     if (mine < part.units) {
-      multiply(unit, p, place, mine, unit.warp % part.slices, shared.warps[unit.warp]);
+      multiply(unit, p, place, mine, shared.warps[unit.warp]);
     }
     unit.sync();
-    for (int i = 0; i < kStreamWarps / part.slices && place.first_unit + i < part.units; ++i) {
+    for (int i = 0; i < units_of(part) && place.first_unit + i < part.units; ++i) {
       finish(unit, p, place, i, shared);
     }
   }
@@ -46,14 +46,22 @@ struct StreamMatmul {
     int num_tokens;
   };
 
+  EFFINFER_DEVICE static int units_of(const StreamPart& part) {
+    return kStreamWarps >> part.slice_bits;
+  }
+
   // The token blocks of a unit are neighbours: all but the first find its weights in the L2 cache.
   template <class Unit>
   EFFINFER_DEVICE static Place find(const Unit& unit, const Params& p) {
-    const int first = unit.block % p.token_blocks * kTokens;
-    int block = unit.block / p.token_blocks;
+    int first = 0;
+    int block = unit.block;
+    if (p.token_blocks > 1) {
+      first = block % p.token_blocks * kTokens;
+      block /= p.token_blocks;
+    }
     const StreamPart* part = p.parts;
     while (block >= part->blocks) block -= (part++)->blocks;
-    return {part, block * (kStreamWarps / part->slices), first,
+    return {part, block * units_of(*part), first,
             p.tokens - first < kTokens ? p.tokens - first : kTokens};
   }
 
@@ -72,10 +80,11 @@ struct StreamMatmul {
 
   template <class Unit>
   EFFINFER_DEVICE static void multiply(Unit& unit, const Params& p, const Place& place, int mine,
-                                       int slice, StreamMemory<kTiles>& memory) {
-    const int slices = place.part->slices;
-    const int first = static_cast<int>(int64_t{p.superblocks} * slice / slices);
-    const int last = static_cast<int>(int64_t{p.superblocks} * (slice + 1) / slices);
+                                       StreamMemory<kTiles>& memory) {
+    const int slice_bits = place.part->slice_bits;
+    const int slice = unit.warp & ((1 << slice_bits) - 1);
+    const int first = p.superblocks * slice >> slice_bits;
+    const int last = p.superblocks * (slice + 1) >> slice_bits;
     StreamSums<kTiles> sums = {};
     StreamProduct<kFormat, kTiles, kAhead>::run(unit, p, group_of(p, *place.part, mine, unit.lane),
                                                 p.x + place.first_token * p.x_row_bytes,
@@ -100,16 +109,18 @@ struct StreamMatmul {
                                      const Shared& shared) {
     const StreamPart& part = *place.part;
     const bool gated = p.glu != ops::UnaryOp::none;
-    const int rows = gated ? kStreamRows / 2 : kStreamRows;
+    const int row_bits = gated ? 4 : 5;
+    const int rows = 1 << row_bits;
     const int first = (place.first_unit + index) * rows;
-    const StreamMemory<kTiles>* slices = shared.warps + index * part.slices;
+    const int num_slices = 1 << part.slice_bits;
+    const StreamMemory<kTiles>* slices = shared.warps + index * num_slices;
     for (int i = unit.thread; i < place.num_tokens * rows; i += kThreads) {
-      const int token = i / rows;
-      const int row = i % rows;
+      const int token = i >> row_bits;
+      const int row = i & (rows - 1);
       if (first + row >= part.weight.rows) continue;
       float sum = slices[0].sums[token][row];
       float second = gated ? slices[0].sums[token][rows + row] : 0.0f;
-      for (int s = 1; s < part.slices; ++s) {
+      for (int s = 1; s < num_slices; ++s) {
         sum += slices[s].sums[token][row];
         if (gated) second += slices[s].sums[token][rows + row];
       }

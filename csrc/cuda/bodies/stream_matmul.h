@@ -42,8 +42,8 @@ inline constexpr int kTileTokens = 8;
 struct StreamPart {
   MatmulWeight weight;
   int32_t units = 0;
-  int32_t slices = 0;  // of k: 8, 4, 2 or 1
-  int32_t blocks = 0;  // that share the units
+  int32_t slice_bits = 0;  // log2 of the slices of k
+  int32_t blocks = 0;      // that share the units
 };
 
 // Weights of one format, times all tokens. With GLU the second part is the linear one.
@@ -60,13 +60,13 @@ struct StreamParams {
   OperandOut operand;
 };
 
-// Slices of k of a unit: enough that a small matrix keeps all multiprocessors busy, and not so many
-// for a large one that its warps spend their time on filling their pipelines.
-constexpr int stream_slices(int64_t units, int64_t superblocks) {
+// log2 of the slices of k of a unit: enough slices that a small matrix keeps all multiprocessors
+// busy, and not so many for a large one that its warps spend their time on filling their pipelines.
+constexpr int stream_slice_bits(int64_t units, int64_t superblocks) {
   constexpr int64_t kManyUnits = 1024;
-  int slices = units >= kManyUnits ? kStreamWarps / 2 : kStreamWarps;
-  while (slices > superblocks) slices /= 2;
-  return slices;
+  int bits = units >= kManyUnits ? 2 : 3;
+  while (superblocks >> bits == 0) --bits;
+  return bits;
 }
 
 // The activations of a warp: two superblocks of its tokens, of which one is on its way.
@@ -92,10 +92,9 @@ struct StreamTokens {
     const int first = unit.lane / 8;  // tokens first, first + 4, ... have one order of steps
     const uint8_t* from = x + superblock * (ops::kSuperblock * 2) + first * row_bytes + piece * 16;
     uint8_t* to = bytes[superblock % 2] + first * 128 + ((piece / 2) ^ first) * 32 + piece % 2 * 16;
-    for (int token = first; token < count; token += 4) {
-      unit.copy_async(to, from);
-      from += 4 * row_bytes;
-      to += 4 * 128;
+    EFFINFER_UNROLL
+    for (int i = 0; i < kTokens / 4; ++i) {
+      if (first + 4 * i < count) unit.copy_async(to + i * (4 * 128), from + i * (4 * row_bytes));
     }
     unit.commit();
   }
