@@ -5,6 +5,8 @@
 //   struct Add {
 //     static constexpr const char* kName = "add";   // in errors and profiles
 //     static constexpr int kThreads = 128;          // of a block: whole warps of 32
+//     static constexpr int kLeastBlocks = 2;        // may be left out: so many blocks are to fit on
+//                                                   // a multiprocessor, which bounds registers
 //     using Params = ...;                           // a POD, at most 4 KB, copied to each block
 //     struct Shared { ... };                        // of a block; its contents are undefined
 //     template <class Unit>
@@ -31,6 +33,8 @@
 //                           other blocks
 //   bf16x2(low, high)       two floats rounded to nearest even; f16x2(low, high): as float16
 //   from_f16(bits)          the float of a float16
+//   fma_bf16x2(a, b, c)     a b + c of two bfloat16 each
+//   permute(a, b, picks)    byte i of the result is byte picks >> 4 i & 7 of the eight of a, b
 //
 // All threads of a warp call the collectives (shuffles, ballot, ldmatrix, mma, sync_warp) together,
 // those of a block sync(). A thread that has left the kernel takes part in nothing, so a kernel

@@ -454,7 +454,7 @@ void Unit::mma(float (&d)[4], const uint32_t (&a)[4], const uint32_t (&b)[2], Wh
 void Unit::mma_f16(float (&d)[4], const uint32_t (&a)[4], const uint32_t (&b)[2], Where where) {
   using F16 = Product<float, 2>;
   F16::Slot slot{d, a, b};
-  owner_->meet(*this, {true, false, "mma_f16", where}, &slot, F16::multiply<of_f16>);
+  owner_->meet(*this, {true, false, "mma_f16", where}, &slot, F16::multiply<host::of_f16>);
 }
 
 void Unit::mma_s8(int32_t (&d)[4], const uint32_t (&a)[4], const uint32_t (&b)[2], Where where) {
@@ -476,6 +476,23 @@ uint32_t Unit::f16x2(float low, float high) {
 
 float Unit::from_f16(uint16_t bits) {
   return f16_to_f32(bits);
+}
+
+uint32_t Unit::fma_bf16x2(uint32_t a, uint32_t b, uint32_t c) {
+  const auto fma = [&](int half) {
+    const auto of = [&](uint32_t pair) { return of_bf16(pair >> 16 * half & 0xffff); };
+    return std::fma(of(a), of(b), of(c));
+  };
+  return bf16x2(fma(0), fma(1));
+}
+
+uint32_t Unit::permute(uint32_t a, uint32_t b, uint32_t picks) {
+  const uint64_t bytes = uint64_t{b} << 32 | a;
+  uint32_t out = 0;
+  for (int i = 0; i < 4; ++i) {
+    out |= static_cast<uint32_t>(bytes >> 8 * (picks >> 4 * i & 7) & 0xff) << 8 * i;
+  }
+  return out;
 }
 
 void run(const Grid& grid, uint64_t seed) {

@@ -1,0 +1,236 @@
+// Packed weights (ops/packed_weight.h) as A fragments of mma.m16n8k16, as they lie.
+//
+// A warp multiplies 32 rows: two groups. Lane (g, t) = (lane / 4, lane % 4) reads, of the lines of
+// its t, the 16 bytes of rows 4 (g % 4) .. 4 (g % 4) + 3 of group g / 4: four rows times four
+// consecutive k. The rows and the k of a product may be named in any order, so these bytes are the
+// lane's share of fragments already, with no exchange between lanes:
+//
+//   step s = 0..3     16 k of a superblock: registers 0 and 1 hold k = 16 s + 4 t + {0, 1},
+//                     registers 2 and 3 hold k = 16 s + 4 t + {2, 3}
+//   pair p = 0, 1     two of the lane's four rows: fragment row g is its row 2 p (registers 0, 2),
+//                     fragment row g + 8 its row 2 p + 1 (registers 1, 3)
+//
+// and the B fragment of a token is the 8 bytes of its bfloat16 x[16 s + 4 t .. + 3].
+//
+// Field line n of a superblock holds k = 4 n .. 4 n + 3, so step s of lane t is field line 4 s + t.
+#pragma once
+
+#include <bit>
+
+#include "cuda/unit.h"
+#include "ops/packed_weight.h"
+
+namespace effinfer::cuda {
+
+// Which lines and rows of a superblock a lane reads.
+struct WeightLane {
+  int t;
+  int quad;  // rows 4 quad .. 4 quad + 3 of a group
+};
+
+constexpr uint32_t bf16_pair(int value) {
+  return (std::bit_cast<uint32_t>(static_cast<float>(value)) >> 16) * 0x10001u;
+}
+
+// Bytes 0, 1 (or 2, 3) of a dword, below 128, as two bfloat16 of 128 + byte: 0x4300 is 128, whose
+// last bit is worth 1.
+template <bool kHigh, class Unit>
+EFFINFER_DEVICE uint32_t spread(Unit& unit, uint32_t bytes) {
+  return unit.permute(bytes, 0x43434343u, kHigh ? 0x4342u : 0x4140u);
+}
+
+// Quants of a superblock in registers. bytes(step, row) are the four quants of a row of the lane in
+// one step.
+template <ops::QuantBits kBits>
+struct Quants;
+
+template <>
+struct Quants<ops::QuantBits::u4> {
+  static constexpr int kRegisters = 8;
+  Quad low[2];
+
+  template <class Unit>
+  EFFINFER_DEVICE void load(Unit& unit, const uint8_t* superblock, const WeightLane& lane) {
+    const uint8_t* lines = superblock + lane.t * 64 + lane.quad * 16;
+    EFFINFER_UNROLL
+    for (int i = 0; i < 2; ++i) {
+      low[i] = unit.load_once(reinterpret_cast<const Quad*>(lines + i * 256));
+    }
+  }
+  EFFINFER_DEVICE uint32_t bytes(int step, int row, const WeightLane&) const {
+    return low[step % 2].words[row] >> step / 2 * 4 & 0x0f0f0f0fu;
+  }
+};
+
+// High line f holds bit 4 of field lines 8 f .. 8 f + 7: at bit t of a byte for an even step, at
+// bit 4 + t for an odd one.
+template <>
+struct Quants<ops::QuantBits::u5> {
+  static constexpr int kRegisters = 16;
+  Quants<ops::QuantBits::u4> low;
+  Quad high[2];
+
+  template <class Unit>
+  EFFINFER_DEVICE void load(Unit& unit, const uint8_t* superblock, const WeightLane& lane) {
+    low.load(unit, superblock, lane);
+    const uint8_t* lines = superblock + 512 + lane.quad * 16;
+    EFFINFER_UNROLL
+    for (int i = 0; i < 2; ++i) {
+      high[i] = unit.load_once(reinterpret_cast<const Quad*>(lines + i * 64));
+    }
+  }
+  EFFINFER_DEVICE uint32_t bytes(int step, int row, const WeightLane& lane) const {
+    const uint32_t word = high[step / 2].words[row];
+    const uint32_t moved = step % 2 == 0 ? word << (4 - lane.t) : word >> lane.t;
+    return low.bytes(step, row, lane) | (moved & 0x10101010u);
+  }
+};
+
+// High line s holds bits 4 and 5 of step s: at bits 2 t, 2 t + 1 of a byte.
+template <>
+struct Quants<ops::QuantBits::u6> {
+  static constexpr int kRegisters = 24;
+  Quants<ops::QuantBits::u4> low;
+  Quad high[4];
+
+  template <class Unit>
+  EFFINFER_DEVICE void load(Unit& unit, const uint8_t* superblock, const WeightLane& lane) {
+    low.load(unit, superblock, lane);
+    const uint8_t* lines = superblock + 512 + lane.quad * 16;
+    EFFINFER_UNROLL
+    for (int i = 0; i < 4; ++i) {
+      high[i] = unit.load_once(reinterpret_cast<const Quad*>(lines + i * 64));
+    }
+  }
+  EFFINFER_DEVICE uint32_t bytes(int step, int row, const WeightLane& lane) const {
+    const int left = lane.t < 2 ? 4 - 2 * lane.t : 0;
+    const int right = lane.t < 3 ? 0 : 2;
+    const uint32_t moved = high[step].words[row] << left >> right;
+    return low.bytes(step, row, lane) | (moved & 0x30303030u);
+  }
+};
+
+template <>
+struct Quants<ops::QuantBits::u8> {
+  static constexpr int kRegisters = 16;
+  Quad lines[4];
+
+  template <class Unit>
+  EFFINFER_DEVICE void load(Unit& unit, const uint8_t* superblock, const WeightLane& lane) {
+    const uint8_t* first = superblock + lane.t * 64 + lane.quad * 16;
+    EFFINFER_UNROLL
+    for (int i = 0; i < 4; ++i) {
+      lines[i] = unit.load_once(reinterpret_cast<const Quad*>(first + i * 256));
+    }
+  }
+};
+
+// A superblock of weights of a lane. fragment<kPart>(unit, step, pair, lane, a) gives q - zero
+// exactly, or for dense weights the numbers themselves as the sum of kParts fragments.
+template <ops::PackedFormat kFormat>
+struct WeightFragments {
+  static constexpr int kParts = 1;
+  static constexpr int kRegisters = Quants<kFormat.bits>::kRegisters;
+  Quants<kFormat.bits> quants;
+
+  template <class Unit>
+  EFFINFER_DEVICE void load(Unit& unit, const uint8_t* superblock, const WeightLane& lane) {
+    quants.load(unit, superblock, lane);
+  }
+
+  // (128 + q) - (128 + zero): integers up to 256 are exact in bfloat16.
+  template <int kPart, class Unit>
+  EFFINFER_DEVICE void fragment(Unit& unit, int step, int pair, const WeightLane& lane,
+                                uint32_t (&a)[4]) const {
+    constexpr uint32_t kOne = bf16_pair(1);
+    if constexpr (kFormat.bits == ops::QuantBits::u8) {
+      // Bytes of 8 bits as q - 128: (128 + q % 128) less 128 where q has its highest bit, else 256.
+      // In bfloat16 these two differ by that bit of the exponent: 0x4300 and 0x4380.
+      static_assert(kFormat.zero == 128);
+      constexpr uint32_t kMinusOne = bf16_pair(-1);
+      EFFINFER_UNROLL
+      for (int i = 0; i < 2; ++i) {
+        const uint32_t bytes = quants.lines[step].words[2 * pair + i];
+        const uint32_t low = bytes & 0x7f7f7f7fu;
+        const uint32_t less = ~bytes & 0x80808080u;
+        a[i] = unit.fma_bf16x2(spread<false>(unit, less), kMinusOne, spread<false>(unit, low));
+        a[2 + i] = unit.fma_bf16x2(spread<true>(unit, less), kMinusOne, spread<true>(unit, low));
+      }
+    } else {
+      constexpr uint32_t kLess = bf16_pair(-128 - kFormat.zero);
+      EFFINFER_UNROLL
+      for (int i = 0; i < 2; ++i) {
+        const uint32_t bytes = quants.bytes(step, 2 * pair + i, lane);
+        a[i] = unit.fma_bf16x2(spread<false>(unit, bytes), kOne, kLess);
+        a[2 + i] = unit.fma_bf16x2(spread<true>(unit, bytes), kOne, kLess);
+      }
+    }
+  }
+};
+
+inline constexpr ops::PackedFormat kDenseBf16 = {ops::QuantBits::bf16, ops::ScaleKind::dense, false,
+                                                 0, 0};
+inline constexpr ops::PackedFormat kDenseF16 = {ops::QuantBits::f16, ops::ScaleKind::dense, false,
+                                                0, 0};
+
+// A line holds two k of 16 rows: two lines a step and lane.
+template <>
+struct WeightFragments<kDenseBf16> {
+  static constexpr int kParts = 1;
+  static constexpr int kRegisters = 32;
+  Quad lines[4][2];
+
+  template <class Unit>
+  EFFINFER_DEVICE void load(Unit& unit, const uint8_t* superblock, const WeightLane& lane) {
+    const uint8_t* first = superblock + lane.t * 128 + lane.quad * 16;
+    EFFINFER_UNROLL
+    for (int i = 0; i < 8; ++i) {
+      lines[i / 2][i % 2] =
+          unit.load_once(reinterpret_cast<const Quad*>(first + i / 2 * 512 + i % 2 * 64));
+    }
+  }
+  template <int kPart, class Unit>
+  EFFINFER_DEVICE void fragment(Unit&, int step, int pair, const WeightLane&,
+                                uint32_t (&a)[4]) const {
+    EFFINFER_UNROLL
+    for (int i = 0; i < 4; ++i) a[i] = lines[step][i / 2].words[2 * pair + i % 2];
+  }
+};
+
+// Half a line is one k of 16 rows: four loads of 8 bytes a step and lane. A float16 has 11
+// significant bits and a bfloat16 8, so each weight is the exact sum of two bfloat16: its upper
+// bits and the rest. (An infinity would become NaN.)
+template <>
+struct WeightFragments<kDenseF16> {
+  static constexpr int kParts = 2;
+  static constexpr int kRegisters = 32;
+  uint64_t rows[4][4];
+
+  template <class Unit>
+  EFFINFER_DEVICE void load(Unit& unit, const uint8_t* superblock, const WeightLane& lane) {
+    const uint8_t* first = superblock + lane.t * 128 + lane.quad * 8;
+    EFFINFER_UNROLL
+    for (int i = 0; i < 16; ++i) {
+      rows[i / 4][i % 4] =
+          unit.load_once(reinterpret_cast<const uint64_t*>(first + i / 4 * 512 + i % 4 * 32));
+    }
+  }
+  template <int kPart, class Unit>
+  EFFINFER_DEVICE void fragment(Unit& unit, int step, int pair, const WeightLane&,
+                                uint32_t (&a)[4]) const {
+    EFFINFER_UNROLL
+    for (int i = 0; i < 4; ++i) {
+      uint32_t numbers[2];
+      EFFINFER_UNROLL
+      for (int j = 0; j < 2; ++j) {
+        const uint64_t four = rows[step][i / 2 * 2 + j];
+        const float value = unit.from_f16(static_cast<uint16_t>(four >> 16 * (2 * pair + i % 2)));
+        const uint32_t upper = bits_of(value) & 0xffff0000u;
+        numbers[j] = kPart == 0 ? upper : bits_of(value - float_of(upper));
+      }
+      a[i] = unit.permute(numbers[0], numbers[1], 0x7632u);
+    }
+  }
+};
+
+}  // namespace effinfer::cuda

@@ -1,0 +1,257 @@
+// y = x W^T for any number of tokens, with bfloat16 activations and packed weights (dequant.h) that
+// are read once: what decoding and verification run.
+//
+// A block has eight warps. Each takes 32 rows ("a unit": two groups of a weight; with GLU one group
+// of each of the two, so that gate and up meet in one block) and one slice of k; a unit has 8, 4, 2
+// or 1 slices by its weight's shape alone. Per scale block the products are summed in float32 by
+// the tensor cores, which multiply integers and bfloat16 exactly, then scaled and added in float32
+// in the order of k; the slices' sums are added in their order. Minima multiply the sum of a
+// block's activations, which is one more product, with a row of ones.
+//
+// Tokens go in tiles of 8, the columns of a product. A kernel has 1, 2 or 4 tiles, and each of its
+// sums is made by the same operations for all: a token's bits do not depend on how many there are,
+// nor on what the others hold. Of more tokens each 32 have blocks of their own, next to each other
+// in the grid: all but one find the weights in the L2 cache.
+//
+// Weights go from memory to registers, 16 bytes a lane and load, kDepth superblocks ahead.
+// Activations lie in shared memory, a superblock of each token at a time, each warp's own:
+//
+//   token's 128 bytes    32 bytes of step s at place s ^ (token % 4): the 32 lanes' reads of 8
+//                        bytes, of 8 tokens each, then meet all banks evenly
+//
+// Instructions a lane and 16 bytes of u4 weights at one tile: 14 for bits to bytes, 16
+// permutations, 16 subtractions, 4 products (6 with minima), 8 FMAs (16 with minima), some 15 for
+// scales and 10 for addresses and activations: about 85, where an H100 that reads 3 TB/s has 150
+// issue slots for them. What bounds it is memory as long as there are enough loads in flight.
+#pragma once
+
+#include <cmath>
+#include <type_traits>
+
+#include "cuda/bodies/dequant.h"
+#include "cuda/bodies/matmul_epilogue.h"
+#include "cuda/bodies/weight_scales.h"
+#include "cuda/unit.h"
+
+namespace effinfer::cuda {
+
+inline constexpr int kStreamWarps = 8;
+inline constexpr int kStreamRows = 32;
+inline constexpr int kTileTokens = 8;
+
+struct StreamPart {
+  MatmulWeight weight;
+  int32_t units = 0;
+  int32_t slice_bits = 0;  // log2 of the slices of k
+  int32_t blocks = 0;      // that share the units
+};
+
+// Weights of one format, times all tokens. With GLU the second part is the linear one.
+struct StreamParams {
+  const uint8_t* x = nullptr;
+  int64_t x_row_bytes = 0;
+  int32_t tokens = 0;
+  int32_t superblocks = 0;
+  int32_t token_blocks = 0;  // of the kernel's tiles
+  ops::UnaryOp glu = ops::UnaryOp::none;
+  int64_t header_bytes = 0;      // of a group
+  int64_t header_row_bytes = 0;  // of the scales in it
+  StreamPart parts[ops::kMaxMatmulParts];
+  OperandOut operand;
+};
+
+// log2 of the slices of k of a unit: enough slices that a small matrix keeps all multiprocessors
+// busy, and not so many for a large one that its warps spend their time on filling their pipelines.
+constexpr int stream_slice_bits(int64_t units, int64_t superblocks) {
+  constexpr int64_t kManyUnits = 1024;
+  int bits = units >= kManyUnits ? 2 : 3;
+  while (superblocks >> bits == 0) --bits;
+  return bits;
+}
+
+// The activations of a warp: two superblocks of its tokens, of which one is on its way.
+template <int kTiles>
+struct StreamTokens {
+  static constexpr int kTokens = kTiles * kTileTokens;
+  alignas(128) uint8_t bytes[2][kTokens * ops::kSuperblock * 2];
+
+  // Zeros for the tokens from `count` on, for good.
+  template <class Unit>
+  EFFINFER_DEVICE void clear(const Unit& unit, int count) {
+    for (int i = count * 8 + unit.lane; i < kTokens * 8; i += kWarp) {
+      *reinterpret_cast<Quad*>(bytes[0] + i * 16) = {};
+      *reinterpret_cast<Quad*>(bytes[1] + i * 16) = {};
+    }
+  }
+
+  // Puts superblock `superblock` of tokens x[0 .. count) on its way.
+  template <class Unit>
+  EFFINFER_DEVICE void fetch(Unit& unit, const uint8_t* x, int64_t row_bytes, int count,
+                             int superblock) {
+    const int piece = unit.lane % 8;
+    const int first = unit.lane / 8;  // tokens first, first + 4, ... have one order of steps
+    const uint8_t* from = x + superblock * (ops::kSuperblock * 2) + first * row_bytes + piece * 16;
+    uint8_t* to = bytes[superblock % 2] + first * 128 + ((piece / 2) ^ first) * 32 + piece % 2 * 16;
+    EFFINFER_UNROLL
+    for (int i = 0; i < kTokens / 4; ++i) {
+      if (first + 4 * i < count) unit.copy_async(to + i * (4 * 128), from + i * (4 * row_bytes));
+    }
+    unit.commit();
+  }
+
+  // The B fragment of a step: four k of token g of a tile.
+  EFFINFER_DEVICE void fragment(int superblock, int tile, int step, int g, int t,
+                                uint32_t (&b)[2]) const {
+    const uint8_t* from =
+        bytes[superblock % 2] + (tile * kTileTokens + g) * 128 + (step ^ (g % 4)) * 32 + t * 8;
+    memcpy(b, __builtin_assume_aligned(from, 8), 8);
+  }
+};
+
+// The sums of a warp: C fragments of a pair of rows (dequant.h) and a tile of tokens. Element i is
+// token 2 t + i % 2 of the tile and row 2 pair + i / 2 of the lane.
+template <int kTiles>
+struct StreamSums {
+  float values[kTiles][2][4];
+};
+
+// The inner loop, of weights of one format.
+template <ops::PackedFormat kFormat, int kTiles, int kAhead>
+struct StreamProduct {
+  static constexpr bool kDense = kFormat.scales == ops::ScaleKind::dense;
+  static constexpr int kBlockSteps = kFormat.sub_block == 16 ? 1 : 2;
+  struct NoScales {
+    static constexpr int kRegisters = 0;
+  };
+  using Scales = std::conditional_t<kDense, NoScales, WeightScales<kFormat>>;
+
+  struct Stage {
+    WeightFragments<kFormat> weights;
+    Scales scales;
+  };
+  static constexpr int kStageRegisters = WeightFragments<kFormat>::kRegisters + Scales::kRegisters;
+  // Superblocks on their way: as many as kAhead registers hold, from 2 to 6.
+  static constexpr int kWanted = kAhead / kStageRegisters;
+  static constexpr int kDepth = kWanted < 2 ? 2 : kWanted > 6 ? 6 : kWanted;
+
+  // Adds superblocks [first, last) to `sums`.
+  template <class Unit>
+  EFFINFER_DEVICE static void run(Unit& unit, const StreamParams& p, const GroupPlace& group,
+                                  const uint8_t* x, int count, int first, int last,
+                                  StreamTokens<kTiles>& tokens, StreamSums<kTiles>& sums) {
+    const WeightLane lane = {unit.lane % 4, unit.lane / 4 % 4};
+    Stage stages[kDepth];
+    EFFINFER_UNROLL
+    for (int i = 0; i < kDepth; ++i) {
+      if (first + i < last) load(unit, p, group, first + i, lane, stages[i]);
+    }
+    tokens.clear(unit, count);
+    tokens.fetch(unit, x, p.x_row_bytes, count, first);
+    for (int base = first; base < last; base += kDepth) {
+      EFFINFER_UNROLL
+      for (int i = 0; i < kDepth; ++i) {
+        const int superblock = base + i;
+        if (superblock < last) {
+          unit.template wait<0>();
+          unit.sync_warp();  // all have read what the next copies replace
+          if (superblock + 1 < last) {
+            tokens.fetch(unit, x, p.x_row_bytes, count, superblock + 1);
+          }
+          multiply(unit, stages[i], lane, superblock, tokens, sums);
+          if (superblock + kDepth < last) {
+            load(unit, p, group, superblock + kDepth, lane, stages[i]);
+          }
+        }
+      }
+    }
+  }
+
+ private:
+  template <class Unit>
+  EFFINFER_DEVICE static void load(Unit& unit, const StreamParams& p, const GroupPlace& group,
+                                   int superblock, const WeightLane& lane, Stage& stage) {
+    stage.weights.load(unit, group.superblocks + superblock * ops::superblock_bytes(kFormat), lane);
+    if constexpr (!kDense) {
+      stage.scales.load(unit, group, superblock, lane.quad, p.header_row_bytes);
+    }
+  }
+
+  template <class Unit>
+  EFFINFER_DEVICE static void multiply(Unit& unit, const Stage& stage, const WeightLane& lane,
+                                       int superblock, const StreamTokens<kTiles>& tokens,
+                                       StreamSums<kTiles>& sums) {
+    EFFINFER_UNROLL
+    for (int block = 0; block < 4 / kBlockSteps; ++block) {
+      float scale[4];
+      float minimum[4];
+      if constexpr (!kDense) {
+        EFFINFER_UNROLL
+        for (int row = 0; row < 4; ++row) {
+          scale[row] = stage.scales.scale(unit, block, row);
+          if constexpr (kFormat.has_min) minimum[row] = stage.scales.minimum(unit, block, row);
+        }
+      }
+      multiply_block(unit, stage.weights, lane, superblock, block, scale, minimum, tokens, sums);
+    }
+  }
+
+  template <class Unit>
+  EFFINFER_DEVICE static void multiply_block(Unit& unit, const WeightFragments<kFormat>& weights,
+                                             const WeightLane& lane, int superblock, int block,
+                                             const float (&scale)[4], const float (&minimum)[4],
+                                             const StreamTokens<kTiles>& tokens,
+                                             StreamSums<kTiles>& sums) {
+    constexpr int kParts = WeightFragments<kFormat>::kParts;
+    uint32_t a[kBlockSteps][2][kParts][4];
+    EFFINFER_UNROLL
+    for (int s = 0; s < kBlockSteps; ++s) {
+      EFFINFER_UNROLL
+      for (int pair = 0; pair < 2; ++pair) {
+        const int step = block * kBlockSteps + s;
+        weights.template fragment<0>(unit, step, pair, lane, a[s][pair][0]);
+        if constexpr (kParts == 2) {
+          weights.template fragment<1>(unit, step, pair, lane, a[s][pair][1]);
+        }
+      }
+    }
+    EFFINFER_UNROLL
+    for (int tile = 0; tile < kTiles; ++tile) {
+      uint32_t b[kBlockSteps][2];
+      EFFINFER_UNROLL
+      for (int s = 0; s < kBlockSteps; ++s) {
+        tokens.fragment(superblock, tile, block * kBlockSteps + s, unit.lane / 4, lane.t, b[s]);
+      }
+      float activations[4] = {};
+      if constexpr (kFormat.has_min) {
+        constexpr uint32_t kOne = bf16_pair(1);
+        EFFINFER_UNROLL
+        for (int s = 0; s < kBlockSteps; ++s) {
+          unit.mma(activations, {kOne, kOne, kOne, kOne}, b[s]);
+        }
+      }
+      EFFINFER_UNROLL
+      for (int pair = 0; pair < 2; ++pair) {
+        float products[4] = {};
+        EFFINFER_UNROLL
+        for (int s = 0; s < kBlockSteps; ++s) {
+          EFFINFER_UNROLL
+          for (int part = 0; part < kParts; ++part) unit.mma(products, a[s][pair][part], b[s]);
+        }
+        EFFINFER_UNROLL
+        for (int i = 0; i < 4; ++i) {
+          float& sum = sums.values[tile][pair][i];
+          if constexpr (kDense) {
+            sum += products[i];
+          } else {
+            sum = fmaf(scale[2 * pair + i / 2], products[i], sum);
+            if constexpr (kFormat.has_min) {
+              sum = fmaf(minimum[2 * pair + i / 2], activations[i % 2], sum);
+            }
+          }
+        }
+      }
+    }
+  }
+};
+
+}  // namespace effinfer::cuda

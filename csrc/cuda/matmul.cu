@@ -1,0 +1,166 @@
+// Matmuls by the kernels of bodies/stream_matmul.h and bodies/matmul_f32.h.
+#include <algorithm>
+#include <array>
+
+#include "cuda/bodies/matmul_f32.h"
+#include "cuda/entry.h"
+#include "cuda/register.h"
+#include "cuda/stream_launch.h"
+#include "ops/matmul.h"
+
+namespace effinfer::cuda {
+namespace {
+
+using ops::Arithmetic;
+using ops::MatmulProblem;
+using ops::PackedFormat;
+using ops::ScaleKind;
+
+// Which parts of a problem.
+using Takes = std::array<bool, ops::kMaxMatmulParts>;
+
+const char* rejects(const MatmulProblem& problem) {
+  if (problem.num_parts < 1 || problem.num_parts > ops::kMaxMatmulParts) {
+    return "needs one to four weights";
+  }
+  if (problem.x.arithmetic != Arithmetic::bf16 && problem.x.arithmetic != Arithmetic::f32) {
+    return "needs a bf16 or f32 operand";
+  }
+  for (int i = 0; i < problem.num_parts; ++i) {
+    const ops::PackedWeight& weight = problem.parts[i].weight;
+    if (is_ternary(weight.format)) return "needs weights that are not ternary";
+    if (weight.cols != problem.x.cols) {
+      return "the weights and the operand have different inner sizes";
+    }
+  }
+  if (problem.glu != ops::UnaryOp::none) {
+    if (problem.num_parts != 2 || problem.parts[0].weight.rows != problem.parts[1].weight.rows) {
+      return "GLU needs two weights of equal size";
+    }
+    if (!is_activation(problem.glu)) return "the gate of a GLU is an activation";
+  }
+  if (problem.out_operand.data != nullptr) {
+    if (problem.glu == ops::UnaryOp::none && problem.num_parts != 1) {
+      return "an operand as output needs one result";
+    }
+    const Arithmetic out = problem.out_operand.arithmetic;
+    if (out != Arithmetic::bf16 && out != Arithmetic::f32) return "writes bf16 or f32 operands";
+  }
+  return problem.top != nullptr ? "keeps no highest outputs" : nullptr;
+}
+
+FloatPart float_part(const ops::MatmulPart& part) {
+  const PackedFormat& format = part.weight.format;
+  const bool dense = format.scales == ScaleKind::dense;
+  return {matmul_weight(part),
+          format,
+          static_cast<int32_t>(ops::quant_bytes(format.bits)),
+          dense ? 0 : static_cast<int32_t>(ops::min_offset(format)),
+          static_cast<int32_t>(ops::superblock_bytes(format)),
+          ops::header_bytes(format, part.weight.cols)};
+}
+
+template <int kTokens>
+void launch_floats(FloatParams& params, int64_t groups, Queue& queue) {
+  params.token_blocks = static_cast<int32_t>(blocks_for(params.tokens, kTokens));
+  launch<FloatMatmul<kTokens>>(params, groups * params.token_blocks, queue);
+}
+
+// Parts of which `takes` says so, all of them where there is GLU.
+void multiply_floats(const MatmulProblem& problem, Queue& queue, const Takes& takes) {
+  FloatParams params;
+  params.x = static_cast<const uint8_t*>(problem.x.data);
+  params.x_row_bytes = problem.x.row_bytes();
+  params.x_is_bf16 = problem.x.arithmetic == Arithmetic::bf16;
+  params.tokens = static_cast<int32_t>(problem.x.rows);
+  params.superblocks = static_cast<int32_t>(blocks_for(problem.x.cols, ops::kSuperblock));
+  params.glu = problem.glu;
+  params.header_row_bytes = ops::header_row_bytes(problem.x.cols);
+  params.operand = operand_out(problem.out_operand);
+  int64_t groups = 0;
+  for (int i = 0; i < problem.num_parts; ++i) {
+    if (!takes[i]) continue;
+    params.parts[params.num_parts++] = float_part(problem.parts[i]);
+    if (i == 0 || problem.glu == ops::UnaryOp::none) groups += problem.parts[i].weight.groups();
+  }
+  if (params.tokens == 1) return launch_floats<1>(params, groups, queue);
+  launch_floats<8>(params, groups, queue);
+}
+
+bool is_streamed(const PackedFormat& format) {
+  return std::ranges::find(kStreamFormats, format) != kStreamFormats.end();
+}
+
+// Multiplies the parts that `takes` names, which have one format.
+void multiply_streamed(const MatmulProblem& problem, const Takes& takes, Queue& queue) {
+  const bool gated = problem.glu != ops::UnaryOp::none;
+  StreamParams params;
+  params.x = static_cast<const uint8_t*>(problem.x.data);
+  params.x_row_bytes = problem.x.row_bytes();
+  params.tokens = static_cast<int32_t>(problem.x.rows);
+  params.superblocks = static_cast<int32_t>(blocks_for(problem.x.cols, ops::kSuperblock));
+  params.glu = problem.glu;
+  params.header_row_bytes = ops::header_row_bytes(problem.x.cols);
+  params.operand = operand_out(problem.out_operand);
+  PackedFormat format;
+  int count = 0;
+  for (int i = 0; i < problem.num_parts; ++i) {
+    if (!takes[i]) continue;
+    StreamPart& part = params.parts[count++];
+    part.weight = matmul_weight(problem.parts[i]);
+    format = problem.parts[i].weight.format;
+    if (gated && i > 0) continue;  // goes with the first
+    part.units = gated ? part.weight.groups : (part.weight.groups + 1) / 2;
+    part.slice_bits = stream_slice_bits(part.units, params.superblocks);
+    part.blocks = static_cast<int32_t>(blocks_for(part.units, kStreamWarps >> part.slice_bits));
+  }
+  params.header_bytes = ops::header_bytes(format, problem.x.cols);
+  switch (format.bits) {
+    case ops::QuantBits::u4:
+      return launch_u4(format, params, queue);
+    case ops::QuantBits::u5:
+    case ops::QuantBits::u6:
+      return launch_u5_u6(format, params, queue);
+    default:
+      return launch_u8_dense(format, params, queue);
+  }
+}
+
+// Parts of one format go together; float32 weights have the kernel of float32 operands, and so have
+// two formats under one GLU.
+void multiply_bf16(const MatmulProblem& problem, Queue& queue) {
+  Takes floats = {};
+  bool has_floats = false;
+  Takes done = {};
+  const bool gated = problem.glu != ops::UnaryOp::none;
+  const bool is_mixed = gated && problem.parts[0].weight.format != problem.parts[1].weight.format;
+  for (int i = 0; i < problem.num_parts; ++i) {
+    floats[i] = is_mixed || !is_streamed(problem.parts[i].weight.format);
+    has_floats |= floats[i];
+    done[i] = floats[i];
+  }
+  for (int i = 0; i < problem.num_parts; ++i) {
+    if (done[i]) continue;
+    Takes same = {};
+    for (int j = i; j < problem.num_parts; ++j) {
+      same[j] = !done[j] && problem.parts[j].weight.format == problem.parts[i].weight.format;
+      done[j] = done[j] || same[j];
+    }
+    multiply_streamed(problem, same, queue);
+  }
+  if (has_floats) multiply_floats(problem, queue, floats);
+}
+
+void multiply(const MatmulProblem& problem, Queue& queue) {
+  if (problem.x.rows == 0) return;
+  if (problem.x.arithmetic == Arithmetic::bf16) return multiply_bf16(problem, queue);
+  multiply_floats(problem, queue, {true, true, true, true});
+}
+
+}  // namespace
+
+void register_matmul() {
+  add<MatmulProblem>("matmul", rejects, multiply);
+}
+
+}  // namespace effinfer::cuda
