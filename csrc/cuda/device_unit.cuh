@@ -106,6 +106,17 @@ class DeviceUnit {
     asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(packed) : "f"(high), "f"(low));
     return packed;
   }
+  __device__ __forceinline__ uint32_t f16x2(float low, float high) {
+    uint32_t packed;
+    asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(packed) : "f"(high), "f"(low));
+    return packed;
+  }
+  // As a product with 1, because add.bf16x2 needs sm_90.
+  __device__ __forceinline__ uint32_t add_bf16x2(uint32_t a, uint32_t b) {
+    uint32_t sums;
+    asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(sums) : "r"(a), "r"(0x3f803f80u), "r"(b));
+    return sums;
+  }
 
  private:
   static constexpr unsigned kAll = 0xffffffffu;

@@ -29,7 +29,8 @@
 //   atomic_add(pointer, n)  on global memory; returns what was there. fence() orders what a thread
 //                           wrote to global memory before it against what it writes after it, for
 //                           other blocks
-//   bf16x2(low, high)       two floats rounded to nearest even
+//   bf16x2(low, high)       two floats rounded to nearest even; f16x2(low, high)
+//   add_bf16x2(a, b)        two sums of bfloat16, rounded to nearest even
 //
 // All threads of a warp call the collectives (shuffles, ballot, ldmatrix, mma, sync_warp) together,
 // those of a block sync(). A thread that has left the kernel takes part in nothing, so a kernel

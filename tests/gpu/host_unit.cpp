@@ -323,6 +323,15 @@ uint32_t Unit::bf16x2(float low, float high) {
   return uint32_t{f32_to_bf16(low)} | uint32_t{f32_to_bf16(high)} << 16;
 }
 
+uint32_t Unit::f16x2(float low, float high) {
+  return uint32_t{f32_to_f16(low)} | uint32_t{f32_to_f16(high)} << 16;
+}
+
+uint32_t Unit::add_bf16x2(uint32_t a, uint32_t b) {
+  return bf16x2(float_of(a << 16) + float_of(b << 16),
+                float_of(a & 0xffff0000) + float_of(b & 0xffff0000));
+}
+
 void run(const Grid& grid, uint64_t seed) {
   std::mt19937_64 draw(seed);
   std::vector<int> order(static_cast<size_t>(grid.blocks));

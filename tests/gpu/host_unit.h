@@ -81,6 +81,8 @@ class Unit {
   }
   void fence() {}
   uint32_t bf16x2(float low, float high);
+  uint32_t f16x2(float low, float high);
+  uint32_t add_bf16x2(uint32_t a, uint32_t b);
 
  private:
   friend class Block;
