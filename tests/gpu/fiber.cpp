@@ -1,15 +1,31 @@
-// Never built with -fsanitize=thread (EFFINFER_TSAN says that the rest is): what happens here is the
-// machine and not the program.
+// Never built with -fsanitize=thread (EFFINFER_TSAN says that the rest is): what happens here is
+// the machine and not the program.
 #include "gpu/fiber.h"
 
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <atomic>
 #include <cstdint>
+#include <mutex>
+#include <new>
+#include <vector>
 
 #if !defined(__x86_64__)
 #include <ucontext.h>
 #endif
 
-#if defined(EFFINFER_TSAN)
+#if defined(__has_feature)
+#if __has_feature(address_sanitizer)
+#define EFFINFER_ASAN 1
+#endif
+#elif defined(__SANITIZE_ADDRESS__)
+#define EFFINFER_ASAN 1
+#endif
+
 extern "C" {
+#if defined(EFFINFER_TSAN)
 void* __tsan_get_current_fiber();
 void* __tsan_create_fiber(unsigned flags);
 void __tsan_destroy_fiber(void* fiber);
@@ -18,24 +34,58 @@ void __tsan_acquire(void* place);
 void __tsan_release(void* place);
 void __tsan_read_range(void* from, unsigned long bytes);
 void __tsan_write_range(void* to, unsigned long bytes);
+void AnnotateIgnoreReadsBegin(const char* file, int line);
+void AnnotateIgnoreReadsEnd(const char* file, int line);
+void AnnotateIgnoreWritesBegin(const char* file, int line);
+void AnnotateIgnoreWritesEnd(const char* file, int line);
+#endif
+#if defined(EFFINFER_ASAN)
+void __sanitizer_start_switch_fiber(void** fake_stack, const void* bottom, size_t size);
+void __sanitizer_finish_switch_fiber(void* fake_stack, const void** bottom, size_t* size);
+void __asan_poison_memory_region(const volatile void* from, size_t bytes);
+void __asan_unpoison_memory_region(const volatile void* from, size_t bytes);
+#endif
 }
-#else
+
 namespace {
-void* __tsan_get_current_fiber() { return nullptr; }
-void* __tsan_create_fiber(unsigned) { return nullptr; }
+#if !defined(EFFINFER_TSAN)
+void* __tsan_get_current_fiber() {
+  return nullptr;
+}
+void* __tsan_create_fiber(unsigned) {
+  return nullptr;
+}
 void __tsan_destroy_fiber(void*) {}
 void __tsan_switch_to_fiber(void*, unsigned) {}
 void __tsan_acquire(void*) {}
 void __tsan_release(void*) {}
 void __tsan_read_range(void*, unsigned long) {}
 void __tsan_write_range(void*, unsigned long) {}
+void AnnotateIgnoreReadsBegin(const char*, int) {}
+void AnnotateIgnoreReadsEnd(const char*, int) {}
+void AnnotateIgnoreWritesBegin(const char*, int) {}
+void AnnotateIgnoreWritesEnd(const char*, int) {}
+#endif
+#if !defined(EFFINFER_ASAN)
+void __sanitizer_start_switch_fiber(void**, const void*, size_t) {}
+void __sanitizer_finish_switch_fiber(void*, const void**, size_t*) {}
+void __asan_poison_memory_region(const volatile void*, size_t) {}
+void __asan_unpoison_memory_region(const volatile void*, size_t) {}
+#endif
 }  // namespace
+
+static std::atomic<int> races = 0;
+#if defined(EFFINFER_TSAN)
+// ThreadSanitizer calls it with each report.
+extern "C" void __tsan_on_report(void*) {
+  ++races;
+}
 #endif
 
 #if defined(__x86_64__)
 // Keeps the registers that a call must preserve and the stack pointer in *save, and takes the
-// others' from `load`. swapcontext() also asks the kernel for the signal mask, which costs a hundred
-// times as much.
+// others' from `load`. swapcontext() also asks the kernel for the signal mask, which costs a
+// hundred times as much.
 extern "C" void effinfer_switch_stack(void** save, void* load);
 asm(R"(
   .text
@@ -62,24 +112,75 @@ effinfer_switch_stack:
 namespace effinfer::cuda::host {
 namespace {
 
-constexpr size_t kStackBytes = 64 << 10;
+constexpr size_t kStackBytes = Fiber::kStackBytes;
 constexpr unsigned kOrdersNothing = 1;
+
+// Each lies above a page that nobody may touch.
+class Stacks {
+ public:
+  void* take() {
+    {
+      const std::lock_guard lock(mutex_);
+      if (!spare_.empty()) {
+        void* stack = spare_.back();
+        spare_.pop_back();
+        return stack;
+      }
+    }
+    const auto page = static_cast<size_t>(sysconf(_SC_PAGESIZE));
+    void* base = mmap(nullptr, page + kStackBytes, PROT_READ | PROT_WRITE,
+                      MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (base == MAP_FAILED) throw std::bad_alloc();
+    mprotect(base, page, PROT_NONE);
+    return static_cast<char*>(base) + page;
+  }
+  void give(void* stack) {
+    const std::lock_guard lock(mutex_);
+    spare_.push_back(stack);
+  }
+
+ private:
+  std::mutex mutex_;
+  std::vector<void*> spare_;
+};
+
+Stacks& stacks() {
+  static auto* all = new Stacks;
+  return *all;
+}
 
 }  // namespace
 
 struct Fiber::State {
-  std::unique_ptr<char[]> stack;
+  void (*entry)() = nullptr;
+  void* stack = nullptr;  // ours to give back
+  // For AddressSanitizer; those of the thread's own stack it tells when another fiber first runs.
+  const void* bottom = nullptr;
+  size_t size = 0;
+  void* fake_stack = nullptr;
   void* tsan = nullptr;
-  bool owns_tsan = false;
+  // One that was given up half-way is never destroyed: it may have been Unseen.
+  bool has_left = false;
 #if defined(__x86_64__)
   void* stack_pointer = nullptr;
 #else
   ucontext_t context;
 #endif
+
+  static thread_local State* left;     // the last one that stopped
+  static thread_local State* running;  // the one that runs instead
+  static void arrive() {
+    __sanitizer_finish_switch_fiber(running->fake_stack, &left->bottom, &left->size);
+  }
 };
 
+thread_local Fiber::State* Fiber::State::left = nullptr;
+thread_local Fiber::State* Fiber::State::running = nullptr;
+
 Fiber::Fiber() : state_(std::make_unique<State>()) {
-  state_->stack = std::make_unique_for_overwrite<char[]>(kStackBytes);
+  state_->stack = stacks().take();
+  state_->bottom = state_->stack;
+  state_->size = kStackBytes;
 }
 
 Fiber::Fiber(Own) : state_(std::make_unique<State>()) {}
@@ -87,7 +188,9 @@ Fiber::Fiber(Own) : state_(std::make_unique<State>()) {}
 Fiber::Fiber(Fiber&&) noexcept = default;
 
 Fiber::~Fiber() {
-  if (state_ && state_->owns_tsan) __tsan_destroy_fiber(state_->tsan);
+  if (!state_) return;
+  if (state_->has_left) __tsan_destroy_fiber(state_->tsan);
+  if (state_->stack != nullptr) stacks().give(state_->stack);
 }
 
 Fiber Fiber::of_thread() {
@@ -96,34 +199,57 @@ Fiber Fiber::of_thread() {
   return fiber;
 }
 
+void Fiber::first() {
+  State::arrive();
+  State::running->entry();
+}
+
 void Fiber::start(void (*entry)()) {
   State& state = *state_;
-  if (state.owns_tsan) __tsan_destroy_fiber(state.tsan);
+  if (state.has_left) __tsan_destroy_fiber(state.tsan);
   state.tsan = __tsan_create_fiber(0);
-  state.owns_tsan = true;
+  state.has_left = false;
+  state.entry = entry;
+  state.fake_stack = nullptr;
+  // Frames that an earlier fiber never left.
+  __asan_unpoison_memory_region(state.stack, kStackBytes);
 #if defined(__x86_64__)
-  // As a call leaves it: the address to go to on top of six registers, and a stack pointer that is
-  // 8 beyond a multiple of 16 at the entry.
-  const auto end = reinterpret_cast<uintptr_t>(state.stack.get()) + kStackBytes;
-  auto** top = reinterpret_cast<void**>(end & ~uintptr_t{15}) - 2;
-  *top = reinterpret_cast<void*>(entry);
-  state.stack_pointer = top - 6;
+  // As a call leaves it: six registers, the address to go to, and above them what would be the
+  // address to return to, 8 beyond a multiple of 16. Zeros end a debugger's walk.
+  constexpr size_t kRegisters = 6;
+  auto** top = reinterpret_cast<void**>(static_cast<char*>(state.stack) + kStackBytes) - 2;
+  std::fill(top - kRegisters, top + 2, nullptr);
+  *top = reinterpret_cast<void*>(&Fiber::first);
+  state.stack_pointer = top - kRegisters;
 #else
   getcontext(&state.context);
-  state.context.uc_stack.ss_sp = state.stack.get();
+  state.context.uc_stack.ss_sp = state.stack;
   state.context.uc_stack.ss_size = kStackBytes;
   state.context.uc_link = nullptr;
-  makecontext(&state.context, entry, 0);
+  makecontext(&state.context, &Fiber::first, 0);
+#endif
+}
+
+void Fiber::jump(State& from, State& to, void** fake_stack) {
+  State::left = &from;
+  State::running = &to;
+  __tsan_switch_to_fiber(to.tsan, kOrdersNothing);
+  __sanitizer_start_switch_fiber(fake_stack, to.bottom, to.size);
+#if defined(__x86_64__)
+  effinfer_switch_stack(&from.stack_pointer, to.stack_pointer);
+#else
+  swapcontext(&from.context, &to.context);
 #endif
 }
 
 void Fiber::switch_to(Fiber& from, Fiber& to) {
-  __tsan_switch_to_fiber(to.state_->tsan, kOrdersNothing);
-#if defined(__x86_64__)
-  effinfer_switch_stack(&from.state_->stack_pointer, to.state_->stack_pointer);
-#else
-  swapcontext(&from.state_->context, &to.state_->context);
-#endif
+  jump(*from.state_, *to.state_, &from.state_->fake_stack);
+  State::arrive();
+}
+
+void Fiber::leave(Fiber& from, Fiber& to) {
+  from.state_->has_left = true;
+  jump(*from.state_, *to.state_, nullptr);
 }
 
 void order_before(void* place) {
@@ -132,11 +258,40 @@ void order_before(void* place) {
 void order_after(void* place) {
   __tsan_acquire(place);
 }
-void count_read(const void* from, size_t bytes) {
+void pass_on(void* from, void* to) {
+  void* const here = __tsan_get_current_fiber();
+  void* const messenger = __tsan_create_fiber(0);
+  __tsan_switch_to_fiber(messenger, kOrdersNothing);
+  __tsan_acquire(from);
+  __tsan_release(to);
+  __tsan_switch_to_fiber(here, kOrdersNothing);
+  __tsan_destroy_fiber(messenger);
+}
+void tell_read(const void* from, size_t bytes) {
   __tsan_read_range(const_cast<void*>(from), bytes);
 }
-void count_write(void* to, size_t bytes) {
+void tell_write(void* to, size_t bytes) {
   __tsan_write_range(to, bytes);
+}
+
+int reported_races() {
+  return races;
+}
+
+Unseen::Unseen() {
+  AnnotateIgnoreReadsBegin(__FILE__, __LINE__);
+  AnnotateIgnoreWritesBegin(__FILE__, __LINE__);
+}
+Unseen::~Unseen() {
+  AnnotateIgnoreWritesEnd(__FILE__, __LINE__);
+  AnnotateIgnoreReadsEnd(__FILE__, __LINE__);
+}
+
+void poison(const void* from, size_t bytes) {
+  __asan_poison_memory_region(from, bytes);
+}
+void unpoison(const void* from, size_t bytes) {
+  __asan_unpoison_memory_region(from, bytes);
 }
 
 }  // namespace effinfer::cuda::host

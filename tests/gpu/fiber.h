@@ -1,5 +1,6 @@
-// Fibers: stacks that one thread switches between. ThreadSanitizer is told of each; that one runs
-// after another orders nothing for it, only order_after() and order_before() do.
+// Fibers: stacks that one thread switches between, and what the sanitizers must know of an emulated
+// machine. For ThreadSanitizer that one fiber runs after another orders nothing, only
+// order_before() and order_after() do.
 #pragma once
 
 #include <cstddef>
@@ -9,29 +10,54 @@ namespace effinfer::cuda::host {
 
 class Fiber {
  public:
+  // Frames of unoptimised, instrumented kernels are large. Only what is touched takes memory.
+  static constexpr size_t kStackBytes = 256 << 10;
+
+  // Stacks of fibers that have gone are used again.
   Fiber();
   ~Fiber();
   Fiber(Fiber&&) noexcept;
 
-  // Makes it ready to run `entry`, which must end with a switch to another fiber.
+  // Makes it ready to run `entry`, which must end with leave().
   void start(void (*entry)());
   // The fiber that runs stops here until somebody switches to it.
   static void switch_to(Fiber& from, Fiber& to);
+  // The same for good.
+  static void leave(Fiber& from, Fiber& to);
   // The thread's own stack, which needs no start().
   static Fiber of_thread();
 
  private:
   struct Own {};
-  explicit Fiber(Own);
   struct State;
+  explicit Fiber(Own);
+  static void first();  // on a new fiber's stack
+  static void jump(State& from, State& to, void** fake_stack);
   std::unique_ptr<State> state_;
 };
 
-// What was done before order_before(place) has happened for whoever calls order_after(place) later.
+// ThreadSanitizer. What was done before order_before(place) has happened for whoever calls
+// order_after(place) later.
 void order_before(void* place);
 void order_after(void* place);
+// What has happened for whoever calls order_after(from) has for whoever calls order_after(to).
+void pass_on(void* from, void* to);
 // Accesses that the emulator makes for the fiber that runs.
-void count_read(const void* from, size_t bytes);
-void count_write(void* to, size_t bytes);
+void tell_read(const void* from, size_t bytes);
+void tell_write(void* to, size_t bytes);
+// Races that it has told of, in all threads.
+int reported_races();
+// While it lives the accesses of this fiber are the machine's and nobody's.
+class Unseen {
+ public:
+  Unseen();
+  ~Unseen();
+  Unseen(const Unseen&) = delete;
+  Unseen& operator=(const Unseen&) = delete;
+};
+
+// AddressSanitizer: who touches poisoned memory is told on.
+void poison(const void* from, size_t bytes);
+void unpoison(const void* from, size_t bytes);
 
 }  // namespace effinfer::cuda::host

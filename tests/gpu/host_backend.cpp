@@ -4,10 +4,13 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <atomic>
+#include <cstddef>
 #include <cstring>
 #include <functional>
 #include <map>
+#include <memory>
 #include <mutex>
 #include <stdexcept>
 #include <string>
@@ -17,6 +20,7 @@
 #include "core/backend.h"
 #include "cuda/register.h"
 #include "effinfer/error.h"
+#include "gpu/fiber.h"
 #include "gpu/host_unit.h"
 
 namespace effinfer::cuda::host {
@@ -25,20 +29,32 @@ namespace {
 constexpr size_t kCapacity = size_t{4} << 30;
 std::atomic<uint64_t> next_seed{1};
 
-// The mappings of the device's memory, and who may touch them.
+// One of the device's allocations: `bytes` from `offset` on of a mapping. What lies around them is
+// filled with `fill` and belongs to nobody.
+struct Allocation {
+  size_t mapped = 0;
+  size_t offset = 0;
+  size_t bytes = 0;
+  unsigned char fill = 0;
+};
+
+// All of them, and who may touch them.
 class Mappings {
  public:
-  void add(void* base, size_t bytes) {
+  void add(void* base, const Allocation& allocation) {
     const std::lock_guard lock(mutex_);
-    mappings_[base] = bytes;
-    used_ += bytes;
-    if (open_ > 0) mprotect(base, bytes, PROT_READ | PROT_WRITE);
+    allocations_[base] = allocation;
+    used_ += allocation.mapped;
+    guard(base, allocation, poison);
+    if (open_ > 0) mprotect(base, allocation.mapped, PROT_READ | PROT_WRITE);
   }
   void remove(void* base) {
     const std::lock_guard lock(mutex_);
-    used_ -= mappings_[base];
-    munmap(base, mappings_[base]);
-    mappings_.erase(base);
+    const auto found = allocations_.find(base);
+    used_ -= found->second.mapped;
+    guard(base, found->second, unpoison);
+    munmap(base, found->second.mapped);
+    allocations_.erase(found);
   }
   size_t used() {
     const std::lock_guard lock(mutex_);
@@ -52,13 +68,37 @@ class Mappings {
     const std::lock_guard lock(mutex_);
     if (--open_ == 0) protect(PROT_NONE);
   }
+  // While they are open: throws std::logic_error if somebody wrote around one.
+  void check() {
+    const std::lock_guard lock(mutex_);
+    for (const auto& [base, allocation] : allocations_) {
+      bool intact = true;
+      guard(base, allocation, [&](const void* from, size_t bytes) {
+        unpoison(from, bytes);
+        const auto* first = static_cast<const unsigned char*>(from);
+        intact = intact && std::all_of(first, first + bytes,
+                                       [&](unsigned char byte) { return byte == allocation.fill; });
+        poison(from, bytes);
+      });
+      if (!intact) {
+        throw std::logic_error("device memory: written to beyond the ends of an allocation of " +
+                               std::to_string(allocation.bytes) + " bytes");
+      }
+    }
+  }
 
  private:
+  template <class F>
+  static void guard(void* base, const Allocation& allocation, F&& each) {
+    const size_t end = allocation.offset + allocation.bytes;
+    each(base, allocation.offset);
+    each(static_cast<std::byte*>(base) + end, allocation.mapped - end);
+  }
   void protect(int access) {
-    for (const auto& [base, bytes] : mappings_) mprotect(base, bytes, access);
+    for (const auto& [base, allocation] : allocations_) mprotect(base, allocation.mapped, access);
   }
   std::mutex mutex_;
-  std::map<void*, size_t> mappings_;
+  std::map<void*, Allocation> allocations_;
   size_t used_ = 0;
   int open_ = 0;
 };
@@ -94,10 +134,11 @@ class HostMemory final : public Memory {
     void* base = mmap(nullptr, inside + page, PROT_READ | PROT_WRITE,
                       MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     if (base == MAP_FAILED) return nullptr;
-    if (pages == Pages::heap) std::memset(base, 0xff, inside);
+    const unsigned char fill = pages == Pages::heap ? 0xff : 0;
+    if (fill != 0) std::memset(base, fill, inside);
     mprotect(base, inside + page, PROT_NONE);
-    mappings().add(base, inside);
     const size_t start = pages == Pages::lazy ? 0 : inside - rounded;
+    mappings().add(base, {inside, start, bytes, fill});
     return {static_cast<std::byte*>(base) + start, [base, inside, page](void*) {
               mappings().remove(base);
               munmap(static_cast<std::byte*>(base) + inside, page);
@@ -134,6 +175,7 @@ class HostQueue final : public Queue {
     const std::vector<std::function<void()>> work = std::exchange(work_, {});
     const Access access;
     for (const std::function<void()>& task : work) task();
+    mappings().check();
   }
   void add(std::function<void()> task) { work_.push_back(std::move(task)); }
 

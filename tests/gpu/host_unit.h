@@ -2,17 +2,26 @@
 // block do together is a rendezvous, to which each brings its operands and where the last to come
 // does the work for all. Which fiber runs next is drawn from a seed, asynchronous copies land as
 // late as they may, shared memory is NaN before a block, and what is undefined on a GPU throws
-// std::logic_error: a collective that not all threads reach, two different ones that meet, a copy
-// that is not aligned.
+// std::logic_error: a collective that not all threads reach or reach from different lines, a copy
+// that is not aligned, memory of the wrong kind.
 //
 // Blocks run one after the other, in an order drawn from the seed, so a block must not wait for
-// another. The order of memory between blocks is not modelled.
+// another.
+//
+// What orders memory: sync() and sync_warp(), not shuffles; between blocks a fence() after the
+// writes and, in the block that reads, one after an atomic_add(). ThreadSanitizer and the detector
+// of races.h believe nothing else.
 #pragma once
 
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
 #include <functional>
+#include <set>
+#include <source_location>
+#include <string>
+#include <type_traits>
 
 #include "core/backend.h"
 #include "cuda/unit.h"
@@ -20,6 +29,9 @@
 namespace effinfer::cuda::host {
 
 class Block;
+
+// A call in a kernel's source.
+using Where = std::source_location;
 
 // One thread of a block, with the names of DeviceUnit.
 class Unit {
@@ -30,45 +42,38 @@ class Unit {
   int block = 0;
   int num_blocks = 0;
 
-  void sync() { meet(Group::block, "sync", nullptr, nullptr); }
-  void sync_warp() { meet(Group::warp, "sync_warp", nullptr, nullptr); }
+  void sync(Where where = Where::current());
+  void sync_warp(Where where = Where::current());
 
   template <class T>
-  T shfl(T value, int from) {
-    struct Slot {
-      T in;
-      T out;
-      int from;
-    } slot{value, {}, from};
-    meet(Group::warp, "shfl", &slot, [](void** all) {
-      for (int i = 0; i < kWarp; ++i) {
-        auto* mine = static_cast<Slot*>(all[i]);
-        mine->out = static_cast<Slot*>(all[mine->from % kWarp])->in;
-      }
-    });
-    return slot.out;
+  T shfl(T value, int from, Where where = Where::current()) {
+    return shuffled(value, from, "shfl", where);
   }
   template <class T>
-  T shfl_xor(T value, int mask) {
-    return shfl(value, lane ^ mask);
+  T shfl_xor(T value, int mask, Where where = Where::current()) {
+    require(mask >= 0 && mask < kWarp, "shfl_xor", "expected a mask from 0 to 31");
+    return shuffled(value, lane ^ mask, "shfl_xor", where);
   }
-  uint32_t ballot(bool value);
+  uint32_t ballot(bool value, Where where = Where::current());
 
   void copy_async(void* to, const void* from, bool valid = true);
-  void commit();
+  void commit(Where where = Where::current());
   template <int kPending>
-  void wait() {
-    wait_for(kPending);
+  void wait(Where where = Where::current()) {
+    wait_for(kPending, where);
   }
 
-  void ldmatrix(uint32_t (&out)[4], const void* row);
-  void mma(float (&d)[4], const uint32_t (&a)[4], const uint32_t (&b)[2]);
-  void mma_f16(float (&d)[4], const uint32_t (&a)[4], const uint32_t (&b)[2]);
-  void mma_s8(int32_t (&d)[4], const uint32_t (&a)[4], const uint32_t (&b)[2]);
+  void ldmatrix(uint32_t (&out)[4], const void* row, Where where = Where::current());
+  void mma(float (&d)[4], const uint32_t (&a)[4], const uint32_t (&b)[2],
+           Where where = Where::current());
+  void mma_f16(float (&d)[4], const uint32_t (&a)[4], const uint32_t (&b)[2],
+               Where where = Where::current());
+  void mma_s8(int32_t (&d)[4], const uint32_t (&a)[4], const uint32_t (&b)[2],
+              Where where = Where::current());
 
   template <class T>
   T load(const T* pointer) {
-    require_aligned(pointer, alignof(T), "load");
+    require_global(pointer, alignof(T), "load");
     return *pointer;
   }
   template <class T>
@@ -77,22 +82,52 @@ class Unit {
   }
   template <class T>
   T atomic_add(T* pointer, T value) {
-    return __atomic_fetch_add(pointer, value, __ATOMIC_RELAXED);
+    require_global(pointer, alignof(T), "atomic_add");
+    count_atomic();
+    return std::atomic_ref<T>(*pointer).fetch_add(value, std::memory_order_relaxed);
   }
-  void fence() {}
+  void fence(Where where = Where::current());
   uint32_t bf16x2(float low, float high);
   uint32_t f16x2(float low, float high);
   uint32_t add_bf16x2(uint32_t a, uint32_t b);
 
  private:
   friend class Block;
-  enum class Group : uint8_t { warp, block };
   using Work = void (*)(void** operands);
-  void meet(Group group, const char* what, void* operand, Work work);
-  void wait_for(int pending);
-  static void require_aligned(const void* pointer, size_t alignment, const char* what);
+
+  template <class T>
+  T shuffled(T value, int from, const char* what, Where where) {
+    static_assert(std::is_trivially_copyable_v<T>);
+    T out;
+    shuffle(&value, &out, sizeof(T), from, what, where);
+    return out;
+  }
+  // Whether this call is left out.
+  bool passes(const char* what, const Where& where);
+  void shuffle(const void* in, void* out, size_t bytes, int from, const char* what, Where where);
+  void wait_for(int pending, Where where);
+  void count_atomic();
+  void require_global(const void* pointer, size_t alignment, const char* what) const {
+    require(!in_shared(pointer), what, "expected an address in global memory");
+    require_aligned(pointer, alignment, what);
+  }
+  void require_shared(const void* pointer, size_t bytes, const char* what) const;
+  static void require_aligned(const void* pointer, size_t alignment, const char* what) {
+    require(reinterpret_cast<uintptr_t>(pointer) % alignment == 0, what,
+            "expected an address that is a multiple of its size");
+  }
+  static void require(bool condition, const char* what, const char* message) {
+    if (!condition) refuse(what, message);
+  }
+  [[noreturn]] static void refuse(const char* what, const char* message);
+  bool in_shared(const void* pointer) const {
+    return static_cast<const char*>(pointer) - shared_ >= 0 &&
+           static_cast<size_t>(static_cast<const char*>(pointer) - shared_) < shared_bytes_;
+  }
 
   Block* owner_ = nullptr;
+  const char* shared_ = nullptr;
+  size_t shared_bytes_ = 0;
 };
 
 // What a launch is to the emulator.
@@ -125,5 +160,62 @@ template <class Kernel>
 void enqueue(const typename Kernel::Params& params, int64_t blocks, Queue& queue) {
   enqueue(grid_of<Kernel>(params, blocks), queue);
 }
+
+// --- leaving barriers out (mutations.h) ----------------------------------------------------------
+
+// A call of sync, sync_warp, commit, wait or fence.
+struct Site {
+  std::string file;
+  unsigned line = 0;
+  unsigned column = 0;
+  std::string kernel;
+  std::string what;
+  auto operator<=>(const Site&) const = default;
+};
+
+// Those that launches of this process reach from now on, until recorded_sites().
+void record_sites();
+std::set<Site> recorded_sites();
+// From now on all threads of its kernel pass it as if it were not there.
+void ignore_site(const Site& site);
+
+// --- watching what threads do (races.cpp)
+// ----------------------------------------------------------
+
+// How far a thread is.
+struct Progress {
+  int thread = 0;
+  uint32_t syncs = 0;       // barriers of the block that it has left behind
+  uint32_t warp_syncs = 0;  // of the warp
+  uint32_t fences = 0;
+  uint32_t fence_syncs = 0;   // `syncs` at its last fence
+  bool has_fenced = false;    // and no atomic_add of the block has followed yet
+  bool has_added = false;     // atomically
+  bool has_acquired = false;  // by a fence after an atomic_add
+};
+
+// Of the host's thread that runs a launch.
+class Observer {
+ public:
+  virtual ~Observer() = default;
+  virtual void launch_begins(const Grid& grid) = 0;
+  virtual void block_begins(const void* shared, size_t bytes) = 0;
+  // Whose loads and stores follow; null: nobody's.
+  virtual void resumes(const Progress* thread) = 0;
+  virtual void passes_sync(uint32_t syncs, const Where& where) = 0;
+  // Others that acquire see what came before the thread's last fence; it sees what they released.
+  virtual void releases(const Progress& thread) = 0;
+  virtual void acquires(const Progress& thread) = 0;
+  virtual void reads(const Progress& thread, const void* from, size_t bytes) = 0;
+  virtual void begins_copy(const Progress& thread, void* to, size_t bytes) = 0;
+  virtual void ends_copy(const Progress& thread, void* to, size_t bytes) = 0;
+  // What was wrong since the launch began, or nothing.
+  virtual std::string complaint() = 0;
+};
+
+// Each thread of the host has its own. Without any nobody watches.
+void set_observer(Observer& (*of_this_thread)());
+// Whether kernels of this program are watched, in this way or by ThreadSanitizer.
+bool detects_races();
 
 }  // namespace effinfer::cuda::host

@@ -1,0 +1,80 @@
+// Whether a kernel needs each of its barriers: runs it with one left out after the other.
+#pragma once
+
+#include <fcntl.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cstdint>
+#include <exception>
+#include <functional>
+#include <set>
+#include <vector>
+
+#include "cpp/check.h"
+#include "gpu/host_backend.h"
+#include "gpu/host_unit.h"
+
+namespace effinfer {
+
+// Whether `body` returns true and no CHECK in it fails, in a process of its own: whether it returns
+// at all is part of the question. Says nothing.
+inline bool holds(const std::function<bool()>& body) {
+  constexpr unsigned kMostSeconds = 60;
+  const pid_t child = fork();
+  if (child == 0) {
+    const int nowhere = open("/dev/null", O_WRONLY);
+    dup2(nowhere, STDOUT_FILENO);
+    dup2(nowhere, STDERR_FILENO);
+    alarm(kMostSeconds);
+    const int before = check::failures();
+    bool right = false;
+    try {
+      right = body() && check::failures() == before;
+    } catch (...) {
+    }
+    _exit(right ? 0 : 1);
+  }
+  int status = 1;
+  waitpid(child, &status, 0);
+  return WIFEXITED(status) && WEXITSTATUS(status) == 0;
+}
+
+// The calls of sync, sync_warp, commit, wait and fence without which `run_and_check`, which says
+// whether what it ran is right, says so under `seeds` seeds all the same. A fence shows only where
+// races are detected.
+inline std::vector<cuda::host::Site> needless_barriers(const std::function<bool()>& run_and_check,
+                                                       int seeds) {
+  const auto right = [&] {
+    for (int seed = 1; seed <= seeds; ++seed) {
+      cuda::host::set_seed(static_cast<uint64_t>(seed) << 32);
+      if (!run_and_check()) return false;
+    }
+    return true;
+  };
+  cuda::host::record_sites();
+  const bool right_as_it_is = right();
+  const std::set<cuda::host::Site> sites = cuda::host::recorded_sites();
+  if (!right_as_it_is) check::fail(__FILE__, __LINE__, "wrong with all barriers in place");
+  if (sites.empty()) check::fail(__FILE__, __LINE__, "no barrier was reached");
+  std::vector<cuda::host::Site> needless;
+  for (const cuda::host::Site& site : sites) {
+    if (site.what == "fence" && !cuda::host::detects_races()) continue;
+    const bool noticed = !holds([&] {
+      cuda::host::ignore_site(site);
+      return right();
+    });
+    if (!noticed) needless.push_back(site);
+  }
+  return needless;
+}
+
+inline void expect_every_barrier_matters(const std::function<bool()>& run_and_check,
+                                         int seeds = 20) {
+  for (const cuda::host::Site& site : needless_barriers(run_and_check, seeds)) {
+    check::fail(site.file.c_str(), static_cast<int>(site.line),
+                "[" + site.kernel + "] nothing shows that " + site.what + " is missing");
+  }
+}
+
+}  // namespace effinfer

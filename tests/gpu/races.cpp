@@ -1,0 +1,327 @@
+// Finds races in kernels that are built with -fsanitize=thread but linked with this file in place
+// of ThreadSanitizer's library: the compiler then tells of each load and store. Since all that
+// orders memory in a kernel is barriers that whole blocks or warps pass, counting them is exact:
+// two accesses of different threads to a byte of which one writes are ordered if the block, or the
+// warp of both, has passed a barrier between them. Of blocks: see host_unit.h.
+//
+// A launch with a race throws std::logic_error at the next barrier.
+//
+// Never built with -fsanitize=thread itself.
+#include <dlfcn.h>
+
+#include <algorithm>
+#include <array>
+#include <cstdint>
+#include <cstdio>
+#include <memory>
+#include <string>
+#include <unordered_map>
+#include <utility>
+#include <vector>
+
+#include "cuda/unit.h"
+#include "gpu/fiber.h"
+#include "gpu/host_unit.h"
+
+namespace effinfer::cuda::host {
+namespace {
+
+constexpr size_t kPage = 4096;
+// More than that is given back between launches.
+constexpr size_t kPagesKept = 512;
+
+// Who touched a byte, and when. Runs of blocks are numbered from 1 on, through all launches.
+struct Access {
+  uint32_t run = 0;
+  uint32_t syncs = 0;
+  uint32_t warp_syncs = 0;
+  uint16_t thread = 0;
+  uint16_t fences = 0;
+
+  bool operator==(const Access&) const = default;
+};
+
+// The last write of a byte, and two reads since then that stand for all: while neither is ordered
+// before another read, they are of two threads, of two warps or blocks where there were such.
+struct Byte {
+  Access write;
+  std::array<Access, 2> reads;
+  uint32_t run = 0;  // of shared memory, which is new to each block
+  bool awaits_copy = false;
+};
+
+// What blocks have done for each other.
+struct Fences {
+  uint32_t released_syncs = 0;           // accesses before that barrier are seen by others
+  uint32_t acquired_syncs = UINT32_MAX;  // accesses after that barrier see those of others
+  std::vector<uint16_t> of_thread;
+};
+
+class Detector final : public Observer {
+ public:
+  void launch_begins(const Grid& grid) override {
+    first_run_ = run_ + 1;
+    threads_ = static_cast<size_t>(grid.threads);
+    fences_.clear();
+    complaint_.clear();
+    if (pages_.size() > kPagesKept) pages_.clear();
+    last_page_ = nullptr;
+  }
+  void block_begins(const void* shared, size_t bytes) override {
+    ++run_;
+    fences_.emplace_back().of_thread.resize(threads_);
+    syncs_.clear();
+    shared_ = reinterpret_cast<uintptr_t>(shared);
+    if (shared_bytes_.size() < bytes) shared_bytes_.resize(bytes);
+    shared_size_ = bytes;
+  }
+  void resumes(const Progress* thread) override;
+  void passes_sync(uint32_t, const Where& where) override { syncs_.push_back(where); }
+  void releases(const Progress& thread) override {
+    Fences& mine = fences_.back();
+    mine.released_syncs = std::max(mine.released_syncs, thread.fence_syncs);
+    mine.of_thread[static_cast<size_t>(thread.thread)] = static_cast<uint16_t>(thread.fences);
+  }
+  void acquires(const Progress& thread) override {
+    fences_.back().acquired_syncs = std::min(fences_.back().acquired_syncs, thread.syncs);
+  }
+  void reads(const Progress& thread, const void* from, size_t bytes) override {
+    touch(thread, from, bytes, false, nullptr);
+  }
+  void begins_copy(const Progress& thread, void* to, size_t bytes) override {
+    touch(thread, to, bytes, true, nullptr);
+    await_copy(to, bytes, true);
+  }
+  void ends_copy(const Progress& thread, void* to, size_t bytes) override {
+    await_copy(to, bytes, false);
+    touch(thread, to, bytes, true, nullptr);
+  }
+  std::string complaint() override { return complaint_; }
+
+  void touch(const Progress& thread, const void* place, size_t bytes, bool writes, void* caller);
+
+ private:
+  using Page = std::array<Byte, kPage>;
+
+  Byte& byte(uintptr_t at) {
+    if (at - shared_ < shared_size_) return shared_bytes_[at - shared_];
+    if (last_page_ == nullptr || last_page_at_ != at / kPage) {
+      std::unique_ptr<Page>& page = pages_[at / kPage];
+      if (!page) page = std::make_unique<Page>();
+      last_page_at_ = at / kPage;
+      last_page_ = page.get();
+    }
+    return (*last_page_)[at % kPage];
+  }
+  bool ordered(const Access& before, const Access& now, const Progress& thread) const;
+  void await_copy(void* to, size_t bytes, bool awaits) {
+    const auto at = reinterpret_cast<uintptr_t>(to);
+    for (size_t i = 0; i < bytes; ++i) byte(at + i).awaits_copy = awaits;
+  }
+  void remember_read(Byte& byte, const Access& now, const Progress& thread) const;
+  void complain(uintptr_t at, const Access& before, const Access& now, const char* does,
+                const char* did, void* caller);
+  std::string since(const Access& access) const;
+
+  uint32_t run_ = 0;
+  uint32_t first_run_ = 1;
+  size_t threads_ = 0;
+  std::vector<Fences> fences_;  // of the launch's blocks
+  std::vector<Where> syncs_;    // of the block
+  uintptr_t shared_ = 0;
+  size_t shared_size_ = 0;
+  std::vector<Byte> shared_bytes_;
+  std::unordered_map<uintptr_t, std::unique_ptr<Page>> pages_;
+  uintptr_t last_page_at_ = 0;
+  Page* last_page_ = nullptr;
+  std::string complaint_;
+};
+
+// Whose instructions run; nobody's while the emulator works for them.
+struct Running {
+  Detector* detector = nullptr;
+  const Progress* thread = nullptr;
+};
+thread_local Running running;
+
+void Detector::resumes(const Progress* thread) {
+  running = thread == nullptr ? Running{} : Running{this, thread};
+}
+
+bool Detector::ordered(const Access& before, const Access& now, const Progress& thread) const {
+  if (before.run < first_run_) return true;
+  if (before.run == now.run) {
+    return before.thread == now.thread || before.syncs < now.syncs ||
+           (before.thread / kWarp == now.thread / kWarp && before.warp_syncs < now.warp_syncs);
+  }
+  const Fences& theirs = fences_[before.run - first_run_];
+  return (before.syncs < theirs.released_syncs ||
+          before.fences < theirs.of_thread[before.thread]) &&
+         (thread.has_acquired || fences_.back().acquired_syncs < now.syncs);
+}
+
+void Detector::remember_read(Byte& byte, const Access& now, const Progress& thread) const {
+  for (Access& read : byte.reads) {
+    if (ordered(read, now, thread)) {
+      read = now;
+      return;
+    }
+  }
+  const auto same_warp = [](const Access& a, const Access& b) {
+    return a.run == b.run && a.thread / kWarp == b.thread / kWarp;
+  };
+  if (same_warp(byte.reads[0], byte.reads[1]) && !same_warp(byte.reads[0], now)) {
+    byte.reads[1] = now;
+  }
+}
+
+void Detector::touch(const Progress& thread, const void* place, size_t bytes, bool writes,
+                     void* caller) {
+  const Access now{run_, thread.syncs, thread.warp_syncs, static_cast<uint16_t>(thread.thread),
+                   static_cast<uint16_t>(thread.fences)};
+  const auto first = reinterpret_cast<uintptr_t>(place);
+  const bool is_shared = first - shared_ < shared_size_;
+  for (uintptr_t at = first; at < first + bytes; ++at) {
+    Byte& here = byte(at);
+    if (is_shared && here.run != run_) {
+      here = {};
+      here.run = run_;
+    }
+    if (here.awaits_copy) complain(at, here.write, now, "touches", "has yet to wait for", caller);
+    const char* const does = writes ? "writes" : "reads";
+    if (!ordered(here.write, now, thread)) {
+      complain(at, here.write, now, does, "wrote", caller);
+    }
+    if (!writes) {
+      if (here.reads[0] != now && here.reads[1] != now) remember_read(here, now, thread);
+      continue;
+    }
+    for (const Access& read : here.reads) {
+      if (!ordered(read, now, thread)) complain(at, read, now, does, "read", caller);
+    }
+    here.write = now;
+    here.reads = {};
+  }
+}
+
+std::string Detector::since(const Access& access) const {
+  if (access.run != run_) return " of another block";
+  if (access.syncs == 0) return " since the start";
+  const Where& where = syncs_[access.syncs - 1];
+  return " since the sync at " + std::string(where.file_name()) + ":" +
+         std::to_string(where.line());
+}
+
+void Detector::complain(uintptr_t at, const Access& before, const Access& now, const char* does,
+                        const char* did, void* caller) {
+  if (!complaint_.empty()) return;
+  const bool is_shared = at - shared_ < shared_size_;
+  complaint_ = "race: thread " + std::to_string(now.thread) + " " + does + " " +
+               (is_shared ? "byte " + std::to_string(at - shared_) + " of shared memory"
+                          : std::string("global memory")) +
+               " that thread " + std::to_string(before.thread) + " " + did + since(before);
+  Dl_info module;
+  if (caller != nullptr && dladdr(caller, &module) != 0) {
+    const auto offset =
+        reinterpret_cast<uintptr_t>(caller) - reinterpret_cast<uintptr_t>(module.dli_fbase) - 1;
+    char text[32];
+    std::snprintf(text, sizeof text, " 0x%zx", static_cast<size_t>(offset));
+    complaint_ += " (addr2line -e " + std::string(module.dli_fname) + text + ")";
+  }
+}
+
+Observer& detector() {
+  static thread_local Detector own;
+  return own;
+}
+
+const bool registered = [] {
+  set_observer(&detector);
+  return true;
+}();
+
+// An access of the code that runs, of which its own stack is nobody's business.
+inline void tell(const void* place, size_t bytes, bool writes, void* caller) {
+  if (running.detector == nullptr) return;
+  const auto frame = reinterpret_cast<uintptr_t>(__builtin_frame_address(0));
+  if (reinterpret_cast<uintptr_t>(place) - frame < Fiber::kStackBytes) return;
+  const Running mine = std::exchange(running, {});
+  mine.detector->touch(*mine.thread, place, bytes, writes, caller);
+  running = mine;
+}
+
+}  // namespace
+
+}  // namespace effinfer::cuda::host
+
+// What code that is built with -fsanitize=thread calls.
+#define EFFINFER_ACCESS(name, bytes, writes)                                       \
+  void __tsan_##name(void* place) {                                                \
+    effinfer::cuda::host::tell(place, bytes, writes, __builtin_return_address(0)); \
+  }
+#define EFFINFER_ATOMICS(bits, Number)                                                      \
+  Number __tsan_atomic##bits##_load(const volatile void* from, int) {                       \
+    return __atomic_load_n(static_cast<const volatile Number*>(from), __ATOMIC_SEQ_CST);    \
+  }                                                                                         \
+  void __tsan_atomic##bits##_store(volatile void* to, Number value, int) {                  \
+    __atomic_store_n(static_cast<volatile Number*>(to), value, __ATOMIC_SEQ_CST);           \
+  }                                                                                         \
+  Number __tsan_atomic##bits##_exchange(volatile void* at, Number value, int) {             \
+    return __atomic_exchange_n(static_cast<volatile Number*>(at), value, __ATOMIC_SEQ_CST); \
+  }                                                                                         \
+  Number __tsan_atomic##bits##_fetch_add(volatile void* at, Number value, int) {            \
+    return __atomic_fetch_add(static_cast<volatile Number*>(at), value, __ATOMIC_SEQ_CST);  \
+  }                                                                                         \
+  Number __tsan_atomic##bits##_fetch_sub(volatile void* at, Number value, int) {            \
+    return __atomic_fetch_sub(static_cast<volatile Number*>(at), value, __ATOMIC_SEQ_CST);  \
+  }                                                                                         \
+  bool __tsan_atomic##bits##_compare_exchange_strong(volatile void* at, void* expected,     \
+                                                     Number value, int, int) {              \
+    return __atomic_compare_exchange_n(static_cast<volatile Number*>(at),                   \
+                                       static_cast<Number*>(expected), value, false,        \
+                                       __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST);                 \
+  }                                                                                         \
+  bool __tsan_atomic##bits##_compare_exchange_weak(volatile void* at, void* expected,       \
+                                                   Number value, int, int) {                \
+    return __tsan_atomic##bits##_compare_exchange_strong(at, expected, value, 0, 0);        \
+  }
+
+extern "C" {
+void __tsan_init() {}
+void __tsan_func_entry(void*) {}
+void __tsan_func_exit() {}
+void __tsan_vptr_update(void*, void*) {}
+void __tsan_vptr_read(void*) {}
+EFFINFER_ACCESS(read1, 1, false)
+EFFINFER_ACCESS(read2, 2, false)
+EFFINFER_ACCESS(read4, 4, false)
+EFFINFER_ACCESS(read8, 8, false)
+EFFINFER_ACCESS(read16, 16, false)
+EFFINFER_ACCESS(write1, 1, true)
+EFFINFER_ACCESS(write2, 2, true)
+EFFINFER_ACCESS(write4, 4, true)
+EFFINFER_ACCESS(write8, 8, true)
+EFFINFER_ACCESS(write16, 16, true)
+EFFINFER_ACCESS(unaligned_read2, 2, false)
+EFFINFER_ACCESS(unaligned_read4, 4, false)
+EFFINFER_ACCESS(unaligned_read8, 8, false)
+EFFINFER_ACCESS(unaligned_read16, 16, false)
+EFFINFER_ACCESS(unaligned_write2, 2, true)
+EFFINFER_ACCESS(unaligned_write4, 4, true)
+EFFINFER_ACCESS(unaligned_write8, 8, true)
+EFFINFER_ACCESS(unaligned_write16, 16, true)
+void __tsan_read_range(void* place, unsigned long bytes) {
+  effinfer::cuda::host::tell(place, bytes, false, __builtin_return_address(0));
+}
+void __tsan_write_range(void* place, unsigned long bytes) {
+  effinfer::cuda::host::tell(place, bytes, true, __builtin_return_address(0));
+}
+EFFINFER_ATOMICS(8, unsigned char)
+EFFINFER_ATOMICS(16, unsigned short)
+EFFINFER_ATOMICS(32, unsigned int)
+EFFINFER_ATOMICS(64, unsigned long)
+void __tsan_atomic_thread_fence(int) {
+  __atomic_thread_fence(__ATOMIC_SEQ_CST);
+}
+void __tsan_atomic_signal_fence(int) {}
+}
