@@ -17,27 +17,27 @@ inline constexpr int kChunkTokens = kChunkUnits * kUnitTokens;
 
 // A pass over a chunk.
 struct ChunkPass {
-  int32_t chunk;  // of the sequence; -1: there is none
-  int32_t rank;   // of the rows that it is for
-  uint32_t units;                // a bit for each that is visited
-  int32_t pages[kChunkUnits];    // of the visited ones
-  uint64_t words[kChunkUnits];   // visited tokens
-  uint64_t path;                 // of a displaced row: what keys are gathered for; else 0
+  int32_t chunk;                // of the sequence; -1: there is none
+  int32_t rank;                 // of the rows that it is for
+  uint32_t units;               // a bit for each that is visited
+  int32_t pages[kChunkUnits];   // of the visited ones
+  uint64_t words[kChunkUnits];  // visited tokens
+  uint64_t path;                // of a displaced row: what keys are gathered for; else 0
 };
 
 // What an item visits.
 struct ItemUnits {
   int32_t first;
   int32_t end;
-  int32_t sinks;       // units [sinks, first_seen) are not visited
+  int32_t sinks;  // units [sinks, first_seen) are not visited
   int32_t first_seen;
-  bool all_chunks;     // a partial result is wanted of chunks of which nothing is visited, too
-  const uint64_t* words;   // of a list; null: all tokens
-  const int32_t* pages;    // of the sequence
-  const uint64_t* paths;   // of the tile's tokens; null: a chain
+  bool all_chunks;        // a partial result is wanted of chunks of which nothing is visited, too
+  const uint64_t* words;  // of a list; null: all tokens
+  const int32_t* pages;   // of the sequence
+  const uint64_t* paths;  // of the tile's tokens; null: a chain
   int32_t tree_start;
   int32_t num_displaced;
-  int32_t first_rank;      // 1 when every row is displaced, else 0
+  int32_t first_rank;  // 1 when every row is displaced, else 0
   int32_t last_chunk;
 };
 
@@ -123,7 +123,7 @@ class ChunkWalk {
   int32_t chunk_ = -1;
   int32_t rank_ = kAllRanks;
   uint32_t units_ = 0;
-  int32_t page_ = 0;   // of unit `lane`
+  int32_t page_ = 0;  // of unit `lane`
   uint64_t word_ = 0;
 };
 

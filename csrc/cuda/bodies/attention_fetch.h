@@ -45,8 +45,7 @@ struct Fetch {
     }
     f.pages = p.batch.kv_indices + p.batch.kv_indptr[tile.sequence];
     f.dims = p.k.dims;
-    f.tree_start =
-        p.batch.is_tree(tile.sequence) ? p.batch.tree_begin(tile.sequence) : INT32_MAX;
+    f.tree_start = p.batch.is_tree(tile.sequence) ? p.batch.tree_begin(tile.sequence) : INT32_MAX;
     return f;
   }
 
@@ -59,19 +58,14 @@ struct Fetch {
   EFFINFER_DEVICE void fetch_keys(Unit& unit, const ChunkPass& pass, int index, int column,
                                   Slot& to) const {
     if (!is_visited(pass, index)) return;
+    if (is_gathered(pass, index)) return gather_keys(unit, pass, index, column, to);
     const uint8_t* page = keys + pass.pages[index / 2] * key_stride;
-    const bool gathers = is_gathered(pass, index);
-    const int quad = Block::quad(unit.lane);
+    const int token = index % 2 * kBlock + 4 * Block::quad(unit.lane);
     EFFINFER_UNROLL
     for (int l = 0; l < Block::kLoads; ++l) {
       if (column * kBlock + 16 * Block::key_step(l) >= dims) break;
       const int line = column * (kBlock / P) + Block::key_line(unit.lane, l);
-      if (gathers) {
-        to[l][unit.lane] = gather_keys(unit, pass, index * kBlock + 4 * quad, line);
-      } else {
-        const int token = index % 2 * kBlock + 4 * quad;
-        unit.copy_async(&to[l][unit.lane], page + Block::key_offset(token, line, dims));
-      }
+      unit.copy_async(&to[l][unit.lane], page + Block::key_offset(token, line, dims));
     }
   }
 
@@ -79,20 +73,13 @@ struct Fetch {
   EFFINFER_DEVICE void fetch_values(Unit& unit, const ChunkPass& pass, int index, int column,
                                     Slot& to) const {
     if (!is_visited(pass, index) || column * kBlock >= dims) return;
+    if (is_gathered(pass, index)) return gather_values(unit, pass, index, column, to);
     const uint8_t* page = values + pass.pages[index / 2] * value_stride;
-    const bool gathers = is_gathered(pass, index);
-    // The second half of a block may lie behind the last dim: then again the first, for nobody.
-    const int own = column * kBlock + 4 * Block::quad(unit.lane);
-    const int dim = own < dims ? own : own - 16;
+    const int dim = first_dim(unit, column);
     EFFINFER_UNROLL
     for (int l = 0; l < Block::kLoads; ++l) {
-      const int group = Block::value_group(unit.lane, l);
-      if (gathers) {
-        to[l][unit.lane] = gather_values(unit, pass, index * kBlock + group * P, dim);
-      } else {
-        const int at = index % 2 * (kBlock / P) + group;
-        unit.copy_async(&to[l][unit.lane], page + Block::value_offset(at, dim, dims));
-      }
+      const int group = index % 2 * (kBlock / P) + Block::value_group(unit.lane, l);
+      unit.copy_async(&to[l][unit.lane], page + Block::value_offset(group, dim, dims));
     }
   }
 
@@ -100,11 +87,11 @@ struct Fetch {
   EFFINFER_DEVICE void fetch_scales(Unit& unit, const ChunkPass& pass, int index,
                                     Scales& to) const {
     if (!is_visited(pass, index)) return;
-    const int token = unit.lane % 4 * 8;
-    if (is_gathered(pass, index)) return gather_scales(unit, pass, index * kBlock + token, to);
+    if (is_gathered(pass, index)) return gather_scales(unit, pass, index, to);
     const int64_t page = pass.pages[index / 2];
-    const float* k = key_scales + page * key_scale_stride + index % 2 * kBlock + token;
-    const float* v = value_scales + page * value_scale_stride + index % 2 * kBlock + token;
+    const int token = index % 2 * kBlock + unit.lane % 4 * 8;
+    const float* k = key_scales + page * key_scale_stride + token;
+    const float* v = value_scales + page * value_scale_stride + token;
     EFFINFER_UNROLL
     for (int i = 0; i < 2; ++i) {
       unit.copy_async(&to[i][unit.lane], k + 4 * i);
@@ -113,6 +100,13 @@ struct Fetch {
   }
 
  private:
+  // The second half of a block may lie behind the last dim: then again the first, for nobody.
+  template <class Unit>
+  EFFINFER_DEVICE int first_dim(Unit& unit, int column) const {
+    const int dim = column * kBlock + 4 * Block::quad(unit.lane);
+    return dim < dims ? dim : dim - 16;
+  }
+
   // Whether places of the block are other tokens.
   EFFINFER_DEVICE bool is_gathered(const ChunkPass& pass, int index) const {
     return pass.path != 0 && pass.chunk * kChunkTokens + (index + 1) * kBlock > tree_start;
@@ -124,45 +118,48 @@ struct Fetch {
   };
   template <class Unit>
   EFFINFER_DEVICE Token find(Unit& unit, const ChunkPass& pass, int place) const {
-    const int32_t token =
-        token_of_place(pass.chunk * kChunkTokens + place, pass.path, tree_start);
+    const int32_t token = token_of_place(pass.chunk * kChunkTokens + place, pass.path, tree_start);
     return {unit.load(pages + token / kUnitTokens), token % kUnitTokens};
   }
 
+  // Dword by dword, in loops that take little room in the kernel: a draft's few blocks are no part
+  // of what decides its speed.
   template <class Unit>
-  EFFINFER_DEVICE Quad gather_keys(Unit& unit, const ChunkPass& pass, int place, int line) const {
-    Quad quad;
-    EFFINFER_UNROLL
-    for (int i = 0; i < 4; ++i) {
-      const Token at = find(unit, pass, place + i);
-      const uint8_t* dword =
-          keys + at.page * key_stride + Block::key_offset(at.token, line, dims);
-      quad.words[i] = unit.load(reinterpret_cast<const uint32_t*>(dword));
+  EFFINFER_DEVICE void gather_keys(Unit& unit, const ChunkPass& pass, int index, int column,
+                                   Slot& to) const {
+    const int steps = dims / 16 - 2 * column;
+    const int loads = steps < 2 ? Block::kLoads / 2 : Block::kLoads;
+    for (int n = 0; n < 4 * loads; ++n) {
+      const Token at = find(unit, pass, index * kBlock + 4 * Block::quad(unit.lane) + n % 4);
+      const int line = column * (kBlock / P) + Block::key_line(unit.lane, n / 4);
+      const uint8_t* dword = keys + at.page * key_stride + Block::key_offset(at.token, line, dims);
+      to[n / 4][unit.lane].words[n % 4] = unit.load(reinterpret_cast<const uint32_t*>(dword));
     }
-    return quad;
   }
 
   template <class Unit>
-  EFFINFER_DEVICE Quad gather_values(Unit& unit, const ChunkPass& pass, int place, int dim) const {
-    Quad quad = {};
-    EFFINFER_UNROLL
-    for (int j = 0; j < P; ++j) {
-      const Token at = find(unit, pass, place + j);
-      const uint8_t* four =
-          values + at.page * value_stride + Block::value_offset(at.token / P, dim, dims);
-      const Quad from = unit.load(reinterpret_cast<const Quad*>(four));
-      EFFINFER_UNROLL
-      for (int i = 0; i < 4; ++i) quad.words[i] |= Block::moved(from.words[i], at.token % P, j);
+  EFFINFER_DEVICE void gather_values(Unit& unit, const ChunkPass& pass, int index, int column,
+                                     Slot& to) const {
+    const int dim = first_dim(unit, column);
+    for (int n = 0; n < 4 * Block::kLoads; ++n) {
+      const int group = Block::value_group(unit.lane, n / 4);
+      uint32_t numbers = 0;
+      for (int j = 0; j < P; ++j) {
+        const Token at = find(unit, pass, index * kBlock + group * P + j);
+        const uint8_t* dword = values + at.page * value_stride +
+                               Block::value_offset(at.token / P, dim, dims) + n % 4 * 4;
+        const uint32_t from = unit.load(reinterpret_cast<const uint32_t*>(dword));
+        numbers |= Block::moved(from, at.token % P, j);
+      }
+      to[n / 4][unit.lane].words[n % 4] = numbers;
     }
-    return quad;
   }
 
   template <class Unit>
-  EFFINFER_DEVICE void gather_scales(Unit& unit, const ChunkPass& pass, int place,
+  EFFINFER_DEVICE void gather_scales(Unit& unit, const ChunkPass& pass, int index,
                                      Scales& to) const {
-    EFFINFER_UNROLL
     for (int i = 0; i < 8; ++i) {
-      const Token at = find(unit, pass, place + i);
+      const Token at = find(unit, pass, index * kBlock + unit.lane % 4 * 8 + i);
       const float k = unit.load(key_scales + at.page * key_scale_stride + at.token);
       const float v = unit.load(value_scales + at.page * value_scale_stride + at.token);
       to[i / 4][unit.lane].words[i % 4] = bits_of(k);

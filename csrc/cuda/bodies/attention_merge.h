@@ -15,7 +15,7 @@ namespace effinfer::cuda {
 struct AttentionParams {
   ops::AttentionProblem p;
   int64_t operand_row_bytes;
-  int32_t operand_cols;    // with padding
+  int32_t operand_cols;  // with padding
 };
 
 // A lane's values: rows lane / 4 and lane / 4 + 8, dims 32 warp + 8 (lane % 4) on.
@@ -136,8 +136,7 @@ class AttentionResult {
       }
       if (p_.lse != nullptr && unit.warp == 0 && unit.lane % 4 == 0) {
         const int64_t place = int64_t{token} * p_.num_qo_heads + head;
-        p_.lse[place] =
-            row.sum == 0.0f ? -INFINITY : (row.max + logf(row.sum)) * p_.lse_factor;
+        p_.lse[place] = row.sum == 0.0f ? -INFINITY : (row.max + logf(row.sum)) * p_.lse_factor;
       }
       if (dim_of(unit) >= p_.v.dims) continue;
       const float divisor = row.sum == 0.0f ? 1.0f : row.sum;

@@ -1,7 +1,8 @@
-// Attention of a tile of up to 16 (row, head) pairs over the pages of its sequence: a block an item.
+// Attention of a tile of up to 16 (row, head) pairs over the pages of its sequence: a block an
+// item.
 //
-// A chunk of 256 tokens is multiplied by the whole block at once. Of the queries' products each warp
-// has 256 / kWarps tokens and all dims, of the products with values all tokens and 32 dims, so
+// A chunk of 256 tokens is multiplied by the whole block at once. Of the queries' products each
+// warp has 256 / kWarps tokens and all dims, of the products with values all tokens and 32 dims, so
 // that nothing is added up between warps but maxima and sums of weights:
 //
 //   scores of own tokens   sync   weights from the chunk's maximum   sync   values of own dims
@@ -57,7 +58,7 @@ class AttentionTileRun {
   static constexpr int kBlocks = Shared::kBlocks;
   static constexpr int kRing = Shared::kRing;
   static constexpr int kAhead = kRing - 1;
-  static constexpr int kParts = 8;  // blocks of scores, and of values, of a warp
+  static constexpr int kParts = 8;  // blocks of tokens in a chunk
 
   EFFINFER_DEVICE AttentionTileRun(Unit& unit, const AttentionParams& params, Shared& shared)
       : unit_(unit),
@@ -66,7 +67,8 @@ class AttentionTileRun {
         item_(params.p.work.items[unit.block]),
         tile_(params.p.work.tiles[item_.tile]),
         fetch_(Fetch<kType>::of(params.p, tile_)),
-        result_(params, tile_) {}
+        result_(params, tile_),
+        columns_((params.p.k.dims + kBlock - 1) / kBlock) {}
 
   EFFINFER_DEVICE void run() {
     set_units();
@@ -77,11 +79,7 @@ class AttentionTileRun {
       ChunkWalk::first(unit_, units_).store(unit_, units_, shared_.displaced, shared_.passes[0]);
     }
     unit_.sync();
-    EFFINFER_UNROLL
-    for (int part = 0; part < kAhead; ++part) {
-      if (shared_.passes[0].chunk >= 0) fetch(shared_.passes[0], part);
-      unit_.commit();
-    }
+    for (int i = 0; i < kAhead; ++i) fetch(shared_.passes[0]);
     for (int at = 0; shared_.passes[at].chunk >= 0; at ^= 1) {
       do_pass(shared_.passes[at], shared_.passes[at ^ 1]);
     }
@@ -95,8 +93,7 @@ class AttentionTileRun {
     units_.sinks = tile_.sink_units;
     units_.first_seen = tile_.first_unit;
     units_.all_chunks = item_.partial >= 0;
-    units_.words =
-        p_.visits.of_rows(p_.batch, tile_.sequence, tile_.first_row, tile_.kv_head);
+    units_.words = p_.visits.of_rows(p_.batch, tile_.sequence, tile_.first_row, tile_.kv_head);
     units_.pages = fetch_.pages;
     const bool is_tree = p_.batch.is_tree(tile_.sequence);
     units_.paths = is_tree ? p_.batch.ancestors + tile_.first_row : nullptr;
@@ -164,33 +161,38 @@ class AttentionTileRun {
     });
   }
 
-  // A pass has 16 parts: 8 blocks of keys, then 8 of values.
-  EFFINFER_DEVICE void fetch(const ChunkPass& pass, int part) {
-    auto& slot = shared_.ring[unit_.warp][part % kRing];
-    if (part >= kParts) return fetch_.fetch_values(unit_, pass, part - kParts, unit_.warp, slot);
-    const int block = part / kWarps;
-    fetch_.fetch_keys(unit_, pass, unit_.warp * kBlocks + block, part % kWarps, slot);
-    if constexpr (KvBlock<kType>::kScaled) {
-      if (part % kWarps == 0) {
-        fetch_.fetch_scales(unit_, pass, unit_.warp * kBlocks + block,
-                            shared_.scales[unit_.warp][block]);
+  // The next part on its way: of a pass each of the warp's blocks of tokens, column by column of
+  // dims, then all 8 blocks of its own dims of values.
+  EFFINFER_DEVICE void fetch(const ChunkPass& pass) {
+    auto& slot = shared_.ring[unit_.warp][ahead_.slot];
+    if (pass.chunk >= 0 && ahead_.block < kBlocks) {
+      const int index = unit_.warp * kBlocks + ahead_.block;
+      fetch_.fetch_keys(unit_, pass, index, ahead_.column, slot);
+      if constexpr (KvBlock<kType>::kScaled) {
+        auto& scales = shared_.scales[unit_.warp][ahead_.block];
+        if (ahead_.column == 0) fetch_.fetch_scales(unit_, pass, index, scales);
       }
-    }
-  }
-
-  // Part `part` of `now` has come, and the one that takes its predecessor's place is on its way.
-  EFFINFER_DEVICE const typename Fetch<kType>::Slot& take(const ChunkPass& now,
-                                                          const ChunkPass& next, int part) {
-    unit_.template wait<kAhead - 1>();
-    if (KvBlock<kType>::kShared) unit_.sync_warp();
-    const int ahead = part + kAhead;
-    if (ahead < 2 * kParts) {
-      fetch(now, ahead);
-    } else if (next.chunk >= 0) {
-      fetch(next, ahead - 2 * kParts);
+    } else if (pass.chunk >= 0) {
+      fetch_.fetch_values(unit_, pass, ahead_.column, unit_.warp, slot);
     }
     unit_.commit();
-    return shared_.ring[unit_.warp][part % kRing];
+    ahead_.slot = (ahead_.slot + 1) % kRing;
+    if (++ahead_.column < (ahead_.block < kBlocks ? columns_ : kParts)) return;
+    ahead_.column = 0;
+    if (++ahead_.block <= kBlocks) return;
+    ahead_.block = 0;
+    ahead_.in_next = true;
+  }
+
+  // The next part has come, and another is on its way to its predecessor's place.
+  EFFINFER_DEVICE const typename Fetch<kType>::Slot& take(const ChunkPass& now,
+                                                          const ChunkPass& next) {
+    unit_.template wait<kAhead - 1>();
+    if (KvBlock<kType>::kShared) unit_.sync_warp();
+    fetch(ahead_.in_next ? next : now);
+    const int slot = slot_;
+    slot_ = (slot_ + 1) % kRing;
+    return shared_.ring[unit_.warp][slot];
   }
 
   EFFINFER_DEVICE void do_pass(const ChunkPass& now, ChunkPass& next) {
@@ -200,13 +202,14 @@ class AttentionTileRun {
     {
       Scores scores = {};
       EFFINFER_UNROLL
-      for (int part = 0; part < kParts; ++part) {
-        const auto& keys = take(now, next, part);
-        const int block = part / kWarps;
-        const int column = part % kWarps;
-        if (!Fetch<kType>::is_visited(now, unit_.warp * kBlocks + block)) continue;
-        Multiply::add_scores(unit_, shared_.operands, keys, 2 * column,
-                             p_.k.dims / 16 - 2 * column, scores[block]);
+      for (int block = 0; block < kBlocks; ++block) {
+        const bool visited = Fetch<kType>::is_visited(now, unit_.warp * kBlocks + block);
+        for (int column = 0; column < columns_; ++column) {
+          const auto& keys = take(now, next);
+          if (!visited) continue;
+          Multiply::add_scores(unit_, shared_.operands, keys, 2 * column,
+                               p_.k.dims / 16 - 2 * column, scores[block]);
+        }
       }
       set_logits(now, scores);
       Softmax::share_max(unit_, scores, shared_.softmax);
@@ -216,9 +219,8 @@ class AttentionTileRun {
       share_weights(now, scores);
     }
     unit_.sync();
-    EFFINFER_UNROLL
     for (int part = 0; part < kParts; ++part) {
-      const auto& values = take(now, next, kParts + part);
+      const auto& values = take(now, next);
       if (!Fetch<kType>::is_visited(now, part) || unit_.warp * kBlock >= p_.v.dims) continue;
       Multiply::add_values(unit_, shared_.operands, values, part, chunk_values_);
     }
@@ -228,6 +230,7 @@ class AttentionTileRun {
       chunk_rows_[r].max = fmaxf(chunk_rows_[r].max, max[r]);
       chunk_rows_[r].sum += Softmax::sum_of(shared_.softmax, unit_.lane / 4 + 8 * r);
     }
+    ahead_.in_next = false;
     if (next.chunk != now.chunk) end_chunk(now.chunk);
   }
 
@@ -247,7 +250,7 @@ class AttentionTileRun {
         uint32_t seen = 0;
         if (is_active(row, pass.rank)) seen = visited & seen_places(visible_, row.position, start);
         const float cap = p_.logits_soft_cap;
-        Softmax::set_logits(unit_, scores[b], row, r, seen, start, cap, [&](float x, int t) {
+        Softmax::set_logits(scores[b], row, r, seen, start, cap, [&](float x, int t) {
           if constexpr (!KvBlock<kType>::kScaled) return x;
           return rounded_product(x, scale_of(b, t));
         });
@@ -321,8 +324,17 @@ class AttentionTileRun {
   const ops::AttentionTile& tile_;
   const Fetch<kType> fetch_;
   const AttentionResult<kWarps> result_;
+  const int columns_;  // of 32 dims
   ItemUnits units_;
   Visibility visible_;
+  int slot_ = 0;  // of the ring: the next one to take
+  // The next part to fetch: of the pass at hand, or already of the next one.
+  struct {
+    int slot = 0;
+    int block = 0;  // of the warp's keys; kBlocks: values
+    int column = 0;
+    bool in_next = false;
+  } ahead_;
   RowState rows_[2];  // of the chunks before
   LaneValues values_ = {};
   RowState chunk_rows_[2];

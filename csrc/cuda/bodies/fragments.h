@@ -44,7 +44,7 @@ inline constexpr int kBlock = 32;
 template <DType kType>
 struct KvBlock {
   static constexpr int P = kType == DType::f32 ? 1 : kType == DType::i8 ? 4 : 2;  // in a dword
-  static constexpr int kLoads = 8 / P;  // of 16 bytes, by each lane
+  static constexpr int kLoads = 8 / P;     // of 16 bytes, by each lane
   static constexpr bool kShared = P == 1;  // lanes read what others loaded
   static constexpr bool kScaled = kType == DType::i8;
 
@@ -129,13 +129,13 @@ struct Products {
       const int row = lane / 4 + i % 2 * 8;
       const int half = i / 2 % 2;
       const int step = i / (4 * kWarp);
-      const int dim = 16 * step + (Block::P == 4 ? 4 * (lane % 4) + 2 * half
-                                                 : 2 * (lane % 4) + 8 * half);
+      const int dim =
+          16 * step + (Block::P == 4 ? 4 * (lane % 4) + 2 * half : 2 * (lane % 4) + 8 * half);
       to.queries[step][lane].words[i % 4] = rounded(unit, load(row, dim), load(row, dim + 1));
     }
   }
 
-  // d += queries x the keys of a block, `steps` steps of 16 dims from `step` on.
+  // d += queries x the keys of a block: of `steps` steps of 16 dims from `step` on the first two.
   template <class Unit>
   EFFINFER_DEVICE static void add_scores(Unit& unit, const Operands& from, const Slot& keys,
                                          int step, int steps, float (&d)[4][4]) {
@@ -217,8 +217,8 @@ struct Products<DType::f32, kWarps> {
   template <class Unit>
   EFFINFER_DEVICE static void add_scores(Unit& unit, const Operands& from, const Slot& keys,
                                          int step, int steps, float (&d)[4][4]) {
-    for (int i = 0; i < 16 * steps; ++i) {
-      const float(&rows)[16] = from.queries[16 * step + i];
+    for (int i = 0; i < kBlock && i < 16 * steps; ++i) {
+      const float (&rows)[16] = from.queries[16 * step + i];
       add_products(unit, rows, keys, i, d);
     }
   }

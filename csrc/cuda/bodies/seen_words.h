@@ -1,11 +1,12 @@
 // Which tokens a row of a tile sees, and where the tokens of its path lie.
 //
-// Every row counts its keys by places: the keys before it on its own path, one after the other. On a
-// chain a place is a token of the sequence. A row of a tree of drafts (ops/kv_layout.h) has the
+// Every row counts its keys by places: the keys before it on its own path, one after the other. On
+// a chain a place is a token of the sequence. A row of a tree of drafts (ops/kv_layout.h) has the
 // tree's other branches between the tokens of its path:
 //
 //   token of the tree   0  1  2  3  4  5       the row of token 5 is at depth 3, with the ancestors
-//   depth               0  1  2  2  3  3       0, 1 and 3: its places 0, 1, 2, 3 are tokens 0, 1, 3, 5
+//   depth               0  1  2  2  3  3       0, 1 and 3: its places 0, 1, 2, 3 are tokens 0, 1,
+//   3, 5
 //
 // In places causality and the window are those of a chain. A row that is displaced (its places are
 // not its tokens) has its chunks multiplied by itself, with keys gathered into places, and so gets

@@ -69,9 +69,9 @@ struct ChunkSoftmax {
   }
 
   // Of logits: scores times `row.scale`, and -infinity where a row sees nothing.
-  template <class Unit, class Scale>
-  EFFINFER_DEVICE static void set_logits(Unit& unit, float (&block)[4][4], const TileRow& row,
-                                         int r, uint32_t seen, int32_t start, float soft_cap,
+  template <class Scale>
+  EFFINFER_DEVICE static void set_logits(float (&block)[4][4], const TileRow& row, int r,
+                                         uint32_t seen, int32_t start, float soft_cap,
                                          Scale&& scale) {
     EFFINFER_UNROLL
     for (int t = 0; t < 8; ++t) {
@@ -79,10 +79,11 @@ struct ChunkSoftmax {
       x = scale(rounded_product(x, row.scale), t);
     }
     if (soft_cap > 0.0f) {
+      const float inverse = 1.0f / soft_cap;
       EFFINFER_UNROLL
       for (int t = 0; t < 8; ++t) {
         float& x = at(block, t, r);
-        x = rounded_product(tanhf(x / soft_cap), soft_cap);
+        x = rounded_product(tanhf(x * inverse), soft_cap);
       }
     }
     if (row.slope != 0.0f) {
