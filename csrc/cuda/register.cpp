@@ -4,6 +4,12 @@ namespace effinfer::cuda {
 
 void register_cuda() {
   register_elementwise();
+  register_rows();
+  register_embedding();
+  register_operand();
+  register_rope();
+  register_matmul();
+  register_attention();
 }
 
 }  // namespace effinfer::cuda

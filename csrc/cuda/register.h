@@ -25,6 +25,12 @@ inline constexpr int64_t blocks_for(int64_t count, int64_t a_block) {
 
 // A file each.
 void register_elementwise();
+void register_rows();
+void register_embedding();
+void register_operand();
+void register_rope();
+void register_matmul();
+void register_attention();
 
 // All of them.
 void register_cuda();

@@ -70,15 +70,15 @@ struct BatchLayout {
   const int32_t* tree_start = nullptr;  // [S] or null: trees begin with the step
 
   // Place of the sequence's first token of this step.
-  int32_t step_begin(int64_t sequence) const {
+  constexpr int32_t step_begin(int64_t sequence) const {
     return kv_len[sequence] - (qo_indptr[sequence + 1] - qo_indptr[sequence]);
   }
-  bool is_tree(int64_t sequence) const {
+  constexpr bool is_tree(int64_t sequence) const {
     const int32_t first = qo_indptr[sequence];
     return ancestors != nullptr && qo_indptr[sequence + 1] > first && ancestors[first] != 0;
   }
   // Of a tree: the token that the first bit of its words stands for.
-  int32_t tree_begin(int64_t sequence) const {
+  constexpr int32_t tree_begin(int64_t sequence) const {
     return tree_start != nullptr ? tree_start[sequence] : step_begin(sequence);
   }
 };

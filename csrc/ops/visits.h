@@ -55,12 +55,12 @@ struct VisitPlan {
       nullptr;              // [num_sequences][num_qo_heads][2][list_words]: between index kernels
   int32_t* done = nullptr;  // [num_sequences][num_kv_heads], zeros between calls
 
-  uint64_t* list(int64_t block, int64_t kv_head) const {
+  constexpr uint64_t* list(int64_t block, int64_t kv_head) const {
     return words + (block * num_kv_heads + kv_head) * list_words;
   }
   // Of the rows from `row` on, which lie in one block; null: all keys.
-  const uint64_t* of_rows(const BatchLayout& batch, int64_t sequence, int64_t row,
-                          int64_t kv_head) const {
+  constexpr const uint64_t* of_rows(const BatchLayout& batch, int64_t sequence, int64_t row,
+                                    int64_t kv_head) const {
     if (num_blocks == 0 || first_block[sequence] < 0) return nullptr;
     return list(first_block[sequence] + (row - batch.qo_indptr[sequence]) / kVisitBlockRows,
                 kv_head);

@@ -1,0 +1,84 @@
+#include "cuda/bodies/attention_tile.h"
+#include "cuda/entry.h"
+#include "cuda/register.h"
+
+namespace effinfer::cuda {
+namespace {
+
+using ops::Arithmetic;
+using ops::AttentionProblem;
+
+const char* rejects_keys(const AttentionProblem& p) {
+  if (p.source != ops::KeySource::pages) return "keys are rows, not pages";
+  const DType dtype = p.k.dtype;
+  if (dtype != DType::f32 && dtype != DType::f16 && dtype != DType::bf16 && dtype != DType::i8) {
+    return "kv_dtype is not f32, f16, bf16 or i8";
+  }
+  if (p.v.dtype != dtype) return "keys and values are of two dtypes";
+  if (p.k.dims <= 0 || p.k.dims > 256 || p.k.dims % 16 != 0) {
+    return "head_dim is not a multiple of 16 up to 256";
+  }
+  if (p.v.dims != p.k.dims) return "keys and values have other dims";
+  if (p.q_rope.dims > 0 || p.k_rope.dims > 0) return "no dims beside q and k";
+  if (p.mask != nullptr) return "no masks";
+  if (p.visits.list_words > 0 && p.window_left >= 0) return "visits know no window";
+  return nullptr;
+}
+
+const char* rejects(const AttentionProblem& p) {
+  if (p.num_kv_heads <= 0 || p.num_qo_heads <= 0 || p.num_qo_heads % p.num_kv_heads != 0) {
+    return "heads is not a multiple of kv_heads";
+  }
+  if (const char* reason = rejects_keys(p)) return reason;
+  if (p.append.k != nullptr) return "appends no keys";
+  if (p.q.dtype != DType::f32 && p.q.dtype != DType::f16 && p.q.dtype != DType::bf16) {
+    return "queries are not f32, f16 or bf16";
+  }
+  if (p.work.tile_rows > kTileRows) return "tiles have more than 16 rows";
+  // Of f32 pages products are float32. Those of other pages are of rounded queries and weights,
+  // also where float32 is wanted.
+  if (p.arithmetic != Arithmetic::f32 &&
+      (p.arithmetic != Arithmetic::bf16 || p.k.dtype == DType::f32)) {
+    return "multiplies in f32, or in bf16 keys of 16 bits or 8";
+  }
+  const Arithmetic operand = p.out_operand.arithmetic;
+  if (p.out_operand.cols > 0 && operand != Arithmetic::f32 && operand != Arithmetic::bf16) {
+    return "the operand is not f32 or bf16";
+  }
+  return nullptr;
+}
+
+template <DType kType>
+void launch_on(const AttentionParams& params, Queue& queue) {
+  const int32_t dims = params.p.k.dims;
+  const int64_t items = params.p.work.num_items;
+  if (dims <= 64) return launch<AttentionKernel<kType, 2>>(params, items, queue);
+  if (dims <= 128) return launch<AttentionKernel<kType, 4>>(params, items, queue);
+  launch<AttentionKernel<kType, 8>>(params, items, queue);
+}
+
+void launch_attention(const AttentionProblem& p, Queue& queue) {
+  AttentionParams params = {p, 0, 0};
+  if (p.out_operand.data != nullptr) {
+    params.operand_row_bytes = p.out_operand.row_bytes();
+    params.operand_cols = static_cast<int32_t>(ops::padded_cols(p.out_operand.cols));
+  }
+  switch (p.k.dtype) {
+    case DType::f32:
+      return launch_on<DType::f32>(params, queue);
+    case DType::f16:
+      return launch_on<DType::f16>(params, queue);
+    case DType::bf16:
+      return launch_on<DType::bf16>(params, queue);
+    default:
+      return launch_on<DType::i8>(params, queue);
+  }
+}
+
+}  // namespace
+
+void register_attention() {
+  add<AttentionProblem>("attention", rejects, launch_attention);
+}
+
+}  // namespace effinfer::cuda

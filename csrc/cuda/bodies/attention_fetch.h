@@ -1,0 +1,171 @@
+// How blocks of keys and values come into shared memory: each lane's own 16 bytes into its own
+// place, where that lane reads them (bodies/fragments.h), so that a copy's end is all that it
+// waits for. Keys of a displaced row are gathered instead, token by token.
+#pragma once
+
+#include <cstdint>
+
+#include "cuda/bodies/attention_chunks.h"
+#include "cuda/bodies/fragments.h"
+#include "ops/attention.h"
+
+namespace effinfer::cuda {
+
+template <DType kType>
+struct Fetch {
+  using Block = KvBlock<kType>;
+  static constexpr int P = Block::P;
+  using Slot = Quad[Block::kLoads][kWarp];
+  // Of the 8 tokens of a lane's scores: scales of keys, then of values.
+  using Scales = Quad[4][kWarp];
+
+  const uint8_t* keys;  // of the KV head, page 0
+  const uint8_t* values;
+  int64_t key_stride;  // bytes between pages
+  int64_t value_stride;
+  const float* key_scales = nullptr;
+  const float* value_scales = nullptr;
+  int64_t key_scale_stride = 0;
+  int64_t value_scale_stride = 0;
+  const int32_t* pages;  // of the sequence
+  int32_t dims;
+  int32_t tree_start;
+
+  EFFINFER_DEVICE static Fetch of(const ops::AttentionProblem& p, const ops::AttentionTile& tile) {
+    Fetch f;
+    f.keys = p.k.data + tile.kv_head * p.k.head_stride;
+    f.values = p.v.data + tile.kv_head * p.v.head_stride;
+    f.key_stride = p.k.page_stride;
+    f.value_stride = p.v.page_stride;
+    if constexpr (Block::kScaled) {
+      f.key_scales = p.k.scales + tile.kv_head * p.k.scale_head_stride;
+      f.value_scales = p.v.scales + tile.kv_head * p.v.scale_head_stride;
+      f.key_scale_stride = p.k.scale_page_stride;
+      f.value_scale_stride = p.v.scale_page_stride;
+    }
+    f.pages = p.batch.kv_indices + p.batch.kv_indptr[tile.sequence];
+    f.dims = p.k.dims;
+    f.tree_start = p.batch.is_tree(tile.sequence) ? p.batch.tree_begin(tile.sequence) : INT32_MAX;
+    return f;
+  }
+
+  // Block `index` of 32 tokens of a pass, of which there are 8, and block `column` of 32 dims.
+  EFFINFER_DEVICE static bool is_visited(const ChunkPass& pass, int index) {
+    return (pass.units >> index / 2 & 1) != 0;
+  }
+
+  template <class Unit>
+  EFFINFER_DEVICE void fetch_keys(Unit& unit, const ChunkPass& pass, int index, int column,
+                                  Slot& to) const {
+    if (!is_visited(pass, index)) return;
+    if (is_gathered(pass, index)) return gather_keys(unit, pass, index, column, to);
+    const uint8_t* page = keys + pass.pages[index / 2] * key_stride;
+    const int token = index % 2 * kBlock + 4 * Block::quad(unit.lane);
+    EFFINFER_UNROLL
+    for (int l = 0; l < Block::kLoads; ++l) {
+      if (column * kBlock + 16 * Block::key_step(l) >= dims) break;
+      const int line = column * (kBlock / P) + Block::key_line(unit.lane, l);
+      unit.copy_async(&to[l][unit.lane], page + Block::key_offset(token, line, dims));
+    }
+  }
+
+  template <class Unit>
+  EFFINFER_DEVICE void fetch_values(Unit& unit, const ChunkPass& pass, int index, int column,
+                                    Slot& to) const {
+    if (!is_visited(pass, index) || column * kBlock >= dims) return;
+    if (is_gathered(pass, index)) return gather_values(unit, pass, index, column, to);
+    const uint8_t* page = values + pass.pages[index / 2] * value_stride;
+    const int dim = first_dim(unit, column);
+    EFFINFER_UNROLL
+    for (int l = 0; l < Block::kLoads; ++l) {
+      const int group = index % 2 * (kBlock / P) + Block::value_group(unit.lane, l);
+      unit.copy_async(&to[l][unit.lane], page + Block::value_offset(group, dim, dims));
+    }
+  }
+
+  template <class Unit>
+  EFFINFER_DEVICE void fetch_scales(Unit& unit, const ChunkPass& pass, int index,
+                                    Scales& to) const {
+    if (!is_visited(pass, index)) return;
+    if (is_gathered(pass, index)) return gather_scales(unit, pass, index, to);
+    const int64_t page = pass.pages[index / 2];
+    const int token = index % 2 * kBlock + unit.lane % 4 * 8;
+    const float* k = key_scales + page * key_scale_stride + token;
+    const float* v = value_scales + page * value_scale_stride + token;
+    EFFINFER_UNROLL
+    for (int i = 0; i < 2; ++i) {
+      unit.copy_async(&to[i][unit.lane], k + 4 * i);
+      unit.copy_async(&to[2 + i][unit.lane], v + 4 * i);
+    }
+  }
+
+ private:
+  // The second half of a block may lie behind the last dim: then again the first, for nobody.
+  template <class Unit>
+  EFFINFER_DEVICE int first_dim(Unit& unit, int column) const {
+    const int dim = column * kBlock + 4 * Block::quad(unit.lane);
+    return dim < dims ? dim : dim - 16;
+  }
+
+  // Whether places of the block are other tokens.
+  EFFINFER_DEVICE bool is_gathered(const ChunkPass& pass, int index) const {
+    return pass.path != 0 && pass.chunk * kChunkTokens + (index + 1) * kBlock > tree_start;
+  }
+
+  struct Token {
+    int64_t page;
+    int32_t token;  // in the page
+  };
+  template <class Unit>
+  EFFINFER_DEVICE Token find(Unit& unit, const ChunkPass& pass, int place) const {
+    const int32_t token = token_of_place(pass.chunk * kChunkTokens + place, pass.path, tree_start);
+    return {unit.load(pages + token / kUnitTokens), token % kUnitTokens};
+  }
+
+  // Dword by dword, in loops that take little room in the kernel: a draft's few blocks are no part
+  // of what decides its speed.
+  template <class Unit>
+  EFFINFER_DEVICE void gather_keys(Unit& unit, const ChunkPass& pass, int index, int column,
+                                   Slot& to) const {
+    const int steps = dims / 16 - 2 * column;
+    const int loads = steps < 2 ? Block::kLoads / 2 : Block::kLoads;
+    for (int n = 0; n < 4 * loads; ++n) {
+      const Token at = find(unit, pass, index * kBlock + 4 * Block::quad(unit.lane) + n % 4);
+      const int line = column * (kBlock / P) + Block::key_line(unit.lane, n / 4);
+      const uint8_t* dword = keys + at.page * key_stride + Block::key_offset(at.token, line, dims);
+      to[n / 4][unit.lane].words[n % 4] = unit.load(reinterpret_cast<const uint32_t*>(dword));
+    }
+  }
+
+  template <class Unit>
+  EFFINFER_DEVICE void gather_values(Unit& unit, const ChunkPass& pass, int index, int column,
+                                     Slot& to) const {
+    const int dim = first_dim(unit, column);
+    for (int n = 0; n < 4 * Block::kLoads; ++n) {
+      const int group = Block::value_group(unit.lane, n / 4);
+      uint32_t numbers = 0;
+      for (int j = 0; j < P; ++j) {
+        const Token at = find(unit, pass, index * kBlock + group * P + j);
+        const uint8_t* dword = values + at.page * value_stride +
+                               Block::value_offset(at.token / P, dim, dims) + n % 4 * 4;
+        const uint32_t from = unit.load(reinterpret_cast<const uint32_t*>(dword));
+        numbers |= Block::moved(from, at.token % P, j);
+      }
+      to[n / 4][unit.lane].words[n % 4] = numbers;
+    }
+  }
+
+  template <class Unit>
+  EFFINFER_DEVICE void gather_scales(Unit& unit, const ChunkPass& pass, int index,
+                                     Scales& to) const {
+    for (int i = 0; i < 8; ++i) {
+      const Token at = find(unit, pass, index * kBlock + unit.lane % 4 * 8 + i);
+      const float k = unit.load(key_scales + at.page * key_scale_stride + at.token);
+      const float v = unit.load(value_scales + at.page * value_scale_stride + at.token);
+      to[i / 4][unit.lane].words[i % 4] = bits_of(k);
+      to[2 + i / 4][unit.lane].words[i % 4] = bits_of(v);
+    }
+  }
+};
+
+}  // namespace effinfer::cuda

@@ -1,0 +1,357 @@
+// Attention of a tile of up to 16 (row, head) pairs over the pages of its sequence: a block an
+// item.
+//
+// A chunk of 256 tokens is multiplied by the whole block at once. Of the queries' products each
+// warp has 256 / kWarps tokens and all dims, of the products with values all tokens and 32 dims, so
+// that nothing is added up between warps but maxima and sums of weights:
+//
+//   scores of own tokens   sync   weights from the chunk's maximum   sync   values of own dims
+//
+// Both parts are 8 blocks of 32 tokens x 32 dims for each warp, whatever the head's dimension. A
+// warp's blocks come through a ring of its own in shared memory, without a barrier: the copies of
+// the next 7 blocks (14 KB of 16-bit numbers, of which an SM has 8 to 20 warps) are under way while
+// one is multiplied, over the ends of chunks and their barriers.
+//
+// A chunk's result is folded into what came before or stored for whoever ends the tile.
+#pragma once
+
+#include <cmath>
+#include <cstdint>
+
+#include "core/float16.h"
+#include "cuda/bodies/attention_chunks.h"
+#include "cuda/bodies/attention_fetch.h"
+#include "cuda/bodies/attention_merge.h"
+#include "cuda/bodies/fragments.h"
+#include "cuda/bodies/seen_words.h"
+#include "cuda/bodies/softmax.h"
+#include "cuda/unit.h"
+#include "ops/attention.h"
+
+namespace effinfer::cuda {
+
+template <DType kType, int kWarps>
+struct AttentionShared {
+  // Blocks of float32 are as large as two of the others.
+  static constexpr int kRing = kType == DType::f32 ? 4 : 8;
+  static constexpr int kBlocks = 8 / kWarps;  // of tokens, that a warp has scores of
+
+  typename Fetch<kType>::Slot ring[kWarps][kRing];
+  typename Fetch<kType>::Scales scales[KvBlock<kType>::kScaled ? kWarps : 1]
+                                      [KvBlock<kType>::kScaled ? kBlocks : 1];
+  typename Products<kType, kWarps>::Operands operands;
+  typename ChunkSoftmax<kWarps>::Shared softmax;
+  TileRow rows[kTileRows];
+  float query_factors[kTileRows];
+  int32_t displaced[kTileRows];  // tokens of the tile, by rank
+  ChunkPass passes[2];           // at hand, and next
+  int32_t is_last;
+};
+
+template <class Unit, DType kType, int kWarps>
+class AttentionTileRun {
+ public:
+  using Shared = AttentionShared<kType, kWarps>;
+  using Multiply = Products<kType, kWarps>;
+  using Softmax = ChunkSoftmax<kWarps>;
+  using Scores = typename Softmax::Scores;
+  static constexpr int kBlocks = Shared::kBlocks;
+  static constexpr int kRing = Shared::kRing;
+  static constexpr int kAhead = kRing - 1;
+  static constexpr int kParts = 8;  // blocks of tokens in a chunk
+
+  EFFINFER_DEVICE AttentionTileRun(Unit& unit, const AttentionParams& params, Shared& shared)
+      : unit_(unit),
+        p_(params.p),
+        shared_(shared),
+        item_(params.p.work.items[unit.block]),
+        tile_(params.p.work.tiles[item_.tile]),
+        fetch_(Fetch<kType>::of(params.p, tile_)),
+        result_(params, tile_),
+        columns_((params.p.k.dims + kBlock - 1) / kBlock) {}
+
+  EFFINFER_DEVICE void run() {
+    set_units();
+    set_rows();
+    unit_.sync();
+    set_queries();
+    if (unit_.warp == 0) {
+      ChunkWalk::first(unit_, units_).store(unit_, units_, shared_.displaced, shared_.passes[0]);
+    }
+    unit_.sync();
+    for (int i = 0; i < kAhead; ++i) fetch(shared_.passes[0]);
+    for (int at = 0; shared_.passes[at].chunk >= 0; at ^= 1) {
+      do_pass(shared_.passes[at], shared_.passes[at ^ 1]);
+    }
+    finish();
+  }
+
+ private:
+  EFFINFER_DEVICE void set_units() {
+    units_.first = item_.first_unit;
+    units_.end = item_.end_unit;
+    units_.sinks = tile_.sink_units;
+    units_.first_seen = tile_.first_unit;
+    units_.all_chunks = item_.partial >= 0;
+    units_.words = p_.visits.of_rows(p_.batch, tile_.sequence, tile_.first_row, tile_.kv_head);
+    units_.pages = fetch_.pages;
+    const bool is_tree = p_.batch.is_tree(tile_.sequence);
+    units_.paths = is_tree ? p_.batch.ancestors + tile_.first_row : nullptr;
+    units_.tree_start = fetch_.tree_start;
+    units_.num_displaced = 0;
+    for (int token = 0; is_tree && token < tile_.num_rows; ++token) {
+      units_.num_displaced += is_displaced(units_.paths[token]) ? 1 : 0;
+    }
+    units_.first_rank = units_.num_displaced == tile_.num_rows ? 1 : 0;
+    units_.last_chunk = (item_.end_unit - 1) / kChunkUnits;
+    visible_ = {tile_.num_tokens, p_.window_left, p_.sink_tokens, p_.causal || is_tree};
+  }
+
+  EFFINFER_DEVICE void set_rows() {
+    if (unit_.thread >= kTileRows) return;
+    const int token = unit_.thread / tile_.num_heads;
+    const int head = unit_.thread % tile_.num_heads;
+    TileRow row = {0, -1, p_.sm_scale, 0.0f};
+    if (token < tile_.num_rows) {
+      row.rank = 0;
+      if (p_.alibi_slopes != nullptr) row.slope = p_.alibi_slopes[tile_.first_head + head];
+      row.position = p_.batch.step_begin(tile_.sequence) + tile_.first_row + token -
+                     p_.batch.qo_indptr[tile_.sequence];
+      if (units_.paths != nullptr) {
+        row.position = units_.tree_start + path_length(units_.paths[token]) - 1;
+        if (is_displaced(units_.paths[token])) {
+          for (int t = 0; t <= token; ++t) row.rank += is_displaced(units_.paths[t]) ? 1 : 0;
+          if (head == 0) shared_.displaced[row.rank - 1] = token;
+        }
+      }
+    }
+    shared_.rows[unit_.thread] = row;
+    shared_.query_factors[unit_.thread] = 1.0f;
+  }
+
+  EFFINFER_DEVICE float query(int row, int dim) const {
+    if (row >= result_.num_rows()) return 0.0f;
+    const int64_t at = (tile_.first_row + row / tile_.num_heads) * p_.q.row_stride +
+                       (tile_.first_head + row % tile_.num_heads) * p_.q.head_stride + dim;
+    if (p_.q.dtype == DType::f32) return reinterpret_cast<const float*>(p_.q.data)[at];
+    const uint16_t bits = reinterpret_cast<const uint16_t*>(p_.q.data)[at];
+    return p_.q.dtype == DType::bf16 ? bf16_to_f32(bits) : f16_to_f32(bits);
+  }
+
+  // Rows are scaled by a power of two to numbers below 2, where float16 needs it.
+  EFFINFER_DEVICE void set_queries() {
+    if constexpr (Multiply::kScalesQueries) {
+      for (int row = unit_.warp; row < kTileRows; row += kWarps) {
+        float max = 0.0f;
+        for (int dim = unit_.lane; dim < p_.k.dims; dim += kWarp) {
+          max = fmaxf(max, fabsf(query(row, dim)));
+        }
+        EFFINFER_UNROLL
+        for (int mask = 1; mask < kWarp; mask *= 2) max = fmaxf(max, unit_.shfl_xor(max, mask));
+        const float power = float_of(bits_of(max) & 0x7f800000);
+        if (unit_.lane == 0 && power > 0.0f) {
+          shared_.query_factors[row] = 1.0f / power;
+          shared_.rows[row].scale *= power;
+        }
+      }
+      unit_.sync();
+    }
+    Multiply::set_queries(unit_, shared_.operands, p_.k.dims, [&](int row, int dim) {
+      return query(row, dim) * shared_.query_factors[row];
+    });
+  }
+
+  // The next part on its way: of a pass each of the warp's blocks of tokens, column by column of
+  // dims, then all 8 blocks of its own dims of values.
+  EFFINFER_DEVICE void fetch(const ChunkPass& pass) {
+    auto& slot = shared_.ring[unit_.warp][ahead_.slot];
+    if (pass.chunk >= 0 && ahead_.block < kBlocks) {
+      const int index = unit_.warp * kBlocks + ahead_.block;
+      fetch_.fetch_keys(unit_, pass, index, ahead_.column, slot);
+      if constexpr (KvBlock<kType>::kScaled) {
+        auto& scales = shared_.scales[unit_.warp][ahead_.block];
+        if (ahead_.column == 0) fetch_.fetch_scales(unit_, pass, index, scales);
+      }
+    } else if (pass.chunk >= 0) {
+      fetch_.fetch_values(unit_, pass, ahead_.column, unit_.warp, slot);
+    }
+    unit_.commit();
+    ahead_.slot = (ahead_.slot + 1) % kRing;
+    if (++ahead_.column < (ahead_.block < kBlocks ? columns_ : kParts)) return;
+    ahead_.column = 0;
+    if (++ahead_.block <= kBlocks) return;
+    ahead_.block = 0;
+    ahead_.in_next = true;
+  }
+
+  // The next part has come, and another is on its way to its predecessor's place.
+  EFFINFER_DEVICE const typename Fetch<kType>::Slot& take(const ChunkPass& now,
+                                                          const ChunkPass& next) {
+    unit_.template wait<kAhead - 1>();
+    if (KvBlock<kType>::kShared) unit_.sync_warp();
+    fetch(ahead_.in_next ? next : now);
+    const int slot = slot_;
+    slot_ = (slot_ + 1) % kRing;
+    return shared_.ring[unit_.warp][slot];
+  }
+
+  EFFINFER_DEVICE void do_pass(const ChunkPass& now, ChunkPass& next) {
+    ChunkWalk walk;
+    if (unit_.warp == 0) walk = ChunkWalk::after(unit_, units_, now);
+    float max[2];
+    {
+      Scores scores = {};
+      EFFINFER_UNROLL
+      for (int block = 0; block < kBlocks; ++block) {
+        const bool visited = Fetch<kType>::is_visited(now, unit_.warp * kBlocks + block);
+        for (int column = 0; column < columns_; ++column) {
+          const auto& keys = take(now, next);
+          if (!visited) continue;
+          Multiply::add_scores(unit_, shared_.operands, keys, 2 * column,
+                               p_.k.dims / 16 - 2 * column, scores[block]);
+        }
+      }
+      set_logits(now, scores);
+      Softmax::share_max(unit_, scores, shared_.softmax);
+      unit_.sync();
+      if (unit_.warp == 0) walk.store(unit_, units_, shared_.displaced, next);
+      Softmax::set_weights(unit_, scores, shared_.softmax, max);
+      share_weights(now, scores);
+    }
+    unit_.sync();
+    for (int part = 0; part < kParts; ++part) {
+      const auto& values = take(now, next);
+      if (!Fetch<kType>::is_visited(now, part) || unit_.warp * kBlock >= p_.v.dims) continue;
+      Multiply::add_values(unit_, shared_.operands, values, part, chunk_values_);
+    }
+    EFFINFER_UNROLL
+    for (int r = 0; r < 2; ++r) {
+      // Of a chunk's passes one at most has something of a row.
+      chunk_rows_[r].max = fmaxf(chunk_rows_[r].max, max[r]);
+      chunk_rows_[r].sum += Softmax::sum_of(shared_.softmax, unit_.lane / 4 + 8 * r);
+    }
+    ahead_.in_next = false;
+    if (next.chunk != now.chunk) end_chunk(now.chunk);
+  }
+
+  EFFINFER_DEVICE void set_logits(const ChunkPass& pass, Scores& scores) {
+    EFFINFER_UNROLL
+    for (int b = 0; b < kBlocks; ++b) {
+      const int index = unit_.warp * kBlocks + b;
+      const int32_t start = pass.chunk * kChunkTokens + index * kBlock + unit_.lane % 4 * 8;
+      uint32_t visited = 0;
+      if (Fetch<kType>::is_visited(pass, index)) {
+        const int shift = index % 2 * kBlock + unit_.lane % 4 * 8;
+        visited = static_cast<uint32_t>(pass.words[index / 2] >> shift) & 0xff;
+      }
+      EFFINFER_UNROLL
+      for (int r = 0; r < 2; ++r) {
+        const TileRow row = shared_.rows[unit_.lane / 4 + 8 * r];
+        uint32_t seen = 0;
+        if (is_active(row, pass.rank)) seen = visited & seen_places(visible_, row.position, start);
+        const float cap = p_.logits_soft_cap;
+        Softmax::set_logits(scores[b], row, r, seen, start, cap, [&](float x, int t) {
+          if constexpr (!KvBlock<kType>::kScaled) return x;
+          return rounded_product(x, scale_of(b, t));
+        });
+      }
+    }
+  }
+
+  // Number t of 8 keys, 8 on of values. Behind what is visited they may be anything.
+  EFFINFER_DEVICE float scale_of(int block, int t) const {
+    if constexpr (!KvBlock<kType>::kScaled) return 1.0f;
+    return float_of(shared_.scales[unit_.warp][block][t / 4][unit_.lane].words[t % 4]);
+  }
+
+  EFFINFER_DEVICE void share_weights(const ChunkPass& pass, Scores& scores) {
+    EFFINFER_UNROLL
+    for (int b = 0; b < kBlocks; ++b) {
+      const int index = unit_.warp * kBlocks + b;
+      if (!Fetch<kType>::is_visited(pass, index)) continue;
+      if constexpr (KvBlock<kType>::kScaled) {
+        EFFINFER_UNROLL
+        for (int t = 0; t < 8; ++t) {
+          const float scale = scale_of(b, 8 + t);
+          EFFINFER_UNROLL
+          for (int r = 0; r < 2; ++r) {
+            float& weight = Softmax::at(scores[b], t, r);
+            weight = rounded_product(weight, scale);
+          }
+        }
+      }
+      Multiply::set_weights(unit_, shared_.operands, index, scores[b]);
+    }
+  }
+
+  EFFINFER_DEVICE void end_chunk(int32_t chunk) {
+    if (item_.partial >= 0) {
+      const int64_t before = chunk - item_.first_unit / kChunkUnits;
+      result_.store_partial(unit_, item_.partial + before * result_.num_rows(), chunk_rows_,
+                            chunk_values_);
+    } else {
+      result_.fold(unit_, rows_, values_, chunk_rows_, chunk_values_);
+    }
+    EFFINFER_UNROLL
+    for (int i = 0; i < 4; ++i) {
+      EFFINFER_UNROLL
+      for (int j = 0; j < 4; ++j) chunk_values_[i][j] = 0.0f;
+    }
+    chunk_rows_[0] = chunk_rows_[1] = RowState{};
+  }
+
+  // Whoever ends a tile's last item merges its partial results, in the order of the keys: the
+  // result does not depend on who that is.
+  EFFINFER_DEVICE void finish() {
+    if (item_.partial < 0) return result_.store(unit_, rows_, values_);
+    const ops::AttentionMerge& merge = p_.work.merges[item_.merge];
+    unit_.fence();
+    unit_.sync();
+    if (unit_.thread == 0) {
+      const int32_t before = unit_.atomic_add(p_.done + item_.merge, 1);
+      shared_.is_last = before + 1 == merge.num_items ? 1 : 0;
+      if (shared_.is_last != 0) p_.done[item_.merge] = 0;
+      unit_.fence();
+    }
+    unit_.sync();
+    if (shared_.is_last != 0) result_.merge(unit_, merge);
+  }
+
+  Unit& unit_;
+  const ops::AttentionProblem& p_;
+  Shared& shared_;
+  const ops::AttentionItem& item_;
+  const ops::AttentionTile& tile_;
+  const Fetch<kType> fetch_;
+  const AttentionResult<kWarps> result_;
+  const int columns_;  // of 32 dims
+  ItemUnits units_;
+  Visibility visible_;
+  int slot_ = 0;  // of the ring: the next one to take
+  // The next part to fetch: of the pass at hand, or already of the next one.
+  struct {
+    int slot = 0;
+    int block = 0;  // of the warp's keys; kBlocks: values
+    int column = 0;
+    bool in_next = false;
+  } ahead_;
+  RowState rows_[2];  // of the chunks before
+  LaneValues values_ = {};
+  RowState chunk_rows_[2];
+  LaneValues chunk_values_ = {};
+};
+
+template <DType kType, int kWarps>
+struct AttentionKernel {
+  static constexpr const char* kName = "attention";
+  static constexpr int kThreads = kWarps * kWarp;
+  using Params = AttentionParams;
+  using Shared = AttentionShared<kType, kWarps>;
+
+  template <class Unit>
+  EFFINFER_DEVICE static void run(Unit& unit, const Params& params, Shared& shared) {
+    AttentionTileRun<Unit, kType, kWarps>(unit, params, shared).run();
+  }
+};
+
+}  // namespace effinfer::cuda

@@ -1,0 +1,396 @@
+// What the tests of attention on the GPU share: sequences whose keys, values and queries are known
+// as float64, their pages, batches over them, and naive attention.
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <memory>
+#include <numeric>
+#include <optional>
+#include <random>
+#include <vector>
+
+#include "core/float16.h"
+#include "cpp/check.h"
+#include "gpu/device_arrays.h"
+#include "ops/attention.h"
+
+namespace effinfer {
+
+struct Heads {
+  DType kv = DType::bf16;
+  int32_t dims = 64;
+  int32_t kv_heads = 1;
+  int32_t group = 1;
+  DType q = DType::f32;
+
+  int32_t qo_heads() const { return kv_heads * group; }
+};
+
+// What decides a row's result beside its numbers.
+struct Rules {
+  bool causal = true;
+  int32_t window_left = -1;
+  int32_t sink_tokens = 0;
+  float soft_cap = 0.0f;
+  std::vector<float> slopes;
+  std::vector<float> sinks;
+};
+
+inline size_t index_of(int64_t token, int64_t head, int64_t dim, int64_t heads, int64_t dims) {
+  return static_cast<size_t>((token * heads + head) * dims + dim);
+}
+
+// A sequence's numbers as they are stored: i8 ones times their scales.
+struct Sequence {
+  int32_t length = 0;
+  std::vector<float> k, v;              // [token][kv head][dim]
+  std::vector<float> k_scale, v_scale;  // [token][kv head]; 1 but of i8
+  std::vector<float> q;                 // [token][qo head][dim]
+  std::vector<int32_t> pages;
+};
+
+class Cache {
+ public:
+  Cache(const Heads& heads, uint32_t seed) : heads_(heads), random_(seed) {}
+
+  const Heads& heads() const { return heads_; }
+  const Sequence& sequence(int index) const { return sequences_[static_cast<size_t>(index)]; }
+
+  int add(int32_t length, bool exact_queries = true) {
+    Sequence s;
+    s.length = length;
+    const int64_t rows = int64_t{length} * heads_.kv_heads;
+    store(rows, s.k, s.k_scale);
+    store(rows, s.v, s.v_scale);
+    s.q = draw(int64_t{length} * heads_.qo_heads() * heads_.dims);
+    if (exact_queries) {
+      for (float& x : s.q) x = bf16_to_f32(f32_to_bf16(x));
+    }
+    sequences_.push_back(std::move(s));
+    return static_cast<int>(sequences_.size()) - 1;
+  }
+
+  // The tokens of another sequence, in an order of their own.
+  int add_tokens(int from, const std::vector<int32_t>& tokens) {
+    const Sequence& source = sequences_[static_cast<size_t>(from)];
+    Sequence s;
+    s.length = static_cast<int32_t>(tokens.size());
+    const int64_t kv = heads_.kv_heads;
+    for (const int32_t token : tokens) {
+      append(source.k, token, kv * heads_.dims, s.k);
+      append(source.v, token, kv * heads_.dims, s.v);
+      append(source.k_scale, token, kv, s.k_scale);
+      append(source.v_scale, token, kv, s.v_scale);
+      append(source.q, token, int64_t{heads_.qo_heads()} * heads_.dims, s.q);
+    }
+    sequences_.push_back(std::move(s));
+    return static_cast<int>(sequences_.size()) - 1;
+  }
+
+  // To the device, on shuffled pages.
+  void upload() {
+    std::vector<int32_t> ids;
+    for (const Sequence& s : sequences_) ids.resize(ids.size() + num_pages(s.length));
+    std::iota(ids.begin(), ids.end(), 0);
+    std::shuffle(ids.begin(), ids.end(), random_);
+    const size_t page_bytes = page_numbers() * static_cast<size_t>(element_bytes());
+    std::vector<uint8_t> k(ids.size() * page_bytes);
+    std::vector<uint8_t> v(k.size());
+    std::vector<float> k_scale(ids.size() * static_cast<size_t>(heads_.kv_heads * 64));
+    std::vector<float> v_scale(k_scale.size());
+    size_t next = 0;
+    for (Sequence& s : sequences_) {
+      for (size_t i = 0; i < num_pages(s.length); ++i) s.pages.push_back(ids[next++]);
+      for (int32_t token = 0; token < s.length; ++token) {
+        put_token(s, token, k, v, k_scale, v_scale);
+      }
+    }
+    k_ = DeviceArray<uint8_t>(k);
+    v_ = DeviceArray<uint8_t>(v);
+    k_scale_ = DeviceArray<float>(k_scale);
+    v_scale_ = DeviceArray<float>(v_scale);
+  }
+
+  ops::KvLayer layer() const {
+    return {heads_.kv, heads_.kv_heads, heads_.dims,     0,
+            k_.data(), v_.data(),       k_scale_.data(), v_scale_.data()};
+  }
+
+ private:
+  static size_t num_pages(int32_t length) { return static_cast<size_t>((length + 63) / 64); }
+  size_t page_numbers() const { return static_cast<size_t>(64 * heads_.dims * heads_.kv_heads); }
+  int element_bytes() const { return dtype_info(heads_.kv).block_bytes; }
+
+  std::vector<float> draw(int64_t count) {
+    std::normal_distribution<float> normal;
+    std::vector<float> values(static_cast<size_t>(count));
+    for (float& x : values) x = normal(random_);
+    return values;
+  }
+  static void append(const std::vector<float>& from, int64_t token, int64_t count,
+                     std::vector<float>& to) {
+    to.insert(to.end(), from.begin() + token * count, from.begin() + (token + 1) * count);
+  }
+
+  void store(int64_t rows, std::vector<float>& values, std::vector<float>& scales) {
+    values = draw(rows * heads_.dims);
+    scales.assign(static_cast<size_t>(rows), 1.0f);
+    for (size_t row = 0; row < scales.size(); ++row) {
+      float* x = values.data() + row * static_cast<size_t>(heads_.dims);
+      if (heads_.kv == DType::i8) scales[row] = std::abs(x[0]) * 0.01f + 0.02f;
+      for (int d = 0; d < heads_.dims; ++d) {
+        if (heads_.kv == DType::bf16) x[d] = bf16_to_f32(f32_to_bf16(x[d]));
+        if (heads_.kv == DType::f16) x[d] = f16_to_f32(f32_to_f16(x[d]));
+        if (heads_.kv == DType::i8) {
+          x[d] = std::clamp(std::nearbyint(x[d] / scales[row]), -128.0f, 127.0f);
+        }
+      }
+    }
+  }
+
+  void put(float x, int64_t element, uint8_t* to) const {
+    if (heads_.kv == DType::f32) std::memcpy(to + 4 * element, &x, 4);
+    if (heads_.kv == DType::i8) to[element] = static_cast<uint8_t>(static_cast<int8_t>(x));
+    const uint16_t bits = heads_.kv == DType::f16 ? f32_to_f16(x) : f32_to_bf16(x);
+    if (element_bytes() == 2) std::memcpy(to + 2 * element, &bits, 2);
+  }
+
+  void put_token(const Sequence& s, int32_t token, std::vector<uint8_t>& k, std::vector<uint8_t>& v,
+                 std::vector<float>& k_scale, std::vector<float>& v_scale) const {
+    const int64_t per_dword = 4 / element_bytes();
+    const int64_t page = s.pages[static_cast<size_t>(token / 64)];
+    for (int64_t head = 0; head < heads_.kv_heads; ++head) {
+      const int64_t place = page * heads_.kv_heads + head;
+      const int64_t bytes = place * 64 * heads_.dims * element_bytes();
+      const size_t row = static_cast<size_t>(int64_t{token} * heads_.kv_heads + head);
+      k_scale[static_cast<size_t>(place * 64 + token % 64)] = s.k_scale[row];
+      v_scale[static_cast<size_t>(place * 64 + token % 64)] = s.v_scale[row];
+      for (int64_t dim = 0; dim < heads_.dims; ++dim) {
+        const size_t at = row * static_cast<size_t>(heads_.dims) + static_cast<size_t>(dim);
+        put(s.k[at], ops::k_offset(token % 64, dim, heads_.dims, per_dword), k.data() + bytes);
+        put(s.v[at], ops::v_offset(token % 64, dim, heads_.dims, per_dword), v.data() + bytes);
+      }
+    }
+  }
+
+  Heads heads_;
+  std::mt19937 random_;
+  std::vector<Sequence> sequences_;
+  DeviceArray<uint8_t> k_, v_;
+  DeviceArray<float> k_scale_, v_scale_;
+};
+
+// The last `rows` tokens of the first `length` of a sequence.
+struct Part {
+  int sequence;
+  int32_t length;
+  int32_t rows;
+  std::vector<uint64_t> paths = {};               // of a tree
+  int32_t tree_start = -1;                        // -1: where the rows begin
+  std::vector<std::vector<uint64_t>> words = {};  // [block of 64 rows * kv_heads][word]: visits
+};
+
+struct Results {
+  std::vector<float> out;  // [row][qo head][dim]
+  std::vector<float> lse;  // [row][qo head]
+};
+
+// How a batch is run.
+struct Launch {
+  int32_t shares = 64;
+  std::optional<ops::Arithmetic> operand = {};
+};
+
+class Batch {
+ public:
+  Batch(const Cache& cache, const Rules& rules, std::vector<Part> parts)
+      : cache_(cache), heads_(cache.heads()), rules_(rules), parts_(std::move(parts)) {
+    for (const Part& part : parts_) add(part);
+  }
+
+  int64_t num_rows() const { return qo_indptr_.back(); }
+  const std::vector<Part>& parts() const { return parts_; }
+
+  // Of this batch; the cache keeps those that were drawn.
+  void scale_queries(float factor) {
+    for (float& x : q_) x *= factor;
+  }
+
+  Results run(const Launch& how = {}) const;
+
+ private:
+  void add(const Part& part) {
+    const Sequence& s = cache_.sequence(part.sequence);
+    qo_indptr_.push_back(qo_indptr_.back() + part.rows);
+    kv_len_.push_back(part.length);
+    kv_indices_.insert(kv_indices_.end(), s.pages.begin(),
+                       s.pages.begin() + (part.length + 63) / 64);
+    kv_indptr_.push_back(static_cast<int32_t>(kv_indices_.size()));
+    const auto width = static_cast<int64_t>(heads_.qo_heads()) * heads_.dims;
+    q_.insert(q_.end(), s.q.begin() + (part.length - part.rows) * width,
+              s.q.begin() + part.length * width);
+    for (int32_t i = 0; i < part.rows; ++i) {
+      paths_.push_back(part.paths.empty() ? 0 : part.paths[static_cast<size_t>(i)]);
+    }
+    tree_start_.push_back(part.tree_start >= 0 ? part.tree_start : part.length - part.rows);
+    first_block_.push_back(part.words.empty() ? -1 : num_blocks_);
+    for (const auto& list : part.words) {
+      list_words_ = std::max(list_words_, static_cast<int64_t>(list.size()));
+    }
+    num_blocks_ += static_cast<int32_t>(part.words.size()) / heads_.kv_heads;
+  }
+
+  ops::BatchLayout host_layout() const {
+    ops::BatchLayout layout;
+    layout.num_tokens = num_rows();
+    layout.num_sequences = static_cast<int64_t>(kv_len_.size());
+    layout.qo_indptr = qo_indptr_.data();
+    layout.kv_indptr = kv_indptr_.data();
+    layout.kv_indices = kv_indices_.data();
+    layout.kv_len = kv_len_.data();
+    layout.ancestors = paths_.data();
+    layout.tree_start = tree_start_.data();
+    return layout;
+  }
+  std::vector<uint8_t> queries() const {
+    const auto bytes = static_cast<size_t>(dtype_info(heads_.q).block_bytes);
+    std::vector<uint8_t> q(q_.size() * bytes);
+    for (size_t i = 0; i < q_.size(); ++i) {
+      const uint16_t bits = heads_.q == DType::f16 ? f32_to_f16(q_[i]) : f32_to_bf16(q_[i]);
+      std::memcpy(q.data() + i * bytes,
+                  bytes == 4 ? static_cast<const void*>(&q_[i]) : static_cast<const void*>(&bits),
+                  bytes);
+    }
+    return q;
+  }
+  std::vector<uint64_t> all_words() const {
+    std::vector<uint64_t> words;
+    for (const Part& part : parts_) {
+      for (const auto& list : part.words) {
+        words.insert(words.end(), list.begin(), list.end());
+        words.resize(words.size() + static_cast<size_t>(list_words_) - list.size());
+      }
+    }
+    return words;
+  }
+
+  const Cache& cache_;
+  const Heads heads_;
+  const Rules rules_;
+  const std::vector<Part> parts_;
+  std::vector<int32_t> qo_indptr_{0}, kv_indptr_{0}, kv_indices_, kv_len_, tree_start_;
+  std::vector<int32_t> first_block_;
+  std::vector<uint64_t> paths_;
+  std::vector<float> q_;
+  int32_t num_blocks_ = 0;
+  int64_t list_words_ = 0;
+};
+
+inline std::vector<float> widened(const std::vector<uint8_t>& bytes, DType dtype) {
+  const auto size = static_cast<size_t>(dtype_info(dtype).block_bytes);
+  std::vector<float> values(bytes.size() / size);
+  for (size_t i = 0; i < values.size(); ++i) {
+    uint16_t bits = 0;
+    std::memcpy(size == 4 ? static_cast<void*>(&values[i]) : static_cast<void*>(&bits),
+                bytes.data() + i * size, size);
+    if (size == 2) values[i] = dtype == DType::f16 ? f16_to_f32(bits) : bf16_to_f32(bits);
+  }
+  return values;
+}
+
+// Of rows of an operand, whose padding must be zeros.
+inline std::vector<float> rows_of(const std::vector<uint8_t>& bytes, const ops::Operand& operand) {
+  const DType dtype = operand.arithmetic == ops::Arithmetic::f32 ? DType::f32 : DType::bf16;
+  std::vector<float> values;
+  for (int64_t row = 0; row < operand.rows; ++row) {
+    const auto first = bytes.begin() + row * operand.row_bytes();
+    const int64_t padded = ops::padded_cols(operand.cols) * dtype_info(dtype).block_bytes;
+    const std::vector<float> all = widened({first, first + padded}, dtype);
+    for (size_t i = static_cast<size_t>(operand.cols); i < all.size(); ++i) CHECK_EQ(all[i], 0.0f);
+    values.insert(values.end(), all.begin(), all.begin() + operand.cols);
+  }
+  return values;
+}
+
+inline Results Batch::run(const Launch& how) const {
+  ops::AttentionShape shape;
+  shape.num_qo_heads = heads_.qo_heads();
+  shape.num_kv_heads = heads_.kv_heads;
+  shape.head_dim = heads_.dims;
+  shape.causal = rules_.causal;
+  shape.window_left = rules_.window_left;
+  shape.sink_tokens = rules_.sink_tokens;
+  shape.visits = list_words_ > 0;
+  shape.most_rows = 16;
+  shape.shares = how.shares;
+  ops::AttentionWork work;
+  ops::plan_attention(shape, host_layout(), work);
+
+  const DeviceArray<int32_t> qo_indptr(qo_indptr_), kv_indptr(kv_indptr_), kv_indices(kv_indices_);
+  const DeviceArray<int32_t> kv_len(kv_len_), tree_start(tree_start_), first_block(first_block_);
+  const DeviceArray<uint64_t> paths(paths_), words(all_words());
+  const DeviceArray<float> slopes(rules_.slopes), sinks(rules_.sinks);
+  const DeviceArray<uint8_t> q(queries());
+  const DeviceArray<ops::AttentionTile> tiles(work.tiles);
+  const DeviceArray<ops::AttentionItem> items(work.items);
+  const DeviceArray<ops::AttentionMerge> merges(work.merges);
+  const DeviceArray<int32_t> done(std::vector<int32_t>(work.merges.size()));
+  const auto partials = static_cast<size_t>(work.num_partials);
+  const DeviceArray<float> partial_out(partials * static_cast<size_t>(heads_.dims));
+  const DeviceArray<float> partial_ms(partials * 2);
+  const DeviceArray<uint8_t> out(q.size());
+  const DeviceArray<float> lse(static_cast<size_t>(num_rows() * heads_.qo_heads()));
+
+  ops::AttentionProblem p;
+  p.q = {q.data(), heads_.q, heads_.dims, int64_t{heads_.qo_heads()} * heads_.dims, heads_.dims};
+  p.k = keys_of(cache_.layer());
+  p.v = values_of(cache_.layer());
+  p.num_qo_heads = heads_.qo_heads();
+  p.num_kv_heads = heads_.kv_heads;
+  p.batch = host_layout();
+  p.batch.qo_indptr = qo_indptr.data();
+  p.batch.kv_indptr = kv_indptr.data();
+  p.batch.kv_indices = kv_indices.data();
+  p.batch.kv_len = kv_len.data();
+  p.batch.ancestors = paths.data();
+  p.batch.tree_start = tree_start.data();
+  p.causal = rules_.causal;
+  p.window_left = rules_.window_left;
+  p.sink_tokens = rules_.sink_tokens;
+  p.sm_scale = 1.0f / std::sqrt(static_cast<float>(heads_.dims));
+  p.logits_soft_cap = rules_.soft_cap;
+  if (!rules_.slopes.empty()) p.alibi_slopes = slopes.data();
+  if (!rules_.sinks.empty()) p.sink_logits = sinks.data();
+  p.work = work;
+  p.work.tiles = tiles.data();
+  p.work.items = items.data();
+  p.work.merges = merges.data();
+  p.work.spans = nullptr;
+  p.visits.num_blocks = num_blocks_;
+  p.visits.num_kv_heads = heads_.kv_heads;
+  p.visits.list_words = list_words_;
+  p.visits.words = words.data();
+  p.visits.first_block = first_block.data();
+  p.partial_out = partial_out.data();
+  p.partial_ms = partial_ms.data();
+  p.done = done.data();
+  p.out = out.data();
+  p.out_stride = p.q.row_stride;
+  p.lse = lse.data();
+  ops::Operand operand;
+  DeviceArray<uint8_t> operand_rows;
+  if (how.operand) {
+    operand = {*how.operand, num_rows(), p.q.row_stride, nullptr};
+    operand_rows = DeviceArray<uint8_t>(static_cast<size_t>(num_rows() * operand.row_bytes()));
+    operand.data = operand_rows.data();
+    p.out_operand = operand;
+  }
+  run_on_gpu(p);
+  for (const int32_t count : done.values()) CHECK_EQ(count, 0);
+  return {how.operand ? rows_of(operand_rows.values(), operand) : widened(out.values(), heads_.q),
+          lse.values()};
+}
+
+}  // namespace effinfer

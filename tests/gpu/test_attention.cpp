@@ -1,0 +1,371 @@
+// Attention over pages on the GPU against float64, and the bits of rows that share calls.
+#include "gpu/attention_batch.h"
+
+namespace effinfer {
+namespace {
+
+constexpr DType kKvTypes[] = {DType::bf16, DType::f16, DType::i8, DType::f32};
+
+// A row of a part: its own path's tokens, and of these those that it sees, by places.
+struct Row {
+  std::vector<int32_t> tokens;
+  std::vector<int32_t> seen;
+  int32_t position;
+};
+
+Row row_of(const Batch& batch, const Rules& rules, const Part& part, int32_t i, int64_t head,
+           int32_t kv_heads) {
+  Row row;
+  row.position = part.length - part.rows + i;
+  const bool is_tree = !part.paths.empty();
+  const int32_t begin = part.tree_start >= 0 ? part.tree_start : part.length - part.rows;
+  for (int32_t token = 0; token < part.length; ++token) {
+    const bool own = !is_tree || token < begin ||
+                     (part.paths[static_cast<size_t>(i)] >> (token - begin) & 1) != 0;
+    if (own) row.tokens.push_back(token);
+  }
+  if (is_tree) row.position = static_cast<int32_t>(row.tokens.size()) - 1;
+  const std::vector<uint64_t>* words = nullptr;
+  if (!part.words.empty()) words = &part.words[static_cast<size_t>(i / 64 * kv_heads + head)];
+  for (int32_t place = 0; place < static_cast<int32_t>(row.tokens.size()); ++place) {
+    if ((rules.causal || is_tree) && place > row.position) break;
+    const bool near = rules.window_left < 0 || place >= row.position - rules.window_left ||
+                      place < rules.sink_tokens;
+    const bool visited =
+        words == nullptr || ((*words)[static_cast<size_t>(place / 64)] >> place % 64 & 1) != 0;
+    if (near && visited) row.seen.push_back(place);
+  }
+  (void)batch;
+  return row;
+}
+
+struct Expected {
+  std::vector<double> out;
+  std::vector<double> magnitude;  // of what was summed
+  double lse;
+  double score_error;
+};
+
+// Naive attention of one row and head, and how far float32 sums of its scores may be off.
+Expected attend(const Cache& cache, const Rules& rules, const Part& part, const Row& row,
+                int32_t query_row, int64_t head) {
+  const Heads& heads = cache.heads();
+  const Sequence& s = cache.sequence(part.sequence);
+  const int64_t kv_head = head / heads.group;
+  const double scale = 1.0f / std::sqrt(static_cast<float>(heads.dims));
+  Expected e = {std::vector<double>(static_cast<size_t>(heads.dims)),
+                std::vector<double>(static_cast<size_t>(heads.dims)), -INFINITY, 0.0};
+  std::vector<double> x;
+  double max = -INFINITY;
+  for (const int32_t place : row.seen) {
+    const int32_t token = row.tokens[static_cast<size_t>(place)];
+    double dot = 0;
+    double size = 0;
+    const size_t scales = static_cast<size_t>(int64_t{token} * heads.kv_heads + kv_head);
+    for (int64_t d = 0; d < heads.dims; ++d) {
+      const double product = double{s.q[index_of(part.length - part.rows + query_row, head, d,
+                                                 heads.qo_heads(), heads.dims)]} *
+                             s.k[index_of(token, kv_head, d, heads.kv_heads, heads.dims)] *
+                             s.k_scale[scales];
+      dot += product;
+      size += std::abs(product);
+    }
+    double logit = dot * scale;
+    if (rules.soft_cap > 0) logit = rules.soft_cap * std::tanh(logit / rules.soft_cap);
+    if (!rules.slopes.empty()) {
+      logit += rules.slopes[static_cast<size_t>(head)] * double(place - row.position);
+    }
+    x.push_back(logit);
+    max = std::max(max, logit);
+    e.score_error = std::max(e.score_error, size * scale * heads.dims * 0x1p-24 +
+                                                (std::abs(logit) + rules.soft_cap) * 0x1p-21);
+  }
+  double sum = 0;
+  if (!rules.sinks.empty()) {
+    const double sink = rules.sinks[static_cast<size_t>(head)];
+    max = std::max(max, sink);
+    sum = std::exp(sink - max);
+  }
+  for (double& logit : x) sum += logit = std::exp(logit - max);
+  if (sum == 0) return e;
+  e.lse = max + std::log(sum);
+  for (size_t i = 0; i < x.size(); ++i) {
+    const int32_t token = row.tokens[static_cast<size_t>(row.seen[i])];
+    const size_t scales = static_cast<size_t>(int64_t{token} * heads.kv_heads + kv_head);
+    for (size_t d = 0; d < e.out.size(); ++d) {
+      const double value =
+          double{
+              s.v[index_of(token, kv_head, static_cast<int64_t>(d), heads.kv_heads, heads.dims)]} *
+          s.v_scale[scales] * x[i] / sum;
+      e.out[d] += value;
+      e.magnitude[d] += std::abs(value);
+    }
+  }
+  return e;
+}
+
+// Of rounding to nearest.
+double epsilon_of(DType dtype) {
+  return dtype == DType::f32 ? 0x1p-24 : dtype == DType::f16 ? 0x1p-11 : 0x1p-8;
+}
+
+// `score_error`: beside that of sums, as of queries that are rounded.
+void check_batch(const Cache& cache, const Rules& rules, const Batch& batch, const Results& results,
+                 DType out_dtype, double score_error = 0.0) {
+  const Heads& heads = cache.heads();
+  const DType weights = heads.kv == DType::i8 ? DType::bf16 : heads.kv;
+  size_t flat = 0;
+  int failures = 0;
+  for (const Part& part : batch.parts()) {
+    for (int32_t i = 0; i < part.rows; ++i) {
+      for (int32_t head = 0; head < heads.qo_heads(); ++head, ++flat) {
+        const Row row = row_of(batch, rules, part, i, head / heads.group, heads.kv_heads);
+        const Expected e = attend(cache, rules, part, row, i, head);
+        const double scores = e.score_error + score_error;
+        for (size_t d = 0; d < e.out.size(); ++d) {
+          // Rounding of weights, of scores that they are made of, and of sums of a few hundred.
+          const double bound = e.magnitude[d] * (epsilon_of(weights) + 2 * scores + 0x1p-15) +
+                               std::abs(e.out[d]) * epsilon_of(out_dtype) + 1e-30;
+          const double got = results.out[flat * e.out.size() + d];
+          if (!(std::abs(got - e.out[d]) <= bound) && failures++ < 5) {
+            std::printf("row %d of %d, head %d, dim %zu: %g, expected %g +- %g\n", i, part.rows,
+                        head, d, got, e.out[d], bound);
+          }
+        }
+        const double lse = results.lse[flat];
+        const bool near =
+            e.lse == lse || std::abs(lse - e.lse) <= scores + 0x1p-18 * (1 + std::abs(e.lse));
+        if (!near && failures++ < 5) std::printf("lse %g, expected %g\n", lse, e.lse);
+      }
+    }
+  }
+  CHECK_EQ(failures, 0);
+}
+
+bool same(const std::vector<float>& a, const std::vector<float>& b) {
+  return a.size() == b.size() && std::memcmp(a.data(), b.data(), a.size() * sizeof(float)) == 0;
+}
+
+// Rows [first, first + count) of a batch.
+Results rows_of(const Results& all, const Heads& heads, int64_t first, int64_t count) {
+  const int64_t width = int64_t{heads.qo_heads()} * heads.dims;
+  return {{all.out.begin() + first * width, all.out.begin() + (first + count) * width},
+          {all.lse.begin() + first * heads.qo_heads(),
+           all.lse.begin() + (first + count) * heads.qo_heads()}};
+}
+
+bool same(const Results& a, const Results& b) {
+  return same(a.out, b.out) && same(a.lse, b.lse);
+}
+
+// Decoding, a few rows, a part of a prompt, one without rows; unsplit and split.
+void check_ragged(const Heads& heads, const Rules& rules, uint32_t seed) {
+  Cache cache(heads, seed);
+  std::vector<Part> parts;
+  const int32_t lengths[] = {1, 300, 65, 530, 64, 20};
+  const int32_t rows[] = {1, 1, 3, 5, 0, 20};
+  for (int i = 0; i < 6; ++i) parts.push_back({cache.add(lengths[i]), lengths[i], rows[i]});
+  cache.upload();
+  const Batch batch(cache, rules, parts);
+  const Results whole = batch.run({.shares = 1});
+  check_batch(cache, rules, batch, whole, heads.q);
+  CHECK(same(whole, batch.run({.shares = 1000})));
+}
+
+TEST("ragged batches of every dtype") {
+  uint32_t seed = 1;
+  for (const DType kv : kKvTypes) {
+    check_ragged({kv, 64, 2, 4}, {}, ++seed);
+  }
+}
+
+TEST("dims of heads, groups, dtypes of queries") {
+  check_ragged({DType::bf16, 16, 1, 8, DType::bf16}, {}, 11);
+  check_ragged({DType::bf16, 80, 1, 3, DType::f16}, {}, 12);
+  check_ragged({DType::f16, 128, 1, 1, DType::f16}, {}, 13);
+  check_ragged({DType::i8, 48, 1, 9, DType::bf16}, {}, 14);
+  check_ragged({DType::f32, 80, 1, 2, DType::f32}, {}, 15);
+  check_ragged({DType::i8, 128, 1, 2, DType::f32}, {}, 16);
+}
+
+TEST("heads of 256 dims") {
+  check_ragged({DType::bf16, 256, 1, 1}, {}, 21);
+  check_ragged({DType::i8, 144, 1, 1}, {}, 22);
+}
+
+TEST("groups of more than 16 heads") {
+  check_ragged({DType::bf16, 16, 1, 17}, {}, 31);
+}
+
+TEST("windows, sinks, soft caps, slopes") {
+  Rules rules;
+  rules.window_left = 70;
+  check_ragged({DType::bf16, 32, 1, 2}, rules, 41);
+  rules.sink_tokens = 3;
+  check_ragged({DType::i8, 32, 1, 2}, rules, 42);
+  rules.soft_cap = 2.0f;
+  check_ragged({DType::f16, 32, 1, 2}, rules, 43);
+  rules.slopes = {0.1f, 0.01f};
+  rules.sinks = {1.0f, -40.0f};
+  check_ragged({DType::f32, 32, 1, 2}, rules, 44);
+  rules = {};
+  rules.causal = false;
+  rules.slopes = {0.0f, 0.5f};
+  check_ragged({DType::bf16, 32, 1, 2}, rules, 45);
+}
+
+TEST("a window and sinks far apart") {
+  Rules rules;
+  rules.window_left = 10;
+  rules.sink_tokens = 70;
+  Cache cache({DType::bf16, 16, 1, 1}, 51);
+  const int long_one = cache.add(1500);
+  cache.upload();
+  const Batch batch(cache, rules, {{long_one, 1500, 3}});
+  const Results whole = batch.run({.shares = 1});
+  check_batch(cache, rules, batch, whole, DType::f32);
+  CHECK(same(whole, batch.run({.shares = 1000})));
+}
+
+TEST("queries that are rounded") {
+  for (const DType kv : {DType::bf16, DType::f16, DType::i8}) {
+    Cache cache({kv, 64, 1, 2}, 61);
+    const int s = cache.add(200, false);
+    cache.upload();
+    const Batch batch(cache, {}, {{s, 200, 4}});
+    // Of about 64 products of normal numbers, each off by a rounding; |k| of a row of keys
+    // and |q| of its query are below 12, and scores are scaled by 1 / 8.
+    const double error = epsilon_of(kv == DType::f16 ? kv : DType::bf16) * 12 * 12 / 8;
+    check_batch(cache, {}, batch, batch.run(), DType::f32, error);
+  }
+}
+
+TEST("queries of any size beside float16 keys") {
+  Cache cache({DType::f16, 32, 1, 1}, 62);
+  const int s = cache.add(40);
+  cache.upload();
+  Batch batch(cache, {}, {{s, 40, 2}});
+  batch.scale_queries(0x1p20f);
+  for (const float x : batch.run().out) CHECK(std::isfinite(x));
+}
+
+TEST("a row's bits do not depend on its batch") {
+  for (const DType kv : kKvTypes) {
+    const Heads heads = {kv, 32, 1, 3};
+    Cache cache(heads, 71);
+    const int a = cache.add(330);
+    const int b = cache.add(90);
+    cache.upload();
+    const Results all = Batch(cache, {}, {{b, 90, 7}, {a, 330, 12}}).run({.shares = 1});
+    for (const int32_t row : {0, 1, 5, 11}) {
+      const Results alone = Batch(cache, {}, {{a, 319 + row, 1}}).run({.shares = 1000});
+      CHECK(same(alone, rows_of(all, heads, 7 + row, 1)));
+    }
+  }
+}
+
+TEST("a row of a tree has the bits of its path") {
+  for (const DType kv : kKvTypes) {
+    const Heads heads = {kv, 32, 1, 2};
+    Rules rules;
+    if (kv == DType::i8) rules = {true, 100, 5, 0.0f, {0.05f, 0.2f}, {}};
+    Cache cache(heads, 81);
+    // The tree begins two tokens before a chunk's end, and one token before the step.
+    const int32_t begin = 510;
+    const std::vector<int> parents = {-1, 0, 1, 1, 0, 4, 3, 5};
+    std::vector<uint64_t> paths;
+    for (size_t i = 0; i < parents.size(); ++i) {
+      const uint64_t above = parents[i] < 0 ? 0 : paths[static_cast<size_t>(parents[i])];
+      paths.push_back(above | uint64_t{1} << i);
+    }
+    const auto count = static_cast<int32_t>(parents.size());
+    const int tree = cache.add(begin + count);
+    std::vector<int> chains;
+    for (const uint64_t path : paths) {
+      std::vector<int32_t> tokens(static_cast<size_t>(begin));
+      std::iota(tokens.begin(), tokens.end(), 0);
+      for (int32_t i = 0; i < count; ++i) {
+        if ((path >> i & 1) != 0) tokens.push_back(begin + i);
+      }
+      chains.push_back(cache.add_tokens(tree, tokens));
+    }
+    cache.upload();
+    Part part = {tree, begin + count, count - 1};
+    part.paths = {paths.begin() + 1, paths.end()};
+    part.tree_start = begin;
+    const Batch batch(cache, rules, {part});
+    const Results rows = batch.run();
+    check_batch(cache, rules, batch, rows, DType::f32);
+    CHECK(same(rows, batch.run({.shares = 1000})));
+    for (int32_t i = 1; i < count; ++i) {
+      const int chain = chains[static_cast<size_t>(i)];
+      const Batch alone(cache, rules, {{chain, cache.sequence(chain).length, 1}});
+      CHECK(same(alone.run(), rows_of(rows, heads, i - 1, 1)));
+    }
+  }
+}
+
+TEST("lists of visits") {
+  std::mt19937 random(91);
+  for (const DType kv : {DType::bf16, DType::i8}) {
+    Cache cache({kv, 16, 2, 2}, 92);
+    Part part = {cache.add(1400), 1400, 70};
+    for (int list = 0; list < 4; ++list) {
+      std::vector<uint64_t> words;
+      for (int word = 0; word < 22; ++word) {
+        const uint64_t bits = uint64_t{random()} << 32 | random();
+        words.push_back(list == 3 ? 0 : random() % 3 == 0 ? ~uint64_t{0} : word % 9 < 5 ? 0 : bits);
+      }
+      part.words.push_back(words);
+    }
+    const Part dense = {cache.add(70), 70, 1};
+    cache.upload();
+    const Batch batch(cache, {}, {dense, part});
+    const Results whole = batch.run({.shares = 1});
+    check_batch(cache, {}, batch, whole, DType::f32);
+    CHECK(same(whole, batch.run({.shares = 1000})));
+  }
+}
+
+TEST("operands") {
+  const Heads heads = {DType::bf16, 48, 1, 2};
+  Cache cache(heads, 101);
+  const int s = cache.add(100);
+  cache.upload();
+  const Batch batch(cache, {}, {{s, 100, 3}, {s, 70, 9}});
+  const Results plain = batch.run();
+  CHECK(same(plain, batch.run({.operand = ops::Arithmetic::f32})));
+  Results rounded = batch.run({.operand = ops::Arithmetic::bf16});
+  for (size_t i = 0; i < plain.out.size(); ++i) {
+    CHECK_EQ(rounded.out[i], bf16_to_f32(f32_to_bf16(plain.out[i])));
+  }
+}
+
+TEST("what is not done is refused by name") {
+  const auto refuses = [](const char* why, auto&& change) {
+    ops::AttentionProblem p;
+    p.num_qo_heads = p.num_kv_heads = 1;
+    p.q.dims = p.k.dims = p.v.dims = 64;
+    CHECK(ops::table<ops::AttentionProblem>().find(p, current_target(kGpu)) != nullptr);
+    change(p);
+    CHECK_THROWS(Unsupported, why,
+                 ops::table<ops::AttentionProblem>().select(p, current_target(kGpu)));
+  };
+  const uint8_t mask = 0;
+  refuses("no masks", [&](auto& p) { p.mask = &mask; });
+  refuses("keys are rows", [](auto& p) { p.source = ops::KeySource::rows; });
+  refuses("head_dim", [](auto& p) { p.k.dims = 40; });
+  refuses("other dims", [](auto& p) { p.v.dims = 32; });
+  refuses("beside q and k", [](auto& p) { p.k_rope.dims = 64; });
+  refuses("16 rows", [](auto& p) { p.work.tile_rows = 48; });
+  refuses("bf16 keys of 16 bits", [](auto& p) { p.arithmetic = ops::Arithmetic::bf16; });
+  refuses("operand", [](auto& p) {
+    p.out_operand.cols = 64;
+    p.out_operand.arithmetic = ops::Arithmetic::int8;
+  });
+}
+
+}  // namespace
+}  // namespace effinfer
+
+CHECK_MAIN()
