@@ -51,13 +51,16 @@ void launch(const typename Kernel::Params& params, int64_t blocks, Queue& queue)
   static_assert(sizeof(params) <= 4096 && Kernel::kThreads % kWarp == 0);
   if (blocks == 0) return;
   constexpr size_t kShared = sizeof(typename Kernel::Shared);
-  const cudaStream_t stream = stream_of(queue);
+  cudaLaunchConfig_t config = {};
+  config.gridDim = dim3(static_cast<unsigned>(blocks));
+  config.blockDim = dim3(Kernel::kThreads);
+  config.dynamicSmemBytes = kShared;
+  config.stream = stream_of(queue);
   if constexpr (kShared > kPlainSharedBytes) {
     check(cudaFuncSetAttribute(entry<Kernel>, cudaFuncAttributeMaxDynamicSharedMemorySize, kShared),
           Kernel::kName);
   }
-  entry<Kernel><<<static_cast<unsigned>(blocks), Kernel::kThreads, kShared, stream> > >(params);
-  check(cudaGetLastError(), Kernel::kName);
+  check(cudaLaunchKernelEx(&config, entry<Kernel>, params), Kernel::kName);
 }
 
 }  // namespace effinfer::cuda
