@@ -28,7 +28,7 @@ def code_of_python(text: str) -> str:
     return " ".join(kept)
 
 
-CODE_OF = {".h": code_of_cpp, ".cpp": code_of_cpp, ".py": code_of_python}
+CODE_OF = {".h": code_of_cpp, ".cpp": code_of_cpp, ".cu": code_of_cpp, ".py": code_of_python}
 
 
 def sources_naming(name: str, root: Path = ROOT) -> set[str]:
@@ -52,22 +52,29 @@ def of_csrc(sources: set[str]) -> set[str]:
     return {source for source in sources if source.startswith("csrc/")}
 
 
+def of_gpus(sources: set[str]) -> set[str]:
+    return {source for source in sources if source.startswith("csrc/cuda/")}
+
+
 def test_an_elementwise_operator_takes_few_sources():
     named = {s for s in sources_naming(r"\bsigmoid\b") if not s.startswith(USERS)}
     assert named == sources_listed("Element by element")
-    assert len(named) <= 10
+    assert len(named - of_gpus(named)) <= 10
+    assert len(of_gpus(named)) == 1
 
 
 def test_an_operator_with_a_kernel_takes_few_sources():
     named = sources_naming(r"\b(merge_states|MergeStates)")
     assert named == sources_listed("Any other operator")
-    assert len(of_csrc(named)) <= 6
+    assert len(of_csrc(named) - of_gpus(named)) <= 6
+    assert len(of_gpus(named)) <= 2
 
 
 @pytest.mark.parametrize("operator", ["relu_squared", "gelu_tanh", "softcap"])
 def test_sigmoid_is_no_exception(operator):
     named = {s for s in sources_naming(rf"\b{operator}\b") if not s.startswith(USERS)}
-    assert 0 < len(named) <= 10
+    assert 0 < len(named - of_gpus(named)) <= 10
+    assert len(of_gpus(named)) == 1
 
 
 def test_only_code_counts(tmp_path):
