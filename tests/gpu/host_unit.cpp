@@ -49,8 +49,9 @@ struct Meeting {
 
   std::string waiting() const {
     if (arrived == 0) return "";
-    return " " + std::to_string(arrived) + " of " + std::to_string(expected) + " wait in " +
-           call.text() + ";";
+    std::string text = " ";
+    text += std::to_string(arrived) + " of " + std::to_string(expected) + " wait in ";
+    return text + call.text() + ";";
   }
 };
 
