@@ -342,6 +342,13 @@ void Unit::fence(Where where) {
   if (owner_->observer() != nullptr) owner_->observer()->acquires(mine.progress);
 }
 
+void Unit::tell_load(const void* pointer, size_t bytes) {
+  if (owner_->observer() == nullptr) return;
+  const Progress& progress = owner_->thread(*this).progress;
+  const Machine machine(*owner_, progress);
+  owner_->observer()->loads(progress, pointer, bytes);
+}
+
 void Unit::count_atomic() {
   Block::Thread& mine = owner_->thread(*this);
   const Machine machine(*owner_, mine.progress);

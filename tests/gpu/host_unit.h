@@ -74,6 +74,7 @@ class Unit {
   template <class T>
   T load(const T* pointer) {
     require_global(pointer, alignof(T), "load");
+    tell_load(pointer, sizeof(T));
     return *pointer;
   }
   template <class T>
@@ -104,6 +105,7 @@ class Unit {
   bool passes(const char* what, const Where& where);
   void shuffle(const void* in, void* out, size_t bytes, int from, const char* what, Where where);
   void wait_for(int pending, Where where);
+  void tell_load(const void* pointer, size_t bytes);
   void count_atomic();
   void require_global(const void* pointer, size_t alignment, const char* what) const {
     require(!in_shared(pointer), what, "expected an address in global memory");
@@ -205,6 +207,8 @@ class Observer {
   virtual void releases(const Progress& thread) = 0;
   virtual void acquires(const Progress& thread) = 0;
   virtual void reads(const Progress& thread, const void* from, size_t bytes) = 0;
+  // As load() does: through a cache that does not see what this launch writes.
+  virtual void loads(const Progress& thread, const void* from, size_t bytes) = 0;
   virtual void begins_copy(const Progress& thread, void* to, size_t bytes) = 0;
   virtual void ends_copy(const Progress& thread, void* to, size_t bytes) = 0;
   // What was wrong since the launch began, or nothing.

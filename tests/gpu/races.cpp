@@ -88,6 +88,15 @@ class Detector final : public Observer {
   void reads(const Progress& thread, const void* from, size_t bytes) override {
     touch(thread, from, bytes, false, nullptr);
   }
+  void loads(const Progress& thread, const void* from, size_t bytes) override {
+    const auto first = reinterpret_cast<uintptr_t>(from);
+    for (uintptr_t at = first; at < first + bytes; ++at) {
+      const Access& write = byte(at).write;
+      if (write.run >= first_run_) {
+        complain(at, write, access_of(thread), "takes from load()", "wrote", nullptr);
+      }
+    }
+  }
   void begins_copy(const Progress& thread, void* to, size_t bytes) override {
     touch(thread, to, bytes, true, nullptr);
     await_copy(to, bytes, true);
@@ -112,6 +121,10 @@ class Detector final : public Observer {
       last_page_ = page.get();
     }
     return (*last_page_)[at % kPage];
+  }
+  Access access_of(const Progress& thread) const {
+    return {run_, thread.syncs, thread.warp_syncs, static_cast<uint16_t>(thread.thread),
+            static_cast<uint16_t>(thread.fences)};
   }
   bool ordered(const Access& before, const Access& now, const Progress& thread) const;
   void await_copy(void* to, size_t bytes, bool awaits) {
@@ -177,8 +190,7 @@ void Detector::remember_read(Byte& byte, const Access& now, const Progress& thre
 
 void Detector::touch(const Progress& thread, const void* place, size_t bytes, bool writes,
                      void* caller) {
-  const Access now{run_, thread.syncs, thread.warp_syncs, static_cast<uint16_t>(thread.thread),
-                   static_cast<uint16_t>(thread.fences)};
+  const Access now = access_of(thread);
   const auto first = reinterpret_cast<uintptr_t>(place);
   const bool is_shared = first - shared_ < shared_size_;
   for (uintptr_t at = first; at < first + bytes; ++at) {
