@@ -156,7 +156,11 @@ void Block::enter() {
   order_after(&block.draw_);
   mine.started = true;
   try {
-    block.grid_.kernel(mine.unit, block.shared_);
+    // On its own stack, as a thread's registers and the constants of a launch.
+    Unit unit = mine.unit;
+    alignas(64) char params[Grid::kMostParams];
+    std::copy(block.grid_.params.begin(), block.grid_.params.end(), params);
+    block.grid_.kernel(unit, params, block.shared_);
     if (!mine.copies.empty() && !sites.ignoring()) {
       throw std::logic_error("copy_async: leaves before its copies have landed");
     }

@@ -17,11 +17,11 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
-#include <functional>
 #include <set>
 #include <source_location>
 #include <string>
 #include <type_traits>
+#include <vector>
 
 #include "core/backend.h"
 #include "cuda/unit.h"
@@ -132,11 +132,14 @@ class Unit {
 
 // What a launch is to the emulator.
 struct Grid {
+  static constexpr size_t kMostParams = 4096;
+
   const char* name;
   int threads;
   int64_t blocks;
   size_t shared_bytes;
-  std::function<void(Unit&, void* shared)> kernel;
+  std::vector<char> params;
+  void (*kernel)(Unit&, const void* params, void* shared);
 };
 
 // Runs a grid now. The host's pointers are the device's.
@@ -148,11 +151,18 @@ void enqueue(Grid grid, Queue& queue);
 
 template <class Kernel>
 Grid grid_of(const typename Kernel::Params& params, int64_t blocks) {
-  static_assert(sizeof(params) <= 4096 && Kernel::kThreads % kWarp == 0);
+  using Params = typename Kernel::Params;
   using Shared = typename Kernel::Shared;
-  return {Kernel::kName, Kernel::kThreads, blocks, sizeof(Shared),
-          [params](Unit& unit, void* shared) {
-            Kernel::run(unit, params, *static_cast<Shared*>(shared));
+  static_assert(sizeof(Params) <= Grid::kMostParams && Kernel::kThreads % kWarp == 0);
+  static_assert(std::is_trivially_copyable_v<Params>);
+  const auto* bytes = reinterpret_cast<const char*>(&params);
+  return {Kernel::kName,
+          Kernel::kThreads,
+          blocks,
+          sizeof(Shared),
+          {bytes, bytes + sizeof(Params)},
+          [](Unit& unit, const void* own, void* shared) {
+            Kernel::run(unit, *static_cast<const Params*>(own), *static_cast<Shared*>(shared));
           }};
 }
 
