@@ -49,8 +49,9 @@ struct Meeting {
 
   std::string waiting() const {
     if (arrived == 0) return "";
-    return " " + std::to_string(arrived) + " of " + std::to_string(expected) + " wait in " +
-           call.text() + ";";
+    std::string text = " ";
+    text += std::to_string(arrived) + " of " + std::to_string(expected) + " wait in ";
+    return text + call.text() + ";";
   }
 };
 
@@ -155,7 +156,11 @@ void Block::enter() {
   order_after(&block.draw_);
   mine.started = true;
   try {
-    block.grid_.kernel(mine.unit, block.shared_);
+    // On its own stack, as a thread's registers and the constants of a launch.
+    Unit unit = mine.unit;
+    alignas(64) char params[Grid::kMostParams];
+    std::copy(block.grid_.params.begin(), block.grid_.params.end(), params);
+    block.grid_.kernel(unit, params, block.shared_);
     if (!mine.copies.empty() && !sites.ignoring()) {
       throw std::logic_error("copy_async: leaves before its copies have landed");
     }
@@ -339,6 +344,13 @@ void Unit::fence(Where where) {
   if (!owner_->has_added(mine.progress)) return;
   mine.progress.has_acquired = true;
   if (owner_->observer() != nullptr) owner_->observer()->acquires(mine.progress);
+}
+
+void Unit::tell_load(const void* pointer, size_t bytes) {
+  if (owner_->observer() == nullptr) return;
+  const Progress& progress = owner_->thread(*this).progress;
+  const Machine machine(*owner_, progress);
+  owner_->observer()->loads(progress, pointer, bytes);
 }
 
 void Unit::count_atomic() {

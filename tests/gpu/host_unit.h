@@ -17,11 +17,11 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
-#include <functional>
 #include <set>
 #include <source_location>
 #include <string>
 #include <type_traits>
+#include <vector>
 
 #include "core/backend.h"
 #include "cuda/unit.h"
@@ -74,6 +74,7 @@ class Unit {
   template <class T>
   T load(const T* pointer) {
     require_global(pointer, alignof(T), "load");
+    tell_load(pointer, sizeof(T));
     return *pointer;
   }
   template <class T>
@@ -108,6 +109,7 @@ class Unit {
   bool passes(const char* what, const Where& where);
   void shuffle(const void* in, void* out, size_t bytes, int from, const char* what, Where where);
   void wait_for(int pending, Where where);
+  void tell_load(const void* pointer, size_t bytes);
   void count_atomic();
   void require_global(const void* pointer, size_t alignment, const char* what) const {
     require(!in_shared(pointer), what, "expected an address in global memory");
@@ -134,11 +136,14 @@ class Unit {
 
 // What a launch is to the emulator.
 struct Grid {
+  static constexpr size_t kMostParams = 4096;
+
   const char* name;
   int threads;
   int64_t blocks;
   size_t shared_bytes;
-  std::function<void(Unit&, void* shared)> kernel;
+  std::vector<char> params;
+  void (*kernel)(Unit&, const void* params, void* shared);
 };
 
 // Runs a grid now. The host's pointers are the device's.
@@ -150,11 +155,18 @@ void enqueue(Grid grid, Queue& queue);
 
 template <class Kernel>
 Grid grid_of(const typename Kernel::Params& params, int64_t blocks) {
-  static_assert(sizeof(params) <= 4096 && Kernel::kThreads % kWarp == 0);
+  using Params = typename Kernel::Params;
   using Shared = typename Kernel::Shared;
-  return {Kernel::kName, Kernel::kThreads, blocks, sizeof(Shared),
-          [params](Unit& unit, void* shared) {
-            Kernel::run(unit, params, *static_cast<Shared*>(shared));
+  static_assert(sizeof(Params) <= Grid::kMostParams && Kernel::kThreads % kWarp == 0);
+  static_assert(std::is_trivially_copyable_v<Params>);
+  const auto* bytes = reinterpret_cast<const char*>(&params);
+  return {Kernel::kName,
+          Kernel::kThreads,
+          blocks,
+          sizeof(Shared),
+          {bytes, bytes + sizeof(Params)},
+          [](Unit& unit, const void* own, void* shared) {
+            Kernel::run(unit, *static_cast<const Params*>(own), *static_cast<Shared*>(shared));
           }};
 }
 
@@ -209,6 +221,8 @@ class Observer {
   virtual void releases(const Progress& thread) = 0;
   virtual void acquires(const Progress& thread) = 0;
   virtual void reads(const Progress& thread, const void* from, size_t bytes) = 0;
+  // As load() does: through a cache that does not see what this launch writes.
+  virtual void loads(const Progress& thread, const void* from, size_t bytes) = 0;
   virtual void begins_copy(const Progress& thread, void* to, size_t bytes) = 0;
   virtual void ends_copy(const Progress& thread, void* to, size_t bytes) = 0;
   // What was wrong since the launch began, or nothing.

@@ -319,6 +319,19 @@ TEST("races between blocks") {
   CHECK(!races([](auto& unit, auto&, int* global) { unit.atomic_add(&global[unit.lane], 1); }));
 }
 
+TEST("load() of what the launch itself writes") {
+  skip_without_detection(host::Races::all);
+  CHECK(!races([](auto& unit, auto&, int* global) {
+    const int before = unit.load(&global[unit.block * 64 + unit.thread]);
+    global[unit.block * 64 + unit.thread] = before + 1;
+  }));
+  CHECK(races([](auto& unit, auto&, int* global) {
+    global[unit.block * 64 + unit.thread] = 1;
+    unit.sync();
+    unit.load(&global[unit.block * 64 + unit.thread]);
+  }));
+}
+
 TEST("a race is told of with its place") {
   skip_without_detection();
   const std::string text = run_child([] {
