@@ -91,6 +91,7 @@ class Unit {
   uint32_t bf16x2(float low, float high);
   uint32_t f16x2(float low, float high);
   float from_f16(uint16_t bits);
+  float mul(float a, float b) { return a * b; }
   uint32_t fma_bf16x2(uint32_t a, uint32_t b, uint32_t c);
   uint32_t permute(uint32_t a, uint32_t b, uint32_t picks);
 

@@ -20,7 +20,8 @@ struct GpuWeight {
   ops::PackedBuffer packed;
   DeviceArray<uint8_t> there;
   std::vector<float> values;
-  // |scale (q - zero)| + |minimum| of each: what roundings are relative to.
+  // |scale (q - zero)| + |minimum| of each: what roundings are relative to. Where there are minima
+  // a kernel may multiply q + 128.
   std::vector<float> magnitudes;
 
   GpuWeight(DType dtype, int64_t rows, int64_t cols, std::mt19937& random) {
@@ -57,14 +58,16 @@ struct GpuWeight {
     for (size_t i = 0; i < values.size(); ++i) {
       const auto row = static_cast<int64_t>(i) / weight.cols;
       const auto k = static_cast<int64_t>(i) % weight.cols;
-      float minimum = 0;
       if (weight.format.has_min) {
         const cpu::Affine affine =
             cpu::load_affine(weight.format, weight, weight.group(row / 16), k / ops::kSuperblock,
                              k % ops::kSuperblock / weight.format.sub_block);
-        minimum = affine.min[row % 16];
+        const float minimum = affine.min[row % 16];
+        magnitudes[i] = std::abs(values[i] - minimum) + std::abs(minimum) +
+                        256 * std::abs(affine.scale[row % 16]);
+      } else {
+        magnitudes[i] = std::abs(values[i]);
       }
-      magnitudes[i] = std::abs(values[i] - minimum) + std::abs(minimum);
     }
   }
 };

@@ -22,11 +22,26 @@
 
 namespace effinfer::cuda {
 
-// Which lines and rows of a superblock a lane reads.
-struct WeightLane {
-  int t;
-  int quad;  // rows 4 quad .. 4 quad + 3 of a group
+// Where a lane reads a superblock: its rows of the first line of its t, and of the first line of
+// high bits, which all t share.
+struct WeightPlace {
+  const uint8_t* lines;
+  const uint8_t* high;
 };
+
+// Bytes from line to line of neighbouring t, and of the rows of a lane in a line.
+constexpr int lane_line_bytes(ops::QuantBits bits) {
+  return bits == ops::QuantBits::bf16 || bits == ops::QuantBits::f16 ? 128 : 64;
+}
+constexpr int lane_row_bytes(ops::QuantBits bits) {
+  return bits == ops::QuantBits::f16 ? 8 : 16;
+}
+
+constexpr WeightPlace weight_place(ops::QuantBits bits, const uint8_t* superblock, int t,
+                                   int quad) {
+  const uint8_t* rows = superblock + quad * lane_row_bytes(bits);
+  return {rows + t * lane_line_bytes(bits), rows + ops::quant_bytes(ops::QuantBits::u4)};
+}
 
 constexpr uint32_t bf16_pair(int value) {
   return (std::bit_cast<uint32_t>(static_cast<float>(value)) >> 16) * 0x10001u;
@@ -50,14 +65,13 @@ struct Quants<ops::QuantBits::u4> {
   Quad low[2];
 
   template <class Unit>
-  EFFINFER_DEVICE void load(Unit& unit, const uint8_t* superblock, const WeightLane& lane) {
-    const uint8_t* lines = superblock + lane.t * 64 + lane.quad * 16;
+  EFFINFER_DEVICE void load(Unit& unit, const WeightPlace& place) {
     EFFINFER_UNROLL
     for (int i = 0; i < 2; ++i) {
-      low[i] = unit.load_once(reinterpret_cast<const Quad*>(lines + i * 256));
+      low[i] = unit.load_once(reinterpret_cast<const Quad*>(place.lines + i * 256));
     }
   }
-  EFFINFER_DEVICE uint32_t bytes(int step, int row, const WeightLane&) const {
+  EFFINFER_DEVICE uint32_t bytes(int step, int row, int) const {
     return low[step % 2].words[row] >> step / 2 * 4 & 0x0f0f0f0fu;
   }
 };
@@ -71,18 +85,17 @@ struct Quants<ops::QuantBits::u5> {
   Quad high[2];
 
   template <class Unit>
-  EFFINFER_DEVICE void load(Unit& unit, const uint8_t* superblock, const WeightLane& lane) {
-    low.load(unit, superblock, lane);
-    const uint8_t* lines = superblock + 512 + lane.quad * 16;
+  EFFINFER_DEVICE void load(Unit& unit, const WeightPlace& place) {
+    low.load(unit, place);
     EFFINFER_UNROLL
     for (int i = 0; i < 2; ++i) {
-      high[i] = unit.load_once(reinterpret_cast<const Quad*>(lines + i * 64));
+      high[i] = unit.load_once(reinterpret_cast<const Quad*>(place.high + i * 64));
     }
   }
-  EFFINFER_DEVICE uint32_t bytes(int step, int row, const WeightLane& lane) const {
+  EFFINFER_DEVICE uint32_t bytes(int step, int row, int t) const {
     const uint32_t word = high[step / 2].words[row];
-    const uint32_t moved = step % 2 == 0 ? word << (4 - lane.t) : word >> lane.t;
-    return low.bytes(step, row, lane) | (moved & 0x10101010u);
+    const uint32_t moved = step % 2 == 0 ? word << (4 - t) : word >> t;
+    return low.bytes(step, row, t) | (moved & 0x10101010u);
   }
 };
 
@@ -94,19 +107,18 @@ struct Quants<ops::QuantBits::u6> {
   Quad high[4];
 
   template <class Unit>
-  EFFINFER_DEVICE void load(Unit& unit, const uint8_t* superblock, const WeightLane& lane) {
-    low.load(unit, superblock, lane);
-    const uint8_t* lines = superblock + 512 + lane.quad * 16;
+  EFFINFER_DEVICE void load(Unit& unit, const WeightPlace& place) {
+    low.load(unit, place);
     EFFINFER_UNROLL
     for (int i = 0; i < 4; ++i) {
-      high[i] = unit.load_once(reinterpret_cast<const Quad*>(lines + i * 64));
+      high[i] = unit.load_once(reinterpret_cast<const Quad*>(place.high + i * 64));
     }
   }
-  EFFINFER_DEVICE uint32_t bytes(int step, int row, const WeightLane& lane) const {
-    const int left = lane.t < 2 ? 4 - 2 * lane.t : 0;
-    const int right = lane.t < 3 ? 0 : 2;
+  EFFINFER_DEVICE uint32_t bytes(int step, int row, int t) const {
+    const int left = t < 2 ? 4 - 2 * t : 0;
+    const int right = t < 3 ? 0 : 2;
     const uint32_t moved = high[step].words[row] << left >> right;
-    return low.bytes(step, row, lane) | (moved & 0x30303030u);
+    return low.bytes(step, row, t) | (moved & 0x30303030u);
   }
 };
 
@@ -116,17 +128,25 @@ struct Quants<ops::QuantBits::u8> {
   Quad lines[4];
 
   template <class Unit>
-  EFFINFER_DEVICE void load(Unit& unit, const uint8_t* superblock, const WeightLane& lane) {
-    const uint8_t* first = superblock + lane.t * 64 + lane.quad * 16;
+  EFFINFER_DEVICE void load(Unit& unit, const WeightPlace& place) {
     EFFINFER_UNROLL
     for (int i = 0; i < 4; ++i) {
-      lines[i] = unit.load_once(reinterpret_cast<const Quad*>(first + i * 256));
+      lines[i] = unit.load_once(reinterpret_cast<const Quad*>(place.lines + i * 256));
     }
   }
 };
 
-// A superblock of weights of a lane. fragment<kPart>(unit, step, pair, lane, a) gives q - zero
-// exactly, or for dense weights the numbers themselves as the sum of kParts fragments.
+// What fragments of quants hold beyond q - zero. Where there are minima the sum of the activations
+// is at hand, and 128 times it is taken away with them: one instruction less for two weights, and
+// sums whose roundings are relative to weights of 128 scales more, 2^-24 of which is still nothing
+// next to the rounding of activations to bfloat16.
+constexpr int quant_offset(const ops::PackedFormat& format) {
+  return format.has_min ? 128 : 0;
+}
+
+// A superblock of weights of a lane. fragment<kPart>(unit, step, pair, t, a) gives q - zero +
+// quant_offset() exactly, or for dense weights the numbers themselves as the sum of kParts
+// fragments.
 template <ops::PackedFormat kFormat>
 struct WeightFragments {
   static constexpr int kParts = 1;
@@ -134,15 +154,13 @@ struct WeightFragments {
   Quants<kFormat.bits> quants;
 
   template <class Unit>
-  EFFINFER_DEVICE void load(Unit& unit, const uint8_t* superblock, const WeightLane& lane) {
-    quants.load(unit, superblock, lane);
+  EFFINFER_DEVICE void load(Unit& unit, const WeightPlace& place) {
+    quants.load(unit, place);
   }
 
   // (128 + q) - (128 + zero): integers up to 256 are exact in bfloat16.
   template <int kPart, class Unit>
-  EFFINFER_DEVICE void fragment(Unit& unit, int step, int pair, const WeightLane& lane,
-                                uint32_t (&a)[4]) const {
-    constexpr uint32_t kOne = bf16_pair(1);
+  EFFINFER_DEVICE void fragment(Unit& unit, int step, int pair, int t, uint32_t (&a)[4]) const {
     if constexpr (kFormat.bits == ops::QuantBits::u8) {
       // Bytes of 8 bits as q - 128: (128 + q % 128) less 128 where q has its highest bit, else 256.
       // In bfloat16 these two differ by that bit of the exponent: 0x4300 and 0x4380.
@@ -157,12 +175,16 @@ struct WeightFragments {
         a[2 + i] = unit.fma_bf16x2(spread<true>(unit, less), kMinusOne, spread<true>(unit, low));
       }
     } else {
-      constexpr uint32_t kLess = bf16_pair(-128 - kFormat.zero);
+      constexpr int kLess = quant_offset(kFormat) - 128 - kFormat.zero;
       EFFINFER_UNROLL
       for (int i = 0; i < 2; ++i) {
-        const uint32_t bytes = quants.bytes(step, 2 * pair + i, lane);
-        a[i] = unit.fma_bf16x2(spread<false>(unit, bytes), kOne, kLess);
-        a[2 + i] = unit.fma_bf16x2(spread<true>(unit, bytes), kOne, kLess);
+        const uint32_t bytes = quants.bytes(step, 2 * pair + i, t);
+        a[i] = spread<false>(unit, bytes);
+        a[2 + i] = spread<true>(unit, bytes);
+        if constexpr (kLess != 0) {
+          a[i] = unit.fma_bf16x2(a[i], bf16_pair(1), bf16_pair(kLess));
+          a[2 + i] = unit.fma_bf16x2(a[2 + i], bf16_pair(1), bf16_pair(kLess));
+        }
       }
     }
   }
@@ -181,17 +203,15 @@ struct WeightFragments<kDenseBf16> {
   Quad lines[4][2];
 
   template <class Unit>
-  EFFINFER_DEVICE void load(Unit& unit, const uint8_t* superblock, const WeightLane& lane) {
-    const uint8_t* first = superblock + lane.t * 128 + lane.quad * 16;
+  EFFINFER_DEVICE void load(Unit& unit, const WeightPlace& place) {
     EFFINFER_UNROLL
     for (int i = 0; i < 8; ++i) {
       lines[i / 2][i % 2] =
-          unit.load_once(reinterpret_cast<const Quad*>(first + i / 2 * 512 + i % 2 * 64));
+          unit.load_once(reinterpret_cast<const Quad*>(place.lines + i / 2 * 512 + i % 2 * 64));
     }
   }
   template <int kPart, class Unit>
-  EFFINFER_DEVICE void fragment(Unit&, int step, int pair, const WeightLane&,
-                                uint32_t (&a)[4]) const {
+  EFFINFER_DEVICE void fragment(Unit&, int step, int pair, int, uint32_t (&a)[4]) const {
     EFFINFER_UNROLL
     for (int i = 0; i < 4; ++i) a[i] = lines[step][i / 2].words[2 * pair + i % 2];
   }
@@ -207,17 +227,15 @@ struct WeightFragments<kDenseF16> {
   uint64_t rows[4][4];
 
   template <class Unit>
-  EFFINFER_DEVICE void load(Unit& unit, const uint8_t* superblock, const WeightLane& lane) {
-    const uint8_t* first = superblock + lane.t * 128 + lane.quad * 8;
+  EFFINFER_DEVICE void load(Unit& unit, const WeightPlace& place) {
     EFFINFER_UNROLL
     for (int i = 0; i < 16; ++i) {
       rows[i / 4][i % 4] =
-          unit.load_once(reinterpret_cast<const uint64_t*>(first + i / 4 * 512 + i % 4 * 32));
+          unit.load_once(reinterpret_cast<const uint64_t*>(place.lines + i / 4 * 512 + i % 4 * 32));
     }
   }
   template <int kPart, class Unit>
-  EFFINFER_DEVICE void fragment(Unit& unit, int step, int pair, const WeightLane&,
-                                uint32_t (&a)[4]) const {
+  EFFINFER_DEVICE void fragment(Unit& unit, int step, int pair, int, uint32_t (&a)[4]) const {
     EFFINFER_UNROLL
     for (int i = 0; i < 4; ++i) {
       uint32_t numbers[2];

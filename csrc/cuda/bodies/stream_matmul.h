@@ -19,10 +19,13 @@
 //   token's 128 bytes    32 bytes of step s at place s ^ (token % 4): the 32 lanes' reads of 8
 //                        bytes, of 8 tokens each, then meet all banks evenly
 //
-// Instructions a lane and 16 bytes of u4 weights at one tile: 14 for bits to bytes, 16
-// permutations, 16 subtractions, 4 products (6 with minima), 8 FMAs (16 with minima), some 15 for
-// scales and 10 for addresses and activations: about 85, where an H100 that reads 3 TB/s has 150
-// issue slots for them. What bounds it is memory as long as there are enough loads in flight.
+// Instructions of a warp for a superblock of 32 rows and one tile, in the machine code for sm_90, and
+// the issue slots that an H100 has for them while it reads the weights at 3 TB/s (1.75 GHz):
+//
+//   q4_0 182 of 355    q4_k 246 of 355    q5_k 337 of 435    q6_k 307 of 515
+//   q8_0 228 of 670    bf16 135 of 1260
+//
+// so memory bounds all of them, as long as there are enough loads in flight.
 #pragma once
 
 #include <cmath>
@@ -84,28 +87,54 @@ struct StreamTokens {
     }
   }
 
-  // Puts superblock `superblock` of tokens x[0 .. count) on its way.
-  template <class Unit>
-  EFFINFER_DEVICE void fetch(Unit& unit, const uint8_t* x, int64_t row_bytes, int count,
-                             int superblock) {
-    const int piece = unit.lane % 8;
-    const int first = unit.lane / 8;  // tokens first, first + 4, ... have one order of steps
-    const uint8_t* from = x + superblock * (ops::kSuperblock * 2) + first * row_bytes + piece * 16;
-    uint8_t* to = bytes[superblock % 2] + first * 128 + ((piece / 2) ^ first) * 32 + piece % 2 * 16;
-    EFFINFER_UNROLL
-    for (int i = 0; i < kTokens / 4; ++i) {
-      if (first + 4 * i < count) unit.copy_async(to + i * (4 * 128), from + i * (4 * row_bytes));
-    }
-    unit.commit();
-  }
-
   // The B fragment of a step: four k of token g of a tile.
   EFFINFER_DEVICE void fragment(int superblock, int tile, int step, int g, int t,
                                 uint32_t (&b)[2]) const {
     const uint8_t* from =
-        bytes[superblock % 2] + (tile * kTileTokens + g) * 128 + (step ^ (g % 4)) * 32 + t * 8;
+        bytes[superblock & 1] + (tile * kTileTokens + g) * 128 + (step ^ (g % 4)) * 32 + t * 8;
     memcpy(b, __builtin_assume_aligned(from, 8), 8);
   }
+};
+
+// What a lane copies of the activations of tokens x[0 .. count): 16 bytes of a superblock of tokens
+// lane / 8, lane / 8 + 4, ..., which have one order of steps.
+template <int kTiles>
+struct TokenCopies {
+  const uint8_t* from;  // in the next superblock
+  int64_t four_rows;    // bytes between its tokens
+  int offset;           // in shared memory
+  int tokens;           // that it copies
+  int next;             // superblock
+
+  template <class Unit>
+  EFFINFER_DEVICE TokenCopies(const Unit& unit, const uint8_t* x, int64_t row_bytes, int count,
+                              int superblock)
+      : four_rows(4 * row_bytes), next(superblock) {
+    const int piece = unit.lane % 8;
+    const int first = unit.lane / 8;
+    from = x + superblock * (ops::kSuperblock * 2) + first * row_bytes + piece * 16;
+    offset = first * 128 + ((piece / 2) ^ first) * 32 + piece % 2 * 16;
+    tokens = (count - first + 3) / 4;
+  }
+
+  // Puts the next superblock on its way.
+  template <class Unit>
+  EFFINFER_DEVICE void fetch(Unit& unit, StreamTokens<kTiles>& out) {
+    uint8_t* to = out.bytes[next & 1] + offset;
+    EFFINFER_UNROLL
+    for (int i = 0; i < kTiles * kTileTokens / 4; ++i) {
+      if (i < tokens) unit.copy_async(to + i * (4 * 128), from + i * four_rows);
+    }
+    unit.commit();
+    from += ops::kSuperblock * 2;
+    ++next;
+  }
+};
+
+// Where a row group lies, of the lane's rows 4 quad .. 4 quad + 3.
+struct GroupPlace {
+  const uint8_t* header;       // of super formats: the f16 of these rows in the first 256 k
+  const uint8_t* superblocks;  // of all rows
 };
 
 // The sums of a warp: C fragments of a pair of rows (dequant.h) and a tile of tokens. Element i is
@@ -134,19 +163,49 @@ struct StreamProduct {
   static constexpr int kWanted = kAhead / kStageRegisters;
   static constexpr int kDepth = kWanted < 2 ? 2 : kWanted > 6 ? 6 : kWanted;
 
+  // The lane's weights, one superblock after the other.
+  struct Loads {
+    WeightPlace weights;
+    const uint8_t* scales;
+    const uint8_t* header;
+    int64_t header_row;
+    uint32_t next;  // superblock
+
+    EFFINFER_DEVICE Loads(const GroupPlace& group, int lane, int superblock, int64_t row_bytes)
+        : header(group.header), header_row(row_bytes), next(static_cast<uint32_t>(superblock)) {
+      const uint8_t* data = group.superblocks + superblock * ops::superblock_bytes(kFormat);
+      weights = weight_place(kFormat.bits, data, lane % 4, lane / 4 % 4);
+      if constexpr (!kDense) scales = Scales::place(data, lane / 4 % 4);
+    }
+    template <class Unit>
+    EFFINFER_DEVICE void load(Unit& unit, Stage& stage) {
+      constexpr int64_t kBytes = ops::superblock_bytes(kFormat);
+      stage.weights.load(unit, weights);
+      weights.lines += kBytes;
+      weights.high += kBytes;
+      if constexpr (!kDense) {
+        // A row of the header is for 4 superblocks.
+        stage.scales.load(unit, scales, header + (next >> 2) * (ops::kGroupRows * 2), header_row);
+        scales += kBytes;
+      }
+      ++next;
+    }
+  };
+
   // Adds superblocks [first, last) to `sums`.
   template <class Unit>
   EFFINFER_DEVICE static void run(Unit& unit, const StreamParams& p, const GroupPlace& group,
                                   const uint8_t* x, int count, int first, int last,
                                   StreamTokens<kTiles>& tokens, StreamSums<kTiles>& sums) {
-    const WeightLane lane = {unit.lane % 4, unit.lane / 4 % 4};
+    Loads loads(group, unit.lane, first, p.header_row_bytes);
     Stage stages[kDepth];
     EFFINFER_UNROLL
     for (int i = 0; i < kDepth; ++i) {
-      if (first + i < last) load(unit, p, group, first + i, lane, stages[i]);
+      if (first + i < last) loads.load(unit, stages[i]);
     }
     tokens.clear(unit, count);
-    tokens.fetch(unit, x, p.x_row_bytes, count, first);
+    TokenCopies<kTiles> copies(unit, x, p.x_row_bytes, count, first);
+    copies.fetch(unit, tokens);
     for (int base = first; base < last; base += kDepth) {
       EFFINFER_UNROLL
       for (int i = 0; i < kDepth; ++i) {
@@ -154,13 +213,9 @@ struct StreamProduct {
         if (superblock < last) {
           unit.template wait<0>();
           unit.sync_warp();  // all have read what the next copies replace
-          if (superblock + 1 < last) {
-            tokens.fetch(unit, x, p.x_row_bytes, count, superblock + 1);
-          }
-          multiply(unit, stages[i], lane, superblock, tokens, sums);
-          if (superblock + kDepth < last) {
-            load(unit, p, group, superblock + kDepth, lane, stages[i]);
-          }
+          if (superblock + 1 < last) copies.fetch(unit, tokens);
+          multiply(unit, stages[i], superblock, tokens, sums);
+          if (superblock + kDepth < last) loads.load(unit, stages[i]);
         }
       }
     }
@@ -168,17 +223,8 @@ struct StreamProduct {
 
  private:
   template <class Unit>
-  EFFINFER_DEVICE static void load(Unit& unit, const StreamParams& p, const GroupPlace& group,
-                                   int superblock, const WeightLane& lane, Stage& stage) {
-    stage.weights.load(unit, group.superblocks + superblock * ops::superblock_bytes(kFormat), lane);
-    if constexpr (!kDense) {
-      stage.scales.load(unit, group, superblock, lane.quad, p.header_row_bytes);
-    }
-  }
-
-  template <class Unit>
-  EFFINFER_DEVICE static void multiply(Unit& unit, const Stage& stage, const WeightLane& lane,
-                                       int superblock, const StreamTokens<kTiles>& tokens,
+  EFFINFER_DEVICE static void multiply(Unit& unit, const Stage& stage, int superblock,
+                                       const StreamTokens<kTiles>& tokens,
                                        StreamSums<kTiles>& sums) {
     EFFINFER_UNROLL
     for (int block = 0; block < 4 / kBlockSteps; ++block) {
@@ -188,17 +234,20 @@ struct StreamProduct {
         EFFINFER_UNROLL
         for (int row = 0; row < 4; ++row) {
           scale[row] = stage.scales.scale(unit, block, row);
-          if constexpr (kFormat.has_min) minimum[row] = stage.scales.minimum(unit, block, row);
+          if constexpr (kFormat.has_min) {
+            minimum[row] = fmaf(scale[row], static_cast<float>(-quant_offset(kFormat)),
+                                stage.scales.minimum(unit, block, row));
+          }
         }
       }
-      multiply_block(unit, stage.weights, lane, superblock, block, scale, minimum, tokens, sums);
+      multiply_block(unit, stage.weights, superblock, block, scale, minimum, tokens, sums);
     }
   }
 
   template <class Unit>
   EFFINFER_DEVICE static void multiply_block(Unit& unit, const WeightFragments<kFormat>& weights,
-                                             const WeightLane& lane, int superblock, int block,
-                                             const float (&scale)[4], const float (&minimum)[4],
+                                             int superblock, int block, const float (&scale)[4],
+                                             const float (&minimum)[4],
                                              const StreamTokens<kTiles>& tokens,
                                              StreamSums<kTiles>& sums) {
     constexpr int kParts = WeightFragments<kFormat>::kParts;
@@ -208,9 +257,9 @@ struct StreamProduct {
       EFFINFER_UNROLL
       for (int pair = 0; pair < 2; ++pair) {
         const int step = block * kBlockSteps + s;
-        weights.template fragment<0>(unit, step, pair, lane, a[s][pair][0]);
+        weights.template fragment<0>(unit, step, pair, unit.lane % 4, a[s][pair][0]);
         if constexpr (kParts == 2) {
-          weights.template fragment<1>(unit, step, pair, lane, a[s][pair][1]);
+          weights.template fragment<1>(unit, step, pair, unit.lane % 4, a[s][pair][1]);
         }
       }
     }
@@ -219,7 +268,8 @@ struct StreamProduct {
       uint32_t b[kBlockSteps][2];
       EFFINFER_UNROLL
       for (int s = 0; s < kBlockSteps; ++s) {
-        tokens.fragment(superblock, tile, block * kBlockSteps + s, unit.lane / 4, lane.t, b[s]);
+        tokens.fragment(superblock, tile, block * kBlockSteps + s, unit.lane / 4, unit.lane % 4,
+                        b[s]);
       }
       float activations[4] = {};
       if constexpr (kFormat.has_min) {

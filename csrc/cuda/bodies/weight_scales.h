@@ -1,29 +1,26 @@
 // Scales and minima of packed weights (ops/packed_weight.h) of the four rows of a lane.
 #pragma once
 
+#include <cmath>
+
 #include "cuda/unit.h"
 #include "ops/packed_weight.h"
 
 namespace effinfer::cuda {
 
-// Byte `index` of a dword, as it is or less 128: 0x4b000000 is 2^23 as a float, whose last bit is
-// worth 1.
+// `scale` times byte `index` of a dword less `zero`, exactly, for a scale of 11 significant bits:
+// the byte with 0x47 is 2^15 + byte, and what the fused multiply-add takes away has 20 bits.
 template <class Unit>
-EFFINFER_DEVICE float float_of_byte(Unit& unit, uint32_t bytes, int index, float less) {
-  const uint32_t pattern = unit.permute(bytes, 0x4b000000u, 0x7440u | static_cast<uint32_t>(index));
-  return float_of(pattern) - (0x1p23f + less);
+EFFINFER_DEVICE float times_byte(Unit& unit, float scale, uint32_t bytes, int index, float zero) {
+  const uint32_t pattern =
+      unit.permute(bytes, 0x47000000u, 0x7404u | static_cast<uint32_t>(index) << 4);
+  return fmaf(scale, float_of(pattern), -scale * (0x1p15f + zero));
 }
 
 template <class Unit>
 EFFINFER_DEVICE float half_of(Unit& unit, uint64_t four, int index) {
   return unit.from_f16(static_cast<uint16_t>(four >> 16 * index));
 }
-
-// Where a row group lies, from rows 4 quad .. 4 quad + 3 on.
-struct GroupPlace {
-  const uint8_t* header;       // of super formats: f16 d of the lane's rows in the first 256 k
-  const uint8_t* superblocks;  // the first one
-};
 
 // Of one superblock, in registers. Blocks are of kFormat.sub_block k.
 template <ops::PackedFormat kFormat>
@@ -40,24 +37,28 @@ struct WeightScales {
   Numbers scales;
   Numbers minima;
 
-  // `header_row` are the bytes of a row of the group's header.
+  // Of rows 4 quad .. 4 quad + 3 of a superblock.
+  static constexpr const uint8_t* place(const uint8_t* superblock, int quad) {
+    return superblock + ops::quant_bytes(kFormat.bits) + quad * (kSuper ? 4 : 8);
+  }
+
+  // `header` are the f16 of the same rows in the group's header, `header_row` the bytes of one of
+  // its rows.
   template <class Unit>
-  EFFINFER_DEVICE void load(Unit& unit, const GroupPlace& group, int superblock, int quad,
+  EFFINFER_DEVICE void load(Unit& unit, const uint8_t* place, const uint8_t* header,
                             int64_t header_row) {
-    const uint8_t* data = group.superblocks + superblock * ops::superblock_bytes(kFormat);
-    constexpr int kHeaderStep = static_cast<int>(ops::kHeaderBlock / ops::kSuperblock);
-    const uint8_t* header = group.header + superblock / kHeaderStep * (ops::kGroupRows * 2);
-    load(unit, data + ops::quant_bytes(kFormat.bits), header, quad, scales);
+    load(unit, place, header, scales);
     if constexpr (kFormat.has_min) {
-      load(unit, data + ops::min_offset(kFormat), header + header_row, quad, minima);
+      constexpr int64_t kMinima = ops::min_offset(kFormat) - ops::quant_bytes(kFormat.bits);
+      load(unit, place + kMinima, header + header_row, minima);
     }
   }
 
   template <class Unit>
   EFFINFER_DEVICE float scale(Unit& unit, int block, int row) const {
     if constexpr (kSuper) {
-      const uint32_t biased = scales.bytes[block] ^ 0x80808080u;
-      return half_of(unit, scales.halves[0], row) * float_of_byte(unit, biased, row, 128.0f);
+      return times_byte(unit, half_of(unit, scales.halves[0], row),
+                        scales.bytes[block] ^ 0x80808080u, row, 128.0f);
     } else {
       return half_of(unit, scales.halves[block], row);
     }
@@ -66,8 +67,8 @@ struct WeightScales {
   template <class Unit>
   EFFINFER_DEVICE float minimum(Unit& unit, int block, int row) const {
     if constexpr (kSuper) {
-      return -(half_of(unit, minima.halves[0], row) *
-               float_of_byte(unit, minima.bytes[block], row, 0.0f));
+      return times_byte(unit, -half_of(unit, minima.halves[0], row), minima.bytes[block], row,
+                        0.0f);
     } else {
       return half_of(unit, minima.halves[block], row);
     }
@@ -75,16 +76,14 @@ struct WeightScales {
 
  private:
   template <class Unit>
-  EFFINFER_DEVICE static void load(Unit& unit, const uint8_t* data, const uint8_t* header, int quad,
+  EFFINFER_DEVICE static void load(Unit& unit, const uint8_t* place, const uint8_t* header,
                                    Numbers& out) {
     EFFINFER_UNROLL
     for (int block = 0; block < kBlocks; ++block) {
       if constexpr (kSuper) {
-        out.bytes[block] =
-            unit.load_once(reinterpret_cast<const uint32_t*>(data + block * 16 + quad * 4));
+        out.bytes[block] = unit.load_once(reinterpret_cast<const uint32_t*>(place + block * 16));
       } else {
-        out.halves[block] =
-            unit.load_once(reinterpret_cast<const uint64_t*>(data + block * 32 + quad * 8));
+        out.halves[block] = unit.load_once(reinterpret_cast<const uint64_t*>(place + block * 32));
       }
     }
     if constexpr (kSuper) out.halves[0] = unit.load(reinterpret_cast<const uint64_t*>(header));
