@@ -19,10 +19,10 @@
 #include <cstdint>
 #include <type_traits>
 
-#include "core/float16.h"
 #include "cuda/bodies/attention_chunks.h"
 #include "cuda/bodies/attention_fetch.h"
 #include "cuda/bodies/attention_merge.h"
+#include "cuda/bodies/attention_rows.h"
 #include "cuda/bodies/fragments.h"
 #include "cuda/bodies/seen_words.h"
 #include "cuda/bodies/softmax.h"
@@ -48,8 +48,7 @@ struct AttentionShared {
   Visibility visible;
   TileRow rows[kTileRows];
   float query_factors[kTileRows];
-  int32_t displaced[kTileRows];  // tokens of the tile, by rank
-  ChunkPass passes[2];           // at hand, and next
+  ChunkPass passes[2];  // at hand, and next
   int32_t is_last;
 };
 
@@ -74,18 +73,17 @@ class AttentionTileRun {
         result_(params, tile_),
         columns_((params.p.k.dims + kBlock - 1) / kBlock) {}
 
+  // The first keys are on their way before the queries are looked at.
   EFFINFER_DEVICE void run() {
-    if (unit_.thread == 0) set_units(shared_.units);
-    unit_.sync();
-    set_rows(shared_.units);
-    unit_.sync();
-    set_queries();
-    if (unit_.warp == 0) {
-      ChunkWalk::first(unit_, shared_.units)
-          .store(unit_, shared_.units, shared_.displaced, shared_.passes[0]);
+    if (unit_.warp == 0) find_first();
+    if (unit_.warp == 1 && unit_.lane < kTileRows) {
+      shared_.rows[unit_.lane] = row_of(p_, tile_, unit_.lane);
+      shared_.query_factors[unit_.lane] = 1.0f;
     }
     unit_.sync();
     for (int i = 0; i < kAhead; ++i) fetch(shared_.passes[0]);
+    set_queries();
+    unit_.sync();
     for (int at = 0; shared_.passes[at].chunk >= 0; at ^= 1) {
       do_pass(shared_.passes[at], shared_.passes[at ^ 1]);
     }
@@ -93,57 +91,14 @@ class AttentionTileRun {
   }
 
  private:
-  EFFINFER_DEVICE void set_units(ItemUnits& units) {
-    const Fetch<kType> fetch = Fetch<kType>::of(p_, tile_);
-    shared_.fetch = fetch;
-    units.first = item_.first_unit;
-    units.end = item_.end_unit;
-    units.sinks = tile_.sink_units;
-    units.first_seen = tile_.first_unit;
-    units.all_chunks = item_.partial >= 0;
-    units.words = p_.visits.of_rows(p_.batch, tile_.sequence, tile_.first_row, tile_.kv_head);
-    units.pages = fetch.pages;
-    const bool is_tree = p_.batch.is_tree(tile_.sequence);
-    units.paths = is_tree ? p_.batch.ancestors + tile_.first_row : nullptr;
-    units.tree_start = fetch.tree_start;
-    units.num_displaced = 0;
-    for (int token = 0; is_tree && token < tile_.num_rows; ++token) {
-      units.num_displaced += is_displaced(units.paths[token]) ? 1 : 0;
+  EFFINFER_DEVICE void find_first() {
+    if (unit_.lane == 0) {
+      shared_.units = units_of(p_, item_, tile_);
+      shared_.visible = visibility_of(p_, tile_);
+      shared_.fetch = Fetch<kType>::of(p_, tile_);
     }
-    units.first_rank = units.num_displaced == tile_.num_rows ? 1 : 0;
-    units.last_chunk = (item_.end_unit - 1) / kChunkUnits;
-    shared_.visible = {tile_.num_tokens, p_.window_left, p_.sink_tokens, p_.causal || is_tree};
-  }
-
-  EFFINFER_DEVICE void set_rows(const ItemUnits& units) {
-    if (unit_.thread >= kTileRows) return;
-    const int token = unit_.thread / tile_.num_heads;
-    const int head = unit_.thread % tile_.num_heads;
-    TileRow row = {0, -1, p_.sm_scale, 0.0f};
-    if (token < tile_.num_rows) {
-      row.rank = 0;
-      if (p_.alibi_slopes != nullptr) row.slope = p_.alibi_slopes[tile_.first_head + head];
-      row.position = p_.batch.step_begin(tile_.sequence) + tile_.first_row + token -
-                     p_.batch.qo_indptr[tile_.sequence];
-      if (units.paths != nullptr) {
-        row.position = units.tree_start + path_length(units.paths[token]) - 1;
-        if (is_displaced(units.paths[token])) {
-          for (int t = 0; t <= token; ++t) row.rank += is_displaced(units.paths[t]) ? 1 : 0;
-          if (head == 0) shared_.displaced[row.rank - 1] = token;
-        }
-      }
-    }
-    shared_.rows[unit_.thread] = row;
-    shared_.query_factors[unit_.thread] = 1.0f;
-  }
-
-  EFFINFER_DEVICE float query(int row, int dim) const {
-    if (row >= result_.num_rows()) return 0.0f;
-    const int64_t at = (tile_.first_row + row / tile_.num_heads) * p_.q.row_stride +
-                       (tile_.first_head + row % tile_.num_heads) * p_.q.head_stride + dim;
-    if (p_.q.dtype == DType::f32) return reinterpret_cast<const float*>(p_.q.data)[at];
-    const uint16_t bits = reinterpret_cast<const uint16_t*>(p_.q.data)[at];
-    return p_.q.dtype == DType::bf16 ? bf16_to_f32(bits) : f16_to_f32(bits);
+    unit_.sync_warp();
+    ChunkWalk::first(unit_, shared_.units).store(unit_, shared_.units, shared_.passes[0]);
   }
 
   // Rows are scaled by a power of two to numbers below 2, where float16 needs it.
@@ -152,7 +107,7 @@ class AttentionTileRun {
       for (int row = unit_.warp; row < kTileRows; row += kWarps) {
         float max = 0.0f;
         for (int dim = unit_.lane; dim < p_.k.dims; dim += kWarp) {
-          max = fmaxf(max, fabsf(query(row, dim)));
+          max = fmaxf(max, fabsf(query_of(p_, tile_, row, dim)));
         }
         EFFINFER_UNROLL
         for (int mask = 1; mask < kWarp; mask *= 2) max = fmaxf(max, unit_.shfl_xor(max, mask));
@@ -165,7 +120,7 @@ class AttentionTileRun {
       unit_.sync();
     }
     Multiply::set_queries(unit_, shared_.operands, p_.k.dims, [&](int row, int dim) {
-      return query(row, dim) * shared_.query_factors[row];
+      return query_of(p_, tile_, row, dim) * shared_.query_factors[row];
     });
   }
 
@@ -222,7 +177,7 @@ class AttentionTileRun {
       set_logits(now, scores);
       Softmax::share_max(unit_, scores, shared_.softmax);
       unit_.sync();
-      if (unit_.warp == 0) walk.store(unit_, shared_.units, shared_.displaced, next);
+      if (unit_.warp == 0) walk.store(unit_, shared_.units, next);
       Softmax::set_weights(unit_, scores, shared_.softmax, max);
       share_weights(now, scores);
     }
