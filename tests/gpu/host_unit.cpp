@@ -49,8 +49,9 @@ struct Meeting {
 
   std::string waiting() const {
     if (arrived == 0) return "";
-    return " " + std::to_string(arrived) + " of " + std::to_string(expected) + " wait in " +
-           call.text() + ";";
+    std::string text = " ";
+    text += std::to_string(arrived) + " of " + std::to_string(expected) + " wait in ";
+    return text + call.text() + ";";
   }
 };
 
@@ -65,8 +66,6 @@ constexpr size_t kCopyBytes = 16;
 
 Sites sites;
 Observer& (*observer_of_this_thread)() = nullptr;
-// What fences order.
-char between_blocks;
 
 }  // namespace
 
@@ -77,6 +76,7 @@ class Block {
     Unit unit;
     Progress progress;
     bool late = false;  // runs when nobody else can
+    bool started = false;
     bool done = false;
     std::vector<Copy> copies;  // that have not landed, of group `groups` where not committed
     int groups = 0;
@@ -154,8 +154,13 @@ void Block::enter() {
   Block& block = *running;
   Thread& mine = *block.current_;
   order_after(&block.draw_);
+  mine.started = true;
   try {
-    block.grid_.kernel(mine.unit, block.shared_);
+    // On its own stack, as a thread's registers and the constants of a launch.
+    Unit unit = mine.unit;
+    alignas(64) char params[Grid::kMostParams];
+    std::copy(block.grid_.params.begin(), block.grid_.params.end(), params);
+    block.grid_.kernel(unit, params, block.shared_);
     if (!mine.copies.empty() && !sites.ignoring()) {
       throw std::logic_error("copy_async: leaves before its copies have landed");
     }
@@ -203,6 +208,7 @@ void Block::start(int block) {
     thread.unit.shared_bytes_ = grid_.shared_bytes;
     thread.progress = {};
     thread.progress.thread = index;
+    thread.started = false;
     thread.done = false;
     thread.copies.clear();
     thread.groups = 0;
@@ -249,6 +255,10 @@ void Block::run(int block, void* shared) {
     schedule();
   } catch (...) {
     running = outer;
+    for (Thread& each : threads_) {
+      if (!each.done) each.fiber.give_up(this, each.started);
+    }
+    order_after(this);
     throw;
   }
   running = outer;
@@ -293,7 +303,6 @@ void Block::release(Progress& by) {
     Progress& progress = thread.progress;
     if (!progress.has_fenced || (&progress != &by && progress.fence_syncs >= by.syncs)) continue;
     progress.has_fenced = false;
-    pass_on(&thread, &between_blocks);
     if (observer_ != nullptr) observer_->releases(progress);
   }
 }
@@ -332,11 +341,16 @@ void Unit::fence(Where where) {
   ++mine.progress.fences;
   mine.progress.fence_syncs = mine.progress.syncs;
   mine.progress.has_fenced = true;
-  order_before(&mine);
   if (!owner_->has_added(mine.progress)) return;
   mine.progress.has_acquired = true;
-  order_after(&between_blocks);
   if (owner_->observer() != nullptr) owner_->observer()->acquires(mine.progress);
+}
+
+void Unit::tell_load(const void* pointer, size_t bytes) {
+  if (owner_->observer() == nullptr) return;
+  const Progress& progress = owner_->thread(*this).progress;
+  const Machine machine(*owner_, progress);
+  owner_->observer()->loads(progress, pointer, bytes);
 }
 
 void Unit::count_atomic() {
@@ -512,11 +526,11 @@ void ignore_site(const Site& site) {
   sites.ignore(site);
 }
 
-bool detects_races() {
+Races detected_races() {
 #if defined(EFFINFER_TSAN)
-  return true;
+  return Races::of_block;
 #else
-  return observer_of_this_thread != nullptr;
+  return observer_of_this_thread == nullptr ? Races::none : Races::all;
 #endif
 }
 
