@@ -27,19 +27,19 @@ void launch(const typename Kernel::Params& params, int64_t blocks, Queue& queue)
 
 namespace effinfer::cuda {
 
-// With 1 a thread may have all the registers that there are; without a number the compiler spills
-// some where that lets more blocks in.
+// How many blocks of a kernel an SM is to hold at once, where it says so: what its registers are to
+// leave room for, and no reason to spill some for more.
 template <class Kernel>
-constexpr int least_blocks() {
-  if constexpr (requires { Kernel::kLeastBlocks; }) {
-    return Kernel::kLeastBlocks;
+constexpr int min_blocks() {
+  if constexpr (requires { Kernel::kMinBlocks; }) {
+    return Kernel::kMinBlocks;
   } else {
     return 0;
   }
 }
 
 template <class Kernel>
-__global__ void __launch_bounds__(Kernel::kThreads, least_blocks<Kernel>())
+__global__ void __launch_bounds__(Kernel::kThreads, min_blocks<Kernel>())
     entry(const __grid_constant__ typename Kernel::Params params) {
   extern __shared__ __align__(128) unsigned char memory[];
   DeviceUnit unit;

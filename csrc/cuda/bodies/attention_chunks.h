@@ -69,10 +69,8 @@ class ChunkWalk {
     return walk;
   }
 
-  // `displaced` are the tile's tokens by rank, from 1 on.
   template <class Unit>
-  EFFINFER_DEVICE void store(Unit& unit, const ItemUnits& item, const int32_t* displaced,
-                             ChunkPass& to) const {
+  EFFINFER_DEVICE void store(Unit& unit, const ItemUnits& item, ChunkPass& to) const {
     if (unit.lane < kChunkUnits) {
       to.pages[unit.lane] = page_;
       to.words[unit.lane] = word_;
@@ -81,10 +79,19 @@ class ChunkWalk {
     to.chunk = chunk_;
     to.rank = rank_;
     to.units = units_;
-    to.path = rank_ > 0 ? item.paths[displaced[rank_ - 1]] : 0;
+    to.path = rank_ > 0 ? path_of(item) : 0;
   }
 
  private:
+  // Of the displaced token that the rank is of.
+  EFFINFER_DEVICE uint64_t path_of(const ItemUnits& item) const {
+    const uint64_t* path = item.paths;
+    for (int32_t left = rank_;; ++path) {
+      left -= is_displaced(*path) ? 1 : 0;
+      if (left == 0) return *path;
+    }
+  }
+
   EFFINFER_DEVICE static bool is_visited(const ItemUnits& item, int32_t unit) {
     return unit >= item.first && unit < item.end && (unit < item.sinks || unit >= item.first_seen);
   }

@@ -59,13 +59,15 @@ struct Fetch {
                                   Slot& to) const {
     if (!is_visited(pass, index)) return;
     if (is_gathered(pass, index)) return gather_keys(unit, pass, index, column, to);
-    const uint8_t* page = keys + pass.pages[index / 2] * key_stride;
     const int token = index % 2 * kBlock + 4 * Block::quad(unit.lane);
+    const int line = column * (kBlock / P) + Block::key_line(unit.lane, 0);
+    const uint8_t* from =
+        keys + pass.pages[index / 2] * key_stride + Block::key_offset(token, line, dims);
+    const bool is_half = dims - column * kBlock < kBlock;
     EFFINFER_UNROLL
     for (int l = 0; l < Block::kLoads; ++l) {
-      if (column * kBlock + 16 * Block::key_step(l) >= dims) break;
-      const int line = column * (kBlock / P) + Block::key_line(unit.lane, l);
-      unit.copy_async(&to[l][unit.lane], page + Block::key_offset(token, line, dims));
+      if (l == Block::kLoads / 2 && is_half) break;
+      unit.copy_async(&to[l][unit.lane], from + l * Block::kKeyLines * 64);
     }
   }
 
@@ -74,12 +76,13 @@ struct Fetch {
                                     Slot& to) const {
     if (!is_visited(pass, index) || column * kBlock >= dims) return;
     if (is_gathered(pass, index)) return gather_values(unit, pass, index, column, to);
-    const uint8_t* page = values + pass.pages[index / 2] * value_stride;
-    const int dim = first_dim(unit, column);
+    const int group = index % 2 * (kBlock / P) + Block::value_group(unit.lane, 0);
+    const uint8_t* from = values + pass.pages[index / 2] * value_stride +
+                          Block::value_offset(group, first_dim(unit, column), dims);
+    const int step = Block::kValueGroups * dims * 4;
     EFFINFER_UNROLL
     for (int l = 0; l < Block::kLoads; ++l) {
-      const int group = index % 2 * (kBlock / P) + Block::value_group(unit.lane, l);
-      unit.copy_async(&to[l][unit.lane], page + Block::value_offset(group, dim, dims));
+      unit.copy_async(&to[l][unit.lane], from + l * step);
     }
   }
 

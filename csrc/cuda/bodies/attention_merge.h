@@ -139,10 +139,10 @@ class AttentionResult {
         p_.lse[place] = row.sum == 0.0f ? -INFINITY : (row.max + logf(row.sum)) * p_.lse_factor;
       }
       if (dim_of(unit) >= p_.v.dims) continue;
-      const float divisor = row.sum == 0.0f ? 1.0f : row.sum;
+      const float factor = row.sum == 0.0f ? 0.0f : scale / row.sum;
       float out[8];
       EFFINFER_UNROLL
-      for (int d = 0; d < 8; ++d) out[d] = value_at(values, d, r) / divisor * scale;
+      for (int d = 0; d < 8; ++d) out[d] = rounded_product(value_at(values, d, r), factor);
       store_row(unit, token, head, out);
     }
   }

@@ -17,11 +17,12 @@
 
 #include <cmath>
 #include <cstdint>
+#include <type_traits>
 
-#include "core/float16.h"
 #include "cuda/bodies/attention_chunks.h"
 #include "cuda/bodies/attention_fetch.h"
 #include "cuda/bodies/attention_merge.h"
+#include "cuda/bodies/attention_rows.h"
 #include "cuda/bodies/fragments.h"
 #include "cuda/bodies/seen_words.h"
 #include "cuda/bodies/softmax.h"
@@ -37,14 +38,17 @@ struct AttentionShared {
   static constexpr int kBlocks = 8 / kWarps;  // of tokens, that a warp has scores of
 
   typename Fetch<kType>::Slot ring[kWarps][kRing];
-  typename Fetch<kType>::Scales scales[KvBlock<kType>::kScaled ? kWarps : 1]
-                                      [KvBlock<kType>::kScaled ? kBlocks : 1];
+  std::conditional_t<KvBlock<kType>::kScaled, typename Fetch<kType>::Scales[kWarps][kBlocks], char>
+      scales;
   typename Products<kType, kWarps>::Operands operands;
   typename ChunkSoftmax<kWarps>::Shared softmax;
+  // What all threads read now and then, and no register is kept for.
+  Fetch<kType> fetch;
+  ItemUnits units;
+  Visibility visible;
   TileRow rows[kTileRows];
   float query_factors[kTileRows];
-  int32_t displaced[kTileRows];  // tokens of the tile, by rank
-  ChunkPass passes[2];           // at hand, and next
+  ChunkPass passes[2];  // at hand, and next
   int32_t is_last;
 };
 
@@ -66,20 +70,20 @@ class AttentionTileRun {
         shared_(shared),
         item_(params.p.work.items[unit.block]),
         tile_(params.p.work.tiles[item_.tile]),
-        fetch_(Fetch<kType>::of(params.p, tile_)),
         result_(params, tile_),
         columns_((params.p.k.dims + kBlock - 1) / kBlock) {}
 
+  // The first keys are on their way before the queries are looked at.
   EFFINFER_DEVICE void run() {
-    set_units();
-    set_rows();
-    unit_.sync();
-    set_queries();
-    if (unit_.warp == 0) {
-      ChunkWalk::first(unit_, units_).store(unit_, units_, shared_.displaced, shared_.passes[0]);
+    if (unit_.warp == 0) find_first();
+    if (unit_.warp == 1 && unit_.lane < kTileRows) {
+      shared_.rows[unit_.lane] = row_of(p_, tile_, unit_.lane);
+      shared_.query_factors[unit_.lane] = 1.0f;
     }
     unit_.sync();
     for (int i = 0; i < kAhead; ++i) fetch(shared_.passes[0]);
+    set_queries();
+    unit_.sync();
     for (int at = 0; shared_.passes[at].chunk >= 0; at ^= 1) {
       do_pass(shared_.passes[at], shared_.passes[at ^ 1]);
     }
@@ -87,55 +91,14 @@ class AttentionTileRun {
   }
 
  private:
-  EFFINFER_DEVICE void set_units() {
-    units_.first = item_.first_unit;
-    units_.end = item_.end_unit;
-    units_.sinks = tile_.sink_units;
-    units_.first_seen = tile_.first_unit;
-    units_.all_chunks = item_.partial >= 0;
-    units_.words = p_.visits.of_rows(p_.batch, tile_.sequence, tile_.first_row, tile_.kv_head);
-    units_.pages = fetch_.pages;
-    const bool is_tree = p_.batch.is_tree(tile_.sequence);
-    units_.paths = is_tree ? p_.batch.ancestors + tile_.first_row : nullptr;
-    units_.tree_start = fetch_.tree_start;
-    units_.num_displaced = 0;
-    for (int token = 0; is_tree && token < tile_.num_rows; ++token) {
-      units_.num_displaced += is_displaced(units_.paths[token]) ? 1 : 0;
+  EFFINFER_DEVICE void find_first() {
+    if (unit_.lane == 0) {
+      shared_.units = units_of(p_, item_, tile_);
+      shared_.visible = visibility_of(p_, tile_);
+      shared_.fetch = Fetch<kType>::of(p_, tile_);
     }
-    units_.first_rank = units_.num_displaced == tile_.num_rows ? 1 : 0;
-    units_.last_chunk = (item_.end_unit - 1) / kChunkUnits;
-    visible_ = {tile_.num_tokens, p_.window_left, p_.sink_tokens, p_.causal || is_tree};
-  }
-
-  EFFINFER_DEVICE void set_rows() {
-    if (unit_.thread >= kTileRows) return;
-    const int token = unit_.thread / tile_.num_heads;
-    const int head = unit_.thread % tile_.num_heads;
-    TileRow row = {0, -1, p_.sm_scale, 0.0f};
-    if (token < tile_.num_rows) {
-      row.rank = 0;
-      if (p_.alibi_slopes != nullptr) row.slope = p_.alibi_slopes[tile_.first_head + head];
-      row.position = p_.batch.step_begin(tile_.sequence) + tile_.first_row + token -
-                     p_.batch.qo_indptr[tile_.sequence];
-      if (units_.paths != nullptr) {
-        row.position = units_.tree_start + path_length(units_.paths[token]) - 1;
-        if (is_displaced(units_.paths[token])) {
-          for (int t = 0; t <= token; ++t) row.rank += is_displaced(units_.paths[t]) ? 1 : 0;
-          if (head == 0) shared_.displaced[row.rank - 1] = token;
-        }
-      }
-    }
-    shared_.rows[unit_.thread] = row;
-    shared_.query_factors[unit_.thread] = 1.0f;
-  }
-
-  EFFINFER_DEVICE float query(int row, int dim) const {
-    if (row >= result_.num_rows()) return 0.0f;
-    const int64_t at = (tile_.first_row + row / tile_.num_heads) * p_.q.row_stride +
-                       (tile_.first_head + row % tile_.num_heads) * p_.q.head_stride + dim;
-    if (p_.q.dtype == DType::f32) return reinterpret_cast<const float*>(p_.q.data)[at];
-    const uint16_t bits = reinterpret_cast<const uint16_t*>(p_.q.data)[at];
-    return p_.q.dtype == DType::bf16 ? bf16_to_f32(bits) : f16_to_f32(bits);
+    unit_.sync_warp();
+    ChunkWalk::first(unit_, shared_.units).store(unit_, shared_.units, shared_.passes[0]);
   }
 
   // Rows are scaled by a power of two to numbers below 2, where float16 needs it.
@@ -144,7 +107,7 @@ class AttentionTileRun {
       for (int row = unit_.warp; row < kTileRows; row += kWarps) {
         float max = 0.0f;
         for (int dim = unit_.lane; dim < p_.k.dims; dim += kWarp) {
-          max = fmaxf(max, fabsf(query(row, dim)));
+          max = fmaxf(max, fabsf(query_of(p_, tile_, row, dim)));
         }
         EFFINFER_UNROLL
         for (int mask = 1; mask < kWarp; mask *= 2) max = fmaxf(max, unit_.shfl_xor(max, mask));
@@ -157,7 +120,7 @@ class AttentionTileRun {
       unit_.sync();
     }
     Multiply::set_queries(unit_, shared_.operands, p_.k.dims, [&](int row, int dim) {
-      return query(row, dim) * shared_.query_factors[row];
+      return query_of(p_, tile_, row, dim) * shared_.query_factors[row];
     });
   }
 
@@ -167,13 +130,13 @@ class AttentionTileRun {
     auto& slot = shared_.ring[unit_.warp][ahead_.slot];
     if (pass.chunk >= 0 && ahead_.block < kBlocks) {
       const int index = unit_.warp * kBlocks + ahead_.block;
-      fetch_.fetch_keys(unit_, pass, index, ahead_.column, slot);
+      shared_.fetch.fetch_keys(unit_, pass, index, ahead_.column, slot);
       if constexpr (KvBlock<kType>::kScaled) {
         auto& scales = shared_.scales[unit_.warp][ahead_.block];
-        if (ahead_.column == 0) fetch_.fetch_scales(unit_, pass, index, scales);
+        if (ahead_.column == 0) shared_.fetch.fetch_scales(unit_, pass, index, scales);
       }
     } else if (pass.chunk >= 0) {
-      fetch_.fetch_values(unit_, pass, ahead_.column, unit_.warp, slot);
+      shared_.fetch.fetch_values(unit_, pass, ahead_.column, unit_.warp, slot);
     }
     unit_.commit();
     ahead_.slot = (ahead_.slot + 1) % kRing;
@@ -197,7 +160,7 @@ class AttentionTileRun {
 
   EFFINFER_DEVICE void do_pass(const ChunkPass& now, ChunkPass& next) {
     ChunkWalk walk;
-    if (unit_.warp == 0) walk = ChunkWalk::after(unit_, units_, now);
+    if (unit_.warp == 0) walk = ChunkWalk::after(unit_, shared_.units, now);
     float max[2];
     {
       Scores scores = {};
@@ -214,7 +177,7 @@ class AttentionTileRun {
       set_logits(now, scores);
       Softmax::share_max(unit_, scores, shared_.softmax);
       unit_.sync();
-      if (unit_.warp == 0) walk.store(unit_, units_, shared_.displaced, next);
+      if (unit_.warp == 0) walk.store(unit_, shared_.units, next);
       Softmax::set_weights(unit_, scores, shared_.softmax, max);
       share_weights(now, scores);
     }
@@ -248,7 +211,8 @@ class AttentionTileRun {
       for (int r = 0; r < 2; ++r) {
         const TileRow row = shared_.rows[unit_.lane / 4 + 8 * r];
         uint32_t seen = 0;
-        if (is_active(row, pass.rank)) seen = visited & seen_places(visible_, row.position, start);
+        if (is_active(row, pass.rank))
+          seen = visited & seen_places(shared_.visible, row.position, start);
         const float cap = p_.logits_soft_cap;
         Softmax::set_logits(scores[b], row, r, seen, start, cap, [&](float x, int t) {
           if constexpr (!KvBlock<kType>::kScaled) return x;
@@ -260,8 +224,10 @@ class AttentionTileRun {
 
   // Number t of 8 keys, 8 on of values. Behind what is visited they may be anything.
   EFFINFER_DEVICE float scale_of(int block, int t) const {
-    if constexpr (!KvBlock<kType>::kScaled) return 1.0f;
-    return float_of(shared_.scales[unit_.warp][block][t / 4][unit_.lane].words[t % 4]);
+    if constexpr (KvBlock<kType>::kScaled) {
+      return float_of(shared_.scales[unit_.warp][block][t / 4][unit_.lane].words[t % 4]);
+    }
+    return 1.0f;
   }
 
   EFFINFER_DEVICE void share_weights(const ChunkPass& pass, Scores& scores) {
@@ -322,12 +288,9 @@ class AttentionTileRun {
   Shared& shared_;
   const ops::AttentionItem& item_;
   const ops::AttentionTile& tile_;
-  const Fetch<kType> fetch_;
   const AttentionResult<kWarps> result_;
   const int columns_;  // of 32 dims
-  ItemUnits units_;
-  Visibility visible_;
-  int slot_ = 0;  // of the ring: the next one to take
+  int slot_ = 0;       // of the ring: the next one to take
   // The next part to fetch: of the pass at hand, or already of the next one.
   struct {
     int slot = 0;
@@ -345,8 +308,15 @@ template <DType kType, int kWarps>
 struct AttentionKernel {
   static constexpr const char* kName = "attention";
   static constexpr int kThreads = kWarps * kWarp;
+  // As many as their shared memory lets an H100 hold: 8 to 12 warps, each with up to 14 KB of
+  // copies under way, where 25 KB an SM keep its memory busy.
+  static constexpr int kMinBlocks = kWarps == 2
+                                        ? (kType == DType::f32 || kType == DType::i8 ? 4 : 5)
+                                    : kWarps == 4 ? (kType == DType::i8 ? 3 : 2)
+                                                  : 1;
   using Params = AttentionParams;
   using Shared = AttentionShared<kType, kWarps>;
+  static_assert(sizeof(Shared) <= 163 << 10);  // of an A100's SM
 
   template <class Unit>
   EFFINFER_DEVICE static void run(Unit& unit, const Params& params, Shared& shared) {

@@ -51,14 +51,14 @@ struct KvBlock {
   // What lane's load `l` of a block is: a line of keys and four tokens of it, or some tokens of
   // values and four dims of theirs.
   EFFINFER_DEVICE static int quad(int lane) { return P == 1 ? lane % 8 : lane / 4; }
+  static constexpr int kKeyLines = 4;  // from one load of a lane to the next
+  static constexpr int kValueGroups = P == 1 ? 4 : 1;
   EFFINFER_DEVICE static int key_line(int lane, int l) {
-    return 4 * l + (P == 1 ? lane / 8 : lane % 4);
+    return kKeyLines * l + (P == 1 ? lane / 8 : lane % 4);
   }
   EFFINFER_DEVICE static int value_group(int lane, int l) {
-    return P == 1 ? 4 * l + lane / 8 : kLoads * (lane % 4) + l;
+    return kValueGroups * l + (P == 1 ? lane / 8 : kLoads * (lane % 4));
   }
-  // Step of 16 dims of a block that load `l` of keys belongs to.
-  static constexpr int key_step(int l) { return l * P / 4; }
 
   // Bytes from a head's page on; `line` is of P dims, `group` of P tokens.
   EFFINFER_DEVICE static int key_offset(int token, int line, int dims) {

@@ -134,7 +134,7 @@ struct FloatMatmul {
   static constexpr const char* kName = "matmul_f32";
   static constexpr int kWarps = 8;
   static constexpr int kThreads = kWarps * kWarp;
-  static constexpr int kLeastBlocks = 2;
+  static constexpr int kMinBlocks = 2;
   static constexpr int kRows = 16;
   using Params = FloatParams;
   struct Shared {

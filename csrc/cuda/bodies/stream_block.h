@@ -17,7 +17,7 @@ template <ops::PackedFormat kFormat, int kTiles, int kAhead, int kBlocks>
 struct StreamMatmul {
   static constexpr const char* kName = "stream_matmul";
   static constexpr int kThreads = kStreamWarps * kWarp;
-  static constexpr int kLeastBlocks = kBlocks;
+  static constexpr int kMinBlocks = kBlocks;
   static constexpr int kTokens = kTiles * kTileTokens;
   using Params = StreamParams;
   struct Shared {

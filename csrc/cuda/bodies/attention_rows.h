@@ -1,0 +1,77 @@
+// What a block looks up about its item before it begins: what is visited, and the tile's rows.
+#pragma once
+
+#include <cstdint>
+
+#include "core/float16.h"
+#include "cuda/bodies/attention_chunks.h"
+#include "cuda/bodies/seen_words.h"
+#include "cuda/unit.h"
+#include "ops/attention.h"
+
+namespace effinfer::cuda {
+
+// Ancestors of the tile's tokens; null: a chain.
+EFFINFER_DEVICE const uint64_t* paths_of(const ops::BatchLayout& batch,
+                                         const ops::AttentionTile& tile) {
+  return batch.is_tree(tile.sequence) ? batch.ancestors + tile.first_row : nullptr;
+}
+
+EFFINFER_DEVICE ItemUnits units_of(const ops::AttentionProblem& p, const ops::AttentionItem& item,
+                                   const ops::AttentionTile& tile) {
+  ItemUnits units;
+  units.first = item.first_unit;
+  units.end = item.end_unit;
+  units.sinks = tile.sink_units;
+  units.first_seen = tile.first_unit;
+  units.all_chunks = item.partial >= 0;
+  units.words = p.visits.of_rows(p.batch, tile.sequence, tile.first_row, tile.kv_head);
+  units.pages = p.batch.kv_indices + p.batch.kv_indptr[tile.sequence];
+  units.paths = paths_of(p.batch, tile);
+  units.tree_start = units.paths != nullptr ? p.batch.tree_begin(tile.sequence) : INT32_MAX;
+  units.num_displaced = 0;
+  for (int token = 0; units.paths != nullptr && token < tile.num_rows; ++token) {
+    units.num_displaced += is_displaced(units.paths[token]) ? 1 : 0;
+  }
+  units.first_rank = units.num_displaced == tile.num_rows ? 1 : 0;
+  units.last_chunk = (item.end_unit - 1) / kChunkUnits;
+  return units;
+}
+
+EFFINFER_DEVICE Visibility visibility_of(const ops::AttentionProblem& p,
+                                         const ops::AttentionTile& tile) {
+  return {tile.num_tokens, p.window_left, p.sink_tokens,
+          p.causal || p.batch.is_tree(tile.sequence)};
+}
+
+EFFINFER_DEVICE TileRow row_of(const ops::AttentionProblem& p, const ops::AttentionTile& tile,
+                               int index) {
+  const int token = index / tile.num_heads;
+  TileRow row = {0, -1, p.sm_scale, 0.0f};
+  if (token >= tile.num_rows) return row;
+  row.rank = 0;
+  if (p.alibi_slopes != nullptr) {
+    row.slope = p.alibi_slopes[tile.first_head + index % tile.num_heads];
+  }
+  row.position =
+      p.batch.step_begin(tile.sequence) + tile.first_row + token - p.batch.qo_indptr[tile.sequence];
+  const uint64_t* paths = paths_of(p.batch, tile);
+  if (paths == nullptr) return row;
+  row.position = p.batch.tree_begin(tile.sequence) + path_length(paths[token]) - 1;
+  if (!is_displaced(paths[token])) return row;
+  for (int t = 0; t <= token; ++t) row.rank += is_displaced(paths[t]) ? 1 : 0;
+  return row;
+}
+
+// 0 of a row that is not there.
+EFFINFER_DEVICE float query_of(const ops::AttentionProblem& p, const ops::AttentionTile& tile,
+                               int row, int dim) {
+  if (row >= tile.num_rows * tile.num_heads) return 0.0f;
+  const int64_t at = (tile.first_row + row / tile.num_heads) * p.q.row_stride +
+                     (tile.first_head + row % tile.num_heads) * p.q.head_stride + dim;
+  if (p.q.dtype == DType::f32) return reinterpret_cast<const float*>(p.q.data)[at];
+  const uint16_t bits = reinterpret_cast<const uint16_t*>(p.q.data)[at];
+  return p.q.dtype == DType::bf16 ? bf16_to_f32(bits) : f16_to_f32(bits);
+}
+
+}  // namespace effinfer::cuda
