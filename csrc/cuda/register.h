@@ -31,6 +31,7 @@ void register_operand();
 void register_rope();
 void register_matmul();
 void register_attention();
+void register_move_tokens();
 
 // All of them.
 void register_cuda();

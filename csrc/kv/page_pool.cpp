@@ -5,6 +5,7 @@
 
 #include "core/memory.h"
 #include "effinfer/error.h"
+#include "ops/registry.h"
 
 namespace effinfer::kv {
 namespace {
@@ -48,10 +49,7 @@ size_t head_scale_bytes(const KvCacheConfig& config) {
   return config.dtype == DType::i8 ? static_cast<size_t>(ops::kPageSize) * sizeof(float) : 0;
 }
 
-struct TokenPlace {
-  int32_t page;
-  int64_t token;  // of the page
-};
+using ops::TokenPlace;
 
 // Calls with the unsigned type of the size of an element.
 template <class F>
@@ -95,6 +93,15 @@ void copy_scales(const ops::KvLayer& kv, int64_t head, TokenPlace from, TokenPla
   kv.v_scale[at(to)] = kv.v_scale[at(from)];
 }
 
+void move_on_host(const ops::MoveTokensProblem& p) {
+  for (int64_t head = 0; head < p.kv.num_kv_heads; ++head) {
+    for (int32_t i = 0; i < p.count; ++i) {
+      with_element(p.kv.dtype, [&]<class T>() { copy_token<T>(p.kv, head, p.from[i], p.to[i]); });
+      copy_scales(p.kv, head, p.from[i], p.to[i]);
+    }
+  }
+}
+
 }  // namespace
 
 size_t page_bytes(const KvCacheConfig& config) {
@@ -125,6 +132,11 @@ PagePool::PagePool(const KvCacheConfig& config)
                       std::to_string(limit));
   }
   for (int32_t i = 0; i < config.num_layers; ++i) layers_.push_back(layer(i));
+  if (config.device.kind != DeviceKind::cpu) {
+    queue_ = make_queue(config.device);
+    move_on_device_ =
+        &ops::table<ops::MoveTokensProblem>().select({}, current_target(config.device));
+  }
   const size_t count = static_cast<size_t>(config.num_pages);
   references_.assign(count, 0);
   used_before_.assign(count, 0);
@@ -191,22 +203,29 @@ int32_t PagePool::allocate_copy(int32_t page) {
 
 void PagePool::close_up(std::span<const int32_t> pages, int64_t first,
                         std::span<const int32_t> rows) {
-  size_t begin = 0;  // the rows before it lie where they belong
-  while (begin < rows.size() && rows[begin] == static_cast<int64_t>(begin)) ++begin;
-  if (begin == rows.size()) return;
+  size_t next = 0;  // the rows before it lie where they belong
+  while (next < rows.size() && rows[next] == static_cast<int64_t>(next)) ++next;
   const auto place = [&](int64_t token) {
-    return TokenPlace{pages[static_cast<size_t>(token / ops::kPageSize)], token % ops::kPageSize};
+    return TokenPlace{pages[static_cast<size_t>(token / ops::kPageSize)],
+                      static_cast<int32_t>(token % ops::kPageSize)};
   };
-  for (const ops::KvLayer& kv : layers_) {
-    for (int64_t head = 0; head < kv.num_kv_heads; ++head) {
-      for (size_t i = begin; i < rows.size(); ++i) {
-        const TokenPlace from = place(first + rows[i]);
-        const TokenPlace to = place(first + static_cast<int64_t>(i));
-        with_element(kv.dtype, [&]<class T>() { copy_token<T>(kv, head, from, to); });
-        copy_scales(kv, head, from, to);
+  while (next < rows.size()) {
+    ops::MoveTokensProblem moves;
+    for (; next < rows.size() && moves.count < ops::MoveTokensProblem::kMost; ++next) {
+      moves.from[moves.count] = place(first + rows[next]);
+      moves.to[moves.count] = place(first + static_cast<int64_t>(next));
+      ++moves.count;
+    }
+    for (const ops::KvLayer& kv : layers_) {
+      moves.kv = kv;
+      if (queue_) {
+        move_on_device_->launch(moves, *queue_);
+      } else {
+        move_on_host(moves);
       }
     }
   }
+  if (queue_) queue_->wait();
 }
 
 void PagePool::release(int32_t page) {

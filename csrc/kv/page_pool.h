@@ -8,9 +8,12 @@
 #include <span>
 #include <vector>
 
+#include "core/backend.h"
 #include "core/memory.h"
 #include "effinfer/kv_cache.h"
 #include "ops/kv_layout.h"
+#include "ops/move_tokens.h"
+#include "ops/registry.h"
 
 namespace effinfer::kv {
 
@@ -51,6 +54,8 @@ class PagePool {
 
   KvCacheConfig config_;
   const Memory& memory_;
+  std::unique_ptr<Queue> queue_;  // null: the CPU's memory
+  const ops::Variant<ops::MoveTokensProblem>* move_on_device_ = nullptr;
   size_t num_bytes_ = 0;
   size_t head_bytes_ = 0;   // bytes of K (or of V) of a page for one head
   size_t plane_bytes_ = 0;  // bytes of K (or of V) of a layer

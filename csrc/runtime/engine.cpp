@@ -83,10 +83,6 @@ Engine::Engine(std::shared_ptr<const Model> model, const EngineOptions& options,
   if (options.max_batch_tokens < 1 || options.max_sequences < 1) {
     throw InvalidArgument("[engine] max_batch_tokens, max_sequences: expected at least 1");
   }
-  if (!options.speculation.proposers.empty() && options.device.kind != DeviceKind::cpu) {
-    throw Unsupported("[engine] speculation: expected device \"cpu\", got \"" +
-                      name(options.device) + '"');
-  }
   const Graph& graph = model->graph;
   const int64_t context = metadata_int(graph, "context_length");
   const int64_t max_seq_len = checked_option("max_seq_len", options.max_seq_len, context, context);

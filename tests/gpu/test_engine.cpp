@@ -23,29 +23,28 @@ std::string layer_text(int layer, const std::string& type) {
   const std::string n = std::to_string(layer);
   const std::string in = layer == 0 ? "%x" : "%m" + std::to_string(layer - 1);
   return "  weight %na" + n + " = \"na" + n + "\" : f32[64]\n  weight %nm" + n + " = \"nm" + n +
-         "\" : f32[64]\n  weight %q" + n + " = \"q" + n + "\" : " + type + "[64, 64]\n  weight %k" + n +
-         " = \"k" + n + "\" : " + type + "[32, 64]\n  weight %v" + n + " = \"v" + n + "\" : " + type +
-         "[32, 64]\n  weight %p" + n + " = \"p" + n + "\" : " + type + "[64, 64]\n  weight %g" + n +
-         " = \"g" + n + "\" : " + type + "[96, 64]\n  weight %u" + n + " = \"u" + n + "\" : " + type +
-         "[96, 64]\n  weight %d" + n + " = \"d" + n + "\" : " + type + "[64, 96]\n" +
-         "  %a" + n + " : f32[T, 64] = rms_norm(" + in + ", %na" + n + ") {eps = 1e-06}\n" +
-         "  %qa" + n + " : f32[T, 64] = linear(%a" + n + ", %q" + n + ")\n" +
-         "  %ka" + n + " : f32[T, 32] = linear(%a" + n + ", %k" + n + ")\n" +
-         "  %va" + n + " : f32[T, 32] = linear(%a" + n + ", %v" + n + ")\n" +
-         "  %qr" + n + " : f32[T, 64] = rope(%qa" + n + ", %t) {heads = 4, head_dim = 16}\n" +
-         "  %kr" + n + " : f32[T, 32] = rope(%ka" + n + ", %t) {heads = 2, head_dim = 16}\n" +
-         "  %kv" + n + " : kv[" + n + ", 2, 16] = kv_append(%kr" + n + ", %va" + n + ") {layer = " + n +
-         ", heads = 2, head_dim = 16}\n" +
-         "  %o" + n + " : f32[T, 64] = attention(%qr" + n + ", %kv" + n + ") {layer = " + n +
-         ", heads = 4, kv_heads = 2, head_dim = 16, sm_scale = 0.25}\n" +
-         "  %op" + n + " : f32[T, 64] = linear(%o" + n + ", %p" + n + ")\n" +
-         "  %y" + n + " : f32[T, 64] = add(%op" + n + ", " + in + ")\n" +
-         "  %b" + n + " : f32[T, 64] = rms_norm(%y" + n + ", %nm" + n + ") {eps = 1e-06}\n" +
-         "  %gb" + n + " : f32[T, 96] = linear(%b" + n + ", %g" + n + ")\n" +
-         "  %ub" + n + " : f32[T, 96] = linear(%b" + n + ", %u" + n + ")\n" +
-         "  %gs" + n + " : f32[T, 96] = silu(%gb" + n + ")\n" +
-         "  %gu" + n + " : f32[T, 96] = mul(%gs" + n + ", %ub" + n + ")\n" +
-         "  %db" + n + " : f32[T, 64] = linear(%gu" + n + ", %d" + n + ")\n" +
+         "\" : f32[64]\n  weight %q" + n + " = \"q" + n + "\" : " + type + "[64, 64]\n  weight %k" +
+         n + " = \"k" + n + "\" : " + type + "[32, 64]\n  weight %v" + n + " = \"v" + n +
+         "\" : " + type + "[32, 64]\n  weight %p" + n + " = \"p" + n + "\" : " + type +
+         "[64, 64]\n  weight %g" + n + " = \"g" + n + "\" : " + type + "[96, 64]\n  weight %u" + n +
+         " = \"u" + n + "\" : " + type + "[96, 64]\n  weight %d" + n + " = \"d" + n +
+         "\" : " + type + "[64, 96]\n" + "  %a" + n + " : f32[T, 64] = rms_norm(" + in + ", %na" +
+         n + ") {eps = 1e-06}\n" + "  %qa" + n + " : f32[T, 64] = linear(%a" + n + ", %q" + n +
+         ")\n" + "  %ka" + n + " : f32[T, 32] = linear(%a" + n + ", %k" + n + ")\n" + "  %va" + n +
+         " : f32[T, 32] = linear(%a" + n + ", %v" + n + ")\n" + "  %qr" + n +
+         " : f32[T, 64] = rope(%qa" + n + ", %t) {heads = 4, head_dim = 16}\n" + "  %kr" + n +
+         " : f32[T, 32] = rope(%ka" + n + ", %t) {heads = 2, head_dim = 16}\n" + "  %kv" + n +
+         " : kv[" + n + ", 2, 16] = kv_append(%kr" + n + ", %va" + n + ") {layer = " + n +
+         ", heads = 2, head_dim = 16}\n" + "  %o" + n + " : f32[T, 64] = attention(%qr" + n +
+         ", %kv" + n + ") {layer = " + n +
+         ", heads = 4, kv_heads = 2, head_dim = 16, sm_scale = 0.25}\n" + "  %op" + n +
+         " : f32[T, 64] = linear(%o" + n + ", %p" + n + ")\n" + "  %y" + n +
+         " : f32[T, 64] = add(%op" + n + ", " + in + ")\n" + "  %b" + n +
+         " : f32[T, 64] = rms_norm(%y" + n + ", %nm" + n + ") {eps = 1e-06}\n" + "  %gb" + n +
+         " : f32[T, 96] = linear(%b" + n + ", %g" + n + ")\n" + "  %ub" + n +
+         " : f32[T, 96] = linear(%b" + n + ", %u" + n + ")\n" + "  %gs" + n +
+         " : f32[T, 96] = silu(%gb" + n + ")\n" + "  %gu" + n + " : f32[T, 96] = mul(%gs" + n +
+         ", %ub" + n + ")\n" + "  %db" + n + " : f32[T, 64] = linear(%gu" + n + ", %d" + n + ")\n" +
          "  %m" + n + " : f32[T, 64] = add(%db" + n + ", %y" + n + ")\n";
 }
 
@@ -54,11 +53,14 @@ Graph graph_of(const std::string& type) {
   std::string text =
       "graph tiny {\n  meta context_length = 512\n  input %token_ids : i32[T]\n"
       "  input %positions : i32[T]\n  input %logit_rows : i32[R]\n"
-      "  weight %embed = \"embed\" : " + type + "[80, 64]\n  weight %n = \"n\" : f32[64]\n"
+      "  weight %embed = \"embed\" : " +
+      type +
+      "[80, 64]\n  weight %n = \"n\" : f32[64]\n"
       "  %x : f32[T, 64] = embedding(%token_ids, %embed)\n"
       "  %t : f32[T, 16] = rope_table(%positions) {dims = 16, theta = 10000.0}\n";
   for (int layer = 0; layer < kLayers; ++layer) text += layer_text(layer, type);
-  text += "  %z : f32[T, 64] = rms_norm(%m" + std::to_string(kLayers - 1) + ", %n) {eps = 1e-06}\n"
+  text += "  %z : f32[T, 64] = rms_norm(%m" + std::to_string(kLayers - 1) +
+          ", %n) {eps = 1e-06}\n"
           "  %r : f32[R, 64] = select_rows(%z, %logit_rows)\n"
           "  %logits : f32[R, 80] = linear(%r, %embed)\n  return %logits\n}\n";
   return Graph::parse(text);
@@ -179,12 +181,40 @@ TEST("tokens do not depend on the batch, the prefix cache or the order of thread
   }
 }
 
+TEST("drafts change no token, and pages are closed up behind them") {
+  const std::shared_ptr<const Model> model = model_of("q4_0");
+  for (const DType kv : {DType::bf16, DType::i8, DType::f32}) {
+    for (const float temperature : {0.0f, 0.8f}) {
+      SamplingParams params;
+      params.max_tokens = 60;
+      params.temperature = temperature;
+      params.seed = 5;
+      EngineOptions options = options_on(kGpu, Precision::fast);
+      options.kv_dtype = kv;
+      Engine plain(model, options);
+      const std::vector<int32_t> expected = plain.generate(tokens_of(60, 8), params);
+      // Trees of what tokens led to before, whether they pay or not.
+      options.speculation.proposers = {recycling_proposer({.width = 4})};
+      options.speculation.controller = fixed_controller(7);
+      Engine drafting(model, options);
+      const RequestId request = drafting.add(tokens_of(60, 8), params);
+      std::vector<int32_t> got;
+      while (drafting.has_work()) {
+        for (const StepOutput& output : drafting.step()) {
+          CHECK_EQ(output.error, "");
+          for (const SampledToken& token : output.tokens) got.push_back(token.token);
+        }
+        drafting.kv_cache().check_integrity();
+      }
+      CHECK(got == expected);
+      CHECK(drafting.metrics(request).speculation.accepted > 0);
+    }
+  }
+}
+
 TEST("what a GPU cannot do yet is refused by name") {
-  EngineOptions options = options_on(kGpu, Precision::fast);
-  Engine engine(model_of("q8_0"), options);
+  Engine engine(model_of("q8_0"), options_on(kGpu, Precision::fast));
   CHECK_THROWS(Unsupported, "cuda:0", engine.start_profile(3));
-  options.speculation.proposers = {suffix_proposer({})};
-  CHECK_THROWS(Unsupported, "cuda:0", Engine(model_of("q8_0"), options));
 }
 
 CHECK_MAIN()
