@@ -1,9 +1,10 @@
-// Matmuls by the kernels of bodies/stream_matmul.h and bodies/matmul_f32.h.
+// Matmuls: which kernel multiplies which weights.
 #include <algorithm>
 #include <array>
 
 #include "cuda/bodies/matmul_f32.h"
 #include "cuda/entry.h"
+#include "cuda/matmul_ternary.h"
 #include "cuda/register.h"
 #include "cuda/stream_launch.h"
 #include "ops/matmul.h"
@@ -23,12 +24,11 @@ const char* rejects(const MatmulProblem& problem) {
   if (problem.num_parts < 1 || problem.num_parts > ops::kMaxMatmulParts) {
     return "needs one to four weights";
   }
-  if (problem.x.arithmetic != Arithmetic::bf16 && problem.x.arithmetic != Arithmetic::f32) {
-    return "needs a bf16 or f32 operand";
-  }
+  if (problem.x.arithmetic == Arithmetic::int8) return "needs a bf16, f32 or int8_token operand";
+  const bool ternary = problem.x.arithmetic == Arithmetic::int8_token;
   for (int i = 0; i < problem.num_parts; ++i) {
     const ops::PackedWeight& weight = problem.parts[i].weight;
-    if (is_ternary(weight.format)) return "needs weights that are not ternary";
+    if (!ternary && is_ternary(weight.format)) return "needs weights that are not ternary";
     if (weight.cols != problem.x.cols) {
       return "the weights and the operand have different inner sizes";
     }
@@ -46,7 +46,8 @@ const char* rejects(const MatmulProblem& problem) {
     const Arithmetic out = problem.out_operand.arithmetic;
     if (out != Arithmetic::bf16 && out != Arithmetic::f32) return "writes bf16 or f32 operands";
   }
-  return problem.top != nullptr ? "keeps no highest outputs" : nullptr;
+  if (problem.top != nullptr) return "keeps no highest outputs";
+  return ternary ? rejects_ternary(problem) : nullptr;
 }
 
 FloatPart float_part(const ops::MatmulPart& part) {
@@ -153,6 +154,7 @@ void multiply_bf16(const MatmulProblem& problem, Queue& queue) {
 
 void multiply(const MatmulProblem& problem, Queue& queue) {
   if (problem.x.rows == 0) return;
+  if (problem.x.arithmetic == Arithmetic::int8_token) return multiply_ternary(problem, queue);
   if (problem.x.arithmetic == Arithmetic::bf16) return multiply_bf16(problem, queue);
   multiply_floats(problem, queue, {true, true, true, true});
 }
