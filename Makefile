@@ -3,8 +3,8 @@
 #   make demo      build, fetch the default model, generate text
 #   make test      C++ tests, Python tests, the C++ embedding example
 #   make lint      formatting, types, size budgets, layers
-#   make sanitize  the core's tests and the GGUF fuzzer under ASan and UBSan; the pool, the engine
-#                  and speculation under TSan
+#   make sanitize  the core's tests and the GGUF fuzzer under ASan and UBSan; the pool, the engine,
+#                  speculation and the GPU's kernels under TSan
 #   make fidelity  distance to a float32 reference on the full text
 #   make bench     speed against the peers, interleaved; writes docs/performance.md;
 #                  BENCH_FLAGS="--only context,batch" measures some sections again
@@ -78,8 +78,9 @@ sanitize: | $(BIN)/python
 	build/asan/tests/cpp/fuzz_gguf tests/cpp/corpus/gguf $(FUZZ_MUTATIONS)
 	PATH=$(CURDIR)/$(BIN):$$PATH $(BIN)/cmake -S . -B build/tsan $(SANITIZE_FLAGS) \
 	  -DEFFINFER_SANITIZE=thread -DEFFINFER_VECTOR_KERNELS=OFF
-	$(BIN)/cmake --build build/tsan --target $(TSAN_TESTS)
+	$(BIN)/cmake --build build/tsan --target $(TSAN_TESTS) gpu_tests
 	for test in $(TSAN_TESTS); do build/tsan/tests/cpp/$$test || exit 1; done
+	$(BIN)/ctest --test-dir build/tsan --output-on-failure --parallel 2 -R '^test_gpu_'
 	@echo "sanitize: clean"
 
 fidelity: | $(BIN)/python

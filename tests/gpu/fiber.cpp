@@ -10,6 +10,7 @@
 #include <cstdint>
 #include <mutex>
 #include <new>
+#include <utility>
 #include <vector>
 
 #if !defined(__x86_64__)
@@ -76,9 +77,15 @@ void __asan_unpoison_memory_region(const volatile void*, size_t) {}
 
 static std::atomic<int> races = 0;
 #if defined(EFFINFER_TSAN)
+extern "C" {
 // ThreadSanitizer calls it with each report.
-extern "C" void __tsan_on_report(void*) {
+[[gnu::visibility("default")]] void __tsan_on_report(void*) {
   ++races;
+}
+// It would sleep for a second before each exit, also of a child.
+[[gnu::visibility("default")]] const char* __tsan_default_options() {
+  return "atexit_sleep_ms=0";
+}
 }
 #endif
 
@@ -153,14 +160,14 @@ Stacks& stacks() {
 
 struct Fiber::State {
   void (*entry)() = nullptr;
-  void* stack = nullptr;  // ours to give back
+  void* stack = nullptr;  // to be given back
   // For AddressSanitizer; those of the thread's own stack it tells when another fiber first runs.
   const void* bottom = nullptr;
   size_t size = 0;
   void* fake_stack = nullptr;
+  // Made once for all that a fiber runs, as it takes 100 us. None is left when no launch runs:
+  // ThreadSanitizer gives up on processes that fork while there are threads.
   void* tsan = nullptr;
-  // One that was given up half-way is never destroyed: it may have been Unseen.
-  bool has_left = false;
 #if defined(__x86_64__)
   void* stack_pointer = nullptr;
 #else
@@ -188,9 +195,9 @@ Fiber::Fiber(Own) : state_(std::make_unique<State>()) {}
 Fiber::Fiber(Fiber&&) noexcept = default;
 
 Fiber::~Fiber() {
-  if (!state_) return;
-  if (state_->has_left) __tsan_destroy_fiber(state_->tsan);
-  if (state_->stack != nullptr) stacks().give(state_->stack);
+  if (!state_ || state_->stack == nullptr) return;
+  if (state_->tsan != nullptr) __tsan_destroy_fiber(state_->tsan);
+  stacks().give(state_->stack);
 }
 
 Fiber Fiber::of_thread() {
@@ -206,9 +213,7 @@ void Fiber::first() {
 
 void Fiber::start(void (*entry)()) {
   State& state = *state_;
-  if (state.has_left) __tsan_destroy_fiber(state.tsan);
-  state.tsan = __tsan_create_fiber(0);
-  state.has_left = false;
+  if (state.tsan == nullptr) state.tsan = __tsan_create_fiber(0);
   state.entry = entry;
   state.fake_stack = nullptr;
   // Frames that an earlier fiber never left.
@@ -248,8 +253,16 @@ void Fiber::switch_to(Fiber& from, Fiber& to) {
 }
 
 void Fiber::leave(Fiber& from, Fiber& to) {
-  from.state_->has_left = true;
   jump(*from.state_, *to.state_, nullptr);
+}
+
+void Fiber::give_up(void* place, bool is_unseen) {
+  void* const here = __tsan_get_current_fiber();
+  __tsan_switch_to_fiber(state_->tsan, kOrdersNothing);
+  __tsan_release(place);
+  if (is_unseen) Unseen::end();
+  __tsan_switch_to_fiber(here, kOrdersNothing);
+  __tsan_destroy_fiber(std::exchange(state_->tsan, nullptr));  // calls have no end there
 }
 
 void order_before(void* place) {
@@ -273,7 +286,7 @@ Unseen::Unseen() {
   AnnotateIgnoreReadsBegin(__FILE__, __LINE__);
   AnnotateIgnoreWritesBegin(__FILE__, __LINE__);
 }
-Unseen::~Unseen() {
+void Unseen::end() {
   AnnotateIgnoreWritesEnd(__FILE__, __LINE__);
   AnnotateIgnoreReadsEnd(__FILE__, __LINE__);
 }

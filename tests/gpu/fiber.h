@@ -24,6 +24,9 @@ class Fiber {
   static void switch_to(Fiber& from, Fiber& to);
   // The same for good.
   static void leave(Fiber& from, Fiber& to);
+  // For one that has stopped and will never go on: what it did has happened for whoever calls
+  // order_after(place). `is_unseen`: it stopped while an Unseen lived.
+  void give_up(void* place, bool is_unseen);
   // The thread's own stack, which needs no start().
   static Fiber of_thread();
 
@@ -49,9 +52,13 @@ int reported_races();
 class Unseen {
  public:
   Unseen();
-  ~Unseen();
+  ~Unseen() { end(); }
   Unseen(const Unseen&) = delete;
   Unseen& operator=(const Unseen&) = delete;
+
+ private:
+  friend class Fiber;
+  static void end();
 };
 
 // AddressSanitizer: who touches poisoned memory is told on.

@@ -49,8 +49,9 @@ struct Meeting {
 
   std::string waiting() const {
     if (arrived == 0) return "";
-    return " " + std::to_string(arrived) + " of " + std::to_string(expected) + " wait in " +
-           call.text() + ";";
+    std::string text = " ";
+    text += std::to_string(arrived) + " of " + std::to_string(expected) + " wait in ";
+    return text + call.text() + ";";
   }
 };
 
@@ -65,8 +66,6 @@ constexpr size_t kCopyBytes = 16;
 
 Sites sites;
 Observer& (*observer_of_this_thread)() = nullptr;
-// What fences order.
-char between_blocks;
 
 }  // namespace
 
@@ -77,6 +76,7 @@ class Block {
     Unit unit;
     Progress progress;
     bool late = false;  // runs when nobody else can
+    bool started = false;
     bool done = false;
     std::vector<Copy> copies;  // that have not landed, of group `groups` where not committed
     int groups = 0;
@@ -88,6 +88,12 @@ class Block {
   Thread& thread(const Unit& unit) { return threads_[static_cast<size_t>(unit.thread)]; }
   const Grid& grid() const { return grid_; }
   Observer* observer() const { return observer_; }
+  // Whether an atomic_add of the block is over for this thread.
+  bool has_added(const Progress& thread) const {
+    return thread.has_added || added_syncs_ < thread.syncs;
+  }
+  // Before its atomic_add.
+  void release(Progress& by);
 
  private:
   static void enter();  // on a fiber's own stack
@@ -108,6 +114,7 @@ class Block {
   Fiber scheduler_ = Fiber::of_thread();
   Thread* current_ = nullptr;
   void* shared_ = nullptr;
+  uint32_t added_syncs_ = UINT32_MAX;  // `syncs` of the first thread that added atomically
   std::exception_ptr error_;
   int reported_ = reported_races();
 
@@ -147,8 +154,13 @@ void Block::enter() {
   Block& block = *running;
   Thread& mine = *block.current_;
   order_after(&block.draw_);
+  mine.started = true;
   try {
-    block.grid_.kernel(mine.unit, block.shared_);
+    // On its own stack, as a thread's registers and the constants of a launch.
+    Unit unit = mine.unit;
+    alignas(64) char params[Grid::kMostParams];
+    std::copy(block.grid_.params.begin(), block.grid_.params.end(), params);
+    block.grid_.kernel(unit, params, block.shared_);
     if (!mine.copies.empty() && !sites.ignoring()) {
       throw std::logic_error("copy_async: leaves before its copies have landed");
     }
@@ -196,11 +208,13 @@ void Block::start(int block) {
     thread.unit.shared_bytes_ = grid_.shared_bytes;
     thread.progress = {};
     thread.progress.thread = index;
+    thread.started = false;
     thread.done = false;
     thread.copies.clear();
     thread.groups = 0;
     thread.fiber.start(&Block::enter);
   }
+  added_syncs_ = UINT32_MAX;
   draw_policy();
   for (std::vector<size_t>& ready : ready_) ready.clear();
   for (size_t i = 0; i < threads_.size(); ++i) make_ready(i);
@@ -241,6 +255,10 @@ void Block::run(int block, void* shared) {
     schedule();
   } catch (...) {
     running = outer;
+    for (Thread& each : threads_) {
+      if (!each.done) each.fiber.give_up(this, each.started);
+    }
+    order_after(this);
     throw;
   }
   running = outer;
@@ -278,6 +296,17 @@ void Block::meet(Unit& unit, const Call& call, void* operand, Unit::Work work) {
   if (call.orders) order_after(&here);
 }
 
+void Block::release(Progress& by) {
+  by.has_added = true;
+  added_syncs_ = std::min(added_syncs_, by.syncs);
+  for (Thread& thread : threads_) {
+    Progress& progress = thread.progress;
+    if (!progress.has_fenced || (&progress != &by && progress.fence_syncs >= by.syncs)) continue;
+    progress.has_fenced = false;
+    if (observer_ != nullptr) observer_->releases(progress);
+  }
+}
+
 void Unit::refuse(const char* what, const char* message) {
   throw std::logic_error(std::string(what) + ": " + message);
 }
@@ -303,21 +332,31 @@ void Unit::sync_warp(Where where) {
   owner_->meet(*this, {true, true, "sync_warp", where});
 }
 
+// Orders what came before against the next atomic_add of the thread, or of another one of its block
+// that has passed a barrier since, and such an atomic_add before against what follows.
 void Unit::fence(Where where) {
   if (passes("fence", where)) return;
-  Progress& progress = owner_->thread(*this).progress;
+  Block::Thread& mine = owner_->thread(*this);
+  const Machine machine(*owner_, mine.progress);
+  ++mine.progress.fences;
+  mine.progress.fence_syncs = mine.progress.syncs;
+  mine.progress.has_fenced = true;
+  if (!owner_->has_added(mine.progress)) return;
+  mine.progress.has_acquired = true;
+  if (owner_->observer() != nullptr) owner_->observer()->acquires(mine.progress);
+}
+
+void Unit::tell_load(const void* pointer, size_t bytes) {
+  if (owner_->observer() == nullptr) return;
+  const Progress& progress = owner_->thread(*this).progress;
   const Machine machine(*owner_, progress);
-  ++progress.fences;
-  if (std::exchange(progress.has_added, false)) {
-    progress.has_acquired = true;
-    order_after(&between_blocks);
-  }
-  order_before(&between_blocks);
-  if (owner_->observer() != nullptr) owner_->observer()->fences(progress);
+  owner_->observer()->loads(progress, pointer, bytes);
 }
 
 void Unit::count_atomic() {
-  owner_->thread(*this).progress.has_added = true;
+  Block::Thread& mine = owner_->thread(*this);
+  const Machine machine(*owner_, mine.progress);
+  owner_->release(mine.progress);
 }
 
 void Unit::shuffle(const void* in, void* out, size_t bytes, int from, const char* what,
@@ -503,11 +542,11 @@ void ignore_site(const Site& site) {
   sites.ignore(site);
 }
 
-bool detects_races() {
+Races detected_races() {
 #if defined(EFFINFER_TSAN)
-  return true;
+  return Races::of_block;
 #else
-  return observer_of_this_thread != nullptr;
+  return observer_of_this_thread == nullptr ? Races::none : Races::all;
 #endif
 }
 

@@ -8,20 +8,20 @@
 // Blocks run one after the other, in an order drawn from the seed, so a block must not wait for
 // another.
 //
-// What orders memory: sync() and sync_warp(), not shuffles; between blocks a fence() after the
-// writes and, in the block that reads, one after an atomic_add(). ThreadSanitizer and the detector
-// of races.h believe nothing else.
+// What orders memory: sync() and sync_warp(), not shuffles; between blocks a fence() before an
+// atomic_add() and, in the block that reads, one after it. ThreadSanitizer and the detector of
+// races.cpp believe nothing else.
 #pragma once
 
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
-#include <functional>
 #include <set>
 #include <source_location>
 #include <string>
 #include <type_traits>
+#include <vector>
 
 #include "core/backend.h"
 #include "cuda/unit.h"
@@ -74,6 +74,7 @@ class Unit {
   template <class T>
   T load(const T* pointer) {
     require_global(pointer, alignof(T), "load");
+    tell_load(pointer, sizeof(T));
     return *pointer;
   }
   template <class T>
@@ -109,6 +110,7 @@ class Unit {
   bool passes(const char* what, const Where& where);
   void shuffle(const void* in, void* out, size_t bytes, int from, const char* what, Where where);
   void wait_for(int pending, Where where);
+  void tell_load(const void* pointer, size_t bytes);
   void count_atomic();
   void require_global(const void* pointer, size_t alignment, const char* what) const {
     require(!in_shared(pointer), what, "expected an address in global memory");
@@ -135,11 +137,14 @@ class Unit {
 
 // What a launch is to the emulator.
 struct Grid {
+  static constexpr size_t kMostParams = 4096;
+
   const char* name;
   int threads;
   int64_t blocks;
   size_t shared_bytes;
-  std::function<void(Unit&, void* shared)> kernel;
+  std::vector<char> params;
+  void (*kernel)(Unit&, const void* params, void* shared);
 };
 
 // Runs a grid now. The host's pointers are the device's.
@@ -151,11 +156,18 @@ void enqueue(Grid grid, Queue& queue);
 
 template <class Kernel>
 Grid grid_of(const typename Kernel::Params& params, int64_t blocks) {
-  static_assert(sizeof(params) <= 4096 && Kernel::kThreads % kWarp == 0);
+  using Params = typename Kernel::Params;
   using Shared = typename Kernel::Shared;
-  return {Kernel::kName, Kernel::kThreads, blocks, sizeof(Shared),
-          [params](Unit& unit, void* shared) {
-            Kernel::run(unit, params, *static_cast<Shared*>(shared));
+  static_assert(sizeof(Params) <= Grid::kMostParams && Kernel::kThreads % kWarp == 0);
+  static_assert(std::is_trivially_copyable_v<Params>);
+  const auto* bytes = reinterpret_cast<const char*>(&params);
+  return {Kernel::kName,
+          Kernel::kThreads,
+          blocks,
+          sizeof(Shared),
+          {bytes, bytes + sizeof(Params)},
+          [](Unit& unit, const void* own, void* shared) {
+            Kernel::run(unit, *static_cast<const Params*>(own), *static_cast<Shared*>(shared));
           }};
 }
 
@@ -191,7 +203,9 @@ struct Progress {
   uint32_t syncs = 0;       // barriers of the block that it has left behind
   uint32_t warp_syncs = 0;  // of the warp
   uint32_t fences = 0;
-  bool has_added = false;     // since its last fence, atomically
+  uint32_t fence_syncs = 0;   // `syncs` at its last fence
+  bool has_fenced = false;    // and no atomic_add of the block has followed yet
+  bool has_added = false;     // atomically
   bool has_acquired = false;  // by a fence after an atomic_add
 };
 
@@ -204,8 +218,12 @@ class Observer {
   // Whose loads and stores follow; null: nobody's.
   virtual void resumes(const Progress* thread) = 0;
   virtual void passes_sync(uint32_t syncs, const Where& where) = 0;
-  virtual void fences(const Progress& thread) = 0;
+  // Others that acquire see what came before the thread's last fence; it sees what they released.
+  virtual void releases(const Progress& thread) = 0;
+  virtual void acquires(const Progress& thread) = 0;
   virtual void reads(const Progress& thread, const void* from, size_t bytes) = 0;
+  // As load() does: through a cache that does not see what this launch writes.
+  virtual void loads(const Progress& thread, const void* from, size_t bytes) = 0;
   virtual void begins_copy(const Progress& thread, void* to, size_t bytes) = 0;
   virtual void ends_copy(const Progress& thread, void* to, size_t bytes) = 0;
   // What was wrong since the launch began, or nothing.
@@ -214,7 +232,9 @@ class Observer {
 
 // Each thread of the host has its own. Without any nobody watches.
 void set_observer(Observer& (*of_this_thread)());
-// Whether kernels of this program are watched, in this way or by ThreadSanitizer.
-bool detects_races();
+// Which are seen in kernels of this program: in this way, or by ThreadSanitizer, for which blocks
+// are ordered.
+enum class Races : uint8_t { none, of_block, all };
+Races detected_races();
 
 }  // namespace effinfer::cuda::host

@@ -46,8 +46,16 @@ struct Access {
 struct Byte {
   Access write;
   std::array<Access, 2> reads;
-  uint32_t run = 0;  // of shared memory, which is new to each block
   bool awaits_copy = false;
+};
+
+constexpr uintptr_t kWord = 4;
+
+// Of four bytes, which are told apart once something has touched less than all.
+struct Word {
+  Byte whole;
+  std::unique_ptr<std::array<Byte, kWord>> parts;
+  uint32_t since = 0;  // the launch, or the run of a block for which shared memory is new
 };
 
 // What blocks have done for each other.
@@ -72,19 +80,28 @@ class Detector final : public Observer {
     fences_.emplace_back().of_thread.resize(threads_);
     syncs_.clear();
     shared_ = reinterpret_cast<uintptr_t>(shared);
-    if (shared_bytes_.size() < bytes) shared_bytes_.resize(bytes);
+    if (shared_words_.size() < bytes / kWord + 1) shared_words_.resize(bytes / kWord + 1);
     shared_size_ = bytes;
   }
   void resumes(const Progress* thread) override;
   void passes_sync(uint32_t, const Where& where) override { syncs_.push_back(where); }
-  void fences(const Progress& thread) override {
+  void releases(const Progress& thread) override {
     Fences& mine = fences_.back();
-    mine.released_syncs = std::max(mine.released_syncs, thread.syncs);
-    if (thread.has_acquired) mine.acquired_syncs = std::min(mine.acquired_syncs, thread.syncs);
+    mine.released_syncs = std::max(mine.released_syncs, thread.fence_syncs);
     mine.of_thread[static_cast<size_t>(thread.thread)] = static_cast<uint16_t>(thread.fences);
+  }
+  void acquires(const Progress& thread) override {
+    fences_.back().acquired_syncs = std::min(fences_.back().acquired_syncs, thread.syncs);
   }
   void reads(const Progress& thread, const void* from, size_t bytes) override {
     touch(thread, from, bytes, false, nullptr);
+  }
+  void loads(const Progress& thread, const void* from, size_t bytes) override {
+    for_bytes(from, bytes, [&](uintptr_t at, const Byte& here) {
+      if (here.write.run >= first_run_) {
+        complain(at, here.write, access_of(thread), "takes from load()", "wrote", nullptr);
+      }
+    });
   }
   void begins_copy(const Progress& thread, void* to, size_t bytes) override {
     touch(thread, to, bytes, true, nullptr);
@@ -99,22 +116,50 @@ class Detector final : public Observer {
   void touch(const Progress& thread, const void* place, size_t bytes, bool writes, void* caller);
 
  private:
-  using Page = std::array<Byte, kPage>;
+  using Page = std::array<Word, kPage / kWord>;
 
-  Byte& byte(uintptr_t at) {
-    if (at - shared_ < shared_size_) return shared_bytes_[at - shared_];
+  Word& word(uintptr_t at) {
+    const bool is_shared = at - shared_ < shared_size_;
+    Word& found = is_shared ? shared_words_[(at - shared_) / kWord] : global_word(at);
+    const uint32_t since = is_shared ? run_ : first_run_;
+    if (found.since != since) found = {{}, nullptr, since};
+    return found;
+  }
+  Word& global_word(uintptr_t at) {
     if (last_page_ == nullptr || last_page_at_ != at / kPage) {
       std::unique_ptr<Page>& page = pages_[at / kPage];
       if (!page) page = std::make_unique<Page>();
       last_page_at_ = at / kPage;
       last_page_ = page.get();
     }
-    return (*last_page_)[at % kPage];
+    return (*last_page_)[at % kPage / kWord];
+  }
+  // each(address, Byte) for all of them, or once for four that are still alike.
+  template <class F>
+  void for_bytes(const void* place, size_t size, F&& each) {
+    auto at = reinterpret_cast<uintptr_t>(place);
+    for (const uintptr_t end = at + size; at < end;) {
+      Word& here = word(at);
+      const uintptr_t stop = std::min(end, (at / kWord + 1) * kWord);
+      if (stop - at == kWord && !here.parts) {
+        each(at, here.whole);
+        at = stop;
+        continue;
+      }
+      if (!here.parts) {
+        here.parts = std::make_unique<std::array<Byte, kWord>>();
+        here.parts->fill(here.whole);
+      }
+      for (; at < stop; ++at) each(at, (*here.parts)[at % kWord]);
+    }
+  }
+  Access access_of(const Progress& thread) const {
+    return {run_, thread.syncs, thread.warp_syncs, static_cast<uint16_t>(thread.thread),
+            static_cast<uint16_t>(thread.fences)};
   }
   bool ordered(const Access& before, const Access& now, const Progress& thread) const;
   void await_copy(void* to, size_t bytes, bool awaits) {
-    const auto at = reinterpret_cast<uintptr_t>(to);
-    for (size_t i = 0; i < bytes; ++i) byte(at + i).awaits_copy = awaits;
+    for_bytes(to, bytes, [=](uintptr_t, Byte& here) { here.awaits_copy = awaits; });
   }
   void remember_read(Byte& byte, const Access& now, const Progress& thread) const;
   void complain(uintptr_t at, const Access& before, const Access& now, const char* does,
@@ -128,7 +173,7 @@ class Detector final : public Observer {
   std::vector<Where> syncs_;    // of the block
   uintptr_t shared_ = 0;
   size_t shared_size_ = 0;
-  std::vector<Byte> shared_bytes_;
+  std::vector<Word> shared_words_;
   std::unordered_map<uintptr_t, std::unique_ptr<Page>> pages_;
   uintptr_t last_page_at_ = 0;
   Page* last_page_ = nullptr;
@@ -152,10 +197,9 @@ bool Detector::ordered(const Access& before, const Access& now, const Progress& 
     return before.thread == now.thread || before.syncs < now.syncs ||
            (before.thread / kWarp == now.thread / kWarp && before.warp_syncs < now.warp_syncs);
   }
+  if (!thread.has_acquired && fences_.back().acquired_syncs >= now.syncs) return false;
   const Fences& theirs = fences_[before.run - first_run_];
-  return (before.syncs < theirs.released_syncs ||
-          before.fences < theirs.of_thread[before.thread]) &&
-         (thread.has_acquired || fences_.back().acquired_syncs < now.syncs);
+  return before.syncs < theirs.released_syncs || before.fences < theirs.of_thread[before.thread];
 }
 
 void Detector::remember_read(Byte& byte, const Access& now, const Progress& thread) const {
@@ -175,28 +219,18 @@ void Detector::remember_read(Byte& byte, const Access& now, const Progress& thre
 
 void Detector::touch(const Progress& thread, const void* place, size_t bytes, bool writes,
                      void* caller) {
-  const Access now{run_, thread.syncs, thread.warp_syncs, static_cast<uint16_t>(thread.thread),
-                   static_cast<uint16_t>(thread.fences)};
-  const auto first = reinterpret_cast<uintptr_t>(place);
-  const bool is_shared = first - shared_ < shared_size_;
-  for (uintptr_t at = first; at < first + bytes; ++at) {
-    Byte& here = byte(at);
-    if (is_shared && std::exchange(here.run, run_) != run_) here = {.run = run_};
+  const Access now = access_of(thread);
+  const char* const does = writes ? "writes" : "reads";
+  for_bytes(place, bytes, [&](uintptr_t at, Byte& here) {
     if (here.awaits_copy) complain(at, here.write, now, "touches", "has yet to wait for", caller);
-    const char* const does = writes ? "writes" : "reads";
-    if (!ordered(here.write, now, thread)) {
-      complain(at, here.write, now, does, "wrote", caller);
-    }
-    if (!writes) {
-      if (here.reads[0] != now && here.reads[1] != now) remember_read(here, now, thread);
-      continue;
-    }
+    if (!ordered(here.write, now, thread)) complain(at, here.write, now, does, "wrote", caller);
+    if (!writes) return remember_read(here, now, thread);
     for (const Access& read : here.reads) {
       if (!ordered(read, now, thread)) complain(at, read, now, does, "read", caller);
     }
     here.write = now;
     here.reads = {};
-  }
+  });
 }
 
 std::string Detector::since(const Access& access) const {

@@ -1,9 +1,5 @@
 // Barriers of a kernel: each that is missing must be noticed by a wrong result, an error or the
 // detection of races, and none where all are in place.
-#include <sys/wait.h>
-#include <unistd.h>
-
-#include <array>
 #include <cmath>
 #include <cstdlib>
 #include <string>
@@ -11,6 +7,7 @@
 #include "core/float16.h"
 #include "cpp/arrays.h"
 #include "cpp/check.h"
+#include "gpu/child.h"
 #include "gpu/device_arrays.h"
 #include "gpu/host_unit.h"
 #include "gpu/mutations.h"
@@ -159,10 +156,10 @@ template <Bug kBug>
 int noticed(const Case& product) {
   int count = 0;
   for (int seed = 1; seed <= kSeeds; ++seed) {
-    count += !holds([&] {
-      host::set_seed(static_cast<uint64_t>(seed));
-      return product.is_right(product.run<kBug>());
-    });
+    count += !run_child([&] {
+                host::set_seed(static_cast<uint64_t>(seed));
+                return product.is_right(product.run<kBug>());
+              }).succeeded();
   }
   return count;
 }
@@ -213,17 +210,17 @@ constexpr int kRacingBlocks = 3;
 
 template <class F>
 bool races(F body) {
-  return !holds([&] {
-    const DeviceArray<int> global(std::vector<int>(1024));
-    const std::unique_ptr<Queue> queue = make_queue(kGpu);
-    host::enqueue<Racing<F>>({body, global.data()}, kRacingBlocks, *queue);
-    queue->wait();
-    return true;
-  });
+  return !run_child([&] {
+            const DeviceArray<int> global(std::vector<int>(1024));
+            const std::unique_ptr<Queue> queue = make_queue(kGpu);
+            host::enqueue<Racing<F>>({body, global.data()}, kRacingBlocks, *queue);
+            queue->wait();
+            return true;
+          }).succeeded();
 }
 
-void skip_without_detection() {
-  if (!host::detects_races()) check::skip("kernels are not built for it");
+void skip_without_detection(host::Races needed = host::Races::of_block) {
+  if (host::detected_races() < needed) check::skip("kernels are not built for it");
 }
 
 TEST("races in shared memory") {
@@ -311,7 +308,7 @@ void add_up(auto& unit, auto& shared, int* global) {
 }
 
 TEST("races between blocks") {
-  skip_without_detection();
+  skip_without_detection(host::Races::all);
   CHECK(!races(
       [](auto& unit, auto& shared, int* global) { add_up<true, true>(unit, shared, global); }));
   CHECK(races(
@@ -322,30 +319,25 @@ TEST("races between blocks") {
   CHECK(!races([](auto& unit, auto&, int* global) { unit.atomic_add(&global[unit.lane], 1); }));
 }
 
+TEST("load() of what the launch itself writes") {
+  skip_without_detection(host::Races::all);
+  CHECK(!races([](auto& unit, auto&, int* global) {
+    const int before = unit.load(&global[unit.block * 64 + unit.thread]);
+    global[unit.block * 64 + unit.thread] = before + 1;
+  }));
+  CHECK(races([](auto& unit, auto&, int* global) {
+    global[unit.block * 64 + unit.thread] = 1;
+    unit.sync();
+    unit.load(&global[unit.block * 64 + unit.thread]);
+  }));
+}
+
 TEST("a race is told of with its place") {
   skip_without_detection();
-  int pipe_ends[2];
-  CHECK_EQ(pipe(pipe_ends), 0);
-  const pid_t child = fork();
-  if (child == 0) {
-    dup2(pipe_ends[1], STDERR_FILENO);
-    try {
-      const Case product;
-      host::set_seed(1);
-      product.run<Bug::no_second_sync>();
-    } catch (const std::exception& error) {
-      std::fprintf(stderr, "%s\n", error.what());
-    }
-    _exit(0);
-  }
-  close(pipe_ends[1]);
-  std::string text;
-  std::array<char, 4096> some;
-  for (ssize_t n; (n = read(pipe_ends[0], some.data(), some.size())) > 0;) {
-    text.append(some.data(), static_cast<size_t>(n));
-  }
-  close(pipe_ends[0]);
-  waitpid(child, nullptr, 0);
+  const std::string text = run_child([] {
+                             host::set_seed(1);
+                             return Case().run<Bug::no_second_sync>().empty();
+                           }).text;
   CHECK(text.find("test_emulator_races.cpp") != std::string::npos);
   CHECK(text.find("race") != std::string::npos);
   if (std::getenv("EFFINFER_SHOW_RACE") != nullptr) std::fputs(text.c_str(), stderr);
