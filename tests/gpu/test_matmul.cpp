@@ -3,6 +3,7 @@
 #include "cpp/check.h"
 #include "effinfer/error.h"
 #include "gpu/matmul_cases.h"
+#include "gpu/mutations.h"
 
 namespace effinfer {
 namespace {
@@ -305,6 +306,24 @@ TEST("NaNs and infinities reach their token alone") {
       }
     }
   }
+}
+
+TEST("every barrier matters") {
+  std::mt19937 random(12);
+  const int64_t cols = 64 * 17;  // three superblocks for some warps
+  const GpuWeight weight(DType::q8_0, 20, cols, random);
+  const GpuOperand narrow(Arithmetic::bf16, 2, cols, normals(2 * cols, random));
+  const GpuOperand wide(Arithmetic::f32, 2, cols, normals(2 * cols, random));
+  expect_every_barrier_matters([&] {
+    bool right = true;
+    for (const GpuOperand* x : {&narrow, &wide}) {
+      const std::vector<float> out = product(x->view, weight.view());
+      for (int64_t i = 0; i < 40; ++i) {
+        right &= is_near(out[static_cast<size_t>(i)], expected_output(*x, i / 20, weight, i % 20));
+      }
+    }
+    return right;
+  });
 }
 
 TEST("no tokens, and what no kernel fits") {

@@ -5,6 +5,7 @@
 #include "cpp/ternary_weights.h"
 #include "cpu/operand.h"
 #include "gpu/device_arrays.h"
+#include "gpu/mutations.h"
 #include "ops/matmul.h"
 
 namespace {
@@ -183,6 +184,21 @@ TEST("GLU") {
       const float value = g[t * 37 + i];
       CHECK_EQ(row[i], (value > 0 ? value * value : 0.0f) * u[t * 37 + i]);
     }
+  }
+}
+
+TEST("every barrier matters") {
+  std::mt19937 random(15);
+  const int64_t cols = 256 * 17;
+  for (const Scales scales : {Scales::row, Scales::block}) {
+    const std::vector<uint8_t> bytes = to_tq2_0(random_ternary(32, cols, scales, 16));
+    ThreadPool pool(1);
+    const PackedBuffer packed =
+        pack({bytes.data(), DType::tq2_0, {32, cols}}, pool, TernaryForm::t1_6);
+    const Tokens x(2, cols, random_floats(2 * cols, random));
+    const std::vector<float> expected = on_cpu(x, packed.view);
+    expect_every_barrier_matters(
+        [&] { return same_bits(on_gpu(x.view(0, 2), packed.view), expected); });
   }
 }
 
