@@ -309,8 +309,13 @@ TEST("NaNs and infinities reach their token alone") {
 }
 
 TEST("every barrier matters") {
+  // What a warp read before a product and writes after it is in order without its barrier too, as
+  // products wait for all lanes. Only the rules of memory ask for it.
+  if (cuda::host::detected_races() == cuda::host::Races::none) {
+    check::skip("this build detects no races");
+  }
   std::mt19937 random(12);
-  const int64_t cols = 64 * 17;  // three superblocks for some warps
+  const int64_t cols = 64 * 24;  // three superblocks a warp: both buffers are the last one's
   const GpuWeight weight(DType::q8_0, 20, cols, random);
   const GpuOperand narrow(Arithmetic::bf16, 2, cols, normals(2 * cols, random));
   const GpuOperand wide(Arithmetic::f32, 2, cols, normals(2 * cols, random));
