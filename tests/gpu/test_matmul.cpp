@@ -257,6 +257,7 @@ TEST("GLU: floats, residual and operands") {
     check_glu({UnaryOp::silu, arithmetic, DType::q4_k, DType::q4_k, 1, 64}, random);
     check_glu({UnaryOp::silu, arithmetic, DType::q6_k, DType::q6_k, 19, 33}, random);
     check_glu({UnaryOp::silu, arithmetic, DType::q4_k, DType::q6_k, 3, 70}, random);
+    check_glu({UnaryOp::silu, arithmetic, DType::q8_0, DType::q5_k, 12, 16}, random);
     check_glu({UnaryOp::silu, arithmetic, DType::f32, DType::bf16, 9, 17}, random);
   }
 }
