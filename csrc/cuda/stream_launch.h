@@ -29,14 +29,13 @@ void launch_stream(StreamParams& params, int64_t blocks, Queue& queue) {
 // has one to itself: then more registers hold weights on their way.
 template <ops::PackedFormat kFormat>
 void launch_format(StreamParams& params, Queue& queue) {
-  constexpr int64_t kFewBlocks = 160;
   int64_t blocks = 0;
   for (const StreamPart& part : params.parts) blocks += part.blocks;
   if (params.tokens > 2 * kTileTokens) {
     launch_stream<StreamMatmul<kFormat, 4, 32, 1>>(params, blocks, queue);
   } else if (params.tokens > kTileTokens) {
     launch_stream<StreamMatmul<kFormat, 2, 40, 1>>(params, blocks, queue);
-  } else if (blocks > kFewBlocks) {
+  } else if (blocks > num_multiprocessors(queue)) {
     launch_stream<StreamMatmul<kFormat, 1, 40, 2>>(params, blocks, queue);
   } else {
     launch_stream<StreamMatmul<kFormat, 1, 96, 1>>(params, blocks, queue);

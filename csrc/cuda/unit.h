@@ -5,8 +5,8 @@
 //   struct Add {
 //     static constexpr const char* kName = "add";   // in errors and profiles
 //     static constexpr int kThreads = 128;          // of a block: whole warps of 32
-//     static constexpr int kLeastBlocks = 2;        // may be left out: so many blocks are to fit on
-//                                                   // a multiprocessor, which bounds registers
+//     static constexpr int kLeastBlocks = 2;        // may be left out: how many blocks a multi-
+//                                                   // processor is to have room for: of registers
 //     using Params = ...;                           // a POD, at most 4 KB, copied to each block
 //     struct Shared { ... };                        // of a block; its contents are undefined
 //     template <class Unit>
