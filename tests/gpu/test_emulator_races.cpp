@@ -187,6 +187,8 @@ TEST("barriers that nothing needs") {
   }
 }
 
+constexpr int kRacingBlocks = 3;
+
 // What the threads of two warps do, over numbers in shared and in global memory.
 template <class F>
 struct Racing {
@@ -206,17 +208,18 @@ struct Racing {
   }
 };
 
-constexpr int kRacingBlocks = 3;
+template <class F>
+std::vector<int> run_racing(F body) {
+  const DeviceArray<int> global(std::vector<int>(1024));
+  const std::unique_ptr<Queue> queue = make_queue(kGpu);
+  host::enqueue<Racing<F>>({body, global.data()}, kRacingBlocks, *queue);
+  queue->wait();
+  return global.values();
+}
 
 template <class F>
 bool races(F body) {
-  return !run_child([&] {
-            const DeviceArray<int> global(std::vector<int>(1024));
-            const std::unique_ptr<Queue> queue = make_queue(kGpu);
-            host::enqueue<Racing<F>>({body, global.data()}, kRacingBlocks, *queue);
-            queue->wait();
-            return true;
-          }).succeeded();
+  return !run_child([&] { return !run_racing(body).empty(); }).succeeded();
 }
 
 void skip_without_detection(host::Races needed = host::Races::of_block) {
@@ -317,6 +320,17 @@ TEST("races between blocks") {
       [](auto& unit, auto& shared, int* global) { add_up<true, false>(unit, shared, global); }));
   CHECK(races([](auto& unit, auto&, int* global) { global[unit.thread] = unit.block; }));
   CHECK(!races([](auto& unit, auto&, int* global) { unit.atomic_add(&global[unit.lane], 1); }));
+}
+
+TEST("every barrier and fence of a sum over blocks matters") {
+  skip_without_detection(host::Races::all);
+  expect_every_barrier_matters([] {
+    const std::vector<int> global = run_racing(
+        [](auto& unit, auto& shared, int* numbers) { add_up<true, true>(unit, shared, numbers); });
+    bool right = true;
+    for (int i = 0; i < 64; ++i) right = right && global[512 + i] == kRacingBlocks * (63 - i);
+    return right;
+  });
 }
 
 TEST("load() of what the launch itself writes") {
