@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <functional>
 #include <memory>
 #include <numeric>
 #include <random>
@@ -208,6 +209,7 @@ void run(const Grid& grid, uint64_t seed) {
     if (observer != nullptr) observer->block_begins(shared.data(), grid.shared_bytes);
     try {
       block.run(index, shared.data());
+      if (observer != nullptr) observer->block_ends();
       shared.end_block();
     } catch (const std::logic_error& error) {
       throw std::logic_error("[" + std::string(grid.name) + "] block " + std::to_string(index) +
@@ -234,6 +236,16 @@ Races detected_races() {
 #else
   return observer_of_this_thread == nullptr ? Races::none : Races::all;
 #endif
+}
+
+Banks count_banks(const std::function<void()>& body) {
+  if (observer_of_this_thread == nullptr) {
+    body();
+    return {};
+  }
+  observer_of_this_thread().count_banks();
+  body();
+  return observer_of_this_thread().take_banks();
 }
 
 void set_observer(Observer& (*of_this_thread)()) {

@@ -14,12 +14,14 @@
 #include <cstdint>
 #include <cstdio>
 #include <memory>
+#include <optional>
 #include <string>
 #include <unordered_map>
 #include <utility>
 #include <vector>
 
 #include "cuda/unit.h"
+#include "gpu/banks.h"
 #include "gpu/fiber.h"
 #include "gpu/host_unit.h"
 
@@ -84,7 +86,19 @@ class Detector final : public Observer {
     shared_size_ = bytes;
   }
   void resumes(const Progress* thread) override;
-  void passes_sync(uint32_t, const Where& where) override { syncs_.push_back(where); }
+  void passes_sync(uint32_t, const Where& where) override {
+    syncs_.push_back(where);
+    if (banks_) banks_->pass_barrier();
+  }
+  void block_ends() override {
+    if (banks_) banks_->pass_barrier();
+  }
+  void count_banks() override { banks_.emplace(); }
+  Banks take_banks() override {
+    const Banks total = banks_ ? banks_->total() : Banks{};
+    banks_.reset();
+    return total;
+  }
   void releases(const Progress& thread) override {
     Fences& mine = fences_.back();
     mine.released_syncs = std::max(mine.released_syncs, thread.fence_syncs);
@@ -94,6 +108,8 @@ class Detector final : public Observer {
     fences_.back().acquired_syncs = std::min(fences_.back().acquired_syncs, thread.syncs);
   }
   void reads(const Progress& thread, const void* from, size_t bytes) override {
+    static const char kReads = 0;
+    use_banks(thread, from, bytes, &kReads);
     touch(thread, from, bytes, false, nullptr);
   }
   void loads(const Progress& thread, const void* from, size_t bytes) override {
@@ -104,6 +120,8 @@ class Detector final : public Observer {
     });
   }
   void begins_copy(const Progress& thread, void* to, size_t bytes) override {
+    static const char kCopies = 0;
+    use_banks(thread, to, bytes, &kCopies);
     touch(thread, to, bytes, true, nullptr);
     await_copy(to, bytes, true);
   }
@@ -114,6 +132,11 @@ class Detector final : public Observer {
   std::string complaint() override { return complaint_; }
 
   void touch(const Progress& thread, const void* place, size_t bytes, bool writes, void* caller);
+  // An access by an instruction of that address.
+  void use_banks(const Progress& thread, const void* place, size_t bytes, const void* instruction) {
+    const uintptr_t at = reinterpret_cast<uintptr_t>(place) - shared_;
+    if (banks_ && at < shared_size_) banks_->add(instruction, thread.thread, at, bytes);
+  }
 
  private:
   using Page = std::array<Word, kPage / kWord>;
@@ -178,6 +201,7 @@ class Detector final : public Observer {
   uintptr_t last_page_at_ = 0;
   Page* last_page_ = nullptr;
   std::string complaint_;
+  std::optional<BankCounter> banks_;  // while they are counted
 };
 
 // Whose instructions run; nobody's while the emulator works for them.
@@ -275,6 +299,7 @@ inline void tell(const void* place, size_t bytes, bool writes, void* caller) {
   const auto frame = reinterpret_cast<uintptr_t>(__builtin_frame_address(0));
   if (reinterpret_cast<uintptr_t>(place) - frame < Fiber::kStackBytes) return;
   const Running mine = std::exchange(running, {});
+  mine.detector->use_banks(*mine.thread, place, bytes, caller);
   mine.detector->touch(*mine.thread, place, bytes, writes, caller);
   running = mine;
 }

@@ -346,6 +346,50 @@ TEST("load() of what the launch itself writes") {
   }));
 }
 
+// Cycles of what one warp does.
+template <class F>
+uint64_t bank_cycles(F body) {
+  return host::count_banks([&] {
+           run_racing([&](auto& unit, auto& shared, int*) {
+             if (unit.block == 0 && unit.warp == 0) body(unit, shared.numbers);
+           });
+         })
+      .cycles;
+}
+
+TEST("bank conflicts") {
+  skip_without_detection(host::Races::all);
+  CHECK_EQ(bank_cycles([](auto& unit, int* numbers) { numbers[unit.lane] = 0; }), 1u);
+  CHECK_EQ(bank_cycles([](auto& unit, int* numbers) { numbers[unit.lane * 2] = 0; }), 2u);
+  CHECK_EQ(bank_cycles([](auto& unit, int* numbers) { unit.shfl(numbers[unit.lane % 2 * 32], 0); }),
+           2u);
+  // One word for all lanes, and one more time.
+  CHECK_EQ(bank_cycles([](auto& unit, int* numbers) {
+             for (int i = 0; i < 2; ++i) {
+               if (unit.lane == 0) numbers[5] = i;
+               unit.sync_warp();
+               unit.shfl(numbers[5], 0);
+               unit.sync_warp();
+             }
+           }),
+           4u);
+  // Rows of eight lanes at a time: 16 bytes apart they fill the banks, 32 apart two share each.
+  const auto rows = [](int apart) {
+    return [=](auto& unit, int* numbers) {
+      numbers[unit.lane] = numbers[unit.lane + 32] = 0;
+      unit.sync_warp();
+      uint32_t out[4];
+      unit.ldmatrix(out, numbers + unit.lane % 8 * apart);
+    };
+  };
+  CHECK_EQ(bank_cycles(rows(4)), 2u + 4u);
+  CHECK_EQ(bank_cycles(rows(8)), 2u + 8u);
+  const Case product;
+  const host::Banks banks = host::count_banks([&] { product.run<Bug::none>(); });
+  CHECK(banks.cycles > 0);
+  CHECK_EQ(banks.cycles, banks.least);
+}
+
 TEST("a race is told of with its place") {
   skip_without_detection();
   const std::string text = run_child([] {
