@@ -210,6 +210,7 @@ struct Progress {
 struct Banks {
   uint64_t cycles = 0;
   uint64_t least = 0;
+  std::string worst;  // the instruction that most of the others are for
 };
 
 // Of the host's thread that runs a launch.

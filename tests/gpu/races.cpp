@@ -32,6 +32,12 @@ constexpr size_t kPage = 4096;
 // More than that is given back between launches.
 constexpr size_t kPagesKept = 512;
 
+// Stand for instructions that are not the program's own.
+const char kReads = 0;
+const char kCopies = 1;
+
+std::string place_of(const void* caller);
+
 // Who touched a byte, and when. Runs of blocks are numbered from 1 on, through all launches.
 struct Access {
   uint32_t run = 0;
@@ -95,9 +101,11 @@ class Detector final : public Observer {
   }
   void count_banks() override { banks_.emplace(); }
   Banks take_banks() override {
-    const Banks total = banks_ ? banks_->total() : Banks{};
-    banks_.reset();
-    return total;
+    return std::exchange(banks_, {})->total([](const void* instruction) {
+      return instruction == &kReads    ? "ldmatrix"
+             : instruction == &kCopies ? "copy_async"
+                                       : place_of(instruction);
+    });
   }
   void releases(const Progress& thread) override {
     Fences& mine = fences_.back();
@@ -108,7 +116,6 @@ class Detector final : public Observer {
     fences_.back().acquired_syncs = std::min(fences_.back().acquired_syncs, thread.syncs);
   }
   void reads(const Progress& thread, const void* from, size_t bytes) override {
-    static const char kReads = 0;
     use_banks(thread, from, bytes, &kReads);
     touch(thread, from, bytes, false, nullptr);
   }
@@ -120,7 +127,6 @@ class Detector final : public Observer {
     });
   }
   void begins_copy(const Progress& thread, void* to, size_t bytes) override {
-    static const char kCopies = 0;
     use_banks(thread, to, bytes, &kCopies);
     touch(thread, to, bytes, true, nullptr);
     await_copy(to, bytes, true);
@@ -265,6 +271,17 @@ std::string Detector::since(const Access& access) const {
          std::to_string(where.line());
 }
 
+// The call before that address, for a shell.
+std::string place_of(const void* caller) {
+  Dl_info module;
+  if (dladdr(caller, &module) == 0) return "unknown";
+  const auto offset =
+      reinterpret_cast<uintptr_t>(caller) - reinterpret_cast<uintptr_t>(module.dli_fbase) - 1;
+  char text[32];
+  std::snprintf(text, sizeof text, " 0x%zx", static_cast<size_t>(offset));
+  return "addr2line -e " + std::string(module.dli_fname) + text;
+}
+
 void Detector::complain(uintptr_t at, const Access& before, const Access& now, const char* does,
                         const char* did, void* caller) {
   if (!complaint_.empty()) return;
@@ -273,14 +290,7 @@ void Detector::complain(uintptr_t at, const Access& before, const Access& now, c
                (is_shared ? "byte " + std::to_string(at - shared_) + " of shared memory"
                           : std::string("global memory")) +
                " that thread " + std::to_string(before.thread) + " " + did + since(before);
-  Dl_info module;
-  if (caller != nullptr && dladdr(caller, &module) != 0) {
-    const auto offset =
-        reinterpret_cast<uintptr_t>(caller) - reinterpret_cast<uintptr_t>(module.dli_fbase) - 1;
-    char text[32];
-    std::snprintf(text, sizeof text, " 0x%zx", static_cast<size_t>(offset));
-    complaint_ += " (addr2line -e " + std::string(module.dli_fname) + text + ")";
-  }
+  if (caller != nullptr) complaint_ += " (" + place_of(caller) + ")";
 }
 
 Observer& detector() {

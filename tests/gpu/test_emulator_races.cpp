@@ -373,6 +373,12 @@ TEST("bank conflicts") {
              }
            }),
            4u);
+  // Four words of a lane that lie together are one access.
+  CHECK_EQ(bank_cycles([](auto& unit, int* numbers) {
+             if (unit.lane >= 16) return;
+             for (int i = 0; i < 4; ++i) numbers[unit.lane * 4 + i] = 0;
+           }),
+           2u);
   // Rows of eight lanes at a time: 16 bytes apart they fill the banks, 32 apart two share each.
   const auto rows = [](int apart) {
     return [=](auto& unit, int* numbers) {
@@ -388,6 +394,16 @@ TEST("bank conflicts") {
   const host::Banks banks = host::count_banks([&] { product.run<Bug::none>(); });
   CHECK(banks.cycles > 0);
   CHECK_EQ(banks.cycles, banks.least);
+  CHECK(banks.worst.empty());
+  const host::Banks bad = host::count_banks([] {
+    run_racing([](auto& unit, auto& shared, int*) { shared.bytes[unit.thread * 33 % 64] = 1; });
+    run_racing([](auto& unit, auto& shared, int*) { shared.numbers[unit.thread] = 1; });
+    run_racing([](auto& unit, auto& shared, int*) {
+      if (unit.warp == 0) shared.numbers[unit.lane * 2] = 1;
+    });
+  });
+  CHECK_EQ(bad.cycles, bad.least + 3u);  // of each of three blocks the last
+  CHECK_EQ(bad.worst.substr(0, 13), "addr2line -e ");
 }
 
 TEST("a race is told of with its place") {
