@@ -1,5 +1,5 @@
 // launch<Kernel>(params, blocks, queue): on the GPU, or in the emulator where the host's compiler
-// compiles the kernels.
+// compiles the kernels. num_multiprocessors(queue): of its device.
 #pragma once
 
 #include <cstdint>
@@ -18,6 +18,11 @@ void launch(const typename Kernel::Params& params, int64_t blocks, Queue& queue)
   host::enqueue<Kernel>(params, blocks, queue);
 }
 
+// As an H100 has.
+inline int num_multiprocessors(const Queue&) {
+  return 132;
+}
+
 }  // namespace effinfer::cuda
 
 #else
@@ -26,6 +31,13 @@ void launch(const typename Kernel::Params& params, int64_t blocks, Queue& queue)
 #include "cuda/stream.h"
 
 namespace effinfer::cuda {
+
+inline int num_multiprocessors(const Queue& queue) {
+  int count = 0;
+  check(cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, queue.device().index),
+        "cudaDeviceGetAttribute");
+  return count;
+}
 
 // How many blocks of a kernel an SM is to hold at once, where it says so: what its registers are to
 // leave room for, and no reason to spill some for more.

@@ -1,9 +1,10 @@
-// Matmuls by the kernels of bodies/stream_matmul.h and bodies/matmul_f32.h.
+// Matmuls: which kernel multiplies which weights.
 #include <algorithm>
 #include <array>
 
 #include "cuda/bodies/matmul_f32.h"
 #include "cuda/entry.h"
+#include "cuda/matmul_ternary.h"
 #include "cuda/register.h"
 #include "cuda/stream_launch.h"
 #include "ops/matmul.h"
@@ -23,12 +24,11 @@ const char* rejects(const MatmulProblem& problem) {
   if (problem.num_parts < 1 || problem.num_parts > ops::kMaxMatmulParts) {
     return "needs one to four weights";
   }
-  if (problem.x.arithmetic != Arithmetic::bf16 && problem.x.arithmetic != Arithmetic::f32) {
-    return "needs a bf16 or f32 operand";
-  }
+  if (problem.x.arithmetic == Arithmetic::int8) return "needs a bf16, f32 or int8_token operand";
+  const bool ternary = problem.x.arithmetic == Arithmetic::int8_token;
   for (int i = 0; i < problem.num_parts; ++i) {
     const ops::PackedWeight& weight = problem.parts[i].weight;
-    if (is_ternary(weight.format)) return "needs weights that are not ternary";
+    if (!ternary && is_ternary(weight.format)) return "needs weights that are not ternary";
     if (weight.cols != problem.x.cols) {
       return "the weights and the operand have different inner sizes";
     }
@@ -46,7 +46,8 @@ const char* rejects(const MatmulProblem& problem) {
     const Arithmetic out = problem.out_operand.arithmetic;
     if (out != Arithmetic::bf16 && out != Arithmetic::f32) return "writes bf16 or f32 operands";
   }
-  return problem.top != nullptr ? "keeps no highest outputs" : nullptr;
+  if (problem.top != nullptr) return "keeps no highest outputs";
+  return ternary ? rejects_ternary(problem) : nullptr;
 }
 
 FloatPart float_part(const ops::MatmulPart& part) {
@@ -91,9 +92,8 @@ bool is_streamed(const PackedFormat& format) {
   return std::ranges::find(kStreamFormats, format) != kStreamFormats.end();
 }
 
-// Multiplies the parts that `takes` names, which have one format.
-void multiply_streamed(const MatmulProblem& problem, const Takes& takes, Queue& queue) {
-  const bool gated = problem.glu != ops::UnaryOp::none;
+// Without parts.
+StreamParams stream_params(const MatmulProblem& problem) {
   StreamParams params;
   params.x = static_cast<const uint8_t*>(problem.x.data);
   params.x_row_bytes = problem.x.row_bytes();
@@ -102,6 +102,13 @@ void multiply_streamed(const MatmulProblem& problem, const Takes& takes, Queue& 
   params.glu = problem.glu;
   params.header_row_bytes = ops::header_row_bytes(problem.x.cols);
   params.operand = operand_out(problem.out_operand);
+  return params;
+}
+
+// Multiplies the parts that `takes` names, which have one format.
+void multiply_streamed(const MatmulProblem& problem, const Takes& takes, Queue& queue) {
+  const bool gated = problem.glu != ops::UnaryOp::none;
+  StreamParams params = stream_params(problem);
   PackedFormat format;
   int count = 0;
   for (int i = 0; i < problem.num_parts; ++i) {
@@ -126,19 +133,39 @@ void multiply_streamed(const MatmulProblem& problem, const Takes& takes, Queue& 
   }
 }
 
-// Parts of one format go together; float32 weights have the kernel of float32 operands, and so have
-// two formats under one GLU.
+// A GLU of two formats.
+void multiply_pair(const MatmulProblem& problem, Queue& queue) {
+  PairParams params;
+  params.stream = stream_params(problem);
+  for (int i = 0; i < 2; ++i) {
+    const ops::PackedWeight& weight = problem.parts[i].weight;
+    params.stream.parts[i].weight = matmul_weight(problem.parts[i]);
+    params.formats[i] = weight.format;
+    params.header_bytes[i] = ops::header_bytes(weight.format, weight.cols);
+  }
+  StreamPart& part = params.stream.parts[0];
+  part.units = (part.weight.groups + 1) / 2;
+  part.slice_bits = std::min(2, stream_slice_bits(part.units, params.stream.superblocks));
+  part.blocks = part.units;
+  launch_pair(params, queue);
+}
+
+// Parts of one format go together; float32 weights have the kernel of float32 operands, as has a
+// GLU with one of them.
 void multiply_bf16(const MatmulProblem& problem, Queue& queue) {
   Takes floats = {};
   bool has_floats = false;
-  Takes done = {};
-  const bool gated = problem.glu != ops::UnaryOp::none;
-  const bool is_mixed = gated && problem.parts[0].weight.format != problem.parts[1].weight.format;
   for (int i = 0; i < problem.num_parts; ++i) {
-    floats[i] = is_mixed || !is_streamed(problem.parts[i].weight.format);
+    floats[i] = !is_streamed(problem.parts[i].weight.format);
     has_floats |= floats[i];
-    done[i] = floats[i];
   }
+  if (problem.glu != ops::UnaryOp::none) {
+    if (has_floats) return multiply_floats(problem, queue, {true, true});
+    if (problem.parts[0].weight.format != problem.parts[1].weight.format) {
+      return multiply_pair(problem, queue);
+    }
+  }
+  Takes done = floats;
   for (int i = 0; i < problem.num_parts; ++i) {
     if (done[i]) continue;
     Takes same = {};
@@ -153,6 +180,7 @@ void multiply_bf16(const MatmulProblem& problem, Queue& queue) {
 
 void multiply(const MatmulProblem& problem, Queue& queue) {
   if (problem.x.rows == 0) return;
+  if (problem.x.arithmetic == Arithmetic::int8_token) return multiply_ternary(problem, queue);
   if (problem.x.arithmetic == Arithmetic::bf16) return multiply_bf16(problem, queue);
   multiply_floats(problem, queue, {true, true, true, true});
 }

@@ -3,6 +3,7 @@
 #include "cpp/check.h"
 #include "effinfer/error.h"
 #include "gpu/matmul_cases.h"
+#include "gpu/mutations.h"
 
 namespace effinfer {
 namespace {
@@ -256,6 +257,7 @@ TEST("GLU: floats, residual and operands") {
     check_glu({UnaryOp::silu, arithmetic, DType::q4_k, DType::q4_k, 1, 64}, random);
     check_glu({UnaryOp::silu, arithmetic, DType::q6_k, DType::q6_k, 19, 33}, random);
     check_glu({UnaryOp::silu, arithmetic, DType::q4_k, DType::q6_k, 3, 70}, random);
+    check_glu({UnaryOp::silu, arithmetic, DType::q8_0, DType::q5_k, 12, 16}, random);
     check_glu({UnaryOp::silu, arithmetic, DType::f32, DType::bf16, 9, 17}, random);
   }
 }
@@ -305,6 +307,29 @@ TEST("NaNs and infinities reach their token alone") {
       }
     }
   }
+}
+
+TEST("every barrier matters") {
+  // What a warp read before a product and writes after it is in order without its barrier too, as
+  // products wait for all lanes. Only the rules of memory ask for it.
+  if (cuda::host::detected_races() == cuda::host::Races::none) {
+    check::skip("this build detects no races");
+  }
+  std::mt19937 random(12);
+  const int64_t cols = 64 * 24;  // three superblocks a warp: both buffers are the last one's
+  const GpuWeight weight(DType::q8_0, 20, cols, random);
+  const GpuOperand narrow(Arithmetic::bf16, 2, cols, normals(2 * cols, random));
+  const GpuOperand wide(Arithmetic::f32, 2, cols, normals(2 * cols, random));
+  expect_every_barrier_matters([&] {
+    bool right = true;
+    for (const GpuOperand* x : {&narrow, &wide}) {
+      const std::vector<float> out = product(x->view, weight.view());
+      for (int64_t i = 0; i < 40; ++i) {
+        right &= is_near(out[static_cast<size_t>(i)], expected_output(*x, i / 20, weight, i % 20));
+      }
+    }
+    return right;
+  });
 }
 
 TEST("no tokens, and what no kernel fits") {

@@ -63,10 +63,11 @@ EFFINFER_DEVICE void finish_output(Unit& unit, const MatmulWeight& weight,
                                    const MatmulWeight& second, ops::UnaryOp glu,
                                    const OperandOut& operand, int64_t token, int row, float sum,
                                    float second_sum) {
-  float value = weight.bias == nullptr ? sum : sum + unit.load(weight.bias + row);
+  // A zero is added too: no other kernel gives -0.
+  float value = sum + (weight.bias == nullptr ? 0.0f : unit.load(weight.bias + row));
   if (glu != ops::UnaryOp::none) {
     const float linear =
-        second.bias == nullptr ? second_sum : second_sum + unit.load(second.bias + row);
+        second_sum + (second.bias == nullptr ? 0.0f : unit.load(second.bias + row));
     value = apply(glu, value, 0.0f) * linear;
   }
   const int64_t at = token * weight.out_stride + row;

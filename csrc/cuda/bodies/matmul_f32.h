@@ -124,7 +124,8 @@ struct FloatRow {
     EFFINFER_UNROLL
     for (int j = 0; j < 4; ++j) {
       const int value = static_cast<int>(q >> 8 * j & 255) - part->format.zero;
-      out[j] = affine.scale * static_cast<float>(value) + affine.minimum;
+      // With the roundings of ops::unpack_row().
+      out[j] = unit.mul(affine.scale, static_cast<float>(value)) + affine.minimum;
     }
   }
 };

@@ -13,6 +13,33 @@ union StreamMemory {
   float sums[kTiles * kTileTokens][kStreamRows];
 };
 
+// Moves a warp's sums to shared memory, in place of its activations.
+template <int kTiles, class Unit>
+EFFINFER_DEVICE void store_sums(Unit& unit, const StreamSums<kTiles>& sums,
+                                StreamMemory<kTiles>& memory) {
+  unit.sync_warp();  // all have read the activations
+  const int g = unit.lane / 4;
+  const int t = unit.lane % 4;
+  EFFINFER_UNROLL
+  for (int tile = 0; tile < kTiles; ++tile) {
+    EFFINFER_UNROLL
+    for (int i = 0; i < 2; ++i) {
+      const float (&of)[2][4] = sums.values[tile];
+      *reinterpret_cast<Quad*>(&memory.sums[tile * kTileTokens + 2 * t + i][4 * g]) = {
+          bits_of(of[0][i]), bits_of(of[0][2 + i]), bits_of(of[1][i]), bits_of(of[1][2 + i])};
+    }
+  }
+}
+
+// The lane's rows in group `index` of a weight.
+EFFINFER_DEVICE GroupPlace group_place(const MatmulWeight& weight, int index, int64_t header_bytes,
+                                       int lane) {
+  // A unit's second group that is none repeats the first, and nobody takes its sums.
+  const int last = weight.groups - 1;
+  const uint8_t* group = weight.data + (index < last ? index : last) * weight.group_bytes;
+  return {group + lane / 4 % 4 * 8, group + header_bytes};
+}
+
 template <ops::PackedFormat kFormat, int kTiles, int kAhead, int kBlocks>
 struct StreamMatmul {
   static constexpr const char* kName = "stream_matmul";
@@ -70,12 +97,8 @@ struct StreamMatmul {
                                              int lane) {
     const int half = lane / 16;
     const bool gated = p.glu != ops::UnaryOp::none;
-    const MatmulWeight& weight = gated ? p.parts[half].weight : part.weight;
-    const int wanted = gated ? unit : 2 * unit + half;
-    // A second group that is none repeats the first, and nobody takes its sums.
-    const int index = wanted < weight.groups ? wanted : weight.groups - 1;
-    const uint8_t* group = weight.data + index * weight.group_bytes;
-    return {group + lane / 4 % 4 * 8, group + p.header_bytes};
+    return group_place(gated ? p.parts[half].weight : part.weight, gated ? unit : 2 * unit + half,
+                       p.header_bytes, lane);
   }
 
   template <class Unit>
@@ -89,18 +112,7 @@ struct StreamMatmul {
     StreamProduct<kFormat, kTiles, kAhead>::run(unit, p, group_of(p, *place.part, mine, unit.lane),
                                                 p.x + place.first_token * p.x_row_bytes,
                                                 place.num_tokens, first, last, memory.tokens, sums);
-    unit.sync_warp();  // all have read the activations
-    const int g = unit.lane / 4;
-    const int t = unit.lane % 4;
-    EFFINFER_UNROLL
-    for (int tile = 0; tile < kTiles; ++tile) {
-      EFFINFER_UNROLL
-      for (int i = 0; i < 2; ++i) {
-        const float (&of)[2][4] = sums.values[tile];
-        *reinterpret_cast<Quad*>(&memory.sums[tile * kTileTokens + 2 * t + i][4 * g]) = {
-            bits_of(of[0][i]), bits_of(of[0][2 + i]), bits_of(of[1][i]), bits_of(of[1][2 + i])};
-      }
-    }
+    store_sums(unit, sums, memory);
   }
 
   // Adds the slices of the block's unit `index` and writes its outputs.

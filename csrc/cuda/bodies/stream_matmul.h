@@ -14,13 +14,10 @@
 // in the grid: all but one find the weights in the L2 cache.
 //
 // Weights go from memory to registers, 16 bytes a lane and load, kDepth superblocks ahead.
-// Activations lie in shared memory, a superblock of each token at a time, each warp's own:
+// Activations lie in shared memory, a superblock at a time (stream_tokens.h).
 //
-//   token's 128 bytes    32 bytes of step s at place s ^ (token % 4): the 32 lanes' reads of 8
-//                        bytes, of 8 tokens each, then meet all banks evenly
-//
-// Instructions of a warp for a superblock of 32 rows and one tile, in the machine code for sm_90, and
-// the issue slots that an H100 has for them while it reads the weights at 3 TB/s (1.75 GHz):
+// Instructions of a warp for a superblock of 32 rows and one tile, in the machine code for sm_90,
+// and the issue slots that an H100 has for them while it reads the weights at 3 TB/s (1.75 GHz):
 //
 //   q4_0 182 of 355    q4_k 246 of 355    q5_k 337 of 435    q6_k 307 of 515
 //   q8_0 228 of 670    bf16 135 of 1260
@@ -33,6 +30,7 @@
 
 #include "cuda/bodies/dequant.h"
 #include "cuda/bodies/matmul_epilogue.h"
+#include "cuda/bodies/stream_tokens.h"
 #include "cuda/bodies/weight_scales.h"
 #include "cuda/unit.h"
 
@@ -40,7 +38,6 @@ namespace effinfer::cuda {
 
 inline constexpr int kStreamWarps = 8;
 inline constexpr int kStreamRows = 32;
-inline constexpr int kTileTokens = 8;
 
 struct StreamPart {
   MatmulWeight weight;
@@ -71,65 +68,6 @@ constexpr int stream_slice_bits(int64_t units, int64_t superblocks) {
   while (superblocks >> bits == 0) --bits;
   return bits;
 }
-
-// The activations of a warp: two superblocks of its tokens, of which one is on its way.
-template <int kTiles>
-struct StreamTokens {
-  static constexpr int kTokens = kTiles * kTileTokens;
-  alignas(128) uint8_t bytes[2][kTokens * ops::kSuperblock * 2];
-
-  // Zeros for the tokens from `count` on, for good.
-  template <class Unit>
-  EFFINFER_DEVICE void clear(const Unit& unit, int count) {
-    for (int i = count * 8 + unit.lane; i < kTokens * 8; i += kWarp) {
-      *reinterpret_cast<Quad*>(bytes[0] + i * 16) = {};
-      *reinterpret_cast<Quad*>(bytes[1] + i * 16) = {};
-    }
-  }
-
-  // The B fragment of a step: four k of token g of a tile.
-  EFFINFER_DEVICE void fragment(int superblock, int tile, int step, int g, int t,
-                                uint32_t (&b)[2]) const {
-    const uint8_t* from =
-        bytes[superblock & 1] + (tile * kTileTokens + g) * 128 + (step ^ (g % 4)) * 32 + t * 8;
-    memcpy(b, __builtin_assume_aligned(from, 8), 8);
-  }
-};
-
-// What a lane copies of the activations of tokens x[0 .. count): 16 bytes of a superblock of tokens
-// lane / 8, lane / 8 + 4, ..., which have one order of steps.
-template <int kTiles>
-struct TokenCopies {
-  const uint8_t* from;  // in the next superblock
-  int64_t four_rows;    // bytes between its tokens
-  int offset;           // in shared memory
-  int tokens;           // that it copies
-  int next;             // superblock
-
-  template <class Unit>
-  EFFINFER_DEVICE TokenCopies(const Unit& unit, const uint8_t* x, int64_t row_bytes, int count,
-                              int superblock)
-      : four_rows(4 * row_bytes), next(superblock) {
-    const int piece = unit.lane % 8;
-    const int first = unit.lane / 8;
-    from = x + superblock * (ops::kSuperblock * 2) + first * row_bytes + piece * 16;
-    offset = first * 128 + ((piece / 2) ^ first) * 32 + piece % 2 * 16;
-    tokens = (count - first + 3) / 4;
-  }
-
-  // Puts the next superblock on its way.
-  template <class Unit>
-  EFFINFER_DEVICE void fetch(Unit& unit, StreamTokens<kTiles>& out) {
-    uint8_t* to = out.bytes[next & 1] + offset;
-    EFFINFER_UNROLL
-    for (int i = 0; i < kTiles * kTileTokens / 4; ++i) {
-      if (i < tokens) unit.copy_async(to + i * (4 * 128), from + i * four_rows);
-    }
-    unit.commit();
-    from += ops::kSuperblock * 2;
-    ++next;
-  }
-};
 
 // Where a row group lies, of the lane's rows 4 quad .. 4 quad + 3.
 struct GroupPlace {

@@ -1,0 +1,283 @@
+// Ternary weights times int8_token operands: exact integer sums by the tensor cores, then the float
+// operations of ops/matmul.h in their order, so that the bits are those of every other kernel.
+//
+// A block of threads takes a unit as in stream_matmul.h, 32 rows, and its eight warps take turns at
+// the blocks of 256 k. Sums of rows with one scale are added at the end, in any order: they are
+// integers. Where scales differ between blocks, eight blocks' sums go through shared memory at a
+// time and a thread a row and token scales and adds them in order.
+//
+// 2 KB of weights a warp are in flight while the 2 KB before them are multiplied. Of t2 512 bytes
+// of a warp take 48 instructions, where an H100 that reads 3 TB/s has 158 issue slots: memory
+// bounds it. t1_6 takes 167, and a quarter of its lanes' last loads are empty (13 lines in 4 x 4):
+// instructions bound it, at the speed of t2 about, so t2 is the packing for a GPU unless memory is
+// short.
+#pragma once
+
+#include <cmath>
+
+#include "cuda/bodies/matmul_epilogue.h"
+#include "cuda/bodies/ternary_digits.h"
+#include "cuda/unit.h"
+#include "ops/operand.h"
+#include "ops/packed_weight.h"
+
+namespace effinfer::cuda {
+
+struct TernaryParams {
+  const uint8_t* x = nullptr;
+  int64_t x_row_bytes = 0;
+  int32_t padded = 0;  // columns
+  int32_t tokens = 0;
+  int32_t token_blocks = 0;
+  int32_t blocks = 0;  // of 256 k
+  int32_t units = 0;   // of all parts
+  ops::UnaryOp glu = ops::UnaryOp::none;
+  bool row_scales = false;  // ScaleKind::row
+  int64_t header_bytes = 0;
+  int64_t tail_offset = 0;  // of the scales of blocks in a group
+  MatmulWeight parts[ops::kMaxMatmulParts];
+  OperandOut operand;
+};
+
+template <ops::QuantBits kBits, int kTiles>
+struct TernaryMatmul {
+  static constexpr const char* kName = "matmul_ternary";
+  static constexpr int kWarps = 8;
+  static constexpr int kThreads = kWarps * kWarp;
+  static constexpr int kMinBlocks = 2;
+  static constexpr int kTokens = kTiles * 8;
+  static constexpr int kRows = 32;
+  // Of a token: a block's 256 bytes, and 16 so that eight tokens' dwords lie in all banks.
+  static constexpr int kTokenBytes = 256 + 16;
+  using Params = TernaryParams;
+  using Lines = TernaryLines<kBits>;
+  struct Shared {
+    alignas(16) uint8_t tokens[kWarps][2][kTokens * kTokenBytes];
+    alignas(16) int32_t sums[kWarps][kTokens][kRows];
+  };
+
+  template <class Unit>
+  EFFINFER_DEVICE static void run(Unit& unit, const Params& p, Shared& shared) {
+    Place place = find(unit, p);
+    const bool by_blocks = !(is_uniform(unit, p, place, 0) && is_uniform(unit, p, place, 1));
+    const int t = unit.lane % 4;
+    const uint8_t* lines =
+        group_of(p, place, unit.lane / 16) + p.header_bytes + t * 64 + unit.lane / 4 % 4 * 16;
+    int32_t sums[kTiles][2][4] = {};
+    Result results[kTiles] = {};
+    Lines next;
+    if (unit.warp < p.blocks) fetch(unit, p, place, lines, unit.warp, shared, next);
+    for (int first = 0; first < p.blocks; first += kWarps) {
+      const int block = first + unit.warp;
+      if (block < p.blocks) {
+        const Lines now = next;
+        unit.template wait<0>();
+        unit.sync_warp();  // all have read what the next copies replace
+        if (block + kWarps < p.blocks) {
+          fetch(unit, p, place, lines, block + kWarps, shared, next);
+        }
+        multiply(unit, now, lines_of(p, block), shared.tokens[unit.warp][buffer_of(block)], sums);
+      }
+      if (by_blocks) {
+        store(unit, sums, shared.sums[unit.warp]);
+        unit.sync();
+        add_blocks(unit, p, place, first, shared, results);
+        unit.sync();
+      }
+    }
+    if (!by_blocks) {
+      store(unit, sums, shared.sums[unit.warp]);
+      unit.sync();
+      add_warps(unit, shared, results);
+    }
+    finish(unit, p, place, results);
+  }
+
+ private:
+  struct Place {
+    const MatmulWeight* part;
+    int unit;
+    int first_token;
+    int num_tokens;
+  };
+  // Of a row and a token: the sum of digits, and what the blocks with scales of their own add up
+  // to.
+  struct Result {
+    int32_t digits;
+    float scaled;
+  };
+
+  EFFINFER_DEVICE static int units_of(const MatmulWeight& part) { return (part.groups + 1) / 2; }
+
+  template <class Unit>
+  EFFINFER_DEVICE static Place find(const Unit& unit, const Params& p) {
+    const int first = unit.block % p.token_blocks * kTokens;
+    int index = unit.block / p.token_blocks;
+    const MatmulWeight* part = p.parts;
+    if (p.glu == ops::UnaryOp::none) {
+      while (index >= units_of(*part)) index -= units_of(*part++);
+    }
+    return {part, index, first, p.tokens - first < kTokens ? p.tokens - first : kTokens};
+  }
+
+  // Half `half` of a unit: the second group of its part, or with GLU the group of the second part.
+  EFFINFER_DEVICE static const uint8_t* group_of(const Params& p, const Place& place, int half) {
+    const bool gated = p.glu != ops::UnaryOp::none;
+    const MatmulWeight& weight = gated ? p.parts[half] : *place.part;
+    const int wanted = gated ? place.unit : 2 * place.unit + half;
+    const int index = wanted < weight.groups ? wanted : weight.groups - 1;
+    return weight.data + index * weight.group_bytes;
+  }
+  template <class Unit>
+  EFFINFER_DEVICE static bool is_uniform(Unit& unit, const Params& p, const Place& place,
+                                         int half) {
+    if (p.row_scales) return true;
+    return unit.load(reinterpret_cast<const int32_t*>(group_of(p, place, half) + 64)) != 0;
+  }
+
+  EFFINFER_DEVICE static int buffer_of(int block) { return block / kWarps % 2; }
+  EFFINFER_DEVICE static int dwords_of(const Params& p, int block) {
+    const int left = p.padded / 4 - block * 64;
+    return left < 64 ? left : 64;
+  }
+  EFFINFER_DEVICE static int lines_of(const Params& p, int block) {
+    return static_cast<int>(ops::ternary_lines(kBits, dwords_of(p, block)));
+  }
+
+  // Puts a block's activations on their way, and its weights.
+  template <class Unit>
+  EFFINFER_DEVICE static void fetch(Unit& unit, const Params& p, const Place& place,
+                                    const uint8_t* lines, int block, Shared& shared, Lines& out) {
+    constexpr int kFull = static_cast<int>(ops::ternary_lines(kBits, 64));
+    out.load(unit, lines + int64_t{block} * (kFull * 64), lines_of(p, block), unit.lane % 4);
+    const int piece = unit.lane % 16;
+    uint8_t* to = shared.tokens[unit.warp][buffer_of(block)];
+    for (int token = unit.lane / 16; token < place.num_tokens; token += 2) {
+      if (piece * 4 >= dwords_of(p, block)) continue;
+      unit.copy_async(to + token * kTokenBytes + piece * 16,
+                      p.x + (place.first_token + token) * p.x_row_bytes + block * 256 + piece * 16);
+    }
+    unit.commit();
+  }
+
+  template <class Unit>
+  EFFINFER_DEVICE static void multiply(Unit& unit, const Lines& weights, int lines,
+                                       const uint8_t* tokens, int32_t (&sums)[kTiles][2][4]) {
+    constexpr int kSteps = Lines::kSteps;
+    const uint8_t* mine = tokens + unit.lane / 4 * kTokenBytes + unit.lane % 4 * 4;
+    EFFINFER_UNROLL
+    for (int u = 0; u < 4; ++u) {
+      if (4 * u >= lines) continue;
+      uint32_t digits[4][2 * kSteps];
+      EFFINFER_UNROLL
+      for (int row = 0; row < 4; ++row) weights.digits(u, row, digits[row]);
+      EFFINFER_UNROLL
+      for (int s = 0; s < kSteps; ++s) {
+        EFFINFER_UNROLL
+        for (int tile = 0; tile < kTiles; ++tile) {
+          uint32_t b[2] = {};
+          EFFINFER_UNROLL
+          for (int i = 0; i < 2; ++i) {
+            // Dwords beyond a block, if any, are multiplied by digits of 0.
+            if (2 * s + i >= Lines::kFields) continue;
+            memcpy(&b[i], mine + tile * 8 * kTokenBytes + ((2 * s + i) * lines + 4 * u) * 4, 4);
+          }
+          EFFINFER_UNROLL
+          for (int pair = 0; pair < 2; ++pair) {
+            unit.mma_s8(sums[tile][pair],
+                        {digits[2 * pair][2 * s], digits[2 * pair + 1][2 * s],
+                         digits[2 * pair][2 * s + 1], digits[2 * pair + 1][2 * s + 1]},
+                        b);
+          }
+        }
+      }
+    }
+  }
+
+  // Moves a warp's sums to shared memory.
+  template <class Unit>
+  EFFINFER_DEVICE static void store(const Unit& unit, int32_t (&sums)[kTiles][2][4],
+                                    int32_t (&out)[kTokens][kRows]) {
+    const int g = unit.lane / 4;
+    const int t = unit.lane % 4;
+    EFFINFER_UNROLL
+    for (int tile = 0; tile < kTiles; ++tile) {
+      EFFINFER_UNROLL
+      for (int i = 0; i < 8; ++i) {
+        int32_t& sum = sums[tile][i / 4][i % 4];
+        out[tile * 8 + 2 * t + i % 2][4 * g + i / 4 * 2 + i % 4 / 2] = sum;
+        sum = 0;
+      }
+    }
+  }
+
+  // A thread has row thread % 32 of tokens thread / 32 + 8 tile.
+  template <class Unit>
+  EFFINFER_DEVICE static void add_warps(const Unit& unit, const Shared& shared,
+                                        Result (&results)[kTiles]) {
+    EFFINFER_UNROLL
+    for (int tile = 0; tile < kTiles; ++tile) {
+      for (int warp = 0; warp < kWarps; ++warp) {
+        results[tile].digits += shared.sums[warp][tile * 8 + unit.warp][unit.lane];
+      }
+    }
+  }
+
+  template <class Unit>
+  EFFINFER_DEVICE static void add_blocks(Unit& unit, const Params& p, const Place& place,
+                                         int first_block, const Shared& shared,
+                                         Result (&results)[kTiles]) {
+    const uint8_t* scales = group_of(p, place, unit.lane / 16) + p.tail_offset;
+    for (int i = 0; i < kWarps && first_block + i < p.blocks; ++i) {
+      const int block = first_block + i;
+      const float d = unit.from_f16(
+          unit.load(reinterpret_cast<const uint16_t*>(scales) + block * 16 + unit.lane % 16));
+      EFFINFER_UNROLL
+      for (int tile = 0; tile < kTiles; ++tile) {
+        const int token = tile * 8 + unit.warp;
+        if (token >= place.num_tokens) continue;
+        const int32_t digits = shared.sums[i][token][unit.lane];
+        const int32_t ones = unit.load(token_tail(p, place, token) + 2 + block);
+        results[tile].digits += digits;
+        results[tile].scaled = fmaf(static_cast<float>(digits - ones), d, results[tile].scaled);
+      }
+    }
+  }
+
+  // What follows the bytes of a token: its scale, the sum of its values, that of each block.
+  EFFINFER_DEVICE static const int32_t* token_tail(const Params& p, const Place& place, int token) {
+    return reinterpret_cast<const int32_t*>(p.x + (place.first_token + token) * p.x_row_bytes +
+                                            p.padded);
+  }
+
+  template <class Unit>
+  EFFINFER_DEVICE static void finish(Unit& unit, const Params& p, const Place& place,
+                                     const Result (&results)[kTiles]) {
+    const bool gated = p.glu != ops::UnaryOp::none;
+    const int half = unit.lane / 16;
+    const uint8_t* group = group_of(p, place, half);
+    const float d = unit.load(reinterpret_cast<const float*>(group) + unit.lane % 16);
+    const bool uniform = is_uniform(unit, p, place, half);
+    const int row = gated ? place.unit * 16 + unit.lane % 16 : place.unit * kRows + unit.lane;
+    for (int tile = 0; tile < kTiles; ++tile) {
+      const int token = tile * 8 + unit.warp;
+      if (token >= place.num_tokens) continue;
+      const int32_t* tail = token_tail(p, place, token);
+      const float scale = float_of(static_cast<uint32_t>(unit.load(tail)));
+      const auto sum = static_cast<float>(results[tile].digits - unit.load(tail + 1));
+      const float value =
+          uniform ? unit.mul(sum, unit.mul(scale, d)) : unit.mul(results[tile].scaled, scale);
+      const float second = unit.shfl_xor(value, 16);
+      if ((gated && half == 1) || row >= place.part->rows) continue;
+      finish_output(unit, *place.part, p.parts[1], p.glu, p.operand, place.first_token + token, row,
+                    value, second);
+    }
+    const int units = gated ? place.part->groups : units_of(*place.part);
+    if (place.unit + 1 == units) {
+      pad_operand(unit, p.operand, place.part->rows, place.first_token,
+                  place.first_token + place.num_tokens, unit.thread, kThreads);
+    }
+  }
+};
+
+}  // namespace effinfer::cuda

@@ -1,0 +1,59 @@
+// Packed ternary weights (ops/packed_weight.h) as A fragments of mma.m16n8k32, as they lie.
+//
+// As in dequant.h lane (g, t) reads the 16 bytes of four rows in the lines of its t. A dword of
+// digits and one of activations hold the same four k, which is what a register of an A and of a B
+// fragment of mma.m16n8k32 is:
+//
+//   line i = 4 u + t, field f     dword f L + i of a block of 64, L its lines
+//   a product                     two fields of two rows: registers 0, 1 are field 2 s of rows 2 p
+//                                 and 2 p + 1, registers 2, 3 field 2 s + 1
+#pragma once
+
+#include "cuda/unit.h"
+#include "ops/packed_weight.h"
+
+namespace effinfer::cuda {
+
+// The lines of a block that a lane reads, and their digits.
+template <ops::QuantBits kBits>
+struct TernaryLines {
+  static constexpr int kFields = kBits == ops::QuantBits::t2 ? 4 : 5;
+  static constexpr int kSteps = (kFields + 1) / 2;
+  Quad quads[4];
+
+  // `first` is line t of the block.
+  template <class Unit>
+  EFFINFER_DEVICE void load(Unit& unit, const uint8_t* first, int lines, int t) {
+    EFFINFER_UNROLL
+    for (int u = 0; u < 4; ++u) {
+      quads[u] = {};
+      if (4 * u + t < lines) {
+        quads[u] = unit.load_once(reinterpret_cast<const Quad*>(first + u * 256));
+      }
+    }
+  }
+
+  EFFINFER_DEVICE void digits(int u, int row, uint32_t (&out)[2 * kSteps]) const {
+    const uint32_t word = quads[u].words[row];
+    if constexpr (kBits == ops::QuantBits::t2) {
+      EFFINFER_UNROLL
+      for (int f = 0; f < 4; ++f) out[f] = word >> 2 * f & 0x03030303u;
+    } else {
+      // The upper byte of three times a byte is its digit, the lower one the next byte: two bytes
+      // at a time, with room for their products.
+      uint32_t even = word & 0x00ff00ffu;
+      uint32_t odd = word >> 8 & 0x00ff00ffu;
+      EFFINFER_UNROLL
+      for (int f = 0; f < 5; ++f) {
+        even *= 3;
+        odd *= 3;
+        out[f] = (even >> 8 & 0x00030003u) | (odd & 0x03000300u);
+        even &= 0x00ff00ffu;
+        odd &= 0x00ff00ffu;
+      }
+      out[5] = 0;
+    }
+  }
+};
+
+}  // namespace effinfer::cuda
