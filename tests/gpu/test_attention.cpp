@@ -1,5 +1,6 @@
 // Attention over pages on the GPU against float64, and the bits of rows that share calls.
 #include "gpu/attention_batch.h"
+#include "gpu/mutations.h"
 
 namespace effinfer {
 namespace {
@@ -227,6 +228,16 @@ TEST("a window and sinks far apart") {
   CHECK(same(whole, batch.run({.shares = 1000})));
 }
 
+TEST("more partial results than a warp has lanes") {
+  Cache cache({DType::bf16, 16, 1, 2}, 52);
+  const int long_one = cache.add(34 * 256 - 5);
+  cache.upload();
+  const Batch batch(cache, {}, {{long_one, 34 * 256 - 5, 2}});
+  const Results whole = batch.run({.shares = 1});
+  check_batch(cache, {}, batch, whole, DType::f32);
+  CHECK(same(whole, batch.run({.shares = 1000})));
+}
+
 TEST("queries that are rounded") {
   for (const DType kv : {DType::bf16, DType::f16, DType::i8}) {
     Cache cache({kv, 64, 1, 2}, 61);
@@ -338,6 +349,26 @@ TEST("operands") {
   Results rounded = batch.run({.operand = ops::Arithmetic::bf16});
   for (size_t i = 0; i < plain.out.size(); ++i) {
     CHECK_EQ(rounded.out[i], bf16_to_f32(f32_to_bf16(plain.out[i])));
+  }
+}
+
+TEST("every barrier is needed") {
+  for (const DType kv : {DType::bf16, DType::f16, DType::f32}) {
+    // One merges more partial results than its factors are made of at once.
+    const int32_t length = kv == DType::bf16 ? 33 * 256 : 600;
+    Cache cache({kv, 16, 1, 2}, 111);
+    const int s = cache.add(length);
+    cache.upload();
+    const Batch batch(cache, {}, {{s, length, 2}});
+    const Results right = batch.run();
+    const auto is_right = [&] { return same(right, batch.run({.shares = 1000})); };
+    if (kv == DType::bf16) {
+      expect_every_barrier_matters(is_right);
+      continue;
+    }
+    for (const cuda::host::Site& site : needless_barriers(is_right, 4)) {
+      CHECK(site.file.find("attention_merge.h") != std::string::npos);
+    }
   }
 }
 
