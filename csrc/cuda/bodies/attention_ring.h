@@ -77,19 +77,21 @@ class BlockRing {
   // The next part on its way.
   EFFINFER_DEVICE void fetch(const ChunkPass& pass) {
     auto& slot = shared_.ring[unit_.warp][ahead_.slot];
-    if (pass.chunk >= 0 && ahead_.block < kBlocks) {
-      const int index = unit_.warp * kBlocks + ahead_.block;
-      shared_.fetch.fetch_keys(unit_, pass, index, ahead_.column, slot);
+    const bool of_values = ahead_.block == kBlocks;
+    if (pass.chunk >= 0) {
+      const int index = of_values ? ahead_.column : unit_.warp * kBlocks + ahead_.block;
+      const int column = of_values ? unit_.warp : ahead_.column;
+      shared_.fetch.fetch(unit_, pass, of_values, index, column, slot);
       if constexpr (KvBlock<kType>::kScaled) {
-        auto& scales = shared_.scales[unit_.warp][ahead_.block];
-        if (ahead_.column == 0) shared_.fetch.fetch_scales(unit_, pass, index, scales);
+        if (!of_values && column == 0) {
+          auto& scales = shared_.scales[unit_.warp][ahead_.block];
+          shared_.fetch.fetch_scales(unit_, pass, index, scales);
+        }
       }
-    } else if (pass.chunk >= 0) {
-      shared_.fetch.fetch_values(unit_, pass, ahead_.column, unit_.warp, slot);
     }
     unit_.commit();
     ahead_.slot = (ahead_.slot + 1) % kRing;
-    if (++ahead_.column < (ahead_.block < kBlocks ? columns_ : kChunkBlocks)) return;
+    if (++ahead_.column < (of_values ? kChunkBlocks : columns_)) return;
     ahead_.column = 0;
     if (++ahead_.block <= kBlocks) return;
     ahead_.block = 0;

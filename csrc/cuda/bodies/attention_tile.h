@@ -104,16 +104,7 @@ class AttentionTileRun {
     float max[2];
     {
       Scores scores = {};
-      EFFINFER_UNROLL
-      for (int block = 0; block < kBlocks; ++block) {
-        const bool visited = Fetch<kType>::is_visited(now, unit_.warp * kBlocks + block);
-        for (int column = 0; column < ring_.columns(); ++column) {
-          const auto& keys = ring_.take(now, next);
-          if (!visited) continue;
-          Multiply::add_scores(unit_, shared_.operands, keys, 2 * column,
-                               p_.k.dims / 16 - 2 * column, scores[block]);
-        }
-      }
+      add_scores(now, next, scores);
       set_logits(now, scores);
       Softmax::share_max(unit_, scores, shared_.softmax);
       unit_.sync();
@@ -135,6 +126,20 @@ class AttentionTileRun {
     }
     ring_.end_pass();
     if (next.chunk != now.chunk) end_chunk(now.chunk);
+  }
+
+  // Products of the queries with the warp's blocks of keys.
+  EFFINFER_DEVICE void add_scores(const ChunkPass& now, const ChunkPass& next, Scores& scores) {
+    EFFINFER_UNROLL
+    for (int block = 0; block < kBlocks; ++block) {
+      const bool visited = Fetch<kType>::is_visited(now, unit_.warp * kBlocks + block);
+      for (int column = 0; column < ring_.columns(); ++column) {
+        const auto& keys = ring_.take(now, next);
+        if (!visited) continue;
+        Multiply::add_scores(unit_, shared_.operands, keys, 2 * column, p_.k.dims / 16 - 2 * column,
+                             scores[block]);
+      }
+    }
   }
 
   EFFINFER_DEVICE void set_logits(const ChunkPass& pass, Scores& scores) {
@@ -201,7 +206,7 @@ class AttentionTileRun {
     EFFINFER_UNROLL
     for (int i = 0; i < 4; ++i) {
       EFFINFER_UNROLL
-      for (int j = 0; j < 4; ++j) chunk_values_[i][j] = 0.0f;
+      for (int r = 0; r < 4; ++r) chunk_values_[i][r] = 0.0f;
     }
     chunk_rows_[0] = chunk_rows_[1] = RowState{};
   }

@@ -86,7 +86,7 @@ struct ChunkSoftmax {
       EFFINFER_UNROLL
       for (int t = 0; t < 8; ++t) {
         float& x = at(block, t, r);
-        x = rounded_product(tanhf(x * inverse), soft_cap);
+        x = rounded_product(tanhf(rounded_product(x, inverse)), soft_cap);
       }
     }
     if (row.slope != 0.0f) {
