@@ -17,6 +17,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
+#include <functional>
 #include <set>
 #include <source_location>
 #include <string>
@@ -206,6 +207,14 @@ struct Progress {
   bool has_acquired = false;  // by a fence after an atomic_add
 };
 
+// Cycles that shared memory was busy, and how many would have been enough for any layout of what
+// was accessed.
+struct Banks {
+  uint64_t cycles = 0;
+  uint64_t least = 0;
+  std::string worst;  // the instruction that most of the others are for
+};
+
 // Of the host's thread that runs a launch.
 class Observer {
  public:
@@ -223,8 +232,12 @@ class Observer {
   virtual void loads(const Progress& thread, const void* from, size_t bytes) = 0;
   virtual void begins_copy(const Progress& thread, void* to, size_t bytes) = 0;
   virtual void ends_copy(const Progress& thread, void* to, size_t bytes) = 0;
+  virtual void block_ends() = 0;
   // What was wrong since the launch began, or nothing.
   virtual std::string complaint() = 0;
+  // Of what follows, until taken.
+  virtual void count_banks() = 0;
+  virtual Banks take_banks() = 0;
 };
 
 // Each thread of the host has its own. Without any nobody watches.
@@ -233,5 +246,8 @@ void set_observer(Observer& (*of_this_thread)());
 // are ordered.
 enum class Races : uint8_t { none, of_block, all };
 Races detected_races();
+
+// Of the launches in `body`. Zeros where not all races are detected.
+Banks count_banks(const std::function<void()>& body);
 
 }  // namespace effinfer::cuda::host

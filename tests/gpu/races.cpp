@@ -14,12 +14,14 @@
 #include <cstdint>
 #include <cstdio>
 #include <memory>
+#include <optional>
 #include <string>
 #include <unordered_map>
 #include <utility>
 #include <vector>
 
 #include "cuda/unit.h"
+#include "gpu/banks.h"
 #include "gpu/fiber.h"
 #include "gpu/host_unit.h"
 
@@ -29,6 +31,12 @@ namespace {
 constexpr size_t kPage = 4096;
 // More than that is given back between launches.
 constexpr size_t kPagesKept = 512;
+
+// Stand for instructions that are not the program's own.
+const char kReads = 0;
+const char kCopies = 1;
+
+std::string place_of(const void* caller);
 
 // Who touched a byte, and when. Runs of blocks are numbered from 1 on, through all launches.
 struct Access {
@@ -84,7 +92,21 @@ class Detector final : public Observer {
     shared_size_ = bytes;
   }
   void resumes(const Progress* thread) override;
-  void passes_sync(uint32_t, const Where& where) override { syncs_.push_back(where); }
+  void passes_sync(uint32_t, const Where& where) override {
+    syncs_.push_back(where);
+    if (banks_) banks_->pass_barrier();
+  }
+  void block_ends() override {
+    if (banks_) banks_->pass_barrier();
+  }
+  void count_banks() override { banks_.emplace(); }
+  Banks take_banks() override {
+    return std::exchange(banks_, {})->total([](const void* instruction) {
+      return instruction == &kReads    ? "ldmatrix"
+             : instruction == &kCopies ? "copy_async"
+                                       : place_of(instruction);
+    });
+  }
   void releases(const Progress& thread) override {
     Fences& mine = fences_.back();
     mine.released_syncs = std::max(mine.released_syncs, thread.fence_syncs);
@@ -94,6 +116,7 @@ class Detector final : public Observer {
     fences_.back().acquired_syncs = std::min(fences_.back().acquired_syncs, thread.syncs);
   }
   void reads(const Progress& thread, const void* from, size_t bytes) override {
+    use_banks(thread, from, bytes, &kReads);
     touch(thread, from, bytes, false, nullptr);
   }
   void loads(const Progress& thread, const void* from, size_t bytes) override {
@@ -104,6 +127,7 @@ class Detector final : public Observer {
     });
   }
   void begins_copy(const Progress& thread, void* to, size_t bytes) override {
+    use_banks(thread, to, bytes, &kCopies);
     touch(thread, to, bytes, true, nullptr);
     await_copy(to, bytes, true);
   }
@@ -114,6 +138,11 @@ class Detector final : public Observer {
   std::string complaint() override { return complaint_; }
 
   void touch(const Progress& thread, const void* place, size_t bytes, bool writes, void* caller);
+  // An access by an instruction of that address.
+  void use_banks(const Progress& thread, const void* place, size_t bytes, const void* instruction) {
+    const uintptr_t at = reinterpret_cast<uintptr_t>(place) - shared_;
+    if (banks_ && at < shared_size_) banks_->add(instruction, thread.thread, at, bytes);
+  }
 
  private:
   using Page = std::array<Word, kPage / kWord>;
@@ -178,6 +207,7 @@ class Detector final : public Observer {
   uintptr_t last_page_at_ = 0;
   Page* last_page_ = nullptr;
   std::string complaint_;
+  std::optional<BankCounter> banks_;  // while they are counted
 };
 
 // Whose instructions run; nobody's while the emulator works for them.
@@ -241,6 +271,17 @@ std::string Detector::since(const Access& access) const {
          std::to_string(where.line());
 }
 
+// The call before that address, for a shell.
+std::string place_of(const void* caller) {
+  Dl_info module;
+  if (dladdr(caller, &module) == 0) return "unknown";
+  const auto offset =
+      reinterpret_cast<uintptr_t>(caller) - reinterpret_cast<uintptr_t>(module.dli_fbase) - 1;
+  char text[32];
+  std::snprintf(text, sizeof text, " 0x%zx", static_cast<size_t>(offset));
+  return "addr2line -e " + std::string(module.dli_fname) + text;
+}
+
 void Detector::complain(uintptr_t at, const Access& before, const Access& now, const char* does,
                         const char* did, void* caller) {
   if (!complaint_.empty()) return;
@@ -249,14 +290,7 @@ void Detector::complain(uintptr_t at, const Access& before, const Access& now, c
                (is_shared ? "byte " + std::to_string(at - shared_) + " of shared memory"
                           : std::string("global memory")) +
                " that thread " + std::to_string(before.thread) + " " + did + since(before);
-  Dl_info module;
-  if (caller != nullptr && dladdr(caller, &module) != 0) {
-    const auto offset =
-        reinterpret_cast<uintptr_t>(caller) - reinterpret_cast<uintptr_t>(module.dli_fbase) - 1;
-    char text[32];
-    std::snprintf(text, sizeof text, " 0x%zx", static_cast<size_t>(offset));
-    complaint_ += " (addr2line -e " + std::string(module.dli_fname) + text + ")";
-  }
+  if (caller != nullptr) complaint_ += " (" + place_of(caller) + ")";
 }
 
 Observer& detector() {
@@ -275,6 +309,7 @@ inline void tell(const void* place, size_t bytes, bool writes, void* caller) {
   const auto frame = reinterpret_cast<uintptr_t>(__builtin_frame_address(0));
   if (reinterpret_cast<uintptr_t>(place) - frame < Fiber::kStackBytes) return;
   const Running mine = std::exchange(running, {});
+  mine.detector->use_banks(*mine.thread, place, bytes, caller);
   mine.detector->touch(*mine.thread, place, bytes, writes, caller);
   running = mine;
 }

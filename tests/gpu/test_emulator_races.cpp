@@ -187,6 +187,8 @@ TEST("barriers that nothing needs") {
   }
 }
 
+constexpr int kRacingBlocks = 3;
+
 // What the threads of two warps do, over numbers in shared and in global memory.
 template <class F>
 struct Racing {
@@ -206,17 +208,18 @@ struct Racing {
   }
 };
 
-constexpr int kRacingBlocks = 3;
+template <class F>
+std::vector<int> run_racing(F body) {
+  const DeviceArray<int> global(std::vector<int>(1024));
+  const std::unique_ptr<Queue> queue = make_queue(kGpu);
+  host::enqueue<Racing<F>>({body, global.data()}, kRacingBlocks, *queue);
+  queue->wait();
+  return global.values();
+}
 
 template <class F>
 bool races(F body) {
-  return !run_child([&] {
-            const DeviceArray<int> global(std::vector<int>(1024));
-            const std::unique_ptr<Queue> queue = make_queue(kGpu);
-            host::enqueue<Racing<F>>({body, global.data()}, kRacingBlocks, *queue);
-            queue->wait();
-            return true;
-          }).succeeded();
+  return !run_child([&] { return !run_racing(body).empty(); }).succeeded();
 }
 
 void skip_without_detection(host::Races needed = host::Races::of_block) {
@@ -319,6 +322,17 @@ TEST("races between blocks") {
   CHECK(!races([](auto& unit, auto&, int* global) { unit.atomic_add(&global[unit.lane], 1); }));
 }
 
+TEST("every barrier and fence of a sum over blocks matters") {
+  skip_without_detection(host::Races::all);
+  expect_every_barrier_matters([] {
+    const std::vector<int> global = run_racing(
+        [](auto& unit, auto& shared, int* numbers) { add_up<true, true>(unit, shared, numbers); });
+    bool right = true;
+    for (int i = 0; i < 64; ++i) right = right && global[512 + i] == kRacingBlocks * (63 - i);
+    return right;
+  });
+}
+
 TEST("load() of what the launch itself writes") {
   skip_without_detection(host::Races::all);
   CHECK(!races([](auto& unit, auto&, int* global) {
@@ -330,6 +344,66 @@ TEST("load() of what the launch itself writes") {
     unit.sync();
     unit.load(&global[unit.block * 64 + unit.thread]);
   }));
+}
+
+// Cycles of what one warp does.
+template <class F>
+uint64_t bank_cycles(F body) {
+  return host::count_banks([&] {
+           run_racing([&](auto& unit, auto& shared, int*) {
+             if (unit.block == 0 && unit.warp == 0) body(unit, shared.numbers);
+           });
+         })
+      .cycles;
+}
+
+TEST("bank conflicts") {
+  skip_without_detection(host::Races::all);
+  CHECK_EQ(bank_cycles([](auto& unit, int* numbers) { numbers[unit.lane] = 0; }), 1u);
+  CHECK_EQ(bank_cycles([](auto& unit, int* numbers) { numbers[unit.lane * 2] = 0; }), 2u);
+  CHECK_EQ(bank_cycles([](auto& unit, int* numbers) { unit.shfl(numbers[unit.lane % 2 * 32], 0); }),
+           2u);
+  // One word for all lanes, and one more time.
+  CHECK_EQ(bank_cycles([](auto& unit, int* numbers) {
+             for (int i = 0; i < 2; ++i) {
+               if (unit.lane == 0) numbers[5] = i;
+               unit.sync_warp();
+               unit.shfl(numbers[5], 0);
+               unit.sync_warp();
+             }
+           }),
+           4u);
+  // Four words of a lane that lie together are one access.
+  CHECK_EQ(bank_cycles([](auto& unit, int* numbers) {
+             if (unit.lane >= 16) return;
+             for (int i = 0; i < 4; ++i) numbers[unit.lane * 4 + i] = 0;
+           }),
+           2u);
+  // Rows of eight lanes at a time: 16 bytes apart they fill the banks, 32 apart two share each.
+  const auto rows = [](int apart) {
+    return [=](auto& unit, int* numbers) {
+      numbers[unit.lane] = numbers[unit.lane + 32] = 0;
+      unit.sync_warp();
+      uint32_t out[4];
+      unit.ldmatrix(out, numbers + unit.lane % 8 * apart);
+    };
+  };
+  CHECK_EQ(bank_cycles(rows(4)), 2u + 4u);
+  CHECK_EQ(bank_cycles(rows(8)), 2u + 8u);
+  const Case product;
+  const host::Banks banks = host::count_banks([&] { product.run<Bug::none>(); });
+  CHECK(banks.cycles > 0);
+  CHECK_EQ(banks.cycles, banks.least);
+  CHECK(banks.worst.empty());
+  const host::Banks bad = host::count_banks([] {
+    run_racing([](auto& unit, auto& shared, int*) { shared.bytes[unit.thread * 33 % 64] = 1; });
+    run_racing([](auto& unit, auto& shared, int*) { shared.numbers[unit.thread] = 1; });
+    run_racing([](auto& unit, auto& shared, int*) {
+      if (unit.warp == 0) shared.numbers[unit.lane * 2] = 1;
+    });
+  });
+  CHECK_EQ(bad.cycles, bad.least + 3u);  // of each of three blocks the last
+  CHECK_EQ(bad.worst.substr(0, 13), "addr2line -e ");
 }
 
 TEST("a race is told of with its place") {
