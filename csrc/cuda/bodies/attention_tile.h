@@ -9,7 +9,7 @@
 //
 // Both parts are 8 blocks of 32 tokens x 32 dims for each warp, whatever the head's dimension. A
 // warp's blocks come through a ring of its own in shared memory, without a barrier: the copies of
-// the next 7 blocks (14 KB of 16-bit numbers, of which an SM has 8 to 20 warps) are under way while
+// the next 7 blocks (14 KB of 16-bit numbers, of which an SM has 8 to 16 warps) are under way while
 // one is multiplied, over the ends of chunks and their barriers.
 //
 // A chunk's result is folded into what came before or stored for whoever ends the tile.
@@ -156,8 +156,9 @@ class AttentionTileRun {
       for (int r = 0; r < 2; ++r) {
         const TileRow row = shared_.rows[unit_.lane / 4 + 8 * r];
         uint32_t seen = 0;
-        if (is_active(row, pass.rank))
+        if (is_active(row, pass.rank)) {
           seen = visited & seen_places(shared_.visible, row.position, start);
+        }
         const float cap = p_.logits_soft_cap;
         Softmax::set_logits(scores[b], row, r, seen, start, cap, [&](float x, int t) {
           if constexpr (!KvBlock<kType>::kScaled) return x;
@@ -245,7 +246,7 @@ template <DType kType, int kWarps>
 struct AttentionKernel {
   static constexpr const char* kName = "attention";
   static constexpr int kThreads = kWarps * kWarp;
-  // As many as their shared memory lets an H100 hold: 8 to 12 warps, each with up to 14 KB of
+  // As many as shared memory lets an H100 hold: 8 to 12 warps, each with up to 14 KB of
   // copies under way, where 25 KB an SM keep its memory busy.
   static constexpr int kMinBlocks = kWarps == 2
                                         ? (kType == DType::f32 || kType == DType::i8 ? 4 : 5)
