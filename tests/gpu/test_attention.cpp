@@ -431,6 +431,21 @@ TEST("every barrier is needed") {
   }
 }
 
+TEST("shared memory has few conflicts of banks") {
+  if (cuda::host::detected_races() != cuda::host::Races::all) {
+    check::skip("conflicts are not counted in this build");
+  }
+  for (const DType kv : kKvTypes) {
+    Cache cache({kv, 64, 1, 8}, 121);
+    const int s = cache.add(1024);
+    cache.upload();
+    const Batch batch(cache, {}, {{s, 1024, 2}});
+    const cuda::host::Banks banks = cuda::host::count_banks([&] { batch.run({.shares = 1}); });
+    CHECK(banks.least > 0);
+    CHECK(banks.cycles <= banks.least + banks.least / 100);
+  }
+}
+
 TEST("what is not done is refused by name") {
   const auto refuses = [](const char* why, auto&& change) {
     ops::AttentionProblem p;
