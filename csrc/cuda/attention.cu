@@ -10,6 +10,7 @@ using ops::AttentionProblem;
 
 const char* rejects_keys(const AttentionProblem& p) {
   if (p.source != ops::KeySource::pages) return "keys are rows, not pages";
+  if (p.page_size != ops::kPageSize) return "pages are not of 64 tokens";
   const DType dtype = p.k.dtype;
   if (dtype != DType::f32 && dtype != DType::f16 && dtype != DType::bf16 && dtype != DType::i8) {
     return "kv_dtype is not f32, f16, bf16 or i8";

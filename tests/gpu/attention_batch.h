@@ -242,6 +242,26 @@ class Batch {
     num_blocks_ += static_cast<int32_t>(part.words.size()) / heads_.kv_heads;
   }
 
+  ops::AttentionShape shape(const Launch& how) const {
+    ops::AttentionShape shape;
+    shape.num_qo_heads = heads_.qo_heads();
+    shape.num_kv_heads = heads_.kv_heads;
+    shape.head_dim = heads_.dims;
+    shape.causal = rules_.causal;
+    shape.window_left = rules_.window_left;
+    shape.sink_tokens = rules_.sink_tokens;
+    shape.visits = list_words_ > 0;
+    shape.most_rows = 16;
+    shape.shares = how.shares;
+    return shape;
+  }
+  void set_rules(ops::AttentionProblem& p) const {
+    p.causal = rules_.causal;
+    p.window_left = rules_.window_left;
+    p.sink_tokens = rules_.sink_tokens;
+    p.sm_scale = 1.0f / std::sqrt(static_cast<float>(heads_.dims));
+    p.logits_soft_cap = rules_.soft_cap;
+  }
   ops::BatchLayout host_layout() const {
     ops::BatchLayout layout;
     layout.num_tokens = num_rows();
@@ -315,18 +335,8 @@ inline std::vector<float> rows_of(const std::vector<uint8_t>& bytes, const ops::
 }
 
 inline Results Batch::run(const Launch& how) const {
-  ops::AttentionShape shape;
-  shape.num_qo_heads = heads_.qo_heads();
-  shape.num_kv_heads = heads_.kv_heads;
-  shape.head_dim = heads_.dims;
-  shape.causal = rules_.causal;
-  shape.window_left = rules_.window_left;
-  shape.sink_tokens = rules_.sink_tokens;
-  shape.visits = list_words_ > 0;
-  shape.most_rows = 16;
-  shape.shares = how.shares;
   ops::AttentionWork work;
-  ops::plan_attention(shape, host_layout(), work);
+  ops::plan_attention(shape(how), host_layout(), work);
 
   const DeviceArray<int32_t> qo_indptr(qo_indptr_), kv_indptr(kv_indptr_), kv_indices(kv_indices_);
   const DeviceArray<int32_t> kv_len(kv_len_), tree_start(tree_start_), first_block(first_block_);
@@ -356,11 +366,7 @@ inline Results Batch::run(const Launch& how) const {
   p.batch.kv_len = kv_len.data();
   p.batch.ancestors = paths.data();
   p.batch.tree_start = tree_start.data();
-  p.causal = rules_.causal;
-  p.window_left = rules_.window_left;
-  p.sink_tokens = rules_.sink_tokens;
-  p.sm_scale = 1.0f / std::sqrt(static_cast<float>(heads_.dims));
-  p.logits_soft_cap = rules_.soft_cap;
+  set_rules(p);
   if (!rules_.slopes.empty()) p.alibi_slopes = slopes.data();
   if (!rules_.sinks.empty()) p.sink_logits = sinks.data();
   p.work = work;

@@ -1,5 +1,8 @@
 // Attention over pages on the GPU against float64, and the bits of rows that share calls.
+#include <array>
+
 #include "gpu/attention_batch.h"
+#include "gpu/mutations.h"
 
 namespace effinfer {
 namespace {
@@ -227,6 +230,16 @@ TEST("a window and sinks far apart") {
   CHECK(same(whole, batch.run({.shares = 1000})));
 }
 
+TEST("more partial results than a warp has lanes") {
+  Cache cache({DType::bf16, 16, 1, 2}, 52);
+  const int long_one = cache.add(34 * 256 - 5);
+  cache.upload();
+  const Batch batch(cache, {}, {{long_one, 34 * 256 - 5, 2}});
+  const Results whole = batch.run({.shares = 1});
+  check_batch(cache, {}, batch, whole, DType::f32);
+  CHECK(same(whole, batch.run({.shares = 1000})));
+}
+
 TEST("queries that are rounded") {
   for (const DType kv : {DType::bf16, DType::f16, DType::i8}) {
     Cache cache({kv, 64, 1, 2}, 61);
@@ -305,6 +318,60 @@ TEST("a row of a tree has the bits of its path") {
   }
 }
 
+// Any of the above in any company.
+class Random {
+ public:
+  explicit Random(uint32_t seed) : random_(seed) {}
+
+  void check() {
+    const Heads heads = {kKvTypes[below(4)], 16 * (1 + below(6)), 1 + below(2), 1 + below(9),
+                         std::array{DType::f32, DType::bf16, DType::f16}[below(3)]};
+    Rules rules;
+    if (below(2) == 0) rules.window_left = below(400);
+    if (rules.window_left >= 0 && below(2) == 0) rules.sink_tokens = below(100);
+    if (below(3) == 0) rules.soft_cap = 3.0f;
+    rules.causal = below(4) != 0;
+    for (int head = 0; head < heads.qo_heads() && below(8) != 0; ++head) {
+      if (head == 0 || !rules.slopes.empty()) rules.slopes.push_back(0.01f * below(20));
+    }
+    if (static_cast<int32_t>(rules.slopes.size()) < heads.qo_heads()) rules.slopes.clear();
+    Cache cache(heads, static_cast<uint32_t>(random_()));
+    std::vector<Part> parts;
+    for (int count = 1 + below(3); count > 0; --count) {
+      const int32_t length = 1 + below(700);
+      Part part = {cache.add(length), length, below(std::min(length, 20) + 1)};
+      if (below(2) == 0) grow_tree(part);
+      parts.push_back(part);
+    }
+    cache.upload();
+    const Batch batch(cache, rules, parts);
+    const Results whole = batch.run({.shares = 1});
+    check_batch(cache, rules, batch, whole, heads.q);
+    CHECK(same(whole, batch.run({.shares = 1 + below(20)})));
+  }
+
+ private:
+  int below(int count) { return static_cast<int>(random_() % static_cast<uint32_t>(count)); }
+
+  void grow_tree(Part& part) {
+    const int32_t nodes = part.rows + below(std::min(64 - part.rows, part.length - part.rows + 1));
+    part.tree_start = part.length - nodes;
+    std::vector<uint64_t> paths;
+    for (int32_t i = 0; i < nodes; ++i) {
+      const int parent = below(i + 1) - 1;
+      const uint64_t above = parent < 0 ? 0 : paths[static_cast<size_t>(parent)];
+      paths.push_back(above | uint64_t{1} << i);
+    }
+    part.paths = {paths.end() - part.rows, paths.end()};
+  }
+
+  std::mt19937 random_;
+};
+
+TEST("random batches") {
+  for (uint32_t seed = 0; seed < 20; ++seed) Random(seed).check();
+}
+
 TEST("lists of visits") {
   std::mt19937 random(91);
   for (const DType kv : {DType::bf16, DType::i8}) {
@@ -338,6 +405,44 @@ TEST("operands") {
   Results rounded = batch.run({.operand = ops::Arithmetic::bf16});
   for (size_t i = 0; i < plain.out.size(); ++i) {
     CHECK_EQ(rounded.out[i], bf16_to_f32(f32_to_bf16(plain.out[i])));
+  }
+}
+
+TEST("every barrier is needed") {
+  if (cuda::host::detected_races() == cuda::host::Races::none) {
+    check::skip("races are not detected in this build");
+  }
+  for (const DType kv : {DType::bf16, DType::f16, DType::f32}) {
+    // One merges more partial results than its factors are made of at once.
+    const int32_t length = kv == DType::bf16 ? 33 * 256 : 600;
+    Cache cache({kv, 16, 1, 2}, 111);
+    const int s = cache.add(length);
+    cache.upload();
+    const Batch batch(cache, {}, {{s, length, 2}});
+    const Results right = batch.run();
+    const auto is_right = [&] { return same(right, batch.run({.shares = 1000})); };
+    if (kv == DType::bf16) {
+      expect_every_barrier_matters(is_right);
+      continue;
+    }
+    for (const cuda::host::Site& site : needless_barriers(is_right, 4)) {
+      CHECK(site.file.find("attention_merge.h") != std::string::npos);
+    }
+  }
+}
+
+TEST("shared memory has few conflicts of banks") {
+  if (cuda::host::detected_races() != cuda::host::Races::all) {
+    check::skip("conflicts are not counted in this build");
+  }
+  for (const DType kv : kKvTypes) {
+    Cache cache({kv, 64, 1, 8}, 121);
+    const int s = cache.add(1024);
+    cache.upload();
+    const Batch batch(cache, {}, {{s, 1024, 2}});
+    const cuda::host::Banks banks = cuda::host::count_banks([&] { batch.run({.shares = 1}); });
+    CHECK(banks.least > 0);
+    CHECK(banks.cycles <= banks.least + banks.least / 100);
   }
 }
 

@@ -54,36 +54,14 @@ struct Fetch {
     return (pass.units >> index / 2 & 1) != 0;
   }
 
+  // Block `index` of the pass's tokens, block `column` of dims.
   template <class Unit>
-  EFFINFER_DEVICE void fetch_keys(Unit& unit, const ChunkPass& pass, int index, int column,
-                                  Slot& to) const {
-    if (!is_visited(pass, index)) return;
-    if (is_gathered(pass, index)) return gather_keys(unit, pass, index, column, to);
-    const int token = index % 2 * kBlock + 4 * Block::quad(unit.lane);
-    const int line = column * (kBlock / P) + Block::key_line(unit.lane, 0);
-    const uint8_t* from =
-        keys + pass.pages[index / 2] * key_stride + Block::key_offset(token, line, dims);
-    const bool is_half = dims - column * kBlock < kBlock;
-    EFFINFER_UNROLL
-    for (int l = 0; l < Block::kLoads; ++l) {
-      if (l == Block::kLoads / 2 && is_half) break;
-      unit.copy_async(&to[l][unit.lane], from + l * Block::kKeyLines * 64);
-    }
-  }
-
-  template <class Unit>
-  EFFINFER_DEVICE void fetch_values(Unit& unit, const ChunkPass& pass, int index, int column,
-                                    Slot& to) const {
+  EFFINFER_DEVICE void fetch(Unit& unit, const ChunkPass& pass, bool of_values, int index,
+                             int column, Slot& to) const {
     if (!is_visited(pass, index) || column * kBlock >= dims) return;
-    if (is_gathered(pass, index)) return gather_values(unit, pass, index, column, to);
-    const int group = index % 2 * (kBlock / P) + Block::value_group(unit.lane, 0);
-    const uint8_t* from = values + pass.pages[index / 2] * value_stride +
-                          Block::value_offset(group, first_dim(unit, column), dims);
-    const int step = Block::kValueGroups * dims * 4;
-    EFFINFER_UNROLL
-    for (int l = 0; l < Block::kLoads; ++l) {
-      unit.copy_async(&to[l][unit.lane], from + l * step);
-    }
+    if (is_gathered(pass, index)) return gather(unit, pass, of_values, index, column, to);
+    if (of_values) return fetch_values(unit, pass, index, column, to);
+    fetch_keys(unit, pass, index, column, to);
   }
 
   template <class Unit>
@@ -103,6 +81,34 @@ struct Fetch {
   }
 
  private:
+  template <class Unit>
+  EFFINFER_DEVICE void fetch_keys(Unit& unit, const ChunkPass& pass, int index, int column,
+                                  Slot& to) const {
+    const int token = index % 2 * kBlock + 4 * Block::quad(unit.lane);
+    const int line = column * (kBlock / P) + Block::key_line(unit.lane, 0);
+    const uint8_t* from =
+        keys + pass.pages[index / 2] * key_stride + Block::key_offset(token, line, dims);
+    const bool is_half = dims - column * kBlock < kBlock;
+    EFFINFER_UNROLL
+    for (int l = 0; l < Block::kLoads; ++l) {
+      if (l == Block::kLoads / 2 && is_half) break;
+      unit.copy_async(&to[l][unit.lane], from + l * Block::kKeyLines * 64);
+    }
+  }
+
+  template <class Unit>
+  EFFINFER_DEVICE void fetch_values(Unit& unit, const ChunkPass& pass, int index, int column,
+                                    Slot& to) const {
+    const int group = index % 2 * (kBlock / P) + Block::value_group(unit.lane, 0);
+    const uint8_t* from = values + pass.pages[index / 2] * value_stride +
+                          Block::value_offset(group, first_dim(unit, column), dims);
+    const int step = Block::kValueGroups * dims * 4;
+    EFFINFER_UNROLL
+    for (int l = 0; l < Block::kLoads; ++l) {
+      unit.copy_async(&to[l][unit.lane], from + l * step);
+    }
+  }
+
   // The second half of a block may lie behind the last dim: then again the first, for nobody.
   template <class Unit>
   EFFINFER_DEVICE int first_dim(Unit& unit, int column) const {
@@ -125,34 +131,29 @@ struct Fetch {
     return {unit.load(pages + token / kUnitTokens), token % kUnitTokens};
   }
 
-  // Dword by dword, in loops that take little room in the kernel: a draft's few blocks are no part
-  // of what decides its speed.
+  // Dword by dword, in a loop that takes little room in the kernel: a draft's few blocks are no
+  // part of what decides its speed. A dword of values is of P tokens, each in a dword of its own.
   template <class Unit>
-  EFFINFER_DEVICE void gather_keys(Unit& unit, const ChunkPass& pass, int index, int column,
-                                   Slot& to) const {
-    const int steps = dims / 16 - 2 * column;
-    const int loads = steps < 2 ? Block::kLoads / 2 : Block::kLoads;
+  EFFINFER_DEVICE void gather(Unit& unit, const ChunkPass& pass, bool of_values, int index,
+                              int column, Slot& to) const {
+    const uint8_t* first = of_values ? values : keys;
+    const int64_t stride = of_values ? value_stride : key_stride;
+    const bool is_half = !of_values && dims - column * kBlock < kBlock;
+    const int loads = is_half ? Block::kLoads / 2 : Block::kLoads;
+    const int tokens = of_values ? P : 1;
     for (int n = 0; n < 4 * loads; ++n) {
-      const Token at = find(unit, pass, index * kBlock + 4 * Block::quad(unit.lane) + n % 4);
+      const int place =
+          of_values ? Block::value_group(unit.lane, n / 4) * P : 4 * Block::quad(unit.lane) + n % 4;
       const int line = column * (kBlock / P) + Block::key_line(unit.lane, n / 4);
-      const uint8_t* dword = keys + at.page * key_stride + Block::key_offset(at.token, line, dims);
-      to[n / 4][unit.lane].words[n % 4] = unit.load(reinterpret_cast<const uint32_t*>(dword));
-    }
-  }
-
-  template <class Unit>
-  EFFINFER_DEVICE void gather_values(Unit& unit, const ChunkPass& pass, int index, int column,
-                                     Slot& to) const {
-    const int dim = first_dim(unit, column);
-    for (int n = 0; n < 4 * Block::kLoads; ++n) {
-      const int group = Block::value_group(unit.lane, n / 4);
+      const int dim = first_dim(unit, column) + n % 4;
       uint32_t numbers = 0;
-      for (int j = 0; j < P; ++j) {
-        const Token at = find(unit, pass, index * kBlock + group * P + j);
-        const uint8_t* dword = values + at.page * value_stride +
-                               Block::value_offset(at.token / P, dim, dims) + n % 4 * 4;
+      for (int j = 0; j < tokens; ++j) {
+        const Token at = find(unit, pass, index * kBlock + place + j);
+        const uint8_t* dword = first + at.page * stride;
+        dword += of_values ? Block::value_offset(at.token / P, dim, dims)
+                           : Block::key_offset(at.token, line, dims);
         const uint32_t from = unit.load(reinterpret_cast<const uint32_t*>(dword));
-        numbers |= Block::moved(from, at.token % P, j);
+        numbers |= of_values ? Block::moved(from, at.token % P, j) : from;
       }
       to[n / 4][unit.lane].words[n % 4] = numbers;
     }

@@ -42,6 +42,12 @@ EFFINFER_DEVICE void store_eight(Unit& unit, DType dtype, uint8_t* to, const flo
   }
 }
 
+// Of 32 partial results of each row: what is multiplied, and the row with it.
+struct MergeFactors {
+  Factors factors[kWarp][kTileRows];
+  RowState rows[kWarp][kTileRows];  // the maximum so far, the chunk's own sum
+};
+
 template <int kWarps>
 class AttentionResult {
  public:
@@ -89,29 +95,27 @@ class AttentionResult {
     }
   }
 
-  // All partial results of the tile, from left to right. Other blocks wrote them while this one
-  // ran, so they are read as any memory.
+  // All partial results of the tile, from left to right, by whole blocks. What they are multiplied
+  // by depends on the rows' maxima alone, so a warp's lanes make the factors of 32 of them at once.
+  // Other blocks wrote them while this one ran, so they are read as any memory.
   template <class Unit>
-  EFFINFER_DEVICE void merge(Unit& unit, const ops::AttentionMerge& merge) const {
-    constexpr int kAhead = 4;  // partial results that are loaded at once
+  EFFINFER_DEVICE void merge(Unit& unit, const ops::AttentionMerge& merge,
+                             MergeFactors& shared) const {
     RowState rows[2];
     LaneValues values = {};
-    for (int first = 0; first < merge.num_partials; first += kAhead) {
-      RowState chunk_rows[kAhead][2];
-      LaneValues chunk_values[kAhead];
+    float highest[kTileRows / kWarps];  // of the warp's rows, so far
+    EFFINFER_UNROLL
+    for (float& max : highest) max = kNoScore;
+    for (int first = 0; first < merge.num_partials; first += kWarp) {
+      const int left = merge.num_partials - first;
+      const int64_t index = merge.first_partial + int64_t{first} * num_rows();
       EFFINFER_UNROLL
-      for (int i = 0; i < kAhead; ++i) {
-        const bool there = first + i < merge.num_partials;
-        const int64_t at = merge.first_partial + int64_t{first + (there ? i : 0)} * num_rows();
-        load_partial(unit, at, chunk_rows[i], chunk_values[i]);
-        if (!there) chunk_rows[i][0] = chunk_rows[i][1] = RowState{};
+      for (int i = 0; i < kTileRows / kWarps; ++i) {
+        set_factors(unit, index, left, unit.warp * (kTileRows / kWarps) + i, highest[i], shared);
       }
-      EFFINFER_UNROLL
-      for (int i = 0; i < kAhead; ++i) {
-        if (first + i < merge.num_partials) {
-          fold(unit, rows, values, chunk_rows[i], chunk_values[i]);
-        }
-      }
+      unit.sync();
+      fold_partials(unit, index, left < kWarp ? left : kWarp, shared, rows, values);
+      unit.sync();
     }
     store(unit, rows, values);
   }
@@ -161,23 +165,70 @@ class AttentionResult {
     return row_of(unit, r) < num_rows();
   }
 
+  // Of 32 partial results of a row, of which `left` are there, behind others of that maximum.
   template <class Unit>
-  EFFINFER_DEVICE void load_partial(Unit& unit, int64_t first, RowState (&rows)[2],
-                                    LaneValues& values) const {
+  EFFINFER_DEVICE void set_factors(Unit& unit, int64_t index, int left, int row, float& highest,
+                                   MergeFactors& shared) const {
+    RowState own;
+    if (unit.lane < left && row < num_rows()) {
+      const float* ms = p_.partial_ms + 2 * (index + int64_t{unit.lane} * num_rows() + row);
+      own = {ms[0], ms[1]};
+    }
+    float max = fmaxf(own.max, highest);  // up to and with the lane's own
+    EFFINFER_UNROLL
+    for (int distance = 1; distance < kWarp; distance *= 2) {
+      const float lower = unit.shfl(max, (unit.lane - distance) & (kWarp - 1));
+      if (unit.lane >= distance) max = fmaxf(max, lower);
+    }
+    const float lower = unit.shfl(max, (unit.lane - 1) & (kWarp - 1));
+    const RowState before = {unit.lane == 0 ? highest : lower, 0.0f};
+    shared.factors[unit.lane][row] = factors_of(before, own);
+    shared.rows[unit.lane][row] = {max, own.sum};
+    highest = unit.shfl(max, kWarp - 1);
+  }
+
+  template <class Unit>
+  EFFINFER_DEVICE void fold_partials(Unit& unit, int64_t index, int count,
+                                     const MergeFactors& shared, RowState (&rows)[2],
+                                     LaneValues& values) const {
+    constexpr int kAhead = 8;  // partial results that are loaded at once
     EFFINFER_UNROLL
     for (int r = 0; r < 2; ++r) {
-      // Rows that are not there take the last one's; nobody stores them.
-      const int row = has(unit, r) ? row_of(unit, r) : num_rows() - 1;
-      const int64_t index = first + row;
-      rows[r] = {p_.partial_ms[2 * index], p_.partial_ms[2 * index + 1]};
-      const int dim = dim_of(unit) < p_.v.dims ? dim_of(unit) : 0;
-      const auto* from = reinterpret_cast<const Quad*>(p_.partial_out + index * p_.v.dims + dim);
-      EFFINFER_UNROLL
-      for (int half = 0; half < 2; ++half) {
-        const Quad quad = from[half];
+      if (!has(unit, r)) continue;
+      const int row = row_of(unit, r);
+      for (int first = 0; first < count; first += kAhead) {
+        float chunk[kAhead][8];
         EFFINFER_UNROLL
-        for (int i = 0; i < 4; ++i) value_at(values, 4 * half + i, r) = float_of(quad.words[i]);
+        for (int i = 0; i < kAhead; ++i) {
+          const int at = first + i < count ? first + i : count - 1;
+          load_partial(unit, index + int64_t{at} * num_rows() + row, chunk[i]);
+        }
+        EFFINFER_UNROLL
+        for (int i = 0; i < kAhead; ++i) {
+          if (first + i >= count) break;
+          const Factors factors = shared.factors[first + i][row];
+          const RowState state = shared.rows[first + i][row];
+          rows[r].max = state.max;
+          rows[r].sum = fold_value(rows[r].sum, state.sum, factors);
+          EFFINFER_UNROLL
+          for (int d = 0; d < 8; ++d) {
+            float& value = value_at(values, d, r);
+            value = fold_value(value, chunk[i][d], factors);
+          }
+        }
       }
+    }
+  }
+
+  template <class Unit>
+  EFFINFER_DEVICE void load_partial(Unit& unit, int64_t index, float (&values)[8]) const {
+    const int dim = dim_of(unit) < p_.v.dims ? dim_of(unit) : 0;
+    const auto* from = reinterpret_cast<const Quad*>(p_.partial_out + index * p_.v.dims + dim);
+    EFFINFER_UNROLL
+    for (int half = 0; half < 2; ++half) {
+      const Quad quad = from[half];
+      EFFINFER_UNROLL
+      for (int i = 0; i < 4; ++i) values[4 * half + i] = float_of(quad.words[i]);
     }
   }
 

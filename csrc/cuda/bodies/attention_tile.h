@@ -9,7 +9,7 @@
 //
 // Both parts are 8 blocks of 32 tokens x 32 dims for each warp, whatever the head's dimension. A
 // warp's blocks come through a ring of its own in shared memory, without a barrier: the copies of
-// the next 7 blocks (14 KB of 16-bit numbers, of which an SM has 8 to 20 warps) are under way while
+// the next 7 blocks (14 KB of 16-bit numbers, of which an SM has 8 to 16 warps) are under way while
 // one is multiplied, over the ends of chunks and their barriers.
 //
 // A chunk's result is folded into what came before or stored for whoever ends the tile.
@@ -17,11 +17,9 @@
 
 #include <cmath>
 #include <cstdint>
-#include <type_traits>
 
-#include "cuda/bodies/attention_chunks.h"
-#include "cuda/bodies/attention_fetch.h"
 #include "cuda/bodies/attention_merge.h"
+#include "cuda/bodies/attention_ring.h"
 #include "cuda/bodies/attention_rows.h"
 #include "cuda/bodies/fragments.h"
 #include "cuda/bodies/seen_words.h"
@@ -31,27 +29,6 @@
 
 namespace effinfer::cuda {
 
-template <DType kType, int kWarps>
-struct AttentionShared {
-  // Blocks of float32 are as large as two of the others.
-  static constexpr int kRing = kType == DType::f32 ? 4 : 8;
-  static constexpr int kBlocks = 8 / kWarps;  // of tokens, that a warp has scores of
-
-  typename Fetch<kType>::Slot ring[kWarps][kRing];
-  std::conditional_t<KvBlock<kType>::kScaled, typename Fetch<kType>::Scales[kWarps][kBlocks], char>
-      scales;
-  typename Products<kType, kWarps>::Operands operands;
-  typename ChunkSoftmax<kWarps>::Shared softmax;
-  // What all threads read now and then, and no register is kept for.
-  Fetch<kType> fetch;
-  ItemUnits units;
-  Visibility visible;
-  TileRow rows[kTileRows];
-  float query_factors[kTileRows];
-  ChunkPass passes[2];  // at hand, and next
-  int32_t is_last;
-};
-
 template <class Unit, DType kType, int kWarps>
 class AttentionTileRun {
  public:
@@ -60,9 +37,6 @@ class AttentionTileRun {
   using Softmax = ChunkSoftmax<kWarps>;
   using Scores = typename Softmax::Scores;
   static constexpr int kBlocks = Shared::kBlocks;
-  static constexpr int kRing = Shared::kRing;
-  static constexpr int kAhead = kRing - 1;
-  static constexpr int kParts = 8;  // blocks of tokens in a chunk
 
   EFFINFER_DEVICE AttentionTileRun(Unit& unit, const AttentionParams& params, Shared& shared)
       : unit_(unit),
@@ -71,7 +45,7 @@ class AttentionTileRun {
         item_(params.p.work.items[unit.block]),
         tile_(params.p.work.tiles[item_.tile]),
         result_(params, tile_),
-        columns_((params.p.k.dims + kBlock - 1) / kBlock) {}
+        ring_(unit, shared, params.p.k.dims) {}
 
   // The first keys are on their way before the queries are looked at.
   EFFINFER_DEVICE void run() {
@@ -81,7 +55,7 @@ class AttentionTileRun {
       shared_.query_factors[unit_.lane] = 1.0f;
     }
     unit_.sync();
-    for (int i = 0; i < kAhead; ++i) fetch(shared_.passes[0]);
+    ring_.start(shared_.passes[0]);
     set_queries();
     unit_.sync();
     for (int at = 0; shared_.passes[at].chunk >= 0; at ^= 1) {
@@ -124,56 +98,13 @@ class AttentionTileRun {
     });
   }
 
-  // The next part on its way: of a pass each of the warp's blocks of tokens, column by column of
-  // dims, then all 8 blocks of its own dims of values.
-  EFFINFER_DEVICE void fetch(const ChunkPass& pass) {
-    auto& slot = shared_.ring[unit_.warp][ahead_.slot];
-    if (pass.chunk >= 0 && ahead_.block < kBlocks) {
-      const int index = unit_.warp * kBlocks + ahead_.block;
-      shared_.fetch.fetch_keys(unit_, pass, index, ahead_.column, slot);
-      if constexpr (KvBlock<kType>::kScaled) {
-        auto& scales = shared_.scales[unit_.warp][ahead_.block];
-        if (ahead_.column == 0) shared_.fetch.fetch_scales(unit_, pass, index, scales);
-      }
-    } else if (pass.chunk >= 0) {
-      shared_.fetch.fetch_values(unit_, pass, ahead_.column, unit_.warp, slot);
-    }
-    unit_.commit();
-    ahead_.slot = (ahead_.slot + 1) % kRing;
-    if (++ahead_.column < (ahead_.block < kBlocks ? columns_ : kParts)) return;
-    ahead_.column = 0;
-    if (++ahead_.block <= kBlocks) return;
-    ahead_.block = 0;
-    ahead_.in_next = true;
-  }
-
-  // The next part has come, and another is on its way to its predecessor's place.
-  EFFINFER_DEVICE const typename Fetch<kType>::Slot& take(const ChunkPass& now,
-                                                          const ChunkPass& next) {
-    unit_.template wait<kAhead - 1>();
-    if (KvBlock<kType>::kShared) unit_.sync_warp();
-    fetch(ahead_.in_next ? next : now);
-    const int slot = slot_;
-    slot_ = (slot_ + 1) % kRing;
-    return shared_.ring[unit_.warp][slot];
-  }
-
   EFFINFER_DEVICE void do_pass(const ChunkPass& now, ChunkPass& next) {
     ChunkWalk walk;
     if (unit_.warp == 0) walk = ChunkWalk::after(unit_, shared_.units, now);
     float max[2];
     {
       Scores scores = {};
-      EFFINFER_UNROLL
-      for (int block = 0; block < kBlocks; ++block) {
-        const bool visited = Fetch<kType>::is_visited(now, unit_.warp * kBlocks + block);
-        for (int column = 0; column < columns_; ++column) {
-          const auto& keys = take(now, next);
-          if (!visited) continue;
-          Multiply::add_scores(unit_, shared_.operands, keys, 2 * column,
-                               p_.k.dims / 16 - 2 * column, scores[block]);
-        }
-      }
+      add_scores(now, next, scores);
       set_logits(now, scores);
       Softmax::share_max(unit_, scores, shared_.softmax);
       unit_.sync();
@@ -182,8 +113,8 @@ class AttentionTileRun {
       share_weights(now, scores);
     }
     unit_.sync();
-    for (int part = 0; part < kParts; ++part) {
-      const auto& values = take(now, next);
+    for (int part = 0; part < kChunkBlocks; ++part) {
+      const auto& values = ring_.take(now, next);
       if (!Fetch<kType>::is_visited(now, part) || unit_.warp * kBlock >= p_.v.dims) continue;
       Multiply::add_values(unit_, shared_.operands, values, part, chunk_values_);
     }
@@ -193,8 +124,22 @@ class AttentionTileRun {
       chunk_rows_[r].max = fmaxf(chunk_rows_[r].max, max[r]);
       chunk_rows_[r].sum += Softmax::sum_of(shared_.softmax, unit_.lane / 4 + 8 * r);
     }
-    ahead_.in_next = false;
+    ring_.end_pass();
     if (next.chunk != now.chunk) end_chunk(now.chunk);
+  }
+
+  // Products of the queries with the warp's blocks of keys.
+  EFFINFER_DEVICE void add_scores(const ChunkPass& now, const ChunkPass& next, Scores& scores) {
+    EFFINFER_UNROLL
+    for (int block = 0; block < kBlocks; ++block) {
+      const bool visited = Fetch<kType>::is_visited(now, unit_.warp * kBlocks + block);
+      for (int column = 0; column < ring_.columns(); ++column) {
+        const auto& keys = ring_.take(now, next);
+        if (!visited) continue;
+        Multiply::add_scores(unit_, shared_.operands, keys, 2 * column, p_.k.dims / 16 - 2 * column,
+                             scores[block]);
+      }
+    }
   }
 
   EFFINFER_DEVICE void set_logits(const ChunkPass& pass, Scores& scores) {
@@ -211,8 +156,9 @@ class AttentionTileRun {
       for (int r = 0; r < 2; ++r) {
         const TileRow row = shared_.rows[unit_.lane / 4 + 8 * r];
         uint32_t seen = 0;
-        if (is_active(row, pass.rank))
+        if (is_active(row, pass.rank)) {
           seen = visited & seen_places(shared_.visible, row.position, start);
+        }
         const float cap = p_.logits_soft_cap;
         Softmax::set_logits(scores[b], row, r, seen, start, cap, [&](float x, int t) {
           if constexpr (!KvBlock<kType>::kScaled) return x;
@@ -261,7 +207,7 @@ class AttentionTileRun {
     EFFINFER_UNROLL
     for (int i = 0; i < 4; ++i) {
       EFFINFER_UNROLL
-      for (int j = 0; j < 4; ++j) chunk_values_[i][j] = 0.0f;
+      for (int r = 0; r < 4; ++r) chunk_values_[i][r] = 0.0f;
     }
     chunk_rows_[0] = chunk_rows_[1] = RowState{};
   }
@@ -280,7 +226,7 @@ class AttentionTileRun {
       unit_.fence();
     }
     unit_.sync();
-    if (shared_.is_last != 0) result_.merge(unit_, merge);
+    if (shared_.is_last != 0) result_.merge(unit_, merge, shared_.merge);
   }
 
   Unit& unit_;
@@ -289,15 +235,7 @@ class AttentionTileRun {
   const ops::AttentionItem& item_;
   const ops::AttentionTile& tile_;
   const AttentionResult<kWarps> result_;
-  const int columns_;  // of 32 dims
-  int slot_ = 0;       // of the ring: the next one to take
-  // The next part to fetch: of the pass at hand, or already of the next one.
-  struct {
-    int slot = 0;
-    int block = 0;  // of the warp's keys; kBlocks: values
-    int column = 0;
-    bool in_next = false;
-  } ahead_;
+  BlockRing<Unit, kType, kWarps> ring_;
   RowState rows_[2];  // of the chunks before
   LaneValues values_ = {};
   RowState chunk_rows_[2];
@@ -308,7 +246,7 @@ template <DType kType, int kWarps>
 struct AttentionKernel {
   static constexpr const char* kName = "attention";
   static constexpr int kThreads = kWarps * kWarp;
-  // As many as their shared memory lets an H100 hold: 8 to 12 warps, each with up to 14 KB of
+  // As many as shared memory lets an H100 hold: 8 to 12 warps, each with up to 14 KB of
   // copies under way, where 25 KB an SM keep its memory busy.
   static constexpr int kMinBlocks = kWarps == 2
                                         ? (kType == DType::f32 || kType == DType::i8 ? 4 : 5)

@@ -41,15 +41,18 @@ struct Factors {
   float before;
   float chunk;
 };
-EFFINFER_DEVICE Factors fold_row(RowState& row, const RowState& chunk) {
-  const float highest = fmaxf(row.max, chunk.max);
-  const Factors factors = {weight_of(row.max, highest), weight_of(chunk.max, highest)};
-  row.max = highest;
-  row.sum = fmaf(chunk.sum, factors.chunk, rounded_product(row.sum, factors.before));
-  return factors;
+EFFINFER_DEVICE Factors factors_of(const RowState& before, const RowState& chunk) {
+  const float highest = fmaxf(before.max, chunk.max);
+  return {weight_of(before.max, highest), weight_of(chunk.max, highest)};
 }
 EFFINFER_DEVICE float fold_value(float before, float chunk, const Factors& factors) {
   return fmaf(chunk, factors.chunk, rounded_product(before, factors.before));
+}
+EFFINFER_DEVICE Factors fold_row(RowState& row, const RowState& chunk) {
+  const Factors factors = factors_of(row, chunk);
+  row.max = fmaxf(row.max, chunk.max);
+  row.sum = fold_value(row.sum, chunk.sum, factors);
+  return factors;
 }
 
 // A lane's part of a warp's blocks: rows lane / 4 and lane / 4 + 8, tokens 8 (lane % 4) on.
@@ -83,7 +86,7 @@ struct ChunkSoftmax {
       EFFINFER_UNROLL
       for (int t = 0; t < 8; ++t) {
         float& x = at(block, t, r);
-        x = rounded_product(tanhf(x * inverse), soft_cap);
+        x = rounded_product(tanhf(rounded_product(x, inverse)), soft_cap);
       }
     }
     if (row.slope != 0.0f) {
