@@ -60,7 +60,7 @@ format: | $(BIN)/python
 
 # The optimiser would take most of the time of an instrumented build, and only lines are needed of
 # debug data.
-SANITIZE_FLAGS := -G Ninja -DEFFINFER_TESTS=ON -DCMAKE_BUILD_TYPE=RelWithDebInfo \
+SANITIZE_FLAGS := -G Ninja -DEFFINFER_TESTS=ON -DEFFINFER_CUDA=OFF -DCMAKE_BUILD_TYPE=RelWithDebInfo \
   '-DCMAKE_CXX_FLAGS_RELWITHDEBINFO=-O0 -g1 -DNDEBUG'
 # What several threads use at once.
 TSAN_TESTS := test_core test_engine test_speculation test_speculation_faults
