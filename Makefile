@@ -39,7 +39,7 @@ test: | $(BIN)/python
 	@$(SETUP) package --build-dir $(BUILD) --with-tests
 	$(BIN)/ctest --test-dir $(BUILD) --output-on-failure
 	$(BIN)/python tools/check_isa_symbols.py $(BUILD)
-	$(BIN)/python -m pytest
+	EFFINFER_EMULATED=$(CURDIR)/$(BUILD)/emulated/libeffinfer.so $(BIN)/python -m pytest
 	@echo "test: all passed"
 
 lint: | $(BIN)/python

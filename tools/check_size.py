@@ -32,9 +32,12 @@ def cpp_functions(text: str) -> list[tuple[int, int]]:
     for start, line in enumerate(lines):
         if not line.endswith("{") or ")" not in line or CONTROL.match(line):
             continue
-        # The line that opens the body may continue a parameter list: its head is less indented.
+        # The line that opens the body may continue a parameter list or the initialisers of a
+        # constructor: its head is less indented.
         first = start
         while first > 0 and lines[first].startswith("    ") and "(" not in lines[first]:
+            first -= 1
+        while first > 0 and lines[first].lstrip().startswith(": "):
             first -= 1
         indent = re.match(r" *", lines[first]).group()
         for end in range(start + 1, len(lines)):

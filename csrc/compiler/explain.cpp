@@ -130,6 +130,14 @@ std::vector<std::string> slower_paths(const Graph& graph, const CompileOptions& 
   return notes;
 }
 
+void print_cpu(std::ostream& out, const ThreadPool& pool, const std::string& tuning_trouble,
+               Isa isa) {
+  out << "threads " << pool.size() << " (" << pool.reason()
+      << ")\nfetch ahead, bytes into L2/L1: " << describe_tuning()
+      << (tuning_trouble.empty() ? "" : "; not kept: " + tuning_trouble)
+      << "\nbfloat16 products of prefill: " << describe_bf16(isa) << '\n';
+}
+
 }  // namespace
 
 const PackCacheReport& Executable::pack_cache() const {
@@ -145,16 +153,17 @@ std::string Executable::explain() const {
   const CompileOptions& options = impl.shared.options;
   std::ostringstream out;
   out << "graph " << impl.shared.graph.name << "\ndevice " << name(options.device) << "\nisa "
-      << impl.isa << "\nthreads " << impl.pool->size() << " (" << impl.pool->reason()
-      << ")\nfetch ahead, bytes into L2/L1: " << describe_tuning()
-      << (impl.tuning_trouble.empty() ? "" : "; not kept: " + impl.tuning_trouble)
-      << "\nbfloat16 products of prefill: " << describe_bf16(impl.shared.target.isa)
-      << "\nprecision " << (options.precision == Precision::f32 ? "f32" : "fast")
+      << impl.isa << '\n';
+  const bool on_cpu = options.device.kind == DeviceKind::cpu;
+  if (on_cpu) print_cpu(out, *impl.pool, impl.tuning_trouble, impl.shared.target.isa);
+  out << "precision " << (options.precision == Precision::f32 ? "f32" : "fast")
       << (options.deterministic ? ", deterministic" : "") << "\nkv " << name(*options.kv_dtype)
       << "\nstep at most " << options.max_tokens << " tokens, " << options.max_sequences
       << " sequences of " << options.max_seq_len << " tokens, " << options.max_rows
       << " rows of logits\n";
-  if (impl.shared.max_top > 0) {
+  if (!on_cpu) {
+    out << "logits go to the host, which samples\n";
+  } else if (impl.shared.max_top > 0) {
     out << "head keeps up to " << impl.shared.max_top
         << " of the highest logits a row, and writes no others, when sampling needs no more\n";
   } else {
@@ -170,8 +179,12 @@ std::string Executable::explain() const {
   print_weights(out, *impl.shared.weights);
   print_arena(out, impl.shared.graph, options, impl.arena_bytes);
   out << "slower paths\n";
-  const std::vector<std::string> notes =
-      slower_paths(impl.shared.graph, options, *impl.shared.weights, impl.shared.target);
+  std::vector<std::string> notes;
+  if (on_cpu) {
+    notes = slower_paths(impl.shared.graph, options, *impl.shared.weights, impl.shared.target);
+  } else {
+    notes.emplace_back("prompts are computed by the kernels of decoding");
+  }
   for (const std::string& note : notes) out << "  " << note << '\n';
   if (notes.empty()) out << "  none\n";
   return out.str();

@@ -39,12 +39,14 @@ RopeParameters rope_parameters(const Node& node) {
 void lower_rope_table(Lowering& lowering, const Node& node) {
   const ValueId out_id = node.outputs[0];
   const RopeParameters parameters = rope_parameters(node);
-  const float* divisors = node.inputs.size() == 2
-                              ? lowering.weights().floats(lowering.graph().value(node.inputs[1]))
-                              : nullptr;
+  std::vector<float> divisors;
+  if (node.inputs.size() == 2) {
+    divisors = lowering.weights().host_floats(lowering.graph().value(node.inputs[1]));
+  }
   std::vector<float> inv_freq(static_cast<size_t>(parameters.dims / 2));
   ops::RopeTableProblem problem;
-  problem.factor = ops::rope_inv_freq(parameters, divisors, inv_freq.data());
+  problem.factor =
+      ops::rope_inv_freq(parameters, divisors.empty() ? nullptr : divisors.data(), inv_freq.data());
   problem.rows = lowering.max_rows(out_id);
   problem.dims = parameters.dims;
   problem.inv_freq = lowering.constant(inv_freq);

@@ -14,7 +14,8 @@ namespace effinfer::compiler {
 struct Pass {
   std::string_view name;
   void (*run)(Graph&, const CompileOptions&);
-  bool optional;  // may be turned off
+  bool optional;          // may be turned off
+  bool cpu_only = false;  // means nothing on other devices
 };
 
 // The list has the order in which passes run.

@@ -33,7 +33,7 @@ const std::vector<Pass>& passes() {
       {"fuse_residual", fuse_residual, true},
       {"fuse_rope_append", fuse_rope_append, true},
       {"fuse_attention", fuse_attention, true},
-      {"fuse_regions", fuse_regions, true},
+      {"fuse_regions", fuse_regions, true, true},
       {"choose_arithmetic", choose_arithmetic, false},
       {"plan_memory", plan_memory, false},
   };
@@ -51,6 +51,7 @@ std::set<std::string> run_passes(Graph& graph, const CompileOptions& options) {
   }
   graph.verify();
   for (const Pass& pass : passes()) {
+    if (pass.cpu_only && options.device.kind != DeviceKind::cpu) disabled.emplace(pass.name);
     if (disabled.contains(std::string(pass.name))) continue;
     pass.run(graph, options);
     try {

@@ -142,13 +142,19 @@ TensorView WeightStore::raw(const Value& value) {
   return view;
 }
 
+std::vector<float> WeightStore::host_floats(const Value& value) const {
+  const TensorView view = source_->weight(value.weight_name);
+  const int64_t count = view.dims.num_elements();
+  std::vector<float> values(static_cast<size_t>(count));
+  dequantize(view.dtype, view.data, count, values.data());
+  return values;
+}
+
 const float* WeightStore::floats(const Value& value) {
   auto entry = floats_.find(value.weight_name);
   if (entry == floats_.end()) {
     const TensorView view = source_->weight(value.weight_name);
-    const int64_t count = view.dims.num_elements();
-    std::vector<float> values(static_cast<size_t>(count));
-    dequantize(view.dtype, view.data, count, values.data());
+    const std::vector<float> values = host_floats(value);
     source_->release(value.weight_name, 0, view.num_bytes());
     const size_t bytes = values.size() * sizeof(float);
     std::shared_ptr<void> memory = memory_.allocate(bytes, Pages::heap);

@@ -49,6 +49,8 @@ class WeightStore {
   const ops::PackedWeight& pack_alone(const Value& value);
   TensorView raw(const Value& value);       // as the source has it
   const float* floats(const Value& value);  // a vector of f32, f16 or bf16
+  // The same for the host, whatever the device.
+  std::vector<float> host_floats(const Value& value) const;
 
   std::vector<ops::PackedWeight> all_packed() const;
   size_t packed_bytes() const { return packed_bytes_; }

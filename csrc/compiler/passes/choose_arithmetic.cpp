@@ -114,7 +114,8 @@ Choice choose(const Rewriter& rewriter, ValueId operand, const CompileOptions& o
 void choose_arithmetic(Graph& graph, const CompileOptions& options) {
   Rewriter rewriter(graph);
   const Target target = current_target(options.device);
-  const bool bf16_pages = options.precision == Precision::fast && !options.deterministic &&
+  const bool bf16_pages = options.device.kind == DeviceKind::cpu &&
+                          options.precision == Precision::fast && !options.deterministic &&
                           options.kv_dtype.value_or(DType::bf16) == DType::bf16;
   for (int index = 0; index < rewriter.size(); ++index) {
     const bool scores = rewriter.is(index, "attention") || rewriter.is(index, "column_index") ||

@@ -36,8 +36,7 @@ std::vector<bool> find_returned(const Rewriter& rewriter) {
 
 }  // namespace
 
-void fuse_regions(Graph& graph, const CompileOptions& options) {
-  if (options.device.kind != DeviceKind::cpu) return;  // which have no members
+void fuse_regions(Graph& graph, const CompileOptions&) {
   Rewriter rewriter(graph);
   const std::vector<bool> returned = find_returned(rewriter);
   for (int index = 0; index < rewriter.size(); ++index) {

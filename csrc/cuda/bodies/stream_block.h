@@ -25,8 +25,9 @@ EFFINFER_DEVICE void store_sums(Unit& unit, const StreamSums<kTiles>& sums,
     EFFINFER_UNROLL
     for (int i = 0; i < 2; ++i) {
       const float (&of)[2][4] = sums.values[tile];
-      *reinterpret_cast<Quad*>(&memory.sums[tile * kTileTokens + 2 * t + i][4 * g]) = {
-          bits_of(of[0][i]), bits_of(of[0][2 + i]), bits_of(of[1][i]), bits_of(of[1][2 + i])};
+      const Quad four = {
+          {bits_of(of[0][i]), bits_of(of[0][2 + i]), bits_of(of[1][i]), bits_of(of[1][2 + i])}};
+      *reinterpret_cast<Quad*>(&memory.sums[tile * kTileTokens + 2 * t + i][4 * g]) = four;
     }
   }
 }
