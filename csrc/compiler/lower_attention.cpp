@@ -150,6 +150,7 @@ size_t attention_slot(Lowering& lowering, const Node& node) {
   if (!lowering.on_cpu()) {
     shape.most_rows = ops::kGpuTileRows;
     shape.shares = ops::kGpuShares;
+    shape.most_partials = ops::kGpuPartials;
   }
   return lowering.attention_slot(shape);
 }

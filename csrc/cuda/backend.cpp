@@ -20,22 +20,21 @@ void check(cudaError_t status, const char* what) {
   throw DeviceError(message);
 }
 
+CurrentDevice::CurrentDevice(Device device) {
+  check(cudaGetDevice(&before_), "cudaGetDevice");
+  check(cudaSetDevice(device.index), "cudaSetDevice");
+}
+
+CurrentDevice::~CurrentDevice() {
+  cudaSetDevice(before_);
+}
+
 namespace {
 
-// Makes a device the thread's own for as long as it lives: who embeds effinfer has one too.
-class Current {
- public:
-  explicit Current(int index) {
-    check(cudaGetDevice(&before_), "cudaGetDevice");
-    check(cudaSetDevice(index), "cudaSetDevice");
-  }
-  ~Current() { cudaSetDevice(before_); }
-  Current(const Current&) = delete;
-  Current& operator=(const Current&) = delete;
-
- private:
-  int before_ = 0;
-};
+// Queues do not wait for the stream that copies and zeros outside of them go to.
+void finish(const char* what) {
+  check(cudaStreamSynchronize(cudaStreamLegacy), what);
+}
 
 class DeviceMemory final : public Memory {
  public:
@@ -43,7 +42,7 @@ class DeviceMemory final : public Memory {
   Device device() const override { return {DeviceKind::cuda, index_}; }
 
   size_t capacity() const override {
-    const Current current(index_);
+    const CurrentDevice current(device());
     size_t free = 0;
     size_t total = 0;
     check(cudaMemGetInfo(&free, &total), "cudaMemGetInfo");
@@ -52,7 +51,7 @@ class DeviceMemory final : public Memory {
 
   // Memory that is written lazily elsewhere is zeros here, too.
   std::shared_ptr<void> allocate(size_t bytes, Pages pages) const override {
-    const Current current(index_);
+    const CurrentDevice current(device());
     void* memory = nullptr;
     const cudaError_t status = cudaMalloc(&memory, bytes == 0 ? 1 : bytes);
     if (status == cudaErrorMemoryAllocation) {
@@ -61,17 +60,21 @@ class DeviceMemory final : public Memory {
     }
     check(status, "cudaMalloc");
     std::shared_ptr<void> handle(memory, [](void* pointer) { cudaFree(pointer); });
-    if (pages != Pages::heap) check(cudaMemset(memory, 0, bytes), "cudaMemset");
+    if (pages != Pages::heap) {
+      check(cudaMemset(memory, 0, bytes), "cudaMemset");
+      finish("cudaMemset");
+    }
     return handle;
   }
   void zero(void* to, size_t bytes) const override {
-    const Current current(index_);
+    const CurrentDevice current(device());
     check(cudaMemset(to, 0, bytes), "cudaMemset");
-    check(cudaDeviceSynchronize(), "cudaMemset");
+    finish("cudaMemset");
   }
   void copy(void* to, const void* from, size_t bytes) const override {
-    const Current current(index_);
+    const CurrentDevice current(device());
     check(cudaMemcpy(to, from, bytes, cudaMemcpyDefault), "cudaMemcpy");
+    finish("cudaMemcpy");
   }
 
  private:
@@ -81,7 +84,7 @@ class DeviceMemory final : public Memory {
 class StreamQueue final : public Queue {
  public:
   explicit StreamQueue(int index) : index_(index) {
-    const Current current(index_);
+    const CurrentDevice current({DeviceKind::cuda, index});
     check(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking), "cudaStreamCreate");
   }
   ~StreamQueue() override { cudaStreamDestroy(stream_); }
@@ -101,10 +104,7 @@ class StreamQueue final : public Queue {
   }
   void wait() override { check(cudaStreamSynchronize(stream_), "a step's kernels"); }
 
-  cudaStream_t stream() {
-    check(cudaSetDevice(index_), "cudaSetDevice");
-    return stream_;
-  }
+  cudaStream_t stream() const { return stream_; }
 
  private:
   int index_;
@@ -157,8 +157,8 @@ class RuntimeBackend final : public Backend {
 
 }  // namespace
 
-cudaStream_t stream_of(Queue& queue) {
-  return dynamic_cast<StreamQueue&>(queue).stream();
+cudaStream_t stream_of(const Queue& queue) {
+  return dynamic_cast<const StreamQueue&>(queue).stream();
 }
 
 }  // namespace effinfer::cuda

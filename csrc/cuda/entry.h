@@ -63,6 +63,7 @@ void launch(const typename Kernel::Params& params, int64_t blocks, Queue& queue)
   static_assert(sizeof(params) <= 4096 && Kernel::kThreads % kWarp == 0);
   if (blocks == 0) return;
   constexpr size_t kShared = sizeof(typename Kernel::Shared);
+  const CurrentDevice current(queue.device());
   cudaLaunchConfig_t config = {};
   config.gridDim = dim3(static_cast<unsigned>(blocks));
   config.blockDim = dim3(Kernel::kThreads);

@@ -16,6 +16,18 @@ inline constexpr size_t kPlainSharedBytes = 48 << 10;
 void check(cudaError_t status, const char* what);
 
 // Of a queue that the CUDA backend made.
-cudaStream_t stream_of(Queue& queue);
+cudaStream_t stream_of(const Queue& queue);
+
+// Makes a device the thread's own for as long as it lives: who embeds effinfer has one too.
+class CurrentDevice {
+ public:
+  explicit CurrentDevice(Device device);
+  ~CurrentDevice();
+  CurrentDevice(const CurrentDevice&) = delete;
+  CurrentDevice& operator=(const CurrentDevice&) = delete;
+
+ private:
+  int before_ = 0;
+};
 
 }  // namespace effinfer::cuda

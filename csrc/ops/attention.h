@@ -56,6 +56,7 @@ inline constexpr int32_t most_tile_rows(KeySource source, int32_t group, bool vi
 // Of GPUs: the rows of a product of matrices, and items for each of some hundred multiprocessors.
 inline constexpr int32_t kGpuTileRows = 16;
 inline constexpr int32_t kGpuShares = 512;
+inline constexpr int64_t kGpuPartials = 65536;  // 32 MB with heads of 128: 64k tokens of 64 heads
 
 // The shape part of a problem: what planning needs.
 struct AttentionShape {
@@ -72,6 +73,8 @@ struct AttentionShape {
   // A tile with more than this share of all chunks is split into items of about that share, so that
   // whoever computes them stays busy with one sequence: teams of tens of members.
   int32_t shares = 64;
+  // Splitting stops when this many partial results are in use: 8 MB with heads of 256.
+  int64_t most_partials = 8192;
 
   int32_t group() const { return num_qo_heads / num_kv_heads; }
   bool operator==(const AttentionShape&) const = default;

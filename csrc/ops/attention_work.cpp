@@ -10,9 +10,6 @@
 namespace effinfer::ops {
 namespace {
 
-// Splitting stops when this many partial results are in use (8 MB with heads of 256).
-constexpr int64_t kMaxPartials = 8192;
-
 int32_t ceil_div(int64_t a, int64_t b) {
   return static_cast<int32_t>((a + b - 1) / b);
 }
@@ -149,7 +146,8 @@ class Planner {
   void add_items(int32_t index, const AttentionTile& tile, int32_t share) {
     const int32_t chunks = num_chunks(tile);
     const int64_t stride = int64_t{tile.num_rows} * tile.num_heads;
-    if (chunks <= 1 || chunks <= share || work_.num_partials + chunks * stride > kMaxPartials) {
+    if (chunks <= 1 || chunks <= share ||
+        work_.num_partials + chunks * stride > shape_.most_partials) {
       const int32_t first = tile.sink_units > 0 ? 0 : tile.first_unit;
       work_.items.push_back({index, first, tile.end_unit, -1, -1});
       return;
@@ -199,7 +197,7 @@ int64_t AttentionWork::reserve(const AttentionShape& shape, int64_t max_tokens,
       std::min<int64_t>(max_tokens, ceil_div(max_tokens, tile_tokens(shape)) + max_sequences);
   const int64_t chunks = ceil_div(max_kv_len, kUnitTokens * kChunkUnits);
   const int64_t partials =
-      chunks <= 1 ? 0 : std::min(max_tokens * shape.num_qo_heads * chunks, kMaxPartials);
+      chunks <= 1 ? 0 : std::min(max_tokens * shape.num_qo_heads * chunks, shape.most_partials);
   // A chunk of a split tile has at least a token's heads of partials, and a merge two of them.
   const int64_t least = std::max<int64_t>(1, group / head_groups);
   tiles.reserve(static_cast<size_t>(max_tiles));
