@@ -189,6 +189,11 @@ std::shared_ptr<Executable> compile(const Graph& graph, std::shared_ptr<const We
     impl->shared.weights->pack(impl->shared.graph, impl->shared.options);
     impl->allocate_arena();
     impl->lower();
+    if (options.device.kind != DeviceKind::cpu) {
+      // Chosen from what was written, whichever node wrote it.
+      impl->shared.max_top =
+          static_cast<int32_t>(std::min<int64_t>(impl->limits.vocab_size, ops::kMaxTop));
+    }
     impl->shared.weights->release_source(graph);
     impl->reserve_plans();
     const std::string& tuning_cache = impl->shared.options.tuning_cache;

@@ -162,7 +162,8 @@ std::string Executable::explain() const {
       << " sequences of " << options.max_seq_len << " tokens, " << options.max_rows
       << " rows of logits\n";
   if (!on_cpu) {
-    out << "logits go to the host, which samples\n";
+    out << "the host samples: from up to " << impl.shared.max_top
+        << " of the highest logits a row when that is enough, else from all\n";
   } else if (impl.shared.max_top > 0) {
     out << "head keeps up to " << impl.shared.max_top
         << " of the highest logits a row, and writes no others, when sampling needs no more\n";

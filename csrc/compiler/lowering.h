@@ -78,7 +78,6 @@ class Lowering {
   }
   // The node at hand computes the logits and can keep the highest of them.
   void offer_top(int64_t vocab_size) {
-    if (!on_cpu()) return;
     shared_.max_top = static_cast<int32_t>(std::min<int64_t>(vocab_size, ops::kMaxTop));
   }
 

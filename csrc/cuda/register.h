@@ -32,6 +32,7 @@ void register_rope();
 void register_matmul();
 void register_attention();
 void register_move_tokens();
+void register_top_rows();
 
 // All of them.
 void register_cuda();

@@ -6,6 +6,9 @@
 
 #include "core/memory.h"
 #include "effinfer/error.h"
+#include "ops/registry.h"
+#include "ops/top_list.h"
+#include "ops/top_rows.h"
 
 namespace effinfer::executor {
 namespace {
@@ -68,7 +71,10 @@ class DeviceStep::Packer {
 DeviceStep::DeviceStep(const Shared& shared, const BatchLimits& limits,
                        std::span<const AttentionBuffers> attention, size_t partials,
                        size_t partial_floats)
-    : queue_(make_queue(shared.target.device)), image_(image_bytes(limits, attention)) {
+    : queue_(make_queue(shared.target.device)),
+      image_(image_bytes(limits, attention)),
+      max_rows_(limits.max_rows),
+      vocab_size_(limits.vocab_size) {
   const auto allocate = [&](size_t bytes, Pages pages, const char* what) {
     std::shared_ptr<void> memory = shared.memory->allocate(bytes, pages);
     if (memory) return memory;
@@ -82,6 +88,8 @@ DeviceStep::DeviceStep(const Shared& shared, const BatchLimits& limits,
   block_ = allocate(image_.size(), Pages::heap, "a step's arrays");
   logits_ = allocate(static_cast<size_t>(limits.max_rows * limits.vocab_size) * sizeof(float),
                      Pages::heap, "logits");
+  const auto most_top = static_cast<size_t>(max_rows_) * ops::kMaxTop;
+  top_ = allocate(most_top * (sizeof(float) + sizeof(int32_t)), Pages::heap, "highest logits");
   partial_out_ = allocate(partial_floats * sizeof(float), Pages::heap, "partial results");
   partial_ms_ = allocate(partials * 2 * sizeof(float), Pages::heap, "partial results");
   done_ = allocate(merges * sizeof(int32_t), Pages::huge, "counters");
@@ -122,13 +130,32 @@ void DeviceStep::pack(const Step& step, std::span<const AttentionBuffers> attent
   queue_->upload(block_.get(), image_.data(), packer.used());
 }
 
-void DeviceStep::run(const Program& program, const Step& step,
-                     std::span<const AttentionBuffers> attention, std::span<float> logits) {
+void DeviceStep::launch(const Program& program, const Step& step,
+                        std::span<const AttentionBuffers> attention) {
   pack(step, attention);
   for (const std::unique_ptr<Call>& call : program.calls) {
     if (call->prepare(step_)) call->launch(*queue_);
   }
+}
+
+void DeviceStep::read(std::span<float> logits) {
   queue_->download(logits.data(), logits_.get(), logits.size_bytes());
+  queue_->wait();
+}
+
+void DeviceStep::read_top(int64_t rows, const TopLogits& top) {
+  auto* values = static_cast<float*>(top_.get());
+  ops::TopRowsProblem problem;
+  problem.x = static_cast<const float*>(logits_.get());
+  problem.rows = rows;
+  problem.cols = vocab_size_;
+  problem.k = top.k;
+  problem.values = values;
+  problem.indices = reinterpret_cast<int32_t*>(values + max_rows_ * ops::kMaxTop);
+  const Target target = current_target(queue_->device());
+  ops::table<ops::TopRowsProblem>().select(problem, target).launch(problem, *queue_);
+  queue_->download(top.values.data(), problem.values, top.values.size_bytes());
+  queue_->download(top.tokens.data(), problem.indices, top.tokens.size_bytes());
   queue_->wait();
 }
 

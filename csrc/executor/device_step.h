@@ -20,10 +20,13 @@ class DeviceStep {
   DeviceStep(const Shared& shared, const BatchLimits& limits,
              std::span<const AttentionBuffers> attention, size_t partials, size_t partial_floats);
 
-  // Runs the calls of a step whose pointers are the host's, and writes its logits [R, vocab] to
-  // host memory. Throws DeviceError.
-  void run(const Program& program, const Step& step, std::span<const AttentionBuffers> attention,
-           std::span<float> logits);
+  // Puts the calls of a step whose pointers are the host's into the queue.
+  void launch(const Program& program, const Step& step,
+              std::span<const AttentionBuffers> attention);
+  // These wait for the step that was launched, and write its logits [R, vocab], or the highest of
+  // each of `rows` rows, to the host's memory. They throw DeviceError.
+  void read(std::span<float> logits);
+  void read_top(int64_t rows, const TopLogits& top);
 
  private:
   // Arrays one after the other, aligned.
@@ -34,6 +37,9 @@ class DeviceStep {
   std::vector<std::byte> image_;  // on the host
   std::shared_ptr<void> block_;   // the same on the device
   std::shared_ptr<void> logits_;
+  std::shared_ptr<void> top_;  // values and tokens [rows, k]
+  int64_t max_rows_;
+  int64_t vocab_size_;
   std::shared_ptr<void> partial_out_;
   std::shared_ptr<void> partial_ms_;
   std::shared_ptr<void> done_;

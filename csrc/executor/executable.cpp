@@ -84,8 +84,8 @@ void Executable::run(const Batch& batch, KvCache& cache, std::span<float> logits
   executor::check_size_of("logits", logits.size(), rows * static_cast<size_t>(vocab_size()));
   executor::Step step;
   if (impl_->device) {
-    const Program& program = impl_->begin_step(batch, cache, step);
-    return impl_->device->run(program, step, impl_->attention, logits);
+    impl_->device->launch(impl_->begin_step(batch, cache, step), step, impl_->attention);
+    return impl_->device->read(logits);
   }
   step.logits = logits.data();
   impl_->run_step(batch, cache, step);
@@ -100,10 +100,14 @@ void Executable::run_top(const Batch& batch, KvCache& cache, const TopLogits& to
   }
   executor::check_size_of("values", top.values.size(), rows * static_cast<size_t>(top.k));
   executor::check_size_of("tokens", top.tokens.size(), rows * static_cast<size_t>(top.k));
+  executor::Step step;
+  if (impl.device) {
+    impl.device->launch(impl.begin_step(batch, cache, step), step, impl.attention);
+    return impl.device->read_top(static_cast<int64_t>(rows), top);
+  }
   // More rows than there is room for are refused by the step.
   const auto members = static_cast<size_t>(impl.pool->size());
   const size_t lists = members * std::min(rows, static_cast<size_t>(impl.limits.max_rows));
-  executor::Step step;
   step.top = reinterpret_cast<ops::TopList*>(impl.top_lists.get());
   std::uninitialized_default_construct_n(step.top, lists);
   step.top_k = top.k;

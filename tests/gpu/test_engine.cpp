@@ -181,6 +181,22 @@ TEST("tokens do not depend on the batch, the prefix cache or the order of thread
   }
 }
 
+TEST("the highest logits give the tokens that all logits give") {
+  const std::shared_ptr<const Model> model = model_of("q8_0");
+  Engine engine(model, options_on(kGpu, Precision::fast));
+  CHECK_EQ(engine.executable().max_top(), 64);
+  for (const float temperature : {0.0f, 0.9f}) {
+    SamplingParams params;
+    params.max_tokens = 10;
+    params.temperature = temperature;
+    params.top_k = 7;
+    params.seed = 4;
+    const std::vector<int32_t> from_top = engine.generate(tokens_of(20, 9), params);
+    params.logprobs = 0;  // which needs all of them
+    CHECK(engine.generate(tokens_of(20, 9), params) == from_top);
+  }
+}
+
 TEST("drafts change no token, and pages are closed up behind them") {
   const std::shared_ptr<const Model> model = model_of("q4_0");
   for (const DType kv : {DType::bf16, DType::i8, DType::f32}) {
