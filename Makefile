@@ -39,8 +39,17 @@ test: | $(BIN)/python
 	@$(SETUP) package --build-dir $(BUILD) --with-tests
 	$(BIN)/ctest --test-dir $(BUILD) --output-on-failure
 	$(BIN)/python tools/check_isa_symbols.py $(BUILD)
+	@$(CHECK_SASS)
 	$(BIN)/python -m pytest
 	@echo "test: all passed"
+
+# Where the CUDA backend was built. Its disassembler is NVIDIA's, and optional.
+ifneq ($(shell command -v nvcc),)
+CHECK_SASS = $(SETUP) sass || echo "test: no cuobjdump"; \
+  $(BIN)/python tools/check_sass.py $(BUILD)
+else
+CHECK_SASS = true
+endif
 
 lint: | $(BIN)/python
 	@$(SETUP) build run lint

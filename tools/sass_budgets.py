@@ -25,7 +25,7 @@ FORBIDDEN = ("LDL", "STL")
 # Weights of 16 bytes a lane and load, activations without a detour through registers, products on
 # the tensor cores.
 STREAM = ("LDG.E.128", "LDGSTS.128", "HMMA")
-# Of float16 weights nvcc makes halves of these loads.
+# Half a line of float16 weights is what a lane needs at once.
 STREAM_F16 = ("LDG.E.64", "LDGSTS.128", "HMMA")
 # Keys and values come as copies of 16 bytes; the states of other blocks as loads.
 ATTENTION = ("LDG.E.128", "LDGSTS.128", "HMMA")
