@@ -61,7 +61,10 @@ class DeviceMemory final : public Memory {
     }
     check(status, "cudaMalloc");
     std::shared_ptr<void> handle(memory, [](void* pointer) { cudaFree(pointer); });
-    if (pages != Pages::heap) check(cudaMemset(memory, 0, bytes), "cudaMemset");
+    if (pages != Pages::heap) {
+      check(cudaMemset(memory, 0, bytes), "cudaMemset");
+      finish("cudaMemset");
+    }
     return handle;
   }
   void zero(void* to, size_t bytes) const override {
@@ -72,9 +75,15 @@ class DeviceMemory final : public Memory {
   void copy(void* to, const void* from, size_t bytes) const override {
     const Current current(index_);
     check(cudaMemcpy(to, from, bytes, cudaMemcpyDefault), "cudaMemcpy");
+    finish("cudaMemcpy");
   }
 
  private:
+  // cudaMemset and copies inside the device return before they are done, those from the host's
+  // pageable memory maybe before the last bytes have arrived, and the streams of queues do not wait
+  // for the default one.
+  static void finish(const char* what) { check(cudaStreamSynchronize(cudaStreamLegacy), what); }
+
   int index_;
 };
 
