@@ -32,6 +32,9 @@ inline int copies_of(int64_t bytes, const Settings& settings) {
 // Seconds of one of a row of calls, of which call number i works on copy i.
 inline Timing measure(effinfer::Queue& queue, const Settings& settings, int copies,
                       const std::function<void(int)>& call) {
+  // A kernel is loaded when it is first launched, which cannot be recorded.
+  call(0);
+  queue.wait();
   const int rounds = (settings.least_calls + copies - 1) / copies;
   const auto recording = record(queue, [&] {
     for (int i = 0; i < rounds * copies; ++i) call(i % copies);
