@@ -32,6 +32,7 @@ KERNELS = ROOT / "csrc" / "cuda"
 # Of a multiprocessor; shared memory by architecture, in KiB.
 REGISTERS, THREADS, BLOCKS, PARTITIONS, WARP = 65536, 2048, 32, 4, 32
 SHARED_KIB = {"sm_80": 164, "sm_86": 100, "sm_87": 164, "sm_89": 100, "sm_90": 228}
+SHARED_KIB |= {"sm_100": 228, "sm_103": 228, "sm_120": 100, "sm_121": 100}
 SHARED_OF_A_BLOCK = 1024  # that the system takes beside a block's own
 
 
