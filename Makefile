@@ -10,6 +10,8 @@
 #                  BENCH_FLAGS="--only context,batch" measures some sections again
 #   make bench-techniques
 #                  sparse prefills on real models; writes docs/techniques.md
+#   make bench-gpu on a machine with a GPU: its ceilings, the device tests, the kernels' speed;
+#                  BENCH_FLAGS="--skip peers" leaves parts out
 #   make format    rewrites the sources in the house style
 #   make stubs     rewrites the types of the native module, after a change of its bindings
 
@@ -21,7 +23,7 @@ BUILD := build/wheel
 FUZZ_MUTATIONS ?= 100000
 SETUP := $(BIN)/python tools/setup_venv.py
 
-.PHONY: demo test lint sanitize fidelity bench bench-compare bench-techniques format stubs clean
+.PHONY: demo test lint sanitize fidelity bench bench-compare bench-techniques bench-gpu format stubs clean
 .DEFAULT_GOAL := test
 
 $(BIN)/python:
@@ -39,8 +41,17 @@ test: | $(BIN)/python
 	@$(SETUP) package --build-dir $(BUILD) --with-tests
 	$(BIN)/ctest --test-dir $(BUILD) --output-on-failure
 	$(BIN)/python tools/check_isa_symbols.py $(BUILD)
+	@$(CHECK_SASS)
 	EFFINFER_EMULATED=$(CURDIR)/$(BUILD)/emulated/libeffinfer.so $(BIN)/python -m pytest
 	@echo "test: all passed"
+
+# Where the CUDA backend was built. Its disassembler is NVIDIA's, and optional.
+ifneq ($(shell command -v nvcc),)
+CHECK_SASS = $(SETUP) sass || echo "test: no cuobjdump"; \
+  $(BIN)/python tools/check_sass.py $(BUILD)
+else
+CHECK_SASS = true
+endif
 
 lint: | $(BIN)/python
 	@$(SETUP) build run lint
@@ -107,6 +118,13 @@ bench-techniques: | $(BIN)/python
 	@$(SETUP) package --build-dir $(BUILD)
 	$(BIN)/python bench/techniques.py
 	@echo "bench-techniques: docs/techniques.md written"
+
+# Says what is missing, with status 2, before it installs or builds anything. What CMake needs comes
+# from the PATH if it is there: a machine with a GPU may reach no package index.
+bench-gpu:
+	@$(PYTHON) bench/gpu.py --look
+	@command -v cmake ninja >/dev/null || { $(MAKE) $(BIN)/python && $(SETUP) build; }
+	PATH=$$PATH:$(CURDIR)/$(BIN) $(PYTHON) bench/gpu.py $(BENCH_FLAGS)
 
 # The typing stubs of the native module, generated from the built one.
 stubs: | $(BIN)/python

@@ -23,8 +23,9 @@ def load(path: Path) -> dict[str, Any]:
 
 
 def by_coverage(folder: Path = RESULTS) -> list[dict[str, Any]]:
-    """The results of all machines, those with the most sections first."""
-    results = [load(path) for path in sorted(folder.glob("*.json"))]
+    """The results of all machines, those with the most sections first; gpu.py's are its own."""
+    paths = [path for path in sorted(folder.glob("*.json")) if not path.name.startswith("gpu-")]
+    results = [load(path) for path in paths]
     return sorted(results, key=lambda result: len(result["sections"]), reverse=True)
 
 

@@ -32,3 +32,11 @@ else()
   set(cuda_status "built")
   set(cuda_objects $<TARGET_OBJECTS:effinfer_cuda>)
 endif()
+
+# Makes an executable run on the GPU: the objects and the runtime.
+function(effinfer_link_cuda target)
+  target_sources(${target} PRIVATE ${cuda_objects})
+  target_include_directories(${target} PRIVATE ${CUDAToolkit_INCLUDE_DIRS})
+  target_link_libraries(${target} PRIVATE CUDA::cudart_static)
+  set_target_properties(${target} PROPERTIES LINKER_LANGUAGE CXX)
+endfunction()

@@ -19,7 +19,7 @@ except ModuleNotFoundError:  # Python 3.10, whose pip still carries the parser
 
 ROOT = Path(__file__).resolve().parent.parent
 STAMPS = Path(sys.prefix) / "effinfer-stamps"
-TREES = ("csrc", "cmake", "python", "tests/cpp")
+TREES = ("csrc", "cmake", "python", "tests/cpp", "tests/gpu", "bench/gpu")
 
 
 def requirements(group: str) -> list[str]:

@@ -33,6 +33,8 @@ class Backend {
   virtual std::string model_name(int index) const = 0;
   // Compute capability times ten: 80 is Ampere, 90 Hopper.
   virtual int arch(int index) const = 0;
+  // Memory that the threads of a block may share.
+  virtual int64_t shared_bytes(int index) const = 0;
   virtual const Memory& memory(int index) const = 0;
   virtual std::unique_ptr<Queue> make_queue(int index) const = 0;
   virtual void register_kernels() const = 0;

@@ -214,8 +214,9 @@ void set_isa(Isa isa) {
 }
 
 Target current_target(Device device) {
-  const bool is_cuda = device.kind == DeviceKind::cuda;
-  return {device, current_isa(), is_cuda ? cuda_backend()->arch(device.index) : 0};
+  if (device.kind == DeviceKind::cpu) return {device, current_isa()};
+  const Backend& cuda = *cuda_backend();
+  return {device, current_isa(), cuda.arch(device.index), cuda.shared_bytes(device.index)};
 }
 
 std::vector<Isa> available_isas() {

@@ -49,13 +49,30 @@ const char* rejects(const AttentionProblem& p) {
   return nullptr;
 }
 
-template <DType kType>
-void launch_on(const AttentionParams& params, Queue& queue) {
-  const int32_t dims = params.p.k.dims;
-  const int64_t items = params.p.work.num_items;
-  if (dims <= 64) return launch<AttentionKernel<kType, 2>>(params, items, queue);
-  if (dims <= 128) return launch<AttentionKernel<kType, 4>>(params, items, queue);
-  launch<AttentionKernel<kType, 8>>(params, items, queue);
+template <DType kType, class Visit>
+auto with_warps(const AttentionProblem& p, Visit&& visit) {
+  if (p.k.dims <= 64) return visit.template operator()<AttentionKernel<kType, 2>>();
+  if (p.k.dims <= 128) return visit.template operator()<AttentionKernel<kType, 4>>();
+  return visit.template operator()<AttentionKernel<kType, 8>>();
+}
+
+// visit.operator()<Kernel>() with the kernel of the problem's pages.
+template <class Visit>
+auto with_kernel(const AttentionProblem& p, Visit&& visit) {
+  switch (p.k.dtype) {
+    case DType::f32:
+      return with_warps<DType::f32>(p, visit);
+    case DType::f16:
+      return with_warps<DType::f16>(p, visit);
+    case DType::bf16:
+      return with_warps<DType::bf16>(p, visit);
+    default:
+      return with_warps<DType::i8>(p, visit);
+  }
+}
+
+size_t shared_bytes(const AttentionProblem& p) {
+  return with_kernel(p, []<class Kernel>() { return sizeof(typename Kernel::Shared); });
 }
 
 void launch_attention(const AttentionProblem& p, Queue& queue) {
@@ -64,22 +81,13 @@ void launch_attention(const AttentionProblem& p, Queue& queue) {
     params.operand_row_bytes = p.out_operand.row_bytes();
     params.operand_cols = static_cast<int32_t>(ops::padded_cols(p.out_operand.cols));
   }
-  switch (p.k.dtype) {
-    case DType::f32:
-      return launch_on<DType::f32>(params, queue);
-    case DType::f16:
-      return launch_on<DType::f16>(params, queue);
-    case DType::bf16:
-      return launch_on<DType::bf16>(params, queue);
-    default:
-      return launch_on<DType::i8>(params, queue);
-  }
+  with_kernel(p, [&]<class Kernel>() { launch<Kernel>(params, p.work.num_items, queue); });
 }
 
 }  // namespace
 
 void register_attention() {
-  add<AttentionProblem>("attention", rejects, launch_attention);
+  add<AttentionProblem>("attention", rejects, launch_attention, shared_bytes);
 }
 
 }  // namespace effinfer::cuda

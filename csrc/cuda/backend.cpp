@@ -31,7 +31,9 @@ CurrentDevice::~CurrentDevice() {
 
 namespace {
 
-// Queues do not wait for the stream that copies and zeros outside of them go to.
+// cudaMemset and copies inside the device return before they are done, those from the host's
+// pageable memory maybe before the last bytes have arrived, and the streams of queues do not wait
+// for the default one.
 void finish(const char* what) {
   check(cudaStreamSynchronize(cudaStreamLegacy), what);
 }
@@ -136,6 +138,9 @@ class RuntimeBackend final : public Backend {
   int arch(int index) const override {
     const cudaDeviceProp found = properties(index);
     return found.major * 10 + found.minor;
+  }
+  int64_t shared_bytes(int index) const override {
+    return static_cast<int64_t>(properties(index).sharedMemPerBlockOptin);
   }
   const Memory& memory(int index) const override { return *memories_[static_cast<size_t>(index)]; }
   std::unique_ptr<Queue> make_queue(int index) const override {

@@ -50,8 +50,10 @@ constexpr int min_blocks() {
   }
 }
 
-template <class Kernel>
-__global__ void __launch_bounds__(Kernel::kThreads, min_blocks<Kernel>())
+// The block's threads and shared bytes are part of the name: profilers show them, and
+// tools/check_sass.py takes from them how many blocks an SM holds.
+template <class Kernel, int kThreads, size_t kShared>
+__global__ void __launch_bounds__(kThreads, min_blocks<Kernel>())
     entry(const __grid_constant__ typename Kernel::Params params) {
   extern __shared__ __align__(128) unsigned char memory[];
   DeviceUnit unit;
@@ -64,16 +66,17 @@ void launch(const typename Kernel::Params& params, int64_t blocks, Queue& queue)
   if (blocks == 0) return;
   constexpr size_t kShared = sizeof(typename Kernel::Shared);
   const CurrentDevice current(queue.device());
+  constexpr auto kEntry = entry<Kernel, Kernel::kThreads, kShared>;
   cudaLaunchConfig_t config = {};
   config.gridDim = dim3(static_cast<unsigned>(blocks));
   config.blockDim = dim3(Kernel::kThreads);
   config.dynamicSmemBytes = kShared;
   config.stream = stream_of(queue);
   if constexpr (kShared > kPlainSharedBytes) {
-    check(cudaFuncSetAttribute(entry<Kernel>, cudaFuncAttributeMaxDynamicSharedMemorySize, kShared),
+    check(cudaFuncSetAttribute(kEntry, cudaFuncAttributeMaxDynamicSharedMemorySize, kShared),
           Kernel::kName);
   }
-  check(cudaLaunchKernelEx(&config, entry<Kernel>, params), Kernel::kName);
+  check(cudaLaunchKernelEx(&config, kEntry, params), Kernel::kName);
 }
 
 }  // namespace effinfer::cuda

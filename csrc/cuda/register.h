@@ -5,12 +5,14 @@
 
 namespace effinfer::cuda {
 
-// Adds "<op>.cuda", for GPUs from `min_arch` on.
+inline constexpr int32_t kLeastArch = 80;  // bfloat16 products, asynchronous copies
+
+// Adds "<op>.cuda".
 template <class Problem>
 void add(const char* op, const char* (*rejects)(const Problem&),
-         void (*launch)(const Problem&, Queue&), int min_arch = 80) {
+         void (*launch)(const Problem&, Queue&), size_t (*shared_bytes)(const Problem&) = nullptr) {
   ops::mutable_table<Problem>().add({std::string(op) + ".cuda", Isa::portable, rejects, nullptr,
-                                     nullptr, DeviceKind::cuda, launch, min_arch});
+                                     nullptr, DeviceKind::cuda, launch, kLeastArch, shared_bytes});
 }
 
 template <class Problem>

@@ -35,6 +35,8 @@ struct Variant {
   // Of another device: puts the work into its queue. The problem's pointers are the device's.
   void (*launch)(const Problem&, Queue&) = nullptr;
   int32_t min_arch = 0;  // of a GPU
+  // What the threads of a block share; null: as little as any GPU has.
+  size_t (*shared_bytes)(const Problem&) = nullptr;
 };
 
 // Why a variant cannot run a problem on `target`, or null.
@@ -42,7 +44,13 @@ template <class Problem>
 const char* refusal(const Variant<Problem>& variant, const Problem& problem, const Target& target) {
   if (variant.device != target.device.kind) return "runs on another device";
   if (variant.min_arch > target.arch) return "needs a newer GPU";
-  return variant.isa > target.isa ? "needs a higher ISA level" : variant.rejects(problem);
+  if (variant.isa > target.isa) return "needs a higher ISA level";
+  if (const char* reason = variant.rejects(problem)) return reason;
+  const bool shares = variant.shared_bytes != nullptr;
+  if (shares && static_cast<int64_t>(variant.shared_bytes(problem)) > target.shared_bytes) {
+    return "needs more shared memory than a block of this GPU has";
+  }
+  return nullptr;
 }
 
 // Whether a variant that fits is to be preferred to another one that does.

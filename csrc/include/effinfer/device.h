@@ -62,8 +62,9 @@ EFFINFER_API Isa parse_isa(std::string_view text);
 // What kernels are selected for.
 struct Target {
   Device device = {};
-  Isa isa = Isa::portable;  // the highest level that may be used, of the CPU
-  int32_t arch = 0;         // of a GPU: its compute capability times ten, 80 is Ampere
+  Isa isa = Isa::portable;   // the highest level that may be used, of the CPU
+  int32_t arch = 0;          // of a GPU: its compute capability times ten, 80 is Ampere
+  int64_t shared_bytes = 0;  // of a GPU: what the threads of a block may share
 };
 // With current_isa().
 EFFINFER_API Target current_target(Device device = {});

@@ -1,0 +1,210 @@
+"""tools/check_sass.py reads what NVIDIA's tools print, and finds what it is for."""
+
+import importlib
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+TOOLS = Path(__file__).resolve().parents[2] / "tools"
+
+ADD = "_ZN8effinfer4cuda5entryINS0_9AddKernelELi256ELm1EEEvNT_6ParamsE"
+STREAM = (
+    "_ZN8effinfer4cuda5entryINS0_12StreamMatmulIXtlNS_3ops12PackedFormatELNS3_9QuantBitsE0E"
+    "LNS3_9ScaleKindE2ELb0ELh32ELh1EEELi1ELi96EEELi256ELm16384EEEvNT_6ParamsE"
+)
+
+# Of nvcc 13.0, with -Xptxas=-v.
+PTXAS_LOG = f"""\
+ptxas info    : 0 bytes gmem
+ptxas info    : Compiling entry function '{ADD}' for 'sm_80'
+ptxas info    : Function properties for {ADD}
+    0 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads
+ptxas info    : Used 28 registers, used 0 barriers, 392 bytes cmem[0]
+ptxas info    : Compile time = 8.873 ms
+ptxas info    : Compiling entry function '{STREAM}' for 'sm_80'
+ptxas info    : Function properties for {STREAM}
+    16 bytes stack frame, 24 bytes spill stores, 40 bytes spill loads
+ptxas info    : Used 128 registers, used 1 barriers, 64 bytes smem, 712 bytes cmem[0]
+"""
+
+# Of cuobjdump 13.5, --dump-resource-usage.
+USAGE = f"""
+Fatbin ptx code:
+================
+arch = sm_80
+code version = [9,0]
+host = linux
+compressed
+ptxasOptions = --warn-on-spills
+
+Fatbin elf code:
+================
+arch = sm_80
+code version = [1,8]
+
+Resource usage:
+ Common:
+  GLOBAL:0
+ Function {ADD}:
+  REG:28 STACK:0 SHARED:0 LOCAL:0 CONSTANT[0]:392 TEXTURE:0 SURFACE:0 SAMPLER:0
+
+Fatbin elf code:
+================
+arch = sm_90a
+code version = [1,8]
+
+Resource usage:
+ Common:
+  GLOBAL:0
+ Function {STREAM}:
+  REG:167 STACK:8 SHARED:1024 LOCAL:0 CONSTANT[2]:8 CONSTANT[0]:712 TEXTURE:0 SURFACE:0 SAMPLER:0
+"""
+
+# Of cuobjdump 13.5 and nvdisasm, -sass.
+SASS = f"""
+	code for sm_80
+	.target	sm_80
+
+		Function : {ADD}
+	.headerflags	@"EF_CUDA_SM80 EF_CUDA_VIRTUAL_SM(EF_CUDA_SM80)"
+        /*0000*/               IMAD.MOV.U32 R1, RZ, RZ, c[0x0][0x28] ; /* 0x00000a00ff017624 */
+ /* 0x000fe400078e00ff */
+        /*0370*/          @!P0 LDG.E.128.CONSTANT R8, desc[UR4][R18.64] ; /* 0x0000000412088981 */
+        /*0380*/              @UP0 UIADD3 UR4, UR4, 0x1, URZ ; /* 0x0000000412088981 */
+	code for sm_90a
+		Function : {STREAM}
+        /*1230*/                   LDG.E.EF.128 R4, desc[UR6][R2.64] ; /* 0x0000000412088981 */
+        /*1240*/                   STL [R1], R4 ; /* 0x0000000412088981 */
+"""
+
+
+@pytest.fixture(scope="module")
+def sass() -> ModuleType:
+    sys.path.insert(0, str(TOOLS))
+    try:
+        return importlib.import_module("check_sass")
+    finally:
+        sys.path.remove(str(TOOLS))
+
+
+def kernel(sass, **changes):
+    plain = {"name": "AddKernel", "arch": "sm_80", "threads": 256, "shared": 1, "registers": 28}
+    return sass.Kernel(**{**plain, **changes})
+
+
+def test_what_ptxas_says(sass):
+    assert sass.parse_ptxas(PTXAS_LOG) == [
+        ("sm_80", ADD, {"stack": 0, "spills": 0, "registers": 28, "shared": 0}),
+        ("sm_80", STREAM, {"stack": 16, "spills": 64, "registers": 128, "shared": 64}),
+    ]
+
+
+def test_what_cuobjdump_says(sass):
+    assert sass.parse_usage(USAGE) == [
+        ("sm_80", ADD, {"stack": 0, "spills": 0, "registers": 28, "shared": 0}),
+        # Without what the system takes of a Hopper's shared memory.
+        ("sm_90a", STREAM, {"stack": 8, "spills": 0, "registers": 167, "shared": 0}),
+    ]
+
+
+def test_opcodes_by_kernel(sass):
+    assert sass.parse_sass(SASS.splitlines()) == {
+        ("sm_80", ADD): {"IMAD.MOV.U32", "LDG.E.128.CONSTANT", "UIADD3"},
+        ("sm_90a", STREAM): {"LDG.E.EF.128", "STL"},
+    }
+
+
+@pytest.mark.parametrize(
+    ("opcode", "wanted", "found"),
+    [
+        ("LDG.E.EF.128", "LDG.E.128", True),
+        ("LDG.E.64", "LDG.E.128", False),
+        ("LDGSTS.E.BYPASS.128", "LDG.E.128", False),
+        ("HMMA.16816.F32.BF16", "HMMA", True),
+        ("LDL.64", "LDL", True),
+    ],
+)
+def test_modifiers_may_be_more(sass, opcode, wanted, found):
+    assert sass.has_opcode({opcode}, wanted) is found
+
+
+def test_names(sass):
+    names = sass.demangle([ADD, STREAM])
+    assert sass.parse_name(names[ADD]) == ("AddKernel", 256, 1)
+    assert sass.parse_name(names[STREAM]) == (
+        "StreamMatmul<PackedFormat{0, 2, false, 32, 1}, 1, 96>",
+        256,
+        16384,
+    )
+    assert sass.parse_name("void someone::else<int>(int)") is None
+
+
+@pytest.mark.parametrize(
+    ("changes", "blocks"),
+    [
+        ({}, 8),  # of 2,048 threads
+        ({"registers": 128}, 2),
+        ({"registers": 129}, 1),
+        ({"registers": 40}, 6),
+        ({"threads": 64, "registers": 16}, 32),
+        ({"shared": 80 * 1024}, 2),
+        ({"shared": 82 * 1024}, 1),
+        ({"shared": 82 * 1024, "arch": "sm_90a"}, 2),
+        ({"shared": 165 * 1024}, 0),
+    ],
+)
+def test_occupancy(sass, changes, blocks):
+    assert kernel(sass, **changes).blocks() == blocks
+
+
+def test_what_is_in_order_passes(sass):
+    budget = sass.Budget("AddKernel", 32, 8, opcodes=("LDG.E.128",))
+    assert sass.check([kernel(sass, opcodes={"LDG.E.128.CONSTANT"})], (budget,)) == []
+    # Of opcodes that nobody looked at nothing is said.
+    assert sass.check([kernel(sass)], (budget,)) == []
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"registers": 33}, "33 registers, at most 32"),
+        ({"stack": 8}, "8 bytes of stack"),
+        ({"spills": 4}, "4 bytes of spills"),
+        ({"shared": 20}, "20 bytes of shared memory, at most 1"),
+        ({"threads": 512}, "4 blocks an SM, at least 8"),
+        ({"opcodes": {"LDG.E.64"}}, "no LDG.E.128 in its code"),
+        ({"opcodes": {"LDG.E.128", "STL.64"}}, "STL in its code"),
+        ({"threads": 0}, "expected an entry<>"),
+    ],
+)
+def test_what_is_over_budget_is_found(sass, changes, said):
+    budget = sass.Budget("AddKernel", 32, 8, opcodes=("LDG.E.128",))
+    problems = sass.check([kernel(sass, **changes)], (budget,))
+    assert said in problems[0]
+
+
+def test_rows_and_kernels_belong_together(sass):
+    row, other = sass.Budget("Add*", 32, 1), sass.Budget("*Kernel", 32, 1)
+    assert "no row" in sass.check([kernel(sass)], ())[0]
+    assert "rows Add*, *Kernel" in sass.check([kernel(sass)], (row, other))[0]
+    assert sass.check([kernel(sass)], (row, sass.Budget("Sub*", 32, 1))) == [
+        "Sub*: a row without a kernel"
+    ]
+    assert sass.check([], (row,)) == ["no kernels found", "Add*: a row without a kernel"]
+
+
+def test_a_log_is_checked_as_a_whole(sass):
+    kernels = sass.kernels_of(sass.parse_ptxas(PTXAS_LOG), None)
+    assert [(one.name[:12], one.threads, one.shared) for one in kernels] == [
+        ("AddKernel", 256, 1),
+        ("StreamMatmul", 256, 16384 + 64),
+    ]
+    assert all(one.opcodes is None for one in kernels)
+
+
+def test_the_table_has_one_row_for_a_name(sass):
+    rows = [budget.kernel for budget in sass.BUDGETS]
+    assert len(rows) == len(set(rows))
+    assert all(0 < budget.registers <= 255 and budget.blocks >= 1 for budget in sass.BUDGETS)
