@@ -45,6 +45,11 @@ BUDGETS = (
     Budget("StreamMatmul<PackedFormat{4, *}, 1, 96, 1>", 240, 1, 16384, STREAM_F16),
     Budget("StreamMatmul<PackedFormat{4, *}, 2, 40, 1>", 216, 1, 32768, STREAM_F16),
     Budget("StreamMatmul<PackedFormat{4, *}, 4, 32, 1>", 248, 1, 65536, STREAM_F16),
+    Budget("StreamPair<1>", 200, 1, 16384, ("LDGSTS.128", "HMMA")),
+    Budget("StreamPair<4>", 255, 1, 65536, ("LDGSTS.128", "HMMA")),
+    # Arguments: format (7: t2, 8: t1_6), tiles of 8 tokens.
+    Budget("TernaryMatmul<[78], 1>", 120, 2, 43008, ("LDG.E.128", "IMMA")),
+    Budget("TernaryMatmul<[78], 2>", 120, 1, 86016, ("LDG.E.128", "IMMA")),
     Budget("FloatMatmul<1>", 48, 5, 1024, ("LDG.E.128",)),
     Budget("FloatMatmul<8>", 80, 3, 8192, ("LDG.E.128",)),
     # Arguments: dtype of keys (0: f32, 1: f16, 2: bf16, 3: i8), warps: head_dim / 32.
@@ -72,6 +77,9 @@ BUDGETS = (
     Budget("PickRowsKernel<*>", 32, 16, opcodes=ROWS),
     Budget("PickPackedKernel", 32, 16, opcodes=("STG.E.128",)),
     Budget("ToOperandKernel", 32, 8, opcodes=ROWS),
+    Budget("TokenRowsKernel", 32, 8, 64, ("LDG.E.128",)),
+    Budget("MoveTokens", 48, 10),
+    Budget("TopRows", 32, 2, 512),
     Budget("UnaryKernel", 32, 8),
     Budget("BinaryKernel", 32, 8),
 )

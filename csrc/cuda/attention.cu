@@ -72,7 +72,7 @@ auto with_kernel(const AttentionProblem& p, Visit&& visit) {
 }
 
 size_t shared_bytes(const AttentionProblem& p) {
-  return with_kernel(p, []<class Kernel>() { return sizeof(typename Kernel::Shared); });
+  return with_kernel(p, [&]<class Kernel>() { return sizeof(typename Kernel::Shared); });
 }
 
 void launch_attention(const AttentionProblem& p, Queue& queue) {
