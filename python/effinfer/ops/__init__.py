@@ -31,6 +31,7 @@ from effinfer.ops.elementwise import (
     silu,
     softcap,
 )
+from effinfer.ops.graph_decode import CUDAGraphBatchDecodeWithPagedKVCacheWrapper, fast_decode_plan
 from effinfer.ops.index import BlockIndex, a_shape_index, sampled_index, vertical_slash_index
 from effinfer.ops.logits_pipe import (
     LogitsPipe,
@@ -52,10 +53,10 @@ from effinfer.ops.page import (
 )
 from effinfer.ops.prefill import (
     BatchPrefillWithPagedKVCacheWrapper,
-    BatchPrefillWithRaggedKVCacheWrapper,
     single_prefill_with_kv_cache,
 )
 from effinfer.ops.quantization import packbits, segment_packbits
+from effinfer.ops.ragged import BatchPrefillWithRaggedKVCacheWrapper
 from effinfer.ops.rope import (
     apply_llama31_rope,
     apply_llama31_rope_inplace,
@@ -87,6 +88,11 @@ from effinfer.ops.sampling import (
 )
 from effinfer.ops.scores import attention_scores, pooled_attention_scores
 from effinfer.ops.shared.arrays import bfloat16, float8_e4m3fn, float8_e5m2
+from effinfer.ops.shared_prefix import (
+    BatchDecodeWithSharedPrefixPagedKVCacheWrapper,
+    BatchPrefillWithSharedPrefixPagedKVCacheWrapper,
+)
+from effinfer.ops.sinks import BatchAttentionWithAttentionSinkWrapper
 from effinfer.ops.sparse import BlockSparseAttentionWrapper, VariableBlockSparseAttentionWrapper
 from effinfer.ops.tree import tree_attention
 from effinfer.ops.visits import Visits, block_visits, column_visits
@@ -103,11 +109,15 @@ __all__ = [
     "sampled_index",
     "topk_pages",
     "vertical_slash_index",
+    "BatchAttentionWithAttentionSinkWrapper",
     "BatchDecodeWithPagedKVCacheWrapper",
+    "BatchDecodeWithSharedPrefixPagedKVCacheWrapper",
     "BatchMLAPagedAttentionWrapper",
     "BatchPrefillWithPagedKVCacheWrapper",
     "BatchPrefillWithRaggedKVCacheWrapper",
+    "BatchPrefillWithSharedPrefixPagedKVCacheWrapper",
     "BlockSparseAttentionWrapper",
+    "CUDAGraphBatchDecodeWithPagedKVCacheWrapper",
     "LogitsPipe",
     "MultiLevelCascadeAttentionWrapper",
     "PackedMatrix",
@@ -134,6 +144,7 @@ __all__ = [
     "embedding",
     "float8_e4m3fn",
     "float8_e5m2",
+    "fast_decode_plan",
     "fused_add_rmsnorm",
     "gelu",
     "gelu_and_mul",

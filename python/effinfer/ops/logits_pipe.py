@@ -91,7 +91,7 @@ class Sample(LogitsProcessor):
 
 
 _DRAW = ("indices", "generator", "seed", "offset")
-_PARAMETERS = ("temperature", "top_k", "top_p", "min_p", *_DRAW)
+_PARAMETERS = ("temperature", "top_k", "top_p", "min_p", "is_deterministic", *_DRAW)
 
 
 @dataclass
@@ -193,7 +193,8 @@ class LogitsPipe:
         return f"LogitsPipe([{' -> '.join(map(repr, self.processors))}], calls=[{calls}])"
 
     def __call__(self, x: Any, *, pool: ThreadPool | None = None, **values: Any) -> Any:
-        """Runs the pipe on x; `values` are the parameters of its processors, by name."""
+        """Runs the pipe on x; `values` are the parameters of its processors, by name.
+        `is_deterministic` changes nothing: results always are."""
         for name in values:
             if name not in _PARAMETERS:
                 raise InvalidArgumentError(

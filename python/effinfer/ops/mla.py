@@ -6,13 +6,26 @@ import numpy as np
 
 from effinfer._core import ThreadPool
 from effinfer.ops.page import mla_pages
-from effinfer.ops.shared.arrays import view
-from effinfer.ops.shared.options import Scores, contiguous_rows, expect, indices, indptr
-from effinfer.ops.shared.planned import PlannedAttention, require_plan
+from effinfer.ops.shared.arrays import Array
+from effinfer.ops.shared.flashinfer import query_type
+from effinfer.ops.shared.options import (
+    Scores,
+    contiguous_rows,
+    expect,
+    indices,
+    indptr,
+    one_of,
+    unsupported,
+    view_3d,
+)
+from effinfer.ops.shared.planned import PlannedAttention, as_float32, require_plan
 from effinfer.ops.shared.sequences import Heads, Sequences
+from effinfer.ops.shared.wrapper import FixedBuffers, Wrapper
+
+_LSE_BASES = {"none": "log2", "base2": "log2", "basee": "ln"}
 
 
-class BatchMLAPagedAttentionWrapper:
+class BatchMLAPagedAttentionWrapper(Wrapper):
     """Attention with keys and values compressed to one latent vector a token (DeepSeek-V2,
     arXiv:2405.04434, section 2.1): scores are q_nope ckv^T + q_pe kpe^T, values are ckv, and the
     caller has absorbed the projections into the queries."""
@@ -23,11 +36,29 @@ class BatchMLAPagedAttentionWrapper:
         self,
         float_workspace_buffer: Any = None,
         use_cuda_graph: bool = False,
-        *,
+        qo_indptr: Any = None,
+        kv_indptr: Any = None,
+        kv_indices: Any = None,
+        kv_len_arr: Any = None,
         backend: str = "auto",
     ) -> None:
-        self._planned: PlannedAttention | None = None
-        self._kpe_shape: tuple[int, ...] = ()
+        """Args:
+        qo_indptr, kv_indptr: int32 [B + 1], kv_indices: int32 [pages at most], kv_len_arr: int32
+            [B]; with use_cuda_graph every batch has B sequences, and plan() copies its lists to
+            these.
+        """
+        self._start("NHD")
+        self._dims = (0, 0, 0)
+        self._lse_base = "log2"
+        self._rows = 0
+        if use_cuda_graph:
+            self._buffers = FixedBuffers(
+                self._op,
+                qo_indptr=qo_indptr,
+                kv_indptr=kv_indptr,
+                kv_indices=kv_indices,
+                kv_len_arr=kv_len_arr,
+            )
 
     def plan(
         self,
@@ -39,19 +70,55 @@ class BatchMLAPagedAttentionWrapper:
         head_dim_ckv: int,
         head_dim_kpe: int,
         page_size: int,
-        *,
-        causal: bool = False,
-        sm_scale: float,
+        causal: bool | None = None,
+        sm_scale: float | None = None,
         q_data_type: Any = None,
         kv_data_type: Any = None,
         use_profiler: bool = False,
+        *,
+        lse_mode: str = "none",
+        output_dtype: Any = None,
+        skip_softmax: bool = False,
+        enable_pdl: bool | None = None,
     ) -> None:
         """Fixes the lists of the next runs, all int32: sequence b owns the rows qo_indptr[b] to
         qo_indptr[b + 1], its last tokens, and the pages kv_indices[kv_indptr[b]:kv_indptr[b + 1]]
         with kv_len_arr[b] tokens.
 
-        `sm_scale` has no default: it is 1 / sqrt of the head dimension before absorption.
+        `sm_scale` must be given: it is 1 / sqrt of the head dimension before absorption.
+        `lse_mode` is the base of run()'s lse: "base2" or "basee". `use_profiler` has no effect.
         """
+        op = f"[{self._op}]"
+        unsupported(self._op, skip_softmax=skip_softmax)
+        expect(sm_scale is not None, f"{op} sm_scale", "a number", sm_scale)
+        sequences = self._sequences(qo_indptr, kv_indptr, kv_indices, kv_len_arr, page_size)
+        one_of(lse_mode, tuple(_LSE_BASES), f"{op} lse_mode")
+        if self._buffers is not None:
+            self._buffers.batch("kv_len_arr", sequences.kv_len.size)
+            self._buffers.keep(
+                qo_indptr=sequences.qo_indptr,
+                kv_indptr=sequences.kv_indptr,
+                kv_indices=sequences.listed_pages,
+                kv_len_arr=sequences.kv_len,
+            )
+        self._planned = PlannedAttention(
+            self._op,
+            sequences,
+            Heads(num_heads, 1, head_dim_ckv + head_dim_kpe, head_dim_ckv),
+            Scores(sm_scale),
+            q_data_type=query_type(self._op, q_data_type, output_dtype),
+            rope_dims=head_dim_kpe,
+            causal=bool(causal),
+        )
+        self._lse_base = _LSE_BASES[lse_mode]
+        self._rows, self._dims = (
+            int(sequences.qo_indptr[-1]),
+            (num_heads, head_dim_ckv, head_dim_kpe),
+        )
+
+    def _sequences(
+        self, qo_indptr: Any, kv_indptr: Any, kv_indices: Any, kv_len_arr: Any, page_size: int
+    ) -> Sequences:
         op = f"[{self._op}]"
         pages = indptr(kv_indptr, f"{op} kv_indptr")
         rows = indptr(qo_indptr, f"{op} qo_indptr", pages.size)
@@ -63,51 +130,109 @@ class BatchMLAPagedAttentionWrapper:
         listed = indices(kv_indices, f"{op} kv_indices")
         ok = pages[-1] <= listed.size
         expect(ok, f"{op} kv_indptr", f"at most {listed.size}, the page indices", pages[-1])
-        self._planned = PlannedAttention(
-            self._op,
-            Sequences(rows, pages, listed, lengths, page_size),
-            Heads(num_heads, 1, head_dim_ckv + head_dim_kpe, head_dim_ckv),
-            Scores(sm_scale),
-            q_data_type=q_data_type,
-            rope_dims=head_dim_kpe,
-            causal=causal,
-        )
-        self._kpe_shape = (int(rows[-1]), num_heads, head_dim_kpe)
+        return Sequences(rows, pages, listed, lengths, page_size)
 
     def run(
         self,
-        q_nope: Any,
-        q_pe: Any,
-        ckv_cache: Any,
-        kpe_cache: Any,
-        *,
+        q_nope: Any = None,
+        q_pe: Any = None,
+        ckv_cache: Any = None,
+        kpe_cache: Any = None,
         out: Any = None,
         lse: Any = None,
         return_lse: bool = False,
-        lse_base: str = "log2",
+        profiler_buffer: Any = None,
+        kv_len: Any = None,
+        page_table: Any = None,
+        return_lse_base_on_e: bool = False,
+        o_scale: float | None = None,
+        *,
+        query: Any = None,
+        kv_cache: Any = None,
+        ckv_scale: float | None = None,
+        ckv_scale_arr: Any = None,
+        kpe_scale: float | None = None,
+        sinks: Any = None,
+        skip_softmax_threshold_scale_factor: float | None = None,
+        bmm1_scale: Any = None,
+        bmm2_scale: Any = None,
+        lse_base: str | None = None,
         pool: ThreadPool | None = None,
     ) -> Any:
         """Attention of q_nope [T, num_heads, head_dim_ckv] and q_pe [T, num_heads, head_dim_kpe]
         over ckv_cache [num_pages, page_size, head_dim_ckv] and kpe_cache [..., head_dim_kpe]: of
-        q_nope's shape; with return_lse a pair with float32 [T, num_heads]."""
+        q_nope's shape; with return_lse a pair with float32 [T, num_heads].
+
+        Args:
+            query, kv_cache: both parts as a pair, or as one array with the rotated part last, in
+                the place of the four arrays.
+            ckv_scale, kpe_scale: what stored numbers are multiplied by, 8-bit ones say.
+            sinks: as of `BatchDecodeWithPagedKVCacheWrapper.run`.
+            return_lse_base_on_e: `lse_base="ln"`; default: the plan's `lse_mode`.
+        """
         op = f"[{self._op}]"
+        unsupported(
+            self._op,
+            profiler_buffer=profiler_buffer,
+            kv_len=kv_len,
+            page_table=page_table,
+            o_scale=o_scale,
+            ckv_scale_arr=ckv_scale_arr,
+            skip_softmax_threshold_scale_factor=skip_softmax_threshold_scale_factor,
+            bmm1_scale=bmm1_scale,
+            bmm2_scale=bmm2_scale,
+        )
         planned = require_plan(self._planned, self._op)
-        rotated = view(q_pe, f"{op} q_pe")
-        ok = rotated.shape == self._kpe_shape
-        expect(ok, f"{op} q_pe", f"shape {self._kpe_shape}", rotated.shape)
-        latent = mla_pages(ckv_cache, f"{op} ckv_cache")
-        keys = mla_pages(kpe_cache, f"{op} kpe_cache")
-        expected = (*latent.shape[:3], self._kpe_shape[2])
-        expect(keys.shape == expected, f"{op} kpe_cache", f"shape {expected}", keys.shape)
+        heads, ckv, kpe = self._dims
+        nope, rotated = _parts(f"{op} query", query, (q_nope, q_pe), ckv)
+        latent, keys = _parts(f"{op} kv_cache", kv_cache, (ckv_cache, kpe_cache), ckv)
+        pe = view_3d(rotated, f"{op} q_pe")
+        expected: tuple[int, ...] = (self._rows, heads, kpe)
+        expect(pe.shape == expected, f"{op} q_pe", f"shape {expected}", pe.shape)
+        pages, rope_pages = mla_pages(latent, f"{op} ckv_cache"), mla_pages(keys, f"{op} kpe_cache")
+        expected = (*pages.shape[:3], kpe)
+        expect(
+            rope_pages.shape == expected, f"{op} kpe_cache", f"shape {expected}", rope_pages.shape
+        )
+        factor = 1.0 if ckv_scale is None else float(ckv_scale)
+        expect(factor > 0 and np.isfinite(factor), f"{op} ckv_scale", "a positive number", factor)
+        base = "ln" if return_lse_base_on_e else self._lse_base
         return planned.run(
-            q_nope,
-            latent,
-            latent,
-            k_rope=keys,
-            q_rope=contiguous_rows(rotated),
+            nope,
+            pages,
+            pages,
+            k_rope=rope_pages,
+            q_rope=_scaled(pe, 1.0 if kpe_scale is None else float(kpe_scale), factor, op),
             out=out,
             lse=lse,
             return_lse=return_lse,
-            lse_base=lse_base,
+            lse_base=base if lse_base is None else lse_base,
+            k_scale=factor,
+            v_scale=factor,
+            sinks=sinks,
             pool=pool,
         )
+
+
+def _parts(argument: str, whole: Any, pair: tuple[Any, Any], split: int) -> tuple[Any, Any]:
+    """The latent part and the rotated part of queries or of pages."""
+    missing = any(part is None for part in pair)
+    if whole is None:
+        expect(not missing, argument, "an array or both of its parts", None)
+        return pair
+    ok = all(part is None for part in pair)
+    expect(ok, argument, "None beside its parts", "an array")
+    if isinstance(whole, (tuple, list)):
+        expect(len(whole) == 2, argument, "two parts", len(whole))
+        return whole[0], whole[1]
+    return whole[..., :split], whole[..., split:]
+
+
+def _scaled(pe: Array, kpe_scale: float, ckv_scale: float, op: str) -> Array:
+    """Rotated queries for keys that a kernel multiplies by ckv_scale, where kpe_scale is meant."""
+    ok = kpe_scale > 0 and np.isfinite(kpe_scale)
+    expect(ok, f"{op} kpe_scale", "a positive number", kpe_scale)
+    if kpe_scale == ckv_scale:
+        return contiguous_rows(pe)
+    scaled: Array = as_float32(pe, f"{op} q_pe") * np.float32(kpe_scale / ckv_scale)
+    return scaled

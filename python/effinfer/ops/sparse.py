@@ -13,6 +13,7 @@ import numpy as np
 from effinfer import _core
 from effinfer._core import ThreadPool
 from effinfer.ops.shared.arrays import Array, dense, result
+from effinfer.ops.shared.flashinfer import query_type
 from effinfer.ops.shared.options import Scores, expect, indices, view_3d
 from effinfer.ops.shared.planned import PlannedAttention, require_plan
 from effinfer.ops.shared.sequences import Heads, Sequences
@@ -37,7 +38,6 @@ class BlockSparseAttentionWrapper:
         num_qo_heads: int,
         num_kv_heads: int,
         head_dim: int,
-        *,
         mask: Any = None,
         packed_mask: Any = None,
         causal: bool = False,
@@ -49,6 +49,7 @@ class BlockSparseAttentionWrapper:
         rope_theta: float | None = None,
         q_data_type: Any = None,
         kv_data_type: Any = None,
+        o_data_type: Any = None,
         non_blocking: bool = True,
     ) -> None:
         """Fixes the blocks of the next runs.
@@ -78,7 +79,7 @@ class BlockSparseAttentionWrapper:
             Sequences.single(M, N),
             Heads(num_qo_heads, num_kv_heads, head_dim, head_dim),
             Scores(sm_scale, logits_soft_cap, pos_encoding_mode, rope_scale, rope_theta),
-            q_data_type=q_data_type,
+            q_data_type=query_type(self._op, q_data_type, o_data_type),
             blocks=(list_indptr, spans),
             lists=lists,
             **options,
@@ -92,10 +93,11 @@ class BlockSparseAttentionWrapper:
         scale_q: float | None = None,
         scale_k: float | None = None,
         scale_v: float | None = None,
-        *,
         out: Any = None,
         lse: Any = None,
         return_lse: bool = False,
+        enable_pdl: bool | None = None,
+        *,
         lse_base: str = "log2",
         pool: ThreadPool | None = None,
     ) -> Any:
@@ -133,7 +135,6 @@ class VariableBlockSparseAttentionWrapper:
         num_qo_heads: int,
         num_kv_heads: int,
         head_dim: int,
-        *,
         causal: bool = False,
         pos_encoding_mode: str = "NONE",
         use_fp16_qk_reduction: bool = False,
@@ -178,10 +179,11 @@ class VariableBlockSparseAttentionWrapper:
         q: Any,
         k: Any,
         v: Any,
-        *,
         out: Any = None,
         lse: Any = None,
         return_lse: bool = False,
+        enable_pdl: bool | None = None,
+        *,
         lse_base: str = "log2",
         pool: ThreadPool | None = None,
     ) -> Any:
