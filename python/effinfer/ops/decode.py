@@ -118,9 +118,8 @@ class BatchDecodeWithPagedKVCacheWrapper(Wrapper):
         check_splits(self._op, fixed_split_size, disable_split_kv)
         sequences = self._rows_of(sequences, q_len_per_req, is_causal)
         check_agreement(self._op, sequences, seq_lens=seq_lens, block_tables=block_tables)
-        self._keep(sequences, last_page_len, q_len_per_req)
         given = data_type if q_data_type is None else q_data_type
-        self._planned = PlannedAttention(
+        planned = PlannedAttention(
             self._op,
             sequences,
             Heads(num_qo_heads, num_kv_heads, head_dim, head_dim),
@@ -131,6 +130,8 @@ class BatchDecodeWithPagedKVCacheWrapper(Wrapper):
             causal=q_len_per_req > 1,
             decode=True,
         )
+        self._keep(sequences, last_page_len, q_len_per_req)
+        self._planned = planned
 
     def run(
         self,

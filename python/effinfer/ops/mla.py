@@ -93,15 +93,7 @@ class BatchMLAPagedAttentionWrapper(Wrapper):
         expect(sm_scale is not None, f"{op} sm_scale", "a number", sm_scale)
         sequences = self._sequences(qo_indptr, kv_indptr, kv_indices, kv_len_arr, page_size)
         one_of(lse_mode, tuple(_LSE_BASES), f"{op} lse_mode")
-        if self._buffers is not None:
-            self._buffers.batch("kv_len_arr", sequences.kv_len.size)
-            self._buffers.keep(
-                qo_indptr=sequences.qo_indptr,
-                kv_indptr=sequences.kv_indptr,
-                kv_indices=sequences.listed_pages,
-                kv_len_arr=sequences.kv_len,
-            )
-        self._planned = PlannedAttention(
+        planned = PlannedAttention(
             self._op,
             sequences,
             Heads(num_heads, 1, head_dim_ckv + head_dim_kpe, head_dim_ckv),
@@ -110,6 +102,15 @@ class BatchMLAPagedAttentionWrapper(Wrapper):
             rope_dims=head_dim_kpe,
             causal=bool(causal),
         )
+        if self._buffers is not None:
+            self._buffers.batch("kv_len_arr", sequences.kv_len.size)
+            self._buffers.keep(
+                qo_indptr=sequences.qo_indptr,
+                kv_indptr=sequences.kv_indptr,
+                kv_indices=sequences.listed_pages,
+                kv_len_arr=sequences.kv_len,
+            )
+        self._planned = planned
         self._lse_base = _LSE_BASES[lse_mode]
         self._rows, self._dims = (
             int(sequences.qo_indptr[-1]),

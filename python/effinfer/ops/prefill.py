@@ -122,13 +122,6 @@ class BatchPrefillWithPagedKVCacheWrapper(BatchPrefill):
             prefix_len_ptr, token_pos_in_items_ptr, token_pos_in_items_len, max_item_len_ptr
         )
         masks = plan_masks(self._op, sequences, custom_mask, packed_custom_mask, causal, items)
-        self._keep(
-            sequences,
-            masks,
-            paged_kv_indptr_buf=sequences.kv_indptr,
-            paged_kv_indices_buf=sequences.listed_pages,
-            paged_kv_last_page_len_buf=paged_kv_last_page_len,
-        )
         dim_vo = head_dim_qk if head_dim_vo is None else head_dim_vo
         self._plan(
             sequences,
@@ -137,6 +130,9 @@ class BatchPrefillWithPagedKVCacheWrapper(BatchPrefill):
             masks,
             query_type(self._op, q_data_type, o_data_type),
             window_left,
+            paged_kv_indptr_buf=sequences.kv_indptr,
+            paged_kv_indices_buf=sequences.listed_pages,
+            paged_kv_last_page_len_buf=paged_kv_last_page_len,
         )
 
     def run(self, q: Any, paged_kv_cache: Any, **options: Any) -> Any:

@@ -103,7 +103,6 @@ class BatchPrefillWithRaggedKVCacheWrapper(BatchPrefill):
             prefix_len_ptr, token_pos_in_items_ptr, token_pos_in_items_len, max_item_len_ptr
         )
         masks = plan_masks(self._op, sequences, custom_mask, packed_custom_mask, causal, items)
-        self._keep(sequences, masks, kv_indptr_buf=keys)
         dim_vo = head_dim_qk if head_dim_vo is None else head_dim_vo
         self._plan(
             sequences,
@@ -112,6 +111,7 @@ class BatchPrefillWithRaggedKVCacheWrapper(BatchPrefill):
             masks,
             query_type(self._op, q_data_type, o_data_type),
             window_left,
+            kv_indptr_buf=keys,
         )
 
     def run(self, q: Any, k: Any, v: Any, **options: Any) -> Any:

@@ -23,8 +23,10 @@ class BatchPrefill(Wrapper):
         masks: dict[str, Any],
         q_data_type: Any,
         window_left: int,
+        **lists: Any,
     ) -> None:
-        self._planned = PlannedAttention(
+        """Makes the plan; `lists` go to the buffers of their names, where there are some."""
+        planned = PlannedAttention(
             self._op,
             sequences,
             heads,
@@ -34,6 +36,8 @@ class BatchPrefill(Wrapper):
             window_left=window_left,
             **masks,
         )
+        self._keep(sequences, masks, **lists)
+        self._planned = planned
 
     def _keep(self, sequences: Sequences, masks: dict[str, Any], **lists: Any) -> None:
         """Copies the lists of a plan to the buffers, where there are some."""

@@ -85,8 +85,10 @@ class Items:
         self, op: str, places: npt.NDArray[np.int64], sequence: int, count: int
     ) -> npt.NDArray[np.int64]:
         """t of the tokens of a sequence from its prefix on."""
-        start, argument = sequence * self.token_pos_in_items_len, f"[{op}] token_pos_in_items_ptr"
-        expect(start >= 0, f"[{op}] token_pos_in_items_len", "a number >= 0", start)
+        pad, argument = self.token_pos_in_items_len, f"[{op}] token_pos_in_items_ptr"
+        expected = "0 or the tokens behind the longest prefix"
+        expect(pad == 0 or pad >= count, f"[{op}] token_pos_in_items_len", expected, pad)
+        start = sequence * pad
         own = places[start : start + max(count, 0)]
         expected = f"{start + count} values or more for sequence {sequence}"
         expect(own.size >= count, argument, expected, places.size)
