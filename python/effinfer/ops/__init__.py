@@ -45,6 +45,7 @@ from effinfer.ops.norm import (
     layernorm,
     rmsnorm,
 )
+from effinfer.ops.norm_quantize import fused_add_rmsnorm_quant, layernorm_quant, rmsnorm_quant
 from effinfer.ops.page import (
     append_paged_kv_cache,
     append_paged_mla_kv_cache,
@@ -68,6 +69,11 @@ from effinfer.ops.rope import (
     apply_rope_pos_ids_inplace,
     apply_rope_with_cos_sin_cache,
     apply_rope_with_cos_sin_cache_inplace,
+)
+from effinfer.ops.rope_quantize import (
+    mla_rope_quantize_fp8,
+    rope_quantize_fp8,
+    rope_quantize_fp8_append_paged_kv_cache,
 )
 from effinfer.ops.rope_tables import rope_frequencies, rope_table
 from effinfer.ops.sampling import (
@@ -146,6 +152,7 @@ __all__ = [
     "float8_e5m2",
     "fast_decode_plan",
     "fused_add_rmsnorm",
+    "fused_add_rmsnorm_quant",
     "gelu",
     "gelu_and_mul",
     "gelu_tanh",
@@ -156,10 +163,12 @@ __all__ = [
     "get_seq_lens",
     "kv_append",
     "layernorm",
+    "layernorm_quant",
     "merge_state",
     "merge_state_in_place",
     "merge_states",
     "min_p_sampling_from_probs",
+    "mla_rope_quantize_fp8",
     "mul",
     "pack",
     "packbits",
@@ -169,8 +178,11 @@ __all__ = [
     "quantized_matmul",
     "relu_squared",
     "rmsnorm",
+    "rmsnorm_quant",
     "rope_append",
     "rope_frequencies",
+    "rope_quantize_fp8",
+    "rope_quantize_fp8_append_paged_kv_cache",
     "rope_table",
     "sampling_from_logits",
     "sampling_from_probs",
