@@ -112,3 +112,11 @@ def test_errors():
     ):
         with pytest.raises(_core.InvalidArgumentError, match=message):
             call()
+
+
+def test_a_deterministic_pipe_is_the_same():
+    pipe = LogitsPipe([Softmax(), TopP(), Sample()])
+    x = np.random.default_rng(4).standard_normal((3, 500), np.float32)
+    tokens = pipe(x, top_p=0.9, seed=1, offset=0)
+    same = pipe(x, top_p=0.9, seed=1, offset=0, is_deterministic=True)
+    np.testing.assert_array_equal(same, tokens)

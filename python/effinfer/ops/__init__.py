@@ -100,6 +100,7 @@ from effinfer.ops.shared_prefix import (
 )
 from effinfer.ops.sinks import BatchAttentionWithAttentionSinkWrapper
 from effinfer.ops.sparse import BlockSparseAttentionWrapper, VariableBlockSparseAttentionWrapper
+from effinfer.ops.topk import TopKTieBreak, top_k_page_table_transform, top_k_ragged_transform
 from effinfer.ops.tree import tree_attention
 from effinfer.ops.visits import Visits, block_visits, column_visits
 
@@ -130,6 +131,7 @@ __all__ = [
     "PagedKv",
     "Visits",
     "ThreadPool",
+    "TopKTieBreak",
     "VariableBlockSparseAttentionWrapper",
     "add",
     "append_paged_kv_cache",
@@ -198,6 +200,8 @@ __all__ = [
     "softmax",
     "top_k",
     "top_k_mask_logits",
+    "top_k_page_table_transform",
+    "top_k_ragged_transform",
     "top_k_renorm_probs",
     "top_k_sampling_from_probs",
     "top_k_top_p_sampling_from_logits",
