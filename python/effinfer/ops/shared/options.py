@@ -46,6 +46,8 @@ _REASONS = {
     "bmm1_scale": "scores take sm_scale, ckv_scale and kpe_scale",
     "bmm2_scale": "results take ckv_scale",
     "ckv_scale_arr": "a scale holds for all dimensions of a token",
+    "custom_fusion_rules": "one call joins all that follow one another",
+    "custom_validity_checks": "a pipe checks what its processors take",
     "jit_args": "kernels are compiled with the library",
     "jit_kwargs": "kernels are compiled with the library",
     "kv_cache_sf": "caches have no 4-bit floats",
