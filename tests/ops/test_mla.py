@@ -133,8 +133,19 @@ def test_errors_of_runs():
 
 def test_refused_by_name():
     wrapper = ops.BatchMLAPagedAttentionWrapper()
-    with pytest.raises(UnsupportedError, match="skip_softmax: expected None"):
-        wrapper.plan(**PLAN, skip_softmax=True)
+    for name in ("skip_softmax", "cum_seq_lens_q", "block_tables", "seq_lens", "metadata"):
+        with pytest.raises(UnsupportedError, match=rf"{name}: expected None \("):
+            wrapper.plan(**PLAN, **{name: True})
+    with pytest.raises(UnsupportedError, match="max_q_len: expected None"):
+        wrapper.plan(max_q_len=3)
+    with pytest.raises(InvalidArgumentError, match="qo_indptr: expected an array, got None"):
+        wrapper.plan(sm_scale=1.0)
+    for name in ("query_layout", "kv_cache_layout", "output_scale", "scale_mode"):
+        with pytest.raises(InvalidArgumentError, match=f"{name}: expected .*, got bmm-scalar"):
+            wrapper.plan(**PLAN, **{name: "bmm-scalar"})
+    wrapper.plan(**PLAN, use_sinks=True, scale_mode="kv-per-tensor", query_layout="packed")
+    with pytest.raises(InvalidArgumentError, match="sinks: expected an array, as the plan has"):
+        wrapper.run(query=np.zeros((2, 2, 80), np.float32), kv_cache=np.zeros((3, 4, 80), "f4"))
     wrapper.plan(**PLAN)
     q = np.zeros((2, 2, 80), np.float32)
     pages = np.zeros((3, 4, 80), np.float32)

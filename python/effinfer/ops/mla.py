@@ -6,11 +6,10 @@ import numpy as np
 
 from effinfer._core import ThreadPool
 from effinfer.ops.page import mla_pages
-from effinfer.ops.shared.arrays import Array
 from effinfer.ops.shared.flashinfer import query_type
+from effinfer.ops.shared.latent import parts_of, scaled_queries
 from effinfer.ops.shared.options import (
     Scores,
-    contiguous_rows,
     expect,
     indices,
     indptr,
@@ -18,7 +17,7 @@ from effinfer.ops.shared.options import (
     unsupported,
     view_3d,
 )
-from effinfer.ops.shared.planned import PlannedAttention, as_float32, require_plan
+from effinfer.ops.shared.planned import PlannedAttention, require_plan
 from effinfer.ops.shared.sequences import Heads, Sequences
 from effinfer.ops.shared.wrapper import FixedBuffers, Wrapper
 
@@ -50,6 +49,7 @@ class BatchMLAPagedAttentionWrapper(Wrapper):
         self._start("NHD")
         self._dims = (0, 0, 0)
         self._lse_base = "log2"
+        self._use_sinks = False
         self._rows = 0
         if use_cuda_graph:
             self._buffers = FixedBuffers(
@@ -62,34 +62,60 @@ class BatchMLAPagedAttentionWrapper(Wrapper):
 
     def plan(
         self,
-        qo_indptr: Any,
-        kv_indptr: Any,
-        kv_indices: Any,
-        kv_len_arr: Any,
-        num_heads: int,
-        head_dim_ckv: int,
-        head_dim_kpe: int,
-        page_size: int,
+        qo_indptr: Any = None,
+        kv_indptr: Any = None,
+        kv_indices: Any = None,
+        kv_len_arr: Any = None,
+        num_heads: int = 0,
+        head_dim_ckv: int = 0,
+        head_dim_kpe: int = 0,
+        page_size: int = 0,
         causal: bool | None = None,
         sm_scale: float | None = None,
         q_data_type: Any = None,
         kv_data_type: Any = None,
         use_profiler: bool = False,
         *,
+        metadata: Any = None,
+        cum_seq_lens_q: Any = None,
+        block_tables: Any = None,
+        seq_lens: Any = None,
+        max_q_len: int | None = None,
+        query_layout: str | None = None,
+        kv_cache_layout: str | None = None,
         lse_mode: str = "none",
         output_dtype: Any = None,
+        output_scale: str = "none",
+        scale_mode: str = "default",
         skip_softmax: bool = False,
         enable_pdl: bool | None = None,
+        use_sinks: bool = False,
     ) -> None:
         """Fixes the lists of the next runs, all int32: sequence b owns the rows qo_indptr[b] to
         qo_indptr[b + 1], its last tokens, and the pages kv_indices[kv_indptr[b]:kv_indptr[b + 1]]
-        with kv_len_arr[b] tokens.
+        with kv_len_arr[b] tokens. All eight must be given, and nothing takes their place.
 
         `sm_scale` must be given: it is 1 / sqrt of the head dimension before absorption.
-        `lse_mode` is the base of run()'s lse: "base2" or "basee". `use_profiler` has no effect.
+        `lse_mode` is the base of run()'s lse: "base2" or "basee"; `use_sinks` asks run() for them.
+        run() takes any `query_layout` and `kv_cache_layout`, and scales in any `scale_mode` but
+        those of "bmm". `use_profiler` has no effect.
         """
         op = f"[{self._op}]"
-        unsupported(self._op, skip_softmax=skip_softmax)
+        unsupported(
+            self._op,
+            metadata=metadata,
+            cum_seq_lens_q=cum_seq_lens_q,
+            block_tables=block_tables,
+            seq_lens=seq_lens,
+            max_q_len=max_q_len,
+            skip_softmax=skip_softmax,
+        )
+        for name, layout in (("query_layout", query_layout), ("kv_cache_layout", kv_cache_layout)):
+            one_of(layout or "split", ("packed", "split"), f"{op} {name}")
+        one_of(output_scale, ("none",), f"{op} output_scale")
+        one_of(scale_mode, ("default", "kv-per-tensor"), f"{op} scale_mode")
+        for name, given in (("qo_indptr", qo_indptr), ("kv_indptr", kv_indptr)):
+            expect(given is not None, f"{op} {name}", "an array", None)
         expect(sm_scale is not None, f"{op} sm_scale", "a number", sm_scale)
         sequences = self._sequences(qo_indptr, kv_indptr, kv_indices, kv_len_arr, page_size)
         one_of(lse_mode, tuple(_LSE_BASES), f"{op} lse_mode")
@@ -111,7 +137,7 @@ class BatchMLAPagedAttentionWrapper(Wrapper):
                 kv_len_arr=sequences.kv_len,
             )
         self._planned = planned
-        self._lse_base = _LSE_BASES[lse_mode]
+        self._lse_base, self._use_sinks = _LSE_BASES[lse_mode], use_sinks
         self._rows, self._dims = (
             int(sequences.qo_indptr[-1]),
             (num_heads, head_dim_ckv, head_dim_kpe),
@@ -184,9 +210,11 @@ class BatchMLAPagedAttentionWrapper(Wrapper):
             bmm2_scale=bmm2_scale,
         )
         planned = require_plan(self._planned, self._op)
+        ok = sinks is not None or not self._use_sinks
+        expect(ok, f"{op} sinks", "an array, as the plan has use_sinks", None)
         heads, ckv, kpe = self._dims
-        nope, rotated = _parts(f"{op} query", query, (q_nope, q_pe), ckv)
-        latent, keys = _parts(f"{op} kv_cache", kv_cache, (ckv_cache, kpe_cache), ckv)
+        nope, rotated = parts_of(f"{op} query", query, (q_nope, q_pe), ckv)
+        latent, keys = parts_of(f"{op} kv_cache", kv_cache, (ckv_cache, kpe_cache), ckv)
         pe = view_3d(rotated, f"{op} q_pe")
         expected: tuple[int, ...] = (self._rows, heads, kpe)
         expect(pe.shape == expected, f"{op} q_pe", f"shape {expected}", pe.shape)
@@ -203,7 +231,7 @@ class BatchMLAPagedAttentionWrapper(Wrapper):
             pages,
             pages,
             k_rope=rope_pages,
-            q_rope=_scaled(pe, 1.0 if kpe_scale is None else float(kpe_scale), factor, op),
+            q_rope=scaled_queries(pe, 1.0 if kpe_scale is None else float(kpe_scale), factor, op),
             out=out,
             lse=lse,
             return_lse=return_lse,
@@ -213,27 +241,3 @@ class BatchMLAPagedAttentionWrapper(Wrapper):
             sinks=sinks,
             pool=pool,
         )
-
-
-def _parts(argument: str, whole: Any, pair: tuple[Any, Any], split: int) -> tuple[Any, Any]:
-    """The latent part and the rotated part of queries or of pages."""
-    missing = any(part is None for part in pair)
-    if whole is None:
-        expect(not missing, argument, "an array or both of its parts", None)
-        return pair
-    ok = all(part is None for part in pair)
-    expect(ok, argument, "None beside its parts", "an array")
-    if isinstance(whole, (tuple, list)):
-        expect(len(whole) == 2, argument, "two parts", len(whole))
-        return whole[0], whole[1]
-    return whole[..., :split], whole[..., split:]
-
-
-def _scaled(pe: Array, kpe_scale: float, ckv_scale: float, op: str) -> Array:
-    """Rotated queries for keys that a kernel multiplies by ckv_scale, where kpe_scale is meant."""
-    ok = kpe_scale > 0 and np.isfinite(kpe_scale)
-    expect(ok, f"{op} kpe_scale", "a positive number", kpe_scale)
-    if kpe_scale == ckv_scale:
-        return contiguous_rows(pe)
-    scaled: Array = as_float32(pe, f"{op} q_pe") * np.float32(kpe_scale / ckv_scale)
-    return scaled
