@@ -7,6 +7,7 @@ import numpy as np
 from effinfer._core import ThreadPool
 from effinfer.ops.page import mla_pages
 from effinfer.ops.shared.flashinfer import query_type
+from effinfer.ops.shared.float8 import number
 from effinfer.ops.shared.latent import parts_of, scaled_queries
 from effinfer.ops.shared.options import (
     Scores,
@@ -114,8 +115,6 @@ class BatchMLAPagedAttentionWrapper(Wrapper):
             one_of(layout or "split", ("packed", "split"), f"{op} {name}")
         one_of(output_scale, ("none",), f"{op} output_scale")
         one_of(scale_mode, ("default", "kv-per-tensor"), f"{op} scale_mode")
-        for name, given in (("qo_indptr", qo_indptr), ("kv_indptr", kv_indptr)):
-            expect(given is not None, f"{op} {name}", "an array", None)
         expect(sm_scale is not None, f"{op} sm_scale", "a number", sm_scale)
         sequences = self._sequences(qo_indptr, kv_indptr, kv_indices, kv_len_arr, page_size)
         one_of(lse_mode, tuple(_LSE_BASES), f"{op} lse_mode")
@@ -147,6 +146,8 @@ class BatchMLAPagedAttentionWrapper(Wrapper):
         self, qo_indptr: Any, kv_indptr: Any, kv_indices: Any, kv_len_arr: Any, page_size: int
     ) -> Sequences:
         op = f"[{self._op}]"
+        for name, given in (("qo_indptr", qo_indptr), ("kv_indptr", kv_indptr)):
+            expect(given is not None, f"{op} {name}", "an array", None)
         pages = indptr(kv_indptr, f"{op} kv_indptr")
         rows = indptr(qo_indptr, f"{op} qo_indptr", pages.size)
         lengths = indices(kv_len_arr, f"{op} kv_len_arr")
@@ -218,20 +219,18 @@ class BatchMLAPagedAttentionWrapper(Wrapper):
         pe = view_3d(rotated, f"{op} q_pe")
         expected: tuple[int, ...] = (self._rows, heads, kpe)
         expect(pe.shape == expected, f"{op} q_pe", f"shape {expected}", pe.shape)
-        pages, rope_pages = mla_pages(latent, f"{op} ckv_cache"), mla_pages(keys, f"{op} kpe_cache")
+        pages, turned = mla_pages(latent, f"{op} ckv_cache"), mla_pages(keys, f"{op} kpe_cache")
         expected = (*pages.shape[:3], kpe)
-        expect(
-            rope_pages.shape == expected, f"{op} kpe_cache", f"shape {expected}", rope_pages.shape
-        )
-        factor = 1.0 if ckv_scale is None else float(ckv_scale)
-        expect(factor > 0 and np.isfinite(factor), f"{op} ckv_scale", "a positive number", factor)
+        expect(turned.shape == expected, f"{op} kpe_cache", f"shape {expected}", turned.shape)
+        factor = number(1.0 if ckv_scale is None else ckv_scale, f"{op} ckv_scale")
+        kpe_factor = number(1.0 if kpe_scale is None else kpe_scale, f"{op} kpe_scale")
         base = "ln" if return_lse_base_on_e else self._lse_base
         return planned.run(
             nope,
             pages,
             pages,
-            k_rope=rope_pages,
-            q_rope=scaled_queries(pe, 1.0 if kpe_scale is None else float(kpe_scale), factor, op),
+            k_rope=turned,
+            q_rope=scaled_queries(pe, kpe_factor / factor, f"{op} q_pe"),
             out=out,
             lse=lse,
             return_lse=return_lse,

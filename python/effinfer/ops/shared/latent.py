@@ -23,11 +23,10 @@ def parts_of(argument: str, whole: Any, pair: tuple[Any, Any], split: int) -> tu
     return whole[..., :split], whole[..., split:]
 
 
-def scaled_queries(pe: Array, kpe_scale: float, ckv_scale: float, op: str) -> Array:
-    """Rotated queries for keys that a kernel multiplies by ckv_scale, where kpe_scale is meant."""
-    ok = kpe_scale > 0 and np.isfinite(kpe_scale)
-    expect(ok, f"{op} kpe_scale", "a positive number", kpe_scale)
-    if kpe_scale == ckv_scale:
+def scaled_queries(pe: Array, factor: float, argument: str) -> Array:
+    """Rotated queries, times what the scale of their keys is of the scale of the latent part: a
+    kernel multiplies both by that one."""
+    if factor == 1.0:
         return contiguous_rows(pe)
-    scaled: Array = as_float32(pe, f"{op} q_pe") * np.float32(kpe_scale / ckv_scale)
+    scaled: Array = as_float32(pe, argument) * np.float32(factor)
     return scaled
