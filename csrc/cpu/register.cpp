@@ -27,7 +27,7 @@ void cpu::register_cpu() {
   add_levels<ops::GatedProblem>("gated");
   add_levels<ops::RmsNormProblem>("rms_norm");
   add_levels<ops::LayerNormProblem>("layer_norm");
-  add_levels<ops::ConvertRowsProblem, Level::portable>("convert_rows");
+  add_levels<ops::ConvertRowsProblem>("convert_rows");
   add_levels<ops::EmbeddingProblem, Level::portable>("embedding");
   add_levels<ops::SelectRowsProblem, Level::portable>("select_rows");
   add_levels<ops::RopeTableProblem, Level::portable>("rope_table");
