@@ -14,7 +14,7 @@ from effinfer import _core
 from effinfer._core import ThreadPool
 from effinfer.ops.shared.arrays import Array, dense, result
 from effinfer.ops.shared.flashinfer import query_type
-from effinfer.ops.shared.options import Scores, expect, indices, view_3d
+from effinfer.ops.shared.options import Scores, expect, indices, unsupported, view_3d
 from effinfer.ops.shared.planned import PlannedAttention, require_plan
 from effinfer.ops.shared.sequences import Heads, Sequences
 
@@ -26,6 +26,11 @@ class BlockSparseAttentionWrapper:
 
     def __init__(self, float_workspace_buffer: Any = None, backend: str = "auto") -> None:
         self._planned: PlannedAttention | None = None
+
+    def reset_workspace_buffer(
+        self, float_workspace_buffer: Any, int_workspace_buffer: Any = None
+    ) -> None:
+        """Takes other workspaces, which have no effect."""
 
     def plan(
         self,
@@ -51,6 +56,7 @@ class BlockSparseAttentionWrapper:
         kv_data_type: Any = None,
         o_data_type: Any = None,
         non_blocking: bool = True,
+        **refused: Any,
     ) -> None:
         """Fixes the blocks of the next runs.
 
@@ -61,7 +67,9 @@ class BlockSparseAttentionWrapper:
             mask: bool [nnz, R, C], which elements of the blocks count; takes the place of causal.
             packed_mask: the same as bits, lowest first: block row after block row, each from a new
                 byte, [R, its blocks, C].
+            refused: what other kernels of FlashInfer take; `UnsupportedError`.
         """
+        unsupported(self._op, **refused)
         matrix = (*_matrix(self._op, indptr, indices), M, N, R, C)
         masked = mask is not None or packed_mask is not None
         list_indptr, spans, lists, span_masks = _core.block_sparse_lists(
@@ -126,6 +134,11 @@ class VariableBlockSparseAttentionWrapper:
 
     def __init__(self, float_workspace_buffer: Any = None, backend: str = "auto") -> None:
         self._planned: PlannedAttention | None = None
+
+    def reset_workspace_buffer(
+        self, float_workspace_buffer: Any, int_workspace_buffer: Any = None
+    ) -> None:
+        """Takes other workspaces, which have no effect."""
 
     def plan(
         self,
