@@ -5,9 +5,8 @@ import pytest
 import torch
 
 from effinfer import InvalidArgumentError, ops
-from effinfer.ops.shared import masks
 from tests.ops.batches import Paged, Shape, offsets, values_of
-from tests.ops.reference import assert_attention
+from tests.ops.reference import assert_attention, attend
 from tests.ops.test_decode import bf16_products
 
 
@@ -51,8 +50,7 @@ def arrays(pad, prefixes, places, longest):
 @pytest.mark.parametrize("layout", ["NHD", "HND"])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("window_left", [-1, 20])
-def test_paged(isa, layout, dtype, window_left, monkeypatch):
-    monkeypatch.setattr(masks, "_CHUNK", 1000)
+def test_paged(isa, layout, dtype, window_left):
     made = [scored(*shape) for shape in SHAPES]
     lengths = [mask.shape[1] for mask, _ in made]
     rows = [shape[2] for shape in SHAPES]
@@ -80,10 +78,7 @@ def test_ragged(isa):
     lists = (i32(0, rows), i32(0, count), 4, 2, 64)
     wrapper.plan(*lists, prefix_len_ptr=i32(prefix), token_pos_in_items_ptr=np.array(places))
     out, lse = wrapper.run_return_lse(q, k, v)
-    wrapper.plan(*lists, custom_mask=mask)
-    same = wrapper.run_return_lse(q, k, v)
-    np.testing.assert_array_equal(out, same[0])
-    np.testing.assert_array_equal(lse, same[1])
+    assert_attention(out, lse, attend(q, k, v, mask))
 
 
 def test_an_item_alone(isa):
@@ -133,3 +128,46 @@ def test_errors():
     ):
         with pytest.raises(InvalidArgumentError, match=rf"^\[.*\] {message}"):
             wrapper.plan(*lists, **(good | changes))
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_any_places(isa, seed):
+    """Any numbers for places, prefixes beyond the keys, more rows than keys: by the definition."""
+    rng = np.random.default_rng(seed)
+    lengths, rows, prefixes, places, seen = [], [], [], [], []
+    for _ in range(5):
+        tokens = int(rng.integers(0, 200))
+        prefix = int(rng.integers(0, tokens + 20))
+        count = int(rng.integers(0, tokens + 10))
+        own = rng.integers(0, rng.integers(2, 300), max(tokens - prefix, 0))
+        if rng.random() < 0.5:
+            own = np.repeat(own[::7], 7)[: own.size] + np.arange(own.size) % 7
+        row, key = np.arange(tokens - count, tokens)[:, None], np.arange(tokens)[None]
+        t = np.zeros(count, int)
+        t[row[:, 0] >= prefix] = own[row[row >= prefix] - prefix]
+        mask = (key <= row) & ((row < prefix) | (key < prefix) | (row < key + t[:, None]))
+        lengths.append(tokens)
+        rows.append(count)
+        prefixes.append(prefix)
+        places.append(own)
+        seen.append(mask)
+    batch = Paged(rng, lengths, 16, Shape(4, 2, 64))
+    longest = [int(p.max(initial=0)) for p in places]
+    wrapper = ops.BatchPrefillWithPagedKVCacheWrapper()
+    given = arrays(220, prefixes, places, longest)
+    wrapper.plan(offsets(rows), *batch.lists, 4, 2, 64, 16, **given)
+    q = batch.queries(rows)
+    out, lse = wrapper.run_return_lse(q, batch.cache)
+    assert_attention(out, lse, batch.expected(q, rows, masks=seen))
+
+
+def test_cost_is_that_of_what_is_seen():
+    """Items do not visit each other."""
+    rows, item = 64 * 65, 64
+    places = np.tile(np.arange(item), 64)
+    lists = (i32(0, rows), i32(0, rows), 2, 1, 64)
+    wrapper = ops.BatchPrefillWithRaggedKVCacheWrapper()
+    wrapper.plan(*lists, causal=True)
+    dense = wrapper._planned._plan.num_products
+    wrapper.plan(*lists, prefix_len_ptr=i32(64), token_pos_in_items_ptr=places)
+    assert wrapper._planned._plan.num_products < dense / 10

@@ -102,11 +102,13 @@ class BatchPrefillWithRaggedKVCacheWrapper(BatchPrefill):
         items = Items(
             prefix_len_ptr, token_pos_in_items_ptr, token_pos_in_items_len, max_item_len_ptr
         )
-        masks = plan_masks(self._op, sequences, custom_mask, packed_custom_mask, causal, items)
+        given = (custom_mask, packed_custom_mask, causal)
         dim_vo = head_dim_qk if head_dim_vo is None else head_dim_vo
+        heads = Heads(num_qo_heads, num_kv_heads, head_dim_qk, dim_vo)
+        masks = plan_masks(self._op, sequences, heads.check(self._op).num_kv_heads, *given, items)
         self._plan(
             sequences,
-            Heads(num_qo_heads, num_kv_heads, head_dim_qk, dim_vo),
+            heads,
             Scores(sm_scale, logits_soft_cap, pos_encoding_mode, rope_scale, rope_theta),
             masks,
             query_type(self._op, q_data_type, o_data_type),

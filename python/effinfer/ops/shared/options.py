@@ -61,7 +61,7 @@ _REASONS = {
     "metadata": "plan() takes the lists",
     "o_scale": "results have the type of the queries",
     "page_table": "plan() takes the lists",
-    "profiler_buffer": "effinfer.profile measures",
+    "profiler_buffer": "kernels write no profiles",
     "kv_splits": "attention folds its keys at fixed places",
     "q2k_indices": "blocks are indptr and indices",
     "q2k_num": "blocks are indptr and indices",
