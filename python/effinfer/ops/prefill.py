@@ -9,6 +9,7 @@ bit of a byte, each sequence from a new byte (`segment_packbits(..., bitorder="l
 
 from typing import Any
 
+from effinfer.ops.ragged import BatchPrefillWithRaggedKVCacheWrapper
 from effinfer.ops.shared.batch_prefill import BatchPrefill
 from effinfer.ops.shared.flashinfer import check_agreement, check_splits, query_type, run_planned
 from effinfer.ops.shared.masks import Items, plan_masks
@@ -17,7 +18,11 @@ from effinfer.ops.shared.planned import require_plan
 from effinfer.ops.shared.sequences import Heads, Sequences
 from effinfer.ops.single import single_prefill_with_kv_cache
 
-__all__ = ["BatchPrefillWithPagedKVCacheWrapper", "single_prefill_with_kv_cache"]
+__all__ = [
+    "BatchPrefillWithPagedKVCacheWrapper",
+    "BatchPrefillWithRaggedKVCacheWrapper",
+    "single_prefill_with_kv_cache",
+]
 
 
 class BatchPrefillWithPagedKVCacheWrapper(BatchPrefill):
