@@ -2,6 +2,7 @@
 #include "bindings/arrays.h"
 #include "bindings/module.h"
 #include "effinfer/ops/activation.h"
+#include "effinfer/ops/convert_rows.h"
 #include "effinfer/ops/norm.h"
 
 namespace effinfer::bindings {
@@ -37,6 +38,16 @@ void layernorm(const py::array& input, const py::array& gemma, const py::array& 
   ops::layernorm(x, scale, shift, eps, result, pool_or_default(pool));
 }
 
+void convert_rows(const py::array& x, const py::array& out, float factor, const std::string& op,
+                  const std::string& argument, const Pool& pool) {
+  const std::string label = "[" + op + "] ";
+  const StridedView rows = strided_view_of(x, label + argument);
+  const StridedView result = writable_view_of(out, label + "out");
+  const py::gil_scoped_release release;
+  ops::convert_rows(rows, factor, result, pool_or_default(pool),
+                    {op.c_str(), argument.c_str(), "out"});
+}
+
 template <class Op>
 void bind_gated(py::module_& m, const char* name, Op op) {
   const std::string prefix = "[" + std::string(name) + "] ";
@@ -61,6 +72,8 @@ void register_ops_norm(py::module_& m) {
         py::arg("pool") = py::none());
   m.def("layernorm", &layernorm, py::arg("input"), py::arg("gemma"), py::arg("beta"),
         py::arg("out"), py::arg("eps") = 1e-6f, py::arg("pool") = py::none());
+  m.def("convert_rows", &convert_rows, py::arg("x"), py::arg("out"), py::arg("factor") = 1.0f,
+        py::arg("op") = "convert_rows", py::arg("argument") = "x", py::arg("pool") = py::none());
   bind_gated(m, "silu_and_mul", ops::silu_and_mul);
   bind_gated(m, "gelu_and_mul", ops::gelu_and_mul);
   bind_gated(m, "gelu_tanh_and_mul", ops::gelu_tanh_and_mul);

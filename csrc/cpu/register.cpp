@@ -4,6 +4,7 @@
 
 #include "core/backend.h"
 #include "ops/activation.h"
+#include "ops/convert_rows.h"
 #include "ops/elementwise.h"
 #include "ops/embedding.h"
 #include "ops/merge_states.h"
@@ -26,6 +27,7 @@ void cpu::register_cpu() {
   add_levels<ops::GatedProblem>("gated");
   add_levels<ops::RmsNormProblem>("rms_norm");
   add_levels<ops::LayerNormProblem>("layer_norm");
+  add_levels<ops::ConvertRowsProblem>("convert_rows");
   add_levels<ops::EmbeddingProblem, Level::portable>("embedding");
   add_levels<ops::SelectRowsProblem, Level::portable>("select_rows");
   add_levels<ops::RopeTableProblem, Level::portable>("rope_table");

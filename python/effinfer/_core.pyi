@@ -1088,6 +1088,14 @@ def compile(
     Runs the passes, packs the weights, plans the memory, selects the kernels.
     """
 
+def convert_rows(
+    x: numpy.typing.NDArray[typing.Any],
+    out: numpy.typing.NDArray[typing.Any],
+    factor: float = 1.0,
+    op: str = "convert_rows",
+    argument: str = "x",
+    pool: ThreadPool | None = None,
+) -> None: ...
 def cost_controller(most_nodes: int = 24) -> DraftController: ...
 def cpu_model() -> str: ...
 def cpu_status() -> str:

@@ -12,6 +12,7 @@
 #include "cpu/operand.h"
 #include "effinfer/error.h"
 #include "effinfer/ops/activation.h"
+#include "effinfer/ops/convert_rows.h"
 #include "effinfer/ops/elementwise.h"
 #include "effinfer/ops/embedding.h"
 #include "effinfer/ops/norm.h"
@@ -246,6 +247,21 @@ TEST("errors of the element-by-element operators are typed") {
   }
 }
 
+TEST("conversions: a factor, saturation, groups with strides, in place") {
+  // Rows of 2 x 3 numbers in 2 x 4 places: what lies between stays as it is.
+  std::vector<float> x = {1.0f, -2.0f, 1e6f, 0.0f, 3.0f, -1e6f, 0.25f, 0.0f};
+  StridedView from = rows(x, {2, 4});
+  from.dims = {2, 3};
+  std::vector<uint8_t> narrow(8, 0xcd);
+  StridedView to = StridedView::dense(narrow.data(), DType::f8_e4m3, {2, 4});
+  to.dims = {2, 3};
+  ops::convert_rows(from, 2.0f, to, pool());
+  const std::vector<uint8_t> expected = {0x40, 0xc8, 0x7e, 0xcd, 0x4c, 0xfe, 0x30, 0xcd};
+  CHECK(narrow == expected);
+  ops::convert_rows(from, 0.5f, from, pool());
+  CHECK(x == std::vector<float>({0.5f, -1.0f, 5e5f, 0.0f, 1.5f, -5e5f, 0.125f, 0.0f}));
+}
+
 TEST("errors of the norms and look-ups are typed") {
   const std::vector<float> x(6);
   const TensorView floats = view(x, {2, 3});
@@ -261,6 +277,12 @@ TEST("errors of the norms and look-ups are typed") {
                ops::fused_add_rmsnorm(to, rows(sum, {6}), {}, {}, pool()));
   CHECK_THROWS(InvalidArgument, "[layernorm] beta",
                ops::layernorm(to, view(x, {3}), view(x, {6}), 1e-6f, to, pool()));
+  CHECK_THROWS(InvalidArgument, "[convert_rows] out: expected shape [2, 3], got [6]",
+               ops::convert_rows(to, 1.0f, rows(sum, {6}), pool()));
+  CHECK_THROWS(InvalidArgument, "[convert_rows] scale", ops::convert_rows(to, kNan, to, pool()));
+  CHECK_THROWS(InvalidArgument, "[quantize] rows: expected dtype f32, f16, bf16",
+               ops::convert_rows(StridedView::dense(sum.data(), DType::i32, {2, 3}), 1.0f, to,
+                                 pool(), {"quantize", "rows", "out"}));
   CHECK_THROWS(InvalidArgument, "[silu_and_mul] input", ops::silu_and_mul(to, to, pool()));
   const std::vector<int32_t> ids = {1, 2};
   CHECK_THROWS(InvalidArgument, "[embedding] ids[1]",

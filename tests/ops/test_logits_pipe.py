@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from effinfer import _core, ops
+from effinfer import InvalidArgumentError, UnsupportedError, _core, ops
 from effinfer.ops.logits_pipe import (
     LogitsPipe,
     MinP,
@@ -112,3 +112,25 @@ def test_errors():
     ):
         with pytest.raises(_core.InvalidArgumentError, match=message):
             call()
+
+
+def test_a_deterministic_pipe_is_the_same():
+    pipe = LogitsPipe([Softmax(), TopP(), Sample()])
+    x = np.random.default_rng(4).standard_normal((3, 500), np.float32)
+    tokens = pipe(x, top_p=0.9, seed=1, offset=0)
+    same = pipe(x, top_p=0.9, seed=1, offset=0, is_deterministic=True)
+    np.testing.assert_array_equal(same, tokens)
+
+
+def test_parameters_of_processors(isa):
+    """A processor may have its parameter for all runs; that of a run comes first."""
+    fixed = LogitsPipe([Temperature(temperature=0.6), TopK(top_k=12), Softmax(), TopP(top_p=0.8)])
+    free = LogitsPipe([Temperature(), TopK(), Softmax(), TopP()])
+    given = {"temperature": 0.6, "top_k": 12, "top_p": 0.8}
+    np.testing.assert_array_equal(fixed(LOGITS), free(LOGITS, **given))
+    np.testing.assert_array_equal(fixed(LOGITS, top_k=3), free(LOGITS, **(given | {"top_k": 3})))
+    with pytest.raises(InvalidArgumentError, match="TopP: expected top_p, got top_k"):
+        TopP(top_k=3)
+    for name in ("custom_fusion_rules", "custom_validity_checks"):
+        with pytest.raises(UnsupportedError, match=rf"^\[LogitsPipe\] {name}: expected None \("):
+            LogitsPipe([Softmax()], **{name: [1]})

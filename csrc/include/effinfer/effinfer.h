@@ -14,6 +14,7 @@
 #include "effinfer/model.h"
 #include "effinfer/ops/activation.h"
 #include "effinfer/ops/attention_scores.h"
+#include "effinfer/ops/convert_rows.h"
 #include "effinfer/ops/elementwise.h"
 #include "effinfer/ops/embedding.h"
 #include "effinfer/ops/norm.h"

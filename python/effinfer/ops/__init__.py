@@ -31,6 +31,7 @@ from effinfer.ops.elementwise import (
     silu,
     softcap,
 )
+from effinfer.ops.graph_decode import CUDAGraphBatchDecodeWithPagedKVCacheWrapper, fast_decode_plan
 from effinfer.ops.index import BlockIndex, a_shape_index, sampled_index, vertical_slash_index
 from effinfer.ops.logits_pipe import (
     LogitsPipe,
@@ -44,6 +45,7 @@ from effinfer.ops.norm import (
     layernorm,
     rmsnorm,
 )
+from effinfer.ops.norm_quantize import fused_add_rmsnorm_quant, layernorm_quant, rmsnorm_quant
 from effinfer.ops.page import (
     append_paged_kv_cache,
     append_paged_mla_kv_cache,
@@ -52,10 +54,10 @@ from effinfer.ops.page import (
 )
 from effinfer.ops.prefill import (
     BatchPrefillWithPagedKVCacheWrapper,
-    BatchPrefillWithRaggedKVCacheWrapper,
     single_prefill_with_kv_cache,
 )
 from effinfer.ops.quantization import packbits, segment_packbits
+from effinfer.ops.ragged import BatchPrefillWithRaggedKVCacheWrapper
 from effinfer.ops.rope import (
     apply_llama31_rope,
     apply_llama31_rope_inplace,
@@ -67,6 +69,11 @@ from effinfer.ops.rope import (
     apply_rope_pos_ids_inplace,
     apply_rope_with_cos_sin_cache,
     apply_rope_with_cos_sin_cache_inplace,
+)
+from effinfer.ops.rope_quantize import (
+    mla_rope_quantize_fp8,
+    rope_quantize_fp8,
+    rope_quantize_fp8_append_paged_kv_cache,
 )
 from effinfer.ops.rope_tables import rope_frequencies, rope_table
 from effinfer.ops.sampling import (
@@ -87,7 +94,13 @@ from effinfer.ops.sampling import (
 )
 from effinfer.ops.scores import attention_scores, pooled_attention_scores
 from effinfer.ops.shared.arrays import bfloat16, float8_e4m3fn, float8_e5m2
+from effinfer.ops.shared_prefix import (
+    BatchDecodeWithSharedPrefixPagedKVCacheWrapper,
+    BatchPrefillWithSharedPrefixPagedKVCacheWrapper,
+)
+from effinfer.ops.sinks import BatchAttentionWithAttentionSinkWrapper
 from effinfer.ops.sparse import BlockSparseAttentionWrapper, VariableBlockSparseAttentionWrapper
+from effinfer.ops.topk import TopKTieBreak, top_k_page_table_transform, top_k_ragged_transform
 from effinfer.ops.tree import tree_attention
 from effinfer.ops.visits import Visits, block_visits, column_visits
 
@@ -103,17 +116,22 @@ __all__ = [
     "sampled_index",
     "topk_pages",
     "vertical_slash_index",
+    "BatchAttentionWithAttentionSinkWrapper",
     "BatchDecodeWithPagedKVCacheWrapper",
+    "BatchDecodeWithSharedPrefixPagedKVCacheWrapper",
     "BatchMLAPagedAttentionWrapper",
     "BatchPrefillWithPagedKVCacheWrapper",
     "BatchPrefillWithRaggedKVCacheWrapper",
+    "BatchPrefillWithSharedPrefixPagedKVCacheWrapper",
     "BlockSparseAttentionWrapper",
+    "CUDAGraphBatchDecodeWithPagedKVCacheWrapper",
     "LogitsPipe",
     "MultiLevelCascadeAttentionWrapper",
     "PackedMatrix",
     "PagedKv",
     "Visits",
     "ThreadPool",
+    "TopKTieBreak",
     "VariableBlockSparseAttentionWrapper",
     "add",
     "append_paged_kv_cache",
@@ -134,7 +152,9 @@ __all__ = [
     "embedding",
     "float8_e4m3fn",
     "float8_e5m2",
+    "fast_decode_plan",
     "fused_add_rmsnorm",
+    "fused_add_rmsnorm_quant",
     "gelu",
     "gelu_and_mul",
     "gelu_tanh",
@@ -145,10 +165,12 @@ __all__ = [
     "get_seq_lens",
     "kv_append",
     "layernorm",
+    "layernorm_quant",
     "merge_state",
     "merge_state_in_place",
     "merge_states",
     "min_p_sampling_from_probs",
+    "mla_rope_quantize_fp8",
     "mul",
     "pack",
     "packbits",
@@ -158,8 +180,11 @@ __all__ = [
     "quantized_matmul",
     "relu_squared",
     "rmsnorm",
+    "rmsnorm_quant",
     "rope_append",
     "rope_frequencies",
+    "rope_quantize_fp8",
+    "rope_quantize_fp8_append_paged_kv_cache",
     "rope_table",
     "sampling_from_logits",
     "sampling_from_probs",
@@ -175,6 +200,8 @@ __all__ = [
     "softmax",
     "top_k",
     "top_k_mask_logits",
+    "top_k_page_table_transform",
+    "top_k_ragged_transform",
     "top_k_renorm_probs",
     "top_k_sampling_from_probs",
     "top_k_top_p_sampling_from_logits",

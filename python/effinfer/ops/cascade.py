@@ -98,13 +98,45 @@ class MultiLevelCascadeAttentionWrapper:
         float_workspace_buffer: Any = None,
         kv_layout: str = "NHD",
         use_cuda_graph: bool = False,
+        qo_indptr_buf_arr: Sequence[Any] | None = None,
+        paged_kv_indptr_buf_arr: Sequence[Any] | None = None,
+        paged_kv_indices_buf_arr: Sequence[Any] | None = None,
+        paged_kv_last_page_len_buf_arr: Sequence[Any] | None = None,
     ) -> None:
-        expect(num_levels > 0, f"[{self._op}] num_levels", "a positive number", num_levels)
-        self._layout = kv_layout
+        """The buffers of `BatchPrefillWithPagedKVCacheWrapper`, one of each for a level."""
+        op = f"[{self._op}]"
+        expect(num_levels > 0, f"{op} num_levels", "a positive number", num_levels)
+        buffers = {
+            "qo_indptr_buf_arr": qo_indptr_buf_arr,
+            "paged_kv_indptr_buf_arr": paged_kv_indptr_buf_arr,
+            "paged_kv_indices_buf_arr": paged_kv_indices_buf_arr,
+            "paged_kv_last_page_len_buf_arr": paged_kv_last_page_len_buf_arr,
+        }
+        for name, given in buffers.items():
+            count = None if given is None else len(given)
+            ok = count == num_levels or not use_cuda_graph
+            expect(ok, f"{op} {name}", f"{num_levels} buffers with use_cuda_graph", count)
+        self._layout, self._fixed = kv_layout, use_cuda_graph
         self._levels = [
-            BatchPrefillWithPagedKVCacheWrapper(None, kv_layout) for _ in range(num_levels)
+            BatchPrefillWithPagedKVCacheWrapper(
+                None,
+                kv_layout,
+                use_cuda_graph,
+                **{name[: -len("_arr")]: x[level] for name, x in buffers.items() if x},
+            )
+            for level in range(num_levels)
         ]
         self._rows: int | None = None
+
+    @property
+    def is_cuda_graph_enabled(self) -> bool:
+        """Whether the levels have buffers of fixed sizes."""
+        return self._fixed
+
+    def reset_workspace_buffer(
+        self, float_workspace_buffer: Any, int_workspace_buffers: Any = None
+    ) -> None:
+        """Takes other workspaces, which have no effect."""
 
     def plan(
         self,
@@ -116,7 +148,6 @@ class MultiLevelCascadeAttentionWrapper:
         num_kv_heads: int,
         head_dim: int,
         page_size: int,
-        *,
         causal: bool = False,
         pos_encoding_mode: str = "NONE",
         use_fp16_qk_reduction: bool = False,

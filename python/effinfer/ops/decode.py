@@ -10,77 +10,28 @@ cap * tanh(score / cap). A query sees keys at most `window_left` tokens before i
 the log-sum-exp of its scores, in base 2 unless `lse_base="ln"`. A query without keys gives zeros
 and -infinity.
 
-Workspace buffers and the options of CUDA kernels (use_tensor_cores, use_cuda_graph,
-use_fp16_qk_reduction, backend, non_blocking) are accepted and have no effect.
+Workspace buffers and the options of CUDA kernels (use_tensor_cores, use_fp16_qk_reduction, backend,
+enable_pdl, non_blocking) are accepted and have no effect. With `use_cuda_graph` plan() copies its
+lists to the buffers of the constructor, whose sizes are those of every batch.
 """
 
+from dataclasses import replace
 from typing import Any
 
+import numpy as np
+
 from effinfer._core import ThreadPool
-from effinfer.ops.shared.arrays import view
-from effinfer.ops.shared.options import LAYOUTS, Scores, expect, kv_views, one_of
-from effinfer.ops.shared.planned import PlannedAttention, plan_single, require_plan
+from effinfer.ops.shared.flashinfer import check_agreement, check_splits, query_type, run_planned
+from effinfer.ops.shared.options import Scores, expect, kv_views, unsupported
+from effinfer.ops.shared.planned import PlannedAttention, require_plan
 from effinfer.ops.shared.sequences import Heads, Sequences
+from effinfer.ops.shared.wrapper import FixedBuffers, Wrapper
+from effinfer.ops.single import single_decode_with_kv_cache
+
+__all__ = ["BatchDecodeWithPagedKVCacheWrapper", "single_decode_with_kv_cache"]
 
 
-def single_decode_with_kv_cache(
-    q: Any,
-    k: Any,
-    v: Any,
-    kv_layout: str = "NHD",
-    pos_encoding_mode: str = "NONE",
-    use_tensor_cores: bool = False,
-    *,
-    q_scale: float | None = None,
-    k_scale: float | None = None,
-    v_scale: float | None = None,
-    window_left: int = -1,
-    logits_soft_cap: float | None = None,
-    sm_scale: float | None = None,
-    rope_scale: float | None = None,
-    rope_theta: float | None = None,
-    return_lse: bool = False,
-    lse_base: str = "log2",
-    pool: ThreadPool | None = None,
-) -> Any:
-    """Attention of one token over the contiguous keys of its sequence.
-
-    Args:
-        q: [num_qo_heads, head_dim].
-        k, v: [kv_len, num_kv_heads, head_dim] (NHD) or [num_kv_heads, kv_len, head_dim] (HND).
-        q_scale, k_scale: factors on the scores; v_scale: on the result.
-
-    Returns:
-        [num_qo_heads, head_dim]; with return_lse a pair with float32 [num_qo_heads].
-    """
-    op = "single_decode_with_kv_cache"
-    shape = view(q, f"[{op}] q").shape
-    expect(len(shape) == 2, f"[{op}] q", "2 dimensions", f"shape {shape}")
-    planned, keys, values = plan_single(
-        op,
-        (1, *shape),
-        k,
-        v,
-        kv_layout,
-        Scores(sm_scale, logits_soft_cap, pos_encoding_mode, rope_scale, rope_theta),
-        window_left=window_left,
-        decode=True,
-    )
-    result = planned.run(
-        q[None],
-        keys,
-        values,
-        return_lse=return_lse,
-        lse_base=lse_base,
-        q_scale=q_scale,
-        k_scale=k_scale,
-        v_scale=v_scale,
-        pool=pool,
-    )
-    return (result[0][0], result[1][0]) if return_lse else result[0]
-
-
-class BatchDecodeWithPagedKVCacheWrapper:
+class BatchDecodeWithPagedKVCacheWrapper(Wrapper):
     """Decode attention of a batch over a paged cache: plan() once a step, run() once a layer."""
 
     _op = "batch_decode_with_paged_kv_cache"
@@ -91,11 +42,33 @@ class BatchDecodeWithPagedKVCacheWrapper:
         kv_layout: str = "NHD",
         use_cuda_graph: bool = False,
         use_tensor_cores: bool = False,
-        *,
+        paged_kv_indptr_buffer: Any = None,
+        paged_kv_indices_buffer: Any = None,
+        paged_kv_last_page_len_buffer: Any = None,
         backend: str = "auto",
+        jit_args: Any = None,
     ) -> None:
-        self._layout = one_of(kv_layout, LAYOUTS, f"[{self._op}] kv_layout")
-        self._planned: PlannedAttention | None = None
+        """Args:
+        paged_kv_indptr_buffer: int32 [B + 1], paged_kv_indices_buffer: int32 [pages at most],
+            paged_kv_last_page_len_buffer: int32 [B]; with use_cuda_graph every batch has B
+            sequences, and plan() copies its lists to these.
+        """
+        self._start(kv_layout, jit_args=jit_args)
+        self._use_tensor_cores = use_tensor_cores
+        self._q_len: int | None = None
+        if use_cuda_graph:
+            self._buffers = FixedBuffers(
+                self._op,
+                paged_kv_indptr_buffer=paged_kv_indptr_buffer,
+                paged_kv_indices_buffer=paged_kv_indices_buffer,
+                paged_kv_last_page_len_buffer=paged_kv_last_page_len_buffer,
+            )
+            self._buffers.same_size("paged_kv_indptr_buffer", "paged_kv_last_page_len_buffer", 1)
+
+    @property
+    def use_tensor_cores(self) -> bool:
+        """As the constructor was told."""
+        return self._use_tensor_cores
 
     def plan(
         self,
@@ -106,19 +79,28 @@ class BatchDecodeWithPagedKVCacheWrapper:
         num_kv_heads: int,
         head_dim: int,
         page_size: int,
-        *,
         pos_encoding_mode: str = "NONE",
         window_left: int = -1,
         logits_soft_cap: float | None = None,
         q_data_type: Any = None,
         kv_data_type: Any = None,
+        o_data_type: Any = None,
         data_type: Any = None,
         sm_scale: float | None = None,
         rope_scale: float | None = None,
         rope_theta: float | None = None,
         non_blocking: bool = True,
+        block_tables: Any = None,
+        seq_lens: Any = None,
+        fixed_split_size: int | None = None,
+        disable_split_kv: bool = False,
+        q_len_per_req: int = 1,
+        *,
+        window_right: int = 0,
+        is_causal: bool | None = None,
     ) -> None:
-        """Fixes the lists of the next runs.
+        """Fixes the lists of the next runs; `effinfer.ops.shared.flashinfer` has the meaning of the
+        arguments that are not named here.
 
         Args:
             indptr: int32 [B + 1]: sequence b has the pages indices[indptr[b]:indptr[b + 1]].
@@ -126,21 +108,30 @@ class BatchDecodeWithPagedKVCacheWrapper:
             last_page_len: int32 [B]: tokens in the last page, 1 to page_size.
             q_data_type: refuses other queries; default: what run() is given. `data_type` is its
                 old name.
+            q_len_per_req: query rows of every sequence, its last tokens; more than one see keys up
+                to their own place (`is_causal` says the same). No sequence is shorter.
         """
         names = ("indptr", "indices", "last_page_len")
-        sequences = Sequences.paged(
-            self._op, None, indptr, indices, last_page_len, page_size, names
-        )
-        self._planned = PlannedAttention(
+        pages = (indptr, indices, last_page_len)
+        sequences = Sequences.paged(self._op, None, *pages, page_size, names)
+        unsupported(self._op, window_right=window_right)
+        check_splits(self._op, fixed_split_size, disable_split_kv)
+        sequences = self._rows_of(sequences, q_len_per_req, is_causal)
+        check_agreement(self._op, sequences, seq_lens=seq_lens, block_tables=block_tables)
+        given = data_type if q_data_type is None else q_data_type
+        planned = PlannedAttention(
             self._op,
             sequences,
             Heads(num_qo_heads, num_kv_heads, head_dim, head_dim),
             Scores(sm_scale, logits_soft_cap, pos_encoding_mode, rope_scale, rope_theta),
             layout=self._layout,
-            q_data_type=data_type if q_data_type is None else q_data_type,
+            q_data_type=query_type(self._op, given, o_data_type),
             window_left=window_left,
+            causal=q_len_per_req > 1,
             decode=True,
         )
+        self._keep(sequences, last_page_len, q_len_per_req)
+        self._planned = planned
 
     def run(
         self,
@@ -155,10 +146,12 @@ class BatchDecodeWithPagedKVCacheWrapper:
         lse: Any = None,
         return_lse: bool = False,
         lse_base: str = "log2",
+        q_len_per_req: int | None = None,
         pool: ThreadPool | None = None,
+        **options: Any,
     ) -> Any:
-        """Attention of q [B, num_qo_heads, head_dim], of the same kind, shape and dtype; with
-        return_lse a pair with float32 [B, num_qo_heads].
+        """Attention of q [B * q_len_per_req, num_qo_heads, head_dim], of the same kind, shape and
+        dtype; with return_lse a pair with float32 [B * q_len_per_req, num_qo_heads].
 
         Args:
             k_scale, v_scale: what stored keys and values are multiplied by: a number, or float32 of
@@ -166,10 +159,14 @@ class BatchDecodeWithPagedKVCacheWrapper:
             sinks: float32 [num_qo_heads]: the logit, neither scaled nor capped, of one more key
                 whose value is zero; `lse` has it too.
             out, lse: where results go; C-contiguous.
+            options: of `effinfer.ops.shared.flashinfer.run_planned`.
         """
         planned = require_plan(self._planned, self._op)
+        ok = q_len_per_req in (None, self._q_len)
+        expect(ok, f"[{self._op}] q_len_per_req", f"{self._q_len}, the plan's", q_len_per_req)
         k, v = kv_views(self._op, paged_kv_cache, self._layout)
-        return planned.run(
+        return run_planned(
+            planned,
             q,
             k,
             v,
@@ -182,4 +179,29 @@ class BatchDecodeWithPagedKVCacheWrapper:
             v_scale=v_scale,
             sinks=sinks,
             pool=pool,
+            **options,
         )
+
+    def _rows_of(self, pages: Sequences, count: int, is_causal: bool | None) -> Sequences:
+        """The sequences with `count` query rows each."""
+        op = f"[{self._op}]"
+        expect(count >= 1, f"{op} q_len_per_req", "a positive number", count)
+        ok = is_causal in (None, count > 1)
+        expect(ok, f"{op} is_causal", f"{count > 1} with q_len_per_req = {count}", is_causal)
+        if count == 1:
+            return pages
+        shortest = int(pages.kv_len.min(initial=count))
+        expect(shortest >= count, f"{op} q_len_per_req", f"at most {shortest} tokens", count)
+        return replace(pages, qo_indptr=pages.qo_indptr * np.int32(count))
+
+    def _keep(self, sequences: Sequences, last_page_len: Any, q_len: int) -> None:
+        if self._buffers is not None:
+            ok = self._q_len in (None, q_len)
+            expect(ok, f"[{self._op}] q_len_per_req", f"{self._q_len}, the first plan's", q_len)
+            self._buffers.batch("paged_kv_last_page_len_buffer", sequences.kv_len.size)
+            self._buffers.keep(
+                paged_kv_indptr_buffer=sequences.kv_indptr,
+                paged_kv_indices_buffer=sequences.listed_pages,
+                paged_kv_last_page_len_buffer=last_page_len,
+            )
+        self._q_len = q_len

@@ -11,6 +11,7 @@ from enum import Enum
 from typing import Any
 
 from effinfer._core import InvalidArgumentError, ThreadPool
+from effinfer.ops.shared.options import unsupported
 from effinfer.ops.shared.row_arguments import filter_rows, sample
 
 
@@ -31,11 +32,25 @@ class TaggedTensor:
 
 
 class LogitsProcessor:
-    """A step of a pipe: the types that it takes, the type that it gives, its run-time parameter."""
+    """A step of a pipe: the types that it takes, the type that it gives, its parameter, which is
+    given at run time or, for all runs, here."""
 
     takes: tuple[TensorType, ...] = (TensorType.PROBS,)
     gives: TensorType | None = None  # None: what it takes
     parameter: str | None = None
+
+    def __init__(self, **params: Any) -> None:
+        for name in params:
+            if name != self.parameter:
+                raise InvalidArgumentError(
+                    f"[LogitsPipe] {self}: expected {self.parameter or 'no parameter'}, got {name}"
+                )
+        self.params = params
+
+    def value(self, values: dict[str, Any]) -> Any:
+        """The parameter of a run, or the processor's own; None without either."""
+        given = values.get(str(self.parameter))
+        return self.params.get(str(self.parameter)) if given is None else given
 
     def __repr__(self) -> str:
         return type(self).__name__
@@ -55,6 +70,7 @@ class Softmax(LogitsProcessor):
     gives = TensorType.PROBS
 
     def __init__(self, enable_pdl: bool | None = None) -> None:
+        super().__init__()
         self.enable_pdl = enable_pdl
 
 
@@ -64,7 +80,8 @@ class TopK(LogitsProcessor):
     takes = (TensorType.LOGITS, TensorType.PROBS)
     parameter = "top_k"
 
-    def __init__(self, joint_topk_topp: bool = False) -> None:
+    def __init__(self, joint_topk_topp: bool = False, **params: Any) -> None:
+        super().__init__(**params)
         self.joint_topk_topp = joint_topk_topp
 
 
@@ -87,11 +104,12 @@ class Sample(LogitsProcessor):
     gives = TensorType.INDICES
 
     def __init__(self, deterministic: bool = True) -> None:
+        super().__init__()
         self.deterministic = deterministic
 
 
 _DRAW = ("indices", "generator", "seed", "offset")
-_PARAMETERS = ("temperature", "top_k", "top_p", "min_p", *_DRAW)
+_PARAMETERS = ("temperature", "top_k", "top_p", "min_p", "is_deterministic", *_DRAW)
 
 
 @dataclass
@@ -124,7 +142,7 @@ class _Call:
         self.type = processor.gives or self.type
 
     def run(self, x: Any, values: dict[str, Any], pool: ThreadPool | None) -> Any:
-        filters = {p.parameter: values[p.parameter] for p in self.processors if p.parameter}
+        filters = {p.parameter: p.value(values) for p in self.processors if p.parameter}
         call: dict[str, Any] = {**filters, "joint": self.joint, "pool": pool}
         if self.type is TensorType.INDICES:
             draw: dict[str, Any] = {name: values.get(name) for name in _DRAW}
@@ -146,7 +164,11 @@ class LogitsPipe:
         processors: Sequence[LogitsProcessor],
         compile: bool = True,
         input_type: TensorType | None = None,
+        custom_fusion_rules: Any = None,
+        custom_validity_checks: Any = None,
     ) -> None:
+        rules = {"custom_fusion_rules": custom_fusion_rules}
+        unsupported("LogitsPipe", **rules, custom_validity_checks=custom_validity_checks)
         if not processors:
             raise InvalidArgumentError("[LogitsPipe] processors: expected at least one, got none")
         self.processors = list(processors)
@@ -193,14 +215,15 @@ class LogitsPipe:
         return f"LogitsPipe([{' -> '.join(map(repr, self.processors))}], calls=[{calls}])"
 
     def __call__(self, x: Any, *, pool: ThreadPool | None = None, **values: Any) -> Any:
-        """Runs the pipe on x; `values` are the parameters of its processors, by name."""
+        """Runs the pipe on x; `values` are the parameters of its processors, by name.
+        `is_deterministic` changes nothing: results always are."""
         for name in values:
             if name not in _PARAMETERS:
                 raise InvalidArgumentError(
                     f"[LogitsPipe] {name}: expected one of {', '.join(_PARAMETERS)}"
                 )
         for processor in self.processors:
-            if processor.parameter is not None and values.get(processor.parameter) is None:
+            if processor.parameter is not None and processor.value(values) is None:
                 raise InvalidArgumentError(
                     f"[LogitsPipe] {processor.parameter}: expected a value for {processor}, "
                     "got none"

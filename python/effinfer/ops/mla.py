@@ -6,13 +6,26 @@ import numpy as np
 
 from effinfer._core import ThreadPool
 from effinfer.ops.page import mla_pages
-from effinfer.ops.shared.arrays import view
-from effinfer.ops.shared.options import Scores, contiguous_rows, expect, indices, indptr
+from effinfer.ops.shared.flashinfer import query_type
+from effinfer.ops.shared.float8 import number
+from effinfer.ops.shared.latent import parts_of, scaled_queries
+from effinfer.ops.shared.options import (
+    Scores,
+    expect,
+    indices,
+    indptr,
+    one_of,
+    unsupported,
+    view_3d,
+)
 from effinfer.ops.shared.planned import PlannedAttention, require_plan
 from effinfer.ops.shared.sequences import Heads, Sequences
+from effinfer.ops.shared.wrapper import FixedBuffers, Wrapper
+
+_LSE_BASES = {"none": "log2", "base2": "log2", "basee": "ln"}
 
 
-class BatchMLAPagedAttentionWrapper:
+class BatchMLAPagedAttentionWrapper(Wrapper):
     """Attention with keys and values compressed to one latent vector a token (DeepSeek-V2,
     arXiv:2405.04434, section 2.1): scores are q_nope ckv^T + q_pe kpe^T, values are ckv, and the
     caller has absorbed the projections into the queries."""
@@ -23,36 +36,118 @@ class BatchMLAPagedAttentionWrapper:
         self,
         float_workspace_buffer: Any = None,
         use_cuda_graph: bool = False,
-        *,
+        qo_indptr: Any = None,
+        kv_indptr: Any = None,
+        kv_indices: Any = None,
+        kv_len_arr: Any = None,
         backend: str = "auto",
     ) -> None:
-        self._planned: PlannedAttention | None = None
-        self._kpe_shape: tuple[int, ...] = ()
+        """Args:
+        qo_indptr, kv_indptr: int32 [B + 1], kv_indices: int32 [pages at most], kv_len_arr: int32
+            [B]; with use_cuda_graph every batch has B sequences, and plan() copies its lists to
+            these.
+        """
+        self._start("NHD")
+        self._dims = (0, 0, 0)
+        self._lse_base = "log2"
+        self._use_sinks = False
+        self._rows = 0
+        if use_cuda_graph:
+            self._buffers = FixedBuffers(
+                self._op,
+                qo_indptr=qo_indptr,
+                kv_indptr=kv_indptr,
+                kv_indices=kv_indices,
+                kv_len_arr=kv_len_arr,
+            )
 
     def plan(
         self,
-        qo_indptr: Any,
-        kv_indptr: Any,
-        kv_indices: Any,
-        kv_len_arr: Any,
-        num_heads: int,
-        head_dim_ckv: int,
-        head_dim_kpe: int,
-        page_size: int,
-        *,
-        causal: bool = False,
-        sm_scale: float,
+        qo_indptr: Any = None,
+        kv_indptr: Any = None,
+        kv_indices: Any = None,
+        kv_len_arr: Any = None,
+        num_heads: int = 0,
+        head_dim_ckv: int = 0,
+        head_dim_kpe: int = 0,
+        page_size: int = 0,
+        causal: bool | None = None,
+        sm_scale: float | None = None,
         q_data_type: Any = None,
         kv_data_type: Any = None,
         use_profiler: bool = False,
+        *,
+        metadata: Any = None,
+        cum_seq_lens_q: Any = None,
+        block_tables: Any = None,
+        seq_lens: Any = None,
+        max_q_len: int | None = None,
+        query_layout: str | None = None,
+        kv_cache_layout: str | None = None,
+        lse_mode: str = "none",
+        output_dtype: Any = None,
+        output_scale: str = "none",
+        scale_mode: str = "default",
+        skip_softmax: bool = False,
+        enable_pdl: bool | None = None,
+        use_sinks: bool = False,
     ) -> None:
         """Fixes the lists of the next runs, all int32: sequence b owns the rows qo_indptr[b] to
         qo_indptr[b + 1], its last tokens, and the pages kv_indices[kv_indptr[b]:kv_indptr[b + 1]]
-        with kv_len_arr[b] tokens.
+        with kv_len_arr[b] tokens. All eight must be given, and nothing takes their place.
 
-        `sm_scale` has no default: it is 1 / sqrt of the head dimension before absorption.
+        `sm_scale` must be given: it is 1 / sqrt of the head dimension before absorption.
+        `lse_mode` is the base of run()'s lse: "base2" or "basee"; `use_sinks` asks run() for them.
+        run() takes any `query_layout` and `kv_cache_layout`, and scales in any `scale_mode` but
+        those of "bmm". `use_profiler` has no effect.
         """
         op = f"[{self._op}]"
+        unsupported(
+            self._op,
+            metadata=metadata,
+            cum_seq_lens_q=cum_seq_lens_q,
+            block_tables=block_tables,
+            seq_lens=seq_lens,
+            max_q_len=max_q_len,
+            skip_softmax=skip_softmax,
+        )
+        for name, layout in (("query_layout", query_layout), ("kv_cache_layout", kv_cache_layout)):
+            one_of(layout or "split", ("packed", "split"), f"{op} {name}")
+        one_of(output_scale, ("none",), f"{op} output_scale")
+        one_of(scale_mode, ("default", "kv-per-tensor"), f"{op} scale_mode")
+        expect(sm_scale is not None, f"{op} sm_scale", "a number", sm_scale)
+        sequences = self._sequences(qo_indptr, kv_indptr, kv_indices, kv_len_arr, page_size)
+        one_of(lse_mode, tuple(_LSE_BASES), f"{op} lse_mode")
+        planned = PlannedAttention(
+            self._op,
+            sequences,
+            Heads(num_heads, 1, head_dim_ckv + head_dim_kpe, head_dim_ckv),
+            Scores(sm_scale),
+            q_data_type=query_type(self._op, q_data_type, output_dtype),
+            rope_dims=head_dim_kpe,
+            causal=bool(causal),
+        )
+        if self._buffers is not None:
+            self._buffers.batch("kv_len_arr", sequences.kv_len.size)
+            self._buffers.keep(
+                qo_indptr=sequences.qo_indptr,
+                kv_indptr=sequences.kv_indptr,
+                kv_indices=sequences.listed_pages,
+                kv_len_arr=sequences.kv_len,
+            )
+        self._planned = planned
+        self._lse_base, self._use_sinks = _LSE_BASES[lse_mode], use_sinks
+        self._rows, self._dims = (
+            int(sequences.qo_indptr[-1]),
+            (num_heads, head_dim_ckv, head_dim_kpe),
+        )
+
+    def _sequences(
+        self, qo_indptr: Any, kv_indptr: Any, kv_indices: Any, kv_len_arr: Any, page_size: int
+    ) -> Sequences:
+        op = f"[{self._op}]"
+        for name, given in (("qo_indptr", qo_indptr), ("kv_indptr", kv_indptr)):
+            expect(given is not None, f"{op} {name}", "an array", None)
         pages = indptr(kv_indptr, f"{op} kv_indptr")
         rows = indptr(qo_indptr, f"{op} qo_indptr", pages.size)
         lengths = indices(kv_len_arr, f"{op} kv_len_arr")
@@ -63,51 +158,85 @@ class BatchMLAPagedAttentionWrapper:
         listed = indices(kv_indices, f"{op} kv_indices")
         ok = pages[-1] <= listed.size
         expect(ok, f"{op} kv_indptr", f"at most {listed.size}, the page indices", pages[-1])
-        self._planned = PlannedAttention(
-            self._op,
-            Sequences(rows, pages, listed, lengths, page_size),
-            Heads(num_heads, 1, head_dim_ckv + head_dim_kpe, head_dim_ckv),
-            Scores(sm_scale),
-            q_data_type=q_data_type,
-            rope_dims=head_dim_kpe,
-            causal=causal,
-        )
-        self._kpe_shape = (int(rows[-1]), num_heads, head_dim_kpe)
+        return Sequences(rows, pages, listed, lengths, page_size)
 
     def run(
         self,
-        q_nope: Any,
-        q_pe: Any,
-        ckv_cache: Any,
-        kpe_cache: Any,
-        *,
+        q_nope: Any = None,
+        q_pe: Any = None,
+        ckv_cache: Any = None,
+        kpe_cache: Any = None,
         out: Any = None,
         lse: Any = None,
         return_lse: bool = False,
-        lse_base: str = "log2",
+        profiler_buffer: Any = None,
+        kv_len: Any = None,
+        page_table: Any = None,
+        return_lse_base_on_e: bool = False,
+        o_scale: float | None = None,
+        *,
+        query: Any = None,
+        kv_cache: Any = None,
+        ckv_scale: float | None = None,
+        ckv_scale_arr: Any = None,
+        kpe_scale: float | None = None,
+        sinks: Any = None,
+        skip_softmax_threshold_scale_factor: float | None = None,
+        bmm1_scale: Any = None,
+        bmm2_scale: Any = None,
+        lse_base: str | None = None,
         pool: ThreadPool | None = None,
     ) -> Any:
         """Attention of q_nope [T, num_heads, head_dim_ckv] and q_pe [T, num_heads, head_dim_kpe]
         over ckv_cache [num_pages, page_size, head_dim_ckv] and kpe_cache [..., head_dim_kpe]: of
-        q_nope's shape; with return_lse a pair with float32 [T, num_heads]."""
+        q_nope's shape; with return_lse a pair with float32 [T, num_heads].
+
+        Args:
+            query, kv_cache: both parts as a pair, or as one array with the rotated part last, in
+                the place of the four arrays.
+            ckv_scale, kpe_scale: what stored numbers are multiplied by, 8-bit ones say.
+            sinks: as of `BatchDecodeWithPagedKVCacheWrapper.run`.
+            return_lse_base_on_e: `lse_base="ln"`; default: the plan's `lse_mode`.
+        """
         op = f"[{self._op}]"
+        unsupported(
+            self._op,
+            profiler_buffer=profiler_buffer,
+            kv_len=kv_len,
+            page_table=page_table,
+            o_scale=o_scale,
+            ckv_scale_arr=ckv_scale_arr,
+            skip_softmax_threshold_scale_factor=skip_softmax_threshold_scale_factor,
+            bmm1_scale=bmm1_scale,
+            bmm2_scale=bmm2_scale,
+        )
         planned = require_plan(self._planned, self._op)
-        rotated = view(q_pe, f"{op} q_pe")
-        ok = rotated.shape == self._kpe_shape
-        expect(ok, f"{op} q_pe", f"shape {self._kpe_shape}", rotated.shape)
-        latent = mla_pages(ckv_cache, f"{op} ckv_cache")
-        keys = mla_pages(kpe_cache, f"{op} kpe_cache")
-        expected = (*latent.shape[:3], self._kpe_shape[2])
-        expect(keys.shape == expected, f"{op} kpe_cache", f"shape {expected}", keys.shape)
+        ok = sinks is not None or not self._use_sinks
+        expect(ok, f"{op} sinks", "an array, as the plan has use_sinks", None)
+        heads, ckv, kpe = self._dims
+        nope, rotated = parts_of(f"{op} query", query, (q_nope, q_pe), ckv)
+        latent, keys = parts_of(f"{op} kv_cache", kv_cache, (ckv_cache, kpe_cache), ckv)
+        pe = view_3d(rotated, f"{op} q_pe")
+        expected: tuple[int, ...] = (self._rows, heads, kpe)
+        expect(pe.shape == expected, f"{op} q_pe", f"shape {expected}", pe.shape)
+        pages, turned = mla_pages(latent, f"{op} ckv_cache"), mla_pages(keys, f"{op} kpe_cache")
+        expected = (*pages.shape[:3], kpe)
+        expect(turned.shape == expected, f"{op} kpe_cache", f"shape {expected}", turned.shape)
+        factor = number(1.0 if ckv_scale is None else ckv_scale, f"{op} ckv_scale")
+        kpe_factor = number(1.0 if kpe_scale is None else kpe_scale, f"{op} kpe_scale")
+        base = "ln" if return_lse_base_on_e else self._lse_base
         return planned.run(
-            q_nope,
-            latent,
-            latent,
-            k_rope=keys,
-            q_rope=contiguous_rows(rotated),
+            nope,
+            pages,
+            pages,
+            k_rope=turned,
+            q_rope=scaled_queries(pe, kpe_factor / factor, f"{op} q_pe"),
             out=out,
             lse=lse,
             return_lse=return_lse,
-            lse_base=lse_base,
+            lse_base=base if lse_base is None else lse_base,
+            k_scale=factor,
+            v_scale=factor,
+            sinks=sinks,
             pool=pool,
         )

@@ -7,7 +7,7 @@ import numpy as np
 
 from effinfer import _core
 from effinfer._core import ThreadPool
-from effinfer.ops.shared.arrays import Array, empty, view
+from effinfer.ops.shared.arrays import Array, empty, result, view
 from effinfer.ops.shared.options import (
     LAYOUTS,
     contiguous_rows,
@@ -32,14 +32,21 @@ def get_seq_lens(kv_indptr: Any, kv_last_page_len: Any, page_size: int) -> Any:
     return lengths
 
 
-def get_batch_indices_positions(append_indptr: Any, seq_lens: Any, nnz: int) -> tuple[Any, Any]:
+def get_batch_indices_positions(
+    append_indptr: Any,
+    seq_lens: Any,
+    nnz: int,
+    batch_indices: Any = None,
+    positions: Any = None,
+) -> tuple[Any, Any]:
     """The sequence and the position of every appended row, int32 [nnz] each.
 
     Args:
         append_indptr: int32 [B + 1]: rows append_indptr[b]:append_indptr[b + 1] become the last
             tokens of sequence b.
         seq_lens: int32 [B]: tokens of the sequences, the appended ones included.
-        nnz: append_indptr[B].
+        nnz: append_indptr[B], or more: what follows has the sequence -1 and the position 0.
+        batch_indices, positions: where results go: int32 [nnz], C-contiguous; they are returned.
     """
     op = "[get_batch_indices_positions]"
     starts = indptr(append_indptr, f"{op} append_indptr")
@@ -47,12 +54,18 @@ def get_batch_indices_positions(append_indptr: Any, seq_lens: Any, nnz: int) -> 
     counts = np.diff(starts)
     ok = lengths.size == counts.size and bool((lengths >= counts).all())
     expect(ok, f"{op} seq_lens", f"{counts.size} lengths, none below its rows", lengths.size)
-    expect(nnz == starts[-1], f"{op} nnz", f"{starts[-1]}, the last of append_indptr", nnz)
-    batch_indices, batch_view = empty(append_indptr, (nnz,), np.int32)
-    positions, positions_view = empty(append_indptr, (nnz,), np.int32)
-    batch_view[...] = np.repeat(np.arange(counts.size, dtype=np.int32), counts)
-    positions_view[...] = np.arange(nnz) + np.repeat(lengths - starts[1:], counts)
-    return batch_indices, positions
+    expected = f"{starts[-1]}, the last of append_indptr, or more"
+    expect(nnz >= starts[-1], f"{op} nnz", expected, nnz)
+    owners, batch_view = result(
+        append_indptr, (nnz,), np.int32, batch_indices, f"{op} batch_indices"
+    )
+    places, places_view = result(append_indptr, (nnz,), np.int32, positions, f"{op} positions")
+    rows = int(starts[-1])
+    batch_view[:rows] = np.repeat(np.arange(counts.size, dtype=np.int32), counts)
+    batch_view[rows:] = -1
+    places_view[:rows] = np.arange(rows) + np.repeat(lengths - starts[1:], counts)
+    places_view[rows:] = 0
+    return owners, places
 
 
 def append_paged_kv_cache(

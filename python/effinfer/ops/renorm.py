@@ -29,24 +29,6 @@ def top_k_mask_logits(logits: Any, top_k: Any, *, pool: ThreadPool | None = None
     return filter_rows("top_k_mask_logits", "logits", logits, "logits", top_k=top_k, pool=pool)
 
 
-def top_k(
-    input: Any, k: int, sorted: bool = False, *, pool: ThreadPool | None = None
-) -> tuple[Any, Any]:
-    """The k highest values of each row of input [batch, n], and their ids, int64 [batch, k].
-
-    Highest first when `sorted`, the lower id first among equals; else in the order of ids.
-    """
-    rows = arrays.dense(input, "[top_k] input")
-    if rows.ndim != 2 or not 1 <= k <= rows.shape[1]:
-        raise InvalidArgumentError(
-            f"[top_k] k: expected a number in [1, n] and input [batch, n], got {k} and "
-            f"shape {rows.shape}"
-        )
-    values, view = arrays.empty(input, (rows.shape[0], k))
-    ids = _core.top_k(rows, k, sorted, view, pool=pool)
-    return values, arrays.as_kind(ids, input)
-
-
 def chain_speculative_sampling(
     draft_probs: Any,
     draft_token_ids: Any,

@@ -29,12 +29,12 @@ from effinfer._core import ThreadPool
 from effinfer.ops.renorm import (
     apply_token_bitmask,
     chain_speculative_sampling,
-    top_k,
     top_k_mask_logits,
     top_k_renorm_probs,
     top_p_renorm_probs,
 )
 from effinfer.ops.shared.row_arguments import filter_rows, sample
+from effinfer.ops.topk import top_k
 
 __all__ = [
     "apply_token_bitmask",

@@ -13,7 +13,8 @@ import numpy as np
 from effinfer import _core
 from effinfer._core import ThreadPool
 from effinfer.ops.shared.arrays import Array, dense, result
-from effinfer.ops.shared.options import Scores, expect, indices, view_3d
+from effinfer.ops.shared.flashinfer import query_type
+from effinfer.ops.shared.options import Scores, expect, indices, unsupported, view_3d
 from effinfer.ops.shared.planned import PlannedAttention, require_plan
 from effinfer.ops.shared.sequences import Heads, Sequences
 
@@ -26,6 +27,11 @@ class BlockSparseAttentionWrapper:
     def __init__(self, float_workspace_buffer: Any = None, backend: str = "auto") -> None:
         self._planned: PlannedAttention | None = None
 
+    def reset_workspace_buffer(
+        self, float_workspace_buffer: Any, int_workspace_buffer: Any = None
+    ) -> None:
+        """Takes other workspaces, which have no effect."""
+
     def plan(
         self,
         indptr: Any,
@@ -37,7 +43,6 @@ class BlockSparseAttentionWrapper:
         num_qo_heads: int,
         num_kv_heads: int,
         head_dim: int,
-        *,
         mask: Any = None,
         packed_mask: Any = None,
         causal: bool = False,
@@ -49,7 +54,9 @@ class BlockSparseAttentionWrapper:
         rope_theta: float | None = None,
         q_data_type: Any = None,
         kv_data_type: Any = None,
+        o_data_type: Any = None,
         non_blocking: bool = True,
+        **refused: Any,
     ) -> None:
         """Fixes the blocks of the next runs.
 
@@ -60,7 +67,9 @@ class BlockSparseAttentionWrapper:
             mask: bool [nnz, R, C], which elements of the blocks count; takes the place of causal.
             packed_mask: the same as bits, lowest first: block row after block row, each from a new
                 byte, [R, its blocks, C].
+            refused: what other kernels of FlashInfer take; `UnsupportedError`.
         """
+        unsupported(self._op, **refused)
         matrix = (*_matrix(self._op, indptr, indices), M, N, R, C)
         masked = mask is not None or packed_mask is not None
         list_indptr, spans, lists, span_masks = _core.block_sparse_lists(
@@ -78,7 +87,7 @@ class BlockSparseAttentionWrapper:
             Sequences.single(M, N),
             Heads(num_qo_heads, num_kv_heads, head_dim, head_dim),
             Scores(sm_scale, logits_soft_cap, pos_encoding_mode, rope_scale, rope_theta),
-            q_data_type=q_data_type,
+            q_data_type=query_type(self._op, q_data_type, o_data_type),
             blocks=(list_indptr, spans),
             lists=lists,
             **options,
@@ -92,10 +101,11 @@ class BlockSparseAttentionWrapper:
         scale_q: float | None = None,
         scale_k: float | None = None,
         scale_v: float | None = None,
-        *,
         out: Any = None,
         lse: Any = None,
         return_lse: bool = False,
+        enable_pdl: bool | None = None,
+        *,
         lse_base: str = "log2",
         pool: ThreadPool | None = None,
     ) -> Any:
@@ -125,6 +135,11 @@ class VariableBlockSparseAttentionWrapper:
     def __init__(self, float_workspace_buffer: Any = None, backend: str = "auto") -> None:
         self._planned: PlannedAttention | None = None
 
+    def reset_workspace_buffer(
+        self, float_workspace_buffer: Any, int_workspace_buffer: Any = None
+    ) -> None:
+        """Takes other workspaces, which have no effect."""
+
     def plan(
         self,
         block_mask_map: Any,
@@ -133,7 +148,6 @@ class VariableBlockSparseAttentionWrapper:
         num_qo_heads: int,
         num_kv_heads: int,
         head_dim: int,
-        *,
         causal: bool = False,
         pos_encoding_mode: str = "NONE",
         use_fp16_qk_reduction: bool = False,
@@ -178,10 +192,11 @@ class VariableBlockSparseAttentionWrapper:
         q: Any,
         k: Any,
         v: Any,
-        *,
         out: Any = None,
         lse: Any = None,
         return_lse: bool = False,
+        enable_pdl: bool | None = None,
+        *,
         lse_base: str = "log2",
         pool: ThreadPool | None = None,
     ) -> Any:

@@ -178,9 +178,9 @@ def _torch_view(x: Any) -> Array | None:
 def _torch_carriers() -> dict[Any, tuple[Any, np.dtype[Any] | None]]:
     """For each of torch's dtypes the integers and the tag that stand for it if numpy lacks it."""
     torch = sys.modules["torch"]
-    plain = ("float32", "float16", "int8", "uint8", "int32", "int64", "bool")
+    plain = ("float32", "float16", "int8", "uint8", "int32", "int64", "bool", "uint16", "uint32")
     carriers: dict[Any, tuple[Any, np.dtype[Any] | None]] = {
-        getattr(torch, name): (None, None) for name in plain
+        getattr(torch, name): (None, None) for name in plain if hasattr(torch, name)
     }
     for name, tag in _TAGGED.items():
         carriers[getattr(torch, name)] = (getattr(torch, tag.name), tag)

@@ -41,12 +41,65 @@ def one_of(value: str, choices: tuple[str, ...], argument: str) -> str:
     return value
 
 
+# Why arguments that belong to FlashInfer's kernels have no meaning here.
+_REASONS = {
+    "bmm1_scale": "scores take sm_scale, ckv_scale and kpe_scale",
+    "bmm2_scale": "results take ckv_scale",
+    "block_mask": "blocks are indptr and indices",
+    "block_tables": "pages are kv_indptr, kv_indices and kv_len_arr",
+    "ckv_scale_arr": "a scale holds for all dimensions of a token",
+    "cum_seq_lens_q": "rows are qo_indptr",
+    "custom_fusion_rules": "one call joins all that follow one another",
+    "custom_validity_checks": "a pipe checks what its processors take",
+    "jit_args": "kernels are compiled with the library",
+    "jit_kwargs": "kernels are compiled with the library",
+    "k_scale": "run() takes scale_k",
+    "kv_cache_sf": "caches have no 4-bit floats",
+    "kv_block_lens": "blocks are indptr and indices",
+    "kv_len": "plan() takes the lists",
+    "max_q_len": "rows are qo_indptr",
+    "metadata": "plan() takes the lists",
+    "o_scale": "results have the type of the queries",
+    "page_table": "plan() takes the lists",
+    "profiler_buffer": "kernels write no profiles",
+    "kv_splits": "attention folds its keys at fixed places",
+    "q2k_indices": "blocks are indptr and indices",
+    "q2k_num": "blocks are indptr and indices",
+    "q_scale": "run() takes scale_q",
+    "scale_q": "queries are float32, float16 or bfloat16",
+    "seq_lens": "lengths are kv_len_arr",
+    "skip_softmax": "attention is exact; lists of blocks make it sparse",
+    "skip_softmax_threshold_scale_factor": "attention is exact; lists of blocks make it sparse",
+    "use_clc": "no clusters on a CPU",
+    "use_fp16_softmax": "sums are float32",
+    "uses_spcompress": "attention is exact; lists of blocks make it sparse",
+    "v_scale": "run() takes scale_v",
+    "variant_owns_mask": "kernels are compiled with the library",
+    "window_right": "a row sees no key after its own place; a mask shows others",
+}
+
+
+def unsupported(op: str, **given: Any) -> None:
+    """Refuses arguments that are not None, False or 0: `UnsupportedError` with the reason."""
+    for name, value in given.items():
+        if name not in _REASONS:
+            raise TypeError(f"[{op}] {name}: no such argument")
+        if value is None or (isinstance(value, (bool, int)) and not value):
+            continue
+        got = value if isinstance(value, (bool, int, float, str)) else type(value).__name__
+        raise UnsupportedError(f"[{op}] {name}: expected None ({_REASONS[name]}), got {got}")
+
+
 def number_or_array(x: Any, argument: str) -> Any:
     """A scale: one number, 1 for None, or an array with one for each token and head."""
     if x is None or isinstance(x, (int, float)):
         return 1.0 if x is None else float(x)
     scales = view(x, argument)
-    return scales if scales.ndim else float(scales)
+    if scales.ndim > 1 or scales.size != 1:
+        return scales
+    name = dtype_name(scales.dtype)
+    expect(name in ("float16", "float32", "float64"), argument, "a number", name)
+    return float(scales.reshape(-1)[0])
 
 
 def indices(x: Any, argument: str) -> Indices:

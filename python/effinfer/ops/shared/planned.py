@@ -49,6 +49,7 @@ class PlannedAttention:
         self.heads = heads.check(op)
         self.scores = scores.check(op)
         self.layout = layout
+        self.window_left = int(plan.get("window_left", -1))
         self._sequences = sequences
         self._q_dims = heads.head_dim_qk - rope_dims
         self._q_data_type = data_type_name(q_data_type)
@@ -85,17 +86,20 @@ class PlannedAttention:
         k_scale: Any = None,
         v_scale: Any = None,
         sinks: Any = None,
+        sm_scale: float | None = None,
         pool: ThreadPool | None = None,
         **parts: Any,
     ) -> Any:
-        """Attention of q; `out`, or (out, lse) with `return_lse`. The engine's pages come as k."""
+        """Attention of q; `out`, or (out, lse) with `return_lse`. The engine's pages come as k;
+        `sm_scale` takes the place of the plan's."""
         queries = self._queries(q)
         shape = (queries.shape[0], self.heads.num_qo_heads, self.heads.head_dim_vo)
         given, out_view = result(q, shape, None, out, f"[{self.op}] out")
         sums = given_sums = None
         if return_lse:
             given_sums, sums = result(q, shape[:2], np.float32, lse, f"[{self.op}] lse")
-        scale = self.scores.scale(self.heads.head_dim_qk) * (1.0 if q_scale is None else q_scale)
+        scale = self.scores.scale(self.heads.head_dim_qk) if sm_scale is None else float(sm_scale)
+        scale *= 1.0 if q_scale is None else q_scale
         layout, target = self.layout, out_view
         if isinstance(k, PagedKv) or isinstance(v, PagedKv):
             ok = not self._rotates

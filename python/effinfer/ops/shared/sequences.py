@@ -51,6 +51,12 @@ class Sequences:
             rows = indptr(qo_indptr, f"[{op}] qo_indptr", pages.size)
         return cls(rows, pages, listed, lengths, page_size)
 
+    @property
+    def listed_pages(self) -> Indices:
+        """The page indices that the sequences use; empty for ragged keys."""
+        pages = self.kv_indices
+        return np.zeros(0, np.int32) if pages is None else pages[: self.kv_indptr[-1]]
+
     def query_positions(self) -> Indices:
         """The position of every row: a sequence's rows are its last tokens."""
         rows = np.diff(self.qo_indptr)
