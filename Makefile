@@ -4,7 +4,7 @@
 #   make test      C++ tests, Python tests, the C++ embedding example
 #   make lint      formatting, types, size budgets, layers
 #   make sanitize  the core's tests and the GGUF fuzzer under ASan and UBSan; the pool, the engine,
-#                  speculation and the GPU's kernels under TSan
+#                  speculation and the GPU's emulator under TSan
 #   make fidelity  distance to a float32 reference on the full text
 #   make bench     speed against the peers, interleaved; writes docs/performance.md;
 #                  BENCH_FLAGS="--only context,batch" measures some sections again
@@ -75,6 +75,9 @@ SANITIZE_FLAGS := -G Ninja -DEFFINFER_TESTS=ON -DEFFINFER_CUDA=OFF -DCMAKE_BUILD
   '-DCMAKE_CXX_FLAGS_RELWITHDEBINFO=-O0 -g1 -DNDEBUG'
 # What several threads use at once.
 TSAN_TESTS := test_core test_engine test_speculation test_speculation_faults
+# The emulator and a few kernels: it sees races of all of them itself, in every build without
+# sanitizers (tests/gpu/races.cpp).
+TSAN_GPU_TESTS := test_gpu_emulator test_gpu_emulator_races test_gpu_rope_append
 # CMake reads it from the environment.
 ifneq ($(shell command -v ccache),)
 export CMAKE_CXX_COMPILER_LAUNCHER ?= ccache
@@ -89,9 +92,9 @@ sanitize: | $(BIN)/python
 	build/asan/tests/cpp/fuzz_gguf tests/cpp/corpus/gguf $(FUZZ_MUTATIONS)
 	PATH=$(CURDIR)/$(BIN):$$PATH $(BIN)/cmake -S . -B build/tsan $(SANITIZE_FLAGS) \
 	  -DEFFINFER_SANITIZE=thread -DEFFINFER_VECTOR_KERNELS=OFF
-	$(BIN)/cmake --build build/tsan --target $(TSAN_TESTS) gpu_tests
+	$(BIN)/cmake --build build/tsan --target $(TSAN_TESTS) $(TSAN_GPU_TESTS)
 	for test in $(TSAN_TESTS); do build/tsan/tests/cpp/$$test || exit 1; done
-	$(BIN)/ctest --test-dir build/tsan --output-on-failure --parallel 2 -R '^test_gpu_'
+	$(BIN)/ctest --test-dir build/tsan --output-on-failure --parallel 2 -R '^test_gpu_(emulator|rope_append)'
 	@echo "sanitize: clean"
 
 fidelity: | $(BIN)/python

@@ -94,6 +94,7 @@ class Block {
   void make_ready(size_t thread) { ready_[threads_[thread].late ? 1 : 0].push_back(thread); }
   void pass(const Meeting& here, size_t first);
   void schedule();
+  void fail(std::exception_ptr error);
   std::string waiting() const;
 
   const Grid& grid_;
@@ -136,6 +137,13 @@ inline Block::Block(const Grid& grid, uint64_t seed, Observer* observer)
   warps_.resize(static_cast<size_t>(grid.threads / kWarp));
 }
 
+// A thread's exception, on its way to whoever launched.
+inline void Block::fail(std::exception_ptr error) {
+  order_after(&error_);
+  error_ = std::move(error);
+  order_before(&error_);
+}
+
 inline void Block::enter() {
   Block& block = *running;
   Thread& mine = *block.current_;
@@ -151,10 +159,10 @@ inline void Block::enter() {
       throw std::logic_error("copy_async: leaves before its copies have landed");
     }
   } catch (const std::logic_error& error) {
-    block.error_ = std::make_exception_ptr(
-        std::logic_error("thread " + std::to_string(mine.unit.thread) + ": " + error.what()));
+    block.fail(std::make_exception_ptr(
+        std::logic_error("thread " + std::to_string(mine.unit.thread) + ": " + error.what())));
   } catch (...) {
-    block.error_ = std::current_exception();
+    block.fail(std::current_exception());
   }
   mine.done = true;
   order_before(&block);
@@ -227,7 +235,9 @@ inline void Block::schedule() {
       if (!complaint.empty()) throw std::logic_error(complaint);
     }
     if (reported_races() != reported_) throw std::logic_error("race: as reported");
+    order_after(&error_);
     if (error_) std::rethrow_exception(std::exchange(error_, nullptr));
+    order_before(&error_);
     if (current_->done) --live;
   }
 }

