@@ -27,6 +27,7 @@ struct Types {
   PyObject* format;
   PyObject* unsupported;
   PyObject* out_of_memory;
+  PyObject* device;
   PyObject* cancelled;
   PyObject* internal;
 };
@@ -54,6 +55,8 @@ void translate(std::exception_ptr pointer) {
     raise(types.unsupported, e.what());
   } catch (const OutOfMemory& e) {
     raise(types.out_of_memory, e.what());
+  } catch (const DeviceError& e) {
+    raise(types.device, e.what());
   } catch (const Cancelled& e) {
     raise(types.cancelled, e.what());
   } catch (const InternalError& e) {
@@ -74,6 +77,7 @@ void register_errors(py::module_& m) {
   types.format = define(m, "FormatError", types.error, PyExc_ValueError);
   types.unsupported = define(m, "UnsupportedError", types.error, PyExc_RuntimeError);
   types.out_of_memory = define(m, "OutOfMemoryError", types.error, PyExc_MemoryError);
+  types.device = define(m, "DeviceError", types.error, PyExc_RuntimeError);
   types.cancelled = define(m, "CancelledError", types.error, nullptr);
   types.internal = define(m, "InternalError", types.error, PyExc_RuntimeError);
   py::register_exception_translator(translate);

@@ -6,9 +6,7 @@
 
 #include "core/memory.h"
 #include "effinfer/error.h"
-#include "ops/registry.h"
 #include "ops/top_list.h"
-#include "ops/top_rows.h"
 
 namespace effinfer::executor {
 namespace {
@@ -38,6 +36,15 @@ size_t image_bytes(const BatchLimits& limits, std::span<const AttentionBuffers> 
              bytes_of<ops::AttentionMerge>(buffers.work.merges.capacity());
   }
   return bytes;
+}
+
+// What is asked for most; run_top() refuses more.
+ops::TopRowsProblem largest_top(const BatchLimits& limits) {
+  ops::TopRowsProblem problem;
+  problem.rows = limits.max_rows;
+  problem.cols = limits.vocab_size;
+  problem.k = static_cast<int32_t>(std::min<int64_t>(limits.vocab_size, ops::kMaxTop));
+  return problem;
 }
 
 }  // namespace
@@ -72,6 +79,7 @@ DeviceStep::DeviceStep(const Shared& shared, const BatchLimits& limits,
                        std::span<const AttentionBuffers> attention, size_t partials,
                        size_t partial_floats)
     : queue_(make_queue(shared.target.device)),
+      top_rows_(ops::table<ops::TopRowsProblem>().select(largest_top(limits), shared.target)),
       image_(image_bytes(limits, attention)),
       max_rows_(limits.max_rows),
       vocab_size_(limits.vocab_size) {
@@ -152,8 +160,7 @@ void DeviceStep::read_top(int64_t rows, const TopLogits& top) {
   problem.k = top.k;
   problem.values = values;
   problem.indices = reinterpret_cast<int32_t*>(values + max_rows_ * ops::kMaxTop);
-  const Target target = current_target(queue_->device());
-  ops::table<ops::TopRowsProblem>().select(problem, target).launch(problem, *queue_);
+  top_rows_.launch(problem, *queue_);
   queue_->download(top.values.data(), problem.values, top.values.size_bytes());
   queue_->download(top.tokens.data(), problem.indices, top.tokens.size_bytes());
   queue_->wait();

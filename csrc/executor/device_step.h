@@ -11,6 +11,8 @@
 #include "executor/batch_check.h"
 #include "executor/program.h"
 #include "executor/step.h"
+#include "ops/registry.h"
+#include "ops/top_rows.h"
 
 namespace effinfer::executor {
 
@@ -34,6 +36,7 @@ class DeviceStep {
   void pack(const Step& step, std::span<const AttentionBuffers> attention);
 
   std::unique_ptr<Queue> queue_;
+  const ops::Variant<ops::TopRowsProblem>& top_rows_;
   std::vector<std::byte> image_;  // on the host
   std::shared_ptr<void> block_;   // the same on the device
   std::shared_ptr<void> logits_;

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from effinfer import graph, hub, models, ops, speculation, techniques
     from effinfer._core import (
         CancelledError,
+        DeviceError,
         Error,
         FileError,
         FormatError,
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
 
 _ERRORS = (
     "CancelledError",
+    "DeviceError",
     "Error",
     "FileError",
     "FormatError",
@@ -60,6 +62,7 @@ __version__ = "0.1.0"
 __all__ = [
     "LLM",
     "CancelledError",
+    "DeviceError",
     "Error",
     "FileError",
     "FormatError",

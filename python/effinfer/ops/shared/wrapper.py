@@ -1,5 +1,6 @@
 """What the wrappers with plan() and run() have in common: workspaces, buffers of fixed sizes."""
 
+from abc import ABC, abstractmethod
 from typing import Any
 
 import numpy as np
@@ -63,7 +64,7 @@ class FixedBuffers:
         return indices(x, f"[{self._op}] {name}")
 
 
-class Wrapper:
+class Wrapper(ABC):
     """plan() once a step, run() once a layer."""
 
     _op: str
@@ -75,11 +76,11 @@ class Wrapper:
         self._planned = None
         unsupported(self._op, **refused)
 
-    def plan(self, *lists: Any, **options: Any) -> None:
-        raise NotImplementedError
+    @abstractmethod
+    def plan(self, *lists: Any, **options: Any) -> None: ...
 
-    def run(self, *arrays: Any, **options: Any) -> Any:
-        raise NotImplementedError
+    @abstractmethod
+    def run(self, *arrays: Any, **options: Any) -> Any: ...
 
     def begin_forward(self, *lists: Any, **options: Any) -> None:
         """The old name of plan()."""
@@ -98,3 +99,4 @@ class Wrapper:
         self, float_workspace_buffer: Any, int_workspace_buffer: Any = None
     ) -> None:
         """Takes other workspaces, which have no effect, as the first have none."""
+        del float_workspace_buffer, int_workspace_buffer
