@@ -49,7 +49,7 @@ class DeviceMemory final : public Memory {
     size_t free = 0;
     size_t total = 0;
     check(cudaMemGetInfo(&free, &total), "cudaMemGetInfo");
-    return total;
+    return free;
   }
 
   // Memory that is written lazily elsewhere is zeros here, too.
