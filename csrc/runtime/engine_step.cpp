@@ -198,6 +198,7 @@ int32_t EngineCore::wanted_logits(std::span<Request* const> requests) const {
   int32_t most = 0;
   for (const Request* request : requests) {
     if (!request->samples()) continue;
+    if (request->constraint != nullptr) return 0;
     const int32_t count = Sampler::sufficient_top(request->params, vocab_size());
     if (count == 0 || count > runner_->max_top()) return 0;
     most = std::max(most, count);
@@ -219,11 +220,13 @@ StepOutput EngineCore::end(Request& request, FinishReason reason, std::string er
   request.changed = true;
   request.metrics.total_s = request.seconds();
   ended_.push_back(request.id);
-  return {request.id, {}, reason, std::move(error), std::move(request.warning)};
+  return {request.id, {}, reason, false, std::move(error), std::move(request.warning)};
 }
 
 // Shows other threads what changed, and drops the requests that ended.
 void EngineCore::publish() {
+  // Destroyed without the lock: what a request holds may wait for other locks, such as Python's.
+  Requests gone;
   const std::lock_guard lock(mutex_);
   for (Requests* requests : {&running_, &waiting_}) {
     for (const auto& request : *requests) {
@@ -234,7 +237,10 @@ void EngineCore::publish() {
       record.finished = request->finished != FinishReason::none;
       unfinished_ -= record.finished ? 1 : 0;
     }
-    std::erase_if(*requests, [](const auto& r) { return r->finished != FinishReason::none; });
+    for (auto& request : *requests) {
+      if (request->finished != FinishReason::none) gone.push_back(std::move(request));
+    }
+    std::erase(*requests, nullptr);
   }
   stats_.running = static_cast<int64_t>(running_.size());
   stats_.free_pages = cache_->free_pages();

@@ -24,6 +24,7 @@ from effinfer.requests.arguments import (
     unknown_options,
 )
 from effinfer.requests.generation import Generation, TextStream
+from effinfer.requests.grammar import GrammarCompiler
 from effinfer.requests.loop import RequestLoop
 from effinfer.sampling import SamplingParams
 from effinfer.speculation import Proposer, Speculation
@@ -116,6 +117,7 @@ class LLM:
         )
         warn_of_caches(self._engine)
         self._loop = RequestLoop(self._engine)
+        self._grammars = GrammarCompiler(self.vocab_size, self._files.graph.metadata)
         self._template_source = chat_template
         self._template: ChatTemplate | None = None
         self._tokenizer: Tokenizer | None = None
@@ -153,7 +155,7 @@ class LLM:
         """
         requests = pair_params(as_prompts(prompts), params)
         encoded = [(self._encode(prompt, i), p) for i, (prompt, p) in enumerate(requests)]
-        generation = Generation(self._loop, self.tokenizer, encoded)
+        generation = Generation(self._loop, self.tokenizer, encoded, self._grammars)
         try:
             for _ in generation.run():
                 pass
@@ -247,4 +249,5 @@ class LLM:
         return ids
 
     def _stream(self, prompt: Sequence[int], params: SamplingParams | None) -> TextStream:
-        return TextStream(self._loop, self.tokenizer, prompt, params or SamplingParams())
+        params = params or SamplingParams()
+        return TextStream(self._loop, self.tokenizer, prompt, params, self._grammars)

@@ -1,7 +1,7 @@
 // From logits to tokens. The filters of a row run in this order:
 //
-//   logit bias -> repetition, frequency and presence penalties -> temperature -> top-k -> typical
-//   -> top-p -> min-p -> draw
+//   allowed tokens -> logit bias -> repetition, frequency and presence penalties -> temperature
+//   -> top-k -> typical -> top-p -> min-p -> draw
 //
 // Each filter sees the renormalised distribution that the one before it left. Top-k keeps exactly k
 // tokens, typical and top-p the smallest set that reaches the mass, min-p what is at least min_p
@@ -65,11 +65,12 @@ class EFFINFER_API Sampler {
   Sampler& operator=(Sampler&&) noexcept;
 
   // `logits` of one row (not changed), `prompt` and `output` tokens so far (for penalties); `index`
-  // is the number of tokens this request has drawn. Throws InvalidArgument when the logits hold a
-  // NaN or +infinity, or nothing above -infinity.
+  // is the number of tokens this request has drawn. `allowed`: a bit for each token, t % 32 of word
+  // t / 32; the others have probability 0; empty: all. Throws InvalidArgument when the logits hold
+  // a NaN or +infinity, or nothing above -infinity, and when nothing is allowed.
   SampledToken sample(std::span<const float> logits, const SamplingParams& params,
                       std::span<const int32_t> prompt, std::span<const int32_t> output,
-                      uint64_t index);
+                      uint64_t index, std::span<const uint32_t> allowed = {});
   // Draws what sample() would from the highest logits alone: `values`, highest first, and their
   // `tokens`, the lower id first among equals, at least sufficient_top() of them. Of a row that
   // holds a NaN anywhere the first value is one. Throws InvalidArgument for fewer values, and as
@@ -88,7 +89,7 @@ class EFFINFER_API Sampler {
   // the filters removed. Greedy gives a single 1.
   void distribution(std::span<const float> logits, const SamplingParams& params,
                     std::span<const int32_t> prompt, std::span<const int32_t> output,
-                    std::span<float> probabilities);
+                    std::span<float> probabilities, std::span<const uint32_t> allowed = {});
 
  private:
   struct State;

@@ -15,6 +15,7 @@ from effinfer.speculation import SpeculationWarning
 from effinfer.text.state import TextState
 
 if TYPE_CHECKING:
+    from effinfer.requests.grammar import GrammarCompiler
     from effinfer.text.tokenizer import Tokenizer
 
 # How long steps run before their tokens are looked at: short enough to stream and for Ctrl-C.
@@ -51,8 +52,7 @@ class _Request:
             self.token_ids.append(sampled.token)
             if self.params.logprobs is not None:
                 self.logprobs.append(TokenLogprobs(sampled.logprob, sampled.top))
-            # A stop token ends the text without being part of it.
-            if output.finish_reason != "stop" or number < len(output.tokens):
+            if not output.stop_token or number < len(output.tokens):
                 pieces.append(self.text.push([sampled.token]))
         if output.finish_reason is not None:
             pieces.append(self.text.finish())
@@ -68,6 +68,7 @@ class Generation:
         loop: RequestLoop,
         tokenizer: Tokenizer,
         requests: Sequence[tuple[Sequence[int], SamplingParams]],
+        grammars: GrammarCompiler | None = None,
     ) -> None:
         self._loop = loop
         self._requests: dict[int, _Request] = {}
@@ -78,7 +79,8 @@ class Generation:
         try:
             for prompt, params in requests:
                 state = _Request(params, tokenizer)
-                request = loop.add(prompt, params.to_core())
+                constraint = None if grammars is None else grammars.constraint(params, tokenizer)
+                request = loop.add(prompt, params.to_core(), constraint)
                 self._requests[request] = state
                 self._running.add(request)
         except BaseException:
@@ -128,9 +130,10 @@ class TextStream(Iterator[str]):
         tokenizer: Tokenizer,
         prompt: Sequence[int],
         params: SamplingParams,
+        grammars: GrammarCompiler | None = None,
     ) -> None:
         self.text = ""  # so far
-        self._generation = Generation(loop, tokenizer, [(prompt, params)])
+        self._generation = Generation(loop, tokenizer, [(prompt, params)], grammars)
         self._pieces = self._generation.run()
 
     def __next__(self) -> str:

@@ -10,9 +10,13 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterable, Sequence
 from itertools import starmap
+from typing import TYPE_CHECKING
 
 from effinfer import _core
 from effinfer.outputs import RequestMetrics, SpeculationMetrics
+
+if TYPE_CHECKING:
+    from effinfer.requests.grammar import Constraint
 
 _MAX_STEPS = 1 << 20
 
@@ -24,10 +28,15 @@ class RequestLoop:
         self._stepping = False
         self._inbox: dict[int, list[_core.StepOutput]] = {}
 
-    def add(self, prompt: Sequence[int], params: _core.SamplingParams) -> int:
+    def add(
+        self,
+        prompt: Sequence[int],
+        params: _core.SamplingParams,
+        constraint: Constraint | None = None,
+    ) -> int:
         """Queues a request; throws what Engine.add() throws."""
         with self._changed:
-            request = self._engine.add(prompt, params)
+            request = self._engine.add(prompt, params, constraint)
             self._inbox[request] = []
             return request
 
