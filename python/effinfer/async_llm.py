@@ -23,7 +23,8 @@ from effinfer.requests.engine_thread import EngineThread
 from effinfer.sampling import SamplingParams
 
 if TYPE_CHECKING:
-    from effinfer.text.chat import ChatTemplate, Message
+    from effinfer.text.chat import ChatTemplate
+    from effinfer.text.messages import Message
     from effinfer.text.tokenizer import Tokenizer
 
 # Texts of more characters are tokenised in another thread: an event loop shall not stand still for

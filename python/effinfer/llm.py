@@ -21,12 +21,14 @@ from effinfer.requests.loop import RequestLoop
 from effinfer.sampling import SamplingParams
 from effinfer.speculation import Proposer, Speculation
 from effinfer.techniques import SparsePrefill, as_prefill, as_speculation
+from effinfer.text.trust import chat_tokens
 
 if TYPE_CHECKING:  # imported when text or arrays are asked for: they cost more than the rest
     import numpy as np
     import numpy.typing as npt
 
-    from effinfer.text.chat import ChatTemplate, Message
+    from effinfer.text.chat import ChatTemplate
+    from effinfer.text.messages import Message
     from effinfer.text.tokenizer import Tokenizer
 
 
@@ -180,11 +182,9 @@ class LLM:
         return self._stream(self.chat_tokens(messages, **variables), params)
 
     def chat_tokens(self, messages: Sequence[Message], **variables: Any) -> list[int]:
-        """The token ids of a conversation, up to where the answer begins."""
-        # A template writes BOS itself where the model wants it.
-        return self.tokenizer.encode(
-            self.chat_template.render(messages, **variables), add_special=False
-        )
+        """The token ids of a conversation, up to where the answer begins. Control tokens that a
+        message spells are text there; the template's are control tokens."""
+        return chat_tokens(self.tokenizer, self.chat_template, messages, variables)
 
     def tokenize(
         self, text: str, *, add_special: bool = True, parse_special: bool = True
