@@ -23,11 +23,13 @@ if TYPE_CHECKING:
         OutOfMemoryError,
         UnsupportedError,
     )
+    from effinfer.async_llm import AsyncLLM
     from effinfer.checkpoints.quantization import QuantizeResult, quantize
     from effinfer.files.cache_warnings import PackCacheWarning, TuningCacheWarning
     from effinfer.llm import LLM
     from effinfer.machine import info
     from effinfer.outputs import RequestMetrics, RequestOutput
+    from effinfer.requests.engine_thread import QueueFullError
     from effinfer.sampling import SamplingParams
     from effinfer.speculation import Speculation, SpeculationWarning
 
@@ -44,9 +46,11 @@ _ERRORS = (
 )
 _MODULE_OF = {
     **dict.fromkeys(_ERRORS, "effinfer._core"),
+    "AsyncLLM": "effinfer.async_llm",
     "LLM": "effinfer.llm",
     "PackCacheWarning": "effinfer.files.cache_warnings",
     "QuantizeResult": "effinfer.checkpoints.quantization",
+    "QueueFullError": "effinfer.requests.engine_thread",
     "RequestMetrics": "effinfer.outputs",
     "RequestOutput": "effinfer.outputs",
     "SamplingParams": "effinfer.sampling",
@@ -61,6 +65,7 @@ _SUBMODULES = ("graph", "hub", "models", "ops", "speculation", "techniques")
 __version__ = "0.1.0"
 __all__ = [
     "LLM",
+    "AsyncLLM",
     "CancelledError",
     "DeviceError",
     "Error",
@@ -71,6 +76,7 @@ __all__ = [
     "OutOfMemoryError",
     "PackCacheWarning",
     "QuantizeResult",
+    "QueueFullError",
     "RequestMetrics",
     "RequestOutput",
     "SamplingParams",

@@ -9,13 +9,13 @@ from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-import numpy.typing as npt
-
 from effinfer import _core
 from effinfer.sampling import SamplingParams
 
 if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+
     from effinfer.text.tokenizer import Tokenizer
 
 # Compiled grammars that are kept: a service asks for the same few again and again.
