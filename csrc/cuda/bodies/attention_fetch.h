@@ -11,8 +11,6 @@
 
 namespace effinfer::cuda {
 
-inline constexpr int kChunkBlocks = kChunkTokens / kBlock;
-
 template <DType kType>
 struct Fetch {
   using Block = KvBlock<kType>;
@@ -62,14 +60,8 @@ struct Fetch {
                              int column, Slot& to) const {
     if (!is_visited(pass, index) || column * kBlock >= dims) return;
     if (is_gathered(pass, index)) return gather(unit, pass, of_values, index, column, to);
-    fetch_lines(unit, pass, of_values, index, column, to);
-  }
-  // Of a pass that gathers nothing.
-  template <class Unit>
-  EFFINFER_DEVICE void fetch_plain(Unit& unit, const ChunkPass& pass, bool of_values, int index,
-                                   int column, Slot& to) const {
-    if (!is_visited(pass, index) || column * kBlock >= dims) return;
-    fetch_lines(unit, pass, of_values, index, column, to);
+    if (of_values) return fetch_values(unit, pass, index, column, to);
+    fetch_keys(unit, pass, index, column, to);
   }
 
   template <class Unit>
@@ -89,13 +81,6 @@ struct Fetch {
   }
 
  private:
-  template <class Unit>
-  EFFINFER_DEVICE void fetch_lines(Unit& unit, const ChunkPass& pass, bool of_values, int index,
-                                   int column, Slot& to) const {
-    if (of_values) return fetch_values(unit, pass, index, column, to);
-    fetch_keys(unit, pass, index, column, to);
-  }
-
   template <class Unit>
   EFFINFER_DEVICE void fetch_keys(Unit& unit, const ChunkPass& pass, int index, int column,
                                   Slot& to) const {

@@ -24,8 +24,8 @@
 #include <type_traits>
 
 #include "cuda/bodies/attention_chunks.h"
-#include "cuda/bodies/attention_fetch.h"
 #include "cuda/bodies/fragments.h"
+#include "cuda/bodies/prefill_fetch.h"
 #include "cuda/unit.h"
 
 namespace effinfer::cuda {
@@ -57,44 +57,44 @@ class PrefillRing {
   static_assert(kAhead < Stages::kCount);  // the pass after the next one is not known yet
 
   struct Widening {
-    typename Fetch<kType>::Slot raw[kRaw][kStageBlocks];
-    Quad scales[2][2][kChunkTokens / 4];  // of the passes: of keys, of values
+    typename PrefillFetch<kType>::Slot raw[kRaw][kStageBlocks];
+    typename PrefillFetch<kType>::Scales scales[2];  // of the passes
   };
   struct Shared {
     PrefillStage stages[kWidens ? 2 : kDepth];
     std::conditional_t<kWidens, Widening, char> widening;
-    Fetch<kType> fetch;
     ChunkPass passes[2];  // at hand, and next
   };
 
-  EFFINFER_DEVICE explicit PrefillRing(Shared& shared) : shared_(shared) {}
+  template <class Unit>
+  EFFINFER_DEVICE PrefillRing(Unit& unit, const ops::AttentionProblem& p,
+                              const ops::AttentionTile& tile, Shared& shared)
+      : fetch_(unit, p, tile), shared_(shared) {}
 
   // The first pass is known, to all threads.
   template <class Unit>
   EFFINFER_DEVICE void start(Unit& unit) {
-    for (int i = 0; i < (kWidens ? kRaw : kAhead); ++i) fetch(unit, 0);
-    if constexpr (kWidens) bring(unit, 0);
+    EFFINFER_UNROLL
+    for (int stage = 0; stage < (kWidens ? kRaw : kAhead); ++stage) fetch(unit, 0, stage);
+    if constexpr (kWidens) bring(unit, 0, 0);
   }
 
-  // The next stage, of the pass at place `at`. The place of the one before is free.
+  // Stage `stage` of the pass at place `at`: they are taken in their order, and known when this is
+  // compiled, as is most of what follows from them. The place of the one before is free.
   template <class Unit>
-  EFFINFER_DEVICE const PrefillStage& take(Unit& unit, int at) {
-    const int slot = slot_;
+  EFFINFER_DEVICE const PrefillStage& take(Unit& unit, int at, int stage) {
     if constexpr (kWidens) {
       unit.sync();
-      slot_ ^= 1;
-      bring(unit, at);
+      bring(unit, at, stage + 1);
     } else {
-      slot_ = slot_ + 1 == kDepth ? 0 : slot_ + 1;
       unit.template wait<kAhead - 1>();
       unit.sync();
-      fetch(unit, at);
+      fetch(unit, at, stage + kAhead);
     }
-    return shared_.stages[slot];
+    return shared_.stages[place_of(stage, kPlaces)];
   }
 
-  // What was ahead in the next pass is ahead in the one at hand.
-  EFFINFER_DEVICE void end_pass() { ahead_.in_next = false; }
+  EFFINFER_DEVICE void end_pass() { taken_ += Stages::kCount; }
 
   // Tokens 8 (lane % 4) + t of a block of 32: of keys, of values.
   template <class Unit>
@@ -109,76 +109,57 @@ class PrefillRing {
  private:
   static constexpr int kShare = kStageBlocks / kWarps;  // blocks of a stage that a warp brings
 
-  // The next stage on its way.
+  static constexpr int kPlaces = kWidens ? 2 : kDepth;
+
+  // Of a ring of `count`: where the stage lies.
+  EFFINFER_DEVICE int place_of(int stage, int count) const {
+    return Stages::kCount % count == 0 ? stage % count : (taken_ + stage) % count;
+  }
+
+  // A stage on its way: of the pass at hand, or of the next one behind its last.
   template <class Unit>
-  EFFINFER_DEVICE void fetch(Unit& unit, int at) {
-    const int place = ahead_.in_next ? at ^ 1 : at;
-    const ChunkPass& pass = shared_.passes[place];
-    if (pass.chunk >= 0) {
-      EFFINFER_UNROLL
-      for (int i = 0; i < kShare; ++i) {
-        const int block = unit.warp + i * kWarps;
-        fetch_block(unit, pass, block, slot_of(ahead_.slot, block));
-      }
+  EFFINFER_DEVICE void fetch(Unit& unit, int at, int index) {
+    const bool in_next = index >= Stages::kCount;
+    const int stage = in_next ? index - Stages::kCount : index;
+    const int pass_at = in_next ? at ^ 1 : at;
+    const ChunkPass& pass = shared_.passes[pass_at];
+    EFFINFER_UNROLL
+    for (int i = 0; i < kShare; ++i) {
+      const int block = unit.warp + i * kWarps;
       if constexpr (kWidens) {
-        if (ahead_.stage == 0) fetch_scales(unit, pass, shared_.widening.scales[place]);
+        auto& raw = shared_.widening.raw[place_of(index, kRaw)][block];
+        fetch_block(unit, pass, stage, block, raw);
+      } else {
+        fetch_block(unit, pass, stage, block, shared_.stages[place_of(index, kDepth)][block]);
       }
+    }
+    if constexpr (kWidens) {
+      if (stage == 0) fetch_.scales(unit, pass, kWarps * kWarp, shared_.widening.scales[pass_at]);
     }
     unit.commit();
-    ahead_.slot = ahead_.slot + 1 == (kWidens ? kRaw : kDepth) ? 0 : ahead_.slot + 1;
-    if (++ahead_.stage < Stages::kCount) return;
-    ahead_.stage = 0;
-    ahead_.in_next = true;
-  }
-
-  EFFINFER_DEVICE typename Fetch<kType>::Slot& slot_of(int slot, int block) {
-    if constexpr (kWidens) {
-      return shared_.widening.raw[slot][block];
-    } else {
-      return shared_.stages[slot][block];
-    }
   }
 
   template <class Unit>
-  EFFINFER_DEVICE void fetch_block(Unit& unit, const ChunkPass& pass, int block,
-                                   typename Fetch<kType>::Slot& to) const {
-    const int stage = ahead_.stage;
+  EFFINFER_DEVICE void fetch_block(Unit& unit, const ChunkPass& pass, int stage, int block,
+                                   typename PrefillFetch<kType>::Slot& to) const {
     if (stage >= Stages::kKeyStages) {
-      return shared_.fetch.fetch_plain(unit, pass, true, block, stage - Stages::kKeyStages, to);
+      return fetch_.values(unit, pass, block, stage - Stages::kKeyStages, to);
     }
     if (Stages::kKeyBlocks < kStageBlocks && block >= Stages::kKeyBlocks) return;
     const int tokens = stage * Stages::kTokenBlocks + block / kColumns;
-    shared_.fetch.fetch_plain(unit, pass, false, tokens, block % kColumns, to);
+    fetch_.keys(unit, pass, tokens, block % kColumns, to);
   }
 
-  // Of the pass's 256 tokens, by its threads: 4 keys' or values' each.
+  // A raw stage becomes a widened one, and a new one takes its place.
   template <class Unit>
-  EFFINFER_DEVICE void fetch_scales(Unit& unit, const ChunkPass& pass,
-                                    Quad (&to)[2][kChunkTokens / 4]) const {
-    constexpr int kQuads = kChunkTokens / 4;
-    const Fetch<kType>& from = shared_.fetch;
-    for (int i = unit.thread; i < 2 * kQuads; i += kWarps * kWarp) {
-      const bool of_values = i >= kQuads;
-      const int tokens = i % kQuads * 4;
-      const int at = tokens / kUnitTokens;
-      if ((pass.units >> at & 1) == 0) continue;
-      const int64_t page = pass.pages[at];
-      const float* scales = of_values ? from.value_scales + page * from.value_scale_stride
-                                      : from.key_scales + page * from.key_scale_stride;
-      unit.copy_async(&to[of_values ? 1 : 0][i % kQuads], scales + tokens % kUnitTokens);
-    }
-  }
-
-  // The oldest raw stage becomes a widened one, and a new one takes its place.
-  template <class Unit>
-  EFFINFER_DEVICE void bring(Unit& unit, int at) {
+  EFFINFER_DEVICE void bring(Unit& unit, int at, int index) {
     unit.template wait<kRaw - 1>();
     EFFINFER_UNROLL
     for (int i = 0; i < kShare; ++i) {
       const int block = unit.warp + i * kWarps;
       EFFINFER_UNROLL
       for (int s = 0; s < 2; ++s) {
-        const Quad raw = shared_.widening.raw[ahead_.slot][block][s][unit.lane];
+        const Quad raw = shared_.widening.raw[place_of(index, kRaw)][block][s][unit.lane];
         Quad low;
         Quad high;
         EFFINFER_UNROLL
@@ -188,22 +169,17 @@ class PrefillRing {
           low.words[d] = pairs[0];
           high.words[d] = pairs[1];
         }
-        shared_.stages[widened_][block][2 * s][unit.lane] = low;
-        shared_.stages[widened_][block][2 * s + 1][unit.lane] = high;
+        PrefillBlock& to = shared_.stages[place_of(index, kPlaces)][block];
+        to[2 * s][unit.lane] = low;
+        to[2 * s + 1][unit.lane] = high;
       }
     }
-    widened_ ^= 1;
-    fetch(unit, at);
+    fetch(unit, at, index + kRaw);
   }
 
+  const PrefillFetch<kType> fetch_;
   Shared& shared_;
-  int slot_ = 0;     // the next stage to take
-  int widened_ = 0;  // the next one to widen
-  struct {
-    int slot = 0;
-    int stage = 0;  // of the pass at hand, or already of the next one
-    bool in_next = false;
-  } ahead_;
+  int taken_ = 0;  // stages of the passes before
 };
 
 }  // namespace effinfer::cuda

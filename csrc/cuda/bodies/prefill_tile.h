@@ -63,7 +63,7 @@ class PrefillTileRun {
         shared_(shared),
         item_(params.p.work.items[unit.block]),
         tile_(params.p.work.tiles[item_.tile]),
-        ring_(shared.ring),
+        ring_(unit, params.p, tile_, shared.ring),
         result_(unit, params, tile_, shared.result) {}
 
   EFFINFER_DEVICE void run() {
@@ -93,7 +93,6 @@ class PrefillTileRun {
     if (unit_.lane == 0) {
       shared_.units = units_of(p_, item_, tile_);
       shared_.visible = visibility_of(p_, tile_);
-      shared_.ring.fetch = Fetch<kType>::of(p_, tile_);
     }
     unit_.sync_warp();
     ChunkWalk::first(unit_, shared_.units).store(unit_, shared_.units, shared_.ring.passes[0]);
@@ -117,7 +116,7 @@ class PrefillTileRun {
     EFFINFER_UNROLL
     for (int b = 0; b < kChunkBlocks; ++b) {
       const int32_t start = pass.chunk * kChunkTokens + b * kBlock;
-      if (!Fetch<kType>::is_visited(pass, b)) continue;
+      if ((pass.units >> b / 2 & 1) == 0) continue;
       if (!sees_none(shared_.visible, rows, start, start + kBlock)) live |= 1u << b;
     }
     return live;
@@ -137,7 +136,7 @@ class PrefillTileRun {
     add_scores<kEdge>(at, live, scores);
     if constexpr (kEdge) set_logits(pass, live, scores);
     if constexpr (KvBlock<kType>::kScaled && !kEdge) scale_all(at, scores);
-    const auto& first = ring_.take(unit_, at);
+    const auto& first = ring_.take(unit_, at, Stages::kKeyStages);
     Weights weights;
     RowState chunk[2];
     set_weights<kEdge>(at, live, scores, weights, chunk);
@@ -145,7 +144,8 @@ class PrefillTileRun {
     add_values<kEdge>(first, 0, live, weights);
     EFFINFER_UNROLL
     for (int column = 1; column < kColumns; ++column) {
-      add_values<kEdge>(ring_.take(unit_, at), column, live, weights);
+      const int stage = Stages::kKeyStages + column;
+      add_values<kEdge>(ring_.take(unit_, at, stage), column, live, weights);
     }
   }
 
@@ -167,7 +167,7 @@ class PrefillTileRun {
     ChunkWalk walk;
     EFFINFER_UNROLL
     for (int stage = 0; stage < Stages::kKeyStages; ++stage) {
-      const PrefillStage& keys = ring_.take(unit_, at);
+      const PrefillStage& keys = ring_.take(unit_, at, stage);
       if (stage == 0 && unit_.warp == 0) {
         walk = ChunkWalk::after(unit_, shared_.units, shared_.ring.passes[at]);
       }
@@ -232,19 +232,22 @@ class PrefillTileRun {
     }
   }
 
-  // The chunk's maxima and sums; weights become operands of the products with values.
+  // The chunk's maxima and sums; weights become operands of the products with values. What is not
+  // live is selected away: around branches too much would be kept in registers.
   template <bool kEdge>
   EFFINFER_DEVICE void set_weights(int at, uint32_t live, Scores& scores, Weights& weights,
                                    RowState (&chunk)[2]) {
+    const auto is_live = [&](int b) { return !kEdge || (live >> b & 1) != 0; };
     float factor[2];
     EFFINFER_UNROLL
     for (int r = 0; r < 2; ++r) {
       float highest = -INFINITY;
       EFFINFER_UNROLL
       for (int b = 0; b < kChunkBlocks; ++b) {
-        if (kEdge && (live >> b & 1) == 0) continue;
+        float max = score_at(scores[b], 0, r);
         EFFINFER_UNROLL
-        for (int t = 0; t < 8; ++t) highest = fmaxf(highest, score_at(scores[b], t, r));
+        for (int t = 1; t < 8; ++t) max = fmaxf(max, score_at(scores[b], t, r));
+        highest = is_live(b) ? fmaxf(highest, max) : highest;
       }
       factor[r] = factor_of(own_rows()[unit_.lane / 4 + 8 * r], kEdge && is_shaped(p_));
       chunk[r].max = reference_of(row_max(unit_, highest), factor[r]);
@@ -252,11 +255,12 @@ class PrefillTileRun {
     float sums[2][kGroups] = {};
     EFFINFER_UNROLL
     for (int b = 0; b < kChunkBlocks; ++b) {
-      if (kEdge && (live >> b & 1) == 0) continue;
       EFFINFER_UNROLL
       for (int r = 0; r < 2; ++r) {
         float& sum = sums[r][b * kGroups / kChunkBlocks];
-        make_weights(unit_, scores[b], r, factor[r], chunk[r].max, sum);
+        float after = sum;
+        make_weights(unit_, scores[b], r, factor[r], chunk[r].max, after);
+        sum = is_live(b) ? after : sum;
       }
       if constexpr (KvBlock<kType>::kScaled) scale_block(at, b, scores[b], 1);
       EFFINFER_UNROLL
