@@ -154,7 +154,6 @@ class RowFilters {
     });
     block_.sum(left, RowList::warps_of(listed_));
     total_ = left[0];
-    unit.sync();
   }
 
   // The head of the weights in the list that follow an amount of `above`.

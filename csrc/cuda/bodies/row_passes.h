@@ -284,10 +284,10 @@ class RowPasses {
     for (int w = 0; w < kRowWarps; ++w) total += parts_.head[w];
     return total;
   }
+  // Between two calls lies a barrier: of write(), above_pivots() or sums().
   EFFINFER_DEVICE int share_counts(int mine) {
     Unit& unit = block_.unit();
     mine = block_.warp_sum(mine);
-    unit.sync();
     if (unit.lane == 0) parts_.count[unit.warp] = mine;
     unit.sync();
     int total = 0;

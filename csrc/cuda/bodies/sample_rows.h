@@ -206,12 +206,13 @@ struct SampleRows {
       }
     }
     if (params.out_vectored) {
-      if (first >= size) return;
+      // Of a chunk of x, rows of out may end in the middle.
+      const int numbers = wide ? 1 : 2;  // a word
       auto* out = static_cast<char*>(p.out) + (row * p.vocab + first) * (wide ? 4 : 2);
       EFFINFER_UNROLL
-      for (int e = 0; e < kCount; e += 2) {
-        if (!wide && e >= kCount / 2) break;
-        *reinterpret_cast<Pair*>(out + e * 4) = {{words[e], words[e + 1]}};
+      for (int i = 0; i < kCount; i += 2) {
+        if (i * numbers >= kCount || first + i * numbers >= size) continue;
+        *reinterpret_cast<Pair*>(out + i * 4) = {{words[i], words[i + 1]}};
       }
       return;
     }
