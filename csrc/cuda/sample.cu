@@ -1,4 +1,6 @@
+#include "cuda/bodies/chain_speculation.h"
 #include "cuda/bodies/sample_rows.h"
+#include "cuda/bodies/token_bitmask.h"
 #include "cuda/entry.h"
 #include "cuda/register.h"
 
@@ -25,10 +27,23 @@ void sample_rows(const ops::RowSamplingProblem& p, Queue& queue) {
   });
 }
 
+void chain_speculation(const ops::ChainSpeculationProblem& p, Queue& queue) {
+  const bool aligned = vectored(p.target_probs, p.vocab, sizeof(float)) &&
+                       vectored(p.draft_probs, p.vocab, sizeof(float));
+  launch<ChainSpeculation>({p, aligned}, p.rows, queue);
+}
+
+void token_bitmask(const ops::TokenBitmaskProblem& p, Queue& queue) {
+  const int64_t parts = blocks_for(p.vocab, TokenBitmask::kLogits);
+  launch<TokenBitmask>({p, parts}, p.rows * parts, queue);
+}
+
 }  // namespace
 
 void register_sample() {
   add<ops::RowSamplingProblem>("row_sampling", rejects_sampling, sample_rows);
+  add<ops::ChainSpeculationProblem>("chain_speculation", takes_all, chain_speculation);
+  add<ops::TokenBitmaskProblem>("token_bitmask", ops::rejects, token_bitmask);
 }
 
 }  // namespace effinfer::cuda

@@ -49,10 +49,10 @@ struct RowSamplingProblem {
   RowRandom random;
   bool sorted = false;         // top: highest first, else in the order of ids
   int32_t* samples = nullptr;  // sample: [rows]
-  // sample, on devices, which add in another order than the CPU: [rows], or null. 1 where a sum is so
-  // near a bound that the CPU may draw another token, else 0: that it draws this one.
+  // sample, on devices, which add in another order than the CPU: [rows], or null. 1 where a sum is
+  // so near a bound that the CPU may draw another token, else 0: that it draws this one.
   uint8_t* undecided = nullptr;
-  void* out = nullptr;         // weights, which sum to 1, and logits: [rows, vocab]; top: [rows, k]
+  void* out = nullptr;  // weights, which sum to 1, and logits: [rows, vocab]; top: [rows, k]
   DType out_dtype = DType::f32;
   int64_t* ids = nullptr;         // top: [rows, k]
   RowStatus* statuses = nullptr;  // [rows]; the outputs of a row that is not ok are 0

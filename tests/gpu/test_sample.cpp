@@ -203,11 +203,10 @@ TEST("equal values, more than shared memory holds, end heads by their tokens") {
     const float levels[] = {0.0f, i % 7 == 0 ? 1.0f : -1.0f, i % 100 == 3 ? 0.5f : -kInfinity};
     rows.x.push_back(levels[row]);
   }
-  for (const Filters& filters : {Filters{1.0f, 6000, 1.0f, 0.0f, false},
-                                 Filters{1.0f, 500, 0.7f, 0.0f, false},
-                                 Filters{1.0f, 0, 0.45f, 0.0f, false},
-                                 Filters{1.0f, 5000, 0.9f, 0.0f, true},
-                                 Filters{1.0f, 300, 0.9f, 0.1f, true}}) {
+  for (const Filters& filters :
+       {Filters{1.0f, 6000, 1.0f, 0.0f, false}, Filters{1.0f, 500, 0.7f, 0.0f, false},
+        Filters{1.0f, 0, 0.45f, 0.0f, false}, Filters{1.0f, 5000, 0.9f, 0.0f, true},
+        Filters{1.0f, 300, 0.9f, 0.1f, true}}) {
     for (int draw = 0; draw < 2; ++draw) compare_samples(rows, filters, random());
     if (filters.joint) continue;
     const Filters top{1.0f, filters.top_k, 1.0f, 0.0f, false};
@@ -360,14 +359,18 @@ TEST("filters and seeds of each row; a row's token does not depend on the batch"
 }
 
 TEST("rows without a distribution say why, and are 0") {
-  const std::vector<std::vector<float>> logits = {
-      {0.0f, kNan, 1.0f}, {kInfinity, 0.0f, kNan}, {0.0f, kInfinity, 1.0f},
-      {-kInfinity, -kInfinity, -kInfinity}, {-kInfinity, 3.0f, -kInfinity}};
+  const std::vector<std::vector<float>> logits = {{0.0f, kNan, 1.0f},
+                                                  {kInfinity, 0.0f, kNan},
+                                                  {0.0f, kInfinity, 1.0f},
+                                                  {-kInfinity, -kInfinity, -kInfinity},
+                                                  {-kInfinity, 3.0f, -kInfinity}};
   const std::vector<std::vector<float>> weights = {
-      {0.5f, kNan, 0.5f}, {-1.0f, 2.0f, 0.0f}, {kInfinity, 1.0f, 0.0f}, {kInfinity, -kInfinity, 0.0f},
-      {-1.0f, kInfinity, 0.0f}, {0.0f, -0.0f, 0.0f}, {0.0f, 0x1p-149f, 0.0f}};
-  for (const auto& [source, cases] : {std::pair(RowSource::logits, logits),
-                                      std::pair(RowSource::weights, weights)}) {
+      {0.5f, kNan, 0.5f},       {-1.0f, 2.0f, 0.0f},
+      {kInfinity, 1.0f, 0.0f},  {kInfinity, -kInfinity, 0.0f},
+      {-1.0f, kInfinity, 0.0f}, {0.0f, -0.0f, 0.0f},
+      {0.0f, 0x1p-149f, 0.0f}};
+  for (const auto& [source, cases] :
+       {std::pair(RowSource::logits, logits), std::pair(RowSource::weights, weights)}) {
     for (const int64_t vocab : {3, 5000}) {
       Rows rows{source, DType::f32, static_cast<int64_t>(cases.size()), vocab, {}, 0};
       for (const std::vector<float>& row : cases) {

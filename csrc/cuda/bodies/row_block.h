@@ -44,7 +44,7 @@ class RowBlock {
     double before = 0.0;
     double sum = scan(value, before);
     sum = unit_.shfl(sum, kWarp - 1);
-    double(&sums)[kRowWarps] = exchange_.sums[turn_][0];
+    double (&sums)[kRowWarps] = exchange_.sums[turn_][0];
     if (unit_.lane == 0) sums[unit_.warp] = sum;
     unit_.sync();
     turn_ ^= 1;
@@ -82,8 +82,8 @@ class RowBlock {
 
  private:
   template <class T, int kCount, class Join>
-  EFFINFER_DEVICE void join(T (&values)[kCount], T (&slots)[RowExchange::kMost][kRowWarps], int warps,
-                            Join&& two) {
+  EFFINFER_DEVICE void join(T (&values)[kCount], T (&slots)[RowExchange::kMost][kRowWarps],
+                            int warps, Join&& two) {
     static_assert(kCount <= RowExchange::kMost);
     if (unit_.warp < warps) {
       EFFINFER_UNROLL

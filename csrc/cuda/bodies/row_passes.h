@@ -13,25 +13,9 @@
 
 namespace effinfer::cuda {
 
-// What the first pass tells of a row.
-struct RowExtent {
-  float highest;  // of the row
-  float mine;     // the highest of the thread's values
-  float lowest;
-  bool has_nan;
-  double total;  // of weights
-};
-
-// Of the part of the row that each warp has.
-struct RowParts {
-  double head[kRowWarps];  // weights above the range, or of what is left
-  int count[kRowWarps];    // values in the range
-};
-
-template <class T, bool kLogits, class Unit>
+template <class Values, bool kLogits, class Unit>
 class RowPasses {
  public:
-  using Values = RowValues<T>;
   static constexpr int kPerLane = Values::kPerLane;
 
   EFFINFER_DEVICE RowPasses(RowBlock<Unit>& block, const Values& values, RowParts& parts)
@@ -44,7 +28,7 @@ class RowPasses {
     float lowest = INFINITY;
     bool nan = false;
     double sums[4] = {};
-    visit(kLogits ? -INFINITY : 0.0f, [&](const float(&x)[kPerLane], int) {
+    visit(kLogits ? -INFINITY : 0.0f, [&](const float (&x)[kPerLane], int) {
       EFFINFER_UNROLL
       for (int e = 0; e < kPerLane; ++e) {
         nan = nan || x[e] != x[e];
@@ -72,7 +56,7 @@ class RowPasses {
   // The number of values in a range, by parts too.
   EFFINFER_DEVICE int count(float low, float high) {
     int mine = 0;
-    visit(NAN, [&](const float(&x)[kPerLane], int) {
+    visit(NAN, [&](const float (&x)[kPerLane], int) {
       EFFINFER_UNROLL
       for (int e = 0; e < kPerLane; ++e) mine += x[e] >= low && x[e] <= high ? 1 : 0;
     });
@@ -84,7 +68,7 @@ class RowPasses {
     Unit& unit = block_.unit();
     int at = 0;
     for (int w = 0; w < unit.warp; ++w) at += parts_.count[w];
-    visit(NAN, [&](const float(&x)[kPerLane], int first) {
+    visit(NAN, [&](const float (&x)[kPerLane], int first) {
       int hits = 0;
       EFFINFER_UNROLL
       for (int e = 0; e < kPerLane; ++e) hits += x[e] >= low && x[e] <= high ? 1 : 0;
@@ -110,7 +94,7 @@ class RowPasses {
     float sums[kPivots] = {};
     EFFINFER_UNROLL
     for (int j = 0; j < kPivots; ++j) counts[j] = 0;
-    visit(NAN, [&](const float(&x)[kPerLane], int) {
+    visit(NAN, [&](const float (&x)[kPerLane], int) {
       EFFINFER_UNROLL
       for (int e = 0; e < kPerLane; ++e) {
         const float weight = weights_.about(x[e]);
@@ -130,7 +114,7 @@ class RowPasses {
   EFFINFER_DEVICE void above_pivots(const float (&pivots)[kPivots], int (&counts)[kPivots]) {
     EFFINFER_UNROLL
     for (int j = 0; j < kPivots; ++j) counts[j] = 0;
-    visit(NAN, [&](const float(&x)[kPerLane], int) {
+    visit(NAN, [&](const float (&x)[kPerLane], int) {
       EFFINFER_UNROLL
       for (int e = 0; e < kPerLane; ++e) {
         EFFINFER_UNROLL
@@ -153,10 +137,11 @@ class RowPasses {
     double above[2] = {};
     double inside[1] = {};
     int mine = 0;
-    visit(NAN, [&](const float(&x)[kPerLane], int) {
+    visit(NAN, [&](const float (&x)[kPerLane], int) {
       EFFINFER_UNROLL
       for (int e = 0; e < kPerLane; ++e) {
-        const double weight = x[e] >= floor ? static_cast<double>(weights_.exact(block_.unit(), x[e])) : 0.0;
+        const double weight =
+            x[e] >= floor ? static_cast<double>(weights_.exact(block_.unit(), x[e])) : 0.0;
         total[e % 2] += weight;
         above[e % 2] += x[e] > high ? weight : 0.0;
         if (x[e] >= low && x[e] <= high) {
@@ -178,10 +163,11 @@ class RowPasses {
     const float weight = weights_.exact(block_.unit(), x);
     return weights.has(weight, index) ? weight : 0.0f;
   }
-  // The sum of all, by parts too.
+  // The sum of all, by parts too, which everybody has read.
   EFFINFER_DEVICE double sum(const RowHead& values, const RowHead& weights) {
+    block_.unit().sync();
     double sums[4] = {};
-    visit(NAN, [&](const float(&x)[kPerLane], int first) {
+    visit(NAN, [&](const float (&x)[kPerLane], int first) {
       EFFINFER_UNROLL
       for (int e = 0; e < kPerLane; ++e) {
         sums[e % 4] += static_cast<double>(weight(x[e], first + e, values, weights));
@@ -191,7 +177,7 @@ class RowPasses {
   }
   EFFINFER_DEVICE double sum() {
     double sums[4] = {};
-    visit(NAN, [&](const float(&x)[kPerLane], int) {
+    visit(NAN, [&](const float (&x)[kPerLane], int) {
       EFFINFER_UNROLL
       for (int e = 0; e < kPerLane; ++e) {
         sums[e % 4] += static_cast<double>(weights_.exact(block_.unit(), x[e]));
@@ -206,7 +192,7 @@ class RowPasses {
   EFFINFER_DEVICE HeadEnd end_of_head(const RowHead& within, double goal, KeyRange range) {
     const auto amounts_of = [&](auto&& counts) {
       double amounts[kPivots] = {};
-      visit(NAN, [&](const float(&x)[kPerLane], int first) {
+      visit(NAN, [&](const float (&x)[kPerLane], int first) {
         EFFINFER_UNROLL
         for (int e = 0; e < kPerLane; ++e) {
           if (!within.has(x[e], first + e)) continue;
@@ -234,7 +220,8 @@ class RowPasses {
     return head_end<kWeights>(least, amounts_[0], static_cast<int>(amounts_[1] / one + 0.5), goal);
   }
 
-  // The index behind the `needed`-th token whose value, or weight, is `least`, in the head `within`.
+  // The index behind the `needed`-th token whose value, or weight, is `least`, in the head
+  // `within`.
   template <bool kWeights>
   EFFINFER_DEVICE int after_equal(const RowHead& within, float least, int needed, int32_t& found) {
     Unit& unit = block_.unit();
@@ -277,7 +264,6 @@ class RowPasses {
   EFFINFER_DEVICE double share_parts(double mine) {
     Unit& unit = block_.unit();
     mine = block_.warp_sum(mine);
-    unit.sync();
     if (unit.lane == 0) parts_.head[unit.warp] = mine;
     unit.sync();
     double total = 0.0;

@@ -1,6 +1,7 @@
-// Where the head of a row ends that holds a number of tokens, or a share of the weight: a search for
-// the least value of the head, in the order of floats (key_of()). Nothing is sorted. A round counts
-// what is not below three pivots at once; an interval of floats ends as one float after at most 16.
+// Where the head of a row ends that holds a number of tokens, or a share of the weight: a search
+// for the least value of the head, in the order of floats (key_of()). Nothing is sorted. A round
+// counts what is not below three pivots at once; an interval of floats ends as one float after at
+// most 16.
 #pragma once
 
 #include <cmath>
@@ -147,46 +148,6 @@ EFFINFER_DEVICE void pick_nth(RowBlock<Unit>& block, int wanted, Own&& own, Pick
     if (before < left && left <= before + mine) pick(tile, static_cast<int>(left - before));
     left -= total;
   }
-}
-
-// What a draw comes to.
-struct Drawn {
-  bool here = false;  // it is this thread's
-  int which = 0;      // of its weights
-  double below = 0.0;  // from the lower end of its weight to the point drawn
-  double above = 0.0;  // and on to its upper end
-};
-
-// The token at `point` of the block's weights, those of a thread in order, threads in order; none
-// where their sum is not above it.
-template <int kCount, class Unit>
-EFFINFER_DEVICE Drawn draw(RowBlock<Unit>& block, const float (&weights)[kCount], double point,
-                           double& total) {
-  Unit& unit = block.unit();
-  double mine = 0.0;
-  EFFINFER_UNROLL
-  for (int i = 0; i < kCount; ++i) mine += static_cast<double>(weights[i]);
-  const double before = block.prefix(mine, total);
-  Drawn drawn;
-  if (!(point < total)) return drawn;
-  // Rounding may leave gaps between threads: the last that begins at or below the point has it.
-  int last[1] = {mine > 0.0 && before <= point ? unit.thread : -1};
-  block.max(last);
-  if (last[0] != unit.thread) return drawn;
-  drawn.here = true;
-  double left = point - before;
-  bool passed = false;
-  EFFINFER_UNROLL
-  for (int i = 0; i < kCount; ++i) {
-    const auto weight = static_cast<double>(weights[i]);
-    if (passed || !(weight > 0.0)) continue;
-    drawn.which = i;
-    drawn.below = left;
-    left -= weight;
-    drawn.above = -left;
-    passed = left < 0.0;
-  }
-  return drawn;
 }
 
 }  // namespace effinfer::cuda

@@ -11,6 +11,21 @@
 
 namespace effinfer::cuda {
 
+// What the first pass tells of a row.
+struct RowExtent {
+  float highest;  // of the row
+  float mine;     // the highest of the thread's values
+  float lowest;
+  bool has_nan;
+  double total;  // of weights
+};
+
+// Of the part of the row that each warp has.
+struct RowParts {
+  double head[kRowWarps];  // weights above the range, or of what is left
+  int count[kRowWarps];    // values in the range
+};
+
 template <class T>
 struct RowValues {
   static constexpr int kPerLane = kChunk<T>;

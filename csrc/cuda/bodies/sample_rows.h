@@ -9,7 +9,7 @@
 #include <cmath>
 #include <cstdint>
 
-#include "core/philox.h"
+#include "cuda/bodies/row_draw.h"
 #include "cuda/bodies/row_filters.h"
 #include "cuda/unit.h"
 #include "ops/row_sampling.h"
@@ -21,51 +21,6 @@ struct SampleParams {
   bool vectored;      // rows of x
   bool out_vectored;  // rows of out
 };
-
-// The uniform number of an output, as ops::RowRandom::uniform() has it.
-EFFINFER_DEVICE double uniform_of(const ops::RowRandom& random, int64_t row, uint32_t draw) {
-  const uint32_t place = random.seed.values == nullptr ? static_cast<uint32_t>(row) : 0;
-  return philox_uniform(random.seed[row], random.offset[row], place, draw);
-}
-
-// The point of a row's weights that a uniform number names, away from their sum's rounding.
-EFFINFER_DEVICE double point_of(double uniform, double total) {
-  return fmin(uniform * total, total * (1.0 - 0x1p-40));
-}
-
-// The token at `point` of a row: weigh(x, index) of the part that has it. Calls done(token, distance
-// from the next bounds) in one thread.
-template <class Values, class Unit, class Weigh, class Done>
-EFFINFER_DEVICE void draw_in_row(RowBlock<Unit>& block, const Values& values,
-                                 const RowParts& parts, double point, Weigh&& weigh, Done&& done) {
-  Unit& unit = block.unit();
-  int part = -1;
-  double left = point;
-  double below = point;
-  for (int w = 0; w < kRowWarps; ++w) {
-    const double sum = parts.head[w];
-    if (!(sum > 0.0)) continue;
-    // The last one that begins at or below the point.
-    if (below < 0.0) break;
-    part = w;
-    left = below < sum * (1.0 - 0x1p-40) ? below : sum * (1.0 - 0x1p-40);
-    below -= sum;
-  }
-  if (part < 0) return;
-  const int begin = part * values.part;
-  for (int first = begin; first < begin + values.part; first += kRowThreads * Values::kPerLane) {
-    float x[Values::kPerLane];
-    const int mine = first + unit.thread * Values::kPerLane;
-    values.load(unit, mine, NAN, x);
-    EFFINFER_UNROLL
-    for (int e = 0; e < Values::kPerLane; ++e) x[e] = weigh(x[e], mine + e);
-    double total = 0.0;
-    const Drawn drawn = draw(block, x, left, total);
-    if (drawn.here) done(mine + drawn.which, drawn);
-    if (left < total) return;
-    left -= total;
-  }
-}
 
 template <class T, bool kLogits>
 struct SampleRows {
@@ -87,14 +42,15 @@ struct SampleRows {
     const Values values = Values::of(static_cast<const T*>(p.x) + from * p.vocab,
                                      static_cast<int>(p.vocab), params.vectored);
     RowBlock<Unit> block(unit, shared.exchange);
-    RowPasses<T, kLogits, Unit> passes(block, values, shared.filters.parts);
+    RowPasses<Values, kLogits, Unit> passes(block, values, shared.filters.parts);
     const RowExtent extent = passes.extent();
     const ops::RowStatus status = status_of(extent, p.result);
     if (unit.thread == 0) p.statuses[row] = status;
     if (status != ops::RowStatus::ok) return refuse(unit, p, row);
     // As RowDistribution::to_weights(): a denormal temperature has no finite inverse.
     passes.set_weights({extent.highest, fminf(1.0f / p.temperature[row], 3.40282347e38f)});
-    RowFilters<T, kLogits, Unit> filters(block, passes, shared.filters, extent, limits_of(p, row));
+    RowFilters<Values, kLogits, Unit> filters(block, passes, shared.filters, extent,
+                                              limits_of(p, row));
     filters.keep_values();
     if (p.result == ops::RowResult::logits) {
       return write_logits(passes, params, row, filters.values());
@@ -119,17 +75,13 @@ struct SampleRows {
 
   EFFINFER_DEVICE static ops::RowStatus status_of(const RowExtent& extent, ops::RowResult result) {
     using ops::RowStatus;
-    const bool high = extent.highest == INFINITY;
-    if (extent.has_nan) return RowStatus::nan;
     if constexpr (kLogits) {
+      if (extent.has_nan) return RowStatus::nan;
       if (result == ops::RowResult::logits) return RowStatus::ok;
       if (extent.highest == -INFINITY) return RowStatus::nothing;
-      return high ? RowStatus::infinite : RowStatus::ok;
+      return extent.highest == INFINITY ? RowStatus::infinite : RowStatus::ok;
     }
-    if (high && extent.lowest == -INFINITY) return RowStatus::nan;  // what their sum is
-    if (extent.lowest < 0.0f) return RowStatus::negative;
-    if (high) return RowStatus::infinite;
-    return extent.total > 0.0 ? RowStatus::ok : RowStatus::nothing;
+    return status_of_weights(extent);
   }
 
   // The outputs of a row without a distribution are 0.
@@ -201,8 +153,8 @@ struct SampleRows {
     if (!wide) {
       EFFINFER_UNROLL
       for (int e = 0; e < kCount; e += 2) {
-        words[e / 2] = p.out_dtype == DType::f16 ? unit.f16x2(x[e], x[e + 1])
-                                                 : unit.bf16x2(x[e], x[e + 1]);
+        words[e / 2] =
+            p.out_dtype == DType::f16 ? unit.f16x2(x[e], x[e + 1]) : unit.bf16x2(x[e], x[e + 1]);
       }
     }
     if (params.out_vectored) {
@@ -232,7 +184,7 @@ struct SampleRows {
   EFFINFER_DEVICE static void write_logits(Passes& passes, const Params& params, int64_t row,
                                            const RowHead& head) {
     const float temperature = params.problem.temperature[row];
-    passes.visit(NAN, [&](const float(&x)[Values::kPerLane], int first) {
+    passes.visit(NAN, [&](const float (&x)[Values::kPerLane], int first) {
       float out[Values::kPerLane];
       EFFINFER_UNROLL
       for (int e = 0; e < Values::kPerLane; ++e) {
@@ -245,16 +197,16 @@ struct SampleRows {
   template <class Passes, class Filters>
   EFFINFER_DEVICE static void write_weights(Passes& passes, const Params& params, int64_t row,
                                             const Filters& filters) {
-    // As RowDistribution::write_probabilities(): a factor that float32 has not is applied in double.
+    // As RowDistribution::write_probabilities(): a factor that float32 has not is applied in
+    // double.
     const double factor = 1.0 / filters.total();
     const bool plain = factor >= 1e-37 && factor <= 1e37;
     const auto single = static_cast<float>(factor);
-    passes.visit(NAN, [&](const float(&x)[Values::kPerLane], int first) {
+    passes.visit(NAN, [&](const float (&x)[Values::kPerLane], int first) {
       float out[Values::kPerLane];
       EFFINFER_UNROLL
       for (int e = 0; e < Values::kPerLane; ++e) {
-        const float weight =
-            passes.weight(x[e], first + e, filters.values(), filters.weights());
+        const float weight = passes.weight(x[e], first + e, filters.values(), filters.weights());
         out[e] = plain ? weight * single : static_cast<float>(weight * factor);
       }
       store(passes.unit(), params, row, first, out);
