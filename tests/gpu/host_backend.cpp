@@ -9,6 +9,7 @@
 #include <cstddef>
 #include <cstring>
 #include <functional>
+#include <iterator>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -157,11 +158,48 @@ class HostMemory final : public Memory {
   static constexpr size_t kAlignment = 256;
 };
 
-// Runs nothing before somebody waits.
+using Work = std::vector<std::function<void()>>;
+
+std::atomic<int64_t> replays{0};
+
+struct HostRecording final : Recording {
+  explicit HostRecording(Work recorded) : work(std::move(recorded)) {}
+  const Work work;
+};
+
+// The pinned memory of the program, by its first byte.
+class Pinned {
+ public:
+  void add(const std::byte* first, size_t bytes) {
+    const std::lock_guard lock(mutex_);
+    blocks_[first] = bytes;
+  }
+  void remove(const std::byte* first) {
+    const std::lock_guard lock(mutex_);
+    blocks_.erase(first);
+  }
+  bool contains(const void* pointer) {
+    const std::lock_guard lock(mutex_);
+    const auto after = blocks_.upper_bound(static_cast<const std::byte*>(pointer));
+    return after != blocks_.begin() && pointer < std::prev(after)->first + std::prev(after)->second;
+  }
+
+ private:
+  std::mutex mutex_;
+  std::map<const std::byte*, size_t> blocks_;
+};
+
+Pinned& pinned_memory() {
+  static auto* all = new Pinned;
+  return *all;
+}
+
+// Runs nothing before somebody waits, and reads pinned memory as late.
 class HostQueue final : public Queue {
  public:
   Device device() const override { return kDevice; }
   void upload(void* to, const void* from, size_t bytes) override {
+    if (pinned_memory().contains(from)) return add([=] { std::memcpy(to, from, bytes); });
     std::vector<char> data(static_cast<const char*>(from), static_cast<const char*>(from) + bytes);
     add([to, data = std::move(data)] { std::memcpy(to, data.data(), data.size()); });
   }
@@ -171,8 +209,23 @@ class HostQueue final : public Queue {
   void zero(void* to, size_t bytes) override {
     add([=] { std::memset(to, 0, bytes); });
   }
+  std::unique_ptr<Recording> record(const std::function<void()>& put) override {
+    Work before = std::exchange(work_, {});
+    try {
+      put();
+    } catch (...) {
+      work_ = std::move(before);
+      throw;
+    }
+    return std::make_unique<HostRecording>(std::exchange(work_, std::move(before)));
+  }
+  void replay(const Recording& recording) override {
+    const auto& work = dynamic_cast<const HostRecording&>(recording).work;
+    work_.insert(work_.end(), work.begin(), work.end());
+    ++replays;
+  }
   void wait() override {
-    const std::vector<std::function<void()>> work = std::exchange(work_, {});
+    const Work work = std::exchange(work_, {});
     const Access access;
     for (const std::function<void()>& task : work) task();
     mappings().check();
@@ -180,7 +233,7 @@ class HostQueue final : public Queue {
   void add(std::function<void()> task) { work_.push_back(std::move(task)); }
 
  private:
-  std::vector<std::function<void()>> work_;
+  Work work_;
 };
 
 class HostBackend final : public Backend {
@@ -194,6 +247,15 @@ class HostBackend final : public Backend {
     static const HostMemory memory;
     return memory;
   }
+  std::shared_ptr<std::byte> pinned(int, size_t bytes) const override {
+    const std::shared_ptr<std::byte[]> memory(new std::byte[std::max<size_t>(bytes, 1)],
+                                              [](std::byte* first) {
+                                                pinned_memory().remove(first);
+                                                delete[] first;
+                                              });
+    pinned_memory().add(memory.get(), bytes);
+    return {memory, memory.get()};
+  }
   std::unique_ptr<Queue> make_queue(int) const override { return std::make_unique<HostQueue>(); }
   void register_kernels() const override { register_cuda(); }
 };
@@ -202,6 +264,10 @@ class HostBackend final : public Backend {
 
 void set_seed(uint64_t seed) {
   next_seed = seed;
+}
+
+int64_t num_replays() {
+  return replays;
 }
 
 void enqueue(Grid grid, Queue& queue) {
