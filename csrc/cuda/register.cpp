@@ -12,6 +12,7 @@ void register_cuda() {
   register_attention();
   register_move_tokens();
   register_top_rows();
+  register_sample();
 }
 
 }  // namespace effinfer::cuda

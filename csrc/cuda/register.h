@@ -35,6 +35,7 @@ void register_matmul();
 void register_attention();
 void register_move_tokens();
 void register_top_rows();
+void register_sample();
 
 // All of them.
 void register_cuda();

@@ -56,6 +56,9 @@ EngineCore::EngineCore(std::unique_ptr<StepRunner> runner, std::unique_ptr<KvCac
   const auto tops = static_cast<size_t>(rows * std::max(runner_->max_top(), speculator_.top_k()));
   top_values_.resize(tops);
   top_tokens_.resize(tops);
+  draws_.reserve(static_cast<size_t>(rows));
+  drawn_tokens_.reserve(static_cast<size_t>(rows));
+  decided_.reserve(static_cast<size_t>(rows));
   const auto sequences = static_cast<size_t>(options_.max_sequences);
   batch_.reserve(static_cast<size_t>(limits.max_tokens), sequences,
                  static_cast<size_t>(cache_->config().num_pages));

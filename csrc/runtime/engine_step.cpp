@@ -43,6 +43,13 @@ class ExecutableRunner final : public StepRunner {
   void run_top(const Batch& batch, KvCache& cache, const TopLogits& top) override {
     executable_->run_top(batch, cache, top);
   }
+  bool draws_tokens() const override { return executable_->draws_tokens(); }
+  void run_drawn(const Batch& batch, KvCache& cache, const DrawnTokens& drawn) override {
+    executable_->run_drawn(batch, cache, drawn);
+  }
+  void read_row(int64_t row, std::span<float> logits) override {
+    executable_->read_row(row, logits);
+  }
   int64_t vocab_size() const override { return executable_->vocab_size(); }
   Isa isa() const override { return executable_->target().isa; }
   StepLimits limits() const override {
@@ -175,12 +182,17 @@ std::string EngineCore::try_run(std::span<Request* const> requests, Phase phase)
   }
   const size_t rows = batch_.num_rows();
   top_k_ = wanted_logits(requests);
+  draws_.clear();
   try {
     if (top_k_ > 0) {
       const size_t values = rows * static_cast<size_t>(top_k_);
       runner_->run_top(
           batch_.view(), *cache_,
           {top_k_, std::span(top_values_).first(values), std::span(top_tokens_).first(values)});
+    } else if (set_draws(requests)) {
+      drawn_tokens_.resize(rows);
+      decided_.resize(rows);
+      runner_->run_drawn(batch_.view(), *cache_, {draws_, drawn_tokens_, decided_});
     } else {
       runner_->run(batch_.view(), *cache_,
                    {logits_.get(), rows * static_cast<size_t>(vocab_size())});
@@ -206,6 +218,29 @@ int32_t EngineCore::wanted_logits(std::span<Request* const> requests) const {
   if (most == 0) return 0;
   if (speculator_.verifier().needs_distributions()) return 0;
   return std::max(most, std::min(speculator_.top_k(), runner_->max_top()));
+}
+
+// The draws of all rows of a step whose tokens the runner can draw; else none, and false. The token
+// that follows a draft comes as many later as the draft is deep.
+bool EngineCore::set_draws(std::span<Request* const> requests) {
+  if (!runner_->draws_tokens() || speculator_.top_k() > 0) return false;
+  if (speculator_.verifier().needs_distributions()) return false;
+  const auto can_be_drawn = [](const Request* request) {
+    return !request->samples() ||
+           (request->constraint == nullptr && Sampler::is_drawn_from_logits(request->params));
+  };
+  if (!std::ranges::all_of(requests, can_be_drawn)) return false;
+  for (const Request* request : requests) {
+    if (!request->samples()) continue;
+    const SamplingParams& params = request->params;
+    const uint64_t index = request->output().size();
+    for (size_t row = 0; row < request->num_rows(); ++row) {
+      const int32_t depth = row == 0 ? 0 : request->drafts->depths[row];
+      draws_.push_back({params.temperature, params.top_k, params.top_p, params.min_p, params.seed,
+                        index + static_cast<uint64_t>(depth)});
+    }
+  }
+  return !draws_.empty();
 }
 
 // Ends a request: its pages go, its output says why. publish() removes it.
