@@ -11,6 +11,7 @@ void register_cuda() {
   register_matmul();
   register_attention();
   register_move_tokens();
+  register_append_pages();
   register_top_rows();
 }
 

@@ -34,6 +34,7 @@ void register_rope();
 void register_matmul();
 void register_attention();
 void register_move_tokens();
+void register_append_pages();
 void register_top_rows();
 
 // All of them.

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from effinfer import graph, hub, models, ops, speculation, techniques
     from effinfer._core import (
         CancelledError,
+        DeviceArray,
         DeviceError,
         Error,
         FileError,
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
         InternalError,
         InvalidArgumentError,
         OutOfMemoryError,
+        Queue,
         UnsupportedError,
     )
     from effinfer.checkpoints.quantization import QuantizeResult, quantize
@@ -44,6 +46,8 @@ _ERRORS = (
 )
 _MODULE_OF = {
     **dict.fromkeys(_ERRORS, "effinfer._core"),
+    "DeviceArray": "effinfer._core",
+    "Queue": "effinfer._core",
     "LLM": "effinfer.llm",
     "PackCacheWarning": "effinfer.files.cache_warnings",
     "QuantizeResult": "effinfer.checkpoints.quantization",
@@ -62,6 +66,7 @@ __version__ = "0.1.0"
 __all__ = [
     "LLM",
     "CancelledError",
+    "DeviceArray",
     "DeviceError",
     "Error",
     "FileError",
@@ -71,6 +76,7 @@ __all__ = [
     "OutOfMemoryError",
     "PackCacheWarning",
     "QuantizeResult",
+    "Queue",
     "RequestMetrics",
     "RequestOutput",
     "SamplingParams",

@@ -12,6 +12,7 @@ import numpy.typing as npt
 from effinfer import _core
 from effinfer._core import InvalidArgumentError, PagedKv, UnsupportedError
 from effinfer.ops.shared.arrays import Array, dense, dtype_name, view
+from effinfer.ops.shared.places import HOST, AnyView, Place, to_host
 
 Indices = npt.NDArray[np.int32]
 
@@ -103,8 +104,8 @@ def number_or_array(x: Any, argument: str) -> Any:
 
 
 def indices(x: Any, argument: str) -> Indices:
-    """A vector of indices as int32; int64 is narrowed."""
-    array = dense(x, argument)
+    """A vector of indices as int32, copied from a GPU; int64 is narrowed."""
+    array = to_host(x, argument)
     expect(array.dtype in (np.int32, np.int64), argument, "int32 or int64", array.dtype)
     expect(array.ndim == 1, argument, "1 dimension", f"shape {array.shape}")
     if array.dtype == np.int64:
@@ -140,14 +141,14 @@ def page_lengths(op: str, pages: Indices, last_page_len: Any, name: str, page_si
     return lengths.astype(np.int32)
 
 
-def view_3d(x: Any, argument: str) -> Array:
+def view_3d(x: Any, argument: str, at: Place = HOST) -> AnyView:
     """`view` of an array of three dimensions. Throws InvalidArgumentError for another."""
-    array = view(x, argument)
+    array = at.view(x, argument)
     expect(array.ndim == 3, argument, "3 dimensions", f"shape {array.shape}")
     return array
 
 
-def kv_views(op: str, cache: Any, layout: str, rank: int = 4) -> tuple[Any, Any]:
+def kv_views(op: str, cache: Any, layout: str, rank: int = 4, at: Place = HOST) -> tuple[Any, Any]:
     """Keys and values of a (k, v) tuple or of one array [pages, 2, ...]; the engine's pages are
     both."""
     argument = f"[{op}] paged_kv_cache"
@@ -155,9 +156,9 @@ def kv_views(op: str, cache: Any, layout: str, rank: int = 4) -> tuple[Any, Any]
         return cache, cache
     if isinstance(cache, (tuple, list)):
         expect(len(cache) == 2, argument, "(k_cache, v_cache)", f"{len(cache)} arrays")
-        pair = view(cache[0], f"{argument}[0]"), view(cache[1], f"{argument}[1]")
+        pair = at.view(cache[0], f"{argument}[0]"), at.view(cache[1], f"{argument}[1]")
     else:
-        both = view(cache, argument)
+        both = at.view(cache, argument)
         ok = both.ndim == rank + 1 and both.shape[1] == 2
         expect(ok, argument, f"(k, v) or shape [num_pages, 2, ...] for {layout}", both.shape)
         pair = both[:, 0], both[:, 1]
@@ -213,9 +214,12 @@ def alibi_slopes(num_heads: int) -> npt.NDArray[np.float32]:
     return np.concatenate([slopes, more]).astype(np.float32)
 
 
-def contiguous_rows(array: Array) -> Array:
-    """The array, or a copy when its last dimension has a stride."""
+def contiguous_rows(array: AnyView) -> AnyView:
+    """The array, or a copy when its last dimension has a stride; a GPU's is left to the operator,
+    which refuses it."""
     if array.shape[-1] < 2 or array.strides[-1] == array.itemsize:
+        return array
+    if isinstance(array, _core.DeviceArray):
         return array
     return np.array(array, dtype=array.dtype, order="C")
 
