@@ -11,6 +11,7 @@ namespace effinfer {
 }
 
 Queue::~Queue() = default;
+Recording::~Recording() = default;
 
 namespace {
 

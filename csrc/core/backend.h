@@ -23,6 +23,8 @@ class Backend {
   // Memory that the threads of a block may share.
   virtual int64_t shared_bytes(int index) const = 0;
   virtual const Memory& memory(int index) const = 0;
+  // The host's memory from where and to where copies are fastest. Throws OutOfMemory.
+  virtual std::shared_ptr<std::byte> pinned(int index, size_t bytes) const = 0;
   virtual std::unique_ptr<Queue> make_queue(int index) const = 0;
   virtual std::unique_ptr<Queue> wrap_stream(int index, void* stream) const = 0;
   virtual void register_kernels() const = 0;

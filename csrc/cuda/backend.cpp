@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <array>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <mutex>
 #include <string>
@@ -55,7 +56,7 @@ class DeviceMemory final : public Memory {
     size_t free = 0;
     size_t total = 0;
     check(cudaMemGetInfo(&free, &total), "cudaMemGetInfo");
-    return total;
+    return free;
   }
 
   // Memory that is written lazily elsewhere is zeros here, too.
@@ -120,6 +121,24 @@ struct Stream {
   Stream& operator=(const Stream&) = delete;
 };
 
+class GraphRecording final : public Recording {
+ public:
+  // Takes over `graph`.
+  explicit GraphRecording(cudaGraph_t graph) {
+    const cudaError_t status = cudaGraphInstantiate(&executable_, graph, 0);
+    cudaGraphDestroy(graph);
+    check(status, "cudaGraphInstantiate");
+  }
+  ~GraphRecording() override { cudaGraphExecDestroy(executable_); }
+  GraphRecording(const GraphRecording&) = delete;
+  GraphRecording& operator=(const GraphRecording&) = delete;
+
+  cudaGraphExec_t executable() const { return executable_; }
+
+ private:
+  cudaGraphExec_t executable_ = nullptr;
+};
+
 class StreamQueue final : public Queue {
  public:
   explicit StreamQueue(int index) : index_(index) {
@@ -128,6 +147,10 @@ class StreamQueue final : public Queue {
     check(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), "cudaStreamCreate");
     handle_ = std::make_shared<Stream>(stream, true);
     stream_ = stream;
+    int major = 0;
+    check(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, index),
+          "cudaDeviceGetAttribute");
+    starts_early_ = major >= 9;
   }
   StreamQueue(int index, cudaStream_t stream)
       : index_(index), handle_(std::make_shared<Stream>(stream, false)), stream_(stream) {}
@@ -158,14 +181,41 @@ class StreamQueue final : public Queue {
   void zero(void* to, size_t bytes) override {
     check(cudaMemsetAsync(to, 0, bytes, stream_), "cudaMemsetAsync");
   }
-  void wait() override { check(cudaStreamSynchronize(stream_), "a step's kernels"); }
+  std::unique_ptr<Recording> record(const std::function<void()>& put) override {
+    const CurrentDevice current(device());
+    check(cudaStreamBeginCapture(stream_, cudaStreamCaptureModeThreadLocal),
+          "cudaStreamBeginCapture");
+    cudaGraph_t graph = nullptr;
+    try {
+      put();
+    } catch (...) {
+      cudaStreamEndCapture(stream_, &graph);
+      if (graph != nullptr) cudaGraphDestroy(graph);
+      cudaGetLastError();
+      throw;
+    }
+    check(cudaStreamEndCapture(stream_, &graph), "cudaStreamEndCapture");
+    return std::make_unique<GraphRecording>(graph);
+  }
+  void replay(const Recording& recording) override {
+    const CurrentDevice current(device());
+    const auto& graph = dynamic_cast<const GraphRecording&>(recording);
+    check(cudaGraphLaunch(graph.executable(), stream_), "cudaGraphLaunch");
+  }
+  // Kernels fail after they were launched: only a process that waits for each knows which one did.
+  void wait() override {
+    check(cudaStreamSynchronize(stream_),
+          "a kernel or a copy (which one: set CUDA_LAUNCH_BLOCKING=1)");
+  }
 
   cudaStream_t stream() const { return stream_; }
+  bool starts_early() const { return starts_early_; }
 
  private:
   int index_;
   std::shared_ptr<Stream> handle_;
   cudaStream_t stream_ = nullptr;
+  bool starts_early_ = false;
 };
 
 class RuntimeBackend final : public Backend {
@@ -198,6 +248,12 @@ class RuntimeBackend final : public Backend {
     return attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin, index);
   }
   const Memory& memory(int index) const override { return *memories_[static_cast<size_t>(index)]; }
+  std::shared_ptr<std::byte> pinned(int index, size_t bytes) const override {
+    const CurrentDevice current({DeviceKind::cuda, index});
+    void* memory = nullptr;
+    check(cudaHostAlloc(&memory, bytes == 0 ? 1 : bytes, cudaHostAllocPortable), "cudaHostAlloc");
+    return {static_cast<std::byte*>(memory), [](std::byte* pointer) { cudaFreeHost(pointer); }};
+  }
   std::unique_ptr<Queue> make_queue(int index) const override {
     return std::make_unique<StreamQueue>(index);
   }
@@ -229,6 +285,10 @@ class RuntimeBackend final : public Backend {
 
 cudaStream_t stream_of(const Queue& queue) {
   return dynamic_cast<const StreamQueue&>(queue).stream();
+}
+
+bool starts_early(const Queue& queue) {
+  return dynamic_cast<const StreamQueue&>(queue).starts_early();
 }
 
 }  // namespace effinfer::cuda

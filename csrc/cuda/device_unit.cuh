@@ -23,6 +23,16 @@ class DeviceUnit {
         block(static_cast<int>(blockIdx.x)),
         num_blocks(static_cast<int>(gridDim.x)) {}
 
+  // First of all: lets the next kernel's blocks come as soon as there is room for them, and waits
+  // for what the kernel before wrote, which hides what a launch costs. As each kernel waits for the
+  // one before, it has waited for all of them.
+  __device__ __forceinline__ void start() {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.launch_dependents;");
+    asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+  }
+
   __device__ __forceinline__ void sync() { __syncthreads(); }
   __device__ __forceinline__ void sync_warp() { __syncwarp(); }
 

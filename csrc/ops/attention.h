@@ -108,7 +108,7 @@ struct AttentionTile {
 // Units [first_unit, end_unit) of a tile: all, or those of a few chunks, with a partial result of
 // each chunk for each row and head.
 struct AttentionItem {
-  int32_t tile;
+  int32_t tile;  // -1: none, nothing is to be done
   int32_t first_unit;
   int32_t end_unit;
   int32_t partial;  // index of the first chunk's result of (first row, first head), then row-major,

@@ -9,6 +9,7 @@
 #include <cstddef>
 #include <cstring>
 #include <functional>
+#include <iterator>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -157,33 +158,73 @@ class HostMemory : public Memory {
   static constexpr size_t kAlignment = 256;
 };
 
+using Work = std::vector<std::function<void()>>;
+
+std::atomic<int64_t> replays{0};
+
+struct HostRecording final : Recording {
+  explicit HostRecording(Work recorded) : work(std::move(recorded)) {}
+  const Work work;
+};
+
+// The pinned memory of the program, by its first byte.
+class Pinned {
+ public:
+  void add(const std::byte* first, size_t bytes) {
+    const std::lock_guard lock(mutex_);
+    blocks_[first] = bytes;
+  }
+  void remove(const std::byte* first) {
+    const std::lock_guard lock(mutex_);
+    blocks_.erase(first);
+  }
+  bool contains(const void* pointer) {
+    const std::lock_guard lock(mutex_);
+    const auto after = blocks_.upper_bound(static_cast<const std::byte*>(pointer));
+    return after != blocks_.begin() && pointer < std::prev(after)->first + std::prev(after)->second;
+  }
+
+ private:
+  std::mutex mutex_;
+  std::map<const std::byte*, size_t> blocks_;
+};
+
+Pinned& pinned_memory() {
+  static auto* all = new Pinned;
+  return *all;
+}
+
 // What was put into a stream, and runs when somebody waits for it.
 class Stream {
  public:
   void add(std::function<void()> task) {
     const std::lock_guard lock(mutex_);
-    tasks_.push_back(std::move(task));
+    work_.push_back(std::move(task));
+  }
+  void add(const Work& work) {
+    const std::lock_guard lock(mutex_);
+    work_.insert(work_.end(), work.begin(), work.end());
+  }
+  Work exchange(Work other) {
+    const std::lock_guard lock(mutex_);
+    return std::exchange(work_, std::move(other));
   }
   bool is_idle() {
     const std::lock_guard lock(mutex_);
-    return tasks_.empty();
+    return work_.empty();
   }
   void run() {
     const std::lock_guard running(running_);
-    std::vector<std::function<void()>> tasks;
-    {
-      const std::lock_guard lock(mutex_);
-      tasks = std::exchange(tasks_, {});
-    }
+    const Work work = exchange({});
     const Access access;
-    for (const std::function<void()>& task : tasks) task();
+    for (const std::function<void()>& task : work) task();
     mappings().check();
   }
 
  private:
   std::mutex mutex_;
   std::recursive_mutex running_;
-  std::vector<std::function<void()>> tasks_;
+  Work work_;
 };
 
 // Callers' streams by their handles. What they hold may outlive everything else.
@@ -226,6 +267,7 @@ class PlainMemory final : public HostMemory {
   }
 };
 
+// Runs nothing before somebody waits, and reads pinned memory as late.
 class HostQueue final : public Queue {
  public:
   explicit HostQueue(std::shared_ptr<Stream> stream) : stream_(std::move(stream)) {}
@@ -241,6 +283,7 @@ class HostQueue final : public Queue {
     add([before = dynamic_cast<HostQueue&>(other).stream_] { before->run(); });
   }
   void upload(void* to, const void* from, size_t bytes) override {
+    if (pinned_memory().contains(from)) return add([=] { std::memcpy(to, from, bytes); });
     std::vector<char> data(static_cast<const char*>(from), static_cast<const char*>(from) + bytes);
     add([to, data = std::move(data)] { std::memcpy(to, data.data(), data.size()); });
   }
@@ -249,6 +292,20 @@ class HostQueue final : public Queue {
   }
   void zero(void* to, size_t bytes) override {
     add([=] { std::memset(to, 0, bytes); });
+  }
+  std::unique_ptr<Recording> record(const std::function<void()>& put) override {
+    Work before = stream_->exchange({});
+    try {
+      put();
+    } catch (...) {
+      stream_->exchange(std::move(before));
+      throw;
+    }
+    return std::make_unique<HostRecording>(stream_->exchange(std::move(before)));
+  }
+  void replay(const Recording& recording) override {
+    stream_->add(dynamic_cast<const HostRecording&>(recording).work);
+    ++replays;
   }
   void wait() override { stream_->run(); }
   void add(std::function<void()> task) { stream_->add(std::move(task)); }
@@ -274,6 +331,15 @@ class HostBackend final : public Backend {
   std::unique_ptr<Queue> wrap_stream(int, void* stream) const override {
     return std::make_unique<HostQueue>(streams().find(stream));
   }
+  std::shared_ptr<std::byte> pinned(int, size_t bytes) const override {
+    const std::shared_ptr<std::byte[]> memory(new std::byte[std::max<size_t>(bytes, 1)],
+                                              [](std::byte* first) {
+                                                pinned_memory().remove(first);
+                                                delete[] first;
+                                              });
+    pinned_memory().add(memory.get(), bytes);
+    return {memory, memory.get()};
+  }
   void register_kernels() const override { register_cuda(); }
 };
 
@@ -281,6 +347,10 @@ class HostBackend final : public Backend {
 
 void set_seed(uint64_t seed) {
   next_seed = seed;
+}
+
+int64_t num_replays() {
+  return replays;
 }
 
 void enqueue(Grid grid, Queue& queue) {

@@ -258,6 +258,7 @@ struct AttentionKernel {
 
   template <class Unit>
   EFFINFER_DEVICE static void run(Unit& unit, const Params& params, Shared& shared) {
+    if (params.p.work.items[unit.block].tile < 0) return;
     AttentionTileRun<Unit, kType, kWarps>(unit, params, shared).run();
   }
 };

@@ -6,6 +6,7 @@
 #pragma once
 
 #include <cstddef>
+#include <functional>
 #include <memory>
 
 #include "effinfer/device.h"
@@ -14,13 +15,20 @@
 
 namespace effinfer {
 
+// Kernels of a queue, with all that they were given, to be put into it again at the cost of one.
+class EFFINFER_API Recording {
+ public:
+  virtual ~Recording();
+};
+
 // The order of a device's work: what is put into a queue runs after what was put there before. A
 // thread at a time.
 class EFFINFER_API Queue {
  public:
   virtual ~Queue();
   virtual Device device() const = 0;
-  // The host's bytes may change once upload() has returned, and have arrived when wait() has.
+  // The host's bytes may change once upload() has returned, those of pinned memory once wait() has,
+  // when they have arrived.
   virtual void upload(void* to, const void* from, size_t bytes) = 0;
   virtual void download(void* to, const void* from, size_t bytes) = 0;
   virtual void zero(void* to, size_t bytes) = 0;
@@ -30,6 +38,11 @@ class EFFINFER_API Queue {
   virtual std::shared_ptr<void> allocate(size_t bytes) = 0;
   // What is put here from now on runs after all that `other`, of the same device, has.
   virtual void follow(Queue& other) = 0;
+  // Calls `put`, which puts kernels into the queue, and keeps them instead of running them. Kernels
+  // that never ran before may have to be loaded first, which cannot be recorded.
+  virtual std::unique_ptr<Recording> record(const std::function<void()>& put) = 0;
+  // Of a recording that this queue made; it outlives the work.
+  virtual void replay(const Recording& recording) = 0;
   // Until all of it has run. Throws DeviceError with the name of a kernel that failed.
   virtual void wait() = 0;
 };
