@@ -156,6 +156,7 @@ class StreamQueue final : public Queue {
       : index_(index), handle_(std::make_shared<Stream>(stream, false)), stream_(stream) {}
 
   Device device() const override { return {DeviceKind::cuda, index_}; }
+  const void* stream() const override { return stream_; }
   std::shared_ptr<void> allocate(size_t bytes) override {
     const CurrentDevice current(device());
     void* memory = nullptr;
@@ -208,7 +209,7 @@ class StreamQueue final : public Queue {
           "a kernel or a copy (which one: set CUDA_LAUNCH_BLOCKING=1)");
   }
 
-  cudaStream_t stream() const { return stream_; }
+  cudaStream_t handle() const { return stream_; }
   bool starts_early() const { return starts_early_; }
 
  private:
@@ -284,7 +285,7 @@ class RuntimeBackend final : public Backend {
 }  // namespace
 
 cudaStream_t stream_of(const Queue& queue) {
-  return dynamic_cast<const StreamQueue&>(queue).stream();
+  return dynamic_cast<const StreamQueue&>(queue).handle();
 }
 
 bool starts_early(const Queue& queue) {

@@ -272,6 +272,7 @@ class HostQueue final : public Queue {
  public:
   explicit HostQueue(std::shared_ptr<Stream> stream) : stream_(std::move(stream)) {}
   Device device() const override { return kDevice; }
+  const void* stream() const override { return stream_.get(); }
   std::shared_ptr<void> allocate(size_t bytes) override {
     std::shared_ptr<void> memory = HostMemory().allocate(bytes, Pages::heap);
     if (memory == nullptr) throw OutOfMemory("emulated GPU: no memory");

@@ -27,6 +27,8 @@ class EFFINFER_API Queue {
  public:
   virtual ~Queue();
   virtual Device device() const = 0;
+  // What it has in common with other queues over the same stream.
+  virtual const void* stream() const = 0;
   // The host's bytes may change once upload() has returned, those of pinned memory once wait() has,
   // when they have arrived.
   virtual void upload(void* to, const void* from, size_t bytes) = 0;

@@ -14,9 +14,8 @@ import numpy as np
 from effinfer import _core
 from effinfer._core import Queue, ThreadPool
 from effinfer.ops.prefill import BatchPrefillWithPagedKVCacheWrapper
-from effinfer.ops.shared.arrays import dense
 from effinfer.ops.shared.options import expect, kv_views
-from effinfer.ops.shared.places import place_of
+from effinfer.ops.shared.places import place_of, to_host
 from effinfer.ops.shared.planned import require_plan
 
 
@@ -207,7 +206,7 @@ class MultiLevelCascadeAttentionWrapper:
                 logits_soft_cap=logits_soft_cap,
                 q_data_type=q_data_type,
             )
-        rows = [int(dense(each, f"{op} qo_indptr_arr")[-1]) for each in qo_indptr_arr]
+        rows = [int(to_host(each, f"{op} qo_indptr_arr")[-1]) for each in qo_indptr_arr]
         expect(len(set(rows)) == 1, f"{op} qo_indptr_arr", "as many rows in all levels", rows)
         self._rows = rows[0]
 
@@ -222,12 +221,13 @@ class MultiLevelCascadeAttentionWrapper:
         lse_base: str = "log2",
         k_scale: Any = None,
         v_scale: Any = None,
-        pool: ThreadPool | None = None,
+        pool: ThreadPool | Queue | None = None,
     ) -> Any:
         """Attention of q [T, num_qo_heads, head_dim] over all levels; with return_lse a pair with
         float32 [T, num_qo_heads]."""
         require_plan(self._rows, self._op)
-        cache = kv_views(self._op, paged_kv_cache, self._layout)
+        at = place_of(q, pool, f"[{self._op}] q")
+        cache = kv_views(self._op, paged_kv_cache, self._layout, at=at)
         options = {
             "return_lse": True,
             "lse_base": lse_base,

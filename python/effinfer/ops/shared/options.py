@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from effinfer import _core
 from effinfer._core import InvalidArgumentError, PagedKv, UnsupportedError
-from effinfer.ops.shared.arrays import Array, dense, dtype_name, view
+from effinfer.ops.shared.arrays import Array, dtype_name
 from effinfer.ops.shared.places import HOST, AnyView, Place, to_host
 
 Indices = npt.NDArray[np.int32]
@@ -91,11 +91,13 @@ def unsupported(op: str, **given: Any) -> None:
         raise UnsupportedError(f"[{op}] {name}: expected None ({_REASONS[name]}), got {got}")
 
 
-def number_or_array(x: Any, argument: str) -> Any:
+def number_or_array(x: Any, argument: str, at: Place = HOST) -> Any:
     """A scale: one number, 1 for None, or an array with one for each token and head."""
     if x is None or isinstance(x, (int, float)):
         return 1.0 if x is None else float(x)
-    scales = view(x, argument)
+    scales = at.view(x, argument)
+    if isinstance(scales, _core.DeviceArray):
+        return scales
     if scales.ndim > 1 or scales.size != 1:
         return scales
     name = dtype_name(scales.dtype)
@@ -190,11 +192,11 @@ def pack_mask(
     sizes = np.diff(qo_indptr).astype(np.int64) * kv_len
     starts = np.concatenate([[0], np.cumsum(-(-sizes // 8))])
     if packed is not None:
-        bits = dense(packed, f"[{op}] packed_custom_mask")
+        bits = to_host(packed, f"[{op}] packed_custom_mask")
         ok = bits.dtype == np.uint8 and bits.shape == (starts[-1],)
         expect(ok, f"[{op}] packed_custom_mask", f"uint8 ({starts[-1]},)", _shape(bits))
         return bits, starts
-    mask = dense(custom_mask, f"[{op}] custom_mask").reshape(-1)
+    mask = to_host(custom_mask, f"[{op}] custom_mask").reshape(-1)
     ok = mask.dtype in (np.bool_, np.uint8) and mask.size == sizes.sum()
     expect(ok, f"[{op}] custom_mask", f"bool of {sizes.sum()} values", _shape(mask))
     bounds = np.concatenate([[0], np.cumsum(sizes)])
