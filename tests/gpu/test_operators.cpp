@@ -18,6 +18,7 @@
 #include "cpp/check.h"
 #include "gpu/device_arrays.h"
 #include "gpu/mutations.h"
+#include "ops/attention.h"
 
 namespace effinfer {
 namespace {
@@ -176,6 +177,73 @@ struct Attention {
     return out.values();
   }
 
+  // The same, cut into items for so many shares.
+  std::vector<uint16_t> run_shares(int32_t shares) const {
+    ops::AttentionShape shape;
+    shape.source = ops::KeySource::rows;
+    shape.num_qo_heads = c.heads * c.group;
+    shape.num_kv_heads = c.heads;
+    shape.head_dim = c.dims;
+    shape.causal = c.causal;
+    shape.window_left = c.window_left;
+    shape.sink_tokens = c.sink_tokens;
+    shape.most_rows = ops::kGpuTileRows;
+    shape.shares = shares;
+    ops::BatchLayout batch;
+    batch.num_tokens = qo_indptr.back();
+    batch.num_sequences = static_cast<int64_t>(c.kv_len.size());
+    batch.qo_indptr = qo_indptr.data();
+    batch.kv_indptr = kv_indptr.data();
+    batch.kv_len = c.kv_len.data();
+    ops::AttentionWork work;
+    plan_attention(shape, batch, work);
+    const DeviceArray<ops::AttentionTile> tiles(work.tiles);
+    const DeviceArray<ops::AttentionItem> items(work.items);
+    const DeviceArray<ops::AttentionMerge> merges(work.merges);
+    const DeviceArray<int32_t> rows(qo_indptr), pages(kv_indptr), indices(kv_indices),
+        len(c.kv_len);
+    const auto partials = static_cast<size_t>(work.num_partials);
+    const DeviceArray<float> partial_out(partials * static_cast<size_t>(c.dims));
+    const DeviceArray<float> partial_ms(partials * 2);
+    const DeviceArray<int32_t> done(std::vector<int32_t>(work.merges.size()));
+    const DeviceArray<uint16_t> out(q.size());
+    ops::AttentionProblem p;
+    p.source = ops::KeySource::rows;
+    p.num_qo_heads = c.heads * c.group;
+    p.num_kv_heads = c.heads;
+    p.page_size = c.page_size;
+    p.causal = c.causal;
+    p.window_left = c.window_left;
+    p.sink_tokens = c.sink_tokens;
+    p.sm_scale = 0.125f;
+    p.q = {reinterpret_cast<const uint8_t*>(q_there.data()), DType::bf16, c.dims,
+           int64_t{c.heads} * c.group * c.dims, c.dims};
+    p.k.data = reinterpret_cast<const uint8_t*>(k_there.data());
+    p.k.dtype = DType::bf16;
+    p.k.dims = c.dims;
+    p.k.head_stride = c.dims * int64_t{2};
+    p.k.token_stride = c.heads * p.k.head_stride;
+    p.k.page_stride = c.page_size * p.k.token_stride;
+    p.v = p.k;
+    p.v.data = reinterpret_cast<const uint8_t*>(v_there.data());
+    p.batch = batch;
+    p.batch.qo_indptr = rows.data();
+    p.batch.kv_indptr = pages.data();
+    p.batch.kv_indices = indices.data();
+    p.batch.kv_len = len.data();
+    p.work = work;
+    p.work.tiles = tiles.data();
+    p.work.items = items.data();
+    p.work.merges = merges.data();
+    p.partial_out = partial_out.data();
+    p.partial_ms = partial_ms.data();
+    p.done = done.data();
+    p.out = reinterpret_cast<uint8_t*>(out.data());
+    p.out_stride = int64_t{c.heads} * c.group * c.dims;
+    run_on_gpu(p);
+    return out.values();
+  }
+
   // The same by the CPU, whose tests are against float64.
   std::vector<uint16_t> run_here(const ops::AttentionPlan& planned, std::vector<float>& lse) {
     std::vector<uint16_t> out(q.size());
@@ -227,12 +295,27 @@ TEST("attention over a caller's pages, as on the CPU") {
   }
 }
 
-TEST("attention needs each of its barriers") {
-  const Attention attention({.kv_len = {600, 70}, .rows = {1, 2}, .group = 2});
-  const ops::AttentionPlan plan = attention.plan();
+TEST("a row's bits do not depend on how its keys are shared by blocks") {
   const std::unique_ptr<Queue> queue = make_queue(kGpu);
-  const std::vector<uint16_t> right = attention.run_there(plan, *queue);
-  expect_every_barrier_matters([&] { return attention.run_there(plan, *queue) == right; });
+  for (const Case& c : {
+           Case{.kv_len = {1000, 70}, .rows = {1, 2}},
+           Case{.kv_len = {1300}, .rows = {2}, .window_left = 20, .sink_tokens = 300},
+           Case{.kv_len = {600}, .rows = {1}, .dims = 256},
+       }) {
+    const Attention attention(c);
+    const std::vector<uint16_t> split = attention.run_there(attention.plan(), *queue);
+    CHECK(attention.run_shares(1) == split);
+    CHECK(attention.run_shares(2) == split);
+  }
+}
+
+TEST("attention needs each of its barriers") {
+  for (const int32_t dims : {64, 256}) {
+    const Attention attention({.kv_len = {600, 70}, .rows = {1, 2}, .group = 2, .dims = dims});
+    const std::vector<uint16_t> right = attention.run_shares(1);
+    expect_every_barrier_matters(
+        [&] { return attention.run_shares(1) == right && attention.run_shares(1000) == right; });
+  }
 }
 
 TEST("rows go to the pages of a caller's cache, converted where dtypes differ") {

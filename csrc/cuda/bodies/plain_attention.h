@@ -218,9 +218,9 @@ class PlainTile {
   EFFINFER_DEVICE void finish() {
     if (item_.partial < 0) return result_.store();
     const ops::AttentionMerge& merge = p_.work.merges[item_.merge];
-    unit_.fence();
-    unit_.sync();
+    // All threads' partial results were stored before the last chunk's barrier.
     if (unit_.thread == 0) {
+      unit_.fence();
       const int32_t before = unit_.atomic_add(p_.done + item_.merge, 1);
       shared_.is_last = before + 1 == merge.num_items ? 1 : 0;
       if (shared_.is_last != 0) p_.done[item_.merge] = 0;
