@@ -63,6 +63,12 @@ class DeviceUnit {
                  : "r"(in_shared(row))
                  : "memory");
   }
+  __device__ __forceinline__ void ldmatrix_transposed(uint32_t (&out)[4], const void* row) {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(out[0]), "=r"(out[1]), "=r"(out[2]), "=r"(out[3])
+                 : "r"(in_shared(row))
+                 : "memory");
+  }
   __device__ __forceinline__ void mma(float (&d)[4], const uint32_t (&a)[4],
                                       const uint32_t (&b)[2]) {
     asm volatile(

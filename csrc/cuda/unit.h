@@ -22,7 +22,8 @@
 //                                 not `valid`; they are there after commit() and a wait<n>() that
 //                                 leaves at most the n newest groups under way, and for other
 //                                 threads after a barrier that follows it
-//   ldmatrix(out, row)      four 8 x 8 matrices of 16-bit numbers from shared memory
+//   ldmatrix(out, row)      four 8 x 8 matrices of 16-bit numbers from shared memory;
+//                           ldmatrix_transposed: each with its rows for columns
 //   mma(d, a, b)            d += a b: m16n8k16 of bfloat16, sums in float32; mma_f16 of float16;
 //                           mma_s8: m16n8k32 of int8, sums in int32
 //   load(pointer)           global memory that no kernel writes while this one runs; load_once():

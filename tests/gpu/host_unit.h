@@ -65,6 +65,7 @@ class Unit {
   }
 
   void ldmatrix(uint32_t (&out)[4], const void* row, Where where = Where::current());
+  void ldmatrix_transposed(uint32_t (&out)[4], const void* row, Where where = Where::current());
   void mma(float (&d)[4], const uint32_t (&a)[4], const uint32_t (&b)[2],
            Where where = Where::current());
   void mma_f16(float (&d)[4], const uint32_t (&a)[4], const uint32_t (&b)[2],
@@ -113,6 +114,7 @@ class Unit {
   bool passes(const char* what, const Where& where);
   void shuffle(const void* in, void* out, size_t bytes, int from, const char* what, Where where);
   void wait_for(int pending, Where where);
+  void load_matrices(uint32_t (&out)[4], const void* row, bool transposed, Where where);
   void tell_load(const void* pointer, size_t bytes);
   void count_atomic();
   void require_global(const void* pointer, size_t alignment, const char* what) const {
