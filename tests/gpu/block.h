@@ -401,6 +401,7 @@ inline void Block::sleep(Unit& unit, std::vector<size_t>& waiters, std::string w
   waiters.push_back(static_cast<size_t>(unit.thread));
   mine.waits = std::move(what);
   Fiber::switch_to(mine.fiber, scheduler_);
+  if (observer_ != nullptr) observer_->resumes(nullptr);  // still the emulator
   mine.waits.clear();
 }
 

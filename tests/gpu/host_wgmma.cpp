@@ -48,6 +48,9 @@ size_t place_of(uint64_t descriptor, bool transposed, int row, int k) {
   return swizzled(field(0) + offset, swizzle) - kWindow;
 }
 
+// A NaN.
+constexpr uint16_t kUnknown = 0xffff;
+
 struct Tiles {
   Block& block;
   const unsigned char* shared;
@@ -64,7 +67,10 @@ struct Tiles {
           throw std::logic_error("wgmma: a tile reaches beyond the block's shared memory");
         }
         uint16_t bits;
+        uint16_t written;
         std::memcpy(&bits, block.hopper().view.data() + at, sizeof bits);
+        std::memcpy(&written, shared + at, sizeof written);
+        if (bits != written) bits = kUnknown;  // since the last fence_async
         out[static_cast<size_t>(row * kDepth + k)] = is_f16 ? of_f16(bits) : of_bf16(bits);
       }
     }

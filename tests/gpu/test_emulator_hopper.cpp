@@ -12,6 +12,7 @@
 #include "cuda/tensor_map.h"
 #include "gpu/child.h"
 #include "gpu/device_arrays.h"
+#include "gpu/hopper_device.h"
 #include "gpu/host_unit.h"
 #include "gpu/mutations.h"
 
@@ -19,14 +20,6 @@ namespace effinfer::cuda {
 namespace {
 
 constexpr uint64_t kSeeds = 10;
-
-class Hopper {
- public:
-  Hopper() { host::set_arch(90); }
-  ~Hopper() { host::set_arch(80); }
-  Hopper(const Hopper&) = delete;
-  Hopper& operator=(const Hopper&) = delete;
-};
 
 // Eight warps that do F(unit, shared).
 template <class F, int kNeeds>
@@ -52,7 +45,7 @@ struct EightWarps {
 
 template <int kNeeds = 90, class F>
 void run_now(F body, uint64_t seed = 1) {
-  const Hopper machine;
+  const OnHopper machine;
   host::run(host::grid_of<EightWarps<F, kNeeds>>({body}, 1), seed);
 }
 
@@ -421,7 +414,7 @@ class Case {
 
   template <Bug kBug>
   bool is_right() const {
-    const Hopper machine;
+    const OnHopper machine;
     const std::unique_ptr<Queue> queue = make_queue(kGpu);
     const DeviceArray<float> y(64 * 64);
     const auto map = [&](const DeviceArray<uint16_t>& numbers) {

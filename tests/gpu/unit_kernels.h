@@ -9,6 +9,7 @@
 #include "cuda/entry.h"
 #include "cuda/tensor_map.h"
 #include "gpu/device_arrays.h"
+#include "gpu/hopper_device.h"
 
 namespace effinfer::cuda {
 
@@ -60,25 +61,5 @@ std::vector<uint32_t> words_of(const std::vector<uint32_t>& in, size_t count, in
   }
   return first;
 }
-
-// Hopper's instructions run there, and where the emulator is one for as long as this lives.
-class OnHopper {
- public:
-  OnHopper() {
-#if defined(__CUDACC__)
-    const int arch = arch_of(*make_queue(kGpu));
-    if (arch != 90) check::skip("no GPU of compute capability 9.0");
-#else
-    host::set_arch(90);
-#endif
-  }
-  ~OnHopper() {
-#if !defined(__CUDACC__)
-    host::set_arch(80);
-#endif
-  }
-  OnHopper(const OnHopper&) = delete;
-  OnHopper& operator=(const OnHopper&) = delete;
-};
 
 }  // namespace effinfer::cuda
