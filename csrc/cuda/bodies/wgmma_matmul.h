@@ -12,8 +12,8 @@
 //   - unpacking a step of 16 k costs a warp some 60 instructions. Two warps share a scheduler, so
 //     120 to 150 of the 256 cycles that the step's products take.
 //
-// Each warpgroup keeps the products of one step under way while it unpacks the next one: fragments
-// have two places. Weights go from memory to registers two superblocks ahead.
+// Each warpgroup keeps the products of one or two steps under way while it unpacks the next one.
+// Weights go from memory to registers two superblocks ahead.
 //
 // A sum is one chain of products in the order of k: a token's bits do not depend on how many there
 // are, nor on what the others hold.
@@ -75,6 +75,10 @@ struct WgmmaMatmul {
   static constexpr int kRowBytes = static_cast<int>(ops::kSuperblock) * 2;
   static constexpr int kStageBytes = kTokens * kRowBytes;
   static constexpr int kSteps = static_cast<int>(ops::kSuperblock) / 16;
+  // Steps whose products are under way, and that have places for their fragments: fewer where two
+  // superblocks of weights take many registers.
+  static constexpr int kPending = WgmmaWeights<kFormat>::kRegisters < 24 ? 2 : 1;
+  static constexpr int kPlaces = 2 * kPending;
   using Params = WgmmaParams;
   using Weights = WgmmaWeights<kFormat>;
   struct Shared {
@@ -162,17 +166,18 @@ struct WgmmaMatmul {
     return {group.superblocks, group.header, p.header_row_bytes, lane % 4, lane / 4 % 4};
   }
 
-  // Two superblocks of weights, and the fragments of two steps, each of two pairs of rows.
+  // Two superblocks of weights, and fragments of some steps, each of two pairs of rows: a step's
+  // are made while the products of kPending others go on.
   struct Ahead {
     Weights raw[2];
     typename Weights::Affine affine;
-    uint32_t a[2][2][4];
+    uint32_t a[kPlaces][2][4];
 
     // Fragments of a step of raw[i].
     template <class Unit>
     EFFINFER_DEVICE void unpack(Unit& unit, int i, int step) {
       if (step % Weights::kBlockSteps == 0) affine = raw[i].affine(unit, step);
-      raw[i].fragments(unit, affine, step, unit.lane % 4, a[step % 2]);
+      raw[i].fragments(unit, affine, step, unit.lane % 4, a[step % kPlaces]);
     }
   };
 
@@ -200,10 +205,9 @@ struct WgmmaMatmul {
             unit.descriptor(shared.ring[turn.stage], 0, 8 * kRowBytes, Swizzle::bytes128);
         EFFINFER_UNROLL
         for (int step = 0; step < kSteps; ++step) {
-          multiply_step(unit, ahead.a[step % 2], x + static_cast<uint64_t>(step * 2), sums);
-          // The products of the step before are over: their fragments may go.
-          unit.template wgmma_wait<1>();
-          if (step == 0 && done != nullptr && unit.lane == 0) unit.barrier_arrive(*done);
+          multiply_step(unit, ahead.a[step % kPlaces], x + static_cast<uint64_t>(step * 2), sums);
+          unit.template wgmma_wait<kPending>();
+          if (step == kPending - 1 && done != nullptr && unit.lane == 0) unit.barrier_arrive(*done);
           if (step + 1 < kSteps) ahead.unpack(unit, i, step + 1);
         }
         if (base + i + 2 < p.superblocks) ahead.raw[i].load(unit, place, base + i + 2);

@@ -50,6 +50,9 @@ struct WgmmaWeights {
   // Whether a scale times kZero is a float: not where a scale of 19 bits meets 9 more.
   static constexpr bool kFused = !(kSuper && kWide);
 
+  static constexpr int kRegisters =
+      Quants<kFormat.bits>::kRegisters + WeightScales<kFormat>::kRegisters;
+
   Quants<kFormat.bits> quants;
   WeightScales<kFormat> scales;
 
@@ -132,6 +135,7 @@ struct NoAffine {};
 template <>
 struct WgmmaWeights<kDenseBf16> {
   static constexpr int kBlockSteps = 4;
+  static constexpr int kRegisters = 0;  // beyond those of fragments
   using Affine = NoAffine;
   Quad lines[4][2];
 
@@ -160,6 +164,7 @@ struct WgmmaWeights<kDenseBf16> {
 template <>
 struct WgmmaWeights<kDenseF16> {
   static constexpr int kBlockSteps = 4;
+  static constexpr int kRegisters = 0;
   using Affine = NoAffine;
   uint64_t rows[4][4];  // by step, k
 
