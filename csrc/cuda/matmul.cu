@@ -8,6 +8,7 @@
 #include "cuda/register.h"
 #include "cuda/stream_launch.h"
 #include "cuda/tile_launch.h"
+#include "cuda/wgmma_launch.h"
 #include "ops/matmul.h"
 
 namespace effinfer::cuda {
@@ -167,6 +168,7 @@ void multiply_tiled(const MatmulProblem& problem, const Takes& takes, Queue& que
     part.units = gated ? part.weight.groups : (part.weight.groups + 1) / 2;
   }
   params.header_bytes = ops::header_bytes(format, problem.x.cols);
+  if (arch_of(queue) == 90) return launch_wgmma(format, params, queue);
   launch_tiles(format, params, queue);
 }
 

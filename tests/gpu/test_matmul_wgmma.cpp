@@ -1,7 +1,6 @@
 // Matmuls by Hopper's wgmma against float64: every format, both tiles, parts, GLU, residuals and
 // operands.
 #include <algorithm>
-#include <array>
 #include <cmath>
 #include <cstring>
 #include <memory>
@@ -10,7 +9,7 @@
 
 #include "core/float16.h"
 #include "cpp/check.h"
-#include "cuda/wgmma_formats.h"
+#include "cuda/wgmma_launch.h"
 #include "gpu/hopper_device.h"
 #include "gpu/matmul_cases.h"
 #include "gpu/mutations.h"
@@ -21,26 +20,19 @@ namespace {
 using ops::Arithmetic;
 using ops::MatmulProblem;
 using ops::UnaryOp;
-using Takes = std::array<bool, ops::kMaxMatmulParts>;
-
-void multiply(const MatmulProblem& problem, const Takes& takes = {true, true, true, true}) {
-  const std::unique_ptr<Queue> queue = make_queue(kGpu);
-  cuda::multiply_wgmma(problem, takes, *queue);
-  queue->wait();
-}
-
 // One weight.
 MatmulProblem problem_of(const ops::Operand& x, const ops::PackedWeight& weight, float* out) {
   MatmulProblem problem;
   problem.x = x;
   problem.num_parts = 1;
   problem.parts[0] = {weight, nullptr, nullptr, out, weight.rows};
+  problem.rounds_weights = true;
   return problem;
 }
 
 std::vector<float> product(const ops::Operand& x, const ops::PackedWeight& weight) {
   const DeviceArray<float> out(static_cast<size_t>(x.rows * weight.rows));
-  multiply(problem_of(x, weight, out.data()));
+  run_on_gpu(problem_of(x, weight, out.data()));
   return out.values();
 }
 
@@ -50,21 +42,23 @@ std::vector<float> product_by(const ops::Operand& x, const ops::PackedWeight& we
   const DeviceArray<float> out(static_cast<size_t>(x.rows * weight.rows));
   const std::unique_ptr<Queue> queue = make_queue(kGpu);
   const MatmulProblem problem = problem_of(x, weight, out.data());
-  cuda::WgmmaParams params;
-  params.tokens = static_cast<int32_t>(x.rows);
-  params.superblocks = static_cast<int32_t>(cuda::blocks_for(x.cols, ops::kSuperblock));
-  params.header_row_bytes = ops::header_row_bytes(x.cols);
-  params.header_bytes = ops::header_bytes(weight.format, x.cols);
-  params.parts[0] = {cuda::matmul_weight(problem.parts[0]),
-                     static_cast<int32_t>((weight.groups() + 1) / 2),
-                     cuda::has_fours(problem.parts[0])};
+  cuda::TileParams tile;
+  tile.x = static_cast<const uint8_t*>(x.data);
+  tile.x_row_bytes = x.row_bytes();
+  tile.tokens = static_cast<int32_t>(x.rows);
+  tile.superblocks = static_cast<int32_t>(cuda::blocks_for(x.cols, ops::kSuperblock));
+  tile.header_row_bytes = ops::header_row_bytes(x.cols);
+  tile.header_bytes = ops::header_bytes(weight.format, x.cols);
+  tile.parts[0] = {cuda::matmul_weight(problem.parts[0]),
+                   static_cast<int32_t>((weight.groups() + 1) / 2),
+                   cuda::has_fours(problem.parts[0])};
   constexpr ops::PackedFormat kQ4K = {ops::QuantBits::u4, ops::ScaleKind::super, true, 32, 0};
   constexpr ops::PackedFormat kQ8_0 = {ops::QuantBits::u8, ops::ScaleKind::direct, false, 32, 128};
   if (weight.format == kQ4K) {
-    cuda::launch_wgmma<cuda::WgmmaMatmul<kQ4K, kTokens>>(x, params, *queue);
+    cuda::launch_wgmma_tile<cuda::WgmmaMatmul<kQ4K, kTokens>>(tile, *queue);
   } else {
     CHECK(weight.format == kQ8_0);
-    cuda::launch_wgmma<cuda::WgmmaMatmul<kQ8_0, kTokens>>(x, params, *queue);
+    cuda::launch_wgmma_tile<cuda::WgmmaMatmul<kQ8_0, kTokens>>(tile, *queue);
   }
   queue->wait();
   return out.values();
@@ -180,8 +174,8 @@ TEST("parts, bias and residual") {
   problem.parts[0] = {q.view(), bias_there.data(), out.data(), out.data(), 400};
   problem.parts[1] = {k.view(), nullptr, nullptr, out.data() + 290, 400};
   problem.parts[2] = {v.view(), nullptr, nullptr, out.data() + 330, 400};
-  multiply(problem, {true, false, true, false});
-  multiply(problem, {false, true, false, false});
+  problem.rounds_weights = true;
+  run_on_gpu(problem);
   const std::vector<float> got = out.values();
   for (int64_t t = 0; t < kTokens; ++t) {
     for (int64_t i = 0; i < 400; ++i) {
@@ -216,7 +210,8 @@ TEST("GLU, as floats and as an operand with its padding") {
   problem.parts[0] = {gate.view(), nullptr, nullptr, out.data(), kRows};
   problem.parts[1] = {up.view(), nullptr, nullptr, nullptr, 0};
   problem.glu = UnaryOp::silu;
-  multiply(problem);
+  problem.rounds_weights = true;
+  run_on_gpu(problem);
   const std::vector<float> floats = out.values();
   for (int64_t i = 0; i < kTokens * kRows; ++i) {
     const Expected a = expected_rounded(x, i / kRows, gate, i % kRows);
@@ -230,7 +225,7 @@ TEST("GLU, as floats and as an operand with its padding") {
   const GpuOperand as_operand(Arithmetic::bf16, kTokens, kRows,
                               std::vector<float>(kTokens * kRows, 7.0f));
   problem.out_operand = as_operand.view;
-  multiply(problem);
+  run_on_gpu(problem);
   const std::vector<uint8_t> bytes = as_operand.there.values();
   for (int64_t t = 0; t < kTokens; ++t) {
     for (int64_t i = 0; i < ops::padded_cols(kRows); ++i) {

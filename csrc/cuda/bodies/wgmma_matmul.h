@@ -21,52 +21,21 @@
 
 #include "cuda/bodies/matmul_epilogue.h"
 #include "cuda/bodies/row_groups.h"
+#include "cuda/bodies/tile_block.h"
 #include "cuda/bodies/wgmma_weights.h"
 #include "cuda/unit.h"
 
 namespace effinfer::cuda {
 
-struct WgmmaPart {
-  MatmulWeight weight;
-  int32_t units = 0;   // of 32 rows, or 16 of each weight of a GLU
-  bool fours = false;  // has_fours()
-};
-
-// Weights of one format, times all tokens. With GLU the second part is the linear one.
 struct WgmmaParams {
   TensorMap x;  // boxes of 64 k and the kernel's tokens
-  int32_t tokens = 0;
-  int32_t superblocks = 0;
-  int32_t token_blocks = 0;
-  int32_t row_blocks = 0;  // of all parts
-  ops::UnaryOp glu = ops::UnaryOp::none;
-  int64_t header_bytes = 0;      // of a group
-  int64_t header_row_bytes = 0;  // of the scales in it
-  WgmmaPart parts[ops::kMaxMatmulParts];
-  OperandOut operand;
-};
-
-// The sums of a warp's 32 rows, in quads of rows: quad n of token i at n ^ (i % 8), so that eight
-// lanes meet all banks when they store and when they read.
-template <int kTokens>
-struct WgmmaResults {
-  Quad quads[kTokens][8];
-
-  EFFINFER_DEVICE Quad& at(int token, int n) { return quads[token][n ^ (token % 8)]; }
-};
-
-// What a block multiplies.
-struct WgmmaTile {
-  const WgmmaPart* part;
-  int first_unit;
-  int first_token;
-  int num_tokens;
+  TileParams tile;
 };
 
 template <ops::PackedFormat kFormat, int kColumns>
 struct WgmmaMatmul {
   static constexpr const char* kName = "wgmma_matmul";
-  static constexpr int kWarps = 8;  // that multiply
+  static constexpr int kWarps = kTileWarps;  // that multiply
   static constexpr int kThreads = (kWarps + 4) * kWarp;
   static constexpr int kMinBlocks = 1;
   static constexpr int kArch = 90;
@@ -84,7 +53,7 @@ struct WgmmaMatmul {
   struct Shared {
     union {
       alignas(1024) uint8_t ring[kStages][kStageBytes];
-      WgmmaResults<kTokens> results[kWarps];  // as large
+      TileResults<kTokens> results[kWarps];  // as large
     };
     Mbarrier full[kStages];
     Mbarrier empty[kStages];
@@ -112,25 +81,6 @@ struct WgmmaMatmul {
   }
 
  private:
-  // Blocks that run at the same time share what they read through the L2 cache: of up to kBand
-  // blocks of tokens each takes the same rows before they go on to the next.
-  EFFINFER_DEVICE static WgmmaTile tile_of(const Params& p, int block) {
-    constexpr int kBand = 8;
-    const int band = block / (kBand * p.row_blocks);
-    const int left = p.token_blocks - band * kBand;
-    const int width = left < kBand ? left : kBand;
-    const int rest = block - band * kBand * p.row_blocks;
-    const int first = (band * kBand + rest % width) * kTokens;
-    int row_block = rest / width;
-    const WgmmaPart* part = p.parts;
-    while (row_block >= blocks_of(*part)) row_block -= blocks_of(*part++);
-    const int tokens = p.tokens - first;
-    return {part, row_block * kWarps, first, tokens < kTokens ? tokens : kTokens};
-  }
-  EFFINFER_DEVICE static int blocks_of(const WgmmaPart& part) {
-    return (part.units + kWarps - 1) / kWarps;
-  }
-
   // Where the ring goes on.
   struct Turn {
     int stage = 0;
@@ -144,9 +94,9 @@ struct WgmmaMatmul {
 
   template <class Unit>
   EFFINFER_DEVICE static void fetch(Unit& unit, const Params& p, Shared& shared) {
-    const int first = tile_of(p, unit.block).first_token;
+    const int first = tile_block<kWarps, kTokens>(p.tile, unit.block).first_token;
     Turn turn;
-    for (int i = 0; i < p.superblocks; ++i) {
+    for (int i = 0; i < p.tile.superblocks; ++i) {
       unit.barrier_wait(shared.empty[turn.stage], turn.parity ^ 1);
       Mbarrier& full = shared.full[turn.stage];
       unit.barrier_arrive_expect(full, kStageBytes);
@@ -157,7 +107,7 @@ struct WgmmaMatmul {
   }
 
   // The lane's rows in a unit. One that is none repeats the last group, and nobody takes its sums.
-  EFFINFER_DEVICE static WgmmaPlace place_of(const Params& p, const WgmmaPart& part, int index,
+  EFFINFER_DEVICE static WgmmaPlace place_of(const TileParams& p, const TilePart& part, int index,
                                              int lane) {
     const int half = lane / 16;
     const bool gated = p.glu != ops::UnaryOp::none;
@@ -183,23 +133,24 @@ struct WgmmaMatmul {
 
   template <class Unit>
   EFFINFER_DEVICE static void multiply(Unit& unit, const Params& p, Shared& shared) {
-    const WgmmaTile tile = tile_of(p, unit.block);
-    const int index = tile.first_unit + unit.warp;
-    const WgmmaPlace place = place_of(p, *tile.part, index, unit.lane);
+    const TileBlock block = tile_block<kWarps, kTokens>(p.tile, unit.block);
+    const int index = block.first_unit + unit.warp;
+    const WgmmaPlace place = place_of(p.tile, *block.part, index, unit.lane);
+    const int superblocks = p.tile.superblocks;
     float sums[2][kTokens / 2] = {};
     Ahead ahead;
     EFFINFER_UNROLL
     for (int i = 0; i < 2; ++i) {
-      if (i < p.superblocks) ahead.raw[i].load(unit, place, i);
+      if (i < superblocks) ahead.raw[i].load(unit, place, i);
     }
     ahead.unpack(unit, 0, 0);
     unit.wgmma_fence(sums[0], sums[1]);
     Turn turn;
     Mbarrier* done = nullptr;  // of the superblock before
-    for (int base = 0; base < p.superblocks; base += 2) {
+    for (int base = 0; base < superblocks; base += 2) {
       EFFINFER_UNROLL
       for (int i = 0; i < 2; ++i) {
-        if (base + i >= p.superblocks) break;
+        if (base + i >= superblocks) break;
         unit.barrier_wait(shared.full[turn.stage], turn.parity);
         const uint64_t x =
             unit.descriptor(shared.ring[turn.stage], 0, 8 * kRowBytes, Swizzle::bytes128);
@@ -210,15 +161,15 @@ struct WgmmaMatmul {
           if (step == kPending - 1 && done != nullptr && unit.lane == 0) unit.barrier_arrive(*done);
           if (step + 1 < kSteps) ahead.unpack(unit, i, step + 1);
         }
-        if (base + i + 2 < p.superblocks) ahead.raw[i].load(unit, place, base + i + 2);
-        if (base + i + 1 < p.superblocks) ahead.unpack(unit, i ^ 1, 0);
+        if (base + i + 2 < superblocks) ahead.raw[i].load(unit, place, base + i + 2);
+        if (base + i + 1 < superblocks) ahead.unpack(unit, i ^ 1, 0);
         done = &shared.empty[turn.stage];
         turn.next();
       }
     }
     unit.template wgmma_wait<0>(sums[0], sums[1]);
     unit.sync_some(1, kWarps * kWarp);  // nobody reads the ring any more
-    finish(unit, p, tile, index, sums, shared.results[unit.warp]);
+    finish(unit, p.tile, block, index, sums, shared.results[unit.warp]);
   }
 
   template <class Unit>
@@ -233,34 +184,24 @@ struct WgmmaMatmul {
   // Through shared memory: each lane has four rows of tokens 2 t and 2 t + 1 of each eight, and
   // stores are to be of many rows of a token.
   template <class Unit>
-  EFFINFER_DEVICE static void finish(Unit& unit, const Params& p, const WgmmaTile& tile, int index,
-                                     const float (&sums)[2][kTokens / 2],
-                                     WgmmaResults<kTokens>& results) {
+  EFFINFER_DEVICE static void finish(Unit& unit, const TileParams& p, const TileBlock& block,
+                                     int index, const float (&sums)[2][kTokens / 2],
+                                     TileResults<kTokens>& results) {
     EFFINFER_UNROLL
-    for (int i = 0; i < kTokens / 4; ++i) {
-      const int token = i / 2 * 8 + unit.lane % 4 * 2 + i % 2;
-      const int at = i / 2 * 4 + i % 2;
-      results.at(token, unit.lane / 4) = {{bits_of(sums[0][at]), bits_of(sums[0][at + 2]),
-                                           bits_of(sums[1][at]), bits_of(sums[1][at + 2])}};
+    for (int tile = 0; tile < kTokens / 8; ++tile) {
+      float values[2][4];
+      EFFINFER_UNROLL
+      for (int i = 0; i < 8; ++i) values[i / 4][i % 4] = sums[i / 4][tile * 4 + i % 4];
+      results.store(unit, tile, values);
     }
     unit.sync_warp();
-    const WgmmaPart& part = *tile.part;
-    const bool gated = p.glu != ops::UnaryOp::none;
-    const int quad_bits = gated ? 2 : 3;  // of rows of a result
-    const int quads = 1 << quad_bits;
-    const int count = index < part.units ? tile.num_tokens : 0;
-    for (int i = unit.lane; i < count << quad_bits; i += kWarp) {
-      const int token = i >> quad_bits;
-      const int quad = i & (quads - 1);
-      const int row = (index * quads + quad) * 4;
-      if (row >= part.weight.rows) continue;
-      finish_four(unit, part.weight, p.parts[1].weight, p.glu, p.operand, part.fours,
-                  tile.first_token + token, row, results.at(token, quad),
-                  results.at(token, gated ? quads + quad : quad));
+    const TilePart& part = *block.part;
+    if (index < part.units) {
+      finish_tokens(unit, p, part, index, block.first_token, block.num_tokens, results);
     }
-    if (tile.first_unit + kWarps >= part.units) {
-      pad_operand(unit, p.operand, part.weight.rows, tile.first_token,
-                  tile.first_token + tile.num_tokens, unit.thread, kWarps * kWarp);
+    if (block.first_unit + kWarps >= part.units) {
+      pad_operand(unit, p.operand, part.weight.rows, block.first_token,
+                  block.first_token + block.num_tokens, unit.thread, kWarps * kWarp);
     }
   }
 };
