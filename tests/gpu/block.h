@@ -264,6 +264,7 @@ inline std::string Block::waiting() const {
 inline void Block::land_some() {
   constexpr uint64_t kAtOnce = 0;
   constexpr uint64_t kAnyTime = 1;
+  const Unseen unseen;
   std::vector<BulkCopy>& copies = hopper_.copies;
   while (!copies.empty() && ((ready_[0].empty() && ready_[1].empty()) || landing_ == kAtOnce ||
                              (landing_ == kAnyTime && draw_() % 4 == 0))) {

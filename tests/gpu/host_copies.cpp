@@ -112,6 +112,27 @@ void Block::land(BulkCopy copy) {
   complete(barrier);
 }
 
+// A box of a matrix, to be swizzled. Numbers beyond the ends of the matrix are zeros.
+static std::vector<BulkCopy::Piece> pieces_of(const TileSource& source, char* to, int col,
+                                              int row) {
+  std::vector<BulkCopy::Piece> pieces;
+  for (int r = 0; r < source.box_rows; ++r) {
+    for (int c = 0; c < source.box_cols; c += 8) {
+      const auto offset = static_cast<size_t>(r * source.box_cols + c) * 2;
+      char* const place = to + swizzled(offset, source.swizzle);
+      const int64_t at = int64_t{row} + r;
+      const int64_t inside = std::clamp<int64_t>(source.cols - col - c, 0, 8);
+      const bool valid = at >= 0 && at < source.rows && col + c >= 0 && inside > 0;
+      const char* from =
+          static_cast<const char*>(source.data) + at * source.row_bytes + (int64_t{col} + c) * 2;
+      const auto there = valid ? static_cast<size_t>(inside) * 2 : 0;
+      if (there > 0) pieces.push_back({place, from, there});
+      if (there < 16) pieces.push_back({place + there, nullptr, 16 - there});
+    }
+  }
+  return pieces;
+}
+
 void Unit::copy_bulk(void* to, const void* from, int bytes, Mbarrier& barrier) {
   require_hopper("copy_bulk");
   require(bytes > 0 && bytes % 16 == 0, "copy_bulk", "expected a multiple of 16 bytes");
@@ -121,7 +142,10 @@ void Unit::copy_bulk(void* to, const void* from, int bytes, Mbarrier& barrier) {
           "expected an address in shared memory");
   require_global(from, 16, "copy_bulk");
   BulkCopy copy;
-  copy.pieces.push_back({to, from, size});
+  {
+    const Machine machine(*owner_, owner_->thread(*this).progress);
+    copy.pieces.push_back({to, from, size});
+  }
   begin_copy(*owner_, *this, barrier, std::move(copy), "copy_bulk");
 }
 
@@ -137,20 +161,9 @@ void Unit::copy_tile(void* to, const TensorMap& map, int col, int row, Mbarrier&
   require(in_shared(to) && in_shared(first + bytes - 1), "copy_tile",
           "expected an address in shared memory");
   BulkCopy copy;
-  for (int r = 0; r < box.source.box_rows; ++r) {
-    for (int c = 0; c < box.source.box_cols; c += 8) {
-      const auto offset = static_cast<size_t>(r) * row_bytes + static_cast<size_t>(c) * 2;
-      char* const place = static_cast<char*>(to) + swizzled(offset, box.source.swizzle);
-      // Numbers beyond the ends of the matrix are zeros.
-      const int64_t at = int64_t{row} + r;
-      const int64_t inside = std::clamp<int64_t>(box.source.cols - col - c, 0, 8);
-      const bool valid = at >= 0 && at < box.source.rows && col + c >= 0 && inside > 0;
-      const char* from = static_cast<const char*>(box.source.data) + at * box.source.row_bytes +
-                         (int64_t{col} + c) * 2;
-      const auto there = valid ? static_cast<size_t>(inside) * 2 : 0;
-      if (there > 0) copy.pieces.push_back({place, from, there});
-      if (there < 16) copy.pieces.push_back({place + there, nullptr, 16 - there});
-    }
+  {
+    const Machine machine(*owner_, owner_->thread(*this).progress);
+    copy.pieces = pieces_of(box.source, static_cast<char*>(to), col, row);
   }
   begin_copy(*owner_, *this, barrier, std::move(copy), "copy_tile");
 }

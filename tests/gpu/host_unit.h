@@ -191,7 +191,7 @@ class Unit {
   void require_hopper(const char* what) const;
   void arrive(Mbarrier& barrier, int bytes, const char* what);
   void issue(const Wgmma& mine, Where where);
-  using NamedRegisters = std::vector<unsigned char*>;
+  using NamedRegisters = std::array<unsigned char*, 8>;  // no memory that a fiber may leave behind
   void begin_wgmma(WarpWgmma& op, unsigned line);
   void end_wgmma(int pending, const std::array<const NamedRegisters*, kWarp>& named);
   void tell_tiles(const WarpWgmma& op) const;

@@ -266,10 +266,9 @@ void Unit::wait_for_wgmma(int pending, Where where, std::initializer_list<Named>
     NamedRegisters named;
     int pending;
   } slot{this, {}, pending};
-  {
-    const Machine machine(*owner_, owner_->thread(*this).progress);
-    for (const Named& one : registers) slot.named.push_back(one.bytes.data());
-  }
+  require(registers.size() <= slot.named.size(), "wgmma_wait", "expected fewer registers");
+  std::transform(registers.begin(), registers.end(), slot.named.begin(),
+                 [](const Named& one) { return one.bytes.data(); });
   owner_->meet(*this, {true, false, "wgmma_wait", where}, &slot, [](void** all) {
     std::array<const NamedRegisters*, kWarp> named;
     for (size_t i = 0; i < kWarp; ++i) named[i] = &static_cast<Slot*>(all[i])->named;

@@ -135,7 +135,7 @@ struct NoAffine {};
 template <>
 struct WgmmaWeights<kDenseBf16> {
   static constexpr int kBlockSteps = 4;
-  static constexpr int kRegisters = 0;  // beyond those of fragments
+  static constexpr int kRegisters = 0;  // they are fragments as they lie
   using Affine = NoAffine;
   Quad lines[4][2];
 
@@ -164,7 +164,7 @@ struct WgmmaWeights<kDenseBf16> {
 template <>
 struct WgmmaWeights<kDenseF16> {
   static constexpr int kBlockSteps = 4;
-  static constexpr int kRegisters = 0;
+  static constexpr int kRegisters = 32;
   using Affine = NoAffine;
   uint64_t rows[4][4];  // by step, k
 
