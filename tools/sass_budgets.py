@@ -30,6 +30,8 @@ STREAM_F16 = ("LDG.E.64", "LDGSTS.128", "HMMA")
 # Keys and values come as copies of 16 bytes; the states of other blocks as loads.
 ATTENTION = ("LDG.E.128", "LDGSTS.128", "HMMA")
 ATTENTION_F32 = ("LDG.E.128", "LDGSTS.128")
+# Keys and values as a caller has them.
+PLAIN = ("LDGSTS.128", "LDSM.16", "HMMA")
 # Rows in and out, 16 bytes a thread.
 ROWS = ("LDG.E.128", "STG.E.128")
 
@@ -82,4 +84,12 @@ BUDGETS = (
     Budget("TopRows", 32, 2, 512),
     Budget("UnaryKernel", 32, 8),
     Budget("BinaryKernel", 32, 8),
+    Budget("NarrowKernel", 32, 8),
+    Budget("AppendPagesKernel", 40, 6, opcodes=ROWS),
+    Budget("RowPositionsKernel", 32, 16),
+    Budget("PageLengthsKernel", 32, 16),
+    # Arguments: dtype, dims of heads at most.
+    Budget("PlainAttentionKernel<[12], 64>", 184, 2, 72576, PLAIN),
+    Budget("PlainAttentionKernel<[12], 128>", 240, 1, 144256, PLAIN),
+    Budget("PlainAttentionKernel<[12], 256>", 248, 1, 156544, PLAIN),
 )
