@@ -73,12 +73,15 @@ class DeviceArray:
         """
         Over memory of "cuda:<index>" that `owner` keeps alive; strides in elements.
         """
-    def numpy(self) -> numpy.typing.NDArray[typing.Any]:
+    def reshape(self, shape: collections.abc.Sequence[int]) -> DeviceArray:
+        """
+        Over the same memory.
+        """
+    def swapaxes(self, first: int, second: int) -> DeviceArray: ...
+    def to_numpy(self) -> numpy.typing.NDArray[typing.Any]:
         """
         A copy, once the array's stream has done all that it has to.
         """
-    def reshape(self, *args) -> DeviceArray: ...
-    def swapaxes(self, first: int, second: int) -> DeviceArray: ...
     @property
     def __cuda_array_interface__(self) -> dict[str, typing.Any]: ...
     @property
@@ -844,10 +847,16 @@ class PackedMatrix:
         """
         Packs the bytes of a [rows, cols] tensor of a weight dtype ("f32", "q4_0", ...); ternary ones as "t2" or "t1_6" for int8_token.
         """
+    def to(self, device: str) -> PackedMatrix:
+        """
+        A copy in the memory of a GPU.
+        """
     def unpack(self) -> numpy.typing.NDArray[numpy.float32]:
         """
         The values of the tensor, float32 [rows, cols], bit for bit.
         """
+    @property
+    def device(self) -> str: ...
     @property
     def dtype(self) -> str: ...
     @property
@@ -1054,6 +1063,13 @@ def attention_scores(
 ) -> None: ...
 def available_devices() -> list[str]: ...
 def available_isas() -> list[str]: ...
+def batch_indices_positions(
+    append_indptr: numpy.typing.NDArray[typing.Any] | DeviceArray,
+    seq_lens: numpy.typing.NDArray[typing.Any] | DeviceArray,
+    batch_indices: numpy.typing.NDArray[typing.Any] | DeviceArray,
+    positions: numpy.typing.NDArray[typing.Any] | DeviceArray,
+    pool: ThreadPool | Queue | None = None,
+) -> None: ...
 def block_mask(
     indptr: numpy.typing.NDArray[typing.Any],
     indices: numpy.typing.NDArray[typing.Any],
@@ -1332,6 +1348,19 @@ def matmul_kernel(arithmetic: str) -> str:
     The kernel that multiplies quantised weights at the current ISA level.
     """
 
+def matmul_there(
+    x: numpy.typing.NDArray[typing.Any] | DeviceArray,
+    weight: PackedMatrix,
+    out: numpy.typing.NDArray[typing.Any] | DeviceArray,
+    queue: Queue,
+    arithmetic: str,
+    bias: typing.Any = None,
+    residual: typing.Any = None,
+) -> None:
+    """
+    matmul of arrays of a GPU.
+    """
+
 def measure_peak_ops(pool: ThreadPool, arithmetic: str, isa: str) -> float:
     """
     Operations a second that the pool's threads do together in "int8", "bf16" or "f32";
@@ -1402,6 +1431,13 @@ def page_bounds(
     kv_layout: str,
     pool: ThreadPool | None = None,
 ) -> numpy.typing.NDArray[numpy.float32]: ...
+def page_lengths(
+    kv_indptr: numpy.typing.NDArray[typing.Any] | DeviceArray,
+    kv_last_page_len: numpy.typing.NDArray[typing.Any] | DeviceArray,
+    page_size: int,
+    out: numpy.typing.NDArray[typing.Any] | DeviceArray,
+    pool: ThreadPool | Queue | None = None,
+) -> None: ...
 def page_lists(
     qo_indptr: numpy.typing.NDArray[typing.Any],
     kv_len: numpy.typing.NDArray[typing.Any],
@@ -1540,8 +1576,12 @@ def rope_frequencies(
     divisors: typing.Any = None,
 ) -> tuple[typing.Any, ...]: ...
 def rope_positions(
-    indptr: numpy.typing.NDArray[typing.Any], offsets: numpy.typing.NDArray[typing.Any], rows: int
-) -> numpy.typing.NDArray[numpy.int32]: ...
+    indptr: numpy.typing.NDArray[typing.Any] | DeviceArray,
+    offsets: numpy.typing.NDArray[typing.Any] | DeviceArray,
+    rows: int,
+    pool: ThreadPool | Queue | None = None,
+    out: typing.Any = None,
+) -> typing.Any: ...
 def rope_table(
     positions: numpy.typing.NDArray[typing.Any] | DeviceArray,
     inv_freq: numpy.typing.NDArray[typing.Any],

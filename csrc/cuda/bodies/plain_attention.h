@@ -64,9 +64,11 @@ class PlainTile {
     fetch(p_.k, places, chunk < 0, 0, shared_.keys[own_unit()]);
     fetch(p_.v, places, chunk < 0, 0, shared_.values[own_unit()].rows);
     if (unit_.thread < kPlainRows) shared_.rows[unit_.thread] = row_of(unit_.thread);
-    // Queries came with the first keys.
-    unit_.template wait<1>();
-    unit_.sync();
+    // Queries came with the first keys. Where warps share units they meet before the first one.
+    if constexpr (Rows::kSplit == 1) {
+      unit_.template wait<1>();
+      unit_.sync();
+    }
     while (chunk >= 0) {
       const int32_t next = next_chunk(chunk + 1);
       const TokenPlaces next_places = places_of(next);
