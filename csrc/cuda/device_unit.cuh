@@ -133,6 +133,16 @@ class DeviceUnit {
     asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(sum) : "r"(a), "r"(b), "r"(c));
     return sum;
   }
+  __device__ __forceinline__ float exp2(float x) {
+    float power;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(power) : "f"(x));
+    return power;
+  }
+  __device__ __forceinline__ float reciprocal(float x) {
+    float inverse;
+    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(inverse) : "f"(x));
+    return inverse;
+  }
   __device__ __forceinline__ uint32_t permute(uint32_t a, uint32_t b, uint32_t picks) {
     return __byte_perm(a, b, picks);
   }

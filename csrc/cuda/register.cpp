@@ -14,6 +14,7 @@ void register_cuda() {
   register_move_tokens();
   register_append_pages();
   register_top_rows();
+  register_sample();
 }
 
 }  // namespace effinfer::cuda

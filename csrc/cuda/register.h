@@ -37,6 +37,7 @@ void register_plain_attention();
 void register_move_tokens();
 void register_append_pages();
 void register_top_rows();
+void register_sample();
 
 // All of them.
 void register_cuda();

@@ -226,6 +226,20 @@ uint32_t Unit::fma_bf16x2(uint32_t a, uint32_t b, uint32_t c) {
   return bf16x2(fma(0), fma(1));
 }
 
+namespace {
+float without_subnormals(float x) {
+  return std::fpclassify(x) == FP_SUBNORMAL ? std::copysign(0.0f, x) : x;
+}
+}  // namespace
+
+float Unit::exp2(float x) {
+  return without_subnormals(std::exp2(without_subnormals(x)));
+}
+
+float Unit::reciprocal(float x) {
+  return without_subnormals(1.0f / without_subnormals(x));
+}
+
 uint32_t Unit::permute(uint32_t a, uint32_t b, uint32_t picks) {
   const uint64_t bytes = uint64_t{b} << 32 | a;
   uint32_t out = 0;
