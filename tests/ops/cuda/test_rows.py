@@ -227,3 +227,16 @@ def test_append_leaves_rows_of_no_sequence_out():
         rows, rows, *(there(x) for x in places), cache, *(there(x) for x in lists)
     )
     assert np.count_nonzero(here(cache).any(-1)) == 2
+
+
+def test_append_of_latent_caches():
+    places = ops.get_batch_indices_positions(np.array([0, 3], np.int32), np.array([5], np.int32), 3)
+    lists = np.array([2, 0], np.int32), np.array([0, 2], np.int32), np.array([1], np.int32)
+    ckv, kpe = random(20, 3, 64), random(21, 3, 16)
+    caches = [np.zeros((3, 4, dim), np.float32) for dim in (64, 16)]
+    pools = [there(cache) for cache in caches]
+    ops.append_paged_mla_kv_cache(ckv, kpe, *places, *caches, *lists)
+    given = there(ckv), there(kpe), *(there(x) for x in places), *pools
+    ops.append_paged_mla_kv_cache(*given, *(there(x) for x in lists))
+    for pool, cache in zip(pools, caches, strict=True):
+        np.testing.assert_array_equal(here(pool), cache)
