@@ -148,8 +148,6 @@ void multiply_streamed(const MatmulProblem& problem, const Takes& takes, Queue& 
 void multiply_tiled(const MatmulProblem& problem, const Takes& takes, Queue& queue) {
   const bool gated = problem.glu != ops::UnaryOp::none;
   TileParams params;
-  params.x = static_cast<const uint8_t*>(problem.x.data);
-  params.x_row_bytes = problem.x.row_bytes();
   params.tokens = static_cast<int32_t>(problem.x.rows);
   params.superblocks = static_cast<int32_t>(blocks_for(problem.x.cols, ops::kSuperblock));
   params.glu = problem.glu;
@@ -167,7 +165,7 @@ void multiply_tiled(const MatmulProblem& problem, const Takes& takes, Queue& que
     part.units = gated ? part.weight.groups : (part.weight.groups + 1) / 2;
   }
   params.header_bytes = ops::header_bytes(format, problem.x.cols);
-  launch_tiles(format, params, queue);
+  launch_tiles(format, problem.x, params, queue);
 }
 
 // A GLU of two formats.
