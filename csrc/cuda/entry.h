@@ -57,6 +57,7 @@ __global__ void __launch_bounds__(kThreads, min_blocks<Kernel>())
     entry(const __grid_constant__ typename Kernel::Params params) {
   extern __shared__ __align__(128) unsigned char memory[];
   DeviceUnit unit;
+  unit.start();
   Kernel::run(unit, params, *reinterpret_cast<typename Kernel::Shared*>(memory));
 }
 
@@ -72,6 +73,11 @@ void launch(const typename Kernel::Params& params, int64_t blocks, Queue& queue)
   config.blockDim = dim3(Kernel::kThreads);
   config.dynamicSmemBytes = kShared;
   config.stream = stream_of(queue);
+  cudaLaunchAttribute early;
+  early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  early.val.programmaticStreamSerializationAllowed = 1;
+  config.attrs = &early;
+  config.numAttrs = starts_early(queue) ? 1 : 0;
   if constexpr (kShared > kPlainSharedBytes) {
     check(cudaFuncSetAttribute(kEntry, cudaFuncAttributeMaxDynamicSharedMemorySize, kShared),
           Kernel::kName);
