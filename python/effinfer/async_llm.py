@@ -123,9 +123,17 @@ class AsyncLLM:
         requests: Sequence[tuple[Sequence[int], SamplingParams]],
         *,
         is_streamed: bool,
+        keep_special: bool = False,
     ) -> AsyncGeneration:
-        """Queues requests that one reader waits for: what generate() and stream() are made of."""
-        return AsyncGeneration(self._thread, self.tokenizer, requests, is_streamed=is_streamed)
+        """Queues requests that one reader waits for: what generate() and stream() are made of.
+        keep_special: control tokens that the model writes are in its text."""
+        return AsyncGeneration(
+            self._thread,
+            self.tokenizer,
+            requests,
+            is_streamed=is_streamed,
+            keep_special=keep_special,
+        )
 
     @property
     def tokenizer(self) -> Tokenizer:

@@ -118,12 +118,13 @@ class AsyncGeneration:
         requests: Sequence[tuple[Sequence[int], SamplingParams]],
         *,
         is_streamed: bool,
+        keep_special: bool,
     ) -> None:
         self.requests: list[AsyncRequest] = []
         self._news = asyncio.Event()
         try:
             for prompt, params in requests:
-                state = RequestState(params, tokenizer)
+                state = RequestState(params, tokenizer, keep_special=keep_special)
                 self.requests.append(AsyncRequest(thread, self._news, state, prompt, is_streamed))
         except BaseException:
             self.close()
