@@ -26,7 +26,7 @@ class Server:
     def __init__(self, *options: object, model: Path | None = None, ready: bool = True) -> None:
         command = [sys.executable, "-m", "effinfer", "serve", "-m", model or smollm2_path()]
         command += ["--port", 0, "--max-seq-len", 1024, "-t", 1, *options]
-        self._log = tempfile.TemporaryFile("w+")
+        self._log = tempfile.TemporaryFile()  # noqa: SIM115  (it lasts as long as the process)
         self.process = subprocess.Popen(
             [str(part) for part in command],
             stdout=self._log,
@@ -52,8 +52,7 @@ class Server:
             self.process.kill()
 
     def log(self) -> str:
-        self._log.seek(0)
-        return self._log.read()
+        return os.pread(self._log.fileno(), 1 << 24, 0).decode()
 
     @property
     def client(self) -> openai.OpenAI:
