@@ -23,6 +23,7 @@ class PlainParser:
         self._scanned = 0
         self._end = JsonEnd()
         self._state = "begin"
+        self._has_calls = False
 
     def push(self, piece: str, *, final: bool) -> tuple[str, list[ToolCall]]:
         if self._state == "text":
@@ -36,9 +37,8 @@ class PlainParser:
             calls += found
         if self._state == "text" or final:
             text, self._text = self._text, ""
-            if calls and not text.strip(_BETWEEN):
-                text = ""
-            return text, calls
+            is_between = self._has_calls and not text.strip(_BETWEEN)
+            return "" if is_between else text, calls
         return "", calls
 
     def _next_call(self, final: bool) -> list[ToolCall] | None:
@@ -56,21 +56,21 @@ class PlainParser:
             self._state = "text"
             return []
         self._text, self._scanned, self._end = self._text[end:], 0, JsonEnd()
-        self._state = "between"
+        self._state, self._has_calls = "between", True
         return calls
 
     def _find_begin(self, final: bool) -> int | None:
         """Where JSON begins."""
         skipped = _BETWEEN if self._state == "between" else " \t\r\n"
         rest = self._text.lstrip(skipped)
+        may_follow = not rest
         if self._state == "begin":
-            for opening in _OPENINGS:
-                if rest.startswith(opening):
-                    rest = rest[len(opening) :].lstrip()
-                    break
+            may_follow |= any(opening.startswith(rest) for opening in _OPENINGS)
+            opening = next((o for o in _OPENINGS if rest.startswith(o)), "")
+            rest = rest[len(opening) :].lstrip()
+            may_follow |= not rest
         if rest.startswith(("{", "[")):
             return len(self._text) - len(rest)
-        may_follow = not rest or any(opening.startswith(rest) for opening in _OPENINGS)
         if not may_follow or final:
-            self._state = "text" if rest else self._state
+            self._state = "text"
         return None
