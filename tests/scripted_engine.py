@@ -9,9 +9,12 @@ from typing import Any
 
 from effinfer import _core
 
+STOP = -2
+
 
 class ScriptedEngine:
-    """Gives request n the tokens of scripts[prompt[0]], one a step; -1 fails the request."""
+    """Gives request n the tokens of scripts[prompt[0]], one a step; -1 fails the request, STOP is
+    the token that ends its text."""
 
     def __init__(self, scripts: dict[int, list[int]], steps_per_call: int = 1) -> None:
         self.scripts = scripts
@@ -61,6 +64,9 @@ class ScriptedEngine:
                 output.finish_reason = "cancelled"
             elif tokens[0] == -1:
                 output.finish_reason, output.error = "error", "[engine] broke"
+            elif tokens[0] == STOP:
+                output.tokens.append(SimpleNamespace(token=0, logprob=-1.0, top=[]))
+                output.finish_reason = "stop"
             else:
                 output.tokens.append(SimpleNamespace(token=tokens.pop(0), logprob=-1.0, top=[]))
                 output.finish_reason = None if tokens else "length"

@@ -20,7 +20,7 @@ from effinfer.serve.served import Served
 from effinfer.text.chat import ChatTemplate
 from effinfer.text.tokenizer import Tokenizer
 from effinfer.text.trust import chat_tokens
-from tests.scripted_engine import ScriptedEngine
+from tests.scripted_engine import STOP, ScriptedEngine
 
 TEMPLATE = "^{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}"
 CONTROL = ["[TOOL_CALLS]", "[ARGS]", "<|python_tag|>"]
@@ -41,7 +41,7 @@ class ScriptedLLM(AsyncLLM):
         tokenizer = make_tokenizer()
         (first,) = tokenizer.encode("^", add_special=False)
         script = tokenizer.encode(says, add_special=False)
-        engine: Any = ScriptedEngine({first: script})
+        engine: Any = ScriptedEngine({first: [*script, STOP]})
         engine.max_seq_len, engine.vocab_size = 4096, tokenizer.vocab_size
         chat = ChatTemplate(template)
         self.prompts: list[str] = []

@@ -221,6 +221,21 @@ BODIES: list[tuple[str, Any]] = [
     ),
     ("/v1/completions", {**TEXT, "prompt": [[1, 2], [3]], "logprobs": 1, "echo": False, "n": 1}),
     ("/v1/completions", {**TEXT, "prompt": ["a", "b"], "stream": True}),
+    (
+        "/v1/responses",
+        {
+            "model": "smol",
+            "input": [
+                {"role": "user", "content": [{"type": "input_text", "text": "Hi"}]},
+                {"type": "function_call", "call_id": "1", "name": "f", "arguments": "{}"},
+                {"type": "function_call_output", "call_id": "1", "output": "2"},
+            ],
+            "max_output_tokens": 1,
+            "tools": [{"type": "function", "name": "f", "parameters": {}}],
+            "text": {"format": {"type": "text"}},
+            "reasoning": {"effort": "low"},
+        },
+    ),
     ("/tokenize", {"content": "Hi"}),
     ("/detokenize", {"tokens": [1, 2]}),
 ]
@@ -234,8 +249,9 @@ def mutations(count: int) -> list[tuple[str, Any]]:
         for _ in range(random_.randint(1, 3)):
             body = mutated(body, random_) if body else body
         # Without it, the answer is the longest there is.
-        if path.startswith("/v1") and body.get("max_tokens") is None:
-            body = {**body, "max_tokens": 1}
+        most = "max_output_tokens" if path == "/v1/responses" else "max_tokens"
+        if path.startswith("/v1") and body.get(most) is None:
+            body = {**body, most: 1}
         found.append((path, body))
     return found
 

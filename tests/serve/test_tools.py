@@ -120,6 +120,7 @@ def test_calls_through_the_client(template: str, says: str):
         message = answer.choices[0].message
         calls = [(c.function.name, json.loads(c.function.arguments)) for c in message.tool_calls]
         assert (message.content, calls) == ("So.", BOTH)
+        assert answer.choices[0].finish_reason == "tool_calls"
         stream = await client.chat.completions.create(**OPTIONS, tools=TOOLS, stream=True)
         names, arguments, content = {}, {}, ""
         async for chunk in stream:

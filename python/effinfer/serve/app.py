@@ -10,7 +10,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from effinfer import __version__
-from effinfer.serve import about, chat, completions
+from effinfer.serve import about, chat, completions, page, responses
 from effinfer.serve.errors import ApiError
 from effinfer.serve.gate import Gate
 from effinfer.serve.served import Served
@@ -20,11 +20,15 @@ Handler = Callable[[Request, Served], Awaitable[Response]]
 _ROUTES: tuple[tuple[str, str, Handler], ...] = (
     ("POST", chat.ROUTE, chat.chat),
     ("POST", completions.ROUTE, completions.completions),
+    ("POST", responses.ROUTE, responses.responses),
     ("POST", "/v1/embeddings", about.embeddings),
     ("POST", "/tokenize", about.tokenize),
     ("POST", "/detokenize", about.detokenize),
     ("GET", "/v1/models", about.models),
     ("GET", "/v1/models/{name:path}", about.model),
+    ("GET", "/", page.page),
+    ("GET", "/chat.css", page.style),
+    ("GET", "/chat.js", page.script),
     ("GET", "/health", about.health),
     ("GET", "/version", about.version),
     ("GET", "/metrics", about.metrics),

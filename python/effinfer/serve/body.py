@@ -42,7 +42,7 @@ def parse(raw: bytes, schema: type[Schema]) -> Schema:
     try:
         return schema.model_validate(data)
     except pydantic.ValidationError as error:
-        raise _explain(error, data) from None
+        raise explain(error, data) from None
 
 
 async def _read(request: Request) -> bytes:
@@ -63,7 +63,7 @@ async def _read(request: Request) -> bytes:
     return bytes(chunks)
 
 
-def _explain(error: pydantic.ValidationError, data: dict[str, Any]) -> ApiError:
+def explain(error: pydantic.ValidationError, data: dict[str, Any]) -> ApiError:
     """The first problem, where it is."""
     problem = error.errors(include_url=False, include_context=False, include_input=False)[0]
     param = _path(problem["loc"], data)

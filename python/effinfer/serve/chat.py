@@ -18,6 +18,7 @@ from effinfer.serve.answer import (
     wait_for_answer,
 )
 from effinfer.serve.body import read_body
+from effinfer.serve.errors import ApiError
 from effinfer.serve.parsing import AnswerParser, Delta
 from effinfer.serve.prompt import Conversation, conversation_of
 from effinfer.serve.sampling import (
@@ -28,7 +29,7 @@ from effinfer.serve.sampling import (
 )
 from effinfer.serve.schemas import ChatBody
 from effinfer.serve.served import Served
-from effinfer.serve.stream import EventStream
+from effinfer.serve.stream import EventStream, data_event
 from effinfer.serve.tools.calls import ToolCall
 
 ROUTE = "/v1/chat/completions"
@@ -75,8 +76,8 @@ class _Events:
         self._tokens = [0] * len(answer.choices)
         self._calls = [0] * len(answer.choices)
         head = json.dumps(_head(answer, "chat.completion.chunk"), ensure_ascii=False)
-        self._head = f'{head[:-1]}, "choices": [{{"index": '
-        self._tail = ', "usage": null}' if with_usage else "}"
+        self._head = f'data: {head[:-1]}, "choices": [{{"index": '
+        self._tail = ', "usage": null}\n\n' if with_usage else "}\n\n"
 
     def begin(self) -> Iterator[str]:
         for index in range(len(self._parsers)):
@@ -96,8 +97,11 @@ class _Events:
         if self._with_usage:
             usage = usage_of(self._answer.generation.outputs(), 1)
             head = _head(self._answer, "chat.completion.chunk")
-            yield json.dumps({**head, "choices": [], "usage": usage})
-        yield "[DONE]"
+            yield data_event({**head, "choices": [], "usage": usage})
+        yield "data: [DONE]\n\n"
+
+    def fail(self, error: ApiError) -> Iterator[str]:
+        yield data_event(error.to_dict())
 
     def _delta(self, index: int, delta: Delta) -> str:
         if not delta.calls and not delta.reasoning:

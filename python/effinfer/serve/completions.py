@@ -23,7 +23,7 @@ from effinfer.serve.errors import ApiError, unsupported
 from effinfer.serve.sampling import check_stream_options, prompt_room, sampling_params
 from effinfer.serve.schemas import CompletionBody
 from effinfer.serve.served import Served
-from effinfer.serve.stream import EventStream
+from effinfer.serve.stream import EventStream, data_event
 from effinfer.serve.token_texts import bounded
 
 _MOST_CHOICES = 128
@@ -106,8 +106,8 @@ class _Events:
         self._offsets = [len(echo) for echo in echoes]
         self._tokens = [0] * len(echoes)
         head = json.dumps(_head(answer), ensure_ascii=False)
-        self._head = f'{head[:-1]}, "choices": [{{"index": '
-        self._tail = ', "usage": null}' if with_usage else "}"
+        self._head = f'data: {head[:-1]}, "choices": [{{"index": '
+        self._tail = ', "usage": null}\n\n' if with_usage else "}\n\n"
 
     def begin(self) -> Iterator[str]:
         for index, echo in enumerate(self._echoes):
@@ -127,8 +127,11 @@ class _Events:
     def end(self) -> Iterator[str]:
         if self._with_usage:
             usage = usage_of(self._answer.generation.outputs(), self._prompts)
-            yield json.dumps({**_head(self._answer), "choices": [], "usage": usage})
-        yield "[DONE]"
+            yield data_event({**_head(self._answer), "choices": [], "usage": usage})
+        yield "data: [DONE]\n\n"
+
+    def fail(self, error: ApiError) -> Iterator[str]:
+        yield data_event(error.to_dict())
 
     def _event(self, index: int, text: str, logprobs: str, reason: str) -> str:
         quoted = json.dumps(text, ensure_ascii=False)

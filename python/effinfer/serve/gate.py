@@ -11,7 +11,7 @@ from effinfer.serve.errors import ApiError
 from effinfer.serve.served import Served, logger
 
 # They tell nothing of anybody's texts.
-_OPEN = {"/", "/health", "/version"}
+_OPEN = {"/", "/chat.css", "/chat.js", "/health", "/version"}
 
 
 class Gate:

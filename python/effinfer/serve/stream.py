@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from typing import Protocol
+from typing import Any, Protocol
 
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
@@ -16,7 +16,7 @@ from starlette.types import Receive, Scope, Send
 from effinfer.requests.async_generation import AsyncRequest
 from effinfer.serve.answer import Answer
 from effinfer.serve.connection import closed_on_disconnect
-from effinfer.serve.errors import engine_error
+from effinfer.serve.errors import ApiError, engine_error
 
 _HEADERS = [
     (b"content-type", b"text/event-stream; charset=utf-8"),
@@ -25,8 +25,12 @@ _HEADERS = [
 ]
 
 
+def data_event(data: dict[str, Any]) -> str:
+    return f"data: {json.dumps(data, ensure_ascii=False)}\n\n"
+
+
 class Events(Protocol):
-    """The events of a route, as the data of each."""
+    """The events of a route, as they are sent."""
 
     def begin(self) -> Iterator[str]:
         """Before the first token."""
@@ -36,6 +40,9 @@ class Events(Protocol):
 
     def end(self) -> Iterator[str]:
         """After the last choice."""
+
+    def fail(self, error: ApiError) -> Iterator[str]:
+        """In place of an end."""
 
 
 class EventStream(Response):
@@ -75,8 +82,8 @@ class EventStream(Response):
                     # Clients do not cancel: the server does, or the connection is gone.
                     if choice.state.finish_reason in ("error", "cancelled"):
                         why = choice.state.error or "the server is shutting down"
-                        error = json.dumps(engine_error(why).to_dict())
-                        await self._send(send, iter([*data, error]))
+                        data += self._events.fail(engine_error(why))
+                        await self._send(send, iter(data))
                         return
                 data += self._events.grow(index, choice, text)
             if not running:
@@ -84,6 +91,6 @@ class EventStream(Response):
             await self._send(send, iter(data))
 
     async def _send(self, send: Send, data: Iterator[str]) -> None:
-        body = "".join(f"data: {event}\n\n" for event in data)
+        body = "".join(data)
         if body:
             await send({"type": "http.response.body", "body": body.encode(), "more_body": True})
