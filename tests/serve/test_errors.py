@@ -132,6 +132,12 @@ def test_other_statuses(server: Server):
     assert httpx.get(f"{server.url}/health").status_code == 200
 
 
+def test_a_text_far_too_long_is_refused_at_once(server: Server):
+    for path, field in (("/v1/completions", "prompt"), ("/tokenize", "content")):
+        error = check_error(post(server, path, {field: "Hello. " * 10**6}), 400, field)
+        assert error["code"] == "context_length_exceeded"
+
+
 def test_a_full_queue(server: Server):
     """64 run and 64 wait; what comes then is refused, and the others go on."""
 

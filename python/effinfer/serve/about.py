@@ -10,6 +10,7 @@ from starlette.responses import JSONResponse, Response
 from effinfer import __version__, _core
 from effinfer.serve.body import read_body
 from effinfer.serve.errors import ApiError, from_engine
+from effinfer.serve.sampling import check_length
 from effinfer.serve.schemas import DetokenizeBody, TokenizeBody
 from effinfer.serve.served import Served
 
@@ -49,6 +50,7 @@ async def tokenize(request: Request, served: Served) -> Response:
     given = [value for value in (body.content, body.prompt, body.messages) if value is not None]
     if len(given) != 1:
         raise ApiError(400, "expected one of content, prompt, messages", code="invalid_value")
+    check_length(given, llm, "content")
     try:
         if body.messages is not None:
             ids = await llm.chat_tokens(body.messages)

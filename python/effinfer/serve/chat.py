@@ -40,7 +40,7 @@ async def chat(request: Request, served: Served) -> Response:
     llm = served.model(body.model)
     with_usage = check_stream_options(body)
     conversation = await conversation_of(body, served)
-    room = prompt_room(conversation.ids, llm.engine.max_seq_len)
+    room = prompt_room(conversation.ids, llm.engine.max_seq_len, "messages")
     params = sampling_params(
         body,
         max_tokens=min(body.max_completion_tokens or body.max_tokens or room, room),

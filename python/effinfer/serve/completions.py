@@ -20,7 +20,7 @@ from effinfer.serve.answer import (
 )
 from effinfer.serve.body import read_body
 from effinfer.serve.errors import ApiError, unsupported
-from effinfer.serve.sampling import check_stream_options, prompt_room, sampling_params
+from effinfer.serve.sampling import check_length, check_stream_options, prompt_room, sampling_params
 from effinfer.serve.schemas import CompletionBody
 from effinfer.serve.served import Served
 from effinfer.serve.stream import EventStream, data_event
@@ -37,10 +37,14 @@ async def completions(request: Request, served: Served) -> Response:
     with_usage = check_stream_options(body)
     _refuse(body)
     prompts = _prompts(body)
+    if len(prompts) * (body.n or 1) > _MOST_CHOICES:
+        raise ApiError(400, f"prompt: expected at most {_MOST_CHOICES} choices", param="prompt")
+    for prompt in prompts:
+        check_length(prompt, llm, "prompt")
     encoded = [await _encode(llm, prompt) for prompt in prompts]
     requests = []
     for ids in encoded:
-        room = prompt_room(ids, llm.engine.max_seq_len)
+        room = prompt_room(ids, llm.engine.max_seq_len, "prompt")
         params = sampling_params(
             body,
             max_tokens=min(body.max_tokens or _DEFAULT_TOKENS, room),
@@ -49,8 +53,6 @@ async def completions(request: Request, served: Served) -> Response:
             constraint={},
         )
         requests += [(ids, each) for each in params]
-    if len(requests) > _MOST_CHOICES:
-        raise ApiError(400, f"prompt: expected at most {_MOST_CHOICES} choices", param="prompt")
     echoes = [_echo(llm, prompt) if body.echo else "" for prompt in prompts]
     echoes = [echo for echo in echoes for _ in range(body.n or 1)]
     answer = start_answer(served, ROUTE, "cmpl", requests, is_streamed=bool(body.stream))

@@ -9,7 +9,7 @@ from typing import Any
 from effinfer import _core
 from effinfer.serve.errors import ApiError, from_engine, unsupported
 from effinfer.serve.parsing import AnswerParser
-from effinfer.serve.sampling import constraint_of
+from effinfer.serve.sampling import check_length, constraint_of
 from effinfer.serve.schemas import ChatBody, NamedTool, Tool
 from effinfer.serve.served import Served
 from effinfer.serve.tools import JSON, ToolFormat, find_format
@@ -50,6 +50,7 @@ class Conversation:
 async def conversation_of(body: ChatBody, served: Served) -> Conversation:
     """Throws ApiError."""
     llm = served.model()
+    check_length(body.messages, llm, "messages")
     messages = [_message(f"messages[{i}]", given) for i, given in enumerate(body.messages)]
     variables = _variables(body)
     try:

@@ -31,7 +31,7 @@ async def responses(request: Request, served: Served) -> Response:
     try:
         chat = _chat(body)
         conversation = await conversation_of(chat, served)
-        room = prompt_room(conversation.ids, llm.engine.max_seq_len)
+        room = prompt_room(conversation.ids, llm.engine.max_seq_len, "messages")
     except ApiError as error:
         raise _in_terms_of_input(error) from None
     params = sampling_params(

@@ -7,6 +7,7 @@ import secrets
 from dataclasses import fields
 from typing import Any
 
+from effinfer.async_llm import AsyncLLM
 from effinfer.sampling import SamplingParams
 from effinfer.serve.errors import ApiError, unsupported
 from effinfer.serve.schemas import ChatBody, ResponseFormat, Sampling
@@ -118,18 +119,37 @@ def _logit_bias(given: dict[str, float], vocab_size: int) -> dict[int, float]:
     return biases
 
 
-def prompt_room(prompt: list[int], max_seq_len: int) -> int:
+def check_length(texts: Any, llm: AsyncLLM, param: str) -> None:
+    """Refuses what cannot fit before it is tokenised, which would take seconds. Throws ApiError."""
+    most = llm.engine.max_seq_len * llm.tokenizer.longest_token
+    if _letters(texts) > most:
+        raise _too_long(f"more than {llm.engine.max_seq_len}", llm.engine.max_seq_len, param)
+
+
+def _letters(value: Any) -> int:
+    if isinstance(value, str):
+        return len(value)
+    if isinstance(value, dict):
+        return sum(map(_letters, value.values()))
+    return sum(map(_letters, value)) if isinstance(value, list) else 0
+
+
+def _too_long(tokens: object, max_seq_len: int, param: str) -> ApiError:
+    return ApiError(
+        400,
+        f"the prompt has {tokens} tokens; the context of this model is {max_seq_len}, and one has "
+        "to be left for an answer",
+        param=param,
+        code="context_length_exceeded",
+    )
+
+
+def prompt_room(prompt: list[int], max_seq_len: int, param: str) -> int:
     """Tokens that may follow a prompt. Throws ApiError when there are none."""
     if not prompt:
-        raise ApiError(400, "prompt: expected some text", param="prompt", code="invalid_value")
+        raise ApiError(400, f"{param}: expected some text", param=param, code="invalid_value")
     if len(prompt) >= max_seq_len:
-        raise ApiError(
-            400,
-            f"the prompt has {len(prompt)} tokens; the context of this model is {max_seq_len}, and "
-            "one has to be left for an answer",
-            param="messages",
-            code="context_length_exceeded",
-        )
+        raise _too_long(len(prompt), max_seq_len, param)
     return max_seq_len - len(prompt)
 
 
