@@ -37,7 +37,7 @@ demo: | $(BIN)/python
 	@echo "demo: done"
 
 test: | $(BIN)/python
-	@$(SETUP) build test
+	@$(SETUP) build serve test
 	@$(SETUP) package --build-dir $(BUILD) --with-tests
 	$(BIN)/ctest --test-dir $(BUILD) --output-on-failure
 	$(BIN)/python tools/check_isa_symbols.py $(BUILD)
@@ -54,7 +54,7 @@ CHECK_SASS = true
 endif
 
 lint: | $(BIN)/python
-	@$(SETUP) build run lint
+	@$(SETUP) build run serve lint
 	$(BIN)/python tools/check_size.py
 	$(BIN)/python tools/check_layers.py
 	$(BIN)/python tools/clang_format.py --check
