@@ -13,6 +13,7 @@ void register_cuda() {
   register_move_tokens();
   register_top_rows();
   register_sample();
+  register_prefill_index();
 }
 
 }  // namespace effinfer::cuda
