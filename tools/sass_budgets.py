@@ -91,8 +91,11 @@ BUDGETS = (
     # Arguments: dtype of rows, whether they are logits. More registers would be no help: a block has
     # 32 KB of loads under way with these.
     Budget("SampleRows<*, *>", 128, 1, 35072, ("LDG.E.128", "DADD")),
-    Budget("ChainSpeculation", 96, 1, 1024, ("LDG.E.128", "DADD")),
+    Budget("ChainSpeculation", 96, 1, 1792, ("LDG.E.128", "DADD")),
     Budget("TokenBitmask", 32, 8),
+    # Argument: dtype of keys.
+    Budget("BlockIndexKernel<[12]>", 96, 1, 123000, ("LDG.E.128", "HMMA")),
+    Budget("BlockIndexKernel<3>", 128, 1, 123000, ("LDG.E.128", "HMMA")),
     Budget("UnaryKernel", 32, 8),
     Budget("BinaryKernel", 32, 8),
     Budget("NarrowKernel", 32, 8),

@@ -37,9 +37,8 @@ auto with_keys(DType dtype, Visit&& visit) {
 }
 
 size_t block_bytes(const BlockIndexProblem& p) {
-  return with_keys(p.in.kv.dtype, [&]<DType kType>() {
-    return sizeof(typename BlockIndexKernel<kType>::Shared);
-  });
+  return with_keys(p.in.kv.dtype,
+                   [&]<DType kType>() { return sizeof(typename BlockIndexKernel<kType>::Shared); });
 }
 
 void block_index(const BlockIndexProblem& p, Queue& queue) {

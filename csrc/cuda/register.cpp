@@ -15,6 +15,7 @@ void register_cuda() {
   register_append_pages();
   register_top_rows();
   register_sample();
+  register_prefill_index();
 }
 
 }  // namespace effinfer::cuda

@@ -38,6 +38,7 @@ void register_move_tokens();
 void register_append_pages();
 void register_top_rows();
 void register_sample();
+void register_prefill_index();
 
 // All of them.
 void register_cuda();

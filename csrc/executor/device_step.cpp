@@ -39,7 +39,8 @@ size_t draw_bytes(size_t rows) {
 }
 
 // Of the largest step.
-size_t image_bytes(const BatchLimits& limits, std::span<const AttentionBuffers> attention) {
+size_t image_bytes(const BatchLimits& limits, std::span<const AttentionBuffers> attention,
+                   std::span<const ops::VisitPlan> visits) {
   const auto tokens = static_cast<size_t>(limits.max_tokens);
   const auto sequences = static_cast<size_t>(limits.max_sequences);
   const size_t pages = KvCache::pages_for(static_cast<size_t>(limits.max_seq_len));
@@ -47,6 +48,11 @@ size_t image_bytes(const BatchLimits& limits, std::span<const AttentionBuffers> 
                  bytes_of<int32_t>(static_cast<size_t>(limits.max_rows)) +
                  4 * bytes_of<int32_t>(sequences + 1) + bytes_of<int32_t>(sequences * pages) +
                  draw_bytes(static_cast<size_t>(limits.max_rows));
+  for (const ops::VisitPlan& plan : visits) {
+    bytes += bytes_of<ops::VisitBlock>(static_cast<size_t>(plan.num_blocks)) +
+             bytes_of<ops::VisitSequence>(static_cast<size_t>(plan.num_sequences)) +
+             bytes_of<int32_t>(sequences);
+  }
   for (const AttentionBuffers& buffers : attention) {
     bytes += bytes_of<ops::AttentionTile>(buffers.work.tiles.capacity()) +
              bytes_of<ops::AttentionItem>(buffers.work.items.capacity()) +
@@ -114,13 +120,14 @@ class DeviceStep::Packer {
 };
 
 DeviceStep::DeviceStep(const Shared& shared, const BatchLimits& limits,
-                       std::span<const AttentionBuffers> attention, size_t partials,
+                       std::span<const AttentionBuffers> attention,
+                       std::span<const ops::VisitPlan> visits, size_t partials,
                        size_t partial_floats)
     : limits_(limits),
       queue_(make_queue(shared.target.device)),
       top_rows_(ops::table<ops::TopRowsProblem>().select(largest_top(limits), shared.target)),
       draw_rows_(ops::table<ops::RowSamplingProblem>().find(largest_draw(limits), shared.target)),
-      image_bytes_(image_bytes(limits, attention)) {
+      image_bytes_(image_bytes(limits, attention, visits)) {
   const Device device = shared.target.device;
   const auto allocate = [&](size_t bytes, Pages pages, const char* what) {
     std::shared_ptr<void> memory = shared.memory->allocate(bytes, pages);
@@ -145,6 +152,12 @@ DeviceStep::DeviceStep(const Shared& shared, const BatchLimits& limits,
   partial_ms_ = allocate(partials * 2 * sizeof(float), Pages::heap, "partial results");
   done_ = allocate(merges * sizeof(int32_t), Pages::huge, "counters");
   attention_.resize(attention.size());
+  for (const ops::VisitPlan& plan : visits) {
+    const auto words = static_cast<size_t>(plan.num_blocks * plan.num_kv_heads * plan.list_words);
+    lists_.push_back(allocate(words * sizeof(uint64_t), Pages::heap, "lists of what is visited"));
+    visits_.push_back(plan);
+    visits_.back().words = static_cast<uint64_t*>(lists_.back().get());
+  }
 }
 
 // The arrays that differ in length between steps of one recording come last.
@@ -182,6 +195,10 @@ void DeviceStep::pack(const Step& step, std::span<const AttentionBuffers> attent
     pack_attention(packer, attention[slot], attention_[slot], shared);
   }
   step_.attention = attention_;
+  for (size_t slot = 0; slot < visits_.size(); ++slot) {
+    pack_visits(packer, step.visits[slot], visits_[slot]);
+  }
+  step_.visits = visits_;
   if (!draws.empty()) pack_draws(packer, draws, rows);
   layout.kv_indices = packer.add(batch.kv_indices, batch.kv_indices.size(), 0).data();
   queue_->upload(block_.get(), image_.get(), packer.used());
@@ -225,6 +242,20 @@ void DeviceStep::pack_attention(Packer& packer, const AttentionBuffers& from, At
   to.partial_ms = static_cast<float*>(partial_ms_.get());
 }
 
+// Without blocks nobody looks at the rest.
+void DeviceStep::pack_visits(Packer& packer, const ops::VisitPlan& from, ops::VisitPlan& to) const {
+  to.num_blocks = from.num_blocks;
+  to.num_sequences = from.num_sequences;
+  if (from.num_blocks == 0) return;
+  const auto add = [&](const auto* values, int64_t count) {
+    const std::span all(values, static_cast<size_t>(count));
+    return packer.add(all, all.size(), {}).data();
+  };
+  to.blocks = add(from.blocks, from.num_blocks);
+  to.sequences = add(from.sequences, from.num_sequences);
+  to.first_block = add(from.first_block, static_cast<int64_t>(batch_.kv_len.size()));
+}
+
 // What problems hold of a step beside addresses that are always the same. Those of the arrays
 // follow from each other.
 Recordings::Key DeviceStep::key_of(const Program& program, int32_t top_k) const {
@@ -259,7 +290,11 @@ ops::TopRowsProblem DeviceStep::top_of(int32_t k) const {
 void DeviceStep::launch(const Program& program, const Step& step,
                         std::span<const AttentionBuffers> attention, int32_t top_k,
                         std::span<const RowDraw> draws) {
-  const bool shared = step.batch->phase == Phase::decode && step.layout.num_tokens <= kMostShared;
+  // Steps with lists are prompts, or have some in them.
+  const bool has_lists = std::ranges::any_of(
+      step.visits, [](const ops::VisitPlan& plan) { return plan.num_blocks > 0; });
+  const bool shared =
+      step.batch->phase == Phase::decode && step.layout.num_tokens <= kMostShared && !has_lists;
   pack(step, attention, draws, shared);
   const auto put = [&] {
     for (const std::unique_ptr<Call>& call : program.calls) {

@@ -26,7 +26,8 @@ class DeviceStep {
  public:
   // Takes the memory that steps within `limits` need. Throws OutOfMemory.
   DeviceStep(const Shared& shared, const BatchLimits& limits,
-             std::span<const AttentionBuffers> attention, size_t partials, size_t partial_floats);
+             std::span<const AttentionBuffers> attention, std::span<const ops::VisitPlan> visits,
+             size_t partials, size_t partial_floats);
 
   // Puts the calls of a step whose pointers are the host's into the queue, and with top_k > 0 those
   // that find as many highest logits of each row, or with draws, one a row, that draw tokens.
@@ -47,6 +48,7 @@ class DeviceStep {
   class Packer;
   void pack(const Step& step, std::span<const AttentionBuffers> attention,
             std::span<const RowDraw> draws, bool shared);
+  void pack_visits(Packer& packer, const ops::VisitPlan& from, ops::VisitPlan& to) const;
   void pack_draws(Packer& packer, std::span<const RowDraw> draws, size_t rows);
   void pack_attention(Packer& packer, const AttentionBuffers& from, AttentionBuffers& to,
                       bool shared) const;
@@ -67,11 +69,13 @@ class DeviceStep {
   std::shared_ptr<void> partial_out_;
   std::shared_ptr<void> partial_ms_;
   std::shared_ptr<void> done_;
+  std::vector<std::shared_ptr<void>> lists_;  // of each visit slot
   Recordings recordings_;
 
   // With the device's pointers.
   Batch batch_;
   std::vector<AttentionBuffers> attention_;
+  std::vector<ops::VisitPlan> visits_;
   Step step_;
   ops::RowSamplingProblem drawn_;
 };

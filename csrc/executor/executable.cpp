@@ -47,9 +47,15 @@ void Executable::Impl::reserve_plans() {
     partials = std::max(partials, count);
     partial_floats = std::max(partial_floats, count * static_cast<size_t>(shape.head_dim));
   }
+  std::vector<ops::VisitPlan> largest;
+  for (const ops::VisitShape& shape : shared.visit_shapes) {
+    visit_buffers.emplace_back(shape, limits.max_tokens, limits.max_sequences, limits.max_seq_len);
+    largest.push_back(visit_buffers.back().largest());
+  }
+  visits.resize(visit_buffers.size());
   if (shared.target.device.kind != DeviceKind::cpu) {
-    device =
-        std::make_unique<executor::DeviceStep>(shared, limits, attention, partials, partial_floats);
+    device = std::make_unique<executor::DeviceStep>(shared, limits, attention, largest, partials,
+                                                    partial_floats);
     return;
   }
   partial_out = std::make_unique_for_overwrite<float[]>(partial_floats);
@@ -59,10 +65,6 @@ void Executable::Impl::reserve_plans() {
     buffers.partial_out = partial_out.get();
     buffers.partial_ms = partial_ms.get();
   }
-  for (const ops::VisitShape& shape : shared.visit_shapes) {
-    visit_buffers.emplace_back(shape, limits.max_tokens, limits.max_sequences, limits.max_seq_len);
-  }
-  visits.resize(visit_buffers.size());
   if (shared.max_top > 0) {
     const auto count = static_cast<size_t>(pool->size() * limits.max_rows);
     top_lists = std::make_unique_for_overwrite<std::byte[]>(count * sizeof(ops::TopList));

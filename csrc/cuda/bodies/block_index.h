@@ -8,8 +8,8 @@
 //   B   8 cells: a dword of a page is two dims (i8: four) of one token, which is the column of a
 //       register; a lane's 16 bytes are four j of its cell
 //
-// Means are cells of 64 rows and keys whose rows are all the mean query. Scores exist twice, for the
-// softmax's maxima and sums first; each page's sum is made by one warp, in a fixed order.
+// Means are cells of 64 rows and keys whose rows are all the mean query. Scores exist twice, for
+// the softmax's maxima and sums first; each page's sum is made by one warp, in a fixed order.
 #pragma once
 
 #include <cmath>
@@ -115,8 +115,8 @@ struct BlockIndexKernel {
     // Number `dim` of the query that multiplies key `place` of cells, in a row of these.
     EFFINFER_DEVICE float query(int row, int place, int dim) const {
       if (row >= shape_.rows) return 0.0f;
-      const int head = kv_head_ * (p_.in.num_qo_heads / p_.in.kv.num_kv_heads) +
-                       row / shape_.head_rows;
+      const int head =
+          kv_head_ * (p_.in.num_qo_heads / p_.in.kv.num_kv_heads) + row / shape_.head_rows;
       const float* q = p_.in.q + rows_.first_row * p_.in.q_stride + head * keys_.dims + dim;
       if (p_.stride == 0) {
         float sum = 0.0f;
@@ -354,8 +354,7 @@ struct BlockIndexKernel {
     EFFINFER_DEVICE RowHead head_of(const float* scores, double goal) {
       // No sum of shares of 16 rows is above 16 but for rounding.
       const KeyRange range{key_of(kWeights ? 0x1p-149f : 0.0f), key_of(32.0f)};
-      const HeadEnd end =
-          RowList::end_of_head<kWeights>(threads_, scores, pages_, goal, range);
+      const HeadEnd end = RowList::end_of_head<kWeights>(threads_, scores, pages_, goal, range);
       if (end.needed >= end.equal) return {end.least, INT32_MAX};
       const auto place = [&](int tile) { return tile * kThreads + unit_.thread; };
       pick_nth(

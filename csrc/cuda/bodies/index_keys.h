@@ -38,8 +38,7 @@ EFFINFER_DEVICE uint64_t always_visited(const ops::PrefillIndexInputs& in,
                                         const ops::VisitBlock& block, int64_t word) {
   const int64_t first = block.position;
   const int64_t local = in.local_tokens > 0 ? first - in.local_tokens + 1 : first;
-  return bits_of_word(word, 0, in.sink_tokens) |
-         bits_of_word(word, local, first + block.num_rows);
+  return bits_of_word(word, 0, in.sink_tokens) | bits_of_word(word, local, first + block.num_rows);
 }
 
 // The keys of one KV head of a sequence, in pages of 16-bit or 8-bit numbers.
@@ -78,8 +77,8 @@ struct IndexKeys {
     EFFINFER_UNROLL
     for (int l = 0; l < kLoads; ++l) {
       const int line = step * (16 / P) + 4 * l + unit.lane % 4;
-      out[l] = unit.load(reinterpret_cast<const Quad*>(
-          page + KvBlock<kType>::key_offset(token, line, dims)));
+      out[l] = unit.load(
+          reinterpret_cast<const Quad*>(page + KvBlock<kType>::key_offset(token, line, dims)));
     }
   }
   // Those of token `t` of the four.
