@@ -39,8 +39,7 @@ const char* rejects(const AttentionProblem& p) {
     return "queries are not f32, f16 or bf16";
   }
   if (p.work.tile_rows > kTileRows) return "tiles have more than 16 rows";
-  if (p.work.long_rows > ops::most_long_rows(p.k.dtype, p.k.dims))
-    return "long tiles have too many rows";
+  if (const char* reason = rejects_long_tiles(p)) return reason;
   // Of f32 pages products are float32. Those of other pages are of rounded queries and weights,
   // also where float32 is wanted.
   if (p.arithmetic != Arithmetic::f32 &&

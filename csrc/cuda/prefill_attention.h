@@ -8,6 +8,9 @@
 
 namespace effinfer::cuda {
 
+// Why there is no kernel for tiles of p.work.long_rows rows, or null.
+const char* rejects_long_tiles(const ops::AttentionProblem& p);
+
 // What a block of such items shares.
 size_t prefill_shared_bytes(const ops::AttentionProblem& p);
 

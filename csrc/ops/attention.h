@@ -55,15 +55,10 @@ inline constexpr int32_t most_tile_rows(KeySource source, int32_t group, bool vi
 
 // Of GPUs: the rows of a product of matrices, and items for each of some hundred multiprocessors.
 inline constexpr int32_t kGpuTileRows = 16;
-// Rows of a tile of prompts: eight warps' products, for as few reads of each page from the second
-// cache. Of heads beyond 128 dims a block of a GPU has room for half as many.
+// Rows of a tile of prompts: as many as a block's warps multiply, 16 each, for as few reads of each
+// page from the second cache; the fewer where a block has not the shared memory.
 inline constexpr int32_t kGpuLongTileRows = 128;
-inline constexpr int32_t kGpuWideTileRows = 64;
-// float32 pages are multiplied without matrices, with few rows at once.
-inline constexpr int32_t most_long_rows(DType kv_dtype, int32_t head_dim) {
-  if (kv_dtype == DType::f32) return 0;
-  return head_dim <= 128 ? kGpuLongTileRows : kGpuWideTileRows;
-}
+inline constexpr int32_t kGpuLeastLongTileRows = 64;
 inline constexpr int32_t kGpuShares = 512;
 inline constexpr int64_t kGpuPartials = 65536;  // 32 MB with heads of 128: 64k tokens of 64 heads
 

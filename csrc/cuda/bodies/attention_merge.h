@@ -23,7 +23,7 @@ template <int kWarps>
 class AttentionResult {
  public:
   EFFINFER_DEVICE AttentionResult(const AttentionParams& params, const ops::AttentionTile& tile)
-      : out_(params, tile), dims_(params.p.v.dims) {}
+      : p_(params.p), out_(params, tile), dims_(params.p.v.dims) {}
 
   EFFINFER_DEVICE int num_rows() const { return out_.num_rows(); }
 
@@ -43,8 +43,9 @@ class AttentionResult {
     for (int r = 0; r < 2; ++r) {
       if (!has(unit, r)) continue;
       const int64_t index = first + row_of(unit, r);
-      if (dim_of(unit) < dims_) out_.store_partial_values(index, dim_of(unit), values, r);
-      if (tells_row(unit)) out_.store_partial_state(index, rows[r]);
+      if (dim_of(unit) < dims_)
+        AttentionOutput::store_partial_values(p_, index, dim_of(unit), values, r);
+      if (tells_row(unit)) AttentionOutput::store_partial_state(p_, index, rows[r]);
     }
   }
 
@@ -109,7 +110,7 @@ class AttentionResult {
                                    MergeFactors& shared) const {
     RowState own;
     if (unit.lane < left && row < num_rows()) {
-      own = out_.load_partial_state(index + int64_t{unit.lane} * num_rows() + row);
+      own = AttentionOutput::load_partial_state(p_, index + int64_t{unit.lane} * num_rows() + row);
     }
     float max = fmaxf(own.max, highest);  // up to and with the lane's own
     EFFINFER_UNROLL
@@ -139,7 +140,8 @@ class AttentionResult {
         EFFINFER_UNROLL
         for (int i = 0; i < kAhead; ++i) {
           const int at = first + i < count ? first + i : count - 1;
-          out_.load_partial_values(index + int64_t{at} * num_rows() + row, dim, chunk[i]);
+          AttentionOutput::load_partial_values(p_, index + int64_t{at} * num_rows() + row, dim,
+                                               chunk[i]);
         }
         EFFINFER_UNROLL
         for (int i = 0; i < kAhead; ++i) {
@@ -158,6 +160,7 @@ class AttentionResult {
     }
   }
 
+  const ops::AttentionProblem& p_;
   const AttentionOutput out_;
   const int dims_;
 };

@@ -70,9 +70,9 @@ class AttentionOutput {
   EFFINFER_DEVICE int num_rows() const { return tile_.num_rows * tile_.num_heads; }
 
   // Number `index`: half r of the values, from `dim` on; the row's state once.
-  EFFINFER_DEVICE void store_partial_values(int64_t index, int dim, LaneValues& values,
-                                            int r) const {
-    auto* to = reinterpret_cast<Quad*>(p_.partial_out + index * p_.v.dims + dim);
+  EFFINFER_DEVICE static void store_partial_values(const ops::AttentionProblem& p, int64_t index,
+                                                   int dim, LaneValues& values, int r) {
+    auto* to = reinterpret_cast<Quad*>(p.partial_out + index * p.v.dims + dim);
     EFFINFER_UNROLL
     for (int half = 0; half < 2; ++half) {
       EFFINFER_UNROLL
@@ -81,16 +81,19 @@ class AttentionOutput {
       }
     }
   }
-  EFFINFER_DEVICE void store_partial_state(int64_t index, const RowState& row) const {
-    p_.partial_ms[2 * index] = row.max;
-    p_.partial_ms[2 * index + 1] = row.sum;
+  EFFINFER_DEVICE static void store_partial_state(const ops::AttentionProblem& p, int64_t index,
+                                                  const RowState& row) {
+    p.partial_ms[2 * index] = row.max;
+    p.partial_ms[2 * index + 1] = row.sum;
   }
-  EFFINFER_DEVICE RowState load_partial_state(int64_t index) const {
-    return {p_.partial_ms[2 * index], p_.partial_ms[2 * index + 1]};
+  EFFINFER_DEVICE static RowState load_partial_state(const ops::AttentionProblem& p,
+                                                     int64_t index) {
+    return {p.partial_ms[2 * index], p.partial_ms[2 * index + 1]};
   }
   // As other blocks may have written them while this one ran: as any memory.
-  EFFINFER_DEVICE void load_partial_values(int64_t index, int dim, float (&values)[8]) const {
-    const auto* from = reinterpret_cast<const Quad*>(p_.partial_out + index * p_.v.dims + dim);
+  EFFINFER_DEVICE static void load_partial_values(const ops::AttentionProblem& p, int64_t index,
+                                                  int dim, float (&values)[8]) {
+    const auto* from = reinterpret_cast<const Quad*>(p.partial_out + index * p.v.dims + dim);
     EFFINFER_UNROLL
     for (int half = 0; half < 2; ++half) {
       const Quad quad = from[half];

@@ -28,19 +28,18 @@ class PrefillFetch {
     const int quad = Block::quad(unit.lane);
     const int key = Block::key_offset(4 * quad, Block::key_line(unit.lane, 0), p.k.dims);
     const int value = Block::value_offset(Block::value_group(unit.lane, 0), 4 * quad, p.k.dims);
-    key_ = static_cast<int32_t>(tile.kv_head * p.k.head_stride) + key;
-    value_ = static_cast<int32_t>(tile.kv_head * p.v.head_stride) + value;
+    key_ = static_cast<uint32_t>(tile.kv_head * p.k.head_stride + key);
+    value_ = static_cast<uint32_t>(tile.kv_head * p.v.head_stride + value);
   }
 
-  // Block `index` of 32 tokens of a pass, `column` of 32 dims; nothing of what is not visited, and
-  // behind the last dim.
+  // Half `half` of 32 tokens of a pass's page, `column` of 32 dims; nothing of what is not visited,
+  // and behind the last dim.
   template <class Unit>
-  EFFINFER_DEVICE void keys(Unit& unit, const ChunkPass& pass, int index, int column,
+  EFFINFER_DEVICE void keys(Unit& unit, const ChunkPass& pass, int page, int half, int column,
                             Slot& to) const {
-    if ((pass.units >> index / 2 & 1) == 0 || column * kBlock >= p_.k.dims) return;
-    const int half = index % 2 * kBlock * 4 / Block::P * p_.k.dims;
-    const uint8_t* from = p_.k.data + pass.pages[index / 2] * p_.k.page_stride +
-                          (key_ + half + column * (kBlock / Block::P * kLineBytes));
+    if ((pass.units >> page & 1) == 0 || column * kBlock >= p_.k.dims) return;
+    const uint8_t* from = p_.k.data + pass.pages[page] * p_.k.page_stride +
+                          (key_ + half_bytes(half)) + column * (kBlock / Block::P * kLineBytes);
     const bool is_half = p_.k.dims - column * kBlock < kBlock;
     EFFINFER_UNROLL
     for (int l = 0; l < Block::kLoads; ++l) {
@@ -49,19 +48,17 @@ class PrefillFetch {
     }
   }
   template <class Unit>
-  EFFINFER_DEVICE void values(Unit& unit, const ChunkPass& pass, int index, int column,
+  EFFINFER_DEVICE void values(Unit& unit, const ChunkPass& pass, int page, int half, int column,
                               Slot& to) const {
-    if ((pass.units >> index / 2 & 1) == 0 || column * kBlock >= p_.k.dims) return;
-    const int step = Block::kValueGroups * p_.k.dims * 4;  // from one load to the next
-    // The second half of a block may lie behind the last dim: then again the first, for nobody.
+    // The second half of a block may lie behind the last dim: nobody looks at what becomes of it.
     const bool is_behind = column * kBlock + 4 * Block::quad(unit.lane) >= p_.k.dims;
-    const int half = index % 2 * (kBlock / Block::P) * 4 * p_.k.dims;
+    if ((pass.units >> page & 1) == 0 || is_behind) return;
     const uint8_t* from =
-        p_.v.data + pass.pages[index / 2] * p_.v.page_stride +
-        (value_ + half + column * (2 * kLineBytes) - (is_behind ? kLineBytes : 0));
+        p_.v.data + pass.pages[page] * p_.v.page_stride + (value_ + half_bytes(half));
     EFFINFER_UNROLL
     for (int l = 0; l < Block::kLoads; ++l) {
-      unit.copy_async(&to[l][unit.lane], from + l * step);
+      unit.copy_async(&to[l][unit.lane], from + column * (2 * kLineBytes));
+      from += Block::kValueGroups * p_.k.dims * 4;
     }
   }
 
@@ -81,10 +78,14 @@ class PrefillFetch {
   }
 
  private:
+  EFFINFER_DEVICE uint32_t half_bytes(int half) const {
+    return static_cast<uint32_t>(half * (kBlock * 4 / Block::P) * p_.k.dims);
+  }
+
   const ops::AttentionProblem& p_;
   const int32_t kv_head_;
-  int32_t key_;  // bytes from a page's begin to the lane's first ones
-  int32_t value_;
+  uint32_t key_;  // bytes from a page's begin to the lane's first ones
+  uint32_t value_;
 };
 
 }  // namespace effinfer::cuda

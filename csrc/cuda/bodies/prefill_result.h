@@ -14,22 +14,23 @@
 
 namespace effinfer::cuda {
 
-// Of a warp's 16 rows and up to 32 kColumns dims: 128 in registers, others in shared memory, where
+// Of a warp's 16 rows and kColumns of 32 dims: kHeld in registers, others in shared memory, where
 // each lane has its own.
-template <int kColumns, int kWarps>
+template <int kColumns, int kWarps, int kHeld>
 class PrefillResult {
  public:
-  static constexpr int kHeld = kColumns < 4 ? kColumns : 4;
   static constexpr bool kShares = kColumns > kHeld;
   using Column = Quad[4][kWarp];
   struct Shared {
     std::conditional_t<kShares, Column[kWarps * (kColumns - kHeld) + !kShares], char> values;
+    int32_t num_rows;     // of the tile
+    int32_t partial;      // of the item
+    int32_t first_chunk;  // of the item
   };
 
   template <class Unit>
-  EFFINFER_DEVICE PrefillResult(Unit& unit, const AttentionParams& params,
-                                const ops::AttentionTile& tile, Shared& shared)
-      : out_(params, tile),
+  EFFINFER_DEVICE PrefillResult(Unit& unit, const AttentionParams& params, Shared& shared)
+      : params_(params),
         dims_(params.p.v.dims),
         shared_(shared),
         first_row_(unit.warp * kTileRows + unit.lane / 4) {
@@ -40,22 +41,29 @@ class PrefillResult {
     }
   }
 
-  EFFINFER_DEVICE int num_rows() const { return out_.num_rows(); }
+  // By one thread, for all: what is looked up in each chunk.
+  EFFINFER_DEVICE static void begin_item(const ops::AttentionItem& item,
+                                         const ops::AttentionTile& tile, Shared& shared) {
+    shared.num_rows = tile.num_rows * tile.num_heads;
+    shared.partial = item.partial;
+    shared.first_chunk = item.first_unit / kChunkUnits;
+  }
+
+  EFFINFER_DEVICE int num_rows() const { return shared_.num_rows; }
 
   // Of what the chunk's columns are added to, one after the other.
   template <class Unit>
-  EFFINFER_DEVICE void begin_chunk(Unit& unit, const ops::AttentionItem& item, int32_t chunk,
-                                   const RowState (&rows)[2]) {
-    if (item.partial < 0) {
+  EFFINFER_DEVICE void begin_chunk(Unit& unit, int32_t chunk, const RowState (&rows)[2]) {
+    if (shared_.partial < 0) {
       EFFINFER_UNROLL
       for (int r = 0; r < 2; ++r) factors_[r] = fold_row(unit, rows_[r], rows[r]);
       return;
     }
-    const int64_t before = chunk - item.first_unit / kChunkUnits;
-    partial_ = item.partial + before * num_rows() + first_row_;
+    partial_ = shared_.partial + (chunk - shared_.first_chunk) * num_rows() + first_row_;
     EFFINFER_UNROLL
     for (int r = 0; r < 2; ++r) {
-      if (has(r) && unit.lane % 4 == 0) out_.store_partial_state(partial_ + 8 * r, rows[r]);
+      if (!has(r) || unit.lane % 4 != 0) continue;
+      AttentionOutput::store_partial_state(params_.p, partial_ + 8 * r, rows[r]);
     }
   }
   template <class Unit>
@@ -64,7 +72,8 @@ class PrefillResult {
       EFFINFER_UNROLL
       for (int r = 0; r < 2; ++r) {
         if (!has(r) || dim_of(unit, column) >= dims_) continue;
-        out_.store_partial_values(partial_ + 8 * r, dim_of(unit, column), products, r);
+        AttentionOutput::store_partial_values(params_.p, partial_ + 8 * r, dim_of(unit, column),
+                                              products, r);
       }
     } else if (column < kHeld) {
       fold_values(values_[column], products, factors_);
@@ -78,24 +87,27 @@ class PrefillResult {
 
   // All that was added.
   template <class Unit>
-  EFFINFER_DEVICE void store(Unit& unit) {
+  EFFINFER_DEVICE void store(Unit& unit, const ops::AttentionTile& tile) {
+    const AttentionOutput out(params_, tile);
     float factor[2];
-    set_factors(unit, rows_, factor, true);
+    set_factors(unit, out, rows_, factor, true);
     EFFINFER_UNROLL
     for (int column = 0; column < kColumns; ++column) {
       if (column < kHeld) {
-        store_column(unit, column, factor, values_[column]);
+        store_column(unit, out, column, factor, values_[column]);
       } else {
         LaneValues values;
         get(unit, column, values);
-        store_column(unit, column, factor, values);
+        store_column(unit, out, column, factor, values);
       }
     }
   }
 
   // All partial results of the tile, from left to right.
   template <class Unit>
-  EFFINFER_DEVICE void merge(Unit& unit, const ops::AttentionMerge& merge) {
+  EFFINFER_DEVICE void merge(Unit& unit, const ops::AttentionTile& tile,
+                             const ops::AttentionMerge& merge) {
+    const AttentionOutput out(params_, tile);
     for (int column = 0; column < kColumns && dim_of(unit, column) < dims_; ++column) {
       RowState rows[2];
       LaneValues values = {};
@@ -103,8 +115,8 @@ class PrefillResult {
         fold_partials(unit, merge, first, column, rows, values);
       }
       float factor[2];
-      set_factors(unit, rows, factor, column == 0);
-      store_column(unit, column, factor, values);
+      set_factors(unit, out, rows, factor, column == 0);
+      store_column(unit, out, column, factor, values);
     }
   }
 
@@ -143,23 +155,24 @@ class PrefillResult {
   }
 
   template <class Unit>
-  EFFINFER_DEVICE void set_factors(Unit& unit, const RowState (&rows)[2], float (&factor)[2],
+  EFFINFER_DEVICE void set_factors(Unit& unit, const AttentionOutput& out,
+                                   const RowState (&rows)[2], float (&factor)[2],
                                    bool stores_lse) const {
     EFFINFER_UNROLL
     for (int r = 0; r < 2; ++r) {
       if (!has(r)) continue;
-      factor[r] = out_.end_row(unit, first_row_ + 8 * r, rows[r], stores_lse && unit.lane % 4 == 0);
+      factor[r] = out.end_row(unit, first_row_ + 8 * r, rows[r], stores_lse && unit.lane % 4 == 0);
     }
   }
   template <class Unit>
-  EFFINFER_DEVICE void store_column(Unit& unit, int column, const float (&factor)[2],
-                                    LaneValues& values) const {
+  EFFINFER_DEVICE void store_column(Unit& unit, const AttentionOutput& out, int column,
+                                    const float (&factor)[2], LaneValues& values) const {
     const int dim = dim_of(unit, column);
     const int step = dims_ < kBlock * kColumns ? dims_ : kBlock * kColumns;
     EFFINFER_UNROLL
     for (int r = 0; r < 2; ++r) {
       if (!has(r) || dim >= dims_) continue;
-      out_.store_values(unit, first_row_ + 8 * r, dim, factor[r], values, r, step);
+      out.store_values(unit, first_row_ + 8 * r, dim, factor[r], values, r, step);
     }
   }
 
@@ -175,8 +188,8 @@ class PrefillResult {
       for (int i = 0; i < kAhead; ++i) {
         const int at = first + i < merge.num_partials ? first + i : merge.num_partials - 1;
         const int64_t index = merge.first_partial + int64_t{at} * num_rows() + first_row_ + 8 * r;
-        state[i] = out_.load_partial_state(index);
-        out_.load_partial_values(index, dim_of(unit, column), chunk[i]);
+        state[i] = AttentionOutput::load_partial_state(params_.p, index);
+        AttentionOutput::load_partial_values(params_.p, index, dim_of(unit, column), chunk[i]);
       }
       EFFINFER_UNROLL
       for (int i = 0; i < kAhead; ++i) {
@@ -191,11 +204,11 @@ class PrefillResult {
     }
   }
 
-  const AttentionOutput out_;
+  const AttentionParams& params_;
   const int dims_;
   Shared& shared_;
   const int first_row_;   // the lane's; the other one is 8 on
-  int64_t partial_ = -1;  // of the lane's first row and the chunk; -1: results are folded
+  int32_t partial_ = -1;  // of the lane's first row and the chunk; -1: results are folded
   Factors factors_[2];    // of the chunk
   RowState rows_[2];      // of the chunks before
   LaneValues values_[kHeld] = {};

@@ -142,12 +142,18 @@ class PrefillRing {
   template <class Unit>
   EFFINFER_DEVICE void fetch_block(Unit& unit, const ChunkPass& pass, int stage, int block,
                                    typename PrefillFetch<kType>::Slot& to) const {
+    // What depends on the warp is the same in each stage.
     if (stage >= Stages::kKeyStages) {
-      return fetch_.values(unit, pass, block, stage - Stages::kKeyStages, to);
+      return fetch_.values(unit, pass, block / 2, block % 2, stage - Stages::kKeyStages, to);
     }
-    if (Stages::kKeyBlocks < kStageBlocks && block >= Stages::kKeyBlocks) return;
-    const int tokens = stage * Stages::kTokenBlocks + block / kColumns;
-    fetch_.keys(unit, pass, tokens, block % kColumns, to);
+    if constexpr (Stages::kTokenBlocks == 1) {
+      fetch_.keys(unit, pass, stage / 2, stage % 2, block, to);
+    } else {
+      if (Stages::kKeyBlocks < kStageBlocks && block >= Stages::kKeyBlocks) return;
+      const int tokens = block / kColumns;
+      const int page = stage * (Stages::kTokenBlocks / 2) + tokens / 2;
+      fetch_.keys(unit, pass, page, tokens % 2, block % kColumns, to);
+    }
   }
 
   // A raw stage becomes a widened one, and a new one takes its place.

@@ -32,28 +32,30 @@
 
 namespace effinfer::cuda {
 
-template <DType kType, int kColumns, int kWarps, int kDepth>
+template <DType kType, int kColumns, int kWarps, int kDepth, int kHeld>
 struct PrefillShared {
   typename PrefillRing<kType, kColumns, kWarps, kDepth>::Shared ring;
   Quad queries[kWarps][2 * kColumns][kWarp];
-  typename PrefillResult<kColumns, kWarps>::Shared result;
+  typename PrefillResult<kColumns, kWarps, kHeld>::Shared result;
   ItemUnits units;
   Visibility visible;
   TileRow rows[kWarps * kTileRows];
   int32_t is_last;
 };
 
-template <class Unit, DType kType, int kColumns, int kWarps, int kDepth>
+template <class Unit, DType kType, int kColumns, int kWarps, int kDepth, int kHeld>
 class PrefillTileRun {
  public:
-  using Shared = PrefillShared<kType, kColumns, kWarps, kDepth>;
+  using Shared = PrefillShared<kType, kColumns, kWarps, kDepth, kHeld>;
   using Ring = PrefillRing<kType, kColumns, kWarps, kDepth>;
   using Stages = PrefillStages<kColumns>;
-  using Result = PrefillResult<kColumns, kWarps>;
+  using Result = PrefillResult<kColumns, kWarps, kHeld>;
   // int8 is bfloat16 by the time that it is multiplied.
   using Multiply = Products<kType == DType::f16 ? DType::f16 : DType::bf16, 1>;
   using Scores = BlockScores[kChunkBlocks];
   using Weights = Quad[kChunkBlocks][2];
+  // Widening leaves no registers for a second path, and bounds the time anyway.
+  static constexpr bool kHasInside = !KvBlock<kType>::kScaled;
   // Warps of decoding's kernel.
   static constexpr int kGroups = kColumns <= 2 ? 2 : kColumns <= 4 ? 4 : 8;
 
@@ -61,22 +63,20 @@ class PrefillTileRun {
       : unit_(unit),
         p_(params.p),
         shared_(shared),
-        item_(params.p.work.items[unit.block]),
-        tile_(params.p.work.tiles[item_.tile]),
-        ring_(unit, params.p, tile_, shared.ring),
-        result_(unit, params, tile_, shared.result) {}
+        ring_(unit, params.p, tile(), shared.ring),
+        result_(unit, params, shared.result) {}
 
   EFFINFER_DEVICE void run() {
     if (unit_.warp == 0) find_first();
     for (int i = unit_.thread; i < kWarps * kTileRows; i += kWarps * kWarp) {
-      shared_.rows[i] = row_of(p_, tile_, i);
+      shared_.rows[i] = row_of(p_, tile(), i);
     }
     unit_.sync();
     ring_.start(unit_);
-    set_lane_queries<kType>(unit_, p_, tile_, own_rows(), shared_.queries[unit_.warp]);
+    set_lane_queries<kType>(unit_, p_, tile(), own_rows(), shared_.queries[unit_.warp]);
     const ChunkPass* passes = shared_.ring.passes;
     for (int at = 0; passes[at].chunk >= 0; at ^= 1) {
-      if (is_inside(passes[at])) {
+      if (kHasInside && is_inside(passes[at])) {
         do_chunk<false>(at);
       } else {
         do_chunk<true>(at);
@@ -87,12 +87,17 @@ class PrefillTileRun {
   }
 
  private:
+  // Looked up before and after all chunks, and in no register between.
+  EFFINFER_DEVICE const ops::AttentionItem& item() const { return p_.work.items[unit_.block]; }
+  EFFINFER_DEVICE const ops::AttentionTile& tile() const { return p_.work.tiles[item().tile]; }
+
   EFFINFER_DEVICE TileRow* own_rows() { return shared_.rows + unit_.warp * kTileRows; }
 
   EFFINFER_DEVICE void find_first() {
     if (unit_.lane == 0) {
-      shared_.units = units_of(p_, item_, tile_);
-      shared_.visible = visibility_of(p_, tile_);
+      shared_.units = units_of(p_, item(), tile());
+      shared_.visible = visibility_of(p_, tile());
+      Result::begin_item(item(), tile(), shared_.result);
     }
     unit_.sync_warp();
     ChunkWalk::first(unit_, shared_.units).store(unit_, shared_.units, shared_.ring.passes[0]);
@@ -135,12 +140,11 @@ class PrefillTileRun {
     Scores scores = {};
     add_scores<kEdge>(at, live, scores);
     if constexpr (kEdge) set_logits(pass, live, scores);
-    if constexpr (KvBlock<kType>::kScaled && !kEdge) scale_all(at, scores);
     const auto& first = ring_.take(unit_, at, Stages::kKeyStages);
     Weights weights;
     RowState chunk[2];
     set_weights<kEdge>(at, live, scores, weights, chunk);
-    result_.begin_chunk(unit_, item_, pass.chunk, chunk);
+    result_.begin_chunk(unit_, pass.chunk, chunk);
     add_values<kEdge>(first, 0, live, weights);
     EFFINFER_UNROLL
     for (int column = 1; column < kColumns; ++column) {
@@ -202,10 +206,6 @@ class PrefillTileRun {
         x = rounded_product(x, scale);
       }
     }
-  }
-  EFFINFER_DEVICE void scale_all(int at, Scores& scores) {
-    EFFINFER_UNROLL
-    for (int b = 0; b < kChunkBlocks; ++b) scale_block(at, b, scores[b], 0);
   }
 
   // At an edge.
@@ -289,32 +289,17 @@ class PrefillTileRun {
   }
 
   EFFINFER_DEVICE void finish() {
-    if (item_.partial < 0) return result_.store(unit_);
-    if (!ends_last_item(unit_, p_, item_.merge, shared_.is_last)) return;
-    result_.merge(unit_, p_.work.merges[item_.merge]);
+    if (shared_.result.partial < 0) return result_.store(unit_, tile());
+    const int32_t index = item().merge;
+    if (!ends_last_item(unit_, p_, index, shared_.is_last)) return;
+    result_.merge(unit_, tile(), p_.work.merges[index]);
   }
 
   Unit& unit_;
   const ops::AttentionProblem& p_;
   Shared& shared_;
-  const ops::AttentionItem& item_;
-  const ops::AttentionTile& tile_;
   Ring ring_;
   Result result_;
-};
-
-template <DType kType, int kColumns, int kWarps, int kDepth>
-struct PrefillKernel {
-  static constexpr const char* kName = "prefill_attention";
-  static constexpr int kThreads = kWarps * kWarp;
-  using Params = AttentionParams;
-  using Shared = PrefillShared<kType, kColumns, kWarps, kDepth>;
-  static_assert(sizeof(Shared) <= (kType == DType::i8 && kColumns == 8 ? 163 << 10 : 99 << 10));
-
-  template <class Unit>
-  EFFINFER_DEVICE static void run(Unit& unit, const Params& params, Shared& shared) {
-    PrefillTileRun<Unit, kType, kColumns, kWarps, kDepth>(unit, params, shared).run();
-  }
 };
 
 }  // namespace effinfer::cuda
