@@ -27,8 +27,8 @@ if TYPE_CHECKING:
     from effinfer.text.messages import Message
     from effinfer.text.tokenizer import Tokenizer
 
-# Texts of more characters are tokenised in another thread: an event loop shall not stand still for
-# more than about a millisecond.
+# Texts of more characters are tokenised in another thread, and so are all while one of them is: an
+# event loop shall not stand still for more than about a millisecond.
 _LONG_TEXT = 4096
 
 
@@ -68,7 +68,7 @@ class AsyncLLM:
         """LLM.generate(). Throws QueueFullError when not all prompts may wait."""
         requests = pair_params(as_prompts(prompts), params)
         size = sum(len(prompt) for prompt, _ in requests if isinstance(prompt, str))
-        if size > _LONG_TEXT:
+        if self._is_slow(size):
             encoded = await asyncio.to_thread(encode_prompts, self.tokenizer, requests)
         else:
             encoded = encode_prompts(self.tokenizer, requests)
@@ -105,7 +105,7 @@ class AsyncLLM:
     async def chat_tokens(self, messages: Sequence[Message], **variables: Any) -> list[int]:
         """LLM.chat_tokens()."""
         size = sum(len(str(message)) for message in messages)
-        if size > _LONG_TEXT:
+        if self._is_slow(size):
             return await asyncio.to_thread(self._llm.chat_tokens, messages, **variables)
         return self._llm.chat_tokens(messages, **variables)
 
@@ -114,7 +114,7 @@ class AsyncLLM:
     ) -> list[int]:
         """LLM.tokenize()."""
         options = {"add_special": add_special, "parse_special": parse_special}
-        if len(text) > _LONG_TEXT:
+        if self._is_slow(len(text)):
             return await asyncio.to_thread(self._llm.tokenize, text, **options)
         return self._llm.tokenize(text, **options)
 
@@ -123,9 +123,21 @@ class AsyncLLM:
         requests: Sequence[tuple[Sequence[int], SamplingParams]],
         *,
         is_streamed: bool,
+        keep_special: bool = False,
     ) -> AsyncGeneration:
-        """Queues requests that one reader waits for: what generate() and stream() are made of."""
-        return AsyncGeneration(self._thread, self.tokenizer, requests, is_streamed=is_streamed)
+        """Queues requests that one reader waits for: what generate() and stream() are made of.
+        keep_special: control tokens that the model writes are in its text."""
+        return AsyncGeneration(
+            self._thread,
+            self.tokenizer,
+            requests,
+            self._llm.grammars,
+            is_streamed=is_streamed,
+            keep_special=keep_special,
+        )
+
+    def _is_slow(self, characters: int) -> bool:
+        return characters > _LONG_TEXT or self.tokenizer.is_busy
 
     @property
     def tokenizer(self) -> Tokenizer:

@@ -321,7 +321,7 @@ class HostBackend final : public Backend {
   int num_devices() const override { return 1; }
   std::string status() const override { return "emulated on the host"; }
   std::string model_name(int) const override { return "emulated GPU"; }
-  int arch(int) const override { return 80; }
+  int arch(int) const override { return host::arch(); }
   int64_t shared_bytes(int) const override { return 227 << 10; }
   const Memory& memory(int) const override {
     static const PlainMemory memory;

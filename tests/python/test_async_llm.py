@@ -271,3 +271,24 @@ def test_an_engine_that_stops_ends_every_stream(path, monkeypatch):
                 llm.stream("th")
 
     asyncio.run(main())
+
+
+def test_one_wake_up_a_step_whatever_the_number_of_streams(llm, monkeypatch):
+    monkeypatch.setattr(engine_thread, "_PATIENCE_SECONDS", 0.0)
+    wake_ups = 0
+
+    async def main() -> None:
+        loop = asyncio.get_running_loop()
+        call = loop.call_soon_threadsafe
+
+        def count(*arguments: object, **options: object) -> object:
+            nonlocal wake_ups
+            wake_ups += 1
+            return call(*arguments, **options)
+
+        monkeypatch.setattr(loop, "call_soon_threadsafe", count)
+        steps = llm.engine.stats()["steps"]
+        await llm.generate(PROMPTS, params(max_tokens=100))
+        assert 0 < wake_ups <= llm.engine.stats()["steps"] - steps + 1
+
+    asyncio.run(main())

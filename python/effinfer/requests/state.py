@@ -14,9 +14,12 @@ if TYPE_CHECKING:
 
 
 class RequestState:
-    def __init__(self, params: SamplingParams, tokenizer: Tokenizer) -> None:
+    def __init__(
+        self, params: SamplingParams, tokenizer: Tokenizer, *, keep_special: bool = False
+    ) -> None:
+        """keep_special: control tokens that the model writes are in its text."""
         self.params = params
-        self.text = TextState(tokenizer, params.stop_strings())
+        self.text = TextState(tokenizer, params.stop_strings(), keep_special=keep_special)
         self.token_ids: list[int] = []
         self.logprobs: list[TokenLogprobs] = []
         self.finish_reason = ""
