@@ -103,7 +103,7 @@ BUDGETS = (
     Budget("RowPositionsKernel", 32, 16),
     Budget("PageLengthsKernel", 32, 16),
     # Arguments: dtype, dims of heads at most.
-    Budget("PlainAttentionKernel<[12], 64>", 184, 2, 72576, PLAIN),
+    Budget("PlainAttentionKernel<[12], 64>", 168, 2, 72576, PLAIN),
     Budget("PlainAttentionKernel<[12], 128>", 240, 1, 144256, PLAIN),
     Budget("PlainAttentionKernel<[12], 256>", 248, 1, 156544, PLAIN),
 )

@@ -260,6 +260,7 @@ template <DType kType, int kDims>
 struct PlainAttentionKernel {
   static constexpr const char* kName = "plain_attention";
   static constexpr int kThreads = PlainRows<kDims>::kWarps * kWarp;
+  static constexpr int kMinBlocks = kDims <= 64 ? 3 : 1;  // as shared memory lets an H100 hold
   using Params = ops::AttentionProblem;
   using Shared = PlainShared<kDims>;
   static_assert(sizeof(Shared) <= 163 << 10);  // of an A100's SM
