@@ -101,9 +101,12 @@ endfunction()
 
 # Warnings, hidden visibility and sanitizers, for this target alone.
 function(effinfer_target_options target)
-  set_target_properties(${target} PROPERTIES CXX_VISIBILITY_PRESET hidden
-                        VISIBILITY_INLINES_HIDDEN ON POSITION_INDEPENDENT_CODE ON
+  set_target_properties(${target} PROPERTIES POSITION_INDEPENDENT_CODE ON
                         CXX_EXTENSIONS OFF CXX_STANDARD 20)
+  if(EFFINFER_HIDES_INTERNALS)
+    set_target_properties(${target} PROPERTIES CXX_VISIBILITY_PRESET hidden
+                          VISIBILITY_INLINES_HIDDEN ON)
+  endif()
   # Contraction would make a sum depend on how the compiler groups it.
   target_compile_options(${target} PRIVATE -Wall -Wextra -Wshadow -Wnon-virtual-dtor
                          -ffp-contract=off -fno-math-errno)

@@ -7,22 +7,9 @@
 
 #include "core/memory.h"
 #include "effinfer/device.h"
+#include "effinfer/executor.h"
 
 namespace effinfer {
-
-// The order of a device's work: what is put into a queue runs after what was put there before. A
-// thread at a time.
-class Queue {
- public:
-  virtual ~Queue() = default;
-  virtual Device device() const = 0;
-  // The host's bytes may change once upload() has returned, and have arrived when wait() has.
-  virtual void upload(void* to, const void* from, size_t bytes) = 0;
-  virtual void download(void* to, const void* from, size_t bytes) = 0;
-  virtual void zero(void* to, size_t bytes) = 0;
-  // Until all of it has run. Throws DeviceError with the name of a kernel that failed.
-  virtual void wait() = 0;
-};
 
 class Backend {
  public:
@@ -36,15 +23,14 @@ class Backend {
   // Memory that the threads of a block may share.
   virtual int64_t shared_bytes(int index) const = 0;
   virtual const Memory& memory(int index) const = 0;
+  // The host's memory from where and to where copies are fastest. Throws OutOfMemory.
+  virtual std::shared_ptr<std::byte> pinned(int index, size_t bytes) const = 0;
   virtual std::unique_ptr<Queue> make_queue(int index) const = 0;
+  virtual std::unique_ptr<Queue> wrap_stream(int index, void* stream) const = 0;
   virtual void register_kernels() const = 0;
 };
 
 // CUDA's, or null in a library that was built without it: the symbol is csrc/cuda's.
 const Backend* cuda_backend();
-
-// Throws InvalidArgument for a device that this build lacks and for the CPU, whose work goes to
-// thread pools.
-std::unique_ptr<Queue> make_queue(Device device);
 
 }  // namespace effinfer

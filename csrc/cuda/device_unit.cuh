@@ -24,8 +24,19 @@ class DeviceUnit {
         block(static_cast<int>(blockIdx.x)),
         num_blocks(static_cast<int>(gridDim.x)) {}
 
+  // First of all: lets the next kernel's blocks come as soon as there is room for them, and waits
+  // for what the kernel before wrote, which hides what a launch costs. As each kernel waits for the
+  // one before, it has waited for all of them.
+  __device__ __forceinline__ void start() {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.launch_dependents;");
+    asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+  }
+
   __device__ __forceinline__ void sync() { __syncthreads(); }
   __device__ __forceinline__ void sync_warp() { __syncwarp(); }
+  __device__ __forceinline__ void keep_order() { __syncwarp(); }
 
   template <class T>
   __device__ __forceinline__ T shfl(T value, int from) {
@@ -50,6 +61,12 @@ class DeviceUnit {
 
   __device__ __forceinline__ void ldmatrix(uint32_t (&out)[4], const void* row) {
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(out[0]), "=r"(out[1]), "=r"(out[2]), "=r"(out[3])
+                 : "r"(in_shared(row))
+                 : "memory");
+  }
+  __device__ __forceinline__ void ldmatrix_transposed(uint32_t (&out)[4], const void* row) {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
                  : "=r"(out[0]), "=r"(out[1]), "=r"(out[2]), "=r"(out[3])
                  : "r"(in_shared(row))
                  : "memory");
@@ -117,6 +134,16 @@ class DeviceUnit {
     uint32_t sum;
     asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(sum) : "r"(a), "r"(b), "r"(c));
     return sum;
+  }
+  __device__ __forceinline__ float exp2(float x) {
+    float power;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(power) : "f"(x));
+    return power;
+  }
+  __device__ __forceinline__ float reciprocal(float x) {
+    float inverse;
+    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(inverse) : "f"(x));
+    return inverse;
   }
   __device__ __forceinline__ uint32_t permute(uint32_t a, uint32_t b, uint32_t picks) {
     return __byte_perm(a, b, picks);

@@ -84,6 +84,7 @@ __global__ void __launch_bounds__(kThreads, min_blocks<Kernel>())
   if constexpr (compiles_here<Kernel>()) {
     extern __shared__ __align__(1024) unsigned char memory[];
     DeviceUnit unit;
+    unit.start();
     Kernel::run(unit, params, *reinterpret_cast<typename Kernel::Shared*>(memory));
   }
 }
@@ -100,6 +101,11 @@ void launch(const typename Kernel::Params& params, int64_t blocks, Queue& queue)
   config.blockDim = dim3(Kernel::kThreads);
   config.dynamicSmemBytes = kShared;
   config.stream = stream_of(queue);
+  cudaLaunchAttribute early;
+  early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  early.val.programmaticStreamSerializationAllowed = 1;
+  config.attrs = &early;
+  config.numAttrs = starts_early(queue) ? 1 : 0;
   if constexpr (kShared > kPlainSharedBytes) {
     check(cudaFuncSetAttribute(kEntry, cudaFuncAttributeMaxDynamicSharedMemorySize, kShared),
           Kernel::kName);

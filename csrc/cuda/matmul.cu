@@ -149,8 +149,6 @@ void multiply_streamed(const MatmulProblem& problem, const Takes& takes, Queue& 
 void multiply_tiled(const MatmulProblem& problem, const Takes& takes, Queue& queue) {
   const bool gated = problem.glu != ops::UnaryOp::none;
   TileParams params;
-  params.x = static_cast<const uint8_t*>(problem.x.data);
-  params.x_row_bytes = problem.x.row_bytes();
   params.tokens = static_cast<int32_t>(problem.x.rows);
   params.superblocks = static_cast<int32_t>(blocks_for(problem.x.cols, ops::kSuperblock));
   params.glu = problem.glu;
@@ -168,8 +166,8 @@ void multiply_tiled(const MatmulProblem& problem, const Takes& takes, Queue& que
     part.units = gated ? part.weight.groups : (part.weight.groups + 1) / 2;
   }
   params.header_bytes = ops::header_bytes(format, problem.x.cols);
-  if (arch_of(queue) == 90) return launch_wgmma(format, params, queue);
-  launch_tiles(format, params, queue);
+  if (arch_of(queue) == 90) return launch_wgmma(format, problem.x, params, queue);
+  launch_tiles(format, problem.x, params, queue);
 }
 
 // A GLU of two formats.

@@ -13,17 +13,22 @@
 namespace effinfer::cuda {
 
 // Multiplies with the tile of tokens that suits the numbers of tokens and rows.
-void launch_tiles(const ops::PackedFormat& format, TileParams& params, Queue& queue);
+void launch_tiles(const ops::PackedFormat& format, const ops::Operand& x, TileParams& params,
+                  Queue& queue);
 
-void launch_tiles_u4(const ops::PackedFormat& format, TileParams& params, Queue& queue);
-void launch_tiles_u5_u6(const ops::PackedFormat& format, TileParams& params, Queue& queue);
-void launch_tiles_u8_dense(const ops::PackedFormat& format, TileParams& params, Queue& queue);
+void launch_tiles_u4(const ops::PackedFormat& format, const ops::Operand& x, TileParams& params,
+                     Queue& queue);
+void launch_tiles_u5_u6(const ops::PackedFormat& format, const ops::Operand& x, TileParams& params,
+                        Queue& queue);
+void launch_tiles_u8_dense(const ops::PackedFormat& format, const ops::Operand& x,
+                           TileParams& params, Queue& queue);
 
 // Of a block of the largest kernel.
 inline constexpr size_t kTileSharedBytes = (64 << 10) + 128;
 
 template <class Kernel, int kUnits>
-void launch_tile(TileParams& params, Queue& queue) {
+void launch_tile(const ops::Operand& x, TileParams& params, Queue& queue) {
+  params.x = Kernel::Copies::x_of(x);
   params.token_blocks = static_cast<int32_t>(blocks_for(params.tokens, Kernel::kTokens));
   params.row_blocks = 0;
   for (const TilePart& part : params.parts) {
@@ -34,19 +39,22 @@ void launch_tile(TileParams& params, Queue& queue) {
 }
 
 template <ops::PackedFormat kFormat>
-void launch_tile_format(TileParams& params, Queue& queue) {
-  if (params.tokens <= 64) {
-    launch_tile<TileMatmul<kFormat, 8, 2>, kTileWarps>(params, queue);
-  } else {
-    launch_tile<TileMatmul<kFormat, 16, 1>, kTileWarps>(params, queue);
+void launch_tile_format(const ops::Operand& x, TileParams& params, Queue& queue) {
+  // Float16 weights and what becomes of them take more registers than there are beside the sums of
+  // 128 tokens.
+  if (params.tokens <= 64 || kFormat.bits == ops::QuantBits::f16) {
+    launch_tile<TileMatmul<kFormat, 8, 2>, kTileWarps>(x, params, queue);
+  } else if constexpr (kFormat.bits != ops::QuantBits::f16) {
+    launch_tile<TileMatmul<kFormat, 16, 1>, kTileWarps>(x, params, queue);
   }
 }
 
 // Compiles the formats of `kBits`.
 template <ops::QuantBits... kBits>
-void launch_tile_formats(const ops::PackedFormat& format, TileParams& params, Queue& queue) {
+void launch_tile_formats(const ops::PackedFormat& format, const ops::Operand& x, TileParams& params,
+                         Queue& queue) {
   with_stream_format(format, [&]<ops::PackedFormat kFormat>() {
-    if constexpr (((kFormat.bits == kBits) || ...)) launch_tile_format<kFormat>(params, queue);
+    if constexpr (((kFormat.bits == kBits) || ...)) launch_tile_format<kFormat>(x, params, queue);
   });
 }
 

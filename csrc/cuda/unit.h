@@ -17,13 +17,16 @@
 //
 //   thread, lane, warp      in the block, in its warp, which warp; block, num_blocks: of the grid
 //   sync(), sync_warp()     a barrier of the block, of the warp
+//   keep_order()            compilers do not move loads of shared memory across it, which would take
+//                           registers; it orders nothing for other threads. All of a warp call it
 //   shfl_xor(value, mask)   the value of lane ^ mask; shfl(value, lane): of that lane
 //   ballot(bool)            a bit for each lane
 //   copy_async(to, from, valid)   16 aligned bytes of global memory into shared memory, zeros where
 //                                 not `valid`; they are there after commit() and a wait<n>() that
 //                                 leaves at most the n newest groups under way, and for other
 //                                 threads after a barrier that follows it
-//   ldmatrix(out, row)      four 8 x 8 matrices of 16-bit numbers from shared memory
+//   ldmatrix(out, row)      four 8 x 8 matrices of 16-bit numbers from shared memory;
+//                           ldmatrix_transposed: each with its rows for columns
 //   mma(d, a, b)            d += a b: m16n8k16 of bfloat16, sums in float32; mma_f16 of float16;
 //                           mma_s8: m16n8k32 of int8, sums in int32
 //   load(pointer)           global memory that no kernel writes while this one runs; load_once():
@@ -35,6 +38,8 @@
 //   from_f16(bits)          the float of a float16
 //   mul(a, b)               the rounded product: no addition after it becomes one with it
 //   fma_bf16x2(a, b, c)     a b + c of two bfloat16 each
+//   exp2(x), reciprocal(x)  2^x and 1 / x within a few units of the last place, in one instruction;
+//                           subnormal numbers are 0
 //   permute(a, b, picks)    byte i of the result is byte picks >> 4 i & 7 of the eight of a, b
 //
 // Hopper (compute capability 9.0) has more, for kernels that say `kArch = 90`:

@@ -1,8 +1,9 @@
 #include "executor/device_step.h"
 
 #include <algorithm>
-#include <cstring>
+#include <bit>
 #include <string>
+#include <vector>
 
 #include "core/memory.h"
 #include "effinfer/error.h"
@@ -13,6 +14,17 @@ namespace {
 
 constexpr size_t kAlignment = 16;  // of arrays in the block
 
+// Steps of more tokens are not recorded: they take longer than launching them.
+constexpr int64_t kMostShared = 256;
+
+// In place of a number of logits in the key of a recording that draws tokens.
+constexpr int32_t kDraws = -1;
+
+// What a number of rows is rounded up to: products of matrices take eight at a time.
+size_t shared_rows(size_t count) {
+  return count <= 8 ? std::bit_ceil(count) : (count + 7) / 8 * 8;
+}
+
 size_t aligned(size_t bytes) {
   return (bytes + kAlignment - 1) / kAlignment * kAlignment;
 }
@@ -22,6 +34,10 @@ size_t bytes_of(size_t count) {
   return aligned(count * sizeof(T));
 }
 
+size_t draw_bytes(size_t rows) {
+  return 3 * bytes_of<float>(rows) + 3 * bytes_of<uint64_t>(rows);
+}
+
 // Of the largest step.
 size_t image_bytes(const BatchLimits& limits, std::span<const AttentionBuffers> attention) {
   const auto tokens = static_cast<size_t>(limits.max_tokens);
@@ -29,13 +45,21 @@ size_t image_bytes(const BatchLimits& limits, std::span<const AttentionBuffers> 
   const size_t pages = KvCache::pages_for(static_cast<size_t>(limits.max_seq_len));
   size_t bytes = 2 * bytes_of<int32_t>(tokens) + bytes_of<uint64_t>(tokens) +
                  bytes_of<int32_t>(static_cast<size_t>(limits.max_rows)) +
-                 4 * bytes_of<int32_t>(sequences + 1) + bytes_of<int32_t>(sequences * pages);
+                 4 * bytes_of<int32_t>(sequences + 1) + bytes_of<int32_t>(sequences * pages) +
+                 draw_bytes(static_cast<size_t>(limits.max_rows));
   for (const AttentionBuffers& buffers : attention) {
     bytes += bytes_of<ops::AttentionTile>(buffers.work.tiles.capacity()) +
              bytes_of<ops::AttentionItem>(buffers.work.items.capacity()) +
              bytes_of<ops::AttentionMerge>(buffers.work.merges.capacity());
   }
   return bytes;
+}
+
+ops::RowSamplingProblem largest_draw(const BatchLimits& limits) {
+  ops::RowSamplingProblem problem;
+  problem.rows = limits.max_rows;
+  problem.vocab = limits.vocab_size;
+  return problem;
 }
 
 // What is asked for most; run_top() refuses more.
@@ -51,26 +75,40 @@ ops::TopRowsProblem largest_top(const BatchLimits& limits) {
 
 class DeviceStep::Packer {
  public:
-  Packer(std::vector<std::byte>& image, std::byte* block) : image_(image), block_(block) {}
+  Packer(std::byte* image, size_t bytes, std::byte* block)
+      : image_(image), bytes_(bytes), block_(block) {}
 
+  // `count` elements: `values`, and `rest` where they end.
   template <class T>
-  std::span<const T> add(std::span<const T> values) {
-    std::byte* there = block_ + used_;
-    if (used_ + aligned(values.size_bytes()) > image_.size()) {
+  std::span<const T> add(std::span<const T> values, size_t count, const T& rest) {
+    if (used_ + aligned(count * sizeof(T)) > bytes_) {
       throw InternalError("[run] the step's arrays are larger than their block");
     }
-    if (!values.empty()) std::memcpy(image_.data() + used_, values.data(), values.size_bytes());
-    used_ += aligned(values.size_bytes());
-    return {reinterpret_cast<const T*>(there), values.size()};
+    T* to = reinterpret_cast<T*>(image_ + used_);
+    std::copy(values.begin(), values.end(), to);
+    std::fill(to + values.size(), to + count, rest);
+    const T* there = reinterpret_cast<const T*>(block_ + used_);
+    used_ += aligned(count * sizeof(T));
+    return {there, count};
+  }
+  // `count` elements: those that element() makes of `values`, and what it makes of `rest`.
+  template <class T, class Value, class Element>
+  const T* add_each(std::span<const Value> values, size_t count, const Value& rest,
+                    const Element& element) {
+    T* to = reinterpret_cast<T*>(image_ + used_);
+    const T* there = add(std::span<const T>(), count, element(rest)).data();
+    std::transform(values.begin(), values.end(), to, element);
+    return there;
   }
   template <class T>
-  const T* add(const std::vector<T>& values) {
-    return add(std::span<const T>(values)).data();
+  const T* add(const std::vector<T>& values, size_t count, const T& rest) {
+    return add(std::span<const T>(values), count, rest).data();
   }
   size_t used() const { return used_; }
 
  private:
-  std::vector<std::byte>& image_;
+  std::byte* const image_;
+  const size_t bytes_;
   std::byte* const block_;
   size_t used_ = 0;
 };
@@ -78,72 +116,160 @@ class DeviceStep::Packer {
 DeviceStep::DeviceStep(const Shared& shared, const BatchLimits& limits,
                        std::span<const AttentionBuffers> attention, size_t partials,
                        size_t partial_floats)
-    : queue_(make_queue(shared.target.device)),
+    : limits_(limits),
+      queue_(make_queue(shared.target.device)),
       top_rows_(ops::table<ops::TopRowsProblem>().select(largest_top(limits), shared.target)),
-      image_(image_bytes(limits, attention)),
-      max_rows_(limits.max_rows),
-      vocab_size_(limits.vocab_size) {
+      draw_rows_(ops::table<ops::RowSamplingProblem>().find(largest_draw(limits), shared.target)),
+      image_bytes_(image_bytes(limits, attention)) {
+  const Device device = shared.target.device;
   const auto allocate = [&](size_t bytes, Pages pages, const char* what) {
     std::shared_ptr<void> memory = shared.memory->allocate(bytes, pages);
     if (memory) return memory;
-    throw OutOfMemory("[compile] no memory on " + name(shared.target.device) + " for " + what +
-                      " of " + std::to_string(bytes) + " bytes");
+    throw OutOfMemory("[compile] no memory on " + name(device) + " for " + what + " of " +
+                      std::to_string(bytes) + " bytes");
   };
   size_t merges = 0;
   for (const AttentionBuffers& buffers : attention) {
     merges = std::max(merges, buffers.counters.size());
   }
-  block_ = allocate(image_.size(), Pages::heap, "a step's arrays");
+  const Backend& backend = *cuda_backend();
+  const size_t top_bytes =
+      static_cast<size_t>(limits.max_rows) * ops::kMaxTop * (sizeof(float) + sizeof(int32_t));
+  image_ = backend.pinned(device.index, image_bytes_);
+  top_image_ = backend.pinned(device.index, top_bytes);
+  block_ = allocate(image_bytes_, Pages::heap, "a step's arrays");
   logits_ = allocate(static_cast<size_t>(limits.max_rows * limits.vocab_size) * sizeof(float),
                      Pages::heap, "logits");
-  const auto most_top = static_cast<size_t>(max_rows_) * ops::kMaxTop;
-  top_ = allocate(most_top * (sizeof(float) + sizeof(int32_t)), Pages::heap, "highest logits");
+  top_ = allocate(top_bytes, Pages::heap, "highest logits");
   partial_out_ = allocate(partial_floats * sizeof(float), Pages::heap, "partial results");
   partial_ms_ = allocate(partials * 2 * sizeof(float), Pages::heap, "partial results");
   done_ = allocate(merges * sizeof(int32_t), Pages::huge, "counters");
   attention_.resize(attention.size());
 }
 
-void DeviceStep::pack(const Step& step, std::span<const AttentionBuffers> attention) {
-  Packer packer(image_, static_cast<std::byte*>(block_.get()));
+// The arrays that differ in length between steps of one recording come last.
+void DeviceStep::pack(const Step& step, std::span<const AttentionBuffers> attention,
+                      std::span<const RowDraw> draws, bool shared) {
+  Packer packer(image_.get(), image_bytes_, static_cast<std::byte*>(block_.get()));
   const Batch& batch = *step.batch;
+  const auto rounded = [&](size_t count, int64_t most) {
+    return shared ? std::min(shared_rows(count), static_cast<size_t>(most)) : count;
+  };
+  const size_t tokens = rounded(batch.token_ids.size(), limits_.max_tokens);
+  const size_t rows = rounded(batch.logit_rows.size(), limits_.max_rows);
+  const size_t sequences = rounded(batch.kv_len.size(), limits_.max_sequences);
   batch_ = batch;
-  batch_.token_ids = packer.add(batch.token_ids);
-  batch_.positions = packer.add(batch.positions);
-  batch_.logit_rows = packer.add(batch.logit_rows);
+  batch_.token_ids = packer.add(batch.token_ids, tokens, 0);
+  batch_.positions = packer.add(batch.positions, tokens, 0);
+  batch_.logit_rows = packer.add(batch.logit_rows, rows, 0);
   step_ = step;
   step_.batch = &batch_;
   step_.logits = static_cast<float*>(logits_.get());
   ops::BatchLayout& layout = step_.layout;
-  layout.qo_indptr = packer.add(batch.qo_indptr).data();
-  layout.kv_indptr = packer.add(batch.kv_indptr).data();
-  layout.kv_indices = packer.add(batch.kv_indices).data();
-  layout.kv_len = packer.add(batch.kv_len).data();
+  layout.num_tokens = static_cast<int64_t>(tokens);
+  layout.num_sequences = static_cast<int64_t>(sequences);
+  layout.qo_indptr = packer.add(batch.qo_indptr, sequences + 1, batch.qo_indptr.back()).data();
+  layout.kv_indptr = packer.add(batch.kv_indptr, sequences + 1, batch.kv_indptr.back()).data();
+  layout.kv_len = packer.add(batch.kv_len, sequences, 0).data();
   layout.positions = batch_.positions.data();
-  if (!batch.ancestors.empty()) layout.ancestors = packer.add(batch.ancestors).data();
-  if (!batch.tree_start.empty()) layout.tree_start = packer.add(batch.tree_start).data();
+  if (!batch.ancestors.empty()) {
+    layout.ancestors = packer.add(batch.ancestors, tokens, uint64_t{0}).data();
+  }
+  if (!batch.tree_start.empty()) {
+    layout.tree_start = packer.add(batch.tree_start, sequences, 0).data();
+  }
   for (size_t slot = 0; slot < attention.size(); ++slot) {
-    const ops::AttentionWork& work = attention[slot].work;
-    AttentionBuffers& there = attention_[slot];
-    there.view = work;
-    there.view.spans = nullptr;
-    there.view.tiles = packer.add(work.tiles);
-    there.view.items = packer.add(work.items);
-    there.view.merges = packer.add(work.merges);
-    there.done = static_cast<int32_t*>(done_.get());
-    there.partial_out = static_cast<float*>(partial_out_.get());
-    there.partial_ms = static_cast<float*>(partial_ms_.get());
+    pack_attention(packer, attention[slot], attention_[slot], shared);
   }
   step_.attention = attention_;
-  queue_->upload(block_.get(), image_.data(), packer.used());
+  if (!draws.empty()) pack_draws(packer, draws, rows);
+  layout.kv_indices = packer.add(batch.kv_indices, batch.kv_indices.size(), 0).data();
+  queue_->upload(block_.get(), image_.get(), packer.used());
+}
+
+// The greedy token is the highest one.
+void DeviceStep::pack_draws(Packer& packer, std::span<const RowDraw> draws, size_t rows) {
+  drawn_ = largest_draw(limits_);
+  drawn_.x = logits_.get();
+  drawn_.rows = static_cast<int64_t>(rows);
+  const auto set = [&]<class T>(ops::PerRow<T>& to, const auto& element) {
+    to.values = packer.add_each<T>(draws, rows, RowDraw{}, element);
+  };
+  set(drawn_.temperature,
+      [](const RowDraw& d) { return d.temperature == 0.0f ? 1.0f : d.temperature; });
+  set(drawn_.top_k, [](const RowDraw& d) { return int64_t{d.temperature == 0.0f ? 1 : d.top_k}; });
+  set(drawn_.top_p, [](const RowDraw& d) { return d.temperature == 0.0f ? 1.0f : d.top_p; });
+  set(drawn_.min_p, [](const RowDraw& d) { return d.temperature == 0.0f ? 0.0f : d.min_p; });
+  set(drawn_.random.seed, [](const RowDraw& d) { return d.seed; });
+  set(drawn_.random.offset, [](const RowDraw& d) { return d.index; });
+  drawn_.samples = static_cast<int32_t*>(top_.get());
+  drawn_.statuses = reinterpret_cast<ops::RowStatus*>(drawn_.samples + rows);
+  drawn_.undecided = reinterpret_cast<uint8_t*>(drawn_.statuses + rows);
+}
+
+void DeviceStep::pack_attention(Packer& packer, const AttentionBuffers& from, AttentionBuffers& to,
+                                bool shared) const {
+  const ops::AttentionWork& work = from.work;
+  const auto rounded = [&](const auto& list) {
+    return shared ? std::min(std::bit_ceil(list.size()), list.capacity()) : list.size();
+  };
+  to.view = work;
+  to.view.spans = nullptr;
+  to.view.tiles = packer.add(work.tiles, rounded(work.tiles), {});
+  to.view.merges = packer.add(work.merges, rounded(work.merges), {});
+  const size_t items = rounded(work.items);
+  to.view.items = packer.add(work.items, items, {-1, 0, 0, -1, -1});
+  to.view.num_items = static_cast<int64_t>(items);
+  to.done = static_cast<int32_t*>(done_.get());
+  to.partial_out = static_cast<float*>(partial_out_.get());
+  to.partial_ms = static_cast<float*>(partial_ms_.get());
+}
+
+// What problems hold of a step beside addresses that are always the same. Those of the arrays
+// follow from each other.
+Recordings::Key DeviceStep::key_of(const Program& program, int32_t top_k) const {
+  const auto address = [](const void* pointer) { return reinterpret_cast<intptr_t>(pointer); };
+  const ops::BatchLayout& layout = step_.layout;
+  Recordings::Key key = {address(&program),          top_k,
+                         layout.num_tokens,          static_cast<int64_t>(batch_.logit_rows.size()),
+                         layout.num_sequences,       address(layout.ancestors),
+                         address(layout.tree_start), address(layout.kv_indices)};
+  for (const AttentionBuffers& buffers : attention_) {
+    const ops::AttentionWorkView& view = buffers.view;
+    key.insert(key.end(), {address(view.tiles), address(view.merges), address(view.items),
+                           view.num_items, view.tile_rows, view.one_tile ? 1 : 0});
+  }
+  for (const ops::KvLayer& layer : step_.kv_layers) {
+    key.insert(key.end(), {address(layer.k), address(layer.v)});
+  }
+  return key;
+}
+
+ops::TopRowsProblem DeviceStep::top_of(int32_t k) const {
+  ops::TopRowsProblem problem;
+  problem.x = static_cast<const float*>(logits_.get());
+  problem.rows = static_cast<int64_t>(batch_.logit_rows.size());
+  problem.cols = limits_.vocab_size;
+  problem.k = k;
+  problem.values = static_cast<float*>(top_.get());
+  problem.indices = reinterpret_cast<int32_t*>(problem.values + problem.rows * k);
+  return problem;
 }
 
 void DeviceStep::launch(const Program& program, const Step& step,
-                        std::span<const AttentionBuffers> attention) {
-  pack(step, attention);
-  for (const std::unique_ptr<Call>& call : program.calls) {
-    if (call->prepare(step_)) call->launch(*queue_);
-  }
+                        std::span<const AttentionBuffers> attention, int32_t top_k,
+                        std::span<const RowDraw> draws) {
+  const bool shared = step.batch->phase == Phase::decode && step.layout.num_tokens <= kMostShared;
+  pack(step, attention, draws, shared);
+  const auto put = [&] {
+    for (const std::unique_ptr<Call>& call : program.calls) {
+      if (call->prepare(step_)) call->launch(*queue_);
+    }
+    if (top_k > 0) top_rows_.launch(top_of(top_k), *queue_);
+    if (!draws.empty()) draw_rows_->launch(drawn_, *queue_);
+  };
+  if (!shared) return put();
+  recordings_.run(key_of(program, draws.empty() ? top_k : kDraws), *queue_, put);
 }
 
 void DeviceStep::read(std::span<float> logits) {
@@ -151,19 +277,34 @@ void DeviceStep::read(std::span<float> logits) {
   queue_->wait();
 }
 
-void DeviceStep::read_top(int64_t rows, const TopLogits& top) {
-  auto* values = static_cast<float*>(top_.get());
-  ops::TopRowsProblem problem;
-  problem.x = static_cast<const float*>(logits_.get());
-  problem.rows = rows;
-  problem.cols = vocab_size_;
-  problem.k = top.k;
-  problem.values = values;
-  problem.indices = reinterpret_cast<int32_t*>(values + max_rows_ * ops::kMaxTop);
-  top_rows_.launch(problem, *queue_);
-  queue_->download(top.values.data(), problem.values, top.values.size_bytes());
-  queue_->download(top.tokens.data(), problem.indices, top.tokens.size_bytes());
+void DeviceStep::read_drawn(const DrawnTokens& drawn) {
+  const auto rows = static_cast<size_t>(drawn_.rows);
+  queue_->download(top_image_.get(), top_.get(), rows * (sizeof(int32_t) + 2));
   queue_->wait();
+  const auto* tokens = reinterpret_cast<const int32_t*>(top_image_.get());
+  const auto* statuses = reinterpret_cast<const ops::RowStatus*>(tokens + rows);
+  const auto* undecided = reinterpret_cast<const uint8_t*>(statuses + rows);
+  for (size_t row = 0; row < drawn.tokens.size(); ++row) {
+    drawn.tokens[row] = tokens[row];
+    drawn.decided[row] = statuses[row] == ops::RowStatus::ok && undecided[row] == 0 ? 1 : 0;
+  }
+}
+
+void DeviceStep::read_row(int64_t row, std::span<float> logits) {
+  const auto* all = static_cast<const float*>(logits_.get());
+  queue_->download(logits.data(), all + row * limits_.vocab_size, logits.size_bytes());
+  queue_->wait();
+}
+
+void DeviceStep::read_top(const TopLogits& top) {
+  const ops::TopRowsProblem problem = top_of(top.k);
+  const auto count = static_cast<size_t>(problem.rows * problem.k);
+  queue_->download(top_image_.get(), top_.get(), count * (sizeof(float) + sizeof(int32_t)));
+  queue_->wait();
+  const auto* values = reinterpret_cast<const float*>(top_image_.get());
+  std::copy_n(values, top.values.size(), top.values.begin());
+  std::copy_n(reinterpret_cast<const int32_t*>(values + count), top.tokens.size(),
+              top.tokens.begin());
 }
 
 }  // namespace effinfer::executor

@@ -1,5 +1,9 @@
 // A step on a device other than the CPU: what the host knows of it goes there in one block, kernels
 // follow each other in a queue, and the logits come back.
+//
+// A decoding step is a recording that is replayed: its sizes are rounded up, so that many steps
+// share one, and all that differs between them is in the block, whose arrays lie where they lay.
+// Rows that the rounding adds are of no sequence; what is computed of them nobody reads.
 #pragma once
 
 #include <cstddef>
@@ -10,8 +14,10 @@
 #include "core/backend.h"
 #include "executor/batch_check.h"
 #include "executor/program.h"
+#include "executor/recordings.h"
 #include "executor/step.h"
 #include "ops/registry.h"
+#include "ops/row_sampling.h"
 #include "ops/top_rows.h"
 
 namespace effinfer::executor {
@@ -22,35 +28,52 @@ class DeviceStep {
   DeviceStep(const Shared& shared, const BatchLimits& limits,
              std::span<const AttentionBuffers> attention, size_t partials, size_t partial_floats);
 
-  // Puts the calls of a step whose pointers are the host's into the queue.
-  void launch(const Program& program, const Step& step,
-              std::span<const AttentionBuffers> attention);
-  // These wait for the step that was launched, and write its logits [R, vocab], or the highest of
-  // each of `rows` rows, to the host's memory. They throw DeviceError.
+  // Puts the calls of a step whose pointers are the host's into the queue, and with top_k > 0 those
+  // that find as many highest logits of each row, or with draws, one a row, that draw tokens.
+  void launch(const Program& program, const Step& step, std::span<const AttentionBuffers> attention,
+              int32_t top_k, std::span<const RowDraw> draws);
+  // These wait for the step that was launched, and write its logits [R, vocab], the highest of each
+  // row, or tokens, to the host's memory. They throw DeviceError.
   void read(std::span<float> logits);
-  void read_top(int64_t rows, const TopLogits& top);
+  void read_top(const TopLogits& top);
+  void read_drawn(const DrawnTokens& drawn);
+  // Of a step that has been read.
+  void read_row(int64_t row, std::span<float> logits);
+  // Whether there is a kernel that draws.
+  bool draws() const { return draw_rows_ != nullptr; }
 
  private:
   // Arrays one after the other, aligned.
   class Packer;
-  void pack(const Step& step, std::span<const AttentionBuffers> attention);
+  void pack(const Step& step, std::span<const AttentionBuffers> attention,
+            std::span<const RowDraw> draws, bool shared);
+  void pack_draws(Packer& packer, std::span<const RowDraw> draws, size_t rows);
+  void pack_attention(Packer& packer, const AttentionBuffers& from, AttentionBuffers& to,
+                      bool shared) const;
+  Recordings::Key key_of(const Program& program, int32_t top_k) const;
+  // Values [rows, k], then tokens.
+  ops::TopRowsProblem top_of(int32_t k) const;
 
+  BatchLimits limits_;
   std::unique_ptr<Queue> queue_;
   const ops::Variant<ops::TopRowsProblem>& top_rows_;
-  std::vector<std::byte> image_;  // on the host
-  std::shared_ptr<void> block_;   // the same on the device
+  const ops::Variant<ops::RowSamplingProblem>* draw_rows_;  // null: none
+  size_t image_bytes_;
+  std::shared_ptr<std::byte> image_;      // pinned
+  std::shared_ptr<void> block_;           // the same on the device
+  std::shared_ptr<std::byte> top_image_;  // pinned
+  std::shared_ptr<void> top_;
   std::shared_ptr<void> logits_;
-  std::shared_ptr<void> top_;  // values and tokens [rows, k]
-  int64_t max_rows_;
-  int64_t vocab_size_;
   std::shared_ptr<void> partial_out_;
   std::shared_ptr<void> partial_ms_;
   std::shared_ptr<void> done_;
+  Recordings recordings_;
 
   // With the device's pointers.
   Batch batch_;
   std::vector<AttentionBuffers> attention_;
   Step step_;
+  ops::RowSamplingProblem drawn_;
 };
 
 }  // namespace effinfer::executor

@@ -95,9 +95,7 @@ Engine::Engine(std::shared_ptr<const Model> model, const EngineOptions& options,
   core.max_batch_tokens = options.max_batch_tokens;
   core.max_sequences = options.max_sequences;
   core.prefix_cache = options.prefix_cache;
-  // GPUs have one arithmetic for both phases.
-  core.mixed_phases = options.deterministic || options.precision == Precision::f32 ||
-                      options.device.kind != DeviceKind::cpu;
+  core.mixed_phases = options.deterministic || options.precision == Precision::f32;
   core.eos_token_ids = eos_tokens(graph);
   core.speculation = options.speculation;
 
@@ -118,8 +116,9 @@ Engine::Engine(std::shared_ptr<const Model> model, const EngineOptions& options,
 
 Engine::~Engine() = default;
 
-RequestId Engine::add(std::span<const int32_t> prompt, const SamplingParams& params) {
-  return impl_->core->add(prompt, params);
+RequestId Engine::add(std::span<const int32_t> prompt, const SamplingParams& params,
+                      std::shared_ptr<TokenConstraint> constraint) {
+  return impl_->core->add(prompt, params, std::move(constraint));
 }
 void Engine::cancel(RequestId request) {
   impl_->core->cancel(request);

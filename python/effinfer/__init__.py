@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from effinfer import graph, hub, models, ops, speculation, techniques
     from effinfer._core import (
         CancelledError,
+        DeviceArray,
         DeviceError,
         Error,
         FileError,
@@ -21,13 +22,16 @@ if TYPE_CHECKING:
         InternalError,
         InvalidArgumentError,
         OutOfMemoryError,
+        Queue,
         UnsupportedError,
     )
+    from effinfer.async_llm import AsyncLLM
     from effinfer.checkpoints.quantization import QuantizeResult, quantize
     from effinfer.files.cache_warnings import PackCacheWarning, TuningCacheWarning
     from effinfer.llm import LLM
     from effinfer.machine import info
     from effinfer.outputs import RequestMetrics, RequestOutput
+    from effinfer.requests.engine_thread import QueueFullError
     from effinfer.sampling import SamplingParams
     from effinfer.speculation import Speculation, SpeculationWarning
 
@@ -44,9 +48,13 @@ _ERRORS = (
 )
 _MODULE_OF = {
     **dict.fromkeys(_ERRORS, "effinfer._core"),
+    "AsyncLLM": "effinfer.async_llm",
+    "DeviceArray": "effinfer._core",
+    "Queue": "effinfer._core",
     "LLM": "effinfer.llm",
     "PackCacheWarning": "effinfer.files.cache_warnings",
     "QuantizeResult": "effinfer.checkpoints.quantization",
+    "QueueFullError": "effinfer.requests.engine_thread",
     "RequestMetrics": "effinfer.outputs",
     "RequestOutput": "effinfer.outputs",
     "SamplingParams": "effinfer.sampling",
@@ -61,7 +69,9 @@ _SUBMODULES = ("graph", "hub", "models", "ops", "speculation", "techniques")
 __version__ = "0.1.0"
 __all__ = [
     "LLM",
+    "AsyncLLM",
     "CancelledError",
+    "DeviceArray",
     "DeviceError",
     "Error",
     "FileError",
@@ -71,6 +81,8 @@ __all__ = [
     "OutOfMemoryError",
     "PackCacheWarning",
     "QuantizeResult",
+    "Queue",
+    "QueueFullError",
     "RequestMetrics",
     "RequestOutput",
     "SamplingParams",

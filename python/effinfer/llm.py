@@ -14,26 +14,22 @@ from effinfer.files.cache_warnings import warn_of_caches
 from effinfer.files.paths import pack_cache_dir, tuning_cache_dir
 from effinfer.hub.progress import resolve_with_bar
 from effinfer.outputs import RequestOutput
-from effinfer.requests.arguments import (
-    Prompt,
-    as_prompts,
-    check_choice,
-    check_choices,
-    check_positive,
-    pair_params,
-    unknown_options,
-)
+from effinfer.requests import arguments
+from effinfer.requests.arguments import Prompt
 from effinfer.requests.generation import Generation, TextStream
+from effinfer.requests.grammar import GrammarCompiler
 from effinfer.requests.loop import RequestLoop
 from effinfer.sampling import SamplingParams
 from effinfer.speculation import Proposer, Speculation
 from effinfer.techniques import SparsePrefill, as_prefill, as_speculation
+from effinfer.text.trust import chat_tokens
 
 if TYPE_CHECKING:  # imported when text or arrays are asked for: they cost more than the rest
     import numpy as np
     import numpy.typing as npt
 
-    from effinfer.text.chat import ChatTemplate, Message
+    from effinfer.text.chat import ChatTemplate
+    from effinfer.text.messages import Message
     from effinfer.text.tokenizer import Tokenizer
 
 
@@ -67,35 +63,34 @@ class LLM:
         """Loads `model`: a path of a GGUF file, of an effinfer artifact or of a Hugging Face
         folder; a name that `effinfer pull` knows (pulled when absent); or hf:org/repo/file.gguf.
 
-        device: "cpu". threads: None is what `effinfer.info()` says; more than there are CPUs are
-        not used. precision: "fast" or "f32" (float32 throughout). deterministic: prefill in the
-        arithmetic of decoding, so that a text never depends on how its prompt was cut. kv_dtype:
-        "f32", "f16", "bf16" or "i8"; None is bf16, and f32 with precision="f32". max_seq_len: None
-        is the model's context. num_pages: 64-token pages of the KV cache; None is enough for one
-        sequence of max_seq_len and a few short ones. max_batch_tokens: of a step; None is 512, and
-        2048 with a sparse prefill. max_sequences: that run at once; more wait. chat_template:
-        instead of the model's.
-        pack_cache: keep the packed weights in the user's cache (True) or in a folder, and map them
-        in later loads, or warn with PackCacheWarning. ternary_packing: of ternary weights, "t2" (2
-        bits), "t1_6" (1.6 bits) or "auto", the faster one; same bits. head: a dtype such as "q6_k"
-        that the output matrix gets. prefill: "dense", or an approximation for long prompts
-        ("minference", "sample_attention", "xattention"). speculation: "auto", a name or proposer of
-        effinfer.techniques, or a Speculation: guesses are verified beside the next token.
+        device: "cpu", "cuda", "cuda:1", or "auto": a GPU where there is one. threads: None is what
+        `effinfer.info()` says. precision: "fast" or "f32" (float32 throughout). deterministic:
+        prefill in the arithmetic of decoding, so that a text never depends on how its prompt was
+        cut. kv_dtype: "f32", "f16", "bf16" or "i8"; None is bf16, and f32 with precision="f32".
+        max_seq_len: None is the model's context. num_pages: 64-token pages of the KV cache; None is
+        enough for one sequence of max_seq_len and a few short ones. max_batch_tokens: of a step;
+        None is 512, and 2048 with a sparse prefill. max_sequences: that run at once; more wait.
+        chat_template: instead of the model's. pack_cache: keep the packed weights in the user's
+        cache (True) or in a folder, and map them in later loads, or warn with PackCacheWarning.
+        ternary_packing: of ternary weights, "t2" (2 bits), "t1_6" (1.6 bits) or "auto", the faster
+        one; same bits. head: a dtype such as "q6_k" that the output matrix gets. prefill: "dense",
+        or an approximation for long prompts ("minference", "sample_attention", "xattention").
+        speculation: "auto", a name or proposer of effinfer.techniques, or a Speculation.
 
         The first load on a machine measures its memory for the user's cache (TuningCacheWarning).
         Throws FileError, FormatError, UnsupportedError, InvalidArgumentError, OutOfMemoryError.
         """
         started = time.perf_counter()
         if unknown:
-            raise unknown_options(LLM, unknown)
-        check_choices(device, precision, kv_dtype, ternary_packing)
+            raise arguments.unknown_options(LLM, unknown)
+        arguments.check_choices(device, precision, kv_dtype, ternary_packing)
         sizes = {"threads": threads, "max_seq_len": max_seq_len, "num_pages": num_pages}
         for name, value in {**sizes, "max_batch_tokens": max_batch_tokens}.items():
-            check_positive(name, value)
+            arguments.check_positive(name, value)
         sparse = as_prefill(prefill)
         self._drafts = as_speculation(speculation)
         self._files: ModelFiles = open_model(resolve_with_bar(model), head=head)
-        self._engine = _core.Engine(
+        engine = _core.Engine(
             self._files.graph if sparse is None else sparse.apply(self._files.graph),
             self._files.weights,
             _core.ThreadPool(threads or 0),
@@ -114,8 +109,9 @@ class LLM:
             ternary_packing=ternary_packing,
             speculation=None if self._drafts is None else self._drafts.build(),
         )
-        warn_of_caches(self._engine)
-        self._loop = RequestLoop(self._engine)
+        warn_of_caches(engine)
+        self._loop = RequestLoop(engine)
+        self._grammars = GrammarCompiler(engine.vocab_size, self._files.graph.metadata)
         self._template_source = chat_template
         self._template: ChatTemplate | None = None
         self._tokenizer: Tokenizer | None = None
@@ -151,9 +147,9 @@ class LLM:
         room in the context, and for wrong parameters. A request that fails later ends with
         finish_reason "error" and does not touch the others. Ctrl-C cancels the whole call.
         """
-        requests = pair_params(as_prompts(prompts), params)
-        encoded = [(self._encode(prompt, i), p) for i, (prompt, p) in enumerate(requests)]
-        generation = Generation(self._loop, self.tokenizer, encoded)
+        requests = arguments.pair_params(arguments.as_prompts(prompts), params)
+        encoded = arguments.encode_prompts(self.tokenizer, requests)
+        generation = Generation(self._loop, self.tokenizer, encoded, self._grammars)
         try:
             for _ in generation.run():
                 pass
@@ -165,7 +161,7 @@ class LLM:
         """The completion of one prompt piece by piece, never with a broken character: an iterator
         of str. Closing it, or dropping it, cancels the request. Throws as generate(), and Error
         while iterating when the request fails."""
-        return self._stream(self._encode(prompt, 0), params)
+        return self._stream(arguments.encode_prompt(self.tokenizer, prompt), params)
 
     def chat(
         self,
@@ -187,11 +183,9 @@ class LLM:
         return self._stream(self.chat_tokens(messages, **variables), params)
 
     def chat_tokens(self, messages: Sequence[Message], **variables: Any) -> list[int]:
-        """The token ids of a conversation, up to where the answer begins."""
-        # A template writes BOS itself where the model wants it.
-        return self.tokenizer.encode(
-            self.chat_template.render(messages, **variables), add_special=False
-        )
+        """The token ids of a conversation, up to where the answer begins. Control tokens that a
+        message spells are text there; the template's are control tokens."""
+        return chat_tokens(self.tokenizer, self.chat_template, messages, variables)
 
     def tokenize(
         self, text: str, *, add_special: bool = True, parse_special: bool = True
@@ -208,43 +202,49 @@ class LLM:
     ) -> npt.NDArray[np.float32]:
         """float32 [len(token_ids), vocab]: what the model expects after each token. "decode" feeds
         one token at a time, in the arithmetic of generation."""
-        check_choice("phase", phase, ("prefill", "decode"))
-        return self._engine.logits(token_ids, phase)
+        arguments.check_choice("phase", phase, ("prefill", "decode"))
+        return self.engine.logits(token_ids, phase)
 
     def log_likelihoods(
         self, token_ids: Sequence[int], *, phase: str = "prefill"
     ) -> npt.NDArray[np.float64]:
         """float64 [len(token_ids) - 1]: the log-probability, in nats, of each token but the first
         given those before it. Never holds the logits of a long text."""
-        check_choice("phase", phase, ("prefill", "decode"))
-        return self._engine.log_likelihoods(token_ids, phase)
+        arguments.check_choice("phase", phase, ("prefill", "decode"))
+        return self.engine.log_likelihoods(token_ids, phase)
 
     def explain(self) -> str:
         """Which kernels run and why, how weights are packed, the memory plan, what drafts."""
-        text = self._engine.explain()
+        text = self.engine.explain()
         return text if self._drafts is None else f"{text}\n{self._drafts.explain()}\n"
 
     @property
     def threads(self) -> int:
-        return self._engine.threads
+        return self.engine.threads
 
     @property
     def vocab_size(self) -> int:
-        return self._engine.vocab_size
+        return self.engine.vocab_size
 
     @property
     def max_seq_len(self) -> int:
-        return self._engine.max_seq_len
+        return self.engine.max_seq_len
 
     @property
     def engine(self) -> _core.Engine:
-        return self._engine
+        """Throws InvalidArgumentError after close()."""
+        return self._loop.engine
 
-    def _encode(self, prompt: Prompt, index: int) -> list[int]:
-        ids = self.tokenizer.encode(prompt) if isinstance(prompt, str) else list(prompt)
-        if len(prompt) == 0 or not ids:
-            raise _core.InvalidArgumentError(f"[generate] prompts[{index}]: expected some text")
-        return ids
+    def close(self) -> None:
+        """Cancels what runs, in whichever thread: streams then find "cancelled". Frees the weights
+        and the cache; every later call throws InvalidArgumentError."""
+        self._loop.close()
+
+    def __enter__(self) -> LLM:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
     def _stream(self, prompt: Sequence[int], params: SamplingParams | None) -> TextStream:
-        return TextStream(self._loop, self.tokenizer, prompt, params or SamplingParams())
+        return TextStream(self._loop, self.tokenizer, prompt, params, self._grammars)

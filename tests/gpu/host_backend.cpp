@@ -9,6 +9,7 @@
 #include <cstddef>
 #include <cstring>
 #include <functional>
+#include <iterator>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -120,7 +121,7 @@ class Access {
 
 constexpr Device kDevice{DeviceKind::cuda, 0};
 
-class HostMemory final : public Memory {
+class HostMemory : public Memory {
  public:
   Device device() const override { return kDevice; }
   size_t capacity() const override { return kCapacity; }
@@ -157,11 +158,133 @@ class HostMemory final : public Memory {
   static constexpr size_t kAlignment = 256;
 };
 
-// Runs nothing before somebody waits.
+using Work = std::vector<std::function<void()>>;
+
+std::atomic<int64_t> replays{0};
+
+struct HostRecording final : Recording {
+  explicit HostRecording(Work recorded) : work(std::move(recorded)) {}
+  const Work work;
+};
+
+// The pinned memory of the program, by its first byte.
+class Pinned {
+ public:
+  void add(const std::byte* first, size_t bytes) {
+    const std::lock_guard lock(mutex_);
+    blocks_[first] = bytes;
+  }
+  void remove(const std::byte* first) {
+    const std::lock_guard lock(mutex_);
+    blocks_.erase(first);
+  }
+  bool contains(const void* pointer) {
+    const std::lock_guard lock(mutex_);
+    const auto after = blocks_.upper_bound(static_cast<const std::byte*>(pointer));
+    return after != blocks_.begin() && pointer < std::prev(after)->first + std::prev(after)->second;
+  }
+
+ private:
+  std::mutex mutex_;
+  std::map<const std::byte*, size_t> blocks_;
+};
+
+Pinned& pinned_memory() {
+  static auto* all = new Pinned;
+  return *all;
+}
+
+// What was put into a stream, and runs when somebody waits for it.
+class Stream {
+ public:
+  void add(std::function<void()> task) {
+    const std::lock_guard lock(mutex_);
+    work_.push_back(std::move(task));
+  }
+  void add(const Work& work) {
+    const std::lock_guard lock(mutex_);
+    work_.insert(work_.end(), work.begin(), work.end());
+  }
+  Work exchange(Work other) {
+    const std::lock_guard lock(mutex_);
+    return std::exchange(work_, std::move(other));
+  }
+  bool is_idle() {
+    const std::lock_guard lock(mutex_);
+    return work_.empty();
+  }
+  void run() {
+    const std::lock_guard running(running_);
+    const Work work = exchange({});
+    const Access access;
+    for (const std::function<void()>& task : work) task();
+    mappings().check();
+  }
+
+ private:
+  std::mutex mutex_;
+  std::recursive_mutex running_;
+  Work work_;
+};
+
+// Callers' streams by their handles. What they hold may outlive everything else.
+class Streams {
+ public:
+  std::shared_ptr<Stream> find(void* handle) {
+    const std::lock_guard lock(mutex_);
+    std::shared_ptr<Stream>& stream = streams_[handle == nullptr ? kLegacy : handle];
+    if (stream == nullptr) stream = std::make_shared<Stream>();
+    return stream;
+  }
+  // A task for each stream that has something to do.
+  void add_to_busy(const std::function<void()>& task) {
+    const std::lock_guard lock(mutex_);
+    for (const auto& [handle, stream] : streams_) {
+      if (!stream->is_idle()) stream->add(task);
+    }
+  }
+
+ private:
+  // CUDA has two names for the legacy default stream.
+  static inline void* const kLegacy = reinterpret_cast<void*>(uintptr_t{1});
+  std::mutex mutex_;
+  std::map<void*, std::shared_ptr<Stream>> streams_;
+};
+Streams& streams() {
+  static auto* all = new Streams;
+  return *all;
+}
+
+// Is given back as by cudaFree, which returns when the device is idle: when callers' streams have
+// done what they have to do.
+class PlainMemory final : public HostMemory {
+ public:
+  std::shared_ptr<void> allocate(size_t bytes, Pages pages) const override {
+    std::shared_ptr<void> memory = HostMemory::allocate(bytes, pages);
+    if (memory == nullptr) return nullptr;
+    void* const pointer = memory.get();
+    return {pointer, [memory = std::move(memory)](void*) { streams().add_to_busy([memory] {}); }};
+  }
+};
+
+// Runs nothing before somebody waits, and reads pinned memory as late.
 class HostQueue final : public Queue {
  public:
+  explicit HostQueue(std::shared_ptr<Stream> stream) : stream_(std::move(stream)) {}
   Device device() const override { return kDevice; }
+  const void* stream() const override { return stream_.get(); }
+  std::shared_ptr<void> allocate(size_t bytes) override {
+    std::shared_ptr<void> memory = HostMemory().allocate(bytes, Pages::heap);
+    if (memory == nullptr) throw OutOfMemory("emulated GPU: no memory");
+    void* const pointer = memory.get();
+    return {pointer,
+            [memory = std::move(memory), stream = stream_](void*) { stream->add([memory] {}); }};
+  }
+  void follow(Queue& other) override {
+    add([before = dynamic_cast<HostQueue&>(other).stream_] { before->run(); });
+  }
   void upload(void* to, const void* from, size_t bytes) override {
+    if (pinned_memory().contains(from)) return add([=] { std::memcpy(to, from, bytes); });
     std::vector<char> data(static_cast<const char*>(from), static_cast<const char*>(from) + bytes);
     add([to, data = std::move(data)] { std::memcpy(to, data.data(), data.size()); });
   }
@@ -171,16 +294,25 @@ class HostQueue final : public Queue {
   void zero(void* to, size_t bytes) override {
     add([=] { std::memset(to, 0, bytes); });
   }
-  void wait() override {
-    const std::vector<std::function<void()>> work = std::exchange(work_, {});
-    const Access access;
-    for (const std::function<void()>& task : work) task();
-    mappings().check();
+  std::unique_ptr<Recording> record(const std::function<void()>& put) override {
+    Work before = stream_->exchange({});
+    try {
+      put();
+    } catch (...) {
+      stream_->exchange(std::move(before));
+      throw;
+    }
+    return std::make_unique<HostRecording>(stream_->exchange(std::move(before)));
   }
-  void add(std::function<void()> task) { work_.push_back(std::move(task)); }
+  void replay(const Recording& recording) override {
+    stream_->add(dynamic_cast<const HostRecording&>(recording).work);
+    ++replays;
+  }
+  void wait() override { stream_->run(); }
+  void add(std::function<void()> task) { stream_->add(std::move(task)); }
 
  private:
-  std::vector<std::function<void()>> work_;
+  std::shared_ptr<Stream> stream_;
 };
 
 class HostBackend final : public Backend {
@@ -191,10 +323,24 @@ class HostBackend final : public Backend {
   int arch(int) const override { return host::arch(); }
   int64_t shared_bytes(int) const override { return 227 << 10; }
   const Memory& memory(int) const override {
-    static const HostMemory memory;
+    static const PlainMemory memory;
     return memory;
   }
-  std::unique_ptr<Queue> make_queue(int) const override { return std::make_unique<HostQueue>(); }
+  std::unique_ptr<Queue> make_queue(int) const override {
+    return std::make_unique<HostQueue>(std::make_shared<Stream>());
+  }
+  std::unique_ptr<Queue> wrap_stream(int, void* stream) const override {
+    return std::make_unique<HostQueue>(streams().find(stream));
+  }
+  std::shared_ptr<std::byte> pinned(int, size_t bytes) const override {
+    const std::shared_ptr<std::byte[]> memory(new std::byte[std::max<size_t>(bytes, 1)],
+                                              [](std::byte* first) {
+                                                pinned_memory().remove(first);
+                                                delete[] first;
+                                              });
+    pinned_memory().add(memory.get(), bytes);
+    return {memory, memory.get()};
+  }
   void register_kernels() const override { register_cuda(); }
 };
 
@@ -202,6 +348,10 @@ class HostBackend final : public Backend {
 
 void set_seed(uint64_t seed) {
   next_seed = seed;
+}
+
+int64_t num_replays() {
+  return replays;
 }
 
 void enqueue(Grid grid, Queue& queue) {

@@ -9,4 +9,7 @@ namespace effinfer::cuda::host {
 // Of the order in which threads and blocks run, from now on.
 void set_seed(uint64_t seed);
 
+// Of recordings of all queues, so far.
+int64_t num_replays();
+
 }  // namespace effinfer::cuda::host

@@ -67,9 +67,17 @@ uint32_t Unit::ballot(bool value, Where where) {
   return slot.out;
 }
 
-// Lane i brings row i % 8 of matrix i / 8, and gets elements 2 (i % 4) and the next one of row
-// i / 4 of each (PTX ISA, ldmatrix).
 void Unit::ldmatrix(uint32_t (&out)[4], const void* row, Where where) {
+  load_matrices(out, row, false, where);
+}
+
+void Unit::ldmatrix_transposed(uint32_t (&out)[4], const void* row, Where where) {
+  load_matrices(out, row, true, where);
+}
+
+// Lane i brings row i % 8 of matrix i / 8, and gets elements 2 (i % 4) and the next one of row
+// i / 4 of each, or of column i / 4 (PTX ISA, ldmatrix).
+void Unit::load_matrices(uint32_t (&out)[4], const void* row, bool transposed, Where where) {
   constexpr size_t kRowBytes = 16;
   require_shared(row, kRowBytes, "ldmatrix");
   tell_read(row, kRowBytes);
@@ -79,12 +87,20 @@ void Unit::ldmatrix(uint32_t (&out)[4], const void* row, Where where) {
   struct Slot {
     const char* row;
     uint32_t* out;
-  } slot{static_cast<const char*>(row), out};
+    bool transposed;
+  } slot{static_cast<const char*>(row), out, transposed};
   owner_->meet(*this, {true, false, "ldmatrix", where}, &slot, [](void** all) {
     for (int matrix = 0; matrix < 4; ++matrix) {
+      const auto at = [&](int r, int column) {
+        uint16_t element;
+        std::memcpy(&element, static_cast<Slot*>(all[matrix * 8 + r])->row + 2 * column, 2);
+        return uint32_t{element};
+      };
       for (int i = 0; i < kWarp; ++i) {
-        const char* from = static_cast<Slot*>(all[matrix * 8 + i / 4])->row + i % 4 * 4;
-        std::memcpy(static_cast<Slot*>(all[i])->out + matrix, from, 4);
+        const auto* mine = static_cast<Slot*>(all[i]);
+        const int own = i / 4, next = i % 4 * 2;
+        mine->out[matrix] = mine->transposed ? at(next, own) | at(next + 1, own) << 16
+                                             : at(own, next) | at(own, next + 1) << 16;
       }
     }
   });
@@ -129,6 +145,20 @@ uint32_t Unit::fma_bf16x2(uint32_t a, uint32_t b, uint32_t c) {
     return std::fma(of(a), of(b), of(c));
   };
   return bf16x2(fma(0), fma(1));
+}
+
+namespace {
+float without_subnormals(float x) {
+  return std::fpclassify(x) == FP_SUBNORMAL ? std::copysign(0.0f, x) : x;
+}
+}  // namespace
+
+float Unit::exp2(float x) {
+  return without_subnormals(std::exp2(without_subnormals(x)));
+}
+
+float Unit::reciprocal(float x) {
+  return without_subnormals(1.0f / without_subnormals(x));
 }
 
 uint32_t Unit::permute(uint32_t a, uint32_t b, uint32_t picks) {

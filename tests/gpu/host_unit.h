@@ -45,6 +45,7 @@ class Unit {
 
   void sync(Where where = Where::current());
   void sync_warp(Where where = Where::current());
+  void keep_order() {}
 
   template <class T>
   T shfl(T value, int from, Where where = Where::current()) {
@@ -65,6 +66,7 @@ class Unit {
   }
 
   void ldmatrix(uint32_t (&out)[4], const void* row, Where where = Where::current());
+  void ldmatrix_transposed(uint32_t (&out)[4], const void* row, Where where = Where::current());
   void mma(float (&d)[4], const uint32_t (&a)[4], const uint32_t (&b)[2],
            Where where = Where::current());
   void mma_f16(float (&d)[4], const uint32_t (&a)[4], const uint32_t (&b)[2],
@@ -94,6 +96,8 @@ class Unit {
   float from_f16(uint16_t bits);
   float mul(float a, float b) { return a * b; }
   uint32_t fma_bf16x2(uint32_t a, uint32_t b, uint32_t c);
+  float exp2(float x);
+  float reciprocal(float x);
   uint32_t permute(uint32_t a, uint32_t b, uint32_t picks);
 
   void sync_some(int id, int threads, Where where = Where::current());
@@ -198,6 +202,7 @@ class Unit {
   void fence_registers(Where where, std::initializer_list<Named> registers);
   void wait_for_wgmma(int pending, Where where, std::initializer_list<Named> registers);
   void change_registers(int count, bool more, Where where);
+  void load_matrices(uint32_t (&out)[4], const void* row, bool transposed, Where where);
   void tell_load(const void* pointer, size_t bytes);
   void count_atomic();
   void require_global(const void* pointer, size_t alignment, const char* what) const {

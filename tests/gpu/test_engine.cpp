@@ -12,6 +12,7 @@
 #include "effinfer/gguf.h"
 #include "effinfer/quantize.h"
 #include "gpu/device_arrays.h"
+#include "gpu/host_backend.h"
 
 using namespace effinfer;
 
@@ -141,11 +142,28 @@ TEST("logits are the CPU's, in both precisions") {
   }
 }
 
-TEST("a prompt and single tokens have the same bits") {
+TEST("a prompt and single tokens have the same bits, if asked to") {
   const std::shared_ptr<const Model> model = model_of("q4_0");
   const std::vector<int32_t> tokens = tokens_of(70, 6);
-  Engine engine(model, options_on(kGpu, Precision::fast));
-  CHECK(logits_of(engine, tokens, Phase::prefill) == logits_of(engine, tokens, Phase::decode));
+  EngineOptions options = options_on(kGpu, Precision::fast);
+  Engine fast(model, options);
+  options.deterministic = true;
+  Engine engine(model, options);
+  const std::vector<float> decoded = logits_of(engine, tokens, Phase::decode);
+  CHECK(logits_of(engine, tokens, Phase::prefill) == decoded);
+  CHECK(logits_of(fast, tokens, Phase::decode) == decoded);
+  const double rounded = distance(logits_of(fast, tokens, Phase::prefill), decoded);
+  CHECK(rounded > 0 && rounded < 2e-2);
+}
+
+TEST("a prompt's bits do not depend on the chunks in which it comes") {
+  const std::shared_ptr<const Model> model = model_of("q4_0");
+  const std::vector<int32_t> tokens = tokens_of(90, 6);
+  EngineOptions options = options_on(kGpu, Precision::fast);
+  Engine whole(model, options);
+  options.max_batch_tokens = 13;
+  Engine chunks(model, options);
+  CHECK(logits_of(whole, tokens, Phase::prefill) == logits_of(chunks, tokens, Phase::prefill));
 }
 
 TEST("tokens do not depend on the batch, the prefix cache or the order of threads") {
@@ -197,6 +215,23 @@ TEST("the highest logits give the tokens that all logits give") {
   }
 }
 
+TEST("tokens that the device draws are those of the host's sampler") {
+  const std::shared_ptr<const Model> model = model_of("q8_0");
+  Engine engine(model, options_on(kGpu, Precision::fast));
+  CHECK(engine.executable().draws_tokens());
+  for (const float top_p : {1.0f, 0.8f}) {
+    SamplingParams params;
+    params.max_tokens = 10;
+    params.top_k = top_p < 1.0f ? 70 : 0;  // more than come to the host
+    params.top_p = top_p;
+    params.min_p = 0.01f;
+    params.seed = 9;
+    const std::vector<int32_t> drawn = engine.generate(tokens_of(20, 9), params);
+    params.logprobs = 0;  // which needs all logits on the host
+    CHECK(engine.generate(tokens_of(20, 9), params) == drawn);
+  }
+}
+
 TEST("drafts change no token, and pages are closed up behind them") {
   const std::shared_ptr<const Model> model = model_of("q4_0");
   for (const DType kv : {DType::bf16, DType::i8, DType::f32}) {
@@ -225,6 +260,45 @@ TEST("drafts change no token, and pages are closed up behind them") {
       CHECK(got == expected);
       CHECK(drafting.metrics(request).speculation.accepted > 0);
     }
+  }
+}
+
+TEST("decoding replays recordings, which serve batches of other sizes and contexts") {
+  const std::shared_ptr<const Model> model = model_of("q8_0");
+  SamplingParams params;
+  params.max_tokens = 40;
+  const auto prompt = [](int i) { return tokens_of(240 + 9 * i, 11); };
+  std::vector<std::vector<int32_t>> alone;
+  EngineOptions options = options_on(kGpu, Precision::fast);
+  options.num_pages = 32;
+  for (int i = 0; i < 3; ++i) {
+    Engine engine(model, options);
+    const int64_t before = cuda::host::num_replays();
+    alone.push_back(engine.generate(prompt(i), params));
+    // One key a power of two of the items of attention, which grow by a chunk of 256 tokens.
+    CHECK(cuda::host::num_replays() - before >= 36);
+  }
+  Engine engine(model, options);
+  const int64_t before = cuda::host::num_replays();
+  std::map<RequestId, size_t> requests;
+  for (int i = 0; i < 3; ++i) {
+    params.max_tokens = 40 - 5 * i;  // the batch shrinks
+    requests[engine.add(prompt(i), params)] = static_cast<size_t>(i);
+  }
+  std::vector<std::vector<int32_t>> together(3);
+  while (engine.has_work()) {
+    for (const StepOutput& output : engine.step()) {
+      for (const SampledToken& token : output.tokens) {
+        together[requests.at(output.request)].push_back(token.token);
+      }
+    }
+  }
+  engine.kv_cache().check_integrity();
+  CHECK(cuda::host::num_replays() - before >= 25);
+  for (size_t i = 0; i < 3; ++i) {
+    alone[i].resize(together[i].size());
+    CHECK_EQ(together[i].size(), 40 - 5 * i);
+    CHECK(together[i] == alone[i]);
   }
 }
 

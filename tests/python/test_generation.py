@@ -1,5 +1,6 @@
 """How requests become texts, on an engine made of scripts: stop strings, threads, Ctrl-C."""
 
+import itertools
 import threading
 from types import SimpleNamespace
 from typing import Any
@@ -27,20 +28,22 @@ class ScriptedEngine:
         self.known: set[int] = set()
         self.interrupted_step = 0
         self.steps = 0
+        self._ids = itertools.count(100)
         self._busy = threading.Lock()
 
-    def add(self, prompt: list[int], params: _core.SamplingParams) -> int:
+    def add(self, prompt: list[int], params: _core.SamplingParams, constraint=None) -> int:
         if prompt[0] not in self.scripts:
             raise _core.InvalidArgumentError("[engine] prompt")
-        request = len(self.known) + 100
-        while request in self.known:
-            request += 1
+        request = next(self._ids)
         self.running[request] = list(self.scripts[prompt[0]])[: params.max_tokens]
         self.known.add(request)
         return request
 
     def cancel(self, request: int) -> None:
         self.cancelled.add(request)
+
+    def has_work(self) -> bool:
+        return bool(self.running)
 
     def step_many(self, max_steps: int, max_seconds: float) -> list[Any]:
         self.steps += 1
@@ -58,7 +61,12 @@ class ScriptedEngine:
             output = outputs.setdefault(
                 request,
                 SimpleNamespace(
-                    request=request, tokens=[], finish_reason=None, error="", warning=""
+                    request=request,
+                    tokens=[],
+                    finish_reason=None,
+                    stop_token=False,
+                    error="",
+                    warning="",
                 ),
             )
             if request in self.cancelled:
@@ -142,7 +150,7 @@ def test_a_bad_prompt_leaves_nothing_behind(tokenizer):
     loop = RequestLoop(engine)
     with pytest.raises(_core.InvalidArgumentError, match="prompt"):
         Generation(loop, tokenizer, [([1], PLAIN), ([9], PLAIN)])
-    assert engine.cancelled == engine.known != set()
+    assert engine.cancelled and not engine.running and not engine.known
     list(Generation(loop, tokenizer, [([1], PLAIN)]).run())
     assert not engine.known
 
@@ -168,10 +176,38 @@ def test_closing_a_stream_cancels_its_request(tokenizer):
     stream = TextStream(loop, tokenizer, [1], PLAIN)
     assert next(stream) == "a"
     stream.close()
-    assert engine.cancelled
+    assert engine.cancelled and not engine.known  # without a later step
     dropped = TextStream(loop, tokenizer, [1], PLAIN)
     del dropped
-    assert len(engine.cancelled) == 2
+    assert len(engine.cancelled) == 2 and not engine.known
+
+
+def test_closing_a_stream_loses_nothing_of_others(tokenizer):
+    engine = ScriptedEngine({1: ids("abcdefgh"), 2: ids("other")})
+    loop = RequestLoop(engine)
+    other = TextStream(loop, tokenizer, [2], PLAIN)
+    stream = TextStream(loop, tokenizer, [1], PLAIN)
+    assert next(stream) == "a"
+    stream.close()
+    assert "".join(other) == "other"
+    assert not engine.known
+
+
+def test_closing_the_loop_ends_what_runs(tokenizer):
+    engine = ScriptedEngine({1: ids("abcdefgh")})
+    loop = RequestLoop(engine)
+    stream = TextStream(loop, tokenizer, [1], PLAIN)
+    assert next(stream) == "a"
+    loop.close()
+    loop.close()
+    assert not engine.running
+    with pytest.raises(_core.InvalidArgumentError, match="closed"):
+        TextStream(loop, tokenizer, [1], PLAIN)
+    assert loop.engine is engine  # the stream may still ask how its request ended
+    assert list(stream) == []
+    assert stream.output().finish_reason == "cancelled"
+    with pytest.raises(_core.InvalidArgumentError, match="closed"):
+        _ = loop.engine
 
 
 def test_a_stream_has_its_output_at_the_end(tokenizer):

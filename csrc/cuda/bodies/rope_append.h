@@ -71,7 +71,7 @@ struct RopeAppendKernel {
  private:
   // A head's part of a page, and the token's place in it.
   struct Place {
-    int64_t head = 0;  // of all pages' heads
+    int64_t head = 0;  // of all pages' heads; -1: the row is of no sequence
     int token = 0;
   };
 
@@ -87,6 +87,7 @@ struct RopeAppendKernel {
     }
     EFFINFER_UNROLL
     for (int mask = kWarp / 2; mask > 0; mask /= 2) sequence += unit.shfl_xor(sequence, mask);
+    if (sequence == sequences) return {-1, 0};
     const int position =
         unit.load(batch.kv_len + sequence) - (unit.load(batch.qo_indptr + sequence + 1) - row);
     const int index = unit.load(batch.kv_indptr + sequence) + position / int{ops::kPageSize};
@@ -201,6 +202,7 @@ struct RopeAppendKernel {
 
   template <class Unit>
   EFFINFER_DEVICE static void append_k(Unit& unit, const Params& p, Place place, Chunks& chunks) {
+    if (place.head < 0) return;
     const ops::KvLayer& kv = p.problem.kv;
     auto* page = reinterpret_cast<uint32_t*>(kv.k + place.head * p.head_bytes);
     // The lines of `dwords` dwords of dims, one after the other: a line is 16 tokens'.
@@ -253,6 +255,7 @@ struct RopeAppendKernel {
       v[i] = d < dim ? unit.load(x + d) : 0.0f;
     }
     const Place place = place_of(unit, p.problem, row, head);
+    if (place.head < 0) return;
     uint8_t* page = kv.v + place.head * p.head_bytes;
     Int8Scale scale{0.0f, 0.0f};
     if (kv.dtype == DType::i8) {

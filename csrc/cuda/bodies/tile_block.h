@@ -56,6 +56,7 @@ struct TileMatmul {
   static constexpr int kMinBlocks = 1;
   static constexpr int kTokens = kTiles * kTileColumns;
   static constexpr int kStages = 4;
+  using Copies = TileCopies<kTokens, kThreads>;
   static constexpr int kResultTokens = kTokens / 2;
   using Params = TileParams;
   struct Shared {
@@ -87,8 +88,7 @@ struct TileMatmul {
                                        TileSums<kTiles>& sums) {
     const TileBlock block = tile_block<kTileWarps, kTokens>(p, unit.block);
     if (unit.thread == 0) shared.block = block;
-    TileCopies<kTokens, kThreads> copies(unit, p.x + block.first_token * p.x_row_bytes,
-                                         p.x_row_bytes, block.num_tokens);
+    Copies copies(unit, p.x, block.first_token, block.num_tokens);
     const TilePlace place = tile_place(p, *block.part, block.first_unit + unit.warp, unit.lane);
     TileProduct<kFormat, kTiles, kDepth, kStages>::run(unit, p.superblocks, place, copies,
                                                        shared.ring, sums);

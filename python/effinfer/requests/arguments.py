@@ -1,12 +1,17 @@
 """Checks and normal forms of what callers of LLM pass."""
 
+from __future__ import annotations
+
 import inspect
 from collections.abc import Callable, Iterable, Sequence
 from numbers import Integral
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from effinfer import _core
 from effinfer.sampling import SamplingParams
+
+if TYPE_CHECKING:
+    from effinfer.text.tokenizer import Tokenizer
 
 Prompt: TypeAlias = str | Sequence[int]
 
@@ -50,6 +55,23 @@ def pair_params(
             f"[generate] params: expected one or {len(prompts)}, got {len(params)}"
         )
     return list(zip(prompts, params, strict=True))
+
+
+def encode_prompt(tokenizer: Tokenizer, prompt: Prompt, index: int = 0) -> list[int]:
+    """Token ids of a prompt, the `index`th of a call. Throws InvalidArgumentError for none."""
+    ids = tokenizer.encode(prompt) if isinstance(prompt, str) else list(prompt)
+    if len(prompt) == 0 or not ids:
+        raise _core.InvalidArgumentError(f"[generate] prompts[{index}]: expected some text")
+    return ids
+
+
+def encode_prompts(
+    tokenizer: Tokenizer, requests: Sequence[tuple[Prompt, SamplingParams]]
+) -> list[tuple[list[int], SamplingParams]]:
+    return [
+        (encode_prompt(tokenizer, prompt, index), params)
+        for index, (prompt, params) in enumerate(requests)
+    ]
 
 
 def check_choices(device: str, precision: str, kv_dtype: str | None, ternary_packing: str) -> None:

@@ -8,13 +8,14 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from effinfer import _core
-from effinfer.outputs import RequestMetrics, RequestOutput, TokenLogprobs
+from effinfer.outputs import RequestOutput
 from effinfer.requests.loop import RequestLoop
+from effinfer.requests.state import RequestState
 from effinfer.sampling import SamplingParams
 from effinfer.speculation import SpeculationWarning
-from effinfer.text.state import TextState
 
 if TYPE_CHECKING:
+    from effinfer.requests.grammar import GrammarCompiler
     from effinfer.text.tokenizer import Tokenizer
 
 # How long steps run before their tokens are looked at: short enough to stream and for Ctrl-C.
@@ -29,36 +30,6 @@ def _callers_level() -> int:
     return level
 
 
-class _Request:
-    """What has come of one request so far."""
-
-    def __init__(self, params: SamplingParams, tokenizer: Tokenizer) -> None:
-        self.params = params
-        self.text = TextState(tokenizer, params.stop_strings())
-        self.token_ids: list[int] = []
-        self.logprobs: list[TokenLogprobs] = []
-        self.finish_reason = ""
-        self.error = ""
-        self.metrics: RequestMetrics | None = None
-
-    def take(self, output: _core.StepOutput) -> str:
-        """Adds new tokens; returns the text that became certain. What comes after a stop string is
-        dropped."""
-        pieces = []
-        for number, sampled in enumerate(output.tokens, 1):
-            if self.text.stopped:
-                break
-            self.token_ids.append(sampled.token)
-            if self.params.logprobs is not None:
-                self.logprobs.append(TokenLogprobs(sampled.logprob, sampled.top))
-            # A stop token ends the text without being part of it.
-            if output.finish_reason != "stop" or number < len(output.tokens):
-                pieces.append(self.text.push([sampled.token]))
-        if output.finish_reason is not None:
-            pieces.append(self.text.finish())
-        return "".join(pieces)
-
-
 class Generation:
     """Some requests that run together. Their prompts are checked, and the requests queued, when it
     is made: InvalidArgumentError then leaves none of them behind."""
@@ -68,17 +39,19 @@ class Generation:
         loop: RequestLoop,
         tokenizer: Tokenizer,
         requests: Sequence[tuple[Sequence[int], SamplingParams]],
+        grammars: GrammarCompiler | None = None,
     ) -> None:
         self._loop = loop
-        self._requests: dict[int, _Request] = {}
+        self._requests: dict[int, RequestState] = {}
         self._running: set[int] = set()
         # Stop strings are found here, so each step has to be looked at before the next.
         has_stop = any(params.stop_strings() for _, params in requests)
         self._patience = 0.0 if has_stop else _PATIENCE_SECONDS
         try:
             for prompt, params in requests:
-                state = _Request(params, tokenizer)
-                request = loop.add(prompt, params.to_core())
+                state = RequestState(params, tokenizer)
+                constraint = None if grammars is None else grammars.constraint(params, tokenizer)
+                request = loop.add(prompt, params.to_core(), constraint)
                 self._requests[request] = state
                 self._running.add(request)
         except BaseException:
@@ -109,14 +82,11 @@ class Generation:
 
     def outputs(self) -> list[RequestOutput]:
         """In the order of the requests, once run() has ended."""
-        return [_output(state) for state in self._requests.values()]
+        return [state.output() for state in self._requests.values()]
 
     def _finish(self, request: int, reason: str, error: str) -> None:
         self._running.discard(request)
-        state = self._requests[request]
-        state.finish_reason = "stop" if state.text.stopped else reason
-        state.error = error
-        state.metrics = self._loop.finish(request)
+        self._requests[request].end(reason, error, self._loop.finish(request))
 
 
 class TextStream(Iterator[str]):
@@ -127,10 +97,12 @@ class TextStream(Iterator[str]):
         loop: RequestLoop,
         tokenizer: Tokenizer,
         prompt: Sequence[int],
-        params: SamplingParams,
+        params: SamplingParams | None = None,
+        grammars: GrammarCompiler | None = None,
     ) -> None:
         self.text = ""  # so far
-        self._generation = Generation(loop, tokenizer, [(prompt, params)])
+        requests = [(prompt, params or SamplingParams())]
+        self._generation = Generation(loop, tokenizer, requests, grammars)
         self._pieces = self._generation.run()
 
     def __next__(self) -> str:
@@ -155,16 +127,3 @@ class TextStream(Iterator[str]):
     def __del__(self) -> None:
         if hasattr(self, "_generation"):
             self.close()
-
-
-def _output(state: _Request) -> RequestOutput:
-    if state.metrics is None:
-        raise _core.InvalidArgumentError("[generate] output: the request has not ended")
-    return RequestOutput(
-        text=state.text.text,
-        token_ids=state.token_ids,
-        finish_reason=state.finish_reason,
-        metrics=state.metrics,
-        error=state.error,
-        logprobs=None if state.params.logprobs is None else state.logprobs,
-    )

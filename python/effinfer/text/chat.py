@@ -9,8 +9,7 @@ import jinja2
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from effinfer import _core
-
-Message = Mapping[str, Any]
+from effinfer.text.messages import Message, check_messages
 
 
 class ChatTemplate:
@@ -45,23 +44,25 @@ class ChatTemplate:
         **variables: Any,
     ) -> str:
         """The prompt of a conversation. Throws InvalidArgumentError for messages that are not
-        {"role", "content"} or that the template refuses."""
-        for index, message in enumerate(messages):
-            if not isinstance(message, Mapping) or "role" not in message:
-                raise _core.InvalidArgumentError(
-                    f"[chat] messages[{index}]: expected a mapping with role and content"
-                )
-        if not messages:
-            raise _core.InvalidArgumentError("[chat] messages: expected at least one")
+        {"role", "content"} (see check_messages) or that the template refuses."""
+        checked = check_messages(messages)
         try:
             return self._template.render(
-                messages=[dict(message) for message in messages],
+                messages=checked,
                 add_generation_prompt=add_generation_prompt,
                 tools=tools,
                 documents=None,
                 **{**self._tokens, **variables},
             )
-        except (jinja2.TemplateError, TypeError, KeyError) as error:
+        except (
+            jinja2.TemplateError,
+            TypeError,
+            LookupError,
+            ValueError,
+            AttributeError,
+            ArithmeticError,
+            RecursionError,
+        ) as error:
             raise _core.InvalidArgumentError(f"[chat] messages: {error}") from error
 
 

@@ -1,5 +1,6 @@
 """Text to token ids and back."""
 
+import functools
 import threading
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -9,6 +10,7 @@ import tokenizers
 from effinfer import _core
 from effinfer.files.metadata import Metadata, read_json, token_text
 from effinfer.text.tokenizer_gguf import HF_TOKENIZER_KEY, build_tokenizer
+from effinfer.text.trust import ControlTokens
 
 _REPLACEMENT = "\ufffd"
 
@@ -77,6 +79,11 @@ class Tokenizer:
             eos_token_id=backend.token_to_id(eos) if eos else None,
             own_specials=True,
         )
+
+    @functools.cached_property
+    def control_tokens(self) -> ControlTokens:
+        added = self.backend.get_added_tokens_decoder().values()
+        return ControlTokens(token.content for token in added if token.special)
 
     @property
     def vocab_size(self) -> int:
