@@ -9,12 +9,12 @@
 #include "cuda/entry.h"
 #include "cuda/register.h"
 #include "cuda/tensor_map.h"
+#include "cuda/tile_launch.h"
 
 namespace effinfer::cuda {
 
-// In place of launch_tiles() on a GPU of compute capability 9.0.
-void launch_wgmma(const ops::PackedFormat& format, const ops::Operand& x, const TileParams& tile,
-                  Queue& queue);
+// As multiply_tiled(), on a GPU of compute capability 9.0.
+void multiply_wgmma(const ops::MatmulProblem& problem, const MatmulParts& takes, Queue& queue);
 
 void launch_wgmma_u4(const ops::PackedFormat& format, const ops::Operand& x, const TileParams& tile,
                      Queue& queue);

@@ -42,14 +42,7 @@ std::vector<float> product_by(const ops::Operand& x, const ops::PackedWeight& we
   const DeviceArray<float> out(static_cast<size_t>(x.rows * weight.rows));
   const std::unique_ptr<Queue> queue = make_queue(kGpu);
   const MatmulProblem problem = problem_of(x, weight, out.data());
-  cuda::TileParams tile;
-  tile.tokens = static_cast<int32_t>(x.rows);
-  tile.superblocks = static_cast<int32_t>(cuda::blocks_for(x.cols, ops::kSuperblock));
-  tile.header_row_bytes = ops::header_row_bytes(x.cols);
-  tile.header_bytes = ops::header_bytes(weight.format, x.cols);
-  tile.parts[0] = {cuda::matmul_weight(problem.parts[0]),
-                   static_cast<int32_t>((weight.groups() + 1) / 2),
-                   cuda::has_fours(problem.parts[0])};
+  const cuda::TileParams tile = cuda::tile_params(problem, {true});
   constexpr ops::PackedFormat kQ4K = {ops::QuantBits::u4, ops::ScaleKind::super, true, 32, 0};
   constexpr ops::PackedFormat kQ8_0 = {ops::QuantBits::u8, ops::ScaleKind::direct, false, 32, 128};
   if (weight.format == kQ4K) {
