@@ -198,7 +198,9 @@ def kernels_of(
 
 
 def check_kernel(kernel: Kernel, budget: Budget) -> list[str]:
-    problems = []
+    problems: list[str] = []
+    if budget.arch not in ("", kernel.arch):
+        return problems
     if kernel.registers > budget.registers:
         problems.append(f"{kernel.registers} registers, at most {budget.registers}")
     if kernel.stack > 0:
@@ -209,7 +211,7 @@ def check_kernel(kernel: Kernel, budget: Budget) -> list[str]:
         problems.append(f"{kernel.shared} bytes of shared memory, at most {budget.shared}")
     if kernel.blocks() < budget.blocks:
         problems.append(f"{kernel.blocks()} blocks an SM, at least {budget.blocks}")
-    if kernel.opcodes is not None and budget.arch in ("", kernel.arch):
+    if kernel.opcodes is not None:
         problems += [
             f"no {opcode} in its code"
             for opcode in budget.opcodes

@@ -8,6 +8,7 @@
 #include "cuda/register.h"
 #include "cuda/stream_launch.h"
 #include "cuda/tile_launch.h"
+#include "cuda/wgmma_launch.h"
 #include "ops/matmul.h"
 
 namespace effinfer::cuda {
@@ -143,6 +144,12 @@ void multiply_streamed(const MatmulProblem& problem, const Takes& takes, Queue& 
   }
 }
 
+// One kind of kernel for all numbers of tokens: its bits are its own.
+void multiply_rounded(const MatmulProblem& problem, const Takes& takes, Queue& queue) {
+  if (arch_of(queue) == 90) return multiply_wgmma(problem, takes, queue);
+  multiply_tiled(problem, takes, tile_shape(problem, takes, queue), queue);
+}
+
 // A GLU of two formats.
 void multiply_pair(const MatmulProblem& problem, Queue& queue) {
   PairParams params;
@@ -184,7 +191,7 @@ void multiply_bf16(const MatmulProblem& problem, Queue& queue) {
       done[j] = done[j] || same[j];
     }
     if (problem.rounds_weights) {
-      multiply_tiled(problem, same, tile_shape(problem, same, queue), queue);
+      multiply_rounded(problem, same, queue);
     } else {
       multiply_streamed(problem, same, queue);
     }

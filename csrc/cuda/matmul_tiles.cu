@@ -1,6 +1,5 @@
 // Matmuls with weights that are rounded: which kernel multiplies how many tokens.
 #include "cuda/tile_launch.h"
-#include "cuda/wgmma_launch.h"
 
 namespace effinfer::cuda {
 namespace {
@@ -53,15 +52,13 @@ TileShape tile_shape(const ops::MatmulProblem& problem, const MatmulParts& takes
   return choose_tile(units, problem.x.rows, num_multiprocessors(queue));
 }
 
-void multiply_tiled(const ops::MatmulProblem& problem, const MatmulParts& takes, TileShape shape,
-                    Queue& queue) {
+TileParams tile_params(const ops::MatmulProblem& problem, const MatmulParts& takes) {
   TileParams params;
   params.tokens = static_cast<int32_t>(problem.x.rows);
   params.superblocks = static_cast<int32_t>(blocks_for(problem.x.cols, ops::kSuperblock));
   params.glu = problem.glu;
   params.header_row_bytes = ops::header_row_bytes(problem.x.cols);
   params.operand = operand_out(problem.out_operand);
-  ops::PackedFormat format;
   int count = 0;
   for (int i = 0; i < problem.num_parts; ++i) {
     if (!takes[i]) continue;
@@ -69,10 +66,20 @@ void multiply_tiled(const ops::MatmulProblem& problem, const MatmulParts& takes,
     part.weight = matmul_weight(problem.parts[i]);
     part.units = units_of(problem, i);
     part.fours = has_fours(problem.parts[i]);
-    format = problem.parts[i].weight.format;
   }
-  params.header_bytes = ops::header_bytes(format, problem.x.cols);
-  if (arch_of(queue) == 90) return launch_wgmma(format, problem.x, params, queue);
+  params.header_bytes = ops::header_bytes(tile_format(problem, takes), problem.x.cols);
+  return params;
+}
+
+ops::PackedFormat tile_format(const ops::MatmulProblem& problem, const MatmulParts& takes) {
+  const auto first = std::find(takes.begin(), takes.end(), true) - takes.begin();
+  return problem.parts[first].weight.format;
+}
+
+void multiply_tiled(const ops::MatmulProblem& problem, const MatmulParts& takes, TileShape shape,
+                    Queue& queue) {
+  TileParams params = tile_params(problem, takes);
+  const ops::PackedFormat format = tile_format(problem, takes);
   switch (format.bits) {
     case ops::QuantBits::u4:
       return launch_tiles_u4(format, problem.x, params, shape, queue);

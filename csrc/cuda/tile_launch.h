@@ -31,6 +31,10 @@ TileShape tile_shape(const ops::MatmulProblem& problem, const MatmulParts& takes
 void multiply_tiled(const ops::MatmulProblem& problem, const MatmulParts& takes, TileShape shape,
                     Queue& queue);
 
+// What all their kernels need, but x and the numbers of blocks; and the parts' format.
+TileParams tile_params(const ops::MatmulProblem& problem, const MatmulParts& takes);
+ops::PackedFormat tile_format(const ops::MatmulProblem& problem, const MatmulParts& takes);
+
 void launch_tiles_u4(const ops::PackedFormat& format, const ops::Operand& x, TileParams& params,
                      TileShape shape, Queue& queue);
 void launch_tiles_u5_u6(const ops::PackedFormat& format, const ops::Operand& x, TileParams& params,

@@ -9,12 +9,12 @@
 #include "cuda/entry.h"
 #include "cuda/register.h"
 #include "cuda/tensor_map.h"
+#include "cuda/tile_launch.h"
 
 namespace effinfer::cuda {
 
-// In place of launch_tiles() on a GPU of compute capability 9.0.
-void launch_wgmma(const ops::PackedFormat& format, const ops::Operand& x, const TileParams& tile,
-                  Queue& queue);
+// As multiply_tiled(), on a GPU of compute capability 9.0.
+void multiply_wgmma(const ops::MatmulProblem& problem, const MatmulParts& takes, Queue& queue);
 
 void launch_wgmma_u4(const ops::PackedFormat& format, const ops::Operand& x, const TileParams& tile,
                      Queue& queue);
@@ -32,13 +32,12 @@ int64_t wgmma_row_blocks(const TileParams& tile) {
 
 template <class Kernel>
 void launch_wgmma_tile(const ops::Operand& x, const TileParams& tile, Queue& queue) {
-  constexpr int kSuperblock = static_cast<int>(ops::kSuperblock);
   WgmmaParams params;
   params.tile = tile;
   params.tile.token_blocks = static_cast<int32_t>(blocks_for(tile.tokens, Kernel::kTokens));
   params.tile.row_blocks = static_cast<int32_t>(wgmma_row_blocks<Kernel>(tile));
-  params.x = tensor_map({x.data, tile.tokens, int64_t{tile.superblocks} * kSuperblock,
-                         x.row_bytes(), Kernel::kTokens, kSuperblock, Swizzle::bytes128},
+  params.x = tensor_map({x.data, x.rows, ops::padded_cols(x.cols), x.row_bytes(), Kernel::kTokens,
+                         static_cast<int>(ops::kSuperblock), Swizzle::bytes128},
                         queue);
   launch<Kernel>(params, int64_t{params.tile.token_blocks} * params.tile.row_blocks, queue);
 }

@@ -42,23 +42,14 @@ std::vector<float> product_by(const ops::Operand& x, const ops::PackedWeight& we
   const DeviceArray<float> out(static_cast<size_t>(x.rows * weight.rows));
   const std::unique_ptr<Queue> queue = make_queue(kGpu);
   const MatmulProblem problem = problem_of(x, weight, out.data());
-  cuda::TileParams tile;
-  tile.x = static_cast<const uint8_t*>(x.data);
-  tile.x_row_bytes = x.row_bytes();
-  tile.tokens = static_cast<int32_t>(x.rows);
-  tile.superblocks = static_cast<int32_t>(cuda::blocks_for(x.cols, ops::kSuperblock));
-  tile.header_row_bytes = ops::header_row_bytes(x.cols);
-  tile.header_bytes = ops::header_bytes(weight.format, x.cols);
-  tile.parts[0] = {cuda::matmul_weight(problem.parts[0]),
-                   static_cast<int32_t>((weight.groups() + 1) / 2),
-                   cuda::has_fours(problem.parts[0])};
+  const cuda::TileParams tile = cuda::tile_params(problem, {true});
   constexpr ops::PackedFormat kQ4K = {ops::QuantBits::u4, ops::ScaleKind::super, true, 32, 0};
   constexpr ops::PackedFormat kQ8_0 = {ops::QuantBits::u8, ops::ScaleKind::direct, false, 32, 128};
   if (weight.format == kQ4K) {
-    cuda::launch_wgmma_tile<cuda::WgmmaMatmul<kQ4K, kTokens>>(tile, *queue);
+    cuda::launch_wgmma_tile<cuda::WgmmaMatmul<kQ4K, kTokens>>(x, tile, *queue);
   } else {
     CHECK(weight.format == kQ8_0);
-    cuda::launch_wgmma_tile<cuda::WgmmaMatmul<kQ8_0, kTokens>>(tile, *queue);
+    cuda::launch_wgmma_tile<cuda::WgmmaMatmul<kQ8_0, kTokens>>(x, tile, *queue);
   }
   queue->wait();
   return out.values();

@@ -144,17 +144,25 @@ struct Matrices {
     unit.sync_warp();
     uint32_t registers[4];
     unit.ldmatrix(registers, shared.rows[31 - unit.lane]);
-    for (int i = 0; i < 4; ++i) p.out[unit.lane * 4 + i] = registers[i];
+    unit.keep_order();
+    for (int i = 0; i < 4; ++i) p.out[unit.lane * 8 + i] = registers[i];
+    unit.ldmatrix_transposed(registers, shared.rows[31 - unit.lane]);
+    for (int i = 0; i < 4; ++i) p.out[unit.lane * 8 + 4 + i] = registers[i];
   }
 };
 
-TEST("ldmatrix") {
+TEST("ldmatrix, ldmatrix_transposed, keep_order") {
   const auto in = random_words(128);
-  const auto out = words_of<WordKernel<Matrices>>(in, 128);
+  const auto out = words_of<WordKernel<Matrices>>(in, 256);
   for (uint32_t lane = 0; lane < 32; ++lane) {
     for (uint32_t matrix = 0; matrix < 4; ++matrix) {
-      const uint32_t row = 31 - (matrix * 8 + lane / 4);
-      CHECK_EQ(out[lane * 4 + matrix], in[row * 4 + lane % 4]);
+      const auto number = [&](uint32_t row, uint32_t col) {
+        return in[(31 - (matrix * 8 + row)) * 4 + col / 2] >> 16 * (col % 2) & 0xffff;
+      };
+      const uint32_t own = lane / 4;
+      const uint32_t pair = lane % 4 * 2;
+      CHECK_EQ(out[lane * 8 + matrix], number(own, pair) | number(own, pair + 1) << 16);
+      CHECK_EQ(out[lane * 8 + 4 + matrix], number(pair, own) | number(pair + 1, own) << 16);
     }
   }
 }
@@ -329,7 +337,7 @@ struct Numbers {
   template <class Unit>
   EFFINFER_DEVICE static void run(Unit& unit, const WordParams& p, Shared&) {
     const uint32_t* in = p.in + unit.lane * 3;
-    uint32_t* out = p.out + unit.lane * 6;
+    uint32_t* out = p.out + unit.lane * 8;
     const float a = float_of(in[0]);
     const float b = float_of(in[1]);
     out[0] = unit.bf16x2(a, b);
@@ -338,10 +346,19 @@ struct Numbers {
     out[3] = bits_of(unit.mul(a, b) + a);  // two roundings
     out[4] = unit.fma_bf16x2(out[0], 0x40403f80u, 0xbf800000u);
     out[5] = unit.permute(in[0], in[1], in[2] & 0x7777u);
+    out[6] = bits_of(unit.exp2(a));
+    out[7] = bits_of(unit.reciprocal(a));
   }
 };
 
-TEST("bf16x2, f16x2, from_f16, mul, fma_bf16x2, permute") {
+// Within 4 units in the last place, of what may be infinite, and 0 below the normal numbers.
+bool is_close(float got, double expected) {
+  if (std::abs(expected) < 0x1p-126) return got == 0.0f;
+  if (std::abs(expected) >= 0x1p128) return std::isinf(got) && std::signbit(got) == (expected < 0);
+  return std::abs(got - expected) <= 4 * 0x1p-23 * std::abs(expected);
+}
+
+TEST("bf16x2, f16x2, from_f16, mul, fma_bf16x2, permute, exp2, reciprocal") {
   std::vector<float> numbers = {1 + 0x1p-8f, 1 + 3 * 0x1p-8f, -2.0f, 0x1p-133f, 3.4e38f, 65519.9f,
                                 65520.0f,    0x1p-25f,        0.1f,  -0.0f,     1e-6f,   7.0f};
   std::mt19937 random(5);
@@ -353,11 +370,11 @@ TEST("bf16x2, f16x2, from_f16, mul, fma_bf16x2, permute") {
     in.push_back(bits_of(numbers[lane * 2 + 1]));
     in.push_back(static_cast<uint32_t>(random()) & 0x7bff);  // finite as float16
   }
-  const auto out = words_of<WordKernel<Numbers>>(in, 32 * 6);
+  const auto out = words_of<WordKernel<Numbers>>(in, 32 * 8);
   for (size_t lane = 0; lane < 32; ++lane) {
     const float a = numbers[lane * 2];
     const float b = numbers[lane * 2 + 1];
-    const uint32_t* got = out.data() + lane * 6;
+    const uint32_t* got = out.data() + lane * 8;
     CHECK_EQ(got[0], uint32_t{f32_to_bf16(a)} | uint32_t{f32_to_bf16(b)} << 16);
     CHECK_EQ(got[1], uint32_t{f32_to_f16(a)} | uint32_t{f32_to_f16(b)} << 16);
     CHECK_EQ(got[2], bits_of(f16_to_f32(static_cast<uint16_t>(in[lane * 3 + 2]))));
@@ -372,6 +389,9 @@ TEST("bf16x2, f16x2, from_f16, mul, fma_bf16x2, permute") {
       const uint32_t pick = in[lane * 3 + 2] >> 4 * i & 7;
       CHECK_EQ(got[5] >> 8 * i & 0xff, bytes >> 8 * pick & 0xff);
     }
+    CHECK(is_close(float_of(got[6]), std::exp2(double{a})));
+    // Subnormal numbers and zeros alike are 0.
+    CHECK(is_close(float_of(got[7]), 1.0 / (std::abs(a) < 0x1p-126f ? std::copysign(0.0, a) : a)));
   }
 }
 

@@ -196,7 +196,8 @@ struct WgmmaMatmul {
     unit.sync_warp();
     const TilePart& part = *block.part;
     if (index < part.units) {
-      finish_tokens(unit, p, part, index, block.first_token, block.num_tokens, results);
+      finish_tokens(unit, p, part, index, block.first_token, block.num_tokens, results, unit.lane,
+                    kWarp);
     }
     if (block.first_unit + kWarps >= part.units) {
       pad_operand(unit, p.operand, part.weight.rows, block.first_token,
