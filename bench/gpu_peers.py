@@ -19,6 +19,7 @@ REPLAYS = 12
 
 SHAPES = ((4096, 4096), (14336, 4096), (4096, 14336))
 TOKENS = (1, 4, 16, 64)
+PROMPT_TOKENS = (512, 2048)
 NORM_ROWS, NORM_COLS = (1, 64, 1024, 8192), 4096
 BATCHES, CONTEXTS, GROUPS = (1, 8, 64), (1024, 8192, 65536), (1, 4, 8)
 KV_HEADS, HEAD_DIM, PAGE = 8, 128, 64
@@ -70,7 +71,7 @@ def matmuls(torch: Any) -> None:
             torch.randn(rows, cols, device="cuda", dtype=torch.bfloat16)
             for _ in range(copies_of(2 * rows * cols))
         ]
-        for n in TOKENS:
+        for n in (*TOKENS, *PROMPT_TOKENS):
             x = torch.randn(n, cols, device="cuda", dtype=torch.bfloat16)
             time = median_us(
                 torch,
@@ -78,7 +79,8 @@ def matmuls(torch: Any) -> None:
                 lambda i: torch.nn.functional.linear(x, weights[i]),  # noqa: B023
             )
             case = {"dtype": "bf16", "rows": rows, "cols": cols, "n": n}
-            say(section="matmul", **case, median_us=time, peer="torch")
+            section = "matmul" if n in TOKENS else "prefill"
+            say(section=section, **case, median_us=time, peer="torch (cuBLASLt)")
 
 
 def norms(torch: Any) -> None:

@@ -55,6 +55,16 @@ BUDGETS = (
     Budget("WgmmaMatmul<PackedFormat{*}, 128>", 168, 1, 133120, WGMMA, "sm_90a"),
     Budget("StreamPair<1>", 200, 1, 16384, ("LDGSTS.128", "HMMA")),
     Budget("StreamPair<4>", 255, 1, 65536, ("LDGSTS.128", "HMMA")),
+    # Arguments: format, tiles of 8 tokens, superblocks of weights on their way.
+    Budget("TileMatmul<PackedFormat{[0123], *}, 16, 1>", 255, 1, 65664, STREAM),
+    Budget("TileMatmul<PackedFormat{5, *}, 16, 1>", 255, 1, 65664, STREAM_F16),
+    Budget("TileMatmul<PackedFormat{[0123], *}, 8, 2>", 255, 1, 32896, STREAM),
+    Budget("TileMatmul<PackedFormat{[45], *}, 8, 2>", 255, 1, 32896, STREAM_F16),
+    # Arguments: format, tiles of 8 tokens.
+    Budget("TileRows<*, 1>", 128, 2, 40960, ("LDGSTS.128", "HMMA")),
+    Budget("TileRows<*, 2>", 128, 2, 49152, ("LDGSTS.128", "HMMA")),
+    Budget("TileRows<*, 4>", 184, 1, 65536, ("LDGSTS.128", "HMMA")),
+    Budget("TileRows<*, 8>", 208, 1, 98304, ("LDGSTS.128", "HMMA")),
     # Arguments: format (7: t2, 8: t1_6), tiles of 8 tokens.
     Budget("TernaryMatmul<[78], 1>", 120, 2, 43008, ("LDG.E.128", "IMMA")),
     Budget("TernaryMatmul<[78], 2>", 120, 1, 86016, ("LDG.E.128", "IMMA")),

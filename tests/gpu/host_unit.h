@@ -203,7 +203,6 @@ class Unit {
   void fence_registers(Where where, std::initializer_list<Named> registers);
   void wait_for_wgmma(int pending, Where where, std::initializer_list<Named> registers);
   void change_registers(int count, bool more, Where where);
-  void load_matrices(uint32_t (&out)[4], const void* row, bool transposed, Where where);
   void tell_load(const void* pointer, size_t bytes);
   void count_atomic();
   void require_global(const void* pointer, size_t alignment, const char* what) const {

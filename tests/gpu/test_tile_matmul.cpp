@@ -331,6 +331,44 @@ TEST("NaNs and infinities reach their token alone") {
   }
 }
 
+TEST("shared memory has no bank conflicts") {
+  if (cuda::host::detected_races() != cuda::host::Races::all) {
+    check::skip("this build does not watch shared memory");
+  }
+  std::mt19937 random(7);
+  for (const DType dtype : {DType::q4_0, DType::q6_k, DType::bf16}) {
+    const GpuWeight weight(dtype, 64, 256, random);
+    const GpuOperand x(Arithmetic::bf16, 128, 256, normals(128 * 256, random));
+    for (const cuda::TileShape& shape : kShapes) {
+      const cuda::host::Banks banks =
+          cuda::host::count_banks([&] { shaped(x.view, weight.view(), shape); });
+      if (banks.cycles != banks.least) check::fail(__FILE__, __LINE__, banks.worst);
+      CHECK(banks.least > 0);
+    }
+  }
+}
+
+TEST("every barrier matters") {
+  if (cuda::host::detected_races() != cuda::host::Races::all) {
+    check::skip("this build detects no races");
+  }
+  std::mt19937 random(8);
+  const int64_t cols = 64 * 9;
+  const GpuWeight weight(DType::q4_0, 20, cols, random);
+  const GpuOperand x(Arithmetic::bf16, 66, cols, normals(66 * cols, random));
+  for (const cuda::TileShape shape : {cuda::TileShape{8, false}, cuda::TileShape{128, true}}) {
+    expect_every_barrier_matters([&] {
+      const std::vector<float> out = shaped(x.view, weight.view(), shape);
+      for (int64_t i = 0; i < 66 * 20; ++i) {
+        if (!is_near(out[static_cast<size_t>(i)], expected_tile(x, i / 20, weight, i % 20))) {
+          return false;
+        }
+      }
+      return true;
+    });
+  }
+}
+
 }  // namespace
 }  // namespace effinfer
 

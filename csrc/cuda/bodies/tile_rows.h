@@ -19,7 +19,7 @@ template <ops::PackedFormat kFormat, int kTiles>
 struct TileRows {
   static constexpr const char* kName = "tile_rows";
   static constexpr int kThreads = kTileWarps * kWarp;
-  static constexpr int kMinBlocks = 1;
+  static constexpr int kMinBlocks = kTiles < 4 ? 2 : 1;
   static constexpr int kTokens = kTiles * kTileColumns;
   static constexpr int kFour = kTileWarps / 2;  // superblocks at a time
   static constexpr int kDepth = 2;              // times as many are loaded ahead
