@@ -94,7 +94,7 @@ sanitize: | $(BIN)/python
 	  -DEFFINFER_SANITIZE=thread -DEFFINFER_VECTOR_KERNELS=OFF
 	$(BIN)/cmake --build build/tsan --target $(TSAN_TESTS) $(TSAN_GPU_TESTS)
 	for test in $(TSAN_TESTS); do build/tsan/tests/cpp/$$test || exit 1; done
-	$(BIN)/ctest --test-dir build/tsan --output-on-failure --parallel 2 -R '^test_gpu_(emulator|rope_append)'
+	$(BIN)/ctest --test-dir build/tsan --output-on-failure --parallel 2 -R '^test_gpu_(emulator|emulator_races.*|rope_append)$$'
 	@echo "sanitize: clean"
 
 fidelity: | $(BIN)/python

@@ -11,6 +11,7 @@ KEYS = {
     "matmul": ("dtype", "rows", "cols", "n"),
     "attention": ("batch", "context", "group", "rows"),
     "norms": ("op", "rows", "cols"),
+    "sampling": ("op", "rows", "cols"),
 }
 
 

@@ -19,7 +19,8 @@ else()
   enable_language(CUDA)
   find_package(CUDAToolkit REQUIRED)
   file(GLOB cuda_kernels CONFIGURE_DEPENDS csrc/cuda/*.cu)
-  add_library(effinfer_cuda OBJECT ${cuda_kernels} csrc/cuda/backend.cpp csrc/cuda/register.cpp)
+  add_library(effinfer_cuda OBJECT ${cuda_kernels} csrc/cuda/backend.cpp
+    csrc/cuda/register.cpp csrc/cuda/tensor_map.cpp)
   set_target_properties(effinfer_cuda PROPERTIES
     CUDA_ARCHITECTURES "${EFFINFER_CUDA_ARCHITECTURES}" CUDA_STANDARD 20 CXX_STANDARD 20
     CUDA_VISIBILITY_PRESET hidden CXX_VISIBILITY_PRESET hidden POSITION_INDEPENDENT_CODE ON

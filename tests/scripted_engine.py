@@ -27,7 +27,9 @@ class ScriptedEngine:
         self._ids = itertools.count(100)
         self._busy = threading.Lock()
 
-    def add(self, prompt: list[int], params: _core.SamplingParams) -> int:
+    def add(
+        self, prompt: list[int], params: _core.SamplingParams, constraint: object = None
+    ) -> int:
         if prompt[0] not in self.scripts:
             raise _core.InvalidArgumentError("[engine] prompt")
         request = next(self._ids)
@@ -57,7 +59,12 @@ class ScriptedEngine:
             output = outputs.setdefault(
                 request,
                 SimpleNamespace(
-                    request=request, tokens=[], finish_reason=None, error="", warning=""
+                    request=request,
+                    tokens=[],
+                    finish_reason=None,
+                    stop_token=False,
+                    error="",
+                    warning="",
                 ),
             )
             if request in self.cancelled:
@@ -66,7 +73,7 @@ class ScriptedEngine:
                 output.finish_reason, output.error = "error", "[engine] broke"
             elif tokens[0] == STOP:
                 output.tokens.append(SimpleNamespace(token=0, logprob=-1.0, top=[]))
-                output.finish_reason = "stop"
+                output.finish_reason, output.stop_token = "stop", True
             else:
                 output.tokens.append(SimpleNamespace(token=tokens.pop(0), logprob=-1.0, top=[]))
                 output.finish_reason = None if tokens else "length"

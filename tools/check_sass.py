@@ -209,7 +209,7 @@ def check_kernel(kernel: Kernel, budget: Budget) -> list[str]:
         problems.append(f"{kernel.shared} bytes of shared memory, at most {budget.shared}")
     if kernel.blocks() < budget.blocks:
         problems.append(f"{kernel.blocks()} blocks an SM, at least {budget.blocks}")
-    if kernel.opcodes is not None:
+    if kernel.opcodes is not None and budget.arch in ("", kernel.arch):
         problems += [
             f"no {opcode} in its code"
             for opcode in budget.opcodes

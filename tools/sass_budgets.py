@@ -17,6 +17,7 @@ class Budget:
     blocks: int  # at least, that a multiprocessor holds at once
     shared: int = 1  # bytes at most; a block without shared memory has one
     opcodes: tuple[str, ...] = ()  # each must occur, with at least these modifiers
+    arch: str = ""  # the only one that it is for; for others it is empty
 
 
 # Loads and stores of local memory: what spills and indexed arrays become.
@@ -30,6 +31,8 @@ STREAM_F16 = ("LDG.E.64", "LDGSTS.128", "HMMA")
 # Keys and values come as copies of 16 bytes; the states of other blocks as loads.
 ATTENTION = ("LDG.E.128", "LDGSTS.128", "HMMA")
 ATTENTION_F32 = ("LDG.E.128", "LDGSTS.128")
+# Tiles of activations come by tensor maps, warps wait for them at mbarriers.
+WGMMA = ("HGMMA", "UTMALDG", "SYNCS", "USETMAXREG")
 # Rows in and out, 16 bytes a thread.
 ROWS = ("LDG.E.128", "STG.E.128")
 
@@ -45,6 +48,9 @@ BUDGETS = (
     Budget("StreamMatmul<PackedFormat{4, *}, 1, 96, 1>", 240, 1, 16384, STREAM_F16),
     Budget("StreamMatmul<PackedFormat{4, *}, 2, 40, 1>", 216, 1, 32768, STREAM_F16),
     Budget("StreamMatmul<PackedFormat{4, *}, 4, 32, 1>", 248, 1, 65536, STREAM_F16),
+    # Arguments: format, tokens. What the entry has is for all its warps alike.
+    Budget("WgmmaMatmul<PackedFormat{*}, 64>", 168, 1, 67584, WGMMA, "sm_90a"),
+    Budget("WgmmaMatmul<PackedFormat{*}, 128>", 168, 1, 133120, WGMMA, "sm_90a"),
     Budget("StreamPair<1>", 200, 1, 16384, ("LDGSTS.128", "HMMA")),
     Budget("StreamPair<4>", 255, 1, 65536, ("LDGSTS.128", "HMMA")),
     # Arguments: format (7: t2, 8: t1_6), tiles of 8 tokens.
@@ -80,6 +86,11 @@ BUDGETS = (
     Budget("TokenRowsKernel", 32, 8, 64, ("LDG.E.128",)),
     Budget("MoveTokens", 48, 10),
     Budget("TopRows", 32, 2, 512),
+    # Arguments: dtype of rows, whether they are logits. More registers would be no help: a block has
+    # 32 KB of loads under way with these.
+    Budget("SampleRows<*, *>", 128, 1, 35072, ("LDG.E.128", "DADD")),
+    Budget("ChainSpeculation", 96, 1, 1024, ("LDG.E.128", "DADD")),
+    Budget("TokenBitmask", 32, 8),
     Budget("UnaryKernel", 32, 8),
     Budget("BinaryKernel", 32, 8),
 )

@@ -120,5 +120,6 @@ int bench_copy(Options& options, const Settings& settings, effinfer::Queue& queu
 int bench_matmul(Options& options, const Settings& settings, effinfer::Queue& queue);
 int bench_attention(Options& options, const Settings& settings, effinfer::Queue& queue);
 int bench_norms(Options& options, const Settings& settings, effinfer::Queue& queue);
+int bench_sampling(Options& options, const Settings& settings, effinfer::Queue& queue);
 
 }  // namespace bench

@@ -3,9 +3,11 @@
 #include <pybind11/numpy.h>
 #include <pybind11/stl.h>
 
+#include <algorithm>
 #include <chrono>
 #include <map>
 
+#include "bindings/held.h"
 #include "bindings/module.h"
 #include "bindings/options.h"
 #include "bindings/phase.h"
@@ -35,6 +37,7 @@ void merge(std::vector<StepOutput>& outputs, std::map<RequestId, size_t>& places
     StepOutput& known = outputs[place->second];
     std::move(output.tokens.begin(), output.tokens.end(), std::back_inserter(known.tokens));
     known.finish = output.finish;
+    known.stop_token = output.stop_token;
     known.error = std::move(output.error);
     if (!output.warning.empty()) known.warning = std::move(output.warning);
   }
@@ -133,8 +136,52 @@ void register_step_output(py::module_& m) {
             return py::str(std::string(name(o.finish)));
           },
           "None, or \"stop\", \"length\", \"cancelled\", \"error\"")
+      .def_readonly("stop_token", &StepOutput::stop_token,
+                    "whether the last token ends the text without being part of it")
       .def_readonly("error", &StepOutput::error)
       .def_readonly("warning", &StepOutput::warning, "why drafts were refused, the first time");
+}
+
+// The constraint of a request in Python.
+class PythonConstraint final : public TokenConstraint {
+ public:
+  explicit PythonConstraint(const py::object& part) : part_(part) {
+    for (const char* method : {"fill", "accept", "rollback", "ended"}) {
+      if (py::hasattr(part, method)) continue;
+      throw InvalidArgument("[engine] constraint: expected methods fill, accept, rollback and " +
+                            std::string("ended, got an object without ") + method);
+    }
+  }
+  void fill(std::span<uint32_t> allowed) override {
+    part_.with("fill", [&](const py::object& fill) {
+      // Memory of its own: a view of the engine's could outlive the call.
+      const auto size = static_cast<py::ssize_t>(allowed.size());
+      py::array_t<uint32_t> mask(size);
+      std::fill_n(mask.mutable_data(), allowed.size(), 0u);
+      fill(mask);
+      std::copy_n(mask.data(), allowed.size(), allowed.data());
+    });
+  }
+  bool accept(int32_t token) override {
+    bool accepted = false;
+    part_.with("accept", [&](const py::object& accept) { accepted = accept(token).cast<bool>(); });
+    return accepted;
+  }
+  void rollback(int32_t count) override {
+    part_.with("rollback", [&](const py::object& rollback) { rollback(count); });
+  }
+  bool ended() const override {
+    bool ended = false;
+    part_.with("ended", [&](const py::object& method) { ended = method().cast<bool>(); });
+    return ended;
+  }
+
+ private:
+  Held part_;
+};
+
+std::shared_ptr<TokenConstraint> to_constraint(const py::object& part) {
+  return part.is_none() ? nullptr : std::make_shared<PythonConstraint>(part);
 }
 
 using EngineClass = py::class_<Engine, std::shared_ptr<Engine>>;
@@ -161,10 +208,17 @@ void register_engine(py::module_& m) {
   engine_class
       .def(
           "add",
-          [](Engine& engine, const py::object& prompt, const SamplingParams& params) {
-            return engine.add(to_tokens(prompt, "prompt"), params);
+          [](Engine& engine, const py::object& prompt, const SamplingParams& params,
+             const py::object& constraint) {
+            return engine.add(to_tokens(prompt, "prompt"), params, to_constraint(constraint));
           },
-          py::arg("prompt"), py::arg("params"), "Queues a request; returns its id.")
+          py::arg("prompt"), py::arg("params"), py::arg("constraint") = py::none(),
+          "Queues a request; returns its id. `constraint` says which tokens may come next, "
+          "between\n"
+          "steps: fill(mask) sets bit t % 32 of word t / 32 of a uint32 array for each, "
+          "accept(token)\n"
+          "returns whether it may come and goes on, rollback(count) takes tokens back, ended() is\n"
+          "whether nothing may follow.")
       .def("cancel", &Engine::cancel, py::arg("request"), "Ends a request at the next step.")
       .def("has_work", &Engine::has_work)
       .def("step", &Engine::step, py::call_guard<py::gil_scoped_release>(),

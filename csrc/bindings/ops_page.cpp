@@ -1,19 +1,18 @@
 // Pages, and the index lists and masks of sparse and tree attention.
 #include "bindings/attention_arguments.h"
+#include "bindings/device_array.h"
 #include "bindings/module.h"
 #include "effinfer/ops/page.h"
 
 namespace effinfer::bindings {
 namespace {
 
-using Pool = std::shared_ptr<ThreadPool>;
-
-void append_paged_kv_cache(const py::array& append_key, const py::array& append_value,
-                           const py::array& batch_indices, const py::array& positions,
-                           const py::array& k_cache, const py::array& v_cache,
-                           const py::array& kv_indices, const py::array& kv_indptr,
-                           const py::array& kv_last_page_len, const std::string& kv_layout,
-                           bool mla, const Pool& pool) {
+void append_paged_kv_cache(const AnyArray& append_key, const AnyArray& append_value,
+                           const AnyArray& batch_indices, const AnyArray& positions,
+                           const AnyArray& k_cache, const AnyArray& v_cache,
+                           const AnyArray& kv_indices, const AnyArray& kv_indptr,
+                           const AnyArray& kv_last_page_len, const std::string& kv_layout, bool mla,
+                           const Where& pool) {
   ops::AppendNames names;
   if (mla) {
     names = {"append_paged_mla_kv_cache", "append_ckv", "append_kpe", "ckv_cache", "kpe_cache"};
@@ -29,7 +28,7 @@ void append_paged_kv_cache(const py::array& append_key, const py::array& append_
       arguments.view(kv_last_page_len, "kv_last_page_len")};
   const ops::KvOrder order = AttentionArguments("append_paged_kv_cache").order(kv_layout);
   const py::gil_scoped_release release;
-  ops::append_paged_kv_cache(keys, values, places, order, pool_or_default(pool), names);
+  ops::append_paged_kv_cache(keys, values, places, order, executor_of(pool), names);
 }
 
 py::tuple lists_tuple(const ops::BlockLists& lists) {

@@ -163,7 +163,8 @@ std::string Executable::explain() const {
       << " rows of logits\n";
   if (!on_cpu) {
     out << "the host samples: from up to " << impl.shared.max_top
-        << " of the highest logits a row when that is enough, else from all\n";
+        << " of the highest logits a row when that is enough, or where penalties, typical_p or "
+           "logprobs need all; else the device draws tokens\n";
   } else if (impl.shared.max_top > 0) {
     out << "head keeps up to " << impl.shared.max_top
         << " of the highest logits a row, and writes no others, when sampling needs no more\n";

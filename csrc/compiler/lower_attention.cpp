@@ -149,6 +149,7 @@ size_t attention_slot(Lowering& lowering, const Node& node) {
                                node.inputs.size() == 3};
   if (!lowering.on_cpu()) {
     shape.most_rows = ops::kGpuTileRows;
+    shape.long_rows = ops::most_long_rows(lowering.kv_dtype(), shape.head_dim);
     shape.shares = ops::kGpuShares;
     shape.most_partials = ops::kGpuPartials;
   }

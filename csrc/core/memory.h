@@ -22,7 +22,7 @@ class Memory {
  public:
   virtual ~Memory() = default;
   virtual Device device() const = 0;
-  // All that there is, or that this process may have of it.
+  // What this process may have of it: of a GPU's what is free.
   virtual size_t capacity() const = 0;
   // At least 64-byte aligned, and on a system page with Pages::lazy; freed with the last copy of
   // the handle. Null when there is no memory.

@@ -7,6 +7,8 @@
 #include "cuda/matmul_ternary.h"
 #include "cuda/register.h"
 #include "cuda/stream_launch.h"
+#include "cuda/tile_launch.h"
+#include "cuda/wgmma_launch.h"
 #include "ops/matmul.h"
 
 namespace effinfer::cuda {
@@ -48,6 +50,16 @@ const char* rejects(const MatmulProblem& problem) {
   }
   if (problem.top != nullptr) return "keeps no highest outputs";
   return ternary ? rejects_ternary(problem) : nullptr;
+}
+
+const char* rejects_tiles(const MatmulProblem& problem) {
+  if (!problem.rounds_weights) return "rounds weights";
+  if (problem.x.arithmetic != Arithmetic::bf16) return "needs a bf16 operand";
+  return rejects(problem);
+}
+
+size_t tile_shared_bytes(const MatmulProblem&) {
+  return kTileSharedBytes;
 }
 
 FloatPart float_part(const ops::MatmulPart& part) {
@@ -133,6 +145,33 @@ void multiply_streamed(const MatmulProblem& problem, const Takes& takes, Queue& 
   }
 }
 
+// The same with weights that are rounded.
+void multiply_tiled(const MatmulProblem& problem, const Takes& takes, Queue& queue) {
+  const bool gated = problem.glu != ops::UnaryOp::none;
+  TileParams params;
+  params.x = static_cast<const uint8_t*>(problem.x.data);
+  params.x_row_bytes = problem.x.row_bytes();
+  params.tokens = static_cast<int32_t>(problem.x.rows);
+  params.superblocks = static_cast<int32_t>(blocks_for(problem.x.cols, ops::kSuperblock));
+  params.glu = problem.glu;
+  params.header_row_bytes = ops::header_row_bytes(problem.x.cols);
+  params.operand = operand_out(problem.out_operand);
+  PackedFormat format;
+  int count = 0;
+  for (int i = 0; i < problem.num_parts; ++i) {
+    if (!takes[i]) continue;
+    TilePart& part = params.parts[count++];
+    part.weight = matmul_weight(problem.parts[i]);
+    part.fours = has_fours(problem.parts[i]);
+    format = problem.parts[i].weight.format;
+    if (gated && i > 0) continue;  // goes with the first
+    part.units = gated ? part.weight.groups : (part.weight.groups + 1) / 2;
+  }
+  params.header_bytes = ops::header_bytes(format, problem.x.cols);
+  if (arch_of(queue) == 90) return launch_wgmma(format, params, queue);
+  launch_tiles(format, params, queue);
+}
+
 // A GLU of two formats.
 void multiply_pair(const MatmulProblem& problem, Queue& queue) {
   PairParams params;
@@ -173,7 +212,11 @@ void multiply_bf16(const MatmulProblem& problem, Queue& queue) {
       same[j] = !done[j] && problem.parts[j].weight.format == problem.parts[i].weight.format;
       done[j] = done[j] || same[j];
     }
-    multiply_streamed(problem, same, queue);
+    if (problem.rounds_weights) {
+      multiply_tiled(problem, same, queue);
+    } else {
+      multiply_streamed(problem, same, queue);
+    }
   }
   if (has_floats) multiply_floats(problem, queue, floats);
 }
@@ -189,6 +232,10 @@ void multiply(const MatmulProblem& problem, Queue& queue) {
 
 void register_matmul() {
   add<MatmulProblem>("matmul", rejects, multiply);
+  // By name, so that explain() tells the two arithmetics apart.
+  ops::mutable_table<MatmulProblem>().add({"matmul.cuda.tiles", Isa::portable, rejects_tiles,
+                                           nullptr, nullptr, DeviceKind::cuda, multiply, kLeastArch,
+                                           tile_shared_bytes});
 }
 
 }  // namespace effinfer::cuda

@@ -118,8 +118,9 @@ Engine::Engine(std::shared_ptr<const Model> model, const EngineOptions& options,
 
 Engine::~Engine() = default;
 
-RequestId Engine::add(std::span<const int32_t> prompt, const SamplingParams& params) {
-  return impl_->core->add(prompt, params);
+RequestId Engine::add(std::span<const int32_t> prompt, const SamplingParams& params,
+                      std::shared_ptr<TokenConstraint> constraint) {
+  return impl_->core->add(prompt, params, std::move(constraint));
 }
 void Engine::cancel(RequestId request) {
   impl_->core->cancel(request);

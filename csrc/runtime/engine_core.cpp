@@ -56,6 +56,9 @@ EngineCore::EngineCore(std::unique_ptr<StepRunner> runner, std::unique_ptr<KvCac
   const auto tops = static_cast<size_t>(rows * std::max(runner_->max_top(), speculator_.top_k()));
   top_values_.resize(tops);
   top_tokens_.resize(tops);
+  draws_.reserve(static_cast<size_t>(rows));
+  drawn_tokens_.reserve(static_cast<size_t>(rows));
+  decided_.reserve(static_cast<size_t>(rows));
   const auto sequences = static_cast<size_t>(options_.max_sequences);
   batch_.reserve(static_cast<size_t>(limits.max_tokens), sequences,
                  static_cast<size_t>(cache_->config().num_pages));
@@ -67,6 +70,7 @@ EngineCore::EngineCore(std::unique_ptr<StepRunner> runner, std::unique_ptr<KvCac
   paths_.resize(sequences + 1);
   for (auto& path : paths_) path.reserve(Draft::kMostNodes);
   kept_.reserve(Draft::kMostNodes + kCatchUpTokens);
+  allowed_.resize((static_cast<size_t>(vocab_size()) + 31) / 32);
   stats_.total_pages = cache_->config().num_pages;
   stats_.free_pages = cache_->available_pages();
 }
@@ -81,7 +85,8 @@ void EngineCore::check_tokens(std::span<const int32_t> tokens, const char* argum
   }
 }
 
-RequestId EngineCore::add(std::span<const int32_t> prompt, const SamplingParams& params) {
+RequestId EngineCore::add(std::span<const int32_t> prompt, const SamplingParams& params,
+                          std::shared_ptr<TokenConstraint> constraint) {
   check_tokens(prompt, "prompt");
   params.validate(vocab_size());
   if (static_cast<int64_t>(prompt.size()) >= options_.max_seq_len) {
@@ -97,6 +102,7 @@ RequestId EngineCore::add(std::span<const int32_t> prompt, const SamplingParams&
   request->tokens.assign(prompt.begin(), prompt.end());
   request->prompt_size = prompt.size();
   request->params = params;
+  request->constraint = std::move(constraint);
   request->metrics.prompt_tokens = static_cast<int64_t>(prompt.size());
   request->added = Request::Clock::now();
   const std::lock_guard lock(mutex_);

@@ -40,7 +40,8 @@ class EngineCore {
              const EngineCoreOptions& options, std::unique_ptr<SchedulerPolicy> policy = nullptr);
 
   // These are documented in effinfer/engine.h.
-  RequestId add(std::span<const int32_t> prompt, const SamplingParams& params);
+  RequestId add(std::span<const int32_t> prompt, const SamplingParams& params,
+                std::shared_ptr<TokenConstraint> constraint = nullptr);
   void cancel(RequestId id);
   bool has_work() const;
   std::vector<StepOutput> step();
@@ -84,6 +85,7 @@ class EngineCore {
   void run_chunks(Phase phase, std::vector<StepOutput>& outputs);
   std::string try_run(std::span<Request* const> requests, Phase phase);
   int32_t wanted_logits(std::span<Request* const> requests) const;
+  bool set_draws(std::span<Request* const> requests);
   StepOutput end(Request& request, FinishReason reason, std::string error = {});
   void publish();
 
@@ -94,6 +96,8 @@ class EngineCore {
   void commit(Request& request, std::span<const int32_t> accepted);
   std::vector<int32_t>& next_path();
   SampledToken sample_row(const Request& request, size_t row);
+  std::span<const uint32_t> allowed_tokens(const Request& request);
+  bool is_stop_token(const Request& request, int32_t token) const;
   FinishReason finish_reason(const Request& request, int32_t token) const;
 
   // engine_speculate.cpp: drafts.
@@ -118,12 +122,17 @@ class EngineCore {
   Requests waiting_;       // by id
   Requests running_;       // by id
   Sampler sampler_;
+  std::vector<uint32_t> allowed_;  // of the row at hand, by its constraint
   StepBatch batch_;
   // The step's logits: all of them, or the highest when nobody needs more.
   std::unique_ptr<float[]> logits_;  // [most_rows, vocab]
   int32_t top_k_ = 0;                // of each row; 0: all
   std::vector<float> top_values_;    // [most_rows, max_top]
   std::vector<int32_t> top_tokens_;
+  // Tokens in place of logits, of each row; no draws: there are logits.
+  std::vector<RowDraw> draws_;
+  std::vector<int32_t> drawn_tokens_;
+  std::vector<uint8_t> decided_;
   Speculator speculator_;
   // Of the step at hand.
   std::vector<ScheduledRequest> scheduled_;

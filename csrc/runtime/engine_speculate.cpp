@@ -1,5 +1,6 @@
 // Drafts in a step of the engine: they take room that is left, and everybody learns what they gave.
 #include <algorithm>
+#include <exception>
 #include <string>
 #include <utility>
 
@@ -10,6 +11,20 @@ namespace {
 
 // Rows of drafts in a step, over all requests.
 constexpr int64_t kMostDraftRows = 96;
+
+// The kept nodes that a constraint allows, those first that descend from `parent`.
+uint64_t allowed_nodes(const Draft& draft, uint64_t keep, int32_t parent,
+                       TokenConstraint& constraint) {
+  uint64_t allowed = 0;
+  for (int32_t node = parent + 1; node < draft.size(); ++node) {
+    const auto at = static_cast<size_t>(node);
+    if (draft.parents[at] != parent || (keep >> node & 1) == 0) continue;
+    if (!constraint.accept(draft.tokens[at])) continue;
+    allowed |= uint64_t{1} << node | allowed_nodes(draft, keep, node, constraint);
+    constraint.rollback(1);
+  }
+  return allowed;
+}
 
 }  // namespace
 
@@ -63,6 +78,14 @@ void EngineCore::append_draft(Request& request, Speculator::Entry& entry) {
     SpeculationMetrics& metrics = request.metrics.speculation;
     if (metrics.refused_drafts++ == 0) request.warning = std::move(entry.trouble);
     request.changed = true;
+  }
+  if (request.constraint != nullptr) {
+    try {
+      entry.keep = allowed_nodes(entry.proposed, entry.keep, -1, *request.constraint);
+    } catch (const std::exception& failure) {
+      request.failure = failure.what();
+      return;
+    }
   }
   if (entry.keep == 0) return;
   const int64_t length = cache_->length(request.sequence);

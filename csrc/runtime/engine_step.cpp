@@ -43,6 +43,13 @@ class ExecutableRunner final : public StepRunner {
   void run_top(const Batch& batch, KvCache& cache, const TopLogits& top) override {
     executable_->run_top(batch, cache, top);
   }
+  bool draws_tokens() const override { return executable_->draws_tokens(); }
+  void run_drawn(const Batch& batch, KvCache& cache, const DrawnTokens& drawn) override {
+    executable_->run_drawn(batch, cache, drawn);
+  }
+  void read_row(int64_t row, std::span<float> logits) override {
+    executable_->read_row(row, logits);
+  }
   int64_t vocab_size() const override { return executable_->vocab_size(); }
   Isa isa() const override { return executable_->target().isa; }
   StepLimits limits() const override {
@@ -175,12 +182,17 @@ std::string EngineCore::try_run(std::span<Request* const> requests, Phase phase)
   }
   const size_t rows = batch_.num_rows();
   top_k_ = wanted_logits(requests);
+  draws_.clear();
   try {
     if (top_k_ > 0) {
       const size_t values = rows * static_cast<size_t>(top_k_);
       runner_->run_top(
           batch_.view(), *cache_,
           {top_k_, std::span(top_values_).first(values), std::span(top_tokens_).first(values)});
+    } else if (set_draws(requests)) {
+      drawn_tokens_.resize(rows);
+      decided_.resize(rows);
+      runner_->run_drawn(batch_.view(), *cache_, {draws_, drawn_tokens_, decided_});
     } else {
       runner_->run(batch_.view(), *cache_,
                    {logits_.get(), rows * static_cast<size_t>(vocab_size())});
@@ -198,6 +210,7 @@ int32_t EngineCore::wanted_logits(std::span<Request* const> requests) const {
   int32_t most = 0;
   for (const Request* request : requests) {
     if (!request->samples()) continue;
+    if (request->constraint != nullptr) return 0;
     const int32_t count = Sampler::sufficient_top(request->params, vocab_size());
     if (count == 0 || count > runner_->max_top()) return 0;
     most = std::max(most, count);
@@ -205,6 +218,29 @@ int32_t EngineCore::wanted_logits(std::span<Request* const> requests) const {
   if (most == 0) return 0;
   if (speculator_.verifier().needs_distributions()) return 0;
   return std::max(most, std::min(speculator_.top_k(), runner_->max_top()));
+}
+
+// The draws of all rows of a step whose tokens the runner can draw; else none, and false. The token
+// that follows a draft comes as many later as the draft is deep.
+bool EngineCore::set_draws(std::span<Request* const> requests) {
+  if (!runner_->draws_tokens() || speculator_.top_k() > 0) return false;
+  if (speculator_.verifier().needs_distributions()) return false;
+  const auto can_be_drawn = [](const Request* request) {
+    return !request->samples() ||
+           (request->constraint == nullptr && Sampler::is_drawn_from_logits(request->params));
+  };
+  if (!std::ranges::all_of(requests, can_be_drawn)) return false;
+  for (const Request* request : requests) {
+    if (!request->samples()) continue;
+    const SamplingParams& params = request->params;
+    const uint64_t index = request->output().size();
+    for (size_t row = 0; row < request->num_rows(); ++row) {
+      const int32_t depth = row == 0 ? 0 : request->drafts->depths[row];
+      draws_.push_back({params.temperature, params.top_k, params.top_p, params.min_p, params.seed,
+                        index + static_cast<uint64_t>(depth)});
+    }
+  }
+  return !draws_.empty();
 }
 
 // Ends a request: its pages go, its output says why. publish() removes it.
@@ -219,11 +255,13 @@ StepOutput EngineCore::end(Request& request, FinishReason reason, std::string er
   request.changed = true;
   request.metrics.total_s = request.seconds();
   ended_.push_back(request.id);
-  return {request.id, {}, reason, std::move(error), std::move(request.warning)};
+  return {request.id, {}, reason, false, std::move(error), std::move(request.warning)};
 }
 
 // Shows other threads what changed, and drops the requests that ended.
 void EngineCore::publish() {
+  // Destroyed without the lock: what a request holds may wait for other locks, such as Python's.
+  Requests gone;
   const std::lock_guard lock(mutex_);
   for (Requests* requests : {&running_, &waiting_}) {
     for (const auto& request : *requests) {
@@ -234,7 +272,10 @@ void EngineCore::publish() {
       record.finished = request->finished != FinishReason::none;
       unfinished_ -= record.finished ? 1 : 0;
     }
-    std::erase_if(*requests, [](const auto& r) { return r->finished != FinishReason::none; });
+    for (auto& request : *requests) {
+      if (request->finished != FinishReason::none) gone.push_back(std::move(request));
+    }
+    std::erase(*requests, nullptr);
   }
   stats_.running = static_cast<int64_t>(running_.size());
   stats_.free_pages = cache_->free_pages();

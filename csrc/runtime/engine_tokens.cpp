@@ -39,7 +39,8 @@ class EngineCore::Rows final : public TokenRows {
     }
     const auto vocab = static_cast<size_t>(core_.vocab_size());
     core_.sampler_.distribution({core_.logits_.get() + place(row) * vocab, vocab}, request_.params,
-                                request_.prompt(), request_.output(), probabilities);
+                                request_.prompt(), request_.output(), probabilities,
+                                core_.allowed_tokens(request_));
   }
 
   double uniform(uint32_t draw) const override {
@@ -52,6 +53,10 @@ class EngineCore::Rows final : public TokenRows {
     }
     core_.check_tokens({&token.token, 1}, "emitted token");
     follow(row);
+    if (request_.constraint != nullptr && !request_.constraint->accept(token.token)) {
+      throw InvalidArgument("[engine] constraint: expected it to accept a token that it allows, " +
+                            std::to_string(token.token));
+    }
     if (request_.output().empty()) request_.metrics.time_to_first_token_s = request_.seconds();
     request_.tokens.push_back(token.token);
     ++request_.metrics.output_tokens;
@@ -137,21 +142,21 @@ void EngineCore::commit(Request& request, std::span<const int32_t> accepted) {
 
 StepOutput EngineCore::verify(Request& request, size_t row) {
   static const Draft kNoDraft;
-  StepOutput output = {request.id, {}, FinishReason::none, {}, std::move(request.warning)};
+  StepOutput output = {request.id, {}, FinishReason::none, false, {}, std::move(request.warning)};
   request.warning.clear();
   request.changed = true;
   const Draft& draft = request.drafts == nullptr ? kNoDraft : request.drafts->draft;
   output.tokens.reserve(draft.tokens.size() + 1);
   Rows rows(*this, request, row, output);
   const std::vector<int32_t>& path = paths_[facts_.size()];
-  std::string error;
-  try {
-    speculator_.verifier().verify(draft, rows);
-    if (output.tokens.empty()) error = "[speculation] verifier: expected at least one token";
-  } catch (const std::exception& failure) {
-    error = failure.what();
-    if (error.empty()) error = "[engine] the step failed";
-  }
+  std::string error = std::move(request.failure);
+  if (error.empty()) try {
+      speculator_.verifier().verify(draft, rows);
+      if (output.tokens.empty()) error = "[speculation] verifier: expected at least one token";
+    } catch (const std::exception& failure) {
+      error = failure.what();
+      if (error.empty()) error = "[engine] the step failed";
+    }
   count_drafts(request, path);
   commit(request, path);
   add_facts(request, output.tokens.size(), path, row);
@@ -160,6 +165,8 @@ StepOutput EngineCore::verify(Request& request, size_t row) {
   if (!error.empty()) reason = FinishReason::error;
   if (reason == FinishReason::none) return output;
   StepOutput last = end(request, reason, std::move(error));
+  last.stop_token =
+      reason == FinishReason::stop && is_stop_token(request, output.tokens.back().token);
   last.tokens = std::move(output.tokens);
   last.warning = std::move(output.warning);
   return last;
@@ -173,16 +180,33 @@ SampledToken EngineCore::sample_row(const Request& request, size_t row) {
                                std::span(top_tokens_).subspan(row * k, k), request.params, index);
   }
   const auto vocab = static_cast<size_t>(vocab_size());
-  return sampler_.sample({logits_.get() + row * vocab, vocab}, request.params, request.prompt(),
-                         request.output(), index);
+  const std::span<float> logits(logits_.get() + row * vocab, vocab);
+  if (!draws_.empty()) {
+    if (decided_[row] != 0 && draws_[row].index == index) return {drawn_tokens_[row], 0.0f, {}};
+    runner_->read_row(static_cast<int64_t>(row), logits);
+  }
+  return sampler_.sample(logits, request.params, request.prompt(), request.output(), index,
+                         allowed_tokens(request));
 }
 
-FinishReason EngineCore::finish_reason(const Request& request, int32_t token) const {
+// What may follow the request's tokens, until the next call; empty: anything.
+std::span<const uint32_t> EngineCore::allowed_tokens(const Request& request) {
+  if (request.constraint == nullptr) return {};
+  request.constraint->fill(allowed_);
+  return allowed_;
+}
+
+bool EngineCore::is_stop_token(const Request& request, int32_t token) const {
   const auto contains = [token](const std::vector<int32_t>& ids) {
     return std::find(ids.begin(), ids.end(), token) != ids.end();
   };
   const bool eos = !request.params.ignore_eos && contains(options_.eos_token_ids);
-  if (eos || contains(request.params.stop_token_ids)) return FinishReason::stop;
+  return eos || contains(request.params.stop_token_ids);
+}
+
+FinishReason EngineCore::finish_reason(const Request& request, int32_t token) const {
+  if (is_stop_token(request, token)) return FinishReason::stop;
+  if (request.constraint != nullptr && request.constraint->ended()) return FinishReason::stop;
   const bool full = static_cast<int64_t>(request.tokens.size()) >= options_.max_seq_len;
   const bool enough = request.metrics.output_tokens >= request.params.max_tokens;
   return full || enough ? FinishReason::length : FinishReason::none;

@@ -3,6 +3,7 @@
 
 #include <chrono>
 #include <cstdint>
+#include <memory>
 #include <span>
 #include <string>
 #include <vector>
@@ -22,6 +23,7 @@ struct Request {
   std::vector<int32_t> tokens;  // prompt, then output
   size_t prompt_size = 0;
   SamplingParams params;
+  std::shared_ptr<TokenConstraint> constraint;  // has accepted the output; null: none
   RequestMetrics metrics;
   Clock::time_point added;
 
@@ -32,6 +34,7 @@ struct Request {
   FinishReason finished = FinishReason::none;
   bool changed = false;  // metrics to publish
   std::string warning;   // for its next output
+  std::string failure;   // of its constraint, between steps: ends it
 
   std::span<const int32_t> prompt() const { return std::span(tokens).first(prompt_size); }
   std::span<const int32_t> output() const { return std::span(tokens).subspan(prompt_size); }

@@ -67,17 +67,42 @@ struct Sampler::State {
   std::vector<Candidate> candidates;
   std::vector<std::pair<int32_t, float>> top;
 
-  // The logits after bias and penalties: a copy only when there are any.
+  // The logits after the mask, bias and penalties: a copy only when there are any.
   std::span<const float> adjust(std::span<const float> logits, const SamplingParams& params,
-                                std::span<const int32_t> prompt, std::span<const int32_t> output) {
-    if (!is_adjusted(params)) return logits;
+                                std::span<const int32_t> prompt, std::span<const int32_t> output,
+                                std::span<const uint32_t> allowed) {
+    if (allowed.empty() && !is_adjusted(params)) return logits;
     adjusted.assign(logits.begin(), logits.end());
+    if (!allowed.empty()) mask(allowed);
+    if (!is_adjusted(params)) return adjusted;
     for (const auto& [token, bias] : params.logit_bias) {
       check_token(token, adjusted.size(), "logit_bias");
       adjusted[static_cast<size_t>(token)] += bias;
     }
     penalize(params, prompt, output);
     return adjusted;
+  }
+
+  void mask(std::span<const uint32_t> allowed) {
+    constexpr size_t kBits = 32;
+    if (allowed.size() != (adjusted.size() + kBits - 1) / kBits) {
+      throw InvalidArgument("[sampling] allowed: expected " +
+                            std::to_string((adjusted.size() + kBits - 1) / kBits) + " words, got " +
+                            std::to_string(allowed.size()));
+    }
+    bool any = false;
+    for (size_t word = 0; word < allowed.size(); ++word) {
+      const size_t first = word * kBits;
+      const size_t count = std::min(kBits, adjusted.size() - first);
+      const uint32_t present = ~uint32_t{0} >> (kBits - count);
+      const uint32_t kept = allowed[word] & present;
+      any = any || kept != 0;
+      if (kept == present) continue;
+      for (size_t bit = 0; bit < count; ++bit) {
+        if ((kept >> bit & 1) == 0) adjusted[first + bit] = -HUGE_VALF;
+      }
+    }
+    if (!any) throw InvalidArgument("[sampling] allowed: expected at least one token, got none");
   }
 
   void penalize(const SamplingParams& params, std::span<const int32_t> prompt,
@@ -141,8 +166,9 @@ struct Sampler::State {
   }
 
   RowDistribution filter(std::span<const float> logits, const SamplingParams& params,
-                         std::span<const int32_t> prompt, std::span<const int32_t> output) {
-    const std::span<const float> row_logits = adjust(logits, params, prompt, output);
+                         std::span<const int32_t> prompt, std::span<const int32_t> output,
+                         std::span<const uint32_t> allowed) {
+    const std::span<const float> row_logits = adjust(logits, params, prompt, output, allowed);
     RowDistribution row = scratch.row(logits.size());
     const bool greedy = params.temperature == 0.0f;
     const int64_t k = greedy ? 1 : params.top_k;
@@ -189,6 +215,10 @@ int32_t Sampler::sufficient_top(const SamplingParams& params, int64_t vocab_size
   return params.top_k < vocab_size ? params.top_k : 0;
 }
 
+bool Sampler::is_drawn_from_logits(const SamplingParams& params) {
+  return !is_adjusted(params) && params.logprobs < 0 && params.typical_p >= 1.0f;
+}
+
 SampledToken Sampler::sample_top(std::span<const float> values, std::span<const int32_t> tokens,
                                  const SamplingParams& params, uint64_t index) {
   const auto needed =
@@ -219,8 +249,8 @@ SampledToken Sampler::sample_top(std::span<const float> values, std::span<const 
 
 SampledToken Sampler::sample(std::span<const float> logits, const SamplingParams& params,
                              std::span<const int32_t> prompt, std::span<const int32_t> output,
-                             uint64_t index) {
-  RowDistribution row = state_->filter(logits, params, prompt, output);
+                             uint64_t index, std::span<const uint32_t> allowed) {
+  RowDistribution row = state_->filter(logits, params, prompt, output, allowed);
   SampledToken sampled;
   sampled.token = row.draw(philox_uniform(params.seed, index));
   if (params.logprobs >= 0) state_->add_logprobs(logits, params, sampled);
@@ -259,12 +289,12 @@ void Sampler::add_logprobs(std::span<const float> logits, const SamplingParams& 
 
 void Sampler::distribution(std::span<const float> logits, const SamplingParams& params,
                            std::span<const int32_t> prompt, std::span<const int32_t> output,
-                           std::span<float> probabilities) {
+                           std::span<float> probabilities, std::span<const uint32_t> allowed) {
   if (probabilities.size() != logits.size()) {
     throw InvalidArgument("[sampling] probabilities: expected " + std::to_string(logits.size()) +
                           " values, got " + std::to_string(probabilities.size()));
   }
-  RowDistribution row = state_->filter(logits, params, prompt, output);
+  RowDistribution row = state_->filter(logits, params, prompt, output, allowed);
   row.write_probabilities(probabilities.data());
 }
 

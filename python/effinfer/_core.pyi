@@ -634,6 +634,11 @@ class StepOutput:
     @property
     def request(self) -> int: ...
     @property
+    def stop_token(self) -> bool:
+        """
+        whether the last token ends the text without being part of it
+        """
+    @property
     def token_ids(self) -> list[typing.Any]:
         """
         New tokens in order; a token that stopped the request is the last one.
@@ -674,9 +679,12 @@ class Engine:
         prefix_cache: bool = True,
         speculation: Speculation | None = None,
     ) -> None: ...
-    def add(self, prompt: typing.Any, params: SamplingParams) -> int:
+    def add(self, prompt: typing.Any, params: SamplingParams, constraint: typing.Any = None) -> int:
         """
-        Queues a request; returns its id.
+        Queues a request; returns its id. `constraint` says which tokens may come next, between
+        steps: fill(mask) sets bit t % 32 of word t / 32 of a uint32 array for each, accept(token)
+        returns whether it may come and goes on, rollback(count) takes tokens back, ended() is
+        whether nothing may follow.
         """
     def cancel(self, request: int) -> None:
         """

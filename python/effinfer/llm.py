@@ -17,6 +17,7 @@ from effinfer.outputs import RequestOutput
 from effinfer.requests import arguments
 from effinfer.requests.arguments import Prompt
 from effinfer.requests.generation import Generation, TextStream
+from effinfer.requests.grammar import GrammarCompiler
 from effinfer.requests.loop import RequestLoop
 from effinfer.sampling import SamplingParams
 from effinfer.speculation import Proposer, Speculation
@@ -62,20 +63,19 @@ class LLM:
         """Loads `model`: a path of a GGUF file, of an effinfer artifact or of a Hugging Face
         folder; a name that `effinfer pull` knows (pulled when absent); or hf:org/repo/file.gguf.
 
-        device: "cpu". threads: None is what `effinfer.info()` says; more than there are CPUs are
-        not used. precision: "fast" or "f32" (float32 throughout). deterministic: prefill in the
-        arithmetic of decoding, so that a text never depends on how its prompt was cut. kv_dtype:
-        "f32", "f16", "bf16" or "i8"; None is bf16, and f32 with precision="f32". max_seq_len: None
-        is the model's context. num_pages: 64-token pages of the KV cache; None is enough for one
-        sequence of max_seq_len and a few short ones. max_batch_tokens: of a step; None is 512, and
-        2048 with a sparse prefill. max_sequences: that run at once; more wait. chat_template:
-        instead of the model's.
-        pack_cache: keep the packed weights in the user's cache (True) or in a folder, and map them
-        in later loads, or warn with PackCacheWarning. ternary_packing: of ternary weights, "t2" (2
-        bits), "t1_6" (1.6 bits) or "auto", the faster one; same bits. head: a dtype such as "q6_k"
-        that the output matrix gets. prefill: "dense", or an approximation for long prompts
-        ("minference", "sample_attention", "xattention"). speculation: "auto", a name or proposer of
-        effinfer.techniques, or a Speculation: guesses are verified beside the next token.
+        device: "cpu", "cuda", "cuda:1", or "auto": a GPU where there is one. threads: None is what
+        `effinfer.info()` says. precision: "fast" or "f32" (float32 throughout). deterministic:
+        prefill in the arithmetic of decoding, so that a text never depends on how its prompt was
+        cut. kv_dtype: "f32", "f16", "bf16" or "i8"; None is bf16, and f32 with precision="f32".
+        max_seq_len: None is the model's context. num_pages: 64-token pages of the KV cache; None is
+        enough for one sequence of max_seq_len and a few short ones. max_batch_tokens: of a step;
+        None is 512, and 2048 with a sparse prefill. max_sequences: that run at once; more wait.
+        chat_template: instead of the model's. pack_cache: keep the packed weights in the user's
+        cache (True) or in a folder, and map them in later loads, or warn with PackCacheWarning.
+        ternary_packing: of ternary weights, "t2" (2 bits), "t1_6" (1.6 bits) or "auto", the faster
+        one; same bits. head: a dtype such as "q6_k" that the output matrix gets. prefill: "dense",
+        or an approximation for long prompts ("minference", "sample_attention", "xattention").
+        speculation: "auto", a name or proposer of effinfer.techniques, or a Speculation.
 
         The first load on a machine measures its memory for the user's cache (TuningCacheWarning).
         Throws FileError, FormatError, UnsupportedError, InvalidArgumentError, OutOfMemoryError.
@@ -111,6 +111,7 @@ class LLM:
         )
         warn_of_caches(engine)
         self._loop = RequestLoop(engine)
+        self.grammars = GrammarCompiler(engine.vocab_size, self._files.graph.metadata)
         self._template_source = chat_template
         self._template: ChatTemplate | None = None
         self._tokenizer: Tokenizer | None = None
@@ -148,7 +149,7 @@ class LLM:
         """
         requests = arguments.pair_params(arguments.as_prompts(prompts), params)
         encoded = arguments.encode_prompts(self.tokenizer, requests)
-        generation = Generation(self._loop, self.tokenizer, encoded)
+        generation = Generation(self._loop, self.tokenizer, encoded, self.grammars)
         try:
             for _ in generation.run():
                 pass
@@ -235,9 +236,8 @@ class LLM:
         return self._loop.engine
 
     def close(self) -> None:
-        """Cancels what runs, in whichever thread, and frees the weights and the cache; every later
-        call throws InvalidArgumentError. Streams that were not read to their end find "cancelled".
-        """
+        """Cancels what runs, in whichever thread: streams then find "cancelled". Frees the weights
+        and the cache; every later call throws InvalidArgumentError."""
         self._loop.close()
 
     def __enter__(self) -> LLM:
@@ -247,4 +247,4 @@ class LLM:
         self.close()
 
     def _stream(self, prompt: Sequence[int], params: SamplingParams | None) -> TextStream:
-        return TextStream(self._loop, self.tokenizer, prompt, params or SamplingParams())
+        return TextStream(self._loop, self.tokenizer, prompt, params, self.grammars)

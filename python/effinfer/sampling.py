@@ -2,15 +2,18 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from effinfer import _core
+
+_CONSTRAINTS = ("json_schema", "regex", "grammar", "choices")
 
 
 @dataclass(frozen=True, kw_only=True)
 class SamplingParams:
-    """The filters run in this order: logit_bias, repetition, frequency and presence penalties,
-    temperature, top_k, typical_p, top_p, min_p, draw. A request's tokens depend on its own
-    parameters and seed, not on the batch that it runs in."""
+    """The filters run in this order: what a grammar allows, logit_bias, repetition, frequency and
+    presence penalties, temperature, top_k, typical_p, top_p, min_p, draw. A request's tokens depend
+    on its own parameters and seed, not on the batch that it runs in."""
 
     temperature: float = 1.0  # 0: the most likely token
     top_k: int = 0  # 0: off
@@ -28,6 +31,12 @@ class SamplingParams:
     ignore_eos: bool = False
     logprobs: int | None = None  # n: log probabilities of the token and the n most likely
     speculation: bool = True  # whether drafts may be verified for this request, where LLM drafts
+    # At most one of these says what texts there may be (effinfer[grammar]); a text that ends by
+    # max_tokens may be the beginning of one.
+    json_schema: Mapping[str, Any] | bool | str | None = None  # draft 2020-12, or its JSON text
+    regex: str | None = None  # of the whole text
+    grammar: str | None = None  # in llguidance's variant of Lark, from `start`
+    choices: Sequence[str] | None = None  # one of these
 
     def stop_strings(self) -> tuple[str, ...]:
         """Throws InvalidArgumentError for an empty one."""
@@ -35,6 +44,25 @@ class SamplingParams:
         if not all(strings):
             raise _core.InvalidArgumentError("[sampling] stop: expected non-empty strings")
         return strings
+
+    def constraint_field(self) -> str | None:
+        """Which field says what texts there may be; None: none does. Throws InvalidArgumentError
+        for more than one, and for a value of another type."""
+        fields = [f for f in _CONSTRAINTS if getattr(self, f) is not None]
+        if len(fields) > 1:
+            raise _core.InvalidArgumentError(
+                f"[sampling] {fields[1]}: expected None beside {fields[0]}"
+            )
+        for name in fields:
+            value = getattr(self, name)
+            if name == "choices":
+                strings = not isinstance(value, str) and all(isinstance(v, str) for v in value)
+                if strings and len(value) > 0:
+                    continue
+                raise _core.InvalidArgumentError("[sampling] choices: expected a list of texts")
+            if name != "json_schema" and not isinstance(value, str):
+                raise _core.InvalidArgumentError(f"[sampling] {name}: expected a text")
+        return fields[0] if fields else None
 
     def to_core(self) -> _core.SamplingParams:
         """What the engine takes; throws InvalidArgumentError naming the field that is wrong."""

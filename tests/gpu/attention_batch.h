@@ -201,6 +201,7 @@ struct Results {
 struct Launch {
   int32_t shares = 64;
   std::optional<ops::Arithmetic> operand = {};
+  bool long_tiles = false;  // of prompts
 };
 
 class Batch {
@@ -252,6 +253,7 @@ class Batch {
     shape.sink_tokens = rules_.sink_tokens;
     shape.visits = list_words_ > 0;
     shape.most_rows = 16;
+    if (how.long_tiles) shape.long_rows = ops::most_long_rows(heads_.kv, heads_.dims);
     shape.shares = how.shares;
     return shape;
   }

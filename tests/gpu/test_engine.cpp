@@ -198,6 +198,23 @@ TEST("the highest logits give the tokens that all logits give") {
   }
 }
 
+TEST("tokens that the device draws are those of the host's sampler") {
+  const std::shared_ptr<const Model> model = model_of("q8_0");
+  Engine engine(model, options_on(kGpu, Precision::fast));
+  CHECK(engine.executable().draws_tokens());
+  for (const float top_p : {1.0f, 0.8f}) {
+    SamplingParams params;
+    params.max_tokens = 10;
+    params.top_k = top_p < 1.0f ? 70 : 0;  // more than come to the host
+    params.top_p = top_p;
+    params.min_p = 0.01f;
+    params.seed = 9;
+    const std::vector<int32_t> drawn = engine.generate(tokens_of(20, 9), params);
+    params.logprobs = 0;  // which needs all logits on the host
+    CHECK(engine.generate(tokens_of(20, 9), params) == drawn);
+  }
+}
+
 TEST("drafts change no token, and pages are closed up behind them") {
   const std::shared_ptr<const Model> model = model_of("q4_0");
   for (const DType kv : {DType::bf16, DType::i8, DType::f32}) {

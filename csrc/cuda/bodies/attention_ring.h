@@ -14,8 +14,6 @@
 
 namespace effinfer::cuda {
 
-inline constexpr int kChunkBlocks = kChunkTokens / kBlock;
-
 template <DType kType, int kWarps>
 struct AttentionShared {
   // Blocks of float32 are as large as two of the others.

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "effinfer/compiler.h"
+#include "effinfer/constraint.h"
 #include "effinfer/export.h"
 #include "effinfer/model.h"
 #include "effinfer/sampling.h"
@@ -36,6 +37,7 @@ struct StepOutput {
   RequestId request = 0;
   std::vector<SampledToken> tokens;  // new tokens, in order; one that stopped it is the last
   FinishReason finish = FinishReason::none;
+  bool stop_token = false;  // whether the last token ends the text without being part of it
   std::string error;  // FinishReason::error: why this request (alone) ended
   // Why drafts for this request were refused, the first time; it goes on without them.
   std::string warning;
@@ -76,7 +78,9 @@ class EFFINFER_API Engine {
 
   // Queues a request. Throws InvalidArgument: empty prompt, ids out of the vocabulary, prompt that
   // leaves no room for a token within max_seq_len, a request that the page pool could never hold.
-  RequestId add(std::span<const int32_t> prompt, const SamplingParams& params);
+  // With a constraint of its own every token is one that it allows.
+  RequestId add(std::span<const int32_t> prompt, const SamplingParams& params,
+                std::shared_ptr<TokenConstraint> constraint = nullptr);
   // Ends a request at the next step; unknown or finished ids are ignored.
   void cancel(RequestId request);
   bool has_work() const;

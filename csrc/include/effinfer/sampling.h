@@ -1,7 +1,7 @@
 // From logits to tokens. The filters of a row run in this order:
 //
-//   logit bias -> repetition, frequency and presence penalties -> temperature -> top-k -> typical
-//   -> top-p -> min-p -> draw
+//   allowed tokens -> logit bias -> repetition, frequency and presence penalties -> temperature
+//   -> top-k -> typical -> top-p -> min-p -> draw
 //
 // Each filter sees the renormalised distribution that the one before it left. Top-k keeps exactly k
 // tokens, typical and top-p the smallest set that reaches the mass, min-p what is at least min_p
@@ -65,11 +65,12 @@ class EFFINFER_API Sampler {
   Sampler& operator=(Sampler&&) noexcept;
 
   // `logits` of one row (not changed), `prompt` and `output` tokens so far (for penalties); `index`
-  // is the number of tokens this request has drawn. Throws InvalidArgument when the logits hold a
-  // NaN or +infinity, or nothing above -infinity.
+  // is the number of tokens this request has drawn. `allowed`: a bit for each token, t % 32 of word
+  // t / 32; the others have probability 0; empty: all. Throws InvalidArgument when the logits hold
+  // a NaN or +infinity, or nothing above -infinity, and when nothing is allowed.
   SampledToken sample(std::span<const float> logits, const SamplingParams& params,
                       std::span<const int32_t> prompt, std::span<const int32_t> output,
-                      uint64_t index);
+                      uint64_t index, std::span<const uint32_t> allowed = {});
   // Draws what sample() would from the highest logits alone: `values`, highest first, and their
   // `tokens`, the lower id first among equals, at least sufficient_top() of them. Of a row that
   // holds a NaN anywhere the first value is one. Throws InvalidArgument for fewer values, and as
@@ -78,6 +79,9 @@ class EFFINFER_API Sampler {
                           const SamplingParams& params, uint64_t index);
   // How many of the highest logits sample() needs to see; 0: all of them.
   static int32_t sufficient_top(const SamplingParams& params, int64_t vocab_size);
+  // Whether sample() needs a row's logits, seed and index alone, and nothing but top-k, top-p and
+  // min-p narrow them: what devices draw by themselves.
+  static bool is_drawn_from_logits(const SamplingParams& params);
   // The highest logits of a row, as many as `values` has, highest first and the lower id first
   // among equals; the first is NaN where the row holds one.
   void highest(std::span<const float> logits, std::span<float> values, std::span<int32_t> tokens);
@@ -88,7 +92,7 @@ class EFFINFER_API Sampler {
   // the filters removed. Greedy gives a single 1.
   void distribution(std::span<const float> logits, const SamplingParams& params,
                     std::span<const int32_t> prompt, std::span<const int32_t> output,
-                    std::span<float> probabilities);
+                    std::span<float> probabilities, std::span<const uint32_t> allowed = {});
 
  private:
   struct State;

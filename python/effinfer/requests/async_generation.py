@@ -16,6 +16,7 @@ from effinfer.sampling import SamplingParams
 from effinfer.speculation import SpeculationWarning
 
 if TYPE_CHECKING:
+    from effinfer.requests.grammar import Constraint
     from effinfer.text.tokenizer import Tokenizer
 
 MAX_WAITING_PIECES = 256
@@ -39,6 +40,7 @@ class AsyncRequest:
         news: asyncio.Event,
         state: RequestState,
         prompt: Sequence[int],
+        constraint: Constraint | None,
         is_streamed: bool,
     ) -> None:
         self.state = state
@@ -48,7 +50,7 @@ class AsyncRequest:
         self._is_streamed = is_streamed
         self._pieces: deque[str] = deque()
         self._is_cancelled = False
-        self._id = thread.add(prompt, state.params.to_core(), self)
+        self._id = thread.add(prompt, state.params.to_core(), constraint, self)
 
     def receive(self, output: _core.StepOutput, metrics: RequestMetrics | None) -> None:
         if self.ended:  # closed while this was on its way
@@ -116,16 +118,19 @@ class AsyncGeneration:
         thread: EngineThread,
         tokenizer: Tokenizer,
         requests: Sequence[tuple[Sequence[int], SamplingParams]],
+        constraints: Sequence[Constraint | None],
         *,
         is_streamed: bool,
-        keep_special: bool,
+        keep_special: bool = False,
     ) -> None:
         self.requests: list[AsyncRequest] = []
         self._news = asyncio.Event()
         try:
-            for prompt, params in requests:
+            for (prompt, params), constraint in zip(requests, constraints, strict=True):
                 state = RequestState(params, tokenizer, keep_special=keep_special)
-                self.requests.append(AsyncRequest(thread, self._news, state, prompt, is_streamed))
+                self.requests.append(
+                    AsyncRequest(thread, self._news, state, prompt, constraint, is_streamed)
+                )
         except BaseException:
             self.close()
             raise

@@ -15,6 +15,7 @@ from effinfer.sampling import SamplingParams
 from effinfer.speculation import SpeculationWarning
 
 if TYPE_CHECKING:
+    from effinfer.requests.grammar import GrammarCompiler
     from effinfer.text.tokenizer import Tokenizer
 
 # How long steps run before their tokens are looked at: short enough to stream and for Ctrl-C.
@@ -38,6 +39,7 @@ class Generation:
         loop: RequestLoop,
         tokenizer: Tokenizer,
         requests: Sequence[tuple[Sequence[int], SamplingParams]],
+        grammars: GrammarCompiler | None = None,
     ) -> None:
         self._loop = loop
         self._requests: dict[int, RequestState] = {}
@@ -48,7 +50,8 @@ class Generation:
         try:
             for prompt, params in requests:
                 state = RequestState(params, tokenizer)
-                request = loop.add(prompt, params.to_core())
+                constraint = None if grammars is None else grammars.constraint(params, tokenizer)
+                request = loop.add(prompt, params.to_core(), constraint)
                 self._requests[request] = state
                 self._running.add(request)
         except BaseException:
@@ -94,10 +97,12 @@ class TextStream(Iterator[str]):
         loop: RequestLoop,
         tokenizer: Tokenizer,
         prompt: Sequence[int],
-        params: SamplingParams,
+        params: SamplingParams | None = None,
+        grammars: GrammarCompiler | None = None,
     ) -> None:
         self.text = ""  # so far
-        self._generation = Generation(loop, tokenizer, [(prompt, params)])
+        requests = [(prompt, params or SamplingParams())]
+        self._generation = Generation(loop, tokenizer, requests, grammars)
         self._pieces = self._generation.run()
 
     def __next__(self) -> str:

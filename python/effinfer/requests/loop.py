@@ -10,10 +10,14 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterable, Sequence
 from itertools import starmap
+from typing import TYPE_CHECKING
 
 from effinfer import _core
 from effinfer.outputs import RequestMetrics
 from effinfer.requests.state import take_metrics
+
+if TYPE_CHECKING:
+    from effinfer.requests.grammar import Constraint
 
 _MAX_STEPS = 1 << 20
 
@@ -34,12 +38,17 @@ class RequestLoop:
             raise _core.InvalidArgumentError("[LLM] closed: it was closed before this call")
         return self._engine
 
-    def add(self, prompt: Sequence[int], params: _core.SamplingParams) -> int:
+    def add(
+        self,
+        prompt: Sequence[int],
+        params: _core.SamplingParams,
+        constraint: Constraint | None = None,
+    ) -> int:
         """Queues a request; throws what Engine.add() throws."""
         with self._changed:
             if self._closed:
                 raise _core.InvalidArgumentError("[LLM] closed: it was closed before this call")
-            request = self.engine.add(prompt, params)
+            request = self.engine.add(prompt, params, constraint)
             self._inbox[request] = []
             return request
 

@@ -48,7 +48,7 @@ async def chat(request: Request, served: Served) -> Response:
         vocab_size=llm.engine.vocab_size,
         constraint=conversation.constraint,
     )
-    answer = start_answer(
+    answer = await start_answer(
         served,
         ROUTE,
         "chatcmpl",

@@ -55,7 +55,7 @@ async def completions(request: Request, served: Served) -> Response:
         requests += [(ids, each) for each in params]
     echoes = [_echo(llm, prompt) if body.echo else "" for prompt in prompts]
     echoes = [echo for echo in echoes for _ in range(body.n or 1)]
-    answer = start_answer(served, ROUTE, "cmpl", requests, is_streamed=bool(body.stream))
+    answer = await start_answer(served, ROUTE, "cmpl", requests, is_streamed=bool(body.stream))
     if body.stream:
         events = _Events(answer, echoes, with_usage, len(prompts))
         return EventStream(answer, events, len(prompts))

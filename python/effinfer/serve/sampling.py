@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import json
 import secrets
-from dataclasses import fields
 from typing import Any
 
 from effinfer.async_llm import AsyncLLM
 from effinfer.sampling import SamplingParams
-from effinfer.serve.errors import ApiError, unsupported
+from effinfer.serve.errors import ApiError
 from effinfer.serve.schemas import ChatBody, ResponseFormat, Sampling
 
-_KNOWN = {field.name for field in fields(SamplingParams)}
 _SAME_NAMES = (
     "temperature",
     "top_p",
@@ -45,7 +43,7 @@ def sampling_params(
         "logit_bias": _logit_bias(body.logit_bias or {}, vocab_size),
         "max_tokens": max_tokens,
         "logprobs": logprobs,
-        **_supported(constraint or constraint_of(body)),
+        **(constraint or constraint_of(body)),
     }
     params = [SamplingParams(**common, seed=(seed + index) % 2**64) for index in range(body.n or 1)]
     params[0].stop_strings()
@@ -74,14 +72,6 @@ def chat_logprobs(body: ChatBody) -> int | None:
     if body.top_logprobs and not body.logprobs:
         raise ApiError(400, "top_logprobs: expected logprobs: true", param="top_logprobs")
     return (body.top_logprobs or 0) if body.logprobs else None
-
-
-def _supported(constraint: dict[str, Any]) -> dict[str, Any]:
-    """Refuses what this version cannot enforce: free text would break the client's trust."""
-    for name in constraint:
-        if name not in _KNOWN:
-            raise unsupported("response_format", f"this version cannot enforce a {name}")
-    return constraint
 
 
 def _schema_of(form: ResponseFormat | None) -> dict[str, Any] | bool | None:

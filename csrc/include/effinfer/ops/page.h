@@ -4,10 +4,10 @@
 
 #include <cstdint>
 
+#include "effinfer/executor.h"
 #include "effinfer/export.h"
 #include "effinfer/ops/kv_order.h"
 #include "effinfer/tensor.h"
-#include "effinfer/threads.h"
 
 namespace effinfer::ops {
 
@@ -41,7 +41,7 @@ struct AppendNames {
 // bits: then values are rounded to nearest even. Two rows must not share a place. Nothing is
 // written when an argument is wrong. Throws InvalidArgument.
 EFFINFER_API void append_paged_kv_cache(const AppendTensors& keys, const AppendTensors& values,
-                                        const AppendPlaces& places, KvOrder order, ThreadPool& pool,
-                                        const AppendNames& names = {});
+                                        const AppendPlaces& places, KvOrder order,
+                                        const Executor& executor, const AppendNames& names = {});
 
 }  // namespace effinfer::ops

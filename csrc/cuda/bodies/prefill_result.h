@@ -1,0 +1,204 @@
+// What the prefill kernel does with the results of a tile's chunks: folds them into those that came
+// before, or stores them for whoever ends the tile.
+#pragma once
+
+#include <cstdint>
+#include <type_traits>
+
+#include "cuda/bodies/attention_chunks.h"
+#include "cuda/bodies/attention_output.h"
+#include "cuda/bodies/fragments.h"
+#include "cuda/bodies/softmax.h"
+#include "cuda/unit.h"
+#include "ops/attention.h"
+
+namespace effinfer::cuda {
+
+// Of a warp's 16 rows and up to 32 kColumns dims: 128 in registers, others in shared memory, where
+// each lane has its own.
+template <int kColumns, int kWarps>
+class PrefillResult {
+ public:
+  static constexpr int kHeld = kColumns < 4 ? kColumns : 4;
+  static constexpr bool kShares = kColumns > kHeld;
+  using Column = Quad[4][kWarp];
+  struct Shared {
+    std::conditional_t<kShares, Column[kWarps * (kColumns - kHeld) + !kShares], char> values;
+  };
+
+  template <class Unit>
+  EFFINFER_DEVICE PrefillResult(Unit& unit, const AttentionParams& params,
+                                const ops::AttentionTile& tile, Shared& shared)
+      : out_(params, tile),
+        dims_(params.p.v.dims),
+        shared_(shared),
+        first_row_(unit.warp * kTileRows + unit.lane / 4) {
+    EFFINFER_UNROLL
+    for (int column = kHeld; column < kColumns; ++column) {
+      LaneValues zeros = {};
+      put(unit, column, zeros);
+    }
+  }
+
+  EFFINFER_DEVICE int num_rows() const { return out_.num_rows(); }
+
+  // Of what the chunk's columns are added to, one after the other.
+  template <class Unit>
+  EFFINFER_DEVICE void begin_chunk(Unit& unit, const ops::AttentionItem& item, int32_t chunk,
+                                   const RowState (&rows)[2]) {
+    if (item.partial < 0) {
+      EFFINFER_UNROLL
+      for (int r = 0; r < 2; ++r) factors_[r] = fold_row(unit, rows_[r], rows[r]);
+      return;
+    }
+    const int64_t before = chunk - item.first_unit / kChunkUnits;
+    partial_ = item.partial + before * num_rows() + first_row_;
+    EFFINFER_UNROLL
+    for (int r = 0; r < 2; ++r) {
+      if (has(r) && unit.lane % 4 == 0) out_.store_partial_state(partial_ + 8 * r, rows[r]);
+    }
+  }
+  template <class Unit>
+  EFFINFER_DEVICE void add(Unit& unit, int column, LaneValues& products) {
+    if (partial_ >= 0) {
+      EFFINFER_UNROLL
+      for (int r = 0; r < 2; ++r) {
+        if (!has(r) || dim_of(unit, column) >= dims_) continue;
+        out_.store_partial_values(partial_ + 8 * r, dim_of(unit, column), products, r);
+      }
+    } else if (column < kHeld) {
+      fold_values(values_[column], products, factors_);
+    } else {
+      LaneValues values;
+      get(unit, column, values);
+      fold_values(values, products, factors_);
+      put(unit, column, values);
+    }
+  }
+
+  // All that was added.
+  template <class Unit>
+  EFFINFER_DEVICE void store(Unit& unit) {
+    float factor[2];
+    set_factors(unit, rows_, factor, true);
+    EFFINFER_UNROLL
+    for (int column = 0; column < kColumns; ++column) {
+      if (column < kHeld) {
+        store_column(unit, column, factor, values_[column]);
+      } else {
+        LaneValues values;
+        get(unit, column, values);
+        store_column(unit, column, factor, values);
+      }
+    }
+  }
+
+  // All partial results of the tile, from left to right.
+  template <class Unit>
+  EFFINFER_DEVICE void merge(Unit& unit, const ops::AttentionMerge& merge) {
+    for (int column = 0; column < kColumns && dim_of(unit, column) < dims_; ++column) {
+      RowState rows[2];
+      LaneValues values = {};
+      for (int first = 0; first < merge.num_partials; first += kAhead) {
+        fold_partials(unit, merge, first, column, rows, values);
+      }
+      float factor[2];
+      set_factors(unit, rows, factor, column == 0);
+      store_column(unit, column, factor, values);
+    }
+  }
+
+ private:
+  static constexpr int kAhead = 4;  // partial results that are loaded at once
+
+  template <class Unit>
+  EFFINFER_DEVICE static int dim_of(Unit& unit, int column) {
+    return column * kBlock + unit.lane % 4 * 8;
+  }
+  EFFINFER_DEVICE bool has(int r) const { return first_row_ + 8 * r < num_rows(); }
+
+  // Columns that are not held.
+  template <class Unit>
+  EFFINFER_DEVICE void get(Unit& unit, int column, LaneValues& values) const {
+    if constexpr (kShares) {
+      const Column& place = shared_.values[unit.warp * (kColumns - kHeld) + column - kHeld];
+      EFFINFER_UNROLL
+      for (int i = 0; i < 4; ++i) {
+        const Quad quad = place[i][unit.lane];
+        EFFINFER_UNROLL
+        for (int r = 0; r < 4; ++r) values[i][r] = float_of(quad.words[r]);
+      }
+    }
+  }
+  template <class Unit>
+  EFFINFER_DEVICE void put(Unit& unit, int column, const LaneValues& values) const {
+    if constexpr (kShares) {
+      Column& place = shared_.values[unit.warp * (kColumns - kHeld) + column - kHeld];
+      EFFINFER_UNROLL
+      for (int i = 0; i < 4; ++i) {
+        place[i][unit.lane] = {bits_of(values[i][0]), bits_of(values[i][1]), bits_of(values[i][2]),
+                               bits_of(values[i][3])};
+      }
+    }
+  }
+
+  template <class Unit>
+  EFFINFER_DEVICE void set_factors(Unit& unit, const RowState (&rows)[2], float (&factor)[2],
+                                   bool stores_lse) const {
+    EFFINFER_UNROLL
+    for (int r = 0; r < 2; ++r) {
+      if (!has(r)) continue;
+      factor[r] = out_.end_row(unit, first_row_ + 8 * r, rows[r], stores_lse && unit.lane % 4 == 0);
+    }
+  }
+  template <class Unit>
+  EFFINFER_DEVICE void store_column(Unit& unit, int column, const float (&factor)[2],
+                                    LaneValues& values) const {
+    const int dim = dim_of(unit, column);
+    const int step = dims_ < kBlock * kColumns ? dims_ : kBlock * kColumns;
+    EFFINFER_UNROLL
+    for (int r = 0; r < 2; ++r) {
+      if (!has(r) || dim >= dims_) continue;
+      out_.store_values(unit, first_row_ + 8 * r, dim, factor[r], values, r, step);
+    }
+  }
+
+  template <class Unit>
+  EFFINFER_DEVICE void fold_partials(Unit& unit, const ops::AttentionMerge& merge, int first,
+                                     int column, RowState (&rows)[2], LaneValues& values) const {
+    EFFINFER_UNROLL
+    for (int r = 0; r < 2; ++r) {
+      if (!has(r)) continue;
+      RowState state[kAhead];
+      float chunk[kAhead][8];
+      EFFINFER_UNROLL
+      for (int i = 0; i < kAhead; ++i) {
+        const int at = first + i < merge.num_partials ? first + i : merge.num_partials - 1;
+        const int64_t index = merge.first_partial + int64_t{at} * num_rows() + first_row_ + 8 * r;
+        state[i] = out_.load_partial_state(index);
+        out_.load_partial_values(index, dim_of(unit, column), chunk[i]);
+      }
+      EFFINFER_UNROLL
+      for (int i = 0; i < kAhead; ++i) {
+        if (first + i >= merge.num_partials) break;
+        const Factors factors = fold_row(unit, rows[r], state[i]);
+        EFFINFER_UNROLL
+        for (int d = 0; d < 8; ++d) {
+          float& value = value_at(values, d, r);
+          value = fold_value(value, chunk[i][d], factors);
+        }
+      }
+    }
+  }
+
+  const AttentionOutput out_;
+  const int dims_;
+  Shared& shared_;
+  const int first_row_;   // the lane's; the other one is 8 on
+  int64_t partial_ = -1;  // of the lane's first row and the chunk; -1: results are folded
+  Factors factors_[2];    // of the chunk
+  RowState rows_[2];      // of the chunks before
+  LaneValues values_[kHeld] = {};
+};
+
+}  // namespace effinfer::cuda

@@ -1,0 +1,296 @@
+// Packed weights (ops/packed_weight.h) as A fragments of mma.m16n8k16 in bfloat16, scales and
+// minima included: what kernels of many tokens multiply. Each number is made in float32 and rounded
+// once, to nearest even, as the panels of the CPU are.
+//
+// A warp multiplies 32 rows: two groups. Lane (g, t) = (lane / 4, lane % 4) has the four rows
+// 4 (g % 4) .. 4 (g % 4) + 3 of group g / 4, and of each block of 32 k the eight from 8 t on, since
+// the rows and the k of a product may be named in any order:
+//
+//   block b = 0, 1   32 k of a superblock, of which the lane has 32 b + 8 t .. 32 b + 8 t + 7
+//   step j = 0, 1    one mma: the lane's k = 32 b + 8 t + 4 j + {0, 1} are in registers 0 and 1,
+//   and
+//                    + {2, 3} in 2 and 3
+//   pair p = 0, 1    two of the lane's four rows: fragment row g is its row 2 p (registers 0, 2),
+//                    fragment row g + 8 its row 2 p + 1 (registers 1, 3)
+//
+// So the B fragments of both steps of a token are 16 bytes as they lie: its bfloat16
+// x[32 b + 8 t .. 32 b + 8 t + 7]. (stream_matmul.h has four k a lane, because it multiplies by a
+// scale after each 16 or 32 k; here the lane's eight are always under one scale.)
+//
+// Four k are one field line of a superblock: 8 b + 2 t + j.
+#pragma once
+
+#include <type_traits>
+
+#include "cuda/bodies/dequant.h"
+#include "cuda/bodies/weight_scales.h"
+#include "cuda/unit.h"
+#include "ops/packed_weight.h"
+
+namespace effinfer::cuda {
+
+inline constexpr int kTileRows = 32;  // of a warp
+
+// The quants of a superblock in registers. bytes(b, j, row) are four of one row.
+template <ops::QuantBits kBits>
+struct TileQuants;
+
+template <>
+struct TileQuants<ops::QuantBits::u4> {
+  Quad low[2];  // by j
+
+  template <class Unit>
+  EFFINFER_DEVICE void load(Unit& unit, const uint8_t* superblock, int t, int quad) {
+    EFFINFER_UNROLL
+    for (int j = 0; j < 2; ++j) {
+      low[j] = unit.load(reinterpret_cast<const Quad*>(superblock + (2 * t + j) * 64 + quad * 16));
+    }
+  }
+  EFFINFER_DEVICE uint32_t bytes(int b, int j, int row, int) const {
+    return low[j].words[row] >> 4 * b & 0x0f0f0f0fu;
+  }
+};
+
+// High line b holds bit 4 of field line 8 b + n at bit n of a byte: the lane's are bits 2 t + j.
+template <>
+struct TileQuants<ops::QuantBits::u5> {
+  TileQuants<ops::QuantBits::u4> low;
+  Quad high[2];  // by b
+
+  template <class Unit>
+  EFFINFER_DEVICE void load(Unit& unit, const uint8_t* superblock, int t, int quad) {
+    low.load(unit, superblock, t, quad);
+    EFFINFER_UNROLL
+    for (int b = 0; b < 2; ++b) {
+      high[b] = unit.load(reinterpret_cast<const Quad*>(superblock + (8 + b) * 64 + quad * 16));
+    }
+  }
+  EFFINFER_DEVICE uint32_t bytes(int b, int j, int row, int t) const {
+    return low.bytes(b, j, row, t) | (high[b].words[row] << (6 - 2 * t) >> (2 + j) & 0x10101010u);
+  }
+};
+
+// High line 2 b + n / 4 holds bits 4 and 5 of field line 8 b + n at bits 2 (n % 4) of a byte: the
+// lane's are bits 4 (t % 2) + 2 j.
+template <>
+struct TileQuants<ops::QuantBits::u6> {
+  TileQuants<ops::QuantBits::u4> low;
+  Quad high[2];  // by b
+
+  template <class Unit>
+  EFFINFER_DEVICE void load(Unit& unit, const uint8_t* superblock, int t, int quad) {
+    low.load(unit, superblock, t, quad);
+    EFFINFER_UNROLL
+    for (int b = 0; b < 2; ++b) {
+      high[b] = unit.load(
+          reinterpret_cast<const Quad*>(superblock + (8 + 2 * b + t / 2) * 64 + quad * 16));
+    }
+  }
+  EFFINFER_DEVICE uint32_t bytes(int b, int j, int row, int t) const {
+    return low.bytes(b, j, row, t) |
+           (high[b].words[row] << (4 - 4 * (t % 2)) >> 2 * j & 0x30303030u);
+  }
+};
+
+template <>
+struct TileQuants<ops::QuantBits::u8> {
+  Quad lines[2][2];  // by b, j
+
+  template <class Unit>
+  EFFINFER_DEVICE void load(Unit& unit, const uint8_t* superblock, int t, int quad) {
+    EFFINFER_UNROLL
+    for (int i = 0; i < 4; ++i) {
+      lines[i / 2][i % 2] = unit.load(
+          reinterpret_cast<const Quad*>(superblock + (i / 2 * 8 + 2 * t + i % 2) * 64 + quad * 16));
+    }
+  }
+  EFFINFER_DEVICE uint32_t bytes(int b, int j, int row, int) const {
+    return lines[b][j].words[row];
+  }
+};
+
+// What makes numbers of the quants of a pair of a lane's rows in one block of 32 k.
+struct TileAffine {
+  float scale[2];
+  float offset[2];
+};
+
+// Scales and minima of a superblock in registers: of the lane's rows and k.
+template <ops::PackedFormat kFormat>
+struct TileScales {
+  static constexpr bool kSuper = kFormat.scales == ops::ScaleKind::super;
+  static constexpr int kSubBlocks = 32 / kFormat.sub_block;  // of a block of 32 k
+  static_assert(kSuper || kSubBlocks == 1);
+  // What a quant's float has too much, by which it is made (TileWeights).
+  static constexpr float kBase = kFormat.bits == ops::QuantBits::u8 ? 0x1p15f : 0x1p7f;
+  // Whether a scale times kBase + zero is a float: not where a scale of 19 bits meets 9 more.
+  static constexpr bool kFused = !(kSuper && kFormat.bits == ops::QuantBits::u8);
+
+  struct Numbers {
+    uint64_t halves[kSuper ? 1 : 2];
+    uint32_t bytes[kSuper ? 2 : 1];
+  };
+  Numbers scales;
+  Numbers minima;
+
+  // `header` are the f16 of these rows in the group's header, `header_row` the bytes of one of its
+  // rows.
+  template <class Unit>
+  EFFINFER_DEVICE void load(Unit& unit, const uint8_t* superblock, const uint8_t* header,
+                            int64_t header_row, int t, int quad) {
+    load(unit, superblock + ops::quant_bytes(kFormat.bits), header, t, quad, scales);
+    if constexpr (kFormat.has_min) {
+      load(unit, superblock + ops::min_offset(kFormat), header + header_row, t, quad, minima);
+    }
+  }
+
+  template <class Unit>
+  EFFINFER_DEVICE TileAffine affine(Unit& unit, int b, int pair) const {
+    TileAffine out;
+    EFFINFER_UNROLL
+    for (int i = 0; i < 2; ++i) {
+      const int row = 2 * pair + i;
+      float minimum = 0.0f;
+      if constexpr (kSuper) {
+        out.scale[i] = times_byte(unit, half_of(unit, scales.halves[0], row),
+                                  scales.bytes[b] ^ 0x80808080u, row, 128.0f);
+        if constexpr (kFormat.has_min) {
+          minimum =
+              times_byte(unit, -half_of(unit, minima.halves[0], row), minima.bytes[b], row, 0.0f);
+        }
+      } else {
+        out.scale[i] = half_of(unit, scales.halves[b], row);
+        if constexpr (kFormat.has_min) minimum = half_of(unit, minima.halves[b], row);
+      }
+      constexpr float kZero = kBase + static_cast<float>(kFormat.zero);
+      out.offset[i] = kFused ? fmaf(-out.scale[i], kZero, minimum) : 0.0f;
+    }
+    return out;
+  }
+
+ private:
+  template <class Unit>
+  EFFINFER_DEVICE static void load(Unit& unit, const uint8_t* blocks, const uint8_t* header, int t,
+                                   int quad, Numbers& out) {
+    EFFINFER_UNROLL
+    for (int b = 0; b < 2; ++b) {
+      if constexpr (kSuper) {
+        const int block = kSubBlocks * b + (kSubBlocks == 2 ? t / 2 : 0);
+        out.bytes[b] = unit.load(reinterpret_cast<const uint32_t*>(blocks + block * 16 + quad * 4));
+      } else {
+        out.halves[b] = unit.load(reinterpret_cast<const uint64_t*>(blocks + b * 32 + quad * 8));
+      }
+    }
+    if constexpr (kSuper) out.halves[0] = unit.load(reinterpret_cast<const uint64_t*>(header));
+  }
+};
+
+// Where a lane's rows lie in a weight.
+struct TilePlace {
+  const uint8_t* superblock;  // the next one, of all rows of the group
+  const uint8_t* header;      // of super formats: the f16 of the lane's rows in the first 256 k
+  int64_t header_row = 0;     // bytes
+  int t = 0;
+  int quad = 0;
+};
+
+// A superblock of a lane's weights, as they lie. load() takes superblock number `index`, at which
+// place.superblock stands; unpack() makes the fragments [step] of a block and a pair of rows.
+template <ops::PackedFormat kFormat>
+struct TileWeights {
+  TileQuants<kFormat.bits> quants;
+  TileScales<kFormat> scales;
+
+  template <class Unit>
+  EFFINFER_DEVICE void load(Unit& unit, const TilePlace& place, int index) {
+    quants.load(unit, place.superblock, place.t, place.quad);
+    constexpr uint32_t kHeaderSuperblocks = ops::kHeaderBlock / ops::kSuperblock;
+    const uint8_t* header = place.header;
+    if constexpr (TileScales<kFormat>::kSuper) {
+      header += static_cast<uint32_t>(index) / kHeaderSuperblocks * (ops::kGroupRows * 2);
+    }
+    scales.load(unit, place.superblock, header, place.header_row, place.t, place.quad);
+  }
+
+  template <class Unit>
+  EFFINFER_DEVICE void unpack(Unit& unit, int b, int pair, int t, uint32_t (&a)[2][4]) const {
+    const TileAffine affine = scales.affine(unit, b, pair);
+    EFFINFER_UNROLL
+    for (int i = 0; i < 4; ++i) {
+      const uint32_t bytes = quants.bytes(b, i / 2, 2 * pair + i % 2, t);
+      float values[4];
+      EFFINFER_UNROLL
+      for (uint32_t e = 0; e < 4; ++e) {
+        values[e] = number(unit, bytes, e, affine.scale[i % 2], affine.offset[i % 2]);
+      }
+      a[i / 2][i % 2] = unit.bf16x2(values[0], values[1]);
+      a[i / 2][2 + i % 2] = unit.bf16x2(values[2], values[3]);
+    }
+  }
+
+ private:
+  // A byte q beside constant ones is a float that is kBase more: 0x43 q 0 0 is 2^7 + q for q below
+  // 128, 0x47 0 q 0 is 2^15 + q for any.
+  template <class Unit>
+  EFFINFER_DEVICE static float number(Unit& unit, uint32_t bytes, uint32_t e, float scale,
+                                      float offset) {
+    using Scales = TileScales<kFormat>;
+    if constexpr (kFormat.bits == ops::QuantBits::u8) {
+      const float value = float_of(unit.permute(bytes, 0x47000000u, 0x7404u | e << 4));
+      if constexpr (Scales::kFused) return fmaf(scale, value, offset);
+      return scale * (value - (Scales::kBase + static_cast<float>(kFormat.zero)));
+    } else {
+      return fmaf(scale, float_of(unit.permute(bytes, 0x43000000u, 0x7044u | e << 8)), offset);
+    }
+  }
+};
+
+// A line holds two k of 16 rows: two lines for four k.
+template <>
+struct TileWeights<kDenseBf16> {
+  Quad lines[2][2][2];  // by b, j, two k
+
+  template <class Unit>
+  EFFINFER_DEVICE void load(Unit& unit, const TilePlace& place, int) {
+    EFFINFER_UNROLL
+    for (int i = 0; i < 8; ++i) {
+      lines[i / 4][i / 2 % 2][i % 2] = unit.load(reinterpret_cast<const Quad*>(
+          place.superblock + (i / 4 * 8 + 2 * place.t + i / 2 % 2) * 128 + i % 2 * 64 +
+          place.quad * 16));
+    }
+  }
+  template <class Unit>
+  EFFINFER_DEVICE void unpack(Unit&, int b, int pair, int, uint32_t (&a)[2][4]) const {
+    EFFINFER_UNROLL
+    for (int i = 0; i < 8; ++i)
+      a[i / 4][i % 4] = lines[b][i / 4][i % 4 / 2].words[2 * pair + i % 2];
+  }
+};
+
+// Half a line is one k of 16 rows.
+template <>
+struct TileWeights<kDenseF16> {
+  uint64_t rows[2][2][4];  // by b, j, k
+
+  template <class Unit>
+  EFFINFER_DEVICE void load(Unit& unit, const TilePlace& place, int) {
+    EFFINFER_UNROLL
+    for (int i = 0; i < 16; ++i) {
+      rows[i / 8][i / 4 % 2][i % 4] = unit.load(reinterpret_cast<const uint64_t*>(
+          place.superblock + (i / 8 * 8 + 2 * place.t + i / 4 % 2) * 128 + i % 4 * 32 +
+          place.quad * 8));
+    }
+  }
+  template <class Unit>
+  EFFINFER_DEVICE void unpack(Unit& unit, int b, int pair, int, uint32_t (&a)[2][4]) const {
+    EFFINFER_UNROLL
+    for (int i = 0; i < 8; ++i) {
+      const int row = 2 * pair + i % 2;
+      const uint64_t (&four)[4] = rows[b][i / 4];
+      a[i / 4][i % 4] = unit.bf16x2(half_of(unit, four[i % 4 / 2 * 2], row),
+                                    half_of(unit, four[i % 4 / 2 * 2 + 1], row));
+    }
+  }
+};
+
+}  // namespace effinfer::cuda

@@ -1,0 +1,9 @@
+#include "cuda/wgmma_launch.h"
+
+namespace effinfer::cuda {
+
+void launch_wgmma_u4(const ops::PackedFormat& format, const TileParams& tile, Queue& queue) {
+  launch_wgmma_formats<ops::QuantBits::u4>(format, tile, queue);
+}
+
+}  // namespace effinfer::cuda

@@ -1,0 +1,9 @@
+#include "cuda/wgmma_launch.h"
+
+namespace effinfer::cuda {
+
+void launch_wgmma_u5_u6(const ops::PackedFormat& format, const TileParams& tile, Queue& queue) {
+  launch_wgmma_formats<ops::QuantBits::u5, ops::QuantBits::u6>(format, tile, queue);
+}
+
+}  // namespace effinfer::cuda
