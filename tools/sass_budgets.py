@@ -33,6 +33,8 @@ ATTENTION = ("LDG.E.128", "LDGSTS.128", "HMMA")
 ATTENTION_F32 = ("LDG.E.128", "LDGSTS.128")
 # Tiles of activations come by tensor maps, warps wait for them at mbarriers.
 WGMMA = ("HGMMA", "UTMALDG", "SYNCS", "USETMAXREG")
+# Keys and values as a caller has them.
+PLAIN = ("LDGSTS.128", "LDSM.16", "HMMA")
 # Rows in and out, 16 bytes a thread.
 ROWS = ("LDG.E.128", "STG.E.128")
 
@@ -93,4 +95,12 @@ BUDGETS = (
     Budget("TokenBitmask", 32, 8),
     Budget("UnaryKernel", 32, 8),
     Budget("BinaryKernel", 32, 8),
+    Budget("NarrowKernel", 32, 8),
+    Budget("AppendPagesKernel", 40, 6, opcodes=ROWS),
+    Budget("RowPositionsKernel", 32, 16),
+    Budget("PageLengthsKernel", 32, 16),
+    # Arguments: dtype, dims of heads at most.
+    Budget("PlainAttentionKernel<[12], 64>", 184, 2, 72576, PLAIN),
+    Budget("PlainAttentionKernel<[12], 128>", 240, 1, 144256, PLAIN),
+    Budget("PlainAttentionKernel<[12], 256>", 248, 1, 156544, PLAIN),
 )

@@ -298,7 +298,7 @@ py::capsule to_dlpack(const Shared& array, const std::optional<int64_t>& stream,
                       const py::object& dl_device, const std::optional<bool>& copy) {
   const py::tuple own = py::make_tuple(dlpack::kCuda, array->view.device.index);
   if (!dl_device.is_none() && !dl_device.equal(own)) {
-    throw py::buffer_error("DeviceArray: it does not move to another device; numpy() copies it");
+    throw py::buffer_error("DeviceArray: it does not move to another device; to_numpy() copies it");
   }
   if (copy.value_or(false)) throw py::buffer_error("DeviceArray: exports no copies");
   order_streams(*array, stream);
@@ -416,13 +416,13 @@ void register_device_array(py::module_& m) {
           py::arg("shape"), py::arg("dtype"), py::arg("queue"))
       .def_static("from_numpy", &from_numpy, py::arg("array"), py::arg("device") = "cuda",
                   "A copy in the memory of a GPU.")
-      .def("numpy", &to_numpy, "A copy, once the array's stream has done all that it has to.")
-      .def("reshape",
-           [](const DeviceArray& array, const py::args& shape) {
-             std::vector<int64_t> dims;
-             for (const py::handle dim : shape) dims.push_back(dim.cast<int64_t>());
-             return reshaped(array, dims_of(dims, "[DeviceArray] reshape"));
-           })
+      .def("to_numpy", &to_numpy, "A copy, once the array's stream has done all that it has to.")
+      .def(
+          "reshape",
+          [](const DeviceArray& array, const std::vector<int64_t>& shape) {
+            return reshaped(array, dims_of(shape, "[DeviceArray] reshape"));
+          },
+          py::arg("shape"), "Over the same memory.")
       .def("swapaxes", &swapped, py::arg("first"), py::arg("second"))
       .def("__getitem__", &item, py::arg("index"))
       .def("__dlpack__", &to_dlpack, py::kw_only(), py::arg("stream") = py::none(),

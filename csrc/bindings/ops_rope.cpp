@@ -52,13 +52,22 @@ py::object rope_table(const AnyArray& positions, const py::array& inv_freq, floa
   return std::move(result.array);
 }
 
-py::array_t<int32_t> rope_positions(const py::array& indptr, const py::array& offsets,
-                                    int64_t rows) {
+// Without `out` a new array of numpy's.
+py::object rope_positions(const AnyArray& indptr, const AnyArray& offsets, int64_t rows,
+                          const Where& pool, const py::object& out) {
   const TensorView starts = view_of(indptr, "[apply_rope] indptr");
   const TensorView first = view_of(offsets, "[apply_rope] offsets");
-  py::array_t<int32_t> out(rows);
-  ops::rope_positions(starts, first, rows, out.mutable_data());
-  return out;
+  py::object result = out.is_none() ? py::object(py::array_t<int32_t>(rows)) : out;
+  const StridedView positions = writable_view_of(result, "[apply_rope] positions");
+  const Executor executor = executor_of(pool);
+  if (positions.device != executor.device() || positions.dtype != DType::i32 ||
+      positions.dims.num_elements() != rows) {
+    throw InvalidArgument("[apply_rope] positions: expected int32 of all rows on " +
+                          name(executor.device()));
+  }
+  const py::gil_scoped_release release;
+  ops::rope_positions(starts, first, rows, static_cast<int32_t*>(positions.data), executor);
+  return result;
 }
 
 void apply_rope(const AnyArray& q, const AnyArray& k, const AnyArray& cos_sin_cache,
@@ -103,7 +112,8 @@ void register_ops_rope(py::module_& m) {
   m.def("apply_rope_pos_ids", &apply_rope_pos_ids, py::arg("q"), py::arg("k"), py::arg("inv_freq"),
         py::arg("factor"), py::arg("positions"), py::arg("interleaved"), py::arg("q_out"),
         py::arg("k_out"), py::arg("pool") = py::none());
-  m.def("rope_positions", &rope_positions, py::arg("indptr"), py::arg("offsets"), py::arg("rows"));
+  m.def("rope_positions", &rope_positions, py::arg("indptr"), py::arg("offsets"), py::arg("rows"),
+        py::arg("pool") = py::none(), py::arg("out") = py::none());
   m.def("apply_rope", &apply_rope, py::arg("q"), py::arg("k"), py::arg("cos_sin_cache"),
         py::arg("positions"), py::arg("interleaved"), py::arg("q_out"), py::arg("k_out"),
         py::arg("pool") = py::none());

@@ -185,7 +185,10 @@ std::string Executable::explain() const {
   if (on_cpu) {
     notes = slower_paths(impl.shared.graph, options, *impl.shared.weights, impl.shared.target);
   } else {
-    notes.emplace_back("prompts are computed by the kernels of decoding");
+    if (impl.programs.size() == 1) {
+      notes.emplace_back(
+          "prompts' matmuls have the kernels of decoding, as they share its arithmetic");
+    }
   }
   for (const std::string& note : notes) out << "  " << note << '\n';
   if (notes.empty()) out << "  none\n";

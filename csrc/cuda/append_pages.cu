@@ -1,4 +1,5 @@
 #include "cuda/bodies/append_pages.h"
+#include "cuda/bodies/row_positions.h"
 #include "cuda/entry.h"
 #include "cuda/register.h"
 
@@ -40,6 +41,16 @@ void append_pages(const ops::AppendPagesProblem& p, Queue& queue) {
 
 void register_append_pages() {
   add<ops::AppendPagesProblem>("append_pages", rejects, append_pages);
+  add<ops::RowPositionsProblem>("row_positions", takes_all,
+                                [](const ops::RowPositionsProblem& p, Queue& queue) {
+                                  using Kernel = RowPositionsKernel;
+                                  launch<Kernel>(p, blocks_for(p.rows, Kernel::kThreads), queue);
+                                });
+  add<ops::PageLengthsProblem>(
+      "page_lengths", takes_all, [](const ops::PageLengthsProblem& p, Queue& queue) {
+        using Kernel = PageLengthsKernel;
+        launch<Kernel>(p, blocks_for(p.num_sequences, Kernel::kThreads), queue);
+      });
 }
 
 }  // namespace effinfer::cuda

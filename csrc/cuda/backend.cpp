@@ -174,6 +174,7 @@ class StreamQueue final : public Queue {
   }
   // From memory that is not pinned the runtime copies the bytes before it returns.
   void upload(void* to, const void* from, size_t bytes) override {
+    if (!handle_->is_own) refuse_capture();
     check(cudaMemcpyAsync(to, from, bytes, cudaMemcpyHostToDevice, stream_), "upload");
   }
   void download(void* to, const void* from, size_t bytes) override {
@@ -213,6 +214,16 @@ class StreamQueue final : public Queue {
   bool starts_early() const { return starts_early_; }
 
  private:
+  // A recording would read the host's bytes when it is replayed, wherever they are then.
+  void refuse_capture() const {
+    cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
+    check(cudaStreamIsCapturing(stream_, &status), "cudaStreamIsCapturing");
+    if (status == cudaStreamCaptureStatusNone) return;
+    throw Unsupported(
+        "[queue] upload: expected a stream that records no graph, got one that does: run a plan of "
+        "attention in it once before, and rotate by a table");
+  }
+
   int index_;
   std::shared_ptr<Stream> handle_;
   cudaStream_t stream_ = nullptr;

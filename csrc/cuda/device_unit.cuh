@@ -36,6 +36,7 @@ class DeviceUnit {
 
   __device__ __forceinline__ void sync() { __syncthreads(); }
   __device__ __forceinline__ void sync_warp() { __syncwarp(); }
+  __device__ __forceinline__ void keep_order() { __syncwarp(); }
 
   template <class T>
   __device__ __forceinline__ T shfl(T value, int from) {

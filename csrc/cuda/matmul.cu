@@ -8,7 +8,6 @@
 #include "cuda/register.h"
 #include "cuda/stream_launch.h"
 #include "cuda/tile_launch.h"
-#include "cuda/wgmma_launch.h"
 #include "ops/matmul.h"
 
 namespace effinfer::cuda {
@@ -19,8 +18,7 @@ using ops::MatmulProblem;
 using ops::PackedFormat;
 using ops::ScaleKind;
 
-// Which parts of a problem.
-using Takes = std::array<bool, ops::kMaxMatmulParts>;
+using Takes = MatmulParts;
 
 const char* rejects(const MatmulProblem& problem) {
   if (problem.num_parts < 1 || problem.num_parts > ops::kMaxMatmulParts) {
@@ -145,33 +143,6 @@ void multiply_streamed(const MatmulProblem& problem, const Takes& takes, Queue& 
   }
 }
 
-// The same with weights that are rounded.
-void multiply_tiled(const MatmulProblem& problem, const Takes& takes, Queue& queue) {
-  const bool gated = problem.glu != ops::UnaryOp::none;
-  TileParams params;
-  params.x = static_cast<const uint8_t*>(problem.x.data);
-  params.x_row_bytes = problem.x.row_bytes();
-  params.tokens = static_cast<int32_t>(problem.x.rows);
-  params.superblocks = static_cast<int32_t>(blocks_for(problem.x.cols, ops::kSuperblock));
-  params.glu = problem.glu;
-  params.header_row_bytes = ops::header_row_bytes(problem.x.cols);
-  params.operand = operand_out(problem.out_operand);
-  PackedFormat format;
-  int count = 0;
-  for (int i = 0; i < problem.num_parts; ++i) {
-    if (!takes[i]) continue;
-    TilePart& part = params.parts[count++];
-    part.weight = matmul_weight(problem.parts[i]);
-    part.fours = has_fours(problem.parts[i]);
-    format = problem.parts[i].weight.format;
-    if (gated && i > 0) continue;  // goes with the first
-    part.units = gated ? part.weight.groups : (part.weight.groups + 1) / 2;
-  }
-  params.header_bytes = ops::header_bytes(format, problem.x.cols);
-  if (arch_of(queue) == 90) return launch_wgmma(format, params, queue);
-  launch_tiles(format, params, queue);
-}
-
 // A GLU of two formats.
 void multiply_pair(const MatmulProblem& problem, Queue& queue) {
   PairParams params;
@@ -213,7 +184,7 @@ void multiply_bf16(const MatmulProblem& problem, Queue& queue) {
       done[j] = done[j] || same[j];
     }
     if (problem.rounds_weights) {
-      multiply_tiled(problem, same, queue);
+      multiply_tiled(problem, same, tile_shape(problem, same, queue), queue);
     } else {
       multiply_streamed(problem, same, queue);
     }

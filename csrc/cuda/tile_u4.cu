@@ -2,8 +2,9 @@
 
 namespace effinfer::cuda {
 
-void launch_tiles_u4(const ops::PackedFormat& format, TileParams& params, Queue& queue) {
-  launch_tile_formats<ops::QuantBits::u4>(format, params, queue);
+void launch_tiles_u4(const ops::PackedFormat& format, const ops::Operand& x, TileParams& params,
+                     TileShape shape, Queue& queue) {
+  launch_tile_formats<ops::QuantBits::u4>(format, x, params, shape, queue);
 }
 
 }  // namespace effinfer::cuda

@@ -2,9 +2,10 @@
 
 namespace effinfer::cuda {
 
-void launch_tiles_u5_u6(const ops::PackedFormat& format, TileParams& params, Queue& queue) {
+void launch_tiles_u5_u6(const ops::PackedFormat& format, const ops::Operand& x, TileParams& params,
+                        TileShape shape, Queue& queue) {
   using enum ops::QuantBits;
-  launch_tile_formats<u5, u6>(format, params, queue);
+  launch_tile_formats<u5, u6>(format, x, params, shape, queue);
 }
 
 }  // namespace effinfer::cuda

@@ -13,11 +13,15 @@
 namespace effinfer::cuda {
 
 // In place of launch_tiles() on a GPU of compute capability 9.0.
-void launch_wgmma(const ops::PackedFormat& format, const TileParams& tile, Queue& queue);
+void launch_wgmma(const ops::PackedFormat& format, const ops::Operand& x, const TileParams& tile,
+                  Queue& queue);
 
-void launch_wgmma_u4(const ops::PackedFormat& format, const TileParams& tile, Queue& queue);
-void launch_wgmma_u5_u6(const ops::PackedFormat& format, const TileParams& tile, Queue& queue);
-void launch_wgmma_u8_dense(const ops::PackedFormat& format, const TileParams& tile, Queue& queue);
+void launch_wgmma_u4(const ops::PackedFormat& format, const ops::Operand& x, const TileParams& tile,
+                     Queue& queue);
+void launch_wgmma_u5_u6(const ops::PackedFormat& format, const ops::Operand& x,
+                        const TileParams& tile, Queue& queue);
+void launch_wgmma_u8_dense(const ops::PackedFormat& format, const ops::Operand& x,
+                           const TileParams& tile, Queue& queue);
 
 template <class Kernel>
 int64_t wgmma_row_blocks(const TileParams& tile) {
@@ -27,14 +31,14 @@ int64_t wgmma_row_blocks(const TileParams& tile) {
 }
 
 template <class Kernel>
-void launch_wgmma_tile(const TileParams& tile, Queue& queue) {
+void launch_wgmma_tile(const ops::Operand& x, const TileParams& tile, Queue& queue) {
   constexpr int kSuperblock = static_cast<int>(ops::kSuperblock);
   WgmmaParams params;
   params.tile = tile;
   params.tile.token_blocks = static_cast<int32_t>(blocks_for(tile.tokens, Kernel::kTokens));
   params.tile.row_blocks = static_cast<int32_t>(wgmma_row_blocks<Kernel>(tile));
-  params.x = tensor_map({tile.x, tile.tokens, int64_t{tile.superblocks} * kSuperblock,
-                         tile.x_row_bytes, Kernel::kTokens, kSuperblock, Swizzle::bytes128},
+  params.x = tensor_map({x.data, tile.tokens, int64_t{tile.superblocks} * kSuperblock,
+                         x.row_bytes(), Kernel::kTokens, kSuperblock, Swizzle::bytes128},
                         queue);
   launch<Kernel>(params, int64_t{params.tile.token_blocks} * params.tile.row_blocks, queue);
 }
@@ -42,7 +46,7 @@ void launch_wgmma_tile(const TileParams& tile, Queue& queue) {
 // Tiles of 64 tokens unpack weights twice as often, and keep more multiprocessors busy where there
 // are few. Both give the same bits.
 template <ops::PackedFormat kFormat>
-void launch_wgmma_format(const TileParams& tile, Queue& queue) {
+void launch_wgmma_format(const ops::Operand& x, const TileParams& tile, Queue& queue) {
   using Small = WgmmaMatmul<kFormat, 64>;
   using Large = WgmmaMatmul<kFormat, 128>;
   const int64_t rows = wgmma_row_blocks<Large>(tile);
@@ -50,17 +54,18 @@ void launch_wgmma_format(const TileParams& tile, Queue& queue) {
     return blocks_for(rows * blocks_for(tile.tokens, tokens), num_multiprocessors(queue));
   };
   if (3 * turns(Small::kTokens) < 4 * turns(Large::kTokens)) {
-    launch_wgmma_tile<Small>(tile, queue);
+    launch_wgmma_tile<Small>(x, tile, queue);
   } else {
-    launch_wgmma_tile<Large>(tile, queue);
+    launch_wgmma_tile<Large>(x, tile, queue);
   }
 }
 
 // Compiles the formats of `kBits`.
 template <ops::QuantBits... kBits>
-void launch_wgmma_formats(const ops::PackedFormat& format, const TileParams& tile, Queue& queue) {
+void launch_wgmma_formats(const ops::PackedFormat& format, const ops::Operand& x,
+                          const TileParams& tile, Queue& queue) {
   with_stream_format(format, [&]<ops::PackedFormat kFormat>() {
-    if constexpr (((kFormat.bits == kBits) || ...)) launch_wgmma_format<kFormat>(tile, queue);
+    if constexpr (((kFormat.bits == kBits) || ...)) launch_wgmma_format<kFormat>(x, tile, queue);
   });
 }
 

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <chrono>
 #include <exception>
+#include <limits>
 #include <string>
 #include <utility>
 
@@ -30,6 +31,9 @@ using Clock = Request::Clock;
 double seconds_between(Clock::time_point start, Clock::time_point end) {
   return std::chrono::duration<double>(end - start).count();
 }
+
+// Of rows that the runner's tokens are not for: no request has drawn as many.
+constexpr uint64_t kNoIndex = std::numeric_limits<uint64_t>::max();
 
 // What runs an engine's steps.
 class ExecutableRunner final : public StepRunner {
@@ -220,26 +224,26 @@ int32_t EngineCore::wanted_logits(std::span<Request* const> requests) const {
   return std::max(most, std::min(speculator_.top_k(), runner_->max_top()));
 }
 
-// The draws of all rows of a step whose tokens the runner can draw; else none, and false. The token
-// that follows a draft comes as many later as the draft is deep.
+// The draws of a step's rows, where the runner can draw the tokens of half of them at least; else
+// none, and false. Others' logits are read row by row. The token that follows a draft comes as many
+// later as the draft is deep.
 bool EngineCore::set_draws(std::span<Request* const> requests) {
   if (!runner_->draws_tokens() || speculator_.top_k() > 0) return false;
   if (speculator_.verifier().needs_distributions()) return false;
-  const auto can_be_drawn = [](const Request* request) {
-    return !request->samples() ||
-           (request->constraint == nullptr && Sampler::is_drawn_from_logits(request->params));
-  };
-  if (!std::ranges::all_of(requests, can_be_drawn)) return false;
+  size_t drawn = 0;
   for (const Request* request : requests) {
     if (!request->samples()) continue;
     const SamplingParams& params = request->params;
+    const bool draws = request->constraint == nullptr && Sampler::is_drawn_from_logits(params);
     const uint64_t index = request->output().size();
+    drawn += draws ? request->num_rows() : 0;
     for (size_t row = 0; row < request->num_rows(); ++row) {
       const int32_t depth = row == 0 ? 0 : request->drafts->depths[row];
       draws_.push_back({params.temperature, params.top_k, params.top_p, params.min_p, params.seed,
-                        index + static_cast<uint64_t>(depth)});
+                        draws ? index + static_cast<uint64_t>(depth) : kNoIndex});
     }
   }
+  if (drawn == 0 || 2 * drawn < draws_.size()) draws_.clear();
   return !draws_.empty();
 }
 

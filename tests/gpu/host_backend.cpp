@@ -140,10 +140,11 @@ class HostMemory : public Memory {
     mprotect(base, inside + page, PROT_NONE);
     const size_t start = pages == Pages::lazy ? 0 : inside - rounded;
     mappings().add(base, {inside, start, bytes, fill});
-    return {static_cast<std::byte*>(base) + start, [base, inside, page](void*) {
-              mappings().remove(base);
-              munmap(static_cast<std::byte*>(base) + inside, page);
-            }};
+    const auto unmap = [base, inside, page](void*) {
+      mappings().remove(base);
+      munmap(static_cast<std::byte*>(base) + inside, page);
+    };
+    return {static_cast<std::byte*>(base) + start, unmap};
   }
   void zero(void* to, size_t bytes) const override {
     const Access access;

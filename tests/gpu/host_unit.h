@@ -45,6 +45,7 @@ class Unit {
 
   void sync(Where where = Where::current());
   void sync_warp(Where where = Where::current());
+  void keep_order() {}
 
   template <class T>
   T shfl(T value, int from, Where where = Where::current()) {

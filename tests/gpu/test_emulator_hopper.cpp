@@ -236,7 +236,7 @@ void square(Unit& unit, Shared& shared, float* seen) {
   const uint16_t* first = shared.tile.data();
   if (kFault == Fault::other_tile && unit.warp == 2) first += 8 * 64;
   if (kFault == Fault::beyond) first += 8192 - 64 * 8;
-  const uint64_t tile = unit.descriptor(first, 0, 1024, Swizzle::bytes128);
+  const uint64_t tile = unit.descriptor(first, 16, 1024, Swizzle::bytes128);
   float d[32] = {};
   float other[32] = {};
   uint32_t a[4] = {0x3f803f80, 0x3f803f80, 0x3f803f80, 0x3f803f80};
@@ -367,8 +367,8 @@ struct Pipelined {
       const int stage = step % kStages;
       if (kBug != Bug::no_full_wait) unit.barrier_wait(shared.full[stage], step / kStages & 1);
       if (kBug == Bug::needless_sync) unit.sync_warp();
-      const uint64_t x = unit.descriptor(shared.x[stage], 0, 1024, Swizzle::bytes128);
-      const uint64_t w = unit.descriptor(shared.w[stage], 0, 1024, Swizzle::bytes128);
+      const uint64_t x = unit.descriptor(shared.x[stage], 16, 1024, Swizzle::bytes128);
+      const uint64_t w = unit.descriptor(shared.w[stage], 16, 1024, Swizzle::bytes128);
       for (uint64_t k = 0; k < 4; ++k) unit.wgmma(d, x + 2 * k, w + 2 * k);
       unit.wgmma_commit();
       if (kBug == Bug::early_release && unit.lane == 0) unit.barrier_arrive(shared.empty[stage]);

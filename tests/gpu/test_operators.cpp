@@ -55,8 +55,7 @@ TEST("an operator runs on a pool or in a queue") {
   const DeviceArray<float> weight_there(weight);
   const DeviceArray<float> out_there(x.size());
   const TensorView weights = {weight_there.data(), DType::f32, {kCols}, kGpu};
-  int stream = 0;
-  const std::unique_ptr<Queue> queue = wrap_stream(kGpu, &stream);
+  const std::unique_ptr<Queue> queue = wrap_stream(kGpu, nullptr);
   ops::rmsnorm(on_gpu(x_there, DType::f32, dims), weights, {}, on_gpu(out_there, DType::f32, dims),
                *queue);
   queue->wait();
@@ -76,9 +75,9 @@ TEST("an operator runs on a pool or in a queue") {
 }
 
 TEST("queues over a stream share it, and others follow") {
-  int stream = 0;
-  const std::unique_ptr<Queue> first = wrap_stream(kGpu, &stream);
-  const std::unique_ptr<Queue> same = wrap_stream(kGpu, &stream);
+  void* const stream = reinterpret_cast<void*>(uintptr_t{2});  // cudaStreamPerThread
+  const std::unique_ptr<Queue> first = wrap_stream(kGpu, stream);
+  const std::unique_ptr<Queue> same = wrap_stream(kGpu, stream);
   const std::unique_ptr<Queue> other = make_queue(kGpu);
   CHECK(first->stream() == same->stream());
   CHECK(first->stream() != other->stream());

@@ -3,7 +3,7 @@
 #include <set>
 
 #include "cpp/check.h"
-#include "gpu/banks.h"
+#include "cuda/tile_launch.h"
 #include "gpu/matmul_cases.h"
 #include "gpu/mutations.h"
 
@@ -35,6 +35,22 @@ std::vector<float> product(const ops::Operand& x, const ops::PackedWeight& weigh
   run_on_gpu(problem);
   return out.values();
 }
+
+// The same with a kernel of a certain shape.
+std::vector<float> shaped(const ops::Operand& x, const ops::PackedWeight& weight,
+                          cuda::TileShape shape) {
+  const DeviceArray<float> out(static_cast<size_t>(x.rows * weight.rows));
+  MatmulProblem problem = problem_of(x);
+  problem.num_parts = 1;
+  problem.parts[0] = {weight, nullptr, nullptr, out.data(), weight.rows};
+  const std::unique_ptr<Queue> queue = make_queue(kGpu);
+  multiply_tiled(problem, {true}, shape, *queue);
+  queue->wait();
+  return out.values();
+}
+
+constexpr cuda::TileShape kShapes[] = {{8, false},  {16, false}, {32, false},
+                                       {64, false}, {64, true},  {128, true}};
 
 // Weights are made of a scale times quant and constants, whose roundings are relative to 160 scales
 // at most and may turn the one to bfloat16.
@@ -126,6 +142,9 @@ void check_type(DType dtype, std::mt19937& random) {
     const std::vector<float> some = product(x.slice(kTokens - n, n), weight.view());
     CHECK(same_bits(some, {all.end() - n * kRows, all.end()}));
   }
+  for (const cuda::TileShape& shape : kShapes) {
+    CHECK(same_bits(shaped(x.view, weight.view(), shape), all));
+  }
 }
 
 TEST("every weight type: the same bits for all numbers of tokens") {
@@ -147,6 +166,9 @@ TEST("many rows, many superblocks and more tokens than run at the same time") {
     const GpuOperand x(Arithmetic::bf16, c.tokens, c.cols, normals(c.tokens * c.cols, random));
     const std::vector<float> all = product(x.view, weight.view());
     check_product(x, weight, all);
+    for (const cuda::TileShape& shape : kShapes) {
+      CHECK(same_bits(shaped(x.view, weight.view(), shape), all));
+    }
     const int64_t some = std::min<int64_t>(c.tokens, 5);
     CHECK(same_bits(product(x.slice(0, some), weight.view()),
                     {all.begin(), all.begin() + some * c.rows}));
@@ -237,6 +259,20 @@ void check_glu(const Glu& glu, std::mt19937& random) {
   run_on_gpu(problem);
   const std::vector<float> added = sum.values();
   for (size_t i = 0; i < size; ++i) CHECK_EQ(added[i], plain[i] + residual[i]);
+
+  // The kernels of many rows, too.
+  if (glu.gate == glu.up) {
+    for (const cuda::TileShape shape : {cuda::TileShape{64, true}, cuda::TileShape{128, true}}) {
+      if (glu.rows < 64) continue;
+      const DeviceArray<float> again(residual);
+      problem.parts[0].residual = again.data();
+      problem.parts[0].out = again.data();
+      const std::unique_ptr<Queue> queue = make_queue(kGpu);
+      multiply_tiled(problem, {true, true}, shape, *queue);
+      queue->wait();
+      CHECK(same_bits(again.values(), added));
+    }
+  }
 
   problem.parts[0].residual = nullptr;
   problem.parts[0].out = nullptr;

@@ -2,9 +2,10 @@
 // (row, head) pairs.
 //
 // A chunk of 256 tokens is four units of 64, and a block four warps: each warp has a unit's tokens
-// with all rows and all dims, by itself. The copies of the next chunk's keys are under way from the
-// moment on that this one's have been multiplied, those of its values behind the merge of the four
-// warps' results, which go through the memory of the values:
+// with all rows and all dims, by itself. (Of more than 128 dims it is two warps, plain_rows.h.) The
+// copies of the next chunk's keys are under way from the moment on that this one's have been
+// multiplied, those of its values behind the merge of the four warps' results, which go through the
+// memory of the values:
 //
 //   scores, keys of the next chunk   weights, sums of values   sync   merge   sync   its values
 //
@@ -30,11 +31,12 @@ struct PlainShared {
     float sums[kPlainRows][kDims];  // of the warp's unit
   };
   Quad queries[kPlainRows][kDims / 8];
-  typename PlainRows<kDims>::Stage keys[kPlainWarps];
-  Values values[kPlainWarps];
-  float max[kPlainWarps][kPlainRows];
-  float sum[kPlainWarps][kPlainRows];
-  Quad totals[kDims / 32][kPlainWarps * kWarp];  // plain_result.h
+  typename PlainRows<kDims>::Stage keys[kPlainUnits];
+  Values values[kPlainUnits];
+  float max[kPlainUnits][kPlainRows];
+  float sum[kPlainUnits][kPlainRows];
+  Quad totals[kDims * kPlainRows / (kWarp * PlainRows<kDims>::kWarps * 4)]
+             [PlainRows<kDims>::kWarps * kWarp];  // plain_result.h
   PlainRow rows[kPlainRows];
   int32_t is_last;
 };
@@ -45,7 +47,7 @@ class PlainTile {
   using Rows = PlainRows<kDims>;
   using Products = PlainProducts<kType, kDims>;
   using Shared = PlainShared<kDims>;
-  static constexpr int kOwn = kDims / 8;  // dims of a lane, merged
+  static constexpr int kOwn = PlainResult<Unit, kType, kDims>::kOwn;  // dims of a lane, merged
 
   EFFINFER_DEVICE PlainTile(Unit& unit, const ops::AttentionProblem& p, Shared& shared)
       : unit_(unit),
@@ -56,15 +58,17 @@ class PlainTile {
         result_(unit, p, item_, tile_, shared.totals) {}
 
   EFFINFER_DEVICE void run() {
-    int32_t chunk = next_chunk(item_.first_unit / kPlainWarps);
+    int32_t chunk = next_chunk(item_.first_unit / kPlainUnits);
     TokenPlaces places = places_of(chunk);
     fetch_queries();
-    fetch(p_.k, places, chunk < 0, 0, shared_.keys[unit_.warp]);
-    fetch(p_.v, places, chunk < 0, 0, shared_.values[unit_.warp].rows);
+    fetch(p_.k, places, chunk < 0, 0, shared_.keys[own_unit()]);
+    fetch(p_.v, places, chunk < 0, 0, shared_.values[own_unit()].rows);
     if (unit_.thread < kPlainRows) shared_.rows[unit_.thread] = row_of(unit_.thread);
-    // Queries came with the first keys.
-    unit_.template wait<1>();
-    unit_.sync();
+    // Queries came with the first keys. Where warps share units they meet before the first one.
+    if constexpr (Rows::kSplit == 1) {
+      unit_.template wait<1>();
+      unit_.sync();
+    }
     while (chunk >= 0) {
       const int32_t next = next_chunk(chunk + 1);
       const TokenPlaces next_places = places_of(next);
@@ -72,7 +76,7 @@ class PlainTile {
       unit_.sync();
       merge(chunk);
       unit_.sync();
-      fetch(p_.v, next_places, next < 0, 0, shared_.values[unit_.warp].rows);
+      fetch(p_.v, next_places, next < 0, 0, shared_.values[own_unit()].rows);
       chunk = next;
       places = next_places;
     }
@@ -80,6 +84,17 @@ class PlainTile {
   }
 
  private:
+  EFFINFER_DEVICE int own_unit() const { return unit_.warp % kPlainUnits; }
+
+  // Of the warps that share a unit's memory.
+  EFFINFER_DEVICE void sync_unit() {
+    if constexpr (Rows::kSplit == 1) {
+      unit_.sync_warp();
+    } else {
+      unit_.sync();
+    }
+  }
+
   EFFINFER_DEVICE bool is_visited(int32_t index) const {
     return index >= item_.first_unit && index < item_.end_unit &&
            (index < tile_.sink_units || index >= tile_.first_unit);
@@ -87,16 +102,16 @@ class PlainTile {
 
   // Of the item, from `chunk` on; -1: there is none. A partial result is wanted of every chunk.
   EFFINFER_DEVICE int32_t next_chunk(int32_t chunk) const {
-    for (; chunk * kPlainWarps < item_.end_unit; ++chunk) {
+    for (; chunk * kPlainUnits < item_.end_unit; ++chunk) {
       bool any = item_.partial >= 0;
-      for (int i = 0; i < kPlainWarps; ++i) any = any || is_visited(chunk * kPlainWarps + i);
+      for (int i = 0; i < kPlainUnits; ++i) any = any || is_visited(chunk * kPlainUnits + i);
       if (any) return chunk;
     }
     return -1;
   }
 
   EFFINFER_DEVICE TokenPlaces places_of(int32_t chunk) {
-    const int32_t index = chunk * kPlainWarps + unit_.warp;
+    const int32_t index = chunk * kPlainUnits + own_unit();
     return Rows::find(unit_, p_, tile_, index, chunk >= 0 && is_visited(index));
   }
 
@@ -108,7 +123,7 @@ class PlainTile {
   }
 
   EFFINFER_DEVICE void fetch_queries() {
-    for (int i = unit_.thread; i < kPlainRows * Rows::kChunks; i += kPlainWarps * kWarp) {
+    for (int i = unit_.thread; i < kPlainRows * Rows::kChunks; i += Rows::kWarps * kWarp) {
       const int row = i / Rows::kChunks;
       const int chunk = i % Rows::kChunks;
       const bool valid = row < result_.num_rows() && chunk * 8 < p_.q.dims;
@@ -140,9 +155,9 @@ class PlainTile {
   // multiplied of a unit that is not visited, whose maximum is that of no scores.
   EFFINFER_DEVICE void multiply(int32_t chunk, const TokenPlaces& places, bool is_last,
                                 const TokenPlaces& next_places) {
-    auto& keys = shared_.keys[unit_.warp];
-    auto& values = shared_.values[unit_.warp];
-    const int32_t index = chunk * kPlainWarps + unit_.warp;
+    auto& keys = shared_.keys[own_unit()];
+    auto& values = shared_.values[own_unit()];
+    const int32_t index = chunk * kPlainUnits + own_unit();
     const bool visited = is_visited(index);
     float max[2] = {kPlainNoScore, kPlainNoScore};
     float sum[2] = {};
@@ -152,9 +167,9 @@ class PlainTile {
       const bool last = stage + 1 == Rows::kStages;
       typename Products::Scores scores = {};
       unit_.template wait<1>();
-      unit_.sync_warp();
+      sync_unit();
       if (visited) Products::add_scores(unit_, shared_.queries, keys, p_.k.dims, scores);
-      unit_.sync_warp();
+      sync_unit();
       fetch(p_.k, last ? next_places : places, last && is_last, last ? 0 : stage + 1, keys);
       if (visited) {
         const int32_t first = index * kPlainUnit + stage * Rows::kStage;
@@ -162,9 +177,9 @@ class PlainTile {
         Products::set_weights(unit_, scores, max, sum, sums);
       }
       unit_.template wait<1>();
-      unit_.sync_warp();
+      sync_unit();
       if (visited) Products::add_values(unit_, scores, values.rows, p_.v.dims, sums);
-      unit_.sync_warp();
+      sync_unit();
       if (!last) fetch(p_.v, places, false, stage + 1, values.rows);
     }
     share(max, sum, sums, values);
@@ -181,14 +196,15 @@ class PlainTile {
     for (int r = 0; r < 2; ++r) {
       const int row = unit_.lane / 4 + 8 * r;
       EFFINFER_UNROLL
-      for (int d = 0; d < Rows::kChunks; ++d) {
-        float* pair = &to.sums[row][place_of(row, d * 8 + unit_.lane % 4 * 2)];
+      for (int d = 0; d < Products::kOwnChunks; ++d) {
+        const int dim = (Products::first_chunk(unit_) + d) * 8 + unit_.lane % 4 * 2;
+        float* pair = &to.sums[row][place_of(row, dim)];
         pair[0] = sums[d][2 * r];
         pair[1] = sums[d][2 * r + 1];
       }
-      if (unit_.lane % 4 == 0) {
-        shared_.max[unit_.warp][row] = max[r];
-        shared_.sum[unit_.warp][row] = sum[r];
+      if (unit_.lane % 4 == 0 && unit_.warp < kPlainUnits) {
+        shared_.max[own_unit()][row] = max[r];
+        shared_.sum[own_unit()][row] = sum[r];
       }
     }
   }
@@ -198,11 +214,11 @@ class PlainTile {
     const int row = result_.row();
     float max = kPlainNoScore;
     EFFINFER_UNROLL
-    for (int w = 0; w < kPlainWarps; ++w) max = fmaxf(max, shared_.max[w][row]);
+    for (int w = 0; w < kPlainUnits; ++w) max = fmaxf(max, shared_.max[w][row]);
     float sum = 0.0f;
     float values[kOwn] = {};
     EFFINFER_UNROLL
-    for (int w = 0; w < kPlainWarps; ++w) {
+    for (int w = 0; w < kPlainUnits; ++w) {
       const float factor = plain_weight(shared_.max[w][row], max);
       sum = fmaf(shared_.sum[w][row], factor, sum);
       EFFINFER_UNROLL
@@ -243,7 +259,7 @@ class PlainTile {
 template <DType kType, int kDims>
 struct PlainAttentionKernel {
   static constexpr const char* kName = "plain_attention";
-  static constexpr int kThreads = kPlainWarps * kWarp;
+  static constexpr int kThreads = PlainRows<kDims>::kWarps * kWarp;
   using Params = ops::AttentionProblem;
   using Shared = PlainShared<kDims>;
   static_assert(sizeof(Shared) <= 163 << 10);  // of an A100's SM

@@ -35,7 +35,8 @@ struct PlainProducts {
   static constexpr int kBlocks = Rows::kStage / 8;  // of 8 tokens
   using Queries = Quad[kPlainRows][Rows::kChunks];
   using Scores = float[kBlocks][4];
-  using Values = float[Rows::kChunks][4];
+  static constexpr int kOwnChunks = Rows::kChunks / Rows::kSplit;
+  using Values = float[kOwnChunks][4];
 
   template <class Unit>
   EFFINFER_DEVICE static void multiply(Unit& unit, float (&d)[4], const uint32_t (&a)[4],
@@ -68,6 +69,12 @@ struct PlainProducts {
     }
   }
 
+  // Of the values' dims that the warp has.
+  template <class Unit>
+  EFFINFER_DEVICE static int first_chunk(Unit& unit) {
+    return unit.warp / kPlainUnits * kOwnChunks;
+  }
+
   template <class Unit>
   EFFINFER_DEVICE static void add_values(Unit& unit, const Scores& weights,
                                          const typename Rows::Stage& values, int dims,
@@ -82,7 +89,7 @@ struct PlainProducts {
     const Quad* from[kPairs];
     EFFINFER_UNROLL
     for (int i = 0; i < kPairs; ++i) {
-      from[i] = &values[row][swizzled(row, 2 * i + unit.lane / 16)];
+      from[i] = &values[row][first_chunk(unit) + swizzled(row, 2 * i + unit.lane / 16)];
     }
     EFFINFER_UNROLL
     for (int step = 0; step < kBlocks / 2; ++step) {
@@ -91,8 +98,8 @@ struct PlainProducts {
       const uint32_t a[4] = {rounded(low[0], low[1]), rounded(low[2], low[3]),
                              rounded(high[0], high[1]), rounded(high[2], high[3])};
       EFFINFER_UNROLL
-      for (int pair = 0; pair < Rows::kChunks / 2; ++pair) {
-        if (16 * pair >= dims) continue;
+      for (int pair = 0; pair < kOwnChunks / 2; ++pair) {
+        if (first_chunk(unit) * 8 + 16 * pair >= dims) continue;
         uint32_t b[4];
         const int offset = step * 16 * Rows::kChunks + pair / kPairs * 8;
         unit.ldmatrix_transposed(b, from[pair % kPairs] + offset);
@@ -155,7 +162,7 @@ struct PlainProducts {
         const float kept = plain_weight(max[r], highest);
         sum[r] *= kept;
         EFFINFER_UNROLL
-        for (int d = 0; d < Rows::kChunks; ++d) {
+        for (int d = 0; d < kOwnChunks; ++d) {
           values[d][2 * r] *= kept;
           values[d][2 * r + 1] *= kept;
         }

@@ -1,8 +1,8 @@
 // How the results of a tile over plain rows leave a block: folded into what came before, stored as
 // partial results of a chunk, or divided and rounded into the rows of the output.
 //
-// A thread has 1 / 8 of the dims of row lane / 2. What it has summed so far lies in shared memory,
-// in places of its own: the products need its registers.
+// A thread has 8 or 16 of the dims of row lane / 2. What it has summed so far lies in shared
+// memory, in places of its own: the products need its registers.
 #pragma once
 
 #include <cmath>
@@ -17,8 +17,9 @@ namespace effinfer::cuda {
 template <class Unit, DType kType, int kDims>
 class PlainResult {
  public:
-  static constexpr int kOwn = kDims / 8;
-  using Totals = Quad[kOwn / 4][kPlainWarps * kWarp];
+  static constexpr int kWarps = PlainRows<kDims>::kWarps;
+  static constexpr int kOwn = kDims / (2 * kWarps);
+  using Totals = Quad[kOwn / 4][kWarps * kWarp];
 
   EFFINFER_DEVICE PlainResult(Unit& unit, const ops::AttentionProblem& p,
                               const ops::AttentionItem& item, const ops::AttentionTile& tile,

@@ -13,8 +13,8 @@
 
 namespace effinfer::cuda {
 
-inline constexpr int kPlainRows = 16;  // of a tile: those of mma's operands
-inline constexpr int kPlainWarps = ops::kChunkUnits;
+inline constexpr int kPlainRows = 16;                 // of a tile: those of mma's operands
+inline constexpr int kPlainUnits = ops::kChunkUnits;  // of a chunk, at once
 inline constexpr int kPlainUnit = ops::kUnitTokens;
 
 EFFINFER_DEVICE int swizzled(int row, int chunk) {
@@ -34,6 +34,10 @@ struct PlainRows {
   static constexpr int kStage = kDims <= 128 ? kPlainUnit : kPlainUnit / 2;
   static constexpr int kStages = kPlainUnit / kStage;
   using Stage = Quad[kStage][kChunks];
+  // Warps of a unit: of more than 128 dims each has half of the values' dims, for which one would
+  // have too few registers. They share the unit's memory, and fetch half of its rows each.
+  static constexpr int kSplit = kDims <= 128 ? 1 : 2;
+  static constexpr int kWarps = kPlainUnits * kSplit;
 
   // Chunks that products of 16 dims read: what lies behind the last dim is zeros.
   EFFINFER_DEVICE static int read_chunks(int dims) { return (dims + 15) / 16 * 2; }
@@ -59,7 +63,7 @@ struct PlainRows {
     return places;
   }
 
-  // Rows of stage `stage` of a unit; zeros for tokens that are not there.
+  // The warp's rows of stage `stage` of a unit; zeros for tokens that are not there.
   template <class Unit>
   EFFINFER_DEVICE static void fetch(Unit& unit, const ops::KvRows& rows, int kv_head,
                                     const TokenPlaces& places, int stage, Stage& to) {
@@ -72,7 +76,8 @@ struct PlainRows {
       const int half = stage * kStage / kWarp + part;
       const int32_t pages = places.page[half];
       const int32_t slots = places.slot[half];
-      for (int i = 0; i < kWarp; i += kAtOnce) {
+      const int begin = unit.warp / kPlainUnits * (kWarp / kSplit);
+      for (int i = begin; i < begin + kWarp / kSplit; i += kAtOnce) {
         const int row = i + unit.lane / kChunks;
         const int32_t page = unit.shfl(pages, row);
         const int32_t slot = unit.shfl(slots, row);

@@ -12,12 +12,17 @@ struct GroupPlace {
   const uint8_t* superblocks;  // of all rows
 };
 
+// Group `index` of a weight. A unit's second group that is none repeats the last, and nobody takes
+// its sums.
+EFFINFER_DEVICE const uint8_t* row_group(const MatmulWeight& weight, int index) {
+  const int last = weight.groups - 1;
+  return weight.data + (index < last ? index : last) * weight.group_bytes;
+}
+
 // The lane's rows in group `index` of a weight.
 EFFINFER_DEVICE GroupPlace group_place(const MatmulWeight& weight, int index, int64_t header_bytes,
                                        int lane) {
-  // A unit's second group that is none repeats the first, and nobody takes its sums.
-  const int last = weight.groups - 1;
-  const uint8_t* group = weight.data + (index < last ? index : last) * weight.group_bytes;
+  const uint8_t* group = row_group(weight, index);
   return {group + lane / 4 % 4 * 8, group + header_bytes};
 }
 

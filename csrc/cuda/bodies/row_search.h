@@ -75,7 +75,12 @@ struct RowList {
   // values, which are not negative then.
   template <bool kWeights, class Unit>
   EFFINFER_DEVICE HeadEnd end_of_head(RowBlock<Unit>& block, int size, double goal,
-                                      KeyRange range) const {
+                                      const KeyRange& range) const {
+    return end_of_head<kWeights>(block, values, size, goal, range);
+  }
+  template <bool kWeights, class Unit>
+  EFFINFER_DEVICE static HeadEnd end_of_head(RowBlock<Unit>& block, const float* values, int size,
+                                             double goal, KeyRange range) {
     const int warps = warps_of(size);
     float mine[kPerThread];
     EFFINFER_UNROLL

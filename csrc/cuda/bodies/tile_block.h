@@ -25,17 +25,31 @@ struct TileResults {
           {bits_of(of[0][i]), bits_of(of[0][2 + i]), bits_of(of[1][i]), bits_of(of[1][2 + i])}};
     }
   }
+  // Those of one pair of rows.
+  template <class Unit>
+  EFFINFER_DEVICE void store_pair(const Unit& unit, int tile, int pair, const float (&of)[4]) {
+    const int g = unit.lane / 4;
+    const int t = unit.lane % 4;
+    EFFINFER_UNROLL
+    for (int i = 0; i < 2; ++i) {
+      const int token = tile * kTileColumns + 2 * t + i;
+      uint32_t* words = quads[token][g ^ (token % 8)].words + 2 * pair;
+      *reinterpret_cast<Pair*>(words) = {{bits_of(of[i]), bits_of(of[2 + i])}};
+    }
+  }
   EFFINFER_DEVICE const Quad& at(int token, int n) const { return quads[token][n ^ (token % 8)]; }
 };
 
-// Writes the outputs of tokens [first, first + count) of a unit, of which `results` has the sums.
+// Writes the outputs of tokens [first, first + count) of a unit, of which `results` has the sums:
+// with `threads` of which this is number `thread`.
 template <int kTokens, class Unit>
 EFFINFER_DEVICE void finish_tokens(Unit& unit, const TileParams& p, const TilePart& part, int index,
-                                   int first, int count, const TileResults<kTokens>& results) {
+                                   int first, int count, const TileResults<kTokens>& results,
+                                   int thread, int threads) {
   const bool gated = p.glu != ops::UnaryOp::none;
   const int quad_bits = gated ? 2 : 3;  // rows of four
   const int quads = 1 << quad_bits;
-  for (int i = unit.lane; i < (count << quad_bits); i += kWarp) {
+  for (int i = thread; i < (count << quad_bits); i += threads) {
     const int token = i >> quad_bits;
     const int quad = i & (quads - 1);
     const int row = (index * quads + quad) * 4;
@@ -56,6 +70,7 @@ struct TileMatmul {
   static constexpr int kMinBlocks = 1;
   static constexpr int kTokens = kTiles * kTileColumns;
   static constexpr int kStages = 4;
+  using Copies = TileCopies<kTokens, kThreads>;
   static constexpr int kResultTokens = kTokens / 2;
   using Params = TileParams;
   struct Shared {
@@ -65,6 +80,9 @@ struct TileMatmul {
     };
     TileBlock block;  // needed before the products and after them: sums take the registers
   };
+
+  // Of the host.
+  static TileX x_of(const ops::Operand& operand) { return Copies::x_of(operand); }
 
   template <class Unit>
   EFFINFER_DEVICE static void run(Unit& unit, const Params& p, Shared& shared) {
@@ -87,8 +105,7 @@ struct TileMatmul {
                                        TileSums<kTiles>& sums) {
     const TileBlock block = tile_block<kTileWarps, kTokens>(p, unit.block);
     if (unit.thread == 0) shared.block = block;
-    TileCopies<kTokens, kThreads> copies(unit, p.x + block.first_token * p.x_row_bytes,
-                                         p.x_row_bytes, block.num_tokens);
+    Copies copies(unit, p.x, block.first_token, block.num_tokens);
     const TilePlace place = tile_place(p, *block.part, block.first_unit + unit.warp, unit.lane);
     TileProduct<kFormat, kTiles, kDepth, kStages>::run(unit, p.superblocks, place, copies,
                                                        shared.ring, sums);
@@ -110,7 +127,7 @@ struct TileMatmul {
       const int first = half * kResultTokens;
       const int left = block.num_tokens - first;
       finish_tokens(unit, p, *block.part, index, block.first_token + first,
-                    left < kResultTokens ? left : kResultTokens, results);
+                    left < kResultTokens ? left : kResultTokens, results, unit.lane, kWarp);
     }
   }
 };

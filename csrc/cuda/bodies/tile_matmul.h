@@ -40,8 +40,7 @@ struct TilePart {
 
 // Weights of one format, times all tokens. With GLU the second part is the linear one.
 struct TileParams {
-  const uint8_t* x = nullptr;
-  int64_t x_row_bytes = 0;
+  TileX x;
   int32_t tokens = 0;
   int32_t superblocks = 0;
   int32_t token_blocks = 0;  // of the kernel's tokens
@@ -87,9 +86,9 @@ EFFINFER_DEVICE TilePlace tile_place(const TileParams& p, const TilePart& part, 
                                      int lane) {
   const int half = lane / 16;
   const bool gated = p.glu != ops::UnaryOp::none;
-  const GroupPlace group = group_place(gated ? p.parts[half].weight : part.weight,
-                                       gated ? index : 2 * index + half, p.header_bytes, lane);
-  return {group.superblocks, group.header, p.header_row_bytes, lane % 4, lane / 4 % 4};
+  const MatmulWeight& weight = gated ? p.parts[half].weight : part.weight;
+  return {row_group(weight, gated ? index : 2 * index + half),
+          static_cast<uint32_t>(p.header_bytes), static_cast<uint32_t>(p.header_row_bytes)};
 }
 
 // The sums of a warp: C fragments of a pair of rows (tile_weights.h) and eight tokens. Element i is
@@ -99,11 +98,6 @@ struct TileSums {
   float values[kTiles][2][4];
 };
 
-// The weights of a block of 32 k of a lane's rows.
-struct TileFragments {
-  uint32_t a[2][2][4];  // by pair, step
-};
-
 // One step of a superblock after the other, of weights of one format.
 template <ops::PackedFormat kFormat, int kTiles, int kDepth, int kStages>
 struct TileProduct {
@@ -111,28 +105,30 @@ struct TileProduct {
   static constexpr int kTokens = kTiles * kTileColumns;
   using Tokens = TileTokens<kTokens>;
   using Copies = TileCopies<kTokens, kTileWarps * kWarp>;
-  static constexpr int kGroups = 4;  // of tiles, between which weights unpack
+  static constexpr int kGroups = 4;  // of tiles, between which weights are unpacked
   static constexpr int kGroupTiles = kTiles / kGroups;
 
   // Adds all superblocks to `sums`.
   template <class Unit>
-  EFFINFER_DEVICE static void run(Unit& unit, int superblocks, TilePlace place, Copies& copies,
-                                  Tokens (&ring)[kStages], TileSums<kTiles>& sums) {
+  EFFINFER_DEVICE static void run(Unit& unit, int superblocks, const TilePlace& place,
+                                  Copies& copies, Tokens (&ring)[kStages], TileSums<kTiles>& sums) {
     EFFINFER_UNROLL
     for (int i = 0; i < kStages - 1; ++i) {
-      if (i < superblocks) copies.fetch(unit, ring[i]);
+      copies.fetch(unit, ring[i], i < superblocks);
       unit.commit();
     }
+    Loads loads{place, superblocks};
     Weights raw[kDepth];
-    int next = 0;
-    EFFINFER_UNROLL
-    for (int i = 0; i < kDepth; ++i) {
-      if (next < superblocks) load(unit, raw[i], place, next);
-    }
+    loads.next(unit, raw[0], 0);
     TileFragments fragments[2];
     EFFINFER_UNROLL
     for (int pair = 0; pair < 2; ++pair) {
       raw[0].unpack(unit, 0, pair, unit.lane % 4, fragments[0].a[pair]);
+    }
+    constexpr int kFirst = kBlocks == 1 ? 0 : 1;  // of a superblock, the other block is there
+    EFFINFER_UNROLL
+    for (int i = kFirst; i < kDepth && !kDirect; ++i) {
+      loads.next(unit, raw[(i + 1 - kFirst) % kDepth], i + 1);
     }
     for (int base = 0; base < superblocks; base += kDepth) {
       EFFINFER_UNROLL
@@ -141,45 +137,70 @@ struct TileProduct {
         if (superblock >= superblocks) break;
         unit.template wait<kStages - 2>();
         unit.sync();  // it is there for all, and all have read what the next copies replace
-        if (superblock + kStages - 1 < superblocks) {
-          copies.fetch(unit, ring[(superblock + kStages - 1) % kStages]);
-        }
+        copies.fetch(unit, ring[(superblock + kStages - 1) % kStages],
+                     superblock + kStages - 1 < superblocks);
         unit.commit();
         const Tokens& tokens = ring[superblock % kStages];
-        // Unpacks early, so that what comes next may be loaded early, ...
-        EFFINFER_UNROLL
-        for (int group = 0; group < kGroups; ++group) {
-          multiply(unit, fragments[0], tokens, 0, group, sums);
-          unpack_between(unit, raw[i], 1, group, fragments[1]);
-          if (group == (kGroups - 1) / 2 && next < superblocks) load(unit, raw[i], place, next);
-        }
-        // ... and late, so that it has arrived.
-        EFFINFER_UNROLL
-        for (int group = 0; group < kGroups; ++group) {
-          multiply(unit, fragments[1], tokens, 1, group, sums);
-          unpack_between(unit, raw[(i + 1) % kDepth], 0, group - kGroups / 2, fragments[0]);
-        }
+        multiply_block<0>(unit, tokens, loads, raw[kBlocks == 1 ? (2 * i + 1) % kDepth : i],
+                          fragments, sums);
+        multiply_block<1>(unit, tokens, loads,
+                          raw[kBlocks == 1 ? (2 * i + 2) % kDepth : (i + 1) % kDepth], fragments,
+                          sums);
       }
     }
+    unit.template wait<0>();  // zeros, which are copied too
   }
 
  private:
-  template <class Unit>
-  EFFINFER_DEVICE static void load(Unit& unit, Weights& raw, TilePlace& place, int& next) {
-    raw.load(unit, place, next);
-    place.superblock += ops::superblock_bytes(kFormat);
-    ++next;
-  }
+  static constexpr int kBlocks = Weights::kLoaded;
+  // Whether weights are fragments as they are loaded, and registers too short to hold them twice.
+  static constexpr bool kDirect = kFormat == kDenseBf16 && kTiles >= 16;
 
-  // Both pairs in the groups from 0 to half of them.
-  template <class Unit>
-  EFFINFER_DEVICE static void unpack_between(Unit& unit, const Weights& raw, int b, int group,
-                                             TileFragments& out) {
-    constexpr int kAtOnce = 4 / kGroups;
+  // Whether products wait in the source for all of their activations: with nvcc 13.0 most kernels
+  // keep clear of spills so, and these without it.
+  static constexpr bool kHeld = kFormat.bits != ops::QuantBits::u6 &&
+                                !(kFormat.bits == ops::QuantBits::u5 &&
+                                  kFormat.scales == ops::ScaleKind::direct && kFormat.has_min);
+
+  // What a lane loads next. Behind the end it is the last superblock once more, which nobody
+  // multiplies: loads without conditions need no registers for what they would leave.
+  struct Loads {
+    const TilePlace& place;
+    const int superblocks;
+    int superblock = 0;
+
+    // Load number `count` from the start, as far as its block goes.
+    template <class Unit>
+    EFFINFER_DEVICE void next(Unit& unit, Weights& raw, int count) {
+      const int first = kBlocks == 1 ? count % 2 : 0;
+      const int index = superblock < superblocks ? superblock : superblocks - 1;
+      raw.load(unit, place, static_cast<uint32_t>(index), first);
+      if (first == 2 - kBlocks) ++superblock;
+    }
+  };
+
+  // Block kBlock of a superblock, and the fragments of the block that follows from `raw`, which is
+  // loaded anew as soon as nobody needs it.
+  template <int kBlock, class Unit>
+  EFFINFER_DEVICE static void multiply_block(Unit& unit, const Tokens& tokens, Loads& loads,
+                                             Weights& raw, TileFragments (&fragments)[2],
+                                             TileSums<kTiles>& sums) {
+    constexpr int kNext = 1 - kBlock;
+    if constexpr (kDirect) {
+      Weights next;
+      loads.next(unit, next, kBlock + 1);
+      fragments[kNext] = next.fragments;
+    }
+    // Of a superblock, its second block is unpacked early, so that the next may be loaded early,
+    // and the first block of that late, so that it has arrived.
+    constexpr int kFrom = kBlocks == 2 && kBlock == 1 ? kGroups / 2 : 0;
     EFFINFER_UNROLL
-    for (int i = 0; i < kAtOnce; ++i) {
-      const int pair = group * kAtOnce + i;
-      if (pair >= 0 && pair < 2) raw.unpack(unit, b, pair, unit.lane % 4, out.a[pair]);
+    for (int group = 0; group < kGroups; ++group) {
+      multiply(unit, fragments[kBlock], tokens, kBlock, group, sums);
+      const int pair = group - kFrom;
+      if (kDirect || pair < 0 || pair > 1) continue;
+      raw.unpack(unit, kNext, pair, unit.lane % 4, fragments[kNext].a[pair]);
+      if (pair == 1 && (kBlocks == 1 || kBlock == 0)) loads.next(unit, raw, kBlock + 1 + kDepth);
     }
   }
 
@@ -187,11 +208,13 @@ struct TileProduct {
   EFFINFER_DEVICE static void multiply(Unit& unit, const TileFragments& weights,
                                        const Tokens& tokens, int b, int group,
                                        TileSums<kTiles>& sums) {
+    unit.keep_order();
     Quad x[kGroupTiles];
     EFFINFER_UNROLL
     for (int i = 0; i < kGroupTiles; ++i) {
       x[i] = tokens.fragments(group * kGroupTiles + i, b, unit.lane / 4, unit.lane % 4);
     }
+    if constexpr (kHeld) unit.keep_order();
     EFFINFER_UNROLL
     for (int j = 0; j < 2; ++j) {
       EFFINFER_UNROLL

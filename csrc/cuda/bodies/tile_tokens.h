@@ -6,6 +6,7 @@
 #pragma once
 
 #include "cuda/unit.h"
+#include "ops/operand.h"
 #include "ops/packed_weight.h"
 
 namespace effinfer::cuda {
@@ -25,37 +26,55 @@ struct TileTokens {
   }
 };
 
-// What a thread of `kThreads` copies of the activations of tokens x[0 .. count): 16 bytes of a
-// superblock of every kThreads / 8th token.
+// Activations, as a kernel's parameters: constants that take no registers.
+struct TileX {
+  static constexpr int kMostPasses = 4;
+  const uint8_t* data = nullptr;
+  int64_t row_bytes = 0;
+  uint32_t pass_bytes[kMostPasses] = {};  // from the first to the tokens of each pass
+};
+
+// What a thread of `kThreads` copies of a block's activations: 16 bytes of a superblock of every
+// kThreads / 8th token, one a pass.
 template <int kTokens, int kThreads>
 struct TileCopies {
   static constexpr int kStep = kThreads / 8;
   static constexpr int kPasses = kTokens / kStep;
-  static_assert(kPasses > 0);
+  static_assert(kPasses > 0 && kPasses <= TileX::kMostPasses);
+  const TileX& x;
   const uint8_t* from;  // in the next superblock
-  int64_t step_bytes;   // between its tokens
   int offset;           // in shared memory
   int tokens;           // that it copies
 
+  // Of the host.
+  static TileX x_of(const ops::Operand& operand) {
+    TileX x{static_cast<const uint8_t*>(operand.data), operand.row_bytes()};
+    for (int i = 0; i < kPasses; ++i) {
+      x.pass_bytes[i] = static_cast<uint32_t>(i * kStep * operand.row_bytes());
+    }
+    return x;
+  }
+
+  // Of tokens [first_token, first_token + count).
   template <class Unit>
-  EFFINFER_DEVICE TileCopies(const Unit& unit, const uint8_t* x, int64_t row_bytes, int count)
-      : step_bytes(kStep * row_bytes) {
+  EFFINFER_DEVICE TileCopies(const Unit& unit, const TileX& of, int first_token, int count)
+      : x(of) {
     const int piece = unit.thread % 8;
     const int first = unit.thread / 8;
-    from = x + first * row_bytes + piece * 16;
+    from = x.data + (first_token + first) * x.row_bytes + piece * 16;
     offset = first * TileTokens<kTokens>::kRowBytes + (piece ^ (first % 2 * 4)) * 16;
     tokens = first < count ? (count - first + kStep - 1) / kStep : 0;
   }
 
-  // Puts the next superblock on its way, with zeros for the tokens that are none.
+  // Puts the next superblock on its way, if there is one: with zeros for the tokens that are none.
   template <class Unit>
-  EFFINFER_DEVICE void fetch(Unit& unit, TileTokens<kTokens>& out) {
+  EFFINFER_DEVICE void fetch(Unit& unit, TileTokens<kTokens>& out, bool exists) {
+    if (!exists) tokens = 0;
     uint8_t* to = out.bytes + offset;
-    const uint8_t* row = from;
     EFFINFER_UNROLL
     for (int i = 0; i < kPasses; ++i) {
-      unit.copy_async(to + i * (kStep * TileTokens<kTokens>::kRowBytes), row, i < tokens);
-      row += step_bytes;
+      unit.copy_async(to + i * (kStep * TileTokens<kTokens>::kRowBytes), from + x.pass_bytes[i],
+                      i < tokens);
     }
     from += TileTokens<kTokens>::kRowBytes;
   }

@@ -31,7 +31,19 @@ namespace effinfer::cuda {
 
 inline constexpr int kTileRows = 32;  // of a warp
 
-// The quants of a superblock in registers. bytes(b, j, row) are four of one row.
+// The weights of a block of 32 k of a lane's rows.
+struct TileFragments {
+  uint32_t a[2][2][4];  // by pair, step
+};
+
+// How many blocks of 32 k a load brings: of fewer than eight bits, which both share, a
+// superblock's.
+constexpr int tile_load_blocks(ops::QuantBits bits) {
+  return bits == ops::QuantBits::u4 || bits == ops::QuantBits::u5 || bits == ops::QuantBits::u6 ? 2
+                                                                                                : 1;
+}
+
+// The quants of a load in registers. bytes(b, j, row) are four of one row.
 template <ops::QuantBits kBits>
 struct TileQuants;
 
@@ -40,7 +52,7 @@ struct TileQuants<ops::QuantBits::u4> {
   Quad low[2];  // by j
 
   template <class Unit>
-  EFFINFER_DEVICE void load(Unit& unit, const uint8_t* superblock, int t, int quad) {
+  EFFINFER_DEVICE void load(Unit& unit, const uint8_t* superblock, int, int t, int quad) {
     EFFINFER_UNROLL
     for (int j = 0; j < 2; ++j) {
       low[j] = unit.load(reinterpret_cast<const Quad*>(superblock + (2 * t + j) * 64 + quad * 16));
@@ -58,8 +70,8 @@ struct TileQuants<ops::QuantBits::u5> {
   Quad high[2];  // by b
 
   template <class Unit>
-  EFFINFER_DEVICE void load(Unit& unit, const uint8_t* superblock, int t, int quad) {
-    low.load(unit, superblock, t, quad);
+  EFFINFER_DEVICE void load(Unit& unit, const uint8_t* superblock, int, int t, int quad) {
+    low.load(unit, superblock, 0, t, quad);
     EFFINFER_UNROLL
     for (int b = 0; b < 2; ++b) {
       high[b] = unit.load(reinterpret_cast<const Quad*>(superblock + (8 + b) * 64 + quad * 16));
@@ -78,8 +90,8 @@ struct TileQuants<ops::QuantBits::u6> {
   Quad high[2];  // by b
 
   template <class Unit>
-  EFFINFER_DEVICE void load(Unit& unit, const uint8_t* superblock, int t, int quad) {
-    low.load(unit, superblock, t, quad);
+  EFFINFER_DEVICE void load(Unit& unit, const uint8_t* superblock, int, int t, int quad) {
+    low.load(unit, superblock, 0, t, quad);
     EFFINFER_UNROLL
     for (int b = 0; b < 2; ++b) {
       high[b] = unit.load(
@@ -97,7 +109,7 @@ struct TileQuants<ops::QuantBits::u8> {
   Quad lines[2][2];  // by b, j
 
   template <class Unit>
-  EFFINFER_DEVICE void load(Unit& unit, const uint8_t* superblock, int t, int quad) {
+  EFFINFER_DEVICE void load(Unit& unit, const uint8_t* superblock, int, int t, int quad) {
     EFFINFER_UNROLL
     for (int i = 0; i < 4; ++i) {
       lines[i / 2][i % 2] = unit.load(
@@ -115,7 +127,7 @@ struct TileAffine {
   float offset[2];
 };
 
-// Scales and minima of a superblock in registers: of the lane's rows and k.
+// Scales and minima of a load in registers: of the lane's rows and k.
 template <ops::PackedFormat kFormat>
 struct TileScales {
   static constexpr bool kSuper = kFormat.scales == ops::ScaleKind::super;
@@ -126,9 +138,11 @@ struct TileScales {
   // Whether a scale times kBase + zero is a float: not where a scale of 19 bits meets 9 more.
   static constexpr bool kFused = !(kSuper && kFormat.bits == ops::QuantBits::u8);
 
+  static constexpr int kLoaded = tile_load_blocks(kFormat.bits);
+
   struct Numbers {
-    uint64_t halves[kSuper ? 1 : 2];
-    uint32_t bytes[kSuper ? 2 : 1];
+    uint64_t halves[kSuper ? 1 : kLoaded];
+    uint32_t bytes[kSuper ? kLoaded : 1];
   };
   Numbers scales;
   Numbers minima;
@@ -137,10 +151,11 @@ struct TileScales {
   // rows.
   template <class Unit>
   EFFINFER_DEVICE void load(Unit& unit, const uint8_t* superblock, const uint8_t* header,
-                            int64_t header_row, int t, int quad) {
-    load(unit, superblock + ops::quant_bytes(kFormat.bits), header, t, quad, scales);
+                            uint32_t header_row, int first, int t, int quad) {
+    load(unit, superblock + ops::quant_bytes(kFormat.bits), header, first, t, quad, scales);
     if constexpr (kFormat.has_min) {
-      load(unit, superblock + ops::min_offset(kFormat), header + header_row, t, quad, minima);
+      load(unit, superblock + ops::min_offset(kFormat), header + header_row, first, t, quad,
+           minima);
     }
   }
 
@@ -170,51 +185,58 @@ struct TileScales {
 
  private:
   template <class Unit>
-  EFFINFER_DEVICE static void load(Unit& unit, const uint8_t* blocks, const uint8_t* header, int t,
-                                   int quad, Numbers& out) {
+  EFFINFER_DEVICE static void load(Unit& unit, const uint8_t* blocks, const uint8_t* header,
+                                   int first, int t, int quad, Numbers& out) {
     EFFINFER_UNROLL
-    for (int b = 0; b < 2; ++b) {
+    for (int b = 0; b < kLoaded; ++b) {
       if constexpr (kSuper) {
-        const int block = kSubBlocks * b + (kSubBlocks == 2 ? t / 2 : 0);
+        const int block = kSubBlocks * (first + b) + (kSubBlocks == 2 ? t / 2 : 0);
         out.bytes[b] = unit.load(reinterpret_cast<const uint32_t*>(blocks + block * 16 + quad * 4));
       } else {
-        out.halves[b] = unit.load(reinterpret_cast<const uint64_t*>(blocks + b * 32 + quad * 8));
+        out.halves[b] =
+            unit.load(reinterpret_cast<const uint64_t*>(blocks + (first + b) * 32 + quad * 8));
       }
     }
     if constexpr (kSuper) out.halves[0] = unit.load(reinterpret_cast<const uint64_t*>(header));
   }
 };
 
-// Where a lane's rows lie in a weight.
+// Where a lane's rows lie in a weight. Offsets have 32 bits: few registers hold them while sums
+// take most.
 struct TilePlace {
-  const uint8_t* superblock;  // the next one, of all rows of the group
-  const uint8_t* header;      // of super formats: the f16 of the lane's rows in the first 256 k
-  int64_t header_row = 0;     // bytes
-  int t = 0;
-  int quad = 0;
+  const uint8_t* group;
+  uint32_t header_bytes;  // of a group
+  uint32_t header_row;    // bytes of its scales
 };
 
-// A superblock of a lane's weights, as they lie. load() takes superblock number `index`, at which
-// place.superblock stands; unpack() makes the fragments [step] of a block and a pair of rows.
+template <ops::PackedFormat kFormat>
+EFFINFER_DEVICE const uint8_t* tile_superblock(const TilePlace& place, uint32_t index) {
+  return place.group +
+         (place.header_bytes + index * static_cast<uint32_t>(ops::superblock_bytes(kFormat)));
+}
+
+// A load of a lane's weights, as they lie. load() takes block `first` of superblock `index`, or all
+// of it; unpack() makes the fragments [step] of a block and a pair of rows.
 template <ops::PackedFormat kFormat>
 struct TileWeights {
+  static constexpr int kLoaded = tile_load_blocks(kFormat.bits);
   TileQuants<kFormat.bits> quants;
   TileScales<kFormat> scales;
 
   template <class Unit>
-  EFFINFER_DEVICE void load(Unit& unit, const TilePlace& place, int index) {
-    quants.load(unit, place.superblock, place.t, place.quad);
+  EFFINFER_DEVICE void load(Unit& unit, const TilePlace& place, uint32_t index, int first) {
+    const int t = unit.lane % 4;
+    const int quad = unit.lane / 4 % 4;
+    const uint8_t* superblock = tile_superblock<kFormat>(place, index);
+    quants.load(unit, superblock, first, t, quad);
     constexpr uint32_t kHeaderSuperblocks = ops::kHeaderBlock / ops::kSuperblock;
-    const uint8_t* header = place.header;
-    if constexpr (TileScales<kFormat>::kSuper) {
-      header += static_cast<uint32_t>(index) / kHeaderSuperblocks * (ops::kGroupRows * 2);
-    }
-    scales.load(unit, place.superblock, header, place.header_row, place.t, place.quad);
+    const uint32_t header = index / kHeaderSuperblocks * (ops::kGroupRows * 2) + quad * 8;
+    scales.load(unit, superblock, place.group + header, place.header_row, first, t, quad);
   }
 
   template <class Unit>
   EFFINFER_DEVICE void unpack(Unit& unit, int b, int pair, int t, uint32_t (&a)[2][4]) const {
-    const TileAffine affine = scales.affine(unit, b, pair);
+    const TileAffine affine = scales.affine(unit, b % kLoaded, pair);
     EFFINFER_UNROLL
     for (int i = 0; i < 4; ++i) {
       const uint32_t bytes = quants.bytes(b, i / 2, 2 * pair + i % 2, t);
@@ -245,48 +267,54 @@ struct TileWeights {
   }
 };
 
-// A line holds two k of 16 rows: two lines for four k.
+// A line holds two k of 16 rows: two lines for four k. These bytes are fragments as they lie.
 template <>
 struct TileWeights<kDenseBf16> {
-  Quad lines[2][2][2];  // by b, j, two k
+  static constexpr int kLoaded = 1;
+  TileFragments fragments;
 
   template <class Unit>
-  EFFINFER_DEVICE void load(Unit& unit, const TilePlace& place, int) {
+  EFFINFER_DEVICE void load(Unit& unit, const TilePlace& place, uint32_t index, int first) {
+    const uint8_t* from =
+        tile_superblock<kDenseBf16>(place, index) + unit.lane % 4 * 256 + unit.lane / 4 % 4 * 16;
     EFFINFER_UNROLL
-    for (int i = 0; i < 8; ++i) {
-      lines[i / 4][i / 2 % 2][i % 2] = unit.load(reinterpret_cast<const Quad*>(
-          place.superblock + (i / 4 * 8 + 2 * place.t + i / 2 % 2) * 128 + i % 2 * 64 +
-          place.quad * 16));
+    for (int i = 0; i < 8; ++i) {  // of a step, line and pair
+      const uint8_t* two = from + (first * 8 + i / 4) * 128 + i / 2 % 2 * 64 + i % 2 * 8;
+      const auto rows = unit.load(reinterpret_cast<const uint64_t*>(two));
+      uint32_t (&a)[4] = fragments.a[i % 2][i / 4];
+      a[i / 2 % 2 * 2] = static_cast<uint32_t>(rows);
+      a[i / 2 % 2 * 2 + 1] = static_cast<uint32_t>(rows >> 32);
     }
   }
   template <class Unit>
-  EFFINFER_DEVICE void unpack(Unit&, int b, int pair, int, uint32_t (&a)[2][4]) const {
+  EFFINFER_DEVICE void unpack(Unit&, int, int pair, int, uint32_t (&a)[2][4]) const {
     EFFINFER_UNROLL
-    for (int i = 0; i < 8; ++i)
-      a[i / 4][i % 4] = lines[b][i / 4][i % 4 / 2].words[2 * pair + i % 2];
+    for (int i = 0; i < 8; ++i) a[i / 4][i % 4] = fragments.a[pair][i / 4][i % 4];
   }
 };
 
 // Half a line is one k of 16 rows.
 template <>
 struct TileWeights<kDenseF16> {
-  uint64_t rows[2][2][4];  // by b, j, k
+  static constexpr int kLoaded = 1;
+  uint64_t rows[2][4];  // by j, k
 
   template <class Unit>
-  EFFINFER_DEVICE void load(Unit& unit, const TilePlace& place, int) {
+  EFFINFER_DEVICE void load(Unit& unit, const TilePlace& place, uint32_t index, int first) {
+    const uint8_t* from =
+        tile_superblock<kDenseF16>(place, index) + unit.lane % 4 * 256 + unit.lane / 4 % 4 * 8;
     EFFINFER_UNROLL
-    for (int i = 0; i < 16; ++i) {
-      rows[i / 8][i / 4 % 2][i % 4] = unit.load(reinterpret_cast<const uint64_t*>(
-          place.superblock + (i / 8 * 8 + 2 * place.t + i / 4 % 2) * 128 + i % 4 * 32 +
-          place.quad * 8));
+    for (int i = 0; i < 8; ++i) {
+      rows[i / 4][i % 4] = unit.load(
+          reinterpret_cast<const uint64_t*>(from + (first * 8 + i / 4) * 128 + i % 4 * 32));
     }
   }
   template <class Unit>
-  EFFINFER_DEVICE void unpack(Unit& unit, int b, int pair, int, uint32_t (&a)[2][4]) const {
+  EFFINFER_DEVICE void unpack(Unit& unit, int, int pair, int, uint32_t (&a)[2][4]) const {
     EFFINFER_UNROLL
     for (int i = 0; i < 8; ++i) {
       const int row = 2 * pair + i % 2;
-      const uint64_t (&four)[4] = rows[b][i / 4];
+      const uint64_t (&four)[4] = rows[i / 4];
       a[i / 4][i % 4] = unit.bf16x2(half_of(unit, four[i % 4 / 2 * 2], row),
                                     half_of(unit, four[i % 4 / 2 * 2 + 1], row));
     }

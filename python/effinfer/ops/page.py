@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from effinfer import _core
-from effinfer._core import Queue, ThreadPool, UnsupportedError
+from effinfer._core import Queue, ThreadPool
 from effinfer.ops.shared.arrays import empty, result
 from effinfer.ops.shared.options import (
     LAYOUTS,
@@ -24,7 +24,13 @@ from effinfer.ops.shared.places import HOST, AnyView, Place, place_of
 def get_seq_lens(kv_indptr: Any, kv_last_page_len: Any, page_size: int) -> Any:
     """Tokens of each sequence, int32 [B]: max(pages - 1, 0) * page_size + kv_last_page_len."""
     op = "[get_seq_lens]"
-    _on_host(kv_indptr, f"{op} kv_indptr")
+    at = place_of(kv_indptr, None, f"{op} kv_indptr")
+    if at.on_gpu:
+        starts = at.dense(kv_indptr, f"{op} kv_indptr")
+        made, memory = at.empty(kv_indptr, (max(starts.size - 1, 0),), np.int32)
+        last = at.dense(kv_last_page_len, f"{op} kv_last_page_len")
+        _core.page_lengths(starts, last, page_size, memory, at.executor)
+        return made
     pages = np.diff(indptr(kv_indptr, f"{op} kv_indptr"))
     last = indices(kv_last_page_len, f"{op} kv_last_page_len")
     expect(last.size == pages.size, f"{op} kv_last_page_len", f"{pages.size} values", last.size)
@@ -51,7 +57,17 @@ def get_batch_indices_positions(
         batch_indices, positions: where results go: int32 [nnz], C-contiguous; they are returned.
     """
     op = "[get_batch_indices_positions]"
-    _on_host(append_indptr, f"{op} append_indptr")
+    at = place_of(append_indptr, None, f"{op} append_indptr")
+    if at.on_gpu:
+        owners, batch_view = at.result(
+            append_indptr, (nnz,), np.int32, batch_indices, f"{op} batch_indices"
+        )
+        places, places_view = at.result(
+            append_indptr, (nnz,), np.int32, positions, f"{op} positions"
+        )
+        lists = at.dense(append_indptr, f"{op} append_indptr"), at.dense(seq_lens, f"{op} seq_lens")
+        _core.batch_indices_positions(*lists, batch_view, places_view, at.executor)
+        return owners, places
     starts = indptr(append_indptr, f"{op} append_indptr")
     lengths = indices(seq_lens, f"{op} seq_lens")
     counts = np.diff(starts)
@@ -160,8 +176,3 @@ def _rows(at: Place, x: Any, argument: str) -> AnyView:
 
 def _list(at: Place, x: Any, argument: str) -> AnyView:
     return at.dense(x, argument) if at.on_gpu else indices(x, argument)
-
-
-def _on_host(x: Any, argument: str) -> None:
-    if place_of(x, None, argument).on_gpu:
-        raise UnsupportedError(f"{argument}: expected a list on the CPU, as no kernel makes others")

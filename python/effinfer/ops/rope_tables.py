@@ -3,16 +3,16 @@
 from functools import partial
 from typing import Any
 
+import numpy as np
+
 from effinfer import _core
-from effinfer._core import InvalidArgumentError, Queue, ThreadPool, UnsupportedError
+from effinfer._core import InvalidArgumentError, Queue, ThreadPool
 from effinfer.ops.shared.arrays import (
     AnyArray,
-    Array,
     ArrayT,
     Floats,
     dense,
     optional,
-    view,
 )
 from effinfer.ops.shared.places import AnyView, Place, place_of
 
@@ -98,16 +98,20 @@ def llama31(
 
 def ragged_positions(
     q: AnyArray, indptr: AnyArray, offsets: AnyArray, pool: ThreadPool | Queue | None
-) -> Array:
+) -> AnyArray:
     """int32 [T]: row indptr[s] + i of q stands at offsets[s] + i."""
-    if place_of(q, pool, "[apply_rope] q").on_gpu:
-        raise UnsupportedError(
-            "[apply_rope] indptr, offsets: expected pos_ids on a GPU, where no kernel makes them "
-            "of other lists: call the operator with _pos_ids"
-        )
-    rows = view(q, "[apply_rope] q").shape[:1]
-    starts, first = dense(indptr, "[apply_rope] indptr"), dense(offsets, "[apply_rope] offsets")
-    return _core.rope_positions(starts, first, rows[0] if rows else 0)
+    at = place_of(q, pool, "[apply_rope] q")
+    rows = at.view(q, "[apply_rope] q").shape[:1]
+    starts, first = (
+        at.dense(indptr, "[apply_rope] indptr"),
+        at.dense(offsets, "[apply_rope] offsets"),
+    )
+    count = rows[0] if rows else 0
+    if not at.on_gpu:
+        return _core.rope_positions(starts, first, count)
+    positions, memory = at.empty(indptr, (count,), np.int32)
+    _core.rope_positions(starts, first, count, at.executor, memory)
+    return positions
 
 
 def apply_scaled(
@@ -174,4 +178,4 @@ def _split_heads(x: AnyView, head_size: int) -> AnyView:
         raise InvalidArgumentError(
             f"[apply_rope] query, key: expected shape [T, heads * {head_size}], got {x.shape}"
         )
-    return x.reshape(x.shape[0], x.shape[1] // head_size, head_size)
+    return x.reshape((x.shape[0], x.shape[1] // head_size, head_size))

@@ -20,7 +20,7 @@ def there(x, device="cuda:0"):
 
 def here(x):
     """A copy on the host, with ml_dtypes' names of the types that numpy lacks."""
-    array = x.numpy()
+    array = x.to_numpy()
     tag = array.dtype.metadata["effinfer"] if array.dtype.metadata else None
     names = {"bf16": "bfloat16", "f8_e4m3": "float8_e4m3fn", "f8_e5m2": "float8_e5m2"}
     return array if tag is None else array.view(TYPES[names[tag]])

@@ -22,7 +22,16 @@ def close(actual, expected=EXPECTED):
 
 @pytest.mark.parametrize("dtype", ["float32", "float16", "int8", "uint8", "int32", "int64", *TYPES])
 def test_copies_there_and_back(dtype):
-    x = (np.arange(24).reshape(2, 3, 4) % 7).astype(TYPES.get(dtype, dtype))
+    x = (
+        np.arange(24).reshape(
+            (
+                2,
+                3,
+                4,
+            )
+        )
+        % 7
+    ).astype(TYPES.get(dtype, dtype))
     array = there(x)
     assert array.device == "cuda:0"
     assert array.shape == x.shape
@@ -43,24 +52,92 @@ def test_copies_there_and_back(dtype):
     ],
 )  # fmt: skip
 def test_views_are_numpys(index):
-    x = np.arange(24, dtype=np.float32).reshape(2, 3, 4)
+    x = np.arange(24, dtype=np.float32).reshape(
+        (
+            2,
+            3,
+            4,
+        )
+    )
     view = there(x)[index]
     assert view.shape == x[index].shape
     np.testing.assert_array_equal(here(view), x[index])
 
 
 def test_reshapes_without_a_copy():
-    x = np.arange(120, dtype=np.float32).reshape(4, 5, 6)
+    x = np.arange(120, dtype=np.float32).reshape(
+        (
+            4,
+            5,
+            6,
+        )
+    )
     array = there(x)
-    np.testing.assert_array_equal(here(array.reshape(20, 2, 3)), x.reshape(20, 2, 3))
+    np.testing.assert_array_equal(
+        here(
+            array.reshape(
+                (
+                    20,
+                    2,
+                    3,
+                )
+            )
+        ),
+        x.reshape(
+            (
+                20,
+                2,
+                3,
+            )
+        ),
+    )
     rows = array[1::2]
-    np.testing.assert_array_equal(here(rows.reshape(2, 30)), x[1::2].reshape(2, 30))
-    np.testing.assert_array_equal(here(rows.reshape(2, 5, 2, 3)), x[1::2].reshape(2, 5, 2, 3))
+    np.testing.assert_array_equal(
+        here(
+            rows.reshape(
+                (
+                    2,
+                    30,
+                )
+            )
+        ),
+        x[1::2].reshape(
+            (
+                2,
+                30,
+            )
+        ),
+    )
+    np.testing.assert_array_equal(
+        here(
+            rows.reshape(
+                (
+                    2,
+                    5,
+                    2,
+                    3,
+                )
+            )
+        ),
+        x[1::2].reshape(
+            (
+                2,
+                5,
+                2,
+                3,
+            )
+        ),
+    )
     np.testing.assert_array_equal(here(array.swapaxes(0, 2)), x.swapaxes(0, 2))
-    assert array[:, :, :0].reshape(0, 7).shape == (0, 7)
+    assert array[:, :, :0].reshape(
+        (
+            0,
+            7,
+        )
+    ).shape == (0, 7)
     for bad, why in (((7, 7), "as many elements"), ((72,), "dense")):
         with pytest.raises(InvalidArgumentError, match=why):
-            (array[:, ::2] if why == "dense" else array).reshape(*bad)
+            (array[:, ::2] if why == "dense" else array).reshape(bad)
     for bad in ((0, 0, 0, 0), 9, "x", 2.5):
         with pytest.raises(IndexError):
             array[bad]

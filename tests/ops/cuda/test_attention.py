@@ -25,8 +25,8 @@ def check(out, lse, expected, dtype, lse_base="log2"):
     assert out.device == "cuda:0"
     # Probabilities are rounded to the dtype of the values.
     assert_attention(
-        values_of(out.numpy(), dtype),
-        lse.numpy(),
+        values_of(out.to_numpy(), dtype),
+        lse.to_numpy(),
         expected,
         dtype=dtype,
         lse_base=lse_base,
@@ -101,19 +101,19 @@ def test_long_sequences_are_shared_by_blocks_and_bits_do_not_change():
     # The same plan again, in another stream, and each sequence by itself.
     queue = Queue("cuda:0", 21)
     again = wrapper.run(there(q), device_cache(batch), pool=queue)
-    np.testing.assert_array_equal(again.numpy(), out.numpy())
+    np.testing.assert_array_equal(again.to_numpy(), out.to_numpy())
     for s in range(2):
         alone = ops.BatchDecodeWithPagedKVCacheWrapper()
         pages = batch.kv_indices[batch.kv_indptr[s] : batch.kv_indptr[s + 1]]
         lists = np.array([0, len(pages)], np.int32), pages, batch.last_page_len[s : s + 1]
         alone.plan(*lists, 4, 1, 64, 32)
         one, sums = alone.run(there(q[s : s + 1]), device_cache(batch), return_lse=True)
-        np.testing.assert_array_equal(one.numpy(), out.numpy()[s : s + 1])
-        np.testing.assert_array_equal(sums.numpy(), lse.numpy()[s : s + 1])
+        np.testing.assert_array_equal(one.to_numpy(), out.to_numpy()[s : s + 1])
+        np.testing.assert_array_equal(sums.to_numpy(), lse.to_numpy()[s : s + 1])
     # Plans that go while their work has not run.
     pending = wrapper.run(there(q), device_cache(batch), pool=queue)
     del wrapper
-    np.testing.assert_array_equal(pending.numpy(), out.numpy())
+    np.testing.assert_array_equal(pending.to_numpy(), out.to_numpy())
 
 
 def prefill(batch, rows, dtype, *, masks=None, head_dim_vo=None, **options):
@@ -159,12 +159,12 @@ def test_contiguous_keys(layout):
     k, v = (there(x[page]) for x in batch.cache)
     q, out = prefill(batch, [7], dtype, causal=True)
     other = ops.single_prefill_with_kv_cache(there(q), k, v, causal=True, kv_layout=layout)
-    np.testing.assert_array_equal(other.numpy(), out.numpy())
+    np.testing.assert_array_equal(other.to_numpy(), out.to_numpy())
     one = ops.single_decode_with_kv_cache(there(q[6]), k, v, layout)
-    np.testing.assert_array_equal(one.numpy(), out.numpy()[6])
+    np.testing.assert_array_equal(one.to_numpy(), out.to_numpy()[6])
     ragged = ops.BatchPrefillWithRaggedKVCacheWrapper(None, layout)
     ragged.plan(offsets([7]), offsets([50]), 4, 2, 64, causal=True)
-    np.testing.assert_array_equal(ragged.run(there(q), k, v).numpy(), out.numpy())
+    np.testing.assert_array_equal(ragged.run(there(q), k, v).to_numpy(), out.to_numpy())
 
 
 def test_strided_queries_and_keys():
@@ -174,7 +174,7 @@ def test_strided_queries_and_keys():
     out = ops.single_prefill_with_kv_cache(x[:, :2], x[:, 2:3], x[:, 3:], causal=True)
     parts = [np.ascontiguousarray(part) for part in (qkv[:, :2], qkv[:, 2:3], qkv[:, 3:])]
     same = ops.single_prefill_with_kv_cache(*(there(part) for part in parts), causal=True)
-    np.testing.assert_array_equal(out.numpy(), same.numpy())
+    np.testing.assert_array_equal(out.to_numpy(), same.to_numpy())
 
 
 def test_a_cascade_is_its_concatenated_keys():
@@ -190,7 +190,7 @@ def test_a_cascade_is_its_concatenated_keys():
         4, 2, 64, 16,
     )  # fmt: skip
     expected = cascade.run(q, cache).astype(np.float32)
-    actual = cascade.run(there(q), there(cache)).numpy().view(ml_dtypes.bfloat16)
+    actual = cascade.run(there(q), there(cache)).to_numpy().view(ml_dtypes.bfloat16)
     np.testing.assert_allclose(actual.astype(np.float32), expected, atol=0.02)
 
 
@@ -251,7 +251,13 @@ def test_what_is_refused():
     rotating.plan(*batch.lists, 2, 1, 64, 16, pos_encoding_mode="ROPE_LLAMA")
     with pytest.raises(UnsupportedError, match="expected NONE or ALIBI on a GPU, got ROPE_LLAMA"):
         rotating.run(q, cache)
-    shifted = there(np.zeros(64 * 3 + 1, ml_dtypes.bfloat16))[1:129].reshape(1, 2, 64)
+    shifted = there(np.zeros(64 * 3 + 1, ml_dtypes.bfloat16))[1:129].reshape(
+        (
+            1,
+            2,
+            64,
+        )
+    )
     with pytest.raises(
         InvalidArgumentError, match=r"\] q: expected rows that begin at multiples of"
     ):

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from effinfer import UnsupportedError, ops
+from effinfer import ops
 from tests.ops.cuda.gpu_arrays import here, there
 from tests.ops.rows import DTYPES, assert_rounded, random
 from tests.ops.test_norm import rms, wide
@@ -89,9 +89,23 @@ def test_rotations_by_a_table(dtype, positions):
     at = np.array([2, 0, 9, 9, 4], positions)
     frequencies, _ = ops.rope_frequencies(32)
     steps = np.arange(10, dtype=np.int32)
-    cache = ops.rope_table(steps, frequencies).reshape(10, 32)
+    cache = ops.rope_table(steps, frequencies).reshape(
+        (
+            10,
+            32,
+        )
+    )
     table = ops.rope_table(there(steps), frequencies)
-    np.testing.assert_allclose(here(table).reshape(10, 32), cache, atol=1e-6)
+    np.testing.assert_allclose(
+        here(table).reshape(
+            (
+                10,
+                32,
+            )
+        ),
+        cache,
+        atol=1e-6,
+    )
     for is_neox in (True, False):
         expected = ops.apply_rope_with_cos_sin_cache(
             at, qk[:, :128], qk[:, 128:], 32, cache, is_neox
@@ -106,11 +120,19 @@ def test_rotations_by_a_table(dtype, positions):
             np.testing.assert_array_equal(wide(here(inplace)), wide(here(one)))
 
 
-def test_lists_of_rotations_stay_on_the_host():
-    x = there(random(9, 5, 4, 32))
-    lists = there(np.array([0, 5], np.int32)), there(np.array([0], np.int32))
-    with pytest.raises(UnsupportedError, match=r"\[apply_rope\] indptr, offsets: expected pos_ids"):
-        ops.apply_rope(x, x, *lists)
+@pytest.mark.parametrize("lists", [np.int32, np.int64])
+def test_rotations_of_ragged_sequences(lists):
+    x = random(9, 9, 4, 32)
+    indptr, offsets = np.array([0, 5, 5, 9], lists), np.array([3, 100, 0], lists)
+    for name in ("apply_rope", "apply_llama31_rope"):
+        op, inplace = getattr(ops, name), getattr(ops, f"{name}_inplace")
+        expected = op(x[:, :3], x[:, 3:], indptr, offsets)
+        there_x = there(x)
+        given = there_x[:, :3], there_x[:, 3:], there(indptr), there(offsets)
+        for one, other in zip(op(*given), expected, strict=True):
+            np.testing.assert_allclose(here(one), other, rtol=1e-5, atol=1e-5)
+        inplace(*given)
+        np.testing.assert_allclose(here(given[1]), expected[1], rtol=1e-5, atol=1e-5)
 
 
 @every_dtype
@@ -184,6 +206,18 @@ def test_append(layout, rows, pages, head_dim):
     np.testing.assert_array_equal(wide(here(pool)), wide(cache))
 
 
+def test_lists_of_an_append():
+    starts, lengths = np.array([0, 4, 4, 9], np.int32), np.array([10, 3, 5], np.int32)
+    for nnz in (9, 12):
+        expected = ops.get_batch_indices_positions(starts, lengths, nnz)
+        made = ops.get_batch_indices_positions(there(starts), there(lengths), nnz)
+        for one, other in zip(made, expected, strict=True):
+            np.testing.assert_array_equal(here(one), other)
+    indptr, last = np.array([0, 2, 2, 5], np.int32), np.array([3, 0, 2], np.int32)
+    made = ops.get_seq_lens(there(indptr), there(last), 16)
+    np.testing.assert_array_equal(here(made), ops.get_seq_lens(indptr, last, 16))
+
+
 def test_append_leaves_rows_of_no_sequence_out():
     places = ops.get_batch_indices_positions(np.array([0, 1], np.int32), np.array([1]), 3)
     cache = there(np.zeros((2, 2, 4, 1, 8), np.float32))
@@ -193,3 +227,16 @@ def test_append_leaves_rows_of_no_sequence_out():
         rows, rows, *(there(x) for x in places), cache, *(there(x) for x in lists)
     )
     assert np.count_nonzero(here(cache).any(-1)) == 2
+
+
+def test_append_of_latent_caches():
+    places = ops.get_batch_indices_positions(np.array([0, 3], np.int32), np.array([5], np.int32), 3)
+    lists = np.array([2, 0], np.int32), np.array([0, 2], np.int32), np.array([1], np.int32)
+    ckv, kpe = random(20, 3, 64), random(21, 3, 16)
+    caches = [np.zeros((3, 4, dim), np.float32) for dim in (64, 16)]
+    pools = [there(cache) for cache in caches]
+    ops.append_paged_mla_kv_cache(ckv, kpe, *places, *caches, *lists)
+    given = there(ckv), there(kpe), *(there(x) for x in places), *pools
+    ops.append_paged_mla_kv_cache(*given, *(there(x) for x in lists))
+    for pool, cache in zip(pools, caches, strict=True):
+        np.testing.assert_array_equal(here(pool), cache)

@@ -58,6 +58,9 @@ EFFINFER_API void rope_table(const TensorView& positions, const RopeFrequencies&
 // 1] ascends from 0 to `rows`, offsets [S], both int32 or int64; positions must fit in int32.
 EFFINFER_API void rope_positions(const TensorView& indptr, const TensorView& offsets, int64_t rows,
                                  int32_t* out);
+// The same where the executor's arrays lie; nobody looks at the values of a GPU's.
+EFFINFER_API void rope_positions(const TensorView& indptr, const TensorView& offsets, int64_t rows,
+                                 int32_t* out, const Executor& executor);
 
 // Rotates the leading `dims` of each head of q [T, *, head_dim] and k [T, *, head_dim] by the
 // angles of a table, into q_out and k_out (which may be q and k), and copies the others: pairs

@@ -147,7 +147,8 @@ def to_host(x: Any, argument: str) -> Array:
     """`arrays.dense`, copied from a GPU when its current stream has run: lists of a plan."""
     if _device_of(x) is None:
         return arrays.dense(x, argument)
-    return cast(Array, place_of(x, None, argument).dense(x, argument).numpy())
+    array: Any = place_of(x, None, argument).dense(x, argument)
+    return cast(Array, array.to_numpy())
 
 
 def place_of(x: Any, pool: ThreadPool | Queue | None, argument: str) -> Place:

@@ -15,6 +15,7 @@ from effinfer._core import (
 )
 from effinfer.ops.rope import apply_rope_pos_ids
 from effinfer.ops.shared.arrays import Array, dtype_name
+from effinfer.ops.shared.float32 import as_float32, from_float32
 from effinfer.ops.shared.options import (
     LAYOUTS,
     Indices,
@@ -176,7 +177,7 @@ class PlannedAttention:
         return logits
 
     def _rotate(
-        self, q: Array, k: Array, v: Array, layout: str, pool: ThreadPool | None
+        self, q: Array, k: Array, v: Array, layout: str, pool: ThreadPool | Queue | None
     ) -> tuple[Array, Array, Array]:
         scores, lists = self.scores, self._sequences
         theta = 1e4 if scores.rope_theta is None else scores.rope_theta
@@ -231,25 +232,3 @@ def require_plan(planned: PlanT | None, op: str) -> PlanT:
     if planned is None:
         raise InvalidArgumentError(f"[{op}] run: expected plan() before run(), got none")
     return planned
-
-
-def as_float32(array: Array, argument: str) -> Array:
-    """Exactly, of float32, float16 or bfloat16."""
-    name = dtype_name(array.dtype)
-    if name in ("float32", "float16"):
-        return np.ascontiguousarray(array, np.float32)
-    if name != "bfloat16":
-        raise UnsupportedError(
-            f"{argument}: ROPE_LLAMA rotates float32, float16 or bfloat16, got {name}"
-        )
-    return (np.ascontiguousarray(array).astype(np.uint32) << 16).view(np.float32)
-
-
-def from_float32(array: Array, out: Array) -> None:
-    """Rounds to the dtype of `out`, to nearest even."""
-    if dtype_name(out.dtype) != "bfloat16":
-        out[...] = array
-        return
-    bits = array.view(np.uint32)
-    rounded = (bits + np.uint32(0x7FFF) + (bits >> 16 & 1)) >> 16
-    out[...] = np.where(np.isnan(array), bits >> 16 | 0x40, rounded)
