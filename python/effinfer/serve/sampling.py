@@ -94,7 +94,7 @@ def _guided_json(given: dict[str, Any] | str | None) -> Any:
         raise ApiError(400, "guided_json: expected a JSON schema", param="guided_json") from None
 
 
-def _logit_bias(given: dict[str, float], vocab_size: int) -> dict[int, float]:
+def _logit_bias(given: dict[str, Any], vocab_size: int) -> dict[int, float]:
     biases = {}
     for name, bias in given.items():
         token = int(name) if name.isascii() and name.isdigit() and len(name) < 10 else -1
@@ -105,6 +105,9 @@ def _logit_bias(given: dict[str, float], vocab_size: int) -> dict[int, float]:
                 param="logit_bias",
                 code="invalid_value",
             )
+        if isinstance(bias, bool) or not isinstance(bias, int | float) or abs(bias) > 100:
+            place = f"logit_bias.{token}"
+            raise ApiError(400, f"{place}: expected -100 to 100", param=place, code="invalid_value")
         biases[token] = bias
     return biases
 
