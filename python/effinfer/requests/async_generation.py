@@ -75,6 +75,11 @@ class AsyncRequest:
         self._pieces.clear()
         return text
 
+    @property
+    def failed(self) -> bool:
+        """Whether it ended before the model or its parameters said so."""
+        return self.ended and self.state.finish_reason in ("error", "cancelled")
+
     def has_news(self) -> bool:
         return bool(self._pieces) or self.ended
 

@@ -123,7 +123,8 @@ class _Events:
             self._tokens[index] += len(found["tokens"])
             self._offsets[index] += sum(map(len, found["tokens"]))
             logprobs = json.dumps(found, ensure_ascii=False)
-        reason = f'"{choice.state.finish_reason}"' if choice.ended else "null"
+        is_end = choice.ended and not choice.failed
+        reason = f'"{choice.state.finish_reason}"' if is_end else "null"
         yield self._event(index, text, logprobs, reason)
 
     def end(self) -> Iterator[str]:

@@ -23,11 +23,9 @@ _FIELDS: dict[str | None, str] = {
 }
 
 _TYPES = {
-    400: "invalid_request_error",
     401: "authentication_error",
     404: "not_found_error",
     408: "timeout_error",
-    413: "invalid_request_error",
     429: "rate_limit_error",
     503: "service_unavailable_error",
 }
@@ -46,10 +44,11 @@ class ApiError(Exception):
         self.code = code
 
     def to_dict(self) -> dict[str, Any]:
+        other = "server_error" if self.status >= 500 else "invalid_request_error"
         return {
             "error": {
                 "message": self.message,
-                "type": _TYPES.get(self.status, "server_error"),
+                "type": _TYPES.get(self.status, other),
                 "param": self.param,
                 "code": self.code,
             }
