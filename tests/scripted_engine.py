@@ -9,12 +9,13 @@ from typing import Any
 
 from effinfer import _core
 
+BROKEN = -1
 STOP = -2
 
 
 class ScriptedEngine:
-    """Gives request n the tokens of scripts[prompt[0]], one a step; -1 fails the request, STOP is
-    the token that ends its text."""
+    """Gives request n the tokens of scripts[prompt[0]], one a step. BROKEN fails the request, STOP
+    is the token that ends its text."""
 
     def __init__(self, scripts: dict[int, list[int]], steps_per_call: int = 1) -> None:
         self.scripts = scripts
@@ -69,7 +70,7 @@ class ScriptedEngine:
             )
             if request in self.cancelled:
                 output.finish_reason = "cancelled"
-            elif tokens[0] == -1:
+            elif tokens[0] == BROKEN:
                 output.finish_reason, output.error = "error", "[engine] broke"
             elif tokens[0] == STOP:
                 output.tokens.append(SimpleNamespace(token=0, logprob=-1.0, top=[]))

@@ -23,6 +23,7 @@ from effinfer.requests.engine_thread import EngineThread
 from effinfer.sampling import SamplingParams
 
 if TYPE_CHECKING:
+    from effinfer.requests.grammar import Constraint
     from effinfer.text.chat import ChatTemplate
     from effinfer.text.messages import Message
     from effinfer.text.tokenizer import Tokenizer
@@ -72,16 +73,19 @@ class AsyncLLM:
             encoded = await asyncio.to_thread(encode_prompts, self.tokenizer, requests)
         else:
             encoded = encode_prompts(self.tokenizer, requests)
-        generation = self.start(encoded, is_streamed=False)
+        generation = await self.start(encoded, is_streamed=False)
         await generation.wait_for_all()
         return generation.outputs()
 
     def stream(self, prompt: Prompt, params: SamplingParams | None = None) -> AsyncStream:
         """The completion of one prompt piece by piece: `async for piece in llm.stream(...)`. The
-        request is queued here, in the running event loop. Throws as generate(), and Error while
-        iterating when the request fails."""
-        ids = encode_prompt(self.tokenizer, prompt)
-        return AsyncStream(self.start([(ids, params or SamplingParams())], is_streamed=True))
+        request is queued here, in the running event loop, after its grammar was compiled. Throws as
+        generate(), and Error while iterating when the request fails."""
+        requests = [(encode_prompt(self.tokenizer, prompt), params or SamplingParams())]
+        constraints = self._constraints(requests)
+        return AsyncStream(
+            AsyncGeneration(self._thread, self.tokenizer, requests, constraints, is_streamed=True)
+        )
 
     async def chat(
         self,
@@ -118,23 +122,34 @@ class AsyncLLM:
             return await asyncio.to_thread(self._llm.tokenize, text, **options)
         return self._llm.tokenize(text, **options)
 
-    def start(
+    async def start(
         self,
         requests: Sequence[tuple[Sequence[int], SamplingParams]],
         *,
         is_streamed: bool,
         keep_special: bool = False,
     ) -> AsyncGeneration:
-        """Queues requests that one reader waits for: what generate() and stream() are made of.
+        """Queues requests that one reader waits for: what generate() and chat() are made of.
         keep_special: control tokens that the model writes are in its text."""
+        if any(params.constraint_field() for _, params in requests):
+            constraints = await asyncio.to_thread(self._constraints, requests)
+        else:
+            constraints = [None] * len(requests)
         return AsyncGeneration(
             self._thread,
             self.tokenizer,
             requests,
-            self._llm.grammars,
+            constraints,
             is_streamed=is_streamed,
             keep_special=keep_special,
         )
+
+    def _constraints(
+        self, requests: Sequence[tuple[Sequence[int], SamplingParams]]
+    ) -> list[Constraint | None]:
+        """Grammars may take a second to compile."""
+        grammars = self._llm.grammars
+        return [grammars.constraint(params, self.tokenizer) for _, params in requests]
 
     def _is_slow(self, characters: int) -> bool:
         return characters > _LONG_TEXT or self.tokenizer.is_busy

@@ -148,6 +148,17 @@ def test_stop_strings_end_a_stream(llm, expected):
     asyncio.run(main())
 
 
+def test_a_constraint_is_obeyed(llm):
+    async def main() -> None:
+        choice = params(choices=["abc", "abd"], ignore_eos=False)
+        assert (await llm.generate("th", choice))[0].text in ("abc", "abd")
+        assert "".join([piece async for piece in llm.stream("th", choice)]) in ("abc", "abd")
+        with pytest.raises(effinfer.InvalidArgumentError, match="regex"):
+            await llm.generate("th", params(regex="(("))
+
+    asyncio.run(main())
+
+
 def test_a_reader_that_stops_reading_is_cut_off(llm, monkeypatch):
     monkeypatch.setattr(engine_thread, "_PATIENCE_SECONDS", 0.0)  # a piece a step
 

@@ -37,11 +37,11 @@ def make_tokenizer() -> Tokenizer:
 
 
 class ScriptedLLM(AsyncLLM):
-    def __init__(self, says: str, template: str) -> None:
+    def __init__(self, says: str, template: str, end: int = STOP) -> None:
         tokenizer = make_tokenizer()
         (first,) = tokenizer.encode("^", add_special=False)
         script = tokenizer.encode(says, add_special=False)
-        engine: Any = ScriptedEngine({first: [*script, STOP]})
+        engine: Any = ScriptedEngine({first: [*script, end]})
         engine.max_seq_len, engine.vocab_size = 4096, tokenizer.vocab_size
         chat = ChatTemplate(template)
         self.prompts: list[str] = []
@@ -61,11 +61,12 @@ def with_client(
     says: str,
     use: Callable[[openai.AsyncOpenAI, ScriptedLLM], Awaitable[Result]],
     template: str = TEMPLATE,
+    end: int = STOP,
 ) -> Result:
-    """What `use` returns; the model says `says` to everything."""
+    """What `use` returns; the model says `says` to everything, and then `end` of a script."""
 
     async def main() -> Result:
-        llm = ScriptedLLM(says, template)
+        llm = ScriptedLLM(says, template, end)
         transport = httpx.ASGITransport(make_app(Served(names=["fake"], llm=llm)))
         async with httpx.AsyncClient(transport=transport) as http:
             client = openai.AsyncOpenAI(

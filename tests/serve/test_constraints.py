@@ -1,19 +1,20 @@
-"""What has to be enforced by a grammar goes to SamplingParams, or is refused."""
+"""What a grammar has to enforce goes to SamplingParams, and answers obey it."""
 
 from __future__ import annotations
 
 import asyncio
+import json
 from typing import Any
 
+import jsonschema
 import pytest
 
-from effinfer.sampling import SamplingParams
-from effinfer.serve import sampling
 from effinfer.serve.errors import ApiError
 from effinfer.serve.prompt import conversation_of
-from effinfer.serve.sampling import constraint_of, sampling_params
+from effinfer.serve.sampling import constraint_of
 from effinfer.serve.schemas import ChatBody
 from effinfer.serve.served import Served
+from tests.serve.process import Server, check_error
 from tests.serve.scripted import TEMPLATE, ScriptedLLM
 
 SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}}
@@ -79,12 +80,84 @@ def test_calls_that_have_to_be_made(choice: Any, parallel: Any, names: list[str]
     asyncio.run(main())
 
 
-def test_what_cannot_be_enforced_is_refused(monkeypatch):
-    """Free text in place of JSON would be worse than an error."""
-    fields = set(SamplingParams.__dataclass_fields__) - {"json_schema"}
-    monkeypatch.setattr(sampling, "_KNOWN", fields)
-    with pytest.raises(ApiError) as refused:
-        sampling_params(
-            body(response_format=NAMED), max_tokens=1, logprobs=None, vocab_size=9, constraint={}
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_schema_is_obeyed(server: Server, stream: bool):
+    schema = {
+        "type": "object",
+        "properties": {"name": {"type": "string", "maxLength": 8}, "age": {"type": "integer"}},
+        "required": ["name", "age"],
+        "additionalProperties": False,
+    }
+    for seed in range(3):
+        answer = server.client.chat.completions.create(
+            model="smol",
+            messages=[{"role": "user", "content": "Who are you?"}],
+            temperature=1.5,
+            seed=seed,
+            max_tokens=200,
+            stream=stream,
+            response_format={"type": "json_schema", "json_schema": {"name": "x", "schema": schema}},
         )
-    assert refused.value.status == 400 and refused.value.code == "unsupported_parameter"
+        chunks = list(answer) if stream else [answer]
+        choices = [choice for chunk in chunks for choice in chunk.choices]
+        texts = [choice.delta.content if stream else choice.message.content for choice in choices]
+        if choices[-1].finish_reason == "stop":
+            jsonschema.validate(json.loads("".join(text or "" for text in texts)), schema)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_call_that_has_to_be_made(server: Server, stream: bool):
+    answer = server.client.chat.completions.create(
+        model="smol",
+        messages=[{"role": "user", "content": "Hello!"}],
+        temperature=0,
+        max_tokens=200,
+        stream=stream,
+        tools=[
+            {
+                "type": "function",
+                "function": {
+                    "name": name,
+                    "parameters": {
+                        "type": "object",
+                        "properties": {"mood": {"enum": ["happy", "sad"]}},
+                        "required": ["mood"],
+                        "additionalProperties": False,
+                    },
+                },
+            }
+            for name in ("smile", "wave")
+        ],
+        tool_choice={"type": "function", "function": {"name": "wave"}},
+        parallel_tool_calls=False,
+    )
+    chunks = list(answer) if stream else [answer]
+    parts = [choice.delta if stream else choice.message for c in chunks for choice in c.choices]
+    (call,) = [call for part in parts for call in part.tool_calls or []]
+    assert call.function.name == "wave"
+    assert json.loads(call.function.arguments)["mood"] in ("happy", "sad")
+    assert not any(part.content for part in parts)
+    assert chunks[-1].choices[-1].finish_reason == "tool_calls"
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        (
+            {
+                "response_format": {
+                    "type": "json_schema",
+                    "json_schema": {"name": "x", "schema": {"type": "objekt"}},
+                }
+            },
+            "response_format",
+        ),
+        ({"guided_regex": "(("}, "guided_regex"),
+        ({"guided_grammar": "start: nothing"}, "guided_grammar"),
+        ({"guided_choice": []}, "guided_choice"),
+    ],
+)
+def test_an_impossible_grammar(server: Server, fields: dict[str, Any], param: str):
+    with server.http as http:
+        asked = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 2, **fields}
+        check_error(http.post("/v1/chat/completions", json=asked), 400, param)

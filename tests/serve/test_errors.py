@@ -65,6 +65,9 @@ def test_the_clients_exception_classes(server: Server):
         ({"stop": {}}, "stop"),
         ({"logit_bias": {"x": 1}}, "logit_bias"),
         ({"logit_bias": {"99999999": 1}}, "logit_bias"),
+        ({"logit_bias": {"5": "much"}}, "logit_bias.5"),
+        ({"stop": ["x"] * 20}, "stop"),
+        ({"stop": "x" * 300}, "stop"),
         ({"top_logprobs": 2}, "top_logprobs"),
         ({"stream_options": {"include_usage": True}}, "stream_options"),
         ({"tool_choice": "required"}, "tool_choice"),
@@ -116,6 +119,24 @@ def test_what_is_no_json_object(server: Server, body: bytes):
         # What another site's page could send without asking.
         plain = {"Content-Type": "text/plain"}
         check_error(http.post("/v1/chat/completions", content=b"{}", headers=plain), 400)
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/detokenize", {"tokens": ["x"] * 10**6}),
+        ("/detokenize", {"tokens": [1] * 10**6}),
+        ("/v1/completions", {"prompt": [1.5] * 10**6}),
+        ("/v1/completions", {"prompt": ["a"] * 10**6}),
+        ("/v1/completions", {"prompt": [1] * 10**6}),
+        ("/v1/chat/completions", {"messages": [1] * 10**6}),
+        ("/v1/chat/completions", {**CHAT, "logit_bias": {str(i): "x" for i in range(10**5)}}),
+        ("/v1/chat/completions", {str(i): 1 for i in range(10**5)}),
+    ],
+)
+def test_a_million_mistakes_are_one_error(server: Server, path: str, body: object):
+    error = check_error(post(server, path, body), 400)
+    assert len(error["message"]) < 500
 
 
 def test_other_statuses(server: Server):

@@ -16,7 +16,7 @@ from effinfer.sampling import SamplingParams
 from effinfer.speculation import SpeculationWarning
 
 if TYPE_CHECKING:
-    from effinfer.requests.grammar import Constraint, GrammarCompiler
+    from effinfer.requests.grammar import Constraint
     from effinfer.text.tokenizer import Tokenizer
 
 MAX_WAITING_PIECES = 256
@@ -75,6 +75,11 @@ class AsyncRequest:
         self._pieces.clear()
         return text
 
+    @property
+    def failed(self) -> bool:
+        """Whether it ended before the model or its parameters said so."""
+        return self.ended and self.state.finish_reason in ("error", "cancelled")
+
     def has_news(self) -> bool:
         return bool(self._pieces) or self.ended
 
@@ -118,17 +123,16 @@ class AsyncGeneration:
         thread: EngineThread,
         tokenizer: Tokenizer,
         requests: Sequence[tuple[Sequence[int], SamplingParams]],
-        grammars: GrammarCompiler,
+        constraints: Sequence[Constraint | None],
         *,
         is_streamed: bool,
-        keep_special: bool,
+        keep_special: bool = False,
     ) -> None:
         self.requests: list[AsyncRequest] = []
         self._news = asyncio.Event()
         try:
-            for prompt, params in requests:
+            for (prompt, params), constraint in zip(requests, constraints, strict=True):
                 state = RequestState(params, tokenizer, keep_special=keep_special)
-                constraint = grammars.constraint(params, tokenizer)
                 self.requests.append(
                     AsyncRequest(thread, self._news, state, prompt, constraint, is_streamed)
                 )

@@ -22,6 +22,7 @@ class RequestState:
         self.text = TextState(tokenizer, params.stop_strings(), keep_special=keep_special)
         self.token_ids: list[int] = []
         self.logprobs: list[TokenLogprobs] = []
+        self.has_stop_token = False  # the last token only says the end
         self.finish_reason = ""
         self.error = ""
         self.metrics: RequestMetrics | None = None
@@ -34,9 +35,12 @@ class RequestState:
             if self.text.stopped:
                 break
             self.token_ids.append(sampled.token)
+            is_stop = output.stop_token and number == len(output.tokens)
             if self.params.logprobs is not None:
                 self.logprobs.append(TokenLogprobs(sampled.logprob, sampled.top))
-            if not output.stop_token or number < len(output.tokens):
+            if is_stop:
+                self.has_stop_token = True
+            else:
                 pieces.append(self.text.push([sampled.token]))
         if output.finish_reason is not None:
             pieces.append(self.text.finish())

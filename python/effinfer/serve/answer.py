@@ -54,7 +54,7 @@ class Answer:
         )
 
 
-def start_answer(
+async def start_answer(
     served: Served,
     route: str,
     prefix: str,
@@ -65,7 +65,7 @@ def start_answer(
 ) -> Answer:
     """Queues the choices of an answer. Throws ApiError."""
     try:
-        generation = served.model().start(
+        generation = await served.model().start(
             requests, is_streamed=is_streamed, keep_special=keep_special
         )
     except _core.Error as error:
@@ -105,7 +105,5 @@ def usage_of(outputs: Sequence[RequestOutput], prompts: int) -> dict[str, Any]:
 def visible_tokens(choice: AsyncRequest, begin: int = 0) -> tuple[list[int], list[TokenLogprobs]]:
     """Tokens from `begin` on with their log-probabilities, without one that only says the end."""
     state = choice.state
-    end = len(state.token_ids)
-    if choice.ended and state.finish_reason == "stop" and not state.text.stopped:
-        end -= 1
+    end = len(state.token_ids) - state.has_stop_token
     return state.token_ids[begin:end], state.logprobs[begin:end]

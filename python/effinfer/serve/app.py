@@ -36,10 +36,13 @@ _ROUTES: tuple[tuple[str, str, Handler], ...] = (
 
 
 def make_app(served: Served) -> FastAPI:
-    # Its pages about the API load scripts from elsewhere.
-    app = FastAPI(title="effinfer", version=__version__, docs_url=None, redoc_url=None)
+    # Its pages about the API load scripts from elsewhere, and know nothing of the bodies.
+    app = FastAPI(version=__version__, openapi_url=None)
     for method, path, handler in _ROUTES:
-        app.add_api_route(path, _endpoint(handler, served), methods=[method], name=path)
+        methods = ["GET", "HEAD"] if method == "GET" else [method]
+        app.add_api_route(
+            path, _endpoint(handler, served), methods=methods, name=path, include_in_schema=False
+        )
 
     async def unknown(_: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)

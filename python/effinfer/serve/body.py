@@ -16,6 +16,9 @@ MAX_BYTES = 8 << 20
 # A body that takes longer comes from a client that has stopped sending.
 _SECONDS = 30.0
 
+# To name one, all are made into text.
+_MOST_PROBLEMS = 1000
+
 Schema = TypeVar("Schema", bound=pydantic.BaseModel)
 
 
@@ -65,6 +68,10 @@ async def _read(request: Request) -> bytes:
 
 def explain(error: pydantic.ValidationError, data: dict[str, Any]) -> ApiError:
     """The first problem, where it is."""
+    if error.error_count() > _MOST_PROBLEMS:
+        return ApiError(
+            400, f"the body: {error.error_count()} fields are wrong", code="invalid_type"
+        )
     problem = error.errors(include_url=False, include_context=False, include_input=False)[0]
     param = _path(problem["loc"], data)
     if problem["type"] == "extra_forbidden":

@@ -48,7 +48,7 @@ async def chat(request: Request, served: Served) -> Response:
         vocab_size=llm.engine.vocab_size,
         constraint=conversation.constraint,
     )
-    answer = start_answer(
+    answer = await start_answer(
         served,
         ROUTE,
         "chatcmpl",
@@ -89,7 +89,7 @@ class _Events:
         logprobs = self._logprobs(index, choice)
         if not delta.is_empty() or logprobs != "null":
             yield self._event(index, self._delta(index, delta), logprobs, "null")
-        if choice.ended:
+        if choice.ended and not choice.failed:
             reason = json.dumps(_finish_reason(choice, parser))
             yield self._event(index, "{}", "null", reason)
 

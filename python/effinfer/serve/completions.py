@@ -55,7 +55,7 @@ async def completions(request: Request, served: Served) -> Response:
         requests += [(ids, each) for each in params]
     echoes = [_echo(llm, prompt) if body.echo else "" for prompt in prompts]
     echoes = [echo for echo in echoes for _ in range(body.n or 1)]
-    answer = start_answer(served, ROUTE, "cmpl", requests, is_streamed=bool(body.stream))
+    answer = await start_answer(served, ROUTE, "cmpl", requests, is_streamed=bool(body.stream))
     if body.stream:
         events = _Events(answer, echoes, with_usage, len(prompts))
         return EventStream(answer, events, len(prompts))
@@ -123,7 +123,8 @@ class _Events:
             self._tokens[index] += len(found["tokens"])
             self._offsets[index] += sum(map(len, found["tokens"]))
             logprobs = json.dumps(found, ensure_ascii=False)
-        reason = f'"{choice.state.finish_reason}"' if choice.ended else "null"
+        is_end = choice.ended and not choice.failed
+        reason = f'"{choice.state.finish_reason}"' if is_end else "null"
         yield self._event(index, text, logprobs, reason)
 
     def end(self) -> Iterator[str]:

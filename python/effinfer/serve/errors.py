@@ -14,12 +14,18 @@ from effinfer.requests.engine_thread import QueueFullError
 # "[chat] messages[0].content: expected ..." names the argument that is wrong.
 _ARGUMENT = re.compile(r"\[\w+\] ([a-z_]+[\w\[\].]*):? ")
 
+# Fields of SamplingParams that have another name in a body.
+_FIELDS: dict[str | None, str] = {
+    "json_schema": "response_format",
+    "regex": "guided_regex",
+    "choices": "guided_choice",
+    "grammar": "guided_grammar",
+}
+
 _TYPES = {
-    400: "invalid_request_error",
     401: "authentication_error",
     404: "not_found_error",
     408: "timeout_error",
-    413: "invalid_request_error",
     429: "rate_limit_error",
     503: "service_unavailable_error",
 }
@@ -38,10 +44,11 @@ class ApiError(Exception):
         self.code = code
 
     def to_dict(self) -> dict[str, Any]:
+        other = "server_error" if self.status >= 500 else "invalid_request_error"
         return {
             "error": {
                 "message": self.message,
-                "type": _TYPES.get(self.status, "server_error"),
+                "type": _TYPES.get(self.status, other),
                 "param": self.param,
                 "code": self.code,
             }
@@ -74,7 +81,8 @@ def from_engine(error: _core.Error) -> ApiError:
         return ApiError(429, "too many requests wait; try again later", code="queue_full")
     if isinstance(error, _core.InvalidArgumentError):
         named = _ARGUMENT.match(message)
-        return ApiError(400, message, param=named[1] if named else None, code="invalid_value")
+        param = named[1] if named else None
+        return ApiError(400, message, param=_FIELDS.get(param, param), code="invalid_value")
     if isinstance(error, _core.UnsupportedError):
         return ApiError(400, message, code="unsupported_parameter")
     return ApiError(500, message, code="engine_error")

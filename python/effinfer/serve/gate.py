@@ -38,7 +38,7 @@ class Gate:
         except ApiError as error:
             await self._answer(error, scope, receive, send)
         except Exception:
-            logger.exception("%s failed", scope["path"])
+            logger.exception("a request failed")
             if started:
                 raise
             await self._answer(ApiError(500, "internal error"), scope, receive, send)
@@ -59,7 +59,8 @@ class Gate:
             raise ApiError(503, "the server is shutting down", code="shutting_down")
 
     async def _answer(self, error: ApiError, scope: Scope, receive: Receive, send: Send) -> None:
-        route = scope.get("route")
-        self._served.metrics.refused(getattr(route, "path", "other"), error.status)
-        logger.info("%s %d %s", scope["path"], error.status, error.message)
+        # Not the path: a client writes it, line ends included.
+        route = getattr(scope.get("route"), "path", "other")
+        self._served.metrics.refused(route, error.status)
+        logger.info("%s %d %s", route, error.status, " ".join(error.message.split()))
         await error.response()(scope, receive, send)

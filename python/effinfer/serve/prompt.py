@@ -50,6 +50,11 @@ class Conversation:
 async def conversation_of(body: ChatBody, served: Served) -> Conversation:
     """Throws ApiError."""
     llm = served.model()
+    try:
+        _ = llm.chat_template
+    except _core.InvalidArgumentError:  # its text says where the file lies
+        why = f"{served.name} has no chat template; use /v1/completions"
+        raise ApiError(400, why, param="model", code="unsupported") from None
     check_length(body.messages, llm, "messages")
     messages = [_message(f"messages[{i}]", given) for i, given in enumerate(body.messages)]
     variables = _variables(body)

@@ -41,7 +41,7 @@ async def responses(request: Request, served: Served) -> Response:
         vocab_size=llm.engine.vocab_size,
         constraint=conversation.constraint,
     )
-    answer = start_answer(
+    answer = await start_answer(
         served,
         ROUTE,
         "resp",

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from effinfer.serve.errors import ApiError, unsupported
-from effinfer.serve.schemas import Body, Count, Ignored, Penalty, Probability
+from effinfer.serve.schemas import Body, Count, Ignored, Objects, Penalty, Probability
 
 
 class TextFormat(Body):
@@ -44,7 +44,7 @@ class FunctionChoice(Body):
 
 class ResponsesBody(Ignored):
     model: str | None = None
-    input: str | Annotated[list[dict[str, Any]], Field(min_length=1)]
+    input: str | Objects
     instructions: str | None = None
     stream: bool | None = None
     stream_options: dict[str, Any] | None = None
@@ -57,7 +57,7 @@ class ResponsesBody(Ignored):
     parallel_tool_calls: bool | None = None
     text: TextOptions | None = None
     reasoning: ReasoningOptions | None = None
-    include: list[str] | None = None
+    include: Annotated[list[str], Field(max_length=64)] | None = None
     truncation: Literal["auto", "disabled"] | None = None
     # What needs answers that the server would have to keep.
     previous_response_id: str | None = None

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import json
 import secrets
-from dataclasses import fields
 from typing import Any
 
 from effinfer.async_llm import AsyncLLM
 from effinfer.sampling import SamplingParams
-from effinfer.serve.errors import ApiError, unsupported
+from effinfer.serve.errors import ApiError
 from effinfer.serve.schemas import ChatBody, ResponseFormat, Sampling
 
-_KNOWN = {field.name for field in fields(SamplingParams)}
 _SAME_NAMES = (
     "temperature",
     "top_p",
@@ -45,7 +43,7 @@ def sampling_params(
         "logit_bias": _logit_bias(body.logit_bias or {}, vocab_size),
         "max_tokens": max_tokens,
         "logprobs": logprobs,
-        **_supported(constraint or constraint_of(body)),
+        **(constraint or constraint_of(body)),
     }
     params = [SamplingParams(**common, seed=(seed + index) % 2**64) for index in range(body.n or 1)]
     params[0].stop_strings()
@@ -76,14 +74,6 @@ def chat_logprobs(body: ChatBody) -> int | None:
     return (body.top_logprobs or 0) if body.logprobs else None
 
 
-def _supported(constraint: dict[str, Any]) -> dict[str, Any]:
-    """Refuses what this version cannot enforce: free text would break the client's trust."""
-    for name in constraint:
-        if name not in _KNOWN:
-            raise unsupported("response_format", f"this version cannot enforce a {name}")
-    return constraint
-
-
 def _schema_of(form: ResponseFormat | None) -> dict[str, Any] | bool | None:
     if form is None or form.type == "text":
         return None
@@ -104,7 +94,7 @@ def _guided_json(given: dict[str, Any] | str | None) -> Any:
         raise ApiError(400, "guided_json: expected a JSON schema", param="guided_json") from None
 
 
-def _logit_bias(given: dict[str, float], vocab_size: int) -> dict[int, float]:
+def _logit_bias(given: dict[str, Any], vocab_size: int) -> dict[int, float]:
     biases = {}
     for name, bias in given.items():
         token = int(name) if name.isascii() and name.isdigit() and len(name) < 10 else -1
@@ -115,6 +105,9 @@ def _logit_bias(given: dict[str, float], vocab_size: int) -> dict[int, float]:
                 param="logit_bias",
                 code="invalid_value",
             )
+        if isinstance(bias, bool) or not isinstance(bias, int | float) or abs(bias) > 100:
+            place = f"logit_bias.{token}"
+            raise ApiError(400, f"{place}: expected -100 to 100", param=place, code="invalid_value")
         biases[token] = bias
     return biases
 

@@ -15,7 +15,11 @@ Penalty = Annotated[float, Field(ge=-2, le=2)]
 TokenId = Annotated[int, Field(ge=0, lt=2**31)]
 Count = Annotated[int, Field(ge=1, lt=2**31)]
 Choices = Annotated[int, Field(ge=1, le=128)]
-Text = Annotated[str, Field(min_length=1)]
+# Texts are searched for stop strings with every token.
+Stop = Annotated[str, Field(min_length=1, max_length=256)]
+# The first wrong item says enough: a body may have millions.
+Ids = Annotated[list[TokenId], Field(fail_fast=True)]
+Objects = Annotated[list[dict[str, Any]], Field(min_length=1, fail_fast=True)]
 
 
 class Body(BaseModel):
@@ -59,12 +63,12 @@ class Sampling(Ignored):
     stream_options: StreamOptions | None = None
     n: Choices | None = None
     seed: Annotated[int, Field(ge=-(2**63), lt=2**64)] | None = None
-    stop: Text | Annotated[list[Text], Field(max_length=64)] | None = None
+    stop: Stop | Annotated[list[Stop], Field(max_length=16)] | None = None
     temperature: Annotated[float, Field(ge=0, le=100)] | None = None
     top_p: Probability | None = None
     frequency_penalty: Penalty | None = None
     presence_penalty: Penalty | None = None
-    logit_bias: dict[str, Annotated[float, Field(ge=-100, le=100)]] | None = None
+    logit_bias: dict[str, Any] | None = None
     response_format: ResponseFormat | None = None
     # Beyond OpenAI's.
     top_k: Annotated[int, Field(ge=-1, lt=2**31)] | None = None
@@ -76,7 +80,7 @@ class Sampling(Ignored):
     # Grammars, under the names that other servers have for them.
     guided_json: dict[str, Any] | str | None = None
     guided_regex: str | None = None
-    guided_choice: list[str] | None = None
+    guided_choice: Annotated[list[str], Field(fail_fast=True)] | None = None
     guided_grammar: str | None = None
 
 
@@ -102,7 +106,7 @@ class NamedTool(Body):
 
 
 class ChatBody(Sampling):
-    messages: Annotated[list[dict[str, Any]], Field(min_length=1)]
+    messages: Objects
     max_tokens: Count | None = None
     max_completion_tokens: Count | None = None
     logprobs: bool | None = None
@@ -111,12 +115,17 @@ class ChatBody(Sampling):
     tool_choice: Literal["auto", "none", "required"] | NamedTool | None = None
     parallel_tool_calls: bool | None = None
     reasoning_effort: str | None = None
-    modalities: list[Literal["text"]] | None = None
+    modalities: Annotated[list[Literal["text"]], Field(max_length=8)] | None = None
     chat_template_kwargs: dict[str, Any] | None = None
 
 
 class CompletionBody(Sampling):
-    prompt: str | list[str] | list[TokenId] | list[list[TokenId]]
+    prompt: (
+        str
+        | Annotated[list[str], Field(fail_fast=True)]
+        | Ids
+        | Annotated[list[Ids], Field(fail_fast=True)]
+    )
     max_tokens: Count | None = None
     logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
     echo: bool | None = None
@@ -128,12 +137,12 @@ class TokenizeBody(Body):
     model: str | None = None
     content: str | None = None  # as llama.cpp's server names it
     prompt: str | None = None  # as vLLM does
-    messages: list[dict[str, Any]] | None = None
+    messages: Objects | None = None
     add_special: bool | None = None
     parse_special: bool | None = None
 
 
 class DetokenizeBody(Body):
     model: str | None = None
-    tokens: list[TokenId]
+    tokens: Annotated[Ids, Field(max_length=2**18)]
     skip_special: bool | None = None

@@ -24,6 +24,8 @@ from effinfer.serve.served import Served, logger
 # loop's turn to end, which lasts 5 ms by default: longer than a step of a small model.
 _SWITCH_SECONDS = 0.0005
 _POLL_SECONDS = 0.05
+# Longer than proxies keep theirs by default: who closes first must not be the server.
+_KEEP_ALIVE_SECONDS = 75
 
 
 @dataclass(frozen=True)
@@ -68,6 +70,7 @@ async def _run(
         log_config=None,
         access_log=False,
         server_header=False,
+        timeout_keep_alive=_KEEP_ALIVE_SECONDS,
         timeout_graceful_shutdown=5,
     )
     server = _Server(config)

@@ -36,7 +36,8 @@ class Events(Protocol):
         """Before the first token."""
 
     def grow(self, index: int, choice: AsyncRequest, text: str) -> Iterator[str]:
-        """What a choice has got; with its last text it has ended."""
+        """What a choice has got; with its last text it has ended. For one that failed, the text
+        alone."""
 
     def end(self) -> Iterator[str]:
         """After the last choice."""
@@ -77,15 +78,15 @@ class EventStream(Response):
                 if not choice.has_news():
                     continue
                 text = choice.pop_text()
+                data += self._events.grow(index, choice, text)
+                if choice.failed:
+                    # Clients do not cancel: the server does, or the connection is gone.
+                    why = choice.state.error or "the server is shutting down"
+                    data += self._events.fail(engine_error(why))
+                    await self._send(send, iter(data))
+                    return
                 if choice.ended:
                     del running[index]
-                    # Clients do not cancel: the server does, or the connection is gone.
-                    if choice.state.finish_reason in ("error", "cancelled"):
-                        why = choice.state.error or "the server is shutting down"
-                        data += self._events.fail(engine_error(why))
-                        await self._send(send, iter(data))
-                        return
-                data += self._events.grow(index, choice, text)
             if not running:
                 data += self._events.end()
             await self._send(send, iter(data))
