@@ -35,6 +35,7 @@ ATTENTION_F32 = ("LDG.E.128", "LDGSTS.128")
 WGMMA = ("HGMMA", "UTMALDG", "SYNCS", "USETMAXREG")
 # Keys and values as a caller has them.
 PLAIN = ("LDGSTS.128", "LDSM.16", "HMMA")
+PREFILL = ("LDS.128", "LDGSTS.128", "HMMA", "MUFU.EX2")
 # Rows in and out, 16 bytes a thread.
 ROWS = ("LDG.E.128", "STG.E.128")
 
@@ -73,13 +74,25 @@ BUDGETS = (
     # Arguments: dtype of keys (0: f32, 1: f16, 2: bf16, 3: i8), warps: head_dim / 32.
     Budget("AttentionKernel<0, 2>", 176, 2, 55168, ATTENTION_F32),
     Budget("AttentionKernel<0, 4>", 168, 1, 92288, ATTENTION_F32),
-    Budget("AttentionKernel<0, 8>", 152, 1, 166528, ATTENTION_F32),
+    Budget("AttentionKernel<0, 8>", 152, 1, 101376, ATTENTION_F32),
     Budget("AttentionKernel<[12], 2>", 176, 3, 43920, ATTENTION),
     Budget("AttentionKernel<[12], 4>", 168, 2, 78992, ATTENTION),
-    Budget("AttentionKernel<[12], 8>", 144, 1, 149136, ATTENTION),
+    Budget("AttentionKernel<[12], 8>", 152, 1, 83600, ATTENTION),
     Budget("AttentionKernel<3, 2>", 248, 3, 43904, ATTENTION),
     Budget("AttentionKernel<3, 4>", 160, 2, 62592, ATTENTION),
     Budget("AttentionKernel<3, 8>", 128, 1, 99968, ATTENTION),
+    # Arguments: dtype of keys, columns of 32 dims, warps, stages of the ring, columns whose results
+    # are in registers. A multiprocessor holds 8 warps, of an A100 with the widest heads 4.
+    Budget("PrefillKernel<[12], 2, 8, 4, 2>", 255, 1, 84992, PREFILL),
+    Budget("PrefillKernel<[12], 3, 8, 4, 3>", 255, 1, 93184, PREFILL),
+    Budget("PrefillKernel<[12], 4, 8, 3, 3>", 255, 1, 101376, PREFILL),
+    Budget("PrefillKernel<[12], 8, 4, 2, 2>", 255, 1, 116736, PREFILL),
+    Budget("PrefillKernel<3, 2, 8, 2, 0>", 255, 1, 105472, PREFILL),
+    Budget("PrefillKernel<3, 4, 8, 2, 1>", 255, 1, 138240, PREFILL),
+    Budget("PrefillKernel<3, 8, 4, 2, 2>", 255, 1, 137216, PREFILL),
+    # What blocks of GPUs with 99 KB have room for.
+    Budget("PrefillKernel<3, 2, 4, 2, 0>", 255, 1, 79872, PREFILL),
+    Budget("PrefillKernel<3, 4, 4, 2, 1>", 255, 1, 96256, PREFILL),
     # Arguments: dtype of rows, threads of a row.
     Budget("RmsNormKernel<*, 32>", 64, 4, 8, ROWS),
     Budget("RmsNormKernel<*, 512>", 64, 2, 128, ROWS),

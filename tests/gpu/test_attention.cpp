@@ -43,6 +43,7 @@ TEST("dims of heads, groups, dtypes of queries") {
 TEST("heads of 256 dims") {
   check_ragged({DType::bf16, 256, 1, 1}, {}, 21);
   check_ragged({DType::i8, 144, 1, 1}, {}, 22);
+  check_ragged({DType::f32, 256, 1, 1}, {}, 23);
 }
 
 TEST("groups of more than 16 heads") {
@@ -237,6 +238,32 @@ TEST("lists of visits") {
     const Part dense = {cache.add(70), 70, 1};
     cache.upload();
     const Batch batch(cache, {}, {dense, part});
+    const Results whole = batch.run({.shares = 1});
+    check_batch(cache, {}, batch, whole, DType::f32);
+    CHECK(same(whole, batch.run({.shares = 1000})));
+  }
+}
+
+TEST("trees with lists of visits") {
+  std::mt19937 random(95);
+  for (const DType kv : kKvTypes) {
+    Cache cache({kv, 32, 2, 2}, 96);
+    const std::vector<int> parents = {-1, 0, 1, 1, 0, 4, 3, 5};
+    Part part = {cache.add(508 + 8), 508 + 8, 8};
+    for (size_t i = 0; i < parents.size(); ++i) {
+      const uint64_t above = parents[i] < 0 ? 0 : part.paths[static_cast<size_t>(parents[i])];
+      part.paths.push_back(above | uint64_t{1} << i);
+    }
+    for (int list = 0; list < 2; ++list) {
+      std::vector<uint64_t> words;
+      for (int word = 0; word < 9; ++word) {
+        const uint64_t bits = uint64_t{random()} << 32 | random();
+        words.push_back(word == 1 ? 0 : word < 3 ? ~uint64_t{0} : bits);
+      }
+      part.words.push_back(words);
+    }
+    cache.upload();
+    const Batch batch(cache, {}, {part});
     const Results whole = batch.run({.shares = 1});
     check_batch(cache, {}, batch, whole, DType::f32);
     CHECK(same(whole, batch.run({.shares = 1000})));

@@ -32,8 +32,8 @@ void check_all(const Cache& cache, const Rules& rules, std::vector<Part> parts) 
 void check_ragged(const Heads& heads, const Rules& rules, uint32_t seed) {
   Cache cache(heads, seed);
   std::vector<Part> parts;
-  const int32_t lengths[] = {150, 600, 65, 0, 300};
-  const int32_t rows[] = {150, 70, 3, 0, 1};
+  const int32_t lengths[] = {75, 330, 65, 0, 20};
+  const int32_t rows[] = {75, 40, 3, 0, 1};
   for (int i = 0; i < 5; ++i) parts.push_back({cache.add(lengths[i]), lengths[i], rows[i]});
   cache.upload();
   check_all(cache, rules, parts);
@@ -119,6 +119,75 @@ TEST("lists of visits") {
       cache.upload();
       check_all(cache, {}, {dense, part});
     }
+  }
+}
+
+TEST("trees stay with decoding's kernel") {
+  Cache cache({DType::bf16, 64, 1, 4}, 101);
+  Part tree = {cache.add(240), 240, 12};
+  for (int i = 0; i < 12; ++i) tree.paths.push_back((uint64_t{1} << i) | (i % 2 == 0 ? 0 : 1));
+  const Part prompt = {cache.add(50), 50, 50};
+  cache.upload();
+  check_all(cache, {}, {tree, prompt});
+}
+
+TEST("long tiles stand first, those of most keys before others") {
+  const std::vector<int32_t> qo_indptr = {0, 1, 401, 403, 443}, kv_len = {900, 400, 2, 1000};
+  ops::BatchLayout batch;
+  batch.num_tokens = 443;
+  batch.num_sequences = 4;
+  batch.qo_indptr = qo_indptr.data();
+  batch.kv_len = kv_len.data();
+  ops::AttentionShape shape;
+  shape.num_qo_heads = 8;
+  shape.num_kv_heads = 2;
+  shape.most_rows = 16;
+  shape.long_rows = 128;
+  shape.shares = 1;
+  ops::AttentionWork work;
+  ops::plan_attention(shape, batch, work);
+  // 32 tokens of 4 heads each: of the last one of the first prompt 16, of the second 8.
+  CHECK_EQ(work.num_long_items, 2 * (13 + 2));
+  int32_t before = INT32_MAX;
+  for (size_t i = 0; i < work.items.size(); ++i) {
+    const ops::AttentionTile& tile = work.tiles[static_cast<size_t>(work.items[i].tile)];
+    const bool is_long = static_cast<int64_t>(i) < work.num_long_items;
+    CHECK_EQ(tile.num_rows * tile.num_heads > 16, is_long);
+    CHECK(tile.num_rows * tile.num_heads <= (is_long ? 128 : 16));
+    if (!is_long) continue;
+    CHECK(work.items[i].end_unit <= before);
+    before = work.items[i].end_unit;
+  }
+}
+
+TEST("every barrier is needed") {
+  if (cuda::host::detected_races() != cuda::host::Races::all) {
+    check::skip("races are not detected in this build");
+  }
+  for (const DType kv : {DType::bf16, DType::i8}) {
+    Cache cache({kv, 64, 1, 2}, 111);
+    const int s = cache.add(800);
+    cache.upload();
+    const Batch batch(cache, {}, {{s, 800, 20}});
+    const Results right = batch.run();
+    expect_every_barrier_matters(
+        [&] { return same(right, batch.run({.shares = 4000, .long_rows = 128})); });
+  }
+}
+
+TEST("shared memory has few conflicts of banks") {
+  if (cuda::host::detected_races() != cuda::host::Races::all) {
+    check::skip("conflicts are not counted in this build");
+  }
+  for (const DType kv : kKvTypes) {
+    Cache cache({kv, 64, 1, 8}, 121);
+    const int s = cache.add(512);
+    cache.upload();
+    const Batch batch(cache, {}, {{s, 512, 16}});
+    const cuda::host::Banks banks =
+        cuda::host::count_banks([&] { batch.run({.shares = 1, .long_rows = 128}); });
+    CHECK(banks.least > 0);
+    CHECK(banks.cycles <= banks.least + banks.least / 100);
   }
 }
 

@@ -250,7 +250,7 @@ struct AttentionKernel {
                                                   : 1;
   using Params = AttentionParams;
   using Shared = AttentionShared<kType, kWarps>;
-  static_assert(sizeof(Shared) <= 163 << 10);  // of an A100's SM
+  static_assert(sizeof(Shared) <= 99 << 10);  // of a block of the GPUs that have least
 
   template <class Unit>
   EFFINFER_DEVICE static void run(Unit& unit, const Params& params, Shared& shared) {
