@@ -54,8 +54,8 @@ EFFINFER_DEVICE void finish_tokens(Unit& unit, const TileParams& p, const TilePa
     const int quad = i & (quads - 1);
     const int row = (index * quads + quad) * 4;
     if (row >= part.weight.rows) continue;
-    const Quad& sums = results.at(token, quad);
-    const Quad& seconds = results.at(token, gated ? quads + quad : quad);
+    const Quad sums = results.at(token, quad);
+    const Quad seconds = results.at(token, gated ? quads + quad : quad);
     finish_four(unit, part.weight, p.parts[1].weight, p.glu, p.operand, part.fours, first + token,
                 row, sums, seconds);
   }
@@ -90,7 +90,7 @@ struct TileMatmul {
     multiply(unit, p, shared, sums);
     unit.sync();  // all have read the activations
     const TileBlock block = shared.block;
-    const TilePart& part = *block.part;
+    const TilePart& part = p.parts[block.part];
     const int index = block.first_unit + unit.warp;
     if (index < part.units) finish(unit, p, block, index, sums, shared.results[unit.warp]);
     if (block.first_unit + kTileWarps >= part.units) {
@@ -106,7 +106,8 @@ struct TileMatmul {
     const TileBlock block = tile_block<kTileWarps, kTokens>(p, unit.block);
     if (unit.thread == 0) shared.block = block;
     Copies copies(unit, p.x, block.first_token, block.num_tokens);
-    const TilePlace place = tile_place(p, *block.part, block.first_unit + unit.warp, unit.lane);
+    const TilePlace place =
+        tile_place(p, p.parts[block.part], block.first_unit + unit.warp, unit.lane);
     TileProduct<kFormat, kTiles, kDepth, kStages>::run(unit, p.superblocks, place, copies,
                                                        shared.ring, sums);
   }
@@ -126,7 +127,7 @@ struct TileMatmul {
       unit.sync_warp();
       const int first = half * kResultTokens;
       const int left = block.num_tokens - first;
-      finish_tokens(unit, p, *block.part, index, block.first_token + first,
+      finish_tokens(unit, p, p.parts[block.part], index, block.first_token + first,
                     left < kResultTokens ? left : kResultTokens, results, unit.lane, kWarp);
     }
   }
