@@ -7,7 +7,8 @@
 namespace effinfer::cuda {
 
 // Sums of a warp on their way to the outputs: 32 rows of kTokens tokens. Rows 4 n .. 4 n + 3 of a
-// token are at place n ^ token % 8 of its 128 bytes: what a quarter of a warp stores or loads then
+// token are at place n ^ token % 8 of its 128 bytes, with their pairs in turn for tokens that have
+// 2 in their numbers: what a quarter of a warp stores or loads, or half of it of one pair, then
 // meets all banks.
 template <int kTokens>
 struct TileResults {
@@ -21,8 +22,8 @@ struct TileResults {
     EFFINFER_UNROLL
     for (int i = 0; i < 2; ++i) {
       const int token = tile * kTileColumns + 2 * t + i;
-      quads[token][g ^ (token % 8)] = {
-          {bits_of(of[0][i]), bits_of(of[0][2 + i]), bits_of(of[1][i]), bits_of(of[1][2 + i])}};
+      quads[token][g ^ (token % 8)] = turned(token, {{bits_of(of[0][i]), bits_of(of[0][2 + i]),
+                                                      bits_of(of[1][i]), bits_of(of[1][2 + i])}});
     }
   }
   // Those of one pair of rows.
@@ -33,11 +34,20 @@ struct TileResults {
     EFFINFER_UNROLL
     for (int i = 0; i < 2; ++i) {
       const int token = tile * kTileColumns + 2 * t + i;
-      uint32_t* words = quads[token][g ^ (token % 8)].words + 2 * pair;
+      uint32_t* words = quads[token][g ^ (token % 8)].words + 2 * (pair ^ token / 2 % 2);
       *reinterpret_cast<Pair*>(words) = {{bits_of(of[i]), bits_of(of[2 + i])}};
     }
   }
-  EFFINFER_DEVICE const Quad& at(int token, int n) const { return quads[token][n ^ (token % 8)]; }
+  EFFINFER_DEVICE Quad at(int token, int n) const {
+    const Quad four = quads[token][n ^ (token % 8)];
+    return turned(token, four);
+  }
+
+ private:
+  EFFINFER_DEVICE static Quad turned(int token, const Quad& four) {
+    const auto& [a, b, c, d] = four.words;
+    return token / 2 % 2 == 0 ? four : Quad{{c, d, a, b}};
+  }
 };
 
 // Writes the outputs of tokens [first, first + count) of a unit, of which `results` has the sums:
