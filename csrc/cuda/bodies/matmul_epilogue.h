@@ -101,7 +101,7 @@ inline bool has_fours(const ops::MatmulPart& part) {
 template <class Unit>
 EFFINFER_DEVICE void finish_four(Unit& unit, const MatmulWeight& weight, const MatmulWeight& second,
                                  ops::UnaryOp glu, const OperandOut& operand, bool fours,
-                                 int64_t token, int row, const Quad& sums, const Quad& seconds) {
+                                 int64_t token, int row, Quad sums, Quad seconds) {
   if (!fours || row + 4 > weight.rows) {
     EFFINFER_UNROLL
     for (int i = 0; i < 4; ++i) {

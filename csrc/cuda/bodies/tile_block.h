@@ -7,7 +7,8 @@
 namespace effinfer::cuda {
 
 // Sums of a warp on their way to the outputs: 32 rows of kTokens tokens. Rows 4 n .. 4 n + 3 of a
-// token are at place n ^ token % 8 of its 128 bytes: what a quarter of a warp stores or loads then
+// token are at place n ^ token % 8 of its 128 bytes, with their pairs in turn for tokens that have
+// 2 in their numbers: what a quarter of a warp stores or loads, or half of it of one pair, then
 // meets all banks.
 template <int kTokens>
 struct TileResults {
@@ -21,8 +22,8 @@ struct TileResults {
     EFFINFER_UNROLL
     for (int i = 0; i < 2; ++i) {
       const int token = tile * kTileColumns + 2 * t + i;
-      quads[token][g ^ (token % 8)] = {
-          {bits_of(of[0][i]), bits_of(of[0][2 + i]), bits_of(of[1][i]), bits_of(of[1][2 + i])}};
+      quads[token][g ^ (token % 8)] = turned(token, {{bits_of(of[0][i]), bits_of(of[0][2 + i]),
+                                                      bits_of(of[1][i]), bits_of(of[1][2 + i])}});
     }
   }
   // Those of one pair of rows.
@@ -33,11 +34,20 @@ struct TileResults {
     EFFINFER_UNROLL
     for (int i = 0; i < 2; ++i) {
       const int token = tile * kTileColumns + 2 * t + i;
-      uint32_t* words = quads[token][g ^ (token % 8)].words + 2 * pair;
+      uint32_t* words = quads[token][g ^ (token % 8)].words + 2 * (pair ^ token / 2 % 2);
       *reinterpret_cast<Pair*>(words) = {{bits_of(of[i]), bits_of(of[2 + i])}};
     }
   }
-  EFFINFER_DEVICE const Quad& at(int token, int n) const { return quads[token][n ^ (token % 8)]; }
+  EFFINFER_DEVICE Quad at(int token, int n) const {
+    const Quad four = quads[token][n ^ (token % 8)];
+    return turned(token, four);
+  }
+
+ private:
+  EFFINFER_DEVICE static Quad turned(int token, const Quad& four) {
+    const auto& [a, b, c, d] = four.words;
+    return token / 2 % 2 == 0 ? four : Quad{{c, d, a, b}};
+  }
 };
 
 // Writes the outputs of tokens [first, first + count) of a unit, of which `results` has the sums:
@@ -54,8 +64,8 @@ EFFINFER_DEVICE void finish_tokens(Unit& unit, const TileParams& p, const TilePa
     const int quad = i & (quads - 1);
     const int row = (index * quads + quad) * 4;
     if (row >= part.weight.rows) continue;
-    const Quad& sums = results.at(token, quad);
-    const Quad& seconds = results.at(token, gated ? quads + quad : quad);
+    const Quad sums = results.at(token, quad);
+    const Quad seconds = results.at(token, gated ? quads + quad : quad);
     finish_four(unit, part.weight, p.parts[1].weight, p.glu, p.operand, part.fours, first + token,
                 row, sums, seconds);
   }
@@ -90,7 +100,7 @@ struct TileMatmul {
     multiply(unit, p, shared, sums);
     unit.sync();  // all have read the activations
     const TileBlock block = shared.block;
-    const TilePart& part = *block.part;
+    const TilePart& part = p.parts[block.part];
     const int index = block.first_unit + unit.warp;
     if (index < part.units) finish(unit, p, block, index, sums, shared.results[unit.warp]);
     if (block.first_unit + kTileWarps >= part.units) {
@@ -106,7 +116,8 @@ struct TileMatmul {
     const TileBlock block = tile_block<kTileWarps, kTokens>(p, unit.block);
     if (unit.thread == 0) shared.block = block;
     Copies copies(unit, p.x, block.first_token, block.num_tokens);
-    const TilePlace place = tile_place(p, *block.part, block.first_unit + unit.warp, unit.lane);
+    const TilePlace place =
+        tile_place(p, p.parts[block.part], block.first_unit + unit.warp, unit.lane);
     TileProduct<kFormat, kTiles, kDepth, kStages>::run(unit, p.superblocks, place, copies,
                                                        shared.ring, sums);
   }
@@ -126,7 +137,7 @@ struct TileMatmul {
       unit.sync_warp();
       const int first = half * kResultTokens;
       const int left = block.num_tokens - first;
-      finish_tokens(unit, p, *block.part, index, block.first_token + first,
+      finish_tokens(unit, p, p.parts[block.part], index, block.first_token + first,
                     left < kResultTokens ? left : kResultTokens, results, unit.lane, kWarp);
     }
   }

@@ -52,9 +52,9 @@ struct TileParams {
   OperandOut operand;
 };
 
-// The rows of a part that a block takes.
+// The rows of part number `part` that a block takes.
 struct TileBlock {
-  const TilePart* part;
+  int part;
   int first_unit;
   int first_token;
   int num_tokens;
@@ -71,9 +71,9 @@ EFFINFER_DEVICE TileBlock tile_block(const TileParams& p, int block) {
   const int rest = block - band * kBand * p.row_blocks;
   const int token_block = band * kBand + rest % width;
   int row_block = rest / width;
-  const TilePart* part = p.parts;
-  while (row_block >= (part->units + kUnits - 1) / kUnits) {
-    row_block -= (part++->units + kUnits - 1) / kUnits;
+  int part = 0;
+  while (row_block >= (p.parts[part].units + kUnits - 1) / kUnits) {
+    row_block -= (p.parts[part++].units + kUnits - 1) / kUnits;
   }
   const int first_token = token_block * kTokens;
   const int tokens = p.tokens - first_token;

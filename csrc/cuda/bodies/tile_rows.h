@@ -53,7 +53,7 @@ struct TileRows {
     unit.sync();  // all have read the activations
     if (unit.warp < kBusyWarps) store(unit, sums, shared.results);
     unit.sync();
-    const TilePart& part = *block.part;
+    const TilePart& part = p.parts[block.part];
     finish_tokens(unit, p, part, block.first_unit, block.first_token, block.num_tokens,
                   shared.results, unit.thread, kThreads);
     if (block.first_unit + 1 == part.units) {
@@ -66,7 +66,7 @@ struct TileRows {
   template <class Unit>
   EFFINFER_DEVICE static void multiply(Unit& unit, const Params& p, const TileBlock& block,
                                        Shared& shared, float (&sums)[kWarpTiles][4]) {
-    const TilePlace place = tile_place(p, *block.part, block.first_unit, unit.lane);
+    const TilePlace place = tile_place(p, p.parts[block.part], block.first_unit, unit.lane);
     Weights raw[kDepth];
     EFFINFER_UNROLL
     for (int i = 0; i < kDepth; ++i) load(unit, p, place, i, raw[i]);
