@@ -30,7 +30,8 @@ constexpr PhiloxCounter philox4x32(PhiloxCounter counter, PhiloxKey key) {
 
 // The index-th uniform number in [0, 1) of a seed, with 53 random bits; `row` and `draw` number
 // independent sequences of the same seed.
-constexpr double philox_uniform(uint64_t seed, uint64_t index, uint32_t row = 0, uint32_t draw = 0) {
+constexpr double philox_uniform(uint64_t seed, uint64_t index, uint32_t row = 0,
+                                uint32_t draw = 0) {
   const PhiloxCounter bits =
       philox4x32({static_cast<uint32_t>(index), static_cast<uint32_t>(index >> 32), row, draw},
                  {static_cast<uint32_t>(seed), static_cast<uint32_t>(seed >> 32)});

@@ -1,9 +1,9 @@
 // Selection and sampling over rows of logits or probabilities: a block a row (ops/row_sampling.h).
 //
-// A row of 128k is read three times where top-k is small (its highest, the number of candidates, the
-// candidates), twice without filters (highest, sum), once where weights are given, and about seven
-// times for top-p alone; then the part that has the token. Rows of up to 4096 values are lists from
-// the start.
+// A row of 128k is read three times where top-k is small (its highest, the number of candidates,
+// the candidates), twice without filters (highest, sum), once where weights are given, and about
+// seven times for top-p alone; then the part that has the token. Rows of up to 4096 values are
+// lists from the start.
 #pragma once
 
 #include <cmath>
