@@ -83,9 +83,10 @@ class AsyncLLM:
         generate(), and Error while iterating when the request fails."""
         requests = [(encode_prompt(self.tokenizer, prompt), params or SamplingParams())]
         constraints = self._constraints(requests)
-        return AsyncStream(
-            AsyncGeneration(self._thread, self.tokenizer, requests, constraints, is_streamed=True)
+        generation = AsyncGeneration(
+            self._thread, self.tokenizer, requests, constraints, is_streamed=True
         )
+        return AsyncStream(generation, self)
 
     async def chat(
         self,

@@ -249,6 +249,18 @@ def test_a_dropped_model_ends_its_thread(path):
     assert threading.active_count() == before
 
 
+def test_a_stream_keeps_its_model(path, expected):
+    async def main() -> str:
+        stream = AsyncLLM(path, threads=1).stream("th", params())
+        gc.collect()
+        return "".join([piece async for piece in stream])
+
+    before = threading.active_count()
+    assert asyncio.run(main()) == expected["th"]
+    gc.collect()
+    assert threading.active_count() == before
+
+
 def test_an_engine_that_stops_ends_every_stream(path, monkeypatch):
     class Broken:
         """Fails in its third step."""

@@ -167,7 +167,9 @@ class AsyncStream:
     """The text of one request as it comes: an asynchronous iterator of str. A cancelled task
     cancels the request, and so does dropping the stream."""
 
-    def __init__(self, generation: AsyncGeneration) -> None:
+    def __init__(self, generation: AsyncGeneration, model: object) -> None:
+        """`model` lives as long as the stream does."""
+        self._model = model
         self._generation = generation
         self._request = generation.requests[0]
 
