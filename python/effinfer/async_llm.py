@@ -23,12 +23,13 @@ from effinfer.requests.engine_thread import EngineThread
 from effinfer.sampling import SamplingParams
 
 if TYPE_CHECKING:
+    from effinfer.requests.grammar import Constraint
     from effinfer.text.chat import ChatTemplate
     from effinfer.text.messages import Message
     from effinfer.text.tokenizer import Tokenizer
 
-# Texts of more characters are tokenised in another thread: an event loop shall not stand still for
-# more than about a millisecond.
+# Texts of more characters are tokenised in another thread, and so are all while one of them is: an
+# event loop shall not stand still for more than about a millisecond.
 _LONG_TEXT = 4096
 
 
@@ -68,20 +69,24 @@ class AsyncLLM:
         """LLM.generate(). Throws QueueFullError when not all prompts may wait."""
         requests = pair_params(as_prompts(prompts), params)
         size = sum(len(prompt) for prompt, _ in requests if isinstance(prompt, str))
-        if size > _LONG_TEXT:
+        if self._is_slow(size):
             encoded = await asyncio.to_thread(encode_prompts, self.tokenizer, requests)
         else:
             encoded = encode_prompts(self.tokenizer, requests)
-        generation = self.start(encoded, is_streamed=False)
+        generation = await self.start(encoded, is_streamed=False)
         await generation.wait_for_all()
         return generation.outputs()
 
     def stream(self, prompt: Prompt, params: SamplingParams | None = None) -> AsyncStream:
         """The completion of one prompt piece by piece: `async for piece in llm.stream(...)`. The
-        request is queued here, in the running event loop. Throws as generate(), and Error while
-        iterating when the request fails."""
-        ids = encode_prompt(self.tokenizer, prompt)
-        return AsyncStream(self.start([(ids, params or SamplingParams())], is_streamed=True))
+        request is queued here, in the running event loop, after its grammar was compiled. Throws as
+        generate(), and Error while iterating when the request fails."""
+        requests = [(encode_prompt(self.tokenizer, prompt), params or SamplingParams())]
+        constraints = self._constraints(requests)
+        generation = AsyncGeneration(
+            self._thread, self.tokenizer, requests, constraints, is_streamed=True
+        )
+        return AsyncStream(generation, self)
 
     async def chat(
         self,
@@ -105,7 +110,7 @@ class AsyncLLM:
     async def chat_tokens(self, messages: Sequence[Message], **variables: Any) -> list[int]:
         """LLM.chat_tokens()."""
         size = sum(len(str(message)) for message in messages)
-        if size > _LONG_TEXT:
+        if self._is_slow(size):
             return await asyncio.to_thread(self._llm.chat_tokens, messages, **variables)
         return self._llm.chat_tokens(messages, **variables)
 
@@ -114,18 +119,41 @@ class AsyncLLM:
     ) -> list[int]:
         """LLM.tokenize()."""
         options = {"add_special": add_special, "parse_special": parse_special}
-        if len(text) > _LONG_TEXT:
+        if self._is_slow(len(text)):
             return await asyncio.to_thread(self._llm.tokenize, text, **options)
         return self._llm.tokenize(text, **options)
 
-    def start(
+    async def start(
         self,
         requests: Sequence[tuple[Sequence[int], SamplingParams]],
         *,
         is_streamed: bool,
+        keep_special: bool = False,
     ) -> AsyncGeneration:
-        """Queues requests that one reader waits for: what generate() and stream() are made of."""
-        return AsyncGeneration(self._thread, self.tokenizer, requests, is_streamed=is_streamed)
+        """Queues requests that one reader waits for: what generate() and chat() are made of.
+        keep_special: control tokens that the model writes are in its text."""
+        if any(params.constraint_field() for _, params in requests):
+            constraints = await asyncio.to_thread(self._constraints, requests)
+        else:
+            constraints = [None] * len(requests)
+        return AsyncGeneration(
+            self._thread,
+            self.tokenizer,
+            requests,
+            constraints,
+            is_streamed=is_streamed,
+            keep_special=keep_special,
+        )
+
+    def _constraints(
+        self, requests: Sequence[tuple[Sequence[int], SamplingParams]]
+    ) -> list[Constraint | None]:
+        """Grammars may take a second to compile."""
+        grammars = self._llm.grammars
+        return [grammars.constraint(params, self.tokenizer) for _, params in requests]
+
+    def _is_slow(self, characters: int) -> bool:
+        return characters > _LONG_TEXT or self.tokenizer.is_busy
 
     @property
     def tokenizer(self) -> Tokenizer:

@@ -111,7 +111,7 @@ class LLM:
         )
         warn_of_caches(engine)
         self._loop = RequestLoop(engine)
-        self._grammars = GrammarCompiler(engine.vocab_size, self._files.graph.metadata)
+        self.grammars = GrammarCompiler(engine.vocab_size, self._files.graph.metadata)
         self._template_source = chat_template
         self._template: ChatTemplate | None = None
         self._tokenizer: Tokenizer | None = None
@@ -149,7 +149,7 @@ class LLM:
         """
         requests = arguments.pair_params(arguments.as_prompts(prompts), params)
         encoded = arguments.encode_prompts(self.tokenizer, requests)
-        generation = Generation(self._loop, self.tokenizer, encoded, self._grammars)
+        generation = Generation(self._loop, self.tokenizer, encoded, self.grammars)
         try:
             for _ in generation.run():
                 pass
@@ -247,4 +247,4 @@ class LLM:
         self.close()
 
     def _stream(self, prompt: Sequence[int], params: SamplingParams | None) -> TextStream:
-        return TextStream(self._loop, self.tokenizer, prompt, params, self._grammars)
+        return TextStream(self._loop, self.tokenizer, prompt, params, self.grammars)

@@ -148,6 +148,17 @@ def test_stop_strings_end_a_stream(llm, expected):
     asyncio.run(main())
 
 
+def test_a_constraint_is_obeyed(llm):
+    async def main() -> None:
+        choice = params(choices=["abc", "abd"], ignore_eos=False)
+        assert (await llm.generate("th", choice))[0].text in ("abc", "abd")
+        assert "".join([piece async for piece in llm.stream("th", choice)]) in ("abc", "abd")
+        with pytest.raises(effinfer.InvalidArgumentError, match="regex"):
+            await llm.generate("th", params(regex="(("))
+
+    asyncio.run(main())
+
+
 def test_a_reader_that_stops_reading_is_cut_off(llm, monkeypatch):
     monkeypatch.setattr(engine_thread, "_PATIENCE_SECONDS", 0.0)  # a piece a step
 
@@ -238,6 +249,18 @@ def test_a_dropped_model_ends_its_thread(path):
     assert threading.active_count() == before
 
 
+def test_a_stream_keeps_its_model(path, expected):
+    async def main() -> str:
+        stream = AsyncLLM(path, threads=1).stream("th", params())
+        gc.collect()
+        return "".join([piece async for piece in stream])
+
+    before = threading.active_count()
+    assert asyncio.run(main()) == expected["th"]
+    gc.collect()
+    assert threading.active_count() == before
+
+
 def test_an_engine_that_stops_ends_every_stream(path, monkeypatch):
     class Broken:
         """Fails in its third step."""
@@ -269,5 +292,26 @@ def test_an_engine_that_stops_ends_every_stream(path, monkeypatch):
             assert "gone" in llm.failure
             with pytest.raises(effinfer.Error, match="gone"):
                 llm.stream("th")
+
+    asyncio.run(main())
+
+
+def test_one_wake_up_a_step_whatever_the_number_of_streams(llm, monkeypatch):
+    monkeypatch.setattr(engine_thread, "_PATIENCE_SECONDS", 0.0)
+    wake_ups = 0
+
+    async def main() -> None:
+        loop = asyncio.get_running_loop()
+        call = loop.call_soon_threadsafe
+
+        def count(*arguments: object, **options: object) -> object:
+            nonlocal wake_ups
+            wake_ups += 1
+            return call(*arguments, **options)
+
+        monkeypatch.setattr(loop, "call_soon_threadsafe", count)
+        steps = llm.engine.stats()["steps"]
+        await llm.generate(PROMPTS, params(max_tokens=100))
+        assert 0 < wake_ups <= llm.engine.stats()["steps"] - steps + 1
 
     asyncio.run(main())

@@ -1,9 +1,6 @@
 """How requests become texts, on an engine made of scripts: stop strings, threads, Ctrl-C."""
 
-import itertools
 import threading
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
 import tokenizers
@@ -15,83 +12,7 @@ from effinfer.requests.loop import RequestLoop
 from effinfer.sampling import SamplingParams
 from effinfer.text.state import TextState
 from effinfer.text.tokenizer import Tokenizer
-
-
-class ScriptedEngine:
-    """Gives request n the tokens of scripts[prompt[0]], one a step; -1 fails the request."""
-
-    def __init__(self, scripts: dict[int, list[int]], steps_per_call: int = 1) -> None:
-        self.scripts = scripts
-        self.steps_per_call = steps_per_call
-        self.running: dict[int, list[int]] = {}
-        self.cancelled: set[int] = set()
-        self.known: set[int] = set()
-        self.interrupted_step = 0
-        self.steps = 0
-        self._ids = itertools.count(100)
-        self._busy = threading.Lock()
-
-    def add(self, prompt: list[int], params: _core.SamplingParams, constraint=None) -> int:
-        if prompt[0] not in self.scripts:
-            raise _core.InvalidArgumentError("[engine] prompt")
-        request = next(self._ids)
-        self.running[request] = list(self.scripts[prompt[0]])[: params.max_tokens]
-        self.known.add(request)
-        return request
-
-    def cancel(self, request: int) -> None:
-        self.cancelled.add(request)
-
-    def has_work(self) -> bool:
-        return bool(self.running)
-
-    def step_many(self, max_steps: int, max_seconds: float) -> list[Any]:
-        self.steps += 1
-        if self.steps == self.interrupted_step:
-            raise KeyboardInterrupt
-        assert self._busy.acquire(blocking=False), "two threads step at once"
-        outputs: dict[int, Any] = {}
-        for _ in range(self.steps_per_call if max_seconds > 0 else 1):
-            self._step(outputs)
-        self._busy.release()
-        return list(outputs.values())
-
-    def _step(self, outputs: dict[int, Any]) -> None:
-        for request, tokens in list(self.running.items()):
-            output = outputs.setdefault(
-                request,
-                SimpleNamespace(
-                    request=request,
-                    tokens=[],
-                    finish_reason=None,
-                    stop_token=False,
-                    error="",
-                    warning="",
-                ),
-            )
-            if request in self.cancelled:
-                output.finish_reason = "cancelled"
-            elif tokens[0] == -1:
-                output.finish_reason, output.error = "error", "[engine] broke"
-            else:
-                output.tokens.append(SimpleNamespace(token=tokens.pop(0), logprob=-1.0, top=[]))
-                output.finish_reason = None if tokens else "length"
-            if output.finish_reason:
-                del self.running[request]
-
-    def metrics(self, request: int) -> dict[str, Any]:
-        assert request in self.known
-        counts = dict.fromkeys(("prompt_tokens", "cached_tokens", "output_tokens"), 1)
-        return {
-            **counts,
-            "preemptions": 0,
-            "time_to_first_token_s": 0.1,
-            "total_s": 0.2,
-            "speculation": {},
-        }
-
-    def forget(self, request: int) -> None:
-        self.known.remove(request)
+from tests.scripted_engine import ScriptedEngine
 
 
 @pytest.fixture

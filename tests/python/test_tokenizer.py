@@ -34,6 +34,15 @@ def test_ids_equal_those_of_llama_cpp(model):
         assert tokenizer.encode(text, parse_special=False) == plain, text
 
 
+def test_long_texts_are_encoded_as_short_ones(model):
+    _, tokenizer = model
+    text = "".join(EXPECTED["texts"]) * 20
+    assert len(text) > 4096
+    assert tokenizer.encode(text, add_special=False) == tokenizer.backend.encode(text).ids
+    assert not tokenizer.is_busy
+    assert tokenizer.longest_token >= 16
+
+
 def test_decoding_gives_the_text_back(model):
     _, tokenizer = model
     for text in EXPECTED["texts"]:

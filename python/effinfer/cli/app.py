@@ -4,7 +4,7 @@ from typing import Annotated
 
 import typer
 
-from effinfer.cli import generate, inspect, measure, models, quantize
+from effinfer.cli import generate, inspect, measure, models, quantize, serve
 
 app = typer.Typer(
     name="effinfer",
@@ -34,6 +34,7 @@ def root(
 
 app.command("generate")(generate.generate)
 app.command("chat")(generate.chat)
+app.command("serve")(serve.serve)
 app.command("pull")(models.pull)
 app.command("inspect")(inspect.inspect)
 app.command("compile")(models.compile_model)

@@ -16,6 +16,7 @@ from effinfer.sampling import SamplingParams
 from effinfer.speculation import SpeculationWarning
 
 if TYPE_CHECKING:
+    from effinfer.requests.grammar import Constraint
     from effinfer.text.tokenizer import Tokenizer
 
 MAX_WAITING_PIECES = 256
@@ -39,6 +40,7 @@ class AsyncRequest:
         news: asyncio.Event,
         state: RequestState,
         prompt: Sequence[int],
+        constraint: Constraint | None,
         is_streamed: bool,
     ) -> None:
         self.state = state
@@ -48,7 +50,7 @@ class AsyncRequest:
         self._is_streamed = is_streamed
         self._pieces: deque[str] = deque()
         self._is_cancelled = False
-        self._id = thread.add(prompt, state.params.to_core(), self)
+        self._id = thread.add(prompt, state.params.to_core(), constraint, self)
 
     def receive(self, output: _core.StepOutput, metrics: RequestMetrics | None) -> None:
         if self.ended:  # closed while this was on its way
@@ -72,6 +74,11 @@ class AsyncRequest:
         text = "".join(self._pieces)
         self._pieces.clear()
         return text
+
+    @property
+    def failed(self) -> bool:
+        """Whether it ended before the model or its parameters said so."""
+        return self.ended and self.state.finish_reason in ("error", "cancelled")
 
     def has_news(self) -> bool:
         return bool(self._pieces) or self.ended
@@ -116,15 +123,19 @@ class AsyncGeneration:
         thread: EngineThread,
         tokenizer: Tokenizer,
         requests: Sequence[tuple[Sequence[int], SamplingParams]],
+        constraints: Sequence[Constraint | None],
         *,
         is_streamed: bool,
+        keep_special: bool = False,
     ) -> None:
         self.requests: list[AsyncRequest] = []
         self._news = asyncio.Event()
         try:
-            for prompt, params in requests:
-                state = RequestState(params, tokenizer)
-                self.requests.append(AsyncRequest(thread, self._news, state, prompt, is_streamed))
+            for (prompt, params), constraint in zip(requests, constraints, strict=True):
+                state = RequestState(params, tokenizer, keep_special=keep_special)
+                self.requests.append(
+                    AsyncRequest(thread, self._news, state, prompt, constraint, is_streamed)
+                )
         except BaseException:
             self.close()
             raise
@@ -156,7 +167,9 @@ class AsyncStream:
     """The text of one request as it comes: an asynchronous iterator of str. A cancelled task
     cancels the request, and so does dropping the stream."""
 
-    def __init__(self, generation: AsyncGeneration) -> None:
+    def __init__(self, generation: AsyncGeneration, model: object) -> None:
+        """`model` lives as long as the stream does."""
+        self._model = model
         self._generation = generation
         self._request = generation.requests[0]
 

@@ -11,11 +11,14 @@ import asyncio
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from effinfer import _core
 from effinfer.outputs import RequestMetrics
 from effinfer.requests.state import take_metrics
+
+if TYPE_CHECKING:
+    from effinfer.requests.grammar import Constraint
 
 _MAX_STEPS = 1 << 20
 # How long steps run before their tokens are looked at, once every request has its first: each look
@@ -81,7 +84,13 @@ class EngineThread:
         )
         self._thread.start()
 
-    def add(self, prompt: Sequence[int], params: _core.SamplingParams, receiver: Receiver) -> int:
+    def add(
+        self,
+        prompt: Sequence[int],
+        params: _core.SamplingParams,
+        constraint: Constraint | None,
+        receiver: Receiver,
+    ) -> int:
         """Queues a request of the running event loop. Throws QueueFullError, and what Engine.add()
         throws."""
         loop = asyncio.get_running_loop()
@@ -97,7 +106,7 @@ class EngineThread:
                     f"[AsyncLLM] queue: expected fewer than {self._max_requests} requests that run "
                     "or wait (max_sequences and max_waiting)"
                 )
-            request = self._engine.add(prompt, params)
+            request = self._engine.add(prompt, params, constraint)
             mailbox = self._mailboxes.setdefault(loop, _Mailbox(loop))
             mailbox.open_requests += 1
             self._requests[request] = (mailbox, receiver)

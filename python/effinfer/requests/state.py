@@ -14,11 +14,15 @@ if TYPE_CHECKING:
 
 
 class RequestState:
-    def __init__(self, params: SamplingParams, tokenizer: Tokenizer) -> None:
+    def __init__(
+        self, params: SamplingParams, tokenizer: Tokenizer, *, keep_special: bool = False
+    ) -> None:
+        """keep_special: control tokens that the model writes are in its text."""
         self.params = params
-        self.text = TextState(tokenizer, params.stop_strings())
+        self.text = TextState(tokenizer, params.stop_strings(), keep_special=keep_special)
         self.token_ids: list[int] = []
         self.logprobs: list[TokenLogprobs] = []
+        self.has_stop_token = False  # the last token only says the end
         self.finish_reason = ""
         self.error = ""
         self.metrics: RequestMetrics | None = None
@@ -31,9 +35,12 @@ class RequestState:
             if self.text.stopped:
                 break
             self.token_ids.append(sampled.token)
+            is_stop = output.stop_token and number == len(output.tokens)
             if self.params.logprobs is not None:
                 self.logprobs.append(TokenLogprobs(sampled.logprob, sampled.top))
-            if not output.stop_token or number < len(output.tokens):
+            if is_stop:
+                self.has_stop_token = True
+            else:
                 pieces.append(self.text.push([sampled.token]))
         if output.finish_reason is not None:
             pieces.append(self.text.finish())

@@ -16,8 +16,10 @@ class TextState:
     beginning of a stop string.
     """
 
-    def __init__(self, tokenizer: Tokenizer, stop: Sequence[str]) -> None:
-        self._stream = tokenizer.stream()
+    def __init__(
+        self, tokenizer: Tokenizer, stop: Sequence[str], *, keep_special: bool = False
+    ) -> None:
+        self._stream = tokenizer.stream(skip_special=not keep_special)
         self._stop = stop
         self._text = ""
         self._sent = 0

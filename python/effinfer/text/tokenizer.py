@@ -13,6 +13,9 @@ from effinfer.text.tokenizer_gguf import HF_TOKENIZER_KEY, build_tokenizer
 from effinfer.text.trust import ControlTokens
 
 _REPLACEMENT = "\ufffd"
+# The backend holds the interpreter's lock while it encodes one text, 2 s a megabyte, and lets go of
+# it for a batch, which costs more to start.
+_LONG_TEXT = 4096
 
 
 class Tokenizer:
@@ -80,6 +83,16 @@ class Tokenizer:
             own_specials=True,
         )
 
+    @property
+    def is_busy(self) -> bool:
+        """Whether a thread encodes: another would wait for it."""
+        return self._lock.locked()
+
+    @functools.cached_property
+    def longest_token(self) -> int:
+        """Letters of the longest token: no text has more of them than that for each token."""
+        return max(map(len, self.backend.get_vocab()), default=1)
+
     @functools.cached_property
     def control_tokens(self) -> ControlTokens:
         added = self.backend.get_added_tokens_decoder().values()
@@ -101,9 +114,12 @@ class Tokenizer:
         the text become those tokens; without, they are ordinary text: for untrusted input."""
         with self._lock:
             self.backend.encode_special_tokens = not parse_special
-            ids: list[int] = self.backend.encode(
-                text, add_special_tokens=add_special and self._own_specials
-            ).ids
+            adds = add_special and self._own_specials
+            if len(text) > _LONG_TEXT:
+                (encoded,) = self.backend.encode_batch_fast([text], add_special_tokens=adds)
+            else:
+                encoded = self.backend.encode(text, add_special_tokens=adds)
+            ids: list[int] = encoded.ids
         bos, eos = self.bos_token_id, self.eos_token_id
         if add_special and self._own_specials:
             return ids[1:] if len(ids) > 1 and bos is not None and ids[:2] == [bos, bos] else ids

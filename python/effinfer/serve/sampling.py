@@ -1,0 +1,155 @@
+"""SamplingParams of a request's body."""
+
+from __future__ import annotations
+
+import json
+import secrets
+from typing import Any
+
+from effinfer.async_llm import AsyncLLM
+from effinfer.sampling import SamplingParams
+from effinfer.serve.errors import ApiError
+from effinfer.serve.schemas import ChatBody, ResponseFormat, Sampling
+
+_SAME_NAMES = (
+    "temperature",
+    "top_p",
+    "min_p",
+    "typical_p",
+    "frequency_penalty",
+    "presence_penalty",
+    "repetition_penalty",
+    "stop",
+    "stop_token_ids",
+    "ignore_eos",
+)
+
+
+def sampling_params(
+    body: Sampling,
+    *,
+    max_tokens: int,
+    logprobs: int | None,
+    vocab_size: int,
+    constraint: dict[str, Any],
+) -> list[SamplingParams]:
+    """One for each of the body's `n` choices: their seeds follow each other. Throws ApiError."""
+    values = {name: getattr(body, name) for name in _SAME_NAMES}
+    values = {name: value for name, value in values.items() if value is not None}
+    seed = secrets.randbits(63) if body.seed is None else body.seed % 2**64
+    common = {
+        **values,
+        "top_k": max(body.top_k or 0, 0),
+        "logit_bias": _logit_bias(body.logit_bias or {}, vocab_size),
+        "max_tokens": max_tokens,
+        "logprobs": logprobs,
+        **(constraint or constraint_of(body)),
+    }
+    params = [SamplingParams(**common, seed=(seed + index) % 2**64) for index in range(body.n or 1)]
+    params[0].stop_strings()
+    params[0].to_core()
+    return params
+
+
+def constraint_of(body: Sampling) -> dict[str, Any]:
+    """The constraint that a body asks for, by its name in SamplingParams; {} without one."""
+    found = {
+        name: value
+        for name, value in {
+            "json_schema": _schema_of(body.response_format) or _guided_json(body.guided_json),
+            "regex": body.guided_regex,
+            "choices": body.guided_choice,
+            "grammar": body.guided_grammar,
+        }.items()
+        if value is not None
+    }
+    if len(found) > 1:
+        raise ApiError(400, f"expected one of {', '.join(found)}", code="invalid_value")
+    return found
+
+
+def chat_logprobs(body: ChatBody) -> int | None:
+    if body.top_logprobs and not body.logprobs:
+        raise ApiError(400, "top_logprobs: expected logprobs: true", param="top_logprobs")
+    return (body.top_logprobs or 0) if body.logprobs else None
+
+
+def _schema_of(form: ResponseFormat | None) -> dict[str, Any] | bool | None:
+    if form is None or form.type == "text":
+        return None
+    if form.type == "json_object":
+        return {"type": "object"}
+    if form.json_schema is None or form.json_schema.schema_ is None:
+        place = "response_format.json_schema.schema"
+        raise ApiError(400, f"{place}: missing", param=place, code="missing_required_parameter")
+    return form.json_schema.schema_
+
+
+def _guided_json(given: dict[str, Any] | str | None) -> Any:
+    if not isinstance(given, str):
+        return given
+    try:
+        return json.loads(given)
+    except (ValueError, RecursionError):
+        raise ApiError(400, "guided_json: expected a JSON schema", param="guided_json") from None
+
+
+def _logit_bias(given: dict[str, Any], vocab_size: int) -> dict[int, float]:
+    biases = {}
+    for name, bias in given.items():
+        token = int(name) if name.isascii() and name.isdigit() and len(name) < 10 else -1
+        if not 0 <= token < vocab_size:
+            raise ApiError(
+                400,
+                f"logit_bias: expected token ids in [0, {vocab_size}), got {name[:40]!r}",
+                param="logit_bias",
+                code="invalid_value",
+            )
+        if isinstance(bias, bool) or not isinstance(bias, int | float) or abs(bias) > 100:
+            place = f"logit_bias.{token}"
+            raise ApiError(400, f"{place}: expected -100 to 100", param=place, code="invalid_value")
+        biases[token] = bias
+    return biases
+
+
+def check_length(texts: Any, llm: AsyncLLM, param: str) -> None:
+    """Refuses what cannot fit before it is tokenised, which would take seconds. Throws ApiError."""
+    most = llm.engine.max_seq_len * llm.tokenizer.longest_token
+    if _letters(texts) > most:
+        raise _too_long(f"more than {llm.engine.max_seq_len}", llm.engine.max_seq_len, param)
+
+
+def _letters(value: Any) -> int:
+    if isinstance(value, str):
+        return len(value)
+    if isinstance(value, dict):
+        return sum(map(_letters, value.values()))
+    return sum(map(_letters, value)) if isinstance(value, list) else 0
+
+
+def _too_long(tokens: object, max_seq_len: int, param: str) -> ApiError:
+    return ApiError(
+        400,
+        f"the prompt has {tokens} tokens; the context of this model is {max_seq_len}, and one has "
+        "to be left for an answer",
+        param=param,
+        code="context_length_exceeded",
+    )
+
+
+def prompt_room(prompt: list[int], max_seq_len: int, param: str) -> int:
+    """Tokens that may follow a prompt. Throws ApiError when there are none."""
+    if not prompt:
+        raise ApiError(400, f"{param}: expected some text", param=param, code="invalid_value")
+    if len(prompt) >= max_seq_len:
+        raise _too_long(len(prompt), max_seq_len, param)
+    return max_seq_len - len(prompt)
+
+
+def check_stream_options(body: Sampling) -> bool:
+    """Whether a stream ends with usage."""
+    if body.stream_options is None:
+        return False
+    if not body.stream:
+        raise ApiError(400, "stream_options: expected stream: true", param="stream_options")
+    return bool(body.stream_options.include_usage)

@@ -1,0 +1,95 @@
+"""Completions of texts, and the routes that tell about the server."""
+
+from __future__ import annotations
+
+import pytest
+
+import effinfer
+from effinfer import LLM, SamplingParams
+from tests.serve.process import Server
+
+PROMPT = "The capital of France is"
+PARAMS = SamplingParams(temperature=0.0, max_tokens=12)
+
+
+def test_a_text_is_continued(server: Server, llm: LLM):
+    answer = server.client.completions.create(
+        model="smol", prompt=PROMPT, temperature=0, max_tokens=12
+    )
+    output = llm.generate(PROMPT, PARAMS)[0]
+    assert answer.choices[0].text == output.text
+    assert answer.choices[0].finish_reason == output.finish_reason
+    assert answer.usage.prompt_tokens == len(llm.tokenize(PROMPT))
+    streamed = server.client.completions.create(
+        model="smol", prompt=llm.tokenize(PROMPT), temperature=0, max_tokens=12, stream=True
+    )
+    assert "".join(chunk.choices[0].text for chunk in streamed) == output.text
+
+
+def test_several_prompts(server: Server, llm: LLM):
+    prompts = [PROMPT, "Water boils at"]
+    outputs = llm.generate(prompts, PARAMS)
+    for given in (prompts, [llm.tokenize(prompt) for prompt in prompts]):
+        answer = server.client.completions.create(
+            model="smol", prompt=given, temperature=0, max_tokens=12, n=2
+        )
+        texts = [choice.text for choice in answer.choices]
+        assert texts == [text for output in outputs for text in (output.text, output.text)]
+        assert [choice.index for choice in answer.choices] == [0, 1, 2, 3]
+        assert answer.usage.prompt_tokens == sum(len(llm.tokenize(prompt)) for prompt in prompts)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_echo(server: Server, llm: LLM, stream: bool):
+    answer = server.client.completions.create(
+        model="smol", prompt=PROMPT, temperature=0, max_tokens=4, echo=True, stream=stream
+    )
+    chunks = answer if stream else [answer]
+    text = "".join(chunk.choices[0].text for chunk in chunks)
+    assert text.startswith(PROMPT) and len(text) > len(PROMPT)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_logprobs(server: Server, llm: LLM, stream: bool):
+    answer = server.client.completions.create(
+        model="smol", prompt=PROMPT, temperature=0, max_tokens=8, logprobs=3, stream=stream
+    )
+    chunks = list(answer) if stream else [answer]
+    found = [chunk.choices[0].logprobs for chunk in chunks if chunk.choices[0].logprobs]
+    tokens = [token for part in found for token in part.tokens]
+    offsets = [offset for part in found for offset in part.text_offset]
+    text = "".join(chunk.choices[0].text for chunk in chunks)
+    assert "".join(tokens) == text
+    assert [text[offset : offset + len(t)] for offset, t in zip(offsets, tokens, strict=True)] == (
+        tokens
+    )
+    output = llm.generate(PROMPT, SamplingParams(temperature=0.0, max_tokens=8, logprobs=3))[0]
+    logprobs = [logprob for part in found for logprob in part.token_logprobs]
+    assert logprobs == pytest.approx([entry.logprob for entry in output.logprobs], abs=1e-4)
+    assert all(len(top) == 3 for part in found for top in part.top_logprobs)
+
+
+def test_the_server_tells_about_itself(server: Server):
+    assert [model.id for model in server.client.models.list()][0] == "smol"
+    assert server.client.models.retrieve("smol").owned_by == "effinfer"
+    with server.http as http:
+        assert http.get("/health").json() == {"status": "ok"}
+        assert http.get("/version").json() == {"version": effinfer.__version__}
+
+
+def test_tokens_of_texts(server: Server, llm: LLM):
+    with server.http as http:
+        tokens = http.post("/tokenize", json={"content": PROMPT}).json()["tokens"]
+        assert tokens == llm.tokenize(PROMPT)
+        assert http.post("/detokenize", json={"tokens": tokens}).json()["content"] == PROMPT
+
+
+def test_metrics(server: Server):
+    names = ("prompt_tokens_total", "generated_tokens_total", "request_seconds_count")
+    before = [server.metric(name) for name in names]
+    server.client.completions.create(model="smol", prompt=PROMPT, max_tokens=5)
+    after = [server.metric(name) for name in names]
+    changes = [new - old for new, old in zip(after, before, strict=True)]
+    assert changes == [5, 5, 1]
+    assert server.metric("pages_total") > 0
+    assert server.metric("requests_total") > 0
