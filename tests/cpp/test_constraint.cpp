@@ -22,7 +22,7 @@ class Sums final : public TokenConstraint {
   static bool allows(int64_t sum, int32_t token) { return (7 * sum + token) % 5 < 2; }
 
   void fill(std::span<uint32_t> allowed) override {
-    CHECK_EQ(allowed.size(), (kVocab + 31) / 32);
+    CHECK_EQ(allowed.size(), static_cast<size_t>(kVocab + 31) / 32);
     for (uint32_t& word : allowed) word = 0;
     for (int32_t token = 0; token < kVocab; ++token) {
       if (allows(sum_, token)) allowed[static_cast<size_t>(token) / 32] |= 1u << token % 32;

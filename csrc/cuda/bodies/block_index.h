@@ -22,11 +22,6 @@
 
 namespace effinfer::cuda {
 
-// e^(x - reference), for x up to the reference.
-EFFINFER_DEVICE float weight_of(float x, float reference) {
-  return exp2f(rounded_product(x - reference, 1.44269504f));
-}
-
 template <DType kType>
 struct BlockIndexKernel {
   static constexpr const char* kName = "block_index";

@@ -13,6 +13,11 @@
 
 namespace effinfer::cuda {
 
+// e^(x - reference), for x up to the reference.
+EFFINFER_DEVICE float weight_of(float x, float reference) {
+  return exp2f(rounded_product(x - reference, 1.44269504f));
+}
+
 // How a problem's cells lie.
 struct CellShape {
   int stride;     // keys of a cell

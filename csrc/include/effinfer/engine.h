@@ -38,7 +38,7 @@ struct StepOutput {
   std::vector<SampledToken> tokens;  // new tokens, in order; one that stopped it is the last
   FinishReason finish = FinishReason::none;
   bool stop_token = false;  // whether the last token ends the text without being part of it
-  std::string error;  // FinishReason::error: why this request (alone) ended
+  std::string error;        // FinishReason::error: why this request (alone) ended
   // Why drafts for this request were refused, the first time; it goes on without them.
   std::string warning;
 };
