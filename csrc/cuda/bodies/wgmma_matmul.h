@@ -134,7 +134,7 @@ struct WgmmaMatmul {
   EFFINFER_DEVICE static void multiply(Unit& unit, const Params& p, Shared& shared) {
     const TileBlock block = tile_block<kWarps, kTokens>(p.tile, unit.block);
     const int index = block.first_unit + unit.warp;
-    const WgmmaPlace place = place_of(p.tile, *block.part, index, unit.lane);
+    const WgmmaPlace place = place_of(p.tile, p.tile.parts[block.part], index, unit.lane);
     const int superblocks = p.tile.superblocks;
     float sums[2][kTokens / 2] = {};
     Ahead ahead;
@@ -194,7 +194,7 @@ struct WgmmaMatmul {
       results.store(unit, tile, values);
     }
     unit.sync_warp();
-    const TilePart& part = *block.part;
+    const TilePart& part = p.parts[block.part];
     if (index < part.units) {
       finish_tokens(unit, p, part, index, block.first_token, block.num_tokens, results, unit.lane,
                     kWarp);
