@@ -40,7 +40,8 @@ std::string layer_text(int layer, const std::string& type, const std::string& in
          ", heads = 2, head_dim = 16}\n" +
          (index.empty()
               ? ""
-              : "  %i" + n + " : visits[" + n + ", 2] = block_index(%qr" + n + ", %kv" + n + ") {layer = " + n +
+              : "  %i" + n + " : visits[" + n + ", 2] = block_index(%qr" + n + ", %kv" + n +
+                    ") {layer = " + n +
                     ", heads = 4, kv_heads = 2, head_dim = 16, sm_scale = 0.25, " + index + "}\n") +
          "  %o" + n + " : f32[T, 64] = attention(%qr" + n + ", %kv" + n +
          (index.empty() ? "" : ", %i" + n) + ") {layer = " + n +
