@@ -13,6 +13,9 @@ from starlette.requests import ClientDisconnect, Request
 from effinfer.serve.errors import ApiError
 
 MAX_BYTES = 8 << 20
+# A client that is still sending when its connection is closed may lose the answer: what is a bit
+# too long is read to its end, and thrown away.
+_MOST_DISCARDED_BYTES = 8 * MAX_BYTES
 # A body that takes longer comes from a client that has stopped sending.
 _SECONDS = 30.0
 
@@ -51,18 +54,23 @@ def parse(raw: bytes, schema: type[Schema]) -> Schema:
 async def _read(request: Request) -> bytes:
     too_long = ApiError(413, f"the body: expected at most {MAX_BYTES} bytes", code="body_too_long")
     try:
-        if int(request.headers.get("content-length", 0)) > MAX_BYTES:
+        if int(request.headers.get("content-length", 0)) > _MOST_DISCARDED_BYTES:
             raise too_long
     except ValueError:
         raise ApiError(400, "Content-Length: expected a number", code="invalid_header") from None
     chunks = bytearray()
+    size = 0
     try:
         async for chunk in request.stream():
-            chunks += chunk
-            if len(chunks) > MAX_BYTES:
+            size += len(chunk)
+            if size > _MOST_DISCARDED_BYTES:
                 raise too_long
+            if size <= MAX_BYTES:
+                chunks += chunk
     except ClientDisconnect:
         raise ApiError(400, "the body is not complete", code="invalid_body") from None
+    if size > MAX_BYTES:
+        raise too_long
     return bytes(chunks)
 
 
