@@ -5,6 +5,7 @@
 #include <cstdint>
 
 #include "core/float16.h"
+#include "cuda/bodies/attention_chunks.h"
 #include "cuda/bodies/attention_rows.h"
 #include "cuda/bodies/fragments.h"
 #include "cuda/bodies/seen_words.h"
@@ -31,6 +32,19 @@ EFFINFER_DEVICE bool sees_all(const Visibility& all, const RowSpan& rows, int32_
                               int32_t end) {
   if (end > all.num_tokens || (all.causal && end > rows.low + 1)) return false;
   return all.window_left < 0 || start >= rows.high - all.window_left || end <= all.sink_tokens;
+}
+
+// A bit for each of a chunk's blocks of 32 tokens of which the rows see something.
+EFFINFER_DEVICE uint32_t live_blocks(const Visibility& all, const RowSpan& rows,
+                                     const ChunkPass& pass) {
+  uint32_t live = 0;
+  EFFINFER_UNROLL
+  for (int b = 0; b < kChunkBlocks; ++b) {
+    const int32_t start = pass.chunk * kChunkTokens + b * kBlock;
+    if ((pass.units >> b / 2 & 1) == 0) continue;
+    if (!sees_none(all, rows, start, start + kBlock)) live |= 1u << b;
+  }
+  return live;
 }
 
 // Where a lane's two rows of queries lie.

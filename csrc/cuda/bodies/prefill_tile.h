@@ -114,18 +114,6 @@ class PrefillTileRun {
     return words == ~uint64_t{0} && sees_all(shared_.visible, rows, start, start + kChunkTokens);
   }
 
-  // A bit for each of the chunk's blocks of which the warp's rows see something.
-  EFFINFER_DEVICE uint32_t live_blocks(const ChunkPass& pass) const {
-    const RowSpan rows = own_span();
-    uint32_t live = 0;
-    EFFINFER_UNROLL
-    for (int b = 0; b < kChunkBlocks; ++b) {
-      const int32_t start = pass.chunk * kChunkTokens + b * kBlock;
-      if ((pass.units >> b / 2 & 1) == 0) continue;
-      if (!sees_none(shared_.visible, rows, start, start + kBlock)) live |= 1u << b;
-    }
-    return live;
-  }
   EFFINFER_DEVICE RowSpan own_span() const {
     const int first = unit_.warp * kTileRows;
     const int end = result_.num_rows() < first + kTileRows ? result_.num_rows() : first + kTileRows;
@@ -136,7 +124,7 @@ class PrefillTileRun {
   template <bool kEdge>
   EFFINFER_DEVICE void do_chunk(int at) {
     const ChunkPass& pass = shared_.ring.passes[at];
-    const uint32_t live = kEdge ? live_blocks(pass) : 0xff;
+    const uint32_t live = kEdge ? live_blocks(shared_.visible, own_span(), pass) : 0xff;
     Scores scores = {};
     add_scores<kEdge>(at, live, scores);
     if constexpr (kEdge) set_logits(pass, live, scores);
