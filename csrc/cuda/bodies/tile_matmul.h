@@ -191,8 +191,8 @@ struct TileProduct {
       loads.next(unit, next, kBlock + 1);
       fragments[kNext] = next.fragments;
     }
-    // A load is unpacked late, so that it has arrived, but the second block of a superblock early, so
-    // that the next may be loaded early.
+    // A load is unpacked late, so that it has arrived, but the second block of a superblock early,
+    // so that the next may be loaded early.
     constexpr int kFrom = kBlocks == 2 && kBlock == 0 ? 0 : kGroups / 2;
     EFFINFER_UNROLL
     for (int group = 0; group < kGroups; ++group) {
