@@ -191,9 +191,9 @@ struct TileProduct {
       loads.next(unit, next, kBlock + 1);
       fragments[kNext] = next.fragments;
     }
-    // Of a superblock, its second block is unpacked early, so that the next may be loaded early,
-    // and the first block of that late, so that it has arrived.
-    constexpr int kFrom = kBlocks == 2 && kBlock == 1 ? kGroups / 2 : 0;
+    // A load is unpacked late, so that it has arrived, but the second block of a superblock early,
+    // so that the next may be loaded early.
+    constexpr int kFrom = kBlocks == 2 && kBlock == 0 ? 0 : kGroups / 2;
     EFFINFER_UNROLL
     for (int group = 0; group < kGroups; ++group) {
       multiply(unit, fragments[kBlock], tokens, kBlock, group, sums);
