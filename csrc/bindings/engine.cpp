@@ -153,6 +153,8 @@ class PythonConstraint final : public TokenConstraint {
     }
   }
   void fill(std::span<uint32_t> allowed) override {
+    // What a Ctrl-C leaves must not be another request's.
+    std::fill(allowed.begin(), allowed.end(), 0u);
     part_.with("fill", [&](const py::object& fill) {
       // Memory of its own: a view of the engine's could outlive the call.
       const auto size = static_cast<py::ssize_t>(allowed.size());

@@ -271,7 +271,8 @@ Recordings::Key DeviceStep::key_of(const Program& program, int32_t top_k) const 
                            view.num_items, view.tile_rows, view.one_tile ? 1 : 0});
   }
   for (const ops::KvLayer& layer : step_.kv_layers) {
-    key.insert(key.end(), {address(layer.k), address(layer.v)});
+    key.insert(key.end(), {address(layer.k), address(layer.v), address(layer.k_scale),
+                           address(layer.v_scale)});
   }
   return key;
 }

@@ -12,7 +12,7 @@ namespace {
 // Rows of drafts in a step, over all requests.
 constexpr int64_t kMostDraftRows = 96;
 
-// The kept nodes that a constraint allows, those first that descend from `parent`.
+// Of the kept nodes that descend from `parent`, those that the constraint allows behind it.
 uint64_t allowed_nodes(const Draft& draft, uint64_t keep, int32_t parent,
                        TokenConstraint& constraint) {
   uint64_t allowed = 0;

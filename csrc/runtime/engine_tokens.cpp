@@ -150,13 +150,15 @@ StepOutput EngineCore::verify(Request& request, size_t row) {
   Rows rows(*this, request, row, output);
   const std::vector<int32_t>& path = paths_[facts_.size()];
   std::string error = std::move(request.failure);
-  if (error.empty()) try {
+  try {
+    if (error.empty()) {
       speculator_.verifier().verify(draft, rows);
       if (output.tokens.empty()) error = "[speculation] verifier: expected at least one token";
-    } catch (const std::exception& failure) {
-      error = failure.what();
-      if (error.empty()) error = "[engine] the step failed";
     }
+  } catch (const std::exception& failure) {
+    error = failure.what();
+    if (error.empty()) error = "[engine] the step failed";
+  }
   count_drafts(request, path);
   commit(request, path);
   add_facts(request, output.tokens.size(), path, row);
