@@ -135,7 +135,7 @@ struct NoAffine {};
 template <>
 struct WgmmaWeights<kDenseBf16> {
   static constexpr int kBlockSteps = 4;
-  static constexpr int kRegisters = 0;  // they are fragments as they lie
+  static constexpr int kRegisters = 32;
   using Affine = NoAffine;
   Quad lines[4][2];
 
