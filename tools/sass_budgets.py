@@ -113,7 +113,7 @@ BUDGETS = (
     Budget("TopRows", 32, 2, 512),
     # Arguments: dtype of rows, whether they are logits. More registers would be no help: a block
     # has 32 KB of loads under way with these.
-    Budget("SampleRows<*, *>", 128, 1, 35072, ("LDG.E.128", "DADD")),
+    Budget("SampleRows<*>", 128, 1, 35072, ("LDG.E.128", "DADD")),
     Budget("ChainSpeculation", 96, 1, 1792, ("LDG.E.128", "DADD")),
     Budget("TokenBitmask", 32, 8),
     # Argument: dtype of keys.

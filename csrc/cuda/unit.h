@@ -83,9 +83,11 @@
 #if defined(__CUDACC__)
 #define EFFINFER_DEVICE __device__ __forceinline__
 #define EFFINFER_UNROLL _Pragma("unroll")
+#define EFFINFER_NO_UNROLL _Pragma("unroll 1")
 #else
 #define EFFINFER_DEVICE inline
 #define EFFINFER_UNROLL
+#define EFFINFER_NO_UNROLL
 #endif
 
 namespace effinfer::cuda {
