@@ -94,7 +94,7 @@ class EngineCore {
   StepOutput verify(Request& request, size_t row);
   void commit(Request& request, std::span<const int32_t> accepted);
   std::vector<int32_t>& next_path();
-  SampledToken sample_row(const Request& request, size_t row);
+  SampledToken sample_row(Request& request, size_t row);
   std::span<const uint32_t> allowed_tokens(const Request& request);
   bool is_stop_token(const Request& request, int32_t token) const;
   FinishReason finish_reason(const Request& request, int32_t token) const;

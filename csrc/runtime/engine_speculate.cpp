@@ -33,9 +33,11 @@ int64_t EngineCore::most_rows() const {
   return std::min(runner_->limits().max_rows, options_.max_sequences + drafts);
 }
 
-// A request drafts when this step's only row of it is to give a generated token.
+// A request drafts when this step's only row of it is to give a generated token. Mirostat's bound
+// moves with each token.
 bool EngineCore::may_draft(const Request& request) const {
-  return request.params.speculation && request.step_tokens == 1 && request.samples() &&
+  const bool is_wanted = request.params.speculation && request.params.mirostat == 0;
+  return is_wanted && request.step_tokens == 1 && request.samples() &&
          request.fed >= request.prompt_size;
 }
 

@@ -40,7 +40,8 @@ class EngineCore::Rows final : public TokenRows {
     const auto vocab = static_cast<size_t>(core_.vocab_size());
     core_.sampler_.distribution({core_.logits_.get() + place(row) * vocab, vocab}, request_.params,
                                 request_.prompt(), request_.output(), probabilities,
-                                core_.allowed_tokens(request_));
+                                core_.allowed_tokens(request_), request_.output().size(),
+                                &request_.mirostat);
   }
 
   double uniform(uint32_t draw) const override {
@@ -57,6 +58,7 @@ class EngineCore::Rows final : public TokenRows {
       throw InvalidArgument("[engine] constraint: expected it to accept a token that it allows, " +
                             std::to_string(token.token));
     }
+    request_.mirostat = request_.next_mirostat;
     if (request_.output().empty()) request_.metrics.time_to_first_token_s = request_.seconds();
     request_.tokens.push_back(token.token);
     ++request_.metrics.output_tokens;
@@ -174,7 +176,7 @@ StepOutput EngineCore::verify(Request& request, size_t row) {
   return last;
 }
 
-SampledToken EngineCore::sample_row(const Request& request, size_t row) {
+SampledToken EngineCore::sample_row(Request& request, size_t row) {
   const uint64_t index = request.output().size();
   if (top_k_ > 0) {
     const auto k = static_cast<size_t>(top_k_);
@@ -182,8 +184,9 @@ SampledToken EngineCore::sample_row(const Request& request, size_t row) {
                                std::span(top_tokens_).subspan(row * k, k), request.params, index);
   }
   const auto vocab = static_cast<size_t>(vocab_size());
+  request.next_mirostat = request.mirostat;
   return sampler_.sample({logits_.get() + row * vocab, vocab}, request.params, request.prompt(),
-                         request.output(), index, allowed_tokens(request));
+                         request.output(), index, allowed_tokens(request), &request.next_mirostat);
 }
 
 // What may follow the request's tokens, until the next call; empty: anything.

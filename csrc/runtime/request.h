@@ -24,6 +24,8 @@ struct Request {
   size_t prompt_size = 0;
   SamplingParams params;
   std::shared_ptr<TokenConstraint> constraint;  // has accepted the output; null: none
+  Mirostat mirostat;                            // of the output
+  Mirostat next_mirostat;                       // with the token that was sampled last
   RequestMetrics metrics;
   Clock::time_point added;
 
