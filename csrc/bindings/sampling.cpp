@@ -22,40 +22,43 @@ std::span<const float> logits_span(const FloatArray& logits) {
   return {logits.data(), static_cast<size_t>(logits.size())};
 }
 
-// The fields, in the order of their signature, with the types that stubs give them.
+// The fields, in the order of their signature, with the types that stubs give them and the words of
+// errors.
 struct Field {
   const char* name;
   const char* type;
+  const char* expected;
 };
+constexpr const char* kInts = "collections.abc.Sequence[int]";
 constexpr Field kFields[] = {
-    {"temperature", "float"},
-    {"top_k", "int"},
-    {"top_p", "float"},
-    {"min_p", "float"},
-    {"typical_p", "float"},
-    {"repetition_penalty", "float"},
-    {"frequency_penalty", "float"},
-    {"presence_penalty", "float"},
-    {"logit_bias", "dict[int, float]"},
-    {"bad_words", "list[list[int]]"},
-    {"dry_multiplier", "float"},
-    {"dry_base", "float"},
-    {"dry_allowed_length", "int"},
-    {"dry_penalty_last_n", "int"},
-    {"dry_sequence_breakers", "list[int]"},
-    {"top_n_sigma", "float"},
-    {"xtc_probability", "float"},
-    {"xtc_threshold", "float"},
-    {"mirostat", "int"},
-    {"mirostat_tau", "float"},
-    {"mirostat_eta", "float"},
-    {"seed", "int"},
-    {"max_tokens", "int"},
-    {"stop_token_ids", "list[int]"},
-    {"ignore_eos", "bool"},
-    {"logprobs", "int"},
-    {"prompt_logprobs", "int"},
-    {"speculation", "bool"},
+    {"temperature", "float", "a number"},
+    {"top_k", "int", "an integer"},
+    {"top_p", "float", "a number"},
+    {"min_p", "float", "a number"},
+    {"typical_p", "float", "a number"},
+    {"repetition_penalty", "float", "a number"},
+    {"frequency_penalty", "float", "a number"},
+    {"presence_penalty", "float", "a number"},
+    {"logit_bias", "collections.abc.Mapping[int, float]", "numbers by token id"},
+    {"bad_words", "collections.abc.Sequence[collections.abc.Sequence[int]]", "lists of token ids"},
+    {"dry_multiplier", "float", "a number"},
+    {"dry_base", "float", "a number"},
+    {"dry_allowed_length", "int", "an integer"},
+    {"dry_penalty_last_n", "int", "an integer"},
+    {"dry_sequence_breakers", kInts, "token ids"},
+    {"top_n_sigma", "float", "a number"},
+    {"xtc_probability", "float", "a number"},
+    {"xtc_threshold", "float", "a number"},
+    {"mirostat", "int", "an integer"},
+    {"mirostat_tau", "float", "a number"},
+    {"mirostat_eta", "float", "a number"},
+    {"seed", "int", "an integer from 0 to 2^64 - 1"},
+    {"max_tokens", "int", "an integer"},
+    {"stop_token_ids", kInts, "token ids"},
+    {"ignore_eos", "bool", "True or False"},
+    {"logprobs", "int", "an integer"},
+    {"prompt_logprobs", "int", "an integer"},
+    {"speculation", "bool", "True or False"},
 };
 
 SamplingParams make_params(const py::kwargs& keywords) {
@@ -72,7 +75,7 @@ SamplingParams make_params(const py::kwargs& keywords) {
       py::setattr(self, field->name, value);
     } catch (const py::error_already_set& error) {
       if (!error.matches(PyExc_TypeError)) throw;
-      throw InvalidArgument("[sampling] " + name + ": expected " + field->type + ", got " +
+      throw InvalidArgument("[sampling] " + name + ": expected " + field->expected + ", got " +
                             py::repr(value).cast<std::string>());
     }
   }

@@ -44,9 +44,12 @@ class TokenLogprobs:
 
 @dataclass(frozen=True)
 class RequestOutput:
+    """What came of a request."""
+
     text: str  # without the stop string
     token_ids: list[int]
     finish_reason: str  # "stop", "length", "cancelled", "error"
     metrics: RequestMetrics
     error: str = ""  # why, when finish_reason is "error"
     logprobs: list[TokenLogprobs] | None = None  # one a token, when asked for
+    seed: int = 0  # that it was drawn with, asked for or fresh

@@ -50,7 +50,7 @@ class AsyncRequest:
         self._is_streamed = is_streamed
         self._pieces: deque[str] = deque()
         self._is_cancelled = False
-        self._id = thread.add(prompt, state.params.to_core(), constraint, self)
+        self._id = thread.add(prompt, state.core, constraint, self)
 
     def receive(self, output: _core.StepOutput, metrics: RequestMetrics | None) -> None:
         if self.ended:  # closed while this was on its way

@@ -51,7 +51,7 @@ class Generation:
             for prompt, params in requests:
                 state = RequestState(params, tokenizer)
                 constraint = None if grammars is None else grammars.constraint(params, tokenizer)
-                request = loop.add(prompt, params.to_core(), constraint)
+                request = loop.add(prompt, state.core, constraint)
                 self._requests[request] = state
                 self._running.add(request)
         except BaseException:

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from effinfer import _core
 from effinfer.outputs import RequestMetrics, RequestOutput, SpeculationMetrics, TokenLogprobs
+from effinfer.requests.core_params import core_params
 from effinfer.sampling import SamplingParams
 from effinfer.text.state import TextState
 
@@ -17,8 +18,10 @@ class RequestState:
     def __init__(
         self, params: SamplingParams, tokenizer: Tokenizer, *, keep_special: bool = False
     ) -> None:
-        """keep_special: control tokens that the model writes are in its text."""
+        """Draws the seed of a request that names none. keep_special: control tokens that the model
+        writes are in its text. Throws InvalidArgumentError."""
         self.params = params
+        self.core = core_params(params, tokenizer)  # what the engine takes
         self.text = TextState(tokenizer, params.stop_strings(), keep_special=keep_special)
         self.token_ids: list[int] = []
         self.logprobs: list[TokenLogprobs] = []
@@ -62,6 +65,7 @@ class RequestState:
             metrics=self.metrics,
             error=self.error,
             logprobs=None if self.params.logprobs is None else self.logprobs,
+            seed=self.core.seed,
         )
 
 

@@ -45,10 +45,7 @@ def sampling_params(
         "logprobs": logprobs,
         **(constraint or constraint_of(body)),
     }
-    params = [SamplingParams(**common, seed=(seed + index) % 2**64) for index in range(body.n or 1)]
-    params[0].stop_strings()
-    params[0].to_core()
-    return params
+    return [SamplingParams(**common, seed=(seed + index) % 2**64) for index in range(body.n or 1)]
 
 
 def constraint_of(body: Sampling) -> dict[str, Any]:

@@ -94,6 +94,12 @@ class Tokenizer:
         return max(map(len, self.backend.get_vocab()), default=1)
 
     @functools.cached_property
+    def token_texts(self) -> list[str]:
+        """The text of each token of the vocabulary by itself."""
+        ids = [[token] for token in range(self.vocab_size)]
+        return list(self.backend.decode_batch(ids, skip_special_tokens=False))
+
+    @functools.cached_property
     def control_tokens(self) -> ControlTokens:
         added = self.backend.get_added_tokens_decoder().values()
         return ControlTokens(token.content for token in added if token.special)
