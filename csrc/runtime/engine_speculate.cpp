@@ -64,9 +64,8 @@ void EngineCore::append_drafts() {
     speculator_.add({request->id, request->tokens, request->prompt_size, &request->params,
                      static_cast<int32_t>(std::min<int64_t>(room, Draft::kMostNodes)), depth});
   }
-  const auto sequences = static_cast<int64_t>(running_.size());
   budget.draft_rows = static_cast<int32_t>(
-      std::min({kMostDraftRows, runner_->limits().max_tokens - tokens, most_rows() - sequences}));
+      std::min({kMostDraftRows, runner_->limits().max_tokens - tokens, free_rows()}));
   if (speculator_.entries().empty() || budget.draft_rows < 1) return;
   speculator_.propose(budget);
   for (const auto& request : running_) {

@@ -112,14 +112,27 @@ std::vector<int32_t>& EngineCore::next_path() {
 void EngineCore::advance(std::span<Request* const> requests, std::vector<StepOutput>& outputs) {
   size_t row = 0;
   for (Request* request : requests) {
-    if (!request->samples()) {
+    if (request->scores_prompt()) {
+      const size_t rows = request->chunk().size();
+      outputs.push_back(advance_prompt(*request, row));
+      row += rows;
+    } else if (request->samples()) {
+      const size_t rows = request->num_rows();
+      outputs.push_back(verify(*request, row, begin_output(*request)));
+      row += rows;
+    } else {
       commit(*request, {});
-      continue;
     }
-    const size_t rows = request->num_rows();
-    outputs.push_back(verify(*request, row));
-    row += rows;
   }
+}
+
+StepOutput EngineCore::begin_output(Request& request) {
+  StepOutput output;
+  output.request = request.id;
+  output.warning = std::move(request.warning);
+  request.warning.clear();
+  request.changed = true;
+  return output;
 }
 
 // The step's tokens, and of its drafts those with these numbers, are in the cache.
@@ -142,18 +155,15 @@ void EngineCore::commit(Request& request, std::span<const int32_t> accepted) {
   }
 }
 
-StepOutput EngineCore::verify(Request& request, size_t row) {
+StepOutput EngineCore::verify(Request& request, size_t row, StepOutput output) {
   static const Draft kNoDraft;
-  StepOutput output = {request.id, {}, FinishReason::none, false, {}, std::move(request.warning)};
-  request.warning.clear();
-  request.changed = true;
   const Draft& draft = request.drafts == nullptr ? kNoDraft : request.drafts->draft;
   output.tokens.reserve(draft.tokens.size() + 1);
   Rows rows(*this, request, row, output);
   const std::vector<int32_t>& path = paths_[facts_.size()];
   std::string error = std::move(request.failure);
   try {
-    if (error.empty()) {
+    if (error.empty() && request.params.max_tokens > 0) {
       speculator_.verifier().verify(draft, rows);
       if (output.tokens.empty()) error = "[speculation] verifier: expected at least one token";
     }
@@ -165,7 +175,7 @@ StepOutput EngineCore::verify(Request& request, size_t row) {
   commit(request, path);
   add_facts(request, output.tokens.size(), path, row);
   request.drafts = nullptr;
-  FinishReason reason = rows.reason();
+  FinishReason reason = request.params.max_tokens > 0 ? rows.reason() : FinishReason::length;
   if (!error.empty()) reason = FinishReason::error;
   if (reason == FinishReason::none) return output;
   StepOutput last = end(request, reason, std::move(error));
@@ -173,6 +183,7 @@ StepOutput EngineCore::verify(Request& request, size_t row) {
       reason == FinishReason::stop && is_stop_token(request, output.tokens.back().token);
   last.tokens = std::move(output.tokens);
   last.warning = std::move(output.warning);
+  last.prompt = std::move(output.prompt);
   return last;
 }
 
