@@ -421,13 +421,13 @@ class SamplingParams:
         repetition_penalty: float = 1.0,
         frequency_penalty: float = 0.0,
         presence_penalty: float = 0.0,
-        logit_bias: dict[int, float] = {},
-        bad_words: list[list[int]] = [],
+        logit_bias: collections.abc.Mapping[int, float] = {},
+        bad_words: collections.abc.Sequence[collections.abc.Sequence[int]] = [],
         dry_multiplier: float = 0.0,
         dry_base: float = 1.75,
         dry_allowed_length: int = 2,
         dry_penalty_last_n: int = -1,
-        dry_sequence_breakers: list[int] = [],
+        dry_sequence_breakers: collections.abc.Sequence[int] = [],
         top_n_sigma: float = 0.0,
         xtc_probability: float = 0.0,
         xtc_threshold: float = 0.10000000149011612,
@@ -436,7 +436,7 @@ class SamplingParams:
         mirostat_eta: float = 0.10000000149011612,
         seed: int = 0,
         max_tokens: int = 128,
-        stop_token_ids: list[int] = [],
+        stop_token_ids: collections.abc.Sequence[int] = [],
         ignore_eos: bool = False,
         logprobs: int = -1,
         prompt_logprobs: int = -1,
@@ -728,6 +728,11 @@ class StepOutput:
         None, or "stop", "length", "cancelled", "error"
         """
     @property
+    def prompt(self) -> list[SampledToken]:
+        """
+        list[SampledToken]: of the prompt's tokens from the second on, each once
+        """
+    @property
     def request(self) -> int: ...
     @property
     def stop_token(self) -> bool:
@@ -781,6 +786,16 @@ class Engine:
         steps: fill(mask) sets bit t % 32 of word t / 32 of a uint32 array for each, accept(token)
         returns whether it may come and goes on, rollback(count) takes tokens back, ended() is
         whether nothing may follow.
+        """
+    def add_answers(
+        self,
+        prompt: typing.Any,
+        params: collections.abc.Sequence[SamplingParams],
+        constraints: collections.abc.Sequence[typing.Any] = [],
+    ) -> list[int]:
+        """
+        Queues several answers to one prompt, which share its pages; returns their ids.
+        `constraints`: none, or one (or None) an answer.
         """
     def cancel(self, request: int) -> None:
         """

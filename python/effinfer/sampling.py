@@ -7,6 +7,7 @@ from typing import Any
 
 from effinfer import _core
 
+MOST_ANSWERS = 1024
 _CONSTRAINTS = ("json_schema", "regex", "grammar", "choices")
 # Of a fresh seed: whole in the float64 that readers of JSON make of numbers.
 _SEED_BITS = 53
@@ -46,11 +47,13 @@ class SamplingParams:
     mirostat_tau: float = 5.0  # surprise to hold, in bits
     mirostat_eta: float = 0.1  # how fast it is corrected
     seed: int | None = None  # None: a fresh one a request, which its output tells
-    max_tokens: int = 128
+    n: int = 1  # answers, which share the prompt's pages; answer i has the seed + i
+    max_tokens: int = 128  # 0: the prompt is only scored, with prompt_logprobs
     stop: str | Sequence[str] = ()  # the text ends before the first of these
     stop_token_ids: Sequence[int] = ()
     ignore_eos: bool = False
     logprobs: int | None = None  # n: log probabilities of the token and the n most likely
+    prompt_logprobs: int | None = None  # the same of the prompt's tokens
     speculation: bool = True  # whether drafts may be verified for this request, where LLM drafts
     # At most one of these says what texts there may be (effinfer[grammar]); a text that ends by
     # max_tokens may be the beginning of one.
@@ -64,7 +67,12 @@ class SamplingParams:
         self.constraint_field()
         for name in ("bad_words", "dry_sequence_breakers"):
             _texts(name, getattr(self, name))
+        for name in ("logprobs", "prompt_logprobs"):
+            _integer(name, getattr(self, name) or 0, "None or at least 0", 0)
+        _integer("n", self.n, f"1 to {MOST_ANSWERS}", 1, MOST_ANSWERS)
         self.to_core()
+        if self.max_tokens == 0 and self.n > 1:
+            raise _wrong("n", "1 with max_tokens=0")
 
     def stop_strings(self) -> tuple[str, ...]:
         return (
@@ -88,7 +96,8 @@ class SamplingParams:
         return fields[0] if fields else None
 
     def to_core(self) -> _core.SamplingParams:
-        """What the engine takes, but for the tokens of `bad_words` and `dry_sequence_breakers`."""
+        """What the engine takes for the first answer, but for the tokens of `bad_words` and
+        `dry_sequence_breakers`."""
         return _core.SamplingParams(
             temperature=self.temperature,
             top_k=self.top_k,
@@ -114,12 +123,18 @@ class SamplingParams:
             stop_token_ids=_as("stop_token_ids", list, self.stop_token_ids),
             ignore_eos=self.ignore_eos,
             logprobs=-1 if self.logprobs is None else self.logprobs,
+            prompt_logprobs=-1 if self.prompt_logprobs is None else self.prompt_logprobs,
             speculation=self.speculation,
         )
 
 
 def _wrong(name: str, expected: str) -> _core.Error:
     return _core.InvalidArgumentError(f"[sampling] {name}: expected {expected}")
+
+
+def _integer(name: str, value: Any, expected: str, least: int, most: int = 2**31 - 1) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
+        raise _wrong(name, f"{expected}, got {value!r}")
 
 
 def _as(name: str, kind: Any, value: Any) -> Any:

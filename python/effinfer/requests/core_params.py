@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -12,19 +13,20 @@ if TYPE_CHECKING:
     from effinfer.text.tokenizer import Tokenizer
 
 
-def core_params(params: SamplingParams, tokenizer: Tokenizer) -> _core.SamplingParams:
-    """Draws the seed of a request that names none. Throws InvalidArgumentError."""
-    core = params.to_core()
+def core_params(params: SamplingParams, tokenizer: Tokenizer) -> list[_core.SamplingParams]:
+    """One an answer. Draws the seed of a request that names none; the first answer scores the
+    prompt. Throws InvalidArgumentError."""
+    first = params.to_core()
     if params.bad_words:
-        core.bad_words = [ids for word in params.bad_words for ids in word_tokens(tokenizer, word)]
+        first.bad_words = [ids for word in params.bad_words for ids in word_tokens(tokenizer, word)]
     if params.dry_multiplier > 0:
-        core.dry_sequence_breakers = breaker_tokens(tokenizer, params.dry_sequence_breakers)
-    return core
-
-
-def needs_vocabulary(params: SamplingParams) -> bool:
-    """Whether core_params() may have to look at every token of the vocabulary."""
-    return params.dry_multiplier > 0
+        first.dry_sequence_breakers = breaker_tokens(tokenizer, params.dry_sequence_breakers)
+    answers = [first]
+    for index in range(1, params.n):
+        answers.append(copy.copy(first))
+        answers[-1].seed = (first.seed + index) % 2**64
+        answers[-1].prompt_logprobs = -1
+    return answers
 
 
 def word_tokens(tokenizer: Tokenizer, word: str) -> list[list[int]]:
