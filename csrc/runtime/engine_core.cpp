@@ -187,9 +187,10 @@ void EngineCore::admit(std::vector<StepOutput>& outputs) {
 // Another answer to the request's prompt that runs, one that has its prompt before others; null:
 // none does.
 const Request* EngineCore::sibling_of(const Request& request) const {
+  if (request.group == 0) return nullptr;
   const Request* sibling = nullptr;
   for (const auto& other : running_) {
-    if (request.group == 0 || other->group != request.group || other.get() == &request) continue;
+    if (other->group != request.group || other.get() == &request) continue;
     if (sibling == nullptr || other->has_prompt()) sibling = other.get();
     if (sibling->has_prompt()) break;
   }

@@ -163,7 +163,11 @@ StepOutput EngineCore::verify(Request& request, size_t row, StepOutput output) {
   const std::vector<int32_t>& path = paths_[facts_.size()];
   std::string error = std::move(request.failure);
   try {
-    if (error.empty() && request.params.max_tokens > 0) {
+    if (error.empty() && request.params.mirostat != 0 && request.params.max_tokens > 0) {
+      // Its bound moves with what is sampled: there are no drafts, and nothing for a verifier to
+      // do.
+      rows.emit(0, rows.sample(0));
+    } else if (error.empty() && request.params.max_tokens > 0) {
       speculator_.verifier().verify(draft, rows);
       if (output.tokens.empty()) error = "[speculation] verifier: expected at least one token";
     }

@@ -120,6 +120,27 @@ TEST("texts of every sampler are those of sampling by hand") {
   }
 }
 
+TEST("mirostat samples for itself, whatever the verifier") {
+  // Which takes the token 7 whatever the row says.
+  class Stubborn final : public Verifier {
+   public:
+    std::string_view name() const override { return "stubborn"; }
+    Guarantee guarantee() const override { return Guarantee::lossy; }
+    void verify(const Draft&, TokenRows& rows) override { rows.emit(0, rows.scored(0, 7)); }
+  };
+  Setup setup;
+  setup.one_arithmetic = true;
+  setup.speculation.verifier = std::make_shared<Stubborn>();
+  Harness harness(setup);
+  Ask ask = {{1, 2, 3}, greedy(20)};
+  const RequestId plain = harness.engine->add(ask.prompt, ask.params);
+  ask.params.temperature = 1.0f;
+  ask.params.mirostat = 2;
+  ask.params.mirostat_tau = 2.0f;
+  check_texts(harness, {ask}, true);
+  CHECK(harness.text(plain) == std::vector<int32_t>(20, 7));
+}
+
 TEST("rows that need all logits never come from the highest alone") {
   Setup setup;
   setup.one_arithmetic = true;

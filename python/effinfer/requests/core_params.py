@@ -51,9 +51,8 @@ def word_tokens(tokenizer: Tokenizer, word: str) -> list[list[int]]:
 def breaker_tokens(tokenizer: Tokenizer, breakers: Sequence[str]) -> list[int]:
     """Ascending ids of the tokens whose text has a breaker in it; of a breaker that is longer than
     any token, the last token that spells it."""
-    texts = tokenizer.token_texts
     found: set[int] = set()
     for breaker in breakers:
-        having = [token for token, text in enumerate(texts) if breaker in text]
+        having = tokenizer.tokens_with(breaker)
         found.update(having or tokenizer.encode(breaker, add_special=False)[-1:])
     return sorted(found)
