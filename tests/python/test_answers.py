@@ -5,10 +5,13 @@ import re
 
 import numpy as np
 import pytest
+import tokenizers
+from tokenizers import models, pre_tokenizers
 
 import effinfer
 from effinfer import LLM, AsyncLLM, SamplingParams
 from effinfer.requests.core_params import breaker_tokens, word_tokens
+from effinfer.text.tokenizer import Tokenizer
 from tests.model_files import smollm2_path
 from tests.reference import tiny
 
@@ -175,6 +178,14 @@ def test_words_are_spelled_with_a_space_and_without(llm):
     found = {llm.detokenize(ids) for ids in word_tokens(llm.tokenizer, "girl")}
     assert found == {"girl", " girl"}
     assert word_tokens(llm.tokenizer, " girl") == word_tokens(llm.tokenizer, "girl")
+
+
+def test_words_of_a_tokenizer_that_puts_a_space_before_a_text():
+    pieces = [("<unk>", -9.0), ("▁bad", -1.0), ("bad", -2.0), ("▁", -3.0), ("\n", -3.0)]
+    backend = tokenizers.Tokenizer(models.Unigram(pieces, unk_id=0))
+    backend.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="always")
+    found = word_tokens(Tokenizer(backend), "bad")
+    assert [1] in found and [2] in found  # " bad", and "bad" inside a text
 
 
 def test_breakers_are_the_tokens_that_have_them(llm):

@@ -92,6 +92,8 @@ def test_metrics(server: Server):
     after = [server.metric(name) for name in names]
     changes = [new - old for new, old in zip(after, before, strict=True)]
     assert changes == [5, 5, 1]
+    server.client.completions.create(model="smol", prompt=PROMPT, max_tokens=5, n=3)
+    assert [server.metric(name) - old for name, old in zip(names, after, strict=True)] == [5, 15, 3]
     assert server.metric("pages_total") > 0
     assert server.metric("requests_total") > 0
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 import json
 from typing import Any
 
+from effinfer import _core
 from effinfer.async_llm import AsyncLLM
 from effinfer.sampling import SamplingParams
-from effinfer.serve.errors import ApiError
+from effinfer.serve.errors import ApiError, from_engine
 from effinfer.serve.schemas import ChatBody, ResponseFormat, Sampling
 
 _SAME_NAMES = (
@@ -45,20 +46,23 @@ def sampling_params(
     constraint: dict[str, Any],
     prompt_logprobs: int | None = None,
 ) -> SamplingParams:
-    """Throws ApiError, and InvalidArgumentError for values that do not go together."""
+    """Throws ApiError."""
     values = {name: getattr(body, name) for name in _SAME_NAMES}
     values = {name: value for name, value in values.items() if value is not None}
-    return SamplingParams(
-        **values,
-        top_k=max(body.top_k or 0, 0),
-        logit_bias=_logit_bias(body.logit_bias or {}, vocab_size),
-        n=body.n or 1,
-        seed=None if body.seed is None else body.seed % 2**64,
-        max_tokens=max_tokens,
-        logprobs=logprobs,
-        prompt_logprobs=prompt_logprobs,
-        **(constraint or constraint_of(body)),
-    )
+    try:
+        return SamplingParams(
+            **values,
+            top_k=max(body.top_k or 0, 0),
+            logit_bias=_logit_bias(body.logit_bias or {}, vocab_size),
+            n=body.n or 1,
+            seed=None if body.seed is None else body.seed % 2**64,
+            max_tokens=max_tokens,
+            logprobs=logprobs,
+            prompt_logprobs=prompt_logprobs,
+            **(constraint or constraint_of(body)),
+        )
+    except _core.Error as error:
+        raise from_engine(error) from None
 
 
 def constraint_of(body: Sampling) -> dict[str, Any]:
