@@ -67,7 +67,7 @@ size_t mirostat_count(std::span<const Candidate> likeliest, size_t vocab_size, d
   const double epsilon = exponent - 1.0;
   const double count =
       std::pow(epsilon * std::exp2(most_bits) / (1.0 - std::pow(vocab, -epsilon)), 1.0 / exponent);
-  // An exponent of 0 or 1 has no such number; flat rows are kept whole.
+  // An exponent of 1 has no such number: all are kept.
   if (!(count < vocab)) return vocab_size;
   return static_cast<size_t>(std::max(count, 1.0));
 }
@@ -129,10 +129,11 @@ struct Sampler::State {
   // stays. Ties go to the highest id.
   void exclude_top(float threshold, RowDistribution& row) {
     const double least = static_cast<double>(threshold) * row.total();
+    const auto is_likely = [&](double weight) { return weight > 0.0 && weight >= least; };
     int64_t kept = -1;
     size_t count = 0;
     for (int64_t i = 0; i < row.size(); ++i) {
-      if (static_cast<double>(row.values()[i]) < least) continue;
+      if (!is_likely(static_cast<double>(row.values()[i]))) continue;
       ++count;
       if (kept < 0 || row.values()[i] <= row.values()[kept]) kept = i;
     }
@@ -140,7 +141,7 @@ struct Sampler::State {
     candidates.clear();
     for (int64_t i = 0; i < row.size(); ++i) {
       const auto weight = static_cast<double>(row.values()[i]);
-      if (i == kept || weight < least) candidates.push_back({0.0, weight, i});
+      if (i == kept || !is_likely(weight)) candidates.push_back({0.0, weight, i});
     }
     row.keep_places(candidates.size(), [this](size_t i) { return candidates[i].place; });
   }

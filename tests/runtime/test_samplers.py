@@ -174,6 +174,12 @@ def test_xtc_keeps_the_least_of_the_likely(threshold):
             assert close(got, without_top_choices(p, threshold), logits)
 
 
+def test_xtc_never_keeps_what_cannot_come():
+    logits = np.array([1.0, -np.inf, 2.0, -np.inf], dtype=np.float32)
+    params = SamplingParams(xtc_probability=1.0, xtc_threshold=0.0)
+    assert Sampler().distribution(logits, params).tolist() == [1.0, 0.0, 0.0, 0.0]
+
+
 def test_xtc_of_equals_keeps_the_last():
     params = SamplingParams(xtc_probability=1.0, xtc_threshold=0.2)
     got = Sampler().distribution(np.zeros(4, dtype=np.float32), params)
