@@ -28,15 +28,19 @@ class ScriptedEngine:
         self._ids = itertools.count(100)
         self._busy = threading.Lock()
 
-    def add(
-        self, prompt: list[int], params: _core.SamplingParams, constraint: object = None
-    ) -> int:
+    def add_answers(
+        self,
+        prompt: list[int],
+        answers: list[_core.SamplingParams],
+        constraints: list[object] | None = None,
+    ) -> list[int]:
         if prompt[0] not in self.scripts:
             raise _core.InvalidArgumentError("[engine] prompt")
-        request = next(self._ids)
-        self.running[request] = list(self.scripts[prompt[0]])[: params.max_tokens]
-        self.known.add(request)
-        return request
+        requests = [next(self._ids) for _ in answers]
+        for request, params in zip(requests, answers, strict=True):
+            self.running[request] = list(self.scripts[prompt[0]])[: params.max_tokens]
+        self.known.update(requests)
+        return requests
 
     def cancel(self, request: int) -> None:
         self.cancelled.add(request)
@@ -62,6 +66,7 @@ class ScriptedEngine:
                 SimpleNamespace(
                     request=request,
                     tokens=[],
+                    prompt=[],
                     finish_reason=None,
                     stop_token=False,
                     error="",

@@ -36,6 +36,7 @@ void merge(std::vector<StepOutput>& outputs, std::map<RequestId, size_t>& places
     }
     StepOutput& known = outputs[place->second];
     std::move(output.tokens.begin(), output.tokens.end(), std::back_inserter(known.tokens));
+    std::move(output.prompt.begin(), output.prompt.end(), std::back_inserter(known.prompt));
     known.finish = output.finish;
     known.stop_token = output.stop_token;
     known.error = std::move(output.error);
@@ -129,6 +130,8 @@ void register_step_output(py::module_& m) {
           },
           "New tokens in order; a token that stopped the request is the last one.")
       .def_readonly("tokens", &StepOutput::tokens, "list[SampledToken]: with log-probabilities")
+      .def_readonly("prompt", &StepOutput::prompt,
+                    "list[SampledToken]: of the prompt's tokens from the second on, each once")
       .def_property_readonly(
           "finish_reason",
           [](const StepOutput& o) -> py::object {
@@ -221,6 +224,17 @@ void register_engine(py::module_& m) {
           "accept(token)\n"
           "returns whether it may come and goes on, rollback(count) takes tokens back, ended() is\n"
           "whether nothing may follow.")
+      .def(
+          "add_answers",
+          [](Engine& engine, const py::object& prompt, const std::vector<SamplingParams>& params,
+             const std::vector<py::object>& constraints) {
+            std::vector<std::shared_ptr<TokenConstraint>> parts;
+            for (const py::object& part : constraints) parts.push_back(to_constraint(part));
+            return engine.add_answers(to_tokens(prompt, "prompt"), params, parts);
+          },
+          py::arg("prompt"), py::arg("params"), py::arg("constraints") = std::vector<py::object>{},
+          "Queues several answers to one prompt, which share its pages; returns their ids.\n"
+          "`constraints`: none, or one (or None) an answer.")
       .def("cancel", &Engine::cancel, py::arg("request"), "Ends a request at the next step.")
       .def("has_work", &Engine::has_work)
       .def("step", &Engine::step, py::call_guard<py::gil_scoped_release>(),

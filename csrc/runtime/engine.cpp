@@ -118,7 +118,12 @@ Engine::~Engine() = default;
 
 RequestId Engine::add(std::span<const int32_t> prompt, const SamplingParams& params,
                       std::shared_ptr<TokenConstraint> constraint) {
-  return impl_->core->add(prompt, params, std::move(constraint));
+  return impl_->core->add_answers(prompt, {&params, 1}, {&constraint, 1}).front();
+}
+std::vector<RequestId> Engine::add_answers(
+    std::span<const int32_t> prompt, std::span<const SamplingParams> params,
+    std::span<const std::shared_ptr<TokenConstraint>> constraints) {
+  return impl_->core->add_answers(prompt, params, constraints);
 }
 void Engine::cancel(RequestId request) {
   impl_->core->cancel(request);

@@ -51,14 +51,7 @@ EngineCore::EngineCore(std::unique_ptr<StepRunner> runner, std::unique_ptr<KvCac
   options_.max_seq_len = std::min(options.max_seq_len, capacity);
   options_.max_batch_tokens = std::min(options.max_batch_tokens, limits.max_tokens);
   options_.max_sequences = std::min({options.max_sequences, limits.max_sequences, limits.max_rows});
-  const int64_t rows = most_rows();
-  logits_ = std::make_unique_for_overwrite<float[]>(static_cast<size_t>(rows * vocab_size()));
-  const auto tops = static_cast<size_t>(rows * std::max(runner_->max_top(), speculator_.top_k()));
-  top_values_.resize(tops);
-  top_tokens_.resize(tops);
-  draws_.reserve(static_cast<size_t>(rows));
-  drawn_tokens_.reserve(static_cast<size_t>(rows));
-  decided_.reserve(static_cast<size_t>(rows));
+  resize_rows(most_rows());
   const auto sequences = static_cast<size_t>(options_.max_sequences);
   batch_.reserve(static_cast<size_t>(limits.max_tokens), sequences,
                  static_cast<size_t>(cache_->config().num_pages));
@@ -85,16 +78,18 @@ void EngineCore::check_tokens(std::span<const int32_t> tokens, const char* argum
   }
 }
 
-RequestId EngineCore::add(std::span<const int32_t> prompt, const SamplingParams& params,
-                          std::shared_ptr<TokenConstraint> constraint) {
-  check_tokens(prompt, "prompt");
+void EngineCore::check_request(std::span<const int32_t> prompt,
+                               const SamplingParams& params) const {
   params.validate(vocab_size());
-  if (static_cast<int64_t>(prompt.size()) >= options_.max_seq_len) {
-    throw InvalidArgument("[engine] prompt: expected at most " +
-                          std::to_string(options_.max_seq_len - 1) +
-                          " tokens (the context of the engine, limited by max_seq_len and " +
-                          "num_pages, less one to generate), got " + std::to_string(prompt.size()));
-  }
+  const int64_t most = options_.max_seq_len - (params.max_tokens == 0 ? 0 : 1);
+  if (static_cast<int64_t>(prompt.size()) <= most) return;
+  throw InvalidArgument("[engine] prompt: expected at most " + std::to_string(most) +
+                        " tokens (the context of the engine, limited by max_seq_len and " +
+                        "num_pages, less one to generate), got " + std::to_string(prompt.size()));
+}
+
+std::unique_ptr<Request> EngineCore::make_request(std::span<const int32_t> prompt,
+                                                  const SamplingParams& params) const {
   auto request = std::make_unique<Request>();
   const auto room = options_.max_seq_len - static_cast<int64_t>(prompt.size());
   const auto more = std::min<int64_t>(params.max_tokens, room);
@@ -102,16 +97,39 @@ RequestId EngineCore::add(std::span<const int32_t> prompt, const SamplingParams&
   request->tokens.assign(prompt.begin(), prompt.end());
   request->prompt_size = prompt.size();
   request->params = params;
-  request->constraint = std::move(constraint);
   request->metrics.prompt_tokens = static_cast<int64_t>(prompt.size());
   request->added = Request::Clock::now();
+  return request;
+}
+
+std::vector<RequestId> EngineCore::add_answers(
+    std::span<const int32_t> prompt, std::span<const SamplingParams> params,
+    std::span<const std::shared_ptr<TokenConstraint>> constraints) {
+  if (params.empty()) throw InvalidArgument("[engine] params: expected at least one, got none");
+  if (!constraints.empty() && constraints.size() != params.size()) {
+    throw InvalidArgument("[engine] constraints: expected none or " +
+                          std::to_string(params.size()) + ", got " +
+                          std::to_string(constraints.size()));
+  }
+  check_tokens(prompt, "prompt");
+  Requests requests;
+  for (const SamplingParams& each : params) {
+    check_request(prompt, each);
+    requests.push_back(make_request(prompt, each));
+  }
+  for (size_t i = 0; i < constraints.size(); ++i) requests[i]->constraint = constraints[i];
+  std::vector<RequestId> ids;
   const std::lock_guard lock(mutex_);
-  const RequestId id = next_id_++;
-  request->id = id;
-  records_[id].metrics = request->metrics;
-  incoming_.push_back(std::move(request));
-  ++unfinished_;
-  return id;
+  const RequestId group = requests.size() > 1 ? next_id_ : 0;
+  for (auto& request : requests) {
+    request->id = next_id_++;
+    request->group = group;
+    ids.push_back(request->id);
+    records_[request->id].metrics = request->metrics;
+    incoming_.push_back(std::move(request));
+    ++unfinished_;
+  }
+  return ids;
 }
 
 void EngineCore::cancel(RequestId id) {
@@ -147,9 +165,11 @@ EngineStats EngineCore::stats() const {
 void EngineCore::admit(std::vector<StepOutput>& outputs) {
   int64_t pending = 0;
   for (const auto& request : running_) pending += request->scheduled().prompt_tokens;
-  while (!waiting_.empty() && static_cast<int64_t>(running_.size()) < options_.max_sequences &&
+  while (static_cast<int64_t>(running_.size()) < options_.max_sequences &&
          pending < options_.max_batch_tokens) {
-    const size_t index = checked_index(policy_->admit(scheduled(waiting_)), waiting_.size());
+    const std::span<const ScheduledRequest> candidates = admissible();
+    if (candidates.empty()) return;
+    const size_t index = admissible_[checked_index(policy_->admit(candidates), candidates.size())];
     Request& request = *waiting_[index];
     if (try_admit(request)) {
       pending += request.scheduled().prompt_tokens;
@@ -164,24 +184,73 @@ void EngineCore::admit(std::vector<StepOutput>& outputs) {
   }
 }
 
-// Gives a request its cached prefix when the pages for all its tokens, and those that running
-// requests still need for theirs, are there.
+// Another answer to the request's prompt that runs, one that has its prompt before others; null:
+// none does.
+const Request* EngineCore::sibling_of(const Request& request) const {
+  if (request.group == 0) return nullptr;
+  const Request* sibling = nullptr;
+  for (const auto& other : running_) {
+    if (other->group != request.group || other.get() == &request) continue;
+    if (sibling == nullptr || other->has_prompt()) sibling = other.get();
+    if (sibling->has_prompt()) break;
+  }
+  return sibling;
+}
+
+// The waiting requests that may run: not an answer to a prompt that another one is computing.
+std::span<const ScheduledRequest> EngineCore::admissible() {
+  scheduled_.clear();
+  admissible_.clear();
+  for (size_t i = 0; i < waiting_.size(); ++i) {
+    const Request* sibling = sibling_of(*waiting_[i]);
+    if (sibling != nullptr && !sibling->has_prompt()) continue;
+    scheduled_.push_back(waiting_[i]->scheduled());
+    admissible_.push_back(i);
+  }
+  return scheduled_;
+}
+
+// A fork of another answer, but for the prompt's last token, whose logits are wanted; otherwise
+// what is cached. After a preemption the cache may know more: the output.
+SequenceId EngineCore::start_sequence(const Request& request, int32_t& cached) {
+  const Request* sibling = sibling_of(request);
+  const bool is_new = request.output().empty() || !options_.prefix_cache;
+  if (sibling != nullptr && is_new && !request.scores_prompt()) {
+    cached = static_cast<int32_t>(request.prompt_size) - 1;
+    const SequenceId sequence = cache_->fork(sibling->sequence);
+    cache_->rollback(sequence, cache_->length(sequence) - cached);
+    return sequence;
+  }
+  const std::span<const int32_t> known = request.tokens;
+  const bool reuses = options_.prefix_cache && !request.scores_prompt();
+  return cache_->create(reuses ? known : known.first(0), &cached);
+}
+
+// Gives a request what is known of its tokens when the pages for all of them, and those that
+// running requests still need for theirs, are there.
 bool EngineCore::try_admit(Request& request) {
   int32_t cached = 0;
-  const std::span<const int32_t> known = request.tokens;
-  const SequenceId sequence =
-      cache_->create(options_.prefix_cache ? known : known.first(0), &cached);
+  const SequenceId sequence = start_sequence(request, cached);
   const auto missing = [&](size_t tokens, SequenceId id) {
     return std::max<int64_t>(0, static_cast<int64_t>(KvCache::pages_for(tokens)) -
                                     static_cast<int64_t>(cache_->pages(id).size()));
   };
-  int64_t needed = missing(request.tokens.size() + 1, sequence);
-  for (const auto& other : running_) needed += missing(other->tokens.size(), other->sequence);
+  // A fork copies the page that it goes on in.
+  const auto copies = [](const Request& fork, size_t fed) {
+    return fork.group != 0 && fed < fork.prompt_size && fed % KvCache::kPageSize != 0 ? 1 : 0;
+  };
+  const size_t next = request.params.max_tokens == 0 ? 0 : 1;
+  int64_t needed = missing(request.tokens.size() + next, sequence) +
+                   copies(request, static_cast<size_t>(cached));
+  for (const auto& other : running_) {
+    needed += missing(other->tokens.size(), other->sequence) + copies(*other, other->fed);
+  }
   if (needed > cache_->available_pages()) {
     cache_->release(sequence, false);
     return false;
   }
   cache_->reserve(sequence, static_cast<int64_t>(request.tokens.capacity()) + Draft::kMostNodes);
+  if (request.scores_prompt()) make_prompt_rows();
   request.sequence = sequence;
   request.fed = static_cast<size_t>(cached);
   if (request.metrics.preemptions == 0) request.metrics.cached_tokens = cached;

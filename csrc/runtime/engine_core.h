@@ -41,7 +41,12 @@ class EngineCore {
 
   // These are documented in effinfer/engine.h.
   RequestId add(std::span<const int32_t> prompt, const SamplingParams& params,
-                std::shared_ptr<TokenConstraint> constraint = nullptr);
+                const std::shared_ptr<TokenConstraint>& constraint = nullptr) {
+    return add_answers(prompt, {&params, 1}, {&constraint, 1}).front();
+  }
+  std::vector<RequestId> add_answers(
+      std::span<const int32_t> prompt, std::span<const SamplingParams> params,
+      std::span<const std::shared_ptr<TokenConstraint>> constraints = {});
   void cancel(RequestId id);
   bool has_work() const;
   std::vector<StepOutput> step();
@@ -66,7 +71,13 @@ class EngineCore {
 
   // engine_core.cpp: who is served, with which pages.
   void check_tokens(std::span<const int32_t> tokens, const char* argument) const;
+  void check_request(std::span<const int32_t> prompt, const SamplingParams& params) const;
+  std::unique_ptr<Request> make_request(std::span<const int32_t> prompt,
+                                        const SamplingParams& params) const;
   void admit(std::vector<StepOutput>& outputs);
+  const Request* sibling_of(const Request& request) const;
+  std::span<const ScheduledRequest> admissible();
+  SequenceId start_sequence(const Request& request, int32_t& cached);
   bool try_admit(Request& request);
   bool make_room(SequenceId sequence, int64_t count);
   void preempt(size_t index);
@@ -89,13 +100,21 @@ class EngineCore {
   StepOutput end(Request& request, FinishReason reason, std::string error = {});
   void publish();
 
+  // engine_prompt.cpp: what the model thinks of a prompt.
+  void resize_rows(int64_t rows);
+  void make_prompt_rows();
+  int64_t free_rows() const;
+  void score_prompt(Request& request, size_t row, StepOutput& output);
+  StepOutput advance_prompt(Request& request, size_t row);
+
   // engine_tokens.cpp: from logits to tokens.
   class Rows;
   void advance(std::span<Request* const> requests, std::vector<StepOutput>& outputs);
-  StepOutput verify(Request& request, size_t row);
+  static StepOutput begin_output(Request& request);
+  StepOutput verify(Request& request, size_t row, StepOutput output);
   void commit(Request& request, std::span<const int32_t> accepted);
   std::vector<int32_t>& next_path();
-  SampledToken sample_row(const Request& request, size_t row);
+  SampledToken sample_row(Request& request, size_t row);
   std::span<const uint32_t> allowed_tokens(const Request& request);
   bool is_stop_token(const Request& request, int32_t token) const;
   FinishReason finish_reason(const Request& request, int32_t token) const;
@@ -125,9 +144,10 @@ class EngineCore {
   std::vector<uint32_t> allowed_;  // of the row at hand, by its constraint
   StepBatch batch_;
   // The step's logits: all of them, or the highest when nobody needs more.
-  std::unique_ptr<float[]> logits_;  // [most_rows, vocab]
-  int32_t top_k_ = 0;                // of each row; 0: all
-  std::vector<float> top_values_;    // [most_rows, max_top]
+  std::unique_ptr<float[]> logits_;  // [num_rows_, vocab]
+  int64_t num_rows_ = 0;
+  int32_t top_k_ = 0;              // of each row; 0: all
+  std::vector<float> top_values_;  // [most_rows, max_top]
   std::vector<int32_t> top_tokens_;
   // Tokens in place of logits, of each row; no draws: there are logits.
   std::vector<RowDraw> draws_;
@@ -136,6 +156,7 @@ class EngineCore {
   Speculator speculator_;
   // Of the step at hand.
   std::vector<ScheduledRequest> scheduled_;
+  std::vector<size_t> admissible_;  // indices into waiting_, of those in scheduled_
   StepChoice choice_;
   std::vector<Request*> active_;
   std::vector<StepFacts> facts_;

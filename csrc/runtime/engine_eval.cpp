@@ -8,14 +8,6 @@
 #include "runtime/row_scratch.h"
 
 namespace effinfer::runtime {
-namespace {
-
-// Logits that log_likelihoods() holds at a time: enough rows for the panels of prefill, whatever
-// the vocabulary (64 rows of 262k, 512 of 32k).
-constexpr size_t kSliceBytes = size_t{64} << 20;
-
-}  // namespace
-
 void EngineCore::feed(std::span<const int32_t> tokens, Phase phase, size_t rows,
                       const std::function<std::span<float>(size_t, size_t)>& place,
                       const std::function<void(size_t, size_t)>& done) {
@@ -68,7 +60,7 @@ void EngineCore::log_likelihoods(std::span<const int32_t> tokens, std::span<doub
     throw InvalidArgument("[engine] out: expected " + std::to_string(tokens.size()) +
                           " - 1 values, got " + std::to_string(out.size()));
   }
-  const size_t rows = std::clamp<size_t>(kSliceBytes / (vocab * sizeof(float)), 1, tokens.size());
+  const size_t rows = std::min(static_cast<size_t>(slice_rows(vocab_size())), tokens.size());
   std::vector<float> slice(std::min(rows, static_cast<size_t>(options_.max_batch_tokens)) * vocab);
   const auto place = [&](size_t, size_t count) { return std::span(slice).first(count * vocab); };
   RowScratch scratch(runner_->isa());

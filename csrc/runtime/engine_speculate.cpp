@@ -33,9 +33,11 @@ int64_t EngineCore::most_rows() const {
   return std::min(runner_->limits().max_rows, options_.max_sequences + drafts);
 }
 
-// A request drafts when this step's only row of it is to give a generated token.
+// A request drafts when this step's only row of it is to give a generated token. Mirostat's bound
+// moves with each token.
 bool EngineCore::may_draft(const Request& request) const {
-  return request.params.speculation && request.step_tokens == 1 && request.samples() &&
+  const bool is_wanted = request.params.speculation && request.params.mirostat == 0;
+  return is_wanted && request.step_tokens == 1 && request.samples() &&
          request.fed >= request.prompt_size;
 }
 
@@ -62,9 +64,8 @@ void EngineCore::append_drafts() {
     speculator_.add({request->id, request->tokens, request->prompt_size, &request->params,
                      static_cast<int32_t>(std::min<int64_t>(room, Draft::kMostNodes)), depth});
   }
-  const auto sequences = static_cast<int64_t>(running_.size());
   budget.draft_rows = static_cast<int32_t>(
-      std::min({kMostDraftRows, runner_->limits().max_tokens - tokens, most_rows() - sequences}));
+      std::min({kMostDraftRows, runner_->limits().max_tokens - tokens, free_rows()}));
   if (speculator_.entries().empty() || budget.draft_rows < 1) return;
   speculator_.propose(budget);
   for (const auto& request : running_) {

@@ -135,12 +135,13 @@ void EngineCore::append_chunks(std::vector<StepOutput>& outputs) {
   for (size_t i = 0; i < active_.size(); ++i) {
     Request& request = *active_[i];
     if (request.sequence == Request::kNoSequence) continue;
-    const int64_t count = choice_.chunks[i].count;
+    int64_t count = choice_.chunks[i].count;
     const std::span<const int32_t> pending = std::span(request.tokens).subspan(request.fed);
     if (count < 1 || count > static_cast<int64_t>(pending.size()) || request.step_tokens != 0) {
       throw InternalError("[engine] policy: a chunk of " + std::to_string(count) + " tokens of " +
                           std::to_string(pending.size()));
     }
+    if (request.scores_prompt()) count = std::min(count, 1 + free_rows());
     if (cache_->can_append(request.sequence, count) || make_room(request.sequence, count)) {
       cache_->append(request.sequence, pending.first(static_cast<size_t>(count)));
       request.step_tokens = count;
@@ -180,9 +181,10 @@ void EngineCore::run_chunks(Phase phase, std::vector<StepOutput>& outputs) {
 std::string EngineCore::try_run(std::span<Request* const> requests, Phase phase) {
   batch_.clear(phase);
   for (const Request* request : requests) {
+    using Logits = StepBatch::Logits;
+    const Logits last = request->samples() ? Logits::last : Logits::none;
     batch_.add(*cache_, request->sequence, request->chunk(),
-               request->samples() ? StepBatch::Logits::last : StepBatch::Logits::none,
-               request->drafts);
+               request->scores_prompt() ? Logits::all : last, request->drafts);
   }
   const size_t rows = batch_.num_rows();
   top_k_ = wanted_logits(requests);
@@ -213,6 +215,7 @@ std::string EngineCore::try_run(std::span<Request* const> requests, Phase phase)
 int32_t EngineCore::wanted_logits(std::span<Request* const> requests) const {
   int32_t most = 0;
   for (const Request* request : requests) {
+    if (request->scores_prompt()) return 0;
     if (!request->samples()) continue;
     if (request->constraint != nullptr) return 0;
     const int32_t count = Sampler::sufficient_top(request->params, vocab_size());
@@ -230,6 +233,8 @@ int32_t EngineCore::wanted_logits(std::span<Request* const> requests) const {
 bool EngineCore::set_draws(std::span<Request* const> requests) {
   if (!runner_->draws_tokens() || speculator_.top_k() > 0) return false;
   if (speculator_.verifier().needs_distributions()) return false;
+  const auto scores_prompt = [](const Request* request) { return request->scores_prompt(); };
+  if (std::any_of(requests.begin(), requests.end(), scores_prompt)) return false;
   size_t drawn = 0;
   for (const Request* request : requests) {
     if (!request->samples()) continue;
@@ -259,7 +264,7 @@ StepOutput EngineCore::end(Request& request, FinishReason reason, std::string er
   request.changed = true;
   request.metrics.total_s = request.seconds();
   ended_.push_back(request.id);
-  return {request.id, {}, reason, false, std::move(error), std::move(request.warning)};
+  return {request.id, {}, reason, false, std::move(error), std::move(request.warning), {}};
 }
 
 // Shows other threads what changed, and drops the requests that ended.

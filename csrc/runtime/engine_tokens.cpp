@@ -40,7 +40,8 @@ class EngineCore::Rows final : public TokenRows {
     const auto vocab = static_cast<size_t>(core_.vocab_size());
     core_.sampler_.distribution({core_.logits_.get() + place(row) * vocab, vocab}, request_.params,
                                 request_.prompt(), request_.output(), probabilities,
-                                core_.allowed_tokens(request_));
+                                core_.allowed_tokens(request_), request_.output().size(),
+                                &request_.mirostat);
   }
 
   double uniform(uint32_t draw) const override {
@@ -57,6 +58,7 @@ class EngineCore::Rows final : public TokenRows {
       throw InvalidArgument("[engine] constraint: expected it to accept a token that it allows, " +
                             std::to_string(token.token));
     }
+    request_.mirostat = request_.next_mirostat;
     if (request_.output().empty()) request_.metrics.time_to_first_token_s = request_.seconds();
     request_.tokens.push_back(token.token);
     ++request_.metrics.output_tokens;
@@ -110,14 +112,27 @@ std::vector<int32_t>& EngineCore::next_path() {
 void EngineCore::advance(std::span<Request* const> requests, std::vector<StepOutput>& outputs) {
   size_t row = 0;
   for (Request* request : requests) {
-    if (!request->samples()) {
+    if (request->scores_prompt()) {
+      const size_t rows = request->chunk().size();
+      outputs.push_back(advance_prompt(*request, row));
+      row += rows;
+    } else if (request->samples()) {
+      const size_t rows = request->num_rows();
+      outputs.push_back(verify(*request, row, begin_output(*request)));
+      row += rows;
+    } else {
       commit(*request, {});
-      continue;
     }
-    const size_t rows = request->num_rows();
-    outputs.push_back(verify(*request, row));
-    row += rows;
   }
+}
+
+StepOutput EngineCore::begin_output(Request& request) {
+  StepOutput output;
+  output.request = request.id;
+  output.warning = std::move(request.warning);
+  request.warning.clear();
+  request.changed = true;
+  return output;
 }
 
 // The step's tokens, and of its drafts those with these numbers, are in the cache.
@@ -140,18 +155,19 @@ void EngineCore::commit(Request& request, std::span<const int32_t> accepted) {
   }
 }
 
-StepOutput EngineCore::verify(Request& request, size_t row) {
+StepOutput EngineCore::verify(Request& request, size_t row, StepOutput output) {
   static const Draft kNoDraft;
-  StepOutput output = {request.id, {}, FinishReason::none, false, {}, std::move(request.warning)};
-  request.warning.clear();
-  request.changed = true;
   const Draft& draft = request.drafts == nullptr ? kNoDraft : request.drafts->draft;
   output.tokens.reserve(draft.tokens.size() + 1);
   Rows rows(*this, request, row, output);
   const std::vector<int32_t>& path = paths_[facts_.size()];
   std::string error = std::move(request.failure);
   try {
-    if (error.empty()) {
+    if (error.empty() && request.params.mirostat != 0 && request.params.max_tokens > 0) {
+      // Its bound moves with what is sampled: there are no drafts, and nothing for a verifier to
+      // do.
+      rows.emit(0, rows.sample(0));
+    } else if (error.empty() && request.params.max_tokens > 0) {
       speculator_.verifier().verify(draft, rows);
       if (output.tokens.empty()) error = "[speculation] verifier: expected at least one token";
     }
@@ -163,7 +179,7 @@ StepOutput EngineCore::verify(Request& request, size_t row) {
   commit(request, path);
   add_facts(request, output.tokens.size(), path, row);
   request.drafts = nullptr;
-  FinishReason reason = rows.reason();
+  FinishReason reason = request.params.max_tokens > 0 ? rows.reason() : FinishReason::length;
   if (!error.empty()) reason = FinishReason::error;
   if (reason == FinishReason::none) return output;
   StepOutput last = end(request, reason, std::move(error));
@@ -171,10 +187,11 @@ StepOutput EngineCore::verify(Request& request, size_t row) {
       reason == FinishReason::stop && is_stop_token(request, output.tokens.back().token);
   last.tokens = std::move(output.tokens);
   last.warning = std::move(output.warning);
+  last.prompt = std::move(output.prompt);
   return last;
 }
 
-SampledToken EngineCore::sample_row(const Request& request, size_t row) {
+SampledToken EngineCore::sample_row(Request& request, size_t row) {
   const uint64_t index = request.output().size();
   if (top_k_ > 0) {
     const auto k = static_cast<size_t>(top_k_);
@@ -187,8 +204,9 @@ SampledToken EngineCore::sample_row(const Request& request, size_t row) {
     if (decided_[row] != 0 && draws_[row].index == index) return {drawn_tokens_[row], 0.0f, {}};
     runner_->read_row(static_cast<int64_t>(row), logits);
   }
+  request.next_mirostat = request.mirostat;
   return sampler_.sample(logits, request.params, request.prompt(), request.output(), index,
-                         allowed_tokens(request));
+                         allowed_tokens(request), &request.next_mirostat);
 }
 
 // What may follow the request's tokens, until the next call; empty: anything.

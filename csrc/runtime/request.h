@@ -20,15 +20,19 @@ struct Request {
   static constexpr SequenceId kNoSequence = -1;
 
   RequestId id = 0;
+  RequestId group = 0;          // the first answer to the same prompt; 0: it is the only one
   std::vector<int32_t> tokens;  // prompt, then output
   size_t prompt_size = 0;
   SamplingParams params;
   std::shared_ptr<TokenConstraint> constraint;  // has accepted the output; null: none
+  Mirostat mirostat;                            // of the output
+  Mirostat next_mirostat;                       // with the token that was sampled last
   RequestMetrics metrics;
   Clock::time_point added;
 
   SequenceId sequence = kNoSequence;  // while running
   size_t fed = 0;                     // tokens whose KV is in the cache
+  size_t scored = 1;                  // tokens of the prompt that need no log-probability any more
   int64_t step_tokens = 0;            // appended for the step at hand, not committed
   DraftTree* drafts = nullptr;        // appended behind them; null: none
   FinishReason finished = FinishReason::none;
@@ -43,7 +47,10 @@ struct Request {
     return std::span(tokens).subspan(fed, static_cast<size_t>(step_tokens));
   }
   bool samples() const { return fed + static_cast<size_t>(step_tokens) == tokens.size(); }
-  // Rows whose logits the step gives: of the last token, and of each draft.
+  // Whether the logits of all its rows are wanted, for the log-probabilities of its prompt.
+  bool scores_prompt() const { return params.prompt_logprobs >= 0 && scored < prompt_size; }
+  bool has_prompt() const { return fed >= prompt_size; }
+  // Rows whose logits give the next tokens: of the last token, and of each draft.
   size_t num_rows() const { return drafts == nullptr ? 1 : drafts->words.size(); }
   ScheduledRequest scheduled() const {
     const size_t prompt_left = fed < prompt_size ? prompt_size - fed : 0;

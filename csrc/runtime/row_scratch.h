@@ -1,8 +1,10 @@
 // The memory in which the runtime narrows one row of logits, and what it does with a row.
 #pragma once
 
+#include <algorithm>
 #include <cmath>
 #include <cstddef>
+#include <cstdint>
 #include <limits>
 #include <memory>
 #include <span>
@@ -39,6 +41,13 @@ class RowScratch {
   std::unique_ptr<std::byte[]> memory_;
   size_t bytes_ = 0;
 };
+
+// Rows of logits that are held at a time to score a text: enough for the panels of prefill,
+// whatever the vocabulary (64 rows of 262k, 512 of 32k).
+inline int64_t slice_rows(int64_t vocab) {
+  constexpr int64_t kSliceBytes = int64_t{64} << 20;
+  return std::max<int64_t>(kSliceBytes / (vocab * static_cast<int64_t>(sizeof(float))), 1);
+}
 
 // What sampling refuses of a row: a NaN among its logits, or a highest one that is not finite.
 [[noreturn]] inline void refuse_logits(float highest) {

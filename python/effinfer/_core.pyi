@@ -492,8 +492,9 @@ class Executable:
 
 class SamplingParams:
     """
-    How tokens are chosen. Filters run in the order: logit_bias, penalties,
-    temperature, top_k, typical_p, top_p, min_p, draw.
+    How tokens are chosen. Filters run in the order: logit_bias, bad_words,
+    penalties, DRY, top_n_sigma, temperature, top_k, typical_p, top_p, min_p,
+    XTC, mirostat, draw.
     """
 
     ignore_eos: bool
@@ -511,15 +512,63 @@ class SamplingParams:
         frequency_penalty: float = 0.0,
         presence_penalty: float = 0.0,
         logit_bias: collections.abc.Mapping[int, float] = {},
+        bad_words: collections.abc.Sequence[collections.abc.Sequence[int]] = [],
+        dry_multiplier: float = 0.0,
+        dry_base: float = 1.75,
+        dry_allowed_length: int = 2,
+        dry_penalty_last_n: int = -1,
+        dry_sequence_breakers: collections.abc.Sequence[int] = [],
+        top_n_sigma: float = 0.0,
+        xtc_probability: float = 0.0,
+        xtc_threshold: float = 0.10000000149011612,
+        mirostat: int = 0,
+        mirostat_tau: float = 5.0,
+        mirostat_eta: float = 0.10000000149011612,
         seed: int = 0,
         max_tokens: int = 128,
         stop_token_ids: collections.abc.Sequence[int] = [],
         ignore_eos: bool = False,
         logprobs: int = -1,
+        prompt_logprobs: int = -1,
         speculation: bool = True,
     ) -> None: ...
     def __repr__(self) -> str: ...
+    def is_plain(self) -> bool:
+        """
+        Whether temperature, top-k, typical, top-p and min-p alone choose, and no log-probability
+        is told.
+        """
     def validate(self, vocab_size: int = 0) -> None: ...
+    @property
+    def bad_words(self) -> list[list[int]]:
+        """
+        as tokens
+        """
+    @bad_words.setter
+    def bad_words(self, arg0: collections.abc.Sequence[collections.abc.Sequence[int]]) -> None: ...
+    @property
+    def dry_allowed_length(self) -> int: ...
+    @dry_allowed_length.setter
+    def dry_allowed_length(self, arg0: int) -> None: ...
+    @property
+    def dry_base(self) -> float: ...
+    @dry_base.setter
+    def dry_base(self, arg0: float) -> None: ...
+    @property
+    def dry_multiplier(self) -> float: ...
+    @dry_multiplier.setter
+    def dry_multiplier(self, arg0: float) -> None: ...
+    @property
+    def dry_penalty_last_n(self) -> int: ...
+    @dry_penalty_last_n.setter
+    def dry_penalty_last_n(self, arg0: int) -> None: ...
+    @property
+    def dry_sequence_breakers(self) -> list[int]:
+        """
+        token ids, ascending
+        """
+    @dry_sequence_breakers.setter
+    def dry_sequence_breakers(self, arg0: collections.abc.Sequence[int]) -> None: ...
     @property
     def frequency_penalty(self) -> float: ...
     @frequency_penalty.setter
@@ -544,9 +593,28 @@ class SamplingParams:
     @min_p.setter
     def min_p(self, arg0: float) -> None: ...
     @property
+    def mirostat(self) -> int: ...
+    @mirostat.setter
+    def mirostat(self, arg0: int) -> None: ...
+    @property
+    def mirostat_eta(self) -> float: ...
+    @mirostat_eta.setter
+    def mirostat_eta(self, arg0: float) -> None: ...
+    @property
+    def mirostat_tau(self) -> float: ...
+    @mirostat_tau.setter
+    def mirostat_tau(self, arg0: float) -> None: ...
+    @property
     def presence_penalty(self) -> float: ...
     @presence_penalty.setter
     def presence_penalty(self, arg0: float) -> None: ...
+    @property
+    def prompt_logprobs(self) -> int:
+        """
+        the same of the prompt's tokens
+        """
+    @prompt_logprobs.setter
+    def prompt_logprobs(self, arg0: int) -> None: ...
     @property
     def repetition_penalty(self) -> float: ...
     @repetition_penalty.setter
@@ -575,6 +643,10 @@ class SamplingParams:
     @top_k.setter
     def top_k(self, arg0: int) -> None: ...
     @property
+    def top_n_sigma(self) -> float: ...
+    @top_n_sigma.setter
+    def top_n_sigma(self, arg0: float) -> None: ...
+    @property
     def top_p(self) -> float: ...
     @top_p.setter
     def top_p(self, arg0: float) -> None: ...
@@ -582,6 +654,14 @@ class SamplingParams:
     def typical_p(self) -> float: ...
     @typical_p.setter
     def typical_p(self, arg0: float) -> None: ...
+    @property
+    def xtc_probability(self) -> float: ...
+    @xtc_probability.setter
+    def xtc_probability(self, arg0: float) -> None: ...
+    @property
+    def xtc_threshold(self) -> float: ...
+    @xtc_threshold.setter
+    def xtc_threshold(self, arg0: float) -> None: ...
 
 class SampledToken:
     @property
@@ -590,6 +670,19 @@ class SampledToken:
     def token(self) -> int: ...
     @property
     def top(self) -> list[typing.Any]: ...
+
+class Mirostat:
+    """
+    What mirostat remembers of a text.
+    """
+    def __init__(self) -> None: ...
+    @property
+    def most_bits(self) -> float | None:
+        """
+        of surprise; None: nothing was drawn
+        """
+    @most_bits.setter
+    def most_bits(self, arg0: float | None) -> None: ...
 
 class Sampler:
     """
@@ -602,6 +695,8 @@ class Sampler:
         params: SamplingParams,
         prompt: typing.Any = (),
         output: typing.Any = (),
+        index: int = 0,
+        mirostat: Mirostat | None = None,
     ) -> numpy.typing.NDArray[numpy.float32]:
         """
         float32 [vocab]: the probabilities that sample() draws from.
@@ -613,6 +708,7 @@ class Sampler:
         prompt: typing.Any = (),
         output: typing.Any = (),
         index: int = 0,
+        mirostat: Mirostat | None = None,
     ) -> SampledToken: ...
 
 class Draft:
@@ -722,6 +818,11 @@ class StepOutput:
         None, or "stop", "length", "cancelled", "error"
         """
     @property
+    def prompt(self) -> list[SampledToken]:
+        """
+        list[SampledToken]: of the prompt's tokens from the second on, each once
+        """
+    @property
     def request(self) -> int: ...
     @property
     def stop_token(self) -> bool:
@@ -775,6 +876,16 @@ class Engine:
         steps: fill(mask) sets bit t % 32 of word t / 32 of a uint32 array for each, accept(token)
         returns whether it may come and goes on, rollback(count) takes tokens back, ended() is
         whether nothing may follow.
+        """
+    def add_answers(
+        self,
+        prompt: typing.Any,
+        params: collections.abc.Sequence[SamplingParams],
+        constraints: collections.abc.Sequence[typing.Any] = [],
+    ) -> list[int]:
+        """
+        Queues several answers to one prompt, which share its pages; returns their ids.
+        `constraints`: none, or one (or None) an answer.
         """
     def cancel(self, request: int) -> None:
         """

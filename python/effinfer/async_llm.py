@@ -20,10 +20,10 @@ from effinfer.requests.arguments import (
 )
 from effinfer.requests.async_generation import AsyncGeneration, AsyncStream
 from effinfer.requests.engine_thread import EngineThread
+from effinfer.requests.prompt_request import PromptRequest, is_slow, one_answer, prepare
 from effinfer.sampling import SamplingParams
 
 if TYPE_CHECKING:
-    from effinfer.requests.grammar import Constraint
     from effinfer.text.chat import ChatTemplate
     from effinfer.text.messages import Message
     from effinfer.text.tokenizer import Tokenizer
@@ -81,11 +81,9 @@ class AsyncLLM:
         """The completion of one prompt piece by piece: `async for piece in llm.stream(...)`. The
         request is queued here, in the running event loop, after its grammar was compiled. Throws as
         generate(), and Error while iterating when the request fails."""
-        requests = [(encode_prompt(self.tokenizer, prompt), params or SamplingParams())]
-        constraints = self._constraints(requests)
-        generation = AsyncGeneration(
-            self._thread, self.tokenizer, requests, constraints, is_streamed=True
-        )
+        ids = encode_prompt(self.tokenizer, prompt)
+        prompts = self._prepare([(ids, one_answer(params or SamplingParams()))])
+        generation = AsyncGeneration(self._thread, self.tokenizer, prompts, is_streamed=True)
         return AsyncStream(generation, self)
 
     async def chat(
@@ -130,27 +128,25 @@ class AsyncLLM:
         is_streamed: bool,
         keep_special: bool = False,
     ) -> AsyncGeneration:
-        """Queues requests that one reader waits for: what generate() and chat() are made of.
+        """Queues prompts whose answers one reader waits for: what generate() and chat() do.
         keep_special: control tokens that the model writes are in its text."""
-        if any(params.constraint_field() for _, params in requests):
-            constraints = await asyncio.to_thread(self._constraints, requests)
+        if any(is_slow(params) for _, params in requests):
+            prompts = await asyncio.to_thread(self._prepare, requests)
         else:
-            constraints = [None] * len(requests)
+            prompts = self._prepare(requests)
         return AsyncGeneration(
             self._thread,
             self.tokenizer,
-            requests,
-            constraints,
+            prompts,
             is_streamed=is_streamed,
             keep_special=keep_special,
         )
 
-    def _constraints(
+    def _prepare(
         self, requests: Sequence[tuple[Sequence[int], SamplingParams]]
-    ) -> list[Constraint | None]:
-        """Grammars may take a second to compile."""
+    ) -> list[PromptRequest]:
         grammars = self._llm.grammars
-        return [grammars.constraint(params, self.tokenizer) for _, params in requests]
+        return [prepare(ids, params, self.tokenizer, grammars) for ids, params in requests]
 
     def _is_slow(self, characters: int) -> bool:
         return characters > _LONG_TEXT or self.tokenizer.is_busy

@@ -1,5 +1,7 @@
 """What a request gives back."""
 
+from __future__ import annotations
+
 from dataclasses import dataclass, field
 
 
@@ -44,9 +46,22 @@ class TokenLogprobs:
 
 @dataclass(frozen=True)
 class RequestOutput:
+    """What came of a request. Of several answers (SamplingParams.n) the fields are those of the
+    first; `outputs` has all."""
+
     text: str  # without the stop string
     token_ids: list[int]
     finish_reason: str  # "stop", "length", "cancelled", "error"
     metrics: RequestMetrics
     error: str = ""  # why, when finish_reason is "error"
     logprobs: list[TokenLogprobs] | None = None  # one a token, when asked for
+    # Of the prompt's tokens, when asked for; None for the first, which nothing predicts.
+    prompt_logprobs: list[TokenLogprobs | None] | None = None
+    seed: int = 0  # that it was drawn with, asked for or fresh
+    index: int = 0  # of the answer
+    others: list[RequestOutput] = field(default_factory=list)  # the answers from the second on
+
+    @property
+    def outputs(self) -> list[RequestOutput]:
+        """All answers to the prompt, by index."""
+        return [self, *self.others]

@@ -59,6 +59,7 @@ struct Harness {
         all.warning = output.warning;
       }
       all.tokens.insert(all.tokens.end(), output.tokens.begin(), output.tokens.end());
+      all.prompt.insert(all.prompt.end(), output.prompt.begin(), output.prompt.end());
     }
     engine->cache().check_integrity();
     CHECK_EQ(log.faults, 0);

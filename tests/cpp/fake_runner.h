@@ -233,10 +233,12 @@ inline std::vector<int32_t> reference(std::vector<int32_t> prompt, SamplingParam
     contents.push_back(content(token, Phase::prefill, one_arithmetic));
   }
   std::vector<int32_t> output;
+  Mirostat mirostat;
   std::vector<float> row(kVocab);
   while (static_cast<int32_t>(output.size()) < params.max_tokens) {
     fill_logits(contents, row.data());
-    output.push_back(sampler.sample(row, params, prompt, output, output.size()).token);
+    output.push_back(
+        sampler.sample(row, params, prompt, output, output.size(), {}, &mirostat).token);
     contents.push_back(content(output.back(), Phase::decode, one_arithmetic));
   }
   return output;

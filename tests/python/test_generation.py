@@ -187,19 +187,3 @@ def test_streamed_text_equals_the_text_cut_at_once(tokenizer, text, stop):
     expected = text[: ends[min(ends)]] if ends else text
     assert streamed == state.text == expected
     assert state.stopped == bool(cuts)
-
-
-@pytest.mark.parametrize(
-    ("changes", "field"),
-    [
-        ({"temperature": -1.0}, "temperature"),
-        ({"top_p": 1.5}, "top_p"),
-        ({"max_tokens": 0}, "max_tokens"),
-        ({"max_tokens": "many"}, "wrong type"),
-        ({"stop": [""]}, "stop"),
-    ],
-)
-def test_wrong_parameters_name_the_field(tokenizer, changes, field):
-    params = SamplingParams(**changes)
-    with pytest.raises(_core.InvalidArgumentError, match=field):
-        run(ScriptedEngine({1: ids("a")}), tokenizer, (1, params))

@@ -52,7 +52,11 @@ class ScriptedLLM(AsyncLLM):
             return ids
 
         self._llm: Any = SimpleNamespace(
-            tokenizer=tokenizer, chat_template=chat, engine=engine, chat_tokens=tokens
+            tokenizer=tokenizer,
+            chat_template=chat,
+            engine=engine,
+            chat_tokens=tokens,
+            grammars=None,
         )
         self._thread = EngineThread(engine, 64)
 

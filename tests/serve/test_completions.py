@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import openai
 import pytest
 
 import effinfer
@@ -87,9 +88,72 @@ def test_tokens_of_texts(server: Server, llm: LLM):
 def test_metrics(server: Server):
     names = ("prompt_tokens_total", "generated_tokens_total", "request_seconds_count")
     before = [server.metric(name) for name in names]
-    server.client.completions.create(model="smol", prompt=PROMPT, max_tokens=5)
+    options = {"model": "smol", "prompt": PROMPT, "max_tokens": 5, "temperature": 0}
+    server.client.completions.create(**options)
     after = [server.metric(name) for name in names]
     changes = [new - old for new, old in zip(after, before, strict=True)]
     assert changes == [5, 5, 1]
+    server.client.completions.create(**options, n=3)
+    assert [server.metric(name) - old for name, old in zip(names, after, strict=True)] == [5, 15, 3]
     assert server.metric("pages_total") > 0
     assert server.metric("requests_total") > 0
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(("n", "max_tokens"), [(1, 0), (1, 4), (3, 4)])
+def test_an_echo_with_logprobs(server: Server, llm: LLM, stream: bool, n: int, max_tokens: int):
+    text = "The café — is “open”"
+    options = {"echo": True, "logprobs": 2, "n": n, "max_tokens": max_tokens, "seed": 4}
+    answer = server.client.completions.create(model="smol", prompt=text, stream=stream, **options)
+    choices = [choice for chunk in (answer if stream else [answer]) for choice in chunk.choices]
+    params = SamplingParams(n=n, max_tokens=max_tokens, seed=4, logprobs=2, prompt_logprobs=2)
+    (output,) = llm.generate(text, params)
+    ids = llm.tokenize(text)
+    for index, expected in enumerate(output.outputs):
+        parts = [choice for choice in choices if choice.index == index]
+        assert "".join(part.text for part in parts) == text + expected.text
+        assert parts[-1].finish_reason == expected.finish_reason
+        found = [part.logprobs for part in parts if part.logprobs]
+        logprobs = [value for part in found for value in part.token_logprobs]
+        assert logprobs[0] is None
+        scored = [*output.prompt_logprobs[1:], *expected.logprobs]
+        assert logprobs[1:] == pytest.approx([entry.logprob for entry in scored], abs=1e-4)
+        offsets = [value for part in found for value in part.text_offset]
+        assert offsets == sorted(offsets) and offsets[0] == 0
+        assert len(offsets) == len(ids) + max_tokens
+        assert all(len(top) == 2 for part in found for top in part.top_logprobs if top)
+    # Tokens of whole characters lie where they say.
+    tokens = found[0].tokens[: len(ids)]
+    placed = [(offset, token) for offset, token in zip(offsets, tokens, strict=False)]
+    assert all(text[o : o + len(t)] == t for o, t in placed if "\ufffd" not in t)
+
+
+def test_no_token_is_asked_for_with_an_echo_alone(server: Server):
+    create = server.client.completions.create
+    answer = create(model="smol", prompt=PROMPT, echo=True, max_tokens=0)
+    assert answer.choices[0].text == PROMPT
+    assert answer.choices[0].logprobs is None
+    assert answer.usage.completion_tokens == 0
+    for options in ({}, {"echo": True, "n": 2}):
+        with pytest.raises(openai.BadRequestError, match="max_tokens"):
+            create(model="smol", prompt=PROMPT, max_tokens=0, **options)
+
+
+SAMPLERS = [
+    {"bad_words": ["Paris", "the"]},
+    {"dry_multiplier": 0.8, "dry_base": 1.5, "dry_allowed_length": 1, "dry_penalty_last_n": 50},
+    {"dry_multiplier": 2.0, "dry_sequence_breakers": ["."]},
+    {"top_n_sigma": 1.0},
+    {"xtc_probability": 1.0, "xtc_threshold": 0.05},
+    {"mirostat": 2, "mirostat_tau": 3.0, "mirostat_eta": 0.2},
+]
+
+
+@pytest.mark.parametrize("fields", SAMPLERS, ids=str)
+def test_samplers_by_their_fields(server: Server, llm: LLM, fields: dict):
+    answer = server.client.completions.create(
+        model="smol", prompt=PROMPT, max_tokens=12, seed=3, n=2, extra_body=fields
+    )
+    (output,) = llm.generate(PROMPT, SamplingParams(max_tokens=12, seed=3, n=2, **fields))
+    texts = [choice.text for choice in answer.choices]
+    assert texts == [each.text for each in output.outputs]

@@ -41,11 +41,14 @@ struct StepOutput {
   std::string error;        // FinishReason::error: why this request (alone) ended
   // Why drafts for this request were refused, the first time; it goes on without them.
   std::string warning;
+  // With SamplingParams::prompt_logprobs: the prompt's tokens from the second on, in order, each in
+  // the step that computed what comes before it.
+  std::vector<SampledToken> prompt;
 };
 
 struct RequestMetrics {
   int64_t prompt_tokens = 0;
-  int64_t cached_tokens = 0;  // of the prompt, found in the prefix cache
+  int64_t cached_tokens = 0;  // of the prompt, found in the prefix cache or with another answer
   int64_t output_tokens = 0;
   int64_t preemptions = 0;
   double time_to_first_token_s = 0;
@@ -81,6 +84,13 @@ class EFFINFER_API Engine {
   // With a constraint of its own every token is one that it allows.
   RequestId add(std::span<const int32_t> prompt, const SamplingParams& params,
                 std::shared_ptr<TokenConstraint> constraint = nullptr);
+  // Queues several answers to one prompt, a request for each of `params`, ids in order. The first
+  // to run computes the prompt, and the others fork its sequence, sharing pages; each has the
+  // tokens that it would have alone. `constraints`: none, or one (or null) an answer. Throws as
+  // add(), with nothing queued.
+  std::vector<RequestId> add_answers(
+      std::span<const int32_t> prompt, std::span<const SamplingParams> params,
+      std::span<const std::shared_ptr<TokenConstraint>> constraints = {});
   // Ends a request at the next step; unknown or finished ids are ignored.
   void cancel(RequestId request);
   bool has_work() const;

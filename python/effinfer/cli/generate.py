@@ -121,5 +121,6 @@ def _to_dict(output: RequestOutput) -> dict[str, Any]:
         "text": output.text,
         "token_ids": output.token_ids,
         "finish_reason": output.finish_reason,
+        "seed": output.seed,
         "metrics": {**asdict(output.metrics), "decode_tok_s": output.metrics.decode_tok_s},
     }

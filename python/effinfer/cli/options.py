@@ -93,7 +93,9 @@ class SamplingOptions:
     repetition_penalty: Annotated[float, typer.Option(help="1: off.")] = 1.0
     frequency_penalty: Annotated[float, typer.Option(help="0: off.")] = 0.0
     presence_penalty: Annotated[float, typer.Option(help="0: off.")] = 0.0
-    seed: Annotated[int, typer.Option(min=0, help="Same seed, same text.")] = 0
+    seed: Annotated[
+        int | None, typer.Option(min=0, help="Same seed, same text; by default a fresh one.")
+    ] = None
     stop: Annotated[
         list[str] | None, typer.Option(help="End before this text; may be repeated.")
     ] = None
@@ -101,9 +103,7 @@ class SamplingOptions:
 
     def params(self) -> SamplingParams:
         """Checked, so that a wrong value is found before the model is loaded."""
-        params = SamplingParams(**{**vars(self), "stop": self.stop or ()})
-        params.to_core()
-        return params
+        return SamplingParams(**{**vars(self), "stop": self.stop or ()})
 
 
 ENGINE = EngineOptions()

@@ -11,12 +11,11 @@ from typing import TYPE_CHECKING
 from effinfer import _core
 from effinfer.outputs import RequestMetrics, RequestOutput
 from effinfer.requests.engine_thread import EngineThread
+from effinfer.requests.prompt_request import PromptRequest, gather
 from effinfer.requests.state import RequestState
-from effinfer.sampling import SamplingParams
 from effinfer.speculation import SpeculationWarning
 
 if TYPE_CHECKING:
-    from effinfer.requests.grammar import Constraint
     from effinfer.text.tokenizer import Tokenizer
 
 MAX_WAITING_PIECES = 256
@@ -32,17 +31,17 @@ _NO_METRICS = RequestMetrics(
 
 
 class AsyncRequest:
-    """One request, in its event loop. Its pieces of text wait until they are read."""
+    """One answer, in its event loop. Its pieces of text wait until they are read."""
 
     def __init__(
         self,
         thread: EngineThread,
         news: asyncio.Event,
         state: RequestState,
-        prompt: Sequence[int],
-        constraint: Constraint | None,
         is_streamed: bool,
     ) -> None:
+        """`id` is to be set before the event loop goes on."""
+        self.id = -1
         self.state = state
         self.ended = False
         self._thread = thread
@@ -50,7 +49,6 @@ class AsyncRequest:
         self._is_streamed = is_streamed
         self._pieces: deque[str] = deque()
         self._is_cancelled = False
-        self._id = thread.add(prompt, state.params.to_core(), constraint, self)
 
     def receive(self, output: _core.StepOutput, metrics: RequestMetrics | None) -> None:
         if self.ended:  # closed while this was on its way
@@ -85,7 +83,7 @@ class AsyncRequest:
 
     def close(self) -> None:
         if not self.ended:
-            self._thread.abandon(self._id)
+            self._thread.abandon(self.id)
             self._end("cancelled", "", None)
             self._pieces.clear()
             self._news.set()
@@ -103,10 +101,10 @@ class AsyncRequest:
             self._end(output.finish_reason or "error", output.error, metrics)
         elif self.state.text.stopped and not self._is_cancelled:
             self._is_cancelled = True
-            self._thread.cancel(self._id)
+            self._thread.cancel(self.id)
 
     def _give_up(self, error: str) -> None:
-        self._thread.abandon(self._id)
+        self._thread.abandon(self.id)
         self._end("error", error, None)
 
     def _end(self, reason: str, error: str, metrics: RequestMetrics | None) -> None:
@@ -115,27 +113,32 @@ class AsyncRequest:
 
 
 class AsyncGeneration:
-    """Some requests that run together. Their prompts are checked, and the requests queued, when it
+    """Some prompts that run together. They are checked, and the requests queued, when it
     is made: an error then leaves none of them behind."""
 
     def __init__(
         self,
         thread: EngineThread,
         tokenizer: Tokenizer,
-        requests: Sequence[tuple[Sequence[int], SamplingParams]],
-        constraints: Sequence[Constraint | None],
+        prompts: Sequence[PromptRequest],
         *,
         is_streamed: bool,
         keep_special: bool = False,
     ) -> None:
-        self.requests: list[AsyncRequest] = []
+        self.requests: list[AsyncRequest] = []  # answers
+        self._prompts: list[list[AsyncRequest]] = []  # the same, by prompt
         self._news = asyncio.Event()
         try:
-            for (prompt, params), constraint in zip(requests, constraints, strict=True):
-                state = RequestState(params, tokenizer, keep_special=keep_special)
-                self.requests.append(
-                    AsyncRequest(thread, self._news, state, prompt, constraint, is_streamed)
-                )
+            for prompt in prompts:
+                answers = [
+                    AsyncRequest(thread, self._news, state, is_streamed)
+                    for state in prompt.states(tokenizer, keep_special=keep_special)
+                ]
+                ids = thread.add(prompt.prompt, prompt.answers, prompt.constraints, answers)
+                for answer, request in zip(answers, ids, strict=True):
+                    answer.id = request
+                self.requests += answers
+                self._prompts.append(answers)
         except BaseException:
             self.close()
             raise
@@ -159,8 +162,8 @@ class AsyncGeneration:
             request.close()
 
     def outputs(self) -> list[RequestOutput]:
-        """In the order of the requests, once they have ended."""
-        return [request.state.output() for request in self.requests]
+        """One a prompt, in order, once all answers have ended."""
+        return [gather([answer.state for answer in answers]) for answers in self._prompts]
 
 
 class AsyncStream:

@@ -87,12 +87,12 @@ class EngineThread:
     def add(
         self,
         prompt: Sequence[int],
-        params: _core.SamplingParams,
-        constraint: Constraint | None,
-        receiver: Receiver,
-    ) -> int:
-        """Queues a request of the running event loop. Throws QueueFullError, and what Engine.add()
-        throws."""
+        params: Sequence[_core.SamplingParams],
+        constraints: Sequence[Constraint | None],
+        receivers: Sequence[Receiver],
+    ) -> list[int]:
+        """Queues the answers to a prompt, requests of the running event loop. Throws
+        QueueFullError, and what Engine.add_answers() throws."""
         loop = asyncio.get_running_loop()
         with self._changed:
             if self.failure:
@@ -101,18 +101,19 @@ class EngineThread:
                 raise _core.InvalidArgumentError(
                     "[AsyncLLM] closed: it was closed before this call"
                 )
-            if len(self._requests) >= self._max_requests:
+            if len(self._requests) + len(params) > self._max_requests:
                 raise QueueFullError(
-                    f"[AsyncLLM] queue: expected fewer than {self._max_requests} requests that run "
+                    f"[AsyncLLM] queue: expected at most {self._max_requests} requests that run "
                     "or wait (max_sequences and max_waiting)"
                 )
-            request = self._engine.add(prompt, params, constraint)
+            requests = self._engine.add_answers(prompt, params, constraints)
             mailbox = self._mailboxes.setdefault(loop, _Mailbox(loop))
-            mailbox.open_requests += 1
-            self._requests[request] = (mailbox, receiver)
-            self._without_token.add(request)
+            mailbox.open_requests += len(requests)
+            for request, receiver in zip(requests, receivers, strict=True):
+                self._requests[request] = (mailbox, receiver)
+                self._without_token.add(request)
             self._changed.notify()
-            return request
+            return requests
 
     def cancel(self, request: int) -> None:
         """Asks for the end of a request: its last output says "cancelled"."""

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from effinfer import _core
 from effinfer.outputs import RequestOutput
 from effinfer.requests.loop import RequestLoop
+from effinfer.requests.prompt_request import gather, one_answer, prepare
 from effinfer.requests.state import RequestState
 from effinfer.sampling import SamplingParams
 from effinfer.speculation import SpeculationWarning
@@ -42,24 +43,26 @@ class Generation:
         grammars: GrammarCompiler | None = None,
     ) -> None:
         self._loop = loop
-        self._requests: dict[int, RequestState] = {}
+        self._requests: dict[int, RequestState] = {}  # answers
+        self._prompts: list[list[RequestState]] = []  # the same, by prompt
         self._running: set[int] = set()
         # Stop strings are found here, so each step has to be looked at before the next.
         has_stop = any(params.stop_strings() for _, params in requests)
         self._patience = 0.0 if has_stop else _PATIENCE_SECONDS
         try:
             for prompt, params in requests:
-                state = RequestState(params, tokenizer)
-                constraint = None if grammars is None else grammars.constraint(params, tokenizer)
-                request = loop.add(prompt, params.to_core(), constraint)
-                self._requests[request] = state
-                self._running.add(request)
+                prepared = prepare(prompt, params, tokenizer, grammars)
+                states = prepared.states(tokenizer)
+                answers = loop.add(prompt, prepared.answers, prepared.constraints)
+                self._running.update(answers)
+                self._requests.update(zip(answers, states, strict=True))
+                self._prompts.append(states)
         except BaseException:
             self.close()
             raise
 
     def run(self) -> Iterator[tuple[int, str]]:
-        """Runs all to the end; yields (which request, text that became certain)."""
+        """Runs all to the end; yields (which answer, text that became certain)."""
         indices = {request: index for index, request in enumerate(self._requests)}
         while self._running:
             for output in self._loop.wait(list(self._running), self._patience):
@@ -81,8 +84,8 @@ class Generation:
         self._running.clear()
 
     def outputs(self) -> list[RequestOutput]:
-        """In the order of the requests, once run() has ended."""
-        return [state.output() for state in self._requests.values()]
+        """One a prompt, in order, once run() has ended."""
+        return [gather(states) for states in self._prompts]
 
     def _finish(self, request: int, reason: str, error: str) -> None:
         self._running.discard(request)
@@ -101,7 +104,7 @@ class TextStream(Iterator[str]):
         grammars: GrammarCompiler | None = None,
     ) -> None:
         self.text = ""  # so far
-        requests = [(prompt, params or SamplingParams())]
+        requests = [(prompt, one_answer(params or SamplingParams()))]
         self._generation = Generation(loop, tokenizer, requests, grammars)
         self._pieces = self._generation.run()
 

@@ -41,16 +41,16 @@ class RequestLoop:
     def add(
         self,
         prompt: Sequence[int],
-        params: _core.SamplingParams,
-        constraint: Constraint | None = None,
-    ) -> int:
-        """Queues a request; throws what Engine.add() throws."""
+        params: Sequence[_core.SamplingParams],
+        constraints: Sequence[Constraint | None] = (),
+    ) -> list[int]:
+        """Queues the answers to a prompt; throws what Engine.add_answers() throws."""
         with self._changed:
             if self._closed:
                 raise _core.InvalidArgumentError("[LLM] closed: it was closed before this call")
-            request = self.engine.add(prompt, params, constraint)
-            self._inbox[request] = []
-            return request
+            requests = self.engine.add_answers(prompt, params, constraints)
+            self._inbox.update((request, []) for request in requests)
+            return requests
 
     def cancel(self, request: int) -> None:
         """Asks for the end of a request: its last output says "cancelled"."""

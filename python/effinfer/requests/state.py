@@ -15,13 +15,21 @@ if TYPE_CHECKING:
 
 class RequestState:
     def __init__(
-        self, params: SamplingParams, tokenizer: Tokenizer, *, keep_special: bool = False
+        self,
+        params: SamplingParams,
+        core: _core.SamplingParams,
+        tokenizer: Tokenizer,
+        *,
+        keep_special: bool = False,
     ) -> None:
-        """keep_special: control tokens that the model writes are in its text."""
+        """`core` is what the engine takes of `params` for this answer. keep_special: control tokens
+        that the model writes are in its text."""
         self.params = params
+        self.core = core
         self.text = TextState(tokenizer, params.stop_strings(), keep_special=keep_special)
         self.token_ids: list[int] = []
         self.logprobs: list[TokenLogprobs] = []
+        self.prompt_logprobs: list[TokenLogprobs] = []  # from the second token on
         self.has_stop_token = False  # the last token only says the end
         self.finish_reason = ""
         self.error = ""
@@ -30,6 +38,8 @@ class RequestState:
     def take(self, output: _core.StepOutput) -> str:
         """Adds new tokens; returns the text that became certain. What comes after a stop string is
         dropped."""
+        for scored in output.prompt:
+            self.prompt_logprobs.append(TokenLogprobs(scored.logprob, scored.top))
         pieces = []
         for number, sampled in enumerate(output.tokens, 1):
             if self.text.stopped:
@@ -51,8 +61,8 @@ class RequestState:
         self.error = error
         self.metrics = metrics
 
-    def output(self) -> RequestOutput:
-        """Throws InvalidArgumentError while the request runs."""
+    def output(self, index: int = 0) -> RequestOutput:
+        """`index` is that of this answer. Throws InvalidArgumentError while the request runs."""
         if self.metrics is None:
             raise _core.InvalidArgumentError("[generate] output: the request has not ended")
         return RequestOutput(
@@ -62,6 +72,11 @@ class RequestState:
             metrics=self.metrics,
             error=self.error,
             logprobs=None if self.params.logprobs is None else self.logprobs,
+            prompt_logprobs=[None, *self.prompt_logprobs]
+            if self.core.prompt_logprobs >= 0
+            else None,
+            seed=self.core.seed,
+            index=index,
         )
 
 

@@ -34,12 +34,13 @@ class Answer:
     def choices(self) -> Sequence[AsyncRequest]:
         return self.generation.requests
 
-    def close(self, prompts: int = 1) -> None:
-        """Counts and logs what came of the request. The choices of a prompt lie side by side."""
-        outputs = self.generation.outputs()
+    def close(self) -> None:
+        """Counts and logs what came of the request."""
+        prompts = self.generation.outputs()
+        outputs = [output for prompt in prompts for output in prompt.outputs]
         for output in outputs:
             self.served.metrics.ended(self.route, output)
-        usage = usage_of(outputs, prompts)
+        usage = usage_of(prompts)
         logger.info(
             "%s %s %s prompt=%d cached=%d generated=%d first=%.3f total=%.3f%s",
             self.route,
@@ -73,13 +74,13 @@ async def start_answer(
     return Answer(served, route, generation, f"{prefix}-{secrets.token_hex(12)}")
 
 
-async def wait_for_answer(request: Request, answer: Answer, prompts: int = 1) -> None:
+async def wait_for_answer(request: Request, answer: Answer) -> None:
     """Until all choices have ended. Throws ApiError when one failed in the engine."""
     try:
         async with closed_on_disconnect(request.receive, answer.generation):
             await answer.generation.wait_for_all()
     finally:
-        answer.close(prompts)
+        answer.close()
     for choice in answer.choices:
         if choice.state.finish_reason == "error":
             raise engine_error(choice.state.error)
@@ -87,13 +88,11 @@ async def wait_for_answer(request: Request, answer: Answer, prompts: int = 1) ->
             raise ApiError(503, "the server is shutting down", code="shutting_down")
 
 
-def usage_of(outputs: Sequence[RequestOutput], prompts: int) -> dict[str, Any]:
+def usage_of(prompts: Sequence[RequestOutput]) -> dict[str, Any]:
     """Prompts count once, whatever the number of their choices."""
-    per_prompt = max(len(outputs) // prompts, 1)
-    first = outputs[::per_prompt]
-    prompt = sum(output.metrics.prompt_tokens for output in first)
-    completion = sum(len(output.token_ids) for output in outputs)
-    cached = sum(output.metrics.cached_tokens for output in first)
+    prompt = sum(output.metrics.prompt_tokens for output in prompts)
+    completion = sum(len(answer.token_ids) for output in prompts for answer in output.outputs)
+    cached = sum(output.metrics.cached_tokens for output in prompts)
     return {
         "prompt_tokens": prompt,
         "completion_tokens": completion,

@@ -52,7 +52,7 @@ async def chat(request: Request, served: Served) -> Response:
         served,
         ROUTE,
         "chatcmpl",
-        [(conversation.ids, each) for each in params],
+        [(conversation.ids, params)],
         is_streamed=bool(body.stream),
         keep_special=conversation.keep_special,
     )
@@ -63,7 +63,7 @@ async def chat(request: Request, served: Served) -> Response:
         _choice(answer, index, choice, conversation.parser())
         for index, choice in enumerate(answer.choices)
     ]
-    usage = usage_of(answer.generation.outputs(), 1)
+    usage = usage_of(answer.generation.outputs())
     head = _head(answer, "chat.completion")
     return JSONResponse({**head, "choices": choices, "usage": usage})
 
@@ -95,7 +95,7 @@ class _Events:
 
     def end(self) -> Iterator[str]:
         if self._with_usage:
-            usage = usage_of(self._answer.generation.outputs(), 1)
+            usage = usage_of(self._answer.generation.outputs())
             head = _head(self._answer, "chat.completion.chunk")
             yield data_event({**head, "choices": [], "usage": usage})
         yield "data: [DONE]\n\n"

@@ -19,6 +19,7 @@ from effinfer.serve.answer import (
     wait_for_answer,
 )
 from effinfer.serve.body import read_body
+from effinfer.serve.echo import Echo
 from effinfer.serve.errors import ApiError, unsupported
 from effinfer.serve.sampling import check_length, check_stream_options, prompt_room, sampling_params
 from effinfer.serve.schemas import CompletionBody
@@ -45,26 +46,31 @@ async def completions(request: Request, served: Served) -> Response:
     requests = []
     for ids in encoded:
         room = prompt_room(ids, llm.engine.max_seq_len, "prompt")
+        wanted = _DEFAULT_TOKENS if body.max_tokens is None else body.max_tokens
         params = sampling_params(
             body,
-            max_tokens=min(body.max_tokens or _DEFAULT_TOKENS, room),
+            max_tokens=min(wanted, room),
             logprobs=body.logprobs,
             vocab_size=llm.engine.vocab_size,
             constraint={},
+            prompt_logprobs=_prompt_logprobs(body),
         )
-        requests += [(ids, each) for each in params]
-    echoes = [_echo(llm, prompt) if body.echo else "" for prompt in prompts]
-    echoes = [echo for echo in echoes for _ in range(body.n or 1)]
+        requests.append((ids, params))
     answer = await start_answer(served, ROUTE, "cmpl", requests, is_streamed=bool(body.stream))
+    texts = [_echo(llm, prompt) if body.echo else "" for prompt in prompts]
+    echoes = [
+        Echo(text, ids, leader, served.token_texts, body.logprobs is not None)
+        for text, ids, leader in zip(texts, encoded, answer.choices[:: body.n or 1], strict=True)
+    ]
+    echoes = [echo for echo in echoes for _ in range(body.n or 1)]
     if body.stream:
-        events = _Events(answer, echoes, with_usage, len(prompts))
-        return EventStream(answer, events, len(prompts))
-    await wait_for_answer(request, answer, len(prompts))
+        return EventStream(answer, _Events(answer, echoes, with_usage))
+    await wait_for_answer(request, answer)
     choices = [
-        _choice(answer, index, echo + choice.state.text.text, choice, len(echo))
+        _choice(answer, index, choice, echo)
         for index, (choice, echo) in enumerate(zip(answer.choices, echoes, strict=True))
     ]
-    usage = usage_of(answer.generation.outputs(), len(prompts))
+    usage = usage_of(answer.generation.outputs())
     return JSONResponse({**_head(answer), "choices": choices, "usage": usage})
 
 
@@ -73,8 +79,16 @@ def _refuse(body: CompletionBody) -> None:
         raise unsupported("suffix", "texts are continued at their end only")
     if body.best_of is not None and body.best_of != (body.n or 1):
         raise unsupported("best_of", "expected as many as n")
-    if body.echo and body.logprobs is not None:
-        raise unsupported("echo", "log-probabilities of prompts are not supported")
+    if body.max_tokens == 0 and (not body.echo or (body.n or 1) > 1):
+        why = "max_tokens: expected at least 1, or 0 with echo and one choice"
+        raise ApiError(400, why, param="max_tokens", code="invalid_value")
+
+
+def _prompt_logprobs(body: CompletionBody) -> int | None:
+    """Without a token to generate the prompt is scored, for nothing else is left to do."""
+    if not body.echo:
+        return None
+    return 0 if body.logprobs is None and body.max_tokens == 0 else body.logprobs
 
 
 def _prompts(body: CompletionBody) -> list[str | list[int]]:
@@ -100,23 +114,28 @@ def _echo(llm: AsyncLLM, prompt: str | list[int]) -> str:
 
 
 class _Events:
-    def __init__(self, answer: Answer, echoes: list[str], with_usage: bool, prompts: int) -> None:
+    def __init__(self, answer: Answer, echoes: list[Echo], with_usage: bool) -> None:
         self._answer = answer
         self._echoes = echoes
+        self._unsaid = {index: echo for index, echo in enumerate(echoes) if echo.text}
         self._with_usage = with_usage
-        self._prompts = prompts
-        self._offsets = [len(echo) for echo in echoes]
+        self._offsets = [len(echo.text) for echo in echoes]
         self._tokens = [0] * len(echoes)
         head = json.dumps(_head(answer), ensure_ascii=False)
         self._head = f'data: {head[:-1]}, "choices": [{{"index": '
         self._tail = ', "usage": null}\n\n' if with_usage else "}\n\n"
 
     def begin(self) -> Iterator[str]:
-        for index, echo in enumerate(self._echoes):
-            if echo:
-                yield self._event(index, echo, "null", "null")
+        for index, echo in list(self._unsaid.items()):
+            if not echo.has_logprobs:
+                yield self._event(index, self._unsaid.pop(index).text, "null", "null")
 
     def grow(self, index: int, choice: AsyncRequest, text: str) -> Iterator[str]:
+        # Log-probabilities of the prompt are there before the first token.
+        echo = None if choice.failed else self._unsaid.pop(index, None)
+        if echo is not None:
+            scores = json.dumps(echo.logprobs(), ensure_ascii=False)
+            yield self._event(index, echo.text, scores, "null")
         logprobs = "null"
         if choice.state.params.logprobs is not None:
             found = _logprobs(self._answer, choice, self._tokens[index], self._offsets[index])
@@ -129,7 +148,7 @@ class _Events:
 
     def end(self) -> Iterator[str]:
         if self._with_usage:
-            usage = usage_of(self._answer.generation.outputs(), self._prompts)
+            usage = usage_of(self._answer.generation.outputs())
             yield data_event({**_head(self._answer), "choices": [], "usage": usage})
         yield "data: [DONE]\n\n"
 
@@ -153,14 +172,16 @@ def _head(answer: Answer) -> dict[str, Any]:
     }
 
 
-def _choice(
-    answer: Answer, index: int, text: str, choice: AsyncRequest, offset: int
-) -> dict[str, Any]:
-    has_logprobs = choice.state.params.logprobs is not None
+def _choice(answer: Answer, index: int, choice: AsyncRequest, echo: Echo) -> dict[str, Any]:
+    logprobs = None
+    if choice.state.params.logprobs is not None:
+        logprobs = _logprobs(answer, choice, 0, len(echo.text))
+        if echo.text:
+            logprobs = {name: [*first, *logprobs[name]] for name, first in echo.logprobs().items()}
     return {
         "index": index,
-        "text": text,
-        "logprobs": _logprobs(answer, choice, 0, offset) if has_logprobs else None,
+        "text": echo.text + choice.state.text.text,
+        "logprobs": logprobs,
         "finish_reason": choice.state.finish_reason,
     }
 

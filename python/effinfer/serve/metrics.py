@@ -64,10 +64,12 @@ class Metrics:
         self._requests.labels(route, str(status)).inc()
 
     def ended(self, route: str, output: RequestOutput) -> None:
+        """Counts one answer."""
         metrics = output.metrics
         self._requests.labels(route, output.finish_reason).inc()
-        self._prompt.inc(metrics.prompt_tokens)
-        self._cached.inc(metrics.cached_tokens)
+        if output.index == 0:  # the others share it
+            self._prompt.inc(metrics.prompt_tokens)
+            self._cached.inc(metrics.cached_tokens)
         self._generated.inc(len(output.token_ids))
         self._drafted.inc(metrics.speculation.drafted)
         self._accepted.inc(metrics.speculation.accepted)

@@ -45,7 +45,7 @@ async def responses(request: Request, served: Served) -> Response:
         served,
         ROUTE,
         "resp",
-        [(conversation.ids, each) for each in params],
+        [(conversation.ids, params)],
         is_streamed=bool(body.stream),
         keep_special=conversation.keep_special,
     )
@@ -88,7 +88,7 @@ class _Events:
         yield self._items.event("response.failed", response=self.response)
 
     def _usage(self) -> dict[str, Any]:
-        usage = usage_of(self._answer.generation.outputs(), 1)
+        usage = usage_of(self._answer.generation.outputs())
         return {
             "input_tokens": usage["prompt_tokens"],
             "input_tokens_details": usage["prompt_tokens_details"],

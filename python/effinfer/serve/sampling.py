@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-import secrets
 from typing import Any
 
+from effinfer import _core
 from effinfer.async_llm import AsyncLLM
 from effinfer.sampling import SamplingParams
-from effinfer.serve.errors import ApiError
+from effinfer.serve.errors import ApiError, from_engine
 from effinfer.serve.schemas import ChatBody, ResponseFormat, Sampling
 
 _SAME_NAMES = (
@@ -22,6 +22,18 @@ _SAME_NAMES = (
     "stop",
     "stop_token_ids",
     "ignore_eos",
+    "bad_words",
+    "dry_multiplier",
+    "dry_base",
+    "dry_allowed_length",
+    "dry_penalty_last_n",
+    "dry_sequence_breakers",
+    "top_n_sigma",
+    "xtc_probability",
+    "xtc_threshold",
+    "mirostat",
+    "mirostat_tau",
+    "mirostat_eta",
 )
 
 
@@ -32,23 +44,25 @@ def sampling_params(
     logprobs: int | None,
     vocab_size: int,
     constraint: dict[str, Any],
-) -> list[SamplingParams]:
-    """One for each of the body's `n` choices: their seeds follow each other. Throws ApiError."""
+    prompt_logprobs: int | None = None,
+) -> SamplingParams:
+    """Throws ApiError."""
     values = {name: getattr(body, name) for name in _SAME_NAMES}
     values = {name: value for name, value in values.items() if value is not None}
-    seed = secrets.randbits(63) if body.seed is None else body.seed % 2**64
-    common = {
-        **values,
-        "top_k": max(body.top_k or 0, 0),
-        "logit_bias": _logit_bias(body.logit_bias or {}, vocab_size),
-        "max_tokens": max_tokens,
-        "logprobs": logprobs,
-        **(constraint or constraint_of(body)),
-    }
-    params = [SamplingParams(**common, seed=(seed + index) % 2**64) for index in range(body.n or 1)]
-    params[0].stop_strings()
-    params[0].to_core()
-    return params
+    try:
+        return SamplingParams(
+            **values,
+            top_k=max(body.top_k or 0, 0),
+            logit_bias=_logit_bias(body.logit_bias or {}, vocab_size),
+            n=body.n or 1,
+            seed=None if body.seed is None else body.seed % 2**64,
+            max_tokens=max_tokens,
+            logprobs=logprobs,
+            prompt_logprobs=prompt_logprobs,
+            **(constraint or constraint_of(body)),
+        )
+    except _core.Error as error:
+        raise from_engine(error) from None
 
 
 def constraint_of(body: Sampling) -> dict[str, Any]:

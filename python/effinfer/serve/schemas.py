@@ -16,6 +16,7 @@ TokenId = Annotated[int, Field(ge=0, lt=2**31)]
 Count = Annotated[int, Field(ge=1, lt=2**31)]
 Choices = Annotated[int, Field(ge=1, le=128)]
 # Texts are searched for stop strings with every token.
+Word = Annotated[str, Field(min_length=1, max_length=64)]
 Stop = Annotated[str, Field(min_length=1, max_length=256)]
 # The first wrong item says enough: a body may have millions.
 Ids = Annotated[list[TokenId], Field(fail_fast=True)]
@@ -77,6 +78,18 @@ class Sampling(Ignored):
     repetition_penalty: Annotated[float, Field(gt=0, le=100)] | None = None
     stop_token_ids: Annotated[list[TokenId], Field(max_length=1024)] | None = None
     ignore_eos: bool | None = None
+    bad_words: Annotated[list[Word], Field(max_length=64)] | None = None
+    dry_multiplier: Annotated[float, Field(ge=0, le=100)] | None = None
+    dry_base: Annotated[float, Field(ge=1, le=10)] | None = None
+    dry_allowed_length: Count | None = None
+    dry_penalty_last_n: Annotated[int, Field(ge=-1, lt=2**31)] | None = None
+    dry_sequence_breakers: Annotated[list[Word], Field(max_length=16)] | None = None
+    top_n_sigma: Annotated[float, Field(ge=0, le=100)] | None = None
+    xtc_probability: Probability | None = None
+    xtc_threshold: Probability | None = None
+    mirostat: Literal[0, 1, 2] | None = None
+    mirostat_tau: Annotated[float, Field(ge=0, le=100)] | None = None
+    mirostat_eta: Probability | None = None
     # Grammars, under the names that other servers have for them.
     guided_json: dict[str, Any] | str | None = None
     guided_regex: str | None = None
@@ -126,7 +139,7 @@ class CompletionBody(Sampling):
         | Ids
         | Annotated[list[Ids], Field(fail_fast=True)]
     )
-    max_tokens: Count | None = None
+    max_tokens: Annotated[int, Field(ge=0, lt=2**31)] | None = None  # 0: with echo
     logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
     echo: bool | None = None
     best_of: int | None = None

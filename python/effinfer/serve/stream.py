@@ -51,11 +51,10 @@ class EventStream(Response):
 
     media_type = None
 
-    def __init__(self, answer: Answer, events: Events, prompts: int = 1) -> None:
+    def __init__(self, answer: Answer, events: Events) -> None:
         super().__init__()
         self._answer = answer
         self._events = events
-        self._prompts = prompts
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         answer = self._answer
@@ -67,7 +66,7 @@ class EventStream(Response):
                 await send({"type": "http.response.body", "body": b"", "more_body": False})
         finally:
             answer.generation.close()
-            answer.close(self._prompts)
+            answer.close()
 
     async def _send_choices(self, send: Send) -> None:
         running = dict(enumerate(self._answer.choices))

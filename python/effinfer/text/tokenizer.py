@@ -16,6 +16,8 @@ _REPLACEMENT = "\ufffd"
 # The backend holds the interpreter's lock while it encodes one text, 2 s a megabyte, and lets go of
 # it for a batch, which costs more to start.
 _LONG_TEXT = 4096
+# Results of tokens_with() that are kept: a service asks for the same few again and again.
+_MOST_SEARCHES = 64
 
 
 class Tokenizer:
@@ -41,6 +43,7 @@ class Tokenizer:
         self._own_specials = own_specials
         # `encode_special_tokens` is a switch of the backend: encode() must not interleave.
         self._lock = threading.Lock()
+        self._tokens_with: dict[str, list[int]] = {}
 
     @classmethod
     def from_gguf(cls, metadata: Metadata) -> "Tokenizer":
@@ -92,6 +95,21 @@ class Tokenizer:
     def longest_token(self) -> int:
         """Letters of the longest token: no text has more of them than that for each token."""
         return max(map(len, self.backend.get_vocab()), default=1)
+
+    def tokens_with(self, text: str) -> list[int]:
+        """Ids of the tokens whose own text has this in it, ascending."""
+        found = self._tokens_with.get(text)
+        if found is None:
+            if len(self._tokens_with) >= _MOST_SEARCHES:
+                self._tokens_with.clear()
+            found = [token for token, own in enumerate(self._token_texts) if text in own]
+            self._tokens_with[text] = found
+        return found
+
+    @functools.cached_property
+    def _token_texts(self) -> list[str]:
+        ids = [[token] for token in range(self.vocab_size)]
+        return list(self.backend.decode_batch(ids, skip_special_tokens=False))
 
     @functools.cached_property
     def control_tokens(self) -> ControlTokens:
