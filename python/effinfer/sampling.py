@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from effinfer import _core
+from effinfer.requests.foreign_names import check_names
 
 _CONSTRAINTS = ("json_schema", "regex", "grammar", "choices")
 
@@ -37,6 +38,10 @@ class SamplingParams:
     regex: str | None = None  # of the whole text
     grammar: str | None = None  # in llguidance's variant of Lark, from `start`
     choices: Sequence[str] | None = None  # one of these
+
+    def __new__(cls, **keywords: Any) -> "SamplingParams":
+        check_names(keywords, cls.__dataclass_fields__)
+        return super().__new__(cls)
 
     def stop_strings(self) -> tuple[str, ...]:
         """Throws InvalidArgumentError for an empty one."""

@@ -14,6 +14,7 @@ from effinfer.models.gguf_config import config_from_gguf
 from effinfer.models.hf_config import config_from_hf
 
 if TYPE_CHECKING:
+    from effinfer.sampling import SamplingParams
     from effinfer.text.chat import ChatTemplate
     from effinfer.text.tokenizer import Tokenizer
 
@@ -70,6 +71,16 @@ class ModelFiles:
             bos_token=tokenizer.token(tokenizer.bos_token_id),
             eos_token=tokenizer.token(tokenizer.eos_token_id),
         )
+
+    @property
+    def has_chat_template(self) -> bool:
+        return bool(self._template_source())
+
+    def recommended_params(self) -> "SamplingParams":
+        """Throws FormatError for a value that no sampling can have."""
+        from effinfer.checkpoints.recommended import recommended_params
+
+        return recommended_params(self.path, self.gguf)
 
     def _template_source(self) -> str | None:
         if self.gguf is not None:
