@@ -6,6 +6,7 @@
 #include <string>
 #include <utility>
 
+#include "core/log.h"
 #include "effinfer/error.h"
 #include "runtime/engine_core.h"
 #include "runtime/engine_impl.h"
@@ -187,6 +188,7 @@ std::string EngineCore::try_run(std::span<Request* const> requests, Phase phase)
     }
   } catch (const std::exception& failure) {
     const std::string what = failure.what();
+    log(LogLevel::warning, "a step failed: " + what);
     return what.empty() ? "[engine] the step failed" : what;
   }
   return {};

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from effinfer import _core
 from effinfer.files.metadata import read_json
+from effinfer.load_log import forward_core_log
 from effinfer.models import build_graph
 from effinfer.models.config import ModelConfig
 from effinfer.models.gguf_config import config_from_gguf
@@ -103,6 +104,7 @@ def open_model(path: Path, *, head: str | None = None) -> ModelFiles:
     Throws FileError (missing, unreadable), FormatError (broken), UnsupportedError (architecture,
     option, dtype), InvalidArgumentError (a weight that is missing or of another shape).
     """
+    forward_core_log()
     return _open_folder(path, head) if path.is_dir() else _open_gguf(path, head)
 
 
