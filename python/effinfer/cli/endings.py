@@ -53,7 +53,8 @@ def _wrong_usage(error: BaseException, kind: str) -> Ending:
     context = getattr(error, "ctx", None)
     command = context.command_path if context else "effinfer"
     option = getattr(error, "option_name", "") if kind == "NoSuchOption" else ""
-    meant = _option_meant(option)
+    known = {name for each in context.command.params for name in each.opts} if context else set()
+    meant = _option_meant(option, known)
     if meant:
         message = f"No such option: {option}; {meant}"
     elif option and (" " in option or not option.startswith("--")):
@@ -61,7 +62,8 @@ def _wrong_usage(error: BaseException, kind: str) -> Ending:
     return Ending(2, kind, message, f"Try '{command} --help' for help.")
 
 
-def _option_meant(option: str) -> str | None:
+def _option_meant(option: str, known: set[str]) -> str | None:
+    """What another program's option is called here, if the command has it."""
     name = option.lstrip("-")
     if name in ("c", "ctx-size"):  # as llama.cpp's
         name = "n_ctx"
@@ -69,4 +71,6 @@ def _option_meant(option: str) -> str | None:
     if meant is None:
         return None
     first, word, rest = meant.partition("mean ")
-    return f"{first}{word}--{rest.replace('_', '-')}"
+    option = f"--{rest.replace('_', '-')}"
+    is_known = any(option.startswith(each) for each in known if each.startswith("--"))
+    return f"{first}{word}{option}" if is_known else None

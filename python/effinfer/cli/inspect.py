@@ -26,7 +26,7 @@ def inspect(
     """Show what a model holds: metadata, tensors with types and sizes, the graph."""
     path = resolve_with_bar(model)
     facts: dict[str, Any] = {"path": str(path)}
-    if path.is_file():
+    if not path.is_dir():
         facts.update(_of_file(_core.GgufFile(str(path))))
     facts.update(_of_graph(path))
     if as_json:

@@ -58,6 +58,7 @@ class EngineOptions:
     """Arguments of LLM, by their names there."""
 
     model: ModelOption = DEFAULT_MODEL
+    device: Annotated[str, typer.Option(help="cpu, cuda, cuda:1, or auto.")] = "cpu"
     threads: ThreadsOption = None
     precision: Annotated[str, typer.Option(help="fast or f32.")] = "fast"
     deterministic: Annotated[

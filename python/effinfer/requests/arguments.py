@@ -25,8 +25,10 @@ def check_choice(name: str, value: object, valid: Sequence[str], hint: str = "")
 
 def check_positive(**sizes: int | None) -> None:
     for name, value in sizes.items():
-        if value is not None and (not isinstance(value, int) or value < 1):
-            raise _core.InvalidArgumentError(f"[LLM] {name}: expected None or >= 1, got {value!r}")
+        if value is not None and (not isinstance(value, int) or not 1 <= value < 2**31):
+            raise _core.InvalidArgumentError(
+                f"[LLM] {name}: expected None or 1 to 2^31 - 1, got {value!r}"
+            )
 
 
 def unknown_options(call: Callable[..., object], names: Iterable[str]) -> _core.Error:
