@@ -100,7 +100,7 @@ class Typist:
 def interrupted(words: list[str], typist: Typist) -> list[str]:
     """A line that runs until a Ctrl-C, which comes soon."""
     extra = typist.random.choice([[], ["--json"], ["-q"], ["-v"]])
-    return ["generate", "the", "-m", typist.models[0], "-n", "9000", "--ignore-eos", *extra]
+    return ["bench", "-m", typist.models[0], "--pp", "64", "--repeat", "1000000", *extra]
 
 
 def interrupt(*_: object) -> None:
@@ -115,7 +115,7 @@ def main() -> None:
         words = typist.line()
         if number % 25 == 7:
             words = interrupted(words, typist)
-            signal.setitimer(signal.ITIMER_REAL, 0.15)
+            signal.setitimer(signal.ITIMER_REAL, typist.random.uniform(0.02, 0.2))
         ended = run_line(words, typist.random.choice(LINES))
         signal.setitimer(signal.ITIMER_REAL, 0)
         print(json.dumps({"words": words, **vars(ended)}), flush=True)

@@ -19,9 +19,10 @@ def run(arguments: Sequence[str]) -> int:
     from effinfer.cli.app import app
     from effinfer.cli.endings import ending_of
     from effinfer.cli.messages import shown_messages
-    from effinfer.cli.output import Told
+    from effinfer.cli.output import Told, objects_printed
 
     arguments = list(arguments) or ["--help"]
+    before = objects_printed()
     with shown_messages():
         try:
             return app(arguments, prog_name="effinfer", standalone_mode=False) or 0
@@ -29,5 +30,7 @@ def run(arguments: Sequence[str]) -> int:
             return told.code
         except (Exception, KeyboardInterrupt) as error:
             ending = ending_of(error)
-            ending.tell(as_json="--json" in arguments)
+            # A Ctrl-C that comes after the result takes nothing back.
+            is_late = ending.code == 130 and objects_printed() > before
+            ending.tell(as_json="--json" in arguments and not is_late)
             return ending.code

@@ -5,8 +5,18 @@ import sys
 from typing import Any
 
 
+_printed = 0
+
+
+def objects_printed() -> int:
+    """By print_json, in this process."""
+    return _printed
+
+
 def print_json(value: Any) -> None:
     """One line on stdout."""
+    global _printed
+    _printed += 1
     print(json.dumps(value, ensure_ascii=False), flush=True)
 
 
