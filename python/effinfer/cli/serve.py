@@ -65,7 +65,7 @@ def serve(
         from effinfer.async_llm import AsyncLLM
 
         llm = AsyncLLM(**vars(engine), max_sequences=max_sequences, max_waiting=max_waiting)
-        _ = llm.tokenizer  # now, not in the first request
+        _ = llm.tokenizer, llm.default_params  # now, not in the first request
         return llm
 
     names = [alias or _short_name(engine.model), engine.model]

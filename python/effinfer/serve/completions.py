@@ -49,7 +49,7 @@ async def completions(request: Request, served: Served) -> Response:
             body,
             max_tokens=min(body.max_tokens or _DEFAULT_TOKENS, room),
             logprobs=body.logprobs,
-            vocab_size=llm.engine.vocab_size,
+            llm=llm,
             constraint={},
         )
         requests += [(ids, each) for each in params]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import secrets
+from dataclasses import replace
 from typing import Any
 
 from effinfer.async_llm import AsyncLLM
@@ -30,22 +31,25 @@ def sampling_params(
     *,
     max_tokens: int,
     logprobs: int | None,
-    vocab_size: int,
+    llm: AsyncLLM,
     constraint: dict[str, Any],
 ) -> list[SamplingParams]:
-    """One for each of the body's `n` choices: their seeds follow each other. Throws ApiError."""
+    """One for each of the body's `n` choices: their seeds follow each other. What the body leaves
+    open is the model's to say. Throws ApiError."""
     values = {name: getattr(body, name) for name in _SAME_NAMES}
     values = {name: value for name, value in values.items() if value is not None}
     seed = secrets.randbits(63) if body.seed is None else body.seed % 2**64
     common = {
         **values,
-        "top_k": max(body.top_k or 0, 0),
-        "logit_bias": _logit_bias(body.logit_bias or {}, vocab_size),
+        "logit_bias": _logit_bias(body.logit_bias or {}, llm.engine.vocab_size),
         "max_tokens": max_tokens,
         "logprobs": logprobs,
         **(constraint or constraint_of(body)),
     }
-    params = [SamplingParams(**common, seed=(seed + index) % 2**64) for index in range(body.n or 1)]
+    if body.top_k is not None:
+        common["top_k"] = max(body.top_k, 0)
+    base = replace(llm.default_params, **common)
+    params = [replace(base, seed=(seed + index) % 2**64) for index in range(body.n or 1)]
     params[0].stop_strings()
     params[0].to_core()
     return params
