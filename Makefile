@@ -2,6 +2,7 @@
 #
 #   make demo      build, fetch the default model, generate text
 #   make test      C++ tests, Python tests, the C++ embedding example
+#   make wheel     a manylinux wheel in dist/, checked by auditwheel
 #   make lint      formatting, types, size budgets, layers
 #   make sanitize  the core's tests and the GGUF fuzzer under ASan and UBSan; the pool, the engine,
 #                  speculation and the GPU's emulator under TSan
@@ -23,7 +24,7 @@ BUILD := build/wheel
 FUZZ_MUTATIONS ?= 100000
 SETUP := $(BIN)/python tools/setup_venv.py
 
-.PHONY: demo test lint sanitize fidelity bench bench-compare bench-techniques bench-gpu format stubs clean
+.PHONY: demo test wheel lint sanitize fidelity bench bench-compare bench-techniques bench-gpu format stubs clean
 .DEFAULT_GOAL := test
 
 $(BIN)/python:
@@ -52,6 +53,10 @@ CHECK_SASS = $(SETUP) sass || echo "test: no cuobjdump"; \
 else
 CHECK_SASS = true
 endif
+
+wheel: | $(BIN)/python
+	@$(SETUP) build wheel
+	$(BIN)/python tools/build_wheel.py --build-dir $(BUILD)
 
 lint: | $(BIN)/python
 	@$(SETUP) build run serve lint

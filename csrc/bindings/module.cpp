@@ -7,6 +7,7 @@ PYBIND11_MODULE(_core, m) {
   effinfer::bindings::register_device_array(m);
   effinfer::bindings::register_arrays(m);
   effinfer::bindings::register_device(m);
+  effinfer::bindings::register_log(m);
   effinfer::bindings::register_tuning(m);
   effinfer::bindings::register_weights(m);
   effinfer::bindings::register_gguf(m);

@@ -1,5 +1,6 @@
 // compile(): options, passes, weights, memory, calls.
 #include <algorithm>
+#include <chrono>
 #include <limits>
 #include <new>
 
@@ -8,6 +9,7 @@
 #include "compiler/memory_plan.h"
 #include "compiler/passes.h"
 #include "core/backend.h"
+#include "core/log.h"
 #include "core/memory.h"
 #include "effinfer/device.h"
 #include "effinfer/tuning.h"
@@ -162,9 +164,24 @@ void Executable::Impl::lower() {
   pool->reserve_scratch(shared.scratch_bytes);
 }
 
+namespace {
+
+void log_compilation(const std::string& what, size_t calls, size_t weights, size_t arena,
+                     std::chrono::steady_clock::time_point started) {
+  const auto took = std::chrono::duration_cast<std::chrono::milliseconds>(
+      std::chrono::steady_clock::now() - started);
+  const auto megabytes = [](size_t bytes) { return std::to_string(bytes / 1'000'000) + " MB"; };
+  log(LogLevel::info, "compiled " + what + ": " + std::to_string(calls) + " calls, weights of " +
+                          megabytes(weights) + ", arena of " + megabytes(arena) + ", " +
+                          std::to_string(took.count()) + " ms");
+}
+
+}  // namespace
+
 std::shared_ptr<Executable> compile(const Graph& graph, std::shared_ptr<const WeightSource> weights,
                                     std::shared_ptr<ThreadPool> pool,
                                     const CompileOptions& options) {
+  const auto started = std::chrono::steady_clock::now();
   if (!weights) fail("weights: expected a source, got none");
   if (!pool) fail("pool: expected a thread pool, got none");
   graph.verify();
@@ -205,6 +222,9 @@ std::shared_ptr<Executable> compile(const Graph& graph, std::shared_ptr<const We
   } catch (const std::bad_alloc&) {
     throw OutOfMemory("[compile] no memory for the weights and buffers of the executable");
   }
+  if (!impl->tuning_trouble.empty()) log(LogLevel::warning, impl->tuning_trouble);
+  log_compilation(graph.name + " for " + impl->isa, impl->programs[0].calls.size(),
+                  impl->shared.weights->packed_bytes(), impl->arena_bytes, started);
   return std::shared_ptr<Executable>(new Executable(std::move(impl)));
 }
 

@@ -42,7 +42,7 @@ AtomicFile::AtomicFile(const std::string& path, std::string label)
       path_(place_of(path, label_)),
       temporary_(temporary_name(path_)),
       file_(create(temporary_)) {
-  if (!file_.valid()) fail("cannot create", temporary_);
+  if (!file_.valid()) fail("cannot create", path_);
 }
 
 AtomicFile::~AtomicFile() {
@@ -55,7 +55,7 @@ void AtomicFile::write(const void* data, size_t size) {
   while (size > 0) {
     const ssize_t count = ::write(file_.get(), next, std::min(size, kChunk));
     if (count < 0 && errno == EINTR) continue;
-    if (count <= 0) fail("cannot write", temporary_);
+    if (count <= 0) fail("cannot write", path_);
     next += count;
     size -= static_cast<size_t>(count);
     written_ += static_cast<uint64_t>(count);
@@ -63,9 +63,9 @@ void AtomicFile::write(const void* data, size_t size) {
 }
 
 void AtomicFile::commit() {
-  if (::fsync(file_.get()) != 0) fail("cannot flush", temporary_);
-  if (file_.close() != 0) fail("cannot close", temporary_);
-  if (::rename(temporary_.c_str(), path_.c_str()) != 0) fail("cannot rename to", path_);
+  if (::fsync(file_.get()) != 0) fail("cannot write", path_);
+  if (file_.close() != 0) fail("cannot write", path_);
+  if (::rename(temporary_.c_str(), path_.c_str()) != 0) fail("cannot write", path_);
   committed_ = true;
   const std::string folder = std::filesystem::path(path_).parent_path().string();
   const FileDescriptor directory(

@@ -302,14 +302,20 @@ void parse_file(GgufFile::Impl& file) {
 
 }  // namespace
 
-std::shared_ptr<GgufFile> GgufFile::open(const std::string& path) {
-  auto impl = std::make_unique<Impl>();
+std::unique_ptr<GgufFile::Impl> open_gguf(const std::string& path) {
+  auto impl = std::make_unique<GgufFile::Impl>();
   impl->mapping = std::make_unique<MappedFile>(path);
   impl->bytes = impl->mapping->bytes();
   impl->label = path;
   parse_file(*impl);
   // Vocabularies take megabytes, and are read again only by a tokenizer.
   drop_mapped_pages(impl->bytes.first(impl->data_begin));
+  return impl;
+}
+
+std::shared_ptr<GgufFile> GgufFile::open(const std::string& path) {
+  std::unique_ptr<Impl> impl = open_gguf(path);
+  open_shards(*impl);
   return std::shared_ptr<GgufFile>(new GgufFile(std::move(impl)));
 }
 

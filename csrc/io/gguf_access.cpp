@@ -44,7 +44,9 @@ const std::string& GgufFile::path() const {
 }
 
 size_t GgufFile::file_bytes() const {
-  return impl_->bytes.size();
+  size_t size = impl_->bytes.size();
+  for (const auto& shard : impl_->shards) size += shard->bytes.size();
+  return size;
 }
 
 const std::vector<std::pair<std::string_view, GgufValue>>& GgufFile::metadata() const {
@@ -116,8 +118,9 @@ TensorView GgufFile::weight(std::string_view name) const {
 std::optional<WeightOrigin> GgufFile::origin(std::string_view name) const {
   const GgufTensor* tensor = find_tensor(name);
   if (tensor == nullptr || impl_->mapping == nullptr) return std::nullopt;
-  const auto offset = static_cast<uint64_t>(tensor->data - impl_->bytes.data());
-  return WeightOrigin{impl_->label, impl_->mapping->state(), offset};
+  const Impl& file = impl_->holder(*tensor);
+  const auto offset = static_cast<uint64_t>(tensor->data - file.bytes.data());
+  return WeightOrigin{file.label, file.mapping->state(), offset};
 }
 
 void GgufFile::release(std::string_view name, size_t begin, size_t end) const {
@@ -128,10 +131,11 @@ void GgufFile::release(std::string_view name, size_t begin, size_t end) const {
   // A fault maps as much of the file as the page cache holds in one piece, 2 MB at most: neighbours
   // that were dropped already, or are not wanted before other tensors.
   constexpr size_t kPiece = size_t{2} << 20;
-  const size_t place = static_cast<size_t>(tensor->data - impl_->bytes.data());
+  const std::span<const uint8_t> bytes = impl_->holder(*tensor).bytes;
+  const size_t place = static_cast<size_t>(tensor->data - bytes.data());
   const size_t first = place + begin - std::min(kPiece, place + begin);
-  const size_t last = std::min(place + end + kPiece, impl_->bytes.size());
-  drop_mapped_pages(impl_->bytes.subspan(first, last - first));
+  const size_t last = std::min(place + end + kPiece, bytes.size());
+  drop_mapped_pages(bytes.subspan(first, last - first));
 }
 
 }  // namespace effinfer

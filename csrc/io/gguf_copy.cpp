@@ -19,6 +19,9 @@ void write_gguf_with_metadata(const GgufFile& source, std::string_view key, std:
     throw InvalidArgument("[gguf] key: expected 1 to 65535 bytes, and not general.alignment");
   }
   const GgufFile::Impl& file = *source.impl_;
+  if (!file.shards.empty()) {
+    throw Unsupported("[gguf] " + file.label + ": a model in several files; quantize() makes one");
+  }
   const auto replaced = file.metadata_index.find(key);
   const bool is_new = replaced == file.metadata_index.end();
 

@@ -38,6 +38,15 @@ struct GgufFile::Impl {
   uint64_t tensor_infos_begin = 0;       // the end of the last metadata entry
   uint64_t tensor_infos_end = 0;
   uint64_t data_begin = 0;  // at most the file's size
+
+  // Of a split model, the files after the first, whose `tensors` are those of all.
+  std::vector<std::unique_ptr<Impl>> shards;
+  const Impl& holder(const GgufTensor& tensor) const;  // the file that a tensor's data lies in
 };
+
+// Maps and parses one file. Throws FileError, FormatError.
+std::unique_ptr<GgufFile::Impl> open_gguf(const std::string& path);
+// Adds the other files of a split model to its first. Throws FileError, FormatError.
+void open_shards(GgufFile::Impl& first);
 
 }  // namespace effinfer

@@ -171,7 +171,8 @@ void GgufWriter::copy_metadata(const GgufFile& source) {
   const GgufFile::Impl& file = *source.impl_;
   for (size_t i = 0; i < file.metadata.size(); ++i) {
     const std::string_view key = file.metadata[i].first;
-    if (key == "general.alignment") continue;
+    // What is written here is one file.
+    if (key == "general.alignment" || key.starts_with("split.")) continue;
     const uint64_t begin = file.metadata_begin[i] + sizeof(uint64_t) + key.size();
     const uint64_t end =
         i + 1 < file.metadata.size() ? file.metadata_begin[i + 1] : file.tensor_infos_begin;

@@ -4,6 +4,7 @@
 #include <string>
 #include <utility>
 
+#include "core/log.h"
 #include "effinfer/error.h"
 
 namespace effinfer::runtime {
@@ -282,6 +283,8 @@ void EngineCore::preempt(size_t index) {
   request.step_tokens = 0;
   ++request.metrics.preemptions;
   request.changed = true;
+  log(LogLevel::debug, "no free pages: a request waits again, preempted " +
+                           std::to_string(request.metrics.preemptions) + " times");
   move_request(running_, index, waiting_);
   const std::lock_guard lock(mutex_);
   ++stats_.preemptions;

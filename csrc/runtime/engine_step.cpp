@@ -7,6 +7,7 @@
 #include <string>
 #include <utility>
 
+#include "core/log.h"
 #include "effinfer/error.h"
 #include "runtime/engine_core.h"
 #include "runtime/engine_impl.h"
@@ -205,6 +206,7 @@ std::string EngineCore::try_run(std::span<Request* const> requests, Phase phase)
     }
   } catch (const std::exception& failure) {
     const std::string what = failure.what();
+    log(LogLevel::warning, "a step failed: " + what);
     return what.empty() ? "[engine] the step failed" : what;
   }
   return {};

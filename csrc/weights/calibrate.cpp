@@ -12,6 +12,7 @@
 #include <mutex>
 #include <vector>
 
+#include "core/log.h"
 #include "core/memory.h"
 #include "core/tuned.h"
 #include "effinfer/error.h"
@@ -348,6 +349,7 @@ std::string tune(std::span<const ops::PackedWeight> weights, ThreadPool& pool, c
     };
     measured |= tune_one(packed, measure, file);
   }
+  if (measured) log(LogLevel::info, "measured how far ahead weights are asked for");
   return measured ? file.save() : "";
 }
 

@@ -5,6 +5,7 @@
 #include <new>
 #include <system_error>
 
+#include "core/log.h"
 #include "effinfer/error.h"
 #include "effinfer/gguf.h"
 
@@ -57,6 +58,12 @@ void WeightStore::pack(const Graph& graph, const CompileOptions& options) {
   }
   data = place(data, plan.num_bytes);
   pack_cache_ = cache.report();
+  if (pack_cache_.state == PackCacheState::failed) {
+    log(LogLevel::warning, "pack cache: " + pack_cache_.reason);
+  } else if (pack_cache_.state != PackCacheState::off) {
+    const bool hit = pack_cache_.state == PackCacheState::hit;
+    log(LogLevel::info, (hit ? "pack cache: found " : "pack cache: stored ") + pack_cache_.path);
+  }
   packed_bytes_ = plan.num_bytes;
   for (const PackedItem& item : plan.items) {
     ops::PackedWeight& weight = packed_.emplace(item.name, item.shape).first->second;

@@ -35,6 +35,8 @@ if TYPE_CHECKING:
     from effinfer.sampling import SamplingParams
     from effinfer.speculation import Speculation, SpeculationWarning
 
+    __version__: str
+
 _ERRORS = (
     "CancelledError",
     "DeviceError",
@@ -66,7 +68,6 @@ _MODULE_OF = {
 }
 _SUBMODULES = ("graph", "hub", "models", "ops", "speculation", "techniques")
 
-__version__ = "0.1.0"
 __all__ = [
     "LLM",
     "AsyncLLM",
@@ -102,7 +103,9 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    if name in _MODULE_OF:
+    if name == "__version__":
+        value = import_module("effinfer._core").version()
+    elif name in _MODULE_OF:
         value = getattr(import_module(_MODULE_OF[name]), name)
     elif name in _SUBMODULES:
         value = import_module(f"effinfer.{name}")

@@ -1746,6 +1746,11 @@ def set_isa(level: str) -> None:
     Caps the instruction-set level of kernels selected from now on.
     """
 
+def set_log_callback(callback: typing.Any, least: str) -> None:
+    """
+    Calls callback(level, text) with what the core tells, in whichever thread it does; None silences it. Levels: debug, info, warning.
+    """
+
 def sigmoid(
     x: numpy.typing.NDArray[typing.Any] | DeviceArray,
     pool: ThreadPool | Queue | None = None,

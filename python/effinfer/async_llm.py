@@ -20,6 +20,7 @@ from effinfer.requests.arguments import (
 )
 from effinfer.requests.async_generation import AsyncGeneration, AsyncStream
 from effinfer.requests.engine_thread import EngineThread
+from effinfer.requests.parameters import complete, complete_all, split_variables
 from effinfer.requests.prompt_request import PromptRequest, is_slow, one_answer, prepare
 from effinfer.sampling import SamplingParams
 
@@ -65,9 +66,11 @@ class AsyncLLM:
         self,
         prompts: Prompt | Sequence[Prompt],
         params: SamplingParams | Sequence[SamplingParams] | None = None,
+        **keywords: Any,
     ) -> list[RequestOutput]:
         """LLM.generate(). Throws QueueFullError when not all prompts may wait."""
-        requests = pair_params(as_prompts(prompts), params)
+        complete = complete_all(params, keywords, lambda: self.default_params)
+        requests = pair_params(as_prompts(prompts), complete)
         size = sum(len(prompt) for prompt, _ in requests if isinstance(prompt, str))
         if self._is_slow(size):
             encoded = await asyncio.to_thread(encode_prompts, self.tokenizer, requests)
@@ -77,12 +80,15 @@ class AsyncLLM:
         await generation.wait_for_all()
         return generation.outputs()
 
-    def stream(self, prompt: Prompt, params: SamplingParams | None = None) -> AsyncStream:
+    def stream(
+        self, prompt: Prompt, params: SamplingParams | None = None, **keywords: Any
+    ) -> AsyncStream:
         """The completion of one prompt piece by piece: `async for piece in llm.stream(...)`. The
         request is queued here, in the running event loop, after its grammar was compiled. Throws as
         generate(), and Error while iterating when the request fails."""
+        params = complete(params, keywords, lambda: self.default_params)
         ids = encode_prompt(self.tokenizer, prompt)
-        prompts = self._prepare([(ids, one_answer(params or SamplingParams()))])
+        prompts = self._prepare([(ids, one_answer(params))])
         generation = AsyncGeneration(self._thread, self.tokenizer, prompts, is_streamed=True)
         return AsyncStream(generation, self)
 
@@ -93,8 +99,9 @@ class AsyncLLM:
         **variables: Any,
     ) -> RequestOutput:
         """LLM.chat()."""
+        keywords, variables = split_variables(variables)
         ids = await self.chat_tokens(messages, **variables)
-        return (await self.generate([ids], params))[0]
+        return (await self.generate([ids], params, **keywords))[0]
 
     async def stream_chat(
         self,
@@ -103,7 +110,8 @@ class AsyncLLM:
         **variables: Any,
     ) -> AsyncStream:
         """chat() piece by piece: `async for piece in await llm.stream_chat(...)`."""
-        return self.stream(await self.chat_tokens(messages, **variables), params)
+        keywords, variables = split_variables(variables)
+        return self.stream(await self.chat_tokens(messages, **variables), params, **keywords)
 
     async def chat_tokens(self, messages: Sequence[Message], **variables: Any) -> list[int]:
         """LLM.chat_tokens()."""
@@ -150,6 +158,11 @@ class AsyncLLM:
 
     def _is_slow(self, characters: int) -> bool:
         return characters > _LONG_TEXT or self.tokenizer.is_busy
+
+    @property
+    def default_params(self) -> SamplingParams:
+        """LLM.default_params."""
+        return self._llm.default_params
 
     @property
     def tokenizer(self) -> Tokenizer:

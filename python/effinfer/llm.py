@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import threading
 import time
@@ -10,11 +11,13 @@ from typing import TYPE_CHECKING, Any
 
 from effinfer import _core
 from effinfer.checkpoints.model_files import ModelFiles, open_model
+from effinfer.evaluation import Evaluation
 from effinfer.files.cache_warnings import warn_of_caches
 from effinfer.files.paths import pack_cache_dir, tuning_cache_dir
 from effinfer.hub.progress import resolve_with_bar
+from effinfer.load_log import log_load
 from effinfer.outputs import RequestOutput
-from effinfer.requests import arguments
+from effinfer.requests import arguments, parameters
 from effinfer.requests.arguments import Prompt
 from effinfer.requests.generation import Generation, TextStream
 from effinfer.requests.grammar import GrammarCompiler
@@ -24,16 +27,13 @@ from effinfer.speculation import Proposer, Speculation
 from effinfer.techniques import SparsePrefill, as_prefill, as_speculation
 from effinfer.text.trust import chat_tokens
 
-if TYPE_CHECKING:  # imported when text or arrays are asked for: they cost more than the rest
-    import numpy as np
-    import numpy.typing as npt
-
+if TYPE_CHECKING:  # imported when text is asked for: they cost more than the rest
     from effinfer.text.chat import ChatTemplate
     from effinfer.text.messages import Message
     from effinfer.text.tokenizer import Tokenizer
 
 
-class LLM:
+class LLM(Evaluation):
     """A language model, ready to generate. Safe to use from several threads: their requests share
     steps."""
 
@@ -60,8 +60,8 @@ class LLM:
         speculation: str | Speculation | Proposer | None = None,
         **unknown: object,
     ) -> None:
-        """Loads `model`: a path of a GGUF file, of an effinfer artifact or of a Hugging Face
-        folder; a name that `effinfer pull` knows (pulled when absent); or hf:org/repo/file.gguf.
+        """Loads `model`: a GGUF file, an effinfer artifact or a Hugging Face folder; or what
+        hub.resolve() finds: a name of `effinfer list`, or `org/repo[:Q4_K_M]` of the hub.
 
         device: "cpu", "cuda", "cuda:1", or "auto": a GPU where there is one. threads: None is what
         `effinfer.info()` says. precision: "fast" or "f32" (float32 throughout). deterministic:
@@ -84,9 +84,8 @@ class LLM:
         if unknown:
             raise arguments.unknown_options(LLM, unknown)
         arguments.check_choices(device, precision, kv_dtype, ternary_packing)
-        sizes = {"threads": threads, "max_seq_len": max_seq_len, "num_pages": num_pages}
-        for name, value in {**sizes, "max_batch_tokens": max_batch_tokens}.items():
-            arguments.check_positive(name, value)
+        arguments.check_positive(threads=threads, max_seq_len=max_seq_len, num_pages=num_pages)
+        arguments.check_positive(max_batch_tokens=max_batch_tokens)
         sparse = as_prefill(prefill)
         self._drafts = as_speculation(speculation)
         self._files: ModelFiles = open_model(resolve_with_bar(model), head=head)
@@ -117,6 +116,7 @@ class LLM:
         self._tokenizer: Tokenizer | None = None
         self._text_lock = threading.Lock()
         self.load_s = time.perf_counter() - started
+        log_load(engine, self._files.path, self.load_s, threads)
 
     @property
     def tokenizer(self) -> Tokenizer:
@@ -135,19 +135,34 @@ class LLM:
                 self._template = self._files.chat_template(tokenizer, self._template_source)
             return self._template
 
+    @functools.cached_property
+    def default_params(self) -> SamplingParams:
+        """What a call without `params` samples with: what the model's makers recommend, which a
+        folder says in generation_config.json and a GGUF file in general.sampling.*, and the
+        defaults of SamplingParams for the rest. Throws FormatError for values that cannot be."""
+        return self._files.recommended_params()
+
+    @property
+    def has_chat_template(self) -> bool:
+        """Whether the model brings one, as models do that were trained to chat."""
+        return self._files.has_chat_template
+
     def generate(
         self,
         prompts: Prompt | Sequence[Prompt],
         params: SamplingParams | Sequence[SamplingParams] | None = None,
+        **keywords: Any,
     ) -> list[RequestOutput]:
         """Completes one prompt or several (texts or token ids), all in one batch; one output a
-        prompt, in order. `params` is for all, or one a prompt.
+        prompt, in order. `params` is for all, or one a prompt; None is `default_params`. Keywords
+        are fields of SamplingParams that replace theirs: `generate("hi", temperature=0.5)`.
 
         Throws InvalidArgumentError, before anything runs, for a prompt that is empty or leaves no
         room in the context, and for wrong parameters. A request that fails later ends with
         finish_reason "error" and does not touch the others. Ctrl-C cancels the whole call.
         """
-        requests = arguments.pair_params(arguments.as_prompts(prompts), params)
+        complete = parameters.complete_all(params, keywords, lambda: self.default_params)
+        requests = arguments.pair_params(arguments.as_prompts(prompts), complete)
         encoded = arguments.encode_prompts(self.tokenizer, requests)
         generation = Generation(self._loop, self.tokenizer, encoded, self.grammars)
         try:
@@ -157,10 +172,13 @@ class LLM:
             generation.close()
         return generation.outputs()
 
-    def stream(self, prompt: Prompt, params: SamplingParams | None = None) -> TextStream:
+    def stream(
+        self, prompt: Prompt, params: SamplingParams | None = None, **keywords: Any
+    ) -> TextStream:
         """The completion of one prompt piece by piece, never with a broken character: an iterator
-        of str. Closing it, or dropping it, cancels the request. Throws as generate(), and Error
-        while iterating when the request fails."""
+        of str. Closing it, or dropping it, cancels the request. Parameters as of generate(). Throws
+        as generate(), and Error while iterating when the request fails."""
+        params = parameters.complete(params, keywords, lambda: self.default_params)
         return self._stream(arguments.encode_prompt(self.tokenizer, prompt), params)
 
     def chat(
@@ -169,9 +187,11 @@ class LLM:
         params: SamplingParams | None = None,
         **variables: Any,
     ) -> RequestOutput:
-        """The model's answer to a conversation of {"role": ..., "content": ...}; `variables` go to
-        the chat template. Throws as generate(), and InvalidArgumentError without a template."""
-        return self.generate([self.chat_tokens(messages, **variables)], params)[0]
+        """The model's answer to a conversation of {"role": ..., "content": ...}. Keywords that are
+        fields of SamplingParams are parameters, as of generate(); others go to the chat template.
+        Throws as generate(), and InvalidArgumentError without a template."""
+        keywords, variables = parameters.split_variables(variables)
+        return self.generate([self.chat_tokens(messages, **variables)], params, **keywords)[0]
 
     def stream_chat(
         self,
@@ -180,6 +200,8 @@ class LLM:
         **variables: Any,
     ) -> TextStream:
         """chat() piece by piece."""
+        keywords, variables = parameters.split_variables(variables)
+        params = parameters.complete(params, keywords, lambda: self.default_params)
         return self._stream(self.chat_tokens(messages, **variables), params)
 
     def chat_tokens(self, messages: Sequence[Message], **variables: Any) -> list[int]:
@@ -197,38 +219,10 @@ class LLM:
         """The text of token ids. Throws InvalidArgumentError for an unknown id."""
         return self.tokenizer.decode(ids, skip_special=skip_special)
 
-    def logits(
-        self, token_ids: Sequence[int], *, phase: str = "prefill"
-    ) -> npt.NDArray[np.float32]:
-        """float32 [len(token_ids), vocab]: what the model expects after each token. "decode" feeds
-        one token at a time, in the arithmetic of generation."""
-        arguments.check_choice("phase", phase, ("prefill", "decode"))
-        return self.engine.logits(token_ids, phase)
-
-    def log_likelihoods(
-        self, token_ids: Sequence[int], *, phase: str = "prefill"
-    ) -> npt.NDArray[np.float64]:
-        """float64 [len(token_ids) - 1]: the log-probability, in nats, of each token but the first
-        given those before it. Never holds the logits of a long text."""
-        arguments.check_choice("phase", phase, ("prefill", "decode"))
-        return self.engine.log_likelihoods(token_ids, phase)
-
     def explain(self) -> str:
         """Which kernels run and why, how weights are packed, the memory plan, what drafts."""
         text = self.engine.explain()
         return text if self._drafts is None else f"{text}\n{self._drafts.explain()}\n"
-
-    @property
-    def threads(self) -> int:
-        return self.engine.threads
-
-    @property
-    def vocab_size(self) -> int:
-        return self.engine.vocab_size
-
-    @property
-    def max_seq_len(self) -> int:
-        return self.engine.max_seq_len
 
     @property
     def engine(self) -> _core.Engine:
@@ -246,5 +240,5 @@ class LLM:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _stream(self, prompt: Sequence[int], params: SamplingParams | None) -> TextStream:
+    def _stream(self, prompt: Sequence[int], params: SamplingParams) -> TextStream:
         return TextStream(self._loop, self.tokenizer, prompt, params, self.grammars)

@@ -36,7 +36,7 @@ class Info:
     python: str
 
     def __str__(self) -> str:
-        backends = "\n".join(f"{name:<11}{state}" for name, state in self.backends.items())
+        backends = "; ".join(f"{name} {state}" for name, state in self.backends.items())
         return (
             f"effinfer   {self.version} (Python {self.python})\n"
             f"cpu        {self.cpu or 'unknown'}\n"
@@ -49,7 +49,7 @@ class Info:
             f"memory     huge pages: {_HUGE_PAGES[self.huge_pages]}; "
             f"NUMA nodes: {self.numa_nodes}\n"
             f"devices    {', '.join(self.devices)}\n"
-            f"{backends}"
+            f"backends   {backends}"
         )
 
     def to_dict(self) -> dict[str, Any]:

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from effinfer import _core
+from effinfer.requests.foreign_names import check_names
 
 MOST_ANSWERS = 1024
 _CONSTRAINTS = ("json_schema", "regex", "grammar", "choices")
@@ -61,6 +62,10 @@ class SamplingParams:
     regex: str | None = None  # of the whole text
     grammar: str | None = None  # in llguidance's variant of Lark, from `start`
     choices: Sequence[str] | None = None  # one of these
+
+    def __new__(cls, **keywords: Any) -> "SamplingParams":
+        check_names(keywords, cls.__dataclass_fields__)
+        return super().__new__(cls)
 
     def __post_init__(self) -> None:
         self.stop_strings()

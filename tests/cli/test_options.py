@@ -6,7 +6,7 @@ from dataclasses import fields
 import pytest
 
 from effinfer import LLM, SamplingParams
-from effinfer.cli import generate, measure
+from effinfer.cli import chat, generate, measure
 from effinfer.cli import options as o
 
 
@@ -25,11 +25,13 @@ def test_engine_options_are_arguments_of_llm():
 def test_sampling_options_are_fields_of_sampling_params():
     names = {field.name for field in fields(SamplingParams)}
     assert {field.name for field in fields(o.SamplingOptions)} <= names
-    assert o.SAMPLING.params() == SamplingParams(temperature=0.0)
+    given = o.SAMPLING.given()
+    assert SamplingParams(**given) == SamplingParams()
+    assert "temperature" not in given  # that is the model's to say
 
 
 @pytest.mark.parametrize(
-    "command", [generate.generate, generate.chat, measure.bench, measure.perplexity]
+    "command", [generate.generate, chat.chat, measure.bench, measure.perplexity]
 )
 def test_every_command_that_runs_a_model_takes_them(command):
     taken = set(defaults(command))
@@ -43,6 +45,7 @@ def test_every_command_that_runs_a_model_takes_them(command):
 
 
 def test_a_command_may_have_defaults_of_its_own():
-    assert defaults(generate.generate)["temperature"] == 0.0
-    assert defaults(generate.chat)["temperature"] == 0.6
-    assert defaults(generate.chat)["top_k"] == defaults(generate.generate)["top_k"]
+    assert defaults(generate.generate)["max_tokens"] == 128
+    assert defaults(chat.chat)["max_tokens"] == 1024
+    for name in ("temperature", "top_k", "top_p", "min_p"):  # one rule for both
+        assert defaults(chat.chat)[name] is defaults(generate.generate)[name] is None

@@ -76,6 +76,83 @@ TEST("reads metadata and tensors of versions 2 and 3") {
   }
 }
 
+namespace {
+
+// A file of a split model with one tensor of eight floats, the first of them `value`.
+Bytes shard(uint32_t number, uint32_t count, std::string_view tensor, float value,
+            uint32_t all_tensors) {
+  Bytes bytes;
+  bytes.header(1, 3);
+  bytes.string("split.no").u32(kU32).u32(number);
+  bytes.string("split.count").u32(kU32).u32(count);
+  bytes.string("split.tensors.count").u32(kI32).u32(all_tensors);
+  bytes.tensor(tensor, {8}, kTypeF32, 0).pad();
+  for (int i = 0; i < 8; ++i) bytes.number(value + static_cast<float>(i));
+  return bytes;
+}
+
+// Removes the files of a split model at the end of a test.
+struct SplitModel {
+  std::string stem = scratch("split");
+  std::string path(int number, int count) const {
+    return stem + "-0000" + std::to_string(number) + "-of-0000" + std::to_string(count) + ".gguf";
+  }
+  ~SplitModel() {
+    for (int number = 1; number <= 3; ++number) std::filesystem::remove(path(number, 3));
+  }
+};
+
+}  // namespace
+
+TEST("the first file of a split model opens all") {
+  const SplitModel model;
+  const std::vector<std::string> names = {"a", "b", "c"};
+  size_t size = 0;
+  for (uint32_t i = 0; i < 3; ++i) {
+    const Bytes bytes = shard(i, 3, names[i], 10.0f * static_cast<float>(i), 3);
+    write_all(model.path(static_cast<int>(i) + 1, 3), bytes);
+    size += bytes.data.size();
+  }
+  const auto file = GgufFile::open(model.path(1, 3));
+  CHECK_EQ(file->tensors().size(), 3u);
+  CHECK_EQ(file->file_bytes(), size);
+  for (size_t i = 0; i < 3; ++i) {
+    const TensorView weight = file->weight(names[i]);
+    CHECK_EQ(static_cast<const float*>(weight.data)[3], 10.0f * static_cast<float>(i) + 3.0f);
+    const auto origin = file->origin(names[i]);
+    CHECK_EQ(origin->path, model.path(static_cast<int>(i) + 1, 3));
+    const auto bytes = read_all(origin->path);
+    CHECK(std::memcmp(bytes.data() + origin->offset, weight.data, 32) == 0);
+    file->release(names[i], 0, 32);
+    CHECK_EQ(static_cast<const float*>(weight.data)[0], 10.0f * static_cast<float>(i));
+  }
+  CHECK_THROWS(Unsupported, "several files",
+               write_gguf_with_metadata(*file, "key", "value", scratch("joined")));
+  CHECK_THROWS(FormatError, "expected the first", GgufFile::open(model.path(2, 3)));
+}
+
+TEST("files of a split model that do not belong together") {
+  const SplitModel model;
+  const auto write = [&](int number, const Bytes& bytes) {
+    write_all(model.path(number, 3), bytes);
+  };
+  const auto open = [&] { return GgufFile::open(model.path(1, 3)); };
+  write(1, shard(0, 3, "a", 0, 3));
+  CHECK_THROWS(FileError, "00002-of-00003", open());
+  write(2, shard(2, 3, "b", 0, 3));
+  write(3, shard(2, 3, "c", 0, 3));
+  CHECK_THROWS(FormatError, "expected file 2 of 3", open());
+  write(2, shard(1, 3, "a", 0, 3));
+  CHECK_THROWS(FormatError, "tensor \"a\": an earlier file", open());
+  write(2, shard(1, 3, "b", 0, 3));
+  write(1, shard(0, 3, "a", 0, 4));
+  CHECK_THROWS(FormatError, "expected 4 tensors in all files, got 3", open());
+  write(1, shard(0, 2, "a", 0, 3));
+  CHECK_THROWS(FormatError, "-00001-of-00002.gguf", open());
+  write(1, shard(0, 4000000000u, "a", 0, 3));
+  CHECK_THROWS(FormatError, "to end in", open());
+}
+
 TEST("weights are views; a type that is not decoded is an error at use, not at open") {
   const Bytes bytes = sample();
   const auto file = parse(bytes);

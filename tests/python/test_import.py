@@ -1,11 +1,16 @@
 """What importing costs."""
 
+import importlib.metadata
+import re
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
 import effinfer
+
+ROOT = Path(__file__).resolve().parents[2]
 
 # Two light modules of the standard library are needed to import the rest on demand.
 PROGRAM = """\
@@ -39,5 +44,25 @@ def test_an_unknown_name_is_an_attribute_error():
         _ = effinfer.nothing
 
 
-def test_version_is_that_of_the_core():
-    assert effinfer.__version__ == effinfer.info().version
+def test_the_version_has_one_source():
+    """CMakeLists.txt says it. The library was compiled with it, the rest asks the library, and the
+    wheel's build reads that file."""
+    source = (ROOT / "CMakeLists.txt").read_text()
+    (version,) = re.findall(r"^project\(effinfer VERSION (\S+)", source, re.MULTILINE)
+    assert effinfer.__version__ == effinfer.info().version == version
+    project = (ROOT / "pyproject.toml").read_text()
+    assert 'dynamic = ["version"]' in project and version not in project
+    for folder in ("python", "csrc", "cmake", "tools"):
+        for path in (ROOT / folder).rglob("*"):
+            if path.suffix in (".py", ".h", ".cpp", ".cmake", ".in"):
+                assert f'"{version}"' not in path.read_text(), path
+
+
+def test_the_installed_package_has_that_version():
+    try:
+        installed = importlib.metadata.distribution("effinfer")
+    except importlib.metadata.PackageNotFoundError:
+        pytest.skip("effinfer is used in place here")
+    if not Path(effinfer.__file__).is_relative_to(Path(str(installed.locate_file("")))):
+        pytest.skip("effinfer is used in place here")
+    assert installed.version == effinfer.__version__

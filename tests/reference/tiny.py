@@ -294,10 +294,20 @@ def architecture(config: Config) -> str:
     return names.get(config["model_type"], config["model_type"])
 
 
-def write_gguf(config: Config, path: Path, ternary_type: str = "i2_s") -> Path:
-    """Ternary layers have a type of their own, "i2_s", "tq1_0" or "tq2_0"; the rest is float32."""
+def write_gguf(
+    config: Config,
+    path: Path,
+    ternary_type: str = "i2_s",
+    *,
+    chat_template: str | None = None,
+    split_tensors: int = 0,
+) -> Path:
+    """Ternary layers have a type of their own, "i2_s", "tq1_0" or "tq2_0"; the rest is float32.
+    With `split_tensors` it is split into files of so many tensors; the first is returned."""
     name = architecture(config)
-    writer = gguf.GGUFWriter(str(path), name)
+    writer = gguf.GGUFWriter(str(path), name, split_max_tensors=split_tensors)
+    if chat_template is not None:
+        writer.add_chat_template(chat_template)
     for key, value in gguf_metadata(config).items():
         add = writer.add_uint32 if isinstance(value, int) else writer.add_float32
         if isinstance(value, str):
@@ -321,7 +331,7 @@ def write_gguf(config: Config, path: Path, ternary_type: str = "i2_s") -> Path:
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
-    return path
+    return min(path.parent.glob(f"{path.stem}-00001-of-*.gguf")) if split_tensors else path
 
 
 def ternary_decoder(family: str) -> Decoder:

@@ -20,8 +20,7 @@ def ask(text: str) -> list[dict[str, str]]:
 
 
 def expected(llm: LLM, text: str, seed: int, **fields: object) -> str:
-    params = SamplingParams(seed=seed, max_tokens=24, **fields)
-    return llm.chat(ask(text), params).text
+    return llm.chat(ask(text), seed=seed, max_tokens=24, **fields).text
 
 
 def test_an_answer(server: Server, llm: LLM):

@@ -12,6 +12,7 @@
 #include "effinfer/graph.h"
 #include "effinfer/kv_cache.h"
 #include "effinfer/layered_weights.h"
+#include "effinfer/log.h"
 #include "effinfer/model.h"
 #include "effinfer/ops/activation.h"
 #include "effinfer/ops/attention_scores.h"

@@ -55,8 +55,8 @@ struct GgufTensor {
 
 class EFFINFER_API GgufFile : public WeightSource {
  public:
-  // Throws FileError (missing, a directory, unreadable) or FormatError (empty, or anything wrong
-  // inside).
+  // Of a model that is split into "x-00001-of-00003.gguf" and so on, the first opens all. Throws
+  // FileError (missing, a directory, unreadable) or FormatError (empty, or anything wrong inside).
   static std::shared_ptr<GgufFile> open(const std::string& path);
   // Parses bytes that the caller keeps alive: for tests and fuzzing.
   static std::shared_ptr<GgufFile> parse(std::span<const uint8_t> bytes, std::string label);
@@ -65,7 +65,7 @@ class EFFINFER_API GgufFile : public WeightSource {
   uint32_t version() const;
   uint64_t alignment() const;
   const std::string& path() const;
-  size_t file_bytes() const;
+  size_t file_bytes() const;  // of all files of a split model
 
   // The entries are in file order.
   const std::vector<std::pair<std::string_view, GgufValue>>& metadata() const;
@@ -106,7 +106,8 @@ EFFINFER_API void dequantize_part(const TensorView& tensor, int64_t first, int64
 
 // Writes a copy of `source` with metadata `key` = `value` (a string) added or replaced; the tensor
 // data is copied as it is. The file appears at `path` complete or not at all; `path` may be the
-// source's own. Throws FileError, InvalidArgument for a key that no file can hold.
+// source's own. Throws FileError, InvalidArgument for a key that no file can hold, Unsupported for
+// a source of several files.
 EFFINFER_API void write_gguf_with_metadata(const GgufFile& source, std::string_view key,
                                            std::string_view value, const std::string& path);
 

@@ -4,7 +4,7 @@
 
 namespace effinfer {
 
-// "0.1.0"
+// As in "1.2.3".
 EFFINFER_API const char* version();
 
 // "ready", and which kernels this build lacks because its compiler does not know the instructions.

@@ -8,12 +8,14 @@ from typing import TYPE_CHECKING, Any
 
 from effinfer import _core
 from effinfer.files.metadata import read_json
+from effinfer.load_log import forward_core_log
 from effinfer.models import build_graph
 from effinfer.models.config import ModelConfig
 from effinfer.models.gguf_config import config_from_gguf
 from effinfer.models.hf_config import config_from_hf
 
 if TYPE_CHECKING:
+    from effinfer.sampling import SamplingParams
     from effinfer.text.chat import ChatTemplate
     from effinfer.text.tokenizer import Tokenizer
 
@@ -71,6 +73,16 @@ class ModelFiles:
             eos_token=tokenizer.token(tokenizer.eos_token_id),
         )
 
+    @property
+    def has_chat_template(self) -> bool:
+        return bool(self._template_source())
+
+    def recommended_params(self) -> "SamplingParams":
+        """Throws FormatError for a value that no sampling can have."""
+        from effinfer.checkpoints.recommended import recommended_params
+
+        return recommended_params(self.path, self.gguf)
+
     def _template_source(self) -> str | None:
         if self.gguf is not None:
             source = self.gguf.get("tokenizer.chat_template")
@@ -92,6 +104,7 @@ def open_model(path: Path, *, head: str | None = None) -> ModelFiles:
     Throws FileError (missing, unreadable), FormatError (broken), UnsupportedError (architecture,
     option, dtype), InvalidArgumentError (a weight that is missing or of another shape).
     """
+    forward_core_log()
     return _open_folder(path, head) if path.is_dir() else _open_gguf(path, head)
 
 

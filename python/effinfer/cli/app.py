@@ -4,12 +4,13 @@ from typing import Annotated
 
 import typer
 
-from effinfer.cli import generate, inspect, measure, models, quantize, serve
+from effinfer.cli import chat, generate, inspect, measure, models, quantize, serve
+from effinfer.cli.commands import Command, Group
 
 app = typer.Typer(
     name="effinfer",
     help="Efficient LLM inference on the hardware that you have.",
-    no_args_is_help=True,
+    cls=Group,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
@@ -32,13 +33,18 @@ def root(
     """Efficient LLM inference on the hardware that you have."""
 
 
-app.command("generate")(generate.generate)
-app.command("chat")(generate.chat)
-app.command("serve")(serve.serve)
-app.command("pull")(models.pull)
-app.command("inspect")(inspect.inspect)
-app.command("compile")(models.compile_model)
-app.command("quantize")(quantize.quantize)
-app.command("info")(models.info)
-app.command("bench")(measure.bench)
-app.command("perplexity")(measure.perplexity)
+for name, command in {
+    "generate": generate.generate,
+    "chat": chat.chat,
+    "serve": serve.serve,
+    "pull": models.pull,
+    "list": models.list_models,
+    "remove": models.remove,
+    "inspect": inspect.inspect,
+    "compile": models.compile_model,
+    "quantize": quantize.quantize,
+    "info": models.info,
+    "bench": measure.bench,
+    "perplexity": measure.perplexity,
+}.items():
+    app.command(name, cls=Command)(command)

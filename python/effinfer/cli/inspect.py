@@ -9,6 +9,7 @@ import typer
 from effinfer import _core
 from effinfer.checkpoints.model_files import ModelFiles, open_model
 from effinfer.cli import options as o
+from effinfer.cli.output import print_json
 from effinfer.files.paths import pack_cache_dir
 from effinfer.hub.progress import resolve_with_bar
 
@@ -16,6 +17,7 @@ _SHOWN_ITEMS = 8
 _SHOWN_CHARACTERS = 60
 
 
+@o.expanded()
 def inspect(
     model: Annotated[str, typer.Argument(help="A GGUF file, a folder, or a name.")],
     graph: Annotated[bool, typer.Option("--graph", help="Print the graph's text form.")] = False,
@@ -24,11 +26,11 @@ def inspect(
     """Show what a model holds: metadata, tensors with types and sizes, the graph."""
     path = resolve_with_bar(model)
     facts: dict[str, Any] = {"path": str(path)}
-    if path.is_file():
+    if not path.is_dir():
         facts.update(_of_file(_core.GgufFile(str(path))))
     facts.update(_of_graph(path))
     if as_json:
-        o.print_json(facts)
+        print_json(facts)
     elif not graph:
         _print(facts)
     elif facts["graph"] is None:

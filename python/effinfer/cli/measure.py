@@ -1,5 +1,6 @@
 """effinfer bench, effinfer perplexity."""
 
+import logging
 import resource
 import statistics
 import time
@@ -13,11 +14,14 @@ import typer
 from effinfer import _core
 from effinfer.cli import options as o
 from effinfer.cli import profile as profiling
-from effinfer.cli import speculate
+from effinfer.cli import speculate, texts
+from effinfer.cli.output import note, print_json
+from effinfer.hub.progress import runs_bar
 from effinfer.llm import LLM
 from effinfer.sampling import SamplingParams
 
 _SEED = 1
+_log = logging.getLogger(__name__)
 
 
 @o.expanded(without=("max_seq_len",))
@@ -44,8 +48,11 @@ def bench(
     ] = None,
     as_json: o.JsonOption = False,
 ) -> None:
-    """Measure speed: a prompt of random tokens, then generation from an empty context. With
-    --speculate also generation of a text with drafts and without."""
+    """Measure speed.
+
+    A prompt of random tokens, then generation from an empty context. With --speculate also
+    generation of a text with drafts and without.
+    """
     longest = max(pp + (profiling.TRACED_TOKENS if trace else 1), tg + 2)
     speculates = engine.speculation not in (None, "off")
     if prompt_file and not speculates:
@@ -56,14 +63,17 @@ def bench(
     prompt = np.random.default_rng(_SEED).integers(0, llm.vocab_size, pp).tolist()
     prefills: list[float] = []
     decodes: list[float] = []
-    for run in range(repeat + 1):
-        pp_rate = pp / _run(llm, prompt, 1)["time_to_first_token_s"]
-        metrics = _run(llm, prompt[:1], tg + 1)
-        tg_rate = tg / (metrics["total_s"] - metrics["time_to_first_token_s"])
-        if run > 0:  # the first run touches memory and wakes the cores
-            prefills.append(pp_rate)
-            decodes.append(tg_rate)
-        o.note(f"run {run or '0 (warm-up)'}: pp {pp_rate:.1f} tok/s, tg {tg_rate:.1f} tok/s")
+    with runs_bar() as report:
+        for run in range(repeat + 1):
+            pp_rate = pp / _run(llm, prompt, 1)["time_to_first_token_s"]
+            metrics = _run(llm, prompt[:1], tg + 1)
+            tg_rate = tg / (metrics["total_s"] - metrics["time_to_first_token_s"])
+            if run > 0:  # the first run touches memory and wakes the cores
+                prefills.append(pp_rate)
+                decodes.append(tg_rate)
+            rates = f"prefill {pp_rate:.1f} tok/s, decode {tg_rate:.1f} tok/s"
+            report(rates, run, repeat)
+            _log.info("run %d: %s", run, rates)
     result: dict[str, Any] = {
         "model": engine.model,
         "threads": llm.threads,
@@ -84,7 +94,7 @@ def bench(
     if trace is not None:
         profiling.write_trace(llm, run_one, prompt, trace)
     if as_json:
-        o.print_json(result)
+        print_json(result)
     else:
         _print_rates(result)
         if text:
@@ -132,30 +142,40 @@ def perplexity(
     engine: o.EngineOptions = o.ENGINE,
     ctx: Annotated[int, typer.Option("--ctx", min=2, help="Tokens of a window.")] = 512,
     as_json: o.JsonOption = False,
+    quiet: o.QuietOption = False,
 ) -> None:
-    """exp of the mean negative log-likelihood of a text, cut into windows of --ctx tokens. Every
-    token but the first of a window is scored, given those before it in the window."""
-    text = file.read_text(encoding="utf-8")
+    """Measure how well a model expects a text.
+
+    Prints exp of the mean negative log-likelihood of its tokens. The text is cut into windows of
+    --ctx tokens; every token but the first of a window is scored, given those before it there.
+    """
+    text = texts.read_file(file)
     llm = engine.load(max_seq_len=ctx, prefix_cache=False)
     ids = llm.tokenize(text)
     if len(ids) < 2:
         raise _core.InvalidArgumentError(f"[perplexity] {file}: expected at least two tokens")
     started = time.perf_counter()
     total, count = 0.0, 0
-    for begin in range(0, len(ids) - 1, ctx):
-        window = ids[begin : begin + ctx]
-        total += -float(llm.log_likelihoods(window).sum())
-        count += len(window) - 1
-        o.note(f"{begin + len(window)} of {len(ids)} tokens: {np.exp(total / count):.4f}")
+    with runs_bar() as report:
+        for begin in range(0, len(ids) - 1, ctx):
+            window = ids[begin : begin + ctx]
+            total += -float(llm.log_likelihoods(window).sum())
+            count += len(window) - 1
+            report(f"tokens: {np.exp(total / count):.4f}", begin + len(window), len(ids))
     result = {
         "perplexity": float(np.exp(total / count)),
         "nll": total / count,
         "tokens": count,
+        "text_tokens": len(ids),
         "ctx": ctx,
         "seconds": time.perf_counter() - started,
         "model": engine.model,
     }
     if as_json:
-        o.print_json(result)
+        print_json(result)
     else:
         print(f"{result['perplexity']:.4f}")
+    if not quiet:
+        note(
+            f"[{count} of {len(ids)} tokens scored, in windows of {ctx}; {result['seconds']:.1f} s]"
+        )

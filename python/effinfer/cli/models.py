@@ -1,4 +1,4 @@
-"""effinfer pull, effinfer compile, effinfer info."""
+"""effinfer pull, list, remove, compile, info."""
 
 from pathlib import Path
 from typing import Annotated
@@ -8,17 +8,24 @@ import typer
 from effinfer import _core, hub
 from effinfer.checkpoints.model_files import GRAPH_KEY, open_model
 from effinfer.cli import options as o
+from effinfer.cli.output import note, print_json
+from effinfer.hub import repositories
 from effinfer.hub.catalog import CATALOG
 from effinfer.hub.progress import pull_with_bar, resolve_with_bar
+from effinfer.hub.repository_name import is_name
 from effinfer.machine import calibrate
 from effinfer.machine import info as machine_info
 from effinfer.techniques import as_prefill
 
 
+@o.expanded()
 def pull(
-    name: Annotated[str | None, typer.Argument(help="A name of --list.")] = None,
-    list_names: Annotated[bool, typer.Option("--list", help="List the known models.")] = False,
-    force: Annotated[bool, typer.Option("--force", help="Fetch again.")] = False,
+    name: Annotated[
+        str | None,
+        typer.Argument(help="A name of `effinfer list`, or a hub repository: org/repo[:Q4_K_M]."),
+    ] = None,
+    list_names: Annotated[bool, typer.Option("--list", help="As `effinfer list`.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Fetch a known model again.")] = False,
     as_json: o.JsonOption = False,
 ) -> None:
     """Fetch a model into the cache."""
@@ -27,36 +34,68 @@ def pull(
         return
     if name is None:
         known = ", ".join(sorted(CATALOG))
-        raise typer.BadParameter(f"expected one of {known}, or --list", param_hint="NAME")
-    entry = hub.find_entry(name)
-    path = hub.local_path(entry)
-    if force or not hub.is_pulled(entry):
-        path = pull_with_bar(name, force=force)
+        raise typer.BadParameter(f"expected one of {known}, or org/repo", param_hint="NAME")
+    if name in CATALOG:
+        is_there = hub.is_pulled(CATALOG[name]) and not force
+        path = hub.local_path(CATALOG[name]) if is_there else pull_with_bar(name, force=force)
+    elif is_name(name):
+        path = resolve_with_bar(name if name.startswith("hf:") else f"hf:{name}")
+    else:
+        hub.find_entry(name)  # throws
     if as_json:
-        o.print_json({"name": name, "path": str(path), "bytes": entry.num_bytes})
+        print_json({"name": name, "path": str(path), "bytes": _bytes_of(path)})
     else:
         print(path)
 
 
-def _list(as_json: bool) -> None:
+@o.expanded()
+def list_models(as_json: o.JsonOption = False) -> None:
+    """List the known models and those of the hub that are here."""
+    _list(as_json)
+
+
+@o.expanded()
+def remove(
+    name: Annotated[str, typer.Argument(help="A name of `effinfer list`.")],
+    as_json: o.JsonOption = False,
+) -> None:
+    """Delete a model from the cache."""
+    freed = hub.remove(name)
     if as_json:
-        o.print_json(
-            [
-                {
-                    "name": entry.name,
-                    "bytes": entry.num_bytes,
-                    "pulled": hub.is_pulled(entry),
-                    "path": str(hub.local_path(entry)),
-                }
-                for entry in CATALOG.values()
-            ]
-        )
+        print_json({"name": name, "freed_bytes": freed})
+    else:
+        note(f"{name}: {freed / 1e6:.0f} MB freed")
+
+
+def _bytes_of(path: Path) -> int:
+    files = [path] if path.is_file() else [file for file in path.iterdir() if file.is_file()]
+    return sum(file.stat().st_size for file in files)
+
+
+def _list(as_json: bool) -> None:
+    rows = [
+        {
+            "name": entry.name,
+            "bytes": entry.num_bytes,
+            "pulled": hub.is_pulled(entry),
+            "path": str(hub.local_path(entry)),
+        }
+        for entry in CATALOG.values()
+    ]
+    rows += [
+        {"name": name, "bytes": size, "pulled": True, "path": str(folder)}
+        for name, folder, size in repositories.cached()
+    ]
+    if as_json:
+        print_json(rows)
         return
-    for entry in CATALOG.values():
-        state = str(hub.local_path(entry)) if hub.is_pulled(entry) else "not pulled"
-        print(f"{entry.name:<16}{entry.num_bytes / 1e6:>7.0f} MB  {state}")
+    width = max(len(str(row["name"])) for row in rows)
+    for row in rows:
+        state = row["path"] if row["pulled"] else "not pulled"
+        print(f"{row['name']:<{width}}{int(str(row['bytes'])) / 1e6:>8.0f} MB  {state}")
 
 
+@o.expanded()
 def compile_model(
     source: Annotated[str, typer.Argument(metavar="IN", help="A GGUF file, or a name.")],
     output: Annotated[Path, typer.Option("-o", "--output", help="The artifact to write.")],
@@ -78,11 +117,12 @@ def compile_model(
     size = output.stat().st_size
     nodes = len(graph.nodes)
     if as_json:
-        o.print_json({"path": str(output), "bytes": size, "nodes": nodes})
+        print_json({"path": str(output), "bytes": size, "nodes": nodes})
     else:
-        o.note(f"{output}: {size / 1e6:.0f} MB, a graph of {nodes} nodes")
+        note(f"{output}: {size / 1e6:.0f} MB, a graph of {nodes} nodes")
 
 
+@o.expanded()
 def info(
     as_json: o.JsonOption = False,
     calibrated: Annotated[
@@ -94,6 +134,6 @@ def info(
         calibrate()
     facts = machine_info()
     if as_json:
-        o.print_json(facts.to_dict())
+        print_json(facts.to_dict())
     else:
         print(facts)

@@ -1,15 +1,15 @@
-"""Options that several commands share, and how results are printed."""
+"""Options that several commands share."""
 
 import functools
 import inspect
-import json
-import sys
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, fields, is_dataclass, replace
 from typing import Annotated, Any, get_type_hints
 
 import typer
 
+from effinfer.cli.messages import be_verbose
+from effinfer.cli.output import Interrupted
 from effinfer.hub.catalog import DEFAULT_MODEL
 from effinfer.llm import LLM
 from effinfer.sampling import SamplingParams
@@ -17,7 +17,9 @@ from effinfer.sampling import SamplingParams
 ModelOption = Annotated[
     str,
     typer.Option(
-        "-m", "--model", help="Path, name (see `effinfer pull --list`) or hf:org/repo/file.gguf."
+        "-m",
+        "--model",
+        help="File, folder, name (see `effinfer list`) or hub repository: org/repo[:Q4_K_M].",
     ),
 ]
 ThreadsOption = Annotated[
@@ -39,8 +41,16 @@ SpeculateOption = Annotated[
         "recycling.",
     ),
 ]
+_MODELS_OWN = "Default: what the model's makers recommend, else"
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 QuietOption = Annotated[bool, typer.Option("-q", "--quiet", help="No statistics on stderr.")]
+
+VerboseOption = Annotated[
+    int,
+    typer.Option(
+        "-v", "--verbose", count=True, show_default=False, help="Say what happens; -vv all of it."
+    ),
+]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,6 +58,7 @@ class EngineOptions:
     """Arguments of LLM, by their names there."""
 
     model: ModelOption = DEFAULT_MODEL
+    device: Annotated[str, typer.Option(help="cpu, cuda, cuda:1, or auto.")] = "cpu"
     threads: ThreadsOption = None
     precision: Annotated[str, typer.Option(help="fast or f32.")] = "fast"
     deterministic: Annotated[
@@ -82,15 +93,19 @@ class EngineOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class SamplingOptions:
-    """Fields of SamplingParams, by their names there."""
+    """Fields of SamplingParams, by their names there; None leaves them to the model."""
 
     max_tokens: Annotated[int, typer.Option("-n", "--max-tokens", help="Tokens at most.")] = 128
-    temperature: Annotated[float, typer.Option(help="0: the likeliest token.")] = 0.0
-    top_k: Annotated[int, typer.Option(help="0: off.")] = 0
-    top_p: Annotated[float, typer.Option(help="1: off.")] = 1.0
-    min_p: Annotated[float, typer.Option(help="0: off.")] = 0.0
-    typical_p: Annotated[float, typer.Option(help="1: off.")] = 1.0
-    repetition_penalty: Annotated[float, typer.Option(help="1: off.")] = 1.0
+    temperature: Annotated[
+        float | None, typer.Option(help=f"0: the likeliest token. {_MODELS_OWN} 1.")
+    ] = None
+    top_k: Annotated[int | None, typer.Option(help=f"0: off. {_MODELS_OWN} 0.")] = None
+    top_p: Annotated[float | None, typer.Option(help=f"1: off. {_MODELS_OWN} 1.")] = None
+    min_p: Annotated[float | None, typer.Option(help=f"0: off. {_MODELS_OWN} 0.")] = None
+    typical_p: Annotated[float | None, typer.Option(help=f"1: off. {_MODELS_OWN} 1.")] = None
+    repetition_penalty: Annotated[float | None, typer.Option(help=f"1: off. {_MODELS_OWN} 1.")] = (
+        None
+    )
     frequency_penalty: Annotated[float, typer.Option(help="0: off.")] = 0.0
     presence_penalty: Annotated[float, typer.Option(help="0: off.")] = 0.0
     seed: Annotated[
@@ -101,9 +116,12 @@ class SamplingOptions:
     ] = None
     ignore_eos: Annotated[bool, typer.Option("--ignore-eos", help="Go on after the end.")] = False
 
-    def params(self) -> SamplingParams:
-        """Checked, so that a wrong value is found before the model is loaded."""
-        return SamplingParams(**{**vars(self), "stop": self.stop or ()})
+    def given(self) -> dict[str, Any]:
+        """Fields of SamplingParams; those that are left to the model are not among them. Checked,
+        so that a wrong value is found before the model is loaded."""
+        fields = {name: value for name, value in vars(self).items() if value is not None}
+        SamplingParams(**fields)
+        return fields
 
 
 ENGINE = EngineOptions()
@@ -113,7 +131,7 @@ SAMPLING = SamplingOptions()
 def expanded(*, without: Collection[str] = ()) -> Callable[[Callable[..., None]], Any]:
     """Decorates a command: in place of a parameter whose default is a dataclass of options, the
     command line has an option for each of its fields, with the defaults of that object. The fields
-    named in `without` are no options."""
+    named in `without` are no options. Every command has -v."""
 
     def decorate(command: Callable[..., None]) -> Callable[..., None]:
         groups: dict[str, Any] = {}
@@ -125,12 +143,22 @@ def expanded(*, without: Collection[str] = ()) -> Callable[[Callable[..., None]]
             else:
                 options.append(parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY))
 
+        options.append(
+            inspect.Parameter(
+                "verbose", inspect.Parameter.KEYWORD_ONLY, default=0, annotation=VerboseOption
+            )
+        )
+
         @functools.wraps(command)
         def run(**given: Any) -> None:
+            be_verbose(given.pop("verbose", 0))
             for name, group in groups.items():
                 values = {f.name: given.pop(f.name) for f in fields(group) if f.name in given}
                 given[name] = replace(group, **values)
-            command(**given)
+            try:
+                command(**given)
+            except KeyboardInterrupt:
+                raise Interrupted from None
 
         run.__signature__ = inspect.Signature(options)  # type: ignore[attr-defined]
         run.__annotations__ = {option.name: option.annotation for option in options}
@@ -151,13 +179,3 @@ def _options_of(group: Any, without: Collection[str]) -> list[inspect.Parameter]
         for field in fields(group)
         if field.name not in without
     ]
-
-
-def print_json(value: Any) -> None:
-    """One line on stdout."""
-    print(json.dumps(value, ensure_ascii=False), flush=True)
-
-
-def note(text: str) -> None:
-    """A line for the person at the terminal."""
-    print(text, file=sys.stderr, flush=True)

@@ -9,9 +9,11 @@ import typer
 from effinfer.checkpoints.quantization import QuantizeResult
 from effinfer.checkpoints.quantization import quantize as quantize_model
 from effinfer.cli import options as o
+from effinfer.cli.output import note, print_json
 from effinfer.hub.progress import resolve_with_bar, weights_bar
 
 
+@o.expanded()
 def quantize(
     output: Annotated[Path, typer.Option("-o", "--output", help="The GGUF file to write.")],
     kind: Annotated[
@@ -47,7 +49,7 @@ def quantize(
             progress=bar,
         )
     if as_json:
-        o.print_json(result.to_dict())
+        print_json(result.to_dict())
     elif not quiet:
         _describe(result)
 
@@ -59,6 +61,6 @@ def _describe(result: QuantizeResult) -> None:
     for (old, new), errors in groups.items():
         worst = max(errors)
         change = f"relative error {worst:.2g} at most" if worst else "the same values"
-        o.note(f"{old} -> {new}: {len(errors)} tensors, {change}")
+        note(f"{old} -> {new}: {len(errors)} tensors, {change}")
     before, after = result.source_bytes / 1e6, result.num_bytes / 1e6
-    o.note(f"{result.path}: {after:.1f} MB, from {before:.1f} MB")
+    note(f"{result.path}: {after:.1f} MB, from {before:.1f} MB")

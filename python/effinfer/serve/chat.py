@@ -45,7 +45,7 @@ async def chat(request: Request, served: Served) -> Response:
         body,
         max_tokens=min(body.max_completion_tokens or body.max_tokens or room, room),
         logprobs=chat_logprobs(body),
-        vocab_size=llm.engine.vocab_size,
+        llm=llm,
         constraint=conversation.constraint,
     )
     answer = await start_answer(

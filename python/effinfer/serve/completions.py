@@ -51,7 +51,7 @@ async def completions(request: Request, served: Served) -> Response:
             body,
             max_tokens=min(wanted, room),
             logprobs=body.logprobs,
-            vocab_size=llm.engine.vocab_size,
+            llm=llm,
             constraint={},
             prompt_logprobs=_prompt_logprobs(body),
         )

@@ -38,7 +38,7 @@ async def responses(request: Request, served: Served) -> Response:
         chat,
         max_tokens=min(body.max_output_tokens or room, room),
         logprobs=None,
-        vocab_size=llm.engine.vocab_size,
+        llm=llm,
         constraint=conversation.constraint,
     )
     answer = await start_answer(

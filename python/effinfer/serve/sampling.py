@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Any
 
 from effinfer import _core
@@ -42,18 +43,20 @@ def sampling_params(
     *,
     max_tokens: int,
     logprobs: int | None,
-    vocab_size: int,
+    llm: AsyncLLM,
     constraint: dict[str, Any],
     prompt_logprobs: int | None = None,
 ) -> SamplingParams:
-    """Throws ApiError."""
+    """What the body leaves open is the model's to say. Throws ApiError."""
     values = {name: getattr(body, name) for name in _SAME_NAMES}
     values = {name: value for name, value in values.items() if value is not None}
+    if body.top_k is not None:
+        values["top_k"] = max(body.top_k, 0)
     try:
-        return SamplingParams(
+        return replace(
+            llm.default_params,
             **values,
-            top_k=max(body.top_k or 0, 0),
-            logit_bias=_logit_bias(body.logit_bias or {}, vocab_size),
+            logit_bias=_logit_bias(body.logit_bias or {}, llm.engine.vocab_size),
             n=body.n or 1,
             seed=None if body.seed is None else body.seed % 2**64,
             max_tokens=max_tokens,

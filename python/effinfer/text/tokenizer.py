@@ -129,15 +129,11 @@ class Tokenizer:
     ) -> list[int]:
         """Token ids of `text`. `add_special` adds BOS and EOS as the model wants them (a BOS that
         the text spells out is not doubled). With `parse_special` control tokens spelled out in
-        the text become those tokens; without, they are ordinary text: for untrusted input."""
+        the text become those tokens; without, they are ordinary text: for untrusted input. Throws
+        InvalidArgumentError for what is no text."""
         with self._lock:
             self.backend.encode_special_tokens = not parse_special
-            adds = add_special and self._own_specials
-            if len(text) > _LONG_TEXT:
-                (encoded,) = self.backend.encode_batch_fast([text], add_special_tokens=adds)
-            else:
-                encoded = self.backend.encode(text, add_special_tokens=adds)
-            ids: list[int] = encoded.ids
+            ids = self._encode(text, adds_specials=add_special and self._own_specials)
         bos, eos = self.bos_token_id, self.eos_token_id
         if add_special and self._own_specials:
             return ids[1:] if len(ids) > 1 and bos is not None and ids[:2] == [bos, bos] else ids
@@ -145,6 +141,22 @@ class Tokenizer:
             ids = [bos, *ids]
         if add_special and self._add_eos and eos is not None and ids[-1:] != [eos]:
             ids = [*ids, eos]
+        return ids
+
+    def _encode(self, text: str, *, adds_specials: bool) -> list[int]:
+        try:
+            if len(text) > _LONG_TEXT:
+                (encoded,) = self.backend.encode_batch_fast(
+                    [text], add_special_tokens=adds_specials
+                )
+            else:
+                encoded = self.backend.encode(text, add_special_tokens=adds_specials)
+        except TypeError:
+            got = "half of a surrogate pair" if isinstance(text, str) else type(text).__name__
+            raise _core.InvalidArgumentError(
+                f"[tokenize] text: expected a str of whole characters, got {got}"
+            ) from None
+        ids: list[int] = encoded.ids
         return ids
 
     def decode(self, ids: Sequence[int], *, skip_special: bool = True) -> str:
