@@ -73,7 +73,7 @@ def test_calls_that_have_to_be_made(choice: Any, parallel: Any, names: list[str]
             # What such a grammar writes is read as calls.
             text = '[{"name": "g", "arguments": {"a": 1}}]'
             delta = conversation.parser().push(text, final=True)
-            assert [(call.name, call.arguments) for call in delta.calls] == [("g", '{"a": 1}')]
+            assert [(part.call.name, part.arguments) for part in delta.calls] == [("g", '{"a": 1}')]
         finally:
             llm._thread.close()
 

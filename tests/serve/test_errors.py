@@ -39,8 +39,10 @@ def test_the_clients_exception_classes(server: Server):
     stranger = openai.OpenAI(base_url=f"{server.url}/v1", api_key="wrong", max_retries=0)
     with pytest.raises(openai.AuthenticationError):
         stranger.chat.completions.create(**CHAT)
-    with pytest.raises(openai.BadRequestError):
+    with pytest.raises(openai.BadRequestError) as embeddings:
         server.client.embeddings.create(model="smol", input="Hi")
+    assert (embeddings.value.param, embeddings.value.code) == ("model", "unsupported")
+    assert "no embedding model" in embeddings.value.message
 
 
 @pytest.mark.parametrize(
