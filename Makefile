@@ -2,6 +2,11 @@
 #
 #   make demo      build, fetch the default model, generate text
 #   make test      C++ tests, Python tests, the C++ embedding example
+#   make test-serving
+#                  the server's tests in full: 10^4 mutated bodies, 30 seeds of 50 schemas, 2,000
+#                  clients that hang up
+#   make test-clients
+#                  the server through langchain-openai and litellm, which it installs
 #   make lint      formatting, types, size budgets, layers
 #   make sanitize  the core's tests and the GGUF fuzzer under ASan and UBSan; the pool, the engine,
 #                  speculation and the GPU's emulator under TSan
@@ -23,7 +28,7 @@ BUILD := build/wheel
 FUZZ_MUTATIONS ?= 100000
 SETUP := $(BIN)/python tools/setup_venv.py
 
-.PHONY: demo test lint sanitize fidelity bench bench-compare bench-techniques bench-gpu format stubs clean
+.PHONY: demo test test-serving test-clients lint sanitize fidelity bench bench-compare bench-techniques bench-gpu format stubs clean
 .DEFAULT_GOAL := test
 
 $(BIN)/python:
@@ -44,6 +49,18 @@ test: | $(BIN)/python
 	@$(CHECK_SASS)
 	EFFINFER_EMULATED=$(CURDIR)/$(BUILD)/emulated/libeffinfer.so $(BIN)/python -m pytest
 	@echo "test: all passed"
+
+test-serving: | $(BIN)/python
+	@$(SETUP) build serve test
+	@$(SETUP) package --build-dir $(BUILD)
+	EFFINFER_FULL=1 $(BIN)/python -m pytest tests/serve
+	@echo "test-serving: all passed"
+
+test-clients: | $(BIN)/python
+	@$(SETUP) build serve test clients
+	@$(SETUP) package --build-dir $(BUILD)
+	$(BIN)/python -m pytest tests/serve/test_clients.py
+	@echo "test-clients: all passed"
 
 # Where the CUDA backend was built. Its disassembler is NVIDIA's, and optional.
 ifneq ($(shell command -v nvcc),)
