@@ -7,6 +7,8 @@
 #                  clients that hang up
 #   make test-clients
 #                  the server through langchain-openai and litellm, which it installs
+#   make test-browser
+#                  the page to chat, in the Chromium that is on the PATH
 #   make lint      formatting, types, size budgets, layers
 #   make sanitize  the core's tests and the GGUF fuzzer under ASan and UBSan; the pool, the engine,
 #                  speculation and the GPU's emulator under TSan
@@ -28,7 +30,7 @@ BUILD := build/wheel
 FUZZ_MUTATIONS ?= 100000
 SETUP := $(BIN)/python tools/setup_venv.py
 
-.PHONY: demo test test-serving test-clients lint sanitize fidelity bench bench-compare bench-techniques bench-gpu format stubs clean
+.PHONY: demo test test-serving test-clients test-browser lint sanitize fidelity bench bench-compare bench-techniques bench-gpu format stubs clean
 .DEFAULT_GOAL := test
 
 $(BIN)/python:
@@ -61,6 +63,15 @@ test-clients: | $(BIN)/python
 	@$(SETUP) package --build-dir $(BUILD)
 	$(BIN)/python -m pytest tests/serve/test_clients.py
 	@echo "test-clients: all passed"
+
+# A browser is the system's: nothing is installed here.
+test-browser: | $(BIN)/python
+	@$(BIN)/python -c "import sys; sys.path.insert(0, '.'); from tests.serve.browser import find_browser; \
+	  sys.exit(0 if find_browser() else 'make test-browser: no Chromium on the PATH; Debian has one: apt-get install chromium-headless-shell')"
+	@$(SETUP) build serve test
+	@$(SETUP) package --build-dir $(BUILD)
+	$(BIN)/python -m pytest tests/serve/test_page.py
+	@echo "test-browser: all passed"
 
 # Where the CUDA backend was built. Its disassembler is NVIDIA's, and optional.
 ifneq ($(shell command -v nvcc),)
