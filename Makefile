@@ -9,6 +9,7 @@
 #                  the server through langchain-openai and litellm, which it installs
 #   make test-browser
 #                  the page to chat, in the Chromium that is on the PATH
+#   make soak      ten minutes of mixed load on the server; SOAK_SECONDS=60 is a minute
 #   make lint      formatting, types, size budgets, layers
 #   make sanitize  the core's tests and the GGUF fuzzer under ASan and UBSan; the pool, the engine,
 #                  speculation and the GPU's emulator under TSan
@@ -28,9 +29,10 @@ BIN := $(VENV)/bin
 # One build tree for the wheel and the C++ tests: nothing is compiled twice.
 BUILD := build/wheel
 FUZZ_MUTATIONS ?= 100000
+SOAK_SECONDS ?= 600
 SETUP := $(BIN)/python tools/setup_venv.py
 
-.PHONY: demo test test-serving test-clients test-browser lint sanitize fidelity bench bench-compare bench-techniques bench-gpu format stubs clean
+.PHONY: demo test test-serving test-clients test-browser soak lint sanitize fidelity bench bench-compare bench-techniques bench-gpu format stubs clean
 .DEFAULT_GOAL := test
 
 $(BIN)/python:
@@ -72,6 +74,11 @@ test-browser: | $(BIN)/python
 	@$(SETUP) package --build-dir $(BUILD)
 	$(BIN)/python -m pytest tests/serve/test_page.py
 	@echo "test-browser: all passed"
+
+soak: | $(BIN)/python
+	@$(SETUP) build serve test
+	@$(SETUP) package --build-dir $(BUILD)
+	$(BIN)/python -m tests.serve.soak --seconds $(SOAK_SECONDS)
 
 # Where the CUDA backend was built. Its disassembler is NVIDIA's, and optional.
 ifneq ($(shell command -v nvcc),)
