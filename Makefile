@@ -139,7 +139,7 @@ fidelity: | $(BIN)/python
 	@echo "fidelity: done"
 
 bench: | $(BIN)/python
-	@$(SETUP) build test bench
+	@$(SETUP) build serve test bench
 	@$(SETUP) package --build-dir $(BUILD)
 	$(BIN)/python bench/run.py $(BENCH_FLAGS)
 	@echo "bench: docs/performance.md written"
