@@ -7,6 +7,7 @@
 #                  clients that hang up
 #   make test-clients
 #                  the server through langchain-openai and litellm, which it installs
+#   make test-ray  two replicas behind Ray Serve, which it installs (330 MB)
 #   make test-browser
 #                  the page to chat, in the Chromium that is on the PATH
 #   make soak      ten minutes of mixed load on the server; SOAK_SECONDS=60 is a minute
@@ -32,7 +33,7 @@ FUZZ_MUTATIONS ?= 100000
 SOAK_SECONDS ?= 600
 SETUP := $(BIN)/python tools/setup_venv.py
 
-.PHONY: demo test test-serving test-clients test-browser soak lint sanitize fidelity bench bench-compare bench-techniques bench-gpu format stubs clean
+.PHONY: demo test test-serving test-clients test-browser test-ray soak lint sanitize fidelity bench bench-compare bench-techniques bench-gpu format stubs clean
 .DEFAULT_GOAL := test
 
 $(BIN)/python:
@@ -74,6 +75,12 @@ test-browser: | $(BIN)/python
 	@$(SETUP) package --build-dir $(BUILD)
 	$(BIN)/python -m pytest tests/serve/test_page.py
 	@echo "test-browser: all passed"
+
+test-ray: | $(BIN)/python
+	@$(SETUP) build serve test scale
+	@$(SETUP) package --build-dir $(BUILD)
+	$(BIN)/python -m pytest tests/serve/test_ray_serve.py
+	@echo "test-ray: all passed"
 
 soak: | $(BIN)/python
 	@$(SETUP) build serve test
