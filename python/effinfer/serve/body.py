@@ -90,7 +90,7 @@ class BodyEnd:
 
     async def discard(self) -> None:
         """Up to the end, unless that is far away or does not come."""
-        is_long = self._length.isdigit() and int(self._length[:20]) > _MOST_DISCARDED_BYTES
+        is_long = self._length.isdecimal() and int(self._length[:20]) > _MOST_DISCARDED_BYTES
         if self.reached or self._asks_first or is_long:
             return
         with contextlib.suppress(asyncio.TimeoutError):
