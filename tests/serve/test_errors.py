@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import random
+import resource
 import socket
 from typing import Any
 
@@ -320,11 +321,14 @@ def test_half_sent_bodies_and_silent_connections(server: Server):
     head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {KEY}\r\n"
     head += "Content-Type: application/json\r\nContent-Length: 100\r\n\r\n"
     beginnings = [b"", head[:50].encode(), head.encode(), head.encode() + b'{"messages": [']
-    connections = [raw_connection(server) for _ in range(100)]
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+    connections = [raw_connection(server) for _ in range(1000)]
     for index, connection in enumerate(connections):
         connection.sendall(beginnings[index % 4])
-    answer = server.client.completions.create(model="smol", prompt="Hi", max_tokens=2)
-    assert answer.usage.completion_tokens == 2
+    for _ in range(5):
+        answer = server.client.completions.create(model="smol", prompt="Hi", max_tokens=2)
+        assert answer.usage.completion_tokens == 2
     for connection in connections:
         connection.close()
     with raw_connection(server) as connection:
