@@ -21,7 +21,7 @@ from effinfer.serve.served import Served
 from tests.model_files import smollm2_path
 
 KEY = "secret"
-PAGES = 72  # 16 sequences would use 256
+PAGES = 32  # 16 sequences would use 256
 MOST_GROWTH = 20e6
 WARM_UP_SECONDS = 20.0
 
