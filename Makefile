@@ -3,6 +3,15 @@
 #   make demo      build, fetch the default model, generate text
 #   make test      C++ tests, Python tests, the C++ embedding example
 #   make wheel     a manylinux wheel in dist/, checked by auditwheel
+#   make test-serving
+#                  the server's tests in full: 10^4 mutated bodies, 30 seeds of 50 schemas, 2,000
+#                  clients that hang up
+#   make test-clients
+#                  the server through langchain-openai and litellm, which it installs
+#   make test-ray  two replicas behind Ray Serve, which it installs (330 MB)
+#   make test-browser
+#                  the page to chat, in the Chromium that is on the PATH
+#   make soak      ten minutes of mixed load on the server; SOAK_SECONDS=60 is a minute
 #   make lint      formatting, types, size budgets, layers
 #   make sanitize  the core's tests and the GGUF fuzzer under ASan and UBSan; the pool, the engine,
 #                  speculation and the GPU's emulator under TSan
@@ -22,9 +31,10 @@ BIN := $(VENV)/bin
 # One build tree for the wheel and the C++ tests: nothing is compiled twice.
 BUILD := build/wheel
 FUZZ_MUTATIONS ?= 100000
+SOAK_SECONDS ?= 600
 SETUP := $(BIN)/python tools/setup_venv.py
 
-.PHONY: demo test wheel lint sanitize fidelity bench bench-compare bench-techniques bench-gpu format stubs clean
+.PHONY: demo test test-serving test-clients test-browser test-ray soak wheel lint sanitize fidelity bench bench-compare bench-techniques bench-gpu format stubs clean
 .DEFAULT_GOAL := test
 
 $(BIN)/python:
@@ -45,6 +55,38 @@ test: | $(BIN)/python
 	@$(CHECK_SASS)
 	EFFINFER_EMULATED=$(CURDIR)/$(BUILD)/emulated/libeffinfer.so $(BIN)/python -m pytest
 	@echo "test: all passed"
+
+test-serving: | $(BIN)/python
+	@$(SETUP) build serve test
+	@$(SETUP) package --build-dir $(BUILD)
+	EFFINFER_FULL=1 $(BIN)/python -m pytest tests/serve
+	@echo "test-serving: all passed"
+
+test-clients: | $(BIN)/python
+	@$(SETUP) build serve test clients
+	@$(SETUP) package --build-dir $(BUILD)
+	$(BIN)/python -m pytest tests/serve/test_clients.py
+	@echo "test-clients: all passed"
+
+# A browser is the system's: nothing is installed here.
+test-browser: | $(BIN)/python
+	@$(BIN)/python -c "import sys; sys.path.insert(0, '.'); from tests.serve.browser import find_browser; \
+	  sys.exit(0 if find_browser() else 'make test-browser: no Chromium on the PATH; Debian has one: apt-get install chromium-headless-shell')"
+	@$(SETUP) build serve test
+	@$(SETUP) package --build-dir $(BUILD)
+	$(BIN)/python -m pytest tests/serve/test_page.py
+	@echo "test-browser: all passed"
+
+test-ray: | $(BIN)/python
+	@$(SETUP) build serve test scale
+	@$(SETUP) package --build-dir $(BUILD)
+	$(BIN)/python -m pytest tests/serve/test_ray_serve.py
+	@echo "test-ray: all passed"
+
+soak: | $(BIN)/python
+	@$(SETUP) build serve test
+	@$(SETUP) package --build-dir $(BUILD)
+	$(BIN)/python -m tests.serve.soak --seconds $(SOAK_SECONDS)
 
 # Where the CUDA backend was built. Its disassembler is NVIDIA's, and optional.
 ifneq ($(shell command -v nvcc),)
@@ -109,7 +151,7 @@ fidelity: | $(BIN)/python
 	@echo "fidelity: done"
 
 bench: | $(BIN)/python
-	@$(SETUP) build test bench
+	@$(SETUP) build serve test bench
 	@$(SETUP) package --build-dir $(BUILD)
 	$(BIN)/python bench/run.py $(BENCH_FLAGS)
 	@echo "bench: docs/performance.md written"

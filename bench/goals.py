@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from goal_row import Row
+from serving_report import serving_rows
 from speculation_report import speculation_rows
 
 HEADER = ["what", "effinfer", "compared with", "ratio", "goal", "met", "bound"]
@@ -301,9 +302,14 @@ def drafted_rows(result: Json) -> Iterator[Row]:
     return speculation_rows(section) if section else iter(())
 
 
+def served_rows(result: Json) -> Iterator[Row]:
+    section = result["sections"].get("serving")
+    return serving_rows(section) if section else iter(())
+
+
 def rows(result: Json) -> list[list[str]]:
     sources = (speed_rows, sequence_rows, operator_rows, ternary_rows, bitnet_rows, large_rows,
-               drafted_rows, memory_rows)  # fmt: skip
+               drafted_rows, served_rows, memory_rows)  # fmt: skip
     cells = [row.cells() for source in sources for row in source(result)]
     if "amx" not in result["effinfer"]["isa"]:
         for what, goal in (

@@ -38,7 +38,7 @@ INSTRUCTION_SETS = {
     "GGML_AVX512_BF16": {"avx512_bf16"},
 }
 AVX2 = frozenset({"GGML_AVX2", "GGML_FMA", "GGML_F16C", "GGML_BMI2"})
-LLAMA_REQUIREMENTS = ("llama-cpp-python==0.3.36", "numpy")
+LLAMA_REQUIREMENTS = ("llama-cpp-python[server]==0.3.36", "numpy")
 LLAMA_WORKER = "llama_cpp_worker.py"
 
 LLAMA_CPP = Peer("llama.cpp", LLAMA_WORKER, LLAMA_REQUIREMENTS, frozenset(INSTRUCTION_SETS))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import plots
+import serving_report
 import speculation_report
 from tables import rate, table
 
@@ -57,6 +58,8 @@ def section_text(name: str, section: dict[str, Any]) -> str:
             return by_column(section, ["decode", "prefill"], "tok/s")
         case "bitnet" | "large":
             return by_column(section, ["decode", "memory", "prefill"], "tok/s")
+        case "serving":
+            return serving_report.text(section)
         case "speculation":
             return speculation_report.text(section)
         case "lengths":

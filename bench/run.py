@@ -23,6 +23,7 @@ import operators
 import peers
 import plots
 import report
+import serving
 import speculation
 import speed
 import store
@@ -37,7 +38,7 @@ ROOT = Path(__file__).resolve().parent.parent
 SCRATCH = ROOT / "build" / "bench"
 MODELS = ["smollm2-135m", "gemma3-270m"]
 WORKER = "effinfer_worker.py"
-ALL_SECTIONS = {**SECTIONS, **speculation.SECTIONS, **operators.SECTIONS}
+ALL_SECTIONS = {**SECTIONS, **serving.SECTIONS, **speculation.SECTIONS, **operators.SECTIONS}
 NAMES = ["speed", "fidelity", *ALL_SECTIONS]
 
 

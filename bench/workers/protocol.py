@@ -9,6 +9,8 @@ Commands, each one object a line with a "command" key, answered by one object a 
   batch    {prompts, count}                          -> {seconds}: `count` greedy steps of all
   verify   {prompt, tokens, steps}                   -> {seconds}: one step of `tokens`, all logits
   logits   {tokens, phase: prefill|decode, path}     -> {}: float32 [tokens, vocab] saved with numpy
+  streams  {prompts, count, schemas}                 -> {seconds}: `count` tokens of every text
+  first    {prompts}                                 -> {seconds}: to the first text of the first
   tokenize {text}                                    -> {tokens}
   memory   {}                                        -> {peak_rss_bytes, base_rss_bytes}
 

@@ -13,6 +13,7 @@ import goals  # noqa: E402
 import operators  # noqa: E402
 import plots  # noqa: E402
 import report  # noqa: E402
+import serving  # noqa: E402
 import speculation  # noqa: E402
 import store  # noqa: E402
 from peers import AVX2, INSTRUCTION_SETS, llama_cpp_cmake_args  # noqa: E402
@@ -137,6 +138,26 @@ RESULT: dict[str, Any] = {
             },
             "eight": {"S": {"tree": around(1.05), "bookkeeping": around(0.04)}},
         },
+        "serving": {
+            "streams": [1, 8, 64],
+            "engines": {
+                "LLM.generate": points(_1=100, _8=200, _64=400, first=0.02),
+                "effinfer serve": points(_1=98, _8=184, _64=380, first=0.025),
+            },
+            "schemas": {
+                "LLM.generate": {
+                    "free 1": around(100),
+                    "schema 1": around(95),
+                    "free 8": around(200),
+                    "schema 8": around(160),
+                }
+            },
+            "peers": {
+                "effinfer serve": points(_8=180),
+                "llama.cpp's server": points(_8=20),
+                "another server": {"error": "no such module"},
+            },
+        },
         "matmul": {
             "engines": {
                 "effinfer": {
@@ -226,6 +247,13 @@ def summary() -> dict[str, list[str]]:
         ),
         ("drafts: S, a tree of 8 rows against a chain", "1.05x", "yes"),
         ("drafts: S, bookkeeping of 8 rows, share of a plain step", "4%", "no"),
+        ("served: 1 stream, against LLM.generate", "0.98x", "yes"),
+        ("served: 8 streams, against LLM.generate", "0.92x", "no"),
+        ("served: 64 streams, against LLM.generate", "0.95x", "yes"),
+        ("served: what HTTP adds to the time to the first token", "0.50x", "yes"),
+        ("1 request under a JSON schema, against free text", "0.95x", "yes"),
+        ("8 requests, each under another JSON schema, against free text", "0.80x", "no"),
+        ("served: 8 streams", "9.00x", "yes"),
         ("peak memory, SmolLM2.gguf", "0.87x", "yes"),
     ],
 )
@@ -255,7 +283,8 @@ def test_bound_of_decoding_at_depth_reads_keys_and_values() -> None:
 
 def test_every_section_has_text_and_a_place_in_the_document() -> None:
     parts = report.sections(RESULT)
-    assert set(SECTIONS) | set(speculation.SECTIONS) | set(operators.SECTIONS) <= set(parts)
+    modules = (serving, speculation, operators)
+    assert set(SECTIONS).union(*(module.SECTIONS for module in modules)) <= set(parts)
     text = report.DOCUMENT.read_text()
     for name in [*parts, "fidelity"]:
         assert f"<!-- {name} -->\n" in text
@@ -295,6 +324,9 @@ def test_tables() -> None:
     assert "3.16x; 95% | 72% to 88% of 6 |" in parts["speculation"]
     assert "| S, code edit, replayed | prompt lookup of 2 | **80.0**" in parts["speculation"]
     assert "| S | **1.050** (0.945 to 1.155) | **4.0** (3.6 to 4.4) |" in parts["speculation"]
+    assert "| effinfer serve | **98.0** (88.2 to 107.8) |" in parts["serving"]
+    assert "| llama.cpp's server | - | **20.0** (18.0 to 22.0) | - | - |" in parts["serving"]
+    assert "another server: no such module" in parts["serving"]
     assert "openvino: not installed: no network" in parts["speed"]
     assert "effinfer did not run this file: it broke" in parts["speed"]
 

@@ -58,7 +58,13 @@ def parse(parser: AnswerParser, pieces: list[str]) -> tuple[str, str, list[tuple
         delta = parser.push(piece, final=number == len(pieces))
         content += delta.content
         reasoning += delta.reasoning
-        calls += [(call.name, json.loads(call.arguments)) for call in delta.calls]
+        for part in delta.calls:
+            if part.is_first:
+                calls.append((part.call.name, ""))
+            name, arguments = calls[-1]
+            assert name == part.call.name
+            calls[-1] = (name, arguments + part.arguments)
+            assert part.call.arguments.startswith(calls[-1][1])
     return content, reasoning, calls
 
 
@@ -72,7 +78,9 @@ def test_calls_however_the_text_is_cut(name, text, content, calls):
     random_ = random.Random(3)
     for pieces in ([text], list(text) or [""], *(cuts(text, random_) for _ in range(20))):
         parser = AnswerParser(False, FORMATS[name].parser(NAMES))
-        assert parse(parser, pieces) == (content, "", calls), pieces
+        found_content, _, found = parse(parser, pieces)
+        values = [(name, json.loads(arguments)) for name, arguments in found]
+        assert (found_content, values) == (content, calls), pieces
         assert parser.has_calls == bool(calls)
 
 

@@ -46,8 +46,8 @@ def make_app(served: Served) -> FastAPI:
 
     async def unknown(_: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)
-        # 404 and 405 of the router.
-        return ApiError(error.status_code, str(error.detail)).response()
+        # 404 and 405 of the router. The gate answers.
+        raise ApiError(error.status_code, str(error.detail)) from None
 
     app.add_exception_handler(HTTPException, unknown)
     app.add_middleware(Gate, served=served)

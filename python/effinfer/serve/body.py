@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Sequence
 from typing import Any, TypeVar
 
 import pydantic
 import pydantic_core
+from starlette.datastructures import Headers
 from starlette.requests import ClientDisconnect, Request
+from starlette.types import Message, Receive, Scope
 
 from effinfer.serve.errors import ApiError
 
 MAX_BYTES = 8 << 20
-# A client that is still sending when its connection is closed may lose the answer: what is a bit
-# too long is read to its end, and thrown away.
+# What is read and thrown away for a client to read its refusal.
 _MOST_DISCARDED_BYTES = 8 * MAX_BYTES
 # A body that takes longer comes from a client that has stopped sending.
 _SECONDS = 30.0
@@ -54,24 +56,50 @@ def parse(raw: bytes, schema: type[Schema]) -> Schema:
 async def _read(request: Request) -> bytes:
     too_long = ApiError(413, f"the body: expected at most {MAX_BYTES} bytes", code="body_too_long")
     try:
-        if int(request.headers.get("content-length", 0)) > _MOST_DISCARDED_BYTES:
+        if int(request.headers.get("content-length", 0)) > MAX_BYTES:
             raise too_long
     except ValueError:
         raise ApiError(400, "Content-Length: expected a number", code="invalid_header") from None
     chunks = bytearray()
-    size = 0
     try:
         async for chunk in request.stream():
-            size += len(chunk)
-            if size > _MOST_DISCARDED_BYTES:
+            chunks += chunk
+            if len(chunks) > MAX_BYTES:
                 raise too_long
-            if size <= MAX_BYTES:
-                chunks += chunk
     except ClientDisconnect:
         raise ApiError(400, "the body is not complete", code="invalid_body") from None
-    if size > MAX_BYTES:
-        raise too_long
     return bytes(chunks)
+
+
+class BodyEnd:
+    """Knows whether the body of a request was read to its end. A client that is still sending when
+    its connection is closed may lose the answer: what a refusal has left of a body is thrown away
+    before the refusal is sent."""
+
+    def __init__(self, scope: Scope, receive: Receive) -> None:
+        headers = Headers(scope=scope)
+        self.reached = "content-length" not in headers and "transfer-encoding" not in headers
+        self._receive = receive
+        self._length = headers.get("content-length", "0")
+        self._asks_first = "expect" in headers  # and sends nothing until somebody reads
+
+    async def receive(self) -> Message:
+        message = await self._receive()
+        self.reached |= not message.get("more_body", False)
+        return message
+
+    async def discard(self) -> None:
+        """Up to the end, unless that is far away or does not come."""
+        is_long = self._length.isdecimal() and int(self._length[:20]) > _MOST_DISCARDED_BYTES
+        if self.reached or self._asks_first or is_long:
+            return
+        with contextlib.suppress(asyncio.TimeoutError):
+            await asyncio.wait_for(self._discard(), _SECONDS)
+
+    async def _discard(self) -> None:
+        size = 0
+        while not self.reached and size <= _MOST_DISCARDED_BYTES:
+            size += len((await self.receive()).get("body", b""))
 
 
 def explain(error: pydantic.ValidationError, data: dict[str, Any]) -> ApiError:

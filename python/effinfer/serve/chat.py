@@ -30,7 +30,7 @@ from effinfer.serve.sampling import (
 from effinfer.serve.schemas import ChatBody
 from effinfer.serve.served import Served
 from effinfer.serve.stream import EventStream, data_event
-from effinfer.serve.tools.calls import ToolCall
+from effinfer.serve.tools.calls import CallDelta, ToolCall
 
 ROUTE = "/v1/chat/completions"
 
@@ -112,13 +112,16 @@ class _Events:
         if delta.content:
             fields["content"] = delta.content
         if delta.calls:
-            first = self._calls[index]
-            self._calls[index] += len(delta.calls)
-            fields["tool_calls"] = [
-                {"index": first + number, **call_dict(call)}
-                for number, call in enumerate(delta.calls)
-            ]
+            fields["tool_calls"] = [self._call(index, part) for part in delta.calls]
         return json.dumps(fields, ensure_ascii=False)
+
+    def _call(self, index: int, part: CallDelta) -> dict[str, Any]:
+        """The first part names the call; later ones have more of its arguments."""
+        self._calls[index] += part.is_first
+        place = {"index": self._calls[index] - 1}
+        if not part.is_first:
+            return {**place, "function": {"arguments": part.arguments}}
+        return {**place, **_call_dict(part.call, part.arguments)}
 
     def _logprobs(self, index: int, choice: AsyncRequest) -> str:
         if choice.state.params.logprobs is None:
@@ -152,7 +155,7 @@ def _choice(
         message["reasoning_content"] = delta.reasoning
     if delta.calls:
         message["content"] = delta.content or None
-        message["tool_calls"] = [call_dict(call) for call in delta.calls]
+        message["tool_calls"] = [_call_dict(part.call, part.arguments) for part in delta.calls]
     has_logprobs = choice.state.params.logprobs is not None
     return {
         "index": index,
@@ -162,8 +165,8 @@ def _choice(
     }
 
 
-def call_dict(call: ToolCall) -> dict[str, Any]:
-    function = {"name": call.name, "arguments": call.arguments}
+def _call_dict(call: ToolCall, arguments: str) -> dict[str, Any]:
+    function = {"name": call.name, "arguments": arguments}
     return {"id": call.id, "type": "function", "function": function}
 
 

@@ -54,14 +54,15 @@ class ApiError(Exception):
             }
         }
 
-    def response(self) -> Response:
+    def response(self, *, closes: bool = False) -> Response:
+        """closes: the connection is not used again."""
         headers = {}
         if self.status in (429, 503):
             headers["Retry-After"] = "1"
         if self.status == 401:
             headers["WWW-Authenticate"] = "Bearer"
-        if self.status in (408, 413):
-            headers["Connection"] = "close"  # the rest of the body is not read
+        if closes:
+            headers["Connection"] = "close"
         return Response(
             json.dumps(self.to_dict(), ensure_ascii=False),
             self.status,

@@ -7,6 +7,7 @@ import hmac
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from effinfer.serve.body import BodyEnd
 from effinfer.serve.errors import ApiError
 from effinfer.serve.served import Served, logger
 
@@ -25,6 +26,7 @@ class Gate:
             return
         served = self._served
         started = False
+        body = BodyEnd(scope, receive)
 
         async def send_on(message: Message) -> None:
             nonlocal started
@@ -34,14 +36,14 @@ class Gate:
         served.open_requests += 1
         try:
             self._check(scope)
-            await self._app(scope, receive, send_on)
+            await self._app(scope, body.receive, send_on)
         except ApiError as error:
-            await self._answer(error, scope, receive, send)
+            await self._answer(error, scope, body, send)
         except Exception:
             logger.exception("a request failed")
             if started:
                 raise
-            await self._answer(ApiError(500, "internal error"), scope, receive, send)
+            await self._answer(ApiError(500, "internal error"), scope, body, send)
         finally:
             served.open_requests -= 1
 
@@ -58,9 +60,12 @@ class Gate:
         if self._served.is_draining and scope["method"] == "POST":
             raise ApiError(503, "the server is shutting down", code="shutting_down")
 
-    async def _answer(self, error: ApiError, scope: Scope, receive: Receive, send: Send) -> None:
+    async def _answer(self, error: ApiError, scope: Scope, body: BodyEnd, send: Send) -> None:
+        if error.status != 408:  # that has waited long enough
+            await body.discard()
         # Not the path: a client writes it, line ends included.
         route = getattr(scope.get("route"), "path", "other")
         self._served.metrics.refused(route, error.status)
         logger.info("%s %d %s", route, error.status, " ".join(error.message.split()))
-        await error.response()(scope, receive, send)
+        response = error.response(closes=not body.reached)
+        await response(scope, body.receive, send)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from effinfer.serve.held import held_back
-from effinfer.serve.tools.calls import ToolCall, ToolParser
+from effinfer.serve.tools.calls import CallDelta, ToolParser
 
 _OPEN, _CLOSE = "<think>", "</think>"
 
@@ -20,7 +20,7 @@ class Delta:
 
     content: str = ""
     reasoning: str = ""
-    calls: list[ToolCall] = field(default_factory=list)
+    calls: list[CallDelta] = field(default_factory=list)
 
     def is_empty(self) -> bool:
         return not (self.content or self.reasoning or self.calls)

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from effinfer.serve.parsing import Delta
-from effinfer.serve.tools.calls import ToolCall
+from effinfer.serve.tools.calls import CallDelta
 
 
 class ResponseItems:
@@ -27,25 +27,35 @@ class ResponseItems:
     def add(self, delta: Delta) -> Iterator[str]:
         if delta.reasoning:
             yield from self._grow("reasoning", delta.reasoning)
+        # The rest of a call that had begun comes before content, a new one behind it.
+        rest = [part for part in delta.calls if not part.is_first]
+        for part in rest:
+            yield from self._grow_call(part)
         if delta.content:
             yield from self._grow("message", delta.content)
-        for call in delta.calls:
-            yield from self.close()
-            yield from self._add_call(call)
+        for part in delta.calls[len(rest) :]:
+            yield from self._begin_call(part)
 
     def close(self) -> Iterator[str]:
         """Ends the item that grows."""
         if not self._open:
             return
         item, place = self._last()
-        name = _TEXTS[self._open]
-        (part,) = item["content"]
-        yield self.event(f"response.{name}.done", **place, content_index=0, **_done(part))
-        yield self.event("response.content_part.done", **place, content_index=0, part=part)
+        if self._open == "function_call":
+            name, given = item["name"], item["arguments"]
+            yield self.event(f"{_CALL}.done", **place, name=name, arguments=given)
+        else:
+            yield from self._close_text(item, place)
         if "status" in item:
             item["status"] = "completed"
         self._open = ""
         yield self._item_event("done", item)
+
+    def _close_text(self, item: dict[str, Any], place: dict[str, Any]) -> Iterator[str]:
+        name = _TEXTS[self._open]
+        (part,) = item["content"]
+        yield self.event(f"response.{name}.done", **place, content_index=0, **_done(part))
+        yield self.event("response.content_part.done", **place, content_index=0, part=part)
 
     def _grow(self, kind: str, text: str) -> Iterator[str]:
         if self._open != kind:
@@ -72,23 +82,25 @@ class ResponseItems:
         _, place = self._last()
         yield self.event("response.content_part.added", **place, content_index=0, part=part)
 
-    def _add_call(self, call: ToolCall) -> Iterator[str]:
+    def _begin_call(self, part: CallDelta) -> Iterator[str]:
+        yield from self.close()
+        self._open = "function_call"
         item = {
             "id": new_id("fc"),
             "type": "function_call",
             "status": "in_progress",
-            "call_id": call.id,
-            "name": call.name,
+            "call_id": part.call.id,
+            "name": part.call.name,
             "arguments": "",
         }
         self.output.append(item)
-        _, place = self._last()
         yield self._item_event("added", item)
-        name = "response.function_call_arguments"
-        yield self.event(f"{name}.delta", **place, delta=call.arguments)
-        yield self.event(f"{name}.done", **place, name=call.name, arguments=call.arguments)
-        item |= {"status": "completed", "arguments": call.arguments}
-        yield self._item_event("done", item)
+        yield from self._grow_call(part)
+
+    def _grow_call(self, part: CallDelta) -> Iterator[str]:
+        item, place = self._last()
+        item["arguments"] += part.arguments
+        yield self.event(f"{_CALL}.delta", **place, delta=part.arguments)
 
     def _item_event(self, what: str, item: dict[str, Any]) -> str:
         index = len(self.output) - 1
@@ -99,6 +111,7 @@ class ResponseItems:
         return item, {"item_id": item["id"], "output_index": len(self.output) - 1}
 
 
+_CALL = "response.function_call_arguments"
 _PREFIXES = {"message": "msg", "reasoning": "rs"}
 _TEXTS = {"message": "output_text", "reasoning": "reasoning_text"}
 

@@ -147,8 +147,9 @@ def _letters(value: Any) -> int:
 def _too_long(tokens: object, max_seq_len: int, param: str) -> ApiError:
     return ApiError(
         400,
-        f"the prompt has {tokens} tokens; the context of this model is {max_seq_len}, and one has "
-        "to be left for an answer",
+        # Some clients look for OpenAI's words, not for its code.
+        f"the prompt has {tokens} tokens; this model's maximum context length is {max_seq_len} "
+        "tokens, one of them for an answer",
         param=param,
         code="context_length_exceeded",
     )

@@ -57,6 +57,7 @@ async function answer() {
   const conversation = messages; // another may begin before this answer ends
   const mine = controller = new AbortController();
   setRunning(true);
+  element("status").textContent = "";
   const thoughts = show("thoughts", "");
   const node = show("assistant", "");
   let first = 0;

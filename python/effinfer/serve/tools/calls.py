@@ -1,86 +1,46 @@
-"""Calls of tools, and the JSON that they are written in."""
+"""Calls of tools, as they grow."""
 
 from __future__ import annotations
 
-import json
 import secrets
-from collections.abc import Collection, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any, Protocol
-
-_WHITE = " \t\r\n"
 
 
 @dataclass
 class ToolCall:
     name: str
-    arguments: str  # JSON
+    # What the model has written so far: JSON, unless it erred or was cut off.
+    arguments: str = ""
     # Letters and digits, nine of them: templates of Mistral's refuse others.
     id: str = field(default_factory=lambda: secrets.token_hex(5)[:9])
 
 
+@dataclass
+class CallDelta:
+    """What a piece of text adds to a call."""
+
+    call: ToolCall
+    is_first: bool
+    arguments: str
+
+
 class ToolParser(Protocol):
-    """One answer's text as it comes."""
+    """One answer's text as it comes. What it finds does not depend on where the text is cut."""
 
-    def push(self, piece: str, *, final: bool) -> tuple[str, list[ToolCall]]:
-        """(content, calls) that became certain."""
-
-
-class JsonEnd:
-    """Finds where a JSON object or array ends, in text that comes in pieces."""
-
-    def __init__(self) -> None:
-        self._depth = 0
-        self._in_string = False
-        self._escaped = False
-
-    def find(self, text: str, begin: int) -> int | None:
-        """The place after the value's end; `begin` is what was looked at before."""
-        for place in range(begin, len(text)):
-            letter = text[place]
-            if self._escaped:
-                self._escaped = False
-            elif self._in_string:
-                self._escaped = letter == "\\"
-                self._in_string = letter != '"'
-            elif letter == '"':
-                self._in_string = True
-            elif letter in "{[":
-                self._depth += 1
-            elif letter in "}]":
-                self._depth -= 1
-                if self._depth <= 0:
-                    return place + 1
-        return None
+    def push(self, piece: str, *, final: bool) -> tuple[str, list[CallDelta]]:
+        """(content, calls) that became certain. A call begins once its name and the first letter of
+        its arguments are known; what is no call by then is content."""
 
 
-def calls_in(text: str, names: Collection[str] | None = None) -> list[ToolCall]:
-    """The calls that a JSON value writes: one object, or a list of them. None of them when one is
-    no call: without a name (of `names`, where given) or without arguments."""
-    try:
-        value = json.loads(text)
-    except (ValueError, RecursionError):
-        return []
-    found = [_call(item, names) for item in (value if isinstance(value, list) else [value])]
-    calls = [call for call in found if call is not None]
-    return calls if len(calls) == len(found) else []
-
-
-def _call(value: Any, names: Collection[str] | None) -> ToolCall | None:
-    if not isinstance(value, dict):
-        return None
-    name = value.get("name")
-    arguments = value.get("arguments", value.get("parameters"))
-    if not isinstance(name, str) or (names is not None and name not in names):
-        return None
-    if isinstance(arguments, str):
-        try:
-            arguments = json.loads(arguments)
-        except (ValueError, RecursionError):
-            return None
-    if not isinstance(arguments, dict):
-        return None
-    return ToolCall(name, json.dumps(arguments, ensure_ascii=False))
+def grow(calls: list[CallDelta], new: Iterable[CallDelta]) -> None:
+    """Adds `new` to `calls`: neighbouring parts of one call become one."""
+    for delta in new:
+        if calls and calls[-1].call is delta.call:
+            calls[-1].arguments += delta.arguments
+        else:
+            calls.append(delta)
 
 
 def call_schema(tools: Iterable[dict[str, Any]], is_parallel: bool) -> dict[str, Any]:

@@ -10,67 +10,66 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from effinfer.serve.tools.calls import JsonEnd, ToolCall, calls_in
+from effinfer.serve.tools.calls import CallDelta, grow
+from effinfer.serve.tools.json_calls import WHITE, CallsReader
 
 _OPENINGS = ("<|python_tag|>", "```json", "```tool_call", "```tool_code", "```")
-_BETWEEN = " \t\r\n;,`"
+_BETWEEN = WHITE + ";,`"
 
 
 class PlainParser:
     def __init__(self, names: Collection[str]) -> None:
         self._names = names
-        self._text = ""  # held back
-        self._scanned = 0
-        self._end = JsonEnd()
-        self._state = "begin"
+        self._text = ""  # not read yet
+        self._opening = ""  # before the first call; what is no call takes it back
+        self._reader: CallsReader | None = None
         self._has_calls = False
+        self._is_text = False  # text that is no call ends the search: what follows is content
+        self._calls: list[CallDelta] = []
 
-    def push(self, piece: str, *, final: bool) -> tuple[str, list[ToolCall]]:
-        if self._state == "text":
-            return piece, []
+    def push(self, piece: str, *, final: bool) -> tuple[str, list[CallDelta]]:
         self._text += piece
-        calls: list[ToolCall] = []
-        while self._state != "text":
-            found = self._next_call(final)
-            if found is None:
-                break
-            calls += found
-        if self._state == "text" or final:
-            text, self._text = self._text, ""
-            is_between = self._has_calls and not text.strip(_BETWEEN)
-            return "" if is_between else text, calls
-        return "", calls
+        self._calls = []
+        while not self._is_text and self._take_part(final):
+            pass
+        content = ""
+        if self._is_text or final:
+            content, self._text = self._text, ""
+        return content, self._calls
 
-    def _next_call(self, final: bool) -> list[ToolCall] | None:
-        """Calls of the next JSON value; None when it has not come. Text that is no call ends the
-        search: it and what follows is content."""
-        begin = self._find_begin(final)
-        if begin is None:
-            return None
-        end = self._end.find(self._text, max(begin, self._scanned))
-        if end is None:
-            self._scanned = len(self._text)
-            return None
-        calls = calls_in(self._text[begin:end], self._names)
-        if not calls:
-            self._state = "text"
-            return []
-        self._text, self._scanned, self._end = self._text[end:], 0, JsonEnd()
-        self._state, self._has_calls = "between", True
-        return calls
+    def _take_part(self, final: bool) -> bool:
+        """Reads on to where something else begins; False when that has not come."""
+        if self._reader is None:
+            return self._find_begin(final)
+        reader = self._reader
+        calls, self._text = reader.push(self._text)
+        grow(self._calls, calls)
+        if not reader.ended:
+            if not final:
+                return False
+            self._text = reader.finish()
+        self._reader = None
+        self._has_calls |= reader.has_calls
+        self._is_text = reader.is_broken or not reader.has_calls
+        if not reader.has_calls:
+            self._text = self._opening + self._text
+        return True
 
-    def _find_begin(self, final: bool) -> int | None:
+    def _find_begin(self, final: bool) -> bool:
         """Where JSON begins."""
-        skipped = _BETWEEN if self._state == "between" else " \t\r\n"
-        rest = self._text.lstrip(skipped)
+        rest = self._text.lstrip(_BETWEEN if self._has_calls else WHITE)
         may_follow = not rest
-        if self._state == "begin":
+        if not self._has_calls:
             may_follow |= any(opening.startswith(rest) for opening in _OPENINGS)
             opening = next((o for o in _OPENINGS if rest.startswith(o)), "")
-            rest = rest[len(opening) :].lstrip()
+            rest = rest[len(opening) :].lstrip(WHITE)
             may_follow |= not rest
         if rest.startswith(("{", "[")):
-            return len(self._text) - len(rest)
-        if not may_follow or final:
-            self._state = "text"
-        return None
+            size = len(self._text) - len(rest)
+            self._opening, self._text = self._text[:size], rest
+            self._reader = CallsReader(self._names)
+            return True
+        self._is_text = final or not may_follow
+        if final and self._has_calls and not rest:
+            self._text = ""  # what lies between calls belongs to the format
+        return False

@@ -9,47 +9,50 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from effinfer.serve.held import held_back
-from effinfer.serve.tools.calls import ToolCall, calls_in
+from effinfer.serve.tools.calls import grow
+from effinfer.serve.tools.json_calls import WHITE, CallsReader
+from effinfer.serve.tools.marked import MarkedParser
 
 _OPEN, _CLOSE = "<tool_call>", "</tool_call>"
 
 
-class TaggedParser:
+class TaggedParser(MarkedParser):
     def __init__(self, names: Collection[str]) -> None:
+        super().__init__()
         del names  # the tags say that it is a call, whichever name the model made up
-        self._text = ""
-        self._in_call = False
-        self._after_call = False
+        self._reader: CallsReader | None = None  # between tags
+        self._expects_close = False
 
-    def push(self, piece: str, *, final: bool) -> tuple[str, list[ToolCall]]:
-        self._text += piece
-        content: list[str] = []
-        calls: list[ToolCall] = []
-        while True:
-            tag = _CLOSE if self._in_call else _OPEN
-            # The part that was looked at before holds no tag, but may hold the beginning of one.
-            before, found, after = self._text.partition(tag)
-            if not found:
-                break
-            self._text = after
-            if self._in_call:
-                new = calls_in(before)
-                calls += new
-                content += [] if new else [_OPEN, before, _CLOSE]
-            else:
-                content.append(before)
-            self._after_call = self._in_call
-            self._in_call = not self._in_call
-        if final and self._in_call:  # models leave the last tag out, or are cut off
-            new = calls_in(self._text)
-            calls += new
-            content += [] if new else [_OPEN, self._text]
-            self._text = ""
-        elif not self._in_call:
-            end = len(self._text) - (0 if final else held_back(self._text, _OPEN))
-            content.append(self._text[:end])
-            self._text = self._text[end:]
-        text = "".join(content)
-        # White space around calls is the format's.
-        return ("" if (calls or self._after_call) and not text.strip() else text), calls
+    def _take_part(self, final: bool) -> bool:
+        if self._expects_close:
+            return self._take_close(final)
+        if self._reader is not None:
+            return self._take_calls(self._reader, final)
+        before, tag = self._split(_OPEN, final)
+        self._add_content(before)
+        self._reader = CallsReader() if tag else None
+        return bool(tag)
+
+    def _take_calls(self, reader: CallsReader, final: bool) -> bool:
+        before, tag = self._split(_CLOSE, final)
+        calls, rest = reader.push(before)
+        grow(self._calls, calls)
+        if not reader.ended:
+            if not tag and not final:
+                return False
+            rest = reader.finish()  # models leave the last tag out, or are cut off
+        self._text = rest + tag + self._text
+        self._reader, self._after_call = None, reader.has_calls
+        if reader.has_calls and not reader.is_broken and (reader.ended or not rest):
+            self._expects_close = True
+        elif not reader.has_calls:
+            self._add_content(_OPEN)
+        return True
+
+    def _take_close(self, final: bool) -> bool:
+        text = self._text.lstrip(WHITE)
+        if not final and text != _CLOSE and _CLOSE.startswith(text):
+            return False
+        self._text = text.removeprefix(_CLOSE)
+        self._expects_close = False
+        return True
