@@ -175,6 +175,8 @@ void EngineCore::admit(std::vector<StepOutput>& outputs) {
     if (try_admit(request)) {
       pending += request.scheduled().prompt_tokens;
       move_request(waiting_, index, running_);
+    } else if (drop_prompts()) {
+      continue;  // with their pages
     } else if (running_.empty()) {
       outputs.push_back(end(request, FinishReason::error,
                             "[engine] the KV pages are held by sequences outside of requests"));
@@ -185,46 +187,16 @@ void EngineCore::admit(std::vector<StepOutput>& outputs) {
   }
 }
 
-// Another answer to the request's prompt that runs, one that has its prompt before others; null:
-// none does.
-const Request* EngineCore::sibling_of(const Request& request) const {
-  if (request.group == 0) return nullptr;
-  const Request* sibling = nullptr;
-  for (const auto& other : running_) {
-    if (other->group != request.group || other.get() == &request) continue;
-    if (sibling == nullptr || other->has_prompt()) sibling = other.get();
-    if (sibling->has_prompt()) break;
-  }
-  return sibling;
-}
-
 // The waiting requests that may run: not an answer to a prompt that another one is computing.
 std::span<const ScheduledRequest> EngineCore::admissible() {
   scheduled_.clear();
   admissible_.clear();
   for (size_t i = 0; i < waiting_.size(); ++i) {
-    const Request* sibling = sibling_of(*waiting_[i]);
-    if (sibling != nullptr && !sibling->has_prompt()) continue;
+    if (waits_for_prompt(*waiting_[i])) continue;
     scheduled_.push_back(waiting_[i]->scheduled());
     admissible_.push_back(i);
   }
   return scheduled_;
-}
-
-// A fork of another answer, but for the prompt's last token, whose logits are wanted; otherwise
-// what is cached. After a preemption the cache may know more: the output.
-SequenceId EngineCore::start_sequence(const Request& request, int32_t& cached) {
-  const Request* sibling = sibling_of(request);
-  const bool is_new = request.output().empty() || !options_.prefix_cache;
-  if (sibling != nullptr && is_new && !request.scores_prompt()) {
-    cached = static_cast<int32_t>(request.prompt_size) - 1;
-    const SequenceId sequence = cache_->fork(sibling->sequence);
-    cache_->rollback(sequence, cache_->length(sequence) - cached);
-    return sequence;
-  }
-  const std::span<const int32_t> known = request.tokens;
-  const bool reuses = options_.prefix_cache && !request.scores_prompt();
-  return cache_->create(reuses ? known : known.first(0), &cached);
 }
 
 // Gives a request what is known of its tokens when the pages for all of them, and those that
@@ -263,6 +235,7 @@ bool EngineCore::try_admit(Request& request) {
 // nobody is left to take from.
 bool EngineCore::make_room(SequenceId sequence, int64_t count) {
   while (!cache_->can_append(sequence, count)) {
+    if (drop_prompts()) continue;
     const auto others = [&](const auto& r) { return r->sequence != sequence; };
     if (std::none_of(running_.begin(), running_.end(), others)) return false;
     const size_t victim = checked_index(policy_->preempt(scheduled(running_)), running_.size());

@@ -5,6 +5,7 @@
 #pragma once
 
 #include <functional>
+#include <map>
 #include <memory>
 #include <mutex>
 #include <set>
@@ -75,12 +76,19 @@ class EngineCore {
   std::unique_ptr<Request> make_request(std::span<const int32_t> prompt,
                                         const SamplingParams& params) const;
   void admit(std::vector<StepOutput>& outputs);
-  const Request* sibling_of(const Request& request) const;
   std::span<const ScheduledRequest> admissible();
-  SequenceId start_sequence(const Request& request, int32_t& cached);
   bool try_admit(Request& request);
   bool make_room(SequenceId sequence, int64_t count);
   void preempt(size_t index);
+
+  // engine_answers.cpp: several answers to one prompt.
+  const Request* sibling_of(const Request& request) const;
+  bool waits_for_prompt(const Request& request) const;
+  SequenceId start_sequence(const Request& request, int32_t& cached);
+  bool keep_prompt(const Request& request);
+  bool waits_answer(RequestId group) const;
+  void drop_unwanted_prompts();
+  bool drop_prompts();
 
   // engine_eval.cpp: whole sequences.
   // Feeds a sequence in chunks of at most `rows` tokens; the logits of the `count` tokens from
@@ -140,6 +148,8 @@ class EngineCore {
   std::mutex step_mutex_;  // taken before mutex_ by those who need both
   Requests waiting_;       // by id
   Requests running_;       // by id
+  // Sequences of prompts whose answers have ended while others waited, by group.
+  std::map<RequestId, SequenceId> prompts_;
   Sampler sampler_;
   std::vector<uint32_t> allowed_;  // of the row at hand, by its constraint
   StepBatch batch_;

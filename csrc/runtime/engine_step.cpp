@@ -100,6 +100,7 @@ std::vector<StepOutput> EngineCore::step() {
     stats_.drafting_s += seconds_between(start, drafted) + seconds_between(ran, Clock::now());
   }
   forget_ended();
+  if (!prompts_.empty()) drop_unwanted_prompts();
   publish();
   return outputs;
 }
@@ -257,7 +258,9 @@ bool EngineCore::set_draws(std::span<Request* const> requests) {
 // Ends a request: its pages go, its output says why. publish() removes it.
 StepOutput EngineCore::end(Request& request, FinishReason reason, std::string error) {
   if (request.sequence != Request::kNoSequence) {
-    cache_->release(request.sequence, options_.prefix_cache && reason != FinishReason::error);
+    if (reason == FinishReason::error || !keep_prompt(request)) {
+      cache_->release(request.sequence, options_.prefix_cache && reason != FinishReason::error);
+    }
     request.sequence = Request::kNoSequence;
   }
   request.step_tokens = 0;

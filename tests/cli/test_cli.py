@@ -66,6 +66,14 @@ def test_generate_json_is_one_object(tiny_model):
     assert value["metrics"]["output_tokens"] == 5
 
 
+def test_a_text_without_a_seed_is_repeated_by_the_seed_that_it_tells(tiny_model):
+    options = ("generate", "-m", tiny_model, "th", "-n", 20, "--temperature", 1.0, "--json", "-q")
+    first, second = (json.loads(effinfer(*options).stdout) for _ in range(2))
+    assert first["seed"] != second["seed"]
+    again = json.loads(effinfer(*options, "--seed", first["seed"]).stdout)
+    assert again["text"] == first["text"]
+
+
 def test_options_of_ternary_models(tmp_path):
     model = make_model("bitnet-tiny", tmp_path / "bitnet.gguf")
     options = ("generate", "-m", model, "th", "-n", 5, "--ignore-eos", "-q")

@@ -154,6 +154,72 @@ TEST("one answer computes the prompt, the others its last token, and they share 
   }
 }
 
+TEST("the prompt is computed once, however soon the first answer ends") {
+  std::mt19937 random(12);
+  for (const bool prefix_cache : {false, true}) {
+    for (const int64_t sequences : {1, 3, 8}) {
+      Harness harness(
+          {.one_arithmetic = true, .max_sequences = sequences, .prefix_cache = prefix_cache});
+      const std::vector<int32_t> prompt = random_prompt(random, 100);
+      std::vector<SamplingParams> params(6, greedy(1));
+      for (uint64_t i = 0; i < 6; ++i) {
+        params[i].temperature = 1.0f;
+        params[i].seed = i;
+      }
+      const auto ids = harness.engine->add_answers(prompt, params);
+      harness.finish();
+      CHECK_EQ(harness.log.prefill_rows + harness.log.decode_rows, 100 + 5);
+      for (size_t i = 0; i < 6; ++i)
+        CHECK(harness.text(ids[i]) == reference(prompt, params[i], true));
+    }
+  }
+}
+
+TEST("a kept prompt gives its pages to whoever needs them") {
+  std::mt19937 random(13);
+  // Three pages: the prompt has two, and a request of all of them comes between its answers.
+  Harness harness({.one_arithmetic = true, .num_pages = 3, .max_sequences = 1});
+  const std::vector<int32_t> prompt = random_prompt(random, 100);
+  const std::vector<SamplingParams> params(2, greedy(1));
+  const auto ids = harness.engine->add_answers(prompt, params);
+  while (harness.outputs.count(ids[0]) == 0) harness.step();
+  CHECK(harness.engine->cache().available_pages() < 3);
+  harness.engine->cancel(ids[1]);
+  const std::vector<int32_t> other = random_prompt(random, 190);
+  const RequestId large = harness.engine->add(other, greedy(2));
+  harness.finish();
+  CHECK(harness.text(large) == reference(other, greedy(2), true));
+}
+
+TEST("short answers and long ones share few pages") {
+  for (uint32_t round = 0; round < 40; ++round) {
+    std::mt19937 random(round);
+    std::vector<Group> groups = random_groups(100 + round, 6);
+    for (Group& group : groups) {
+      for (SamplingParams& params : group.params) {
+        if (random() % 2 == 0) params.max_tokens = 1 + static_cast<int32_t>(random() % 3);
+      }
+    }
+    Setup setup;
+    setup.one_arithmetic = round % 2 == 0;
+    setup.prefix_cache = round % 3 == 0;
+    setup.num_pages = 4 + static_cast<int32_t>(random() % 5);
+    setup.max_sequences = 1 + static_cast<int64_t>(random() % 4);
+    Harness harness(setup);
+    std::vector<std::vector<RequestId>> ids;
+    for (const Group& group : groups) {
+      ids.push_back(harness.engine->add_answers(group.prompt, group.params));
+    }
+    harness.finish();
+    for (size_t g = 0; g < groups.size(); ++g) {
+      for (size_t i = 0; i < ids[g].size(); ++i) {
+        CHECK(harness.text(ids[g][i]) ==
+              reference(groups[g].prompt, groups[g].params[i], setup.one_arithmetic));
+      }
+    }
+  }
+}
+
 TEST("a long prompt's other answers keep nobody waiting") {
   std::mt19937 random(5);
   Harness harness({.one_arithmetic = true});
