@@ -25,8 +25,8 @@ def text(section: Json) -> str:
     for name, engine in {**section["engines"], **others(section)}.items():
         cells = (rate(engine.get(key)) for key in columns)
         rows.append([name, *cells, rate(engine.get("first"), scale=1e3)])
-        if "error" in engine:
-            notes.append(f"{name}: {engine['error']}")
+        answers = [engine, *(value for value in engine.values() if isinstance(value, dict))]
+        notes += [f"{name}: {answer['error']}" for answer in answers if "error" in answer]
     return "\n\n".join([table(header, rows), schema_table(section), *notes])
 
 
