@@ -2,6 +2,7 @@
 #include "bindings/attention_arguments.h"
 #include "bindings/device_array.h"
 #include "bindings/module.h"
+#include "effinfer/ops/block_lists.h"
 #include "effinfer/ops/page.h"
 
 namespace effinfer::bindings {
