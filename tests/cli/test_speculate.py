@@ -18,7 +18,18 @@ def tiny_model(tmp_path_factory) -> Path:
 
 @pytest.mark.parametrize("name", ["auto", "suffix", "ngram", "recycling"])
 def test_a_text_is_the_same_with_drafts(tiny_model, name):
-    options = ("generate", "-m", tiny_model, REPEATING, "-n", 24, "--ignore-eos", "--json")
+    options = (
+        "generate",
+        "-m",
+        tiny_model,
+        REPEATING,
+        "-n",
+        24,
+        "--seed",
+        7,
+        "--ignore-eos",
+        "--json",
+    )
     plain = json.loads(effinfer(*options).stdout)
     drafted = json.loads(effinfer(*options, "--speculate", name).stdout)
     assert drafted["token_ids"] == plain["token_ids"]
@@ -27,10 +38,11 @@ def test_a_text_is_the_same_with_drafts(tiny_model, name):
 
 def test_statistics_say_how_many_drafts_were_accepted():
     prompt = "Count: one two three four, one two three four, one two three four, one two"
-    result = effinfer("generate", prompt, "-n", 48, "--ignore-eos", "--speculate", "auto")
+    options = ("generate", prompt, "-n", 48, "--temperature", 0, "--ignore-eos")
+    result = effinfer(*options, "--speculate", "auto")
     assert result.returncode == 0, result.stderr
     assert "drafts accepted in" in result.stderr
-    plain = effinfer("generate", prompt, "-n", 48, "--ignore-eos")
+    plain = effinfer(*options)
     assert plain.stdout == result.stdout
     assert "drafts" not in plain.stderr
 
