@@ -19,9 +19,11 @@ REPLAYS = 12
 
 SHAPES = ((4096, 4096), (14336, 4096), (4096, 14336))
 TOKENS = (1, 4, 16, 64)
+PROMPT_TOKENS = (512, 2048)
 NORM_ROWS, NORM_COLS = (1, 64, 1024, 8192), 4096
 BATCHES, CONTEXTS, GROUPS = (1, 8, 64), (1024, 8192, 65536), (1, 4, 8)
 KV_HEADS, HEAD_DIM, PAGE = 8, 128, 64
+SAMPLING_ROWS, SAMPLING_VOCAB = (1, 64), 128256
 
 
 def say(**row: Any) -> None:
@@ -69,7 +71,7 @@ def matmuls(torch: Any) -> None:
             torch.randn(rows, cols, device="cuda", dtype=torch.bfloat16)
             for _ in range(copies_of(2 * rows * cols))
         ]
-        for n in TOKENS:
+        for n in (*TOKENS, *PROMPT_TOKENS):
             x = torch.randn(n, cols, device="cuda", dtype=torch.bfloat16)
             time = median_us(
                 torch,
@@ -77,7 +79,8 @@ def matmuls(torch: Any) -> None:
                 lambda i: torch.nn.functional.linear(x, weights[i]),  # noqa: B023
             )
             case = {"dtype": "bf16", "rows": rows, "cols": cols, "n": n}
-            say(section="matmul", **case, median_us=time, peer="torch")
+            section = "matmul" if n in TOKENS else "prefill"
+            say(section=section, **case, median_us=time, peer="torch (cuBLASLt)")
 
 
 def norms(torch: Any) -> None:
@@ -160,6 +163,30 @@ def attention(torch: Any, flashinfer: Any) -> None:
             torch.cuda.empty_cache()
 
 
+def sampling(torch: Any, flashinfer: Any) -> None:
+    """From logits: where FlashInfer takes probabilities their softmax is part of the call."""
+    if flashinfer is None:
+        return
+    of = flashinfer.sampling
+    calls: dict[str, Callable[[Any], Any]] = {
+        "draw": of.sampling_from_logits,
+        "top_k 50": lambda x: of.top_k_sampling_from_probs(torch.softmax(x, -1), 50),
+        "top_p 0.9": lambda x: of.top_p_sampling_from_probs(torch.softmax(x, -1), 0.9),
+        "top_k 50, top_p 0.9": lambda x: of.top_k_top_p_sampling_from_logits(x, 50, 0.9),
+    }
+    for rows in SAMPLING_ROWS:
+        copies = copies_of(4 * rows * SAMPLING_VOCAB)
+        logits = [2 * torch.randn(rows, SAMPLING_VOCAB, device="cuda") for _ in range(copies)]
+        for op, call in calls.items():
+            case = {"op": op, "rows": rows, "cols": SAMPLING_VOCAB}
+            try:
+                time = median_us(torch, copies, lambda i: call(logits[i]))  # noqa: B023
+            except RuntimeError as error:
+                say(note=f"peers: flashinfer, {case}: {str(error).splitlines()[0]}")
+                continue
+            say(section="sampling", **case, median_us=time, peer="flashinfer")
+
+
 def main() -> int:
     try:
         import torch
@@ -179,6 +206,7 @@ def main() -> int:
     matmuls(torch)
     norms(torch)
     attention(torch, flashinfer)
+    sampling(torch, flashinfer)
     return 0
 
 

@@ -9,8 +9,10 @@ Row = dict[str, Any]
 # What makes two rows the same case, by section.
 KEYS = {
     "matmul": ("dtype", "rows", "cols", "n"),
+    "prefill": ("rows", "cols", "n"),  # all types beside cuBLASLt's bfloat16
     "attention": ("batch", "context", "group", "rows"),
     "norms": ("op", "rows", "cols"),
+    "sampling": ("op", "rows", "cols"),
 }
 
 
@@ -19,7 +21,7 @@ def case_of(row: Row) -> tuple[Any, ...]:
 
 
 def label(row: Row) -> str:
-    if row["section"] == "matmul":
+    if row["section"] in ("matmul", "prefill"):
         return f"{row['dtype']} {row['rows']}x{row['cols']} n={row['n']}"
     if row["section"] == "attention":
         return f"batch {row['batch']} kv {row['context']} group {row['group']} rows {row['rows']}"

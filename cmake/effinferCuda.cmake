@@ -19,7 +19,8 @@ else()
   enable_language(CUDA)
   find_package(CUDAToolkit REQUIRED)
   file(GLOB cuda_kernels CONFIGURE_DEPENDS csrc/cuda/*.cu)
-  add_library(effinfer_cuda OBJECT ${cuda_kernels} csrc/cuda/backend.cpp csrc/cuda/register.cpp)
+  add_library(effinfer_cuda OBJECT ${cuda_kernels} csrc/cuda/backend.cpp
+    csrc/cuda/register.cpp csrc/cuda/tensor_map.cpp)
   set_target_properties(effinfer_cuda PROPERTIES
     CUDA_ARCHITECTURES "${EFFINFER_CUDA_ARCHITECTURES}" CUDA_STANDARD 20 CXX_STANDARD 20
     CUDA_VISIBILITY_PRESET hidden CXX_VISIBILITY_PRESET hidden POSITION_INDEPENDENT_CODE ON
@@ -29,6 +30,11 @@ else()
 -Xptxas=--warn-on-spills;--compress-mode=size>")
   target_include_directories(effinfer_cuda PRIVATE ${PROJECT_SOURCE_DIR}/csrc/include
     ${PROJECT_SOURCE_DIR}/csrc ${CUDAToolkit_INCLUDE_DIRS})
+  set(hopper 0)
+  if(EFFINFER_CUDA_ARCHITECTURES MATCHES "90a")
+    set(hopper 1)
+  endif()
+  target_compile_definitions(effinfer_cuda PRIVATE EFFINFER_CUDA_HOPPER=${hopper})
   set(cuda_status "built")
   set(cuda_objects $<TARGET_OBJECTS:effinfer_cuda>)
 endif()

@@ -198,7 +198,9 @@ def kernels_of(
 
 
 def check_kernel(kernel: Kernel, budget: Budget) -> list[str]:
-    problems = []
+    problems: list[str] = []
+    if not fnmatchcase(kernel.arch, budget.arch):
+        return problems
     if kernel.registers > budget.registers:
         problems.append(f"{kernel.registers} registers, at most {budget.registers}")
     if kernel.stack > 0:

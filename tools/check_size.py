@@ -12,6 +12,8 @@ MAX_PACKAGE_MODULE = 250
 MAX_FUNCTION = 80
 MAX_WIDTH = 100
 GENERATED = {Path("python/effinfer/_core.pyi")}
+# Of a member, behind the first one of a constructor.
+INITIALISER = re.compile(r" {8}\w+_[({]")
 CONTROL = re.compile(r"\s*(\}?\s*else|if|for|while|switch|do|try|namespace|class|struct|enum)\b")
 
 
@@ -36,6 +38,8 @@ def cpp_functions(text: str) -> list[tuple[int, int]]:
         # constructor: its head is less indented.
         first = start
         while first > 0 and lines[first].startswith("    ") and "(" not in lines[first]:
+            first -= 1
+        while first > 0 and INITIALISER.match(lines[first]):
             first -= 1
         while first > 0 and lines[first].lstrip().startswith(": "):
             first -= 1

@@ -17,10 +17,14 @@ class Budget:
     blocks: int  # at least, that a multiprocessor holds at once
     shared: int = 1  # bytes at most; a block without shared memory has one
     opcodes: tuple[str, ...] = ()  # each must occur, with at least these modifiers
+    arch: str = "*"  # those that it is for, as an fnmatch pattern; for others it is empty
 
 
 # Loads and stores of local memory: what spills and indexed arrays become.
 FORBIDDEN = ("LDL", "STL")
+
+# Where the kernels for compute capability 9.0 have others beside them.
+NOT_HOPPER = "sm_[!9]*"
 
 # Weights of 16 bytes a lane and load, activations without a detour through registers, products on
 # the tensor cores.
@@ -30,6 +34,11 @@ STREAM_F16 = ("LDG.E.64", "LDGSTS.128", "HMMA")
 # Keys and values come as copies of 16 bytes; the states of other blocks as loads.
 ATTENTION = ("LDG.E.128", "LDGSTS.128", "HMMA")
 ATTENTION_F32 = ("LDG.E.128", "LDGSTS.128")
+# Tiles of activations come by tensor maps, warps wait for them at mbarriers.
+WGMMA = ("HGMMA", "UTMALDG", "SYNCS", "USETMAXREG")
+# Keys and values as a caller has them.
+PLAIN = ("LDGSTS.128", "LDSM.16", "HMMA")
+PREFILL = ("LDS.128", "LDGSTS.128", "HMMA", "MUFU.EX2")
 # Rows in and out, 16 bytes a thread.
 ROWS = ("LDG.E.128", "STG.E.128")
 
@@ -45,8 +54,21 @@ BUDGETS = (
     Budget("StreamMatmul<PackedFormat{4, *}, 1, 96, 1>", 240, 1, 16384, STREAM_F16),
     Budget("StreamMatmul<PackedFormat{4, *}, 2, 40, 1>", 216, 1, 32768, STREAM_F16),
     Budget("StreamMatmul<PackedFormat{4, *}, 4, 32, 1>", 248, 1, 65536, STREAM_F16),
+    # Arguments: format, tokens. What the entry has is for all its warps alike.
+    Budget("WgmmaMatmul<PackedFormat{*}, 64>", 168, 1, 67584, WGMMA, "sm_90a"),
+    Budget("WgmmaMatmul<PackedFormat{*}, 128>", 168, 1, 133120, WGMMA, "sm_90a"),
     Budget("StreamPair<1>", 200, 1, 16384, ("LDGSTS.128", "HMMA")),
     Budget("StreamPair<4>", 255, 1, 65536, ("LDGSTS.128", "HMMA")),
+    # Arguments: format, tiles of 8 tokens, superblocks of weights on their way.
+    Budget("TileMatmul<PackedFormat{[0123], *}, 16, 1>", 255, 1, 65664, STREAM, NOT_HOPPER),
+    Budget("TileMatmul<PackedFormat{5, *}, 16, 1>", 255, 1, 65664, STREAM_F16, NOT_HOPPER),
+    Budget("TileMatmul<PackedFormat{[0123], *}, 8, 2>", 255, 1, 32896, STREAM, NOT_HOPPER),
+    Budget("TileMatmul<PackedFormat{[45], *}, 8, 2>", 255, 1, 32896, STREAM_F16, NOT_HOPPER),
+    # Arguments: format, tiles of 8 tokens.
+    Budget("TileRows<*, 1>", 128, 2, 40960, ("LDGSTS.128", "HMMA"), NOT_HOPPER),
+    Budget("TileRows<*, 2>", 128, 2, 49152, ("LDGSTS.128", "HMMA"), NOT_HOPPER),
+    Budget("TileRows<*, 4>", 184, 1, 65536, ("LDGSTS.128", "HMMA"), NOT_HOPPER),
+    Budget("TileRows<*, 8>", 208, 1, 98304, ("LDGSTS.128", "HMMA"), NOT_HOPPER),
     # Arguments: format (7: t2, 8: t1_6), tiles of 8 tokens.
     Budget("TernaryMatmul<[78], 1>", 120, 2, 43008, ("LDG.E.128", "IMMA")),
     Budget("TernaryMatmul<[78], 2>", 120, 1, 86016, ("LDG.E.128", "IMMA")),
@@ -55,13 +77,25 @@ BUDGETS = (
     # Arguments: dtype of keys (0: f32, 1: f16, 2: bf16, 3: i8), warps: head_dim / 32.
     Budget("AttentionKernel<0, 2>", 176, 2, 55168, ATTENTION_F32),
     Budget("AttentionKernel<0, 4>", 168, 1, 92288, ATTENTION_F32),
-    Budget("AttentionKernel<0, 8>", 152, 1, 166528, ATTENTION_F32),
+    Budget("AttentionKernel<0, 8>", 152, 1, 101376, ATTENTION_F32),
     Budget("AttentionKernel<[12], 2>", 176, 3, 43920, ATTENTION),
     Budget("AttentionKernel<[12], 4>", 168, 2, 78992, ATTENTION),
-    Budget("AttentionKernel<[12], 8>", 144, 1, 149136, ATTENTION),
+    Budget("AttentionKernel<[12], 8>", 152, 1, 83600, ATTENTION),
     Budget("AttentionKernel<3, 2>", 248, 3, 43904, ATTENTION),
     Budget("AttentionKernel<3, 4>", 160, 2, 62592, ATTENTION),
     Budget("AttentionKernel<3, 8>", 128, 1, 99968, ATTENTION),
+    # Arguments: dtype of keys, columns of 32 dims, warps, stages of the ring, columns whose results
+    # are in registers. A multiprocessor holds 8 warps, of an A100 with the widest heads 4.
+    Budget("PrefillKernel<[12], 2, 8, 4, 2>", 255, 1, 84992, PREFILL),
+    Budget("PrefillKernel<[12], 3, 8, 4, 3>", 255, 1, 93184, PREFILL),
+    Budget("PrefillKernel<[12], 4, 8, 3, 3>", 255, 1, 101376, PREFILL),
+    Budget("PrefillKernel<[12], 8, 4, 2, 2>", 255, 1, 116736, PREFILL),
+    Budget("PrefillKernel<3, 2, 8, 2, 0>", 255, 1, 105472, PREFILL),
+    Budget("PrefillKernel<3, 4, 8, 2, 1>", 255, 1, 138240, PREFILL),
+    Budget("PrefillKernel<3, 8, 4, 2, 2>", 255, 1, 137216, PREFILL),
+    # What blocks of GPUs with 99 KB have room for.
+    Budget("PrefillKernel<3, 2, 4, 2, 0>", 255, 1, 79872, PREFILL),
+    Budget("PrefillKernel<3, 4, 4, 2, 1>", 255, 1, 96256, PREFILL),
     # Arguments: dtype of rows, threads of a row.
     Budget("RmsNormKernel<*, 32>", 64, 4, 8, ROWS),
     Budget("RmsNormKernel<*, 512>", 64, 2, 128, ROWS),
@@ -80,6 +114,22 @@ BUDGETS = (
     Budget("TokenRowsKernel", 32, 8, 64, ("LDG.E.128",)),
     Budget("MoveTokens", 48, 10),
     Budget("TopRows", 32, 2, 512),
+    # Arguments: dtype of rows, whether they are logits. More registers would be no help: a block
+    # has 32 KB of loads under way with these.
+    Budget("SampleRows<*>", 128, 1, 35072, ("LDG.E.128", "DADD")),
+    Budget("ChainSpeculation", 96, 1, 1792, ("LDG.E.128", "DADD")),
+    Budget("TokenBitmask", 32, 8),
+    # Argument: dtype of keys.
+    Budget("BlockIndexKernel<[12]>", 96, 1, 123000, ("LDG.E.128", "HMMA")),
+    Budget("BlockIndexKernel<3>", 128, 1, 123000, ("LDG.E.128", "HMMA")),
     Budget("UnaryKernel", 32, 8),
     Budget("BinaryKernel", 32, 8),
+    Budget("NarrowKernel", 32, 8),
+    Budget("AppendPagesKernel", 40, 6, opcodes=ROWS),
+    Budget("RowPositionsKernel", 32, 16),
+    Budget("PageLengthsKernel", 32, 16),
+    # Arguments: dtype, dims of heads at most.
+    Budget("PlainAttentionKernel<[12], 64>", 168, 2, 72576, PLAIN),
+    Budget("PlainAttentionKernel<[12], 128>", 240, 1, 144256, PLAIN),
+    Budget("PlainAttentionKernel<[12], 256>", 248, 1, 156544, PLAIN),
 )

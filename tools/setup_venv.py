@@ -65,7 +65,10 @@ def source_digest(options: list[str]) -> str:
 
 
 def install_package(build_dir: str, with_tests: bool) -> None:
-    defines = {"EFFINFER_TESTS": "ON" if with_tests else "OFF"}
+    defines = {
+        "EFFINFER_TESTS": "ON" if with_tests else "OFF",
+        "EFFINFER_CUDA_ARCHITECTURES": "80-real;90a-real;80-virtual",
+    }
     if os.environ.get("CI"):
         defines["EFFINFER_WERROR"] = "ON"
     if shutil.which("ccache"):

@@ -1,4 +1,5 @@
-// Products with packed weights: each dtype, shape and number of tokens.
+// Products with packed weights: each dtype, shape and number of tokens, of decoding steps (section
+// matmul) and of prompts (prefill).
 #include <thread>
 
 #include "bench/gpu/measure.h"
@@ -35,7 +36,7 @@ struct Weights {
   }
 };
 
-void run_case(const std::string& dtype, const Weights& weights, int64_t tokens,
+void run_case(const char* section, const std::string& dtype, const Weights& weights, int64_t tokens,
               const Settings& settings, Queue& queue) {
   const ops::PackedWeight& packed = weights.packed.view;
   ops::MatmulProblem problem;
@@ -45,6 +46,7 @@ void run_case(const std::string& dtype, const Weights& weights, int64_t tokens,
   const DeviceArray<float> out(static_cast<size_t>(tokens * packed.rows));
   problem.x.data = x.data();
   problem.num_parts = 1;
+  problem.rounds_weights = std::strcmp(section, "prefill") == 0;
   problem.parts[0] = {packed, nullptr, nullptr, out.data(), packed.rows};
   const auto& variant = ops::table<ops::MatmulProblem>().select(problem, current_target(kGpu));
   const Timing time =
@@ -52,7 +54,7 @@ void run_case(const std::string& dtype, const Weights& weights, int64_t tokens,
         problem.parts[0].weight.data = weights.copies[static_cast<size_t>(copy)].data();
         variant.launch(problem, queue);
       });
-  const std::string what = member("section", "matmul") + ", " + member("dtype", dtype) + ", " +
+  const std::string what = member("section", section) + ", " + member("dtype", dtype) + ", " +
                            member("rows", packed.rows) + ", " + member("cols", packed.cols) + ", " +
                            member("n", tokens) + ", " + member("kernel", variant.name);
   check_results(out.values(), what);
@@ -61,22 +63,31 @@ void run_case(const std::string& dtype, const Weights& weights, int64_t tokens,
             2.0 * static_cast<double>(tokens * packed.rows * packed.cols));
 }
 
-}  // namespace
-
-int bench_matmul(Options& options, const Settings& settings, Queue& queue) {
+int run_cases(const char* section, const std::string& all_tokens, Options& options,
+              const Settings& settings, Queue& queue) {
   ThreadPool pool(static_cast<int>(std::max(1u, std::thread::hardware_concurrency())));
   int count = 0;
   for (const std::string& dtype : split(options["--dtypes"])) {
     for (const std::string& shape : split(options["--shapes"])) {
       const auto [rows, cols] = shape_named(shape, parse_dtype(dtype));
       const Weights weights(parse_dtype(dtype), rows, cols, pool, settings);
-      for (const std::string& tokens : split(options["--tokens"])) {
-        run_case(dtype, weights, std::atoll(tokens.c_str()), settings, queue);
+      for (const std::string& tokens : split(all_tokens)) {
+        run_case(section, dtype, weights, std::atoll(tokens.c_str()), settings, queue);
         ++count;
       }
     }
   }
   return count;
+}
+
+}  // namespace
+
+int bench_matmul(Options& options, const Settings& settings, Queue& queue) {
+  return run_cases("matmul", options["--tokens"], options, settings, queue);
+}
+
+int bench_prefill(Options& options, const Settings& settings, Queue& queue) {
+  return run_cases("prefill", options["--prompt-tokens"], options, settings, queue);
 }
 
 }  // namespace bench

@@ -24,17 +24,20 @@ class Arguments {
   TensorView view(const pybind11::array& array, const char* argument) const {
     return view_of(array, label(argument));
   }
+  TensorView view(const Object& array, const char* argument) const {
+    return view_of(array, label(argument));
+  }
   // Views without data for None.
   TensorView optional(const Object& array, const char* argument) const {
     return optional_view(array, label(argument));
   }
   StridedView strided(const Object& array, const char* argument) const {
     if (array.is_none()) return {};
-    return strided_view_of(pybind11::cast<pybind11::array>(array), label(argument));
+    return strided_view_of(array, label(argument));
   }
   StridedView written(const Object& array, const char* argument) const {
     if (array.is_none()) return {};
-    return writable_view_of(pybind11::cast<pybind11::array>(array), label(argument));
+    return writable_view_of(array, label(argument));
   }
 
   // The value whose name is `given`.

@@ -2,6 +2,7 @@
 
 #include <optional>
 
+#include "bindings/device_array.h"
 #include "bindings/dlpack.h"
 #include "bindings/module.h"
 #include "effinfer/gguf.h"
@@ -31,8 +32,9 @@ std::optional<DType> plain_dtype_of(const py::dtype& type) {
   return std::nullopt;
 }
 
-DType dtype_of(const py::array& array, std::string_view argument) {
-  const py::dtype type = array.dtype();
+}  // namespace
+
+DType dtype_of(const py::dtype& type, std::string_view argument) {
   std::optional<DType> dtype;
   if (type.num() >= kFirstUserType) {
     dtype = extended_dtype_of(std::string(py::str(type.attr("name"))));
@@ -49,6 +51,8 @@ DType dtype_of(const py::array& array, std::string_view argument) {
                         std::string(py::str(type)));
 }
 
+namespace {
+
 void check_layout(const py::array& array, std::string_view argument) {
   if (array.ndim() > kMaxRank) {
     throw InvalidArgument(std::string(argument) + ": expected at most " + std::to_string(kMaxRank) +
@@ -57,6 +61,13 @@ void check_layout(const py::array& array, std::string_view argument) {
   if ((array.flags() & py::detail::npy_api::NPY_ARRAY_ALIGNED_) == 0) {
     throw InvalidArgument(std::string(argument) + ": expected aligned elements, got unaligned");
   }
+}
+
+// Of an argument that is not numpy's.
+const DeviceArray& device_array(const py::object& array, std::string_view argument) {
+  if (py::isinstance<DeviceArray>(array)) return array.cast<const DeviceArray&>();
+  throw InvalidArgument(std::string(argument) + ": expected an array, got " +
+                        std::string(py::str(py::type::of(array))));
 }
 
 }  // namespace
@@ -94,7 +105,7 @@ py::dtype numpy_dtype(DType dtype) {
 
 TensorView view_of(const py::array& array, std::string_view argument) {
   TensorView view;
-  view.dtype = dtype_of(array, argument);
+  view.dtype = dtype_of(array.dtype(), argument);
   if ((array.flags() & py::array::c_style) == 0) {
     throw InvalidArgument(std::string(argument) + ": expected a C-contiguous array, got strides");
   }
@@ -106,7 +117,7 @@ TensorView view_of(const py::array& array, std::string_view argument) {
 
 StridedView strided_view_of(const py::array& array, std::string_view argument) {
   StridedView view;
-  view.dtype = dtype_of(array, argument);
+  view.dtype = dtype_of(array.dtype(), argument);
   check_layout(array, argument);
   const py::ssize_t item = array.itemsize();
   for (py::ssize_t axis = 0; axis < array.ndim(); ++axis) {
@@ -129,9 +140,38 @@ StridedView writable_view_of(const py::array& array, std::string_view argument) 
   return strided_view_of(array, argument);
 }
 
+TensorView view_of(const py::object& array, std::string_view argument) {
+  if (py::isinstance<py::array>(array)) {
+    return view_of(py::reinterpret_borrow<py::array>(array), argument);
+  }
+  const DeviceArray& given = device_array(array, argument);
+  if (!given.is_contiguous()) {
+    throw InvalidArgument(std::string(argument) + ": expected a C-contiguous array, got strides");
+  }
+  return {given.view.data, given.view.dtype, given.view.dims, given.view.device};
+}
+
+StridedView strided_view_of(const py::object& array, std::string_view argument) {
+  if (py::isinstance<py::array>(array)) {
+    return strided_view_of(py::reinterpret_borrow<py::array>(array), argument);
+  }
+  return device_array(array, argument).view;
+}
+
+StridedView writable_view_of(const py::object& array, std::string_view argument) {
+  if (py::isinstance<py::array>(array)) {
+    return writable_view_of(py::reinterpret_borrow<py::array>(array), argument);
+  }
+  const DeviceArray& given = device_array(array, argument);
+  if (!given.read_only) return given.view;
+  throw InvalidArgument(std::string(argument) + ": expected a writable array, got a read-only one");
+}
+
 void register_arrays(py::module_& m) {
   m.def("from_dlpack", &from_dlpack, py::arg("producer"), py::arg("argument"),
-        "A numpy array over the memory of a DLPack producer.");
+        py::arg("stream") = 0,
+        "An array over the memory of a DLPack producer: numpy's, or a DeviceArray whose contents "
+        "are there for work in `stream`.");
   m.def(
       "numpy_dtype", [](const std::string& name) { return numpy_dtype(parse_dtype(name)); },
       py::arg("name"), "The numpy type that carries elements of a dtype: tagged integers of bf16.");
@@ -139,11 +179,11 @@ void register_arrays(py::module_& m) {
 
 TensorView optional_view(const py::object& array, std::string_view argument) {
   if (array.is_none()) return {};
-  if (!py::isinstance<py::array>(array)) {
+  if (!py::isinstance<py::array>(array) && !py::isinstance<DeviceArray>(array)) {
     throw InvalidArgument(std::string(argument) + ": expected an array or None, got " +
                           std::string(py::str(py::type::of(array))));
   }
-  return view_of(py::reinterpret_borrow<py::array>(array), argument);
+  return view_of(array, argument);
 }
 
 py::array_t<float> dequantized(const TensorView& view) {

@@ -56,6 +56,9 @@ inline constexpr const char* kDTypeTag = "effinfer";
 // whose metadata say what they carry.
 pybind11::dtype numpy_dtype(DType dtype);
 
+// Of kKnownElements. Throws InvalidArgument for others, naming `argument`.
+DType dtype_of(const pybind11::dtype& type, std::string_view argument);
+
 // A C-contiguous array of kKnownElements as it is (bool as u8); bfloat16 and the 8-bit floats are
 // known by ml_dtypes' names and by our tag. Throws InvalidArgument otherwise, naming `argument`
 // ("[rms_norm] x").
@@ -66,6 +69,11 @@ StridedView strided_view_of(const pybind11::array& array, std::string_view argum
 
 // Views an array that the operator writes to, as strided_view_of(); read-only ones are refused too.
 StridedView writable_view_of(const pybind11::array& array, std::string_view argument);
+
+// The same of an argument that may be numpy's or a DeviceArray, whose view has its device.
+TensorView view_of(const pybind11::object& array, std::string_view argument);
+StridedView strided_view_of(const pybind11::object& array, std::string_view argument);
+StridedView writable_view_of(const pybind11::object& array, std::string_view argument);
 
 // Views an argument that may be None, as view_of(): then the view has no data.
 TensorView optional_view(const pybind11::object& array, std::string_view argument);

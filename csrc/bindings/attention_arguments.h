@@ -4,6 +4,7 @@
 #include <string>
 
 #include "bindings/arguments.h"
+#include "bindings/device_array.h"
 #include "effinfer/ops/attention.h"
 
 namespace effinfer::bindings {
@@ -24,7 +25,7 @@ class AttentionArguments : public Arguments {
 
   // A number for all, or an array with one for each token and head.
   void scale(const Object& given, const char* argument, float& number, StridedView& array) const {
-    if (pybind11::isinstance<pybind11::array>(given)) {
+    if (pybind11::isinstance<pybind11::array>(given) || pybind11::isinstance<DeviceArray>(given)) {
       array = strided(given, argument);
     } else {
       number = pybind11::cast<float>(given);
@@ -32,7 +33,7 @@ class AttentionArguments : public Arguments {
   }
 
   // `k`: an array, or the engine's pages.
-  ops::LogitInputs logits(const pybind11::array& q, const Object& k, const std::string& layout,
+  ops::LogitInputs logits(const Object& q, const Object& k, const std::string& layout,
                           float sm_scale, float logits_soft_cap, const Object& k_scale) const {
     ops::LogitInputs inputs;
     inputs.q = strided(q, "q");

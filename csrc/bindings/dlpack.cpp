@@ -1,11 +1,14 @@
 #include "bindings/dlpack.h"
 
+#include <algorithm>
 #include <cstdint>
 #include <memory>
 #include <utility>
 #include <vector>
 
 #include "bindings/arrays.h"
+#include "bindings/device_array.h"
+#include "bindings/dlpack_abi.h"
 #include "bindings/module.h"
 #include "effinfer/device.h"
 #include "effinfer/error.h"
@@ -13,52 +16,14 @@
 namespace effinfer::bindings {
 namespace {
 
-// The binary interface of DLPack 1.x (https://dmlc.github.io/dlpack/latest/c_api.html).
-struct Device {
-  int32_t type;
-  int32_t id;
-};
-struct ElementType {
-  uint8_t code;
-  uint8_t bits;
-  uint16_t lanes;
-};
-struct Tensor {
-  void* data;
-  Device device;
-  int32_t rank;
-  ElementType type;
-  int64_t* shape;
-  int64_t* strides;  // in elements; null for a compact row-major tensor
-  uint64_t byte_offset;
-};
-struct ManagedTensor {
-  static constexpr const char* kName = "dltensor";
-  static constexpr const char* kUsedName = "used_dltensor";
-  Tensor tensor;
-  void* context;
-  void (*deleter)(ManagedTensor*);
-
-  bool known_version() const { return true; }
-  bool read_only() const { return false; }
-};
-struct VersionedTensor {
-  static constexpr const char* kName = "dltensor_versioned";
-  static constexpr const char* kUsedName = "used_dltensor_versioned";
-  uint32_t major;
-  uint32_t minor;
-  void* context;
-  void (*deleter)(VersionedTensor*);
-  uint64_t flags;
-  Tensor tensor;
-
-  bool known_version() const { return major == 1; }
-  bool read_only() const { return (flags & 1) != 0; }
-};
+using dlpack::ElementType;
+using dlpack::ManagedTensor;
+using dlpack::Tensor;
+using dlpack::VersionedTensor;
 
 // The device of DLPack's number; memory that CUDA and ROCm pin is the CPU's. Throws InvalidArgument
 // for one that this build lacks.
-effinfer::Device device_of(int32_t type, int32_t id, const std::string& argument) {
+Device device_of(int32_t type, int32_t id, const std::string& argument) {
   constexpr std::pair<int32_t, const char*> kNames[] = {
       {2, "cuda"},  {4, "opencl"},        {7, "vulkan"},  {8, "metal"},
       {10, "rocm"}, {13, "cuda_managed"}, {14, "oneapi"},
@@ -103,15 +68,16 @@ py::capsule take(const py::capsule& capsule) {
   return owner;
 }
 
-py::array array_over(const Tensor& tensor, bool read_only, const py::capsule& owner,
-                     const std::string& argument) {
-  device_of(tensor.device.type, tensor.device.id, argument);
+py::dtype dtype_of(const Tensor& tensor, const std::string& argument) {
   const py::object type = numpy_type(tensor.type);
-  if (!type) {
-    throw InvalidArgument(argument + ": expected " + kKnownElements + ", got DLPack type " +
-                          std::to_string(tensor.type.code) + " of " +
-                          std::to_string(tensor.type.bits) + " bits");
-  }
+  if (type) return py::reinterpret_borrow<py::dtype>(type);
+  throw InvalidArgument(argument + ": expected " + kKnownElements + ", got DLPack type " +
+                        std::to_string(tensor.type.code) + " of " +
+                        std::to_string(tensor.type.bits) + " bits");
+}
+
+py::object array_over(const Tensor& tensor, bool read_only, const py::capsule& owner,
+                      const py::dtype& dtype) {
   const py::ssize_t item = tensor.type.bits / 8;
   const auto rank = static_cast<size_t>(tensor.rank);
   std::vector<py::ssize_t> shape(rank);
@@ -124,7 +90,6 @@ py::array array_over(const Tensor& tensor, bool read_only, const py::capsule& ow
     compact *= shape[axis];
     empty = empty || shape[axis] == 0;
   }
-  const auto dtype = py::reinterpret_borrow<py::dtype>(type);
   if (empty || tensor.data == nullptr) return py::array(dtype, shape);
   py::array array(dtype, shape, strides, static_cast<std::byte*>(tensor.data) + tensor.byte_offset,
                   owner);
@@ -132,35 +97,67 @@ py::array array_over(const Tensor& tensor, bool read_only, const py::capsule& ow
   return array;
 }
 
+py::object device_array_over(const Tensor& tensor, bool read_only, const py::capsule& owner,
+                             const py::dtype& dtype, const std::string& argument,
+                             uintptr_t stream) {
+  if (tensor.rank > kMaxRank) {
+    throw InvalidArgument(argument + ": expected at most " + std::to_string(kMaxRank) +
+                          " dimensions, got " + std::to_string(tensor.rank));
+  }
+  auto array = std::make_shared<DeviceArray>();
+  Dims dims;
+  for (int32_t axis = 0; axis < tensor.rank; ++axis) dims.push_back(tensor.shape[axis]);
+  std::byte* data = static_cast<std::byte*>(tensor.data);
+  if (data != nullptr) data += tensor.byte_offset;
+  array->view = StridedView::dense(data, bindings::dtype_of(dtype, argument), dims);
+  array->view.device = {DeviceKind::cuda, tensor.device.id};
+  if (tensor.strides != nullptr) {
+    std::copy_n(tensor.strides, tensor.rank, array->view.strides.begin());
+  }
+  array->read_only = read_only;
+  array->owner = owner;
+  array->stream = stream;
+  return py::cast(array);
+}
+
 template <class Managed>
-py::array consume(const py::capsule& capsule, const std::string& argument) {
+py::object consume(const py::capsule& capsule, const std::string& argument, uintptr_t stream) {
   const py::capsule owner = take<Managed>(capsule);
   const auto* managed = owner.get_pointer<Managed>();
   if (!managed->known_version()) {
     throw InvalidArgument(argument + ": expected DLPack 1.x, got another version");
   }
-  return array_over(managed->tensor, managed->read_only(), owner, argument);
+  const Tensor& tensor = managed->tensor;
+  const Device device = device_of(tensor.device.type, tensor.device.id, argument);
+  const py::dtype dtype = dtype_of(tensor, argument);
+  if (device == Device{}) return array_over(tensor, managed->read_only(), owner, dtype);
+  return device_array_over(tensor, managed->read_only(), owner, dtype, argument, stream);
 }
 
 // Producers from before DLPack 1.0 take no version.
-py::object export_capsule(const py::object& producer) {
+py::object export_capsule(const py::object& producer, const py::dict& options) {
   const py::object method = producer.attr("__dlpack__");
   try {
-    return method(py::arg("max_version") = py::make_tuple(1, 0));
+    return method(py::arg("max_version") = py::make_tuple(1, 0), **options);
   } catch (py::error_already_set& error) {
     if (!error.matches(PyExc_TypeError)) throw;
   }
-  return method();
+  return method(**options);
 }
 
-// The device is asked for before the export, in which it may copy or wait.
-py::object checked_export(const py::object& producer, const std::string& argument) {
+// The device is asked for before the export, in which it may copy or wait. A GPU's producer is told
+// the stream that reads next: 1 is the name of the legacy default stream there.
+py::object checked_export(const py::object& producer, const std::string& argument,
+                          uintptr_t stream) {
   try {
+    py::dict options;
     if (py::hasattr(producer, "__dlpack_device__")) {
       const py::tuple device = producer.attr("__dlpack_device__")();
-      device_of(device[0].cast<int32_t>(), device[1].cast<int32_t>(), argument);
+      const Device found =
+          device_of(device[0].cast<int32_t>(), device[1].cast<int32_t>(), argument);
+      if (found.kind == DeviceKind::cuda) options["stream"] = stream == 0 ? 1 : stream;
     }
-    return export_capsule(producer);
+    return export_capsule(producer, options);
   } catch (py::error_already_set& error) {
     if (!error.matches(PyExc_Exception)) throw;
     throw InvalidArgument(argument + ": expected an array that can be shared, got: " +
@@ -170,13 +167,14 @@ py::object checked_export(const py::object& producer, const std::string& argumen
 
 }  // namespace
 
-py::array from_dlpack(const py::object& producer, const std::string& argument) {
-  const py::object exported = checked_export(producer, argument);
+py::object from_dlpack(const py::object& producer, const std::string& argument, uintptr_t stream) {
+  const py::object exported = checked_export(producer, argument, stream);
   if (PyCapsule_IsValid(exported.ptr(), VersionedTensor::kName) != 0) {
-    return consume<VersionedTensor>(py::reinterpret_borrow<py::capsule>(exported), argument);
+    return consume<VersionedTensor>(py::reinterpret_borrow<py::capsule>(exported), argument,
+                                    stream);
   }
   if (PyCapsule_IsValid(exported.ptr(), ManagedTensor::kName) != 0) {
-    return consume<ManagedTensor>(py::reinterpret_borrow<py::capsule>(exported), argument);
+    return consume<ManagedTensor>(py::reinterpret_borrow<py::capsule>(exported), argument, stream);
   }
   throw InvalidArgument(argument + ": expected a DLPack capsule of __dlpack__, got another object");
 }

@@ -4,6 +4,7 @@
 PYBIND11_MODULE(_core, m) {
   m.doc() = "The native core of effinfer.";
   effinfer::bindings::register_errors(m);
+  effinfer::bindings::register_device_array(m);
   effinfer::bindings::register_arrays(m);
   effinfer::bindings::register_device(m);
   effinfer::bindings::register_tuning(m);

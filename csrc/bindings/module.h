@@ -13,6 +13,7 @@ namespace py = pybind11;
 
 void register_errors(py::module_& m);
 void register_arrays(py::module_& m);
+void register_device_array(py::module_& m);
 void register_device(py::module_& m);
 void register_tuning(py::module_& m);
 void register_weights(py::module_& m);

@@ -4,6 +4,7 @@
 #include <optional>
 
 #include "bindings/attention_arguments.h"
+#include "bindings/device_array.h"
 #include "bindings/module.h"
 #include "effinfer/ops/attention.h"
 
@@ -11,7 +12,6 @@ namespace effinfer::bindings {
 namespace {
 
 using ops::AttentionPlan;
-using Pool = std::shared_ptr<ThreadPool>;
 
 AttentionPlan make_plan(const py::array& qo_indptr, const py::array& kv_indptr,
                         const py::object& kv_indices, const py::array& kv_len, int32_t page_size,
@@ -40,12 +40,12 @@ AttentionPlan make_plan(const py::array& qo_indptr, const py::array& kv_indptr,
   return AttentionPlan(geometry, sequences, given);
 }
 
-void run(const AttentionPlan& plan, const py::array& q, const py::object& k, const py::object& v,
-         const py::array& out, const py::object& lse, std::optional<float> sm_scale,
+void run(const AttentionPlan& plan, const AnyArray& q, const py::object& k, const py::object& v,
+         const AnyArray& out, const py::object& lse, std::optional<float> sm_scale,
          float logits_soft_cap, const std::string& lse_base, const py::object& alibi_slopes,
          const py::object& k_scale, const py::object& v_scale, const py::object& q_rope,
          const py::object& k_rope, const py::object& sink_logits, const std::string& layout,
-         const Pool& pool) {
+         const Where& pool) {
   const AttentionArguments arguments("attention");
   const float scale =
       sm_scale.value_or(1.0f / std::sqrt(static_cast<float>(plan.geometry().head_dim_qk)));
@@ -62,7 +62,7 @@ void run(const AttentionPlan& plan, const py::array& q, const py::object& k, con
   const StridedView result = arguments.written(out, "out");
   const StridedView sums = arguments.written(lse, "lse");
   const py::gil_scoped_release release;
-  plan.run(inputs, result, sums, pool_or_default(pool));
+  plan.run(inputs, result, sums, executor_of(pool));
 }
 
 }  // namespace

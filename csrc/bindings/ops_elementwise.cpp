@@ -1,4 +1,5 @@
 #include "bindings/arrays.h"
+#include "bindings/device_array.h"
 #include "bindings/module.h"
 #include "effinfer/ops/elementwise.h"
 #include "effinfer/ops/embedding.h"
@@ -7,31 +8,30 @@
 namespace effinfer::bindings {
 namespace {
 
-using Pool = std::shared_ptr<ThreadPool>;
-
-py::array_t<float> unary(ops::UnaryOp op, const py::array& x, float parameter, const Pool& pool) {
-  const TensorView view = view_of(x, std::string("[").append(name(op)).append("] x"));
-  py::array_t<float> out = new_array(view.dims);
-  float* data = out.mutable_data();
+py::object unary(ops::UnaryOp op, const AnyArray& x, float parameter, const Where& pool,
+                 const py::object& out) {
+  const std::string prefix = std::string("[").append(name(op)).append("] ");
+  const TensorView view = view_of(x, prefix + "x");
+  Result result = float32_result(view.dims, pool, out, prefix + "out");
   const py::gil_scoped_release release;
-  ops::unary(op, view, parameter, data, pool_or_default(pool));
-  return out;
+  ops::unary(op, view, parameter, result.data, executor_of(pool));
+  return std::move(result.array);
 }
 
 void bind_unary(py::module_& m, ops::UnaryOp op) {
   const std::string name(ops::names(op).op);
   const std::string parameter(ops::names(op).parameter);
   if (parameter.empty()) {
-    const auto run = [op](const py::array& x, const Pool& pool) {
-      return unary(op, x, 0.0f, pool);
+    const auto run = [op](const AnyArray& x, const Where& pool, const py::object& out) {
+      return unary(op, x, 0.0f, pool, out);
     };
-    m.def(name.c_str(), run, py::arg("x"), py::arg("pool") = py::none());
+    m.def(name.c_str(), run, py::arg("x"), py::arg("pool") = py::none(),
+          py::arg("out") = py::none());
   } else {
-    const auto run = [op](const py::array& x, float value, const Pool& pool) {
-      return unary(op, x, value, pool);
-    };
-    m.def(name.c_str(), run, py::arg("x"), py::arg(parameter.c_str()),
-          py::arg("pool") = py::none());
+    const auto run = [op](const AnyArray& x, float value, const Where& pool,
+                          const py::object& out) { return unary(op, x, value, pool, out); };
+    m.def(name.c_str(), run, py::arg("x"), py::arg(parameter.c_str()), py::arg("pool") = py::none(),
+          py::arg("out") = py::none());
   }
 }
 
@@ -40,20 +40,21 @@ void bind_binary(py::module_& m, ops::BinaryOp op) {
   const std::string prefix = "[" + name + "] ";
   m.def(
       name.c_str(),
-      [op, prefix](const py::array& a, const py::array& b, const Pool& pool) {
+      [op, prefix](const AnyArray& a, const AnyArray& b, const Where& pool,
+                   const py::object& out) -> py::object {
         const TensorView left = view_of(a, prefix + "a");
         const TensorView right = view_of(b, prefix + "b");
-        py::array_t<float> out = new_array(left.dims);
-        float* data = out.mutable_data();
+        Result result = float32_result(left.dims, pool, out, prefix + "out");
         const py::gil_scoped_release release;
-        ops::binary(op, left, right, data, pool_or_default(pool));
-        return out;
+        ops::binary(op, left, right, result.data, executor_of(pool));
+        return std::move(result.array);
       },
-      py::arg("a"), py::arg("b"), py::arg("pool") = py::none());
+      py::arg("a"), py::arg("b"), py::arg("pool") = py::none(), py::arg("out") = py::none());
 }
 
 py::array_t<float> embedding(const py::array& ids, const py::array& table, const std::string& dtype,
-                             int64_t rows, int64_t cols, float scale, const Pool& pool) {
+                             int64_t rows, int64_t cols, float scale,
+                             const std::shared_ptr<ThreadPool>& pool) {
   const TensorView tokens = view_of(ids, "[embedding] ids");
   const TensorView view = view_of(table, dtype, {rows, cols}, "[embedding] table");
   py::array_t<float> out = new_array({tokens.dims.num_elements(), cols});
@@ -63,19 +64,20 @@ py::array_t<float> embedding(const py::array& ids, const py::array& table, const
   return out;
 }
 
-py::array_t<float> select_rows(const py::array& x, const py::array& rows, const Pool& pool) {
+py::object select_rows(const AnyArray& x, const AnyArray& rows, const Where& pool,
+                       const py::object& out) {
   const TensorView source = view_of(x, "[select_rows] x");
   const TensorView wanted = view_of(rows, "[select_rows] rows");
   const int64_t cols = source.dims.rank() == 0 ? 0 : source.dims[source.dims.rank() - 1];
-  py::array_t<float> out = new_array({wanted.dims.num_elements(), cols});
-  float* data = out.mutable_data();
+  Result result =
+      float32_result({wanted.dims.num_elements(), cols}, pool, out, "[select_rows] out");
   const py::gil_scoped_release release;
-  ops::select_rows(source, wanted, data, pool_or_default(pool));
-  return out;
+  ops::select_rows(source, wanted, result.data, executor_of(pool));
+  return std::move(result.array);
 }
 
 py::tuple packbits(const py::array& x, const py::array& indptr, const std::string& bitorder,
-                   const Pool& pool) {
+                   const std::shared_ptr<ThreadPool>& pool) {
   const TensorView elements = view_of(x, "[packbits] x");
   const TensorView segments = view_of(indptr, "[segment_packbits] indptr");
   const ops::BitOrder order = ops::parse_bit_order(bitorder);
@@ -100,7 +102,8 @@ void register_ops_elementwise(py::module_& m) {
   }
   m.def("embedding", &embedding, py::arg("ids"), py::arg("table"), py::arg("dtype"),
         py::arg("rows"), py::arg("cols"), py::arg("scale") = 1.0f, py::arg("pool") = py::none());
-  m.def("select_rows", &select_rows, py::arg("x"), py::arg("rows"), py::arg("pool") = py::none());
+  m.def("select_rows", &select_rows, py::arg("x"), py::arg("rows"), py::arg("pool") = py::none(),
+        py::arg("out") = py::none());
   m.def("packbits", &packbits, py::arg("x"), py::arg("indptr"), py::arg("bitorder") = "big",
         py::arg("pool") = py::none());
 }

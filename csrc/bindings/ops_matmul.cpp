@@ -3,6 +3,8 @@
 
 #include <optional>
 
+#include "bindings/arrays.h"
+#include "bindings/device_array.h"
 #include "bindings/module.h"
 #include "effinfer/error.h"
 #include "effinfer/ops/matmul.h"
@@ -18,6 +20,18 @@ std::string shape_text(const py::array& array) {
     text += (i > 0 ? ", " : "") + std::to_string(array.shape(i));
   }
   return text + "]";
+}
+
+// Of an argument of a GPU.
+const float* check_there(const py::object& given, const char* argument, Device device,
+                         const Dims& dims) {
+  const TensorView view = view_of(given, std::string("[matmul] ") + argument);
+  if (view.device == device && view.dtype == DType::f32 && view.dims == dims) {
+    return static_cast<const float*>(view.data);
+  }
+  throw InvalidArgument(std::string("[matmul] ") + argument + ": expected f32 " + dims.to_string() +
+                        " on " + name(device) + ", got " + std::string(name(view.dtype)) + " " +
+                        view.dims.to_string() + " on " + name(view.device));
 }
 
 // A C-contiguous float32 array of the given shape; -1 leaves a dimension open.
@@ -89,6 +103,26 @@ py::array_t<float> matmul(const py::array& x, const PackedMatrix& weight,
   return out;
 }
 
+// Of a GPU's arrays, into `out`.
+void matmul_there(const AnyArray& x, const PackedMatrix& weight, const AnyArray& out,
+                  const StreamQueue& queue, const std::string& arithmetic, const py::object& bias,
+                  const py::object& residual) {
+  const auto parsed = ops::parse_matmul_arithmetic(arithmetic);
+  const Device device = queue.queue->device();
+  const TensorView rows = view_of(x, "[matmul] x");
+  const int64_t n = rows.dims.rank() > 0 ? rows.dims[0] : 0;
+  const Dims made = {n, weight.rows()};
+  const float* values = check_there(x, "x", device, {n, weight.cols()});
+  const float* bias_data =
+      bias.is_none() ? nullptr : check_there(bias, "bias", device, {weight.rows()});
+  const float* residual_data =
+      residual.is_none() ? nullptr : check_there(residual, "residual", device, made);
+  check_there(out, "out", device, made);
+  auto* result = static_cast<float*>(writable_view_of(out, "[matmul] out").data);
+  const py::gil_scoped_release release;
+  ops::matmul(values, n, weight, parsed, bias_data, residual_data, result, *queue.queue);
+}
+
 py::tuple quantize_activation(const py::array& x) {
   const float* values = check_f32(x, "x", {-1, -1});
   const int64_t n = x.shape(0);
@@ -124,11 +158,24 @@ void register_ops_matmul(py::module_& m) {
       .def_property_readonly("dtype",
                              [](const PackedMatrix& matrix) { return name(matrix.dtype()); })
       .def_property_readonly("format", &PackedMatrix::format)
+      .def_property_readonly("device",
+                             [](const PackedMatrix& matrix) { return name(matrix.device()); })
+      .def(
+          "to",
+          [](const PackedMatrix& matrix, const std::string& device) {
+            const Device parsed = parse_device(device, "[PackedMatrix.to] device");
+            const py::gil_scoped_release release;
+            return matrix.to(parsed);
+          },
+          py::arg("device"), "A copy in the memory of a GPU.")
       .def_property_readonly("num_bytes", &PackedMatrix::num_bytes);
   m.def("matmul", &matmul, py::arg("x"), py::arg("weight"), py::arg("arithmetic") = "int8",
         py::arg("pool") = nullptr, py::arg("bias") = py::none(), py::arg("residual") = py::none(),
         py::arg("method") = "auto",
         "x [n, cols] times the transposed weight, plus bias [rows] and residual [n, rows].");
+  m.def("matmul_there", &matmul_there, py::arg("x"), py::arg("weight"), py::arg("out"),
+        py::arg("queue"), py::arg("arithmetic"), py::arg("bias") = py::none(),
+        py::arg("residual") = py::none(), "matmul of arrays of a GPU.");
   m.def(
       "matmul_kernel",
       [](const std::string& arithmetic) {

@@ -1,5 +1,6 @@
 // The operators over rows: norms and gated activations.
 #include "bindings/arrays.h"
+#include "bindings/device_array.h"
 #include "bindings/module.h"
 #include "effinfer/ops/activation.h"
 #include "effinfer/ops/convert_rows.h"
@@ -8,38 +9,36 @@
 namespace effinfer::bindings {
 namespace {
 
-using Pool = std::shared_ptr<ThreadPool>;
-
-void rmsnorm(const py::array& input, const py::object& weight, const py::array& out, float eps,
-             float weight_offset, const Pool& pool) {
+void rmsnorm(const AnyArray& input, const py::object& weight, const AnyArray& out, float eps,
+             float weight_offset, const Where& pool) {
   const StridedView x = strided_view_of(input, "[rmsnorm] input");
   const TensorView weights = optional_view(weight, "[rmsnorm] weight");
   const StridedView result = writable_view_of(out, "[rmsnorm] out");
   const py::gil_scoped_release release;
-  ops::rmsnorm(x, weights, {eps, weight_offset}, result, pool_or_default(pool));
+  ops::rmsnorm(x, weights, {eps, weight_offset}, result, executor_of(pool));
 }
 
-void fused_add_rmsnorm(const py::array& input, const py::array& residual, const py::object& weight,
-                       float eps, float weight_offset, const Pool& pool) {
+void fused_add_rmsnorm(const AnyArray& input, const AnyArray& residual, const py::object& weight,
+                       float eps, float weight_offset, const Where& pool) {
   const StridedView x = writable_view_of(input, "[fused_add_rmsnorm] input");
   const StridedView sum = writable_view_of(residual, "[fused_add_rmsnorm] residual");
   const TensorView weights = optional_view(weight, "[fused_add_rmsnorm] weight");
   const py::gil_scoped_release release;
-  ops::fused_add_rmsnorm(x, sum, weights, {eps, weight_offset}, pool_or_default(pool));
+  ops::fused_add_rmsnorm(x, sum, weights, {eps, weight_offset}, executor_of(pool));
 }
 
-void layernorm(const py::array& input, const py::array& gemma, const py::array& beta,
-               const py::array& out, float eps, const Pool& pool) {
+void layernorm(const AnyArray& input, const AnyArray& gemma, const AnyArray& beta,
+               const AnyArray& out, float eps, const Where& pool) {
   const StridedView x = strided_view_of(input, "[layernorm] input");
   const TensorView scale = view_of(gemma, "[layernorm] gemma");
   const TensorView shift = view_of(beta, "[layernorm] beta");
   const StridedView result = writable_view_of(out, "[layernorm] out");
   const py::gil_scoped_release release;
-  ops::layernorm(x, scale, shift, eps, result, pool_or_default(pool));
+  ops::layernorm(x, scale, shift, eps, result, executor_of(pool));
 }
 
 void convert_rows(const py::array& x, const py::array& out, float factor, const std::string& op,
-                  const std::string& argument, const Pool& pool) {
+                  const std::string& argument, const std::shared_ptr<ThreadPool>& pool) {
   const std::string label = "[" + op + "] ";
   const StridedView rows = strided_view_of(x, label + argument);
   const StridedView result = writable_view_of(out, label + "out");
@@ -53,11 +52,11 @@ void bind_gated(py::module_& m, const char* name, Op op) {
   const std::string prefix = "[" + std::string(name) + "] ";
   m.def(
       name,
-      [op, prefix](const py::array& input, const py::array& out, const Pool& pool) {
+      [op, prefix](const AnyArray& input, const AnyArray& out, const Where& pool) {
         const StridedView x = strided_view_of(input, prefix + "input");
         const StridedView result = writable_view_of(out, prefix + "out");
         const py::gil_scoped_release release;
-        op(x, result, pool_or_default(pool));
+        op(x, result, executor_of(pool));
       },
       py::arg("input"), py::arg("out"), py::arg("pool") = py::none());
 }

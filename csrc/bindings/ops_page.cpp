@@ -1,19 +1,18 @@
 // Pages, and the index lists and masks of sparse and tree attention.
 #include "bindings/attention_arguments.h"
+#include "bindings/device_array.h"
 #include "bindings/module.h"
 #include "effinfer/ops/page.h"
 
 namespace effinfer::bindings {
 namespace {
 
-using Pool = std::shared_ptr<ThreadPool>;
-
-void append_paged_kv_cache(const py::array& append_key, const py::array& append_value,
-                           const py::array& batch_indices, const py::array& positions,
-                           const py::array& k_cache, const py::array& v_cache,
-                           const py::array& kv_indices, const py::array& kv_indptr,
-                           const py::array& kv_last_page_len, const std::string& kv_layout,
-                           bool mla, const Pool& pool) {
+void append_paged_kv_cache(const AnyArray& append_key, const AnyArray& append_value,
+                           const AnyArray& batch_indices, const AnyArray& positions,
+                           const AnyArray& k_cache, const AnyArray& v_cache,
+                           const AnyArray& kv_indices, const AnyArray& kv_indptr,
+                           const AnyArray& kv_last_page_len, const std::string& kv_layout, bool mla,
+                           const Where& pool) {
   ops::AppendNames names;
   if (mla) {
     names = {"append_paged_mla_kv_cache", "append_ckv", "append_kpe", "ckv_cache", "kpe_cache"};
@@ -29,7 +28,29 @@ void append_paged_kv_cache(const py::array& append_key, const py::array& append_
       arguments.view(kv_last_page_len, "kv_last_page_len")};
   const ops::KvOrder order = AttentionArguments("append_paged_kv_cache").order(kv_layout);
   const py::gil_scoped_release release;
-  ops::append_paged_kv_cache(keys, values, places, order, pool_or_default(pool), names);
+  ops::append_paged_kv_cache(keys, values, places, order, executor_of(pool), names);
+}
+
+void batch_indices_positions(const AnyArray& append_indptr, const AnyArray& seq_lens,
+                             const AnyArray& batch_indices, const AnyArray& positions,
+                             const Where& pool) {
+  const Arguments arguments("get_batch_indices_positions");
+  const TensorView starts = arguments.view(append_indptr, "append_indptr");
+  const TensorView lengths = arguments.view(seq_lens, "seq_lens");
+  const StridedView owners = arguments.written(batch_indices, "batch_indices");
+  const StridedView places = arguments.written(positions, "positions");
+  const py::gil_scoped_release release;
+  ops::batch_indices_positions(starts, lengths, owners, places, executor_of(pool));
+}
+
+void page_lengths(const AnyArray& kv_indptr, const AnyArray& kv_last_page_len, int32_t page_size,
+                  const AnyArray& out, const Where& pool) {
+  const Arguments arguments("get_seq_lens");
+  const TensorView pages = arguments.view(kv_indptr, "kv_indptr");
+  const TensorView last = arguments.view(kv_last_page_len, "kv_last_page_len");
+  const StridedView lengths = arguments.written(out, "out");
+  const py::gil_scoped_release release;
+  ops::page_lengths(pages, last, page_size, lengths, executor_of(pool));
 }
 
 py::tuple lists_tuple(const ops::BlockLists& lists) {
@@ -104,6 +125,11 @@ void register_ops_page(py::module_& m) {
         py::arg("v_cache"), py::arg("kv_indices"), py::arg("kv_indptr"),
         py::arg("kv_last_page_len"), py::arg("kv_layout") = "NHD", py::arg("mla") = false,
         py::arg("pool") = py::none());
+  m.def("batch_indices_positions", &batch_indices_positions, py::arg("append_indptr"),
+        py::arg("seq_lens"), py::arg("batch_indices"), py::arg("positions"),
+        py::arg("pool") = py::none());
+  m.def("page_lengths", &page_lengths, py::arg("kv_indptr"), py::arg("kv_last_page_len"),
+        py::arg("page_size"), py::arg("out"), py::arg("pool") = py::none());
   m.def("block_sparse_lists", &block_sparse_lists, py::arg("indptr"), py::arg("indices"),
         py::arg("M"), py::arg("N"), py::arg("R"), py::arg("C"), py::arg("num_kv_heads"),
         py::arg("masked") = false, "(list_indptr, spans, lists, span_masks) of AttentionPlan.");

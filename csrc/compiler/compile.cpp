@@ -118,7 +118,7 @@ executor::BatchLimits make_limits(const Graph& graph, const CompileOptions& opti
 
 bool phases_differ(const Graph& graph) {
   return std::any_of(graph.nodes.begin(), graph.nodes.end(), [](const Node& node) {
-    if (node.has(graph::kPrefillProductsKey)) return true;
+    if (node.has(graph::kPrefillProductsKey) || node.has(graph::kPrefillWeightsKey)) return true;
     return node.has(graph::kDecodeKey) &&
            node.get_string(graph::kDecodeKey) != node.get_string(graph::kPrefillKey);
   });

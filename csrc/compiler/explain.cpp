@@ -163,7 +163,8 @@ std::string Executable::explain() const {
       << " rows of logits\n";
   if (!on_cpu) {
     out << "the host samples: from up to " << impl.shared.max_top
-        << " of the highest logits a row when that is enough, else from all\n";
+        << " of the highest logits a row when that is enough, or where penalties, typical_p or "
+           "logprobs need all; else the device draws tokens\n";
   } else if (impl.shared.max_top > 0) {
     out << "head keeps up to " << impl.shared.max_top
         << " of the highest logits a row, and writes no others, when sampling needs no more\n";
@@ -184,7 +185,10 @@ std::string Executable::explain() const {
   if (on_cpu) {
     notes = slower_paths(impl.shared.graph, options, *impl.shared.weights, impl.shared.target);
   } else {
-    notes.emplace_back("prompts are computed by the kernels of decoding");
+    if (impl.programs.size() == 1) {
+      notes.emplace_back(
+          "prompts' matmuls have the kernels of decoding, as they share its arithmetic");
+    }
   }
   for (const std::string& note : notes) out << "  " << note << '\n';
   if (notes.empty()) out << "  none\n";

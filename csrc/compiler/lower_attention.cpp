@@ -138,6 +138,25 @@ const Node& attention_of(const Graph& graph, const Node& append) {
   throw InvalidArgument("[compile] rope_append: expected an attention that reads its queries");
 }
 
+// The most rows of a tile of prompts for which the device has a kernel; 0: for none.
+int32_t long_tile_rows(const Lowering& lowering, const ops::AttentionShape& shape) {
+  ops::KvLayer kv;
+  kv.num_kv_heads = shape.num_kv_heads;
+  kv.head_dim = shape.head_dim;
+  kv.dtype = lowering.kv_dtype();
+  ops::AttentionProblem problem;
+  problem.num_qo_heads = shape.num_qo_heads;
+  problem.num_kv_heads = shape.num_kv_heads;
+  problem.k = ops::keys_of(kv);
+  problem.v = ops::values_of(kv);
+  problem.work.long_rows = ops::kGpuLongTileRows;
+  for (; problem.work.long_rows >= ops::kGpuLeastLongTileRows; problem.work.long_rows /= 2) {
+    const auto& table = ops::table<ops::AttentionProblem>();
+    if (table.find(problem, lowering.target()) != nullptr) return problem.work.long_rows;
+  }
+  return 0;
+}
+
 size_t attention_slot(Lowering& lowering, const Node& node) {
   ops::AttentionShape shape = {ops::KeySource::pages,
                                int_attribute(node, "heads"),
@@ -149,6 +168,7 @@ size_t attention_slot(Lowering& lowering, const Node& node) {
                                node.inputs.size() == 3};
   if (!lowering.on_cpu()) {
     shape.most_rows = ops::kGpuTileRows;
+    shape.long_rows = long_tile_rows(lowering, shape);
     shape.shares = ops::kGpuShares;
     shape.most_partials = ops::kGpuPartials;
   }

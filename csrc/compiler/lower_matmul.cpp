@@ -22,6 +22,8 @@ void lower_matmul(Lowering& lowering, const Node& node) {
   places.x = lowering.operand(node.inputs[0]);
   problem.x = places.x.largest;
   problem.num_parts = static_cast<int>(inputs.parts);
+  problem.rounds_weights =
+      lowering.phase() == Phase::prefill && node.has(graph::kPrefillWeightsKey);
   const bool gated = node.op == "matmul_glu";
   if (gated) problem.glu = ops::parse_activation(node.get_string("activation"));
   if (gated && node.get_bool("as_operand")) {

@@ -1,5 +1,6 @@
 #include "core/backend.h"
 
+#include "core/memory.h"
 #include "effinfer/error.h"
 
 namespace effinfer {
@@ -9,12 +10,36 @@ namespace effinfer {
   return nullptr;
 }
 
-std::unique_ptr<Queue> make_queue(Device device) {
-  check_device(device, "[queue] device");
+Queue::~Queue() = default;
+Recording::~Recording() = default;
+
+namespace {
+
+const Backend& backend_of(Device device, const char* argument) {
+  check_device(device, argument);
   if (device.kind == DeviceKind::cpu) {
-    throw InvalidArgument("[queue] device: expected a GPU, got \"cpu\"");
+    throw InvalidArgument(std::string(argument) + ": expected a GPU, got \"cpu\"");
   }
-  return cuda_backend()->make_queue(device.index);
+  return *cuda_backend();
+}
+
+}  // namespace
+
+std::unique_ptr<Queue> make_queue(Device device) {
+  return backend_of(device, "[queue] device").make_queue(device.index);
+}
+
+std::unique_ptr<Queue> wrap_stream(Device device, void* stream) {
+  return backend_of(device, "[queue] device").wrap_stream(device.index, stream);
+}
+
+std::shared_ptr<void> allocate_memory(Device device, size_t bytes) {
+  const Memory& memory = backend_of(device, "[memory] device").memory(device.index);
+  std::shared_ptr<void> handle = memory.allocate(bytes, Pages::heap);
+  if (handle == nullptr) {
+    throw OutOfMemory("[memory] " + name(device) + " has no " + std::to_string(bytes) + " bytes");
+  }
+  return handle;
 }
 
 }  // namespace effinfer

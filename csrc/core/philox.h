@@ -10,7 +10,7 @@ namespace effinfer {
 using PhiloxCounter = std::array<uint32_t, 4>;
 using PhiloxKey = std::array<uint32_t, 2>;
 
-inline PhiloxCounter philox4x32(PhiloxCounter counter, PhiloxKey key) {
+constexpr PhiloxCounter philox4x32(PhiloxCounter counter, PhiloxKey key) {
   constexpr uint64_t kMultiplier0 = 0xD2511F53;
   constexpr uint64_t kMultiplier1 = 0xCD9E8D57;
   constexpr uint32_t kWeyl0 = 0x9E3779B9;  // golden ratio
@@ -30,7 +30,8 @@ inline PhiloxCounter philox4x32(PhiloxCounter counter, PhiloxKey key) {
 
 // The index-th uniform number in [0, 1) of a seed, with 53 random bits; `row` and `draw` number
 // independent sequences of the same seed.
-inline double philox_uniform(uint64_t seed, uint64_t index, uint32_t row = 0, uint32_t draw = 0) {
+constexpr double philox_uniform(uint64_t seed, uint64_t index, uint32_t row = 0,
+                                uint32_t draw = 0) {
   const PhiloxCounter bits =
       philox4x32({static_cast<uint32_t>(index), static_cast<uint32_t>(index >> 32), row, draw},
                  {static_cast<uint32_t>(seed), static_cast<uint32_t>(seed >> 32)});

@@ -1,5 +1,8 @@
+#include <algorithm>
+
 #include "cuda/bodies/attention_tile.h"
 #include "cuda/entry.h"
+#include "cuda/prefill_attention.h"
 #include "cuda/register.h"
 
 namespace effinfer::cuda {
@@ -36,6 +39,7 @@ const char* rejects(const AttentionProblem& p) {
     return "queries are not f32, f16 or bf16";
   }
   if (p.work.tile_rows > kTileRows) return "tiles have more than 16 rows";
+  if (const char* reason = rejects_long_tiles(p)) return reason;
   // Of f32 pages products are float32. Those of other pages are of rounded queries and weights,
   // also where float32 is wanted.
   if (p.arithmetic != Arithmetic::f32 &&
@@ -72,7 +76,9 @@ auto with_kernel(const AttentionProblem& p, Visit&& visit) {
 }
 
 size_t shared_bytes(const AttentionProblem& p) {
-  return with_kernel(p, [&]<class Kernel>() { return sizeof(typename Kernel::Shared); });
+  const size_t bytes =
+      with_kernel(p, [&]<class Kernel>() { return sizeof(typename Kernel::Shared); });
+  return p.work.long_rows > 0 ? std::max(bytes, prefill_shared_bytes(p)) : bytes;
 }
 
 void launch_attention(const AttentionProblem& p, Queue& queue) {
@@ -81,7 +87,12 @@ void launch_attention(const AttentionProblem& p, Queue& queue) {
     params.operand_row_bytes = p.out_operand.row_bytes();
     params.operand_cols = static_cast<int32_t>(ops::padded_cols(p.out_operand.cols));
   }
-  with_kernel(p, [&]<class Kernel>() { launch<Kernel>(params, p.work.num_items, queue); });
+  if (p.work.num_long_items > 0) {
+    launch_prefill(params, queue);
+    params.p.work.items += p.work.num_long_items;
+  }
+  const int64_t left = p.work.num_items - p.work.num_long_items;
+  with_kernel(p, [&]<class Kernel>() { launch<Kernel>(params, left, queue); });
 }
 
 }  // namespace

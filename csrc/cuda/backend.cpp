@@ -3,8 +3,12 @@
 
 #include <cuda_runtime_api.h>
 
+#include <algorithm>
+#include <array>
+#include <cstdint>
 #include <functional>
 #include <memory>
+#include <mutex>
 #include <string>
 #include <vector>
 
@@ -31,6 +35,9 @@ CurrentDevice::~CurrentDevice() {
 }
 
 namespace {
+
+constexpr size_t kMostDevices = 64;
+constexpr uint64_t kKeptBytes = uint64_t{256} << 20;
 
 // cudaMemset and copies inside the device return before they are done, those from the host's
 // pageable memory maybe before the last bytes have arrived, and the streams of queues do not wait
@@ -84,6 +91,36 @@ class DeviceMemory final : public Memory {
   int index_;
 };
 
+// Memory in the order of streams. What is given back stays with the pool for whoever asks next,
+// where CUDA's own default is to return it to the driver at each synchronisation.
+cudaMemPool_t pool_of(int index) {
+  cudaMemPool_t pool = nullptr;
+  check(cudaDeviceGetDefaultMemPool(&pool, index), "cudaDeviceGetDefaultMemPool");
+  static std::array<std::once_flag, kMostDevices> kept;
+  std::call_once(kept.at(static_cast<size_t>(index)), [&] {
+    uint64_t threshold = 0;
+    check(cudaMemPoolGetAttribute(pool, cudaMemPoolAttrReleaseThreshold, &threshold),
+          "cudaMemPoolGetAttribute");
+    threshold = std::max(threshold, kKeptBytes);
+    check(cudaMemPoolSetAttribute(pool, cudaMemPoolAttrReleaseThreshold, &threshold),
+          "cudaMemPoolSetAttribute");
+  });
+  return pool;
+}
+
+// A stream, of the queue's own or a caller's.
+struct Stream {
+  cudaStream_t stream = nullptr;
+  bool is_own = false;
+
+  ~Stream() {
+    if (is_own) cudaStreamDestroy(stream);
+  }
+  Stream(cudaStream_t given, bool owned) : stream(given), is_own(owned) {}
+  Stream(const Stream&) = delete;
+  Stream& operator=(const Stream&) = delete;
+};
+
 class GraphRecording final : public Recording {
  public:
   // Takes over `graph`.
@@ -105,20 +142,39 @@ class GraphRecording final : public Recording {
 class StreamQueue final : public Queue {
  public:
   explicit StreamQueue(int index) : index_(index) {
-    const CurrentDevice current({DeviceKind::cuda, index});
-    check(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking), "cudaStreamCreate");
+    const CurrentDevice current(device());
+    cudaStream_t stream = nullptr;
+    check(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), "cudaStreamCreate");
+    handle_ = std::make_shared<Stream>(stream, true);
+    stream_ = stream;
     int major = 0;
     check(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, index),
           "cudaDeviceGetAttribute");
     starts_early_ = major >= 9;
   }
-  ~StreamQueue() override { cudaStreamDestroy(stream_); }
-  StreamQueue(const StreamQueue&) = delete;
-  StreamQueue& operator=(const StreamQueue&) = delete;
+  StreamQueue(int index, cudaStream_t stream)
+      : index_(index), handle_(std::make_shared<Stream>(stream, false)), stream_(stream) {}
 
   Device device() const override { return {DeviceKind::cuda, index_}; }
+  const void* stream() const override { return stream_; }
+  std::shared_ptr<void> allocate(size_t bytes) override {
+    const CurrentDevice current(device());
+    void* memory = nullptr;
+    check(cudaMallocFromPoolAsync(&memory, bytes == 0 ? 1 : bytes, pool_of(index_), stream_),
+          "cudaMallocFromPoolAsync");
+    return {memory, [stream = handle_](void* pointer) { cudaFreeAsync(pointer, stream->stream); }};
+  }
+  void follow(Queue& other) override {
+    const CurrentDevice current(device());
+    cudaEvent_t event = nullptr;
+    check(cudaEventCreateWithFlags(&event, cudaEventDisableTiming), "cudaEventCreate");
+    const std::unique_ptr<CUevent_st, decltype(&cudaEventDestroy)> owner(event, cudaEventDestroy);
+    check(cudaEventRecord(event, stream_of(other)), "cudaEventRecord");
+    check(cudaStreamWaitEvent(stream_, event, 0), "cudaStreamWaitEvent");
+  }
   // From memory that is not pinned the runtime copies the bytes before it returns.
   void upload(void* to, const void* from, size_t bytes) override {
+    if (!handle_->is_own) refuse_capture();
     check(cudaMemcpyAsync(to, from, bytes, cudaMemcpyHostToDevice, stream_), "upload");
   }
   void download(void* to, const void* from, size_t bytes) override {
@@ -154,11 +210,22 @@ class StreamQueue final : public Queue {
           "a kernel or a copy (which one: set CUDA_LAUNCH_BLOCKING=1)");
   }
 
-  cudaStream_t stream() const { return stream_; }
+  cudaStream_t handle() const { return stream_; }
   bool starts_early() const { return starts_early_; }
 
  private:
+  // A recording would read the host's bytes when it is replayed, wherever they are then.
+  void refuse_capture() const {
+    cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
+    check(cudaStreamIsCapturing(stream_, &status), "cudaStreamIsCapturing");
+    if (status == cudaStreamCaptureStatusNone) return;
+    throw Unsupported(
+        "[queue] upload: expected a stream that records no graph, got one that does: run a plan of "
+        "attention in it once before, and rotate by a table");
+  }
+
   int index_;
+  std::shared_ptr<Stream> handle_;
   cudaStream_t stream_ = nullptr;
   bool starts_early_ = false;
 };
@@ -186,11 +253,11 @@ class RuntimeBackend final : public Backend {
   std::string status() const override { return status_; }
   std::string model_name(int index) const override { return properties(index).name; }
   int arch(int index) const override {
-    const cudaDeviceProp found = properties(index);
-    return found.major * 10 + found.minor;
+    return attribute(cudaDevAttrComputeCapabilityMajor, index) * 10 +
+           attribute(cudaDevAttrComputeCapabilityMinor, index);
   }
   int64_t shared_bytes(int index) const override {
-    return static_cast<int64_t>(properties(index).sharedMemPerBlockOptin);
+    return attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin, index);
   }
   const Memory& memory(int index) const override { return *memories_[static_cast<size_t>(index)]; }
   std::shared_ptr<std::byte> pinned(int index, size_t bytes) const override {
@@ -202,6 +269,10 @@ class RuntimeBackend final : public Backend {
   std::unique_ptr<Queue> make_queue(int index) const override {
     return std::make_unique<StreamQueue>(index);
   }
+  std::unique_ptr<Queue> wrap_stream(int index, void* stream) const override {
+    auto* given = static_cast<cudaStream_t>(stream);
+    return std::make_unique<StreamQueue>(index, given == nullptr ? cudaStreamLegacy : given);
+  }
   void register_kernels() const override { register_cuda(); }
 
  private:
@@ -209,6 +280,12 @@ class RuntimeBackend final : public Backend {
     cudaDeviceProp found;
     check(cudaGetDeviceProperties(&found, index), "cudaGetDeviceProperties");
     return found;
+  }
+  // Each operator's call asks for some: all properties at once would take a hundred times longer.
+  static int attribute(cudaDeviceAttr attribute, int index) {
+    int value = 0;
+    check(cudaDeviceGetAttribute(&value, attribute, index), "cudaDeviceGetAttribute");
+    return value;
   }
 
   int count_ = 0;
@@ -219,7 +296,7 @@ class RuntimeBackend final : public Backend {
 }  // namespace
 
 cudaStream_t stream_of(const Queue& queue) {
-  return dynamic_cast<const StreamQueue&>(queue).stream();
+  return dynamic_cast<const StreamQueue&>(queue).handle();
 }
 
 bool starts_early(const Queue& queue) {

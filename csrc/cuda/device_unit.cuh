@@ -5,6 +5,7 @@
 #include <cuda_runtime.h>
 
 #include "cuda/unit.h"
+#include "cuda/wgmma.cuh"
 
 namespace effinfer::cuda {
 
@@ -35,6 +36,7 @@ class DeviceUnit {
 
   __device__ __forceinline__ void sync() { __syncthreads(); }
   __device__ __forceinline__ void sync_warp() { __syncwarp(); }
+  __device__ __forceinline__ void keep_order() { __syncwarp(); }
 
   template <class T>
   __device__ __forceinline__ T shfl(T value, int from) {
@@ -59,6 +61,12 @@ class DeviceUnit {
 
   __device__ __forceinline__ void ldmatrix(uint32_t (&out)[4], const void* row) {
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(out[0]), "=r"(out[1]), "=r"(out[2]), "=r"(out[3])
+                 : "r"(in_shared(row))
+                 : "memory");
+  }
+  __device__ __forceinline__ void ldmatrix_transposed(uint32_t (&out)[4], const void* row) {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
                  : "=r"(out[0]), "=r"(out[1]), "=r"(out[2]), "=r"(out[3])
                  : "r"(in_shared(row))
                  : "memory");
@@ -127,6 +135,16 @@ class DeviceUnit {
     asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(sum) : "r"(a), "r"(b), "r"(c));
     return sum;
   }
+  __device__ __forceinline__ float exp2(float x) {
+    float power;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(power) : "f"(x));
+    return power;
+  }
+  __device__ __forceinline__ float reciprocal(float x) {
+    float inverse;
+    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(inverse) : "f"(x));
+    return inverse;
+  }
   __device__ __forceinline__ uint32_t permute(uint32_t a, uint32_t b, uint32_t picks) {
     return __byte_perm(a, b, picks);
   }
@@ -136,7 +154,121 @@ class DeviceUnit {
     return value;
   }
 
+  __device__ __forceinline__ void sync_some(int id, int threads) {
+    asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
+  }
+  __device__ __forceinline__ void arrive_some(int id, int threads) {
+    asm volatile("bar.arrive %0, %1;" ::"r"(id), "r"(threads) : "memory");
+  }
+
+  // --- Hopper
+
+  __device__ __forceinline__ void barrier_init(Mbarrier& barrier, int count) {
+    asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(in_shared(&barrier)), "r"(count)
+                 : "memory");
+  }
+  __device__ __forceinline__ void barrier_arrive(Mbarrier& barrier) {
+    asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(in_shared(&barrier)) : "memory");
+  }
+  __device__ __forceinline__ void barrier_arrive_expect(Mbarrier& barrier, int bytes) {
+    asm volatile(
+        "mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(in_shared(&barrier)),
+        "r"(bytes)
+        : "memory");
+  }
+  // The instruction waits for a time that the hardware chooses, or less.
+  __device__ __forceinline__ void barrier_wait(Mbarrier& barrier, int parity) {
+    asm volatile(
+        "{\n"
+        ".reg .pred over;\n"
+        "again:\n"
+        "mbarrier.try_wait.parity.shared::cta.b64 over, [%0], %1;\n"
+        "@!over bra again;\n"
+        "}" ::"r"(in_shared(&barrier)),
+        "r"(parity)
+        : "memory");
+  }
+  // Shared memory of the block is part of its cluster's, which is the block alone.
+  __device__ __forceinline__ void copy_bulk(void* to, const void* from, int bytes,
+                                            Mbarrier& barrier) {
+    asm volatile(
+        "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, "
+        "[%3];" ::"r"(in_shared(to)),
+        "l"(__cvta_generic_to_global(from)), "r"(bytes), "r"(in_shared(&barrier))
+        : "memory");
+  }
+  __device__ __forceinline__ void copy_tile(void* to, const TensorMap& map, int col, int row,
+                                            Mbarrier& barrier) {
+    asm volatile(
+        "cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], "
+        "[%1, {%2, %3}], [%4];" ::"r"(in_shared(to)),
+        "l"(&map), "r"(col), "r"(row), "r"(in_shared(&barrier))
+        : "memory");
+  }
+  __device__ __forceinline__ void fence_async() {
+    asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+  }
+
+  __device__ __forceinline__ uint64_t descriptor(const void* first, int leading, int stride,
+                                                 Swizzle swizzle) const {
+    return make_descriptor(in_shared(first), static_cast<uint32_t>(leading),
+                           static_cast<uint32_t>(stride), swizzle);
+  }
+  template <bool kTransposed = false, int kSums>
+  __device__ __forceinline__ void wgmma(float (&d)[kSums], uint32_t (&a)[4], uint64_t b,
+                                        bool adds = true) {
+    ptx::wgmma<ptx::Half::bf16, kTransposed>(d, a, b, adds);
+  }
+  template <bool kTransposedA = false, bool kTransposed = false, int kSums>
+  __device__ __forceinline__ void wgmma(float (&d)[kSums], uint64_t a, uint64_t b,
+                                        bool adds = true) {
+    ptx::wgmma<ptx::Half::bf16, kTransposedA, kTransposed>(d, a, b, adds);
+  }
+  template <bool kTransposed = false, int kSums>
+  __device__ __forceinline__ void wgmma_f16(float (&d)[kSums], uint32_t (&a)[4], uint64_t b,
+                                            bool adds = true) {
+    ptx::wgmma<ptx::Half::f16, kTransposed>(d, a, b, adds);
+  }
+  template <bool kTransposedA = false, bool kTransposed = false, int kSums>
+  __device__ __forceinline__ void wgmma_f16(float (&d)[kSums], uint64_t a, uint64_t b,
+                                            bool adds = true) {
+    ptx::wgmma<ptx::Half::f16, kTransposedA, kTransposed>(d, a, b, adds);
+  }
+  template <class... Registers>
+  __device__ __forceinline__ void wgmma_fence(Registers&... registers) {
+    (pin(registers), ...);
+    asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
+  }
+  __device__ __forceinline__ void wgmma_commit() {
+    asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
+  }
+  template <int kPending, class... Registers>
+  __device__ __forceinline__ void wgmma_wait(Registers&... registers) {
+    asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(kPending) : "memory");
+    (pin(registers), ...);
+  }
+  template <int kCount>
+  __device__ __forceinline__ void take_registers() {
+    asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(kCount));
+  }
+  template <int kCount>
+  __device__ __forceinline__ void give_registers() {
+    asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(kCount));
+  }
+
  private:
+  // For the compiler they change here: it moves no access of them to the other side.
+  template <int kCount>
+  __device__ __forceinline__ static void pin(float (&registers)[kCount]) {
+    EFFINFER_UNROLL
+    for (int i = 0; i < kCount; ++i) asm volatile("" : "+f"(registers[i])::"memory");
+  }
+  template <int kCount>
+  __device__ __forceinline__ static void pin(uint32_t (&registers)[kCount]) {
+    EFFINFER_UNROLL
+    for (int i = 0; i < kCount; ++i) asm volatile("" : "+r"(registers[i])::"memory");
+  }
+
   static constexpr unsigned kAll = 0xffffffffu;
 
   __device__ __forceinline__ static uint32_t in_shared(const void* pointer) {

@@ -22,6 +22,9 @@ void register_elementwise() {
   add<ops::BinaryProblem>("binary", takes_all, [](const ops::BinaryProblem& p, Queue& queue) {
     launch<BinaryKernel>(p, blocks<BinaryKernel>(p.size), queue);
   });
+  add<ops::NarrowProblem>("narrow", takes_all, [](const ops::NarrowProblem& p, Queue& queue) {
+    launch<NarrowKernel>(p, blocks<NarrowKernel>(p.size), queue);
+  });
 }
 
 }  // namespace effinfer::cuda

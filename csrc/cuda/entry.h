@@ -1,5 +1,5 @@
 // launch<Kernel>(params, blocks, queue): on the GPU, or in the emulator where the host's compiler
-// compiles the kernels. num_multiprocessors(queue): of its device.
+// compiles the kernels. num_multiprocessors(queue), arch_of(queue): of its device.
 #pragma once
 
 #include <cstdint>
@@ -22,6 +22,9 @@ void launch(const typename Kernel::Params& params, int64_t blocks, Queue& queue)
 inline int num_multiprocessors(const Queue&) {
   return 132;
 }
+inline int arch_of(const Queue&) {
+  return host::arch();
+}
 
 }  // namespace effinfer::cuda
 
@@ -39,6 +42,19 @@ inline int num_multiprocessors(const Queue& queue) {
   return count;
 }
 
+// Whose kernels the device runs: those for 9.0a where the build has them, else those for 8.0.
+inline int arch_of(const Queue& queue) {
+  constexpr bool kHopper = EFFINFER_CUDA_HOPPER;
+  int major = 0;
+  int minor = 0;
+  const int index = queue.device().index;
+  check(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, index),
+        "cudaDeviceGetAttribute");
+  check(cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, index),
+        "cudaDeviceGetAttribute");
+  return kHopper && major == 9 && minor == 0 ? 90 : 80;
+}
+
 // How many blocks of a kernel an SM is to hold at once, where it says so: what its registers are to
 // leave room for, and no reason to spill some for more.
 template <class Kernel>
@@ -50,15 +66,30 @@ constexpr int min_blocks() {
   }
 }
 
+// Whether the kernel is launched on the GPU that is compiled for; else it is empty there.
+// Instructions of 9.0a exist nowhere else, so that 9.0 without the letter is as 8.0.
+template <class Kernel>
+constexpr bool compiles_here() {
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+  return runs_on<Kernel>(90);
+#elif defined(__CUDA_ARCH__)
+  return runs_on<Kernel>(80);
+#else
+  return true;
+#endif
+}
+
 // The block's threads and shared bytes are part of the name: profilers show them, and
 // tools/check_sass.py takes from them how many blocks an SM holds.
 template <class Kernel, int kThreads, size_t kShared>
 __global__ void __launch_bounds__(kThreads, min_blocks<Kernel>())
     entry(const __grid_constant__ typename Kernel::Params params) {
-  extern __shared__ __align__(128) unsigned char memory[];
-  DeviceUnit unit;
-  unit.start();
-  Kernel::run(unit, params, *reinterpret_cast<typename Kernel::Shared*>(memory));
+  if constexpr (compiles_here<Kernel>()) {
+    extern __shared__ __align__(1024) unsigned char memory[];
+    DeviceUnit unit;
+    unit.start();
+    Kernel::run(unit, params, *reinterpret_cast<typename Kernel::Shared*>(memory));
+  }
 }
 
 template <class Kernel>

@@ -7,6 +7,8 @@
 #include "cuda/matmul_ternary.h"
 #include "cuda/register.h"
 #include "cuda/stream_launch.h"
+#include "cuda/tile_launch.h"
+#include "cuda/wgmma_launch.h"
 #include "ops/matmul.h"
 
 namespace effinfer::cuda {
@@ -17,8 +19,7 @@ using ops::MatmulProblem;
 using ops::PackedFormat;
 using ops::ScaleKind;
 
-// Which parts of a problem.
-using Takes = std::array<bool, ops::kMaxMatmulParts>;
+using Takes = MatmulParts;
 
 const char* rejects(const MatmulProblem& problem) {
   if (problem.num_parts < 1 || problem.num_parts > ops::kMaxMatmulParts) {
@@ -48,6 +49,16 @@ const char* rejects(const MatmulProblem& problem) {
   }
   if (problem.top != nullptr) return "keeps no highest outputs";
   return ternary ? rejects_ternary(problem) : nullptr;
+}
+
+const char* rejects_tiles(const MatmulProblem& problem) {
+  if (!problem.rounds_weights) return "rounds weights";
+  if (problem.x.arithmetic != Arithmetic::bf16) return "needs a bf16 operand";
+  return rejects(problem);
+}
+
+size_t tile_shared_bytes(const MatmulProblem&) {
+  return kTileSharedBytes;
 }
 
 FloatPart float_part(const ops::MatmulPart& part) {
@@ -133,6 +144,12 @@ void multiply_streamed(const MatmulProblem& problem, const Takes& takes, Queue& 
   }
 }
 
+// One kind of kernel for all numbers of tokens: its bits are its own.
+void multiply_rounded(const MatmulProblem& problem, const Takes& takes, Queue& queue) {
+  if (arch_of(queue) == 90) return multiply_wgmma(problem, takes, queue);
+  multiply_tiled(problem, takes, tile_shape(problem, takes, queue), queue);
+}
+
 // A GLU of two formats.
 void multiply_pair(const MatmulProblem& problem, Queue& queue) {
   PairParams params;
@@ -173,7 +190,11 @@ void multiply_bf16(const MatmulProblem& problem, Queue& queue) {
       same[j] = !done[j] && problem.parts[j].weight.format == problem.parts[i].weight.format;
       done[j] = done[j] || same[j];
     }
-    multiply_streamed(problem, same, queue);
+    if (problem.rounds_weights) {
+      multiply_rounded(problem, same, queue);
+    } else {
+      multiply_streamed(problem, same, queue);
+    }
   }
   if (has_floats) multiply_floats(problem, queue, floats);
 }
@@ -189,6 +210,10 @@ void multiply(const MatmulProblem& problem, Queue& queue) {
 
 void register_matmul() {
   add<MatmulProblem>("matmul", rejects, multiply);
+  // By name, so that explain() tells the two arithmetics apart.
+  ops::mutable_table<MatmulProblem>().add({"matmul.cuda.tiles", Isa::portable, rejects_tiles,
+                                           nullptr, nullptr, DeviceKind::cuda, multiply, kLeastArch,
+                                           tile_shared_bytes});
 }
 
 }  // namespace effinfer::cuda

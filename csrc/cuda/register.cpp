@@ -10,8 +10,12 @@ void register_cuda() {
   register_rope();
   register_matmul();
   register_attention();
+  register_plain_attention();
   register_move_tokens();
+  register_append_pages();
   register_top_rows();
+  register_sample();
+  register_prefill_index();
 }
 
 }  // namespace effinfer::cuda

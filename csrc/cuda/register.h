@@ -33,8 +33,12 @@ void register_operand();
 void register_rope();
 void register_matmul();
 void register_attention();
+void register_plain_attention();
 void register_move_tokens();
+void register_append_pages();
 void register_top_rows();
+void register_sample();
+void register_prefill_index();
 
 // All of them.
 void register_cuda();

@@ -17,6 +17,9 @@ constexpr size_t kAlignment = 16;  // of arrays in the block
 // Steps of more tokens are not recorded: they take longer than launching them.
 constexpr int64_t kMostShared = 256;
 
+// In place of a number of logits in the key of a recording that draws tokens.
+constexpr int32_t kDraws = -1;
+
 // What a number of rows is rounded up to: products of matrices take eight at a time.
 size_t shared_rows(size_t count) {
   return count <= 8 ? std::bit_ceil(count) : (count + 7) / 8 * 8;
@@ -31,20 +34,38 @@ size_t bytes_of(size_t count) {
   return aligned(count * sizeof(T));
 }
 
+size_t draw_bytes(size_t rows) {
+  return 3 * bytes_of<float>(rows) + 3 * bytes_of<uint64_t>(rows);
+}
+
 // Of the largest step.
-size_t image_bytes(const BatchLimits& limits, std::span<const AttentionBuffers> attention) {
+size_t image_bytes(const BatchLimits& limits, std::span<const AttentionBuffers> attention,
+                   std::span<const ops::VisitPlan> visits) {
   const auto tokens = static_cast<size_t>(limits.max_tokens);
   const auto sequences = static_cast<size_t>(limits.max_sequences);
   const size_t pages = KvCache::pages_for(static_cast<size_t>(limits.max_seq_len));
   size_t bytes = 2 * bytes_of<int32_t>(tokens) + bytes_of<uint64_t>(tokens) +
                  bytes_of<int32_t>(static_cast<size_t>(limits.max_rows)) +
-                 4 * bytes_of<int32_t>(sequences + 1) + bytes_of<int32_t>(sequences * pages);
+                 4 * bytes_of<int32_t>(sequences + 1) + bytes_of<int32_t>(sequences * pages) +
+                 draw_bytes(static_cast<size_t>(limits.max_rows));
+  for (const ops::VisitPlan& plan : visits) {
+    bytes += bytes_of<ops::VisitBlock>(static_cast<size_t>(plan.num_blocks)) +
+             bytes_of<ops::VisitSequence>(static_cast<size_t>(plan.num_sequences)) +
+             bytes_of<int32_t>(sequences);
+  }
   for (const AttentionBuffers& buffers : attention) {
     bytes += bytes_of<ops::AttentionTile>(buffers.work.tiles.capacity()) +
              bytes_of<ops::AttentionItem>(buffers.work.items.capacity()) +
              bytes_of<ops::AttentionMerge>(buffers.work.merges.capacity());
   }
   return bytes;
+}
+
+ops::RowSamplingProblem largest_draw(const BatchLimits& limits) {
+  ops::RowSamplingProblem problem;
+  problem.rows = limits.max_rows;
+  problem.vocab = limits.vocab_size;
+  return problem;
 }
 
 // What is asked for most; run_top() refuses more.
@@ -76,6 +97,15 @@ class DeviceStep::Packer {
     used_ += aligned(count * sizeof(T));
     return {there, count};
   }
+  // `count` elements: those that element() makes of `values`, and what it makes of `rest`.
+  template <class T, class Value, class Element>
+  const T* add_each(std::span<const Value> values, size_t count, const Value& rest,
+                    const Element& element) {
+    T* to = reinterpret_cast<T*>(image_ + used_);
+    const T* there = add(std::span<const T>(), count, element(rest)).data();
+    std::transform(values.begin(), values.end(), to, element);
+    return there;
+  }
   template <class T>
   const T* add(const std::vector<T>& values, size_t count, const T& rest) {
     return add(std::span<const T>(values), count, rest).data();
@@ -90,12 +120,14 @@ class DeviceStep::Packer {
 };
 
 DeviceStep::DeviceStep(const Shared& shared, const BatchLimits& limits,
-                       std::span<const AttentionBuffers> attention, size_t partials,
+                       std::span<const AttentionBuffers> attention,
+                       std::span<const ops::VisitPlan> visits, size_t partials,
                        size_t partial_floats)
     : limits_(limits),
       queue_(make_queue(shared.target.device)),
       top_rows_(ops::table<ops::TopRowsProblem>().select(largest_top(limits), shared.target)),
-      image_bytes_(image_bytes(limits, attention)) {
+      draw_rows_(ops::table<ops::RowSamplingProblem>().find(largest_draw(limits), shared.target)),
+      image_bytes_(image_bytes(limits, attention, visits)) {
   const Device device = shared.target.device;
   const auto allocate = [&](size_t bytes, Pages pages, const char* what) {
     std::shared_ptr<void> memory = shared.memory->allocate(bytes, pages);
@@ -120,10 +152,17 @@ DeviceStep::DeviceStep(const Shared& shared, const BatchLimits& limits,
   partial_ms_ = allocate(partials * 2 * sizeof(float), Pages::heap, "partial results");
   done_ = allocate(merges * sizeof(int32_t), Pages::huge, "counters");
   attention_.resize(attention.size());
+  for (const ops::VisitPlan& plan : visits) {
+    const auto words = static_cast<size_t>(plan.num_blocks * plan.num_kv_heads * plan.list_words);
+    lists_.push_back(allocate(words * sizeof(uint64_t), Pages::heap, "lists of what is visited"));
+    visits_.push_back(plan);
+    visits_.back().words = static_cast<uint64_t*>(lists_.back().get());
+  }
 }
 
 // The arrays that differ in length between steps of one recording come last.
-void DeviceStep::pack(const Step& step, std::span<const AttentionBuffers> attention, bool shared) {
+void DeviceStep::pack(const Step& step, std::span<const AttentionBuffers> attention,
+                      std::span<const RowDraw> draws, bool shared) {
   Packer packer(image_.get(), image_bytes_, static_cast<std::byte*>(block_.get()));
   const Batch& batch = *step.batch;
   const auto rounded = [&](size_t count, int64_t most) {
@@ -156,8 +195,33 @@ void DeviceStep::pack(const Step& step, std::span<const AttentionBuffers> attent
     pack_attention(packer, attention[slot], attention_[slot], shared);
   }
   step_.attention = attention_;
+  for (size_t slot = 0; slot < visits_.size(); ++slot) {
+    pack_visits(packer, step.visits[slot], visits_[slot]);
+  }
+  step_.visits = visits_;
+  if (!draws.empty()) pack_draws(packer, draws, rows);
   layout.kv_indices = packer.add(batch.kv_indices, batch.kv_indices.size(), 0).data();
   queue_->upload(block_.get(), image_.get(), packer.used());
+}
+
+// The greedy token is the highest one.
+void DeviceStep::pack_draws(Packer& packer, std::span<const RowDraw> draws, size_t rows) {
+  drawn_ = largest_draw(limits_);
+  drawn_.x = logits_.get();
+  drawn_.rows = static_cast<int64_t>(rows);
+  const auto set = [&]<class T>(ops::PerRow<T>& to, const auto& element) {
+    to.values = packer.add_each<T>(draws, rows, RowDraw{}, element);
+  };
+  set(drawn_.temperature,
+      [](const RowDraw& d) { return d.temperature == 0.0f ? 1.0f : d.temperature; });
+  set(drawn_.top_k, [](const RowDraw& d) { return int64_t{d.temperature == 0.0f ? 1 : d.top_k}; });
+  set(drawn_.top_p, [](const RowDraw& d) { return d.temperature == 0.0f ? 1.0f : d.top_p; });
+  set(drawn_.min_p, [](const RowDraw& d) { return d.temperature == 0.0f ? 0.0f : d.min_p; });
+  set(drawn_.random.seed, [](const RowDraw& d) { return d.seed; });
+  set(drawn_.random.offset, [](const RowDraw& d) { return d.index; });
+  drawn_.samples = static_cast<int32_t*>(top_.get());
+  drawn_.statuses = reinterpret_cast<ops::RowStatus*>(drawn_.samples + rows);
+  drawn_.undecided = reinterpret_cast<uint8_t*>(drawn_.statuses + rows);
 }
 
 void DeviceStep::pack_attention(Packer& packer, const AttentionBuffers& from, AttentionBuffers& to,
@@ -176,6 +240,20 @@ void DeviceStep::pack_attention(Packer& packer, const AttentionBuffers& from, At
   to.done = static_cast<int32_t*>(done_.get());
   to.partial_out = static_cast<float*>(partial_out_.get());
   to.partial_ms = static_cast<float*>(partial_ms_.get());
+}
+
+// Without blocks nobody looks at the rest.
+void DeviceStep::pack_visits(Packer& packer, const ops::VisitPlan& from, ops::VisitPlan& to) const {
+  to.num_blocks = from.num_blocks;
+  to.num_sequences = from.num_sequences;
+  if (from.num_blocks == 0) return;
+  const auto add = [&](const auto* values, int64_t count) {
+    const std::span all(values, static_cast<size_t>(count));
+    return packer.add(all, all.size(), {}).data();
+  };
+  to.blocks = add(from.blocks, from.num_blocks);
+  to.sequences = add(from.sequences, from.num_sequences);
+  to.first_block = add(from.first_block, static_cast<int64_t>(batch_.kv_len.size()));
 }
 
 // What problems hold of a step beside addresses that are always the same. Those of the arrays
@@ -211,21 +289,46 @@ ops::TopRowsProblem DeviceStep::top_of(int32_t k) const {
 }
 
 void DeviceStep::launch(const Program& program, const Step& step,
-                        std::span<const AttentionBuffers> attention, int32_t top_k) {
-  const bool shared = step.batch->phase == Phase::decode && step.layout.num_tokens <= kMostShared;
-  pack(step, attention, shared);
+                        std::span<const AttentionBuffers> attention, int32_t top_k,
+                        std::span<const RowDraw> draws) {
+  // Steps with lists are prompts, or have some in them.
+  const bool has_lists = std::ranges::any_of(
+      step.visits, [](const ops::VisitPlan& plan) { return plan.num_blocks > 0; });
+  const bool shared =
+      step.batch->phase == Phase::decode && step.layout.num_tokens <= kMostShared && !has_lists;
+  pack(step, attention, draws, shared);
   const auto put = [&] {
     for (const std::unique_ptr<Call>& call : program.calls) {
       if (call->prepare(step_)) call->launch(*queue_);
     }
     if (top_k > 0) top_rows_.launch(top_of(top_k), *queue_);
+    if (!draws.empty()) draw_rows_->launch(drawn_, *queue_);
   };
   if (!shared) return put();
-  recordings_.run(key_of(program, top_k), *queue_, put);
+  recordings_.run(key_of(program, draws.empty() ? top_k : kDraws), *queue_, put);
 }
 
 void DeviceStep::read(std::span<float> logits) {
   queue_->download(logits.data(), logits_.get(), logits.size_bytes());
+  queue_->wait();
+}
+
+void DeviceStep::read_drawn(const DrawnTokens& drawn) {
+  const auto rows = static_cast<size_t>(drawn_.rows);
+  queue_->download(top_image_.get(), top_.get(), rows * (sizeof(int32_t) + 2));
+  queue_->wait();
+  const auto* tokens = reinterpret_cast<const int32_t*>(top_image_.get());
+  const auto* statuses = reinterpret_cast<const ops::RowStatus*>(tokens + rows);
+  const auto* undecided = reinterpret_cast<const uint8_t*>(statuses + rows);
+  for (size_t row = 0; row < drawn.tokens.size(); ++row) {
+    drawn.tokens[row] = tokens[row];
+    drawn.decided[row] = statuses[row] == ops::RowStatus::ok && undecided[row] == 0 ? 1 : 0;
+  }
+}
+
+void DeviceStep::read_row(int64_t row, std::span<float> logits) {
+  const auto* all = static_cast<const float*>(logits_.get());
+  queue_->download(logits.data(), all + row * limits_.vocab_size, logits.size_bytes());
   queue_->wait();
 }
 

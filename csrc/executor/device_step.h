@@ -17,6 +17,7 @@
 #include "executor/recordings.h"
 #include "executor/step.h"
 #include "ops/registry.h"
+#include "ops/row_sampling.h"
 #include "ops/top_rows.h"
 
 namespace effinfer::executor {
@@ -25,21 +26,30 @@ class DeviceStep {
  public:
   // Takes the memory that steps within `limits` need. Throws OutOfMemory.
   DeviceStep(const Shared& shared, const BatchLimits& limits,
-             std::span<const AttentionBuffers> attention, size_t partials, size_t partial_floats);
+             std::span<const AttentionBuffers> attention, std::span<const ops::VisitPlan> visits,
+             size_t partials, size_t partial_floats);
 
   // Puts the calls of a step whose pointers are the host's into the queue, and with top_k > 0 those
-  // that find as many highest logits of each row.
+  // that find as many highest logits of each row, or with draws, one a row, that draw tokens.
   void launch(const Program& program, const Step& step, std::span<const AttentionBuffers> attention,
-              int32_t top_k);
-  // These wait for the step that was launched, and write its logits [R, vocab], or the highest of
-  // each row, to the host's memory. They throw DeviceError.
+              int32_t top_k, std::span<const RowDraw> draws);
+  // These wait for the step that was launched, and write its logits [R, vocab], the highest of each
+  // row, or tokens, to the host's memory. They throw DeviceError.
   void read(std::span<float> logits);
   void read_top(const TopLogits& top);
+  void read_drawn(const DrawnTokens& drawn);
+  // Of a step that has been read.
+  void read_row(int64_t row, std::span<float> logits);
+  // Whether there is a kernel that draws.
+  bool draws() const { return draw_rows_ != nullptr; }
 
  private:
   // Arrays one after the other, aligned.
   class Packer;
-  void pack(const Step& step, std::span<const AttentionBuffers> attention, bool shared);
+  void pack(const Step& step, std::span<const AttentionBuffers> attention,
+            std::span<const RowDraw> draws, bool shared);
+  void pack_visits(Packer& packer, const ops::VisitPlan& from, ops::VisitPlan& to) const;
+  void pack_draws(Packer& packer, std::span<const RowDraw> draws, size_t rows);
   void pack_attention(Packer& packer, const AttentionBuffers& from, AttentionBuffers& to,
                       bool shared) const;
   Recordings::Key key_of(const Program& program, int32_t top_k) const;
@@ -49,6 +59,7 @@ class DeviceStep {
   BatchLimits limits_;
   std::unique_ptr<Queue> queue_;
   const ops::Variant<ops::TopRowsProblem>& top_rows_;
+  const ops::Variant<ops::RowSamplingProblem>* draw_rows_;  // null: none
   size_t image_bytes_;
   std::shared_ptr<std::byte> image_;      // pinned
   std::shared_ptr<void> block_;           // the same on the device
@@ -58,12 +69,15 @@ class DeviceStep {
   std::shared_ptr<void> partial_out_;
   std::shared_ptr<void> partial_ms_;
   std::shared_ptr<void> done_;
+  std::vector<std::shared_ptr<void>> lists_;  // of each visit slot
   Recordings recordings_;
 
   // With the device's pointers.
   Batch batch_;
   std::vector<AttentionBuffers> attention_;
+  std::vector<ops::VisitPlan> visits_;
   Step step_;
+  ops::RowSamplingProblem drawn_;
 };
 
 }  // namespace effinfer::executor

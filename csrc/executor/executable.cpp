@@ -47,9 +47,15 @@ void Executable::Impl::reserve_plans() {
     partials = std::max(partials, count);
     partial_floats = std::max(partial_floats, count * static_cast<size_t>(shape.head_dim));
   }
+  std::vector<ops::VisitPlan> largest;
+  for (const ops::VisitShape& shape : shared.visit_shapes) {
+    visit_buffers.emplace_back(shape, limits.max_tokens, limits.max_sequences, limits.max_seq_len);
+    largest.push_back(visit_buffers.back().largest());
+  }
+  visits.resize(visit_buffers.size());
   if (shared.target.device.kind != DeviceKind::cpu) {
-    device =
-        std::make_unique<executor::DeviceStep>(shared, limits, attention, partials, partial_floats);
+    device = std::make_unique<executor::DeviceStep>(shared, limits, attention, largest, partials,
+                                                    partial_floats);
     return;
   }
   partial_out = std::make_unique_for_overwrite<float[]>(partial_floats);
@@ -59,10 +65,6 @@ void Executable::Impl::reserve_plans() {
     buffers.partial_out = partial_out.get();
     buffers.partial_ms = partial_ms.get();
   }
-  for (const ops::VisitShape& shape : shared.visit_shapes) {
-    visit_buffers.emplace_back(shape, limits.max_tokens, limits.max_sequences, limits.max_seq_len);
-  }
-  visits.resize(visit_buffers.size());
   if (shared.max_top > 0) {
     const auto count = static_cast<size_t>(pool->size() * limits.max_rows);
     top_lists = std::make_unique_for_overwrite<std::byte[]>(count * sizeof(ops::TopList));
@@ -84,7 +86,7 @@ void Executable::run(const Batch& batch, KvCache& cache, std::span<float> logits
   executor::check_size_of("logits", logits.size(), rows * static_cast<size_t>(vocab_size()));
   executor::Step step;
   if (impl_->device) {
-    impl_->device->launch(impl_->begin_step(batch, cache, step), step, impl_->attention, 0);
+    impl_->device->launch(impl_->begin_step(batch, cache, step), step, impl_->attention, 0, {});
     return impl_->device->read(logits);
   }
   step.logits = logits.data();
@@ -102,7 +104,7 @@ void Executable::run_top(const Batch& batch, KvCache& cache, const TopLogits& to
   executor::check_size_of("tokens", top.tokens.size(), rows * static_cast<size_t>(top.k));
   executor::Step step;
   if (impl.device) {
-    impl.device->launch(impl.begin_step(batch, cache, step), step, impl.attention, top.k);
+    impl.device->launch(impl.begin_step(batch, cache, step), step, impl.attention, top.k, {});
     return impl.device->read_top(top);
   }
   // More rows than there is room for are refused by the step.
@@ -117,6 +119,28 @@ void Executable::run_top(const Batch& batch, KvCache& cache, const TopLogits& to
 
 int32_t Executable::max_top() const {
   return impl_->shared.max_top;
+}
+
+bool Executable::draws_tokens() const {
+  return impl_->device && impl_->device->draws();
+}
+
+void Executable::run_drawn(const Batch& batch, KvCache& cache, const DrawnTokens& drawn) {
+  const size_t rows = batch.logit_rows.size();
+  executor::check_size_of("draws", drawn.draws.size(), rows);
+  executor::check_size_of("tokens", drawn.tokens.size(), rows);
+  executor::check_size_of("decided", drawn.decided.size(), rows);
+  if (!draws_tokens()) throw Unsupported("[run_drawn] not on " + name(target().device));
+  executor::Step step;
+  impl_->device->launch(impl_->begin_step(batch, cache, step), step, impl_->attention, 0,
+                        drawn.draws);
+  impl_->device->read_drawn(drawn);
+}
+
+void Executable::read_row(int64_t row, std::span<float> logits) {
+  if (!draws_tokens()) throw Unsupported("[read_row] not on " + name(target().device));
+  executor::check_size_of("logits", logits.size(), static_cast<size_t>(vocab_size()));
+  impl_->device->read_row(row, logits);
 }
 
 Program& Executable::Impl::begin_step(const Batch& batch, KvCache& cache, executor::Step& step) {

@@ -40,6 +40,7 @@ const std::vector<AttributeSpec>& annotations() {
       {kDecodeKey, AttributeType::string, {}},
       {kPrefillKey, AttributeType::string, {}},
       {kPrefillProductsKey, AttributeType::string, {}},
+      {kPrefillWeightsKey, AttributeType::string, {}},
   };
   return specs;
 }

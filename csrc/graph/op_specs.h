@@ -132,6 +132,9 @@ inline constexpr std::string_view kDecodeKey = "decode";    // arithmetic of an 
 inline constexpr std::string_view kPrefillKey = "prefill";  // by phase: "int8", "bf16" or "f32"
 // Arithmetic of attention's own products in prefill, where it is not that of decode (f32).
 inline constexpr std::string_view kPrefillProductsKey = "prefill_products";
+// What a matmul rounds its weights to in prefill, where it multiplies them exactly in decode:
+// "bf16".
+inline constexpr std::string_view kPrefillWeightsKey = "prefill_weights";
 
 // The arithmetic of the operand of ternary_linear, in both phases and with any options: it is part
 // of the model.

@@ -9,8 +9,8 @@ namespace effinfer::ops {
 namespace {
 
 void gated(std::string_view op, UnaryOp kind, const StridedView& input, const StridedView& out,
-           ThreadPool& pool) {
-  const Validator check(op);
+           const Executor& executor) {
+  const Validator check(op, executor.device());
   check_rows(check, "input", input);
   const int last = input.dims.rank() - 1;
   check.expect(input.dims[last] % 2 == 0, "input", "an even last dimension",
@@ -28,7 +28,7 @@ void gated(std::string_view op, UnaryOp kind, const StridedView& input, const St
   problem.groups = layout.groups;
   problem.cols = halved[last];
   problem.out = layout.of(out, 1);
-  if (halved.num_elements() > 0) run_rows(problem, pool);
+  if (halved.num_elements() > 0) run_rows(problem, executor);
 }
 
 }  // namespace
@@ -48,16 +48,16 @@ Cost cost(const GatedProblem& problem) {
   return {size * 3 * dtype_info(problem.dtype).block_bytes, size * 2};
 }
 
-void silu_and_mul(const StridedView& input, const StridedView& out, ThreadPool& pool) {
-  gated("silu_and_mul", UnaryOp::silu, input, out, pool);
+void silu_and_mul(const StridedView& input, const StridedView& out, const Executor& executor) {
+  gated("silu_and_mul", UnaryOp::silu, input, out, executor);
 }
 
-void gelu_and_mul(const StridedView& input, const StridedView& out, ThreadPool& pool) {
-  gated("gelu_and_mul", UnaryOp::gelu, input, out, pool);
+void gelu_and_mul(const StridedView& input, const StridedView& out, const Executor& executor) {
+  gated("gelu_and_mul", UnaryOp::gelu, input, out, executor);
 }
 
-void gelu_tanh_and_mul(const StridedView& input, const StridedView& out, ThreadPool& pool) {
-  gated("gelu_tanh_and_mul", UnaryOp::gelu_tanh, input, out, pool);
+void gelu_tanh_and_mul(const StridedView& input, const StridedView& out, const Executor& executor) {
+  gated("gelu_tanh_and_mul", UnaryOp::gelu_tanh, input, out, executor);
 }
 
 }  // namespace effinfer::ops

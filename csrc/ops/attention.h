@@ -55,6 +55,10 @@ inline constexpr int32_t most_tile_rows(KeySource source, int32_t group, bool vi
 
 // Of GPUs: the rows of a product of matrices, and items for each of some hundred multiprocessors.
 inline constexpr int32_t kGpuTileRows = 16;
+// Rows of a tile of prompts: as many as a block's warps multiply, 16 each, for as few reads of each
+// page from the second cache; the fewer where a block has not the shared memory.
+inline constexpr int32_t kGpuLongTileRows = 128;
+inline constexpr int32_t kGpuLeastLongTileRows = 64;
 inline constexpr int32_t kGpuShares = 512;
 inline constexpr int64_t kGpuPartials = 65536;  // 32 MB with heads of 128: 64k tokens of 64 heads
 
@@ -70,6 +74,9 @@ struct AttentionShape {
   bool visits = false;  // whether rows may have lists of what they visit (ops/visits.h)
   // Rows times heads of a tile at most; 0: what suits the CPU, above.
   int32_t most_rows = 0;
+  // Of sequences with many rows, but no tree of drafts: rows times heads of a tile at most. Such
+  // tiles have kernels of their own, and their items stand first. 0: all tiles are alike.
+  int32_t long_rows = 0;
   // A tile with more than this share of all chunks is split into items of about that share, so that
   // whoever computes them stays busy with one sequence: teams of tens of members.
   int32_t shares = 64;
@@ -130,8 +137,10 @@ struct AttentionWork {
   std::vector<AttentionItem> items;
   std::vector<AttentionMerge> merges;
   int64_t num_partials = 0;
-  int32_t tile_rows = 0;  // rows times heads of a tile at most
-  bool one_tile = true;   // every sequence's rows are one tile of each KV head
+  int64_t num_long_items = 0;  // the first ones: of tiles of more than tile_rows rows
+  int32_t tile_rows = 0;       // rows times heads of a tile at most, but of those
+  int32_t long_rows = 0;       // of those
+  bool one_tile = true;        // every sequence's rows are one tile of each KV head
 
   void clear();
   // Makes room for `max_tokens` rows, `max_sequences` sequences of at most `max_kv_len` tokens, all
@@ -148,7 +157,9 @@ struct AttentionWorkView {
   const AttentionItem* items = nullptr;
   const AttentionMerge* merges = nullptr;
   int64_t num_items = 0;
+  int64_t num_long_items = 0;
   int32_t tile_rows = 0;  // 0: there is no work yet
+  int32_t long_rows = 0;  // of the shape: 0: all tiles are alike
   bool one_tile = true;
 
   AttentionWorkView() = default;
@@ -158,7 +169,9 @@ struct AttentionWorkView {
         items(work.items.data()),
         merges(work.merges.data()),
         num_items(static_cast<int64_t>(work.items.size())),
+        num_long_items(work.num_long_items),
         tile_rows(work.tile_rows),
+        long_rows(work.long_rows),
         one_tile(work.one_tile) {}
 };
 
@@ -257,10 +270,11 @@ struct AttentionProblem : AttentionLogits {
   bool decode = false;
 
   float* partial_out = nullptr;  // [num_partials, v.dims rounded up to 16]
-  float* partial_ms = nullptr;   // [num_partials, 2]: maximum (natural log units) and sum
-  int32_t* done = nullptr;       // [merges], zeros between calls
-  uint8_t* out = nullptr;        // [T, num_qo_heads, v.dims] of q's dtype
-  int64_t out_stride = 0;        // elements between rows
+  // [num_partials, 2]: maximum (logarithms natural on the CPU, binary on GPUs) and sum
+  float* partial_ms = nullptr;
+  int32_t* done = nullptr;  // [merges], zeros between calls
+  uint8_t* out = nullptr;   // [T, num_qo_heads, v.dims] of q's dtype
+  int64_t out_stride = 0;   // elements between rows
   // When its data is set, the result goes there as an operand and not to `out`; the columns of a KV
   // head's group must be whole blocks.
   Operand out_operand;

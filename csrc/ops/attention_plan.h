@@ -1,10 +1,12 @@
 // What an AttentionPlan holds.
 #pragma once
 
+#include <memory>
 #include <vector>
 
 #include "effinfer/ops/attention.h"
 #include "ops/attention.h"
+#include "ops/device_plans.h"
 
 namespace effinfer::ops {
 
@@ -44,6 +46,7 @@ struct AttentionPlan::Impl {
   std::vector<int64_t> mask_row_strides;  // [S] bits
   int64_t num_kv_rows = 0;                // pages, or rows, that k and v have at least
   AttentionWork work;
+  std::unique_ptr<DevicePlans> device_plans = std::make_unique<DevicePlans>();
 
  private:
   void copy_mask(const TensorView& view);

@@ -1,5 +1,8 @@
 // Running an AttentionPlan: the tensors of a call, checked, and the kernel.
+#include <cstdint>
 #include <string>
+#include <string_view>
+#include <vector>
 
 #include "effinfer/ops/attention.h"
 #include "ops/attention_plan.h"
@@ -9,8 +12,6 @@
 
 namespace effinfer::ops {
 namespace {
-
-const Validator kCheck("attention");
 
 // An empty array may have any strides.
 bool is_dense(const StridedView& view) {
@@ -23,50 +24,75 @@ bool is_dense(const StridedView& view) {
   return true;
 }
 
-void check_results(const AttentionInputs& inputs, const AttentionPlan::Impl& plan,
-                   const StridedView& out, const StridedView& lse) {
+void check_results(const Validator& check, const AttentionInputs& inputs,
+                   const AttentionPlan::Impl& plan, const StridedView& out,
+                   const StridedView& lse) {
   const AttentionGeometry& g = plan.geometry;
-  kCheck.expect(out.dtype == inputs.q.dtype, "out",
-                "q's dtype, " + std::string(name(inputs.q.dtype)), name(out.dtype));
-  kCheck.shape("out", out, {plan.num_rows(), g.num_qo_heads, g.head_dim_vo});
-  kCheck.expect(is_dense(out), "out", "a C-contiguous array", "strides");
+  check.expect(out.dtype == inputs.q.dtype, "out",
+               "q's dtype, " + std::string(name(inputs.q.dtype)), name(out.dtype));
+  check.shape("out", out, {plan.num_rows(), g.num_qo_heads, g.head_dim_vo});
+  check.expect(is_dense(out), "out", "a C-contiguous array", "strides");
   if (lse.dims.rank() == 0) return;
-  kCheck.dtype("lse", lse, DType::f32);
-  kCheck.shape("lse", lse, {plan.num_rows(), g.num_qo_heads});
-  kCheck.expect(is_dense(lse), "lse", "a C-contiguous array", "strides");
+  check.dtype("lse", lse, DType::f32);
+  check.shape("lse", lse, {plan.num_rows(), g.num_qo_heads});
+  check.expect(is_dense(lse), "lse", "a C-contiguous array", "strides");
+}
+
+// What no kernel of a GPU has, before tensors are looked at.
+void check_on_gpu(const Validator& check, const AttentionInputs& inputs,
+                  const AttentionPlan::Impl& plan) {
+  check.expect(inputs.kv == nullptr, "kv", "arrays on a GPU", "a PagedKv, which the host has");
+  const std::vector<AttentionTile>& tiles = plan.work.tiles;
+  if (!tiles.empty() && tiles.front().first_span >= 0) {
+    throw Unsupported("[" + std::string(check.op()) +
+                      "] lists: no kernel of a GPU visits lists of blocks");
+  }
+}
+
+// Kernels copy 16 bytes at once.
+void check_alignment(const Validator& check, std::string_view argument, const StridedView& view) {
+  if (view.dims.num_elements() == 0) return;
+  const int64_t size = dtype_info(view.dtype).block_bytes;
+  bool aligned = reinterpret_cast<uintptr_t>(view.data) % 16 == 0;
+  for (int axis = 0; axis + 1 < view.dims.rank(); ++axis) {
+    aligned = aligned && (view.dims[axis] < 2 || view.stride(axis) * size % 16 == 0);
+  }
+  check.expect(aligned, argument, "rows that begin at multiples of 16 bytes on a GPU", "others");
 }
 
 // Dimensions of k_rope, 0 without one. Pages of a PagedKv hold whole keys.
-int32_t rope_dims(const AttentionInputs& inputs, const AttentionGeometry& g) {
+int32_t rope_dims(const Validator& check, const AttentionInputs& inputs,
+                  const AttentionGeometry& g) {
   const bool has_rope = inputs.k_rope.dims.rank() > 0;
   if (inputs.kv != nullptr) {
-    kCheck.expect(!has_rope, "k_rope", "None with PagedKv", "an array");
-    kCheck.expect(inputs.q_rope.dims.rank() == 0, "q_rope", "None with PagedKv", "an array");
+    check.expect(!has_rope, "k_rope", "None with PagedKv", "an array");
+    check.expect(inputs.q_rope.dims.rank() == 0, "q_rope", "None with PagedKv", "an array");
     return 0;
   }
-  kCheck.expect(has_rope == (inputs.q_rope.dims.rank() > 0), "q_rope",
-                has_rope ? "an array, with k_rope" : "None without k_rope",
-                has_rope ? "None" : "an array");
+  check.expect(has_rope == (inputs.q_rope.dims.rank() > 0), "q_rope",
+               has_rope ? "an array, with k_rope" : "None without k_rope",
+               has_rope ? "None" : "an array");
   if (!has_rope) return 0;
   const Dims& dims = inputs.k_rope.dims;
-  kCheck.expect(dims[dims.rank() - 1] < g.head_dim_qk, "k_rope",
-                "fewer than " + std::to_string(g.head_dim_qk) + " dimensions a head",
-                dims.to_string());
+  check.expect(dims[dims.rank() - 1] < g.head_dim_qk, "k_rope",
+               "fewer than " + std::to_string(g.head_dim_qk) + " dimensions a head",
+               dims.to_string());
   const auto rope = static_cast<int32_t>(dims[dims.rank() - 1]);
-  kCheck.expect((g.head_dim_qk - rope) % 16 == 0, "k", "a multiple of 16 dimensions beside k_rope",
-                std::to_string(g.head_dim_qk - rope));
+  check.expect((g.head_dim_qk - rope) % 16 == 0, "k", "a multiple of 16 dimensions beside k_rope",
+               std::to_string(g.head_dim_qk - rope));
   return rope;
 }
 
-AttentionProblem make_problem(const AttentionInputs& inputs, const AttentionPlan::Impl& plan) {
+AttentionProblem make_problem(const Validator& check, const AttentionInputs& inputs,
+                              const AttentionPlan::Impl& plan) {
   const AttentionGeometry& g = plan.geometry;
-  const AttentionTensors tensors(kCheck, plan, inputs.order);
-  const int32_t rope = rope_dims(inputs, g);
+  const AttentionTensors tensors(check, plan, inputs.order);
+  const int32_t rope = rope_dims(check, inputs, g);
   AttentionProblem p;
   static_cast<AttentionLogits&>(p) = tensors.logits(inputs, g.head_dim_qk - rope);
   const auto same_dtype = [&](std::string_view argument, const KvRows& rows) {
-    kCheck.expect(rows.dtype == p.k.dtype, argument, "k's dtype, " + std::string(name(p.k.dtype)),
-                  name(rows.dtype));
+    check.expect(rows.dtype == p.k.dtype, argument, "k's dtype, " + std::string(name(p.k.dtype)),
+                 name(rows.dtype));
   };
   if (inputs.kv != nullptr) {
     p.v = values_of(tensors.pages(*inputs.kv));
@@ -86,26 +112,40 @@ AttentionProblem make_problem(const AttentionInputs& inputs, const AttentionPlan
   p.mask_bytes = static_cast<int64_t>(plan.mask.size());
   if (!plan.mask_starts.empty()) p.mask_starts = plan.mask_starts.data();
   p.mask_row_strides = plan.mask_row_strides.data();
-  kCheck.finite("v_scale", inputs.v_scale);
+  check.finite("v_scale", inputs.v_scale);
   p.v_scale = inputs.v_scale;
-  p.alibi_slopes = per_head(kCheck, "alibi_slopes", inputs.alibi_slopes, g.num_qo_heads);
-  p.sink_logits = per_head(kCheck, "sink_logits", inputs.sink_logits, g.num_qo_heads);
+  p.alibi_slopes = per_head(check, "alibi_slopes", inputs.alibi_slopes, g.num_qo_heads);
+  p.sink_logits = per_head(check, "sink_logits", inputs.sink_logits, g.num_qo_heads);
   p.out_stride = int64_t{g.num_qo_heads} * g.head_dim_vo;
   p.lse_factor = inputs.lse_factor;
-  p.arithmetic = arithmetic_of_products(p);
+  if (inputs.q.device == Device{}) p.arithmetic = arithmetic_of_products(p);
   return p;
 }
 
 }  // namespace
 
 void AttentionPlan::run(const AttentionInputs& inputs, const StridedView& out,
-                        const StridedView& lse, ThreadPool& pool) const {
-  AttentionProblem problem = make_problem(inputs, *impl_);
-  check_results(inputs, *impl_, out, lse);
+                        const StridedView& lse, const Executor& executor) const {
+  const Validator check("attention", executor.device());
+  Queue* const queue = executor.queue();
+  if (queue != nullptr) check_on_gpu(check, inputs, *impl_);
+  AttentionProblem problem = make_problem(check, inputs, *impl_);
+  check_results(check, inputs, *impl_, out, lse);
   if (impl_->work.tiles.empty()) return;
   problem.out = static_cast<uint8_t*>(out.data);
   problem.lse = static_cast<float*>(lse.data);
-  run_work(problem, impl_->work, pool);
+  if (queue == nullptr) return run_work(problem, impl_->work, *executor.pool());
+  // Before anything is uploaded for a problem that no kernel takes.
+  const Target target = current_target(queue->device());
+  table<AttentionProblem>().select(problem, target);
+  check_alignment(check, "q", inputs.q);
+  check_alignment(check, "k", inputs.k);
+  check_alignment(check, "v", inputs.v);
+  check_alignment(check, "out", out);
+  const PlanLists lists = {impl_->batch(), static_cast<int64_t>(impl_->kv_indices.size()),
+                           &impl_->mask, &impl_->mask_starts, &impl_->mask_row_strides};
+  impl_->device_plans->place(problem, lists, *queue);
+  table<AttentionProblem>().select(problem, target).launch(problem, *queue);
 }
 
 std::string AttentionPlan::kernel(DType q_dtype, DType kv_dtype) const {

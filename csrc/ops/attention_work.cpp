@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <bit>
 #include <cstdint>
+#include <tuple>
 #include <utility>
 
 #include "effinfer/ops/attention.h"
@@ -24,14 +25,34 @@ int32_t most_tile_rows(const AttentionShape& shape) {
   return most_tile_rows(shape.source, shape.group(), shape.visits);
 }
 
-// Rows of a tile; one token's heads may be more. A list of visits has whole tiles.
-int32_t tile_tokens(const AttentionShape& shape) {
-  const int32_t rows =
-      shape.most_rows > 0 ? shape.most_rows : tile_rows(shape.source, shape.visits);
-  const int32_t most = std::max(1, rows / tile_heads(shape));
+// A list of visits has whole tiles.
+int32_t tokens_of(const AttentionShape& shape, int32_t rows, int32_t heads) {
+  const int32_t most = std::max(1, rows / heads);
   if (!shape.visits) return most;
   return std::min(kVisitBlockRows,
                   static_cast<int32_t>(std::bit_floor(static_cast<uint32_t>(most))));
+}
+
+// Rows of a tile; one token's heads may be more.
+int32_t tile_tokens(const AttentionShape& shape) {
+  const int32_t rows =
+      shape.most_rows > 0 ? shape.most_rows : tile_rows(shape.source, shape.visits);
+  return tokens_of(shape, rows, tile_heads(shape));
+}
+
+struct TileSize {
+  int32_t tokens;
+  int32_t heads;
+};
+
+// Of a sequence with `count` rows. Two tiles of few rows read their keys twice, which costs less
+// than a kernel most of whose warps have no rows.
+TileSize tile_size(const AttentionShape& shape, int64_t count, bool is_tree) {
+  if (count * shape.group() > 2 * shape.most_rows && shape.long_rows > 0 && !is_tree) {
+    const int32_t heads = std::min(shape.group(), shape.long_rows);
+    return {tokens_of(shape, shape.long_rows, heads), heads};
+  }
+  return {tile_tokens(shape), tile_heads(shape)};
 }
 
 int32_t num_chunks(const AttentionTile& tile) {
@@ -46,6 +67,7 @@ class Planner {
       : shape_(shape), batch_(batch), work_(work) {
     work.clear();
     work.tile_rows = most_tile_rows(shape);
+    work.long_rows = shape.long_rows;
   }
 
   void add_dense() {
@@ -87,8 +109,7 @@ class Planner {
   // Tiles of query rows [first, first + count) for one KV head; see(tile) sets what a tile visits.
   template <class See>
   void add_block(int32_t sequence, int32_t kv_head, int32_t first, int32_t count, See&& see) {
-    const int32_t heads = tile_heads(shape_);
-    const int32_t step = tile_tokens(shape_);
+    const auto [step, heads] = tile_size(shape_, count, batch_.is_tree(sequence));
     // The last rows see the most keys and go first, so that small items are left for the end.
     for (int32_t begin = (count - 1) / step * step; count > 0 && begin >= 0; begin -= step) {
       AttentionTile tile = {};
@@ -125,13 +146,24 @@ class Planner {
     }
   }
 
+  bool is_long(const AttentionTile& tile) const {
+    return shape_.long_rows > 0 && tile.num_rows * tile.num_heads > shape_.most_rows;
+  }
+
   void finish() {
     int64_t chunks = 0;
-    for (const AttentionTile& tile : work_.tiles) chunks += num_chunks(tile);
-    const auto share = static_cast<int32_t>(chunks / shape_.shares);
-    for (size_t i = 0; i < work_.tiles.size(); ++i) {
-      add_items(static_cast<int32_t>(i), work_.tiles[i], share);
+    int64_t long_chunks = 0;
+    for (const AttentionTile& tile : work_.tiles) {
+      (is_long(tile) ? long_chunks : chunks) += num_chunks(tile);
     }
+    const auto share = static_cast<int32_t>(chunks / shape_.shares);
+    // A multiprocessor holds one or two blocks of such tiles, and their partial results cost more.
+    const auto long_share = static_cast<int32_t>(long_chunks / std::max(1, shape_.shares / 4));
+    for (size_t i = 0; i < work_.tiles.size(); ++i) {
+      const AttentionTile& tile = work_.tiles[i];
+      add_items(static_cast<int32_t>(i), tile, is_long(tile) ? long_share : share);
+    }
+    if (shape_.long_rows > 0) put_long_items_first();
     if (shape_.source == KeySource::pages) return;
     // The heads of the same tokens follow each other: where one token's heads lie side by side,
     // they share memory pages and what the hardware fetches beyond what it is asked for.
@@ -141,6 +173,25 @@ class Planner {
     std::stable_sort(
         work_.items.begin(), work_.items.end(),
         [&](const AttentionItem& a, const AttentionItem& b) { return place(a) < place(b); });
+  }
+
+  // Long ones of most keys first, so that the last to be begun are small. They walk their keys
+  // side by side, so that one's pages are still in the second cache for others of its head. No two
+  // items are equal, so the order is one whatever sorts; nothing is allocated.
+  void put_long_items_first() {
+    const auto tile = [&](const AttentionItem& item) -> const AttentionTile& {
+      return work_.tiles[static_cast<size_t>(item.tile)];
+    };
+    const auto place = [&](const AttentionItem& item) {
+      const bool few = !is_long(tile(item));
+      const int32_t units = few ? 0 : item.end_unit - item.first_unit;
+      return std::tuple(few, -units, item.tile, item.first_unit);
+    };
+    std::sort(work_.items.begin(), work_.items.end(),
+              [&](const AttentionItem& a, const AttentionItem& b) { return place(a) < place(b); });
+    work_.num_long_items =
+        std::count_if(work_.items.begin(), work_.items.end(),
+                      [&](const AttentionItem& item) { return is_long(tile(item)); });
   }
 
   void add_items(int32_t index, const AttentionTile& tile, int32_t share) {
@@ -184,6 +235,7 @@ void AttentionWork::clear() {
   items.clear();
   merges.clear();
   num_partials = 0;
+  num_long_items = 0;
   one_tile = true;
 }
 

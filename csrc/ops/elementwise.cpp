@@ -86,8 +86,8 @@ Cost cost(const BinaryProblem& problem) {
   return {problem.size * 12, problem.size};
 }
 
-void unary(UnaryOp op, const TensorView& x, float parameter, float* out, ThreadPool& pool) {
-  const Validator check(name(op));
+void unary(UnaryOp op, const TensorView& x, float parameter, float* out, const Executor& executor) {
+  const Validator check(name(op), executor.device());
   check.dtype("x", x, DType::f32);
   check.data("out", out, x.dims);
   if (op == UnaryOp::softcap) {
@@ -101,11 +101,12 @@ void unary(UnaryOp op, const TensorView& x, float parameter, float* out, ThreadP
   problem.rows = 1;
   problem.cols = problem.x_stride = problem.out_stride = x.dims.num_elements();
   problem.out = out;
-  run_rows(problem, pool);
+  run_rows(problem, executor);
 }
 
-void binary(BinaryOp op, const TensorView& a, const TensorView& b, float* out, ThreadPool& pool) {
-  const Validator check(name(op));
+void binary(BinaryOp op, const TensorView& a, const TensorView& b, float* out,
+            const Executor& executor) {
+  const Validator check(name(op), executor.device());
   check.dtype("a", a, DType::f32);
   check.dtype("b", b, DType::f32);
   check.shape("b", b, a.dims);
@@ -116,7 +117,7 @@ void binary(BinaryOp op, const TensorView& a, const TensorView& b, float* out, T
   problem.b = static_cast<const float*>(b.data);
   problem.size = a.dims.num_elements();
   problem.out = out;
-  run_rows(problem, pool);
+  run_rows(problem, executor);
 }
 
 }  // namespace effinfer::ops

@@ -43,8 +43,8 @@ Cost cost(const SelectRowsProblem& problem) {
 }
 
 void embedding(const TensorView& ids, const TensorView& table, float scale, float* out,
-               ThreadPool& pool) {
-  const Validator check("embedding");
+               const Executor& executor) {
+  const Validator check("embedding", executor.device());
   check.rank("table", table, 2);
   check.data("table", table);
   check.indices("ids", ids, table.dims[0]);
@@ -64,11 +64,12 @@ void embedding(const TensorView& ids, const TensorView& table, float scale, floa
   check.expect(problem.cols % info.block_size == 0, "table",
                "rows of whole blocks of " + std::to_string(info.block_size),
                "shape " + table.dims.to_string());
-  run_rows(problem, pool);
+  run_rows(problem, executor);
 }
 
-void select_rows(const TensorView& x, const TensorView& rows, float* out, ThreadPool& pool) {
-  const Validator check("select_rows");
+void select_rows(const TensorView& x, const TensorView& rows, float* out,
+                 const Executor& executor) {
+  const Validator check("select_rows", executor.device());
   check.dtype("x", x, DType::f32);
   check.rank("x", x, 2);
   check.indices("rows", rows, x.dims[0]);
@@ -79,7 +80,7 @@ void select_rows(const TensorView& x, const TensorView& rows, float* out, Thread
   problem.num_rows = rows.dims[0];
   problem.cols = x.dims[1];
   problem.out = out;
-  run_rows(problem, pool);
+  run_rows(problem, executor);
 }
 
 }  // namespace effinfer::ops

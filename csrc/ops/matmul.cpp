@@ -2,8 +2,11 @@
 
 #include <algorithm>
 #include <cstdlib>
+#include <memory>
+#include <utility>
 #include <vector>
 
+#include "core/memory.h"
 #include "effinfer/error.h"
 #include "ops/matmul.h"
 #include "ops/registry.h"
@@ -48,6 +51,7 @@ Cost cost(const MatmulProblem& problem) {
 
 struct PackedMatrix::Impl {
   PackedBuffer buffer;
+  Device device = {};
 };
 
 MatmulArithmetic parse_matmul_arithmetic(std::string_view text) {
@@ -99,7 +103,27 @@ size_t PackedMatrix::num_bytes() const {
   return impl_->buffer.view.num_bytes();
 }
 
+Device PackedMatrix::device() const {
+  return impl_->device;
+}
+
+PackedMatrix PackedMatrix::to(Device device) const {
+  if (device == impl_->device) return *this;
+  Validator("matmul").expect(impl_->device == Device{}, "weight", "a matrix on cpu",
+                             "one on " + name(impl_->device));
+  Impl copy = *impl_;
+  copy.device = device;
+  copy.buffer.storage = allocate_memory(device, num_bytes());
+  memory_of(device).copy(copy.buffer.storage.get(), impl_->buffer.view.data, num_bytes());
+  copy.buffer.view.data = static_cast<const uint8_t*>(copy.buffer.storage.get());
+  PackedMatrix there = *this;
+  there.impl_ = std::make_shared<const Impl>(std::move(copy));
+  return there;
+}
+
 void PackedMatrix::unpack(float* out) const {
+  Validator("matmul").expect(impl_->device == Device{}, "weight", "a matrix on cpu",
+                             "one on " + name(impl_->device));
   const PackedWeight& view = impl_->buffer.view;
   std::vector<float> group(static_cast<size_t>(kGroupRows * view.cols));
   for (int64_t g = 0; g < view.groups(); ++g) {
@@ -148,10 +172,20 @@ const MatmulVariant& select_variant(const MatmulProblem& problem, TernaryMethod 
                     std::string(name(current_isa())) + " for " + describe(problem));
 }
 
+// Rows x become the operand, which lives as long as the queue's work.
+void multiply_there(MatmulProblem& problem, const float* x, size_t bytes, Queue& queue) {
+  const Target target = current_target(queue.device());
+  const auto& multiply = table<MatmulProblem>().select(problem, target);
+  const std::shared_ptr<void> operand = queue.allocate(bytes);
+  problem.x.data = operand.get();
+  run_alone(ToOperandProblem{x, problem.x.cols, problem.x}, queue);
+  multiply.launch(problem, queue);
+}
+
 }  // namespace
 
 void matmul(const float* x, int64_t n, const PackedMatrix& weight, MatmulArithmetic arithmetic,
-            const float* bias, const float* residual, float* out, ThreadPool& pool,
+            const float* bias, const float* residual, float* out, const Executor& executor,
             TernaryMethod method) {
   if (method != TernaryMethod::automatic && arithmetic != MatmulArithmetic::int8_token) {
     throw InvalidArgument("[matmul] method: expected auto where arithmetic is not int8_token");
@@ -160,6 +194,9 @@ void matmul(const float* x, int64_t n, const PackedMatrix& weight, MatmulArithme
   if (n == 0) return;
   if (x == nullptr) throw InvalidArgument("[matmul] x: expected data, got null");
   if (out == nullptr) throw InvalidArgument("[matmul] out: expected data, got null");
+  Validator("matmul").expect(weight.device() == executor.device(), "weight",
+                             "a matrix on " + name(executor.device()),
+                             "one on " + name(weight.device()));
   const PackedWeight& packed = weight.impl().buffer.view;
 
   MatmulProblem problem;
@@ -168,9 +205,9 @@ void matmul(const float* x, int64_t n, const PackedMatrix& weight, MatmulArithme
   problem.x.cols = packed.cols;
   problem.num_parts = 1;
   problem.parts[0] = {packed, bias, residual, out, packed.rows};
-  const MatmulVariant& variant = select_variant(problem, method);
-
   const auto bytes = static_cast<size_t>(n * problem.x.row_bytes());
+  if (Queue* const queue = executor.queue()) return multiply_there(problem, x, bytes, *queue);
+  const MatmulVariant& variant = select_variant(problem, method);
   const std::unique_ptr<void, decltype(&std::free)> operand(std::aligned_alloc(64, bytes),
                                                             std::free);
   if (!operand) {
@@ -179,6 +216,7 @@ void matmul(const float* x, int64_t n, const PackedMatrix& weight, MatmulArithme
   problem.x.data = operand.get();
   const ToOperandProblem conversion{x, packed.cols, problem.x};
   const auto& convert = table<ToOperandProblem>().select(conversion, current_target());
+  ThreadPool& pool = *executor.pool();
   if (variant.scratch_bytes != nullptr) pool.reserve_scratch(variant.scratch_bytes(problem));
   pool.parallel([&](Team& team) {
     convert.run(conversion, team);

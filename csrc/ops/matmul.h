@@ -39,6 +39,9 @@ struct MatmulProblem {
   UnaryOp glu = UnaryOp::none;
   // With glu: write an operand for the next matmul instead of floats when its data is set.
   Operand out_operand;
+  // With a bf16 operand on a GPU: weights are rounded to bfloat16, scales included, as CPUs do.
+  // False: they are exact.
+  bool rounds_weights = false;
   // With one part: its `top_k` highest outputs go to the lists [team][rows], which the caller has
   // cleared, and nothing to `out`, when `top` is set.
   TopList* top = nullptr;

@@ -23,12 +23,12 @@ void check_sums(const Validator& check, std::string_view argument, const TensorV
 }
 
 void run(MergeStatesProblem& problem, const std::vector<const void*>& v,
-         const std::vector<const float*>& s, LseBase base, ThreadPool& pool) {
+         const std::vector<const float*>& s, LseBase base, const Executor& executor) {
   problem.v = v.data();
   problem.s = s.data();
   problem.num_states = static_cast<int64_t>(v.size());
   problem.natural = base == LseBase::e;
-  if (problem.tokens * problem.heads > 0) run_alone(problem, pool);
+  if (problem.tokens * problem.heads > 0) run_alone(problem, executor);
 }
 
 }  // namespace
@@ -49,8 +49,8 @@ size_t scratch_bytes(const MergeStatesProblem& problem) {
 }
 
 void merge_states(const TensorView& v, const TensorView& s, LseBase base, void* out_v, float* out_s,
-                  ThreadPool& pool) {
-  const Validator check("merge_states");
+                  const Executor& executor) {
+  const Validator check("merge_states", executor.device());
   check_vectors(check, "v", v, 4);
   const int64_t tokens = v.dims[0], states = v.dims[1], heads = v.dims[2], head_dim = v.dims[3];
   check_sums(check, "s", s, {tokens, states, heads});
@@ -70,15 +70,15 @@ void merge_states(const TensorView& v, const TensorView& s, LseBase base, void* 
     vectors.push_back(static_cast<const char*>(v.data) + i * heads * head_dim * element);
     sums.push_back(static_cast<const float*>(s.data) + i * heads);
   }
-  run(problem, vectors, sums, base, pool);
+  run(problem, vectors, sums, base, executor);
 }
 
 void merge_state(const TensorView& v_a, const TensorView& s_a, const TensorView& v_b,
                  const TensorView& s_b, const TensorView& mask, LseBase base, void* out_v,
-                 float* out_s, ThreadPool& pool) {
+                 float* out_s, const Executor& executor) {
   // merge_state_in_place has other names for the same arguments.
   const bool in_place = out_v == v_a.data;
-  const Validator check(in_place ? "merge_state_in_place" : "merge_state");
+  const Validator check(in_place ? "merge_state_in_place" : "merge_state", executor.device());
   const char* name_v_a = in_place ? "v" : "v_a";
   const char* name_v_b = in_place ? "v_other" : "v_b";
   check_vectors(check, name_v_a, v_a, 3);
@@ -102,7 +102,7 @@ void merge_state(const TensorView& v_a, const TensorView& s_a, const TensorView&
   problem.out_v = out_v;
   problem.out_s = out_s;
   run(problem, {v_a.data, v_b.data},
-      {static_cast<const float*>(s_a.data), static_cast<const float*>(s_b.data)}, base, pool);
+      {static_cast<const float*>(s_a.data), static_cast<const float*>(s_b.data)}, base, executor);
 }
 
 }  // namespace effinfer::ops

@@ -106,8 +106,8 @@ Cost cost(const LayerNormProblem& problem) {
 }
 
 void rmsnorm(const StridedView& input, const TensorView& weight, const RmsNormOptions& options,
-             const StridedView& out, ThreadPool& pool) {
-  const Validator check("rmsnorm");
+             const StridedView& out, const Executor& executor) {
+  const Validator check("rmsnorm", executor.device());
   RmsNormProblem problem = rms_problem(check, input, weight, options);
   check_written_rows(check, "out", out, input.dtype, input.dims);
   const RowLayout layout = merge_rows(check, "input", {&input, &out});
@@ -115,12 +115,13 @@ void rmsnorm(const StridedView& input, const TensorView& weight, const RmsNormOp
   problem.groups = layout.groups;
   problem.x = layout.read(input, 0);
   problem.out = layout.of(out, 1);
-  if (input.dims.num_elements() > 0) run_rows(problem, pool);
+  if (input.dims.num_elements() > 0) run_rows(problem, executor);
 }
 
 void fused_add_rmsnorm(const StridedView& input, const StridedView& residual,
-                       const TensorView& weight, const RmsNormOptions& options, ThreadPool& pool) {
-  const Validator check("fused_add_rmsnorm");
+                       const TensorView& weight, const RmsNormOptions& options,
+                       const Executor& executor) {
+  const Validator check("fused_add_rmsnorm", executor.device());
   RmsNormProblem problem = rms_problem(check, input, weight, options);
   check_written_rows(check, "input", input, input.dtype, input.dims);
   check_written_rows(check, "residual", residual, input.dtype, input.dims);
@@ -131,12 +132,12 @@ void fused_add_rmsnorm(const StridedView& input, const StridedView& residual,
   problem.out = layout.of(input, 0);
   problem.add_to = layout.read(residual, 1);
   problem.sum_out = layout.of(residual, 1);
-  if (input.dims.num_elements() > 0) run_rows(problem, pool);
+  if (input.dims.num_elements() > 0) run_rows(problem, executor);
 }
 
 void layernorm(const StridedView& input, const TensorView& gemma, const TensorView& beta, float eps,
-               const StridedView& out, ThreadPool& pool) {
-  const Validator check("layernorm");
+               const StridedView& out, const Executor& executor) {
+  const Validator check("layernorm", executor.device());
   LayerNormProblem problem;
   problem.cols = check_norm(check, input, eps);
   check_weight(check, "gemma", gemma, input.dtype, problem.cols);
@@ -154,7 +155,7 @@ void layernorm(const StridedView& input, const TensorView& gemma, const TensorVi
   problem.bias = beta.data;
   problem.eps = eps;
   problem.out = layout.of(out, 1);
-  if (input.dims.num_elements() > 0) run_rows(problem, pool);
+  if (input.dims.num_elements() > 0) run_rows(problem, executor);
 }
 
 }  // namespace effinfer::ops

@@ -30,6 +30,16 @@ void check_range(const Validator& check, std::string_view argument, int64_t i, i
                std::to_string(value));
 }
 
+// Dtypes and shapes.
+void check_lists(const Validator& check, const AppendPlaces& places, int64_t rows) {
+  check_vector(check, "batch_indices", places.batch_indices, rows);
+  check_vector(check, "positions", places.positions, rows);
+  check.ints("kv_indices", places.kv_indices);
+  check.ints("kv_indptr", places.kv_indptr);
+  check.at_least("kv_indptr", places.kv_indptr.dims[0], 1);
+  check_vector(check, "kv_last_page_len", places.kv_last_page_len, places.kv_indptr.dims[0] - 1);
+}
+
 // The number of tokens of each sequence.
 std::vector<int64_t> check_sequences(const Validator& check, const AppendPlaces& places,
                                      int64_t num_pages, int64_t page_size) {
@@ -155,9 +165,9 @@ Cost cost(const AppendPagesProblem& problem) {
 }
 
 void append_paged_kv_cache(const AppendTensors& keys, const AppendTensors& values,
-                           const AppendPlaces& places, KvOrder order, ThreadPool& pool,
+                           const AppendPlaces& places, KvOrder order, const Executor& executor,
                            const AppendNames& names) {
-  const Validator check(names.op);
+  const Validator check(names.op, executor.device());
   const int slot_axis = order == KvOrder::nhd ? 1 : 2;
   check_tensors(check, keys, names.key, names.k_cache, slot_axis);
   check_tensors(check, values, names.value, names.v_cache, slot_axis);
@@ -170,15 +180,21 @@ void append_paged_kv_cache(const AppendTensors& keys, const AppendTensors& value
   same(rows, values.rows.dims[0], names.value, " rows");
   same(keys.cache.dims[0], values.cache.dims[0], names.v_cache, " pages");
   same(keys.cache.dims[slot_axis], values.cache.dims[slot_axis], names.v_cache, " tokens a page");
-  const std::vector<PagePlace> targets =
-      places_of(check, places, rows, keys.cache.dims[0], keys.cache.dims[slot_axis]);
-  if (rows == 0) return;
   AppendPagesProblem problem;
+  std::vector<PagePlace> targets;
+  if (executor.queue() != nullptr) {
+    check_lists(check, places, rows);
+    problem.lists = {ints(places.batch_indices), ints(places.positions), ints(places.kv_indices),
+                     ints(places.kv_indptr), keys.cache.dims[slot_axis]};
+  } else {
+    targets = places_of(check, places, rows, keys.cache.dims[0], keys.cache.dims[slot_axis]);
+    problem.places = targets.data();
+  }
+  if (rows == 0) return;
   problem.keys = rows_of(keys, slot_axis);
   problem.values = rows_of(values, slot_axis);
-  problem.places = targets.data();
   problem.num_rows = rows;
-  run_alone(problem, pool);
+  run_alone(problem, executor);
 }
 
 }  // namespace effinfer::ops

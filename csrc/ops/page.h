@@ -31,13 +31,23 @@ struct PagedRows {
   int64_t row_bytes() const { return heads * dims * dtype_info(rows_dtype).block_bytes; }
 };
 
+// Where rows go, by the lists of effinfer/ops/page.h: of a GPU, whose values the host has not seen.
+struct PageLists {
+  const int32_t* batch_indices = nullptr;
+  const int32_t* positions = nullptr;
+  const int32_t* kv_indices = nullptr;
+  const int32_t* kv_indptr = nullptr;
+  int64_t page_size = 0;
+};
+
 // Row i of keys and values goes to places[i], no two to the same one. Copied where the dtypes are
 // the same; else both are floats of 32, 16 or 8 bits, rounded to nearest even.
 struct AppendPagesProblem {
   PagedRows keys;
   PagedRows values;
-  const PagePlace* places = nullptr;  // [num_rows]
+  const PagePlace* places = nullptr;  // [num_rows]; null: by the lists
   int64_t num_rows = 0;
+  PageLists lists;  // rows of a sequence below 0 go nowhere
 };
 
 std::string describe(const AppendPagesProblem& problem);

@@ -43,52 +43,13 @@ int64_t key_bytes(const PrefillIndexInputs& in) {
   return int64_t{in.kv.num_kv_heads} * in.kv.head_dim * dtype_info(in.kv.dtype).block_bytes;
 }
 
-int64_t rows_of(const PrefillIndexInputs& in, int64_t sequence) {
-  return in.batch.qo_indptr[sequence + 1] - in.batch.qo_indptr[sequence];
-}
-
-// Pairs of a row and a key that it sees.
-int64_t seen_pairs(const PrefillIndexInputs& in, int64_t sequence) {
-  const int64_t rows = rows_of(in, sequence);
-  return rows * (in.batch.kv_len[sequence] - rows) + rows * (rows + 1) / 2;
-}
-
-// Products of rows with keys that choosing takes, of one head.
-int64_t products(const ColumnIndexProblem& problem, int64_t sequence) {
-  const auto any = [](const TopScores& top) { return top.count > 0 || top.mass > 0.0f; };
-  if (!any(problem.columns) && !any(problem.slashes)) return 0;
-  const int64_t rows = rows_of(problem.in, sequence);
-  // Maxima and sums first, then probabilities.
-  if (problem.row_stride > 0) return 2 * seen_pairs(problem.in, sequence) / problem.row_stride;
-  return 2 * std::min<int64_t>(rows, problem.last_rows) * problem.in.batch.kv_len[sequence];
-}
-int64_t products(const BlockIndexProblem& problem, int64_t sequence) {
-  const int64_t stride = problem.stride > 0 ? problem.stride : kVisitBlockRows;
-  return seen_pairs(problem.in, sequence) / stride;
-}
-
-// Attention takes two products of each pair.
-bool pays(const PrefillIndexInputs& in, int64_t sequence, int64_t products) {
-  const int64_t rows = rows_of(in, sequence);
-  const int64_t always = int64_t{in.sink_tokens} + in.local_tokens + kVisitBlockRows / 2;
-  const int64_t most_saved = 2 * std::max<int64_t>(0, seen_pairs(in, sequence) - rows * always);
-  return in.product_cost * static_cast<float>(products) <=
-         kChoosingShare * static_cast<float>(most_saved);
-}
-
-template <class Problem>
-bool chooses_keys(const Problem& problem, int64_t sequence) {
-  if (problem.in.batch.kv_len[sequence] < problem.in.min_tokens) return false;
-  return problem.in.product_cost == 0.0f || pays(problem.in, sequence, products(problem, sequence));
-}
-
 template <class Problem>
 Cost cost_of(const Problem& problem) {
   const PrefillIndexInputs& in = problem.in;
   Cost cost;
   for (int64_t i = 0; i < in.visits.num_sequences; ++i) {
     const int64_t sequence = in.visits.sequences[i].sequence;
-    if (!chooses_keys(problem, sequence)) continue;
+    if (!chooses(problem, sequence)) continue;
     cost.bytes += in.batch.kv_len[sequence] * key_bytes(in);
     cost.ops += 2 * products(problem, sequence) * in.num_qo_heads * in.kv.head_dim;
   }
@@ -96,13 +57,6 @@ Cost cost_of(const Problem& problem) {
 }
 
 }  // namespace
-
-bool chooses(const ColumnIndexProblem& problem, int64_t sequence) {
-  return chooses_keys(problem, sequence);
-}
-bool chooses(const BlockIndexProblem& problem, int64_t sequence) {
-  return chooses_keys(problem, sequence);
-}
 
 std::string describe(const ColumnIndexProblem& problem) {
   return "[column_index] " +

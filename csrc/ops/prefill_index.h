@@ -65,10 +65,51 @@ struct BlockIndexProblem {
 // out a third or more of what they may from 4,000 tokens on.
 inline constexpr float kChoosingShare = 1.0f / 3.0f;
 
+constexpr int64_t rows_of(const PrefillIndexInputs& in, int64_t sequence) {
+  return in.batch.qo_indptr[sequence + 1] - in.batch.qo_indptr[sequence];
+}
+
+// Pairs of a row and a key that it sees.
+constexpr int64_t seen_pairs(const PrefillIndexInputs& in, int64_t sequence) {
+  const int64_t rows = rows_of(in, sequence);
+  return rows * (in.batch.kv_len[sequence] - rows) + rows * (rows + 1) / 2;
+}
+
+constexpr bool chooses_any(const TopScores& top) {
+  return top.count > 0 || top.mass > 0.0f;
+}
+
+// Products of rows with keys that choosing takes, of one head.
+constexpr int64_t products(const ColumnIndexProblem& problem, int64_t sequence) {
+  if (!chooses_any(problem.columns) && !chooses_any(problem.slashes)) return 0;
+  // Maxima and sums first, then probabilities.
+  if (problem.row_stride > 0) return 2 * seen_pairs(problem.in, sequence) / problem.row_stride;
+  const int64_t rows = rows_of(problem.in, sequence);
+  const int64_t asked = rows < problem.last_rows ? rows : problem.last_rows;
+  return 2 * asked * problem.in.batch.kv_len[sequence];
+}
+constexpr int64_t products(const BlockIndexProblem& problem, int64_t sequence) {
+  const int64_t stride = problem.stride > 0 ? problem.stride : kVisitBlockRows;
+  return seen_pairs(problem.in, sequence) / stride;
+}
+
+// Attention takes two products of each pair.
+constexpr bool pays(const PrefillIndexInputs& in, int64_t sequence, int64_t products) {
+  const int64_t rows = rows_of(in, sequence);
+  const int64_t always = int64_t{in.sink_tokens} + in.local_tokens + kVisitBlockRows / 2;
+  const int64_t saved = seen_pairs(in, sequence) - rows * always;
+  const int64_t most_saved = saved > 0 ? 2 * saved : 0;
+  return in.product_cost * static_cast<float>(products) <=
+         kChoosingShare * static_cast<float>(most_saved);
+}
+
 // Whether a sequence that has lists gets chosen ones in this step, or all keys. Counts alone
 // decide: the same step chooses alike on every run.
-bool chooses(const ColumnIndexProblem& problem, int64_t sequence);
-bool chooses(const BlockIndexProblem& problem, int64_t sequence);
+template <class Problem>
+constexpr bool chooses(const Problem& problem, int64_t sequence) {
+  if (problem.in.batch.kv_len[sequence] < problem.in.min_tokens) return false;
+  return problem.in.product_cost == 0.0f || pays(problem.in, sequence, products(problem, sequence));
+}
 
 std::string describe(const ColumnIndexProblem& problem);
 std::string describe(const BlockIndexProblem& problem);

@@ -126,4 +126,12 @@ void run_alone(const Problem& problem, ThreadPool& pool) {
   pool.parallel([&](Team& team) { variant.run(problem, team); });
 }
 
+// Likewise, or puts it into the queue.
+template <class Problem>
+void run_alone(const Problem& problem, const Executor& executor) {
+  Queue* const queue = executor.queue();
+  if (queue == nullptr) return run_alone(problem, *executor.pool());
+  table<Problem>().select(problem, current_target(queue->device())).launch(problem, *queue);
+}
+
 }  // namespace effinfer::ops

@@ -3,10 +3,12 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
+#include <memory>
 #include <numbers>
 #include <optional>
 
 #include "ops/describe.h"
+#include "ops/int32_operand.h"
 #include "ops/rope.h"
 #include "ops/row_layout.h"
 #include "ops/run_rows.h"
@@ -174,9 +176,9 @@ ops::RopeFrequencies ops::rope_frequencies(const RopeParameters& parameters,
 }
 
 void ops::rope_table(const TensorView& positions, const RopeFrequencies& frequencies, float* out,
-                     ThreadPool& pool) {
-  const Validator check("rope_table");
-  const Int32Values rows(check, "positions", positions, INT32_MIN, INT32_MAX);
+                     const Executor& executor) {
+  const Validator check("rope_table", executor.device());
+  const Int32Operand rows(check, "positions", positions, INT32_MIN, INT32_MAX, executor);
   const auto half = static_cast<int64_t>(frequencies.inv_freq.size());
   check.data("out", out, {positions.dims[0], 2, half});
   RopeTableProblem problem;
@@ -186,8 +188,15 @@ void ops::rope_table(const TensorView& positions, const RopeFrequencies& frequen
   problem.inv_freq = frequencies.inv_freq.data();
   problem.factor = frequencies.factor;
   problem.out = out;
+  if (Queue* const queue = executor.queue()) {
+    const size_t bytes = frequencies.inv_freq.size() * sizeof(float);
+    const std::shared_ptr<void> there = queue->allocate(bytes);
+    queue->upload(there.get(), frequencies.inv_freq.data(), bytes);
+    problem.inv_freq = static_cast<const float*>(there.get());
+    return run_alone(problem, executor);
+  }
   // Cosines and sines in double precision take 20 ns each.
-  run_alone(problem, pool_for(problem.rows * problem.dims * 20, pool));
+  run_alone(problem, pool_for(problem.rows * problem.dims * 20, *executor.pool()));
 }
 
 void ops::rope_positions(const TensorView& indptr, const TensorView& offsets, int64_t rows,
@@ -207,15 +216,15 @@ void ops::rope_positions(const TensorView& indptr, const TensorView& offsets, in
 
 void ops::apply_rope(const StridedView& q, const StridedView& k, const TensorView& cos_sin_cache,
                      const TensorView& positions, bool interleaved, const StridedView& q_out,
-                     const StridedView& k_out, ThreadPool& pool) {
-  const Validator check("apply_rope");
+                     const StridedView& k_out, const Executor& executor) {
+  const Validator check("apply_rope", executor.device());
   const Dims& table = cos_sin_cache.dims;
   check.dtype("cos_sin_cache", cos_sin_cache, DType::f32);
   check.expect(table.rank() == 2 && table[1] % 2 == 0, "cos_sin_cache",
                "shape [positions, an even number]", table.to_string());
   const bool listed = positions.dims.rank() > 0;
-  std::optional<Int32Values> entries;
-  if (listed) entries.emplace(check, "positions", positions, 0, table[0] - 1);
+  std::optional<Int32Operand> entries;
+  if (listed) entries.emplace(check, "positions", positions, 0, table[0] - 1, executor);
   const auto problem_of = [&](const char* argument, const StridedView& x, const char* out_argument,
                               const StridedView& out) {
     check_rows(check, argument, x);
@@ -241,8 +250,29 @@ void ops::apply_rope(const StridedView& q, const StridedView& k, const TensorVie
   };
   const RopeProblem of_q = problem_of("q", q, "q_out", q_out);
   const RopeProblem of_k = problem_of("k", k, "k_out", k_out);
-  run_rows(of_q, pool);
-  run_rows(of_k, pool);
+  run_rows(of_q, executor);
+  run_rows(of_k, executor);
+}
+
+void ops::apply_rope(const StridedView& q, const StridedView& k, const RopeFrequencies& frequencies,
+                     const TensorView& positions, bool interleaved, const StridedView& q_out,
+                     const StridedView& k_out, const Executor& executor) {
+  const Validator check("apply_rope", executor.device());
+  check.rank("positions", positions, 1);
+  const Dims dims = {positions.dims[0], 2 * static_cast<int64_t>(frequencies.inv_freq.size())};
+  const auto size = static_cast<size_t>(dims.num_elements());
+  Queue* const queue = executor.queue();
+  std::shared_ptr<void> there;
+  std::vector<float> here;
+  if (queue != nullptr) {
+    there = queue->allocate(size * sizeof(float));
+  } else {
+    here.resize(size);
+  }
+  auto* const table = queue != nullptr ? static_cast<float*>(there.get()) : here.data();
+  rope_table(positions, frequencies, table, executor);
+  apply_rope(q, k, {table, DType::f32, dims, executor.device()}, {}, interleaved, q_out, k_out,
+             executor);
 }
 
 }  // namespace effinfer

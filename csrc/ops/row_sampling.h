@@ -15,7 +15,7 @@ template <class T>
 struct PerRow {
   const T* values = nullptr;  // null: `value` for all
   T value{};
-  T operator[](int64_t row) const { return values == nullptr ? value : values[row]; }
+  constexpr T operator[](int64_t row) const { return values == nullptr ? value : values[row]; }
 };
 
 // Where the uniform numbers of an output come from: philox_uniform(seed, offset, row, draw). Seeds
@@ -49,7 +49,10 @@ struct RowSamplingProblem {
   RowRandom random;
   bool sorted = false;         // top: highest first, else in the order of ids
   int32_t* samples = nullptr;  // sample: [rows]
-  void* out = nullptr;         // weights, which sum to 1, and logits: [rows, vocab]; top: [rows, k]
+  // sample, on devices, which add in another order than the CPU: [rows], or null. 1 where a sum is
+  // so near a bound that the CPU may draw another token, else 0: that it draws this one.
+  uint8_t* undecided = nullptr;
+  void* out = nullptr;  // weights, which sum to 1, and logits: [rows, vocab]; top: [rows, k]
   DType out_dtype = DType::f32;
   int64_t* ids = nullptr;         // top: [rows, k]
   RowStatus* statuses = nullptr;  // [rows]; the outputs of a row that is not ok are 0

@@ -14,5 +14,10 @@ template <class Problem>
 void run_rows(const Problem& problem, ThreadPool& pool) {
   run_alone(problem, pool_for(cost(problem).bytes / 8, pool));
 }
+template <class Problem>
+void run_rows(const Problem& problem, const Executor& executor) {
+  if (executor.pool() != nullptr) return run_rows(problem, *executor.pool());
+  run_alone(problem, executor);
+}
 
 }  // namespace effinfer::ops

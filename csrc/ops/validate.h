@@ -101,9 +101,11 @@ class Validator {
     return {static_cast<const int32_t*>(view.data), static_cast<size_t>(view.dims[0])};
   }
 
-  // Every value of an int32 vector is in [0, limit).
+  // Every value of an int32 vector is in [0, limit). Those of a GPU are not looked at: that would
+  // have the host wait for it.
   void indices(std::string_view argument, const TensorView& view, int64_t limit) const {
     const std::span<const int32_t> values = ints(argument, view);
+    if (device_ != Device{}) return;
     for (size_t i = 0; i < values.size(); ++i) {
       if (values[i] >= 0 && values[i] < limit) continue;
       expect(false, indexed(argument, static_cast<int64_t>(i)),

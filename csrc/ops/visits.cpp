@@ -20,6 +20,16 @@ VisitBuffers::VisitBuffers(const VisitShape& shape, int64_t max_tokens, int64_t 
   done_.resize(static_cast<size_t>(sequences * shape.num_kv_heads));
 }
 
+VisitPlan VisitBuffers::largest() const {
+  VisitPlan plan;
+  plan.num_blocks = static_cast<int64_t>(blocks_.size());
+  plan.num_sequences = static_cast<int64_t>(sequences_.size());
+  plan.num_kv_heads = shape_.num_kv_heads;
+  plan.num_qo_heads = shape_.num_qo_heads;
+  plan.list_words = list_words_;
+  return plan;
+}
+
 VisitPlan VisitBuffers::plan(const BatchLayout& batch) {
   VisitPlan plan;
   for (int64_t s = 0; s < batch.num_sequences; ++s) {

@@ -83,6 +83,8 @@ class VisitBuffers {
 
   // The plan of a batch; no allocation. Good until the next one.
   VisitPlan plan(const BatchLayout& batch);
+  // The counts of the largest plan.
+  VisitPlan largest() const;
 
  private:
   VisitShape shape_;

@@ -95,9 +95,7 @@ Engine::Engine(std::shared_ptr<const Model> model, const EngineOptions& options,
   core.max_batch_tokens = options.max_batch_tokens;
   core.max_sequences = options.max_sequences;
   core.prefix_cache = options.prefix_cache;
-  // GPUs have one arithmetic for both phases.
-  core.mixed_phases = options.deterministic || options.precision == Precision::f32 ||
-                      options.device.kind != DeviceKind::cpu;
+  core.mixed_phases = options.deterministic || options.precision == Precision::f32;
   core.eos_token_ids = eos_tokens(graph);
   core.speculation = options.speculation;
 

@@ -104,6 +104,7 @@ class EngineCore {
   void run_chunks(Phase phase, std::vector<StepOutput>& outputs);
   std::string try_run(std::span<Request* const> requests, Phase phase);
   int32_t wanted_logits(std::span<Request* const> requests) const;
+  bool set_draws(std::span<Request* const> requests);
   StepOutput end(Request& request, FinishReason reason, std::string error = {});
   void publish();
 
@@ -158,6 +159,10 @@ class EngineCore {
   int32_t top_k_ = 0;              // of each row; 0: all
   std::vector<float> top_values_;  // [most_rows, max_top]
   std::vector<int32_t> top_tokens_;
+  // Tokens in place of logits, of each row; no draws: there are logits.
+  std::vector<RowDraw> draws_;
+  std::vector<int32_t> drawn_tokens_;
+  std::vector<uint8_t> decided_;
   Speculator speculator_;
   // Of the step at hand.
   std::vector<ScheduledRequest> scheduled_;

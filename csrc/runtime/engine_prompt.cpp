@@ -17,6 +17,9 @@ void EngineCore::resize_rows(int64_t rows) {
   const auto tops = static_cast<size_t>(rows * std::max(runner_->max_top(), speculator_.top_k()));
   top_values_.resize(tops);
   top_tokens_.resize(tops);
+  draws_.reserve(static_cast<size_t>(rows));
+  drawn_tokens_.reserve(static_cast<size_t>(rows));
+  decided_.reserve(static_cast<size_t>(rows));
 }
 
 // Rows for prompts that are scored, once somebody asks for it.

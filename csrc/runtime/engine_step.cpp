@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <chrono>
 #include <exception>
+#include <limits>
 #include <string>
 #include <utility>
 
@@ -31,6 +32,9 @@ double seconds_between(Clock::time_point start, Clock::time_point end) {
   return std::chrono::duration<double>(end - start).count();
 }
 
+// Of rows that the runner's tokens are not for: no request has drawn as many.
+constexpr uint64_t kNoIndex = std::numeric_limits<uint64_t>::max();
+
 // What runs an engine's steps.
 class ExecutableRunner final : public StepRunner {
  public:
@@ -42,6 +46,13 @@ class ExecutableRunner final : public StepRunner {
   int32_t max_top() const override { return executable_->max_top(); }
   void run_top(const Batch& batch, KvCache& cache, const TopLogits& top) override {
     executable_->run_top(batch, cache, top);
+  }
+  bool draws_tokens() const override { return executable_->draws_tokens(); }
+  void run_drawn(const Batch& batch, KvCache& cache, const DrawnTokens& drawn) override {
+    executable_->run_drawn(batch, cache, drawn);
+  }
+  void read_row(int64_t row, std::span<float> logits) override {
+    executable_->read_row(row, logits);
   }
   int64_t vocab_size() const override { return executable_->vocab_size(); }
   Isa isa() const override { return executable_->target().isa; }
@@ -178,12 +189,17 @@ std::string EngineCore::try_run(std::span<Request* const> requests, Phase phase)
   }
   const size_t rows = batch_.num_rows();
   top_k_ = wanted_logits(requests);
+  draws_.clear();
   try {
     if (top_k_ > 0) {
       const size_t values = rows * static_cast<size_t>(top_k_);
       runner_->run_top(
           batch_.view(), *cache_,
           {top_k_, std::span(top_values_).first(values), std::span(top_tokens_).first(values)});
+    } else if (set_draws(requests)) {
+      drawn_tokens_.resize(rows);
+      decided_.resize(rows);
+      runner_->run_drawn(batch_.view(), *cache_, {draws_, drawn_tokens_, decided_});
     } else {
       runner_->run(batch_.view(), *cache_,
                    {logits_.get(), rows * static_cast<size_t>(vocab_size())});
@@ -210,6 +226,31 @@ int32_t EngineCore::wanted_logits(std::span<Request* const> requests) const {
   if (most == 0) return 0;
   if (speculator_.verifier().needs_distributions()) return 0;
   return std::max(most, std::min(speculator_.top_k(), runner_->max_top()));
+}
+
+// The draws of a step's rows, where the runner can draw the tokens of half of them at least; else
+// none, and false. Others' logits are read row by row. The token that follows a draft comes as many
+// later as the draft is deep.
+bool EngineCore::set_draws(std::span<Request* const> requests) {
+  if (!runner_->draws_tokens() || speculator_.top_k() > 0) return false;
+  if (speculator_.verifier().needs_distributions()) return false;
+  const auto scores = [](const Request* request) { return request->scores_prompt(); };
+  if (std::any_of(requests.begin(), requests.end(), scores)) return false;  // of all their rows
+  size_t drawn = 0;
+  for (const Request* request : requests) {
+    if (!request->samples()) continue;
+    const SamplingParams& params = request->params;
+    const bool draws = request->constraint == nullptr && Sampler::is_drawn_from_logits(params);
+    const uint64_t index = request->output().size();
+    drawn += draws ? request->num_rows() : 0;
+    for (size_t row = 0; row < request->num_rows(); ++row) {
+      const int32_t depth = row == 0 ? 0 : request->drafts->depths[row];
+      draws_.push_back({params.temperature, params.top_k, params.top_p, params.min_p, params.seed,
+                        draws ? index + static_cast<uint64_t>(depth) : kNoIndex});
+    }
+  }
+  if (drawn == 0 || 2 * drawn < draws_.size()) draws_.clear();
+  return !draws_.empty();
 }
 
 // Ends a request: its pages go, its output says why. publish() removes it.

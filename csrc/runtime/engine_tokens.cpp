@@ -199,9 +199,14 @@ SampledToken EngineCore::sample_row(Request& request, size_t row) {
                                std::span(top_tokens_).subspan(row * k, k), request.params, index);
   }
   const auto vocab = static_cast<size_t>(vocab_size());
+  const std::span<float> logits(logits_.get() + row * vocab, vocab);
+  if (!draws_.empty()) {
+    if (decided_[row] != 0 && draws_[row].index == index) return {drawn_tokens_[row], 0.0f, {}};
+    runner_->read_row(static_cast<int64_t>(row), logits);
+  }
   request.next_mirostat = request.mirostat;
-  return sampler_.sample({logits_.get() + row * vocab, vocab}, request.params, request.prompt(),
-                         request.output(), index, allowed_tokens(request), &request.next_mirostat);
+  return sampler_.sample(logits, request.params, request.prompt(), request.output(), index,
+                         allowed_tokens(request), &request.next_mirostat);
 }
 
 // What may follow the request's tokens, until the next call; empty: anything.

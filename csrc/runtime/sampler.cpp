@@ -244,6 +244,10 @@ int32_t Sampler::sufficient_top(const SamplingParams& params, int64_t vocab_size
   return params.top_k < vocab_size ? params.top_k : 0;
 }
 
+bool Sampler::is_drawn_from_logits(const SamplingParams& params) {
+  return params.is_plain() && params.typical_p >= 1.0f;
+}
+
 SampledToken Sampler::sample_top(std::span<const float> values, std::span<const int32_t> tokens,
                                  const SamplingParams& params, uint64_t index) {
   const auto needed =

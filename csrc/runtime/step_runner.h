@@ -30,6 +30,15 @@ class StepRunner {
   virtual void run_top(const Batch&, KvCache&, const TopLogits&) {
     throw InternalError("[engine] runner: it keeps no highest logits");
   }
+  // Where it draws tokens, run_drawn() does it in place of writing logits, and read_row() reads
+  // those of a row until the next step.
+  virtual bool draws_tokens() const { return false; }
+  virtual void run_drawn(const Batch&, KvCache&, const DrawnTokens&) {
+    throw InternalError("[engine] runner: it draws no tokens");
+  }
+  virtual void read_row(int64_t, std::span<float>) {
+    throw InternalError("[engine] runner: it keeps no logits");
+  }
   virtual int64_t vocab_size() const = 0;
   virtual StepLimits limits() const = 0;
   // The level at which rows of its logits are narrowed, too.

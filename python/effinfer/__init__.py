@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from effinfer import graph, hub, models, ops, speculation, techniques
     from effinfer._core import (
         CancelledError,
+        DeviceArray,
         DeviceError,
         Error,
         FileError,
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
         InternalError,
         InvalidArgumentError,
         OutOfMemoryError,
+        Queue,
         UnsupportedError,
     )
     from effinfer.async_llm import AsyncLLM
@@ -47,6 +49,8 @@ _ERRORS = (
 _MODULE_OF = {
     **dict.fromkeys(_ERRORS, "effinfer._core"),
     "AsyncLLM": "effinfer.async_llm",
+    "DeviceArray": "effinfer._core",
+    "Queue": "effinfer._core",
     "LLM": "effinfer.llm",
     "PackCacheWarning": "effinfer.files.cache_warnings",
     "QuantizeResult": "effinfer.checkpoints.quantization",
@@ -67,6 +71,7 @@ __all__ = [
     "LLM",
     "AsyncLLM",
     "CancelledError",
+    "DeviceArray",
     "DeviceError",
     "Error",
     "FileError",
@@ -76,6 +81,7 @@ __all__ = [
     "OutOfMemoryError",
     "PackCacheWarning",
     "QuantizeResult",
+    "Queue",
     "QueueFullError",
     "RequestMetrics",
     "RequestOutput",

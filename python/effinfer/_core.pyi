@@ -7,6 +7,7 @@ import collections.abc
 import numpy
 import numpy.typing
 import typing
+import typing_extensions
 
 class Error(Exception): ...
 class CancelledError(Error): ...
@@ -17,6 +18,95 @@ class InternalError(Error, RuntimeError): ...
 class InvalidArgumentError(Error, ValueError): ...
 class OutOfMemoryError(Error, MemoryError): ...
 class UnsupportedError(Error, RuntimeError): ...
+
+class Queue:
+    """
+    What operators on a GPU run in: a stream that somebody else has made.
+    """
+    def __init__(self, device: str = "cuda", stream: int = 0) -> None:
+        """
+        `stream`: a cudaStream_t as a number; 0 is the legacy default stream.
+        """
+    def synchronize(self) -> None:
+        """
+        Waits for all that the stream has.
+        """
+    @property
+    def device(self) -> str: ...
+    @property
+    def stream(self) -> int: ...
+
+class DeviceArray:
+    """
+    An array in the memory of a GPU.
+    """
+    @staticmethod
+    def empty(
+        shape: collections.abc.Sequence[int], dtype: numpy.dtype[typing.Any], queue: Queue
+    ) -> DeviceArray: ...
+    @staticmethod
+    def from_numpy(array: numpy.typing.NDArray[typing.Any], device: str = "cuda") -> DeviceArray:
+        """
+        A copy in the memory of a GPU.
+        """
+    def __dlpack__(
+        self,
+        *,
+        stream: int | None = None,
+        max_version: tuple[int, int] | None = None,
+        dl_device: typing.Any = None,
+        copy: bool | None = None,
+    ) -> typing_extensions.CapsuleType: ...
+    def __dlpack_device__(self) -> tuple[int, int]: ...
+    def __getitem__(self, index: typing.Any) -> DeviceArray: ...
+    def __init__(
+        self,
+        pointer: int,
+        shape: collections.abc.Sequence[int],
+        strides: collections.abc.Sequence[int] | None,
+        dtype: numpy.dtype[typing.Any],
+        index: int,
+        owner: typing.Any,
+        read_only: bool = False,
+        stream: int = 0,
+    ) -> None:
+        """
+        Over memory of "cuda:<index>" that `owner` keeps alive; strides in elements.
+        """
+    def reshape(self, shape: collections.abc.Sequence[int]) -> DeviceArray:
+        """
+        Over the same memory.
+        """
+    def swapaxes(self, first: int, second: int) -> DeviceArray: ...
+    def to_numpy(self) -> numpy.typing.NDArray[typing.Any]:
+        """
+        A copy, once the array's stream has done all that it has to.
+        """
+    @property
+    def __cuda_array_interface__(self) -> dict[str, typing.Any]: ...
+    @property
+    def device(self) -> str: ...
+    @property
+    def dtype(self) -> numpy.dtype[typing.Any]: ...
+    @property
+    def is_contiguous(self) -> bool: ...
+    @property
+    def itemsize(self) -> int: ...
+    @property
+    def ndim(self) -> int: ...
+    @property
+    def read_only(self) -> bool: ...
+    @property
+    def shape(self) -> tuple[typing.Any, ...]: ...
+    @property
+    def size(self) -> int: ...
+    @property
+    def stream(self) -> int: ...
+    @property
+    def strides(self) -> tuple[typing.Any, ...]:
+        """
+        In bytes, as numpy's.
+        """
 
 class ThreadPool:
     def __init__(self, threads: int = 0, *, oversubscribe: bool = False) -> None:
@@ -876,10 +966,16 @@ class PackedMatrix:
         """
         Packs the bytes of a [rows, cols] tensor of a weight dtype ("f32", "q4_0", ...); ternary ones as "t2" or "t1_6" for int8_token.
         """
+    def to(self, device: str) -> PackedMatrix:
+        """
+        A copy in the memory of a GPU.
+        """
     def unpack(self) -> numpy.typing.NDArray[numpy.float32]:
         """
         The values of the tensor, float32 [rows, cols], bit for bit.
         """
+    @property
+    def device(self) -> str: ...
     @property
     def dtype(self) -> str: ...
     @property
@@ -966,10 +1062,10 @@ class AttentionPlan:
         """
     def run(
         self,
-        q: numpy.typing.NDArray[typing.Any],
+        q: numpy.typing.NDArray[typing.Any] | DeviceArray,
         k: typing.Any,
         v: typing.Any,
-        out: numpy.typing.NDArray[typing.Any],
+        out: numpy.typing.NDArray[typing.Any] | DeviceArray,
         lse: typing.Any = None,
         *,
         sm_scale: float | None = None,
@@ -982,7 +1078,7 @@ class AttentionPlan:
         k_rope: typing.Any = None,
         sink_logits: typing.Any = None,
         layout: str = "NHD",
-        pool: ThreadPool | None = None,
+        pool: ThreadPool | Queue | None = None,
     ) -> None: ...
     @property
     def num_products(self) -> int:
@@ -1003,10 +1099,11 @@ def a_shape_lists(
     pool: ThreadPool | None = None,
 ) -> tuple[typing.Any, ...]: ...
 def add(
-    a: numpy.typing.NDArray[typing.Any],
-    b: numpy.typing.NDArray[typing.Any],
-    pool: ThreadPool | None = None,
-) -> numpy.typing.NDArray[numpy.float32]: ...
+    a: numpy.typing.NDArray[typing.Any] | DeviceArray,
+    b: numpy.typing.NDArray[typing.Any] | DeviceArray,
+    pool: ThreadPool | Queue | None = None,
+    out: typing.Any = None,
+) -> typing.Any: ...
 def ancestor_mask(
     parents: numpy.typing.NDArray[typing.Any],
     qo_indptr: numpy.typing.NDArray[typing.Any],
@@ -1017,28 +1114,39 @@ def ancestor_mask(
     """
 
 def append_paged_kv_cache(
-    append_key: numpy.typing.NDArray[typing.Any],
-    append_value: numpy.typing.NDArray[typing.Any],
-    batch_indices: numpy.typing.NDArray[typing.Any],
-    positions: numpy.typing.NDArray[typing.Any],
-    k_cache: numpy.typing.NDArray[typing.Any],
-    v_cache: numpy.typing.NDArray[typing.Any],
-    kv_indices: numpy.typing.NDArray[typing.Any],
-    kv_indptr: numpy.typing.NDArray[typing.Any],
-    kv_last_page_len: numpy.typing.NDArray[typing.Any],
+    append_key: numpy.typing.NDArray[typing.Any] | DeviceArray,
+    append_value: numpy.typing.NDArray[typing.Any] | DeviceArray,
+    batch_indices: numpy.typing.NDArray[typing.Any] | DeviceArray,
+    positions: numpy.typing.NDArray[typing.Any] | DeviceArray,
+    k_cache: numpy.typing.NDArray[typing.Any] | DeviceArray,
+    v_cache: numpy.typing.NDArray[typing.Any] | DeviceArray,
+    kv_indices: numpy.typing.NDArray[typing.Any] | DeviceArray,
+    kv_indptr: numpy.typing.NDArray[typing.Any] | DeviceArray,
+    kv_last_page_len: numpy.typing.NDArray[typing.Any] | DeviceArray,
     kv_layout: str = "NHD",
     mla: bool = False,
-    pool: ThreadPool | None = None,
+    pool: ThreadPool | Queue | None = None,
 ) -> None: ...
 def apply_rope(
-    q: numpy.typing.NDArray[typing.Any],
-    k: numpy.typing.NDArray[typing.Any],
-    cos_sin_cache: numpy.typing.NDArray[typing.Any],
+    q: numpy.typing.NDArray[typing.Any] | DeviceArray,
+    k: numpy.typing.NDArray[typing.Any] | DeviceArray,
+    cos_sin_cache: numpy.typing.NDArray[typing.Any] | DeviceArray,
     positions: typing.Any,
     interleaved: bool,
-    q_out: numpy.typing.NDArray[typing.Any],
-    k_out: numpy.typing.NDArray[typing.Any],
-    pool: ThreadPool | None = None,
+    q_out: numpy.typing.NDArray[typing.Any] | DeviceArray,
+    k_out: numpy.typing.NDArray[typing.Any] | DeviceArray,
+    pool: ThreadPool | Queue | None = None,
+) -> None: ...
+def apply_rope_pos_ids(
+    q: numpy.typing.NDArray[typing.Any] | DeviceArray,
+    k: numpy.typing.NDArray[typing.Any] | DeviceArray,
+    inv_freq: numpy.typing.NDArray[typing.Any],
+    factor: float,
+    positions: numpy.typing.NDArray[typing.Any] | DeviceArray,
+    interleaved: bool,
+    q_out: numpy.typing.NDArray[typing.Any] | DeviceArray,
+    k_out: numpy.typing.NDArray[typing.Any] | DeviceArray,
+    pool: ThreadPool | Queue | None = None,
 ) -> None: ...
 def apply_token_bitmask(
     logits: numpy.typing.NDArray[typing.Any],
@@ -1074,6 +1182,13 @@ def attention_scores(
 ) -> None: ...
 def available_devices() -> list[str]: ...
 def available_isas() -> list[str]: ...
+def batch_indices_positions(
+    append_indptr: numpy.typing.NDArray[typing.Any] | DeviceArray,
+    seq_lens: numpy.typing.NDArray[typing.Any] | DeviceArray,
+    batch_indices: numpy.typing.NDArray[typing.Any] | DeviceArray,
+    positions: numpy.typing.NDArray[typing.Any] | DeviceArray,
+    pool: ThreadPool | Queue | None = None,
+) -> None: ...
 def block_mask(
     indptr: numpy.typing.NDArray[typing.Any],
     indices: numpy.typing.NDArray[typing.Any],
@@ -1278,34 +1393,38 @@ def find_pack_cache(
     """
 
 def fixed_controller(count: int) -> DraftController: ...
-def from_dlpack(producer: typing.Any, argument: str) -> numpy.typing.NDArray[typing.Any]:
+def from_dlpack(producer: typing.Any, argument: str, stream: int = 0) -> typing.Any:
     """
-    A numpy array over the memory of a DLPack producer.
+    An array over the memory of a DLPack producer: numpy's, or a DeviceArray whose contents are there for work in `stream`.
     """
 
 def fused_add_rmsnorm(
-    input: numpy.typing.NDArray[typing.Any],
-    residual: numpy.typing.NDArray[typing.Any],
+    input: numpy.typing.NDArray[typing.Any] | DeviceArray,
+    residual: numpy.typing.NDArray[typing.Any] | DeviceArray,
     weight: typing.Any,
     eps: float = 9.999999974752427e-07,
     weight_offset: float = 0.0,
-    pool: ThreadPool | None = None,
+    pool: ThreadPool | Queue | None = None,
 ) -> None: ...
 def gelu(
-    x: numpy.typing.NDArray[typing.Any], pool: ThreadPool | None = None
-) -> numpy.typing.NDArray[numpy.float32]: ...
+    x: numpy.typing.NDArray[typing.Any] | DeviceArray,
+    pool: ThreadPool | Queue | None = None,
+    out: typing.Any = None,
+) -> typing.Any: ...
 def gelu_and_mul(
-    input: numpy.typing.NDArray[typing.Any],
-    out: numpy.typing.NDArray[typing.Any],
-    pool: ThreadPool | None = None,
+    input: numpy.typing.NDArray[typing.Any] | DeviceArray,
+    out: numpy.typing.NDArray[typing.Any] | DeviceArray,
+    pool: ThreadPool | Queue | None = None,
 ) -> None: ...
 def gelu_tanh(
-    x: numpy.typing.NDArray[typing.Any], pool: ThreadPool | None = None
-) -> numpy.typing.NDArray[numpy.float32]: ...
+    x: numpy.typing.NDArray[typing.Any] | DeviceArray,
+    pool: ThreadPool | Queue | None = None,
+    out: typing.Any = None,
+) -> typing.Any: ...
 def gelu_tanh_and_mul(
-    input: numpy.typing.NDArray[typing.Any],
-    out: numpy.typing.NDArray[typing.Any],
-    pool: ThreadPool | None = None,
+    input: numpy.typing.NDArray[typing.Any] | DeviceArray,
+    out: numpy.typing.NDArray[typing.Any] | DeviceArray,
+    pool: ThreadPool | Queue | None = None,
 ) -> None: ...
 def has_avx512_bf16() -> bool: ...
 def has_fast_bf16() -> bool: ...
@@ -1321,12 +1440,12 @@ def kv_append(
     pool: ThreadPool | None = None,
 ) -> None: ...
 def layernorm(
-    input: numpy.typing.NDArray[typing.Any],
-    gemma: numpy.typing.NDArray[typing.Any],
-    beta: numpy.typing.NDArray[typing.Any],
-    out: numpy.typing.NDArray[typing.Any],
+    input: numpy.typing.NDArray[typing.Any] | DeviceArray,
+    gemma: numpy.typing.NDArray[typing.Any] | DeviceArray,
+    beta: numpy.typing.NDArray[typing.Any] | DeviceArray,
+    out: numpy.typing.NDArray[typing.Any] | DeviceArray,
     eps: float = 9.999999974752427e-07,
-    pool: ThreadPool | None = None,
+    pool: ThreadPool | Queue | None = None,
 ) -> None: ...
 def lookahead_proposer(width: int = 4, length: int = 3) -> Proposer: ...
 def match_verifier() -> Verifier: ...
@@ -1348,6 +1467,19 @@ def matmul_kernel(arithmetic: str) -> str:
     The kernel that multiplies quantised weights at the current ISA level.
     """
 
+def matmul_there(
+    x: numpy.typing.NDArray[typing.Any] | DeviceArray,
+    weight: PackedMatrix,
+    out: numpy.typing.NDArray[typing.Any] | DeviceArray,
+    queue: Queue,
+    arithmetic: str,
+    bias: typing.Any = None,
+    residual: typing.Any = None,
+) -> None:
+    """
+    matmul of arrays of a GPU.
+    """
+
 def measure_peak_ops(pool: ThreadPool, arithmetic: str, isa: str) -> float:
     """
     Operations a second that the pool's threads do together in "int8", "bf16" or "f32";
@@ -1365,29 +1497,30 @@ def memory_features() -> tuple[str, int]:
     """
 
 def merge_state(
-    v_a: numpy.typing.NDArray[typing.Any],
-    s_a: numpy.typing.NDArray[typing.Any],
-    v_b: numpy.typing.NDArray[typing.Any],
-    s_b: numpy.typing.NDArray[typing.Any],
-    out_v: numpy.typing.NDArray[typing.Any],
-    out_s: numpy.typing.NDArray[typing.Any],
+    v_a: numpy.typing.NDArray[typing.Any] | DeviceArray,
+    s_a: numpy.typing.NDArray[typing.Any] | DeviceArray,
+    v_b: numpy.typing.NDArray[typing.Any] | DeviceArray,
+    s_b: numpy.typing.NDArray[typing.Any] | DeviceArray,
+    out_v: numpy.typing.NDArray[typing.Any] | DeviceArray,
+    out_s: numpy.typing.NDArray[typing.Any] | DeviceArray,
     mask: typing.Any = None,
     lse_base: str = "log2",
-    pool: ThreadPool | None = None,
+    pool: ThreadPool | Queue | None = None,
 ) -> None: ...
 def merge_states(
-    v: numpy.typing.NDArray[typing.Any],
-    s: numpy.typing.NDArray[typing.Any],
-    out_v: numpy.typing.NDArray[typing.Any],
-    out_s: numpy.typing.NDArray[typing.Any],
+    v: numpy.typing.NDArray[typing.Any] | DeviceArray,
+    s: numpy.typing.NDArray[typing.Any] | DeviceArray,
+    out_v: numpy.typing.NDArray[typing.Any] | DeviceArray,
+    out_s: numpy.typing.NDArray[typing.Any] | DeviceArray,
     lse_base: str = "log2",
-    pool: ThreadPool | None = None,
+    pool: ThreadPool | Queue | None = None,
 ) -> None: ...
 def mul(
-    a: numpy.typing.NDArray[typing.Any],
-    b: numpy.typing.NDArray[typing.Any],
-    pool: ThreadPool | None = None,
-) -> numpy.typing.NDArray[numpy.float32]: ...
+    a: numpy.typing.NDArray[typing.Any] | DeviceArray,
+    b: numpy.typing.NDArray[typing.Any] | DeviceArray,
+    pool: ThreadPool | Queue | None = None,
+    out: typing.Any = None,
+) -> typing.Any: ...
 def numpy_dtype(name: str) -> numpy.dtype[typing.Any]:
     """
     The numpy type that carries elements of a dtype: tagged integers of bf16.
@@ -1417,6 +1550,13 @@ def page_bounds(
     kv_layout: str,
     pool: ThreadPool | None = None,
 ) -> numpy.typing.NDArray[numpy.float32]: ...
+def page_lengths(
+    kv_indptr: numpy.typing.NDArray[typing.Any] | DeviceArray,
+    kv_last_page_len: numpy.typing.NDArray[typing.Any] | DeviceArray,
+    page_size: int,
+    out: numpy.typing.NDArray[typing.Any] | DeviceArray,
+    pool: ThreadPool | Queue | None = None,
+) -> None: ...
 def page_lists(
     qo_indptr: numpy.typing.NDArray[typing.Any],
     kv_len: numpy.typing.NDArray[typing.Any],
@@ -1511,15 +1651,17 @@ def quantize_weight(
 
 def recycling_proposer(width: int = 8, pairs: int = 0, memory: float = 0.0) -> Proposer: ...
 def relu_squared(
-    x: numpy.typing.NDArray[typing.Any], pool: ThreadPool | None = None
-) -> numpy.typing.NDArray[numpy.float32]: ...
+    x: numpy.typing.NDArray[typing.Any] | DeviceArray,
+    pool: ThreadPool | Queue | None = None,
+    out: typing.Any = None,
+) -> typing.Any: ...
 def rmsnorm(
-    input: numpy.typing.NDArray[typing.Any],
+    input: numpy.typing.NDArray[typing.Any] | DeviceArray,
     weight: typing.Any,
-    out: numpy.typing.NDArray[typing.Any],
+    out: numpy.typing.NDArray[typing.Any] | DeviceArray,
     eps: float = 9.999999974752427e-07,
     weight_offset: float = 0.0,
-    pool: ThreadPool | None = None,
+    pool: ThreadPool | Queue | None = None,
 ) -> None: ...
 def rope_append(
     kv: PagedKv,
@@ -1553,14 +1695,19 @@ def rope_frequencies(
     divisors: typing.Any = None,
 ) -> tuple[typing.Any, ...]: ...
 def rope_positions(
-    indptr: numpy.typing.NDArray[typing.Any], offsets: numpy.typing.NDArray[typing.Any], rows: int
-) -> numpy.typing.NDArray[numpy.int32]: ...
+    indptr: numpy.typing.NDArray[typing.Any] | DeviceArray,
+    offsets: numpy.typing.NDArray[typing.Any] | DeviceArray,
+    rows: int,
+    pool: ThreadPool | Queue | None = None,
+    out: typing.Any = None,
+) -> typing.Any: ...
 def rope_table(
-    positions: numpy.typing.NDArray[typing.Any],
+    positions: numpy.typing.NDArray[typing.Any] | DeviceArray,
     inv_freq: numpy.typing.NDArray[typing.Any],
     factor: float = 1.0,
-    pool: ThreadPool | None = None,
-) -> numpy.typing.NDArray[numpy.float32]: ...
+    pool: ThreadPool | Queue | None = None,
+    out: typing.Any = None,
+) -> typing.Any: ...
 def run_pass(name: str, graph: Graph, options: CompileOptions = ...) -> Graph:
     """
     One pass alone.
@@ -1583,32 +1730,43 @@ def sample_rows(
     pool: ThreadPool | None = None,
 ) -> tuple[typing.Any, ...]: ...
 def scale(
-    x: numpy.typing.NDArray[typing.Any], factor: float, pool: ThreadPool | None = None
-) -> numpy.typing.NDArray[numpy.float32]: ...
+    x: numpy.typing.NDArray[typing.Any] | DeviceArray,
+    factor: float,
+    pool: ThreadPool | Queue | None = None,
+    out: typing.Any = None,
+) -> typing.Any: ...
 def select_rows(
-    x: numpy.typing.NDArray[typing.Any],
-    rows: numpy.typing.NDArray[typing.Any],
-    pool: ThreadPool | None = None,
-) -> numpy.typing.NDArray[numpy.float32]: ...
+    x: numpy.typing.NDArray[typing.Any] | DeviceArray,
+    rows: numpy.typing.NDArray[typing.Any] | DeviceArray,
+    pool: ThreadPool | Queue | None = None,
+    out: typing.Any = None,
+) -> typing.Any: ...
 def set_isa(level: str) -> None:
     """
     Caps the instruction-set level of kernels selected from now on.
     """
 
 def sigmoid(
-    x: numpy.typing.NDArray[typing.Any], pool: ThreadPool | None = None
-) -> numpy.typing.NDArray[numpy.float32]: ...
+    x: numpy.typing.NDArray[typing.Any] | DeviceArray,
+    pool: ThreadPool | Queue | None = None,
+    out: typing.Any = None,
+) -> typing.Any: ...
 def silu(
-    x: numpy.typing.NDArray[typing.Any], pool: ThreadPool | None = None
-) -> numpy.typing.NDArray[numpy.float32]: ...
+    x: numpy.typing.NDArray[typing.Any] | DeviceArray,
+    pool: ThreadPool | Queue | None = None,
+    out: typing.Any = None,
+) -> typing.Any: ...
 def silu_and_mul(
-    input: numpy.typing.NDArray[typing.Any],
-    out: numpy.typing.NDArray[typing.Any],
-    pool: ThreadPool | None = None,
+    input: numpy.typing.NDArray[typing.Any] | DeviceArray,
+    out: numpy.typing.NDArray[typing.Any] | DeviceArray,
+    pool: ThreadPool | Queue | None = None,
 ) -> None: ...
 def softcap(
-    x: numpy.typing.NDArray[typing.Any], cap: float, pool: ThreadPool | None = None
-) -> numpy.typing.NDArray[numpy.float32]: ...
+    x: numpy.typing.NDArray[typing.Any] | DeviceArray,
+    cap: float,
+    pool: ThreadPool | Queue | None = None,
+    out: typing.Any = None,
+) -> typing.Any: ...
 def suffix_proposer(
     shared_tokens: int = 0, beside: bool = False, corpus: typing.Any = ()
 ) -> Proposer: ...

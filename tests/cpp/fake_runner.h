@@ -48,8 +48,11 @@ struct Log {
   int prefill_rows = 0;
   int mixed_steps = 0;  // rows of more than one length in a step
   int largest_step = 0;
-  int top_steps = 0;  // that asked for the highest logits only
-  int tree_rows = 0;  // that lie elsewhere than plain decoding's would
+  int top_steps = 0;    // that asked for the highest logits only
+  bool draws = false;   // set beforehand: the runner draws tokens
+  int drawn_steps = 0;  // in which it did
+  int read_rows = 0;    // whose logits were read after that
+  int tree_rows = 0;    // that lie elsewhere than plain decoding's would
   int faults = 0;
 };
 
@@ -129,6 +132,37 @@ class Runner : public runtime::StepRunner {
     }
   }
 
+  bool draws_tokens() const override { return log_->draws; }
+  // Of every third row it does not know the token.
+  void run_drawn(const Batch& batch, KvCache& cache, const DrawnTokens& drawn) override {
+    const size_t rows = batch.logit_rows.size();
+    log_->faults += drawn.draws.size() != rows || drawn.tokens.size() != rows ||
+                    drawn.decided.size() != rows || !log_->draws;
+    logits_.resize(rows * kVocab);
+    run(batch, cache, logits_);
+    ++log_->drawn_steps;
+    for (size_t row = 0; row < rows; ++row) {
+      const RowDraw& draw = drawn.draws[row];
+      SamplingParams params;
+      params.temperature = draw.temperature;
+      params.top_k = draw.top_k;
+      params.top_p = draw.top_p;
+      params.min_p = draw.min_p;
+      params.seed = draw.seed;
+      const std::span<const float> logits(logits_.data() + row * kVocab, size_t{kVocab});
+      const bool is_number = logits[0] == logits[0];
+      drawn.decided[row] = is_number && ++undecided_ % 3 != 0 ? 1 : 0;
+      drawn.tokens[row] =
+          drawn.decided[row] != 0 ? sampler_.sample(logits, params, {}, {}, draw.index).token : -1;
+    }
+  }
+  void read_row(int64_t row, std::span<float> logits) override {
+    const auto first = logits_.begin() + row * kVocab;
+    log_->faults += logits.size() != kVocab;
+    std::copy(first, first + kVocab, logits.begin());
+    ++log_->read_rows;
+  }
+
  private:
   static float* slot(const ops::KvLayer& kv, std::span<const int32_t> pages, int32_t position,
                      int32_t head) {
@@ -186,6 +220,8 @@ class Runner : public runtime::StepRunner {
   std::vector<int32_t> seen_;
   std::vector<int32_t> contents_;
   std::vector<float> logits_;
+  Sampler sampler_;
+  int undecided_ = 0;
 };
 
 // What the engine must generate, from the token history alone.

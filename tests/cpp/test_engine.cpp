@@ -33,6 +33,29 @@ TEST("steps ask for the highest logits only, while no request needs more") {
   CHECK(harness.text(id) == fake::reference(asks[0].prompt, asks[0].params, false));
 }
 
+TEST("tokens that the runner draws make the same texts, and are asked for where they may be") {
+  Harness harness({});
+  harness.log.draws = true;
+  std::vector<Ask> asks = ragged_requests(5, 12, 40);
+  check_texts(harness, asks, false);
+  CHECK(harness.log.drawn_steps > 0);
+  CHECK(harness.log.read_rows > 0);
+  // Penalties, typical_p and log-probabilities are the host's.
+  for (int what = 0; what < 3; ++what) {
+    SamplingParams params = asks[0].params;
+    params.repetition_penalty = what == 0 ? 1.2f : 1.0f;
+    params.typical_p = what == 1 ? 0.8f : 1.0f;
+    params.logprobs = what == 2 ? 0 : -1;
+    params.top_k = 0;
+    const int before = harness.log.drawn_steps;
+    const RequestId id = harness.engine->add(asks[0].prompt, params);
+    harness.finish();
+    CHECK_EQ(harness.log.drawn_steps, before);
+    params.logprobs = -1;
+    CHECK(harness.text(id) == fake::reference(asks[0].prompt, params, false));
+  }
+}
+
 TEST("texts do not depend on the batch, the chunk size or prefix reuse") {
   const std::vector<Ask> asks = ragged_requests(1, 12, 150);
   for (const bool one_arithmetic : {false, true}) {

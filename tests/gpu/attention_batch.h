@@ -72,6 +72,17 @@ class Cache {
     return static_cast<int>(sequences_.size()) - 1;
   }
 
+  // Whose tokens are all alike.
+  int add_constant(int32_t length) {
+    const int one = add(length);
+    Sequence& s = sequences_.back();
+    for (std::vector<float>* values : {&s.k, &s.v, &s.q, &s.k_scale, &s.v_scale}) {
+      const size_t width = values->size() / static_cast<size_t>(length);
+      for (size_t i = width; i < values->size(); ++i) (*values)[i] = (*values)[i - width];
+    }
+    return one;
+  }
+
   // The tokens of another sequence, in an order of their own.
   int add_tokens(int from, const std::vector<int32_t>& tokens) {
     const Sequence& source = sequences_[static_cast<size_t>(from)];
@@ -112,6 +123,10 @@ class Cache {
     k_scale_ = DeviceArray<float>(k_scale);
     v_scale_ = DeviceArray<float>(v_scale);
   }
+
+  // The device's pages of keys, on the host.
+  std::vector<uint8_t> key_bytes() const { return k_.values(); }
+  std::vector<float> key_scales() const { return k_scale_.values(); }
 
   ops::KvLayer layer() const {
     return {heads_.kv, heads_.kv_heads, heads_.dims,     0,
@@ -201,6 +216,7 @@ struct Results {
 struct Launch {
   int32_t shares = 64;
   std::optional<ops::Arithmetic> operand = {};
+  int32_t long_rows = 0;  // of tiles of prompts
 };
 
 class Batch {
@@ -252,6 +268,7 @@ class Batch {
     shape.sink_tokens = rules_.sink_tokens;
     shape.visits = list_words_ > 0;
     shape.most_rows = 16;
+    shape.long_rows = how.long_rows;
     shape.shares = how.shares;
     return shape;
   }

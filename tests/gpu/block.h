@@ -1,9 +1,11 @@
-// A block that runs: its fibers, what they wait for and who goes on. For host_unit.cpp.
+// A block that runs: its fibers, what they wait for and who goes on. For host_*.cpp.
 #pragma once
 
 #include <algorithm>
 #include <array>
 #include <exception>
+#include <functional>
+#include <map>
 #include <random>
 #include <stdexcept>
 #include <string>
@@ -11,7 +13,9 @@
 #include <utility>
 #include <vector>
 
+#include "gpu/clocks.h"
 #include "gpu/fiber.h"
+#include "gpu/hopper.h"
 #include "gpu/host_unit.h"
 #include "gpu/sites.h"
 
@@ -70,6 +74,7 @@ class Block {
     bool late = false;  // runs when nobody else can
     bool started = false;
     bool done = false;
+    std::string waits;         // for what, while it does, apart from collectives
     std::vector<Copy> copies;  // that have not landed, of group `groups` where not committed
     int groups = 0;
   };
@@ -77,7 +82,8 @@ class Block {
   Block(const Grid& grid, uint64_t seed, Observer* observer);
   void run(int block, void* shared);
   void meet(Unit& unit, const Call& call, void* operand = nullptr, Unit::Work work = nullptr);
-  Thread& thread(const Unit& unit) { return threads_[static_cast<size_t>(unit.thread)]; }
+  Thread& thread(const Unit& unit) { return thread_at(unit.thread); }
+  Thread& thread_at(int index) { return threads_[static_cast<size_t>(index)]; }
   const Grid& grid() const { return grid_; }
   Observer* observer() const { return observer_; }
   // Whether an atomic_add of the block is over for this thread.
@@ -86,6 +92,20 @@ class Block {
   }
   // Before its atomic_add.
   void release(Progress& by);
+  Hopper& hopper() { return hopper_; }
+  // Stops a thread until somebody wakes it: one of `waiters`.
+  void sleep(Unit& unit, std::vector<size_t>& waiters, std::string what);
+  void wake(std::vector<size_t>& waiters);
+  // What the thread has done is known to who acquires `to`, if clocks are kept.
+  void tell(const Unit& unit, Clock& to);
+  void learn(const Unit& unit, const Clock& from);
+  bool knows(const Unit& unit, const Clock& of) const;
+  const Clock& clock_of(const Unit& unit) const {
+    return clocks_.clock(static_cast<size_t>(unit.thread));
+  }
+  void land(BulkCopy copy);  // host_copies.cpp
+  // Bytes of copies have come, or arrivals.
+  void complete(MbarrierState& barrier);
 
  private:
   static void enter();  // on a fiber's own stack
@@ -93,6 +113,9 @@ class Block {
   void draw_policy();
   void make_ready(size_t thread) { ready_[threads_[thread].late ? 1 : 0].push_back(thread); }
   void pass(const Meeting& here, size_t first);
+  void show_clock(size_t thread);
+  void land_some();
+  void leave_hopper();
   void schedule();
   void fail(std::exception_ptr error);
   std::string waiting() const;
@@ -108,6 +131,9 @@ class Block {
   Thread* current_ = nullptr;
   void* shared_ = nullptr;
   uint32_t added_syncs_ = UINT32_MAX;  // `syncs` of the first thread that added atomically
+  Clocks clocks_;                      // of Hopper's kernels
+  Hopper hopper_;
+  uint64_t landing_ = 0;  // bulk copies come at once, at any time, when nothing else can happen
   std::exception_ptr error_;
   int reported_ = reported_races();
 
@@ -175,6 +201,7 @@ inline void Block::draw_policy() {
   const int warp = static_cast<int>(draw_() % warps_.size());
   const int lane = static_cast<int>(draw_() % kWarp);
   const uint64_t policy = draw_() % 5;
+  landing_ = draw_() % 3;
   for (Thread& thread : threads_) {
     const bool same_warp = thread.unit.warp == warp;
     thread.late = policy == 1   ? !same_warp
@@ -206,9 +233,15 @@ inline void Block::start(int block) {
     thread.done = false;
     thread.copies.clear();
     thread.groups = 0;
+    thread.waits.clear();
     thread.fiber.start(&Block::enter);
   }
   added_syncs_ = UINT32_MAX;
+  if (grid_.arch >= 90) {
+    clocks_.start(threads_.size() + Hopper::kMostBarriers);
+    hopper_.start(grid_);
+    for (size_t i = 0; i < threads_.size(); ++i) show_clock(i);
+  }
   draw_policy();
   for (std::vector<size_t>& ready : ready_) ready.clear();
   for (size_t i = 0; i < threads_.size(); ++i) make_ready(i);
@@ -217,11 +250,34 @@ inline void Block::start(int block) {
 inline std::string Block::waiting() const {
   std::string text = whole_.waiting();
   for (const Meeting& meeting : warps_) text += meeting.waiting();
+  std::map<std::string, int> others;
+  for (const Thread& thread : threads_) {
+    if (!thread.waits.empty()) ++others[thread.waits];
+  }
+  for (const auto& [what, count] : others) {
+    text.append(" ").append(std::to_string(count)).append(" wait in ").append(what).append(";");
+  }
   return text;
+}
+
+// Bulk copies that are under way come now, or some of them, or as many as let somebody go on.
+inline void Block::land_some() {
+  constexpr uint64_t kAtOnce = 0;
+  constexpr uint64_t kAnyTime = 1;
+  const Unseen unseen;
+  std::vector<BulkCopy>& copies = hopper_.copies;
+  while (!copies.empty() && ((ready_[0].empty() && ready_[1].empty()) || landing_ == kAtOnce ||
+                             (landing_ == kAnyTime && draw_() % 4 == 0))) {
+    std::swap(copies[draw_() % copies.size()], copies.back());
+    BulkCopy copy = std::move(copies.back());
+    copies.pop_back();
+    land(std::move(copy));
+  }
 }
 
 inline void Block::schedule() {
   for (size_t live = threads_.size(); live > 0;) {
+    land_some();
     std::vector<size_t>& ready = ready_[ready_[0].empty() ? 1 : 0];
     if (ready.empty()) throw std::logic_error("deadlock:" + waiting() + " the others never come");
     std::swap(ready[draw_() % ready.size()], ready.back());
@@ -239,6 +295,25 @@ inline void Block::schedule() {
     if (error_) std::rethrow_exception(std::exchange(error_, nullptr));
     order_before(&error_);
     if (current_->done) --live;
+  }
+  leave_hopper();
+}
+
+inline void Block::leave_hopper() {
+  if (grid_.arch < 90 || sites.ignoring()) return;
+  if (!hopper_.copies.empty()) {
+    throw std::logic_error("copy_bulk: the block ends before its copies have landed");
+  }
+  for (size_t warp = 0; warp < hopper_.warps.size(); ++warp) {
+    const WgmmaWarp& mine = hopper_.warps[warp];
+    if (!mine.under_way.empty()) {
+      throw std::logic_error("wgmma: warp " + std::to_string(warp) +
+                             " ends before what it has begun");
+    }
+    if (mine.issued != hopper_.calls[warp / Hopper::kWarpsOfGroup].size()) {
+      throw std::logic_error("wgmma: warp " + std::to_string(warp) +
+                             " takes no part in one of its four warps");
+    }
   }
 }
 
@@ -269,6 +344,14 @@ inline void Block::pass(const Meeting& here, size_t first) {
     if (here.call.orders) ++(here.call.is_warp ? progress.warp_syncs : progress.syncs);
     make_ready(i);
   }
+  if (here.call.orders && clocks_.on()) {
+    Clock all;
+    for (size_t i = first; i < first + count; ++i) clocks_.release(i, all);
+    for (size_t i = first; i < first + count; ++i) {
+      clocks_.acquire(i, all);
+      show_clock(i);
+    }
+  }
   if (observer_ != nullptr && here.call.orders && !here.call.is_warp) {
     observer_->passes_sync(threads_[first].progress.syncs, here.call.where);
   }
@@ -290,6 +373,50 @@ inline void Block::meet(Unit& unit, const Call& call, void* operand, Unit::Work 
   }
   Fiber::switch_to(thread(unit).fiber, scheduler_);
   if (call.orders) order_after(&here);
+}
+
+inline void Block::show_clock(size_t thread) {
+  threads_[thread].progress.clock = clocks_.of(thread);
+  threads_[thread].progress.epoch = clocks_.epoch(thread);
+}
+
+inline void Block::tell(const Unit& unit, Clock& to) {
+  if (!clocks_.on()) return;
+  clocks_.release(static_cast<size_t>(unit.thread), to);
+  show_clock(static_cast<size_t>(unit.thread));
+}
+
+inline void Block::learn(const Unit& unit, const Clock& from) {
+  if (!clocks_.on()) return;
+  clocks_.acquire(static_cast<size_t>(unit.thread), from);
+  show_clock(static_cast<size_t>(unit.thread));
+}
+
+inline bool Block::knows(const Unit& unit, const Clock& of) const {
+  const Clock& mine = clocks_.clock(static_cast<size_t>(unit.thread));
+  return std::equal(of.begin(), of.end(), mine.begin(), std::less_equal<>());
+}
+
+inline void Block::sleep(Unit& unit, std::vector<size_t>& waiters, std::string what) {
+  Thread& mine = thread(unit);
+  waiters.push_back(static_cast<size_t>(unit.thread));
+  mine.waits = std::move(what);
+  Fiber::switch_to(mine.fiber, scheduler_);
+  if (observer_ != nullptr) observer_->resumes(nullptr);  // still the emulator
+  mine.waits.clear();
+}
+
+inline void Block::wake(std::vector<size_t>& waiters) {
+  for (const size_t thread : std::exchange(waiters, {})) make_ready(thread);
+}
+
+inline void Block::complete(MbarrierState& barrier) {
+  if (barrier.pending > 0 || barrier.bytes != 0) return;
+  barrier.pending = barrier.count;
+  barrier.over = std::move(barrier.arriving);
+  barrier.arriving = barrier.over;
+  ++barrier.phases;
+  wake(barrier.waiters);
 }
 
 inline void Block::release(Progress& by) {

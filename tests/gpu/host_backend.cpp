@@ -121,7 +121,7 @@ class Access {
 
 constexpr Device kDevice{DeviceKind::cuda, 0};
 
-class HostMemory final : public Memory {
+class HostMemory : public Memory {
  public:
   Device device() const override { return kDevice; }
   size_t capacity() const override { return kCapacity; }
@@ -140,10 +140,11 @@ class HostMemory final : public Memory {
     mprotect(base, inside + page, PROT_NONE);
     const size_t start = pages == Pages::lazy ? 0 : inside - rounded;
     mappings().add(base, {inside, start, bytes, fill});
-    return {static_cast<std::byte*>(base) + start, [base, inside, page](void*) {
-              mappings().remove(base);
-              munmap(static_cast<std::byte*>(base) + inside, page);
-            }};
+    const auto unmap = [base, inside, page](void*) {
+      mappings().remove(base);
+      munmap(static_cast<std::byte*>(base) + inside, page);
+    };
+    return {static_cast<std::byte*>(base) + start, unmap};
   }
   void zero(void* to, size_t bytes) const override {
     const Access access;
@@ -194,10 +195,95 @@ Pinned& pinned_memory() {
   return *all;
 }
 
+// What was put into a stream, and runs when somebody waits for it.
+class Stream {
+ public:
+  void add(std::function<void()> task) {
+    const std::lock_guard lock(mutex_);
+    work_.push_back(std::move(task));
+  }
+  void add(const Work& work) {
+    const std::lock_guard lock(mutex_);
+    work_.insert(work_.end(), work.begin(), work.end());
+  }
+  Work exchange(Work other) {
+    const std::lock_guard lock(mutex_);
+    return std::exchange(work_, std::move(other));
+  }
+  bool is_idle() {
+    const std::lock_guard lock(mutex_);
+    return work_.empty();
+  }
+  void run() {
+    const std::lock_guard running(running_);
+    const Work work = exchange({});
+    const Access access;
+    for (const std::function<void()>& task : work) task();
+    mappings().check();
+  }
+
+ private:
+  std::mutex mutex_;
+  std::recursive_mutex running_;
+  Work work_;
+};
+
+// Callers' streams by their handles. What they hold may outlive everything else.
+class Streams {
+ public:
+  std::shared_ptr<Stream> find(void* handle) {
+    const std::lock_guard lock(mutex_);
+    std::shared_ptr<Stream>& stream = streams_[handle == nullptr ? kLegacy : handle];
+    if (stream == nullptr) stream = std::make_shared<Stream>();
+    return stream;
+  }
+  // A task for each stream that has something to do.
+  void add_to_busy(const std::function<void()>& task) {
+    const std::lock_guard lock(mutex_);
+    for (const auto& [handle, stream] : streams_) {
+      if (!stream->is_idle()) stream->add(task);
+    }
+  }
+
+ private:
+  // CUDA has two names for the legacy default stream.
+  static inline void* const kLegacy = reinterpret_cast<void*>(uintptr_t{1});
+  std::mutex mutex_;
+  std::map<void*, std::shared_ptr<Stream>> streams_;
+};
+Streams& streams() {
+  static auto* all = new Streams;
+  return *all;
+}
+
+// Is given back as by cudaFree, which returns when the device is idle: when callers' streams have
+// done what they have to do.
+class PlainMemory final : public HostMemory {
+ public:
+  std::shared_ptr<void> allocate(size_t bytes, Pages pages) const override {
+    std::shared_ptr<void> memory = HostMemory::allocate(bytes, pages);
+    if (memory == nullptr) return nullptr;
+    void* const pointer = memory.get();
+    return {pointer, [memory = std::move(memory)](void*) { streams().add_to_busy([memory] {}); }};
+  }
+};
+
 // Runs nothing before somebody waits, and reads pinned memory as late.
 class HostQueue final : public Queue {
  public:
+  explicit HostQueue(std::shared_ptr<Stream> stream) : stream_(std::move(stream)) {}
   Device device() const override { return kDevice; }
+  const void* stream() const override { return stream_.get(); }
+  std::shared_ptr<void> allocate(size_t bytes) override {
+    std::shared_ptr<void> memory = HostMemory().allocate(bytes, Pages::heap);
+    if (memory == nullptr) throw OutOfMemory("emulated GPU: no memory");
+    void* const pointer = memory.get();
+    return {pointer,
+            [memory = std::move(memory), stream = stream_](void*) { stream->add([memory] {}); }};
+  }
+  void follow(Queue& other) override {
+    add([before = dynamic_cast<HostQueue&>(other).stream_] { before->run(); });
+  }
   void upload(void* to, const void* from, size_t bytes) override {
     if (pinned_memory().contains(from)) return add([=] { std::memcpy(to, from, bytes); });
     std::vector<char> data(static_cast<const char*>(from), static_cast<const char*>(from) + bytes);
@@ -210,30 +296,24 @@ class HostQueue final : public Queue {
     add([=] { std::memset(to, 0, bytes); });
   }
   std::unique_ptr<Recording> record(const std::function<void()>& put) override {
-    Work before = std::exchange(work_, {});
+    Work before = stream_->exchange({});
     try {
       put();
     } catch (...) {
-      work_ = std::move(before);
+      stream_->exchange(std::move(before));
       throw;
     }
-    return std::make_unique<HostRecording>(std::exchange(work_, std::move(before)));
+    return std::make_unique<HostRecording>(stream_->exchange(std::move(before)));
   }
   void replay(const Recording& recording) override {
-    const auto& work = dynamic_cast<const HostRecording&>(recording).work;
-    work_.insert(work_.end(), work.begin(), work.end());
+    stream_->add(dynamic_cast<const HostRecording&>(recording).work);
     ++replays;
   }
-  void wait() override {
-    const Work work = std::exchange(work_, {});
-    const Access access;
-    for (const std::function<void()>& task : work) task();
-    mappings().check();
-  }
-  void add(std::function<void()> task) { work_.push_back(std::move(task)); }
+  void wait() override { stream_->run(); }
+  void add(std::function<void()> task) { stream_->add(std::move(task)); }
 
  private:
-  Work work_;
+  std::shared_ptr<Stream> stream_;
 };
 
 class HostBackend final : public Backend {
@@ -241,11 +321,17 @@ class HostBackend final : public Backend {
   int num_devices() const override { return 1; }
   std::string status() const override { return "emulated on the host"; }
   std::string model_name(int) const override { return "emulated GPU"; }
-  int arch(int) const override { return 80; }
+  int arch(int) const override { return host::arch(); }
   int64_t shared_bytes(int) const override { return 227 << 10; }
   const Memory& memory(int) const override {
-    static const HostMemory memory;
+    static const PlainMemory memory;
     return memory;
+  }
+  std::unique_ptr<Queue> make_queue(int) const override {
+    return std::make_unique<HostQueue>(std::make_shared<Stream>());
+  }
+  std::unique_ptr<Queue> wrap_stream(int, void* stream) const override {
+    return std::make_unique<HostQueue>(streams().find(stream));
   }
   std::shared_ptr<std::byte> pinned(int, size_t bytes) const override {
     const std::shared_ptr<std::byte[]> memory(new std::byte[std::max<size_t>(bytes, 1)],
@@ -256,7 +342,6 @@ class HostBackend final : public Backend {
     pinned_memory().add(memory.get(), bytes);
     return {memory, memory.get()};
   }
-  std::unique_ptr<Queue> make_queue(int) const override { return std::make_unique<HostQueue>(); }
   void register_kernels() const override { register_cuda(); }
 };
 

@@ -1,21 +1,15 @@
-// As fiber.cpp, never built with -fsanitize=thread.
+// What a thread does alone or with its warp. As fiber.cpp, never built with -fsanitize=thread.
 #include "gpu/host_unit.h"
 
-#include <algorithm>
 #include <cmath>
-#include <functional>
-#include <memory>
-#include <numeric>
-#include <random>
+#include <cstring>
 #include <stdexcept>
 #include <string>
-#include <vector>
 
 #include "core/float16.h"
 #include "gpu/block.h"
 #include "gpu/fiber.h"
 #include "gpu/fragments.h"
-#include "gpu/shared_memory.h"
 
 namespace effinfer::cuda::host {
 
@@ -27,35 +21,6 @@ void Unit::require_shared(const void* pointer, size_t bytes, const char* what) c
   require_aligned(pointer, bytes, what);
   require(in_shared(pointer) && in_shared(static_cast<const char*>(pointer) + bytes - 1), what,
           "expected an address in shared memory");
-}
-
-bool Unit::passes(const char* what, const Where& where) {
-  const Machine machine(*owner_, owner_->thread(*this).progress);
-  return sites.passes(owner_->grid().name, what, where);
-}
-
-void Unit::sync(Where where) {
-  if (passes("sync", where)) return;
-  owner_->meet(*this, {false, true, "sync", where});
-}
-
-void Unit::sync_warp(Where where) {
-  if (passes("sync_warp", where)) return;
-  owner_->meet(*this, {true, true, "sync_warp", where});
-}
-
-// Orders what came before against the next atomic_add of the thread, or of another one of its block
-// that has passed a barrier since, and such an atomic_add before against what follows.
-void Unit::fence(Where where) {
-  if (passes("fence", where)) return;
-  Block::Thread& mine = owner_->thread(*this);
-  const Machine machine(*owner_, mine.progress);
-  ++mine.progress.fences;
-  mine.progress.fence_syncs = mine.progress.syncs;
-  mine.progress.has_fenced = true;
-  if (!owner_->has_added(mine.progress)) return;
-  mine.progress.has_acquired = true;
-  if (owner_->observer() != nullptr) owner_->observer()->acquires(mine.progress);
 }
 
 void Unit::tell_load(const void* pointer, size_t bytes) {
@@ -102,53 +67,17 @@ uint32_t Unit::ballot(bool value, Where where) {
   return slot.out;
 }
 
-// Until it lands, the destination is NaN.
-void Unit::copy_async(void* to, const void* from, bool valid) {
-  require_shared(to, kCopyBytes, "copy_async");
-  require_global(from, 1, "copy_async");
-  require_aligned(from, kCopyBytes, "copy_async");
-  if (valid) tell_read(from, kCopyBytes);
-  tell_write(to, kCopyBytes);
-  Block::Thread& mine = owner_->thread(*this);
-  const Machine machine(*owner_, mine.progress);
-  if (owner_->observer() != nullptr) {
-    if (valid) owner_->observer()->reads(mine.progress, from, kCopyBytes);
-    owner_->observer()->begins_copy(mine.progress, to, kCopyBytes);
-  }
-  std::memset(to, 0xff, kCopyBytes);
-  mine.copies.push_back({to, from, valid, mine.groups});
+void Unit::ldmatrix(uint32_t (&out)[4], const void* row, Where where) {
+  load_matrices(out, row, false, where);
 }
 
-void Unit::commit(Where where) {
-  if (passes("commit", where)) return;
-  ++owner_->thread(*this).groups;
-}
-
-void Unit::wait_for(int pending, Where where) {
-  if (passes("wait", where)) return;
-  Block::Thread& mine = owner_->thread(*this);
-  const auto lands = [&](const Copy& copy) { return copy.group < mine.groups - pending; };
-  for (const Copy& copy : mine.copies) {
-    if (lands(copy)) tell_write(copy.to, kCopyBytes);
-  }
-  const Machine machine(*owner_, mine.progress);
-  for (const Copy& copy : mine.copies) {
-    if (!lands(copy)) break;
-    if (owner_->observer() != nullptr) {
-      owner_->observer()->ends_copy(mine.progress, copy.to, kCopyBytes);
-    }
-    if (copy.valid) {
-      std::memcpy(copy.to, copy.from, kCopyBytes);
-    } else {
-      std::memset(copy.to, 0, kCopyBytes);
-    }
-  }
-  std::erase_if(mine.copies, lands);
+void Unit::ldmatrix_transposed(uint32_t (&out)[4], const void* row, Where where) {
+  load_matrices(out, row, true, where);
 }
 
 // Lane i brings row i % 8 of matrix i / 8, and gets elements 2 (i % 4) and the next one of row
-// i / 4 of each (PTX ISA, ldmatrix).
-void Unit::ldmatrix(uint32_t (&out)[4], const void* row, Where where) {
+// i / 4 of each, or of column i / 4 (PTX ISA, ldmatrix).
+void Unit::load_matrices(uint32_t (&out)[4], const void* row, bool transposed, Where where) {
   constexpr size_t kRowBytes = 16;
   require_shared(row, kRowBytes, "ldmatrix");
   tell_read(row, kRowBytes);
@@ -158,12 +87,20 @@ void Unit::ldmatrix(uint32_t (&out)[4], const void* row, Where where) {
   struct Slot {
     const char* row;
     uint32_t* out;
-  } slot{static_cast<const char*>(row), out};
+    bool transposed;
+  } slot{static_cast<const char*>(row), out, transposed};
   owner_->meet(*this, {true, false, "ldmatrix", where}, &slot, [](void** all) {
     for (int matrix = 0; matrix < 4; ++matrix) {
+      const auto at = [&](int r, int column) {
+        uint16_t element;
+        std::memcpy(&element, static_cast<Slot*>(all[matrix * 8 + r])->row + 2 * column, 2);
+        return uint32_t{element};
+      };
       for (int i = 0; i < kWarp; ++i) {
-        const char* from = static_cast<Slot*>(all[matrix * 8 + i / 4])->row + i % 4 * 4;
-        std::memcpy(static_cast<Slot*>(all[i])->out + matrix, from, 4);
+        const auto* mine = static_cast<Slot*>(all[i]);
+        const int own = i / 4, next = i % 4 * 2;
+        mine->out[matrix] = mine->transposed ? at(next, own) | at(next + 1, own) << 16
+                                             : at(own, next) | at(own, next + 1) << 16;
       }
     }
   });
@@ -210,6 +147,20 @@ uint32_t Unit::fma_bf16x2(uint32_t a, uint32_t b, uint32_t c) {
   return bf16x2(fma(0), fma(1));
 }
 
+namespace {
+float without_subnormals(float x) {
+  return std::fpclassify(x) == FP_SUBNORMAL ? std::copysign(0.0f, x) : x;
+}
+}  // namespace
+
+float Unit::exp2(float x) {
+  return without_subnormals(std::exp2(without_subnormals(x)));
+}
+
+float Unit::reciprocal(float x) {
+  return without_subnormals(1.0f / without_subnormals(x));
+}
+
 uint32_t Unit::permute(uint32_t a, uint32_t b, uint32_t picks) {
   const uint64_t bytes = uint64_t{b} << 32 | a;
   uint32_t out = 0;
@@ -217,64 +168,6 @@ uint32_t Unit::permute(uint32_t a, uint32_t b, uint32_t picks) {
     out |= static_cast<uint32_t>(bytes >> 8 * (picks >> 4 * i & 7) & 0xff) << 8 * i;
   }
   return out;
-}
-
-void run(const Grid& grid, uint64_t seed) {
-  std::mt19937_64 draw(seed);
-  std::vector<int> order(static_cast<size_t>(grid.blocks));
-  std::iota(order.begin(), order.end(), 0);
-  std::shuffle(order.begin(), order.end(), draw);
-  Observer* const observer =
-      observer_of_this_thread == nullptr ? nullptr : &observer_of_this_thread();
-  if (observer != nullptr) observer->launch_begins(grid);
-  SharedMemory shared(grid.shared_bytes);
-  Block block(grid, draw(), observer);
-  for (const int index : order) {
-    shared.begin_block();
-    if (observer != nullptr) observer->block_begins(shared.data(), grid.shared_bytes);
-    try {
-      block.run(index, shared.data());
-      if (observer != nullptr) observer->block_ends();
-      shared.end_block();
-    } catch (const std::logic_error& error) {
-      throw std::logic_error("[" + std::string(grid.name) + "] block " + std::to_string(index) +
-                             ": " + error.what());
-    }
-  }
-}
-
-void record_sites() {
-  sites.record();
-}
-
-std::set<Site> recorded_sites() {
-  return sites.recorded();
-}
-
-void ignore_site(const Site& site) {
-  sites.ignore(site);
-}
-
-Races detected_races() {
-#if defined(EFFINFER_TSAN)
-  return Races::of_block;
-#else
-  return observer_of_this_thread == nullptr ? Races::none : Races::all;
-#endif
-}
-
-Banks count_banks(const std::function<void()>& body) {
-  if (observer_of_this_thread == nullptr) {
-    body();
-    return {};
-  }
-  observer_of_this_thread().count_banks();
-  body();
-  return observer_of_this_thread().take_banks();
-}
-
-void set_observer(Observer& (*of_this_thread)()) {
-  observer_of_this_thread = of_this_thread;
 }
 
 }  // namespace effinfer::cuda::host

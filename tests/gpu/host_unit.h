@@ -13,26 +13,26 @@
 // races.cpp believe nothing else.
 #pragma once
 
+#include <array>
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
-#include <functional>
+#include <initializer_list>
 #include <set>
-#include <source_location>
+#include <span>
 #include <string>
 #include <type_traits>
 #include <vector>
 
 #include "core/backend.h"
 #include "cuda/unit.h"
+#include "gpu/observer.h"
 
 namespace effinfer::cuda::host {
 
 class Block;
-
-// A call in a kernel's source.
-using Where = std::source_location;
+struct WarpWgmma;
 
 // One thread of a block, with the names of DeviceUnit.
 class Unit {
@@ -45,6 +45,7 @@ class Unit {
 
   void sync(Where where = Where::current());
   void sync_warp(Where where = Where::current());
+  void keep_order() {}
 
   template <class T>
   T shfl(T value, int from, Where where = Where::current()) {
@@ -65,6 +66,7 @@ class Unit {
   }
 
   void ldmatrix(uint32_t (&out)[4], const void* row, Where where = Where::current());
+  void ldmatrix_transposed(uint32_t (&out)[4], const void* row, Where where = Where::current());
   void mma(float (&d)[4], const uint32_t (&a)[4], const uint32_t (&b)[2],
            Where where = Where::current());
   void mma_f16(float (&d)[4], const uint32_t (&a)[4], const uint32_t (&b)[2],
@@ -94,7 +96,86 @@ class Unit {
   float from_f16(uint16_t bits);
   float mul(float a, float b) { return a * b; }
   uint32_t fma_bf16x2(uint32_t a, uint32_t b, uint32_t c);
+  float exp2(float x);
+  float reciprocal(float x);
   uint32_t permute(uint32_t a, uint32_t b, uint32_t picks);
+
+  void sync_some(int id, int threads, Where where = Where::current());
+  void arrive_some(int id, int threads, Where where = Where::current());
+
+  // --- Hopper
+
+  void barrier_init(Mbarrier& barrier, int count);
+  void barrier_arrive(Mbarrier& barrier, Where where = Where::current());
+  void barrier_arrive_expect(Mbarrier& barrier, int bytes, Where where = Where::current());
+  void barrier_wait(Mbarrier& barrier, int parity, Where where = Where::current());
+  void copy_bulk(void* to, const void* from, int bytes, Mbarrier& barrier);
+  void copy_tile(void* to, const TensorMap& map, int col, int row, Mbarrier& barrier);
+  void fence_async(Where where = Where::current());
+
+  uint64_t descriptor(const void* first, int leading, int stride, Swizzle swizzle) const;
+  template <bool kTransposed = false, int kSums>
+  void wgmma(float (&d)[kSums], uint32_t (&a)[4], uint64_t b, bool adds = true,
+             Where where = Where::current()) {
+    issue({d, kSums, a, 0, b, false, false, kTransposed, adds}, where);
+  }
+  template <bool kTransposedA = false, bool kTransposed = false, int kSums>
+  void wgmma(float (&d)[kSums], uint64_t a, uint64_t b, bool adds = true,
+             Where where = Where::current()) {
+    issue({d, kSums, nullptr, a, b, false, kTransposedA, kTransposed, adds}, where);
+  }
+  template <bool kTransposed = false, int kSums>
+  void wgmma_f16(float (&d)[kSums], uint32_t (&a)[4], uint64_t b, bool adds = true,
+                 Where where = Where::current()) {
+    issue({d, kSums, a, 0, b, true, false, kTransposed, adds}, where);
+  }
+  template <bool kTransposedA = false, bool kTransposed = false, int kSums>
+  void wgmma_f16(float (&d)[kSums], uint64_t a, uint64_t b, bool adds = true,
+                 Where where = Where::current()) {
+    issue({d, kSums, nullptr, a, b, true, kTransposedA, kTransposed, adds}, where);
+  }
+  // The place of the call has no room behind a pack of arguments: it comes with the first of them.
+  struct Named {
+    std::span<unsigned char> bytes;
+    Where where;
+    template <class T, size_t kCount>
+    Named(T (&registers)[kCount], Where here = Where::current())
+        : bytes(reinterpret_cast<unsigned char*>(registers), sizeof registers), where(here) {}
+  };
+  template <class... More>
+  void wgmma_fence(Named first, More&... more) {
+    fence_registers(first.where, {first, more...});
+  }
+  void wgmma_commit(Where where = Where::current());
+  template <int kPending>
+  void wgmma_wait(Where where = Where::current()) {
+    wait_for_wgmma(kPending, where, {});
+  }
+  template <int kPending, class... More>
+  void wgmma_wait(Named first, More&... more) {
+    wait_for_wgmma(kPending, first.where, {first, more...});
+  }
+  template <int kCount>
+  void take_registers(Where where = Where::current()) {
+    change_registers(kCount, true, where);
+  }
+  template <int kCount>
+  void give_registers(Where where = Where::current()) {
+    change_registers(kCount, false, where);
+  }
+
+  // A wgmma of one thread.
+  struct Wgmma {
+    float* d;
+    int sums;
+    uint32_t* a;  // or null, and
+    uint64_t a_tile;
+    uint64_t b_tile;
+    bool is_f16;
+    bool transposed_a;
+    bool transposed;
+    bool adds;
+  };
 
  private:
   friend class Block;
@@ -111,6 +192,17 @@ class Unit {
   bool passes(const char* what, const Where& where);
   void shuffle(const void* in, void* out, size_t bytes, int from, const char* what, Where where);
   void wait_for(int pending, Where where);
+  void load_matrices(uint32_t (&out)[4], const void* row, bool transposed, Where where);
+  void require_hopper(const char* what) const;
+  void arrive(Mbarrier& barrier, int bytes, const char* what);
+  void issue(const Wgmma& mine, Where where);
+  using NamedRegisters = std::array<unsigned char*, 8>;  // no memory that a fiber may leave behind
+  void begin_wgmma(WarpWgmma& op, unsigned line);
+  void end_wgmma(int pending, const std::array<const NamedRegisters*, kWarp>& named);
+  void tell_tiles(const WarpWgmma& op) const;
+  void fence_registers(Where where, std::initializer_list<Named> registers);
+  void wait_for_wgmma(int pending, Where where, std::initializer_list<Named> registers);
+  void change_registers(int count, bool more, Where where);
   void tell_load(const void* pointer, size_t bytes);
   void count_atomic();
   void require_global(const void* pointer, size_t alignment, const char* what) const {
@@ -144,9 +236,16 @@ struct Grid {
   int threads;
   int64_t blocks;
   size_t shared_bytes;
+  int arch;        // that it asks for, or 0
+  int min_blocks;  // of a multiprocessor, or 0
   std::vector<char> params;
   void (*kernel)(Unit&, const void* params, void* shared);
 };
+
+// Compute capability of the emulated device, which tests may change. Kernels that ask for one run
+// on no other.
+int arch();
+void set_arch(int arch);
 
 // Runs a grid now. The host's pointers are the device's.
 void run(const Grid& grid, uint64_t seed);
@@ -162,10 +261,14 @@ Grid grid_of(const typename Kernel::Params& params, int64_t blocks) {
   static_assert(sizeof(Params) <= Grid::kMostParams && Kernel::kThreads % kWarp == 0);
   static_assert(std::is_trivially_copyable_v<Params>);
   const auto* bytes = reinterpret_cast<const char*>(&params);
+  int min_blocks = 0;
+  if constexpr (requires { Kernel::kMinBlocks; }) min_blocks = Kernel::kMinBlocks;
   return {Kernel::kName,
           Kernel::kThreads,
           blocks,
           sizeof(Shared),
+          required_arch<Kernel>(),
+          min_blocks,
           {bytes, bytes + sizeof(Params)},
           [](Unit& unit, const void* own, void* shared) {
             Kernel::run(unit, *static_cast<const Params*>(own), *static_cast<Shared*>(shared));
@@ -174,12 +277,17 @@ Grid grid_of(const typename Kernel::Params& params, int64_t blocks) {
 
 template <class Kernel>
 void enqueue(const typename Kernel::Params& params, int64_t blocks, Queue& queue) {
+  if (required_arch<Kernel>() == 0 && !runs_on<Kernel>(arch())) {
+    throw std::logic_error("[" + std::string(Kernel::kName) +
+                           "] expected a GPU without a kernel that replaces it, this one has " +
+                           std::to_string(arch()));
+  }
   enqueue(grid_of<Kernel>(params, blocks), queue);
 }
 
 // --- leaving barriers out (mutations.h) ----------------------------------------------------------
 
-// A call of sync, sync_warp, commit, wait or fence.
+// A call of what orders others: sync, commit, wait, fence, barrier_arrive, wgmma_wait, ...
 struct Site {
   std::string file;
   unsigned line = 0;
@@ -194,63 +302,5 @@ void record_sites();
 std::set<Site> recorded_sites();
 // From now on all threads of its kernel pass it as if it were not there.
 void ignore_site(const Site& site);
-
-// --- watching what threads do (races.cpp)
-// ----------------------------------------------------------
-
-// How far a thread is.
-struct Progress {
-  int thread = 0;
-  uint32_t syncs = 0;       // barriers of the block that it has left behind
-  uint32_t warp_syncs = 0;  // of the warp
-  uint32_t fences = 0;
-  uint32_t fence_syncs = 0;   // `syncs` at its last fence
-  bool has_fenced = false;    // and no atomic_add of the block has followed yet
-  bool has_added = false;     // atomically
-  bool has_acquired = false;  // by a fence after an atomic_add
-};
-
-// Cycles that shared memory was busy, and how many would have been enough for any layout of what
-// was accessed.
-struct Banks {
-  uint64_t cycles = 0;
-  uint64_t least = 0;
-  std::string worst;  // the instruction that most of the others are for
-};
-
-// Of the host's thread that runs a launch.
-class Observer {
- public:
-  virtual ~Observer() = default;
-  virtual void launch_begins(const Grid& grid) = 0;
-  virtual void block_begins(const void* shared, size_t bytes) = 0;
-  // Whose loads and stores follow; null: nobody's.
-  virtual void resumes(const Progress* thread) = 0;
-  virtual void passes_sync(uint32_t syncs, const Where& where) = 0;
-  // Others that acquire see what came before the thread's last fence; it sees what they released.
-  virtual void releases(const Progress& thread) = 0;
-  virtual void acquires(const Progress& thread) = 0;
-  virtual void reads(const Progress& thread, const void* from, size_t bytes) = 0;
-  // As load() does: through a cache that does not see what this launch writes.
-  virtual void loads(const Progress& thread, const void* from, size_t bytes) = 0;
-  virtual void begins_copy(const Progress& thread, void* to, size_t bytes) = 0;
-  virtual void ends_copy(const Progress& thread, void* to, size_t bytes) = 0;
-  virtual void block_ends() = 0;
-  // What was wrong since the launch began, or nothing.
-  virtual std::string complaint() = 0;
-  // Of what follows, until taken.
-  virtual void count_banks() = 0;
-  virtual Banks take_banks() = 0;
-};
-
-// Each thread of the host has its own. Without any nobody watches.
-void set_observer(Observer& (*of_this_thread)());
-// Which are seen in kernels of this program: in this way, or by ThreadSanitizer, for which blocks
-// are ordered.
-enum class Races : uint8_t { none, of_block, all };
-Races detected_races();
-
-// Of the launches in `body`. Zeros where not all races are detected.
-Banks count_banks(const std::function<void()>& body);
 
 }  // namespace effinfer::cuda::host

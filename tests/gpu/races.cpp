@@ -23,6 +23,7 @@
 #include "cuda/unit.h"
 #include "gpu/banks.h"
 #include "gpu/fiber.h"
+#include "gpu/hopper.h"
 #include "gpu/host_unit.h"
 
 namespace effinfer::cuda::host {
@@ -43,17 +44,22 @@ struct Access {
   uint32_t run = 0;
   uint32_t syncs = 0;
   uint32_t warp_syncs = 0;
+  uint32_t epoch = 0;  // of its clock
   uint16_t thread = 0;
   uint16_t fences = 0;
+  uint16_t async_fences = 0;
 
   bool operator==(const Access&) const = default;
 };
 
 // The last write of a byte, and two reads since then that stand for all: while neither is ordered
-// before another read, they are of two threads, of two warps or blocks where there were such.
+// before another read, they are of two threads, of two warps or blocks where there were such. In
+// kernels that order some threads only (clocks.h) all reads count that are not ordered before
+// others.
 struct Byte {
   Access write;
   std::array<Access, 2> reads;
+  std::vector<Access> more_reads;
   bool awaits_copy = false;
 };
 
@@ -85,7 +91,8 @@ class Detector final : public Observer {
   }
   void block_begins(const void* shared, size_t bytes) override {
     ++run_;
-    fences_.emplace_back().of_thread.resize(threads_);
+    fences_.emplace_back().of_thread.resize(threads_ + Hopper::kMostBarriers);
+    async_fences_.assign(threads_ + Hopper::kMostBarriers, {});
     syncs_.clear();
     shared_ = reinterpret_cast<uintptr_t>(shared);
     if (shared_words_.size() < bytes / kWord + 1) shared_words_.resize(bytes / kWord + 1);
@@ -135,6 +142,18 @@ class Detector final : public Observer {
     await_copy(to, bytes, false);
     touch(thread, to, bytes, true, nullptr);
   }
+  void begins_bulk(const Progress& thread, void* to, size_t bytes) override {
+    require_fenced(thread, to, bytes, "copies over");
+    touch(thread, to, bytes, true, nullptr);
+    await_copy(to, bytes, true);
+  }
+  void reads_async(const Progress& thread, const void* from, size_t bytes) override {
+    touch(thread, from, bytes, false, nullptr);
+    require_fenced(thread, from, bytes, "multiplies");
+  }
+  void fences_async(const Progress& thread) override {
+    async_fences_[static_cast<size_t>(thread.thread)].push_back(thread.epoch);
+  }
   std::string complaint() override { return complaint_; }
 
   void touch(const Progress& thread, const void* place, size_t bytes, bool writes, void* caller);
@@ -183,8 +202,28 @@ class Detector final : public Observer {
     }
   }
   Access access_of(const Progress& thread) const {
-    return {run_, thread.syncs, thread.warp_syncs, static_cast<uint16_t>(thread.thread),
-            static_cast<uint16_t>(thread.fences)};
+    const auto index = static_cast<size_t>(thread.thread);
+    return {run_,
+            thread.syncs,
+            thread.warp_syncs,
+            thread.epoch,
+            static_cast<uint16_t>(thread.thread),
+            static_cast<uint16_t>(thread.fences),
+            static_cast<uint16_t>(async_fences_[index].size())};
+  }
+  // That who wrote has fenced since, and that the thread knows of it.
+  void require_fenced(const Progress& thread, const void* from, size_t bytes, const char* does) {
+    for_bytes(from, bytes, [&](uintptr_t at, const Byte& here) {
+      if (here.write.run != run_ || here.write.thread >= threads_) return;
+      const std::vector<uint32_t>& fences = async_fences_[here.write.thread];
+      const size_t first = here.write.async_fences;
+      const bool is_fenced =
+          first < fences.size() &&
+          (here.write.thread == thread.thread || fences[first] <= thread.clock[here.write.thread]);
+      if (!is_fenced) {
+        complain(at, here.write, access_of(thread), does, "wrote without a fence_async", nullptr);
+      }
+    });
   }
   bool ordered(const Access& before, const Access& now, const Progress& thread) const;
   void await_copy(void* to, size_t bytes, bool awaits) {
@@ -198,8 +237,9 @@ class Detector final : public Observer {
   uint32_t run_ = 0;
   uint32_t first_run_ = 1;
   size_t threads_ = 0;
-  std::vector<Fences> fences_;  // of the launch's blocks
-  std::vector<Where> syncs_;    // of the block
+  std::vector<Fences> fences_;                       // of the launch's blocks
+  std::vector<Where> syncs_;                         // of the block
+  std::vector<std::vector<uint32_t>> async_fences_;  // of each thread, in which epochs
   uintptr_t shared_ = 0;
   size_t shared_size_ = 0;
   std::vector<Word> shared_words_;
@@ -223,6 +263,9 @@ void Detector::resumes(const Progress* thread) {
 
 bool Detector::ordered(const Access& before, const Access& now, const Progress& thread) const {
   if (before.run < first_run_) return true;
+  if (before.run == now.run && thread.clock != nullptr) {
+    return before.thread == now.thread || before.epoch <= thread.clock[before.thread];
+  }
   if (before.run == now.run) {
     return before.thread == now.thread || before.syncs < now.syncs ||
            (before.thread / kWarp == now.thread / kWarp && before.warp_syncs < now.warp_syncs);
@@ -233,6 +276,11 @@ bool Detector::ordered(const Access& before, const Access& now, const Progress& 
 }
 
 void Detector::remember_read(Byte& byte, const Access& now, const Progress& thread) const {
+  if (thread.clock != nullptr) {
+    std::erase_if(byte.more_reads, [&](const Access& read) { return ordered(read, now, thread); });
+    byte.more_reads.push_back(now);
+    return;
+  }
   for (Access& read : byte.reads) {
     if (ordered(read, now, thread)) {
       read = now;
@@ -258,13 +306,19 @@ void Detector::touch(const Progress& thread, const void* place, size_t bytes, bo
     for (const Access& read : here.reads) {
       if (!ordered(read, now, thread)) complain(at, read, now, does, "read", caller);
     }
+    for (const Access& read : here.more_reads) {
+      if (!ordered(read, now, thread)) complain(at, read, now, does, "read", caller);
+    }
     here.write = now;
     here.reads = {};
+    here.more_reads.clear();
   });
 }
 
 std::string Detector::since(const Access& access) const {
   if (access.run != run_) return " of another block";
+  if (access.thread >= threads_) return " as a copy";
+  if (access.epoch != 0) return "";
   if (access.syncs == 0) return " since the start";
   const Where& where = syncs_[access.syncs - 1];
   return " since the sync at " + std::string(where.file_name()) + ":" +

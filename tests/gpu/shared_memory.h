@@ -44,7 +44,7 @@ class SharedMemory {
   }
 
  private:
-  static constexpr size_t kGuard = 128;
+  static constexpr size_t kGuard = 1024;        // what a block's memory is aligned to
   static constexpr unsigned char kFill = 0xff;  // NaN of every type
   size_t bytes_;
   size_t all_;

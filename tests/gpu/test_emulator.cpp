@@ -120,6 +120,25 @@ TEST("ldmatrix") {
   }
 }
 
+// With .trans: elements 2 (t mod 4) and the next of column t / 4.
+TEST("ldmatrix, transposed") {
+  std::array<std::array<uint32_t, 4>, 32> out = {};
+  in_warp([&](auto& unit, auto& shared) {
+    for (int i = unit.lane; i < 256; i += 32) shared.numbers[static_cast<size_t>(i)] = i;
+    unit.sync_warp();
+    uint32_t registers[4];
+    unit.ldmatrix_transposed(registers, &shared.numbers[static_cast<size_t>(31 - unit.lane) * 8]);
+    std::copy(registers, registers + 4, out[static_cast<size_t>(unit.lane)].begin());
+  });
+  for (int lane = 0; lane < 32; ++lane) {
+    for (int matrix = 0; matrix < 4; ++matrix) {
+      const int first = (31 - (matrix * 8 + lane % 4 * 2)) * 8 + lane / 4;
+      CHECK_EQ(out[static_cast<size_t>(lane)][static_cast<size_t>(matrix)],
+               static_cast<uint32_t>(first | (first - 8) << 16));
+    }
+  }
+}
+
 // Fragments in the words of the PTX ISA: element i of a thread's fragment is a[i], b[i] or c[i].
 struct Place {
   int row;

@@ -20,7 +20,8 @@ namespace {
 
 constexpr int kLayers = 2;
 
-std::string layer_text(int layer, const std::string& type) {
+// `index`: the attributes of a block_index that attention follows, or nothing.
+std::string layer_text(int layer, const std::string& type, const std::string& index) {
   const std::string n = std::to_string(layer);
   const std::string in = layer == 0 ? "%x" : "%m" + std::to_string(layer - 1);
   return "  weight %na" + n + " = \"na" + n + "\" : f32[64]\n  weight %nm" + n + " = \"nm" + n +
@@ -36,8 +37,14 @@ std::string layer_text(int layer, const std::string& type) {
          " : f32[T, 64] = rope(%qa" + n + ", %t) {heads = 4, head_dim = 16}\n" + "  %kr" + n +
          " : f32[T, 32] = rope(%ka" + n + ", %t) {heads = 2, head_dim = 16}\n" + "  %kv" + n +
          " : kv[" + n + ", 2, 16] = kv_append(%kr" + n + ", %va" + n + ") {layer = " + n +
-         ", heads = 2, head_dim = 16}\n" + "  %o" + n + " : f32[T, 64] = attention(%qr" + n +
-         ", %kv" + n + ") {layer = " + n +
+         ", heads = 2, head_dim = 16}\n" +
+         (index.empty()
+              ? ""
+              : "  %i" + n + " : visits[" + n + ", 2] = block_index(%qr" + n + ", %kv" + n +
+                    ") {layer = " + n +
+                    ", heads = 4, kv_heads = 2, head_dim = 16, sm_scale = 0.25, " + index + "}\n") +
+         "  %o" + n + " : f32[T, 64] = attention(%qr" + n + ", %kv" + n +
+         (index.empty() ? "" : ", %i" + n) + ") {layer = " + n +
          ", heads = 4, kv_heads = 2, head_dim = 16, sm_scale = 0.25}\n" + "  %op" + n +
          " : f32[T, 64] = linear(%o" + n + ", %p" + n + ")\n" + "  %y" + n +
          " : f32[T, 64] = add(%op" + n + ", " + in + ")\n" + "  %b" + n +
@@ -50,7 +57,7 @@ std::string layer_text(int layer, const std::string& type) {
 }
 
 // Llama's blocks, small.
-Graph graph_of(const std::string& type) {
+Graph graph_of(const std::string& type, const std::string& index = "") {
   std::string text =
       "graph tiny {\n  meta context_length = 512\n  input %token_ids : i32[T]\n"
       "  input %positions : i32[T]\n  input %logit_rows : i32[R]\n"
@@ -59,7 +66,7 @@ Graph graph_of(const std::string& type) {
       "[80, 64]\n  weight %n = \"n\" : f32[64]\n"
       "  %x : f32[T, 64] = embedding(%token_ids, %embed)\n"
       "  %t : f32[T, 16] = rope_table(%positions) {dims = 16, theta = 10000.0}\n";
-  for (int layer = 0; layer < kLayers; ++layer) text += layer_text(layer, type);
+  for (int layer = 0; layer < kLayers; ++layer) text += layer_text(layer, type, index);
   text += "  %z : f32[T, 64] = rms_norm(%m" + std::to_string(kLayers - 1) +
           ", %n) {eps = 1e-06}\n"
           "  %r : f32[R, 64] = select_rows(%z, %logit_rows)\n"
@@ -67,8 +74,8 @@ Graph graph_of(const std::string& type) {
   return Graph::parse(text);
 }
 
-std::shared_ptr<const Model> model_of(const std::string& type) {
-  const Graph graph = graph_of(type);
+std::shared_ptr<const Model> model_of(const std::string& type, const std::string& index = "") {
+  const Graph graph = graph_of(type, index);
   auto weights = std::make_shared<MemoryWeights>();
   std::mt19937 random(3);
   ThreadPool pool(1);
@@ -142,11 +149,46 @@ TEST("logits are the CPU's, in both precisions") {
   }
 }
 
-TEST("a prompt and single tokens have the same bits") {
+TEST("a prompt and single tokens have the same bits, if asked to") {
   const std::shared_ptr<const Model> model = model_of("q4_0");
   const std::vector<int32_t> tokens = tokens_of(70, 6);
-  Engine engine(model, options_on(kGpu, Precision::fast));
-  CHECK(logits_of(engine, tokens, Phase::prefill) == logits_of(engine, tokens, Phase::decode));
+  EngineOptions options = options_on(kGpu, Precision::fast);
+  Engine fast(model, options);
+  options.deterministic = true;
+  Engine engine(model, options);
+  const std::vector<float> decoded = logits_of(engine, tokens, Phase::decode);
+  CHECK(logits_of(engine, tokens, Phase::prefill) == decoded);
+  CHECK(logits_of(fast, tokens, Phase::decode) == decoded);
+  const double rounded = distance(logits_of(fast, tokens, Phase::prefill), decoded);
+  CHECK(rounded > 0 && rounded < 2e-2);
+}
+
+TEST("a prompt's bits do not depend on the chunks in which it comes") {
+  const std::shared_ptr<const Model> model = model_of("q4_0");
+  const std::vector<int32_t> tokens = tokens_of(90, 6);
+  EngineOptions options = options_on(kGpu, Precision::fast);
+  Engine whole(model, options);
+  options.max_batch_tokens = 13;
+  Engine chunks(model, options);
+  CHECK(logits_of(whole, tokens, Phase::prefill) == logits_of(chunks, tokens, Phase::prefill));
+}
+
+TEST("sparse prefill visits what it does on the CPU") {
+  const std::vector<int32_t> tokens = tokens_of(400, 12);
+  const auto run = [&](Device device, const std::string& index) {
+    EngineOptions options = options_on(device, Precision::fast);
+    options.max_batch_tokens = 192;
+    Engine engine(model_of("q8_0", index), options);
+    return logits_of(engine, tokens, Phase::prefill);
+  };
+  const std::vector<float> dense = run(kGpu, "");
+  for (const char* index :
+       {"stride = 8, pages = 2, sink_tokens = 4", "mass = 0.6, local_tokens = 40"}) {
+    const std::vector<float> expected = run({}, index);
+    const std::vector<float> got = run(kGpu, index);
+    CHECK(distance(got, expected) < 3e-2);
+    CHECK(distance(got, dense) > 2 * distance(got, expected));
+  }
 }
 
 TEST("tokens do not depend on the batch, the prefix cache or the order of threads") {
@@ -195,6 +237,23 @@ TEST("the highest logits give the tokens that all logits give") {
     const std::vector<int32_t> from_top = engine.generate(tokens_of(20, 9), params);
     params.logprobs = 0;  // which needs all of them
     CHECK(engine.generate(tokens_of(20, 9), params) == from_top);
+  }
+}
+
+TEST("tokens that the device draws are those of the host's sampler") {
+  const std::shared_ptr<const Model> model = model_of("q8_0");
+  Engine engine(model, options_on(kGpu, Precision::fast));
+  CHECK(engine.executable().draws_tokens());
+  for (const float top_p : {1.0f, 0.8f}) {
+    SamplingParams params;
+    params.max_tokens = 10;
+    params.top_k = top_p < 1.0f ? 70 : 0;  // more than come to the host
+    params.top_p = top_p;
+    params.min_p = 0.01f;
+    params.seed = 9;
+    const std::vector<int32_t> drawn = engine.generate(tokens_of(20, 9), params);
+    params.logprobs = 0;  // which needs all logits on the host
+    CHECK(engine.generate(tokens_of(20, 9), params) == drawn);
   }
 }
 

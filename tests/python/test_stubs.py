@@ -37,8 +37,8 @@ MIN_P = "    @min_p.setter\n    def min_p(self, arg0: float) -> None: ...\n"
         ("def version() -> str: ...", "def version() -> int: ...", "version"),
         ("def version() -> str: ...", "", "version"),
         ("def version() -> str: ...", "def version() -> str: ...\ndef other(): ...", "other"),
-        ("def size(self) -> int: ...", "def size(self) -> str: ...", "ThreadPool.size"),
-        ("    @property\n    def size(self)", "    def size(self)", "ThreadPool.size"),
+        ("def size(self) -> int: ...", "def size(self) -> str: ...", "DeviceArray.size"),
+        ("    @property\n    def size(self)", "    def size(self)", "DeviceArray.size"),
         (MIN_P, "", "SamplingParams.min_p"),
         (MIN_P, MIN_P.replace("float", "int"), "SamplingParams.min_p"),
         ("    ignore_eos: bool\n", "", "SamplingParams.ignore_eos"),
@@ -46,7 +46,7 @@ MIN_P = "    @min_p.setter\n    def min_p(self, arg0: float) -> None: ...\n"
         ("ClassVar[int] = 64", "ClassVar[int] = 16", "KvCache.page_size"),
         ("class LayeredWeights(MemoryWeights)", "class LayeredWeights", "LayeredWeights"),
         ("class GgufStrings:", "class Strings:", "Strings"),
-        ("    @staticmethod\n", "", "Graph.parse"),
+        ("    @staticmethod\n", "", "DeviceArray.empty"),
     ],
 )
 def test_a_wrong_stub_is_found(old, new, wrong):

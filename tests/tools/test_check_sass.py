@@ -185,6 +185,14 @@ def test_what_is_over_budget_is_found(sass, changes, said):
     assert said in problems[0]
 
 
+def test_opcodes_of_one_architecture(sass):
+    budget = sass.Budget("AddKernel", 32, 8, opcodes=("HGMMA",), arch="sm_90a")
+    assert sass.check([kernel(sass, opcodes=set())], (budget,)) == []
+    assert sass.check([kernel(sass, arch="sm_90a", opcodes=set())], (budget,)) == [
+        "AddKernel (sm_90a): no HGMMA in its code"
+    ]
+
+
 def test_rows_and_kernels_belong_together(sass):
     row, other = sass.Budget("Add*", 32, 1), sass.Budget("*Kernel", 32, 1)
     assert "no row" in sass.check([kernel(sass)], ())[0]

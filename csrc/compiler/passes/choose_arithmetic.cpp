@@ -12,8 +12,10 @@
 //
 // The operand of a ternary_linear keeps the "int8_token" that canonicalize wrote.
 //
-// On CUDA both phases have bf16 where no weight is float32: tensor cores multiply small integers
-// and bfloat16 exactly, and sums are float32.
+// On CUDA both phases have bf16 where no weight is float32. In decode weights are exact: tensor
+// cores multiply small integers and bfloat16 without an error, and scales are applied to float32
+// sums. In prefill they are rounded with their scales ({prefill_weights = "bf16"}), as CPUs do,
+// unless `deterministic` asks for one arithmetic.
 //
 // Precision::f32 is f32 throughout. One operand has one arithmetic, so its readers decide together.
 //
@@ -117,6 +119,7 @@ void choose_arithmetic(Graph& graph, const CompileOptions& options) {
   const bool bf16_pages = options.device.kind == DeviceKind::cpu &&
                           options.precision == Precision::fast && !options.deterministic &&
                           options.kv_dtype.value_or(DType::bf16) == DType::bf16;
+  const bool rounds_weights = options.device.kind == DeviceKind::cuda && !options.deterministic;
   for (int index = 0; index < rewriter.size(); ++index) {
     const bool scores = rewriter.is(index, "attention") || rewriter.is(index, "column_index") ||
                         rewriter.is(index, "block_index");
@@ -129,6 +132,10 @@ void choose_arithmetic(Graph& graph, const CompileOptions& options) {
       const Choice choice = choose(rewriter, id, options);
       rewriter.set_attribute(index, graph::kDecodeKey, std::string(choice.decode));
       rewriter.set_attribute(index, graph::kPrefillKey, std::string(choice.prefill));
+      if (!rounds_weights || std::string_view(choice.prefill) != "bf16") continue;
+      for (const int user : rewriter.users(id)) {
+        rewriter.set_attribute(user, graph::kPrefillWeightsKey, std::string("bf16"));
+      }
     }
   }
 }

@@ -14,6 +14,7 @@ namespace effinfer::cuda {
 inline constexpr int kChunkUnits = ops::kChunkUnits;
 inline constexpr int kUnitTokens = ops::kUnitTokens;
 inline constexpr int kChunkTokens = kChunkUnits * kUnitTokens;
+inline constexpr int kChunkBlocks = kChunkTokens / 32;  // of bodies/fragments.h
 
 // A pass over a chunk.
 struct ChunkPass {

@@ -14,12 +14,12 @@
 
 namespace effinfer::cuda {
 
-inline constexpr int kChunkBlocks = kChunkTokens / kBlock;
-
 template <DType kType, int kWarps>
 struct AttentionShared {
-  // Blocks of float32 are as large as two of the others.
-  static constexpr int kRing = kType == DType::f32 ? 4 : 8;
+  // 14 KB of copies under way for each warp, or of eight warps half as many, for which the blocks
+  // of all GPUs have room: blocks of float32 are as large as two of 16-bit numbers, of int8 half.
+  static constexpr int kFull = kType == DType::f32 ? 4 : 8;
+  static constexpr int kRing = kWarps == 8 && kType != DType::i8 ? kFull / 2 : kFull;
   static constexpr int kBlocks = 8 / kWarps;  // of tokens, that a warp has scores of
 
   union {

@@ -1,11 +1,13 @@
 // What a block looks up about its item before it begins: what is visited, and the tile's rows.
 #pragma once
 
+#include <cmath>
 #include <cstdint>
 
 #include "core/float16.h"
 #include "cuda/bodies/attention_chunks.h"
 #include "cuda/bodies/seen_words.h"
+#include "cuda/bodies/softmax.h"
 #include "cuda/unit.h"
 #include "ops/attention.h"
 
@@ -44,10 +46,19 @@ EFFINFER_DEVICE Visibility visibility_of(const ops::AttentionProblem& p,
           p.causal || p.batch.is_tree(tile.sequence)};
 }
 
+// The scale of scores, log2(e) with it, is above 0, so that it may be applied after the maximum; a
+// query's factor has the rest.
+EFFINFER_DEVICE float row_scale(const ops::AttentionProblem& p) {
+  return p.sm_scale == 0.0f ? 1.0f : rounded_product(fabsf(p.sm_scale), kLog2e);
+}
+EFFINFER_DEVICE float query_sign(const ops::AttentionProblem& p) {
+  return p.sm_scale == 0.0f ? 0.0f : p.sm_scale < 0.0f ? -1.0f : 1.0f;
+}
+
 EFFINFER_DEVICE TileRow row_of(const ops::AttentionProblem& p, const ops::AttentionTile& tile,
                                int index) {
   const int token = index / tile.num_heads;
-  TileRow row = {0, -1, p.sm_scale, 0.0f};
+  TileRow row = {0, -1, row_scale(p), 0.0f};
   if (token >= tile.num_rows) return row;
   row.rank = 0;
   if (p.alibi_slopes != nullptr) {

@@ -52,7 +52,7 @@ class AttentionTileRun {
     if (unit_.warp == 0) find_first();
     if (unit_.warp == 1 && unit_.lane < kTileRows) {
       shared_.rows[unit_.lane] = row_of(p_, tile_, unit_.lane);
-      shared_.query_factors[unit_.lane] = 1.0f;
+      shared_.query_factors[unit_.lane] = query_sign(p_);
     }
     unit_.sync();
     ring_.start(shared_.passes[0]);
@@ -87,7 +87,7 @@ class AttentionTileRun {
         for (int mask = 1; mask < kWarp; mask *= 2) max = fmaxf(max, unit_.shfl_xor(max, mask));
         const float power = float_of(bits_of(max) & 0x7f800000);
         if (unit_.lane == 0 && power > 0.0f) {
-          shared_.query_factors[row] = 1.0f / power;
+          shared_.query_factors[row] *= 1.0f / power;
           shared_.rows[row].scale *= power;
         }
       }
@@ -109,7 +109,11 @@ class AttentionTileRun {
       Softmax::share_max(unit_, scores, shared_.softmax);
       unit_.sync();
       if (unit_.warp == 0) walk.store(unit_, shared_.units, next);
-      Softmax::set_weights(unit_, scores, shared_.softmax, max);
+      const bool shaped = is_shaped(p_);
+      const int row = unit_.lane / 4;
+      const float factor[2] = {factor_of(shared_.rows[row], shaped),
+                               factor_of(shared_.rows[row + 8], shaped)};
+      Softmax::set_weights(unit_, scores, factor, shared_.softmax, max);
       share_weights(now, scores);
     }
     unit_.sync();
@@ -143,6 +147,7 @@ class AttentionTileRun {
   }
 
   EFFINFER_DEVICE void set_logits(const ChunkPass& pass, Scores& scores) {
+    const bool shaped = is_shaped(p_);
     EFFINFER_UNROLL
     for (int b = 0; b < kBlocks; ++b) {
       const int index = unit_.warp * kBlocks + b;
@@ -159,11 +164,15 @@ class AttentionTileRun {
         if (is_active(row, pass.rank)) {
           seen = visited & seen_places(shared_.visible, row.position, start);
         }
-        const float cap = p_.logits_soft_cap;
-        Softmax::set_logits(scores[b], row, r, seen, start, cap, [&](float x, int t) {
-          if constexpr (!KvBlock<kType>::kScaled) return x;
-          return rounded_product(x, scale_of(b, t));
-        });
+        if constexpr (KvBlock<kType>::kScaled) {
+          EFFINFER_UNROLL
+          for (int t = 0; t < 8; ++t) {
+            float& x = score_at(scores[b], t, r);
+            x = rounded_product(x, scale_of(b, t));
+          }
+        }
+        if (shaped) shape_scores(unit_, scores[b], row, r, start, p_.logits_soft_cap);
+        hide_unseen(scores[b], r, seen);
       }
     }
   }
@@ -187,7 +196,7 @@ class AttentionTileRun {
           const float scale = scale_of(b, 8 + t);
           EFFINFER_UNROLL
           for (int r = 0; r < 2; ++r) {
-            float& weight = Softmax::at(scores[b], t, r);
+            float& weight = score_at(scores[b], t, r);
             weight = rounded_product(weight, scale);
           }
         }
@@ -204,11 +213,7 @@ class AttentionTileRun {
     } else {
       result_.fold(unit_, rows_, values_, chunk_rows_, chunk_values_);
     }
-    EFFINFER_UNROLL
-    for (int i = 0; i < 4; ++i) {
-      EFFINFER_UNROLL
-      for (int r = 0; r < 4; ++r) chunk_values_[i][r] = 0.0f;
-    }
+    clear(chunk_values_);
     chunk_rows_[0] = chunk_rows_[1] = RowState{};
   }
 
@@ -216,17 +221,8 @@ class AttentionTileRun {
   // result does not depend on who that is.
   EFFINFER_DEVICE void finish() {
     if (item_.partial < 0) return result_.store(unit_, rows_, values_);
-    const ops::AttentionMerge& merge = p_.work.merges[item_.merge];
-    unit_.fence();
-    unit_.sync();
-    if (unit_.thread == 0) {
-      const int32_t before = unit_.atomic_add(p_.done + item_.merge, 1);
-      shared_.is_last = before + 1 == merge.num_items ? 1 : 0;
-      if (shared_.is_last != 0) p_.done[item_.merge] = 0;
-      unit_.fence();
-    }
-    unit_.sync();
-    if (shared_.is_last != 0) result_.merge(unit_, merge, shared_.merge);
+    if (!ends_last_item(unit_, p_, item_.merge, shared_.is_last)) return;
+    result_.merge(unit_, p_.work.merges[item_.merge], shared_.merge);
   }
 
   Unit& unit_;
@@ -254,7 +250,7 @@ struct AttentionKernel {
                                                   : 1;
   using Params = AttentionParams;
   using Shared = AttentionShared<kType, kWarps>;
-  static_assert(sizeof(Shared) <= 163 << 10);  // of an A100's SM
+  static_assert(sizeof(Shared) <= 99 << 10);  // of a block of the GPUs that have least
 
   template <class Unit>
   EFFINFER_DEVICE static void run(Unit& unit, const Params& params, Shared& shared) {

@@ -4,6 +4,7 @@
 #include "cuda/bodies/activation.h"
 #include "cuda/unit.h"
 #include "ops/elementwise.h"
+#include "ops/int32_operand.h"
 
 namespace effinfer::cuda {
 
@@ -36,6 +37,21 @@ struct BinaryKernel {
     const int64_t step = int64_t{unit.num_blocks} * kThreads;
     for (int64_t i = int64_t{unit.block} * kThreads + unit.thread; i < p.size; i += step) {
       p.out[i] = p.op == ops::BinaryOp::add ? p.a[i] + p.b[i] : p.a[i] * p.b[i];
+    }
+  }
+};
+
+struct NarrowKernel {
+  static constexpr const char* kName = "narrow";
+  static constexpr int kThreads = 256;
+  using Params = ops::NarrowProblem;
+  struct Shared {};
+
+  template <class Unit>
+  EFFINFER_DEVICE static void run(Unit& unit, const Params& p, Shared&) {
+    const int64_t step = int64_t{unit.num_blocks} * kThreads;
+    for (int64_t i = int64_t{unit.block} * kThreads + unit.thread; i < p.size; i += step) {
+      p.to[i] = static_cast<int32_t>(p.from[i]);
     }
   }
 };

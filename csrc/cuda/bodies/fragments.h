@@ -164,11 +164,13 @@ struct Products {
   EFFINFER_DEVICE static void set_weights(Unit& unit, Operands& to, int index,
                                           const float (&w)[4][4]) {
     EFFINFER_UNROLL
-    for (int s = 0; s < 2; ++s) {
-      to.weights[2 * index + s][unit.lane] = {
-          rounded(unit, w[0][s], w[1][s]), rounded(unit, w[0][2 + s], w[1][2 + s]),
-          rounded(unit, w[2][s], w[3][s]), rounded(unit, w[2][2 + s], w[3][2 + s])};
-    }
+    for (int s = 0; s < 2; ++s) to.weights[2 * index + s][unit.lane] = weight_quad(unit, w, s);
+  }
+  // Of step `s` of a block.
+  template <class Unit>
+  EFFINFER_DEVICE static Quad weight_quad(Unit& unit, const float (&w)[4][4], int s) {
+    return {rounded(unit, w[0][s], w[1][s]), rounded(unit, w[0][2 + s], w[1][2 + s]),
+            rounded(unit, w[2][s], w[3][s]), rounded(unit, w[2][2 + s], w[3][2 + s])};
   }
 
  private:

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "cuda/bodies/activation.h"
+#include "cuda/bodies/row_chunks.h"
 #include "cuda/unit.h"
 #include "ops/matmul.h"
 
@@ -57,11 +58,10 @@ EFFINFER_DEVICE void store_number(Unit& unit, const OperandOut& out, int64_t tok
   }
 }
 
-// Output `row` of a token from its sum, and with GLU that of the second weight.
+// Output `row` of a token from its sum, and with GLU that of the second weight; without a residual.
 template <class Unit>
-EFFINFER_DEVICE void finish_output(Unit& unit, const MatmulWeight& weight,
-                                   const MatmulWeight& second, ops::UnaryOp glu,
-                                   const OperandOut& operand, int64_t token, int row, float sum,
+EFFINFER_DEVICE float output_value(Unit& unit, const MatmulWeight& weight,
+                                   const MatmulWeight& second, ops::UnaryOp glu, int row, float sum,
                                    float second_sum) {
   // A zero is added too: no other kernel gives -0.
   float value = sum + (weight.bias == nullptr ? 0.0f : unit.load(weight.bias + row));
@@ -70,6 +70,15 @@ EFFINFER_DEVICE void finish_output(Unit& unit, const MatmulWeight& weight,
         second_sum + (second.bias == nullptr ? 0.0f : unit.load(second.bias + row));
     value = apply(glu, value, 0.0f) * linear;
   }
+  return value;
+}
+
+template <class Unit>
+EFFINFER_DEVICE void finish_output(Unit& unit, const MatmulWeight& weight,
+                                   const MatmulWeight& second, ops::UnaryOp glu,
+                                   const OperandOut& operand, int64_t token, int row, float sum,
+                                   float second_sum) {
+  float value = output_value(unit, weight, second, glu, row, sum, second_sum);
   const int64_t at = token * weight.out_stride + row;
   // Not unit.load(): it may be what is written here.
   if (weight.residual != nullptr) value += weight.residual[at];
@@ -78,6 +87,51 @@ EFFINFER_DEVICE void finish_output(Unit& unit, const MatmulWeight& weight,
   } else {
     store_number(unit, operand, token, row, value);
   }
+}
+
+// Whether four outputs of a token from a multiple of four on are 16 aligned bytes. Of the host.
+inline bool has_fours(const ops::MatmulPart& part) {
+  const auto address = reinterpret_cast<uintptr_t>(part.out);
+  const auto residual = reinterpret_cast<uintptr_t>(part.residual);
+  return part.out_stride % 4 == 0 && address % 16 == 0 && residual % 16 == 0;
+}
+
+// Outputs row .. row + 3, of which those behind the last are left out: the bits of finish_output().
+// `row` is a multiple of four, `fours` what has_fours() says.
+template <class Unit>
+EFFINFER_DEVICE void finish_four(Unit& unit, const MatmulWeight& weight, const MatmulWeight& second,
+                                 ops::UnaryOp glu, const OperandOut& operand, bool fours,
+                                 int64_t token, int row, Quad sums, Quad seconds) {
+  if (!fours || row + 4 > weight.rows) {
+    EFFINFER_UNROLL
+    for (int i = 0; i < 4; ++i) {
+      if (row + i >= weight.rows) continue;
+      finish_output(unit, weight, second, glu, operand, token, row + i, float_of(sums.words[i]),
+                    float_of(seconds.words[i]));
+    }
+    return;
+  }
+  float values[4];
+  EFFINFER_UNROLL
+  for (int i = 0; i < 4; ++i) {
+    values[i] = output_value(unit, weight, second, glu, row + i, float_of(sums.words[i]),
+                             float_of(seconds.words[i]));
+  }
+  const int64_t at = token * weight.out_stride + row;
+  if (weight.residual != nullptr) {
+    const Quad residual = *reinterpret_cast<const Quad*>(weight.residual + at);
+    EFFINFER_UNROLL
+    for (int i = 0; i < 4; ++i) values[i] += float_of(residual.words[i]);
+  }
+  uint8_t* record = operand.data + token * operand.row_bytes;
+  if (operand.data != nullptr && operand.is_bf16) {
+    *reinterpret_cast<Pair*>(record + row * 2) = {
+        {unit.bf16x2(values[0], values[1]), unit.bf16x2(values[2], values[3])}};
+    return;
+  }
+  auto* to = operand.data == nullptr ? weight.out + at : reinterpret_cast<float*>(record) + row;
+  *reinterpret_cast<Quad*>(to) = {
+      {bits_of(values[0]), bits_of(values[1]), bits_of(values[2]), bits_of(values[3])}};
 }
 
 // Zeros from the last output of the operand's rows to their padded end: of tokens [first, last), by

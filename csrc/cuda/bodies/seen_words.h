@@ -25,7 +25,7 @@ inline constexpr int kTileRows = 16;
 struct TileRow {
   int32_t position;  // its own place
   int32_t rank;      // 0, or from 1 on the tile's displaced tokens; -1: there is no such row
-  float scale;       // of scores
+  float scale;       // of scores, to binary logarithms; above 0
   float slope;       // ALiBi
 };
 

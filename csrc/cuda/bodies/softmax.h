@@ -3,7 +3,11 @@
 // chunk's, so nothing that was summed is ever scaled anew within it.
 //
 // Maxima and sums go over a lane's own tokens, over the four lanes of a row, then over the warps,
-// each in a fixed order: a row's bits depend on its own scores and places alone.
+// each in a fixed order: a row's bits depend on its own scores and places alone. A kernel whose
+// warps have whole chunks (bodies/prefill_tile.h) adds up in the same order.
+//
+// Weights are powers of two. A score is multiplied by the scale and by log2(e), and the maximum
+// subtracted, in one multiply-add; only caps, slopes and scales of keys come before it.
 #pragma once
 
 #include <cmath>
@@ -12,6 +16,7 @@
 #include "cuda/bodies/attention_chunks.h"
 #include "cuda/bodies/seen_words.h"
 #include "cuda/unit.h"
+#include "ops/attention.h"
 
 namespace effinfer::cuda {
 
@@ -25,14 +30,12 @@ EFFINFER_DEVICE float rounded_product(float a, float b) {
   return fmaf(a, b, 0.0f);
 }
 
-// e^(x - reference), for x up to the reference.
-EFFINFER_DEVICE float weight_of(float x, float reference) {
-  return exp2f(rounded_product(x - reference, 1.44269504f));
-}
+// log2(e), which makes powers of two of powers of e.
+inline constexpr float kLog2e = 1.44269504f;
 
-// A row's maximum, sum of weights, and weighted values as far as a lane has them: of the chunks
-// that came before, together with one. The maximum's own side has a factor of exactly 1, a side
-// without keys adds exact zeros.
+// A row's maximum of binary logarithms, sum of weights, and weighted values as far as a lane has
+// them: of the chunks that came before, together with one. The maximum's own side has a factor of
+// exactly 1, a side without keys adds exact zeros.
 struct RowState {
   float max = kNoScore;
   float sum = 0.0f;
@@ -41,108 +44,152 @@ struct Factors {
   float before;
   float chunk;
 };
-EFFINFER_DEVICE Factors factors_of(const RowState& before, const RowState& chunk) {
+template <class Unit>
+EFFINFER_DEVICE Factors factors_of(Unit& unit, const RowState& before, const RowState& chunk) {
   const float highest = fmaxf(before.max, chunk.max);
-  return {weight_of(before.max, highest), weight_of(chunk.max, highest)};
+  return {unit.exp2(before.max - highest), unit.exp2(chunk.max - highest)};
 }
 EFFINFER_DEVICE float fold_value(float before, float chunk, const Factors& factors) {
   return fmaf(chunk, factors.chunk, rounded_product(before, factors.before));
 }
-EFFINFER_DEVICE Factors fold_row(RowState& row, const RowState& chunk) {
-  const Factors factors = factors_of(row, chunk);
+template <class Unit>
+EFFINFER_DEVICE Factors fold_row(Unit& unit, RowState& row, const RowState& chunk) {
+  const Factors factors = factors_of(unit, row, chunk);
   row.max = fmaxf(row.max, chunk.max);
   row.sum = fold_value(row.sum, chunk.sum, factors);
   return factors;
 }
 
-// A lane's part of a warp's blocks: rows lane / 4 and lane / 4 + 8, tokens 8 (lane % 4) on.
+// Whether scores are more than scaled.
+EFFINFER_DEVICE bool is_shaped(const ops::AttentionProblem& p) {
+  return p.logits_soft_cap > 0.0f || p.alibi_slopes != nullptr;
+}
+// What a row's scores, shaped or not, are multiplied by: TileRow::scale has done its part where
+// they are.
+EFFINFER_DEVICE float factor_of(const TileRow& row, bool shaped) {
+  return shaped ? 1.0f : row.scale;
+}
+
+// A block of scores as a lane has it: rows lane / 4 and lane / 4 + 8, tokens 8 (lane % 4) on.
+using BlockScores = float[4][4];
+// Token 8 (lane % 4) + t of a block, row lane / 4 + 8 r.
+EFFINFER_DEVICE float& score_at(BlockScores& block, int t, int r) {
+  return block[t % 4][2 * r + t / 4];
+}
+
+// Scaled, capped and sloped: binary logarithms. `start` is the place of token 0.
+template <class Unit>
+EFFINFER_DEVICE void shape_scores(Unit& unit, BlockScores& block, const TileRow& row, int r,
+                                  int32_t start, float soft_cap) {
+  EFFINFER_UNROLL
+  for (int t = 0; t < 8; ++t) {
+    float& x = score_at(block, t, r);
+    x = rounded_product(x, row.scale);
+  }
+  if (soft_cap > 0.0f) {
+    // cap * tanh(x) = cap - 2 cap / (e^2x + 1), for x in parts of the cap.
+    const float twice = 2.0f / soft_cap;
+    const float cap = rounded_product(soft_cap, kLog2e);
+    EFFINFER_UNROLL
+    for (int t = 0; t < 8; ++t) {
+      float& x = score_at(block, t, r);
+      x = fmaf(-2.0f * cap, unit.reciprocal(unit.exp2(rounded_product(x, twice)) + 1.0f), cap);
+    }
+  }
+  if (row.slope != 0.0f) {
+    const float slope = rounded_product(row.slope, kLog2e);
+    const auto distance = static_cast<float>(start - row.position);
+    EFFINFER_UNROLL
+    for (int t = 0; t < 8; ++t) {
+      float& x = score_at(block, t, r);
+      x = fmaf(slope, distance + static_cast<float>(t), x);
+    }
+  }
+}
+
+// -infinity where a row sees nothing: bit t of `seen` is token t.
+EFFINFER_DEVICE void hide_unseen(BlockScores& block, int r, uint32_t seen) {
+  if (seen == 0xff) return;
+  EFFINFER_UNROLL
+  for (int t = 0; t < 8; ++t) {
+    if ((seen >> t & 1) == 0) score_at(block, t, r) = -INFINITY;
+  }
+}
+
+// Of the highest of a row's scores: the reference of its weights.
+EFFINFER_DEVICE float reference_of(float highest, float factor) {
+  return fmaxf(rounded_product(highest, factor), kNoScore);
+}
+
+// Scores become weights; the lane's `sum` goes on, token by token.
+template <class Unit>
+EFFINFER_DEVICE void make_weights(Unit& unit, BlockScores& block, int r, float factor,
+                                  float reference, float& sum) {
+  EFFINFER_UNROLL
+  for (int t = 0; t < 8; ++t) {
+    float& x = score_at(block, t, r);
+    x = unit.exp2(fmaf(x, factor, -reference));
+    sum += x;
+  }
+}
+
+// Over the four lanes of a row.
+template <class Unit>
+EFFINFER_DEVICE float row_max(Unit& unit, float max) {
+  max = fmaxf(max, unit.shfl_xor(max, 1));
+  return fmaxf(max, unit.shfl_xor(max, 2));
+}
+template <class Unit>
+EFFINFER_DEVICE float row_sum(Unit& unit, float sum) {
+  sum += unit.shfl_xor(sum, 1);
+  return sum + unit.shfl_xor(sum, 2);
+}
+
+// Of a block whose warps share a chunk.
 template <int kWarps>
 struct ChunkSoftmax {
   static constexpr int kBlocks = 8 / kWarps;  // of a warp
-  using Scores = float[kBlocks][4][4];
+  using Scores = BlockScores[kBlocks];
 
   struct Shared {
     float max[kWarps][kTileRows];
     float sum[kWarps][kTileRows];
   };
 
-  // Token 8 (lane % 4) + t of a block, row lane / 4 + 8 r.
-  EFFINFER_DEVICE static float& at(float (&block)[4][4], int t, int r) {
-    return block[t % 4][2 * r + t / 4];
-  }
-
-  // Of logits: scores times `row.scale`, and -infinity where a row sees nothing.
-  template <class Scale>
-  EFFINFER_DEVICE static void set_logits(float (&block)[4][4], const TileRow& row, int r,
-                                         uint32_t seen, int32_t start, float soft_cap,
-                                         Scale&& scale) {
-    EFFINFER_UNROLL
-    for (int t = 0; t < 8; ++t) {
-      float& x = at(block, t, r);
-      x = scale(rounded_product(x, row.scale), t);
-    }
-    if (soft_cap > 0.0f) {
-      const float inverse = 1.0f / soft_cap;
-      EFFINFER_UNROLL
-      for (int t = 0; t < 8; ++t) {
-        float& x = at(block, t, r);
-        x = rounded_product(tanhf(rounded_product(x, inverse)), soft_cap);
-      }
-    }
-    if (row.slope != 0.0f) {
-      EFFINFER_UNROLL
-      for (int t = 0; t < 8; ++t) {
-        float& x = at(block, t, r);
-        x = fmaf(row.slope, static_cast<float>(start + t - row.position), x);
-      }
-    }
-    if (seen == 0xff) return;
-    EFFINFER_UNROLL
-    for (int t = 0; t < 8; ++t) {
-      if ((seen >> t & 1) == 0) at(block, t, r) = -INFINITY;
-    }
-  }
-
   // The warp's maxima to shared memory.
   template <class Unit>
   EFFINFER_DEVICE static void share_max(Unit& unit, Scores& scores, Shared& shared) {
     EFFINFER_UNROLL
     for (int r = 0; r < 2; ++r) {
-      float max = kNoScore;
+      float max = -INFINITY;
       EFFINFER_UNROLL
       for (int b = 0; b < kBlocks; ++b) {
         EFFINFER_UNROLL
-        for (int t = 0; t < 8; ++t) max = fmaxf(max, at(scores[b], t, r));
+        for (int t = 0; t < 8; ++t) max = fmaxf(max, score_at(scores[b], t, r));
       }
-      max = fmaxf(max, unit.shfl_xor(max, 1));
-      max = fmaxf(max, unit.shfl_xor(max, 2));
+      max = row_max(unit, max);
       if (unit.lane % 4 == 0) shared.max[unit.warp][unit.lane / 4 + 8 * r] = max;
     }
   }
 
-  // When all warps have shared theirs: the chunk's maxima; scores become weights, and their sums
-  // go to shared memory.
+  // When all warps have shared theirs: the chunk's maxima of scores times `factor`; scores become
+  // weights, and their sums go to shared memory.
   template <class Unit>
-  EFFINFER_DEVICE static void set_weights(Unit& unit, Scores& scores, Shared& shared,
-                                          float (&max)[2]) {
+  EFFINFER_DEVICE static void set_weights(Unit& unit, Scores& scores, const float (&factor)[2],
+                                          Shared& shared, float (&max)[2]) {
     EFFINFER_UNROLL
     for (int r = 0; r < 2; ++r) {
       const int row = unit.lane / 4 + 8 * r;
-      max[r] = kNoScore;
+      float highest = shared.max[0][row];
       EFFINFER_UNROLL
-      for (int w = 0; w < kWarps; ++w) max[r] = fmaxf(max[r], shared.max[w][row]);
+      for (int w = 1; w < kWarps; ++w) highest = fmaxf(highest, shared.max[w][row]);
+      max[r] = reference_of(highest, factor[r]);
       float sum = 0.0f;
       EFFINFER_UNROLL
       for (int b = 0; b < kBlocks; ++b) {
-        EFFINFER_UNROLL
-        for (int t = 0; t < 8; ++t) {
-          float& x = at(scores[b], t, r);
-          x = weight_of(x, max[r]);
-          sum += x;
-        }
+        make_weights(unit, scores[b], r, factor[r], max[r], sum);
       }
-      sum += unit.shfl_xor(sum, 1);
-      sum += unit.shfl_xor(sum, 2);
+      sum = row_sum(unit, sum);
       if (unit.lane % 4 == 0) shared.sum[unit.warp][row] = sum;
     }
   }

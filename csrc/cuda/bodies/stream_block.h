@@ -32,15 +32,6 @@ EFFINFER_DEVICE void store_sums(Unit& unit, const StreamSums<kTiles>& sums,
   }
 }
 
-// The lane's rows in group `index` of a weight.
-EFFINFER_DEVICE GroupPlace group_place(const MatmulWeight& weight, int index, int64_t header_bytes,
-                                       int lane) {
-  // A unit's second group that is none repeats the first, and nobody takes its sums.
-  const int last = weight.groups - 1;
-  const uint8_t* group = weight.data + (index < last ? index : last) * weight.group_bytes;
-  return {group + lane / 4 % 4 * 8, group + header_bytes};
-}
-
 template <ops::PackedFormat kFormat, int kTiles, int kAhead, int kBlocks>
 struct StreamMatmul {
   static constexpr const char* kName = "stream_matmul";

@@ -30,6 +30,7 @@
 
 #include "cuda/bodies/dequant.h"
 #include "cuda/bodies/matmul_epilogue.h"
+#include "cuda/bodies/row_groups.h"
 #include "cuda/bodies/stream_tokens.h"
 #include "cuda/bodies/weight_scales.h"
 #include "cuda/unit.h"
@@ -68,12 +69,6 @@ constexpr int stream_slice_bits(int64_t units, int64_t superblocks) {
   while (superblocks >> bits == 0) --bits;
   return bits;
 }
-
-// Where a row group lies, of the lane's rows 4 quad .. 4 quad + 3.
-struct GroupPlace {
-  const uint8_t* header;       // of super formats: the f16 of these rows in the first 256 k
-  const uint8_t* superblocks;  // of all rows
-};
 
 // The sums of a warp: C fragments of a pair of rows (dequant.h) and a tile of tokens. Element i is
 // token 2 t + i % 2 of the tile and row 2 pair + i / 2 of the lane.

@@ -86,6 +86,25 @@ struct TopLogits {
   std::span<int32_t> tokens;  // [R, k], the lower id first among equals
 };
 
+// How a token is drawn from a row of logits: the fields of SamplingParams that a device covers.
+struct RowDraw {
+  float temperature = 1.0f;  // 0: greedy
+  int32_t top_k = 0;
+  float top_p = 1.0f;
+  float min_p = 0.0f;
+  uint64_t seed = 0;
+  uint64_t index = 0;  // of the token in its request
+};
+
+// Tokens in place of logits.
+struct DrawnTokens {
+  std::span<const RowDraw> draws;  // [R]
+  std::span<int32_t> tokens;       // [R]
+  // [R]: 1 where Sampler::sample() draws this token, too; 0 where sums are too near a bound to
+  // tell, and where it refuses the row.
+  std::span<uint8_t> decided;
+};
+
 class EFFINFER_API Executable {
  public:
   ~Executable();
@@ -97,6 +116,11 @@ class EFFINFER_API Executable {
   void run_top(const Batch& batch, KvCache& cache, const TopLogits& top);
   // The most logits a row that run_top() can keep; 0 where the graph's last node is no matmul.
   int32_t max_top() const;
+  // Whether run_drawn() is there: on GPUs, as the host samples for itself. Runs one step as run()
+  // does, and draws a token from each row. Until the next step read_row() reads a row's logits.
+  bool draws_tokens() const;
+  void run_drawn(const Batch& batch, KvCache& cache, const DrawnTokens& drawn);
+  void read_row(int64_t row, std::span<float> logits);
 
   // Records the next `max_steps` steps; takes the memory for it now, so that run() still allocates
   // nothing. Throws InvalidArgument for less than one step, OutOfMemory. Not while run() is active.

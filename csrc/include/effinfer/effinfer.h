@@ -6,6 +6,7 @@
 #include "effinfer/dtype.h"
 #include "effinfer/engine.h"
 #include "effinfer/error.h"
+#include "effinfer/executor.h"
 #include "effinfer/gguf.h"
 #include "effinfer/gguf_writer.h"
 #include "effinfer/graph.h"

@@ -125,6 +125,9 @@ class EFFINFER_API Sampler {
                           const SamplingParams& params, uint64_t index);
   // How many of the highest logits sample() needs to see; 0: all of them.
   static int32_t sufficient_top(const SamplingParams& params, int64_t vocab_size);
+  // Whether sample() needs a row's logits, seed and index alone, and nothing but top-k, top-p and
+  // min-p narrow them: what devices draw by themselves.
+  static bool is_drawn_from_logits(const SamplingParams& params);
   // The highest logits of a row, as many as `values` has, highest first and the lower id first
   // among equals; the first is NaN where the row holds one.
   void highest(std::span<const float> logits, std::span<float> values, std::span<int32_t> tokens);

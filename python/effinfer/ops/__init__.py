@@ -1,10 +1,11 @@
 """The operators by themselves: arrays in, arrays of the same kind out, no model needed.
 
-Arrays are numpy's, torch's (CPU) or of any library with DLPack (`effinfer.ops.shared.arrays`), read
-where they lie; operators that are not said to take strides copy what is not C-contiguous. Elements
-are float32 unless said otherwise. Every operator takes `pool`, a `ThreadPool` to run on (default:
-one for the process), and releases the GIL while it works. Errors: `InvalidArgumentError` names the
-argument, what was expected and what was given.
+Arrays are numpy's, torch's or of any library with DLPack (`effinfer.ops.shared.arrays`), read where
+they lie; operators that are not said to take strides copy what is not C-contiguous. Elements are
+float32 unless said otherwise. Every operator takes `pool`, a `ThreadPool` to run on (default: one
+for the process), and releases the GIL while it works; many run on arrays of a GPU, too, in the
+order of a stream (`effinfer.ops.shared.places`). Errors: `InvalidArgumentError` names the argument,
+what was expected and what was given.
 """
 
 from effinfer._core import PackedMatrix, PagedKv, ThreadPool

@@ -8,8 +8,9 @@ taken and has no effect.
 from collections.abc import Callable
 
 from effinfer import _core
-from effinfer._core import ThreadPool
-from effinfer.ops.shared.arrays import Array, ArrayT, result, view
+from effinfer._core import Queue, ThreadPool
+from effinfer.ops.shared.arrays import ArrayT
+from effinfer.ops.shared.places import AnyView, place_of
 
 
 def silu_and_mul(
@@ -17,7 +18,7 @@ def silu_and_mul(
     out: ArrayT | None = None,
     enable_pdl: bool | None = None,
     *,
-    pool: ThreadPool | None = None,
+    pool: ThreadPool | Queue | None = None,
 ) -> ArrayT:
     """silu(input[..., :D]) * input[..., D:] with silu(x) = x * sigmoid(x)."""
     return _gated("silu_and_mul", _core.silu_and_mul, input, out, pool)
@@ -28,7 +29,7 @@ def gelu_and_mul(
     out: ArrayT | None = None,
     enable_pdl: bool | None = None,
     *,
-    pool: ThreadPool | None = None,
+    pool: ThreadPool | Queue | None = None,
 ) -> ArrayT:
     """gelu(input[..., :D]) * input[..., D:] with gelu(x) = x / 2 * (1 + erf(x / sqrt(2)))."""
     return _gated("gelu_and_mul", _core.gelu_and_mul, input, out, pool)
@@ -39,7 +40,7 @@ def gelu_tanh_and_mul(
     out: ArrayT | None = None,
     enable_pdl: bool | None = None,
     *,
-    pool: ThreadPool | None = None,
+    pool: ThreadPool | Queue | None = None,
 ) -> ArrayT:
     """`gelu_and_mul` with the tanh form of GELU (arXiv:1606.08415)."""
     return _gated("gelu_tanh_and_mul", _core.gelu_tanh_and_mul, input, out, pool)
@@ -47,13 +48,14 @@ def gelu_tanh_and_mul(
 
 def _gated(
     name: str,
-    kernel: Callable[[Array, Array, ThreadPool | None], None],
+    kernel: Callable[[AnyView, AnyView, ThreadPool | Queue | None], None],
     input: ArrayT,
     out: ArrayT | None,
-    pool: ThreadPool | None,
+    pool: ThreadPool | Queue | None,
 ) -> ArrayT:
-    rows = view(input, f"[{name}] input")
+    at = place_of(input, pool, f"[{name}] input")
+    rows = at.view(input, f"[{name}] input")
     shape = (*rows.shape[:-1], rows.shape[-1] // 2) if rows.ndim else ()
-    gated, memory = result(input, shape, None, out, f"[{name}] out")
-    kernel(rows, memory, pool)
+    gated, memory = at.result(input, shape, None, out, f"[{name}] out")
+    kernel(rows, memory, at.executor)
     return gated

@@ -12,10 +12,10 @@ from typing import Any
 import numpy as np
 
 from effinfer import _core
-from effinfer._core import ThreadPool
+from effinfer._core import Queue, ThreadPool
 from effinfer.ops.prefill import BatchPrefillWithPagedKVCacheWrapper
-from effinfer.ops.shared.arrays import dense, empty, writable
 from effinfer.ops.shared.options import expect, kv_views
+from effinfer.ops.shared.places import place_of, to_host
 from effinfer.ops.shared.planned import require_plan
 
 
@@ -26,7 +26,7 @@ def merge_state(
     s_b: Any,
     *,
     lse_base: str = "log2",
-    pool: ThreadPool | None = None,
+    pool: ThreadPool | Queue | None = None,
 ) -> tuple[Any, Any]:
     """The merged state (v [T, H, D] of v_a's dtype, s float32 [T, H]) of two.
 
@@ -35,13 +35,16 @@ def merge_state(
         s_a, s_b: float32 [T, H].
     """
     op = "[merge_state]"
-    first = dense(v_a, f"{op} v_a")
+    at = place_of(v_a, pool, f"{op} v_a")
+    first = at.dense(v_a, f"{op} v_a")
     expect(first.ndim == 3, f"{op} v_a", "3 dimensions", f"shape {first.shape}")
-    v, v_view = empty(v_a, first.shape)
-    s, s_view = empty(v_a, first.shape[:2], np.float32)
-    sums = dense(s_a, f"{op} s_a")
-    other, other_sums = dense(v_b, f"{op} v_b"), dense(s_b, f"{op} s_b")
-    _core.merge_state(first, sums, other, other_sums, v_view, s_view, lse_base=lse_base, pool=pool)
+    v, v_view = at.empty(v_a, first.shape)
+    s, s_view = at.empty(v_a, first.shape[:2], np.float32)
+    sums = at.dense(s_a, f"{op} s_a")
+    other, other_sums = at.dense(v_b, f"{op} v_b"), at.dense(s_b, f"{op} s_b")
+    _core.merge_state(
+        first, sums, other, other_sums, v_view, s_view, lse_base=lse_base, pool=at.executor
+    )
     return v, s
 
 
@@ -53,7 +56,7 @@ def merge_state_in_place(
     mask: Any = None,
     *,
     lse_base: str = "log2",
-    pool: ThreadPool | None = None,
+    pool: ThreadPool | Queue | None = None,
 ) -> None:
     """`merge_state` of (v, s) and the other state, written to v and s.
 
@@ -61,25 +64,35 @@ def merge_state_in_place(
         mask: bool [T]; tokens where it is False keep their state.
     """
     op = "[merge_state_in_place]"
-    target, sums = writable(v, f"{op} v"), writable(s, f"{op} s")
-    other, other_sums = dense(v_other, f"{op} v_other"), dense(s_other, f"{op} s_other")
-    rows = None if mask is None else dense(mask, f"{op} mask")
+    at = place_of(v, pool, f"{op} v")
+    target, sums = at.writable(v, f"{op} v"), at.writable(s, f"{op} s")
+    other, other_sums = at.dense(v_other, f"{op} v_other"), at.dense(s_other, f"{op} s_other")
+    rows = None if mask is None else at.dense(mask, f"{op} mask")
     _core.merge_state(
-        target, sums, other, other_sums, target, sums, mask=rows, lse_base=lse_base, pool=pool
+        target,
+        sums,
+        other,
+        other_sums,
+        target,
+        sums,
+        mask=rows,
+        lse_base=lse_base,
+        pool=at.executor,
     )
 
 
 def merge_states(
-    v: Any, s: Any, *, lse_base: str = "log2", pool: ThreadPool | None = None
+    v: Any, s: Any, *, lse_base: str = "log2", pool: ThreadPool | Queue | None = None
 ) -> tuple[Any, Any]:
     """The merged state (v [T, H, D], s float32 [T, H]) of v [T, S, H, D] and s [T, S, H]."""
-    vectors = dense(v, "[merge_states] v")
+    at = place_of(v, pool, "[merge_states] v")
+    vectors = at.dense(v, "[merge_states] v")
     expect(vectors.ndim == 4, "[merge_states] v", "4 dimensions", f"shape {vectors.shape}")
     tokens, _, heads, head_dim = vectors.shape
-    merged, merged_view = empty(v, (tokens, heads, head_dim))
-    sums, sums_view = empty(v, (tokens, heads), np.float32)
-    given = dense(s, "[merge_states] s")
-    _core.merge_states(vectors, given, merged_view, sums_view, lse_base=lse_base, pool=pool)
+    merged, merged_view = at.empty(v, (tokens, heads, head_dim))
+    sums, sums_view = at.empty(v, (tokens, heads), np.float32)
+    given = at.dense(s, "[merge_states] s")
+    _core.merge_states(vectors, given, merged_view, sums_view, lse_base=lse_base, pool=at.executor)
     return merged, sums
 
 
@@ -193,7 +206,7 @@ class MultiLevelCascadeAttentionWrapper:
                 logits_soft_cap=logits_soft_cap,
                 q_data_type=q_data_type,
             )
-        rows = [int(dense(each, f"{op} qo_indptr_arr")[-1]) for each in qo_indptr_arr]
+        rows = [int(to_host(each, f"{op} qo_indptr_arr")[-1]) for each in qo_indptr_arr]
         expect(len(set(rows)) == 1, f"{op} qo_indptr_arr", "as many rows in all levels", rows)
         self._rows = rows[0]
 
@@ -208,12 +221,13 @@ class MultiLevelCascadeAttentionWrapper:
         lse_base: str = "log2",
         k_scale: Any = None,
         v_scale: Any = None,
-        pool: ThreadPool | None = None,
+        pool: ThreadPool | Queue | None = None,
     ) -> Any:
         """Attention of q [T, num_qo_heads, head_dim] over all levels; with return_lse a pair with
         float32 [T, num_qo_heads]."""
         require_plan(self._rows, self._op)
-        cache = kv_views(self._op, paged_kv_cache, self._layout)
+        at = place_of(q, pool, f"[{self._op}] q")
+        cache = kv_views(self._op, paged_kv_cache, self._layout, at=at)
         options = {
             "return_lse": True,
             "lse_base": lse_base,

@@ -20,9 +20,10 @@ from typing import Any
 
 import numpy as np
 
-from effinfer._core import ThreadPool
+from effinfer._core import Queue, ThreadPool
 from effinfer.ops.shared.flashinfer import check_agreement, check_splits, query_type, run_planned
 from effinfer.ops.shared.options import Scores, expect, kv_views, unsupported
+from effinfer.ops.shared.places import place_of
 from effinfer.ops.shared.planned import PlannedAttention, require_plan
 from effinfer.ops.shared.sequences import Heads, Sequences
 from effinfer.ops.shared.wrapper import FixedBuffers, Wrapper
@@ -147,7 +148,7 @@ class BatchDecodeWithPagedKVCacheWrapper(Wrapper):
         return_lse: bool = False,
         lse_base: str = "log2",
         q_len_per_req: int | None = None,
-        pool: ThreadPool | None = None,
+        pool: ThreadPool | Queue | None = None,
         **options: Any,
     ) -> Any:
         """Attention of q [B * q_len_per_req, num_qo_heads, head_dim], of the same kind, shape and
@@ -164,7 +165,8 @@ class BatchDecodeWithPagedKVCacheWrapper(Wrapper):
         planned = require_plan(self._planned, self._op)
         ok = q_len_per_req in (None, self._q_len)
         expect(ok, f"[{self._op}] q_len_per_req", f"{self._q_len}, the plan's", q_len_per_req)
-        k, v = kv_views(self._op, paged_kv_cache, self._layout)
+        at = place_of(q, pool, f"[{self._op}] q")
+        k, v = kv_views(self._op, paged_kv_cache, self._layout, at=at)
         return run_planned(
             planned,
             q,

@@ -1,53 +1,56 @@
 """The small operators of float32 arrays of any shape, and look-ups."""
 
+from functools import partial
+
 from effinfer import _core
-from effinfer._core import ThreadPool
+from effinfer._core import Queue, ThreadPool
 from effinfer.ops.shared.arrays import AnyArray, ArrayT, as_kind, dense, file_type
+from effinfer.ops.shared.places import place_of
 
 
-def silu(x: ArrayT, *, pool: ThreadPool | None = None) -> ArrayT:
+def silu(x: ArrayT, *, pool: ThreadPool | Queue | None = None) -> ArrayT:
     """x * sigmoid(x), any shape (arXiv:1702.03118)."""
-    return as_kind(_core.silu(dense(x, "[silu] x"), pool=pool), x)
+    return _unary("silu", x, pool=pool)
 
 
-def gelu(x: ArrayT, *, pool: ThreadPool | None = None) -> ArrayT:
+def gelu(x: ArrayT, *, pool: ThreadPool | Queue | None = None) -> ArrayT:
     """x / 2 * (1 + erf(x / sqrt(2))), any shape (arXiv:1606.08415)."""
-    return as_kind(_core.gelu(dense(x, "[gelu] x"), pool=pool), x)
+    return _unary("gelu", x, pool=pool)
 
 
-def gelu_tanh(x: ArrayT, *, pool: ThreadPool | None = None) -> ArrayT:
+def gelu_tanh(x: ArrayT, *, pool: ThreadPool | Queue | None = None) -> ArrayT:
     """The tanh form of GELU, any shape (arXiv:1606.08415)."""
-    return as_kind(_core.gelu_tanh(dense(x, "[gelu_tanh] x"), pool=pool), x)
+    return _unary("gelu_tanh", x, pool=pool)
 
 
-def relu_squared(x: ArrayT, *, pool: ThreadPool | None = None) -> ArrayT:
+def relu_squared(x: ArrayT, *, pool: ThreadPool | Queue | None = None) -> ArrayT:
     """max(x, 0)^2, any shape (arXiv:2109.08668)."""
-    return as_kind(_core.relu_squared(dense(x, "[relu_squared] x"), pool=pool), x)
+    return _unary("relu_squared", x, pool=pool)
 
 
-def sigmoid(x: ArrayT, *, pool: ThreadPool | None = None) -> ArrayT:
+def sigmoid(x: ArrayT, *, pool: ThreadPool | Queue | None = None) -> ArrayT:
     """1 / (1 + e^-x), any shape; as a gate: arXiv:1612.08083."""
-    return as_kind(_core.sigmoid(dense(x, "[sigmoid] x"), pool=pool), x)
+    return _unary("sigmoid", x, pool=pool)
 
 
-def softcap(x: ArrayT, cap: float, *, pool: ThreadPool | None = None) -> ArrayT:
+def softcap(x: ArrayT, cap: float, *, pool: ThreadPool | Queue | None = None) -> ArrayT:
     """cap * tanh(x / cap), any shape, cap > 0 (arXiv:2408.00118, section 2)."""
-    return as_kind(_core.softcap(dense(x, "[softcap] x"), cap, pool=pool), x)
+    return _unary("softcap", x, cap, pool=pool)
 
 
-def scale(x: ArrayT, factor: float, *, pool: ThreadPool | None = None) -> ArrayT:
+def scale(x: ArrayT, factor: float, *, pool: ThreadPool | Queue | None = None) -> ArrayT:
     """x * factor, any shape."""
-    return as_kind(_core.scale(dense(x, "[scale] x"), factor, pool=pool), x)
+    return _unary("scale", x, factor, pool=pool)
 
 
-def add(a: ArrayT, b: AnyArray, *, pool: ThreadPool | None = None) -> ArrayT:
+def add(a: ArrayT, b: AnyArray, *, pool: ThreadPool | Queue | None = None) -> ArrayT:
     """a + b, of one shape."""
-    return as_kind(_core.add(dense(a, "[add] a"), dense(b, "[add] b"), pool=pool), a)
+    return _binary("add", a, b, pool)
 
 
-def mul(a: ArrayT, b: AnyArray, *, pool: ThreadPool | None = None) -> ArrayT:
+def mul(a: ArrayT, b: AnyArray, *, pool: ThreadPool | Queue | None = None) -> ArrayT:
     """a * b, of one shape."""
-    return as_kind(_core.mul(dense(a, "[mul] a"), dense(b, "[mul] b"), pool=pool), a)
+    return _binary("mul", a, b, pool)
 
 
 def embedding(
@@ -85,7 +88,23 @@ def embedding(
     return as_kind(_core.embedding(indices, source, dtype, rows, cols, scale, pool=pool), table)
 
 
-def select_rows(x: ArrayT, rows: AnyArray, *, pool: ThreadPool | None = None) -> ArrayT:
+def select_rows(x: ArrayT, rows: AnyArray, *, pool: ThreadPool | Queue | None = None) -> ArrayT:
     """x[rows]: x [N, D], rows int32 [R] in [0, N); returns [R, D]."""
-    picked = dense(rows, "[select_rows] rows")
-    return as_kind(_core.select_rows(dense(x, "[select_rows] x"), picked, pool=pool), x)
+    at = place_of(x, pool, "[select_rows] x")
+    source, picked = at.dense(x, "[select_rows] x"), at.dense(rows, "[select_rows] rows")
+    shape = (*picked.shape, *source.shape[1:])
+    call = partial(_core.select_rows, source, picked, pool=at.executor)
+    return at.made(x, shape, call)
+
+
+def _unary(name: str, x: ArrayT, *parameter: float, pool: ThreadPool | Queue | None) -> ArrayT:
+    at = place_of(x, pool, f"[{name}] x")
+    values = at.dense(x, f"[{name}] x")
+    call = partial(getattr(_core, name), values, *parameter, pool=at.executor)
+    return at.made(x, values.shape, call)
+
+
+def _binary(name: str, a: ArrayT, b: AnyArray, pool: ThreadPool | Queue | None) -> ArrayT:
+    at = place_of(a, pool, f"[{name}] a")
+    left, right = at.dense(a, f"[{name}] a"), at.dense(b, f"[{name}] b")
+    return at.made(a, left.shape, partial(getattr(_core, name), left, right, pool=at.executor))

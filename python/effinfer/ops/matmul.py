@@ -1,8 +1,11 @@
 """Products with packed, possibly quantised weights."""
 
+import numpy as np
+
 from effinfer import _core
-from effinfer._core import PackedMatrix, ThreadPool
+from effinfer._core import PackedMatrix, Queue, ThreadPool, UnsupportedError
 from effinfer.ops.shared.arrays import AnyArray, ArrayT, as_kind, dense, file_type, optional
+from effinfer.ops.shared.places import place_of
 
 
 def pack(
@@ -40,7 +43,7 @@ def quantized_matmul(
     bias: AnyArray | None = None,
     residual: AnyArray | None = None,
     method: str = "auto",
-    pool: ThreadPool | None = None,
+    pool: ThreadPool | Queue | None = None,
 ) -> ArrayT:
     """x @ weight.T + bias + residual.
 
@@ -53,6 +56,7 @@ def quantized_matmul(
             same bits for both packings (weights packed with `ternary` only).
         bias: [N].
         residual: [T, N].
+        weight: on a GPU with x: `weight.to("cuda:0")`; "bf16", "f32" and "int8_token" there.
         method: of "int8_token": "integer" multiplies, "lookup" looks sums up in tables, "auto"
             is the faster one; all give the same bits.
 
@@ -60,16 +64,25 @@ def quantized_matmul(
         float32 [T, N]. Raises `UnsupportedError` when no kernel of the current instruction-set
         level fits, with the reason of each.
     """
-    product = _core.matmul(
+    at = place_of(x, pool, "[matmul] x")
+    if isinstance(at.executor, Queue):
+        if method != "auto":
+            raise UnsupportedError(f"[matmul] method: expected auto on a GPU, got {method}")
+        rows = at.dense(x, "[matmul] x")
+        product, memory = at.empty(x, (*rows.shape[:1], weight.shape[0]), np.float32)
+        more = at.optional(bias, "[matmul] bias"), at.optional(residual, "[matmul] residual")
+        _core.matmul_there(rows, weight, memory, at.executor, arithmetic, *more)
+        return product
+    made = _core.matmul(
         dense(x, "[matmul] x"),
         weight,
         arithmetic,
-        pool=pool,
+        pool=at.executor,
         bias=optional(bias, "[matmul] bias"),
         residual=optional(residual, "[matmul] residual"),
         method=method,
     )
-    return as_kind(product, x)
+    return as_kind(made, x)
 
 
 def quantize_activation(x: ArrayT) -> tuple[ArrayT, ArrayT]:

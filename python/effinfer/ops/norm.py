@@ -8,8 +8,9 @@ launches on GPUs, is taken and has no effect.
 """
 
 from effinfer import _core
-from effinfer._core import ThreadPool
-from effinfer.ops.shared.arrays import AnyArray, ArrayT, dense, result, view, writable_view
+from effinfer._core import Queue, ThreadPool
+from effinfer.ops.shared.arrays import AnyArray, ArrayT
+from effinfer.ops.shared.places import place_of
 
 
 def rmsnorm(
@@ -19,7 +20,7 @@ def rmsnorm(
     out: ArrayT | None = None,
     enable_pdl: bool | None = None,
     *,
-    pool: ThreadPool | None = None,
+    pool: ThreadPool | Queue | None = None,
 ) -> ArrayT:
     """input / sqrt(mean(input^2) + eps) * weight (arXiv:1910.07467).
 
@@ -38,7 +39,7 @@ def gemma_rmsnorm(
     out: ArrayT | None = None,
     enable_pdl: bool | None = None,
     *,
-    pool: ThreadPool | None = None,
+    pool: ThreadPool | Queue | None = None,
 ) -> ArrayT:
     """`rmsnorm` with weight + 1 for the weight, as Gemma's checkpoints have it."""
     return _rmsnorm(input, weight, eps, out, 1.0, pool)
@@ -51,7 +52,7 @@ def fused_add_rmsnorm(
     eps: float = 1e-6,
     enable_pdl: bool | None = None,
     *,
-    pool: ThreadPool | None = None,
+    pool: ThreadPool | Queue | None = None,
 ) -> None:
     """In place: residual += input, then input = rmsnorm(residual) of the unrounded sum."""
     _fused_add_rmsnorm(input, residual, weight, eps, 0.0, pool)
@@ -64,7 +65,7 @@ def gemma_fused_add_rmsnorm(
     eps: float = 1e-6,
     enable_pdl: bool | None = None,
     *,
-    pool: ThreadPool | None = None,
+    pool: ThreadPool | Queue | None = None,
 ) -> None:
     """`fused_add_rmsnorm` with weight + 1 for the weight."""
     _fused_add_rmsnorm(input, residual, weight, eps, 1.0, pool)
@@ -76,7 +77,7 @@ def layernorm(
     beta: AnyArray,
     eps: float = 1e-6,
     *,
-    pool: ThreadPool | None = None,
+    pool: ThreadPool | Queue | None = None,
 ) -> ArrayT:
     """(input - mean) / sqrt(variance + eps) * gemma + beta over each row (arXiv:1607.06450).
 
@@ -84,10 +85,11 @@ def layernorm(
         input: [..., D].
         gemma, beta: [D], of one type.
     """
-    rows = view(input, "[layernorm] input")
-    scale, shift = dense(gemma, "[layernorm] gemma"), dense(beta, "[layernorm] beta")
-    normed, memory = result(input, rows.shape, None, None, "[layernorm] out")
-    _core.layernorm(rows, scale, shift, memory, eps, pool)
+    at = place_of(input, pool, "[layernorm] input")
+    rows = at.view(input, "[layernorm] input")
+    scale, shift = at.dense(gemma, "[layernorm] gemma"), at.dense(beta, "[layernorm] beta")
+    normed, memory = at.result(input, rows.shape, None, None, "[layernorm] out")
+    _core.layernorm(rows, scale, shift, memory, eps, at.executor)
     return normed
 
 
@@ -97,11 +99,13 @@ def _rmsnorm(
     eps: float,
     out: ArrayT | None,
     weight_offset: float,
-    pool: ThreadPool | None,
+    pool: ThreadPool | Queue | None,
 ) -> ArrayT:
-    rows = view(input, "[rmsnorm] input")
-    normed, memory = result(input, rows.shape, None, out, "[rmsnorm] out")
-    _core.rmsnorm(rows, dense(weight, "[rmsnorm] weight"), memory, eps, weight_offset, pool)
+    at = place_of(input, pool, "[rmsnorm] input")
+    rows = at.view(input, "[rmsnorm] input")
+    weights = at.dense(weight, "[rmsnorm] weight")
+    normed, memory = at.result(input, rows.shape, None, out, "[rmsnorm] out")
+    _core.rmsnorm(rows, weights, memory, eps, weight_offset, at.executor)
     return normed
 
 
@@ -111,9 +115,10 @@ def _fused_add_rmsnorm(
     weight: AnyArray,
     eps: float,
     weight_offset: float,
-    pool: ThreadPool | None,
+    pool: ThreadPool | Queue | None,
 ) -> None:
-    rows = writable_view(input, "[fused_add_rmsnorm] input")
-    sums = writable_view(residual, "[fused_add_rmsnorm] residual")
-    weights = dense(weight, "[fused_add_rmsnorm] weight")
-    _core.fused_add_rmsnorm(rows, sums, weights, eps, weight_offset, pool)
+    at = place_of(input, pool, "[fused_add_rmsnorm] input")
+    rows = at.writable_view(input, "[fused_add_rmsnorm] input")
+    sums = at.writable_view(residual, "[fused_add_rmsnorm] residual")
+    weights = at.dense(weight, "[fused_add_rmsnorm] weight")
+    _core.fused_add_rmsnorm(rows, sums, weights, eps, weight_offset, at.executor)

@@ -6,8 +6,8 @@ from typing import Any
 import numpy as np
 
 from effinfer import _core
-from effinfer._core import ThreadPool
-from effinfer.ops.shared.arrays import Array, empty, result, view
+from effinfer._core import Queue, ThreadPool
+from effinfer.ops.shared.arrays import empty, result
 from effinfer.ops.shared.options import (
     LAYOUTS,
     contiguous_rows,
@@ -18,11 +18,19 @@ from effinfer.ops.shared.options import (
     one_of,
     view_3d,
 )
+from effinfer.ops.shared.places import HOST, AnyView, Place, place_of
 
 
 def get_seq_lens(kv_indptr: Any, kv_last_page_len: Any, page_size: int) -> Any:
     """Tokens of each sequence, int32 [B]: max(pages - 1, 0) * page_size + kv_last_page_len."""
     op = "[get_seq_lens]"
+    at = place_of(kv_indptr, None, f"{op} kv_indptr")
+    if at.on_gpu:
+        starts = at.dense(kv_indptr, f"{op} kv_indptr")
+        made, memory = at.empty(kv_indptr, (max(starts.size - 1, 0),), np.int32)
+        last = at.dense(kv_last_page_len, f"{op} kv_last_page_len")
+        _core.page_lengths(starts, last, page_size, memory, at.executor)
+        return made
     pages = np.diff(indptr(kv_indptr, f"{op} kv_indptr"))
     last = indices(kv_last_page_len, f"{op} kv_last_page_len")
     expect(last.size == pages.size, f"{op} kv_last_page_len", f"{pages.size} values", last.size)
@@ -49,6 +57,17 @@ def get_batch_indices_positions(
         batch_indices, positions: where results go: int32 [nnz], C-contiguous; they are returned.
     """
     op = "[get_batch_indices_positions]"
+    at = place_of(append_indptr, None, f"{op} append_indptr")
+    if at.on_gpu:
+        owners, batch_view = at.result(
+            append_indptr, (nnz,), np.int32, batch_indices, f"{op} batch_indices"
+        )
+        places, places_view = at.result(
+            append_indptr, (nnz,), np.int32, positions, f"{op} positions"
+        )
+        lists = at.dense(append_indptr, f"{op} append_indptr"), at.dense(seq_lens, f"{op} seq_lens")
+        _core.batch_indices_positions(*lists, batch_view, places_view, at.executor)
+        return owners, places
     starts = indptr(append_indptr, f"{op} append_indptr")
     lengths = indices(seq_lens, f"{op} seq_lens")
     counts = np.diff(starts)
@@ -79,7 +98,7 @@ def append_paged_kv_cache(
     kv_last_page_len: Any,
     kv_layout: str = "NHD",
     *,
-    pool: ThreadPool | None = None,
+    pool: ThreadPool | Queue | None = None,
 ) -> None:
     """Writes rows to the pages of their sequences, which already count them.
 
@@ -89,22 +108,26 @@ def append_paged_kv_cache(
         batch_indices, positions: int32 [N], as of `get_batch_indices_positions`; two rows must not
             have the same place.
         kv_indices, kv_indptr, kv_last_page_len: the pages, int32, as of the wrappers' plan().
+
+    On a GPU the lists lie there too; nobody looks at their values, and rows of the sequence -1 are
+    left out.
     """
     op = "append_paged_kv_cache"
     one_of(kv_layout, LAYOUTS, f"[{op}] kv_layout")
-    k_cache, v_cache = kv_views(op, paged_kv_cache, kv_layout)
+    at = place_of(append_key, pool, f"[{op}] append_key")
+    k_cache, v_cache = kv_views(op, paged_kv_cache, kv_layout, at=at)
     _core.append_paged_kv_cache(
-        contiguous_rows(_rows(append_key, f"[{op}] append_key")),
-        contiguous_rows(_rows(append_value, f"[{op}] append_value")),
-        indices(batch_indices, f"[{op}] batch_indices"),
-        indices(positions, f"[{op}] positions"),
+        contiguous_rows(_rows(at, append_key, f"[{op}] append_key")),
+        contiguous_rows(_rows(at, append_value, f"[{op}] append_value")),
+        _list(at, batch_indices, f"[{op}] batch_indices"),
+        _list(at, positions, f"[{op}] positions"),
         k_cache,
         v_cache,
-        indices(kv_indices, f"[{op}] kv_indices"),
-        indices(kv_indptr, f"[{op}] kv_indptr"),
-        indices(kv_last_page_len, f"[{op}] kv_last_page_len"),
+        _list(at, kv_indices, f"[{op}] kv_indices"),
+        _list(at, kv_indptr, f"[{op}] kv_indptr"),
+        _list(at, kv_last_page_len, f"[{op}] kv_last_page_len"),
         kv_layout=kv_layout,
-        pool=pool,
+        pool=at.executor,
     )
 
 
@@ -119,32 +142,37 @@ def append_paged_mla_kv_cache(
     kv_indptr: Any,
     kv_last_page_len: Any,
     *,
-    pool: ThreadPool | None = None,
+    pool: ThreadPool | Queue | None = None,
 ) -> None:
     """`append_paged_kv_cache` for latent attention: rows [N, dim] and caches [num_pages, page_size,
     dim] of the compressed keys and of their rotated part."""
     op = "[append_paged_mla_kv_cache]"
+    at = place_of(append_ckv, pool, f"{op} append_ckv")
     _core.append_paged_kv_cache(
-        contiguous_rows(_rows(append_ckv, f"{op} append_ckv")[:, None]),
-        contiguous_rows(_rows(append_kpe, f"{op} append_kpe")[:, None]),
-        indices(batch_indices, f"{op} batch_indices"),
-        indices(positions, f"{op} positions"),
-        mla_pages(ckv_cache, f"{op} ckv_cache"),
-        mla_pages(kpe_cache, f"{op} kpe_cache"),
-        indices(kv_indices, f"{op} kv_indices"),
-        indices(kv_indptr, f"{op} kv_indptr"),
-        indices(kv_last_page_len, f"{op} kv_last_page_len"),
+        contiguous_rows(_rows(at, append_ckv, f"{op} append_ckv")[:, None]),
+        contiguous_rows(_rows(at, append_kpe, f"{op} append_kpe")[:, None]),
+        _list(at, batch_indices, f"{op} batch_indices"),
+        _list(at, positions, f"{op} positions"),
+        mla_pages(ckv_cache, f"{op} ckv_cache", at),
+        mla_pages(kpe_cache, f"{op} kpe_cache", at),
+        _list(at, kv_indices, f"{op} kv_indices"),
+        _list(at, kv_indptr, f"{op} kv_indptr"),
+        _list(at, kv_last_page_len, f"{op} kv_last_page_len"),
         mla=True,
-        pool=pool,
+        pool=at.executor,
     )
 
 
-def mla_pages(x: Any, argument: str) -> Array:
+def mla_pages(x: Any, argument: str, at: Place = HOST) -> AnyView:
     """[num_pages, page_size, dim] as pages of one head."""
-    return view_3d(x, argument)[:, :, None]
+    return view_3d(x, argument, at)[:, :, None]
 
 
-def _rows(x: Any, argument: str) -> Array:
-    rows = view(x, argument)
+def _rows(at: Place, x: Any, argument: str) -> AnyView:
+    rows = at.view(x, argument)
     expect(rows.ndim > 1, argument, "rows", f"shape {rows.shape}")
     return rows
+
+
+def _list(at: Place, x: Any, argument: str) -> AnyView:
+    return at.dense(x, argument) if at.on_gpu else indices(x, argument)

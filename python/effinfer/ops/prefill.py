@@ -14,6 +14,7 @@ from effinfer.ops.shared.batch_prefill import BatchPrefill
 from effinfer.ops.shared.flashinfer import check_agreement, check_splits, query_type, run_planned
 from effinfer.ops.shared.masks import Items, plan_masks
 from effinfer.ops.shared.options import Scores, kv_views
+from effinfer.ops.shared.places import place_of
 from effinfer.ops.shared.planned import require_plan
 from effinfer.ops.shared.sequences import Heads, Sequences
 from effinfer.ops.single import single_prefill_with_kv_cache
@@ -146,4 +147,6 @@ class BatchPrefillWithPagedKVCacheWrapper(BatchPrefill):
         """Attention of q [qo_indptr[B], num_qo_heads, head_dim_qk]; the options and results of
         `BatchDecodeWithPagedKVCacheWrapper.run`."""
         planned = require_plan(self._planned, self._op)
-        return run_planned(planned, q, *kv_views(self._op, paged_kv_cache, self._layout), **options)
+        at = place_of(q, options.get("pool"), f"[{self._op}] q")
+        k, v = kv_views(self._op, paged_kv_cache, self._layout, at=at)
+        return run_planned(planned, q, k, v, **options)

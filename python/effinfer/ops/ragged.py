@@ -9,6 +9,7 @@ from effinfer.ops.shared.batch_prefill import BatchPrefill
 from effinfer.ops.shared.flashinfer import check_agreement, check_splits, query_type, run_planned
 from effinfer.ops.shared.masks import Items, plan_masks
 from effinfer.ops.shared.options import Scores, expect, indptr, view_3d
+from effinfer.ops.shared.places import place_of
 from effinfer.ops.shared.planned import require_plan
 from effinfer.ops.shared.sequences import Heads, Sequences
 
@@ -121,5 +122,6 @@ class BatchPrefillWithRaggedKVCacheWrapper(BatchPrefill):
         num_kv_heads, head_dim] (NHD), or with the heads first (HND); the options and results of
         `BatchDecodeWithPagedKVCacheWrapper.run`."""
         planned = require_plan(self._planned, self._op)
-        keys, values = view_3d(k, f"[{self._op}] k"), view_3d(v, f"[{self._op}] v")
+        at = place_of(q, options.get("pool"), f"[{self._op}] q")
+        keys, values = view_3d(k, f"[{self._op}] k", at), view_3d(v, f"[{self._op}] v", at)
         return run_planned(planned, q, keys, values, **options)

@@ -18,7 +18,7 @@ Parameters that the operators share:
 `apply_llama31_*` stretch long wavelengths as Llama 3.1 does: "llama3" of `rope_frequencies`.
 """
 
-from effinfer._core import ThreadPool
+from effinfer._core import Queue, ThreadPool
 from effinfer.ops.rope_tables import apply_scaled, apply_table, linear, llama31, ragged_positions
 from effinfer.ops.shared.arrays import AnyArray, ArrayT
 from effinfer.ops.shared.options import errors_of
@@ -35,12 +35,19 @@ def apply_rope(
     rope_scale: float = 1,
     rope_theta: float = 1e4,
     *,
-    pool: ThreadPool | None = None,
+    pool: ThreadPool | Queue | None = None,
 ) -> tuple[ArrayT, ArrayT]:
     """q and k of ragged sequences, rotated by their positions."""
     scaling = linear(rope_scale, rope_theta)
     return apply_scaled(
-        q, k, ragged_positions(q, indptr, offsets), rotary_dim, interleave, scaling, False, pool
+        q,
+        k,
+        ragged_positions(q, indptr, offsets, pool),
+        rotary_dim,
+        interleave,
+        scaling,
+        False,
+        pool,
     )
 
 
@@ -55,12 +62,19 @@ def apply_rope_inplace(
     rope_scale: float = 1,
     rope_theta: float = 1e4,
     *,
-    pool: ThreadPool | None = None,
+    pool: ThreadPool | Queue | None = None,
 ) -> None:
     """`apply_rope` in place."""
     scaling = linear(rope_scale, rope_theta)
     apply_scaled(
-        q, k, ragged_positions(q, indptr, offsets), rotary_dim, interleave, scaling, True, pool
+        q,
+        k,
+        ragged_positions(q, indptr, offsets, pool),
+        rotary_dim,
+        interleave,
+        scaling,
+        True,
+        pool,
     )
 
 
@@ -74,7 +88,7 @@ def apply_rope_pos_ids(
     rope_scale: float = 1,
     rope_theta: float = 1e4,
     *,
-    pool: ThreadPool | None = None,
+    pool: ThreadPool | Queue | None = None,
 ) -> tuple[ArrayT, ArrayT]:
     """q and k rotated by the positions of their rows."""
     scaling = linear(rope_scale, rope_theta)
@@ -91,7 +105,7 @@ def apply_rope_pos_ids_inplace(
     rope_scale: float = 1,
     rope_theta: float = 1e4,
     *,
-    pool: ThreadPool | None = None,
+    pool: ThreadPool | Queue | None = None,
 ) -> None:
     """`apply_rope_pos_ids` in place."""
     scaling = linear(rope_scale, rope_theta)
@@ -112,12 +126,19 @@ def apply_llama31_rope(
     high_freq_factor: float = 4,
     old_context_len: int = 8192,
     *,
-    pool: ThreadPool | None = None,
+    pool: ThreadPool | Queue | None = None,
 ) -> tuple[ArrayT, ArrayT]:
     """`apply_rope` with the frequencies of Llama 3.1."""
     scaling = llama31(rope_scale, rope_theta, low_freq_factor, high_freq_factor, old_context_len)
     return apply_scaled(
-        q, k, ragged_positions(q, indptr, offsets), rotary_dim, interleave, scaling, False, pool
+        q,
+        k,
+        ragged_positions(q, indptr, offsets, pool),
+        rotary_dim,
+        interleave,
+        scaling,
+        False,
+        pool,
     )
 
 
@@ -135,12 +156,19 @@ def apply_llama31_rope_inplace(
     high_freq_factor: float = 4,
     old_context_len: int = 8192,
     *,
-    pool: ThreadPool | None = None,
+    pool: ThreadPool | Queue | None = None,
 ) -> None:
     """`apply_llama31_rope` in place."""
     scaling = llama31(rope_scale, rope_theta, low_freq_factor, high_freq_factor, old_context_len)
     apply_scaled(
-        q, k, ragged_positions(q, indptr, offsets), rotary_dim, interleave, scaling, True, pool
+        q,
+        k,
+        ragged_positions(q, indptr, offsets, pool),
+        rotary_dim,
+        interleave,
+        scaling,
+        True,
+        pool,
     )
 
 
@@ -157,7 +185,7 @@ def apply_llama31_rope_pos_ids(
     high_freq_factor: float = 4,
     old_context_len: int = 8192,
     *,
-    pool: ThreadPool | None = None,
+    pool: ThreadPool | Queue | None = None,
 ) -> tuple[ArrayT, ArrayT]:
     """`apply_rope_pos_ids` with the frequencies of Llama 3.1."""
     scaling = llama31(rope_scale, rope_theta, low_freq_factor, high_freq_factor, old_context_len)
@@ -177,7 +205,7 @@ def apply_llama31_rope_pos_ids_inplace(
     high_freq_factor: float = 4,
     old_context_len: int = 8192,
     *,
-    pool: ThreadPool | None = None,
+    pool: ThreadPool | Queue | None = None,
 ) -> None:
     """`apply_llama31_rope_pos_ids` in place."""
     scaling = llama31(rope_scale, rope_theta, low_freq_factor, high_freq_factor, old_context_len)
@@ -193,7 +221,7 @@ def apply_rope_with_cos_sin_cache(
     cos_sin_cache: AnyArray,
     is_neox: bool = True,
     *,
-    pool: ThreadPool | None = None,
+    pool: ThreadPool | Queue | None = None,
 ) -> tuple[ArrayT, ArrayT]:
     """query and key rotated by the entries of a table, as vLLM and SGLang call it.
 
@@ -216,7 +244,7 @@ def apply_rope_with_cos_sin_cache_inplace(
     cos_sin_cache: AnyArray,
     is_neox: bool = True,
     *,
-    pool: ThreadPool | None = None,
+    pool: ThreadPool | Queue | None = None,
 ) -> None:
     """`apply_rope_with_cos_sin_cache` in place."""
     apply_table(positions, query, key, head_size, cos_sin_cache, is_neox, True, pool)

@@ -1,21 +1,20 @@
 """Rotary position embeddings (arXiv:2104.09864): frequencies, tables, their application."""
 
+from functools import partial
 from typing import Any
 
+import numpy as np
+
 from effinfer import _core
-from effinfer._core import InvalidArgumentError, ThreadPool
+from effinfer._core import InvalidArgumentError, Queue, ThreadPool
 from effinfer.ops.shared.arrays import (
     AnyArray,
-    Array,
     ArrayT,
     Floats,
-    as_kind,
     dense,
-    empty,
     optional,
-    view,
-    writable_view,
 )
+from effinfer.ops.shared.places import AnyView, Place, place_of
 
 
 def rope_frequencies(
@@ -59,20 +58,22 @@ def rope_frequencies(
 
 
 def rope_table(
-    positions: ArrayT, inv_freq: AnyArray, factor: float = 1.0, *, pool: ThreadPool | None = None
+    positions: ArrayT,
+    inv_freq: AnyArray,
+    factor: float = 1.0,
+    *,
+    pool: ThreadPool | Queue | None = None,
 ) -> ArrayT:
     """[T, 2, dims / 2]: cos and sin of positions [T] times inv_freq [dims / 2], times `factor`.
 
     With the positions 0, 1, ... and in the shape [T, dims] it is the `cos_sin_cache` of
     `apply_rope_with_cos_sin_cache`.
     """
-    table = _core.rope_table(
-        dense(positions, "[rope_table] positions"),
-        dense(inv_freq, "[rope_table] inv_freq"),
-        factor,
-        pool=pool,
-    )
-    return as_kind(table, positions)
+    at = place_of(positions, pool, "[rope_table] positions")
+    rows = at.dense(positions, "[rope_table] positions")
+    frequencies = dense(inv_freq, "[rope_table] inv_freq")
+    call = partial(_core.rope_table, rows, frequencies, factor, pool=at.executor)
+    return at.made(positions, (*rows.shape, 2, *frequencies.shape), call)
 
 
 Scaling = dict[str, Any]  # arguments of rope_frequencies
@@ -95,11 +96,22 @@ def llama31(
     }
 
 
-def ragged_positions(q: AnyArray, indptr: AnyArray, offsets: AnyArray) -> Array:
+def ragged_positions(
+    q: AnyArray, indptr: AnyArray, offsets: AnyArray, pool: ThreadPool | Queue | None
+) -> AnyArray:
     """int32 [T]: row indptr[s] + i of q stands at offsets[s] + i."""
-    rows = view(q, "[apply_rope] q").shape[:1]
-    starts, first = dense(indptr, "[apply_rope] indptr"), dense(offsets, "[apply_rope] offsets")
-    return _core.rope_positions(starts, first, rows[0] if rows else 0)
+    at = place_of(q, pool, "[apply_rope] q")
+    rows = at.view(q, "[apply_rope] q").shape[:1]
+    starts, first = (
+        at.dense(indptr, "[apply_rope] indptr"),
+        at.dense(offsets, "[apply_rope] offsets"),
+    )
+    count = rows[0] if rows else 0
+    if not at.on_gpu:
+        return _core.rope_positions(starts, first, count)
+    positions, memory = at.empty(indptr, (count,), np.int32)
+    _core.rope_positions(starts, first, count, at.executor, memory)
+    return positions
 
 
 def apply_scaled(
@@ -110,17 +122,22 @@ def apply_scaled(
     interleave: bool,
     scaling: Scaling,
     in_place: bool,
-    pool: ThreadPool | None,
+    pool: ThreadPool | Queue | None,
 ) -> tuple[ArrayT, ArrayT]:
     """q and k rotated, in new arrays or in place, by the angles of their positions."""
-    heads = view(q, "[apply_rope] q"), view(k, "[apply_rope] k")
+    at = place_of(q, pool, "[apply_rope] q")
+    heads = at.view(q, "[apply_rope] q"), at.view(k, "[apply_rope] k")
     if rotary_dim is None:
         rotary_dim = heads[0].shape[-1] if heads[0].ndim else 0
     inv_freq, factor = rope_frequencies(rotary_dim, **scaling)
-    table = rope_table(dense(positions, "[apply_rope] pos_ids"), inv_freq, factor, pool=pool)
-    outputs = _outputs(q, k, heads, in_place)
-    angles = table.reshape(-1, rotary_dim)
-    _core.apply_rope(*heads, angles, None, interleave, outputs[0][1], outputs[1][1], pool)
+    rows = at.dense(positions, "[apply_rope] pos_ids")
+    outputs = _outputs(at, q, k, heads, in_place)
+    made = outputs[0][1], outputs[1][1]
+    if at.on_gpu:
+        _core.apply_rope_pos_ids(*heads, inv_freq, factor, rows, interleave, *made, at.executor)
+    else:
+        angles = rope_table(rows, inv_freq, factor, pool=pool).reshape(-1, rotary_dim)
+        _core.apply_rope(*heads, angles, None, interleave, *made, pool)
     return outputs[0][0], outputs[1][0]
 
 
@@ -132,32 +149,33 @@ def apply_table(
     cos_sin_cache: AnyArray,
     is_neox: bool,
     in_place: bool,
-    pool: ThreadPool | None,
+    pool: ThreadPool | Queue | None,
 ) -> tuple[ArrayT, ArrayT]:
     """Rotates by the entries of a table, for heads that lie side by side."""
-    flat = view(query, "[apply_rope] query"), view(key, "[apply_rope] key")
-    rows = dense(positions, "[apply_rope] positions")
-    cache = dense(cos_sin_cache, "[apply_rope] cos_sin_cache")
-    outputs = _outputs(query, key, flat, in_place)
+    at = place_of(query, pool, "[apply_rope] query")
+    flat = at.view(query, "[apply_rope] query"), at.view(key, "[apply_rope] key")
+    rows = at.dense(positions, "[apply_rope] positions")
+    cache = at.dense(cos_sin_cache, "[apply_rope] cos_sin_cache")
+    outputs = _outputs(at, query, key, flat, in_place)
     q, k = (_split_heads(x, head_size) for x in flat)
     q_out, k_out = (_split_heads(memory, head_size) for _, memory in outputs)
-    _core.apply_rope(q, k, cache, rows, not is_neox, q_out, k_out, pool)
+    _core.apply_rope(q, k, cache, rows, not is_neox, q_out, k_out, at.executor)
     return outputs[0][0], outputs[1][0]
 
 
 def _outputs(
-    q: ArrayT, k: ArrayT, views: tuple[Array, Array], in_place: bool
-) -> tuple[tuple[ArrayT, Array], tuple[ArrayT, Array]]:
+    at: Place, q: ArrayT, k: ArrayT, views: tuple[AnyView, AnyView], in_place: bool
+) -> tuple[tuple[ArrayT, AnyView], tuple[ArrayT, AnyView]]:
     if in_place:
-        memory = writable_view(q, "[apply_rope] q"), writable_view(k, "[apply_rope] k")
+        memory = at.writable_view(q, "[apply_rope] q"), at.writable_view(k, "[apply_rope] k")
         return (q, memory[0]), (k, memory[1])
-    return empty(q, views[0].shape), empty(k, views[1].shape)
+    return at.empty(q, views[0].shape), at.empty(k, views[1].shape)
 
 
-def _split_heads(x: Array, head_size: int) -> Array:
+def _split_heads(x: AnyView, head_size: int) -> AnyView:
     """[T, heads * head_size] as [T, heads, head_size], over the same memory."""
     if x.ndim != 2 or head_size < 1 or x.shape[1] % head_size != 0:
         raise InvalidArgumentError(
             f"[apply_rope] query, key: expected shape [T, heads * {head_size}], got {x.shape}"
         )
-    return x.reshape(x.shape[0], x.shape[1] // head_size, head_size)
+    return x.reshape((x.shape[0], x.shape[1] // head_size, head_size))

@@ -5,10 +5,11 @@ from typing import Any
 
 import numpy as np
 
-from effinfer._core import ThreadPool
-from effinfer.ops.shared.arrays import dense, dtype_name, view
+from effinfer._core import Queue, ThreadPool
+from effinfer.ops.shared.arrays import dense, dtype_name
 from effinfer.ops.shared.masks import mask_options
 from effinfer.ops.shared.options import Scores, expect, unsupported, view_3d
+from effinfer.ops.shared.places import place_of
 from effinfer.ops.shared.planned import plan_single
 
 
@@ -30,7 +31,7 @@ def single_decode_with_kv_cache(
     return_lse: bool = False,
     *,
     lse_base: str = "log2",
-    pool: ThreadPool | None = None,
+    pool: ThreadPool | Queue | None = None,
 ) -> Any:
     """Attention of one token over the contiguous keys of its sequence.
 
@@ -43,7 +44,8 @@ def single_decode_with_kv_cache(
         [num_qo_heads, head_dim]; with return_lse a pair with float32 [num_qo_heads].
     """
     op = "single_decode_with_kv_cache"
-    shape = view(q, f"[{op}] q").shape
+    at = place_of(q, pool, f"[{op}] q")
+    shape = at.view(q, f"[{op}] q").shape
     expect(len(shape) == 2, f"[{op}] q", "2 dimensions", f"shape {shape}")
     planned, keys, values = plan_single(
         op,
@@ -52,6 +54,7 @@ def single_decode_with_kv_cache(
         v,
         kv_layout,
         Scores(sm_scale, logits_soft_cap, pos_encoding_mode, rope_scale, rope_theta),
+        at,
         window_left=window_left,
         decode=True,
     )
@@ -96,7 +99,7 @@ def single_prefill_with_kv_cache(
     *,
     lse_base: str = "log2",
     q_scale: float | None = None,
-    pool: ThreadPool | None = None,
+    pool: ThreadPool | Queue | None = None,
 ) -> Any:
     """Attention of the rows of one sequence over its contiguous keys.
 
@@ -114,9 +117,10 @@ def single_prefill_with_kv_cache(
     """
     op = "single_prefill_with_kv_cache"
     unsupported(op, scale_q=scale_q, kv_cache_sf=kv_cache_sf)
-    shape = view_3d(q, f"[{op}] q").shape
+    at = place_of(q, pool, f"[{op}] q")
+    shape = view_3d(q, f"[{op}] q", at).shape
     heads_first = kv_layout == "HND"
-    tokens, heads = view_3d(k, f"[{op}] k").shape[:2][:: -1 if heads_first else 1]
+    tokens, heads = view_3d(k, f"[{op}] k", at).shape[:2][:: -1 if heads_first else 1]
     rows, lengths = np.array([0, shape[0]], np.int32), np.array([tokens], np.int32)
     planned, keys, values = plan_single(
         op,
@@ -125,6 +129,7 @@ def single_prefill_with_kv_cache(
         v,
         kv_layout,
         Scores(sm_scale, logits_soft_cap, pos_encoding_mode, rope_scale, rope_theta),
+        at,
         q_data_type=o_dtype,
         window_left=window_left,
         **mask_options(op, custom_mask, packed_custom_mask, causal, rows, lengths),

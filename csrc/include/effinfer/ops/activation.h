@@ -9,18 +9,20 @@
 // and strides.
 #pragma once
 
+#include "effinfer/executor.h"
 #include "effinfer/export.h"
 #include "effinfer/tensor.h"
-#include "effinfer/threads.h"
 
 namespace effinfer::ops {
 
 // f(x) = x * sigmoid(x)
-EFFINFER_API void silu_and_mul(const StridedView& input, const StridedView& out, ThreadPool& pool);
+EFFINFER_API void silu_and_mul(const StridedView& input, const StridedView& out,
+                               const Executor& executor);
 // f(x) = x / 2 * (1 + erf(x / sqrt(2)))
-EFFINFER_API void gelu_and_mul(const StridedView& input, const StridedView& out, ThreadPool& pool);
+EFFINFER_API void gelu_and_mul(const StridedView& input, const StridedView& out,
+                               const Executor& executor);
 // f(x) = x / 2 * (1 + tanh(sqrt(2 / pi) * (x + 0.044715 x^3)))
 EFFINFER_API void gelu_tanh_and_mul(const StridedView& input, const StridedView& out,
-                                    ThreadPool& pool);
+                                    const Executor& executor);
 
 }  // namespace effinfer::ops

@@ -15,6 +15,7 @@
 #include <memory>
 #include <string>
 
+#include "effinfer/executor.h"
 #include "effinfer/export.h"
 #include "effinfer/ops/kv_order.h"
 #include "effinfer/ops/paged_kv.h"
@@ -108,8 +109,11 @@ class EFFINFER_API AttentionPlan {
   // out: [T, num_qo_heads, head_dim_vo] of q's dtype, dense; lse: float32 [T, num_qo_heads] or of
   // rank 0. A row that sees no key: zeros, and minus infinity. May be called by several threads at
   // once. Throws InvalidArgument.
+  //
+  // On a GPU, of whose memory all arrays are, the plan's lists are uploaded when a stream runs it
+  // first: work in the queue may still read them when the plan goes, which the queue waits for.
   void run(const AttentionInputs& inputs, const StridedView& out, const StridedView& lse,
-           ThreadPool& pool) const;
+           const Executor& executor) const;
   // The name of the kernel variant that run() takes for these dtypes at the current ISA level.
   std::string kernel(DType q_dtype, DType kv_dtype) const;
 

@@ -6,9 +6,9 @@
 #include <cstdint>
 #include <string_view>
 
+#include "effinfer/executor.h"
 #include "effinfer/export.h"
 #include "effinfer/tensor.h"
-#include "effinfer/threads.h"
 
 namespace effinfer::ops {
 
@@ -50,34 +50,34 @@ EFFINFER_API UnaryOp parse_activation(std::string_view text);
 
 // `parameter` is the factor of scale and the cap of softcap; activations have none.
 EFFINFER_API void unary(UnaryOp op, const TensorView& x, float parameter, float* out,
-                        ThreadPool& pool);
+                        const Executor& executor);
 
 // x * sigmoid(x) (Elfwing et al., arXiv:1702.03118).
-inline void silu(const TensorView& x, float* out, ThreadPool& pool) {
-  unary(UnaryOp::silu, x, 0.0f, out, pool);
+inline void silu(const TensorView& x, float* out, const Executor& executor) {
+  unary(UnaryOp::silu, x, 0.0f, out, executor);
 }
 // x / 2 * (1 + erf(x / sqrt(2))) (Hendrycks and Gimpel, arXiv:1606.08415).
-inline void gelu(const TensorView& x, float* out, ThreadPool& pool) {
-  unary(UnaryOp::gelu, x, 0.0f, out, pool);
+inline void gelu(const TensorView& x, float* out, const Executor& executor) {
+  unary(UnaryOp::gelu, x, 0.0f, out, executor);
 }
 // x / 2 * (1 + tanh(sqrt(2 / pi) * (x + 0.044715 x^3))) (Hendrycks and Gimpel, arXiv:1606.08415).
-inline void gelu_tanh(const TensorView& x, float* out, ThreadPool& pool) {
-  unary(UnaryOp::gelu_tanh, x, 0.0f, out, pool);
+inline void gelu_tanh(const TensorView& x, float* out, const Executor& executor) {
+  unary(UnaryOp::gelu_tanh, x, 0.0f, out, executor);
 }
 // max(x, 0)^2 (So et al., "Primer", arXiv:2109.08668).
-inline void relu_squared(const TensorView& x, float* out, ThreadPool& pool) {
-  unary(UnaryOp::relu_squared, x, 0.0f, out, pool);
+inline void relu_squared(const TensorView& x, float* out, const Executor& executor) {
+  unary(UnaryOp::relu_squared, x, 0.0f, out, executor);
 }
 // 1 / (1 + e^-x); as the gate of a product it is the GLU of Dauphin et al., arXiv:1612.08083.
-inline void sigmoid(const TensorView& x, float* out, ThreadPool& pool) {
-  unary(UnaryOp::sigmoid, x, 0.0f, out, pool);
+inline void sigmoid(const TensorView& x, float* out, const Executor& executor) {
+  unary(UnaryOp::sigmoid, x, 0.0f, out, executor);
 }
 // cap * tanh(x / cap), cap > 0 (Gemma 2, arXiv:2408.00118, section 2).
-inline void softcap(const TensorView& x, float cap, float* out, ThreadPool& pool) {
-  unary(UnaryOp::softcap, x, cap, out, pool);
+inline void softcap(const TensorView& x, float cap, float* out, const Executor& executor) {
+  unary(UnaryOp::softcap, x, cap, out, executor);
 }
-inline void scale(const TensorView& x, float factor, float* out, ThreadPool& pool) {
-  unary(UnaryOp::scale, x, factor, out, pool);
+inline void scale(const TensorView& x, float factor, float* out, const Executor& executor) {
+  unary(UnaryOp::scale, x, factor, out, executor);
 }
 
 // What an operator of two inputs does to each pair of elements.
@@ -90,13 +90,13 @@ EFFINFER_API std::string_view name(BinaryOp op);
 EFFINFER_API BinaryOp parse_binary_op(std::string_view text);
 
 EFFINFER_API void binary(BinaryOp op, const TensorView& a, const TensorView& b, float* out,
-                         ThreadPool& pool);
+                         const Executor& executor);
 
-inline void add(const TensorView& a, const TensorView& b, float* out, ThreadPool& pool) {
-  binary(BinaryOp::add, a, b, out, pool);
+inline void add(const TensorView& a, const TensorView& b, float* out, const Executor& executor) {
+  binary(BinaryOp::add, a, b, out, executor);
 }
-inline void mul(const TensorView& a, const TensorView& b, float* out, ThreadPool& pool) {
-  binary(BinaryOp::mul, a, b, out, pool);
+inline void mul(const TensorView& a, const TensorView& b, float* out, const Executor& executor) {
+  binary(BinaryOp::mul, a, b, out, executor);
 }
 
 }  // namespace effinfer::ops

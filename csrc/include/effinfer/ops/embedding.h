@@ -1,9 +1,9 @@
 // Looking rows up: token embeddings from a table of any weight type, and rows of activations.
 #pragma once
 
+#include "effinfer/executor.h"
 #include "effinfer/export.h"
 #include "effinfer/tensor.h"
-#include "effinfer/threads.h"
 
 namespace effinfer::ops {
 
@@ -13,11 +13,11 @@ namespace effinfer::ops {
 //   out    float32 [T, D]
 // Throws InvalidArgument for other shapes and dtypes and for an id out of range, naming its place.
 EFFINFER_API void embedding(const TensorView& ids, const TensorView& table, float scale, float* out,
-                            ThreadPool& pool);
+                            const Executor& executor);
 
 // out[i] = x[rows[i]]: x float32 [N, D], rows int32 [R] in [0, N), out float32 [R, D]. Throws
 // InvalidArgument as embedding does.
 EFFINFER_API void select_rows(const TensorView& x, const TensorView& rows, float* out,
-                              ThreadPool& pool);
+                              const Executor& executor);
 
 }  // namespace effinfer::ops

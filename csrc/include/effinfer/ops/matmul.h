@@ -6,9 +6,9 @@
 #include <string>
 #include <string_view>
 
+#include "effinfer/executor.h"
 #include "effinfer/export.h"
 #include "effinfer/tensor.h"
-#include "effinfer/threads.h"
 
 namespace effinfer::ops {
 
@@ -50,7 +50,11 @@ class EFFINFER_API PackedMatrix {
   DType dtype() const;   // of the tensor it was packed from
   std::string format() const;
   size_t num_bytes() const;
-  // The values of the tensor, bit for bit: out[rows * cols].
+  Device device() const;
+  // A copy in the memory of a GPU, which the host waits for; itself where it is there. Throws
+  // OutOfMemory.
+  PackedMatrix to(Device device) const;
+  // The values of the tensor, bit for bit: out[rows * cols]. Of the CPU's; throws InvalidArgument.
   void unpack(float* out) const;
 
   struct Impl;
@@ -62,11 +66,11 @@ class EFFINFER_API PackedMatrix {
 
 // out[n, rows] = x[n, cols] weight^T + bias[rows] + residual[n, rows], all float32 and contiguous;
 // bias and residual may be null, residual may be out. Throws InvalidArgument on a null pointer or
-// a negative count or a method of another arithmetic, Unsupported when no kernel fits (int8 with
-// dense weights, bf16 without AVX512-BF16), OutOfMemory.
+// a negative count, a method of another arithmetic or a matrix on another device, Unsupported when
+// no kernel fits (int8 with dense weights, bf16 without AVX512-BF16, int8 on GPUs), OutOfMemory.
 EFFINFER_API void matmul(const float* x, int64_t n, const PackedMatrix& weight,
                          MatmulArithmetic arithmetic, const float* bias, const float* residual,
-                         float* out, ThreadPool& pool,
+                         float* out, const Executor& executor,
                          TernaryMethod method = TernaryMethod::automatic);
 
 // The int8 operand that `matmul` makes of x [n, cols]: q[n, cols] and a scale for each 16 values of

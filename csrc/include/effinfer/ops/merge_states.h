@@ -5,9 +5,9 @@
 
 #include <cstdint>
 
+#include "effinfer/executor.h"
 #include "effinfer/export.h"
 #include "effinfer/tensor.h"
-#include "effinfer/threads.h"
 
 namespace effinfer::ops {
 
@@ -17,12 +17,12 @@ enum class LseBase : uint8_t { two, e };  // s = log_base(sum exp(score))
 // float32 [T, H]. A state with s = -infinity is ignored, whatever its v holds; with no other state
 // v is 0 and s is -infinity. Throws InvalidArgument.
 EFFINFER_API void merge_states(const TensorView& v, const TensorView& s, LseBase base, void* out_v,
-                               float* out_s, ThreadPool& pool);
+                               float* out_s, const Executor& executor);
 
 // The same for two states of [T, H, D] and [T, H]; out_v may be v_a's data and out_s s_a's.
 // `mask`: u8 [T] or no data; where it is 0 nothing is written.
 EFFINFER_API void merge_state(const TensorView& v_a, const TensorView& s_a, const TensorView& v_b,
                               const TensorView& s_b, const TensorView& mask, LseBase base,
-                              void* out_v, float* out_s, ThreadPool& pool);
+                              void* out_v, float* out_s, const Executor& executor);
 
 }  // namespace effinfer::ops

@@ -10,9 +10,9 @@
 // dtypes, shapes and strides, and for an eps that is negative or not finite.
 #pragma once
 
+#include "effinfer/executor.h"
 #include "effinfer/export.h"
 #include "effinfer/tensor.h"
-#include "effinfer/threads.h"
 
 namespace effinfer::ops {
 
@@ -24,17 +24,18 @@ struct RmsNormOptions {
 // out = input / sqrt(mean(input^2) + eps) * (weight + weight_offset); no data: a weight of
 // ones.
 EFFINFER_API void rmsnorm(const StridedView& input, const TensorView& weight,
-                          const RmsNormOptions& options, const StridedView& out, ThreadPool& pool);
+                          const RmsNormOptions& options, const StridedView& out,
+                          const Executor& executor);
 
 // residual = input + residual, input = rmsnorm(residual): in place, the norm of the unrounded sum.
 EFFINFER_API void fused_add_rmsnorm(const StridedView& input, const StridedView& residual,
                                     const TensorView& weight, const RmsNormOptions& options,
-                                    ThreadPool& pool);
+                                    const Executor& executor);
 
 // out = (input - mean) / sqrt(variance + eps) * gemma + beta, with the mean and the variance of a
 // row. gemma and beta are of one type.
 EFFINFER_API void layernorm(const StridedView& input, const TensorView& gemma,
                             const TensorView& beta, float eps, const StridedView& out,
-                            ThreadPool& pool);
+                            const Executor& executor);
 
 }  // namespace effinfer::ops

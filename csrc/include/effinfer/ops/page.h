@@ -4,10 +4,10 @@
 
 #include <cstdint>
 
+#include "effinfer/executor.h"
 #include "effinfer/export.h"
 #include "effinfer/ops/kv_order.h"
 #include "effinfer/tensor.h"
-#include "effinfer/threads.h"
 
 namespace effinfer::ops {
 
@@ -28,6 +28,18 @@ struct AppendTensors {
   StridedView cache;
 };
 
+// Row i of append_indptr[b] <= i < append_indptr[b + 1] becomes one of the last tokens of sequence
+// b, which has seq_lens[b] of them then: its entries of batch_indices and positions, which have as
+// many values or more; those behind the last row are -1 and 0. All int32. Throws InvalidArgument.
+EFFINFER_API void batch_indices_positions(const TensorView& append_indptr,
+                                          const TensorView& seq_lens,
+                                          const StridedView& batch_indices,
+                                          const StridedView& positions, const Executor& executor);
+
+// Tokens of each sequence: max(pages - 1, 0) * page_size + kv_last_page_len. All int32 [B].
+EFFINFER_API void page_lengths(const TensorView& kv_indptr, const TensorView& kv_last_page_len,
+                               int32_t page_size, const StridedView& out, const Executor& executor);
+
 // What messages call the operator and its arguments.
 struct AppendNames {
   const char* op = "append_paged_kv_cache";
@@ -39,9 +51,10 @@ struct AppendNames {
 
 // Copies rows to their places. Dtypes of rows and pages are the same, or both floats of 32, 16 or 8
 // bits: then values are rounded to nearest even. Two rows must not share a place. Nothing is
-// written when an argument is wrong. Throws InvalidArgument.
+// written when an argument is wrong. On a GPU nobody looks at the values of the lists, and rows of
+// the sequence -1 are left out. Throws InvalidArgument.
 EFFINFER_API void append_paged_kv_cache(const AppendTensors& keys, const AppendTensors& values,
-                                        const AppendPlaces& places, KvOrder order, ThreadPool& pool,
-                                        const AppendNames& names = {});
+                                        const AppendPlaces& places, KvOrder order,
+                                        const Executor& executor, const AppendNames& names = {});
 
 }  // namespace effinfer::ops

@@ -5,9 +5,9 @@
 #include <cstdint>
 #include <vector>
 
+#include "effinfer/executor.h"
 #include "effinfer/export.h"
 #include "effinfer/tensor.h"
-#include "effinfer/threads.h"
 
 namespace effinfer {
 
@@ -52,12 +52,15 @@ EFFINFER_API RopeFrequencies rope_frequencies(const RopeParameters& parameters,
 // out[T, 2, dims / 2] = cos and sin of float32(position * inv_freq), each times `factor`.
 // `positions` int32 or int64 [T], within int32.
 EFFINFER_API void rope_table(const TensorView& positions, const RopeFrequencies& frequencies,
-                             float* out, ThreadPool& pool);
+                             float* out, const Executor& executor);
 
 // The positions of the rows of a batch: row indptr[s] + i stands at offsets[s] + i. `indptr` [S +
 // 1] ascends from 0 to `rows`, offsets [S], both int32 or int64; positions must fit in int32.
 EFFINFER_API void rope_positions(const TensorView& indptr, const TensorView& offsets, int64_t rows,
                                  int32_t* out);
+// The same where the executor's arrays lie; nobody looks at the values of a GPU's.
+EFFINFER_API void rope_positions(const TensorView& indptr, const TensorView& offsets, int64_t rows,
+                                 int32_t* out, const Executor& executor);
 
 // Rotates the leading `dims` of each head of q [T, *, head_dim] and k [T, *, head_dim] by the
 // angles of a table, into q_out and k_out (which may be q and k), and copies the others: pairs
@@ -70,7 +73,12 @@ EFFINFER_API void rope_positions(const TensorView& indptr, const TensorView& off
 EFFINFER_API void apply_rope(const StridedView& q, const StridedView& k,
                              const TensorView& cos_sin_cache, const TensorView& positions,
                              bool interleaved, const StridedView& q_out, const StridedView& k_out,
-                             ThreadPool& pool);
+                             const Executor& executor);
+// The same by the angles of the rows' positions, int32 or int64 [T].
+EFFINFER_API void apply_rope(const StridedView& q, const StridedView& k,
+                             const RopeFrequencies& frequencies, const TensorView& positions,
+                             bool interleaved, const StridedView& q_out, const StridedView& k_out,
+                             const Executor& executor);
 
 }  // namespace ops
 }  // namespace effinfer

@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from effinfer import _core
-from effinfer._core import InvalidArgumentError
+from effinfer._core import DeviceArray, InvalidArgumentError, UnsupportedError
 
 Array = npt.NDArray[Any]
 Floats = npt.NDArray[np.float32]
@@ -51,19 +51,25 @@ def view(x: Any, argument: str) -> Array:
     Raises:
         InvalidArgumentError: x is no array, lies in the memory of another device, has elements
             that effinfer does not know, or requires a gradient (`.detach()` it).
+        UnsupportedError: x lies on a GPU, where the operator has no kernels (those that have find
+            their arrays by `places`) or its first array does not lie.
     """
     if isinstance(x, np.ndarray):
         if x.dtype.num >= _FIRST_USER_TYPE and x.dtype.name in _TAGGED:
             return x.view(_TAGGED[x.dtype.name])
         return x
-    if _is_torch(x):
+    if is_torch(x):
         if x.device.type != "cpu":
             _core.check_device(str(x.device), argument)
+            _refuse_device(str(x.device), argument)
         shared = _torch_view(x)
         if shared is not None:
             return shared
     if hasattr(x, "__dlpack__"):
-        return _core.from_dlpack(x, argument)
+        array = x if isinstance(x, DeviceArray) else _core.from_dlpack(x, argument)
+        if isinstance(array, DeviceArray):
+            _refuse_device(array.device, argument)
+        return cast(Array, array)
     raise InvalidArgumentError(
         f"{argument}: expected a numpy array, a torch tensor or another array with __dlpack__, "
         f"got {type(x).__name__}"
@@ -124,7 +130,7 @@ def empty(like: ArrayT, shape: Sequence[int], dtype: Any = None) -> tuple[ArrayT
         if source.dtype.num >= _FIRST_USER_TYPE and dtype_name(given) == source.dtype.name:
             given = source.dtype
         result: Any = np.empty(tuple(shape), given)
-    elif _is_torch(source):
+    elif is_torch(source):
         torch = sys.modules["torch"]
         given = source.dtype if dtype is None else getattr(torch, dtype_name(np.dtype(dtype)))
         result = torch.empty(tuple(shape), dtype=given)
@@ -138,7 +144,7 @@ def empty(like: ArrayT, shape: Sequence[int], dtype: Any = None) -> tuple[ArrayT
 def as_kind(result: Array, like: ArrayT) -> ArrayT:
     """A new numpy array as the kind of array that `like` is, without a copy."""
     same: Any = result
-    if _is_torch(like):
+    if is_torch(like):
         same = sys.modules["torch"].from_numpy(result)
     elif not isinstance(like, np.ndarray):
         same = _namespace(like).from_dlpack(result)
@@ -165,6 +171,27 @@ def result(
     return out, array
 
 
+def torch_dtype(x: Any) -> np.dtype[Any] | None:
+    """The numpy dtype, tagged or not, of a tensor's elements; None where there is none."""
+    return _torch_dtypes().get(x.dtype)
+
+
+@functools.cache
+def _torch_dtypes() -> dict[Any, np.dtype[Any]]:
+    known = _torch_carriers().items()
+    return {
+        name: np.dtype(str(name).removeprefix("torch.")) if tag is None else tag
+        for name, (_, tag) in known
+    }
+
+
+def _refuse_device(device: str, argument: str) -> None:
+    raise UnsupportedError(
+        f"{argument}: expected an array on cpu, where this operator or its other arrays are, got "
+        f"one on {device}"
+    )
+
+
 def _torch_view(x: Any) -> Array | None:
     """Several times faster than DLPack, which is left to say why a tensor cannot be shared."""
     carrier = _torch_carriers().get(x.dtype)
@@ -187,7 +214,7 @@ def _torch_carriers() -> dict[Any, tuple[Any, np.dtype[Any] | None]]:
     return carriers
 
 
-def _is_torch(x: Any) -> bool:
+def is_torch(x: Any) -> bool:
     torch = sys.modules.get("torch")
     return torch is not None and isinstance(x, torch.Tensor)
 

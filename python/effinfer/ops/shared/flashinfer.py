@@ -16,6 +16,7 @@ import numpy.typing as npt
 
 from effinfer.ops.shared.arrays import Array, as_kind, dense, dtype_name, view, writable
 from effinfer.ops.shared.options import data_type_name, expect, one_of, unsupported
+from effinfer.ops.shared.places import to_host
 from effinfer.ops.shared.planned import PlannedAttention
 from effinfer.ops.shared.sequences import Sequences
 
@@ -65,7 +66,7 @@ def check_agreement(
         ("seq_lens_q", seq_lens_q, rows),
     ):
         if given is not None:
-            lengths = integers(np.reshape(view(given, f"[{op}] {name}"), -1), f"[{op}] {name}")
+            lengths = integers(np.reshape(to_host(given, f"[{op}] {name}"), -1), f"[{op}] {name}")
             ok = np.array_equal(lengths, meant)
             expect(ok, f"[{op}] {name}", "the lengths of the lists", "others")
     for name, limit, counts in (
@@ -79,7 +80,7 @@ def check_agreement(
         ok = bool((rows == uniform_q_len).all())
         expect(ok, f"[{op}] uniform_q_len", "the query rows of every sequence", uniform_q_len)
     if block_tables is not None:
-        _check_block_tables(f"[{op}] block_tables", dense(block_tables, op), sequences)
+        _check_block_tables(f"[{op}] block_tables", to_host(block_tables, op), sequences)
 
 
 def _check_block_tables(argument: str, tables: Array, sequences: Sequences) -> None:

@@ -1,12 +1,12 @@
 """The two parts of queries and keys of latent attention."""
 
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
 from effinfer.ops.shared.arrays import Array
+from effinfer.ops.shared.float32 import as_float32
 from effinfer.ops.shared.options import contiguous_rows, expect
-from effinfer.ops.shared.planned import as_float32
 
 
 def parts_of(argument: str, whole: Any, pair: tuple[Any, Any], split: int) -> tuple[Any, Any]:
@@ -27,6 +27,6 @@ def scaled_queries(pe: Array, factor: float, argument: str) -> Array:
     """Rotated queries, times what the scale of their keys is of the scale of the latent part: a
     kernel multiplies both by that one."""
     if factor == 1.0:
-        return contiguous_rows(pe)
+        return cast(Array, contiguous_rows(pe))
     scaled: Array = as_float32(pe, argument) * np.float32(factor)
     return scaled

@@ -11,7 +11,8 @@ import numpy.typing as npt
 
 from effinfer import _core
 from effinfer._core import InvalidArgumentError, PagedKv, UnsupportedError
-from effinfer.ops.shared.arrays import Array, dense, dtype_name, view
+from effinfer.ops.shared.arrays import Array, dtype_name
+from effinfer.ops.shared.places import HOST, AnyView, Place, to_host
 
 Indices = npt.NDArray[np.int32]
 
@@ -90,11 +91,13 @@ def unsupported(op: str, **given: Any) -> None:
         raise UnsupportedError(f"[{op}] {name}: expected None ({_REASONS[name]}), got {got}")
 
 
-def number_or_array(x: Any, argument: str) -> Any:
+def number_or_array(x: Any, argument: str, at: Place = HOST) -> Any:
     """A scale: one number, 1 for None, or an array with one for each token and head."""
     if x is None or isinstance(x, (int, float)):
         return 1.0 if x is None else float(x)
-    scales = view(x, argument)
+    scales = at.view(x, argument)
+    if isinstance(scales, _core.DeviceArray):
+        return scales
     if scales.ndim > 1 or scales.size != 1:
         return scales
     name = dtype_name(scales.dtype)
@@ -103,8 +106,8 @@ def number_or_array(x: Any, argument: str) -> Any:
 
 
 def indices(x: Any, argument: str) -> Indices:
-    """A vector of indices as int32; int64 is narrowed."""
-    array = dense(x, argument)
+    """A vector of indices as int32, copied from a GPU; int64 is narrowed."""
+    array = to_host(x, argument)
     expect(array.dtype in (np.int32, np.int64), argument, "int32 or int64", array.dtype)
     expect(array.ndim == 1, argument, "1 dimension", f"shape {array.shape}")
     if array.dtype == np.int64:
@@ -140,14 +143,14 @@ def page_lengths(op: str, pages: Indices, last_page_len: Any, name: str, page_si
     return lengths.astype(np.int32)
 
 
-def view_3d(x: Any, argument: str) -> Array:
+def view_3d(x: Any, argument: str, at: Place = HOST) -> AnyView:
     """`view` of an array of three dimensions. Throws InvalidArgumentError for another."""
-    array = view(x, argument)
+    array = at.view(x, argument)
     expect(array.ndim == 3, argument, "3 dimensions", f"shape {array.shape}")
     return array
 
 
-def kv_views(op: str, cache: Any, layout: str, rank: int = 4) -> tuple[Any, Any]:
+def kv_views(op: str, cache: Any, layout: str, rank: int = 4, at: Place = HOST) -> tuple[Any, Any]:
     """Keys and values of a (k, v) tuple or of one array [pages, 2, ...]; the engine's pages are
     both."""
     argument = f"[{op}] paged_kv_cache"
@@ -155,9 +158,9 @@ def kv_views(op: str, cache: Any, layout: str, rank: int = 4) -> tuple[Any, Any]
         return cache, cache
     if isinstance(cache, (tuple, list)):
         expect(len(cache) == 2, argument, "(k_cache, v_cache)", f"{len(cache)} arrays")
-        pair = view(cache[0], f"{argument}[0]"), view(cache[1], f"{argument}[1]")
+        pair = at.view(cache[0], f"{argument}[0]"), at.view(cache[1], f"{argument}[1]")
     else:
-        both = view(cache, argument)
+        both = at.view(cache, argument)
         ok = both.ndim == rank + 1 and both.shape[1] == 2
         expect(ok, argument, f"(k, v) or shape [num_pages, 2, ...] for {layout}", both.shape)
         pair = both[:, 0], both[:, 1]
@@ -189,11 +192,11 @@ def pack_mask(
     sizes = np.diff(qo_indptr).astype(np.int64) * kv_len
     starts = np.concatenate([[0], np.cumsum(-(-sizes // 8))])
     if packed is not None:
-        bits = dense(packed, f"[{op}] packed_custom_mask")
+        bits = to_host(packed, f"[{op}] packed_custom_mask")
         ok = bits.dtype == np.uint8 and bits.shape == (starts[-1],)
         expect(ok, f"[{op}] packed_custom_mask", f"uint8 ({starts[-1]},)", _shape(bits))
         return bits, starts
-    mask = dense(custom_mask, f"[{op}] custom_mask").reshape(-1)
+    mask = to_host(custom_mask, f"[{op}] custom_mask").reshape(-1)
     ok = mask.dtype in (np.bool_, np.uint8) and mask.size == sizes.sum()
     expect(ok, f"[{op}] custom_mask", f"bool of {sizes.sum()} values", _shape(mask))
     bounds = np.concatenate([[0], np.cumsum(sizes)])
@@ -213,9 +216,12 @@ def alibi_slopes(num_heads: int) -> npt.NDArray[np.float32]:
     return np.concatenate([slopes, more]).astype(np.float32)
 
 
-def contiguous_rows(array: Array) -> Array:
-    """The array, or a copy when its last dimension has a stride."""
+def contiguous_rows(array: AnyView) -> AnyView:
+    """The array, or a copy when its last dimension has a stride; a GPU's is left to the operator,
+    which refuses it."""
     if array.shape[-1] < 2 or array.strides[-1] == array.itemsize:
+        return array
+    if isinstance(array, _core.DeviceArray):
         return array
     return np.array(array, dtype=array.dtype, order="C")
 

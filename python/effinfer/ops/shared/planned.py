@@ -5,9 +5,17 @@ from typing import Any, TypeVar
 import numpy as np
 
 from effinfer import _core
-from effinfer._core import InvalidArgumentError, PagedKv, ThreadPool, UnsupportedError
+from effinfer._core import (
+    DeviceArray,
+    InvalidArgumentError,
+    PagedKv,
+    Queue,
+    ThreadPool,
+    UnsupportedError,
+)
 from effinfer.ops.rope import apply_rope_pos_ids
-from effinfer.ops.shared.arrays import Array, dense, dtype_name, result, view
+from effinfer.ops.shared.arrays import Array, dtype_name
+from effinfer.ops.shared.float32 import as_float32, from_float32
 from effinfer.ops.shared.options import (
     LAYOUTS,
     Indices,
@@ -21,6 +29,7 @@ from effinfer.ops.shared.options import (
     one_of,
     view_3d,
 )
+from effinfer.ops.shared.places import HOST, AnyView, Place, place_of
 from effinfer.ops.shared.sequences import Heads, Sequences
 
 PlanT = TypeVar("PlanT")
@@ -57,6 +66,7 @@ class PlannedAttention:
         self._slopes = (
             alibi_slopes(heads.num_qo_heads) if scores.pos_encoding_mode == "ALIBI" else None
         )
+        self._slopes_there: dict[str, DeviceArray] = {}  # by device
         lists = sequences.ragged() if self._rotates else sequences
         with errors_of(op):
             self._plan = _core.AttentionPlan(
@@ -75,8 +85,8 @@ class PlannedAttention:
     def run(
         self,
         q: Any,
-        k: Array | PagedKv,
-        v: Array | PagedKv,
+        k: AnyView | PagedKv,
+        v: AnyView | PagedKv,
         *,
         out: Any = None,
         lse: Any = None,
@@ -87,17 +97,18 @@ class PlannedAttention:
         v_scale: Any = None,
         sinks: Any = None,
         sm_scale: float | None = None,
-        pool: ThreadPool | None = None,
+        pool: ThreadPool | Queue | None = None,
         **parts: Any,
     ) -> Any:
         """Attention of q; `out`, or (out, lse) with `return_lse`. The engine's pages come as k;
         `sm_scale` takes the place of the plan's."""
-        queries = self._queries(q)
+        at = place_of(q, pool, f"[{self.op}] q")
+        queries = self._queries(at, q)
         shape = (queries.shape[0], self.heads.num_qo_heads, self.heads.head_dim_vo)
-        given, out_view = result(q, shape, None, out, f"[{self.op}] out")
+        given, out_view = at.result(q, shape, None, out, f"[{self.op}] out")
         sums = given_sums = None
         if return_lse:
-            given_sums, sums = result(q, shape[:2], np.float32, lse, f"[{self.op}] lse")
+            given_sums, sums = at.result(q, shape[:2], np.float32, lse, f"[{self.op}] lse")
         scale = self.scores.scale(self.heads.head_dim_qk) if sm_scale is None else float(sm_scale)
         scale *= 1.0 if q_scale is None else q_scale
         layout, target = self.layout, out_view
@@ -106,6 +117,11 @@ class PlannedAttention:
             expect(ok, f"[{self.op}] paged_kv_cache", "arrays with ROPE_LLAMA", "PagedKv")
         elif self._sequences.kv_indices is None and layout == "HND":
             k, v, layout = k.swapaxes(0, 1), v.swapaxes(0, 1), "NHD"
+        if self._rotates and at.on_gpu:
+            raise UnsupportedError(
+                f"[{self.op}] pos_encoding_mode: expected NONE or ALIBI on a GPU, got ROPE_LLAMA: "
+                "call apply_rope_pos_ids before the append"
+            )
         if self._rotates and not isinstance(k, PagedKv) and not isinstance(v, PagedKv):
             queries, k, v = self._rotate(queries, k, v, layout, pool)
             layout, target = "NHD", np.empty(shape, np.float32)
@@ -119,21 +135,29 @@ class PlannedAttention:
                 sm_scale=scale,
                 logits_soft_cap=self.scores.logits_soft_cap or 0.0,
                 lse_base=lse_base,
-                alibi_slopes=self._slopes,
-                k_scale=number_or_array(k_scale, f"[{self.op}] k_scale"),
-                v_scale=number_or_array(v_scale, f"[{self.op}] v_scale"),
-                sink_logits=self._sinks(sinks),
+                alibi_slopes=self._slopes_of(at),
+                k_scale=number_or_array(k_scale, f"[{self.op}] k_scale", at),
+                v_scale=number_or_array(v_scale, f"[{self.op}] v_scale", at),
+                sink_logits=self._sinks(at, sinks),
                 layout=layout,
-                pool=pool,
+                pool=at.executor,
                 **parts,
             )
         if target is not out_view:
             from_float32(target, out_view)
         return (given, given_sums) if return_lse else given
 
-    def _queries(self, q: Any) -> Array:
+    def _slopes_of(self, at: Place) -> AnyView | None:
+        if self._slopes is None or not isinstance(at.executor, Queue):
+            return self._slopes
+        device = at.executor.device
+        if device not in self._slopes_there:
+            self._slopes_there[device] = DeviceArray.from_numpy(self._slopes, device)
+        return self._slopes_there[device]
+
+    def _queries(self, at: Place, q: Any) -> AnyView:
         argument = f"[{self.op}] q"
-        queries = view(q, argument)
+        queries = at.view(q, argument)
         rows = int(self._sequences.qo_indptr[-1])
         shape = (rows, self.heads.num_qo_heads, self._q_dims)
         expect(queries.shape == shape, argument, f"shape {shape} of the plan", queries.shape)
@@ -142,18 +166,18 @@ class PlannedAttention:
         expect(ok, argument, f"{self._q_data_type}, the plan's q_data_type", name)
         return contiguous_rows(queries)
 
-    def _sinks(self, sinks: Any) -> Array | None:
+    def _sinks(self, at: Place, sinks: Any) -> AnyView | None:
         if sinks is None:
             return None
         argument = f"[{self.op}] sinks"
-        logits = dense(sinks, argument)
+        logits = at.dense(sinks, argument)
         name, heads = dtype_name(logits.dtype), self.heads.num_qo_heads
         expect(name == "float32", argument, "float32", name)
         expect(logits.shape == (heads,), argument, f"shape ({heads},)", logits.shape)
         return logits
 
     def _rotate(
-        self, q: Array, k: Array, v: Array, layout: str, pool: ThreadPool | None
+        self, q: Array, k: Array, v: Array, layout: str, pool: ThreadPool | Queue | None
     ) -> tuple[Array, Array, Array]:
         scores, lists = self.scores, self._sequences
         theta = 1e4 if scores.rope_theta is None else scores.rope_theta
@@ -181,11 +205,12 @@ def plan_single(
     v: Any,
     kv_layout: str,
     scores: Scores,
+    at: Place = HOST,
     **plan: Any,
 ) -> tuple[PlannedAttention, Any, Any]:
     """The plan of one sequence with contiguous keys, and views of these."""
     one_of(kv_layout, LAYOUTS, f"[{op}] kv_layout")
-    keys, values = view_3d(k, f"[{op}] k"), view_3d(v, f"[{op}] v")
+    keys, values = view_3d(k, f"[{op}] k", at), view_3d(v, f"[{op}] v", at)
     tokens, heads = keys.shape[:2] if kv_layout == "NHD" else keys.shape[1::-1]
     expected = (*keys.shape[:2], values.shape[2])
     expect(values.shape == expected, f"[{op}] v", f"shape {expected}", values.shape)
@@ -207,25 +232,3 @@ def require_plan(planned: PlanT | None, op: str) -> PlanT:
     if planned is None:
         raise InvalidArgumentError(f"[{op}] run: expected plan() before run(), got none")
     return planned
-
-
-def as_float32(array: Array, argument: str) -> Array:
-    """Exactly, of float32, float16 or bfloat16."""
-    name = dtype_name(array.dtype)
-    if name in ("float32", "float16"):
-        return np.ascontiguousarray(array, np.float32)
-    if name != "bfloat16":
-        raise UnsupportedError(
-            f"{argument}: ROPE_LLAMA rotates float32, float16 or bfloat16, got {name}"
-        )
-    return (np.ascontiguousarray(array).astype(np.uint32) << 16).view(np.float32)
-
-
-def from_float32(array: Array, out: Array) -> None:
-    """Rounds to the dtype of `out`, to nearest even."""
-    if dtype_name(out.dtype) != "bfloat16":
-        out[...] = array
-        return
-    bits = array.view(np.uint32)
-    rounded = (bits + np.uint32(0x7FFF) + (bits >> 16 & 1)) >> 16
-    out[...] = np.where(np.isnan(array), bits >> 16 | 0x40, rounded)

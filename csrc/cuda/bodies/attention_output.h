@@ -1,0 +1,184 @@
+// How results leave a tile, eight dims of a row at a time: as partial results of a chunk, or
+// divided and rounded into the rows of the output or of an operand.
+#pragma once
+
+#include <cmath>
+#include <cstdint>
+
+#include "core/float16.h"
+#include "cuda/bodies/softmax.h"
+#include "cuda/unit.h"
+#include "ops/attention.h"
+
+namespace effinfer::cuda {
+
+struct AttentionParams {
+  ops::AttentionProblem p;
+  int64_t operand_row_bytes;
+  int32_t operand_cols;  // with padding
+};
+
+// A lane's values of 32 dims: rows lane / 4 and lane / 4 + 8, dims 8 (lane % 4) on.
+using LaneValues = float[4][4];
+EFFINFER_DEVICE float& value_at(LaneValues& values, int d, int r) {
+  return values[d % 4][2 * r + d / 4];
+}
+EFFINFER_DEVICE void clear(LaneValues& values) {
+  EFFINFER_UNROLL
+  for (int i = 0; i < 4; ++i) {
+    EFFINFER_UNROLL
+    for (int r = 0; r < 4; ++r) values[i][r] = 0.0f;
+  }
+}
+
+EFFINFER_DEVICE void fold_values(LaneValues& values, LaneValues& chunk,
+                                 const Factors (&factors)[2]) {
+  EFFINFER_UNROLL
+  for (int r = 0; r < 2; ++r) {
+    EFFINFER_UNROLL
+    for (int d = 0; d < 8; ++d) {
+      float& value = value_at(values, d, r);
+      value = fold_value(value, value_at(chunk, d, r), factors[r]);
+    }
+  }
+}
+
+// Eight numbers next to each other, rounded to the dtype.
+template <class Unit>
+EFFINFER_DEVICE void store_eight(Unit& unit, DType dtype, uint8_t* to, const float (&x)[8]) {
+  if (dtype == DType::f32) {
+    EFFINFER_UNROLL
+    for (int i = 0; i < 8; ++i) reinterpret_cast<float*>(to)[i] = x[i];
+    return;
+  }
+  EFFINFER_UNROLL
+  for (int i = 0; i < 8; i += 2) {
+    const uint32_t pair =
+        dtype == DType::bf16 ? unit.bf16x2(x[i], x[i + 1]) : unit.f16x2(x[i], x[i + 1]);
+    auto* halves = reinterpret_cast<uint16_t*>(to) + i;
+    halves[0] = static_cast<uint16_t>(pair);
+    halves[1] = static_cast<uint16_t>(pair >> 16);
+  }
+}
+
+// Rows are counted within the tile.
+class AttentionOutput {
+ public:
+  EFFINFER_DEVICE AttentionOutput(const AttentionParams& params, const ops::AttentionTile& tile)
+      : params_(params), p_(params.p), tile_(tile) {}
+
+  EFFINFER_DEVICE int num_rows() const { return tile_.num_rows * tile_.num_heads; }
+
+  // Number `index`: half r of the values, from `dim` on; the row's state once.
+  EFFINFER_DEVICE static void store_partial_values(const ops::AttentionProblem& p, int64_t index,
+                                                   int dim, LaneValues& values, int r) {
+    auto* to = reinterpret_cast<Quad*>(p.partial_out + index * p.v.dims + dim);
+    EFFINFER_UNROLL
+    for (int half = 0; half < 2; ++half) {
+      EFFINFER_UNROLL
+      for (int i = 0; i < 4; ++i) {
+        to[half].words[i] = bits_of(value_at(values, 4 * half + i, r));
+      }
+    }
+  }
+  EFFINFER_DEVICE static void store_partial_state(const ops::AttentionProblem& p, int64_t index,
+                                                  const RowState& row) {
+    p.partial_ms[2 * index] = row.max;
+    p.partial_ms[2 * index + 1] = row.sum;
+  }
+  EFFINFER_DEVICE static RowState load_partial_state(const ops::AttentionProblem& p,
+                                                     int64_t index) {
+    return {p.partial_ms[2 * index], p.partial_ms[2 * index + 1]};
+  }
+  // As other blocks may have written them while this one ran: as any memory.
+  EFFINFER_DEVICE static void load_partial_values(const ops::AttentionProblem& p, int64_t index,
+                                                  int dim, float (&values)[8]) {
+    const auto* from = reinterpret_cast<const Quad*>(p.partial_out + index * p.v.dims + dim);
+    EFFINFER_UNROLL
+    for (int half = 0; half < 2; ++half) {
+      const Quad quad = from[half];
+      EFFINFER_UNROLL
+      for (int i = 0; i < 4; ++i) values[4 * half + i] = float_of(quad.words[i]);
+    }
+  }
+
+  // What a row's values are multiplied by at its end. A row that sees no key is zeros, and the
+  // logarithm of its sum, which one of its lanes stores, minus infinity.
+  template <class Unit>
+  EFFINFER_DEVICE float end_row(Unit& unit, int index, RowState row, bool stores_lse) const {
+    float scale = p_.v_scale;
+    if (p_.sink_logits != nullptr) {
+      const float sink = rounded_product(p_.sink_logits[head_of(index)], kLog2e);
+      const float highest = fmaxf(sink, row.max);
+      const float kept = unit.exp2(row.max - highest);
+      row.sum = rounded_product(row.sum, kept) + unit.exp2(sink - highest);
+      row.max = highest;
+      scale *= kept;
+    }
+    if (p_.lse != nullptr && stores_lse) {
+      constexpr float kLn2 = 0.693147181f;
+      const int64_t place = int64_t{token_of(index)} * p_.num_qo_heads + head_of(index);
+      p_.lse[place] =
+          row.sum == 0.0f ? -INFINITY : fmaf(row.max, kLn2, logf(row.sum)) * p_.lse_factor;
+    }
+    return row.sum == 0.0f ? 0.0f : scale / row.sum;
+  }
+
+  // Half r of a lane's values, from `dim` on. What pads the rows of an operand is written by the
+  // lanes of its last head, each of which has every `pad_step`-th dim.
+  template <class Unit>
+  EFFINFER_DEVICE void store_values(Unit& unit, int index, int dim, float factor,
+                                    LaneValues& values, int r, int pad_step) const {
+    float out[8];
+    EFFINFER_UNROLL
+    for (int d = 0; d < 8; ++d) out[d] = rounded_product(value_at(values, d, r), factor);
+    const int token = token_of(index);
+    const int head = head_of(index);
+    const int64_t col = int64_t{head} * p_.v.dims + dim;
+    if (p_.out_operand.data == nullptr) {
+      const int64_t bytes = p_.q.dtype == DType::f32 ? 4 : 2;
+      return store_eight(unit, p_.q.dtype, p_.out + (token * p_.out_stride + col) * bytes, out);
+    }
+    const bool wide = p_.out_operand.arithmetic == ops::Arithmetic::f32;
+    const DType dtype = wide ? DType::f32 : DType::bf16;
+    auto* row = static_cast<uint8_t*>(p_.out_operand.data) + token * params_.operand_row_bytes;
+    store_eight(unit, dtype, row + col * (wide ? 4 : 2), out);
+    if (head != p_.num_qo_heads - 1) return;
+    const float zeros[8] = {};
+    const int64_t cols = int64_t{p_.num_qo_heads} * p_.v.dims;
+    for (int64_t pad = cols + dim; pad < params_.operand_cols; pad += pad_step) {
+      store_eight(unit, dtype, row + pad * (wide ? 4 : 2), zeros);
+    }
+  }
+
+ private:
+  EFFINFER_DEVICE int token_of(int index) const {
+    return tile_.first_row + index / tile_.num_heads;
+  }
+  EFFINFER_DEVICE int head_of(int index) const {
+    return tile_.first_head + index % tile_.num_heads;
+  }
+
+  const AttentionParams& params_;
+  const ops::AttentionProblem& p_;
+  const ops::AttentionTile& tile_;
+};
+
+// Counts a tile's items as they end: true in all threads of the block that ends the last one,
+// which then sees what the others have stored. `flag` is shared by the block.
+template <class Unit>
+EFFINFER_DEVICE bool ends_last_item(Unit& unit, const ops::AttentionProblem& p, int32_t index,
+                                    int32_t& flag) {
+  unit.fence();
+  unit.sync();
+  if (unit.thread == 0) {
+    const int32_t before = unit.atomic_add(p.done + index, 1);
+    flag = before + 1 == p.work.merges[index].num_items ? 1 : 0;
+    if (flag != 0) p.done[index] = 0;
+    unit.fence();
+  }
+  unit.sync();
+  return flag != 0;
+}
+
+}  // namespace effinfer::cuda

@@ -1,0 +1,192 @@
+// Pages that a block of query rows visits: a block of threads a list, by the scores of cells of
+// `stride` rows and keys, whose antidiagonals are summed (ops/prefill_index.h).
+//
+// A cell's score is one product of matrices after the other, of the cells' rows and keys of one
+// place: row stride - 1 - j of each row of cells times key j of each cell, summed over j.
+//
+//   A   16 rows of cells, of as many heads as have them: 64 / stride are a head's
+//   B   8 cells: a dword of a page is two dims (i8: four) of one token, which is the column of a
+//       register; a lane's 16 bytes are four j of its cell
+//
+// Means are cells of 64 rows and keys whose rows are all the mean query. Scores exist twice, for
+// the softmax's maxima and sums first; each page's sum is made by one warp, in a fixed order.
+#pragma once
+
+#include <cmath>
+#include <cstdint>
+
+#include "cuda/bodies/cell_scores.h"
+#include "cuda/bodies/row_search.h"
+#include "cuda/unit.h"
+#include "ops/prefill_index.h"
+
+namespace effinfer::cuda {
+
+template <DType kType>
+struct BlockIndexKernel {
+  static constexpr const char* kName = "block_index";
+  static constexpr int kThreads = kRowThreads;
+  static constexpr int kMostSteps = 128;     // places x steps of 16 dims
+  static constexpr int kMostScores = 12288;  // heads of 16 rows x pages
+  static constexpr int kCells = 16;          // that a warp has at a time
+  using Keys = IndexKeys<kType>;
+  using Params = IndexParams<ops::BlockIndexProblem>;
+  struct Shared {
+    Quad queries[kMostSteps][kWarp];
+    float scores[kMostScores];
+    float max[kRowWarps][kTileRows];
+    float sum[kRowWarps][kTileRows];
+    uint8_t chosen[RowList::kMost];
+    RowExchange exchange;
+    int32_t found;
+  };
+
+  template <class Unit>
+  EFFINFER_DEVICE static void run(Unit& unit, const Params& params, Shared& shared) {
+    const ops::BlockIndexProblem& p = params.problem;
+    const int64_t kv_head = unit.block % p.in.kv.num_kv_heads;
+    const int64_t index = unit.block / p.in.kv.num_kv_heads;
+    if (p.in.heads[kv_head] == ops::IndexedHead::other) return;
+    BlockIndex<Unit> block(unit, params, shared, index, kv_head);
+    block.run();
+  }
+
+ private:
+  template <class Unit>
+  class BlockIndex : public CellScores<kType, Unit, Shared> {
+   public:
+    using Base = CellScores<kType, Unit, Shared>;
+    using typename Base::Cells;
+
+    EFFINFER_DEVICE BlockIndex(Unit& unit, const Params& params, Shared& shared, int64_t index,
+                               int64_t kv_head)
+        : Base(unit, params, shared, index, kv_head),
+          threads_(unit, shared.exchange),
+          words_(params.problem.in.visits.list(index, kv_head)),
+          kv_head_(static_cast<int>(kv_head)) {}
+
+    EFFINFER_DEVICE void run() {
+      const bool all = visits_all(p_, rows_.sequence, kv_head_);
+      for (int i = unit_.thread; i < pages_; i += kThreads) shared_.chosen[i] = all ? 1 : 0;
+      for (int first = 0; first < shape_.rows && !all; first += kTileRows) choose(first);
+      for (int i = unit_.thread; i < pages_; i += kThreads) {
+        words_[i] = shared_.chosen[i] != 0 ? ~uint64_t{0} : always_visited(p_.in, rows_, i);
+      }
+    }
+
+   private:
+    // By the heads of 16 rows of cells.
+    EFFINFER_DEVICE void choose(int first) {
+      set_queries(first);
+      unit_.sync();
+      float max[2] = {kNoScore, kNoScore};
+      float sum[2] = {};
+      visit_cells(first,
+                  [&](const Cells& cells, int cell) { this->add_cells(cells, cell, max, sum); });
+      this->join_sums(max, sum);
+      visit_cells(first,
+                  [&](Cells& cells, int cell) { this->write_scores(cells, cell, max, sum); });
+      unit_.sync();
+      const int heads = kTileRows / shape_.head_rows;
+      for (int head = 0; head < heads && first + head * shape_.head_rows < shape_.rows; ++head) {
+        choose_pages(shared_.scores + head * pages_);
+      }
+    }
+
+    // Number `dim` of the query that multiplies key `place` of cells, in a row of these.
+    EFFINFER_DEVICE float query(int row, int place, int dim) const {
+      if (row >= shape_.rows) return 0.0f;
+      const int head =
+          kv_head_ * (p_.in.num_qo_heads / p_.in.kv.num_kv_heads) + row / shape_.head_rows;
+      const float* q = p_.in.q + rows_.first_row * p_.in.q_stride + head * keys_.dims + dim;
+      if (p_.stride == 0) {
+        float sum = 0.0f;
+        for (int i = 0; i < rows_.num_rows; ++i) sum += q[i * p_.in.q_stride];
+        return sum * (p_.in.sm_scale / static_cast<float>(rows_.num_rows));
+      }
+      const int token = (row % shape_.head_rows + 1) * shape_.stride - 1 - place;
+      if (token >= rows_.num_rows) return 0.0f;
+      return q[token * p_.in.q_stride] * (p_.in.sm_scale / static_cast<float>(shape_.stride));
+    }
+
+    EFFINFER_DEVICE void set_queries(int first) {
+      const int steps = keys_.dims / 16;
+      for (int i = unit_.thread; i < shape_.places * steps * kWarp * 4; i += kThreads) {
+        const int lane = i / 4 % kWarp;
+        const int step = i / (4 * kWarp);
+        const int row = first + lane / 4 + i % 2 * 8;
+        const int dim = step % steps * 16 + Keys::dim_of(lane, i % 4);
+        const int place = step / steps;
+        shared_.queries[step][lane].words[i % 4] =
+            Keys::rounded(unit_, query(row, place, dim), query(row, place, dim + 1));
+      }
+    }
+
+    // visit(cells, first cell) for those of the warp.
+    template <class Visit>
+    EFFINFER_DEVICE void visit_cells(int first, Visit&& each) {
+      first_ = first;
+      const int count = (pages_ * 64 / shape_.stride + kCells - 1) / kCells;
+      for (int i = unit_.warp; i < count; i += kRowWarps) {
+        Cells cells = {};
+        this->multiply(i * kCells, cells);
+        each(cells, i * kCells);
+      }
+    }
+
+    // The highest of a head's pages join those that are chosen.
+    EFFINFER_DEVICE void choose_pages(const float* scores) {
+      const TopScores& top = p_.pages;
+      RowHead head;
+      if (top.mass > 0.0f) {
+        double total[1] = {};
+        for (int i = unit_.thread; i < pages_; i += kThreads) {
+          total[0] += static_cast<double>(scores[i]);
+        }
+        threads_.sum(total);
+        const double wanted = static_cast<double>(top.mass) * total[0];
+        if (!(wanted > 0.0)) return;
+        head = head_of<true>(scores, wanted);
+      } else {
+        if (top.count <= 0) return;
+        if (top.count < pages_) head = head_of<false>(scores, top.count);
+      }
+      for (int i = unit_.thread; i < pages_; i += kThreads) {
+        if (head.has(scores[i], i)) shared_.chosen[i] = 1;
+      }
+    }
+
+    template <bool kWeights>
+    EFFINFER_DEVICE RowHead head_of(const float* scores, double goal) {
+      // No sum of shares of 16 rows is above 16 but for rounding.
+      const KeyRange range{key_of(kWeights ? 0x1p-149f : 0.0f), key_of(32.0f)};
+      const HeadEnd end = RowList::end_of_head<kWeights>(threads_, scores, pages_, goal, range);
+      if (end.needed >= end.equal) return {end.least, INT32_MAX};
+      const auto place = [&](int tile) { return tile * kThreads + unit_.thread; };
+      pick_nth(
+          threads_, end.needed,
+          [&](int tile) {
+            return place(tile) < pages_ && scores[place(tile)] == end.least ? 1 : 0;
+          },
+          [&](int tile, int) { shared_.found = place(tile) + 1; });
+      unit_.sync();
+      return {end.least, shared_.found};
+    }
+
+    using Base::end_;
+    using Base::first_;
+    using Base::keys_;
+    using Base::p_;
+    using Base::pages_;
+    using Base::rows_;
+    using Base::shape_;
+    using Base::shared_;
+    using Base::unit_;
+
+    RowBlock<Unit> threads_;
+    uint64_t* const words_;
+    const int kv_head_;
+  };
+};
+
+}  // namespace effinfer::cuda

@@ -1,0 +1,185 @@
+// A warp's part of attention over plain rows: 16 query rows with the tokens of a stage.
+//
+// Fragments of mma.m16n8k16, lane = 4 c + q: scores of rows c and c + 8, of tokens 8 n + 2 q and
+// the next one of block n. As they lie, rounded in pairs, they are the A operand of the values.
+#pragma once
+
+#include <cmath>
+#include <cstdint>
+
+#include "cuda/bodies/plain_rows.h"
+#include "cuda/unit.h"
+#include "effinfer/dtype.h"
+
+namespace effinfer::cuda {
+
+// What all lanes look up of a row.
+struct PlainRow {
+  int32_t position;  // -1: there is no such row
+  float slope;       // ALiBi
+  int64_t mask_bit;  // of the row's first token
+};
+
+// The maximum of no scores: finite, so that differences of maxima are never NaN.
+inline constexpr float kPlainNoScore = -1e30f;
+
+// e^(x - reference), for x up to the reference. The sum with zero keeps compilers from making the
+// product a part of another sum.
+EFFINFER_DEVICE float plain_weight(float x, float reference) {
+  return exp2f(fmaf(x - reference, 1.44269504f, 0.0f));
+}
+
+template <DType kType, int kDims>
+struct PlainProducts {
+  using Rows = PlainRows<kDims>;
+  static constexpr int kBlocks = Rows::kStage / 8;  // of 8 tokens
+  using Queries = Quad[kPlainRows][Rows::kChunks];
+  using Scores = float[kBlocks][4];
+  static constexpr int kOwnChunks = Rows::kChunks / Rows::kSplit;
+  using Values = float[kOwnChunks][4];
+
+  template <class Unit>
+  EFFINFER_DEVICE static void multiply(Unit& unit, float (&d)[4], const uint32_t (&a)[4],
+                                       uint32_t low, uint32_t high) {
+    const uint32_t b[2] = {low, high};
+    if constexpr (kType == DType::f16) {
+      unit.mma_f16(d, a, b);
+    } else {
+      unit.mma(d, a, b);
+    }
+  }
+
+  template <class Unit>
+  EFFINFER_DEVICE static void add_scores(Unit& unit, const Queries& queries,
+                                         const typename Rows::Stage& keys, int dims,
+                                         Scores& scores) {
+    const int row = unit.lane % 16;
+    const int token = unit.lane / 16 * 8 + unit.lane % 8;
+    for (int step = 0; step < Rows::read_chunks(dims) / 2; ++step) {
+      uint32_t a[4];
+      unit.ldmatrix(a, &queries[row][swizzled(row, 2 * step + unit.lane / 16)]);
+      EFFINFER_UNROLL
+      for (int pair = 0; pair < kBlocks / 2; ++pair) {
+        const int from = pair * 16 + token;
+        uint32_t b[4];
+        unit.ldmatrix(b, &keys[from][swizzled(from, 2 * step + unit.lane / 8 % 2)]);
+        multiply(unit, scores[2 * pair], a, b[0], b[1]);
+        multiply(unit, scores[2 * pair + 1], a, b[2], b[3]);
+      }
+    }
+  }
+
+  // Of the values' dims that the warp has.
+  template <class Unit>
+  EFFINFER_DEVICE static int first_chunk(Unit& unit) {
+    return unit.warp / kPlainUnits * kOwnChunks;
+  }
+
+  template <class Unit>
+  EFFINFER_DEVICE static void add_values(Unit& unit, const Scores& weights,
+                                         const typename Rows::Stage& values, int dims,
+                                         Values& sums) {
+    const auto rounded = [&](float low, float high) {
+      return kType == DType::f16 ? unit.f16x2(low, high) : unit.bf16x2(low, high);
+    };
+    // Places of chunks differ in their lowest three bits, those of rows 16 apart in none: four
+    // addresses are all that the loops need.
+    constexpr int kPairs = 4;
+    const int row = unit.lane % 16;
+    const Quad* from[kPairs];
+    EFFINFER_UNROLL
+    for (int i = 0; i < kPairs; ++i) {
+      from[i] = &values[row][first_chunk(unit) + swizzled(row, 2 * i + unit.lane / 16)];
+    }
+    EFFINFER_UNROLL
+    for (int step = 0; step < kBlocks / 2; ++step) {
+      const float (&low)[4] = weights[2 * step];
+      const float (&high)[4] = weights[2 * step + 1];
+      const uint32_t a[4] = {rounded(low[0], low[1]), rounded(low[2], low[3]),
+                             rounded(high[0], high[1]), rounded(high[2], high[3])};
+      EFFINFER_UNROLL
+      for (int pair = 0; pair < kOwnChunks / 2; ++pair) {
+        if (first_chunk(unit) * 8 + 16 * pair >= dims) continue;
+        uint32_t b[4];
+        const int offset = step * 16 * Rows::kChunks + pair / kPairs * 8;
+        unit.ldmatrix_transposed(b, from[pair % kPairs] + offset);
+        multiply(unit, sums[2 * pair], a, b[0], b[1]);
+        multiply(unit, sums[2 * pair + 1], a, b[2], b[3]);
+      }
+    }
+  }
+
+  // Whether a row sees a token.
+  EFFINFER_DEVICE static bool sees(const ops::AttentionProblem& p, const ops::AttentionTile& tile,
+                                   const PlainRow& row, int32_t token) {
+    bool seen = row.position >= 0 && token < tile.num_tokens;
+    if (p.causal) seen = seen && token <= row.position;
+    if (p.window_left >= 0) {
+      seen = seen && (token >= row.position - p.window_left || token < p.sink_tokens);
+    }
+    if (p.mask != nullptr && seen) {
+      const int64_t bit = row.mask_bit + token;
+      seen = (p.mask[bit / 8] >> bit % 8 & 1) != 0;
+    }
+    return seen;
+  }
+
+  // Scores to logits: of tokens from `first` on, -infinity where a row does not see one.
+  template <class Unit>
+  EFFINFER_DEVICE static void set_logits(Unit& unit, const ops::AttentionProblem& p,
+                                         const ops::AttentionTile& tile,
+                                         const PlainRow (&rows)[kPlainRows], int32_t first,
+                                         Scores& scores) {
+    EFFINFER_UNROLL
+    for (int r = 0; r < 2; ++r) {
+      const PlainRow row = rows[unit.lane / 4 + 8 * r];
+      EFFINFER_UNROLL
+      for (int t = 0; t < 2 * kBlocks; ++t) {
+        const int32_t token = first + t / 2 * 8 + unit.lane % 4 * 2 + t % 2;
+        float& x = scores[t / 2][2 * r + t % 2];
+        x = fmaf(x, p.sm_scale, 0.0f);
+        if (p.logits_soft_cap > 0.0f) {
+          x = fmaf(tanhf(fmaf(x, 1.0f / p.logits_soft_cap, 0.0f)), p.logits_soft_cap, 0.0f);
+        }
+        if (row.slope != 0.0f) x = fmaf(row.slope, static_cast<float>(token - row.position), x);
+        if (!sees(p, tile, row, token)) x = -INFINITY;
+      }
+    }
+  }
+
+  // Logits to weights, under a maximum that may grow: what was summed before is scaled anew.
+  template <class Unit>
+  EFFINFER_DEVICE static void set_weights(Unit& unit, Scores& scores, float (&max)[2],
+                                          float (&sum)[2], Values& values) {
+    EFFINFER_UNROLL
+    for (int r = 0; r < 2; ++r) {
+      float highest = max[r];
+      EFFINFER_UNROLL
+      for (int t = 0; t < 2 * kBlocks; ++t) highest = fmaxf(highest, scores[t / 2][2 * r + t % 2]);
+      highest = fmaxf(highest, unit.shfl_xor(highest, 1));
+      highest = fmaxf(highest, unit.shfl_xor(highest, 2));
+      if (Rows::kStages > 1) {
+        const float kept = plain_weight(max[r], highest);
+        sum[r] *= kept;
+        EFFINFER_UNROLL
+        for (int d = 0; d < kOwnChunks; ++d) {
+          values[d][2 * r] *= kept;
+          values[d][2 * r + 1] *= kept;
+        }
+      }
+      max[r] = highest;
+      float own = 0.0f;
+      EFFINFER_UNROLL
+      for (int t = 0; t < 2 * kBlocks; ++t) {
+        float& x = scores[t / 2][2 * r + t % 2];
+        x = plain_weight(x, highest);
+        own += x;
+      }
+      own += unit.shfl_xor(own, 1);
+      own += unit.shfl_xor(own, 2);
+      sum[r] += own;
+    }
+  }
+};
+
+}  // namespace effinfer::cuda

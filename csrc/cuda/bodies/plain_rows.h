@@ -1,0 +1,94 @@
+// Keys and values as a caller has them, rows of 16-bit numbers in pages of any size and layout or
+// one after the other, on their way into shared memory.
+//
+// A warp holds up to 64 tokens, each in a row of kDims numbers there. A row is chunks of 8 numbers,
+// 16 bytes; chunk c of row r lies at place c ^ r % 8, so that the 8 rows of which ldmatrix takes a
+// chunk at once lie in different banks.
+#pragma once
+
+#include <cstdint>
+
+#include "cuda/unit.h"
+#include "ops/attention.h"
+
+namespace effinfer::cuda {
+
+inline constexpr int kPlainRows = 16;                 // of a tile: those of mma's operands
+inline constexpr int kPlainUnits = ops::kChunkUnits;  // of a chunk, at once
+inline constexpr int kPlainUnit = ops::kUnitTokens;
+
+EFFINFER_DEVICE int swizzled(int row, int chunk) {
+  return chunk ^ (row & 7);
+}
+
+// Where two tokens of a unit lie: the lane's own, and the one 32 on; -1: they are not there.
+struct TokenPlaces {
+  int32_t page[2] = {-1, -1};
+  int32_t slot[2] = {};
+};
+
+template <int kDims>
+struct PlainRows {
+  static constexpr int kChunks = kDims / 8;
+  // Tokens whose keys, and whose values, are in shared memory at once.
+  static constexpr int kStage = kDims <= 128 ? kPlainUnit : kPlainUnit / 2;
+  static constexpr int kStages = kPlainUnit / kStage;
+  using Stage = Quad[kStage][kChunks];
+  // Warps of a unit: of more than 128 dims each has half of the values' dims, for which one would
+  // have too few registers. They share the unit's memory, and fetch half of its rows each.
+  static constexpr int kSplit = kDims <= 128 ? 1 : 2;
+  static constexpr int kWarps = kPlainUnits * kSplit;
+
+  // Chunks that products of 16 dims read: what lies behind the last dim is zeros.
+  EFFINFER_DEVICE static int read_chunks(int dims) { return (dims + 15) / 16 * 2; }
+
+  // Of a unit of the tile's sequence; `visited`: whether there is such a unit.
+  template <class Unit>
+  EFFINFER_DEVICE static TokenPlaces find(Unit& unit, const ops::AttentionProblem& p,
+                                          const ops::AttentionTile& tile, int index, bool visited) {
+    TokenPlaces places;
+    const int32_t begin = p.batch.kv_indptr[tile.sequence];
+    EFFINFER_UNROLL
+    for (int half = 0; half < 2; ++half) {
+      const int32_t token = index * kPlainUnit + half * kWarp + unit.lane;
+      if (!visited || token >= tile.num_tokens) continue;
+      if (p.batch.kv_indices == nullptr) {
+        places.page[half] = 0;
+        places.slot[half] = begin + token;
+      } else {
+        places.page[half] = unit.load(p.batch.kv_indices + begin + token / p.page_size);
+        places.slot[half] = token % p.page_size;
+      }
+    }
+    return places;
+  }
+
+  // The warp's rows of stage `stage` of a unit; zeros for tokens that are not there.
+  template <class Unit>
+  EFFINFER_DEVICE static void fetch(Unit& unit, const ops::KvRows& rows, int kv_head,
+                                    const TokenPlaces& places, int stage, Stage& to) {
+    constexpr int kAtOnce = kWarp / kChunks > 0 ? kWarp / kChunks : 1;
+    const uint8_t* head = rows.data + kv_head * rows.head_stride;
+    const int chunk = unit.lane % kChunks;
+    const bool is_read = chunk < read_chunks(rows.dims);
+    EFFINFER_UNROLL
+    for (int part = 0; part < kStage / kWarp; ++part) {
+      const int half = stage * kStage / kWarp + part;
+      const int32_t pages = places.page[half];
+      const int32_t slots = places.slot[half];
+      const int begin = unit.warp / kPlainUnits * (kWarp / kSplit);
+      for (int i = begin; i < begin + kWarp / kSplit; i += kAtOnce) {
+        const int row = i + unit.lane / kChunks;
+        const int32_t page = unit.shfl(pages, row);
+        const int32_t slot = unit.shfl(slots, row);
+        if (!is_read) continue;
+        const bool valid = page >= 0 && chunk * 8 < rows.dims;
+        const uint8_t* from = head;
+        if (valid) from += page * rows.page_stride + slot * rows.token_stride + chunk * 16;
+        unit.copy_async(&to[part * kWarp + row][swizzled(row, chunk)], from, valid);
+      }
+    }
+  }
+};
+
+}  // namespace effinfer::cuda

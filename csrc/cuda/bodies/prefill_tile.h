@@ -1,0 +1,293 @@
+// Attention of a tile of up to 128 (row, head) pairs over the pages of its sequence: a block an
+// item. For the many rows of prompts; decoding's kernel is bodies/attention_tile.h.
+//
+// A warp has 16 rows, and of a chunk of 256 tokens all scores in registers; keys and values come to
+// all warps together (bodies/prefill_ring.h):
+//
+//   scores of 256 tokens | maximum | weights, into A operands | values, 32 dims after the other,
+//   each folded into what came before
+//
+// which is what decoding's kernel computes, in the same order, so that a row has the same bits in
+// both: the maximum is the chunk's, sums of weights are added up by groups of tokens as its warps
+// have them, and products of 32 dims start from zero in each chunk.
+//
+// A chunk that all rows see whole takes a path without a mask or a branch; at the edges (the
+// diagonal, a window's ends, lists of visits, the last page) each warp leaves out the blocks of 32
+// tokens that it does not see.
+#pragma once
+
+#include <cmath>
+#include <cstdint>
+
+#include "cuda/bodies/attention_output.h"
+#include "cuda/bodies/attention_rows.h"
+#include "cuda/bodies/fragments.h"
+#include "cuda/bodies/prefill_result.h"
+#include "cuda/bodies/prefill_ring.h"
+#include "cuda/bodies/prefill_rows.h"
+#include "cuda/bodies/seen_words.h"
+#include "cuda/bodies/softmax.h"
+#include "cuda/unit.h"
+#include "ops/attention.h"
+
+namespace effinfer::cuda {
+
+template <DType kType, int kColumns, int kWarps, int kDepth, int kHeld>
+struct PrefillShared {
+  typename PrefillRing<kType, kColumns, kWarps, kDepth>::Shared ring;
+  Quad queries[kWarps][2 * kColumns][kWarp];
+  typename PrefillResult<kColumns, kWarps, kHeld>::Shared result;
+  ItemUnits units;
+  Visibility visible;
+  TileRow rows[kWarps * kTileRows];
+  int32_t is_last;
+};
+
+template <class Unit, DType kType, int kColumns, int kWarps, int kDepth, int kHeld>
+class PrefillTileRun {
+ public:
+  using Shared = PrefillShared<kType, kColumns, kWarps, kDepth, kHeld>;
+  using Ring = PrefillRing<kType, kColumns, kWarps, kDepth>;
+  using Stages = PrefillStages<kColumns>;
+  using Result = PrefillResult<kColumns, kWarps, kHeld>;
+  // int8 is bfloat16 by the time that it is multiplied.
+  using Multiply = Products<kType == DType::f16 ? DType::f16 : DType::bf16, 1>;
+  using Scores = BlockScores[kChunkBlocks];
+  using Weights = Quad[kChunkBlocks][2];
+  // Widening leaves no registers for a second path, and bounds the time anyway.
+  static constexpr bool kHasInside = !KvBlock<kType>::kScaled;
+  // Warps of decoding's kernel.
+  static constexpr int kGroups = kColumns <= 2 ? 2 : kColumns <= 4 ? 4 : 8;
+
+  EFFINFER_DEVICE PrefillTileRun(Unit& unit, const AttentionParams& params, Shared& shared)
+      : unit_(unit),
+        p_(params.p),
+        shared_(shared),
+        ring_(unit, params.p, tile(), shared.ring),
+        result_(unit, params, shared.result) {}
+
+  EFFINFER_DEVICE void run() {
+    if (unit_.warp == 0) find_first();
+    for (int i = unit_.thread; i < kWarps * kTileRows; i += kWarps * kWarp) {
+      shared_.rows[i] = row_of(p_, tile(), i);
+    }
+    unit_.sync();
+    ring_.start(unit_);
+    set_lane_queries<kType>(unit_, p_, tile(), own_rows(), shared_.queries[unit_.warp]);
+    const ChunkPass* passes = shared_.ring.passes;
+    for (int at = 0; passes[at].chunk >= 0; at ^= 1) {
+      if (kHasInside && is_inside(passes[at])) {
+        do_chunk<false>(at);
+      } else {
+        do_chunk<true>(at);
+      }
+      ring_.end_pass();
+    }
+    finish();
+  }
+
+ private:
+  // Looked up before and after all chunks, and in no register between.
+  EFFINFER_DEVICE const ops::AttentionItem& item() const { return p_.work.items[unit_.block]; }
+  EFFINFER_DEVICE const ops::AttentionTile& tile() const { return p_.work.tiles[item().tile]; }
+
+  EFFINFER_DEVICE TileRow* own_rows() { return shared_.rows + unit_.warp * kTileRows; }
+
+  EFFINFER_DEVICE void find_first() {
+    if (unit_.lane == 0) {
+      shared_.units = units_of(p_, item(), tile());
+      shared_.visible = visibility_of(p_, tile());
+      Result::begin_item(item(), tile(), shared_.result);
+    }
+    unit_.sync_warp();
+    ChunkWalk::first(unit_, shared_.units).store(unit_, shared_.units, shared_.ring.passes[0]);
+  }
+
+  // Whether every row of the tile sees all of the chunk, and scores are only scaled.
+  EFFINFER_DEVICE bool is_inside(const ChunkPass& pass) const {
+    if (p_.k.dims != kColumns * kBlock || is_shaped(p_)) return false;
+    uint64_t words = pass.units == 0xf ? ~uint64_t{0} : 0;
+    EFFINFER_UNROLL
+    for (int i = 0; i < kChunkUnits; ++i) words &= pass.words[i];
+    const RowSpan rows = {shared_.rows[0].position, shared_.rows[result_.num_rows() - 1].position};
+    const int32_t start = pass.chunk * kChunkTokens;
+    return words == ~uint64_t{0} && sees_all(shared_.visible, rows, start, start + kChunkTokens);
+  }
+
+  EFFINFER_DEVICE RowSpan own_span() const {
+    const int first = unit_.warp * kTileRows;
+    const int end = result_.num_rows() < first + kTileRows ? result_.num_rows() : first + kTileRows;
+    if (end <= first) return {1, 0};
+    return {shared_.rows[first].position, shared_.rows[end - 1].position};
+  }
+
+  template <bool kEdge>
+  EFFINFER_DEVICE void do_chunk(int at) {
+    const ChunkPass& pass = shared_.ring.passes[at];
+    const uint32_t live = kEdge ? live_blocks(shared_.visible, own_span(), pass) : 0xff;
+    Scores scores = {};
+    add_scores<kEdge>(at, live, scores);
+    if constexpr (kEdge) set_logits(pass, live, scores);
+    const auto& first = ring_.take(unit_, at, Stages::kKeyStages);
+    Weights weights;
+    RowState chunk[2];
+    set_weights<kEdge>(at, live, scores, weights, chunk);
+    result_.begin_chunk(unit_, pass.chunk, chunk);
+    add_values<kEdge>(first, 0, live, weights);
+    EFFINFER_UNROLL
+    for (int column = 1; column < kColumns; ++column) {
+      const int stage = Stages::kKeyStages + column;
+      add_values<kEdge>(ring_.take(unit_, at, stage), column, live, weights);
+    }
+  }
+
+  // A product of a step of 16 dims, or of 16 tokens, of a block.
+  EFFINFER_DEVICE void multiply(float (&d)[4][4], const Quad& a, const PrefillBlock& block,
+                                int step) {
+    const Quad low = block[2 * step][unit_.lane];
+    const Quad high = block[2 * step + 1][unit_.lane];
+    EFFINFER_UNROLL
+    for (int i = 0; i < 4; ++i) {
+      const uint32_t pairs[2] = {low.words[i], high.words[i]};
+      Multiply::multiply(unit_, d[i], a, pairs);
+    }
+  }
+
+  // The next pass is looked up while the first keys are multiplied.
+  template <bool kEdge>
+  EFFINFER_DEVICE void add_scores(int at, uint32_t live, Scores& scores) {
+    ChunkWalk walk;
+    EFFINFER_UNROLL
+    for (int stage = 0; stage < Stages::kKeyStages; ++stage) {
+      const PrefillStage& keys = ring_.take(unit_, at, stage);
+      if (stage == 0 && unit_.warp == 0) {
+        walk = ChunkWalk::after(unit_, shared_.units, shared_.ring.passes[at]);
+      }
+      EFFINFER_UNROLL
+      for (int column = 0; column < kColumns; ++column) {
+        EFFINFER_UNROLL
+        for (int s = 0; s < 2; ++s) {
+          const int step = 2 * column + s;
+          if (kEdge && 16 * step >= p_.k.dims) continue;
+          const Quad a = shared_.queries[unit_.warp][step][unit_.lane];
+          EFFINFER_UNROLL
+          for (int b = 0; b < Stages::kTokenBlocks; ++b) {
+            const int block = stage * Stages::kTokenBlocks + b;
+            if (kEdge && (live >> block & 1) == 0) continue;
+            multiply(scores[block], a, keys[b * kColumns + column], s);
+          }
+        }
+      }
+      if (stage == 0 && unit_.warp == 0) {
+        walk.store(unit_, shared_.units, shared_.ring.passes[at ^ 1]);
+      }
+    }
+  }
+
+  EFFINFER_DEVICE void scale_block(int at, int b, BlockScores& block, int of) {
+    EFFINFER_UNROLL
+    for (int t = 0; t < 8; ++t) {
+      const float scale = ring_.scale_of(unit_, at, of, b, t);
+      EFFINFER_UNROLL
+      for (int r = 0; r < 2; ++r) {
+        float& x = score_at(block, t, r);
+        x = rounded_product(x, scale);
+      }
+    }
+  }
+
+  // At an edge.
+  EFFINFER_DEVICE void set_logits(const ChunkPass& pass, uint32_t live, Scores& scores) {
+    const bool shaped = is_shaped(p_);
+    const RowSpan span = own_span();
+    const int at = static_cast<int>(&pass - shared_.ring.passes);
+    EFFINFER_UNROLL
+    for (int b = 0; b < kChunkBlocks; ++b) {
+      if ((live >> b & 1) == 0) continue;
+      if constexpr (KvBlock<kType>::kScaled) scale_block(at, b, scores[b], 0);
+      const int32_t first = pass.chunk * kChunkTokens + b * kBlock;
+      const auto word = static_cast<uint32_t>(pass.words[b / 2] >> b % 2 * kBlock);
+      const bool whole = word == ~0u && sees_all(shared_.visible, span, first, first + kBlock);
+      if (whole && !shaped) continue;
+      const int32_t start = first + unit_.lane % 4 * 8;
+      EFFINFER_UNROLL
+      for (int r = 0; r < 2; ++r) {
+        const TileRow row = own_rows()[unit_.lane / 4 + 8 * r];
+        if (shaped) shape_scores(unit_, scores[b], row, r, start, p_.logits_soft_cap);
+        const uint32_t visited = word >> unit_.lane % 4 * 8 & 0xff;
+        hide_unseen(scores[b], r, visited & seen_places(shared_.visible, row.position, start));
+      }
+    }
+  }
+
+  // The chunk's maxima and sums; weights become operands of the products with values. What is not
+  // live is selected away: around branches too much would be kept in registers.
+  template <bool kEdge>
+  EFFINFER_DEVICE void set_weights(int at, uint32_t live, Scores& scores, Weights& weights,
+                                   RowState (&chunk)[2]) {
+    const auto is_live = [&](int b) { return !kEdge || (live >> b & 1) != 0; };
+    float factor[2];
+    EFFINFER_UNROLL
+    for (int r = 0; r < 2; ++r) {
+      float highest = -INFINITY;
+      EFFINFER_UNROLL
+      for (int b = 0; b < kChunkBlocks; ++b) {
+        float max = score_at(scores[b], 0, r);
+        EFFINFER_UNROLL
+        for (int t = 1; t < 8; ++t) max = fmaxf(max, score_at(scores[b], t, r));
+        highest = is_live(b) ? fmaxf(highest, max) : highest;
+      }
+      factor[r] = factor_of(own_rows()[unit_.lane / 4 + 8 * r], kEdge && is_shaped(p_));
+      chunk[r].max = reference_of(row_max(unit_, highest), factor[r]);
+    }
+    float sums[2][kGroups] = {};
+    EFFINFER_UNROLL
+    for (int b = 0; b < kChunkBlocks; ++b) {
+      EFFINFER_UNROLL
+      for (int r = 0; r < 2; ++r) {
+        float& sum = sums[r][b * kGroups / kChunkBlocks];
+        float after = sum;
+        make_weights(unit_, scores[b], r, factor[r], chunk[r].max, after);
+        sum = is_live(b) ? after : sum;
+      }
+      if constexpr (KvBlock<kType>::kScaled) scale_block(at, b, scores[b], 1);
+      EFFINFER_UNROLL
+      for (int s = 0; s < 2; ++s) weights[b][s] = Multiply::weight_quad(unit_, scores[b], s);
+    }
+    EFFINFER_UNROLL
+    for (int r = 0; r < 2; ++r) {
+      chunk[r].sum = row_sum(unit_, sums[r][0]);
+      EFFINFER_UNROLL
+      for (int g = 1; g < kGroups; ++g) chunk[r].sum += row_sum(unit_, sums[r][g]);
+    }
+  }
+
+  template <bool kEdge>
+  EFFINFER_DEVICE void add_values(const PrefillStage& values, int column, uint32_t live,
+                                  const Weights& weights) {
+    if (kEdge && column * kBlock >= p_.v.dims) return;
+    LaneValues products = {};
+    EFFINFER_UNROLL
+    for (int b = 0; b < kChunkBlocks; ++b) {
+      if (kEdge && (live >> b & 1) == 0) continue;
+      EFFINFER_UNROLL
+      for (int s = 0; s < 2; ++s) multiply(products, weights[b][s], values[b], s);
+    }
+    result_.add(unit_, column, products);
+  }
+
+  EFFINFER_DEVICE void finish() {
+    if (shared_.result.partial < 0) return result_.store(unit_, tile());
+    const int32_t index = item().merge;
+    if (!ends_last_item(unit_, p_, index, shared_.is_last)) return;
+    result_.merge(unit_, tile(), p_.work.merges[index]);
+  }
+
+  Unit& unit_;
+  const ops::AttentionProblem& p_;
+  Shared& shared_;
+  Ring ring_;
+  Result result_;
+};
+
+}  // namespace effinfer::cuda

@@ -1,0 +1,273 @@
+// Where heads of a row end: of values that are the highest, of weights that have a share. By way of
+// a list in shared memory wherever one is long enough:
+//
+//   the row fits, or top-k leaves few tokens: these are the list, and the row is not read again
+//   else: rounds with rough weights (or counts) find a range of values that holds the head's end
+//   and
+//         fits into the list; a pass adds exact weights above it, and the list tells the end
+#pragma once
+
+#include <cmath>
+#include <cstdint>
+
+#include "cuda/bodies/row_passes.h"
+
+namespace effinfer::cuda {
+
+// A row's filters, off where they keep everything.
+struct RowLimits {
+  int top_k = 0;
+  float top_p = 1.0f;
+  float min_p = 0.0f;
+  bool joint = false;
+};
+
+// What the filters of a row have in shared memory.
+struct RowFilterShared {
+  RowParts parts;
+  RowList list;
+  int32_t found;
+};
+
+template <class Values, bool kLogits, class Unit>
+class RowHeads {
+ public:
+  using Passes = RowPasses<Values, kLogits, Unit>;
+
+  EFFINFER_DEVICE RowHeads(RowBlock<Unit>& block, Passes& passes, RowFilterShared& shared,
+                           const RowExtent& extent, const RowLimits& limits)
+      : block_(block), passes_(passes), shared_(shared), extent_(extent), limits_(limits) {
+    size_ = passes.values().size;
+    highest_ = key_of(extent.highest);
+    heaviest_ = kLogits ? 1.0f : extent.highest;
+  }
+
+  // What the order of additions may change of a sum of weights: the longest chains of the CPU add
+  // the sums of all blocks of 256, and those of a block.
+  EFFINFER_DEVICE double slack(double total) const {
+    return (size_ / 256 + 1024) * 0x1p-52 * total;
+  }
+
+ protected:
+  EFFINFER_DEVICE float margin_at(float value) const {
+    const float size = fmaxf(fabsf(value), fabsf(extent_.highest));
+    return size < INFINITY ? passes_.weights().margin(size) : 0.0f;
+  }
+
+  EFFINFER_DEVICE int list_ties(const HeadEnd& end) {
+    if (end.needed >= end.equal) return INT32_MAX;
+    const RowList& list = shared_.list;
+    const auto place = [&](int tile) { return tile * kRowThreads + block_.unit().thread; };
+    const int size = listed_ >= 0 ? listed_ : in_list_;
+    pick_nth(
+        block_, end.needed,
+        [&](int tile) {
+          return place(tile) < size && list.values[place(tile)] == end.least ? 1 : 0;
+        },
+        [&](int tile, int) { shared_.found = list.ids[place(tile)] + 1; });
+    block_.unit().sync();
+    return shared_.found;
+  }
+
+  // The head of the weights in the list that follow an amount of `above`.
+  template <bool kWeights>
+  EFFINFER_DEVICE RowHead list_head(double goal, double above) {
+    const int size = listed_ >= 0 ? listed_ : in_list_;
+    const HeadEnd end = shared_.list.template end_of_head<kWeights>(
+        block_, size, goal - above, {key_of(kWeights ? 0x1p-149f : 0.0f), key_of(heaviest_)});
+    if constexpr (kWeights) note_end(end, goal - above, total_);
+    return {end.least, list_ties(end)};
+  }
+
+  EFFINFER_DEVICE void note_distance(double distance, double total) {
+    undecided_ = undecided_ || fabs(distance) <= slack(total);
+  }
+  // The goal must be away from the sums that any number of the equal tokens complete.
+  EFFINFER_DEVICE void note_end(const HeadEnd& end, double goal, double total) {
+    const auto least = static_cast<double>(end.least);
+    const double steps = (goal - end.above) / least;
+    note_distance((steps - rint(steps)) * least, total);
+    undecided_ = undecided_ || steps < 0.0 || steps > end.equal;
+  }
+
+  // The head of the `goal` highest values.
+  EFFINFER_DEVICE RowHead value_head(int goal) {
+    KeyRange range{key_of(-INFINITY), highest_};
+    int from_low = size_;
+    int from_above = 0;
+    while (!range.is_one() && from_low - from_above > RowList::kMost) {
+      float pivots[kPivots];
+      int counts[kPivots];
+      pivots_between(range, pivots);
+      passes_.above_pivots(pivots, counts);
+      EFFINFER_UNROLL
+      for (int j = 0; j < kPivots; ++j) {
+        const KeyRange old = range;
+        const bool reached = counts[j] >= goal;
+        range.tell(key_of(pivots[j]), reached, !reached);
+        if (range.low != old.low) from_low = counts[j];
+        if (range.high != old.high) from_above = counts[j];
+      }
+    }
+    if (range.is_one() && from_low - from_above > RowList::kMost) {
+      const float least = value_of(range.low);
+      const int needed = goal - from_above;
+      if (needed >= from_low - from_above) return {least, INT32_MAX};
+      return {least, passes_.template after_equal<false>(RowHead{}, least, needed, shared_.found)};
+    }
+    in_list_ = passes_.count(value_of(range.low), value_of(range.high));
+    passes_.write(value_of(range.low), value_of(range.high), shared_.list);
+    const HeadEnd end =
+        shared_.list.template end_of_head<false>(block_, in_list_, goal - from_above, range);
+    return {end.least, list_ties(end)};
+  }
+
+  // Logits are spread evenly over their range, weights over its octaves; a pivot halves the range
+  // in the order of floats, so that it always ends.
+  EFFINFER_DEVICE void pivots_between(const KeyRange& range, float (&pivots)[kPivots]) const {
+    const float low = value_of(range.low);
+    const float high = value_of(range.high);
+    EFFINFER_UNROLL
+    for (int j = 0; j < kPivots; ++j) {
+      pivots[j] = value_of(range.pivot(j));
+      const float even = low + (high - low) * (static_cast<float>(j + 1) / (kPivots + 1));
+      if (kLogits && j != 1 && even > low && even <= high) pivots[j] = even;
+    }
+  }
+
+  // Top-p by way of the list; false where equal values, or a part of those at the end of top-k, are
+  // too many for it.
+  EFFINFER_DEVICE bool weigh_head() {
+    if (values_.ties_end != INT32_MAX) return false;
+    const float p = limits_.top_p;
+    KeyRange range{key_of(values_.least), highest_};
+    int from_low = INT32_MAX;
+    int from_above = 0;
+    double mass = 0.0;
+    if (!narrow_by_weight(p, range, from_low, from_above, mass)) return false;
+    const float low = fmaxf(value_of(range.low) - margin_at(value_of(range.low)), values_.least);
+    const float high = value_of(range.high) + margin_at(value_of(range.high));
+    const auto sums = passes_.sums(values_.least, low, high);
+    const double goal = static_cast<double>(p) * sums.total;
+    if (sums.count > RowList::kMost || sums.above >= goal || sums.above + sums.inside < goal) {
+      return false;
+    }
+    total_ = sums.total;
+    in_list_ = sums.count;
+    passes_.write(low, high, shared_.list);
+    Unit& unit = block_.unit();
+    RowList::visit(unit, in_list_, [&](int i) {
+      shared_.list.values[i] = passes_.weights().exact(unit, shared_.list.values[i]);
+    });
+    weights_ = list_head<true>(goal, sums.above);
+    add_listed();
+    return true;
+  }
+
+  // What the list keeps joins the sums of the parts that its tokens are in.
+  EFFINFER_DEVICE void add_listed() {
+    Unit& unit = block_.unit();
+    int begin = 0;
+    for (int w = 0; w < unit.warp; ++w) begin += shared_.parts.count[w];
+    double mine = 0.0;
+    for (int i = unit.lane; i < shared_.parts.count[unit.warp]; i += kWarp) {
+      const float weight = shared_.list.values[begin + i];
+      if (weights_.has(weight, shared_.list.ids[begin + i])) mine += static_cast<double>(weight);
+    }
+    mine = block_.warp_sum(mine);
+    if (unit.lane == 0) shared_.parts.head[unit.warp] += mine;
+    unit.sync();
+    total_ = 0.0;
+    for (int w = 0; w < kRowWarps; ++w) total_ += shared_.parts.head[w];
+  }
+
+  // Rounds with rough weights, until the range fits into the list.
+  EFFINFER_DEVICE bool narrow_by_weight(float p, KeyRange& range, int& from_low, int& from_above,
+                                        double& mass) {
+    constexpr double kRough = 0x1p-11;
+    float pivots[kPivots];
+    int counts[kPivots];
+    double amounts[kPivots];
+    first_pivots(range, pivots);
+    for (;;) {
+      passes_.above_pivots(pivots, counts, amounts);
+      if (mass == 0.0) {
+        mass = amounts[0];
+        from_low = counts[0];
+        raise_low(p, mass, range);
+      }
+      const double goal = static_cast<double>(p) * mass;
+      const KeyRange old = range;
+      EFFINFER_UNROLL
+      for (int j = 0; j < kPivots; ++j) {
+        const KeyRange before = range;
+        range.tell(key_of(pivots[j]), amounts[j] >= goal * (1.0 + kRough),
+                   amounts[j] <= goal * (1.0 - kRough));
+        if (range.low != before.low) from_low = counts[j];
+        if (range.high != before.high) from_above = counts[j];
+      }
+      // The margins add some.
+      if (from_low - from_above <= RowList::kMost * 7 / 8) return true;
+      if (range.is_one() || (range.low == old.low && range.high == old.high)) return false;
+      pivots_between(range, pivots);
+    }
+  }
+
+  // All that there is, and what weighs at least an eighth, or a 64th, of the heaviest.
+  EFFINFER_DEVICE void first_pivots(const KeyRange& range, float (&pivots)[kPivots]) const {
+    pivots[0] = value_of(range.low);
+    EFFINFER_UNROLL
+    for (int j = 1; j < kPivots; ++j) {
+      const float octaves = static_cast<float>(3 * j);
+      if constexpr (kLogits) {
+        pivots[j] = extent_.highest - octaves * 0.693147181f / passes_.weights().factor;
+      } else {
+        pivots[j] = extent_.highest * exp2f(-octaves);
+      }
+      pivots[j] = fmaxf(pivots[j], pivots[0]);
+    }
+  }
+
+  // What is below (1 - p) / n of the weight weighs less than 1 - p together.
+  EFFINFER_DEVICE void raise_low(float p, double mass, KeyRange& range) const {
+    const double share = 0.5 * (1.0 - static_cast<double>(p)) * mass / size_;
+    float least = static_cast<float>(share);
+    if constexpr (kLogits) {
+      least = extent_.highest + logf(least) / passes_.weights().factor;
+      least -= margin_at(least);
+    }
+    if (least > value_of(range.low) && least <= value_of(range.high)) range.low = key_of(least);
+  }
+
+  // The same by exact weights and passes alone.
+  EFFINFER_DEVICE void weigh_head_exactly() {
+    total_ = passes_.sum(values_, weights_);
+    const double goal = static_cast<double>(limits_.top_p) * total_;
+    const HeadEnd end =
+        passes_.template end_of_head<true>(values_, goal, {key_of(0x1p-149f), key_of(heaviest_)});
+    note_end(end, goal, total_);
+    weights_ = {end.least, INT32_MAX};
+    if (end.needed < end.equal) {
+      weights_.ties_end =
+          passes_.template after_equal<true>(values_, end.least, end.needed, shared_.found);
+    }
+    total_ = passes_.sum(values_, weights_);
+  }
+
+  RowBlock<Unit>& block_;
+  Passes& passes_;
+  RowFilterShared& shared_;
+  const RowExtent& extent_;
+  const RowLimits limits_;
+  RowHead values_;
+  RowHead weights_;
+  int size_;
+  int listed_ = -1;  // entries of the list that has all
+  int in_list_ = 0;  // of one that has the range of an end
+  uint32_t highest_;
+  float heaviest_;
+  double total_ = 0.0;
+  bool undecided_ = false;
+};
+
+}  // namespace effinfer::cuda

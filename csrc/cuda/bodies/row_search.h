@@ -1,0 +1,158 @@
+// Where the head of a row ends that holds a number of tokens, or a share of the weight: a search
+// for the least value of the head, in the order of floats (key_of()). Nothing is sorted. A round
+// counts what is not below three pivots at once; an interval of floats ends as one float after at
+// most 16.
+#pragma once
+
+#include <cmath>
+#include <cstdint>
+
+#include "cuda/bodies/row_block.h"
+#include "cuda/bodies/row_weights.h"
+#include "cuda/unit.h"
+
+namespace effinfer::cuda {
+
+inline constexpr int kPivots = 3;
+
+// The amount not below `low` reaches the goal, that above `high` does not.
+struct KeyRange {
+  uint32_t low;
+  uint32_t high;
+
+  EFFINFER_DEVICE bool is_one() const { return low >= high; }
+  // Above `low`, ascending.
+  EFFINFER_DEVICE uint32_t pivot(int i) const {
+    const uint32_t span = high - low;
+    const auto part = static_cast<uint32_t>(i + 1);
+    return low + span / (kPivots + 1) * part +
+           (span % (kPivots + 1) * part + kPivots) / (kPivots + 1);
+  }
+  // Whether the goal is reached by what is not below a pivot, and whether it is not.
+  EFFINFER_DEVICE void tell(uint32_t key, bool reached, bool missed) {
+    if (reached && key > low) low = key;
+    if (missed && key <= high) high = key - 1;
+  }
+};
+
+// The last value of a head.
+struct HeadEnd {
+  float least;
+  double above;  // the amount of what is above it
+  int equal;
+  int needed;  // of those that are equal to it
+};
+
+// How many of the values equal to `least` the head needs to reach its goal.
+template <bool kWeights>
+EFFINFER_DEVICE HeadEnd head_end(float least, double above, int equal, double goal) {
+  const double missing = goal - above;
+  double needed = missing;
+  if constexpr (kWeights) needed = ceil(missing / static_cast<double>(least));
+  if (!(needed > 1.0)) needed = 1.0;
+  return {least, above, equal, needed < equal ? static_cast<int>(needed) : equal};
+}
+
+// Values in shared memory, in the order of their tokens; a NaN is none.
+struct RowList {
+  static constexpr int kMost = 4096;
+  static constexpr int kPerThread = kMost / kRowThreads;
+
+  float values[kMost];
+  int32_t ids[kMost];
+
+  // Warps that have one of the first `size` entries when they go round by threads.
+  EFFINFER_DEVICE static int warps_of(int size) {
+    return size >= kRowThreads ? kRowWarps : size > 0 ? (size + kWarp - 1) / kWarp : 1;
+  }
+  // visit(entry) for the thread's entries.
+  template <class Unit, class Visit>
+  EFFINFER_DEVICE static void visit(Unit& unit, int size, Visit&& each) {
+    for (int i = unit.thread; i < size; i += kRowThreads) each(i);
+  }
+
+  // The end of the head of these values with an amount of `goal`: of tokens, or of the sum of
+  // values, which are not negative then.
+  template <bool kWeights, class Unit>
+  EFFINFER_DEVICE HeadEnd end_of_head(RowBlock<Unit>& block, int size, double goal,
+                                      const KeyRange& range) const {
+    return end_of_head<kWeights>(block, values, size, goal, range);
+  }
+  template <bool kWeights, class Unit>
+  EFFINFER_DEVICE static HeadEnd end_of_head(RowBlock<Unit>& block, const float* values, int size,
+                                             double goal, KeyRange range) {
+    const int warps = warps_of(size);
+    float mine[kPerThread];
+    EFFINFER_UNROLL
+    for (int i = 0; i < kPerThread; ++i) {
+      const int place = block.unit().thread + i * kRowThreads;
+      mine[i] = place < size ? values[place] : NAN;
+    }
+    while (!range.is_one()) {
+      float pivots[kPivots];
+      double amounts[kPivots] = {};
+      EFFINFER_UNROLL
+      for (int j = 0; j < kPivots; ++j) pivots[j] = value_of(range.pivot(j));
+      amounts_from<kWeights>(block, mine, size, pivots, warps, amounts);
+      const KeyRange old = range;
+      EFFINFER_UNROLL
+      for (int j = 0; j < kPivots; ++j) {
+        range.tell(old.pivot(j), amounts[j] >= goal, !(amounts[j] >= goal));
+      }
+    }
+    const float least = value_of(range.low);
+    double above[1] = {};
+    int equal[1] = {};
+    EFFINFER_UNROLL
+    for (int i = 0; i < kPerThread; ++i) {
+      if (mine[i] > least) above[0] += kWeights ? static_cast<double>(mine[i]) : 1.0;
+      if (mine[i] == least) ++equal[0];
+    }
+    block.sum(above, warps);
+    block.sum(equal, warps);
+    return head_end<kWeights>(least, above[0], equal[0], goal);
+  }
+
+ private:
+  template <bool kWeights, class Unit>
+  EFFINFER_DEVICE static void amounts_from(RowBlock<Unit>& block, const float (&mine)[kPerThread],
+                                           int size, const float (&pivots)[kPivots], int warps,
+                                           double (&amounts)[kPivots]) {
+    int counts[kPivots] = {};
+    EFFINFER_UNROLL
+    for (int i = 0; i < kPerThread; ++i) {
+      if (i * kRowThreads >= size) break;
+      EFFINFER_UNROLL
+      for (int j = 0; j < kPivots; ++j) {
+        if constexpr (kWeights) {
+          amounts[j] += mine[i] >= pivots[j] ? static_cast<double>(mine[i]) : 0.0;
+        } else {
+          counts[j] += mine[i] >= pivots[j] ? 1 : 0;
+        }
+      }
+    }
+    if constexpr (kWeights) {
+      block.sum(amounts, warps);
+    } else {
+      block.sum(counts, warps);
+      EFFINFER_UNROLL
+      for (int j = 0; j < kPivots; ++j) amounts[j] = counts[j];
+    }
+  }
+};
+
+// Calls pick(n) in the thread that has the `wanted`-th (from 1 on) of what own(tile) counts of each
+// thread, n: which of its own that is. Tiles and threads in order; there are enough.
+template <class Unit, class Own, class Pick>
+EFFINFER_DEVICE void pick_nth(RowBlock<Unit>& block, int wanted, Own&& own, Pick&& pick) {
+  double left = wanted;
+  for (int tile = 0; left > 0.0; ++tile) {
+    const int mine = own(tile);
+    double total = 0.0;
+    const double before = block.prefix(mine, total);
+    if (before < left && left <= before + mine) pick(tile, static_cast<int>(left - before));
+    left -= total;
+  }
+}
+
+}  // namespace effinfer::cuda

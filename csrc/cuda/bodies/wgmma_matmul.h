@@ -1,0 +1,209 @@
+// y = x W^T for many tokens on Hopper: y^T = W x^T by wgmma, with W in registers, unpacked there
+// (wgmma_weights.h), and x in shared memory, where a tensor map brings it.
+//
+// A block multiplies 256 rows with kTokens tokens: two warpgroups of 128 rows each, that is 32 rows
+// a warp, whose 16 bytes of weights are fragments of two products m64; and a warp that does nothing
+// but fetch activations, kStages superblocks ahead.
+//
+//   - 128 rows x 128 tokens a warpgroup are 128 registers of sums;
+//   - a superblock of 64 k takes the tensor cores 1024 cycles, while 25 KB (Q4) come through the
+//     L2 cache: half of what a tile of 128 x 256 bfloat16 would need;
+//   - in those cycles a scheduler issues what two warps need to unpack a superblock: 600 (Q4_0) to
+//     860 (Q6_K) instructions of the machine code for sm_90a.
+//
+// Each warpgroup keeps the products of one or two steps under way while it unpacks the next one.
+// Weights go from memory to registers two superblocks ahead.
+//
+// A sum is one chain of products in the order of k: a token's bits do not depend on how many there
+// are, nor on what the others hold.
+#pragma once
+
+#include "cuda/bodies/matmul_epilogue.h"
+#include "cuda/bodies/row_groups.h"
+#include "cuda/bodies/tile_block.h"
+#include "cuda/bodies/wgmma_weights.h"
+#include "cuda/unit.h"
+
+namespace effinfer::cuda {
+
+struct WgmmaParams {
+  TensorMap x;  // boxes of 64 k and the kernel's tokens
+  TileParams tile;
+};
+
+template <ops::PackedFormat kFormat, int kColumns>
+struct WgmmaMatmul {
+  static constexpr const char* kName = "wgmma_matmul";
+  static constexpr int kWarps = kTileWarps;  // that multiply
+  static constexpr int kThreads = (kWarps + 4) * kWarp;
+  static constexpr int kMinBlocks = 1;
+  static constexpr int kArch = 90;
+  static constexpr int kTokens = kColumns;
+  static constexpr int kStages = 8;
+  static constexpr int kRowBytes = static_cast<int>(ops::kSuperblock) * 2;
+  static constexpr int kStageBytes = kTokens * kRowBytes;
+  static constexpr int kSteps = static_cast<int>(ops::kSuperblock) / 16;
+  // Steps whose products are under way, and that have places for their fragments: fewer where two
+  // superblocks of weights take many registers.
+  static constexpr int kPending = WgmmaWeights<kFormat>::kRegisters < 24 ? 2 : 1;
+  static constexpr int kPlaces = 2 * kPending;
+  using Params = WgmmaParams;
+  using Weights = WgmmaWeights<kFormat>;
+  struct Shared {
+    union {
+      alignas(1024) uint8_t ring[kStages][kStageBytes];
+      TileResults<kTokens> results[kWarps];  // as large
+    };
+    Mbarrier full[kStages];
+    Mbarrier empty[kStages];
+  };
+
+  template <class Unit>
+  EFFINFER_DEVICE static void run(Unit& unit, const Params& p, Shared& shared) {
+    if (unit.thread == 0) {
+      EFFINFER_UNROLL
+      for (int i = 0; i < kStages; ++i) {
+        unit.barrier_init(shared.full[i], 1);
+        unit.barrier_init(shared.empty[i], kWarps);
+      }
+      unit.fence_async();
+    }
+    unit.sync();
+    // 2 x 240 + 24 registers are what three warpgroups of 168 have.
+    if (unit.warp >= kWarps) {
+      unit.template give_registers<24>();
+      if (unit.thread == kWarps * kWarp) fetch(unit, p, shared);
+    } else {
+      unit.template take_registers<240>();
+      multiply(unit, p, shared);
+    }
+  }
+
+ private:
+  // Where the ring goes on.
+  struct Turn {
+    int stage = 0;
+    int parity = 0;
+    EFFINFER_DEVICE void next() {
+      if (++stage < kStages) return;
+      stage = 0;
+      parity ^= 1;
+    }
+  };
+
+  template <class Unit>
+  EFFINFER_DEVICE static void fetch(Unit& unit, const Params& p, Shared& shared) {
+    const int first = tile_block<kWarps, kTokens>(p.tile, unit.block).first_token;
+    Turn turn;
+    for (int i = 0; i < p.tile.superblocks; ++i) {
+      unit.barrier_wait(shared.empty[turn.stage], turn.parity ^ 1);
+      Mbarrier& full = shared.full[turn.stage];
+      unit.barrier_arrive_expect(full, kStageBytes);
+      unit.copy_tile(shared.ring[turn.stage], p.x, i * static_cast<int>(ops::kSuperblock), first,
+                     full);
+      turn.next();
+    }
+  }
+
+  // The lane's rows in a unit. One that is none repeats the last group, and nobody takes its sums.
+  EFFINFER_DEVICE static WgmmaPlace place_of(const TileParams& p, const TilePart& part, int index,
+                                             int lane) {
+    const int half = lane / 16;
+    const bool gated = p.glu != ops::UnaryOp::none;
+    const GroupPlace group = group_place(gated ? p.parts[half].weight : part.weight,
+                                         gated ? index : 2 * index + half, p.header_bytes, lane);
+    return {group.superblocks, group.header, p.header_row_bytes, lane % 4, lane / 4 % 4};
+  }
+
+  // Two superblocks of weights, and fragments of some steps, each of two pairs of rows: a step's
+  // are made while the products of kPending others go on.
+  struct Ahead {
+    Weights raw[2];
+    typename Weights::Affine affine;
+    uint32_t a[kPlaces][2][4];
+
+    // Fragments of a step of raw[i].
+    template <class Unit>
+    EFFINFER_DEVICE void unpack(Unit& unit, int i, int step) {
+      if (step % Weights::kBlockSteps == 0) affine = raw[i].affine(unit, step);
+      raw[i].fragments(unit, affine, step, unit.lane % 4, a[step % kPlaces]);
+    }
+  };
+
+  template <class Unit>
+  EFFINFER_DEVICE static void multiply(Unit& unit, const Params& p, Shared& shared) {
+    const TileBlock block = tile_block<kWarps, kTokens>(p.tile, unit.block);
+    const int index = block.first_unit + unit.warp;
+    const WgmmaPlace place = place_of(p.tile, p.tile.parts[block.part], index, unit.lane);
+    const int superblocks = p.tile.superblocks;
+    float sums[2][kTokens / 2] = {};
+    Ahead ahead;
+    EFFINFER_UNROLL
+    for (int i = 0; i < 2; ++i) {
+      if (i < superblocks) ahead.raw[i].load(unit, place, i);
+    }
+    ahead.unpack(unit, 0, 0);
+    unit.wgmma_fence(sums[0], sums[1]);
+    Turn turn;
+    Mbarrier* done = nullptr;  // of the superblock before
+    for (int base = 0; base < superblocks; base += 2) {
+      EFFINFER_UNROLL
+      for (int i = 0; i < 2; ++i) {
+        if (base + i >= superblocks) break;
+        unit.barrier_wait(shared.full[turn.stage], turn.parity);
+        const uint64_t x =
+            unit.descriptor(shared.ring[turn.stage], 16, 8 * kRowBytes, Swizzle::bytes128);
+        EFFINFER_UNROLL
+        for (int step = 0; step < kSteps; ++step) {
+          multiply_step(unit, ahead.a[step % kPlaces], x + static_cast<uint64_t>(step * 2), sums);
+          unit.template wgmma_wait<kPending>();
+          if (step == kPending - 1 && done != nullptr && unit.lane == 0) unit.barrier_arrive(*done);
+          if (step + 1 < kSteps) ahead.unpack(unit, i, step + 1);
+        }
+        if (base + i + 2 < superblocks) ahead.raw[i].load(unit, place, base + i + 2);
+        if (base + i + 1 < superblocks) ahead.unpack(unit, i ^ 1, 0);
+        done = &shared.empty[turn.stage];
+        turn.next();
+      }
+    }
+    unit.template wgmma_wait<0>(sums[0], sums[1]);
+    unit.sync_some(1, kWarps * kWarp);  // nobody reads the ring any more
+    finish(unit, p.tile, block, index, sums, shared.results[unit.warp]);
+  }
+
+  template <class Unit>
+  EFFINFER_DEVICE static void multiply_step(Unit& unit, uint32_t (&a)[2][4], uint64_t x,
+                                            float (&sums)[2][kTokens / 2]) {
+    unit.wgmma_fence(a[0], a[1]);
+    unit.wgmma(sums[0], a[0], x);
+    unit.wgmma(sums[1], a[1], x);
+    unit.wgmma_commit();
+  }
+
+  // Through shared memory: each lane has four rows of tokens 2 t and 2 t + 1 of each eight, and
+  // stores are to be of many rows of a token.
+  template <class Unit>
+  EFFINFER_DEVICE static void finish(Unit& unit, const TileParams& p, const TileBlock& block,
+                                     int index, const float (&sums)[2][kTokens / 2],
+                                     TileResults<kTokens>& results) {
+    EFFINFER_UNROLL
+    for (int tile = 0; tile < kTokens / 8; ++tile) {
+      float values[2][4];
+      EFFINFER_UNROLL
+      for (int i = 0; i < 8; ++i) values[i / 4][i % 4] = sums[i / 4][tile * 4 + i % 4];
+      results.store(unit, tile, values);
+    }
+    unit.sync_warp();
+    const TilePart& part = p.parts[block.part];
+    if (index < part.units) {
+      finish_tokens(unit, p, part, index, block.first_token, block.num_tokens, results, unit.lane,
+                    kWarp);
+    }
+    if (block.first_unit + kWarps >= part.units) {
+      pad_operand(unit, p.operand, part.weight.rows, block.first_token,
+                  block.first_token + block.num_tokens, unit.thread, kWarps * kWarp);
+    }
+  }
+};
+
+}  // namespace effinfer::cuda

@@ -1,0 +1,64 @@
+#include "cuda/bodies/plain_attention.h"
+#include "cuda/entry.h"
+#include "cuda/register.h"
+
+namespace effinfer::cuda {
+namespace {
+
+using ops::AttentionProblem;
+
+constexpr int32_t kMostPlainDims = 256;
+
+const char* rejects_rows(const AttentionProblem& p) {
+  const DType dtype = p.k.dtype;
+  if (dtype != DType::bf16 && dtype != DType::f16) return "keys are not f16 or bf16";
+  if (p.v.dtype != dtype || p.q.dtype != dtype) return "queries, keys and values differ in dtype";
+  for (const int32_t dims : {p.k.dims, p.v.dims}) {
+    if (dims <= 0 || dims > kMostPlainDims || dims % 8 != 0) {
+      return "head_dim is not a multiple of 8 up to 256";
+    }
+  }
+  if (p.q_rope.dims > 0 || p.k_rope.dims > 0) return "no dims beside q and k";
+  if (p.k.scales != nullptr || p.v.scales != nullptr) return "no scales of tokens";
+  return nullptr;
+}
+
+const char* rejects(const AttentionProblem& p) {
+  if (p.source != ops::KeySource::rows) return "keys are pages of the engine";
+  if (p.num_kv_heads <= 0 || p.num_qo_heads <= 0 || p.num_qo_heads % p.num_kv_heads != 0) {
+    return "heads is not a multiple of kv_heads";
+  }
+  if (p.work.tile_rows > kPlainRows) return "tiles have more than 16 rows";
+  if (p.mask != nullptr && p.mask_starts == nullptr) return "no lists of spans with masks";
+  if (p.out_operand.cols > 0 || p.visits.list_words > 0) return "no operands, no visits";
+  return rejects_rows(p);
+}
+
+// visit.operator()<Kernel>() with the kernel of the problem's rows.
+template <class Visit>
+auto with_kernel(const AttentionProblem& p, Visit&& visit) {
+  const int32_t dims = p.k.dims > p.v.dims ? p.k.dims : p.v.dims;
+  const auto of_type = [&]<DType kType>() {
+    if (dims <= 64) return visit.template operator()<PlainAttentionKernel<kType, 64>>();
+    if (dims <= 128) return visit.template operator()<PlainAttentionKernel<kType, 128>>();
+    return visit.template operator()<PlainAttentionKernel<kType, 256>>();
+  };
+  return p.k.dtype == DType::f16 ? of_type.template operator()<DType::f16>()
+                                 : of_type.template operator()<DType::bf16>();
+}
+
+size_t shared_bytes(const AttentionProblem& p) {
+  return with_kernel(p, [&]<class Kernel>() { return sizeof(typename Kernel::Shared); });
+}
+
+void launch_attention(const AttentionProblem& p, Queue& queue) {
+  with_kernel(p, [&]<class Kernel>() { launch<Kernel>(p, p.work.num_items, queue); });
+}
+
+}  // namespace
+
+void register_plain_attention() {
+  add<AttentionProblem>("plain_attention", rejects, launch_attention, shared_bytes);
+}
+
+}  // namespace effinfer::cuda

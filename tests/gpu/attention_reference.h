@@ -1,0 +1,166 @@
+// Naive attention in float64 of the batches of attention_batch.h, and how far from it results may
+// be.
+#pragma once
+
+#include <cmath>
+#include <cstdio>
+#include <cstring>
+#include <vector>
+
+#include "gpu/attention_batch.h"
+
+namespace effinfer {
+
+// A row of a part: its own path's tokens, and of these those that it sees, by places.
+struct Row {
+  std::vector<int32_t> tokens;
+  std::vector<int32_t> seen;
+  int32_t position;
+};
+
+inline Row row_of(const Batch& batch, const Rules& rules, const Part& part, int32_t i, int64_t head,
+                  int32_t kv_heads) {
+  Row row;
+  row.position = part.length - part.rows + i;
+  const bool is_tree = !part.paths.empty();
+  const int32_t begin = part.tree_start >= 0 ? part.tree_start : part.length - part.rows;
+  for (int32_t token = 0; token < part.length; ++token) {
+    const bool own = !is_tree || token < begin ||
+                     (part.paths[static_cast<size_t>(i)] >> (token - begin) & 1) != 0;
+    if (own) row.tokens.push_back(token);
+  }
+  if (is_tree) row.position = static_cast<int32_t>(row.tokens.size()) - 1;
+  const std::vector<uint64_t>* words = nullptr;
+  if (!part.words.empty()) words = &part.words[static_cast<size_t>(i / 64 * kv_heads + head)];
+  for (int32_t place = 0; place < static_cast<int32_t>(row.tokens.size()); ++place) {
+    if ((rules.causal || is_tree) && place > row.position) break;
+    const bool near = rules.window_left < 0 || place >= row.position - rules.window_left ||
+                      place < rules.sink_tokens;
+    const bool visited =
+        words == nullptr || ((*words)[static_cast<size_t>(place / 64)] >> place % 64 & 1) != 0;
+    if (near && visited) row.seen.push_back(place);
+  }
+  (void)batch;
+  return row;
+}
+
+struct Expected {
+  std::vector<double> out;
+  std::vector<double> magnitude;  // of what was summed
+  double lse;
+  double score_error;
+};
+
+// Naive attention of one row and head, and how far float32 sums of its scores may be off.
+inline Expected attend(const Cache& cache, const Rules& rules, const Part& part, const Row& row,
+                       int32_t query_row, int64_t head) {
+  const Heads& heads = cache.heads();
+  const Sequence& s = cache.sequence(part.sequence);
+  const int64_t kv_head = head / heads.group;
+  const double scale = 1.0f / std::sqrt(static_cast<float>(heads.dims));
+  Expected e = {std::vector<double>(static_cast<size_t>(heads.dims)),
+                std::vector<double>(static_cast<size_t>(heads.dims)), -INFINITY, 0.0};
+  std::vector<double> x;
+  double max = -INFINITY;
+  for (const int32_t place : row.seen) {
+    const int32_t token = row.tokens[static_cast<size_t>(place)];
+    double dot = 0;
+    double size = 0;
+    const size_t scales = static_cast<size_t>(int64_t{token} * heads.kv_heads + kv_head);
+    for (int64_t d = 0; d < heads.dims; ++d) {
+      const double product = double{s.q[index_of(part.length - part.rows + query_row, head, d,
+                                                 heads.qo_heads(), heads.dims)]} *
+                             s.k[index_of(token, kv_head, d, heads.kv_heads, heads.dims)] *
+                             s.k_scale[scales];
+      dot += product;
+      size += std::abs(product);
+    }
+    double logit = dot * scale;
+    if (rules.soft_cap > 0) logit = rules.soft_cap * std::tanh(logit / rules.soft_cap);
+    if (!rules.slopes.empty()) {
+      logit += rules.slopes[static_cast<size_t>(head)] * double(place - row.position);
+    }
+    x.push_back(logit);
+    max = std::max(max, logit);
+    e.score_error = std::max(e.score_error, size * scale * heads.dims * 0x1p-24 +
+                                                (std::abs(logit) + rules.soft_cap) * 0x1p-21);
+  }
+  double sum = 0;
+  if (!rules.sinks.empty()) {
+    const double sink = rules.sinks[static_cast<size_t>(head)];
+    max = std::max(max, sink);
+    sum = std::exp(sink - max);
+  }
+  for (double& logit : x) sum += logit = std::exp(logit - max);
+  if (sum == 0) return e;
+  e.lse = max + std::log(sum);
+  for (size_t i = 0; i < x.size(); ++i) {
+    const int32_t token = row.tokens[static_cast<size_t>(row.seen[i])];
+    const size_t scales = static_cast<size_t>(int64_t{token} * heads.kv_heads + kv_head);
+    for (size_t d = 0; d < e.out.size(); ++d) {
+      const double value =
+          double{
+              s.v[index_of(token, kv_head, static_cast<int64_t>(d), heads.kv_heads, heads.dims)]} *
+          s.v_scale[scales] * x[i] / sum;
+      e.out[d] += value;
+      e.magnitude[d] += std::abs(value);
+    }
+  }
+  return e;
+}
+
+// Of rounding to nearest.
+inline double epsilon_of(DType dtype) {
+  return dtype == DType::f32 ? 0x1p-24 : dtype == DType::f16 ? 0x1p-11 : 0x1p-8;
+}
+
+// `score_error`: beside that of sums, as of queries that are rounded.
+inline void check_batch(const Cache& cache, const Rules& rules, const Batch& batch,
+                        const Results& results, DType out_dtype, double score_error = 0.0) {
+  const Heads& heads = cache.heads();
+  const DType weights = heads.kv == DType::i8 ? DType::bf16 : heads.kv;
+  size_t flat = 0;
+  int failures = 0;
+  for (const Part& part : batch.parts()) {
+    for (int32_t i = 0; i < part.rows; ++i) {
+      for (int32_t head = 0; head < heads.qo_heads(); ++head, ++flat) {
+        const Row row = row_of(batch, rules, part, i, head / heads.group, heads.kv_heads);
+        const Expected e = attend(cache, rules, part, row, i, head);
+        const double scores = e.score_error + score_error;
+        for (size_t d = 0; d < e.out.size(); ++d) {
+          // Rounding of weights, of scores that they are made of, and of sums of a few hundred.
+          const double bound = e.magnitude[d] * (epsilon_of(weights) + 2 * scores + 0x1p-15) +
+                               std::abs(e.out[d]) * epsilon_of(out_dtype) + 1e-30;
+          const double got = results.out[flat * e.out.size() + d];
+          if (!(std::abs(got - e.out[d]) <= bound) && failures++ < 5) {
+            std::printf("row %d of %d, head %d, dim %zu: %g, expected %g +- %g\n", i, part.rows,
+                        head, d, got, e.out[d], bound);
+          }
+        }
+        const double lse = results.lse[flat];
+        const bool near =
+            e.lse == lse || std::abs(lse - e.lse) <= scores + 0x1p-18 * (1 + std::abs(e.lse));
+        if (!near && failures++ < 5) std::printf("lse %g, expected %g\n", lse, e.lse);
+      }
+    }
+  }
+  CHECK_EQ(failures, 0);
+}
+
+inline bool same(const std::vector<float>& a, const std::vector<float>& b) {
+  return a.size() == b.size() && std::memcmp(a.data(), b.data(), a.size() * sizeof(float)) == 0;
+}
+
+// Rows [first, first + count) of a batch.
+inline Results rows_of(const Results& all, const Heads& heads, int64_t first, int64_t count) {
+  const int64_t width = int64_t{heads.qo_heads()} * heads.dims;
+  return {{all.out.begin() + first * width, all.out.begin() + (first + count) * width},
+          {all.lse.begin() + first * heads.qo_heads(),
+           all.lse.begin() + (first + count) * heads.qo_heads()}};
+}
+
+inline bool same(const Results& a, const Results& b) {
+  return same(a.out, b.out) && same(a.lse, b.lse);
+}
+
+}  // namespace effinfer

@@ -1,0 +1,18 @@
+// In place of gpu/hopper_device.h where the kernels run on a GPU.
+#pragma once
+
+#include "core/backend.h"
+#include "cpp/check.h"
+#include "gpu/device_arrays.h"
+
+namespace effinfer {
+
+// Skips the test where the GPU is another one.
+class OnHopper {
+ public:
+  OnHopper() {
+    if (current_target(kGpu).arch != 90) check::skip("needs compute capability 9.0");
+  }
+};
+
+}  // namespace effinfer

@@ -1,0 +1,367 @@
+// The public operators over a queue, as who embeds the library calls them.
+#include <effinfer/error.h>
+#include <effinfer/executor.h>
+#include <effinfer/ops/attention.h>
+#include <effinfer/ops/norm.h>
+#include <effinfer/ops/page.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <functional>
+#include <numeric>
+#include <random>
+#include <string>
+
+#include "core/float16.h"
+#include "cpp/arrays.h"
+#include "cpp/check.h"
+#include "gpu/device_arrays.h"
+#include "gpu/mutations.h"
+#include "ops/attention.h"
+
+namespace effinfer {
+namespace {
+
+template <class T>
+StridedView on_gpu(const DeviceArray<T>& array, DType dtype, const Dims& dims) {
+  StridedView view = StridedView::dense(array.data(), dtype, dims);
+  view.device = kGpu;
+  return view;
+}
+
+std::string message_of(const std::function<void()>& call) {
+  try {
+    call();
+  } catch (const Error& error) {
+    return error.what();
+  }
+  return "";
+}
+
+TEST("an operator runs on a pool or in a queue") {
+  std::mt19937 random(1);
+  constexpr int64_t kRows = 5, kCols = 48;
+  const std::vector<float> x = normals(kRows * kCols, random);
+  const std::vector<float> weight = normals(kCols, random);
+  const Dims dims = {kRows, kCols};
+  std::vector<float> expected(x.size());
+  ThreadPool pool(1);
+  auto* from = const_cast<float*>(x.data());
+  ops::rmsnorm(StridedView::dense(from, DType::f32, dims), {weight.data(), DType::f32, {kCols}}, {},
+               StridedView::dense(expected.data(), DType::f32, dims), pool);
+
+  const DeviceArray<float> x_there(x);
+  const DeviceArray<float> weight_there(weight);
+  const DeviceArray<float> out_there(x.size());
+  const TensorView weights = {weight_there.data(), DType::f32, {kCols}, kGpu};
+  const std::unique_ptr<Queue> queue = wrap_stream(kGpu, nullptr);
+  ops::rmsnorm(on_gpu(x_there, DType::f32, dims), weights, {}, on_gpu(out_there, DType::f32, dims),
+               *queue);
+  queue->wait();
+  const std::vector<float> out = out_there.values();
+  for (size_t i = 0; i < out.size(); ++i) CHECK(std::abs(out[i] - expected[i]) < 1e-5f);
+
+  const std::string mixed = message_of([&] {
+    ops::rmsnorm(on_gpu(x_there, DType::f32, dims), {weight.data(), DType::f32, {kCols}}, {},
+                 on_gpu(out_there, DType::f32, dims), *queue);
+  });
+  CHECK_EQ(mixed, "[rmsnorm] weight: expected a tensor on cuda:0, got one on cpu");
+  const std::string elsewhere = message_of([&] {
+    ops::rmsnorm(on_gpu(x_there, DType::f32, dims), weights, {},
+                 on_gpu(out_there, DType::f32, dims), pool);
+  });
+  CHECK_EQ(elsewhere, "[rmsnorm] input: expected a tensor on cpu, got one on cuda:0");
+}
+
+TEST("queues over a stream share it, and others follow") {
+  void* const stream = reinterpret_cast<void*>(uintptr_t{2});  // cudaStreamPerThread
+  const std::unique_ptr<Queue> first = wrap_stream(kGpu, stream);
+  const std::unique_ptr<Queue> same = wrap_stream(kGpu, stream);
+  const std::unique_ptr<Queue> other = make_queue(kGpu);
+  CHECK(first->stream() == same->stream());
+  CHECK(first->stream() != other->stream());
+  const std::vector<int32_t> values = {1, 2, 3};
+  std::vector<int32_t> back(3);
+  const std::shared_ptr<void> memory = first->allocate(12);
+  first->upload(memory.get(), values.data(), 12);
+  other->follow(*same);
+  other->download(back.data(), memory.get(), 12);
+  other->wait();
+  CHECK(back == values);
+  CHECK(!message_of([] { wrap_stream({}, nullptr); }).empty());
+  CHECK(!message_of([] { allocate_memory({DeviceKind::cuda, 9}, 1); }).empty());
+}
+
+// Sequences over NHD or HND pages of bfloat16 numbers.
+struct Case {
+  std::vector<int32_t> kv_len;
+  std::vector<int32_t> rows;
+  int32_t page_size = 16;
+  int32_t heads = 1;
+  int32_t group = 4;
+  int32_t dims = 64;
+  bool causal = true;
+  int32_t window_left = -1;
+  int32_t sink_tokens = 0;
+  ops::KvOrder order = ops::KvOrder::nhd;
+};
+
+struct Attention {
+  explicit Attention(const Case& given) : c(given) {
+    std::mt19937 random(7);
+    int32_t pages = 0;
+    for (size_t s = 0; s < c.kv_len.size(); ++s) {
+      pages += (c.kv_len[s] + c.page_size - 1) / c.page_size;
+      kv_indptr.push_back(pages);
+      qo_indptr.push_back(qo_indptr.back() + c.rows[s]);
+    }
+    kv_indices.resize(static_cast<size_t>(pages));
+    std::iota(kv_indices.begin(), kv_indices.end(), 0);
+    std::shuffle(kv_indices.begin(), kv_indices.end(), random);
+    q = rounded(normals(qo_indptr.back() * c.heads * c.group * c.dims, random));
+    k = rounded(normals(int64_t{pages} * c.page_size * c.heads * c.dims, random));
+    v = rounded(normals(int64_t{pages} * c.page_size * c.heads * c.dims, random));
+    q_there = DeviceArray<uint16_t>(q);
+    k_there = DeviceArray<uint16_t>(k);
+    v_there = DeviceArray<uint16_t>(v);
+  }
+
+  static std::vector<uint16_t> rounded(const std::vector<float>& values) {
+    std::vector<uint16_t> out;
+    for (const float x : values) out.push_back(f32_to_bf16(x));
+    return out;
+  }
+
+  ops::AttentionPlan plan() const {
+    ops::AttentionGeometry g;
+    g.num_qo_heads = c.heads * c.group;
+    g.num_kv_heads = c.heads;
+    g.head_dim_qk = g.head_dim_vo = c.dims;
+    g.page_size = c.page_size;
+    g.causal = c.causal;
+    g.window_left = c.window_left;
+    g.sink_tokens = c.sink_tokens;
+    return {g, {ints(qo_indptr), ints(kv_indptr), ints(kv_indices), ints(c.kv_len), {}, {}}};
+  }
+
+  Dims q_dims() const { return {qo_indptr.back(), c.heads * c.group, c.dims}; }
+  Dims kv_dims() const {
+    const int64_t pages = static_cast<int64_t>(kv_indices.size());
+    if (c.order == ops::KvOrder::nhd) return {pages, c.page_size, c.heads, c.dims};
+    return {pages, c.heads, c.page_size, c.dims};
+  }
+  ops::AttentionInputs inputs(const StridedView& queries, const StridedView& keys,
+                              const StridedView& values) const {
+    ops::AttentionInputs in;
+    in.q = queries;
+    in.k = keys;
+    in.v = values;
+    in.order = c.order;
+    in.sm_scale = 0.125f;
+    return in;
+  }
+
+  std::vector<uint16_t> run_there(const ops::AttentionPlan& planned, Queue& queue,
+                                  std::vector<float>* sums = nullptr) const {
+    const DeviceArray<uint16_t> out(q.size());
+    const DeviceArray<float> lse(q.size() / static_cast<size_t>(c.dims));
+    planned.run(
+        inputs(on_gpu(q_there, DType::bf16, q_dims()), on_gpu(k_there, DType::bf16, kv_dims()),
+               on_gpu(v_there, DType::bf16, kv_dims())),
+        on_gpu(out, DType::bf16, q_dims()), on_gpu(lse, DType::f32, {q_dims()[0], q_dims()[1]}),
+        queue);
+    queue.wait();
+    if (sums != nullptr) *sums = lse.values();
+    return out.values();
+  }
+
+  // The same, cut into items for so many shares.
+  std::vector<uint16_t> run_shares(int32_t shares) const {
+    ops::AttentionShape shape;
+    shape.source = ops::KeySource::rows;
+    shape.num_qo_heads = c.heads * c.group;
+    shape.num_kv_heads = c.heads;
+    shape.head_dim = c.dims;
+    shape.causal = c.causal;
+    shape.window_left = c.window_left;
+    shape.sink_tokens = c.sink_tokens;
+    shape.most_rows = ops::kGpuTileRows;
+    shape.shares = shares;
+    ops::BatchLayout batch;
+    batch.num_tokens = qo_indptr.back();
+    batch.num_sequences = static_cast<int64_t>(c.kv_len.size());
+    batch.qo_indptr = qo_indptr.data();
+    batch.kv_indptr = kv_indptr.data();
+    batch.kv_len = c.kv_len.data();
+    ops::AttentionWork work;
+    plan_attention(shape, batch, work);
+    const DeviceArray<ops::AttentionTile> tiles(work.tiles);
+    const DeviceArray<ops::AttentionItem> items(work.items);
+    const DeviceArray<ops::AttentionMerge> merges(work.merges);
+    const DeviceArray<int32_t> rows(qo_indptr), pages(kv_indptr), indices(kv_indices),
+        len(c.kv_len);
+    const auto partials = static_cast<size_t>(work.num_partials);
+    const DeviceArray<float> partial_out(partials * static_cast<size_t>(c.dims));
+    const DeviceArray<float> partial_ms(partials * 2);
+    const DeviceArray<int32_t> done(std::vector<int32_t>(work.merges.size()));
+    const DeviceArray<uint16_t> out(q.size());
+    ops::AttentionProblem p;
+    p.source = ops::KeySource::rows;
+    p.num_qo_heads = c.heads * c.group;
+    p.num_kv_heads = c.heads;
+    p.page_size = c.page_size;
+    p.causal = c.causal;
+    p.window_left = c.window_left;
+    p.sink_tokens = c.sink_tokens;
+    p.sm_scale = 0.125f;
+    p.q = {reinterpret_cast<const uint8_t*>(q_there.data()), DType::bf16, c.dims,
+           int64_t{c.heads} * c.group * c.dims, c.dims};
+    p.k.data = reinterpret_cast<const uint8_t*>(k_there.data());
+    p.k.dtype = DType::bf16;
+    p.k.dims = c.dims;
+    p.k.head_stride = c.dims * int64_t{2};
+    p.k.token_stride = c.heads * p.k.head_stride;
+    p.k.page_stride = c.page_size * p.k.token_stride;
+    p.v = p.k;
+    p.v.data = reinterpret_cast<const uint8_t*>(v_there.data());
+    p.batch = batch;
+    p.batch.qo_indptr = rows.data();
+    p.batch.kv_indptr = pages.data();
+    p.batch.kv_indices = indices.data();
+    p.batch.kv_len = len.data();
+    p.work = work;
+    p.work.tiles = tiles.data();
+    p.work.items = items.data();
+    p.work.merges = merges.data();
+    p.partial_out = partial_out.data();
+    p.partial_ms = partial_ms.data();
+    p.done = done.data();
+    p.out = reinterpret_cast<uint8_t*>(out.data());
+    p.out_stride = int64_t{c.heads} * c.group * c.dims;
+    run_on_gpu(p);
+    return out.values();
+  }
+
+  // The same by the CPU, whose tests are against float64.
+  std::vector<uint16_t> run_here(const ops::AttentionPlan& planned, std::vector<float>& lse) {
+    std::vector<uint16_t> out(q.size());
+    lse.resize(q.size() / static_cast<size_t>(c.dims));
+    ThreadPool pool(1);
+    planned.run(inputs(StridedView::dense(q.data(), DType::bf16, q_dims()),
+                       StridedView::dense(k.data(), DType::bf16, kv_dims()),
+                       StridedView::dense(v.data(), DType::bf16, kv_dims())),
+                StridedView::dense(out.data(), DType::bf16, q_dims()),
+                StridedView::dense(lse.data(), DType::f32, {q_dims()[0], q_dims()[1]}), pool);
+    return out;
+  }
+
+  Case c;
+  std::vector<int32_t> qo_indptr = {0}, kv_indptr = {0}, kv_indices;
+  std::vector<uint16_t> q, k, v;
+  DeviceArray<uint16_t> q_there, k_there, v_there;
+};
+
+TEST("attention over a caller's pages, as on the CPU") {
+  for (const Case& c : {
+           Case{.kv_len = {5, 0, 70}, .rows = {1, 0, 1}},
+           Case{.kv_len = {40, 300}, .rows = {9, 33}, .heads = 2, .order = ops::KvOrder::hnd},
+           Case{.kv_len = {600}, .rows = {3}, .page_size = 7, .window_left = 50, .sink_tokens = 9},
+           Case{.kv_len = {1100}, .rows = {2}, .window_left = 20, .sink_tokens = 300},
+           Case{.kv_len = {70, 3}, .rows = {2, 3}, .group = 20, .dims = 128, .causal = false},
+           Case{.kv_len = {90}, .rows = {1}, .page_size = 1, .dims = 200},
+       }) {
+    Attention attention(c);
+    const ops::AttentionPlan plan = attention.plan();
+    const std::unique_ptr<Queue> queue = make_queue(kGpu);
+    std::vector<float> expected_lse, lse;
+    const std::vector<uint16_t> expected = attention.run_here(plan, expected_lse);
+    const std::vector<uint16_t> out = attention.run_there(plan, *queue, &lse);
+    int failures = 0;
+    for (size_t i = 0; i < out.size(); ++i) {
+      const float want = bf16_to_f32(expected[i]);
+      // Both round, and the GPU its weights, too.
+      const bool near = std::abs(bf16_to_f32(out[i]) - want) <= 0.02f + std::abs(want) * 0x1p-7f;
+      failures += near ? 0 : 1;
+    }
+    for (size_t i = 0; i < lse.size(); ++i) {
+      const bool near = lse[i] == expected_lse[i] || std::abs(lse[i] - expected_lse[i]) < 1e-3f;
+      failures += near ? 0 : 1;
+    }
+    CHECK_EQ(failures, 0);
+    // Lists are there already.
+    CHECK(attention.run_there(plan, *queue) == out);
+  }
+}
+
+TEST("a row's bits do not depend on how its keys are shared by blocks") {
+  const std::unique_ptr<Queue> queue = make_queue(kGpu);
+  for (const Case& c : {
+           Case{.kv_len = {1000, 70}, .rows = {1, 2}},
+           Case{.kv_len = {1300}, .rows = {2}, .window_left = 20, .sink_tokens = 300},
+           Case{.kv_len = {600}, .rows = {1}, .dims = 256},
+       }) {
+    const Attention attention(c);
+    const std::vector<uint16_t> split = attention.run_there(attention.plan(), *queue);
+    CHECK(attention.run_shares(1) == split);
+    CHECK(attention.run_shares(2) == split);
+  }
+}
+
+TEST("attention needs each of its barriers") {
+  if (cuda::host::detected_races() != cuda::host::Races::all) {
+    check::skip("races are not detected in this build");
+  }
+  for (const int32_t dims : {64, 256}) {
+    const Attention attention({.kv_len = {600, 70}, .rows = {1, 2}, .group = 2, .dims = dims});
+    const std::vector<uint16_t> right = attention.run_shares(1);
+    expect_every_barrier_matters(
+        [&] { return attention.run_shares(1) == right && attention.run_shares(1000) == right; });
+  }
+}
+
+TEST("rows go to the pages of a caller's cache, converted where dtypes differ") {
+  constexpr int64_t kRows = 6, kHeads = 2, kDims = 24, kPages = 4, kPageSize = 4;
+  std::mt19937 random(3);
+  const std::vector<float> rows = normals(kRows * kHeads * kDims, random);
+  const std::vector<int32_t> sequences = {0, 0, 1, 1, -1, 1}, positions = {3, 4, 0, 1, 0, 2};
+  const std::vector<int32_t> indices = {2, 0, 3}, indptr = {0, 2, 3}, last = {1, 3};
+  const DeviceArray<int32_t> sequences_there(sequences), positions_there(positions);
+  const DeviceArray<int32_t> indices_there(indices), indptr_there(indptr), last_there(last);
+  const auto list = [](const DeviceArray<int32_t>& array) {
+    return TensorView{array.data(), DType::i32, {static_cast<int64_t>(array.size())}, kGpu};
+  };
+  const DeviceArray<float> rows_there(rows);
+  const size_t size = kPages * kPageSize * kHeads * kDims;
+  const DeviceArray<uint16_t> k_cache(std::vector<uint16_t>(size, 0x7fff));
+  const DeviceArray<float> v_cache(std::vector<float>(size, 7.0f));
+  const StridedView given = on_gpu(rows_there, DType::f32, {kRows, kHeads, kDims});
+  const Dims cache = {kPages, kPageSize, kHeads, kDims};
+  const std::unique_ptr<Queue> queue = make_queue(kGpu);
+  ops::append_paged_kv_cache({given, on_gpu(k_cache, DType::bf16, cache)},
+                             {given, on_gpu(v_cache, DType::f32, cache)},
+                             {list(sequences_there), list(positions_there), list(indices_there),
+                              list(indptr_there), list(last_there)},
+                             ops::KvOrder::nhd, *queue);
+  queue->wait();
+  std::vector<uint16_t> k(size, 0x7fff);
+  std::vector<float> v(size, 7.0f);
+  for (size_t row = 0; row < kRows; ++row) {
+    if (sequences[row] < 0) continue;
+    const auto entry = static_cast<size_t>(indptr[static_cast<size_t>(sequences[row])] +
+                                           positions[row] / static_cast<int32_t>(kPageSize));
+    const size_t slot = static_cast<size_t>(indices[entry]) * kPageSize +
+                        static_cast<size_t>(positions[row]) % kPageSize;
+    for (size_t i = 0; i < kHeads * kDims; ++i) {
+      k[slot * kHeads * kDims + i] = f32_to_bf16(rows[row * kHeads * kDims + i]);
+      v[slot * kHeads * kDims + i] = rows[row * kHeads * kDims + i];
+    }
+  }
+  CHECK(k_cache.values() == k);
+  CHECK(v_cache.values() == v);
+}
+
+}  // namespace
+}  // namespace effinfer
+
+CHECK_MAIN()

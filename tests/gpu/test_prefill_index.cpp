@@ -1,0 +1,241 @@
+// The keys that blocks of query rows visit, chosen on the GPU: the CPU's lists, but for scores that
+// rounding cannot tell apart.
+#include <algorithm>
+#include <bit>
+#include <cmath>
+#include <random>
+#include <vector>
+
+#include "cpp/check.h"
+#include "effinfer/error.h"
+#include "effinfer/threads.h"
+#include "gpu/attention_batch.h"
+#include "gpu/mutations.h"
+#include "ops/prefill_index.h"
+
+namespace effinfer {
+namespace {
+
+using ops::BlockIndexProblem;
+using ops::IndexedHead;
+
+ThreadPool& pool() {
+  static ThreadPool threads(2);
+  return threads;
+}
+
+// A step over sequences of a cache, on the host and on the device.
+class Prefill {
+ public:
+  Prefill(const Cache& cache, const std::vector<Part>& parts) : cache_(cache) {
+    const Heads& heads = cache.heads();
+    qo_indptr_ = kv_indptr_ = {0};
+    for (const Part& part : parts) {
+      const Sequence& s = cache.sequence(part.sequence);
+      const int64_t width = int64_t{heads.qo_heads()} * heads.dims;
+      q_.insert(q_.end(), s.q.begin() + (part.length - part.rows) * width,
+                s.q.begin() + part.length * width);
+      qo_indptr_.push_back(qo_indptr_.back() + part.rows);
+      kv_len_.push_back(part.length);
+      const auto pages = static_cast<size_t>((part.length + 63) / 64);
+      kv_indices_.insert(kv_indices_.end(), s.pages.begin(),
+                         s.pages.begin() + static_cast<ptrdiff_t>(pages));
+      kv_indptr_.push_back(static_cast<int32_t>(kv_indices_.size()));
+      most_ = std::max(most_, part.length);
+    }
+    layout_.num_tokens = qo_indptr_.back();
+    layout_.num_sequences = static_cast<int64_t>(parts.size());
+    layout_.qo_indptr = qo_indptr_.data();
+    layout_.kv_indptr = kv_indptr_.data();
+    layout_.kv_indices = kv_indices_.data();
+    layout_.kv_len = kv_len_.data();
+    buffers_ = ops::VisitBuffers({heads.qo_heads(), heads.kv_heads}, layout_.num_tokens,
+                                 layout_.num_sequences, most_);
+    plan_ = buffers_.plan(layout_);
+    indexed_.assign(static_cast<size_t>(heads.kv_heads), IndexedHead::chosen);
+  }
+
+  std::vector<IndexedHead>& indexed() { return indexed_; }
+  const ops::VisitPlan& plan() const { return plan_; }
+
+  // Words [list][word], ~0 where nobody wrote.
+  template <class Problem>
+  std::vector<uint64_t> on_cpu(Problem problem) {
+    const Heads& heads = cache_.heads();
+    const ops::KvLayer there = cache_.layer();
+    const std::vector<uint8_t> k = cache_.key_bytes();
+    const std::vector<float> scales = cache_.key_scales();
+    set(problem.in);
+    problem.in.kv = there;
+    problem.in.kv.k = const_cast<uint8_t*>(k.data());
+    problem.in.kv.k_scale = const_cast<float*>(scales.data());
+    problem.in.q = q_.data();
+    problem.in.batch = layout_;
+    problem.in.visits = plan_;
+    problem.in.heads = indexed_.data();
+    std::fill_n(plan_.words, num_words(), kUntouched);
+    ops::run_alone(problem, pool());
+    (void)heads;
+    return {plan_.words, plan_.words + num_words()};
+  }
+
+  template <class Problem>
+  std::vector<uint64_t> on_gpu(Problem problem) {
+    const DeviceArray<float> q(q_);
+    const DeviceArray<int32_t> qo(qo_indptr_), kv(kv_indptr_), pages(kv_indices_), len(kv_len_);
+    const DeviceArray<IndexedHead> indexed(indexed_);
+    const DeviceArray<ops::VisitBlock> blocks(
+        std::vector<ops::VisitBlock>(plan_.blocks, plan_.blocks + plan_.num_blocks));
+    const DeviceArray<ops::VisitSequence> sequences(
+        std::vector<ops::VisitSequence>(plan_.sequences, plan_.sequences + plan_.num_sequences));
+    const DeviceArray<uint64_t> words(std::vector<uint64_t>(num_words(), kUntouched));
+    set(problem.in);
+    problem.in.kv = cache_.layer();
+    problem.in.q = q.data();
+    problem.in.batch = layout_;
+    problem.in.batch.qo_indptr = qo.data();
+    problem.in.batch.kv_indptr = kv.data();
+    problem.in.batch.kv_indices = pages.data();
+    problem.in.batch.kv_len = len.data();
+    problem.in.visits = plan_;
+    problem.in.visits.blocks = blocks.data();
+    problem.in.visits.sequences = sequences.data();
+    problem.in.visits.words = words.data();
+    problem.in.heads = indexed.data();
+    run_on_gpu(problem);
+    return words.values();
+  }
+
+  static constexpr uint64_t kUntouched = 0x5a5a5a5a5a5a5a5a;
+
+ private:
+  size_t num_words() const {
+    return static_cast<size_t>(plan_.num_blocks * plan_.num_kv_heads * plan_.list_words);
+  }
+  void set(ops::PrefillIndexInputs& in) const {
+    const Heads& heads = cache_.heads();
+    in.num_qo_heads = heads.qo_heads();
+    in.q_stride = int64_t{heads.qo_heads()} * heads.dims;
+    in.sm_scale = 1.0f / std::sqrt(static_cast<float>(heads.dims));
+    in.max_kv_len = most_;
+  }
+
+  const Cache& cache_;
+  std::vector<float> q_;
+  std::vector<int32_t> qo_indptr_, kv_indptr_, kv_indices_, kv_len_;
+  int32_t most_ = 0;
+  ops::BatchLayout layout_;
+  ops::VisitBuffers buffers_;
+  ops::VisitPlan plan_;
+  std::vector<IndexedHead> indexed_;
+};
+
+// Tokens that one list has and the other has not, of all.
+struct Difference {
+  int64_t tokens = 0;
+  int64_t of = 0;
+};
+Difference difference(const std::vector<uint64_t>& a, const std::vector<uint64_t>& b) {
+  Difference out;
+  for (size_t i = 0; i < a.size(); ++i) {
+    out.tokens += std::popcount(a[i] ^ b[i]);
+    out.of += std::popcount(b[i]);
+  }
+  return out;
+}
+
+TEST("pages by antidiagonals and means are the CPU's") {
+  int64_t wrong = 0;
+  int64_t all = 0;
+  for (const DType kv : {DType::bf16, DType::f16, DType::i8}) {
+    for (const int32_t stride : {0, 4, 8, 16, 32}) {
+      const Heads heads{kv, stride == 32 ? 32 : 64, 2, stride == 8 ? 3 : 2, DType::f32};
+      Cache cache(heads, static_cast<uint32_t>(stride + 7));
+      cache.add(500);
+      cache.add(200);
+      cache.add(64);
+      cache.upload();
+      Prefill prefill(cache, {{0, 500, 130}, {1, 200, 200}, {2, 64, 64}, {1, 40, 40}});
+      for (const TopScores& top :
+           {TopScores{3, 0.0f}, TopScores{0, 0.7f}, TopScores{0, 0.0f}, TopScores{100, 0.0f}}) {
+        BlockIndexProblem p;
+        p.stride = stride;
+        p.pages = top;
+        p.in.sink_tokens = 5;
+        p.in.local_tokens = 70;
+        const Difference off = difference(prefill.on_gpu(p), prefill.on_cpu(p));
+        wrong += off.tokens;
+        all += off.of;
+      }
+    }
+  }
+  // Queries are rounded: now and then a page is chosen in place of one that is hardly behind it.
+  if (wrong * 100 > all) {
+    check::fail(__FILE__, __LINE__, std::to_string(wrong) + " of " + std::to_string(all));
+  }
+}
+
+TEST("heads of other indices stay as they are, dense ones and short sequences visit all") {
+  Cache cache({DType::bf16, 32, 3, 1, DType::f32}, 3);
+  cache.add(300);
+  cache.add(120);
+  cache.upload();
+  Prefill prefill(cache, {{0, 300, 200}, {1, 120, 100}});
+  prefill.indexed() = {IndexedHead::other, IndexedHead::dense, IndexedHead::chosen};
+  BlockIndexProblem p;
+  p.stride = 8;
+  p.pages = {1, 0.0f};
+  p.in.min_tokens = 200;
+  CHECK(prefill.on_gpu(p) == prefill.on_cpu(p));
+  p.in.product_cost = 1.5f;
+  CHECK(prefill.on_gpu(p) == prefill.on_cpu(p));
+}
+
+TEST("equal scores go to the first pages") {
+  Cache cache({DType::bf16, 32, 1, 1, DType::f32}, 4);
+  cache.add_constant(640);
+  cache.upload();
+  Prefill prefill(cache, {{0, 640, 64}});
+  BlockIndexProblem p;
+  p.stride = 0;
+  p.pages = {3, 0.0f};
+  const std::vector<uint64_t> words = prefill.on_gpu(p);
+  for (size_t i = 0; i < 10; ++i) CHECK_EQ(words[i], i < 3 || i == 9 ? ~uint64_t{0} : uint64_t{0});
+}
+
+TEST("every barrier is needed") {
+  if (cuda::host::detected_races() != cuda::host::Races::all) check::skip("no race is detected");
+  Cache cache({DType::bf16, 32, 1, 3, DType::f32}, 5);
+  cache.add(400);
+  cache.add_constant(320);
+  cache.upload();
+  Prefill prefill(cache, {{0, 400, 64}, {1, 320, 64}});
+  BlockIndexProblem p;
+  p.stride = 8;
+  p.pages = {2, 0.0f};
+  BlockIndexProblem mass = p;
+  mass.pages = {0, 0.5f};
+  const std::vector<uint64_t> expected = prefill.on_gpu(p);
+  const std::vector<uint64_t> expected_mass = prefill.on_gpu(mass);
+  expect_every_barrier_matters(
+      [&] { return prefill.on_gpu(p) == expected && prefill.on_gpu(mass) == expected_mass; }, 3);
+}
+
+TEST("what the kernel cannot do is refused") {
+  BlockIndexProblem p;
+  p.in.kv.dtype = DType::f32;
+  p.in.kv.head_dim = 64;
+  p.in.kv.num_kv_heads = p.in.num_qo_heads = 1;
+  CHECK_THROWS(Unsupported, "keys are not of 16 bits or 8", run_on_gpu(p));
+  p.in.kv.dtype = DType::bf16;
+  p.stride = 64;
+  CHECK_THROWS(Unsupported, "above 2048", run_on_gpu(p));
+  p.stride = 16;
+  p.in.max_kv_len = 4097 * 64;
+  CHECK_THROWS(Unsupported, "above 12288", run_on_gpu(p));
+}
+
+}  // namespace
+}  // namespace effinfer
+
+CHECK_MAIN()

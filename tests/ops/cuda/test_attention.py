@@ -1,0 +1,264 @@
+"""Attention over NHD and HND caches on a GPU against float64."""
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+from effinfer import InvalidArgumentError, Queue, UnsupportedError, _core, ops
+from tests.ops.batches import Paged, Shape, offsets, values_of
+from tests.ops.cuda.gpu_arrays import there
+from tests.ops.reference import assert_attention
+
+LENGTHS = [1, 0, 17, 70]
+TYPES = ["float16", "bfloat16"]
+
+
+def i32(*values):
+    return np.array(values, np.int32)
+
+
+def device_cache(batch):
+    return there(batch.cache) if batch.one_array else tuple(there(x) for x in batch.cache)
+
+
+def check(out, lse, expected, dtype, lse_base="log2"):
+    assert out.device == "cuda:0"
+    # Probabilities are rounded to the dtype of the values.
+    assert_attention(
+        values_of(out.to_numpy(), dtype),
+        lse.to_numpy(),
+        expected,
+        dtype=dtype,
+        lse_base=lse_base,
+        bf16_products=True,
+    )
+
+
+def decode(batch, dtype, *, plan=None, run=None, on_device=False, **options):
+    shape = batch.shape
+    rows = [1] * len(batch.kv_lens)
+    q = batch.queries(rows, dtype)
+    wrapper = ops.BatchDecodeWithPagedKVCacheWrapper(None, batch.layout)
+    heads = (shape.num_qo_heads, shape.num_kv_heads, shape.head_dim)
+    lists = [there(x) for x in batch.lists] if on_device else batch.lists
+    given = {"logits_soft_cap" if k == "soft_cap" else k: v for k, v in options.items()}
+    wrapper.plan(*lists, *heads, batch.page_size, **given, **(plan or {}))
+    run = run or {}
+    placed = {k: there(v) if isinstance(v, np.ndarray) else v for k, v in run.items()}
+    out, lse = wrapper.run(there(q), device_cache(batch), return_lse=True, **placed)
+    expected = batch.expected(
+        q,
+        rows,
+        dtype,
+        **options,
+        k_scale=run.get("k_scale", 1.0) * run.get("q_scale", 1.0),
+        v_scale=run.get("v_scale", 1.0),
+        sinks=run.get("sinks"),
+        alibi=(plan or {}).get("pos_encoding_mode") == "ALIBI",
+    )
+    check(out, lse, expected, dtype, run.get("lse_base", "log2"))
+    return wrapper, q, out, lse
+
+
+@pytest.mark.parametrize("layout", ["NHD", "HND"])
+@pytest.mark.parametrize("page_size", [1, 16, 64])
+@pytest.mark.parametrize("dtype", TYPES)
+def test_pages(layout, page_size, dtype):
+    rng = np.random.default_rng(page_size)
+    batch = Paged(rng, LENGTHS, page_size, Shape(6, 3, 64), dtype, layout, layout == "HND")
+    decode(batch, dtype, on_device=page_size == 16)
+
+
+@pytest.mark.parametrize("dtype", TYPES)
+@pytest.mark.parametrize("head_dim", [8, 72, 128, 256])
+@pytest.mark.parametrize("group", [1, 8, 20])
+def test_head_dims_and_groups(head_dim, group, dtype):
+    rng = np.random.default_rng(head_dim)
+    batch = Paged(rng, [33, 130], 16, Shape(group, 1, head_dim), dtype)
+    decode(batch, dtype)
+
+
+@pytest.mark.parametrize(
+    ("plan", "run", "options"),
+    [
+        ({}, {}, {"window_left": 10}),
+        ({}, {}, {"soft_cap": 5.0}),
+        ({"pos_encoding_mode": "ALIBI"}, {}, {}),
+        ({}, {"lse_base": "ln"}, {}),
+        ({}, {"q_scale": 0.5, "k_scale": 1.5, "v_scale": 0.25}, {}),
+        ({}, {"sinks": np.array([0.5, -1, 3, 0, 8, 1], np.float32)}, {}),
+    ],
+)
+def test_options(plan, run, options):
+    batch = Paged(np.random.default_rng(3), LENGTHS, 8, Shape(6, 2, 64), "bfloat16")
+    decode(batch, "bfloat16", plan=plan, run=run, **options)
+
+
+def test_long_sequences_are_shared_by_blocks_and_bits_do_not_change():
+    dtype = "bfloat16"
+    batch = Paged(np.random.default_rng(4), [2049, 40], 32, Shape(4, 1, 64), dtype)
+    wrapper, q, out, lse = decode(batch, dtype)
+    # The same plan again, in another stream, and each sequence by itself.
+    queue = Queue("cuda:0", 21)
+    again = wrapper.run(there(q), device_cache(batch), pool=queue)
+    np.testing.assert_array_equal(again.to_numpy(), out.to_numpy())
+    for s in range(2):
+        alone = ops.BatchDecodeWithPagedKVCacheWrapper()
+        pages = batch.kv_indices[batch.kv_indptr[s] : batch.kv_indptr[s + 1]]
+        lists = np.array([0, len(pages)], np.int32), pages, batch.last_page_len[s : s + 1]
+        alone.plan(*lists, 4, 1, 64, 32)
+        one, sums = alone.run(there(q[s : s + 1]), device_cache(batch), return_lse=True)
+        np.testing.assert_array_equal(one.to_numpy(), out.to_numpy()[s : s + 1])
+        np.testing.assert_array_equal(sums.to_numpy(), lse.to_numpy()[s : s + 1])
+    # Plans that go while their work has not run.
+    pending = wrapper.run(there(q), device_cache(batch), pool=queue)
+    del wrapper
+    np.testing.assert_array_equal(pending.to_numpy(), out.to_numpy())
+
+
+def prefill(batch, rows, dtype, *, masks=None, head_dim_vo=None, **options):
+    shape = batch.shape
+    q = batch.queries(rows, dtype)
+    wrapper = ops.BatchPrefillWithPagedKVCacheWrapper(None, batch.layout)
+    heads = (shape.num_qo_heads, shape.num_kv_heads, shape.head_dim, batch.page_size)
+    if masks is not None:
+        options["custom_mask"] = np.concatenate([mask.reshape(-1) for mask in masks])
+    wrapper.plan(offsets(rows), *batch.lists, *heads, head_dim_vo, **options)
+    out, lse = wrapper.run(there(q), device_cache(batch), return_lse=True)
+    options.pop("custom_mask", None)
+    check(out, lse, batch.expected(q, rows, dtype, masks=masks, **options), dtype)
+    return q, out
+
+
+@pytest.mark.parametrize("dtype", TYPES)
+@pytest.mark.parametrize("window_left", [-1, 20])
+@pytest.mark.parametrize("causal", [False, True])
+def test_prefill(causal, window_left, dtype):
+    batch = Paged(np.random.default_rng(5), [19, 0, 75, 6], 16, Shape(4, 2, 64), dtype, "HND")
+    prefill(batch, [19, 0, 9, 1], dtype, causal=causal, window_left=window_left)
+
+
+def test_prefill_with_other_dims_of_values():
+    batch = Paged(np.random.default_rng(6), [21, 70], 16, Shape(2, 1, 96, 64), "bfloat16")
+    prefill(batch, [3, 20], "bfloat16", causal=True, head_dim_vo=64)
+
+
+def test_prefill_with_masks():
+    rng = np.random.default_rng(7)
+    batch = Paged(rng, [21, 70], 16, Shape(2, 1, 64), "float16")
+    rows = [3, 20]
+    masks = [rng.random((n, m)) < 0.4 for n, m in zip(rows, batch.kv_lens, strict=True)]
+    prefill(batch, rows, "float16", masks=masks)
+
+
+@pytest.mark.parametrize("layout", ["NHD", "HND"])
+def test_contiguous_keys(layout):
+    dtype = "bfloat16"
+    batch = Paged(np.random.default_rng(8), [50], 50, Shape(4, 2, 64), dtype, layout)
+    page = batch.kv_indices[0]
+    k, v = (there(x[page]) for x in batch.cache)
+    q, out = prefill(batch, [7], dtype, causal=True)
+    other = ops.single_prefill_with_kv_cache(there(q), k, v, causal=True, kv_layout=layout)
+    np.testing.assert_array_equal(other.to_numpy(), out.to_numpy())
+    one = ops.single_decode_with_kv_cache(there(q[6]), k, v, layout)
+    np.testing.assert_array_equal(one.to_numpy(), out.to_numpy()[6])
+    ragged = ops.BatchPrefillWithRaggedKVCacheWrapper(None, layout)
+    ragged.plan(offsets([7]), offsets([50]), 4, 2, 64, causal=True)
+    np.testing.assert_array_equal(ragged.run(there(q), k, v).to_numpy(), out.to_numpy())
+
+
+def test_strided_queries_and_keys():
+    rng = np.random.default_rng(9)
+    qkv = rng.standard_normal((30, 4, 64), np.float32).astype(ml_dtypes.bfloat16)
+    x = there(qkv)
+    out = ops.single_prefill_with_kv_cache(x[:, :2], x[:, 2:3], x[:, 3:], causal=True)
+    parts = [np.ascontiguousarray(part) for part in (qkv[:, :2], qkv[:, 2:3], qkv[:, 3:])]
+    same = ops.single_prefill_with_kv_cache(*(there(part) for part in parts), causal=True)
+    np.testing.assert_array_equal(out.to_numpy(), same.to_numpy())
+
+
+def test_a_cascade_is_its_concatenated_keys():
+    rng = np.random.default_rng(10)
+    cache = rng.standard_normal((5, 2, 16, 2, 64), np.float32).astype(ml_dtypes.bfloat16)
+    q = rng.standard_normal((2, 4, 64), np.float32).astype(ml_dtypes.bfloat16)
+    cascade = ops.MultiLevelCascadeAttentionWrapper(2)
+    cascade.plan(
+        [i32(0, 2), i32(0, 1, 2)],
+        [i32(0, 3), i32(0, 1, 2)],
+        [i32(0, 1, 2), i32(3, 4)],
+        [i32(16), i32(3, 9)],
+        4, 2, 64, 16,
+    )  # fmt: skip
+    expected = cascade.run(q, cache).astype(np.float32)
+    actual = cascade.run(there(q), there(cache)).to_numpy().view(ml_dtypes.bfloat16)
+    np.testing.assert_allclose(actual.astype(np.float32), expected, atol=0.02)
+
+
+def test_nothing_to_do():
+    batch = Paged(np.random.default_rng(11), [5], 16, Shape(2, 1, 64), "bfloat16")
+    _, out = prefill(batch, [0], "bfloat16")
+    assert out.shape == (0, 2, 64)
+
+
+def small(dtype="bfloat16", head_dim=64, page_size=16):
+    batch = Paged(np.random.default_rng(12), [5], page_size, Shape(2, 1, head_dim), dtype)
+    wrapper = ops.BatchDecodeWithPagedKVCacheWrapper()
+    wrapper.plan(*batch.lists, 2, 1, head_dim, page_size)
+    return batch, wrapper
+
+
+@pytest.mark.parametrize(
+    ("dtype", "q_dtype", "head_dim", "why"),
+    [
+        ("float32", "float32", 64, "keys are not f16 or bf16"),
+        ("float8_e4m3fn", "bfloat16", 64, "keys are not f16 or bf16"),
+        ("int8", "bfloat16", 64, "keys are not f16 or bf16"),
+        ("bfloat16", "float32", 64, "queries, keys and values differ in dtype"),
+        ("bfloat16", "bfloat16", 12, "head_dim is not a multiple of 8 up to 256"),
+        ("bfloat16", "bfloat16", 264, "head_dim is not a multiple of 8 up to 256"),
+    ],
+)
+def test_what_no_kernel_takes(dtype, q_dtype, head_dim, why):
+    batch, wrapper = small(dtype, head_dim)
+    with pytest.raises(
+        UnsupportedError, match=r"no kernel on cuda:0 for \[attention\](.|\n)*" + why
+    ):
+        wrapper.run(there(batch.queries([1], q_dtype)), device_cache(batch))
+
+
+def test_what_is_refused():
+    batch, wrapper = small()
+    q, cache = there(batch.queries([1], "bfloat16")), device_cache(batch)
+    run = wrapper.run
+    on_cpu = r"expected a tensor on cuda:0, got one on cpu"
+    for call, error, message in (
+        (lambda: run(q, batch.cache), InvalidArgumentError, r"\] k: " + on_cpu),
+        (lambda: run(q, (cache[0], batch.cache[1])), InvalidArgumentError, r"\] v: " + on_cpu),
+        (lambda: run(q, cache, out=np.zeros((1, 2, 64), np.float16)), InvalidArgumentError, "out"),
+        (lambda: run(batch.queries([1], "bfloat16"), cache), UnsupportedError, "got one on cuda:0"),
+        (lambda: run(q, _core.PagedKv(4, 1, 64, "bf16")), InvalidArgumentError, "PagedKv"),
+        (lambda: run(q, cache, sinks=np.zeros(2, np.float32)), InvalidArgumentError, on_cpu),
+        (lambda: run(q, cache, pool=ops.ThreadPool(1)), InvalidArgumentError, "got a ThreadPool"),
+        (lambda: run(q, cache, k_scale=there(np.ones((4, 16, 1), np.float32))),
+         (InvalidArgumentError, UnsupportedError), "scale"),
+    ):  # fmt: skip
+        with pytest.raises(error, match=message):
+            call()
+    buffers = [there(x) for x in batch.lists]
+    with pytest.raises(UnsupportedError, match="paged_kv_indptr_buffer: expected an array on cpu"):
+        ops.CUDAGraphBatchDecodeWithPagedKVCacheWrapper(None, *buffers)
+    rotating = ops.BatchDecodeWithPagedKVCacheWrapper()
+    rotating.plan(*batch.lists, 2, 1, 64, 16, pos_encoding_mode="ROPE_LLAMA")
+    with pytest.raises(UnsupportedError, match="expected NONE or ALIBI on a GPU, got ROPE_LLAMA"):
+        rotating.run(q, cache)
+    shifted = there(np.zeros(64 * 3 + 1, ml_dtypes.bfloat16))[1:129].reshape(
+        (
+            1,
+            2,
+            64,
+        )
+    )
+    with pytest.raises(
+        InvalidArgumentError, match=r"\] q: expected rows that begin at multiples of"
+    ):
+        run(shifted, cache)

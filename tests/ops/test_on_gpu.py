@@ -1,0 +1,23 @@
+"""tests/ops/cuda in a process that preloads the library with the emulator for a GPU
+(EFFINFER_EMULATED, which `make test` sets); where there is a GPU they run by themselves."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+EMULATED = os.environ.get("EFFINFER_EMULATED", "")
+FILES = sorted(Path(__file__).parent.glob("cuda/test_*.py"))
+
+pytestmark = pytest.mark.skipif(not EMULATED, reason="needs EFFINFER_EMULATED: see `make test`")
+
+
+@pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
+def test_in_the_emulator(file):
+    environment = os.environ | {"LD_PRELOAD": EMULATED}
+    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", str(file)]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout[-4000:] + done.stderr
+    assert "skipped" not in done.stdout.splitlines()[-1]
