@@ -236,8 +236,8 @@ int32_t EngineCore::wanted_logits(std::span<Request* const> requests) const {
 bool EngineCore::set_draws(std::span<Request* const> requests) {
   if (!runner_->draws_tokens() || speculator_.top_k() > 0) return false;
   if (speculator_.verifier().needs_distributions()) return false;
-  const auto scores_prompt = [](const Request* request) { return request->scores_prompt(); };
-  if (std::any_of(requests.begin(), requests.end(), scores_prompt)) return false;
+  const auto scores = [](const Request* request) { return request->scores_prompt(); };
+  if (std::any_of(requests.begin(), requests.end(), scores)) return false;  // of all their rows
   size_t drawn = 0;
   for (const Request* request : requests) {
     if (!request->samples()) continue;

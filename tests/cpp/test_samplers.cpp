@@ -157,6 +157,7 @@ TEST("rows that need all logits never come from the highest alone") {
     harness.engine->add(std::vector<int32_t>{1, 2, 3}, params);
     harness.finish();
     CHECK_EQ(harness.log.top_steps > 0, kind == 0);
+    CHECK_EQ(Sampler::is_drawn_from_logits(params), kind == 0);  // nor from a device
   }
 }
 
