@@ -15,6 +15,7 @@ from tokenizers import AddedToken, decoders, models
 
 from effinfer.async_llm import AsyncLLM
 from effinfer.requests.engine_thread import EngineThread
+from effinfer.sampling import SamplingParams
 from effinfer.serve.app import make_app
 from effinfer.serve.served import Served
 from effinfer.text.chat import ChatTemplate
@@ -52,7 +53,11 @@ class ScriptedLLM(AsyncLLM):
             return ids
 
         self._llm: Any = SimpleNamespace(
-            tokenizer=tokenizer, chat_template=chat, engine=engine, chat_tokens=tokens
+            tokenizer=tokenizer,
+            chat_template=chat,
+            engine=engine,
+            chat_tokens=tokens,
+            default_params=SamplingParams(),
         )
         self._thread = EngineThread(engine, 64)
 
