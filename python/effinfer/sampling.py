@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from effinfer import _core
-from effinfer.requests.foreign_names import check_names
+from effinfer.foreign_names import check_names
 
 MOST_ANSWERS = 1024
 _CONSTRAINTS = ("json_schema", "regex", "grammar", "choices")

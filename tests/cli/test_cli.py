@@ -48,11 +48,12 @@ def check_error(result: Result, code: int, *words: str) -> None:
 
 
 def test_generate_prints_text_and_statistics():
-    result = effinfer("generate", PROMPT, "--max-tokens", 8)
+    greedy = ("--max-tokens", 8, "--temperature", 0)
+    result = effinfer("generate", PROMPT, *greedy)
     assert result.returncode == 0, result.stderr
     assert "Paris" in result.stdout
     assert "tok/s" in result.stderr and "tok/s" not in result.stdout
-    again = effinfer("generate", "-", "--max-tokens", 8, "--quiet", stdin=PROMPT)
+    again = effinfer("generate", "-", *greedy, "--quiet", stdin=PROMPT)
     assert again.stdout == result.stdout
     assert again.stderr == ""
 

@@ -5,7 +5,7 @@ import json
 
 import pytest
 
-from effinfer import LLM, AsyncLLM, SamplingParams, _core
+from effinfer import LLM, AsyncLLM, SamplingParams, _core, quantize
 from effinfer.hub import local_path
 from effinfer.hub.catalog import CATALOG
 from tests.model_files import smollm2_path
@@ -156,6 +156,18 @@ def test_a_gguf_file_says_in_its_metadata(path, tmp_path):
     names = ("temperature", "top_p", "min_p", "repetition_penalty")
     found = [getattr(said, name) for name in names]
     assert found == pytest.approx([0.7, 0.8, 0.05, 1.1])
+
+
+def test_a_file_made_of_a_folder_says_the_same(tmp_path):
+    pytest.importorskip("safetensors")
+    folder = tiny.write_folder(tiny.FAMILIES["llama"], tmp_path)
+    config = {"temperature": 0.5, "top_k": 20, "top_p": 0.75, "repetition_penalty": 1.25}
+    (folder / "generation_config.json").write_text(json.dumps(config))
+    first = quantize(folder, tmp_path / "first.gguf", "q8_0").path
+    second = quantize(first, tmp_path / "second.gguf", "q4_0").path
+    for path in (folder, first, second):
+        with LLM(path) as llm:
+            assert llm.default_params == SamplingParams(**config)
 
 
 def test_the_catalog_says_for_its_models():

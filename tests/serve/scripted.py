@@ -15,6 +15,7 @@ from tokenizers import AddedToken, decoders, models
 
 from effinfer.async_llm import AsyncLLM
 from effinfer.requests.engine_thread import EngineThread
+from effinfer.sampling import SamplingParams
 from effinfer.serve.app import make_app
 from effinfer.serve.served import Served
 from effinfer.text.chat import ChatTemplate
@@ -57,6 +58,7 @@ class ScriptedLLM(AsyncLLM):
             engine=engine,
             chat_tokens=tokens,
             grammars=None,
+            default_params=SamplingParams(),
         )
         self._thread = EngineThread(engine, 64)
 

@@ -154,6 +154,6 @@ def test_samplers_by_their_fields(server: Server, llm: LLM, fields: dict):
     answer = server.client.completions.create(
         model="smol", prompt=PROMPT, max_tokens=12, seed=3, n=2, extra_body=fields
     )
-    (output,) = llm.generate(PROMPT, SamplingParams(max_tokens=12, seed=3, n=2, **fields))
+    (output,) = llm.generate(PROMPT, max_tokens=12, seed=3, n=2, **fields)
     texts = [choice.text for choice in answer.choices]
     assert texts == [each.text for each in output.outputs]

@@ -19,6 +19,7 @@ from effinfer.checkpoints.gguf_export import (
     tokenizer_metadata,
 )
 from effinfer.checkpoints.model_files import GRAPH_KEY, open_model
+from effinfer.checkpoints.recommended import recommended_keys
 from effinfer.files.i2_s_orders import ORDERS, in_x86_order
 from effinfer.hub import resolve
 from effinfer.models.gguf_config import TERNARY_KEY
@@ -134,7 +135,8 @@ class _FileSource:
     def __init__(self, path: Path, i2_s_order: str) -> None:
         self.weights = self.file = _core.GgufFile(str(path))
         self.names = [tensor.name for tensor in self.file.tensors()]
-        self.num_bytes = path.stat().st_size
+        self.num_bytes = self.file.file_bytes
+        self._path = path
         self._order = i2_s_order
 
     def write_metadata(self, writer: _core.GgufWriter) -> None:
@@ -142,6 +144,8 @@ class _FileSource:
         writer.remove(GRAPH_KEY)  # which names the types of the weights
         if any(self.file.dtype(name) == "i2_s" for name in self.names):
             writer.set(TERNARY_KEY, True)  # which i2_s says by itself, and other types do not
+        for key, value in recommended_keys(self._path, self.file).items():
+            writer.set(key, value)
 
     def encode(self, name: str, dtype: str, pool: _core.ThreadPool) -> Encoded:
         old = self.file.dtype(name)
@@ -172,6 +176,7 @@ class _FolderSource:
     def write_metadata(self, writer: _core.GgufWriter) -> None:
         keys = metadata_of(self._config)
         keys.update(tokenizer_metadata(self._path, self._config))
+        keys.update(recommended_keys(self._path, None))
         for key, value in keys.items():
             writer.set(key, value)
 

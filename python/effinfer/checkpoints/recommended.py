@@ -32,6 +32,18 @@ def recommended_params(path: Path, gguf: Metadata | None) -> SamplingParams:
     return params
 
 
+def recommended_keys(path: Path, gguf: Metadata | None) -> dict[str, Any]:
+    """The keys general.sampling.* that a GGUF file made of this model gets. Throws FormatError as
+    recommended_params()."""
+    found = _of_folder(path) if gguf is None else _of_gguf(path, gguf)
+    params = recommended_params(path, gguf)
+    return {
+        f"general.sampling.{key}": getattr(params, name)
+        for key, name in _OF_GGUF.items()
+        if name in found
+    }
+
+
 def _of_folder(path: Path) -> dict[str, Any]:
     config = read_json(path / "generation_config.json")
     found = {name: config[name] for name in _OF_FOLDERS if config.get(name) is not None}

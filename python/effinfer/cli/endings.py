@@ -7,7 +7,7 @@ import typer
 
 from effinfer import _core
 from effinfer.cli.output import Interrupted, note, print_json
-from effinfer.requests.foreign_names import hint, loading_hint
+from effinfer.foreign_names import hint, loading_hint
 
 _log = logging.getLogger(__name__)
 

@@ -8,7 +8,7 @@ from numbers import Integral
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from effinfer import _core
-from effinfer.requests.foreign_names import loading_hint
+from effinfer.foreign_names import loading_hint
 from effinfer.sampling import SamplingParams
 
 if TYPE_CHECKING:

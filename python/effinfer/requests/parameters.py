@@ -7,7 +7,7 @@ from dataclasses import fields, replace
 from typing import Any
 
 from effinfer import _core
-from effinfer.requests.foreign_names import check_names, hint
+from effinfer.foreign_names import check_names, hint
 from effinfer.sampling import SamplingParams
 
 Recommended = Callable[[], SamplingParams]
