@@ -101,7 +101,9 @@ def test_many_clients_that_hang_up(fresh: Server):
                 await asyncio.sleep(0.02)
         return memory(fresh) - before
 
-    assert asyncio.run(main()) < 16e6  # some pages of the cache, used for the first time
+    assert (
+        asyncio.run(main()) < 64e6
+    )  # pages of the cache, used for the first time by requests that overlap more
     assert "Traceback" not in fresh.log()
     answer = fresh.client.completions.create(model="smol", prompt="Hi", max_tokens=2)
     assert answer.usage.completion_tokens == 2
