@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import random
 import signal
 import threading
@@ -18,6 +19,8 @@ import pytest
 from tests.serve.full import FULL
 from tests.serve.process import KEY, Server, check_error
 
+# Less than a page of 64 tokens with its prompt: the prefix cache keeps nothing of it.
+SHORT = {"model": "smol", "prompt": "Once", "max_tokens": 50, "ignore_eos": True}
 LONG = {"model": "smol", "prompt": "Once", "max_tokens": 1000, "ignore_eos": True}
 
 
@@ -41,8 +44,7 @@ IDLE = Load(0, 0)
 
 @pytest.fixture(scope="module")
 def fresh() -> Iterator[Server]:
-    """A process of this file's own: nothing is kept in its prefix cache, as what is asked here has
-    no whole page of tokens."""
+    """A process of this file's own, whose prefix cache is empty."""
     with Server("--alias", "smol") as server:
         yield server
 
@@ -56,16 +58,18 @@ def http_client(server: Server) -> httpx.AsyncClient:
 def test_a_closed_connection_gives_its_pages_back(fresh: Server, stream: bool):
     async def main() -> float:
         async with http_client(fresh) as http, http_client(fresh) as watch:
-            body = {**LONG, "stream": stream}
+            body = {**SHORT, "stream": stream}
             task = asyncio.create_task(http.post("/v1/completions", json=body))
             while not (await load(watch)).pages:
                 await asyncio.sleep(0.01)
+            had_ended = task.done()
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)
             begin = time.monotonic()
-            while await load(watch) != IDLE:
+            while (now := await load(watch)) != IDLE:
+                assert time.monotonic() < begin + 10, now
                 await asyncio.sleep(0.005)
-            return time.monotonic() - begin
+            return math.inf if had_ended else time.monotonic() - begin
 
     # The goal is 0.1 s on a machine of one's own.
     assert min(asyncio.run(main()) for _ in range(5)) < 0.1
@@ -77,7 +81,8 @@ def test_many_clients_that_hang_up(fresh: Server):
     rounds = 40 if FULL else 10
 
     async def one(http: httpx.AsyncClient) -> None:
-        body = {**LONG, "stream": random_.random() < 0.5, "prompt": "Once " * random_.randint(1, 9)}
+        prompt = "Once " * random_.randint(1, 9)
+        body = {**SHORT, "stream": random_.random() < 0.5, "prompt": prompt}
         task = asyncio.create_task(http.post("/v1/completions", json=body))
         await asyncio.sleep(random_.random() * 0.2)
         task.cancel()
@@ -96,7 +101,9 @@ def test_many_clients_that_hang_up(fresh: Server):
                 await asyncio.sleep(0.02)
         return memory(fresh) - before
 
-    assert asyncio.run(main()) < 16e6  # some pages of the cache, used for the first time
+    assert (
+        asyncio.run(main()) < 64e6
+    )  # pages of the cache, used for the first time by requests that overlap more
     assert "Traceback" not in fresh.log()
     answer = fresh.client.completions.create(model="smol", prompt="Hi", max_tokens=2)
     assert answer.usage.completion_tokens == 2
