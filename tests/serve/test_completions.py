@@ -106,8 +106,8 @@ def test_an_echo_with_logprobs(server: Server, llm: LLM, stream: bool, n: int, m
     options = {"echo": True, "logprobs": 2, "n": n, "max_tokens": max_tokens, "seed": 4}
     answer = server.client.completions.create(model="smol", prompt=text, stream=stream, **options)
     choices = [choice for chunk in (answer if stream else [answer]) for choice in chunk.choices]
-    params = SamplingParams(n=n, max_tokens=max_tokens, seed=4, logprobs=2, prompt_logprobs=2)
-    (output,) = llm.generate(text, params)
+    wanted = {"n": n, "max_tokens": max_tokens, "seed": 4, "logprobs": 2, "prompt_logprobs": 2}
+    (output,) = llm.generate(text, **wanted)
     ids = llm.tokenize(text)
     for index, expected in enumerate(output.outputs):
         parts = [choice for choice in choices if choice.index == index]
