@@ -77,7 +77,7 @@ def test_a_text_without_a_seed_is_repeated_by_the_seed_that_it_tells(tiny_model)
 
 def test_options_of_ternary_models(tmp_path):
     model = make_model("bitnet-tiny", tmp_path / "bitnet.gguf")
-    options = ("generate", "-m", model, "th", "-n", 5, "--ignore-eos", "-q")
+    options = ("generate", "-m", model, "th", "-n", 5, "--seed", 1, "--ignore-eos", "-q")
     texts = {
         effinfer(*options, "--ternary-packing", packing, "--head", "q8_0").stdout
         for packing in ("auto", "t2", "t1_6")
@@ -87,7 +87,7 @@ def test_options_of_ternary_models(tmp_path):
 
 
 def test_generate_stops_before_a_text(tiny_model):
-    options = ("-m", tiny_model, "th", "-n", 12, "--ignore-eos", "--json", "-q")
+    options = ("-m", tiny_model, "th", "-n", 12, "--temperature", 0, "--ignore-eos", "--json", "-q")
     text = json.loads(effinfer("generate", *options).stdout)["text"]
     stop = text[3:5]
     value = json.loads(effinfer("generate", *options, "--stop", stop).stdout)
@@ -280,7 +280,7 @@ def test_a_compiled_artifact_gives_the_same_text(tiny_model, tmp_path):
     artifact = tmp_path / "artifact.gguf"
     result = effinfer("compile", tiny_model, "-o", artifact, "--json")
     assert json.loads(result.stdout)["bytes"] == artifact.stat().st_size
-    options = ("th", "-n", 12, "--ignore-eos", "-q")
+    options = ("th", "-n", 12, "--seed", 1, "--ignore-eos", "-q")
     texts = [effinfer("generate", "-m", m, *options).stdout for m in (tiny_model, artifact)]
     assert texts[0] == texts[1] != ""
     check_error(effinfer("compile", artifact, "-o", artifact), 2, "--output")
