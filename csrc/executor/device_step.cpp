@@ -7,6 +7,7 @@
 
 #include "core/memory.h"
 #include "effinfer/error.h"
+#include "ops/column_scratch.h"
 #include "ops/top_list.h"
 
 namespace effinfer::executor {
@@ -157,7 +158,19 @@ DeviceStep::DeviceStep(const Shared& shared, const BatchLimits& limits,
     lists_.push_back(allocate(words * sizeof(uint64_t), Pages::heap, "lists of what is visited"));
     visits_.push_back(plan);
     visits_.back().words = static_cast<uint64_t*>(lists_.back().get());
+    if (shared.visit_shapes[visits_.size() - 1].columns)
+      add_column_scores(visits_.back(), allocate);
   }
+}
+
+template <class Allocate>
+void DeviceStep::add_column_scores(ops::VisitPlan& plan, const Allocate& allocate) {
+  plan.score_sequences =
+      ops::column_sequences(plan.list_words, plan.num_qo_heads, plan.num_sequences);
+  const int64_t bytes =
+      plan.score_sequences * plan.num_qo_heads * ops::ColumnScratch::of(plan.list_words).bytes();
+  lists_.push_back(allocate(static_cast<size_t>(bytes), Pages::heap, "scores of keys"));
+  plan.scores = static_cast<std::byte*>(lists_.back().get());
 }
 
 // The arrays that differ in length between steps of one recording come last.

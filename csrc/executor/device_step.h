@@ -48,6 +48,8 @@ class DeviceStep {
   class Packer;
   void pack(const Step& step, std::span<const AttentionBuffers> attention,
             std::span<const RowDraw> draws, bool shared);
+  template <class Allocate>
+  void add_column_scores(ops::VisitPlan& plan, const Allocate& allocate);
   void pack_visits(Packer& packer, const ops::VisitPlan& from, ops::VisitPlan& to) const;
   void pack_draws(Packer& packer, std::span<const RowDraw> draws, size_t rows);
   void pack_attention(Packer& packer, const AttentionBuffers& from, AttentionBuffers& to,
@@ -69,7 +71,7 @@ class DeviceStep {
   std::shared_ptr<void> partial_out_;
   std::shared_ptr<void> partial_ms_;
   std::shared_ptr<void> done_;
-  std::vector<std::shared_ptr<void>> lists_;  // of each visit slot
+  std::vector<std::shared_ptr<void>> lists_;  // of visit slots, and their scores
   Recordings recordings_;
 
   // With the device's pointers.
