@@ -230,6 +230,35 @@ class StreamQueue final : public Queue {
   bool starts_early_ = false;
 };
 
+class EventMarks final : public Marks {
+ public:
+  EventMarks(StreamQueue& queue, size_t count) : queue_(queue), events_(count, nullptr) {
+    const CurrentDevice current(queue.device());
+    for (cudaEvent_t& event : events_) check(cudaEventCreate(&event), "cudaEventCreate");
+  }
+  ~EventMarks() override {
+    for (cudaEvent_t event : events_) {
+      if (event != nullptr) cudaEventDestroy(event);
+    }
+  }
+  EventMarks(const EventMarks&) = delete;
+  EventMarks& operator=(const EventMarks&) = delete;
+  void put(size_t index) override {
+    const CurrentDevice current(queue_.device());
+    check(cudaEventRecord(events_.at(index), queue_.handle()), "cudaEventRecord");
+  }
+  int64_t between(size_t first, size_t last) const override {
+    float milliseconds = 0.0f;
+    check(cudaEventElapsedTime(&milliseconds, events_.at(first), events_.at(last)),
+          "cudaEventElapsedTime");
+    return static_cast<int64_t>(static_cast<double>(milliseconds) * 1e6);
+  }
+
+ private:
+  StreamQueue& queue_;
+  std::vector<cudaEvent_t> events_;
+};
+
 class RuntimeBackend final : public Backend {
  public:
   RuntimeBackend() {
@@ -272,6 +301,9 @@ class RuntimeBackend final : public Backend {
   std::unique_ptr<Queue> wrap_stream(int index, void* stream) const override {
     auto* given = static_cast<cudaStream_t>(stream);
     return std::make_unique<StreamQueue>(index, given == nullptr ? cudaStreamLegacy : given);
+  }
+  std::unique_ptr<Marks> make_marks(Queue& queue, size_t count) const override {
+    return std::make_unique<EventMarks>(dynamic_cast<StreamQueue&>(queue), count);
   }
   void register_kernels() const override { register_cuda(); }
 

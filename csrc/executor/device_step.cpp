@@ -301,15 +301,21 @@ ops::TopRowsProblem DeviceStep::top_of(int32_t k) const {
   return problem;
 }
 
-void DeviceStep::launch(const Program& program, const Step& step,
-                        std::span<const AttentionBuffers> attention, int32_t top_k,
-                        std::span<const RowDraw> draws) {
+bool DeviceStep::pack_step(const Step& step, std::span<const AttentionBuffers> attention,
+                           std::span<const RowDraw> draws) {
   // Steps with lists are prompts, or have some in them.
   const bool has_lists = std::ranges::any_of(
       step.visits, [](const ops::VisitPlan& plan) { return plan.num_blocks > 0; });
   const bool shared =
       step.batch->phase == Phase::decode && step.layout.num_tokens <= kMostShared && !has_lists;
   pack(step, attention, draws, shared);
+  return shared;
+}
+
+void DeviceStep::launch(const Program& program, const Step& step,
+                        std::span<const AttentionBuffers> attention, int32_t top_k,
+                        std::span<const RowDraw> draws) {
+  const bool shared = pack_step(step, attention, draws);
   const auto put = [&] {
     for (const std::unique_ptr<Call>& call : program.calls) {
       if (call->prepare(step_)) call->launch(*queue_);

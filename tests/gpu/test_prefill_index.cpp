@@ -353,12 +353,14 @@ TEST("every barrier is needed") {
 TEST("every barrier of the kernels of columns is needed") {
   if (cuda::host::detected_races() != cuda::host::Races::all) check::skip("no race is detected");
   Cache cache({DType::bf16, 32, 1, 1, DType::f32}, 5);
-  cache.add(400);
+  cache.add(480);
   cache.add_constant(320);
   cache.upload();
-  Prefill prefill(cache, {{0, 400, 64}, {1, 320, 64}});
+  Prefill prefill(cache, {{0, 480, 70}, {1, 320, 64}});
   const ColumnIndexProblem p = columns_of({20, 0.0f}, {10, 0.0f});
-  const ColumnIndexProblem mass = columns_of({0, 0.5f}, {0, 0.3f});
+  // In two tiles, whose diagonals are not the same threads'.
+  ColumnIndexProblem mass = columns_of({0, 0.5f}, {0, 0.3f});
+  mass.last_rows = 70;
   const std::vector<uint64_t> expected = prefill.on_gpu(p);
   const std::vector<uint64_t> expected_mass = prefill.on_gpu(mass);
   expect_every_barrier_matters(

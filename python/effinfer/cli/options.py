@@ -24,6 +24,10 @@ ThreadsOption = Annotated[
     int | None,
     typer.Option("-t", "--threads", min=1, help="Threads, at most the CPUs; default: see `info`."),
 ]
+DeviceOption = Annotated[
+    str,
+    typer.Option("--device", help="cpu, cuda, cuda:1, or auto: a GPU where there is one."),
+]
 PrefillOption = Annotated[
     str,
     typer.Option(
@@ -49,6 +53,7 @@ class EngineOptions:
 
     model: ModelOption = DEFAULT_MODEL
     threads: ThreadsOption = None
+    device: DeviceOption = "cpu"
     precision: Annotated[str, typer.Option(help="fast or f32.")] = "fast"
     deterministic: Annotated[
         bool, typer.Option("--deterministic", help="Prefill in the arithmetic of decoding.")
