@@ -232,31 +232,31 @@ class StreamQueue final : public Queue {
 
 class EventMarks final : public Marks {
  public:
-  EventMarks(StreamQueue& queue, size_t count) : queue_(queue), events_(count, nullptr) {
+  EventMarks(StreamQueue& queue, size_t count) : queue_(queue) {
     const CurrentDevice current(queue.device());
-    for (cudaEvent_t& event : events_) check(cudaEventCreate(&event), "cudaEventCreate");
-  }
-  ~EventMarks() override {
-    for (cudaEvent_t event : events_) {
-      if (event != nullptr) cudaEventDestroy(event);
+    while (events_.size() < count) {
+      cudaEvent_t event = nullptr;
+      check(cudaEventCreate(&event), "cudaEventCreate");
+      events_.emplace_back(event);
     }
   }
-  EventMarks(const EventMarks&) = delete;
-  EventMarks& operator=(const EventMarks&) = delete;
   void put(size_t index) override {
     const CurrentDevice current(queue_.device());
-    check(cudaEventRecord(events_.at(index), queue_.handle()), "cudaEventRecord");
+    check(cudaEventRecord(events_.at(index).get(), queue_.handle()), "cudaEventRecord");
   }
   int64_t between(size_t first, size_t last) const override {
     float milliseconds = 0.0f;
-    check(cudaEventElapsedTime(&milliseconds, events_.at(first), events_.at(last)),
+    check(cudaEventElapsedTime(&milliseconds, events_.at(first).get(), events_.at(last).get()),
           "cudaEventElapsedTime");
     return static_cast<int64_t>(static_cast<double>(milliseconds) * 1e6);
   }
 
  private:
+  struct Destroy {
+    void operator()(cudaEvent_t event) const { cudaEventDestroy(event); }
+  };
   StreamQueue& queue_;
-  std::vector<cudaEvent_t> events_;
+  std::vector<std::unique_ptr<CUevent_st, Destroy>> events_;
 };
 
 class RuntimeBackend final : public Backend {

@@ -192,7 +192,7 @@ TEST("a prompt's bits do not depend on the chunks in which it comes") {
 TEST("sparse prefill visits what it does on the CPU") {
   const std::vector<int32_t> tokens = tokens_of(400, 12);
   const auto run = [&](Device device, const IndexText& index) {
-    // Distances' scores are so near each other that roundings of activations would decide.
+    // Scores of columns are so near each other that roundings of activations would decide.
     const bool exact = index.op == "column_index";
     EngineOptions options = options_on(device, exact ? Precision::f32 : Precision::fast);
     options.kv_dtype = DType::bf16;
@@ -205,11 +205,13 @@ TEST("sparse prefill visits what it does on the CPU") {
        {IndexText{"block_index", "stride = 8, pages = 2, sink_tokens = 4"},
         IndexText{"block_index", "mass = 0.6, local_tokens = 40"},
         IndexText{"column_index", "columns = 40, slashes = 2, sink_tokens = 4"},
+        IndexText{"column_index", "columns = 40, row_stride = 3"},
         IndexText{"column_index", "column_mass = 0.2, slash_mass = 0.01, row_stride = 3"}}) {
     const std::vector<float> expected = run({}, index);
     const std::vector<float> got = run(kGpu, index);
-    CHECK(distance(got, expected) < 3e-2);
-    CHECK(distance(got, dense) > 2 * distance(got, expected));
+    // Here and there a key is visited in place of one that is hardly behind it.
+    CHECK(distance(got, expected) < (index.op == "column_index" ? 8e-2 : 3e-2));
+    CHECK(distance(got, dense) > 5 * distance(got, expected));
   }
 }
 
@@ -351,7 +353,8 @@ TEST("decoding replays recordings, which serve batches of other sizes and contex
 
 TEST("every operator of graphs runs on a GPU") {
   const std::vector<int32_t> tokens = tokens_of(70, 4);
-  std::set<std::string> seen = {"ternary_linear"};  // whose numbers test_matmul_ternary.cpp has
+  // Those of BitNet and Gemma are in tests/models/test_families_on_gpu.py.
+  std::set<std::string> seen = {"ternary_linear", "add_rms_norm"};
   const auto run = [&](const std::string& type, const IndexText& index, const UnaryText& gate) {
     const std::shared_ptr<const Model> model = model_of(type, index, gate);
     EngineOptions options = options_on(kGpu, Precision::f32);
@@ -380,9 +383,12 @@ TEST("every operator of graphs runs on a GPU") {
 }
 
 TEST("a profile has a record of each call of a step, timed on the device") {
-  Engine engine(model_of("q8_0"), options_on(kGpu, Precision::fast));
+  EngineOptions options = options_on(kGpu, Precision::fast);
+  options.prefix_cache = false;
+  Engine engine(model_of("q8_0"), options);
   SamplingParams params;
   params.max_tokens = 8;
+  params.temperature = 0.0f;
   const std::vector<int32_t> expected = engine.generate(tokens_of(90, 6), params);
   const int64_t before = cuda::host::num_replays();
   engine.start_profile(7);  // two steps of the prompt, five tokens that follow the first one
@@ -398,6 +404,7 @@ TEST("a profile has a record of each call of a step, timed on the device") {
     CHECK(step.begin_ns < step.end_ns);
     CHECK_EQ(step.times.size(), step.calls.size());
     int64_t last = step.begin_ns;
+    int64_t bytes = 0;
     bool has_attention = false;
     for (size_t i = 0; i < step.calls.size(); ++i) {
       const CallTimes& times = step.time(0, i);
@@ -405,10 +412,12 @@ TEST("a profile has a record of each call of a step, timed on the device") {
       CHECK(times.done_ns == times.end_ns && times.end_ns <= step.end_ns);
       last = times.end_ns;
       const CallInfo& info = profile.calls[static_cast<size_t>(step.calls[i].info)];
-      CHECK(info.kernel.ends_with(".cuda") && step.calls[i].bytes > 0);
+      if (info.kernel.find(".cuda") == std::string::npos)
+        check::fail(__FILE__, __LINE__, info.kernel);
+      bytes += step.calls[i].bytes;
       has_attention |= info.kernel == "attention.cuda" && step.calls[i].ops > 0;
     }
-    CHECK(has_attention);
+    CHECK(has_attention && bytes > 0);
     const auto last_info = static_cast<size_t>(step.calls.back().info);
     if (step.phase == Phase::decode) CHECK_EQ(profile.calls[last_info].what, "highest logits");
   }
