@@ -202,6 +202,9 @@ def main() -> int:
         flashinfer = None
         say(note=f"peers: no FlashInfer in {sys.executable}: attention beside PyTorch's, unpaged")
     torch.set_grad_enabled(False)
+    torch.backends.cuda.preferred_blas_library(
+        "cublaslt"
+    )  # else plain products are cuBLAS's choice
     ceiling(torch)
     matmuls(torch)
     norms(torch)

@@ -122,6 +122,10 @@ BUDGETS = (
     # Argument: dtype of keys.
     Budget("BlockIndexKernel<[12]>", 96, 1, 123000, ("LDG.E.128", "HMMA")),
     Budget("BlockIndexKernel<3>", 128, 1, 123000, ("LDG.E.128", "HMMA")),
+    Budget("ColumnSumsKernel<*>", 160, 3, 34816, ("LDG.E.128", "HMMA", "MUFU.EX2")),
+    Budget("ColumnScoresKernel<*>", 136, 2, 75264, ("LDG.E.128", "HMMA", "STS.128")),
+    Budget("ColumnChoiceKernel", 104, 1, 34560, ("LDG.E.128", "DADD")),
+    Budget("ColumnListsKernel", 48, 10),
     Budget("UnaryKernel", 32, 8),
     Budget("BinaryKernel", 32, 8),
     Budget("NarrowKernel", 32, 8),

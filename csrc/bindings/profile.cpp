@@ -48,7 +48,8 @@ py::dict summary_dict(const Profile& profile, const std::string& phase) {
 
 void register_profile(py::module_& m) {
   py::class_<Profile>(m, "Profile", "Times, bytes and operations of every kernel call of steps.")
-      .def_readonly("threads", &Profile::threads)
+      .def_readonly("device", &Profile::device, "\"cpu\" or \"cuda:0\".")
+      .def_readonly("threads", &Profile::threads, "1 of a GPU, which times calls itself.")
       .def_readonly("num_layers", &Profile::num_layers)
       .def_readonly("dropped_steps", &Profile::dropped_steps,
                     "Steps that ran after the memory for records was used up.")

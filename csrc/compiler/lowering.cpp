@@ -137,9 +137,12 @@ size_t Lowering::visit_slot(const Node& node) {
   shape.num_qo_heads = static_cast<int32_t>(node.get_int("heads"));
   shape.num_kv_heads = static_cast<int32_t>(node.get_int("kv_heads"));
   auto& shapes = shared_.visit_shapes;
-  const auto known = std::find(shapes.begin(), shapes.end(), shape);
+  const auto known = std::find_if(shapes.begin(), shapes.end(), [&](const ops::VisitShape& other) {
+    return shape.same_heads(other);
+  });
   const auto slot = static_cast<size_t>(known - shapes.begin());
   if (known == shapes.end()) shapes.push_back(shape);
+  shapes[slot].columns |= node.op == "column_index";
   return slot;
 }
 

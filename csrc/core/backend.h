@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 #include <memory>
 #include <string>
 
@@ -10,6 +11,16 @@
 #include "effinfer/executor.h"
 
 namespace effinfer {
+
+// Moments in a queue's work, taken by its device.
+class Marks {
+ public:
+  virtual ~Marks() = default;
+  // Number `index` becomes when all that the queue has by now has run.
+  virtual void put(size_t index) = 0;
+  // Nanoseconds from one to a later one; the queue has been waited for.
+  virtual int64_t between(size_t first, size_t last) const = 0;
+};
 
 class Backend {
  public:
@@ -27,6 +38,8 @@ class Backend {
   virtual std::shared_ptr<std::byte> pinned(int index, size_t bytes) const = 0;
   virtual std::unique_ptr<Queue> make_queue(int index) const = 0;
   virtual std::unique_ptr<Queue> wrap_stream(int index, void* stream) const = 0;
+  // `count` of them; the queue outlives them.
+  virtual std::unique_ptr<Marks> make_marks(Queue& queue, size_t count) const = 0;
   virtual void register_kernels() const = 0;
 };
 

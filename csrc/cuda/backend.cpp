@@ -230,6 +230,35 @@ class StreamQueue final : public Queue {
   bool starts_early_ = false;
 };
 
+class EventMarks final : public Marks {
+ public:
+  EventMarks(StreamQueue& queue, size_t count) : queue_(queue) {
+    const CurrentDevice current(queue.device());
+    while (events_.size() < count) {
+      cudaEvent_t event = nullptr;
+      check(cudaEventCreate(&event), "cudaEventCreate");
+      events_.emplace_back(event);
+    }
+  }
+  void put(size_t index) override {
+    const CurrentDevice current(queue_.device());
+    check(cudaEventRecord(events_.at(index).get(), queue_.handle()), "cudaEventRecord");
+  }
+  int64_t between(size_t first, size_t last) const override {
+    float milliseconds = 0.0f;
+    check(cudaEventElapsedTime(&milliseconds, events_.at(first).get(), events_.at(last).get()),
+          "cudaEventElapsedTime");
+    return static_cast<int64_t>(static_cast<double>(milliseconds) * 1e6);
+  }
+
+ private:
+  struct Destroy {
+    void operator()(cudaEvent_t event) const { cudaEventDestroy(event); }
+  };
+  StreamQueue& queue_;
+  std::vector<std::unique_ptr<CUevent_st, Destroy>> events_;
+};
+
 class RuntimeBackend final : public Backend {
  public:
   RuntimeBackend() {
@@ -272,6 +301,9 @@ class RuntimeBackend final : public Backend {
   std::unique_ptr<Queue> wrap_stream(int index, void* stream) const override {
     auto* given = static_cast<cudaStream_t>(stream);
     return std::make_unique<StreamQueue>(index, given == nullptr ? cudaStreamLegacy : given);
+  }
+  std::unique_ptr<Marks> make_marks(Queue& queue, size_t count) const override {
+    return std::make_unique<EventMarks>(dynamic_cast<StreamQueue&>(queue), count);
   }
   void register_kernels() const override { register_cuda(); }
 

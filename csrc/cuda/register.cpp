@@ -16,6 +16,7 @@ void register_cuda() {
   register_top_rows();
   register_sample();
   register_prefill_index();
+  register_column_index();
 }
 
 }  // namespace effinfer::cuda

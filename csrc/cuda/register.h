@@ -39,6 +39,7 @@ void register_append_pages();
 void register_top_rows();
 void register_sample();
 void register_prefill_index();
+void register_column_index();
 
 // All of them.
 void register_cuda();

@@ -7,6 +7,7 @@
 
 #include "core/memory.h"
 #include "effinfer/error.h"
+#include "ops/column_scratch.h"
 #include "ops/top_list.h"
 
 namespace effinfer::executor {
@@ -157,7 +158,19 @@ DeviceStep::DeviceStep(const Shared& shared, const BatchLimits& limits,
     lists_.push_back(allocate(words * sizeof(uint64_t), Pages::heap, "lists of what is visited"));
     visits_.push_back(plan);
     visits_.back().words = static_cast<uint64_t*>(lists_.back().get());
+    if (shared.visit_shapes[visits_.size() - 1].columns)
+      add_column_scores(visits_.back(), allocate);
   }
+}
+
+template <class Allocate>
+void DeviceStep::add_column_scores(ops::VisitPlan& plan, const Allocate& allocate) {
+  plan.score_sequences =
+      ops::column_sequences(plan.list_words, plan.num_qo_heads, plan.num_sequences);
+  const int64_t bytes =
+      plan.score_sequences * plan.num_qo_heads * ops::ColumnScratch::of(plan.list_words).bytes();
+  lists_.push_back(allocate(static_cast<size_t>(bytes), Pages::heap, "scores of keys"));
+  plan.scores = static_cast<std::byte*>(lists_.back().get());
 }
 
 // The arrays that differ in length between steps of one recording come last.
@@ -288,15 +301,21 @@ ops::TopRowsProblem DeviceStep::top_of(int32_t k) const {
   return problem;
 }
 
-void DeviceStep::launch(const Program& program, const Step& step,
-                        std::span<const AttentionBuffers> attention, int32_t top_k,
-                        std::span<const RowDraw> draws) {
+bool DeviceStep::pack_step(const Step& step, std::span<const AttentionBuffers> attention,
+                           std::span<const RowDraw> draws) {
   // Steps with lists are prompts, or have some in them.
   const bool has_lists = std::ranges::any_of(
       step.visits, [](const ops::VisitPlan& plan) { return plan.num_blocks > 0; });
   const bool shared =
       step.batch->phase == Phase::decode && step.layout.num_tokens <= kMostShared && !has_lists;
   pack(step, attention, draws, shared);
+  return shared;
+}
+
+void DeviceStep::launch(const Program& program, const Step& step,
+                        std::span<const AttentionBuffers> attention, int32_t top_k,
+                        std::span<const RowDraw> draws) {
+  const bool shared = pack_step(step, attention, draws);
   const auto put = [&] {
     for (const std::unique_ptr<Call>& call : program.calls) {
       if (call->prepare(step_)) call->launch(*queue_);

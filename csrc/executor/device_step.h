@@ -14,6 +14,7 @@
 #include "core/backend.h"
 #include "executor/batch_check.h"
 #include "executor/program.h"
+#include "executor/recorder.h"
 #include "executor/recordings.h"
 #include "executor/step.h"
 #include "ops/registry.h"
@@ -33,6 +34,17 @@ class DeviceStep {
   // that find as many highest logits of each row, or with draws, one a row, that draw tokens.
   void launch(const Program& program, const Step& step, std::span<const AttentionBuffers> attention,
               int32_t top_k, std::span<const RowDraw> draws);
+  // Likewise, and waits: each call, timed by the device, is in the recorder's next record.
+  struct Timing {
+    Recorder& recorder;
+    size_t program;    // its number
+    int64_t begin_ns;  // of the step
+  };
+  void launch_timed(const Program& program, const Step& step,
+                    std::span<const AttentionBuffers> attention, int32_t top_k,
+                    std::span<const RowDraw> draws, const Timing& timing);
+  // To be called before it: returns what may follow a program's calls.
+  std::vector<CallInfo> prepare_timing(std::span<const Program> programs);
   // These wait for the step that was launched, and write its logits [R, vocab], the highest of each
   // row, or tokens, to the host's memory. They throw DeviceError.
   void read(std::span<float> logits);
@@ -48,11 +60,17 @@ class DeviceStep {
   class Packer;
   void pack(const Step& step, std::span<const AttentionBuffers> attention,
             std::span<const RowDraw> draws, bool shared);
+  template <class Allocate>
+  void add_column_scores(ops::VisitPlan& plan, const Allocate& allocate);
   void pack_visits(Packer& packer, const ops::VisitPlan& from, ops::VisitPlan& to) const;
   void pack_draws(Packer& packer, std::span<const RowDraw> draws, size_t rows);
   void pack_attention(Packer& packer, const AttentionBuffers& from, AttentionBuffers& to,
                       bool shared) const;
+  // pack(), rounded where steps share recordings; whether they do.
+  bool pack_step(const Step& step, std::span<const AttentionBuffers> attention,
+                 std::span<const RowDraw> draws);
   Recordings::Key key_of(const Program& program, int32_t top_k) const;
+  int64_t batch_rows() const { return static_cast<int64_t>(batch_.logit_rows.size()); }
   // Values [rows, k], then tokens.
   ops::TopRowsProblem top_of(int32_t k) const;
 
@@ -69,8 +87,9 @@ class DeviceStep {
   std::shared_ptr<void> partial_out_;
   std::shared_ptr<void> partial_ms_;
   std::shared_ptr<void> done_;
-  std::vector<std::shared_ptr<void>> lists_;  // of each visit slot
+  std::vector<std::shared_ptr<void>> lists_;  // of visit slots, and their scores
   Recordings recordings_;
+  std::unique_ptr<Marks> marks_;  // null: nothing was timed
 
   // With the device's pointers.
   Batch batch_;

@@ -84,11 +84,11 @@ void Executable::Impl::plan_step(const ops::BatchLayout& layout) {
 void Executable::run(const Batch& batch, KvCache& cache, std::span<float> logits) {
   const size_t rows = batch.logit_rows.size();
   executor::check_size_of("logits", logits.size(), rows * static_cast<size_t>(vocab_size()));
-  executor::Step step;
   if (impl_->device) {
-    impl_->device->launch(impl_->begin_step(batch, cache, step), step, impl_->attention, 0, {});
+    impl_->launch_step(batch, cache, 0, {});
     return impl_->device->read(logits);
   }
+  executor::Step step;
   step.logits = logits.data();
   impl_->run_step(batch, cache, step);
 }
@@ -102,11 +102,11 @@ void Executable::run_top(const Batch& batch, KvCache& cache, const TopLogits& to
   }
   executor::check_size_of("values", top.values.size(), rows * static_cast<size_t>(top.k));
   executor::check_size_of("tokens", top.tokens.size(), rows * static_cast<size_t>(top.k));
-  executor::Step step;
   if (impl.device) {
-    impl.device->launch(impl.begin_step(batch, cache, step), step, impl.attention, top.k, {});
+    impl.launch_step(batch, cache, top.k, {});
     return impl.device->read_top(top);
   }
+  executor::Step step;
   // More rows than there is room for are refused by the step.
   const auto members = static_cast<size_t>(impl.pool->size());
   const size_t lists = members * std::min(rows, static_cast<size_t>(impl.limits.max_rows));
@@ -131,9 +131,7 @@ void Executable::run_drawn(const Batch& batch, KvCache& cache, const DrawnTokens
   executor::check_size_of("tokens", drawn.tokens.size(), rows);
   executor::check_size_of("decided", drawn.decided.size(), rows);
   if (!draws_tokens()) throw Unsupported("[run_drawn] not on " + name(target().device));
-  executor::Step step;
-  impl_->device->launch(impl_->begin_step(batch, cache, step), step, impl_->attention, 0,
-                        drawn.draws);
+  impl_->launch_step(batch, cache, 0, drawn.draws);
   impl_->device->read_drawn(drawn);
 }
 
@@ -162,6 +160,19 @@ Program& Executable::Impl::begin_step(const Batch& batch, KvCache& cache, execut
   return programs[program_of_phase[static_cast<size_t>(batch.phase)]];
 }
 
+void Executable::Impl::launch_step(const Batch& batch, KvCache& cache, int32_t top_k,
+                                   std::span<const RowDraw> draws) {
+  const int64_t begin_ns = recorder ? executor::Recorder::now_ns() : 0;
+  executor::Step step;
+  const Program& program = begin_step(batch, cache, step);
+  if (recorder && recorder->has_room()) {
+    const auto index = static_cast<size_t>(&program - programs.data());
+    device->launch_timed(program, step, attention, top_k, draws, {*recorder, index, begin_ns});
+  } else {
+    device->launch(program, step, attention, top_k, draws);
+  }
+}
+
 void Executable::Impl::run_step(const Batch& batch, KvCache& cache, executor::Step& step) {
   const int64_t begin_ns = recorder ? executor::Recorder::now_ns() : 0;
   Program& program = begin_step(batch, cache, step);
@@ -188,11 +199,11 @@ void Executable::start_profile(int64_t max_steps) {
                           std::to_string(max_steps));
   }
   Impl& impl = *impl_;
-  if (impl.device) {
-    throw Unsupported("[profile] steps on " + name(target().device) + " are not recorded");
-  }
+  const std::vector<CallInfo> more =
+      impl.device ? impl.device->prepare_timing(impl.programs) : std::vector<CallInfo>();
   impl.recorder = std::make_unique<executor::Recorder>(
-      impl.pool->size(), impl.limits.cache.num_layers, impl.programs, max_steps);
+      name(target().device), impl.device ? 1 : impl.pool->size(), impl.limits.cache.num_layers,
+      impl.programs, more, max_steps);
 }
 
 Profile Executable::take_profile() {

@@ -53,6 +53,9 @@ struct Executable::Impl {
   void reserve_plans();
   void plan_step(const ops::BatchLayout& layout);
   executor::Program& begin_step(const Batch& batch, KvCache& cache, executor::Step& step);
+  // Of a GPU.
+  void launch_step(const Batch& batch, KvCache& cache, int32_t top_k,
+                   std::span<const RowDraw> draws);
   void run_step(const Batch& batch, KvCache& cache, executor::Step& step);
 };
 

@@ -5,17 +5,21 @@
 
 namespace effinfer::executor {
 
-Recorder::Recorder(int threads, int32_t num_layers, std::span<const Program> programs,
+Recorder::Recorder(const std::string& device, int threads, int32_t num_layers,
+                   std::span<const Program> programs, std::span<const CallInfo> more,
                    int64_t max_steps)
     : programs_(programs) {
+  profile_.device = device;
   profile_.threads = threads;
   profile_.num_layers = num_layers;
   size_t most = 0;
   for (const Program& program : programs) {
     first_info_.push_back(profile_.calls.size());
     profile_.calls.insert(profile_.calls.end(), program.infos.begin(), program.infos.end());
-    most = std::max(most, program.calls.size());
+    most = std::max(most, program.calls.size() + more.size());
   }
+  first_more_ = profile_.calls.size();
+  profile_.calls.insert(profile_.calls.end(), more.begin(), more.end());
   try {
     profile_.steps.resize(static_cast<size_t>(max_steps));
     for (StepRecord& step : profile_.steps) {
@@ -55,15 +59,20 @@ struct Stopwatch {
 
 }  // namespace
 
+StepRecord& Recorder::start(const Step& step, size_t calls, int64_t begin_ns) {
+  StepRecord& record = profile_.steps[used_];
+  record.phase = step.batch->phase;
+  record.tokens = step.layout.num_tokens;
+  record.sequences = step.layout.num_sequences;
+  record.begin_ns = begin_ns;
+  record.calls.resize(calls);
+  record.times.resize(calls * static_cast<size_t>(profile_.threads));
+  return record;
+}
+
 void Recorder::run(const Region& region, size_t program, ThreadPool& pool, int64_t begin_ns) {
-  StepRecord& step = profile_.steps[used_];
   const std::span<const Call* const> calls = region.calls;
-  step.phase = region.step.batch->phase;
-  step.tokens = region.step.layout.num_tokens;
-  step.sequences = region.step.layout.num_sequences;
-  step.begin_ns = begin_ns;
-  step.calls.resize(calls.size());
-  step.times.resize(calls.size() * static_cast<size_t>(profile_.threads));
+  StepRecord& step = start(region.step, calls.size(), begin_ns);
   // The closure refers to one object: a larger one would make std::function allocate.
   const struct {
     const Region& region;
@@ -76,7 +85,7 @@ void Recorder::run(const Region& region, size_t program, ThreadPool& pool, int64
   });
   step.end_ns = now_ns();
   add_costs(step, program, calls);
-  ++used_;
+  keep();
 }
 
 void Recorder::add_costs(StepRecord& step, size_t program,

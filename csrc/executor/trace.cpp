@@ -40,9 +40,9 @@ class Writer {
  public:
   explicit Writer(int64_t origin_ns) : origin_ns_(origin_ns) {}
 
-  void name_track(int thread) {
+  void name_track(int thread, std::string_view name) {
     begin("M", thread);
-    text_ += R"(,"name":"thread_name","args":{"name":"thread )" + std::to_string(thread) + "\"}}";
+    text_ += R"(,"name":"thread_name","args":{"name":)" + quoted(name) + "}}";
   }
   // `args` is a JSON object, or empty.
   void event(int thread, std::string_view name, std::string_view category, int64_t begin_ns,
@@ -88,7 +88,9 @@ void write_calls(Writer& writer, const Profile& profile, const StepRecord& step,
                              "}";
     writer.event(thread, info.kernel + " " + info.what, "kernel", times.begin_ns, times.done_ns,
                  args);
-    writer.event(thread, "wait", "wait", times.done_ns, times.end_ns);
+    if (times.end_ns > times.done_ns) {
+      writer.event(thread, "wait", "wait", times.done_ns, times.end_ns);
+    }
   }
 }
 
@@ -96,8 +98,9 @@ void write_calls(Writer& writer, const Profile& profile, const StepRecord& step,
 
 std::string trace_json(const Profile& profile) {
   Writer writer(profile.steps.empty() ? 0 : profile.steps.front().begin_ns);
+  const bool is_cpu = profile.device == "cpu";
   for (int thread = 0; thread < profile.threads; ++thread) {
-    writer.name_track(thread);
+    writer.name_track(thread, is_cpu ? "thread " + std::to_string(thread) : profile.device);
     for (const StepRecord& step : profile.steps) {
       if (thread == 0) write_step(writer, step);
       write_calls(writer, profile, step, thread);

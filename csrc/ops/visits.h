@@ -11,6 +11,7 @@
 //   1 (1 row)      dense: a sequence with fewer than kSparseRows rows in the step sees all
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <string_view>
 #include <vector>
@@ -54,6 +55,9 @@ struct VisitPlan {
   uint64_t* chosen =
       nullptr;              // [num_sequences][num_qo_heads][2][list_words]: between index kernels
   int32_t* done = nullptr;  // [num_sequences][num_kv_heads], zeros between calls
+  // Of GPUs, between kernels that choose columns (ops/column_scratch.h), for as many sequences.
+  std::byte* scores = nullptr;
+  int64_t score_sequences = 0;
 
   constexpr uint64_t* list(int64_t block, int64_t kv_head) const {
     return words + (block * num_kv_heads + kv_head) * list_words;
@@ -70,8 +74,11 @@ struct VisitPlan {
 struct VisitShape {
   int32_t num_qo_heads = 0;
   int32_t num_kv_heads = 0;
+  bool columns = false;  // some index chooses columns
 
-  bool operator==(const VisitShape&) const = default;
+  constexpr bool same_heads(const VisitShape& other) const {
+    return num_qo_heads == other.num_qo_heads && num_kv_heads == other.num_kv_heads;
+  }
 };
 
 // The memory of the lists of any step within limits.

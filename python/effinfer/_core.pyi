@@ -390,6 +390,11 @@ class Profile:
         Chrome's trace-event format, for Perfetto.
         """
     @property
+    def device(self) -> str:
+        """
+        "cpu" or "cuda:0".
+        """
+    @property
     def dropped_steps(self) -> int:
         """
         Steps that ran after the memory for records was used up.
@@ -399,7 +404,10 @@ class Profile:
     @property
     def num_steps(self) -> int: ...
     @property
-    def threads(self) -> int: ...
+    def threads(self) -> int:
+        """
+        1 of a GPU, which times calls itself.
+        """
 
 class PackCacheReport:
     """

@@ -13,15 +13,16 @@ from effinfer.testing import make_model
 from tests.reference import tiny
 
 THREADS = 2
+EMULATED = os.environ.get("EFFINFER_EMULATED", "")
 
 
-def bench(*arguments: object) -> subprocess.CompletedProcess:
+def bench(*arguments: object, **environment: str) -> subprocess.CompletedProcess:
     options = ["--pp", 70, "--tg", 6, "--repeat", 1, "--threads", THREADS]
     return subprocess.run(
         [sys.executable, "-m", "effinfer", "bench", *map(str, [*options, *arguments])],
         capture_output=True,
         text=True,
-        env=dict(os.environ),
+        env=os.environ | environment,
         timeout=120,
     )
 
@@ -115,6 +116,26 @@ def test_profile_prints_tables_on_stderr(tiny_model):
     assert "% of bound" in result.stderr and "barriers a step" in result.stderr
     assert "matmul" in result.stderr and "matmul" not in result.stdout
     assert "tok/s" in result.stdout
+
+
+@pytest.mark.skipif(not EMULATED, reason="needs EFFINFER_EMULATED: see `make test`")
+def test_a_gpu_times_its_calls_itself(tiny_model, tmp_path):
+    trace = tmp_path / "trace.json"
+    flags = ["--device", "cuda", "--tg", 2, "--profile", "--trace", trace, "--json"]
+    result = bench("-m", tiny_model, *flags, LD_PRELOAD=EMULATED)
+    assert result.returncode == 0, result.stderr
+    profile = json.loads(result.stdout)["profile"]
+    assert profile["device"] == "cuda:0" and profile["read_bandwidth_bytes_s"] is None
+    for phase in ("decode", "prefill"):
+        rows = profile[phase]["kernels"]
+        assert {row["kernel"] for row in rows} >= {"matmul.cuda", "attention.cuda"}
+        assert all(row["us_per_step"] > 0 and row["percent_of_bound"] is None for row in rows)
+        times = sum(row["us_per_step"] for row in rows)
+        assert times + profile[phase]["host_us"] == pytest.approx(profile[phase]["step_us"])
+    assert any(row["what"] == "highest logits" for row in profile["decode"]["kernels"])
+    events = json.loads(trace.read_text())["traceEvents"]
+    assert [e["args"]["name"] for e in events if e["ph"] == "M"] == ["cuda:0"]
+    assert not [event for event in events if event.get("cat") == "wait"]
 
 
 def test_ternary_products_have_a_peak(tmp_path):

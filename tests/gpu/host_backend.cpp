@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <chrono>
 #include <cstddef>
 #include <cstring>
 #include <functional>
@@ -316,6 +317,30 @@ class HostQueue final : public Queue {
   std::shared_ptr<Stream> stream_;
 };
 
+// By the host's clock.
+class HostMarks final : public Marks {
+ public:
+  HostMarks(HostQueue& queue, size_t count)
+      : queue_(queue), times_(std::make_shared<std::vector<int64_t>>(count, -1)) {}
+  void put(size_t index) override {
+    times_->at(index) = -1;
+    queue_.add([times = times_, index] {
+      const auto now = std::chrono::steady_clock::now().time_since_epoch();
+      (*times)[index] = std::chrono::duration_cast<std::chrono::nanoseconds>(now).count();
+    });
+  }
+  int64_t between(size_t first, size_t last) const override {
+    if (times_->at(first) < 0 || times_->at(last) < 0) {
+      throw std::logic_error("marks: the queue has not been waited for");
+    }
+    return (*times_)[last] - (*times_)[first];
+  }
+
+ private:
+  HostQueue& queue_;
+  std::shared_ptr<std::vector<int64_t>> times_;
+};
+
 class HostBackend final : public Backend {
  public:
   int num_devices() const override { return 1; }
@@ -341,6 +366,9 @@ class HostBackend final : public Backend {
                                               });
     pinned_memory().add(memory.get(), bytes);
     return {memory, memory.get()};
+  }
+  std::unique_ptr<Marks> make_marks(Queue& queue, size_t count) const override {
+    return std::make_unique<HostMarks>(dynamic_cast<HostQueue&>(queue), count);
   }
   void register_kernels() const override { register_cuda(); }
 };

@@ -3,6 +3,7 @@
 #include <cstring>
 #include <map>
 #include <random>
+#include <set>
 #include <string>
 
 #include "cpp/arrays.h"
@@ -10,9 +11,11 @@
 #include "effinfer/engine.h"
 #include "effinfer/error.h"
 #include "effinfer/gguf.h"
+#include "effinfer/ops/elementwise.h"
 #include "effinfer/quantize.h"
 #include "gpu/device_arrays.h"
 #include "gpu/host_backend.h"
+#include "graph/op_specs.h"
 
 using namespace effinfer;
 
@@ -20,8 +23,19 @@ namespace {
 
 constexpr int kLayers = 2;
 
-// `index`: the attributes of a block_index that attention follows, or nothing.
-std::string layer_text(int layer, const std::string& type, const std::string& index) {
+// The operator and attributes of the index that attention follows, or nothing.
+struct IndexText {
+  std::string op = "";
+  std::string attributes = "";
+};
+// Of the gate.
+struct UnaryText {
+  std::string op = "silu";
+  std::string attributes = "";
+};
+
+std::string layer_text(int layer, const std::string& type, const IndexText& index,
+                       const UnaryText& gate) {
   const std::string n = std::to_string(layer);
   const std::string in = layer == 0 ? "%x" : "%m" + std::to_string(layer - 1);
   return "  weight %na" + n + " = \"na" + n + "\" : f32[64]\n  weight %nm" + n + " = \"nm" + n +
@@ -38,26 +52,27 @@ std::string layer_text(int layer, const std::string& type, const std::string& in
          " : f32[T, 32] = rope(%ka" + n + ", %t) {heads = 2, head_dim = 16}\n" + "  %kv" + n +
          " : kv[" + n + ", 2, 16] = kv_append(%kr" + n + ", %va" + n + ") {layer = " + n +
          ", heads = 2, head_dim = 16}\n" +
-         (index.empty()
-              ? ""
-              : "  %i" + n + " : visits[" + n + ", 2] = block_index(%qr" + n + ", %kv" + n +
-                    ") {layer = " + n +
-                    ", heads = 4, kv_heads = 2, head_dim = 16, sm_scale = 0.25, " + index + "}\n") +
+         (index.op.empty() ? ""
+                           : "  %i" + n + " : visits[" + n + ", 2] = " + index.op + "(%qr" + n +
+                                 ", %kv" + n + ") {layer = " + n +
+                                 ", heads = 4, kv_heads = 2, head_dim = 16, sm_scale = 0.25, " +
+                                 index.attributes + "}\n") +
          "  %o" + n + " : f32[T, 64] = attention(%qr" + n + ", %kv" + n +
-         (index.empty() ? "" : ", %i" + n) + ") {layer = " + n +
+         (index.op.empty() ? "" : ", %i" + n) + ") {layer = " + n +
          ", heads = 4, kv_heads = 2, head_dim = 16, sm_scale = 0.25}\n" + "  %op" + n +
          " : f32[T, 64] = linear(%o" + n + ", %p" + n + ")\n" + "  %y" + n +
          " : f32[T, 64] = add(%op" + n + ", " + in + ")\n" + "  %b" + n +
          " : f32[T, 64] = rms_norm(%y" + n + ", %nm" + n + ") {eps = 1e-06}\n" + "  %gb" + n +
          " : f32[T, 96] = linear(%b" + n + ", %g" + n + ")\n" + "  %ub" + n +
          " : f32[T, 96] = linear(%b" + n + ", %u" + n + ")\n" + "  %gs" + n +
-         " : f32[T, 96] = silu(%gb" + n + ")\n" + "  %gu" + n + " : f32[T, 96] = mul(%gs" + n +
-         ", %ub" + n + ")\n" + "  %db" + n + " : f32[T, 64] = linear(%gu" + n + ", %d" + n + ")\n" +
-         "  %m" + n + " : f32[T, 64] = add(%db" + n + ", %y" + n + ")\n";
+         " : f32[T, 96] = " + gate.op + "(%gb" + n + ")" + gate.attributes + "\n" + "  %gu" + n +
+         " : f32[T, 96] = mul(%gs" + n + ", %ub" + n + ")\n" + "  %db" + n +
+         " : f32[T, 64] = linear(%gu" + n + ", %d" + n + ")\n" + "  %m" + n +
+         " : f32[T, 64] = add(%db" + n + ", %y" + n + ")\n";
 }
 
 // Llama's blocks, small.
-Graph graph_of(const std::string& type, const std::string& index = "") {
+Graph graph_of(const std::string& type, const IndexText& index, const UnaryText& gate) {
   std::string text =
       "graph tiny {\n  meta context_length = 512\n  input %token_ids : i32[T]\n"
       "  input %positions : i32[T]\n  input %logit_rows : i32[R]\n"
@@ -66,7 +81,7 @@ Graph graph_of(const std::string& type, const std::string& index = "") {
       "[80, 64]\n  weight %n = \"n\" : f32[64]\n"
       "  %x : f32[T, 64] = embedding(%token_ids, %embed)\n"
       "  %t : f32[T, 16] = rope_table(%positions) {dims = 16, theta = 10000.0}\n";
-  for (int layer = 0; layer < kLayers; ++layer) text += layer_text(layer, type, index);
+  for (int layer = 0; layer < kLayers; ++layer) text += layer_text(layer, type, index, gate);
   text += "  %z : f32[T, 64] = rms_norm(%m" + std::to_string(kLayers - 1) +
           ", %n) {eps = 1e-06}\n"
           "  %r : f32[R, 64] = select_rows(%z, %logit_rows)\n"
@@ -74,8 +89,9 @@ Graph graph_of(const std::string& type, const std::string& index = "") {
   return Graph::parse(text);
 }
 
-std::shared_ptr<const Model> model_of(const std::string& type, const std::string& index = "") {
-  const Graph graph = graph_of(type, index);
+std::shared_ptr<const Model> model_of(const std::string& type, const IndexText& index = {},
+                                      const UnaryText& gate = {}) {
+  const Graph graph = graph_of(type, index, gate);
   auto weights = std::make_shared<MemoryWeights>();
   std::mt19937 random(3);
   ThreadPool pool(1);
@@ -175,19 +191,26 @@ TEST("a prompt's bits do not depend on the chunks in which it comes") {
 
 TEST("sparse prefill visits what it does on the CPU") {
   const std::vector<int32_t> tokens = tokens_of(400, 12);
-  const auto run = [&](Device device, const std::string& index) {
-    EngineOptions options = options_on(device, Precision::fast);
+  const auto run = [&](Device device, const IndexText& index) {
+    // Scores of columns are so near each other that roundings of activations would decide.
+    const bool exact = index.op == "column_index";
+    EngineOptions options = options_on(device, exact ? Precision::f32 : Precision::fast);
+    options.kv_dtype = DType::bf16;
     options.max_batch_tokens = 192;
     Engine engine(model_of("q8_0", index), options);
     return logits_of(engine, tokens, Phase::prefill);
   };
-  const std::vector<float> dense = run(kGpu, "");
-  for (const char* index :
-       {"stride = 8, pages = 2, sink_tokens = 4", "mass = 0.6, local_tokens = 40"}) {
+  const std::vector<float> dense = run(kGpu, {});
+  for (const IndexText& index :
+       {IndexText{"block_index", "stride = 8, pages = 2, sink_tokens = 4"},
+        IndexText{"block_index", "mass = 0.6, local_tokens = 40"},
+        IndexText{"column_index", "columns = 40, slashes = 2, sink_tokens = 4"},
+        IndexText{"column_index", "column_mass = 0.2, slash_mass = 0.01, row_stride = 3"}}) {
     const std::vector<float> expected = run({}, index);
     const std::vector<float> got = run(kGpu, index);
-    CHECK(distance(got, expected) < 3e-2);
-    CHECK(distance(got, dense) > 2 * distance(got, expected));
+    // Here and there a key is visited in place of one that is hardly behind it.
+    CHECK(distance(got, expected) < (index.op == "column_index" ? 8e-2 : 3e-2));
+    CHECK(distance(got, dense) > 5 * distance(got, expected));
   }
 }
 
@@ -327,9 +350,81 @@ TEST("decoding replays recordings, which serve batches of other sizes and contex
   }
 }
 
-TEST("what a GPU cannot do yet is refused by name") {
-  Engine engine(model_of("q8_0"), options_on(kGpu, Precision::fast));
-  CHECK_THROWS(Unsupported, "cuda:0", engine.start_profile(3));
+TEST("every operator of graphs runs on a GPU") {
+  const std::vector<int32_t> tokens = tokens_of(70, 4);
+  // Those of BitNet and Gemma are in tests/models/test_families_on_gpu.py.
+  std::set<std::string> seen = {"ternary_linear", "add_rms_norm"};
+  const auto run = [&](const std::string& type, const IndexText& index, const UnaryText& gate) {
+    const std::shared_ptr<const Model> model = model_of(type, index, gate);
+    EngineOptions options = options_on(kGpu, Precision::f32);
+    options.max_batch_tokens = 70;
+    options.kv_dtype = DType::bf16;
+    Engine engine(model, options);
+    const std::vector<float> got = logits_of(engine, tokens, Phase::prefill);
+    options.device = {};
+    Engine host(model, options);
+    // Queries and weights of attention are rounded to bfloat16 on GPUs.
+    CHECK(distance(got, logits_of(host, tokens, Phase::prefill)) < 1e-2);
+    for (const Graph* graph : {&model->graph, &engine.executable().graph()}) {
+      for (const Node& node : graph->nodes) seen.insert(node.op);
+    }
+  };
+  ops::for_unary_ops([&](ops::UnaryOp op) {
+    const std::string parameter(ops::names(op).parameter);
+    run("f32", {},
+        {std::string(ops::name(op)), parameter.empty() ? "" : " {" + parameter + " = 1.5}"});
+  });
+  run("q4_0", {"block_index", "pages = 2"}, {});
+  run("q4_0", {"column_index", "columns = 70"}, {});
+  for (const graph::OpSpec& op : graph::all_ops()) {
+    if (!seen.contains(std::string(op.name))) check::fail(__FILE__, __LINE__, std::string(op.name));
+  }
+}
+
+TEST("a profile has a record of each call of a step, timed on the device") {
+  EngineOptions options = options_on(kGpu, Precision::fast);
+  options.prefix_cache = false;
+  Engine engine(model_of("q8_0"), options);
+  SamplingParams params;
+  params.max_tokens = 8;
+  params.temperature = 0.0f;
+  const std::vector<int32_t> expected = engine.generate(tokens_of(90, 6), params);
+  const int64_t before = cuda::host::num_replays();
+  engine.start_profile(7);  // two steps of the prompt, five tokens that follow the first one
+  CHECK(engine.generate(tokens_of(90, 6), params) == expected);
+  const Profile profile = engine.take_profile();
+  CHECK_EQ(profile.device, "cuda:0");
+  CHECK_EQ(profile.threads, 1);
+  CHECK_EQ(static_cast<int>(profile.steps.size()), 7);
+  CHECK_EQ(profile.dropped_steps, 2);
+  int64_t tokens = 0;
+  for (const StepRecord& step : profile.steps) {
+    tokens += step.tokens;
+    CHECK(step.begin_ns < step.end_ns);
+    CHECK(step.times.size() == step.calls.size());
+    int64_t last = step.begin_ns;
+    int64_t bytes = 0;
+    bool has_attention = false;
+    for (size_t i = 0; i < step.calls.size(); ++i) {
+      const CallTimes& times = step.time(0, i);
+      CHECK(last <= times.begin_ns && times.begin_ns < times.done_ns);
+      CHECK(times.done_ns == times.end_ns && times.end_ns <= step.end_ns);
+      last = times.end_ns;
+      const CallInfo& info = profile.calls[static_cast<size_t>(step.calls[i].info)];
+      if (info.kernel.find(".cuda") == std::string::npos)
+        check::fail(__FILE__, __LINE__, info.kernel);
+      bytes += step.calls[i].bytes;
+      has_attention |= info.kernel == "attention.cuda" && step.calls[i].ops > 0;
+    }
+    CHECK(has_attention && bytes > 0);
+    const auto last_info = static_cast<size_t>(step.calls.back().info);
+    if (step.phase == Phase::decode) CHECK_EQ(profile.calls[last_info].what, "highest logits");
+  }
+  CHECK_EQ(tokens, 90 + 5);
+  // Only what came after the recorded steps was replayed.
+  CHECK(cuda::host::num_replays() - before <= 2);
+  CHECK(summarize(profile, Phase::decode).kernels.size() > 5);
+  CHECK(trace_json(profile).find("\"name\":\"cuda:0\"") != std::string::npos);
 }
 
 CHECK_MAIN()

@@ -2,6 +2,7 @@
 #include <effinfer/error.h>
 #include <effinfer/executor.h>
 #include <effinfer/ops/attention.h>
+#include <effinfer/ops/attention_scores.h>
 #include <effinfer/ops/norm.h>
 #include <effinfer/ops/page.h>
 
@@ -72,6 +73,34 @@ TEST("an operator runs on a pool or in a queue") {
                  on_gpu(out_there, DType::f32, dims), pool);
   });
   CHECK_EQ(elsewhere, "[rmsnorm] input: expected a tensor on cpu, got one on cuda:0");
+}
+
+TEST("scores of keys on a GPU are refused by name") {
+  const DeviceArray<float> there(2 * 16);
+  std::vector<float> here(2 * 16), out(2);
+  const std::vector<int32_t> starts = {0, 2};
+  const std::vector<int32_t> lengths = {2};
+  ops::AttentionGeometry geometry;
+  geometry.num_qo_heads = geometry.num_kv_heads = 1;
+  geometry.head_dim_qk = geometry.head_dim_vo = 16;
+  ops::AttentionSequences sequences;
+  sequences.qo_indptr = sequences.kv_indptr = {starts.data(), DType::i32, {2}};
+  sequences.kv_len = {lengths.data(), DType::i32, {1}};
+  const StridedView on_cpu = StridedView::dense(here.data(), DType::f32, {2, 1, 16});
+  const StridedView on_device = on_gpu(there, DType::f32, {2, 1, 16});
+  ThreadPool pool(1);
+  const auto refusal = [&](const StridedView& q, const StridedView& k) {
+    ops::AttentionScoresInputs inputs;
+    inputs.q = q;
+    inputs.k = k;
+    return message_of(
+        [&] { ops::attention_scores(geometry, sequences, inputs, out.data(), nullptr, pool); });
+  };
+  CHECK_EQ(refusal(on_cpu, on_cpu), "");
+  CHECK_EQ(refusal(on_device, on_cpu),
+           "[attention_scores] q: expected a tensor on cpu, got one on cuda:0");
+  CHECK_EQ(refusal(on_cpu, on_device),
+           "[attention_scores] k: expected a tensor on cpu, got one on cuda:0");
 }
 
 TEST("queues over a stream share it, and others follow") {

@@ -11,12 +11,14 @@
 #include "effinfer/threads.h"
 #include "gpu/attention_batch.h"
 #include "gpu/mutations.h"
+#include "ops/column_scratch.h"
 #include "ops/prefill_index.h"
 
 namespace effinfer {
 namespace {
 
 using ops::BlockIndexProblem;
+using ops::ColumnIndexProblem;
 using ops::IndexedHead;
 
 ThreadPool& pool() {
@@ -56,12 +58,13 @@ class Prefill {
   }
 
   std::vector<IndexedHead>& indexed() { return indexed_; }
-  const ops::VisitPlan& plan() const { return plan_; }
+  // For how many sequences there is memory at once.
+  void set_scored(int64_t sequences) { scored_ = sequences; }
+  void set_query(size_t index, float value) { q_[index] = value; }
 
   // Words [list][word], ~0 where nobody wrote.
   template <class Problem>
   std::vector<uint64_t> on_cpu(Problem problem) {
-    const Heads& heads = cache_.heads();
     const ops::KvLayer there = cache_.layer();
     const std::vector<uint8_t> k = cache_.key_bytes();
     const std::vector<float> scales = cache_.key_scales();
@@ -75,7 +78,6 @@ class Prefill {
     problem.in.heads = indexed_.data();
     std::fill_n(plan_.words, num_words(), kUntouched);
     ops::run_alone(problem, pool());
-    (void)heads;
     return {plan_.words, plan_.words + num_words()};
   }
 
@@ -101,6 +103,12 @@ class Prefill {
     problem.in.visits.blocks = blocks.data();
     problem.in.visits.sequences = sequences.data();
     problem.in.visits.words = words.data();
+    const int64_t each =
+        ops::ColumnScratch::of(plan_.list_words).bytes() * cache_.heads().qo_heads();
+    const int64_t at_once = std::min(scored_, std::max<int64_t>(plan_.num_sequences, 1));
+    const DeviceArray<std::byte> scores(static_cast<size_t>(each * at_once));
+    problem.in.visits.scores = scores.data();
+    problem.in.visits.score_sequences = at_once;
     problem.in.heads = indexed.data();
     run_on_gpu(problem);
     return words.values();
@@ -128,6 +136,7 @@ class Prefill {
   ops::VisitBuffers buffers_;
   ops::VisitPlan plan_;
   std::vector<IndexedHead> indexed_;
+  int64_t scored_ = 64;
 };
 
 // Tokens that one list has and the other has not, of all.
@@ -175,6 +184,123 @@ TEST("pages by antidiagonals and means are the CPU's") {
   }
 }
 
+ColumnIndexProblem columns_of(const TopScores& columns, const TopScores& slashes) {
+  ColumnIndexProblem p;
+  p.columns = columns;
+  p.slashes = slashes;
+  return p;
+}
+
+void expect_alike(const Difference& off) {
+  if (off.tokens * 100 <= off.of) return;
+  check::fail(__FILE__, __LINE__, std::to_string(off.tokens) + " of " + std::to_string(off.of));
+}
+
+TEST("columns and slashes are the CPU's") {
+  struct Asked {
+    int32_t last_rows;
+    int32_t row_stride;
+  };
+  Difference all;
+  for (const DType kv : {DType::bf16, DType::f16, DType::i8}) {
+    // Tiles of fewer rows than 64, of more, in steps.
+    for (const Asked asked :
+         {Asked{64, 0}, Asked{20, 0}, Asked{100, 0}, Asked{0, 7}, Asked{0, 1}}) {
+      const int32_t group = asked.last_rows == 20 ? 3 : 2;
+      Cache cache({kv, asked.row_stride == 7 ? 16 : 64, 2, group, DType::f32},
+                  static_cast<uint32_t>(asked.last_rows + 7));
+      cache.add(500);
+      cache.add(200);
+      cache.add(64);
+      cache.upload();
+      Prefill prefill(cache, {{0, 500, 130}, {1, 200, 200}, {2, 64, 64}, {1, 40, 40}});
+      prefill.set_scored(asked.last_rows == 64 ? 1 : 2);
+      for (const auto& [columns, slashes] :
+           {std::pair<TopScores, TopScores>{{30, 0.0f}, {12, 0.0f}},
+            {{0, 0.3f}, {0, 0.2f}},
+            {{9, 0.0f}, {0, 0.0f}},
+            {{0, 0.0f}, {0, 0.25f}},
+            {{0, 0.0f}, {0, 0.0f}},
+            {{1000, 0.0f}, {1, 0.0f}}}) {
+        ColumnIndexProblem p = columns_of(columns, slashes);
+        p.last_rows = asked.last_rows;
+        p.row_stride = asked.row_stride;
+        p.in.sink_tokens = 5;
+        p.in.local_tokens = 9;
+        const Difference off = difference(prefill.on_gpu(p), prefill.on_cpu(p));
+        all.tokens += off.tokens;
+        all.of += off.of;
+      }
+    }
+  }
+  expect_alike(all);
+}
+
+TEST("columns of long sequences are found by several blocks") {
+  Cache cache({DType::bf16, 16, 1, 2, DType::f32}, 8);
+  cache.add(2700);
+  cache.add(1100);
+  cache.upload();
+  CHECK(ops::ColumnScratch::of(2700 / 64 + 1).parts == 3);
+  Prefill prefill(cache, {{0, 2700, 90}, {1, 1100, 70}});
+  Difference all;
+  for (const auto& [columns, slashes] :
+       {std::pair<TopScores, TopScores>{{200, 0.0f}, {100, 0.0f}}, {{0, 0.2f}, {0, 0.1f}}}) {
+    for (const int32_t stride : {0, 1, 30}) {
+      ColumnIndexProblem p = columns_of(columns, slashes);
+      p.row_stride = stride;
+      const Difference off = difference(prefill.on_gpu(p), prefill.on_cpu(p));
+      all.tokens += off.tokens;
+      all.of += off.of;
+    }
+  }
+  expect_alike(all);
+}
+
+TEST("columns of a sequence do not depend on those beside it") {
+  Cache cache({DType::bf16, 32, 2, 2, DType::f32}, 9);
+  cache.add(300);
+  cache.add(180);
+  cache.upload();
+  ColumnIndexProblem p = columns_of({20, 0.0f}, {10, 0.0f});
+  Prefill both(cache, {{1, 180, 100}, {0, 300, 90}});
+  const std::vector<uint64_t> words = both.on_gpu(p);
+  both.set_scored(1);
+  CHECK(both.on_gpu(p) == words);
+  Prefill alone(cache, {{0, 300, 90}});
+  const std::vector<uint64_t> expected = alone.on_gpu(p);
+  const auto tail = static_cast<ptrdiff_t>(words.size() - expected.size());
+  CHECK(std::vector<uint64_t>(words.begin() + tail, words.end()) == expected);
+}
+
+TEST("nothing is chosen by queries that are no numbers") {
+  Cache cache({DType::bf16, 32, 1, 1, DType::f32}, 9);
+  cache.add(300);
+  cache.upload();
+  Prefill prefill(cache, {{0, 300, 64}});
+  prefill.set_query(5, NAN);
+  ColumnIndexProblem nothing;
+  nothing.in.sink_tokens = 3;
+  for (const TopScores& top : {TopScores{7, 0.0f}, TopScores{0, 0.5f}}) {
+    ColumnIndexProblem p = columns_of(top, top);
+    p.in.sink_tokens = 3;
+    CHECK(prefill.on_gpu(p) == prefill.on_cpu(nothing));
+  }
+}
+
+TEST("columns of equal scores are the first ones") {
+  Cache cache({DType::bf16, 32, 1, 1, DType::f32}, 4);
+  cache.add_constant(640);
+  cache.upload();
+  Prefill prefill(cache, {{0, 640, 64}});
+  ColumnIndexProblem p = columns_of({70, 0.0f}, {});
+  p.last_rows = 1;
+  const std::vector<uint64_t> words = prefill.on_gpu(p);
+  for (size_t i = 0; i < 10; ++i) {
+    CHECK_EQ(words[i], i == 0 || i == 9 ? ~uint64_t{0} : i == 1 ? uint64_t{0x3f} : uint64_t{0});
+  }
+}
+
 TEST("heads of other indices stay as they are, dense ones and short sequences visit all") {
   Cache cache({DType::bf16, 32, 3, 1, DType::f32}, 3);
   cache.add(300);
@@ -189,6 +315,9 @@ TEST("heads of other indices stay as they are, dense ones and short sequences vi
   CHECK(prefill.on_gpu(p) == prefill.on_cpu(p));
   p.in.product_cost = 1.5f;
   CHECK(prefill.on_gpu(p) == prefill.on_cpu(p));
+  ColumnIndexProblem columns = columns_of({3, 0.0f}, {2, 0.0f});
+  columns.in.min_tokens = 200;
+  CHECK(prefill.on_gpu(columns) == prefill.on_cpu(columns));
 }
 
 TEST("equal scores go to the first pages") {
@@ -221,6 +350,23 @@ TEST("every barrier is needed") {
       [&] { return prefill.on_gpu(p) == expected && prefill.on_gpu(mass) == expected_mass; }, 3);
 }
 
+TEST("every barrier of the kernels of columns is needed") {
+  if (cuda::host::detected_races() != cuda::host::Races::all) check::skip("no race is detected");
+  Cache cache({DType::bf16, 32, 1, 1, DType::f32}, 5);
+  cache.add(480);
+  cache.add_constant(320);
+  cache.upload();
+  Prefill prefill(cache, {{0, 480, 70}, {1, 320, 64}});
+  const ColumnIndexProblem p = columns_of({20, 0.0f}, {10, 0.0f});
+  // In two tiles, whose diagonals are not the same threads'.
+  ColumnIndexProblem mass = columns_of({0, 0.5f}, {0, 0.3f});
+  mass.last_rows = 70;
+  const std::vector<uint64_t> expected = prefill.on_gpu(p);
+  const std::vector<uint64_t> expected_mass = prefill.on_gpu(mass);
+  expect_every_barrier_matters(
+      [&] { return prefill.on_gpu(p) == expected && prefill.on_gpu(mass) == expected_mass; }, 3);
+}
+
 TEST("what the kernel cannot do is refused") {
   BlockIndexProblem p;
   p.in.kv.dtype = DType::f32;
@@ -233,6 +379,12 @@ TEST("what the kernel cannot do is refused") {
   p.stride = 16;
   p.in.max_kv_len = 4097 * 64;
   CHECK_THROWS(Unsupported, "above 12288", run_on_gpu(p));
+  ColumnIndexProblem columns;
+  columns.in = p.in;
+  columns.in.kv.head_dim = 272;
+  CHECK_THROWS(Unsupported, "head_dim is above 256", run_on_gpu(columns));
+  columns.in.kv.dtype = DType::f32;
+  CHECK_THROWS(Unsupported, "keys are not of 16 bits or 8", run_on_gpu(columns));
 }
 
 }  // namespace

@@ -1,5 +1,7 @@
 // Queues: the order of work, recordings, pinned memory.
 #include <cstddef>
+#include <cstdint>
+#include <cstdlib>
 #include <cstring>
 #include <memory>
 #include <stdexcept>
@@ -77,6 +79,24 @@ TEST("copies from and to pinned memory") {
   queue->download(memory.get(), x.data(), bytes);
   queue->wait();
   CHECK(std::memcmp(memory.get(), all(10).data(), bytes) == 0);
+}
+
+TEST("marks take the time of what lies between them") {
+  const std::unique_ptr<Queue> queue = make_queue(kGpu);
+  const DeviceArray<float> x(all(1));
+  const std::unique_ptr<Marks> marks = cuda_backend()->make_marks(*queue, 3);
+  for (int round = 0; round < 2; ++round) {
+    marks->put(0);
+    put_double(x, *queue);
+    marks->put(1);
+    for (int i = 0; i < 40; ++i) put_double(x, *queue);
+    marks->put(2);
+    queue->wait();
+    CHECK(marks->between(0, 1) > 0);
+    CHECK(marks->between(1, 2) > marks->between(0, 1));
+    const int64_t parts = marks->between(0, 1) + marks->between(1, 2);
+    CHECK(std::abs(marks->between(0, 2) - parts) <= 2000);  // events count half microseconds
+  }
 }
 
 CHECK_MAIN()

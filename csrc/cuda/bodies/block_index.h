@@ -30,7 +30,7 @@ struct BlockIndexKernel {
   static constexpr int kMostScores = 12288;  // heads of 16 rows x pages
   static constexpr int kCells = 16;          // that a warp has at a time
   using Keys = IndexKeys<kType>;
-  using Params = IndexParams<ops::BlockIndexProblem>;
+  using Params = BlockIndexParams;
   struct Shared {
     Quad queries[kMostSteps][kWarp];
     float scores[kMostScores];

@@ -18,6 +18,11 @@ EFFINFER_DEVICE float weight_of(float x, float reference) {
   return exp2f(rounded_product(x - reference, 1.44269504f));
 }
 
+struct BlockIndexParams {
+  ops::BlockIndexProblem problem;
+  int64_t head_bytes;  // of a KV head's page
+};
+
 // How a problem's cells lie.
 struct CellShape {
   int stride;     // keys of a cell
@@ -40,14 +45,14 @@ class CellScores {
   // Of a warp: rows lane / 4 and + 8, cells 8 g + 2 (lane % 4) and + 1.
   using Cells = float[2][4];
 
-  EFFINFER_DEVICE CellScores(Unit& unit, const IndexParams<ops::BlockIndexProblem>& params,
-                             Shared& shared, int64_t index, int64_t kv_head)
+  EFFINFER_DEVICE CellScores(Unit& unit, const BlockIndexParams& params, Shared& shared,
+                             int64_t index, int64_t kv_head)
       : unit_(unit),
         p_(params.problem),
         shared_(shared),
         rows_(p_.in.visits.blocks[index]),
         shape_(CellShape::of(p_)),
-        keys_(Keys::of(params, rows_.sequence, kv_head)),
+        keys_(Keys::of(p_.in, params.head_bytes, rows_.sequence, kv_head)),
         end_(rows_.position + rows_.num_rows),
         pages_((end_ - 1) / 64 + 1) {}
 

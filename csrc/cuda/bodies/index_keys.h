@@ -10,16 +10,6 @@
 namespace effinfer::cuda {
 
 template <class Problem>
-struct IndexParams {
-  Problem problem;
-  int64_t head_bytes;  // of a KV head's page
-
-  static IndexParams of(const Problem& problem) {
-    return {problem, static_cast<int64_t>(problem.in.kv.head_bytes())};
-  }
-};
-
-template <class Problem>
 EFFINFER_DEVICE bool visits_all(const Problem& p, int64_t sequence, int64_t kv_head) {
   return p.in.heads[kv_head] == ops::IndexedHead::dense || !ops::chooses(p, sequence);
 }
@@ -56,15 +46,14 @@ struct IndexKeys {
   int64_t page_scales;
   int dims;
 
-  template <class Problem>
-  EFFINFER_DEVICE static IndexKeys of(const IndexParams<Problem>& params, int64_t sequence,
-                                      int64_t kv_head) {
-    const ops::PrefillIndexInputs& in = params.problem.in;
+  // `head_bytes` are those of a KV head's page.
+  EFFINFER_DEVICE static IndexKeys of(const ops::PrefillIndexInputs& in, int64_t head_bytes,
+                                      int64_t sequence, int64_t kv_head) {
     IndexKeys k;
-    k.keys = in.kv.k + kv_head * params.head_bytes;
+    k.keys = in.kv.k + kv_head * head_bytes;
     k.scales = kScaled ? in.kv.k_scale + kv_head * ops::kPageSize : nullptr;
     k.pages = in.batch.kv_indices + in.batch.kv_indptr[sequence];
-    k.page_bytes = params.head_bytes * in.kv.num_kv_heads;
+    k.page_bytes = head_bytes * in.kv.num_kv_heads;
     k.page_scales = int64_t{in.kv.num_kv_heads} * ops::kPageSize;
     k.dims = in.kv.head_dim;
     return k;

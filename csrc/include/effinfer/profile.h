@@ -1,5 +1,7 @@
 // Where the time of a step goes: one record a kernel call and thread, summed by kernel, and as a
-// trace that Perfetto and chrome://tracing open.
+// trace that Perfetto and chrome://tracing open. Of a GPU: one record a call, timed by the device,
+// which is one "thread" that never waits. Its steps are launched call by call while they are
+// recorded, never replayed, and waited for.
 //
 //   engine.start_profile(200);
 //   ... engine.step() ...
@@ -63,7 +65,8 @@ struct StepRecord {
 };
 
 struct Profile {
-  int threads = 0;
+  std::string device = "cpu";  // or "cuda:0"
+  int threads = 0;             // 1 of a GPU
   int32_t num_layers = 0;
   std::vector<CallInfo> calls;
   std::vector<StepRecord> steps;

@@ -76,6 +76,7 @@ def bench(
             _log.info("run %d: %s", run, rates)
     result: dict[str, Any] = {
         "model": engine.model,
+        "device": engine.device,
         "threads": llm.threads,
         "isa": _core.current_isa(),
         "pp": pp,
@@ -104,10 +105,10 @@ def bench(
 
 
 def _print_rates(result: dict[str, Any]) -> None:
-    print(
-        f"{result['model']}: {result['threads']} threads, {result['isa']}, "
-        f"load {result['load_s']:.2f} s"
-    )
+    where = f"{result['threads']} threads, {result['isa']}"
+    if result["device"] != "cpu":
+        where = result["device"]
+    print(f"{result['model']}: {where}, load {result['load_s']:.2f} s")
     for name, key in (("prefill", "pp"), ("decode", "tg")):
         rates = result[f"{key}_tok_s"]
         print(

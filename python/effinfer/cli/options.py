@@ -26,6 +26,10 @@ ThreadsOption = Annotated[
     int | None,
     typer.Option("-t", "--threads", min=1, help="Threads, at most the CPUs; default: see `info`."),
 ]
+DeviceOption = Annotated[
+    str,
+    typer.Option("--device", help="cpu, cuda, cuda:1, or auto: a GPU where there is one."),
+]
 PrefillOption = Annotated[
     str,
     typer.Option(
@@ -60,6 +64,7 @@ class EngineOptions:
     model: ModelOption = DEFAULT_MODEL
     device: Annotated[str, typer.Option(help="cpu, cuda, cuda:1, or auto.")] = "cpu"
     threads: ThreadsOption = None
+    device: DeviceOption = "cpu"
     precision: Annotated[str, typer.Option(help="fast or f32.")] = "fast"
     deterministic: Annotated[
         bool, typer.Option("--deterministic", help="Prefill in the arithmetic of decoding.")

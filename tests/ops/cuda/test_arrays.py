@@ -261,6 +261,8 @@ def test_out_is_written_and_checked():
          r"\[rmsnorm\] input: expected a tensor on cuda:0, got one on cpu"),
         (lambda x, w: ops.softmax(x), UnsupportedError,
          r"\[softmax\] logits: expected an array on cpu.*got one on cuda:0"),
+        (lambda x, w: ops.attention_scores(x[:, None], X[:, None]), UnsupportedError,
+         r"\[attention_scores\] q: expected an array on cpu.*got one on cuda:0"),
         (lambda x, w: ops.rmsnorm(Producer(X, device=(2, 7)), w), InvalidArgumentError,
          r'\[rmsnorm\] input: expected "cpu", "cuda:0", got "cuda:7"'),
         (lambda x, w: ops.rmsnorm(x, Producer(WEIGHT, device=(2, 7))), InvalidArgumentError,

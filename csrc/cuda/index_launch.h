@@ -1,0 +1,26 @@
+// Which kernel of an index is for a problem's keys (bodies/index_keys.h).
+#pragma once
+
+#include "effinfer/dtype.h"
+#include "ops/prefill_index.h"
+
+namespace effinfer::cuda {
+
+// Null, or why no kernel reads them.
+inline const char* rejects_index_keys(const ops::PrefillIndexInputs& in) {
+  if (in.kv.dtype != DType::f16 && in.kv.dtype != DType::bf16 && in.kv.dtype != DType::i8) {
+    return "keys are not of 16 bits or 8";
+  }
+  if (in.kv.head_dim <= 0 || in.kv.head_dim % 16 != 0) return "head_dim is not a multiple of 16";
+  return nullptr;
+}
+
+// visit.operator()<dtype>() for keys that are not rejected.
+template <class Visit>
+auto with_index_keys(DType dtype, Visit&& visit) {
+  if (dtype == DType::f16) return visit.template operator()<DType::f16>();
+  if (dtype == DType::bf16) return visit.template operator()<DType::bf16>();
+  return visit.template operator()<DType::i8>();
+}
+
+}  // namespace effinfer::cuda
