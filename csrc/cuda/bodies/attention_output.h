@@ -165,20 +165,19 @@ class AttentionOutput {
 };
 
 // Counts a tile's items as they end: true in all threads of the block that ends the last one,
-// which then sees what the others have stored. `flag` is shared by them, sync() a barrier of those
-// that have stored.
-template <class Unit, class Sync>
+// which then sees what the others have stored. `flag` is shared by the block.
+template <class Unit>
 EFFINFER_DEVICE bool ends_last_item(Unit& unit, const ops::AttentionProblem& p, int32_t index,
-                                    int32_t& flag, Sync&& sync) {
+                                    int32_t& flag) {
   unit.fence();
-  sync();
+  unit.sync();
   if (unit.thread == 0) {
     const int32_t before = unit.atomic_add(p.done + index, 1);
     flag = before + 1 == p.work.merges[index].num_items ? 1 : 0;
     if (flag != 0) p.done[index] = 0;
     unit.fence();
   }
-  sync();
+  unit.sync();
   return flag != 0;
 }
 

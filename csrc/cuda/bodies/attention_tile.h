@@ -221,7 +221,7 @@ class AttentionTileRun {
   // result does not depend on who that is.
   EFFINFER_DEVICE void finish() {
     if (item_.partial < 0) return result_.store(unit_, rows_, values_);
-    if (!ends_last_item(unit_, p_, item_.merge, shared_.is_last, [&] { unit_.sync(); })) return;
+    if (!ends_last_item(unit_, p_, item_.merge, shared_.is_last)) return;
     result_.merge(unit_, p_.work.merges[item_.merge], shared_.merge);
   }
 

@@ -279,7 +279,7 @@ class PrefillTileRun {
   EFFINFER_DEVICE void finish() {
     if (shared_.result.partial < 0) return result_.store(unit_, tile());
     const int32_t index = item().merge;
-    if (!ends_last_item(unit_, p_, index, shared_.is_last, [&] { unit_.sync(); })) return;
+    if (!ends_last_item(unit_, p_, index, shared_.is_last)) return;
     result_.merge(unit_, tile(), p_.work.merges[index]);
   }
 

@@ -38,7 +38,9 @@ struct WgmmaAttentionShared {
   using Tiles = PageTiles<kColumns>;
   using Result = PrefillResult<kColumns, kConsumerWarps, 0>;
   static constexpr int kStages = kColumns == 4 ? 4 : 8;
-  static constexpr int kSteps = 4;
+  // One more than there are stages of values: who waits for a free stage need not wait for a free
+  // step.
+  static constexpr int kSteps = kStages / 2 + 1;
 
   alignas(1024) uint8_t queries[kConsumers][WgmmaQueries<kColumns>::kBytes];
   alignas(1024) uint8_t ring[kStages][Tiles::kStageBytes];
@@ -46,7 +48,6 @@ struct WgmmaAttentionShared {
   Mbarrier full[kStages];
   Mbarrier empty[kStages];
   Mbarrier step_full[kSteps];
-  Mbarrier step_empty[kSteps];
   KeyStep steps[kSteps];
   ItemUnits units;
   Visibility visible;
@@ -73,7 +74,6 @@ class WgmmaAttentionRun {
   EFFINFER_DEVICE void run() {
     Queries::template set<kType>(unit_, p_, tile(), group_ * kGroupRows,
                                  shared_.rows + group_ * kGroupRows, shared_.queries[group_]);
-    unit_.sync_some(kQueryBarrier + group_, kGroupWarps * kWarp);
     segment_ = item().first_unit / ops::kSegmentUnits;
     if (begin_step() >= 0) multiply();
     end_segments((item().end_unit - 1) / ops::kSegmentUnits + 1);
@@ -81,8 +81,6 @@ class WgmmaAttentionRun {
   }
 
  private:
-  static constexpr int kQueryBarrier = Turns::kFirstBarrier + kConsumers;
-  static constexpr int kEndBarrier = kQueryBarrier + kConsumers;
   static constexpr uint64_t kStep = 32 / 16;  // of 16 numbers along a row: of a descriptor
   using FlatScores = float[kStepBlocks * 16];
   using FlatValues = float[kColumns * 16];
@@ -99,7 +97,7 @@ class WgmmaAttentionRun {
 
   EFFINFER_DEVICE void multiply() {
     Turns::start(unit_, group_);
-    Turns::take(unit_, group_);
+    Turns::take(unit_, group_);  // all of the warpgroup have set their queries
     typename Softmax::Scores scores;
     add_keys(scores);
     Turns::give(unit_, group_, false);
@@ -186,8 +184,6 @@ class WgmmaAttentionRun {
     RowSpan span = {1, 0};
     if (last >= first) span = {shared_.rows[first].position, shared_.rows[last].position};
     softmax_.add(unit_, p_, shared_.visible, rows, span, step, scores, weights, values_);
-    unit_.sync_warp();
-    if (unit_.lane == 0) unit_.barrier_arrive(shared_.step_empty[step_.index]);
     step_.next();
   }
 
@@ -210,9 +206,8 @@ class WgmmaAttentionRun {
 
   EFFINFER_DEVICE void finish() {
     if (!result_.is_partial()) return result_.store(unit_, tile());
-    const auto sync = [&] { unit_.sync_some(kEndBarrier, kConsumerWarps * kWarp); };
     const int32_t index = item().merge;
-    if (!ends_last_item(unit_, p_, index, shared_.is_last, sync)) return;
+    if (!ends_last_item(unit_, p_, index, shared_.is_last)) return;
     result_.merge(unit_, tile(), p_.work.merges[index]);
   }
 
@@ -249,6 +244,8 @@ struct WgmmaAttention {
     if (unit.shfl(unit.warp, 0) >= kConsumerWarps) {
       unit.template give_registers<88>();
       StageProducer<Unit, Shared>(unit, params.p, tile, shared).run();
+      // Its barriers are the whole block's.
+      if (item.partial >= 0) ends_last_item(unit, params.p, item.merge, shared.is_last);
     } else {
       unit.template take_registers<208>();
       WgmmaAttentionRun<Unit, kType, kColumns>(unit, params, shared).run();
@@ -268,10 +265,7 @@ struct WgmmaAttention {
       unit.barrier_init(shared.empty[i], kConsumerWarps);
     }
     EFFINFER_UNROLL
-    for (int i = 0; i < Shared::kSteps; ++i) {
-      unit.barrier_init(shared.step_full[i], 1);
-      unit.barrier_init(shared.step_empty[i], kConsumerWarps);
-    }
+    for (int i = 0; i < Shared::kSteps; ++i) unit.barrier_init(shared.step_full[i], 1);
     shared.units = units_of(p, item, tile);
     shared.units.all_chunks = false;
     shared.visible = visibility_of(p, tile);

@@ -152,12 +152,12 @@ class StageProducer {
     }
   }
 
-  // Tells the consumers of the step that begins, or that all are over.
+  // Tells the consumers of the step that begins, or that all are over. The step whose place it takes
+  // is done: the stage at hand has the place of values that came no earlier.
   EFFINFER_DEVICE void publish() {
     if (warp_ != 0) return;
-    unit_.barrier_wait(shared_.step_empty[step_.index], step_.parity ^ 1);
     walk_.store(shared_.steps[step_.index]);
-    unit_.sync_warp();
+    // What other lanes have stored is there with the step's keys.
     if (unit_.lane == 0) unit_.barrier_arrive(shared_.step_full[step_.index]);
     step_.next();
   }
