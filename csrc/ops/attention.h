@@ -146,7 +146,7 @@ struct AttentionWork {
   int32_t tile_rows = 0;       // rows times heads of a tile at most, but of those
   int32_t long_rows = 0;       // of those
   bool only_long = false;
-  bool one_tile = true;        // every sequence's rows are one tile of each KV head
+  bool one_tile = true;  // every sequence's rows are one tile of each KV head
 
   void clear();
   // Makes room for `max_tokens` rows, `max_sequences` sequences of at most `max_kv_len` tokens, all

@@ -7,6 +7,7 @@
 
 #include "cpp/arrays.h"
 #include "cpp/check.h"
+#include "effinfer/compiler.h"
 #include "effinfer/engine.h"
 #include "effinfer/error.h"
 #include "effinfer/gguf.h"
@@ -200,7 +201,7 @@ TEST("on Hopper prompts have attention of their own, whatever the chunks") {
   const std::vector<float> expected = logits_of(reference, tokens, Phase::prefill);
   EngineOptions options = options_on(kGpu, Precision::fast);
   Engine engine(model, options);
-  CHECK(engine.explain().find("attention.cuda.wgmma") != std::string::npos);
+  CHECK(engine.executable().explain().find("attention.cuda.wgmma") != std::string::npos);
   const std::vector<float> got = logits_of(engine, tokens, Phase::prefill);
   CHECK(distance(got, expected) < 2e-2);
   options.max_batch_tokens = 13;
@@ -208,7 +209,7 @@ TEST("on Hopper prompts have attention of their own, whatever the chunks") {
   CHECK(logits_of(chunks, tokens, Phase::prefill) == got);
   options.deterministic = true;
   Engine exact(model, options);
-  CHECK(exact.explain().find("attention.cuda.wgmma") == std::string::npos);
+  CHECK(exact.executable().explain().find("attention.cuda.wgmma") == std::string::npos);
   CHECK(logits_of(exact, tokens, Phase::prefill) == logits_of(exact, tokens, Phase::decode));
 }
 

@@ -125,8 +125,8 @@ void choose_arithmetic(Graph& graph, const CompileOptions& options) {
                           options.precision == Precision::fast && !options.deterministic &&
                           options.kv_dtype.value_or(DType::bf16) == DType::bf16;
   const bool rounds_weights = options.device.kind == DeviceKind::cuda && !options.deterministic;
-  const bool own_sums = rounds_weights && options.precision == Precision::fast &&
-                        target.arch == kWgmmaArch;
+  const bool own_sums =
+      rounds_weights && options.precision == Precision::fast && target.arch == kWgmmaArch;
   for (int index = 0; index < rewriter.size(); ++index) {
     if (own_sums && rewriter.is(index, "attention")) {
       rewriter.set_attribute(index, graph::kPrefillSumsKey, std::string("own"));

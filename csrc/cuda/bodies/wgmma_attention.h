@@ -2,8 +2,8 @@
 //
 // Two warpgroups have 64 rows each, a third one brings pages (bodies/wgmma_stages.h). A step is 128
 // tokens: 64 registers of a thread are its scores, 32 its weights, 64 the values so far. While one
-// warpgroup multiplies the values of a step and the keys of the next one, the other one makes weights
-// of its scores:
+// warpgroup multiplies the values of a step and the keys of the next one, the other one makes
+// weights of its scores:
 //
 //   warpgroup 0   q k | weights    | p v, q k | weights  | p v, q k | ...
 //   warpgroup 1         q k        | weights  | p v, q k | weights  | ...
@@ -162,11 +162,13 @@ class WgmmaAttentionRun {
   EFFINFER_DEVICE void add_values(typename Softmax::Weights& weights) {
     unit_.barrier_wait(shared_.full[stage_.index], stage_.parity);
     const uint64_t v = tile_at(shared_.ring[stage_.index]);
-    unit_.wgmma_fence(flat_values());
+    // At once, so that all weights are made before the first product.
+    unit_.wgmma_fence(flat_values(), weights[0][0].words, weights[0][1].words, weights[1][0].words,
+                      weights[1][1].words, weights[2][0].words, weights[2][1].words,
+                      weights[3][0].words, weights[3][1].words);
     EFFINFER_UNROLL
     for (int step = 0; step < 2 * kStepBlocks; ++step) {
       uint32_t (&a)[4] = weights[step / 2][step % 2].words;
-      unit_.wgmma_fence(a);
       const auto tile = static_cast<uint64_t>(step / 4);
       wgmma(flat_values(), a,
             v + tile * (Tiles::kValueTile / 16) + static_cast<uint64_t>(step % 4) * kStep, true);

@@ -1,5 +1,5 @@
-// A warpgroup's queries as the A operand of wgmma: 64 rows of 64 dims, swizzled, one such tile after
-// the other.
+// A warpgroup's queries as the A operand of wgmma: 64 rows of 64 dims, swizzled, one such tile
+// after the other.
 #pragma once
 
 #include <cmath>

@@ -1,8 +1,8 @@
 // Softmax of a warp's 16 rows over the keys of a segment, 128 at a time: the maximum and the sum of
 // weights of the keys so far, to which what was summed is scaled whenever the maximum grows.
 //
-// What a row does not see has weights of zero and changes no maximum: a row's bits depend on its own
-// keys alone, in the order of steps, which begin at multiples of 128 tokens of the sequence.
+// What a row does not see has weights of zero and changes no maximum: a row's bits depend on its
+// own keys alone, in the order of steps, which begin at multiples of 128 tokens of the sequence.
 #pragma once
 
 #include <cmath>
@@ -76,8 +76,7 @@ class StepSoftmax {
   template <class Unit>
   EFFINFER_DEVICE static void set_logits(Unit& unit, const ops::AttentionProblem& p,
                                          const Visibility& visible, const TileRow* rows,
-                                         const RowSpan& span, const KeyStep& step,
-                                         Scores& scores) {
+                                         const RowSpan& span, const KeyStep& step, Scores& scores) {
     const bool shaped = is_shaped(p);
     EFFINFER_UNROLL
     for (int b = 0; b < kStepBlocks; ++b) {

@@ -17,8 +17,8 @@ inline constexpr int kGroupWarps = 4;  // of a warpgroup
 inline constexpr int kStepUnits = kStepTokens / kUnitTokens;
 
 struct KeyStep {
-  int32_t start;                // token of the sequence; -1: there is none
-  uint64_t words[kStepUnits];   // visited tokens
+  int32_t start;               // token of the sequence; -1: there is none
+  uint64_t words[kStepUnits];  // visited tokens
 };
 
 // The stages of an item in their order. A warp walks together, and its lanes hold the page table.
@@ -152,8 +152,8 @@ class StageProducer {
     }
   }
 
-  // Tells the consumers of the step that begins, or that all are over. The step whose place it takes
-  // is done: the stage at hand has the place of values that came no earlier.
+  // Tells the consumers of the step that begins, or that all are over. The step whose place it
+  // takes is done: the stage at hand has the place of values that came no earlier.
   EFFINFER_DEVICE void publish() {
     if (warp_ != 0) return;
     walk_.store(shared_.steps[step_.index]);

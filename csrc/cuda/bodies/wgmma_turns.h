@@ -1,5 +1,6 @@
 // Two warpgroups that multiply in turn: while one has the tensor cores, the other one makes weights
-// of its scores. A turn begins with a barrier of its warpgroup; beyond that no result depends on it.
+// of its scores. A turn begins with a barrier of its warpgroup; beyond that no result depends on
+// it.
 #pragma once
 
 #include "cuda/unit.h"
