@@ -120,7 +120,10 @@ executor::BatchLimits make_limits(const Graph& graph, const CompileOptions& opti
 
 bool phases_differ(const Graph& graph) {
   return std::any_of(graph.nodes.begin(), graph.nodes.end(), [](const Node& node) {
-    if (node.has(graph::kPrefillProductsKey) || node.has(graph::kPrefillWeightsKey)) return true;
+    for (const std::string_view key :
+         {graph::kPrefillProductsKey, graph::kPrefillWeightsKey, graph::kPrefillSumsKey}) {
+      if (node.has(key)) return true;
+    }
     return node.has(graph::kDecodeKey) &&
            node.get_string(graph::kDecodeKey) != node.get_string(graph::kPrefillKey);
   });

@@ -138,8 +138,10 @@ const Node& attention_of(const Graph& graph, const Node& append) {
   throw InvalidArgument("[compile] rope_append: expected an attention that reads its queries");
 }
 
-// The most rows of a tile of prompts for which the device has a kernel; 0: for none.
-int32_t long_tile_rows(const Lowering& lowering, const ops::AttentionShape& shape) {
+// The most rows of a tile of prompts for which the device has a kernel, and whether the rows of
+// prompts are in such tiles only, as that kernel's bits are its own, which it may have where the
+// phase has.
+void set_long_tiles(const Lowering& lowering, const Node& node, ops::AttentionShape& shape) {
   ops::KvLayer kv;
   kv.num_kv_heads = shape.num_kv_heads;
   kv.head_dim = shape.head_dim;
@@ -149,15 +151,22 @@ int32_t long_tile_rows(const Lowering& lowering, const ops::AttentionShape& shap
   problem.num_kv_heads = shape.num_kv_heads;
   problem.k = ops::keys_of(kv);
   problem.v = ops::values_of(kv);
-  problem.work.long_rows = ops::kGpuLongTileRows;
-  for (; problem.work.long_rows >= ops::kGpuLeastLongTileRows; problem.work.long_rows /= 2) {
+  const auto finds = [&](int32_t rows, bool own_sums) {
+    problem.work.long_rows = rows;
+    problem.work.only_long = problem.own_sums = own_sums;
     const auto& table = ops::table<ops::AttentionProblem>();
-    if (table.find(problem, lowering.target()) != nullptr) return problem.work.long_rows;
+    return table.find(problem, lowering.target()) != nullptr;
+  };
+  const bool own_sums = lowering.phase() == Phase::prefill && node.has(graph::kPrefillSumsKey);
+  for (int32_t rows = ops::kGpuLongTileRows; rows >= ops::kGpuLeastLongTileRows; rows /= 2) {
+    shape.only_long = own_sums && finds(rows, true);
+    if (!shape.only_long && !finds(rows, false)) continue;
+    shape.long_rows = rows;
+    return;
   }
-  return 0;
 }
 
-size_t attention_slot(Lowering& lowering, const Node& node) {
+ops::AttentionShape attention_shape(const Lowering& lowering, const Node& node) {
   ops::AttentionShape shape = {ops::KeySource::pages,
                                int_attribute(node, "heads"),
                                int_attribute(node, "kv_heads"),
@@ -168,11 +177,11 @@ size_t attention_slot(Lowering& lowering, const Node& node) {
                                node.inputs.size() == 3};
   if (!lowering.on_cpu()) {
     shape.most_rows = ops::kGpuTileRows;
-    shape.long_rows = long_tile_rows(lowering, shape);
     shape.shares = ops::kGpuShares;
     shape.most_partials = ops::kGpuPartials;
+    set_long_tiles(lowering, node, shape);
   }
-  return lowering.attention_slot(shape);
+  return shape;
 }
 
 }  // namespace
@@ -180,7 +189,8 @@ size_t attention_slot(Lowering& lowering, const Node& node) {
 void lower_rope_append(Lowering& lowering, const Node& node) {
   const RopeAppend made = make_rope_append(lowering, node);
   if (!runs_in_attention(node)) return lowering.add(node, made.problem, made.places);
-  const size_t slot = attention_slot(lowering, attention_of(lowering.graph(), node));
+  const Node& attention = attention_of(lowering.graph(), node);
+  const size_t slot = lowering.attention_slot(attention_shape(lowering, attention));
   lowering.add(node, made.problem, executor::EarlyAppendPlaces{made.places, slot});
 }
 
@@ -207,7 +217,10 @@ void lower_attention(Lowering& lowering, const Node& node) {
   executor::AttentionPlaces places;
   places.q = lowering.floats(node.inputs[0]);
   places.layer = layer_of(node);
-  places.shape = attention_slot(lowering, node);
+  const ops::AttentionShape shape = attention_shape(lowering, node);
+  places.shape = lowering.attention_slot(shape);
+  problem.own_sums = problem.work.only_long = shape.only_long;
+  problem.work.long_rows = shape.long_rows;
   if (node.get_bool("as_operand")) {
     places.out_operand = lowering.operand(out_id);
     problem.out_operand = places.out_operand->largest;

@@ -29,7 +29,7 @@ const char* rejects_keys(const AttentionProblem& p) {
   return nullptr;
 }
 
-const char* rejects(const AttentionProblem& p) {
+const char* rejects_all(const AttentionProblem& p) {
   if (p.num_kv_heads <= 0 || p.num_qo_heads <= 0 || p.num_qo_heads % p.num_kv_heads != 0) {
     return "heads is not a multiple of kv_heads";
   }
@@ -39,7 +39,6 @@ const char* rejects(const AttentionProblem& p) {
     return "queries are not f32, f16 or bf16";
   }
   if (p.work.tile_rows > kTileRows) return "tiles have more than 16 rows";
-  if (const char* reason = rejects_long_tiles(p)) return reason;
   // Of f32 pages products are float32. Those of other pages are of rounded queries and weights,
   // also where float32 is wanted.
   if (p.arithmetic != Arithmetic::f32 &&
@@ -51,6 +50,17 @@ const char* rejects(const AttentionProblem& p) {
     return "the operand is not f32 or bf16";
   }
   return nullptr;
+}
+
+const char* rejects(const AttentionProblem& p) {
+  if (p.own_sums || p.work.only_long) return "has decoding's bits";
+  if (const char* reason = rejects_all(p)) return reason;
+  return rejects_long_tiles(p);
+}
+const char* rejects_own_sums(const AttentionProblem& p) {
+  if (!p.own_sums || !p.work.only_long) return "has bits of its own, for prompts alone";
+  if (const char* reason = rejects_all(p)) return reason;
+  return rejects_wgmma(p);
 }
 
 template <DType kType, class Visit>
@@ -78,6 +88,7 @@ auto with_kernel(const AttentionProblem& p, Visit&& visit) {
 size_t shared_bytes(const AttentionProblem& p) {
   const size_t bytes =
       with_kernel(p, [&]<class Kernel>() { return sizeof(typename Kernel::Shared); });
+  if (p.own_sums) return std::max(bytes, wgmma_shared_bytes(p));
   return p.work.long_rows > 0 ? std::max(bytes, prefill_shared_bytes(p)) : bytes;
 }
 
@@ -88,7 +99,7 @@ void launch_attention(const AttentionProblem& p, Queue& queue) {
     params.operand_cols = static_cast<int32_t>(ops::padded_cols(p.out_operand.cols));
   }
   if (p.work.num_long_items > 0) {
-    launch_prefill(params, queue);
+    p.own_sums ? launch_wgmma(params, queue) : launch_prefill(params, queue);
     params.p.work.items += p.work.num_long_items;
   }
   const int64_t left = p.work.num_items - p.work.num_long_items;
@@ -99,6 +110,9 @@ void launch_attention(const AttentionProblem& p, Queue& queue) {
 
 void register_attention() {
   add<AttentionProblem>("attention", rejects, launch_attention, shared_bytes);
+  ops::mutable_table<AttentionProblem>().add({"attention.cuda.wgmma", Isa::portable,
+                                              rejects_own_sums, nullptr, nullptr, DeviceKind::cuda,
+                                              launch_attention, kWgmmaArch, shared_bytes});
 }
 
 }  // namespace effinfer::cuda

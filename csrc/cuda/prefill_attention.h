@@ -17,4 +17,9 @@ size_t prefill_shared_bytes(const ops::AttentionProblem& p);
 // The first p.work.num_long_items items.
 void launch_prefill(const AttentionParams& params, Queue& queue);
 
+// The same for rows whose sums may be their own, on a GPU of compute capability 9.0.
+const char* rejects_wgmma(const ops::AttentionProblem& p);
+size_t wgmma_shared_bytes(const ops::AttentionProblem& p);
+void launch_wgmma(const AttentionParams& params, Queue& queue);
+
 }  // namespace effinfer::cuda

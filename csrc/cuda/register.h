@@ -6,6 +6,7 @@
 namespace effinfer::cuda {
 
 inline constexpr int32_t kLeastArch = 80;  // bfloat16 products, asynchronous copies
+inline constexpr int32_t kWgmmaArch = 90;  // and no other one
 
 // Adds "<op>.cuda".
 template <class Problem>

@@ -41,6 +41,7 @@ const std::vector<AttributeSpec>& annotations() {
       {kPrefillKey, AttributeType::string, {}},
       {kPrefillProductsKey, AttributeType::string, {}},
       {kPrefillWeightsKey, AttributeType::string, {}},
+      {kPrefillSumsKey, AttributeType::string, {}},
   };
   return specs;
 }

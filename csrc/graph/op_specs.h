@@ -135,6 +135,8 @@ inline constexpr std::string_view kPrefillProductsKey = "prefill_products";
 // What a matmul rounds its weights to in prefill, where it multiplies them exactly in decode:
 // "bf16".
 inline constexpr std::string_view kPrefillWeightsKey = "prefill_weights";
+// Of attention whose sums in prefill need not be those of decode, bit for bit: "own".
+inline constexpr std::string_view kPrefillSumsKey = "prefill_sums";
 
 // The arithmetic of the operand of ternary_linear, in both phases and with any options: it is part
 // of the model.

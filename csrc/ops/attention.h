@@ -60,6 +60,8 @@ inline constexpr int32_t kGpuTileRows = 16;
 inline constexpr int32_t kGpuLongTileRows = 128;
 inline constexpr int32_t kGpuLeastLongTileRows = 64;
 inline constexpr int32_t kGpuShares = 512;
+// What tiles of a shape that is `only_long` fold in place of chunks: they may be divided there.
+inline constexpr int32_t kSegmentUnits = 32;
 inline constexpr int64_t kGpuPartials = 65536;  // 32 MB with heads of 128: 64k tokens of 64 heads
 
 // The shape part of a problem: what planning needs.
@@ -77,6 +79,9 @@ struct AttentionShape {
   // Of sequences with many rows, but no tree of drafts: rows times heads of a tile at most. Such
   // tiles have kernels of their own, and their items stand first. 0: all tiles are alike.
   int32_t long_rows = 0;
+  // All rows but those of trees are in such tiles, however few they are: of prompts, whose kernel
+  // has bits of its own.
+  bool only_long = false;
   // A tile with more than this share of all chunks is split into items of about that share, so that
   // whoever computes them stays busy with one sequence: teams of tens of members.
   int32_t shares = 64;
@@ -140,7 +145,8 @@ struct AttentionWork {
   int64_t num_long_items = 0;  // the first ones: of tiles of more than tile_rows rows
   int32_t tile_rows = 0;       // rows times heads of a tile at most, but of those
   int32_t long_rows = 0;       // of those
-  bool one_tile = true;        // every sequence's rows are one tile of each KV head
+  bool only_long = false;
+  bool one_tile = true;  // every sequence's rows are one tile of each KV head
 
   void clear();
   // Makes room for `max_tokens` rows, `max_sequences` sequences of at most `max_kv_len` tokens, all
@@ -160,6 +166,7 @@ struct AttentionWorkView {
   int64_t num_long_items = 0;
   int32_t tile_rows = 0;  // 0: there is no work yet
   int32_t long_rows = 0;  // of the shape: 0: all tiles are alike
+  bool only_long = false;
   bool one_tile = true;
 
   AttentionWorkView() = default;
@@ -172,6 +179,7 @@ struct AttentionWorkView {
         num_long_items(work.num_long_items),
         tile_rows(work.tile_rows),
         long_rows(work.long_rows),
+        only_long(work.only_long),
         one_tile(work.one_tile) {}
 };
 
@@ -268,6 +276,8 @@ struct AttentionProblem : AttentionLogits {
   const float* sink_logits = nullptr;   // [num_qo_heads] logits of keys without values
   // A few rows of each sequence: rows of keys are multiplied where they lie.
   bool decode = false;
+  // Rows of prompts, in a phase of their own: sums need not be decoding's, bit for bit.
+  bool own_sums = false;
 
   float* partial_out = nullptr;  // [num_partials, v.dims rounded up to 16]
   // [num_partials, 2]: maximum (logarithms natural on the CPU, binary on GPUs) and sum

@@ -48,17 +48,19 @@ struct TileSize {
 // Of a sequence with `count` rows. Two tiles of few rows read their keys twice, which costs less
 // than a kernel most of whose warps have no rows.
 TileSize tile_size(const AttentionShape& shape, int64_t count, bool is_tree) {
-  if (count * shape.group() > 2 * shape.most_rows && shape.long_rows > 0 && !is_tree) {
+  const bool many = shape.only_long || count * shape.group() > 2 * shape.most_rows;
+  if (many && shape.long_rows > 0 && !is_tree) {
     const int32_t heads = std::min(shape.group(), shape.long_rows);
     return {tokens_of(shape, shape.long_rows, heads), heads};
   }
   return {tile_tokens(shape), tile_heads(shape)};
 }
 
-int32_t num_chunks(const AttentionTile& tile) {
+// Of `units` each.
+int32_t num_chunks(const AttentionTile& tile, int32_t units = kChunkUnits) {
   if (tile.first_unit == tile.end_unit) return 0;
-  return ceil_div(tile.sink_units, kChunkUnits) + ceil_div(tile.end_unit, kChunkUnits) -
-         tile.first_unit / kChunkUnits;
+  return ceil_div(tile.sink_units, units) + ceil_div(tile.end_unit, units) -
+         tile.first_unit / units;
 }
 
 class Planner {
@@ -68,6 +70,7 @@ class Planner {
     work.clear();
     work.tile_rows = most_tile_rows(shape);
     work.long_rows = shape.long_rows;
+    work.only_long = shape.only_long;
   }
 
   void add_dense() {
@@ -147,7 +150,9 @@ class Planner {
   }
 
   bool is_long(const AttentionTile& tile) const {
-    return shape_.long_rows > 0 && tile.num_rows * tile.num_heads > shape_.most_rows;
+    if (shape_.long_rows == 0) return false;
+    if (shape_.only_long) return !batch_.is_tree(tile.sequence);
+    return tile.num_rows * tile.num_heads > shape_.most_rows;
   }
 
   void finish() {
@@ -194,10 +199,20 @@ class Planner {
                       [&](const AttentionItem& item) { return is_long(tile(item)); });
   }
 
+  // What the tile's kernel folds, and has partial results of.
+  int32_t chunk_units(const AttentionTile& tile) const {
+    return shape_.only_long && is_long(tile) ? kSegmentUnits : kChunkUnits;
+  }
+
+  // `share` is in chunks of kChunkUnits.
   void add_items(int32_t index, const AttentionTile& tile, int32_t share) {
-    const int32_t chunks = num_chunks(tile);
+    const int32_t units = chunk_units(tile);
+    const int32_t chunks = num_chunks(tile, units);
     const int64_t stride = int64_t{tile.num_rows} * tile.num_heads;
-    if (chunks <= 1 || chunks <= share ||
+    share = ceil_div(int64_t{share} * kChunkUnits, units);
+    // One chunk cannot be in two items.
+    const bool overlap = ceil_div(tile.sink_units, units) > tile.first_unit / units;
+    if (chunks <= 1 || chunks <= share || overlap ||
         work_.num_partials + chunks * stride > shape_.most_partials) {
       const int32_t first = tile.sink_units > 0 ? 0 : tile.first_unit;
       work_.items.push_back({index, first, tile.end_unit, -1, -1});
@@ -205,13 +220,13 @@ class Planner {
     }
     const size_t first_item = work_.items.size();
     const int64_t first_partial = work_.num_partials;
-    const int32_t step = std::max(share, 1) * kChunkUnits;
+    const int32_t step = std::max(share, 1) * units;
     const auto merge = static_cast<int32_t>(work_.merges.size());
     const auto add = [&](int32_t begin, int32_t end) {
       for (int32_t unit = begin; unit < end;) {
-        const int32_t next = std::min(unit / kChunkUnits * kChunkUnits + step, end);
+        const int32_t next = std::min(unit / units * units + step, end);
         work_.items.push_back({index, unit, next, static_cast<int32_t>(work_.num_partials), merge});
-        const int32_t parts = ceil_div(next, kChunkUnits) - unit / kChunkUnits;
+        const int32_t parts = ceil_div(next, units) - unit / units;
         work_.num_partials += parts * stride;
         unit = next;
       }

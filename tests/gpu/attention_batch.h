@@ -217,6 +217,7 @@ struct Launch {
   int32_t shares = 64;
   std::optional<ops::Arithmetic> operand = {};
   int32_t long_rows = 0;  // of tiles of prompts
+  bool own_sums = false;  // as prompts in a phase of their own
 };
 
 class Batch {
@@ -269,6 +270,7 @@ class Batch {
     shape.visits = list_words_ > 0;
     shape.most_rows = 16;
     shape.long_rows = how.long_rows;
+    shape.only_long = how.own_sums;
     shape.shares = how.shares;
     return shape;
   }
@@ -387,6 +389,7 @@ inline Results Batch::run(const Launch& how) const {
   if (!rules_.slopes.empty()) p.alibi_slopes = slopes.data();
   if (!rules_.sinks.empty()) p.sink_logits = sinks.data();
   p.work = work;
+  p.own_sums = how.own_sums;
   p.work.tiles = tiles.data();
   p.work.items = items.data();
   p.work.merges = merges.data();

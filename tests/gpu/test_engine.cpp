@@ -8,12 +8,14 @@
 
 #include "cpp/arrays.h"
 #include "cpp/check.h"
+#include "effinfer/compiler.h"
 #include "effinfer/engine.h"
 #include "effinfer/error.h"
 #include "effinfer/gguf.h"
 #include "effinfer/ops/elementwise.h"
 #include "effinfer/quantize.h"
 #include "gpu/device_arrays.h"
+#include "gpu/hopper_device.h"
 #include "gpu/host_backend.h"
 #include "graph/op_specs.h"
 
@@ -71,8 +73,16 @@ std::string layer_text(int layer, const std::string& type, const IndexText& inde
          " : f32[T, 64] = add(%db" + n + ", %y" + n + ")\n";
 }
 
-// Llama's blocks, small.
-Graph graph_of(const std::string& type, const IndexText& index, const UnaryText& gate) {
+void replace_all(std::string& text, std::string_view what, std::string_view with) {
+  for (size_t at = text.find(what); at != std::string::npos; at = text.find(what, at)) {
+    text.replace(at, what.size(), with);
+    at += with.size();
+  }
+}
+
+// Llama's blocks, small. `wide`: with one head of 64 dims.
+Graph graph_of(const std::string& type, const IndexText& index, const UnaryText& gate,
+               bool wide = false) {
   std::string text =
       "graph tiny {\n  meta context_length = 512\n  input %token_ids : i32[T]\n"
       "  input %positions : i32[T]\n  input %logit_rows : i32[R]\n"
@@ -86,12 +96,22 @@ Graph graph_of(const std::string& type, const IndexText& index, const UnaryText&
           ", %n) {eps = 1e-06}\n"
           "  %r : f32[R, 64] = select_rows(%z, %logit_rows)\n"
           "  %logits : f32[R, 80] = linear(%r, %embed)\n  return %logits\n}\n";
+  if (wide) {
+    replace_all(text, "heads = 4", "heads = 1");
+    replace_all(text, "heads = 2", "heads = 1");
+    replace_all(text, "dim = 16", "dim = 64");
+    replace_all(text, "dims = 16", "dims = 64");
+    replace_all(text, ", 2, 16]", ", 1, 64]");
+    replace_all(text, "[32, 64]", "[64, 64]");
+    replace_all(text, "[T, 32]", "[T, 64]");
+    replace_all(text, "[T, 16]", "[T, 64]");
+  }
   return Graph::parse(text);
 }
 
 std::shared_ptr<const Model> model_of(const std::string& type, const IndexText& index = {},
-                                      const UnaryText& gate = {}) {
-  const Graph graph = graph_of(type, index, gate);
+                                      const UnaryText& gate = {}, bool wide = false) {
+  const Graph graph = graph_of(type, index, gate, wide);
   auto weights = std::make_shared<MemoryWeights>();
   std::mt19937 random(3);
   ThreadPool pool(1);
@@ -187,6 +207,26 @@ TEST("a prompt's bits do not depend on the chunks in which it comes") {
   options.max_batch_tokens = 13;
   Engine chunks(model, options);
   CHECK(logits_of(whole, tokens, Phase::prefill) == logits_of(chunks, tokens, Phase::prefill));
+}
+
+TEST("on Hopper prompts have attention of their own, whatever the chunks") {
+  const OnHopper machine;
+  const std::shared_ptr<const Model> model = model_of("q8_0", {}, {}, true);
+  const std::vector<int32_t> tokens = tokens_of(90, 6);
+  Engine reference(model, options_on({}, Precision::f32));
+  const std::vector<float> expected = logits_of(reference, tokens, Phase::prefill);
+  EngineOptions options = options_on(kGpu, Precision::fast);
+  Engine engine(model, options);
+  CHECK(engine.executable().explain().find("attention.cuda.wgmma") != std::string::npos);
+  const std::vector<float> got = logits_of(engine, tokens, Phase::prefill);
+  CHECK(distance(got, expected) < 2e-2);
+  options.max_batch_tokens = 13;
+  Engine chunks(model, options);
+  CHECK(logits_of(chunks, tokens, Phase::prefill) == got);
+  options.deterministic = true;
+  Engine exact(model, options);
+  CHECK(exact.executable().explain().find("attention.cuda.wgmma") == std::string::npos);
+  CHECK(logits_of(exact, tokens, Phase::prefill) == logits_of(exact, tokens, Phase::decode));
 }
 
 TEST("sparse prefill visits what it does on the CPU") {

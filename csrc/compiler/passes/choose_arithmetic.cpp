@@ -21,7 +21,9 @@
 //
 // The products inside attention are f32 in decode; in prefill they are bf16 where that pays on the
 // target and the KV pages are bf16 ({prefill_products = "bf16"}), and f32 otherwise. Those of an
-// index are chosen alike, for themselves: it may have no tiles where attention has.
+// index are chosen alike, for themselves: it may have no tiles where attention has. Hopper
+// sums them in an order of prefill's own ({prefill_sums = "own"}), unless `deterministic` or f32
+// puts both phases into one step.
 #include <algorithm>
 #include <set>
 #include <vector>
@@ -35,6 +37,9 @@
 
 namespace effinfer::compiler {
 namespace {
+
+// The compute capability that has wgmma, and no other one.
+constexpr int32_t kWgmmaArch = 90;
 
 struct Choice {
   const char* decode = "f32";
@@ -120,7 +125,12 @@ void choose_arithmetic(Graph& graph, const CompileOptions& options) {
                           options.precision == Precision::fast && !options.deterministic &&
                           options.kv_dtype.value_or(DType::bf16) == DType::bf16;
   const bool rounds_weights = options.device.kind == DeviceKind::cuda && !options.deterministic;
+  const bool own_sums =
+      rounds_weights && options.precision == Precision::fast && target.arch == kWgmmaArch;
   for (int index = 0; index < rewriter.size(); ++index) {
+    if (own_sums && rewriter.is(index, "attention")) {
+      rewriter.set_attribute(index, graph::kPrefillSumsKey, std::string("own"));
+    }
     const bool scores = rewriter.is(index, "attention") || rewriter.is(index, "column_index") ||
                         rewriter.is(index, "block_index");
     if (bf16_pages && scores && bf16_attention(rewriter.node(index), target)) {

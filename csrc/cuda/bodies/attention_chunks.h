@@ -70,6 +70,20 @@ class ChunkWalk {
     return walk;
   }
 
+  // Of an item without displaced rows: the pass after this one.
+  template <class Unit>
+  EFFINFER_DEVICE ChunkWalk next(Unit& unit, const ItemUnits& item) const {
+    ChunkWalk walk;
+    walk.find(unit, item, chunk_ + 1);
+    return walk;
+  }
+
+  EFFINFER_DEVICE int32_t chunk() const { return chunk_; }
+  EFFINFER_DEVICE uint32_t units() const { return units_; }
+  // Of unit `lane`.
+  EFFINFER_DEVICE int32_t page() const { return page_; }
+  EFFINFER_DEVICE uint64_t word() const { return word_; }
+
   template <class Unit>
   EFFINFER_DEVICE void store(Unit& unit, const ItemUnits& item, ChunkPass& to) const {
     if (unit.lane < kChunkUnits) {

@@ -41,15 +41,18 @@ class PrefillResult {
     }
   }
 
-  // By one thread, for all: what is looked up in each chunk.
+  // By one thread, for all: what is looked up in each chunk, which may be of more units.
   EFFINFER_DEVICE static void begin_item(const ops::AttentionItem& item,
-                                         const ops::AttentionTile& tile, Shared& shared) {
+                                         const ops::AttentionTile& tile, Shared& shared,
+                                         int chunk_units = kChunkUnits) {
     shared.num_rows = tile.num_rows * tile.num_heads;
     shared.partial = item.partial;
-    shared.first_chunk = item.first_unit / kChunkUnits;
+    shared.first_chunk = item.first_unit / chunk_units;
   }
 
   EFFINFER_DEVICE int num_rows() const { return shared_.num_rows; }
+  // Whether chunks are stored for others.
+  EFFINFER_DEVICE bool is_partial() const { return shared_.partial >= 0; }
 
   // Of what the chunk's columns are added to, one after the other.
   template <class Unit>

@@ -1,0 +1,278 @@
+// Attention of a tile of up to 128 (row, head) pairs of prompts on Hopper: a block an item.
+//
+// Two warpgroups have 64 rows each, a third one brings pages (bodies/wgmma_stages.h). A step is 128
+// tokens: 64 registers of a thread are its scores, 32 its weights, 64 the values so far. While one
+// warpgroup multiplies the values of a step and the keys of the next one, the other one makes
+// weights of its scores:
+//
+//   warpgroup 0   q k | weights    | p v, q k | weights  | p v, q k | ...
+//   warpgroup 1         q k        | weights  | p v, q k | weights  | ...
+//
+// Values go on in one accumulator for a segment of 2048 tokens (ops::kSegmentUnits). Segments are
+// folded into what came before, which lies in shared memory, or are stored as partial results for
+// whoever ends the tile: a row's bits depend neither on the rows beside it nor on how its tile is
+// divided into items. They are not decoding's, whose chunks have 256 tokens.
+#pragma once
+
+#include <cstdint>
+
+#include "cuda/bodies/attention_output.h"
+#include "cuda/bodies/attention_rows.h"
+#include "cuda/bodies/prefill_result.h"
+#include "cuda/bodies/wgmma_queries.h"
+#include "cuda/bodies/wgmma_softmax.h"
+#include "cuda/bodies/wgmma_stages.h"
+#include "cuda/bodies/wgmma_turns.h"
+#include "cuda/unit.h"
+#include "ops/attention.h"
+
+namespace effinfer::cuda {
+
+inline constexpr int kGroupRows = 64;  // of a warpgroup
+inline constexpr int kConsumers = 2;   // warpgroups
+inline constexpr int kConsumerWarps = kConsumers * kGroupWarps;
+inline constexpr int kSegmentTokens = ops::kSegmentUnits * kUnitTokens;
+
+template <int kColumns>
+struct WgmmaAttentionShared {
+  using Tiles = PageTiles<kColumns>;
+  using Result = PrefillResult<kColumns, kConsumerWarps, 0>;
+  static constexpr int kStages = kColumns == 4 ? 4 : 8;
+  // One more than there are stages of values: who waits for a free stage need not wait for a free
+  // step.
+  static constexpr int kSteps = kStages / 2 + 1;
+
+  alignas(1024) uint8_t queries[kConsumers][WgmmaQueries<kColumns>::kBytes];
+  alignas(1024) uint8_t ring[kStages][Tiles::kStageBytes];
+  typename Result::Shared result;
+  Mbarrier full[kStages];
+  Mbarrier empty[kStages];
+  Mbarrier step_full[kSteps];
+  KeyStep steps[kSteps];
+  ItemUnits units;
+  Visibility visible;
+  TileRow rows[kConsumers * kGroupRows];
+  int32_t is_last;
+};
+
+// A warpgroup that multiplies.
+template <class Unit, DType kType, int kColumns>
+class WgmmaAttentionRun {
+ public:
+  using Shared = WgmmaAttentionShared<kColumns>;
+  using Tiles = typename Shared::Tiles;
+  using Queries = WgmmaQueries<kColumns>;
+  using Softmax = StepSoftmax<kType, kColumns>;
+
+  EFFINFER_DEVICE WgmmaAttentionRun(Unit& unit, const AttentionParams& params, Shared& shared)
+      : unit_(unit),
+        p_(params.p),
+        shared_(shared),
+        group_(unit.shfl(unit.warp / kGroupWarps, 0)),
+        result_(unit, params, shared.result) {}
+
+  EFFINFER_DEVICE void run() {
+    Queries::template set<kType>(unit_, p_, tile(), group_ * kGroupRows,
+                                 shared_.rows + group_ * kGroupRows, shared_.queries[group_]);
+    segment_ = item().first_unit / ops::kSegmentUnits;
+    if (begin_step() >= 0) multiply();
+    end_segments((item().end_unit - 1) / ops::kSegmentUnits + 1);
+    finish();
+  }
+
+ private:
+  static constexpr uint64_t kStep = 32 / 16;  // of 16 numbers along a row: of a descriptor
+  using FlatScores = float[kStepBlocks * 16];
+  using FlatValues = float[kColumns * 16];
+
+  // Looked up before and after all steps, and in no register between.
+  EFFINFER_DEVICE const ops::AttentionItem& item() const { return p_.work.items[unit_.block]; }
+  EFFINFER_DEVICE const ops::AttentionTile& tile() const { return p_.work.tiles[item().tile]; }
+
+  // The step's first token, or -1.
+  EFFINFER_DEVICE int32_t begin_step() {
+    unit_.barrier_wait(shared_.step_full[step_.index], step_.parity);
+    return unit_.shfl(shared_.steps[step_.index].start, 0);
+  }
+
+  EFFINFER_DEVICE void multiply() {
+    Turns::start(unit_, group_);
+    Turns::take(unit_, group_);  // all of the warpgroup have set their queries
+    typename Softmax::Scores scores;
+    add_keys(scores);
+    Turns::give(unit_, group_, false);
+    unit_.template wgmma_wait<0>(reinterpret_cast<FlatScores&>(scores));
+    free_stage();
+    typename Softmax::Weights weights;
+    for (;;) {
+      set_weights(scores, weights);
+      const bool is_last = begin_step() < 0;
+      Turns::take(unit_, group_);
+      add_values(weights);
+      if (is_last) break;
+      RingPlace<Shared::kStages> values = stage_;
+      stage_.next();
+      add_keys(scores);
+      Turns::give(unit_, group_, false);
+      unit_.template wgmma_wait<0>(flat_values(), reinterpret_cast<FlatScores&>(scores));
+      if (unit_.lane == 0) unit_.barrier_arrive(shared_.empty[values.index]);
+      free_stage();
+    }
+    Turns::give(unit_, group_, true);
+    unit_.template wgmma_wait<0>(flat_values());
+  }
+
+  EFFINFER_DEVICE FlatValues& flat_values() { return reinterpret_cast<FlatValues&>(values_); }
+
+  EFFINFER_DEVICE void free_stage() {
+    if (unit_.lane == 0) unit_.barrier_arrive(shared_.empty[stage_.index]);
+    stage_.next();
+  }
+
+  template <int kSums, class A>
+  EFFINFER_DEVICE void wgmma(float (&d)[kSums], A& a, uint64_t b, bool adds) {
+    if constexpr (kType == DType::f16) {
+      unit_.wgmma_f16(d, a, b, adds);
+    } else {
+      unit_.wgmma(d, a, b, adds);
+    }
+  }
+  EFFINFER_DEVICE uint64_t tile_at(const uint8_t* first) const {
+    return unit_.descriptor(first, 16, 8 * kSwizzledBytes, Swizzle::bytes128);
+  }
+
+  // Scores of the stage's keys, under way.
+  EFFINFER_DEVICE void add_keys(typename Softmax::Scores& scores) {
+    unit_.barrier_wait(shared_.full[stage_.index], stage_.parity);
+    auto& sums = reinterpret_cast<FlatScores&>(scores);
+    const uint64_t q = tile_at(shared_.queries[group_]);
+    const uint64_t k = tile_at(shared_.ring[stage_.index]);
+    unit_.wgmma_fence(sums);
+    EFFINFER_UNROLL
+    for (int step = 0; step < 2 * kColumns; ++step) {
+      const auto tile = static_cast<uint64_t>(step / 4);
+      const uint64_t at = static_cast<uint64_t>(step % 4) * kStep;
+      const uint64_t a = q + tile * (Queries::kTileBytes / 16) + at;
+      wgmma(sums, a, k + tile * (Tiles::kKeyTile / 16) + at, step > 0);
+    }
+    unit_.wgmma_commit();
+  }
+
+  // Weights times the stage's values, under way.
+  EFFINFER_DEVICE void add_values(typename Softmax::Weights& weights) {
+    unit_.barrier_wait(shared_.full[stage_.index], stage_.parity);
+    const uint64_t v = tile_at(shared_.ring[stage_.index]);
+    // At once, so that all weights are made before the first product.
+    unit_.wgmma_fence(flat_values(), weights[0][0].words, weights[0][1].words, weights[1][0].words,
+                      weights[1][1].words, weights[2][0].words, weights[2][1].words,
+                      weights[3][0].words, weights[3][1].words);
+    EFFINFER_UNROLL
+    for (int step = 0; step < 2 * kStepBlocks; ++step) {
+      uint32_t (&a)[4] = weights[step / 2][step % 2].words;
+      const auto tile = static_cast<uint64_t>(step / 4);
+      wgmma(flat_values(), a,
+            v + tile * (Tiles::kValueTile / 16) + static_cast<uint64_t>(step % 4) * kStep, true);
+    }
+    unit_.wgmma_commit();
+  }
+
+  EFFINFER_DEVICE void set_weights(typename Softmax::Scores& scores,
+                                   typename Softmax::Weights& weights) {
+    const KeyStep& step = shared_.steps[step_.index];
+    end_segments(unit_.shfl(step.start, 0) / kSegmentTokens);
+    const TileRow* const rows = shared_.rows + unit_.warp * kTileRows;
+    const int first = unit_.warp * kTileRows;
+    const int last = min_of(first + kTileRows, result_.num_rows()) - 1;
+    RowSpan span = {1, 0};
+    if (last >= first) span = {shared_.rows[first].position, shared_.rows[last].position};
+    softmax_.add(unit_, p_, shared_.visible, rows, span, step, scores, weights, values_);
+    step_.next();
+  }
+
+  EFFINFER_DEVICE static int min_of(int a, int b) { return a < b ? a : b; }
+
+  // Up to segment `end`, of which those without a step matter to partial results only.
+  EFFINFER_DEVICE void end_segments(int end) {
+    while (segment_ < end) {
+      RowState rows[2];
+      softmax_.take(unit_, rows);
+      result_.begin_chunk(unit_, segment_, rows);
+      EFFINFER_UNROLL
+      for (int column = 0; column < kColumns; ++column) {
+        result_.add(unit_, column, values_[column]);
+        clear(values_[column]);
+      }
+      segment_ = result_.is_partial() ? segment_ + 1 : end;
+    }
+  }
+
+  EFFINFER_DEVICE void finish() {
+    if (!result_.is_partial()) return result_.store(unit_, tile());
+    const int32_t index = item().merge;
+    if (!ends_last_item(unit_, p_, index, shared_.is_last)) return;
+    result_.merge(unit_, tile(), p_.work.merges[index]);
+  }
+
+  Unit& unit_;
+  const ops::AttentionProblem& p_;
+  Shared& shared_;
+  const int group_;
+  typename Shared::Result result_;
+  Softmax softmax_;
+  typename Softmax::Values values_ = {};
+  int segment_ = 0;  // that is being summed
+  RingPlace<Shared::kStages> stage_;
+  RingPlace<Shared::kSteps> step_;
+};
+
+template <DType kType, int kColumns>
+struct WgmmaAttention {
+  static constexpr const char* kName = "wgmma_attention";
+  static constexpr int kThreads = (kConsumerWarps + kGroupWarps) * kWarp;
+  static constexpr int kMinBlocks = 1;
+  static constexpr int kArch = 90;
+  static constexpr int kRows = kConsumers * kGroupRows;  // of a tile
+  using Params = AttentionParams;
+  using Shared = WgmmaAttentionShared<kColumns>;
+  static_assert(sizeof(Shared) <= 227 << 10);
+
+  template <class Unit>
+  EFFINFER_DEVICE static void run(Unit& unit, const Params& params, Shared& shared) {
+    const ops::AttentionItem& item = params.p.work.items[unit.block];
+    const ops::AttentionTile& tile = params.p.work.tiles[item.tile];
+    start(unit, params.p, item, tile, shared);
+    unit.sync();
+    // 2 x 208 + 88 registers are what three warpgroups of 168 have.
+    if (unit.shfl(unit.warp, 0) >= kConsumerWarps) {
+      unit.template give_registers<88>();
+      StageProducer<Unit, Shared>(unit, params.p, tile, shared).run();
+      // Its barriers are the whole block's.
+      if (item.partial >= 0) ends_last_item(unit, params.p, item.merge, shared.is_last);
+    } else {
+      unit.template take_registers<208>();
+      WgmmaAttentionRun<Unit, kType, kColumns>(unit, params, shared).run();
+    }
+  }
+
+ private:
+  template <class Unit>
+  EFFINFER_DEVICE static void start(Unit& unit, const ops::AttentionProblem& p,
+                                    const ops::AttentionItem& item, const ops::AttentionTile& tile,
+                                    Shared& shared) {
+    for (int i = unit.thread; i < kRows; i += kThreads) shared.rows[i] = row_of(p, tile, i);
+    if (unit.thread != kThreads - 1) return;
+    EFFINFER_UNROLL
+    for (int i = 0; i < Shared::kStages; ++i) {
+      unit.barrier_init(shared.full[i], kGroupWarps);
+      unit.barrier_init(shared.empty[i], kConsumerWarps);
+    }
+    EFFINFER_UNROLL
+    for (int i = 0; i < Shared::kSteps; ++i) unit.barrier_init(shared.step_full[i], 1);
+    shared.units = units_of(p, item, tile);
+    shared.units.all_chunks = false;
+    shared.visible = visibility_of(p, tile);
+    Shared::Result::begin_item(item, tile, shared.result, ops::kSegmentUnits);
+  }
+};
+
+}  // namespace effinfer::cuda

@@ -1,0 +1,41 @@
+// Attention of prompts in a phase of their own, on Hopper.
+#include "cuda/bodies/wgmma_attention.h"
+#include "cuda/entry.h"
+#include "cuda/prefill_attention.h"
+
+namespace effinfer::cuda {
+namespace {
+
+using ops::AttentionProblem;
+
+// visit.operator()<Kernel>() with the kernel of the problem's pages.
+template <class Visit>
+auto with_kernel(const AttentionProblem& p, Visit&& visit) {
+  const bool wide = p.k.dims == 128;
+  if (p.k.dtype == DType::f16) {
+    if (wide) return visit.template operator()<WgmmaAttention<DType::f16, 4>>();
+    return visit.template operator()<WgmmaAttention<DType::f16, 2>>();
+  }
+  if (wide) return visit.template operator()<WgmmaAttention<DType::bf16, 4>>();
+  return visit.template operator()<WgmmaAttention<DType::bf16, 2>>();
+}
+
+}  // namespace
+
+const char* rejects_wgmma(const AttentionProblem& p) {
+  if (p.k.dtype != DType::f16 && p.k.dtype != DType::bf16) return "pages are not f16 or bf16";
+  if (p.k.dims != 64 && p.k.dims != 128) return "head_dim is not 64 or 128";
+  constexpr int kRows = WgmmaAttention<DType::bf16, 4>::kRows;
+  return p.work.long_rows == kRows ? nullptr : "tiles of prompts are not of 128 rows";
+}
+
+size_t wgmma_shared_bytes(const AttentionProblem& p) {
+  return with_kernel(p, [&]<class Kernel>() { return sizeof(typename Kernel::Shared); });
+}
+
+void launch_wgmma(const AttentionParams& params, Queue& queue) {
+  const AttentionProblem& p = params.p;
+  with_kernel(p, [&]<class Kernel>() { launch<Kernel>(params, p.work.num_long_items, queue); });
+}
+
+}  // namespace effinfer::cuda

@@ -1,0 +1,162 @@
+// Attention of prompts by Hopper's wgmma: against float64, and the same bits however rows come.
+#include <array>
+#include <random>
+
+#include "gpu/attention_reference.h"
+#include "gpu/hopper_device.h"
+#include "gpu/mutations.h"
+
+namespace effinfer {
+namespace {
+
+constexpr Launch kWhole = {.shares = 1, .long_rows = 128, .own_sums = true};
+constexpr Launch kDivided = {.shares = 4000, .long_rows = 128, .own_sums = true};
+
+// Right, and the same with keys divided into items.
+Results check_all(const Cache& cache, const Rules& rules, std::vector<Part> parts) {
+  const OnHopper machine;
+  const Batch batch(cache, rules, std::move(parts));
+  const Results results = batch.run(kWhole);
+  check_batch(cache, rules, batch, results, cache.heads().q);
+  CHECK(same(results, batch.run(kDivided)));
+  return results;
+}
+
+// A prompt from its start, the end of a prompt, a few rows between, and one.
+void check_ragged(const Heads& heads, const Rules& rules, uint32_t seed) {
+  Cache cache(heads, seed);
+  std::vector<Part> parts;
+  const int32_t lengths[] = {75, 330, 65, 0, 20};
+  const int32_t rows[] = {75, 40, 3, 0, 1};
+  for (int i = 0; i < 5; ++i) parts.push_back({cache.add(lengths[i]), lengths[i], rows[i]});
+  cache.upload();
+  check_all(cache, rules, parts);
+}
+
+TEST("heads, groups, dtypes of keys and queries") {
+  check_ragged({DType::bf16, 64, 2, 1}, {}, 1);
+  check_ragged({DType::f16, 64, 1, 2}, {}, 2);
+  check_ragged({DType::bf16, 128, 1, 3, DType::bf16}, {}, 3);
+  check_ragged({DType::f16, 128, 1, 1, DType::f16}, {}, 4);
+}
+
+TEST("groups of more heads than a tile has rows") {
+  Cache cache({DType::bf16, 64, 1, 130}, 11);
+  const int s = cache.add(70);
+  cache.upload();
+  check_all(cache, {}, {{s, 70, 2}});
+}
+
+TEST("windows, sinks, soft caps, slopes") {
+  Rules rules;
+  rules.window_left = 70;
+  check_ragged({DType::bf16, 64, 1, 1}, rules, 21);
+  rules.sink_tokens = 3;
+  rules.soft_cap = 2.0f;
+  check_ragged({DType::f16, 64, 1, 1}, rules, 22);
+  rules = {};
+  rules.causal = false;
+  rules.slopes = {0.1f, 0.01f};
+  rules.sinks = {1.0f, -40.0f};
+  check_ragged({DType::bf16, 64, 1, 2}, rules, 23);
+}
+
+TEST("segments, and windows and sinks far apart") {
+  Cache cache({DType::bf16, 64, 1, 1}, 31);
+  const int s = cache.add(4500);
+  cache.upload();
+  Rules rules;
+  check_all(cache, rules, {{s, 4500, 20}});
+  rules.window_left = 1500;
+  rules.sink_tokens = 130;
+  check_all(cache, rules, {{s, 4200, 10}});
+  check_all(cache, rules, {{s, 1900, 10}});
+}
+
+TEST("lists of visits") {
+  std::mt19937 random(41);
+  Cache cache({DType::bf16, 64, 1, 2}, 42);
+  Part part = {cache.add(2500), 2500, 100};
+  for (int list = 0; list < 2; ++list) {
+    std::vector<uint64_t> words;
+    for (int word = 0; word < 40; ++word) {
+      const uint64_t bits = uint64_t{random()} << 32 | random();
+      const bool whole = random() % 3 == 0 || word / 4 == 2;
+      // Of the second list nothing lies in the second segment.
+      const bool none = word % 9 < 5 || (list == 1 && word >= 32);
+      words.push_back(whole && word < 32 ? ~uint64_t{0} : none ? 0 : bits);
+    }
+    part.words.push_back(words);
+  }
+  const Part dense = {cache.add(70), 70, 1};
+  cache.upload();
+  check_all(cache, {}, {dense, part});
+}
+
+TEST("trees stay with decoding's kernel") {
+  Cache cache({DType::bf16, 64, 1, 4}, 51);
+  Part tree = {cache.add(140), 140, 12};
+  for (int i = 0; i < 12; ++i) tree.paths.push_back((uint64_t{1} << i) | (i % 2 == 0 ? 0 : 1));
+  const Part prompt = {cache.add(50), 50, 9};
+  cache.upload();
+  check_all(cache, {}, {tree, prompt});
+}
+
+// A row's bits: whatever chunk it comes in, whoever is beside it.
+TEST("chunks of a prompt, and other prompts beside it, change no bit") {
+  const Heads heads = {DType::f16, 64, 1, 2};
+  Cache cache(heads, 61);
+  const int s = cache.add(200);
+  const int other = cache.add(70);
+  cache.upload();
+  const Results all = check_all(cache, {}, {{s, 200, 200}});
+  int32_t begin = 0;
+  for (const int32_t end : {1, 60, 61, 129, 200}) {
+    const int32_t rows = end - begin;
+    const Results some = check_all(cache, {}, {{other, 70, 5}, {s, end, rows}});
+    CHECK(same(rows_of(some, heads, 5, rows), rows_of(all, heads, begin, rows)));
+    begin = end;
+  }
+}
+
+TEST("few rows of a long prompt are divided") {
+  const OnHopper machine;
+  ops::BatchLayout batch;
+  const std::vector<int32_t> qo_indptr = {0, 3, 67}, kv_len = {100, 9000};
+  batch.num_tokens = 67;
+  batch.num_sequences = 2;
+  batch.qo_indptr = qo_indptr.data();
+  batch.kv_len = kv_len.data();
+  ops::AttentionShape shape;
+  shape.num_qo_heads = 2;
+  shape.num_kv_heads = 1;
+  shape.most_rows = 16;
+  shape.long_rows = 128;
+  shape.only_long = true;
+  shape.shares = 512;
+  ops::AttentionWork work;
+  ops::plan_attention(shape, batch, work);
+  // 9000 tokens are five segments of 2048.
+  CHECK_EQ(work.num_long_items, 1 + 5);
+  CHECK_EQ(work.num_long_items, static_cast<int64_t>(work.items.size()));
+  CHECK_EQ(work.num_partials, 5 * 128);
+}
+
+TEST("each barrier, wait and fence") {
+  const OnHopper machine;
+  Cache cache({DType::bf16, 128, 1, 1}, 71);
+  Part part = {cache.add(2200), 2200, 5};
+  // More stages than the ring has, and another segment.
+  std::vector<uint64_t> words(35);
+  for (const size_t unit : {0, 3, 4, 6, 8, 33}) words[unit] = ~uint64_t{0};
+  part.words.push_back(words);
+  cache.upload();
+  const Batch batch(cache, {}, {part});
+  const Results right = batch.run(kWhole);
+  expect_every_barrier_matters([&] { return same(right, batch.run(kDivided)); });
+}
+
+}  // namespace
+}  // namespace effinfer
+
+CHECK_MAIN()
