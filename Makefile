@@ -2,6 +2,7 @@
 #
 #   make demo      build, fetch the default model, generate text
 #   make test      C++ tests, Python tests, the C++ embedding example
+#   make test-slow what is exhaustive: all small trees under each verifier, a million draws of each
 #   make lint      formatting, types, size budgets, layers
 #   make sanitize  the core's tests and the GGUF fuzzer under ASan and UBSan; the pool, the engine,
 #                  speculation and the GPU's emulator under TSan
@@ -23,7 +24,7 @@ BUILD := build/wheel
 FUZZ_MUTATIONS ?= 100000
 SETUP := $(BIN)/python tools/setup_venv.py
 
-.PHONY: demo test lint sanitize fidelity bench bench-compare bench-techniques bench-gpu format stubs clean
+.PHONY: demo test test-slow lint sanitize fidelity bench bench-compare bench-techniques bench-gpu format stubs clean
 .DEFAULT_GOAL := test
 
 $(BIN)/python:
@@ -44,6 +45,9 @@ test: | $(BIN)/python
 	@$(CHECK_SASS)
 	EFFINFER_EMULATED=$(CURDIR)/$(BUILD)/emulated/libeffinfer.so $(BIN)/python -m pytest
 	@echo "test: all passed"
+
+test-slow: test
+	EFFINFER_SLOW_TESTS=1 $(BIN)/ctest --test-dir $(BUILD) -R test_verifier --output-on-failure
 
 # Where the CUDA backend was built. Its disassembler is NVIDIA's, and optional.
 ifneq ($(shell command -v nvcc),)

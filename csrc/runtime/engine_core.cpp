@@ -100,6 +100,7 @@ RequestId EngineCore::add(std::span<const int32_t> prompt, const SamplingParams&
   request->prompt_size = prompt.size();
   request->params = params;
   request->constraint = std::move(constraint);
+  request->metrics.speculation.guarantee = speculator_.verifier().guarantee();
   request->metrics.prompt_tokens = static_cast<int64_t>(prompt.size());
   request->added = Request::Clock::now();
   const std::lock_guard lock(mutex_);

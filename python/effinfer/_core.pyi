@@ -539,10 +539,27 @@ class Draft:
         """
         Adds a node; returns its number.
         """
+    def candidates_of(self, row: int) -> dict[int, float]:
+        """
+        The same; {}: they were chosen.
+        """
     def child(self, parent: int, token: int) -> int:
         """
         The child of a node with that token, or -1.
         """
+    def set_candidates(self, row: int, probabilities: collections.abc.Mapping[int, float]) -> None:
+        """
+        What the children of a row were drawn from, a probability for each token that could
+        have been. Row 0 is the root's, row i + 1 that of node i.
+        """
+    @property
+    def draw(self) -> str:
+        """
+        How children got their tokens: "none" (they were chosen), "with_replacement" or
+        "without_replacement" (drawn, in their order).
+        """
+    @draw.setter
+    def draw(self, arg1: str) -> None: ...
     @property
     def parents(self) -> list[int]: ...
     @property
@@ -1399,6 +1416,7 @@ def quantize_weight(
     """
 
 def recycling_proposer(width: int = 8, pairs: int = 0, memory: float = 0.0) -> Proposer: ...
+def rejection_verifier() -> Verifier: ...
 def relu_squared(
     x: numpy.typing.NDArray[typing.Any], pool: ThreadPool | None = None
 ) -> numpy.typing.NDArray[numpy.float32]: ...
@@ -1508,11 +1526,13 @@ def top_k(
     values: numpy.typing.NDArray[typing.Any],
     pool: ThreadPool | None = None,
 ) -> numpy.typing.NDArray[numpy.int64]: ...
+def traversal_verifier() -> Verifier: ...
 def trim_heap() -> None:
     """
     Gives freed memory of the C heap back to the system: after work that took much of it.
     """
 
+def typical_verifier(epsilon: float = 0.09, delta: float = 0.3) -> Verifier: ...
 def variable_block_lists(
     block_mask_map: numpy.typing.NDArray[typing.Any],
     block_row_sz: numpy.typing.NDArray[typing.Any],
