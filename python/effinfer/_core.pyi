@@ -44,6 +44,12 @@ class WeightSource:
         """
         Name of a weight's dtype.
         """
+    def rows(
+        self, name: typing.Any, rows: collections.abc.Sequence[int]
+    ) -> numpy.typing.NDArray[numpy.uint8]:
+        """
+        The bytes of some rows of a matrix, uint8: a matrix of its dtype with these rows.
+        """
     def shape(self, name: typing.Any) -> tuple[typing.Any, ...]:
         """
         Shape of a weight, in elements.
@@ -227,6 +233,7 @@ class GraphBuilder:
     def node(
         self, op: str, inputs: collections.abc.Sequence[int], attributes: dict[str, typing.Any] = {}
     ) -> list[int]: ...
+    def rename(self, value: int, name: str) -> None: ...
     def set_metadata(self, key: str, value: typing.Any) -> None: ...
     def value(self, id: int) -> dict[str, typing.Any]: ...
     def weight(self, name: str, dtype: str, shape: collections.abc.Sequence[int]) -> int: ...
@@ -364,6 +371,10 @@ class Executable:
         """
         A KV cache of the shape that run() takes.
         """
+    def output(self, name: str) -> numpy.typing.NDArray[numpy.float32]:
+        """
+        float32 [T or R, size]: an output as the last step left it.
+        """
     def run(
         self,
         *,
@@ -392,6 +403,11 @@ class Executable:
     def graph(self) -> Graph:
         """
         The graph after all passes.
+        """
+    @property
+    def output_names(self) -> list[str]:
+        """
+        The graph's outputs behind the logits.
         """
     @property
     def pack_cache(self) -> PackCacheReport: ...
@@ -1112,6 +1128,14 @@ def compile(
 ) -> Executable:
     """
     Runs the passes, packs the weights, plans the memory, selects the kernels.
+    """
+
+def compile_beside(
+    first: Executable, graph: Graph, weights: WeightSource | None = None
+) -> Executable:
+    """
+    Another graph over the weights that an executable has packed, on its pool and with its
+    options; weights: None is the first's source.
     """
 
 def convert_rows(

@@ -86,6 +86,12 @@ struct TopLogits {
   std::span<int32_t> tokens;  // [R, k], the lower id first among equals
 };
 
+// What a graph returns beside the logits: float32 [rows, cols] of the last step.
+struct NamedRows {
+  std::span<const float> values;
+  int64_t cols = 0;
+};
+
 class EFFINFER_API Executable {
  public:
   ~Executable();
@@ -103,6 +109,13 @@ class EFFINFER_API Executable {
   void start_profile(int64_t max_steps);
   // Ends recording and hands over what there is; an empty profile when none was started.
   Profile take_profile();
+
+  // The graph's outputs behind the logits, by the names of their values, and one of them as the
+  // last step left it: a row for each of its tokens, or of its logit rows. Valid until the next
+  // step of this executable or of one that shares its weights. Throws InvalidArgument for another
+  // name.
+  const std::vector<std::string>& output_names() const;
+  NamedRows output(std::string_view name) const;
 
   int64_t vocab_size() const;
   // What cache the graph needs; run() takes one of the dtype of the options.
@@ -125,6 +138,8 @@ class EFFINFER_API Executable {
                                                           std::shared_ptr<const WeightSource>,
                                                           std::shared_ptr<ThreadPool>,
                                                           const CompileOptions&);
+  friend EFFINFER_API std::shared_ptr<Executable> compile_beside(
+      const Executable&, const Graph&, std::shared_ptr<const WeightSource>);
   struct Impl;
   explicit Executable(std::unique_ptr<Impl> impl);
   std::unique_ptr<Impl> impl_;
@@ -137,6 +152,15 @@ EFFINFER_API std::shared_ptr<Executable> compile(const Graph& graph,
                                                  std::shared_ptr<const WeightSource> weights,
                                                  std::shared_ptr<ThreadPool> pool,
                                                  const CompileOptions& options = {});
+
+// Another graph over the weights that an executable has packed, on its pool and with its options: a
+// weight that both have, which the source gives as the same bytes at the same place, is in memory
+// once, and so is the arena where the first one's is large enough. `weights`: null is the first's
+// source. The executables run one at a time, over caches of their own or, where layers have the
+// same shape, over one. Throws as compile().
+EFFINFER_API std::shared_ptr<Executable> compile_beside(
+    const Executable& first, const Graph& graph,
+    std::shared_ptr<const WeightSource> weights = nullptr);
 
 // The pass list in order, and one pass alone on a graph: for tests and the curious.
 EFFINFER_API std::vector<std::string> pass_names();

@@ -21,8 +21,10 @@ from effinfer.techniques.multi_sample import MultiSample
 from effinfer.techniques.prefill import SparsePrefill
 from effinfer.techniques.prompt_lookup import PromptLookup
 from effinfer.techniques.sample_attention import SampleAttention
+from effinfer.techniques.skip_layers import EarlyExit, SkipLayers
 from effinfer.techniques.suffix_decoding import SuffixDecoding
 from effinfer.techniques.token_recycling import TokenRecycling
+from effinfer.techniques.vocab_trim import VocabTrim
 from effinfer.techniques.xattention import XAttention
 
 __all__ = [
@@ -30,14 +32,17 @@ __all__ = [
     "PREFILLS",
     "SPECULATIONS",
     "CodeSwift",
+    "EarlyExit",
     "Lookahead",
     "MInference",
     "MultiSample",
     "PromptLookup",
     "SampleAttention",
+    "SkipLayers",
     "SparsePrefill",
     "SuffixDecoding",
     "TokenRecycling",
+    "VocabTrim",
     "XAttention",
     "as_prefill",
     "as_speculation",
