@@ -146,6 +146,17 @@ void register_native_parts(py::module_& m) {
         return recycling_proposer({width, pairs, memory});
       },
       py::arg("width") = 8, py::arg("pairs") = 0, py::arg("memory") = 0.0f);
+  m.def(
+      "draft_model_proposer",
+      [](const Graph& graph, std::shared_ptr<WeightSource> weights, bool of_target, int32_t length,
+         int32_t width, int32_t num_pages, bool adaptive, const std::string& label) {
+        auto model = std::make_shared<Model>(Model{graph, std::move(weights)});
+        return draft_model_proposer(
+            {std::move(model), of_target, length, width, num_pages, adaptive, label});
+      },
+      py::arg("graph"), py::arg("weights"), py::kw_only(), py::arg("of_target") = false,
+      py::arg("length") = 6, py::arg("width") = 1, py::arg("num_pages") = 0,
+      py::arg("adaptive") = true, py::arg("label") = "draft_model");
   m.def("lookahead_proposer", &lookahead_proposer, py::arg("width") = 4, py::arg("length") = 3);
 }
 

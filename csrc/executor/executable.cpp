@@ -215,6 +215,10 @@ const Target& Executable::target() const {
   return impl_->shared.target;
 }
 
+const std::shared_ptr<ThreadPool>& Executable::pool() const {
+  return impl_->pool;
+}
+
 const Graph& Executable::graph() const {
   return impl_->shared.graph;
 }

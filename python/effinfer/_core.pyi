@@ -1177,6 +1177,17 @@ def describe_tuning() -> str:
     How far ahead weights are asked for, in bytes into L2/L1, from how many rows ternary weights are unpacked, and why.
     """
 
+def draft_model_proposer(
+    graph: Graph,
+    weights: WeightSource,
+    *,
+    of_target: bool = False,
+    length: int = 6,
+    width: int = 1,
+    num_pages: int = 0,
+    adaptive: bool = True,
+    label: str = "draft_model",
+) -> Proposer: ...
 def embedding(
     ids: numpy.typing.NDArray[typing.Any],
     table: numpy.typing.NDArray[typing.Any],

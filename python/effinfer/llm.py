@@ -21,7 +21,8 @@ from effinfer.requests.grammar import GrammarCompiler
 from effinfer.requests.loop import RequestLoop
 from effinfer.sampling import SamplingParams
 from effinfer.speculation import Proposer, Speculation
-from effinfer.techniques import SparsePrefill, as_prefill, as_speculation
+from effinfer.techniques import SparsePrefill, as_prefill, as_speculation, with_draft_model
+from effinfer.techniques.draft_model import DraftModel
 from effinfer.text.trust import chat_tokens
 
 if TYPE_CHECKING:  # imported when text or arrays are asked for: they cost more than the rest
@@ -58,6 +59,7 @@ class LLM:
         head: str | None = None,
         prefill: str | SparsePrefill = "dense",
         speculation: str | Speculation | Proposer | None = None,
+        draft_model: str | os.PathLike[str] | DraftModel | None = None,
         **unknown: object,
     ) -> None:
         """Loads `model`: a path of a GGUF file, of an effinfer artifact or of a Hugging Face
@@ -76,6 +78,7 @@ class LLM:
         one; same bits. head: a dtype such as "q6_k" that the output matrix gets. prefill: "dense",
         or an approximation for long prompts ("minference", "sample_attention", "xattention").
         speculation: "auto", a name or proposer of effinfer.techniques, or a Speculation.
+        draft_model: a smaller model of the same vocabulary that drafts, or a DraftModel.
 
         The first load on a machine measures its memory for the user's cache (TuningCacheWarning).
         Throws FileError, FormatError, UnsupportedError, InvalidArgumentError, OutOfMemoryError.
@@ -90,6 +93,7 @@ class LLM:
         sparse = as_prefill(prefill)
         self._drafts = as_speculation(speculation)
         self._files: ModelFiles = open_model(resolve_with_bar(model), head=head)
+        self._drafts = with_draft_model(self._drafts, draft_model, self._files)
         engine = _core.Engine(
             self._files.graph if sparse is None else sparse.apply(self._files.graph),
             self._files.weights,

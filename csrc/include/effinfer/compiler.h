@@ -122,9 +122,10 @@ class EFFINFER_API Executable {
   KvCacheConfig kv_config(DType dtype, int32_t num_pages) const;
   const CompileOptions& options() const;
   const Target& target() const;  // of its kernels
-  const Graph& graph() const;    // after all passes
-  size_t arena_bytes() const;    // peak of the memory plan
-  size_t packed_bytes() const;   // weights as packed
+  const std::shared_ptr<ThreadPool>& pool() const;
+  const Graph& graph() const;   // after all passes
+  size_t arena_bytes() const;   // peak of the memory plan
+  size_t packed_bytes() const;  // weights as packed
   const PackCacheReport& pack_cache() const;
   // Why what was measured of the machine could not be kept in the tuning cache; empty: it was, or
   // nothing was measured.

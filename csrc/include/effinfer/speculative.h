@@ -15,6 +15,7 @@
 
 #include "effinfer/compiler.h"
 #include "effinfer/export.h"
+#include "effinfer/model.h"
 #include "effinfer/sampling.h"
 
 namespace effinfer {
@@ -53,6 +54,9 @@ struct EFFINFER_API Draft {
   Draw draw = Draw::none;
   std::vector<Candidate> candidates;  // of all rows
   std::vector<Range> ranges;          // by row, into `candidates`; rows at the end may lack
+
+  // Why there is no draft for this request, where its user shall know; empty: no reason.
+  std::string refusal;
 
   std::span<const Candidate> candidates_of(int32_t row) const;
   void set_candidates(int32_t row, std::span<const Candidate> list);
@@ -98,6 +102,9 @@ class EFFINFER_API Proposer {
   virtual std::string_view name() const = 0;
   // The highest logits of each row that observe() wants to see; 0: none.
   virtual int32_t top_k() const { return 0; }
+  // Called once, before attach(): the executable of the engine's model, which outlives the
+  // proposer's use of it. What it throws is what the engine throws.
+  virtual void bind(Executable& /*target*/) {}
   // Called once, by the engine that the proposer is of.
   virtual void attach(int64_t /*vocab_size*/) {}
   // Fills the empty drafts, one a view. One that throws, and a draft with unknown ids, a parent
@@ -262,6 +269,29 @@ EFFINFER_API std::shared_ptr<Proposer> recycling_proposer(const RecyclingOptions
 // (Fu et al. 2024, Lookahead decoding, arXiv:2402.02057). A step has width * (length - 1) - 1
 // probes.
 EFFINFER_API std::shared_ptr<Proposer> lookahead_proposer(int32_t width = 4, int32_t length = 3);
+
+// A smaller model of the same vocabulary, on the target's threads, with pages and prefixes of its
+// own. It drafts a chain (Leviathan et al. 2023, arXiv:2211.17192) or, with `width` > 1, a tree: of
+// each level the `width` likeliest nodes get children, and the likeliest of all are the draft
+// (EAGLE-2's way, Li et al. 2024, arXiv:2406.16858, section 4). Where the verifier makes use of
+// what tokens were drawn from, the last token has `width` children, drawn without replacement, and
+// each goes on as a chain.
+//
+// A request whose text outgrows the draft's context or pages, or whose draft logits hold a NaN,
+// goes on without drafts and is told once.
+struct DraftModelOptions {
+  std::shared_ptr<const Model> model;
+  // The graph's weights are the target's own, packed once (compile_beside): layers of it, or its
+  // layers with another head.
+  bool of_target = false;
+  int32_t length = 6;     // depth at most
+  int32_t width = 1;      // 1..8
+  int32_t num_pages = 0;  // 0: for one sequence of the context, or 8192 tokens, and 8192 more
+  // Shorter drafts, down to none, where those are worth their measured time by what was accepted.
+  bool adaptive = true;
+  std::string label = "draft_model";
+};
+EFFINFER_API std::shared_ptr<Proposer> draft_model_proposer(const DraftModelOptions& options);
 
 // How an engine speculates. Its parts keep state of the engine's requests: an engine has its own.
 struct Speculation {

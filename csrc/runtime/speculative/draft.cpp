@@ -13,6 +13,7 @@ void Draft::clear() {
   draw = Draw::none;
   candidates.clear();
   ranges.clear();
+  refusal.clear();
 }
 
 std::span<const Draft::Candidate> Draft::candidates_of(int32_t row) const {
@@ -122,6 +123,7 @@ void copy_candidates(const Draft& from, int32_t row, Draft& to, int32_t to_row) 
 }  // namespace
 
 std::string trouble_of(const Draft& draft, int32_t max_nodes, int64_t vocab_size) {
+  if (!draft.refusal.empty()) return draft.refusal;
   const size_t size = draft.tokens.size();
   if (draft.parents.size() != size || draft.scores.size() != size) {
     return "expected as many parents and scores as tokens, got " + std::to_string(size) +

@@ -11,10 +11,15 @@
     LLM("model.gguf", speculation=Speculation([SuffixDecoding(), TokenRecycling(width=4)]))
 """
 
+import os
+from dataclasses import replace
+
 from effinfer import _core
+from effinfer.checkpoints.model_files import ModelFiles
 from effinfer.speculation import Proposer, Speculation
 from effinfer.techniques.aded import ADED
 from effinfer.techniques.code_swift import CodeSwift
+from effinfer.techniques.draft_model import DraftModel
 from effinfer.techniques.lookahead import Lookahead
 from effinfer.techniques.minference import MInference
 from effinfer.techniques.multi_sample import MultiSample
@@ -32,6 +37,7 @@ __all__ = [
     "PREFILLS",
     "SPECULATIONS",
     "CodeSwift",
+    "DraftModel",
     "EarlyExit",
     "Lookahead",
     "MInference",
@@ -46,6 +52,7 @@ __all__ = [
     "XAttention",
     "as_prefill",
     "as_speculation",
+    "with_draft_model",
 ]
 
 PREFILLS: dict[str, type[SparsePrefill]] = {
@@ -98,3 +105,23 @@ def as_speculation(speculation: object) -> Speculation | None:
     raise _core.InvalidArgumentError(
         f"[LLM] speculation: expected {known} or a Speculation, got {speculation!r}"
     )
+
+
+def with_draft_model(
+    speculation: Speculation | None, draft_model: object, target: ModelFiles
+) -> Speculation | None:
+    """The same with a model's drafts merged in; its DraftModels become proposers for `target`.
+    Throws InvalidArgumentError, and what opening a model throws."""
+    proposers = [] if speculation is None else list(speculation.proposers)
+    if isinstance(draft_model, str | os.PathLike):
+        draft_model = DraftModel(draft_model)
+    if isinstance(draft_model, DraftModel):
+        proposers.append(draft_model)
+    elif draft_model is not None:
+        raise _core.InvalidArgumentError(
+            f"[LLM] draft_model: expected a model or a DraftModel, got {draft_model!r}"
+        )
+    if not any(isinstance(p, DraftModel) for p in proposers):
+        return speculation
+    built = [p.for_target(target) if isinstance(p, DraftModel) else p for p in proposers]
+    return replace(speculation or Speculation([]), proposers=built)
