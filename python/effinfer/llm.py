@@ -9,13 +9,12 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from effinfer import _core
-from effinfer.checkpoints.model_files import ModelFiles, open_model
+from effinfer.checkpoints.model_files import open_model
 from effinfer.files.cache_warnings import warn_of_caches
 from effinfer.files.paths import pack_cache_dir, tuning_cache_dir
 from effinfer.hub.progress import resolve_with_bar
 from effinfer.outputs import RequestOutput
 from effinfer.requests import arguments
-from effinfer.requests.arguments import Prompt
 from effinfer.requests.generation import Generation, TextStream
 from effinfer.requests.grammar import GrammarCompiler
 from effinfer.requests.loop import RequestLoop
@@ -78,22 +77,19 @@ class LLM:
         one; same bits. head: a dtype such as "q6_k" that the output matrix gets. prefill: "dense",
         or an approximation for long prompts ("minference", "sample_attention", "xattention").
         speculation: "auto", a name or proposer of effinfer.techniques, or a Speculation.
-        draft_model: a smaller model of the same vocabulary that drafts, or a DraftModel.
+        draft_model: a smaller model of the same vocabulary, or a DraftModel.
 
         The first load on a machine measures its memory for the user's cache (TuningCacheWarning).
         Throws FileError, FormatError, UnsupportedError, InvalidArgumentError, OutOfMemoryError.
         """
         started = time.perf_counter()
-        if unknown:
-            raise arguments.unknown_options(LLM, unknown)
+        arguments.refuse_unknown(LLM, unknown)
         arguments.check_choices(device, precision, kv_dtype, ternary_packing)
-        sizes = {"threads": threads, "max_seq_len": max_seq_len, "num_pages": num_pages}
-        for name, value in {**sizes, "max_batch_tokens": max_batch_tokens}.items():
-            arguments.check_positive(name, value)
-        sparse = as_prefill(prefill)
-        self._drafts = as_speculation(speculation)
-        self._files: ModelFiles = open_model(resolve_with_bar(model), head=head)
-        self._drafts = with_draft_model(self._drafts, draft_model, self._files)
+        arguments.check_positive(threads=threads, max_seq_len=max_seq_len)
+        arguments.check_positive(num_pages=num_pages, max_batch_tokens=max_batch_tokens)
+        sparse, drafts = as_prefill(prefill), as_speculation(speculation)
+        self._files = open_model(resolve_with_bar(model), head=head)
+        self._drafts = with_draft_model(drafts, draft_model, self._files)
         engine = _core.Engine(
             self._files.graph if sparse is None else sparse.apply(self._files.graph),
             self._files.weights,
@@ -141,7 +137,7 @@ class LLM:
 
     def generate(
         self,
-        prompts: Prompt | Sequence[Prompt],
+        prompts: arguments.Prompt | Sequence[arguments.Prompt],
         params: SamplingParams | Sequence[SamplingParams] | None = None,
     ) -> list[RequestOutput]:
         """Completes one prompt or several (texts or token ids), all in one batch; one output a
@@ -161,7 +157,7 @@ class LLM:
             generation.close()
         return generation.outputs()
 
-    def stream(self, prompt: Prompt, params: SamplingParams | None = None) -> TextStream:
+    def stream(self, prompt: arguments.Prompt, params: SamplingParams | None = None) -> TextStream:
         """The completion of one prompt piece by piece, never with a broken character: an iterator
         of str. Closing it, or dropping it, cancels the request. Throws as generate(), and Error
         while iterating when the request fails."""

@@ -121,8 +121,10 @@ class DraftModelProposer final : public Proposer {
  private:
   struct State {
     DraftText text;
-    bool gone = false;                     // it is not drafted for any more
-    std::vector<int32_t> tokens, parents;  // of its last draft; none: it was not asked
+    bool gone = false;  // it is not drafted for any more
+    // Of its last draft; none: it was not asked.
+    std::vector<int32_t> tokens, parents;
+    std::vector<float> scores;  // none where tokens were drawn
   };
   struct Node {
     int32_t token;
@@ -219,8 +221,9 @@ class DraftModelProposer final : public Proposer {
     for (size_t i = 0; i < std::min(mapped_.size(), static_cast<size_t>(options_.width)); ++i) {
       const auto score = static_cast<float>(
           std::exp(static_cast<double>(top.values[i] - top.values.front())) / total);
-      if (mapped_[i] >= vocab_size_ || parent.path * score < kLeastPath) continue;
-      work.nodes.push_back({mapped_[i], node, parent.depth + 1, score, parent.path * score});
+      const float path = parent.path * pace_.belief(score);
+      if (mapped_[i] >= vocab_size_ || path < kLeastPath) continue;
+      work.nodes.push_back({mapped_[i], node, parent.depth + 1, score, path});
     }
     return true;
   }
@@ -264,8 +267,10 @@ class DraftModelProposer final : public Proposer {
       work->fed.clear();
       if (level >= work->depth) return true;
       std::vector<int32_t> nodes;
+      const bool any = work->view->draws || !options_.adaptive;
       for (int32_t i = 0; i < static_cast<int32_t>(work->nodes.size()); ++i) {
-        if (work->nodes[static_cast<size_t>(i)].depth == level) nodes.push_back(i);
+        const Node& node = work->nodes[static_cast<size_t>(i)];
+        if (node.depth == level && (any || pace_.pays(node.path))) nodes.push_back(i);
       }
       std::stable_sort(nodes.begin(), nodes.end(), [&](int32_t a, int32_t b) {
         return work->nodes[static_cast<size_t>(a)].path > work->nodes[static_cast<size_t>(b)].path;
@@ -320,6 +325,7 @@ class DraftModelProposer final : public Proposer {
     }
     state.tokens = work.draft->tokens;
     state.parents = work.draft->parents;
+    state.scores = work.view->draws ? std::vector<float>() : work.draft->scores;
   }
 
   // How deep the text followed the request's draft, if there was one.
@@ -331,13 +337,18 @@ class DraftModelProposer final : public Proposer {
     int32_t right = 0;
     int32_t deepest = 0;
     std::vector<int32_t> depths(state.tokens.size());
+    std::vector<bool> came(state.tokens.size());  // along the text
     int32_t at = -1;
     for (size_t i = 0; i < state.tokens.size(); ++i) {
       const int32_t parent = state.parents[i];
       depths[i] = parent < 0 ? 1 : depths[static_cast<size_t>(parent)] + 1;
       deepest = std::max(deepest, depths[i]);
-      const bool follows = parent == at && static_cast<size_t>(right) < emitted.size() &&
-                           state.tokens[i] == emitted[static_cast<size_t>(right)];
+      const auto place = static_cast<size_t>(depths[i]) - 1;
+      const bool known =
+          place < emitted.size() && (parent < 0 || came[static_cast<size_t>(parent)]);
+      came[i] = known && state.tokens[i] == emitted[place];
+      if (known && !state.scores.empty()) pace_.count_guess(state.scores[i], came[i]);
+      const bool follows = parent == at && came[i];
       if (!follows) continue;
       at = static_cast<int32_t>(i);
       ++right;

@@ -1,6 +1,7 @@
 #include "runtime/speculative/pace.h"
 
 #include <algorithm>
+#include <cmath>
 
 namespace effinfer::runtime {
 
@@ -11,6 +12,24 @@ void Pace::count(int32_t depth, int32_t right) {
     tried_[at] = kMemory * tried_[at] + 1.0;
     right_[at] = kMemory * right_[at] + (d < right ? 1.0 : 0.0);
   }
+}
+
+size_t Pace::bin_of(float score) {
+  const double p = std::clamp(static_cast<double>(score), 1e-6, 1.0 - 1e-6);
+  const double odds = std::log2(p / (1.0 - p)) + kBins / 2.0;
+  return static_cast<size_t>(std::clamp(odds, 0.0, kBins - 1.0));
+}
+
+void Pace::count_guess(float score, bool right) {
+  Bin& bin = bins_[bin_of(score)];
+  bin.tried = kMemory * bin.tried + 1.0;
+  bin.right = kMemory * bin.right + (right ? 1.0 : 0.0);
+}
+
+float Pace::belief(float score) const {
+  const Bin& bin = bins_[bin_of(score)];
+  const double believed = kTrust * static_cast<double>(score);
+  return static_cast<float>((bin.right + believed) / (bin.tried + kTrust));
 }
 
 int32_t Pace::depth(int32_t most) {
@@ -32,6 +51,7 @@ int32_t Pace::depth(int32_t most) {
       best = d;
     }
   }
+  rate_ = best_rate;
   if (best > 0) {
     idle_ = 0;
   } else if (++idle_ % kRare == 0) {

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from numbers import Integral
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -22,16 +22,20 @@ def check_choice(name: str, value: object, valid: Sequence[str], hint: str = "")
         raise _core.InvalidArgumentError(f"[LLM] {name}: expected {names}, got {value!r}{hint}")
 
 
-def check_positive(name: str, value: int | None) -> None:
-    if value is not None and (not isinstance(value, int) or value < 1):
-        raise _core.InvalidArgumentError(f"[LLM] {name}: expected None or >= 1, got {value!r}")
+def check_positive(**sizes: int | None) -> None:
+    for name, value in sizes.items():
+        if value is not None and (not isinstance(value, int) or value < 1):
+            raise _core.InvalidArgumentError(f"[LLM] {name}: expected None or >= 1, got {value!r}")
 
 
-def unknown_options(call: Callable[..., object], names: Iterable[str]) -> _core.Error:
-    """The error of keywords that `call` does not know, which names those that it does."""
+def refuse_unknown(call: Callable[..., object], names: Collection[str]) -> None:
+    """Throws InvalidArgumentError for keywords that `call` does not know; it names those that it
+    does."""
+    if not names:
+        return
     parameters = inspect.signature(call).parameters.values()
     known = ", ".join(p.name for p in parameters if p.kind is p.KEYWORD_ONLY)
-    return _core.InvalidArgumentError(
+    raise _core.InvalidArgumentError(
         f"[LLM] {', '.join(names)}: unknown option; expected one of {known}"
     )
 

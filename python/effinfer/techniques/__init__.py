@@ -12,7 +12,9 @@
 """
 
 import os
+from collections.abc import Iterable
 from dataclasses import replace
+from typing import Any
 
 from effinfer import _core
 from effinfer.checkpoints.model_files import ModelFiles
@@ -112,7 +114,9 @@ def with_draft_model(
 ) -> Speculation | None:
     """The same with a model's drafts merged in; its DraftModels become proposers for `target`.
     Throws InvalidArgumentError, and what opening a model throws."""
-    proposers = [] if speculation is None else list(speculation.proposers)
+    given = [] if speculation is None else speculation.proposers
+    # What is no list is refused when the parts are made.
+    proposers: list[Any] = list(given) if isinstance(given, Iterable) else []
     if isinstance(draft_model, str | os.PathLike):
         draft_model = DraftModel(draft_model)
     if isinstance(draft_model, DraftModel):

@@ -61,7 +61,7 @@ class VocabTrim:
 
 def _head(graph: _core.Graph) -> dict[str, Any]:
     """The product that the logits come of; a bias would have to be cut with it."""
-    makers = {node["outputs"][0]: node for node in graph.nodes}
+    makers: dict[str, dict[str, Any]] = {node["outputs"][0]: node for node in graph.nodes}
     node = makers[graph.outputs[0]]
     while node["op"] not in ("linear", "ternary_linear") and len(node["inputs"]) == 1:
         node = makers[node["inputs"][0]]
