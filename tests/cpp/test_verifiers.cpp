@@ -50,8 +50,9 @@ struct Outcome {
 };
 
 // Everything that drawing a tree of that shape and verifying it may emit.
-Outcome enumerate(const Model& target, const Model& draft_model, const std::vector<int32_t>& shape,
-                  Draft::Draw draw, const Walk& walk, bool biased = false) {
+Outcome enumerate(const ToyModel& target, const ToyModel& draft_model,
+                  const std::vector<int32_t>& shape, Draft::Draw draw, const Walk& walk,
+                  bool biased = false) {
   Outcome outcome;
   Enumeration ways;
   Draft draft;
@@ -83,7 +84,7 @@ Outcome enumerate(const Model& target, const Model& draft_model, const std::vect
 }
 
 // How far texts that go on by the target alone are from what the target alone would emit.
-double distance(const Model& target, const Outcome& outcome, size_t length) {
+double distance(const ToyModel& target, const Outcome& outcome, size_t length) {
   double worst = 0.0;
   std::function<void(Text&, double, double)> compare = [&](Text& text, double expected,
                                                            double open) {
@@ -126,8 +127,8 @@ void check_shapes(int32_t nodes, size_t every, uint32_t seed) {
   const auto shapes = all_shapes(nodes);
   std::mt19937 random(seed);
   for (size_t i = seed % every; i < shapes.size(); i += every) {
-    const Model target(kVocab, random());
-    const Model draft_model(kVocab, random());
+    const ToyModel target(kVocab, random());
+    const ToyModel draft_model(kVocab, random());
     for (const Draft::Draw draw : kDraws) {
       const bool all = draw == Draft::Draw::without_replacement;
       if (all && children_of(shapes[i]) > static_cast<int>(kVocab)) continue;
@@ -159,8 +160,8 @@ TEST("every outcome of small trees has the target's probability") {
 }
 
 TEST("a planted bias shows") {
-  const Model target(kVocab, 5);
-  const Model draft_model(kVocab, 6);
+  const ToyModel target(kVocab, 5);
+  const ToyModel draft_model(kVocab, 6);
   for (const Walk& walk : {rejection(), traversal()}) {
     const Outcome outcome =
         enumerate(target, draft_model, {-1, 0, -1}, Draft::Draw::with_replacement, walk, true);
@@ -171,8 +172,8 @@ TEST("a planted bias shows") {
 TEST("traversal accepts at least what rejection does, of chains more") {
   double more = 0.0;
   for (uint32_t seed = 0; seed < 12; ++seed) {
-    const Model target(kVocab, 100 + seed);
-    const Model draft_model(kVocab, 200 + seed);
+    const ToyModel target(kVocab, 100 + seed);
+    const ToyModel draft_model(kVocab, 200 + seed);
     const std::vector<int32_t> chain = {-1, 0, 1};
     const auto accepted = [&](const Walk& walk) {
       return enumerate(target, draft_model, chain, Draft::Draw::with_replacement, walk).accepted;
@@ -188,7 +189,7 @@ TEST("traversal accepts at least what rejection does, of chains more") {
 TEST("a chosen child is accepted with its probability, and the target is kept") {
   std::mt19937 random(4);
   for (int round = 0; round < 40; ++round) {
-    const Model target(kVocab, random());
+    const ToyModel target(kVocab, random());
     Draft draft;
     for (int32_t i = 0; i < 6; ++i) {
       const auto parent = static_cast<int32_t>(random() % static_cast<uint32_t>(i + 1)) - 1;

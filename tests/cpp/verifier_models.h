@@ -31,9 +31,9 @@ using Text = std::vector<int32_t>;
 using Row = std::vector<double>;
 
 // A random distribution behind each text, a hard-to-guess or a sharp one, some tokens impossible.
-class Model {
+class ToyModel {
  public:
-  Model(size_t vocab, uint32_t seed) : vocab_(vocab), seed_(seed) {}
+  ToyModel(size_t vocab, uint32_t seed) : vocab_(vocab), seed_(seed) {}
   size_t vocab() const { return vocab_; }
   const Row& behind(const Text& text) const {
     const auto known = rows_.find(text);
@@ -121,7 +121,7 @@ class Enumeration final : public Chance {
 
 // Fills a draft of this shape, a parent a node, with tokens that `chance` draws from the model.
 // Float probabilities, as drafts have them, are what is drawn from. False: nothing is left to draw.
-inline bool draw_tree(const Model& model, const std::vector<int32_t>& shape, Draft::Draw draw,
+inline bool draw_tree(const ToyModel& model, const std::vector<int32_t>& shape, Draft::Draw draw,
                       Chance& chance, Draft& draft) {
   draft.clear();
   draft.draw = draw;

@@ -209,6 +209,14 @@ def test_cancelled_and_many_requests_leave_no_page(models):
     assert not any(warnings.values())
 
 
+def test_a_proposer_is_of_one_engine(models):
+    drafts = proposer(models["llama"])
+    engine = make_engine(models["llama"], speculation=speculation(drafts))
+    with pytest.raises(effinfer.InvalidArgumentError, match="in use"):
+        make_engine(models["llama"], speculation=speculation(drafts))
+    assert run(engine, ragged(1, tiny.VOCAB_SIZE))[0].finish == "length"
+
+
 def test_wrong_options():
     model = open_model_of_nothing()
     for options, part in [

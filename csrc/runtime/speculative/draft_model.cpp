@@ -65,6 +65,12 @@ class DraftModelProposer final : public Proposer {
   std::string_view name() const override { return options_.label; }
 
   void bind(Executable& target) override {
+    if (steps_) {
+      throw InvalidArgument(
+          "[draft_model] engine: expected one that no other engine has, got one that is in use: "
+          "its "
+          "pages follow requests, make another");
+    }
     const Graph& graph = options_.model->graph;
     tokens_ = logit_tokens(graph);
     num_ids_ = metadata_int(graph, "vocab_size");
