@@ -54,7 +54,11 @@ int32_t Pace::depth(int32_t most) {
   rate_ = best_rate;
   if (best > 0) {
     idle_ = 0;
-  } else if (++idle_ % kRare == 0) {
+    rare_ = kRare;
+  } else if (++idle_ >= rare_) {
+    // The model has to read what it missed first, so a vain try is followed by fewer.
+    idle_ = 0;
+    rare_ = std::min(2 * rare_, kRarest);
     best = std::min(most, 2);
   }
   return best;

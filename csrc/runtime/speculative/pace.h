@@ -30,6 +30,7 @@ class Pace {
   static constexpr double kMemory = 0.99;
   static constexpr double kTrust = 4.0;  // drafts that the belief before any is worth
   static constexpr int32_t kRare = 64;
+  static constexpr int32_t kRarest = 4096;
   static constexpr int32_t kBins = 16;  // of the odds, in powers of two
 
   struct Bin {
@@ -49,6 +50,7 @@ class Pace {
   double level_s_ = 0.0;
   double step_s_ = 0.0;
   int32_t idle_ = 0;
+  int32_t rare_ = kRare;  // calls without a draft before one is tried
 };
 
 }  // namespace effinfer::runtime
