@@ -12,6 +12,7 @@
 #   make test-browser
 #                  the page to chat, in the Chromium that is on the PATH
 #   make soak      ten minutes of mixed load on the server; SOAK_SECONDS=60 is a minute
+#   make test-slow what is exhaustive: all small trees under each verifier, a million draws of each
 #   make lint      formatting, types, size budgets, layers
 #   make sanitize  the core's tests and the GGUF fuzzer under ASan and UBSan; the pool, the engine,
 #                  speculation and the GPU's emulator under TSan
@@ -34,7 +35,7 @@ FUZZ_MUTATIONS ?= 100000
 SOAK_SECONDS ?= 600
 SETUP := $(BIN)/python tools/setup_venv.py
 
-.PHONY: demo test test-serving test-clients test-browser test-ray soak wheel lint sanitize fidelity bench bench-compare bench-techniques bench-gpu format stubs clean
+.PHONY: demo test test-slow test-serving test-clients test-browser test-ray soak wheel lint sanitize fidelity bench bench-compare bench-techniques bench-gpu format stubs clean
 .DEFAULT_GOAL := test
 
 $(BIN)/python:
@@ -87,6 +88,9 @@ soak: | $(BIN)/python
 	@$(SETUP) build serve test
 	@$(SETUP) package --build-dir $(BUILD)
 	$(BIN)/python -m tests.serve.soak --seconds $(SOAK_SECONDS)
+
+test-slow: test
+	EFFINFER_SLOW_TESTS=1 $(BIN)/ctest --test-dir $(BUILD) -R test_verifier --output-on-failure
 
 # Where the CUDA backend was built. Its disassembler is NVIDIA's, and optional.
 ifneq ($(shell command -v nvcc),)

@@ -55,20 +55,7 @@ void register_compile_options(py::module_& m) {
       .def(py::init(&to_compile_options), init.c_str());
 }
 
-}  // namespace
-
-void register_compiler(py::module_& m) {
-  py::class_<PackCacheReport>(m, "PackCacheReport", "What a load had of the pack cache.")
-      .def_property_readonly(
-          "state", [](const PackCacheReport& self) { return std::string(name(self.state)); },
-          "\"off\", \"absent\" (only of find_pack_cache), \"hit\", \"stored\" or \"failed\".")
-      .def_property_readonly(
-          "path", [](const PackCacheReport& self) { return to_python(self.path); },
-          "Of the cached file; \"\" when it has no name.")
-      .def_property_readonly(
-          "reason", [](const PackCacheReport& self) { return to_python(self.reason); },
-          "Why it is not a hit.");
-  register_compile_options(m);
+void register_executable(py::module_& m) {
   py::class_<Executable, std::shared_ptr<Executable>>(
       m, "Executable", "A compiled graph: packed weights, an arena, a flat list of kernel calls.")
       .def("explain", &Executable::explain,
@@ -91,11 +78,39 @@ void register_compiler(py::module_& m) {
           },
           py::arg("num_pages"), "A KV cache of the shape that run() takes.")
       .def_property_readonly("graph", &Executable::graph, "The graph after all passes.")
+      .def_property_readonly("output_names", &Executable::output_names,
+                             "The graph's outputs behind the logits.")
+      .def(
+          "output",
+          [](const Executable& executable, const std::string& name) {
+            const NamedRows rows = executable.output(name);
+            const auto cols = static_cast<py::ssize_t>(rows.cols);
+            return py::array_t<float>({static_cast<py::ssize_t>(rows.values.size()) / cols, cols},
+                                      rows.values.data());
+          },
+          py::arg("name"), "float32 [T or R, size]: an output as the last step left it.")
       .def_property_readonly("vocab_size", &Executable::vocab_size)
       .def_property_readonly("arena_bytes", &Executable::arena_bytes)
       .def_property_readonly("packed_bytes", &Executable::packed_bytes)
       .def_property_readonly("pack_cache", &Executable::pack_cache,
                              py::return_value_policy::reference_internal);
+}
+
+}  // namespace
+
+void register_compiler(py::module_& m) {
+  py::class_<PackCacheReport>(m, "PackCacheReport", "What a load had of the pack cache.")
+      .def_property_readonly(
+          "state", [](const PackCacheReport& self) { return std::string(name(self.state)); },
+          "\"off\", \"absent\" (only of find_pack_cache), \"hit\", \"stored\" or \"failed\".")
+      .def_property_readonly(
+          "path", [](const PackCacheReport& self) { return to_python(self.path); },
+          "Of the cached file; \"\" when it has no name.")
+      .def_property_readonly(
+          "reason", [](const PackCacheReport& self) { return to_python(self.reason); },
+          "Why it is not a hit.");
+  register_compile_options(m);
+  register_executable(m);
   m.def(
       "compile",
       [](const Graph& graph, std::shared_ptr<WeightSource> weights,
@@ -105,6 +120,15 @@ void register_compiler(py::module_& m) {
       },
       py::arg("graph"), py::arg("weights"), py::arg("pool"), py::arg("options") = CompileOptions(),
       "Runs the passes, packs the weights, plans the memory, selects the kernels.");
+  m.def(
+      "compile_beside",
+      [](const Executable& first, const Graph& graph, std::shared_ptr<WeightSource> weights) {
+        const py::gil_scoped_release release;
+        return compile_beside(first, graph, std::move(weights));
+      },
+      py::arg("first"), py::arg("graph"), py::arg("weights") = py::none(),
+      "Another graph over the weights that an executable has packed, on its pool and with its\n"
+      "options; weights: None is the first's source.");
   m.def(
       "find_pack_cache",
       [](const Graph& graph, const std::shared_ptr<WeightSource>& weights, const py::object& folder,

@@ -100,6 +100,7 @@ py::dict metrics_dict(const RequestMetrics& metrics) {
   speculation["drafted"] = drafts.drafted;
   speculation["accepted"] = drafts.accepted;
   speculation["refused_drafts"] = drafts.refused_drafts;
+  speculation["guarantee"] = std::string(name(drafts.guarantee));
   speculation["drafted_at"] = drafts.drafted_at;
   speculation["accepted_at"] = drafts.accepted_at;
   dict["speculation"] = speculation;

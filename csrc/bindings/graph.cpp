@@ -133,6 +133,7 @@ void register_builder(py::module_& m) {
             return builder.node(std::move(op), std::move(inputs), to_attributes(attributes));
           },
           py::arg("op"), py::arg("inputs"), py::arg("attributes") = py::dict())
+      .def("rename", &GraphBuilder::rename, py::arg("value"), py::arg("name"))
       .def(
           "set_metadata",
           [](GraphBuilder& builder, std::string key, const py::object& value) {

@@ -3,6 +3,8 @@
 #include <pybind11/numpy.h>
 #include <pybind11/stl.h>
 
+#include <map>
+#include <string>
 #include <vector>
 
 #include "bindings/module.h"
@@ -34,6 +36,40 @@ Draft make_draft(const py::object& tokens, const py::object& parents, const py::
   return draft;
 }
 
+Draft::Draw parse_draw(const std::string& text) {
+  if (text == "none") return Draft::Draw::none;
+  if (text == "with_replacement") return Draft::Draw::with_replacement;
+  if (text == "without_replacement") return Draft::Draw::without_replacement;
+  throw InvalidArgument(
+      "[speculation] draw: expected \"none\", \"with_replacement\" or "
+      "\"without_replacement\", got \"" +
+      text + "\"");
+}
+
+std::string draw_name(const Draft& draft) {
+  if (draft.draw == Draft::Draw::none) return "none";
+  return draft.draw == Draft::Draw::with_replacement ? "with_replacement" : "without_replacement";
+}
+
+void set_candidates(Draft& draft, int32_t row, const std::map<int32_t, float>& probabilities) {
+  if (row < 0 || row > draft.size()) {
+    throw InvalidArgument("[speculation] row: expected 0.." + std::to_string(draft.size()) +
+                          ", got " + std::to_string(row));
+  }
+  std::vector<Draft::Candidate> list;
+  for (const auto& [token, probability] : probabilities) list.push_back({token, probability});
+  draft.set_candidates(row, list);
+}
+
+std::map<int32_t, float> candidates_of(const Draft& draft, int32_t row) {
+  std::map<int32_t, float> probabilities;
+  if (row < 0) return probabilities;
+  for (const Draft::Candidate& c : draft.candidates_of(row)) {
+    probabilities[c.token] = c.probability;
+  }
+  return probabilities;
+}
+
 void register_draft(py::module_& m) {
   py::class_<Draft>(
       m, "Draft",
@@ -46,6 +82,15 @@ void register_draft(py::module_& m) {
            "Adds a node; returns its number.")
       .def("child", &Draft::child, py::arg("parent"), py::arg("token"),
            "The child of a node with that token, or -1.")
+      .def_property(
+          "draw", &draw_name,
+          [](Draft& draft, const std::string& text) { draft.draw = parse_draw(text); },
+          "How children got their tokens: \"none\" (they were chosen), \"with_replacement\" or\n"
+          "\"without_replacement\" (drawn, in their order).")
+      .def("set_candidates", &set_candidates, py::arg("row"), py::arg("probabilities"),
+           "What the children of a row were drawn from, a probability for each token that could\n"
+           "have been. Row 0 is the root's, row i + 1 that of node i.")
+      .def("candidates_of", &candidates_of, py::arg("row"), "The same; {}: they were chosen.")
       .def("__len__", &Draft::size)
       .def_readonly("tokens", &Draft::tokens)
       .def_readonly("parents", &Draft::parents)
@@ -82,6 +127,9 @@ void register_native_parts(py::module_& m) {
           },
           py::arg("request"), py::arg("text"), "The output of a request, as token ids.");
   m.def("match_verifier", &match_verifier);
+  m.def("rejection_verifier", &rejection_verifier);
+  m.def("traversal_verifier", &traversal_verifier);
+  m.def("typical_verifier", &typical_verifier, py::arg("epsilon") = 0.09, py::arg("delta") = 0.3);
   m.def("cost_controller", &cost_controller, py::arg("most_nodes") = 24);
   m.def("fixed_controller", &fixed_controller, py::arg("count"));
   m.def(
@@ -98,6 +146,17 @@ void register_native_parts(py::module_& m) {
         return recycling_proposer({width, pairs, memory});
       },
       py::arg("width") = 8, py::arg("pairs") = 0, py::arg("memory") = 0.0f);
+  m.def(
+      "draft_model_proposer",
+      [](const Graph& graph, std::shared_ptr<WeightSource> weights, bool of_target, int32_t length,
+         int32_t width, int32_t num_pages, bool adaptive, const std::string& label) {
+        auto model = std::make_shared<Model>(Model{graph, std::move(weights)});
+        return draft_model_proposer(
+            {std::move(model), of_target, length, width, num_pages, adaptive, label});
+      },
+      py::arg("graph"), py::arg("weights"), py::kw_only(), py::arg("of_target") = false,
+      py::arg("length") = 6, py::arg("width") = 1, py::arg("num_pages") = 0,
+      py::arg("adaptive") = true, py::arg("label") = "draft_model");
   m.def("lookahead_proposer", &lookahead_proposer, py::arg("width") = 4, py::arg("length") = 3);
 }
 

@@ -44,6 +44,7 @@ py::dict view_dict(const DraftView& view) {
   dict["params"] = SamplingParams(*view.params);
   dict["max_nodes"] = view.max_nodes;
   dict["max_depth"] = view.max_depth;
+  dict["draws"] = view.draws;
   return dict;
 }
 
@@ -93,6 +94,9 @@ class PythonProposer final : public Proposer {
         drafts[i].tokens = draft.tokens;
         drafts[i].parents = draft.parents;
         drafts[i].scores = draft.scores;
+        drafts[i].draw = draft.draw;
+        drafts[i].candidates = draft.candidates;
+        drafts[i].ranges = draft.ranges;
       }
     });
   }
@@ -132,10 +136,12 @@ class PythonVerifier final : public Verifier {
           text + "\"");
     }
     needs_ = attribute<bool>(part, "needs_distributions", false);
+    probabilities_ = attribute<bool>(part, "needs_probabilities", false);
   }
   std::string_view name() const override { return part_.name(); }
   Guarantee guarantee() const override { return guarantee_; }
   bool needs_distributions() const override { return needs_; }
+  bool needs_probabilities() const override { return probabilities_; }
   void verify(const Draft& draft, TokenRows& rows) override {
     part_.with("verify", [&](const py::object& method) {
       const py::object handle = py::cast(RowsOfCall{&rows});
@@ -157,6 +163,7 @@ class PythonVerifier final : public Verifier {
   Held part_;
   Guarantee guarantee_ = Guarantee::lossy;
   bool needs_ = false;
+  bool probabilities_ = false;
 };
 
 class PythonController final : public DraftController {

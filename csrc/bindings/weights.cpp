@@ -4,6 +4,7 @@
 #include <pybind11/numpy.h>
 #include <pybind11/stl.h>
 
+#include <algorithm>
 #include <vector>
 
 #include "bindings/arrays.h"
@@ -43,6 +44,31 @@ void add_array(MemoryWeights& weights, const py::object& name, const py::array& 
   weights.add(to_bytes(name), view, keep_alive(array), std::move(origin));
 }
 
+py::array_t<uint8_t> rows_of(const WeightSource& source, const py::object& name,
+                             const std::vector<int64_t>& rows) {
+  const TensorView view = source.weight(to_bytes(name));
+  const bool is_matrix = view.dims.rank() == 2 && view.dims[0] > 0;
+  const size_t row_bytes = is_matrix ? view.num_bytes() / static_cast<size_t>(view.dims[0]) : 0;
+  const DTypeInfo& info = dtype_info(view.dtype);
+  const bool is_rows = is_matrix && view.dims[1] % info.block_size == 0 && info.tail_bytes == 0;
+  if (!is_rows) {
+    throw InvalidArgument("[weights] " + to_bytes(name) +
+                          ": expected a matrix of whole rows, got " +
+                          std::string(effinfer::name(view.dtype)) + view.dims.to_string());
+  }
+  py::array_t<uint8_t> out(static_cast<py::ssize_t>(rows.size() * row_bytes));
+  uint8_t* to = out.mutable_data();
+  for (const int64_t row : rows) {
+    if (row < 0 || row >= view.dims[0]) {
+      throw InvalidArgument("[weights] rows: expected 0.." + std::to_string(view.dims[0] - 1) +
+                            ", got " + std::to_string(row));
+    }
+    const auto* from = static_cast<const uint8_t*>(view.data);
+    to = std::copy_n(from + static_cast<size_t>(row) * row_bytes, row_bytes, to);
+  }
+  return out;
+}
+
 }  // namespace
 
 void register_weights(py::module_& m) {
@@ -67,7 +93,9 @@ void register_weights(py::module_& m) {
           [](const WeightSource& self, const py::object& name) {
             return dequantized(self.weight(to_bytes(name)));
           },
-          py::arg("name"), "A weight as float32 array in its shape.");
+          py::arg("name"), "A weight as float32 array in its shape.")
+      .def("rows", &rows_of, py::arg("name"), py::arg("rows"),
+           "The bytes of some rows of a matrix, uint8: a matrix of its dtype with these rows.");
 
   py::class_<MemoryWeights, WeightSource, std::shared_ptr<MemoryWeights>>(
       m, "MemoryWeights", "Weights in numpy arrays, which are referenced and not copied.")

@@ -89,7 +89,25 @@ void add_layer(KvCacheConfig& cache, const Shape& handle) {
   cache.num_layers = std::max(cache.num_layers, layer + 1);
 }
 
-// A runnable graph has one output of logits and KV heads of one shape.
+// Outputs behind the logits are floats, a row for each token or each logit row.
+void check_outputs(const Graph& graph, const Device& device) {
+  for (size_t i = 0; i < graph.outputs.size(); ++i) {
+    const Value& output = graph.value(graph.outputs[i]);
+    const bool is_rows = output.kind == Value::Kind::node && output.dtype == DType::f32 &&
+                         output.shape.size() == 2 &&
+                         (output.shape[0].kind == Dim::Kind::rows ||
+                          (i > 0 && output.shape[0].kind == Dim::Kind::tokens));
+    const bool again = std::count(graph.outputs.begin(), graph.outputs.end(), graph.outputs[i]) > 1;
+    if (is_rows && !again) continue;
+    fail("graph: expected f32[R, vocab], and f32[T or R, size] of other outputs, each once");
+  }
+  if (graph.outputs.size() > 1 && device.kind != DeviceKind::cpu) {
+    throw Unsupported("[compile] graph: on " + name(device) + " it has one output, got " +
+                      std::to_string(graph.outputs.size()));
+  }
+}
+
+// A runnable graph has an output of logits and KV heads of one shape.
 executor::BatchLimits make_limits(const Graph& graph, const CompileOptions& options) {
   executor::BatchLimits limits;
   limits.max_tokens = options.max_tokens;
@@ -101,9 +119,7 @@ executor::BatchLimits make_limits(const Graph& graph, const CompileOptions& opti
   limits.cache.device = options.device;
 
   const Value& output = graph.value(graph.outputs[0]);
-  const bool is_logits = output.kind == Value::Kind::node && output.dtype == DType::f32 &&
-                         output.shape.size() == 2 && output.shape[0].kind == Dim::Kind::rows;
-  if (graph.outputs.size() != 1 || !is_logits) fail("graph: expected one output f32[R, vocab]");
+  check_outputs(graph, options.device);
   limits.vocab_size = output.shape[1].value;
   for (const Node& node : graph.nodes) {
     if (node.op == "embedding") {
@@ -132,10 +148,11 @@ bool phases_differ(const Graph& graph) {
 }  // namespace
 
 // The tail lets vector loads of the last row pass its end.
-void Executable::Impl::allocate_arena() {
+void Executable::Impl::allocate_arena(const Impl* first) {
   arena_bytes = static_cast<size_t>(std::get<int64_t>(shared.graph.metadata.at("arena_bytes")));
   const size_t tail = 256;
-  arena = shared.memory->allocate(arena_bytes + tail, Pages::huge);
+  const bool fits = first != nullptr && first->arena_bytes >= arena_bytes;
+  arena = fits ? first->arena : shared.memory->allocate(arena_bytes + tail, Pages::huge);
   if (!arena) {
     throw OutOfMemory("[compile] no memory for an arena of " + std::to_string(arena_bytes) +
                       " bytes");
@@ -148,10 +165,29 @@ void Executable::Impl::allocate_arena() {
   if (own_peak == 0 || pool->size() == 1) return;
   own_bytes = own_peak + tail;
   own_bytes = (own_bytes + 4095) / 4096 * 4096;
+  if (first != nullptr && first->own_bytes >= own_bytes) {
+    own = first->own;
+    return;
+  }
   const size_t all = own_bytes * static_cast<size_t>(pool->size());
   own = shared.memory->allocate(all, Pages::lazy);
   if (!own) {
     throw OutOfMemory("[compile] no memory for arenas of " + std::to_string(all) + " bytes");
+  }
+}
+
+void Executable::Impl::find_outputs() {
+  const Graph& graph = shared.graph;
+  for (size_t i = 1; i < graph.outputs.size(); ++i) {
+    const Value& value = graph.value(graph.outputs[i]);
+    for (const Node& node : graph.nodes) {
+      const auto made = std::find(node.outputs.begin(), node.outputs.end(), graph.outputs[i]);
+      if (made == node.outputs.end()) continue;
+      const auto place = static_cast<size_t>(made - node.outputs.begin());
+      const int64_t offset = node.get_ints(graph::kArenaKey)[place];
+      outputs.push_back({reinterpret_cast<const float*>(shared.arena + offset), value.shape[0],
+                         value.shape[1].value});
+    }
   }
 }
 
@@ -181,9 +217,9 @@ void log_compilation(const std::string& what, size_t calls, size_t weights, size
 
 }  // namespace
 
-std::shared_ptr<Executable> compile(const Graph& graph, std::shared_ptr<const WeightSource> weights,
-                                    std::shared_ptr<ThreadPool> pool,
-                                    const CompileOptions& options) {
+std::unique_ptr<Executable::Impl> Executable::Impl::build(
+    const Graph& graph, std::shared_ptr<const WeightSource> weights,
+    std::shared_ptr<ThreadPool> pool, const CompileOptions& options, const Impl* first) {
   const auto started = std::chrono::steady_clock::now();
   if (!weights) fail("weights: expected a source, got none");
   if (!pool) fail("pool: expected a thread pool, got none");
@@ -193,6 +229,9 @@ std::shared_ptr<Executable> compile(const Graph& graph, std::shared_ptr<const We
   check_inputs(graph);
   impl->limits = make_limits(graph, impl->shared.options);
   impl->shared.graph = graph;
+  for (size_t i = 1; i < graph.outputs.size(); ++i) {
+    impl->output_names.push_back(graph.value(graph.outputs[i]).name);
+  }
   impl->source = std::move(weights);
   impl->pool = std::move(pool);
   impl->shared.target = current_target(options.device);
@@ -202,12 +241,14 @@ std::shared_ptr<Executable> compile(const Graph& graph, std::shared_ptr<const We
     impl->isa = name(options.device) + ": " + cuda_backend()->model_name(options.device.index);
   }
   impl->shared.weights =
-      std::make_unique<weights::WeightStore>(impl->source, *impl->pool, *impl->shared.memory);
+      std::make_shared<weights::WeightStore>(impl->source, *impl->pool, *impl->shared.memory,
+                                             first == nullptr ? nullptr : first->shared.weights);
   impl->skipped = compiler::run_passes(impl->shared.graph, impl->shared.options);
   impl->shared.weights->check(graph);
   try {
     impl->shared.weights->pack(impl->shared.graph, impl->shared.options);
-    impl->allocate_arena();
+    impl->allocate_arena(first);
+    impl->find_outputs();
     impl->lower();
     if (options.device.kind != DeviceKind::cpu) {
       // Chosen from what was written, whichever node wrote it.
@@ -228,7 +269,23 @@ std::shared_ptr<Executable> compile(const Graph& graph, std::shared_ptr<const We
   if (!impl->tuning_trouble.empty()) log(LogLevel::warning, impl->tuning_trouble);
   log_compilation(graph.name + " for " + impl->isa, impl->programs[0].calls.size(),
                   impl->shared.weights->packed_bytes(), impl->arena_bytes, started);
-  return std::shared_ptr<Executable>(new Executable(std::move(impl)));
+  return impl;
+}
+
+std::shared_ptr<Executable> compile(const Graph& graph, std::shared_ptr<const WeightSource> weights,
+                                    std::shared_ptr<ThreadPool> pool,
+                                    const CompileOptions& options) {
+  return std::shared_ptr<Executable>(new Executable(
+      Executable::Impl::build(graph, std::move(weights), std::move(pool), options, nullptr)));
+}
+
+std::shared_ptr<Executable> compile_beside(const Executable& first, const Graph& graph,
+                                           std::shared_ptr<const WeightSource> weights) {
+  const Executable::Impl& impl = *first.impl_;
+  CompileOptions options = impl.shared.options;
+  options.tuning_cache.clear();  // the first has measured
+  return std::shared_ptr<Executable>(new Executable(Executable::Impl::build(
+      graph, weights ? std::move(weights) : impl.source, impl.pool, options, &impl)));
 }
 
 }  // namespace effinfer

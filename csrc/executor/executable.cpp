@@ -144,6 +144,8 @@ void Executable::read_row(int64_t row, std::span<float> logits) {
 Program& Executable::Impl::begin_step(const Batch& batch, KvCache& cache, executor::Step& step) {
   executor::check_batch(batch, cache.config(), limits);
   step.batch = &batch;
+  last_tokens = static_cast<int64_t>(batch.token_ids.size());
+  last_rows = static_cast<int64_t>(batch.logit_rows.size());
   step.layout = {static_cast<int64_t>(batch.token_ids.size()),
                  static_cast<int64_t>(batch.kv_len.size()),
                  batch.qo_indptr.data(),
@@ -211,6 +213,24 @@ Profile Executable::take_profile() {
   return recorder ? recorder->take() : Profile{};
 }
 
+const std::vector<std::string>& Executable::output_names() const {
+  return impl_->output_names;
+}
+
+NamedRows Executable::output(std::string_view name) const {
+  const Impl& impl = *impl_;
+  const auto found = std::find(impl.output_names.begin(), impl.output_names.end(), name);
+  if (found == impl.output_names.end()) {
+    std::string known;
+    for (const std::string& other : impl.output_names) known += (known.empty() ? "" : ", ") + other;
+    throw InvalidArgument("[run] output: expected " + (known.empty() ? "none" : known) +
+                          ", got \"" + std::string(name) + "\"");
+  }
+  const auto& output = impl.outputs[static_cast<size_t>(found - impl.output_names.begin())];
+  const int64_t rows = output.rows.kind == Dim::Kind::rows ? impl.last_rows : impl.last_tokens;
+  return {{output.values, static_cast<size_t>(rows * output.cols)}, output.cols};
+}
+
 int64_t Executable::vocab_size() const {
   return impl_->limits.vocab_size;
 }
@@ -228,6 +248,10 @@ const CompileOptions& Executable::options() const {
 
 const Target& Executable::target() const {
   return impl_->shared.target;
+}
+
+const std::shared_ptr<ThreadPool>& Executable::pool() const {
+  return impl_->pool;
 }
 
 const Graph& Executable::graph() const {

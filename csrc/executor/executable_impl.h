@@ -28,6 +28,17 @@ struct Executable::Impl {
   size_t own_bytes = 0;       // of a member's own arena, 0: none
   std::shared_ptr<void> own;  // of all members
 
+  // Of the graph's outputs behind the logits, in the arena.
+  struct Output {
+    const float* values = nullptr;
+    Dim rows;
+    int64_t cols = 0;
+  };
+  std::vector<std::string> output_names;
+  std::vector<Output> outputs;  // by name
+  int64_t last_tokens = 0;      // of the last step
+  int64_t last_rows = 0;
+
   // One program when the phases share their arithmetic, else one each.
   std::vector<executor::Program> programs;
   std::array<size_t, 2> program_of_phase{};
@@ -48,7 +59,13 @@ struct Executable::Impl {
   std::vector<const executor::Call*> active;
   std::unique_ptr<executor::Recorder> recorder;  // null: no profile is being made
 
-  void allocate_arena();
+  // `first`: an executable whose weights and arenas may be used; null: there is none.
+  static std::unique_ptr<Impl> build(const Graph& graph,
+                                     std::shared_ptr<const WeightSource> weights,
+                                     std::shared_ptr<ThreadPool> pool,
+                                     const CompileOptions& options, const Impl* first);
+  void allocate_arena(const Impl* first);
+  void find_outputs();
   void lower();
   void reserve_plans();
   void plan_step(const ops::BatchLayout& layout);

@@ -29,7 +29,7 @@ struct Shared {
   CompileOptions options;  // with every default resolved
   Target target;           // that kernels are selected for
   const Memory* memory = nullptr;
-  std::unique_ptr<weights::WeightStore> weights;
+  std::shared_ptr<weights::WeightStore> weights;  // other executables may have it as their base
   std::byte* arena = nullptr;
   std::vector<ops::AttentionShape> attention_shapes;  // distinct ones: the slots of plans
   std::vector<ops::VisitShape> visit_shapes;          // the same

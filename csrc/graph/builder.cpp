@@ -1,3 +1,5 @@
+#include <algorithm>
+
 #include "effinfer/error.h"
 #include "graph/op_specs.h"
 #include "graph/text.h"
@@ -79,6 +81,20 @@ std::vector<ValueId> GraphBuilder::node(std::string op, std::vector<ValueId> inp
   }
   graph_.nodes.push_back(std::move(node));
   return graph_.nodes.back().outputs;
+}
+
+void GraphBuilder::rename(ValueId id, std::string name) {
+  const bool known = id >= 0 && static_cast<size_t>(id) < graph_.values.size();
+  if (!known || graph_.value(id).kind != Value::Kind::node) {
+    throw InvalidArgument("[rename] value: expected a node's, got " + std::to_string(id));
+  }
+  const bool taken = std::any_of(graph_.values.begin(), graph_.values.end(),
+                                 [&](const Value& value) { return value.name == name; });
+  if (!graph::is_name(name) || taken) {
+    throw InvalidArgument("[rename] name: expected letters, digits, _ and ., and a name that no " +
+                          std::string("other value has, got \"") + name + "\"");
+  }
+  graph_.values[static_cast<size_t>(id)].name = std::move(name);
 }
 
 void GraphBuilder::set_metadata(std::string key, Attribute value) {

@@ -109,6 +109,9 @@ Engine::Engine(std::shared_ptr<const Model> model, const EngineOptions& options,
   impl_->model = model;
   impl_->pool = pool ? std::move(pool) : std::make_shared<ThreadPool>();
   impl_->executable = compile(graph, model->weights, impl_->pool, compile_options);
+  for (const auto& proposer : options.speculation.proposers) {
+    if (proposer != nullptr) proposer->bind(*impl_->executable);
+  }
   impl_->core = std::make_unique<runtime::EngineCore>(
       runtime::make_runner(impl_->executable),
       std::make_unique<KvCache>(impl_->executable->kv_config(kv_dtype(options), pages)), core);

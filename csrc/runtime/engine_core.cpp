@@ -98,6 +98,7 @@ std::unique_ptr<Request> EngineCore::make_request(std::span<const int32_t> promp
   request->tokens.assign(prompt.begin(), prompt.end());
   request->prompt_size = prompt.size();
   request->params = params;
+  request->metrics.speculation.guarantee = speculator_.verifier().guarantee();
   request->metrics.prompt_tokens = static_cast<int64_t>(prompt.size());
   request->added = Request::Clock::now();
   return request;

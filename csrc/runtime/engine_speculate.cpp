@@ -80,7 +80,8 @@ void EngineCore::append_draft(Request& request, Speculator::Entry& entry) {
     if (metrics.refused_drafts++ == 0) request.warning = std::move(entry.trouble);
     request.changed = true;
   }
-  if (request.constraint != nullptr) {
+  // A drawn node that may not come gets its row all the same: the verifier refuses it by its rules.
+  if (request.constraint != nullptr && entry.proposed.draw == Draft::Draw::none) {
     try {
       entry.keep = allowed_nodes(entry.proposed, entry.keep, -1, *request.constraint);
     } catch (const std::exception& failure) {

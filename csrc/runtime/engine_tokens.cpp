@@ -38,11 +38,15 @@ class EngineCore::Rows final : public TokenRows {
           "verifier to be true");
     }
     const auto vocab = static_cast<size_t>(core_.vocab_size());
-    core_.sampler_.distribution({core_.logits_.get() + place(row) * vocab, vocab}, request_.params,
-                                request_.prompt(), request_.output(), probabilities,
-                                core_.allowed_tokens(request_), request_.output().size(),
-                                &request_.mirostat);
+    const std::span<const float> logits = {core_.logits_.get() + place(row) * vocab, vocab};
+    const std::span<const int32_t> output = output_behind(row);
+    const size_t ahead = output.size() - std::min(output.size(), request_.output().size());
+    const Ahead state(request_.constraint.get(), output.last(ahead));
+    core_.sampler_.distribution(logits, request_.params, request_.prompt(), output, probabilities,
+                                core_.allowed_tokens(request_), output.size(), &request_.mirostat);
   }
+
+  int64_t vocab_size() const override { return core_.vocab_size(); }
 
   double uniform(uint32_t draw) const override {
     return philox_uniform(request_.params.seed, request_.output().size(), 0, draw);
@@ -70,6 +74,48 @@ class EngineCore::Rows final : public TokenRows {
   FinishReason reason() const { return reason_; }
 
  private:
+  // A constraint that has gone ahead of what was emitted, along a path of drafts.
+  class Ahead {
+   public:
+    Ahead(TokenConstraint* constraint, std::span<const int32_t> tokens) : constraint_(constraint) {
+      if (constraint == nullptr) return;
+      for (const int32_t token : tokens) {
+        if (constraint->accept(token)) {
+          ++accepted_;
+          continue;
+        }
+        constraint->rollback(accepted_);
+        throw InvalidArgument("[speculation] distribution: the constraint does not allow the path");
+      }
+    }
+    ~Ahead() {
+      if (accepted_ > 0) constraint_->rollback(accepted_);
+    }
+    Ahead(const Ahead&) = delete;
+    Ahead& operator=(const Ahead&) = delete;
+
+   private:
+    TokenConstraint* constraint_;
+    int32_t accepted_ = 0;
+  };
+
+  // The request's output as it would be at a row, the tokens of its path emitted.
+  std::span<const int32_t> output_behind(int32_t row) {
+    const std::span<const int32_t> output = request_.output();
+    path_tokens_.clear();
+    for (int32_t node = row - 1; node >= 0;) {
+      const Draft& draft = request_.drafts->draft;
+      path_tokens_.push_back(draft.tokens[static_cast<size_t>(node)]);
+      node = draft.parents[static_cast<size_t>(node)];
+    }
+    const size_t emitted = output_.tokens.size();
+    if (path_tokens_.size() == emitted) return output;
+    path_tokens_.insert(path_tokens_.end(), output.rbegin() + static_cast<ptrdiff_t>(emitted),
+                        output.rend());
+    std::reverse(path_tokens_.begin(), path_tokens_.end());
+    return path_tokens_;
+  }
+
   size_t place(int32_t row) const {
     if (row >= 0 && static_cast<size_t>(row) < request_.num_rows()) {
       return first_row_ + static_cast<size_t>(row);
@@ -99,6 +145,7 @@ class EngineCore::Rows final : public TokenRows {
   StepOutput& output_;
   FinishReason reason_ = FinishReason::none;
   std::vector<int32_t>& path_ = core_.next_path();
+  std::vector<int32_t> path_tokens_;
 };
 
 // The nodes that the request at hand accepts, in memory that lasts until the step's facts are told.

@@ -123,11 +123,21 @@ PackPlan PackPlan::of(const Graph& graph, const WeightSource& source, TernaryPac
     return std::tuple(place(a), std::string_view(a.name)) <
            std::tuple(place(b), std::string_view(b.name));
   });
-  for (PackedItem& item : plan.items) {
-    item.offset = plan.num_bytes;
-    plan.num_bytes += item.shape.num_bytes();
-  }
+  plan.place();
   return plan;
+}
+
+void PackPlan::place() {
+  num_bytes = 0;
+  for (PackedItem& item : items) {
+    item.offset = num_bytes;
+    num_bytes += item.shape.num_bytes();
+  }
+}
+
+void PackPlan::drop(const std::function<bool(const std::string& name)>& is_there) {
+  std::erase_if(items, [&](const PackedItem& item) { return is_there(item.name); });
+  place();
 }
 
 PackCache::PackCache(const PackPlan& plan, std::string folder, ThreadPool& pool)

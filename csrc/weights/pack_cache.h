@@ -11,6 +11,7 @@
 // All numbers are little-endian.
 #pragma once
 
+#include <functional>
 #include <optional>
 #include <span>
 #include <string>
@@ -41,6 +42,11 @@ struct PackPlan {
   // Throws Unsupported for a weight that ternary and other matmuls read.
   static PackPlan of(const Graph& graph, const WeightSource& source, TernaryPacking packing,
                      const Target& target);
+  // Without the items that are somewhere already.
+  void drop(const std::function<bool(const std::string& name)>& is_there);
+
+ private:
+  void place();  // one behind the other
 };
 
 class PackCache {

@@ -20,6 +20,25 @@ Dims dims_of(const Value& value) {
 
 }  // namespace
 
+// The base's weights that the source has as well: the same bytes at the same place.
+WeightStore::WeightStore(std::shared_ptr<const WeightSource> source, ThreadPool& pool,
+                         const Memory& memory, std::shared_ptr<const WeightStore> base)
+    : source_(std::move(source)), pool_(pool), memory_(memory), base_(std::move(base)) {
+  if (base_ == nullptr) return;
+  const auto is_same = [&](const std::string& name) {
+    if (!source_->contains(name)) return false;
+    const TensorView ours = source_->weight(name);
+    const TensorView theirs = base_->source_->weight(name);
+    return ours.data == theirs.data && ours.dtype == theirs.dtype && ours.dims == theirs.dims;
+  };
+  for (const auto& [name, weight] : base_->packed_) {
+    if (is_same(name)) packed_.emplace(name, weight);
+  }
+  for (const auto& [name, memory_of_floats] : base_->floats_) {
+    if (is_same(name)) floats_.emplace(name, memory_of_floats);
+  }
+}
+
 void WeightStore::check(const Graph& graph) const {
   for (const ValueId id : graph.weights) {
     const Value& value = graph.value(id);
@@ -39,8 +58,12 @@ void WeightStore::check(const Graph& graph) const {
 
 void WeightStore::pack(const Graph& graph, const CompileOptions& options) {
   const std::string& folder = options.pack_cache;
-  const PackPlan plan =
+  PackPlan plan =
       PackPlan::of(graph, *source_, options.ternary_packing, current_target(memory_.device()));
+  if (base_ != nullptr) {
+    plan.drop([this](const std::string& name) { return packed_.contains(name); });
+    if (plan.items.empty()) return;
+  }
   if (!folder.empty()) {
     std::error_code ignored;  // writing to it will fail, and say why
     std::filesystem::create_directories(folder, ignored);

@@ -31,8 +31,9 @@ class WeightStore {
     size_t bytes;  // of our own: 0 for what is used where it lies
   };
 
-  WeightStore(std::shared_ptr<const WeightSource> source, ThreadPool& pool, const Memory& memory)
-      : source_(std::move(source)), pool_(pool), memory_(memory) {}
+  // What `base` (null: none) has of the same weights is used and not made again.
+  WeightStore(std::shared_ptr<const WeightSource> source, ThreadPool& pool, const Memory& memory,
+              std::shared_ptr<const WeightStore> base = nullptr);
 
   // Throws InvalidArgument unless the source has every weight with its dtype and shape.
   void check(const Graph& graph) const;
@@ -53,7 +54,7 @@ class WeightStore {
   std::vector<float> host_floats(const Value& value) const;
 
   std::vector<ops::PackedWeight> all_packed() const;
-  size_t packed_bytes() const { return packed_bytes_; }
+  size_t packed_bytes() const { return packed_bytes_; }  // without those of the base
   const std::vector<Use>& uses() const { return uses_; }
   const PackCacheReport& pack_cache() const { return pack_cache_; }
 
@@ -66,6 +67,7 @@ class WeightStore {
   // On the device what lies at `data` on the host; the same where the device is the CPU.
   const uint8_t* place(const uint8_t* data, size_t bytes);
 
+  const std::shared_ptr<const WeightStore> base_;
   std::vector<std::shared_ptr<void>> regions_;  // of packed weights: memory, or a mapped file
   PackCacheReport pack_cache_;
   size_t packed_bytes_ = 0;

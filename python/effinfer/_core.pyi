@@ -134,6 +134,12 @@ class WeightSource:
         """
         Name of a weight's dtype.
         """
+    def rows(
+        self, name: typing.Any, rows: collections.abc.Sequence[int]
+    ) -> numpy.typing.NDArray[numpy.uint8]:
+        """
+        The bytes of some rows of a matrix, uint8: a matrix of its dtype with these rows.
+        """
     def shape(self, name: typing.Any) -> tuple[typing.Any, ...]:
         """
         Shape of a weight, in elements.
@@ -317,6 +323,7 @@ class GraphBuilder:
     def node(
         self, op: str, inputs: collections.abc.Sequence[int], attributes: dict[str, typing.Any] = {}
     ) -> list[int]: ...
+    def rename(self, value: int, name: str) -> None: ...
     def set_metadata(self, key: str, value: typing.Any) -> None: ...
     def value(self, id: int) -> dict[str, typing.Any]: ...
     def weight(self, name: str, dtype: str, shape: collections.abc.Sequence[int]) -> int: ...
@@ -462,6 +469,10 @@ class Executable:
         """
         A KV cache of the shape that run() takes.
         """
+    def output(self, name: str) -> numpy.typing.NDArray[numpy.float32]:
+        """
+        float32 [T or R, size]: an output as the last step left it.
+        """
     def run(
         self,
         *,
@@ -490,6 +501,11 @@ class Executable:
     def graph(self) -> Graph:
         """
         The graph after all passes.
+        """
+    @property
+    def output_names(self) -> list[str]:
+        """
+        The graph's outputs behind the logits.
         """
     @property
     def pack_cache(self) -> PackCacheReport: ...
@@ -733,10 +749,27 @@ class Draft:
         """
         Adds a node; returns its number.
         """
+    def candidates_of(self, row: int) -> dict[int, float]:
+        """
+        The same; {}: they were chosen.
+        """
     def child(self, parent: int, token: int) -> int:
         """
         The child of a node with that token, or -1.
         """
+    def set_candidates(self, row: int, probabilities: collections.abc.Mapping[int, float]) -> None:
+        """
+        What the children of a row were drawn from, a probability for each token that could
+        have been. Row 0 is the root's, row i + 1 that of node i.
+        """
+    @property
+    def draw(self) -> str:
+        """
+        How children got their tokens: "none" (they were chosen), "with_replacement" or
+        "without_replacement" (drawn, in their order).
+        """
+    @draw.setter
+    def draw(self, arg1: str) -> None: ...
     @property
     def parents(self) -> list[int]: ...
     @property
@@ -1331,6 +1364,14 @@ def compile(
     Runs the passes, packs the weights, plans the memory, selects the kernels.
     """
 
+def compile_beside(
+    first: Executable, graph: Graph, weights: WeightSource | None = None
+) -> Executable:
+    """
+    Another graph over the weights that an executable has packed, on its pool and with its
+    options; weights: None is the first's source.
+    """
+
 def convert_rows(
     x: numpy.typing.NDArray[typing.Any],
     out: numpy.typing.NDArray[typing.Any],
@@ -1370,6 +1411,17 @@ def describe_tuning() -> str:
     How far ahead weights are asked for, in bytes into L2/L1, from how many rows ternary weights are unpacked, and why.
     """
 
+def draft_model_proposer(
+    graph: Graph,
+    weights: WeightSource,
+    *,
+    of_target: bool = False,
+    length: int = 6,
+    width: int = 1,
+    num_pages: int = 0,
+    adaptive: bool = True,
+    label: str = "draft_model",
+) -> Proposer: ...
 def embedding(
     ids: numpy.typing.NDArray[typing.Any],
     table: numpy.typing.NDArray[typing.Any],
@@ -1658,6 +1710,7 @@ def quantize_weight(
     """
 
 def recycling_proposer(width: int = 8, pairs: int = 0, memory: float = 0.0) -> Proposer: ...
+def rejection_verifier() -> Verifier: ...
 def relu_squared(
     x: numpy.typing.NDArray[typing.Any] | DeviceArray,
     pool: ThreadPool | Queue | None = None,
@@ -1790,11 +1843,13 @@ def top_k(
     values: numpy.typing.NDArray[typing.Any],
     pool: ThreadPool | None = None,
 ) -> numpy.typing.NDArray[numpy.int64]: ...
+def traversal_verifier() -> Verifier: ...
 def trim_heap() -> None:
     """
     Gives freed memory of the C heap back to the system: after work that took much of it.
     """
 
+def typical_verifier(epsilon: float = 0.09, delta: float = 0.3) -> Verifier: ...
 def variable_block_lists(
     block_mask_map: numpy.typing.NDArray[typing.Any],
     block_row_sz: numpy.typing.NDArray[typing.Any],

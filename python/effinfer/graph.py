@@ -50,6 +50,10 @@ class GraphBuilder:
         """A weight by its name in the weight source; the same name gives the same value."""
         return self._value(self._builder.weight(name, dtype, list(shape)))
 
+    def rename(self, value: Value, name: str) -> None:
+        """Names a node's result: outputs beside the logits are read by their names."""
+        self._builder.rename(value.id, name)
+
     def set_metadata(self, key: str, value: Attribute) -> None:
         """A model fact that the runtime reads, such as ``num_layers``."""
         self._builder.set_metadata(key, value)

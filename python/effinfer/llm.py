@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from effinfer import _core
-from effinfer.checkpoints.model_files import ModelFiles, open_model
+from effinfer.checkpoints.model_files import open_model
 from effinfer.evaluation import Evaluation
 from effinfer.files.cache_warnings import warn_of_caches
 from effinfer.files.paths import pack_cache_dir, tuning_cache_dir
@@ -18,13 +18,13 @@ from effinfer.hub.progress import resolve_with_bar
 from effinfer.load_log import log_load
 from effinfer.outputs import RequestOutput
 from effinfer.requests import arguments, parameters
-from effinfer.requests.arguments import Prompt
 from effinfer.requests.generation import Generation, TextStream
 from effinfer.requests.grammar import GrammarCompiler
 from effinfer.requests.loop import RequestLoop
 from effinfer.sampling import SamplingParams
 from effinfer.speculation import Proposer, Speculation
-from effinfer.techniques import SparsePrefill, as_prefill, as_speculation
+from effinfer.techniques import SparsePrefill, as_prefill, as_speculation, with_draft_model
+from effinfer.techniques.draft_model import DraftModel
 from effinfer.text.trust import chat_tokens
 
 if TYPE_CHECKING:  # imported when text is asked for: they cost more than the rest
@@ -58,6 +58,7 @@ class LLM(Evaluation):
         head: str | None = None,
         prefill: str | SparsePrefill = "dense",
         speculation: str | Speculation | Proposer | None = None,
+        draft_model: str | os.PathLike[str] | DraftModel | None = None,
         **unknown: object,
     ) -> None:
         """Loads `model`: a GGUF file, an effinfer artifact or a Hugging Face folder; or what
@@ -76,19 +77,19 @@ class LLM(Evaluation):
         one; same bits. head: a dtype such as "q6_k" that the output matrix gets. prefill: "dense",
         or an approximation for long prompts ("minference", "sample_attention", "xattention").
         speculation: "auto", a name or proposer of effinfer.techniques, or a Speculation.
+        draft_model: a smaller model of the same vocabulary, or a DraftModel.
 
         The first load on a machine measures its memory for the user's cache (TuningCacheWarning).
         Throws FileError, FormatError, UnsupportedError, InvalidArgumentError, OutOfMemoryError.
         """
         started = time.perf_counter()
-        if unknown:
-            raise arguments.unknown_options(LLM, unknown)
+        arguments.refuse_unknown(LLM, unknown)
         arguments.check_choices(device, precision, kv_dtype, ternary_packing)
-        arguments.check_positive(threads=threads, max_seq_len=max_seq_len, num_pages=num_pages)
-        arguments.check_positive(max_batch_tokens=max_batch_tokens)
-        sparse = as_prefill(prefill)
-        self._drafts = as_speculation(speculation)
-        self._files: ModelFiles = open_model(resolve_with_bar(model), head=head)
+        arguments.check_positive(threads=threads, max_seq_len=max_seq_len)
+        arguments.check_positive(num_pages=num_pages, max_batch_tokens=max_batch_tokens)
+        sparse, drafts = as_prefill(prefill), as_speculation(speculation)
+        self._files = open_model(resolve_with_bar(model), head=head)
+        self._drafts = with_draft_model(drafts, draft_model, self._files)
         engine = _core.Engine(
             self._files.graph if sparse is None else sparse.apply(self._files.graph),
             self._files.weights,
@@ -149,7 +150,7 @@ class LLM(Evaluation):
 
     def generate(
         self,
-        prompts: Prompt | Sequence[Prompt],
+        prompts: arguments.Prompt | Sequence[arguments.Prompt],
         params: SamplingParams | Sequence[SamplingParams] | None = None,
         **keywords: Any,
     ) -> list[RequestOutput]:
@@ -173,7 +174,7 @@ class LLM(Evaluation):
         return generation.outputs()
 
     def stream(
-        self, prompt: Prompt, params: SamplingParams | None = None, **keywords: Any
+        self, prompt: arguments.Prompt, params: SamplingParams | None = None, **keywords: Any
     ) -> TextStream:
         """The completion of one prompt piece by piece, never with a broken character: an iterator
         of str. Closing it, or dropping it, cancels the request. Parameters as of generate(). Throws

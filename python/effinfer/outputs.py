@@ -13,6 +13,8 @@ class SpeculationMetrics:
     drafted: int = 0  # tokens that got a row
     accepted: int = 0  # of these
     refused_drafts: int = 0  # of a proposer: they were wrong
+    # Of the verifier: "same_text", "same_distribution" or "lossy".
+    guarantee: str = "same_text"
     drafted_at: list[int] = field(default_factory=list)  # by depth: 1, 2, ..., 16 and beyond
     accepted_at: list[int] = field(default_factory=list)
 

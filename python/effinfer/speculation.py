@@ -11,7 +11,7 @@ with a Python method or two, which is called once a step.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -34,8 +34,9 @@ class Proposer(ABC):
     @abstractmethod
     def propose(self, views: list[dict[str, Any]]) -> list[Draft | None]:
         """A draft, or None, for each of the requests that decode in this step. A view has
-        request, tokens (int32 [n]: prompt and output), prompt_size, params, max_nodes and
-        max_depth. What is raised leaves all of them undrafted."""
+        request, tokens (int32 [n]: prompt and output), prompt_size, params, max_nodes, max_depth
+        and draws (whether the verifier wants tokens that were drawn: Draft.draw, and a shape that
+        does not depend on them). What is raised leaves all of them undrafted."""
 
     def observe(self, facts: list[dict[str, Any]]) -> None:  # noqa: B027
         """Called after a step: request, tokens, prompt_size, num_emitted (of tokens, the last ones
@@ -48,11 +49,13 @@ class Proposer(ABC):
 
 class Verifier(ABC):
     """Accepts what it likes. `guarantee` is "same_text", "same_distribution" or "lossy";
-    needs_distributions: whether verify() asks for distribution()."""
+    needs_distributions: whether verify() asks for distribution(); needs_probabilities: whether it
+    makes use of Draft.candidates_of()."""
 
     name = "verifier"
     guarantee = "lossy"
     needs_distributions = False
+    needs_probabilities = False
 
     @abstractmethod
     def verify(self, draft: Draft, rows: _core.TokenRows) -> None:
@@ -86,13 +89,22 @@ class ProposerRecipe(Protocol):
     def build(self) -> _core.Proposer | Proposer: ...
 
 
+VERIFIERS: dict[str, Callable[[], _core.Verifier]] = {
+    "match": _core.match_verifier,
+    "rejection": _core.rejection_verifier,
+    "traversal": _core.traversal_verifier,
+    "typical": _core.typical_verifier,
+}
+
+
 @dataclass(frozen=True)
 class Speculation:
     """How a model speculates.
 
     Args:
         proposers: recipes of effinfer.techniques or Proposers; their drafts are merged and compete.
-        verify: "match", or a Verifier.
+        verify: "match" (the text of plain decoding), "rejection" or "traversal" (texts of its
+            distribution, of drafts that were drawn), "typical" (lossy), or a Verifier.
         controller: "cost" (nodes get rows while they are worth their measured cost), a number (so
             many nodes of each draft, whatever they cost), or a DraftController.
 
@@ -133,10 +145,11 @@ class Speculation:
     def _verifier(self) -> Verifier | _core.Verifier:
         if self.verify is not None and not isinstance(self.verify, str):
             return self.verify
-        if self.verify == "match":
-            return _core.match_verifier()
+        if self.verify in VERIFIERS:
+            return VERIFIERS[self.verify]()
+        known = ", ".join(f'"{name}"' for name in VERIFIERS)
         raise _core.InvalidArgumentError(
-            f'[speculation] verify: expected "match" or a Verifier, got {self.verify!r}'
+            f"[speculation] verify: expected {known} or a Verifier, got {self.verify!r}"
         )
 
     def _controller(self) -> DraftController | _core.DraftController:

@@ -1,13 +1,14 @@
 """Helpers for tests of code that runs on effinfer: every instruction-set level of the machine, and
-models with random weights."""
+models with random weights, and deeper twins of real ones."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 from effinfer import _core
+from effinfer.checkpoints.deepened import make_twin
 from effinfer.checkpoints.random_models import SHAPES, make_model
 
-__all__ = ["SHAPES", "available_isas", "isa", "make_model"]
+__all__ = ["SHAPES", "available_isas", "isa", "make_model", "make_twin"]
 
 
 def available_isas() -> list[str]:

@@ -13,6 +13,7 @@
 #include "runtime/speculative/calibration.h"
 #include "runtime/speculative/draft.h"
 #include "runtime/speculative/ngram_index.h"
+#include "runtime/speculative/pace.h"
 #include "runtime/speculative/step_times.h"
 
 using namespace effinfer;
@@ -272,6 +273,28 @@ TEST("children are looked for where there can be any") {
   CHECK_EQ(draft.child(-1, 5), 0);
   for (const int32_t parent : {INT32_MIN, -5, 0, 1, INT32_MAX})
     CHECK_EQ(draft.child(parent, 5), -1);
+}
+
+TEST("drafts of a model get as long as they pay") {
+  Pace pace;
+  CHECK_EQ(pace.depth(6), 6);  // nothing is known
+  for (int i = 0; i < 200; ++i) {
+    pace.add_level(1.0);
+    pace.add_step(8.0);
+    pace.count(6, 6);
+  }
+  CHECK_EQ(pace.depth(6), 6);
+  CHECK(pace.pays(0.9f));
+  CHECK(!pace.pays(0.05f));
+  for (int i = 0; i < 600; ++i) pace.count(6, 2);  // never right beyond the second
+  CHECK_EQ(pace.depth(6), 2);
+  for (int i = 0; i < 600; ++i) pace.count(6, 0);
+  int drafted = 0;
+  for (int i = 0; i < 640; ++i) drafted += pace.depth(6) > 0 ? 1 : 0;
+  CHECK_EQ(drafted, 3);  // after 64, 128 and 256 calls, so that a change is seen
+  for (int i = 0; i < 1000; ++i) pace.count_guess(0.5f, i % 10 == 0);
+  CHECK(std::abs(pace.belief(0.5f) - 0.1f) < 0.05f);
+  CHECK(pace.belief(0.99f) > 0.9f);
 }
 
 CHECK_MAIN()

@@ -290,8 +290,10 @@ TEST("executable: compile refuses what cannot run") {
   CHECK_THROWS(InvalidArgument, "[compile] device: expected \"cpu\", got \"cpu:1\"",
                compile(graph, weights, pool, elsewhere));
   Graph other = graph;
-  other.outputs.push_back(other.nodes[0].outputs[0]);
-  CHECK_THROWS(InvalidArgument, "one output", compile(other, weights, pool));
+  other.outputs.push_back(other.outputs[0]);
+  CHECK_THROWS(InvalidArgument, "each once", compile(other, weights, pool));
+  other.outputs = {other.nodes[0].outputs[0], graph.outputs[0]};
+  CHECK_THROWS(InvalidArgument, "expected f32[R, vocab]", compile(other, weights, pool));
   other = graph;
   other.metadata.clear();
   CHECK_THROWS(InvalidArgument, "max_seq_len", compile(other, weights, pool));

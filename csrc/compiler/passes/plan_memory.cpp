@@ -55,7 +55,11 @@ class Planner {
         made.chain = made.tail = id;
       }
     }
-    for (const ValueId id : graph_.outputs) facts(id).returned = true;
+    // Logits go to the caller; other outputs stay in the arena to the end of the step.
+    for (const ValueId id : graph_.outputs) {
+      facts(id).returned = true;
+      if (id != graph_.outputs[0]) facts(id).last = static_cast<int>(graph_.nodes.size()) - 1;
+    }
   }
 
   static bool has_flag(const Node& node, std::string_view key) {
@@ -119,9 +123,8 @@ class Planner {
     std::vector<int64_t> offsets(graph_.values.size(), -1);
     std::vector<size_t> slot(graph_.values.size());
     std::vector<bool> external(graph_.values.size(), false);
-    for (const ValueId id : graph_.outputs) {
-      if (facts(id).first >= 0) external[static_cast<size_t>(facts(id).chain)] = true;
-    }
+    const ValueId logits = graph_.outputs[0];
+    if (facts(logits).first >= 0) external[static_cast<size_t>(facts(logits).chain)] = true;
     for (const Node& node : graph_.nodes) {
       for (const ValueId id : node.outputs) {
         const Facts& value = facts(id);

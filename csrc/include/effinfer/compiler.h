@@ -105,6 +105,12 @@ struct DrawnTokens {
   std::span<uint8_t> decided;
 };
 
+// What a graph returns beside the logits: float32 [rows, cols] of the last step.
+struct NamedRows {
+  std::span<const float> values;
+  int64_t cols = 0;
+};
+
 class EFFINFER_API Executable {
  public:
   ~Executable();
@@ -128,14 +134,22 @@ class EFFINFER_API Executable {
   // Ends recording and hands over what there is; an empty profile when none was started.
   Profile take_profile();
 
+  // The graph's outputs behind the logits, by the names of their values, and one of them as the
+  // last step left it: a row for each of its tokens, or of its logit rows. Valid until the next
+  // step of this executable or of one that shares its weights. Throws InvalidArgument for another
+  // name.
+  const std::vector<std::string>& output_names() const;
+  NamedRows output(std::string_view name) const;
+
   int64_t vocab_size() const;
   // What cache the graph needs; run() takes one of the dtype of the options.
   KvCacheConfig kv_config(DType dtype, int32_t num_pages) const;
   const CompileOptions& options() const;
   const Target& target() const;  // of its kernels
-  const Graph& graph() const;    // after all passes
-  size_t arena_bytes() const;    // peak of the memory plan
-  size_t packed_bytes() const;   // weights as packed
+  const std::shared_ptr<ThreadPool>& pool() const;
+  const Graph& graph() const;   // after all passes
+  size_t arena_bytes() const;   // peak of the memory plan
+  size_t packed_bytes() const;  // weights as packed
   const PackCacheReport& pack_cache() const;
   // Why what was measured of the machine could not be kept in the tuning cache; empty: it was, or
   // nothing was measured.
@@ -149,6 +163,8 @@ class EFFINFER_API Executable {
                                                           std::shared_ptr<const WeightSource>,
                                                           std::shared_ptr<ThreadPool>,
                                                           const CompileOptions&);
+  friend EFFINFER_API std::shared_ptr<Executable> compile_beside(
+      const Executable&, const Graph&, std::shared_ptr<const WeightSource>);
   struct Impl;
   explicit Executable(std::unique_ptr<Impl> impl);
   std::unique_ptr<Impl> impl_;
@@ -161,6 +177,15 @@ EFFINFER_API std::shared_ptr<Executable> compile(const Graph& graph,
                                                  std::shared_ptr<const WeightSource> weights,
                                                  std::shared_ptr<ThreadPool> pool,
                                                  const CompileOptions& options = {});
+
+// Another graph over the weights that an executable has packed, on its pool and with its options: a
+// weight that both have, which the source gives as the same bytes at the same place, is in memory
+// once, and so is the arena where the first one's is large enough. `weights`: null is the first's
+// source. The executables run one at a time, over caches of their own or, where layers have the
+// same shape, over one. Throws as compile().
+EFFINFER_API std::shared_ptr<Executable> compile_beside(
+    const Executable& first, const Graph& graph,
+    std::shared_ptr<const WeightSource> weights = nullptr);
 
 // The pass list in order, and one pass alone on a graph: for tests and the curious.
 EFFINFER_API std::vector<std::string> pass_names();

@@ -105,6 +105,8 @@ class EFFINFER_API GraphBuilder {
   // Appends a node of any known op; returns its outputs.
   std::vector<ValueId> node(std::string op, std::vector<ValueId> inputs,
                             Attributes attributes = {});
+  // Names what a node has made: what a graph returns has a name to be read by.
+  void rename(ValueId value, std::string name);
   void set_metadata(std::string key, Attribute value);
   const Graph& graph() const { return graph_; }
   // Sets the outputs, verifies, and hands the graph over.

@@ -15,6 +15,7 @@
 
 #include "effinfer/compiler.h"
 #include "effinfer/export.h"
+#include "effinfer/model.h"
 #include "effinfer/sampling.h"
 
 namespace effinfer {
@@ -34,6 +35,32 @@ struct EFFINFER_API Draft {
   // A node that is worth its row for what its logits tell: it takes a place like a certain one.
   static constexpr float kProbe = 2.0f;
 
+  // How the children of a row got their tokens. Those that were drawn are in the order in which
+  // they were: independently of each other, or each from what those before it had left.
+  enum class Draw : uint8_t { none, with_replacement, without_replacement };
+  struct Candidate {
+    int32_t token;
+    float probability;
+  };
+  struct Range {
+    int32_t first = 0;
+    int32_t count = 0;
+  };
+  static constexpr int32_t kMostCandidates = 64;  // of a row
+
+  // What children were drawn from, for verifiers that need it: all that could have been drawn, so
+  // whoever draws does it from kMostCandidates tokens at most. Row 0 is the root's, row i + 1 that
+  // of node i; the children of a row without candidates were chosen.
+  Draw draw = Draw::none;
+  std::vector<Candidate> candidates;  // of all rows
+  std::vector<Range> ranges;          // by row, into `candidates`; rows at the end may lack
+
+  // Why there is no draft for this request, where its user shall know; empty: no reason.
+  std::string refusal;
+
+  std::span<const Candidate> candidates_of(int32_t row) const;
+  void set_candidates(int32_t row, std::span<const Candidate> list);
+
   int32_t size() const { return static_cast<int32_t>(tokens.size()); }
   void clear();
   // Returns the node's number. There is no check: the engine refuses what is wrong as a whole.
@@ -50,6 +77,10 @@ struct DraftView {
   const SamplingParams* params = nullptr;
   int32_t max_nodes = 0;
   int32_t max_depth = 0;  // of a child of the root: 1
+  // Whether the verifier makes use of drawn tokens (Draft::candidates). How many nodes such a draft
+  // has, and where, must not depend on the tokens that were drawn for them: what would have been
+  // drawn and left out could not be told from what was not.
+  bool draws = false;
 };
 
 // What a step gave a request.
@@ -71,6 +102,9 @@ class EFFINFER_API Proposer {
   virtual std::string_view name() const = 0;
   // The highest logits of each row that observe() wants to see; 0: none.
   virtual int32_t top_k() const { return 0; }
+  // Called once, before attach(): the executable of the engine's model, which outlives the
+  // proposer's use of it. What it throws is what the engine throws.
+  virtual void bind(Executable& /*target*/) {}
   // Called once, by the engine that the proposer is of.
   virtual void attach(int64_t /*vocab_size*/) {}
   // Fills the empty drafts, one a view. One that throws, and a draft with unknown ids, a parent
@@ -93,7 +127,10 @@ class EFFINFER_API TokenRows {
   virtual SampledToken sample(int32_t row) = 0;
   // Another token, with the row's log-probabilities where the request asks for them.
   virtual SampledToken scored(int32_t row, int32_t token) = 0;
-  // The distribution that sample() draws from: [vocab]. Needs Verifier::needs_distributions().
+  virtual int64_t vocab_size() const = 0;
+  // The distribution that sample() would draw from at the row, were the tokens of its path emitted:
+  // [vocab]. Needs Verifier::needs_distributions(). Throws InvalidArgument where the request's
+  // constraint does not allow the path.
   virtual void distribution(int32_t row, std::span<float> probabilities) = 0;
   // Uniform in [0, 1), of the token that is emitted next; draw 0 is what sample() uses.
   virtual double uniform(uint32_t draw) const = 0;
@@ -116,6 +153,9 @@ class EFFINFER_API Verifier {
   virtual std::string_view name() const = 0;
   virtual Guarantee guarantee() const = 0;
   virtual bool needs_distributions() const { return false; }
+  // Whether it makes use of Draft::candidates. Nodes that were drawn then keep their order and get
+  // scores of the engine's own, and a draft of which some were is not merged with others.
+  virtual bool needs_probabilities() const { return false; }
   // Emits at least one token.
   virtual void verify(const Draft& draft, TokenRows& rows) = 0;
   virtual void forget(RequestId) {}
@@ -123,6 +163,22 @@ class EFFINFER_API Verifier {
 
 // At each row the token that plain decoding would draw; the walk follows the child that has it.
 EFFINFER_API std::shared_ptr<Verifier> match_verifier();
+
+// Rejection sampling: the text has the distribution of plain decoding, and depends on what is
+// drafted. A chain as Leviathan et al. 2023 (arXiv:2211.17192) accept it, children that were drawn
+// with replacement as SpecInfer does (Miao et al. 2024, arXiv:2305.09781, algorithm 2), without as
+// Sequoia does (Chen et al. 2024, arXiv:2402.12374, algorithm 2). A child that was chosen is
+// accepted with its probability.
+EFFINFER_API std::shared_ptr<Verifier> rejection_verifier();
+
+// The same guarantee from the leaves to the root, which accepts more: a token whose own probability
+// is low may be kept for those that follow (Weng et al. 2025, Traversal Verification,
+// arXiv:2505.12398; of a chain it is block verification, Sun et al. 2024, arXiv:2403.10444).
+EFFINFER_API std::shared_ptr<Verifier> traversal_verifier();
+
+// Lossy: follows the longest path of tokens that are likely enough, p > min(epsilon, delta *
+// exp(-entropy)) (Cai et al. 2024, Medusa, arXiv:2401.10774, section 2.3.1).
+EFFINFER_API std::shared_ptr<Verifier> typical_verifier(double epsilon = 0.09, double delta = 0.3);
 
 // Emits given texts, whatever the logits say, and does otherwise what match_verifier() does. It
 // measures what drafts would gain on a text that the model at hand would not write.
@@ -214,6 +270,29 @@ EFFINFER_API std::shared_ptr<Proposer> recycling_proposer(const RecyclingOptions
 // probes.
 EFFINFER_API std::shared_ptr<Proposer> lookahead_proposer(int32_t width = 4, int32_t length = 3);
 
+// A smaller model of the same vocabulary, on the target's threads, with pages and prefixes of its
+// own. It drafts a chain (Leviathan et al. 2023, arXiv:2211.17192) or, with `width` > 1, a tree: of
+// each level the `width` likeliest nodes get children, and the likeliest of all are the draft
+// (EAGLE-2's way, Li et al. 2024, arXiv:2406.16858, section 4). Where the verifier makes use of
+// what tokens were drawn from, the last token has `width` children, drawn without replacement, and
+// each goes on as a chain.
+//
+// A request whose text outgrows the draft's context or pages, or whose draft logits hold a NaN,
+// goes on without drafts and is told once.
+struct DraftModelOptions {
+  std::shared_ptr<const Model> model;
+  // The graph's weights are the target's own, packed once (compile_beside): layers of it, or its
+  // layers with another head.
+  bool of_target = false;
+  int32_t length = 6;     // depth at most
+  int32_t width = 1;      // 1..8
+  int32_t num_pages = 0;  // 0: for one sequence of the context, or 8192 tokens, and 8192 more
+  // Shorter drafts, down to none, where those are worth their measured time by what was accepted.
+  bool adaptive = true;
+  std::string label = "draft_model";
+};
+EFFINFER_API std::shared_ptr<Proposer> draft_model_proposer(const DraftModelOptions& options);
+
 // How an engine speculates. Its parts keep state of the engine's requests: an engine has its own.
 struct Speculation {
   std::vector<std::shared_ptr<Proposer>> proposers;  // their drafts are merged
@@ -223,12 +302,13 @@ struct Speculation {
 
 // What speculation did for a request.
 struct SpeculationMetrics {
-  static constexpr size_t kDepths = 16;  // deeper nodes count as the last
-  int64_t steps = 0;                     // that verified a draft
-  int64_t drafted = 0;                   // nodes with a row
-  int64_t accepted = 0;                  // of these
-  int64_t refused_drafts = 0;            // of proposers: they were wrong
-  std::vector<int64_t> drafted_at;       // by depth - 1, [kDepths] or none
+  static constexpr size_t kDepths = 16;        // deeper nodes count as the last
+  int64_t steps = 0;                           // that verified a draft
+  int64_t drafted = 0;                         // nodes with a row
+  int64_t accepted = 0;                        // of these
+  int64_t refused_drafts = 0;                  // of proposers: they were wrong
+  Guarantee guarantee = Guarantee::same_text;  // of the engine's verifier
+  std::vector<int64_t> drafted_at;             // by depth - 1, [kDepths] or none
   std::vector<int64_t> accepted_at;
 };
 

@@ -1,5 +1,6 @@
 #include "runtime/speculative/draft.h"
 
+#include <algorithm>
 #include <cmath>
 
 namespace effinfer {
@@ -9,6 +10,24 @@ void Draft::clear() {
   parents.clear();
   scores.clear();
   sources.clear();
+  draw = Draw::none;
+  candidates.clear();
+  ranges.clear();
+  refusal.clear();
+}
+
+std::span<const Draft::Candidate> Draft::candidates_of(int32_t row) const {
+  const auto at = static_cast<size_t>(row);
+  if (at >= ranges.size()) return {};
+  return std::span(candidates)
+      .subspan(static_cast<size_t>(ranges[at].first), static_cast<size_t>(ranges[at].count));
+}
+
+void Draft::set_candidates(int32_t row, std::span<const Candidate> list) {
+  const auto at = static_cast<size_t>(row);
+  if (at >= ranges.size()) ranges.resize(at + 1);
+  ranges[at] = {static_cast<int32_t>(candidates.size()), static_cast<int32_t>(list.size())};
+  candidates.insert(candidates.end(), list.begin(), list.end());
 }
 
 int32_t Draft::add(int32_t token, int32_t parent, float score) {
@@ -38,7 +57,73 @@ void reserve(Draft& draft) {
   draft.sources.reserve(Draft::kMostNodes);
 }
 
+namespace {
+
+// The children of a row must be what its candidates can give.
+std::string trouble_of_children(const Draft& draft, int32_t row) {
+  const std::span<const Draft::Candidate> candidates = draft.candidates_of(row);
+  const auto is_possible = [&](int32_t token) {
+    return std::any_of(candidates.begin(), candidates.end(), [&](const Draft::Candidate& c) {
+      return c.token == token && c.probability > 0.0f;
+    });
+  };
+  for (int32_t i = row; i < draft.size(); ++i) {
+    const auto node = static_cast<size_t>(i);
+    if (draft.parents[node] != row - 1) continue;
+    const int32_t first = draft.child(row - 1, draft.tokens[node]);
+    const bool again = draft.draw == Draft::Draw::without_replacement && first != i;
+    if (!again && is_possible(draft.tokens[node])) continue;
+    return "node " + std::to_string(i) + ": expected a token that its parent's candidates give" +
+           (again ? " once" : "") + ", got " + std::to_string(draft.tokens[node]);
+  }
+  return {};
+}
+
+std::string trouble_of_candidates(const Draft& draft, int64_t vocab_size) {
+  const auto total = static_cast<int64_t>(draft.candidates.size());
+  if (draft.ranges.size() > draft.tokens.size() + 1 || (draft.draw == Draft::Draw::none && total)) {
+    return "expected candidates of drawn nodes, of at most " +
+           std::to_string(draft.tokens.size() + 1) + " rows";
+  }
+  for (size_t row = 0; row < draft.ranges.size(); ++row) {
+    const Draft::Range& range = draft.ranges[row];
+    const auto label = [row] { return "candidates of row " + std::to_string(row) + ": expected "; };
+    if (range.first < 0 || range.count < 0 || range.count > Draft::kMostCandidates ||
+        int64_t{range.first} + range.count > total) {
+      return label() + "at most " + std::to_string(Draft::kMostCandidates) + " of the draft's";
+    }
+    if (range.count == 0) continue;
+    double sum = 0.0;
+    for (const Draft::Candidate& c : draft.candidates_of(static_cast<int32_t>(row))) {
+      if (c.token < 0 || c.token >= vocab_size || !(c.probability >= 0.0f)) {
+        return label() + "token ids and probabilities, got " + std::to_string(c.token) + " and " +
+               std::to_string(c.probability);
+      }
+      sum += static_cast<double>(c.probability);
+    }
+    if (!(std::abs(sum - 1.0) < 1e-3)) {
+      return label() + "a sum of 1, got " + std::to_string(sum);
+    }
+    const std::string trouble = trouble_of_children(draft, static_cast<int32_t>(row));
+    if (!trouble.empty()) return trouble;
+  }
+  return {};
+}
+
+// What a drawn node is worth before it is known what such nodes are: by its place among siblings.
+float score_of_rank(int32_t rank) {
+  return 0.6f * std::pow(0.35f, static_cast<float>(rank));
+}
+
+void copy_candidates(const Draft& from, int32_t row, Draft& to, int32_t to_row) {
+  const std::span<const Draft::Candidate> list = from.candidates_of(row);
+  if (!list.empty()) to.set_candidates(to_row, list);
+}
+
+}  // namespace
+
 std::string trouble_of(const Draft& draft, int32_t max_nodes, int64_t vocab_size) {
+  if (!draft.refusal.empty()) return draft.refusal;
   const size_t size = draft.tokens.size();
   if (draft.parents.size() != size || draft.scores.size() != size) {
     return "expected as many parents and scores as tokens, got " + std::to_string(size) +
@@ -62,7 +147,7 @@ std::string trouble_of(const Draft& draft, int32_t max_nodes, int64_t vocab_size
       return node() + "a score in [0, 1], got " + std::to_string(score);
     }
   }
-  return {};
+  return trouble_of_candidates(draft, vocab_size);
 }
 
 void merge(const Draft& from, uint8_t source, const DraftView& view, Draft& to) {
@@ -86,6 +171,38 @@ void merge(const Draft& from, uint8_t source, const DraftView& view, Draft& to) 
   }
 }
 
+void take_drawn(const Draft& from, uint8_t source, const DraftView& view, Draft& to) {
+  std::array<int32_t, Draft::kMostNodes> places;  // of the nodes in `to`; -1: not there
+  std::array<int32_t, Draft::kMostNodes> depths;
+  to.draw = from.draw;
+  copy_candidates(from, 0, to, 0);
+  for (size_t i = 0; i < from.tokens.size(); ++i) {
+    const int32_t above = from.parents[i];
+    const auto parent = static_cast<size_t>(above);
+    depths[i] = above < 0 ? 1 : depths[parent] + 1;
+    places[i] = -1;
+    if (depths[i] > view.max_depth || (above >= 0 && places[parent] < 0)) continue;
+    const auto rank = static_cast<int32_t>(
+        std::count(from.parents.begin(), from.parents.begin() + static_cast<ptrdiff_t>(i), above));
+    places[i] = to.add(from.tokens[i], above < 0 ? -1 : places[parent], score_of_rank(rank));
+    to.sources.push_back(source);
+    copy_candidates(from, static_cast<int32_t>(i) + 1, to, places[i] + 1);
+  }
+}
+
+uint64_t with_earlier_siblings(const Draft& draft, uint64_t keep) {
+  if (draft.draw == Draft::Draw::none) return keep;
+  std::array<bool, Draft::kMostNodes + 1> cut = {};  // by row: whether a child got no row
+  for (int32_t node = 0; node < draft.size(); ++node) {
+    const int32_t parent = draft.parents[static_cast<size_t>(node)];
+    bool& none = cut[static_cast<size_t>(parent + 1)];
+    const bool rooted = parent < 0 || (keep >> parent & 1) != 0;
+    none = none || !rooted || (keep >> node & 1) == 0;
+    if (none) keep &= ~(uint64_t{1} << node);
+  }
+  return keep;
+}
+
 namespace {
 
 // Appends the kept nodes below `parent` (of `from`) in preorder, the likeliest sibling first.
@@ -106,6 +223,7 @@ class Preorder {
       const uint64_t above = to_.words[static_cast<size_t>(at) + 1];
       to_.words.push_back(above | bit(index + 1));
       to_.depths.push_back(depth);
+      copy_candidates(from_, node + 1, to_.draft, index + 1);
       visit(node, index, depth + 1);
     }
   }
@@ -155,6 +273,7 @@ void DraftTree::cut(size_t nodes) {
   draft.sources.resize(nodes);
   words.resize(nodes + 1);
   depths.resize(nodes + 1);
+  if (draft.ranges.size() > nodes + 1) draft.ranges.resize(nodes + 1);
 }
 
 bool DraftTree::is_chain() const {
@@ -166,6 +285,8 @@ bool DraftTree::is_chain() const {
 
 void plant(const Draft& draft, uint64_t keep, const TreePlace& place, DraftTree& tree) {
   tree.clear();
+  tree.draft.draw = draft.draw;
+  copy_candidates(draft, 0, tree.draft, 0);
   Preorder(draft, keep, place, tree).visit(-1, -1, 1);
 }
 

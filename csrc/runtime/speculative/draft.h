@@ -20,6 +20,14 @@ std::string trouble_of(const Draft& draft, int32_t max_nodes, int64_t vocab_size
 // Adds the nodes of a checked draft that `to` does not have, as far as the view has room for all.
 void merge(const Draft& from, uint8_t source, const DraftView& view, Draft& to);
 
+// A draft whose nodes were drawn, for a verifier that needs to know what from: with its candidates,
+// its nodes in their order, and scores that say nothing of the tokens. `to` is empty.
+void take_drawn(const Draft& from, uint8_t source, const DraftView& view, Draft& to);
+
+// Of the kept nodes of a drawn draft those whose earlier siblings are kept too: a verifier has to
+// know of all that were drawn before. Others are kept as they are.
+uint64_t with_earlier_siblings(const Draft& draft, uint64_t keep);
+
 // A draft in a step: a row for the request's last token, then one for each node, in preorder with
 // the likeliest child first, so that the likeliest path lies in the cache as plain decoding's
 // tokens would.

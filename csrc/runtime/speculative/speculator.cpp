@@ -89,6 +89,7 @@ void Speculator::claim_parts() {
 void Speculator::add(const DraftView& view) {
   Entry& entry = entries_.at(count_++);
   entry.view = view;
+  entry.view.draws = verifier().needs_probabilities();
   entry.asked = false;
   entry.keep = 0;
   entry.proposed.clear();
@@ -157,10 +158,21 @@ void Speculator::ask(uint8_t source) {
     const std::string trouble =
         failure.empty() ? trouble_of(drafts[i], view.max_nodes, vocab_size_) : failure;
     if (trouble.empty()) {
-      merge(drafts[i], source, view, entry.proposed);
+      add_draft(drafts[i], source, view, entry.proposed);
     } else {
       entry.trouble = "[speculation] " + std::string(proposer.name()) + ": " + trouble;
     }
+  }
+}
+
+// Drawn nodes are not merged: a verifier has to know what each was drawn from.
+void Speculator::add_draft(const Draft& draft, uint8_t source, const DraftView& view,
+                           Draft& proposed) {
+  const bool drawn = view.draws && draft.draw != Draft::Draw::none;
+  if (drawn && proposed.size() == 0) {
+    take_drawn(draft, source, view, proposed);
+  } else if (!drawn && proposed.draw == Draft::Draw::none) {
+    merge(draft, source, view, proposed);
   }
 }
 
@@ -181,6 +193,7 @@ void Speculator::choose(const StepBudget& budget) {
   for (size_t i = 0; i < asked_.size(); ++i) {
     Entry& entry = entries_[asked_[i]];
     std::swap(drafts[i], entry.proposed);
+    keep_[i] = with_earlier_siblings(entry.proposed, keep_[i]);
     for (int32_t node = 0; node < entry.proposed.size() && left > 0; ++node) {
       const int32_t parent = entry.proposed.parents[static_cast<size_t>(node)];
       const bool rooted = parent < 0 || (entry.keep >> parent & 1) != 0;

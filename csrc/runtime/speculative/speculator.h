@@ -68,6 +68,7 @@ class Speculator {
   void claim_parts();
   void tell_broken();
   void ask(uint8_t source);
+  static void add_draft(const Draft& draft, uint8_t source, const DraftView& view, Draft& proposed);
   void ask_controller();
   void choose(const StepBudget& budget);
 

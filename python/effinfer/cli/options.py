@@ -89,6 +89,9 @@ class EngineOptions:
         int | None, typer.Option(min=1, help="Tokens of a sequence at most.")
     ] = None
     speculation: SpeculateOption = None
+    draft_model: Annotated[
+        str | None, typer.Option(help="A smaller model of the same vocabulary, which drafts.")
+    ] = None
 
     def load(self, **decided: Any) -> LLM:
         """The model; `decided` are arguments of LLM that the command does not leave to its

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from numbers import Integral
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -31,15 +31,16 @@ def check_positive(**sizes: int | None) -> None:
             )
 
 
-def unknown_options(call: Callable[..., object], names: Iterable[str]) -> _core.Error:
-    """The error of keywords that `call` does not know, which names those that it does, or what
-    another library's names stand for."""
-    names = list(names)
+def refuse_unknown(call: Callable[..., object], names: Collection[str]) -> None:
+    """Throws InvalidArgumentError for keywords that `call` does not know; it names those that it
+    does, or what another library's names stand for."""
+    if not names:
+        return
     meant = [found for name in names if (found := loading_hint(name))]
     parameters = inspect.signature(call).parameters.values()
     known = ", ".join(p.name for p in parameters if p.kind is p.KEYWORD_ONLY)
     instead = "; ".join(meant) or f"expected one of {known}"
-    return _core.InvalidArgumentError(f"[LLM] {', '.join(names)}: unknown option; {instead}")
+    raise _core.InvalidArgumentError(f"[LLM] {', '.join(names)}: unknown option; {instead}")
 
 
 def as_prompts(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:

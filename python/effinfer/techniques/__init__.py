@@ -11,18 +11,27 @@
     LLM("model.gguf", speculation=Speculation([SuffixDecoding(), TokenRecycling(width=4)]))
 """
 
+import os
+from collections.abc import Iterable
+from dataclasses import replace
+from typing import Any
+
 from effinfer import _core
+from effinfer.checkpoints.model_files import ModelFiles
 from effinfer.speculation import Proposer, Speculation
 from effinfer.techniques.aded import ADED
 from effinfer.techniques.code_swift import CodeSwift
+from effinfer.techniques.draft_model import DraftModel
 from effinfer.techniques.lookahead import Lookahead
 from effinfer.techniques.minference import MInference
 from effinfer.techniques.multi_sample import MultiSample
 from effinfer.techniques.prefill import SparsePrefill
 from effinfer.techniques.prompt_lookup import PromptLookup
 from effinfer.techniques.sample_attention import SampleAttention
+from effinfer.techniques.skip_layers import EarlyExit, SkipLayers
 from effinfer.techniques.suffix_decoding import SuffixDecoding
 from effinfer.techniques.token_recycling import TokenRecycling
+from effinfer.techniques.vocab_trim import VocabTrim
 from effinfer.techniques.xattention import XAttention
 
 __all__ = [
@@ -30,17 +39,22 @@ __all__ = [
     "PREFILLS",
     "SPECULATIONS",
     "CodeSwift",
+    "DraftModel",
+    "EarlyExit",
     "Lookahead",
     "MInference",
     "MultiSample",
     "PromptLookup",
     "SampleAttention",
+    "SkipLayers",
     "SparsePrefill",
     "SuffixDecoding",
     "TokenRecycling",
+    "VocabTrim",
     "XAttention",
     "as_prefill",
     "as_speculation",
+    "with_draft_model",
 ]
 
 PREFILLS: dict[str, type[SparsePrefill]] = {
@@ -93,3 +107,25 @@ def as_speculation(speculation: object) -> Speculation | None:
     raise _core.InvalidArgumentError(
         f"[LLM] speculation: expected {known} or a Speculation, got {speculation!r}"
     )
+
+
+def with_draft_model(
+    speculation: Speculation | None, draft_model: object, target: ModelFiles
+) -> Speculation | None:
+    """The same with a model's drafts merged in; its DraftModels become proposers for `target`.
+    Throws InvalidArgumentError, and what opening a model throws."""
+    given = [] if speculation is None else speculation.proposers
+    # What is no list is refused when the parts are made.
+    proposers: list[Any] = list(given) if isinstance(given, Iterable) else []
+    if isinstance(draft_model, str | os.PathLike):
+        draft_model = DraftModel(draft_model)
+    if isinstance(draft_model, DraftModel):
+        proposers.append(draft_model)
+    elif draft_model is not None:
+        raise _core.InvalidArgumentError(
+            f"[LLM] draft_model: expected a model or a DraftModel, got {draft_model!r}"
+        )
+    if not any(isinstance(p, DraftModel) for p in proposers):
+        return speculation
+    built = [p.for_target(target) if isinstance(p, DraftModel) else p for p in proposers]
+    return replace(speculation or Speculation([]), proposers=built)

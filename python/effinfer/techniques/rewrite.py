@@ -1,6 +1,6 @@
 """Rewriting a model's graph before it is compiled: what techniques that change a model do."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from effinfer import _core
@@ -34,3 +34,33 @@ def rewrite(graph: _core.Graph, rule: Rule) -> _core.Graph:
         (output,) = node["outputs"]
         values[output] = result
     return builder.finish(*(values[name] for name in graph.outputs))
+
+
+def prune(graph: _core.Graph, names: Mapping[str, str] | None = None) -> _core.Graph:
+    """The part of a graph that its outputs need, and other values that it shall return, `names`: a
+    name for each of them."""
+    wanted = [*graph.outputs, *(names or {})]
+    needed, nodes = set(wanted), []
+    for node in reversed(graph.nodes):
+        if needed.intersection(node["outputs"]):
+            needed.update(node["inputs"])
+            nodes.append(node)
+    builder = GraphBuilder(graph.name)
+    for key, value in graph.metadata.items():
+        builder.set_metadata(key, value)
+    values: dict[str, Value] = {}
+    made = {name for node in graph.nodes for name in node["outputs"]}
+    for name, facts in graph.values.items():
+        if name not in needed or name in made:
+            continue
+        if facts["weight_name"]:
+            values[name] = builder.weight(facts["weight_name"], facts["dtype"], facts["shape"])
+        else:
+            values[name] = builder.input(name, facts["dtype"], facts["shape"])
+    for node in reversed(nodes):
+        inputs = [values[name] for name in node["inputs"]]
+        (output,) = node["outputs"]
+        values[output] = builder.node(node["op"], *inputs, **node["attributes"])
+    for value, name in (names or {}).items():
+        builder.rename(values[value], name)
+    return builder.finish(*(values[name] for name in wanted))

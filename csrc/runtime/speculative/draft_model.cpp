@@ -1,0 +1,391 @@
+// Drafts of a smaller model: what it believes, level by level.
+#include <algorithm>
+#include <chrono>
+#include <cmath>
+#include <optional>
+#include <string>
+#include <unordered_map>
+#include <utility>
+#include <variant>
+#include <vector>
+
+#include "core/philox.h"
+#include "effinfer/error.h"
+#include "effinfer/speculative.h"
+#include "runtime/speculative/draft_steps.h"
+#include "runtime/speculative/drawing.h"
+#include "runtime/speculative/pace.h"
+
+namespace effinfer {
+namespace {
+
+using runtime::DraftSteps;
+using runtime::DraftText;
+using Clock = std::chrono::steady_clock;
+
+double seconds_since(Clock::time_point start) {
+  return std::chrono::duration<double>(Clock::now() - start).count();
+}
+
+void check_range(const char* what, int32_t value, int32_t least, int32_t most) {
+  if (value >= least && value <= most) return;
+  throw InvalidArgument(std::string("[draft_model] ") + what + ": expected " +
+                        std::to_string(least) + ".." + std::to_string(most) + ", got " +
+                        std::to_string(value));
+}
+
+// The ids that the logits are of, where the head has been cut (graph metadata); empty: all.
+std::vector<int32_t> logit_tokens(const Graph& graph) {
+  const auto entry = graph.metadata.find("logit_tokens");
+  if (entry == graph.metadata.end()) return {};
+  const auto* ids = std::get_if<std::vector<int64_t>>(&entry->second);
+  if (ids == nullptr) throw FormatError("[draft_model] metadata logit_tokens: expected a list");
+  return {ids->begin(), ids->end()};
+}
+
+int64_t metadata_int(const Graph& graph, const char* key) {
+  const auto entry = graph.metadata.find(key);
+  const auto* value =
+      entry == graph.metadata.end() ? nullptr : std::get_if<int64_t>(&entry->second);
+  if (value != nullptr && *value > 0) return *value;
+  throw FormatError(std::string("[draft_model] graph metadata: expected a positive integer \"") +
+                    key + "\"");
+}
+
+class DraftModelProposer final : public Proposer {
+ public:
+  explicit DraftModelProposer(const DraftModelOptions& options) : options_(options) {
+    if (options.model == nullptr) throw InvalidArgument("[draft_model] model: expected one");
+    check_range("length", options.length, 1, Draft::kMostNodes);
+    check_range("width", options.width, 1, 8);
+    check_range("length * width", options.length * options.width, 1, Draft::kMostNodes);
+    check_range("num_pages", options.num_pages, 0, INT32_MAX);
+  }
+
+  std::string_view name() const override { return options_.label; }
+
+  void bind(Executable& target) override {
+    if (steps_) {
+      throw InvalidArgument(
+          "[draft_model] engine: expected one that no other engine has, got one that is in use: "
+          "its "
+          "pages follow requests, make another");
+    }
+    const Graph& graph = options_.model->graph;
+    tokens_ = logit_tokens(graph);
+    num_ids_ = metadata_int(graph, "vocab_size");
+    CompileOptions compiled = target.options();
+    compiled.max_seq_len =
+        std::min(metadata_int(graph, "context_length"), target.options().max_seq_len);
+    compiled.max_rows = std::max(compiled.max_sequences * options_.width, int64_t{1});
+    compiled.tuning_cache.clear();
+    std::shared_ptr<Executable> executable =
+        options_.of_target ? compile_beside(target, graph, options_.model->weights)
+                           : compile(graph, options_.model->weights, target.pool(), compiled);
+    const int64_t longest = std::min<int64_t>(executable->options().max_seq_len, 8192);
+    const auto pages =
+        options_.num_pages > 0
+            ? options_.num_pages
+            : static_cast<int32_t>(KvCache::pages_for(static_cast<size_t>(longest + 8192)));
+    steps_.emplace(std::move(executable), pages, Draft::kMostCandidates);
+  }
+
+  void attach(int64_t vocab_size) override {
+    vocab_size_ = vocab_size;
+    if (!steps_) throw InvalidArgument("[draft_model] expected an engine of a model");
+  }
+
+  void propose(std::span<const DraftView> views, std::span<Draft> drafts) override {
+    begin(views, drafts);
+    if (!works_.empty()) {
+      feed();
+      for (int32_t level = 1; !growing_.empty(); ++level) {
+        const Clock::time_point start = Clock::now();
+        if (!add_level(level)) break;
+        steps_->grow(texts_);
+        read_level();
+        pace_.add_level(seconds_since(start));
+      }
+      for (Work& work : works_) finish(work);
+    }
+    proposed_ = Clock::now();
+  }
+
+  void observe(std::span<const StepFacts> facts) override {
+    bool any = false;
+    for (const StepFacts& fact : facts) any = count(fact) || any;
+    if (any) pace_.add_step(seconds_since(proposed_));
+  }
+
+  void forget(RequestId request) override {
+    const auto found = states_.find(request);
+    if (found == states_.end()) return;
+    steps_->release(found->second.text);
+    states_.erase(found);
+  }
+
+ private:
+  struct State {
+    DraftText text;
+    bool gone = false;  // it is not drafted for any more
+    // Of its last draft; none: it was not asked.
+    std::vector<int32_t> tokens, parents;
+    std::vector<float> scores;  // none where tokens were drawn
+  };
+  struct Node {
+    int32_t token;
+    int32_t parent;  // a node; -1: the text's last token
+    int32_t depth;
+    float score;
+    float path;
+    int32_t row = -1;  // of DraftText, once it was fed
+  };
+  // A request in this call.
+  struct Work {
+    const DraftView* view = nullptr;
+    Draft* draft = nullptr;
+    State* state = nullptr;
+    int32_t depth = 0;  // to reach
+    std::vector<Node> nodes;
+    std::vector<int32_t> fed;  // nodes of the last level, in the order of their rows
+  };
+
+  // Nobody pays a row for less, nor a level of the draft model.
+  static constexpr float kLeastPath = 0.02f;
+
+  void begin(std::span<const DraftView> views, std::span<Draft> drafts) {
+    works_.clear();
+    const int32_t depth = options_.adaptive ? pace_.depth(options_.length) : options_.length;
+    for (size_t i = 0; i < views.size() && depth > 0; ++i) {
+      State& state = states_[views[i].request];
+      if (state.gone) continue;
+      const auto size = static_cast<int64_t>(views[i].tokens.size());
+      const int64_t room = steps_->max_seq_len() - size;
+      const std::span<const int32_t> fresh = views[i].tokens.subspan(
+          state.text.sequence < 0
+              ? 0
+              : static_cast<size_t>(steps_->cache().committed(state.text.sequence)));
+      if (room < 1) {
+        give_up(state, drafts[i],
+                "the text has outgrown the draft model's context of " +
+                    std::to_string(steps_->max_seq_len()) + " tokens");
+      } else if (std::any_of(fresh.begin(), fresh.end(),
+                             [&](int32_t t) { return t >= num_ids_; })) {
+        give_up(state, drafts[i], "a token that the draft model does not have");
+      } else if (!steps_->follow(state.text, views[i].tokens)) {
+        give_up(state, drafts[i],
+                "no page is left in the draft model's cache of " +
+                    std::to_string(steps_->cache().config().num_pages));
+      } else {
+        Work work;
+        work.view = &views[i];
+        work.draft = &drafts[i];
+        work.state = &state;
+        work.depth = std::min(
+            {depth, views[i].max_depth, static_cast<int32_t>(std::min<int64_t>(room, depth))});
+        works_.push_back(std::move(work));
+      }
+    }
+  }
+
+  void give_up(State& state, Draft& draft, const std::string& why) {
+    draft.clear();
+    draft.refusal = why + "; the request goes on without its drafts";
+    state.gone = true;
+    steps_->release(state.text);
+  }
+
+  // Texts up to their last tokens, and what the model believes to follow.
+  void feed() {
+    texts_.clear();
+    growing_.clear();
+    for (Work& work : works_) texts_.push_back(&work.state->text);
+    steps_->feed(texts_);
+    for (size_t i = 0; i < works_.size(); ++i) {
+      if (offer(works_[i], -1, steps_->top(i))) growing_.push_back(&works_[i]);
+    }
+  }
+
+  // Adds the children of a node. False: the request gives up.
+  bool offer(Work& work, int32_t node, const DraftSteps::Top& top) {
+    if (!std::isfinite(top.values.front())) {
+      give_up(*work.state, *work.draft, "the draft model's logits hold a NaN or an infinity");
+      work.nodes.clear();
+      return false;
+    }
+    map_tokens(top);
+    if (work.view->draws) {
+      draw(work, node, top);
+      return true;
+    }
+    double total = 0.0;
+    for (const float value : top.values) {
+      total += std::exp(static_cast<double>(value - top.values.front()));
+    }
+    const Node parent =
+        node < 0 ? Node{0, -1, 0, 1.0f, 1.0f} : work.nodes[static_cast<size_t>(node)];
+    for (size_t i = 0; i < std::min(mapped_.size(), static_cast<size_t>(options_.width)); ++i) {
+      const auto score = static_cast<float>(
+          std::exp(static_cast<double>(top.values[i] - top.values.front())) / total);
+      const float path = parent.path * pace_.belief(score);
+      if (mapped_[i] >= vocab_size_ || path < kLeastPath) continue;
+      work.nodes.push_back({mapped_[i], node, parent.depth + 1, score, path});
+    }
+    return true;
+  }
+
+  void map_tokens(const DraftSteps::Top& top) {
+    mapped_.assign(top.tokens.begin(), top.tokens.end());
+    if (tokens_.empty()) return;
+    for (int32_t& token : mapped_) token = tokens_[static_cast<size_t>(token)];
+  }
+
+  // The last token has `width` children, others one each: the shape does not depend on what is
+  // drawn.
+  void draw(Work& work, int32_t node, const DraftSteps::Top& top) {
+    Draft& draft = *work.draft;
+    draft.draw = Draft::Draw::without_replacement;
+    runtime::find_candidates(top.values, mapped_, *work.view->params, candidates_);
+    const bool unknown = std::any_of(candidates_.begin(), candidates_.end(),
+                                     [&](const auto& c) { return c.token >= vocab_size_; });
+    if (unknown) return;
+    draft.set_candidates(node + 1, candidates_);
+    std::vector<int32_t> siblings;
+    const int32_t depth = node < 0 ? 1 : work.nodes[static_cast<size_t>(node)].depth + 1;
+    for (int32_t i = 0; i < (node < 0 ? options_.width : 1); ++i) {
+      if (draft.size() >= work.view->max_nodes) return;
+      if (siblings.size() == candidates_.size()) return;
+      const size_t index = work.view->tokens.size() - work.view->prompt_size;
+      const double uniform =
+          philox_uniform(work.view->params->seed, index, 1, static_cast<uint32_t>(draft.size()));
+      const int32_t token = runtime::draw_child(candidates_, draft.draw, siblings, uniform);
+      siblings.push_back(token);
+      draft.add(token, node, 0.5f);
+      work.nodes.push_back({token, node, depth, 1.0f, 1.0f});
+    }
+  }
+
+  // Makes rows of the nodes of a level that get children. False: nobody does.
+  bool add_level(int32_t level) {
+    texts_.clear();
+    int64_t rows = 0;
+    std::erase_if(growing_, [&](Work* work) {
+      work->fed.clear();
+      if (level >= work->depth) return true;
+      std::vector<int32_t> nodes;
+      const bool any = work->view->draws || !options_.adaptive;
+      for (int32_t i = 0; i < static_cast<int32_t>(work->nodes.size()); ++i) {
+        const Node& node = work->nodes[static_cast<size_t>(i)];
+        if (node.depth == level && (any || pace_.pays(node.path))) nodes.push_back(i);
+      }
+      std::stable_sort(nodes.begin(), nodes.end(), [&](int32_t a, int32_t b) {
+        return work->nodes[static_cast<size_t>(a)].path > work->nodes[static_cast<size_t>(b)].path;
+      });
+      if (nodes.size() > static_cast<size_t>(options_.width)) {
+        nodes.resize(static_cast<size_t>(options_.width));
+      }
+      for (const int32_t index : nodes) {
+        Node& node = work->nodes[static_cast<size_t>(index)];
+        const int32_t above =
+            node.parent < 0 ? -1 : work->nodes[static_cast<size_t>(node.parent)].row;
+        node.row = static_cast<int32_t>(work->state->text.rows.size());
+        // Without a page or a row the draft is shorter.
+        if (rows == steps_->max_rows() || !steps_->add(work->state->text, node.token, above)) break;
+        ++rows;
+        work->fed.push_back(index);
+      }
+      return work->fed.empty();
+    });
+    for (Work* work : growing_) texts_.push_back(&work->state->text);
+    return !growing_.empty();
+  }
+
+  void read_level() {
+    size_t row = 0;
+    std::erase_if(growing_, [&](Work* work) {
+      bool goes_on = true;
+      for (const int32_t node : work->fed) {
+        const DraftSteps::Top top = steps_->top(row++);
+        goes_on = goes_on && offer(*work, node, top);
+      }
+      return !goes_on;
+    });
+  }
+
+  // The likeliest nodes, parents first: a path never gets likelier.
+  void finish(Work& work) {
+    State& state = *work.state;
+    if (!work.view->draws && !state.gone) {
+      std::vector<int32_t> order(work.nodes.size());
+      for (size_t i = 0; i < order.size(); ++i) order[i] = static_cast<int32_t>(i);
+      const auto path = [&](int32_t i) { return work.nodes[static_cast<size_t>(i)].path; };
+      std::stable_sort(order.begin(), order.end(),
+                       [&](int32_t a, int32_t b) { return path(a) > path(b); });
+      std::vector<int32_t> places(order.size(), -1);
+      for (const int32_t i : order) {
+        const Node& node = work.nodes[static_cast<size_t>(i)];
+        if (work.draft->size() >= work.view->max_nodes) break;
+        const int32_t parent = node.parent < 0 ? -1 : places[static_cast<size_t>(node.parent)];
+        places[static_cast<size_t>(i)] = work.draft->add(node.token, parent, node.score);
+      }
+    }
+    state.tokens = work.draft->tokens;
+    state.parents = work.draft->parents;
+    state.scores = work.view->draws ? std::vector<float>() : work.draft->scores;
+  }
+
+  // How deep the text followed the request's draft, if there was one.
+  bool count(const StepFacts& fact) {
+    const auto found = states_.find(fact.request);
+    if (found == states_.end() || found->second.tokens.empty()) return false;
+    State& state = found->second;
+    const std::span<const int32_t> emitted = fact.tokens.last(fact.num_emitted);
+    int32_t right = 0;
+    int32_t deepest = 0;
+    std::vector<int32_t> depths(state.tokens.size());
+    std::vector<bool> came(state.tokens.size());  // along the text
+    int32_t at = -1;
+    for (size_t i = 0; i < state.tokens.size(); ++i) {
+      const int32_t parent = state.parents[i];
+      depths[i] = parent < 0 ? 1 : depths[static_cast<size_t>(parent)] + 1;
+      deepest = std::max(deepest, depths[i]);
+      const auto place = static_cast<size_t>(depths[i]) - 1;
+      const bool known =
+          place < emitted.size() && (parent < 0 || came[static_cast<size_t>(parent)]);
+      came[i] = known && state.tokens[i] == emitted[place];
+      if (known && !state.scores.empty()) pace_.count_guess(state.scores[i], came[i]);
+      const bool follows = parent == at && came[i];
+      if (!follows) continue;
+      at = static_cast<int32_t>(i);
+      ++right;
+    }
+    // Beyond the last emitted token nobody knows.
+    pace_.count(std::min(deepest, static_cast<int32_t>(emitted.size())), right);
+    state.tokens.clear();
+    state.parents.clear();
+    return true;
+  }
+
+  DraftModelOptions options_;
+  std::optional<DraftSteps> steps_;
+  std::vector<int32_t> tokens_;  // of the logits; empty: all
+  int64_t num_ids_ = 0;
+  int64_t vocab_size_ = 0;
+  runtime::Pace pace_;
+  Clock::time_point proposed_;
+  std::unordered_map<RequestId, State> states_;
+  // Of the call at hand.
+  std::vector<Work> works_;
+  std::vector<Work*> growing_;
+  std::vector<DraftText*> texts_;
+  std::vector<int32_t> mapped_;
+  std::vector<Draft::Candidate> candidates_;
+};
+
+}  // namespace
+
+std::shared_ptr<Proposer> draft_model_proposer(const DraftModelOptions& options) {
+  return std::make_shared<DraftModelProposer>(options);
+}
+
+}  // namespace effinfer
