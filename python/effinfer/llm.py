@@ -61,16 +61,15 @@ class LLM(Evaluation):
         draft_model: str | os.PathLike[str] | DraftModel | None = None,
         **unknown: object,
     ) -> None:
-        """Loads `model`: a GGUF file, an effinfer artifact or a Hugging Face folder; or what
-        hub.resolve() finds: a name of `effinfer list`, or `org/repo[:Q4_K_M]` of the hub.
+        """Loads `model`: a GGUF file, an artifact, a Hugging Face folder, or what hub.resolve() finds.
 
         device: "cpu", "cuda", "cuda:1", or "auto": a GPU where there is one. threads: None is what
         `effinfer.info()` says. precision: "fast" or "f32" (float32 throughout). deterministic:
-        prefill in the arithmetic of decoding, so that a text never depends on how its prompt was
-        cut. kv_dtype: "f32", "f16", "bf16" or "i8"; None is bf16, and f32 with precision="f32".
+        prefill in the arithmetic of decoding, so that no text depends on how its prompt was cut.
+        kv_dtype: "f32", "f16", "bf16" or "i8"; None is bf16, and f32 with precision="f32".
         max_seq_len: None is the model's context. num_pages: 64-token pages of the KV cache; None is
-        enough for one sequence of max_seq_len and a few short ones. max_batch_tokens: of a step;
-        None is 512, and 2048 with a sparse prefill. max_sequences: that run at once; more wait.
+        enough for one of max_seq_len and a few short ones. max_batch_tokens: of a step; None is
+        512, and 2048 with a sparse prefill. max_sequences: that run at once; more wait.
         chat_template: instead of the model's. pack_cache: keep the packed weights in the user's
         cache (True) or in a folder, and map them in later loads, or warn with PackCacheWarning.
         ternary_packing: of ternary weights, "t2" (2 bits), "t1_6" (1.6 bits) or "auto", the faster

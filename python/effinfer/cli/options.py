@@ -62,7 +62,6 @@ class EngineOptions:
     """Arguments of LLM, by their names there."""
 
     model: ModelOption = DEFAULT_MODEL
-    device: Annotated[str, typer.Option(help="cpu, cuda, cuda:1, or auto.")] = "cpu"
     threads: ThreadsOption = None
     device: DeviceOption = "cpu"
     precision: Annotated[str, typer.Option(help="fast or f32.")] = "fast"
