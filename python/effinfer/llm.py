@@ -61,7 +61,7 @@ class LLM(Evaluation):
         draft_model: str | os.PathLike[str] | DraftModel | None = None,
         **unknown: object,
     ) -> None:
-        """Loads `model`: a GGUF file, an artifact, a Hugging Face folder, or what hub.resolve() finds.
+        """Loads `model`: a GGUF file, artifact or Hugging Face folder, or what hub.resolve() finds.
 
         device: "cpu", "cuda", "cuda:1", or "auto": a GPU where there is one. threads: None is what
         `effinfer.info()` says. precision: "fast" or "f32" (float32 throughout). deterministic:
