@@ -199,7 +199,7 @@ def kernels_of(
 
 def check_kernel(kernel: Kernel, budget: Budget) -> list[str]:
     problems: list[str] = []
-    if budget.arch not in ("", kernel.arch):
+    if not fnmatchcase(kernel.arch, budget.arch):
         return problems
     if kernel.registers > budget.registers:
         problems.append(f"{kernel.registers} registers, at most {budget.registers}")

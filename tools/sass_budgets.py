@@ -17,11 +17,14 @@ class Budget:
     blocks: int  # at least, that a multiprocessor holds at once
     shared: int = 1  # bytes at most; a block without shared memory has one
     opcodes: tuple[str, ...] = ()  # each must occur, with at least these modifiers
-    arch: str = ""  # the only one that it is for; for others it is empty
+    arch: str = "*"  # those that it is for, as an fnmatch pattern; for others it is empty
 
 
 # Loads and stores of local memory: what spills and indexed arrays become.
 FORBIDDEN = ("LDL", "STL")
+
+# Where the kernels for compute capability 9.0 have others beside them.
+NOT_HOPPER = "sm_[!9]*"
 
 # Weights of 16 bytes a lane and load, activations without a detour through registers, products on
 # the tensor cores.
@@ -57,15 +60,15 @@ BUDGETS = (
     Budget("StreamPair<1>", 200, 1, 16384, ("LDGSTS.128", "HMMA")),
     Budget("StreamPair<4>", 255, 1, 65536, ("LDGSTS.128", "HMMA")),
     # Arguments: format, tiles of 8 tokens, superblocks of weights on their way.
-    Budget("TileMatmul<PackedFormat{[0123], *}, 16, 1>", 255, 1, 65664, STREAM),
-    Budget("TileMatmul<PackedFormat{5, *}, 16, 1>", 255, 1, 65664, STREAM_F16),
-    Budget("TileMatmul<PackedFormat{[0123], *}, 8, 2>", 255, 1, 32896, STREAM),
-    Budget("TileMatmul<PackedFormat{[45], *}, 8, 2>", 255, 1, 32896, STREAM_F16),
+    Budget("TileMatmul<PackedFormat{[0123], *}, 16, 1>", 255, 1, 65664, STREAM, NOT_HOPPER),
+    Budget("TileMatmul<PackedFormat{5, *}, 16, 1>", 255, 1, 65664, STREAM_F16, NOT_HOPPER),
+    Budget("TileMatmul<PackedFormat{[0123], *}, 8, 2>", 255, 1, 32896, STREAM, NOT_HOPPER),
+    Budget("TileMatmul<PackedFormat{[45], *}, 8, 2>", 255, 1, 32896, STREAM_F16, NOT_HOPPER),
     # Arguments: format, tiles of 8 tokens.
-    Budget("TileRows<*, 1>", 128, 2, 40960, ("LDGSTS.128", "HMMA")),
-    Budget("TileRows<*, 2>", 128, 2, 49152, ("LDGSTS.128", "HMMA")),
-    Budget("TileRows<*, 4>", 184, 1, 65536, ("LDGSTS.128", "HMMA")),
-    Budget("TileRows<*, 8>", 208, 1, 98304, ("LDGSTS.128", "HMMA")),
+    Budget("TileRows<*, 1>", 128, 2, 40960, ("LDGSTS.128", "HMMA"), NOT_HOPPER),
+    Budget("TileRows<*, 2>", 128, 2, 49152, ("LDGSTS.128", "HMMA"), NOT_HOPPER),
+    Budget("TileRows<*, 4>", 184, 1, 65536, ("LDGSTS.128", "HMMA"), NOT_HOPPER),
+    Budget("TileRows<*, 8>", 208, 1, 98304, ("LDGSTS.128", "HMMA"), NOT_HOPPER),
     # Arguments: format (7: t2, 8: t1_6), tiles of 8 tokens.
     Budget("TernaryMatmul<[78], 1>", 120, 2, 43008, ("LDG.E.128", "IMMA")),
     Budget("TernaryMatmul<[78], 2>", 120, 1, 86016, ("LDG.E.128", "IMMA")),
@@ -113,7 +116,7 @@ BUDGETS = (
     Budget("TopRows", 32, 2, 512),
     # Arguments: dtype of rows, whether they are logits. More registers would be no help: a block
     # has 32 KB of loads under way with these.
-    Budget("SampleRows<*, *>", 128, 1, 35072, ("LDG.E.128", "DADD")),
+    Budget("SampleRows<*>", 128, 1, 35072, ("LDG.E.128", "DADD")),
     Budget("ChainSpeculation", 96, 1, 1792, ("LDG.E.128", "DADD")),
     Budget("TokenBitmask", 32, 8),
     # Argument: dtype of keys.

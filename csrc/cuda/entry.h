@@ -42,8 +42,9 @@ inline int num_multiprocessors(const Queue& queue) {
   return count;
 }
 
-// Its compute capability: 80, 90.
+// Whose kernels the device runs: those for 9.0a where the build has them, else those for 8.0.
 inline int arch_of(const Queue& queue) {
+  constexpr bool kHopper = EFFINFER_CUDA_HOPPER;
   int major = 0;
   int minor = 0;
   const int index = queue.device().index;
@@ -51,7 +52,7 @@ inline int arch_of(const Queue& queue) {
         "cudaDeviceGetAttribute");
   check(cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, index),
         "cudaDeviceGetAttribute");
-  return major * 10 + minor;
+  return kHopper && major == 9 && minor == 0 ? 90 : 80;
 }
 
 // How many blocks of a kernel an SM is to hold at once, where it says so: what its registers are to
@@ -65,12 +66,14 @@ constexpr int min_blocks() {
   }
 }
 
-// Whether the GPU that is compiled for has what the kernel needs. `kArch` is exact: instructions of
-// 9.0a exist nowhere else. Other GPUs get an empty kernel that nobody launches.
+// Whether the kernel is launched on the GPU that is compiled for; else it is empty there.
+// Instructions of 9.0a exist nowhere else, so that 9.0 without the letter is as 8.0.
 template <class Kernel>
 constexpr bool compiles_here() {
-#if defined(__CUDA_ARCH__) && !defined(__CUDA_ARCH_FEAT_SM90_ALL)
-  return required_arch<Kernel>() != 90;
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+  return runs_on<Kernel>(90);
+#elif defined(__CUDA_ARCH__)
+  return runs_on<Kernel>(80);
 #else
   return true;
 #endif

@@ -9,6 +9,7 @@ namespace {
 
 const char* rejects_sampling(const ops::RowSamplingProblem& p) {
   if (p.result == ops::RowResult::top) return "top-k as a result is not built: see top_rows";
+  if (p.dtype != DType::f32 || p.out_dtype != DType::f32) return "rows are not float32";
   if (p.vocab > 1 << 24) return "vocab is above 2^24";
   return ops::rejects(p);
 }
@@ -16,15 +17,13 @@ const char* rejects_sampling(const ops::RowSamplingProblem& p) {
 void sample_rows(const ops::RowSamplingProblem& p, Queue& queue) {
   SampleParams params{};
   params.problem = p;
-  params.vectored = vectored(p.x, p.vocab, dtype_info(p.dtype).block_bytes);
-  params.out_vectored = vectored(p.out, p.vocab, dtype_info(p.out_dtype).block_bytes);
-  with_elements(p.dtype, [&]<class T>() {
-    if (p.source == ops::RowSource::logits) {
-      launch<SampleRows<T, true>>(params, p.rows, queue);
-    } else {
-      launch<SampleRows<T, false>>(params, p.rows, queue);
-    }
-  });
+  params.vectored = vectored(p.x, p.vocab, sizeof(float));
+  params.out_vectored = vectored(p.out, p.vocab, sizeof(float));
+  if (p.source == ops::RowSource::logits) {
+    launch<SampleRows<true>>(params, p.rows, queue);
+  } else {
+    launch<SampleRows<false>>(params, p.rows, queue);
+  }
 }
 
 void chain_speculation(const ops::ChainSpeculationProblem& p, Queue& queue) {

@@ -83,16 +83,18 @@
 #if defined(__CUDACC__)
 #define EFFINFER_DEVICE __device__ __forceinline__
 #define EFFINFER_UNROLL _Pragma("unroll")
+#define EFFINFER_NO_UNROLL _Pragma("unroll 1")
 #else
 #define EFFINFER_DEVICE inline
 #define EFFINFER_UNROLL
+#define EFFINFER_NO_UNROLL
 #endif
 
 namespace effinfer::cuda {
 
 inline constexpr int kWarp = 32;
 
-// The only compute capability that a kernel runs on, or 0.
+// The only compute capability that a kernel runs on (kArch), or 0.
 template <class Kernel>
 constexpr int required_arch() {
   if constexpr (requires { Kernel::kArch; }) {
@@ -100,6 +102,14 @@ constexpr int required_arch() {
   } else {
     return 0;
   }
+}
+
+// Whether a kernel is launched on GPUs of a compute capability: not where another one does its work
+// (kReplacedOn).
+template <class Kernel>
+constexpr bool runs_on(int arch) {
+  if constexpr (requires { Kernel::kReplacedOn; }) return arch != Kernel::kReplacedOn;
+  return required_arch<Kernel>() == 0 || required_arch<Kernel>() == arch;
 }
 
 // 16 bytes, as one load or store of whatever numbers lie there.

@@ -255,7 +255,7 @@ inline std::string Block::waiting() const {
     if (!thread.waits.empty()) ++others[thread.waits];
   }
   for (const auto& [what, count] : others) {
-    text += " " + std::to_string(count) + " wait in " + what + ";";
+    text.append(" ").append(std::to_string(count)).append(" wait in ").append(what).append(";");
   }
   return text;
 }

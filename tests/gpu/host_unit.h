@@ -277,6 +277,11 @@ Grid grid_of(const typename Kernel::Params& params, int64_t blocks) {
 
 template <class Kernel>
 void enqueue(const typename Kernel::Params& params, int64_t blocks, Queue& queue) {
+  if (required_arch<Kernel>() == 0 && !runs_on<Kernel>(arch())) {
+    throw std::logic_error("[" + std::string(Kernel::kName) +
+                           "] expected a GPU without a kernel that replaces it, this one has " +
+                           std::to_string(arch()));
+  }
   enqueue(grid_of<Kernel>(params, blocks), queue);
 }
 

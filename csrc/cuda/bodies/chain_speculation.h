@@ -13,7 +13,7 @@ namespace effinfer::cuda {
 
 // What a target has more than a draft, or the target.
 struct ExcessValues {
-  using Floats = RowValues<float>;
+  using Floats = RowValues;
   static constexpr int kPerLane = Floats::kPerLane;
 
   Floats target;

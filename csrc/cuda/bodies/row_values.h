@@ -1,6 +1,6 @@
-// Passes over a row of a vocabulary in global memory, by the threads of a block. Each warp has a
-// contiguous part of the row, so that what it finds is in the order of tokens, and its lanes have
-// chunks of 16 bytes by turns.
+// Passes over a row of float32 of a vocabulary in global memory, by the threads of a block. Each
+// warp has a contiguous part of the row, so that what it finds is in the order of tokens, and its
+// lanes have chunks of 16 bytes by turns.
 #pragma once
 
 #include <cstdint>
@@ -26,21 +26,20 @@ struct RowParts {
   int count[kRowWarps];    // values in the range
 };
 
-template <class T>
 struct RowValues {
-  static constexpr int kPerLane = kChunk<T>;
+  static constexpr int kPerLane = kChunk<float>;
   static constexpr int kPerTile = kWarp * kPerLane;  // of a warp
   // Loads under way of a thread: 32 KB in all, as much as an SM needs to keep its share of an
   // H100's memory busy.
   static constexpr int kLoads = 4;
-  static constexpr int kPart = 1024;  // parts are whole numbers of these: kLoads tiles, any type
+  static constexpr int kPart = 1024;  // parts are whole numbers of these
 
-  const T* row = nullptr;
+  const float* row = nullptr;
   int size = 0;
   int part = 0;  // values of a warp
   bool vectored = false;
 
-  EFFINFER_DEVICE static RowValues of(const T* row, int size, bool vectored) {
+  EFFINFER_DEVICE static RowValues of(const float* row, int size, bool vectored) {
     const int part = (size + kRowWarps * kPart - 1) / (kRowWarps * kPart) * kPart;
     return {row, size, part, vectored};
   }
@@ -48,39 +47,53 @@ struct RowValues {
   // The values from `first` on, `fill` behind the row's end.
   template <class Unit>
   EFFINFER_DEVICE void load(Unit& unit, int first, float fill, float (&out)[kPerLane]) const {
-    EFFINFER_UNROLL
-    for (int e = 0; e < kPerLane; ++e) out[e] = fill;
-    if (vectored) {
-      if (first < size) decode<T>(unit, unit.load(reinterpret_cast<const Quad*>(row + first)), out);
-      return;
-    }
-    EFFINFER_UNROLL
-    for (int e = 0; e < kPerLane; ++e) {
-      if (first + e < size) out[e] = load_one(unit, first + e);
-    }
-  }
-  template <class Unit>
-  EFFINFER_DEVICE float load_one(Unit& unit, int index) const {
-    if constexpr (sizeof(T) == 4) {
-      return unit.load(row + index);
-    } else {
-      const auto* bits = reinterpret_cast<const uint16_t*>(row);
-      return widen(unit, T{unit.load(bits + index)});
-    }
+    values_of(load_words(unit, first), first, fill, out);
   }
 
-  // visit(values, first) for all chunks of the thread, ascending; threads of a warp are in step.
+  // visit(values, first) for all chunks of the thread, ascending; threads of a warp are in step. A
+  // chunk is asked for kLoads turns before its own. The visit is one piece of code: unrolled, the
+  // passes of a kernel are so many that instructions miss their cache.
   template <class Unit, class Visit>
   EFFINFER_DEVICE void visit(Unit& unit, float fill, Visit&& each) const {
     const int begin = unit.warp * part;
     const int end = begin + part < size ? begin + part : size;
-    for (int base = begin; base < end; base += kLoads * kPerTile) {
-      const int first = base + unit.lane * kPerLane;
-      float values[kLoads][kPerLane];
+    int first = begin + unit.lane * kPerLane;
+    Quad ahead[kLoads];
+    EFFINFER_UNROLL
+    for (int i = 0; i < kLoads; ++i) ahead[i] = load_words(unit, first + i * kPerTile);
+    EFFINFER_NO_UNROLL
+    for (int base = begin; base < end; base += kPerTile) {
+      const Quad words = ahead[0];
       EFFINFER_UNROLL
-      for (int i = 0; i < kLoads; ++i) load(unit, first + i * kPerTile, fill, values[i]);
-      EFFINFER_UNROLL
-      for (int i = 0; i < kLoads; ++i) each(values[i], first + i * kPerTile);
+      for (int i = 0; i + 1 < kLoads; ++i) ahead[i] = ahead[i + 1];
+      ahead[kLoads - 1] = load_words(unit, first + kLoads * kPerTile);
+      float values[kPerLane];
+      values_of(words, first, fill, values);
+      each(values, first);
+      first += kPerTile;
+    }
+  }
+
+ private:
+  template <class Unit>
+  EFFINFER_DEVICE Quad load_words(Unit& unit, int first) const {
+    Quad quad{};
+    if (vectored) {
+      if (first < size) quad = unit.load(reinterpret_cast<const Quad*>(row + first));
+      return quad;
+    }
+    EFFINFER_UNROLL
+    for (int e = 0; e < kPerLane; ++e) {
+      if (first + e < size) quad.words[e] = bits_of(unit.load(row + first + e));
+    }
+    return quad;
+  }
+
+  EFFINFER_DEVICE void values_of(const Quad& words, int first, float fill,
+                                 float (&out)[kPerLane]) const {
+    EFFINFER_UNROLL
+    for (int e = 0; e < kPerLane; ++e) {
+      out[e] = first + e < size ? float_of(words.words[e]) : fill;
     }
   }
 };

@@ -22,13 +22,13 @@ struct SampleParams {
   bool out_vectored;  // rows of out
 };
 
-template <class T, bool kLogits>
+template <bool kLogits>
 struct SampleRows {
   static constexpr const char* kName = "sample_rows";
   static constexpr int kThreads = kRowThreads;
   static constexpr int kMinBlocks = 1;
   using Params = SampleParams;
-  using Values = RowValues<T>;
+  using Values = RowValues;
   struct Shared {
     RowExchange exchange;
     RowFilterShared filters;
@@ -39,7 +39,7 @@ struct SampleRows {
     const ops::RowSamplingProblem& p = params.problem;
     const int64_t row = unit.block;
     const int64_t from = p.indices == nullptr ? row : p.indices[row];
-    const Values values = Values::of(static_cast<const T*>(p.x) + from * p.vocab,
+    const Values values = Values::of(static_cast<const float*>(p.x) + from * p.vocab,
                                      static_cast<int>(p.vocab), params.vectored);
     RowBlock<Unit> block(unit, shared.exchange);
     RowPasses<Values, kLogits, Unit> passes(block, values, shared.filters.parts);
@@ -94,11 +94,7 @@ struct SampleRows {
       return;
     }
     for (int64_t i = unit.thread; i < p.vocab; i += kThreads) {
-      if (p.out_dtype == DType::f32) {
-        static_cast<float*>(p.out)[row * p.vocab + i] = 0.0f;
-      } else {
-        static_cast<uint16_t*>(p.out)[row * p.vocab + i] = 0;
-      }
+      static_cast<float*>(p.out)[row * p.vocab + i] = 0.0f;
     }
   }
 
@@ -140,44 +136,14 @@ struct SampleRows {
 
   // --- whole rows ------------------------------------------------------------------------------
 
-  template <class Unit>
-  EFFINFER_DEVICE static void store(Unit& unit, const Params& params, int64_t row, int first,
+  EFFINFER_DEVICE static void store(const Params& params, int64_t row, int first,
                                     const float (&x)[Values::kPerLane]) {
-    const ops::RowSamplingProblem& p = params.problem;
-    const int size = static_cast<int>(p.vocab);
-    constexpr int kCount = Values::kPerLane;
-    const bool wide = p.out_dtype == DType::f32;
-    uint32_t words[kCount];  // one each, or two numbers
+    const auto size = static_cast<int>(params.problem.vocab);
+    Quad quad;
     EFFINFER_UNROLL
-    for (int e = 0; e < kCount; ++e) words[e] = bits_of(x[e]);
-    if (!wide) {
-      EFFINFER_UNROLL
-      for (int e = 0; e < kCount; e += 2) {
-        words[e / 2] =
-            p.out_dtype == DType::f16 ? unit.f16x2(x[e], x[e + 1]) : unit.bf16x2(x[e], x[e + 1]);
-      }
-    }
-    if (params.out_vectored) {
-      // Of a chunk of x, rows of out may end in the middle.
-      const int numbers = wide ? 1 : 2;  // a word
-      auto* out = static_cast<char*>(p.out) + (row * p.vocab + first) * (wide ? 4 : 2);
-      EFFINFER_UNROLL
-      for (int i = 0; i < kCount; i += 2) {
-        if (i * numbers >= kCount || first + i * numbers >= size) continue;
-        *reinterpret_cast<Pair*>(out + i * 4) = {{words[i], words[i + 1]}};
-      }
-      return;
-    }
-    EFFINFER_UNROLL
-    for (int e = 0; e < kCount; ++e) {
-      if (first + e >= size) continue;
-      if (wide) {
-        static_cast<float*>(p.out)[row * p.vocab + first + e] = x[e];
-      } else {
-        static_cast<uint16_t*>(p.out)[row * p.vocab + first + e] =
-            static_cast<uint16_t>(words[e / 2] >> 16 * (e % 2));
-      }
-    }
+    for (int e = 0; e < Values::kPerLane; ++e) quad.words[e] = bits_of(x[e]);
+    store_chunk(static_cast<float*>(params.problem.out) + row * params.problem.vocab, first, size,
+                params.out_vectored, quad);
   }
 
   template <class Passes>
@@ -190,7 +156,7 @@ struct SampleRows {
       for (int e = 0; e < Values::kPerLane; ++e) {
         out[e] = head.has(x[e], first + e) ? x[e] / temperature : -INFINITY;
       }
-      store(passes.unit(), params, row, first, out);
+      store(params, row, first, out);
     });
   }
 
@@ -209,7 +175,7 @@ struct SampleRows {
         const float weight = passes.weight(x[e], first + e, filters.values(), filters.weights());
         out[e] = plain ? weight * single : static_cast<float>(weight * factor);
       }
-      store(passes.unit(), params, row, first, out);
+      store(params, row, first, out);
     });
   }
 };

@@ -76,6 +76,7 @@ EFFINFER_DEVICE void finish_tokens(Unit& unit, const TileParams& p, const TilePa
 template <ops::PackedFormat kFormat, int kTiles, int kDepth>
 struct TileMatmul {
   static constexpr const char* kName = "tile_matmul";
+  static constexpr int kReplacedOn = 90;  // by wgmma_matmul.h
   static constexpr int kThreads = kTileWarps * kWarp;
   static constexpr int kMinBlocks = 1;
   static constexpr int kTokens = kTiles * kTileColumns;

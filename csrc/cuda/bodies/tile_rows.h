@@ -18,6 +18,7 @@ namespace effinfer::cuda {
 template <ops::PackedFormat kFormat, int kTiles>
 struct TileRows {
   static constexpr const char* kName = "tile_rows";
+  static constexpr int kReplacedOn = 90;  // by wgmma_matmul.h
   static constexpr int kThreads = kTileWarps * kWarp;
   static constexpr int kMinBlocks = kTiles < 4 ? 2 : 1;
   static constexpr int kTokens = kTiles * kTileColumns;
