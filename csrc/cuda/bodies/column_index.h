@@ -43,9 +43,9 @@ struct ColumnChoiceKernel {
 
  private:
   template <class Unit>
-  class Search : public RowHeads<RowValues<float>, false, Unit> {
+  class Search : public RowHeads<RowValues, false, Unit> {
    public:
-    using Base = RowHeads<RowValues<float>, false, Unit>;
+    using Base = RowHeads<RowValues, false, Unit>;
     using Base::Base;
     EFFINFER_DEVICE RowHead by_count(int count) { return this->value_head(count); }
     EFFINFER_DEVICE RowHead by_mass() {
@@ -61,8 +61,8 @@ struct ColumnChoiceKernel {
                                         const TopScores& top) {
     constexpr RowHead kNone = {INFINITY, 0};
     RowBlock<Unit> block(unit, shared.exchange);
-    const auto values = RowValues<float>::of(scores, (length + 3) / 4 * 4, true);
-    RowPasses<RowValues<float>, false, Unit> passes(block, values, shared.filter.parts);
+    const auto values = RowValues::of(scores, (length + 3) / 4 * 4, true);
+    RowPasses<RowValues, false, Unit> passes(block, values, shared.filter.parts);
     const RowExtent extent = passes.extent();
     if (extent.has_nan) return kNone;
     RowLimits limits;
