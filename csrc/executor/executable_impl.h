@@ -51,7 +51,7 @@ struct Executable::Impl {
   void allocate_arena();
   void lower();
   void reserve_plans();
-  void plan_step(const ops::BatchLayout& layout);
+  void plan_step(const ops::BatchLayout& layout, Phase phase);
   executor::Program& begin_step(const Batch& batch, KvCache& cache, executor::Step& step);
   void run_step(const Batch& batch, KvCache& cache, executor::Step& step);
 };
