@@ -38,6 +38,7 @@ ATTENTION_F32 = ("LDG.E.128", "LDGSTS.128")
 WGMMA = ("HGMMA", "UTMALDG", "SYNCS", "USETMAXREG")
 # Keys and values as a caller has them.
 PLAIN = ("LDGSTS.128", "LDSM.16", "HMMA")
+WGMMA_ATTENTION = ("HGMMA", "SYNCS", "USETMAXREG", "LDG.E.128", "STS.128", "MUFU.EX2")
 PREFILL = ("LDS.128", "LDGSTS.128", "HMMA", "MUFU.EX2")
 # Rows in and out, 16 bytes a thread.
 ROWS = ("LDG.E.128", "STG.E.128")
@@ -86,6 +87,9 @@ BUDGETS = (
     Budget("AttentionKernel<3, 8>", 128, 1, 99968, ATTENTION),
     # Arguments: dtype of keys, columns of 32 dims, warps, stages of the ring, columns whose results
     # are in registers. A multiprocessor holds 8 warps, of an A100 with the widest heads 4.
+    # Arguments: dtype, columns of 32 dims. Registers as those of WgmmaMatmul.
+    Budget("WgmmaAttention<[12], 2>", 168, 1, 183296, WGMMA_ATTENTION, "sm_90a"),
+    Budget("WgmmaAttention<[12], 4>", 168, 1, 232448, WGMMA_ATTENTION, "sm_90a"),
     Budget("PrefillKernel<[12], 2, 8, 4, 2>", 255, 1, 84992, PREFILL),
     Budget("PrefillKernel<[12], 3, 8, 4, 3>", 255, 1, 93184, PREFILL),
     Budget("PrefillKernel<[12], 4, 8, 3, 3>", 255, 1, 101376, PREFILL),

@@ -71,9 +71,14 @@ void Executable::Impl::reserve_plans() {
   }
 }
 
-void Executable::Impl::plan_step(const ops::BatchLayout& layout) {
+void Executable::Impl::plan_step(const ops::BatchLayout& layout, Phase phase) {
   for (size_t slot = 0; slot < attention.size(); ++slot) {
-    ops::plan_attention(shared.attention_shapes[slot], layout, attention[slot].work);
+    const ops::AttentionShape& shape = shared.attention_shapes[slot];
+    attention[slot].work.clear();
+    // Those of prompts alone are of no call of the other phase.
+    if (!shape.only_long || phase == Phase::prefill) {
+      ops::plan_attention(shape, layout, attention[slot].work);
+    }
     attention[slot].view = attention[slot].work;
   }
   for (size_t slot = 0; slot < visits.size(); ++slot) {
@@ -156,7 +161,7 @@ Program& Executable::Impl::begin_step(const Batch& batch, KvCache& cache, execut
                  batch.ancestors.empty() ? nullptr : batch.ancestors.data(),
                  batch.tree_start.empty() ? nullptr : batch.tree_start.data()};
   step.kv_layers = KvCacheAccess::layers(cache);
-  plan_step(step.layout);
+  plan_step(step.layout, batch.phase);
   step.attention = attention;
   step.visits = visits;
   return programs[program_of_phase[static_cast<size_t>(batch.phase)]];

@@ -68,7 +68,7 @@ struct Executable::Impl {
   void find_outputs();
   void lower();
   void reserve_plans();
-  void plan_step(const ops::BatchLayout& layout);
+  void plan_step(const ops::BatchLayout& layout, Phase phase);
   executor::Program& begin_step(const Batch& batch, KvCache& cache, executor::Step& step);
   // Of a GPU.
   void launch_step(const Batch& batch, KvCache& cache, int32_t top_k,

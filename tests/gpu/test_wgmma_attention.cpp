@@ -156,6 +156,22 @@ TEST("each barrier, wait and fence") {
   expect_every_barrier_matters([&] { return same(right, batch.run(kDivided)); });
 }
 
+TEST("pages are re-arranged with few conflicts of banks") {
+  if (cuda::host::detected_races() != cuda::host::Races::all) {
+    check::skip("conflicts are not counted in this build");
+  }
+  const OnHopper machine;
+  for (const int32_t dims : {64, 128}) {
+    Cache cache({DType::bf16, dims, 1, 1}, 81);
+    const int s = cache.add(512);
+    cache.upload();
+    const Batch batch(cache, {}, {{s, 512, 16}});
+    const cuda::host::Banks banks = cuda::host::count_banks([&] { batch.run(kWhole); });
+    CHECK(banks.least > 0);
+    CHECK(banks.cycles <= banks.least + banks.least / 20);
+  }
+}
+
 }  // namespace
 }  // namespace effinfer
 
