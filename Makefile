@@ -51,7 +51,7 @@ demo: | $(BIN)/python
 test: | $(BIN)/python
 	@$(SETUP) build serve test
 	@$(SETUP) package --build-dir $(BUILD) --with-tests
-	$(BIN)/ctest --test-dir $(BUILD) --output-on-failure
+	$(BIN)/ctest --test-dir $(BUILD) --output-on-failure --parallel 2
 	$(BIN)/python tools/check_isa_symbols.py $(BUILD)
 	@$(CHECK_SASS)
 	EFFINFER_EMULATED=$(CURDIR)/$(BUILD)/emulated/libeffinfer.so $(BIN)/python -m pytest
