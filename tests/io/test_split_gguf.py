@@ -44,6 +44,15 @@ def test_quantize_makes_one_file(files, tmp_path):
     assert made[0].read_bytes() == made[1].read_bytes()
 
 
+def test_quantize_replaces_no_file_of_its_model(files):
+    _, split = files
+    later = split.with_name(split.name.replace("00001", "00003"))
+    before = later.read_bytes()
+    with pytest.raises(_core.InvalidArgumentError, match="another file than the model"):
+        quantize(split, later, "q8_0")
+    assert later.read_bytes() == before
+
+
 def test_a_later_file_names_the_first(files):
     _, split = files
     with pytest.raises(_core.FormatError, match="expected the first.*00001-of-00005"):

@@ -1,5 +1,6 @@
 """Models to GGUF files with other weight types."""
 
+import glob
 import math
 import os
 import re
@@ -98,7 +99,7 @@ def quantize(
             f"[quantize] i2_s_order: expected one of {', '.join(ORDERS)}, got {i2_s_order!r}"
         )
     path, target = resolve(model), Path(output)
-    if any(target.exists() and target.samefile(file) for file in (path, *path.glob("*"))):
+    if target.exists() and any(target.samefile(file) for file in _files_of(path)):
         raise _core.InvalidArgumentError("[quantize] output: expected another file than the model")
     source = _FolderSource(path) if path.is_dir() else _FileSource(path, i2_s_order)
     types = {name: _type_of(source, name, body, outer) for name in source.names}
@@ -112,6 +113,13 @@ def quantize(
     results = tuple(_write_tensors(source, writer, types, pool, progress))
     writer.commit()
     return QuantizeResult(target, target.stat().st_size, source.num_bytes, results)
+
+
+def _files_of(model: Path) -> list[Path]:
+    """A model's own files: itself, those of a folder, or all of a split one."""
+    split = re.fullmatch(r"(.*)-[0-9]{5}(-of-[0-9]{5}\.gguf)", model.name)
+    shards = model.parent.glob(f"{glob.escape(split[1])}-*{split[2]}") if split else ()
+    return [model, *model.glob("*"), *shards]
 
 
 def file_dtype(argument: str, value: str) -> str:
