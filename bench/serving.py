@@ -71,7 +71,7 @@ def schema_questions(count: int) -> list[Question]:
 
 
 def serving(setting: Setting, say: Say) -> dict[str, Any]:
-    python, count = setting.own.python, max(1, setting.decode_tokens // 2)
+    python, count = setting.own.python, setting.decode_tokens
     load = {"model": str(setting.model), "threads": setting.threads, "context": CONTEXT}
     client = "serving_client.py"
     direct = EngineSpec(DIRECT, python, "effinfer_direct.py")

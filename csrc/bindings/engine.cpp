@@ -44,8 +44,8 @@ void merge(std::vector<StepOutput>& outputs, std::map<RequestId, size_t>& places
   }
 }
 
-// Several steps in one call from Python. Returns when a request ends, after `max_steps`, or after
-// `max_seconds`, so that Python sees signals and streams at a steady rate.
+// Several steps in one call from Python. Returns when a request ends or has its first token, after
+// `max_steps`, or after `max_seconds`, so that Python sees signals and streams at a steady rate.
 std::vector<StepOutput> step_many(Engine& engine, int64_t max_steps, double max_seconds) {
   using Clock = std::chrono::steady_clock;
   const py::gil_scoped_release release;
@@ -54,10 +54,13 @@ std::vector<StepOutput> step_many(Engine& engine, int64_t max_steps, double max_
   std::map<RequestId, size_t> places;
   for (int64_t i = 0; i < max_steps && engine.has_work(); ++i) {
     std::vector<StepOutput> more = engine.step();
-    bool finished = false;
-    for (const StepOutput& output : more) finished |= output.finish != FinishReason::none;
+    const bool is_awaited = std::any_of(more.begin(), more.end(), [&](const StepOutput& output) {
+      if (output.finish != FinishReason::none) return true;
+      const auto tokens = static_cast<int64_t>(output.tokens.size());
+      return tokens > 0 && engine.metrics(output.request).output_tokens == tokens;
+    });
     merge(outputs, places, std::move(more));
-    if (finished || Clock::now() >= end) break;
+    if (is_awaited || Clock::now() >= end) break;
   }
   return outputs;
 }
@@ -241,8 +244,8 @@ void register_engine(py::module_& m) {
       .def("step", &Engine::step, py::call_guard<py::gil_scoped_release>(),
            "Runs one step: list[StepOutput].")
       .def("step_many", &step_many, py::arg("max_steps") = 1 << 20, py::arg("max_seconds") = 0.05,
-           "Runs steps until a request ends or a limit is reached: list[StepOutput], one entry a\n"
-           "request.")
+           "Runs steps until a request ends or has its first token, or a limit is reached:\n"
+           "list[StepOutput], one entry a request.")
       .def("logits", &engine_logits, py::arg("tokens"), py::arg("phase") = "prefill",
            "float32 [len(tokens), vocab] of a whole sequence, for evaluation.")
       .def("log_likelihoods", &engine_log_likelihoods, py::arg("tokens"),

@@ -962,8 +962,8 @@ class Engine:
         """
     def step_many(self, max_steps: int = 1048576, max_seconds: float = 0.05) -> list[StepOutput]:
         """
-        Runs steps until a request ends or a limit is reached: list[StepOutput], one entry a
-        request.
+        Runs steps until a request ends or has its first token, or a limit is reached:
+        list[StepOutput], one entry a request.
         """
     def take_profile(self) -> Profile:
         """

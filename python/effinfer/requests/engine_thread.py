@@ -22,8 +22,11 @@ if TYPE_CHECKING:
 
 _MAX_STEPS = 1 << 20
 # How long steps run before their tokens are looked at, once every request has its first: each look
-# costs a wake-up of the event loops, and nobody sees text appear in steps of less.
+# costs a wake-up of the event loops, and nobody sees text appear in steps of less. Of many streams
+# each look costs more, and a step takes as long as some looks of one: so much more a request.
 _PATIENCE_SECONDS = 0.02
+_PATIENCE_OF_EACH = 0.001
+_MOST_PATIENCE = 0.06
 
 
 class QueueFullError(_core.Error):
@@ -144,10 +147,14 @@ class EngineThread:
     def _run(self, engine: _core.Engine) -> None:
         try:
             while self._sleep_until_work(engine):
-                patience = 0.0 if self._without_token else _PATIENCE_SECONDS
-                self._hand_out(engine, engine.step_many(_MAX_STEPS, patience))
+                self._hand_out(engine, engine.step_many(_MAX_STEPS, self._patience()))
         except Exception as error:  # of the whole engine: those of a request are in its output
             self._fail(str(error))
+
+    def _patience(self) -> float:
+        if self._without_token:
+            return 0.0
+        return min(_PATIENCE_SECONDS + _PATIENCE_OF_EACH * len(self._requests), _MOST_PATIENCE)
 
     def _sleep_until_work(self, engine: _core.Engine) -> bool:
         """False when the thread shall end."""
