@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -14,12 +15,12 @@ if TYPE_CHECKING:  # imported when arrays are asked for: they cost more than the
     from effinfer import _core
 
 
-class Evaluation:
+class Evaluation(ABC):
     """What has an engine."""
 
     @property
-    def engine(self) -> _core.Engine:
-        raise NotImplementedError
+    @abstractmethod
+    def engine(self) -> _core.Engine: ...
 
     def logits(
         self, token_ids: Sequence[int], *, phase: str = "prefill"

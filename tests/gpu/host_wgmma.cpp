@@ -191,8 +191,7 @@ uint64_t Unit::descriptor(const void* first, int leading, int stride, Swizzle sw
 // waits. Reads are told of at both ends of the time in which they may happen.
 void Unit::issue(const Wgmma& mine, Where where) {
   require_hopper("wgmma");
-  require(mine.sums == 32 || mine.sums == 64 || mine.sums == 128, "wgmma",
-          "expected 64, 128 or 256 columns");
+  require(mine.sums == 32 || mine.sums == 64, "wgmma", "expected 64 or 128 columns");
   struct Slot {
     Wgmma mine;
     Unit* unit;

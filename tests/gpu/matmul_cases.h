@@ -5,10 +5,13 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <random>
+#include <string>
 #include <vector>
 
 #include "core/float16.h"
 #include "cpp/arrays.h"
+#include "cpp/check.h"
 #include "cpu/packed_lines.h"
 #include "gpu/device_arrays.h"
 #include "ops/matmul.h"
@@ -152,6 +155,47 @@ inline std::vector<DType> matmul_types() {
 
 inline bool is_dense(DType dtype) {
   return !dtype_info(dtype).quantized;
+}
+
+inline bool same_bits(const std::vector<float>& a, const std::vector<float>& b) {
+  return a.size() == b.size() && std::memcmp(a.data(), b.data(), a.size() * sizeof(float)) == 0;
+}
+
+// `out`, [x.rows, weight.rows], is what `expected(x, token, weight, row)` says.
+template <class Of>
+void check_product(const GpuOperand& x, const GpuWeight& weight, const std::vector<float>& out,
+                   Of&& expected) {
+  const int64_t rows = weight.packed.view.rows;
+  for (int64_t i = 0; i < x.view.rows * rows; ++i) {
+    const Expected wanted = expected(x, i / rows, weight, i % rows);
+    const float got = out[static_cast<size_t>(i)];
+    if (is_near(got, wanted)) continue;
+    check::fail(__FILE__, __LINE__,
+                std::string(name(weight.packed.view.source)) + " at " + std::to_string(i) +
+                    ": got " + std::to_string(got) + ", expected " + std::to_string(wanted.value) +
+                    " +- " + std::to_string(wanted.slack));
+    return;
+  }
+}
+
+// A NaN and an infinity in two tokens change what `product(x, weight)` gives of these alone.
+template <class Product>
+void check_tokens_apart(ops::Arithmetic arithmetic, DType dtype, std::mt19937& random,
+                        Product&& product) {
+  const GpuWeight weight(dtype, 20, 256, random);
+  std::vector<float> values = normals(11 * 256, random);
+  const GpuOperand clean(arithmetic, 11, 256, values);
+  values[3 * 256 + 100] = NAN;
+  values[9 * 256 + 255] = INFINITY;
+  const GpuOperand x(arithmetic, 11, 256, values);
+  const std::vector<float> expected = product(clean.view, weight.view());
+  const std::vector<float> got = product(x.view, weight.view());
+  for (size_t i = 0; i < got.size(); ++i) {
+    const size_t token = i / 20;
+    if (token == 3) CHECK(std::isnan(got[i]));
+    if (token == 9) CHECK(!std::isfinite(got[i]));
+    if (token != 3 && token != 9) CHECK_EQ(got[i], expected[i]);
+  }
 }
 
 }  // namespace effinfer

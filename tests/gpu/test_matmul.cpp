@@ -23,23 +23,6 @@ std::vector<float> product(const ops::Operand& x, const ops::PackedWeight& weigh
   return out.values();
 }
 
-void check_product(const GpuOperand& x, const GpuWeight& weight, const std::vector<float>& out) {
-  const int64_t rows = weight.packed.view.rows;
-  for (int64_t i = 0; i < x.view.rows * rows; ++i) {
-    const Expected expected = expected_output(x, i / rows, weight, i % rows);
-    if (is_near(out[static_cast<size_t>(i)], expected)) continue;
-    check::fail(__FILE__, __LINE__,
-                std::string(name(weight.packed.view.source)) + " at " + std::to_string(i) +
-                    ": got " + std::to_string(out[static_cast<size_t>(i)]) + ", expected " +
-                    std::to_string(expected.value) + " +- " + std::to_string(expected.slack));
-    return;
-  }
-}
-
-bool same_bits(const std::vector<float>& a, const std::vector<float>& b) {
-  return a.size() == b.size() && std::memcmp(a.data(), b.data(), a.size() * sizeof(float)) == 0;
-}
-
 // Every type with rows that end in the middle of a group, and a unit of one group: right, and the
 // same bits for all numbers of tokens.
 void check_type(DType dtype, Arithmetic arithmetic, int64_t cols, std::mt19937& random) {
@@ -48,7 +31,7 @@ void check_type(DType dtype, Arithmetic arithmetic, int64_t cols, std::mt19937& 
   const GpuWeight weight(dtype, kRows, cols, random);
   const GpuOperand x(arithmetic, kTokens, cols, normals(kTokens * cols, random));
   const std::vector<float> all = product(x.view, weight.view());
-  check_product(x, weight, all);
+  check_product(x, weight, all, expected_output);
   for (const int64_t n : {1, 2, 5, 8, 9, 17}) {
     const std::vector<float> some = product(x.slice(kTokens - n, n), weight.view());
     CHECK(same_bits(some, {all.end() - n * kRows, all.end()}));
@@ -67,7 +50,7 @@ TEST("slices of many superblocks") {
     const GpuWeight weight(dtype, 20, cols, random);
     const GpuOperand x(Arithmetic::bf16, 10, cols, normals(10 * cols, random));
     const std::vector<float> all = product(x.view, weight.view());
-    check_product(x, weight, all);
+    check_product(x, weight, all, expected_output);
     CHECK(same_bits(product(x.slice(0, 1), weight.view()), {all.begin(), all.begin() + 20}));
   }
 }
@@ -86,7 +69,7 @@ TEST("ragged shapes") {
         for (const int64_t rows : {1, 16, 31, 33, 200}) {
           const GpuWeight weight(dtype, rows, cols, random);
           const GpuOperand x(arithmetic, 3, cols, normals(3 * cols, random));
-          check_product(x, weight, product(x.view, weight.view()));
+          check_product(x, weight, product(x.view, weight.view()), expected_output);
         }
       }
     }
@@ -102,12 +85,12 @@ TEST("many rows") {
     const GpuWeight weight(dtype, rows, 512, random);
     const GpuOperand x(Arithmetic::bf16, 1, 512, normals(512, random));
     const std::vector<float> all = product(x.view, weight.view());
-    check_product(x, weight, all);
+    check_product(x, weight, all, expected_output);
     CHECK(same_bits(product(x.view, weight.view(77)), {all.begin(), all.begin() + 77}));
   }
   const GpuWeight weight(DType::q8_0, 32 * 1024, 256, random);
   const GpuOperand x(Arithmetic::bf16, 2, 256, normals(2 * 256, random));
-  check_product(x, weight, product(x.view, weight.view()));
+  check_product(x, weight, product(x.view, weight.view()), expected_output);
 }
 
 TEST("more tokens than a block takes") {
@@ -116,7 +99,7 @@ TEST("more tokens than a block takes") {
     const GpuWeight weight(DType::q5_k, 40, 256, random);
     const GpuOperand x(arithmetic, 70, 256, normals(70 * 256, random));
     const std::vector<float> all = product(x.view, weight.view());
-    check_product(x, weight, all);
+    check_product(x, weight, all, expected_output);
     CHECK(same_bits(product(x.slice(69, 1), weight.view()), {all.end() - 40, all.end()}));
   }
 }
@@ -291,20 +274,7 @@ TEST("NaNs and infinities reach their token alone") {
   std::mt19937 random(10);
   for (const Arithmetic arithmetic : {Arithmetic::bf16, Arithmetic::f32}) {
     for (const DType dtype : {DType::q4_k, DType::q8_0, DType::f16}) {
-      const GpuWeight weight(dtype, 20, 256, random);
-      std::vector<float> values = normals(11 * 256, random);
-      const GpuOperand clean(arithmetic, 11, 256, values);
-      values[3 * 256 + 100] = NAN;
-      values[9 * 256 + 255] = INFINITY;
-      const GpuOperand x(arithmetic, 11, 256, values);
-      const std::vector<float> expected = product(clean.view, weight.view());
-      const std::vector<float> got = product(x.view, weight.view());
-      for (size_t i = 0; i < got.size(); ++i) {
-        const size_t token = i / 20;
-        if (token == 3) CHECK(std::isnan(got[i]));
-        if (token == 9) CHECK(!std::isfinite(got[i]));
-        if (token != 3 && token != 9) CHECK_EQ(got[i], expected[i]);
-      }
+      check_tokens_apart(arithmetic, dtype, random, product);
     }
   }
 }

@@ -70,23 +70,6 @@ Expected expected_tile(const GpuOperand& x, int64_t token, const GpuWeight& weig
   return {sum, (roundings * 0x1p-24 + kTurned) * magnitude + 1e-30};
 }
 
-void check_product(const GpuOperand& x, const GpuWeight& weight, const std::vector<float>& out) {
-  const int64_t rows = weight.packed.view.rows;
-  for (int64_t i = 0; i < x.view.rows * rows; ++i) {
-    const Expected expected = expected_tile(x, i / rows, weight, i % rows);
-    if (is_near(out[static_cast<size_t>(i)], expected)) continue;
-    check::fail(__FILE__, __LINE__,
-                std::string(name(weight.packed.view.source)) + " at " + std::to_string(i) +
-                    ": got " + std::to_string(out[static_cast<size_t>(i)]) + ", expected " +
-                    std::to_string(expected.value) + " +- " + std::to_string(expected.slack));
-    return;
-  }
-}
-
-bool same_bits(const std::vector<float>& a, const std::vector<float>& b) {
-  return a.size() == b.size() && std::memcmp(a.data(), b.data(), a.size() * sizeof(float)) == 0;
-}
-
 // Those that the kernels of tiles have.
 std::vector<DType> tile_types() {
   std::vector<DType> types = matmul_types();
@@ -137,7 +120,7 @@ void check_type(DType dtype, std::mt19937& random) {
   const GpuWeight weight(dtype, kRows, kCols, random);
   const GpuOperand x(Arithmetic::bf16, kTokens, kCols, normals(kTokens * kCols, random));
   const std::vector<float> all = product(x.view, weight.view());
-  check_product(x, weight, all);
+  check_product(x, weight, all, expected_tile);
   for (const int64_t n : {1, 3, 8, 9, 17, 33, 64, 65}) {
     const std::vector<float> some = product(x.slice(kTokens - n, n), weight.view());
     CHECK(same_bits(some, {all.end() - n * kRows, all.end()}));
@@ -165,7 +148,7 @@ TEST("many rows, many superblocks and more tokens than run at the same time") {
     const GpuWeight weight(c.dtype, c.rows, c.cols, random);
     const GpuOperand x(Arithmetic::bf16, c.tokens, c.cols, normals(c.tokens * c.cols, random));
     const std::vector<float> all = product(x.view, weight.view());
-    check_product(x, weight, all);
+    check_product(x, weight, all, expected_tile);
     for (const cuda::TileShape& shape : kShapes) {
       CHECK(same_bits(shaped(x.view, weight.view(), shape), all));
     }
@@ -314,20 +297,7 @@ TEST("GLU: floats, residual and operands") {
 TEST("NaNs and infinities reach their token alone") {
   std::mt19937 random(6);
   for (const DType dtype : {DType::q4_k, DType::q8_0, DType::f16}) {
-    const GpuWeight weight(dtype, 20, 256, random);
-    std::vector<float> values = normals(11 * 256, random);
-    const GpuOperand clean(Arithmetic::bf16, 11, 256, values);
-    values[3 * 256 + 100] = NAN;
-    values[9 * 256 + 255] = INFINITY;
-    const GpuOperand x(Arithmetic::bf16, 11, 256, values);
-    const std::vector<float> expected = product(clean.view, weight.view());
-    const std::vector<float> got = product(x.view, weight.view());
-    for (size_t i = 0; i < got.size(); ++i) {
-      const size_t token = i / 20;
-      if (token == 3) CHECK(std::isnan(got[i]));
-      if (token == 9) CHECK(!std::isfinite(got[i]));
-      if (token != 3 && token != 9) CHECK_EQ(got[i], expected[i]);
-    }
+    check_tokens_apart(Arithmetic::bf16, dtype, random, product);
   }
 }
 

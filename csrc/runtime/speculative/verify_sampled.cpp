@@ -78,9 +78,12 @@ class WalkingVerifier : public Verifier {
   std::vector<double> target_;
 };
 
-class RejectionVerifier final : public WalkingVerifier {
+// One whose tokens have the target's distribution, as the walk proves it.
+template <class Walk>
+class ExactVerifier final : public WalkingVerifier {
  public:
-  std::string_view name() const override { return "rejection"; }
+  explicit ExactVerifier(std::string_view name) : name_(name) {}
+  std::string_view name() const override { return name_; }
   Guarantee guarantee() const override { return Guarantee::same_distribution; }
   bool needs_probabilities() const override { return true; }
 
@@ -89,21 +92,8 @@ class RejectionVerifier final : public WalkingVerifier {
             Path& path) override {
     walk_.run(draft, target, chance, path);
   }
-  runtime::RejectionWalk walk_;
-};
-
-class TraversalVerifier final : public WalkingVerifier {
- public:
-  std::string_view name() const override { return "traversal"; }
-  Guarantee guarantee() const override { return Guarantee::same_distribution; }
-  bool needs_probabilities() const override { return true; }
-
- private:
-  void walk(const Draft& draft, const runtime::TargetRows& target, runtime::Chance& chance,
-            Path& path) override {
-    walk_.run(draft, target, chance, path);
-  }
-  runtime::TraversalWalk walk_;
+  std::string_view name_;
+  Walk walk_;
 };
 
 class TypicalVerifier final : public WalkingVerifier {
@@ -129,11 +119,11 @@ void check_share(const char* what, double value) {
 }  // namespace
 
 std::shared_ptr<Verifier> rejection_verifier() {
-  return std::make_shared<RejectionVerifier>();
+  return std::make_shared<ExactVerifier<runtime::RejectionWalk>>("rejection");
 }
 
 std::shared_ptr<Verifier> traversal_verifier() {
-  return std::make_shared<TraversalVerifier>();
+  return std::make_shared<ExactVerifier<runtime::TraversalWalk>>("traversal");
 }
 
 std::shared_ptr<Verifier> typical_verifier(double epsilon, double delta) {
