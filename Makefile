@@ -7,13 +7,13 @@
 #                  the server's tests in full: 10^4 mutated bodies, 30 seeds of 50 schemas, 2,000
 #                  clients that hang up
 #   make test-clients
-#                  the server through langchain-openai and litellm, which it installs
+#                  the server through langchain-openai and litellm, which it installs (300 MB)
 #   make test-ray  two replicas behind Ray Serve, which it installs (330 MB)
 #   make test-browser
 #                  the page to chat, in the Chromium that is on the PATH
 #   make soak      ten minutes of mixed load on the server; SOAK_SECONDS=60 is a minute
 #   make test-slow what is exhaustive: all small trees under each verifier, a million draws of each
-#   make lint      formatting, types, size budgets, layers
+#   make lint      formatting, types, size budgets, layers, the catalogue of techniques
 #   make sanitize  the core's tests and the GGUF fuzzer under ASan and UBSan; the pool, the engine,
 #                  speculation and the GPU's emulator under TSan
 #   make fidelity  distance to a float32 reference on the full text
@@ -24,6 +24,7 @@
 #   make bench-gpu on a machine with a GPU: its ceilings, the device tests, the kernels' speed;
 #                  BENCH_FLAGS="--skip peers" leaves parts out
 #   make format    rewrites the sources in the house style
+#   make catalogue rewrites docs/catalogue.md, after a change of a technique
 #   make stubs     rewrites the types of the native module, after a change of its bindings
 
 PYTHON ?= python3
@@ -35,7 +36,7 @@ FUZZ_MUTATIONS ?= 100000
 SOAK_SECONDS ?= 600
 SETUP := $(BIN)/python tools/setup_venv.py
 
-.PHONY: demo test test-slow test-serving test-clients test-browser test-ray soak wheel lint sanitize fidelity bench bench-compare bench-techniques bench-gpu format stubs clean
+.PHONY: demo test test-slow test-serving test-clients test-browser test-ray soak wheel lint sanitize fidelity bench bench-compare bench-techniques bench-gpu format stubs catalogue clean
 .DEFAULT_GOAL := test
 
 $(BIN)/python:
@@ -91,6 +92,7 @@ soak: | $(BIN)/python
 
 test-slow: test
 	EFFINFER_SLOW_TESTS=1 $(BIN)/ctest --test-dir $(BUILD) -R test_verifier --output-on-failure
+	EFFINFER_SLOW_TESTS=1 $(BIN)/python -m pytest tests/techniques/test_pair.py
 
 # Where the CUDA backend was built. Its disassembler is NVIDIA's, and optional.
 ifneq ($(shell command -v nvcc),)
@@ -108,6 +110,7 @@ lint: | $(BIN)/python
 	@$(SETUP) build run serve lint
 	$(BIN)/python tools/check_size.py
 	$(BIN)/python tools/check_layers.py
+	$(BIN)/python tools/make_catalogue.py --check
 	$(BIN)/python tools/clang_format.py --check
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -125,7 +128,7 @@ format: | $(BIN)/python
 SANITIZE_FLAGS := -G Ninja -DEFFINFER_TESTS=ON -DEFFINFER_CUDA=OFF -DCMAKE_BUILD_TYPE=RelWithDebInfo \
   '-DCMAKE_CXX_FLAGS_RELWITHDEBINFO=-O0 -g1 -DNDEBUG'
 # What several threads use at once.
-TSAN_TESTS := test_core test_engine test_speculation test_speculation_faults
+TSAN_TESTS := test_core test_engine test_executors test_draft_ahead test_speculation test_speculation_faults
 # The emulator and a few kernels: it sees races of all of them itself, in every build without
 # sanitizers (tests/gpu/races.cpp).
 TSAN_GPU_TESTS := test_gpu_emulator test_gpu_emulator_races test_gpu_rope_append
@@ -181,6 +184,10 @@ bench-gpu:
 	PATH=$$PATH:$(CURDIR)/$(BIN) $(PYTHON) bench/gpu.py $(BENCH_FLAGS)
 
 # The typing stubs of the native module, generated from the built one.
+catalogue: | $(BIN)/python
+	@$(SETUP) build run
+	$(BIN)/python tools/make_catalogue.py
+
 stubs: | $(BIN)/python
 	@$(SETUP) build lint
 	@$(SETUP) package --build-dir $(BUILD)

@@ -49,12 +49,13 @@ class Case:
     """A row of the table."""
 
     model: str
-    text: str  # code edit, summary, open text, nothing to hit
+    text: str  # code edit, summary, answers, open text, nothing to hit
     drafts: tuple[str, ...]
     goal: float
     replayed: bool = True
     batch: int = 1
     temperature: float = 0.0
+    top_p: float = 1.0
     count: int = texts.CODE_TOKENS
     costs: bool = True  # whether the gain is compared with what rows cost
     peer: bool = False  # whether llama.cpp is measured on the same text
@@ -68,6 +69,9 @@ class Case:
 
 ALL = ("suffix", "ngram", "recycling", "auto")
 HOT = {"drafts": ALL, "goal": 0.98, "temperature": 1.5, "count": 128, "costs": False}
+RECORDED = "recorded: "  # before the name of the proposers that drafted with the writer's logits
+GUESSED = ("recycling", "auto")
+ADVISED = {"temperature": 0.2, "top_p": 0.9, "count": 256}  # by SmolLM2's makers
 OPEN = {"temperature": 0.8, "count": 256}
 CASES = (
     Case(LARGE, "code edit", ("auto",), 2.8, peer=True),
@@ -75,8 +79,10 @@ CASES = (
     Case(SMALL, "code edit", ("auto",), 1.4, replayed=False, peer=True),
     Case(LARGE, "summary", ("auto",), 1.5, count=texts.SUMMARY_TOKENS),
     Case(SMALL, "summary", ("auto",), 1.2, count=texts.SUMMARY_TOKENS),
-    Case(LARGE, "open text", ("recorded",), 1.6, **OPEN),
-    Case(SMALL, "open text", ("recycling",), 1.1, replayed=False, **OPEN),
+    Case(LARGE, "answers", tuple(RECORDED + name for name in GUESSED), 1.6, **ADVISED),
+    Case(SMALL, "answers", GUESSED, 1.1, replayed=False, **ADVISED),
+    Case(LARGE, "open text", tuple(RECORDED + name for name in GUESSED), 1.6, **OPEN),
+    Case(SMALL, "open text", GUESSED, 1.1, replayed=False, **OPEN),
     Case(LARGE, "nothing to hit", **HOT),
     Case(SMALL, "nothing to hit", replayed=False, **HOT),
     Case(LARGE, "nothing to hit", batch=8, **HOT),
@@ -91,8 +97,9 @@ class Bench:
     def __init__(self, setting: Setting, say: Say) -> None:
         self.setting, self.say = setting, say
         self.llm = effinfer.LLM(str(setting.model), threads=1, max_seq_len=CONTEXT)
+        self.ends = set(self.llm.tokenize("<|im_end|><|endoftext|>", add_special=False))
         self.workers: dict[str, Worker] = {}
-        self.sampled_texts: dict[tuple[float, int], list[Text]] = {}
+        self.sampled_texts: dict[tuple[str, float, int], list[Text]] = {}
         self.shares: dict[str, list[float]] = {}
 
     def path(self, model: str) -> Path:
@@ -139,10 +146,8 @@ class Bench:
         """A run, when nobody's threads are awake any more."""
         time.sleep(SETTLE_SECONDS)
         recorded = None
-        if drafts == "recorded":
-            recorded = self.own(SMALL).ask(
-                "record", prompt=batch[0].prompt, text=batch[0].output, nodes=NODES
-            )["drafts"]
+        if drafts.startswith(RECORDED):
+            recorded = self.record(drafts, batch[0])
             time.sleep(SETTLE_SECONDS)
         request = {
             "drafts": drafts,
@@ -151,6 +156,7 @@ class Bench:
             "texts": [text.output for text in batch] if case.replayed else None,
             "seeds": [text.seed for text in batch],
             "temperature": case.temperature,
+            "top_p": case.top_p,
             "count": min(case.count, *(len(text.output) for text in batch)),
             "recorded": recorded,
         }
@@ -169,8 +175,11 @@ class Bench:
             found = texts.code_edits(self.llm, len(texts.EDITS))
             if not case.replayed:
                 found = self.written(case, found)
+        elif case.text == "answers":
+            found = self.sampled(case, len(texts.QUESTIONS))[texts.EARLIER_QUESTIONS :]
         else:
             found = self.sampled(case, sets * case.batch)
+        found = [text for text in found if not self.ends.intersection(text.output)]
         good = [text for text in found if texts.distinct_share(text.output) >= LEAST_DISTINCT]
         if len(good) < min(2, len(found)):
             raise RuntimeError(f"{case.key}: {len(good)} of {len(found)} texts are no loops")
@@ -187,19 +196,42 @@ class Bench:
         ]
 
     def sampled(self, case: Case, count: int) -> list[Text]:
-        """SmolLM2's own continuations of the openings, drawn with seeds 0, 1, ..."""
-        known = self.sampled_texts.setdefault((case.temperature, case.count), [])
+        """SmolLM2's own: answers that are long enough, or what follows the openings, drawn with
+        seeds 0, 1, ..."""
+        known = self.sampled_texts.setdefault((case.text, case.temperature, case.count), [])
         for first in range(len(known), count, SEQUENCES):
             seeds = list(range(first, min(first + SEQUENCES, count)))
-            openings = [texts.OPENINGS[seed % len(texts.OPENINGS)] for seed in seeds]
-            prompts = [self.llm.tokenize(opening) for opening in openings]
+            prompts = [self.prompt(case, seed) for seed in seeds]
             answer = self.own(SMALL).ask(
                 "run", drafts="plain", nodes=None, prompts=prompts, texts=None, seeds=seeds,
-                temperature=case.temperature, count=case.count, recorded=None,
+                temperature=case.temperature, top_p=case.top_p, count=case.count, recorded=None,
             )  # fmt: skip
             for seed, prompt, tokens in zip(seeds, prompts, answer["tokens"], strict=True):
                 known.append(Text(f"seed {seed}", prompt, tokens, seed))
         return known[:count]
+
+    def prompt(self, case: Case, seed: int) -> list[int]:
+        if case.text != "answers":
+            return self.llm.tokenize(texts.OPENINGS[seed % len(texts.OPENINGS)])
+        question = texts.QUESTIONS[seed]
+        return self.llm.chat_tokens([{"role": "user", "content": question}])
+
+    def remember(self, case: Case, drafts: str) -> None:
+        """Proposers of answers have seen others before, as they have in use."""
+        if case.text != "answers":
+            return
+        for text in self.sampled(case, texts.EARLIER_QUESTIONS):
+            if drafts.startswith(RECORDED):
+                self.record(drafts, text)
+            else:
+                self.ask(case, drafts, [text])
+
+    def record(self, drafts: str, text: Text) -> Any:
+        """The drafts of each position, made with the logits of the model that wrote the text."""
+        name = drafts.removeprefix(RECORDED)
+        return self.own(SMALL).ask(
+            "record", prompt=text.prompt, text=text.output, nodes=NODES, drafts=name
+        )["drafts"]
 
     def costs(self, case: Case, text: Text) -> dict[int, float]:
         """Seconds of steps by rows, halfway through the text."""
@@ -211,6 +243,8 @@ class Bench:
         """Runs with drafts and without take turns; a ratio is of runs that followed each other."""
         self.say(case.key)
         sets = self.texts_of(case)
+        for name in case.drafts:
+            self.remember(case, name)
         names = ("plain", *case.drafts)
         answers: dict[str, list[Json]] = {name: [] for name in names}
         costs: list[dict[int, float]] = []
@@ -311,7 +345,7 @@ def measure(setting: Setting, say: Say, pattern: str) -> Json:
         for case in (case for case in CASES if pattern in case.key):
             case = replace(case, count=QUICK_TOKENS) if setting.quick else case
             for model in (SMALL, LARGE):
-                bench.own(model).ask("keep", drafts=["plain", "recorded", *case.drafts])
+                bench.own(model).ask("keep", drafts=["plain", *case.drafts])
             rows[case.key] = bench.row(case)
             tell(case.key, rows[case.key], say)
         for model in (SMALL, LARGE):

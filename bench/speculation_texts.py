@@ -3,7 +3,7 @@
 A code edit is a source file with a name replaced throughout and a few lines changed: what a model
 gives back when asked for it. A summary is clauses of a document's paragraphs, joined by words that
 are not of it: long runs of words that the document has, and turns that nobody can copy. Neither was
-written by a model. Open text is SmolLM2's own, sampled while the section runs.
+written by a model. Answers and open text are SmolLM2's own, sampled while the section runs.
 """
 
 from __future__ import annotations
@@ -43,6 +43,47 @@ OPENINGS = (
     "Late in the evening the two engineers were still arguing about",
     "A good teacher of music knows that",
     "The river divides the old town from",
+)
+# Questions that SmolLM2 answers: what it answers to the first ones proposers have seen before the
+# others are measured.
+EARLIER_QUESTIONS = 16
+QUESTIONS = (
+    "Why is the sky blue?",
+    "Give me three tips for better sleep.",
+    "What is the difference between a comet and an asteroid?",
+    "Write a short poem about autumn leaves.",
+    "How does a bicycle stay upright?",
+    "Explain photosynthesis to a ten-year-old.",
+    "What should I pack for a week in the mountains?",
+    "Who invented the printing press, and why did it matter?",
+    "How do I make a simple tomato sauce?",
+    "What are the advantages of learning a second language?",
+    "Describe a day in the life of a nurse.",
+    "How do vaccines work?",
+    "Write an email that asks for a day off.",
+    "What is inflation, and who decides about it?",
+    "How do I teach a dog to sit?",
+    "What makes a good password?",
+    "Tell me a story about a lighthouse keeper.",
+    "How do I plan a vegetable garden for a small balcony?",
+    "How did railways change life in the nineteenth century?",
+    "Write a letter from a grandmother about her recipes.",
+    "What mistakes do beginners in physics make?",
+    "Describe an argument between two engineers.",
+    "What makes a good teacher of music?",
+    "Describe a town divided by a river.",
+    "How do I write the first page of a novel?",
+    "Why do cats purr?",
+    "What happens in a recession?",
+    "How is glass made?",
+    "Plan a birthday party for a child of six.",
+    "What did people eat in the Middle Ages?",
+    "How can a small shop compete with a large one?",
+    "Explain how a refrigerator keeps food cold.",
+    "What is the best way to prepare for an interview?",
+    "Write a dialogue between the sun and the moon.",
+    "How do rivers shape a landscape?",
+    "What should I know before I adopt a dog?",
 )
 JOINTS = (
     "In short,", "It adds that", "Another point:", "The author also says that", "Besides,",

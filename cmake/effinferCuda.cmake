@@ -8,6 +8,8 @@ if(NOT EFFINFER_CUDA STREQUAL "OFF")
   find_program(EFFINFER_NVCC nvcc)
 endif()
 set(cuda_objects "")
+set(small_kernels append_pages elementwise embedding move_tokens operand rope rows top_rows)
+set(matmul_choices matmul matmul_tiles matmul_wgmma)
 if(EFFINFER_CUDA STREQUAL "OFF")
   set(cuda_status "not built: EFFINFER_CUDA=OFF")
 elseif(NOT EFFINFER_NVCC AND EFFINFER_CUDA STREQUAL "ON")
@@ -21,7 +23,13 @@ else()
   file(GLOB cuda_kernels CONFIGURE_DEPENDS csrc/cuda/*.cu)
   add_library(effinfer_cuda OBJECT ${cuda_kernels} csrc/cuda/backend.cpp
     csrc/cuda/register.cpp csrc/cuda/tensor_map.cpp)
-  set_target_properties(effinfer_cuda PROPERTIES
+  # Most of the time of a file with small kernels is that of headers, once for each architecture and
+  # for the host: these share it, where CMake can (3.31).
+  list(TRANSFORM small_kernels REPLACE "(.+)" "csrc/cuda/\\1.cu")
+  set_source_files_properties(${small_kernels} PROPERTIES UNITY_GROUP small)
+  list(TRANSFORM matmul_choices REPLACE "(.+)" "csrc/cuda/\\1.cu")
+  set_source_files_properties(${matmul_choices} PROPERTIES UNITY_GROUP matmul)
+  set_target_properties(effinfer_cuda PROPERTIES UNITY_BUILD ON UNITY_BUILD_MODE GROUP
     CUDA_ARCHITECTURES "${EFFINFER_CUDA_ARCHITECTURES}" CUDA_STANDARD 20 CXX_STANDARD 20
     CUDA_VISIBILITY_PRESET hidden CXX_VISIBILITY_PRESET hidden POSITION_INDEPENDENT_CODE ON
     VISIBILITY_INLINES_HIDDEN ON)
@@ -35,6 +43,8 @@ else()
     set(hopper 1)
   endif()
   target_compile_definitions(effinfer_cuda PRIVATE EFFINFER_CUDA_HOPPER=${hopper})
+  # For tools/check_sass.py.
+  file(GENERATE OUTPUT cuda_objects.txt CONTENT "$<JOIN:$<TARGET_OBJECTS:effinfer_cuda>,\n>\n")
   set(cuda_status "built")
   set(cuda_objects $<TARGET_OBJECTS:effinfer_cuda>)
 endif()

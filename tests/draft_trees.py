@@ -1,5 +1,7 @@
 """Random trees of drafts, and what they leave in a cache."""
 
+from collections.abc import Callable
+
 import numpy as np
 
 from effinfer import _core
@@ -9,16 +11,31 @@ SIZES = {"f32": 4, "f16": 2, "bf16": 2, "i8": 1}
 
 
 def keys_and_values(
-    cache: _core.KvCache, sequence: int, layers: int, head_dim: int, dtype: str
+    cache: _core.KvCache,
+    sequence: int,
+    layers: int,
+    head_dim: int,
+    dtype: str,
+    full_layers: tuple[int, ...] | None = None,
 ) -> np.ndarray:
-    """The bytes of a sequence, [layers, K and V, kv_heads, tokens, head bytes] (kv_layout.h)."""
+    """The bytes of a sequence, [layers, K and V, kv_heads, tokens, head bytes] (kv_layout.h).
+
+    full_layers: those without a window, where others free theirs; zeros for what is freed."""
     size = SIZES[dtype]
     pack = 4 // size
-    length, pages = cache.length(sequence), cache.pages(sequence)
+    length = cache.length(sequence)
     out = []
     for layer in range(layers):
-        k = np.stack([cache.k_page(layer, page) for page in pages], 1)
-        v = np.stack([cache.v_page(layer, page) for page in pages], 1)
+        group = 0 if full_layers is None or layer in full_layers else 1
+        pages = cache.pages(sequence, group)
+        gone = (length - cache.slots(sequence, group)) // PAGE
+
+        def view(page: Callable[[int, int], np.ndarray], layer: int = layer) -> np.ndarray:
+            nothing = np.zeros_like(page(layer, 0))
+            held = [page(layer, i) if i >= 0 else nothing for i in pages]  # noqa: B023
+            return np.stack([nothing] * gone + held, 1)  # noqa: B023
+
+        k, v = view(cache.k_page), view(cache.v_page)
         heads = k.shape[0]
         k = k.reshape(heads, -1, 4, head_dim // pack, 16, 4).transpose(0, 1, 2, 4, 3, 5)
         v = v.reshape(heads, -1, PAGE // pack, head_dim, pack, size).transpose(0, 1, 2, 4, 3, 5)

@@ -307,16 +307,17 @@ def compile_once_more(nvcc: str) -> list[Kernel]:
 
 
 def find_objects(build: Path) -> list[Path]:
-    """Of the sources that there are: a build folder may hold objects of those that are gone."""
-    sources = {source.name for source in KERNELS.glob("*.cu")}
-    found = sorted(build.rglob("effinfer_cuda.dir/csrc/cuda/*.cu.o"))
-    return [file for file in found if file.name.removesuffix(".o") in sources]
+    """What the library is made of: a build folder may hold objects of sources that are gone."""
+    listed = build / "cuda_objects.txt"  # cmake/effinferCuda.cmake writes it
+    if not listed.exists():
+        return []
+    return [build / line for line in listed.read_text().splitlines() if line.endswith(".cu.o")]
 
 
 def read_build(build: Path) -> list[Kernel]:
     objects = find_objects(build)
     if not objects:
-        sys.exit(f"sass: no objects of csrc/cuda under {build}")
+        sys.exit(f"sass: no CUDA backend was built in {build}")
     if cuobjdump := find_tool("cuobjdump"):
         return read_objects(objects, cuobjdump)
     nvcc = shutil.which("nvcc")

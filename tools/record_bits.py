@@ -80,8 +80,8 @@ class Recorder:
 
         options = dict(self.options)
         executable = _core.compile(
-            llm._files.graph,
-            llm._files.weights,
+            llm.files.graph,
+            llm.files.weights,
             _core.ThreadPool(0),
             _core.CompileOptions(max_seq_len=512, **options),
         )
@@ -116,7 +116,7 @@ class Recorder:
                 ).tobytes()
             )
             cache.commit(sequence, len(new))
-        layers = llm._files.graph.metadata["num_layers"]
+        layers = llm.files.graph.metadata["num_layers"]
         contents = [
             view(layer, page).tobytes()
             for layer in range(layers)

@@ -85,11 +85,11 @@ BUDGETS = (
     Budget("AttentionKernel<3, 2>", 248, 3, 43904, ATTENTION),
     Budget("AttentionKernel<3, 4>", 160, 2, 62592, ATTENTION),
     Budget("AttentionKernel<3, 8>", 128, 1, 99968, ATTENTION),
-    # Arguments: dtype of keys, columns of 32 dims, warps, stages of the ring, columns whose results
-    # are in registers. A multiprocessor holds 8 warps, of an A100 with the widest heads 4.
     # Arguments: dtype, columns of 32 dims. Registers as those of WgmmaMatmul.
     Budget("WgmmaAttention<[12], 2>", 168, 1, 183296, WGMMA_ATTENTION, "sm_90a"),
     Budget("WgmmaAttention<[12], 4>", 168, 1, 232448, WGMMA_ATTENTION, "sm_90a"),
+    # Arguments: dtype of keys, columns of 32 dims, warps, stages of the ring, columns whose results
+    # are in registers. A multiprocessor holds 8 warps, of an A100 with the widest heads 4.
     Budget("PrefillKernel<[12], 2, 8, 4, 2>", 255, 1, 84992, PREFILL),
     Budget("PrefillKernel<[12], 3, 8, 4, 3>", 255, 1, 93184, PREFILL),
     Budget("PrefillKernel<[12], 4, 8, 3, 3>", 255, 1, 101376, PREFILL),
@@ -121,6 +121,7 @@ BUDGETS = (
     # Arguments: dtype of rows, whether they are logits. More registers would be no help: a block
     # has 32 KB of loads under way with these.
     Budget("SampleRows<*>", 128, 1, 35072, ("LDG.E.128", "DADD")),
+    Budget("RowTop", 128, 1, 35072, ("LDG.E.128",)),
     Budget("ChainSpeculation", 96, 1, 1792, ("LDG.E.128", "DADD")),
     Budget("TokenBitmask", 32, 8),
     # Argument: dtype of keys.
@@ -133,11 +134,22 @@ BUDGETS = (
     Budget("UnaryKernel", 32, 8),
     Budget("BinaryKernel", 32, 8),
     Budget("NarrowKernel", 32, 8),
+    Budget("ConvertKernel", 40, 6, opcodes=ROWS),
+    Budget("PackBitsKernel", 32, 8),
+    Budget("WindowRowsKernel", 32, 8),
+    Budget("PlaceChosenKernel", 32, 16),
+    Budget("UnmirrorKernel", 32, 16),
     Budget("AppendPagesKernel", 40, 6, opcodes=ROWS),
     Budget("RowPositionsKernel", 32, 16),
     Budget("PageLengthsKernel", 32, 16),
     # Arguments: dtype, dims of heads at most.
-    Budget("PlainAttentionKernel<[12], 64>", 168, 2, 72576, PLAIN),
-    Budget("PlainAttentionKernel<[12], 128>", 240, 1, 144256, PLAIN),
-    Budget("PlainAttentionKernel<[12], 256>", 248, 1, 156544, PLAIN),
+    Budget("PlainAttentionKernel<[12], 64>", 168, 2, 75536, PLAIN),
+    Budget("PlainAttentionKernel<[12], 128>", 240, 1, 147216, PLAIN),
+    Budget("PlainAttentionKernel<[12], 256>", 248, 1, 159504, PLAIN),
+    Budget("KeyScoresKernel<[12], 64>", 104, 4, 37120, PLAIN),
+    Budget("KeyScoresKernel<[12], 128>", 104, 2, 73984, PLAIN),
+    Budget("KeyScoresKernel<[12], 256>", 80, 1, 147712, PLAIN),
+    Budget("PoolScoresKernel", 56, 8),
+    # Argument: dtype. As much shared memory as a block of an A100 may have.
+    Budget("LatentAttentionKernel<[12]>", 255, 1, 164752, PLAIN),
 )

@@ -65,10 +65,7 @@ def source_digest(options: list[str]) -> str:
 
 
 def install_package(build_dir: str, with_tests: bool) -> None:
-    defines = {
-        "EFFINFER_TESTS": "ON" if with_tests else "OFF",
-        "EFFINFER_CUDA_ARCHITECTURES": "80-real;90a-real;80-virtual",
-    }
+    defines = {"EFFINFER_TESTS": "ON" if with_tests else "OFF"}
     if os.environ.get("CI"):
         defines["EFFINFER_WERROR"] = "ON"
     if shutil.which("ccache"):

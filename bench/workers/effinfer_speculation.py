@@ -2,12 +2,12 @@
 a model, on one pool of threads.
 
   load    {model, threads, context}                     -> {seconds}
-  run     {drafts, nodes, prompts, texts, seeds, temperature, count, recorded}
+  run     {drafts, nodes, prompts, texts, seeds, temperature, top_p, count, recorded}
           -> {seconds, tokens, steps, rows, by_rows, drafted, accepted, drafting_s}
           `count` tokens of every prompt. drafts: "plain", a name of techniques.SPECULATIONS, or
-          "recorded"; nodes: so many whatever they cost, or null; texts: to replay, or null. rows:
-          of all steps. by_rows: steps of each number of rows, where there is one prompt.
-  record  {prompt, text, nodes}                         -> {drafts}: Token Recycling's, a position
+          "recorded: ..."; nodes: so many whatever they cost, or null; texts: to replay, or null.
+          rows: of all steps. by_rows: steps of each number of rows, where there is one prompt.
+  record  {prompt, text, nodes, drafts}                 -> {drafts}: that proposers make, a position
   costs   {prompt, rows, parents, count}                -> {seconds}: of a step, by number of rows;
           count: steps of each
   keep    {drafts}                                      -> {}: of the engines only these
@@ -25,7 +25,7 @@ import effinfer
 from effinfer import _core
 from effinfer.checkpoints.model_files import open_model
 from effinfer.speculation import DraftController, Proposer, Verifier
-from effinfer.techniques import SPECULATIONS, TokenRecycling
+from effinfer.techniques import SPECULATIONS
 
 SEQUENCES = 8
 PAGES = 1024  # more than all prompts and outputs of a section: drafts take free pages only
@@ -58,8 +58,8 @@ class Recorded(Proposer):
 
 
 class Recorder(DraftController):
-    """Remembers the drafts by position. Of the first few nodes those get a row, for Token Recycling
-    to learn from, that the text does not go on with: the others' logits come when they are roots,
+    """Remembers the drafts by position. Of the first few nodes those get a row, for proposers to
+    learn from, that the text does not go on with: the others' logits come when they are roots,
     and would otherwise tell what follows them one step too early."""
 
     name = "recorder"
@@ -109,7 +109,7 @@ class Engine:
         self.recorded = Recorded()
         if drafts == "plain":
             proposers = []
-        elif drafts == "recorded":
+        elif drafts.startswith("recorded"):
             proposers = [self.recorded]
         else:
             proposers = [recipe.build() for recipe in SPECULATIONS[drafts].proposers]
@@ -137,6 +137,7 @@ class Engine:
         for i, prompt in enumerate(request["prompts"]):
             params = effinfer.SamplingParams(
                 temperature=request["temperature"],
+                top_p=request["top_p"],
                 max_tokens=count,
                 seed=request["seeds"][i],
                 ignore_eos=True,
@@ -224,7 +225,7 @@ class Worker:
         self.pool = _core.ThreadPool(request["threads"])
         self.files = open_model(Path(request["model"]))
         self.context = request["context"]
-        self.recording: tuple[_core.Engine, Recorder, OneToken] | None = None
+        self.recordings: dict[str, tuple[_core.Engine, Recorder, OneToken]] = {}
         self.engines: dict[tuple[str, int | None], Engine] = {}
         return {"seconds": time.perf_counter() - start}
 
@@ -252,12 +253,13 @@ class Worker:
         return {}
 
     def record(self, request: dict[str, Any]) -> dict[str, Any]:
-        text = request["text"]
-        if self.recording is None:  # kept: Token Recycling remembers the texts before
+        text, name = request["text"], request["drafts"]
+        if name not in self.recordings:  # kept: proposers remember the texts before
             recorder, verifier = Recorder(request["nodes"]), OneToken()
-            parts = _core.Speculation([TokenRecycling().build()], verifier, recorder)
-            self.recording = (self.new_engine(parts), recorder, verifier)
-        engine, recorder, verifier = self.recording
+            proposers = [recipe.build() for recipe in SPECULATIONS[name].proposers]
+            parts = _core.Speculation(proposers, verifier, recorder)
+            self.recordings[name] = (self.new_engine(parts), recorder, verifier)
+        engine, recorder, verifier = self.recordings[name]
         recorder.text, recorder.drafts, verifier.text = text, {}, iter(text)
         params = effinfer.SamplingParams(max_tokens=len(text), temperature=0.0, ignore_eos=True)
         request_id = engine.add(request["prompt"], params.to_core())

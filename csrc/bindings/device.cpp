@@ -5,8 +5,12 @@
 #include <unistd.h>
 
 #include <mutex>
+#include <string>
+#include <utility>
+#include <vector>
 
 #include "bindings/module.h"
+#include "effinfer/placement.h"
 #include "effinfer/version.h"
 
 namespace effinfer::bindings {
@@ -23,6 +27,47 @@ ThreadPool& default_pool() {
   }
   return *pool;
 }
+
+namespace {
+
+void register_pool(py::module_& m) {
+  py::class_<ThreadPool, std::shared_ptr<ThreadPool>>(m, "ThreadPool")
+      .def(py::init<int, bool>(), py::arg("threads") = 0, py::kw_only(),
+           py::arg("oversubscribe") = false,
+           "`threads` members (0: as info() says), but no more than CPUs unless `oversubscribe`.")
+      .def_static("pinned", &pinned_pool, py::arg("cores"), py::arg("threads") = 0,
+                  "A member for each of these cores, or for the first `threads`, pinned to it.")
+      .def_property_readonly("size", &ThreadPool::size)
+      .def_property_readonly("reason", &ThreadPool::reason, "Why it has that size.");
+}
+
+void register_placements(py::module_& m) {
+  m.def(
+      "parse_placement",
+      [](const std::string& text, const std::string& argument) {
+        const Placement placement = parse_placement(text, argument);
+        return std::make_pair(name(placement.device), placement.cores);
+      },
+      py::arg("text"), py::arg("argument"),
+      "(device, cores) of \"cpu:0-3\" and the like; cores are [] where all may be used. Raises\n"
+      "InvalidArgumentError, about `argument`.");
+  m.def(
+      "place_apart",
+      [](const std::vector<std::string>& texts) {
+        std::vector<Placement> placements;
+        for (const std::string& text : texts) placements.push_back(parse_placement(text));
+        std::vector<std::string> names;
+        for (const Placement& each : place_apart(std::move(placements))) {
+          names.push_back(name(each));
+        }
+        return names;
+      },
+      py::arg("devices"),
+      "Devices that are to work at the same time: one \"cpu\" becomes the cores that the others\n"
+      "leave. Raises InvalidArgumentError for cores that two of them name.");
+}
+
+}  // namespace
 
 void register_device(py::module_& m) {
   m.def("version", &version);
@@ -75,12 +120,8 @@ void register_device(py::module_& m) {
       },
       "(transparent huge pages: \"always\", \"madvise\", \"never\" or \"unavailable\"; NUMA "
       "nodes)");
-  py::class_<ThreadPool, std::shared_ptr<ThreadPool>>(m, "ThreadPool")
-      .def(py::init<int, bool>(), py::arg("threads") = 0, py::kw_only(),
-           py::arg("oversubscribe") = false,
-           "`threads` members (0: as info() says), but no more than CPUs unless `oversubscribe`.")
-      .def_property_readonly("size", &ThreadPool::size)
-      .def_property_readonly("reason", &ThreadPool::reason, "Why it has that size.");
+  register_placements(m);
+  register_pool(m);
 }
 
 }  // namespace effinfer::bindings

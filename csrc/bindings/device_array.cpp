@@ -386,9 +386,30 @@ Result float32_result(const Dims& dims, const Where& where, const py::object& ou
                         " on " + name(found.device));
 }
 
-void register_device_array(py::module_& m) {
-  py::class_<StreamQueue, std::shared_ptr<StreamQueue>>(
-      m, "Queue", "What operators on a GPU run in: a stream that somebody else has made.")
+namespace {
+
+void upload(const StreamQueue& queue, const DeviceArray& array, const py::array& values) {
+  const TensorView from = view_of(values, "[Queue.upload] values");
+  const bool same = from.dims == array.view.dims && from.dtype == array.view.dtype;
+  if (!same || !array.is_contiguous() || array.read_only) {
+    throw InvalidArgument(
+        "[Queue.upload] array: expected a writable C-contiguous array of the shape and dtype of "
+        "values");
+  }
+  if (from.num_bytes() > 0) queue.queue->upload(array.view.data, from.data, from.num_bytes());
+}
+
+void zero(const StreamQueue& queue, const DeviceArray& array) {
+  if (!array.is_contiguous() || array.read_only) {
+    throw InvalidArgument("[Queue.zero] array: expected a writable C-contiguous array");
+  }
+  const auto bytes =
+      static_cast<size_t>(array.view.dims.num_elements() * element_bytes(array.view.dtype));
+  if (bytes > 0) queue.queue->zero(array.view.data, bytes);
+}
+
+void register_queue(py::class_<StreamQueue, std::shared_ptr<StreamQueue>>& queues) {
+  queues
       .def(py::init<const std::string&, uintptr_t>(), py::arg("device") = "cuda",
            py::arg("stream") = 0,
            "`stream`: a cudaStream_t as a number; 0 is the legacy default stream.")
@@ -401,7 +422,17 @@ void register_device_array(py::module_& m) {
           "Waits for all that the stream has.")
       .def_readonly("stream", &StreamQueue::stream)
       .def_property_readonly("device",
-                             [](const StreamQueue& queue) { return name(queue.queue->device()); });
+                             [](const StreamQueue& queue) { return name(queue.queue->device()); })
+      .def("upload", &upload, py::arg("array"), py::arg("values"),
+           "Writes values of the host to an array.")
+      .def("zero", &zero, py::arg("array"), "Writes zeros to an array of the device.");
+}
+
+}  // namespace
+
+void register_device_array(py::module_& m) {
+  py::class_<StreamQueue, std::shared_ptr<StreamQueue>> queues(
+      m, "Queue", "What operators on a GPU run in: a stream that somebody else has made.");
   py::class_<DeviceArray, Shared>(m, "DeviceArray", "An array in the memory of a GPU.")
       .def(py::init(&over), py::arg("pointer"), py::arg("shape"), py::arg("strides"),
            py::arg("dtype"), py::arg("index"), py::arg("owner"), py::arg("read_only") = false,
@@ -449,6 +480,7 @@ void register_device_array(py::module_& m) {
       .def_readonly("stream", &DeviceArray::stream)
       .def_readonly("read_only", &DeviceArray::read_only)
       .def_property_readonly("is_contiguous", &DeviceArray::is_contiguous);
+  register_queue(queues);
 }
 
 }  // namespace effinfer::bindings

@@ -13,6 +13,8 @@
 #include "bindings/phase.h"
 #include "bindings/strings.h"
 #include "bindings/tokens.h"
+#include "compiler/compile_halves.h"
+#include "effinfer/placement.h"
 
 namespace effinfer::bindings {
 namespace {
@@ -119,6 +121,18 @@ py::dict stats_dict(const EngineStats& stats) {
   dict["total_pages"] = stats.total_pages;
   dict["preemptions"] = stats.preemptions;
   dict["drafting_s"] = stats.drafting_s;
+  py::list drafters;
+  for (const DraftingStats& drafter : stats.drafters) {
+    py::dict each;
+    each["name"] = drafter.name;
+    each["device"] = drafter.device;
+    each["levels"] = drafter.levels;
+    each["cancelled"] = drafter.cancelled;
+    each["asked"] = drafter.asked;
+    each["late"] = drafter.late;
+    drafters.append(each);
+  }
+  dict["drafters"] = drafters;
   return dict;
 }
 
@@ -209,11 +223,33 @@ EngineClass register_engine_class(py::module_& m) {
   return engine;
 }
 
+void register_profiles(EngineClass& engine_class) {
+  engine_class
+      .def("start_profile", &Engine::start_profile, py::arg("max_steps"),
+           py::call_guard<py::gil_scoped_release>(), "Records the next `max_steps` steps.")
+      .def("take_profile", &Engine::take_profile, py::call_guard<py::gil_scoped_release>(),
+           "Ends recording: the Profile of what ran since start_profile().")
+      .def(
+          "take_draft_profiles",
+          [](Engine& engine) {
+            std::vector<NamedProfile> taken;
+            {
+              const py::gil_scoped_release release;
+              taken = engine.take_draft_profiles();
+            }
+            std::map<std::string, Profile> profiles;
+            for (NamedProfile& each : taken) profiles[each.name] = std::move(each.profile);
+            return profiles;
+          },
+          "The same of what drafts on a device of its own, by name.");
+}
+
 }  // namespace
 
 void register_engine(py::module_& m) {
   register_step_output(m);
   EngineClass engine_class = register_engine_class(m);
+  register_profiles(engine_class);
   engine_class
       .def(
           "add",
@@ -259,11 +295,10 @@ void register_engine(py::module_& m) {
           py::arg("request"))
       .def("forget", &Engine::forget, py::arg("request"), "Drops a finished request's metrics.")
       .def("stats", [](const Engine& engine) { return stats_dict(engine.stats()); })
-      .def("start_profile", &Engine::start_profile, py::arg("max_steps"),
-           py::call_guard<py::gil_scoped_release>(), "Records the next `max_steps` steps.")
-      .def("take_profile", &Engine::take_profile, py::call_guard<py::gil_scoped_release>(),
-           "Ends recording: the Profile of what ran since start_profile().")
       .def("explain", [](Engine& engine) { return engine.executable().explain(); })
+      .def_property_readonly(
+          "placement", [](Engine& e) { return ExecutableHalves::placement(e.executable()); },
+          "Which layers are on which of two devices, and why; else \"\".")
       .def_property_readonly("graph_text",
                              [](Engine& e) { return e.executable().graph().to_string(); })
       .def_property_readonly("arena_bytes", [](Engine& e) { return e.executable().arena_bytes(); })
@@ -279,7 +314,10 @@ void register_engine(py::module_& m) {
                              py::return_value_policy::reference_internal)
       .def_property_readonly("vocab_size", &Engine::vocab_size)
       .def_property_readonly("max_seq_len", &Engine::max_seq_len)
-      .def_property_readonly("threads", &Engine::threads);
+      .def_property_readonly("threads", &Engine::threads)
+      .def_property_readonly(
+          "cores", [](Engine& e) { return cores_of(*e.executable().pool()); },
+          "Those on which its threads may run.");
 }
 
 }  // namespace effinfer::bindings

@@ -5,6 +5,7 @@
 
 #include "bindings/module.h"
 #include "effinfer/error.h"
+#include "effinfer/techniques.h"
 
 namespace effinfer::bindings {
 namespace {
@@ -23,6 +24,7 @@ PyObject* define(py::module_& m, const char* name, PyObject* base, PyObject* bui
 struct Types {
   PyObject* error;
   PyObject* invalid_argument;
+  PyObject* conflict;
   PyObject* file;
   PyObject* format;
   PyObject* unsupported;
@@ -45,6 +47,8 @@ void raise(PyObject* type, const char* message) {
 void translate(std::exception_ptr pointer) {
   try {
     if (pointer) std::rethrow_exception(pointer);
+  } catch (const ConflictError& e) {
+    raise(types.conflict, e.what());
   } catch (const InvalidArgument& e) {
     raise(types.invalid_argument, e.what());
   } catch (const FileError& e) {
@@ -73,6 +77,7 @@ void translate(std::exception_ptr pointer) {
 void register_errors(py::module_& m) {
   types.error = define(m, "Error", PyExc_Exception, nullptr);
   types.invalid_argument = define(m, "InvalidArgumentError", types.error, PyExc_ValueError);
+  types.conflict = define(m, "ConflictError", types.invalid_argument, nullptr);
   types.file = define(m, "FileError", types.error, PyExc_OSError);
   types.format = define(m, "FormatError", types.error, PyExc_ValueError);
   types.unsupported = define(m, "UnsupportedError", types.error, PyExc_RuntimeError);

@@ -23,10 +23,63 @@ py::array page_view(py::object self, int32_t layer, int32_t page, bool values) {
       self);
 }
 
+void register_residency(py::class_<KvCache>& cache) {
+  cache.def_property_readonly("num_groups", &KvCache::num_groups)
+      .def_property_readonly("used_bytes", [](const KvCache& c) { return c.used_bytes(); })
+      .def(
+          "sequence_bytes", [](const KvCache& c, SequenceId id) { return c.used_bytes(id); },
+          py::arg("sequence"), "Bytes of the pages that a sequence holds, shared ones included.")
+      .def("slots", &KvCache::slots, py::arg("sequence"), py::arg("group") = 0)
+      .def("next_position", &KvCache::next_position, py::arg("sequence"))
+      .def("is_prefix", &KvCache::is_prefix, py::arg("sequence"))
+      .def(
+          "retain",
+          [](KvCache& c, SequenceId sequence, const std::vector<std::vector<int32_t>>& slots,
+             int32_t group) { c.retain(sequence, group, slots); },
+          py::arg("sequence"), py::arg("slots"), py::arg("group") = 0,
+          "Keeps these slots: one list for all heads, or one for each (layer, KV head).")
+      .def(
+          "evict",
+          [](KvCache& c, SequenceId sequence, int64_t begin, int64_t end, int32_t group) {
+            c.evict(sequence, group, begin, end);
+          },
+          py::arg("sequence"), py::arg("begin"), py::arg("end"), py::arg("group") = 0)
+      .def(
+          "merge",
+          [](KvCache& c, SequenceId sequence, int32_t head, int32_t into,
+             std::vector<int32_t> slots, std::vector<float> weights, int32_t group) {
+            const KvMerge merge = {head, into, std::move(slots), std::move(weights)};
+            c.merge(sequence, group, {&merge, 1});
+          },
+          py::arg("sequence"), py::arg("head"), py::arg("into"), py::arg("slots"),
+          py::arg("weights"), py::arg("group") = 0)
+      .def(
+          "reposition",
+          [](KvCache& c, SequenceId sequence, const std::vector<int64_t>& from, int64_t delta) {
+            c.reposition(sequence, from, delta);
+          },
+          py::arg("sequence"), py::arg("from_slots"), py::arg("delta"))
+      .def(
+          "export_sequence",
+          [](const KvCache& c, SequenceId sequence) {
+            const std::vector<std::byte> blob = c.export_(sequence);
+            return py::bytes(reinterpret_cast<const char*>(blob.data()), blob.size());
+          },
+          py::arg("sequence"))
+      .def(
+          "import_sequence",
+          [](KvCache& c, const std::string& blob) {
+            return c.import_(std::as_bytes(std::span(blob.data(), blob.size())));
+          },
+          py::arg("blob"));
+}
+
 }  // namespace
 
 void register_kv_cache(py::module_& m) {
-  py::class_<KvCache>(m, "KvCache", "The paged KV cache: 64-token pages, prefixes in a radix tree.")
+  py::class_<KvCache> cache(m, "KvCache",
+                            "The paged KV cache: 64-token pages, prefixes in a radix tree.");
+  cache
       .def(py::init([](int32_t num_layers, int32_t num_kv_heads, int32_t head_dim,
                        const std::string& dtype, int32_t num_pages) {
              return std::make_unique<KvCache>(
@@ -65,6 +118,7 @@ void register_kv_cache(py::module_& m) {
           "Of the tokens that are not committed keeps and commits those with these indices.")
       .def("fork", &KvCache::fork, py::arg("sequence"))
       .def("rollback", &KvCache::rollback, py::arg("sequence"), py::arg("count"))
+      .def("can_rollback", &KvCache::can_rollback, py::arg("sequence"), py::arg("count"))
       .def("publish", &KvCache::publish, py::arg("sequence"))
       .def("release", &KvCache::release, py::arg("sequence"), py::arg("keep_prefix") = true)
       .def("clear_prefixes", &KvCache::clear_prefixes)
@@ -72,11 +126,12 @@ void register_kv_cache(py::module_& m) {
       .def("committed", &KvCache::committed, py::arg("sequence"))
       .def(
           "pages",
-          [](const KvCache& cache, SequenceId sequence) {
-            const auto pages = cache.pages(sequence);
+          [](const KvCache& cache, SequenceId sequence, int32_t group) {
+            const auto pages = cache.pages(sequence, group);
             return std::vector<int32_t>(pages.begin(), pages.end());
           },
-          py::arg("sequence"))
+          py::arg("sequence"), py::arg("group") = 0,
+          "Page ids of a group of layers; -1: a page that a window has freed.")
       .def(
           "tokens",
           [](const KvCache& cache, SequenceId sequence) {
@@ -97,6 +152,7 @@ void register_kv_cache(py::module_& m) {
           },
           py::arg("layer"), py::arg("page"), "A writable view: uint8 [num_kv_heads, bytes].")
       .def("check_integrity", &KvCache::check_integrity);
+  register_residency(cache);
 }
 
 }  // namespace effinfer::bindings

@@ -18,6 +18,7 @@ PYBIND11_MODULE(_core, m) {
   effinfer::bindings::register_compiler(m);
   effinfer::bindings::register_sampling(m);
   effinfer::bindings::register_speculation(m);
+  effinfer::bindings::register_hooks(m);
   effinfer::bindings::register_engine(m);
   effinfer::bindings::register_ops_matmul(m);
   effinfer::bindings::register_paged_kv(m);

@@ -27,6 +27,7 @@ void register_sampling(py::module_& m);
 void register_kv_cache(py::module_& m);
 void register_speculation(py::module_& m);
 void register_speculation_parts(py::module_& m);
+void register_hooks(py::module_& m);
 void register_engine(py::module_& m);
 void register_ops_matmul(py::module_& m);
 void register_ops_attention(py::module_& m);

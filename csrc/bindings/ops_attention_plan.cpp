@@ -68,6 +68,9 @@ void run(const AttentionPlan& plan, const AnyArray& q, const py::object& k, cons
 }  // namespace
 
 void register_ops_attention_plan(py::module_& m) {
+  py::class_<ops::FixedPlans>(m, "FixedPlans",
+                              "A GPU's memory for plans that take each other's place.")
+      .def(py::init<int64_t, int64_t>(), py::arg("most_listed"), py::arg("most_mask_bytes"));
   py::class_<AttentionPlan>(m, "AttentionPlan",
                             "Which rows of a batch visit which keys: made once for any number of "
                             "run() with tensors of those shapes.")
@@ -86,6 +89,14 @@ void register_ops_attention_plan(py::module_& m) {
            py::arg("v_scale") = 1.0f, py::arg("q_rope") = py::none(),
            py::arg("k_rope") = py::none(), py::arg("sink_logits") = py::none(),
            py::arg("layout") = "NHD", py::arg("pool") = py::none())
+      .def(
+          "put",
+          [](AttentionPlan& plan, ops::FixedPlans& memory, const StreamQueue& queue) {
+            const py::gil_scoped_release release;
+            plan.put(memory, *queue.queue);
+          },
+          py::arg("memory"), py::arg("queue"),
+          "Into memory whose addresses stay, behind all that the queue has.")
       .def_property_readonly("num_rows", &AttentionPlan::num_rows)
       .def_property_readonly("num_products", &AttentionPlan::num_products,
                              "Products of a query head's row with a key, masked ones included.")

@@ -76,21 +76,22 @@ py::object select_rows(const AnyArray& x, const AnyArray& rows, const Where& poo
   return std::move(result.array);
 }
 
-py::tuple packbits(const py::array& x, const py::array& indptr, const std::string& bitorder,
-                   const std::shared_ptr<ThreadPool>& pool) {
-  const TensorView elements = view_of(x, "[packbits] x");
+py::array_t<int64_t> packed_indptr(const py::array& indptr, int64_t size) {
   const TensorView segments = view_of(indptr, "[segment_packbits] indptr");
-  const ops::BitOrder order = ops::parse_bit_order(bitorder);
   py::array_t<int64_t> starts(indptr.size());
-  ops::packed_indptr(segments, x.size(), starts.mutable_data());
-  py::array_t<uint8_t> out(starts.at(starts.size() - 1));
-  uint8_t* data = out.mutable_data();
-  const int64_t* packed = starts.data();
-  {
-    const py::gil_scoped_release release;
-    ops::packbits(elements, segments, packed, order, data, pool_or_default(pool));
-  }
-  return py::make_tuple(out, starts);
+  ops::packed_indptr(segments, size, starts.mutable_data());
+  return starts;
+}
+
+void packbits(const AnyArray& x, const AnyArray& indptr, const AnyArray& out_indptr,
+              const std::string& bitorder, const AnyArray& out, const Where& pool) {
+  const TensorView elements = view_of(x, "[packbits] x");
+  const TensorView segments = view_of(indptr, "[packbits] indptr");
+  const TensorView packed = view_of(out_indptr, "[packbits] out_indptr");
+  const StridedView bytes = writable_view_of(out, "[packbits] out");
+  const ops::BitOrder order = ops::parse_bit_order(bitorder);
+  const py::gil_scoped_release release;
+  ops::packbits(elements, segments, packed, order, bytes, executor_of(pool));
 }
 
 }  // namespace
@@ -104,8 +105,10 @@ void register_ops_elementwise(py::module_& m) {
         py::arg("rows"), py::arg("cols"), py::arg("scale") = 1.0f, py::arg("pool") = py::none());
   m.def("select_rows", &select_rows, py::arg("x"), py::arg("rows"), py::arg("pool") = py::none(),
         py::arg("out") = py::none());
-  m.def("packbits", &packbits, py::arg("x"), py::arg("indptr"), py::arg("bitorder") = "big",
-        py::arg("pool") = py::none());
+  m.def("packed_indptr", &packed_indptr, py::arg("indptr"), py::arg("size"),
+        "Where segments of `size` booleans start as whole bytes of bits: int64.");
+  m.def("packbits", &packbits, py::arg("x"), py::arg("indptr"), py::arg("out_indptr"),
+        py::arg("bitorder"), py::arg("out"), py::arg("pool") = py::none());
 }
 
 }  // namespace effinfer::bindings

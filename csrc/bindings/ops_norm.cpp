@@ -37,14 +37,15 @@ void layernorm(const AnyArray& input, const AnyArray& gemma, const AnyArray& bet
   ops::layernorm(x, scale, shift, eps, result, executor_of(pool));
 }
 
-void convert_rows(const py::array& x, const py::array& out, float factor, const std::string& op,
-                  const std::string& argument, const std::shared_ptr<ThreadPool>& pool) {
+void convert_rows(const AnyArray& x, const AnyArray& out, float factor, const std::string& op,
+                  const std::string& argument, const py::object& divisor, const Where& pool) {
   const std::string label = "[" + op + "] ";
   const StridedView rows = strided_view_of(x, label + argument);
   const StridedView result = writable_view_of(out, label + "out");
+  const TensorView by = optional_view(divisor, label + "scale");
   const py::gil_scoped_release release;
-  ops::convert_rows(rows, factor, result, pool_or_default(pool),
-                    {op.c_str(), argument.c_str(), "out"});
+  ops::convert_rows(rows, factor, result, executor_of(pool), {op.c_str(), argument.c_str(), "out"},
+                    by);
 }
 
 template <class Op>
@@ -72,7 +73,8 @@ void register_ops_norm(py::module_& m) {
   m.def("layernorm", &layernorm, py::arg("input"), py::arg("gemma"), py::arg("beta"),
         py::arg("out"), py::arg("eps") = 1e-6f, py::arg("pool") = py::none());
   m.def("convert_rows", &convert_rows, py::arg("x"), py::arg("out"), py::arg("factor") = 1.0f,
-        py::arg("op") = "convert_rows", py::arg("argument") = "x", py::arg("pool") = py::none());
+        py::arg("op") = "convert_rows", py::arg("argument") = "x", py::arg("divisor") = py::none(),
+        py::arg("pool") = py::none());
   bind_gated(m, "silu_and_mul", ops::silu_and_mul);
   bind_gated(m, "gelu_and_mul", ops::gelu_and_mul);
   bind_gated(m, "gelu_tanh_and_mul", ops::gelu_tanh_and_mul);

@@ -1,11 +1,11 @@
 #include "bindings/arguments.h"
+#include "bindings/device_array.h"
 #include "bindings/module.h"
 #include "effinfer/ops/row_sampling.h"
+#include "effinfer/ops/top_windows.h"
 
 namespace effinfer::bindings {
 namespace {
-
-using Pool = std::shared_ptr<ThreadPool>;
 
 // What the functions have in common: the rows and their filters.
 class RowArguments : public Arguments {
@@ -13,7 +13,7 @@ class RowArguments : public Arguments {
   RowArguments(std::string op, ops::RowKind row_kind) : Arguments(std::move(op)), kind_(row_kind) {}
 
   ops::RowKind kind() const { return kind_; }
-  TensorView rows(const py::array& x) const {
+  TensorView rows(const AnyArray& x) const {
     return view(x, kind_ == ops::RowKind::logits ? "logits" : "probs");
   }
   ops::RowFilters filters(const py::object& temperature, const py::object& top_k,
@@ -33,128 +33,141 @@ ops::RowKind kind_of(const std::string& kind) {
                         "\"");
 }
 
-void* writable_data(py::array& array, const std::string& label) {
-  if (!array.writeable())
-    throw InvalidArgument(label + ": expected a writable array, got read-only");
-  return array.mutable_data();
-}
-
-py::tuple sample_rows(const std::string& op, const std::string& kind, const py::array& x,
-                      const py::array& seed, const py::array& offset, const py::object& temperature,
-                      const py::object& top_k, const py::object& top_p, const py::object& min_p,
-                      bool joint, const py::object& indices, bool with_valid, const Pool& pool) {
+void sample_rows(const std::string& op, const std::string& kind, const AnyArray& x,
+                 const AnyArray& seed, const AnyArray& offset, const AnyArray& samples,
+                 const py::object& valid, const py::object& temperature, const py::object& top_k,
+                 const py::object& top_p, const py::object& min_p, bool joint,
+                 const py::object& indices, bool check_values, const Where& pool) {
   const RowArguments arguments(op, kind_of(kind));
   const TensorView rows = arguments.rows(x);
   const ops::RowFilters filters = arguments.filters(temperature, top_k, top_p, min_p, joint);
   const TensorView places = arguments.optional(indices, "indices");
   const ops::RowSeeds seeds{arguments.view(seed, "seed"), arguments.view(offset, "offset")};
-  const int64_t outputs = places.data != nullptr ? places.dims.num_elements()
-                          : rows.dims.rank() > 0 ? rows.dims[0]
-                                                 : 0;
-  py::array_t<int32_t> samples(outputs);
-  py::array_t<bool> valid(with_valid ? outputs : 0);
-  int32_t* data = samples.mutable_data();
-  auto* flags = with_valid ? reinterpret_cast<uint8_t*>(valid.mutable_data()) : nullptr;
-  {
-    const py::gil_scoped_release release;
-    ops::sample_rows(op, arguments.kind(), rows, filters, places, seeds, data, flags,
-                     pool_or_default(pool));
-  }
-  return py::make_tuple(samples, valid);
+  const StridedView tokens = arguments.written(samples, "samples");
+  const StridedView flags = arguments.written(valid, "valid");
+  const py::gil_scoped_release release;
+  ops::sample_rows(op, arguments.kind(), rows, filters, places, seeds, tokens, flags,
+                   executor_of(pool), check_values);
 }
 
-void filter_rows(const std::string& op, const std::string& kind, const py::array& x,
-                 const std::string& out_kind, py::array out, const py::object& temperature,
+void filter_rows(const std::string& op, const std::string& kind, const AnyArray& x,
+                 const std::string& out_kind, const AnyArray& out, const py::object& temperature,
                  const py::object& top_k, const py::object& top_p, const py::object& min_p,
-                 bool joint, const Pool& pool) {
+                 bool joint, const Where& pool) {
   const RowArguments arguments(op, kind_of(kind));
   const TensorView rows = arguments.rows(x);
   const ops::RowFilters filters = arguments.filters(temperature, top_k, top_p, min_p, joint);
-  const TensorView result = arguments.view(out, "out");
-  if (!(result.dims == rows.dims)) {
-    throw InvalidArgument(arguments.label("out") + ": expected shape " + rows.dims.to_string() +
-                          ", got " + result.dims.to_string());
-  }
-  void* data = writable_data(out, arguments.label("out"));
+  const StridedView result = arguments.written(out, "out");
   const ops::RowKind result_kind = kind_of(out_kind);
   const py::gil_scoped_release release;
-  ops::filter_rows(op, arguments.kind(), rows, filters, result_kind, result.dtype, data,
-                   pool_or_default(pool));
+  ops::filter_rows(op, arguments.kind(), rows, filters, result_kind, result, executor_of(pool));
 }
 
-py::array_t<int64_t> top_k(const py::array& x, int64_t k, bool sorted, py::array values,
-                           const Pool& pool) {
-  const TensorView rows = view_of(x, "[top_k] input");
-  const TensorView out = view_of(values, "[top_k] values");
-  const int64_t batch = rows.dims.rank() > 0 ? rows.dims[0] : 0;
-  if (!(out.dims == Dims{batch, k}) || out.dtype != rows.dtype) {
-    throw InvalidArgument("[top_k] values: expected " + std::string(name(rows.dtype)) + " " +
-                          Dims{batch, k}.to_string() + ", got " + std::string(name(out.dtype)) +
-                          " " + out.dims.to_string());
-  }
-  py::array_t<int64_t> ids({batch, k});
-  void* data = writable_data(values, "[top_k] values");
-  int64_t* id_data = ids.mutable_data();
+void top_k(const AnyArray& x, int64_t k, bool sorted, const AnyArray& values, const AnyArray& ids,
+           const Where& pool) {
+  const Arguments arguments("top_k");
+  const TensorView rows = arguments.view(x, "input");
+  const StridedView out = arguments.written(values, "values");
+  const StridedView places = arguments.written(ids, "ids");
   const py::gil_scoped_release release;
-  ops::top_k("top_k", rows, k, sorted, data, id_data, pool_or_default(pool));
-  return ids;
+  ops::top_k("top_k", rows, k, sorted, out, places, executor_of(pool));
 }
 
-py::tuple chain_speculative_sampling(const py::array& draft_probs, const py::array& draft_token_ids,
-                                     const py::array& target_probs, const py::array& seed,
-                                     const py::array& offset, const Pool& pool) {
-  const RowArguments arguments("chain_speculative_sampling", ops::RowKind::probs);
+void window_rows(const std::string& op, const AnyArray& x, const py::object& lengths,
+                 const py::object& starts, bool mirrored, const AnyArray& out, const Where& pool) {
+  const Arguments arguments(op);
+  const StridedView rows = arguments.strided(x, "input");
+  const ops::RowWindows windows{arguments.optional(lengths, "lengths"),
+                                arguments.optional(starts, "row_starts"), mirrored};
+  const StridedView result = arguments.written(out, "out");
+  const py::gil_scoped_release release;
+  ops::window_rows(op, rows, windows, result, executor_of(pool));
+}
+
+void place_chosen(const std::string& op, const AnyArray& ids, int64_t width,
+                  const py::object& lengths, const py::object& starts, bool mirrored,
+                  const AnyArray& out, const py::object& raw, const py::object& offsets,
+                  const py::object& table, const py::object& row_to_batch, const py::object& first,
+                  int32_t page_size, const Where& pool) {
+  const Arguments arguments(op);
+  const TensorView chosen = arguments.view(ids, "ids");
+  const ops::RowWindows windows{arguments.optional(lengths, "lengths"),
+                                arguments.optional(starts, "row_starts"), mirrored};
+  const ops::ChosenPlaces places{arguments.optional(offsets, "offsets"),
+                                 arguments.optional(table, "src_page_table"),
+                                 arguments.optional(row_to_batch, "row_to_batch"),
+                                 arguments.optional(first, "page_table_row_starts"), page_size};
+  const StridedView result = arguments.written(out, "out");
+  const StridedView indices = arguments.written(raw, "out_raw_indices");
+  const py::gil_scoped_release release;
+  ops::place_chosen(op, chosen, width, windows, places, result, indices, executor_of(pool));
+}
+
+void unmirror_chosen(const AnyArray& x, bool sorted, const AnyArray& ids, const AnyArray& values,
+                     const Where& pool) {
+  const Arguments arguments("top_k");
+  const TensorView rows = arguments.view(x, "input");
+  const StridedView places = arguments.written(ids, "ids");
+  const StridedView highest = arguments.written(values, "values");
+  const py::gil_scoped_release release;
+  ops::unmirror_chosen("top_k", rows, sorted, places, highest, executor_of(pool));
+}
+
+void chain_speculative_sampling(const AnyArray& draft_probs, const AnyArray& draft_token_ids,
+                                const AnyArray& target_probs, const AnyArray& seed,
+                                const AnyArray& offset, const AnyArray& tokens,
+                                const AnyArray& accepted, const AnyArray& emitted,
+                                const Where& pool) {
+  const Arguments arguments("chain_speculative_sampling");
   const TensorView drafts = arguments.view(draft_probs, "draft_probs");
   const TensorView ids = arguments.view(draft_token_ids, "draft_token_ids");
   const TensorView targets = arguments.view(target_probs, "target_probs");
   const ops::RowSeeds seeds{arguments.view(seed, "seed"), arguments.view(offset, "offset")};
-  const bool shaped = drafts.dims.rank() == 3;
-  const int64_t batch = shaped ? drafts.dims[0] : 0;
-  const int64_t count = shaped ? drafts.dims[1] : 0;
-  py::array_t<int32_t> tokens({batch, count + 1});
-  py::array_t<int32_t> accepted(batch);
-  py::array_t<int32_t> emitted(batch);
-  int32_t* token_data = tokens.mutable_data();
-  int32_t* accepted_data = accepted.mutable_data();
-  int32_t* emitted_data = emitted.mutable_data();
-  std::fill(accepted_data, accepted_data + batch, 0);
-  std::fill(emitted_data, emitted_data + batch, 0);
-  {
-    const py::gil_scoped_release release;
-    ops::chain_speculative_sampling(drafts, ids, targets, seeds, token_data, accepted_data,
-                                    emitted_data, pool_or_default(pool));
-  }
-  return py::make_tuple(tokens, accepted, emitted);
+  const StridedView to = arguments.written(tokens, "tokens");
+  const StridedView counts = arguments.written(accepted, "accepted");
+  const StridedView more_counts = arguments.written(emitted, "emitted");
+  const py::gil_scoped_release release;
+  ops::chain_speculative_sampling(drafts, ids, targets, seeds, to, counts, more_counts,
+                                  executor_of(pool));
 }
 
-void apply_token_bitmask(py::array logits, const py::array& bitmask, const py::object& indices,
-                         const Pool& pool) {
-  const std::string prefix = "[apply_token_bitmask] ";
-  const TensorView rows = view_of(logits, prefix + "logits");
-  const TensorView mask = view_of(bitmask, prefix + "bitmask");
-  const TensorView places = optional_view(indices, prefix + "indices");
-  void* data = writable_data(logits, prefix + "logits");
+void apply_token_bitmask(const AnyArray& logits, const AnyArray& bitmask, const py::object& indices,
+                         const Where& pool) {
+  const Arguments arguments("apply_token_bitmask");
+  const StridedView rows = arguments.written(logits, "logits");
+  const TensorView mask = arguments.view(bitmask, "bitmask");
+  const TensorView places = arguments.optional(indices, "indices");
   const py::gil_scoped_release release;
-  ops::apply_token_bitmask(rows, data, mask, places, pool_or_default(pool));
+  ops::apply_token_bitmask(rows, mask, places, executor_of(pool));
 }
 
 }  // namespace
 
 void register_ops_sampling(py::module_& m) {
   m.def("sample_rows", &sample_rows, py::arg("op"), py::arg("kind"), py::arg("x"), py::arg("seed"),
-        py::arg("offset"), py::kw_only(), py::arg("temperature") = py::none(),
-        py::arg("top_k") = py::none(), py::arg("top_p") = py::none(), py::arg("min_p") = py::none(),
-        py::arg("joint") = false, py::arg("indices") = py::none(), py::arg("with_valid") = false,
+        py::arg("offset"), py::arg("samples"), py::arg("valid") = py::none(), py::kw_only(),
+        py::arg("temperature") = py::none(), py::arg("top_k") = py::none(),
+        py::arg("top_p") = py::none(), py::arg("min_p") = py::none(), py::arg("joint") = false,
+        py::arg("indices") = py::none(), py::arg("check_values") = false,
         py::arg("pool") = py::none());
   m.def("filter_rows", &filter_rows, py::arg("op"), py::arg("kind"), py::arg("x"),
         py::arg("out_kind"), py::arg("out"), py::kw_only(), py::arg("temperature") = py::none(),
         py::arg("top_k") = py::none(), py::arg("top_p") = py::none(), py::arg("min_p") = py::none(),
         py::arg("joint") = false, py::arg("pool") = py::none());
   m.def("top_k", &top_k, py::arg("input"), py::arg("k"), py::arg("sorted"), py::arg("values"),
-        py::arg("pool") = py::none());
+        py::arg("ids"), py::arg("pool") = py::none());
+  m.def("window_rows", &window_rows, py::arg("op"), py::arg("x"), py::arg("lengths"),
+        py::arg("starts"), py::arg("mirrored"), py::arg("out"), py::arg("pool"));
+  m.def("place_chosen", &place_chosen, py::arg("op"), py::arg("ids"), py::arg("width"),
+        py::arg("lengths"), py::arg("starts"), py::arg("mirrored"), py::arg("out"),
+        py::arg("raw") = py::none(), py::kw_only(), py::arg("offsets") = py::none(),
+        py::arg("table") = py::none(), py::arg("row_to_batch") = py::none(),
+        py::arg("first") = py::none(), py::arg("page_size") = 1, py::arg("pool") = py::none());
+  m.def("unmirror_chosen", &unmirror_chosen, py::arg("x"), py::arg("sorted"), py::arg("ids"),
+        py::arg("values"), py::arg("pool"));
   m.def("chain_speculative_sampling", &chain_speculative_sampling, py::arg("draft_probs"),
         py::arg("draft_token_ids"), py::arg("target_probs"), py::arg("seed"), py::arg("offset"),
-        py::arg("pool") = py::none());
+        py::arg("tokens"), py::arg("accepted"), py::arg("emitted"), py::arg("pool") = py::none());
   m.def("apply_token_bitmask", &apply_token_bitmask, py::arg("logits"), py::arg("bitmask"),
         py::arg("indices") = py::none(), py::arg("pool") = py::none());
 }

@@ -2,20 +2,23 @@
 #include <optional>
 
 #include "bindings/attention_arguments.h"
+#include "bindings/device_array.h"
 #include "bindings/module.h"
 #include "effinfer/ops/attention_scores.h"
 
 namespace effinfer::bindings {
 namespace {
 
-using Pool = std::shared_ptr<ThreadPool>;
-
-float* output(const Arguments& arguments, py::array& array, const char* argument,
-              const Dims& dims) {
+// float32 of those dims, dense, where the operator runs.
+float* output(const Arguments& arguments, const AnyArray& array, const char* argument,
+              const Dims& dims, const Executor& executor) {
+  const StridedView target = arguments.written(array, argument);
   const TensorView view = arguments.view(array, argument);
-  if (view.dims == dims && view.dtype == DType::f32) {
-    return static_cast<float*>(array.mutable_data());
+  if (view.device != executor.device()) {
+    throw InvalidArgument(arguments.label(argument) + ": expected a tensor on " +
+                          name(executor.device()) + ", got one on " + name(view.device));
   }
+  if (view.dims == dims && view.dtype == DType::f32) return static_cast<float*>(target.data);
   throw InvalidArgument(arguments.label(argument) + ": expected float32 " + dims.to_string() +
                         ", got " + view.dims.to_string());
 }
@@ -29,15 +32,17 @@ int64_t total(const TensorView& lengths) {
   return sum;
 }
 
-void attention_scores(const py::array& q, const py::object& k, const py::array& qo_indptr,
+void attention_scores(const AnyArray& q, const py::object& k, const py::array& qo_indptr,
                       const py::array& kv_indptr, const py::object& kv_indices,
-                      const py::array& kv_len, py::array& out, py::object& diagonals,
+                      const py::array& kv_len, const AnyArray& out, const py::object& diagonals,
                       int32_t page_size, int32_t num_qo_heads, int32_t num_kv_heads,
                       int32_t head_dim, bool causal, int32_t window_left, float sm_scale,
                       float logits_soft_cap, const py::object& k_scale, const std::string& reduce,
                       const py::object& positions, const py::object& lse,
-                      const std::string& lse_base, const std::string& kv_layout, const Pool& pool) {
+                      const std::string& lse_base, const std::string& kv_layout,
+                      const Where& pool) {
   const AttentionArguments arguments("attention_scores");
+  const Executor executor = executor_of(pool);
   const ops::AttentionSequences sequences =
       arguments.sequences(qo_indptr, kv_indptr, kv_indices, kv_len);
   ops::AttentionScoresInputs inputs;
@@ -49,22 +54,20 @@ void attention_scores(const py::array& q, const py::object& k, const py::array& 
   inputs.reduce = arguments.named<ops::ScoreReduce>(
       reduce, "reduce", {{"sum", ops::ScoreReduce::sum}, {"max", ops::ScoreReduce::max}});
   const Dims dims = {num_qo_heads, total(sequences.kv_len)};
-  float* to = output(arguments, out, "out", dims);
+  float* to = output(arguments, out, "out", dims, executor);
   float* to_diagonals = nullptr;
   if (!diagonals.is_none()) {
-    auto array = py::cast<py::array>(diagonals);
-    to_diagonals = output(arguments, array, "diagonals", dims);
+    to_diagonals = output(arguments, diagonals, "diagonals", dims, executor);
   }
   const ops::AttentionGeometry geometry{num_qo_heads, num_kv_heads, head_dim,   head_dim,
                                         page_size,    causal,       window_left};
   const py::gil_scoped_release release;
-  ops::attention_scores(geometry, sequences, inputs, to, to_diagonals, pool_or_default(pool));
+  ops::attention_scores(geometry, sequences, inputs, to, to_diagonals, executor);
 }
 
-py::array_t<float> pool_scores(const py::array& scores, const py::array& kv_len,
-                               const std::string& pooling, int32_t kernel_size,
-                               const std::string& block_reduce, int32_t block_size, int32_t group,
-                               const Pool& pool) {
+void pool_scores(const AnyArray& scores, const py::array& kv_len, const AnyArray& out,
+                 const std::string& pooling, int32_t kernel_size, const std::string& block_reduce,
+                 int32_t block_size, int32_t group, const Where& pool) {
   const AttentionArguments arguments("pooled_attention_scores");
   const TensorView from = arguments.view(scores, "scores");
   const TensorView lengths = arguments.view(kv_len, "kv_len");
@@ -88,11 +91,11 @@ py::array_t<float> pool_scores(const py::array& scores, const py::array& kv_len,
     }
   }
   const bool valid = from.dims.rank() == 2 && group > 0 && blocks >= 0;
-  py::array_t<float> out = new_array({valid ? from.dims[0] / group : 0, blocks});
-  float* to = out.mutable_data();
+  const Executor executor = executor_of(pool);
+  const Dims dims = {valid ? from.dims[0] / group : 0, blocks};
+  float* to = output(arguments, out, "out", dims, executor);
   const py::gil_scoped_release release;
-  ops::pool_scores(from, lengths, options, to, pool_or_default(pool));
-  return out;
+  ops::pool_scores(from, lengths, options, to, executor);
 }
 
 }  // namespace
@@ -106,9 +109,10 @@ void register_ops_scores(py::module_& m) {
         py::arg("logits_soft_cap") = 0.0f, py::arg("k_scale") = 1.0f, py::arg("reduce") = "sum",
         py::arg("positions") = py::none(), py::arg("lse") = py::none(),
         py::arg("lse_base") = "log2", py::arg("kv_layout") = "NHD", py::arg("pool") = py::none());
-  m.def("pool_scores", &pool_scores, py::arg("scores"), py::arg("kv_len"), py::kw_only(),
-        py::arg("pooling") = "none", py::arg("kernel_size") = 1, py::arg("block_reduce") = "sum",
-        py::arg("block_size") = 1, py::arg("group") = 1, py::arg("pool") = py::none());
+  m.def("pool_scores", &pool_scores, py::arg("scores"), py::arg("kv_len"), py::arg("out"),
+        py::kw_only(), py::arg("pooling") = "none", py::arg("kernel_size") = 1,
+        py::arg("block_reduce") = "sum", py::arg("block_size") = 1, py::arg("group") = 1,
+        py::arg("pool") = py::none());
 }
 
 }  // namespace effinfer::bindings

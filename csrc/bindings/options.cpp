@@ -9,6 +9,7 @@
 #include <utility>
 #include <vector>
 
+#include "bindings/hooks.h"
 #include "bindings/strings.h"
 #include "effinfer/error.h"
 
@@ -80,9 +81,19 @@ void set_kv_dtype(Options& options, const py::object& value) {
   options.kv_dtype = text ? std::optional(parse_dtype(*text)) : std::nullopt;
 }
 
+template <class Options>
+void set_front(Options& options, const py::object& value) {
+  const std::string type = "FrontLayers | None";
+  options.front = cast<std::optional<FrontLayers>>("front", type, value);
+}
+
 void set_speculation(EngineOptions& options, const py::object& value) {
   if (value.is_none()) return;
   options.speculation = cast<Speculation>("speculation", "Speculation | None", value);
+}
+
+void set_hooks(EngineOptions& options, const py::object& value) {
+  options.hooks = to_hooks(value);
 }
 
 // A path that is empty where there is none: None in Python.
@@ -109,6 +120,7 @@ std::vector<Keyword<Options>> with_model_options(std::vector<Keyword<Options>> o
       folder<Options>("tuning_cache", &Base::tuning_cache),
       named<Options>("ternary_packing", "auto", &Base::ternary_packing, parse_ternary_packing),
       named<Options>("device", "cpu", &Base::device, parse_option_device),
+      {"front", "effinfer._core.FrontLayers | None", "None", set_front<Options>},
   };
   for (Keyword<Options>& keyword : own) keywords.push_back(std::move(keyword));
   return keywords;
@@ -129,6 +141,7 @@ std::vector<Keyword<EngineOptions>> engine_keywords() {
       plain<Options>("max_batch_tokens", "int", &Options::max_batch_tokens),
       plain<Options>("prefix_cache", "bool", &Options::prefix_cache),
       {"speculation", "effinfer._core.Speculation | None", "None", set_speculation},
+      {"hooks", "collections.abc.Sequence[typing.Any]", "()", set_hooks},
   });
 }
 

@@ -2,6 +2,8 @@
 
 #include <pybind11/stl.h>
 
+#include <map>
+
 #include "bindings/module.h"
 #include "effinfer/error.h"
 
@@ -57,7 +59,19 @@ void register_profile(py::module_& m) {
       .def("summary", &summary_dict, py::arg("phase"),
            "Sums over the steps of a phase; `kernels` has a row for each kernel and kind of\n"
            "weights, the longest first.")
-      .def("trace_json", &trace_json, "Chrome's trace-event format, for Perfetto.");
+      .def(
+          "trace_json", [](const Profile& profile) { return trace_json(profile); },
+          "Chrome's trace-event format, for Perfetto.")
+      .def("overlapped_share", &overlapped_share, py::arg("beside"),
+           "The share of its steps' time in which a step of another profile ran, too.");
+  m.def(
+      "trace_json",
+      [](const std::map<std::string, Profile>& profiles) {
+        std::vector<NamedProfile> list;
+        for (const auto& [name, profile] : profiles) list.push_back({name, profile});
+        return trace_json(list);
+      },
+      py::arg("profiles"), "A trace of several profiles, by name, on one axis of time.");
   m.def("measure_read_bandwidth", &measure_read_bandwidth, py::arg("pool"),
         py::call_guard<py::gil_scoped_release>(),
         "Bytes a second that the pool's threads read from memory together.");

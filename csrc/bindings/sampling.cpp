@@ -59,6 +59,7 @@ constexpr Field kFields[] = {
     {"logprobs", "int", "an integer"},
     {"prompt_logprobs", "int", "an integer"},
     {"speculation", "bool", "True or False"},
+    {"techniques", "collections.abc.Sequence[str] | None", "names of techniques"},
 };
 
 SamplingParams make_params(const py::kwargs& keywords) {
@@ -130,7 +131,8 @@ void register_fields(Class& params) {
       .def_readwrite("ignore_eos", &P::ignore_eos)
       .def_readwrite("logprobs", &P::logprobs, "-1: none; n: of the token and the n likeliest")
       .def_readwrite("prompt_logprobs", &P::prompt_logprobs, "the same of the prompt's tokens")
-      .def_readwrite("speculation", &P::speculation, "whether the engine may draft");
+      .def_readwrite("speculation", &P::speculation, "whether the engine may draft")
+      .def_readwrite("techniques", &P::techniques, "of the engine's, by name; None: all");
 }
 
 void register_params(py::module_& m) {

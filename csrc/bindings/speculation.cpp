@@ -148,15 +148,22 @@ void register_native_parts(py::module_& m) {
       py::arg("width") = 8, py::arg("pairs") = 0, py::arg("memory") = 0.0f);
   m.def(
       "draft_model_proposer",
-      [](const Graph& graph, std::shared_ptr<WeightSource> weights, bool of_target, int32_t length,
-         int32_t width, int32_t num_pages, bool adaptive, const std::string& label) {
-        auto model = std::make_shared<Model>(Model{graph, std::move(weights)});
-        return draft_model_proposer(
-            {std::move(model), of_target, length, width, num_pages, adaptive, label});
+      [](const Graph& graph, const std::shared_ptr<WeightSource>& weights, bool of_target,
+         int32_t length, int32_t width, int32_t num_pages, bool adaptive, const std::string& label,
+         const std::string& device, const std::string& hidden, const std::vector<Graph>& deeper) {
+        auto model = std::make_shared<Model>(Model{graph, weights});
+        std::vector<std::shared_ptr<const Model>> models;
+        models.reserve(deeper.size());
+        for (const Graph& other : deeper) {
+          models.push_back(std::make_shared<Model>(Model{other, weights}));
+        }
+        return draft_model_proposer({std::move(model), of_target, length, width, num_pages,
+                                     adaptive, label, device, hidden, std::move(models)});
       },
       py::arg("graph"), py::arg("weights"), py::kw_only(), py::arg("of_target") = false,
       py::arg("length") = 6, py::arg("width") = 1, py::arg("num_pages") = 0,
-      py::arg("adaptive") = true, py::arg("label") = "draft_model");
+      py::arg("adaptive") = true, py::arg("label") = "draft_model", py::arg("device") = "",
+      py::arg("hidden") = "", py::arg("deeper") = std::vector<Graph>());
   m.def("lookahead_proposer", &lookahead_proposer, py::arg("width") = 4, py::arg("length") = 3);
 }
 

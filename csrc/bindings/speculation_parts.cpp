@@ -22,8 +22,10 @@ T attribute(const py::object& part, const char* name, T fallback) {
   try {
     return value.cast<T>();
   } catch (const py::cast_error&) {
-    throw InvalidArgument(std::string("[speculation] ") + name + ": expected " +
-                          (std::is_same_v<T, bool> ? "a bool" : "an integer") + ", got " +
+    constexpr const char* kind = std::is_same_v<T, bool>      ? "a bool"
+                                 : std::is_same_v<T, int32_t> ? "an integer"
+                                                              : "a list of strings";
+    throw InvalidArgument(std::string("[speculation] ") + name + ": expected " + kind + ", got " +
                           py::repr(value).cast<std::string>());
   }
 }
@@ -64,6 +66,14 @@ py::dict facts_dict(const StepFacts& facts) {
   dict["top_values"] = py::array_t<float>(shape(facts.top.values.size()), facts.top.values.data());
   dict["top_tokens"] =
       py::array_t<int32_t>(shape(facts.top.tokens.size()), facts.top.tokens.data());
+  py::dict outputs;
+  for (const OutputRows& output : facts.outputs) {
+    const NamedRows rows = facts.output(output.name);
+    const auto cols = static_cast<py::ssize_t>(rows.cols);
+    outputs[py::str(std::string(output.name))] = py::array_t<float>(
+        {static_cast<py::ssize_t>(rows.values.size()) / cols, cols}, rows.values.data());
+  }
+  dict["outputs"] = outputs;
   return dict;
 }
 
@@ -78,9 +88,11 @@ class PythonProposer final : public Proposer {
  public:
   explicit PythonProposer(const py::object& part) : part_(part) {
     top_k_ = attribute<int32_t>(part, "top_k", 0);
+    outputs_ = attribute<std::vector<std::string>>(part, "outputs", {});
   }
   std::string_view name() const override { return part_.name(); }
   int32_t top_k() const override { return top_k_; }
+  std::vector<std::string> outputs() const override { return outputs_; }
   void propose(std::span<const DraftView> views, std::span<Draft> drafts) override {
     part_.with("propose", [&](const py::object& method) {
       const auto answers = method(list_of(views, view_dict)).cast<std::vector<py::object>>();
@@ -110,6 +122,7 @@ class PythonProposer final : public Proposer {
  private:
   Held part_;
   int32_t top_k_ = 0;
+  std::vector<std::string> outputs_;
 };
 
 // TokenRows while verify() runs.

@@ -5,6 +5,8 @@
 #include <new>
 
 #include "compiler/arithmetic.h"
+#include "compiler/compile_halves.h"
+#include "compiler/kv_facts.h"
 #include "compiler/lowering.h"
 #include "compiler/memory_plan.h"
 #include "compiler/passes.h"
@@ -52,14 +54,25 @@ CompileOptions resolve(const CompileOptions& given, const Graph& graph) {
   return options;
 }
 
+// An input of the step that is not the batch's own: floats, a row for each token.
+bool is_float_input(const Value& value) {
+  return value.kind == Value::Kind::input && value.dtype == DType::f32 && value.shape.size() == 2 &&
+         value.shape[0].kind == Dim::Kind::tokens && value.shape[1].kind == Dim::Kind::constant &&
+         value.shape[1].value > 0;
+}
+
 // What run() checks of an input holds only where it is meant to be used: token ids are within the
 // embedding table, logit rows within the step.
 void check_inputs(const Graph& graph) {
   for (const ValueId id : graph.inputs) {
     const Value& value = graph.value(id);
     const bool rows = value.name == "logit_rows";
-    if (!rows && value.name != "token_ids" && value.name != "positions") {
-      fail("input %" + value.name + ": expected token_ids, positions or logit_rows");
+    const bool named = rows || value.name == "token_ids" || value.name == "positions";
+    if (!named && is_float_input(value)) continue;
+    if (!named) {
+      fail("input %" + value.name +
+           ": expected token_ids, positions, logit_rows, or floats f32[T, size], got " +
+           graph::type_to_string(value));
     }
     const Shape shape = {rows ? Dim::rows() : Dim::tokens()};
     if (value.dtype != DType::i32 || value.shape != shape) {
@@ -77,7 +90,8 @@ void check_inputs(const Graph& graph) {
 }
 
 // Grows the cache by a layer that a handle kv[layer, heads, head_dim] names.
-void add_layer(KvCacheConfig& cache, const Shape& handle) {
+void add_layer(executor::BatchLimits& limits, const Shape& handle) {
+  KvCacheConfig& cache = limits.cache;
   const auto layer = static_cast<int32_t>(handle[0].value);
   const auto heads = static_cast<int32_t>(handle[1].value);
   const auto head_dim = static_cast<int32_t>(handle[2].value);
@@ -87,28 +101,26 @@ void add_layer(KvCacheConfig& cache, const Shape& handle) {
   cache.num_kv_heads = heads;
   cache.head_dim = head_dim;
   cache.num_layers = std::max(cache.num_layers, layer + 1);
+  limits.layers.push_back(layer);
 }
 
 // Outputs behind the logits are floats, a row for each token or each logit row.
-void check_outputs(const Graph& graph, const Device& device) {
+void check_outputs(const Graph& graph, bool has_logits) {
   for (size_t i = 0; i < graph.outputs.size(); ++i) {
     const Value& output = graph.value(graph.outputs[i]);
     const bool is_rows = output.kind == Value::Kind::node && output.dtype == DType::f32 &&
                          output.shape.size() == 2 &&
                          (output.shape[0].kind == Dim::Kind::rows ||
-                          (i > 0 && output.shape[0].kind == Dim::Kind::tokens));
+                          ((i > 0 || !has_logits) && output.shape[0].kind == Dim::Kind::tokens));
     const bool again = std::count(graph.outputs.begin(), graph.outputs.end(), graph.outputs[i]) > 1;
     if (is_rows && !again) continue;
     fail("graph: expected f32[R, vocab], and f32[T or R, size] of other outputs, each once");
   }
-  if (graph.outputs.size() > 1 && device.kind != DeviceKind::cpu) {
-    throw Unsupported("[compile] graph: on " + name(device) + " it has one output, got " +
-                      std::to_string(graph.outputs.size()));
-  }
 }
 
 // A runnable graph has an output of logits and KV heads of one shape.
-executor::BatchLimits make_limits(const Graph& graph, const CompileOptions& options) {
+executor::BatchLimits make_limits(const Graph& graph, const CompileOptions& options,
+                                  bool has_logits) {
   executor::BatchLimits limits;
   limits.max_tokens = options.max_tokens;
   limits.max_sequences = options.max_sequences;
@@ -118,9 +130,8 @@ executor::BatchLimits make_limits(const Graph& graph, const CompileOptions& opti
   limits.cache.dtype = *options.kv_dtype;
   limits.cache.device = options.device;
 
-  const Value& output = graph.value(graph.outputs[0]);
-  check_outputs(graph, options.device);
-  limits.vocab_size = output.shape[1].value;
+  check_outputs(graph, has_logits);
+  limits.vocab_size = has_logits ? graph.value(graph.outputs[0]).shape[1].value : 0;
   for (const Node& node : graph.nodes) {
     if (node.op == "embedding") {
       const int64_t rows = graph.value(node.inputs[1]).shape[0].value;
@@ -128,7 +139,7 @@ executor::BatchLimits make_limits(const Graph& graph, const CompileOptions& opti
     }
     for (const ValueId id : node.outputs) {
       const Value& value = graph.value(id);
-      if (value.dtype == DType::kv) add_layer(limits.cache, value.shape);
+      if (value.dtype == DType::kv) add_layer(limits, value.shape);
     }
   }
   return limits;
@@ -147,15 +158,45 @@ bool phases_differ(const Graph& graph) {
 
 }  // namespace
 
-// The tail lets vector loads of the last row pass its end.
+// Lets vector loads of the last row pass its end.
+constexpr size_t kTail = 256;
+
+namespace {
+
+size_t row_bytes(int64_t rows, int64_t cols) {
+  return static_cast<size_t>(rows) * static_cast<size_t>(cols) * sizeof(float);
+}
+
+// The host's memory for what steps bring to a device or fetch there; null: kernels run on the host.
+std::shared_ptr<std::byte> staging(const Target& target, size_t bytes) {
+  if (target.device.kind == DeviceKind::cpu) return nullptr;
+  return cuda_backend()->pinned(target.device.index, bytes);
+}
+
+}  // namespace
+
+void Executable::Impl::allocate_inputs(const Graph& graph) {
+  for (const ValueId id : graph.inputs) {
+    const Value& value = graph.value(id);
+    if (!is_float_input(value)) continue;
+    const int64_t cols = value.shape[1].value;
+    const size_t bytes = row_bytes(limits.max_tokens, cols);
+    std::shared_ptr<void> memory = shared.memory->allocate(bytes + kTail, Pages::lazy);
+    if (!memory) {
+      throw OutOfMemory("[compile] no memory on " + name(shared.target.device) + " for input %" +
+                        value.name);
+    }
+    shared.inputs.push_back({value.name, cols, std::move(memory), staging(shared.target, bytes)});
+  }
+}
+
 void Executable::Impl::allocate_arena(const Impl* first) {
   arena_bytes = static_cast<size_t>(std::get<int64_t>(shared.graph.metadata.at("arena_bytes")));
-  const size_t tail = 256;
   const bool fits = first != nullptr && first->arena_bytes >= arena_bytes;
-  arena = fits ? first->arena : shared.memory->allocate(arena_bytes + tail, Pages::huge);
+  arena = fits ? first->arena : shared.memory->allocate(arena_bytes + kTail, Pages::huge);
   if (!arena) {
-    throw OutOfMemory("[compile] no memory for an arena of " + std::to_string(arena_bytes) +
-                      " bytes");
+    throw OutOfMemory("[compile] no memory on " + name(shared.target.device) + " for an arena of " +
+                      std::to_string(arena_bytes) + " bytes");
   }
   shared.arena = static_cast<std::byte*>(arena.get());
 
@@ -163,7 +204,7 @@ void Executable::Impl::allocate_arena(const Impl* first) {
   const auto own_peak =
       static_cast<size_t>(std::get<int64_t>(shared.graph.metadata.at("own_bytes")));
   if (own_peak == 0 || pool->size() == 1) return;
-  own_bytes = own_peak + tail;
+  own_bytes = own_peak + kTail;
   own_bytes = (own_bytes + 4095) / 4096 * 4096;
   if (first != nullptr && first->own_bytes >= own_bytes) {
     own = first->own;
@@ -178,15 +219,18 @@ void Executable::Impl::allocate_arena(const Impl* first) {
 
 void Executable::Impl::find_outputs() {
   const Graph& graph = shared.graph;
-  for (size_t i = 1; i < graph.outputs.size(); ++i) {
+  for (size_t i = compiler::returns_logits(graph) ? 1 : 0; i < graph.outputs.size(); ++i) {
     const Value& value = graph.value(graph.outputs[i]);
     for (const Node& node : graph.nodes) {
       const auto made = std::find(node.outputs.begin(), node.outputs.end(), graph.outputs[i]);
       if (made == node.outputs.end()) continue;
       const auto place = static_cast<size_t>(made - node.outputs.begin());
       const int64_t offset = node.get_ints(graph::kArenaKey)[place];
-      outputs.push_back({reinterpret_cast<const float*>(shared.arena + offset), value.shape[0],
-                         value.shape[1].value});
+      const int64_t rows = compiler::largest(value.shape[0], shared.options);
+      const int64_t cols = value.shape[1].value;
+      shared.outputs.push_back({output_names[shared.outputs.size()], value.shape[0], cols,
+                                reinterpret_cast<const float*>(shared.arena + offset),
+                                staging(shared.target, row_bytes(rows, cols))});
     }
   }
 }
@@ -201,6 +245,9 @@ void Executable::Impl::lower() {
     active.reserve(std::max(active.capacity(), program.calls.size()));
   }
   pool->reserve_scratch(shared.scratch_bytes);
+  KvCacheConfig& cache = limits.cache;
+  cache.groups = compiler::kv_groups(shared.graph, cache.num_layers);
+  cache.rope = compiler::kv_ropes(shared.graph, *shared.weights, cache.num_layers);
 }
 
 namespace {
@@ -219,7 +266,8 @@ void log_compilation(const std::string& what, size_t calls, size_t weights, size
 
 std::unique_ptr<Executable::Impl> Executable::Impl::build(
     const Graph& graph, std::shared_ptr<const WeightSource> weights,
-    std::shared_ptr<ThreadPool> pool, const CompileOptions& options, const Impl* first) {
+    std::shared_ptr<ThreadPool> pool, const CompileOptions& options, const Impl* first,
+    bool has_logits) {
   const auto started = std::chrono::steady_clock::now();
   if (!weights) fail("weights: expected a source, got none");
   if (!pool) fail("pool: expected a thread pool, got none");
@@ -227,9 +275,9 @@ std::unique_ptr<Executable::Impl> Executable::Impl::build(
   auto impl = std::make_unique<Executable::Impl>();
   impl->shared.options = resolve(options, graph);
   check_inputs(graph);
-  impl->limits = make_limits(graph, impl->shared.options);
+  impl->limits = make_limits(graph, impl->shared.options, has_logits);
   impl->shared.graph = graph;
-  for (size_t i = 1; i < graph.outputs.size(); ++i) {
+  for (size_t i = has_logits ? 1 : 0; i < graph.outputs.size(); ++i) {
     impl->output_names.push_back(graph.value(graph.outputs[i]).name);
   }
   impl->source = std::move(weights);
@@ -247,7 +295,10 @@ std::unique_ptr<Executable::Impl> Executable::Impl::build(
   impl->shared.weights->check(graph);
   try {
     impl->shared.weights->pack(impl->shared.graph, impl->shared.options);
-    impl->allocate_arena(first);
+    impl->allocate_inputs(graph);
+    // Members of one pool run one executable at a time.
+    const bool alone = first != nullptr && first->pool != impl->pool;
+    impl->allocate_arena(alone ? nullptr : first);
     impl->find_outputs();
     impl->lower();
     if (options.device.kind != DeviceKind::cpu) {
@@ -264,7 +315,8 @@ std::unique_ptr<Executable::Impl> Executable::Impl::build(
                                            impl->shared.target, tuning_cache);
     }
   } catch (const std::bad_alloc&) {
-    throw OutOfMemory("[compile] no memory for the weights and buffers of the executable");
+    throw OutOfMemory("[compile] no memory on " + name(options.device) +
+                      " for the weights and buffers of the executable");
   }
   if (!impl->tuning_trouble.empty()) log(LogLevel::warning, impl->tuning_trouble);
   log_compilation(graph.name + " for " + impl->isa, impl->programs[0].calls.size(),
@@ -275,17 +327,22 @@ std::unique_ptr<Executable::Impl> Executable::Impl::build(
 std::shared_ptr<Executable> compile(const Graph& graph, std::shared_ptr<const WeightSource> weights,
                                     std::shared_ptr<ThreadPool> pool,
                                     const CompileOptions& options) {
+  if (options.front) {
+    return ExecutableHalves::compile(graph, std::move(weights), std::move(pool), options);
+  }
   return std::shared_ptr<Executable>(new Executable(
       Executable::Impl::build(graph, std::move(weights), std::move(pool), options, nullptr)));
 }
 
 std::shared_ptr<Executable> compile_beside(const Executable& first, const Graph& graph,
-                                           std::shared_ptr<const WeightSource> weights) {
+                                           std::shared_ptr<const WeightSource> weights,
+                                           std::shared_ptr<ThreadPool> pool) {
   const Executable::Impl& impl = *first.impl_;
   CompileOptions options = impl.shared.options;
   options.tuning_cache.clear();  // the first has measured
-  return std::shared_ptr<Executable>(new Executable(Executable::Impl::build(
-      graph, weights ? std::move(weights) : impl.source, impl.pool, options, &impl)));
+  return std::shared_ptr<Executable>(
+      new Executable(Executable::Impl::build(graph, weights ? std::move(weights) : impl.source,
+                                             pool ? std::move(pool) : impl.pool, options, &impl)));
 }
 
 }  // namespace effinfer

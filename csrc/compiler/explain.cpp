@@ -152,6 +152,8 @@ std::string Executable::explain() const {
   const Impl& impl = *impl_;
   const CompileOptions& options = impl.shared.options;
   std::ostringstream out;
+  if (!impl.placement.empty()) out << impl.placement << '\n';
+  if (impl.front) out << impl.front->explain();
   out << "graph " << impl.shared.graph.name << "\ndevice " << name(options.device) << "\nisa "
       << impl.isa << '\n';
   const bool on_cpu = options.device.kind == DeviceKind::cpu;
@@ -161,14 +163,14 @@ std::string Executable::explain() const {
       << "\nstep at most " << options.max_tokens << " tokens, " << options.max_sequences
       << " sequences of " << options.max_seq_len << " tokens, " << options.max_rows
       << " rows of logits\n";
-  if (!on_cpu) {
+  if (!on_cpu && impl.limits.vocab_size > 0) {
     out << "the host samples: from up to " << impl.shared.max_top
         << " of the highest logits a row when that is enough, or where penalties, typical_p or "
            "logprobs need all; else the device draws tokens\n";
   } else if (impl.shared.max_top > 0) {
     out << "head keeps up to " << impl.shared.max_top
         << " of the highest logits a row, and writes no others, when sampling needs no more\n";
-  } else {
+  } else if (impl.limits.vocab_size > 0) {
     out << "head writes all logits: it is no single matmul\n";
   }
   print_passes(out, impl.skipped);

@@ -1,4 +1,5 @@
 #include "compiler/arithmetic.h"
+#include "compiler/kv_facts.h"
 #include "compiler/lowering.h"
 #include "graph/op_specs.h"
 #include "ops/attention.h"
@@ -19,37 +20,16 @@ float float_attribute(const Node& node, std::string_view key) {
   return static_cast<float>(node.get_float(key));
 }
 
-RopeParameters rope_parameters(const Node& node) {
-  RopeParameters p;
-  p.scaling = parse_rope_scaling(node.get_string("scaling"));
-  p.theta = float_attribute(node, "theta");
-  p.dims = int_attribute(node, "dims");
-  p.factor = float_attribute(node, "factor");
-  p.original_max_position = float_attribute(node, "original_max_position");
-  p.low_freq_factor = float_attribute(node, "low_freq_factor");
-  p.high_freq_factor = float_attribute(node, "high_freq_factor");
-  p.beta_fast = float_attribute(node, "beta_fast");
-  p.beta_slow = float_attribute(node, "beta_slow");
-  p.attention_factor = float_attribute(node, "attention_factor");
-  return p;
-}
-
 }  // namespace
 
 void lower_rope_table(Lowering& lowering, const Node& node) {
   const ValueId out_id = node.outputs[0];
-  const RopeParameters parameters = rope_parameters(node);
-  std::vector<float> divisors;
-  if (node.inputs.size() == 2) {
-    divisors = lowering.weights().host_floats(lowering.graph().value(node.inputs[1]));
-  }
-  std::vector<float> inv_freq(static_cast<size_t>(parameters.dims / 2));
+  const RopeFrequencies made = rope_frequencies(lowering.graph(), lowering.weights(), node);
   ops::RopeTableProblem problem;
-  problem.factor =
-      ops::rope_inv_freq(parameters, divisors.empty() ? nullptr : divisors.data(), inv_freq.data());
+  problem.factor = made.factor;
   problem.rows = lowering.max_rows(out_id);
-  problem.dims = parameters.dims;
-  problem.inv_freq = lowering.constant(inv_freq);
+  problem.dims = int_attribute(node, "dims");
+  problem.inv_freq = lowering.constant(made.inv_freq);
   const executor::RopeTablePlaces places{lowering.ids(node.inputs[0]), lowering.floats(out_id),
                                          lowering.rows(out_id)};
   lowering.add(node, problem, places);
@@ -190,7 +170,7 @@ void lower_rope_append(Lowering& lowering, const Node& node) {
   const RopeAppend made = make_rope_append(lowering, node);
   if (!runs_in_attention(node)) return lowering.add(node, made.problem, made.places);
   const Node& attention = attention_of(lowering.graph(), node);
-  const size_t slot = lowering.attention_slot(attention_shape(lowering, attention));
+  const size_t slot = lowering.attention_slot(attention_shape(lowering, attention), layer_of(node));
   lowering.add(node, made.problem, executor::EarlyAppendPlaces{made.places, slot});
 }
 
@@ -218,7 +198,7 @@ void lower_attention(Lowering& lowering, const Node& node) {
   places.q = lowering.floats(node.inputs[0]);
   places.layer = layer_of(node);
   const ops::AttentionShape shape = attention_shape(lowering, node);
-  places.shape = lowering.attention_slot(shape);
+  places.shape = lowering.attention_slot(shape, places.layer);
   problem.own_sums = problem.work.only_long = shape.only_long;
   problem.work.long_rows = shape.long_rows;
   if (node.get_bool("as_operand")) {

@@ -46,7 +46,8 @@ void lower_matmul(Lowering& lowering, const Node& node) {
       places.parts[i].residual = lowering.floats(node.inputs[*residual]);
     }
   }
-  places.is_head = node.outputs[0] == lowering.graph().outputs[0] && problem.num_parts == 1;
+  places.is_head = node.outputs[0] == lowering.graph().outputs[0] && problem.num_parts == 1 &&
+                   returns_logits(lowering.graph());
   if (places.is_head) lowering.offer_top(problem.parts[0].weight.rows);
   lowering.add(node, problem, places);
 }

@@ -100,6 +100,10 @@ Program Lowering::run() {
 }
 
 Floats Lowering::floats(ValueId id) const {
+  const Value& value = graph().value(id);
+  for (const executor::InputBuffer& input : shared_.inputs) {
+    if (value.kind == Value::Kind::input && value.name == input.name) return {input.values(), -1};
+  }
   const Place& place = places_[static_cast<size_t>(id)];
   if (place.offset < 0) return {};
   return {reinterpret_cast<float*>(shared_.arena + place.offset), place.own};
@@ -123,12 +127,13 @@ int64_t Lowering::max_rows(ValueId id) const {
   return largest(rows(id), shared_.options);
 }
 
-size_t Lowering::attention_slot(const ops::AttentionShape& shape) {
+size_t Lowering::attention_slot(const ops::AttentionShape& shape, size_t layer) {
   auto& shapes = shared_.attention_shapes;
   for (size_t slot = 0; slot < shapes.size(); ++slot) {
     if (shapes[slot] == shape) return slot;
   }
   shapes.push_back(shape);
+  shared_.attention_layers.push_back(layer);
   return shapes.size() - 1;
 }
 

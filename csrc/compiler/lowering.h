@@ -61,8 +61,8 @@ class Lowering {
   int64_t cols(ValueId id) const { return graph().value(id).shape[1].value; }
   int64_t max_rows(ValueId id) const;
 
-  // The plan slot of an attention shape.
-  size_t attention_slot(const ops::AttentionShape& shape);
+  // The plan slot of an attention shape, which a layer has.
+  size_t attention_slot(const ops::AttentionShape& shape, size_t layer);
   // The slot of the lists that a node with heads and kv_heads writes or reads.
   size_t visit_slot(const Node& node);
   int32_t max_seq_len() const { return shared_.options.max_seq_len; }

@@ -63,6 +63,10 @@ bool is_own(const Node& node) {
   return node.has(graph::kOwnKey);
 }
 
+bool returns_logits(const Graph& graph) {
+  return graph.value(graph.outputs[0]).shape[0].kind == Dim::Kind::rows;
+}
+
 bool is_handle(const Value& value) {
   return value.dtype == DType::kv || value.dtype == DType::visits;
 }

@@ -32,6 +32,10 @@ ArenaPlan plan_arena(std::span<const Lifetime> lifetimes);
 // Whether every member computes the node in a step of few tokens (executor::kOwnRows).
 bool is_own(const Node& node);
 
+// Whether the first output is logits, which go straight to the caller. The front of a model that
+// was cut returns none: all its outputs stay in the arena.
+bool returns_logits(const Graph& graph);
+
 // A handle orders nodes and has no bytes.
 bool is_handle(const Value& value);
 

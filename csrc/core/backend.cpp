@@ -1,5 +1,6 @@
 #include "core/backend.h"
 
+#include "core/copy_rate.h"
 #include "core/memory.h"
 #include "effinfer/error.h"
 
@@ -8,6 +9,11 @@ namespace effinfer {
 // Of a library without csrc/cuda, whose definition comes before this one.
 [[gnu::weak]] const Backend* cuda_backend() {
   return nullptr;
+}
+
+// Nor has it a GPU to ask for.
+[[gnu::weak]] double cuda_copy_rate(int) {
+  return 0;
 }
 
 Queue::~Queue() = default;

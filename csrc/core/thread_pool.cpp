@@ -2,6 +2,7 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <climits>
@@ -9,12 +10,15 @@
 #include <exception>
 #include <mutex>
 #include <new>
+#include <optional>
 #include <string>
 #include <thread>
 #include <vector>
 
+#include "core/affinity.h"
 #include "effinfer/device.h"
 #include "effinfer/error.h"
+#include "effinfer/placement.h"
 #include "effinfer/threads.h"
 
 namespace effinfer {
@@ -159,7 +163,9 @@ namespace {
 // effinfer's own threads: the caller is rank 0, workers wait on an epoch for the next task.
 class WorkerPool : public Dispatcher {
  public:
-  WorkerPool(int threads, bool spin) : threads_(threads), spin_(spin) {
+  // `cores`: none, or one a member.
+  WorkerPool(int threads, bool spin, std::vector<int> cores = {})
+      : threads_(threads), spin_(spin), cores_(std::move(cores)) {
     for (int rank = 1; rank < threads; ++rank) {
       workers_.emplace_back([this, rank] { work(rank); });
     }
@@ -172,12 +178,15 @@ class WorkerPool : public Dispatcher {
   }
 
   int threads() const override { return threads_; }
+  const std::vector<int>& cores() const { return cores_; }
 
   void dispatch(void (*task)(void*, int), void* context) override {
     task_ = task;
     context_ = context;
     running_.store(threads_ - 1, std::memory_order_release);
     start_.advance();
+    std::optional<core::PinnedHere> pinned;
+    if (!cores_.empty()) pinned.emplace(cores_[0]);
     task(context, 0);
     while (true) {
       const uint32_t seen = done_.load();
@@ -188,6 +197,7 @@ class WorkerPool : public Dispatcher {
 
  private:
   void work(int rank) {
+    if (!cores_.empty()) core::pin_thread({&cores_[static_cast<size_t>(rank)], 1});
     uint32_t seen = 0;
     while (true) {
       start_.wait_past(seen, spin_);
@@ -200,6 +210,7 @@ class WorkerPool : public Dispatcher {
 
   const int threads_;
   const bool spin_;
+  const std::vector<int> cores_;
   std::atomic<bool> stop_{false};
   void (*task_)(void*, int) = nullptr;
   void* context_ = nullptr;
@@ -234,9 +245,17 @@ Plan plan_workers(int threads, bool oversubscribe) {
   return {choice, !choice.quota_limited && !more};
 }
 
+std::string listed_cores(const std::vector<int>& cores) {
+  return name(Placement{{}, cores}).substr(4);
+}
+
 Plan plan_dispatcher(const Dispatcher& dispatcher) {
   const ThreadChoice usable = usable_threads(dispatcher.threads());
-  return {{dispatcher.threads(), usable.quota_limited, "the given dispatcher's"},
+  const auto* own = dynamic_cast<const WorkerPool*>(&dispatcher);
+  const std::string reason = own == nullptr
+                                 ? "the given dispatcher's"
+                                 : "one for each of the cores " + listed_cores(own->cores());
+  return {{dispatcher.threads(), usable.quota_limited, reason},
           !usable.quota_limited && dispatcher.threads() <= usable.threads};
 }
 
@@ -303,6 +322,39 @@ void ThreadPool::parallel(const std::function<void(Team&)>& body) {
 void ThreadPool::reserve_scratch(size_t bytes) {
   const std::lock_guard lock(impl_->turn);
   impl_->shared.reserve_scratch(bytes);
+}
+
+std::shared_ptr<ThreadPool> pinned_pool(const std::vector<int>& cores, int threads) {
+  const std::vector<int> usable = usable_cores();
+  std::vector<int> sorted = cores;
+  std::sort(sorted.begin(), sorted.end());
+  const bool repeats = std::adjacent_find(sorted.begin(), sorted.end()) != sorted.end();
+  const bool known = std::includes(usable.begin(), usable.end(), sorted.begin(), sorted.end());
+  if (cores.empty() || repeats || !known) {
+    std::string got;
+    for (const int core : cores) got.append(got.empty() ? "" : ",").append(std::to_string(core));
+    throw InvalidArgument("[threads] cores: expected some of " + listed_cores(usable) +
+                          ", each once, got " + (got.empty() ? "none" : got));
+  }
+  if (threads < 0) plan_workers(threads, false);  // throws
+  std::vector<int> taken = cores;
+  if (threads > 0) taken.resize(std::min(cores.size(), static_cast<size_t>(threads)));
+  const bool spin = !usable_threads(0).quota_limited;
+  return std::make_shared<ThreadPool>(
+      std::make_shared<WorkerPool>(static_cast<int>(taken.size()), spin, taken));
+}
+
+std::vector<int> cores_of(ThreadPool& pool) {
+  std::mutex mutex;
+  std::vector<int> all;
+  pool.parallel([&](Team&) {
+    const std::vector<int> own = usable_cores();
+    const std::lock_guard lock(mutex);
+    all.insert(all.end(), own.begin(), own.end());
+  });
+  std::sort(all.begin(), all.end());
+  all.erase(std::unique(all.begin(), all.end()), all.end());
+  return all;
 }
 
 }  // namespace effinfer

@@ -34,7 +34,9 @@ namespace {
 //                                  `ahead` fetches what this member reads after them
 struct Int8Matmul {
   static constexpr int kTokens = Int8Dot::kTokens;
-  // Of more than two rows: arithmetic gives memory time to come from afar.
+  // Up to four rows wait for memory; of more, arithmetic gives it time to come, and their operand
+  // needs the first cache.
+  static constexpr int64_t kFewRows = 4;
   static constexpr FetchDistance kManyRows = {8192, 0};
 
   // A member claims its next chunk before it works on the one at hand, to know what to fetch ahead.
@@ -77,7 +79,7 @@ struct Int8Matmul {
         const uint8_t* following = last ? next : weights_of(unit, part + 1);
         if (token + count < tokens) following = nullptr;  // the same weights again, from cache
         const FetchAhead ahead(weight.group(2 * unit.index + groups), following,
-                               count <= 2 ? few_rows : kManyRows);
+                               count <= kFewRows ? few_rows : kManyRows);
         with_quantised_format(weight.format, [&]<ops::PackedFormat format>() {
           Int8Dot::dot<format>(weight, 2 * unit.index, static_cast<int>(groups), rows,
                                static_cast<int>(count), ahead, sums[part]);

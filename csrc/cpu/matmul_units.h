@@ -45,31 +45,38 @@ struct MatmulUnit {
           first, left < kUnitOutputs ? left : kUnitOutputs, member};
 }
 
-// Where to fetch ahead while a member reads a stream of weights: into the second cache up to the
-// stream's end, then in what it reads next; into the first one, which stalls the arithmetic when it
-// fills up, not so far that the end matters.
+// Where to fetch ahead while a member reads a stream of weights: up to the stream's end, then in
+// what it reads next.
 class FetchAhead {
  public:
   [[gnu::always_inline]] FetchAhead(const uint8_t* end, const uint8_t* next, FetchDistance distance)
-      : limit_(end - distance.l2),
-        l2_(distance.l2),
-        l1_(distance.l1),
-        jump_(next == nullptr ? 0 : next - end) {}
+      : end_(end), jump_(next == nullptr ? 0 : next - end), l2_(distance.l2), l1_(distance.l1) {}
 
-  // The lines that lie ahead of `bytes` from `data` on; into the first cache for few rows only.
-  template <int64_t bytes, bool kFewRows>
-  [[gnu::always_inline]] void ask_for(const uint8_t* data) const {
-    const uint8_t* far = data + l2_ + (data < limit_ ? 0 : jump_);
-    for (int64_t line = 0; line < bytes; line += 64) __builtin_prefetch(far + line, 0, 2);
-    if (!kFewRows || l1_ == 0) return;
-    for (int64_t line = 0; line < bytes; line += 64) __builtin_prefetch(data + l1_ + line, 0, 3);
+  // The lines that lie ahead of `bytes` from `data` on. Whoever reads on behind them has asked for
+  // every line: also for those ahead of a header, whose few lines are not read in order.
+  [[gnu::always_inline]] void ask_for(const uint8_t* data, int64_t bytes) const {
+    if (l2_ > 0) fetch<2>(data + l2_, bytes);
+    if (l1_ > 0) fetch<3>(data + l1_, bytes);
   }
 
  private:
-  const uint8_t* limit_;
+  template <int locality>
+  [[gnu::always_inline]] void fetch(const uint8_t* lines, int64_t bytes) const {
+    if (lines >= end_) {
+      lines += jump_;
+    } else if (lines + bytes > end_) {
+      for (int64_t line = end_ - lines; line < bytes; line += 64) {
+        __builtin_prefetch(lines + jump_ + line, 0, locality);
+      }
+      bytes = end_ - lines;
+    }
+    for (int64_t line = 0; line < bytes; line += 64) __builtin_prefetch(lines + line, 0, locality);
+  }
+
+  const uint8_t* end_;
+  int64_t jump_;
   int64_t l2_;
   int64_t l1_;
-  int64_t jump_;
 };
 
 // The lines that lie ahead of one of a stream that nobody knows the end of.

@@ -40,7 +40,7 @@ void pack_segment(const uint8_t* x, int64_t begin, int64_t end, int64_t size, Bi
 
 template <class Index>
 void pack(const ops::PackBitsProblem& p, const Index* starts, Team& team) {
-  const int64_t bytes = p.num_bytes();
+  const int64_t bytes = p.bytes;
   team.for_chunks((bytes + kChunkBytes - 1) / kChunkBytes, [&](int64_t chunk) {
     const int64_t begin = chunk * kChunkBytes;
     const int64_t end = std::min(begin + kChunkBytes, bytes);

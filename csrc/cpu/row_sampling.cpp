@@ -43,8 +43,8 @@ class RowRunner {
     p_.statuses[row] = status;
     switch (p_.result) {
       case RowResult::sample:
-        p_.samples[row] =
-            status == RowStatus::ok ? left_.draw(p_.random.uniform(row, kFinalDraw)) : 0;
+        p_.set_sample(row,
+                      status == RowStatus::ok ? left_.draw(p_.random.uniform(row, kFinalDraw)) : 0);
         break;
       case RowResult::weights:
         write_weights(row, status == RowStatus::ok);
@@ -60,9 +60,8 @@ class RowRunner {
 
  private:
   RowStatus filter(int64_t row) {
-    const int64_t source = p_.indices == nullptr ? row : p_.indices[row];
-    const void* x = row_at(p_.x, p_.dtype, source, p_.vocab);
-    const int64_t k = p_.top_k[row];
+    const void* x = row_at(p_.x, p_.dtype, p_.source_of(row), p_.vocab);
+    const int64_t k = p_.top_k_of(row);
     if (p_.source == RowSource::logits) {
       RowStatus status = left_.from_logits(x, p_.dtype, p_.vocab, p_.joint ? 0 : k);
       const bool weighs = p_.result == RowResult::sample || p_.result == RowResult::weights;
@@ -117,7 +116,7 @@ class RowRunner {
   }
 
   void write_top(int64_t row) {
-    const int64_t k = p_.top_k[row];
+    const int64_t k = p_.top_k_of(row);
     int64_t* ids = p_.ids + row * k;
     for (int64_t i = 0; i < k; ++i) ids[i] = left_.ids() == nullptr ? i : left_.ids()[i];
     if (p_.sorted) {
@@ -181,7 +180,7 @@ void share(const ChainSpeculationProblem& problem, Team& team, const RowMath& ma
 void share(const TokenBitmaskProblem& problem, Team& team, const RowMath& math) {
   const int64_t words = (problem.vocab + 31) / 32;
   team.for_chunks(problem.rows, [&](int64_t i) {
-    const int64_t row = problem.indices == nullptr ? i : problem.indices[i];
+    const int64_t row = problem.row_of(i);
     math.mask(row_at(problem.logits, problem.dtype, row, problem.vocab), problem.dtype,
               problem.vocab, problem.bitmask + row * words);
   });

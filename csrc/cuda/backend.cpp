@@ -12,6 +12,7 @@
 #include <string>
 #include <vector>
 
+#include "core/copy_rate.h"
 #include "cuda/register.h"
 #include "cuda/stream.h"
 #include "effinfer/error.h"
@@ -38,6 +39,8 @@ namespace {
 
 constexpr size_t kMostDevices = 64;
 constexpr uint64_t kKeptBytes = uint64_t{256} << 20;
+constexpr size_t kCopiedBytes = size_t{256} << 20;
+constexpr size_t kCopies = 4;
 
 // cudaMemset and copies inside the device return before they are done, those from the host's
 // pageable memory maybe before the last bytes have arrived, and the streams of queues do not wait
@@ -325,6 +328,27 @@ class RuntimeBackend final : public Backend {
   std::vector<std::unique_ptr<DeviceMemory>> memories_;
 };
 
+// The best of a few copies, each of more than the second cache holds.
+double copy_rate(int index) {
+  const DeviceMemory memory(index);
+  const size_t bytes = std::min(kCopiedBytes, memory.capacity() / 8);
+  const std::shared_ptr<void> from = memory.allocate(bytes, Pages::huge);
+  const std::shared_ptr<void> to = memory.allocate(bytes, Pages::huge);
+  if (!from || !to) throw OutOfMemory("[cuda] no memory to measure its rate");
+  StreamQueue queue(index);
+  EventMarks marks(queue, kCopies + 1);
+  for (size_t i = 0; i < kCopies; ++i) {
+    marks.put(i);
+    check(cudaMemcpyAsync(to.get(), from.get(), bytes, cudaMemcpyDeviceToDevice, queue.handle()),
+          "cudaMemcpyAsync");
+  }
+  marks.put(kCopies);
+  queue.wait();
+  int64_t least = marks.between(0, 1);
+  for (size_t i = 1; i < kCopies; ++i) least = std::min(least, marks.between(i, i + 1));
+  return 2e9 * static_cast<double>(bytes) / static_cast<double>(std::max<int64_t>(least, 1));
+}
+
 }  // namespace
 
 cudaStream_t stream_of(const Queue& queue) {
@@ -342,6 +366,10 @@ namespace effinfer {
 const Backend* cuda_backend() {
   static const cuda::RuntimeBackend backend;
   return &backend;
+}
+
+double cuda_copy_rate(int index) {
+  return cuda::copy_rate(index);
 }
 
 }  // namespace effinfer

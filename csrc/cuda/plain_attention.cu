@@ -1,20 +1,19 @@
 #include "cuda/bodies/plain_attention.h"
 #include "cuda/entry.h"
 #include "cuda/register.h"
+#include "ops/latent_tile.h"
 
 namespace effinfer::cuda {
 namespace {
 
 using ops::AttentionProblem;
 
-constexpr int32_t kMostPlainDims = 256;
-
 const char* rejects_rows(const AttentionProblem& p) {
   const DType dtype = p.k.dtype;
   if (dtype != DType::bf16 && dtype != DType::f16) return "keys are not f16 or bf16";
   if (p.v.dtype != dtype || p.q.dtype != dtype) return "queries, keys and values differ in dtype";
   for (const int32_t dims : {p.k.dims, p.v.dims}) {
-    if (dims <= 0 || dims > kMostPlainDims || dims % 8 != 0) {
+    if (dims <= 0 || dims > ops::kGpuMostHeadDim || dims % 8 != 0) {
       return "head_dim is not a multiple of 8 up to 256";
     }
   }
@@ -29,7 +28,6 @@ const char* rejects(const AttentionProblem& p) {
     return "heads is not a multiple of kv_heads";
   }
   if (p.work.tile_rows > kPlainRows) return "tiles have more than 16 rows";
-  if (p.mask != nullptr && p.mask_starts == nullptr) return "no lists of spans with masks";
   if (p.out_operand.cols > 0 || p.visits.list_words > 0) return "no operands, no visits";
   return rejects_rows(p);
 }

@@ -11,10 +11,14 @@ void register_cuda() {
   register_matmul();
   register_attention();
   register_plain_attention();
+  register_latent_attention();
+  register_key_scores();
   register_move_tokens();
   register_append_pages();
   register_top_rows();
   register_sample();
+  register_row_top();
+  register_top_windows();
   register_prefill_index();
   register_column_index();
 }

@@ -35,10 +35,14 @@ void register_rope();
 void register_matmul();
 void register_attention();
 void register_plain_attention();
+void register_latent_attention();
+void register_key_scores();
 void register_move_tokens();
 void register_append_pages();
 void register_top_rows();
 void register_sample();
+void register_row_top();
+void register_top_windows();
 void register_prefill_index();
 void register_column_index();
 

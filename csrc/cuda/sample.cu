@@ -8,7 +8,7 @@ namespace effinfer::cuda {
 namespace {
 
 const char* rejects_sampling(const ops::RowSamplingProblem& p) {
-  if (p.result == ops::RowResult::top) return "top-k as a result is not built: see top_rows";
+  if (p.result == ops::RowResult::top) return "the result is top-k: see row_top";
   if (p.dtype != DType::f32 || p.out_dtype != DType::f32) return "rows are not float32";
   if (p.vocab > 1 << 24) return "vocab is above 2^24";
   return ops::rejects(p);

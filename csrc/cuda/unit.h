@@ -18,8 +18,8 @@
 //   thread, lane, warp      in the block, in its warp, which warp; block, num_blocks: of the grid
 //   sync(), sync_warp()     a barrier of the block, of the warp
 //   keep_order()            compilers do not move loads of shared memory across it, which would
-//   take
-//                           registers; it orders nothing for other threads. All of a warp call it
+//                           take registers; it orders nothing for other threads. All of a warp
+//                           call it
 //   shfl_xor(value, mask)   the value of lane ^ mask; shfl(value, lane): of that lane
 //   ballot(bool)            a bit for each lane
 //   copy_async(to, from, valid)   16 aligned bytes of global memory into shared memory, zeros where

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <bit>
+#include <cmath>
 #include <string>
 
 #include "effinfer/error.h"
@@ -110,17 +111,64 @@ void check_trees(const Batch& batch) {
   }
 }
 
-void check_cache(const KvCacheConfig& cache, const KvCacheConfig& needed) {
-  if (cache.num_layers < needed.num_layers || cache.num_kv_heads != needed.num_kv_heads ||
-      cache.head_dim != needed.head_dim || cache.dtype != needed.dtype ||
-      cache.device != needed.device) {
-    const auto text = [](const KvCacheConfig& c) {
+void check_dense(const Batch& batch) {
+  const size_t sequences = batch.kv_len.size();
+  if (batch.dense.empty()) return;
+  if (batch.dense.size() != sequences) {
+    fail("dense: expected none or " + std::to_string(sequences) + " entries, got " +
+         std::to_string(batch.dense.size()));
+  }
+  for (size_t s = 0; s < sequences; ++s) {
+    if (batch.dense[s] <= 1) continue;
+    fail("dense[" + std::to_string(s) + "]: expected 0 or 1, got " +
+         std::to_string(batch.dense[s]));
+  }
+}
+
+// Of the cache's layers those that the graph uses are on its device.
+void check_cache(const KvCacheConfig& cache, const BatchLimits& limits) {
+  const KvCacheConfig& needed = limits.cache;
+  if (needed.num_layers == 0) return;  // no page is read
+  const auto fail_with = [&](Device device) {
+    const auto text = [](const KvCacheConfig& c, Device where) {
       return std::to_string(c.num_layers) + " layers of " + std::to_string(c.num_kv_heads) +
              " heads of " + std::to_string(c.head_dim) + ", " + std::string(name(c.dtype)) +
-             " on " + name(c.device);
+             " on " + name(where);
     };
-    fail("cache: expected " + text(needed) + ", got " + text(cache));
+    fail("cache: expected " + text(needed, needed.device) + ", got " + text(cache, device));
+  };
+  if (cache.num_layers < needed.num_layers || cache.num_kv_heads != needed.num_kv_heads ||
+      cache.head_dim != needed.head_dim || cache.dtype != needed.dtype) {
+    fail_with(cache.device);
   }
+  for (const int32_t layer : limits.layers) {
+    if (cache.device_of(layer) != needed.device) fail_with(cache.device_of(layer));
+  }
+  if (cache.groups.empty() || cache.groups == needed.groups) return;
+  fail("cache: expected one group of layers, or those of kv_config(), got " +
+       std::to_string(cache.groups.size()) + " others");
+}
+
+// One group's tables, in the fields of a batch.
+void check_tables(const Batch& batch, int32_t num_pages, int64_t max_seq_len) {
+  check_indptr("kv_indptr", batch.kv_indptr, batch.kv_len.size(), batch.kv_indices.size());
+  check_range("kv_indices", batch.kv_indices, num_pages);
+  check_sequences(batch, max_seq_len);
+  check_trees(batch);
+}
+
+// A copy of the batch with the tables of another group.
+Batch with_tables(const Batch& batch, const KvTables& tables) {
+  if (tables.kv_len.size() != batch.kv_len.size()) {
+    fail("more_groups: expected " + std::to_string(batch.kv_len.size()) +
+         " entries of kv_len, got " + std::to_string(tables.kv_len.size()));
+  }
+  Batch with = batch;
+  with.kv_indptr = tables.kv_indptr;
+  with.kv_indices = tables.kv_indices;
+  with.kv_len = tables.kv_len;
+  with.tree_start = tables.tree_start;
+  return with;
 }
 
 }  // namespace
@@ -129,6 +177,35 @@ void check_size_of(const char* argument, size_t size, size_t expected) {
   if (size == expected) return;
   fail(std::string(argument) + ": expected " + std::to_string(expected) + " values, got " +
        std::to_string(size));
+}
+
+void copy_inputs(const Batch& batch, std::span<const InputBuffer> buffers) {
+  const size_t tokens = batch.token_ids.size();
+  for (const FloatInput& input : batch.float_inputs) {
+    const auto known = [&](const InputBuffer& buffer) { return buffer.name == input.name; };
+    if (std::none_of(buffers.begin(), buffers.end(), known)) {
+      fail("float_inputs: expected inputs of the graph, got \"" + std::string(input.name) + "\"");
+    }
+  }
+  for (const InputBuffer& buffer : buffers) {
+    const auto of_buffer = [&](const FloatInput& input) { return input.name == buffer.name; };
+    const auto found =
+        std::find_if(batch.float_inputs.begin(), batch.float_inputs.end(), of_buffer);
+    const auto given =
+        std::count_if(batch.float_inputs.begin(), batch.float_inputs.end(), of_buffer);
+    if (given != 1) {
+      fail("float_inputs: expected \"" + buffer.name + "\" once, got it " + std::to_string(given) +
+           " times");
+    }
+    const size_t size = tokens * static_cast<size_t>(buffer.cols);
+    check_size_of(buffer.name.c_str(), found->values.size(), size);
+    for (size_t i = 0; i < size; ++i) {
+      if (std::isfinite(found->values[i])) continue;
+      fail(buffer.name + ": expected finite values, got " + std::to_string(found->values[i]) +
+           " in row " + std::to_string(i / static_cast<size_t>(buffer.cols)));
+    }
+    std::copy(found->values.begin(), found->values.end(), buffer.host_values());
+  }
 }
 
 void check_batch(const Batch& batch, const KvCacheConfig& cache, const BatchLimits& limits) {
@@ -146,11 +223,17 @@ void check_batch(const Batch& batch, const KvCacheConfig& cache, const BatchLimi
   check_range("positions", batch.positions, int64_t{1} << 31);
   check_range("logit_rows", batch.logit_rows, static_cast<int64_t>(tokens));
   check_indptr("qo_indptr", batch.qo_indptr, sequences, tokens);
-  check_indptr("kv_indptr", batch.kv_indptr, sequences, batch.kv_indices.size());
-  check_cache(cache, limits.cache);
-  check_range("kv_indices", batch.kv_indices, cache.num_pages);
-  check_sequences(batch, limits.max_seq_len);
-  check_trees(batch);
+  check_cache(cache, limits);
+  check_tables(batch, cache.num_pages, limits.max_seq_len);
+  const size_t more = cache.groups.empty() ? 0 : cache.groups.size() - 1;
+  if (batch.more_groups.size() != more) {
+    fail("more_groups: expected " + std::to_string(more) + " (the cache's groups of layers but " +
+         "one), got " + std::to_string(batch.more_groups.size()));
+  }
+  for (const KvTables& tables : batch.more_groups) {
+    check_tables(with_tables(batch, tables), cache.num_pages, limits.max_seq_len);
+  }
+  check_dense(batch);
 }
 
 }  // namespace effinfer::executor

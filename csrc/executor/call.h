@@ -6,9 +6,12 @@
 // copy.
 #pragma once
 
+#include <atomic>
 #include <cstddef>
+#include <cstdint>
 #include <span>
 
+#include "effinfer/cancel.h"
 #include "effinfer/threads.h"
 #include "executor/step.h"
 #include "ops/cost.h"
@@ -60,16 +63,27 @@ class KernelCall final : public Call {
 struct Region {
   const Step& step;
   std::span<const Call* const> calls;
-  std::byte* own = nullptr;  // of member 0; null: not a small step
-  size_t own_bytes = 0;      // from one member's to the next
+  std::byte* own = nullptr;             // of member 0; null: not a small step
+  size_t own_bytes = 0;                 // from one member's to the next
+  const CancelToken* cancel = nullptr;  // null: nobody can
+  // The call behind whose barrier all members leave. A number, since a member that is late at a
+  // barrier may read it when the first one has decided about the next.
+  mutable std::atomic<size_t> last = SIZE_MAX;
 
-  // Runs the calls on one member. `timer.begin()`, `timer.done()` and `timer.end()` are called
-  // before and after each call and after its barrier.
+  // Of the calls those that ran.
+  size_t num_run() const {
+    const size_t stopped = last.load(std::memory_order_relaxed);
+    return stopped < calls.size() ? stopped + 1 : calls.size();
+  }
+
+  // Runs the calls on one member, up to where the step is cancelled. `timer.begin()`,
+  // `timer.done()` and `timer.end()` are called before and after each call and after its barrier.
   template <class Timer>
   void run(Team& team, Timer&& timer) const {
     Step mine = step;
     if (own != nullptr) mine.own = own + static_cast<size_t>(team.rank()) * own_bytes;
-    for (const Call* call : calls) {
+    for (size_t i = 0; i < calls.size(); ++i) {
+      const Call* call = calls[i];
       timer.begin();
       if (own != nullptr && call->every_member) {
         Team alone = team.alone();
@@ -78,7 +92,12 @@ struct Region {
       } else {
         call->run(mine, team);
         timer.done();
+        if (cancel != nullptr && team.rank() == 0 && cancel->is_cancelled()) {
+          size_t unset = SIZE_MAX;
+          last.compare_exchange_strong(unset, i, std::memory_order_relaxed);
+        }
         team.barrier();
+        if (cancel != nullptr && last.load(std::memory_order_relaxed) <= i) return timer.end();
       }
       timer.end();
     }

@@ -73,8 +73,8 @@ ops::RowSamplingProblem largest_draw(const BatchLimits& limits) {
 ops::TopRowsProblem largest_top(const BatchLimits& limits) {
   ops::TopRowsProblem problem;
   problem.rows = limits.max_rows;
-  problem.cols = limits.vocab_size;
-  problem.k = static_cast<int32_t>(std::min<int64_t>(limits.vocab_size, ops::kMaxTop));
+  problem.cols = std::max<int64_t>(limits.vocab_size, 1);  // 0: there are no logits
+  problem.k = static_cast<int32_t>(std::min<int64_t>(problem.cols, ops::kMaxTop));
   return problem;
 }
 
@@ -124,10 +124,13 @@ DeviceStep::DeviceStep(const Shared& shared, const BatchLimits& limits,
                        std::span<const AttentionBuffers> attention,
                        std::span<const ops::VisitPlan> visits, size_t partials,
                        size_t partial_floats)
-    : limits_(limits),
+    : shared_(shared),
+      limits_(limits),
       queue_(make_queue(shared.target.device)),
       top_rows_(ops::table<ops::TopRowsProblem>().select(largest_top(limits), shared.target)),
-      draw_rows_(ops::table<ops::RowSamplingProblem>().find(largest_draw(limits), shared.target)),
+      draw_rows_(limits.vocab_size == 0 ? nullptr
+                                        : ops::table<ops::RowSamplingProblem>().find(
+                                              largest_draw(limits), shared.target)),
       image_bytes_(image_bytes(limits, attention, visits)) {
   const Device device = shared.target.device;
   const auto allocate = [&](size_t bytes, Pages pages, const char* what) {
@@ -204,6 +207,7 @@ void DeviceStep::pack(const Step& step, std::span<const AttentionBuffers> attent
   if (!batch.tree_start.empty()) {
     layout.tree_start = packer.add(batch.tree_start, sequences, 0).data();
   }
+  layout.dense = nullptr;  // the plans know
   for (size_t slot = 0; slot < attention.size(); ++slot) {
     pack_attention(packer, attention[slot], attention_[slot], shared);
   }
@@ -215,6 +219,25 @@ void DeviceStep::pack(const Step& step, std::span<const AttentionBuffers> attent
   if (!draws.empty()) pack_draws(packer, draws, rows);
   layout.kv_indices = packer.add(batch.kv_indices, batch.kv_indices.size(), 0).data();
   queue_->upload(block_.get(), image_.get(), packer.used());
+  upload_inputs(batch);
+}
+
+// Rows that rounding adds keep what they had.
+void DeviceStep::upload_inputs(const Batch& batch) {
+  num_tokens_ = static_cast<int64_t>(batch.token_ids.size());
+  num_rows_ = static_cast<int64_t>(batch.logit_rows.size());
+  for (const InputBuffer& input : shared_.inputs) {
+    const auto bytes = static_cast<size_t>(num_tokens_ * input.cols) * sizeof(float);
+    queue_->upload(input.memory.get(), input.staged.get(), bytes);
+  }
+}
+
+void DeviceStep::download_outputs() {
+  for (const OutputBuffer& output : shared_.outputs) {
+    const int64_t rows = output.rows.kind == Dim::Kind::rows ? num_rows_ : num_tokens_;
+    const auto bytes = static_cast<size_t>(rows * output.cols) * sizeof(float);
+    if (bytes > 0) queue_->download(output.staged.get(), output.values, bytes);
+  }
 }
 
 // The greedy token is the highest one.
@@ -328,13 +351,15 @@ void DeviceStep::launch(const Program& program, const Step& step,
 }
 
 void DeviceStep::read(std::span<float> logits) {
-  queue_->download(logits.data(), logits_.get(), logits.size_bytes());
+  download_outputs();
+  if (!logits.empty()) queue_->download(logits.data(), logits_.get(), logits.size_bytes());
   queue_->wait();
 }
 
 void DeviceStep::read_drawn(const DrawnTokens& drawn) {
   const auto rows = static_cast<size_t>(drawn_.rows);
   queue_->download(top_image_.get(), top_.get(), rows * (sizeof(int32_t) + 2));
+  download_outputs();
   queue_->wait();
   const auto* tokens = reinterpret_cast<const int32_t*>(top_image_.get());
   const auto* statuses = reinterpret_cast<const ops::RowStatus*>(tokens + rows);
@@ -355,6 +380,7 @@ void DeviceStep::read_top(const TopLogits& top) {
   const ops::TopRowsProblem problem = top_of(top.k);
   const auto count = static_cast<size_t>(problem.rows * problem.k);
   queue_->download(top_image_.get(), top_.get(), count * (sizeof(float) + sizeof(int32_t)));
+  download_outputs();
   queue_->wait();
   const auto* values = reinterpret_cast<const float*>(top_image_.get());
   std::copy_n(values, top.values.size(), top.values.begin());

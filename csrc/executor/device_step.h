@@ -71,9 +71,13 @@ class DeviceStep {
                  std::span<const RowDraw> draws);
   Recordings::Key key_of(const Program& program, int32_t top_k) const;
   int64_t batch_rows() const { return static_cast<int64_t>(batch_.logit_rows.size()); }
+  // The step's float inputs to the device, and what the graph returns behind its logits back.
+  void upload_inputs(const Batch& batch);
+  void download_outputs();
   // Values [rows, k], then tokens.
   ops::TopRowsProblem top_of(int32_t k) const;
 
+  const Shared& shared_;
   BatchLimits limits_;
   std::unique_ptr<Queue> queue_;
   const ops::Variant<ops::TopRowsProblem>& top_rows_;
@@ -91,6 +95,9 @@ class DeviceStep {
   Recordings recordings_;
   std::unique_ptr<Marks> marks_;  // null: nothing was timed
 
+  // Of the step, without what rounding adds.
+  int64_t num_tokens_ = 0;
+  int64_t num_rows_ = 0;
   // With the device's pointers.
   Batch batch_;
   std::vector<AttentionBuffers> attention_;

@@ -53,6 +53,7 @@ void Executable::Impl::reserve_plans() {
     largest.push_back(visit_buffers.back().largest());
   }
   visits.resize(visit_buffers.size());
+  layouts.reserve(limits.cache.groups.size());
   if (shared.target.device.kind != DeviceKind::cpu) {
     device = std::make_unique<executor::DeviceStep>(shared, limits, attention, largest, partials,
                                                     partial_floats);
@@ -71,34 +72,43 @@ void Executable::Impl::reserve_plans() {
   }
 }
 
-void Executable::Impl::plan_step(const ops::BatchLayout& layout, Phase phase) {
+void Executable::Impl::plan_step(const executor::Step& step, Phase phase) {
+  bool has_lists = false;
+  for (size_t slot = 0; slot < visits.size(); ++slot) {
+    visits[slot] = visit_buffers[slot].plan(step.layout);
+    has_lists |= visits[slot].num_blocks > 0;
+  }
   for (size_t slot = 0; slot < attention.size(); ++slot) {
     const ops::AttentionShape& shape = shared.attention_shapes[slot];
     attention[slot].work.clear();
     // Those of prompts alone are of no call of the other phase.
     if (!shape.only_long || phase == Phase::prefill) {
+      const ops::BatchLayout& layout = step.layout_of(shared.attention_layers[slot]);
       ops::plan_attention(shape, layout, attention[slot].work);
     }
+    // What chooses keys reads those of the step: they are appended before it, not within attention.
+    if (has_lists && shape.visits) attention[slot].work.one_tile = false;
     attention[slot].view = attention[slot].work;
-  }
-  for (size_t slot = 0; slot < visits.size(); ++slot) {
-    visits[slot] = visit_buffers[slot].plan(layout);
   }
 }
 
-void Executable::run(const Batch& batch, KvCache& cache, std::span<float> logits) {
+void Executable::run(const Batch& batch, KvCache& cache, std::span<float> logits,
+                     const CancelToken* cancel) {
   const size_t rows = batch.logit_rows.size();
   executor::check_size_of("logits", logits.size(), rows * static_cast<size_t>(vocab_size()));
+  if (cancel != nullptr) cancel->check();
+  const Batch behind = impl_->after_front(batch, cache, cancel);
   if (impl_->device) {
-    impl_->launch_step(batch, cache, 0, {});
+    impl_->launch_step(behind, cache, 0, {});
     return impl_->device->read(logits);
   }
   executor::Step step;
   step.logits = logits.data();
-  impl_->run_step(batch, cache, step);
+  impl_->run_step(behind, cache, step, cancel);
 }
 
-void Executable::run_top(const Batch& batch, KvCache& cache, const TopLogits& top) {
+void Executable::run_top(const Batch& batch, KvCache& cache, const TopLogits& top,
+                         const CancelToken* cancel) {
   Impl& impl = *impl_;
   const size_t rows = batch.logit_rows.size();
   if (top.k < 1 || top.k > max_top()) {
@@ -107,8 +117,10 @@ void Executable::run_top(const Batch& batch, KvCache& cache, const TopLogits& to
   }
   executor::check_size_of("values", top.values.size(), rows * static_cast<size_t>(top.k));
   executor::check_size_of("tokens", top.tokens.size(), rows * static_cast<size_t>(top.k));
+  if (cancel != nullptr) cancel->check();
+  const Batch behind = impl.after_front(batch, cache, cancel);
   if (impl.device) {
-    impl.launch_step(batch, cache, top.k, {});
+    impl.launch_step(behind, cache, top.k, {});
     return impl.device->read_top(top);
   }
   executor::Step step;
@@ -118,7 +130,7 @@ void Executable::run_top(const Batch& batch, KvCache& cache, const TopLogits& to
   step.top = reinterpret_cast<ops::TopList*>(impl.top_lists.get());
   std::uninitialized_default_construct_n(step.top, lists);
   step.top_k = top.k;
-  impl.run_step(batch, cache, step);
+  impl.run_step(behind, cache, step, cancel);
   merge_top(step.top, impl.pool->size(), rows, top);
 }
 
@@ -136,7 +148,7 @@ void Executable::run_drawn(const Batch& batch, KvCache& cache, const DrawnTokens
   executor::check_size_of("tokens", drawn.tokens.size(), rows);
   executor::check_size_of("decided", drawn.decided.size(), rows);
   if (!draws_tokens()) throw Unsupported("[run_drawn] not on " + name(target().device));
-  impl_->launch_step(batch, cache, 0, drawn.draws);
+  impl_->launch_step(impl_->after_front(batch, cache, nullptr), cache, 0, drawn.draws);
   impl_->device->read_drawn(drawn);
 }
 
@@ -146,8 +158,39 @@ void Executable::read_row(int64_t row, std::span<float> logits) {
   impl_->device->read_row(row, logits);
 }
 
+// Those of the batch's float inputs go on to the half that has them, unknown ones to the others,
+// which refuse them.
+Batch Executable::Impl::after_front(const Batch& batch, KvCache& cache, const CancelToken* cancel) {
+  if (!front) return batch;
+  executor::check_batch(batch, cache.config(), limits);
+  const auto has = [](const executor::Shared& half, const FloatInput& input) {
+    return std::any_of(half.inputs.begin(), half.inputs.end(),
+                       [&](const executor::InputBuffer& own) { return own.name == input.name; });
+  };
+  front_inputs.clear();
+  own_inputs.clear();
+  const executor::Shared& first = front->impl_->shared;
+  for (const FloatInput& input : batch.float_inputs) {
+    const bool of_front = has(first, input);
+    if (of_front) front_inputs.push_back(input);
+    if (!of_front || has(shared, input)) own_inputs.push_back(input);
+  }
+  Batch before = batch;
+  before.logit_rows = {};
+  before.float_inputs = front_inputs;
+  front->run(before, cache, {}, cancel);
+  for (const executor::OutputBuffer& output : first.outputs) {
+    const FloatInput handed_on{output.name, front->output(output.name).values};
+    if (has(shared, handed_on)) own_inputs.push_back(handed_on);
+  }
+  Batch behind = batch;
+  behind.float_inputs = own_inputs;
+  return behind;
+}
+
 Program& Executable::Impl::begin_step(const Batch& batch, KvCache& cache, executor::Step& step) {
   executor::check_batch(batch, cache.config(), limits);
+  executor::copy_inputs(batch, shared.inputs);
   step.batch = &batch;
   last_tokens = static_cast<int64_t>(batch.token_ids.size());
   last_rows = static_cast<int64_t>(batch.logit_rows.size());
@@ -159,12 +202,28 @@ Program& Executable::Impl::begin_step(const Batch& batch, KvCache& cache, execut
                  batch.kv_len.data(),
                  batch.positions.data(),
                  batch.ancestors.empty() ? nullptr : batch.ancestors.data(),
-                 batch.tree_start.empty() ? nullptr : batch.tree_start.data()};
+                 batch.tree_start.empty() ? nullptr : batch.tree_start.data(),
+                 batch.dense.empty() ? nullptr : batch.dense.data()};
   step.kv_layers = KvCacheAccess::layers(cache);
-  plan_step(step.layout, batch.phase);
+  lay_out(batch, cache, step);
+  plan_step(step, batch.phase);
   step.attention = attention;
   step.visits = visits;
   return programs[program_of_phase[static_cast<size_t>(batch.phase)]];
+}
+
+void Executable::Impl::lay_out(const Batch& batch, const KvCache& cache, executor::Step& step) {
+  step.group_of_layer = KvCacheAccess::group_of_layer(cache);
+  if (step.group_of_layer.empty()) return;
+  layouts.assign(1, step.layout);
+  for (const KvTables& tables : batch.more_groups) {
+    ops::BatchLayout& layout = layouts.emplace_back(step.layout);
+    layout.kv_indptr = tables.kv_indptr.data();
+    layout.kv_indices = tables.kv_indices.data();
+    layout.kv_len = tables.kv_len.data();
+    layout.tree_start = tables.tree_start.empty() ? nullptr : tables.tree_start.data();
+  }
+  step.groups = layouts;
 }
 
 void Executable::Impl::launch_step(const Batch& batch, KvCache& cache, int32_t top_k,
@@ -180,7 +239,8 @@ void Executable::Impl::launch_step(const Batch& batch, KvCache& cache, int32_t t
   }
 }
 
-void Executable::Impl::run_step(const Batch& batch, KvCache& cache, executor::Step& step) {
+void Executable::Impl::run_step(const Batch& batch, KvCache& cache, executor::Step& step,
+                                const CancelToken* cancel) {
   const int64_t begin_ns = recorder ? executor::Recorder::now_ns() : 0;
   Program& program = begin_step(batch, cache, step);
   active.clear();
@@ -192,12 +252,14 @@ void Executable::Impl::run_step(const Batch& batch, KvCache& cache, executor::St
     region.own = static_cast<std::byte*>(own.get());
     region.own_bytes = own_bytes;
   }
+  region.cancel = cancel;
   if (recorder && recorder->has_room()) {
     const auto index = static_cast<size_t>(&program - programs.data());
     recorder->run(region, index, *pool, begin_ns);
-    return;
+  } else {
+    pool->parallel([&region](Team& team) { region.run(team, executor::NoTimer()); });
   }
-  pool->parallel([&region](Team& team) { region.run(team, executor::NoTimer()); });
+  if (region.num_run() < active.size()) cancel->check();
 }
 
 void Executable::start_profile(int64_t max_steps) {
@@ -231,20 +293,37 @@ NamedRows Executable::output(std::string_view name) const {
     throw InvalidArgument("[run] output: expected " + (known.empty() ? "none" : known) +
                           ", got \"" + std::string(name) + "\"");
   }
-  const auto& output = impl.outputs[static_cast<size_t>(found - impl.output_names.begin())];
+  const auto named = [&](const executor::OutputBuffer& buffer) { return buffer.name == name; };
+  const auto own = std::find_if(impl.shared.outputs.begin(), impl.shared.outputs.end(), named);
+  if (own == impl.shared.outputs.end()) return impl.front->output(name);
+  const executor::OutputBuffer& output = *own;
   const int64_t rows = output.rows.kind == Dim::Kind::rows ? impl.last_rows : impl.last_tokens;
-  return {{output.values, static_cast<size_t>(rows * output.cols)}, output.cols};
+  return {{output.host_values(), static_cast<size_t>(rows * output.cols)}, output.cols};
 }
 
 int64_t Executable::vocab_size() const {
   return impl_->limits.vocab_size;
 }
 
-KvCacheConfig Executable::kv_config(DType dtype, int32_t num_pages) const {
+bool Executable::has_attention() const {
+  return impl_->limits.cache.num_layers > 0;
+}
+
+KvCacheConfig Executable::kv_config(DType dtype, int32_t num_pages, bool by_window) const {
   KvCacheConfig config = impl_->limits.cache;
+  if (impl_->front) impl_->add_front_layers(config);
   config.dtype = dtype;
   config.num_pages = num_pages;
+  if (config.num_layers == 0) config.num_layers = config.num_kv_heads = 1;
+  if (config.head_dim == 0) config.head_dim = 16;
+  // A front's facts are its own.
+  if (!by_window || impl_->front || !config.on_host()) config.groups.clear();
+  if (impl_->front) config.rope.clear();
   return config;
+}
+
+const std::shared_ptr<Executable>& Executable::front() const {
+  return impl_->front;
 }
 
 const CompileOptions& Executable::options() const {
@@ -264,11 +343,12 @@ const Graph& Executable::graph() const {
 }
 
 size_t Executable::arena_bytes() const {
-  return impl_->arena_bytes;
+  return impl_->arena_bytes + (impl_->front ? impl_->front->arena_bytes() : 0);
 }
 
 size_t Executable::packed_bytes() const {
-  return impl_->shared.weights->packed_bytes();
+  const size_t own = impl_->shared.weights->packed_bytes();
+  return own + (impl_->front ? impl_->front->packed_bytes() : 0);
 }
 
 }  // namespace effinfer

@@ -28,15 +28,10 @@ struct Executable::Impl {
   size_t own_bytes = 0;       // of a member's own arena, 0: none
   std::shared_ptr<void> own;  // of all members
 
-  // Of the graph's outputs behind the logits, in the arena.
-  struct Output {
-    const float* values = nullptr;
-    Dim rows;
-    int64_t cols = 0;
-  };
+  // Of what the graph returns behind the logits, and, for the whole graph of one with a front, that
+  // front.
   std::vector<std::string> output_names;
-  std::vector<Output> outputs;  // by name
-  int64_t last_tokens = 0;      // of the last step
+  int64_t last_tokens = 0;  // of the last step
   int64_t last_rows = 0;
 
   // One program when the phases share their arithmetic, else one each.
@@ -55,25 +50,42 @@ struct Executable::Impl {
   std::unique_ptr<std::byte[]> top_lists;
 
   // These belong to the step that runs.
+  std::vector<ops::BatchLayout> layouts;  // by group of the cache's layers, if there are several
   std::vector<ops::VisitPlan> visits;
   std::vector<const executor::Call*> active;
   std::unique_ptr<executor::Recorder> recorder;  // null: no profile is being made
 
-  // `first`: an executable whose weights and arenas may be used; null: there is none.
+  std::shared_ptr<Executable> front;  // runs first; null: there is none
+  std::string placement;              // which layers are where, and why; empty: nobody asked
+  // Of the step that runs.
+  std::vector<FloatInput> front_inputs;
+  std::vector<FloatInput> own_inputs;
+
+  // `first`: an executable whose weights and arenas may be used; null: there is none. Only a front
+  // has no logits.
   static std::unique_ptr<Impl> build(const Graph& graph,
                                      std::shared_ptr<const WeightSource> weights,
                                      std::shared_ptr<ThreadPool> pool,
-                                     const CompileOptions& options, const Impl* first);
+                                     const CompileOptions& options, const Impl* first,
+                                     bool has_logits = true);
+  void allocate_inputs(const Graph& graph);
   void allocate_arena(const Impl* first);
   void find_outputs();
   void lower();
   void reserve_plans();
-  void plan_step(const ops::BatchLayout& layout, Phase phase);
+  // The layouts of the cache's groups of layers.
+  void lay_out(const Batch& batch, const KvCache& cache, executor::Step& step);
+  void plan_step(const executor::Step& step, Phase phase);
+  void add_front_layers(KvCacheConfig& config) const;
+  // The step behind the front, which has run, if there is one.
+  Batch after_front(const Batch& batch, KvCache& cache, const CancelToken* cancel);
   executor::Program& begin_step(const Batch& batch, KvCache& cache, executor::Step& step);
   // Of a GPU.
   void launch_step(const Batch& batch, KvCache& cache, int32_t top_k,
                    std::span<const RowDraw> draws);
-  void run_step(const Batch& batch, KvCache& cache, executor::Step& step);
+  // Throws Cancelled where not all calls ran.
+  void run_step(const Batch& batch, KvCache& cache, executor::Step& step,
+                const CancelToken* cancel);
 };
 
 }  // namespace effinfer

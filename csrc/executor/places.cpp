@@ -99,7 +99,7 @@ bool KvAppendPlaces::fill(ops::RopeAppendProblem& p, const Step& step) const {
   p.k = k.at(step);
   p.v = v.at(step);
   p.kv = step.kv_layers[layer];
-  p.batch = step.layout;
+  p.batch = step.layout_of(layer);
   return true;
 }
 
@@ -119,7 +119,7 @@ bool AttentionPlaces::fill(ops::AttentionProblem& p, const Step& step) const {
   const ops::KvLayer& pages = step.kv_layers[layer];
   p.k = ops::keys_of(pages);
   p.v = ops::values_of(pages);
-  p.batch = step.layout;
+  p.batch = step.layout_of(layer);
   const AttentionBuffers& buffers = step.attention[shape];
   p.work = buffers.view;
   p.done = buffers.done;
@@ -139,7 +139,7 @@ bool AttentionPlaces::fill(ops::AttentionProblem& p, const Step& step) const {
 bool IndexPlaces::fill(ops::PrefillIndexInputs& in, const Step& step) const {
   in.q = q.at(step);
   in.kv = step.kv_layers[layer];
-  in.batch = step.layout;
+  in.batch = step.layout_of(layer);
   in.visits = step.visits[visits];
   return in.visits.num_blocks > 0;
 }

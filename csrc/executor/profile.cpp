@@ -41,7 +41,7 @@ PhaseSummary summarize(const Profile& profile, Phase phase) {
   const StepRecord* previous = nullptr;
   for (const StepRecord& step : profile.steps) {
     const StepRecord* before = std::exchange(previous, &step);
-    if (step.phase != phase) continue;
+    if (step.phase != phase || step.cancelled) continue;
     if (before != nullptr && before->phase == phase) {
       sum.between_ns += step.begin_ns - before->end_ns;
       ++sum.between_count;
@@ -74,6 +74,22 @@ PhaseSummary summarize(const Profile& profile, Phase phase) {
       sum.kernels.begin(), sum.kernels.end(),
       [](const KernelSummary& a, const KernelSummary& b) { return a.time_ns > b.time_ns; });
   return sum;
+}
+
+double overlapped_share(const Profile& work, const Profile& beside) {
+  int64_t all = 0;
+  int64_t both = 0;
+  size_t first = 0;
+  for (const StepRecord& step : work.steps) {
+    all += step.end_ns - step.begin_ns;
+    while (first < beside.steps.size() && beside.steps[first].end_ns <= step.begin_ns) ++first;
+    for (size_t i = first; i < beside.steps.size(); ++i) {
+      const StepRecord& other = beside.steps[i];
+      if (other.begin_ns >= step.end_ns) break;
+      both += std::min(step.end_ns, other.end_ns) - std::max(step.begin_ns, other.begin_ns);
+    }
+  }
+  return all == 0 ? 0.0 : static_cast<double>(both) / static_cast<double>(all);
 }
 
 }  // namespace effinfer

@@ -3,6 +3,7 @@
 
 #include <cstddef>
 #include <memory>
+#include <string>
 #include <vector>
 
 #include "effinfer/compiler.h"
@@ -23,6 +24,34 @@ struct Program {
   std::vector<CallInfo> infos;  // one a call: for explain() and profiles
 };
 
+// Where a float input of the graph lies in a step: kernels may read past the end of its last row.
+struct InputBuffer {
+  std::string name;
+  int64_t cols = 0;
+  std::shared_ptr<void> memory;  // [max_tokens, cols] and the tail
+  // Pinned, [max_tokens, cols], from where it goes to `memory`; null: the host writes that itself.
+  std::shared_ptr<std::byte> staged;
+
+  float* values() const { return static_cast<float*>(memory.get()); }
+  float* host_values() const {
+    return staged == nullptr ? values() : reinterpret_cast<float*>(staged.get());
+  }
+};
+
+// Where a step leaves what the graph returns behind the logits.
+struct OutputBuffer {
+  std::string name;
+  Dim rows;
+  int64_t cols = 0;
+  const float* values = nullptr;  // in the arena
+  // Pinned, as many rows as the largest step has; null: the host reads the arena.
+  std::shared_ptr<std::byte> staged;
+
+  const float* host_values() const {
+    return staged == nullptr ? values : reinterpret_cast<const float*>(staged.get());
+  }
+};
+
 // What the programs of an executable share.
 struct Shared {
   Graph graph;
@@ -31,7 +60,10 @@ struct Shared {
   const Memory* memory = nullptr;
   std::shared_ptr<weights::WeightStore> weights;  // other executables may have it as their base
   std::byte* arena = nullptr;
+  std::vector<InputBuffer> inputs;                    // the float ones
+  std::vector<OutputBuffer> outputs;                  // behind the logits
   std::vector<ops::AttentionShape> attention_shapes;  // distinct ones: the slots of plans
+  std::vector<size_t> attention_layers;               // of each the number of a layer
   std::vector<ops::VisitShape> visit_shapes;          // the same
   std::vector<std::shared_ptr<void>> constants;       // such as rotary frequencies
   size_t scratch_bytes = 0;                           // of a member

@@ -1,5 +1,6 @@
 #include "executor/recorder.h"
 
+#include <algorithm>
 #include <chrono>
 #include <new>
 
@@ -65,6 +66,7 @@ StepRecord& Recorder::start(const Step& step, size_t calls, int64_t begin_ns) {
   record.tokens = step.layout.num_tokens;
   record.sequences = step.layout.num_sequences;
   record.begin_ns = begin_ns;
+  record.cancelled = false;
   record.calls.resize(calls);
   record.times.resize(calls * static_cast<size_t>(profile_.threads));
   return record;
@@ -84,8 +86,20 @@ void Recorder::run(const Region& region, size_t program, ThreadPool& pool, int64
     if (team.rank() == 0) both.step.barriers = team.barriers();
   });
   step.end_ns = now_ns();
+  step.cancelled = region.num_run() < calls.size();
+  if (step.cancelled) drop_times(step, region.num_run());
   add_costs(step, program, calls);
   keep();
+}
+
+// Calls from `count` on did not run.
+void Recorder::drop_times(StepRecord& step, size_t count) const {
+  const size_t calls = step.calls.size();
+  for (size_t thread = 0; thread < static_cast<size_t>(profile_.threads); ++thread) {
+    const auto first = step.times.begin() + static_cast<ptrdiff_t>(thread * calls);
+    std::fill(first + static_cast<ptrdiff_t>(count), first + static_cast<ptrdiff_t>(calls),
+              CallTimes{step.end_ns, step.end_ns, step.end_ns});
+  }
 }
 
 void Recorder::add_costs(StepRecord& step, size_t program,

@@ -34,6 +34,7 @@ class Recorder {
   Profile take();
 
  private:
+  void drop_times(StepRecord& step, size_t count) const;
   void add_costs(StepRecord& step, size_t program, std::span<const Call* const> calls) const;
 
   std::span<const Program> programs_;

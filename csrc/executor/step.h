@@ -30,12 +30,17 @@ struct Step {
   float* logits = nullptr;
   ops::TopList* top = nullptr;  // [members][rows]; null: all logits are wanted
   int32_t top_k = 0;
-  ops::BatchLayout layout;
+  ops::BatchLayout layout;                      // of the cache's first group of layers
+  std::span<const ops::BatchLayout> groups;     // of each; none: there is one
+  std::span<const uint8_t> group_of_layer;      // by the number of a layer; none: there is one
   std::span<const ops::KvLayer> kv_layers;      // by the number of a layer
   std::span<const AttentionBuffers> attention;  // by the slot of an attention shape
   std::span<const ops::VisitPlan> visits;       // by the slot of a visit shape
   std::byte* own = nullptr;                     // a member's own arena in a small step
 
+  const ops::BatchLayout& layout_of(size_t layer) const {
+    return group_of_layer.empty() ? layout : groups[group_of_layer[layer]];
+  }
   int64_t count(const Dim& dim) const {
     switch (dim.kind) {
       case Dim::Kind::tokens:

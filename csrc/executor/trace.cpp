@@ -1,8 +1,10 @@
 // A profile in Chrome's trace-event format ("Trace Event Format", The Chromium Authors): complete
-// events ("X") with microseconds since the first step. On the track of thread 0 an event of the
-// step encloses all others of it; an event of a call is followed by the thread's wait for the rest.
+// events ("X") with microseconds since the first step. A profile is a process. On the track of
+// thread 0 an event of the step encloses all others of it; an event of a call is followed by the
+// thread's wait for the rest.
 #include <algorithm>
 #include <cstdio>
+#include <limits>
 #include <string>
 #include <string_view>
 
@@ -40,6 +42,11 @@ class Writer {
  public:
   explicit Writer(int64_t origin_ns) : origin_ns_(origin_ns) {}
 
+  void begin_process() { ++process_; }
+  void name_process(std::string_view name) {
+    begin("M", 0);
+    text_ += R"(,"name":"process_name","args":{"name":)" + quoted(name) + "}}";
+  }
   void name_track(int thread, std::string_view name) {
     begin("M", thread);
     text_ += R"(,"name":"thread_name","args":{"name":)" + quoted(name) + "}}";
@@ -60,16 +67,19 @@ class Writer {
   void begin(const char* type, int thread) {
     text_ += is_first_ ? "\n" : ",\n";
     is_first_ = false;
-    text_ += std::string(R"({"ph":")") + type + R"(","pid":1,"tid":)" + std::to_string(thread);
+    text_ += std::string(R"({"ph":")") + type + R"(","pid":)" + std::to_string(process_) +
+             R"(,"tid":)" + std::to_string(thread);
   }
 
   int64_t origin_ns_;
+  int process_ = 0;
   bool is_first_ = true;
   std::string text_ = R"({"displayTimeUnit":"ns","traceEvents":[)";
 };
 
 void write_step(Writer& writer, const StepRecord& step) {
-  const std::string name = step.phase == Phase::decode ? "decode" : "prefill";
+  const std::string phase = step.phase == Phase::decode ? "decode" : "prefill";
+  const std::string name = (step.cancelled ? "cancelled " : "") + phase;
   const std::string sizes = R"({"tokens":)" + std::to_string(step.tokens) + R"(,"sequences":)" +
                             std::to_string(step.sequences) + R"(,"barriers":)" +
                             std::to_string(step.barriers) + "}";
@@ -83,6 +93,7 @@ void write_calls(Writer& writer, const Profile& profile, const StepRecord& step,
     const CallRecord& call = step.calls[i];
     const CallInfo& info = profile.calls[static_cast<size_t>(call.info)];
     const CallTimes& times = step.time(thread, i);
+    if (step.cancelled && times.begin_ns == step.end_ns) break;  // nor did those behind it run
     const std::string args = R"({"node":)" + quoted(info.node) + R"(,"bytes":)" +
                              std::to_string(call.bytes) + R"(,"ops":)" + std::to_string(call.ops) +
                              "}";
@@ -94,10 +105,8 @@ void write_calls(Writer& writer, const Profile& profile, const StepRecord& step,
   }
 }
 
-}  // namespace
-
-std::string trace_json(const Profile& profile) {
-  Writer writer(profile.steps.empty() ? 0 : profile.steps.front().begin_ns);
+void write_profile(Writer& writer, const Profile& profile) {
+  writer.begin_process();
   const bool is_cpu = profile.device == "cpu";
   for (int thread = 0; thread < profile.threads; ++thread) {
     writer.name_track(thread, is_cpu ? "thread " + std::to_string(thread) : profile.device);
@@ -105,6 +114,27 @@ std::string trace_json(const Profile& profile) {
       if (thread == 0) write_step(writer, step);
       write_calls(writer, profile, step, thread);
     }
+  }
+}
+
+}  // namespace
+
+std::string trace_json(const Profile& profile) {
+  Writer writer(profile.steps.empty() ? 0 : profile.steps.front().begin_ns);
+  write_profile(writer, profile);
+  return writer.finish();
+}
+
+std::string trace_json(std::span<const NamedProfile> profiles) {
+  int64_t origin_ns = std::numeric_limits<int64_t>::max();
+  for (const NamedProfile& each : profiles) {
+    if (each.profile.steps.empty()) continue;
+    origin_ns = std::min(origin_ns, each.profile.steps.front().begin_ns);
+  }
+  Writer writer(origin_ns);
+  for (const NamedProfile& each : profiles) {
+    write_profile(writer, each.profile);
+    writer.name_process(each.name);
   }
   return writer.finish();
 }

@@ -1,23 +1,20 @@
 #include "effinfer/kv_cache.h"
 
 #include <algorithm>
+#include <numeric>
 #include <string>
-#include <unordered_map>
 
 #include "effinfer/error.h"
+#include "kv/groups.h"
 #include "kv/kv_access.h"
-#include "kv/page_pool.h"
-#include "kv/radix_tree.h"
+#include "kv/kv_cache_impl.h"
 
 namespace effinfer {
-namespace {
 
-struct Sequence {
-  std::vector<int32_t> tokens;
-  std::vector<int32_t> pages;  // ceil(tokens / 64)
-  int64_t committed = 0;
-  int64_t length() const { return static_cast<int64_t>(tokens.size()); }
-};
+using kv::PageTable;
+using kv::Sequence;
+
+namespace {
 
 // Room for `count` more. reserve() alone takes no more than it is asked for: a sequence that grows
 // token by token would move all of them each time.
@@ -44,81 +41,182 @@ void require_rows(std::span<const int32_t> rows, int64_t end) {
   }
 }
 
+// A unit is whole pages.
+kv::Making making_of(const PrefixKey& key) {
+  const int64_t unit = std::lcm(key.unit, int64_t{KvCache::kPageSize});
+  return {key.methods, static_cast<size_t>(unit / KvCache::kPageSize)};
+}
+
+size_t pages_of(int64_t slots) {
+  return KvCache::pages_for(static_cast<size_t>(slots));
+}
+
 }  // namespace
 
-struct KvCache::Impl {
-  kv::PagePool pool;
-  kv::RadixTree tree;
-  std::unordered_map<SequenceId, Sequence> sequences;
-  SequenceId next_id = 0;
+KvCache::Impl::Impl(const KvCacheConfig& given)
+    : config(given),
+      pools(kv::make_pools(given)),
+      layers(kv::layers_of(pools, given)),
+      group_of_layer(kv::group_of_layer(given)),
+      tree(pools, kv::windows_of(given)) {}
 
-  explicit Impl(const KvCacheConfig& config) : pool(config), tree(pool) {}
+const Sequence& KvCache::Impl::find(SequenceId id) const {
+  const auto found = sequences.find(id);
+  if (found == sequences.end()) {
+    throw InvalidArgument("[kv_cache] sequence: no sequence " + std::to_string(id));
+  }
+  return found->second;
+}
 
-  const Sequence& find(SequenceId id) const {
-    const auto found = sequences.find(id);
-    if (found == sequences.end()) {
-      throw InvalidArgument("[kv_cache] sequence: no sequence " + std::to_string(id));
+const PageTable& KvCache::Impl::table(SequenceId id, int32_t group) const {
+  const Sequence& sequence = find(id);
+  if (group >= 0 && static_cast<size_t>(group) < sequence.tables.size()) {
+    return sequence.tables[static_cast<size_t>(group)];
+  }
+  throw InvalidArgument("[kv_cache] group: expected 0.." +
+                        std::to_string(sequence.tables.size() - 1) + ", got " +
+                        std::to_string(group));
+}
+
+bool KvCache::Impl::must_copy(const PageTable& table, size_t group) const {
+  return table.slots % kPageSize != 0 && pool(group).references(table.pages.back()) > 1;
+}
+
+size_t KvCache::Impl::pages_needed(const PageTable& table, size_t group, int64_t count) const {
+  if (count == 0) return 0;
+  return pages_of(table.slots + count) - table.pages.size() + (must_copy(table, group) ? 1 : 0);
+}
+
+bool KvCache::Impl::has_pages(size_t group, size_t count) const {
+  const auto free = static_cast<size_t>(pool(group).free_pages());
+  return count <= free || count <= free + static_cast<size_t>(tree.evictable(group));
+}
+
+void KvCache::Impl::make_free(size_t group, size_t count) {
+  while (static_cast<size_t>(pool(group).free_pages()) < count) tree.evict();
+}
+
+// Its pages are free.
+void KvCache::Impl::append_slots(PageTable& table, size_t group, int64_t count) {
+  if (must_copy(table, group)) {
+    const int32_t shared = table.pages.back();
+    table.pages.back() = pool(group).allocate_copy(shared);
+    pool(group).release(shared);
+  }
+  table.slots += count;
+  const size_t total = pages_of(table.slots);
+  while (table.pages.size() < total) table.pages.push_back(pool(group).allocate());
+}
+
+void KvCache::Impl::release_pages(PageTable& table, size_t group, size_t from) {
+  while (table.pages.size() > from) {
+    if (table.pages.back() != kv::kFreed) pool(group).release(table.pages.back());
+    table.pages.pop_back();
+  }
+}
+
+void KvCache::Impl::shorten(Sequence& sequence, int64_t count) {
+  sequence.tokens.resize(sequence.tokens.size() - static_cast<size_t>(count));
+  for (size_t group = 0; group < sequence.tables.size(); ++group) {
+    PageTable& table = sequence.tables[group];
+    table.slots -= count;
+    release_pages(table, group, pages_of(table.slots));
+  }
+}
+
+void KvCache::Impl::publish(const Sequence& sequence, size_t pages) {
+  if (!sequence.is_prefix) return;
+  std::vector<kv::RadixTree::GroupPages> groups;
+  for (const PageTable& table : sequence.tables) {
+    const auto first = static_cast<size_t>(sequence.first_token(table) / kPageSize);
+    groups.push_back({table.pages, first});
+  }
+  tree.insert(sequence.tokens, pages, groups, making_of(sequence.key));
+}
+
+void KvCache::Impl::close_windows(Sequence& sequence) {
+  if (sequence.wanted_prefix > 0 &&
+      sequence.committed >= static_cast<int64_t>(sequence.wanted_prefix) * kPageSize) {
+    publish(sequence, sequence.wanted_prefix);
+    sequence.wanted_prefix = 0;
+  }
+  for (size_t group = 1; group < sequence.tables.size(); ++group) {
+    PageTable& table = sequence.tables[group];
+    const int64_t needed = kv::first_needed_page(window_of(group) + kSlack, sequence.committed) -
+                           sequence.first_token(table) / kPageSize;
+    if (needed <= 0) continue;
+    for (size_t page = table.num_freed(); static_cast<int64_t>(page) < needed; ++page) {
+      pool(group).release(table.pages[page]);
+      table.pages[page] = kv::kFreed;
     }
-    return found->second;
+    const int64_t gone = needed / kv::kChunkPages * kv::kChunkPages;
+    table.pages.erase(table.pages.begin(), table.pages.begin() + gone);
+    table.slots -= gone * kPageSize;
   }
-  Sequence& find(SequenceId id) {
-    return const_cast<Sequence&>(static_cast<const Impl*>(this)->find(id));
-  }
-
-  // The last page is partly filled and someone else reads it: appending must copy it first.
-  bool must_copy(const Sequence& sequence) const {
-    return sequence.tokens.size() % kPageSize != 0 && pool.references(sequence.pages.back()) > 1;
-  }
-  size_t pages_needed(const Sequence& sequence, size_t count) const {
-    if (count == 0) return 0;
-    const size_t total = pages_for(sequence.tokens.size() + count);
-    return total - sequence.pages.size() + (must_copy(sequence) ? 1 : 0);
-  }
-  bool has_pages(size_t count) const {
-    const size_t free = static_cast<size_t>(pool.free_pages());
-    return count <= free || count <= free + static_cast<size_t>(tree.evictable());
-  }
-  void shorten(Sequence& sequence, size_t length) {
-    sequence.tokens.resize(length);
-    while (sequence.pages.size() > pages_for(length)) {
-      pool.release(sequence.pages.back());
-      sequence.pages.pop_back();
-    }
-  }
-  void publish(const Sequence& sequence) {
-    const size_t whole = static_cast<size_t>(sequence.committed) / kPageSize;
-    tree.insert(sequence.tokens, std::span(sequence.pages).first(whole));
-  }
-};
+}
 
 KvCache::KvCache(const KvCacheConfig& config) : impl_(std::make_unique<Impl>(config)) {}
 KvCache::~KvCache() = default;
 
 const KvCacheConfig& KvCache::config() const {
-  return impl_->pool.config();
+  return impl_->config;
 }
 size_t KvCache::num_bytes() const {
-  return impl_->pool.num_bytes();
+  size_t bytes = 0;
+  for (const auto& pool : impl_->pools) bytes += pool->num_bytes();
+  return bytes;
 }
 int32_t KvCache::free_pages() const {
-  return impl_->pool.free_pages();
+  int32_t free = impl_->pools.front()->free_pages();
+  for (const auto& pool : impl_->pools) free = std::min(free, pool->free_pages());
+  return free;
 }
 int32_t KvCache::available_pages() const {
-  return impl_->pool.free_pages() + impl_->tree.evictable();
+  int32_t least = config().num_pages;
+  for (size_t group = 0; group < impl_->pools.size(); ++group) {
+    least = std::min(least, impl_->pool(group).free_pages() + impl_->tree.evictable(group));
+  }
+  return least;
+}
+int32_t KvCache::num_groups() const {
+  return static_cast<int32_t>(impl_->pools.size());
 }
 int32_t KvCache::cached_prefix_pages() const {
   return impl_->tree.size();
 }
 
 SequenceId KvCache::create(std::span<const int32_t> tokens, int32_t* cached) {
-  Sequence sequence;
-  if (!tokens.empty()) {
-    sequence.pages = impl_->tree.match(tokens, (tokens.size() - 1) / kPageSize);
+  return create(tokens, cached, PrefixKey{});
+}
+
+SequenceId KvCache::create(std::span<const int32_t> tokens, int32_t* cached, const PrefixKey& key) {
+  if (key.unit < 1 || key.most < 0) {
+    throw InvalidArgument("[kv_cache] create: key: expected a unit of at least 1 and at least 0 " +
+                          std::string("tokens at most, got ") + std::to_string(key.unit) + " and " +
+                          std::to_string(key.most));
   }
-  const size_t known = sequence.pages.size() * kPageSize;
+  Sequence sequence;
+  sequence.key = key;
+  sequence.tables.resize(impl_->pools.size());
+  size_t known = 0;
+  if (!tokens.empty()) {
+    const int64_t most = std::min(static_cast<int64_t>(tokens.size()) - 1, key.most);
+    auto prefix = impl_->tree.match(tokens, static_cast<size_t>(most / kPageSize), making_of(key));
+    known = prefix.pages * kPageSize;
+    if (prefix.known > prefix.pages) sequence.wanted_prefix = prefix.known;
+    for (size_t group = 0; group < sequence.tables.size(); ++group) {
+      PageTable& table = sequence.tables[group];
+      table.pages = std::move(prefix.by_group[group]);
+      const size_t gone = table.num_freed() / kv::kChunkPages * kv::kChunkPages;
+      table.pages.erase(table.pages.begin(), table.pages.begin() + static_cast<ptrdiff_t>(gone));
+      table.slots = static_cast<int64_t>(table.pages.size()) * kPageSize;
+      for (const int32_t page : table.pages) {
+        if (page != kv::kFreed) impl_->pool(group).retain(page);
+      }
+    }
+  }
   sequence.tokens.assign(tokens.begin(), tokens.begin() + static_cast<ptrdiff_t>(known));
   sequence.committed = sequence.length();
-  for (const int32_t page : sequence.pages) impl_->pool.retain(page);
   if (cached != nullptr) *cached = static_cast<int32_t>(known);
   const SequenceId id = impl_->next_id++;
   impl_->sequences.emplace(id, std::move(sequence));
@@ -127,28 +225,33 @@ SequenceId KvCache::create(std::span<const int32_t> tokens, int32_t* cached) {
 
 bool KvCache::can_append(SequenceId id, int64_t count) const {
   if (count < 0) require_count("can_append", count, 0);
-  return impl_->has_pages(impl_->pages_needed(impl_->find(id), static_cast<size_t>(count)));
+  const Sequence& sequence = impl_->find(id);
+  for (size_t group = 0; group < sequence.tables.size(); ++group) {
+    const size_t needed = impl_->pages_needed(sequence.tables[group], group, count);
+    if (!impl_->has_pages(group, needed)) return false;
+  }
+  return true;
 }
 
 void KvCache::append(SequenceId id, std::span<const int32_t> tokens) {
   Sequence& sequence = impl_->find(id);
-  const size_t needed = impl_->pages_needed(sequence, tokens.size());
-  if (!impl_->has_pages(needed)) {
+  const auto count = static_cast<int64_t>(tokens.size());
+  for (size_t group = 0; group < sequence.tables.size(); ++group) {
+    const size_t needed = impl_->pages_needed(sequence.tables[group], group, count);
+    if (impl_->has_pages(group, needed)) continue;
     throw OutOfMemory("[kv_cache] append: " + std::to_string(needed) + " pages needed, " +
                       std::to_string(available_pages()) + " of " +
-                      std::to_string(impl_->pool.num_pages()) + " available");
+                      std::to_string(config().num_pages) + " available");
   }
   if (tokens.empty()) return;
-  make_room(sequence.pages, needed);
   make_room(sequence.tokens, tokens.size());
-  while (static_cast<size_t>(impl_->pool.free_pages()) < needed) impl_->tree.evict();
-  if (impl_->must_copy(sequence)) {
-    const int32_t shared = sequence.pages.back();
-    sequence.pages.back() = impl_->pool.allocate_copy(shared);
-    impl_->pool.release(shared);
+  for (size_t group = 0; group < sequence.tables.size(); ++group) {
+    PageTable& table = sequence.tables[group];
+    const size_t needed = impl_->pages_needed(table, group, count);
+    make_room(table.pages, needed);
+    impl_->make_free(group, needed);
+    impl_->append_slots(table, group, count);
   }
-  const size_t total = pages_for(sequence.tokens.size() + tokens.size());
-  while (sequence.pages.size() < total) sequence.pages.push_back(impl_->pool.allocate());
   sequence.tokens.insert(sequence.tokens.end(), tokens.begin(), tokens.end());
 }
 
@@ -157,55 +260,89 @@ void KvCache::reserve(SequenceId id, int64_t tokens) {
   const int64_t most = int64_t{config().num_pages} * kPageSize;
   const auto size = static_cast<size_t>(std::clamp<int64_t>(tokens, 0, most));
   sequence.tokens.reserve(size);
-  sequence.pages.reserve(pages_for(size));
+  for (PageTable& table : sequence.tables) table.pages.reserve(pages_for(size));
 }
 
 void KvCache::commit(SequenceId id, int64_t count) {
   Sequence& sequence = impl_->find(id);
-  require_count("commit", count, sequence.length() - sequence.committed);
+  require_count("commit", count, sequence.uncommitted());
   sequence.committed += count;
+  if (sequence.tables.size() > 1) impl_->close_windows(sequence);
 }
 
 void KvCache::keep(SequenceId id, std::span<const int32_t> rows) {
   Sequence& sequence = impl_->find(id);
-  require_rows(rows, sequence.length() - sequence.committed);
+  const int64_t count = sequence.uncommitted();
+  require_rows(rows, count);
+  for (size_t group = 0; group < sequence.tables.size(); ++group) {
+    const PageTable& table = sequence.tables[group];
+    impl_->pool(group).close_up(table.pages, table.slots - count, rows);
+  }
   const auto first = static_cast<size_t>(sequence.committed);
-  impl_->pool.close_up(sequence.pages, sequence.committed, rows);
   for (size_t i = 0; i < rows.size(); ++i) {
     sequence.tokens[first + i] = sequence.tokens[first + static_cast<size_t>(rows[i])];
   }
-  impl_->shorten(sequence, first + rows.size());
+  impl_->shorten(sequence, count - static_cast<int64_t>(rows.size()));
   sequence.committed = sequence.length();
+  if (sequence.tables.size() > 1) impl_->close_windows(sequence);
 }
 
 SequenceId KvCache::fork(SequenceId id) {
   Sequence copy = impl_->find(id);
-  if (copy.committed != copy.length()) {
+  if (copy.uncommitted() != 0) {
     throw InvalidArgument("[kv_cache] fork: expected every token committed, got " +
                           std::to_string(copy.committed) + " of " + std::to_string(copy.length()));
   }
-  for (const int32_t page : copy.pages) impl_->pool.retain(page);
+  copy.wanted_prefix = 0;
+  for (size_t group = 0; group < copy.tables.size(); ++group) {
+    for (const int32_t page : copy.tables[group].pages) {
+      if (page != kv::kFreed) impl_->pool(group).retain(page);
+    }
+  }
   const SequenceId forked = impl_->next_id++;
   impl_->sequences.emplace(forked, std::move(copy));
   return forked;
 }
 
+bool KvCache::can_rollback(SequenceId id, int64_t count) const {
+  const Sequence& sequence = impl_->find(id);
+  const int64_t length = sequence.length() - count;
+  if (count < 0 || length < sequence.fixed) return false;
+  for (size_t group = 1; group < sequence.tables.size(); ++group) {
+    const PageTable& table = sequence.tables[group];
+    const int64_t first_page =
+        sequence.first_token(table) / kPageSize + static_cast<int64_t>(table.num_freed());
+    if (first_page > kv::first_needed_page(impl_->window_of(group), length)) return false;
+  }
+  return true;
+}
+
 void KvCache::rollback(SequenceId id, int64_t count) {
   Sequence& sequence = impl_->find(id);
-  require_count("rollback", count, sequence.length());
-  impl_->shorten(sequence, sequence.tokens.size() - static_cast<size_t>(count));
+  require_count("rollback", count, sequence.length() - sequence.fixed);
+  if (!can_rollback(id, count)) {
+    throw InvalidArgument("[kv_cache] rollback: count: expected at most " +
+                          std::to_string(int64_t{kSlack} + sequence.uncommitted()) +
+                          " (what a window's freed keys allow), got " + std::to_string(count));
+  }
+  impl_->shorten(sequence, count);
   sequence.committed = std::min(sequence.committed, sequence.length());
 }
 
 void KvCache::publish(SequenceId id) {
-  impl_->publish(impl_->find(id));
+  const Sequence& sequence = impl_->find(id);
+  const int64_t tokens = std::min(sequence.committed, sequence.key.most);
+  const size_t unit = making_of(sequence.key).unit;
+  impl_->publish(sequence, static_cast<size_t>(tokens) / kPageSize / unit * unit);
 }
 
 void KvCache::release(SequenceId id, bool keep_prefix) {
   Sequence& sequence = impl_->find(id);
-  if (keep_prefix) impl_->publish(sequence);
+  if (keep_prefix) publish(id);
   // The last page goes first, so that the pages of a prompt's start are on top of the free stack.
-  for (size_t i = sequence.pages.size(); i-- > 0;) impl_->pool.release(sequence.pages[i]);
+  for (size_t group = 0; group < sequence.tables.size(); ++group) {
+    impl_->release_pages(sequence.tables[group], group, 0);
+  }
   impl_->sequences.erase(id);
 }
 
@@ -219,49 +356,57 @@ int64_t KvCache::length(SequenceId id) const {
 int64_t KvCache::committed(SequenceId id) const {
   return impl_->find(id).committed;
 }
-std::span<const int32_t> KvCache::pages(SequenceId id) const {
-  return impl_->find(id).pages;
+int64_t KvCache::slots(SequenceId id, int32_t group) const {
+  return impl_->table(id, group).slots;
+}
+int64_t KvCache::free_slots(SequenceId id) const {
+  const Sequence& sequence = impl_->find(id);
+  int64_t least = int64_t{config().num_pages} * kPageSize;
+  for (size_t group = 0; group < sequence.tables.size(); ++group) {
+    const PageTable& table = sequence.tables[group];
+    const auto pages = static_cast<int64_t>(table.pages.size()) + impl_->pool(group).free_pages();
+    least = std::min(least, pages * kPageSize - table.slots);
+  }
+  return least;
+}
+int64_t KvCache::next_position(SequenceId id) const {
+  const Sequence& sequence = impl_->find(id);
+  return sequence.length() + sequence.shift;
+}
+bool KvCache::is_prefix(SequenceId id) const {
+  return impl_->find(id).is_prefix;
+}
+std::span<const int32_t> KvCache::pages(SequenceId id, int32_t group) const {
+  return impl_->table(id, group).pages;
 }
 std::span<const int32_t> KvCache::tokens(SequenceId id) const {
   return impl_->find(id).tokens;
 }
 
-void KvCache::check_integrity() const {
-  std::vector<int32_t> references(static_cast<size_t>(impl_->pool.num_pages()), 0);
-  for (const auto& [id, sequence] : impl_->sequences) {
-    const std::string label = "[kv_cache] sequence " + std::to_string(id) + ": ";
-    if (sequence.pages.size() != pages_for(sequence.tokens.size())) {
-      throw InternalError(label + std::to_string(sequence.pages.size()) + " pages for " +
-                          std::to_string(sequence.tokens.size()) + " tokens");
-    }
-    if (sequence.committed < 0 || sequence.committed > sequence.length()) {
-      throw InternalError(label + "committed " + std::to_string(sequence.committed));
-    }
-    for (size_t i = 0; i < sequence.pages.size(); ++i) {
-      const int32_t page = sequence.pages[i];
-      if (page < 0 || page >= impl_->pool.num_pages()) {
-        throw InternalError(label + "page " + std::to_string(page) + " is not of the pool");
-      }
-      ++references[static_cast<size_t>(page)];
-      // What a step will write into has one reader.
-      const int64_t end =
-          std::min<int64_t>(static_cast<int64_t>(i + 1) * kPageSize, sequence.length());
-      if (sequence.committed < end && impl_->pool.references(page) != 1) {
-        throw InternalError(label + "page " + std::to_string(page) + " is written and shared");
-      }
-    }
-    std::vector<int32_t> sorted = sequence.pages;
-    std::sort(sorted.begin(), sorted.end());
-    if (std::adjacent_find(sorted.begin(), sorted.end()) != sorted.end()) {
-      throw InternalError(label + "a page appears twice");
-    }
+size_t KvCache::used_bytes() const {
+  size_t bytes = 0;
+  for (const auto& pool : impl_->pools) {
+    bytes += static_cast<size_t>(pool->num_pages() - pool->free_pages()) *
+             kv::page_bytes(pool->config());
   }
-  impl_->tree.check(references);
-  impl_->pool.check(references);
+  return bytes;
+}
+
+size_t KvCache::used_bytes(SequenceId id) const {
+  const Sequence& sequence = impl_->find(id);
+  size_t bytes = 0;
+  for (size_t group = 0; group < sequence.tables.size(); ++group) {
+    const PageTable& table = sequence.tables[group];
+    bytes += (table.pages.size() - table.num_freed()) * kv::page_bytes(impl_->pool(group).config());
+  }
+  return bytes;
 }
 
 std::span<const ops::KvLayer> KvCacheAccess::layers(const KvCache& cache) {
-  return cache.impl_->pool.layers();
+  return cache.impl_->layers;
+}
+std::span<const uint8_t> KvCacheAccess::group_of_layer(const KvCache& cache) {
+  return cache.impl_->group_of_layer;
 }
 
 }  // namespace effinfer

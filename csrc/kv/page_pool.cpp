@@ -1,10 +1,12 @@
 #include "kv/page_pool.h"
 
 #include <algorithm>
+#include <cstring>
 #include <string>
 
 #include "core/memory.h"
 #include "effinfer/error.h"
+#include "kv/token_rows.h"
 #include "ops/registry.h"
 
 namespace effinfer::kv {
@@ -51,54 +53,9 @@ size_t head_scale_bytes(const KvCacheConfig& config) {
 
 using ops::TokenPlace;
 
-// Calls with the unsigned type of the size of an element.
-template <class F>
-void with_element(DType dtype, F&& f) {
-  switch (dtype_info(dtype).block_bytes) {
-    case 4:
-      return f.template operator()<uint32_t>();
-    case 2:
-      return f.template operator()<uint16_t>();
-    default:
-      return f.template operator()<uint8_t>();
-  }
-}
-
-// K and V of a token of one head: of K a dword of each line, of V an element of each dword.
-template <class T>
-void copy_token(const ops::KvLayer& kv, int64_t head, TokenPlace from, TokenPlace to) {
-  constexpr int64_t P = 4 / sizeof(T);
-  const auto key = [&](TokenPlace place) {
-    const int64_t first = ops::k_offset(place.token, 0, kv.head_dim, P);
-    return reinterpret_cast<uint32_t*>(kv.k_head(place.page, head)) + first / P;
-  };
-  const auto value = [&](TokenPlace place) {
-    const int64_t first = ops::v_offset(place.token, 0, kv.head_dim, P);
-    return reinterpret_cast<T*>(kv.v_head(place.page, head)) + first;
-  };
-  const uint32_t* k_from = key(from);
-  uint32_t* k_to = key(to);
-  for (int64_t i = 0; i < kv.head_dim / P; ++i) k_to[i * 16] = k_from[i * 16];
-  const T* v_from = value(from);
-  T* v_to = value(to);
-  for (int64_t d = 0; d < kv.head_dim; ++d) v_to[d * P] = v_from[d * P];
-}
-
-void copy_scales(const ops::KvLayer& kv, int64_t head, TokenPlace from, TokenPlace to) {
-  if (kv.k_scale == nullptr) return;
-  const auto at = [&](TokenPlace place) {
-    return (place.page * int64_t{kv.num_kv_heads} + head) * ops::kPageSize + place.token;
-  };
-  kv.k_scale[at(to)] = kv.k_scale[at(from)];
-  kv.v_scale[at(to)] = kv.v_scale[at(from)];
-}
-
 void move_on_host(const ops::MoveTokensProblem& p) {
   for (int64_t head = 0; head < p.kv.num_kv_heads; ++head) {
-    for (int32_t i = 0; i < p.count; ++i) {
-      with_element(p.kv.dtype, [&]<class T>() { copy_token<T>(p.kv, head, p.from[i], p.to[i]); });
-      copy_scales(p.kv, head, p.from[i], p.to[i]);
-    }
+    for (int32_t i = 0; i < p.count; ++i) copy_token(p.kv, head, p.from[i], p.to[i]);
   }
 }
 
@@ -110,10 +67,13 @@ size_t page_bytes(const KvCacheConfig& config) {
                   static_cast<size_t>(config.num_layers));
 }
 
-PagePool::PagePool(const KvCacheConfig& config)
-    : config_(config), memory_(memory_of(config.device)) {
+PagePool::PagePool(const KvCacheConfig& config) : config_(config) {
   head_bytes_ = checked_head_bytes(config);
   require(config.num_pages > 0, "num_pages", "at least 1", config.num_pages);
+  const auto num_layers = static_cast<size_t>(config.num_layers);
+  const size_t devices = config.layer_devices.size();
+  require(devices == 0 || devices == num_layers, "layer_devices", "none or one a layer",
+          static_cast<int64_t>(devices));
   const size_t heads =
       multiply(static_cast<size_t>(config.num_pages), static_cast<size_t>(config.num_kv_heads));
   plane_bytes_ = align_up(multiply(heads, head_bytes_));
@@ -121,22 +81,17 @@ PagePool::PagePool(const KvCacheConfig& config)
   if (plane_bytes_ > SIZE_MAX - scale_bytes_) {
     throw OutOfMemory("[kv_cache] the size of the page pool overflows");
   }
-  num_bytes_ =
-      multiply(multiply(plane_bytes_ + scale_bytes_, 2), static_cast<size_t>(config.num_layers));
-  // The system maps memory that it could never back; refuse here instead of dying at first use.
-  const size_t limit = memory_.capacity();
-  if (num_bytes_ <= limit) region_ = memory_.allocate(num_bytes_, Pages::lazy);
-  if (!region_) {
-    throw OutOfMemory("[kv_cache] num_pages: a pool of " + std::to_string(config.num_pages) +
-                      " pages takes " + std::to_string(num_bytes_) + " bytes, the machine has " +
-                      std::to_string(limit));
+  num_bytes_ = multiply(multiply(plane_bytes_ + scale_bytes_, 2), num_layers);
+  for (int32_t i = 0; i < config.num_layers; ++i) {
+    Bank& bank = bank_on(config.device_of(i));
+    ++bank.num_layers;
+    bank_of_.push_back(static_cast<size_t>(&bank - banks_.data()));
   }
-  for (int32_t i = 0; i < config.num_layers; ++i) layers_.push_back(layer(i));
-  if (config.device.kind != DeviceKind::cpu) {
-    queue_ = make_queue(config.device);
-    move_on_device_ =
-        &ops::table<ops::MoveTokensProblem>().select({}, current_target(config.device));
+  for (Bank& bank : banks_) {
+    allocate(bank);
+    bank.num_layers = 0;  // grows again with layers_
   }
+  for (const size_t bank : bank_of_) layers_.push_back(next_layer(banks_[bank]));
   const size_t count = static_cast<size_t>(config.num_pages);
   references_.assign(count, 0);
   used_before_.assign(count, 0);
@@ -144,14 +99,38 @@ PagePool::PagePool(const KvCacheConfig& config)
   for (size_t i = 0; i < count; ++i) free_[i] = static_cast<int32_t>(count - 1 - i);
 }
 
-ops::KvLayer PagePool::layer(int32_t index) const {
+PagePool::Bank& PagePool::bank_on(Device device) {
+  for (Bank& bank : banks_) {
+    if (bank.memory.device() == device) return bank;
+  }
+  return banks_.emplace_back(Bank{memory_of(device)});
+}
+
+void PagePool::allocate(Bank& bank) {
+  const size_t bytes = (plane_bytes_ + scale_bytes_) * 2 * bank.num_layers;
+  // The system maps memory that it could never back; refuse here instead of dying at first use.
+  const size_t limit = bank.memory.capacity();
+  if (bytes <= limit) bank.region = bank.memory.allocate(bytes, Pages::lazy);
+  const Device device = bank.memory.device();
+  const bool on_host = device.kind == DeviceKind::cpu;
+  if (!bank.region) {
+    throw OutOfMemory("[kv_cache] num_pages: a pool of " + std::to_string(config_.num_pages) +
+                      " pages takes " + std::to_string(bytes) + " bytes, " +
+                      (on_host ? "the machine" : name(device)) + " has " + std::to_string(limit));
+  }
+  if (on_host) return;
+  bank.queue = make_queue(device);
+  bank.move_on_device = &ops::table<ops::MoveTokensProblem>().select({}, current_target(device));
+}
+
+ops::KvLayer PagePool::next_layer(Bank& bank) {
   ops::KvLayer layer;
   layer.dtype = config_.dtype;
   layer.num_kv_heads = config_.num_kv_heads;
   layer.head_dim = config_.head_dim;
   layer.num_pages = config_.num_pages;
-  layer.k = static_cast<uint8_t*>(region_.get()) +
-            static_cast<size_t>(index) * 2 * (plane_bytes_ + scale_bytes_);
+  layer.k = static_cast<uint8_t*>(bank.region.get()) +
+            bank.num_layers++ * 2 * (plane_bytes_ + scale_bytes_);
   layer.v = layer.k + plane_bytes_;
   if (scale_bytes_ > 0) {
     layer.k_scale = reinterpret_cast<float*>(layer.v + plane_bytes_);
@@ -173,11 +152,13 @@ int32_t PagePool::allocate() {
   uint8_t& used = used_before_[static_cast<size_t>(page)];
   if (used != 0) {
     const size_t heads = static_cast<size_t>(config_.num_kv_heads);
-    for (const ops::KvLayer& kv : layers_) {
-      memory_.zero(kv.v_head(page, 0), heads * head_bytes_);
+    for (size_t i = 0; i < layers_.size(); ++i) {
+      const ops::KvLayer& kv = layers_[i];
+      const Memory& memory = bank_of(i).memory;
+      memory.zero(kv.v_head(page, 0), heads * head_bytes_);
       if (kv.v_scale == nullptr) continue;
-      memory_.zero(kv.v_scale + static_cast<size_t>(page) * heads * ops::kPageSize,
-                   heads * ops::kPageSize * sizeof(float));
+      memory.zero(kv.v_scale + static_cast<size_t>(page) * heads * ops::kPageSize,
+                  heads * ops::kPageSize * sizeof(float));
     }
   }
   used = 1;
@@ -189,16 +170,45 @@ int32_t PagePool::allocate_copy(int32_t page) {
   used_before_[static_cast<size_t>(copy)] = 1;
   const size_t heads = static_cast<size_t>(config_.num_kv_heads);
   const size_t scales = heads * ops::kPageSize;
-  for (const ops::KvLayer& kv : layers_) {
-    memory_.copy(kv.k_head(copy, 0), kv.k_head(page, 0), heads * head_bytes_);
-    memory_.copy(kv.v_head(copy, 0), kv.v_head(page, 0), heads * head_bytes_);
+  for (size_t i = 0; i < layers_.size(); ++i) {
+    const ops::KvLayer& kv = layers_[i];
+    const Memory& memory = bank_of(i).memory;
+    memory.copy(kv.k_head(copy, 0), kv.k_head(page, 0), heads * head_bytes_);
+    memory.copy(kv.v_head(copy, 0), kv.v_head(page, 0), heads * head_bytes_);
     if (kv.k_scale == nullptr) continue;
     const size_t from = static_cast<size_t>(page) * scales;
     const size_t to = static_cast<size_t>(copy) * scales;
-    memory_.copy(kv.k_scale + to, kv.k_scale + from, scales * sizeof(float));
-    memory_.copy(kv.v_scale + to, kv.v_scale + from, scales * sizeof(float));
+    memory.copy(kv.k_scale + to, kv.k_scale + from, scales * sizeof(float));
+    memory.copy(kv.v_scale + to, kv.v_scale + from, scales * sizeof(float));
   }
   return copy;
+}
+
+template <class F>
+void PagePool::for_parts(int32_t page, F&& f) const {
+  const auto heads = static_cast<size_t>(config_.num_kv_heads);
+  const size_t scales = heads * ops::kPageSize;
+  for (const ops::KvLayer& kv : layers_) {
+    f(kv.k_head(page, 0), heads * head_bytes_);
+    f(kv.v_head(page, 0), heads * head_bytes_);
+    if (kv.k_scale == nullptr) continue;
+    f(kv.k_scale + static_cast<size_t>(page) * scales, scales * sizeof(float));
+    f(kv.v_scale + static_cast<size_t>(page) * scales, scales * sizeof(float));
+  }
+}
+
+void PagePool::read_page(int32_t page, std::byte* out) const {
+  for_parts(page, [&](const void* part, size_t bytes) {
+    std::memcpy(out, part, bytes);
+    out += bytes;
+  });
+}
+
+void PagePool::write_page(int32_t page, const std::byte* from) {
+  for_parts(page, [&](void* part, size_t bytes) {
+    std::memcpy(part, from, bytes);
+    from += bytes;
+  });
 }
 
 void PagePool::close_up(std::span<const int32_t> pages, int64_t first,
@@ -216,16 +226,19 @@ void PagePool::close_up(std::span<const int32_t> pages, int64_t first,
       moves.to[moves.count] = place(first + static_cast<int64_t>(next));
       ++moves.count;
     }
-    for (const ops::KvLayer& kv : layers_) {
-      moves.kv = kv;
-      if (queue_) {
-        move_on_device_->launch(moves, *queue_);
+    for (size_t i = 0; i < layers_.size(); ++i) {
+      const Bank& bank = bank_of(i);
+      moves.kv = layers_[i];
+      if (bank.queue) {
+        bank.move_on_device->launch(moves, *bank.queue);
       } else {
         move_on_host(moves);
       }
     }
   }
-  if (queue_) queue_->wait();
+  for (const Bank& bank : banks_) {
+    if (bank.queue) bank.queue->wait();
+  }
 }
 
 void PagePool::release(int32_t page) {

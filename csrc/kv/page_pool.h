@@ -1,5 +1,6 @@
 // The memory of the KV cache: pages with reference counts. A page id names the same slot in every
-// layer's K and V, so one id stands for 64 tokens of the whole model.
+// layer's K and V, so one id stands for 64 tokens of the whole model, on whichever devices its
+// layers are.
 #pragma once
 
 #include <cstddef>
@@ -35,6 +36,11 @@ class PagePool {
   // Of a sequence on `pages` moves the tokens first + rows[i] to first + i, in every layer. `rows`
   // strictly increases; nobody else reads the pages from token `first` on.
   void close_up(std::span<const int32_t> pages, int64_t first, std::span<const int32_t> rows);
+  // A page of every layer as bytes in the host's memory, page_bytes() of them: of each layer K, V
+  // and the scales of both. Only where the pages are the host's, too.
+  size_t page_bytes() const { return kv::page_bytes(config_); }
+  void read_page(int32_t page, std::byte* out) const;
+  void write_page(int32_t page, const std::byte* from);
   void retain(int32_t page) { ++references_[static_cast<size_t>(page)]; }
   void release(int32_t page);
 
@@ -49,18 +55,31 @@ class PagePool {
   void check(std::span<const int32_t> expected) const;
 
  private:
+  // The layers of a device, one after the other.
+  struct Bank {
+    const Memory& memory;
+    size_t num_layers = 0;
+    std::unique_ptr<Queue> queue = nullptr;  // null: the CPU's memory
+    const ops::Variant<ops::MoveTokensProblem>* move_on_device = nullptr;
+    std::shared_ptr<void> region = nullptr;
+  };
+
   int32_t take();
-  ops::KvLayer layer(int32_t index) const;
+  // Calls with the address and the size of each part of a page.
+  template <class F>
+  void for_parts(int32_t page, F&& f) const;
+  Bank& bank_on(Device device);
+  void allocate(Bank& bank);
+  ops::KvLayer next_layer(Bank& bank);
+  const Bank& bank_of(size_t layer) const { return banks_[bank_of_[layer]]; }
 
   KvCacheConfig config_;
-  const Memory& memory_;
-  std::unique_ptr<Queue> queue_;  // null: the CPU's memory
-  const ops::Variant<ops::MoveTokensProblem>* move_on_device_ = nullptr;
+  std::vector<Bank> banks_;
+  std::vector<size_t> bank_of_;  // by layer
   size_t num_bytes_ = 0;
   size_t head_bytes_ = 0;   // bytes of K (or of V) of a page for one head
   size_t plane_bytes_ = 0;  // bytes of K (or of V) of a layer
   size_t scale_bytes_ = 0;  // i8: bytes of the K (or V) scales of a layer
-  std::shared_ptr<void> region_;
   std::vector<ops::KvLayer> layers_;
   std::vector<int32_t> references_;
   std::vector<uint8_t> used_before_;

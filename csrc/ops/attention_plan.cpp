@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <string>
+#include <type_traits>
 
 #include "ops/validate.h"
 
@@ -54,6 +55,19 @@ void check_geometry(const AttentionGeometry& g) {
 
 }  // namespace
 
+ListCopies::ListCopies(const AttentionLists& given) : views(given) {
+  const auto copy = [](TensorView& view, auto& to) {
+    using Number = typename std::remove_reference_t<decltype(to)>::value_type;
+    const auto* from = static_cast<const Number*>(view.data);
+    if (view.dims.rank() > 0) to.assign(from, from + view.dims.num_elements());
+    view.data = to.data();
+  };
+  copy(views.lists, lists);
+  copy(views.indptr, indptr);
+  copy(views.spans, spans);
+  copy(views.span_masks, span_masks);
+}
+
 AttentionPlan::Impl::Impl(const AttentionGeometry& g, const AttentionSequences& given,
                           const AttentionLists* lists)
     : geometry(g) {
@@ -91,7 +105,9 @@ AttentionPlan::Impl::Impl(const AttentionGeometry& g, const AttentionSequences& 
   if (!paged) num_kv_rows = kv_indptr.back();
   if (given.mask.dims.rank() > 0) copy_mask(given.mask);
   if (has_mask && lists == nullptr) set_mask_starts(given.mask_indptr);
-  if (lists != nullptr) check_lists(*lists);
+  if (lists == nullptr) return;
+  check_lists(*lists);
+  blocks = std::make_unique<ListCopies>(*lists);
 }
 
 void AttentionPlan::Impl::copy_mask(const TensorView& view) {
@@ -219,6 +235,25 @@ AttentionPlan::AttentionPlan(const AttentionGeometry& geometry, const AttentionS
 AttentionPlan::~AttentionPlan() = default;
 AttentionPlan::AttentionPlan(AttentionPlan&&) noexcept = default;
 AttentionPlan& AttentionPlan::operator=(AttentionPlan&&) noexcept = default;
+
+FixedPlans::FixedPlans(int64_t most_listed, int64_t most_mask_bytes)
+    : impl_(std::make_shared<Impl>()) {
+  kCheck.at_least("most_listed", most_listed, 0);
+  kCheck.at_least("most_mask_bytes", most_mask_bytes, 0);
+  impl_->most_listed = static_cast<size_t>(most_listed);
+  impl_->most_mask_bytes = static_cast<size_t>(most_mask_bytes);
+}
+FixedPlans::~FixedPlans() = default;
+FixedPlans::FixedPlans(FixedPlans&&) noexcept = default;
+FixedPlans& FixedPlans::operator=(FixedPlans&&) noexcept = default;
+
+void AttentionPlan::put(FixedPlans& memory, Queue& queue) {
+  kCheck.expect(impl_->blocks == nullptr, "lists", "none", "lists of blocks");
+  PlanLists lists = impl_->lists();
+  if (impl_->paged) lists.num_listed = impl_->kv_indptr.back();
+  memory.impl_->put(impl_->device_plans.get(), impl_->geometry, impl_->shape(), lists, queue);
+  impl_->device_plans->fix(memory.impl_);
+}
 
 const AttentionGeometry& AttentionPlan::geometry() const {
   return impl_->geometry;

@@ -12,6 +12,18 @@ namespace effinfer::ops {
 
 inline constexpr int32_t kMaxHeadDim = 1024;
 
+// A caller's lists of spans.
+struct ListCopies {
+  explicit ListCopies(const AttentionLists& given);
+  ListCopies(const ListCopies&) = delete;
+
+  std::vector<int32_t> lists;
+  std::vector<int32_t> indptr;
+  std::vector<int32_t> spans;
+  std::vector<int64_t> span_masks;
+  AttentionLists views;  // of these
+};
+
 struct AttentionPlan::Impl {
   // Checks all it is given, and copies the sequences. `lists` may be null.
   Impl(const AttentionGeometry& geometry, const AttentionSequences& sequences,
@@ -34,6 +46,11 @@ struct AttentionPlan::Impl {
     return layout;
   }
 
+  PlanLists lists() const {
+    return {batch(),           static_cast<int64_t>(kv_indices.size()), &mask, &mask_starts,
+            &mask_row_strides, blocks ? &blocks->views : nullptr};
+  }
+
   AttentionGeometry geometry;
   bool paged = false;
   bool has_mask = false;
@@ -45,6 +62,7 @@ struct AttentionPlan::Impl {
   std::vector<int64_t> mask_starts;       // [S + 1] bits; none with lists
   std::vector<int64_t> mask_row_strides;  // [S] bits
   int64_t num_kv_rows = 0;                // pages, or rows, that k and v have at least
+  std::unique_ptr<ListCopies> blocks;     // null: all keys
   AttentionWork work;
   std::unique_ptr<DevicePlans> device_plans = std::make_unique<DevicePlans>();
 

@@ -42,22 +42,10 @@ void check_results(const Validator& check, const AttentionInputs& inputs,
 void check_on_gpu(const Validator& check, const AttentionInputs& inputs,
                   const AttentionPlan::Impl& plan) {
   check.expect(inputs.kv == nullptr, "kv", "arrays on a GPU", "a PagedKv, which the host has");
-  const std::vector<AttentionTile>& tiles = plan.work.tiles;
-  if (!tiles.empty() && tiles.front().first_span >= 0) {
+  if (plan.blocks != nullptr && inputs.k_rope.dims.rank() > 0) {
     throw Unsupported("[" + std::string(check.op()) +
-                      "] lists: no kernel of a GPU visits lists of blocks");
+                      "] k_rope: no kernel of a GPU visits lists of blocks of latent keys");
   }
-}
-
-// Kernels copy 16 bytes at once.
-void check_alignment(const Validator& check, std::string_view argument, const StridedView& view) {
-  if (view.dims.num_elements() == 0) return;
-  const int64_t size = dtype_info(view.dtype).block_bytes;
-  bool aligned = reinterpret_cast<uintptr_t>(view.data) % 16 == 0;
-  for (int axis = 0; axis + 1 < view.dims.rank(); ++axis) {
-    aligned = aligned && (view.dims[axis] < 2 || view.stride(axis) * size % 16 == 0);
-  }
-  check.expect(aligned, argument, "rows that begin at multiples of 16 bytes on a GPU", "others");
 }
 
 // Dimensions of k_rope, 0 without one. Pages of a PagedKv hold whole keys.
@@ -138,13 +126,13 @@ void AttentionPlan::run(const AttentionInputs& inputs, const StridedView& out,
   // Before anything is uploaded for a problem that no kernel takes.
   const Target target = current_target(queue->device());
   table<AttentionProblem>().select(problem, target);
-  check_alignment(check, "q", inputs.q);
-  check_alignment(check, "k", inputs.k);
-  check_alignment(check, "v", inputs.v);
-  check_alignment(check, "out", out);
-  const PlanLists lists = {impl_->batch(), static_cast<int64_t>(impl_->kv_indices.size()),
-                           &impl_->mask, &impl_->mask_starts, &impl_->mask_row_strides};
-  impl_->device_plans->place(problem, lists, *queue);
+  check_aligned(check, "q", inputs.q);
+  check_aligned(check, "k", inputs.k);
+  check_aligned(check, "v", inputs.v);
+  check_aligned(check, "q_rope", inputs.q_rope);
+  check_aligned(check, "k_rope", inputs.k_rope);
+  check_aligned(check, "out", out);
+  impl_->device_plans->place(problem, impl_->shape(), impl_->lists(), *queue);
   table<AttentionProblem>().select(problem, target).launch(problem, *queue);
 }
 

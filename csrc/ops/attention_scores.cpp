@@ -7,6 +7,7 @@
 #include "ops/attention_plan.h"
 #include "ops/attention_tensors.h"
 #include "ops/score_passes.h"
+#include "ops/scores_there.h"
 #include "ops/validate.h"
 
 namespace effinfer::ops {
@@ -14,8 +15,6 @@ namespace {
 
 void check_positions(const Validator& check, const TensorView& positions,
                      const AttentionPlan::Impl& plan) {
-  check.dtype("positions", positions, DType::i32);
-  check.shape("positions", positions, {plan.num_rows()});
   const auto* values = static_cast<const int32_t*>(positions.data);
   for (size_t s = 0; s < plan.kv_len.size(); ++s) {
     for (int32_t row = plan.qo_indptr[s]; row < plan.qo_indptr[s + 1]; ++row) {
@@ -41,15 +40,24 @@ void check_diagonals(const Validator& check, const AttentionScoresInputs& inputs
 }
 
 // In natural logarithms.
-std::vector<float> natural(const Validator& check, const AttentionScoresInputs& inputs,
-                           const AttentionPlan::Impl& plan) {
-  if (inputs.lse.dims.rank() == 0) return {};
-  check.dtype("lse", inputs.lse, DType::f32);
-  check.shape("lse", inputs.lse, {plan.num_rows(), plan.geometry.num_qo_heads});
+std::vector<float> natural(const AttentionScoresInputs& inputs) {
   const auto* values = static_cast<const float*>(inputs.lse.data);
   std::vector<float> lse(values, values + inputs.lse.dims.num_elements());
   for (float& x : lse) x /= inputs.lse_factor;
   return lse;
+}
+
+// What no kernel of a GPU has, before tensors are looked at.
+void check_on_gpu(const Validator& check, const AttentionScoresInputs& inputs,
+                  const float* diagonals) {
+  check.expect(inputs.kv == nullptr, "k", "an array on a GPU", "a PagedKv, which the host has");
+  if (diagonals != nullptr) {
+    throw Unsupported("[attention_scores] diagonals: no kernel of a GPU sums them up");
+  }
+  if (inputs.positions.dims.rank() > 0 && inputs.lse.dims.rank() == 0) {
+    throw Unsupported(
+        "[attention_scores] positions: a GPU needs the lse of rows at positions of their own");
+  }
 }
 
 // Both passes have one arithmetic, that of attention of a few rows.
@@ -64,20 +72,30 @@ Arithmetic arithmetic_of_passes(const AttentionLogits& logits) {
 
 void attention_scores(const AttentionGeometry& geometry, const AttentionSequences& sequences,
                       const AttentionScoresInputs& inputs, float* out, float* diagonals,
-                      ThreadPool& pool) {
-  const Validator check("attention_scores");
+                      const Executor& executor) {
+  const Validator check("attention_scores", executor.device());
   const AttentionPlan::Impl plan(geometry, sequences);
+  Queue* const queue = executor.queue();
+  if (queue != nullptr) check_on_gpu(check, inputs, diagonals);
   if (diagonals != nullptr) check_diagonals(check, inputs, plan);
   const AttentionTensors tensors(check, plan, inputs.order);
   AttentionScoresProblem p;
   static_cast<AttentionLogits&>(p) = tensors.logits(inputs, geometry.head_dim_qk);
-  p.arithmetic = arithmetic_of_passes(p);
+  if (queue == nullptr) p.arithmetic = arithmetic_of_passes(p);
   if (inputs.positions.dims.rank() > 0) {
-    check_positions(check, inputs.positions, plan);
+    check.dtype("positions", inputs.positions, DType::i32);
+    check.shape("positions", inputs.positions, {plan.num_rows()});
+    if (queue == nullptr) check_positions(check, inputs.positions, plan);
     p.positions = static_cast<const int32_t*>(inputs.positions.data);
   }
-  const std::vector<float> lse = natural(check, inputs, plan);
-  if (inputs.lse.dims.rank() > 0) p.lse = lse.data();
+  std::vector<float> lse;
+  if (inputs.lse.dims.rank() > 0) {
+    check.dtype("lse", inputs.lse, DType::f32);
+    check.shape("lse", inputs.lse, {plan.num_rows(), geometry.num_qo_heads});
+    if (queue == nullptr) lse = natural(inputs);
+    p.lse = queue == nullptr ? lse.data() : static_cast<const float*>(inputs.lse.data);
+    p.lse_factor = queue == nullptr ? 1.0f : inputs.lse_factor;
+  }
   p.maximum = inputs.reduce == ScoreReduce::max;
   int64_t total = 0;
   std::vector<ScoreRows> rows;
@@ -86,11 +104,18 @@ void attention_scores(const AttentionGeometry& geometry, const AttentionSequence
     total += length;
   }
   for (ScoreRows& row : rows) row.head_stride = total;
-  p.rows = rows.data();
   p.out = out;
+  if (queue != nullptr) {
+    check_aligned(check, "q", inputs.q);
+    check_aligned(check, "k", inputs.k);
+    const auto bytes = static_cast<size_t>(total * geometry.num_qo_heads) * sizeof(float);
+    if (bytes > 0) queue->zero(out, bytes);
+    return score_there(geometry, sequences, inputs, plan, rows, p, *queue);
+  }
+  p.rows = rows.data();
   std::fill(out, out + total * geometry.num_qo_heads, 0.0f);
   if (diagonals != nullptr) std::fill(diagonals, diagonals + total * geometry.num_qo_heads, 0.0f);
-  run_score_passes(p, diagonals, pool);
+  run_score_passes(p, diagonals, *executor.pool());
 }
 
 std::string describe(const AttentionScoresProblem& p) {

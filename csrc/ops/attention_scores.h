@@ -32,6 +32,7 @@ struct ScoreRows {
 struct AttentionScoresProblem : AttentionLogits {
   const int32_t* positions = nullptr;  // of the rows in their sequences; null: the last ones
   const float* lse = nullptr;          // [T, num_qo_heads], natural logarithms
+  float lse_factor = 1.0f;             // on GPUs: times this
   bool maximum = false;
   int32_t row_block = 0;            // rows whose positions have the same quotient by it; 0: all
   int32_t key_block = 1;            // keys of a result: a power of two up to 256

@@ -114,6 +114,16 @@ void check_logits(const Validator& check, float sm_scale, float logits_soft_cap)
                "a number >= 0", std::to_string(logits_soft_cap));
 }
 
+void check_aligned(const Validator& check, std::string_view argument, const StridedView& view) {
+  if (view.dims.num_elements() == 0) return;
+  const int64_t size = dtype_info(view.dtype).block_bytes;
+  bool aligned = reinterpret_cast<uintptr_t>(view.data) % 16 == 0;
+  for (int axis = 0; axis + 1 < view.dims.rank(); ++axis) {
+    aligned = aligned && (view.dims[axis] < 2 || view.stride(axis) * size % 16 == 0);
+  }
+  check.expect(aligned, argument, "rows that begin at multiples of 16 bytes on a GPU", "others");
+}
+
 const float* per_head(const Validator& check, std::string_view argument, const TensorView& view,
                       int64_t num_qo_heads) {
   if (view.dims.rank() == 0 || view.data == nullptr) return nullptr;

@@ -37,6 +37,8 @@ class AttentionTensors {
 };
 
 void check_logits(const Validator& check, float sm_scale, float logits_soft_cap);
+// On GPUs, whose kernels copy 16 bytes at once.
+void check_aligned(const Validator& check, std::string_view argument, const StridedView& view);
 // float32 [num_qo_heads]; null for a view of rank 0 or without data.
 const float* per_head(const Validator& check, std::string_view argument, const TensorView& view,
                       int64_t num_qo_heads);

@@ -41,13 +41,18 @@ Cost cost(const ConvertRowsProblem& problem) {
   return {size * bytes, size};
 }
 
-void convert_rows(const StridedView& x, float factor, const StridedView& out, ThreadPool& pool,
-                  const ConvertNames& names) {
-  const Validator check(names.op);
+void convert_rows(const StridedView& x, float factor, const StridedView& out,
+                  const Executor& executor, const ConvertNames& names, const TensorView& divisor) {
+  const Validator check(names.op, executor.device());
   check_floats(check, names.x, x);
   check_floats(check, names.out, out);
   check.shape(names.out, out, x.dims);
   check.expect(std::isfinite(factor), "scale", "a finite number", std::to_string(factor));
+  const bool divides = divisor.dims.rank() > 0;
+  if (divides) {
+    check.dtype("scale", divisor, DType::f32);
+    check.shape("scale", divisor, {1});
+  }
   if (x.dims.num_elements() == 0) return;
   for (int axis = 0; axis < out.dims.rank(); ++axis) {
     check.expect(out.dims[axis] < 2 || out.stride(axis) != 0, names.out,
@@ -58,12 +63,17 @@ void convert_rows(const StridedView& x, float factor, const StridedView& out, Th
   problem.from = x.dtype;
   problem.to = out.dtype;
   problem.factor = factor;
+  if (divides && executor.queue() != nullptr) {
+    problem.divisor = static_cast<const float*>(divisor.data);
+  } else if (divides) {
+    problem.factor /= *static_cast<const float*>(divisor.data);
+  }
   problem.x = layout.read(x, 0);
   problem.out = layout.of(out, 1);
   problem.rows = layout.rows;
   problem.groups = layout.groups;
   problem.cols = x.dims[x.dims.rank() - 1];
-  run_rows(problem, pool);
+  run_rows(problem, executor);
 }
 
 }  // namespace effinfer::ops

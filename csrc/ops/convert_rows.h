@@ -16,6 +16,7 @@ struct ConvertRowsProblem {
   DType from = DType::f32;  // of x: f32, f16, bf16, f8_e4m3 or f8_e5m2
   DType to = DType::f32;    // of out: the same
   float factor = 1.0f;
+  const float* divisor = nullptr;  // of GPUs: the factor is divided by it; null: by 1
   ConstRows x;
   Rows out;  // may alias x where the types have one size
   int64_t rows = 0;

@@ -68,6 +68,7 @@ struct BatchLayout {
   // is set, its ancestors and itself.
   const uint64_t* ancestors = nullptr;
   const int32_t* tree_start = nullptr;  // [S] or null: trees begin with the step
+  const uint8_t* dense = nullptr;       // [S] or null; not 0: its rows visit all keys
 
   // Place of the sequence's first token of this step.
   constexpr int32_t step_begin(int64_t sequence) const {
@@ -76,6 +77,9 @@ struct BatchLayout {
   constexpr bool is_tree(int64_t sequence) const {
     const int32_t first = qo_indptr[sequence];
     return ancestors != nullptr && qo_indptr[sequence + 1] > first && ancestors[first] != 0;
+  }
+  constexpr bool is_dense(int64_t sequence) const {
+    return dense != nullptr && dense[sequence] != 0;
   }
   // Of a tree: the token that the first bit of its words stands for.
   constexpr int32_t tree_begin(int64_t sequence) const {

@@ -17,10 +17,9 @@ struct PackBitsProblem {
   DType indptr_dtype = DType::i32;
   const int64_t* out_indptr = nullptr;  // [num_segments + 1] bytes
   int64_t num_segments = 0;
+  int64_t bytes = 0;  // out_indptr[num_segments]
   BitOrder order = BitOrder::big;
   uint8_t* out = nullptr;
-
-  int64_t num_bytes() const { return out_indptr[num_segments]; }
 };
 
 std::string describe(const PackBitsProblem& problem);

@@ -1,10 +1,12 @@
 #include "effinfer/ops/row_sampling.h"
 
 #include <cmath>
+#include <memory>
 #include <string>
 #include <vector>
 
 #include "core/philox.h"
+#include "ops/convert_rows.h"
 #include "ops/registry.h"
 #include "ops/row_sampling.h"
 #include "ops/validate.h"
@@ -12,12 +14,12 @@
 namespace effinfer::ops {
 namespace {
 
-void check_floats(const Validator& check, std::string_view argument, const TensorView& x) {
-  check.expect(is_row_type(x.dtype), argument, "float32, float16 or bfloat16", name(x.dtype));
+void check_floats(const Validator& check, std::string_view argument, DType dtype) {
+  check.expect(is_row_type(dtype), argument, "float32, float16 or bfloat16", name(dtype));
 }
 
 void check_rows(const Validator& check, std::string_view argument, const TensorView& x) {
-  check_floats(check, argument, x);
+  check_floats(check, argument, x.dtype);
   check.rank(argument, x, 2);
   check.expect(x.dims[1] >= 1, argument, "at least one token", "shape " + x.dims.to_string());
   check.expect(x.dims[1] <= INT32_MAX, argument, "at most 2^31 - 1 tokens",
@@ -25,17 +27,23 @@ void check_rows(const Validator& check, std::string_view argument, const TensorV
   check.data(argument, x);
 }
 
-// A scalar, [1] or [rows] of values that all pass.
+// A scalar, [1] or [rows] of values that all pass; on a GPU a number of the host's, or [rows].
 template <class T, class Passes>
 PerRow<T> per_row(const Validator& check, std::string_view argument, const TensorView& view,
                   DType dtype, int64_t rows, T off, std::string_view expected, Passes passes) {
   if (view.data == nullptr) return {nullptr, off};
-  check.dtype(argument, view, dtype);
+  const bool is_number = view.dims.rank() == 0 && view.device == Device{};
+  if (!is_number) check.device(argument, view);
+  check.expect(view.dtype == dtype, argument, "dtype " + std::string(name(dtype)),
+               name(view.dtype));
   const int64_t count = view.dims.num_elements();
-  check.expect(view.dims.rank() == 0 || (view.dims.rank() == 1 && (count == 1 || count == rows)),
+  const bool one = count == 1 && (is_number || check.reads_values());
+  check.expect(is_number || (view.dims.rank() == 1 && (one || count == rows)) ||
+                   (one && view.dims.rank() == 0),
                argument, "a scalar or shape [" + std::to_string(rows) + "]",
                "shape " + view.dims.to_string());
   const auto* values = static_cast<const T*>(view.data);
+  if (view.device != Device{}) return {values, off};
   for (int64_t i = 0; i < count; ++i) {
     if (!passes(values[i])) check.expect(false, argument, expected, std::to_string(values[i]));
   }
@@ -43,13 +51,23 @@ PerRow<T> per_row(const Validator& check, std::string_view argument, const Tenso
   return {nullptr, values[0]};
 }
 
+void set_top_k(const Validator& check, const TensorView& view, RowSamplingProblem& problem) {
+  if (view.device == Device{} || view.dtype != DType::i32) {
+    problem.top_k = per_row<int64_t>(check, "top_k", view, DType::i64, problem.rows, 0,
+                                     "at least 1", [](int64_t k) { return k >= 1; });
+    return;
+  }
+  check.dtype("top_k", view, DType::i32);
+  check.shape("top_k", view, {problem.rows});
+  problem.narrow_top_k = static_cast<const int32_t*>(view.data);
+}
+
 void set_filters(const Validator& check, const RowFilters& filters, RowSamplingProblem& problem) {
   const int64_t rows = problem.rows;
   problem.temperature =
       per_row<float>(check, "temperature", filters.temperature, DType::f32, rows, 1.0f,
                      "a positive number", [](float t) { return std::isfinite(t) && t > 0.0f; });
-  problem.top_k = per_row<int64_t>(check, "top_k", filters.top_k, DType::i64, rows, 0, "at least 1",
-                                   [](int64_t k) { return k >= 1; });
+  set_top_k(check, filters.top_k, problem);
   problem.top_p = per_row<float>(check, "top_p", filters.top_p, DType::f32, rows, 1.0f,
                                  "a number in (0, 1]", [](float p) { return p > 0 && p <= 1; });
   problem.min_p = per_row<float>(check, "min_p", filters.min_p, DType::f32, rows, 0.0f,
@@ -68,17 +86,39 @@ RowRandom random_of(const Validator& check, const RowSeeds& seeds, int64_t rows)
       unsigned_of(per_row<int64_t>(check, "offset", seeds.offset, DType::i64, rows, 0, "", any))};
 }
 
-const int64_t* indices_of(const Validator& check, const TensorView& indices, int64_t limit) {
-  if (indices.data == nullptr) return nullptr;
-  check.dtype("indices", indices, DType::i64);
+// The outputs of a problem: all rows, or those that are named.
+template <class Problem>
+void set_indices(const Validator& check, const TensorView& indices, Problem& problem) {
+  if (indices.data == nullptr && indices.dims.rank() == 0) return;
+  const bool narrow = indices.dtype == DType::i32 && !check.reads_values();
+  check.dtype("indices", indices, narrow ? DType::i32 : DType::i64);
   check.rank("indices", indices, 1);
-  const auto* values = static_cast<const int64_t*>(indices.data);
-  for (int64_t i = 0; i < indices.dims[0]; ++i) {
-    if (values[i] >= 0 && values[i] < limit) continue;
-    check.expect(false, indexed("indices", i), "a row in [0, " + std::to_string(limit) + ")",
-                 std::to_string(values[i]));
+  const int64_t limit = problem.rows;
+  problem.rows = indices.dims[0];
+  if (narrow) {
+    problem.narrow_indices = static_cast<const int32_t*>(indices.data);
+    return;
   }
-  return values;
+  problem.indices = static_cast<const int64_t*>(indices.data);
+  for (int64_t i = 0; check.reads_values() && i < problem.rows; ++i) {
+    if (problem.indices[i] >= 0 && problem.indices[i] < limit) continue;
+    check.expect(false, indexed("indices", i), "a row in [0, " + std::to_string(limit) + ")",
+                 std::to_string(problem.indices[i]));
+  }
+}
+
+// The memory of a dense output.
+void* output(const Validator& check, std::string_view argument, const StridedView& view,
+             const Dims& dims, DType dtype) {
+  check.shape(argument, view, dims);
+  check.dtype(argument, view, dtype);
+  int64_t stride = 1;
+  for (int axis = dims.rank() - 1; axis >= 0 && dims.num_elements() > 0; --axis) {
+    check.expect(dims[axis] == 1 || view.stride(axis) == stride, argument, "a C-contiguous array",
+                 "strides");
+    stride *= dims[axis];
+  }
+  return view.data;
 }
 
 std::string_view argument_name(RowKind kind) {
@@ -116,21 +156,90 @@ void check_status(const Validator& check, std::string_view argument, RowStatus s
   }
 }
 
-// Runs the problem; where rows are refused throws, unless `valid` is to say so.
-void run(const Validator& check, std::string_view argument, RowSamplingProblem& problem,
-         uint8_t* valid, ThreadPool& pool) {
+void check_statuses(const Validator& check, std::string_view argument,
+                    const std::vector<RowStatus>& statuses, const int64_t* indices) {
+  for (size_t row = 0; row < statuses.size(); ++row) {
+    const auto index = static_cast<int64_t>(row);
+    check_status(check, argument, statuses[row], indices == nullptr ? index : indices[row]);
+  }
+}
+
+// Runs the problem on the CPU; where rows are refused throws, unless `valid` is to say so.
+void run_here(const Validator& check, std::string_view argument, RowSamplingProblem& problem,
+              const Executor& executor) {
   std::vector<RowStatus> statuses(static_cast<size_t>(problem.rows));
   problem.statuses = statuses.data();
-  run_alone(problem, pool);
-  for (size_t row = 0; row < statuses.size(); ++row) {
-    if (valid != nullptr) {
-      valid[row] = statuses[row] == RowStatus::ok ? 1 : 0;
-    } else {
-      const auto index = static_cast<int64_t>(row);
-      check_status(check, argument, statuses[row],
-                   problem.indices == nullptr ? index : problem.indices[row]);
-    }
+  run_alone(problem, executor);
+  if (problem.valid == nullptr) {
+    return check_statuses(check, argument, statuses, problem.indices);
   }
+  for (size_t row = 0; row < statuses.size(); ++row) {
+    problem.valid[row] = statuses[row] == RowStatus::ok ? 1 : 0;
+  }
+}
+
+// Rows of a GPU as float32, which its kernels take, and back.
+class RowsThere {
+ public:
+  explicit RowsThere(Queue& queue) : queue_(queue) {}
+
+  const void* widened(const void* from, DType dtype, int64_t rows, int64_t cols) {
+    if (dtype == DType::f32 || rows == 0) return from;
+    void* to = scratch(rows * cols);
+    convert(from, dtype, to, DType::f32, rows, cols);
+    return to;
+  }
+  void* scratch(int64_t count) {
+    held_.push_back(queue_.allocate(static_cast<size_t>(count) * sizeof(float)));
+    return held_.back().get();
+  }
+  void convert(const void* from, DType from_dtype, void* to, DType to_dtype, int64_t rows,
+               int64_t cols) {
+    ConvertRowsProblem problem;
+    problem.from = from_dtype;
+    problem.to = to_dtype;
+    problem.x = {from, cols, 0};
+    problem.out = {to, cols, 0};
+    problem.rows = rows;
+    problem.cols = cols;
+    run_alone(problem, queue_);
+  }
+
+ private:
+  Queue& queue_;
+  std::vector<std::shared_ptr<void>> held_;
+};
+
+// `given`: rows of x. With `check_values` waits, and throws as run_here().
+void run_there(const Validator& check, std::string_view argument, RowSamplingProblem& problem,
+               int64_t given, Queue& queue, bool check_values) {
+  if (problem.rows == 0) return;
+  const bool top = problem.result == RowResult::top;
+  const int64_t out_cols = top ? problem.top_k.value : problem.vocab;
+  RowsThere rows(queue);
+  problem.x = rows.widened(problem.x, problem.dtype, given, problem.vocab);
+  problem.dtype = DType::f32;
+  void* const out = problem.out;
+  const DType out_dtype = problem.out_dtype;
+  if (out != nullptr && out_dtype != DType::f32) {
+    problem.out = rows.scratch(problem.rows * out_cols);
+  }
+  problem.out_dtype = DType::f32;
+  std::shared_ptr<void> there;
+  const auto count = static_cast<size_t>(problem.rows);
+  if (check_values) {
+    there = queue.allocate(count * sizeof(RowStatus));
+    problem.statuses = static_cast<RowStatus*>(there.get());
+  }
+  run_alone(problem, queue);
+  if (out != problem.out) {
+    rows.convert(problem.out, DType::f32, out, out_dtype, problem.rows, out_cols);
+  }
+  if (!check_values) return;
+  std::vector<RowStatus> statuses(count);
+  queue.download(statuses.data(), there.get(), count * sizeof(RowStatus));
+  queue.wait();
+  check_statuses(check, argument, statuses, nullptr);
 }
 
 }  // namespace
@@ -165,22 +274,32 @@ const char* rejects(const TokenBitmaskProblem& problem) {
 }
 
 void sample_rows(std::string_view op, RowKind kind, const TensorView& x, const RowFilters& filters,
-                 const TensorView& indices, const RowSeeds& seeds, int32_t* samples, uint8_t* valid,
-                 ThreadPool& pool) {
-  const Validator check(op);
+                 const TensorView& indices, const RowSeeds& seeds, const StridedView& samples,
+                 const StridedView& valid, const Executor& executor, bool check_values) {
+  const Validator check(op, executor.device());
   RowSamplingProblem problem = problem_of(check, kind, x);
   problem.result = RowResult::sample;
-  problem.indices = indices_of(check, indices, problem.rows);
-  if (problem.indices != nullptr) problem.rows = indices.dims[0];
+  set_indices(check, indices, problem);
   set_filters(check, filters, problem);
   problem.random = random_of(check, seeds, problem.rows);
-  problem.samples = samples;
-  run(check, argument_name(kind), problem, valid, pool);
+  const bool wide = samples.dtype == DType::i64;
+  void* tokens = output(check, "samples", samples, {problem.rows}, wide ? DType::i64 : DType::i32);
+  if (wide) {
+    problem.wide_samples = static_cast<int64_t*>(tokens);
+  } else {
+    problem.samples = static_cast<int32_t*>(tokens);
+  }
+  if (valid.dims.rank() > 0) {
+    problem.valid = static_cast<uint8_t*>(output(check, "valid", valid, {problem.rows}, DType::u8));
+  }
+  Queue* const queue = executor.queue();
+  if (queue == nullptr) return run_here(check, argument_name(kind), problem, executor);
+  run_there(check, argument_name(kind), problem, x.dims[0], *queue, check_values);
 }
 
 void filter_rows(std::string_view op, RowKind kind, const TensorView& x, const RowFilters& filters,
-                 RowKind out_kind, DType out_dtype, void* out, ThreadPool& pool) {
-  const Validator check(op);
+                 RowKind out_kind, const StridedView& out, const Executor& executor) {
+  const Validator check(op, executor.device());
   RowSamplingProblem problem = problem_of(check, kind, x);
   problem.result = out_kind == RowKind::logits ? RowResult::logits : RowResult::weights;
   const bool possible =
@@ -189,14 +308,17 @@ void filter_rows(std::string_view op, RowKind kind, const TensorView& x, const R
   check.expect(possible, argument_name(kind), "no filter but top-k for a result of logits",
                "others");
   set_filters(check, filters, problem);
-  problem.out = out;
-  problem.out_dtype = out_dtype;
-  run(check, argument_name(kind), problem, nullptr, pool);
+  check_floats(check, "out", out.dtype);
+  problem.out = output(check, "out", out, x.dims, out.dtype);
+  problem.out_dtype = out.dtype;
+  Queue* const queue = executor.queue();
+  if (queue == nullptr) return run_here(check, argument_name(kind), problem, executor);
+  run_there(check, argument_name(kind), problem, problem.rows, *queue, false);
 }
 
-void top_k(std::string_view op, const TensorView& x, int64_t k, bool sorted, void* values,
-           int64_t* ids, ThreadPool& pool) {
-  const Validator check(op);
+void top_k(std::string_view op, const TensorView& x, int64_t k, bool sorted,
+           const StridedView& values, const StridedView& ids, const Executor& executor) {
+  const Validator check(op, executor.device());
   check_rows(check, "input", x);
   RowSamplingProblem problem = problem_of(check, RowKind::logits, x);
   check.expect(k >= 1 && k <= problem.vocab, "k",
@@ -204,17 +326,19 @@ void top_k(std::string_view op, const TensorView& x, int64_t k, bool sorted, voi
   problem.result = RowResult::top;
   problem.top_k = {nullptr, k};
   problem.sorted = sorted;
-  problem.out = values;
+  problem.out = output(check, "values", values, {problem.rows, k}, x.dtype);
   problem.out_dtype = x.dtype;
-  problem.ids = ids;
-  run(check, "input", problem, nullptr, pool);
+  problem.ids = static_cast<int64_t*>(output(check, "ids", ids, {problem.rows, k}, DType::i64));
+  Queue* const queue = executor.queue();
+  if (queue == nullptr) return run_here(check, "input", problem, executor);
+  run_there(check, "input", problem, problem.rows, *queue, false);
 }
 
 void chain_speculative_sampling(const TensorView& draft_probs, const TensorView& draft_ids,
                                 const TensorView& target_probs, const RowSeeds& seeds,
-                                int32_t* tokens, int32_t* accepted, int32_t* emitted,
-                                ThreadPool& pool) {
-  const Validator check("chain_speculative_sampling");
+                                const StridedView& tokens, const StridedView& accepted,
+                                const StridedView& emitted, const Executor& executor) {
+  const Validator check("chain_speculative_sampling", executor.device());
   check.rank("draft_probs", draft_probs, 3);
   check.dtype("draft_probs", draft_probs, DType::f32);
   ChainSpeculationProblem problem;
@@ -230,30 +354,38 @@ void chain_speculative_sampling(const TensorView& draft_probs, const TensorView&
   problem.draft_probs = static_cast<const float*>(draft_probs.data);
   problem.draft_ids = static_cast<const int32_t*>(draft_ids.data);
   problem.target_probs = static_cast<const float*>(target_probs.data);
-  for (int64_t i = 0; i < problem.rows * problem.drafts; ++i) {
+  for (int64_t i = 0; check.reads_values() && i < problem.rows * problem.drafts; ++i) {
     const int32_t id = problem.draft_ids[i];
     if (id >= 0 && id < problem.vocab) continue;
     check.expect(false, "draft_token_ids", "ids in [0, " + std::to_string(problem.vocab) + ")",
                  std::to_string(id));
   }
   problem.random = random_of(check, seeds, problem.rows);
-  problem.tokens = tokens;
-  problem.accepted = accepted;
-  problem.emitted = emitted;
+  const auto ints = [&](std::string_view argument, const StridedView& view, const Dims& dims) {
+    return static_cast<int32_t*>(output(check, argument, view, dims, DType::i32));
+  };
+  problem.tokens = ints("tokens", tokens, {problem.rows, problem.drafts + 1});
+  problem.accepted = ints("accepted", accepted, {problem.rows});
+  problem.emitted = ints("emitted", emitted, {problem.rows});
+  if (problem.rows == 0) return;
+  if (executor.queue() != nullptr) return run_alone(problem, executor);
   std::vector<RowStatus> statuses(static_cast<size_t>(problem.rows));
   problem.statuses = statuses.data();
-  run_alone(problem, pool);
-  for (size_t row = 0; row < statuses.size(); ++row) {
-    check_status(check, "target_probs", statuses[row], static_cast<int64_t>(row));
-  }
+  run_alone(problem, executor);
+  check_statuses(check, "target_probs", statuses, nullptr);
 }
 
-void apply_token_bitmask(const TensorView& logits, void* data, const TensorView& bitmask,
-                         const TensorView& indices, ThreadPool& pool) {
-  const Validator check("apply_token_bitmask");
-  check_rows(check, "logits", logits);
+void apply_token_bitmask(const StridedView& logits, const TensorView& bitmask,
+                         const TensorView& indices, const Executor& executor) {
+  const Validator check("apply_token_bitmask", executor.device());
+  TensorView rows;
+  rows.data = logits.data;
+  rows.dtype = logits.dtype;
+  rows.dims = logits.dims;
+  rows.device = logits.device;
+  check_rows(check, "logits", rows);
   TokenBitmaskProblem problem;
-  problem.logits = data;
+  problem.logits = output(check, "logits", logits, logits.dims, logits.dtype);
   problem.dtype = logits.dtype;
   problem.vocab = logits.dims[1];
   problem.rows = logits.dims[0];
@@ -261,19 +393,18 @@ void apply_token_bitmask(const TensorView& logits, void* data, const TensorView&
   check.dtype("bitmask", bitmask, DType::i32);
   check.shape("bitmask", bitmask, {problem.rows, words});
   problem.bitmask = static_cast<const int32_t*>(bitmask.data);
-  problem.indices = indices_of(check, indices, problem.rows);
-  if (problem.indices != nullptr) problem.rows = indices.dims[0];
+  set_indices(check, indices, problem);
   // Bits past the vocabulary do not count.
   const uint32_t last = problem.vocab % 32 == 0 ? ~0u : (1u << problem.vocab % 32) - 1;
-  for (int64_t i = 0; i < problem.rows; ++i) {
-    const int64_t row = problem.indices == nullptr ? i : problem.indices[i];
+  for (int64_t i = 0; check.reads_values() && i < problem.rows; ++i) {
+    const int64_t row = problem.row_of(i);
     const int32_t* mask = problem.bitmask + row * words;
     bool any = (static_cast<uint32_t>(mask[words - 1]) & last) != 0;
     for (int64_t word = 0; word < words - 1 && !any; ++word) any = mask[word] != 0;
     check.expect(any, "bitmask", "an allowed token in each row",
                  "none in row " + std::to_string(row));
   }
-  run_alone(problem, pool);
+  if (problem.rows > 0) run_alone(problem, executor);
 }
 
 }  // namespace effinfer::ops

@@ -39,23 +39,44 @@ struct RowSamplingProblem {
   const void* x = nullptr;   // [*, vocab]
   DType dtype = DType::f32;  // f32, f16 or bf16
   int64_t vocab = 0;
-  int64_t rows = 0;                  // outputs
-  const int64_t* indices = nullptr;  // [rows] into x; null: their own numbers
+  int64_t rows = 0;                         // outputs
+  const int64_t* indices = nullptr;         // [rows] into x; null: their own numbers
+  const int32_t* narrow_indices = nullptr;  // the same, in place of `indices`
   PerRow<float> temperature{nullptr, 1.0f};
-  PerRow<int64_t> top_k{nullptr, 0};   // 0: off
-  PerRow<float> top_p{nullptr, 1.0f};  // 1: off
-  PerRow<float> min_p{nullptr, 0.0f};  // 0: off
+  PerRow<int64_t> top_k{nullptr, 0};      // 0: off
+  const int32_t* narrow_top_k = nullptr;  // [rows], in place of `top_k`
+  PerRow<float> top_p{nullptr, 1.0f};     // 1: off
+  PerRow<float> min_p{nullptr, 0.0f};     // 0: off
   bool joint = false;
   RowRandom random;
-  bool sorted = false;         // top: highest first, else in the order of ids
-  int32_t* samples = nullptr;  // sample: [rows]
+  bool sorted = false;              // top: highest first, else in the order of ids
+  int32_t* samples = nullptr;       // sample: [rows]
+  int64_t* wide_samples = nullptr;  // the same, in place of `samples`
   // sample, on devices, which add in another order than the CPU: [rows], or null. 1 where a sum is
   // so near a bound that the CPU may draw another token, else 0: that it draws this one.
   uint8_t* undecided = nullptr;
   void* out = nullptr;  // weights, which sum to 1, and logits: [rows, vocab]; top: [rows, k]
   DType out_dtype = DType::f32;
-  int64_t* ids = nullptr;         // top: [rows, k]
-  RowStatus* statuses = nullptr;  // [rows]; the outputs of a row that is not ok are 0
+  int64_t* ids = nullptr;  // top: [rows, k]
+  // [rows]; the outputs of a row that is not ok are 0. Devices take null.
+  RowStatus* statuses = nullptr;
+  uint8_t* valid = nullptr;  // on devices: [rows], or null. 1 where a row is ok, else 0
+
+  // The row of x that an output is of.
+  constexpr int64_t source_of(int64_t row) const {
+    if (narrow_indices != nullptr) return narrow_indices[row];
+    return indices == nullptr ? row : indices[row];
+  }
+  constexpr int64_t top_k_of(int64_t row) const {
+    return narrow_top_k != nullptr ? narrow_top_k[row] : top_k[row];
+  }
+  constexpr void set_sample(int64_t row, int32_t token) const {
+    if (wide_samples != nullptr) {
+      wide_samples[row] = token;
+    } else {
+      samples[row] = token;
+    }
+  }
 };
 
 // Speculative sampling of a chain of drafts (Leviathan et al., arXiv:2211.17192, algorithm 1; Chen
@@ -71,7 +92,7 @@ struct ChainSpeculationProblem {
   int32_t* tokens = nullptr;    // [rows, drafts + 1], -1 after the last
   int32_t* accepted = nullptr;  // [rows]: added to it, the drafts that would be accepted each alone
   int32_t* emitted = nullptr;   // [rows]: added to it, the drafts before the first rejection
-  RowStatus* statuses = nullptr;
+  RowStatus* statuses = nullptr;  // [rows]; devices take null
 };
 
 struct TokenBitmaskProblem {
@@ -80,7 +101,13 @@ struct TokenBitmaskProblem {
   const int32_t* bitmask = nullptr;  // [*, ceil(vocab / 32)]
   int64_t vocab = 0;
   int64_t rows = 0;
-  const int64_t* indices = nullptr;  // [rows] of both; null: their own numbers
+  const int64_t* indices = nullptr;         // [rows] of both; null: their own numbers
+  const int32_t* narrow_indices = nullptr;  // the same, in place of `indices`
+
+  constexpr int64_t row_of(int64_t output) const {
+    if (narrow_indices != nullptr) return narrow_indices[output];
+    return indices == nullptr ? output : indices[output];
+  }
 };
 
 std::string describe(const RowSamplingProblem& problem);

@@ -6,6 +6,7 @@
 
 #include "ops/describe.h"
 #include "ops/registry.h"
+#include "ops/scores_there.h"
 #include "ops/validate.h"
 
 namespace effinfer::ops {
@@ -34,9 +35,10 @@ size_t scratch_bytes(const PoolScoresProblem& problem) {
 }
 
 void pool_scores(const TensorView& scores, const TensorView& kv_len, const ScorePool& options,
-                 float* out, ThreadPool& pool) {
-  const Validator check("pooled_attention_scores");
-  const std::span<const int32_t> lengths = check.ints("kv_len", kv_len);
+                 float* out, const Executor& executor) {
+  const Validator check("pooled_attention_scores", executor.device());
+  const std::span<const int32_t> lengths =
+      Validator("pooled_attention_scores").ints("kv_len", kv_len);
   check.expect(options.kernel_size > 0 && options.kernel_size % 2 == 1, "kernel_size",
                "an odd number > 0", std::to_string(options.kernel_size));
   check.positive("block_size", options.block_size);
@@ -57,11 +59,12 @@ void pool_scores(const TensorView& scores, const TensorView& kv_len, const Score
   problem.scores = static_cast<const float*>(scores.data);
   problem.num_groups = heads / options.group;
   problem.num_sequences = kv_len.dims[0];
-  problem.starts = starts.data();
-  problem.blocks = blocks.data();
   problem.options = options;
   problem.out = out;
-  run_alone(problem, pool);
+  if (executor.queue() != nullptr) return pool_there(problem, starts, blocks, *executor.queue());
+  problem.starts = starts.data();
+  problem.blocks = blocks.data();
+  run_alone(problem, *executor.pool());
 }
 
 }  // namespace effinfer::ops

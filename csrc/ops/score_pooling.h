@@ -17,6 +17,8 @@ struct PoolScoresProblem {
   int64_t num_sequences = 0;
   const int64_t* starts = nullptr;  // [num_sequences + 1] in keys
   const int64_t* blocks = nullptr;  // [num_sequences + 1] in blocks of keys
+  int64_t num_keys = 0;             // on GPUs: starts[num_sequences]
+  int64_t num_blocks = 0;           // on GPUs: blocks[num_sequences]
   ScorePool options;
   float* out = nullptr;  // [num_groups, blocks[num_sequences]]
 };

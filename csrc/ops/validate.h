@@ -30,6 +30,8 @@ class Validator {
   explicit Validator(std::string_view op, Device device = {}) : op_(op), device_(device) {}
 
   std::string_view op() const { return op_; }
+  // Whether values may be looked at: of a GPU that would have the host wait for it.
+  bool reads_values() const { return device_ == Device{}; }
 
   void expect(bool ok, std::string_view argument, std::string_view expected,
               std::string_view got) const {

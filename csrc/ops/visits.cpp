@@ -36,7 +36,7 @@ VisitPlan VisitBuffers::plan(const BatchLayout& batch) {
     const int32_t begin = batch.qo_indptr[s];
     const int32_t end = batch.qo_indptr[s + 1];
     // Drafts of a tree are not rows at positions of their own.
-    const bool sparse = end - begin >= kSparseRows && !batch.is_tree(s);
+    const bool sparse = end - begin >= kSparseRows && !batch.is_tree(s) && !batch.is_dense(s);
     first_block_[static_cast<size_t>(s)] = sparse ? static_cast<int32_t>(plan.num_blocks) : -1;
     if (!sparse) continue;
     VisitSequence& sequence = sequences_[static_cast<size_t>(plan.num_sequences++)];

@@ -53,9 +53,34 @@ int32_t default_pages(const Graph& graph, const EngineOptions& options, int64_t 
   const int64_t longest =
       options.max_seq_len > 0 ? max_seq_len : std::min<int64_t>(max_seq_len, 8192);
   const int64_t wanted = (longest + 8 * 1024 + KvCache::kPageSize - 1) / KvCache::kPageSize;
-  const size_t affordable = memory_of(options.device).capacity() / 4 / kv::page_bytes(config);
+  size_t memory = memory_of(options.device).capacity();
+  if (options.front && options.front->device != options.device) {
+    memory += memory_of(options.front->device).capacity();
+  }
+  const size_t affordable = memory / 4 / kv::page_bytes(config);
   return static_cast<int32_t>(
       std::clamp<size_t>(affordable, 1, static_cast<size_t>(std::min<int64_t>(wanted, INT32_MAX))));
+}
+
+// The graph that also returns these values, a row for each of the logits'.
+Graph with_outputs(Graph graph, const std::vector<std::string>& names) {
+  for (const std::string& name : names) {
+    ValueId found = -1;
+    for (ValueId id = 0; id < static_cast<ValueId>(graph.values.size()); ++id) {
+      const Value& value = graph.value(id);
+      const bool rows = value.kind == Value::Kind::node && value.dtype == DType::f32 &&
+                        value.shape.size() == 2 && value.shape[0].kind == Dim::Kind::rows;
+      if (rows && value.name == name) found = id;
+    }
+    if (found < 0 || found == graph.outputs[0]) {
+      throw InvalidArgument("[engine] outputs of a proposer: expected a value f32[R, size] of " +
+                            graph.name + " behind its logits, got \"" + name + "\"");
+    }
+    const bool known =
+        std::find(graph.outputs.begin(), graph.outputs.end(), found) != graph.outputs.end();
+    if (!known) graph.outputs.push_back(found);
+  }
+  return graph;
 }
 
 }  // namespace
@@ -98,6 +123,8 @@ Engine::Engine(std::shared_ptr<const Model> model, const EngineOptions& options,
   core.mixed_phases = options.deterministic || options.precision == Precision::f32;
   core.eos_token_ids = eos_tokens(graph);
   core.speculation = options.speculation;
+  core.hooks = options.hooks;
+  core.techniques = techniques_of(graph);
 
   CompileOptions compile_options{options};
   compile_options.max_tokens = options.max_batch_tokens;
@@ -105,16 +132,23 @@ Engine::Engine(std::shared_ptr<const Model> model, const EngineOptions& options,
   compile_options.max_rows = std::max(options.max_sequences, options.max_batch_tokens);
   compile_options.max_seq_len = core.max_seq_len;
   compile_options.kv_dtype = kv_dtype(options);
+  if (compile_options.front) compile_options.front->num_pages = pages;
 
   impl_->model = model;
   impl_->pool = pool ? std::move(pool) : std::make_shared<ThreadPool>();
-  impl_->executable = compile(graph, model->weights, impl_->pool, compile_options);
+  impl_->executable = compile(with_outputs(graph, runtime::wanted_outputs(options.speculation)),
+                              model->weights, impl_->pool, compile_options);
+  impl_->pool =
+      impl_->executable->pool();  // where all layers are on the front's device, that one's
   for (const auto& proposer : options.speculation.proposers) {
-    if (proposer != nullptr) proposer->bind(*impl_->executable);
+    if (proposer == nullptr) continue;  // refused by the core
+    proposer->bind(*impl_->executable);
+    impl_->proposers.push_back(proposer);
   }
   impl_->core = std::make_unique<runtime::EngineCore>(
       runtime::make_runner(impl_->executable),
-      std::make_unique<KvCache>(impl_->executable->kv_config(kv_dtype(options), pages)), core);
+      std::make_unique<KvCache>(impl_->executable->kv_config(kv_dtype(options), pages, true)),
+      core);
 }
 
 Engine::~Engine() = default;
@@ -170,11 +204,24 @@ void Engine::forget(RequestId request) {
   impl_->core->forget(request);
 }
 EngineStats Engine::stats() const {
-  return impl_->core->stats();
+  EngineStats stats = impl_->core->stats();
+  for (const auto& proposer : impl_->proposers) {
+    if (auto drafting = proposer->drafting()) stats.drafters.push_back(*std::move(drafting));
+  }
+  return stats;
 }
 void Engine::start_profile(int64_t max_steps) {
   const auto pause = impl_->core->pause();
   impl_->executable->start_profile(max_steps);
+  for (const auto& proposer : impl_->proposers) proposer->start_profile(max_steps);
+}
+std::vector<NamedProfile> Engine::take_draft_profiles() {
+  const auto pause = impl_->core->pause();
+  std::vector<NamedProfile> profiles;
+  for (const auto& proposer : impl_->proposers) {
+    if (auto profile = proposer->take_profile()) profiles.push_back(*std::move(profile));
+  }
+  return profiles;
 }
 Profile Engine::take_profile() {
   const auto pause = impl_->core->pause();

@@ -31,17 +31,22 @@ SequenceId EngineCore::start_sequence(const Request& request, int32_t& cached) {
   const auto kept = prompts_.find(request.group);
   SequenceId prompt = Request::kNoSequence;
   if (kept != prompts_.end()) prompt = kept->second;
-  if (sibling != nullptr && sibling->has_prompt()) prompt = sibling->sequence;
+  if (prompt == Request::kNoSequence && sibling != nullptr && sibling->has_prompt()) {
+    prompt = sibling->sequence;
+  }
   const bool is_new = request.output().empty() || !options_.prefix_cache;
   if (prompt != Request::kNoSequence && is_new && !request.scores_prompt()) {
-    cached = static_cast<int32_t>(request.prompt_size) - 1;
-    const SequenceId sequence = cache_->fork(prompt);
-    cache_->rollback(sequence, cache_->length(sequence) - cached);
-    return sequence;
+    const auto known_tokens = static_cast<int32_t>(request.prompt_size) - 1;
+    if (cache_->can_rollback(prompt, cache_->length(prompt) - known_tokens)) {
+      const SequenceId sequence = cache_->fork(prompt);
+      cache_->rollback(sequence, cache_->length(sequence) - known_tokens);
+      cached = known_tokens;
+      return sequence;
+    }
   }
   const std::span<const int32_t> known = request.tokens;
   const bool reuses = options_.prefix_cache && !request.scores_prompt();
-  return cache_->create(reuses ? known : known.first(0), &cached);
+  return cache_->create(reuses ? known : known.first(0), &cached, request.techniques.prefix);
 }
 
 // Keeps the sequence of an answer that ends before those that wait have forked it; false: nobody
@@ -51,12 +56,21 @@ bool EngineCore::keep_prompt(const Request& request) {
   const Request* sibling = sibling_of(request);
   if (sibling != nullptr && sibling->has_prompt()) return false;
   if (!waits_answer(request.group)) return false;
-  if (options_.prefix_cache) cache_->publish(request.sequence);
   const auto past_prompt =
       cache_->length(request.sequence) - static_cast<int64_t>(request.prompt_size);
+  if (!cache_->can_rollback(request.sequence, past_prompt)) return false;
+  if (options_.prefix_cache) cache_->publish(request.sequence);
   cache_->rollback(request.sequence, past_prompt);
   prompts_.emplace(request.group, request.sequence);
   return true;
+}
+
+// Where windows free their keys, an answer cannot be rolled back to its prompt for long: those that
+// wait get a sequence of the prompt.
+void EngineCore::fork_prompt(const Request& request) {
+  if (request.group == 0 || cache_->num_groups() == 1 || !waits_answer(request.group)) return;
+  if (prompts_.contains(request.group)) return;
+  prompts_.emplace(request.group, cache_->fork(request.sequence));
 }
 
 bool EngineCore::waits_answer(RequestId group) const {

@@ -42,8 +42,10 @@ EngineCore::EngineCore(std::unique_ptr<StepRunner> runner, std::unique_ptr<KvCac
       options_(options),
       policy_(policy ? std::move(policy) : make_fcfs_policy()),
       sampler_(runner_->isa()),
-      speculator_(options.speculation, runner_->vocab_size(),
-                  static_cast<size_t>(std::max<int64_t>(options.max_sequences, 1))) {
+      speculator_(options.speculation, {runner_->vocab_size(), runner_->num_ids()},
+                  static_cast<size_t>(std::max<int64_t>(options.max_sequences, 1))),
+      techniques_(options.techniques, options.hooks,
+                  std::min(options.max_batch_tokens, runner_->limits().max_tokens)) {
   require_positive("max_seq_len", options.max_seq_len);
   require_positive("max_batch_tokens", options.max_batch_tokens);
   require_positive("max_sequences", options.max_sequences);
@@ -55,7 +57,8 @@ EngineCore::EngineCore(std::unique_ptr<StepRunner> runner, std::unique_ptr<KvCac
   resize_rows(most_rows());
   const auto sequences = static_cast<size_t>(options_.max_sequences);
   batch_.reserve(static_cast<size_t>(limits.max_tokens), sequences,
-                 static_cast<size_t>(cache_->config().num_pages));
+                 static_cast<size_t>(cache_->config().num_pages),
+                 static_cast<size_t>(cache_->num_groups()));
   scheduled_.reserve(sequences);
   choice_.chunks.reserve(sequences);
   active_.reserve(sequences);
@@ -65,6 +68,7 @@ EngineCore::EngineCore(std::unique_ptr<StepRunner> runner, std::unique_ptr<KvCac
   for (auto& path : paths_) path.reserve(Draft::kMostNodes);
   kept_.reserve(Draft::kMostNodes + kCatchUpTokens);
   allowed_.resize((static_cast<size_t>(vocab_size()) + 31) / 32);
+  take_hooks(options.hooks);
   stats_.total_pages = cache_->config().num_pages;
   stats_.free_pages = cache_->available_pages();
 }
@@ -82,6 +86,7 @@ void EngineCore::check_tokens(std::span<const int32_t> tokens, const char* argum
 void EngineCore::check_request(std::span<const int32_t> prompt,
                                const SamplingParams& params) const {
   params.validate(vocab_size());
+  techniques_.of(params, static_cast<int64_t>(prompt.size()));  // throws for unknown names
   const int64_t most = options_.max_seq_len - (params.max_tokens == 0 ? 0 : 1);
   if (static_cast<int64_t>(prompt.size()) <= most) return;
   throw InvalidArgument("[engine] prompt: expected at most " + std::to_string(most) +
@@ -98,6 +103,8 @@ std::unique_ptr<Request> EngineCore::make_request(std::span<const int32_t> promp
   request->tokens.assign(prompt.begin(), prompt.end());
   request->prompt_size = prompt.size();
   request->params = params;
+  request->techniques = techniques_.of(params, static_cast<int64_t>(prompt.size()));
+  if (request->scores_prompt()) score_in_chunks(*request);
   request->metrics.speculation.guarantee = speculator_.verifier().guarantee();
   request->metrics.prompt_tokens = static_cast<int64_t>(prompt.size());
   request->added = Request::Clock::now();
@@ -125,7 +132,8 @@ std::vector<RequestId> EngineCore::add_answers(
   const RequestId group = requests.size() > 1 ? next_id_ : 0;
   for (auto& request : requests) {
     request->id = next_id_++;
-    request->group = group;
+    // A fork computes the prompt's last token again, alone, with all keys.
+    request->group = request->techniques.plain ? group : 0;
     ids.push_back(request->id);
     records_[request->id].metrics = request->metrics;
     incoming_.push_back(std::move(request));
@@ -200,26 +208,57 @@ std::span<const ScheduledRequest> EngineCore::admissible() {
   return scheduled_;
 }
 
+// Pages for so many tokens that are not fed yet.
+int64_t EngineCore::missing_pages(size_t more, SequenceId sequence) const {
+  const size_t slots = static_cast<size_t>(cache_->slots(sequence)) + more;
+  return std::max<int64_t>(0, static_cast<int64_t>(KvCache::pages_for(slots)) -
+                                  static_cast<int64_t>(cache_->pages(sequence).size()));
+}
+
+// A fork copies the page that it goes on in.
+int64_t EngineCore::copied_pages(const Request& fork, size_t fed) {
+  return fork.group != 0 && fed < fork.prompt_size && fed % KvCache::kPageSize != 0 ? 1 : 0;
+}
+
+// That running requests still need for their tokens.
+int64_t EngineCore::pages_of_running() const {
+  int64_t pages = 0;
+  for (const auto& other : running_) {
+    pages += missing_pages(other->tokens.size() - other->fed, other->sequence) +
+             copied_pages(*other, other->fed);
+  }
+  return pages;
+}
+
+// Gives a request that was preempted its sequence again.
+bool EngineCore::try_import(Request& request) {
+  const auto slots = static_cast<size_t>(request.saved_slots);
+  const size_t left = request.tokens.size() - request.fed;
+  const auto needed = static_cast<int64_t>(KvCache::pages_for(slots + left));
+  if (needed + pages_of_running() > cache_->available_pages()) return false;
+  try {
+    request.sequence = cache_->import_(request.saved);
+  } catch (const OutOfMemory&) {
+    return false;  // of the pages of a window
+  }
+  request.saved = {};
+  cache_->reserve(request.sequence,
+                  static_cast<int64_t>(request.tokens.capacity()) + Draft::kMostNodes);
+  request.changed = true;
+  return true;
+}
+
 // Gives a request what is known of its tokens when the pages for all of them, and those that
 // running requests still need for theirs, are there.
 bool EngineCore::try_admit(Request& request) {
+  if (!request.saved.empty()) return try_import(request);
   int32_t cached = 0;
   const SequenceId sequence = start_sequence(request, cached);
-  const auto missing = [&](size_t tokens, SequenceId id) {
-    return std::max<int64_t>(0, static_cast<int64_t>(KvCache::pages_for(tokens)) -
-                                    static_cast<int64_t>(cache_->pages(id).size()));
-  };
-  // A fork copies the page that it goes on in.
-  const auto copies = [](const Request& fork, size_t fed) {
-    return fork.group != 0 && fed < fork.prompt_size && fed % KvCache::kPageSize != 0 ? 1 : 0;
-  };
   const size_t next = request.params.max_tokens == 0 ? 0 : 1;
-  int64_t needed = missing(request.tokens.size() + next, sequence) +
-                   copies(request, static_cast<size_t>(cached));
-  for (const auto& other : running_) {
-    needed += missing(other->tokens.size(), other->sequence) + copies(*other, other->fed);
-  }
-  if (needed > cache_->available_pages()) {
+  const size_t left = request.tokens.size() - static_cast<size_t>(cached) + next;
+  const int64_t needed =
+      missing_pages(left, sequence) + copied_pages(request, static_cast<size_t>(cached));
+  if (needed + pages_of_running() > cache_->available_pages()) {
     cache_->release(sequence, false);
     return false;
   }
@@ -248,13 +287,22 @@ bool EngineCore::make_room(SequenceId sequence, int64_t count) {
 }
 
 // Takes a request's pages. Nothing is lost: its tokens, generated ones included, are fed again when
-// it is admitted, in the phases that they had before, so that its text does not change.
+// it is admitted, in the phases that they had before, so that its text does not change. Where keys
+// were dropped that would not give the keys that it had, and what it has is kept beside the pages.
 void EngineCore::preempt(size_t index) {
   Request& request = *running_[index];
+  if (cache_->is_prefix(request.sequence)) {
+    request.fed = 0;
+  } else {
+    cache_->rollback(request.sequence,
+                     cache_->length(request.sequence) - cache_->committed(request.sequence));
+    request.saved = cache_->export_(request.sequence);
+    request.saved_slots = cache_->slots(request.sequence);
+  }
   cache_->release(request.sequence, options_.prefix_cache);
   request.sequence = Request::kNoSequence;
-  request.fed = 0;
   request.step_tokens = 0;
+  if (request.saved.empty()) forget_in_hooks(request.id);
   ++request.metrics.preemptions;
   request.changed = true;
   log(LogLevel::debug, "no free pages: a request waits again, preempted " +

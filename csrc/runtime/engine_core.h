@@ -21,6 +21,7 @@
 #include "runtime/speculative/speculator.h"
 #include "runtime/step_batch.h"
 #include "runtime/step_runner.h"
+#include "runtime/techniques.h"
 
 namespace effinfer::runtime {
 
@@ -32,6 +33,8 @@ struct EngineCoreOptions {
   bool mixed_phases = false;
   std::vector<int32_t> eos_token_ids;
   Speculation speculation;
+  StepHooks hooks;
+  std::vector<TechniqueFacts> techniques;
 };
 
 class EngineCore {
@@ -69,6 +72,11 @@ class EngineCore {
     RequestMetrics metrics;
     bool finished = false;
   };
+  struct Hook {
+    std::shared_ptr<StepHook> hook;
+    Triggers triggers;
+    uint64_t technique = 0;  // its bit; 0: it runs for all requests
+  };
 
   // engine_core.cpp: who is served, with which pages.
   void check_tokens(std::span<const int32_t> tokens, const char* argument) const;
@@ -77,7 +85,11 @@ class EngineCore {
                                         const SamplingParams& params) const;
   void admit(std::vector<StepOutput>& outputs);
   std::span<const ScheduledRequest> admissible();
+  int64_t missing_pages(size_t more, SequenceId sequence) const;
+  static int64_t copied_pages(const Request& fork, size_t fed);
+  int64_t pages_of_running() const;
   bool try_admit(Request& request);
+  bool try_import(Request& request);
   bool make_room(SequenceId sequence, int64_t count);
   void preempt(size_t index);
 
@@ -86,6 +98,7 @@ class EngineCore {
   bool waits_for_prompt(const Request& request) const;
   SequenceId start_sequence(const Request& request, int32_t& cached);
   bool keep_prompt(const Request& request);
+  void fork_prompt(const Request& request);
   bool waits_answer(RequestId group) const;
   void drop_unwanted_prompts();
   bool drop_prompts();
@@ -101,6 +114,7 @@ class EngineCore {
   void take_inbox(std::vector<StepOutput>& outputs);
   std::span<const ScheduledRequest> scheduled(const Requests& requests);
   void append_chunks(std::vector<StepOutput>& outputs);
+  int64_t chunk_tokens(const Request& request, int64_t chosen) const;
   void run_chunks(Phase phase, std::vector<StepOutput>& outputs);
   std::string try_run(std::span<Request* const> requests, Phase phase);
   int32_t wanted_logits(std::span<Request* const> requests) const;
@@ -111,6 +125,8 @@ class EngineCore {
   // engine_prompt.cpp: what the model thinks of a prompt.
   void resize_rows(int64_t rows);
   void make_prompt_rows();
+  int64_t prompt_rows() const;
+  void score_in_chunks(Request& request) const;
   int64_t free_rows() const;
   void score_prompt(Request& request, size_t row, StepOutput& output);
   StepOutput advance_prompt(Request& request, size_t row);
@@ -126,6 +142,11 @@ class EngineCore {
   std::span<const uint32_t> allowed_tokens(const Request& request);
   bool is_stop_token(const Request& request, int32_t token) const;
   FinishReason finish_reason(const Request& request, int32_t token) const;
+
+  // engine_hooks.cpp: what techniques do between steps.
+  void take_hooks(const StepHooks& hooks);
+  std::string run_hooks(Request& request, size_t first);
+  void forget_in_hooks(RequestId id);
 
   // engine_speculate.cpp: drafts.
   int64_t most_rows() const;
@@ -148,7 +169,7 @@ class EngineCore {
   std::mutex step_mutex_;  // taken before mutex_ by those who need both
   Requests waiting_;       // by id
   Requests running_;       // by id
-  // Sequences of prompts whose answers have ended while others waited, by group.
+  // Sequences of prompts for answers that wait while those that had them ended, by group.
   std::map<RequestId, SequenceId> prompts_;
   Sampler sampler_;
   std::vector<uint32_t> allowed_;  // of the row at hand, by its constraint
@@ -164,15 +185,18 @@ class EngineCore {
   std::vector<int32_t> drawn_tokens_;
   std::vector<uint8_t> decided_;
   Speculator speculator_;
+  const Techniques techniques_;
+  std::vector<Hook> hooks_;
   // Of the step at hand.
   std::vector<ScheduledRequest> scheduled_;
   std::vector<size_t> admissible_;  // indices into waiting_, of those in scheduled_
   StepChoice choice_;
   std::vector<Request*> active_;
   std::vector<StepFacts> facts_;
+  std::vector<OutputRows> outputs_;          // that proposers asked for
   std::vector<std::vector<int32_t>> paths_;  // [max_sequences], accepted nodes by number of facts
   std::vector<int32_t> kept_;
-  std::vector<RequestId> ended_;  // requests that speculation has to forget
+  std::vector<RequestId> ended_;  // requests that speculation and hooks have to forget
 
   mutable std::mutex mutex_;
   Requests incoming_;

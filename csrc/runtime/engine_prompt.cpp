@@ -22,11 +22,27 @@ void EngineCore::resize_rows(int64_t rows) {
   decided_.reserve(static_cast<size_t>(rows));
 }
 
-// Rows for prompts that are scored, once somebody asks for it.
-void EngineCore::make_prompt_rows() {
+// Rows of logits for prompts that are scored and for all others.
+int64_t EngineCore::prompt_rows() const {
   const int64_t slice = std::min(slice_rows(vocab_size()), options_.max_batch_tokens);
-  const int64_t rows = std::min(runner_->limits().max_rows, most_rows() + slice);
-  if (rows > num_rows_) resize_rows(rows);
+  return std::min(runner_->limits().max_rows, most_rows() + slice);
+}
+
+// Once somebody asks for it.
+void EngineCore::make_prompt_rows() {
+  if (prompt_rows() > num_rows_) resize_rows(prompt_rows());
+}
+
+// Where steps of a prompt end at fixed places, one that is scored has shorter ones: each of its
+// rows needs logits, of which there is room beside any other requests. What that makes of it is not
+// what others find in the cache.
+void EngineCore::score_in_chunks(Request& request) const {
+  int64_t& chunk = request.techniques.chunk_tokens;
+  if (chunk == 0) return;
+  const int64_t rows = std::max<int64_t>(1, prompt_rows() - options_.max_sequences);
+  chunk = std::min(
+      chunk, rows < KvCache::kPageSize ? rows : rows / KvCache::kPageSize * KvCache::kPageSize);
+  request.techniques.prefix.most = 0;
 }
 
 // Rows of logits that the step has left when each running request has one.
@@ -63,8 +79,14 @@ StepOutput EngineCore::advance_prompt(Request& request, size_t row) {
     return end(request, FinishReason::error, failure.what());
   }
   if (request.samples()) return verify(request, last, std::move(output));
+  const size_t first = request.fed;
   commit(request, {});
-  return output;
+  std::string error = run_hooks(request, first);
+  if (error.empty()) return output;
+  StepOutput ended = end(request, FinishReason::error, std::move(error));
+  ended.warning = std::move(output.warning);
+  ended.prompt = std::move(output.prompt);
+  return ended;
 }
 
 }  // namespace effinfer::runtime

@@ -12,16 +12,18 @@ namespace {
 // Rows of drafts in a step, over all requests.
 constexpr int64_t kMostDraftRows = 96;
 
-// Of the kept nodes that descend from `parent`, those that the constraint allows behind it.
-uint64_t allowed_nodes(const Draft& draft, uint64_t keep, int32_t parent,
+// Of the kept nodes that descend from `parent`, those that the constraint allows behind it; probes
+// whose ids are no tokens' are never text.
+uint64_t allowed_nodes(const Draft& draft, uint64_t keep, int32_t parent, int64_t vocab,
                        TokenConstraint& constraint) {
   uint64_t allowed = 0;
   for (int32_t node = parent + 1; node < draft.size(); ++node) {
     const auto at = static_cast<size_t>(node);
     if (draft.parents[at] != parent || (keep >> node & 1) == 0) continue;
-    if (!constraint.accept(draft.tokens[at])) continue;
-    allowed |= uint64_t{1} << node | allowed_nodes(draft, keep, node, constraint);
-    constraint.rollback(1);
+    const bool is_token = draft.tokens[at] < vocab;
+    if (is_token && !constraint.accept(draft.tokens[at])) continue;
+    allowed |= uint64_t{1} << node | allowed_nodes(draft, keep, node, vocab, constraint);
+    if (is_token) constraint.rollback(1);
   }
   return allowed;
 }
@@ -53,7 +55,7 @@ void EngineCore::append_drafts() {
     if (request->step_tokens == 0) continue;
     tokens += request->step_tokens;
     budget.plain_rows += static_cast<int32_t>(request->step_tokens);
-    budget.kv_tokens += cache_->length(request->sequence);
+    budget.kv_tokens += cache_->slots(request->sequence);
     budget.requests += request->samples() ? 1 : 0;
     if (!may_draft(*request)) continue;
     const auto size = static_cast<int64_t>(request->tokens.size());
@@ -83,18 +85,16 @@ void EngineCore::append_draft(Request& request, Speculator::Entry& entry) {
   // A drawn node that may not come gets its row all the same: the verifier refuses it by its rules.
   if (request.constraint != nullptr && entry.proposed.draw == Draft::Draw::none) {
     try {
-      entry.keep = allowed_nodes(entry.proposed, entry.keep, -1, *request.constraint);
+      entry.keep = allowed_nodes(entry.proposed, entry.keep, -1, vocab_size(), *request.constraint);
     } catch (const std::exception& failure) {
       request.failure = failure.what();
       return;
     }
   }
   if (entry.keep == 0) return;
-  const int64_t length = cache_->length(request.sequence);
-  plant(entry.proposed, entry.keep, {length - 1, KvCache::kPageSize}, entry.tree);
-  const auto used = static_cast<int64_t>(cache_->pages(request.sequence).size());
-  const int64_t free = (used + cache_->free_pages()) * KvCache::kPageSize - length;
-  entry.tree.cut(static_cast<size_t>(free));
+  const int64_t slots = cache_->slots(request.sequence);
+  plant(entry.proposed, entry.keep, {slots - 1, KvCache::kPageSize}, entry.tree);
+  entry.tree.cut(static_cast<size_t>(cache_->free_slots(request.sequence)));
   if (entry.tree.draft.tokens.empty()) return;
   cache_->append(request.sequence, entry.tree.draft.tokens);
   request.drafts = &entry.tree;
@@ -149,6 +149,8 @@ void EngineCore::add_facts(const Request& request, size_t num_emitted,
   // for now is not worth.
   const bool wanted = top_k_ > 0 || entry == nullptr || entry->asked;
   if (wanted) facts.top = top_of(row, request.num_rows());
+  facts.outputs = outputs_;
+  facts.first_row = row;
   facts_.push_back(facts);
 }
 
@@ -184,7 +186,10 @@ void EngineCore::tell_speculator(Phase phase, double propose_seconds, double sec
 
 // After the step's facts, which may be of requests that ended.
 void EngineCore::forget_ended() {
-  for (const RequestId id : ended_) speculator_.forget(id);
+  for (const RequestId id : ended_) {
+    speculator_.forget(id);
+    forget_in_hooks(id);
+  }
   ended_.clear();
 }
 

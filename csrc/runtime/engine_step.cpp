@@ -55,7 +55,17 @@ class ExecutableRunner final : public StepRunner {
   void read_row(int64_t row, std::span<float> logits) override {
     executable_->read_row(row, logits);
   }
+  NamedRows output(std::string_view name) const override { return executable_->output(name); }
   int64_t vocab_size() const override { return executable_->vocab_size(); }
+  int64_t num_ids() const override {
+    const Graph& graph = executable_->graph();
+    int64_t rows = std::numeric_limits<int32_t>::max();
+    for (const Node& node : graph.nodes) {
+      if (node.op != "embedding") continue;
+      rows = std::min(rows, graph.value(node.inputs[1]).shape[0].value);
+    }
+    return rows;
+  }
   Isa isa() const override { return executable_->target().isa; }
   StepLimits limits() const override {
     const CompileOptions& options = executable_->options();
@@ -85,8 +95,9 @@ std::vector<StepOutput> EngineCore::step() {
   if (!running_.empty()) {
     choice_.phase = Phase::decode;
     choice_.chunks.clear();
-    policy_->choose(scheduled(running_), {options_.max_batch_tokens, options_.mixed_phases},
-                    choice_);
+    // Steps of both phases would leave prompts less than a whole chunk.
+    const bool mixed = options_.mixed_phases && !techniques_.has_chunks();
+    policy_->choose(scheduled(running_), {options_.max_batch_tokens, mixed}, choice_);
     outputs.reserve(outputs.size() + running_.size());
     append_chunks(outputs);
     const Clock::time_point start = Clock::now();
@@ -143,7 +154,8 @@ void EngineCore::append_chunks(std::vector<StepOutput>& outputs) {
       throw InternalError("[engine] policy: a chunk of " + std::to_string(count) + " tokens of " +
                           std::to_string(pending.size()));
     }
-    if (request.scores_prompt()) count = std::min(count, 1 + free_rows());
+    count = chunk_tokens(request, count);
+    if (count == 0) continue;
     if (cache_->can_append(request.sequence, count) || make_room(request.sequence, count)) {
       cache_->append(request.sequence, pending.first(static_cast<size_t>(count)));
       request.step_tokens = count;
@@ -152,6 +164,16 @@ void EngineCore::append_chunks(std::vector<StepOutput>& outputs) {
                             "[engine] no KV page is left for the only running request"));
     }
   }
+}
+
+// How many of the tokens that the policy chose are fed. Where steps of a prompt end at fixed
+// places, one that has not all of its chunk waits for a step that does.
+int64_t EngineCore::chunk_tokens(const Request& request, int64_t chosen) const {
+  const bool fixed = request.techniques.chunk_tokens > 0 && request.prompt_left() > 0;
+  const auto wanted = fixed ? static_cast<int64_t>(request.prompt_chunk()) : chosen;
+  int64_t count = std::min(chosen, wanted);
+  if (request.scores_prompt()) count = std::min(count, 1 + free_rows());
+  return fixed && count < wanted ? 0 : count;
 }
 
 void EngineCore::run_chunks(Phase phase, std::vector<StepOutput>& outputs) {
@@ -175,7 +197,10 @@ void EngineCore::run_chunks(Phase phase, std::vector<StepOutput>& outputs) {
     }
   }
   // Each run has overwritten the rows of those before it, and none has the time of the step.
-  for (StepFacts& facts : facts_) facts.top = {};
+  for (StepFacts& facts : facts_) {
+    facts.top = {};
+    facts.outputs = {};
+  }
   batch_.clear(phase);
 }
 
@@ -186,7 +211,7 @@ std::string EngineCore::try_run(std::span<Request* const> requests, Phase phase)
     using Logits = StepBatch::Logits;
     const Logits last = request->samples() ? Logits::last : Logits::none;
     batch_.add(*cache_, request->sequence, request->chunk(),
-               request->scores_prompt() ? Logits::all : last, request->drafts);
+               request->scores_prompt() ? Logits::all : last, request->drafts, request->is_dense());
   }
   const size_t rows = batch_.num_rows();
   top_k_ = wanted_logits(requests);
@@ -209,6 +234,10 @@ std::string EngineCore::try_run(std::span<Request* const> requests, Phase phase)
     const std::string what = failure.what();
     log(LogLevel::warning, "a step failed: " + what);
     return what.empty() ? "[engine] the step failed" : what;
+  }
+  outputs_.clear();
+  for (const std::string& name : speculator_.outputs()) {
+    outputs_.push_back({name, runner_->output(name)});
   }
   return {};
 }

@@ -168,7 +168,10 @@ void EngineCore::advance(std::span<Request* const> requests, std::vector<StepOut
       outputs.push_back(verify(*request, row, begin_output(*request)));
       row += rows;
     } else {
+      const size_t first = request->fed;
       commit(*request, {});
+      std::string error = run_hooks(*request, first);
+      if (!error.empty()) outputs.push_back(end(*request, FinishReason::error, std::move(error)));
     }
   }
 }
@@ -197,9 +200,9 @@ void EngineCore::commit(Request& request, std::span<const int32_t> accepted) {
   }
   request.fed += static_cast<size_t>(request.step_tokens) + accepted.size();
   request.step_tokens = 0;
-  if (options_.prefix_cache && in_prompt && request.fed >= request.prompt_size) {
-    cache_->publish(request.sequence);
-  }
+  if (!in_prompt || request.fed < request.prompt_size) return;
+  if (options_.prefix_cache) cache_->publish(request.sequence);
+  fork_prompt(request);
 }
 
 StepOutput EngineCore::verify(Request& request, size_t row, StepOutput output) {
@@ -223,10 +226,12 @@ StepOutput EngineCore::verify(Request& request, size_t row, StepOutput output) {
     if (error.empty()) error = "[engine] the step failed";
   }
   count_drafts(request, path);
+  const size_t first = request.fed;
   commit(request, path);
   add_facts(request, output.tokens.size(), path, row);
   request.drafts = nullptr;
   FinishReason reason = request.params.max_tokens > 0 ? rows.reason() : FinishReason::length;
+  if (error.empty() && reason == FinishReason::none) error = run_hooks(request, first);
   if (!error.empty()) reason = FinishReason::error;
   if (reason == FinishReason::none) return output;
   StepOutput last = end(request, reason, std::move(error));

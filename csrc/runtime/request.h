@@ -1,7 +1,9 @@
 // A request inside the engine.
 #pragma once
 
+#include <algorithm>
 #include <chrono>
+#include <cstddef>
 #include <cstdint>
 #include <memory>
 #include <span>
@@ -12,6 +14,7 @@
 #include "effinfer/kv_cache.h"
 #include "runtime/scheduler.h"
 #include "runtime/speculative/draft.h"
+#include "runtime/techniques.h"
 
 namespace effinfer::runtime {
 
@@ -24,6 +27,7 @@ struct Request {
   std::vector<int32_t> tokens;  // prompt, then output
   size_t prompt_size = 0;
   SamplingParams params;
+  RequestTechniques techniques;
   std::shared_ptr<TokenConstraint> constraint;  // has accepted the output; null: none
   Mirostat mirostat;                            // of the output
   Mirostat next_mirostat;                       // with the token that was sampled last
@@ -31,10 +35,14 @@ struct Request {
   Clock::time_point added;
 
   SequenceId sequence = kNoSequence;  // while running
-  size_t fed = 0;                     // tokens whose KV is in the cache
-  size_t scored = 1;                  // tokens of the prompt that need no log-probability any more
-  int64_t step_tokens = 0;            // appended for the step at hand, not committed
-  DraftTree* drafts = nullptr;        // appended behind them; null: none
+  // Of a request that waits again after some of its keys were dropped, which feeding its tokens
+  // would not give: its sequence, and the slots that this has. Empty: it is fed.
+  std::vector<std::byte> saved;
+  int64_t saved_slots = 0;
+  size_t fed = 0;               // tokens whose KV is in the cache
+  size_t scored = 1;            // tokens of the prompt that need no log-probability any more
+  int64_t step_tokens = 0;      // appended for the step at hand, not committed
+  DraftTree* drafts = nullptr;  // appended behind them; null: none
   FinishReason finished = FinishReason::none;
   bool changed = false;  // metrics to publish
   std::string warning;   // for its next output
@@ -52,10 +60,19 @@ struct Request {
   bool has_prompt() const { return fed >= prompt_size; }
   // Rows whose logits give the next tokens: of the last token, and of each draft.
   size_t num_rows() const { return drafts == nullptr ? 1 : drafts->words.size(); }
+  // Whether the rows of its next step visit all keys, where others' visit chosen ones.
+  bool is_dense() const {
+    return fed < prompt_size ? techniques.dense_prompt : techniques.dense_output;
+  }
+  size_t prompt_left() const { return fed < prompt_size ? prompt_size - fed : 0; }
+  // Tokens of the prompt up to where a step of it ends.
+  size_t prompt_chunk() const {
+    const auto chunk = static_cast<size_t>(techniques.chunk_tokens);
+    return chunk == 0 ? prompt_left() : std::min(prompt_left(), chunk - fed % chunk);
+  }
   ScheduledRequest scheduled() const {
-    const size_t prompt_left = fed < prompt_size ? prompt_size - fed : 0;
-    return {id, static_cast<int64_t>(prompt_left),
-            static_cast<int64_t>(tokens.size() - fed - prompt_left)};
+    return {id, static_cast<int64_t>(prompt_chunk()),
+            static_cast<int64_t>(tokens.size() - fed - prompt_left())};
   }
   double seconds() const { return std::chrono::duration<double>(Clock::now() - added).count(); }
 };

@@ -4,11 +4,37 @@
 
 namespace effinfer::runtime {
 
-void StepBatch::reserve(size_t tokens, size_t sequences, size_t pages) {
+void StepBatch::Tables::reserve(size_t sequences, size_t pages) {
+  kv_indptr.reserve(sequences + 1);
+  kv_indices.reserve(pages);
+  kv_len.reserve(sequences);
+}
+
+void StepBatch::Tables::clear() {
+  kv_indptr.assign(1, 0);
+  kv_indices.clear();
+  kv_len.clear();
+}
+
+void StepBatch::Tables::add(const KvCache& cache, SequenceId sequence, int32_t group) {
+  const std::span<const int32_t> pages = cache.pages(sequence, group);
+  for (const int32_t page : pages) {
+    // Nobody reads a page that a window has freed, whatever stands for it.
+    kv_indices.push_back(page >= 0 ? page : pages.back());
+  }
+  kv_indptr.push_back(static_cast<int32_t>(kv_indices.size()));
+  kv_len.push_back(static_cast<int32_t>(cache.slots(sequence, group)));
+}
+
+void StepBatch::reserve(size_t tokens, size_t sequences, size_t pages, size_t groups) {
   for (auto* rows : {&token_ids_, &positions_, &logit_rows_}) rows->reserve(tokens);
-  for (auto* ends : {&qo_indptr_, &kv_indptr_, &kv_len_}) ends->reserve(sequences + 1);
-  kv_indices_.reserve(pages);
+  qo_indptr_.reserve(sequences + 1);
+  tables_.reserve(sequences, pages);
+  more_.resize(groups - 1);
+  for (Tables& tables : more_) tables.reserve(sequences, pages);
+  views_.reserve(more_.size());
   ancestors_.reserve(tokens);
+  dense_.reserve(sequences);
 }
 
 void StepBatch::clear(Phase phase) {
@@ -16,19 +42,20 @@ void StepBatch::clear(Phase phase) {
   token_ids_.clear();
   positions_.clear();
   qo_indptr_.assign(1, 0);
-  kv_indptr_.assign(1, 0);
-  kv_indices_.clear();
-  kv_len_.clear();
+  tables_.clear();
+  for (Tables& tables : more_) tables.clear();
   logit_rows_.clear();
   ancestors_.clear();
+  dense_.clear();
   has_trees_ = false;
+  has_dense_ = false;
 }
 
 void StepBatch::add(const KvCache& cache, SequenceId sequence, std::span<const int32_t> tokens,
-                    Logits logits, const DraftTree* drafts) {
-  const int32_t length = static_cast<int32_t>(cache.length(sequence));
+                    Logits logits, const DraftTree* drafts, bool dense) {
   const size_t nodes = drafts == nullptr ? 0 : drafts->draft.tokens.size();
-  const int32_t first = length - static_cast<int32_t>(tokens.size() + nodes);
+  const auto first = static_cast<int32_t>(cache.next_position(sequence) -
+                                          static_cast<int64_t>(tokens.size() + nodes));
   const auto want_logits = [&] { logit_rows_.push_back(static_cast<int32_t>(token_ids_.size())); };
   for (size_t i = 0; i < tokens.size(); ++i) {
     if (logits == Logits::all || (logits == Logits::last && i + 1 == tokens.size())) want_logits();
@@ -37,11 +64,13 @@ void StepBatch::add(const KvCache& cache, SequenceId sequence, std::span<const i
     ancestors_.push_back(0);
   }
   if (nodes > 0) add_drafts(*drafts, first + static_cast<int32_t>(tokens.size()) - 1);
-  const std::span<const int32_t> pages = cache.pages(sequence);
-  kv_indices_.insert(kv_indices_.end(), pages.begin(), pages.end());
   qo_indptr_.push_back(static_cast<int32_t>(token_ids_.size()));
-  kv_indptr_.push_back(static_cast<int32_t>(kv_indices_.size()));
-  kv_len_.push_back(length);
+  dense_.push_back(dense ? 1 : 0);
+  has_dense_ |= dense;
+  tables_.add(cache, sequence, 0);
+  for (size_t i = 0; i < more_.size(); ++i) {
+    more_[i].add(cache, sequence, static_cast<int32_t>(i) + 1);
+  }
 }
 
 // Behind the row of the sequence's last token, which is at `root`. Words of a chain stay 0.
@@ -60,13 +89,20 @@ void StepBatch::add_drafts(const DraftTree& drafts, int32_t root) {
 }
 
 int64_t StepBatch::kv_tokens() const {
-  return std::accumulate(kv_len_.begin(), kv_len_.end(), int64_t{0});
+  return std::accumulate(tables_.kv_len.begin(), tables_.kv_len.end(), int64_t{0});
 }
 
-Batch StepBatch::view() const {
-  Batch batch = {phase_,     token_ids_,  positions_, qo_indptr_,
-                 kv_indptr_, kv_indices_, kv_len_,    logit_rows_};
+Batch StepBatch::view() {
+  Batch batch = {phase_,         token_ids_,        positions_,
+                 qo_indptr_,     tables_.kv_indptr, tables_.kv_indices,
+                 tables_.kv_len, logit_rows_};
   if (has_trees_) batch.ancestors = ancestors_;
+  views_.clear();
+  for (const Tables& tables : more_) {
+    views_.push_back({tables.kv_indptr, tables.kv_indices, tables.kv_len});
+  }
+  if (has_dense_) batch.dense = dense_;
+  batch.more_groups = views_;
   return batch;
 }
 

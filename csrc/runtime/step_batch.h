@@ -15,33 +15,47 @@ class StepBatch {
  public:
   enum class Logits : uint8_t { none, last, all };
 
-  // Memory for steps of so many tokens; pages that sequences share count for each of them.
-  void reserve(size_t tokens, size_t sequences, size_t pages);
+  // Memory for steps of so many tokens over a cache of so many groups of layers; pages that
+  // sequences share count for each of them.
+  void reserve(size_t tokens, size_t sequences, size_t pages, size_t groups = 1);
   void clear(Phase phase);
   // The last `tokens.size()` tokens of a sequence, appended already; logits of which rows. With
   // drafts (null: none) these are appended behind them, and the logits of their rows are wanted
-  // too.
+  // too. dense: whether they visit all keys, whatever the graph chooses.
   void add(const KvCache& cache, SequenceId sequence, std::span<const int32_t> tokens,
-           Logits logits, const DraftTree* drafts = nullptr);
+           Logits logits, const DraftTree* drafts = nullptr, bool dense = false);
   size_t num_rows() const { return logit_rows_.size(); }
-  size_t num_sequences() const { return kv_len_.size(); }
+  size_t num_sequences() const { return tables_.kv_len.size(); }
   size_t num_tokens() const { return token_ids_.size(); }
   int64_t kv_tokens() const;  // of all sequences
-  Batch view() const;
+  Batch view();               // valid until the next change
 
  private:
+  // The page table of a sequence in one group of layers.
+  struct Tables {
+    std::vector<int32_t> kv_indptr;
+    std::vector<int32_t> kv_indices;
+    std::vector<int32_t> kv_len;
+
+    void reserve(size_t sequences, size_t pages);
+    void clear();
+    void add(const KvCache& cache, SequenceId sequence, int32_t group);
+  };
+
   void add_drafts(const DraftTree& drafts, int32_t root);
 
   Phase phase_ = Phase::decode;
   std::vector<int32_t> token_ids_;
   std::vector<int32_t> positions_;
   std::vector<int32_t> qo_indptr_;
-  std::vector<int32_t> kv_indptr_;
-  std::vector<int32_t> kv_indices_;
-  std::vector<int32_t> kv_len_;
+  Tables tables_;
+  std::vector<Tables> more_;     // of the groups behind the first
+  std::vector<KvTables> views_;  // of these, as the batch has them
   std::vector<int32_t> logit_rows_;
   std::vector<uint64_t> ancestors_;
+  std::vector<uint8_t> dense_;
   bool has_trees_ = false;
+  bool has_dense_ = false;
 };
 
 }  // namespace effinfer::runtime

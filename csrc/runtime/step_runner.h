@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <memory>
 #include <span>
+#include <string_view>
 
 #include "effinfer/compiler.h"
 #include "effinfer/device.h"
@@ -39,7 +40,13 @@ class StepRunner {
   virtual void read_row(int64_t, std::span<float>) {
     throw InternalError("[engine] runner: it keeps no logits");
   }
+  // A value of the graph behind the logits, as the last step left it.
+  virtual NamedRows output(std::string_view) const {
+    throw InternalError("[engine] runner: its graph returns logits alone");
+  }
   virtual int64_t vocab_size() const = 0;
+  // Ids that rows may have: those of tokens, and behind them those of rows that only probe.
+  virtual int64_t num_ids() const { return vocab_size(); }
   virtual StepLimits limits() const = 0;
   // The level at which rows of its logits are narrowed, too.
   virtual Isa isa() const { return current_isa(); }

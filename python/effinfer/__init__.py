@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from effinfer import graph, hub, models, ops, speculation, techniques
     from effinfer._core import (
         CancelledError,
+        ConflictError,
         DeviceArray,
         DeviceError,
         Error,
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
 
 _ERRORS = (
     "CancelledError",
+    "ConflictError",
     "DeviceError",
     "Error",
     "FileError",
@@ -72,6 +74,7 @@ __all__ = [
     "LLM",
     "AsyncLLM",
     "CancelledError",
+    "ConflictError",
     "DeviceArray",
     "DeviceError",
     "Error",

@@ -18,6 +18,7 @@ class InternalError(Error, RuntimeError): ...
 class InvalidArgumentError(Error, ValueError): ...
 class OutOfMemoryError(Error, MemoryError): ...
 class UnsupportedError(Error, RuntimeError): ...
+class ConflictError(InvalidArgumentError): ...
 
 class Queue:
     """
@@ -30,6 +31,14 @@ class Queue:
     def synchronize(self) -> None:
         """
         Waits for all that the stream has.
+        """
+    def upload(self, array: DeviceArray, values: numpy.typing.NDArray[typing.Any]) -> None:
+        """
+        Writes values of the host to an array.
+        """
+    def zero(self, array: DeviceArray) -> None:
+        """
+        Writes zeros to an array of the device.
         """
     @property
     def device(self) -> str: ...
@@ -109,6 +118,11 @@ class DeviceArray:
         """
 
 class ThreadPool:
+    @staticmethod
+    def pinned(cores: collections.abc.Sequence[int], threads: int = 0) -> ThreadPool:
+        """
+        A member for each of these cores, or for the first `threads`, pinned to it.
+        """
     def __init__(self, threads: int = 0, *, oversubscribe: bool = False) -> None:
         """
         `threads` members (0: as info() says), but no more than CPUs unless `oversubscribe`.
@@ -345,6 +359,7 @@ class KvCache:
     ) -> None: ...
     def append(self, sequence: int, tokens: typing.Any) -> None: ...
     def can_append(self, sequence: int, count: int) -> bool: ...
+    def can_rollback(self, sequence: int, count: int) -> bool: ...
     def check_integrity(self) -> None: ...
     def clear_prefixes(self) -> None: ...
     def commit(self, sequence: int, count: int) -> None: ...
@@ -353,7 +368,11 @@ class KvCache:
         """
         A sequence for a prompt: (id, tokens found in the prefix cache).
         """
+    def evict(self, sequence: int, begin: int, end: int, group: int = 0) -> None: ...
+    def export_sequence(self, sequence: int) -> bytes: ...
     def fork(self, sequence: int) -> int: ...
+    def import_sequence(self, blob: str) -> int: ...
+    def is_prefix(self, sequence: int) -> bool: ...
     def k_page(self, layer: int, page: int) -> numpy.typing.NDArray[typing.Any]:
         """
         A writable view: uint8 [num_kv_heads, bytes].
@@ -363,10 +382,40 @@ class KvCache:
         Of the tokens that are not committed keeps and commits those with these indices.
         """
     def length(self, sequence: int) -> int: ...
-    def pages(self, sequence: int) -> list[int]: ...
+    def merge(
+        self,
+        sequence: int,
+        head: int,
+        into: int,
+        slots: collections.abc.Sequence[int],
+        weights: collections.abc.Sequence[float],
+        group: int = 0,
+    ) -> None: ...
+    def next_position(self, sequence: int) -> int: ...
+    def pages(self, sequence: int, group: int = 0) -> list[int]:
+        """
+        Page ids of a group of layers; -1: a page that a window has freed.
+        """
     def publish(self, sequence: int) -> None: ...
     def release(self, sequence: int, keep_prefix: bool = True) -> None: ...
+    def reposition(
+        self, sequence: int, from_slots: collections.abc.Sequence[int], delta: int
+    ) -> None: ...
+    def retain(
+        self,
+        sequence: int,
+        slots: collections.abc.Sequence[collections.abc.Sequence[int]],
+        group: int = 0,
+    ) -> None:
+        """
+        Keeps these slots: one list for all heads, or one for each (layer, KV head).
+        """
     def rollback(self, sequence: int, count: int) -> None: ...
+    def sequence_bytes(self, sequence: int) -> int:
+        """
+        Bytes of the pages that a sequence holds, shared ones included.
+        """
+    def slots(self, sequence: int, group: int = 0) -> int: ...
     def tokens(self, sequence: int) -> list[int]: ...
     def v_page(self, layer: int, page: int) -> numpy.typing.NDArray[typing.Any]:
         """
@@ -381,12 +430,20 @@ class KvCache:
     @property
     def num_bytes(self) -> int: ...
     @property
+    def num_groups(self) -> int: ...
+    @property
     def num_pages(self) -> int: ...
+    @property
+    def used_bytes(self) -> int: ...
 
 class Profile:
     """
     Times, bytes and operations of every kernel call of steps.
     """
+    def overlapped_share(self, beside: Profile) -> float:
+        """
+        The share of its steps' time in which a step of another profile ran, too.
+        """
     def summary(self, phase: str) -> dict[str, typing.Any]:
         """
         Sums over the steps of a phase; `kernels` has a row for each kernel and kind of
@@ -436,6 +493,18 @@ class PackCacheReport:
         "off", "absent" (only of find_pack_cache), "hit", "stored" or "failed".
         """
 
+class FrontLayers:
+    """
+    The first layers of a model on a device of their own.
+    """
+    def __init__(
+        self, device: str, *, count: int | None = None, pool: ThreadPool | None = None
+    ) -> None:
+        """
+        count: how many; None: what memory and its rates say. pool: the CPU's threads; None:
+        those of the other layers.
+        """
+
 class CompileOptions:
     """
     How compile() is to build an executable.
@@ -453,6 +522,7 @@ class CompileOptions:
         tuning_cache: typing.Any = None,
         ternary_packing: str = "auto",
         device: str = "cpu",
+        front: FrontLayers | None = None,
         max_tokens: int = 512,
         max_rows: int = 64,
     ) -> None: ...
@@ -487,13 +557,18 @@ class Executable:
         phase: str = "decode",
         ancestors: typing.Annotated[numpy.typing.ArrayLike, numpy.uint64] | None = None,
         tree_start: typing.Annotated[numpy.typing.ArrayLike, numpy.int32] | None = None,
+        dense: typing.Annotated[numpy.typing.ArrayLike, numpy.uint8] | None = None,
+        float_inputs: collections.abc.Mapping[
+            str, typing.Annotated[numpy.typing.ArrayLike, numpy.float32]
+        ] = {},
     ) -> numpy.typing.NDArray[numpy.float32]:
         """
         One step: appends K and V to the cache, returns float32 logits [R, vocab]. ancestors:
         uint64 [T] when the rows of a sequence are a tree of drafts, a bit for each of the
         tree's tokens that a row descends from, and its own; all 0: a chain. tree_start: int32
         [S], the tokens of the sequences that their trees begin with; by default the step's
-        first ones.
+        first ones. dense: uint8 [S], 1 for sequences whose rows visit all keys, whatever the
+        graph's indices choose. float_inputs: float32 [T, size] of each float input of the graph.
         """
     @property
     def arena_bytes(self) -> int: ...
@@ -511,6 +586,11 @@ class Executable:
     def pack_cache(self) -> PackCacheReport: ...
     @property
     def packed_bytes(self) -> int: ...
+    @property
+    def placement(self) -> str:
+        """
+        Which layers are on which of two devices, and why; else "".
+        """
     @property
     def vocab_size(self) -> int: ...
 
@@ -555,6 +635,7 @@ class SamplingParams:
         logprobs: int = -1,
         prompt_logprobs: int = -1,
         speculation: bool = True,
+        techniques: collections.abc.Sequence[str] | None = None,
     ) -> None: ...
     def __repr__(self) -> str: ...
     def is_plain(self) -> bool:
@@ -658,6 +739,13 @@ class SamplingParams:
     def stop_token_ids(self) -> list[int]: ...
     @stop_token_ids.setter
     def stop_token_ids(self, arg0: collections.abc.Sequence[int]) -> None: ...
+    @property
+    def techniques(self) -> list[str] | None:
+        """
+        of the engine's, by name; None: all
+        """
+    @techniques.setter
+    def techniques(self, arg0: collections.abc.Sequence[str] | None) -> None: ...
     @property
     def temperature(self) -> float: ...
     @temperature.setter
@@ -847,6 +935,70 @@ class Speculation:
         controller: typing.Any = None,
     ) -> None: ...
 
+class Triggers:
+    """
+    Which triggers of a hook fired.
+    """
+    @property
+    def every(self) -> int:
+        """
+        tokens; 0: it did not
+        """
+    @property
+    def over_budget(self) -> int:
+        """
+        slots; 0: it did not
+        """
+    @property
+    def page_filled(self) -> bool: ...
+    @property
+    def prompt_end(self) -> bool: ...
+
+class StepEvent:
+    """
+    What a step did to one sequence.
+    """
+    @property
+    def count(self) -> int:
+        """
+        how many there are
+        """
+    @property
+    def fired(self) -> Triggers: ...
+    @property
+    def first(self) -> int:
+        """
+        the first of the step's slots
+        """
+    @property
+    def request(self) -> int: ...
+
+class SequenceState:
+    """
+    One sequence between two steps; good while a hook runs.
+    """
+    @property
+    def id(self) -> int: ...
+    @property
+    def length(self) -> int:
+        """
+        Slots whose keys and values are written.
+        """
+    @property
+    def output_tokens(self) -> int:
+        """
+        Generated, the last of which has no slot yet.
+        """
+    @property
+    def prompt_tokens(self) -> int: ...
+
+class StepHook:
+    """
+    A hook of the core, which runs without Python.
+    """
+    @property
+    def technique(self) -> str: ...
+
 class StepOutput:
     """
     What one or more steps did for one request.
@@ -906,10 +1058,12 @@ class Engine:
         tuning_cache: typing.Any = None,
         ternary_packing: str = "auto",
         device: str = "cpu",
+        front: FrontLayers | None = None,
         num_pages: int | None = None,
         max_batch_tokens: int = 512,
         prefix_cache: bool = True,
         speculation: Speculation | None = None,
+        hooks: collections.abc.Sequence[typing.Any] = (),
     ) -> None: ...
     def add(self, prompt: typing.Any, params: SamplingParams, constraint: typing.Any = None) -> int:
         """
@@ -965,12 +1119,21 @@ class Engine:
         Runs steps until a request ends or has its first token, or a limit is reached:
         list[StepOutput], one entry a request.
         """
+    def take_draft_profiles(self) -> dict[str, Profile]:
+        """
+        The same of what drafts on a device of its own, by name.
+        """
     def take_profile(self) -> Profile:
         """
         Ends recording: the Profile of what ran since start_profile().
         """
     @property
     def arena_bytes(self) -> int: ...
+    @property
+    def cores(self) -> list[int]:
+        """
+        Those on which its threads may run.
+        """
     @property
     def graph_text(self) -> str: ...
     @property
@@ -985,6 +1148,11 @@ class Engine:
     def pack_cache(self) -> PackCacheReport: ...
     @property
     def packed_bytes(self) -> int: ...
+    @property
+    def placement(self) -> str:
+        """
+        Which layers are on which of two devices, and why; else "".
+        """
     @property
     def threads(self) -> int: ...
     @property
@@ -1070,6 +1238,12 @@ class Visits:
         uint64 [B, num_kv_heads, W], writable: a bit for each token.
         """
 
+class FixedPlans:
+    """
+    A GPU's memory for plans that take each other's place.
+    """
+    def __init__(self, most_listed: int, most_mask_bytes: int) -> None: ...
+
 class AttentionPlan:
     """
     Which rows of a batch visit which keys: made once for any number of run() with tensors of those shapes.
@@ -1100,6 +1274,10 @@ class AttentionPlan:
     def kernel(self, q_dtype: str, kv_dtype: str) -> str:
         """
         The kernel variant that run() takes.
+        """
+    def put(self, memory: FixedPlans, queue: Queue) -> None:
+        """
+        Into memory whose addresses stay, behind all that the queue has.
         """
     def run(
         self,
@@ -1190,19 +1368,19 @@ def apply_rope_pos_ids(
     pool: ThreadPool | Queue | None = None,
 ) -> None: ...
 def apply_token_bitmask(
-    logits: numpy.typing.NDArray[typing.Any],
-    bitmask: numpy.typing.NDArray[typing.Any],
+    logits: numpy.typing.NDArray[typing.Any] | DeviceArray,
+    bitmask: numpy.typing.NDArray[typing.Any] | DeviceArray,
     indices: typing.Any = None,
-    pool: ThreadPool | None = None,
+    pool: ThreadPool | Queue | None = None,
 ) -> None: ...
 def attention_scores(
-    q: numpy.typing.NDArray[typing.Any],
+    q: numpy.typing.NDArray[typing.Any] | DeviceArray,
     k: typing.Any,
     qo_indptr: numpy.typing.NDArray[typing.Any],
     kv_indptr: numpy.typing.NDArray[typing.Any],
     kv_indices: typing.Any,
     kv_len: numpy.typing.NDArray[typing.Any],
-    out: numpy.typing.NDArray[typing.Any],
+    out: numpy.typing.NDArray[typing.Any] | DeviceArray,
     diagonals: typing.Any = None,
     *,
     page_size: int,
@@ -1219,7 +1397,7 @@ def attention_scores(
     lse: typing.Any = None,
     lse_base: str = "log2",
     kv_layout: str = "NHD",
-    pool: ThreadPool | None = None,
+    pool: ThreadPool | Queue | None = None,
 ) -> None: ...
 def available_devices() -> list[str]: ...
 def available_isas() -> list[str]: ...
@@ -1307,13 +1485,16 @@ def calibrate(pool: ThreadPool, folder: typing.Any) -> None:
 
 def can_quantize_to(dtype: str) -> bool: ...
 def chain_speculative_sampling(
-    draft_probs: numpy.typing.NDArray[typing.Any],
-    draft_token_ids: numpy.typing.NDArray[typing.Any],
-    target_probs: numpy.typing.NDArray[typing.Any],
-    seed: numpy.typing.NDArray[typing.Any],
-    offset: numpy.typing.NDArray[typing.Any],
-    pool: ThreadPool | None = None,
-) -> tuple[typing.Any, ...]: ...
+    draft_probs: numpy.typing.NDArray[typing.Any] | DeviceArray,
+    draft_token_ids: numpy.typing.NDArray[typing.Any] | DeviceArray,
+    target_probs: numpy.typing.NDArray[typing.Any] | DeviceArray,
+    seed: numpy.typing.NDArray[typing.Any] | DeviceArray,
+    offset: numpy.typing.NDArray[typing.Any] | DeviceArray,
+    tokens: numpy.typing.NDArray[typing.Any] | DeviceArray,
+    accepted: numpy.typing.NDArray[typing.Any] | DeviceArray,
+    emitted: numpy.typing.NDArray[typing.Any] | DeviceArray,
+    pool: ThreadPool | Queue | None = None,
+) -> None: ...
 def check_device(text: str, argument: str) -> None:
     """
     Raises InvalidArgumentError, about `argument`, for a device that this build lacks.
@@ -1373,12 +1554,13 @@ def compile_beside(
     """
 
 def convert_rows(
-    x: numpy.typing.NDArray[typing.Any],
-    out: numpy.typing.NDArray[typing.Any],
+    x: numpy.typing.NDArray[typing.Any] | DeviceArray,
+    out: numpy.typing.NDArray[typing.Any] | DeviceArray,
     factor: float = 1.0,
     op: str = "convert_rows",
     argument: str = "x",
-    pool: ThreadPool | None = None,
+    divisor: typing.Any = None,
+    pool: ThreadPool | Queue | None = None,
 ) -> None: ...
 def cost_controller(most_nodes: int = 24) -> DraftController: ...
 def cpu_model() -> str: ...
@@ -1393,6 +1575,12 @@ def cuda_status() -> str:
     """
 
 def current_isa() -> str: ...
+def cut_graph(graph: Graph, front_layers: int) -> tuple[Graph, Graph]:
+    """
+    A graph in two behind its first layers: (front, back). The front returns no logits but what
+    are float inputs of the back.
+    """
+
 def default_threads() -> tuple[int, str]: ...
 def dequantize(
     dtype: str, blocks: numpy.typing.NDArray[typing.Any], shape: collections.abc.Sequence[int]
@@ -1421,6 +1609,9 @@ def draft_model_proposer(
     num_pages: int = 0,
     adaptive: bool = True,
     label: str = "draft_model",
+    device: str = "",
+    hidden: str = "",
+    deeper: collections.abc.Sequence[Graph] = [],
 ) -> Proposer: ...
 def embedding(
     ids: numpy.typing.NDArray[typing.Any],
@@ -1434,16 +1625,16 @@ def embedding(
 def filter_rows(
     op: str,
     kind: str,
-    x: numpy.typing.NDArray[typing.Any],
+    x: numpy.typing.NDArray[typing.Any] | DeviceArray,
     out_kind: str,
-    out: numpy.typing.NDArray[typing.Any],
+    out: numpy.typing.NDArray[typing.Any] | DeviceArray,
     *,
     temperature: typing.Any = None,
     top_k: typing.Any = None,
     top_p: typing.Any = None,
     min_p: typing.Any = None,
     joint: bool = False,
-    pool: ThreadPool | None = None,
+    pool: ThreadPool | Queue | None = None,
 ) -> None: ...
 def find_pack_cache(
     graph: Graph, weights: WeightSource, folder: typing.Any, pool: ThreadPool
@@ -1507,6 +1698,11 @@ def layernorm(
     eps: float = 9.999999974752427e-07,
     pool: ThreadPool | Queue | None = None,
 ) -> None: ...
+def layers_of(graph: Graph) -> list[int]:
+    """
+    The numbers of a graph's layers, in the order in which they run.
+    """
+
 def lookahead_proposer(width: int = 4, length: int = 3) -> Proposer: ...
 def match_verifier() -> Verifier: ...
 def matmul(
@@ -1592,11 +1788,20 @@ def op_names() -> list[str]:
     """
 
 def packbits(
-    x: numpy.typing.NDArray[typing.Any],
-    indptr: numpy.typing.NDArray[typing.Any],
-    bitorder: str = "big",
-    pool: ThreadPool | None = None,
-) -> tuple[typing.Any, ...]: ...
+    x: numpy.typing.NDArray[typing.Any] | DeviceArray,
+    indptr: numpy.typing.NDArray[typing.Any] | DeviceArray,
+    out_indptr: numpy.typing.NDArray[typing.Any] | DeviceArray,
+    bitorder: str,
+    out: numpy.typing.NDArray[typing.Any] | DeviceArray,
+    pool: ThreadPool | Queue | None = None,
+) -> None: ...
+def packed_indptr(
+    indptr: numpy.typing.NDArray[typing.Any], size: int
+) -> numpy.typing.NDArray[numpy.int64]:
+    """
+    Where segments of `size` booleans start as whole bytes of bits: int64.
+    """
+
 def page_bounds(
     k: numpy.typing.NDArray[typing.Any],
     qo_indptr: numpy.typing.NDArray[typing.Any],
@@ -1664,22 +1869,52 @@ def paged_attention(
     lse_base: str = "log2",
     pool: ThreadPool | None = None,
 ) -> typing.Any: ...
+def parse_placement(text: str, argument: str) -> tuple[str, list[int]]:
+    """
+    (device, cores) of "cpu:0-3" and the like; cores are [] where all may be used. Raises
+    InvalidArgumentError, about `argument`.
+    """
+
 def pass_names() -> list[str]:
     """
     The passes, in order.
     """
 
+def place_apart(devices: collections.abc.Sequence[str]) -> list[str]:
+    """
+    Devices that are to work at the same time: one "cpu" becomes the cores that the others
+    leave. Raises InvalidArgumentError for cores that two of them name.
+    """
+
+def place_chosen(
+    op: str,
+    ids: numpy.typing.NDArray[typing.Any] | DeviceArray,
+    width: int,
+    lengths: typing.Any,
+    starts: typing.Any,
+    mirrored: bool,
+    out: numpy.typing.NDArray[typing.Any] | DeviceArray,
+    raw: typing.Any = None,
+    *,
+    offsets: typing.Any = None,
+    table: typing.Any = None,
+    row_to_batch: typing.Any = None,
+    first: typing.Any = None,
+    page_size: int = 1,
+    pool: ThreadPool | Queue | None = None,
+) -> None: ...
 def pool_scores(
-    scores: numpy.typing.NDArray[typing.Any],
+    scores: numpy.typing.NDArray[typing.Any] | DeviceArray,
     kv_len: numpy.typing.NDArray[typing.Any],
+    out: numpy.typing.NDArray[typing.Any] | DeviceArray,
     *,
     pooling: str = "none",
     kernel_size: int = 1,
     block_reduce: str = "sum",
     block_size: int = 1,
     group: int = 1,
-    pool: ThreadPool | None = None,
-) -> numpy.typing.NDArray[numpy.float32]: ...
+    pool: ThreadPool | Queue | None = None,
+) -> None: ...
 def prompt_lookup_proposer(longest: int = 3, shortest: int = 2, length: int = 8) -> Proposer: ...
 def quantize(
     dtype: str,
@@ -1777,9 +2012,11 @@ def run_pass(name: str, graph: Graph, options: CompileOptions = ...) -> Graph:
 def sample_rows(
     op: str,
     kind: str,
-    x: numpy.typing.NDArray[typing.Any],
-    seed: numpy.typing.NDArray[typing.Any],
-    offset: numpy.typing.NDArray[typing.Any],
+    x: numpy.typing.NDArray[typing.Any] | DeviceArray,
+    seed: numpy.typing.NDArray[typing.Any] | DeviceArray,
+    offset: numpy.typing.NDArray[typing.Any] | DeviceArray,
+    samples: numpy.typing.NDArray[typing.Any] | DeviceArray,
+    valid: typing.Any = None,
     *,
     temperature: typing.Any = None,
     top_k: typing.Any = None,
@@ -1787,9 +2024,9 @@ def sample_rows(
     min_p: typing.Any = None,
     joint: bool = False,
     indices: typing.Any = None,
-    with_valid: bool = False,
-    pool: ThreadPool | None = None,
-) -> tuple[typing.Any, ...]: ...
+    check_values: bool = False,
+    pool: ThreadPool | Queue | None = None,
+) -> None: ...
 def scale(
     x: numpy.typing.NDArray[typing.Any] | DeviceArray,
     factor: float,
@@ -1837,12 +2074,18 @@ def suffix_proposer(
     shared_tokens: int = 0, beside: bool = False, corpus: typing.Any = ()
 ) -> Proposer: ...
 def top_k(
-    input: numpy.typing.NDArray[typing.Any],
+    input: numpy.typing.NDArray[typing.Any] | DeviceArray,
     k: int,
     sorted: bool,
-    values: numpy.typing.NDArray[typing.Any],
-    pool: ThreadPool | None = None,
-) -> numpy.typing.NDArray[numpy.int64]: ...
+    values: numpy.typing.NDArray[typing.Any] | DeviceArray,
+    ids: numpy.typing.NDArray[typing.Any] | DeviceArray,
+    pool: ThreadPool | Queue | None = None,
+) -> None: ...
+def trace_json(profiles: collections.abc.Mapping[str, Profile]) -> str:
+    """
+    A trace of several profiles, by name, on one axis of time.
+    """
+
 def traversal_verifier() -> Verifier: ...
 def trim_heap() -> None:
     """
@@ -1850,6 +2093,13 @@ def trim_heap() -> None:
     """
 
 def typical_verifier(epsilon: float = 0.09, delta: float = 0.3) -> Verifier: ...
+def unmirror_chosen(
+    x: numpy.typing.NDArray[typing.Any] | DeviceArray,
+    sorted: bool,
+    ids: numpy.typing.NDArray[typing.Any] | DeviceArray,
+    values: numpy.typing.NDArray[typing.Any] | DeviceArray,
+    pool: ThreadPool | Queue | None,
+) -> None: ...
 def variable_block_lists(
     block_mask_map: numpy.typing.NDArray[typing.Any],
     block_row_sz: numpy.typing.NDArray[typing.Any],
@@ -1860,6 +2110,15 @@ def variable_block_lists(
     """
 
 def version() -> str: ...
+def window_rows(
+    op: str,
+    x: numpy.typing.NDArray[typing.Any] | DeviceArray,
+    lengths: typing.Any,
+    starts: typing.Any,
+    mirrored: bool,
+    out: numpy.typing.NDArray[typing.Any] | DeviceArray,
+    pool: ThreadPool | Queue | None,
+) -> None: ...
 def write_gguf_with_metadata(
     source: GgufFile, key: typing.Any, value: typing.Any, path: typing.Any
 ) -> None:

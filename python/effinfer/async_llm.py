@@ -154,6 +154,7 @@ class AsyncLLM:
         self, requests: Sequence[tuple[Sequence[int], SamplingParams]]
     ) -> list[PromptRequest]:
         grammars = self._llm.grammars
+        requests = self._llm.techniques.requests(requests)
         return [prepare(ids, params, self.tokenizer, grammars) for ids, params in requests]
 
     def _is_slow(self, characters: int) -> bool:

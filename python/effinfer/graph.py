@@ -43,7 +43,8 @@ class GraphBuilder:
         return self._value(value_id)
 
     def input(self, name: str, dtype: str, shape: Sequence[Dim]) -> Value:
-        """An input of the step: ``token_ids`` and ``positions`` i32[T], ``logit_rows`` i32[R]."""
+        """An input of the step: ``token_ids`` and ``positions`` i32[T], ``logit_rows`` i32[R], or
+        floats of another name, f32[T, n]."""
         return self._value(self._builder.input(name, dtype, list(shape)))
 
     def weight(self, name: str, dtype: str, shape: Sequence[int]) -> Value:

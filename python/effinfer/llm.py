@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from effinfer import _core
+from effinfer import techniques as methods
 from effinfer.checkpoints.model_files import open_model
 from effinfer.evaluation import Evaluation
 from effinfer.files.cache_warnings import warn_of_caches
@@ -23,8 +24,7 @@ from effinfer.requests.grammar import GrammarCompiler
 from effinfer.requests.loop import RequestLoop
 from effinfer.sampling import SamplingParams
 from effinfer.speculation import Proposer, Speculation
-from effinfer.techniques import SparsePrefill, as_prefill, as_speculation, with_draft_model
-from effinfer.techniques.draft_model import DraftModel
+from effinfer.techniques.placing import place, place_apart
 from effinfer.text.trust import chat_tokens
 
 if TYPE_CHECKING:  # imported when text is asked for: they cost more than the rest
@@ -37,11 +37,15 @@ class LLM(Evaluation):
     """A language model, ready to generate. Safe to use from several threads: their requests share
     steps."""
 
+    _template: ChatTemplate | None = None
+    _tokenizer: Tokenizer | None = None
+
     def __init__(
         self,
         model: str | os.PathLike[str],
         *,
         device: str = "cpu",
+        gpu_layers: int | None = None,
         threads: int | None = None,
         precision: str = "fast",
         deterministic: bool = False,
@@ -56,50 +60,51 @@ class LLM(Evaluation):
         pack_cache: bool | str | os.PathLike[str] = False,
         ternary_packing: str = "auto",
         head: str | None = None,
-        prefill: str | SparsePrefill = "dense",
+        techniques: methods.Techniques | None = None,
+        prefill: str | methods.SparsePrefill = "dense",
         speculation: str | Speculation | Proposer | None = None,
-        draft_model: str | os.PathLike[str] | DraftModel | None = None,
+        draft_model: methods.DraftSource | None = None,
+        draft_device: str | None = None,
+        layers: methods.LayerRewrite | None = None,
         **unknown: object,
     ) -> None:
         """Loads `model`: a GGUF file, artifact or Hugging Face folder, or what hub.resolve() finds.
 
-        device: "cpu", "cuda", "cuda:1", or "auto": a GPU where there is one. threads: None is what
-        `effinfer.info()` says. precision: "fast" or "f32" (float32 throughout). deterministic:
-        prefill in the arithmetic of decoding, so that no text depends on how its prompt was cut.
-        kv_dtype: "f32", "f16", "bf16" or "i8"; None is bf16, and f32 with precision="f32".
-        max_seq_len: None is the model's context. num_pages: 64-token pages of the KV cache; None is
-        enough for one of max_seq_len and a few short ones. max_batch_tokens: of a step; None is
-        512, and 2048 with a sparse prefill. max_sequences: that run at once; more wait.
-        chat_template: instead of the model's. pack_cache: keep the packed weights in the user's
-        cache (True) or in a folder, and map them in later loads, or warn with PackCacheWarning.
-        ternary_packing: of ternary weights, "t2" (2 bits), "t1_6" (1.6 bits) or "auto", the faster
-        one; same bits. head: a dtype such as "q6_k" that the output matrix gets. prefill: "dense",
-        or an approximation for long prompts ("minference", "sample_attention", "xattention").
-        speculation: "auto", a name or proposer of effinfer.techniques, or a Speculation.
-        draft_model: a smaller model of the same vocabulary, or a DraftModel.
-
-        The first load on a machine measures its memory for the user's cache (TuningCacheWarning).
-        Throws FileError, FormatError, UnsupportedError, InvalidArgumentError, OutOfMemoryError.
+        device: "cpu", its cores "cpu:0-3", "cuda", "cuda:1", or "auto": a GPU if any; "cpu+cuda":
+        first layers here, others there. gpu_layers: those on the GPU; None: as many as it holds.
+        threads: None is what `info()` says. precision: "fast" or "f32" (float32 throughout).
+        deterministic: prefill in decoding's arithmetic, however prompts are cut. kv_dtype: "f32",
+        "f16", "bf16" or "i8"; None is bf16, and f32 with precision="f32". max_seq_len: None is the
+        model's context. num_pages: 64-token pages of the KV cache; None is enough for a long one
+        and a few short ones. max_batch_tokens: of a step; None is 512, or what techniques want
+        (2048). max_sequences: at once; more wait. chat_template: instead of the model's.
+        pack_cache: map packed weights that the user's cache (True) or a folder keeps, or warn with
+        PackCacheWarning. ternary_packing: "t2" (2 bits), "t1_6" (1.6 bits) or "auto", the faster
+        one; same bits. head: the output matrix's dtype, such as "q6_k". techniques: of
+        effinfer.techniques, or names; prefill: short for one sparse prefill. speculation: "auto", a
+        name or proposer, a Speculation. draft_model: of the same vocabulary, or a DraftModel;
+        draft_device: "cpu:1", say. layers: fewer. First loads measure memory (TuningCacheWarning).
+        Throws File-, Format-, Unsupported-, InvalidArgument-, Conflict- and OutOfMemoryError.
         """
         started = time.perf_counter()
         arguments.refuse_unknown(LLM, unknown)
         arguments.check_choices(device, precision, kv_dtype, ternary_packing)
-        arguments.check_positive(threads=threads, max_seq_len=max_seq_len)
-        arguments.check_positive(num_pages=num_pages, max_batch_tokens=max_batch_tokens)
-        sparse, drafts = as_prefill(prefill), as_speculation(speculation)
-        self._files = open_model(resolve_with_bar(model), head=head)
-        self._drafts = with_draft_model(drafts, draft_model, self._files)
+        arguments.check_sizes(threads, max_seq_len, num_pages, max_batch_tokens)
+        self.techniques, drafts = methods.parts(techniques, prefill, speculation)
+        device, drafts, draft_model = place_apart(device, drafts, draft_model, draft_device)
+        files = open_model(resolve_with_bar(model), head=head)
+        self.files, setup = methods.prepare(files, layers, self.techniques, drafts, draft_model)
+        self._drafts = setup.speculation
         engine = _core.Engine(
-            self._files.graph if sparse is None else sparse.apply(self._files.graph),
-            self._files.weights,
-            _core.ThreadPool(threads or 0),
-            device=device,
+            setup.graph,
+            self.files.weights,
+            **place(device, threads, gpu_layers, setup.graph),
             precision=precision,
             deterministic=deterministic,
             kv_dtype=kv_dtype,
             max_seq_len=max_seq_len,
             num_pages=num_pages,
-            max_batch_tokens=max_batch_tokens or (512 if sparse is None else 2048),
+            max_batch_tokens=max_batch_tokens or setup.batch_tokens(),
             max_sequences=max_sequences,
             prefix_cache=prefix_cache,
             disabled_passes=set(disabled_passes),
@@ -107,23 +112,21 @@ class LLM(Evaluation):
             tuning_cache=tuning_cache_dir(),
             ternary_packing=ternary_packing,
             speculation=None if self._drafts is None else self._drafts.build(),
+            hooks=setup.hooks,
         )
         warn_of_caches(engine)
         self._loop = RequestLoop(engine)
-        self.grammars = GrammarCompiler(engine.vocab_size, self._files.graph.metadata)
-        self._template_source = chat_template
-        self._template: ChatTemplate | None = None
-        self._tokenizer: Tokenizer | None = None
-        self._text_lock = threading.Lock()
+        self.grammars = GrammarCompiler(engine.vocab_size, self.files.graph.metadata)
+        self._template_source, self._text_lock = chat_template, threading.Lock()
         self.load_s = time.perf_counter() - started
-        log_load(engine, self._files.path, self.load_s, threads)
+        log_load(engine, self.files.path, self.load_s, threads)
 
     @property
     def tokenizer(self) -> Tokenizer:
         """Built on first use."""
         with self._text_lock:
             if self._tokenizer is None:
-                self._tokenizer = self._files.tokenizer()
+                self._tokenizer = self.files.tokenizer()
             return self._tokenizer
 
     @property
@@ -132,7 +135,7 @@ class LLM(Evaluation):
         tokenizer = self.tokenizer
         with self._text_lock:
             if self._template is None:
-                self._template = self._files.chat_template(tokenizer, self._template_source)
+                self._template = self.files.chat_template(tokenizer, self._template_source)
             return self._template
 
     @functools.cached_property
@@ -140,12 +143,12 @@ class LLM(Evaluation):
         """What a call without `params` samples with: what the model's makers recommend, which a
         folder says in generation_config.json and a GGUF file in general.sampling.*, and the
         defaults of SamplingParams for the rest. Throws FormatError for values that cannot be."""
-        return self._files.recommended_params()
+        return self.files.recommended_params()
 
     @property
     def has_chat_template(self) -> bool:
         """Whether the model brings one, as models do that were trained to chat."""
-        return self._files.has_chat_template
+        return self.files.has_chat_template
 
     def generate(
         self,
@@ -163,7 +166,7 @@ class LLM(Evaluation):
         """
         complete = parameters.complete_all(params, keywords, lambda: self.default_params)
         requests = arguments.pair_params(arguments.as_prompts(prompts), complete)
-        encoded = arguments.encode_prompts(self.tokenizer, requests)
+        encoded = self.techniques.requests(arguments.encode_prompts(self.tokenizer, requests))
         generation = Generation(self._loop, self.tokenizer, encoded, self.grammars)
         try:
             for _ in generation.run():
@@ -175,9 +178,8 @@ class LLM(Evaluation):
     def stream(
         self, prompt: arguments.Prompt, params: SamplingParams | None = None, **keywords: Any
     ) -> TextStream:
-        """The completion of one prompt piece by piece, never with a broken character: an iterator
-        of str. Closing it, or dropping it, cancels the request. Parameters as of generate(). Throws
-        as generate(), and Error while iterating when the request fails."""
+        """The completion of one prompt piece by piece, in whole characters. Closing or dropping it
+        cancels the request. As generate(); iterating throws Error when the request fails."""
         params = parameters.complete(params, keywords, lambda: self.default_params)
         return self._stream(arguments.encode_prompt(self.tokenizer, prompt), params)
 
@@ -220,9 +222,9 @@ class LLM(Evaluation):
         return self.tokenizer.decode(ids, skip_special=skip_special)
 
     def explain(self) -> str:
-        """Which kernels run and why, how weights are packed, the memory plan, what drafts."""
-        text = self.engine.explain()
-        return text if self._drafts is None else f"{text}\n{self._drafts.explain()}\n"
+        """Which kernels run and why, packed weights, the memory plan, techniques, what drafts."""
+        parts = [self.techniques.explain(), self._drafts.explain() if self._drafts else ""]
+        return self.engine.explain() + "".join(f"\n{part}\n" for part in parts if part)
 
     @property
     def engine(self) -> _core.Engine:
@@ -241,4 +243,5 @@ class LLM(Evaluation):
         self.close()
 
     def _stream(self, prompt: Sequence[int], params: SamplingParams) -> TextStream:
+        ((prompt, params),) = self.techniques.requests([(prompt, params)])
         return TextStream(self._loop, self.tokenizer, prompt, params, self.grammars)

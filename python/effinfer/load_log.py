@@ -23,6 +23,8 @@ def log_load(engine: _core.Engine, path: Path, seconds: float, threads: int | No
     """threads: what the caller asked for."""
     if threads is not None and engine.threads < threads:
         _log.warning("threads: %d asked for, %d run: no more CPUs here", threads, engine.threads)
+    if engine.placement:
+        _log.info("%s", engine.placement)
     _log.info(
         "loaded %s in %.2f s: %d threads, context %d",
         path,

@@ -56,6 +56,8 @@ class SamplingParams:
     logprobs: int | None = None  # n: log probabilities of the token and the n most likely
     prompt_logprobs: int | None = None  # the same of the prompt's tokens
     speculation: bool = True  # whether drafts may be verified for this request, where LLM drafts
+    # Of LLM's techniques, objects or names; None: all of them; (): none, a plain request.
+    techniques: str | Sequence[Any] | None = None
     # At most one of these says what texts there may be (effinfer[grammar]); a text that ends by
     # max_tokens may be the beginning of one.
     json_schema: Mapping[str, Any] | bool | str | None = None  # draft 2020-12, or its JSON text
@@ -100,6 +102,15 @@ class SamplingParams:
                 raise _wrong(name, "a text")
         return fields[0] if fields else None
 
+    def technique_names(self) -> list[str]:
+        """Of `techniques`, which shall not be None."""
+        several = isinstance(self.techniques, Sequence) and not isinstance(self.techniques, str)
+        given: Any = self.techniques if several else (self.techniques,)
+        names: list[Any] = [getattr(each, "name", each) for each in given]
+        if all(isinstance(name, str) and name for name in names):
+            return names
+        raise _wrong("techniques", f"techniques or their names, got {self.techniques!r}")
+
     def to_core(self) -> _core.SamplingParams:
         """What the engine takes for the first answer, but for the tokens of `bad_words` and
         `dry_sequence_breakers`."""
@@ -130,6 +141,7 @@ class SamplingParams:
             logprobs=-1 if self.logprobs is None else self.logprobs,
             prompt_logprobs=-1 if self.prompt_logprobs is None else self.prompt_logprobs,
             speculation=self.speculation,
+            techniques=None if self.techniques is None else self.technique_names(),
         )
 
 

@@ -25,11 +25,13 @@ class SpeculationWarning(UserWarning):
 
 
 class Proposer(ABC):
-    """Guesses what follows. A subclass may set `name`, and `top_k` when observe() wants to see
-    that many of the highest logits of each row."""
+    """Guesses what follows. A subclass may set `name`, `top_k` when observe() wants to see that
+    many of the highest logits of each row, and `outputs` when it wants to see values of the model's
+    graph, f32[R, size], by their names."""
 
     name = "proposer"
     top_k = 0
+    outputs: Sequence[str] = ()
 
     @abstractmethod
     def propose(self, views: list[dict[str, Any]]) -> list[Draft | None]:
@@ -41,7 +43,8 @@ class Proposer(ABC):
     def observe(self, facts: list[dict[str, Any]]) -> None:  # noqa: B027
         """Called after a step: request, tokens, prompt_size, num_emitted (of tokens, the last ones
         are new), proposed and verified (Draft or None), accepted (int32: nodes of verified), and
-        top_values float32, top_tokens int32 [1 + len(verified), top_k]."""
+        top_values float32, top_tokens int32 [1 + len(verified), top_k], outputs (by name, float32
+        [1 + len(verified), size])."""
 
     def forget(self, request: int) -> None:  # noqa: B027
         """The request has ended."""
@@ -89,6 +92,13 @@ class ProposerRecipe(Protocol):
     def build(self) -> _core.Proposer | Proposer: ...
 
 
+class TargetRecipe(Protocol):
+    """Makes a proposer for a model of which it needs the files (checkpoints.ModelFiles): heads and
+    draft models. `LLM` asks it."""
+
+    def for_target(self, target: Any) -> _core.Proposer: ...
+
+
 VERIFIERS: dict[str, Callable[[], _core.Verifier]] = {
     "match": _core.match_verifier,
     "rejection": _core.rejection_verifier,
@@ -111,7 +121,7 @@ class Speculation:
     Throws InvalidArgumentError when a model is made with it.
     """
 
-    proposers: Sequence[ProposerRecipe | Proposer | _core.Proposer]
+    proposers: Sequence[ProposerRecipe | TargetRecipe | Proposer | _core.Proposer]
     verify: str | Verifier | _core.Verifier = "match"
     controller: str | int | DraftController | _core.DraftController = "cost"
 
@@ -129,7 +139,7 @@ class Speculation:
         lines.append(f"controller {_describe(self._controller())}")
         return "\n".join(["speculation:", *(f"  {line}" for line in lines)])
 
-    def _proposers(self) -> list[ProposerRecipe | Proposer | _core.Proposer]:
+    def _proposers(self) -> list[Any]:
         given = self.proposers
         if isinstance(given, str) or not isinstance(given, Iterable):
             raise _core.InvalidArgumentError(

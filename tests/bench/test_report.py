@@ -241,7 +241,7 @@ def summary() -> dict[str, list[str]]:
         ("drafts: S, nothing to hit, generated, the worst of 2 proposers: auto", "0.90x", "no"),
         (
             "drafts: gain against what acceptance and rows' times predict, the least of 2: "
-            "S, summary, replayed",
+            "S, summary, replayed, auto",
             "85%",
             "no",
         ),

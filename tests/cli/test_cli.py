@@ -309,3 +309,26 @@ def test_perplexity(tiny_model, tmp_path):
     assert float(plain) == pytest.approx(value["perplexity"], rel=1e-3)
     text.write_text("t")
     check_error(effinfer("perplexity", "-m", tiny_model, text, "--ctx", 32), 2, "two tokens")
+
+
+def test_techniques_are_listed_and_described():
+    listed = effinfer("techniques")
+    assert listed.returncode == 0
+    assert "xattention" in listed.stdout and "suffix_decoding" in listed.stdout
+    one = effinfer("techniques", "xattention")
+    assert "XAttention" in one.stdout and "arXiv:2503.16428" in one.stdout
+    assert "threshold = 0.9" in one.stdout
+    facts = json.loads(effinfer("techniques", "minference", "--json").stdout)
+    assert facts["exclusive"] == ["prefill.visits"] and facts["fields"]["vertical_size"] == "256"
+    unknown = effinfer("techniques", "nothing")
+    assert unknown.returncode != 0 and "expected one of" in unknown.stderr
+
+
+def test_techniques_of_a_command(tiny_model):
+    def told(*options: str) -> Result:
+        return effinfer("generate", "a b", "-m", tiny_model, "-n", 2, *options)
+
+    assert told("--techniques", "xattention").returncode == 0
+    refused = told("--techniques", "xattention,minference")
+    assert refused.returncode != 0 and "prefill.visits" in refused.stderr
+    assert "expected one of" in told("--techniques", "nothing").stderr

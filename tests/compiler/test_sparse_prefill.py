@@ -21,7 +21,7 @@ class Everything(SparsePrefill):
 
 
 def sparse(model: TinyModel, method: SparsePrefill) -> TinyModel:
-    return TinyModel(method.apply(model.graph), model.source, model.exact)
+    return TinyModel(method.graph(model.graph), model.source, model.exact)
 
 
 def logits(model: TinyModel, cuts: list[int] = (), **options: Any) -> Array:
@@ -41,7 +41,7 @@ def test_visiting_everything_is_dense_attention(isa, precision):
 
 def test_layers_with_windows_stay_as_they_are():
     graph = make_gemma().graph
-    assert "column_index" not in MInference().apply(graph).to_string()
+    assert "column_index" not in MInference().graph(graph).to_string()
 
 
 # A-shape of whole blocks of rows, which is what an index does: as the heads of a mask.
@@ -114,6 +114,25 @@ def test_passes_and_threads_change_no_bits(method):
     assert (expected != logits(make_llama(q="q4_0", k="q8_0", v="q8_0"), [100])).any()
 
 
+@pytest.mark.parametrize("method", METHODS, ids=repr)
+def test_what_is_chosen_depends_on_its_own_sequence(method):
+    # Of 64 rows, which are one tile of attention, and more.
+    model = sparse(make_llama(), method)
+    for rows in (64, 90):
+        parts = [TOKENS[:rows], TOKENS[rows : 2 * rows]]
+        alone = Stepper(model.compile(**STEPS))
+        expected = [alone.step({0: part}, "prefill")[0] for part in parts]
+        unfused = Stepper(model.compile(**STEPS, disabled_passes={"fuse_regions"}))
+        for part, logits in zip(parts, expected, strict=True):
+            np.testing.assert_array_equal(unfused.step({0: part}, "prefill")[0], logits)
+        for beside in (1, 7, 64):
+            both = Stepper(model.compile(**STEPS), 2)
+            for place, part in enumerate(parts):
+                other = TOKENS[place * beside : (place + 1) * beside]
+                actual = both.step({1: other, 0: part}, "prefill")[1]
+                np.testing.assert_array_equal(actual, expected[place])
+
+
 def test_steps_of_few_rows_are_dense():
     # Tokens, drafts and the short rest of a prompt see all keys.
     dense, short = make_llama(), sparse(make_llama(), METHODS[0])
@@ -121,6 +140,31 @@ def test_steps_of_few_rows_are_dense():
     expected = logits(dense, cuts, precision="f32")
     np.testing.assert_array_equal(logits(short, cuts, precision="f32"), expected)
     assert (logits(short, precision="f32") != expected).any()
+
+
+@pytest.mark.parametrize("method", METHODS, ids=repr)
+def test_a_dense_sequence_has_the_bits_of_a_graph_without_indices(method):
+    model = make_llama()
+    part, rest = TOKENS[:150], TOKENS[150:]
+    chosen, plain = logits(sparse(model, method), [150]), logits(model, [150])
+    assert (chosen != plain).any()
+    for dense in ([0, 0], [1, 0], [0, 1], [1, 1]):
+        stepper = Stepper(sparse(model, method).compile(max_tokens=512, max_rows=512), 2)
+        first = stepper.step({0: part, 1: part}, "prefill", dense)
+        second = stepper.step({0: rest, 1: rest}, "prefill", dense)
+        for sequence, flag in enumerate(dense):
+            actual = np.concatenate([first[sequence], second[sequence]])
+            np.testing.assert_array_equal(actual, plain if flag else chosen)
+
+
+@pytest.mark.parametrize(
+    ("dense", "message"),
+    [([1], "dense: expected none or 2 entries, got 1"), ([0, 2], r"dense\[1\]: .* 0 or 1, got 2")],
+)
+def test_wrong_flags_are_refused(dense, message):
+    stepper = Stepper(make_llama().compile(**STEPS), 2)
+    with pytest.raises(_core.InvalidArgumentError, match=message):
+        stepper.step({0: [1, 2], 1: [3]}, "prefill", dense)
 
 
 def test_explain_names_the_index_and_the_limits():
@@ -150,7 +194,7 @@ def test_wrong_indices_are_refused(text, message):
             return [("column_index", {name: parsed})]
 
     with pytest.raises(_core.InvalidArgumentError, match=message):
-        Wrong().apply(make_llama().graph)
+        Wrong().graph(make_llama().graph)
 
 
 def test_visits_and_a_window_are_refused():
@@ -158,14 +202,14 @@ def test_visits_and_a_window_are_refused():
         def indices(self, layer: int, kv_heads: int) -> list[tuple[str, dict[str, Any]]]:
             return [("block_index", {"pages": 1})]
 
-    text = Windowed().apply(make_llama().graph).to_string()
+    text = Windowed().graph(make_llama().graph).to_string()
     broken = text.replace("window_left = -1", "window_left = 9")
     with pytest.raises(_core.FormatError, match="window_left: expected -1 with visits"):
         _core.Graph.parse(broken).verify()
 
 
 def test_a_graph_with_indices_prints_and_parses():
-    graph = METHODS[1].apply(make_llama().graph)
+    graph = METHODS[1].graph(make_llama().graph)
     again = _core.Graph.parse(graph.to_string())
     again.verify()
     assert again == graph

@@ -172,7 +172,7 @@ def test_chains_beside_trees(isa, name, options):
 def test_sparse_prefill_beside_a_tree():
     model = make_llama(**QUANTISED)
     method = XAttention(min_tokens=0, threshold=0.3, stride=4)
-    sparse = TinyModel(method.apply(model.graph), model.source, model.exact)
+    sparse = TinyModel(method.graph(model.graph), model.source, model.exact)
     prompt, drafts = TOKENS[:150], TOKENS[150:155]
     paths = paths_of([-1, 0, 0, 1, 2])
     logits = []

@@ -149,7 +149,9 @@ class Stepper:
         self.cache = executable.make_cache(self.pages * sequences)
         self.lengths = [0] * sequences
 
-    def step(self, tokens: dict[int, list[int]], phase: str) -> list[np.ndarray]:
+    def step(
+        self, tokens: dict[int, list[int]], phase: str, dense: list[int] | None = None
+    ) -> list[np.ndarray]:
         """Appends tokens to some sequences; the logits of all their rows, by sequence."""
         ids: list[int] = []
         positions: list[int] = []
@@ -176,6 +178,7 @@ class Stepper:
             logit_rows=list(range(len(ids))),
             cache=self.cache,
             phase=phase,
+            dense=dense,
         )
         return np.split(logits, qo_indptr[1:-1])
 

@@ -1,9 +1,11 @@
 // The engine over the fake model, every step checked: for tests of scheduling and speculation.
 #pragma once
 
+#include <algorithm>
 #include <map>
 #include <memory>
 #include <random>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -26,6 +28,9 @@ struct Setup {
   bool prefix_cache = true;
   std::vector<int32_t> eos = {};
   Speculation speculation = {};
+  StepHooks hooks = {};
+  std::vector<TechniqueFacts> techniques = {};
+  int probe_ids = 0;  // of the model's embedding, behind the vocabulary
 };
 
 struct Harness {
@@ -34,6 +39,7 @@ struct Harness {
   std::map<RequestId, StepOutput> outputs;
 
   explicit Harness(const Setup& setup) {
+    log.probe_ids = setup.probe_ids;
     EngineCoreOptions options;
     options.max_seq_len = setup.max_seq_len;
     options.max_batch_tokens = setup.max_batch_tokens;
@@ -42,10 +48,18 @@ struct Harness {
     options.mixed_phases = setup.one_arithmetic;
     options.eos_token_ids = setup.eos;
     options.speculation = setup.speculation;
+    options.hooks = setup.hooks;
+    options.techniques = setup.techniques;
     const runtime::StepLimits limits{setup.max_batch_tokens, setup.max_sequences, 64};
     engine = std::make_unique<EngineCore>(
         std::make_unique<Runner>(setup.one_arithmetic, limits, &log),
-        std::make_unique<KvCache>(KvCacheConfig{2, 2, 16, DType::f32, setup.num_pages}), options);
+        std::make_unique<KvCache>(KvCacheConfig{.num_layers = 2,
+                                                .num_kv_heads = 2,
+                                                .head_dim = 16,
+                                                .dtype = DType::f32,
+                                                .num_pages = setup.num_pages,
+                                                .rope = {{}, {}}}),  // keys are tokens
+        options);
   }
 
   void step() {
@@ -127,6 +141,41 @@ inline void check_texts(Harness& harness, const std::vector<Ask>& asks, bool one
   for (size_t i = 0; i < asks.size(); ++i) {
     CHECK(harness.text(ids[i]) == reference(asks[i].prompt, asks[i].params, one_arithmetic));
     CHECK(harness.outputs.at(ids[i]).finish == FinishReason::length);
+  }
+}
+
+// Two threads add the requests three times, cancel the second round's, and call look(request),
+// while the engine steps: those that end have their text, those cancelled the beginning of it.
+template <class Look>
+void check_callers(Harness& harness, const std::vector<Ask>& asks, int steps, bool one_arithmetic,
+                   const Look& look) {
+  std::vector<std::vector<RequestId>> ids(2);
+  std::vector<std::thread> callers;
+  for (std::vector<RequestId>& own : ids) {
+    callers.emplace_back([&] {
+      for (int round = 0; round < 3; ++round) {
+        for (const Ask& ask : asks) {
+          own.push_back(harness.engine->add(ask.prompt, ask.params));
+          if (round == 1) harness.engine->cancel(own.back());
+          look(own.back());
+        }
+      }
+    });
+  }
+  for (int i = 0; i < steps; ++i) harness.step();
+  for (std::thread& caller : callers) caller.join();
+  harness.finish();
+  for (const std::vector<RequestId>& own : ids) {
+    for (size_t i = 0; i < own.size(); ++i) {
+      const Ask& ask = asks[i % asks.size()];
+      const std::vector<int32_t> text = reference(ask.prompt, ask.params, one_arithmetic);
+      if (harness.outputs.at(own[i]).finish != FinishReason::cancelled) {
+        CHECK(harness.text(own[i]) == text);
+      } else if (!harness.outputs.at(own[i]).tokens.empty()) {
+        const std::vector<int32_t> begin = harness.text(own[i]);
+        CHECK(begin.size() <= text.size() && std::equal(begin.begin(), begin.end(), text.begin()));
+      }
+    }
   }
 }
 

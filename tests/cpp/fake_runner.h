@@ -53,7 +53,9 @@ struct Log {
   int drawn_steps = 0;  // in which it did
   int read_rows = 0;    // whose logits were read after that
   int tree_rows = 0;    // that lie elsewhere than plain decoding's would
+  int dense_rows = 0;   // of sequences that visit all keys where others do not
   int faults = 0;
+  int probe_ids = 0;  // set beforehand: ids behind the vocabulary that rows may have
 };
 
 class Runner : public runtime::StepRunner {
@@ -66,6 +68,7 @@ class Runner : public runtime::StepRunner {
   }
 
   int64_t vocab_size() const override { return kVocab; }
+  int64_t num_ids() const override { return kVocab + log_->probe_ids; }
   int32_t max_top() const override { return 8; }
   runtime::StepLimits limits() const override { return limits_; }
 
@@ -204,6 +207,7 @@ class Runner : public runtime::StepRunner {
       one |= rows == 1;
       many |= rows > 1;
       log_->faults += rows < 1 || batch.kv_len[s] < rows;
+      log_->dense_rows += !batch.dense.empty() && batch.dense[s] == 1 ? rows : 0;
       log_->faults += pages != (batch.kv_len[s] + KvCache::kPageSize - 1) / KvCache::kPageSize;
     }
     log_->mixed_steps += one && many;

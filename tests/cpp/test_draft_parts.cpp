@@ -254,7 +254,7 @@ TEST("merged drafts share nodes and keep to the view's room and depth") {
       merge(draft, source, view, all);
       CHECK(all.size() <= view.max_nodes);
     }
-    CHECK_EQ(trouble_of(all, view.max_nodes, 7), "");
+    CHECK_EQ(trouble_of(all, view.max_nodes, {7, 7}), "");
     CHECK_EQ(all.sources.size(), all.tokens.size());
     std::vector<int32_t> depths;
     for (int32_t i = 0; i < all.size(); ++i) {

@@ -3,6 +3,7 @@
 #include <chrono>
 #include <random>
 #include <string>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -241,6 +242,62 @@ TEST("executable: a profile covers every call of a step, in order and within its
   CHECK(total_ns <= wall.count());
 }
 
+TEST("executable: a cancelled step ends early, and the next has the bits of any other") {
+  const Graph graph = Graph::parse(kGraph);
+  CompileOptions options;
+  options.max_tokens = 64;
+  options.kv_dtype = DType::f32;
+  for (const int threads : {1, 2}) {
+    const auto executable =
+        compile(graph, random_weights(graph), std::make_shared<ThreadPool>(threads), options);
+    Steps steps(*executable);
+    Steps other(*executable);
+    for (Steps* each : {&steps, &other}) each->run(*executable, Phase::prefill, 20, 20);
+    const CancelToken never;
+    const CancelToken before;
+    before.cancel();
+    std::vector<float> values(2);
+    std::vector<int32_t> tokens(2);
+    std::mt19937 random(1);
+    executable->start_profile(1000);
+    for (int length = 21; length < 80; ++length) {
+      const Batch batch = steps.batch(Phase::decode, 1, length);
+      CHECK_THROWS(Cancelled, "cancelled",
+                   executable->run(batch, steps.cache, steps.logits, &before));
+      CHECK_THROWS(Cancelled, "cancelled",
+                   executable->run_top(batch, steps.cache, {1, values, tokens}, &before));
+      const CancelToken soon;
+      std::thread canceller([&, wait = random() % 40] {
+        std::this_thread::sleep_for(std::chrono::microseconds(wait));
+        soon.cancel();
+      });
+      try {
+        executable->run(batch, steps.cache, steps.logits, &soon);
+      } catch (const Cancelled&) {
+      }
+      canceller.join();
+      executable->run(batch, steps.cache, steps.logits, &never);
+      other.run(*executable, Phase::decode, 1, length);
+      CHECK(steps.logits == other.logits);
+    }
+    const Profile profile = executable->take_profile();
+    const int64_t whole =
+        static_cast<int64_t>(std::count_if(profile.steps.begin(), profile.steps.end(),
+                                           [](const StepRecord& step) { return !step.cancelled; }));
+    CHECK_EQ(summarize(profile, Phase::decode).steps, whole);
+    for (const StepRecord& step : profile.steps) {
+      for (int thread = 0; thread < threads; ++thread) {
+        for (size_t i = 0; i < step.calls.size(); ++i) {
+          const CallTimes& times = step.time(thread, i);
+          CHECK(times.begin_ns >= step.begin_ns && times.begin_ns <= times.done_ns);
+          CHECK(times.end_ns <= step.end_ns);
+        }
+      }
+    }
+    CHECK(trace_json(profile).size() > 1000);
+  }
+}
+
 TEST("executable: the bytes and operations of a profile are those of the step") {
   const Graph graph = Graph::parse(kGraph);
   CompileOptions options;
@@ -299,7 +356,7 @@ TEST("executable: compile refuses what cannot run") {
   CHECK_THROWS(InvalidArgument, "max_seq_len", compile(other, weights, pool));
   other = graph;
   other.values[static_cast<size_t>(other.inputs[0])].name = "tokens";
-  CHECK_THROWS(InvalidArgument, "expected token_ids, positions or logit_rows",
+  CHECK_THROWS(InvalidArgument, "expected token_ids, positions, logit_rows, or floats",
                compile(other, weights, pool));
   // Ids that run() has not checked against the table that they index.
   for (const auto& [from, to] : {std::pair{"embedding(%token_ids", "embedding(%positions"},

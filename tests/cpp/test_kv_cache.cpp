@@ -228,6 +228,48 @@ TEST("whole committed pages are reused, at least one token is left to compute") 
   cache.check_integrity();
 }
 
+TEST("prefixes are those of the same methods, in whole units, up to their most") {
+  KvCache cache(small(40));
+  const auto fill = [&](const std::vector<int32_t>& tokens, const PrefixKey& key) {
+    int32_t cached = 0;
+    const SequenceId id = cache.create(tokens, &cached, key);
+    cache.append(id, std::span(tokens).subspan(static_cast<size_t>(cached)));
+    compute(cache, id);
+    check_content(cache, id);
+    cache.release(id);
+    cache.check_integrity();
+    return cached;
+  };
+  const std::vector<int32_t> tokens = range(330);
+  CHECK_EQ(fill(tokens, {}), 0);
+  CHECK_EQ(fill(tokens, {7, 1, 200}), 0);     // keeps 192 tokens
+  CHECK_EQ(fill(tokens, {7, 1, 1000}), 192);  // and now 320
+  CHECK_EQ(fill(tokens, {7, 1, 140}), 128);
+  CHECK_EQ(fill(tokens, {7, 1, 0}), 0);
+  CHECK_EQ(fill(tokens, {8, 1, 1000}), 0);
+  CHECK_EQ(fill(tokens, {}), 320);
+  CHECK_EQ(cache.cached_prefix_pages(), 15);
+  // What follows in a unit decides about its pages, too.
+  CHECK_EQ(fill(tokens, {7, 128, 1000}), 0);
+  CHECK_EQ(fill(tokens, {7, 128, 1000}), 256);
+  std::vector<int32_t> other = tokens;
+  other[250] = -1;
+  CHECK_EQ(fill(other, {7, 128, 1000}), 128);
+  CHECK_EQ(fill(other, {7, 1, 1000}), 192);
+  CHECK_EQ(fill(tokens, {7, 128, 1000}), 256);
+  CHECK_EQ(fill(tokens, {9, 96, 1000}), 0);
+  CHECK_EQ(fill(tokens, {9, 96, 1000}), 192);  // units of 96 and of 64 tokens
+  while (cache.free_pages() < 35) {
+    const SequenceId id = cache.create({});
+    const auto size = static_cast<size_t>(64 * (cache.free_pages() + 1));
+    cache.append(id, std::vector<int32_t>(size, 1));
+    cache.release(id, false);
+    cache.check_integrity();
+  }
+  CHECK_THROWS(InvalidArgument, "key: expected a unit", cache.create(tokens, nullptr, {0, 0, 5}));
+  CHECK_THROWS(InvalidArgument, "key: expected a unit", cache.create(tokens, nullptr, {0, 1, -1}));
+}
+
 TEST("the least recently used prefix goes first, one in use never does") {
   KvCache cache(small(4));
   for (int32_t first : {0, 1000, 2000}) {

@@ -2,6 +2,8 @@
 #include <algorithm>
 #include <cmath>
 #include <random>
+#include <string>
+#include <utility>
 #include <vector>
 
 #include "check.h"
@@ -51,6 +53,59 @@ TEST("profile: attention counts the keys that rows see, and reads each once") {
     CHECK_EQ(cost.ops, 4 * 64 * pairs);
     // Queries and outputs in float32, K and V in bfloat16.
     CHECK_EQ(cost.bytes, qo_indptr.back() * 64 * 4 * 2 + tokens * 2 * 32 * 2);
+  }
+}
+
+TEST("profile: what overlaps of two, and both on one axis of a trace") {
+  const auto profile_of = [](const std::vector<std::pair<int64_t, int64_t>>& spans) {
+    Profile profile;
+    profile.threads = 1;
+    for (const auto& [begin, end] : spans) {
+      StepRecord step;
+      step.begin_ns = begin;
+      step.end_ns = end;
+      profile.steps.push_back(step);
+    }
+    return profile;
+  };
+  const Profile target = profile_of({{100, 200}, {210, 300}, {400, 500}});
+  CHECK_EQ(overlapped_share(profile_of({{120, 140}, {150, 160}}), target), 1.0);
+  CHECK_EQ(overlapped_share(profile_of({{0, 100}, {300, 400}, {500, 510}}), target), 0.0);
+  CHECK_EQ(overlapped_share(profile_of({{190, 220}, {290, 310}}), target), 30.0 / 50.0);
+  CHECK_EQ(overlapped_share(profile_of({{0, 1000}}), target), 290.0 / 1000.0);
+  CHECK_EQ(overlapped_share(target, profile_of({{0, 1000}})), 1.0);
+  CHECK_EQ(overlapped_share(Profile{}, target), 0.0);
+  CHECK_EQ(overlapped_share(target, Profile{}), 0.0);
+  std::mt19937 random(7);
+  for (int round = 0; round < 100; ++round) {
+    std::vector<bool> marks[2];
+    Profile profiles[2];
+    for (int side = 0; side < 2; ++side) {
+      std::vector<std::pair<int64_t, int64_t>> spans;
+      marks[side].resize(400);
+      for (int64_t at = 0; at < 300;) {
+        const int64_t begin = at + static_cast<int64_t>(random() % 9);
+        at = begin + 1 + static_cast<int64_t>(random() % 20);
+        spans.emplace_back(begin, at);
+        for (int64_t i = begin; i < at; ++i) marks[side][static_cast<size_t>(i)] = true;
+      }
+      profiles[side] = profile_of(spans);
+    }
+    int both = 0;
+    int work = 0;
+    for (size_t i = 0; i < 400; ++i) {
+      work += marks[0][i];
+      both += marks[0][i] && marks[1][i];
+    }
+    CHECK_EQ(overlapped_share(profiles[0], profiles[1]), static_cast<double>(both) / work);
+  }
+  const std::vector<NamedProfile> both = {{"target", target}, {"draft", profile_of({{50, 90}})}};
+  const std::string trace = trace_json(both);
+  for (const char* part : {R"("pid":1,"tid":0,"name":"process_name","args":{"name":"target"})",
+                           R"("pid":2,"tid":0,"name":"process_name","args":{"name":"draft"})",
+                           R"("pid":1,"tid":0,"name":"decode step","cat":"step","ts":0.050)",
+                           R"("pid":2,"tid":0,"name":"decode step","cat":"step","ts":0.000)"}) {
+    CHECK(trace.find(part) != std::string::npos);
   }
 }
 

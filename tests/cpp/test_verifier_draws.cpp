@@ -276,9 +276,9 @@ TEST("drafts that were drawn from something else are refused") {
     Draft draft;
     draft.draw = Draft::Draw::without_replacement;
     draft.add(1, -1, 0.5f);
-    CHECK(runtime::trouble_of(draft, 4, kVocab).empty());
+    CHECK(runtime::trouble_of(draft, 4, {kVocab, kVocab}).empty());
     wrong(draft);
-    CHECK(!runtime::trouble_of(draft, 4, kVocab).empty());
+    CHECK(!runtime::trouble_of(draft, 4, {kVocab, kVocab}).empty());
   }
 }
 

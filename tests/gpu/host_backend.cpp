@@ -20,6 +20,7 @@
 #include <vector>
 
 #include "core/backend.h"
+#include "core/copy_rate.h"
 #include "cuda/register.h"
 #include "effinfer/error.h"
 #include "gpu/fiber.h"
@@ -28,7 +29,8 @@
 namespace effinfer::cuda::host {
 namespace {
 
-constexpr size_t kCapacity = size_t{4} << 30;
+std::atomic<size_t> memory_bytes{MemoryFacts().bytes};
+std::atomic<double> memory_rate{MemoryFacts().copy_rate};
 std::atomic<uint64_t> next_seed{1};
 
 // One of the device's allocations: `bytes` from `offset` on of a mapping. What lies around them is
@@ -125,11 +127,13 @@ constexpr Device kDevice{DeviceKind::cuda, 0};
 class HostMemory : public Memory {
  public:
   Device device() const override { return kDevice; }
-  size_t capacity() const override { return kCapacity; }
+  size_t capacity() const override {
+    return memory_bytes - std::min<size_t>(memory_bytes, mappings().used());
+  }
 
   // Ends where a page ends that nobody may touch. Fresh memory is NaN where it need not be zeros.
   std::shared_ptr<void> allocate(size_t bytes, Pages pages) const override {
-    if (bytes > kCapacity - std::min(kCapacity, mappings().used())) return nullptr;
+    if (bytes > capacity()) return nullptr;
     const auto page = static_cast<size_t>(sysconf(_SC_PAGESIZE));
     const size_t rounded = (std::max<size_t>(bytes, 1) + kAlignment - 1) / kAlignment * kAlignment;
     const size_t inside = (rounded + page - 1) / page * page;
@@ -379,6 +383,11 @@ void set_seed(uint64_t seed) {
   next_seed = seed;
 }
 
+void set_memory(const MemoryFacts& facts) {
+  memory_bytes = facts.bytes;
+  memory_rate = facts.copy_rate;
+}
+
 int64_t num_replays() {
   return replays;
 }
@@ -395,6 +404,10 @@ namespace effinfer {
 const Backend* cuda_backend() {
   static const cuda::host::HostBackend backend;
   return &backend;
+}
+
+double cuda_copy_rate(int) {
+  return cuda::host::memory_rate;
 }
 
 }  // namespace effinfer

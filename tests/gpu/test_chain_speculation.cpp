@@ -1,28 +1,14 @@
 // Speculative sampling of chains and token masks on the GPU, against the CPU's operators.
 #include <algorithm>
 #include <cmath>
-#include <limits>
 #include <random>
 
-#include "cpp/arrays.h"
-#include "cpp/check.h"
-#include "effinfer/threads.h"
-#include "gpu/float_rows.h"
-#include "gpu/mutations.h"
-#include "ops/row_sampling.h"
+#include "gpu/sampling_rows.h"
 
 namespace effinfer {
 namespace {
 
 using ops::RowStatus;
-
-constexpr float kInfinity = std::numeric_limits<float>::infinity();
-constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
-
-ThreadPool& pool() {
-  static ThreadPool threads(2);
-  return threads;
-}
 
 struct Chains {
   int64_t rows = 0;

@@ -1,9 +1,12 @@
-// Unary and binary operators on the GPU against float64.
+// Unary and binary operators and conversions on the GPU against float64.
 #include <cmath>
 
 #include "cpp/arrays.h"
 #include "cpp/check.h"
+#include "effinfer/error.h"
 #include "gpu/device_arrays.h"
+#include "gpu/float_rows.h"
+#include "ops/convert_rows.h"
 #include "ops/elementwise.h"
 
 namespace effinfer {
@@ -83,6 +86,35 @@ TEST("the host cannot touch the device's memory") {
   CHECK_EQ(there.values()[1], 2.0f);
   CHECK(memory_of(kGpu).device() == kGpu);
   CHECK(make_queue(kGpu)->device() == kGpu);
+}
+
+TEST("rows of one float type as those of another") {
+  std::mt19937 random(21);
+  constexpr int64_t kRows = 3, kGroups = 2, kCols = 37;
+  for (const DType from : kRowTypes) {
+    for (const DType to : kRowTypes) {
+      const std::vector<float> x = rounded(from, normals(kRows * kGroups * kCols, random));
+      const FloatRows there(from, x);
+      const FloatRows out(to, kRows * kGroups * kCols);
+      ops::ConvertRowsProblem p;
+      p.from = from;
+      p.to = to;
+      p.factor = 1.5f;
+      p.x = {there.data(), kGroups * kCols, kCols};
+      // Groups in the other order.
+      p.out = {out.data(), kCols, kRows * kCols};
+      p.rows = kRows;
+      p.groups = kGroups;
+      p.cols = kCols;
+      run_on_gpu(p);
+      const std::vector<float> got = out.values();
+      for (int64_t i = 0; i < kRows * kGroups * kCols; ++i) {
+        const int64_t row = i / kCols / kGroups, group = i / kCols % kGroups;
+        const auto place = static_cast<size_t>((group * kRows + row) * kCols + i % kCols);
+        CHECK_EQ(got[place], rounded(to, x[static_cast<size_t>(i)] * 1.5f));
+      }
+    }
+  }
 }
 
 }  // namespace

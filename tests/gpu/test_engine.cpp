@@ -11,127 +11,16 @@
 #include "effinfer/compiler.h"
 #include "effinfer/engine.h"
 #include "effinfer/error.h"
-#include "effinfer/gguf.h"
 #include "effinfer/ops/elementwise.h"
-#include "effinfer/quantize.h"
 #include "gpu/device_arrays.h"
 #include "gpu/hopper_device.h"
 #include "gpu/host_backend.h"
+#include "gpu/tiny_model.h"
 #include "graph/op_specs.h"
 
 using namespace effinfer;
 
 namespace {
-
-constexpr int kLayers = 2;
-
-// The operator and attributes of the index that attention follows, or nothing.
-struct IndexText {
-  std::string op = "";
-  std::string attributes = "";
-};
-// Of the gate.
-struct UnaryText {
-  std::string op = "silu";
-  std::string attributes = "";
-};
-
-std::string layer_text(int layer, const std::string& type, const IndexText& index,
-                       const UnaryText& gate) {
-  const std::string n = std::to_string(layer);
-  const std::string in = layer == 0 ? "%x" : "%m" + std::to_string(layer - 1);
-  return "  weight %na" + n + " = \"na" + n + "\" : f32[64]\n  weight %nm" + n + " = \"nm" + n +
-         "\" : f32[64]\n  weight %q" + n + " = \"q" + n + "\" : " + type + "[64, 64]\n  weight %k" +
-         n + " = \"k" + n + "\" : " + type + "[32, 64]\n  weight %v" + n + " = \"v" + n +
-         "\" : " + type + "[32, 64]\n  weight %p" + n + " = \"p" + n + "\" : " + type +
-         "[64, 64]\n  weight %g" + n + " = \"g" + n + "\" : " + type + "[96, 64]\n  weight %u" + n +
-         " = \"u" + n + "\" : " + type + "[96, 64]\n  weight %d" + n + " = \"d" + n +
-         "\" : " + type + "[64, 96]\n" + "  %a" + n + " : f32[T, 64] = rms_norm(" + in + ", %na" +
-         n + ") {eps = 1e-06}\n" + "  %qa" + n + " : f32[T, 64] = linear(%a" + n + ", %q" + n +
-         ")\n" + "  %ka" + n + " : f32[T, 32] = linear(%a" + n + ", %k" + n + ")\n" + "  %va" + n +
-         " : f32[T, 32] = linear(%a" + n + ", %v" + n + ")\n" + "  %qr" + n +
-         " : f32[T, 64] = rope(%qa" + n + ", %t) {heads = 4, head_dim = 16}\n" + "  %kr" + n +
-         " : f32[T, 32] = rope(%ka" + n + ", %t) {heads = 2, head_dim = 16}\n" + "  %kv" + n +
-         " : kv[" + n + ", 2, 16] = kv_append(%kr" + n + ", %va" + n + ") {layer = " + n +
-         ", heads = 2, head_dim = 16}\n" +
-         (index.op.empty() ? ""
-                           : "  %i" + n + " : visits[" + n + ", 2] = " + index.op + "(%qr" + n +
-                                 ", %kv" + n + ") {layer = " + n +
-                                 ", heads = 4, kv_heads = 2, head_dim = 16, sm_scale = 0.25, " +
-                                 index.attributes + "}\n") +
-         "  %o" + n + " : f32[T, 64] = attention(%qr" + n + ", %kv" + n +
-         (index.op.empty() ? "" : ", %i" + n) + ") {layer = " + n +
-         ", heads = 4, kv_heads = 2, head_dim = 16, sm_scale = 0.25}\n" + "  %op" + n +
-         " : f32[T, 64] = linear(%o" + n + ", %p" + n + ")\n" + "  %y" + n +
-         " : f32[T, 64] = add(%op" + n + ", " + in + ")\n" + "  %b" + n +
-         " : f32[T, 64] = rms_norm(%y" + n + ", %nm" + n + ") {eps = 1e-06}\n" + "  %gb" + n +
-         " : f32[T, 96] = linear(%b" + n + ", %g" + n + ")\n" + "  %ub" + n +
-         " : f32[T, 96] = linear(%b" + n + ", %u" + n + ")\n" + "  %gs" + n +
-         " : f32[T, 96] = " + gate.op + "(%gb" + n + ")" + gate.attributes + "\n" + "  %gu" + n +
-         " : f32[T, 96] = mul(%gs" + n + ", %ub" + n + ")\n" + "  %db" + n +
-         " : f32[T, 64] = linear(%gu" + n + ", %d" + n + ")\n" + "  %m" + n +
-         " : f32[T, 64] = add(%db" + n + ", %y" + n + ")\n";
-}
-
-void replace_all(std::string& text, std::string_view what, std::string_view with) {
-  for (size_t at = text.find(what); at != std::string::npos; at = text.find(what, at)) {
-    text.replace(at, what.size(), with);
-    at += with.size();
-  }
-}
-
-// Llama's blocks, small. `wide`: with one head of 64 dims.
-Graph graph_of(const std::string& type, const IndexText& index, const UnaryText& gate,
-               bool wide = false) {
-  std::string text =
-      "graph tiny {\n  meta context_length = 512\n  input %token_ids : i32[T]\n"
-      "  input %positions : i32[T]\n  input %logit_rows : i32[R]\n"
-      "  weight %embed = \"embed\" : " +
-      type +
-      "[80, 64]\n  weight %n = \"n\" : f32[64]\n"
-      "  %x : f32[T, 64] = embedding(%token_ids, %embed)\n"
-      "  %t : f32[T, 16] = rope_table(%positions) {dims = 16, theta = 10000.0}\n";
-  for (int layer = 0; layer < kLayers; ++layer) text += layer_text(layer, type, index, gate);
-  text += "  %z : f32[T, 64] = rms_norm(%m" + std::to_string(kLayers - 1) +
-          ", %n) {eps = 1e-06}\n"
-          "  %r : f32[R, 64] = select_rows(%z, %logit_rows)\n"
-          "  %logits : f32[R, 80] = linear(%r, %embed)\n  return %logits\n}\n";
-  if (wide) {
-    replace_all(text, "heads = 4", "heads = 1");
-    replace_all(text, "heads = 2", "heads = 1");
-    replace_all(text, "dim = 16", "dim = 64");
-    replace_all(text, "dims = 16", "dims = 64");
-    replace_all(text, ", 2, 16]", ", 1, 64]");
-    replace_all(text, "[32, 64]", "[64, 64]");
-    replace_all(text, "[T, 32]", "[T, 64]");
-    replace_all(text, "[T, 16]", "[T, 64]");
-  }
-  return Graph::parse(text);
-}
-
-std::shared_ptr<const Model> model_of(const std::string& type, const IndexText& index = {},
-                                      const UnaryText& gate = {}, bool wide = false) {
-  const Graph graph = graph_of(type, index, gate, wide);
-  auto weights = std::make_shared<MemoryWeights>();
-  std::mt19937 random(3);
-  ThreadPool pool(1);
-  for (const ValueId id : graph.weights) {
-    const Value& value = graph.value(id);
-    TensorView plain;
-    for (const Dim& dim : value.shape) plain.dims.push_back(dim.value);
-    std::vector<float> numbers = normals(plain.dims.num_elements(), random);
-    const float scale = value.shape.size() == 1 ? 0.1f : 0.15f;
-    for (float& x : numbers) x = x * scale + (value.shape.size() == 1 ? 1.0f : 0.0f);
-    plain.data = numbers.data();
-    TensorView stored = plain;
-    stored.dtype = value.dtype;
-    auto bytes = std::make_shared<std::vector<std::byte>>(stored.num_bytes());
-    stored.data = bytes->data();
-    quantize(plain, value.dtype, pool, bytes->data());
-    weights->add(value.weight_name, stored, bytes);
-  }
-  return std::make_shared<Model>(Model{graph, weights});
-}
 
 EngineOptions options_on(Device device, Precision precision) {
   EngineOptions options;
@@ -141,29 +30,6 @@ EngineOptions options_on(Device device, Precision precision) {
   options.max_sequences = 4;
   options.num_pages = 24;
   return options;
-}
-
-std::vector<int32_t> tokens_of(int count, uint32_t seed) {
-  std::mt19937 random(seed);
-  std::vector<int32_t> tokens(static_cast<size_t>(count));
-  for (int32_t& token : tokens) token = static_cast<int32_t>(random() % 80);
-  return tokens;
-}
-
-std::vector<float> logits_of(Engine& engine, const std::vector<int32_t>& tokens, Phase phase) {
-  std::vector<float> logits(tokens.size() * static_cast<size_t>(engine.vocab_size()));
-  engine.logits(tokens, logits, phase);
-  return logits;
-}
-
-double distance(const std::vector<float>& a, const std::vector<float>& b) {
-  double difference = 0;
-  double norm = 0;
-  for (size_t i = 0; i < a.size(); ++i) {
-    difference += std::pow(double{a[i]} - b[i], 2);
-    norm += std::pow(double{b[i]}, 2);
-  }
-  return std::sqrt(difference / norm);
 }
 
 }  // namespace

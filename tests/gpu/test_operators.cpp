@@ -162,7 +162,7 @@ struct Attention {
     return out;
   }
 
-  ops::AttentionPlan plan() const {
+  ops::AttentionPlan plan(const ops::AttentionLists* lists = nullptr) const {
     ops::AttentionGeometry g;
     g.num_qo_heads = c.heads * c.group;
     g.num_kv_heads = c.heads;
@@ -171,7 +171,10 @@ struct Attention {
     g.causal = c.causal;
     g.window_left = c.window_left;
     g.sink_tokens = c.sink_tokens;
-    return {g, {ints(qo_indptr), ints(kv_indptr), ints(kv_indices), ints(c.kv_len), {}, {}}};
+    const ops::AttentionSequences sequences = {
+        ints(qo_indptr), ints(kv_indptr), ints(kv_indices), ints(c.kv_len), {}, {}};
+    if (lists != nullptr) return {g, sequences, *lists};
+    return {g, sequences};
   }
 
   Dims q_dims() const { return {qo_indptr.back(), c.heads * c.group, c.dims}; }
@@ -206,7 +209,8 @@ struct Attention {
   }
 
   // The same, cut into items for so many shares.
-  std::vector<uint16_t> run_shares(int32_t shares) const {
+  std::vector<uint16_t> run_shares(int32_t shares,
+                                   const ops::AttentionLists* lists = nullptr) const {
     ops::AttentionShape shape;
     shape.source = ops::KeySource::rows;
     shape.num_qo_heads = c.heads * c.group;
@@ -224,7 +228,12 @@ struct Attention {
     batch.kv_indptr = kv_indptr.data();
     batch.kv_len = c.kv_len.data();
     ops::AttentionWork work;
-    plan_attention(shape, batch, work);
+    if (lists != nullptr) {
+      plan_attention(shape, batch, *lists, work);
+    } else {
+      plan_attention(shape, batch, work);
+    }
+    const DeviceArray<ops::TokenSpan> spans(work.spans);
     const DeviceArray<ops::AttentionTile> tiles(work.tiles);
     const DeviceArray<ops::AttentionItem> items(work.items);
     const DeviceArray<ops::AttentionMerge> merges(work.merges);
@@ -260,6 +269,7 @@ struct Attention {
     p.batch.kv_indices = indices.data();
     p.batch.kv_len = len.data();
     p.work = work;
+    p.work.spans = spans.data();
     p.work.tiles = tiles.data();
     p.work.items = items.data();
     p.work.merges = merges.data();
@@ -337,6 +347,66 @@ TEST("a row's bits do not depend on how its keys are shared by blocks") {
   }
 }
 
+TEST("a recording of attention runs the plan that was put there last") {
+  // The longest sequence of one plan is cut for many blocks, where another plan needs few.
+  const Case cases[] = {{.kv_len = {70, 5, 1}, .rows = {1, 1, 1}},
+                        {.kv_len = {1, 2400, 300}, .rows = {1, 1, 1}},
+                        {.kv_len = {0, 33, 64}, .rows = {1, 1, 1}},
+                        {.kv_len = {900, 0, 1500}, .rows = {1, 1, 1}}};
+  const Attention largest({.kv_len = {2400, 300, 70}, .rows = {1, 1, 1}});
+  const DeviceArray<uint16_t> out(largest.q.size());
+  const DeviceArray<uint16_t> q(largest.q.size());
+  const auto size = [](const DeviceArray<uint16_t>& x) { return x.size() * sizeof(uint16_t); };
+  const DeviceArray<uint16_t> k(largest.k.size()), v(largest.k.size());
+  const std::unique_ptr<Queue> queue = make_queue(kGpu);
+  ops::FixedPlans memory(static_cast<int64_t>(largest.kv_indices.size()), 0);
+  std::vector<ops::AttentionPlan> plans;
+  std::unique_ptr<Recording> recording;
+  for (const Case& c : cases) {
+    const Attention attention(c);
+    const std::vector<uint16_t> expected = attention.run_there(attention.plan(), *queue);
+    queue->upload(q.data(), attention.q.data(), attention.q.size() * sizeof(uint16_t));
+    queue->upload(k.data(), attention.k.data(), attention.k.size() * sizeof(uint16_t));
+    queue->upload(v.data(), attention.v.data(), attention.v.size() * sizeof(uint16_t));
+    plans.push_back(attention.plan());
+    plans.back().put(memory, *queue);
+    const auto run = [&](const ops::AttentionPlan& plan) {
+      plan.run(attention.inputs(on_gpu(q, DType::bf16, attention.q_dims()),
+                                on_gpu(k, DType::bf16, largest.kv_dims()),
+                                on_gpu(v, DType::bf16, largest.kv_dims())),
+               on_gpu(out, DType::bf16, attention.q_dims()), {}, *queue);
+    };
+    queue->zero(out.data(), size(out));
+    if (recording == nullptr) {
+      run(plans.back());
+      queue->wait();
+      recording = queue->record([&] { run(plans.back()); });
+      CHECK(out.values() == expected);
+      queue->zero(out.data(), size(out));
+    }
+    for (int again = 0; again < 2; ++again) queue->replay(*recording);
+    queue->wait();
+    CHECK(out.values() == expected);
+    // A plan that has lost its place runs by itself.
+    queue->zero(out.data(), size(out));
+    run(plans.back());
+    queue->wait();
+    CHECK(out.values() == expected);
+  }
+  const Attention more({.kv_len = {2400, 300, 70, 1}, .rows = {1, 1, 1, 1}});
+  const auto refusal = [&](const Attention& attention) {
+    ops::AttentionPlan plan = attention.plan();
+    return message_of([&] { plan.put(memory, *queue); });
+  };
+  CHECK(refusal(more).find("kv_indices: expected at most") != std::string::npos);
+  CHECK(refusal(Attention({.kv_len = {1, 1}, .rows = {1, 1}})).find("3 sequences") !=
+        std::string::npos);
+  CHECK(refusal(Attention({.kv_len = {9, 9, 9}, .rows = {2, 1, 1}})).find("at most 3") !=
+        std::string::npos);
+  CHECK(refusal(Attention({.kv_len = {9, 9, 9}, .rows = {1, 1, 1}, .group = 8})).find("geometry") !=
+        std::string::npos);
+}
+
 TEST("attention needs each of its barriers") {
   if (cuda::host::detected_races() != cuda::host::Races::all) {
     check::skip("races are not detected in this build");
@@ -347,6 +417,31 @@ TEST("attention needs each of its barriers") {
     expect_every_barrier_matters(
         [&] { return attention.run_shares(1) == right && attention.run_shares(1000) == right; });
   }
+}
+
+TEST("lists of spans need each of the barriers, too") {
+  if (cuda::host::detected_races() != cuda::host::Races::all) {
+    check::skip("races are not detected in this build");
+  }
+  Attention attention({.kv_len = {600}, .rows = {9}, .group = 2});
+  const std::vector<int32_t> lists = {0, 0, 0, 5, 0, 0, 5, 4};
+  const std::vector<int32_t> indptr = {0, 3, 4}, spans = {3, 90, 200, 201, 300, 560, 77, 596};
+  const auto matrix = [](const std::vector<int32_t>& values, int64_t cols) {
+    return TensorView{
+        values.data(), DType::i32, {static_cast<int64_t>(values.size()) / cols, cols}};
+  };
+  const ops::AttentionLists given = {matrix(lists, 4), ints(indptr), matrix(spans, 2), {}, 0};
+  const ops::AttentionPlan plan = attention.plan(&given);
+  const std::unique_ptr<Queue> queue = make_queue(kGpu);
+  std::vector<float> lse;
+  const std::vector<uint16_t> expected = attention.run_here(plan, lse);
+  const std::vector<uint16_t> right = attention.run_there(plan, *queue);
+  for (size_t i = 0; i < right.size(); ++i) {
+    CHECK(std::abs(bf16_to_f32(right[i]) - bf16_to_f32(expected[i])) <= 0.02f);
+  }
+  expect_every_barrier_matters([&] {
+    return attention.run_shares(1, &given) == right && attention.run_shares(1000, &given) == right;
+  });
 }
 
 TEST("rows go to the pages of a caller's cache, converted where dtypes differ") {

@@ -1,16 +1,10 @@
 // Sampling on the GPU: the CPU's tokens wherever the kernel says so, its distributions, its masks.
 #include <algorithm>
 #include <cmath>
-#include <limits>
 #include <random>
 
-#include "cpp/arrays.h"
-#include "cpp/check.h"
 #include "effinfer/error.h"
-#include "effinfer/threads.h"
-#include "gpu/float_rows.h"
-#include "gpu/mutations.h"
-#include "ops/row_sampling.h"
+#include "gpu/sampling_rows.h"
 
 namespace effinfer {
 namespace {
@@ -18,9 +12,6 @@ namespace {
 using ops::RowResult;
 using ops::RowSource;
 using ops::RowStatus;
-
-constexpr float kInfinity = std::numeric_limits<float>::infinity();
-constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
 
 struct Filters {
   float temperature = 1.0f;
@@ -44,11 +35,6 @@ struct Result {
   std::vector<float> out;
   std::vector<RowStatus> statuses;
 };
-
-ThreadPool& pool() {
-  static ThreadPool threads(2);
-  return threads;
-}
 
 ops::RowSamplingProblem problem_of(const Rows& rows, const Filters& filters, RowResult result,
                                    uint64_t seed) {
@@ -333,6 +319,37 @@ TEST("filters and seeds of each row; a row's token does not depend on the batch"
   }
 }
 
+TEST("integers of 4 bytes in, of 8 bytes out; which rows are valid") {
+  constexpr int64_t kOutputs = 6;
+  std::mt19937 random(9);
+  Rows rows = random_rows(Kind::flat, 3, 5000, RowSource::logits, random);
+  rows.x[5000] = kNan;
+  const std::vector<int32_t> indices = {2, 0, 1, 2, 2, 0}, top_k = {1, 40, 5, 900, 9000, 3};
+  ops::RowSamplingProblem p = problem_of(rows, {}, RowResult::sample, 4);
+  p.rows = kOutputs;
+  std::vector<int64_t> expected(kOutputs);
+  std::vector<RowStatus> statuses(kOutputs);
+  p.x = rows.x.data();
+  p.narrow_indices = indices.data();
+  p.narrow_top_k = top_k.data();
+  p.wide_samples = expected.data();
+  p.statuses = statuses.data();
+  ops::run_alone(p, pool());
+  const DeviceArray<float> x(rows.x);
+  const DeviceArray<int32_t> indices_there(indices), top_k_there(top_k);
+  const DeviceArray<int64_t> samples(static_cast<size_t>(kOutputs));
+  const DeviceArray<uint8_t> valid(static_cast<size_t>(kOutputs));
+  p.x = x.data();
+  p.narrow_indices = indices_there.data();
+  p.narrow_top_k = top_k_there.data();
+  p.wide_samples = samples.data();
+  p.statuses = nullptr;
+  p.valid = valid.data();
+  run_on_gpu(p);
+  CHECK(samples.values() == expected);
+  CHECK(valid.values() == std::vector<uint8_t>({1, 1, 0, 1, 1, 1}));
+}
+
 TEST("rows without a distribution say why, and are 0") {
   const std::vector<std::vector<float>> logits = {{0.0f, kNan, 1.0f},
                                                   {kInfinity, 0.0f, kNan},
@@ -410,9 +427,6 @@ TEST("no rows; what is not built") {
   ops::RowSamplingProblem p;
   p.vocab = 10;
   run_on_gpu(p);
-  p.result = RowResult::top;
-  CHECK_THROWS(Unsupported, "not built", run_on_gpu(p));
-  p.result = RowResult::sample;
   p.dtype = DType::bf16;
   CHECK_THROWS(Unsupported, "rows are not float32", run_on_gpu(p));
 }

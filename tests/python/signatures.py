@@ -126,7 +126,9 @@ def _is_dunder(name: str) -> bool:
 def _is_bound(name: str, value: object) -> bool:
     """Whether the bindings define it: Python adds some names to every class, pybind11 one. A class
     without constructor has the slot of its base, and one with __eq__ alone has no hash."""
-    if name in {"__module__", "__doc__", "__dict__", "__weakref__", "_pybind11_conduit_v1_"}:
+    # Whoever asks a class for its annotations leaves an empty dict there.
+    of_python = {"__module__", "__doc__", "__dict__", "__weakref__", "__annotations__"}
+    if name in of_python or name == "_pybind11_conduit_v1_":
         return False
     return value is not None and type(value).__name__ != "wrapper_descriptor"
 

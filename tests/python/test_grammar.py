@@ -163,6 +163,29 @@ def test_threads_share_what_was_compiled(llm):
     assert len(set(texts)) == 1
 
 
+def test_what_was_compiled_last_is_kept(llm, monkeypatch):
+    compiled = []
+    compiler = llm.grammars
+    compile_ = compiler._compile
+    monkeypatch.setattr(
+        compiler, "_compile", lambda *given: compiled.append(given) or compile_(*given)
+    )
+
+    def ask(count):
+        compiler.constraint(SamplingParams(regex=f"kept{{{count}}}"), llm.tokenizer)
+
+    for count in (1, 1, 2, 1):
+        ask(count)
+    assert len(compiled) == 2
+    for count in range(3, 3 + 64):  # as many as are kept
+        ask(count)
+    assert len(compiled) == 66
+    ask(66)
+    assert len(compiled) == 66
+    ask(1)
+    assert len(compiled) == 67
+
+
 class _Evens:
     """A constraint of one's own, for the engine."""
 

@@ -1,6 +1,7 @@
 """Models that draft: texts, log-probabilities and the bytes of the cache are plain decoding's; a
 draft that is the target itself is always right; what a draft model cannot do ends its drafts."""
 
+import time
 from dataclasses import replace
 from typing import Any
 
@@ -9,7 +10,7 @@ import pytest
 
 import effinfer
 from effinfer import _core
-from effinfer.checkpoints.model_files import ModelFiles, open_model
+from effinfer.checkpoints.model_files import ModelFiles
 from effinfer.speculation import Speculation
 from effinfer.techniques import DraftModel, EarlyExit, SkipLayers, VocabTrim
 from effinfer.testing import make_model, make_twin
@@ -17,15 +18,6 @@ from tests.reference import tiny
 from tests.runtime.test_drafts import SHAPES, Answer, make_engine, ragged, run, same
 
 LAYERS = {"llama": SkipLayers([1]), "gemma3": EarlyExit(4)}
-
-
-@pytest.fixture(scope="module")
-def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, ModelFiles]:
-    folder = tmp_path_factory.mktemp("models")
-    return {
-        name: open_model(tiny.write_gguf(tiny.FAMILIES[name], folder / f"{name}.gguf"))
-        for name in ("llama", "gemma3")
-    }
 
 
 def proposer(model: ModelFiles, **options: Any) -> _core.Proposer:
@@ -150,7 +142,10 @@ def test_a_smaller_head_drafts_its_tokens_only(models):
     assert 0 < sum(m["accepted"] for m in metrics(engine, 3)) <= even
 
 
-def warned(engine: _core.Engine, asks: list[Any]) -> tuple[list[Answer], dict[int, list[str]]]:
+def warned(
+    engine: _core.Engine, asks: list[Any], pause_s: float = 0.0
+) -> tuple[list[Answer], dict[int, list[str]]]:
+    """Answers and warnings; after each step others have `pause_s` to do something."""
     ids = [engine.add(prompt, params) for prompt, params in asks]
     answers, warnings = {i: Answer() for i in ids}, {i: [] for i in ids}
     while engine.has_work():
@@ -161,6 +156,7 @@ def warned(engine: _core.Engine, asks: list[Any]) -> tuple[list[Answer], dict[in
             answers[output.request].finish = output.finish_reason
             if output.warning:
                 warnings[output.request].append(output.warning)
+        time.sleep(pause_s)
     return list(answers.values()), warnings
 
 

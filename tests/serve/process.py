@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -19,6 +20,7 @@ import openai
 from tests.model_files import smollm2_path
 
 KEY = "secret"
+_TICKS = os.sysconf("SC_CLK_TCK")
 _READY = re.compile(r"serving \S+ on (http://\S+)")
 
 
@@ -76,6 +78,17 @@ class Server:
             float(value) for label, value in values if label.partition("{")[0] == f"effinfer_{name}"
         )
 
+    def cpu_seconds(self) -> float:
+        """What all threads of the process have had of the CPUs."""
+        fields = Path(f"/proc/{self.process.pid}/stat").read_text().rpartition(")")[2].split()
+        return sum(map(int, fields[11:13])) / _TICKS
+
+    def memory(self) -> float:
+        """Bytes that are resident."""
+        status = Path(f"/proc/{self.process.pid}/status").read_text()
+        (line,) = (line for line in status.splitlines() if line.startswith("VmRSS"))
+        return float(line.split()[1]) * 1024
+
     def wait_until_idle(self, seconds: float) -> None:
         """Fails unless the engine has no request within `seconds`."""
         end = time.monotonic() + seconds
@@ -92,6 +105,16 @@ class Server:
             assert self.process.poll() is None, self.log()
             time.sleep(0.05)
         raise AssertionError(self.log())
+
+
+def seconds_in_line(*pids: int) -> float:
+    """How long threads of these processes have waited for a CPU that others had, together."""
+    waited = 0
+    for pid in pids:
+        for path in Path(f"/proc/{pid}/task").glob("*/schedstat"):
+            with contextlib.suppress(OSError):  # a thread that has ended
+                waited += int(path.read_text().split()[1])
+    return waited / 1e9
 
 
 def check_error(response: httpx.Response, status: int, param: str | None = None) -> dict[str, Any]:

@@ -18,6 +18,7 @@ from effinfer.requests.engine_thread import EngineThread
 from effinfer.sampling import SamplingParams
 from effinfer.serve.app import make_app
 from effinfer.serve.served import Served
+from effinfer.techniques import Installed
 from effinfer.text.chat import ChatTemplate
 from effinfer.text.tokenizer import Tokenizer
 from effinfer.text.trust import chat_tokens
@@ -58,6 +59,7 @@ class ScriptedLLM(AsyncLLM):
             engine=engine,
             chat_tokens=tokens,
             grammars=None,
+            techniques=Installed(),
             default_params=SamplingParams(),
         )
         self._thread = EngineThread(engine, 64)

@@ -19,6 +19,7 @@ from tests.serve.scripted import TEMPLATE, ScriptedLLM
 
 SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}}
 NAMED = {"type": "json_schema", "json_schema": {"name": "x", "schema": SCHEMA, "strict": True}}
+WRONG_TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "objekt"}}}
 TOOLS = [
     {"type": "function", "function": {"name": name, "parameters": SCHEMA}} for name in ("f", "g")
 ]
@@ -156,6 +157,9 @@ def test_a_call_that_has_to_be_made(server: Server, stream: bool):
         ({"guided_regex": "(("}, "guided_regex"),
         ({"guided_grammar": "start: nothing"}, "guided_grammar"),
         ({"guided_choice": []}, "guided_choice"),
+        ({"guided_json": {"type": "objekt"}}, "guided_json"),
+        ({"guided_json": "3"}, "guided_json"),
+        ({"tools": [WRONG_TOOL], "tool_choice": "required"}, "tools"),
     ],
 )
 def test_an_impossible_grammar(server: Server, fields: dict[str, Any], param: str):

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import math
+import os
 import random
 import signal
+import statistics
 import threading
 import time
 from collections.abc import Iterator
-from pathlib import Path
 from typing import NamedTuple
 
 import httpx
@@ -17,7 +18,7 @@ import openai
 import pytest
 
 from tests.serve.full import FULL
-from tests.serve.process import KEY, Server, check_error
+from tests.serve.process import KEY, Server, check_error, seconds_in_line
 
 # Less than a page of 64 tokens with its prompt: the prefix cache keeps nothing of it.
 SHORT = {"model": "smol", "prompt": "Once", "max_tokens": 50, "ignore_eos": True}
@@ -56,6 +57,9 @@ def http_client(server: Server) -> httpx.AsyncClient:
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_closed_connection_gives_its_pages_back(fresh: Server, stream: bool):
+    """Within 0.1 s. What other processes take of the CPUs meanwhile is not counted."""
+    processes = (fresh.process.pid, os.getpid())
+
     async def main() -> float:
         async with http_client(fresh) as http, http_client(fresh) as watch:
             body = {**SHORT, "stream": stream}
@@ -65,20 +69,23 @@ def test_a_closed_connection_gives_its_pages_back(fresh: Server, stream: bool):
             had_ended = task.done()
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)
-            begin = time.monotonic()
+            begin, in_line = time.monotonic(), seconds_in_line(*processes)
             while (now := await load(watch)) != IDLE:
                 assert time.monotonic() < begin + 10, now
                 await asyncio.sleep(0.005)
-            return math.inf if had_ended else time.monotonic() - begin
+            seconds = time.monotonic() - begin - (seconds_in_line(*processes) - in_line)
+            return math.inf if had_ended else seconds
 
-    # The goal is 0.1 s on a machine of one's own.
-    assert min(asyncio.run(main()) for _ in range(5)) < 0.1
+    assert statistics.median(asyncio.run(main()) for _ in range(5)) < 0.1
 
 
 def test_many_clients_that_hang_up(fresh: Server):
-    """At random moments."""
+    """At random moments; 500 of them are no more memory than none."""
     random_ = random.Random(2)
     rounds = 40 if FULL else 10
+    # So many run at once as may: pages take memory when they are first used.
+    with fresh.http as http:
+        http.post("/v1/completions", json={**SHORT, "n": 64}).raise_for_status()
 
     async def one(http: httpx.AsyncClient) -> None:
         prompt = "Once " * random_.randint(1, 9)
@@ -89,30 +96,22 @@ def test_many_clients_that_hang_up(fresh: Server):
         await asyncio.gather(task, return_exceptions=True)
 
     async def main() -> float:
-        """Bytes that the process grew by, once it has used its cache for the first time."""
-        before = 0.0
+        """Bytes that the process grew by after the first 100 clients."""
         async with http_client(fresh) as http, http_client(fresh) as watch:
-            for number in range(rounds):
+            for number in range(2 + rounds):
+                if number == 2:
+                    before = fresh.memory()
                 await asyncio.gather(*(one(http) for _ in range(50)))
-                before = before if number > rounds // 2 else memory(fresh)
             end = time.monotonic() + 2
             while (now := await load(watch)) != IDLE:
                 assert time.monotonic() < end, now
                 await asyncio.sleep(0.02)
-        return memory(fresh) - before
+        return fresh.memory() - before
 
-    assert (
-        asyncio.run(main()) < 64e6
-    )  # pages of the cache, used for the first time by requests that overlap more
+    assert asyncio.run(main()) < 8e6
     assert "Traceback" not in fresh.log()
     answer = fresh.client.completions.create(model="smol", prompt="Hi", max_tokens=2)
     assert answer.usage.completion_tokens == 2
-
-
-def memory(server: Server) -> float:
-    status = Path(f"/proc/{server.process.pid}/status").read_text()
-    (line,) = (line for line in status.splitlines() if line.startswith("VmRSS"))
-    return float(line.split()[1]) * 1024
 
 
 @pytest.fixture(scope="module")
@@ -130,7 +129,7 @@ def small(server: Server):
 
 
 def test_running_requests_end_before_the_server_does(small):
-    server = small("--drain-seconds", 30)
+    server = small("--drain-seconds", 30, "--log-text")
     texts: list[str] = []
 
     def ask() -> None:
@@ -156,6 +155,7 @@ def test_running_requests_end_before_the_server_does(small):
     assert len(texts) == 1 and texts[0]
     assert server.process.wait(timeout=30) == 0
     assert "Traceback" not in server.log()
+    assert f"text={texts[0]!r}" in server.log()
 
 
 def test_what_runs_too_long_is_ended(small):
@@ -165,11 +165,19 @@ def test_what_runs_too_long_is_ended(small):
         max_tokens=1000, stream=True, extra_body={"ignore_eos": True},
     )  # fmt: skip
     next(iter(stream))
-    server.process.send_signal(signal.SIGTERM)
+    server.process.send_signal(signal.SIGINT)
     with pytest.raises(openai.APIError, match="shutting down"):
         _ = [chunk.choices for chunk in stream]
-    assert server.process.wait(timeout=30) == 0
+    assert server.process.wait(timeout=30) == 130  # as a shell says of what Ctrl-C ended
     assert "Traceback" not in server.log()
+
+
+def test_an_address_that_is_taken(fresh: Server):
+    port = fresh.url.rpartition(":")[2]
+    server = Server("--port", port, ready=False)
+    assert server.process.wait(timeout=30) == 1
+    lines = server.log().splitlines()
+    assert len(lines) <= 3 and "in use" in lines[-1] and "Traceback" not in server.log()
 
 
 def test_a_model_that_cannot_be_loaded(tmp_path):

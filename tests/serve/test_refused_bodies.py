@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import http.client
 import json
 import socket
@@ -9,6 +10,7 @@ import time
 
 import pytest
 
+from effinfer.serve.body import BodyEnd
 from tests.serve.process import KEY, Server
 
 LARGE = 20 << 20  # far more than sockets hold
@@ -52,6 +54,34 @@ def test_a_large_body(server: Server, path: str, key: str, status: int):
     assert "Traceback" not in server.log()
 
 
+def test_a_body_that_is_too_large_to_read_before_it_is_refused(server: Server):
+    connection = connect(server)
+    found = post(connection, "/v1/completions", KEY, b"x" * (100 << 20))
+    assert found == (413, "close")
+    assert "Traceback" not in server.log()
+
+
+def test_what_is_thrown_away_is_bounded():
+    async def main() -> list[int]:
+        sizes = []
+        scope = {"type": "http", "headers": [(b"transfer-encoding", b"chunked")]}
+
+        async def receive() -> dict[str, object]:
+            sizes[-1] += 1 << 20
+            return {"type": "http.request", "body": bytes(1 << 20), "more_body": True}
+
+        end = BodyEnd(scope, receive)
+        for read in (end.discard, end.linger):
+            sizes.append(0)
+            await read()
+            assert not end.reached
+        return sizes
+
+    before, behind = asyncio.run(main())
+    assert 64 << 20 <= before <= 66 << 20
+    assert 512 << 20 <= behind <= 514 << 20
+
+
 def test_what_is_not_read_to_its_end_closes_the_connection(server: Server):
     connection = connect(server)
     connection.putrequest("POST", "/v1/completions")
@@ -60,6 +90,7 @@ def test_what_is_not_read_to_its_end_closes_the_connection(server: Server):
     connection.endheaders(b"x")
     response = connection.getresponse()
     assert (response.status, response.getheader("connection")) == (401, "close")
+    connection.close()
 
 
 def test_a_client_that_asks_before_it_sends(server: Server):

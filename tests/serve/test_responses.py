@@ -13,6 +13,8 @@ from tests.serve.process import Server, check_error
 from tests.serve.scripted import TEMPLATE, ScriptedLLM, with_client
 
 QUESTION = "What is the capital of France?"
+FORMAT = {"type": "json_schema", "name": "x", "schema": {"enum": ["yes", "no"]}}
+TOOL = {"type": "function", "name": "f", "parameters": {"type": "object"}}
 
 
 def test_a_response(server: Server, llm: LLM):
@@ -33,6 +35,18 @@ def test_a_response(server: Server, llm: LLM):
     )
     assert again.status == "incomplete"
     assert again.incomplete_details.reason == "max_output_tokens"
+
+
+def test_a_response_says_what_was_asked_for(server: Server):
+    answer = server.client.responses.create(
+        model="smol", input="Well?", max_output_tokens=8, text={"format": FORMAT}
+    )
+    assert json.loads(answer.output_text) in ("yes", "no")
+    assert (answer.text.format.type, answer.text.format.schema_) == (
+        "json_schema",
+        FORMAT["schema"],
+    )
+    assert answer.tool_choice == "auto"
 
 
 def test_a_streamed_response(server: Server):
@@ -87,6 +101,11 @@ def test_functions_and_thoughts():
         ({"conversation": "c"}, "conversation"),
         ({"background": True}, "background"),
         ({"input": []}, "input"),
+        ({"include": ["message.output_text.logprobs"]}, "include"),
+        ({"tools": [{"type": "function", "name": "a b"}]}, "tools[0].name"),
+        ({"tools": [TOOL], "tool_choice": {"type": "function", "name": "g"}}, "tool_choice.name"),
+        ({"text": {"format": {"type": "json_schema"}}}, "text.format.schema"),
+        ({"text": {"format": {**FORMAT, "schema": {"type": "objekt"}}}}, "text.format"),
         ({"input": [{"type": "image"}]}, "input[0].type"),
         ({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, "input"),
         ({"tools": [{"type": "web_search"}]}, "tools[0].type"),
@@ -98,7 +117,8 @@ def test_functions_and_thoughts():
 def test_what_is_refused(server: Server, changes: dict[str, Any], param: str):
     with server.http as http:
         body = {"model": "smol", "input": "Hi", "max_output_tokens": 1, **changes}
-        check_error(http.post("/v1/responses", json=body), 400, param)
+        error = check_error(http.post("/v1/responses", json=body), 400, param)
+        assert "function." not in error["message"] and "response_format" not in error["message"]
 
 
 def test_the_page(server: Server):

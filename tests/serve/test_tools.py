@@ -146,6 +146,23 @@ def test_calls_through_the_client(template: str, says: str):
     with_client(says, use, template)
 
 
+@pytest.mark.parametrize(("template", "says"), ENDS)
+def test_one_call_at_most(template: str, says: str):
+    async def use(client: openai.AsyncOpenAI, _: ScriptedLLM) -> None:
+        options = {**OPTIONS, "tools": TOOLS, "parallel_tool_calls": False}
+        answer = await client.chat.completions.create(**options)
+        (call,) = answer.choices[0].message.tool_calls
+        assert (call.function.name, json.loads(call.function.arguments)) == ONE[0]
+        assert answer.choices[0].finish_reason == "tool_calls"
+        stream = await client.chat.completions.create(**options, stream=True)
+        deltas = [chunk.choices[0].delta async for chunk in stream]
+        calls = [call for delta in deltas for call in delta.tool_calls or []]
+        assert {call.index for call in calls} == {0}
+        assert json.loads("".join(call.function.arguments for call in calls)) == PARIS
+
+    with_client(says, use, template)
+
+
 def test_thoughts_through_the_client():
     async def use(client: openai.AsyncOpenAI, _: ScriptedLLM) -> None:
         answer = await client.chat.completions.create(**OPTIONS)

@@ -135,6 +135,7 @@ def test_a_head_with_a_window():
 @pytest.mark.parametrize(
     ("make", "message"),
     [
+        (lambda: MInference(vertical_size=-1), r"\[MInference\] vertical_size"),
         (lambda: MInference(pattern="slash"), r"\[MInference\] pattern"),
         (lambda: MInference(patterns={(0, 0): ""}), r"\[MInference\] pattern"),
         (lambda: SampleAttention(sample_ratio=0), r"\[SampleAttention\] sample_ratio"),
@@ -146,8 +147,3 @@ def test_a_head_with_a_window():
 def test_wrong_parameters(make, message):
     with pytest.raises(effinfer.InvalidArgumentError, match=message):
         make()
-
-
-def test_wrong_numbers_are_found_when_the_graph_is_built():
-    with pytest.raises(effinfer.InvalidArgumentError, match="columns: expected an integer in 0"):
-        load(MInference(vertical_size=-1))

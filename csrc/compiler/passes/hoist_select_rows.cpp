@@ -62,7 +62,7 @@ class Hoist {
   void shrink(Node& node) {
     for (ValueId& input : node.inputs) {
       const Value& value = graph_.value(input);
-      const bool all_tokens = value.kind == Value::Kind::node && !value.shape.empty() &&
+      const bool all_tokens = value.dtype == DType::f32 && !value.shape.empty() &&
                               value.shape[0].kind == Dim::Kind::tokens;
       if (all_tokens) input = selection(input);
     }

@@ -43,6 +43,7 @@ class Planner {
   };
 
   Facts& facts(ValueId id) { return facts_[static_cast<size_t>(id)]; }
+  bool is_logits(ValueId id) const { return id == graph_.outputs[0] && returns_logits(graph_); }
 
   void find_lifetimes() {
     for (size_t index = 0; index < graph_.nodes.size(); ++index) {
@@ -58,7 +59,7 @@ class Planner {
     // Logits go to the caller; other outputs stay in the arena to the end of the step.
     for (const ValueId id : graph_.outputs) {
       facts(id).returned = true;
-      if (id != graph_.outputs[0]) facts(id).last = static_cast<int>(graph_.nodes.size()) - 1;
+      if (!is_logits(id)) facts(id).last = static_cast<int>(graph_.nodes.size()) - 1;
     }
   }
 
@@ -124,7 +125,8 @@ class Planner {
     std::vector<size_t> slot(graph_.values.size());
     std::vector<bool> external(graph_.values.size(), false);
     const ValueId logits = graph_.outputs[0];
-    if (facts(logits).first >= 0) external[static_cast<size_t>(facts(logits).chain)] = true;
+    if (facts(logits).first >= 0 && is_logits(logits))
+      external[static_cast<size_t>(facts(logits).chain)] = true;
     for (const Node& node : graph_.nodes) {
       for (const ValueId id : node.outputs) {
         const Facts& value = facts(id);

@@ -51,12 +51,14 @@ struct Int8Dot {
     Int8Row rows[tokens];
     for (int t = 0; t < tokens; ++t) rows[t] = given[t];
     constexpr int64_t kBytes = ops::superblock_bytes(format);
-    const uint8_t* data = group + ops::header_bytes(format, weight.cols);
+    const int64_t header = ops::header_bytes(format, weight.cols);
+    ahead.ask_for(group, header);
+    const uint8_t* data = group + header;
     const int64_t superblocks = ops::padded_cols(weight.cols) / ops::kSuperblock;
     __m256 sum[2][tokens];
     for (int t = 0; t < tokens; ++t) sum[0][t] = sum[1][t] = _mm256_setzero_ps();
     for (int64_t s = 0; s < superblocks; ++s, data += kBytes) {
-      ahead.ask_for<kBytes, tokens <= 2>(data);
+      ahead.ask_for(data, kBytes);
       add_superblock<format, tokens>(weight, group, data, s, rows, sum);
     }
     for (int t = 0; t < tokens; ++t) {

@@ -86,13 +86,15 @@ struct Int8Dot {
                         const FetchAhead& ahead, float (*sums)[32], int offset) {
     Operands<tokens> row(rows);
     const uint8_t* group = weight.group(index);
-    const uint8_t* data = group + ops::header_bytes(format, weight.cols);
+    const int64_t header = ops::header_bytes(format, weight.cols);
+    ahead.ask_for(group, header);
+    const uint8_t* data = group + header;
     __m512 sum[tokens];
     for (int t = 0; t < tokens; ++t) sum[t] = _mm512_setzero_ps();
     const int64_t superblocks = ops::padded_cols(weight.cols) / ops::kSuperblock;
     for (int64_t s = 0; s < superblocks; ++s) {
       add_superblock<format, tokens>(weight, group, data, s, row, sum);
-      ahead.ask_for<ops::superblock_bytes(format), tokens <= 2>(data);
+      ahead.ask_for(data, ops::superblock_bytes(format));
       data += ops::superblock_bytes(format);
       row.advance();
     }

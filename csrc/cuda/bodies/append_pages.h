@@ -5,8 +5,7 @@
 
 #include <cstdint>
 
-#include "core/float16.h"
-#include "core/float8.h"
+#include "cuda/bodies/any_float.h"
 #include "cuda/unit.h"
 #include "ops/page.h"
 
@@ -58,7 +57,7 @@ struct AppendPagesKernel {
     const auto dims = static_cast<int>(x.dims);
     if (x.rows_dtype != x.cache_dtype) {
       for (int d = unit.lane; d < dims; d += kWarp) {
-        write(unit, x.cache_dtype, to, d, read(unit, x.rows_dtype, from, d));
+        write_float(unit, x.cache_dtype, to, d, read_float(unit, x.rows_dtype, from, d));
       }
     } else if (vectored) {
       copy<Quad>(unit, from, to, dims * bytes / 16);
@@ -76,29 +75,6 @@ struct AppendPagesKernel {
     const auto* in = reinterpret_cast<const T*>(from);
     auto* out = reinterpret_cast<T*>(to);
     for (int i = unit.lane; i < count; i += kWarp) out[i] = unit.load(in + i);
-  }
-
-  template <class Unit>
-  EFFINFER_DEVICE static float read(Unit& unit, DType dtype, const uint8_t* row, int d) {
-    if (dtype == DType::f32) return unit.load(reinterpret_cast<const float*>(row) + d);
-    if (dtype == DType::f8_e4m3) return f8_e4m3_to_f32(unit.load(row + d));
-    if (dtype == DType::f8_e5m2) return f8_e5m2_to_f32(unit.load(row + d));
-    const uint16_t bits = unit.load(reinterpret_cast<const uint16_t*>(row) + d);
-    return dtype == DType::f16 ? unit.from_f16(bits) : bf16_to_f32(bits);
-  }
-
-  template <class Unit>
-  EFFINFER_DEVICE static void write(Unit& unit, DType dtype, uint8_t* row, int d, float x) {
-    if (dtype == DType::f32) {
-      reinterpret_cast<float*>(row)[d] = x;
-    } else if (dtype == DType::f8_e4m3) {
-      row[d] = f32_to_f8_e4m3(x);
-    } else if (dtype == DType::f8_e5m2) {
-      row[d] = f32_to_f8_e5m2(x);
-    } else {
-      const uint32_t pair = dtype == DType::f16 ? unit.f16x2(x, 0.0f) : unit.bf16x2(x, 0.0f);
-      reinterpret_cast<uint16_t*>(row)[d] = static_cast<uint16_t>(pair);
-    }
   }
 };
 

@@ -97,7 +97,7 @@ struct ChainSpeculation {
       if (i != emitted) p.tokens[row * (p.drafts + 1) + i] = i < emitted ? ids[i] : -1;
     }
     if (unit.thread != 0) return;
-    p.statuses[row] = status;
+    if (p.statuses != nullptr) p.statuses[row] = status;
     if (emitted < 0) return;
     p.accepted[row] += chain.accepted;
     p.emitted[row] += static_cast<int32_t>(emitted);

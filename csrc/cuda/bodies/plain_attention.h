@@ -9,6 +9,9 @@
 //
 //   scores, keys of the next chunk   weights, sums of values   sync   merge   sync   its values
 //
+// Tiles that have a list of spans visit its tokens one after the other: units and chunks are of the
+// list then.
+//
 // A chunk's result is folded into what came before, or stored for whoever ends the tile, who folds
 // in the same order (plain_result.h): a row's bits depend on its own keys alone.
 #pragma once
@@ -38,6 +41,7 @@ struct PlainShared {
   Quad totals[kDims * kPlainRows / (kWarp * PlainRows<kDims>::kWarps * 4)]
              [PlainRows<kDims>::kWarps * kWarp];  // plain_result.h
   PlainRow rows[kPlainRows];
+  ListTokens list[kPlainUnits];
   int32_t is_last;
 };
 
@@ -63,7 +67,9 @@ class PlainTile {
     fetch_queries();
     fetch(p_.k, places, chunk < 0, 0, shared_.keys[own_unit()]);
     fetch(p_.v, places, chunk < 0, 0, shared_.values[own_unit()].rows);
-    if (unit_.thread < kPlainRows) shared_.rows[unit_.thread] = row_of(unit_.thread);
+    if (unit_.thread < kPlainRows) {
+      shared_.rows[unit_.thread] = plain_row(p_, tile_, unit_.thread);
+    }
     // Queries came with the first keys. Where warps share units they meet before the first one.
     if constexpr (Rows::kSplit == 1) {
       unit_.template wait<1>();
@@ -112,7 +118,7 @@ class PlainTile {
 
   EFFINFER_DEVICE TokenPlaces places_of(int32_t chunk) {
     const int32_t index = chunk * kPlainUnits + own_unit();
-    return Rows::find(unit_, p_, tile_, index, chunk >= 0 && is_visited(index));
+    return Rows::find(unit_, p_, p_.work.spans, tile_, index, chunk >= 0 && is_visited(index));
   }
 
   // A group of copies, which behind the last chunk is empty.
@@ -136,21 +142,6 @@ class PlainTile {
     }
   }
 
-  EFFINFER_DEVICE PlainRow row_of(int index) const {
-    PlainRow row = {-1, 0.0f, 0};
-    if (index >= result_.num_rows()) return row;
-    const int32_t token =
-        tile_.first_row + index / tile_.num_heads - p_.batch.qo_indptr[tile_.sequence];
-    row.position = p_.batch.step_begin(tile_.sequence) + token;
-    if (p_.alibi_slopes != nullptr) {
-      row.slope = p_.alibi_slopes[tile_.first_head + index % tile_.num_heads];
-    }
-    if (p_.mask != nullptr) {
-      row.mask_bit = p_.mask_starts[tile_.sequence] + token * p_.mask_row_strides[tile_.sequence];
-    }
-    return row;
-  }
-
   // The warp's unit: its maximum, sum of weights and weighted values, in shared memory. Nothing is
   // multiplied of a unit that is not visited, whose maximum is that of no scores.
   EFFINFER_DEVICE void multiply(int32_t chunk, const TokenPlaces& places, bool is_last,
@@ -162,6 +153,10 @@ class PlainTile {
     float max[2] = {kPlainNoScore, kPlainNoScore};
     float sum[2] = {};
     typename Products::Values sums = {};
+    // For the logits, behind the first stage's barrier.
+    if (visited && tile_.first_span >= 0 && unit_.warp < kPlainUnits) {
+      Rows::store_tokens(unit_, p_, tile_, index, places, shared_.list[own_unit()]);
+    }
     EFFINFER_UNROLL
     for (int stage = 0; stage < Rows::kStages; ++stage) {
       const bool last = stage + 1 == Rows::kStages;
@@ -172,8 +167,8 @@ class PlainTile {
       sync_unit();
       fetch(p_.k, last ? next_places : places, last && is_last, last ? 0 : stage + 1, keys);
       if (visited) {
-        const int32_t first = index * kPlainUnit + stage * Rows::kStage;
-        Products::set_logits(unit_, p_, tile_, shared_.rows, first, scores);
+        Products::set_logits(unit_, p_, tile_, shared_.rows, index, stage * Rows::kStage,
+                             shared_.list[own_unit()], scores);
         Products::set_weights(unit_, scores, max, sum, sums);
       }
       unit_.template wait<1>();
@@ -267,6 +262,7 @@ struct PlainAttentionKernel {
 
   template <class Unit>
   EFFINFER_DEVICE static void run(Unit& unit, const Params& p, Shared& shared) {
+    if (p.work.items[unit.block].tile < 0) return;  // a block of a recording that has no item
     PlainTile<Unit, kType, kDims>(unit, p, shared).run();
   }
 };

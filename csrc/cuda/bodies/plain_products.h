@@ -29,6 +29,50 @@ EFFINFER_DEVICE float plain_weight(float x, float reference) {
   return exp2f(fmaf(x - reference, 1.44269504f, 0.0f));
 }
 
+// Of (row, head) pair `index` of a tile.
+EFFINFER_DEVICE PlainRow plain_row(const ops::AttentionProblem& p, const ops::AttentionTile& tile,
+                                   int index) {
+  PlainRow row = {-1, 0.0f, 0};
+  if (index >= tile.num_rows * tile.num_heads) return row;
+  const int32_t token = tile.first_row + index / tile.num_heads - p.batch.qo_indptr[tile.sequence];
+  row.position = p.batch.step_begin(tile.sequence) + token;
+  if (p.alibi_slopes != nullptr) {
+    row.slope = p.alibi_slopes[tile.first_head + index % tile.num_heads];
+  }
+  if (p.mask != nullptr) {
+    const int64_t stride = p.mask_row_strides[tile.sequence];
+    row.mask_bit = tile.first_span < 0 ? p.mask_starts[tile.sequence] + token * stride
+                                       : (tile.list_row + index / tile.num_heads) * stride;
+  }
+  return row;
+}
+
+// Whether a row sees a token whose bit of the mask is `bit`.
+EFFINFER_DEVICE bool plain_sees(const ops::AttentionProblem& p, const PlainRow& row, int32_t token,
+                                int64_t bit) {
+  bool seen = row.position >= 0;
+  if (p.causal) seen = seen && token <= row.position;
+  if (p.window_left >= 0) {
+    seen = seen && (token >= row.position - p.window_left || token < p.sink_tokens);
+  }
+  if (p.mask != nullptr && seen) seen = (p.mask[bit / 8] >> bit % 8 & 1) != 0;
+  return seen;
+}
+
+// A query's product with a key, as a logit.
+EFFINFER_DEVICE float plain_logit(const ops::AttentionLogits& p, float product) {
+  const float x = fmaf(product, p.sm_scale, 0.0f);
+  if (p.logits_soft_cap <= 0.0f) return x;
+  return fmaf(tanhf(fmaf(x, 1.0f / p.logits_soft_cap, 0.0f)), p.logits_soft_cap, 0.0f);
+}
+
+// The same of a row and a token, ALiBi included.
+EFFINFER_DEVICE float plain_logit(const ops::AttentionLogits& p, const PlainRow& row, int32_t token,
+                                  float product) {
+  const float x = plain_logit(p, product);
+  return row.slope == 0.0f ? x : fmaf(row.slope, static_cast<float>(token - row.position), x);
+}
+
 template <DType kType, int kDims>
 struct PlainProducts {
   using Rows = PlainRows<kDims>;
@@ -109,40 +153,30 @@ struct PlainProducts {
     }
   }
 
-  // Whether a row sees a token.
-  EFFINFER_DEVICE static bool sees(const ops::AttentionProblem& p, const ops::AttentionTile& tile,
-                                   const PlainRow& row, int32_t token) {
-    bool seen = row.position >= 0 && token < tile.num_tokens;
-    if (p.causal) seen = seen && token <= row.position;
-    if (p.window_left >= 0) {
-      seen = seen && (token >= row.position - p.window_left || token < p.sink_tokens);
-    }
-    if (p.mask != nullptr && seen) {
-      const int64_t bit = row.mask_bit + token;
-      seen = (p.mask[bit / 8] >> bit % 8 & 1) != 0;
-    }
-    return seen;
-  }
-
-  // Scores to logits: of tokens from `first` on, -infinity where a row does not see one.
+  // Scores to logits: of a unit's tokens from `begin` on, -infinity where a row does not see one.
+  // Those of a list are in `list`.
   template <class Unit>
   EFFINFER_DEVICE static void set_logits(Unit& unit, const ops::AttentionProblem& p,
                                          const ops::AttentionTile& tile,
-                                         const PlainRow (&rows)[kPlainRows], int32_t first,
-                                         Scores& scores) {
+                                         const PlainRow (&rows)[kPlainRows], int32_t index,
+                                         int begin, const ListTokens& list, Scores& scores) {
+    const bool has_list = tile.first_span >= 0;
     EFFINFER_UNROLL
     for (int r = 0; r < 2; ++r) {
       const PlainRow row = rows[unit.lane / 4 + 8 * r];
       EFFINFER_UNROLL
       for (int t = 0; t < 2 * kBlocks; ++t) {
-        const int32_t token = first + t / 2 * 8 + unit.lane % 4 * 2 + t % 2;
-        float& x = scores[t / 2][2 * r + t % 2];
-        x = fmaf(x, p.sm_scale, 0.0f);
-        if (p.logits_soft_cap > 0.0f) {
-          x = fmaf(tanhf(fmaf(x, 1.0f / p.logits_soft_cap, 0.0f)), p.logits_soft_cap, 0.0f);
+        const int at = begin + t / 2 * 8 + unit.lane % 4 * 2 + t % 2;
+        const int32_t place = index * kPlainUnit + at;
+        int32_t token = place;
+        int64_t bit = row.mask_bit + place;
+        if (has_list) {
+          token = list.token[at];
+          if (p.mask != nullptr) bit = row.mask_bit + list.mask_bit[at];
         }
-        if (row.slope != 0.0f) x = fmaf(row.slope, static_cast<float>(token - row.position), x);
-        if (!sees(p, tile, row, token)) x = -INFINITY;
+        float& x = scores[t / 2][2 * r + t % 2];
+        x = plain_logit(p, row, token, x);
+        if (place >= tile.num_tokens || !plain_sees(p, row, token, bit)) x = -INFINITY;
       }
     }
   }

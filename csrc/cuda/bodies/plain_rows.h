@@ -25,7 +25,31 @@ EFFINFER_DEVICE int swizzled(int row, int chunk) {
 struct TokenPlaces {
   int32_t page[2] = {-1, -1};
   int32_t slot[2] = {};
+  int32_t span[2] = {};  // of the tile's list, if it has one
 };
+
+// Tokens of a list, and the bits of a mask that are theirs in its first row.
+struct ListTokens {
+  int32_t token[kPlainUnit];
+  int64_t mask_bit[kPlainUnit];
+};
+
+// The span of a tile's list that has token `place` of the list.
+template <class Unit>
+EFFINFER_DEVICE int32_t span_of(Unit& unit, const ops::TokenSpan* spans, int32_t num_spans,
+                                int32_t place) {
+  int32_t low = 0;
+  int32_t high = num_spans;
+  while (high - low > 1) {
+    const int32_t middle = (low + high) / 2;
+    if (unit.load(&spans[middle].first) <= place) {
+      low = middle;
+    } else {
+      high = middle;
+    }
+  }
+  return low;
+}
 
 template <int kDims>
 struct PlainRows {
@@ -44,14 +68,21 @@ struct PlainRows {
 
   // Of a unit of the tile's sequence; `visited`: whether there is such a unit.
   template <class Unit>
-  EFFINFER_DEVICE static TokenPlaces find(Unit& unit, const ops::AttentionProblem& p,
+  EFFINFER_DEVICE static TokenPlaces find(Unit& unit, const ops::AttentionLogits& p,
+                                          const ops::TokenSpan* all_spans,
                                           const ops::AttentionTile& tile, int index, bool visited) {
     TokenPlaces places;
     const int32_t begin = p.batch.kv_indptr[tile.sequence];
     EFFINFER_UNROLL
     for (int half = 0; half < 2; ++half) {
-      const int32_t token = index * kPlainUnit + half * kWarp + unit.lane;
+      int32_t token = index * kPlainUnit + half * kWarp + unit.lane;
       if (!visited || token >= tile.num_tokens) continue;
+      if (tile.first_span >= 0) {
+        const ops::TokenSpan* spans = all_spans + tile.first_span;
+        places.span[half] = span_of(unit, spans, tile.num_spans, token);
+        const ops::TokenSpan& span = spans[places.span[half]];
+        token += unit.load(&span.begin) - unit.load(&span.first);
+      }
       if (p.batch.kv_indices == nullptr) {
         places.page[half] = 0;
         places.slot[half] = begin + token;
@@ -61,6 +92,22 @@ struct PlainRows {
       }
     }
     return places;
+  }
+
+  // Of a tile with a list: the tokens of a unit, whose places are known.
+  template <class Unit>
+  EFFINFER_DEVICE static void store_tokens(Unit& unit, const ops::AttentionProblem& p,
+                                           const ops::AttentionTile& tile, int index,
+                                           const TokenPlaces& places, ListTokens& to) {
+    EFFINFER_UNROLL
+    for (int half = 0; half < 2; ++half) {
+      if (places.page[half] < 0) continue;
+      const int at = half * kWarp + unit.lane;
+      const ops::TokenSpan& span = p.work.spans[tile.first_span + places.span[half]];
+      const int32_t offset = index * kPlainUnit + at - unit.load(&span.first);
+      to.token[at] = unit.load(&span.begin) + offset;
+      to.mask_bit[at] = unit.load(&span.mask_bit) + offset;
+    }
   }
 
   // The warp's rows of stage `stage` of a unit; zeros for tokens that are not there.

@@ -38,14 +38,16 @@ struct SampleRows {
   EFFINFER_DEVICE static void run(Unit& unit, const Params& params, Shared& shared) {
     const ops::RowSamplingProblem& p = params.problem;
     const int64_t row = unit.block;
-    const int64_t from = p.indices == nullptr ? row : p.indices[row];
-    const Values values = Values::of(static_cast<const float*>(p.x) + from * p.vocab,
+    const Values values = Values::of(static_cast<const float*>(p.x) + p.source_of(row) * p.vocab,
                                      static_cast<int>(p.vocab), params.vectored);
     RowBlock<Unit> block(unit, shared.exchange);
     RowPasses<Values, kLogits, Unit> passes(block, values, shared.filters.parts);
     const RowExtent extent = passes.extent();
     const ops::RowStatus status = status_of(extent, p.result);
-    if (unit.thread == 0) p.statuses[row] = status;
+    if (unit.thread == 0) {
+      if (p.statuses != nullptr) p.statuses[row] = status;
+      if (p.valid != nullptr) p.valid[row] = status == ops::RowStatus::ok ? 1 : 0;
+    }
     if (status != ops::RowStatus::ok) return refuse(unit, p, row);
     // As RowDistribution::to_weights(): a denormal temperature has no finite inverse.
     passes.set_weights({extent.highest, fminf(1.0f / p.temperature[row], 3.40282347e38f)});
@@ -65,7 +67,7 @@ struct SampleRows {
  private:
   EFFINFER_DEVICE static RowLimits limits_of(const ops::RowSamplingProblem& p, int64_t row) {
     RowLimits limits;
-    const int64_t k = p.top_k[row];
+    const int64_t k = p.top_k_of(row);
     limits.top_k = k < p.vocab ? static_cast<int>(k) : 0;
     limits.top_p = p.top_p[row];
     limits.min_p = p.min_p[row];
@@ -89,7 +91,7 @@ struct SampleRows {
   EFFINFER_DEVICE static void refuse(Unit& unit, const ops::RowSamplingProblem& p, int64_t row) {
     if (p.result == ops::RowResult::sample) {
       if (unit.thread != 0) return;
-      p.samples[row] = 0;
+      p.set_sample(row, 0);
       if (p.undecided != nullptr) p.undecided[row] = 0;
       return;
     }
@@ -107,7 +109,7 @@ struct SampleRows {
     const double slack = filters.slack(total);
     const bool undecided = filters.undecided();
     const auto done = [&](int token, const Drawn& drawn) {
-      p.samples[row] = token;
+      p.set_sample(row, token);
       if (p.undecided == nullptr) return;
       // Nothing lies below the first token, where the point is 0.
       const bool near = (drawn.below <= slack && point > 0.0) || drawn.above <= slack;

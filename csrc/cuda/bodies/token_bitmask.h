@@ -25,7 +25,7 @@ struct TokenBitmask {
   EFFINFER_DEVICE static void run(Unit& unit, const Params& params, Shared&) {
     const ops::TokenBitmaskProblem& p = params.problem;
     const int64_t output = unit.block / params.parts;
-    const int64_t row = p.indices == nullptr ? output : p.indices[output];
+    const int64_t row = p.row_of(output);
     const int32_t* mask = p.bitmask + row * ((p.vocab + 31) / 32);
     const int64_t begin = unit.block % params.parts * kLogits;
     EFFINFER_UNROLL

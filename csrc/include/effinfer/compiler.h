@@ -7,8 +7,10 @@
 #include <set>
 #include <span>
 #include <string>
+#include <string_view>
 #include <vector>
 
+#include "effinfer/cancel.h"
 #include "effinfer/device.h"
 #include "effinfer/export.h"
 #include "effinfer/graph.h"
@@ -32,6 +34,19 @@ enum class TernaryPacking : uint8_t { automatic, t2, t1_6 };
 // "auto", "t2" or "t1_6"; throws InvalidArgument.
 EFFINFER_API TernaryPacking parse_ternary_packing(std::string_view text);
 
+// The first layers of a model on a device of their own. In each step they run before the others, to
+// whose device goes what they hand on: T rows of hidden states.
+struct FrontLayers {
+  Device device = {};
+  // How many; none: as many as the faster of two memories holds, or, of two sets of cores, in
+  // proportion to the rates at which they read memory. 0, or all of them: the model is on one
+  // device.
+  std::optional<int32_t> count = {};
+  std::shared_ptr<ThreadPool> pool = nullptr;  // null: that of the other layers
+  // Pages of the cache for which that choice leaves room.
+  int32_t num_pages = 0;
+};
+
 // What an executable and an engine are both told.
 struct ModelOptions {
   Precision precision = Precision::fast;
@@ -44,12 +59,27 @@ struct ModelOptions {
   // Folder that keeps what was measured of this machine (tuning.h); empty: nothing is measured.
   std::string tuning_cache;
   TernaryPacking ternary_packing = TernaryPacking::automatic;
-  Device device = {};  // of the kernels, the weights and the cache
+  Device device = {};                     // of the kernels, the weights and the cache
+  std::optional<FrontLayers> front = {};  // on a device of their own; none: all are on `device`
 };
 
 struct CompileOptions : ModelOptions {
   int64_t max_tokens = 512;  // T of a step at most
   int64_t max_rows = 64;     // R of a step at most
+};
+
+// The values of a graph's float input in a step: f32 [T, cols] of the input's shape.
+struct FloatInput {
+  std::string_view name;
+  std::span<const float> values;
+};
+
+// Where the keys of one group of a cache's layers lie (KvCacheConfig::groups); as in a Batch.
+struct KvTables {
+  std::span<const int32_t> kv_indptr;
+  std::span<const int32_t> kv_indices;
+  std::span<const int32_t> kv_len;
+  std::span<const int32_t> tree_start = {};
 };
 
 // One step's input: flat tokens of S sequences. All spans stay valid during run().
@@ -77,6 +107,13 @@ struct Batch {
   // counted from 0, that is the tree's first one: a tree may then grow over several steps, whose
   // earlier tokens lie between tree_start and the step's own. Those of chains are not looked at.
   std::span<const int32_t> tree_start = {};
+  // [S], or empty: what the graph's index nodes choose is for all sequences. Else 1: the sequence's
+  // rows visit all keys, with the bits of a graph that chooses none; 0: those chosen.
+  std::span<const uint8_t> dense = {};
+  // Those of the graph's float inputs, each once; finite.
+  std::span<const FloatInput> float_inputs = {};
+  // Of the cache's groups of layers behind the first, whose tables are those above.
+  std::span<const KvTables> more_groups = {};
 };
 
 // The highest logits of each row, in place of all of them.
@@ -116,10 +153,14 @@ class EFFINFER_API Executable {
   ~Executable();
   // Runs one step in one parallel region, without allocation: appends K and V to `cache`, writes
   // float32 logits [R, vocab]. Throws InvalidArgument on an inconsistent batch before anything
-  // runs.
-  void run(const Batch& batch, KvCache& cache, std::span<float> logits);
+  // runs. Cancelled, it ends after the kernel that it is in (on a GPU: before the step, whose
+  // kernels are put into the queue together) and throws Cancelled: what it should have written
+  // is undefined, and another step may follow.
+  void run(const Batch& batch, KvCache& cache, std::span<float> logits,
+           const CancelToken* cancel = nullptr);
   // Runs one step as run() does, but its head keeps the k highest logits of each row as it goes.
-  void run_top(const Batch& batch, KvCache& cache, const TopLogits& top);
+  void run_top(const Batch& batch, KvCache& cache, const TopLogits& top,
+               const CancelToken* cancel = nullptr);
   // The most logits a row that run_top() can keep; 0 where the graph's last node is no matmul.
   int32_t max_top() const;
   // Whether run_drawn() is there: on GPUs, as the host samples for itself. Runs one step as run()
@@ -141,13 +182,24 @@ class EFFINFER_API Executable {
   const std::vector<std::string>& output_names() const;
   NamedRows output(std::string_view name) const;
 
+  // What runs the first layers (ModelOptions::front) in each step of this one, which has the
+  // others; null: there is none.
+  const std::shared_ptr<Executable>& front() const;
   int64_t vocab_size() const;
-  // What cache the graph needs; run() takes one of the dtype of the options.
-  KvCacheConfig kv_config(DType dtype, int32_t num_pages) const;
+  // Whether steps read and write the cache.
+  bool has_attention() const;
+  // What cache the graph needs; run() takes one of the dtype of the options. A graph without
+  // attention takes any: this is then the smallest there is.
+  // `by_window`: on a CPU, layers that attend to a window are groups of their own, by window, and
+  // free what they will never read; a Batch then has a table for each. Layers whose keys are chosen
+  // by a list stay with those that attend to all, as do those with sink tokens.
+  KvCacheConfig kv_config(DType dtype, int32_t num_pages, bool by_window = false) const;
+  // Of an executable with a front these are of its own layers, whose device draws tokens.
   const CompileOptions& options() const;
   const Target& target() const;  // of its kernels
   const std::shared_ptr<ThreadPool>& pool() const;
-  const Graph& graph() const;   // after all passes
+  const Graph& graph() const;  // after all passes
+  // These count the front, too.
   size_t arena_bytes() const;   // peak of the memory plan
   size_t packed_bytes() const;  // weights as packed
   const PackCacheReport& pack_cache() const;
@@ -164,7 +216,9 @@ class EFFINFER_API Executable {
                                                           std::shared_ptr<ThreadPool>,
                                                           const CompileOptions&);
   friend EFFINFER_API std::shared_ptr<Executable> compile_beside(
-      const Executable&, const Graph&, std::shared_ptr<const WeightSource>);
+      const Executable&, const Graph&, std::shared_ptr<const WeightSource>,
+      std::shared_ptr<ThreadPool>);
+  friend struct ExecutableHalves;  // compiles a front and what follows it
   struct Impl;
   explicit Executable(std::unique_ptr<Impl> impl);
   std::unique_ptr<Impl> impl_;
@@ -182,10 +236,26 @@ EFFINFER_API std::shared_ptr<Executable> compile(const Graph& graph,
 // weight that both have, which the source gives as the same bytes at the same place, is in memory
 // once, and so is the arena where the first one's is large enough. `weights`: null is the first's
 // source. The executables run one at a time, over caches of their own or, where layers have the
-// same shape, over one. Throws as compile().
+// same shape, over one. With another `pool` the arena is its own, too: over caches of their own the
+// two run side by side. Throws as compile().
 EFFINFER_API std::shared_ptr<Executable> compile_beside(
     const Executable& first, const Graph& graph,
-    std::shared_ptr<const WeightSource> weights = nullptr);
+    std::shared_ptr<const WeightSource> weights = nullptr,
+    std::shared_ptr<ThreadPool> pool = nullptr);
+
+// The layers that a graph has, by the attribute `layer` of its nodes, in the order in which they
+// run.
+EFFINFER_API std::vector<int32_t> layers_of(const Graph& graph);
+
+// A graph in two, behind its first layers, 1 to all but one. The front returns what the back reads
+// of it, f32[T, size], and no logits; to the back these are float inputs. What costs next to
+// nothing is computed in both, such as rotary tables.
+struct GraphHalves {
+  Graph front;
+  Graph back;
+};
+// Throws InvalidArgument for another number of layers, and for layers that no line divides.
+EFFINFER_API GraphHalves cut_graph(const Graph& graph, int32_t front_layers);
 
 // The pass list in order, and one pass alone on a graph: for tests and the curious.
 EFFINFER_API std::vector<std::string> pass_names();

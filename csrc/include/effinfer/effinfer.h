@@ -1,6 +1,7 @@
 // Everything: the whole C++ API.
 #pragma once
 
+#include "effinfer/cancel.h"
 #include "effinfer/compiler.h"
 #include "effinfer/device.h"
 #include "effinfer/dtype.h"
@@ -10,6 +11,8 @@
 #include "effinfer/gguf.h"
 #include "effinfer/gguf_writer.h"
 #include "effinfer/graph.h"
+#include "effinfer/hooks.h"
+#include "effinfer/job_executor.h"
 #include "effinfer/kv_cache.h"
 #include "effinfer/layered_weights.h"
 #include "effinfer/log.h"
@@ -24,11 +27,15 @@
 #include "effinfer/ops/page.h"
 #include "effinfer/ops/rope.h"
 #include "effinfer/ops/token_index.h"
+#include "effinfer/ops/top_windows.h"
 #include "effinfer/pack_cache.h"
+#include "effinfer/placement.h"
 #include "effinfer/profile.h"
 #include "effinfer/quantize.h"
+#include "effinfer/residency.h"
 #include "effinfer/sampling.h"
 #include "effinfer/speculative.h"
+#include "effinfer/techniques.h"
 #include "effinfer/tensor.h"
 #include "effinfer/threads.h"
 #include "effinfer/tuning.h"

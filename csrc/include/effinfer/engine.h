@@ -12,6 +12,7 @@
 #include "effinfer/compiler.h"
 #include "effinfer/constraint.h"
 #include "effinfer/export.h"
+#include "effinfer/hooks.h"
 #include "effinfer/model.h"
 #include "effinfer/sampling.h"
 #include "effinfer/speculative.h"
@@ -27,6 +28,8 @@ struct EngineOptions : ModelOptions {
   bool prefix_cache = true;
   // Drafts for requests that decode (speculative.h); without proposers there are none.
   Speculation speculation = {};
+  // Of techniques (hooks.h, techniques.h): they run in this order.
+  StepHooks hooks = {};
 };
 
 enum class FinishReason : uint8_t { none, stop, length, cancelled, error };
@@ -65,6 +68,7 @@ struct EngineStats {
   int64_t preemptions = 0;
   // Spent on drafts beside their rows: asking, choosing, telling what came of them.
   double drafting_s = 0;
+  std::vector<DraftingStats> drafters;  // that have a device of their own
 };
 
 // One thread at a time may call step(); the other methods may be called from any thread.
@@ -114,9 +118,11 @@ class EFFINFER_API Engine {
   RequestMetrics metrics(RequestId request) const;  // finished requests are kept until forget()
   void forget(RequestId request);
   EngineStats stats() const;
-  // Profiles as Executable's methods do; call them between two steps, whoever runs them.
+  // Profiles as Executable's methods do, whoever runs the steps; and those of proposers that have a
+  // device of their own, over the same time.
   void start_profile(int64_t max_steps);
   Profile take_profile();
+  std::vector<NamedProfile> take_draft_profiles();
   int64_t vocab_size() const;
   int64_t max_seq_len() const;
   int threads() const;

@@ -7,6 +7,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <limits>
 #include <memory>
 #include <span>
 #include <string>
@@ -18,6 +19,21 @@
 
 namespace effinfer {
 
+// Layers with one page table: a page id names the same slots in all of them.
+struct KvGroup {
+  std::vector<int32_t> layers;  // ascending
+  // -1: all keys stay. Else what lies so many tokens before the next one is never read again: its
+  // pages are freed as tokens are committed, but for kSlack tokens that may be rolled back.
+  int32_t window_left = -1;
+  friend bool operator==(const KvGroup&, const KvGroup&) = default;
+};
+
+// How the keys of a layer are rotated: pair d by the position times inv_freq[d].
+struct KvRope {
+  std::vector<float> inv_freq;  // of the leading 2 * size dimensions; empty: keys are not rotated
+  bool interleaved = false;     // pairs (2 d, 2 d + 1), else (d, d + size)
+};
+
 struct KvCacheConfig {
   int32_t num_layers = 0;
   int32_t num_kv_heads = 0;
@@ -25,13 +41,45 @@ struct KvCacheConfig {
   DType dtype = DType::bf16;  // f32, f16, bf16 or i8
   int32_t num_pages = 0;
   Device device = {};  // whose memory holds the pages
+  // Every layer in one of them, the first without a window; none: one group of all layers. Each
+  // has num_pages pages, which take memory when they are first written.
+  std::vector<KvGroup> groups = {};
+  std::vector<KvRope> rope = {};  // by layer, for reposition(); none: it is not known
+  // Of each layer, where they are on several devices: a page is then a slot in each memory. Empty:
+  // all are on `device`.
+  std::vector<Device> layer_devices = {};
+
+  // Whether the host's memory holds all of it.
+  bool on_host() const { return device.kind == DeviceKind::cpu && layer_devices.empty(); }
+  Device device_of(int32_t layer) const {
+    return layer_devices.empty() ? device : layer_devices[static_cast<size_t>(layer)];
+  }
 };
 
 using SequenceId = int64_t;
 
+// Slots of one (layer, KV head) that become one: K and V of `into` are the weighted sums.
+struct KvMerge {
+  int32_t head = 0;            // layer of the group * num_kv_heads + KV head
+  int32_t into = 0;            // slot
+  std::vector<int32_t> slots;  // that are summed; `into` only if it is among them
+  std::vector<float> weights;  // of each, finite
+};
+
+// Which cached prefixes a sequence may begin with, and what of its own may be cached.
+struct PrefixKey {
+  uint64_t methods = 0;  // that made the pages; those with other keys are not its own
+  // What they made of a token depends on those that follow it, up to a multiple of `unit` tokens: a
+  // prefix is whole units, and whole pages.
+  int64_t unit = 1;
+  int64_t most = std::numeric_limits<int64_t>::max();  // tokens of a prefix
+};
+
 class EFFINFER_API KvCache {
  public:
   static constexpr int32_t kPageSize = 64;
+  // Committed tokens that can always be rolled back in a group with a window.
+  static constexpr int32_t kSlack = 64;
   // Pages that hold so many tokens.
   static constexpr size_t pages_for(size_t tokens) { return (tokens + kPageSize - 1) / kPageSize; }
 
@@ -45,11 +93,15 @@ class EFFINFER_API KvCache {
   size_t num_bytes() const;
   int32_t free_pages() const;       // free now, without evicting cached prefixes
   int32_t available_pages() const;  // free + cached prefixes that no sequence uses
+  int32_t num_groups() const;
+  size_t used_bytes() const;  // of the pages that sequences or cached prefixes hold
 
   // A sequence whose prompt is `tokens`. It starts with the whole pages of the longest cached
   // prefix, shared and committed; `cached` (may be null) receives how many tokens that is, always
-  // fewer than tokens.size() so that there is one to compute. The caller appends the others.
+  // fewer than tokens.size() so that there is one to compute. The caller appends the others. `key`
+  // holds for what the sequence caches, too; without one it is that of plain requests.
   SequenceId create(std::span<const int32_t> tokens, int32_t* cached = nullptr);
+  SequenceId create(std::span<const int32_t> tokens, int32_t* cached, const PrefixKey& key);
   // Makes room for more tokens; a shared last page is copied first (copy on write). Takes pages
   // from unused cached prefixes when none are free. Throws OutOfMemory and changes nothing when
   // there are not enough.
@@ -68,9 +120,14 @@ class EFFINFER_API KvCache {
   void keep(SequenceId sequence, std::span<const int32_t> rows);
   // A new sequence that shares all pages. Every token must be committed.
   SequenceId fork(SequenceId sequence);
-  // Drops the last `count` tokens.
+  // Drops the last `count` tokens. Throws InvalidArgument for tokens that came before keys were
+  // dropped, and where a window's keys would be missed (can_rollback).
   void rollback(SequenceId sequence, int64_t count);
-  // Caches the whole committed pages for reuse by later sequences; the sequence goes on.
+  bool can_rollback(SequenceId sequence, int64_t count) const;
+  // Caches the whole committed pages for reuse by later sequences; the sequence goes on. Of groups
+  // with a window these are the pages that it still holds: a prefix is reused up to where the
+  // window behind it is cached, too, and a sequence that finds less of a prefix than is known
+  // leaves its window there as it passes. Does nothing after keys were dropped.
   void publish(SequenceId sequence);
   // Drops the sequence. With `keep_prefix` its whole committed pages stay cached for reuse until
   // they are evicted, least recently used first.
@@ -78,9 +135,40 @@ class EFFINFER_API KvCache {
   // Forgets all cached prefixes.
   void clear_prefixes();
 
+  // Residency: these change which keys a sequence has. They need every token committed, copy pages
+  // that others read, free those that nobody needs, and throw InvalidArgument (OutOfMemory, when
+  // there is no page for a copy) with nothing changed; Unsupported where the memory is a GPU's. A
+  // "head" is a (layer, KV head) of the group: layer of the group * num_kv_heads + KV head. The
+  // sequence is never published afterwards, and cannot be rolled back to before.
+
+  // Keeps these slots of a group without a window, in order. `slots`: one list for all heads, or
+  // one for each; strictly increasing, all of one length, which is at least 1.
+  void retain(SequenceId sequence, int32_t group, std::span<const std::vector<int32_t>> slots);
+  // Drops slots [begin, end), not all. A multiple of 64 of them costs a page table and at most one
+  // page's copy.
+  void evict(SequenceId sequence, int32_t group, int64_t begin, int64_t end);
+  // Sums K and V of slots; drops none. Several merges of a head see each other's results in order.
+  void merge(SequenceId sequence, int32_t group, std::span<const KvMerge> merges);
+  // Rotates the keys from a slot on (`from`: one for each group, or one for all) by `delta`
+  // positions, and moves the next position. Each rotation rounds to the type of the cache.
+  void reposition(SequenceId sequence, std::span<const int64_t> from, int64_t delta);
+
+  // A sequence's tokens, counts, keys and values as bytes in the machine's memory, and a sequence
+  // like it made of them, whoever had its pages since. Throws InvalidArgument where the blob is not
+  // of a cache of this layout, OutOfMemory where there are not enough pages; nothing is changed.
+  std::vector<std::byte> export_(SequenceId sequence) const;
+  SequenceId import_(std::span<const std::byte> blob);
+
   int64_t length(SequenceId sequence) const;     // tokens appended
   int64_t committed(SequenceId sequence) const;  // of these, tokens whose K and V are written
-  std::span<const int32_t> pages(SequenceId sequence) const;
+  int64_t slots(SequenceId sequence, int32_t group = 0) const;  // places of a group's table
+  // Tokens that its last pages and those that are free have room for.
+  int64_t free_slots(SequenceId sequence) const;
+  int64_t next_position(SequenceId sequence) const;  // of the token appended next
+  bool is_prefix(SequenceId sequence) const;         // no key was dropped, merged or moved
+  size_t used_bytes(SequenceId sequence) const;
+  // Of a group's table: ceil(slots / 64). Of a window the first few may be -1: freed, never read.
+  std::span<const int32_t> pages(SequenceId sequence, int32_t group = 0) const;
   std::span<const int32_t> tokens(SequenceId sequence) const;
   int32_t cached_prefix_pages() const;  // pages that the radix tree holds
 

@@ -11,6 +11,7 @@
 #pragma once
 
 #include <cstdint>
+#include <span>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -56,6 +57,7 @@ struct StepRecord {
   int64_t begin_ns = 0;  // Executable::run() is entered; up to the first call it checks and plans
   int64_t end_ns = 0;
   int64_t barriers = 0;
+  bool cancelled = false;         // calls that did not run begin and end with the step's end
   std::vector<CallRecord> calls;  // in the order of execution
   std::vector<CallTimes> times;   // [threads][calls]
 
@@ -72,6 +74,16 @@ struct Profile {
   std::vector<StepRecord> steps;
   int64_t dropped_steps = 0;  // ran after the memory for records was used up
 };
+
+// Of a part of the machine that works beside another: a draft model's, beside the target's.
+struct NamedProfile {
+  std::string name;  // "draft_model on cpu:1"
+  Profile profile;
+};
+
+// The share of the time of `work`'s steps, 0 to 1, in which a step of `beside` ran, too; 0 where
+// there are no steps.
+EFFINFER_API double overlapped_share(const Profile& work, const Profile& beside);
 
 // The calls of one kernel on one kind of weights, over all steps of a phase.
 struct KernelSummary {
@@ -98,11 +110,14 @@ struct PhaseSummary {
   std::vector<KernelSummary> kernels;  // the longest first
 };
 
+// Without the steps that were cancelled.
 EFFINFER_API PhaseSummary summarize(const Profile& profile, Phase phase);
 
 // Chrome's trace-event format as JSON: a track for each thread; on each, the calls of a step and
 // the waits after them; on the first, the steps around them.
 EFFINFER_API std::string trace_json(const Profile& profile);
+// The same of several at once, a process each, on one axis of time.
+EFFINFER_API std::string trace_json(std::span<const NamedProfile> profiles);
 
 // The best rate in bytes a second at which the pool's threads read memory together, for a
 // millisecond at a time, from a buffer much larger than the caches, on huge pages where the system

@@ -75,6 +75,8 @@ struct SamplingParams {
   int32_t logprobs = -1;         // -1: none; n >= 0: of the chosen token and the n most likely
   int32_t prompt_logprobs = -1;  // the same of the prompt's tokens
   bool speculation = true;       // whether the engine may draft for this request
+  // Those of the engine's techniques that the request runs with, by name; none: all of them.
+  std::optional<std::vector<std::string>> techniques;
 
   // Throws InvalidArgument naming the field; `vocab_size` checks ids when it is > 0.
   EFFINFER_API void validate(int64_t vocab_size = 0) const;

@@ -8,6 +8,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -32,7 +33,9 @@ struct EFFINFER_API Draft {
   // The proposer of each node, an index into Speculation::proposers; the engine fills it in.
   std::vector<uint8_t> sources;
 
-  // A node that is worth its row for what its logits tell: it takes a place like a certain one.
+  // A node that is worth its row for what its logits tell: it takes a place like a certain one. Its
+  // id may be one that no token has, where the model's embedding has more rows than there are
+  // logits and the verifier needs no distributions.
   static constexpr float kProbe = 2.0f;
 
   // How the children of a row got their tokens. Those that were drawn are in the order in which
@@ -83,8 +86,14 @@ struct DraftView {
   bool draws = false;
 };
 
+// A value of the model's graph, of all rows of a step.
+struct OutputRows {
+  std::string_view name;
+  NamedRows rows;
+};
+
 // What a step gave a request.
-struct StepFacts {
+struct EFFINFER_API StepFacts {
   RequestId request = 0;
   std::span<const int32_t> tokens;  // prompt and output, this step's tokens included
   size_t prompt_size = 0;
@@ -94,6 +103,23 @@ struct StepFacts {
   std::span<const int32_t> accepted;  // nodes of `verified` on the path taken, from the root on
   // The highest logits of each row, where a proposer needs them: [1 + verified->size(), k].
   TopLogits top;
+  // Values of the graph that proposers asked for, of all requests' rows; this request's begin with
+  // first_row. None where a step's rows were not kept.
+  std::span<const OutputRows> outputs;
+  size_t first_row = 0;
+
+  // One of them at this request's rows, [1 + verified->size(), cols]; no values: there are none.
+  NamedRows output(std::string_view name) const;
+};
+
+// What a proposer with a device of its own has done.
+struct DraftingStats {
+  std::string name;
+  std::string device;     // "cpu:1"
+  int64_t levels = 0;     // guesses of a token for some requests
+  int64_t cancelled = 0;  // levels that were void before their end
+  int64_t asked = 0;      // drafts that steps asked for
+  int64_t late = 0;       // of these: nothing was there yet
 };
 
 class EFFINFER_API Proposer {
@@ -102,6 +128,9 @@ class EFFINFER_API Proposer {
   virtual std::string_view name() const = 0;
   // The highest logits of each row that observe() wants to see; 0: none.
   virtual int32_t top_k() const { return 0; }
+  // Values of the model's graph, f32[R, size], by their names: observe() wants to see them at each
+  // row. Asked once, before the graph is compiled, which then returns them too.
+  virtual std::vector<std::string> outputs() const { return {}; }
   // Called once, before attach(): the executable of the engine's model, which outlives the
   // proposer's use of it. What it throws is what the engine throws.
   virtual void bind(Executable& /*target*/) {}
@@ -114,6 +143,12 @@ class EFFINFER_API Proposer {
   virtual void observe(std::span<const StepFacts>) {}
   // The request has ended, or lost its state.
   virtual void forget(RequestId) {}
+  // Of a proposer with a device of its own: what it does during the next `target_steps` steps is
+  // recorded. Between two steps.
+  virtual void start_profile(int64_t /*target_steps*/) {}
+  virtual std::optional<NamedProfile> take_profile() { return {}; }
+  // From any thread.
+  virtual std::optional<DraftingStats> drafting() const { return {}; }
 };
 
 // The rows of a request in a step, to a verifier: row 0 is of the request's last token, row i + 1
@@ -270,12 +305,20 @@ EFFINFER_API std::shared_ptr<Proposer> recycling_proposer(const RecyclingOptions
 // probes.
 EFFINFER_API std::shared_ptr<Proposer> lookahead_proposer(int32_t width = 4, int32_t length = 3);
 
-// A smaller model of the same vocabulary, on the target's threads, with pages and prefixes of its
-// own. It drafts a chain (Leviathan et al. 2023, arXiv:2211.17192) or, with `width` > 1, a tree: of
-// each level the `width` likeliest nodes get children, and the likeliest of all are the draft
-// (EAGLE-2's way, Li et al. 2024, arXiv:2406.16858, section 4). Where the verifier makes use of
-// what tokens were drawn from, the last token has `width` children, drawn without replacement, and
-// each goes on as a chain.
+// A smaller model of the same vocabulary, with pages and prefixes of its own: on the target's
+// threads before its step, or, with a `device`, beside it. It drafts a chain (Leviathan et al.
+// 2023, arXiv:2211.17192) or, with `width` > 1, a tree: of each level the `width` likeliest nodes
+// get children, and the likeliest of all are the draft (EAGLE-2's way, Li et al. 2024,
+// arXiv:2406.16858, section 4). Where the verifier makes use of what tokens were drawn from, the
+// last token has `width` children, drawn without replacement, and each goes on as a chain.
+//
+// On a device of its own it drafts while the target verifies what it drafted before, and goes on
+// past that: a chain, whose nodes have `width` children of which the likeliest goes on. Its tokens
+// are chosen, not drawn, also where a verifier makes use of drawn ones. A draft that is late is not
+// there: with `adaptive` a step waits for it as far as that pays, else not at all. What it guessed
+// wrong is cancelled within a kernel (on a GPU, within a step) and rolled back, as PipeInfer does
+// it on clusters (Butler et al. 2024, arXiv:2407.11798). A device that fails ends the drafts, and
+// the requests of the next step are told.
 //
 // A request whose text outgrows the draft's context or pages, or whose draft logits hold a NaN,
 // goes on without drafts and is told once.
@@ -290,6 +333,18 @@ struct DraftModelOptions {
   // Shorter drafts, down to none, where those are worth their measured time by what was accepted.
   bool adaptive = true;
   std::string label = "draft_model";
+  // "cpu:1", "cuda:0" (placement.h); empty: the target's threads. The cores must not be those of
+  // the target, whose pool then needs a set of its own (pinned_pool).
+  std::string device = {};
+
+  // Heads (`of_target`): the graph reads, beside the text's tokens, what the target computed before
+  // each of them. Its float input %hidden f32[T, n] is `hidden`, a value f32[R, n] of the target's
+  // graph, at the row that the token was drawn from; at a guess, it is what the graph returned as
+  // %state f32[R, n] at the row above, or without such an output what the text's last token had.
+  // The graph sees the text from its first drafted token on. Empty: no heads.
+  std::string hidden;
+  // The models of depths from 2 on, the last one for all that are deeper; none: `model`.
+  std::vector<std::shared_ptr<const Model>> deeper;
 };
 EFFINFER_API std::shared_ptr<Proposer> draft_model_proposer(const DraftModelOptions& options);
 

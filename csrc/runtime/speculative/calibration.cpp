@@ -13,7 +13,6 @@ size_t Calibration::odds_of(float score) {
 
 float Calibration::believed(uint8_t source, float score, int32_t depth) const {
   const float prior = std::min(score, 0.95f);
-  if (source >= bins_.size()) return prior;
   const Bin& bin = bins_[source][odds_of(score)][depth_of(depth)];
   return (bin.right + kTrust * prior) / (bin.tried + kTrust);
 }
@@ -21,23 +20,20 @@ float Calibration::believed(uint8_t source, float score, int32_t depth) const {
 float Calibration::probability(RequestId request, uint8_t source, float score,
                                int32_t depth) const {
   if (score == Draft::kProbe) {
-    const Share share = source < probes_.size() ? probes_[source] : Share{};
+    const Share& share = probes_[source];
     return std::min((share.right + kProbeTrust * kProbeWorth) / (share.expected + kProbeTrust),
                     0.99f);
   }
   const float general = believed(source, score, depth);
   const auto found = requests_.find(request);
-  if (found == requests_.end() || source >= found->second.size()) return general;
+  if (found == requests_.end()) return general;
   const Share& share = found->second[source];
   const float factor = (share.right + kRequestTrust) / (share.expected + kRequestTrust);
   return std::min(general * factor, 0.99f);
 }
 
 void Calibration::count(RequestId request, uint8_t source, float score, int32_t depth, bool right) {
-  if (source >= bins_.size()) bins_.resize(source + size_t{1});
-  std::vector<Share>& shares = requests_[request];
-  if (source >= shares.size()) shares.resize(source + size_t{1});
-  Share& share = shares[source];
+  Share& share = requests_[request][source];
   const float hit = right ? 1.0f : 0.0f;
   share.expected = share.expected * kRequestMemory + believed(source, score, depth);
   share.right = share.right * kRequestMemory + hit;
@@ -49,7 +45,7 @@ void Calibration::count(RequestId request, uint8_t source, float score, int32_t 
 void Calibration::count_probes(const StepFacts& facts) {
   if (facts.verified == nullptr) return;
   const Draft& draft = *facts.verified;
-  std::array<Share, 8> step = {};  // by source
+  Shares step = {};
   for (size_t i = 0; i < draft.tokens.size(); ++i) {
     if (draft.scores[i] == Draft::kProbe) step[draft.sources[i]].expected += 1.0f;
   }
@@ -58,7 +54,6 @@ void Calibration::count_probes(const StepFacts& facts) {
   }
   for (size_t source = 0; source < step.size(); ++source) {
     if (step[source].expected == 0.0f) continue;
-    if (source >= probes_.size()) probes_.resize(source + 1);
     Share& share = probes_[source];
     share.expected = share.expected * kRequestMemory + step[source].expected;
     share.right = share.right * kRequestMemory + step[source].right;
@@ -66,6 +61,7 @@ void Calibration::count_probes(const StepFacts& facts) {
 }
 
 void Calibration::observe(const StepFacts& facts) {
+  requests_.try_emplace(facts.request);
   count_probes(facts);
   if (facts.proposed == nullptr) return;
   const Draft& draft = *facts.proposed;

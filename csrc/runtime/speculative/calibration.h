@@ -5,7 +5,6 @@
 #include <cstddef>
 #include <cstdint>
 #include <unordered_map>
-#include <vector>
 
 #include "effinfer/speculative.h"
 
@@ -16,6 +15,8 @@ namespace effinfer::runtime {
 // right, with a row or without: the text tells what would have been accepted.
 class Calibration {
  public:
+  static constexpr size_t kSources = 8;  // proposers of an engine, at most
+
   // P(token | parent) of a node of the request. A probe is worth the tokens that its proposer's
   // other nodes bring for each probe that ran.
   float probability(RequestId request, uint8_t source, float score, int32_t depth) const;
@@ -42,6 +43,7 @@ class Calibration {
     float right = 0.0f;
   };
   using Bins = std::array<std::array<Bin, kDepths>, kOdds>;
+  using Shares = std::array<Share, kSources>;
 
   static size_t odds_of(float score);
   static size_t depth_of(int32_t depth) { return static_cast<size_t>(depth < 3 ? depth : 3) - 1; }
@@ -49,9 +51,10 @@ class Calibration {
   void count_probes(const StepFacts& facts);
   void count(RequestId request, uint8_t source, float score, int32_t depth, bool right);
 
-  std::vector<Bins> bins_;     // by source
-  std::vector<Share> probes_;  // the same: expected counts probes, right what was accepted
-  std::unordered_map<RequestId, std::vector<Share>> requests_;  // by source
+  std::array<Bins, kSources> bins_ = {};
+  Shares probes_ = {};  // expected counts probes, right what was accepted
+  // From a request's first step on, drafted for or not: later ones take no memory.
+  std::unordered_map<RequestId, Shares> requests_;
 };
 
 }  // namespace effinfer::runtime

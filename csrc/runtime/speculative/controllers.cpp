@@ -57,7 +57,7 @@ class CostController final : public DraftController {
   int32_t budget(const DraftView& view) override {
     int32_t& unused = unused_[view.request];
     if (unused < kPatience) return most_nodes_;
-    const int32_t rare = unused < 16 * kPatience ? kRare : 4 * kRare;
+    const int32_t rare = unused < 16 * kPatience ? kRare : 2 * kRare;
     return ++unused % rare == 0 ? most_nodes_ : 0;
   }
 
@@ -110,9 +110,9 @@ class CostController final : public DraftController {
 
  private:
   // Steps without a row for a request's drafts, after which they are asked for every kRare-th step,
-  // and later every fourth of those.
+  // and later every second of those.
   static constexpr int32_t kPatience = 24;
-  static constexpr int32_t kRare = 4;
+  static constexpr int32_t kRare = 8;
   // Steps that one counts for in which the best node was not worth half a row.
   static constexpr int32_t kHopeless = 3;
   static constexpr int32_t kFresh = 128;      // steps that a plain step's time is believed

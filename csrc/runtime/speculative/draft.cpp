@@ -122,7 +122,7 @@ void copy_candidates(const Draft& from, int32_t row, Draft& to, int32_t to_row) 
 
 }  // namespace
 
-std::string trouble_of(const Draft& draft, int32_t max_nodes, int64_t vocab_size) {
+std::string trouble_of(const Draft& draft, int32_t max_nodes, const DraftIds& ids) {
   if (!draft.refusal.empty()) return draft.refusal;
   const size_t size = draft.tokens.size();
   if (draft.parents.size() != size || draft.scores.size() != size) {
@@ -135,8 +135,9 @@ std::string trouble_of(const Draft& draft, int32_t max_nodes, int64_t vocab_size
   }
   for (size_t i = 0; i < size; ++i) {
     const auto node = [i] { return "node " + std::to_string(i) + ": expected "; };
-    if (draft.tokens[i] < 0 || draft.tokens[i] >= vocab_size) {
-      return node() + "a token id in 0.." + std::to_string(vocab_size - 1) + ", got " +
+    const int64_t end = draft.scores[i] == Draft::kProbe ? std::max(ids.vocab, ids.all) : ids.vocab;
+    if (draft.tokens[i] < 0 || draft.tokens[i] >= end) {
+      return node() + "a token id in 0.." + std::to_string(end - 1) + ", got " +
              std::to_string(draft.tokens[i]);
     }
     if (draft.parents[i] < -1 || draft.parents[i] >= static_cast<int32_t>(i)) {
@@ -147,7 +148,7 @@ std::string trouble_of(const Draft& draft, int32_t max_nodes, int64_t vocab_size
       return node() + "a score in [0, 1], got " + std::to_string(score);
     }
   }
-  return trouble_of_candidates(draft, vocab_size);
+  return trouble_of_candidates(draft, ids.vocab);
 }
 
 void merge(const Draft& from, uint8_t source, const DraftView& view, Draft& to) {
@@ -291,3 +292,17 @@ void plant(const Draft& draft, uint64_t keep, const TreePlace& place, DraftTree&
 }
 
 }  // namespace effinfer::runtime
+
+namespace effinfer {
+
+NamedRows StepFacts::output(std::string_view name) const {
+  const size_t count = 1 + (verified == nullptr ? size_t{0} : verified->tokens.size());
+  for (const OutputRows& output : outputs) {
+    if (output.name != name) continue;
+    const auto cols = static_cast<size_t>(output.rows.cols);
+    return {output.rows.values.subspan(first_row * cols, count * cols), output.rows.cols};
+  }
+  return {};
+}
+
+}  // namespace effinfer

@@ -14,8 +14,15 @@ namespace effinfer::runtime {
 // Memory for all nodes that a draft may have.
 void reserve(Draft& draft);
 
+// Ids of a draft's nodes: tokens below `vocab`; probes may have those up to `all`, rows of the
+// model's embedding that no token has.
+struct DraftIds {
+  int64_t vocab = 0;
+  int64_t all = 0;
+};
+
 // What is wrong with a proposer's draft; empty: nothing.
-std::string trouble_of(const Draft& draft, int32_t max_nodes, int64_t vocab_size);
+std::string trouble_of(const Draft& draft, int32_t max_nodes, const DraftIds& ids);
 
 // Adds the nodes of a checked draft that `to` does not have, as far as the view has room for all.
 void merge(const Draft& from, uint8_t source, const DraftView& view, Draft& to);

@@ -2,16 +2,16 @@
 #include <algorithm>
 #include <chrono>
 #include <cmath>
-#include <optional>
 #include <string>
 #include <unordered_map>
 #include <utility>
-#include <variant>
 #include <vector>
 
 #include "core/philox.h"
 #include "effinfer/error.h"
 #include "effinfer/speculative.h"
+#include "runtime/speculative/draft_proposers.h"
+#include "runtime/speculative/draft_setup.h"
 #include "runtime/speculative/draft_steps.h"
 #include "runtime/speculative/drawing.h"
 #include "runtime/speculative/pace.h"
@@ -27,72 +27,27 @@ double seconds_since(Clock::time_point start) {
   return std::chrono::duration<double>(Clock::now() - start).count();
 }
 
-void check_range(const char* what, int32_t value, int32_t least, int32_t most) {
-  if (value >= least && value <= most) return;
-  throw InvalidArgument(std::string("[draft_model] ") + what + ": expected " +
-                        std::to_string(least) + ".." + std::to_string(most) + ", got " +
-                        std::to_string(value));
-}
-
-// The ids that the logits are of, where the head has been cut (graph metadata); empty: all.
-std::vector<int32_t> logit_tokens(const Graph& graph) {
-  const auto entry = graph.metadata.find("logit_tokens");
-  if (entry == graph.metadata.end()) return {};
-  const auto* ids = std::get_if<std::vector<int64_t>>(&entry->second);
-  if (ids == nullptr) throw FormatError("[draft_model] metadata logit_tokens: expected a list");
-  return {ids->begin(), ids->end()};
-}
-
-int64_t metadata_int(const Graph& graph, const char* key) {
-  const auto entry = graph.metadata.find(key);
-  const auto* value =
-      entry == graph.metadata.end() ? nullptr : std::get_if<int64_t>(&entry->second);
-  if (value != nullptr && *value > 0) return *value;
-  throw FormatError(std::string("[draft_model] graph metadata: expected a positive integer \"") +
-                    key + "\"");
-}
-
 class DraftModelProposer final : public Proposer {
  public:
   explicit DraftModelProposer(const DraftModelOptions& options) : options_(options) {
-    if (options.model == nullptr) throw InvalidArgument("[draft_model] model: expected one");
-    check_range("length", options.length, 1, Draft::kMostNodes);
-    check_range("width", options.width, 1, 8);
-    check_range("length * width", options.length * options.width, 1, Draft::kMostNodes);
-    check_range("num_pages", options.num_pages, 0, INT32_MAX);
+    runtime::check_options(options);
   }
 
   std::string_view name() const override { return options_.label; }
+  std::vector<std::string> outputs() const override {
+    if (options_.hidden.empty()) return {};
+    return {options_.hidden};
+  }
 
   void bind(Executable& target) override {
-    if (steps_) {
-      throw InvalidArgument(
-          "[draft_model] engine: expected one that no other engine has, got one that is in use: "
-          "its "
-          "pages follow requests, make another");
-    }
-    const Graph& graph = options_.model->graph;
-    tokens_ = logit_tokens(graph);
-    num_ids_ = metadata_int(graph, "vocab_size");
-    CompileOptions compiled = target.options();
-    compiled.max_seq_len =
-        std::min(metadata_int(graph, "context_length"), target.options().max_seq_len);
-    compiled.max_rows = std::max(compiled.max_sequences * options_.width, int64_t{1});
-    compiled.tuning_cache.clear();
-    std::shared_ptr<Executable> executable =
-        options_.of_target ? compile_beside(target, graph, options_.model->weights)
-                           : compile(graph, options_.model->weights, target.pool(), compiled);
-    const int64_t longest = std::min<int64_t>(executable->options().max_seq_len, 8192);
-    const auto pages =
-        options_.num_pages > 0
-            ? options_.num_pages
-            : static_cast<int32_t>(KvCache::pages_for(static_cast<size_t>(longest + 8192)));
-    steps_.emplace(std::move(executable), pages, Draft::kMostCandidates);
+    if (steps_ != nullptr) throw InvalidArgument(std::string(runtime::kInUse));
+    setup_ = runtime::set_up_draft(options_, target, nullptr, options_.width);
+    steps_ = setup_.steps.get();
   }
 
   void attach(int64_t vocab_size) override {
     vocab_size_ = vocab_size;
-    if (!steps_) throw InvalidArgument("[draft_model] expected an engine of a model");
+    if (steps_ == nullptr) throw InvalidArgument("[draft_model] expected an engine of a model");
   }
 
   void propose(std::span<const DraftView> views, std::span<Draft> drafts) override {
@@ -113,7 +68,12 @@ class DraftModelProposer final : public Proposer {
 
   void observe(std::span<const StepFacts> facts) override {
     bool any = false;
-    for (const StepFacts& fact : facts) any = count(fact) || any;
+    for (const StepFacts& fact : facts) {
+      any = count(fact) || any;
+      if (options_.hidden.empty()) continue;
+      State& state = states_[fact.request];
+      if (!state.gone) steps_->observe(fact, state.text);
+    }
     if (any) pace_.add_step(seconds_since(proposed_));
   }
 
@@ -158,24 +118,17 @@ class DraftModelProposer final : public Proposer {
     const int32_t depth = options_.adaptive ? pace_.depth(options_.length) : options_.length;
     for (size_t i = 0; i < views.size() && depth > 0; ++i) {
       State& state = states_[views[i].request];
-      if (state.gone) continue;
+      if (state.gone || !steps_->knows(state.text, views[i].tokens)) continue;
       const auto size = static_cast<int64_t>(views[i].tokens.size());
       const int64_t room = steps_->max_seq_len() - size;
       const std::span<const int32_t> fresh = views[i].tokens.subspan(
           state.text.sequence < 0
               ? 0
               : static_cast<size_t>(steps_->cache().committed(state.text.sequence)));
-      if (room < 1) {
-        give_up(state, drafts[i],
-                "the text has outgrown the draft model's context of " +
-                    std::to_string(steps_->max_seq_len()) + " tokens");
-      } else if (std::any_of(fresh.begin(), fresh.end(),
-                             [&](int32_t t) { return t >= num_ids_; })) {
-        give_up(state, drafts[i], "a token that the draft model does not have");
+      if (const std::string trouble = setup_.trouble(fresh, size); !trouble.empty()) {
+        give_up(state, drafts[i], trouble);
       } else if (!steps_->follow(state.text, views[i].tokens)) {
-        give_up(state, drafts[i],
-                "no page is left in the draft model's cache of " +
-                    std::to_string(steps_->cache().config().num_pages));
+        give_up(state, drafts[i], setup_.out_of_pages());
       } else {
         Work work;
         work.view = &views[i];
@@ -218,15 +171,11 @@ class DraftModelProposer final : public Proposer {
       draw(work, node, top);
       return true;
     }
-    double total = 0.0;
-    for (const float value : top.values) {
-      total += std::exp(static_cast<double>(value - top.values.front()));
-    }
+    const double total = top.total();
     const Node parent =
         node < 0 ? Node{0, -1, 0, 1.0f, 1.0f} : work.nodes[static_cast<size_t>(node)];
     for (size_t i = 0; i < std::min(mapped_.size(), static_cast<size_t>(options_.width)); ++i) {
-      const auto score = static_cast<float>(
-          std::exp(static_cast<double>(top.values[i] - top.values.front())) / total);
+      const float score = top.probability(i, total);
       const float path = parent.path * pace_.belief(score);
       if (mapped_[i] >= vocab_size_ || path < kLeastPath) continue;
       work.nodes.push_back({mapped_[i], node, parent.depth + 1, score, path});
@@ -236,8 +185,9 @@ class DraftModelProposer final : public Proposer {
 
   void map_tokens(const DraftSteps::Top& top) {
     mapped_.assign(top.tokens.begin(), top.tokens.end());
-    if (tokens_.empty()) return;
-    for (int32_t& token : mapped_) token = tokens_[static_cast<size_t>(token)];
+    const std::vector<int32_t>& tokens = setup_.tokens;
+    if (tokens.empty()) return;
+    for (int32_t& token : mapped_) token = tokens[static_cast<size_t>(token)];
   }
 
   // The last token has `width` children, others one each: the shape does not depend on what is
@@ -367,9 +317,8 @@ class DraftModelProposer final : public Proposer {
   }
 
   DraftModelOptions options_;
-  std::optional<DraftSteps> steps_;
-  std::vector<int32_t> tokens_;  // of the logits; empty: all
-  int64_t num_ids_ = 0;
+  runtime::DraftSetup setup_;
+  DraftSteps* steps_ = nullptr;  // its
   int64_t vocab_size_ = 0;
   runtime::Pace pace_;
   Clock::time_point proposed_;
@@ -385,7 +334,9 @@ class DraftModelProposer final : public Proposer {
 }  // namespace
 
 std::shared_ptr<Proposer> draft_model_proposer(const DraftModelOptions& options) {
-  return std::make_shared<DraftModelProposer>(options);
+  if (options.device.empty()) return std::make_shared<DraftModelProposer>(options);
+  runtime::check_options(options);
+  return runtime::draft_ahead_proposer(options);
 }
 
 }  // namespace effinfer

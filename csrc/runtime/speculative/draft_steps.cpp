@@ -1,6 +1,7 @@
 #include "runtime/speculative/draft_steps.h"
 
 #include <algorithm>
+#include <cmath>
 
 namespace effinfer::runtime {
 namespace {
@@ -20,12 +21,40 @@ DraftSteps::DraftSteps(std::shared_ptr<Executable> executable, int32_t num_pages
       sampler_(executable_->target().isa),
       top_k_(static_cast<int32_t>(std::min<int64_t>(top_k, executable_->vocab_size()))) {}
 
+double DraftSteps::Top::total() const {
+  double sum = 0.0;
+  for (const float value : values) sum += std::exp(static_cast<double>(value - values.front()));
+  return sum;
+}
+
+float DraftSteps::Top::probability(size_t i, double total) const {
+  return static_cast<float>(std::exp(static_cast<double>(values[i] - values.front())) / total);
+}
+
+void DraftSteps::open(DraftText& text, std::span<const int32_t> tokens) {
+  if (text.sequence >= 0) return;
+  text.sequence = cache_.create(tokens);
+  text.published = false;
+  text.rows.clear();
+}
+
+bool DraftSteps::align(DraftText& text, std::span<const int32_t> tokens) {
+  open(text, tokens);
+  const std::span<const int32_t> known = cache_.tokens(text.sequence);
+  // The last token is fed anew, so that there are logits behind it.
+  const auto most = std::min(static_cast<ptrdiff_t>(cache_.committed(text.sequence)),
+                             static_cast<ptrdiff_t>(tokens.size()) - 1);
+  const auto same =
+      std::mismatch(known.begin(), known.begin() + most, tokens.begin()).first - known.begin();
+  cache_.rollback(text.sequence, static_cast<int64_t>(known.size()) - same);
+  const std::span<const int32_t> rest = tokens.subspan(static_cast<size_t>(same));
+  if (!cache_.can_append(text.sequence, static_cast<int64_t>(rest.size()))) return false;
+  cache_.append(text.sequence, rest);
+  return true;
+}
+
 bool DraftSteps::follow(DraftText& text, std::span<const int32_t> tokens) {
-  if (text.sequence < 0) {
-    text.sequence = cache_.create(tokens);
-    text.published = false;
-    text.rows.clear();
-  }
+  open(text, tokens);
   const int64_t known = cache_.committed(text.sequence);
   std::vector<int32_t> kept;
   auto next = static_cast<size_t>(known);
@@ -99,17 +128,18 @@ void DraftSteps::run(Phase phase) {
     batch.ancestors = words_;
     batch.tree_start = tree_start_;
   }
+  batch.float_inputs = float_inputs_;
   const size_t rows = logit_rows_.size();
   const auto k = static_cast<size_t>(top_k_);
   values_.resize(rows * k);
   tokens_.resize(rows * k);
   if (executable_->max_top() >= top_k_) {
-    executable_->run_top(batch, cache_, {top_k_, values_, tokens_});
+    executable_->run_top(batch, cache_, {top_k_, values_, tokens_}, cancel_);
     return;
   }
   const auto vocab = static_cast<size_t>(executable_->vocab_size());
   logits_.resize(rows * vocab);
-  executable_->run(batch, cache_, logits_);
+  executable_->run(batch, cache_, logits_, cancel_);
   for (size_t row = 0; row < rows; ++row) {
     sampler_.highest(std::span(logits_).subspan(row * vocab, vocab),
                      std::span(values_).subspan(row * k, k),
@@ -124,8 +154,10 @@ void DraftSteps::feed(std::span<DraftText* const> texts) {
   };
   // Of a text that lacks many all but the last token, one text at a time.
   int64_t together = 0;
+  auto later = static_cast<int64_t>(texts.size());  // texts, which have a row each at least
   for (const DraftText* text : texts) {
-    const bool is_long = left(text) > kShortFeed || together + left(text) > most;
+    --later;
+    const bool is_long = left(text) > kShortFeed || together + left(text) + later > most;
     while (is_long && left(text) > 1) {
       const int64_t count = std::min(left(text) - 1, most);
       const int64_t first = cache_.committed(text->sequence);
@@ -144,7 +176,7 @@ void DraftSteps::feed(std::span<DraftText* const> texts) {
   run(Phase::decode);
   for (DraftText* text : texts) {
     cache_.commit(text->sequence, left(text));
-    if (!text->published) cache_.publish(text->sequence);
+    if (shares_prefixes_ && !text->published) cache_.publish(text->sequence);
     text->published = true;
   }
 }

@@ -25,6 +25,7 @@ class Followers {
   Followers(size_t rows, int32_t width)
       : width_(static_cast<size_t>(width)), entries_(rows * width_) {}
 
+  size_t count() const { return entries_.size() / width_; }
   std::span<Entry> row(size_t index) { return std::span(entries_).subspan(index * width_, width_); }
 
   // The softmax over the highest logits alone: the controller learns how much less is accepted. Of
@@ -155,7 +156,8 @@ class RecyclingProposer final : public Proposer {
     const auto k = static_cast<size_t>(top.k);
     const std::span<const float> values = top.values.subspan(row * k, k);
     const std::span<const int32_t> tokens = top.tokens.subspan(row * k, k);
-    if (!std::isfinite(values[0])) return;
+    const bool is_token = static_cast<size_t>(last.token) < tokens_.count();
+    if (!std::isfinite(values[0]) || !is_token) return;  // another's probes may have other ids
     Followers::learn(values, tokens, options_.memory, tokens_.row(static_cast<size_t>(last.token)));
     if (pair_of_row_.empty()) return;
     const size_t pair = pair_row(last);

@@ -6,6 +6,7 @@
 #include <set>
 
 #include "effinfer/error.h"
+#include "runtime/speculative/calibration.h"
 
 namespace effinfer::runtime {
 namespace {
@@ -34,6 +35,17 @@ Claimed& claimed() {
 
 }  // namespace
 
+std::vector<std::string> wanted_outputs(const Speculation& parts) {
+  std::vector<std::string> names;
+  for (const auto& proposer : parts.proposers) {
+    if (proposer == nullptr) continue;
+    for (const std::string& name : proposer->outputs()) {
+      if (std::find(names.begin(), names.end(), name) == names.end()) names.push_back(name);
+    }
+  }
+  return names;
+}
+
 Speculator::Claim::Claim(const void* part) : part_(part) {
   const std::lock_guard lock(claimed().mutex);
   if (claimed().parts.insert(part).second) return;
@@ -48,20 +60,24 @@ Speculator::Claim::~Claim() {
   claimed().parts.erase(part_);
 }
 
-Speculator::Speculator(const Speculation& parts, int64_t vocab_size, size_t max_requests)
-    : parts_{parts}, vocab_size_{vocab_size} {
+Speculator::Speculator(const Speculation& parts, const DraftIds& ids, size_t max_requests)
+    : parts_{parts}, ids_{ids} {
   if (parts_.verifier == nullptr) parts_.verifier = match_verifier();
   if (parts_.controller == nullptr) parts_.controller = cost_controller();
-  if (parts_.proposers.size() > 8) {
-    throw InvalidArgument("[speculation] proposers: expected at most 8, got " +
+  if (parts_.proposers.size() > Calibration::kSources) {
+    throw InvalidArgument("[speculation] proposers: expected at most " +
+                          std::to_string(Calibration::kSources) + ", got " +
                           std::to_string(parts_.proposers.size()));
   }
   claim_parts();
   for (const auto& proposer : parts_.proposers) {
-    const auto wanted = std::min<int64_t>(proposer->top_k(), vocab_size);
+    const auto wanted = std::min<int64_t>(proposer->top_k(), ids.vocab);
     top_k_ = std::max(top_k_, static_cast<int32_t>(wanted));
-    proposer->attach(vocab_size);
+    proposer->attach(ids.vocab);
   }
+  // Who asks for distributions looks up each node's token in them.
+  if (verifier().needs_distributions()) ids_.all = ids_.vocab;
+  outputs_ = wanted_outputs(parts_);
   if (!drafts()) return;
   broken_.resize(parts_.proposers.size() + 1);
   entries_.resize(max_requests);
@@ -156,7 +172,7 @@ void Speculator::ask(uint8_t source) {
     Entry& entry = entries_[asked_[i]];
     const DraftView& view = views_[i];
     const std::string trouble =
-        failure.empty() ? trouble_of(drafts[i], view.max_nodes, vocab_size_) : failure;
+        failure.empty() ? trouble_of(drafts[i], view.max_nodes, ids_) : failure;
     if (trouble.empty()) {
       add_draft(drafts[i], source, view, entry.proposed);
     } else {

@@ -13,6 +13,9 @@
 
 namespace effinfer::runtime {
 
+// The values of the graph that these proposers want to see, each once.
+std::vector<std::string> wanted_outputs(const Speculation& parts);
+
 class Speculator {
  public:
   // What a step drafts for one request.
@@ -26,12 +29,14 @@ class Speculator {
   };
 
   // Throws InvalidArgument for more than eight proposers, null, and parts that an engine has.
-  Speculator(const Speculation& parts, int64_t vocab_size, size_t max_requests);
+  Speculator(const Speculation& parts, const DraftIds& ids, size_t max_requests);
 
   bool drafts() const { return !parts_.proposers.empty(); }
   Verifier& verifier() const { return *parts_.verifier; }
   // The highest logits of each row that proposers want to see.
   int32_t top_k() const { return top_k_; }
+  // The values of the graph that they want to see, each once.
+  const std::vector<std::string>& outputs() const { return outputs_; }
 
   void clear() { count_ = 0; }
   void add(const DraftView& view);
@@ -74,8 +79,9 @@ class Speculator {
 
   Speculation parts_;
   std::vector<Claim> claims_;
-  int64_t vocab_size_;
+  DraftIds ids_;
   int32_t top_k_ = 0;
+  std::vector<std::string> outputs_;
   std::vector<Broken> broken_;  // by proposer, then the controller
   std::vector<Entry> entries_;  // [max_requests]
   size_t count_ = 0;

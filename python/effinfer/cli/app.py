@@ -4,7 +4,7 @@ from typing import Annotated
 
 import typer
 
-from effinfer.cli import chat, generate, inspect, measure, models, quantize, serve
+from effinfer.cli import chat, generate, inspect, measure, models, quantize, serve, techniques
 from effinfer.cli.commands import Command, Group
 
 app = typer.Typer(
@@ -46,5 +46,6 @@ for name, command in {
     "info": models.info,
     "bench": measure.bench,
     "perplexity": measure.perplexity,
+    "techniques": techniques.techniques,
 }.items():
     app.command(name, cls=Command)(command)

@@ -53,7 +53,7 @@ def bench(
     A prompt of random tokens, then generation from an empty context. With --speculate also
     generation of a text with drafts and without.
     """
-    longest = max(pp + (profiling.TRACED_TOKENS if trace else 1), tg + 2)
+    longest = max(pp + (profiling.TRACED_DRAFTED if trace else 1), tg + 2)
     speculates = engine.speculation not in (None, "off")
     if prompt_file and not speculates:
         raise _core.InvalidArgumentError("[bench] --prompt-file: expected --speculate with it")
@@ -93,20 +93,23 @@ def bench(
     if profile:
         result["profile"] = profiling.profile(llm, run_one, prompt, tg)
     if trace is not None:
-        profiling.write_trace(llm, run_one, prompt, trace)
+        traced_run = partial(_run, llm, drafts=engine.draft_device is not None)
+        result["drafts_overlapped"] = profiling.write_trace(llm, traced_run, prompt, trace)
     if as_json:
         print_json(result)
     else:
         _print_rates(result)
         if text:
             speculate.print_gain(str(engine.speculation), result["speculation"])
+        for name, share in result.get("drafts_overlapped", {}).items():
+            print(f"{name}: {share:.0%} of its time beside steps of the target")
     if profile and not as_json:
         profiling.print_profile(result["profile"])
 
 
 def _print_rates(result: dict[str, Any]) -> None:
     where = f"{result['threads']} threads, {result['isa']}"
-    if result["device"] != "cpu":
+    if not result["device"].startswith("cpu") or "+" in result["device"]:
         where = result["device"]
     print(f"{result['model']}: {where}, load {result['load_s']:.2f} s")
     for name, key in (("prefill", "pp"), ("decode", "tg")):
@@ -117,11 +120,12 @@ def _print_rates(result: dict[str, Any]) -> None:
         )
 
 
-def _run(llm: LLM, prompt: list[int], max_tokens: int) -> dict[str, Any]:
-    """Metrics of one greedy request, without a tokenizer or drafts in the way."""
+def _run(llm: LLM, prompt: list[int], max_tokens: int, *, drafts: bool = False) -> dict[str, Any]:
+    """Metrics of one greedy request, without a tokenizer, or drafts unless asked for, in the
+    way."""
     engine = llm.engine
     params = SamplingParams(
-        temperature=0.0, max_tokens=max_tokens, ignore_eos=True, speculation=False
+        temperature=0.0, max_tokens=max_tokens, ignore_eos=True, speculation=drafts
     )
     request = engine.add(prompt, params.to_core())
     while engine.has_work():

@@ -15,7 +15,7 @@ from effinfer.hub.progress import pull_with_bar, resolve_with_bar
 from effinfer.hub.repository_name import is_name
 from effinfer.machine import calibrate
 from effinfer.machine import info as machine_info
-from effinfer.techniques import as_prefill
+from effinfer.techniques import Installed
 
 
 @o.expanded()
@@ -100,10 +100,11 @@ def compile_model(
     source: Annotated[str, typer.Argument(metavar="IN", help="A GGUF file, or a name.")],
     output: Annotated[Path, typer.Option("-o", "--output", help="The artifact to write.")],
     prefill: o.PrefillOption = "dense",
+    techniques: o.TechniquesOption = None,
     as_json: o.JsonOption = False,
 ) -> None:
     """Write an artifact: the GGUF file with the model's graph inside, which C++ programs load."""
-    sparse = as_prefill(prefill)
+    installed = Installed(techniques, prefill)
     path = resolve_with_bar(source)
     files = open_model(path)
     if files.gguf is None:
@@ -112,7 +113,7 @@ def compile_model(
         )
     if output.exists() and output.samefile(path):
         raise _core.InvalidArgumentError("[compile] --output: expected another file than IN")
-    graph = files.graph if sparse is None else sparse.apply(files.graph)
+    graph = installed.graph(files.graph)
     _core.write_gguf_with_metadata(files.gguf, GRAPH_KEY, graph.to_string(), str(output))
     size = output.stat().st_size
     nodes = len(graph.nodes)

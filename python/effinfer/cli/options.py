@@ -28,13 +28,26 @@ ThreadsOption = Annotated[
 ]
 DeviceOption = Annotated[
     str,
-    typer.Option("--device", help="cpu, cuda, cuda:1, or auto: a GPU where there is one."),
+    typer.Option(
+        "--device",
+        help="cpu, cpu:0-3 (cores), cuda, cuda:1, or auto: a GPU if any; cpu+cuda: the first "
+        "layers here, the others there.",
+    ),
 ]
 PrefillOption = Annotated[
     str,
     typer.Option(
         "--prefill",
         help="dense, or sparse for long prompts: minference, sample_attention, xattention.",
+    ),
+]
+TechniquesOption = Annotated[
+    str | None,
+    typer.Option(
+        "--techniques",
+        metavar="NAME[,NAME]",
+        show_default=False,
+        help="Techniques, with their defaults; `effinfer techniques` lists them.",
     ),
 ]
 SpeculateOption = Annotated[
@@ -64,6 +77,10 @@ class EngineOptions:
     model: ModelOption = DEFAULT_MODEL
     threads: ThreadsOption = None
     device: DeviceOption = "cpu"
+    gpu_layers: Annotated[
+        int | None,
+        typer.Option(min=0, help="Layers on the GPU of cpu+cuda; default: as many as it holds."),
+    ] = None
     precision: Annotated[str, typer.Option(help="fast or f32.")] = "fast"
     deterministic: Annotated[
         bool, typer.Option("--deterministic", help="Prefill in the arithmetic of decoding.")
@@ -83,6 +100,7 @@ class EngineOptions:
         typer.Option(help="Type of the output matrix, such as q6_k; by default its own."),
     ] = None
     prefill: PrefillOption = "dense"
+    techniques: TechniquesOption = None
     kv_dtype: Annotated[str | None, typer.Option(help="KV cache: f32, f16, bf16 or i8.")] = None
     max_seq_len: Annotated[
         int | None, typer.Option(min=1, help="Tokens of a sequence at most.")
@@ -90,6 +108,10 @@ class EngineOptions:
     speculation: SpeculateOption = None
     draft_model: Annotated[
         str | None, typer.Option(help="A smaller model of the same vocabulary, which drafts.")
+    ] = None
+    draft_device: Annotated[
+        str | None,
+        typer.Option(help="Where it does, beside the target: cpu:1 (cores), cuda:0."),
     ] = None
 
     def load(self, **decided: Any) -> LLM:

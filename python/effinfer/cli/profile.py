@@ -12,6 +12,7 @@ from effinfer.llm import LLM
 
 Run = Callable[[list[int], int], Any]  # one greedy request: prompt, tokens to generate
 TRACED_TOKENS = 5
+TRACED_DRAFTED = 64  # beside a model that drafts on a device of its own: it has to read the prompt
 _PREFILLS = 3
 _WIDTH = 132
 
@@ -25,8 +26,8 @@ class Bounds:
     peak_ops: dict[str, float] = field(default_factory=dict)  # only what could be measured
 
     @classmethod
-    def measure(cls, threads: int) -> Bounds:
-        pool = _core.ThreadPool(threads)
+    def measure(cls, engine: _core.Engine) -> Bounds:
+        pool = _core.ThreadPool.pinned(engine.cores, engine.threads)
         return cls(pool, _core.measure_read_bandwidth(pool))
 
     def seconds(self, row: dict[str, Any]) -> tuple[str, float]:
@@ -54,7 +55,7 @@ def profile(llm: LLM, run: Run, prompt: list[int], tg: int) -> dict[str, Any]:
     engine.start_profile(tg + 1)  # one step reads the first token
     run(prompt[:1], tg + 1)
     decode = engine.take_profile()
-    bounds = Bounds.measure(llm.threads) if decode.device == "cpu" else None
+    bounds = Bounds.measure(engine) if decode.device == "cpu" else None
     phases = {
         "decode": _phase(decode, "decode", bounds),
         "prefill": _phase(prefill, "prefill", bounds),
@@ -72,11 +73,21 @@ def profile(llm: LLM, run: Run, prompt: list[int], tg: int) -> dict[str, Any]:
     }
 
 
-def write_trace(llm: LLM, run: Run, prompt: list[int], path: Path) -> None:
-    """The steps of one short request as a Chrome trace: the prompt, then a few tokens."""
-    llm.engine.start_profile(_most_steps(prompt) + TRACED_TOKENS)
-    run(prompt, TRACED_TOKENS)
-    path.write_text(llm.engine.take_profile().trace_json(), encoding="utf-8")
+def traced_tokens(llm: LLM) -> int:
+    return TRACED_DRAFTED if llm.engine.stats()["drafters"] else TRACED_TOKENS
+
+
+def write_trace(llm: LLM, run: Run, prompt: list[int], path: Path) -> dict[str, float]:
+    """The steps of one short request as a Chrome trace: the prompt, then a few tokens. Of each
+    model that drafts on a device of its own, which has tracks there, the share of its time in which
+    a step of the target ran, too."""
+    engine, tokens = llm.engine, traced_tokens(llm)
+    engine.start_profile(_most_steps(prompt) + tokens)
+    run(prompt, tokens)
+    target, drafts = engine.take_profile(), engine.take_draft_profiles()
+    text = _core.trace_json({"target": target, **drafts}) if drafts else target.trace_json()
+    path.write_text(text, encoding="utf-8")
+    return {name: profile.overlapped_share(target) for name, profile in drafts.items()}
 
 
 def _most_steps(prompt: list[int]) -> int:

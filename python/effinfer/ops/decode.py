@@ -60,6 +60,7 @@ class BatchDecodeWithPagedKVCacheWrapper(Wrapper):
         if use_cuda_graph:
             self._buffers = FixedBuffers(
                 self._op,
+                on_gpu=True,
                 paged_kv_indptr_buffer=paged_kv_indptr_buffer,
                 paged_kv_indices_buffer=paged_kv_indices_buffer,
                 paged_kv_last_page_len_buffer=paged_kv_last_page_len_buffer,
@@ -132,6 +133,8 @@ class BatchDecodeWithPagedKVCacheWrapper(Wrapper):
             decode=True,
         )
         self._keep(sequences, last_page_len, q_len_per_req)
+        if self._buffers is not None:
+            self._buffers.place(planned, "paged_kv_indices_buffer")
         self._planned = planned
 
     def run(

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
 
-from effinfer._core import InvalidArgumentError, ThreadPool
+from effinfer._core import InvalidArgumentError, Queue, ThreadPool
 from effinfer.ops.shared.options import unsupported
 from effinfer.ops.shared.row_arguments import filter_rows, sample
 
@@ -141,7 +141,7 @@ class _Call:
         self.processors.append(processor)
         self.type = processor.gives or self.type
 
-    def run(self, x: Any, values: dict[str, Any], pool: ThreadPool | None) -> Any:
+    def run(self, x: Any, values: dict[str, Any], pool: ThreadPool | Queue | None) -> Any:
         filters = {p.parameter: p.value(values) for p in self.processors if p.parameter}
         call: dict[str, Any] = {**filters, "joint": self.joint, "pool": pool}
         if self.type is TensorType.INDICES:
@@ -214,7 +214,7 @@ class LogitsPipe:
         calls = ", ".join("+".join(map(repr, call.processors)) for call in self._calls)
         return f"LogitsPipe([{' -> '.join(map(repr, self.processors))}], calls=[{calls}])"
 
-    def __call__(self, x: Any, *, pool: ThreadPool | None = None, **values: Any) -> Any:
+    def __call__(self, x: Any, *, pool: ThreadPool | Queue | None = None, **values: Any) -> Any:
         """Runs the pipe on x; `values` are the parameters of its processors, by name.
         `is_deterministic` changes nothing: results always are."""
         for name in values:

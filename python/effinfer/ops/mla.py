@@ -4,11 +4,10 @@ from typing import Any
 
 import numpy as np
 
-from effinfer._core import ThreadPool
+from effinfer._core import Queue, ThreadPool
 from effinfer.ops.page import mla_pages
 from effinfer.ops.shared.flashinfer import query_type
-from effinfer.ops.shared.float8 import number
-from effinfer.ops.shared.latent import parts_of, scaled_queries
+from effinfer.ops.shared.latent import expect_shape, parts_of, scaled_queries, scales_of
 from effinfer.ops.shared.options import (
     Scores,
     expect,
@@ -18,6 +17,7 @@ from effinfer.ops.shared.options import (
     unsupported,
     view_3d,
 )
+from effinfer.ops.shared.places import place_of
 from effinfer.ops.shared.planned import PlannedAttention, require_plan
 from effinfer.ops.shared.sequences import Heads, Sequences
 from effinfer.ops.shared.wrapper import FixedBuffers, Wrapper
@@ -55,6 +55,7 @@ class BatchMLAPagedAttentionWrapper(Wrapper):
         if use_cuda_graph:
             self._buffers = FixedBuffers(
                 self._op,
+                on_gpu=True,
                 qo_indptr=qo_indptr,
                 kv_indptr=kv_indptr,
                 kv_indices=kv_indices,
@@ -129,18 +130,22 @@ class BatchMLAPagedAttentionWrapper(Wrapper):
         )
         if self._buffers is not None:
             self._buffers.batch("kv_len_arr", sequences.kv_len.size)
-            self._buffers.keep(
-                qo_indptr=sequences.qo_indptr,
-                kv_indptr=sequences.kv_indptr,
-                kv_indices=sequences.listed_pages,
-                kv_len_arr=sequences.kv_len,
-            )
+            self._keep(sequences, planned, self._buffers)
         self._planned = planned
         self._lse_base, self._use_sinks = _LSE_BASES[lse_mode], use_sinks
         self._rows, self._dims = (
             int(sequences.qo_indptr[-1]),
             (num_heads, head_dim_ckv, head_dim_kpe),
         )
+
+    def _keep(self, sequences: Sequences, planned: PlannedAttention, buffers: FixedBuffers) -> None:
+        buffers.keep(
+            qo_indptr=sequences.qo_indptr,
+            kv_indptr=sequences.kv_indptr,
+            kv_indices=sequences.listed_pages,
+            kv_len_arr=sequences.kv_len,
+        )
+        buffers.place(planned, "kv_indices")
 
     def _sequences(
         self, qo_indptr: Any, kv_indptr: Any, kv_indices: Any, kv_len_arr: Any, page_size: int
@@ -185,7 +190,7 @@ class BatchMLAPagedAttentionWrapper(Wrapper):
         bmm1_scale: Any = None,
         bmm2_scale: Any = None,
         lse_base: str | None = None,
-        pool: ThreadPool | None = None,
+        pool: ThreadPool | Queue | None = None,
     ) -> Any:
         """Attention of q_nope [T, num_heads, head_dim_ckv] and q_pe [T, num_heads, head_dim_kpe]
         over ckv_cache [num_pages, page_size, head_dim_ckv] and kpe_cache [..., head_dim_kpe]: of
@@ -216,21 +221,20 @@ class BatchMLAPagedAttentionWrapper(Wrapper):
         heads, ckv, kpe = self._dims
         nope, rotated = parts_of(f"{op} query", query, (q_nope, q_pe), ckv)
         latent, keys = parts_of(f"{op} kv_cache", kv_cache, (ckv_cache, kpe_cache), ckv)
-        pe = view_3d(rotated, f"{op} q_pe")
-        expected: tuple[int, ...] = (self._rows, heads, kpe)
-        expect(pe.shape == expected, f"{op} q_pe", f"shape {expected}", pe.shape)
-        pages, turned = mla_pages(latent, f"{op} ckv_cache"), mla_pages(keys, f"{op} kpe_cache")
-        expected = (*pages.shape[:3], kpe)
-        expect(turned.shape == expected, f"{op} kpe_cache", f"shape {expected}", turned.shape)
-        factor = number(1.0 if ckv_scale is None else ckv_scale, f"{op} ckv_scale")
-        kpe_factor = number(1.0 if kpe_scale is None else kpe_scale, f"{op} kpe_scale")
+        at = place_of(nope, pool, f"{op} q_nope")
+        pe = view_3d(rotated, f"{op} q_pe", at)
+        expect_shape(pe, (self._rows, heads, kpe), f"{op} q_pe")
+        pages = mla_pages(latent, f"{op} ckv_cache", at)
+        turned = mla_pages(keys, f"{op} kpe_cache", at)
+        expect_shape(turned, (*pages.shape[:3], kpe), f"{op} kpe_cache")
+        factor, ratio = scales_of(op, ckv_scale, kpe_scale)
         base = "ln" if return_lse_base_on_e else self._lse_base
         return planned.run(
             nope,
             pages,
             pages,
             k_rope=turned,
-            q_rope=scaled_queries(pe, kpe_factor / factor, f"{op} q_pe"),
+            q_rope=scaled_queries(pe, ratio, f"{op} q_pe", at),
             out=out,
             lse=lse,
             return_lse=return_lse,

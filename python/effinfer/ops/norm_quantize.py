@@ -12,10 +12,11 @@ from typing import Any
 import numpy as np
 
 from effinfer import _core
-from effinfer._core import ThreadPool
-from effinfer.ops.shared.arrays import AnyArray, Array, dtype_name, view, writable_view
-from effinfer.ops.shared.float8 import float8_type, number, output, quantize, widened
+from effinfer._core import Queue, ThreadPool
+from effinfer.ops.shared.arrays import AnyArray, dtype_name
+from effinfer.ops.shared.float8 import divisor, float8_type, output, quantize, widened
 from effinfer.ops.shared.options import errors_of, expect
+from effinfer.ops.shared.places import AnyView, Place, place_of
 
 
 @errors_of("rmsnorm_quant")
@@ -27,16 +28,18 @@ def rmsnorm_quant(
     eps: float = 1e-6,
     enable_pdl: bool | None = None,
     *,
-    pool: ThreadPool | None = None,
+    pool: ThreadPool | Queue | None = None,
 ) -> None:
     """out = rmsnorm(input) / scale."""
     op = "rmsnorm_quant"
-    result = _result(op, out, input)
-    factor = _factor(op, scale)
-    rows = widened(op, "input", input, pool)
-    normed = np.empty(rows.shape, np.float32)
-    _core.rmsnorm(rows, _weight(op, "weight", weight, input, pool), normed, eps, 0.0, pool)
-    quantize(op, "out", normed, factor, result, pool)
+    at = place_of(input, pool, f"[{op}] input")
+    result = _result(op, at, out, input)
+    factor, by = divisor(scale, f"[{op}] scale", at)
+    rows = widened(op, "input", input, at)
+    normed = at.temporary(rows.shape, np.float32)
+    weights = _weight(op, "weight", weight, input, at)
+    _core.rmsnorm(rows, weights, normed, eps, 0.0, at.executor)
+    quantize(op, "out", normed, factor, result, at, by)
 
 
 @errors_of("fused_add_rmsnorm_quant")
@@ -49,25 +52,27 @@ def fused_add_rmsnorm_quant(
     eps: float = 1e-6,
     enable_pdl: bool | None = None,
     *,
-    pool: ThreadPool | None = None,
+    pool: ThreadPool | Queue | None = None,
 ) -> None:
     """residual += input, in place, then out = rmsnorm(residual) / scale of the unrounded sum."""
     op = "fused_add_rmsnorm_quant"
-    result = _result(op, out, input)
-    factor = _factor(op, scale)
-    target = writable_view(residual, f"[{op}] residual")
-    given = view(input, f"[{op}] input")
+    at = place_of(input, pool, f"[{op}] input")
+    result = _result(op, at, out, input)
+    factor, by = divisor(scale, f"[{op}] scale", at)
+    target = at.writable_view(residual, f"[{op}] residual")
+    given = at.view(input, f"[{op}] input")
     ok = target.shape == given.shape and dtype_name(target.dtype) == dtype_name(given.dtype)
     expected = f"{dtype_name(given.dtype)} {given.shape}"
     got = f"{dtype_name(target.dtype)} {target.shape}"
     expect(ok, f"[{op}] residual", expected, got)
-    weights = _weight(op, "weight", weight, input, pool)
-    rows = widened(op, "input", input, pool, copy=True)
-    sums = widened(op, "residual", residual, pool)
-    _core.fused_add_rmsnorm(rows, sums, weights, eps, 0.0, pool)
-    quantize(op, "out", rows, factor, result, pool)
-    if sums is not target:
-        quantize(op, "residual", sums, 1.0, target, pool)
+    weights = _weight(op, "weight", weight, input, at)
+    rows = widened(op, "input", input, at, copy=True)
+    wide = dtype_name(target.dtype) == "float32"
+    sums = target if wide else widened(op, "residual", residual, at)
+    _core.fused_add_rmsnorm(rows, sums, weights, eps, 0.0, at.executor)
+    quantize(op, "out", rows, factor, result, at, by)
+    if not wide:
+        quantize(op, "residual", sums, 1.0, target, at)
 
 
 @errors_of("layernorm_quant")
@@ -79,34 +84,31 @@ def layernorm_quant(
     scale: Any,
     eps: float = 1e-6,
     *,
-    pool: ThreadPool | None = None,
+    pool: ThreadPool | Queue | None = None,
 ) -> None:
     """out = layernorm(input, gemma, beta) / scale; gemma and beta [D]."""
     op = "layernorm_quant"
-    result = _result(op, out, input)
-    factor = _factor(op, scale)
-    rows = widened(op, "input", input, pool)
-    weights = (_weight(op, "gemma", gemma, input, pool), _weight(op, "beta", beta, input, pool))
-    normed = np.empty(rows.shape, np.float32)
-    _core.layernorm(rows, *weights, normed, eps, pool)
-    quantize(op, "out", normed, factor, result, pool)
+    at = place_of(input, pool, f"[{op}] input")
+    result = _result(op, at, out, input)
+    factor, by = divisor(scale, f"[{op}] scale", at)
+    rows = widened(op, "input", input, at)
+    weights = (_weight(op, "gemma", gemma, input, at), _weight(op, "beta", beta, input, at))
+    normed = at.temporary(rows.shape, np.float32)
+    _core.layernorm(rows, *weights, normed, eps, at.executor)
+    quantize(op, "out", normed, factor, result, at, by)
 
 
-def _result(op: str, out: AnyArray, input: AnyArray) -> Array:
+def _result(op: str, at: Place, out: AnyArray, input: AnyArray) -> AnyView:
     """The view of `out`, 8-bit floats of the shape of `input`."""
     argument = f"[{op}] out"
-    dtype = float8_type(view(out, argument).dtype, argument)
-    return output(None, view(input, f"[{op}] input").shape, dtype, out, argument)[1]
+    dtype = float8_type(at.view(out, argument).dtype, argument)
+    return output(at, None, at.view(input, f"[{op}] input").shape, dtype, out, argument)[1]
 
 
-def _factor(op: str, scale: Any) -> float:
-    return float(np.float32(1.0) / np.float32(number(scale, f"[{op}] scale")))
-
-
-def _weight(op: str, name: str, weight: Any, input: Any, pool: ThreadPool | None) -> Array:
+def _weight(op: str, name: str, weight: Any, input: Any, at: Place) -> AnyView:
     """Weights in float32, given so or in the type of the rows."""
     argument = f"[{op}] {name}"
-    given = dtype_name(view(weight, argument).dtype)
-    rows = dtype_name(view(input, f"[{op}] input").dtype)
+    given = dtype_name(at.view(weight, argument).dtype)
+    rows = dtype_name(at.view(input, f"[{op}] input").dtype)
     expect(given in ("float32", rows), argument, f"dtype float32 or {rows}", given)
-    return np.ascontiguousarray(widened(op, name, weight, pool))
+    return at.dense(widened(op, name, weight, at), argument)

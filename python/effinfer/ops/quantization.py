@@ -5,26 +5,29 @@ from typing import Any
 import numpy as np
 
 from effinfer import _core
-from effinfer._core import ThreadPool
-from effinfer.ops.shared.arrays import AnyArray, ArrayT, as_kind, dense
+from effinfer._core import Queue, ThreadPool
+from effinfer.ops.shared.arrays import AnyArray, ArrayT, as_kind
+from effinfer.ops.shared.places import AnyView, DevicePlace, Place, place_of, to_host
 
 
-def packbits(x: ArrayT, bitorder: str = "big", *, pool: ThreadPool | None = None) -> ArrayT:
+def packbits(x: ArrayT, bitorder: str = "big", *, pool: ThreadPool | Queue | None = None) -> ArrayT:
     """Eight elements a byte, as numpy.packbits: uint8 [ceil(N / 8)].
 
     Args:
         x: bool or uint8 [N]; what is not zero is a set bit.
         bitorder: "big": the first element is the highest bit of its byte; "little": the lowest.
     """
-    elements = dense(x, "[packbits] x")
-    whole = np.array([0, elements.size])
-    return as_kind(_core.packbits(elements, whole, bitorder, pool)[0], x)
+    at = place_of(x, pool, "[packbits] x")
+    elements = at.dense(x, "[packbits] x")
+    return _packed(at, x, elements, np.array([0, elements.size]), bitorder)[0]
 
 
 def segment_packbits(
-    x: ArrayT, indptr: AnyArray, bitorder: str = "big", *, pool: ThreadPool | None = None
+    x: ArrayT, indptr: AnyArray, bitorder: str = "big", *, pool: ThreadPool | Queue | None = None
 ) -> tuple[ArrayT, Any]:
     """`packbits` of each segment x[indptr[i]:indptr[i + 1]]: segments start at whole bytes.
+
+    On a GPU the host waits for `indptr`, as it says how large the result is.
 
     Args:
         x: bool or uint8 [N].
@@ -34,6 +37,34 @@ def segment_packbits(
         (y, new_indptr): y[new_indptr[i]:new_indptr[i + 1]] is segment i, uint8; new_indptr is of
         the type of indptr.
     """
-    segments = dense(indptr, "[segment_packbits] indptr")
-    packed, starts = _core.packbits(dense(x, "[segment_packbits] x"), segments, bitorder, pool)
-    return as_kind(packed, x), as_kind(starts.astype(segments.dtype), indptr)
+    at = place_of(x, pool, "[segment_packbits] x")
+    elements = at.dense(x, "[segment_packbits] x")
+    segments = to_host(indptr, "[segment_packbits] indptr")
+    packed, starts = _packed(at, x, elements, segments, bitorder)
+    narrow = starts.astype(segments.dtype)
+    if not isinstance(at, DevicePlace):
+        return packed, as_kind(narrow, indptr)
+    # Lists of the host come back as arrays of the kind of x.
+    like = x if isinstance(indptr, np.ndarray) else indptr
+    made, memory = at.empty(like, narrow.shape, narrow.dtype)
+    at.executor.upload(memory, narrow)
+    return packed, made
+
+
+def _packed(
+    at: Place, like: ArrayT, elements: AnyView, segments: Any, bitorder: str
+) -> tuple[ArrayT, Any]:
+    """(bits, where segments start in them): the second on the host."""
+    starts = _core.packed_indptr(segments, elements.size)
+    packed, memory = at.empty(like, (int(starts[-1]),), np.uint8)
+    lists = _there(at, segments), _there(at, starts)
+    _core.packbits(elements, *lists, bitorder, memory, at.executor)
+    return packed, starts
+
+
+def _there(at: Place, values: Any) -> AnyView:
+    if not isinstance(at, DevicePlace):
+        return values
+    memory = at.temporary(values.shape, values.dtype)
+    at.executor.upload(memory, np.ascontiguousarray(values))
+    return memory

@@ -5,26 +5,35 @@ from typing import Any
 import numpy as np
 
 from effinfer import _core
-from effinfer._core import InvalidArgumentError, ThreadPool
-from effinfer.ops.shared import arrays
+from effinfer._core import InvalidArgumentError, Queue, ThreadPool
+from effinfer.ops.shared.arrays import dtype_name
+from effinfer.ops.shared.places import place_of
 from effinfer.ops.shared.row_arguments import filter_rows, seeds_of
 
 
 def top_k_renorm_probs(
-    probs: Any, top_k: Any, is_deterministic: bool = False, *, pool: ThreadPool | None = None
+    probs: Any,
+    top_k: Any,
+    is_deterministic: bool = False,
+    *,
+    pool: ThreadPool | Queue | None = None,
 ) -> Any:
     """probs [batch, vocab] with all but the top_k likeliest of each row 0, summing to 1."""
     return filter_rows("top_k_renorm_probs", "probs", probs, "probs", top_k=top_k, pool=pool)
 
 
 def top_p_renorm_probs(
-    probs: Any, top_p: Any, is_deterministic: bool = False, *, pool: ThreadPool | None = None
+    probs: Any,
+    top_p: Any,
+    is_deterministic: bool = False,
+    *,
+    pool: ThreadPool | Queue | None = None,
 ) -> Any:
     """probs [batch, vocab] with all but the nucleus of mass top_p 0, summing to 1."""
     return filter_rows("top_p_renorm_probs", "probs", probs, "probs", top_p=top_p, pool=pool)
 
 
-def top_k_mask_logits(logits: Any, top_k: Any, *, pool: ThreadPool | None = None) -> Any:
+def top_k_mask_logits(logits: Any, top_k: Any, *, pool: ThreadPool | Queue | None = None) -> Any:
     """logits [batch, vocab] with all but the top_k highest of each row negative infinity."""
     return filter_rows("top_k_mask_logits", "logits", logits, "logits", top_k=top_k, pool=pool)
 
@@ -40,7 +49,7 @@ def chain_speculative_sampling(
     seed: Any = None,
     offset: Any = None,
     *,
-    pool: ThreadPool | None = None,
+    pool: ThreadPool | Queue | None = None,
 ) -> tuple[Any, Any, Any]:
     """Accepts or rejects a chain of n drafts (arXiv:2211.17192): tokens follow the target exactly.
 
@@ -57,36 +66,51 @@ def chain_speculative_sampling(
         emitted [batch]: the drafts in tokens).
     """
     op = "chain_speculative_sampling"
+    at = place_of(draft_probs, pool, f"[{op}] draft_probs")
     counts = (
         ("maybe_output_accepted_token_num", maybe_output_accepted_token_num),
         ("maybe_output_emitted_draft_token_num", maybe_output_emitted_draft_token_num),
     )
-    sums = [None if x is None else arrays.writable(x, f"[{op}] {name}") for name, x in counts]
-    ids = arrays.dense(draft_token_ids, f"[{op}] draft_token_ids")
+    sums = [None if x is None else at.writable(x, f"[{op}] {name}") for name, x in counts]
+    ids = at.dense(draft_token_ids, f"[{op}] draft_token_ids")
     for (name, _), array in zip(counts, sums, strict=True):
         if array is not None and (array.dtype != np.int32 or array.shape != ids.shape[:1]):
             raise InvalidArgumentError(
-                f"[{op}] {name}: expected int32 {ids.shape[:1]}, got {array.dtype} {array.shape}"
+                f"[{op}] {name}: expected int32 {ids.shape[:1]}, "
+                f"got {dtype_name(array.dtype)} {array.shape}"
             )
-    tokens, *added = _core.chain_speculative_sampling(
-        arrays.dense(draft_probs, f"[{op}] draft_probs"),
-        ids.astype(np.int32) if ids.dtype == np.int64 else ids,
-        arrays.dense(target_probs, f"[{op}] target_probs"),
-        *seeds_of(op, draft_probs, generator, seed, offset),
-        pool=pool,
+    if not at.on_gpu and ids.dtype == np.int64:
+        ids = ids.astype(np.int32)
+    targets = at.dense(target_probs, f"[{op}] target_probs")
+    tokens, memory = at.empty(draft_probs, targets.shape[:2], np.int32)
+    # On the CPU, where rows may be refused, nothing is added before all have been drawn.
+    fresh = [
+        (given, array)
+        if array is not None and at.on_gpu
+        else at.zeros(draft_probs, ids.shape[:1], np.int32)
+        for (_, given), array in zip(counts, sums, strict=True)
+    ]
+    accepted, emitted = (array for _, array in fresh)
+    _core.chain_speculative_sampling(
+        at.dense(draft_probs, f"[{op}] draft_probs"),
+        ids,
+        targets,
+        *seeds_of(op, draft_probs, generator, seed, offset, at),
+        memory,
+        accepted,
+        emitted,
+        at.executor,
     )
     results = []
-    for (_, given), array, more in zip(counts, sums, added, strict=True):
-        if array is None:
-            results.append(arrays.as_kind(more, draft_probs))
-        else:
+    for (_, given), array, (made, more) in zip(counts, sums, fresh, strict=True):
+        if array is not None and not at.on_gpu:
             array += more
-            results.append(given)
-    return arrays.as_kind(tokens, draft_probs), results[0], results[1]
+        results.append(made if array is None else given)
+    return tokens, results[0], results[1]
 
 
 def apply_token_bitmask(
-    logits: Any, bitmask: Any, indices: Any = None, *, pool: ThreadPool | None = None
+    logits: Any, bitmask: Any, indices: Any = None, *, pool: ThreadPool | Queue | None = None
 ) -> None:
     """Sets logits of forbidden tokens to negative infinity, in place.
 
@@ -97,9 +121,12 @@ def apply_token_bitmask(
         indices: the rows, of both, that are masked; default all.
     """
     op = "apply_token_bitmask"
-    rows = arrays.writable(logits, f"[{op}] logits")
-    mask = arrays.dense(bitmask, f"[{op}] bitmask")
+    at = place_of(logits, pool, f"[{op}] logits")
+    rows = at.writable(logits, f"[{op}] logits")
+    mask = at.dense(bitmask, f"[{op}] bitmask")
     if rows.ndim == 1:
-        rows, mask = rows[None], mask.reshape(1, -1)
-    places = None if indices is None else np.asarray(indices, np.int64)
-    _core.apply_token_bitmask(rows, mask, places, pool=pool)
+        rows, mask = rows[None], mask[None] if mask.ndim == 1 else mask
+    places = at.optional(indices, f"[{op}] indices") if at.on_gpu else indices
+    if places is not None and not at.on_gpu:
+        places = np.asarray(places, np.int64)
+    _core.apply_token_bitmask(rows, mask, places, pool=at.executor)

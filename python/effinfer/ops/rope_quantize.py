@@ -21,10 +21,11 @@ from typing import Any
 import numpy as np
 
 from effinfer import _core
-from effinfer._core import ThreadPool
-from effinfer.ops.shared.arrays import AnyArray, Array, dense, dtype_name, view
+from effinfer._core import Queue, ThreadPool
+from effinfer.ops.shared.arrays import AnyArray, dtype_name
 from effinfer.ops.shared.float8 import float8_type, number, output, quantize, widened
 from effinfer.ops.shared.options import LAYOUTS, errors_of, expect, indices, kv_views, one_of
+from effinfer.ops.shared.places import AnyView, Place, place_of
 
 
 @errors_of("rope_quantize_fp8")
@@ -46,7 +47,7 @@ def rope_quantize_fp8(
     enable_pdl: bool = False,
     backend: str = "cuda",
     *,
-    pool: ThreadPool | None = None,
+    pool: ThreadPool | Queue | None = None,
 ) -> tuple[Any, Any, Any, Any]:
     """(q_rope, k_rope, q_nope, k_nope), the first two rotated, all times their scale in 8 bits;
     a part that there is none of is [T, heads, 0]."""
@@ -57,17 +58,18 @@ def rope_quantize_fp8(
         "q_nope_out": q_nope_out,
         "k_nope_out": k_nope_out,
     }
-    dtype = _type_of(op, quantize_dtype, *given.values())
+    at = place_of(q_rope, pool, f"[{op}] q_rope")
+    dtype = _type_of(op, at, quantize_dtype, *given.values())
     scales = _scales(op, quant_scale_q, quant_scale_kv)
-    parts = _rotated(op, q_rope, k_rope, q_nope, k_nope, cos_sin_cache, pos_ids, is_neox, pool)
+    parts = _rotated(op, at, q_rope, k_rope, q_nope, k_nope, cos_sin_cache, pos_ids, is_neox)
     results = [
-        output(q_rope, part.shape, dtype, out, f"[{op}] {name}")
+        output(at, q_rope, part.shape, dtype, out, f"[{op}] {name}")
         for part, (name, out) in zip(parts, given.items(), strict=True)
     ]
     for part, (_, memory), (name, _), scale in zip(
         parts, results, given.items(), scales * 2, strict=True
     ):
-        quantize(op, name, part, scale, memory, pool)
+        quantize(op, name, part, scale, memory, at)
     return results[0][0], results[1][0], results[2][0], results[3][0]
 
 
@@ -89,10 +91,11 @@ def mla_rope_quantize_fp8(
     k_nope_out: AnyArray | None = None,
     enable_pdl: bool = False,
     *,
-    pool: ThreadPool | None = None,
+    pool: ThreadPool | Queue | None = None,
 ) -> tuple[Any, Any, Any, Any]:
     """`rope_quantize_fp8` of latent attention: k_rope [T, rope_dim] and k_nope [T, dim]."""
-    rank = view(k_rope, "[mla_rope_quantize_fp8] k_rope").ndim
+    at = place_of(q_rope, pool, "[mla_rope_quantize_fp8] q_rope")
+    rank = at.view(k_rope, "[mla_rope_quantize_fp8] k_rope").ndim
     expect(rank == 2, "[mla_rope_quantize_fp8] k_rope", "2 dimensions", rank)
     outputs = (q_rope_out, k_rope_out, q_nope_out, k_nope_out)
     parts = (q_rope, k_rope, q_nope, k_nope)
@@ -125,7 +128,7 @@ def rope_quantize_fp8_append_paged_kv_cache(
     q_nope_out: AnyArray | None = None,
     enable_pdl: bool = False,
     *,
-    pool: ThreadPool | None = None,
+    pool: ThreadPool | Queue | None = None,
 ) -> tuple[Any, Any]:
     """`rope_quantize_fp8` whose keys, and values times quant_scale_kv, go to pages; returns
     (q_rope, q_nope).
@@ -139,48 +142,51 @@ def rope_quantize_fp8_append_paged_kv_cache(
     """
     op = "rope_quantize_fp8_append_paged_kv_cache"
     one_of(kv_layout, LAYOUTS, f"[{op}] kv_layout")
-    latent = view(k_rope, f"[{op}] k_rope").ndim == 2
-    caches = kv_views(op, paged_kv_cache, kv_layout, 3 if latent else 4)
+    at = place_of(q_rope, pool, f"[{op}] q_rope")
+    latent = at.view(k_rope, f"[{op}] k_rope").ndim == 2
+    caches = kv_views(op, paged_kv_cache, kv_layout, 3 if latent else 4, at)
     chosen = quantize_dtype if quantize_dtype is not None else caches[0].dtype
     dtype = float8_type(chosen, f"[{op}] quantize_dtype")
-    for cache in caches:
-        got = dtype_name(cache.dtype)
+    for got in (dtype_name(cache.dtype) for cache in caches):
         expect(got == dtype_name(dtype), f"[{op}] paged_kv_cache", dtype_name(dtype), got)
     scales = _scales(op, quant_scale_q, quant_scale_kv)
-    parts = _rotated(op, q_rope, k_rope, q_nope, k_nope, cos_sin_cache, pos_ids, is_neox, pool)
+    parts = _rotated(op, at, q_rope, k_rope, q_nope, k_nope, cos_sin_cache, pos_ids, is_neox)
     ok = (v is None) == latent
     expect(ok, f"[{op}] v", "None with k_rope [T, dim], else an array", type(v).__name__)
-    values = None if v is None else widened(op, "v", v, pool)
-    rows = _new_rows(op, (parts[1], parts[3]), values, scales[1], dtype, pool)
+    values = None if v is None else widened(op, "v", v, at)
+    rows = _new_rows(op, at, (parts[1], parts[3]), values, scales[1], dtype)
     results = (
-        output(q_rope, parts[0].shape, dtype, q_rope_out, f"[{op}] q_rope_out"),
-        output(q_rope, parts[2].shape, dtype, q_nope_out, f"[{op}] q_nope_out"),
+        output(at, q_rope, parts[0].shape, dtype, q_rope_out, f"[{op}] q_rope_out"),
+        output(at, q_rope, parts[2].shape, dtype, q_nope_out, f"[{op}] q_nope_out"),
     )
     if latent:
         caches, kv_layout = (caches[0][:, :, None], caches[1][:, :, None]), "NHD"
     size = caches[0].shape[1 if kv_layout == "NHD" else 2]
     expect(size == page_size, f"[{op}] page_size", f"{size}, of the cache", page_size)
-    starts = indices(kv_indptr, f"[{op}] kv_indptr")
+    # On a GPU nobody looks at lists: how much of a last page is used may be any numbers.
+    lists = at.dense if at.on_gpu else indices
+    starts = lists(kv_indptr, f"[{op}] kv_indptr")
+    last = starts[:-1] if at.on_gpu else np.full(max(starts.size - 1, 0), size, np.int32)
     _core.append_paged_kv_cache(
         *rows,
-        indices(batch_indices, f"[{op}] batch_indices"),
-        indices(positions, f"[{op}] positions"),
+        lists(batch_indices, f"[{op}] batch_indices"),
+        lists(positions, f"[{op}] positions"),
         *caches,
-        indices(kv_indices, f"[{op}] kv_indices"),
+        lists(kv_indices, f"[{op}] kv_indices"),
         starts,
-        np.full(max(starts.size - 1, 0), size, np.int32),
+        last,
         kv_layout=kv_layout,
-        pool=pool,
+        pool=at.executor,
     )
     for name, part, (_, memory) in zip(("q_rope", "q_nope"), parts[::2], results, strict=True):
-        quantize(op, name, part, scales[0], memory, pool)
+        quantize(op, name, part, scales[0], memory, at)
     return results[0][0], results[1][0]
 
 
-def _type_of(op: str, given: Any, *outputs: Any) -> np.dtype[Any]:
+def _type_of(op: str, at: Place, given: Any, *outputs: Any) -> np.dtype[Any]:
     for out in outputs:
         if given is None and out is not None:
-            given = view(out, f"[{op}] out").dtype
+            given = at.view(out, f"[{op}] out").dtype
     return float8_type("float8_e4m3fn" if given is None else given, f"[{op}] quantize_dtype")
 
 
@@ -190,6 +196,7 @@ def _scales(op: str, q: Any, kv: Any) -> tuple[float, float]:
 
 def _rotated(
     op: str,
+    at: Place,
     q_rope: Any,
     k_rope: Any,
     q_nope: Any,
@@ -197,23 +204,22 @@ def _rotated(
     cos_sin_cache: Any,
     pos_ids: Any,
     is_neox: bool,
-    pool: ThreadPool | None,
-) -> tuple[Array, Array, Array, Array]:
+) -> tuple[AnyView, AnyView, AnyView, AnyView]:
     """(q_rope, k_rope, q_nope, k_nope) in float32, the first two rotated in new memory."""
-    q = widened(op, "q_rope", q_rope, pool, copy=True)
-    k = widened(op, "k_rope", k_rope, pool, copy=True)
+    q = widened(op, "q_rope", q_rope, at, copy=True)
+    k = widened(op, "k_rope", k_rope, at, copy=True)
     expect(q.ndim == 3, f"[{op}] q_rope", "3 dimensions", f"shape {q.shape}")
     expect(k.ndim in (2, 3), f"[{op}] k_rope", "2 or 3 dimensions", f"shape {k.shape}")
-    table = dense(cos_sin_cache, f"[{op}] cos_sin_cache")
+    table = at.dense(cos_sin_cache, f"[{op}] cos_sin_cache")
     name = dtype_name(table.dtype)
     expect(name == "float32", f"[{op}] cos_sin_cache", "float32", name)
-    heads = k.reshape(k.shape[0], -1, k.shape[-1])
-    rows = dense(pos_ids, f"[{op}] pos_ids")
+    heads = k if k.ndim == 3 else k[:, None]
+    rows = at.dense(pos_ids, f"[{op}] pos_ids")
     with errors_of(op):
-        _core.apply_rope(q, heads, table, rows, not is_neox, q, heads, pool)
+        _core.apply_rope(q, heads, table, rows, not is_neox, q, heads, at.executor)
     others = []
     for label, x, part in (("q_nope", q_nope, q), ("k_nope", k_nope, k)):
-        wide = part[..., :0] if x is None else widened(op, label, x, pool)
+        wide = part[..., :0] if x is None else widened(op, label, x, at)
         expected = f"dimensions {part.shape[:-1]} before its last"
         expect(wide.shape[:-1] == part.shape[:-1], f"[{op}] {label}", expected, wide.shape)
         others.append(wide)
@@ -222,23 +228,23 @@ def _rotated(
 
 def _new_rows(
     op: str,
-    keys: tuple[Array, Array],
-    values: Array | None,
+    at: Place,
+    keys: tuple[AnyView, AnyView],
+    values: AnyView | None,
     scale: float,
     dtype: np.dtype[Any],
-    pool: ThreadPool | None,
-) -> tuple[Array, Array]:
+) -> tuple[AnyView, AnyView]:
     """What is appended to both caches, in 8 bits: [T, heads, dim] each."""
     rope, nope = keys
     if values is None:
-        rows = [np.empty((x.shape[0], 1, x.shape[1]), dtype) for x in (nope, rope)]
-        quantize(op, "k_nope", nope, scale, rows[0][:, 0], pool)
-        quantize(op, "k_rope", rope, scale, rows[1][:, 0], pool)
+        rows = [at.temporary((x.shape[0], 1, x.shape[1]), dtype) for x in (nope, rope)]
+        quantize(op, "k_nope", nope, scale, rows[0][:, 0], at)
+        quantize(op, "k_rope", rope, scale, rows[1][:, 0], at)
         return rows[0], rows[1]
     split = rope.shape[-1]
-    both = np.empty((*rope.shape[:-1], split + nope.shape[-1]), dtype)
-    quantize(op, "k_rope", rope, scale, both[..., :split], pool)
-    quantize(op, "k_nope", nope, scale, both[..., split:], pool)
-    narrow = np.empty(values.shape, dtype)
-    quantize(op, "v", values, scale, narrow, pool)
+    both = at.temporary((*rope.shape[:-1], split + nope.shape[-1]), dtype)
+    quantize(op, "k_rope", rope, scale, both[..., :split], at)
+    quantize(op, "k_nope", nope, scale, both[..., split:], at)
+    narrow = at.temporary(values.shape, dtype)
+    quantize(op, "v", values, scale, narrow, at)
     return both, narrow

@@ -20,12 +20,17 @@ generator, else from the system: such draws cannot be repeated.
 dtype. `deterministic`, `enable_pdl` and `is_deterministic` change nothing: results always are.
 NaNs are always refused, whatever `check_nan` says; so are rows that have no distribution, unless
 `return_valid` asks for (samples, valid), where such rows give token 0 and False.
+
+On a GPU rows that would be refused give token 0 and probabilities 0, and nobody waits; with
+`check_nan` the host waits and refuses them. `top_k` and `indices` may be int32 or int64 there,
+other arrays of parameters are float32 or int64. Tokens are the CPU's, but where a draw falls within
+rounding of a bound.
 """
 
 from typing import Any
 
 from effinfer import _core
-from effinfer._core import ThreadPool
+from effinfer._core import Queue, ThreadPool
 from effinfer.ops.renorm import (
     apply_token_bitmask,
     chain_speculative_sampling,
@@ -64,12 +69,17 @@ def _is_joint(op: str, filter_apply_order: str) -> bool:
     return filter_apply_order == "joint"
 
 
+def _draw(indices: Any, generator: Any, seed: Any, offset: Any, check_nan: bool) -> dict[str, Any]:
+    draw = {"indices": indices, "generator": generator, "seed": seed, "offset": offset}
+    return {**draw, "check_nan": check_nan}
+
+
 def softmax(
     logits: Any,
     temperature: Any = None,
     enable_pdl: bool | None = None,
     *,
-    pool: ThreadPool | None = None,
+    pool: ThreadPool | Queue | None = None,
 ) -> Any:
     """softmax(logits / temperature) in float32, [batch, vocab]; temperature > 0."""
     return filter_rows(
@@ -86,10 +96,10 @@ def sampling_from_logits(
     seed: Any = None,
     offset: Any = None,
     *,
-    pool: ThreadPool | None = None,
+    pool: ThreadPool | Queue | None = None,
 ) -> Any:
     """A token of each row of softmax(logits): int32 [batch]."""
-    draw = {"indices": indices, "generator": generator, "seed": seed, "offset": offset}
+    draw = _draw(indices, generator, seed, offset, check_nan)
     return sample("sampling_from_logits", "logits", logits, pool=pool, **draw)
 
 
@@ -103,10 +113,10 @@ def sampling_from_probs(
     offset: Any = None,
     return_valid: bool = False,
     *,
-    pool: ThreadPool | None = None,
+    pool: ThreadPool | Queue | None = None,
 ) -> Any:
     """A token of each row of probs, which need not sum to 1: int32 [batch]."""
-    draw = {"indices": indices, "generator": generator, "seed": seed, "offset": offset}
+    draw = _draw(indices, generator, seed, offset, check_nan)
     return sample("sampling_from_probs", "probs", probs, return_valid=return_valid, pool=pool,
                   **draw)  # fmt: skip
 
@@ -122,10 +132,10 @@ def top_k_sampling_from_probs(
     offset: Any = None,
     return_valid: bool = False,
     *,
-    pool: ThreadPool | None = None,
+    pool: ThreadPool | Queue | None = None,
 ) -> Any:
     """A token among the top_k likeliest of each row, top_k >= 1: int32 [batch]."""
-    draw = {"indices": indices, "generator": generator, "seed": seed, "offset": offset}
+    draw = _draw(indices, generator, seed, offset, check_nan)
     return sample("top_k_sampling_from_probs", "probs", probs, top_k=top_k,
                   return_valid=return_valid, pool=pool, **draw)  # fmt: skip
 
@@ -141,10 +151,10 @@ def top_p_sampling_from_probs(
     offset: Any = None,
     return_valid: bool = False,
     *,
-    pool: ThreadPool | None = None,
+    pool: ThreadPool | Queue | None = None,
 ) -> Any:
     """A token of the nucleus of mass top_p of each row, top_p in (0, 1]: int32 [batch]."""
-    draw = {"indices": indices, "generator": generator, "seed": seed, "offset": offset}
+    draw = _draw(indices, generator, seed, offset, check_nan)
     return sample("top_p_sampling_from_probs", "probs", probs, top_p=top_p,
                   return_valid=return_valid, pool=pool, **draw)  # fmt: skip
 
@@ -160,10 +170,10 @@ def min_p_sampling_from_probs(
     offset: Any = None,
     return_valid: bool = False,
     *,
-    pool: ThreadPool | None = None,
+    pool: ThreadPool | Queue | None = None,
 ) -> Any:
     """A token at least min_p times as likely as the likeliest, min_p in [0, 1]: int32 [batch]."""
-    draw = {"indices": indices, "generator": generator, "seed": seed, "offset": offset}
+    draw = _draw(indices, generator, seed, offset, check_nan)
     return sample("min_p_sampling_from_probs", "probs", probs, min_p=min_p,
                   return_valid=return_valid, pool=pool, **draw)  # fmt: skip
 
@@ -180,14 +190,14 @@ def top_k_top_p_sampling_from_logits(
     seed: Any = None,
     offset: Any = None,
     *,
-    pool: ThreadPool | None = None,
+    pool: ThreadPool | Queue | None = None,
 ) -> Any:
     """A token of softmax(logits) after both filters: int32 [batch].
 
     `filter_apply_order`: "top_k_first": top_p is of what top-k left; "joint": of the whole row.
     """
     op = "top_k_top_p_sampling_from_logits"
-    draw = {"indices": indices, "generator": generator, "seed": seed, "offset": offset}
+    draw = _draw(indices, generator, seed, offset, check_nan)
     return sample(op, "logits", logits, top_k=top_k, top_p=top_p,
                   joint=_is_joint(op, filter_apply_order), pool=pool, **draw)  # fmt: skip
 
@@ -205,10 +215,10 @@ def top_k_top_p_sampling_from_probs(
     offset: Any = None,
     return_valid: bool = False,
     *,
-    pool: ThreadPool | None = None,
+    pool: ThreadPool | Queue | None = None,
 ) -> Any:
     """Samples as `top_k_top_p_sampling_from_logits` does, from probs."""
     op = "top_k_top_p_sampling_from_probs"
-    draw = {"indices": indices, "generator": generator, "seed": seed, "offset": offset}
+    draw = _draw(indices, generator, seed, offset, check_nan)
     return sample(op, "probs", probs, top_k=top_k, top_p=top_p, return_valid=return_valid,
                   joint=_is_joint(op, filter_apply_order), pool=pool, **draw)  # fmt: skip

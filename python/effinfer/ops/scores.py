@@ -6,10 +6,10 @@ from typing import Any
 import numpy as np
 
 from effinfer import _core
-from effinfer._core import ThreadPool
-from effinfer.ops.shared.arrays import Array, as_kind, dense, empty, optional, result
+from effinfer._core import Queue, ThreadPool
 from effinfer.ops.shared.key_batch import KeyBatch
 from effinfer.ops.shared.options import expect, number_or_array, one_of
+from effinfer.ops.shared.places import HOST, AnyView, Place, place_of
 
 
 def attention_scores(
@@ -32,7 +32,7 @@ def attention_scores(
     kv_len: Any = None,
     kv_layout: str = "NHD",
     out: Any = None,
-    pool: ThreadPool | None = None,
+    pool: ThreadPool | Queue | None = None,
 ) -> Any:
     """For each query head and key the sum, or the maximum, over the query rows of softmax(q k).
 
@@ -47,7 +47,8 @@ def attention_scores(
             attention call has returned it; default: computed first, which is half of the work.
         diagonals: also the sums by distance from a row back to its key; needs causal, "sum" and at
             most 128 rows a sequence.
-        positions: int32 [T]: where the rows are in their sequences, if not at the end.
+        positions: int32 [T]: where the rows are in their sequences, if not at the end; on a GPU
+            with `lse` only.
         window_left: keys farther back than this are hidden; -1: none.
         k_scale: a number, or float32 of k's shape without head_dim, that numbers of k are times.
 
@@ -57,6 +58,7 @@ def attention_scores(
         keys d places before the row.
     """
     op = "attention_scores"
+    at = place_of(q, pool, f"[{op}] q")
     batch = KeyBatch.of(
         op,
         q,
@@ -66,10 +68,11 @@ def attention_scores(
         kv_indices=kv_indices,
         kv_len=kv_len,
         kv_layout=kv_layout,
+        at=at,
     )
     shape = (batch.num_qo_heads, int(batch.kv_len.sum()))
-    given, given_view = result(q, shape, np.float32, out, f"[{op}] out")
-    sums, sums_view = empty(q, shape, np.float32) if diagonals else (None, None)
+    given, given_view = at.result(q, shape, np.float32, out, f"[{op}] out")
+    sums, sums_view = at.empty(q, shape, np.float32) if diagonals else (None, None)
     scores_into(
         batch,
         given_view,
@@ -77,22 +80,24 @@ def attention_scores(
         causal=causal,
         sm_scale=sm_scale,
         reduce=reduce,
-        positions=optional(positions, f"[{op}] positions"),
+        positions=at.optional(positions, f"[{op}] positions"),
         window_left=window_left,
         logits_soft_cap=logits_soft_cap or 0.0,
-        lse=optional(lse, f"[{op}] lse"),
+        lse=at.optional(lse, f"[{op}] lse"),
         lse_base=lse_base,
         k_scale=k_scale,
-        pool=pool,
+        at=at,
+        pool=at.executor,
     )
     return (given, sums) if diagonals else given
 
 
 def scores_into(
     batch: KeyBatch,
-    out: Array,
-    diagonals: Array | None,
+    out: AnyView,
+    diagonals: AnyView | None,
     *,
+    at: Place = HOST,
     sm_scale: float | None = None,
     k_scale: Any = None,
     **options: Any,
@@ -109,7 +114,7 @@ def scores_into(
         out,
         diagonals,
         sm_scale=batch.scale(sm_scale),
-        k_scale=number_or_array(k_scale, "[attention_scores] k_scale"),
+        k_scale=number_or_array(k_scale, "[attention_scores] k_scale", at),
         kv_layout=batch.kv_layout,
         **options,
     )
@@ -126,7 +131,7 @@ def pooled_attention_scores(
     group_heads: bool = False,
     kv_indptr: Any = None,
     kv_len: Any = None,
-    pool: ThreadPool | None = None,
+    pool: ThreadPool | Queue | None = None,
     **options: Any,
 ) -> Any:
     """`attention_scores`, with neighbours pooled.
@@ -148,16 +153,22 @@ def pooled_attention_scores(
         expect(not options.get(name), f"[{op}] {name}", "not given", options.get(name))
     scores = attention_scores(q, k, kv_indptr=kv_indptr, kv_len=kv_len, pool=pool, **options)
     layout = {"kv_indices": options.get("kv_indices"), "kv_layout": options.get("kv_layout", "NHD")}
-    qo_indptr = options.get("qo_indptr")
-    batch = KeyBatch.of(op, q, k, qo_indptr=qo_indptr, kv_indptr=kv_indptr, kv_len=kv_len, **layout)
-    pooled = _core.pool_scores(
-        dense(scores, f"[{op}] scores"),
+    at = place_of(q, pool, f"[{op}] q")
+    lists = {"qo_indptr": options.get("qo_indptr"), "kv_indptr": kv_indptr, "kv_len": kv_len}
+    batch = KeyBatch.of(op, q, k, **lists, **layout, at=at)
+    expect(block_size > 0, f"[{op}] block_size", "a number > 0", block_size)
+    heads = batch.num_kv_heads if group_heads else batch.num_qo_heads
+    shape = (heads, int((-(-batch.kv_len.astype(np.int64) // block_size)).sum()))
+    pooled, memory = at.empty(q, shape, np.float32)
+    _core.pool_scores(
+        at.dense(scores, f"[{op}] scores"),
         batch.kv_len,
+        memory,
         pooling=pooling,
         kernel_size=kernel_size,
         block_reduce=block_reduce,
         block_size=block_size,
         group=batch.num_qo_heads // batch.num_kv_heads if group_heads else 1,
-        pool=pool,
+        pool=at.executor,
     )
-    return as_kind(pooled, q)
+    return pooled

@@ -11,10 +11,11 @@ from typing import Any
 import numpy as np
 
 from effinfer import _core
-from effinfer._core import ThreadPool
-from effinfer.ops.shared.arrays import Array, dense, result
+from effinfer._core import Queue, ThreadPool
+from effinfer.ops.shared.arrays import Array
 from effinfer.ops.shared.flashinfer import query_type
 from effinfer.ops.shared.options import Scores, expect, indices, unsupported, view_3d
+from effinfer.ops.shared.places import place_of, to_host
 from effinfer.ops.shared.planned import PlannedAttention, require_plan
 from effinfer.ops.shared.sequences import Heads, Sequences
 
@@ -77,7 +78,7 @@ class BlockSparseAttentionWrapper:
         )
         options: dict[str, Any] = {"causal": causal}
         if packed_mask is not None:
-            bits = _core.block_mask(*matrix, dense(packed_mask, f"[{self._op}] packed_mask"))
+            bits = _core.block_mask(*matrix, to_host(packed_mask, f"[{self._op}] packed_mask"))
         elif mask is not None:
             bits = _pack_blocks(self._op, mask, (len(matrix[1]), R, C))
         if masked:
@@ -107,15 +108,16 @@ class BlockSparseAttentionWrapper:
         enable_pdl: bool | None = None,
         *,
         lse_base: str = "log2",
-        pool: ThreadPool | None = None,
+        pool: ThreadPool | Queue | None = None,
     ) -> Any:
         """Attention of q [M, num_qo_heads, head_dim] over k and v [N, num_kv_heads, head_dim]; with
         return_lse a pair with float32 [M, num_qo_heads]."""
         planned = require_plan(self._planned, self._op)
+        at = place_of(q, pool, f"[{self._op}] q")
         return planned.run(
             q,
-            view_3d(k, f"[{self._op}] k"),
-            view_3d(v, f"[{self._op}] v"),
+            view_3d(k, f"[{self._op}] k", at),
+            view_3d(v, f"[{self._op}] v", at),
             q_scale=scale_q,
             k_scale=scale_k,
             v_scale=scale_v,
@@ -167,7 +169,7 @@ class VariableBlockSparseAttentionWrapper:
                 [num_kv_heads, NB], their columns. Every head's add up to the same numbers.
         """
         op = f"[{self._op}]"
-        block_map = dense(block_mask_map, f"{op} block_mask_map")
+        block_map = to_host(block_mask_map, f"{op} block_mask_map")
         ok = block_map.ndim == 3 and block_map.shape[0] == num_kv_heads
         expect(ok, f"{op} block_mask_map", f"shape [{num_kv_heads}, MB, NB]", block_map.shape)
         (list_indptr, spans, lists, _), rows, columns = _core.variable_block_lists(
@@ -198,22 +200,31 @@ class VariableBlockSparseAttentionWrapper:
         enable_pdl: bool | None = None,
         *,
         lse_base: str = "log2",
-        pool: ThreadPool | None = None,
+        pool: ThreadPool | Queue | None = None,
     ) -> Any:
         """Attention of q [num_qo_heads, rows, head_dim] over k and v [num_kv_heads, columns,
         head_dim], heads first; with return_lse a pair with float32 [num_qo_heads, rows]."""
         planned = require_plan(self._planned, self._op)
-        queries = view_3d(q, f"[{self._op}] q")
-        given, out_view = result(q, queries.shape, None, out, f"[{self._op}] out")
-        keys, values = view_3d(k, f"[{self._op}] k"), view_3d(v, f"[{self._op}] v")
+        at = place_of(q, pool, f"[{self._op}] q")
+        queries = view_3d(q, f"[{self._op}] q", at)
+        given, out_view = at.result(q, queries.shape, None, out, f"[{self._op}] out")
+        keys = view_3d(k, f"[{self._op}] k", at)
+        values = view_3d(v, f"[{self._op}] v", at)
         rows, sums = planned.run(
-            queries.swapaxes(0, 1), keys, values, return_lse=True, lse_base=lse_base, pool=pool
+            queries.swapaxes(0, 1),
+            keys,
+            values,
+            return_lse=True,
+            lse_base=lse_base,
+            pool=at.executor,
         )
-        out_view[...] = rows.swapaxes(0, 1)
+        _core.convert_rows(rows.swapaxes(0, 1), out_view, op=self._op, pool=at.executor)
         if not return_lse:
             return given
-        given_sums, sums_view = result(q, queries.shape[:2], np.float32, lse, f"[{self._op}] lse")
-        sums_view[...] = sums.swapaxes(0, 1)
+        shape = queries.shape[:2]
+        given_sums, sums_view = at.result(q, shape, np.float32, lse, f"[{self._op}] lse")
+        turned = sums.swapaxes(0, 1)[..., None]
+        _core.convert_rows(turned, sums_view[..., None], op=self._op, pool=at.executor)
         return given, given_sums
 
 
@@ -222,7 +233,7 @@ def _matrix(op: str, offsets: Any, columns: Any) -> tuple[Array, Array]:
 
 
 def _pack_blocks(op: str, mask: Any, shape: tuple[int, ...]) -> Array:
-    blocks = dense(mask, f"[{op}] mask")
+    blocks = to_host(mask, f"[{op}] mask")
     ok = blocks.shape == shape and blocks.dtype in (np.bool_, np.uint8)
     expect(ok, f"[{op}] mask", f"bool {shape}", f"{blocks.dtype} {blocks.shape}")
     return np.packbits(blocks.reshape(-1) != 0, bitorder="little")
@@ -230,5 +241,5 @@ def _pack_blocks(op: str, mask: Any, shape: tuple[int, ...]) -> Array:
 
 def _sizes(x: Any, argument: str) -> Array:
     """Sizes as int32, of any shape."""
-    sizes = dense(x, argument)
+    sizes = to_host(x, argument)
     return indices(sizes.reshape(-1), argument).reshape(sizes.shape)

@@ -13,24 +13,15 @@ import numpy as np
 import numpy.typing as npt
 
 from effinfer import _core
-from effinfer._core import InvalidArgumentError, ThreadPool
-from effinfer.ops.shared.arrays import (
-    Array,
-    as_kind,
-    bfloat16,
-    dense,
-    dtype_name,
-    empty,
-    result,
-    view,
-)
+from effinfer._core import InvalidArgumentError, Queue, ThreadPool
+from effinfer.ops.shared.arrays import dense, dtype_name, result, view
 from effinfer.ops.shared.options import Indices, expect, indices
+from effinfer.ops.shared.places import DevicePlace, place_of
+from effinfer.ops.shared.windows import chosen_there, windows
 
 Ids = npt.NDArray[np.int64]
 
 _TYPES = ("float32", "float16", "bfloat16")
-# The bits of bfloat16's negative infinity.
-_LOWEST_BF16 = np.uint16(0xFF80)
 
 
 class TopKTieBreak(IntEnum):
@@ -49,30 +40,41 @@ def top_k(
     tie_break: int = TopKTieBreak.NONE,
     dsa_graph_safe: bool = False,
     *,
-    pool: ThreadPool | None = None,
+    pool: ThreadPool | Queue | None = None,
 ) -> tuple[Any, Any]:
     """The k highest values of each row of input [batch, n], and their ids, int64 [batch, k].
 
     Highest first when `sorted`, and among equals the one that `tie_break` prefers; else in the
-    order of ids.
+    order of ids. On a GPU at most 4096 are sorted, and results of rows with NaN mean nothing.
     """
-    rows = dense(input, "[top_k] input")
+    at = place_of(input, pool, "[top_k] input")
+    rows = at.dense(input, "[top_k] input")
     if rows.ndim != 2 or not 1 <= k <= rows.shape[1]:
         raise InvalidArgumentError(
             f"[top_k] k: expected a number in [1, n] and input [batch, n], got {k} and "
             f"shape {rows.shape}"
         )
-    values, memory = empty(input, (rows.shape[0], k))
-    if _large("top_k", tie_break):
-        # Ties go to the lower id: of mirrored rows, that is the higher one.
-        mirrored = np.array(rows[:, ::-1], rows.dtype, order="C")
-        ids = rows.shape[1] - 1 - _core.top_k(mirrored, k, sorted, memory, pool=pool)
-        if not sorted:
-            memory[...] = memory[:, ::-1].copy()
-            ids = np.ascontiguousarray(ids[:, ::-1])
-    else:
-        ids = _core.top_k(rows, k, sorted, memory, pool=pool)
-    return values, as_kind(ids, input)
+    large = _large("top_k", tie_break)
+    values, memory = at.empty(input, (rows.shape[0], k))
+    ids, places = at.empty(input, (rows.shape[0], k), np.int64)
+    if not large:
+        _core.top_k(rows, k, sorted, memory, places, pool=at.executor)
+        return values, ids
+    # Ties go to the lower id: of mirrored rows, that is the higher one.
+    if at.on_gpu:
+        turned = at.temporary(rows.shape, np.float32)
+        _core.window_rows("top_k", rows, None, None, True, turned, at.executor)
+        chosen = at.temporary((rows.shape[0], k), np.float32)
+        _core.top_k(turned, k, sorted, chosen, places, pool=at.executor)
+        _core.unmirror_chosen(rows, sorted, places, memory, at.executor)
+        return values, ids
+    mirrored = np.array(rows[:, ::-1], rows.dtype, order="C")
+    _core.top_k(mirrored, k, sorted, memory, places, pool=at.executor)
+    places[...] = rows.shape[1] - 1 - places
+    if not sorted:
+        memory[...] = memory[:, ::-1].copy()
+        places[...] = places[:, ::-1].copy()
+    return values, ids
 
 
 def top_k_page_table_transform(
@@ -90,7 +92,7 @@ def top_k_page_table_transform(
     page_size: int = 1,
     out: Any = None,
     out_raw_indices: Any = None,
-    pool: ThreadPool | None = None,
+    pool: ThreadPool | Queue | None = None,
 ) -> Any:
     """The slots of the k highest scores of each row, int32 [batch, k]: what attention over chosen
     tokens of a paged cache reads.
@@ -109,10 +111,7 @@ def top_k_page_table_transform(
         out: int32 [batch, k], C-contiguous: where the result goes; out_raw_indices: the same for i.
     """
     op = "top_k_page_table_transform"
-    ids = _window_ids(op, input, lengths, k, tie_break, row_starts, pool)
-    table = dense(src_page_table, f"[{op}] src_page_table")
-    got = f"{dtype_name(table.dtype)} {table.shape}"
-    expect(table.ndim == 2 and table.dtype == np.int32, f"[{op}] src_page_table", "int32 2D", got)
+    at = place_of(input, pool, f"[{op}] input")
     power = 0 < page_size <= 1 << 30 and page_size & (page_size - 1) == 0
     expect(power, f"[{op}] page_size", "a power of two up to 2^30", page_size)
     first = page_table_row_starts
@@ -120,6 +119,21 @@ def top_k_page_table_transform(
         ok = page_size == 1 or row_starts is None
         expect(ok, f"[{op}] page_table_row_starts", "an array with row_starts and pages", None)
         first = row_starts
+    if isinstance(at, DevicePlace):
+        places = {
+            "table": at.dense(src_page_table, f"[{op}] src_page_table"),
+            "row_to_batch": at.optional(row_to_batch, f"[{op}] row_to_batch"),
+            "first": at.optional(first, f"[{op}] page_table_row_starts"),
+        }
+        results = {"out": out, "raw": out_raw_indices}
+        large = _large(op, tie_break)
+        return chosen_there(
+            op, at, input, lengths, k, large, row_starts, results, places, page_size
+        )
+    ids = _window_ids(op, input, lengths, k, tie_break, row_starts, at.executor)
+    table = dense(src_page_table, f"[{op}] src_page_table")
+    got = f"{dtype_name(table.dtype)} {table.shape}"
+    expect(table.ndim == 2 and table.dtype == np.int32, f"[{op}] src_page_table", "int32 2D", got)
     count = ids.shape[0]
     firsts = _of_rows(op, "page_table_row_starts", first, count, np.zeros(count, np.int32))
     batches = _of_rows(op, "row_to_batch", row_to_batch, count, np.arange(count, dtype=np.int32))
@@ -153,12 +167,18 @@ def top_k_ragged_transform(
     dsa_graph_safe: bool = False,
     row_starts: Any = None,
     *,
-    pool: ThreadPool | None = None,
+    pool: ThreadPool | Queue | None = None,
 ) -> Any:
     """The ids of the k highest scores of each row in its window, plus its offset: int32 [batch, k],
     -1 behind the last. `offsets` int32 [batch]; the others as of `top_k_page_table_transform`."""
     op = "top_k_ragged_transform"
-    ids = _window_ids(op, input, lengths, k, tie_break, row_starts, pool)
+    at = place_of(input, pool, f"[{op}] input")
+    if isinstance(at, DevicePlace):
+        places = {"offsets": at.optional(offsets, f"[{op}] offsets")}
+        return chosen_there(
+            op, at, input, lengths, k, _large(op, tie_break), row_starts, {}, places
+        )
+    ids = _window_ids(op, input, lengths, k, tie_break, row_starts, at.executor)
     count = ids.shape[0]
     added = _of_rows(op, "offsets", offsets, count, np.zeros(count, np.int32))
     moved = np.where(ids >= 0, ids + added[:, None], -1)
@@ -209,24 +229,12 @@ def _window_ids(
     found = np.full((count, k), -1, np.int64)
     if chosen == 0:
         return found
-    scores = _windows(rows, starts, sizes, longest, large)
+    scores = windows(rows, starts, sizes, longest, large)
     # Padding is lower than any score, or comes after the scores that equal it.
-    ids = _core.top_k(scores, chosen, False, np.empty((count, chosen), scores.dtype), pool=pool)
+    ids = np.empty((count, chosen), np.int64)
+    _core.top_k(scores, chosen, False, np.empty((count, chosen), scores.dtype), ids, pool=pool)
     if large:
         ids = sizes[:, None] - 1 - ids
         ids = np.sort(np.where(ids < 0, longest, ids), axis=1)
     found[:, :chosen] = np.where(ids < sizes[:, None], ids, -1)
     return found
-
-
-def _windows(rows: Array, starts: Indices, sizes: Indices, longest: int, mirrored: bool) -> Array:
-    """The windows [batch, longest] from the left, mirrored or not, with -infinity behind them."""
-    if not mirrored and not starts.any() and bool((sizes == longest).all()):
-        return dense(rows[:, :longest], "[top_k] input")
-    bits = rows.view(np.uint16) if dtype_name(rows.dtype) == "bfloat16" else rows
-    column = np.arange(longest)
-    places = starts[:, None] + (sizes[:, None] - 1 - column if mirrored else column)
-    windows = np.take_along_axis(bits, np.clip(places, 0, rows.shape[1] - 1), axis=1)
-    padding = column >= sizes[:, None]
-    windows[padding] = _LOWEST_BF16 if bits is not rows else -np.inf
-    return windows if bits is rows else windows.view(bfloat16)

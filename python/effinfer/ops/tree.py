@@ -3,8 +3,9 @@
 from typing import Any
 
 from effinfer import _core
-from effinfer._core import PagedKv, ThreadPool
+from effinfer._core import PagedKv, Queue, ThreadPool
 from effinfer.ops.shared.options import LAYOUTS, Scores, indices, kv_views, one_of
+from effinfer.ops.shared.places import place_of
 from effinfer.ops.shared.planned import PlannedAttention
 from effinfer.ops.shared.sequences import Heads, Sequences
 
@@ -27,7 +28,7 @@ def tree_attention(
     v_scale: Any = None,
     out: Any = None,
     lse: Any = None,
-    pool: ThreadPool | None = None,
+    pool: ThreadPool | Queue | None = None,
 ) -> Any:
     """Attention of the rows of trees of draft tokens (SpecInfer, arXiv:2305.09781), one tree a
     sequence: a row sees what precedes the tree, its ancestors and itself.
@@ -45,7 +46,8 @@ def tree_attention(
     """
     op = "tree_attention"
     one_of(kv_layout, LAYOUTS, f"[{op}] kv_layout")
-    k, v = kv_views(op, paged_kv_cache, kv_layout)
+    at = place_of(q, pool, f"[{op}] q")
+    k, v = kv_views(op, paged_kv_cache, kv_layout, at=at)
     page_size, kv_heads, dim_qk, dim_vo = _sizes(k, v, kv_layout)
     names = ("kv_indptr", "kv_indices", "kv_last_page_len")
     lists = (qo_indptr, kv_indptr, kv_indices, kv_last_page_len)

@@ -23,7 +23,18 @@ def check_choice(name: str, value: object, valid: Sequence[str], hint: str = "")
         raise _core.InvalidArgumentError(f"[LLM] {name}: expected {names}, got {value!r}{hint}")
 
 
-def check_positive(**sizes: int | None) -> None:
+def check_sizes(
+    threads: int | None,
+    max_seq_len: int | None,
+    num_pages: int | None,
+    max_batch_tokens: int | None,
+) -> None:
+    sizes = {
+        "threads": threads,
+        "max_seq_len": max_seq_len,
+        "num_pages": num_pages,
+        "max_batch_tokens": max_batch_tokens,
+    }
     for name, value in sizes.items():
         if value is not None and (not isinstance(value, int) or not 1 <= value < 2**31):
             raise _core.InvalidArgumentError(
@@ -94,7 +105,8 @@ def _wrong_prompt(where: str, got: object) -> _core.Error:
 
 def check_choices(device: str, precision: str, kv_dtype: str | None, ternary_packing: str) -> None:
     """The options of a load that are one of a few words. Throws InvalidArgumentError."""
-    _core.check_device(device, "[LLM] device")
+    for part in device.split("+"):
+        _core.parse_placement(part, "[LLM] device")
     check_choice("precision", precision, ("fast", "f32"))
     check_choice("ternary_packing", ternary_packing, ("auto", "t2", "t1_6"))
     if kv_dtype is not None:

@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from effinfer import _core
+from effinfer.requests import grammar_limits as limits
 from effinfer.sampling import SamplingParams
 
 if TYPE_CHECKING:
@@ -84,7 +85,7 @@ class GrammarCompiler:
         with self._lock:
             matcher = self._kept.pop(source, None)
         if matcher is None:
-            matcher = self._compile(field, source)
+            matcher = limits.on_deep_stack(lambda: self._compile(field, source))
         with self._lock:
             self._kept[source] = matcher
             while len(self._kept) > _MOST_KEPT:
@@ -105,25 +106,33 @@ class GrammarCompiler:
         source: str
         if field == "json_schema":
             try:
-                source = matcher.grammar_from_json_schema(
-                    value if isinstance(value, str) else json.dumps(value), defaults=_JSON
-                )
-            except (TypeError, ValueError) as error:
+                text = value if isinstance(value, str) else json.dumps(value)
+                schema = json.loads(text) if isinstance(value, str) else value
+                source = matcher.grammar_from_json_schema(text, defaults=_JSON)
+            except (TypeError, ValueError, RecursionError) as error:
                 raise _invalid(field, str(error)) from None
-        elif field == "regex":
-            source = matcher.grammar_from_regex(value)
-        elif field == "choices":
-            # Strings of JSON are strings of Lark.
-            source = "start: " + " | ".join(json.dumps(choice) for choice in value)
-        else:
+            limits.check_size(field, text)
+            limits.check_schema(schema)
+        elif field == "grammar":
+            limits.check_size(field, value)
+            limits.check_grammar(value)
             source = value
+        elif field == "regex":
+            limits.check_size(field, value)
+            limits.check_choices(field, value)
+            source = matcher.grammar_from_regex(value)
+        else:
+            # A grammar of as many alternatives would be compiled in five times the time.
+            text = "|".join(map(limits.literal, value))
+            limits.check_size(field, text)
+            source = matcher.grammar_from_regex(text)
         return source
 
     def _compile(self, field: str, source: str) -> Any:
-        limits = self._library.LLParserLimits(
+        most = self._library.LLParserLimits(
             max_grammar_size=_MOST_SYMBOLS, initial_lexer_fuel=_LEXER_FUEL
         )
-        matcher = self._library.LLMatcher(self._tokenizer, source, log_level=0, limits=limits)
+        matcher = self._library.LLMatcher(self._tokenizer, source, log_level=0, limits=most)
         if matcher.is_error():
             raise _invalid(field, str(matcher.get_error()))
         return matcher

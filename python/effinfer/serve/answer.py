@@ -63,14 +63,16 @@ async def start_answer(
     *,
     is_streamed: bool,
     keep_special: bool = False,
+    schema_field: str,
 ) -> Answer:
-    """Queues the choices of an answer. Throws ApiError."""
+    """Queues the choices of an answer. schema_field: of the body, where a JSON schema comes from.
+    Throws ApiError."""
     try:
         generation = await served.model().start(
             requests, is_streamed=is_streamed, keep_special=keep_special
         )
     except _core.Error as error:
-        raise from_engine(error) from None
+        raise from_engine(error, schema_field) from None
     return Answer(served, route, generation, f"{prefix}-{secrets.token_hex(12)}")
 
 

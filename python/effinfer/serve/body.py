@@ -16,8 +16,10 @@ from starlette.types import Message, Receive, Scope
 from effinfer.serve.errors import ApiError
 
 MAX_BYTES = 8 << 20
-# What is read and thrown away for a client to read its refusal.
-_MOST_DISCARDED_BYTES = 8 * MAX_BYTES
+# What is read and thrown away of a refused body: before the refusal, whose connection then goes on,
+# and behind it, where there is more.
+_MOST_BEFORE = 8 * MAX_BYTES
+_MOST_BEHIND = 64 * MAX_BYTES
 # A body that takes longer comes from a client that has stopped sending.
 _SECONDS = 30.0
 
@@ -73,8 +75,8 @@ async def _read(request: Request) -> bytes:
 
 class BodyEnd:
     """Knows whether the body of a request was read to its end. A client that is still sending when
-    its connection is closed may lose the answer: what a refusal has left of a body is thrown away
-    before the refusal is sent."""
+    its connection is closed may lose the answer: what a refusal has left of a body is read and
+    thrown away, before the refusal is sent or before the connection is closed behind it."""
 
     def __init__(self, scope: Scope, receive: Receive) -> None:
         headers = Headers(scope=scope)
@@ -90,15 +92,23 @@ class BodyEnd:
 
     async def discard(self) -> None:
         """Up to the end, unless that is far away or does not come."""
-        is_long = self._length.isdecimal() and int(self._length[:20]) > _MOST_DISCARDED_BYTES
-        if self.reached or self._asks_first or is_long:
-            return
-        with contextlib.suppress(asyncio.TimeoutError):
-            await asyncio.wait_for(self._discard(), _SECONDS)
+        is_long = self._length.isdecimal() and int(self._length[:20]) > _MOST_BEFORE
+        if not is_long:
+            await self._discard(_MOST_BEFORE)
 
-    async def _discard(self) -> None:
+    async def linger(self) -> None:
+        """Behind the refusal: until a client that sends all before it reads has done so, within
+        limits; one that reads meanwhile stops."""
+        await self._discard(_MOST_BEHIND)
+
+    async def _discard(self, most: int) -> None:
+        if not self.reached and not self._asks_first:
+            with contextlib.suppress(asyncio.TimeoutError):
+                await asyncio.wait_for(self._read_on(most), _SECONDS)
+
+    async def _read_on(self, most: int) -> None:
         size = 0
-        while not self.reached and size <= _MOST_DISCARDED_BYTES:
+        while not self.reached and size <= most:
             size += len((await self.receive()).get("body", b""))
 
 

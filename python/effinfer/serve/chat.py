@@ -55,6 +55,7 @@ async def chat(request: Request, served: Served) -> Response:
         [(conversation.ids, params)],
         is_streamed=bool(body.stream),
         keep_special=conversation.keep_special,
+        schema_field=conversation.schema_field,
     )
     if body.stream:
         return EventStream(answer, _Events(answer, conversation, with_usage))

@@ -21,7 +21,13 @@ from effinfer.serve.answer import (
 from effinfer.serve.body import read_body
 from effinfer.serve.echo import Echo
 from effinfer.serve.errors import ApiError, unsupported
-from effinfer.serve.sampling import check_length, check_stream_options, prompt_room, sampling_params
+from effinfer.serve.sampling import (
+    check_length,
+    check_stream_options,
+    prompt_room,
+    sampling_params,
+    schema_field_of,
+)
 from effinfer.serve.schemas import CompletionBody
 from effinfer.serve.served import Served
 from effinfer.serve.stream import EventStream, data_event
@@ -56,7 +62,14 @@ async def completions(request: Request, served: Served) -> Response:
             prompt_logprobs=_prompt_logprobs(body),
         )
         requests.append((ids, params))
-    answer = await start_answer(served, ROUTE, "cmpl", requests, is_streamed=bool(body.stream))
+    answer = await start_answer(
+        served,
+        ROUTE,
+        "cmpl",
+        requests,
+        is_streamed=bool(body.stream),
+        schema_field=schema_field_of(body),
+    )
     texts = [_echo(llm, prompt) if body.echo else "" for prompt in prompts]
     echoes = [
         Echo(text, ids, leader, served.token_texts, body.logprobs is not None)

@@ -16,7 +16,6 @@ _ARGUMENT = re.compile(r"\[\w+\] ([a-z_]+[\w\[\].]*):? ")
 
 # Fields of SamplingParams that have another name in a body.
 _FIELDS: dict[str | None, str] = {
-    "json_schema": "response_format",
     "regex": "guided_regex",
     "choices": "guided_choice",
     "grammar": "guided_grammar",
@@ -75,15 +74,16 @@ def unsupported(param: str, why: str) -> ApiError:
     return ApiError(400, f"{param}: {why}", param=param, code="unsupported_parameter")
 
 
-def from_engine(error: _core.Error) -> ApiError:
-    """The answer to an error of the library."""
+def from_engine(error: _core.Error, schema_field: str = "response_format") -> ApiError:
+    """The answer to an error of the library. schema_field: what a JSON schema came from."""
     message = str(error)
     if isinstance(error, QueueFullError):
         return ApiError(429, "too many requests wait; try again later", code="queue_full")
     if isinstance(error, _core.InvalidArgumentError):
         named = _ARGUMENT.match(message)
         param = named[1] if named else None
-        return ApiError(400, message, param=_FIELDS.get(param, param), code="invalid_value")
+        field = schema_field if param == "json_schema" else _FIELDS.get(param, param)
+        return ApiError(400, message, param=field, code="invalid_value")
     if isinstance(error, _core.UnsupportedError):
         return ApiError(400, message, code="unsupported_parameter")
     return ApiError(500, message, code="engine_error")

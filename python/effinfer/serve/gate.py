@@ -27,6 +27,7 @@ class Gate:
         served = self._served
         started = False
         body = BodyEnd(scope, receive)
+        refusal: ApiError
 
         async def send_on(message: Message) -> None:
             nonlocal started
@@ -37,15 +38,17 @@ class Gate:
         try:
             self._check(scope)
             await self._app(scope, body.receive, send_on)
+            return
         except ApiError as error:
-            await self._answer(error, scope, body, send)
+            refusal = error
         except Exception:
             logger.exception("a request failed")
             if started:
                 raise
-            await self._answer(ApiError(500, "internal error"), scope, body, send)
+            refusal = ApiError(500, "internal error")
         finally:
             served.open_requests -= 1
+        await self._refuse(refusal, scope, body, send)
 
     def _check(self, scope: Scope) -> None:
         path = scope["path"]
@@ -60,12 +63,21 @@ class Gate:
         if self._served.is_draining and scope["method"] == "POST":
             raise ApiError(503, "the server is shutting down", code="shutting_down")
 
-    async def _answer(self, error: ApiError, scope: Scope, body: BodyEnd, send: Send) -> None:
-        if error.status != 408:  # that has waited long enough
+    async def _refuse(self, error: ApiError, scope: Scope, body: BodyEnd, send: Send) -> None:
+        is_patient = error.status != 408  # that has waited long enough
+        if is_patient:
             await body.discard()
         # Not the path: a client writes it, line ends included.
         route = getattr(scope.get("route"), "path", "other")
         self._served.metrics.refused(route, error.status)
         logger.info("%s %d %s", route, error.status, " ".join(error.message.split()))
         response = error.response(closes=not body.reached)
-        await response(scope, body.receive, send)
+
+        async def send_open(message: Message) -> None:
+            is_body = message["type"] == "http.response.body"
+            await send({**message, "more_body": True} if is_body else message)
+
+        await response(scope, body.receive, send_open)
+        if is_patient:
+            await body.linger()
+        await send({"type": "http.response.body", "body": b""})

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from effinfer.serve.held import held_back
-from effinfer.serve.tools.calls import CallDelta, ToolParser
+from effinfer.serve.tools.calls import CallDelta, ToolCall, ToolParser
 
 _OPEN, _CLOSE = "<think>", "</think>"
 
@@ -61,15 +61,26 @@ class _Thoughts:
 class AnswerParser:
     """One choice's text as it comes."""
 
-    def __init__(self, is_thinking: bool, tools: ToolParser | None) -> None:
+    def __init__(
+        self, is_thinking: bool, tools: ToolParser | None, *, is_parallel: bool = True
+    ) -> None:
+        """is_parallel: there may be several calls; else those behind the first are left out."""
         self._thoughts = _Thoughts(is_thinking)
         self._tools = tools
-        self.has_calls = False
+        self._is_parallel = is_parallel
+        self._first: ToolCall | None = None
+
+    @property
+    def has_calls(self) -> bool:
+        return self._first is not None
 
     def push(self, piece: str, *, final: bool) -> Delta:
         reasoning, content = self._thoughts.push(piece, final=final)
         if self._tools is None:
             return Delta(content, reasoning)
         content, calls = self._tools.push(content, final=final)
-        self.has_calls |= bool(calls)
+        if calls and self._first is None:
+            self._first = calls[0].call
+        if not self._is_parallel:
+            calls = [part for part in calls if part.call is self._first]
         return Delta(content, reasoning, calls)

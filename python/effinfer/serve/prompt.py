@@ -9,7 +9,7 @@ from typing import Any
 from effinfer import _core
 from effinfer.serve.errors import ApiError, from_engine, unsupported
 from effinfer.serve.parsing import AnswerParser
-from effinfer.serve.sampling import check_length, constraint_of
+from effinfer.serve.sampling import check_length, constraint_of, schema_field_of
 from effinfer.serve.schemas import ChatBody, NamedTool, Tool
 from effinfer.serve.served import Served
 from effinfer.serve.tools import JSON, ToolFormat, find_format
@@ -36,11 +36,13 @@ class Conversation:
     is_thinking: bool  # the prompt has opened the model's thought
     tools: ToolFormat | None  # how calls are written, where the answer may have some
     tool_names: frozenset[str]
+    has_parallel_calls: bool
     constraint: dict[str, Any]
+    schema_field: str  # of the body, where a JSON schema in `constraint` comes from
 
     def parser(self) -> AnswerParser:
         tools = None if self.tools is None else self.tools.parser(self.tool_names)
-        return AnswerParser(self.is_thinking, tools)
+        return AnswerParser(self.is_thinking, tools, is_parallel=self.has_parallel_calls)
 
     @property
     def keep_special(self) -> bool:
@@ -72,7 +74,9 @@ async def conversation_of(body: ChatBody, served: Served) -> Conversation:
         is_thinking=tail.rstrip().endswith("<think>") and not constraint,
         tools=tools,
         tool_names=frozenset(tool.function.name for tool in body.tools or []),
+        has_parallel_calls=body.parallel_tool_calls is not False,
         constraint=constraint,
+        schema_field="tools" if _has_to_call(body) else schema_field_of(body),
     )
 
 
@@ -102,6 +106,10 @@ def _variables(body: ChatBody) -> dict[str, Any]:
     return variables
 
 
+def _has_to_call(body: ChatBody) -> bool:
+    return bool(body.tools) and body.tool_choice not in (None, "none", "auto")
+
+
 def _tools(body: ChatBody, served: Served) -> tuple[ToolFormat | None, dict[str, Any]]:
     """How tools are called, and the grammar that makes the model call one."""
     choice = body.tool_choice
@@ -111,7 +119,7 @@ def _tools(body: ChatBody, served: Served) -> tuple[ToolFormat | None, dict[str,
         return None, constraint_of(body)
     if choice == "none":
         return None, constraint_of(body)
-    if choice in (None, "auto"):
+    if not _has_to_call(body):
         template = served.model().chat_template.source
         return find_format(template, served.tool_parser), constraint_of(body)
     if constraint_of(body):

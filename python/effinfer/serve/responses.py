@@ -16,7 +16,7 @@ from effinfer.serve.errors import ApiError
 from effinfer.serve.parsing import AnswerParser
 from effinfer.serve.prompt import Conversation, conversation_of
 from effinfer.serve.responses_items import ResponseItems
-from effinfer.serve.responses_schema import ResponsesBody, as_chat
+from effinfer.serve.responses_schema import ResponsesBody, as_chat, in_terms_of_responses
 from effinfer.serve.sampling import prompt_room, sampling_params
 from effinfer.serve.schemas import ChatBody
 from effinfer.serve.served import Served
@@ -32,23 +32,24 @@ async def responses(request: Request, served: Served) -> Response:
         chat = _chat(body)
         conversation = await conversation_of(chat, served)
         room = prompt_room(conversation.ids, llm.engine.max_seq_len, "messages")
+        params = sampling_params(
+            chat,
+            max_tokens=min(body.max_output_tokens or room, room),
+            logprobs=None,
+            llm=llm,
+            constraint=conversation.constraint,
+        )
+        answer = await start_answer(
+            served,
+            ROUTE,
+            "resp",
+            [(conversation.ids, params)],
+            is_streamed=bool(body.stream),
+            keep_special=conversation.keep_special,
+            schema_field=conversation.schema_field,
+        )
     except ApiError as error:
-        raise _in_terms_of_input(error) from None
-    params = sampling_params(
-        chat,
-        max_tokens=min(body.max_output_tokens or room, room),
-        logprobs=None,
-        llm=llm,
-        constraint=conversation.constraint,
-    )
-    answer = await start_answer(
-        served,
-        ROUTE,
-        "resp",
-        [(conversation.ids, params)],
-        is_streamed=bool(body.stream),
-        keep_special=conversation.keep_special,
-    )
+        raise in_terms_of_responses(error) from None
     events = _Events(answer, body, conversation)
     if body.stream:
         return EventStream(answer, events)
@@ -106,19 +107,14 @@ def _chat(body: ResponsesBody) -> ChatBody:
         raise explain(error, given) from None
 
 
-def _in_terms_of_input(error: ApiError) -> ApiError:
-    """The client sent no messages."""
-    if error.param is None or not error.param.startswith("messages"):
-        return error
-    return ApiError(error.status, error.message, param="input", code=error.code)
-
-
 def _response(answer: Answer, body: ResponsesBody) -> dict[str, Any]:
     """Before anything is said."""
     given = body.model_dump(
         include={"instructions", "max_output_tokens", "temperature", "top_p", "user"}
     )
-    choice = body.tool_choice
+    choice = body.tool_choice or "auto"
+    form = body.text.format if body.text is not None else None
+    said = {"type": "text"} if form is None else form.model_dump(by_alias=True, exclude_none=True)
     return {
         "id": answer.id.replace("-", "_"),
         "object": "response",
@@ -133,8 +129,8 @@ def _response(answer: Answer, body: ResponsesBody) -> dict[str, Any]:
         "parallel_tool_calls": body.parallel_tool_calls is not False,
         "previous_response_id": None,
         "store": False,
-        "text": {"format": {"type": "text"}},
-        "tool_choice": choice if isinstance(choice, str | None) else choice.model_dump(),
+        "text": {"format": said},
+        "tool_choice": choice if isinstance(choice, str) else choice.model_dump(),
         "tools": [tool.model_dump() for tool in body.tools or []],
         "truncation": "disabled",
         "usage": None,

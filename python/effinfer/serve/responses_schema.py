@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Annotated, Any, Literal
 
 from pydantic import Field
@@ -117,6 +118,27 @@ def as_chat(body: ResponsesBody) -> dict[str, Any]:
     return {key: value for key, value in chat.items() if value is not None}
 
 
+# What a chat completion calls it, and what its name is here.
+_NAMES_HERE = (
+    (re.compile(r"messages.*"), "input"),  # items and messages are not one to one
+    (re.compile(r"(tools\[\d+\]|tool_choice)\.function"), r"\1"),
+    (re.compile(r"response_format\.json_schema"), "text.format"),
+    (re.compile(r"response_format"), "text.format"),
+    (re.compile(r"reasoning_effort"), "reasoning.effort"),
+)
+
+
+def in_terms_of_responses(error: ApiError) -> ApiError:
+    """An error of the chat that as_chat() made."""
+    param = error.param or ""
+    for there, here in _NAMES_HERE:
+        if there.match(param):
+            named = there.sub(here, param, count=1)
+            message = error.message.replace(param, named, 1)
+            return ApiError(error.status, message, param=named, code=error.code)
+    return error
+
+
 def _refuse(body: ResponsesBody) -> None:
     kept = "answers are not kept; send the whole conversation as input"
     if body.previous_response_id is not None:
@@ -129,6 +151,8 @@ def _refuse(body: ResponsesBody) -> None:
         raise unsupported("prompt", "there are no stored prompts")
     if body.top_logprobs:
         raise unsupported("top_logprobs", "chat completions have log-probabilities")
+    if "message.output_text.logprobs" in (body.include or ()):
+        raise unsupported("include", "chat completions have log-probabilities")
     if body.truncation == "auto":
         raise unsupported("truncation", "conversations that are too long are refused")
 

@@ -65,7 +65,12 @@ def sampling_params(
             **(constraint or constraint_of(body)),
         )
     except _core.Error as error:
-        raise from_engine(error) from None
+        raise from_engine(error, schema_field_of(body)) from None
+
+
+def schema_field_of(body: Sampling) -> str:
+    """The field that a JSON schema comes from."""
+    return "response_format" if body.guided_json is None else "guided_json"
 
 
 def constraint_of(body: Sampling) -> dict[str, Any]:

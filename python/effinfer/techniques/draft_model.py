@@ -42,7 +42,9 @@ class DraftModel:
             tokens at most) and 8192 tokens more.
         adaptive: shorter drafts, down to none, where a level is not worth its measured time; False:
             always `length`, so that texts of "rejection" do not depend on the time.
-        head: a `VocabTrim`, for fewer logits.
+        head: a `VocabTrim`, for fewer logits. layers: `EasySpec`, or layers to leave out.
+        device: "cpu:1", "cuda:0": it drafts there while the target verifies; None: on the target's
+            threads, before its step.
     """
 
     model: str | os.PathLike[str] | LayerRewrite
@@ -51,6 +53,8 @@ class DraftModel:
     num_pages: int = 0
     adaptive: bool = True
     head: HeadRewrite | None = None
+    layers: LayerRewrite | None = None
+    device: str | None = None
 
     def for_target(self, target: ModelFiles) -> _core.Proposer:
         """The proposer of one engine of that model. Throws InvalidArgumentError for another
@@ -62,6 +66,8 @@ class DraftModel:
             graph, weights = files.graph, files.weights
         else:
             graph, weights = self.model.apply(target.graph), target.weights
+        if self.layers is not None:
+            graph = self.layers.apply(graph)
         if self.head is not None:
             graph, weights = self.head.apply(graph, weights)
         return _core.draft_model_proposer(
@@ -73,6 +79,7 @@ class DraftModel:
             num_pages=self.num_pages,
             adaptive=self.adaptive,
             label="self_draft" if own else "draft_model",
+            device=self.device or "",
         )
 
 

@@ -25,12 +25,10 @@ class Addition:
     layer: int
 
 
-def additions(graph: _core.Graph) -> list[Addition]:
-    """In order. Throws UnsupportedError for a graph without a residual stream."""
+def layer_numbers(graph: _core.Graph) -> dict[str, int]:
+    """Of each value that a node makes the layer whose weights or cache it depends on; -1: none."""
     weights = {name: facts["weight_name"] for name, facts in graph.values.items()}
     layers: dict[str, int] = {}
-    found: list[Addition] = []
-    stream = None
     for node in graph.nodes:
         (result,) = node["outputs"]
         named = (_BLOCK.match(weights[name]) for name in node["inputs"])
@@ -40,6 +38,16 @@ def additions(graph: _core.Graph) -> list[Addition]:
             *(layers.get(name, -1) for name in node["inputs"]),
             -1,
         )
+    return layers
+
+
+def additions(graph: _core.Graph) -> list[Addition]:
+    """In order. Throws UnsupportedError for a graph without a residual stream."""
+    layers = layer_numbers(graph)
+    found: list[Addition] = []
+    stream = None
+    for node in graph.nodes:
+        (result,) = node["outputs"]
         if node["op"] == "embedding":
             stream = result
         elif node["op"] == "add" and stream in node["inputs"]:

@@ -9,12 +9,20 @@ themselves are estimated from each prompt.
     block-sparse     blocks of 64 keys by the products of mean queries and keys (algorithm 3)
 """
 
+from __future__ import annotations
+
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from effinfer import _core
-from effinfer.techniques.prefill import SparsePrefill, visits_can_be_chosen
+from effinfer.techniques.pattern_search import nearest_patterns
+from effinfer.techniques.prefill import SparsePrefill, free_heads, sparse_prefill
+from effinfer.techniques.ranges import Range, choice, integer
+from effinfer.techniques.technique import Meta
+
+if TYPE_CHECKING:
+    from effinfer.llm import LLM
 
 PATTERNS = ("a_shape", "vertical_slash", "block_sparse")
 
@@ -23,53 +31,55 @@ PATTERNS = ("a_shape", "vertical_slash", "block_sparse")
 class MInference(SparsePrefill):
     """
     Args:
-        pattern: of the heads that `patterns` does not name.
-        patterns: by (layer, KV head): the query heads of a KV head share its list.
+        pattern: of the heads that `patterns`, by (layer, KV head), does not name; search() does.
         vertical_size, slash_size: keys, and distances between row and key, that each query head
             visits in the vertical-slash pattern; last_rows of a step are asked for them.
         num_blocks: blocks of 64 keys that a block of rows visits in the block-sparse pattern.
         a_shape_sink_tokens, a_shape_local_tokens: keys of the A-shape pattern.
         sink_tokens, local_tokens: keys that the other two visit in any case.
-        min_tokens: a shorter prompt is attended to in full, and so is a step in which choosing
-            would cost more than it is likely to save; 0: keys are chosen in any case.
-
-    Throws InvalidArgumentError for an unknown pattern, and for a head in `patterns` that a model
-    lacks or that has a window.
+        min_tokens: shorter prompts, and steps where choosing does not pay, see all keys; 0: none.
     """
 
-    pattern: str = "vertical_slash"
+    META: ClassVar[Meta] = sparse_prefill(
+        "MInference 1.0: Accelerating Pre-filling for Long-Context LLMs via Dynamic Sparse "
+        "Attention",
+        "2407.02490",
+        "patterns are of KV heads, whose query heads share a list",
+        dense_limit={"vertical_size": 1 << 30},
+        name="minference",
+    )
+
+    pattern: str = choice("vertical_slash", PATTERNS)
     patterns: Mapping[tuple[int, int], str] = field(default_factory=dict)
-    vertical_size: int = 256
-    slash_size: int = 256
-    last_rows: int = 64
-    num_blocks: int = 16
-    a_shape_sink_tokens: int = 128
-    a_shape_local_tokens: int = 1024
-    sink_tokens: int = 30
-    local_tokens: int = 100
-    min_tokens: int = 2048
+    vertical_size: int = integer(256)
+    slash_size: int = integer(256)
+    last_rows: int = integer(64, least=1)
+    num_blocks: int = integer(16)
+    a_shape_sink_tokens: int = integer(128)
+    a_shape_local_tokens: int = integer(1024)
+    sink_tokens: int = integer(30)
+    local_tokens: int = integer(100)
+    min_tokens: int = integer(2048)
 
     def __post_init__(self) -> None:
-        for pattern in (self.pattern, *self.patterns.values()):
-            if pattern not in PATTERNS:
-                raise _core.InvalidArgumentError(
-                    f"[MInference] pattern: expected {', '.join(PATTERNS)}, got {pattern!r}"
-                )
+        super().__post_init__()
+        for pattern in self.patterns.values():
+            Range(str, choices=PATTERNS).check("MInference", "patterns", pattern)
 
-    def apply(self, graph: _core.Graph) -> _core.Graph:
-        heads = {
-            (node["attributes"]["layer"], head)
-            for node in graph.nodes
-            if visits_can_be_chosen(node)
-            for head in range(node["attributes"]["kv_heads"])
-        }
-        for named in self.patterns:
-            if named not in heads:
-                raise _core.InvalidArgumentError(
-                    f"[MInference] patterns: expected (layer, KV head) of {graph.name}'s attention "
-                    f"without a window, got {named}"
-                )
-        return super().apply(graph)
+    def search(self, llm: LLM, text: str) -> MInference:
+        """The same with the pattern of each head that is nearest to dense attention on a text of at
+        least 1,024 tokens. Throws InvalidArgumentError for a shorter one."""
+        own = replace(self, patterns={}, min_tokens=0)
+        methods = {p: replace(own, pattern=p) for p in (self.pattern, *PATTERNS)}
+        return replace(self, patterns=nearest_patterns(methods, llm.files, llm.tokenize(text)))
+
+    def graph(self, graph: _core.Graph) -> _core.Graph:
+        for named in set(self.patterns) - free_heads(graph):
+            raise _core.InvalidArgumentError(
+                f"[MInference] patterns: expected (layer, KV head) of {graph.name}'s attention "
+                f"without a window, got {named}"
+            )
+        return super().graph(graph)
 
     def indices(self, layer: int, kv_heads: int) -> list[tuple[str, dict[str, Any]]]:
         heads: dict[str, list[int]] = {}
@@ -80,16 +90,10 @@ class MInference(SparsePrefill):
     def _index(self, pattern: str, only: list[int]) -> tuple[str, dict[str, Any]]:
         options: dict[str, Any] = {"only": only, "min_tokens": self.min_tokens}
         if pattern == "a_shape":
-            options |= {
-                "sink_tokens": self.a_shape_sink_tokens,
-                "local_tokens": self.a_shape_local_tokens,
-            }
-            return "column_index", options
+            options["sink_tokens"] = self.a_shape_sink_tokens
+            return "column_index", options | {"local_tokens": self.a_shape_local_tokens}
         options |= {"sink_tokens": self.sink_tokens, "local_tokens": self.local_tokens}
         if pattern == "block_sparse":
             return "block_index", options | {"pages": self.num_blocks}
-        return "column_index", options | {
-            "columns": self.vertical_size,
-            "slashes": self.slash_size,
-            "last_rows": self.last_rows,
-        }
+        sizes = {"columns": self.vertical_size, "slashes": self.slash_size}
+        return "column_index", options | sizes | {"last_rows": self.last_rows}

@@ -11,11 +11,13 @@ from effinfer.graph import GraphBuilder, Value
 Rule = Callable[[GraphBuilder, dict[str, Any], list[Value]], Value | None]
 
 
-def rewrite(graph: _core.Graph, rule: Rule) -> _core.Graph:
-    """A copy of a graph in which `rule` has had its say about every node. The graph is one that a
-    model definition writes: its nodes have one result each."""
+def rewrite(
+    graph: _core.Graph, rule: Rule, metadata: Mapping[str, Any] | None = None
+) -> _core.Graph:
+    """A copy of a graph in which `rule` has had its say about every node, with more metadata. The
+    graph is one that a model definition writes: its nodes have one result each."""
     builder = GraphBuilder(graph.name)
-    for key, value in graph.metadata.items():
+    for key, value in {**graph.metadata, **(metadata or {})}.items():
         builder.set_metadata(key, value)
     made = {name for node in graph.nodes for name in node["outputs"]}
     values: dict[str, Value] = {}
@@ -34,6 +36,11 @@ def rewrite(graph: _core.Graph, rule: Rule) -> _core.Graph:
         (output,) = node["outputs"]
         values[output] = result
     return builder.finish(*(values[name] for name in graph.outputs))
+
+
+def with_metadata(graph: _core.Graph, entries: Mapping[str, Any]) -> _core.Graph:
+    """A copy with these entries in its metadata, beside or in place of its own."""
+    return rewrite(graph, lambda _builder, _node, _inputs: None, entries)
 
 
 def prune(graph: _core.Graph, names: Mapping[str, str] | None = None) -> _core.Graph:

@@ -6,10 +6,11 @@ few as do, and a window around the diagonal are what all rows visit (section 4.2
 """
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
-from effinfer import _core
-from effinfer.techniques.prefill import SparsePrefill
+from effinfer.techniques.prefill import SparsePrefill, sparse_prefill
+from effinfer.techniques.ranges import integer, share
+from effinfer.techniques.technique import Meta
 
 
 @dataclass(frozen=True)
@@ -27,19 +28,20 @@ class SampleAttention(SparsePrefill):
     Throws InvalidArgumentError.
     """
 
-    sample_ratio: float = 0.05
-    mass: float = 0.95
-    local_tokens: int = 512
-    sink_tokens: int = 4
-    min_tokens: int = 2048
+    META: ClassVar[Meta] = sparse_prefill(
+        "SampleAttention: Near-Lossless Acceleration of Long Context LLM Inference with Adaptive "
+        "Structured Sparse Attention",
+        "2406.15486",
+        "the window is a number of keys, where the paper has a share of the prompt",
+        dense_limit={"local_tokens": 1 << 30},
+        name="sample_attention",
+    )
 
-    def __post_init__(self) -> None:
-        for name in ("sample_ratio", "mass"):
-            share = getattr(self, name)
-            if not 0 < share <= 1:
-                raise _core.InvalidArgumentError(
-                    f"[SampleAttention] {name}: expected more than 0, at most 1, got {share}"
-                )
+    sample_ratio: float = share(0.05)
+    mass: float = share(0.95)
+    local_tokens: int = integer(512)
+    sink_tokens: int = integer(4)
+    min_tokens: int = integer(2048)
 
     def indices(self, layer: int, kv_heads: int) -> list[tuple[str, dict[str, Any]]]:
         options = {

@@ -12,7 +12,7 @@ from effinfer.techniques.rewrite import prune, rewrite
 
 # Graph metadata: the ids that the logits are of, in their order.
 TOKENS_KEY = "logit_tokens"
-_CUT = "head.cut.weight"
+CUT = "head.cut.weight"  # the rows of the head that are left
 
 
 @dataclass(frozen=True)
@@ -41,25 +41,33 @@ class VocabTrim:
         beside them, with the same bits. Throws InvalidArgumentError for no tokens, unknown ones,
         and ids that do not rise; UnsupportedError for a head that is no matrix."""
         tokens = [int(token) for token in self.tokens]
-        if not tokens or any(b <= a for a, b in zip(tokens, tokens[1:], strict=False)):
-            raise _core.InvalidArgumentError("[VocabTrim] tokens: expected ids in rising order")
-        head = _head(graph)
+        head = find_head(graph)
         name = graph.values[head["inputs"][1]]["weight_name"]
-        layered = _core.LayeredWeights(weights)
-        shape = [len(tokens), weights.shape(name)[1]]
-        layered.add(_CUT, weights.rows(name, tokens), weights.dtype(name), shape)
+        layered = with_cut_rows(weights, name, tokens)
 
         def cut(builder: GraphBuilder, node: dict[str, Any], inputs: list[Value]) -> Value | None:
             if node["outputs"] != head["outputs"]:
                 return None
-            weight = builder.weight(_CUT, weights.dtype(name), shape)
+            weight = builder.weight(CUT, layered.dtype(CUT), layered.shape(CUT))
             builder.set_metadata(TOKENS_KEY, tokens)
             return builder.node(node["op"], inputs[0], weight, **node["attributes"])
 
         return prune(rewrite(graph, cut)), layered
 
 
-def _head(graph: _core.Graph) -> dict[str, Any]:
+def with_cut_rows(
+    weights: _core.WeightSource, name: str, tokens: Sequence[int]
+) -> _core.LayeredWeights:
+    """The weights, and the rows of these tokens of the head `name` as `CUT`."""
+    if not tokens or any(b <= a for a, b in zip(tokens, tokens[1:], strict=False)):
+        raise _core.InvalidArgumentError("[VocabTrim] tokens: expected ids in rising order")
+    layered = _core.LayeredWeights(weights)
+    shape = [len(tokens), weights.shape(name)[1]]
+    layered.add(CUT, weights.rows(name, tokens), weights.dtype(name), shape)
+    return layered
+
+
+def find_head(graph: _core.Graph) -> dict[str, Any]:
     """The product that the logits come of; a bias would have to be cut with it."""
     makers: dict[str, dict[str, Any]] = {node["outputs"][0]: node for node in graph.nodes}
     node = makers[graph.outputs[0]]

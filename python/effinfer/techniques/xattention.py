@@ -7,10 +7,11 @@ sums scores blocks, and a block of rows visits as few of the highest as add up t
 """
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
-from effinfer import _core
-from effinfer.techniques.prefill import SparsePrefill
+from effinfer.techniques.prefill import SparsePrefill, sparse_prefill
+from effinfer.techniques.ranges import choice, integer, share
+from effinfer.techniques.technique import Meta
 
 STRIDES = (4, 8, 16, 32, 64)
 
@@ -29,21 +30,19 @@ class XAttention(SparsePrefill):
     Throws InvalidArgumentError.
     """
 
-    stride: int = 8
-    threshold: float = 0.9
-    sink_tokens: int = 1
-    local_tokens: int = 0
-    min_tokens: int = 2048
+    META: ClassVar[Meta] = sparse_prefill(
+        "XAttention: Block Sparse Attention with Antidiagonal Scoring",
+        "2503.16428",
+        "blocks of 64 keys; one threshold for all heads, where the paper searches one for each",
+        dense_limit={"threshold": 1.0},
+        name="xattention",
+    )
 
-    def __post_init__(self) -> None:
-        if self.stride not in STRIDES:
-            raise _core.InvalidArgumentError(
-                f"[XAttention] stride: expected one of {STRIDES}, got {self.stride}"
-            )
-        if not 0 < self.threshold <= 1:
-            raise _core.InvalidArgumentError(
-                f"[XAttention] threshold: expected more than 0, at most 1, got {self.threshold}"
-            )
+    stride: int = choice(8, STRIDES)
+    threshold: float = share(0.9)
+    sink_tokens: int = integer(1)
+    local_tokens: int = integer(0)
+    min_tokens: int = integer(2048)
 
     def indices(self, layer: int, kv_heads: int) -> list[tuple[str, dict[str, Any]]]:
         options = {

@@ -259,10 +259,10 @@ def test_out_is_written_and_checked():
          r"\[rmsnorm\] pool: expected None or a Queue on cuda:0, got a ThreadPool"),
         (lambda x, w: ops.rmsnorm(X, WEIGHT, pool=Queue()), InvalidArgumentError,
          r"\[rmsnorm\] input: expected a tensor on cuda:0, got one on cpu"),
-        (lambda x, w: ops.softmax(x), UnsupportedError,
-         r"\[softmax\] logits: expected an array on cpu.*got one on cuda:0"),
-        (lambda x, w: ops.attention_scores(x[:, None], X[:, None]), UnsupportedError,
-         r"\[attention_scores\] q: expected an array on cpu.*got one on cuda:0"),
+        (lambda x, w: ops.page_bounds(x[:, None], page_size=2), UnsupportedError,
+         r"\[page_bounds\] k: expected an array on cpu.*got one on cuda:0"),
+        (lambda x, w: ops.attention_scores(x[:, None], X[:, None]), InvalidArgumentError,
+         r"\[attention_scores\] k: expected a tensor on cuda:0, got one on cpu"),
         (lambda x, w: ops.rmsnorm(Producer(X, device=(2, 7)), w), InvalidArgumentError,
          r'\[rmsnorm\] input: expected "cpu", "cuda:0", got "cuda:7"'),
         (lambda x, w: ops.rmsnorm(x, Producer(WEIGHT, device=(2, 7))), InvalidArgumentError,
@@ -287,6 +287,23 @@ def test_out_is_written_and_checked():
 def test_what_is_refused(call, error, message):
     with pytest.raises(error, match=message):
         call(there(X), there(WEIGHT))
+
+
+def test_queues_write_arrays():
+    queue, array = Queue("cuda:0", 13), there(X)
+    rows = np.arange(64, dtype=np.float32).reshape(2, 32)
+    queue.upload(array[:2], rows)
+    queue.zero(array[4:])
+    queue.synchronize()
+    np.testing.assert_array_equal(here(array), np.concatenate([rows, X[2:4], np.zeros((2, 32))]))
+    for call in (
+        lambda: queue.upload(array, rows),
+        lambda: queue.upload(array[:2], rows.astype(np.float16)),
+        lambda: queue.upload(array[:2, ::2], np.zeros((2, 16), np.float32)),
+        lambda: queue.zero(array[:, 1:]),
+    ):
+        with pytest.raises(InvalidArgumentError, match="expected a writable C-contiguous array"):
+            call()
 
 
 def test_names():

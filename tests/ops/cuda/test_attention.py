@@ -194,10 +194,97 @@ def test_a_cascade_is_its_concatenated_keys():
     np.testing.assert_allclose(actual.astype(np.float32), expected, atol=0.02)
 
 
+@pytest.mark.parametrize("name", ["decode", "prefill", "sinks"])
+def test_wrappers_of_wrappers(name):
+    rng = np.random.default_rng(13)
+    cache = rng.standard_normal((6, 2, 16, 2, 64), np.float32).astype(ml_dtypes.bfloat16)
+    q, k, v = (
+        rng.standard_normal((n, h, 64), np.float32).astype(ml_dtypes.bfloat16)
+        for n, h in ((2, 4), (30, 2), (30, 2))
+    )
+    logits = rng.standard_normal(4).astype(np.float32)
+    lists = (i32(0, 2, 4), i32(0, 1, 2, 3), i32(3, 5), 4, 2, 64, 16)
+
+    def run(placed):
+        if name == "sinks":
+            wrapper = ops.BatchAttentionWithAttentionSinkWrapper(None, "NHD")
+            wrapper.plan(i32(0, 1, 2), *lists, causal=True)
+            return wrapper.run(placed(q), placed(cache), placed(logits), 0.125)
+        prefix = placed(q), placed(k), placed(v), placed(cache)
+        if name == "decode":
+            shared = ops.BatchDecodeWithSharedPrefixPagedKVCacheWrapper()
+            shared.begin_forward(*lists)
+            return shared.forward(*prefix)
+        both = ops.BatchPrefillWithSharedPrefixPagedKVCacheWrapper()
+        both.begin_forward(i32(0, 1, 2), *lists)
+        return both.forward(*prefix, causal=True)
+
+    actual = run(there).to_numpy().view(ml_dtypes.bfloat16).astype(np.float32)
+    np.testing.assert_allclose(actual, run(lambda x: x).astype(np.float32), atol=0.02)
+
+
 def test_nothing_to_do():
     batch = Paged(np.random.default_rng(11), [5], 16, Shape(2, 1, 64), "bfloat16")
     _, out = prefill(batch, [0], "bfloat16")
     assert out.shape == (0, 2, 64)
+
+
+def test_buffers_of_fixed_sizes():
+    """plan() fills them; what kernels read lies elsewhere, at addresses that stay: recordings of it
+    are replayed in tests/gpu/test_operators.cpp."""
+    heads = (4, 2, 64)
+    buffers = [there(np.full(n, 77, np.int32)) for n in (4, 60, 3)]
+    fixed = ops.CUDAGraphBatchDecodeWithPagedKVCacheWrapper(None, *buffers)
+    assert fixed.is_cuda_graph_enabled
+    options = {"pos_encoding_mode": "ALIBI"}
+    for seed, lengths in enumerate(([5, 16, 300], [80, 0, 1], [700, 1, 9])):
+        batch = Paged(np.random.default_rng(seed), lengths, 16, Shape(*heads), "bfloat16")
+        q = there(batch.queries([1] * 3, "bfloat16"))
+        plain = ops.BatchDecodeWithPagedKVCacheWrapper()
+        for wrapper in (plain, fixed):
+            wrapper.plan(*batch.lists, *heads, 16, **options)
+        expected = plain.run(q, device_cache(batch)).to_numpy()
+        for queue in (None, Queue("cuda:0", 22)):
+            made = fixed.run(q, device_cache(batch), pool=queue)
+            np.testing.assert_array_equal(made.to_numpy(), expected)
+        for buffer, values in zip(buffers, batch.lists, strict=True):
+            np.testing.assert_array_equal(buffer.to_numpy()[: values.size], values)
+    # The buffers themselves may be the lists of a plan.
+    ops.fast_decode_plan(fixed, *buffers, *heads, 16, **options)
+    np.testing.assert_array_equal(fixed.run(q, device_cache(batch)).to_numpy(), expected)
+    for change, message in (
+        ({"sm_scale": 2.0, **options}, "plan: expected the scores of the first plan"),
+        ({"window_left": 3, **options}, "geometry: expected that of the first plan"),
+    ):
+        with pytest.raises(InvalidArgumentError, match=message):
+            fixed.plan(*batch.lists, *heads, 16, **change)
+    with pytest.raises(InvalidArgumentError, match="buffer: expected an array on cuda:0, got one"):
+        mixed = (buffers[0], np.zeros(60, np.int32), buffers[2])
+        ops.CUDAGraphBatchDecodeWithPagedKVCacheWrapper(None, *mixed)
+
+
+@pytest.mark.parametrize("masked", [False, True])
+def test_prefill_with_buffers_of_fixed_sizes(masked):
+    heads = (4, 2, 64)
+    sizes = [4, 4, 40, 3]
+    buffers = [there(np.full(n, 77, np.int32)) for n in sizes]
+    masks = there(np.zeros(900, np.uint8)), there(np.zeros(4, np.int32))
+    fixed = ops.BatchPrefillWithPagedKVCacheWrapper(
+        None, "NHD", True, *buffers, *(masks if masked else ())
+    )
+    for seed, rows in enumerate(([3, 1, 7], [2, 2, 2])):
+        rng = np.random.default_rng(seed)
+        batch = Paged(rng, [20, 5, 300], 16, Shape(*heads), "float16")
+        options = {"causal": True}
+        if masked:
+            each = [rng.random((n, m)) < 0.7 for n, m in zip(rows, batch.kv_lens, strict=True)]
+            options = {"custom_mask": np.concatenate([x.reshape(-1) for x in each])}
+        q = there(batch.queries(rows, "float16"))
+        plain = ops.BatchPrefillWithPagedKVCacheWrapper()
+        for wrapper in (plain, fixed):
+            wrapper.plan(offsets(rows), *batch.lists, *heads, 16, **options)
+        expected = plain.run(q, device_cache(batch)).to_numpy()
+        np.testing.assert_array_equal(fixed.run(q, device_cache(batch)).to_numpy(), expected)
 
 
 def small(dtype="bfloat16", head_dim=64, page_size=16):
@@ -244,9 +331,6 @@ def test_what_is_refused():
     ):  # fmt: skip
         with pytest.raises(error, match=message):
             call()
-    buffers = [there(x) for x in batch.lists]
-    with pytest.raises(UnsupportedError, match="paged_kv_indptr_buffer: expected an array on cpu"):
-        ops.CUDAGraphBatchDecodeWithPagedKVCacheWrapper(None, *buffers)
     rotating = ops.BatchDecodeWithPagedKVCacheWrapper()
     rotating.plan(*batch.lists, 2, 1, 64, 16, pos_encoding_mode="ROPE_LLAMA")
     with pytest.raises(UnsupportedError, match="expected NONE or ALIBI on a GPU, got ROPE_LLAMA"):

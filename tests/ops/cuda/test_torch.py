@@ -93,6 +93,21 @@ def test_attention():
     torch.testing.assert_close(values(lse), sums, rtol=1e-3, atol=1e-3)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_sampling(dtype):
+    logits = torch.randn(4, 50).to(dtype)
+    given = on_gpu(logits)
+    torch.manual_seed(3)
+    drawn = ops.top_k_top_p_sampling_from_logits(given, 20, 0.9)
+    assert drawn.dtype == torch.int32
+    assert drawn.is_cuda
+    torch.manual_seed(3)
+    expected = ops.top_k_top_p_sampling_from_logits(logits, 20, 0.9)
+    torch.testing.assert_close(values(drawn), expected)
+    masked = values(ops.top_k_mask_logits(given, 3))
+    torch.testing.assert_close(masked, ops.top_k_mask_logits(logits, 3))
+
+
 def test_what_is_refused():
     x, weight = torch.randn(5, 64), torch.rand(64)
     with pytest.raises(
@@ -101,5 +116,5 @@ def test_what_is_refused():
         ops.rmsnorm(on_gpu(x), weight)
     with pytest.raises(UnsupportedError, match=r"\] weight: expected an array on cpu.*on cuda:0"):
         ops.rmsnorm(x, on_gpu(weight))
-    with pytest.raises(UnsupportedError, match=r"\[softmax\] logits: expected an array on cpu"):
-        ops.softmax(on_gpu(x))
+    with pytest.raises(UnsupportedError, match=r"\[page_bounds\] k: expected an array on cpu"):
+        ops.page_bounds(on_gpu(x)[:, None], page_size=2)

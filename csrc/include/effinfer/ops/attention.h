@@ -36,6 +36,8 @@ struct AttentionGeometry {
                              // Xiao et al., arXiv:2309.17453)
   bool decode = false;       // few rows a sequence: keys are multiplied where they lie, also where
                              // the CPU has AMX
+
+  bool operator==(const AttentionGeometry&) const = default;
 };
 
 // The sequences of a batch; int32 unless said otherwise. Sequence s owns the query rows
@@ -89,6 +91,25 @@ struct AttentionInputs : LogitInputs {
   float lse_factor = 1.0f;  // of the natural logarithm: log2(e) for base 2
 };
 
+// A GPU's memory for plans that take each other's place, at addresses that stay: a recording of
+// run() with one of them runs what was put there last when it is replayed. Plans have the geometry,
+// the number of sequences of the first, and no more query rows.
+class EFFINFER_API FixedPlans {
+ public:
+  struct Impl;
+
+  // Room for `most_listed` of kv_indices, and for masks of that many bytes; with 0 of them there is
+  // no mask, else every plan has one.
+  FixedPlans(int64_t most_listed, int64_t most_mask_bytes);
+  ~FixedPlans();
+  FixedPlans(FixedPlans&&) noexcept;
+  FixedPlans& operator=(FixedPlans&&) noexcept;
+
+ private:
+  friend class AttentionPlan;
+  std::shared_ptr<Impl> impl_;
+};
+
 class EFFINFER_API AttentionPlan {
  public:
   struct Impl;
@@ -103,6 +124,11 @@ class EFFINFER_API AttentionPlan {
 
   const AttentionGeometry& geometry() const;
   int64_t num_rows() const;  // T
+
+  // Puts the plan, without lists, into a GPU's memory behind all that the queue has: run() reads it
+  // there until another one takes its place. What runs there, in one stream or in several, runs one
+  // after the other. Throws InvalidArgument where it does not fit.
+  void put(FixedPlans& memory, Queue& queue);
   // Products of a query head's row with a key that the plan makes, masked ones included.
   int64_t num_products() const;
 

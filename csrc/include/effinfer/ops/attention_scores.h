@@ -5,10 +5,10 @@
 
 #include <cstdint>
 
+#include "effinfer/executor.h"
 #include "effinfer/export.h"
 #include "effinfer/ops/attention.h"
 #include "effinfer/tensor.h"
-#include "effinfer/threads.h"
 
 namespace effinfer::ops {
 
@@ -28,12 +28,13 @@ inline constexpr int64_t kMaxDiagonalRows = 128;
 // the sum (or the maximum) over the sequence's query rows of softmax(logits). diagonals: null, or
 // of the same shape: for each head and distance d the sum over rows of the probability of the key d
 // places before the row; needs geometry.causal, reduce sum, no positions, and at most
-// kMaxDiagonalRows rows a sequence. The same bits for any batch and any number of threads. Throws
-// InvalidArgument.
+// kMaxDiagonalRows rows a sequence. The same bits for any batch and any number of threads. On a GPU
+// tensors and `out` lie there, without diagonals, and with positions only where there is an lse:
+// nobody looks at them. Throws InvalidArgument, and Unsupported where a GPU has no kernel.
 EFFINFER_API void attention_scores(const AttentionGeometry& geometry,
                                    const AttentionSequences& sequences,
                                    const AttentionScoresInputs& inputs, float* out,
-                                   float* diagonals, ThreadPool& pool);
+                                   float* diagonals, const Executor& executor);
 
 enum class ScorePooling { none, max, avg };
 enum class BlockReduce { sum, mean, max };
@@ -49,8 +50,9 @@ struct ScorePool {
 // Scores [heads, sum of kv_len] as blocks [heads / group, sum of ceil(kv_len / block_size)]: heads
 // of a group are added, then each score becomes the maximum or the average of the kernel_size
 // around it in its sequence (zeros outside count for the average, as in SnapKV, section 4), then
-// those of each block are reduced. Throws InvalidArgument.
+// those of each block are reduced. kv_len is the host's, scores and out may be a GPU's. Throws
+// InvalidArgument.
 EFFINFER_API void pool_scores(const TensorView& scores, const TensorView& kv_len,
-                              const ScorePool& options, float* out, ThreadPool& pool);
+                              const ScorePool& options, float* out, const Executor& executor);
 
 }  // namespace effinfer::ops

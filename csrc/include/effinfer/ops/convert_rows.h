@@ -2,9 +2,9 @@
 // is, and widening before arithmetic in float32.
 #pragma once
 
+#include "effinfer/executor.h"
 #include "effinfer/export.h"
 #include "effinfer/tensor.h"
-#include "effinfer/threads.h"
 
 namespace effinfer::ops {
 
@@ -20,9 +20,12 @@ struct ConvertNames {
 //
 //   x, out  floats of 32, 16 or 8 bits [..., D]: one shape, contiguous rows; leading dimensions
 //           with at most two different strides
+//   divisor float32, one number, or of rank 0: the factor is divided by it. On a GPU nobody looks
+//           at it before the kernel does
 //
 // Throws InvalidArgument for other dtypes, shapes and strides, and for a factor that is not finite.
 EFFINFER_API void convert_rows(const StridedView& x, float factor, const StridedView& out,
-                               ThreadPool& pool, const ConvertNames& names = {});
+                               const Executor& executor, const ConvertNames& names = {},
+                               const TensorView& divisor = {});
 
 }  // namespace effinfer::ops

@@ -9,11 +9,13 @@ from effinfer.ops.shared.wrapper import FixedBuffers, Wrapper
 
 
 class BatchPrefill(Wrapper):
+    _fixed_on_gpu = True
+
     def _fix(self, masks: dict[str, Any], **buffers: Any) -> None:
         """Fixed sizes, which are those of the buffers; `masks` may be None."""
         given = {name: buffer for name, buffer in masks.items() if buffer is not None}
         self._masked = bool(given)
-        self._buffers = FixedBuffers(self._op, **buffers, **given)
+        self._buffers = FixedBuffers(self._op, on_gpu=self._fixed_on_gpu, **buffers, **given)
 
     def _plan(
         self,
@@ -37,6 +39,8 @@ class BatchPrefill(Wrapper):
             **masks,
         )
         self._keep(sequences, masks, **lists)
+        if self._buffers is not None:
+            self._buffers.place(planned, "paged_kv_indices_buf", "custom_mask_buf")
         self._planned = planned
 
     def _keep(self, sequences: Sequences, masks: dict[str, Any], **lists: Any) -> None:

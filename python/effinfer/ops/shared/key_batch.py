@@ -7,7 +7,6 @@ from typing import Any
 import numpy as np
 
 from effinfer._core import InvalidArgumentError, PagedKv
-from effinfer.ops.shared.arrays import Array, view
 from effinfer.ops.shared.options import (
     LAYOUTS,
     Indices,
@@ -18,6 +17,7 @@ from effinfer.ops.shared.options import (
     one_of,
     view_3d,
 )
+from effinfer.ops.shared.places import HOST, AnyView, Place
 
 
 @dataclass(frozen=True)
@@ -36,8 +36,8 @@ class KeyBatch:
     Every index vector is int32.
     """
 
-    q: Array
-    k: Array | PagedKv
+    q: AnyView
+    k: AnyView | PagedKv
     qo_indptr: Indices
     kv_indptr: Indices
     kv_indices: Indices | None
@@ -57,15 +57,16 @@ class KeyBatch:
         kv_indices: Any = None,
         kv_len: Any = None,
         kv_layout: str = "NHD",
+        at: Place = HOST,
     ) -> "KeyBatch":
-        rows, keys = view_3d(q, f"[{op}] q"), k
+        rows, keys = view_3d(q, f"[{op}] q", at), k
         one_of(kv_layout, LAYOUTS, f"[{op}] kv_layout")
         paged = kv_indices is not None
         if isinstance(k, PagedKv):
             expect(paged, f"[{op}] kv_indices", "an array with PagedKv", None)
             page_size = int(k.page_size)
         else:
-            keys = view(k, f"[{op}] k")
+            keys = at.view(k, f"[{op}] k")
             rank = 4 if paged else 3
             expect(keys.ndim == rank, f"[{op}] k", f"{rank} dimensions", f"shape {keys.shape}")
             if not paged and kv_layout == "HND":
@@ -96,7 +97,7 @@ class KeyBatch:
             kv_layout,
         )
 
-    def arrays(self, op: str) -> Array:
+    def arrays(self, op: str) -> AnyView:
         """The keys of an operator that does not read the engine's pages."""
         if isinstance(self.k, PagedKv):
             raise InvalidArgumentError(f"[{op}] k: expected an array, got PagedKv")

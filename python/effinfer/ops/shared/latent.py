@@ -1,12 +1,14 @@
 """The two parts of queries and keys of latent attention."""
 
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 
-from effinfer.ops.shared.arrays import Array
+from effinfer._core import UnsupportedError
+from effinfer.ops.shared.float8 import number
 from effinfer.ops.shared.float32 import as_float32
 from effinfer.ops.shared.options import contiguous_rows, expect
+from effinfer.ops.shared.places import AnyView, Place
 
 
 def parts_of(argument: str, whole: Any, pair: tuple[Any, Any], split: int) -> tuple[Any, Any]:
@@ -23,10 +25,25 @@ def parts_of(argument: str, whole: Any, pair: tuple[Any, Any], split: int) -> tu
     return whole[..., :split], whole[..., split:]
 
 
-def scaled_queries(pe: Array, factor: float, argument: str) -> Array:
+def expect_shape(x: AnyView, shape: tuple[int, ...], argument: str) -> None:
+    expect(x.shape == shape, argument, f"shape {shape}", x.shape)
+
+
+def scales_of(op: str, ckv_scale: float | None, kpe_scale: float | None) -> tuple[float, float]:
+    """That of the latent part, and what that of the rotated one is of it; None: 1."""
+    latent = number(1.0 if ckv_scale is None else ckv_scale, f"{op} ckv_scale")
+    return latent, number(1.0 if kpe_scale is None else kpe_scale, f"{op} kpe_scale") / latent
+
+
+def scaled_queries(pe: AnyView, factor: float, argument: str, at: Place) -> AnyView:
     """Rotated queries, times what the scale of their keys is of the scale of the latent part: a
     kernel multiplies both by that one."""
     if factor == 1.0:
-        return cast(Array, contiguous_rows(pe))
-    scaled: Array = as_float32(pe, argument) * np.float32(factor)
-    return scaled
+        return contiguous_rows(pe)
+    if at.on_gpu:
+        op = argument.partition("]")[0]
+        raise UnsupportedError(
+            f"{op}] kpe_scale: expected ckv_scale on a GPU, whose queries have one type, got "
+            f"{factor} times it"
+        )
+    return as_float32(pe, argument) * np.float32(factor)

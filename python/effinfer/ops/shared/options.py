@@ -151,8 +151,7 @@ def view_3d(x: Any, argument: str, at: Place = HOST) -> AnyView:
 
 
 def kv_views(op: str, cache: Any, layout: str, rank: int = 4, at: Place = HOST) -> tuple[Any, Any]:
-    """Keys and values of a (k, v) tuple or of one array [pages, 2, ...]; the engine's pages are
-    both."""
+    """Keys and values of a (k, v) tuple, of one array [pages, 2, ...], or the engine's pages."""
     argument = f"[{op}] paged_kv_cache"
     if isinstance(cache, PagedKv):
         return cache, cache
@@ -199,8 +198,9 @@ def pack_mask(
     mask = to_host(custom_mask, f"[{op}] custom_mask").reshape(-1)
     ok = mask.dtype in (np.bool_, np.uint8) and mask.size == sizes.sum()
     expect(ok, f"[{op}] custom_mask", f"bool of {sizes.sum()} values", _shape(mask))
-    bounds = np.concatenate([[0], np.cumsum(sizes)])
-    return _core.packbits(mask, bounds, "little")[0], starts
+    bits = np.empty(int(starts[-1]), np.uint8)
+    _core.packbits(mask, np.concatenate([[0], np.cumsum(sizes)]), starts, "little", bits)
+    return bits, starts
 
 
 def _shape(array: Array) -> str:

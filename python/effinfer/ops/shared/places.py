@@ -38,6 +38,16 @@ class HostPlace:
     def __init__(self, pool: ThreadPool | None) -> None:
         self.executor = pool
 
+    def temporary(self, shape: Sequence[int], dtype: Any) -> AnyView:
+        """Memory for a call's own use."""
+        return np.empty(shape, dtype)
+
+    def zeros(self, like: ArrayT, shape: Sequence[int], dtype: Any) -> tuple[ArrayT, AnyView]:
+        """`empty`, with zeros."""
+        result, memory = self.empty(like, shape, dtype)
+        memory[...] = 0
+        return result, memory
+
     def made(self, like: ArrayT, shape: Sequence[int], call: Callable[..., Any]) -> ArrayT:
         """The float32 array that `call` makes, as the kind of `like`."""
         del shape
@@ -116,6 +126,16 @@ class DevicePlace:
             given = self.view(like, "[empty] like").dtype if dtype is None else np.dtype(dtype)
             result = DeviceArray.empty(list(shape), given, self.executor)
         return cast(ArrayT, result), self.writable(result, "[empty] result")
+
+    def temporary(self, shape: Sequence[int], dtype: Any) -> AnyView:
+        """Memory for a call's own use."""
+        return DeviceArray.empty(list(shape), np.dtype(dtype), self.executor)
+
+    def zeros(self, like: ArrayT, shape: Sequence[int], dtype: Any) -> tuple[ArrayT, AnyView]:
+        """`empty`, with zeros."""
+        result, memory = self.empty(like, shape, dtype)
+        self.executor.zero(memory)
+        return result, memory
 
     def made(self, like: ArrayT, shape: Sequence[int], call: Callable[..., Any]) -> ArrayT:
         """A float32 array of that shape, which `call` writes."""

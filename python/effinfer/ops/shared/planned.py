@@ -29,7 +29,7 @@ from effinfer.ops.shared.options import (
     one_of,
     view_3d,
 )
-from effinfer.ops.shared.places import HOST, AnyView, Place, place_of
+from effinfer.ops.shared.places import HOST, AnyView, DevicePlace, Place, place_of
 from effinfer.ops.shared.sequences import Heads, Sequences
 
 PlanT = TypeVar("PlanT")
@@ -146,6 +146,19 @@ class PlannedAttention:
         if target is not out_view:
             from_float32(target, out_view)
         return (given, given_sums) if return_lse else given
+
+    def place(
+        self, memory: _core.FixedPlans, first: "PlannedAttention | None", at: DevicePlace
+    ) -> None:
+        """Puts the plan where `first`, if there is one, was put: what belongs to its scores must be
+        the same, as recordings of run() hold it."""
+        if first is not None:
+            same = self.scores == first.scores
+            expect(same, f"[{self.op}] plan", "the scores of the first plan", "others")
+            self._slopes_there = first._slopes_there
+        with errors_of(self.op):
+            self._plan.put(memory, at.executor)
+        self._slopes_of(at)
 
     def _slopes_of(self, at: Place) -> AnyView | None:
         if self._slopes is None or not isinstance(at.executor, Queue):

@@ -7,20 +7,22 @@ from typing import Any
 import numpy as np
 
 from effinfer import _core
-from effinfer._core import InvalidArgumentError, ThreadPool
+from effinfer._core import DeviceArray, InvalidArgumentError, Queue, ThreadPool
 from effinfer.ops.shared import arrays
-from effinfer.ops.shared.arrays import Array
+from effinfer.ops.shared.places import HOST, AnyView, Place, place_of
 
 _FILTERS = {"temperature": "f", "top_k": "i", "top_p": "f", "min_p": "f"}
 _DTYPES: dict[str, np.dtype[Any]] = {"f": np.dtype(np.float32), "i": np.dtype(np.int64)}
 
 
-def parameter(value: Any, kind: str, argument: str) -> Array:
-    """A number, or an array of numbers, as float32 ("f") or int64 ("i")."""
+def parameter(value: Any, kind: str, argument: str, at: Place = HOST) -> AnyView:
+    """A number, or an array of numbers, as float32 ("f") or int64 ("i"); a GPU's stays as it is."""
     if isinstance(value, (int, float, np.generic)) and not isinstance(value, np.bool_):
         array = np.asarray(value)
     else:
-        array = arrays.dense(value, argument)
+        array = at.dense(value, argument)
+    if isinstance(array, DeviceArray):
+        return array
     allowed = "iu" if kind == "i" else "fiu"
     if array.dtype.kind not in allowed or array.dtype.metadata:
         numbers = "an integer or integers" if kind == "i" else "a number or numbers"
@@ -29,20 +31,20 @@ def parameter(value: Any, kind: str, argument: str) -> Array:
     return array.astype(_DTYPES[kind], copy=False)
 
 
-def filters(op: str, **values: Any) -> dict[str, Array]:
+def filters(op: str, at: Place = HOST, **values: Any) -> dict[str, AnyView]:
     """The parameters that are not None, for `_core`."""
     return {
-        name: parameter(value, _FILTERS[name], f"[{op}] {name}")
+        name: parameter(value, _FILTERS[name], f"[{op}] {name}", at)
         for name, value in values.items()
         if value is not None
     }
 
 
-def _seed_bits(value: Any, argument: str) -> Array:
+def _seed_bits(value: Any, argument: str, at: Place) -> AnyView:
     """Unsigned 64-bit numbers as the int64 of the same bits."""
     if isinstance(value, int):
         return np.array(value % 2**64, np.uint64).view(np.int64)
-    return parameter(value, "i", argument)
+    return parameter(value, "i", argument, at)
 
 
 def _fresh_seed(like: Any, generator: Any, argument: str) -> int:
@@ -51,6 +53,11 @@ def _fresh_seed(like: Any, generator: Any, argument: str) -> int:
         return int(generator.integers(2**63))
     if torch is not None:
         default = generator is None and isinstance(like, torch.Tensor)
+        if isinstance(generator, torch.Generator) and generator.device.type != "cpu":
+            raise InvalidArgumentError(
+                f"{argument}: expected a generator of the CPU, as a seed is drawn from it before "
+                f"the call, got one of {generator.device}; or give a seed"
+            )
         if default or isinstance(generator, torch.Generator):
             return int(torch.randint(2**63 - 1, (1,), generator=generator))
     if generator is None:
@@ -61,13 +68,15 @@ def _fresh_seed(like: Any, generator: Any, argument: str) -> int:
     )
 
 
-def seeds_of(op: str, like: Any, generator: Any, seed: Any, offset: Any) -> tuple[Array, Array]:
+def seeds_of(
+    op: str, like: Any, generator: Any, seed: Any, offset: Any, at: Place = HOST
+) -> tuple[AnyView, AnyView]:
     """The seed and the offset: given, or a fresh seed at the offset 0."""
     if seed is None:
         seed = _fresh_seed(like, generator, f"[{op}] generator")
     return (
-        _seed_bits(seed, f"[{op}] seed"),
-        _seed_bits(0 if offset is None else offset, f"[{op}] offset"),
+        _seed_bits(seed, f"[{op}] seed", at),
+        _seed_bits(0 if offset is None else offset, f"[{op}] offset", at),
     )
 
 
@@ -81,32 +90,39 @@ def sample(
     seed: Any,
     offset: Any,
     return_valid: bool = False,
+    check_nan: bool = False,
     joint: bool = False,
-    pool: ThreadPool | None,
+    pool: ThreadPool | Queue | None,
     **values: Any,
 ) -> Any:
     """Samples rows of `kind`, "logits" or "probs"; returns what the public functions return."""
-    places = None if indices is None else arrays.dense(indices, f"[{op}] indices")
-    if places is not None and places.dtype not in (np.int32, np.int64):
-        got = arrays.dtype_name(places.dtype)
+    at = place_of(x, pool, f"[{op}] {kind}")
+    rows = at.dense(x, f"[{op}] {kind}")
+    places = at.optional(indices, f"[{op}] indices")
+    dtype = np.dtype(np.int32) if places is None else places.dtype
+    if dtype not in (np.int32, np.int64):
+        got = arrays.dtype_name(dtype)
         raise InvalidArgumentError(f"[{op}] indices: expected int32 or int64, got {got}")
-    seeds = seeds_of(op, x, generator, seed, offset)
-    samples, valid = _core.sample_rows(
+    seeds = seeds_of(op, x, generator, seed, offset, at)
+    count = (rows if places is None else places).shape[:1] or (0,)
+    samples, tokens = at.empty(x, count, dtype)
+    valid, flags = at.empty(x, count, np.bool_) if return_valid else (None, None)
+    if places is not None and not at.on_gpu:
+        places = places.astype(np.int64, copy=False)
+    _core.sample_rows(
         op,
         kind,
-        arrays.dense(x, f"[{op}] {kind}"),
+        rows,
         *seeds,
-        **filters(op, **values),
+        tokens,
+        flags,
+        **filters(op, at, **values),
         joint=joint,
-        indices=None if places is None else places.astype(np.int64, copy=False),
-        with_valid=return_valid,
-        pool=pool,
+        indices=places,
+        check_values=check_nan and not return_valid,
+        pool=at.executor,
     )
-    if places is not None:
-        samples = samples.astype(places.dtype, copy=False)
-    if return_valid:
-        return arrays.as_kind(samples, x), arrays.as_kind(valid, x)
-    return arrays.as_kind(samples, x)
+    return (samples, valid) if return_valid else samples
 
 
 def filter_rows(
@@ -117,13 +133,21 @@ def filter_rows(
     *,
     dtype: Any = None,
     joint: bool = False,
-    pool: ThreadPool | None,
+    pool: ThreadPool | Queue | None,
     **values: Any,
 ) -> Any:
     """Filters rows of `kind` into a new array of rows of `out_kind`; default dtype: that of x."""
-    rows = arrays.dense(x, f"[{op}] {kind}")
-    out, view = arrays.empty(x, rows.shape, dtype)
+    at = place_of(x, pool, f"[{op}] {kind}")
+    rows = at.dense(x, f"[{op}] {kind}")
+    out, view = at.empty(x, rows.shape, dtype)
     _core.filter_rows(
-        op, kind, rows, out_kind, view, **filters(op, **values), joint=joint, pool=pool
+        op,
+        kind,
+        rows,
+        out_kind,
+        view,
+        **filters(op, at, **values),
+        joint=joint,
+        pool=at.executor,
     )
     return out

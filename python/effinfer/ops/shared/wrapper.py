@@ -5,8 +5,10 @@ from typing import Any
 
 import numpy as np
 
-from effinfer.ops.shared.arrays import Array, dtype_name, writable
+from effinfer import _core
+from effinfer.ops.shared.arrays import Array, dtype_name
 from effinfer.ops.shared.options import LAYOUTS, expect, indices, one_of, unsupported
+from effinfer.ops.shared.places import HOST, AnyView, DevicePlace, Place, place_of
 from effinfer.ops.shared.planned import PlannedAttention
 
 
@@ -15,18 +17,32 @@ class FixedBuffers:
 
     plan() copies its lists into them, and run() is of those: the batch has the size of the
     buffers, lists fit into theirs, and no later plan has more query rows than the first.
+
+    With buffers on a GPU plans lie there at addresses that stay, so that a CUDA graph of run() runs
+    what was planned last. plan() puts them there in the current stream of the buffers' library.
     """
 
-    def __init__(self, op: str, **buffers: Any) -> None:
+    def __init__(self, op: str, *, on_gpu: bool = False, **buffers: Any) -> None:
+        """`on_gpu`: whether the wrapper's kernels run there."""
         self._op = op
-        self._views: dict[str, Array] = {}
+        self._views: dict[str, AnyView] = {}
+        self._at: Place = HOST
+        self._library: Any = None  # an array of the caller's, whose stream plans are put into
+        self._fixed: _core.FixedPlans | None = None
+        self._first: PlannedAttention | None = None
         for name, buffer in buffers.items():
             argument = f"[{op}] {name}"
             expect(buffer is not None, argument, "an array with use_cuda_graph", None)
-            view = writable(buffer, argument)
+            if on_gpu and self._library is None:
+                self._library = buffer
+                self._at = place_of(buffer, None, argument)
+            view = self._at.writable(buffer, argument)
             type_name = dtype_name(view.dtype)
             ok = view.ndim == 1 and type_name in ("int32", "uint8")
             expect(ok, argument, "int32 or uint8 of 1 dimension", f"{type_name} {view.shape}")
+            if isinstance(self._at, DevicePlace):
+                where, place = getattr(view, "device", "cpu"), self._at.executor.device
+                expect(where == place, argument, f"an array on {place}", f"one on {where}")
             self._views[name] = view
         self._rows: int | None = None
 
@@ -55,11 +71,31 @@ class FixedBuffers:
             size = self._views[name].size
             argument = f"[{self._op}] plan"
             expect(values.size <= size, argument, f"at most {size} values for {name}", values.size)
+        if self._library is not None:
+            self._at = place_of(self._library, None, f"[{self._op}] plan")
         for name, values in given.items():
-            self._views[name][: values.size] = values
+            part = self._views[name][: values.size]
+            if isinstance(self._at, DevicePlace):
+                self._at.executor.upload(part, np.ascontiguousarray(values, part.dtype))
+            else:
+                part[...] = values
+
+    def place(self, planned: PlannedAttention, listed: str = "", mask: str = "") -> None:
+        """Puts a plan where those before it were, if the buffers lie on a GPU; `listed` and `mask`
+        are the buffers of the lists of pages and of the bits of masks."""
+        if not isinstance(self._at, DevicePlace):
+            return
+        if self._fixed is None:
+            sizes = [
+                self._views[name].size if name in self._views else 0 for name in (listed, mask)
+            ]
+            self._fixed = _core.FixedPlans(*sizes)
+        planned.place(self._fixed, self._first, self._at)
+        if self._first is None:
+            self._first = planned
 
     def _values(self, name: str, x: Any) -> Array:
-        if self._views[name].dtype == np.uint8:
+        if dtype_name(self._views[name].dtype) == "uint8":
             return np.asarray(x, np.uint8).reshape(-1)
         return indices(x, f"[{self._op}] {name}")
 

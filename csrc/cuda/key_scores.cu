@@ -1,0 +1,57 @@
+#include "cuda/bodies/key_scores.h"
+#include "cuda/bodies/pool_scores.h"
+#include "cuda/entry.h"
+#include "cuda/register.h"
+#include "ops/latent_tile.h"
+
+namespace effinfer::cuda {
+namespace {
+
+using ops::AttentionScoresProblem;
+
+const char* rejects(const AttentionScoresProblem& p) {
+  if (p.source != ops::KeySource::rows) return "keys are pages of the engine";
+  const DType dtype = p.k.dtype;
+  if (dtype != DType::bf16 && dtype != DType::f16) return "keys are not f16 or bf16";
+  if (p.q.dtype != dtype) return "queries and keys differ in dtype";
+  if (p.k.dims <= 0 || p.k.dims > ops::kGpuMostHeadDim || p.k.dims % 8 != 0) {
+    return "head_dim is not a multiple of 8 up to 256";
+  }
+  if (p.k.scales != nullptr) return "no scales of tokens";
+  if (p.row_block != 0 || p.key_block != 1) return "no blocks of rows or keys";
+  if (p.diagonals != nullptr) return "no diagonals";
+  return nullptr;
+}
+
+template <DType kType>
+void launch_scores(const AttentionScoresProblem& p, Queue& queue) {
+  if (p.k.dims <= 64) return launch<KeyScoresKernel<kType, 64>>(p, p.num_items, queue);
+  if (p.k.dims <= 128) return launch<KeyScoresKernel<kType, 128>>(p, p.num_items, queue);
+  launch<KeyScoresKernel<kType, 256>>(p, p.num_items, queue);
+}
+
+size_t shared_bytes(const AttentionScoresProblem& p) {
+  if (p.k.dims <= 64) return sizeof(KeyScoresShared<64>);
+  return p.k.dims <= 128 ? sizeof(KeyScoresShared<128>) : sizeof(KeyScoresShared<256>);
+}
+
+void attention_scores(const AttentionScoresProblem& p, Queue& queue) {
+  if (p.k.dtype == DType::f16) {
+    launch_scores<DType::f16>(p, queue);
+  } else {
+    launch_scores<DType::bf16>(p, queue);
+  }
+}
+
+}  // namespace
+
+void register_key_scores() {
+  add<AttentionScoresProblem>("attention_scores", rejects, attention_scores, shared_bytes);
+  add<ops::PoolScoresProblem>(
+      "pool_scores", takes_all, [](const ops::PoolScoresProblem& p, Queue& queue) {
+        using Kernel = PoolScoresKernel;
+        launch<Kernel>(p, p.num_groups * Kernel::blocks_of(p.num_blocks), queue);
+      });
+}
+
+}  // namespace effinfer::cuda

@@ -1,0 +1,77 @@
+// Code of a technique that runs between an engine's steps, a sequence at a time, when something
+// that it waits for has happened to that sequence: to read what is known of its keys, or to change
+// which of them are kept.
+//
+// A hook sees slots: the places of a sequence's keys in the cache, counted from 0. They are the
+// positions of its tokens until somebody drops keys.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string_view>
+#include <vector>
+
+#include "effinfer/export.h"
+#include "effinfer/kv_cache.h"
+#include "effinfer/speculative.h"
+
+namespace effinfer {
+
+// When a hook runs for a sequence: behind a step in which any of these came true. In a StepEvent:
+// which of them did.
+struct Triggers {
+  bool prompt_end = false;   // its prompt's last token was computed
+  bool page_filled = false;  // a page's last slot was written, or those of several pages
+  int64_t every = 0;         // so many more tokens behind the prompt were computed; 0: off
+  int64_t over_budget = 0;   // it holds more slots than this, in prompts too; 0: off
+};
+
+struct StepEvent {
+  RequestId request = 0;
+  Triggers fired;
+  // The step's slots, [first, first + count): of a chunk of the prompt, of a generated token, or of
+  // several that were drafted and accepted.
+  int64_t first = 0;
+  int64_t count = 0;
+};
+
+// One sequence between two steps; good while StepHook::run() runs.
+class EFFINFER_API SequenceState {
+ public:
+  virtual ~SequenceState();
+  virtual SequenceId id() const = 0;          // in the engine's cache
+  virtual int64_t length() const = 0;         // slots whose keys and values are written
+  virtual int64_t prompt_tokens() const = 0;  // of the request
+  virtual int64_t output_tokens() const = 0;  // generated, the last of which has no slot yet
+  virtual int64_t next_position() const = 0;  // of the token that is computed next
+  virtual int32_t num_groups() const = 0;     // of layers; the first has no window
+
+  // What KvCache has by these names, with what it throws. The prompt's and the output's tokens stay
+  // the request's; it is published as a prefix no more.
+  virtual void retain(int32_t group, std::span<const std::vector<int32_t>> slots) = 0;
+  virtual void evict(int32_t group, int64_t begin, int64_t end) = 0;
+  virtual void merge(int32_t group, std::span<const KvMerge> merges) = 0;
+  virtual void reposition(std::span<const int64_t> from, int64_t delta) = 0;
+};
+
+// Runs on the thread that steps, which holds the engine: a hook calls no method of it. What it
+// throws ends its request with FinishReason::error; the others go on.
+class EFFINFER_API StepHook {
+ public:
+  virtual ~StepHook();
+  // Asked once. At least one must be set.
+  virtual Triggers triggers() const = 0;
+  // The technique that requests turn it on and off by; empty: it runs for all of them.
+  virtual std::string_view technique() const { return {}; }
+  // A request that ends in a step has no event of it.
+  virtual void run(const StepEvent& event, SequenceState& sequence) = 0;
+  // The request has ended, or lost its pages and begins anew with its first token: what is known of
+  // it is void. Of requests that never ran, too; not of one that loses its pages after keys were
+  // dropped, which comes back as it was.
+  virtual void forget(RequestId) noexcept {}
+};
+
+using StepHooks = std::vector<std::shared_ptr<StepHook>>;
+
+}  // namespace effinfer

@@ -1,0 +1,48 @@
+// What an engine knows of the techniques that a graph was made with, from its metadata:
+//
+//   meta technique.minference = "..."                  its name, and its fields as JSON
+//   meta technique.minference.chooses = "prompt"       whose rows visit chosen keys: "prompt",
+//                                                      "output", or "both"; none: nobody's
+//   meta technique.minference.min_tokens = 2048        shorter prompts stay as they are
+//   meta technique.minference.chunk_tokens = 2048      where steps of a prompt end
+//   meta technique.minference.lossless = true          it changes no key or value
+//   meta technique.minference.exclusive = "prefill.visits"     what it decides alone, commas
+//   between
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "effinfer/error.h"
+#include "effinfer/export.h"
+#include "effinfer/graph.h"
+
+namespace effinfer {
+
+// Two techniques want to decide the same thing.
+class EFFINFER_API ConflictError : public InvalidArgument {
+ public:
+  using InvalidArgument::InvalidArgument;
+};
+
+struct TechniqueFacts {
+  std::string name;
+  bool chooses_prompt = false;
+  bool chooses_output = false;
+  // Of one that chooses keys of prompts alone; 0: prompts of any length.
+  int64_t min_tokens = 0;
+  // What is chosen depends on how a prompt is cut into steps, so that it is cut at multiples of
+  // this; 0: wherever. Never above what a step holds (EngineOptions::max_batch_tokens), which is
+  // the distance where it is smaller.
+  int64_t chunk_tokens = 0;
+  bool lossless = false;
+  std::vector<std::string> exclusive;
+};
+
+// Those of a graph, by name. Throws FormatError for metadata of another form, ConflictError.
+EFFINFER_API std::vector<TechniqueFacts> techniques_of(const Graph& graph);
+// Throws ConflictError when two of them want to decide the same thing, naming both and it.
+EFFINFER_API void check_conflicts(const std::vector<TechniqueFacts>& techniques);
+
+}  // namespace effinfer

@@ -1,0 +1,210 @@
+// A sequence as bytes:
+//
+//   Header                 of the cache's layout and the sequence's counts
+//   Group[num_groups]      slots, pages, pages that a window has freed
+//   int32[length]          tokens
+//   pages                  group by group, in order of the table, freed ones left out; a page is
+//                          what PagePool::read_page() writes
+#include <cstring>
+#include <string>
+
+#include "effinfer/error.h"
+#include "kv/kv_cache_impl.h"
+
+namespace effinfer {
+namespace {
+
+constexpr uint32_t kMagic = 0x564b4645;  // "EFKV"
+
+struct Header {
+  uint32_t magic = kMagic;
+  int32_t num_layers = 0;
+  int32_t num_kv_heads = 0;
+  int32_t head_dim = 0;
+  int32_t dtype = 0;
+  int32_t num_groups = 0;
+  int64_t length = 0;
+  int64_t shift = 0;
+  int64_t fixed = 0;
+  int64_t is_prefix = 0;
+};
+struct Group {
+  int64_t page_bytes = 0;
+  int64_t window_left = 0;
+  int64_t slots = 0;
+  int64_t num_pages = 0;
+  int64_t num_freed = 0;
+};
+
+[[noreturn]] void fail(const std::string& what) {
+  throw InvalidArgument("[kv_cache] import: blob: expected " + what);
+}
+
+// Reads a blob from its start.
+class Reader {
+ public:
+  explicit Reader(std::span<const std::byte> blob) : blob_(blob) {}
+
+  std::span<const std::byte> take(size_t bytes) {
+    if (bytes > blob_.size()) {
+      fail(std::to_string(bytes) + " more bytes, got " + std::to_string(blob_.size()));
+    }
+    const auto taken = blob_.first(bytes);
+    blob_ = blob_.subspan(bytes);
+    return taken;
+  }
+  template <class T>
+  T take() {
+    T value;
+    std::memcpy(&value, take(sizeof(T)).data(), sizeof(T));
+    return value;
+  }
+  size_t left() const { return blob_.size(); }
+
+ private:
+  std::span<const std::byte> blob_;
+};
+
+Header layout_of(const KvCacheConfig& config, size_t groups) {
+  Header header;
+  header.num_layers = config.num_layers;
+  header.num_kv_heads = config.num_kv_heads;
+  header.head_dim = config.head_dim;
+  header.dtype = static_cast<int32_t>(config.dtype);
+  header.num_groups = static_cast<int32_t>(groups);
+  return header;
+}
+
+bool same_layout(const Header& a, const Header& b) {
+  return a.magic == b.magic && a.num_layers == b.num_layers && a.num_kv_heads == b.num_kv_heads &&
+         a.head_dim == b.head_dim && a.dtype == b.dtype && a.num_groups == b.num_groups;
+}
+
+void check_header(const Header& header) {
+  const bool moved = header.is_prefix == 0;
+  constexpr int64_t kMost = int64_t{1} << 31;
+  const bool counts = header.length >= 0 && header.length < kMost && header.fixed >= 0 &&
+                      header.fixed <= header.length && header.shift >= -header.length &&
+                      header.shift < kMost - header.length &&
+                      (header.is_prefix == 0 || header.is_prefix == 1);
+  if (!counts || (!moved && (header.shift != 0 || header.fixed != 0))) fail("sound counts");
+}
+
+// A table that integrity checks would let pass.
+void check_group(const Header& header, const Group& group) {
+  constexpr int64_t kPage = KvCache::kPageSize;
+  const bool counts = group.slots >= 0 && group.slots <= header.length &&
+                      group.num_pages == (group.slots + kPage - 1) / kPage &&
+                      group.num_freed >= 0 && group.num_freed <= group.num_pages;
+  if (!counts) fail("sound tables");
+  const int64_t first = header.length - group.slots;
+  const bool window = group.window_left >= 0;
+  const int64_t held = first / kPage + group.num_freed;
+  const bool sound = window ? first % (kv::kChunkPages * kPage) == 0 &&
+                                  group.num_freed < kv::kChunkPages &&
+                                  held <= kv::first_needed_page(group.window_left, header.length)
+                            : group.num_freed == 0 && (header.is_prefix == 0 || first == 0);
+  if (!sound) fail("sound tables");
+}
+
+}  // namespace
+
+std::vector<std::byte> KvCache::export_(SequenceId id) const {
+  const kv::Sequence& sequence = impl_->find(id);
+  if (!config().on_host()) {
+    throw Unsupported("[kv_cache] export: not where a GPU holds keys");
+  }
+  if (sequence.uncommitted() != 0) {
+    throw InvalidArgument("[kv_cache] export: expected every token committed, got " +
+                          std::to_string(sequence.committed) + " of " +
+                          std::to_string(sequence.length()));
+  }
+  Header header = layout_of(config(), impl_->pools.size());
+  header.length = sequence.length();
+  header.shift = sequence.shift;
+  header.fixed = sequence.fixed;
+  header.is_prefix = sequence.is_prefix ? 1 : 0;
+  std::vector<std::byte> blob;
+  const auto add = [&](const void* data, size_t bytes) {
+    const auto* first = static_cast<const std::byte*>(data);
+    blob.insert(blob.end(), first, first + bytes);
+  };
+  blob.reserve(sizeof(Header) + sizeof(Group) * impl_->pools.size() +
+               sequence.tokens.size() * sizeof(int32_t) + used_bytes(id));
+  add(&header, sizeof(header));
+  for (size_t group = 0; group < impl_->pools.size(); ++group) {
+    const kv::PageTable& table = sequence.tables[group];
+    const Group entry = {
+        static_cast<int64_t>(impl_->pool(group).page_bytes()), impl_->window_of(group), table.slots,
+        static_cast<int64_t>(table.pages.size()), static_cast<int64_t>(table.num_freed())};
+    add(&entry, sizeof(entry));
+  }
+  add(sequence.tokens.data(), sequence.tokens.size() * sizeof(int32_t));
+  for (size_t group = 0; group < impl_->pools.size(); ++group) {
+    const kv::PagePool& pool = impl_->pool(group);
+    for (const int32_t page : sequence.tables[group].pages) {
+      if (page == kv::kFreed) continue;
+      blob.resize(blob.size() + pool.page_bytes());
+      pool.read_page(page, blob.data() + blob.size() - pool.page_bytes());
+    }
+  }
+  return blob;
+}
+
+SequenceId KvCache::import_(std::span<const std::byte> blob) {
+  if (!config().on_host()) {
+    throw Unsupported("[kv_cache] import: not where a GPU holds keys");
+  }
+  Reader reader(blob);
+  const auto header = reader.take<Header>();
+  if (!same_layout(header, layout_of(config(), impl_->pools.size()))) {
+    fail("one of a cache of these layers, heads, types and groups");
+  }
+  check_header(header);
+  std::vector<Group> groups;
+  size_t bytes = 0;
+  for (size_t group = 0; group < impl_->pools.size(); ++group) {
+    groups.push_back(reader.take<Group>());
+    const Group& entry = groups.back();
+    if (entry.page_bytes != static_cast<int64_t>(impl_->pool(group).page_bytes()) ||
+        entry.window_left != impl_->window_of(group)) {
+      fail("one of a cache of these layers, heads, types and groups");
+    }
+    check_group(header, entry);
+    const auto pages = static_cast<size_t>(entry.num_pages - entry.num_freed);
+    bytes += pages * impl_->pool(group).page_bytes();
+    if (!impl_->has_pages(group, pages)) {
+      throw OutOfMemory("[kv_cache] import: " + std::to_string(pages) + " pages needed, " +
+                        std::to_string(available_pages()) + " available");
+    }
+  }
+  const auto tokens = reader.take(static_cast<size_t>(header.length) * sizeof(int32_t));
+  if (reader.left() != bytes) {
+    fail(std::to_string(bytes) + " bytes of pages, got " + std::to_string(reader.left()));
+  }
+  kv::Sequence sequence;
+  sequence.tokens.resize(static_cast<size_t>(header.length));
+  if (!tokens.empty()) std::memcpy(sequence.tokens.data(), tokens.data(), tokens.size());
+  sequence.committed = header.length;
+  sequence.shift = header.shift;
+  sequence.fixed = header.fixed;
+  sequence.is_prefix = header.is_prefix != 0;
+  for (size_t group = 0; group < groups.size(); ++group) {
+    kv::PagePool& pool = impl_->pool(group);
+    kv::PageTable& table = sequence.tables.emplace_back();
+    table.slots = groups[group].slots;
+    const auto freed = static_cast<size_t>(groups[group].num_freed);
+    const auto pages = static_cast<size_t>(groups[group].num_pages);
+    table.pages.assign(freed, kv::kFreed);
+    impl_->make_free(group, pages - freed);
+    for (size_t i = freed; i < pages; ++i) {
+      table.pages.push_back(pool.allocate());
+      pool.write_page(table.pages.back(), reader.take(pool.page_bytes()).data());
+    }
+  }
+  const SequenceId id = impl_->next_id++;
+  impl_->sequences.emplace(id, std::move(sequence));
+  return id;
+}
+
+}  // namespace effinfer

@@ -1,0 +1,95 @@
+#include "kv/groups.h"
+
+#include <algorithm>
+#include <string>
+
+#include "effinfer/error.h"
+
+namespace effinfer::kv {
+namespace {
+
+[[noreturn]] void fail(const std::string& what) {
+  throw InvalidArgument("[kv_cache] groups: expected " + what);
+}
+
+void check(const KvCacheConfig& config) {
+  if (config.groups.empty()) return;
+  if (config.groups.size() > kMostGroups) {
+    fail("at most " + std::to_string(kMostGroups) + ", got " +
+         std::to_string(config.groups.size()));
+  }
+  if (!config.on_host()) {
+    throw Unsupported("[kv_cache] groups: not where a GPU holds keys");
+  }
+  std::vector<int> seen(static_cast<size_t>(std::max(config.num_layers, 0)), 0);
+  for (size_t group = 0; group < config.groups.size(); ++group) {
+    const KvGroup& given = config.groups[group];
+    const bool window = given.window_left >= 0;
+    if (given.layers.empty() || window != (group > 0)) {
+      fail("layers in each, and a window in each but the first");
+    }
+    int32_t least = 0;
+    for (const int32_t layer : given.layers) {
+      if (layer < least || layer >= config.num_layers) {
+        fail("ascending layers of 0.." + std::to_string(config.num_layers - 1) + ", got " +
+             std::to_string(layer));
+      }
+      least = layer + 1;
+      ++seen[static_cast<size_t>(layer)];
+    }
+  }
+  for (const int count : seen) {
+    if (count != 1) fail("every layer in one of them");
+  }
+}
+
+}  // namespace
+
+std::vector<std::unique_ptr<PagePool>> make_pools(const KvCacheConfig& config) {
+  check(config);
+  std::vector<std::unique_ptr<PagePool>> pools;
+  KvCacheConfig part = config;
+  part.groups.clear();
+  part.rope.clear();
+  if (config.groups.empty()) pools.push_back(std::make_unique<PagePool>(part));
+  for (const KvGroup& group : config.groups) {
+    part.num_layers = static_cast<int32_t>(group.layers.size());
+    pools.push_back(std::make_unique<PagePool>(part));
+  }
+  return pools;
+}
+
+std::vector<ops::KvLayer> layers_of(std::span<const std::unique_ptr<PagePool>> pools,
+                                    const KvCacheConfig& config) {
+  const auto& first = pools.front()->layers();
+  if (config.groups.empty()) return {first.begin(), first.end()};
+  std::vector<ops::KvLayer> layers(static_cast<size_t>(config.num_layers));
+  for (size_t group = 0; group < config.groups.size(); ++group) {
+    size_t next = 0;
+    for (const int32_t layer : config.groups[group].layers) {
+      layers[static_cast<size_t>(layer)] = pools[group]->layers()[next++];
+    }
+  }
+  return layers;
+}
+
+std::vector<uint8_t> group_of_layer(const KvCacheConfig& config) {
+  std::vector<uint8_t> groups;
+  if (config.groups.size() < 2) return groups;
+  groups.resize(static_cast<size_t>(config.num_layers));
+  for (size_t group = 0; group < config.groups.size(); ++group) {
+    for (const int32_t layer : config.groups[group].layers) {
+      groups[static_cast<size_t>(layer)] = static_cast<uint8_t>(group);
+    }
+  }
+  return groups;
+}
+
+std::vector<int64_t> windows_of(const KvCacheConfig& config) {
+  std::vector<int64_t> windows;
+  for (const KvGroup& group : config.groups) windows.push_back(group.window_left);
+  if (windows.empty()) windows.push_back(-1);
+  return windows;
+}
+
+}  // namespace effinfer::kv

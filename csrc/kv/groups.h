@@ -1,0 +1,28 @@
+// Groups of layers: what a config says of them, checked, and the pools of their pages.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "effinfer/kv_cache.h"
+#include "kv/page_pool.h"
+
+namespace effinfer::kv {
+
+// More groups than a model has kinds of windows; steps have room for their tables.
+inline constexpr size_t kMostGroups = 8;
+
+// A pool for each group, whose layers are numbered anew. Throws InvalidArgument unless every layer
+// is in one group, and the first group, only, is without a window.
+std::vector<std::unique_ptr<PagePool>> make_pools(const KvCacheConfig& config);
+// By layer of the model.
+std::vector<ops::KvLayer> layers_of(std::span<const std::unique_ptr<PagePool>> pools,
+                                    const KvCacheConfig& config);
+// Empty: all layers are in one group.
+std::vector<uint8_t> group_of_layer(const KvCacheConfig& config);
+// window_left by group.
+std::vector<int64_t> windows_of(const KvCacheConfig& config);
+
+}  // namespace effinfer::kv

@@ -1,0 +1,60 @@
+// The inside of a KvCache, which kv_cache.cpp (life of a sequence), retain.cpp (which keys it has),
+// export.cpp and integrity.cpp share.
+#pragma once
+
+#include <memory>
+#include <unordered_map>
+#include <vector>
+
+#include "effinfer/kv_cache.h"
+#include "kv/page_pool.h"
+#include "kv/radix_tree.h"
+#include "kv/sequence.h"
+
+namespace effinfer {
+
+struct KvCache::Impl {
+  explicit Impl(const KvCacheConfig& given);
+
+  KvCacheConfig config;
+  std::vector<std::unique_ptr<kv::PagePool>> pools;  // by group
+  std::vector<ops::KvLayer> layers;                  // by number
+  std::vector<uint8_t> group_of_layer;
+  kv::RadixTree tree;
+  std::unordered_map<SequenceId, kv::Sequence> sequences;
+  SequenceId next_id = 0;
+
+  kv::PagePool& pool(size_t group) const { return *pools[group]; }
+  int64_t window_of(size_t group) const {
+    return config.groups.empty() ? -1 : config.groups[group].window_left;
+  }
+  const kv::Sequence& find(SequenceId id) const;
+  kv::Sequence& find(SequenceId id) {
+    return const_cast<kv::Sequence&>(static_cast<const Impl*>(this)->find(id));
+  }
+  const kv::PageTable& table(SequenceId id, int32_t group) const;
+
+  // The last page is partly filled and someone else reads it: appending must copy it first.
+  bool must_copy(const kv::PageTable& table, size_t group) const;
+  size_t pages_needed(const kv::PageTable& table, size_t group, int64_t count) const;
+  // Whether so many pages are free, or would be with cached prefixes gone.
+  bool has_pages(size_t group, size_t count) const;
+  // There must be.
+  void make_free(size_t group, size_t count);
+  void append_slots(kv::PageTable& table, size_t group, int64_t count);
+  void shorten(kv::Sequence& sequence, int64_t count);
+  void publish(const kv::Sequence& sequence, size_t pages);
+  // Frees what windows do not need any more.
+  void close_windows(kv::Sequence& sequence);
+  void release_pages(kv::PageTable& table, size_t group, size_t from);
+
+  // retain.cpp, rotate.cpp
+  size_t checked_group(const char* verb, int32_t group) const;
+  bool is_shared(int32_t page, size_t group) const;
+  void own_pages(const char* verb, kv::PageTable& table, size_t group, size_t first, size_t end);
+  void evict_pages(kv::PageTable& table, size_t group, int64_t begin, int64_t end);
+  void merge_slots(const kv::PageTable& table, const kv::PagePool& pool, const KvMerge& merge);
+  void rotate(const kv::PageTable& table, size_t group, int64_t first, int64_t delta) const;
+};
+
+}  // namespace effinfer

@@ -1,0 +1,21 @@
+// K and V of one token of one head, in a host's pages: moved as they lie, or as floats.
+#pragma once
+
+#include <cstdint>
+
+#include "ops/kv_layout.h"
+#include "ops/move_tokens.h"
+
+namespace effinfer::kv {
+
+// Keeps the bits, and the scales of i8.
+void copy_token(const ops::KvLayer& kv, int64_t head, ops::TokenPlace from, ops::TokenPlace to);
+
+// float[head_dim]. Writing rounds to the type of the cache as appending does: to nearest even, of
+// i8 with a scale of the largest magnitude / 127.
+void read_key(const ops::KvLayer& kv, int64_t head, ops::TokenPlace from, float* out);
+void read_value(const ops::KvLayer& kv, int64_t head, ops::TokenPlace from, float* out);
+void write_key(const ops::KvLayer& kv, int64_t head, const float* key, ops::TokenPlace to);
+void write_value(const ops::KvLayer& kv, int64_t head, const float* value, ops::TokenPlace to);
+
+}  // namespace effinfer::kv

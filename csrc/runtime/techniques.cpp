@@ -1,0 +1,185 @@
+#include "runtime/techniques.h"
+
+#include <algorithm>
+#include <limits>
+#include <map>
+#include <string>
+#include <utility>
+
+namespace effinfer {
+namespace {
+
+constexpr std::string_view kPrefix = "technique.";
+
+[[noreturn]] void fail(const std::string& key, const std::string& expected) {
+  throw FormatError("[engine] graph metadata: " + key + ": expected " + expected);
+}
+
+int64_t tokens(const std::string& key, const Attribute& value) {
+  const int64_t* count = std::get_if<int64_t>(&value);
+  if (count == nullptr || *count < 0) fail(key, "a number of tokens");
+  return *count;
+}
+
+const std::string& text(const std::string& key, const Attribute& value) {
+  const std::string* found = std::get_if<std::string>(&value);
+  if (found == nullptr) fail(key, "a text");
+  return *found;
+}
+
+std::vector<std::string> split(const std::string& list) {
+  std::vector<std::string> parts;
+  for (size_t begin = 0; begin <= list.size();) {
+    const size_t end = std::min(list.find(',', begin), list.size());
+    if (end > begin) parts.push_back(list.substr(begin, end - begin));
+    begin = end + 1;
+  }
+  return parts;
+}
+
+void set_fact(TechniqueFacts& facts, std::string_view fact, const std::string& key,
+              const Attribute& value) {
+  if (fact == "chooses") {
+    const std::string& whose = text(key, value);
+    if (whose != "prompt" && whose != "output" && whose != "both") {
+      fail(key, "\"prompt\", \"output\" or \"both\"");
+    }
+    facts.chooses_prompt = whose != "output";
+    facts.chooses_output = whose != "prompt";
+  } else if (fact == "min_tokens") {
+    facts.min_tokens = tokens(key, value);
+  } else if (fact == "chunk_tokens") {
+    facts.chunk_tokens = tokens(key, value);
+  } else if (fact == "lossless") {
+    const bool* flag = std::get_if<bool>(&value);
+    if (flag == nullptr) fail(key, "true or false");
+    facts.lossless = *flag;
+  } else if (fact == "exclusive") {
+    facts.exclusive = split(text(key, value));
+  } else {
+    fail(key, "chooses, min_tokens, chunk_tokens, lossless or exclusive");
+  }
+}
+
+}  // namespace
+
+std::vector<TechniqueFacts> techniques_of(const Graph& graph) {
+  std::map<std::string, TechniqueFacts> found;
+  for (const auto& [key, value] : graph.metadata) {
+    if (!key.starts_with(kPrefix)) continue;
+    const std::string rest = key.substr(kPrefix.size());
+    const size_t dot = rest.find('.');
+    TechniqueFacts& facts = found[rest.substr(0, dot)];
+    if (dot != std::string::npos) {
+      set_fact(facts, std::string_view(rest).substr(dot + 1), key, value);
+    } else {
+      facts.name = rest;
+    }
+  }
+  std::vector<TechniqueFacts> techniques;
+  for (auto& [name, facts] : found) {
+    if (facts.name.empty()) fail(std::string(kPrefix) + name, "an entry of its own");
+    techniques.push_back(std::move(facts));
+  }
+  check_conflicts(techniques);
+  return techniques;
+}
+
+void check_conflicts(const std::vector<TechniqueFacts>& techniques) {
+  std::map<std::string_view, std::string_view> owners;
+  for (const TechniqueFacts& technique : techniques) {
+    for (const std::string& resource : technique.exclusive) {
+      const auto [owner, is_new] = owners.emplace(resource, technique.name);
+      if (is_new) continue;
+      throw ConflictError("[techniques] " + resource +
+                          ": expected one technique that decides it, " + "got " +
+                          std::string(owner->second) + " and " + technique.name);
+    }
+  }
+}
+
+}  // namespace effinfer
+
+namespace effinfer::runtime {
+
+Techniques::Techniques(std::vector<TechniqueFacts> facts, const StepHooks& hooks,
+                       int64_t max_batch_tokens)
+    : facts_(std::move(facts)), max_batch_tokens_(max_batch_tokens) {
+  check_conflicts(facts_);
+  for (const auto& hook : hooks) {
+    if (hook == nullptr || hook->technique().empty()) continue;
+    const auto is_known = [&](const TechniqueFacts& f) { return f.name == hook->technique(); };
+    if (std::any_of(facts_.begin(), facts_.end(), is_known)) continue;
+    facts_.emplace_back().name = hook->technique();
+  }
+  if (facts_.size() > 64) {
+    throw InvalidArgument("[engine] techniques: expected at most 64, got " +
+                          std::to_string(facts_.size()));
+  }
+}
+
+uint64_t Techniques::bit(std::string_view name) const {
+  for (size_t i = 0; i < facts_.size(); ++i) {
+    if (facts_[i].name == name) return uint64_t{1} << i;
+  }
+  return 0;
+}
+
+// Whole pages where a chunk has some, so that blocks of rows and pages lie alike.
+int64_t Techniques::chunk_of(const TechniqueFacts& technique) const {
+  if (technique.chunk_tokens == 0) return 0;
+  const int64_t most = std::min(technique.chunk_tokens, max_batch_tokens_);
+  return most < KvCache::kPageSize ? most : most / KvCache::kPageSize * KvCache::kPageSize;
+}
+
+bool Techniques::has_chunks() const {
+  const auto has = [](const TechniqueFacts& technique) { return technique.chunk_tokens > 0; };
+  return std::any_of(facts_.begin(), facts_.end(), has);
+}
+
+RequestTechniques Techniques::of(const SamplingParams& params, int64_t prompt_tokens) const {
+  uint64_t wanted = ~uint64_t{0};
+  if (params.techniques) {
+    wanted = 0;
+    for (const std::string& name : *params.techniques) {
+      const uint64_t known = bit(name);
+      if (known == 0) {
+        std::string names;
+        for (const auto& each : facts_) names += (names.empty() ? "" : ", ") + each.name;
+        throw InvalidArgument("[sampling] techniques: expected those of the engine (" +
+                              (names.empty() ? "it has none" : names) + "), got \"" + name + "\"");
+      }
+      wanted |= known;
+    }
+  }
+  RequestTechniques request;
+  bool others_prompt = false, others_output = false, prompt = false, output = false;
+  for (size_t i = 0; i < facts_.size(); ++i) {
+    const TechniqueFacts& each = facts_[i];
+    others_prompt |= each.chooses_prompt;
+    others_output |= each.chooses_output;
+    const bool only_prompt = each.chooses_prompt && !each.chooses_output;
+    const uint64_t own = uint64_t{1} << i;
+    if ((wanted & own) == 0 || (only_prompt && prompt_tokens < each.min_tokens)) continue;
+    request.names |= own;
+    request.plain &= each.lossless;
+    prompt |= each.chooses_prompt;
+    output |= each.chooses_output;
+    const bool only_output = each.chooses_output && !each.chooses_prompt;
+    if (!each.lossless && !only_output) request.prefix.methods |= own;
+    if (!each.lossless && only_output) request.prefix.most = prompt_tokens;
+    const int64_t chunk = chunk_of(each);
+    if (chunk == 0) continue;
+    request.chunk_tokens =
+        request.chunk_tokens == 0 ? chunk : std::min(request.chunk_tokens, chunk);
+  }
+  request.dense_prompt = others_prompt && !prompt;
+  request.dense_output = others_output && !output;
+  if (request.chunk_tokens > 0) {
+    request.prefix.unit = request.chunk_tokens;  // of whole pages, as the cache sees to
+    request.prefix.most = prompt_tokens / request.chunk_tokens * request.chunk_tokens;
+  }
+  return request;
+}
+
+}  // namespace effinfer::runtime

@@ -1,0 +1,294 @@
+// A KV cache beside a plain model of it: rows of floats in vectors, per sequence, group and head.
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+#include <map>
+#include <string>
+#include <vector>
+
+#include "check.h"
+#include "core/float16.h"
+#include "effinfer/kv_cache.h"
+#include "kv/kv_access.h"
+
+namespace effinfer {
+
+// The numbers of one (layer, KV head) in a slot.
+struct KvRow {
+  std::vector<float> k;
+  std::vector<float> v;
+};
+
+class KvModel {
+ public:
+  static constexpr int32_t kPage = KvCache::kPageSize;
+
+  struct Sequence {
+    std::vector<int32_t> tokens;
+    int64_t committed = 0;
+    int64_t position = 0;                               // of the next token
+    std::vector<std::vector<std::vector<KvRow>>> rows;  // [group][head of the group][slot]
+  };
+
+  explicit KvModel(const KvCacheConfig& config) : cache(config) {
+    groups_ = config.groups;
+    if (!groups_.empty()) return;
+    groups_.emplace_back();
+    for (int32_t layer = 0; layer < config.num_layers; ++layer) groups_[0].layers.push_back(layer);
+  }
+
+  size_t num_groups() const { return groups_.size(); }
+  size_t num_heads(size_t group) const {
+    return groups_[group].layers.size() * static_cast<size_t>(cache.config().num_kv_heads);
+  }
+
+  SequenceId create(const std::vector<int32_t>& tokens) {
+    int32_t cached = 0;
+    const SequenceId id = cache.create(tokens, &cached);
+    Sequence& sequence = sequences[id];
+    for (size_t group = 0; group < num_groups(); ++group) {
+      sequence.rows.emplace_back(num_heads(group));
+    }
+    for (int32_t i = 0; i < cached; ++i) add_token(sequence, tokens[static_cast<size_t>(i)]);
+    sequence.committed = cached;
+    return id;
+  }
+
+  void append(SequenceId id, const std::vector<int32_t>& tokens) {
+    cache.append(id, tokens);
+    Sequence& sequence = sequences.at(id);
+    const auto first = sequence.tokens.size();
+    for (const int32_t token : tokens) add_token(sequence, token);
+    for (size_t i = 0; i < tokens.size(); ++i) write(id, sequence.tokens.size() - first - i);
+  }
+
+  void commit(SequenceId id) {
+    Sequence& sequence = sequences.at(id);
+    cache.commit(id, static_cast<int64_t>(sequence.tokens.size()) - sequence.committed);
+    sequence.committed = static_cast<int64_t>(sequence.tokens.size());
+  }
+  void feed(SequenceId id, const std::vector<int32_t>& tokens) {
+    append(id, tokens);
+    commit(id);
+  }
+
+  void keep(SequenceId id, const std::vector<int32_t>& kept) {
+    cache.keep(id, kept);
+    Sequence& sequence = sequences.at(id);
+    const size_t count = sequence.tokens.size() - static_cast<size_t>(sequence.committed);
+    const auto close = [&](auto& values) {
+      const auto first = values.size() - count;
+      for (size_t i = 0; i < kept.size(); ++i) {
+        values[first + i] = values[first + static_cast<size_t>(kept[i])];
+      }
+      values.resize(first + kept.size());
+    };
+    close(sequence.tokens);
+    for (auto& heads : sequence.rows) std::ranges::for_each(heads, close);
+    sequence.position -= static_cast<int64_t>(count - kept.size());
+    sequence.committed = static_cast<int64_t>(sequence.tokens.size());
+  }
+
+  SequenceId fork(SequenceId id) {
+    const SequenceId forked = cache.fork(id);
+    sequences[forked] = sequences.at(id);
+    return forked;
+  }
+
+  void rollback(SequenceId id, int64_t count) {
+    cache.rollback(id, count);
+    Sequence& sequence = sequences.at(id);
+    const auto drop = [&](auto& values) { values.resize(values.size() - count); };
+    drop(sequence.tokens);
+    for (auto& heads : sequence.rows) std::ranges::for_each(heads, drop);
+    sequence.position -= count;
+    sequence.committed = std::min(sequence.committed, static_cast<int64_t>(sequence.tokens.size()));
+  }
+
+  void release(SequenceId id, bool keep_prefix) {
+    cache.release(id, keep_prefix);
+    sequences.erase(id);
+  }
+
+  void retain(SequenceId id, const std::vector<std::vector<int32_t>>& slots) {
+    cache.retain(id, 0, slots);
+    auto& heads = sequences.at(id).rows[0];
+    for (size_t head = 0; head < heads.size(); ++head) {
+      std::vector<KvRow> kept;
+      for (const int32_t slot : slots[slots.size() == 1 ? 0 : head]) {
+        kept.push_back(heads[head][static_cast<size_t>(slot)]);
+      }
+      heads[head] = std::move(kept);
+    }
+  }
+
+  void evict(SequenceId id, int64_t begin, int64_t end) {
+    cache.evict(id, 0, begin, end);
+    for (auto& rows : sequences.at(id).rows[0]) {
+      rows.erase(rows.begin() + begin, rows.begin() + end);
+    }
+  }
+
+  void merge(SequenceId id, const std::vector<KvMerge>& merges) {
+    cache.merge(id, 0, merges);
+    for (const KvMerge& merge : merges) {
+      auto& rows = sequences.at(id).rows[0][static_cast<size_t>(merge.head)];
+      KvRow sum;
+      for (auto values : {&KvRow::k, &KvRow::v}) {
+        (sum.*values).assign(rows[0].k.size(), 0.0f);
+        for (size_t i = 0; i < merge.slots.size(); ++i) {
+          const auto& from = rows[static_cast<size_t>(merge.slots[i])].*values;
+          for (size_t d = 0; d < from.size(); ++d) (sum.*values)[d] += merge.weights[i] * from[d];
+        }
+      }
+      rows[static_cast<size_t>(merge.into)] = std::move(sum);
+    }
+  }
+
+  // Rotation by a difference of positions, in double precision.
+  void reposition(SequenceId id, const std::vector<int64_t>& from, int64_t delta) {
+    cache.reposition(id, from, delta);
+    Sequence& sequence = sequences.at(id);
+    sequence.position += delta;
+    const auto kv_heads = static_cast<size_t>(cache.config().num_kv_heads);
+    for (size_t group = 0; group < num_groups(); ++group) {
+      const auto gone = missing(id, group);
+      for (size_t head = 0; head < num_heads(group); ++head) {
+        const auto layer = static_cast<size_t>(groups_[group].layers[head / kv_heads]);
+        auto& rows = sequence.rows[group][head];
+        const int64_t first = from[from.size() == 1 ? 0 : group] + gone;
+        for (auto i = static_cast<size_t>(first); i < rows.size(); ++i) {
+          rotate(cache.config().rope[layer], delta, rows[i].k);
+        }
+      }
+    }
+  }
+
+  void move_through_blob(SequenceId id, SequenceId& moved) {
+    const std::vector<std::byte> blob = cache.export_(id);
+    cache.release(id, false);
+    auto sequence = sequences.extract(id);
+    moved = cache.import_(blob);  // pages that were shared come back as its own: there may be none
+    sequence.key() = moved;
+    sequences.insert(std::move(sequence));
+  }
+
+  // The numbers of every slot that kernels may read, lengths and integrity.
+  void check() const {
+    cache.check_integrity();
+    for (const auto& [id, sequence] : sequences) {
+      CHECK_EQ(cache.length(id), static_cast<int64_t>(sequence.tokens.size()));
+      CHECK_EQ(cache.committed(id), sequence.committed);
+      CHECK_EQ(cache.next_position(id), sequence.position);
+      CHECK(std::ranges::equal(cache.tokens(id), sequence.tokens));
+      for (size_t group = 0; group < num_groups(); ++group) check_group(id, sequence, group);
+    }
+  }
+
+  KvCache cache;
+  std::map<SequenceId, Sequence> sequences;
+
+ private:
+  // Tokens in front of a window's table.
+  int64_t missing(SequenceId id, size_t group) const {
+    return static_cast<int64_t>(sequences.at(id).rows[group][0].size()) -
+           cache.slots(id, static_cast<int32_t>(group));
+  }
+
+  static void rotate(const KvRope& rope, int64_t delta, std::vector<float>& key) {
+    const size_t half = rope.inv_freq.size();
+    for (size_t d = 0; d < half; ++d) {
+      const double angle = static_cast<double>(delta) * static_cast<double>(rope.inv_freq[d]);
+      float& x = key[rope.interleaved ? 2 * d : d];
+      float& y = key[rope.interleaved ? 2 * d + 1 : d + half];
+      const double real = x * std::cos(angle) - y * std::sin(angle);
+      y = static_cast<float>(x * std::sin(angle) + y * std::cos(angle));
+      x = static_cast<float>(real);
+    }
+  }
+
+  // What a step would write: numbers of [-1, 1] that every type of cache has exactly, but for i8.
+  void add_token(Sequence& sequence, int32_t token) {
+    uint32_t state = static_cast<uint32_t>(token) * 2654435761u +
+                     static_cast<uint32_t>(sequence.position) * 40503u + 1u;
+    for (auto& heads : sequence.rows) {
+      for (auto& rows : heads) {
+        KvRow& row = rows.emplace_back();
+        for (auto* values : {&row.k, &row.v}) {
+          values->resize(static_cast<size_t>(cache.config().head_dim));
+          for (float& value : *values) {
+            state = state * 1664525u + 1013904223u;
+            value = static_cast<float>(static_cast<int32_t>(state >> 25) - 64) / 64.0f;
+          }
+        }
+      }
+    }
+    sequence.tokens.push_back(token);
+    ++sequence.position;
+  }
+
+  template <class Visit>
+  void visit(SequenceId id, size_t group, size_t head, int64_t slot, Visit&& visit) const {
+    const auto kv_heads = static_cast<size_t>(cache.config().num_kv_heads);
+    const auto layer = static_cast<size_t>(groups_[group].layers[head / kv_heads]);
+    const ops::KvLayer& kv = KvCacheAccess::layers(cache)[layer];
+    const auto pages = cache.pages(id, static_cast<int32_t>(group));
+    const int32_t page = pages[static_cast<size_t>(slot / kPage)];
+    const auto in_layer = static_cast<int64_t>(head % kv_heads);
+    const int64_t p = 4 / dtype_info(kv.dtype).block_bytes;
+    for (int64_t d = 0; d < kv.head_dim; ++d) {
+      visit(kv.k_head(page, in_layer), ops::k_offset(slot % kPage, d, kv.head_dim, p), d, false);
+      visit(kv.v_head(page, in_layer), ops::v_offset(slot % kPage, d, kv.head_dim, p), d, true);
+    }
+  }
+
+  // The slot that lies `back` from the end, in every group and head; f32 and bf16.
+  void write(SequenceId id, size_t back) {
+    const bool wide = cache.config().dtype == DType::f32;
+    const Sequence& sequence = sequences.at(id);
+    for (size_t group = 0; group < num_groups(); ++group) {
+      const auto slot = cache.slots(id, static_cast<int32_t>(group)) - static_cast<int64_t>(back);
+      for (size_t head = 0; head < num_heads(group); ++head) {
+        const auto& rows = sequence.rows[group][head];
+        const KvRow& row = rows[rows.size() - back];
+        visit(id, group, head, slot, [&](uint8_t* page, int64_t at, int64_t d, bool value) {
+          const float x = (value ? row.v : row.k)[static_cast<size_t>(d)];
+          if (wide) {
+            reinterpret_cast<float*>(page)[at] = x;
+          } else {
+            reinterpret_cast<uint16_t*>(page)[at] = f32_to_bf16(x);
+          }
+        });
+      }
+    }
+  }
+
+  void check_group(SequenceId id, const Sequence& sequence, size_t group) const {
+    const auto pages = cache.pages(id, static_cast<int32_t>(group));
+    const bool wide = cache.config().dtype == DType::f32;
+    // Rotations and sums round: to the type of the cache, some dozen times at most.
+    const float tolerance = wide ? 1e-5f : 0.1f;
+    float worst = 0.0f;
+    for (size_t head = 0; head < num_heads(group); ++head) {
+      const auto& rows = sequence.rows[group][head];
+      const int64_t slots = cache.slots(id, static_cast<int32_t>(group));
+      const auto gone = static_cast<int64_t>(rows.size()) - slots;
+      if (group == 0) CHECK_EQ(gone, 0);
+      for (int64_t slot = 0; slot < slots; ++slot) {
+        if (pages[static_cast<size_t>(slot / kPage)] < 0) continue;
+        const KvRow& row = rows[static_cast<size_t>(slot + gone)];
+        visit(id, group, head, slot, [&](const uint8_t* page, int64_t at, int64_t d, bool value) {
+          const float x = wide ? reinterpret_cast<const float*>(page)[at]
+                               : bf16_to_f32(reinterpret_cast<const uint16_t*>(page)[at]);
+          worst = std::max(worst, std::abs(x - (value ? row.v : row.k)[static_cast<size_t>(d)]));
+        });
+      }
+    }
+    CHECK(worst <= tolerance);
+  }
+
+  std::vector<KvGroup> groups_;
+};
+
+}  // namespace effinfer

@@ -1,0 +1,228 @@
+// Latent attention over a caller's pages, against float64.
+#include <effinfer/error.h>
+
+#include <algorithm>
+#include <cmath>
+#include <numeric>
+#include <random>
+
+#include "core/float16.h"
+#include "cpp/arrays.h"
+#include "cpp/check.h"
+#include "gpu/device_arrays.h"
+#include "gpu/mutations.h"
+#include "ops/attention.h"
+#include "ops/latent_tile.h"
+
+namespace effinfer {
+namespace {
+
+struct Case {
+  std::vector<int32_t> kv_len;
+  std::vector<int32_t> rows;
+  int32_t heads = 4;
+  int32_t dims = 64;
+  int32_t rope = 16;
+  int32_t page_size = 16;
+  bool causal = true;
+  int32_t window_left = -1;
+  int32_t sink_tokens = 0;
+};
+
+struct Latent {
+  explicit Latent(const Case& given) : c(given) {
+    std::mt19937 random(5);
+    int32_t pages = 0;
+    for (size_t s = 0; s < c.kv_len.size(); ++s) {
+      pages += (c.kv_len[s] + c.page_size - 1) / c.page_size;
+      kv_indptr.push_back(pages);
+      qo_indptr.push_back(qo_indptr.back() + c.rows[s]);
+    }
+    kv_indices.resize(static_cast<size_t>(pages));
+    std::iota(kv_indices.begin(), kv_indices.end(), 0);
+    std::shuffle(kv_indices.begin(), kv_indices.end(), random);
+    const int64_t width = c.dims + c.rope;
+    q = rounded(normals(qo_indptr.back() * c.heads * width, random));
+    kv = rounded(normals(int64_t{pages} * c.page_size * width, random));
+    q_there = DeviceArray<uint16_t>(q);
+    kv_there = DeviceArray<uint16_t>(kv);
+  }
+
+  static std::vector<uint16_t> rounded(const std::vector<float>& values) {
+    std::vector<uint16_t> out;
+    for (const float x : values) out.push_back(f32_to_bf16(x));
+    return out;
+  }
+
+  ops::AttentionWork work(int32_t shares) const {
+    ops::AttentionShape shape;
+    shape.source = ops::KeySource::rows;
+    shape.num_qo_heads = c.heads;
+    shape.num_kv_heads = 1;
+    shape.head_dim = c.dims;
+    shape.causal = c.causal;
+    shape.window_left = c.window_left;
+    shape.sink_tokens = c.sink_tokens;
+    shape.most_rows = ops::kGpuLatentRows;
+    shape.shares = shares;
+    ops::BatchLayout batch;
+    batch.num_tokens = qo_indptr.back();
+    batch.num_sequences = static_cast<int64_t>(c.kv_len.size());
+    batch.qo_indptr = qo_indptr.data();
+    batch.kv_indptr = kv_indptr.data();
+    batch.kv_len = c.kv_len.data();
+    ops::AttentionWork made;
+    plan_attention(shape, batch, made);
+    return made;
+  }
+
+  // Queries and pages are rows with the rotated part last.
+  void point(ops::AttentionProblem& p) const {
+    const int64_t width = c.dims + c.rope;
+    p.source = ops::KeySource::rows;
+    p.num_qo_heads = c.heads;
+    p.num_kv_heads = 1;
+    p.page_size = c.page_size;
+    p.causal = c.causal;
+    p.window_left = c.window_left;
+    p.sink_tokens = c.sink_tokens;
+    p.sm_scale = 0.09f;
+    const auto* queries = reinterpret_cast<const uint8_t*>(q_there.data());
+    p.q = {queries, DType::bf16, c.dims, c.heads * width, width};
+    p.q_rope = {queries + c.dims * 2, DType::bf16, c.rope, c.heads * width, width};
+    p.k.data = reinterpret_cast<const uint8_t*>(kv_there.data());
+    p.k.dtype = DType::bf16;
+    p.k.dims = c.dims;
+    p.k.token_stride = width * 2;
+    p.k.page_stride = c.page_size * width * 2;
+    p.v = p.k_rope = p.k;
+    p.k_rope.data += c.dims * 2;
+    p.k_rope.dims = c.rope;
+  }
+
+  // Cut into items for so many shares.
+  std::vector<float> run(int32_t shares, std::vector<float>* sums = nullptr) const {
+    const ops::AttentionWork made = work(shares);
+    const DeviceArray<ops::AttentionTile> tiles(made.tiles);
+    const DeviceArray<ops::AttentionItem> items(made.items);
+    const DeviceArray<ops::AttentionMerge> merges(made.merges);
+    const DeviceArray<int32_t> rows(qo_indptr), pages(kv_indptr), indices(kv_indices),
+        len(c.kv_len);
+    const auto partials = static_cast<size_t>(made.num_partials);
+    const DeviceArray<float> partial_out(partials * static_cast<size_t>(c.dims));
+    const DeviceArray<float> partial_ms(partials * 2);
+    const DeviceArray<int32_t> done(std::vector<int32_t>(made.merges.size()));
+    const auto pairs = static_cast<size_t>(qo_indptr.back() * c.heads);
+    const DeviceArray<uint16_t> out(pairs * static_cast<size_t>(c.dims));
+    const DeviceArray<float> lse(pairs);
+    ops::AttentionProblem p;
+    point(p);
+    p.batch.num_tokens = qo_indptr.back();
+    p.batch.num_sequences = static_cast<int64_t>(c.kv_len.size());
+    p.batch.qo_indptr = rows.data();
+    p.batch.kv_indptr = pages.data();
+    p.batch.kv_indices = indices.data();
+    p.batch.kv_len = len.data();
+    p.work = made;
+    p.work.tiles = tiles.data();
+    p.work.items = items.data();
+    p.work.merges = merges.data();
+    p.partial_out = partial_out.data();
+    p.partial_ms = partial_ms.data();
+    p.done = done.data();
+    p.out = reinterpret_cast<uint8_t*>(out.data());
+    p.out_stride = int64_t{c.heads} * c.dims;
+    p.lse = lse.data();
+    run_on_gpu(p);
+    std::vector<float> values;
+    for (const uint16_t x : out.values()) values.push_back(bf16_to_f32(x));
+    if (sums != nullptr) *sums = lse.values();
+    return values;
+  }
+
+  // Of a row (head included): out, and the logarithm of the sum.
+  double expect(int32_t sequence, int32_t row, std::vector<double>& out) const {
+    const auto s = static_cast<size_t>(sequence);
+    const int32_t token = row / c.heads - qo_indptr[s];
+    const int32_t position = c.kv_len[s] - c.rows[s] + token;
+    const auto width = static_cast<size_t>(c.dims + c.rope);
+    const uint16_t* query = q.data() + static_cast<size_t>(row) * width;
+    out.assign(static_cast<size_t>(c.dims), 0.0);
+    double sum = 0.0;
+    for (int32_t t = 0; t < c.kv_len[s]; ++t) {
+      if (c.causal && t > position) continue;
+      if (c.window_left >= 0 && t < position - c.window_left && t >= c.sink_tokens) continue;
+      const int32_t page = kv_indices[static_cast<size_t>(kv_indptr[s] + t / c.page_size)];
+      const uint16_t* key =
+          kv.data() + static_cast<size_t>(page * c.page_size + t % c.page_size) * width;
+      double score = 0.0;
+      for (size_t d = 0; d < width; ++d) {
+        score += static_cast<double>(bf16_to_f32(query[d])) * bf16_to_f32(key[d]);
+      }
+      const double weight = std::exp(score * 0.09);
+      sum += weight;
+      for (size_t d = 0; d < out.size(); ++d) out[d] += weight * bf16_to_f32(key[d]);
+    }
+    for (double& x : out) x = sum > 0.0 ? x / sum : 0.0;
+    return std::log(sum);
+  }
+
+  void check(const std::vector<float>& out, const std::vector<float>& lse) const {
+    int failures = 0;
+    std::vector<double> expected;
+    for (int32_t s = 0; s < static_cast<int32_t>(c.kv_len.size()); ++s) {
+      const auto next = static_cast<size_t>(s) + 1;
+      for (int32_t row = qo_indptr[next - 1] * c.heads; row < qo_indptr[next] * c.heads; ++row) {
+        const double sum = expect(s, row, expected);
+        const float got = lse[static_cast<size_t>(row)];
+        const bool near = std::isinf(sum) ? std::isinf(got) : std::abs(got - sum) < 1e-3;
+        failures += near ? 0 : 1;
+        for (size_t d = 0; d < expected.size(); ++d) {
+          // Weights are rounded to bfloat16, and so is the result; values are about 1.
+          const float x = out[static_cast<size_t>(row) * expected.size() + d];
+          const double bound = 0x1p-8 * (1.0 + std::abs(expected[d])) + 1e-4;
+          failures += std::abs(x - expected[d]) <= bound ? 0 : 1;
+        }
+      }
+    }
+    CHECK_EQ(failures, 0);
+  }
+
+  Case c;
+  std::vector<int32_t> qo_indptr = {0}, kv_indptr = {0}, kv_indices;
+  std::vector<uint16_t> q, kv;
+  DeviceArray<uint16_t> q_there, kv_there;
+};
+
+TEST("latent attention is that of float64, and its bits not those of blocks") {
+  for (const Case& c : {
+           Case{.kv_len = {5, 0, 70}, .rows = {1, 0, 1}},
+           Case{.kv_len = {40, 600}, .rows = {9, 2}, .heads = 3, .rope = 24},
+           Case{.kv_len = {300}, .rows = {1}, .heads = 33, .dims = 512, .rope = 64},
+           Case{.kv_len = {1100}, .rows = {2}, .window_left = 20, .sink_tokens = 300},
+           Case{.kv_len = {33}, .rows = {2}, .dims = 144, .rope = 8, .page_size = 1},
+           Case{.kv_len = {90}, .rows = {3}, .page_size = 7, .causal = false},
+       }) {
+    const Latent latent(c);
+    std::vector<float> lse, split_lse;
+    const std::vector<float> out = latent.run(1, &lse);
+    latent.check(out, lse);
+    CHECK(latent.run(1000, &split_lse) == out);
+    CHECK(split_lse == lse);
+    CHECK(latent.run(2) == out);
+  }
+}
+
+TEST("latent attention needs each of its barriers") {
+  if (cuda::host::detected_races() != cuda::host::Races::all) {
+    check::skip("races are not detected in this build");
+  }
+  const Latent latent({.kv_len = {300}, .rows = {1}, .heads = 18, .dims = 32, .rope = 16});
+  const std::vector<float> right = latent.run(1);
+  expect_every_barrier_matters([&] { return latent.run(1) == right && latent.run(1000) == right; });
+}
+
+}  // namespace
+}  // namespace effinfer
+
+CHECK_MAIN()

@@ -1,0 +1,122 @@
+"""What keys get of attention on a GPU, against float64 and the CPU."""
+
+import numpy as np
+import pytest
+
+from effinfer import InvalidArgumentError, Queue, UnsupportedError, ops
+from tests.ops.batches import Paged, Shape, as_dtype, offsets, values_of
+from tests.ops.cuda.gpu_arrays import here, there
+from tests.ops.reference import seen
+from tests.ops.score_reference import probabilities, ragged
+
+ROWS, KEYS = [3, 0, 18, 1], [40, 5, 270, 7]
+
+
+def make(rng, dtype, heads=(4, 2, 64)):
+    qo, kv, (num_heads, kv_heads, dim) = sum(ROWS), sum(KEYS), heads
+    q, k = (
+        as_dtype(rng.standard_normal((n, h, dim), np.float32), dtype)
+        for n, h in ((qo, num_heads), (kv, kv_heads))
+    )
+    return q, k, {"qo_indptr": offsets(ROWS), "kv_indptr": offsets(KEYS)}
+
+
+def close(got, want, spread):
+    """Of products that are exact, float32 sums of them and of the logarithm's."""
+    error = spread * 2.0**-17
+    np.testing.assert_allclose(here(got), want, rtol=error, atol=1e-7)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+@pytest.mark.parametrize("heads", [(2, 1, 64), (1, 1, 128), (1, 1, 200), (1, 1, 8)])
+@pytest.mark.parametrize("causal", [False, True])
+def test_sums_and_maxima(dtype, heads, causal):
+    rng = np.random.default_rng(heads[2])
+    q, k, lists = make(rng, dtype, heads)
+    parts, spread = ragged(
+        values_of(q, dtype), values_of(k, dtype), offsets(ROWS), offsets(KEYS), causal
+    )
+    for reduce, over in (("sum", np.sum), ("max", np.max)):
+        got = ops.attention_scores(there(q), there(k), causal=causal, reduce=reduce, **lists)
+        assert got.device == "cuda:0"
+        want = [over(p, axis=1) if p.shape[1] else p.sum(axis=1) for p in parts]
+        close(got, np.concatenate(want, axis=1), spread)
+
+
+def test_options():
+    rng = np.random.default_rng(1)
+    q, k, lists = make(rng, "bfloat16")
+    exact = values_of(q, "bfloat16"), values_of(k, "bfloat16"), offsets(ROWS), offsets(KEYS), True
+    for options, given in (
+        ({"window_left": 20}, {"window_left": 20}),
+        ({"soft_cap": 3.0}, {"logits_soft_cap": 3.0}),
+    ):
+        parts, spread = ragged(*exact, **options)
+        out = there(np.full((4, sum(KEYS)), 7, np.float32))
+        got = ops.attention_scores(there(q), there(k), out=out, **given, **lists)
+        assert got is out
+        close(got, np.concatenate([p.sum(axis=1) for p in parts], axis=1), spread)
+
+
+@pytest.mark.parametrize("layout", ["NHD", "HND"])
+def test_pages_and_sums_of_an_attention_call(layout):
+    dtype, rows = "bfloat16", [2, 9, 0]
+    batch = Paged(np.random.default_rng(2), [20, 90, 5], 16, Shape(4, 2, 64), dtype, layout)
+    q, cache = batch.queries(rows, dtype), [there(x) for x in batch.cache]
+    lists = {"qo_indptr": offsets(rows), "kv_indptr": batch.kv_indptr, "kv_len": batch.kv_len}
+    lists |= {"kv_indices": batch.kv_indices, "kv_layout": layout}
+    got = ops.attention_scores(there(q), cache[0], **lists)
+    parts, exact = [], values_of(q, dtype)
+    for s, n in enumerate(rows):
+        part = exact[offsets(rows)[s] : offsets(rows)[s + 1]]
+        mask = seen(n, batch.kv_lens[s], True)
+        p, spread = probabilities(part, batch.keys[s], mask)
+        parts.append(p.sum(axis=1))
+    close(got, np.concatenate(parts, axis=1), 60)
+    prefill = ops.BatchPrefillWithPagedKVCacheWrapper(None, layout)
+    prefill.plan(offsets(rows), *batch.lists, 4, 2, 64, 16, causal=True)
+    _, lse = prefill.run(there(q), tuple(cache), return_lse=True)
+    again = ops.attention_scores(there(q), cache[0], lse=lse, pool=Queue("cuda:0", 25), **lists)
+    np.testing.assert_allclose(here(again), here(got), rtol=1e-6)
+    # Some of the rows, at their positions.
+    chosen = np.array([0, 3, 8])
+    some = ops.attention_scores(
+        there(q[2:][chosen]), cache[0], lse=there(here(lse)[2:][chosen]),
+        positions=there((90 - 9 + chosen).astype(np.int32)), qo_indptr=offsets([0, 3, 0]),
+        **{name: x for name, x in lists.items() if name != "qo_indptr"},
+    )  # fmt: skip
+    p, spread = probabilities(exact[2:], batch.keys[1], seen(9, 90, True))
+    close(some[:, 20:110], p[:, chosen].sum(axis=1), spread)
+
+
+@pytest.mark.parametrize("pooling", ["avg", "max"])
+@pytest.mark.parametrize("block_reduce", ["sum", "mean", "max"])
+def test_pooled(pooling, block_reduce):
+    q, k, lists = make(np.random.default_rng(3), "float16")
+    options = {"pooling": pooling, "block_reduce": block_reduce, "kernel_size": 5, **lists}
+    for more in ({"block_size": 7, "group_heads": True}, {"block_size": 1}):
+        expected = ops.pooled_attention_scores(q, k, **options, **more)
+        got = ops.pooled_attention_scores(there(q), there(k), **options, **more)
+        np.testing.assert_allclose(here(got), expected, rtol=1e-3, atol=1e-6)
+
+
+def test_what_is_refused():
+    q, k, lists = make(np.random.default_rng(4), "bfloat16")
+    for call, error, message in (
+        (lambda: ops.attention_scores(there(q), k, **lists), InvalidArgumentError,
+         r"k: expected a tensor on cuda:0, got one on cpu"),
+        (lambda: ops.attention_scores(there(q), there(k), diagonals=True, **lists),
+         UnsupportedError, "diagonals: no kernel of a GPU sums"),
+        (lambda: ops.attention_scores(
+            there(q), there(k), positions=there(np.zeros(22, np.int32)), **lists),
+         UnsupportedError, "positions: a GPU needs the lse"),
+        (lambda: ops.attention_scores(
+            *(there(x.astype(np.float32)) for x in (q, k)), **lists),
+         UnsupportedError, "keys are not f16 or bf16"),
+        (lambda: ops.vertical_slash_index(there(q), there(k), **lists), UnsupportedError,
+         r"\[vertical_slash_index\] q: expected an array on cpu"),
+        (lambda: ops.page_bounds(there(k), page_size=4), UnsupportedError,
+         r"\[page_bounds\] k: expected an array on cpu"),
+    ):  # fmt: skip
+        with pytest.raises(error, match=r"(.|\n)*" + message):
+            call()

@@ -1,0 +1,27 @@
+"""For each technique of the contract: parameters with which it does something to a tiny model; and
+of each family that drafts, one that needs no second model."""
+
+from typing import Any
+
+from effinfer.techniques import (
+    MInference,
+    SampleAttention,
+    SuffixDecoding,
+    Technique,
+    XAttention,
+)
+
+CASES: dict[str, Technique] = {
+    "minference": MInference(
+        min_tokens=0,
+        vertical_size=4,
+        slash_size=3,
+        local_tokens=10,
+        sink_tokens=2,
+        chunk_tokens=128,
+    ),
+    "sample_attention": SampleAttention(min_tokens=0, mass=0.3, local_tokens=10, chunk_tokens=128),
+    "xattention": XAttention(min_tokens=0, threshold=0.5, stride=4, chunk_tokens=128),
+}
+
+DRAFTERS: dict[str, Any] = {"speculation.lookup": SuffixDecoding()}
