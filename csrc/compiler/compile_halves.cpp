@@ -152,7 +152,8 @@ std::shared_ptr<Executable> ExecutableHalves::compile(const Graph& graph,
   }
   Place front{wanted.pool ? wanted.pool : pool, options};
   Place back{std::move(pool), options};
-  front.options.front = back.options.front = std::nullopt;
+  front.options.front.reset();
+  back.options.front.reset();
   front.options.device = wanted.device;
   compiler::LayerChoice choice{wanted.count.value_or(0), "as asked"};
   if (choice.front < 0 || choice.front > layers) {
