@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+from draft_models_report import draft_model_rows
 from goal_row import Row
 from serving_report import serving_rows
 from speculation_report import speculation_rows
@@ -299,7 +300,11 @@ def large_rows(result: Json) -> Iterator[Row]:
 
 def drafted_rows(result: Json) -> Iterator[Row]:
     section = result["sections"].get("speculation")
-    return speculation_rows(section) if section else iter(())
+    if section:
+        yield from speculation_rows(section)
+    section = result["sections"].get("draft_models")
+    if section:
+        yield from draft_model_rows(section)
 
 
 def served_rows(result: Json) -> Iterator[Row]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import draft_models_report
 import plots
 import serving_report
 import speculation_report
@@ -62,6 +63,8 @@ def section_text(name: str, section: dict[str, Any]) -> str:
             return serving_report.text(section)
         case "speculation":
             return speculation_report.text(section)
+        case "draft_models":
+            return draft_models_report.text(section)
         case "lengths":
             columns = [str(count) for count in section["prompts"]]
             return with_plot(by_column(section, columns, "tok/s of a prompt of"), name)

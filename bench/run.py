@@ -16,6 +16,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import draft_models
 import fidelity
 import gguf
 import machine
@@ -38,7 +39,13 @@ ROOT = Path(__file__).resolve().parent.parent
 SCRATCH = ROOT / "build" / "bench"
 MODELS = ["smollm2-135m", "gemma3-270m"]
 WORKER = "effinfer_worker.py"
-ALL_SECTIONS = {**SECTIONS, **serving.SECTIONS, **speculation.SECTIONS, **operators.SECTIONS}
+ALL_SECTIONS = {
+    **SECTIONS,
+    **serving.SECTIONS,
+    **speculation.SECTIONS,
+    **draft_models.SECTIONS,
+    **operators.SECTIONS,
+}
 NAMES = ["speed", "fidelity", *ALL_SECTIONS]
 
 

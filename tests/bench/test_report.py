@@ -9,6 +9,7 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "bench"))
 
+import draft_models  # noqa: E402
 import goals  # noqa: E402
 import operators  # noqa: E402
 import plots  # noqa: E402
@@ -63,6 +64,10 @@ def drafted(goal: float, peer: dict[str, Any] | None = None, **found: Any) -> di
         "drafts": found,
         "llama.cpp": peer or {},
     }
+
+
+def draft_model(goal: float, found: dict[str, Any], **more: Any) -> dict[str, Any]:
+    return {"goal": goal, "against": "plain", "before": around(100), **found, **more}
 
 
 LOOKUP = {
@@ -137,6 +142,14 @@ RESULT: dict[str, Any] = {
                 "S, nothing to hit, generated": drafted(0.98, ngram=drafts(0.99), auto=drafts(0.9)),
             },
             "eight": {"S": {"tree": around(1.05), "bookkeeping": around(0.04)}},
+        },
+        "draft_models": {
+            "rows": {
+                "T, answers, small": draft_model(2.3, drafts(2.0)),
+                "T, answers, beside": draft_model(0.95, drafts(1.0), overlapped=around(0.9)),
+                "T, answers, fewer layers": draft_model(1.0, drafts(1.2, 0.85), share_goal=0.9),
+            },
+            "first_token": {"ratio": around(1.1), "plain": around(0.2), "small": around(0.22)},
         },
         "serving": {
             "streams": [1, 8, 64],
@@ -247,6 +260,15 @@ def summary() -> dict[str, list[str]]:
         ),
         ("drafts: S, a tree of 8 rows against a chain", "1.05x", "yes"),
         ("drafts: S, bookkeeping of 8 rows, share of a plain step", "4%", "no"),
+        ("drafts: T, answers, small", "2.00x", "no"),
+        ("drafts: T, answers, beside", "1.00x", "yes"),
+        ("drafts: T, answers, beside: share of drafting beside steps of the target", "90%", "yes"),
+        (
+            "drafts: T, answers, fewer layers: gain against what acceptance and costs predict",
+            "85%",
+            "no",
+        ),
+        ("drafts: T, time to the first token with a draft model", "1.10x", "no"),
         ("served: 1 stream, against LLM.generate", "0.98x", "yes"),
         ("served: 8 streams, against LLM.generate", "0.92x", "no"),
         ("served: 64 streams, against LLM.generate", "0.95x", "yes"),
@@ -283,7 +305,7 @@ def test_bound_of_decoding_at_depth_reads_keys_and_values() -> None:
 
 def test_every_section_has_text_and_a_place_in_the_document() -> None:
     parts = report.sections(RESULT)
-    modules = (serving, speculation, operators)
+    modules = (serving, speculation, draft_models, operators)
     assert set(SECTIONS).union(*(module.SECTIONS for module in modules)) <= set(parts)
     text = report.DOCUMENT.read_text()
     for name in [*parts, "fidelity"]:
@@ -324,6 +346,8 @@ def test_tables() -> None:
     assert "3.16x; 95% | 72% to 88% of 6 |" in parts["speculation"]
     assert "| S, code edit, replayed | prompt lookup of 2 | **80.0**" in parts["speculation"]
     assert "| S | **1.050** (0.945 to 1.155) | **4.0** (3.6 to 4.4) |" in parts["speculation"]
+    assert "| T, answers, fewer layers | plain | 100.0 | 120.0 | **1.20**" in parts["draft_models"]
+    assert "| 60% | 1.41x; 85% |" in parts["draft_models"]
     assert "| effinfer serve | **98.0** (88.2 to 107.8) |" in parts["serving"]
     assert "| llama.cpp's server | - | **20.0** (18.0 to 22.0) | - | - |" in parts["serving"]
     assert "another server: no such module" in parts["serving"]
