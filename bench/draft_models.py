@@ -200,6 +200,16 @@ def predicted(run: Json, costs: dict[int, float]) -> float:
     return float(tokens_in(run) * costs[1] / (seconds + run["drafting_s"]))
 
 
+def tell(key: str, row: Json, say: Say) -> None:
+    share = f", {row['share']['median']:.0%} of the prediction" if row["share"] else ""
+    say(
+        f"{key}: {row['ratio']['median']:.2f}x {row['against']}'s "
+        f"{row['before']['median']:.1f} tok/s (goal {row['goal']}){share}; "
+        f"{row['tokens_a_step']:.2f} tokens and {row['rows_a_step']:.2f} rows a step, "
+        f"{row['accepted']:.0%} of drafts accepted"
+    )
+
+
 def measure(setting: Setting, say: Say, pattern: str = "") -> Json:
     """The rows whose names contain the pattern."""
     bench = Bench(setting, say)
@@ -207,9 +217,8 @@ def measure(setting: Setting, say: Say, pattern: str = "") -> Json:
     try:
         for case in (case for case in CASES if pattern in case.key):
             rows[case.key] = found = bench.row(case)
-            say(f"{case.key}: {found}")
+            tell(case.key, found, say)
         first = bench.first_token() if not pattern else None
-        say(f"first token: {first}")
     finally:
         bench.close()
     return {"rows": rows, "first_token": first}

@@ -35,10 +35,11 @@ struct Runs {
 };
 
 struct Plan {
-  double right = 1.0;         // share of guesses that are the fake model's
-  microseconds kernel{0};     // of which a level has ten
-  bool blocks_wrong = false;  // a level behind a wrong guess lasts until it is cancelled
-  int fails_at = -1;          // the level that throws
+  double right = 1.0;            // share of guesses that are the fake model's
+  microseconds kernel{0};        // of which a level has ten
+  bool blocks_wrong = false;     // a level behind a wrong guess lasts until it is cancelled
+  int fails_at = -1;             // the level that throws
+  bool fails_cancelled = false;  // a level that is cancelled throws something else
   RequestId refuses = -1;
 };
 
@@ -101,6 +102,7 @@ class Runner final : public runtime::DraftRunner {
       }
     } catch (const Cancelled&) {
       ++runs_->cancelled;
+      if (plan_.fails_cancelled) throw std::runtime_error("the device is gone");
       throw;
     }
   }
@@ -261,6 +263,21 @@ TEST("a device that fails ends the drafts, and is told of once") {
     CHECK_EQ(warnings(harness, "draft"), 0);
     CHECK_EQ(ahead.runs->levels.load(), levels);
   }
+}
+
+// The job that follows the cancelled one is queued when that one fails.
+TEST("a device that fails while it is cancelled is not asked again") {
+  Plan plan;
+  plan.right = 0.5;
+  plan.blocks_wrong = true;
+  plan.fails_cancelled = true;
+  Ahead ahead(plan);
+  Harness harness(ahead.setup);
+  std::vector<Ask> asks = ragged_requests(3, 4, 30);
+  for (Ask& ask : asks) ask.params.max_tokens += 30;
+  check_texts(harness, asks, true);
+  CHECK(warnings(harness, "the device is gone; it is not asked again") > 0);
+  CHECK_EQ(ahead.runs->cancelled.load(), 1);
 }
 
 TEST("a request that the runner refuses is told once and goes on without drafts") {

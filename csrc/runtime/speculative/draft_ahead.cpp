@@ -255,6 +255,7 @@ void DraftAhead::work(uint64_t job, const CancelToken& cancel) {
     while (true) {
       {
         const std::lock_guard lock(mutex_);
+        if (failed_) return;  // in the job before, when this one was queued
         released.swap(released_);
       }
       for (const RequestId request : released) runner_->release(request);
