@@ -116,10 +116,6 @@ void EngineCore::count_drafts(Request& request, std::span<const int32_t> accepte
   if (request.drafts == nullptr) return;
   SpeculationMetrics& metrics = request.metrics.speculation;
   const std::vector<int32_t>& depths = request.drafts->depths;
-  if (metrics.drafted_at.empty()) {
-    metrics.drafted_at.resize(SpeculationMetrics::kDepths);
-    metrics.accepted_at.resize(SpeculationMetrics::kDepths);
-  }
   const auto bucket = [&](size_t row) {
     return std::min(static_cast<size_t>(depths[row]), SpeculationMetrics::kDepths) - 1;
   };

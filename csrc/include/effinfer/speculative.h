@@ -6,6 +6,7 @@
 // plain decoding's, whatever the others do: see docs/speculation.md.
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <memory>
 #include <optional>
@@ -363,8 +364,8 @@ struct SpeculationMetrics {
   int64_t accepted = 0;                        // of these
   int64_t refused_drafts = 0;                  // of proposers: they were wrong
   Guarantee guarantee = Guarantee::same_text;  // of the engine's verifier
-  std::vector<int64_t> drafted_at;             // by depth - 1, [kDepths] or none
-  std::vector<int64_t> accepted_at;
+  std::array<int64_t, kDepths> drafted_at{};   // by depth - 1
+  std::array<int64_t, kDepths> accepted_at{};
 };
 
 }  // namespace effinfer

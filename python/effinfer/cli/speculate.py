@@ -118,8 +118,8 @@ def _by_depth(parts: list[dict[str, Any]]) -> list[dict[str, int]]:
     columns = [
         (sum(drafted), sum(accepted))
         for drafted, accepted in zip(
-            zip(*(p["drafted_at"] for p in parts if p["drafted_at"]), strict=True),
-            zip(*(p["accepted_at"] for p in parts if p["accepted_at"]), strict=True),
+            zip(*(p["drafted_at"] for p in parts), strict=True),
+            zip(*(p["accepted_at"] for p in parts), strict=True),
             strict=True,
         )
     ]
