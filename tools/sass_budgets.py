@@ -149,7 +149,7 @@ BUDGETS = (
     Budget("KeyScoresKernel<[12], 64>", 104, 4, 37120, PLAIN),
     Budget("KeyScoresKernel<[12], 128>", 104, 2, 73984, PLAIN),
     Budget("KeyScoresKernel<[12], 256>", 80, 1, 147712, PLAIN),
-    Budget("PoolScoresKernel", 56, 8),
+    Budget("PoolScoresKernel", 64, 8),
     # Argument: dtype. As much shared memory as a block of an A100 may have.
     Budget("LatentAttentionKernel<[12]>", 255, 1, 164752, PLAIN),
 )
