@@ -6,10 +6,12 @@
 #include <memory>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "bindings/held.h"
 #include "bindings/hooks.h"
 #include "bindings/module.h"
+#include "effinfer/residency.h"
 
 namespace effinfer::bindings {
 namespace {
@@ -100,6 +102,70 @@ StepHooks to_hooks(const py::object& parts) {
   return hooks;
 }
 
+namespace {
+
+constexpr const char* kRetain =
+    "Keeps these slots of a group of layers without a window: one list for all heads, or one for "
+    "each (layer of the group, KV head), strictly increasing, all of one length of at least 1. "
+    "Throws InvalidArgumentError, OutOfMemoryError where there is no page for a copy of a shared "
+    "one, and UnsupportedError where a GPU holds the keys, with nothing changed; so do evict(), "
+    "merge() and reposition().";
+constexpr const char* kEvict =
+    "Drops slots [begin, end), not all; later ones move up. Multiples of 64 of them cost least.";
+constexpr const char* kMerge =
+    "Makes key and value of slot `into` of a head (layer of the group * num_kv_heads + KV head) "
+    "the sums of those of `slots`, times `weights`; drops none. slots: strictly increasing; "
+    "weights: one for each, finite.";
+constexpr const char* kReposition =
+    "Rotates the keys from a slot on (one for each group, or one for all) by `delta` positions, "
+    "and moves the next position by as many. Each rotation rounds to the type of the cache.";
+
+// What a hook may do to a sequence, by the names and in the order of KvCache's.
+void register_residency(py::class_<SequenceHandle, std::shared_ptr<SequenceHandle>>& sequence) {
+  sequence
+      .def_property_readonly(
+          "next_position", [](const SequenceHandle& s) { return s.state().next_position(); },
+          "Of the token that is computed next.")
+      .def_property_readonly(
+          "num_groups", [](const SequenceHandle& s) { return s.state().num_groups(); },
+          "Of layers that keep the same tokens; the first has no window.")
+      .def(
+          "retain",
+          [](const SequenceHandle& s, const std::vector<std::vector<int32_t>>& slots,
+             int32_t group) { s.state().retain(group, slots); },
+          py::arg("slots"), py::arg("group") = 0, kRetain)
+      .def(
+          "evict",
+          [](const SequenceHandle& s, int64_t begin, int64_t end, int32_t group) {
+            s.state().evict(group, begin, end);
+          },
+          py::arg("begin"), py::arg("end"), py::arg("group") = 0, kEvict)
+      .def(
+          "merge",
+          [](const SequenceHandle& s, int32_t head, int32_t into, std::vector<int32_t> slots,
+             std::vector<float> weights, int32_t group) {
+            const KvMerge merge = {head, into, std::move(slots), std::move(weights)};
+            s.state().merge(group, {&merge, 1});
+          },
+          py::arg("head"), py::arg("into"), py::arg("slots"), py::arg("weights"),
+          py::arg("group") = 0, kMerge)
+      .def(
+          "reposition",
+          [](const SequenceHandle& s, const std::vector<int64_t>& from, int64_t delta) {
+            s.state().reposition(from, delta);
+          },
+          py::arg("from_slots"), py::arg("delta"), kReposition);
+}
+
+constexpr const char* kKeepRecent =
+    "A hook that keeps the first `sinks` slots and the last `recent` ones, and drops the others "
+    "`stride` at a time (StreamingLLM, arXiv:2309.17453). reposition: whether keys move to the "
+    "positions that their slots have, so that the text may be of any length. technique: that "
+    "requests name to have it; empty: it is for all. Throws InvalidArgumentError for sinks below "
+    "0, stride below 1 and recent below stride.";
+
+}  // namespace
+
 void register_hooks(py::module_& m) {
   py::class_<Triggers>(m, "Triggers", "Which triggers of a hook fired.")
       .def_readonly("prompt_end", &Triggers::prompt_end)
@@ -111,9 +177,9 @@ void register_hooks(py::module_& m) {
       .def_readonly("fired", &StepEvent::fired)
       .def_readonly("first", &StepEvent::first, "the first of the step's slots")
       .def_readonly("count", &StepEvent::count, "how many there are");
-  py::class_<SequenceHandle, std::shared_ptr<SequenceHandle>>(
-      m, "SequenceState", "One sequence between two steps; good while a hook runs.")
-      .def_property_readonly("id", [](const SequenceHandle& s) { return s.state().id(); })
+  py::class_<SequenceHandle, std::shared_ptr<SequenceHandle>> sequence(
+      m, "SequenceState", "One sequence between two steps; good while a hook runs.");
+  sequence.def_property_readonly("id", [](const SequenceHandle& s) { return s.state().id(); })
       .def_property_readonly(
           "length", [](const SequenceHandle& s) { return s.state().length(); },
           "Slots whose keys and values are written.")
@@ -122,10 +188,18 @@ void register_hooks(py::module_& m) {
       .def_property_readonly(
           "output_tokens", [](const SequenceHandle& s) { return s.state().output_tokens(); },
           "Generated, the last of which has no slot yet.");
+  register_residency(sequence);
   py::class_<StepHook, std::shared_ptr<StepHook>>(m, "StepHook",
                                                   "A hook of the core, which runs without Python.")
       .def_property_readonly("technique",
                              [](const StepHook& hook) { return std::string(hook.technique()); });
+  m.def(
+      "keep_recent",
+      [](int64_t sinks, int64_t recent, int64_t stride, bool reposition, std::string technique) {
+        return keep_recent({sinks, recent, stride, reposition, std::move(technique)});
+      },
+      py::kw_only(), py::arg("sinks") = 4, py::arg("recent") = 1020, py::arg("stride") = 64,
+      py::arg("reposition") = true, py::arg("technique") = "", kKeepRecent);
 }
 
 }  // namespace effinfer::bindings

@@ -116,11 +116,20 @@ void for_heads(const kv::PagePool& pool, F&& f) {
 
 }  // namespace
 
-// Makes pages [first, end) of a table nobody else's; throws OutOfMemory, with nothing changed.
+// Makes pages [first, end) of a table nobody else's. Throws OutOfMemory, with nothing changed but
+// cached prefixes.
 void KvCache::Impl::own_pages(const char* verb, PageTable& table, size_t group, size_t first,
                               size_t end) {
-  size_t shared = 0;
-  for (size_t i = first; i < end; ++i) shared += is_shared(table.pages[i], group) ? 1 : 0;
+  const auto count_shared = [&] {
+    size_t shared = 0;
+    for (size_t i = first; i < end; ++i) shared += is_shared(table.pages[i], group) ? 1 : 0;
+    return shared;
+  };
+  size_t shared = count_shared();
+  if (!has_pages(group, shared)) {
+    tree.clear();  // of its own prefix, too, which nobody may have but the tree
+    shared = count_shared();
+  }
   if (!has_pages(group, shared)) {
     throw OutOfMemory(std::string("[kv_cache] ") + verb + ": " + std::to_string(shared) +
                       " pages needed for copies of shared ones, " +

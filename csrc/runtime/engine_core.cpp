@@ -86,9 +86,9 @@ void EngineCore::check_tokens(std::span<const int32_t> tokens, const char* argum
 void EngineCore::check_request(std::span<const int32_t> prompt,
                                const SamplingParams& params) const {
   params.validate(vocab_size());
-  techniques_.of(params, static_cast<int64_t>(prompt.size()));  // throws for unknown names
-  const int64_t most = options_.max_seq_len - (params.max_tokens == 0 ? 0 : 1);
-  if (static_cast<int64_t>(prompt.size()) <= most) return;
+  const auto size = static_cast<int64_t>(prompt.size());
+  const int64_t most = most_tokens(techniques_.of(params, size)) - (params.max_tokens == 0 ? 0 : 1);
+  if (size <= most) return;
   throw InvalidArgument("[engine] prompt: expected at most " + std::to_string(most) +
                         " tokens (the context of the engine, limited by max_seq_len and " +
                         "num_pages, less one to generate), got " + std::to_string(prompt.size()));
@@ -97,8 +97,9 @@ void EngineCore::check_request(std::span<const int32_t> prompt,
 std::unique_ptr<Request> EngineCore::make_request(std::span<const int32_t> prompt,
                                                   const SamplingParams& params) const {
   auto request = std::make_unique<Request>();
+  // Of a text without a limit no more than of others: it grows.
   const auto room = options_.max_seq_len - static_cast<int64_t>(prompt.size());
-  const auto more = std::min<int64_t>(params.max_tokens, room);
+  const auto more = std::min<int64_t>(params.max_tokens, std::max<int64_t>(room, 0));
   request->tokens.reserve(prompt.size() + static_cast<size_t>(more));
   request->tokens.assign(prompt.begin(), prompt.end());
   request->prompt_size = prompt.size();
@@ -208,10 +209,16 @@ std::span<const ScheduledRequest> EngineCore::admissible() {
   return scheduled_;
 }
 
+// For slots that a request would have if nobody dropped any.
+size_t EngineCore::pages_of_slots(const Request& request, size_t slots) const {
+  if (!is_bounded(request.techniques)) return KvCache::pages_for(slots);
+  return KvCache::pages_for(std::min(slots, static_cast<size_t>(request.techniques.peak_slots)));
+}
+
 // Pages for so many tokens that are not fed yet.
-int64_t EngineCore::missing_pages(size_t more, SequenceId sequence) const {
+int64_t EngineCore::missing_pages(const Request& request, size_t more, SequenceId sequence) const {
   const size_t slots = static_cast<size_t>(cache_->slots(sequence)) + more;
-  return std::max<int64_t>(0, static_cast<int64_t>(KvCache::pages_for(slots)) -
+  return std::max<int64_t>(0, static_cast<int64_t>(pages_of_slots(request, slots)) -
                                   static_cast<int64_t>(cache_->pages(sequence).size()));
 }
 
@@ -224,7 +231,7 @@ int64_t EngineCore::copied_pages(const Request& fork, size_t fed) {
 int64_t EngineCore::pages_of_running() const {
   int64_t pages = 0;
   for (const auto& other : running_) {
-    pages += missing_pages(other->tokens.size() - other->fed, other->sequence) +
+    pages += missing_pages(*other, other->tokens.size() - other->fed, other->sequence) +
              copied_pages(*other, other->fed);
   }
   return pages;
@@ -234,7 +241,7 @@ int64_t EngineCore::pages_of_running() const {
 bool EngineCore::try_import(Request& request) {
   const auto slots = static_cast<size_t>(request.saved_slots);
   const size_t left = request.tokens.size() - request.fed;
-  const auto needed = static_cast<int64_t>(KvCache::pages_for(slots + left));
+  const auto needed = static_cast<int64_t>(pages_of_slots(request, slots + left));
   if (needed + pages_of_running() > cache_->available_pages()) return false;
   try {
     request.sequence = cache_->import_(request.saved);
@@ -257,7 +264,7 @@ bool EngineCore::try_admit(Request& request) {
   const size_t next = request.params.max_tokens == 0 ? 0 : 1;
   const size_t left = request.tokens.size() - static_cast<size_t>(cached) + next;
   const int64_t needed =
-      missing_pages(left, sequence) + copied_pages(request, static_cast<size_t>(cached));
+      missing_pages(request, left, sequence) + copied_pages(request, static_cast<size_t>(cached));
   if (needed + pages_of_running() > cache_->available_pages()) {
     cache_->release(sequence, false);
     return false;

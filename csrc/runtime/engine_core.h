@@ -5,6 +5,7 @@
 #pragma once
 
 #include <functional>
+#include <limits>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -76,6 +77,11 @@ class EngineCore {
     std::shared_ptr<StepHook> hook;
     Triggers triggers;
     uint64_t technique = 0;  // its bit; 0: it runs for all requests
+    bool changes_nothing = false;
+
+    bool runs_for(const Request& request) const {
+      return technique == 0 || (technique & request.techniques.names) != 0;
+    }
   };
 
   // engine_core.cpp: who is served, with which pages.
@@ -85,7 +91,16 @@ class EngineCore {
                                         const SamplingParams& params) const;
   void admit(std::vector<StepOutput>& outputs);
   std::span<const ScheduledRequest> admissible();
-  int64_t missing_pages(size_t more, SequenceId sequence) const;
+  // Whether its slots stay within max_seq_len however long its text is, and how many tokens that
+  // may have.
+  bool is_bounded(const RequestTechniques& techniques) const {
+    return techniques.peak_slots > 0 && techniques.peak_slots <= options_.max_seq_len;
+  }
+  int64_t most_tokens(const RequestTechniques& techniques) const {
+    return is_bounded(techniques) ? std::numeric_limits<int32_t>::max() : options_.max_seq_len;
+  }
+  size_t pages_of_slots(const Request& request, size_t slots) const;
+  int64_t missing_pages(const Request& request, size_t more, SequenceId sequence) const;
   static int64_t copied_pages(const Request& fork, size_t fed);
   int64_t pages_of_running() const;
   bool try_admit(Request& request);
@@ -146,6 +161,7 @@ class EngineCore {
   // engine_hooks.cpp: what techniques do between steps.
   void take_hooks(const StepHooks& hooks);
   std::string run_hooks(Request& request, size_t first);
+  int64_t tokens_until_hook(const Request& request) const;
   void forget_in_hooks(RequestId id);
 
   // engine_speculate.cpp: drafts.

@@ -2,6 +2,7 @@
 // happened.
 #include <algorithm>
 #include <exception>
+#include <limits>
 #include <string>
 
 #include "core/log.h"
@@ -95,8 +96,29 @@ void EngineCore::take_hooks(const StepHooks& hooks) {
     check("every", triggers.every);
     check("over_budget", triggers.over_budget);
     if (!any(triggers)) throw InvalidArgument(label + "a trigger, got none");
-    hooks_.push_back({hooks[i], triggers, techniques_.bit(hooks[i]->technique())});
+    const std::string_view technique = hooks[i]->technique();
+    hooks_.push_back(
+        {hooks[i], triggers, techniques_.bit(technique), techniques_.is_lossless(technique)});
   }
+}
+
+// Of a step that generates, with its first one: behind so many a hook runs, and what later ones see
+// may be other keys.
+int64_t EngineCore::tokens_until_hook(const Request& request) const {
+  const auto generated = static_cast<int64_t>(request.fed - request.prompt_size);
+  const int64_t slots = cache_->slots(request.sequence) - request.step_tokens;
+  int64_t tokens = std::numeric_limits<int64_t>::max();
+  for (const Hook& hook : hooks_) {
+    if (hook.changes_nothing || !hook.runs_for(request)) continue;
+    const Triggers& when = hook.triggers;
+    constexpr int64_t kPage = KvCache::kPageSize;
+    if (when.page_filled) tokens = std::min(tokens, kPage - slots % kPage);
+    if (when.every > 0) tokens = std::min(tokens, when.every - generated % when.every);
+    if (when.over_budget > 0) {
+      tokens = std::min(tokens, std::max<int64_t>(when.over_budget + 1 - slots, 1));
+    }
+  }
+  return tokens;
 }
 
 // After a commit of what was fed from token `first` on. What went wrong, or nothing.
@@ -105,7 +127,7 @@ std::string EngineCore::run_hooks(Request& request, size_t first) {
   RequestState state(*cache_, request);
   const auto count = static_cast<int64_t>(request.fed - first);
   for (const Hook& hook : hooks_) {
-    if (hook.technique != 0 && (hook.technique & request.techniques.names) == 0) continue;
+    if (!hook.runs_for(request)) continue;
     Progress step;
     step.prompt = static_cast<int64_t>(request.prompt_size);
     step.fed_before = static_cast<int64_t>(first);

@@ -58,10 +58,12 @@ void EngineCore::append_drafts() {
     budget.kv_tokens += cache_->slots(request->sequence);
     budget.requests += request->samples() ? 1 : 0;
     if (!may_draft(*request)) continue;
-    const auto size = static_cast<int64_t>(request->tokens.size());
-    const int64_t room = options_.max_seq_len - size;
+    const int64_t room = is_bounded(request->techniques)
+                             ? options_.max_seq_len - cache_->slots(request->sequence)
+                             : options_.max_seq_len - static_cast<int64_t>(request->tokens.size());
     const int64_t wanted = request->params.max_tokens - request->metrics.output_tokens;
-    const auto depth = static_cast<int32_t>(std::min(room, wanted) - 1);
+    const auto depth =
+        static_cast<int32_t>(std::min({room, wanted, tokens_until_hook(*request)}) - 1);
     if (depth < 1) continue;
     speculator_.add({request->id, request->tokens, request->prompt_size, &request->params,
                      static_cast<int32_t>(std::min<int64_t>(room, Draft::kMostNodes)), depth});

@@ -279,7 +279,7 @@ bool EngineCore::is_stop_token(const Request& request, int32_t token) const {
 FinishReason EngineCore::finish_reason(const Request& request, int32_t token) const {
   if (is_stop_token(request, token)) return FinishReason::stop;
   if (request.constraint != nullptr && request.constraint->ended()) return FinishReason::stop;
-  const bool full = static_cast<int64_t>(request.tokens.size()) >= options_.max_seq_len;
+  const bool full = static_cast<int64_t>(request.tokens.size()) >= most_tokens(request.techniques);
   const bool enough = request.metrics.output_tokens >= request.params.max_tokens;
   return full || enough ? FinishReason::length : FinishReason::none;
 }

@@ -19,6 +19,8 @@ class RecentHook final : public StepHook {
     return triggers;
   }
 
+  int64_t most_slots() const override { return rule_.reposition ? rule_.sinks + rule_.recent : 0; }
+
   void run(const StepEvent&, SequenceState& sequence) override {
     const int64_t excess = sequence.length() - rule_.sinks - rule_.recent;
     const int64_t count = (excess + rule_.stride - 1) / rule_.stride * rule_.stride;

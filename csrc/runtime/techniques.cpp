@@ -116,6 +116,36 @@ Techniques::Techniques(std::vector<TechniqueFacts> facts, const StepHooks& hooks
     throw InvalidArgument("[engine] techniques: expected at most 64, got " +
                           std::to_string(facts_.size()));
   }
+  take_limits(hooks);
+}
+
+void Techniques::Limits::add(const StepHook& hook) {
+  const int64_t most = hook.most_slots();
+  if (most > 0) slots = slots == 0 ? most : std::min(slots, most);
+  const Triggers when = hook.triggers();
+  if (when.over_budget > 0) prefix = std::min(prefix, when.over_budget);
+  if (when.page_filled) prefix = 0;
+}
+
+void Techniques::Limits::apply(int64_t step, RequestTechniques& request) const {
+  const int64_t peak = slots + step;
+  if (slots > 0) {
+    request.peak_slots = request.peak_slots == 0 ? peak : std::min(request.peak_slots, peak);
+  }
+  request.prefix.most = std::min(request.prefix.most, prefix);
+}
+
+// A lossless technique changes no key, whenever its hooks run.
+void Techniques::take_limits(const StepHooks& hooks) {
+  limits_.resize(facts_.size());
+  for (const auto& hook : hooks) {
+    if (hook == nullptr) continue;
+    Limits* limits = &of_all_;
+    for (size_t i = 0; i < facts_.size(); ++i) {
+      if (facts_[i].name == hook->technique()) limits = facts_[i].lossless ? nullptr : &limits_[i];
+    }
+    if (limits != nullptr) limits->add(*hook);
+  }
 }
 
 uint64_t Techniques::bit(std::string_view name) const {
@@ -123,6 +153,11 @@ uint64_t Techniques::bit(std::string_view name) const {
     if (facts_[i].name == name) return uint64_t{1} << i;
   }
   return 0;
+}
+
+bool Techniques::is_lossless(std::string_view name) const {
+  return std::any_of(facts_.begin(), facts_.end(),
+                     [&](const TechniqueFacts& f) { return f.name == name && f.lossless; });
 }
 
 // Whole pages where a chunk has some, so that blocks of rows and pages lie alike.
@@ -178,6 +213,10 @@ RequestTechniques Techniques::of(const SamplingParams& params, int64_t prompt_to
   if (request.chunk_tokens > 0) {
     request.prefix.unit = request.chunk_tokens;  // of whole pages, as the cache sees to
     request.prefix.most = prompt_tokens / request.chunk_tokens * request.chunk_tokens;
+  }
+  of_all_.apply(max_batch_tokens_, request);
+  for (size_t i = 0; i < facts_.size(); ++i) {
+    if ((request.names >> i & 1) != 0) limits_[i].apply(max_batch_tokens_, request);
   }
   return request;
 }

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <limits>
 #include <span>
 #include <string_view>
 #include <vector>
@@ -19,6 +20,8 @@ struct RequestTechniques {
   bool dense_prompt = false;
   bool dense_output = false;
   int64_t chunk_tokens = 0;  // steps of its prompt end at multiples; 0: anywhere
+  // Of a step, where hooks bound slots and positions; 0: they grow with the text.
+  int64_t peak_slots = 0;
   PrefixKey prefix;
   bool plain = true;  // its keys and values are those of a request without any
 };
@@ -30,15 +33,29 @@ class Techniques {
 
   // The bit of a name; 0: the name is empty. It must be known.
   uint64_t bit(std::string_view name) const;
+  bool is_lossless(std::string_view name) const;
   // Throws InvalidArgument naming the technique that the engine lacks.
   RequestTechniques of(const SamplingParams& params, int64_t prompt_tokens) const;
   // Whether steps of prompts end at fixed places.
   bool has_chunks() const;
 
  private:
+  // What its hooks mean for a request.
+  struct Limits {
+    int64_t slots = 0;  // between two steps; 0: none
+    // Tokens of a cached prefix: behind more of them a hook would have run.
+    int64_t prefix = std::numeric_limits<int64_t>::max();
+
+    void add(const StepHook& hook);
+    void apply(int64_t step, RequestTechniques& request) const;
+  };
+
   int64_t chunk_of(const TechniqueFacts& technique) const;
+  void take_limits(const StepHooks& hooks);
 
   std::vector<TechniqueFacts> facts_;
+  std::vector<Limits> limits_;  // by technique
+  Limits of_all_;               // of hooks that run for all requests
   int64_t max_batch_tokens_;
 };
 

@@ -977,12 +977,49 @@ class SequenceState:
     """
     One sequence between two steps; good while a hook runs.
     """
+    def evict(self, begin: int, end: int, group: int = 0) -> None:
+        """
+        Drops slots [begin, end), not all; later ones move up. Multiples of 64 of them cost least.
+        """
+    def merge(
+        self,
+        head: int,
+        into: int,
+        slots: collections.abc.Sequence[int],
+        weights: collections.abc.Sequence[float],
+        group: int = 0,
+    ) -> None:
+        """
+        Makes key and value of slot `into` of a head (layer of the group * num_kv_heads + KV head) the sums of those of `slots`, times `weights`; drops none. slots: strictly increasing; weights: one for each, finite.
+        """
+    def reposition(self, from_slots: collections.abc.Sequence[int], delta: int) -> None:
+        """
+        Rotates the keys from a slot on (one for each group, or one for all) by `delta` positions, and moves the next position by as many. Each rotation rounds to the type of the cache.
+        """
+    def retain(
+        self,
+        slots: collections.abc.Sequence[collections.abc.Sequence[int]],
+        group: int = 0,
+    ) -> None:
+        """
+        Keeps these slots of a group of layers without a window: one list for all heads, or one for each (layer of the group, KV head), strictly increasing, all of one length of at least 1. Throws InvalidArgumentError, OutOfMemoryError where there is no page for a copy of a shared one, and UnsupportedError where a GPU holds the keys, with nothing changed; so do evict(), merge() and reposition().
+        """
     @property
     def id(self) -> int: ...
     @property
     def length(self) -> int:
         """
         Slots whose keys and values are written.
+        """
+    @property
+    def next_position(self) -> int:
+        """
+        Of the token that is computed next.
+        """
+    @property
+    def num_groups(self) -> int:
+        """
+        Of layers that keep the same tokens; the first has no window.
         """
     @property
     def output_tokens(self) -> int:
@@ -1680,6 +1717,18 @@ def gelu_tanh_and_mul(
 def has_avx512_bf16() -> bool: ...
 def has_fast_bf16() -> bool: ...
 def isa_reason() -> str: ...
+def keep_recent(
+    *,
+    sinks: int = 4,
+    recent: int = 1020,
+    stride: int = 64,
+    reposition: bool = True,
+    technique: str = "",
+) -> StepHook:
+    """
+    A hook that keeps the first `sinks` slots and the last `recent` ones, and drops the others `stride` at a time (StreamingLLM, arXiv:2309.17453). reposition: whether keys move to the positions that their slots have, so that the text may be of any length. technique: that requests name to have it; empty: it is for all. Throws InvalidArgumentError for sinks below 0, stride below 1 and recent below stride.
+    """
+
 def kv_append(
     kv: PagedKv,
     k: numpy.typing.NDArray[typing.Any],

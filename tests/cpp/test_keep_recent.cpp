@@ -55,6 +55,64 @@ TEST("a text over few slots does not depend on who takes its pages") {
   CHECK(texts(plain, &preemptions) != expected);
 }
 
+TEST("drafts change no text: they end where slots are dropped") {
+  for (const int64_t stride : {1, 7, 64}) {
+    Setup setup;
+    setup.hooks = {rule(4, 124, stride)};
+    int64_t preemptions = 0;
+    const auto expected = texts(setup, &preemptions);
+    setup.speculation = {
+        {prompt_lookup_proposer(), recycling_proposer()}, nullptr, fixed_controller(6)};
+    CHECK(texts(setup, &preemptions) == expected);
+  }
+}
+
+TEST("a prompt's cached prefix is no longer than what stays") {
+  Setup setup;
+  setup.max_batch_tokens = 64;
+  setup.hooks = {rule(4, 124)};
+  std::mt19937 random(6);
+  const std::vector<int32_t> prompt = random_prompt(random, 128);  // as many as stay
+  std::vector<int32_t> longer = prompt;
+  for (int32_t token = 0; token < 150; ++token) longer.push_back(token % 7);
+  Harness alone(setup);
+  const RequestId expected = alone.engine->add(longer, greedy(20));
+  alone.finish();
+  Harness harness(setup);
+  harness.engine->add(prompt, greedy(1));
+  harness.finish();
+  CHECK_EQ(harness.engine->cache().cached_prefix_pages(), 2);
+  const RequestId id = harness.engine->add(longer, greedy(20));
+  harness.finish();
+  CHECK_EQ(harness.engine->metrics(id).cached_tokens, 128);
+  CHECK(harness.text(id) == alone.text(expected));
+  setup.hooks = {rule(4, 92)};
+  Harness fewer(setup);
+  fewer.engine->add(prompt, greedy(1));
+  fewer.finish();
+  const RequestId other = fewer.engine->add(longer, greedy(20));
+  fewer.finish();
+  CHECK_EQ(fewer.engine->metrics(other).cached_tokens, 64);
+}
+
+TEST("a text may be longer than what there is room for") {
+  Setup setup;
+  setup.max_batch_tokens = 64;
+  setup.max_seq_len = 192;
+  setup.num_pages = 3;
+  setup.hooks = {rule(4, 124)};
+  Harness harness(setup);
+  std::mt19937 random(7);
+  const RequestId id = harness.engine->add(random_prompt(random, 1000), greedy(500));
+  harness.finish();
+  CHECK_EQ(harness.outputs.at(id).error, "");
+  CHECK_EQ(harness.text(id).size(), 500u);
+  setup.hooks = {rule(4, 125)};  // which leaves no room for a step
+  Harness fewer(setup);
+  CHECK_THROWS(InvalidArgument, "prompt: expected at most 191",
+               fewer.engine->add(random_prompt(random, 192), greedy(1)));
+}
+
 TEST("between steps there are sinks and recent slots at most, at positions of their own") {
   for (const int64_t stride : {1, 7, 64}) {
     Setup setup;

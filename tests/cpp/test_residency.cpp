@@ -337,6 +337,16 @@ TEST("bad arguments change nothing") {
   CHECK_THROWS(Unsupported, "how keys are rotated", unknown.reposition(other, {&zero, 1}, 1));
 }
 
+TEST("a prefix that nobody but the tree has takes no page for a copy") {
+  KvModel model(config_of(4));
+  const SequenceId id = model.create({});
+  model.feed(id, range(250));
+  model.cache.publish(id);
+  model.evict(id, 2, 152);
+  CHECK_EQ(model.cache.cached_prefix_pages(), 0);
+  model.check();
+}
+
 TEST("without a page for a copy nothing changes") {
   KvModel model(config_of(4));
   const SequenceId a = model.create({});

@@ -6,6 +6,7 @@ from typing import Any
 from effinfer.techniques import (
     MInference,
     SampleAttention,
+    StreamingLLM,
     SuffixDecoding,
     Technique,
     XAttention,
@@ -21,6 +22,7 @@ CASES: dict[str, Technique] = {
         chunk_tokens=128,
     ),
     "sample_attention": SampleAttention(min_tokens=0, mass=0.3, local_tokens=10, chunk_tokens=128),
+    "streaming_llm": StreamingLLM(sinks=2, recent=230, stride=100, chunk_tokens=128),
     "xattention": XAttention(min_tokens=0, threshold=0.5, stride=4, chunk_tokens=128),
 }
 

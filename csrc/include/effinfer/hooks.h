@@ -60,10 +60,14 @@ class EFFINFER_API SequenceState {
 class EFFINFER_API StepHook {
  public:
   virtual ~StepHook();
-  // Asked once. At least one must be set.
+  // Always the same ones. At least one must be set.
   virtual Triggers triggers() const = 0;
   // The technique that requests turn it on and off by; empty: it runs for all of them.
   virtual std::string_view technique() const { return {}; }
+  // Slots, and positions, that its requests never exceed between two steps, however long their text
+  // is; 0: it knows of no such bound. Where that and a step's tokens are within the engine's
+  // max_seq_len, a text may be longer.
+  virtual int64_t most_slots() const { return 0; }
   // A request that ends in a step has no event of it.
   virtual void run(const StepEvent& event, SequenceState& sequence) = 0;
   // The request has ended, or lost its pages and begins anew with its first token: what is known of

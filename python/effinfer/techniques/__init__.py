@@ -62,6 +62,7 @@ from effinfer.techniques.skip_decode import SkipDecode
 from effinfer.techniques.skip_layers import EarlyExit, SkipLayers
 from effinfer.techniques.spec_reason import SpecReason
 from effinfer.techniques.staged import StagedDraft
+from effinfer.techniques.streaming_llm import StreamingLLM
 from effinfer.techniques.suffix_decoding import SuffixDecoding
 from effinfer.techniques.target_extension import TargetExtension, extended
 from effinfer.techniques.technique import Meta, Technique
@@ -107,6 +108,7 @@ __all__ = [
     "SparsePrefill",
     "SpecReason",
     "SpeculationRecipe",
+    "StreamingLLM",
     "StagedDraft",
     "Technique",
     "Techniques",
