@@ -29,6 +29,8 @@ void register_residency(py::class_<KvCache>& cache) {
       .def(
           "sequence_bytes", [](const KvCache& c, SequenceId id) { return c.used_bytes(id); },
           py::arg("sequence"), "Bytes of the pages that a sequence holds, shared ones included.")
+      .def("encoded_pages", &KvCache::encoded_pages, py::arg("sequence"),
+           "How many of the sequence's first pages take 4 or 2 bits a number.")
       .def("slots", &KvCache::slots, py::arg("sequence"), py::arg("group") = 0)
       .def("next_position", &KvCache::next_position, py::arg("sequence"))
       .def("is_prefix", &KvCache::is_prefix, py::arg("sequence"))
@@ -77,10 +79,9 @@ void register_residency(py::class_<KvCache>& cache) {
 }  // namespace
 
 void register_kv_cache(py::module_& m) {
-  py::class_<KvCache> cache(m, "KvCache",
-                            "The paged KV cache: 64-token pages, prefixes in a radix tree.");
-  cache
-      .def(py::init([](int32_t num_layers, int32_t num_kv_heads, int32_t head_dim,
+  py::class_<KvCache> type(m, "KvCache",
+                           "The paged KV cache: 64-token pages, prefixes in a radix tree.");
+  type.def(py::init([](int32_t num_layers, int32_t num_kv_heads, int32_t head_dim,
                        const std::string& dtype, int32_t num_pages) {
              return std::make_unique<KvCache>(
                  KvCacheConfig{num_layers, num_kv_heads, head_dim, parse_dtype(dtype), num_pages});
@@ -152,7 +153,7 @@ void register_kv_cache(py::module_& m) {
           },
           py::arg("layer"), py::arg("page"), "A writable view: uint8 [num_kv_heads, bytes].")
       .def("check_integrity", &KvCache::check_integrity);
-  register_residency(cache);
+  register_residency(type);
 }
 
 }  // namespace effinfer::bindings

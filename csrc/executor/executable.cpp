@@ -164,8 +164,9 @@ Batch Executable::Impl::after_front(const Batch& batch, KvCache& cache, const Ca
   if (!front) return batch;
   executor::check_batch(batch, cache.config(), limits);
   const auto has = [](const executor::Shared& half, const FloatInput& input) {
-    return std::any_of(half.inputs.begin(), half.inputs.end(),
-                       [&](const executor::InputBuffer& own) { return own.name == input.name; });
+    return std::any_of(
+        half.inputs.begin(), half.inputs.end(),
+        [&](const executor::InputBuffer& buffer) { return buffer.name == input.name; });
   };
   front_inputs.clear();
   own_inputs.clear();
