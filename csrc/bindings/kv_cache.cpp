@@ -29,6 +29,8 @@ void register_residency(py::class_<KvCache>& cache) {
       .def(
           "sequence_bytes", [](const KvCache& c, SequenceId id) { return c.used_bytes(id); },
           py::arg("sequence"), "Bytes of the pages that a sequence holds, shared ones included.")
+      .def("encoded_pages", &KvCache::encoded_pages, py::arg("sequence"),
+           "How many of the sequence's first pages take 4 or 2 bits a number.")
       .def("slots", &KvCache::slots, py::arg("sequence"), py::arg("group") = 0)
       .def("next_position", &KvCache::next_position, py::arg("sequence"))
       .def("is_prefix", &KvCache::is_prefix, py::arg("sequence"))

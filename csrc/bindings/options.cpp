@@ -92,6 +92,13 @@ void set_speculation(EngineOptions& options, const py::object& value) {
   options.speculation = cast<Speculation>("speculation", "Speculation | None", value);
 }
 
+// (bits, residual).
+void set_kv_coding(EngineOptions& options, const py::object& value) {
+  const auto [bits, residual] =
+      cast<std::pair<int32_t, int32_t>>("kv_coding", "tuple[int, int]", value);
+  options.kv_coding = {bits, residual};
+}
+
 void set_hooks(EngineOptions& options, const py::object& value) {
   options.hooks = to_hooks(value);
 }
@@ -140,6 +147,7 @@ std::vector<Keyword<EngineOptions>> engine_keywords() {
       open_size<Options>("num_pages", &Options::num_pages),
       plain<Options>("max_batch_tokens", "int", &Options::max_batch_tokens),
       plain<Options>("prefix_cache", "bool", &Options::prefix_cache),
+      {"kv_coding", "tuple[int, int]", "(0, 128)", set_kv_coding},
       {"speculation", "effinfer._core.Speculation | None", "None", set_speculation},
       {"hooks", "collections.abc.Sequence[typing.Any]", "()", set_hooks},
   });

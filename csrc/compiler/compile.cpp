@@ -137,6 +137,7 @@ executor::BatchLimits make_limits(const Graph& graph, const CompileOptions& opti
       const int64_t rows = graph.value(node.inputs[1]).shape[0].value;
       limits.num_ids = std::min(limits.num_ids, rows);
     }
+    limits.chooses_keys |= node.op == "attention" && node.inputs.size() == 3;
     for (const ValueId id : node.outputs) {
       const Value& value = graph.value(id);
       if (value.dtype == DType::kv) add_layer(limits, value.shape);

@@ -115,6 +115,10 @@ class Member {
     task.k = at(p_.k, tile.kv_head);
     task.k_rope = at(p_.k_rope, tile.kv_head);
     task.v = at(p_.v, tile.kv_head);
+    task.coded = p_.coded;
+    if (p_.coded.bits != 0) {
+      task.coded.data += static_cast<size_t>(tile.kv_head) * p_.coded.head_bytes();
+    }
     const int32_t first_kv = batch.kv_indptr[tile.sequence];
     if (batch.kv_indices != nullptr) task.pages = batch.kv_indices + first_kv;
     task.page_size = p_.page_size;

@@ -14,7 +14,8 @@ struct AttentionTask {
   ops::KvRows k;  // of the tile's KV head
   ops::KvRows k_rope;
   ops::KvRows v;
-  const int32_t* pages;  // of the sequence; null: its tokens follow each other from first_token on
+  ops::CodedPages coded;  // from the tile's KV head on
+  const int32_t* pages;   // of the sequence; null: its tokens follow each other from first_token on
   int32_t page_size;
   int64_t first_token;
 

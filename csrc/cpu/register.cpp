@@ -7,6 +7,7 @@
 #include "ops/convert_rows.h"
 #include "ops/elementwise.h"
 #include "ops/embedding.h"
+#include "ops/encode_pages.h"
 #include "ops/merge_states.h"
 #include "ops/norm.h"
 #include "ops/operand.h"
@@ -41,6 +42,7 @@ void cpu::register_cpu() {
   add_levels<ops::MergeStatesProblem>("merge_states");
   register_row_sampling();
   add_levels<ops::AppendPagesProblem, Level::portable>("append_pages");
+  add_levels<ops::EncodePagesProblem>("encode_pages");
   add_levels<ops::PackBitsProblem, Level::portable>("packbits");
   add_levels<ops::PageBoundsProblem, Level::portable>("page_bounds");
   add_levels<ops::PageScoresProblem, Level::portable>("page_scores");

@@ -6,6 +6,7 @@
 #include <string>
 
 #include "effinfer/error.h"
+#include "ops/visits.h"
 
 namespace effinfer::executor {
 namespace {
@@ -150,11 +151,39 @@ void check_cache(const KvCacheConfig& cache, const BatchLimits& limits) {
 }
 
 // One group's tables, in the fields of a batch.
-void check_tables(const Batch& batch, int32_t num_pages, int64_t max_seq_len) {
+void check_tables(const Batch& batch, int64_t num_ids, int64_t max_seq_len) {
   check_indptr("kv_indptr", batch.kv_indptr, batch.kv_len.size(), batch.kv_indices.size());
-  check_range("kv_indices", batch.kv_indices, num_pages);
+  check_range("kv_indices", batch.kv_indices, num_ids);
   check_sequences(batch, max_seq_len);
   check_trees(batch);
+}
+
+// Encoded pages, whose ids are behind those of others, are read by attention alone.
+void check_encoded(const Batch& batch, int32_t num_pages, bool chooses_keys) {
+  for (size_t s = 0; s < batch.kv_len.size(); ++s) {
+    const int32_t rows = batch.qo_indptr[s + 1] - batch.qo_indptr[s];
+    const int32_t first = batch.kv_indptr[s];
+    int32_t end = first;
+    while (end < batch.kv_indptr[s + 1] &&
+           batch.kv_indices[static_cast<size_t>(end)] >= num_pages) {
+      ++end;
+    }
+    if (end == first) continue;
+    const bool is_tree = rows > 0 && !batch.ancestors.empty() &&
+                         batch.ancestors[static_cast<size_t>(batch.qo_indptr[s])] != 0;
+    if (chooses_keys && rows >= ops::kSparseRows && !is_tree) {
+      throw Unsupported("[run] kv_indices: sequence " + std::to_string(s) +
+                        " has encoded pages, of whose keys the graph's index nodes choose none");
+    }
+    const int32_t written = first + (batch.kv_len[s] - rows) / KvCache::kPageSize;
+    const std::span<const int32_t> others = batch.kv_indices.subspan(
+        static_cast<size_t>(end), static_cast<size_t>(batch.kv_indptr[s + 1] - end));
+    if (end <= written && std::ranges::all_of(others, [&](int32_t id) { return id < num_pages; })) {
+      continue;
+    }
+    fail("kv_indices: expected the encoded pages of sequence " + std::to_string(s) +
+         " first, and none that the step writes");
+  }
 }
 
 // A copy of the batch with the tables of another group.
@@ -224,7 +253,10 @@ void check_batch(const Batch& batch, const KvCacheConfig& cache, const BatchLimi
   check_range("logit_rows", batch.logit_rows, static_cast<int64_t>(tokens));
   check_indptr("qo_indptr", batch.qo_indptr, sequences, tokens);
   check_cache(cache, limits);
-  check_tables(batch, cache.num_pages, limits.max_seq_len);
+  // Encoded pages have ids of their own, behind the others.
+  const int64_t ids = int64_t{cache.num_pages} * (cache.coding.bits == 0 ? 1 : 2);
+  check_tables(batch, ids, limits.max_seq_len);
+  if (cache.coding.bits != 0) check_encoded(batch, cache.num_pages, limits.chooses_keys);
   const size_t more = cache.groups.empty() ? 0 : cache.groups.size() - 1;
   if (batch.more_groups.size() != more) {
     fail("more_groups: expected " + std::to_string(more) + " (the cache's groups of layers but " +

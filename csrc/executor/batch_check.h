@@ -19,6 +19,7 @@ struct BatchLimits {
   int64_t num_ids = 0;          // rows of the smallest embedding table
   KvCacheConfig cache;          // what the graph needs; any number of pages
   std::vector<int32_t> layers;  // of the cache, that the graph reads and writes
+  bool chooses_keys = false;    // whether the graph has nodes that read pages to choose some
 };
 
 // Throws InvalidArgument naming the field.

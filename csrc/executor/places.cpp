@@ -119,6 +119,7 @@ bool AttentionPlaces::fill(ops::AttentionProblem& p, const Step& step) const {
   const ops::KvLayer& pages = step.kv_layers[layer];
   p.k = ops::keys_of(pages);
   p.v = ops::values_of(pages);
+  p.coded = pages.coded;
   p.batch = step.layout_of(layer);
   const AttentionBuffers& buffers = step.attention[shape];
   p.work = buffers.view;

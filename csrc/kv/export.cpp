@@ -1,7 +1,7 @@
 // A sequence as bytes:
 //
 //   Header                 of the cache's layout and the sequence's counts
-//   Group[num_groups]      slots, pages, pages that a window has freed
+//   Group[num_groups]      slots, pages, pages that a window has freed, pages that are encoded
 //   int32[length]          tokens
 //   pages                  group by group, in order of the table, freed ones left out; a page is
 //                          what PagePool::read_page() writes
@@ -23,6 +23,7 @@ struct Header {
   int32_t head_dim = 0;
   int32_t dtype = 0;
   int32_t num_groups = 0;
+  int64_t coding_bits = 0;
   int64_t length = 0;
   int64_t shift = 0;
   int64_t fixed = 0;
@@ -34,6 +35,7 @@ struct Group {
   int64_t slots = 0;
   int64_t num_pages = 0;
   int64_t num_freed = 0;
+  int64_t num_encoded = 0;
 };
 
 [[noreturn]] void fail(const std::string& what) {
@@ -72,12 +74,14 @@ Header layout_of(const KvCacheConfig& config, size_t groups) {
   header.head_dim = config.head_dim;
   header.dtype = static_cast<int32_t>(config.dtype);
   header.num_groups = static_cast<int32_t>(groups);
+  header.coding_bits = config.coding.bits;
   return header;
 }
 
 bool same_layout(const Header& a, const Header& b) {
   return a.magic == b.magic && a.num_layers == b.num_layers && a.num_kv_heads == b.num_kv_heads &&
-         a.head_dim == b.head_dim && a.dtype == b.dtype && a.num_groups == b.num_groups;
+         a.head_dim == b.head_dim && a.dtype == b.dtype && a.num_groups == b.num_groups &&
+         a.coding_bits == b.coding_bits;
 }
 
 void check_header(const Header& header) {
@@ -93,12 +97,14 @@ void check_header(const Header& header) {
 // A table that integrity checks would let pass.
 void check_group(const Header& header, const Group& group) {
   constexpr int64_t kPage = KvCache::kPageSize;
+  const bool window = group.window_left >= 0;
   const bool counts = group.slots >= 0 && group.slots <= header.length &&
                       group.num_pages == (group.slots + kPage - 1) / kPage &&
-                      group.num_freed >= 0 && group.num_freed <= group.num_pages;
+                      group.num_freed >= 0 && group.num_freed <= group.num_pages &&
+                      group.num_encoded >= 0 && group.num_encoded <= group.slots / kPage &&
+                      (group.num_encoded == 0 || (header.coding_bits != 0 && !window));
   if (!counts) fail("sound tables");
   const int64_t first = header.length - group.slots;
-  const bool window = group.window_left >= 0;
   const int64_t held = first / kPage + group.num_freed;
   const bool sound = window ? first % (kv::kChunkPages * kPage) == 0 &&
                                   group.num_freed < kv::kChunkPages &&
@@ -134,9 +140,12 @@ std::vector<std::byte> KvCache::export_(SequenceId id) const {
   add(&header, sizeof(header));
   for (size_t group = 0; group < impl_->pools.size(); ++group) {
     const kv::PageTable& table = sequence.tables[group];
-    const Group entry = {
-        static_cast<int64_t>(impl_->pool(group).page_bytes()), impl_->window_of(group), table.slots,
-        static_cast<int64_t>(table.pages.size()), static_cast<int64_t>(table.num_freed())};
+    const Group entry = {static_cast<int64_t>(impl_->pool(group).page_bytes()),
+                         impl_->window_of(group),
+                         table.slots,
+                         static_cast<int64_t>(table.pages.size()),
+                         static_cast<int64_t>(table.num_freed()),
+                         static_cast<int64_t>(group == 0 ? impl_->num_encoded(table) : 0)};
     add(&entry, sizeof(entry));
   }
   add(sequence.tokens.data(), sequence.tokens.size() * sizeof(int32_t));
@@ -144,8 +153,9 @@ std::vector<std::byte> KvCache::export_(SequenceId id) const {
     const kv::PagePool& pool = impl_->pool(group);
     for (const int32_t page : sequence.tables[group].pages) {
       if (page == kv::kFreed) continue;
-      blob.resize(blob.size() + pool.page_bytes());
-      pool.read_page(page, blob.data() + blob.size() - pool.page_bytes());
+      const size_t size = pool.page_bytes(page);
+      blob.resize(blob.size() + size);
+      pool.read_page(page, blob.data() + blob.size() - size);
     }
   }
   return blob;
@@ -172,7 +182,9 @@ SequenceId KvCache::import_(std::span<const std::byte> blob) {
     }
     check_group(header, entry);
     const auto pages = static_cast<size_t>(entry.num_pages - entry.num_freed);
-    bytes += pages * impl_->pool(group).page_bytes();
+    const auto encoded = static_cast<size_t>(entry.num_encoded);
+    bytes += (pages - encoded) * impl_->pool(group).page_bytes();
+    bytes += encoded * impl_->pool(group).coded_page_bytes();
     if (!impl_->has_pages(group, pages)) {
       throw OutOfMemory("[kv_cache] import: " + std::to_string(pages) + " pages needed, " +
                         std::to_string(available_pages()) + " available");
@@ -198,8 +210,10 @@ SequenceId KvCache::import_(std::span<const std::byte> blob) {
     table.pages.assign(freed, kv::kFreed);
     impl_->make_free(group, pages - freed);
     for (size_t i = freed; i < pages; ++i) {
-      table.pages.push_back(pool.allocate());
-      pool.write_page(table.pages.back(), reader.take(pool.page_bytes()).data());
+      const bool encoded = i < static_cast<size_t>(groups[group].num_encoded);
+      const int32_t page = encoded ? pool.allocate_coded() : pool.allocate();
+      table.pages.push_back(page);
+      pool.write_page(page, reader.take(pool.page_bytes(page)).data());
     }
   }
   const SequenceId id = impl_->next_id++;

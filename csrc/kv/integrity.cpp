@@ -44,7 +44,9 @@ void check_window(const std::string& label, const kv::Sequence& sequence,
 
 void KvCache::check_integrity() const {
   std::vector<std::vector<int32_t>> references(impl_->pools.size());
-  for (auto& counts : references) counts.assign(static_cast<size_t>(config().num_pages), 0);
+  for (size_t group = 0; group < references.size(); ++group) {
+    references[group].assign(static_cast<size_t>(impl_->pool(group).num_ids()), 0);
+  }
   for (const auto& [id, sequence] : impl_->sequences) {
     const std::string label = "[kv_cache] sequence " + std::to_string(id) + ": ";
     check_counts(label, sequence);
@@ -63,10 +65,13 @@ void KvCache::check_integrity() const {
       std::vector<int32_t> sorted;
       for (size_t i = table.num_freed(); i < table.pages.size(); ++i) {
         const int32_t page = table.pages[i];
-        if (page < 0 || page >= config().num_pages) {
+        if (page < 0 || page >= impl_->pool(group).num_ids()) {
           fail(label, "page " + std::to_string(page) + " is not of the pool");
         }
         ++references[group][static_cast<size_t>(page)];
+        if (impl_->pool(group).is_coded(page) && i >= impl_->num_encoded(table)) {
+          fail(label, "an encoded page behind one that is not");
+        }
         // What a step will write into has one reader.
         const int64_t end = std::min<int64_t>(static_cast<int64_t>(i + 1) * kPageSize, table.slots);
         if (table.slots - sequence.uncommitted() < end &&

@@ -125,7 +125,7 @@ void KvCache::Impl::shorten(Sequence& sequence, int64_t count) {
 }
 
 void KvCache::Impl::publish(const Sequence& sequence, size_t pages) {
-  if (!sequence.is_prefix) return;
+  if (!sequence.is_prefix || num_encoded(sequence.tables.front()) > 0) return;
   std::vector<kv::RadixTree::GroupPages> groups;
   for (const PageTable& table : sequence.tables) {
     const auto first = static_cast<size_t>(sequence.first_token(table) / kPageSize);
@@ -200,7 +200,8 @@ SequenceId KvCache::create(std::span<const int32_t> tokens, int32_t* cached, con
   sequence.tables.resize(impl_->pools.size());
   size_t known = 0;
   if (!tokens.empty()) {
-    const int64_t most = std::min(static_cast<int64_t>(tokens.size()) - 1, key.most);
+    const auto size = static_cast<int64_t>(tokens.size());
+    const int64_t most = std::min({size - 1, key.most, impl_->plain_prefix(key, size)});
     auto prefix = impl_->tree.match(tokens, static_cast<size_t>(most / kPageSize), making_of(key));
     known = prefix.pages * kPageSize;
     if (prefix.known > prefix.pages) sequence.wanted_prefix = prefix.known;
@@ -307,7 +308,7 @@ SequenceId KvCache::fork(SequenceId id) {
 bool KvCache::can_rollback(SequenceId id, int64_t count) const {
   const Sequence& sequence = impl_->find(id);
   const int64_t length = sequence.length() - count;
-  if (count < 0 || length < sequence.fixed) return false;
+  if (count < 0 || length < sequence.fixed || count > impl_->plain_slots(sequence)) return false;
   for (size_t group = 1; group < sequence.tables.size(); ++group) {
     const PageTable& table = sequence.tables[group];
     const int64_t first_page =
@@ -319,7 +320,8 @@ bool KvCache::can_rollback(SequenceId id, int64_t count) const {
 
 void KvCache::rollback(SequenceId id, int64_t count) {
   Sequence& sequence = impl_->find(id);
-  require_count("rollback", count, sequence.length() - sequence.fixed);
+  require_count("rollback", count,
+                std::min(sequence.length() - sequence.fixed, impl_->plain_slots(sequence)));
   if (!can_rollback(id, count)) {
     throw InvalidArgument("[kv_cache] rollback: count: expected at most " +
                           std::to_string(int64_t{kSlack} + sequence.uncommitted()) +
@@ -331,7 +333,8 @@ void KvCache::rollback(SequenceId id, int64_t count) {
 
 void KvCache::publish(SequenceId id) {
   const Sequence& sequence = impl_->find(id);
-  const int64_t tokens = std::min(sequence.committed, sequence.key.most);
+  const int64_t tokens =
+      impl_->plain_prefix(sequence.key, std::min(sequence.committed, sequence.key.most));
   const size_t unit = making_of(sequence.key).unit;
   impl_->publish(sequence, static_cast<size_t>(tokens) / kPageSize / unit * unit);
 }
@@ -385,10 +388,7 @@ std::span<const int32_t> KvCache::tokens(SequenceId id) const {
 
 size_t KvCache::used_bytes() const {
   size_t bytes = 0;
-  for (const auto& pool : impl_->pools) {
-    bytes += static_cast<size_t>(pool->num_pages() - pool->free_pages()) *
-             kv::page_bytes(pool->config());
-  }
+  for (const auto& pool : impl_->pools) bytes += pool->used_bytes();
   return bytes;
 }
 
@@ -396,8 +396,9 @@ size_t KvCache::used_bytes(SequenceId id) const {
   const Sequence& sequence = impl_->find(id);
   size_t bytes = 0;
   for (size_t group = 0; group < sequence.tables.size(); ++group) {
-    const PageTable& table = sequence.tables[group];
-    bytes += (table.pages.size() - table.num_freed()) * kv::page_bytes(impl_->pool(group).config());
+    for (const int32_t page : sequence.tables[group].pages) {
+      if (page != kv::kFreed) bytes += impl_->pool(group).page_bytes(page);
+    }
   }
   return bytes;
 }

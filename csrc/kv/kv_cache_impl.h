@@ -1,5 +1,5 @@
 // The inside of a KvCache, which kv_cache.cpp (life of a sequence), retain.cpp (which keys it has),
-// export.cpp and integrity.cpp share.
+// encode.cpp (in how many bits), export.cpp and integrity.cpp share.
 #pragma once
 
 #include <memory>
@@ -47,6 +47,19 @@ struct KvCache::Impl {
   // Frees what windows do not need any more.
   void close_windows(kv::Sequence& sequence);
   void release_pages(kv::PageTable& table, size_t group, size_t from);
+
+  // encode.cpp
+  bool encodes() const { return config.coding.bits != 0; }
+  size_t num_encoded(const kv::PageTable& table) const;  // of the group without a window
+  size_t pages_due(int64_t slots) const;
+  // Of so many tokens those that a prefix that is cached, or found, has at most.
+  int64_t plain_prefix(const PrefixKey& key, int64_t tokens) const;
+  // Behind the encoded pages.
+  int64_t plain_slots(const kv::Sequence& sequence) const;
+  // A sequence without encoded pages; throws Unsupported for others.
+  kv::Sequence& find_plain(const char* verb, SequenceId id);
+  std::span<const int32_t> due(const kv::Sequence& sequence) const;
+  bool has_room_to_encode(std::span<const int32_t> pages) const;
 
   // retain.cpp, rotate.cpp
   size_t checked_group(const char* verb, int32_t group) const;

@@ -7,6 +7,7 @@
 #include "core/memory.h"
 #include "effinfer/error.h"
 #include "kv/token_rows.h"
+#include "ops/encode_pages.h"
 #include "ops/registry.h"
 
 namespace effinfer::kv {
@@ -92,8 +93,13 @@ PagePool::PagePool(const KvCacheConfig& config) : config_(config) {
     bank.num_layers = 0;  // grows again with layers_
   }
   for (const size_t bank : bank_of_) layers_.push_back(next_layer(banks_[bank]));
+  if (config.coding.bits != 0) {
+    coded_ = std::make_unique<CodedStore>(config);
+    for (size_t i = 0; i < num_layers; ++i) layers_[i].coded = coded_->layer(i);
+    num_bytes_ += coded_->num_bytes();
+  }
   const size_t count = static_cast<size_t>(config.num_pages);
-  references_.assign(count, 0);
+  references_.assign(coded_ ? 2 * count : count, 0);
   used_before_.assign(count, 0);
   free_.resize(count);
   for (size_t i = 0; i < count; ++i) free_[i] = static_cast<int32_t>(count - 1 - i);
@@ -186,6 +192,12 @@ int32_t PagePool::allocate_copy(int32_t page) {
 
 template <class F>
 void PagePool::for_parts(int32_t page, F&& f) const {
+  if (is_coded(page)) {
+    for (const ops::KvLayer& kv : layers_) {
+      f(kv.coded.head(page, 0), coded_page_bytes() / layers_.size());
+    }
+    return;
+  }
   const auto heads = static_cast<size_t>(config_.num_kv_heads);
   const size_t scales = heads * ops::kPageSize;
   for (const ops::KvLayer& kv : layers_) {
@@ -194,6 +206,37 @@ void PagePool::for_parts(int32_t page, F&& f) const {
     if (kv.k_scale == nullptr) continue;
     f(kv.k_scale + static_cast<size_t>(page) * scales, scales * sizeof(float));
     f(kv.v_scale + static_cast<size_t>(page) * scales, scales * sizeof(float));
+  }
+}
+
+size_t PagePool::used_bytes() const {
+  const size_t plain = static_cast<size_t>(config_.num_pages) - free_.size();
+  return plain * page_bytes() + static_cast<size_t>(num_coded()) * coded_page_bytes();
+}
+
+int32_t PagePool::allocate_coded() {
+  const int32_t page = coded_->take();
+  references_[static_cast<size_t>(page)] = 1;
+  return page;
+}
+
+void PagePool::encode(std::span<int32_t> pages, ThreadPool& pool) {
+  std::vector<ops::PageCoding> codings;
+  for (const int32_t page : pages) {
+    if (coding_of(page) >= 0) continue;
+    codings.push_back({page, coded_->take()});
+    coded_->link(page, codings.back().to);
+  }
+  if (!codings.empty()) {
+    ops::run_alone<ops::EncodePagesProblem>({layers_.data(), static_cast<int64_t>(layers_.size()),
+                                             codings.data(), static_cast<int64_t>(codings.size())},
+                                            pool);
+  }
+  for (int32_t& page : pages) {
+    const int32_t plain = page;
+    page = coding_of(plain);
+    retain(page);
+    release(plain);
   }
 }
 
@@ -244,7 +287,13 @@ void PagePool::close_up(std::span<const int32_t> pages, int64_t first,
 void PagePool::release(int32_t page) {
   int32_t& count = references_[static_cast<size_t>(page)];
   if (count <= 0) throw InternalError("[kv_cache] a free page was released");
-  if (--count == 0) free_.push_back(page);
+  if (--count > 0) return;
+  forget_coding(page);
+  if (is_coded(page)) {
+    coded_->put_back(page);
+  } else {
+    free_.push_back(page);
+  }
 }
 
 void PagePool::check(std::span<const int32_t> expected) const {
@@ -254,6 +303,7 @@ void PagePool::check(std::span<const int32_t> expected) const {
       throw InternalError("[kv_cache] page " + std::to_string(page) + " is free twice");
     }
   }
+  if (coded_) coded_->check(is_free);
   for (size_t page = 0; page < references_.size(); ++page) {
     if (references_[page] != expected[page] || (references_[page] == 0) != (is_free[page] != 0)) {
       throw InternalError("[kv_cache] page " + std::to_string(page) + ": " +

@@ -1,6 +1,7 @@
 // The memory of the KV cache: pages with reference counts. A page id names the same slot in every
 // layer's K and V, so one id stands for 64 tokens of the whole model, on whichever devices its
-// layers are.
+// layers are. Where pages are encoded (KvCacheConfig::coding) there are as many ids again, of coded
+// pages; pages of both kinds together are at most num_pages.
 #pragma once
 
 #include <cstddef>
@@ -12,6 +13,7 @@
 #include "core/backend.h"
 #include "core/memory.h"
 #include "effinfer/kv_cache.h"
+#include "kv/coded_store.h"
 #include "ops/kv_layout.h"
 #include "ops/move_tokens.h"
 #include "ops/registry.h"
@@ -36,9 +38,23 @@ class PagePool {
   // Of a sequence on `pages` moves the tokens first + rows[i] to first + i, in every layer. `rows`
   // strictly increases; nobody else reads the pages from token `first` on.
   void close_up(std::span<const int32_t> pages, int64_t first, std::span<const int32_t> rows);
-  // A page of every layer as bytes in the host's memory, page_bytes() of them: of each layer K, V
-  // and the scales of both. Only where the pages are the host's, too.
+  // Puts coded pages in the place of these, whose holder does not need them any more.
+  void encode(std::span<int32_t> pages, ThreadPool& pool);
+  // Its numbers change: what was made of it is not its coded form any more.
+  void forget_coding(int32_t page) {
+    if (coded_) coded_->unlink(page);
+  }
+  // A coded page to be written, and what was made of a page, or -1.
+  int32_t allocate_coded();
+  int32_t coding_of(int32_t page) const { return coded_ ? coded_->coding_of(page) : -1; }
+  bool is_coded(int32_t page) const { return page >= config_.num_pages; }
+  // A page of every layer as bytes in the host's memory, page_bytes(page) of them: of each layer K,
+  // V and the scales of both. Only where the pages are the host's, too.
   size_t page_bytes() const { return kv::page_bytes(config_); }
+  size_t page_bytes(int32_t page) const {
+    return is_coded(page) ? coded_page_bytes() : page_bytes();
+  }
+  size_t coded_page_bytes() const { return coded_ ? coded_->page_bytes() : 0; }
   void read_page(int32_t page, std::byte* out) const;
   void write_page(int32_t page, const std::byte* from);
   void retain(int32_t page) { ++references_[static_cast<size_t>(page)]; }
@@ -46,7 +62,10 @@ class PagePool {
 
   int32_t references(int32_t page) const { return references_[static_cast<size_t>(page)]; }
   int32_t num_pages() const { return config_.num_pages; }
-  int32_t free_pages() const { return static_cast<int32_t>(free_.size()); }
+  int32_t num_ids() const { return static_cast<int32_t>(references_.size()); }
+  // Below 0 only between encode() and the release of what it made superfluous.
+  int32_t free_pages() const { return static_cast<int32_t>(free_.size()) - num_coded(); }
+  size_t used_bytes() const;
   size_t num_bytes() const { return num_bytes_; }
   const KvCacheConfig& config() const { return config_; }
   std::span<const ops::KvLayer> layers() const { return layers_; }
@@ -64,6 +83,7 @@ class PagePool {
     std::shared_ptr<void> region = nullptr;
   };
 
+  int32_t num_coded() const { return coded_ ? coded_->in_use() : 0; }
   int32_t take();
   // Calls with the address and the size of each part of a page.
   template <class F>
@@ -81,6 +101,7 @@ class PagePool {
   size_t plane_bytes_ = 0;  // bytes of K (or of V) of a layer
   size_t scale_bytes_ = 0;  // i8: bytes of the K (or V) scales of a layer
   std::vector<ops::KvLayer> layers_;
+  std::unique_ptr<CodedStore> coded_;  // null: pages stay as they are
   std::vector<int32_t> references_;
   std::vector<uint8_t> used_before_;
   std::vector<int32_t> free_;  // a stack: the page freed last is the one whose memory is warm

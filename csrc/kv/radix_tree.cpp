@@ -154,6 +154,14 @@ int32_t RadixTree::evictable(size_t group) const {
   return count;
 }
 
+std::vector<uint8_t> RadixTree::held() const {
+  std::vector<uint8_t> held(static_cast<size_t>(pool(0).num_pages()), 0);
+  for (const Node& node : nodes_) {
+    if (node.parent >= 0) held[static_cast<size_t>(node.page)] = 1;
+  }
+  return held;
+}
+
 void RadixTree::release_pages(const Node& node) {
   pool(0).release(node.page);
   for (size_t i = 0; i < node.windowed.size(); ++i) {

@@ -54,6 +54,8 @@ class RadixTree {
   // Pages of a group that evict() could free one after the other: no sequence uses them or what
   // follows them.
   int32_t evictable(size_t group = 0) const;
+  // By id of the first group's pages: whether a prefix has it.
+  std::vector<uint8_t> held() const;
   // Drops the least recently used leaf that no sequence uses; false when there is none.
   bool evict();
   void clear();

@@ -139,7 +139,10 @@ void KvCache::Impl::own_pages(const char* verb, PageTable& table, size_t group, 
   make_free(group, shared);
   for (size_t i = first; i < end; ++i) {
     int32_t& page = table.pages[i];
-    if (!is_shared(page, group)) continue;  // also when the tree has let go of it meanwhile
+    if (!is_shared(page, group)) {  // also when the tree has let go of it meanwhile
+      pool(group).forget_coding(page);
+      continue;
+    }
     const int32_t copy = pool(group).allocate_copy(page);
     pool(group).release(page);
     page = copy;
@@ -162,7 +165,7 @@ size_t KvCache::Impl::checked_group(const char* verb, int32_t group) const {
 
 void KvCache::retain(SequenceId id, int32_t group, std::span<const std::vector<int32_t>> slots) {
   require_host("retain", config());
-  Sequence& sequence = impl_->find(id);
+  Sequence& sequence = impl_->find_plain("retain", id);
   const size_t place = impl_->checked_group("retain", group);
   require_committed("retain", sequence);
   PageTable& table = sequence.tables[place];
@@ -189,7 +192,7 @@ void KvCache::retain(SequenceId id, int32_t group, std::span<const std::vector<i
 
 void KvCache::evict(SequenceId id, int32_t group, int64_t begin, int64_t end) {
   require_host("evict", config());
-  Sequence& sequence = impl_->find(id);
+  Sequence& sequence = impl_->find_plain("evict", id);
   const size_t place = impl_->checked_group("evict", group);
   require_committed("evict", sequence);
   PageTable& table = sequence.tables[place];
@@ -242,7 +245,7 @@ void KvCache::Impl::evict_pages(PageTable& table, size_t group, int64_t begin, i
 
 void KvCache::merge(SequenceId id, int32_t group, std::span<const KvMerge> merges) {
   require_host("merge", config());
-  Sequence& sequence = impl_->find(id);
+  Sequence& sequence = impl_->find_plain("merge", id);
   const size_t place = impl_->checked_group("merge", group);
   require_committed("merge", sequence);
   PageTable& table = sequence.tables[place];
@@ -278,7 +281,7 @@ void KvCache::Impl::merge_slots(const PageTable& table, const kv::PagePool& pool
 
 void KvCache::reposition(SequenceId id, std::span<const int64_t> from, int64_t delta) {
   require_host("reposition", config());
-  Sequence& sequence = impl_->find(id);
+  Sequence& sequence = impl_->find_plain("reposition", id);
   require_committed("reposition", sequence);
   const size_t groups = sequence.tables.size();
   if (config().rope.size() != static_cast<size_t>(config().num_layers)) {

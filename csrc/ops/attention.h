@@ -262,6 +262,7 @@ struct AttentionProblem : AttentionLogits {
   QueryRows q_rope;  // more dimensions of the queries, with those of k_rope; dims 0: none
   KvRows k_rope;
   KvRows v;
+  CodedPages coded;  // of the engine's pages: those of k and v whose ids say so
   AttentionWorkView work;
 
   int32_t sink_tokens = 0;        // with a window: keys [0, sink_tokens) are seen too

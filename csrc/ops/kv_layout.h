@@ -17,6 +17,7 @@
 #include <cstdint>
 
 #include "effinfer/dtype.h"
+#include "ops/coded_pages.h"
 
 namespace effinfer::ops {
 
@@ -31,6 +32,7 @@ struct KvLayer {
   uint8_t* v = nullptr;
   float* k_scale = nullptr;  // i8 only
   float* v_scale = nullptr;
+  CodedPages coded;  // beside pages of bf16 or f32
 
   size_t head_bytes() const {
     return static_cast<size_t>(kPageSize) * static_cast<size_t>(head_dim) *

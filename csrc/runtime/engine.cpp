@@ -42,6 +42,20 @@ DType kv_dtype(const EngineOptions& options) {
   return options.kv_dtype.value_or(options.precision == Precision::f32 ? DType::f32 : DType::bf16);
 }
 
+// That of the options, or of the technique that has some.
+KvCoding kv_coding(const EngineOptions& options, std::span<const TechniqueFacts> techniques) {
+  KvCoding coding = options.kv_coding;
+  for (const TechniqueFacts& technique : techniques) {
+    if (technique.coding.bits == 0) continue;
+    if (coding.bits != 0) {
+      throw ConflictError("[engine] kv_coding: expected one choice of it, got that of " +
+                          technique.name + " beside another");
+    }
+    coding = technique.coding;
+  }
+  return coding;
+}
+
 // One sequence of max_seq_len (of 8192 when nobody asked for a length) and eight of 1024 tokens, in
 // at most a quarter of the memory. Pages take memory when they are first written.
 int32_t default_pages(const Graph& graph, const EngineOptions& options, int64_t max_seq_len) {
@@ -145,10 +159,10 @@ Engine::Engine(std::shared_ptr<const Model> model, const EngineOptions& options,
     proposer->bind(*impl_->executable);
     impl_->proposers.push_back(proposer);
   }
-  impl_->core = std::make_unique<runtime::EngineCore>(
-      runtime::make_runner(impl_->executable),
-      std::make_unique<KvCache>(impl_->executable->kv_config(kv_dtype(options), pages, true)),
-      core);
+  KvCacheConfig cache = impl_->executable->kv_config(kv_dtype(options), pages, true);
+  cache.coding = kv_coding(options, core.techniques);
+  impl_->core = std::make_unique<runtime::EngineCore>(runtime::make_runner(impl_->executable),
+                                                      std::make_unique<KvCache>(cache), core);
 }
 
 Engine::~Engine() = default;

@@ -65,10 +65,11 @@ bool EngineCore::keep_prompt(const Request& request) {
   return true;
 }
 
-// Where windows free their keys, an answer cannot be rolled back to its prompt for long: those that
-// wait get a sequence of the prompt.
+// Where windows free their keys, or pages are encoded, an answer cannot be rolled back to its
+// prompt for long: those that wait get a sequence of the prompt.
 void EngineCore::fork_prompt(const Request& request) {
-  if (request.group == 0 || cache_->num_groups() == 1 || !waits_answer(request.group)) return;
+  const bool for_long = cache_->num_groups() == 1 && !encodes(request);
+  if (request.group == 0 || for_long || !waits_answer(request.group)) return;
   if (prompts_.contains(request.group)) return;
   prompts_.emplace(request.group, cache_->fork(request.sequence));
 }

@@ -41,6 +41,7 @@ EngineCore::EngineCore(std::unique_ptr<StepRunner> runner, std::unique_ptr<KvCac
       cache_(std::move(cache)),
       options_(options),
       policy_(policy ? std::move(policy) : make_fcfs_policy()),
+      pool_(runner_->pool()),
       sampler_(runner_->isa()),
       speculator_(options.speculation, {runner_->vocab_size(), runner_->num_ids()},
                   static_cast<size_t>(std::max<int64_t>(options.max_sequences, 1))),
@@ -278,10 +279,14 @@ bool EngineCore::try_admit(Request& request) {
   return true;
 }
 
-// Preempts until `count` tokens fit; false when that takes the sequence's own request, or when
-// nobody is left to take from.
 bool EngineCore::make_room(SequenceId sequence, int64_t count) {
-  while (!cache_->can_append(sequence, count)) {
+  return make_room(sequence, [&] { return cache_->can_append(sequence, count); });
+}
+
+// Preempts until what the sequence needs fits; false when that takes its own request, or when
+// nobody is left to take from.
+bool EngineCore::make_room(SequenceId sequence, const std::function<bool()>& fits) {
+  while (!fits()) {
     if (drop_prompts()) continue;
     const auto others = [&](const auto& r) { return r->sequence != sequence; };
     if (std::none_of(running_.begin(), running_.end(), others)) return false;

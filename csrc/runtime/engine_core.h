@@ -106,6 +106,7 @@ class EngineCore {
   bool try_admit(Request& request);
   bool try_import(Request& request);
   bool make_room(SequenceId sequence, int64_t count);
+  bool make_room(SequenceId sequence, const std::function<bool()>& fits);
   void preempt(size_t index);
 
   // engine_answers.cpp: several answers to one prompt.
@@ -117,6 +118,14 @@ class EngineCore {
   bool waits_answer(RequestId group) const;
   void drop_unwanted_prompts();
   bool drop_prompts();
+
+  // engine_encode.cpp: older pages in fewer bits.
+  bool encodes() const { return cache_->config().coding.bits != 0; }
+  bool encodes(const Request& request) const {
+    return encodes() && request.techniques.prefix.encodes;
+  }
+  bool encode_pages(SequenceId sequence);
+  int64_t rows_of_one_state(const Request& request) const;
 
   // engine_eval.cpp: whole sequences.
   // Feeds a sequence in chunks of at most `rows` tokens; the logits of the `count` tokens from
@@ -135,6 +144,7 @@ class EngineCore {
   int32_t wanted_logits(std::span<Request* const> requests) const;
   bool set_draws(std::span<Request* const> requests);
   StepOutput end(Request& request, FinishReason reason, std::string error = {});
+  StepOutput end_without_room(Request& request);
   void publish();
 
   // engine_prompt.cpp: what the model thinks of a prompt.
@@ -181,6 +191,7 @@ class EngineCore {
   const std::unique_ptr<KvCache> cache_;
   EngineCoreOptions options_;
   const std::unique_ptr<SchedulerPolicy> policy_;
+  const std::shared_ptr<ThreadPool> pool_;  // for work between steps
 
   std::mutex step_mutex_;  // taken before mutex_ by those who need both
   Requests waiting_;       // by id

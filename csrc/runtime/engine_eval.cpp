@@ -25,6 +25,7 @@ void EngineCore::feed(std::span<const int32_t> tokens, Phase phase, size_t rows,
   try {
     for (size_t first = 0; first < tokens.size(); first += chunk) {
       const auto part = tokens.subspan(first, std::min(chunk, tokens.size() - first));
+      if (encodes() && phase == Phase::decode) encode_pages(sequence);
       make_room(sequence, static_cast<int64_t>(part.size()));
       cache_->append(sequence, part);
       batch_.clear(phase);

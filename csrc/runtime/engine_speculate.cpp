@@ -62,8 +62,8 @@ void EngineCore::append_drafts() {
                              ? options_.max_seq_len - cache_->slots(request->sequence)
                              : options_.max_seq_len - static_cast<int64_t>(request->tokens.size());
     const int64_t wanted = request->params.max_tokens - request->metrics.output_tokens;
-    const auto depth =
-        static_cast<int32_t>(std::min({room, wanted, tokens_until_hook(*request)}) - 1);
+    const auto depth = static_cast<int32_t>(
+        std::min({room, wanted, tokens_until_hook(*request), rows_of_one_state(*request)}) - 1);
     if (depth < 1) continue;
     speculator_.add({request->id, request->tokens, request->prompt_size, &request->params,
                      static_cast<int32_t>(std::min<int64_t>(room, Draft::kMostNodes)), depth});

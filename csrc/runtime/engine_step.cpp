@@ -66,6 +66,7 @@ class ExecutableRunner final : public StepRunner {
     }
     return rows;
   }
+  std::shared_ptr<ThreadPool> pool() const override { return executable_->pool(); }
   Isa isa() const override { return executable_->target().isa; }
   StepLimits limits() const override {
     const CompileOptions& options = executable_->options();
@@ -154,14 +155,17 @@ void EngineCore::append_chunks(std::vector<StepOutput>& outputs) {
       throw InternalError("[engine] policy: a chunk of " + std::to_string(count) + " tokens of " +
                           std::to_string(pending.size()));
     }
+    if (request.has_prompt() && encodes(request) && !encode_pages(request.sequence)) {
+      if (request.sequence != Request::kNoSequence) outputs.push_back(end_without_room(request));
+      continue;
+    }
     count = chunk_tokens(request, count);
     if (count == 0) continue;
-    if (cache_->can_append(request.sequence, count) || make_room(request.sequence, count)) {
+    if (make_room(request.sequence, count)) {
       cache_->append(request.sequence, pending.first(static_cast<size_t>(count)));
       request.step_tokens = count;
     } else if (request.sequence != Request::kNoSequence) {
-      outputs.push_back(end(request, FinishReason::error,
-                            "[engine] no KV page is left for the only running request"));
+      outputs.push_back(end_without_room(request));
     }
   }
 }
@@ -171,7 +175,7 @@ void EngineCore::append_chunks(std::vector<StepOutput>& outputs) {
 int64_t EngineCore::chunk_tokens(const Request& request, int64_t chosen) const {
   const bool fixed = request.techniques.chunk_tokens > 0 && request.prompt_left() > 0;
   const auto wanted = fixed ? static_cast<int64_t>(request.prompt_chunk()) : chosen;
-  int64_t count = std::min(chosen, wanted);
+  int64_t count = std::min({chosen, wanted, rows_of_one_state(request)});
   if (request.scores_prompt()) count = std::min(count, 1 + free_rows());
   return fixed && count < wanted ? 0 : count;
 }
@@ -299,6 +303,11 @@ StepOutput EngineCore::end(Request& request, FinishReason reason, std::string er
   request.metrics.total_s = request.seconds();
   ended_.push_back(request.id);
   return {request.id, {}, reason, false, std::move(error), std::move(request.warning), {}};
+}
+
+StepOutput EngineCore::end_without_room(Request& request) {
+  return end(request, FinishReason::error,
+             "[engine] no KV page is left for the only running request");
 }
 
 // Shows other threads what changed, and drops the requests that ended.

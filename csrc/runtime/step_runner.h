@@ -11,6 +11,7 @@
 #include "effinfer/device.h"
 #include "effinfer/error.h"
 #include "effinfer/kv_cache.h"
+#include "effinfer/threads.h"
 
 namespace effinfer::runtime {
 
@@ -48,6 +49,8 @@ class StepRunner {
   // Ids that rows may have: those of tokens, and behind them those of rows that only probe.
   virtual int64_t num_ids() const { return vocab_size(); }
   virtual StepLimits limits() const = 0;
+  // For work between steps.
+  virtual std::shared_ptr<ThreadPool> pool() const { return std::make_shared<ThreadPool>(1); }
   // The level at which rows of its logits are narrowed, too.
   virtual Isa isa() const { return current_isa(); }
 };

@@ -50,6 +50,10 @@ void set_fact(TechniqueFacts& facts, std::string_view fact, const std::string& k
     facts.min_tokens = tokens(key, value);
   } else if (fact == "chunk_tokens") {
     facts.chunk_tokens = tokens(key, value);
+  } else if (fact == "kv_bits") {
+    facts.coding.bits = static_cast<int32_t>(tokens(key, value));
+  } else if (fact == "kv_residual") {
+    facts.coding.residual = static_cast<int32_t>(std::min<int64_t>(tokens(key, value), INT32_MAX));
   } else if (fact == "lossless") {
     const bool* flag = std::get_if<bool>(&value);
     if (flag == nullptr) fail(key, "true or false");
@@ -57,7 +61,7 @@ void set_fact(TechniqueFacts& facts, std::string_view fact, const std::string& k
   } else if (fact == "exclusive") {
     facts.exclusive = split(text(key, value));
   } else {
-    fail(key, "chooses, min_tokens, chunk_tokens, lossless or exclusive");
+    fail(key, "chooses, min_tokens, chunk_tokens, kv_bits, kv_residual, lossless or exclusive");
   }
 }
 
@@ -189,10 +193,12 @@ RequestTechniques Techniques::of(const SamplingParams& params, int64_t prompt_to
   }
   RequestTechniques request;
   bool others_prompt = false, others_output = false, prompt = false, output = false;
+  bool others_encode = false, encodes = false;
   for (size_t i = 0; i < facts_.size(); ++i) {
     const TechniqueFacts& each = facts_[i];
     others_prompt |= each.chooses_prompt;
     others_output |= each.chooses_output;
+    others_encode |= each.coding.bits != 0;
     const bool only_prompt = each.chooses_prompt && !each.chooses_output;
     const uint64_t own = uint64_t{1} << i;
     if ((wanted & own) == 0 || (only_prompt && prompt_tokens < each.min_tokens)) continue;
@@ -200,6 +206,7 @@ RequestTechniques Techniques::of(const SamplingParams& params, int64_t prompt_to
     request.plain &= each.lossless;
     prompt |= each.chooses_prompt;
     output |= each.chooses_output;
+    encodes |= each.coding.bits != 0;
     const bool only_output = each.chooses_output && !each.chooses_prompt;
     if (!each.lossless && !only_output) request.prefix.methods |= own;
     if (!each.lossless && only_output) request.prefix.most = prompt_tokens;
@@ -210,6 +217,7 @@ RequestTechniques Techniques::of(const SamplingParams& params, int64_t prompt_to
   }
   request.dense_prompt = others_prompt && !prompt;
   request.dense_output = others_output && !output;
+  request.prefix.encodes = encodes || !others_encode;
   if (request.chunk_tokens > 0) {
     request.prefix.unit = request.chunk_tokens;  // of whole pages, as the cache sees to
     request.prefix.most = prompt_tokens / request.chunk_tokens * request.chunk_tokens;

@@ -368,6 +368,10 @@ class KvCache:
         """
         A sequence for a prompt: (id, tokens found in the prefix cache).
         """
+    def encoded_pages(self, sequence: int) -> int:
+        """
+        How many of the sequence's first pages take 4 or 2 bits a number.
+        """
     def evict(self, sequence: int, begin: int, end: int, group: int = 0) -> None: ...
     def export_sequence(self, sequence: int) -> bytes: ...
     def fork(self, sequence: int) -> int: ...
@@ -1099,6 +1103,7 @@ class Engine:
         num_pages: int | None = None,
         max_batch_tokens: int = 512,
         prefix_cache: bool = True,
+        kv_coding: tuple[int, int] = (0, 128),
         speculation: Speculation | None = None,
         hooks: collections.abc.Sequence[typing.Any] = (),
     ) -> None: ...

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "check.h"
+#include "coded_reader.h"
 #include "core/float16.h"
 #include "effinfer/kv_cache.h"
 #include "kv/kv_access.h"
@@ -243,6 +244,22 @@ class KvModel {
     }
   }
 
+  // The greatest distance of a coded slot's numbers from what was written.
+  float distance_of_coded(size_t group, size_t head, int32_t page, int64_t token,
+                          const KvRow& row) const {
+    const auto kv_heads = static_cast<size_t>(cache.config().num_kv_heads);
+    const auto layer = static_cast<size_t>(groups_[group].layers[head / kv_heads]);
+    const CodedReader reader(KvCacheAccess::layers(cache)[layer].coded, page,
+                             static_cast<int64_t>(head % kv_heads));
+    float worst = 0.0f;
+    for (size_t d = 0; d < row.k.size(); ++d) {
+      const auto dim = static_cast<int64_t>(d);
+      worst = std::max(worst, std::abs(reader.key(token, dim).value - row.k[d]));
+      worst = std::max(worst, std::abs(reader.value(token, dim).value - row.v[d]));
+    }
+    return worst;
+  }
+
   // The slot that lies `back` from the end, in every group and head; f32 and bf16.
   void write(SequenceId id, size_t back) {
     const bool wide = cache.config().dtype == DType::f32;
@@ -269,15 +286,25 @@ class KvModel {
     const bool wide = cache.config().dtype == DType::f32;
     // Rotations and sums round: to the type of the cache, some dozen times at most.
     const float tolerance = wide ? 1e-5f : 0.1f;
+    // Half a step of a range of at most 2, and what else rounds.
+    const int32_t bits = cache.config().coding.bits;
+    const float coded_tolerance = tolerance + 1.0f / static_cast<float>((1 << bits) - (bits > 0));
     float worst = 0.0f;
+    float worst_coded = 0.0f;
     for (size_t head = 0; head < num_heads(group); ++head) {
       const auto& rows = sequence.rows[group][head];
       const int64_t slots = cache.slots(id, static_cast<int32_t>(group));
       const auto gone = static_cast<int64_t>(rows.size()) - slots;
       if (group == 0) CHECK_EQ(gone, 0);
       for (int64_t slot = 0; slot < slots; ++slot) {
-        if (pages[static_cast<size_t>(slot / kPage)] < 0) continue;
+        const int32_t id_of_page = pages[static_cast<size_t>(slot / kPage)];
+        if (id_of_page < 0) continue;
         const KvRow& row = rows[static_cast<size_t>(slot + gone)];
+        if (id_of_page >= cache.config().num_pages) {
+          worst_coded =
+              std::max(worst_coded, distance_of_coded(group, head, id_of_page, slot % kPage, row));
+          continue;
+        }
         visit(id, group, head, slot, [&](const uint8_t* page, int64_t at, int64_t d, bool value) {
           const float x = wide ? reinterpret_cast<const float*>(page)[at]
                                : bf16_to_f32(reinterpret_cast<const uint16_t*>(page)[at]);
@@ -286,6 +313,7 @@ class KvModel {
       }
     }
     CHECK(worst <= tolerance);
+    CHECK(worst_coded <= coded_tolerance);
   }
 
   std::vector<KvGroup> groups_;

@@ -185,7 +185,8 @@ struct Cache {
              reinterpret_cast<uint8_t*>(k.data()),
              reinterpret_cast<uint8_t*>(v.data()),
              nullptr,
-             nullptr};
+             nullptr,
+             {}};
   }
 };
 

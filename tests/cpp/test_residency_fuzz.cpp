@@ -4,6 +4,7 @@
 
 #include "check.h"
 #include "effinfer/error.h"
+#include "effinfer/threads.h"
 #include "kv_model.h"
 
 using namespace effinfer;
@@ -21,6 +22,8 @@ class Fuzzer {
       } catch (const OutOfMemory&) {  // nothing has changed
         ++refused_;
         if (!model_.sequences.empty()) model_.release(any(), below(2) == 0);
+      } catch (const Unsupported&) {  // nor here
+        ++encoded_;
       }
       model_.check();
     }
@@ -30,6 +33,8 @@ class Fuzzer {
     CHECK_EQ(model_.cache.free_pages(), model_.cache.config().num_pages);
   }
   int refused() const { return refused_; }
+  // Changes of sequences with encoded pages, which are refused.
+  int encoded() const { return encoded_; }
 
  private:
   int64_t below(int64_t end) { return std::uniform_int_distribution<int64_t>(0, end - 1)(random_); }
@@ -58,6 +63,7 @@ class Fuzzer {
   }
 
   void act() {
+    if (!model_.sequences.empty() && below(4) == 0) encode(any());
     if (model_.sequences.empty() || (model_.sequences.size() < 5 && below(6) == 0)) {
       const std::vector<int32_t> prompt = text(0, 1 + below(700));
       const SequenceId id = model_.create(prompt);
@@ -88,6 +94,24 @@ class Fuzzer {
       default:
         return model_.feed(id, text(model_.cache.length(id), 1 + below(130)));
     }
+  }
+
+  void encode(SequenceId id) {
+    KvCache& cache = model_.cache;
+    if (!cache.can_encode(id)) {
+      CHECK_THROWS(OutOfMemory, "encode", cache.encode(id, pool_));
+      ++refused_;
+      return;
+    }
+    const int64_t before = cache.encoded_pages(id);  // more than are due after a rollback
+    cache.encode(id, pool_);
+    model_.check();
+    if (cache.config().coding.bits == 0) return CHECK_EQ(cache.encoded_pages(id), 0);
+    const int64_t due =
+        std::max<int64_t>(cache.slots(id) - cache.config().coding.residual, 0) / KvCache::kPageSize;
+    CHECK_EQ(cache.encoded_pages(id), std::max(before, due));
+    CHECK_EQ(cache.slots_before_encoding(id),
+             cache.config().coding.residual + (due + 1) * KvCache::kPageSize - cache.slots(id));
   }
 
   void rollback(SequenceId id) {
@@ -145,8 +169,10 @@ class Fuzzer {
   }
 
   KvModel model_;
+  ThreadPool pool_{1};
   std::mt19937 random_;
   int refused_ = 0;
+  int encoded_ = 0;
 };
 
 KvCacheConfig config_of(DType dtype, bool windows) {
@@ -167,6 +193,22 @@ TEST("random verbs on one group of layers") {
     refused += fuzzer.refused();
   }
   CHECK(refused > 0);
+}
+
+TEST("random verbs on pages that are encoded") {
+  int refused = 0;
+  int encoded = 0;
+  for (uint32_t seed = 200; seed < 212; ++seed) {
+    KvCacheConfig config = config_of(DType::bf16, seed % 2 == 0);
+    config.head_dim = 64;
+    config.coding = {seed % 3 == 0 ? 2 : 4, static_cast<int32_t>(seed % 4 * 40)};
+    Fuzzer fuzzer(config, seed);
+    fuzzer.run(150);
+    refused += fuzzer.refused();
+    encoded += fuzzer.encoded();
+  }
+  CHECK(refused > 0);
+  CHECK(encoded > 0);
 }
 
 TEST("random verbs on groups with windows") {

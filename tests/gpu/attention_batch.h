@@ -129,8 +129,8 @@ class Cache {
   std::vector<float> key_scales() const { return k_scale_.values(); }
 
   ops::KvLayer layer() const {
-    return {heads_.kv, heads_.kv_heads, heads_.dims,     0,
-            k_.data(), v_.data(),       k_scale_.data(), v_scale_.data()};
+    return {heads_.kv, heads_.kv_heads, heads_.dims,     0, k_.data(),
+            v_.data(), k_scale_.data(), v_scale_.data(), {}};
   }
 
  private:

@@ -227,7 +227,7 @@ class Step {
 
  private:
   ops::KvLayer layer(DType dtype) const {
-    return {dtype, case_.kv_heads, case_.head_dim, 64, nullptr, nullptr, nullptr, nullptr};
+    return {dtype, case_.kv_heads, case_.head_dim, 64, nullptr, nullptr, nullptr, nullptr, {}};
   }
   size_t page_bytes(DType dtype) const {
     return static_cast<size_t>(64 * case_.kv_heads) * layer(dtype).head_bytes();

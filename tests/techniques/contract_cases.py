@@ -4,6 +4,7 @@ of each family that drafts, one that needs no second model."""
 from typing import Any
 
 from effinfer.techniques import (
+    KIVI,
     MInference,
     SampleAttention,
     StreamingLLM,
@@ -13,6 +14,7 @@ from effinfer.techniques import (
 )
 
 CASES: dict[str, Technique] = {
+    "kivi": KIVI(bits=2, residual=16),
     "minference": MInference(
         min_tokens=0,
         vertical_size=4,

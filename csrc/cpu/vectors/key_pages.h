@@ -1,10 +1,12 @@
 // The engine's pages as a source of units: a page as it lies, or, where a list visits few tokens of
-// pages that all rows have behind them, tokens of several pages taken together as one.
+// pages that all rows have behind them, tokens of several pages taken together as one. A coded page
+// (ops/coded_pages.h) becomes one as it would lie.
 #pragma once
 
 #include <cstdint>
 
 #include "cpu/vectors/attention_math.h"
+#include "cpu/vectors/coded_page.h"
 #include "cpu/vectors/key_unit.h"
 
 namespace effinfer::cpu::EFFINFER_LEVEL {
@@ -43,8 +45,7 @@ class KeyPages {
     all_seen_ = false;
     while (page_ < task_.end_unit && (count_ == 0 || page_chunk() == chunk_)) {
       chunk_ = page_chunk();
-      const bool past = (page_ + 1) * kUnit <= task_.position;
-      if (task_.words == nullptr || !past || __builtin_popcountll(word()) > kGatherTokens) {
+      if (task_.words == nullptr || !gathers()) {
         unit_.clear();
         const int64_t left = task_.num_tokens - page_ * kUnit;
         unit_.add({0, static_cast<int32_t>(left < kUnit ? left : kUnit),
@@ -100,6 +101,12 @@ class KeyPages {
     int32_t token;
   };
 
+  // Whether the visited tokens of the page at hand are taken out of it.
+  bool gathers() const {
+    const bool past = (page_ + 1) * kUnit <= task_.position;
+    return past && __builtin_popcountll(word()) <= kGatherTokens &&
+           !task_.coded.holds(task_.pages[page_]);
+  }
   int32_t page_chunk() const { return static_cast<int32_t>(page_ / ops::kChunkUnits); }
   uint64_t word() const { return task_.words == nullptr ? ~uint64_t{0} : task_.words[page_]; }
 
@@ -137,6 +144,7 @@ class KeyPages {
   // `next` is the page that is likely to be the next one.
   void lie(int64_t page, int64_t next) {
     const int64_t id = task_.pages[page];
+    if (task_.coded.holds(task_.pages[page])) return decode(task_.pages[page], task_.pages[next]);
     lines_k_ = task_.k.data + id * task_.k.page_stride;
     lines_v_ = task_.v.data + id * task_.v.page_stride;
     if (Kv::kScaled) {
@@ -146,6 +154,20 @@ class KeyPages {
       }
     }
     ahead_ = (task_.pages[next] - id) * task_.k.page_stride;
+  }
+
+  // A coded page, where gathered ones go.
+  void decode(int32_t page, int32_t next) {
+    auto* keys = reinterpret_cast<uint8_t*>(k_);
+    auto* values = reinterpret_cast<uint8_t*>(v_);
+    decode_page(task_.coded, page, next, keys, values);
+    if constexpr (P == 1) {
+      widen_keys(keys, task_.k.dims);
+      widen_values(values, task_.v.dims);
+    }
+    lines_k_ = keys;
+    lines_v_ = values;
+    ahead_ = 0;
   }
 
   // The tokens taken together, as a page of their own.

@@ -26,6 +26,9 @@ struct EngineOptions : ModelOptions {
   int32_t num_pages = 0;
   int64_t max_batch_tokens = 512;  // tokens of a step: the prefill chunk
   bool prefix_cache = true;
+  // Pages of the cache behind a request's newest tokens are encoded before its next step, but not
+  // before its prompt is computed. Prompts alone are cached for reuse, then.
+  KvCoding kv_coding = {};
   // Drafts for requests that decode (speculative.h); without proposers there are none.
   Speculation speculation = {};
   // Of techniques (hooks.h, techniques.h): they run in this order.

@@ -34,6 +34,13 @@ struct KvRope {
   bool interleaved = false;     // pairs (2 d, 2 d + 1), else (d, d + size)
 };
 
+// Pages that a sequence has behind it in fewer bits (KIVI, Liu et al., arXiv:2402.02750): of keys a
+// channel has a range of its own, of values a token. Layers with a window keep theirs as they are.
+struct KvCoding {
+  int32_t bits = 0;        // 4 or 2; 0: pages stay as they were written
+  int32_t residual = 128;  // the newest tokens, whose pages stay so
+};
+
 struct KvCacheConfig {
   int32_t num_layers = 0;
   int32_t num_kv_heads = 0;
@@ -48,6 +55,9 @@ struct KvCacheConfig {
   // Of each layer, where they are on several devices: a page is then a slot in each memory. Empty:
   // all are on `device`.
   std::vector<Device> layer_devices = {};
+  // Of bf16 or f32 in the host's memory: else Unsupported. An encoded page is one of num_pages as
+  // any other is, but takes 28 % (4 bits) or 17 % (2 bits) of bf16's bytes.
+  KvCoding coding = {};
 
   // Whether the host's memory holds all of it.
   bool on_host() const { return device.kind == DeviceKind::cpu && layer_devices.empty(); }
@@ -56,6 +66,7 @@ struct KvCacheConfig {
   }
 };
 
+class ThreadPool;
 using SequenceId = int64_t;
 
 // Slots of one (layer, KV head) that become one: K and V of `into` are the weighted sums.
@@ -73,6 +84,8 @@ struct PrefixKey {
   // prefix is whole units, and whole pages.
   int64_t unit = 1;
   int64_t most = std::numeric_limits<int64_t>::max();  // tokens of a prefix
+  // Whether pages will be encoded, where the cache does that: a prefix ends where they are due.
+  bool encodes = true;
 };
 
 class EFFINFER_API KvCache {
@@ -152,6 +165,21 @@ class EFFINFER_API KvCache {
   // Rotates the keys from a slot on (`from`: one for each group, or one for all) by `delta`
   // positions, and moves the next position. Each rotation rounds to the type of the cache.
   void reposition(SequenceId sequence, std::span<const int64_t> from, int64_t delta);
+
+  // Encoding (KvCacheConfig::coding; else nothing is due). Pages are encoded when encode() is
+  // called, by the order of their slots: sequences that share a page share what is made of it. They
+  // are never published, cannot be rolled back into, and a sequence that has some can be neither
+  // retained, evicted, merged nor repositioned (Unsupported).
+
+  // Encodes the pages that are due: whole ones of committed slots, `residual` slots behind. Throws
+  // OutOfMemory, with nothing changed, where others need them as they are and no page is free.
+  void encode(SequenceId sequence, ThreadPool& pool);
+  bool can_encode(SequenceId sequence) const;
+  // Slots behind the committed ones until the next page is due: so many rows of a step read the
+  // same pages, encoded or not, as if each had a step of its own.
+  int64_t slots_before_encoding(SequenceId sequence) const;
+  int64_t encoded_pages(
+      SequenceId sequence) const;  // the first ones, of the group without a window
 
   // A sequence's tokens, counts, keys and values as bytes in the machine's memory, and a sequence
   // like it made of them, whoever had its pages since. Throws InvalidArgument where the blob is not

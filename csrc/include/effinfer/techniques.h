@@ -5,6 +5,8 @@
 //                                                      "output", or "both"; none: nobody's
 //   meta technique.minference.min_tokens = 2048        shorter prompts stay as they are
 //   meta technique.minference.chunk_tokens = 2048      where steps of a prompt end
+//   meta technique.kivi.kv_bits = 4                    pages behind the newest tokens are encoded
+//   meta technique.kivi.kv_residual = 128              (KvCoding)
 //   meta technique.minference.lossless = true          it changes no key or value
 //   meta technique.minference.exclusive = "prefill.visits"     what it decides alone, commas
 //   between
@@ -17,6 +19,7 @@
 #include "effinfer/error.h"
 #include "effinfer/export.h"
 #include "effinfer/graph.h"
+#include "effinfer/kv_cache.h"
 
 namespace effinfer {
 
@@ -36,6 +39,7 @@ struct TechniqueFacts {
   // this; 0: wherever. Never above what a step holds (EngineOptions::max_batch_tokens), which is
   // the distance where it is smaller.
   int64_t chunk_tokens = 0;
+  KvCoding coding;  // of the requests that run with it
   bool lossless = false;
   std::vector<std::string> exclusive;
 };

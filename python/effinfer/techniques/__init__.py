@@ -39,6 +39,7 @@ from effinfer.techniques.hidden_transfer import HiddenTransfer
 from effinfer.techniques.hydra import Hydra
 from effinfer.techniques.installed import PREFILLS, Installed, as_prefill
 from effinfer.techniques.kangaroo import Kangaroo
+from effinfer.techniques.kivi import KIVI
 from effinfer.techniques.long_spec import LongSpec
 from effinfer.techniques.lookahead import Lookahead
 from effinfer.techniques.m2r2 import M2R2
@@ -74,6 +75,7 @@ from effinfer.techniques.xattention import XAttention
 __all__ = [
     "ADED",
     "DEL",
+    "KIVI",
     "PREFILLS",
     "RAPID",
     "REGISTRY",

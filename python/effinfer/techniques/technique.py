@@ -129,7 +129,8 @@ class Technique:
     def facts(self) -> dict[str, str | int]:
         """What the engine has to know, beside `META.exclusive`: chooses: "prompt", "output" or
         "both", whose rows visit chosen keys; min_tokens: prompts with fewer stay as they are;
-        chunk_tokens: where steps of a prompt end, where what is kept or visited depends on it."""
+        chunk_tokens: where steps of a prompt end, where what is kept or visited depends on it;
+        kv_bits, kv_residual: in how many bits pages behind so many newest tokens are kept."""
         return {}
 
     def to_json(self) -> str:

@@ -1,0 +1,109 @@
+#include "kv/coded_store.h"
+
+#include <string>
+
+#include "core/memory.h"
+#include "effinfer/error.h"
+
+namespace effinfer::kv {
+namespace {
+
+constexpr size_t kAlignment = 4096;  // layers start on system pages
+
+void check_config(const KvCacheConfig& config) {
+  const KvCoding& coding = config.coding;
+  if (coding.bits != 4 && coding.bits != 2) {
+    throw InvalidArgument("[kv_cache] coding.bits: expected 0, 2 or 4, got " +
+                          std::to_string(coding.bits));
+  }
+  if (coding.residual < 0) {
+    throw InvalidArgument("[kv_cache] coding.residual: expected at least 0, got " +
+                          std::to_string(coding.residual));
+  }
+  if (!config.on_host()) {
+    throw Unsupported("[kv_cache] coding: not on a GPU, nor where layers are on several devices");
+  }
+  if (config.dtype == DType::bf16 || config.dtype == DType::f32) return;
+  throw Unsupported("[kv_cache] coding: expected pages of bf16 or f32, got " +
+                    std::string(name(config.dtype)));
+}
+
+}  // namespace
+
+CodedStore::CodedStore(const KvCacheConfig& config) {
+  check_config(config);
+  num_layers_ = static_cast<size_t>(config.num_layers);
+  num_pages_ = config.num_pages;
+  first_layer_ = {config.coding.bits, config.num_pages, config.num_kv_heads, config.head_dim,
+                  nullptr};
+  const size_t bytes = first_layer_.head_bytes() * static_cast<size_t>(config.num_kv_heads) *
+                       static_cast<size_t>(num_pages_);
+  layer_bytes_ = (bytes + kAlignment - 1) / kAlignment * kAlignment;
+  num_bytes_ = layer_bytes_ * num_layers_;
+  const Memory& memory = memory_of({});
+  if (num_bytes_ <= memory.capacity()) region_ = memory.allocate(num_bytes_, Pages::lazy);
+  if (!region_) {
+    throw OutOfMemory("[kv_cache] coding: " + std::to_string(num_pages_) + " encoded pages take " +
+                      std::to_string(num_bytes_) + " bytes, the machine has " +
+                      std::to_string(memory.capacity()));
+  }
+  first_layer_.data = static_cast<uint8_t*>(region_.get());
+  partner_.assign(2 * static_cast<size_t>(num_pages_), -1);
+  for (int32_t i = 0; i < num_pages_; ++i) free_.push_back(2 * num_pages_ - 1 - i);
+}
+
+ops::CodedPages CodedStore::layer(size_t number) const {
+  ops::CodedPages layer = first_layer_;
+  layer.data += number * layer_bytes_;
+  return layer;
+}
+
+size_t CodedStore::page_bytes() const {
+  return first_layer_.head_bytes() * static_cast<size_t>(first_layer_.num_kv_heads) * num_layers_;
+}
+
+int32_t CodedStore::take() {
+  if (free_.empty()) throw InternalError("[kv_cache] no coded page is free");
+  const int32_t coded = free_.back();
+  free_.pop_back();
+  return coded;
+}
+
+void CodedStore::put_back(int32_t coded) {
+  unlink(coded);
+  free_.push_back(coded);
+}
+
+int32_t CodedStore::coding_of(int32_t page) const {
+  return partner_[static_cast<size_t>(page)];
+}
+
+void CodedStore::link(int32_t page, int32_t coded) {
+  partner_[static_cast<size_t>(page)] = coded;
+  partner_[static_cast<size_t>(coded)] = page;
+}
+
+void CodedStore::unlink(int32_t page) {
+  int32_t& partner = partner_[static_cast<size_t>(page)];
+  if (partner >= 0) partner_[static_cast<size_t>(partner)] = -1;
+  partner = -1;
+}
+
+void CodedStore::check(std::span<uint8_t> is_free) const {
+  for (const int32_t coded : free_) {
+    if (is_free[static_cast<size_t>(coded)]++ == 0) continue;
+    throw InternalError("[kv_cache] coded page " + std::to_string(coded) + " is free twice");
+  }
+  for (size_t page = 0; page < partner_.size(); ++page) {
+    if (partner_[page] < 0) continue;
+    const auto partner = static_cast<size_t>(partner_[page]);
+    const bool pair =
+        partner_[partner] == static_cast<int32_t>(page) &&
+        (page < static_cast<size_t>(num_pages_)) != (partner < static_cast<size_t>(num_pages_));
+    if (pair && is_free[page] == 0) continue;
+    throw InternalError("[kv_cache] page " + std::to_string(page) +
+                        " is not what its coded form was made of");
+  }
+}
+
+}  // namespace effinfer::kv

@@ -1,0 +1,51 @@
+// The memory of a pool's coded pages (ops/coded_pages.h), and which page each was made of: whoever
+// shares a page with others has the same one made of it.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "effinfer/kv_cache.h"
+#include "ops/coded_pages.h"
+
+namespace effinfer::kv {
+
+class CodedStore {
+ public:
+  // For as many pages as the pool has, whose ids follow those of the pool. Throws InvalidArgument,
+  // Unsupported for what no page can be made of, OutOfMemory.
+  explicit CodedStore(const KvCacheConfig& config);
+
+  ops::CodedPages layer(size_t number) const;
+  size_t page_bytes() const;  // over all layers
+  size_t num_bytes() const { return num_bytes_; }
+  int32_t in_use() const { return num_pages_ - static_cast<int32_t>(free_.size()); }
+
+  // There must be one free: a page and what is made of it are not both among num_pages for long.
+  int32_t take();
+  void put_back(int32_t coded);
+
+  // What was made of a page that has kept its numbers, and is in use, or -1.
+  int32_t coding_of(int32_t page) const;
+  void link(int32_t page, int32_t coded);
+  // Of a page, or of a coded one.
+  void unlink(int32_t page);
+
+  // Marks what is free, by id. Throws InternalError where links contradict each other.
+  void check(std::span<uint8_t> is_free) const;
+
+ private:
+  ops::CodedPages first_layer_;
+  size_t layer_bytes_ = 0;
+  size_t num_layers_ = 0;
+  size_t num_bytes_ = 0;
+  int32_t num_pages_ = 0;
+  std::shared_ptr<void> region_;
+  std::vector<int32_t> partner_;  // by id, of pages and of coded ones; -1: none
+  std::vector<int32_t> free_;     // a stack
+};
+
+}  // namespace effinfer::kv
