@@ -54,6 +54,7 @@ std::vector<std::unique_ptr<PagePool>> make_pools(const KvCacheConfig& config) {
   if (config.groups.empty()) pools.push_back(std::make_unique<PagePool>(part));
   for (const KvGroup& group : config.groups) {
     part.num_layers = static_cast<int32_t>(group.layers.size());
+    part.page_bounds = config.page_bounds && group.window_left < 0;
     pools.push_back(std::make_unique<PagePool>(part));
   }
   return pools;

@@ -116,7 +116,8 @@ void for_heads(const kv::PagePool& pool, F&& f) {
 
 }  // namespace
 
-// Makes pages [first, end) of a table nobody else's; throws OutOfMemory, with nothing changed.
+// Makes pages [first, end) of a table, which are about to change, nobody else's; throws
+// OutOfMemory, with nothing changed.
 void KvCache::Impl::own_pages(const char* verb, PageTable& table, size_t group, size_t first,
                               size_t end) {
   size_t shared = 0;
@@ -130,7 +131,10 @@ void KvCache::Impl::own_pages(const char* verb, PageTable& table, size_t group, 
   make_free(group, shared);
   for (size_t i = first; i < end; ++i) {
     int32_t& page = table.pages[i];
-    if (!is_shared(page, group)) continue;  // also when the tree has let go of it meanwhile
+    if (!is_shared(page, group)) {  // also when the tree has let go of it meanwhile
+      if (page != kv::kFreed) pool(group).forget_bounds(page);
+      continue;
+    }
     const int32_t copy = pool(group).allocate_copy(page);
     pool(group).release(page);
     page = copy;

@@ -48,6 +48,9 @@ struct KvCacheConfig {
   // Of each layer, where they are on several devices: a page is then a slot in each memory. Empty:
   // all are on `device`.
   std::vector<Device> layer_devices = {};
+  // Whether full pages of layers without a window keep what their keys are bounded by, for an index
+  // that chooses pages: 1.6 % more memory with bf16. Of the host's memory.
+  bool page_bounds = false;
 
   // Whether the host's memory holds all of it.
   bool on_host() const { return device.kind == DeviceKind::cpu && layer_devices.empty(); }
