@@ -15,12 +15,12 @@ using ops::Visits;
 using Pool = std::shared_ptr<ThreadPool>;
 
 Visits make_visits(const py::array& qo_indptr, const py::array& kv_len, int32_t num_qo_heads,
-                   int32_t num_kv_heads) {
+                   int32_t num_kv_heads, bool generated) {
   ops::PagedBatch batch;
   const AttentionArguments arguments("visits");
   batch.qo_indptr = arguments.view(qo_indptr, "qo_indptr");
   batch.kv_len = arguments.view(kv_len, "kv_len");
-  return Visits(batch, num_qo_heads, num_kv_heads);
+  return Visits(batch, num_qo_heads, num_kv_heads, generated);
 }
 
 // A view, which keeps the lists alive.
@@ -78,13 +78,26 @@ void block_visits(Visits& visits, const py::array& q, const PagedKv& kv, const p
                     pool_or_default(pool));
 }
 
+void page_visits(Visits& visits, const py::array& q, const PagedKv& kv, const py::array& qo_indptr,
+                 const py::array& kv_indptr, const py::array& kv_indices, const py::array& kv_len,
+                 std::optional<float> sm_scale, int32_t pages, float share, int32_t sink_tokens,
+                 int32_t local_tokens, int32_t min_tokens, const Pool& pool) {
+  const AttentionArguments arguments("page_visits");
+  const TensorView queries = arguments.view(q, "q");
+  const ops::PagedBatch batch = arguments.batch(qo_indptr, kv_indptr, kv_indices, kv_len);
+  const ops::VisitOptions options =
+      options_of(sm_scale, kv, sink_tokens, local_tokens, min_tokens, "f32");
+  const py::gil_scoped_release release;
+  ops::page_visits(visits, queries, kv, batch, {pages, share}, options, pool_or_default(pool));
+}
+
 }  // namespace
 
 void register_ops_visits(py::module_& m) {
   py::class_<Visits>(m, "Visits",
                      "Lists of the keys that blocks of rows visit, of one batch; empty at first.")
       .def(py::init(&make_visits), py::arg("qo_indptr"), py::arg("kv_len"), py::arg("num_qo_heads"),
-           py::arg("num_kv_heads"))
+           py::arg("num_kv_heads"), py::kw_only(), py::arg("generated") = false)
       .def_property_readonly("blocks", &blocks,
                              "int32 [B, 4]: sequence, first row, rows, position of the first.")
       .def_property_readonly("words", &words,
@@ -102,6 +115,11 @@ void register_ops_visits(py::module_& m) {
         py::arg("pages") = 0, py::arg("mass") = 0.0f, py::arg("sink_tokens") = 0,
         py::arg("local_tokens") = 0, py::arg("min_tokens") = 0, py::arg("arithmetic") = "f32",
         py::arg("pool") = py::none());
+  m.def("page_visits", &page_visits, py::arg("visits"), py::arg("q"), py::arg("kv"),
+        py::arg("qo_indptr"), py::arg("kv_indptr"), py::arg("kv_indices"), py::arg("kv_len"),
+        py::kw_only(), py::arg("sm_scale") = py::none(), py::arg("pages") = 0,
+        py::arg("share") = 0.0f, py::arg("sink_tokens") = 0, py::arg("local_tokens") = 0,
+        py::arg("min_tokens") = 0, py::arg("pool") = py::none());
 }
 
 }  // namespace effinfer::bindings

@@ -199,6 +199,7 @@ const std::string& ExecutableHalves::placement(const Executable& executable) {
 void Executable::Impl::add_front_layers(KvCacheConfig& config) const {
   const executor::BatchLimits& first = front->impl_->limits;
   config.num_layers = std::max(config.num_layers, first.cache.num_layers);
+  config.page_bounds |= first.cache.page_bounds;
   if (first.cache.device == config.device) return;
   config.layer_devices.assign(static_cast<size_t>(config.num_layers), config.device);
   for (const int32_t layer : first.layers) {

@@ -154,7 +154,8 @@ ops::AttentionShape attention_shape(const Lowering& lowering, const Node& node) 
                                true,
                                int_attribute(node, "window_left"),
                                int_attribute(node, "sink_tokens"),
-                               node.inputs.size() == 3};
+                               node.inputs.size() == 3,
+                               node.inputs.size() == 3 && lowering.visit_shape(node).rows};
   if (!lowering.on_cpu()) {
     shape.most_rows = ops::kGpuTileRows;
     shape.shares = ops::kGpuShares;

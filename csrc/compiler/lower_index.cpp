@@ -1,10 +1,11 @@
-// What chooses the keys that attention visits in prefill.
+// What chooses the keys that attention visits.
 #include <algorithm>
 #include <vector>
 
 #include "compiler/arithmetic.h"
 #include "compiler/lowering.h"
 #include "graph/op_specs.h"
+#include "ops/page_index.h"
 #include "ops/prefill_index.h"
 
 namespace effinfer::compiler {
@@ -12,12 +13,27 @@ namespace {
 
 using ops::IndexedHead;
 
-// An index without a predecessor also writes the lists of the KV heads that it is not for: the
+// Whether an index before it writes lists of the same kind.
+bool follows_its_kind(const Lowering& lowering, const Node& node) {
+  const bool rows = chooses_rows(node);
+  for (const Node* index = &node; index->inputs.size() == 3;) {
+    const auto& nodes = lowering.graph().nodes;
+    const auto before = std::ranges::find_if(
+        nodes, [&](const Node& each) { return each.outputs[0] == index->inputs[2]; });
+    if (before == nodes.end()) return false;
+    index = &*before;
+    if (chooses_rows(*index) == rows) return true;
+  }
+  return false;
+}
+
+// The first index of its kind also writes the lists of the KV heads that it is not for: the
 // indices that follow may be for these; what none is for visits all keys.
 const IndexedHead* indexed_heads(Lowering& lowering, const Node& node) {
   const auto heads = static_cast<size_t>(node.get_int("kv_heads"));
   const std::vector<int64_t>& only = node.get_ints("only");
-  const IndexedHead others = node.inputs.size() == 3 ? IndexedHead::other : IndexedHead::dense;
+  const IndexedHead others =
+      follows_its_kind(lowering, node) ? IndexedHead::other : IndexedHead::dense;
   std::vector<IndexedHead> indexed(heads, only.empty() ? IndexedHead::chosen : others);
   for (const int64_t head : only) indexed[static_cast<size_t>(head)] = IndexedHead::chosen;
   return lowering.constant(indexed);
@@ -33,7 +49,7 @@ int32_t int_attribute(const Node& node, std::string_view key) {
 float product_cost(const Lowering& lowering, const Node& index) {
   const auto on_tiles = [&](const Node& node) {
     return node.op == "attention" && node.inputs.size() == 3 &&
-           node.inputs[2] == index.outputs[0] && node.has(graph::kPrefillProductsKey);
+           node.get_int("layer") == index.get_int("layer") && node.has(graph::kPrefillProductsKey);
   };
   const bool tiles = lowering.target().isa == Isa::amx && lowering.phase() == Phase::prefill &&
                      std::ranges::any_of(lowering.graph().nodes, on_tiles);
@@ -89,6 +105,24 @@ void lower_block_index(Lowering& lowering, const Node& node) {
   problem.in = index_inputs(lowering, node);
   problem.stride = int_attribute(node, "stride");
   problem.pages = top_scores(node, "pages", "mass");
+  lowering.add(node, problem, index_places(lowering, node));
+}
+
+void lower_page_index(Lowering& lowering, const Node& node) {
+  ops::PageIndexProblem problem;
+  problem.q_stride = lowering.cols(node.inputs[0]);
+  problem.num_qo_heads = int_attribute(node, "heads");
+  problem.kv.num_kv_heads = int_attribute(node, "kv_heads");
+  problem.kv.head_dim = int_attribute(node, "head_dim");
+  problem.kv.dtype = lowering.kv_dtype();
+  problem.sm_scale = static_cast<float>(node.get_float("sm_scale"));
+  problem.sink_tokens = int_attribute(node, "sink_tokens");
+  problem.local_tokens = int_attribute(node, "local_tokens");
+  problem.min_tokens = int_attribute(node, "min_tokens");
+  problem.pages = int_attribute(node, "pages");
+  problem.share = static_cast<float>(node.get_float("share"));
+  problem.heads = indexed_heads(lowering, node);
+  problem.max_kv_len = lowering.max_seq_len();
   lowering.add(node, problem, index_places(lowering, node));
 }
 

@@ -18,19 +18,13 @@ struct Rule {
 // The element-by-element operators come from their own tables.
 std::vector<Rule> all_rules() {
   std::vector<Rule> rules = {
-      {"embedding", lower_embedding},
-      {"rms_norm", lower_rms_norm},
-      {"add_rms_norm", lower_add_rms_norm},
-      {"select_rows", lower_select_rows},
-      {"rope_table", lower_rope_table},
-      {"rope", lower_rope},
-      {"kv_append", lower_kv_append},
-      {"rope_append", lower_rope_append},
-      {"attention", lower_attention},
-      {"column_index", lower_column_index},
-      {"block_index", lower_block_index},
-      {"to_act", lower_to_operand},
-      {"matmul", lower_matmul},
+      {"embedding", lower_embedding},       {"rms_norm", lower_rms_norm},
+      {"add_rms_norm", lower_add_rms_norm}, {"select_rows", lower_select_rows},
+      {"rope_table", lower_rope_table},     {"rope", lower_rope},
+      {"kv_append", lower_kv_append},       {"rope_append", lower_rope_append},
+      {"attention", lower_attention},       {"column_index", lower_column_index},
+      {"block_index", lower_block_index},   {"page_index", lower_page_index},
+      {"to_act", lower_to_operand},         {"matmul", lower_matmul},
       {"matmul_glu", lower_matmul},
   };
   ops::for_unary_ops([&](ops::UnaryOp op) { rules.push_back({name(op), lower_unary}); });
@@ -47,6 +41,10 @@ const Rule* find_rule(std::string_view op) {
   const auto rule = std::find_if(rules().begin(), rules().end(),
                                  [op](const Rule& candidate) { return candidate.op == op; });
   return rule == rules().end() ? nullptr : &*rule;
+}
+
+bool is_index(const Node& node) {
+  return node.op == "column_index" || node.op == "block_index" || chooses_rows(node);
 }
 
 void append(std::string& text, char separator, std::string_view more) {
@@ -137,13 +135,23 @@ size_t Lowering::attention_slot(const ops::AttentionShape& shape, size_t layer) 
   return shapes.size() - 1;
 }
 
-size_t Lowering::visit_slot(const Node& node) {
+ops::VisitShape Lowering::visit_shape(const Node& node) const {
   ops::VisitShape shape;
   shape.num_qo_heads = static_cast<int32_t>(node.get_int("heads"));
   shape.num_kv_heads = static_cast<int32_t>(node.get_int("kv_heads"));
+  shape.blocks = false;
+  for (const Node& index : graph().nodes) {
+    if (!is_index(index) || index.get_int("layer") != node.get_int("layer")) continue;
+    (chooses_rows(index) ? shape.rows : shape.blocks) = true;
+  }
+  return shape;
+}
+
+size_t Lowering::visit_slot(const Node& node) {
+  const ops::VisitShape shape = visit_shape(node);
   auto& shapes = shared_.visit_shapes;
   const auto known = std::find_if(shapes.begin(), shapes.end(), [&](const ops::VisitShape& other) {
-    return shape.same_heads(other);
+    return shape.same_lists(other);
   });
   const auto slot = static_cast<size_t>(known - shapes.begin());
   if (known == shapes.end()) shapes.push_back(shape);

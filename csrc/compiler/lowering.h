@@ -63,7 +63,9 @@ class Lowering {
 
   // The plan slot of an attention shape, which a layer has.
   size_t attention_slot(const ops::AttentionShape& shape, size_t layer);
-  // The slot of the lists that a node with heads and kv_heads writes or reads.
+  // The lists that the indices of a node's layer write.
+  ops::VisitShape visit_shape(const Node& node) const;
+  // The slot of the lists that an index writes or an attention reads.
   size_t visit_slot(const Node& node);
   int32_t max_seq_len() const { return shared_.options.max_seq_len; }
   // The values on the device, for as long as the executable lives.
@@ -111,6 +113,11 @@ class Lowering {
   Program program_;
 };
 
+// Of an index: whether it writes lists of generated rows, and not of blocks of a prompt's.
+inline bool chooses_rows(const Node& index) {
+  return index.op == "page_index";
+}
+
 // The operators that have a rule.
 std::vector<std::string_view> lowered_ops();
 
@@ -128,6 +135,7 @@ void lower_rope_append(Lowering& lowering, const Node& node);
 void lower_attention(Lowering& lowering, const Node& node);
 void lower_column_index(Lowering& lowering, const Node& node);
 void lower_block_index(Lowering& lowering, const Node& node);
+void lower_page_index(Lowering& lowering, const Node& node);
 void lower_to_operand(Lowering& lowering, const Node& node);
 void lower_matmul(Lowering& lowering, const Node& node);
 

@@ -38,6 +38,7 @@ void cpu::register_cpu() {
   register_attention();
   register_attention_scores();
   register_prefill_index();
+  register_page_index();
   register_rope_append();
   add_levels<ops::MergeStatesProblem>("merge_states");
   register_row_sampling();

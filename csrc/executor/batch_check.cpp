@@ -145,6 +145,9 @@ void check_cache(const KvCacheConfig& cache, const BatchLimits& limits) {
   for (const int32_t layer : limits.layers) {
     if (cache.device_of(layer) != needed.device) fail_with(cache.device_of(layer));
   }
+  if (needed.page_bounds && !cache.page_bounds) {
+    fail("cache: expected one that keeps bounds of pages (page_bounds), got one that does not");
+  }
   if (cache.groups.empty() || cache.groups == needed.groups) return;
   fail("cache: expected one group of layers, or those of kv_config(), got " +
        std::to_string(cache.groups.size()) + " others");

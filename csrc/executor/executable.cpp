@@ -76,7 +76,7 @@ void Executable::Impl::plan_step(const executor::Step& step, Phase phase) {
   bool has_lists = false;
   for (size_t slot = 0; slot < visits.size(); ++slot) {
     visits[slot] = visit_buffers[slot].plan(step.layout);
-    has_lists |= visits[slot].num_blocks > 0;
+    has_lists |= visits[slot].has_lists();
   }
   for (size_t slot = 0; slot < attention.size(); ++slot) {
     const ops::AttentionShape& shape = shared.attention_shapes[slot];

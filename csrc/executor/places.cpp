@@ -137,12 +137,22 @@ bool AttentionPlaces::fill(ops::AttentionProblem& p, const Step& step) const {
   return true;
 }
 
+template <class Problem>
+void IndexPlaces::set(Problem& p, const Step& step) const {
+  p.q = q.at(step);
+  p.kv = step.kv_layers[layer];
+  p.batch = step.layout_of(layer);
+  p.visits = step.visits[visits];
+}
+
 bool IndexPlaces::fill(ops::PrefillIndexInputs& in, const Step& step) const {
-  in.q = q.at(step);
-  in.kv = step.kv_layers[layer];
-  in.batch = step.layout_of(layer);
-  in.visits = step.visits[visits];
+  set(in, step);
   return in.visits.num_blocks > 0;
+}
+
+bool IndexPlaces::fill(ops::PageIndexProblem& p, const Step& step) const {
+  set(p, step);
+  return p.visits.num_rows > 0;
 }
 
 }  // namespace effinfer::executor

@@ -18,6 +18,7 @@
 #include "ops/matmul.h"
 #include "ops/norm.h"
 #include "ops/operand.h"
+#include "ops/page_index.h"
 #include "ops/prefill_index.h"
 #include "ops/rope.h"
 #include "ops/rope_append.h"
@@ -177,7 +178,7 @@ struct AttentionPlaces {
   bool fill(ops::AttentionProblem& p, const Step& step) const;
 };
 
-// Of an index, which does nothing in a step whose sequences all visit all keys.
+// Of an index, which does nothing in a step without lists of its kind.
 struct IndexPlaces {
   Floats q;
   size_t layer = 0;
@@ -185,9 +186,13 @@ struct IndexPlaces {
 
   bool fill(ops::ColumnIndexProblem& p, const Step& step) const { return fill(p.in, step); }
   bool fill(ops::BlockIndexProblem& p, const Step& step) const { return fill(p.in, step); }
+  bool fill(ops::PageIndexProblem& p, const Step& step) const;
 
  private:
   bool fill(ops::PrefillIndexInputs& in, const Step& step) const;
+  // What all indices are given.
+  template <class Problem>
+  void set(Problem& p, const Step& step) const;
 };
 
 }  // namespace effinfer::executor

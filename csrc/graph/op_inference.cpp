@@ -244,6 +244,12 @@ std::vector<ValueType> infer_block_index(const OpContext& context) {
   return infer_index(context);
 }
 
+std::vector<ValueType> infer_page_index(const OpContext& context) {
+  context.positive("pages", 0);
+  check_share(context, "share");
+  return infer_index(context);
+}
+
 std::vector<ValueType> infer_attention(const OpContext& context) {
   const Shape& q = queries_and_cache(context);
   check_visits(context);

@@ -1,9 +1,12 @@
 // KvCache::check_integrity: what must hold between sequences, tables, pools and the radix tree.
 #include <algorithm>
 #include <string>
+#include <vector>
 
+#include "core/float16.h"
 #include "effinfer/error.h"
 #include "kv/kv_cache_impl.h"
+#include "kv/token_rows.h"
 
 namespace effinfer {
 namespace {
@@ -23,6 +26,31 @@ void check_counts(const std::string& label, const kv::Sequence& sequence) {
     fail(label, "a prefix whose keys moved");
   }
   if (sequence.length() + sequence.shift < 0) fail(label, "a negative position");
+}
+
+// What is known of a page's keys holds for each of them.
+void check_page(const ops::KvLayer& layer, int32_t page, int32_t head) {
+  const auto dim = static_cast<size_t>(layer.head_dim);
+  const uint16_t* least = layer.bounds.of(page, head, layer.num_kv_heads, layer.head_dim);
+  std::vector<float> key(dim);
+  for (int32_t token = 0; token < KvCache::kPageSize; ++token) {
+    kv::read_key(layer, head, {page, token}, key.data());
+    for (size_t d = 0; d < dim; ++d) {
+      if (bf16_to_f32(least[d]) <= key[d] && key[d] <= bf16_to_f32(least[dim + d])) continue;
+      fail("[kv_cache] page " + std::to_string(page), ": a key outside its bounds");
+    }
+  }
+}
+void check_bounds(const kv::PagePool& pool) {
+  if (!pool.config().page_bounds) return;
+  for (const ops::KvLayer& layer : pool.layers()) {
+    for (int32_t page = 0; page < pool.num_pages(); ++page) {
+      const uint8_t* known = layer.bounds.known + page * layer.bounds.known_stride;
+      for (int32_t head = 0; head < layer.num_kv_heads; ++head) {
+        if (pool.references(page) > 0 && known[head] != 0) check_page(layer, page, head);
+      }
+    }
+  }
 }
 
 // Slots of a window begin at a chunk, and what it needs is there.
@@ -89,6 +117,7 @@ void KvCache::check_integrity() const {
   impl_->tree.check(references);
   for (size_t group = 0; group < impl_->pools.size(); ++group) {
     impl_->pool(group).check(references[group]);
+    check_bounds(impl_->pool(group));
   }
 }
 

@@ -102,6 +102,8 @@ void KvCache::Impl::append_slots(PageTable& table, size_t group, int64_t count) 
     const int32_t shared = table.pages.back();
     table.pages.back() = pool(group).allocate_copy(shared);
     pool(group).release(shared);
+  } else if (table.slots % kPageSize != 0) {
+    pool(group).forget_bounds(table.pages.back());  // it was full before tokens were dropped
   }
   table.slots += count;
   const size_t total = pages_of(table.slots);

@@ -98,6 +98,7 @@ PagePool::PagePool(const KvCacheConfig& config) : config_(config) {
     for (size_t i = 0; i < num_layers; ++i) layers_[i].coded = coded_->layer(i);
     num_bytes_ += coded_->num_bytes();
   }
+  if (config.page_bounds) allocate_bounds();
   const size_t count = static_cast<size_t>(config.num_pages);
   references_.assign(coded_ ? 2 * count : count, 0);
   used_before_.assign(count, 0);
@@ -145,11 +146,46 @@ ops::KvLayer PagePool::next_layer(Bank& bank) {
   return layer;
 }
 
+// Of all layers, in the host's memory.
+void PagePool::allocate_bounds() {
+  if (!config_.on_host()) throw Unsupported("[kv_cache] page_bounds: not where a GPU holds keys");
+  if (coded_) throw Unsupported("[kv_cache] page_bounds: not beside coding");
+  const auto heads = static_cast<size_t>(config_.num_kv_heads);
+  const size_t known = layers_.size() * heads;
+  const size_t plane =
+      multiply(static_cast<size_t>(config_.num_pages),
+               heads * 2 * static_cast<size_t>(config_.head_dim) * sizeof(uint16_t));
+  const size_t bytes = multiply(plane, layers_.size());
+  const size_t flags = multiply(static_cast<size_t>(config_.num_pages), known);
+  const Memory& memory = memory_of({});
+  bounds_ = memory.allocate(bytes, Pages::lazy);
+  known_ = memory.allocate(flags, Pages::lazy);
+  if (!bounds_ || !known_) {
+    throw OutOfMemory("[kv_cache] page_bounds: no memory for " + std::to_string(bytes + flags) +
+                      " bytes");
+  }
+  num_bytes_ += bytes + flags;
+  for (size_t i = 0; i < layers_.size(); ++i) {
+    ops::PageBounds& bounds = layers_[i].bounds;
+    bounds.values = static_cast<uint16_t*>(bounds_.get()) + i * plane / sizeof(uint16_t);
+    bounds.known = static_cast<uint8_t*>(known_.get()) + i * heads;
+    bounds.known_stride = static_cast<int64_t>(known);
+  }
+}
+
+void PagePool::forget_bounds(int32_t page) {
+  if (!known_) return;
+  const ops::PageBounds& bounds = layers_.front().bounds;
+  std::memset(bounds.known + page * bounds.known_stride, 0,
+              static_cast<size_t>(bounds.known_stride));
+}
+
 int32_t PagePool::take() {
   if (free_.empty()) throw InternalError("[kv_cache] no page is free");
   const int32_t page = free_.back();
   free_.pop_back();
   references_[static_cast<size_t>(page)] = 1;
+  forget_bounds(page);
   return page;
 }
 
@@ -262,6 +298,9 @@ void PagePool::close_up(std::span<const int32_t> pages, int64_t first,
     return TokenPlace{pages[static_cast<size_t>(token / ops::kPageSize)],
                       static_cast<int32_t>(token % ops::kPageSize)};
   };
+  for (size_t i = next; i < rows.size(); ++i) {
+    forget_bounds(place(first + static_cast<int64_t>(i)).page);
+  }
   while (next < rows.size()) {
     ops::MoveTokensProblem moves;
     for (; next < rows.size() && moves.count < ops::MoveTokensProblem::kMost; ++next) {

@@ -57,6 +57,8 @@ class PagePool {
   size_t coded_page_bytes() const { return coded_ ? coded_->page_bytes() : 0; }
   void read_page(int32_t page, std::byte* out) const;
   void write_page(int32_t page, const std::byte* from);
+  // The page's keys are others than they were: what is known of them is void.
+  void forget_bounds(int32_t page);
   void retain(int32_t page) { ++references_[static_cast<size_t>(page)]; }
   void release(int32_t page);
 
@@ -91,6 +93,7 @@ class PagePool {
   Bank& bank_on(Device device);
   void allocate(Bank& bank);
   ops::KvLayer next_layer(Bank& bank);
+  void allocate_bounds();
   const Bank& bank_of(size_t layer) const { return banks_[bank_of_[layer]]; }
 
   KvCacheConfig config_;
@@ -102,6 +105,9 @@ class PagePool {
   size_t scale_bytes_ = 0;  // i8: bytes of the K (or V) scales of a layer
   std::vector<ops::KvLayer> layers_;
   std::unique_ptr<CodedStore> coded_;  // null: pages stay as they are
+  // ops::PageBounds of all layers; null: none are kept.
+  std::shared_ptr<void> bounds_;
+  std::shared_ptr<void> known_;
   std::vector<int32_t> references_;
   std::vector<uint8_t> used_before_;
   std::vector<int32_t> free_;  // a stack: the page freed last is the one whose memory is warm

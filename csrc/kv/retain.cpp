@@ -116,8 +116,8 @@ void for_heads(const kv::PagePool& pool, F&& f) {
 
 }  // namespace
 
-// Makes pages [first, end) of a table nobody else's. Throws OutOfMemory, with nothing changed but
-// cached prefixes.
+// Makes pages [first, end) of a table, which are about to change, nobody else's. Throws
+// OutOfMemory, with nothing changed but cached prefixes.
 void KvCache::Impl::own_pages(const char* verb, PageTable& table, size_t group, size_t first,
                               size_t end) {
   const auto count_shared = [&] {
@@ -140,7 +140,9 @@ void KvCache::Impl::own_pages(const char* verb, PageTable& table, size_t group, 
   for (size_t i = first; i < end; ++i) {
     int32_t& page = table.pages[i];
     if (!is_shared(page, group)) {  // also when the tree has let go of it meanwhile
+      if (page == kv::kFreed) continue;
       pool(group).forget_coding(page);
+      pool(group).forget_bounds(page);
       continue;
     }
     const int32_t copy = pool(group).allocate_copy(page);

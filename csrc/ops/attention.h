@@ -73,7 +73,8 @@ struct AttentionShape {
   bool causal = true;
   int32_t window_left = -1;
   int32_t sink_tokens = 0;
-  bool visits = false;  // whether rows may have lists of what they visit (ops/visits.h)
+  bool visits = false;      // whether rows may have lists of what they visit (ops/visits.h),
+  bool row_visits = false;  // and generated rows each their own
   // Rows times heads of a tile at most; 0: what suits the CPU, above.
   int32_t most_rows = 0;
   // Of sequences with many rows, but no tree of drafts: rows times heads of a tile at most. Such

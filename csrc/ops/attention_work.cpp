@@ -47,7 +47,12 @@ struct TileSize {
 
 // Of a sequence with `count` rows. Two tiles of few rows read their keys twice, which costs less
 // than a kernel most of whose warps have no rows.
-TileSize tile_size(const AttentionShape& shape, int64_t count, bool is_tree) {
+TileSize tile_size(const AttentionShape& shape, const BatchLayout& batch, int32_t sequence,
+                   int64_t count) {
+  if (shape.row_visits && has_row_lists(batch, sequence) && !batch.is_dense(sequence)) {
+    return {1, tile_heads(shape)};
+  }
+  const bool is_tree = batch.is_tree(sequence);
   const bool many = shape.only_long || count * shape.group() > 2 * shape.most_rows;
   if (many && shape.long_rows > 0 && !is_tree) {
     const int32_t heads = std::min(shape.group(), shape.long_rows);
@@ -112,7 +117,7 @@ class Planner {
   // Tiles of query rows [first, first + count) for one KV head; see(tile) sets what a tile visits.
   template <class See>
   void add_block(int32_t sequence, int32_t kv_head, int32_t first, int32_t count, See&& see) {
-    const auto [step, heads] = tile_size(shape_, count, batch_.is_tree(sequence));
+    const auto [step, heads] = tile_size(shape_, batch_, sequence, count);
     // The last rows see the most keys and go first, so that small items are left for the end.
     for (int32_t begin = (count - 1) / step * step; count > 0 && begin >= 0; begin -= step) {
       AttentionTile tile = {};
@@ -259,9 +264,10 @@ int64_t AttentionWork::reserve(const AttentionShape& shape, int64_t max_tokens,
   const int64_t group = shape.group();
   const int64_t head_groups = ceil_div(group, tile_heads(shape));
   // Each sequence may end in a tile that is not full, and no tile is empty.
+  const int64_t least_tokens = shape.row_visits ? 1 : tile_tokens(shape);
   const int64_t max_tiles =
       shape.num_kv_heads * head_groups *
-      std::min<int64_t>(max_tokens, ceil_div(max_tokens, tile_tokens(shape)) + max_sequences);
+      std::min<int64_t>(max_tokens, ceil_div(max_tokens, least_tokens) + max_sequences);
   const int64_t chunks = ceil_div(max_kv_len, kUnitTokens * kChunkUnits);
   const int64_t partials =
       chunks <= 1 ? 0 : std::min(max_tokens * shape.num_qo_heads * chunks, shape.most_partials);

@@ -23,6 +23,23 @@ namespace effinfer::ops {
 
 inline constexpr int64_t kPageSize = 64;
 
+// What the keys of full pages are bounded by (Quest, Tang et al., arXiv:2406.10774, section 3.3):
+// for each page and head the least and the greatest key in each dimension, rounded outwards to
+// bf16. A kernel that needs a page's bounds finds them and says that they are known; whoever
+// changes a page's keys makes them unknown.
+//
+//   values   [page][head][2][head_dim]    the least, the greatest
+//   known    [page][layer][head]          0: no, 1: yes, 2: somebody writes them
+struct PageBounds {
+  uint16_t* values = nullptr;  // null: none are kept
+  uint8_t* known = nullptr;    // of this layer in page 0
+  int64_t known_stride = 0;    // between pages
+
+  uint16_t* of(int64_t page, int64_t head, int64_t num_heads, int64_t head_dim) const {
+    return values + (page * num_heads + head) * 2 * head_dim;
+  }
+};
+
 struct KvLayer {
   DType dtype = DType::bf16;  // f32, f16, bf16 or i8
   int32_t num_kv_heads = 0;
@@ -33,6 +50,7 @@ struct KvLayer {
   float* k_scale = nullptr;  // i8 only
   float* v_scale = nullptr;
   CodedPages coded;  // beside pages of bf16 or f32
+  PageBounds bounds;
 
   size_t head_bytes() const {
     return static_cast<size_t>(kPageSize) * static_cast<size_t>(head_dim) *

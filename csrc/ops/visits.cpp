@@ -1,6 +1,7 @@
 #include "ops/visits.h"
 
 #include <algorithm>
+#include <bit>
 #include <string>
 
 #include "ops/paged_batch.h"
@@ -10,8 +11,12 @@ namespace effinfer::ops {
 VisitBuffers::VisitBuffers(const VisitShape& shape, int64_t max_tokens, int64_t max_sequences,
                            int64_t max_kv_len)
     : shape_(shape), list_words_((max_kv_len + kPageSize - 1) / kPageSize) {
-  const int64_t sequences = std::min(max_tokens / kSparseRows, max_sequences);
-  const int64_t blocks = max_tokens / kVisitBlockRows + sequences;  // a last one of each is short
+  const int64_t sequences =
+      shape.blocks ? std::min(max_tokens / kSparseRows, max_sequences) : int64_t{0};
+  // A last one of each is short.
+  max_blocks_ = shape.blocks ? max_tokens / kVisitBlockRows + sequences : 0;
+  const int64_t rows = shape.rows ? std::min(max_tokens, max_sequences * kSparseRows) : 0;
+  const int64_t blocks = max_blocks_ + rows;
   blocks_.resize(static_cast<size_t>(blocks));
   sequences_.resize(static_cast<size_t>(sequences));
   first_block_.resize(static_cast<size_t>(max_sequences));
@@ -22,7 +27,8 @@ VisitBuffers::VisitBuffers(const VisitShape& shape, int64_t max_tokens, int64_t 
 
 VisitPlan VisitBuffers::largest() const {
   VisitPlan plan;
-  plan.num_blocks = static_cast<int64_t>(blocks_.size());
+  plan.num_blocks = max_blocks_;
+  plan.num_rows = static_cast<int64_t>(blocks_.size()) - max_blocks_;
   plan.num_sequences = static_cast<int64_t>(sequences_.size());
   plan.num_kv_heads = shape_.num_kv_heads;
   plan.num_qo_heads = shape_.num_qo_heads;
@@ -30,15 +36,12 @@ VisitPlan VisitBuffers::largest() const {
   return plan;
 }
 
-VisitPlan VisitBuffers::plan(const BatchLayout& batch) {
-  VisitPlan plan;
+void VisitBuffers::add_blocks(const BatchLayout& batch, VisitPlan& plan) {
   for (int64_t s = 0; s < batch.num_sequences; ++s) {
     const int32_t begin = batch.qo_indptr[s];
     const int32_t end = batch.qo_indptr[s + 1];
-    // Drafts of a tree are not rows at positions of their own.
-    const bool sparse = end - begin >= kSparseRows && !batch.is_tree(s) && !batch.is_dense(s);
-    first_block_[static_cast<size_t>(s)] = sparse ? static_cast<int32_t>(plan.num_blocks) : -1;
-    if (!sparse) continue;
+    if (has_row_lists(batch, s) || batch.is_dense(s)) continue;
+    first_block_[static_cast<size_t>(s)] = static_cast<int32_t>(plan.num_blocks);
     VisitSequence& sequence = sequences_[static_cast<size_t>(plan.num_sequences++)];
     sequence = {static_cast<int32_t>(s), static_cast<int32_t>(plan.num_blocks), 0};
     for (int32_t row = begin; row < end; row += kVisitBlockRows) {
@@ -48,6 +51,28 @@ VisitPlan VisitBuffers::plan(const BatchLayout& batch) {
       ++sequence.num_blocks;
     }
   }
+}
+
+void VisitBuffers::add_rows(const BatchLayout& batch, VisitPlan& plan) {
+  for (int64_t s = 0; s < batch.num_sequences; ++s) {
+    const int32_t begin = batch.qo_indptr[s];
+    if (!has_row_lists(batch, s) || batch.is_dense(s)) continue;
+    first_block_[static_cast<size_t>(s)] = static_cast<int32_t>(plan.num_blocks + plan.num_rows);
+    const bool tree = batch.is_tree(s);
+    for (int32_t row = begin; row < batch.qo_indptr[s + 1]; ++row) {
+      const int32_t position = tree ? batch.tree_begin(s) + std::popcount(batch.ancestors[row]) - 1
+                                    : batch.step_begin(s) + row - begin;
+      blocks_[static_cast<size_t>(plan.num_blocks + plan.num_rows++)] = {static_cast<int32_t>(s),
+                                                                         row, 1, position};
+    }
+  }
+}
+
+VisitPlan VisitBuffers::plan(const BatchLayout& batch) {
+  VisitPlan plan;
+  std::fill_n(first_block_.begin(), batch.num_sequences, -1);
+  if (shape_.blocks) add_blocks(batch, plan);
+  if (shape_.rows) add_rows(batch, plan);
   plan.blocks = blocks_.data();
   plan.sequences = sequences_.data();
   plan.first_block = first_block_.data();
@@ -67,7 +92,8 @@ struct Visits::Impl {
   VisitPlan plan;
 };
 
-Visits::Visits(const PagedBatch& batch, int32_t num_qo_heads, int32_t num_kv_heads) {
+Visits::Visits(const PagedBatch& batch, int32_t num_qo_heads, int32_t num_kv_heads,
+               bool generated) {
   const Validator check("visits");
   const BatchLayout layout = check_sequences(check, batch);
   check.positive("num_kv_heads", num_kv_heads);
@@ -79,8 +105,9 @@ Visits::Visits(const PagedBatch& batch, int32_t num_qo_heads, int32_t num_kv_hea
   impl_->kv_len.assign(layout.kv_len, layout.kv_len + sequences);
   const int32_t longest =
       sequences == 0 ? 0 : *std::max_element(impl_->kv_len.begin(), impl_->kv_len.end());
-  impl_->buffers =
-      VisitBuffers({num_qo_heads, num_kv_heads}, layout.num_tokens, sequences, longest);
+  VisitShape shape = {num_qo_heads, num_kv_heads};
+  shape.rows = generated;
+  impl_->buffers = VisitBuffers(shape, layout.num_tokens, sequences, longest);
   impl_->plan = impl_->buffers.plan(layout);
 }
 Visits::~Visits() = default;
@@ -96,7 +123,7 @@ std::vector<int32_t> Visits::blocks() const {
   return out;
 }
 int64_t Visits::num_blocks() const {
-  return impl_->plan.num_blocks;
+  return impl_->plan.num_blocks + impl_->plan.num_rows;
 }
 int32_t Visits::num_kv_heads() const {
   return impl_->plan.num_kv_heads;

@@ -4,6 +4,7 @@
 #include <string>
 
 #include "effinfer/error.h"
+#include "ops/visits.h"
 #include "runtime/engine_core.h"
 #include "runtime/row_scratch.h"
 
@@ -29,7 +30,9 @@ void EngineCore::feed(std::span<const int32_t> tokens, Phase phase, size_t rows,
       make_room(sequence, static_cast<int64_t>(part.size()));
       cache_->append(sequence, part);
       batch_.clear(phase);
-      batch_.add(*cache_, sequence, part, StepBatch::Logits::all);
+      // A prompt's last few rows are no generated ones.
+      const bool dense = phase == Phase::prefill && part.size() < ops::kSparseRows;
+      batch_.add(*cache_, sequence, part, StepBatch::Logits::all, nullptr, dense);
       runner_->run(batch_.view(), *cache_, place(first, part.size()));
       cache_->commit(sequence, static_cast<int64_t>(part.size()));
       if (done) done(first, part.size());

@@ -12,6 +12,7 @@
 
 #include "effinfer/engine.h"
 #include "effinfer/kv_cache.h"
+#include "ops/visits.h"
 #include "runtime/scheduler.h"
 #include "runtime/speculative/draft.h"
 #include "runtime/techniques.h"
@@ -60,9 +61,11 @@ struct Request {
   bool has_prompt() const { return fed >= prompt_size; }
   // Rows whose logits give the next tokens: of the last token, and of each draft.
   size_t num_rows() const { return drafts == nullptr ? 1 : drafts->words.size(); }
-  // Whether the rows of its next step visit all keys, where others' visit chosen ones.
+  // Whether the rows of this step visit all keys, where others' visit chosen ones. Few rows of a
+  // prompt would be taken for generated ones.
   bool is_dense() const {
-    return fed < prompt_size ? techniques.dense_prompt : techniques.dense_output;
+    if (has_prompt()) return techniques.dense_output;
+    return techniques.dense_prompt || (techniques.rows_choose && step_tokens < ops::kSparseRows);
   }
   size_t prompt_left() const { return fed < prompt_size ? prompt_size - fed : 0; }
   // Tokens of the prompt up to where a step of it ends.
@@ -71,8 +74,14 @@ struct Request {
     return chunk == 0 ? prompt_left() : std::min(prompt_left(), chunk - fed % chunk);
   }
   ScheduledRequest scheduled() const {
-    return {id, static_cast<int64_t>(prompt_chunk()),
-            static_cast<int64_t>(tokens.size() - fed - prompt_left())};
+    return {id, static_cast<int64_t>(prompt_chunk()), static_cast<int64_t>(generated_left())};
+  }
+  // Generated tokens that are fed next. Where rows visit chosen keys, those that are fed again are
+  // in steps without the prompt's, and as few as can be told from one.
+  size_t generated_left() const {
+    const size_t left = tokens.size() - fed - prompt_left();
+    if (!techniques.rows_choose) return left;
+    return prompt_left() > 0 ? 0 : std::min(left, static_cast<size_t>(kCatchUpTokens));
   }
   double seconds() const { return std::chrono::duration<double>(Clock::now() - added).count(); }
 };

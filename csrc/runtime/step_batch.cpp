@@ -2,6 +2,8 @@
 
 #include <numeric>
 
+#include "ops/visits.h"
+
 namespace effinfer::runtime {
 
 void StepBatch::Tables::reserve(size_t sequences, size_t pages) {
@@ -73,9 +75,10 @@ void StepBatch::add(const KvCache& cache, SequenceId sequence, std::span<const i
   }
 }
 
-// Behind the row of the sequence's last token, which is at `root`. Words of a chain stay 0.
+// Behind the row of the sequence's last token, which is at `root`. Words of a chain stay 0, unless
+// it is so long that without them it would be taken for a prompt (ops/visits.h).
 void StepBatch::add_drafts(const DraftTree& drafts, int32_t root) {
-  const bool chain = drafts.is_chain();
+  const bool chain = drafts.is_chain() && drafts.words.size() < ops::kSparseRows;
   if (!chain) {
     ancestors_.back() = drafts.words.front();
     has_trees_ = true;

@@ -218,6 +218,7 @@ RequestTechniques Techniques::of(const SamplingParams& params, int64_t prompt_to
   request.dense_prompt = others_prompt && !prompt;
   request.dense_output = others_output && !output;
   request.prefix.encodes = encodes || !others_encode;
+  request.rows_choose = others_output;
   if (request.chunk_tokens > 0) {
     request.prefix.unit = request.chunk_tokens;  // of whole pages, as the cache sees to
     request.prefix.most = prompt_tokens / request.chunk_tokens * request.chunk_tokens;

@@ -19,6 +19,7 @@ struct RequestTechniques {
   // Where others' rows visit chosen keys and its own do not.
   bool dense_prompt = false;
   bool dense_output = false;
+  bool rows_choose = false;  // its generated rows, or others', visit chosen keys
   int64_t chunk_tokens = 0;  // steps of its prompt end at multiples; 0: anywhere
   // Of a step, where hooks bound slots and positions; 0: they grow with the text.
   int64_t peak_slots = 0;

@@ -356,6 +356,7 @@ class KvCache:
         head_dim: int,
         dtype: str = "bf16",
         num_pages: int,
+        page_bounds: bool = False,
     ) -> None: ...
     def append(self, sequence: int, tokens: typing.Any) -> None: ...
     def can_append(self, sequence: int, count: int) -> bool: ...
@@ -1268,6 +1269,8 @@ class Visits:
         kv_len: numpy.typing.NDArray[typing.Any],
         num_qo_heads: int,
         num_kv_heads: int,
+        *,
+        generated: bool = False,
     ) -> None: ...
     @property
     def blocks(self) -> numpy.typing.NDArray[typing.Any]:
@@ -1902,6 +1905,23 @@ def page_scores(
     head_dim: int,
     pool: ThreadPool | None = None,
 ) -> numpy.typing.NDArray[numpy.float32]: ...
+def page_visits(
+    visits: Visits,
+    q: numpy.typing.NDArray[typing.Any],
+    kv: PagedKv,
+    qo_indptr: numpy.typing.NDArray[typing.Any],
+    kv_indptr: numpy.typing.NDArray[typing.Any],
+    kv_indices: numpy.typing.NDArray[typing.Any],
+    kv_len: numpy.typing.NDArray[typing.Any],
+    *,
+    sm_scale: float | None = None,
+    pages: int = 0,
+    share: float = 0.0,
+    sink_tokens: int = 0,
+    local_tokens: int = 0,
+    min_tokens: int = 0,
+    pool: ThreadPool | None = None,
+) -> None: ...
 def paged_attention(
     q: numpy.typing.NDArray[typing.Any],
     kv: PagedKv,

@@ -149,6 +149,11 @@ class GraphBuilder:
         """A handle as that of `column_index`, by scores of blocks of 64 keys."""
         return self.node("block_index", q, kv, *after, **attributes)
 
+    def page_index(self, q: Value, kv: Value, *after: Value, **attributes: Any) -> Value:
+        """Which pages of 64 keys generated tokens visit, by what bounds their logits: such a
+        handle."""
+        return self.node("page_index", q, kv, *after, **attributes)
+
     def attention(
         self,
         q: Value,

@@ -6,6 +6,7 @@ from typing import Any
 from effinfer.techniques import (
     KIVI,
     MInference,
+    Quest,
     SampleAttention,
     StreamingLLM,
     SuffixDecoding,
@@ -23,6 +24,7 @@ CASES: dict[str, Technique] = {
         sink_tokens=2,
         chunk_tokens=128,
     ),
+    "quest": Quest(budget=256, min_tokens=0, skip_layers=1),
     "sample_attention": SampleAttention(min_tokens=0, mass=0.3, local_tokens=10, chunk_tokens=128),
     "streaming_llm": StreamingLLM(sinks=2, recent=230, stride=100, chunk_tokens=128),
     "xattention": XAttention(min_tokens=0, threshold=0.5, stride=4, chunk_tokens=128),

@@ -58,6 +58,9 @@ struct KvCacheConfig {
   // Of bf16 or f32 in the host's memory: else Unsupported. An encoded page is one of num_pages as
   // any other is, but takes 28 % (4 bits) or 17 % (2 bits) of bf16's bytes.
   KvCoding coding = {};
+  // Whether full pages of layers without a window keep what their keys are bounded by, for an index
+  // that chooses pages: 1.6 % more memory with bf16. Of the host's memory.
+  bool page_bounds = false;
 
   // Whether the host's memory holds all of it.
   bool on_host() const { return device.kind == DeviceKind::cpu && layer_devices.empty(); }

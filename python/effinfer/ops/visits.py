@@ -1,8 +1,9 @@
-"""Sparse prefill over `PagedKv`: lists of the keys that blocks of query rows visit, and the methods
-that choose them, for `paged_attention(visits=...)`.
+"""Sparse attention over `PagedKv`: lists of the keys that blocks of query rows visit, and the
+methods that choose them, for `paged_attention(visits=...)`.
 
 `Visits(qo_indptr, kv_len, num_qo_heads, num_kv_heads)` has lists for sequences of 64 rows or more,
-one for each block of up to 64 rows (`blocks`) and KV head; other sequences visit all keys. `words`
+one for each block of up to 64 rows (`blocks`) and KV head; other sequences visit all keys, or with
+`generated=True` have a list for each row, behind those of blocks, and KV head. `words`
 [B, num_kv_heads, W] uint64 can be written: bit t % 64 of word t / 64 is token t of the sequence.
 Whatever a method chooses, a block visits the first `sink_tokens` keys, the last `local_tokens` ones
 up to each row, and its own rows'; a sequence of fewer than `min_tokens` keys visits all of them.
@@ -13,7 +14,7 @@ from effinfer._core import PagedKv, ThreadPool, Visits
 from effinfer.ops.attention import layout_of
 from effinfer.ops.shared.arrays import AnyArray, dense
 
-__all__ = ["Visits", "block_visits", "column_visits"]
+__all__ = ["Visits", "block_visits", "column_visits", "page_visits"]
 
 
 def column_visits(
@@ -100,6 +101,49 @@ def block_visits(
         stride=stride,
         pages=pages,
         mass=mass,
+        sm_scale=sm_scale,
+        sink_tokens=sink_tokens,
+        local_tokens=local_tokens,
+        min_tokens=min_tokens,
+        pool=pool,
+    )
+
+
+def page_visits(
+    visits: Visits,
+    q: AnyArray,
+    kv: PagedKv,
+    qo_indptr: AnyArray,
+    kv_indptr: AnyArray,
+    kv_indices: AnyArray,
+    kv_len: AnyArray,
+    *,
+    pages: int = 0,
+    share: float = 0.0,
+    sm_scale: float | None = None,
+    sink_tokens: int = 0,
+    local_tokens: int = 0,
+    min_tokens: int = 0,
+    pool: ThreadPool | None = None,
+) -> None:
+    """Writes the lists of generated rows: pages of 64 keys by how high their logits may be, as the
+    least and the greatest key of each dimension bound them (Quest, arXiv:2406.10774).
+
+    Args:
+        q: float32 [T, num_qo_heads, head_dim]; a page's score is the highest of a KV head's query
+            heads, each less the logarithm of its exponentials' sum over the pages.
+        pages, share: how many, or which share of those that are chosen from, whichever is more:
+            those behind the whole pages of `sink_tokens` and before the row's own page and the one
+            before it, which are visited in any case.
+        min_tokens: rows behind fewer keys visit all of them.
+    """
+    _core.page_visits(
+        visits,
+        dense(q, "[page_visits] q"),
+        kv,
+        *layout_of("page_visits", qo_indptr, kv_indptr, kv_indices, kv_len),
+        pages=pages,
+        share=share,
         sm_scale=sm_scale,
         sink_tokens=sink_tokens,
         local_tokens=local_tokens,

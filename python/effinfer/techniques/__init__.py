@@ -52,6 +52,7 @@ from effinfer.techniques.pass_rows import PaSS
 from effinfer.techniques.ppd import PPD
 from effinfer.techniques.prefill import SparsePrefill
 from effinfer.techniques.prompt_lookup import PromptLookup
+from effinfer.techniques.quest import Quest
 from effinfer.techniques.rapid import RAPID
 from effinfer.techniques.recipes import DraftRecipe, SpeculationRecipe
 from effinfer.techniques.registry import REGISTRY
@@ -102,6 +103,7 @@ __all__ = [
     "Meta",
     "MultiSample",
     "PromptLookup",
+    "Quest",
     "RequestSetup",
     "SampleAttention",
     "SkeletonOfThought",

@@ -98,7 +98,10 @@ class Installed:
         """With all techniques, and what the engine has to know of them as metadata. A graph that
         had some keeps them."""
         entries: dict[str, Any] = {}
-        for technique in self.techniques:
+        # What chooses keys of generated tokens follows what chooses those of prompts.
+        for technique in sorted(
+            self.techniques, key=lambda each: "decode.visits" in each.META.exclusive
+        ):
             before, graph = graph, technique.graph(graph)
             key = f"technique.{technique.name}"
             entries[key] = technique.to_json()

@@ -7,12 +7,20 @@ from effinfer import _core
 from effinfer.techniques.drafting_methods import drafting_methods
 from effinfer.techniques.kivi import KIVI
 from effinfer.techniques.minference import MInference
+from effinfer.techniques.quest import Quest
 from effinfer.techniques.sample_attention import SampleAttention
 from effinfer.techniques.streaming_llm import StreamingLLM
 from effinfer.techniques.technique import Meta, Technique, name_of
 from effinfer.techniques.xattention import XAttention
 
-_CLASSES: tuple[type[Any], ...] = (KIVI, MInference, SampleAttention, StreamingLLM, XAttention)
+_CLASSES: tuple[type[Any], ...] = (
+    KIVI,
+    MInference,
+    Quest,
+    SampleAttention,
+    StreamingLLM,
+    XAttention,
+)
 
 # Classes with META, in alphabetical order of their names.
 REGISTRY: dict[str, type[Any]] = dict(

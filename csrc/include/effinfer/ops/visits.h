@@ -1,10 +1,10 @@
-// Sparse prefill over the engine's pages: lists of the keys that blocks of query rows visit, the
+// Sparse attention over the engine's pages: lists of the keys that blocks of query rows visit, the
 // methods that choose them, and attention that walks them (paged_attention's `visits`).
 //
-// A sequence with 64 rows or more in a call has lists, one for each block of its rows and KV head;
-// others visit all keys. A list has a bit for each token of the sequence. Whatever a method
-// chooses, a block visits the first `sink_tokens` keys, the last `local_tokens` ones up to each
-// row, and its own rows'.
+// A sequence with 64 rows or more in a call has lists, one for each block of its rows and KV head.
+// Others are generated tokens, and either visit all keys or have a list for each row and KV head. A
+// list has a bit for each token of the sequence. Whatever a method chooses, a block visits the
+// first `sink_tokens` keys, the last `local_tokens` ones up to each row, and its own rows'.
 #pragma once
 
 #include <cstdint>
@@ -22,14 +22,16 @@ namespace effinfer::ops {
 
 class EFFINFER_API Visits {
  public:
-  // Lists of a batch's blocks, empty at first. Of `batch` only qo_indptr and kv_len are read.
-  // Throws InvalidArgument, OutOfMemory.
-  Visits(const PagedBatch& batch, int32_t num_qo_heads, int32_t num_kv_heads);
+  // Lists of a batch's blocks, empty at first; of generated rows, too, when these shall have some.
+  // Of `batch` only qo_indptr and kv_len are read. Throws InvalidArgument, OutOfMemory.
+  Visits(const PagedBatch& batch, int32_t num_qo_heads, int32_t num_kv_heads,
+         bool generated = false);
   ~Visits();
   Visits(Visits&&) noexcept;
   Visits& operator=(Visits&&) noexcept;
 
-  // Blocks: sequence, first row (flat), rows, position of the first row; int32 [B, 4].
+  // Blocks, and behind them generated rows: sequence, first row (flat), rows, position of the first
+  // row; int32 [B, 4].
   std::vector<int32_t> blocks() const;
   int64_t num_blocks() const;
   int32_t num_kv_heads() const;
@@ -81,5 +83,21 @@ struct BlockVisits {
 EFFINFER_API void block_visits(Visits& visits, const TensorView& q, const PagedKv& kv,
                                const PagedBatch& batch, const BlockVisits& blocks,
                                const VisitOptions& options, ThreadPool& pool);
+
+// Pages for each generated row, by how high the logits of their keys may be: the sum over
+// dimensions of the higher of the products with the least and the greatest of the page's keys, as
+// bf16 bounds them (Quest, Tang et al., arXiv:2406.10774, section 3.3). A page's score is the
+// highest of the group's heads, each less the logarithm of its exponentials' sum over the pages: of
+// as much use to one head as to another. A row visits its own page and the one before it; the
+// others behind the whole pages of `sink_tokens` are chosen from: as many as `pages`, or `share` of
+// them (rounded up), whichever is more. A row at a position below min_tokens - 1 visits all keys.
+struct PageVisits {
+  int32_t pages = 0;
+  float share = 0.0f;
+};
+// Throws InvalidArgument, also for an arithmetic other than f32.
+EFFINFER_API void page_visits(Visits& visits, const TensorView& q, const PagedKv& kv,
+                              const PagedBatch& batch, const PageVisits& pages,
+                              const VisitOptions& options, ThreadPool& pool);
 
 }  // namespace effinfer::ops
