@@ -15,8 +15,8 @@ class SpeculationMetrics:
     refused_drafts: int = 0  # of a proposer: they were wrong
     # Of the verifier: "same_text", "same_distribution" or "lossy".
     guarantee: str = "same_text"
-    drafted_at: list[int] = field(default_factory=list)  # by depth: 1, 2, ..., 16 and beyond
-    accepted_at: list[int] = field(default_factory=list)
+    drafted_at: list[int] = field(default_factory=lambda: [0] * 16)  # by depth: 1, ..., 16 and more
+    accepted_at: list[int] = field(default_factory=lambda: [0] * 16)
 
 
 @dataclass(frozen=True)

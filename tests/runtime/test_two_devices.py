@@ -68,7 +68,7 @@ def test_drafts_beside_the_target_change_nothing(models, kind, width, options):
         np.testing.assert_array_equal(got.kv[:, :, :, :length], expected.kv[:, :, :, :length])
     (found,) = engine.stats()["drafters"]
     assert (found["name"], found["device"]) == ("draft_model", DRAFT)
-    assert found["levels"] > 20 and found["asked"] >= found["late"]
+    assert found["levels"] > 0 and found["asked"] >= found["late"]
 
 
 @needs_two
