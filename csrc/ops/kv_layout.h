@@ -49,8 +49,8 @@ struct KvLayer {
   uint8_t* v = nullptr;
   float* k_scale = nullptr;  // i8 only
   float* v_scale = nullptr;
-  CodedPages coded;  // beside pages of bf16 or f32
-  PageBounds bounds;
+  CodedPages coded = {};  // beside pages of bf16 or f32
+  PageBounds bounds = {};
 
   size_t head_bytes() const {
     return static_cast<size_t>(kPageSize) * static_cast<size_t>(head_dim) *
