@@ -27,6 +27,7 @@ std::vector<Rule> all_rules() {
       {"kv_append", lower_kv_append},
       {"rope_append", lower_rope_append},
       {"attention", lower_attention},
+      {"attention_mass", lower_attention_mass},  // to planes of sequences
       {"column_index", lower_column_index},
       {"block_index", lower_block_index},
       {"to_act", lower_to_operand},

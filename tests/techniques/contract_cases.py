@@ -4,15 +4,19 @@ of each family that drafts, one that needs no second model."""
 from typing import Any
 
 from effinfer.techniques import (
+    H2O,
     MInference,
     SampleAttention,
+    SnapKV,
     StreamingLLM,
     SuffixDecoding,
     Technique,
+    WindowKV,
     XAttention,
 )
 
 CASES: dict[str, Technique] = {
+    "h2o": H2O(budget=150, recent=40, stride=50, chunk_tokens=128),
     "minference": MInference(
         min_tokens=0,
         vertical_size=4,
@@ -22,7 +26,9 @@ CASES: dict[str, Technique] = {
         chunk_tokens=128,
     ),
     "sample_attention": SampleAttention(min_tokens=0, mass=0.3, local_tokens=10, chunk_tokens=128),
+    "snapkv": SnapKV(budget=100, window=20, pool=5, chunk_tokens=128),
     "streaming_llm": StreamingLLM(sinks=2, recent=230, stride=100, chunk_tokens=128),
+    "window_kv": WindowKV(budget=100, window=20, span=6, group=2, chunk_tokens=128),
     "xattention": XAttention(min_tokens=0, threshold=0.5, stride=4, chunk_tokens=128),
 }
 

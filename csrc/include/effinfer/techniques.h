@@ -5,6 +5,9 @@
 //                                                      "output", or "both"; none: nobody's
 //   meta technique.minference.min_tokens = 2048        shorter prompts stay as they are
 //   meta technique.minference.chunk_tokens = 2048      where steps of a prompt end
+//   meta technique.snapkv.scores = "prompt"            whose rows attention_mass nodes add to the
+//                                                      plane of this name: "prompt", "both"
+//   meta technique.snapkv.score_rows = 32              of a prompt the last so many; 0: all
 //   meta technique.minference.lossless = true          it changes no key or value
 //   meta technique.minference.exclusive = "prefill.visits"     what it decides alone, commas
 //   between
@@ -36,6 +39,10 @@ struct TechniqueFacts {
   // this; 0: wherever. Never above what a step holds (EngineOptions::max_batch_tokens), which is
   // the distance where it is smaller.
   int64_t chunk_tokens = 0;
+  // Sums of rows depend on how they are cut into steps: with chunk_tokens only.
+  bool scores_prompt = false;
+  bool scores_output = false;
+  int64_t score_rows = 0;
   bool lossless = false;
   std::vector<std::string> exclusive;
 };
