@@ -1,7 +1,9 @@
 #include "effinfer/hooks.h"
 
+#include <pybind11/numpy.h>
 #include <pybind11/stl.h>
 
+#include <algorithm>
 #include <map>
 #include <memory>
 #include <string>
@@ -120,6 +122,21 @@ constexpr const char* kReposition =
     "Rotates the keys from a slot on (one for each group, or one for all) by `delta` positions, "
     "and moves the next position by as many. Each rotation rounds to the type of the cache.";
 
+constexpr const char* kPlane =
+    "A copy of the numbers of its slots that have this name, float32 [layers of the first group * "
+    "num_kv_heads, slots]: those of a technique that sums what keys get of attention (a graph's "
+    "attention_mass). Throws InvalidArgumentError for a name that it lacks.";
+constexpr const char* kKeepTop =
+    "Keeps of each (layer of the first group, KV head) the `count` slots that have most in a "
+    "plane, of equal ones the earlier, among them the sequence's `first` and `last` ones; all "
+    "where there are no more. pool, pooling: a slot counts as much as the greatest (\"max\") or "
+    "the average (\"avg\") of so many around it. Throws what plane() and retain() throw.";
+
+bool is_maximum(const std::string& pooling) {
+  if (pooling == "max" || pooling == "avg") return pooling == "max";
+  throw InvalidArgument("[keep_top] pooling: expected \"max\" or \"avg\", got \"" + pooling + "\"");
+}
+
 // What a hook may do to a sequence, by the names and in the order of KvCache's.
 void register_residency(py::class_<SequenceHandle, std::shared_ptr<SequenceHandle>>& sequence) {
   sequence
@@ -154,7 +171,27 @@ void register_residency(py::class_<SequenceHandle, std::shared_ptr<SequenceHandl
           [](const SequenceHandle& s, const std::vector<int64_t>& from, int64_t delta) {
             s.state().reposition(from, delta);
           },
-          py::arg("from_slots"), py::arg("delta"), kReposition);
+          py::arg("from_slots"), py::arg("delta"), kReposition)
+      .def(
+          "plane",
+          [](const SequenceHandle& s, const std::string& name) {
+            const SlotPlane plane = s.state().plane(name);
+            py::array_t<float> copy({plane.num_heads, plane.num_slots});
+            for (int64_t head = 0; head < plane.num_heads; ++head) {
+              std::copy_n(plane.values + head * plane.stride, plane.num_slots,
+                          copy.mutable_data(head));
+            }
+            return copy;
+          },
+          py::arg("name"), kPlane)
+      .def(
+          "keep_top",
+          [](const SequenceHandle& s, const std::string& plane, int64_t count, int64_t first,
+             int64_t last, int32_t pool, const std::string& pooling) {
+            keep_top(s.state(), {plane, count, first, last, pool, is_maximum(pooling)});
+          },
+          py::arg("plane"), py::arg("count"), py::arg("first") = 0, py::arg("last") = 0,
+          py::arg("pool") = 1, py::arg("pooling") = "max", kKeepTop);
 }
 
 constexpr const char* kKeepRecent =
@@ -163,6 +200,12 @@ constexpr const char* kKeepRecent =
     "positions that their slots have, so that the text may be of any length. technique: that "
     "requests name to have it; empty: it is for all. Throws InvalidArgumentError for sinks below "
     "0, stride below 1 and recent below stride.";
+
+constexpr const char* kKeepTopHook =
+    "A hook that keeps the slots that have most in a plane, as SequenceState.keep_top() does: at "
+    "the prompt's end, or with a stride whenever there are more than `count`, so many at a time. "
+    "technique: that requests name to have it; empty: it is for all. Throws InvalidArgumentError "
+    "for count below first + last + stride, and other wrong values.";
 
 }  // namespace
 
@@ -200,6 +243,16 @@ void register_hooks(py::module_& m) {
       },
       py::kw_only(), py::arg("sinks") = 4, py::arg("recent") = 1020, py::arg("stride") = 64,
       py::arg("reposition") = true, py::arg("technique") = "", kKeepRecent);
+  m.def(
+      "keep_top",
+      [](const std::string& plane, int64_t count, int64_t first, int64_t last, int32_t pool,
+         const std::string& pooling, int64_t stride, const std::string& technique) {
+        return keep_top_hook(
+            {{plane, count, first, last, pool, is_maximum(pooling)}, stride, technique});
+      },
+      py::kw_only(), py::arg("plane"), py::arg("count"), py::arg("first") = 0, py::arg("last") = 0,
+      py::arg("pool") = 1, py::arg("pooling") = "max", py::arg("stride") = 0,
+      py::arg("technique") = "", kKeepTopHook);
 }
 
 }  // namespace effinfer::bindings

@@ -27,7 +27,7 @@ bool bf16_attention(const Node& node, const Target& target) {
     problem.arithmetic = ops::Arithmetic::bf16;
     return ops::bf16_pays(problem, target);
   }
-  // Both indexes have kernels for the same keys.
+  // Indexes and attention_mass have kernels for the same keys.
   ops::BlockIndexProblem problem;
   problem.in.kv = kv;
   problem.in.arithmetic = ops::Arithmetic::bf16;

@@ -1,4 +1,4 @@
-// What chooses the keys that attention visits.
+// What chooses the keys that attention visits, and what sums up how much they get.
 #include <algorithm>
 #include <vector>
 
@@ -124,6 +124,24 @@ void lower_page_index(Lowering& lowering, const Node& node) {
   problem.heads = indexed_heads(lowering, node);
   problem.max_kv_len = lowering.max_seq_len();
   lowering.add(node, problem, index_places(lowering, node));
+}
+
+void lower_attention_mass(Lowering& lowering, const Node& node) {
+  ops::AttentionMassProblem problem;
+  problem.q_stride = lowering.cols(node.inputs[0]);
+  problem.num_qo_heads = int_attribute(node, "heads");
+  problem.kv.num_kv_heads = int_attribute(node, "kv_heads");
+  problem.kv.head_dim = int_attribute(node, "head_dim");
+  problem.kv.dtype = lowering.kv_dtype();
+  problem.sm_scale = static_cast<float>(node.get_float("sm_scale"));
+  problem.name = node.get_string("plane");
+  if (lowering.phase() == Phase::prefill && node.has(graph::kPrefillProductsKey)) {
+    problem.arithmetic = parse_arithmetic(node.get_string(graph::kPrefillProductsKey));
+  }
+  executor::AttentionMassPlaces places;
+  places.q = lowering.floats(node.inputs[0]);
+  places.layer = static_cast<size_t>(node.get_int("layer"));
+  lowering.add(node, problem, places);
 }
 
 }  // namespace effinfer::compiler

@@ -18,13 +18,21 @@ struct Rule {
 // The element-by-element operators come from their own tables.
 std::vector<Rule> all_rules() {
   std::vector<Rule> rules = {
-      {"embedding", lower_embedding},       {"rms_norm", lower_rms_norm},
-      {"add_rms_norm", lower_add_rms_norm}, {"select_rows", lower_select_rows},
-      {"rope_table", lower_rope_table},     {"rope", lower_rope},
-      {"kv_append", lower_kv_append},       {"rope_append", lower_rope_append},
-      {"attention", lower_attention},       {"column_index", lower_column_index},
-      {"block_index", lower_block_index},   {"page_index", lower_page_index},
-      {"to_act", lower_to_operand},         {"matmul", lower_matmul},
+      {"embedding", lower_embedding},
+      {"rms_norm", lower_rms_norm},
+      {"add_rms_norm", lower_add_rms_norm},
+      {"select_rows", lower_select_rows},
+      {"rope_table", lower_rope_table},
+      {"rope", lower_rope},
+      {"kv_append", lower_kv_append},
+      {"rope_append", lower_rope_append},
+      {"attention", lower_attention},
+      {"column_index", lower_column_index},
+      {"block_index", lower_block_index},
+      {"page_index", lower_page_index},
+      {"to_act", lower_to_operand},
+      {"matmul", lower_matmul},
+      {"attention_mass", lower_attention_mass},  // to planes of sequences
       {"matmul_glu", lower_matmul},
   };
   ops::for_unary_ops([&](ops::UnaryOp op) { rules.push_back({name(op), lower_unary}); });

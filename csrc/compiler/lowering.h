@@ -11,6 +11,7 @@
 #include "compiler/memory_plan.h"
 #include "executor/places.h"
 #include "executor/program.h"
+#include "ops/attention_mass.h"
 #include "ops/operand.h"
 #include "ops/prefill_index.h"
 
@@ -34,6 +35,9 @@ inline ops::Arithmetic product_arithmetic(const ops::ColumnIndexProblem& problem
 }
 inline ops::Arithmetic product_arithmetic(const ops::BlockIndexProblem& problem) {
   return problem.in.arithmetic;
+}
+inline ops::Arithmetic product_arithmetic(const ops::AttentionMassProblem& problem) {
+  return problem.arithmetic;
 }
 template <class Problem>
 ops::Arithmetic product_arithmetic(const Problem&) {
@@ -136,6 +140,7 @@ void lower_attention(Lowering& lowering, const Node& node);
 void lower_column_index(Lowering& lowering, const Node& node);
 void lower_block_index(Lowering& lowering, const Node& node);
 void lower_page_index(Lowering& lowering, const Node& node);
+void lower_attention_mass(Lowering& lowering, const Node& node);
 void lower_to_operand(Lowering& lowering, const Node& node);
 void lower_matmul(Lowering& lowering, const Node& node);
 

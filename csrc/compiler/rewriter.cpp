@@ -24,7 +24,7 @@ int Rewriter::attention_of(ValueId value) const {
   int attention = -1;
   for (const int user : users(value)) {
     const bool is_index = graph_.value(node(user).outputs[0]).dtype == DType::visits;
-    if (is_index) continue;
+    if (is_index || is(user, "attention_mass")) continue;
     if (!is(user, "attention") || attention >= 0) return -1;
     attention = user;
   }

@@ -40,20 +40,6 @@ TokenSet list_of(const PrefillIndexInputs& in, int64_t block, int64_t kv_head) {
   return {in.visits.list(block, kv_head), pages_of(in.visits.blocks[block])};
 }
 
-IndexKeys keys_of(const PrefillIndexInputs& in, int64_t sequence, int64_t kv_head) {
-  IndexKeys keys = {};
-  keys.dtype = in.kv.dtype;
-  keys.head_dim = in.kv.head_dim;
-  keys.k = in.kv.k_head(0, kv_head);
-  keys.page_bytes = static_cast<int64_t>(in.kv.head_bytes()) * in.kv.num_kv_heads;
-  if (in.kv.dtype == DType::i8) {
-    keys.k_scale = in.kv.k_scale + kv_head * kPageSize;
-    keys.page_scales = in.kv.num_kv_heads * kPageSize;
-  }
-  keys.pages = in.batch.kv_indices + in.batch.kv_indptr[sequence];
-  return keys;
-}
-
 template <class Problem>
 bool is_dense(const Problem& p, int64_t sequence, int64_t kv_head) {
   return p.in.heads[kv_head] == IndexedHead::dense || !ops::chooses(p, sequence);
@@ -147,7 +133,7 @@ class ColumnMember {
     int32_t count = (end - first - 1) / stride + 1;
     if (p_.row_stride <= 0) count = std::min(count, p_.last_rows);
     ColumnTile tile = {};
-    tile.keys = keys_of(in_, sequence, head / group_);
+    tile.keys = index_keys(in_.kv, in_.batch, sequence, head / group_);
     tile.sm_scale = in_.sm_scale;
     tile.columns = scratch_.columns;
     tile.diagonals = slashes ? scratch_.diagonals : nullptr;
@@ -207,7 +193,7 @@ class BlockMember {
     if (is_dense(p_, block.sequence, kv_head)) return list.add_all();
     const int64_t pages = pages_of(block);
     BlockTile tile = {};
-    tile.keys = keys_of(in_, block.sequence, kv_head);
+    tile.keys = index_keys(in_.kv, in_.batch, block.sequence, kv_head);
     tile.q = in_.q + block.first_row * in_.q_stride + kv_head * group_ * in_.kv.head_dim;
     tile.q_stride = in_.q_stride;
     tile.num_rows = block.num_rows;

@@ -4,6 +4,7 @@
 #include <cstdint>
 
 #include "effinfer/dtype.h"
+#include "ops/kv_layout.h"
 
 namespace effinfer::cpu {
 
@@ -17,6 +18,21 @@ struct IndexKeys {
   int64_t page_scales;
   const int32_t* pages;  // page ids of the sequence
 };
+
+inline IndexKeys index_keys(const ops::KvLayer& kv, const ops::BatchLayout& batch, int64_t sequence,
+                            int64_t kv_head) {
+  IndexKeys keys = {};
+  keys.dtype = kv.dtype;
+  keys.head_dim = kv.head_dim;
+  keys.k = kv.k_head(0, kv_head);
+  keys.page_bytes = static_cast<int64_t>(kv.head_bytes()) * kv.num_kv_heads;
+  if (kv.dtype == DType::i8) {
+    keys.k_scale = kv.k_scale + kv_head * ops::kPageSize;
+    keys.page_scales = kv.num_kv_heads * ops::kPageSize;
+  }
+  keys.pages = batch.kv_indices + batch.kv_indptr[sequence];
+  return keys;
+}
 
 inline constexpr int32_t kIndexRows = 64;  // of a tile at most
 

@@ -39,6 +39,7 @@ void cpu::register_cpu() {
   register_attention_scores();
   register_prefill_index();
   register_page_index();
+  register_attention_mass();
   register_rope_append();
   add_levels<ops::MergeStatesProblem>("merge_states");
   register_row_sampling();

@@ -126,6 +126,39 @@ void check_dense(const Batch& batch) {
   }
 }
 
+// Kernels write planes of the first group's heads, up to the end of a sequence's last page.
+void check_scored(const Batch& batch, const KvCacheConfig& cache) {
+  const size_t layers = cache.groups.empty() ? static_cast<size_t>(cache.num_layers)
+                                             : cache.groups.front().layers.size();
+  const auto heads = static_cast<int64_t>(layers) * cache.num_kv_heads;
+  for (size_t i = 0; i < batch.scored.size(); ++i) {
+    const ScoredRows& scored = batch.scored[i];
+    const std::string label = "scored[" + std::to_string(i) + "].";
+    const auto sequences = static_cast<int64_t>(batch.kv_len.size());
+    if (scored.sequence < 0 || scored.sequence >= sequences) {
+      fail(label + "sequence: expected 0.." + std::to_string(sequences - 1) + ", got " +
+           std::to_string(scored.sequence));
+    }
+    const auto s = static_cast<size_t>(scored.sequence);
+    const int32_t rows = batch.qo_indptr[s + 1] - batch.qo_indptr[s];
+    if (scored.rows < 1 || scored.rows > rows) {
+      fail(label + "rows: expected 1.." + std::to_string(rows) + ", got " +
+           std::to_string(scored.rows));
+    }
+    const SlotPlane& plane = scored.plane;
+    if (plane.values == nullptr || plane.num_heads != heads || plane.num_slots != batch.kv_len[s] ||
+        plane.stride < plane.num_slots || plane.stride % KvCache::kPageSize != 0) {
+      fail(label + "plane: expected " + std::to_string(heads) + " heads of " +
+           std::to_string(batch.kv_len[s]) + " slots, got " + std::to_string(plane.num_heads) +
+           " of " + std::to_string(plane.num_slots));
+    }
+    for (size_t other = 0; other < i; ++other) {
+      if (batch.scored[other].plane.values != plane.values) continue;
+      fail(label + "plane: expected another one than scored[" + std::to_string(other) + "]'s");
+    }
+  }
+}
+
 // Of the cache's layers those that the graph uses are on its device.
 void check_cache(const KvCacheConfig& cache, const BatchLimits& limits) {
   const KvCacheConfig& needed = limits.cache;
@@ -172,6 +205,10 @@ void check_encoded(const Batch& batch, int32_t num_pages, bool chooses_keys) {
       ++end;
     }
     if (end == first) continue;
+    if (!batch.scored.empty()) {
+      throw Unsupported("[run] kv_indices: sequence " + std::to_string(s) +
+                        " has encoded pages, which attention alone reads");
+    }
     const bool is_tree = rows > 0 && !batch.ancestors.empty() &&
                          batch.ancestors[static_cast<size_t>(batch.qo_indptr[s])] != 0;
     if (chooses_keys && rows >= ops::kSparseRows && !is_tree) {
@@ -269,6 +306,7 @@ void check_batch(const Batch& batch, const KvCacheConfig& cache, const BatchLimi
     check_tables(with_tables(batch, tables), cache.num_pages, limits.max_seq_len);
   }
   check_dense(batch);
+  check_scored(batch, cache);
 }
 
 }  // namespace effinfer::executor

@@ -86,8 +86,11 @@ void Executable::Impl::plan_step(const executor::Step& step, Phase phase) {
       const ops::BatchLayout& layout = step.layout_of(shared.attention_layers[slot]);
       ops::plan_attention(shape, layout, attention[slot].work);
     }
-    // What chooses keys reads those of the step: they are appended before it, not within attention.
-    if (has_lists && shape.visits) attention[slot].work.one_tile = false;
+    // What chooses or scores keys reads those of the step: they are appended before it, not within
+    // attention.
+    if ((has_lists && shape.visits) || !step.batch->scored.empty()) {
+      attention[slot].work.one_tile = false;
+    }
     attention[slot].view = attention[slot].work;
   }
 }

@@ -1,5 +1,7 @@
 #include "executor/places.h"
 
+#include <algorithm>
+
 namespace effinfer::executor {
 
 float* Floats::at(const Step& step) const {
@@ -153,6 +155,20 @@ bool IndexPlaces::fill(ops::PrefillIndexInputs& in, const Step& step) const {
 bool IndexPlaces::fill(ops::PageIndexProblem& p, const Step& step) const {
   set(p, step);
   return p.visits.num_rows > 0;
+}
+
+bool AttentionMassPlaces::fill(ops::AttentionMassProblem& p, const Step& step) const {
+  const std::span<const ScoredRows> scored = step.batch->scored;
+  const auto of_node = [&](const ScoredRows& rows) { return rows.name == p.name; };
+  if (std::none_of(scored.begin(), scored.end(), of_node)) return false;
+  p.q = q.at(step);
+  p.kv = step.kv_layers[layer];
+  p.batch = step.layout_of(layer);
+  p.by_row = step.batch->phase == Phase::decode;
+  p.scored = scored.data();
+  p.num_scored = static_cast<int64_t>(scored.size());
+  p.first_head = static_cast<int32_t>(step.place_in_group(layer)) * p.kv.num_kv_heads;
+  return true;
 }
 
 }  // namespace effinfer::executor

@@ -13,6 +13,7 @@
 #include "effinfer/graph.h"
 #include "executor/step.h"
 #include "ops/attention.h"
+#include "ops/attention_mass.h"
 #include "ops/elementwise.h"
 #include "ops/embedding.h"
 #include "ops/matmul.h"
@@ -193,6 +194,14 @@ struct IndexPlaces {
   // What all indices are given.
   template <class Problem>
   void set(Problem& p, const Step& step) const;
+};
+
+// Of attention_mass, which do nothing in a step without rows for them.
+struct AttentionMassPlaces {
+  Floats q;
+  size_t layer = 0;
+
+  bool fill(ops::AttentionMassProblem& p, const Step& step) const;
 };
 
 }  // namespace effinfer::executor

@@ -1,6 +1,7 @@
 // A step as its calls see it.
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <span>
@@ -40,6 +41,12 @@ struct Step {
 
   const ops::BatchLayout& layout_of(size_t layer) const {
     return group_of_layer.empty() ? layout : groups[group_of_layer[layer]];
+  }
+  // Of a layer among those of its group.
+  size_t place_in_group(size_t layer) const {
+    if (group_of_layer.empty()) return layer;
+    const auto before = group_of_layer.first(layer);
+    return static_cast<size_t>(std::ranges::count(before, group_of_layer[layer]));
   }
   int64_t count(const Dim& dim) const {
     switch (dim.kind) {

@@ -250,6 +250,13 @@ std::vector<ValueType> infer_page_index(const OpContext& context) {
   return infer_index(context);
 }
 
+// The handle is the one that it reads: what stands behind it sees the sums.
+std::vector<ValueType> infer_attention_mass(const OpContext& context) {
+  queries_and_cache(context);
+  context.require(!context.node().get_string("plane").empty(), "plane", "a name");
+  return {kv_handle(context, "kv_heads")};
+}
+
 std::vector<ValueType> infer_attention(const OpContext& context) {
   const Shape& q = queries_and_cache(context);
   check_visits(context);

@@ -3,6 +3,7 @@
 //   Header                 of the cache's layout and the sequence's counts
 //   Group[num_groups]      slots, pages, pages that a window has freed, pages that are encoded
 //   int32[length]          tokens
+//   planes                 of each its name's length as int64, its name, float[heads][slots]
 //   pages                  group by group, in order of the table, freed ones left out; a page is
 //                          what PagePool::read_page() writes
 #include <cstring>
@@ -28,6 +29,7 @@ struct Header {
   int64_t shift = 0;
   int64_t fixed = 0;
   int64_t is_prefix = 0;
+  int64_t num_planes = 0;
 };
 struct Group {
   int64_t page_bytes = 0;
@@ -113,6 +115,30 @@ void check_group(const Header& header, const Group& group) {
   if (!sound) fail("sound tables");
 }
 
+// Names are unique and not longer than what is left; no memory is taken for what is not there.
+std::vector<kv::Plane> read_planes(Reader& reader, int64_t count, int64_t slots, int64_t heads) {
+  std::vector<kv::Plane> planes;
+  for (int64_t i = 0; i < count; ++i) {
+    const auto size = reader.take<int64_t>();
+    if (size < 0 || size > static_cast<int64_t>(reader.left())) fail("sound planes");
+    const auto name = reader.take(static_cast<size_t>(size));
+    kv::Plane plane;
+    plane.name.assign(reinterpret_cast<const char*>(name.data()), name.size());
+    for (const kv::Plane& other : planes) {
+      if (other.name == plane.name) fail("sound planes");
+    }
+    const auto row = static_cast<size_t>(slots) * sizeof(float);
+    if (reader.left() / static_cast<size_t>(heads) < row) fail("sound planes");
+    plane.num_heads = heads;
+    plane.add(0, slots);
+    for (int64_t head = 0; head < heads && slots > 0; ++head) {
+      std::memcpy(plane.values.data() + head * plane.stride, reader.take(row).data(), row);
+    }
+    planes.push_back(std::move(plane));
+  }
+  return planes;
+}
+
 }  // namespace
 
 std::vector<std::byte> KvCache::export_(SequenceId id) const {
@@ -130,6 +156,7 @@ std::vector<std::byte> KvCache::export_(SequenceId id) const {
   header.shift = sequence.shift;
   header.fixed = sequence.fixed;
   header.is_prefix = sequence.is_prefix ? 1 : 0;
+  header.num_planes = static_cast<int64_t>(sequence.planes.size());
   std::vector<std::byte> blob;
   const auto add = [&](const void* data, size_t bytes) {
     const auto* first = static_cast<const std::byte*>(data);
@@ -149,6 +176,15 @@ std::vector<std::byte> KvCache::export_(SequenceId id) const {
     add(&entry, sizeof(entry));
   }
   add(sequence.tokens.data(), sequence.tokens.size() * sizeof(int32_t));
+  for (const kv::Plane& plane : sequence.planes) {
+    const auto size = static_cast<int64_t>(plane.name.size());
+    add(&size, sizeof(size));
+    add(plane.name.data(), plane.name.size());
+    for (int64_t head = 0; head < plane.num_heads; ++head) {
+      add(plane.values.data() + head * plane.stride,
+          static_cast<size_t>(sequence.tables[0].slots) * sizeof(float));
+    }
+  }
   for (size_t group = 0; group < impl_->pools.size(); ++group) {
     const kv::PagePool& pool = impl_->pool(group);
     for (const int32_t page : sequence.tables[group].pages) {
@@ -191,6 +227,8 @@ SequenceId KvCache::import_(std::span<const std::byte> blob) {
     }
   }
   const auto tokens = reader.take(static_cast<size_t>(header.length) * sizeof(int32_t));
+  std::vector<kv::Plane> planes =
+      read_planes(reader, header.num_planes, groups[0].slots, impl_->num_plane_heads());
   if (reader.left() != bytes) {
     fail(std::to_string(bytes) + " bytes of pages, got " + std::to_string(reader.left()));
   }
@@ -201,6 +239,7 @@ SequenceId KvCache::import_(std::span<const std::byte> blob) {
   sequence.shift = header.shift;
   sequence.fixed = header.fixed;
   sequence.is_prefix = header.is_prefix != 0;
+  sequence.planes = std::move(planes);
   for (size_t group = 0; group < groups.size(); ++group) {
     kv::PagePool& pool = impl_->pool(group);
     kv::PageTable& table = sequence.tables.emplace_back();

@@ -68,6 +68,15 @@ void check_window(const std::string& label, const kv::Sequence& sequence,
   }
 }
 
+void check_planes(const std::string& label, const kv::Sequence& sequence, int64_t heads) {
+  for (const kv::Plane& plane : sequence.planes) {
+    const bool sound = plane.num_heads == heads && plane.stride % KvCache::kPageSize == 0 &&
+                       plane.stride >= sequence.tables[0].slots &&
+                       plane.values.size() == static_cast<size_t>(heads * plane.stride);
+    if (!sound) fail(label, "plane " + plane.name + " has no room for its slots");
+  }
+}
+
 }  // namespace
 
 void KvCache::check_integrity() const {
@@ -78,6 +87,7 @@ void KvCache::check_integrity() const {
   for (const auto& [id, sequence] : impl_->sequences) {
     const std::string label = "[kv_cache] sequence " + std::to_string(id) + ": ";
     check_counts(label, sequence);
+    check_planes(label, sequence, impl_->num_plane_heads());
     for (size_t group = 0; group < sequence.tables.size(); ++group) {
       const kv::PageTable& table = sequence.tables[group];
       if (table.slots < sequence.uncommitted() || table.slots > sequence.length() ||

@@ -255,6 +255,8 @@ void KvCache::append(SequenceId id, std::span<const int32_t> tokens) {
     impl_->make_free(group, needed);
     impl_->append_slots(table, group, count);
   }
+  const int64_t slots = sequence.tables[0].slots;
+  for (kv::Plane& plane : sequence.planes) plane.add(slots - count, slots);
   sequence.tokens.insert(sequence.tokens.end(), tokens.begin(), tokens.end());
 }
 
@@ -281,6 +283,7 @@ void KvCache::keep(SequenceId id, std::span<const int32_t> rows) {
     const PageTable& table = sequence.tables[group];
     impl_->pool(group).close_up(table.pages, table.slots - count, rows);
   }
+  for (kv::Plane& plane : sequence.planes) plane.close_up(sequence.tables[0].slots - count, rows);
   const auto first = static_cast<size_t>(sequence.committed);
   for (size_t i = 0; i < rows.size(); ++i) {
     sequence.tokens[first + i] = sequence.tokens[first + static_cast<size_t>(rows[i])];
@@ -353,6 +356,31 @@ void KvCache::release(SequenceId id, bool keep_prefix) {
 
 void KvCache::clear_prefixes() {
   impl_->tree.clear();
+}
+
+void KvCache::add_plane(SequenceId id, std::string_view name) {
+  Sequence& sequence = impl_->find(id);
+  for (const kv::Plane& plane : sequence.planes) {
+    if (plane.name != name) continue;
+    throw InvalidArgument("[kv_cache] add_plane: name: expected a new one, got \"" + plane.name +
+                          "\"");
+  }
+  kv::Plane& plane = sequence.planes.emplace_back();
+  plane.name = name;
+  plane.num_heads = impl_->num_plane_heads();
+  plane.add(0, sequence.tables[0].slots);
+}
+
+SlotPlane KvCache::plane(SequenceId id, std::string_view name) {
+  Sequence& sequence = impl_->find(id);
+  std::string known;
+  for (kv::Plane& plane : sequence.planes) {
+    if (plane.name == name) return plane.view(sequence.tables[0].slots);
+    known += (known.empty() ? "" : ", ") + plane.name;
+  }
+  throw InvalidArgument("[kv_cache] plane: name: expected one of the sequence's (" +
+                        (known.empty() ? "it has none" : known) + "), got \"" + std::string(name) +
+                        "\"");
 }
 
 int64_t KvCache::length(SequenceId id) const {

@@ -28,6 +28,10 @@ struct KvCache::Impl {
   int64_t window_of(size_t group) const {
     return config.groups.empty() ? -1 : config.groups[group].window_left;
   }
+  // (layer of the first group, KV head).
+  int64_t num_plane_heads() const {
+    return static_cast<int64_t>(pool(0).layers().size()) * config.num_kv_heads;
+  }
   const kv::Sequence& find(SequenceId id) const;
   kv::Sequence& find(SequenceId id) {
     return const_cast<kv::Sequence&>(static_cast<const Impl*>(this)->find(id));

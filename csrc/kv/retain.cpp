@@ -187,6 +187,9 @@ void KvCache::retain(SequenceId id, int32_t group, std::span<const std::vector<i
       if (from != i) kv::copy_token(layer, head, place_of(table, from), place_of(table, i));
     }
   });
+  if (place == 0) {
+    for (kv::Plane& plane : sequence.planes) plane.retain(slots);
+  }
   table.slots = static_cast<int64_t>(count);
   impl_->release_pages(table, place, pages);
   sequence.leave_prefix();
@@ -206,6 +209,9 @@ void KvCache::evict(SequenceId id, int32_t group, int64_t begin, int64_t end) {
   }
   if (count == 0) return;
   if (count % kPage == 0 && end < table.slots) {
+    if (place == 0) {
+      for (kv::Plane& plane : sequence.planes) plane.evict(begin, end, table.slots);
+    }
     impl_->evict_pages(table, place, begin, end);
     return sequence.leave_prefix();
   }

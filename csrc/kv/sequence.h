@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "effinfer/kv_cache.h"
+#include "kv/planes.h"
 
 namespace effinfer::kv {
 
@@ -29,6 +30,7 @@ struct PageTable {
 struct Sequence {
   std::vector<int32_t> tokens;
   std::vector<PageTable> tables;  // by group
+  std::vector<Plane> planes;      // of the first group's slots
   int64_t committed = 0;
   PrefixKey key;
   int64_t shift = 0;      // next position less tokens

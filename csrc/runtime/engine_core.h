@@ -141,6 +141,7 @@ class EngineCore {
   int64_t chunk_tokens(const Request& request, int64_t chosen) const;
   void run_chunks(Phase phase, std::vector<StepOutput>& outputs);
   std::string try_run(std::span<Request* const> requests, Phase phase);
+  void add_scored_rows(const Request& request);
   int32_t wanted_logits(std::span<Request* const> requests) const;
   bool set_draws(std::span<Request* const> requests);
   StepOutput end(Request& request, FinishReason reason, std::string error = {});

@@ -41,6 +41,7 @@ class RequestState final : public SequenceState {
   void reposition(std::span<const int64_t> from, int64_t delta) override {
     cache_.reposition(request_.sequence, from, delta);
   }
+  SlotPlane plane(std::string_view name) override { return cache_.plane(request_.sequence, name); }
 
  private:
   KvCache& cache_;

@@ -36,9 +36,10 @@ int64_t EngineCore::most_rows() const {
 }
 
 // A request drafts when this step's only row of it is to give a generated token. Mirostat's bound
-// moves with each token.
+// moves with each token, and what rows of drafts attend to shall not be summed.
 bool EngineCore::may_draft(const Request& request) const {
-  const bool is_wanted = request.params.speculation && request.params.mirostat == 0;
+  const bool is_wanted = request.params.speculation && request.params.mirostat == 0 &&
+                         !request.techniques.scores_output;
   return is_wanted && request.step_tokens == 1 && request.samples() &&
          request.fed >= request.prompt_size;
 }

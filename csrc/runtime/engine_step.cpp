@@ -216,6 +216,7 @@ std::string EngineCore::try_run(std::span<Request* const> requests, Phase phase)
     const Logits last = request->samples() ? Logits::last : Logits::none;
     batch_.add(*cache_, request->sequence, request->chunk(),
                request->scores_prompt() ? Logits::all : last, request->drafts, request->is_dense());
+    add_scored_rows(*request);
   }
   const size_t rows = batch_.num_rows();
   top_k_ = wanted_logits(requests);
@@ -244,6 +245,18 @@ std::string EngineCore::try_run(std::span<Request* const> requests, Phase phase)
     outputs_.push_back({name, runner_->output(name)});
   }
   return {};
+}
+
+// Of the request that was added last. A step of it is of its prompt or of its output.
+void EngineCore::add_scored_rows(const Request& request) {
+  const auto first = static_cast<int64_t>(request.fed);
+  const int64_t end = first + request.step_tokens;
+  for (const ScorePlan& plan : request.techniques.scores) {
+    const bool counts = request.prompt_left() > 0 ? end > plan.first : plan.output;
+    if (!counts) continue;
+    batch_.add_scored(plan.name, cache_->plane(request.sequence, plan.name),
+                      static_cast<int32_t>(end - std::max(first, plan.first)));
+  }
 }
 
 // How many of the highest logits suffice for all rows of a step; 0: all logits are needed, or the

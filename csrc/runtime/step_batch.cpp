@@ -49,6 +49,7 @@ void StepBatch::clear(Phase phase) {
   logit_rows_.clear();
   ancestors_.clear();
   dense_.clear();
+  scored_.clear();
   has_trees_ = false;
   has_dense_ = false;
 }
@@ -73,6 +74,10 @@ void StepBatch::add(const KvCache& cache, SequenceId sequence, std::span<const i
   for (size_t i = 0; i < more_.size(); ++i) {
     more_[i].add(cache, sequence, static_cast<int32_t>(i) + 1);
   }
+}
+
+void StepBatch::add_scored(std::string_view name, const SlotPlane& plane, int32_t rows) {
+  scored_.push_back({name, plane, static_cast<int32_t>(num_sequences()) - 1, rows});
 }
 
 // Behind the row of the sequence's last token, which is at `root`. Words of a chain stay 0, unless
@@ -105,6 +110,7 @@ Batch StepBatch::view() {
     views_.push_back({tables.kv_indptr, tables.kv_indices, tables.kv_len});
   }
   if (has_dense_) batch.dense = dense_;
+  batch.scored = scored_;
   batch.more_groups = views_;
   return batch;
 }

@@ -24,6 +24,8 @@ class StepBatch {
   // too. dense: whether they visit all keys, whatever the graph chooses.
   void add(const KvCache& cache, SequenceId sequence, std::span<const int32_t> tokens,
            Logits logits, const DraftTree* drafts = nullptr, bool dense = false);
+  // Of the sequence that was added last: its last rows add what they attend to.
+  void add_scored(std::string_view name, const SlotPlane& plane, int32_t rows);
   size_t num_rows() const { return logit_rows_.size(); }
   size_t num_sequences() const { return tables_.kv_len.size(); }
   size_t num_tokens() const { return token_ids_.size(); }
@@ -54,6 +56,7 @@ class StepBatch {
   std::vector<int32_t> logit_rows_;
   std::vector<uint64_t> ancestors_;
   std::vector<uint8_t> dense_;
+  std::vector<ScoredRows> scored_;
   bool has_trees_ = false;
   bool has_dense_ = false;
 };

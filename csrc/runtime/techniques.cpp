@@ -54,6 +54,13 @@ void set_fact(TechniqueFacts& facts, std::string_view fact, const std::string& k
     facts.coding.bits = static_cast<int32_t>(tokens(key, value));
   } else if (fact == "kv_residual") {
     facts.coding.residual = static_cast<int32_t>(std::min<int64_t>(tokens(key, value), INT32_MAX));
+  } else if (fact == "scores") {
+    const std::string& whose = text(key, value);
+    if (whose != "prompt" && whose != "both") fail(key, "\"prompt\" or \"both\"");
+    facts.scores_prompt = true;
+    facts.scores_output = whose == "both";
+  } else if (fact == "score_rows") {
+    facts.score_rows = tokens(key, value);
   } else if (fact == "lossless") {
     const bool* flag = std::get_if<bool>(&value);
     if (flag == nullptr) fail(key, "true or false");
@@ -61,7 +68,9 @@ void set_fact(TechniqueFacts& facts, std::string_view fact, const std::string& k
   } else if (fact == "exclusive") {
     facts.exclusive = split(text(key, value));
   } else {
-    fail(key, "chooses, min_tokens, chunk_tokens, kv_bits, kv_residual, lossless or exclusive");
+    fail(key,
+         "chooses, min_tokens, chunk_tokens, kv_bits, kv_residual, scores, score_rows, lossless or "
+         "exclusive");
   }
 }
 
@@ -83,6 +92,9 @@ std::vector<TechniqueFacts> techniques_of(const Graph& graph) {
   std::vector<TechniqueFacts> techniques;
   for (auto& [name, facts] : found) {
     if (facts.name.empty()) fail(std::string(kPrefix) + name, "an entry of its own");
+    if (facts.scores_prompt && facts.chunk_tokens == 0) {
+      fail(std::string(kPrefix) + name + ".scores", "chunk_tokens beside it");
+    }
     techniques.push_back(std::move(facts));
   }
   check_conflicts(techniques);
@@ -176,6 +188,19 @@ bool Techniques::has_chunks() const {
   return std::any_of(facts_.begin(), facts_.end(), has);
 }
 
+// Rows that are summed are computed, whatever is cached.
+void Techniques::add_scores(int64_t prompt_tokens, RequestTechniques& request) const {
+  for (size_t i = 0; i < facts_.size(); ++i) {
+    const TechniqueFacts& each = facts_[i];
+    if ((request.names >> i & 1) == 0 || !each.scores_prompt) continue;
+    const int64_t rows = each.score_rows == 0 ? prompt_tokens : each.score_rows;
+    const int64_t first = std::max<int64_t>(prompt_tokens - rows, 0);
+    request.scores.push_back({each.name, first, each.scores_output});
+    request.scores_output |= each.scores_output;
+    request.prefix.most = std::min(request.prefix.most, first);
+  }
+}
+
 RequestTechniques Techniques::of(const SamplingParams& params, int64_t prompt_tokens) const {
   uint64_t wanted = ~uint64_t{0};
   if (params.techniques) {
@@ -223,6 +248,7 @@ RequestTechniques Techniques::of(const SamplingParams& params, int64_t prompt_to
     request.prefix.unit = request.chunk_tokens;  // of whole pages, as the cache sees to
     request.prefix.most = prompt_tokens / request.chunk_tokens * request.chunk_tokens;
   }
+  add_scores(prompt_tokens, request);
   of_all_.apply(max_batch_tokens_, request);
   for (size_t i = 0; i < facts_.size(); ++i) {
     if ((request.names >> i & 1) != 0) limits_[i].apply(max_batch_tokens_, request);

@@ -14,6 +14,13 @@
 
 namespace effinfer::runtime {
 
+// Rows whose attention is summed: of the prompt those from `first` on, and those of the output.
+struct ScorePlan {
+  std::string_view name;  // of a technique, and of the plane
+  int64_t first = 0;
+  bool output = false;
+};
+
 struct RequestTechniques {
   uint64_t names = 0;  // those that it runs with, by their bits
   // Where others' rows visit chosen keys and its own do not.
@@ -21,6 +28,8 @@ struct RequestTechniques {
   bool dense_output = false;
   bool rows_choose = false;  // its generated rows, or others', visit chosen keys
   int64_t chunk_tokens = 0;  // steps of its prompt end at multiples; 0: anywhere
+  std::vector<ScorePlan> scores;
+  bool scores_output = false;  // any of them
   // Of a step, where hooks bound slots and positions; 0: they grow with the text.
   int64_t peak_slots = 0;
   PrefixKey prefix;
@@ -53,6 +62,7 @@ class Techniques {
 
   int64_t chunk_of(const TechniqueFacts& technique) const;
   void take_limits(const StepHooks& hooks);
+  void add_scores(int64_t prompt_tokens, RequestTechniques& request) const;
 
   std::vector<TechniqueFacts> facts_;
   std::vector<Limits> limits_;  // by technique

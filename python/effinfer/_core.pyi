@@ -986,6 +986,18 @@ class SequenceState:
         """
         Drops slots [begin, end), not all; later ones move up. Multiples of 64 of them cost least.
         """
+    def keep_top(
+        self,
+        plane: str,
+        count: int,
+        first: int = 0,
+        last: int = 0,
+        pool: int = 1,
+        pooling: str = "max",
+    ) -> None:
+        """
+        Keeps of each (layer of the first group, KV head) the `count` slots that have most in a plane, of equal ones the earlier, among them the sequence's `first` and `last` ones; all where there are no more. pool, pooling: a slot counts as much as the greatest ("max") or the average ("avg") of so many around it. Throws what plane() and retain() throw.
+        """
     def merge(
         self,
         head: int,
@@ -996,6 +1008,10 @@ class SequenceState:
     ) -> None:
         """
         Makes key and value of slot `into` of a head (layer of the group * num_kv_heads + KV head) the sums of those of `slots`, times `weights`; drops none. slots: strictly increasing; weights: one for each, finite.
+        """
+    def plane(self, name: str) -> numpy.typing.NDArray[numpy.float32]:
+        """
+        A copy of the numbers of its slots that have this name, float32 [layers of the first group * num_kv_heads, slots]: those of a technique that sums what keys get of attention (a graph's attention_mass). Throws InvalidArgumentError for a name that it lacks.
         """
     def reposition(self, from_slots: collections.abc.Sequence[int], delta: int) -> None:
         """
@@ -1735,6 +1751,21 @@ def keep_recent(
 ) -> StepHook:
     """
     A hook that keeps the first `sinks` slots and the last `recent` ones, and drops the others `stride` at a time (StreamingLLM, arXiv:2309.17453). reposition: whether keys move to the positions that their slots have, so that the text may be of any length. technique: that requests name to have it; empty: it is for all. Throws InvalidArgumentError for sinks below 0, stride below 1 and recent below stride.
+    """
+
+def keep_top(
+    *,
+    plane: str,
+    count: int,
+    first: int = 0,
+    last: int = 0,
+    pool: int = 1,
+    pooling: str = "max",
+    stride: int = 0,
+    technique: str = "",
+) -> StepHook:
+    """
+    A hook that keeps the slots that have most in a plane, as SequenceState.keep_top() does: at the prompt's end, or with a stride whenever there are more than `count`, so many at a time. technique: that requests name to have it; empty: it is for all. Throws InvalidArgumentError for count below first + last + stride, and other wrong values.
     """
 
 def kv_append(

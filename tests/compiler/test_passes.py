@@ -330,6 +330,25 @@ def test_fuse_regions():
     assert attributes(graph, "q0")["every_member"] is True
 
 
+MASS = """%m : kv[3, 2, 16] = attention_mass(%qr, %kv) {layer = 3, heads = 4, kv_heads = 2,
+    head_dim = 16, sm_scale = 0.25, plane = "mass"}
+  %o :"""
+
+
+def test_what_sums_attention_up_leaves_the_append_fused():
+    block = attention_block(norms=False, ropes=True).replace("%o :", MASS, 1)
+    lines, graph = run("fuse_rope_append", block)
+    assert lines[-3:] == [
+        "qr, kv = rope_append(q0, k0, v0, t)",
+        "m = attention_mass(qr, kv)",
+        "o = attention(qr, kv)",
+    ]
+    assert attributes(_core.run_pass("fuse_regions", graph), "qr")["in_attention"] is True
+    wrong = HEADER + block.replace('plane = "mass"', 'plane = ""') + "}"
+    with pytest.raises(_core.FormatError, match=r"attention_mass.* plane: expected a name"):
+        _core.Graph.parse(wrong).verify()
+
+
 OPERANDS = (
     ACT
     + """

@@ -1,6 +1,7 @@
 // A compiled step allocates nothing: the global operator new counts. What a profile records.
 #include <algorithm>
 #include <chrono>
+#include <cmath>
 #include <random>
 #include <string>
 #include <thread>
@@ -123,6 +124,58 @@ TEST("executable: a step allocates nothing after the first") {
   }
   CHECK_EQ(executable->take_profile().steps.size(), 30u);
   for (const float logit : steps.logits) CHECK(logit == logit);
+}
+
+TEST("executable: what sums attention up changes no logit, allocates nothing, and is checked") {
+  std::string text = kGraph;
+  text.insert(text.find("  %o :"),
+              "  %m : kv[0, 2, 16] = attention_mass(%q1, %kv) {layer = 0, heads = 4, kv_heads = 2,"
+              " head_dim = 16, sm_scale = 0.25, plane = \"mass\"}\n");
+  const Graph plain = Graph::parse(kGraph);
+  const Graph graph = Graph::parse(text);
+  CompileOptions options;
+  options.max_tokens = 64;
+  options.kv_dtype = DType::f32;
+  const auto pool = std::make_shared<ThreadPool>(2);
+  const auto expected = compile(plain, random_weights(plain), pool, options);
+  const auto executable = compile(graph, random_weights(graph), pool, options);
+  Steps given(*expected);
+  Steps steps(*executable);
+  std::vector<float> values(2 * 128);
+  std::vector<ScoredRows> scored = {{"mass", {values.data(), 128, 2, 20}, 1, 20}};
+  const auto run = [&](Phase phase, int rows, int length) {
+    given.run(*expected, phase, rows, length);
+    Batch batch = steps.batch(phase, rows, length);
+    scored[0].rows = rows;
+    scored[0].plane.num_slots = length;
+    batch.scored = scored;
+    executable->run(batch, steps.cache, steps.logits);
+    CHECK(steps.logits == given.logits);
+  };
+  run(Phase::prefill, 20, 20);
+  run(Phase::decode, 1, 21);
+  const int64_t before = allocations.load();
+  for (int length = 22; length < 90; ++length) run(Phase::decode, 1, length);
+  CHECK_EQ(allocations.load(), before);
+  float total = 0.0f;
+  for (const float x : values) total += x;
+  CHECK(std::abs(total - 4 * 89) < 0.01f);  // of each row and query head 1
+
+  const auto refused = [&](const char* what, auto&& change) {
+    scored = {{"mass", {values.data(), 128, 2, 21}, 0, 1}};
+    change(scored[0]);
+    Batch batch = steps.batch(Phase::decode, 1, 21);
+    batch.scored = scored;
+    CHECK_THROWS(InvalidArgument, what, executable->run(batch, steps.cache, steps.logits));
+  };
+  refused("scored[0].sequence: expected 0..1, got 2", [](auto& s) { s.sequence = 2; });
+  refused("scored[0].rows: expected 1..1, got 2", [](auto& s) { s.rows = 2; });
+  refused("scored[0].plane: expected 2 heads of 21 slots", [](auto& s) { s.plane.num_heads = 3; });
+  refused("scored[0].plane", [](auto& s) { s.plane.num_slots = 20; });
+  refused("scored[0].plane", [](auto& s) { s.plane.stride = 65; });
+  refused("scored[0].plane", [](auto& s) { s.plane.values = nullptr; });
+  refused("scored[1].plane: expected another one than scored[0]'s",
+          [&](auto&) { scored.push_back(scored[0]); });
 }
 
 TEST("executable: keeping a path of what was appended allocates nothing") {

@@ -66,6 +66,9 @@ TEST("techniques: a graph's metadata says what there are") {
                                                {"a.chunk_tokens", int64_t{128}},
                                                {"a.exclusive", std::string("x.y,z")},
                                                {"b.chooses", std::string("output")},
+                                               {"b.scores", std::string("both")},
+                                               {"b.score_rows", int64_t{9}},
+                                               {"b.chunk_tokens", int64_t{64}},
                                                {"b.lossless", true}}));
   CHECK_EQ(found.size(), 2u);
   CHECK(found[0].name == "a" && found[0].chooses_prompt && found[0].chooses_output);
@@ -73,6 +76,7 @@ TEST("techniques: a graph's metadata says what there are") {
   CHECK(found[0].exclusive == std::vector<std::string>({"x.y", "z"}));
   CHECK(found[1].name == "b" && !found[1].chooses_prompt && found[1].chooses_output);
   CHECK(found[1].lossless && found[1].exclusive.empty());
+  CHECK(found[1].scores_prompt && found[1].scores_output && found[1].score_rows == 9);
   const auto refuse = [](const char* message, const std::string& key, const Attribute& value) {
     CHECK_THROWS(FormatError, message,
                  techniques_of(graph_with({{"a", std::string()}, {key, value}})));
@@ -80,6 +84,9 @@ TEST("techniques: a graph's metadata says what there are") {
   refuse("technique.a.chooses: expected \"prompt\"", "a.chooses", std::string("keys"));
   refuse("technique.a.min_tokens: expected a number", "a.min_tokens", int64_t{-1});
   refuse("technique.a.chunk_tokens: expected a number", "a.chunk_tokens", std::string("1"));
+  refuse("technique.a.scores: expected \"prompt\"", "a.scores", std::string("keys"));
+  refuse("technique.a.scores: expected chunk_tokens beside it", "a.scores", std::string("prompt"));
+  refuse("technique.a.score_rows: expected a number", "a.score_rows", int64_t{-1});
   refuse("technique.a.lossless: expected true", "a.lossless", int64_t{1});
   refuse("technique.a.other: expected chooses", "a.other", int64_t{1});
   refuse("technique.c: expected an entry of its own", "c.min_tokens", int64_t{1});

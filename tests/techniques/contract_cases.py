@@ -4,17 +4,21 @@ of each family that drafts, one that needs no second model."""
 from typing import Any
 
 from effinfer.techniques import (
+    H2O,
     KIVI,
     MInference,
     Quest,
     SampleAttention,
+    SnapKV,
     StreamingLLM,
     SuffixDecoding,
     Technique,
+    WindowKV,
     XAttention,
 )
 
 CASES: dict[str, Technique] = {
+    "h2o": H2O(budget=150, recent=40, stride=50, chunk_tokens=128),
     "kivi": KIVI(bits=2, residual=16),
     "minference": MInference(
         min_tokens=0,
@@ -26,7 +30,9 @@ CASES: dict[str, Technique] = {
     ),
     "quest": Quest(budget=256, min_tokens=0, skip_layers=1),
     "sample_attention": SampleAttention(min_tokens=0, mass=0.3, local_tokens=10, chunk_tokens=128),
+    "snapkv": SnapKV(budget=100, window=20, pool=5, chunk_tokens=128),
     "streaming_llm": StreamingLLM(sinks=2, recent=230, stride=100, chunk_tokens=128),
+    "window_kv": WindowKV(budget=100, window=20, span=6, group=2, chunk_tokens=128),
     "xattention": XAttention(min_tokens=0, threshold=0.5, stride=4, chunk_tokens=128),
 }
 

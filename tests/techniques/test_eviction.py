@@ -1,6 +1,6 @@
 """Methods that drop keys: what stays, how long texts may get, and what hooks in Python may do."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import numpy as np
@@ -8,7 +8,7 @@ import pytest
 
 import effinfer
 from effinfer import LLM, SamplingParams
-from effinfer.techniques import Meta, StreamingLLM, Technique, hook
+from effinfer.techniques import H2O, Meta, SnapKV, StreamingLLM, Technique, WindowKV, hook
 from effinfer.testing import make_model
 
 CONTEXT = 512
@@ -191,4 +191,162 @@ def test_what_the_cache_refuses_ends_the_request(path, verb, arguments, error):
     llm = load(path, changes(verb, *arguments))
     output = llm.generate([prompt_of(100)], greedy(20))[0]
     assert output.finish_reason == "error"
+    assert error in output.error
+
+
+GROUP = 2  # query heads of a KV head, of which there are two in each of two layers
+
+
+def keys_of(cache: Any, sequence: Any) -> np.ndarray:
+    """Of the first layer: float32 [KV head, slot, dim] (the pages' order is in kv_layout.h)."""
+    pages = [cache.k_page(0, page).view(np.float32) for page in cache.pages(sequence.id)]
+    tiles = np.stack([page.reshape(2, 4, 64, 16) for page in pages], axis=1)
+    return tiles.transpose(0, 1, 2, 4, 3).reshape(2, -1, 64)[:, : sequence.length]
+
+
+def watching(named: str, plane: str, llms: list[LLM], seen: list[Any], **when: Any) -> Technique:
+    """A technique that notes its plane of the sequence and the first layer's keys."""
+
+    @dataclass(frozen=True)
+    class Watch(Technique):
+        META: ClassVar[Meta] = Meta(
+            paper="a test",
+            arxiv="",
+            family="test.watch",
+            primitives=("hooks",),
+            effect="lossless",
+            python_steps=True,
+            name=named,
+        )
+
+        @hook(**when)
+        def look(self, event, sequence):
+            cache = llms[0].engine.kv_cache
+            seen.append((sequence.plane(plane), keys_of(cache, sequence)))
+
+    return Watch()
+
+
+def watched(path: Any, method: Technique, prompt: list[int], count: int, **when: Any) -> list[Any]:
+    """What a request's planes and keys are before and behind the method's hook."""
+    llms: list[LLM] = []
+    seen: list[Any] = []
+    before = watching("before", method.name, llms, seen, **when)
+    after = watching("after", method.name, llms, seen, **when)
+    llms.append(load(path, before, method, after, precision="f32", kv_dtype="f32"))
+    assert llms[0].generate([prompt], greedy(count))[0].error == ""
+    return seen
+
+
+def best(scores: np.ndarray, pool: int, count: int, last: int) -> np.ndarray:
+    """Of each row the `count` slots with the greatest maximum around them, the last ones first."""
+    wide = np.pad(scores, ((0, 0), (pool // 2, pool // 2)), constant_values=-1.0)
+    pooled = np.lib.stride_tricks.sliding_window_view(wide, pool, axis=1).max(axis=2)
+    pooled[:, scores.shape[1] - last :] = np.inf
+    order = np.argsort(-pooled, axis=1, kind="stable")
+    return np.sort(order[:, :count], axis=1)
+
+
+def test_snapkv_keeps_what_the_last_rows_of_a_prompt_attend_to(path):
+    method = SnapKV(budget=60, window=9, pool=5)
+    seen = watched(path, method, prompt_of(300), 2, when="prompt_end")
+    (scores, keys), (kept_scores, kept_keys) = seen
+    assert scores.shape == (4, 300)
+    # A row gives 1 of each query head, in sums of 300 floats that are below it.
+    np.testing.assert_allclose(scores.sum(axis=1), 9 * GROUP, rtol=300 * 2**-24)
+    assert (np.diff(scores[:, 290:], axis=1) != 0).all()  # of the window's rows, each sees more
+    lists = best(scores, method.pool, method.budget, method.window)
+    assert len({tuple(slots) for slots in lists}) == 4  # each head its own
+    np.testing.assert_array_equal(kept_scores, np.take_along_axis(scores, lists, axis=1))
+    expected = np.stack([keys[head][lists[head]] for head in range(2)])
+    np.testing.assert_array_equal(kept_keys, expected)
+
+
+def test_snapkv_in_python_is_the_same(path):
+    native = SnapKV(budget=60, window=9, pool=5, pooling="avg")
+
+    @dataclass(frozen=True)
+    class Own(SnapKV):
+        META: ClassVar[Meta] = replace(SnapKV.META, name="own", python_steps=True)
+
+        def engine(self, setup):
+            pass
+
+        @hook(when="prompt_end")
+        def keep(self, event, sequence):
+            assert sequence.plane(self.name).shape == (4, sequence.length)
+            sequence.keep_top(
+                self.name, self.budget, last=self.window, pool=self.pool, pooling=self.pooling
+            )
+
+    expected = load(path, native).generate([prompt_of(300)], greedy(40))[0].token_ids
+    own = Own(budget=60, window=9, pool=5, pooling="avg")
+    assert load(path, own).generate([prompt_of(300)], greedy(40))[0].token_ids == expected
+    assert load(path).generate([prompt_of(300)], greedy(40))[0].token_ids != expected
+
+
+def test_window_kv_keeps_whole_spans_that_groups_of_layers_share(path):
+    method = WindowKV(budget=60, window=9, span=7, group=2)
+    seen = watched(path, method, prompt_of(300), 2, when="prompt_end")
+    (scores, keys), (_, kept_keys) = seen
+    np.testing.assert_allclose(scores[:2].sum(axis=1), 9 * GROUP, rtol=300 * 2**-24)
+    assert (scores[2:] == 0).all()  # the second layer is not asked
+    first = (300 - 9) % 7
+    sums = scores[:2, first : 300 - 9].reshape(2, -1, 7).sum(axis=2)
+    for head in range(2):
+        best_spans = sorted(np.argsort(-sums[head], kind="stable")[: (60 - 9 - first) // 7])
+        spans = [first + 7 * span + i for span in best_spans for i in range(7)]
+        slots = [*range(first), *spans, *range(300 - 9, 300)]
+        np.testing.assert_array_equal(kept_keys[head], keys[head][slots])
+
+
+def test_h2o_sums_what_all_rows_attend_to(path):
+    everything = H2O(budget=500, recent=400)
+    seen = watched(path, everything, prompt_of(200), 30, when="every", tokens=7)
+    for count, (scores, keys) in zip((207, 214, 221, 228), seen[::2], strict=True):
+        assert keys.shape[1] == count
+        np.testing.assert_allclose(scores.sum(axis=1), count * GROUP, rtol=count * 2**-24)
+        assert scores[:, 0].min() >= GROUP  # of the first row all
+
+
+def test_h2o_keeps_the_slots_that_have_had_most(path):
+    method = H2O(budget=100, recent=20, stride=10, chunk_tokens=64)
+    seen = watched(path, method, prompt_of(150), 60, when="every", tokens=1)
+    dropped = 0
+    for (scores, keys), (kept_scores, kept_keys) in zip(seen[::2], seen[1::2], strict=True):
+        count = kept_scores.shape[1]
+        assert 90 < count <= 100
+        dropped += scores.shape[1] > count
+        lists = best(scores, 1, count, method.recent)
+        np.testing.assert_array_equal(kept_scores, np.take_along_axis(scores, lists, axis=1))
+        expected = np.stack([keys[head][lists[head]] for head in range(2)])
+        np.testing.assert_array_equal(kept_keys, expected)
+    assert dropped >= 5
+
+
+@pytest.mark.parametrize(
+    ("make", "error"),
+    [
+        (lambda: SnapKV(budget=31), r"\[SnapKV\] budget: expected at least 32 \(window\), got 31"),
+        (lambda: WindowKV(budget=39), r"\[WindowKV\] budget: expected at least 40 .* got 39"),
+        (lambda: H2O(budget=575), r"\[H2O\] budget: expected at least 576 .* got 575"),
+    ],
+)
+def test_budgets_hold_what_is_kept_anyway(make, error):
+    with pytest.raises(effinfer.InvalidArgumentError, match=error):
+        make()
+
+
+@pytest.mark.parametrize(
+    ("verb", "arguments", "error"),
+    [
+        ("plane", ("mass",), "plane: name: expected one of the sequence's (it has none)"),
+        ("keep_top", ("mass", 0), "[keep_top] count: expected at least 1"),
+        ("keep_top", ("mass", 9, 5, 5), "[keep_top] count: expected at least 10 (first and last)"),
+        ("keep_top", ("mass", 9, 0, 0, 4), "[keep_top] pool: expected an odd number"),
+        ("keep_top", ("mass", 9, 0, 0, 3, "mean"), '[keep_top] pooling: expected "max" or "avg"'),
+    ],
+)
+def test_wrong_choices_are_refused(path, verb, arguments, error):
+    output = load(path, changes(verb, *arguments)).generate([prompt_of(20)], greedy(4))[0]
     assert error in output.error

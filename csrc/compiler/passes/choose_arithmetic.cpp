@@ -132,7 +132,7 @@ void choose_arithmetic(Graph& graph, const CompileOptions& options) {
       rewriter.set_attribute(index, graph::kPrefillSumsKey, std::string("own"));
     }
     const bool scores = rewriter.is(index, "attention") || rewriter.is(index, "column_index") ||
-                        rewriter.is(index, "block_index");
+                        rewriter.is(index, "block_index") || rewriter.is(index, "attention_mass");
     if (bf16_pages && scores && bf16_attention(rewriter.node(index), target)) {
       rewriter.set_attribute(index, graph::kPrefillProductsKey, std::string("bf16"));
     }

@@ -3,8 +3,9 @@
 //   every_member = true   a node whose rows are cheap (norms, activations, ...). Each thread
 //   computes
 //                         all rows itself, on memory of its own, and goes on at once.
-//   in_attention = true   a rope_append that only one attention reads, and what chooses its keys in
-//                         longer steps: the items of attention rotate and append their own rows.
+//   in_attention = true   a rope_append that only one attention reads, and in some steps what
+//                         chooses or scores its keys: the items of attention rotate and append
+//                         their own rows.
 //
 // A row costs less than a barrier, and the results are the same bits. What is left a layer of llama
 // or gemma3 is five calls: q/k/v, attention, output, gate/up, down. plan_memory keeps the inputs of

@@ -114,6 +114,8 @@ struct Batch {
   std::span<const FloatInput> float_inputs = {};
   // Of the cache's groups of layers behind the first, whose tables are those above.
   std::span<const KvTables> more_groups = {};
+  // What attention_mass nodes add, for each sequence and name once; for others they do nothing.
+  std::span<const ScoredRows> scored = {};
 };
 
 // The highest logits of each row, in place of all of them.

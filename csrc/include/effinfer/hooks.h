@@ -53,6 +53,7 @@ class EFFINFER_API SequenceState {
   virtual void evict(int32_t group, int64_t begin, int64_t end) = 0;
   virtual void merge(int32_t group, std::span<const KvMerge> merges) = 0;
   virtual void reposition(std::span<const int64_t> from, int64_t delta) = 0;
+  virtual SlotPlane plane(std::string_view name) = 0;
 };
 
 // Runs on the thread that steps, which holds the engine: a hook calls no method of it. What it

@@ -11,11 +11,13 @@
 #include <memory>
 #include <span>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "effinfer/device.h"
 #include "effinfer/dtype.h"
 #include "effinfer/export.h"
+#include "effinfer/slot_plane.h"
 
 namespace effinfer {
 
@@ -184,9 +186,19 @@ class EFFINFER_API KvCache {
   int64_t encoded_pages(
       SequenceId sequence) const;  // the first ones, of the group without a window
 
-  // A sequence's tokens, counts, keys and values as bytes in the machine's memory, and a sequence
-  // like it made of them, whoever had its pages since. Throws InvalidArgument where the blob is not
-  // of a cache of this layout, OutOfMemory where there are not enough pages; nothing is changed.
+  // Planes: numbers by slot of the first group, which fork, rollback, keep, retain, evict, export
+  // and import carry along; merge and reposition leave them as they are. They are the sequence's
+  // own where it shares pages, too, as they say what its rows made of keys.
+
+  // Zeros, as new slots have. Throws InvalidArgument for a name that the sequence has.
+  void add_plane(SequenceId sequence, std::string_view name);
+  // Good until the sequence grows. Throws InvalidArgument for a name that it lacks.
+  SlotPlane plane(SequenceId sequence, std::string_view name);
+
+  // A sequence's tokens, counts, keys, values and planes as bytes in the machine's memory, and a
+  // sequence like it made of them, whoever had its pages since. Throws InvalidArgument where the
+  // blob is not of a cache of this layout, OutOfMemory where there are not enough pages; nothing is
+  // changed.
   std::vector<std::byte> export_(SequenceId sequence) const;
   SequenceId import_(std::span<const std::byte> blob);
 

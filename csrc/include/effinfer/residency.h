@@ -26,4 +26,33 @@ struct KeepRecent {
 // keep theirs, and move with the others.
 EFFINFER_API std::shared_ptr<StepHook> keep_recent(const KeepRecent& rule);
 
+// Which slots stay by a plane of the sequence (slot_plane.h).
+struct SlotChoice {
+  std::string plane;
+  int64_t count = 0;  // of each head
+  int64_t first = 0;  // of them the sequence's first slots, whatever they have,
+  int64_t last = 0;   // and its last ones
+  // A slot counts as much as the greatest of so many around it, or as their average (zeros outside
+  // count). Odd; 1: as itself.
+  int32_t pool = 1;
+  bool maximum = true;
+};
+
+// Keeps of each (layer of the first group, KV head) the `count` slots that have most, of equal ones
+// the earlier, in order; all where there are no more. Throws InvalidArgument, and what
+// SequenceState's plane() and retain() throw.
+EFFINFER_API void keep_top(SequenceState& sequence, const SlotChoice& choice);
+
+struct KeepTop {
+  SlotChoice choice;
+  // 0: once, at the prompt's end. Else whenever there are more slots than choice.count, so many at
+  // a time: at least count - stride + 1 stay.
+  int64_t stride = 0;
+  std::string technique = {};  // that requests name to have it; empty: it is for all
+};
+
+// The hook that does it. Throws InvalidArgument: a choice that is none, count below first + last +
+// stride.
+EFFINFER_API std::shared_ptr<StepHook> keep_top_hook(const KeepTop& rule);
+
 }  // namespace effinfer

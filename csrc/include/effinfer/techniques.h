@@ -7,6 +7,9 @@
 //   meta technique.minference.chunk_tokens = 2048      where steps of a prompt end
 //   meta technique.kivi.kv_bits = 4                    pages behind the newest tokens are encoded
 //   meta technique.kivi.kv_residual = 128              (KvCoding)
+//   meta technique.snapkv.scores = "prompt"            whose rows attention_mass nodes add to the
+//                                                      plane of this name: "prompt", "both"
+//   meta technique.snapkv.score_rows = 32              of a prompt the last so many; 0: all
 //   meta technique.minference.lossless = true          it changes no key or value
 //   meta technique.minference.exclusive = "prefill.visits"     what it decides alone, commas
 //   between
@@ -40,6 +43,10 @@ struct TechniqueFacts {
   // the distance where it is smaller.
   int64_t chunk_tokens = 0;
   KvCoding coding;  // of the requests that run with it
+  // Sums of rows depend on how they are cut into steps: with chunk_tokens only.
+  bool scores_prompt = false;
+  bool scores_output = false;
+  int64_t score_rows = 0;
   bool lossless = false;
   std::vector<std::string> exclusive;
 };

@@ -40,6 +40,7 @@ from effinfer.techniques.hydra import Hydra
 from effinfer.techniques.installed import PREFILLS, Installed, as_prefill
 from effinfer.techniques.kangaroo import Kangaroo
 from effinfer.techniques.kivi import KIVI
+from effinfer.techniques.kv_methods import H2O, SnapKV, StreamingLLM, WindowKV
 from effinfer.techniques.long_spec import LongSpec
 from effinfer.techniques.lookahead import Lookahead
 from effinfer.techniques.m2r2 import M2R2
@@ -64,7 +65,6 @@ from effinfer.techniques.skip_decode import SkipDecode
 from effinfer.techniques.skip_layers import EarlyExit, SkipLayers
 from effinfer.techniques.spec_reason import SpecReason
 from effinfer.techniques.staged import StagedDraft
-from effinfer.techniques.streaming_llm import StreamingLLM
 from effinfer.techniques.suffix_decoding import SuffixDecoding
 from effinfer.techniques.target_extension import TargetExtension, extended
 from effinfer.techniques.technique import Meta, Technique
@@ -76,6 +76,7 @@ from effinfer.techniques.xattention import XAttention
 __all__ = [
     "ADED",
     "DEL",
+    "H2O",
     "KIVI",
     "PREFILLS",
     "RAPID",
@@ -107,6 +108,7 @@ __all__ = [
     "RequestSetup",
     "SampleAttention",
     "SkeletonOfThought",
+    "SnapKV",
     "SkipDecode",
     "SkipLayers",
     "SparsePrefill",
@@ -120,6 +122,7 @@ __all__ = [
     "TokenRecycling",
     "UnifiedSkip",
     "VocabTrim",
+    "WindowKV",
     "XAttention",
     "as_prefill",
     "as_speculation",

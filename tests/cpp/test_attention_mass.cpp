@@ -1,0 +1,205 @@
+// What attention_mass adds to planes, beside sums in float64, at every ISA level.
+#include <cmath>
+#include <random>
+#include <vector>
+
+#include "arrays.h"
+#include "check.h"
+#include "kv_model.h"
+#include "ops/attention_mass.h"
+#include "ops/registry.h"
+
+using namespace effinfer;
+
+namespace {
+
+constexpr int32_t kHeads = 6;
+constexpr int32_t kKvHeads = 2;
+constexpr int32_t kDim = 16;
+constexpr float kScale = 0.4f;
+
+struct Rows {
+  int32_t step = 0;    // of the sequence in the step
+  int32_t scored = 0;  // of these the last
+};
+
+// Sequences of a cache whose last rows are a step, as kernels see them.
+struct Fixture {
+  Fixture(DType dtype, const std::vector<int32_t>& lengths, const std::vector<Rows>& given,
+          uint32_t seed)
+      : model({.num_layers = 2,
+               .num_kv_heads = kKvHeads,
+               .head_dim = kDim,
+               .dtype = dtype,
+               .num_pages = 64}),
+        rows(given) {
+    std::mt19937 random(seed);
+    for (size_t s = 0; s < lengths.size(); ++s) {
+      std::vector<int32_t> tokens(static_cast<size_t>(lengths[s]));
+      for (int32_t& token : tokens) token = static_cast<int32_t>(random() % 1000);
+      ids.push_back(model.create({}));
+      model.feed(ids.back(), tokens);
+      const auto pages = model.cache.pages(ids.back());
+      kv_indices.insert(kv_indices.end(), pages.begin(), pages.end());
+      kv_indptr.push_back(static_cast<int32_t>(kv_indices.size()));
+      kv_len.push_back(lengths[s]);
+      qo_indptr.push_back(qo_indptr.back() + rows[s].step);
+    }
+    q = normals(int64_t{qo_indptr.back()} * kHeads * kDim, random);
+    if (dtype == DType::bf16) {  // as kernels that multiply in it have them
+      for (float& x : q) x = bf16_to_f32(f32_to_bf16(x));
+    }
+  }
+
+  // Of the second layer.
+  ops::AttentionMassProblem problem(const std::vector<ScoredRows>& scored) const {
+    ops::AttentionMassProblem p;
+    p.q = q.data();
+    p.q_stride = kHeads * kDim;
+    p.num_qo_heads = kHeads;
+    p.kv = KvCacheAccess::layers(model.cache)[1];
+    p.batch.num_tokens = qo_indptr.back();
+    p.batch.num_sequences = static_cast<int64_t>(ids.size());
+    p.batch.qo_indptr = qo_indptr.data();
+    p.batch.kv_indptr = kv_indptr.data();
+    p.batch.kv_indices = kv_indices.data();
+    p.batch.kv_len = kv_len.data();
+    p.sm_scale = kScale;
+    p.name = "mass";
+    p.scored = scored.data();
+    p.num_scored = static_cast<int64_t>(scored.size());
+    p.first_head = kKvHeads;
+    return p;
+  }
+
+  // Those with rows, over zeros.
+  std::vector<ScoredRows> fresh_planes() {
+    std::vector<ScoredRows> scored;
+    ++num_planes;
+    for (size_t s = 0; s < ids.size(); ++s) {
+      if (rows[s].scored == 0) continue;
+      const std::string name = "mass" + std::to_string(num_planes);
+      model.cache.add_plane(ids[s], name);
+      scored.push_back(
+          {"mass", model.cache.plane(ids[s], name), static_cast<int32_t>(s), rows[s].scored});
+    }
+    return scored;
+  }
+
+  std::vector<double> expected(size_t s, int32_t kv_head) const {
+    std::vector<double> sums(static_cast<size_t>(kv_len[s]), 0.0);
+    const auto& keys = model.sequences.at(ids[s]).rows[0][static_cast<size_t>(kKvHeads + kv_head)];
+    for (int32_t back = 0; back < rows[s].scored; ++back) {
+      const int32_t row = qo_indptr[s + 1] - 1 - back;
+      const int32_t seen = kv_len[s] - back;
+      for (int32_t head = kv_head * 3; head < kv_head * 3 + 3; ++head) {
+        std::vector<double> weights(static_cast<size_t>(seen));
+        double total = 0.0;
+        for (int32_t key = 0; key < seen; ++key) {
+          double logit = 0.0;
+          for (int32_t d = 0; d < kDim; ++d) {
+            logit += static_cast<double>(q[static_cast<size_t>((row * kHeads + head) * kDim + d)]) *
+                     keys[static_cast<size_t>(key)].k[static_cast<size_t>(d)];
+          }
+          weights[static_cast<size_t>(key)] = std::exp(logit * kScale);
+          total += weights[static_cast<size_t>(key)];
+        }
+        for (int32_t key = 0; key < seen; ++key) {
+          sums[static_cast<size_t>(key)] += weights[static_cast<size_t>(key)] / total;
+        }
+      }
+    }
+    return sums;
+  }
+
+  KvModel model;
+  std::vector<Rows> rows;
+  std::vector<SequenceId> ids;
+  std::vector<int32_t> qo_indptr = {0}, kv_indptr = {0}, kv_indices, kv_len;
+  std::vector<float> q;
+  int num_planes = 0;
+};
+
+void check_sums(const Fixture& fixture, const std::vector<ScoredRows>& scored, double tolerance) {
+  for (const ScoredRows& each : scored) {
+    const auto s = static_cast<size_t>(each.sequence);
+    for (int32_t head = 0; head < 2 * kKvHeads; ++head) {
+      const float* row = each.plane.values + head * each.plane.stride;
+      // The first layer's are another node's.
+      const std::vector<double> want =
+          head < kKvHeads ? std::vector<double>(static_cast<size_t>(fixture.kv_len[s]), 0.0)
+                          : fixture.expected(s, head - kKvHeads);
+      double worst = 0.0;
+      for (size_t key = 0; key < want.size(); ++key) {
+        worst = std::max(worst, std::abs(row[key] - want[key]));
+      }
+      CHECK(worst <= tolerance * 3 * each.rows);
+    }
+  }
+}
+
+}  // namespace
+
+TEST("planes get the probabilities of the rows that are asked for") {
+  ThreadPool pool(2);
+  for (const DType dtype : {DType::f32, DType::bf16}) {
+    for (const bool by_row : {false, true}) {
+      Fixture fixture(dtype, {300, 1, 64, 129, 90, 200},
+                      {{80, 70}, {1, 1}, {64, 3}, {1, 1}, {5, 0}, {130, 130}}, 5);
+      at_every_isa([&] {
+        const std::vector<ScoredRows> scored = fixture.fresh_planes();
+        ops::AttentionMassProblem problem = fixture.problem(scored);
+        problem.by_row = by_row;
+        ops::run_alone(problem, pool);
+        // Logits of 16 products of numbers below 4, and as many exponentials as keys.
+        check_sums(fixture, scored, 1e-5);
+      });
+    }
+  }
+}
+
+TEST("rows of several steps give the bits of one, row by row and for any team") {
+  Fixture whole(DType::bf16, {150}, {{7, 7}}, 6);
+  at_every_isa([&] {
+    std::vector<std::vector<ScoredRows>> results;
+    for (const int threads : {1, 3}) {
+      ThreadPool pool(threads);
+      results.push_back(whole.fresh_planes());
+      ops::AttentionMassProblem problem = whole.problem(results.back());
+      problem.by_row = true;
+      ops::run_alone(problem, pool);
+    }
+    ThreadPool pool(1);
+    results.push_back(whole.fresh_planes());
+    for (int32_t row = 0; row < 7; ++row) {
+      std::vector<ScoredRows> one = results.back();
+      one[0].rows = 1;
+      ops::AttentionMassProblem problem = whole.problem(one);
+      const std::vector<int32_t> qo_indptr = {0, 1}, kv_len = {144 + row};
+      problem.q += row * problem.q_stride;
+      problem.batch.num_tokens = 1;
+      problem.batch.qo_indptr = qo_indptr.data();
+      problem.batch.kv_len = kv_len.data();
+      problem.by_row = true;
+      ops::run_alone(problem, pool);
+    }
+    for (const auto& other : results) {
+      const SlotPlane& a = results[0][0].plane;
+      const SlotPlane& b = other[0].plane;
+      for (int64_t i = 0; i < a.num_heads * a.stride; ++i) CHECK_EQ(a.values[i], b.values[i]);
+    }
+  });
+}
+
+TEST("rows of another name are left to another node") {
+  ThreadPool pool(1);
+  Fixture fixture(DType::f32, {40}, {{4, 4}}, 7);
+  const std::vector<ScoredRows> scored = fixture.fresh_planes();
+  ops::AttentionMassProblem problem = fixture.problem(scored);
+  problem.name = "other";
+  ops::run_alone(problem, pool);
+  const SlotPlane& plane = scored[0].plane;
+  for (int64_t i = 0; i < plane.num_heads * plane.stride; ++i) CHECK_EQ(plane.values[i], 0.0f);
+}
+
+CHECK_MAIN()
