@@ -156,10 +156,8 @@ bool KvCache::Impl::is_shared(int32_t page, size_t group) const {
 }
 
 size_t KvCache::Impl::checked_group(const char* verb, int32_t group) const {
-  if (group >= 0 && static_cast<size_t>(group) < pools.size() &&
-      window_of(static_cast<size_t>(group)) < 0) {
-    return static_cast<size_t>(group);
-  }
+  const bool exists = group >= 0 && static_cast<size_t>(group) < pools.size();
+  if (exists && window_of(static_cast<size_t>(group)) < 0) return static_cast<size_t>(group);
   fail(verb, "group: expected one of " + range(0, static_cast<int64_t>(pools.size())) +
                  " without a window (of windows pages are freed as they move), got " +
                  std::to_string(group));

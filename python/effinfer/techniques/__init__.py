@@ -39,8 +39,7 @@ from effinfer.techniques.hidden_transfer import HiddenTransfer
 from effinfer.techniques.hydra import Hydra
 from effinfer.techniques.installed import PREFILLS, Installed, as_prefill
 from effinfer.techniques.kangaroo import Kangaroo
-from effinfer.techniques.kivi import KIVI
-from effinfer.techniques.kv_methods import H2O, SnapKV, StreamingLLM, WindowKV
+from effinfer.techniques.kv_methods import H2O, KIVI, Quest, SnapKV, StreamingLLM, WindowKV
 from effinfer.techniques.long_spec import LongSpec
 from effinfer.techniques.lookahead import Lookahead
 from effinfer.techniques.m2r2 import M2R2
@@ -53,7 +52,6 @@ from effinfer.techniques.pass_rows import PaSS
 from effinfer.techniques.ppd import PPD
 from effinfer.techniques.prefill import SparsePrefill
 from effinfer.techniques.prompt_lookup import PromptLookup
-from effinfer.techniques.quest import Quest
 from effinfer.techniques.rapid import RAPID
 from effinfer.techniques.recipes import DraftRecipe, SpeculationRecipe
 from effinfer.techniques.registry import REGISTRY
@@ -211,8 +209,7 @@ def prepare(
     speculation: Speculation | None,
     draft_model: object,
 ) -> tuple[ModelFiles, EngineSetup]:
-    """A model, and its graph, hooks and speculation as an engine takes them. Throws what their
-    recipes throw."""
+    """A model, and what its engine takes beside it. Throws what their recipes throw."""
     files = extended(with_layers(files, layers), speculation, draft_model)
     setup = installed.setup(files.graph, speculation)
     setup.speculation = with_draft_model(setup.speculation, draft_model, files)

@@ -1,10 +1,13 @@
-"""Methods that choose which keys stay in the cache."""
+"""Methods of the keys and values that generated tokens read: which stay, which are visited, and in
+how many bits."""
 
 from effinfer.techniques.h2o import H2O
+from effinfer.techniques.kivi import KIVI
+from effinfer.techniques.quest import Quest
 from effinfer.techniques.snapkv import SnapKV
 from effinfer.techniques.streaming_llm import StreamingLLM
 from effinfer.techniques.window_kv import WindowKV
 
-__all__ = ["KV_METHODS", "H2O", "SnapKV", "StreamingLLM", "WindowKV"]
+__all__ = ["KV_METHODS", "H2O", "KIVI", "Quest", "SnapKV", "StreamingLLM", "WindowKV"]
 
-KV_METHODS = (H2O, SnapKV, StreamingLLM, WindowKV)
+KV_METHODS = (H2O, KIVI, Quest, SnapKV, StreamingLLM, WindowKV)

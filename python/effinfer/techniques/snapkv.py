@@ -56,8 +56,8 @@ class SnapKV(Technique):
             )
 
     def facts(self) -> dict[str, str | int]:
-        rows = {"scores": "prompt", "score_rows": self.window}
-        return {**rows, "chunk_tokens": self.chunk_tokens}
+        facts = {"score_rows": self.window, "chunk_tokens": self.chunk_tokens}
+        return {"scores": "prompt", **facts}
 
     def graph(self, graph: _core.Graph) -> _core.Graph:
         return with_attention_mass(graph, self.name)
