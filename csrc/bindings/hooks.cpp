@@ -126,6 +126,9 @@ constexpr const char* kPlane =
     "A copy of the numbers of its slots that have this name, float32 [layers of the first group * "
     "num_kv_heads, slots]: those of a technique that sums what keys get of attention (a graph's "
     "attention_mass). Throws InvalidArgumentError for a name that it lacks.";
+constexpr const char* kSetPlane =
+    "Sets the numbers of its slots that have this name, an array as plane() gives. New slots have "
+    "0. Throws InvalidArgumentError for another shape, and what plane() throws.";
 constexpr const char* kKeepTop =
     "Keeps of each (layer of the first group, KV head) the `count` slots that have most in a "
     "plane, of equal ones the earlier, among them the sequence's `first` and `last` ones; all "
@@ -136,6 +139,8 @@ bool is_maximum(const std::string& pooling) {
   if (pooling == "max" || pooling == "avg") return pooling == "max";
   throw InvalidArgument("[keep_top] pooling: expected \"max\" or \"avg\", got \"" + pooling + "\"");
 }
+
+using FloatArray = py::array_t<float, py::array::c_style | py::array::forcecast>;
 
 // What a hook may do to a sequence, by the names and in the order of KvCache's.
 void register_residency(py::class_<SequenceHandle, std::shared_ptr<SequenceHandle>>& sequence) {
@@ -184,6 +189,21 @@ void register_residency(py::class_<SequenceHandle, std::shared_ptr<SequenceHandl
             return copy;
           },
           py::arg("name"), kPlane)
+      .def(
+          "set_plane",
+          [](const SequenceHandle& s, const std::string& name, const FloatArray& values) {
+            const SlotPlane plane = s.state().plane(name);
+            if (values.ndim() != 2 || values.shape(0) != plane.num_heads ||
+                values.shape(1) != plane.num_slots) {
+              throw InvalidArgument("[set_plane] values: expected float32 [" +
+                                    std::to_string(plane.num_heads) + ", " +
+                                    std::to_string(plane.num_slots) + "]");
+            }
+            for (int64_t head = 0; head < plane.num_heads; ++head) {
+              std::copy_n(values.data(head), plane.num_slots, plane.values + head * plane.stride);
+            }
+          },
+          py::arg("name"), py::arg("values"), kSetPlane)
       .def(
           "keep_top",
           [](const SequenceHandle& s, const std::string& plane, int64_t count, int64_t first,

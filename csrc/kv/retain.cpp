@@ -156,8 +156,9 @@ bool KvCache::Impl::is_shared(int32_t page, size_t group) const {
 }
 
 size_t KvCache::Impl::checked_group(const char* verb, int32_t group) const {
-  const bool exists = group >= 0 && static_cast<size_t>(group) < pools.size();
-  if (exists && window_of(static_cast<size_t>(group)) < 0) return static_cast<size_t>(group);
+  const auto place = static_cast<size_t>(group);
+  const bool is_known = group >= 0 && place < pools.size();
+  if (is_known && window_of(place) < 0) return place;
   fail(verb, "group: expected one of " + range(0, static_cast<int64_t>(pools.size())) +
                  " without a window (of windows pages are freed as they move), got " +
                  std::to_string(group));
@@ -207,10 +208,11 @@ void KvCache::evict(SequenceId id, int32_t group, int64_t begin, int64_t end) {
   }
   if (count == 0) return;
   if (count % kPage == 0 && end < table.slots) {
-    if (place == 0) {
-      for (kv::Plane& plane : sequence.planes) plane.evict(begin, end, table.slots);
-    }
+    const int64_t slots = table.slots;
     impl_->evict_pages(table, place, begin, end);
+    if (place == 0) {
+      for (kv::Plane& plane : sequence.planes) plane.evict(begin, end, slots);
+    }
     return sequence.leave_prefix();
   }
   std::vector<std::vector<int32_t>> kept(1);

@@ -272,7 +272,7 @@ bool EngineCore::try_admit(Request& request) {
   }
   cache_->reserve(sequence, static_cast<int64_t>(request.tokens.capacity()) + Draft::kMostNodes);
   if (request.scores_prompt()) make_prompt_rows();
-  for (const ScorePlan& plan : request.techniques.scores) cache_->add_plane(sequence, plan.name);
+  for (const std::string_view name : request.techniques.planes) cache_->add_plane(sequence, name);
   request.sequence = sequence;
   request.fed = static_cast<size_t>(cached);
   if (request.metrics.preemptions == 0) request.metrics.cached_tokens = cached;

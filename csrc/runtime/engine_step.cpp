@@ -177,6 +177,8 @@ int64_t EngineCore::chunk_tokens(const Request& request, int64_t chosen) const {
   const auto wanted = fixed ? static_cast<int64_t>(request.prompt_chunk()) : chosen;
   int64_t count = std::min({chosen, wanted, rows_of_one_state(request)});
   if (request.scores_prompt()) count = std::min(count, 1 + free_rows());
+  // Generated tokens that are fed again: hooks run where they ran.
+  if (request.prompt_left() == 0) count = std::min(count, tokens_until_hook(request));
   return fixed && count < wanted ? 0 : count;
 }
 

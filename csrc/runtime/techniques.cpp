@@ -56,11 +56,15 @@ void set_fact(TechniqueFacts& facts, std::string_view fact, const std::string& k
     facts.coding.residual = static_cast<int32_t>(std::min<int64_t>(tokens(key, value), INT32_MAX));
   } else if (fact == "scores") {
     const std::string& whose = text(key, value);
-    if (whose != "prompt" && whose != "both") fail(key, "\"prompt\" or \"both\"");
-    facts.scores_prompt = true;
-    facts.scores_output = whose == "both";
+    if (whose != "prompt" && whose != "output" && whose != "both") {
+      fail(key, "\"prompt\", \"output\" or \"both\"");
+    }
+    facts.scores_prompt = whose != "output";
+    facts.scores_output = whose != "prompt";
   } else if (fact == "score_rows") {
     facts.score_rows = tokens(key, value);
+  } else if (fact == "planes") {
+    facts.planes = split(text(key, value));
   } else if (fact == "lossless") {
     const bool* flag = std::get_if<bool>(&value);
     if (flag == nullptr) fail(key, "true or false");
@@ -69,8 +73,8 @@ void set_fact(TechniqueFacts& facts, std::string_view fact, const std::string& k
     facts.exclusive = split(text(key, value));
   } else {
     fail(key,
-         "chooses, min_tokens, chunk_tokens, kv_bits, kv_residual, scores, score_rows, lossless or "
-         "exclusive");
+         "chooses, min_tokens, chunk_tokens, kv_bits, kv_residual, scores, score_rows, planes, "
+         "lossless or exclusive");
   }
 }
 
@@ -92,7 +96,7 @@ std::vector<TechniqueFacts> techniques_of(const Graph& graph) {
   std::vector<TechniqueFacts> techniques;
   for (auto& [name, facts] : found) {
     if (facts.name.empty()) fail(std::string(kPrefix) + name, "an entry of its own");
-    if (facts.scores_prompt && facts.chunk_tokens == 0) {
+    if ((facts.scores_prompt || facts.scores_output) && facts.chunk_tokens == 0) {
       fail(std::string(kPrefix) + name + ".scores", "chunk_tokens beside it");
     }
     techniques.push_back(std::move(facts));
@@ -192,10 +196,14 @@ bool Techniques::has_chunks() const {
 void Techniques::add_scores(int64_t prompt_tokens, RequestTechniques& request) const {
   for (size_t i = 0; i < facts_.size(); ++i) {
     const TechniqueFacts& each = facts_[i];
-    if ((request.names >> i & 1) == 0 || !each.scores_prompt) continue;
-    const int64_t rows = each.score_rows == 0 ? prompt_tokens : each.score_rows;
+    if ((request.names >> i & 1) == 0) continue;
+    request.planes.insert(request.planes.end(), each.planes.begin(), each.planes.end());
+    if (!each.scores_prompt && !each.scores_output) continue;
+    int64_t rows = each.score_rows == 0 ? prompt_tokens : each.score_rows;
+    if (!each.scores_prompt) rows = 0;
     const int64_t first = std::max<int64_t>(prompt_tokens - rows, 0);
     request.scores.push_back({each.name, first, each.scores_output});
+    request.planes.emplace_back(each.name);
     request.scores_output |= each.scores_output;
     request.prefix.most = std::min(request.prefix.most, first);
   }

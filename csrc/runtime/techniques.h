@@ -29,7 +29,8 @@ struct RequestTechniques {
   bool rows_choose = false;  // its generated rows, or others', visit chosen keys
   int64_t chunk_tokens = 0;  // steps of its prompt end at multiples; 0: anywhere
   std::vector<ScorePlan> scores;
-  bool scores_output = false;  // any of them
+  std::vector<std::string_view> planes;  // that its sequence has
+  bool scores_output = false;            // any of them
   // Of a step, where hooks bound slots and positions; 0: they grow with the text.
   int64_t peak_slots = 0;
   PrefixKey prefix;

@@ -1025,6 +1025,12 @@ class SequenceState:
         """
         Keeps these slots of a group of layers without a window: one list for all heads, or one for each (layer of the group, KV head), strictly increasing, all of one length of at least 1. Throws InvalidArgumentError, OutOfMemoryError where there is no page for a copy of a shared one, and UnsupportedError where a GPU holds the keys, with nothing changed; so do evict(), merge() and reposition().
         """
+    def set_plane(
+        self, name: str, values: typing.Annotated[numpy.typing.ArrayLike, numpy.float32]
+    ) -> None:
+        """
+        Sets the numbers of its slots that have this name, an array as plane() gives. New slots have 0. Throws InvalidArgumentError for another shape, and what plane() throws.
+        """
     @property
     def id(self) -> int: ...
     @property

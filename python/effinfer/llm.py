@@ -24,6 +24,7 @@ from effinfer.requests.grammar import GrammarCompiler
 from effinfer.requests.loop import RequestLoop
 from effinfer.sampling import SamplingParams
 from effinfer.speculation import Proposer, Speculation
+from effinfer.techniques import preparation
 from effinfer.techniques.placing import place, place_apart
 from effinfer.text.trust import chat_tokens
 
@@ -60,10 +61,10 @@ class LLM(Evaluation):
         pack_cache: bool | str | os.PathLike[str] = False,
         ternary_packing: str = "auto",
         head: str | None = None,
-        techniques: methods.Techniques | None = None,
+        techniques: preparation.Techniques | None = None,
         prefill: str | methods.SparsePrefill = "dense",
         speculation: str | Speculation | Proposer | None = None,
-        draft_model: methods.DraftSource | None = None,
+        draft_model: preparation.DraftSource | None = None,
         draft_device: str | None = None,
         layers: methods.LayerRewrite | None = None,
         **unknown: object,
@@ -90,10 +91,10 @@ class LLM(Evaluation):
         arguments.refuse_unknown(LLM, unknown)
         arguments.check_choices(device, precision, kv_dtype, ternary_packing)
         arguments.check_sizes(threads, max_seq_len, num_pages, max_batch_tokens)
-        self.techniques, drafts = methods.parts(techniques, prefill, speculation)
+        self.techniques, drafts = preparation.parts(techniques, prefill, speculation)
         device, drafts, draft_model = place_apart(device, drafts, draft_model, draft_device)
         files = open_model(resolve_with_bar(model), head=head)
-        self.files, setup = methods.prepare(files, layers, self.techniques, drafts, draft_model)
+        self.files, setup = preparation.prepare(files, layers, self.techniques, drafts, draft_model)
         self._drafts = setup.speculation
         engine = _core.Engine(
             setup.graph,

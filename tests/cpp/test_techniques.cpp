@@ -68,6 +68,7 @@ TEST("techniques: a graph's metadata says what there are") {
                                                {"b.chooses", std::string("output")},
                                                {"b.scores", std::string("both")},
                                                {"b.score_rows", int64_t{9}},
+                                               {"b.planes", std::string("b.x,b.y")},
                                                {"b.chunk_tokens", int64_t{64}},
                                                {"b.lossless", true}}));
   CHECK_EQ(found.size(), 2u);
@@ -77,6 +78,7 @@ TEST("techniques: a graph's metadata says what there are") {
   CHECK(found[1].name == "b" && !found[1].chooses_prompt && found[1].chooses_output);
   CHECK(found[1].lossless && found[1].exclusive.empty());
   CHECK(found[1].scores_prompt && found[1].scores_output && found[1].score_rows == 9);
+  CHECK(found[1].planes == std::vector<std::string>({"b.x", "b.y"}));
   const auto refuse = [](const char* message, const std::string& key, const Attribute& value) {
     CHECK_THROWS(FormatError, message,
                  techniques_of(graph_with({{"a", std::string()}, {key, value}})));

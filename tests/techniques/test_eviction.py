@@ -8,7 +8,7 @@ import pytest
 
 import effinfer
 from effinfer import LLM, SamplingParams
-from effinfer.techniques import H2O, Meta, SnapKV, StreamingLLM, Technique, WindowKV, hook
+from effinfer.techniques import H2O, Meta, RaaS, SnapKV, StreamingLLM, Technique, WindowKV, hook
 from effinfer.testing import make_model
 
 CONTEXT = 512
@@ -324,11 +324,43 @@ def test_h2o_keeps_the_slots_that_have_had_most(path):
     assert dropped >= 5
 
 
+def test_raas_keeps_the_prompt_and_what_was_read_last(path):
+    seen: list[tuple[int, np.ndarray, np.ndarray]] = []
+
+    @dataclass(frozen=True)
+    class Seen(RaaS):
+        META: ClassVar[Meta] = replace(RaaS.META, name="seen")
+
+        @hook(when="every", tokens="stride")
+        def stamp(self, event, sequence):
+            seen.append((sequence.next_position, *map(sequence.plane, ("seen", "raas.stamps"))))
+            super().stamp(event, sequence)
+
+    method = Seen(budget=12, stride=4, alpha=0.02)
+    assert load(path, method).generate([prompt_of(50)], greedy(40))[0].error == ""
+    assert [position for position, _, _ in seen] == list(range(54, 90, 4))
+    for (_, mass, stamps), (position, _, after) in zip(seen[:-1], seen[1:], strict=True):
+        # Four rows of each query head, whose sums were set to 0 before them.
+        np.testing.assert_allclose(mass.sum(axis=1), 4 * GROUP, rtol=100 * 2**-24)
+        expected = stamps.copy()
+        is_read = mass > 0.02 * 4
+        is_read[:, -4:] = True
+        expected[is_read] = position - 4
+        count = min(50 + 12, mass.shape[1])
+        ranked = expected.copy()
+        ranked[:, :50] = np.inf
+        lists = best(ranked, 1, count, 4)
+        np.testing.assert_array_equal(after[:, :-4], np.take_along_axis(expected, lists, axis=1))
+        assert (after[:, -4:] == 0).all()  # of new slots
+    assert seen[-1][1].shape[1] == 50 + 12 + 4
+
+
 @pytest.mark.parametrize(
     ("make", "error"),
     [
         (lambda: SnapKV(budget=31), r"\[SnapKV\] budget: expected at least 32 \(window\), got 31"),
         (lambda: WindowKV(budget=39), r"\[WindowKV\] budget: expected at least 40 .* got 39"),
+        (lambda: RaaS(budget=15), r"\[RaaS\] budget: expected at least 16 \(stride\), got 15"),
         (lambda: H2O(budget=575), r"\[H2O\] budget: expected at least 576 .* got 575"),
     ],
 )
@@ -341,6 +373,7 @@ def test_budgets_hold_what_is_kept_anyway(make, error):
     ("verb", "arguments", "error"),
     [
         ("plane", ("mass",), "plane: name: expected one of the sequence's (it has none)"),
+        ("set_plane", ("mass", [[0.0]]), "plane: name: expected one of the sequence's"),
         ("keep_top", ("mass", 0), "[keep_top] count: expected at least 1"),
         ("keep_top", ("mass", 9, 5, 5), "[keep_top] count: expected at least 10 (first and last)"),
         ("keep_top", ("mass", 9, 0, 0, 4), "[keep_top] pool: expected an odd number"),

@@ -19,8 +19,8 @@ from effinfer.techniques import (
     PromptLookup,
     SuffixDecoding,
     TokenRecycling,
-    as_speculation,
 )
+from effinfer.techniques.preparation import as_speculation
 from tests.model_files import smollm2_path
 
 ROOT = Path(__file__).parents[2]

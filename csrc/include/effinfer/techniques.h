@@ -8,8 +8,11 @@
 //   meta technique.kivi.kv_bits = 4                    pages behind the newest tokens are encoded
 //   meta technique.kivi.kv_residual = 128              (KvCoding)
 //   meta technique.snapkv.scores = "prompt"            whose rows attention_mass nodes add to the
-//                                                      plane of this name: "prompt", "both"
+//                                                      plane of this name: "prompt", "output",
+//                                                      "both"
 //   meta technique.snapkv.score_rows = 32              of a prompt the last so many; 0: all
+//   meta technique.raas.planes = "raas.stamps"         more planes that its sequences have, commas
+//                                                      between
 //   meta technique.minference.lossless = true          it changes no key or value
 //   meta technique.minference.exclusive = "prefill.visits"     what it decides alone, commas
 //   between
@@ -47,6 +50,7 @@ struct TechniqueFacts {
   bool scores_prompt = false;
   bool scores_output = false;
   int64_t score_rows = 0;
+  std::vector<std::string> planes;
   bool lossless = false;
   std::vector<std::string> exclusive;
 };

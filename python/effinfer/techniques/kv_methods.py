@@ -4,10 +4,11 @@ how many bits."""
 from effinfer.techniques.h2o import H2O
 from effinfer.techniques.kivi import KIVI
 from effinfer.techniques.quest import Quest
+from effinfer.techniques.raas import RaaS
 from effinfer.techniques.snapkv import SnapKV
 from effinfer.techniques.streaming_llm import StreamingLLM
 from effinfer.techniques.window_kv import WindowKV
 
-__all__ = ["KV_METHODS", "H2O", "KIVI", "Quest", "SnapKV", "StreamingLLM", "WindowKV"]
+__all__ = ["KV_METHODS", "H2O", "KIVI", "Quest", "RaaS", "SnapKV", "StreamingLLM", "WindowKV"]
 
-KV_METHODS = (H2O, KIVI, Quest, SnapKV, StreamingLLM, WindowKV)
+KV_METHODS = (H2O, KIVI, Quest, RaaS, SnapKV, StreamingLLM, WindowKV)

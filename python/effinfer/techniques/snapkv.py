@@ -56,8 +56,11 @@ class SnapKV(Technique):
             )
 
     def facts(self) -> dict[str, str | int]:
-        facts = {"score_rows": self.window, "chunk_tokens": self.chunk_tokens}
-        return {"scores": "prompt", **facts}
+        return {
+            "scores": "prompt",
+            "score_rows": self.window,
+            "chunk_tokens": self.chunk_tokens,
+        }
 
     def graph(self, graph: _core.Graph) -> _core.Graph:
         return with_attention_mass(graph, self.name)
