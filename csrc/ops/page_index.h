@@ -6,8 +6,8 @@
 //   page     0 ... sinks     ...              o - 2    o - 1     o
 //            visited         chosen from               visited   visited, up to the row
 //
-// Tokens of one step are 64 at most, so what is chosen from was there before the step, whichever of
-// its rows asks: a row chooses alike alone, as a draft, and fed again behind others. A row of a
+// Tokens of one step are 64 at most, so what is chosen from was there before the step, whichever
+// of its rows asks: a row chooses alike alone, as a draft, and fed again behind others. A row of a
 // tree visits all pages that the tree lies in, as its path's products are summed in an order of
 // their own.
 #pragma once

@@ -229,6 +229,26 @@ TEST("one long sequence is split for a team, equal ones among many are not") {
   CHECK_EQ(Planned(shape, many.layout(), 40000).work.merges.size(), size_t{3});
 }
 
+TEST("generated rows with lists of their own are tiles of their own") {
+  std::mt19937 random(3);
+  AttentionShape shape = make_shape(6, 2, 64);
+  shape.visits = shape.row_visits = true;
+  for (int round = 0; round < 50; ++round) {
+    Batch batch;
+    for (int i = 0; i < 4; ++i) {
+      const auto length = static_cast<int32_t>(1 + random() % 3000);
+      batch.add(length, 1 + static_cast<int32_t>(random() % std::min(length, 100)));
+    }
+    check_plan(shape, batch);
+    const Planned planned(shape, batch.layout(), 3000);
+    for (const AttentionTile& tile : planned.work.tiles) {
+      const auto s = static_cast<size_t>(tile.sequence);
+      const int32_t rows = batch.qo_indptr[s + 1] - batch.qo_indptr[s];
+      CHECK(rows >= kSparseRows || tile.num_rows == 1);
+    }
+  }
+}
+
 TEST("an empty batch has no work") {
   const AttentionShape shape = make_shape(9, 3, 64);
   Batch batch;

@@ -201,6 +201,7 @@ TEST("techniques: several answers that choose keys compute what each would alone
 TEST("techniques: requests without one visit all keys where others do not") {
   Setup setup;
   setup.techniques = {sparse(0)};
+  setup.max_batch_tokens = 200;
   setup.techniques[0].chunk_tokens = 0;
   setup.techniques.emplace_back().name = "late";
   setup.techniques[1].chooses_output = true;
@@ -219,6 +220,11 @@ TEST("techniques: requests without one visit all keys where others do not") {
   CHECK_EQ(dense(with(greedy(6), {"late"})), 70);
   CHECK_EQ(dense(with(greedy(6), {"sparse"})), 5);
   CHECK_EQ(dense(with(greedy(6), {"late", "sparse"})), 0);
+  // Few rows of a prompt, as of one that ends in a step of its own, are no generated ones.
+  const int before = harness.log.dense_rows;
+  harness.engine->add(random_prompt(random, 30), greedy(6));
+  harness.finish();
+  CHECK_EQ(harness.log.dense_rows - before, 30);
   CHECK_THROWS(InvalidArgument, "those of the engine (sparse, late), got \"early\"",
                harness.engine->add(prompt, with(greedy(1), {"early"})));
   Harness none(Setup{});

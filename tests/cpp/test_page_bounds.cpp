@@ -1,0 +1,204 @@
+// What a cache knows of pages' keys (ops::PageBounds), as a kernel would have written it after each
+// of random operations: whoever changes a page's keys makes it unknown, or check_integrity() finds
+// a key outside its bounds.
+#include <algorithm>
+#include <bit>
+#include <limits>
+#include <random>
+#include <vector>
+
+#include "check.h"
+#include "core/float16.h"
+#include "effinfer/error.h"
+#include "effinfer/kv_cache.h"
+#include "kv/kv_access.h"
+
+namespace {
+
+using namespace effinfer;
+
+constexpr int64_t kPage = KvCache::kPageSize;
+constexpr int32_t kDim = 16;
+
+KvCacheConfig config() {
+  KvCacheConfig config = {
+      .num_layers = 2, .num_kv_heads = 2, .head_dim = kDim, .dtype = DType::f32, .num_pages = 60};
+  config.rope = {{{1.0f, 0.1f}}, {{0.5f}}};
+  config.page_bounds = true;
+  return config;
+}
+
+uint16_t rounded_away(float value, bool up) {
+  const auto bits = std::bit_cast<uint32_t>(value);
+  const bool outwards = (bits & 0xffff) != 0 && (bits >> 31 == 0) == up;
+  return static_cast<uint16_t>((bits >> 16) + (outwards ? 1 : 0));
+}
+
+// f(layer, page id, head, token of the page) for tokens [begin, end) of a sequence.
+template <class F>
+void for_tokens(const KvCache& cache, SequenceId id, int64_t begin, int64_t end, F&& f) {
+  for (const ops::KvLayer& layer : KvCacheAccess::layers(cache)) {
+    for (int64_t slot = begin; slot < end; ++slot) {
+      const int32_t page = cache.pages(id)[static_cast<size_t>(slot / kPage)];
+      for (int32_t head = 0; head < layer.num_kv_heads; ++head) f(layer, page, head, slot % kPage);
+    }
+  }
+}
+
+float& key(const ops::KvLayer& layer, int32_t page, int32_t head, int64_t token, int64_t d) {
+  return reinterpret_cast<float*>(layer.k_head(page, head))[ops::k_offset(token, d, kDim, 1)];
+}
+
+// Slots whose keys are there.
+int64_t written(const KvCache& cache, SequenceId id) {
+  return cache.slots(id) - (cache.length(id) - cache.committed(id));
+}
+
+// Plays a kernel that wants the bounds of all full pages; returns how many it made.
+int learn(const KvCache& cache, SequenceId id) {
+  int made = 0;
+  const int64_t end = written(cache, id) / kPage * kPage;
+  for_tokens(cache, id, 0, end,
+             [&](const ops::KvLayer& layer, int32_t page, int32_t head, int64_t t) {
+               uint8_t& known = layer.bounds.known[page * layer.bounds.known_stride + head];
+               if (t != 0 || known != 0) return;
+               uint16_t* bounds = layer.bounds.of(page, head, layer.num_kv_heads, kDim);
+               for (int64_t d = 0; d < kDim; ++d) {
+                 float least = std::numeric_limits<float>::infinity(), most = -least;
+                 for (int64_t i = 0; i < kPage; ++i) {
+                   least = std::min(least, key(layer, page, head, i, d));
+                   most = std::max(most, key(layer, page, head, i, d));
+                 }
+                 bounds[d] = rounded_away(least, false);
+                 bounds[kDim + d] = rounded_away(most, true);
+               }
+               known = 1;
+               ++made;
+             });
+  return made;
+}
+
+struct Player {
+  std::mt19937 random{5};
+  KvCache cache{config()};
+  std::vector<SequenceId> live;
+
+  int64_t below(int64_t n) { return static_cast<int64_t>(random() % static_cast<uint64_t>(n)); }
+
+  void append(SequenceId id, int64_t count) {
+    if (!cache.can_append(id, count)) return;
+    const int64_t before = cache.slots(id);
+    cache.append(id, std::vector<int32_t>(static_cast<size_t>(count), 7));
+    std::normal_distribution<float> normal;
+    const auto scale = static_cast<float>(1 + below(9));
+    for_tokens(cache, id, before, cache.slots(id),
+               [&](const ops::KvLayer& layer, int32_t page, int32_t head, int64_t token) {
+                 for (int64_t d = 0; d < kDim; ++d) {
+                   key(layer, page, head, token, d) = scale * normal(random);
+                 }
+               });
+  }
+  void commit(SequenceId id) { cache.commit(id, cache.length(id) - cache.committed(id)); }
+
+  // The tokens of a step, some of which are kept.
+  void keep(SequenceId id) {
+    append(id, 1 + below(40));
+    std::vector<int32_t> rows;
+    for (int64_t i = 0; i < cache.length(id) - cache.committed(id); ++i) {
+      if (below(2) == 0) rows.push_back(static_cast<int32_t>(i));
+    }
+    cache.keep(id, rows);
+  }
+
+  void retain(SequenceId id) {
+    std::vector<std::vector<int32_t>> slots(1);
+    const bool cut = below(2) == 0;  // the last ones go
+    const int64_t end = cut ? 1 + below(cache.slots(id)) : cache.slots(id);
+    for (int64_t i = 0; i < end; ++i) {
+      if (cut || below(8) != 0) slots[0].push_back(static_cast<int32_t>(i));
+    }
+    if (!slots[0].empty()) cache.retain(id, 0, slots);
+  }
+
+  void merge(SequenceId id) {
+    const auto end = cache.slots(id);
+    const auto first = static_cast<int32_t>(below(end));
+    if (first + 1 >= end) return;
+    cache.merge(id, 0, std::vector<KvMerge>{{1, first, {first, first + 1}, {3.0f, -2.0f}}});
+  }
+
+  void play(SequenceId id) {
+    switch (below(10)) {
+      case 0:
+        live.push_back(cache.fork(id));
+        return;
+      case 1:
+        if (cache.is_prefix(id)) cache.rollback(id, below(cache.length(id) + 1));
+        return;
+      case 2:
+        return keep(id);
+      case 3:
+        return retain(id);
+      case 4:
+        return merge(id);
+      case 5:
+        return cache.reposition(id, std::vector<int64_t>{below(cache.slots(id) + 1)}, 3);
+      case 6:
+        live.push_back(cache.import_(cache.export_(id)));
+        return;
+      case 7:
+        cache.release(id);
+        std::erase(live, id);
+        return;
+      default:
+        append(id, 1 + below(200));
+        commit(id);
+    }
+  }
+};
+
+TEST("what is known of a page is forgotten when its keys change") {
+  Player player;
+  int made = 0;
+  int refused = 0;
+  for (int i = 0; i < 4000; ++i) {
+    KvCache& cache = player.cache;
+    if (player.live.size() < 3) {
+      player.live.push_back(cache.create(std::vector<int32_t>(300, 7)));
+      player.append(player.live.back(), 1 + player.below(100));
+      player.commit(player.live.back());
+    }
+    const size_t chosen =
+        static_cast<size_t>(player.below(static_cast<int64_t>(player.live.size())));
+    const SequenceId id = player.live[chosen];
+    try {
+      if (cache.slots(id) > 0) player.play(id);
+    } catch (const OutOfMemory&) {
+      ++refused;
+    }
+    cache.check_integrity();
+    for (const SequenceId each : player.live) made += learn(cache, each);
+    cache.check_integrity();
+    while (player.live.size() > 6) {
+      cache.release(player.live.back());
+      player.live.pop_back();
+    }
+  }
+  CHECK(made > 1000);
+  CHECK(refused < 3000);
+}
+
+TEST("bounds that are wrong are found") {
+  Player player;
+  const SequenceId id = player.cache.create({});
+  player.append(id, 64);
+  player.commit(id);
+  CHECK(learn(player.cache, id) == 4);
+  player.cache.check_integrity();
+  key(KvCacheAccess::layers(player.cache)[1], player.cache.pages(id)[0], 1, 5, 3) = 1000.0f;
+  CHECK_THROWS(InternalError, "a key outside its bounds", player.cache.check_integrity());
+}
+
+}  // namespace
+
+CHECK_MAIN()
