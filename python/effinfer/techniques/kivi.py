@@ -41,7 +41,7 @@ class KIVI(Technique):
     )
 
     bits: int = choice(4, (4, 2))
-    residual: int = integer(128)
+    residual: int = integer(64)
 
     def facts(self) -> dict[str, str | int]:
         return {"kv_bits": self.bits, "kv_residual": self.residual}
