@@ -280,23 +280,24 @@ bool EngineCore::try_admit(Request& request) {
   return true;
 }
 
-bool EngineCore::make_room(SequenceId sequence, int64_t count) {
-  return make_room(sequence, [&] { return cache_->can_append(sequence, count); });
-}
-
-// Preempts until what the sequence needs fits; false when that takes its own request, or when
+// Preempts until so many tokens fit; false when that takes the sequence's own request, or when
 // nobody is left to take from.
-bool EngineCore::make_room(SequenceId sequence, const std::function<bool()>& fits) {
-  while (!fits()) {
-    if (drop_prompts()) continue;
-    const auto others = [&](const auto& r) { return r->sequence != sequence; };
-    if (std::none_of(running_.begin(), running_.end(), others)) return false;
-    const size_t victim = checked_index(policy_->preempt(scheduled(running_)), running_.size());
-    const bool own = running_[victim]->sequence == sequence;
-    preempt(victim);
-    if (own) return false;
+bool EngineCore::make_room(SequenceId sequence, int64_t count) {
+  while (!cache_->can_append(sequence, count)) {
+    if (!take_pages(sequence)) return false;
   }
   return true;
+}
+
+// From prompts that wait for their answers, else from a request.
+bool EngineCore::take_pages(SequenceId sequence) {
+  if (drop_prompts()) return true;
+  const auto others = [&](const auto& r) { return r->sequence != sequence; };
+  if (std::none_of(running_.begin(), running_.end(), others)) return false;
+  const size_t victim = checked_index(policy_->preempt(scheduled(running_)), running_.size());
+  const bool own = running_[victim]->sequence == sequence;
+  preempt(victim);
+  return !own;
 }
 
 // Takes a request's pages. Nothing is lost: its tokens, generated ones included, are fed again when

@@ -106,7 +106,7 @@ class EngineCore {
   bool try_admit(Request& request);
   bool try_import(Request& request);
   bool make_room(SequenceId sequence, int64_t count);
-  bool make_room(SequenceId sequence, const std::function<bool()>& fits);
+  bool take_pages(SequenceId sequence);
   void preempt(size_t index);
 
   // engine_answers.cpp: several answers to one prompt.

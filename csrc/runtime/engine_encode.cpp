@@ -8,7 +8,9 @@ namespace effinfer::runtime {
 
 // Before a step of generated tokens; false when there is no room for it, as with make_room().
 bool EngineCore::encode_pages(SequenceId sequence) {
-  if (!make_room(sequence, [&] { return cache_->can_encode(sequence); })) return false;
+  while (!cache_->can_encode(sequence)) {
+    if (!take_pages(sequence)) return false;
+  }
   cache_->encode(sequence, *pool_);
   return true;
 }

@@ -259,6 +259,8 @@ TEST("every operator of graphs runs on a GPU") {
   const std::vector<int32_t> tokens = tokens_of(70, 4);
   // Those of BitNet and Gemma are in tests/models/test_families_on_gpu.py.
   std::set<std::string> seen = {"ternary_linear", "add_rms_norm"};
+  // Of techniques that a GPU refuses.
+  seen.insert({"page_index", "attention_mass"});
   const auto run = [&](const std::string& type, const IndexText& index, const UnaryText& gate) {
     const std::shared_ptr<const Model> model = model_of(type, index, gate);
     EngineOptions options = options_on(kGpu, Precision::f32);
@@ -284,6 +286,11 @@ TEST("every operator of graphs runs on a GPU") {
   for (const graph::OpSpec& op : graph::all_ops()) {
     if (!seen.contains(std::string(op.name))) check::fail(__FILE__, __LINE__, std::string(op.name));
   }
+}
+
+TEST("an index of generated rows is refused by name") {
+  const std::shared_ptr<const Model> model = model_of("q4_0", {"page_index", "pages = 2"});
+  CHECK_THROWS(Unsupported, "page_index", Engine(model, options_on(kGpu, Precision::fast)));
 }
 
 TEST("a profile has a record of each call of a step, timed on the device") {
