@@ -37,6 +37,7 @@ SMALL, TWIN = "S", "T"
 COST_ROWS = (1, 2, 3, 4, 6, 8)
 COST_STEPS = 8
 PROMPT_TOKENS = 512
+TOKENS = 128
 BESIDE = "small, on a core of its own"
 
 
@@ -57,7 +58,8 @@ class Case:
 
     def sampling(self, quick: bool) -> Json:
         given = {"top_p": 1.0, **(ADVISED if self.text == "answers" else OPEN)}
-        return {**given, "count": QUICK_TOKENS} if quick else given
+        count = QUICK_TOKENS if quick else TOKENS
+        return {**given, "count": count}
 
 
 CASES = (
@@ -160,7 +162,7 @@ class Bench:
             row["predicted"] = summary(hoped)
             row["share"] = summary([a["seconds"] / b["seconds"] / hope for a, b, hope in pairs])
         if case.drafts == BESIDE:
-            count = QUICK_TOKENS if self.setting.quick else 4 * QUICK_TOKENS
+            count = QUICK_TOKENS if self.setting.quick else TOKENS
             shares = [
                 self.ask("overlap", case, BESIDE, prompt=self.prompt(case, i), count=count)["share"]
                 for i in range(self.repeats())
