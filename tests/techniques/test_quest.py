@@ -49,8 +49,6 @@ def test_generated_text_stays_as_likely(llm):
     dense, sparse = likelihood(plain), likelihood(llm)
     assert sparse != dense
     assert sparse > dense - 0.1
-    none = likelihood(load(Quest(budget=192, min_tokens=0)))
-    assert none < sparse
 
 
 @pytest.mark.parametrize("drafter", [SuffixDecoding(), TokenRecycling()], ids=repr)

@@ -10,8 +10,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-import numpy as np
-
 from effinfer import _core
 from effinfer.techniques.attention_mass import with_attention_mass
 from effinfer.techniques.ranges import integer, share
@@ -71,6 +69,6 @@ class RaaS(Technique):
         is_read[:, -self.stride :] = True
         stamps[is_read] = sequence.next_position
         sequence.set_plane(STAMPS, stamps)
-        sequence.set_plane(self.name, np.zeros_like(mass))
+        sequence.set_plane(self.name, 0.0 * mass)
         prompt = sequence.prompt_tokens
         sequence.keep_top(STAMPS, prompt + self.budget, first=prompt, last=self.stride)

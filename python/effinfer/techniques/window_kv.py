@@ -11,8 +11,6 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, ClassVar
 
-import numpy as np
-
 from effinfer import _core
 from effinfer.techniques.attention_mass import with_attention_mass
 from effinfer.techniques.ranges import integer
@@ -79,6 +77,8 @@ class WindowKV(Technique):
 
     def keep(self, heads: int, _: _core.StepEvent, sequence: _core.SequenceState) -> None:
         """The spans of each KV head that have most; tokens before the first whole one stay."""
+        import numpy as np
+
         size, free = sequence.length, sequence.length - self.window
         first = free % self.span
         count = max((self.budget - self.window - first) // self.span, 0)
