@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 import effinfer
+from effinfer import techniques
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -31,6 +32,10 @@ def test_import_loads_nothing_else():
 def test_the_package_never_needs_torch():
     program = "import sys; sys.modules['torch'] = None; import effinfer.cli.app, effinfer.ops"
     subprocess.run([sys.executable, "-c", program], check=True)
+
+
+def test_every_name_of_the_techniques_is_there():
+    assert [name for name in techniques.__all__ if not hasattr(techniques, name)] == []
 
 
 @pytest.mark.parametrize("name", effinfer.__all__)

@@ -51,7 +51,15 @@ from effinfer.techniques.pard import PARD
 from effinfer.techniques.pass_rows import PaSS
 from effinfer.techniques.ppd import PPD
 from effinfer.techniques.prefill import SparsePrefill
-from effinfer.techniques.preparation import SPECULATIONS
+from effinfer.techniques.preparation import (
+    SPECULATIONS,
+    DraftSource,
+    Techniques,
+    as_speculation,
+    prepare,
+    with_draft_model,
+    with_layers,
+)
 from effinfer.techniques.prompt_lookup import PromptLookup
 from effinfer.techniques.rapid import RAPID
 from effinfer.techniques.recipes import DraftRecipe, SpeculationRecipe
