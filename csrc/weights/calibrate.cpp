@@ -33,9 +33,9 @@ constexpr int kLeastRounds = 2;
 constexpr int kMostRounds = 5;
 constexpr double kWorthChanging = 1.03;
 
-constexpr FetchDistance kCandidates[] = {{2048, 0},   {4096, 0},     {8192, 0}, {16384, 0},
-                                         {8192, 512}, {16384, 1024}, {0, 1024}, {0, 4096},
-                                         {0, 8192},   {0, 12288}};
+constexpr FetchDistance kCandidates[] = {{2048, 0},    {4096, 0},   {8192, 0},    {16384, 0},
+                                         {4096, 2048}, {8192, 512}, {8192, 1024}, {16384, 1024},
+                                         {0, 1024},    {0, 4096},   {0, 8192},    {0, 12288}};
 
 // Arithmetic bounds several rows, so that one piece tells as much: some 30 ms in all.
 constexpr int64_t kPanelSliceBytes = kPieceBytes / 2;
@@ -320,17 +320,27 @@ void use(PackedTernary weights, const PanelTuning& tuning) {
   set_panel_tuning(weights, tuning);
 }
 
+// Whether nothing better than a start value is in use.
+bool is_open(auto key) {
+  const TuningSource source = in_use(key).source;
+  return source != TuningSource::fixed && source != TuningSource::measured;
+}
+
+// Puts what the file says of `key` into use; whether it says something.
+bool recall(auto key, const TuningFile& file) {
+  const auto tuning = file.find(key);
+  if (tuning) use(key, *tuning);
+  return tuning.has_value();
+}
+
 // Puts what the file says of `key`, or else what is measured, into use; whether it was measured.
 bool tune_one(auto key, auto measure, TuningFile& file) {
-  const TuningSource source = in_use(key).source;
-  if (source == TuningSource::fixed || source == TuningSource::measured) return false;
-  auto tuning = file.find(key);
-  const bool known = tuning.has_value();
-  if (!known) tuning = measure(key);
+  if (!is_open(key) || recall(key, file)) return false;
+  const auto tuning = measure(key);
   if (!tuning) return false;
-  if (!known) file.put(key, *tuning);
+  file.put(key, *tuning);
   use(key, *tuning);
-  return !known;
+  return true;
 }
 
 }  // namespace
@@ -393,6 +403,16 @@ class MadeUpWeights {
 };
 
 }  // namespace
+
+void recall_tuning(const std::string& folder) {
+  const std::lock_guard lock(weights::measuring());
+  const weights::TuningFile file(folder, current_target().isa);
+  const auto recall_open = [&](auto key) {
+    if (weights::is_open(key)) weights::recall(key, file);
+  };
+  for (const WeightStream stream : kWeightStreams) recall_open(stream);
+  for (const PackedTernary packed : kPackedTernary) recall_open(packed);
+}
 
 void calibrate(ThreadPool& pool, const std::string& folder) {
   const MadeUpWeights weights;

@@ -2055,6 +2055,11 @@ def quantize_weight(
     A weight's bytes as a tensor of `dtype`, and the relative error.
     """
 
+def recall_tuning(folder: typing.Any) -> None:
+    """
+    Uses what was measured before and kept in the folder, if anything was.
+    """
+
 def recycling_proposer(width: int = 8, pairs: int = 0, memory: float = 0.0) -> Proposer: ...
 def rejection_verifier() -> Verifier: ...
 def relu_squared(

@@ -73,6 +73,7 @@ def calibrate(threads: int | None = None) -> None:
 
 def info() -> Info:
     """Version, instruction set and why, kernels of matmul, threads and why, backends."""
+    _core.recall_tuning(tuning_cache_dir())
     threads, threads_reason = _core.default_threads()
     huge_pages, numa_nodes = _core.memory_features()
     return Info(

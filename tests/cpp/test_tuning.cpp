@@ -241,6 +241,25 @@ TEST("tuning: what was measured is kept and read again; damage costs a new measu
   }
 }
 
+TEST("tuning: what was kept is used again without a model, but for what is fixed") {
+  const Kept kept;
+  const Folder folder;
+  weights::TuningFile file(folder.path(), current_isa());
+  file.put(WeightStream::int8, {{2048, 64}, TuningSource::measured, "measured: so"});
+  file.put(WeightStream::dense, {{4096, 64}, TuningSource::measured, "measured: so"});
+  CHECK_EQ(file.save(), "");
+  set_fetch_tuning(WeightStream::int8, {{512, 0}, TuningSource::known, "a test"});
+  set_fetch_tuning(WeightStream::ternary, {{512, 0}, TuningSource::known, "a test"});
+  set_fetch_tuning(WeightStream::dense, {{512, 0}, TuningSource::fixed, "a test"});
+  recall_tuning(folder.path());
+  CHECK(fetch_distance(WeightStream::int8) == (FetchDistance{2048, 64}));
+  CHECK(fetch_tuning(WeightStream::int8).source == TuningSource::measured);
+  CHECK(fetch_distance(WeightStream::ternary) == (FetchDistance{512, 0}));
+  CHECK(fetch_distance(WeightStream::dense) == (FetchDistance{512, 0}));
+  recall_tuning(folder.path() + "/none");
+  CHECK(fetch_distance(WeightStream::int8) == (FetchDistance{2048, 64}));
+}
+
 TEST("tuning: what is no file is not waited for") {
   const Folder folder;
   const FetchTuning tuning = {{4096, 0}, TuningSource::measured, "measured: 1.0 GB/s"};

@@ -49,6 +49,8 @@ def test_a_first_load_measures_and_a_second_one_reads(model, tmp_path):
     second = run("-c", LOAD, str(model), EFFINFER_CACHE=str(tmp_path))
     assert line_of(second.stdout) == line_of(first.stdout)
     assert kept.read_text() == before
+    told = run("-m", "effinfer", "info", EFFINFER_CACHE=str(tmp_path))
+    assert line_of(first.stdout).endswith(line_of(told.stdout).removeprefix("fetch").strip())
 
 
 def test_a_cache_that_cannot_be_written_costs_a_warning(model, tmp_path):

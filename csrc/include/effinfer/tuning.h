@@ -63,6 +63,10 @@ EFFINFER_API void set_panel_tuning(PackedTernary packed, const PanelTuning& tuni
 // themselves.
 EFFINFER_API std::string describe_tuning();
 
+// Uses what was measured here before and kept in `folder`, as a model's first load would; what is
+// fixed or measured already stays. A folder without it changes nothing.
+EFFINFER_API void recall_tuning(const std::string& folder);
+
 // Measures all on made-up weights (192 MB, a second) for current_isa(), uses the results and writes
 // them to `folder` (empty: nowhere). What is fixed stays. Throws OutOfMemory, FileError.
 EFFINFER_API void calibrate(ThreadPool& pool, const std::string& folder);
