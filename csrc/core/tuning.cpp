@@ -33,8 +33,8 @@ struct Known {
 // Far enough for memory to come while the arithmetic goes on: everywhere that it was measured.
 constexpr Distances kGuess = {{{8192, 0}, {8192, 512}, {8192, 0}}};
 constexpr Known kKnown[] = {
-    {"AuthenticAMD-25-", {{{8192, 1024}, {8192, 1024}, {4096, 0}}}},  // Zen 3 and 4
-    {"AuthenticAMD-26-", {{{0, 8192}, {0, 12288}, {0, 8192}}}},       // Zen 5
+    {"AuthenticAMD-25-", {{{16384, 1024}, {16384, 4096}, {4096, 0}}}},  // Zen 3 and 4
+    {"AuthenticAMD-26-", {{{0, 8192}, {0, 12288}, {0, 8192}}}},         // Zen 5
 };
 
 FetchTuning initial(WeightStream stream) {

@@ -33,9 +33,9 @@ constexpr int kLeastRounds = 2;
 constexpr int kMostRounds = 5;
 constexpr double kWorthChanging = 1.03;
 
-constexpr FetchDistance kCandidates[] = {{2048, 0},    {4096, 0},   {8192, 0},    {16384, 0},
-                                         {4096, 2048}, {8192, 512}, {8192, 1024}, {16384, 1024},
-                                         {0, 1024},    {0, 4096},   {0, 8192},    {0, 12288}};
+constexpr FetchDistance kCandidates[] = {{2048, 0},   {4096, 0},    {8192, 0},     {16384, 0},
+                                         {8192, 512}, {8192, 1024}, {16384, 1024}, {16384, 4096},
+                                         {0, 1024},   {0, 4096},    {0, 8192},     {0, 12288}};
 
 // Arithmetic bounds several rows, so that one piece tells as much: some 30 ms in all.
 constexpr int64_t kPanelSliceBytes = kPieceBytes / 2;
