@@ -79,6 +79,21 @@ class CpuMemory : public Memory {
 
 }  // namespace
 
+void zero_lazily(void* from, size_t bytes) {
+  const auto page = static_cast<uintptr_t>(sysconf(_SC_PAGESIZE));
+  const auto begin = reinterpret_cast<uintptr_t>(from);
+  const uintptr_t end = begin + bytes;
+  const uintptr_t first = (begin + page - 1) / page * page;
+  const uintptr_t last = end / page * page;
+  // Pages that the user locked stay.
+  if (first >= last || madvise(reinterpret_cast<void*>(first), last - first, MADV_DONTNEED) != 0) {
+    std::memset(from, 0, bytes);
+    return;
+  }
+  std::memset(from, 0, first - begin);
+  std::memset(reinterpret_cast<void*>(last), 0, end - last);
+}
+
 const Memory& memory_of(Device device) {
   static const CpuMemory cpu;
   check_device(device, "[memory] device");

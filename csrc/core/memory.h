@@ -32,6 +32,10 @@ class Memory {
   virtual void copy(void* to, const void* from, size_t bytes) const = 0;
 };
 
+// Zeros in these bytes of a lazy mapping of the CPU's memory, whose whole system pages take no
+// memory until they are written again.
+void zero_lazily(void* from, size_t bytes);
+
 // Lives as long as the process. Throws InvalidArgument for a device that this build lacks.
 const Memory& memory_of(Device device);
 

@@ -3,6 +3,7 @@
 
 #include "core/float16.h"
 #include "cpu/level.h"
+#include "cpu/vectors/encode_rest.h"
 #include "cpu/vectors/kv.h"
 
 namespace effinfer::cpu::EFFINFER_LEVEL {
@@ -11,9 +12,6 @@ namespace {
 using V = KvBf16::V;
 
 constexpr int64_t kLine = 64;  // bytes, and those of a row of codes
-
-// Adding it rounds numbers below 2^22 to integers, to nearest even.
-constexpr float kRounder = 0x1.8p23f;
 
 // The numbers of a range in the even, or the odd, words of its lines.
 template <int kBits, int kLines>
@@ -39,10 +37,7 @@ struct Column {
     inverse = V::set(step > 0.0f ? 1.0f / step : 0.0f);
     least = V::set(from);
   }
-  V code(int line) const {
-    const V place = max((x[line] - least) * inverse, V::set(0.0f));
-    return min(place, V::set(kMostCode)) + V::set(kRounder) - V::set(kRounder);
-  }
+  V code(int line) const { return code_of(x[line], least, inverse, kMostCode); }
 
  private:
   static float within_f16(float x) {
@@ -64,25 +59,59 @@ void store_row(V even, V odd, uint8_t* row) {
   __builtin_memcpy(row, dwords, sizeof(dwords));
 }
 
-// Lines of keys or values, whose words load(n, even, odd) gives, to rows of codes and to ranges.
-template <int kBits, int kRangeLines, class Load>
-void encode_lines(int64_t num_lines, uint8_t* codes, uint8_t* range_bytes, Load&& load) {
+// Keys, or values, of one head of a page as lines: a pair of the inner dimension x 16 columns.
+struct Lines {
+  const uint8_t* data;
+  bool wide;  // float32: the even words, and the odd ones
+  int64_t pair;
+  int64_t column;  // from 16 to the next
+  int64_t odd;     // bytes
+
+  void load(int64_t pair_at, int64_t column_at, V& even, V& odd_words) const {
+    const uint8_t* line = data + pair_at * pair + column_at * column;
+    if (wide) {
+      even = V::load(reinterpret_cast<const float*>(line));
+      odd_words = V::load(reinterpret_cast<const float*>(line + odd));
+      return;
+    }
+    V words[2];
+    KvBf16::expand(line, words);
+    even = words[0];
+    odd_words = words[1];
+  }
+};
+Lines keys_of(const ops::KvLayer& kv, int64_t page, int64_t head) {
+  const bool wide = kv.dtype == DType::f32;
+  const int64_t pair = wide ? 2 * kLine : kLine;
+  return {kv.k_head(page, head), wide, pair, kv.head_dim / 2 * pair, kLine};
+}
+Lines values_of(const ops::KvLayer& kv, int64_t page, int64_t head) {
+  const bool wide = kv.dtype == DType::f32;
+  const int64_t row = kv.head_dim / 16 * kLine;
+  return {kv.v_head(page, head), wide, wide ? 2 * row : row, kLine, row};
+}
+Lines lines_of(PageRest& rest, int64_t columns) {
+  const int64_t row = columns * int64_t{sizeof(float)};
+  return {reinterpret_cast<const uint8_t*>(rest.row(0)), true, 2 * row, kLine, row};
+}
+
+// 16 kLines columns from `first` on to rows of codes, and ranges of the even words and of the odd
+// ones of each pair.
+template <int kBits, int kLines>
+void encode_lines(const Lines& lines, int64_t num_pairs, int64_t first, uint8_t* codes,
+                  uint16_t* starts, uint16_t* steps) {
   constexpr int kRowLines = 16 / kBits;
-  auto* ranges = reinterpret_cast<ops::CodeRange*>(range_bytes);
-  for (int64_t first = 0; first < num_lines; first += kRowLines, codes += kLine) {
+  for (int64_t pair = 0; pair < num_pairs; codes += kLine) {
     V even = V::set(0.0f);
     V odd = V::set(0.0f);
     float weight = 1.0f;  // of a line's codes in a word
-    for (int at = 0; at < kRowLines; at += kRangeLines) {
-      Column<kBits, kRangeLines> evens;
-      Column<kBits, kRangeLines> odds;
-      for (int i = 0; i < kRangeLines; ++i) {
-        load(first + at + i, evens.x[i], odds.x[i]);
-      }
-      ops::CodeRange& range = *ranges++;
-      evens.measure(range.least_even, range.step_even);
-      odds.measure(range.least_odd, range.step_odd);
-      for (int i = 0; i < kRangeLines; ++i, weight *= 1 << kBits) {
+    for (int at = 0; at < kRowLines; at += kLines, ++pair, starts += 2, steps += 2) {
+      Column<kBits, kLines> evens;
+      Column<kBits, kLines> odds;
+      for (int i = 0; i < kLines; ++i) lines.load(pair, first / 16 + i, evens.x[i], odds.x[i]);
+      evens.measure(starts[0], steps[0]);
+      odds.measure(starts[1], steps[1]);
+      for (int i = 0; i < kLines; ++i, weight *= 1 << kBits) {
         even = fma(evens.code(i), V::set(weight), even);
         odd = fma(odds.code(i), V::set(weight), odd);
       }
@@ -91,40 +120,74 @@ void encode_lines(int64_t num_lines, uint8_t* codes, uint8_t* range_bytes, Load&
   }
 }
 
-// The words of a line of bfloat16; of float32 two lines hold them.
-void load_line(const uint8_t* line, V& even, V& odd) {
-  V words[2];
-  KvBf16::expand(line, words);
-  even = words[0];
-  odd = words[1];
+// A block of columns, with `inner` ranges; what codes lack of it stays in `rest`, if there is one.
+template <int kBits>
+void encode_block(const ops::CodedPages& coded, const Lines& lines, int64_t inner, int64_t first,
+                  int32_t columns, int32_t dims, uint8_t* to, PageRest* rest) {
+  auto* starts = reinterpret_cast<uint16_t*>(to + coded.code_bytes(dims));
+  uint16_t* steps = starts + inner;
+  const auto encode = columns == 64   ? encode_lines<kBits, 4>
+                      : columns == 32 ? encode_lines<kBits, 2>
+                                      : encode_lines<kBits, 1>;
+  encode(lines, inner / 2, first, to, starts, steps);
+  for (int64_t i = 0; rest != nullptr && i < inner; ++i) {
+    rest->subtract_codes(i, first, first + columns, f16_to_f32(starts[i]), f16_to_f32(steps[i]),
+                         (1 << kBits) - 1);
+  }
 }
-void load_lines(const uint8_t* line, int64_t to_odd, V& even, V& odd) {
-  even = V::load(reinterpret_cast<const float*>(line));
-  odd = V::load(reinterpret_cast<const float*>(line + to_odd));
+
+template <int kBits>
+void encode_keys(const ops::CodedPages& coded, const Lines& lines, uint8_t* to, PageRest* rest) {
+  encode_block<kBits>(coded, lines, coded.head_dim, 0, ops::CodedPages::kTokens, coded.head_dim, to,
+                      rest);
+}
+template <int kBits>
+void encode_values(const ops::CodedPages& coded, const Lines& lines, uint8_t* to, PageRest* rest) {
+  for (int32_t first = 0; first < coded.head_dim;) {
+    const int32_t dims = coded.block_dims(first);
+    encode_block<kBits>(coded, lines, ops::CodedPages::kTokens, first, dims, dims, to, rest);
+    to += coded.block_bytes(dims);
+    first += dims;
+  }
+}
+
+// With what codes lack behind them.
+template <class Encode>
+[[gnu::noinline]] void encode_with_rest(const ops::CodedPages& coded, const Lines& lines,
+                                        int64_t inner, int64_t columns, Encode&& encode,
+                                        uint8_t* to, uint8_t* rest_to) {
+  PageRest rest(coded, inner, columns);
+  for (int64_t pair = 0; pair < inner / 2; ++pair) {
+    for (int64_t c = 0; c < columns; c += 16) {
+      V even;
+      V odd;
+      lines.load(pair, c / 16, even, odd);
+      even.store(rest.row(2 * pair) + c);
+      odd.store(rest.row(2 * pair + 1) + c);
+    }
+  }
+  rest.take_outliers();
+  encode(coded, lines_of(rest, columns), to, &rest);
+  rest.write(rest_to);
 }
 
 template <int kBits>
 void encode_head(const ops::KvLayer& kv, const ops::PageCoding& page, int64_t head) {
   const ops::CodedPages& coded = kv.coded;
-  const int64_t dim = kv.head_dim;
-  const uint8_t* keys = kv.k_head(page.from, head);
-  const uint8_t* values = kv.v_head(page.from, head);
+  const Lines keys = keys_of(kv, page.from, head);
+  const Lines values = values_of(kv, page.from, head);
   uint8_t* to = coded.head(page.to, head);
-  const bool wide = kv.dtype == DType::f32;
-  // Four groups of tokens of each pair of dimensions.
-  encode_lines<kBits, ops::CodedPages::kKeyLines>(
-      2 * dim, to, to + coded.code_bytes(), [&](int64_t n, V& even, V& odd) {
-        const int64_t line = n % 4 * (dim / 2) + n / 4;
-        if (wide) return load_lines(keys + 2 * line * kLine, kLine, even, odd);
-        load_line(keys + line * kLine, even, odd);
-      });
-  to += coded.key_bytes();
-  const int64_t row = dim / 16;  // lines of a pair of tokens
-  encode_lines<kBits, kBits>(2 * dim, to, to + coded.code_bytes(), [&](int64_t n, V& even, V& odd) {
-    const int64_t line = n / row * 2 * row + n % row;
-    if (wide) return load_lines(values + line * kLine, row * kLine, even, odd);
-    load_line(values + n * kLine, even, odd);
-  });
+  uint8_t* values_to = to + coded.key_bytes();
+  if (coded.rest_bytes() == 0) {
+    encode_keys<kBits>(coded, keys, to, nullptr);
+    encode_values<kBits>(coded, values, values_to, nullptr);
+    return;
+  }
+  constexpr int64_t kTokens = ops::CodedPages::kTokens;
+  const size_t rest = coded.rest_bytes();
+  encode_with_rest(coded, keys, coded.head_dim, kTokens, encode_keys<kBits>, to, values_to - rest);
+  encode_with_rest(coded, values, kTokens, coded.head_dim, encode_values<kBits>, values_to,
+                   values_to + coded.value_bytes() - rest);
 }
 
 }  // namespace

@@ -1,5 +1,7 @@
 #include "kv/coded_store.h"
 
+#include <algorithm>
+#include <limits>
 #include <string>
 
 #include "core/memory.h"
@@ -20,6 +22,13 @@ void check_config(const KvCacheConfig& config) {
     throw InvalidArgument("[kv_cache] coding.residual: expected at least 0, got " +
                           std::to_string(coding.residual));
   }
+  const auto require_within = [](const char* field, int32_t most, int32_t got) {
+    if (got >= 0 && got <= most) return;
+    throw InvalidArgument(std::string("[kv_cache] coding.") + field + ": expected 0.." +
+                          std::to_string(most) + ", got " + std::to_string(got));
+  };
+  require_within("rank", ops::CodedPages::kMostRank, coding.rank);
+  require_within("outliers", ops::CodedPages::kMostOutliers, coding.outliers);
   if (!config.on_host()) {
     throw Unsupported("[kv_cache] coding: not on a GPU, nor where layers are on several devices");
   }
@@ -30,26 +39,31 @@ void check_config(const KvCacheConfig& config) {
 
 }  // namespace
 
-CodedStore::CodedStore(const KvCacheConfig& config) {
+CodedStore::CodedStore(const KvCacheConfig& config, size_t pool_bytes) {
   check_config(config);
   num_layers_ = static_cast<size_t>(config.num_layers);
   num_pages_ = config.num_pages;
-  first_layer_ = {config.coding.bits, config.num_pages, config.num_kv_heads, config.head_dim,
-                  nullptr};
-  const size_t bytes = first_layer_.head_bytes() * static_cast<size_t>(config.num_kv_heads) *
-                       static_cast<size_t>(num_pages_);
-  layer_bytes_ = (bytes + kAlignment - 1) / kAlignment * kAlignment;
-  num_bytes_ = layer_bytes_ * num_layers_;
+  first_layer_ = {config.coding.bits,    config.num_pages, config.num_kv_heads,
+                  config.head_dim,       nullptr,          config.coding.rank,
+                  config.coding.outliers};
+  const auto most = static_cast<size_t>(std::numeric_limits<int32_t>::max() - num_pages_);
+  num_coded_ = static_cast<int32_t>(std::min(pool_bytes / page_bytes(), most));
+  const size_t layer = first_layer_.head_bytes() * static_cast<size_t>(config.num_kv_heads) *
+                       static_cast<size_t>(num_coded_);
+  layer_bytes_ = (layer + kAlignment - 1) / kAlignment * kAlignment;
+  const size_t bytes = layer_bytes_ * num_layers_;
   const Memory& memory = memory_of({});
-  if (num_bytes_ <= memory.capacity()) region_ = memory.allocate(num_bytes_, Pages::lazy);
+  if (bytes <= memory.capacity() + kAlignment * num_layers_) {
+    region_ = memory.allocate(bytes, Pages::lazy);
+  }
   if (!region_) {
-    throw OutOfMemory("[kv_cache] coding: " + std::to_string(num_pages_) + " encoded pages take " +
-                      std::to_string(num_bytes_) + " bytes, the machine has " +
+    throw OutOfMemory("[kv_cache] coding: " + std::to_string(num_coded_) + " encoded pages take " +
+                      std::to_string(bytes) + " bytes, the machine has " +
                       std::to_string(memory.capacity()));
   }
   first_layer_.data = static_cast<uint8_t*>(region_.get());
-  partner_.assign(2 * static_cast<size_t>(num_pages_), -1);
-  for (int32_t i = 0; i < num_pages_; ++i) free_.push_back(2 * num_pages_ - 1 - i);
+  partner_.assign(static_cast<size_t>(num_pages_) + static_cast<size_t>(num_coded_), -1);
+  for (int32_t i = 0; i < num_coded_; ++i) free_.push_back(num_pages_ + num_coded_ - 1 - i);
 }
 
 ops::CodedPages CodedStore::layer(size_t number) const {

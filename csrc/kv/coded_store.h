@@ -15,16 +15,16 @@ namespace effinfer::kv {
 
 class CodedStore {
  public:
-  // For as many pages as the pool has, whose ids follow those of the pool. Throws InvalidArgument,
-  // Unsupported for what no page can be made of, OutOfMemory.
-  explicit CodedStore(const KvCacheConfig& config);
+  // As many as take the memory of `pool_bytes`, whose ids follow those of the pool. Throws
+  // InvalidArgument, Unsupported for what no page can be made of, OutOfMemory.
+  CodedStore(const KvCacheConfig& config, size_t pool_bytes);
 
   ops::CodedPages layer(size_t number) const;
   size_t page_bytes() const;  // over all layers
-  size_t num_bytes() const { return num_bytes_; }
-  int32_t in_use() const { return num_pages_ - static_cast<int32_t>(free_.size()); }
+  int32_t num_coded() const { return num_coded_; }
+  int32_t in_use() const { return num_coded_ - static_cast<int32_t>(free_.size()); }
 
-  // There must be one free: a page and what is made of it are not both among num_pages for long.
+  // There must be one free: a page and what is made of it are not both in the pool for long.
   int32_t take();
   void put_back(int32_t coded);
 
@@ -41,8 +41,8 @@ class CodedStore {
   ops::CodedPages first_layer_;
   size_t layer_bytes_ = 0;
   size_t num_layers_ = 0;
-  size_t num_bytes_ = 0;
-  int32_t num_pages_ = 0;
+  int32_t num_pages_ = 0;  // of the pool
+  int32_t num_coded_ = 0;
   std::shared_ptr<void> region_;
   std::vector<int32_t> partner_;  // by id, of pages and of coded ones; -1: none
   std::vector<int32_t> free_;     // a stack

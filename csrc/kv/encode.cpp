@@ -50,18 +50,22 @@ std::span<const int32_t> KvCache::Impl::due(const Sequence& sequence) const {
   return std::span(table.pages).subspan(first, end - first);
 }
 
-// Those that others hold take a page more; what cached prefixes hold alone can go then.
+// What is made of those that others hold takes memory beside them; what cached prefixes hold alone
+// can go then.
 bool KvCache::Impl::has_room_to_encode(std::span<const int32_t> pages) const {
   std::vector<int32_t> shared;
   for (const int32_t page : pages) {
     if (is_shared(page, kGroup) && pool(kGroup).coding_of(page) < 0) shared.push_back(page);
   }
-  if (has_pages(kGroup, shared.size())) return true;
+  const auto fits = [&](size_t count) {
+    return has_pages(kGroup, pool(kGroup).pages_of(0, count));
+  };
+  if (fits(shared.size())) return true;
   const std::vector<uint8_t> cached = tree.held();
   const auto stay = [&](int32_t page) {
     return pool(kGroup).references(page) > 2 || cached[static_cast<size_t>(page)] == 0;
   };
-  return has_pages(kGroup, static_cast<size_t>(std::count_if(shared.begin(), shared.end(), stay)));
+  return fits(static_cast<size_t>(std::count_if(shared.begin(), shared.end(), stay)));
 }
 
 bool KvCache::can_encode(SequenceId id) const {
@@ -73,8 +77,8 @@ void KvCache::encode(SequenceId id, ThreadPool& pool) {
   const std::span<const int32_t> due = impl_->due(sequence);
   if (due.empty()) return;
   if (!impl_->has_room_to_encode(due)) {
-    throw OutOfMemory("[kv_cache] encode: no page is free for those of " +
-                      std::to_string(due.size()) + " that others need as they are");
+    throw OutOfMemory("[kv_cache] encode: no memory is free for those of " +
+                      std::to_string(due.size()) + " pages that others need as they are");
   }
   const size_t first = impl_->num_encoded(sequence.tables[kGroup]);
   kv::PagePool& pages = impl_->pool(kGroup);

@@ -24,7 +24,10 @@ struct Header {
   int32_t head_dim = 0;
   int32_t dtype = 0;
   int32_t num_groups = 0;
-  int64_t coding_bits = 0;
+  int32_t coding_bits = 0;
+  int32_t coding_rank = 0;
+  int32_t coding_outliers = 0;
+  int32_t nothing = 0;
   int64_t length = 0;
   int64_t shift = 0;
   int64_t fixed = 0;
@@ -77,13 +80,16 @@ Header layout_of(const KvCacheConfig& config, size_t groups) {
   header.dtype = static_cast<int32_t>(config.dtype);
   header.num_groups = static_cast<int32_t>(groups);
   header.coding_bits = config.coding.bits;
+  header.coding_rank = config.coding.rank;
+  header.coding_outliers = config.coding.outliers;
   return header;
 }
 
 bool same_layout(const Header& a, const Header& b) {
   return a.magic == b.magic && a.num_layers == b.num_layers && a.num_kv_heads == b.num_kv_heads &&
          a.head_dim == b.head_dim && a.dtype == b.dtype && a.num_groups == b.num_groups &&
-         a.coding_bits == b.coding_bits;
+         a.coding_bits == b.coding_bits && a.coding_rank == b.coding_rank &&
+         a.coding_outliers == b.coding_outliers;
 }
 
 void check_header(const Header& header) {
@@ -221,8 +227,9 @@ SequenceId KvCache::import_(std::span<const std::byte> blob) {
     const auto encoded = static_cast<size_t>(entry.num_encoded);
     bytes += (pages - encoded) * impl_->pool(group).page_bytes();
     bytes += encoded * impl_->pool(group).coded_page_bytes();
-    if (!impl_->has_pages(group, pages)) {
-      throw OutOfMemory("[kv_cache] import: " + std::to_string(pages) + " pages needed, " +
+    const size_t needed = impl_->pool(group).pages_of(pages - encoded, encoded);
+    if (!impl_->has_pages(group, needed)) {
+      throw OutOfMemory("[kv_cache] import: " + std::to_string(needed) + " pages needed, " +
                         std::to_string(available_pages()) + " available");
     }
   }
@@ -247,10 +254,10 @@ SequenceId KvCache::import_(std::span<const std::byte> blob) {
     const auto freed = static_cast<size_t>(groups[group].num_freed);
     const auto pages = static_cast<size_t>(groups[group].num_pages);
     table.pages.assign(freed, kv::kFreed);
-    impl_->make_free(group, pages - freed);
+    const auto num_encoded = static_cast<size_t>(groups[group].num_encoded);
+    impl_->make_free(group, pool.pages_of(pages - freed - num_encoded, num_encoded));
     for (size_t i = freed; i < pages; ++i) {
-      const bool encoded = i < static_cast<size_t>(groups[group].num_encoded);
-      const int32_t page = encoded ? pool.allocate_coded() : pool.allocate();
+      const int32_t page = i < num_encoded ? pool.allocate_coded() : pool.allocate();
       table.pages.push_back(page);
       pool.write_page(page, reader.take(pool.page_bytes(page)).data());
     }

@@ -94,13 +94,12 @@ PagePool::PagePool(const KvCacheConfig& config) : config_(config) {
   }
   for (const size_t bank : bank_of_) layers_.push_back(next_layer(banks_[bank]));
   if (config.coding.bits != 0) {
-    coded_ = std::make_unique<CodedStore>(config);
+    coded_ = std::make_unique<CodedStore>(config, capacity_bytes());
     for (size_t i = 0; i < num_layers; ++i) layers_[i].coded = coded_->layer(i);
-    num_bytes_ += coded_->num_bytes();
   }
   if (config.page_bounds) allocate_bounds();
   const size_t count = static_cast<size_t>(config.num_pages);
-  references_.assign(coded_ ? 2 * count : count, 0);
+  references_.assign(count + (coded_ ? static_cast<size_t>(coded_->num_coded()) : 0), 0);
   used_before_.assign(count, 0);
   free_.resize(count);
   for (size_t i = 0; i < count; ++i) free_[i] = static_cast<int32_t>(count - 1 - i);
@@ -245,6 +244,22 @@ void PagePool::for_parts(int32_t page, F&& f) const {
   }
 }
 
+size_t PagePool::capacity_bytes() const {
+  return static_cast<size_t>(config_.num_pages) * page_bytes();
+}
+
+int32_t PagePool::free_pages() const {
+  if (!coded_) return static_cast<int32_t>(free_.size());
+  const size_t used = used_bytes();
+  const size_t page = page_bytes();
+  if (used <= capacity_bytes()) return static_cast<int32_t>((capacity_bytes() - used) / page);
+  return -static_cast<int32_t>((used - capacity_bytes() + page - 1) / page);
+}
+
+size_t PagePool::pages_of(size_t plain, size_t coded) const {
+  return plain + (coded * coded_page_bytes() + page_bytes() - 1) / page_bytes();
+}
+
 size_t PagePool::used_bytes() const {
   const size_t plain = static_cast<size_t>(config_.num_pages) - free_.size();
   return plain * page_bytes() + static_cast<size_t>(num_coded()) * coded_page_bytes();
@@ -273,6 +288,27 @@ void PagePool::encode(std::span<int32_t> pages, ThreadPool& pool) {
     page = coding_of(plain);
     retain(page);
     release(plain);
+  }
+  give_memory_back();
+}
+
+void PagePool::give_memory_back() {
+  std::vector<int32_t> pages;
+  for (const int32_t page : free_) {
+    if (used_before_[static_cast<size_t>(page)] != 0) pages.push_back(page);
+  }
+  if (pages.size() <= kWarmPages) return;
+  pages.resize(pages.size() - kWarmPages);
+  std::sort(pages.begin(), pages.end());
+  const size_t bytes = static_cast<size_t>(config_.num_kv_heads) * head_bytes_;
+  for (size_t first = 0, end = 0; first < pages.size(); first = end) {
+    while (end < pages.size() && pages[end] - pages[first] == static_cast<int32_t>(end - first)) {
+      used_before_[static_cast<size_t>(pages[end++])] = 0;
+    }
+    for (const ops::KvLayer& kv : layers_) {
+      zero_lazily(kv.k_head(pages[first], 0), (end - first) * bytes);
+      zero_lazily(kv.v_head(pages[first], 0), (end - first) * bytes);
+    }
   }
 }
 

@@ -1,7 +1,7 @@
 // The memory of the KV cache: pages with reference counts. A page id names the same slot in every
 // layer's K and V, so one id stands for 64 tokens of the whole model, on whichever devices its
-// layers are. Where pages are encoded (KvCacheConfig::coding) there are as many ids again, of coded
-// pages; pages of both kinds together are at most num_pages.
+// layers are. Where pages are encoded (KvCacheConfig::coding) there are more ids, of coded pages;
+// pages of both kinds together take at most the bytes of num_pages.
 #pragma once
 
 #include <cstddef>
@@ -38,7 +38,8 @@ class PagePool {
   // Of a sequence on `pages` moves the tokens first + rows[i] to first + i, in every layer. `rows`
   // strictly increases; nobody else reads the pages from token `first` on.
   void close_up(std::span<const int32_t> pages, int64_t first, std::span<const int32_t> rows);
-  // Puts coded pages in the place of these, whose holder does not need them any more.
+  // Puts coded pages in the place of these, whose holder does not need them any more, and gives
+  // the memory of free pages back to the system.
   void encode(std::span<int32_t> pages, ThreadPool& pool);
   // Its numbers change: what was made of it is not its coded form any more.
   void forget_coding(int32_t page) {
@@ -65,8 +66,11 @@ class PagePool {
   int32_t references(int32_t page) const { return references_[static_cast<size_t>(page)]; }
   int32_t num_pages() const { return config_.num_pages; }
   int32_t num_ids() const { return static_cast<int32_t>(references_.size()); }
-  // Below 0 only between encode() and the release of what it made superfluous.
-  int32_t free_pages() const { return static_cast<int32_t>(free_.size()) - num_coded(); }
+  // Whole pages that there is memory for. Below 0 only between encode() and the release of what it
+  // made superfluous.
+  int32_t free_pages() const;
+  // That so many pages of both kinds take.
+  size_t pages_of(size_t plain, size_t coded) const;
   size_t used_bytes() const;
   size_t num_bytes() const { return num_bytes_; }
   const KvCacheConfig& config() const { return config_; }
@@ -85,6 +89,11 @@ class PagePool {
     std::shared_ptr<void> region = nullptr;
   };
 
+  // Free pages whose memory stays, for the tokens that come next.
+  static constexpr size_t kWarmPages = 1;
+
+  size_t capacity_bytes() const;  // of all pages
+  void give_memory_back();
   int32_t num_coded() const { return coded_ ? coded_->in_use() : 0; }
   int32_t take();
   // Calls with the address and the size of each part of a page.

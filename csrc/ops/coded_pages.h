@@ -1,25 +1,37 @@
 // Pages whose keys and values take 4 or 2 bits each: whole pages that a sequence has behind it.
 //
-// A channel of keys has one range over the page's 64 tokens, a token's values one over 64 (4 bits)
-// or 32 (2 bits) dimensions, as KIVI has it (Liu et al., arXiv:2402.02750, section 3.2): keys have
-// channels that stand out, values do not. Where head_dim is no multiple of that, a range goes on
-// with the next tokens. A code c stands for the bfloat16 next to least + c * step.
+// A channel of keys has one range over the page's 64 tokens, a token's values one over a block of
+// dimensions, as KIVI has it (Liu et al., arXiv:2402.02750, section 3.2): keys have channels that
+// stand out, values do not. A code c stands for start + c * step. Blocks of values have 64 (4 bits)
+// or 32 dimensions (2 bits); where head_dim is no multiple of that, the last ones have half of it,
+// or a fourth.
 //
-// Keys, and values, of one head are 2 D lines of bfloat16 pairs (ops/kv_layout.h), whose 32 words
-// are even ones (a pair's first element) and odd ones. Codes are rows of 64 bytes; a row has 16 / b
-// lines, and word w of it the codes of their words w:
+// Attention multiplies codes as they are: of keys, q . (start + step c) = q . start + (q step) . c,
+// and of values in the same way. So starts and steps are apart, and codes lie as the products want
+// them. A line is 16 columns of two neighbours of the inner dimension, each a word of 16 bits: of
+// keys 16 tokens x 2 dimensions, of values 16 dimensions x 2 tokens. A row of 64 bytes has 16 / b
+// lines; word w of it has the codes of their words w:
 //
 //   4 bits   | line 3 | line 2 | line 1 | line 0 |              low bits on the right
 //   2 bits   | line 7 | line 6 | ...    | line 0 |
 //
-// so that a shift gives a line's 32 codes where their words belong, and a table of 16 even and 16
-// odd values turns them into the line. Lines of values follow each other as on a page; of keys, the
-// 4 groups of tokens of each pair of dimensions do. A head of a page is
+// so that a shift and a mask give a line of small integers. The lines of a pair follow each other:
+// of keys 4 (64 tokens), of a block of values 4, 2 or 1. A head of a page is
 //
-//   rows of keys   [8 b D bytes]      ranges of keys   [D / 2] CodeRange, each of 4 lines
-//   rows of values [8 b D bytes]      ranges of values [2 D / b] CodeRange, each of b lines
+//   keys                 codes  [D / 2 pairs of dimensions][4 lines]    8 b D bytes
+//                        starts [D], steps [D]                          binary16
+//   each block of W      codes  [32 pairs of tokens][W / 16 lines]      8 b W bytes
+//   dimensions of values starts [64], steps [64]                        binary16
 //
-// which is 28.1 % (4 bits) or 17.2 % (2 bits) of the page's bytes.
+// which is 28.1 % (4 bits) or 17.2 % (2 bits) of the page's bytes, where all blocks are whole.
+//
+// Behind the keys, and behind the values, may lie what their codes lack: factors of low rank and
+// outliers (GEAR, Kang et al., arXiv:2403.05527). With I x C numbers, of keys D x 64, of values 64
+// x D, number (i, c) lacks the sum of u_k[i] w_k[c], and what an outlier at its place says:
+//
+//   factors   [rank] { u [I], w [C] }                   bfloat16
+//   outliers  places [n]: 256 i + c, numbers [n]        uint16, bfloat16
+//   nothing   to the next multiple of 64 bytes
 #pragma once
 
 #include <cstddef>
@@ -27,14 +39,6 @@
 #include <limits>
 
 namespace effinfer::ops {
-
-// binary16 numbers, of the even and the odd words of some lines.
-struct CodeRange {
-  uint16_t least_even;
-  uint16_t step_even;
-  uint16_t least_odd;
-  uint16_t step_odd;
-};
 
 // A layer's.
 struct CodedPages {
@@ -44,15 +48,45 @@ struct CodedPages {
   int32_t num_kv_heads = 0;
   int32_t head_dim = 0;
   uint8_t* data = nullptr;
+  int32_t rank = 0;
+  int32_t outliers = 0;  // of keys, and as many of values
 
-  static constexpr int32_t kKeyLines = 4;  // of a range
+  static constexpr int32_t kMostRank = 16;
+  static constexpr int32_t kMostOutliers = 256;
+  static constexpr int32_t kTokens = 64;
+  static constexpr int32_t kKeyLines = kTokens / 16;  // of a pair
+  static constexpr size_t kRow = 64;                  // bytes
 
   bool holds(int32_t page) const { return page >= first_page; }
-  size_t code_bytes() const { return size_t{8} * static_cast<size_t>(bits * head_dim); }
-  size_t key_bytes() const { return code_bytes() + size_t{4} * static_cast<size_t>(head_dim); }
-  size_t head_bytes() const {
-    return key_bytes() + code_bytes() + size_t{16} * static_cast<size_t>(head_dim / bits);
+  // Of so many dimensions of keys, or of values.
+  size_t code_bytes(int32_t dims) const { return size_t{8} * static_cast<size_t>(bits * dims); }
+  // Of starts, or of steps.
+  static constexpr size_t range_bytes(int32_t ranges) {
+    return sizeof(uint16_t) * static_cast<size_t>(ranges);
   }
+  // Of keys, and of values.
+  size_t rest_bytes() const {
+    const auto numbers = static_cast<size_t>(rank * (kTokens + head_dim) + 2 * outliers);
+    return (sizeof(uint16_t) * numbers + kRow - 1) / kRow * kRow;
+  }
+  size_t key_bytes() const {
+    return code_bytes(head_dim) + 2 * range_bytes(head_dim) + rest_bytes();
+  }
+  // Of the block of values that begins at a dimension.
+  int32_t block_dims(int32_t first) const {
+    int32_t dims = bits == 4 ? 64 : 32;
+    while (dims > head_dim - first) dims /= 2;
+    return dims;
+  }
+  size_t block_bytes(int32_t dims) const { return code_bytes(dims) + 2 * range_bytes(kTokens); }
+  size_t value_bytes() const {
+    size_t bytes = rest_bytes();
+    for (int32_t first = 0; first < head_dim; first += block_dims(first)) {
+      bytes += block_bytes(block_dims(first));
+    }
+    return bytes;
+  }
+  size_t head_bytes() const { return key_bytes() + value_bytes(); }
   // Keys; the values are key_bytes() behind.
   uint8_t* head(int32_t page, int64_t head) const {
     const auto place = static_cast<size_t>(int64_t{page - first_page} * num_kv_heads + head);

@@ -12,7 +12,13 @@ from tests.model_files import smollm2_path
 from tests.reference import tiny
 from tests.techniques.contract_model import long_model
 
-SHARE = {4: 72 / 256, 2: 44 / 256}  # of a page's bytes in bf16
+
+def share(bits: int, head_dim: int) -> float:
+    """Of a page's bytes in bf16: codes, two numbers a channel of keys, two a token and block of
+    values. Blocks have 64 or 32 dimensions, or what is left."""
+    blocks = max(1, head_dim // (64 if bits == 4 else 32))
+    ranges = 2 * 2 * (head_dim + 64 * blocks)
+    return (2 * 64 * head_dim * bits / 8 + ranges) / (2 * 64 * head_dim * 2)
 
 
 @pytest.fixture(scope="module")
@@ -46,7 +52,7 @@ def test_pages_behind_the_newest_tokens_are_smaller(path, bits):
     expected = []
     for fed in range(501, 500 + 80):
         encoded = (fed - 1 - 64) // 64
-        expected.append(page * (-(-fed // 64) - encoded + encoded * SHARE[bits]))
+        expected.append(page * (-(-fed // 64) - encoded + encoded * share(bits, 16)))
     assert used[1:-1] == expected[: len(used) - 2]
 
 
@@ -85,7 +91,7 @@ def test_layers_with_a_window_keep_their_pages(tmp_path):
         used[bits] = used_bytes_while_generating(llm, prompt, 4)[1]
     heads, dim = config["num_key_value_heads"], config["head_dim"]
     page = 2 * heads * dim * 64 * 2  # of the one layer of six without a window
-    assert used[0] - used[4] == 4 * page * (1 - SHARE[4])
+    assert used[0] - used[4] == 4 * page * (1 - share(4, dim))
 
 
 @pytest.mark.parametrize(("option", "error"), [({"kv_dtype": "i8"}, "bf16 or f32, got i8")])

@@ -12,6 +12,7 @@
 #include <cstdint>
 #include <type_traits>
 
+#include "core/float16.h"
 #include "cpu/vectors/math.h"
 #include "ops/kv_layout.h"
 
@@ -159,6 +160,22 @@ struct AttentionMath {
       Kv::store_pairs(x, reinterpret_cast<uint32_t*>(row) + index / 2);
     } else {
       x.store(row + index);
+    }
+  }
+  // Elements [index, index + 16) of what factors_at() gave.
+  [[gnu::always_inline]] static V load_factor(const A* row, int64_t index) {
+    if constexpr (Kv::kPairs) {
+      return V::load(reinterpret_cast<const Bf16*>(row) + index);
+    } else {
+      return V::load(row + index);
+    }
+  }
+  // One of them.
+  static float factor(const A* row, int64_t index) {
+    if constexpr (Kv::kPairs) {
+      return bf16_to_f32(reinterpret_cast<const Bf16*>(row)[index].bits);
+    } else {
+      return row[index];
     }
   }
   static const A* factors_at(const float* row, int64_t index) {

@@ -1,9 +1,10 @@
 // The engine's pages as a source of units: a page as it lies, or, where a list visits few tokens of
 // pages that all rows have behind them, tokens of several pages taken together as one. A coded page
-// (ops/coded_pages.h) becomes one as it would lie.
+// (ops/coded_pages.h) is multiplied as it is, whole: what rows do not see of it has no weight.
 #pragma once
 
 #include <cstdint>
+#include <optional>
 
 #include "cpu/vectors/attention_math.h"
 #include "cpu/vectors/coded_page.h"
@@ -73,6 +74,7 @@ class KeyPages {
 
   void score(const typename Math::A* q, int64_t dim, TokenRange groups, int64_t rows,
              float* scores) const {
+    if (coded_) return coded_->score(q, dim, rows, scores);
     const int64_t lines = dim / P;  // of 16 tokens
     const uint8_t* k = lines_k_ + groups.begin / 16 * lines * kLine;
     products_.multiply(q, dim, {k, kLine, lines * kLine, k + ahead_}, dim, nullptr,
@@ -81,6 +83,10 @@ class KeyPages {
 
   void add_values(const float* scores, int64_t dim, TokenRange keys, int64_t rows,
                   const float* factors, float* out) const {
+    if (coded_) {
+      coded_->add_values(Math::factors_at(scores, 0), kUnit, rows, factors, out, dim);
+      return;
+    }
     const int64_t lines = dim / 16;  // of P tokens
     const int64_t first = keys.begin / Products::kValueStep * Products::kValueStep;
     const uint8_t* v = lines_v_ + first / P * lines * kLine;
@@ -144,7 +150,9 @@ class KeyPages {
   // `next` is the page that is likely to be the next one.
   void lie(int64_t page, int64_t next) {
     const int64_t id = task_.pages[page];
-    if (task_.coded.holds(task_.pages[page])) return decode(task_.pages[page], task_.pages[next]);
+    coded_.reset();
+    if (task_.coded.holds(task_.pages[page]))
+      return lie_coded(task_.pages[page], task_.pages[next]);
     lines_k_ = task_.k.data + id * task_.k.page_stride;
     lines_v_ = task_.v.data + id * task_.v.page_stride;
     if (Kv::kScaled) {
@@ -156,22 +164,15 @@ class KeyPages {
     ahead_ = (task_.pages[next] - id) * task_.k.page_stride;
   }
 
-  // A coded page, where gathered ones go.
-  void decode(int32_t page, int32_t next) {
-    auto* keys = reinterpret_cast<uint8_t*>(k_);
-    auto* values = reinterpret_cast<uint8_t*>(v_);
-    decode_page(task_.coded, page, next, keys, values);
-    if constexpr (P == 1) {
-      widen_keys(keys, task_.k.dims);
-      widen_values(values, task_.v.dims);
-    }
-    lines_k_ = keys;
-    lines_v_ = values;
-    ahead_ = 0;
+  void lie_coded(int32_t page, int32_t next) {
+    const ops::CodedPages& coded = task_.coded;
+    const int64_t ahead = coded.holds(next) ? coded.head(next, 0) - coded.head(page, 0) : 0;
+    coded_.emplace(coded, page, ahead);
   }
 
   // The tokens taken together, as a page of their own.
   void gather() {
+    coded_.reset();
     for (int64_t i = 0; i < count_; ++i) copy_key(i);
     for (int64_t i = 0; i < count_; i += P) copy_values(i);
     lines_k_ = reinterpret_cast<const uint8_t*>(k_);
@@ -227,6 +228,7 @@ class KeyPages {
   bool all_seen_ = false;
   const uint8_t* lines_k_ = nullptr;
   const uint8_t* lines_v_ = nullptr;
+  std::optional<CodedPage<Kv>> coded_;  // the page at hand, if it is one
   const float* at_k_scales_ = nullptr;
   const float* at_v_scales_ = nullptr;
   int64_t ahead_ = 0;  // bytes to what is likely to be next

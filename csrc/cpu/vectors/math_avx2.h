@@ -120,6 +120,13 @@ using F32x16 = simd::Pair<F32x8>;
   return _mm_cvtsi128_si32(sums) + _mm_extract_epi32(sums, 2) - 16 * 128;
 }
 
+// Stores lanes within +-32767 as the nearest integers, ties to even.
+[[gnu::always_inline]] inline void store_int16(F32x16 x, int16_t* to) {
+  const __m256i words =
+      _mm256_packs_epi32(_mm256_cvtps_epi32(x.low.v), _mm256_cvtps_epi32(x.high.v));
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(to), _mm256_permute4x64_epi64(words, 0xd8));
+}
+
 [[gnu::always_inline]] inline __m256 vexp(__m256 x) {
   return simd::exp(F32x8{x}).v;
 }

@@ -97,6 +97,12 @@ struct F32x16 {
   return _mm_cvtsi128_si32(sums) + _mm_extract_epi32(sums, 2) - 16 * 128;
 }
 
+// Stores lanes within +-32767 as the nearest integers, ties to even.
+[[gnu::always_inline]] inline void store_int16(F32x16 x, int16_t* to) {
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(to),
+                      _mm512_cvtepi32_epi16(_mm512_cvtps_epi32(x.v)));
+}
+
 [[gnu::always_inline]] inline __m512 vexp(__m512 x) {
   return simd::exp(F32x16{x}).v;
 }

@@ -109,6 +109,16 @@ using F32x16 = simd::Pair<simd::Pair<F32x4>>;
   return sum;
 }
 
+// Stores lanes within +-32767 as the nearest integers, ties to even.
+[[gnu::always_inline]] inline void store_int16(const F32x16& x, int16_t* to) {
+  float shifted[16];
+  (x + F32x16::set(simd::kRound)).store(shifted);
+  for (int i = 0; i < 16; ++i) {
+    to[i] = static_cast<int16_t>(std::bit_cast<int32_t>(shifted[i]) -
+                                 std::bit_cast<int32_t>(simd::kRound));
+  }
+}
+
 [[gnu::always_inline]] inline float vexp(float x) {
   return simd::exp(F32x4::set(x)).v[0];
 }

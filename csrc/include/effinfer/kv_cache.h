@@ -41,6 +41,10 @@ struct KvRope {
 struct KvCoding {
   int32_t bits = 0;        // 4 or 2; 0: pages stay as they were written
   int32_t residual = 128;  // the newest tokens, whose pages stay so
+  // Of what the codes of a page's keys, and of its values, lack (GEAR, Kang et al.,
+  // arXiv:2403.05527): factors of this rank (at most 16) and so many numbers (256) of each head.
+  int32_t rank = 0;
+  int32_t outliers = 0;
 };
 
 struct KvCacheConfig {
@@ -57,8 +61,9 @@ struct KvCacheConfig {
   // Of each layer, where they are on several devices: a page is then a slot in each memory. Empty:
   // all are on `device`.
   std::vector<Device> layer_devices = {};
-  // Of bf16 or f32 in the host's memory: else Unsupported. An encoded page is one of num_pages as
-  // any other is, but takes 28 % (4 bits) or 17 % (2 bits) of bf16's bytes.
+  // Of bf16 or f32 in the host's memory: else Unsupported. Pages of both kinds together take at
+  // most the memory of num_pages pages as they are written; an encoded one takes 28 % (4 bits) or
+  // 17 % (2 bits) of bf16's bytes. What encoding frees goes back to the system.
   KvCoding coding = {};
   // Whether full pages of layers without a window keep what their keys are bounded by, for an index
   // that chooses pages: 1.6 % more memory with bf16. Of the host's memory.
@@ -109,7 +114,7 @@ class EFFINFER_API KvCache {
 
   const KvCacheConfig& config() const;
   size_t num_bytes() const;
-  int32_t free_pages() const;       // free now, without evicting cached prefixes
+  int32_t free_pages() const;       // whole pages free now, without evicting cached prefixes
   int32_t available_pages() const;  // free + cached prefixes that no sequence uses
   int32_t num_groups() const;
   size_t used_bytes() const;  // of the pages that sequences or cached prefixes hold
