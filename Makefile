@@ -20,7 +20,7 @@
 #   make bench     speed against the peers, interleaved; writes docs/performance.md;
 #                  BENCH_FLAGS="--only context,batch" measures some sections again
 #   make bench-techniques
-#                  sparse prefills on real models; writes docs/techniques.md
+#                  techniques on real models; writes the tables of docs/techniques.md
 #   make bench-gpu on a machine with a GPU: its ceilings, the device tests, the kernels' speed;
 #                  BENCH_FLAGS="--skip peers" leaves parts out
 #   make format    rewrites the sources in the house style

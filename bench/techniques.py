@@ -1,5 +1,6 @@
-"""Sparse prefills beside dense attention on real models and text: time of a prompt, perplexity, and
-a fact to find in it. Writes the tables of docs/techniques.md.
+"""Techniques beside dense attention on real models and text. Writes the tables of
+docs/techniques.md: sparse prefills (time of a prompt, perplexity, a fact to find in it), and
+methods of the keys that generated tokens read (kept_keys.py).
 
 The text is the documentation that every Python carries (pydoc_data.topics).
 """
@@ -14,6 +15,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import kept_keys
 import numpy as np
 
 import effinfer
@@ -21,7 +23,7 @@ from effinfer.hub import resolve
 from effinfer.techniques import PREFILLS, SparsePrefill
 
 DOCUMENT = Path(__file__).resolve().parent.parent / "docs" / "techniques.md"
-BEGIN, END = "<!-- measured: begin -->", "<!-- measured: end -->"
+TABLES = ("measured", "keys")  # by the names of their markers: sparse prefills, keys
 MODELS = ("smollm2-135m", "gemma3-270m")
 LENGTHS = (4096, 8000)
 DEPTHS = (0.2, 0.5, 0.8)
@@ -114,20 +116,30 @@ def main() -> None:
     parser.add_argument("--model", action="append", help="default: " + ", ".join(MODELS))
     parser.add_argument("--length", type=int, action="append", help="tokens of a prompt")
     parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--table", action="append", choices=TABLES, help="default: both")
     options = parser.parse_args()
-    rows = [
-        row
-        for model in options.model or MODELS
-        for length in options.length or LENGTHS
-        for row in measure(model, length, options.repeats)
-    ]
-    facts = effinfer.info()
-    text = DOCUMENT.read_text(encoding="utf-8")
-    before, rest = text.split(BEGIN)
-    after = rest.split(END)[1]
-    where = f"{facts.threads} threads, {facts.isa}; medians of {options.repeats}, taking turns."
-    table = "\n".join([BEGIN, "", where, "", HEADER, *rows, "", END])
-    DOCUMENT.write_text(before + table + after, encoding="utf-8")
+    tables = options.table or TABLES
+    if "keys" in tables:
+        rows = kept_keys.measure(resolve("smollm2-135m"), haystack, options.repeats)
+        write("keys", [kept_keys.where(options.repeats), "", kept_keys.HEADER, *rows])
+    if "measured" in tables:
+        rows = [
+            row
+            for model in options.model or MODELS
+            for length in options.length or LENGTHS
+            for row in measure(model, length, options.repeats)
+        ]
+        facts = effinfer.info()
+        where = f"{facts.threads} threads, {facts.isa}; medians of {options.repeats}, taking turns."
+        write("measured", [where, "", HEADER, *rows])
+
+
+def write(table: str, lines: list[str]) -> None:
+    begin, end = f"<!-- {table}: begin -->", f"<!-- {table}: end -->"
+    before, rest = DOCUMENT.read_text(encoding="utf-8").split(begin)
+    after = rest.split(end)[1]
+    made = "\n".join([begin, "", *lines, "", end])
+    DOCUMENT.write_text(before + made + after, encoding="utf-8")
 
 
 if __name__ == "__main__":

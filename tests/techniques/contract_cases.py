@@ -6,6 +6,7 @@ from typing import Any
 from effinfer.techniques import (
     H2O,
     KIVI,
+    KVCompose,
     MInference,
     Quest,
     RaaS,
@@ -21,6 +22,7 @@ from effinfer.techniques import (
 CASES: dict[str, Technique] = {
     "h2o": H2O(budget=150, recent=40, stride=50, chunk_tokens=128),
     "kivi": KIVI(bits=2, residual=16),
+    "kv_compose": KVCompose(budget=100, window=20, chunk_tokens=128),
     "minference": MInference(
         min_tokens=0,
         vertical_size=4,

@@ -8,7 +8,17 @@ import pytest
 
 import effinfer
 from effinfer import LLM, SamplingParams
-from effinfer.techniques import H2O, Meta, RaaS, SnapKV, StreamingLLM, Technique, WindowKV, hook
+from effinfer.techniques import (
+    H2O,
+    KVCompose,
+    Meta,
+    RaaS,
+    SnapKV,
+    StreamingLLM,
+    Technique,
+    WindowKV,
+    hook,
+)
 from effinfer.testing import make_model
 
 CONTEXT = 512
@@ -328,6 +338,18 @@ def test_h2o_keeps_the_slots_that_have_had_most(path):
         expected = np.stack([keys[head][lists[head]] for head in range(2)])
         np.testing.assert_array_equal(kept_keys, expected)
     assert dropped >= 5
+
+
+def test_kv_compose_ranks_by_a_heads_own_scores_and_the_layers_mean(path):
+    method = KVCompose(budget=60, window=9, shared=0.5)
+    seen = watched(path, method, prompt_of(300), 2, when="prompt_end")
+    (scores, keys), (_, kept_keys) = seen
+    layers = scores.reshape(2, 2, 300)
+    ranked = (layers + 0.5 * layers.mean(axis=1, keepdims=True)).reshape(4, 300)
+    lists = best(ranked, 1, method.budget, method.window)
+    assert len({tuple(slots) for slots in lists}) == 4
+    expected = np.stack([keys[head][lists[head]] for head in range(2)])
+    np.testing.assert_array_equal(kept_keys, expected)
 
 
 def test_raas_keeps_the_prompt_and_what_was_read_last(path):

@@ -6,11 +6,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 import effinfer
 from effinfer import SamplingParams, _core
 from effinfer.checkpoints.model_files import ModelFiles, open_model
 from effinfer.techniques import (
+    MLKV,
     EarlyExit,
     EasySpec,
     FiRST,
@@ -24,6 +26,7 @@ from effinfer.techniques.layers import num_layers
 from effinfer.testing import make_model, make_twin
 from tests.model_files import smollm2_path
 from tests.reference import tiny
+from tests.reference.decoder import Decoder
 
 TOKENS = np.random.default_rng(3).integers(3, 250, 40).tolist()
 GREEDY = SamplingParams(temperature=0.0, max_tokens=40, ignore_eos=True)
@@ -206,3 +209,45 @@ def test_routers_follow_the_prompt() -> None:
     assert np.abs(flat.weights).max() < 0.01
     with pytest.raises(effinfer.InvalidArgumentError, match="ridge: expected more than 0"):
         LayerRouters.fit(states, costs, 0.0)
+
+
+@pytest.mark.parametrize("group", [2, 3])
+def test_mlkv_shares_the_keys_of_a_groups_first_layer(twin, group):
+    """Beside a reference whose other layers take what that one's projections gave."""
+
+    class Shared(Decoder):
+        def linear(self, x: torch.Tensor, name: str) -> torch.Tensor:
+            _, layer, kind = name.split(".")
+            if kind not in ("attn_k", "attn_v"):
+                return super().linear(x, name)
+            if int(layer) % group == 0:
+                made[kind] = super().linear(x, name)
+            return made[kind]
+
+    made: dict[str, torch.Tensor] = {}
+    expected = Shared.from_gguf(twin[1]).logits(TOKENS).numpy()
+    llm = effinfer.LLM(twin[1], layers=MLKV(group), precision="f32", kv_dtype="f32", threads=1)
+    plain = effinfer.LLM(twin[1], precision="f32", kv_dtype="f32", threads=1)
+    np.testing.assert_allclose(llm.logits(TOKENS), expected, atol=2e-3)
+    assert np.abs(plain.logits(TOKENS) - expected).max() > 0.1
+    sizes = [each.engine.kv_cache.num_bytes for each in (llm, plain)]
+    pages = [each.engine.kv_cache.num_pages for each in (llm, plain)]
+    assert sizes[0] * pages[1] * group == sizes[1] * pages[0]
+
+
+def test_mlkv_in_groups_of_one_is_the_model(twin):
+    texts = [
+        effinfer.LLM(twin[1], layers=layers, threads=1).generate([TOKENS], GREEDY)[0].token_ids
+        for layers in (None, MLKV(1))
+    ]
+    assert texts[0] == texts[1]
+
+
+def test_mlkv_refuses_what_it_cannot_share(tmp_path):
+    with pytest.raises(effinfer.InvalidArgumentError, match=r"\[MLKV\] group: expected at least 1"):
+        MLKV(0).apply(open_model(make_model("llama-tiny", tmp_path / "m.gguf")).graph)
+    gemma = tiny.write_gguf(tiny.FAMILIES["gemma3"], tmp_path / "gemma.gguf")
+    with pytest.raises(
+        effinfer.UnsupportedError, match=r"\[MLKV\] .*expected layers of one window"
+    ):
+        MLKV(2).apply(open_model(gemma).graph)

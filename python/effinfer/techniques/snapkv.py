@@ -52,7 +52,8 @@ class SnapKV(Technique):
         super().__post_init__()
         if self.budget < self.window:
             raise _core.InvalidArgumentError(
-                f"[SnapKV] budget: expected at least {self.window} (window), got {self.budget}"
+                f"[{type(self).__name__}] budget: expected at least {self.window} (window), "
+                f"got {self.budget}"
             )
 
     def facts(self) -> dict[str, str | int]:

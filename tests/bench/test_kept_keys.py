@@ -1,0 +1,47 @@
+"""The measurements of bench/kept_keys.py, on a short text."""
+
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.model_files import smollm2_path
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "bench"))
+import kept_keys
+from kept_keys import CITIES, RandomKeys, Subject, number_of
+
+TEXT = "A stream runs from the hills to the sea, and the wind comes back from it at night. " * 40
+
+
+@pytest.fixture(autouse=True)
+def short(monkeypatch):
+    for name, value in {"TOKENS": 300, "FORCED": 20, "TIMED": 8}.items():
+        monkeypatch.setattr(kept_keys, name, value)
+
+
+@pytest.fixture(scope="module")
+def dense():
+    return Subject(smollm2_path(), ())
+
+
+def test_perplexity_is_that_of_the_text_behind_the_prompt(dense):
+    tokens = dense.llm.tokenize(TEXT)
+    tokens[310:320] = tokens[50:60]
+    expected = dense.llm.log_likelihoods(tokens[:320])[-20:]
+    # A prompt's arithmetic is another than that of generated tokens.
+    assert dense.perplexity(tokens) == pytest.approx(np.exp(-expected.mean()), rel=0.05)
+
+
+def test_facts_are_found_where_they_are_asked_for(dense):
+    tokens = dense.llm.tokenize(TEXT)
+    assert dense.facts(tokens, CITIES[:2]) == 2
+    assert len({number_of(city) for city in CITIES}) == len(CITIES)
+
+
+def test_bytes_are_those_of_the_keys_that_stay(dense):
+    tokens = dense.llm.tokenize(TEXT)
+    random = Subject(smollm2_path(), (RandomKeys(budget=64),))
+    (_, every), (_, few) = dense.decode(tokens), random.decode(tokens)
+    assert few / every == 2 / 5  # pages, of 64 and some and of 300 and some slots
