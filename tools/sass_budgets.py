@@ -131,6 +131,9 @@ BUDGETS = (
     Budget("ColumnScoresKernel<*>", 136, 2, 75264, ("LDG.E.128", "HMMA", "STS.128")),
     Budget("ColumnChoiceKernel", 104, 1, 34560, ("LDG.E.128", "DADD")),
     Budget("ColumnListsKernel", 48, 10),
+    # Argument: dtype of keys.
+    Budget("PageBoundsKernel<*>", 56, 4, opcodes=("LDG.E.128", "ATOMG")),
+    Budget("PageIndexKernel", 96, 1, 84000, ("MUFU.EX2", "FFMA")),
     Budget("UnaryKernel", 32, 8),
     Budget("BinaryKernel", 32, 8),
     Budget("NarrowKernel", 32, 8),

@@ -56,6 +56,14 @@ struct Bf16 {
   return std::bit_cast<float>(uint32_t{value} << 16);
 }
 
+// To bfloat16, down or up. NaN stays one.
+[[gnu::always_inline]] inline constexpr uint16_t bf16_rounded(float value, bool up) {
+  if (value != value) return 0x7fc0;
+  const uint32_t bits = std::bit_cast<uint32_t>(value);
+  const bool outwards = (bits & 0xffffu) != 0 && (bits >> 31 == 0) == up;
+  return static_cast<uint16_t>((bits >> 16) + (outwards ? 1u : 0u));
+}
+
 [[gnu::always_inline]] inline constexpr uint16_t f32_to_bf16(float value) {
   const uint32_t bits = std::bit_cast<uint32_t>(value);
   if ((bits & 0x7fffffffu) > 0x7f800000u) return static_cast<uint16_t>(bits >> 16 | 0x40u);

@@ -22,7 +22,8 @@ using ops::kPageSize;
 using ops::PageIndexProblem;
 using ops::VisitBlock;
 
-enum Known : uint8_t { kUnknown, kKnown, kBeingWritten };
+// Of ops::PageBounds::known.
+enum Known : int32_t { kUnknown, kKnown, kBeingWritten };
 
 // A member's memory, of as many pages as any step has.
 struct PageScratch {
@@ -100,9 +101,9 @@ class PageMember {
     const ops::PageBounds& bounds = p_.kv.bounds;
     if (bounds.values == nullptr) return make_bounds(page, head, own);
     uint16_t* kept = bounds.of(page, head, p_.kv.num_kv_heads, p_.kv.head_dim);
-    std::atomic_ref<uint8_t> known(bounds.known[page * bounds.known_stride + head]);
+    std::atomic_ref<int32_t> known(bounds.known[page * bounds.known_stride + head]);
     if (known.load(std::memory_order_acquire) == kKnown) return kept;
-    uint8_t expected = kUnknown;
+    int32_t expected = kUnknown;
     const bool writes =
         known.compare_exchange_strong(expected, kBeingWritten, std::memory_order_acquire);
     if (!writes) return expected == kKnown ? kept : make_bounds(page, head, own);

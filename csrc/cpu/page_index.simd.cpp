@@ -4,22 +4,13 @@
 // highest logit is two products of vectors.
 #include "cpu/page_index.h"
 
-#include <bit>
-
+#include "core/float16.h"
 #include "cpu/level.h"
 #include "cpu/vectors/attention_math.h"
 #include "cpu/vectors/kv.h"
 
 namespace effinfer::cpu::EFFINFER_LEVEL {
 namespace {
-
-// To bfloat16: down for the least, up for the greatest of some numbers. NaN stays one.
-inline uint16_t rounded_away(float value, bool up) {
-  if (value != value) return 0x7fc0;
-  const uint32_t bits = std::bit_cast<uint32_t>(value);
-  const bool outwards = (bits & 0xffff) != 0 && (bits >> 31 == 0) == up;
-  return static_cast<uint16_t>((bits >> 16) + (outwards ? 1 : 0));
-}
 
 // A line has P dimensions of 16 tokens; the lines of 16 tokens follow each other.
 template <class Kv>
@@ -41,8 +32,8 @@ void bound_page(const PageKeys& page, uint16_t* out) {
     for (int j = 0; j < P; ++j) {
       const V least = min(min(keys[0][j], keys[1][j]), min(keys[2][j], keys[3][j]));
       const V most = max(max(keys[0][j], keys[1][j]), max(keys[2][j], keys[3][j]));
-      out[d + j] = rounded_away(-maximum(zero - least), false);
-      out[dim + d + j] = rounded_away(maximum(most), true);
+      out[d + j] = bf16_rounded(-maximum(zero - least), false);
+      out[dim + d + j] = bf16_rounded(maximum(most), true);
     }
   }
 }

@@ -21,6 +21,7 @@ void register_cuda() {
   register_top_windows();
   register_prefill_index();
   register_column_index();
+  register_page_index();
 }
 
 }  // namespace effinfer::cuda

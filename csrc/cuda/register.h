@@ -45,6 +45,7 @@ void register_row_top();
 void register_top_windows();
 void register_prefill_index();
 void register_column_index();
+void register_page_index();
 
 // All of them.
 void register_cuda();

@@ -50,7 +50,8 @@ size_t image_bytes(const BatchLimits& limits, std::span<const AttentionBuffers> 
                  4 * bytes_of<int32_t>(sequences + 1) + bytes_of<int32_t>(sequences * pages) +
                  draw_bytes(static_cast<size_t>(limits.max_rows));
   for (const ops::VisitPlan& plan : visits) {
-    bytes += bytes_of<ops::VisitBlock>(static_cast<size_t>(plan.num_blocks)) +
+    const int64_t blocks = plan.num_blocks + (plan.num_rows > 0 ? limits.max_tokens : 0);
+    bytes += bytes_of<ops::VisitBlock>(static_cast<size_t>(blocks)) +
              bytes_of<ops::VisitSequence>(static_cast<size_t>(plan.num_sequences)) +
              bytes_of<int32_t>(sequences);
   }
@@ -157,7 +158,8 @@ DeviceStep::DeviceStep(const Shared& shared, const BatchLimits& limits,
   done_ = allocate(merges * sizeof(int32_t), Pages::huge, "counters");
   attention_.resize(attention.size());
   for (const ops::VisitPlan& plan : visits) {
-    const auto words = static_cast<size_t>(plan.num_blocks * plan.num_kv_heads * plan.list_words);
+    const int64_t blocks = plan.num_blocks + plan.num_rows;
+    const auto words = static_cast<size_t>(blocks * plan.num_kv_heads * plan.list_words);
     lists_.push_back(allocate(words * sizeof(uint64_t), Pages::heap, "lists of what is visited"));
     visits_.push_back(plan);
     visits_.back().words = static_cast<uint64_t*>(lists_.back().get());
@@ -213,7 +215,7 @@ void DeviceStep::pack(const Step& step, std::span<const AttentionBuffers> attent
   }
   step_.attention = attention_;
   for (size_t slot = 0; slot < visits_.size(); ++slot) {
-    pack_visits(packer, step.visits[slot], visits_[slot]);
+    pack_visits(packer, step.visits[slot], visits_[slot], shared);
   }
   step_.visits = visits_;
   if (!draws.empty()) pack_draws(packer, draws, rows);
@@ -278,18 +280,27 @@ void DeviceStep::pack_attention(Packer& packer, const AttentionBuffers& from, At
   to.partial_ms = static_cast<float*>(partial_ms_.get());
 }
 
-// Without blocks nobody looks at the rest.
-void DeviceStep::pack_visits(Packer& packer, const ops::VisitPlan& from, ops::VisitPlan& to) const {
+// Without lists nobody looks at the rest. Rows that the rounding adds are of no sequence; steps
+// that are rounded have no blocks.
+void DeviceStep::pack_visits(Packer& packer, const ops::VisitPlan& from, ops::VisitPlan& to,
+                             bool shared) const {
+  const auto list_rows = static_cast<size_t>(from.num_rows);
+  const size_t rows =
+      shared ? std::min(shared_rows(list_rows), static_cast<size_t>(limits_.max_tokens))
+             : list_rows;
   to.num_blocks = from.num_blocks;
+  to.num_rows = static_cast<int64_t>(from.num_rows == 0 ? 0 : rows);
   to.num_sequences = from.num_sequences;
-  if (from.num_blocks == 0) return;
-  const auto add = [&](const auto* values, int64_t count) {
+  if (!from.has_lists()) return;
+  const auto add = [&](const auto* values, int64_t count, int64_t padded, const auto& rest) {
     const std::span all(values, static_cast<size_t>(count));
-    return packer.add(all, all.size(), {}).data();
+    return packer.add(all, static_cast<size_t>(padded), rest).data();
   };
-  to.blocks = add(from.blocks, from.num_blocks);
-  to.sequences = add(from.sequences, from.num_sequences);
-  to.first_block = add(from.first_block, static_cast<int64_t>(batch_.kv_len.size()));
+  const int64_t sequences = step_.layout.num_sequences;
+  to.blocks = add(from.blocks, from.num_blocks + from.num_rows, to.num_blocks + to.num_rows,
+                  ops::VisitBlock{-1, 0, 0, 0});
+  to.sequences = add(from.sequences, from.num_sequences, from.num_sequences, ops::VisitSequence{});
+  to.first_block = add(from.first_block, static_cast<int64_t>(batch_.kv_len.size()), sequences, -1);
 }
 
 // What problems hold of a step beside addresses that are always the same. Those of the arrays
@@ -306,9 +317,13 @@ Recordings::Key DeviceStep::key_of(const Program& program, int32_t top_k) const 
     key.insert(key.end(), {address(view.tiles), address(view.merges), address(view.items),
                            view.num_items, view.tile_rows, view.one_tile ? 1 : 0});
   }
+  for (const ops::VisitPlan& plan : visits_) {
+    key.push_back(plan.num_rows);
+    if (plan.num_rows > 0) key.insert(key.end(), {address(plan.blocks), address(plan.first_block)});
+  }
   for (const ops::KvLayer& layer : step_.kv_layers) {
     key.insert(key.end(), {address(layer.k), address(layer.v), address(layer.k_scale),
-                           address(layer.v_scale)});
+                           address(layer.v_scale), address(layer.bounds.values)});
   }
   return key;
 }
@@ -326,7 +341,7 @@ ops::TopRowsProblem DeviceStep::top_of(int32_t k) const {
 
 bool DeviceStep::pack_step(const Step& step, std::span<const AttentionBuffers> attention,
                            std::span<const RowDraw> draws) {
-  // Steps with lists are prompts, or have some in them.
+  // Steps with lists of blocks are prompts, or have some in them.
   const bool has_lists = std::ranges::any_of(
       step.visits, [](const ops::VisitPlan& plan) { return plan.num_blocks > 0; });
   const bool shared =

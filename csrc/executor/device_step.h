@@ -62,7 +62,8 @@ class DeviceStep {
             std::span<const RowDraw> draws, bool shared);
   template <class Allocate>
   void add_column_scores(ops::VisitPlan& plan, const Allocate& allocate);
-  void pack_visits(Packer& packer, const ops::VisitPlan& from, ops::VisitPlan& to) const;
+  void pack_visits(Packer& packer, const ops::VisitPlan& from, ops::VisitPlan& to,
+                   bool shared) const;
   void pack_draws(Packer& packer, std::span<const RowDraw> draws, size_t rows);
   void pack_attention(Packer& packer, const AttentionBuffers& from, AttentionBuffers& to,
                       bool shared) const;

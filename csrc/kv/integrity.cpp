@@ -42,10 +42,10 @@ void check_page(const ops::KvLayer& layer, int32_t page, int32_t head) {
   }
 }
 void check_bounds(const kv::PagePool& pool) {
-  if (!pool.config().page_bounds) return;
+  if (!pool.config().page_bounds || !pool.config().on_host()) return;  // a GPU's are out of reach
   for (const ops::KvLayer& layer : pool.layers()) {
     for (int32_t page = 0; page < pool.num_pages(); ++page) {
-      const uint8_t* known = layer.bounds.known + page * layer.bounds.known_stride;
+      const int32_t* known = layer.bounds.known + page * layer.bounds.known_stride;
       for (int32_t head = 0; head < layer.num_kv_heads; ++head) {
         if (pool.references(page) > 0 && known[head] != 0) check_page(layer, page, head);
       }

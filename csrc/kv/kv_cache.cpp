@@ -103,11 +103,14 @@ void KvCache::Impl::append_slots(PageTable& table, size_t group, int64_t count) 
     table.pages.back() = pool(group).allocate_copy(shared);
     pool(group).release(shared);
   } else if (table.slots % kPageSize != 0) {
-    pool(group).forget_bounds(table.pages.back());  // it was full before tokens were dropped
+    pool(group).begin_to_fill(table.pages.back());
   }
+  const auto first = static_cast<size_t>(table.slots / kPageSize);
   table.slots += count;
   const size_t total = pages_of(table.slots);
   while (table.pages.size() < total) table.pages.push_back(pool(group).allocate());
+  const auto full = static_cast<size_t>(table.slots / kPageSize);
+  for (size_t i = first; i < full; ++i) pool(group).end_filling(table.pages[i]);
 }
 
 void KvCache::Impl::release_pages(PageTable& table, size_t group, size_t from) {

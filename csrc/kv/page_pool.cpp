@@ -101,6 +101,7 @@ PagePool::PagePool(const KvCacheConfig& config) : config_(config) {
   const size_t count = static_cast<size_t>(config.num_pages);
   references_.assign(count + (coded_ ? static_cast<size_t>(coded_->num_coded()) : 0), 0);
   used_before_.assign(count, 0);
+  is_filling_.assign(count, 0);
   free_.resize(count);
   for (size_t i = 0; i < count; ++i) free_[i] = static_cast<int32_t>(count - 1 - i);
 }
@@ -145,38 +146,46 @@ ops::KvLayer PagePool::next_layer(Bank& bank) {
   return layer;
 }
 
-// Of all layers, in the host's memory.
+// Of all layers, beside their pages.
 void PagePool::allocate_bounds() {
-  if (!config_.on_host()) throw Unsupported("[kv_cache] page_bounds: not where a GPU holds keys");
   if (coded_) throw Unsupported("[kv_cache] page_bounds: not beside coding");
   const auto heads = static_cast<size_t>(config_.num_kv_heads);
-  const size_t known = layers_.size() * heads;
   const size_t plane =
       multiply(static_cast<size_t>(config_.num_pages),
                heads * 2 * static_cast<size_t>(config_.head_dim) * sizeof(uint16_t));
-  const size_t bytes = multiply(plane, layers_.size());
-  const size_t flags = multiply(static_cast<size_t>(config_.num_pages), known);
-  const Memory& memory = memory_of({});
-  bounds_ = memory.allocate(bytes, Pages::lazy);
-  known_ = memory.allocate(flags, Pages::lazy);
-  if (!bounds_ || !known_) {
-    throw OutOfMemory("[kv_cache] page_bounds: no memory for " + std::to_string(bytes + flags) +
-                      " bytes");
-  }
-  num_bytes_ += bytes + flags;
+  for (Bank& bank : banks_) allocate_bounds(bank, plane);
+  std::vector<size_t> next(banks_.size());
   for (size_t i = 0; i < layers_.size(); ++i) {
+    const Bank& bank = bank_of(i);
+    const size_t place = next[bank_of_[i]]++;
     ops::PageBounds& bounds = layers_[i].bounds;
-    bounds.values = static_cast<uint16_t*>(bounds_.get()) + i * plane / sizeof(uint16_t);
-    bounds.known = static_cast<uint8_t*>(known_.get()) + i * heads;
-    bounds.known_stride = static_cast<int64_t>(known);
+    bounds.values = static_cast<uint16_t*>(bank.bounds.get()) + place * plane / sizeof(uint16_t);
+    bounds.known = bank.known.get() + place * heads;
+    bounds.known_stride = static_cast<int64_t>(bank.known_of_page);
   }
 }
 
+// `plane`: bytes of a layer.
+void PagePool::allocate_bounds(Bank& bank, size_t plane) {
+  bank.known_of_page = bank.num_layers * static_cast<size_t>(config_.num_kv_heads);
+  const size_t bytes = multiply(plane, bank.num_layers);
+  const size_t flags =
+      multiply(static_cast<size_t>(config_.num_pages), bank.known_of_page * sizeof(int32_t));
+  bank.bounds = bank.memory.allocate(bytes, Pages::lazy);
+  bank.known = std::static_pointer_cast<int32_t>(bank.memory.allocate(flags, Pages::lazy));
+  if (!bank.bounds || !bank.known) {
+    throw OutOfMemory("[kv_cache] page_bounds: no memory for " + std::to_string(bytes + flags) +
+                      " bytes on " + name(bank.memory.device()));
+  }
+  num_bytes_ += bytes + flags;
+}
+
 void PagePool::forget_bounds(int32_t page) {
-  if (!known_) return;
-  const ops::PageBounds& bounds = layers_.front().bounds;
-  std::memset(bounds.known + page * bounds.known_stride, 0,
-              static_cast<size_t>(bounds.known_stride));
+  for (const Bank& bank : banks_) {
+    if (!bank.known) continue;
+    bank.memory.zero(bank.known.get() + static_cast<size_t>(page) * bank.known_of_page,
+                     bank.known_of_page * sizeof(int32_t));
+  }
 }
 
 int32_t PagePool::take() {
@@ -185,6 +194,7 @@ int32_t PagePool::take() {
   free_.pop_back();
   references_[static_cast<size_t>(page)] = 1;
   forget_bounds(page);
+  is_filling_[static_cast<size_t>(page)] = 0;
   return page;
 }
 
@@ -334,8 +344,11 @@ void PagePool::close_up(std::span<const int32_t> pages, int64_t first,
     return TokenPlace{pages[static_cast<size_t>(token / ops::kPageSize)],
                       static_cast<int32_t>(token % ops::kPageSize)};
   };
+  int32_t changed = -1;
   for (size_t i = next; i < rows.size(); ++i) {
-    forget_bounds(place(first + static_cast<int64_t>(i)).page);
+    const int32_t page = place(first + static_cast<int64_t>(i)).page;
+    if (page != changed) forget_bounds(page);
+    changed = page;
   }
   while (next < rows.size()) {
     ops::MoveTokensProblem moves;

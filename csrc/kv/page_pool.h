@@ -60,6 +60,14 @@ class PagePool {
   void write_page(int32_t page, const std::byte* from);
   // The page's keys are others than they were: what is known of them is void.
   void forget_bounds(int32_t page);
+  // Tokens are appended to a page that is not full, but may have been before tokens were dropped;
+  // it is full. Between the two nobody learns of it, and bounds are forgotten once.
+  void begin_to_fill(int32_t page) {
+    uint8_t& filling = is_filling_[static_cast<size_t>(page)];
+    if (filling == 0) forget_bounds(page);
+    filling = 1;
+  }
+  void end_filling(int32_t page) { is_filling_[static_cast<size_t>(page)] = 0; }
   void retain(int32_t page) { ++references_[static_cast<size_t>(page)]; }
   void release(int32_t page);
 
@@ -87,6 +95,10 @@ class PagePool {
     std::unique_ptr<Queue> queue = nullptr;  // null: the CPU's memory
     const ops::Variant<ops::MoveTokensProblem>* move_on_device = nullptr;
     std::shared_ptr<void> region = nullptr;
+    // ops::PageBounds of the layers; null: none are kept.
+    std::shared_ptr<void> bounds = nullptr;
+    std::shared_ptr<int32_t> known = nullptr;
+    size_t known_of_page = 0;  // numbers of `known`
   };
 
   // Free pages whose memory stays, for the tokens that come next.
@@ -103,6 +115,7 @@ class PagePool {
   void allocate(Bank& bank);
   ops::KvLayer next_layer(Bank& bank);
   void allocate_bounds();
+  void allocate_bounds(Bank& bank, size_t plane);
   const Bank& bank_of(size_t layer) const { return banks_[bank_of_[layer]]; }
 
   KvCacheConfig config_;
@@ -114,11 +127,9 @@ class PagePool {
   size_t scale_bytes_ = 0;  // i8: bytes of the K (or V) scales of a layer
   std::vector<ops::KvLayer> layers_;
   std::unique_ptr<CodedStore> coded_;  // null: pages stay as they are
-  // ops::PageBounds of all layers; null: none are kept.
-  std::shared_ptr<void> bounds_;
-  std::shared_ptr<void> known_;
   std::vector<int32_t> references_;
   std::vector<uint8_t> used_before_;
+  std::vector<uint8_t> is_filling_;
   std::vector<int32_t> free_;  // a stack: the page freed last is the one whose memory is warm
 };
 

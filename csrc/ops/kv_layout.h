@@ -29,13 +29,13 @@ inline constexpr int64_t kPageSize = 64;
 // changes a page's keys makes them unknown.
 //
 //   values   [page][head][2][head_dim]    the least, the greatest
-//   known    [page][layer][head]          0: no, 1: yes, 2: somebody writes them
+//   known    [page][layer][head]          0: no; else as the kernels of the device say
 struct PageBounds {
   uint16_t* values = nullptr;  // null: none are kept
-  uint8_t* known = nullptr;    // of this layer in page 0
+  int32_t* known = nullptr;    // of this layer in page 0
   int64_t known_stride = 0;    // between pages
 
-  uint16_t* of(int64_t page, int64_t head, int64_t num_heads, int64_t head_dim) const {
+  constexpr uint16_t* of(int64_t page, int64_t head, int64_t num_heads, int64_t head_dim) const {
     return values + (page * num_heads + head) * 2 * head_dim;
   }
 };

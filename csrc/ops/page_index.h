@@ -12,8 +12,6 @@
 // their own.
 #pragma once
 
-#include <algorithm>
-#include <cmath>
 #include <cstdint>
 #include <string>
 
@@ -40,7 +38,7 @@ struct PageIndexProblem {
   const IndexedHead* heads = nullptr;  // [num_kv_heads]
   int32_t max_kv_len = 0;              // of any step, for the scratch
 
-  int32_t group() const { return num_qo_heads / kv.num_kv_heads; }
+  constexpr int32_t group() const { return num_qo_heads / kv.num_kv_heads; }
 };
 
 // The pages [first, end) that a row chooses from.
@@ -48,18 +46,22 @@ struct PageCandidates {
   int64_t first;
   int64_t end;
 
-  int64_t count() const { return end - first; }
+  constexpr int64_t count() const { return end - first; }
 };
-inline PageCandidates candidates_of(const PageIndexProblem& p, const VisitBlock& row) {
+constexpr PageCandidates candidates_of(const PageIndexProblem& p, const VisitBlock& row) {
   const int64_t first = p.sink_tokens / kPageSize;
-  return {first, std::max<int64_t>(first, row.position / kPageSize - 1)};
+  const int64_t end = row.position / kPageSize - 1;
+  return {first, end > first ? end : first};
 }
 // How many of them it visits.
-inline int64_t chosen_pages(const PageIndexProblem& p, int64_t candidates) {
-  const auto share = static_cast<int64_t>(std::ceil(p.share * static_cast<float>(candidates)));
-  return std::min(candidates, std::max<int64_t>(p.pages, share));
+constexpr int64_t chosen_pages(const PageIndexProblem& p, int64_t candidates) {
+  const float share = p.share * static_cast<float>(candidates);
+  const auto whole = static_cast<int64_t>(share);
+  const int64_t rounded = share > static_cast<float>(whole) ? whole + 1 : whole;
+  const int64_t wanted = p.pages > rounded ? p.pages : rounded;
+  return wanted < candidates ? wanted : candidates;
 }
-inline bool visits_all(const PageIndexProblem& p, const VisitBlock& row) {
+constexpr bool visits_all(const PageIndexProblem& p, const VisitBlock& row) {
   const int64_t candidates = candidates_of(p, row).count();
   return row.position + 1 < p.min_tokens || chosen_pages(p, candidates) == candidates;
 }

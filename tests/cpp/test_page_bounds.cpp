@@ -28,12 +28,6 @@ KvCacheConfig config() {
   return config;
 }
 
-uint16_t rounded_away(float value, bool up) {
-  const auto bits = std::bit_cast<uint32_t>(value);
-  const bool outwards = (bits & 0xffff) != 0 && (bits >> 31 == 0) == up;
-  return static_cast<uint16_t>((bits >> 16) + (outwards ? 1 : 0));
-}
-
 // f(layer, page id, head, token of the page) for tokens [begin, end) of a sequence.
 template <class F>
 void for_tokens(const KvCache& cache, SequenceId id, int64_t begin, int64_t end, F&& f) {
@@ -60,7 +54,7 @@ int learn(const KvCache& cache, SequenceId id) {
   const int64_t end = written(cache, id) / kPage * kPage;
   for_tokens(cache, id, 0, end,
              [&](const ops::KvLayer& layer, int32_t page, int32_t head, int64_t t) {
-               uint8_t& known = layer.bounds.known[page * layer.bounds.known_stride + head];
+               int32_t& known = layer.bounds.known[page * layer.bounds.known_stride + head];
                if (t != 0 || known != 0) return;
                uint16_t* bounds = layer.bounds.of(page, head, layer.num_kv_heads, kDim);
                for (int64_t d = 0; d < kDim; ++d) {
@@ -69,8 +63,8 @@ int learn(const KvCache& cache, SequenceId id) {
                    least = std::min(least, key(layer, page, head, i, d));
                    most = std::max(most, key(layer, page, head, i, d));
                  }
-                 bounds[d] = rounded_away(least, false);
-                 bounds[kDim + d] = rounded_away(most, true);
+                 bounds[d] = bf16_rounded(least, false);
+                 bounds[kDim + d] = bf16_rounded(most, true);
                }
                known = 1;
                ++made;

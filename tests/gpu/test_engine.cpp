@@ -120,6 +120,75 @@ TEST("sparse prefill visits what it does on the CPU") {
   }
 }
 
+// Tokens and their log-probabilities.
+std::vector<SampledToken> generated(Engine& engine, const std::vector<int32_t>& prompt, int count) {
+  SamplingParams params;
+  params.max_tokens = count;
+  params.temperature = 0.0f;
+  params.logprobs = 0;
+  engine.add(prompt, params);
+  std::vector<SampledToken> tokens;
+  while (engine.has_work()) {
+    for (const StepOutput& output : engine.step()) {
+      CHECK_EQ(output.error, "");
+      tokens.insert(tokens.end(), output.tokens.begin(), output.tokens.end());
+    }
+  }
+  return tokens;
+}
+
+TEST("generated tokens visit the pages that they do on the CPU") {
+  const std::vector<int32_t> prompt = tokens_of(318, 12);
+  const auto run = [&](Device device, const IndexText& index) {
+    Engine engine(model_of("q8_0", index), options_on(device, Precision::f32));
+    return generated(engine, prompt, 6);  // over the end of a page
+  };
+  const std::vector<SampledToken> dense = run(kGpu, {});
+  for (const char* attributes : {"pages = 1", "share = 0.3, sink_tokens = 64, min_tokens = 321"}) {
+    const std::vector<SampledToken> expected = run({}, {"page_index", attributes});
+    const std::vector<SampledToken> got = run(kGpu, {"page_index", attributes});
+    CHECK_EQ(got.size(), size_t{6});
+    double most = 0.0;
+    for (size_t i = 0; i < got.size(); ++i) {
+      CHECK_EQ(got[i].token, expected[i].token);
+      CHECK(std::abs(got[i].logprob - expected[i].logprob) < 1e-4);
+      most = std::max(most, double{std::abs(got[i].logprob - dense[i].logprob)});
+    }
+    CHECK(most > 1e-2);
+  }
+}
+
+TEST("what generated tokens visit does not depend on the batch, the prefix cache or replays") {
+  const std::shared_ptr<const Model> model =
+      model_of("q8_0", {"page_index", "pages = 1, sink_tokens = 64"});
+  SamplingParams params;
+  params.max_tokens = 10;  // over the end of a page
+  params.temperature = 0.0f;
+  const std::vector<std::vector<int32_t>> prompts = {tokens_of(318, 7), tokens_of(250, 7)};
+  std::vector<std::vector<int32_t>> alone;
+  for (const std::vector<int32_t>& prompt : prompts) {
+    Engine engine(model, options_on(kGpu, Precision::fast));
+    const int64_t before = cuda::host::num_replays();
+    alone.push_back(engine.generate(prompt, params));
+    CHECK(cuda::host::num_replays() - before >= 6);
+  }
+  Engine engine(model, options_on(kGpu, Precision::fast));
+  for (int round = 0; round < 2; ++round) {  // the second finds the first one's pages
+    std::map<RequestId, size_t> requests;
+    for (size_t i = 0; i < prompts.size(); ++i) requests[engine.add(prompts[i], params)] = i;
+    std::vector<std::vector<int32_t>> together(prompts.size());
+    while (engine.has_work()) {
+      for (const StepOutput& output : engine.step()) {
+        for (const SampledToken& token : output.tokens) {
+          together[requests.at(output.request)].push_back(token.token);
+        }
+      }
+    }
+    CHECK(together == alone);
+    engine.kv_cache().check_integrity();
+  }
+}
+
 TEST("tokens do not depend on the batch, the prefix cache or the order of threads") {
   const std::shared_ptr<const Model> model = model_of("q8_0");
   SamplingParams params;
@@ -260,7 +329,7 @@ TEST("every operator of graphs runs on a GPU") {
   // Those of BitNet and Gemma are in tests/models/test_families_on_gpu.py.
   std::set<std::string> seen = {"ternary_linear", "add_rms_norm"};
   // Of techniques that a GPU refuses.
-  seen.insert({"page_index", "attention_mass"});
+  seen.insert("attention_mass");
   const auto run = [&](const std::string& type, const IndexText& index, const UnaryText& gate) {
     const std::shared_ptr<const Model> model = model_of(type, index, gate);
     EngineOptions options = options_on(kGpu, Precision::f32);
@@ -283,14 +352,10 @@ TEST("every operator of graphs runs on a GPU") {
   });
   run("q4_0", {"block_index", "pages = 2"}, {});
   run("q4_0", {"column_index", "columns = 70"}, {});
+  run("q4_0", {"page_index", "pages = 2"}, {});
   for (const graph::OpSpec& op : graph::all_ops()) {
     if (!seen.contains(std::string(op.name))) check::fail(__FILE__, __LINE__, std::string(op.name));
   }
-}
-
-TEST("an index of generated rows is refused by name") {
-  const std::shared_ptr<const Model> model = model_of("q4_0", {"page_index", "pages = 2"});
-  CHECK_THROWS(Unsupported, "page_index", Engine(model, options_on(kGpu, Precision::fast)));
 }
 
 TEST("a profile has a record of each call of a step, timed on the device") {

@@ -160,17 +160,7 @@ struct BlockIndexKernel {
     EFFINFER_DEVICE RowHead head_of(const float* scores, double goal) {
       // No sum of shares of 16 rows is above 16 but for rounding.
       const KeyRange range{key_of(kWeights ? 0x1p-149f : 0.0f), key_of(32.0f)};
-      const HeadEnd end = RowList::end_of_head<kWeights>(threads_, scores, pages_, goal, range);
-      if (end.needed >= end.equal) return {end.least, INT32_MAX};
-      const auto place = [&](int tile) { return tile * kThreads + unit_.thread; };
-      pick_nth(
-          threads_, end.needed,
-          [&](int tile) {
-            return place(tile) < pages_ && scores[place(tile)] == end.least ? 1 : 0;
-          },
-          [&](int tile, int) { shared_.found = place(tile) + 1; });
-      unit_.sync();
-      return {end.least, shared_.found};
+      return RowList::head<kWeights>(threads_, scores, pages_, goal, range, shared_.found);
     }
 
     using Base::end_;

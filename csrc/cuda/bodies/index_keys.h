@@ -24,11 +24,15 @@ EFFINFER_DEVICE uint64_t bits_of_word(int64_t word, int64_t begin, int64_t end) 
 }
 
 // What a block visits whatever is chosen.
-EFFINFER_DEVICE uint64_t always_visited(const ops::PrefillIndexInputs& in,
+EFFINFER_DEVICE uint64_t always_visited(int64_t sink_tokens, int64_t local_tokens,
                                         const ops::VisitBlock& block, int64_t word) {
   const int64_t first = block.position;
-  const int64_t local = in.local_tokens > 0 ? first - in.local_tokens + 1 : first;
-  return bits_of_word(word, 0, in.sink_tokens) | bits_of_word(word, local, first + block.num_rows);
+  const int64_t local = local_tokens > 0 ? first - local_tokens + 1 : first;
+  return bits_of_word(word, 0, sink_tokens) | bits_of_word(word, local, first + block.num_rows);
+}
+EFFINFER_DEVICE uint64_t always_visited(const ops::PrefillIndexInputs& in,
+                                        const ops::VisitBlock& block, int64_t word) {
+  return always_visited(in.sink_tokens, in.local_tokens, block, word);
 }
 
 // The keys of one KV head of a sequence, in pages of 16-bit or 8-bit numbers.

@@ -53,6 +53,20 @@ EFFINFER_DEVICE HeadEnd head_end(float least, double above, int equal, double go
   return {least, above, equal, needed < equal ? static_cast<int>(needed) : equal};
 }
 
+// Calls pick(n) in the thread that has the `wanted`-th (from 1 on) of what own(tile) counts of each
+// thread, n: which of its own that is. Tiles and threads in order; there are enough.
+template <class Unit, class Own, class Pick>
+EFFINFER_DEVICE void pick_nth(RowBlock<Unit>& block, int wanted, Own&& own, Pick&& pick) {
+  double left = wanted;
+  for (int tile = 0; left > 0.0; ++tile) {
+    const int mine = own(tile);
+    double total = 0.0;
+    const double before = block.prefix(mine, total);
+    if (before < left && left <= before + mine) pick(tile, static_cast<int>(left - before));
+    left -= total;
+  }
+}
+
 // Values in shared memory, in the order of their tokens; a NaN is none.
 struct RowList {
   static constexpr int kMost = 4096;
@@ -113,6 +127,21 @@ struct RowList {
     return head_end<kWeights>(least, above[0], equal[0], goal);
   }
 
+  // That head itself. All threads get it; `found` is shared memory.
+  template <bool kWeights, class Unit>
+  EFFINFER_DEVICE static RowHead head(RowBlock<Unit>& block, const float* values, int size,
+                                      double goal, const KeyRange& range, int32_t& found) {
+    const HeadEnd end = end_of_head<kWeights>(block, values, size, goal, range);
+    if (end.needed >= end.equal) return {end.least, INT32_MAX};
+    const auto place = [&](int tile) { return tile * kRowThreads + block.unit().thread; };
+    pick_nth(
+        block, end.needed,
+        [&](int tile) { return place(tile) < size && values[place(tile)] == end.least ? 1 : 0; },
+        [&](int tile, int) { found = place(tile) + 1; });
+    block.unit().sync();
+    return {end.least, found};
+  }
+
  private:
   template <bool kWeights, class Unit>
   EFFINFER_DEVICE static void amounts_from(RowBlock<Unit>& block, const float (&mine)[kPerThread],
@@ -140,19 +169,5 @@ struct RowList {
     }
   }
 };
-
-// Calls pick(n) in the thread that has the `wanted`-th (from 1 on) of what own(tile) counts of each
-// thread, n: which of its own that is. Tiles and threads in order; there are enough.
-template <class Unit, class Own, class Pick>
-EFFINFER_DEVICE void pick_nth(RowBlock<Unit>& block, int wanted, Own&& own, Pick&& pick) {
-  double left = wanted;
-  for (int tile = 0; left > 0.0; ++tile) {
-    const int mine = own(tile);
-    double total = 0.0;
-    const double before = block.prefix(mine, total);
-    if (before < left && left <= before + mine) pick(tile, static_cast<int>(left - before));
-    left -= total;
-  }
-}
 
 }  // namespace effinfer::cuda

@@ -1,0 +1,90 @@
+"""Techniques on a GPU: one that it has, beside the CPU's, and those that it refuses, by name. In a
+process that preloads the library with the emulator for a GPU (EFFINFER_EMULATED, which `make test`
+sets)."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import effinfer
+from effinfer.techniques import Quest
+from tests.reference import tiny
+
+EMULATED = os.environ.get("EFFINFER_EMULATED", "")
+TOKENS = [tiny.BOS, *np.random.default_rng(3).integers(0, 256, 329).tolist()]
+MODEL = tiny.FAMILIES["llama"] | {"max_position_embeddings": 512}
+QUEST = Quest(budget=4 * 64, min_tokens=0, skip_layers=1)
+GREEDY = effinfer.SamplingParams(max_tokens=6, temperature=0.0, logprobs=0, ignore_eos=True)
+CODE = """
+import json, sys
+import effinfer
+from tests.techniques.test_on_gpu import QUEST, answer
+
+path = sys.argv[1]
+found = {"answers": {}, "refused": {}}
+for device in ("cuda", "cpu+cuda"):
+    options = {"gpu_layers": 1} if device == "cpu+cuda" else {}
+    with effinfer.LLM(path, device=device, techniques=[QUEST], precision="f32", **options) as llm:
+        found["answers"][device] = answer(llm)
+        found["explain"] = llm.explain()
+for name in ("snapkv", "h2o", "window_kv", "raas", "kivi"):
+    try:
+        with effinfer.LLM(path, device="cuda", techniques=[name]) as llm:
+            answer(llm)
+    except effinfer.UnsupportedError as error:
+        found["refused"][name] = str(error)
+print(json.dumps(found))
+"""
+
+pytestmark = pytest.mark.skipif(not EMULATED, reason="needs EFFINFER_EMULATED: see `make test`")
+
+
+def answer(llm: effinfer.LLM) -> tuple[list[int], list[float]]:
+    output = llm.generate([TOKENS], GREEDY)[0]
+    assert output.logprobs is not None
+    return output.token_ids, [each.logprob for each in output.logprobs]
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny.write_gguf(MODEL, tmp_path_factory.mktemp("gpu") / "model.gguf")
+
+
+@pytest.fixture(scope="module")
+def found(path: Path) -> dict[str, Any]:
+    done = subprocess.run(
+        [sys.executable, "-c", CODE, str(path)],
+        env=os.environ | {"LD_PRELOAD": EMULATED},
+        cwd=Path(__file__).parents[2],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+def test_quest_visits_what_it_does_on_the_cpu(path: Path, found: dict[str, Any]):
+    with effinfer.LLM(path, techniques=[QUEST], precision="f32") as llm:
+        tokens, expected = answer(llm)
+    with effinfer.LLM(path, precision="f32") as llm:
+        dense = answer(llm)[1]
+    assert "page_index.cuda" in found["explain"]
+    for got, logprobs in found["answers"].values():
+        assert got == tokens
+        np.testing.assert_allclose(logprobs, expected, atol=1e-4)
+        assert np.abs(np.subtract(logprobs, dense)).max() > 1e-3
+
+
+def test_what_a_gpu_has_not_is_refused_by_name(found: dict[str, Any]):
+    refused = found["refused"]
+    assert list(refused) == ["snapkv", "h2o", "window_kv", "raas", "kivi"]
+    for name in ("snapkv", "h2o", "window_kv", "raas"):
+        assert "attention_mass" in refused[name]
+    assert "coding" in refused["kivi"]
