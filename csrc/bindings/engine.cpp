@@ -229,6 +229,9 @@ void register_profiles(EngineClass& engine_class) {
            py::call_guard<py::gil_scoped_release>(), "Records the next `max_steps` steps.")
       .def("take_profile", &Engine::take_profile, py::call_guard<py::gil_scoped_release>(),
            "Ends recording: the Profile of what ran since start_profile().")
+      .def("take_front_profile", &Engine::take_front_profile,
+           py::call_guard<py::gil_scoped_release>(),
+           "The same of the first layers, where they are on a device of their own.")
       .def(
           "take_draft_profiles",
           [](Engine& engine) {

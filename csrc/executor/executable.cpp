@@ -272,6 +272,7 @@ void Executable::start_profile(int64_t max_steps) {
                           std::to_string(max_steps));
   }
   Impl& impl = *impl_;
+  if (impl.front) impl.front->start_profile(max_steps);
   const std::vector<CallInfo> more =
       impl.device ? impl.device->prepare_timing(impl.programs) : std::vector<CallInfo>();
   impl.recorder = std::make_unique<executor::Recorder>(

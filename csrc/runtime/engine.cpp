@@ -1,6 +1,7 @@
 #include "effinfer/engine.h"
 
 #include <algorithm>
+#include <optional>
 #include <string>
 #include <utility>
 
@@ -240,6 +241,11 @@ std::vector<NamedProfile> Engine::take_draft_profiles() {
 Profile Engine::take_profile() {
   const auto pause = impl_->core->pause();
   return impl_->executable->take_profile();
+}
+std::optional<Profile> Engine::take_front_profile() {
+  const auto pause = impl_->core->pause();
+  if (!impl_->executable->front()) return {};
+  return impl_->executable->front()->take_profile();
 }
 int64_t Engine::vocab_size() const {
   return impl_->core->vocab_size();

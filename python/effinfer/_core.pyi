@@ -1188,6 +1188,10 @@ class Engine:
         """
         The same of what drafts on a device of its own, by name.
         """
+    def take_front_profile(self) -> Profile | None:
+        """
+        The same of the first layers, where they are on a device of their own.
+        """
     def take_profile(self) -> Profile:
         """
         Ends recording: the Profile of what ran since start_profile().

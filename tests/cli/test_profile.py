@@ -1,6 +1,7 @@
 """`effinfer bench --profile` and `--trace`."""
 
 import json
+import math
 import os
 import subprocess
 import sys
@@ -14,6 +15,7 @@ from tests.reference import tiny
 
 THREADS = 2
 EMULATED = os.environ.get("EFFINFER_EMULATED", "")
+CORES = sorted(os.sched_getaffinity(0))
 
 
 def bench(*arguments: object, **environment: str) -> subprocess.CompletedProcess:
@@ -136,6 +138,57 @@ def test_a_gpu_times_its_calls_itself(tiny_model, tmp_path):
     events = json.loads(trace.read_text())["traceEvents"]
     assert [e["args"]["name"] for e in events if e["ph"] == "M"] == ["cuda:0"]
     assert not [event for event in events if event.get("cat") == "wait"]
+
+
+PLACED = [
+    pytest.param(
+        ("--device", f"cpu:{CORES[0]}+cpu:{CORES[-1]}"),
+        ("cpu", "cpu"),
+        marks=pytest.mark.skipif(len(CORES) < 2, reason="the process may use one core"),
+    ),
+    *(
+        pytest.param(
+            ("--device", "+".join(pair), "--gpu-layers", 1, "--threads", 1),
+            tuple("cuda:0" if name == "cuda" else name for name in pair),
+            marks=pytest.mark.skipif(not EMULATED, reason="needs EFFINFER_EMULATED"),
+        )
+        for pair in (("cuda", "cpu"), ("cpu", "cuda"))
+    ),
+]
+
+
+@pytest.mark.parametrize(("flags", "devices"), PLACED, ids=lambda value: "+".join(map(str, value)))
+def test_a_trace_shows_both_halves_of_a_placed_model(tiny_model, tmp_path, flags, devices):
+    trace = tmp_path / "trace.json"
+    preload = {"LD_PRELOAD": EMULATED} if "cuda:0" in devices else {}
+    flags = (*flags, "--threads", 1, "--tg", 2, "--trace", trace)
+    result = bench("-m", tiny_model, *flags, **preload)
+    assert result.returncode == 0, result.stderr
+    events = json.loads(trace.read_text())["traceEvents"]
+    names = {e["pid"]: e["args"]["name"] for e in events if e["name"] == "process_name"}
+    halves = [
+        f"{part} layers on {name}" for part, name in zip(["first", "last"], devices, strict=True)
+    ]
+    assert sorted(names.values()) == sorted(halves)
+    tracks = {e["pid"]: e["args"]["name"] for e in events if e["name"] == "thread_name"}
+    steps: dict[str, list[tuple[float, float]]] = {half: [] for half in halves}
+    kernels: dict[str, set[str]] = {half: set() for half in halves}
+    for event in (event for event in events if event["ph"] == "X"):
+        half = names[event["pid"]]
+        assert tracks[event["pid"]] == ("cuda:0" if "cuda" in half else "thread 0")
+        if event["cat"] == "step":
+            steps[half].append((event["ts"], event["ts"] + event["dur"]))
+        elif event["cat"] == "kernel":
+            kernels[half].add(event["name"])
+    first, last = (steps[half] for half in halves)
+    assert len(first) == len(last) == 5  # two of the prompt, or one, and tokens
+    for before, behind, after in zip(first, last, [*first[1:], (math.inf, math.inf)], strict=True):
+        assert before[1] <= behind[0] + 1e-6 and behind[1] <= after[0] + 1e-6
+    # Each has layers, the first the embedding, and the last the head.
+    for part, has_part in (
+        ("attention.", [True, True]), ("embedding.", [True, False]), (" output ", [False, True]),
+    ):  # fmt: skip
+        assert [any(part in name for name in kernels[half]) for half in halves] == has_part
 
 
 def test_ternary_products_have_a_peak(tmp_path):

@@ -171,7 +171,7 @@ class EFFINFER_API Executable {
   void run_drawn(const Batch& batch, KvCache& cache, const DrawnTokens& drawn);
   void read_row(int64_t row, std::span<float> logits);
 
-  // Records the next `max_steps` steps; takes the memory for it now, so that run() still allocates
+  // Records the next `max_steps` steps, front()'s too; takes memory now, so that run() allocates
   // nothing. Throws InvalidArgument for less than one step, OutOfMemory. Not while run() is active.
   void start_profile(int64_t max_steps);
   // Ends recording and hands over what there is; an empty profile when none was started.

@@ -121,10 +121,11 @@ class EFFINFER_API Engine {
   RequestMetrics metrics(RequestId request) const;  // finished requests are kept until forget()
   void forget(RequestId request);
   EngineStats stats() const;
-  // Profiles as Executable's methods do, whoever runs the steps; and those of proposers that have a
-  // device of their own, over the same time.
+  // Profiles as Executable's methods do, whoever runs the steps; over the same time, that of the
+  // first layers, where they are on a device of their own, and those of proposers that have one.
   void start_profile(int64_t max_steps);
   Profile take_profile();
+  std::optional<Profile> take_front_profile();
   std::vector<NamedProfile> take_draft_profiles();
   int64_t vocab_size() const;
   int64_t max_seq_len() const;

@@ -78,16 +78,25 @@ def traced_tokens(llm: LLM) -> int:
 
 
 def write_trace(llm: LLM, run: Run, prompt: list[int], path: Path) -> dict[str, float]:
-    """The steps of one short request as a Chrome trace: the prompt, then a few tokens. Of each
-    model that drafts on a device of its own, which has tracks there, the share of its time in which
-    a step of the target ran, too."""
+    """The steps of one short request as a Chrome trace: the prompt, then a few tokens. First layers
+    on a device of their own have tracks there. Of each model that drafts on a device of its own,
+    which has some, too, the share of its time in which a step of the target ran."""
     engine, tokens = llm.engine, traced_tokens(llm)
     engine.start_profile(_most_steps(prompt) + tokens)
     run(prompt, tokens)
-    target, drafts = engine.take_profile(), engine.take_draft_profiles()
-    text = _core.trace_json({"target": target, **drafts}) if drafts else target.trace_json()
+    target, front = {"target": engine.take_profile()}, engine.take_front_profile()
+    if front is not None:
+        parts = {"first": front, "last": target["target"]}
+        target = {f"{part} layers on {p.device}": p for part, p in parts.items()}
+    drafts = engine.take_draft_profiles()
+    tracks = {**target, **drafts}
+    text = target["target"].trace_json() if len(tracks) == 1 else _core.trace_json(tracks)
     path.write_text(text, encoding="utf-8")
-    return {name: profile.overlapped_share(target) for name, profile in drafts.items()}
+    # Halves of a step take turns.
+    return {
+        name: sum(profile.overlapped_share(half) for half in target.values())
+        for name, profile in drafts.items()
+    }
 
 
 def _most_steps(prompt: list[int]) -> int:
