@@ -129,9 +129,9 @@ SANITIZE_FLAGS := -G Ninja -DEFFINFER_TESTS=ON -DEFFINFER_CUDA=OFF -DCMAKE_BUILD
   '-DCMAKE_CXX_FLAGS_RELWITHDEBINFO=-O0 -g1 -DNDEBUG'
 # What several threads use at once.
 TSAN_TESTS := test_core test_engine test_executors test_draft_ahead test_speculation test_speculation_faults
-# The emulator and a few kernels: it sees races of all of them itself, in every build without
-# sanitizers (tests/gpu/races.cpp).
-TSAN_GPU_TESTS := test_gpu_emulator test_gpu_emulator_races test_gpu_rope_append
+# The emulator and the kernels of its own tests: it sees races of all others itself, in every build
+# without sanitizers (tests/gpu/races.cpp).
+TSAN_GPU_TESTS := test_gpu_emulator test_gpu_emulator_races test_gpu_unit
 # CMake reads it from the environment.
 ifneq ($(shell command -v ccache),)
 export CMAKE_CXX_COMPILER_LAUNCHER ?= ccache
@@ -148,7 +148,7 @@ sanitize: | $(BIN)/python
 	  -DEFFINFER_SANITIZE=thread -DEFFINFER_VECTOR_KERNELS=OFF
 	$(BIN)/cmake --build build/tsan --target $(TSAN_TESTS) $(TSAN_GPU_TESTS)
 	for test in $(TSAN_TESTS); do build/tsan/tests/cpp/$$test || exit 1; done
-	$(BIN)/ctest --test-dir build/tsan --output-on-failure --parallel 2 -R '^test_gpu_(emulator|emulator_races.*|rope_append)$$'
+	$(BIN)/ctest --test-dir build/tsan --output-on-failure --parallel 2 -R '^test_gpu_(emulator|emulator_races.*|unit)$$'
 	@echo "sanitize: clean"
 
 fidelity: | $(BIN)/python
