@@ -277,10 +277,10 @@ TEST("children are looked for where there can be any") {
 
 TEST("drafts of a model get as long as they pay") {
   Pace pace;
-  CHECK_EQ(pace.depth(6), 6);  // nothing is known
+  CHECK_EQ(pace.depth(6), 2);  // nothing is known
   for (int i = 0; i < 200; ++i) {
     pace.add_level(1.0);
-    pace.add_step(8.0);
+    pace.add_step(8.0, true);
     pace.count(6, 6);
   }
   CHECK_EQ(pace.depth(6), 6);
@@ -295,6 +295,55 @@ TEST("drafts of a model get as long as they pay") {
   for (int i = 0; i < 1000; ++i) pace.count_guess(0.5f, i % 10 == 0);
   CHECK(std::abs(pace.belief(0.5f) - 0.1f) < 0.05f);
   CHECK(pace.belief(0.99f) > 0.9f);
+}
+
+TEST("drafts that never pay are tried for a two hundredth of the time") {
+  for (const double reading : {0.0, 2.0, 30.0}) {
+    for (const double level : {0.9, 3.0}) {
+      Pace pace;
+      double elapsed = 0.0;
+      double first = 0.0;
+      double tried = 0.0;
+      double longest = 0.0;
+      int32_t tries = 0;
+      for (int step = 0; step < 200000; ++step) {
+        const int32_t depth = pace.depth(6);
+        const double draft = depth > 0 ? reading + depth * level : 0.0;
+        if (depth > 0) {
+          for (int32_t i = 0; i < depth; ++i) pace.add_level(level);
+          first = tries == 0 ? draft : first;
+          ++tries;
+        }
+        pace.add_draft(draft);
+        pace.add_step(1.0, depth > 0);
+        if (depth > 0) pace.count(depth, 0);
+        elapsed += draft + 1.0;
+        tried += draft;
+        longest = std::max(longest, draft);
+        // What a try costs is known from the last one.
+        CHECK(tried <= std::max(first, 0.005 * elapsed + longest));
+      }
+      CHECK(tries > 10);
+      CHECK(tried <= 0.0051 * elapsed);
+    }
+  }
+}
+
+TEST("drafts that begin to pay are noticed") {
+  Pace pace;
+  int32_t right = 0;
+  int32_t noticed = -1;
+  for (int step = 0; step < 20000 && noticed < 0; ++step) {
+    if (step == 5000) right = 6;
+    const int32_t depth = pace.depth(6);
+    if (depth > 2) noticed = step;
+    if (depth > 0) pace.add_level(0.2);
+    pace.add_draft(0.2 * depth);
+    pace.add_step(1.0, depth > 0);
+    if (depth > 0) pace.count(depth, std::min(depth, right));
+  }
+  CHECK(noticed > 5000);
+  CHECK(noticed < 15000);
 }
 
 CHECK_MAIN()

@@ -51,6 +51,7 @@ class DraftModelProposer final : public Proposer {
   }
 
   void propose(std::span<const DraftView> views, std::span<Draft> drafts) override {
+    const Clock::time_point begun = Clock::now();
     begin(views, drafts);
     if (!works_.empty()) {
       feed();
@@ -63,7 +64,10 @@ class DraftModelProposer final : public Proposer {
       }
       for (Work& work : works_) finish(work);
     }
+    asked_ = true;
     proposed_ = Clock::now();
+    const std::chrono::duration<double> drafting = proposed_ - begun;
+    pace_.add_draft(works_.empty() ? 0.0 : drafting.count());
   }
 
   void observe(std::span<const StepFacts> facts) override {
@@ -74,7 +78,14 @@ class DraftModelProposer final : public Proposer {
       State& state = states_[fact.request];
       if (!state.gone) steps_->observe(fact, state.text);
     }
-    if (any) pace_.add_step(seconds_since(proposed_));
+    // A step whose begin nobody told is no longer than the last one that was told, nor than what
+    // has gone by.
+    const bool told = std::exchange(asked_, false);
+    double seconds = seconds_since(told ? proposed_ : observed_);
+    if (told) step_seconds_ = seconds;
+    seconds = std::min(seconds, step_seconds_);
+    pace_.add_step(seconds, any);
+    observed_ = Clock::now();
   }
 
   void forget(RequestId request) override {
@@ -321,7 +332,10 @@ class DraftModelProposer final : public Proposer {
   DraftSteps* steps_ = nullptr;  // its
   int64_t vocab_size_ = 0;
   runtime::Pace pace_;
+  bool asked_ = false;  // for drafts, in this step
   Clock::time_point proposed_;
+  Clock::time_point observed_;
+  double step_seconds_ = 0.0;
   std::unordered_map<RequestId, State> states_;
   // Of the call at hand.
   std::vector<Work> works_;

@@ -14,6 +14,18 @@ void Pace::count(int32_t depth, int32_t right) {
   }
 }
 
+void Pace::add_draft(double seconds) {
+  elapsed_s_ += seconds;
+  if (!tries_ || seconds == 0.0) return;
+  tried_s_ += seconds;
+  last_try_s_ = seconds;
+}
+
+void Pace::add_step(double seconds, bool drafted) {
+  elapsed_s_ += seconds;
+  if (drafted) step_s_ = blend(step_s_, seconds);
+}
+
 size_t Pace::bin_of(float score) {
   const double p = std::clamp(static_cast<double>(score), 1e-6, 1.0 - 1e-6);
   const double odds = std::log2(p / (1.0 - p)) + kBins / 2.0;
@@ -34,7 +46,8 @@ float Pace::belief(float score) const {
 
 int32_t Pace::depth(int32_t most) {
   most = std::min(most, kMostDepth);
-  if (step_s_ == 0.0 || level_s_ == 0.0) return most;
+  tries_ = step_s_ == 0.0 || level_s_ == 0.0;
+  if (tries_) return std::min(most, kTried);
   double path = 1.0;
   double tokens = 1.0;
   double belief = 0.7;
@@ -55,11 +68,12 @@ int32_t Pace::depth(int32_t most) {
   if (best > 0) {
     idle_ = 0;
     rare_ = kRare;
-  } else if (++idle_ >= rare_) {
+  } else if (++idle_ >= rare_ && tried_s_ + last_try_s_ <= kMostLoss * elapsed_s_) {
     // The model has to read what it missed first, so a vain try is followed by fewer.
     idle_ = 0;
     rare_ = std::min(2 * rare_, kRarest);
-    best = std::min(most, 2);
+    best = std::min(most, kTried);
+    tries_ = true;
   }
   return best;
 }
