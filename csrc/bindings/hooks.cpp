@@ -56,9 +56,11 @@ class PythonHook final : public StepHook {
   explicit PythonHook(const py::object& part)
       : technique_(part.attr("technique").cast<std::string>()),
         triggers_(to_triggers(part)),
+        most_slots_(py::hasattr(part, "most_slots") ? part.attr("most_slots").cast<int64_t>() : 0),
         part_(part) {}
   Triggers triggers() const override { return triggers_; }
   std::string_view technique() const override { return technique_; }
+  int64_t most_slots() const override { return most_slots_; }
   void run(const StepEvent& event, SequenceState& sequence) override {
     part_.with("run", [&](const py::object& run) {
       const auto handle = std::make_shared<SequenceHandle>(sequence);
@@ -80,6 +82,7 @@ class PythonHook final : public StepHook {
  private:
   const std::string technique_;
   const Triggers triggers_;
+  const int64_t most_slots_;
   const Held part_;
 };
 
@@ -122,6 +125,22 @@ constexpr const char* kReposition =
     "Rotates the keys from a slot on (one for each group, or one for all) by `delta` positions, "
     "and moves the next position by as many. Each rotation rounds to the type of the cache.";
 
+constexpr const char* kKeys =
+    "The keys of a head (layer of the group * num_kv_heads + KV head), rotated as they lie in the "
+    "cache: float32 [slots, head_dim]. Throws InvalidArgumentError for a head that there is not, "
+    "UnsupportedError where a GPU holds them; so does values().";
+constexpr const char* kValues = "The values of a head: float32 [slots, head_dim].";
+
+constexpr const char* kTokens =
+    "The last `count` tokens of the prompt and the output that were computed, all where there are "
+    "no more; those whose slots were dropped are among them.";
+constexpr const char* kMergeSlots =
+    "Of each (layer of the first group, KV head) slot i goes into slot into[head][i], an array of "
+    "int32 [heads, slots]; those that go into themselves stay, as many in each head. Keys and "
+    "values become means of what goes into a slot, by how often it counts: e to the power of plane "
+    "`weights`, whose numbers become those of the sums. Throws InvalidArgumentError for another "
+    "array, and what plane(), merge() and retain() throw.";
+
 constexpr const char* kPlane =
     "A copy of the numbers of its slots that have this name, float32 [layers of the first group * "
     "num_kv_heads, slots]: those of a technique that sums what keys get of attention (a graph's "
@@ -135,12 +154,32 @@ constexpr const char* kKeepTop =
     "where there are no more. pool, pooling: a slot counts as much as the greatest (\"max\") or "
     "the average (\"avg\") of so many around it. Throws what plane() and retain() throw.";
 
+// Keys, or else values.
+py::array_t<float> rows_of(const SequenceState& state, int32_t group, int32_t head, bool keys) {
+  py::array_t<float> rows({state.length(), int64_t{state.head_dim()}});
+  const std::span<float> all(rows.mutable_data(), static_cast<size_t>(rows.size()));
+  state.read(group, head, keys ? all : std::span<float>(), keys ? std::span<float>() : all);
+  return rows;
+}
+
 bool is_maximum(const std::string& pooling) {
   if (pooling == "max" || pooling == "avg") return pooling == "max";
   throw InvalidArgument("[keep_top] pooling: expected \"max\" or \"avg\", got \"" + pooling + "\"");
 }
 
 using FloatArray = py::array_t<float, py::array::c_style | py::array::forcecast>;
+using SlotArray = py::array_t<int32_t, py::array::c_style | py::array::forcecast>;
+
+void merge_rows(SequenceState& state, const SlotArray& into, const std::string& weights) {
+  if (into.ndim() != 2) {
+    throw InvalidArgument("[merge_slots] into: expected int32 [heads, slots]");
+  }
+  std::vector<std::vector<int32_t>> lists;
+  for (py::ssize_t head = 0; head < into.shape(0); ++head) {
+    lists.emplace_back(into.data(head), into.data(head) + into.shape(1));
+  }
+  merge_slots(state, lists, weights);
+}
 
 // What a hook may do to a sequence, by the names and in the order of KvCache's.
 void register_residency(py::class_<SequenceHandle, std::shared_ptr<SequenceHandle>>& sequence) {
@@ -178,6 +217,45 @@ void register_residency(py::class_<SequenceHandle, std::shared_ptr<SequenceHandl
           },
           py::arg("from_slots"), py::arg("delta"), kReposition)
       .def(
+          "merge_slots",
+          [](const SequenceHandle& s, const SlotArray& into, const std::string& weights) {
+            merge_rows(s.state(), into, weights);
+          },
+          py::arg("into"), py::arg("weights"), kMergeSlots)
+      .def(
+          "keep_top",
+          [](const SequenceHandle& s, const std::string& plane, int64_t count, int64_t first,
+             int64_t last, int32_t pool, const std::string& pooling) {
+            keep_top(s.state(), {plane, count, first, last, pool, is_maximum(pooling)});
+          },
+          py::arg("plane"), py::arg("count"), py::arg("first") = 0, py::arg("last") = 0,
+          py::arg("pool") = 1, py::arg("pooling") = "max", kKeepTop);
+}
+
+// What a hook may read, and the numbers that it may set.
+void register_rows(py::class_<SequenceHandle, std::shared_ptr<SequenceHandle>>& sequence) {
+  sequence
+      .def(
+          "tokens",
+          [](const SequenceHandle& s, size_t count) {
+            const auto all = s.state().tokens();
+            const auto last = all.last(std::min(count, all.size()));
+            return std::vector<int32_t>(last.begin(), last.end());
+          },
+          py::arg("count"), kTokens)
+      .def(
+          "keys",
+          [](const SequenceHandle& s, int32_t head, int32_t group) {
+            return rows_of(s.state(), group, head, true);
+          },
+          py::arg("head"), py::arg("group") = 0, kKeys)
+      .def(
+          "values",
+          [](const SequenceHandle& s, int32_t head, int32_t group) {
+            return rows_of(s.state(), group, head, false);
+          },
+          py::arg("head"), py::arg("group") = 0, kValues)
+      .def(
           "plane",
           [](const SequenceHandle& s, const std::string& name) {
             const SlotPlane plane = s.state().plane(name);
@@ -203,15 +281,7 @@ void register_residency(py::class_<SequenceHandle, std::shared_ptr<SequenceHandl
               std::copy_n(values.data(head), plane.num_slots, plane.values + head * plane.stride);
             }
           },
-          py::arg("name"), py::arg("values"), kSetPlane)
-      .def(
-          "keep_top",
-          [](const SequenceHandle& s, const std::string& plane, int64_t count, int64_t first,
-             int64_t last, int32_t pool, const std::string& pooling) {
-            keep_top(s.state(), {plane, count, first, last, pool, is_maximum(pooling)});
-          },
-          py::arg("plane"), py::arg("count"), py::arg("first") = 0, py::arg("last") = 0,
-          py::arg("pool") = 1, py::arg("pooling") = "max", kKeepTop);
+          py::arg("name"), py::arg("values"), kSetPlane);
 }
 
 constexpr const char* kKeepRecent =
@@ -252,6 +322,7 @@ void register_hooks(py::module_& m) {
           "output_tokens", [](const SequenceHandle& s) { return s.state().output_tokens(); },
           "Generated, the last of which has no slot yet.");
   register_residency(sequence);
+  register_rows(sequence);
   py::class_<StepHook, std::shared_ptr<StepHook>>(m, "StepHook",
                                                   "A hook of the core, which runs without Python.")
       .def_property_readonly("technique",

@@ -1,3 +1,6 @@
+#include <cmath>
+#include <vector>
+
 #include "compiler/arithmetic.h"
 #include "compiler/kv_facts.h"
 #include "compiler/lowering.h"
@@ -165,6 +168,15 @@ ops::AttentionShape attention_shape(const Lowering& lowering, const Node& node) 
   return shape;
 }
 
+// What makes a head's first key count so many times as much; null: nothing does.
+const float* first_logits(Lowering& lowering, const Node& node) {
+  std::vector<float> logits;
+  for (const int64_t percent : node.get_ints("first_percent")) {
+    logits.push_back(std::log(static_cast<float>(percent) / 100.0f));
+  }
+  return logits.empty() ? nullptr : lowering.constant(logits);
+}
+
 }  // namespace
 
 void lower_rope_append(Lowering& lowering, const Node& node) {
@@ -195,6 +207,8 @@ void lower_attention(Lowering& lowering, const Node& node) {
   if (lowering.phase() == Phase::prefill && node.has(graph::kPrefillProductsKey)) {
     problem.arithmetic = parse_arithmetic(node.get_string(graph::kPrefillProductsKey));
   }
+  problem.weights = node.get_string("weights");
+  problem.first_logits = first_logits(lowering, node);
   executor::AttentionPlaces places;
   places.q = lowering.floats(node.inputs[0]);
   places.layer = layer_of(node);

@@ -134,6 +134,7 @@ void lower_attention_mass(Lowering& lowering, const Node& node) {
   problem.kv.head_dim = int_attribute(node, "head_dim");
   problem.kv.dtype = lowering.kv_dtype();
   problem.sm_scale = static_cast<float>(node.get_float("sm_scale"));
+  problem.noise = static_cast<float>(node.get_float("noise"));
   problem.name = node.get_string("plane");
   if (lowering.phase() == Phase::prefill && node.has(graph::kPrefillProductsKey)) {
     problem.arithmetic = parse_arithmetic(node.get_string(graph::kPrefillProductsKey));

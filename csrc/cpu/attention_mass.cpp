@@ -12,22 +12,29 @@ namespace {
 
 using ops::AttentionMassProblem;
 
-// Adds what rows [first, first + count) before the sequence's end give, head by head.
+// Adds what `count` rows give, of which the last is `behind` before the sequence's end, and some of
+// the KV head's query heads: rows of one tile, which share its keys.
 void add_rows(const PrefillIndexKernels& level, const AttentionMassProblem& p,
               const ScoredRows& scored, int64_t kv_head, int32_t behind, int32_t count,
               float* scratch) {
-  const int64_t group = p.num_qo_heads / p.kv.num_kv_heads;
+  const auto group = static_cast<int32_t>(p.num_qo_heads / p.kv.num_kv_heads);
   const int32_t end = p.batch.qo_indptr[scored.sequence + 1];
   ColumnTile tile = {};
   tile.keys = index_keys(p.kv, p.batch, scored.sequence, kv_head);
   tile.sm_scale = p.sm_scale;
+  if (scored.noise.values != nullptr && p.noise != 0.0f) {
+    tile.noise = scored.noise.values + (p.first_head + kv_head) * scored.noise.stride;
+    tile.noise_scale = p.noise;
+  }
   tile.columns = scored.plane.values + (p.first_head + kv_head) * scored.plane.stride;
   tile.last_position = p.batch.kv_len[scored.sequence] - 1;
   tile.scratch = scratch;
-  tile.num_rows = count;
-  for (int64_t head = kv_head * group; head < (kv_head + 1) * group; ++head) {
-    for (int32_t i = 0; i < count; ++i) {
-      const int32_t back = behind + count - 1 - i;
+  for (int32_t first = 0; first < group; first += kIndexRows) {
+    const int32_t heads = std::min(group - first, kIndexRows);
+    tile.num_rows = count * heads;
+    for (int32_t i = 0; i < tile.num_rows; ++i) {
+      const int32_t back = behind + count - 1 - i / heads;
+      const int64_t head = kv_head * group + first + i % heads;
       tile.q[i] = p.q + (end - 1 - back) * p.q_stride + head * p.kv.head_dim;
       tile.positions[i] = tile.last_position - back;
     }
@@ -39,7 +46,8 @@ template <Level kLevel>
 void run_attention_mass(const AttentionMassProblem& p, Team& team) {
   const auto& level = kernels<kLevel, PrefillIndexKernels>();
   auto* scratch = static_cast<float*>(team.scratch());
-  const int32_t most = p.by_row ? 1 : kIndexRows;
+  const int32_t group = p.num_qo_heads / p.kv.num_kv_heads;
+  const int32_t most = p.by_row ? 1 : std::max(kIndexRows / group, 1);
   team.for_chunks(p.num_scored * p.kv.num_kv_heads, [&](int64_t item) {
     const ScoredRows& scored = p.scored[item / p.kv.num_kv_heads];
     if (scored.name != p.name) return;

@@ -36,14 +36,16 @@ inline IndexKeys index_keys(const ops::KvLayer& kv, const ops::BatchLayout& batc
 
 inline constexpr int32_t kIndexRows = 64;  // of a tile at most
 
-// Some rows of one query head: adds to `columns` what each key gets of their probabilities, and to
-// `diagonals` what each distance does.
+// Some rows of query heads of one KV head: adds to `columns` what each key gets of their
+// probabilities, and to `diagonals` what each distance does.
 struct ColumnTile {
   IndexKeys keys;
   const float* q[kIndexRows];
-  int32_t positions[kIndexRows];  // ascending
+  int32_t positions[kIndexRows];  // ascending; rows of several heads have the same
   int32_t num_rows;
   float sm_scale;
+  const float* noise;  // by token, added to logits `noise_scale` times; null: none
+  float noise_scale;
   float* columns;  // by token, up to the end of the last row's page
   // Distance d at last_position - d, and room for 64 more; null: none.
   float* diagonals;

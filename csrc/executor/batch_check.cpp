@@ -126,11 +126,25 @@ void check_dense(const Batch& batch) {
   }
 }
 
-// Kernels write planes of the first group's heads, up to the end of a sequence's last page.
-void check_scored(const Batch& batch, const KvCacheConfig& cache) {
+// Of a plane: (layer of the first group, KV head).
+int64_t plane_heads(const KvCacheConfig& cache) {
   const size_t layers = cache.groups.empty() ? static_cast<size_t>(cache.num_layers)
                                              : cache.groups.front().layers.size();
-  const auto heads = static_cast<int64_t>(layers) * cache.num_kv_heads;
+  return static_cast<int64_t>(layers) * cache.num_kv_heads;
+}
+
+void check_plane(const std::string& label, const SlotPlane& plane, int64_t heads, int64_t slots) {
+  if (plane.values != nullptr && plane.num_heads == heads && plane.num_slots == slots &&
+      plane.stride >= slots && plane.stride % KvCache::kPageSize == 0) {
+    return;
+  }
+  fail(label + "plane: expected " + std::to_string(heads) + " heads of " + std::to_string(slots) +
+       " slots, got " + std::to_string(plane.num_heads) + " of " + std::to_string(plane.num_slots));
+}
+
+// Kernels write planes of the first group's heads, up to the end of a sequence's last page.
+void check_scored(const Batch& batch, const KvCacheConfig& cache) {
+  const int64_t heads = plane_heads(cache);
   for (size_t i = 0; i < batch.scored.size(); ++i) {
     const ScoredRows& scored = batch.scored[i];
     const std::string label = "scored[" + std::to_string(i) + "].";
@@ -145,17 +159,28 @@ void check_scored(const Batch& batch, const KvCacheConfig& cache) {
       fail(label + "rows: expected 1.." + std::to_string(rows) + ", got " +
            std::to_string(scored.rows));
     }
-    const SlotPlane& plane = scored.plane;
-    if (plane.values == nullptr || plane.num_heads != heads || plane.num_slots != batch.kv_len[s] ||
-        plane.stride < plane.num_slots || plane.stride % KvCache::kPageSize != 0) {
-      fail(label + "plane: expected " + std::to_string(heads) + " heads of " +
-           std::to_string(batch.kv_len[s]) + " slots, got " + std::to_string(plane.num_heads) +
-           " of " + std::to_string(plane.num_slots));
+    check_plane(label, scored.plane, heads, batch.kv_len[s]);
+    if (scored.noise.values != nullptr) {
+      check_plane(label + "noise: ", scored.noise, heads, batch.kv_len[s]);
     }
     for (size_t other = 0; other < i; ++other) {
-      if (batch.scored[other].plane.values != plane.values) continue;
+      if (batch.scored[other].plane.values != scored.plane.values) continue;
       fail(label + "plane: expected another one than scored[" + std::to_string(other) + "]'s");
     }
+  }
+}
+
+void check_weighted(const Batch& batch, const KvCacheConfig& cache) {
+  for (size_t i = 0; i < batch.weighted.size(); ++i) {
+    const WeightedSlots& weighted = batch.weighted[i];
+    const std::string label = "weighted[" + std::to_string(i) + "].";
+    const auto sequences = static_cast<int64_t>(batch.kv_len.size());
+    if (weighted.sequence < 0 || weighted.sequence >= sequences) {
+      fail(label + "sequence: expected 0.." + std::to_string(sequences - 1) + ", got " +
+           std::to_string(weighted.sequence));
+    }
+    check_plane(label, weighted.plane, plane_heads(cache),
+                batch.kv_len[static_cast<size_t>(weighted.sequence)]);
   }
 }
 
@@ -307,6 +332,7 @@ void check_batch(const Batch& batch, const KvCacheConfig& cache, const BatchLimi
   }
   check_dense(batch);
   check_scored(batch, cache);
+  check_weighted(batch, cache);
 }
 
 }  // namespace effinfer::executor

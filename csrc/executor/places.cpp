@@ -134,6 +134,11 @@ bool AttentionPlaces::fill(ops::AttentionProblem& p, const Step& step) const {
   } else {
     p.out = reinterpret_cast<uint8_t*>(out.at(step));
   }
+  if (!p.weights.empty()) {
+    p.weighted = step.batch->weighted.data();
+    p.num_weighted = static_cast<int64_t>(step.batch->weighted.size());
+    p.first_plane_head = static_cast<int32_t>(step.place_in_group(layer)) * pages.num_kv_heads;
+  }
   p.append.k = nullptr;
   if (append && p.work.one_tile) append->fill(p.append, step);
   return true;

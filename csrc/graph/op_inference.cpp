@@ -1,5 +1,7 @@
 #include "graph/op_inference.h"
 
+#include <algorithm>
+
 #include "effinfer/ops/rope.h"
 #include "graph/text.h"
 #include "ops/limits.h"
@@ -265,6 +267,13 @@ std::vector<ValueType> infer_attention(const OpContext& context) {
   context.positive("sink_tokens", 0);
   context.require(context.node().get_float("logits_soft_cap") >= 0.0, "logits_soft_cap",
                   "at least 0");
+  const std::vector<int64_t>& first = context.node().get_ints("first_percent");
+  const auto heads = static_cast<size_t>(context.node().get_int("heads"));
+  context.require((first.empty() || first.size() == heads) &&
+                      std::ranges::all_of(first, [](int64_t each) { return each > 0; }),
+                  "first_percent", "none, or of each head a number above 0");
+  context.require(first.empty() || !context.node().get_string("weights").empty(), "weights",
+                  "a name beside first_percent");
   return {floats_or_operand(context, q)};
 }
 

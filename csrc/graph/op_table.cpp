@@ -171,14 +171,15 @@ std::vector<OpSpec> attention_ops() {
        .min_inputs = 2,
        .max_inputs = 2,
        .attributes = {integer("layer"), integer("heads"), integer("kv_heads"), integer("head_dim"),
-                      number("sm_scale"), text("plane")},
+                      number("sm_scale"), text("plane"), number("noise", 0.0)},
        .infer = infer_attention_mass},
       {.name = "attention",
        .min_inputs = 2,
        .max_inputs = 3,
        .attributes = {integer("layer"), integer("heads"), integer("kv_heads"), integer("head_dim"),
                       number("sm_scale"), integer("window_left", -1), integer("sink_tokens", 0),
-                      number("logits_soft_cap", 0.0), flag("as_operand", false)},
+                      number("logits_soft_cap", 0.0), text("weights", ""),
+                      integers("first_percent"), flag("as_operand", false)},
        .infer = infer_attention},
   };
 }

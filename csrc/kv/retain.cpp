@@ -287,6 +287,34 @@ void KvCache::Impl::merge_slots(const PageTable& table, const kv::PagePool& pool
   kv::write_value(layer, head, value.data(), place_of(table, merge.into));
 }
 
+void KvCache::read(SequenceId id, int32_t group, int32_t head, std::span<float> keys,
+                   std::span<float> values) const {
+  require_host("read", config());
+  const Sequence& sequence = impl_->find_plain("read", id);
+  const size_t place = impl_->checked_group("read", group);
+  require_committed("read", sequence);
+  const PageTable& table = sequence.tables[place];
+  const kv::PagePool& pool = impl_->pool(place);
+  const auto heads = static_cast<int64_t>(pool.layers().size()) * int64_t{config().num_kv_heads};
+  if (head < 0 || head >= heads) {
+    fail("read", "head: expected " + range(0, heads) + ", got " + std::to_string(head));
+  }
+  const auto dim = static_cast<size_t>(config().head_dim);
+  const size_t size = static_cast<size_t>(table.slots) * dim;
+  for (const size_t given : {keys.size(), values.size()}) {
+    if (given == 0 || given == size) continue;
+    fail("read", "keys and values: expected " + std::to_string(size) + " floats each, got " +
+                     std::to_string(given));
+  }
+  const ops::KvLayer& layer = pool.layers()[static_cast<size_t>(head / config().num_kv_heads)];
+  const int32_t own = head % config().num_kv_heads;
+  for (int64_t slot = 0; slot < table.slots; ++slot) {
+    const size_t at = static_cast<size_t>(slot) * dim;
+    if (!keys.empty()) kv::read_key(layer, own, place_of(table, slot), &keys[at]);
+    if (!values.empty()) kv::read_value(layer, own, place_of(table, slot), &values[at]);
+  }
+}
+
 void KvCache::reposition(SequenceId id, std::span<const int64_t> from, int64_t delta) {
   require_host("reposition", config());
   Sequence& sequence = impl_->find_plain("reposition", id);

@@ -27,6 +27,7 @@ std::string describe(const AttentionProblem& p) {
           " logits_soft_cap=" + std::to_string(p.logits_soft_cap);
   if (p.arithmetic != Arithmetic::f32) text += " arithmetic=" + std::string(name(p.arithmetic));
   if (p.visits.list_words > 0) text += " visits";
+  if (p.weighs_keys()) text += " weights";
   if (p.out_operand.cols > 0) text += " out=" + std::string(name(p.out_operand.arithmetic));
   return text;
 }

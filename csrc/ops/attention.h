@@ -15,8 +15,10 @@
 
 #include <cstdint>
 #include <string>
+#include <string_view>
 #include <vector>
 
+#include "effinfer/slot_plane.h"
 #include "ops/cost.h"
 #include "ops/kv_layout.h"
 #include "ops/operand.h"
@@ -276,6 +278,13 @@ struct AttentionProblem : AttentionLogits {
   float v_scale = 1.0f;
   const float* alibi_slopes = nullptr;  // [num_qo_heads]
   const float* sink_logits = nullptr;   // [num_qo_heads] logits of keys without values
+  // Added to logits of the sequences that have numbers of the problem's name
+  // (effinfer/slot_plane.h): those of each key, and of the first key these. Of the engine's pages.
+  const float* first_logits = nullptr;  // [num_qo_heads]
+  std::string_view weights;
+  const WeightedSlots* weighted = nullptr;
+  int64_t num_weighted = 0;
+  int32_t first_plane_head = 0;  // for KV head 0 of this layer
   // A few rows of each sequence: rows of keys are multiplied where they lie.
   bool decode = false;
   // Rows of prompts, in a phase of their own: sums need not be decoding's, bit for bit.
@@ -296,6 +305,8 @@ struct AttentionProblem : AttentionLogits {
   // those of their keys that its own pages hold, so that nothing else need precede it. Of pages,
   // with work.one_tile only.
   RopeAppendProblem append;
+
+  bool weighs_keys() const { return !weights.empty(); }
 };
 
 std::string describe(const AttentionProblem& problem);

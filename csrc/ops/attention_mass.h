@@ -21,6 +21,7 @@ struct AttentionMassProblem {
   BatchLayout batch;
   Arithmetic arithmetic = Arithmetic::f32;  // bf16: queries are rounded to it; of bf16 pages
   float sm_scale = 1.0f;
+  float noise = 0.0f;  // as much of the rows' noise is added to logits
   // Row by row, so that several rows of a step give the bits of a step each.
   bool by_row = false;
   std::string_view name;  // of the rows that are added; others are another node's

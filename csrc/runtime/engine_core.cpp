@@ -6,6 +6,7 @@
 
 #include "core/log.h"
 #include "effinfer/error.h"
+#include "runtime/key_noise.h"
 
 namespace effinfer::runtime {
 namespace {
@@ -273,6 +274,7 @@ bool EngineCore::try_admit(Request& request) {
   cache_->reserve(sequence, static_cast<int64_t>(request.tokens.capacity()) + Draft::kMostNodes);
   if (request.scores_prompt()) make_prompt_rows();
   for (const std::string_view name : request.techniques.planes) cache_->add_plane(sequence, name);
+  request.noise_seed = noise_seed(std::span(request.tokens).first(request.prompt_size));
   request.sequence = sequence;
   request.fed = static_cast<size_t>(cached);
   if (request.metrics.preemptions == 0) request.metrics.cached_tokens = cached;

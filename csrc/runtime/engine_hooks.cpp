@@ -28,6 +28,8 @@ class RequestState final : public SequenceState {
   int64_t output_tokens() const override { return static_cast<int64_t>(request_.output().size()); }
 
   int64_t next_position() const override { return cache_.next_position(request_.sequence); }
+  int32_t head_dim() const override { return cache_.config().head_dim; }
+  std::span<const int32_t> tokens() const override { return cache_.tokens(request_.sequence); }
   int32_t num_groups() const override { return cache_.num_groups(); }
   void retain(int32_t group, std::span<const std::vector<int32_t>> slots) override {
     cache_.retain(request_.sequence, group, slots);
@@ -42,6 +44,10 @@ class RequestState final : public SequenceState {
     cache_.reposition(request_.sequence, from, delta);
   }
   SlotPlane plane(std::string_view name) override { return cache_.plane(request_.sequence, name); }
+  void read(int32_t group, int32_t head, std::span<float> keys,
+            std::span<float> values) const override {
+    cache_.read(request_.sequence, group, head, keys, values);
+  }
 
  private:
   KvCache& cache_;

@@ -11,6 +11,7 @@
 #include "effinfer/error.h"
 #include "runtime/engine_core.h"
 #include "runtime/engine_impl.h"
+#include "runtime/key_noise.h"
 
 namespace effinfer {
 
@@ -256,8 +257,17 @@ void EngineCore::add_scored_rows(const Request& request) {
   for (const ScorePlan& plan : request.techniques.scores) {
     const bool counts = request.prompt_left() > 0 ? end > plan.first : plan.output;
     if (!counts) continue;
+    SlotPlane noise;
+    if (!plan.noise.empty()) {
+      noise = cache_->plane(request.sequence, plan.noise);
+      const int64_t position = cache_->next_position(request.sequence) - request.step_tokens;
+      set_gumbel_noise(request.noise_seed, position, request.step_tokens, noise);
+    }
     batch_.add_scored(plan.name, cache_->plane(request.sequence, plan.name),
-                      static_cast<int32_t>(end - std::max(first, plan.first)));
+                      static_cast<int32_t>(end - std::max(first, plan.first)), noise);
+  }
+  for (const std::string_view name : request.techniques.weights) {
+    batch_.add_weighted(name, cache_->plane(request.sequence, name));
   }
 }
 

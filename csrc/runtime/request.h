@@ -40,6 +40,7 @@ struct Request {
   // would not give: its sequence, and the slots that this has. Empty: it is fed.
   std::vector<std::byte> saved;
   int64_t saved_slots = 0;
+  uint64_t noise_seed = 0;      // of its keys
   size_t fed = 0;               // tokens whose KV is in the cache
   size_t scored = 1;            // tokens of the prompt that need no log-probability any more
   int64_t step_tokens = 0;      // appended for the step at hand, not committed

@@ -50,6 +50,7 @@ void StepBatch::clear(Phase phase) {
   ancestors_.clear();
   dense_.clear();
   scored_.clear();
+  weighted_.clear();
   has_trees_ = false;
   has_dense_ = false;
 }
@@ -76,8 +77,13 @@ void StepBatch::add(const KvCache& cache, SequenceId sequence, std::span<const i
   }
 }
 
-void StepBatch::add_scored(std::string_view name, const SlotPlane& plane, int32_t rows) {
-  scored_.push_back({name, plane, static_cast<int32_t>(num_sequences()) - 1, rows});
+void StepBatch::add_scored(std::string_view name, const SlotPlane& plane, int32_t rows,
+                           const SlotPlane& noise) {
+  scored_.push_back({name, plane, static_cast<int32_t>(num_sequences()) - 1, rows, noise});
+}
+
+void StepBatch::add_weighted(std::string_view name, const SlotPlane& plane) {
+  weighted_.push_back({name, plane, static_cast<int32_t>(num_sequences()) - 1});
 }
 
 // Behind the row of the sequence's last token, which is at `root`. Words of a chain stay 0, unless
@@ -111,6 +117,7 @@ Batch StepBatch::view() {
   }
   if (has_dense_) batch.dense = dense_;
   batch.scored = scored_;
+  batch.weighted = weighted_;
   batch.more_groups = views_;
   return batch;
 }

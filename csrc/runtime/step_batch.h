@@ -25,7 +25,10 @@ class StepBatch {
   void add(const KvCache& cache, SequenceId sequence, std::span<const int32_t> tokens,
            Logits logits, const DraftTree* drafts = nullptr, bool dense = false);
   // Of the sequence that was added last: its last rows add what they attend to.
-  void add_scored(std::string_view name, const SlotPlane& plane, int32_t rows);
+  void add_scored(std::string_view name, const SlotPlane& plane, int32_t rows,
+                  const SlotPlane& noise = {});
+  // Of the same: how often attention counts its keys.
+  void add_weighted(std::string_view name, const SlotPlane& plane);
   size_t num_rows() const { return logit_rows_.size(); }
   size_t num_sequences() const { return tables_.kv_len.size(); }
   size_t num_tokens() const { return token_ids_.size(); }
@@ -57,6 +60,7 @@ class StepBatch {
   std::vector<uint64_t> ancestors_;
   std::vector<uint8_t> dense_;
   std::vector<ScoredRows> scored_;
+  std::vector<WeightedSlots> weighted_;
   bool has_trees_ = false;
   bool has_dense_ = false;
 };

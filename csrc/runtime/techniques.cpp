@@ -1,6 +1,7 @@
 #include "runtime/techniques.h"
 
 #include <algorithm>
+#include <functional>
 #include <limits>
 #include <map>
 #include <string>
@@ -63,6 +64,10 @@ void set_fact(TechniqueFacts& facts, std::string_view fact, const std::string& k
     facts.scores_output = whose != "prompt";
   } else if (fact == "score_rows") {
     facts.score_rows = tokens(key, value);
+  } else if (fact == "noise") {
+    facts.noise = text(key, value);
+  } else if (fact == "weights") {
+    facts.weights = text(key, value);
   } else if (fact == "planes") {
     facts.planes = split(text(key, value));
   } else if (fact == "lossless") {
@@ -73,8 +78,8 @@ void set_fact(TechniqueFacts& facts, std::string_view fact, const std::string& k
     facts.exclusive = split(text(key, value));
   } else {
     fail(key,
-         "chooses, min_tokens, chunk_tokens, kv_bits, kv_residual, scores, score_rows, planes, "
-         "lossless or exclusive");
+         "chooses, min_tokens, chunk_tokens, kv_bits, kv_residual, scores, score_rows, noise, "
+         "weights, planes, lossless or exclusive");
   }
 }
 
@@ -98,6 +103,10 @@ std::vector<TechniqueFacts> techniques_of(const Graph& graph) {
     if (facts.name.empty()) fail(std::string(kPrefix) + name, "an entry of its own");
     if ((facts.scores_prompt || facts.scores_output) && facts.chunk_tokens == 0) {
       fail(std::string(kPrefix) + name + ".scores", "chunk_tokens beside it");
+    }
+    const bool scores_all = facts.scores_prompt && facts.scores_output && facts.score_rows == 0;
+    if (!facts.noise.empty() && !scores_all) {
+      fail(std::string(kPrefix) + name + ".noise", "scores of all rows beside it");
     }
     techniques.push_back(std::move(facts));
   }
@@ -198,11 +207,15 @@ void Techniques::add_scores(int64_t prompt_tokens, RequestTechniques& request) c
     const TechniqueFacts& each = facts_[i];
     if ((request.names >> i & 1) == 0) continue;
     request.planes.insert(request.planes.end(), each.planes.begin(), each.planes.end());
+    for (const std::string& plane : {std::cref(each.weights), std::cref(each.noise)}) {
+      if (!plane.empty()) request.planes.emplace_back(plane);
+    }
+    if (!each.weights.empty()) request.weights.emplace_back(each.weights);
     if (!each.scores_prompt && !each.scores_output) continue;
     int64_t rows = each.score_rows == 0 ? prompt_tokens : each.score_rows;
     if (!each.scores_prompt) rows = 0;
     const int64_t first = std::max<int64_t>(prompt_tokens - rows, 0);
-    request.scores.push_back({each.name, first, each.scores_output});
+    request.scores.push_back({each.name, first, each.scores_output, each.noise});
     request.planes.emplace_back(each.name);
     request.scores_output |= each.scores_output;
     request.prefix.most = std::min(request.prefix.most, first);

@@ -19,6 +19,7 @@ struct ScorePlan {
   std::string_view name;  // of a technique, and of the plane
   int64_t first = 0;
   bool output = false;
+  std::string_view noise;  // a plane; empty: none
 };
 
 struct RequestTechniques {
@@ -29,8 +30,9 @@ struct RequestTechniques {
   bool rows_choose = false;  // its generated rows, or others', visit chosen keys
   int64_t chunk_tokens = 0;  // steps of its prompt end at multiples; 0: anywhere
   std::vector<ScorePlan> scores;
-  std::vector<std::string_view> planes;  // that its sequence has
-  bool scores_output = false;            // any of them
+  std::vector<std::string_view> weights;  // planes by which its keys count
+  std::vector<std::string_view> planes;   // that its sequence has
+  bool scores_output = false;             // any of them
   // Of a step, where hooks bound slots and positions; 0: they grow with the text.
   int64_t peak_slots = 0;
   PrefixKey prefix;

@@ -998,6 +998,10 @@ class SequenceState:
         """
         Keeps of each (layer of the first group, KV head) the `count` slots that have most in a plane, of equal ones the earlier, among them the sequence's `first` and `last` ones; all where there are no more. pool, pooling: a slot counts as much as the greatest ("max") or the average ("avg") of so many around it. Throws what plane() and retain() throw.
         """
+    def keys(self, head: int, group: int = 0) -> numpy.typing.NDArray[numpy.float32]:
+        """
+        The keys of a head (layer of the group * num_kv_heads + KV head), rotated as they lie in the cache: float32 [slots, head_dim]. Throws InvalidArgumentError for a head that there is not, UnsupportedError where a GPU holds them; so does values().
+        """
     def merge(
         self,
         head: int,
@@ -1009,6 +1013,12 @@ class SequenceState:
         """
         Makes key and value of slot `into` of a head (layer of the group * num_kv_heads + KV head) the sums of those of `slots`, times `weights`; drops none. slots: strictly increasing; weights: one for each, finite.
         """
+    def merge_slots(
+        self, into: typing.Annotated[numpy.typing.ArrayLike, numpy.int32], weights: str
+    ) -> None:
+        """
+        Of each (layer of the first group, KV head) slot i goes into slot into[head][i], an array of int32 [heads, slots]; those that go into themselves stay, as many in each head. Keys and values become means of what goes into a slot, by how often it counts: e to the power of plane `weights`, whose numbers become those of the sums. Throws InvalidArgumentError for another array, and what plane(), merge() and retain() throw.
+        """
     def plane(self, name: str) -> numpy.typing.NDArray[numpy.float32]:
         """
         A copy of the numbers of its slots that have this name, float32 [layers of the first group * num_kv_heads, slots]: those of a technique that sums what keys get of attention (a graph's attention_mass). Throws InvalidArgumentError for a name that it lacks.
@@ -1018,9 +1028,7 @@ class SequenceState:
         Rotates the keys from a slot on (one for each group, or one for all) by `delta` positions, and moves the next position by as many. Each rotation rounds to the type of the cache.
         """
     def retain(
-        self,
-        slots: collections.abc.Sequence[collections.abc.Sequence[int]],
-        group: int = 0,
+        self, slots: collections.abc.Sequence[collections.abc.Sequence[int]], group: int = 0
     ) -> None:
         """
         Keeps these slots of a group of layers without a window: one list for all heads, or one for each (layer of the group, KV head), strictly increasing, all of one length of at least 1. Throws InvalidArgumentError, OutOfMemoryError where there is no page for a copy of a shared one, and UnsupportedError where a GPU holds the keys, with nothing changed; so do evict(), merge() and reposition().
@@ -1030,6 +1038,14 @@ class SequenceState:
     ) -> None:
         """
         Sets the numbers of its slots that have this name, an array as plane() gives. New slots have 0. Throws InvalidArgumentError for another shape, and what plane() throws.
+        """
+    def tokens(self, count: int) -> list[int]:
+        """
+        The last `count` tokens of the prompt and the output that were computed, all where there are no more; those whose slots were dropped are among them.
+        """
+    def values(self, head: int, group: int = 0) -> numpy.typing.NDArray[numpy.float32]:
+        """
+        The values of a head: float32 [slots, head_dim].
         """
     @property
     def id(self) -> int: ...

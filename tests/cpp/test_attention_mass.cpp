@@ -1,4 +1,5 @@
-// What attention_mass adds to planes, beside sums in float64, at every ISA level.
+// Planes of sequences, beside sums in float64, at every ISA level: what attention_mass adds to
+// them, and attention that counts keys by them.
 #include <cmath>
 #include <random>
 #include <vector>
@@ -6,6 +7,7 @@
 #include "arrays.h"
 #include "check.h"
 #include "kv_model.h"
+#include "ops/attention.h"
 #include "ops/attention_mass.h"
 #include "ops/registry.h"
 
@@ -86,7 +88,9 @@ struct Fixture {
     return scored;
   }
 
-  std::vector<double> expected(size_t s, int32_t kv_head) const {
+  // `bias` times the noise of the second layer is added to logits.
+  std::vector<double> expected(size_t s, int32_t kv_head, const SlotPlane& noise,
+                               double bias) const {
     std::vector<double> sums(static_cast<size_t>(kv_len[s]), 0.0);
     const auto& keys = model.sequences.at(ids[s]).rows[0][static_cast<size_t>(kKvHeads + kv_head)];
     for (int32_t back = 0; back < rows[s].scored; ++back) {
@@ -101,7 +105,11 @@ struct Fixture {
             logit += static_cast<double>(q[static_cast<size_t>((row * kHeads + head) * kDim + d)]) *
                      keys[static_cast<size_t>(key)].k[static_cast<size_t>(d)];
           }
-          weights[static_cast<size_t>(key)] = std::exp(logit * kScale);
+          logit *= kScale;
+          if (noise.values != nullptr) {
+            logit += bias * double{noise.values[(kKvHeads + kv_head) * noise.stride + key]};
+          }
+          weights[static_cast<size_t>(key)] = std::exp(logit);
           total += weights[static_cast<size_t>(key)];
         }
         for (int32_t key = 0; key < seen; ++key) {
@@ -120,7 +128,22 @@ struct Fixture {
   int num_planes = 0;
 };
 
-void check_sums(const Fixture& fixture, const std::vector<ScoredRows>& scored, double tolerance) {
+// A plane of random numbers.
+SlotPlane random_plane(Fixture& fixture, size_t s, const std::string& name, std::mt19937& random) {
+  KvCache& cache = fixture.model.cache;
+  cache.add_plane(fixture.ids[s], name);
+  const SlotPlane plane = cache.plane(fixture.ids[s], name);
+  std::normal_distribution<float> normal;
+  for (int64_t head = 0; head < plane.num_heads; ++head) {
+    for (int64_t i = 0; i < plane.num_slots; ++i) {
+      plane.values[head * plane.stride + i] = normal(random);
+    }
+  }
+  return plane;
+}
+
+void check_sums(const Fixture& fixture, const std::vector<ScoredRows>& scored, double tolerance,
+                double noise = 0.0) {
   for (const ScoredRows& each : scored) {
     const auto s = static_cast<size_t>(each.sequence);
     for (int32_t head = 0; head < 2 * kKvHeads; ++head) {
@@ -128,7 +151,7 @@ void check_sums(const Fixture& fixture, const std::vector<ScoredRows>& scored, d
       // The first layer's are another node's.
       const std::vector<double> want =
           head < kKvHeads ? std::vector<double>(static_cast<size_t>(fixture.kv_len[s]), 0.0)
-                          : fixture.expected(s, head - kKvHeads);
+                          : fixture.expected(s, head - kKvHeads, each.noise, noise);
       double worst = 0.0;
       for (size_t key = 0; key < want.size(); ++key) {
         worst = std::max(worst, std::abs(row[key] - want[key]));
@@ -136,6 +159,93 @@ void check_sums(const Fixture& fixture, const std::vector<ScoredRows>& scored, d
       CHECK(worst <= tolerance * 3 * each.rows);
     }
   }
+}
+
+// Of a head's row float64 attention, where `plane` (no values: none) and `first` are added to
+// logits.
+std::vector<double> attend(const Fixture& fixture, size_t s, int32_t back, int32_t head,
+                           const SlotPlane& plane, double first) {
+  const int32_t kv_head = head / 3;
+  const auto& rows = fixture.model.sequences.at(fixture.ids[s]).rows[0];
+  const auto& keys = rows[static_cast<size_t>(kKvHeads + kv_head)];
+  const int32_t row = fixture.qo_indptr[s + 1] - 1 - back;
+  std::vector<double> out(kDim, 0.0);
+  double total = 0.0;
+  for (int32_t key = 0; key < fixture.kv_len[s] - back; ++key) {
+    const KvRow& kv = keys[static_cast<size_t>(key)];
+    double logit = 0.0;
+    for (size_t d = 0; d < kDim; ++d) {
+      logit += double{fixture.q[static_cast<size_t>((row * kHeads + head) * kDim) + d]} * kv.k[d];
+    }
+    logit *= kScale;
+    if (plane.values != nullptr) {
+      logit += double{plane.values[(kKvHeads + kv_head) * plane.stride + key]};
+      if (key == 0) logit += first;
+    }
+    total += std::exp(logit);
+    for (size_t d = 0; d < kDim; ++d) out[d] += std::exp(logit) * kv.v[d];
+  }
+  for (double& x : out) x /= total;
+  return out;
+}
+
+std::vector<float> run_weighted(const Fixture& fixture, const std::vector<WeightedSlots>& weighted,
+                                const std::vector<float>& first, int threads) {
+  ThreadPool pool(threads);
+  const ops::AttentionMassProblem of_rows = fixture.problem({});
+  ops::AttentionProblem p;
+  p.q = {reinterpret_cast<const uint8_t*>(of_rows.q), DType::f32, kDim, of_rows.q_stride, kDim};
+  p.num_qo_heads = kHeads;
+  p.num_kv_heads = kKvHeads;
+  p.k = ops::keys_of(of_rows.kv);
+  p.v = ops::values_of(of_rows.kv);
+  p.batch = of_rows.batch;
+  p.sm_scale = kScale;
+  p.weights = "counts";
+  p.weighted = weighted.data();
+  p.num_weighted = static_cast<int64_t>(weighted.size());
+  p.first_plane_head = kKvHeads;
+  if (!first.empty()) p.first_logits = first.data();
+  ops::AttentionWork work;
+  ops::plan_attention({ops::KeySource::pages, kHeads, kKvHeads, kDim, true, -1, 0}, p.batch, work);
+  std::vector<float> partial_out(static_cast<size_t>(work.num_partials * kDim));
+  std::vector<float> partial_ms(static_cast<size_t>(work.num_partials * 2));
+  std::vector<int32_t> done(work.merges.size());
+  std::vector<float> out(fixture.q.size());
+  p.work = work;
+  p.partial_out = partial_out.data();
+  p.partial_ms = partial_ms.data();
+  p.done = done.data();
+  p.out = reinterpret_cast<uint8_t*>(out.data());
+  p.out_stride = kHeads * kDim;
+  ops::run_alone(p, pool);
+  return out;
+}
+
+void check_weighted(const Fixture& fixture, const std::vector<WeightedSlots>& weighted,
+                    const std::vector<float>& first) {
+  const std::vector<float> out = run_weighted(fixture, weighted, first, 1);
+  CHECK(out == run_weighted(fixture, weighted, first, 3));
+  double worst = 0.0;
+  for (size_t s = 0; s < fixture.ids.size(); ++s) {
+    SlotPlane plane;
+    for (const WeightedSlots& each : weighted) {
+      if (each.sequence == static_cast<int32_t>(s)) plane = each.plane;
+    }
+    for (int32_t row = fixture.qo_indptr[s]; row < fixture.qo_indptr[s + 1]; ++row) {
+      for (int32_t head = 0; head < kHeads; ++head) {
+        const double extra = first.empty() ? 0.0 : first[static_cast<size_t>(head)];
+        const std::vector<double> want =
+            attend(fixture, s, fixture.qo_indptr[s + 1] - 1 - row, head, plane, extra);
+        for (size_t d = 0; d < kDim; ++d) {
+          const float got = out[static_cast<size_t>((row * kHeads + head) * kDim) + d];
+          worst = std::max(worst, std::abs(got - want[d]));
+        }
+      }
+    }
+  }
+  // Means of values below 5, whose weights are off by the rounding of logits below 20.
+  CHECK(worst <= 1e-4);
 }
 
 }  // namespace
@@ -154,6 +264,44 @@ TEST("planes get the probabilities of the rows that are asked for") {
         // Logits of 16 products of numbers below 4, and as many exponentials as keys.
         check_sums(fixture, scored, 1e-5);
       });
+    }
+  }
+}
+
+TEST("noise of keys is added to the logits that are summed") {
+  ThreadPool pool(2);
+  std::mt19937 random(8);
+  for (const DType dtype : {DType::f32, DType::bf16}) {
+    Fixture fixture(dtype, {200, 1, 65}, {{80, 70}, {1, 1}, {3, 3}}, 5);
+    std::vector<SlotPlane> noise;
+    for (const size_t s : {size_t{0}, size_t{1}})
+      noise.push_back(random_plane(fixture, s, "noise", random));
+    at_every_isa([&] {
+      std::vector<ScoredRows> scored = fixture.fresh_planes();
+      scored[0].noise = noise[0];
+      scored[1].noise = noise[1];
+      ops::AttentionMassProblem problem = fixture.problem(scored);
+      problem.noise = 0.7f;
+      ops::run_alone(problem, pool);
+      check_sums(fixture, scored, 1e-5, double{problem.noise});
+    });
+  }
+}
+
+TEST("attention counts keys by a plane, and the first one by its head's factor") {
+  std::mt19937 random(9);
+  for (const DType dtype : {DType::f32, DType::bf16}) {
+    // Prompts, generated tokens, more keys than one chunk has; the third has no numbers.
+    Fixture fixture(dtype, {700, 1, 129, 64, 300}, {{80, 0}, {1, 0}, {70, 0}, {1, 0}, {1, 0}}, 5);
+    std::vector<WeightedSlots> weighted;
+    for (const int32_t s : {0, 1, 3, 4}) {
+      weighted.push_back(
+          {"counts", random_plane(fixture, static_cast<size_t>(s), "counts", random), s});
+    }
+    const std::vector<float> first = normals(kHeads, random);
+    for (const bool tunes : {false, true}) {
+      at_every_isa(
+          [&] { check_weighted(fixture, weighted, tunes ? first : std::vector<float>()); });
     }
   }
 }

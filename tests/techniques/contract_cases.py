@@ -6,6 +6,8 @@ from typing import Any
 from effinfer.techniques import (
     H2O,
     KIVI,
+    Chelsea,
+    Keyformer,
     KVCompose,
     MInference,
     Quest,
@@ -13,14 +15,21 @@ from effinfer.techniques import (
     SampleAttention,
     SnapKV,
     StreamingLLM,
+    StreamingVLM,
+    SubGen,
     SuffixDecoding,
     Technique,
     WindowKV,
     XAttention,
+    ZeroTuning,
 )
 
 CASES: dict[str, Technique] = {
+    "chelsea": Chelsea(budget=150, sinks=2, recent=20, stride=30, chunk=16, chunk_tokens=128),
     "h2o": H2O(budget=150, recent=40, stride=50, chunk_tokens=128),
+    "keyformer": Keyformer(
+        budget=150, recent=40, stride=50, chunk_tokens=128, temperature=1.5, noise=0.8
+    ),
     "kivi": KIVI(bits=2, residual=16),
     "kv_compose": KVCompose(budget=100, window=20, chunk_tokens=128),
     "minference": MInference(
@@ -36,8 +45,13 @@ CASES: dict[str, Technique] = {
     "sample_attention": SampleAttention(min_tokens=0, mass=0.3, local_tokens=10, chunk_tokens=128),
     "snapkv": SnapKV(budget=100, window=20, pool=5, chunk_tokens=128),
     "streaming_llm": StreamingLLM(sinks=2, recent=230, stride=100, chunk_tokens=128),
+    "streaming_vlm": StreamingVLM(
+        sinks=2, text=100, images=40, image_tokens=tuple(range(60)), chunk_tokens=128
+    ),
+    "subgen": SubGen(budget=150, recent=20, stride=30, chunk_tokens=128),
     "window_kv": WindowKV(budget=100, window=20, span=6, group=2, chunk_tokens=128),
     "xattention": XAttention(min_tokens=0, threshold=0.5, stride=4, chunk_tokens=128),
+    "zero_tuning": ZeroTuning(percent=20),
 }
 
 DRAFTERS: dict[str, Any] = {"speculation.lookup": SuffixDecoding()}

@@ -10,15 +10,18 @@ import effinfer
 from effinfer import LLM, SamplingParams
 from effinfer.techniques import (
     H2O,
+    Keyformer,
     KVCompose,
     Meta,
     RaaS,
     SnapKV,
     StreamingLLM,
+    StreamingVLM,
     Technique,
     WindowKV,
     hook,
 )
+from effinfer.techniques.streaming_vlm import TAGS
 from effinfer.testing import make_model
 
 CONTEXT = 512
@@ -245,8 +248,9 @@ def watched(path: Any, method: Technique, prompt: list[int], count: int, **when:
     """What a request's planes and keys are before and behind the method's hook."""
     llms: list[LLM] = []
     seen: list[Any] = []
-    before = watching("before", method.name, llms, seen, **when)
-    after = watching("after", method.name, llms, seen, **when)
+    plane = TAGS if isinstance(method, StreamingVLM) else method.name
+    before = watching("before", plane, llms, seen, **when)
+    after = watching("after", plane, llms, seen, **when)
     llms.append(load(path, before, method, after, precision="f32", kv_dtype="f32"))
     assert llms[0].generate([prompt], greedy(count))[0].error == ""
     return seen
@@ -340,6 +344,58 @@ def test_h2o_keeps_the_slots_that_have_had_most(path):
     assert dropped >= 5
 
 
+def probabilities(path: Any, method: Technique, prompt: list[int]) -> Any:
+    return load(path, method).generate([prompt], greedy(40, logprobs=0))[0].logprobs
+
+
+def test_keyformer_without_noise_ranks_as_h2o(path):
+    sizes = {"budget": 100, "recent": 20, "stride": 10, "chunk_tokens": 64}
+    expected = probabilities(path, H2O(**sizes), prompt_of(150))
+    assert probabilities(path, Keyformer(**sizes, noise=0.0), prompt_of(150)) == expected
+    noisy = [probabilities(path, Keyformer(**sizes), prompt_of(150)) for _ in range(2)]
+    assert noisy[0] == noisy[1] != expected
+    hot = Keyformer(**sizes, noise=0.0, temperature=3.0)
+    assert probabilities(path, hot, prompt_of(150)) != expected
+
+
+def test_keyformer_draws_noise_by_prompt_position_and_head(path):
+    keep_all = Keyformer(budget=500, recent=400)
+    noise: list[np.ndarray] = []
+    for prompt in (prompt_of(300), prompt_of(300), prompt_of(301)):
+        seen: list[Any] = []
+        llms: list[LLM] = []
+        watch = watching("watch", "keyformer.noise", llms, seen, when="every", tokens=9)
+        llms.append(load(path, watch, keep_all, precision="f32", kv_dtype="f32"))
+        assert llms[0].generate([prompt], greedy(12))[0].error == ""
+        noise.append(seen[0][0])
+    assert noise[0].shape == (4, 309)
+    np.testing.assert_array_equal(noise[0], noise[1])
+    assert len(np.unique(noise[0])) > 1200  # a number of its own for each head and position
+    assert abs(np.corrcoef(noise[0][0], noise[2][0][:309])[0, 1]) < 0.3
+    # Gumbel: mean 0.577, deviation 1.283; of 1,236 numbers within 4 errors of the mean.
+    assert abs(noise[0].mean() - 0.577) < 4 * 1.283 / 1236**0.5
+
+
+def test_keyformer_adds_noise_to_logits_and_divides_by_the_temperature(path):
+    """With noise of 1,000 times a head's own, whoever has most among the keys that a row sees gets
+    all of it."""
+    loud = Keyformer(budget=500, recent=400, noise=1000.0, temperature=2.0)
+    seen: list[Any] = []
+    llms: list[LLM] = []
+    watches = [
+        watching(name, plane, llms, seen, when="prompt_end")
+        for name, plane in (("one", "keyformer"), ("two", "keyformer.noise"))
+    ]
+    llms.append(load(path, *watches, loud, precision="f32", kv_dtype="f32"))
+    assert llms[0].generate([prompt_of(200)], greedy(2))[0].error == ""
+    (scores, _), (noise, _) = seen
+    winners = np.maximum.accumulate(noise, axis=1)
+    for head in range(4):
+        rows = [int(np.flatnonzero(noise[head] == winner)[0]) for winner in winners[head]]
+        expected = GROUP * np.bincount(rows, minlength=200)
+        assert np.abs(scores[head] - expected).max() < 0.5
+
+
 def test_kv_compose_ranks_by_a_heads_own_scores_and_the_layers_mean(path):
     method = KVCompose(budget=60, window=9, shared=0.5)
     seen = watched(path, method, prompt_of(300), 2, when="prompt_end")
@@ -350,6 +406,35 @@ def test_kv_compose_ranks_by_a_heads_own_scores_and_the_layers_mean(path):
     assert len({tuple(slots) for slots in lists}) == 4
     expected = np.stack([keys[head][lists[head]] for head in range(2)])
     np.testing.assert_array_equal(kept_keys, expected)
+
+
+def test_streaming_vlm_keeps_windows_of_text_and_of_images(path):
+    """Keys of the first layer are those of the kept tokens alone, at the positions of their
+    slots."""
+    images = tuple(range(200, 250))
+    method = StreamingVLM(sinks=4, text=30, images=20, image_tokens=images, chunk_tokens=64)
+    rng = np.random.default_rng(5)
+    prompt = [
+        int(token)
+        for turn in range(8)
+        for token in (*rng.integers(0, 200, 20), *rng.integers(200, 250, 12))
+    ]
+    texts = [i for i, token in enumerate(prompt) if i >= 4 and token < 200]
+    pictures = [i for i, token in enumerate(prompt) if i >= 4 and token >= 200]
+    kept = sorted([*range(4), *texts[-30:], *pictures[-20:]])
+    (_, _), (_, moved) = watched(path, method, prompt, 2, when="prompt_end")
+    plain = watched(path, H2O(), [prompt[i] for i in kept], 2, when="prompt_end")[0][1]
+    assert moved.shape == plain.shape
+    np.testing.assert_allclose(moved, plain, rtol=0, atol=256 * 2**-22 * np.abs(plain).max())
+
+
+def test_streaming_vlm_streams_through_few_slots(path):
+    images = tuple(range(100, 250))
+    method = StreamingVLM(sinks=4, text=60, images=60, image_tokens=images, chunk_tokens=128)
+    output, pages, slots = run(load(path, method), prompt_of(3 * CONTEXT), CONTEXT)
+    assert len(output) == CONTEXT
+    assert slots <= 124
+    assert pages <= 4
 
 
 def test_raas_keeps_the_prompt_and_what_was_read_last(path):

@@ -238,8 +238,10 @@ struct AttentionBody {
     if (task.alibi_slopes != nullptr) find_positions(unit, positions);
     const Band& last = bands[count - 1];
     Softmax<Kv>::weigh(
-        task, {source.k_scales(), source.v_scales(), positions, unit.runs[0].position}, s.seen,
-        bands[0].first / task.num_heads, (last.first + last.rows - 1) / task.num_heads + 1,
+        task,
+        {source.k_scales(), source.v_scales(), source.log_weights(),
+         task.first_logits != nullptr && source.has_first(), positions, unit.runs[0].position},
+        s.seen, bands[0].first / task.num_heads, (last.first + last.rows - 1) / task.num_heads + 1,
         {s.scores, s.max, s.sums, s.factors});
     for (int i = 0; i < count; ++i) {
       const auto& [first, rows, keys] = bands[i];

@@ -69,27 +69,30 @@ struct ColumnIndexBody {
   }
 
   // The row's scores of 16 tokens; of those that it does not see minus infinity.
-  static V score(const ColumnTile& tile, const float* scores, int64_t page_id, int64_t t,
+  static V score(const ColumnTile& tile, const float* scores, int64_t page, int64_t t,
                  uint64_t seen) {
-    const V x = scaled(tile, page_id, t, V::load(scores + t));
+    V x = scaled(tile, tile.keys.pages[page], t, V::load(scores + t));
+    if (tile.noise != nullptr) {
+      x = fma(V::set(tile.noise_scale), V::load(tile.noise + page * ops::kPageSize + t), x);
+    }
     return Math::only(seen, t, x, -__builtin_inff());
   }
 
   // Scores into the maxima and sums of a row's lanes. Most pages raise no maximum.
-  static void add_scores(const ColumnTile& tile, const State& s, int64_t page_id, int64_t row,
+  static void add_scores(const ColumnTile& tile, const State& s, int64_t page, int64_t row,
                          int64_t end, uint64_t seen) {
     const float* scores = s.scores + row * ops::kPageSize;
     const V old = V::load(s.max + row * 16);
     V highest = old;
     for (int64_t t = 0; t < end; t += 16)
-      highest = max(highest, score(tile, scores, page_id, t, seen));
+      highest = max(highest, score(tile, scores, page, t, seen));
     V sums = V::load(s.sum + row * 16);
     if (bits_above(highest, old) != 0) {
       sums = sums * simd::exp(old - highest);
       highest.store(s.max + row * 16);
     }
     for (int64_t t = 0; t < end; t += 16) {
-      sums = sums + simd::exp(score(tile, scores, page_id, t, seen) - highest);
+      sums = sums + simd::exp(score(tile, scores, page, t, seen) - highest);
     }
     sums.store(s.sum + row * 16);
   }
@@ -106,7 +109,6 @@ struct ColumnIndexBody {
   // A row's probabilities to what keys and distances have.
   static void add_probabilities(const ColumnTile& tile, const State& s, int64_t page, int64_t row,
                                 int64_t end, uint64_t seen) {
-    const int64_t page_id = tile.keys.pages[page];
     const float* scores = s.scores + row * ops::kPageSize;
     float* columns = tile.columns + page * ops::kPageSize;
     float* diagonals = tile.diagonals == nullptr ? nullptr
@@ -115,7 +117,7 @@ struct ColumnIndexBody {
     const V highest = V::load(s.max + row * 16);
     const V factor = V::load(s.sum + row * 16);
     for (int64_t t = 0; t < end; t += 16) {
-      const V p = simd::exp(score(tile, scores, page_id, t, seen) - highest) * factor;
+      const V p = simd::exp(score(tile, scores, page, t, seen) - highest) * factor;
       (V::load(columns + t) + p).store(columns + t);
       if (diagonals != nullptr) (V::load(diagonals + t) + p).store(diagonals + t);
     }
@@ -126,7 +128,7 @@ struct ColumnIndexBody {
     const int64_t pages = tile.positions[tile.num_rows - 1] / ops::kPageSize + 1;
     for (int64_t page = 0; page < pages; ++page) {
       for_rows(tile, s, page, [&](int64_t row, int64_t end, uint64_t seen) {
-        add_scores(tile, s, tile.keys.pages[page], row, end, seen);
+        add_scores(tile, s, page, row, end, seen);
       });
     }
     for (int64_t row = 0; row < tile.num_rows; ++row) join_lanes(s, row);

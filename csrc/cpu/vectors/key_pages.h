@@ -57,7 +57,7 @@ class KeyPages {
         return lie(page, page_ < task_.end_unit ? page_ : page);
       }
       for (; left_ != 0 && count_ < kUnit; left_ &= left_ - 1) {
-        tokens_[count_++] = {task_.pages[page_], static_cast<int32_t>(__builtin_ctzll(left_))};
+        take(page_, __builtin_ctzll(left_));
       }
       if (left_ != 0) break;
       next_page();
@@ -97,6 +97,8 @@ class KeyPages {
 
   const float* k_scales() const { return at_k_scales_; }
   const float* v_scales() const { return at_v_scales_; }
+  const float* log_weights() const { return at_weights_; }
+  bool has_first() const { return has_first_; }
 
  private:
   static constexpr int kBits = 32 / P;  // of an element
@@ -141,14 +143,23 @@ class KeyPages {
     for (int i = 0; i < unit_.num_runs; ++i) {
       const TokenRun& run = unit_.runs[i];
       for (int64_t t = run.position; t < run.position + run.count; ++t) {
-        tokens_[count_++] = {task_.pages[t / kUnit], static_cast<int32_t>(t % kUnit)};
+        take(t / kUnit, t % kUnit);
       }
     }
     gather();
   }
 
+  // A token to be gathered, of a page of the sequence.
+  void take(int64_t page, int64_t token) {
+    if (count_ == 0) gathers_first_ = page == 0 && token == 0;
+    if (task_.log_weights != nullptr) weights_[count_] = task_.log_weights[page * kUnit + token];
+    tokens_[count_++] = {task_.pages[page], static_cast<int32_t>(token)};
+  }
+
   // `next` is the page that is likely to be the next one.
   void lie(int64_t page, int64_t next) {
+    has_first_ = page == 0;
+    if (task_.log_weights != nullptr) at_weights_ = task_.log_weights + page * kUnit;
     const int64_t id = task_.pages[page];
     coded_.reset();
     if (task_.coded.holds(task_.pages[page]))
@@ -173,6 +184,8 @@ class KeyPages {
   // The tokens taken together, as a page of their own.
   void gather() {
     coded_.reset();
+    has_first_ = gathers_first_;
+    if (task_.log_weights != nullptr) at_weights_ = weights_;
     for (int64_t i = 0; i < count_; ++i) copy_key(i);
     for (int64_t i = 0; i < count_; i += P) copy_values(i);
     lines_k_ = reinterpret_cast<const uint8_t*>(k_);
@@ -231,10 +244,14 @@ class KeyPages {
   std::optional<CodedPage<Kv>> coded_;  // the page at hand, if it is one
   const float* at_k_scales_ = nullptr;
   const float* at_v_scales_ = nullptr;
+  const float* at_weights_ = nullptr;
+  bool has_first_ = false;
   int64_t ahead_ = 0;  // bytes to what is likely to be next
   // A gathered unit.
   int64_t count_ = 0;
   Token tokens_[kUnit];
+  float weights_[kUnit] = {};
+  bool gathers_first_ = false;
   float* k_scales_;
   float* v_scales_;
   uint32_t* k_;

@@ -232,6 +232,9 @@ class KeyRows {
   const float* k_scales() const {
     return task_.k.scales != nullptr ? units_[at_].k_scales : nullptr;
   }
+  // Weights are of the engine's pages.
+  static const float* log_weights() { return nullptr; }
+  static bool has_first() { return false; }
   const float* v_scales() const {
     return task_.v.scales != nullptr ? units_[at_].v_scales : nullptr;
   }

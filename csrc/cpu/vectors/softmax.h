@@ -41,6 +41,8 @@ struct Softmax {
   struct Unit {
     const float* k_scales;
     const float* v_scales;
+    const float* log_weights;
+    bool has_first;  // its first token is that of its sequence, and counts differently
     const float* positions;
     int64_t start;  // of the unit's first token, where they follow each other in their sequence
   };
@@ -50,7 +52,8 @@ struct Softmax {
   static void weigh(const AttentionTask& task, const Unit& unit, const uint64_t* seen,
                     int64_t first, int64_t end, const SoftmaxRows& rows) {
     const bool plain = unit.k_scales == nullptr && unit.v_scales == nullptr &&
-                       task.soft_cap <= 0.0f && task.alibi_slopes == nullptr;
+                       unit.log_weights == nullptr && !unit.has_first && task.soft_cap <= 0.0f &&
+                       task.alibi_slopes == nullptr;
     // Before the tree only biases know that a row of it is not where its place is.
     const bool in_tree = task.ancestors != nullptr &&
                          (unit.start + kUnit > task.tree_start || task.alibi_slopes != nullptr);
@@ -165,6 +168,8 @@ struct Softmax {
       const V position = V::set(static_cast<float>(at));
       x = fma(V::set(task.alibi_slopes[head]), V::load(unit.positions + t) - position, x);
     }
+    if (unit.log_weights != nullptr) x = x + V::load(unit.log_weights + t);
+    if (unit.has_first && t == 0) x = x + Math::only(1, 0, V::set(task.first_logits[head]), 0.0f);
     return x;
   }
 };

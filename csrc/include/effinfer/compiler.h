@@ -116,6 +116,9 @@ struct Batch {
   std::span<const KvTables> more_groups = {};
   // What attention_mass nodes add, for each sequence and name once; for others they do nothing.
   std::span<const ScoredRows> scored = {};
+  // How often attention nodes of these names count keys, of a sequence once; others count each
+  // once.
+  std::span<const WeightedSlots> weighted = {};
 };
 
 // The highest logits of each row, in place of all of them.

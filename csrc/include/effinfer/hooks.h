@@ -45,7 +45,10 @@ class EFFINFER_API SequenceState {
   virtual int64_t prompt_tokens() const = 0;  // of the request
   virtual int64_t output_tokens() const = 0;  // generated, the last of which has no slot yet
   virtual int64_t next_position() const = 0;  // of the token that is computed next
-  virtual int32_t num_groups() const = 0;     // of layers; the first has no window
+  virtual int32_t head_dim() const = 0;       // of keys and values
+  // Of the prompt and the output that were computed, those that slots were dropped of, too.
+  virtual std::span<const int32_t> tokens() const = 0;
+  virtual int32_t num_groups() const = 0;  // of layers; the first has no window
 
   // What KvCache has by these names, with what it throws. The prompt's and the output's tokens stay
   // the request's; it is published as a prefix no more.
@@ -54,6 +57,8 @@ class EFFINFER_API SequenceState {
   virtual void merge(int32_t group, std::span<const KvMerge> merges) = 0;
   virtual void reposition(std::span<const int64_t> from, int64_t delta) = 0;
   virtual SlotPlane plane(std::string_view name) = 0;
+  virtual void read(int32_t group, int32_t head, std::span<float> keys,
+                    std::span<float> values) const = 0;
 };
 
 // Runs on the thread that steps, which holds the engine: a hook calls no method of it. What it

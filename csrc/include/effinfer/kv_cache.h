@@ -191,6 +191,12 @@ class EFFINFER_API KvCache {
   int64_t encoded_pages(
       SequenceId sequence) const;  // the first ones, of the group without a window
 
+  // Keys and values of a head of a group without a window as floats [slots][head_dim]; an empty
+  // span: they are not wanted. Throws InvalidArgument for other sizes and heads, Unsupported for a
+  // sequence with encoded pages, and where the memory is a GPU's.
+  void read(SequenceId sequence, int32_t group, int32_t head, std::span<float> keys,
+            std::span<float> values) const;
+
   // Planes: numbers by slot of the first group, which fork, rollback, keep, retain, evict, export
   // and import carry along; merge and reposition leave them as they are. They are the sequence's
   // own where it shares pages, too, as they say what its rows made of keys.

@@ -3,7 +3,10 @@
 
 #include <cstdint>
 #include <memory>
+#include <span>
 #include <string>
+#include <string_view>
+#include <vector>
 
 #include "effinfer/export.h"
 #include "effinfer/hooks.h"
@@ -54,5 +57,13 @@ struct KeepTop {
 // The hook that does it. Throws InvalidArgument: a choice that is none, count below first + last +
 // stride.
 EFFINFER_API std::shared_ptr<StepHook> keep_top_hook(const KeepTop& rule);
+
+// Of each (layer of the first group, KV head) slot i goes into slot into[head][i]; those that go
+// into themselves stay, as many in each head. Keys and values become means of what goes into a
+// slot, by how often it counts: e to the power of plane `weights`, whose numbers become those of
+// the sums. Throws InvalidArgument for other lists, with nothing changed, and what SequenceState's
+// plane(), merge() and retain() throw.
+EFFINFER_API void merge_slots(SequenceState& sequence, std::span<const std::vector<int32_t>> into,
+                              std::string_view weights);
 
 }  // namespace effinfer

@@ -24,6 +24,15 @@ struct ScoredRows {
   SlotPlane plane;
   int32_t sequence = 0;
   int32_t rows = 0;
+  SlotPlane noise = {};  // logits get as much of it as the node says; no values: none
+};
+
+// Of a sequence of a step: attention nodes of this name count a key as often as e to the power of
+// its slot's number, so that 0 is once.
+struct WeightedSlots {
+  std::string_view name;
+  SlotPlane plane;
+  int32_t sequence = 0;
 };
 
 }  // namespace effinfer

@@ -11,6 +11,11 @@
 //                                                      plane of this name: "prompt", "output",
 //                                                      "both"
 //   meta technique.snapkv.score_rows = 32              of a prompt the last so many; 0: all
+//   meta technique.keyformer.noise = "keyformer.noise" a plane that attention_mass nodes add to
+//                                                      logits: Gumbel noise of the prompt, the
+//                                                      key's position and the head
+//   meta technique.chelsea.weights = "chelsea.weights" a plane by which attention nodes with this
+//                                                      name count keys, e to the power of it
 //   meta technique.raas.planes = "raas.stamps"         more planes that its sequences have, commas
 //                                                      between
 //   meta technique.minference.lossless = true          it changes no key or value
@@ -50,6 +55,8 @@ struct TechniqueFacts {
   bool scores_prompt = false;
   bool scores_output = false;
   int64_t score_rows = 0;
+  std::string noise;  // with scores of all rows of prompts and outputs only
+  std::string weights;
   std::vector<std::string> planes;
   bool lossless = false;
   std::vector<std::string> exclusive;

@@ -17,9 +17,12 @@ if TYPE_CHECKING:
 _SHARED = ("layer", "heads", "kv_heads", "head_dim", "sm_scale")
 
 
-def with_attention_mass(graph: _core.Graph, plane: str, every: int = 1) -> _core.Graph:
+def with_attention_mass(
+    graph: _core.Graph, plane: str, every: int = 1, temperature: float = 1.0, noise: float = 0.0
+) -> _core.Graph:
     """A graph whose attention to all keys is summed up, in one of `every` so many layers, the first
-    included; layers with a window drop their keys anyway."""
+    included; layers with a window drop their keys anyway. What is summed are probabilities of
+    logits with `noise` times the noise of the technique's facts, divided by a temperature."""
     layers = count()
 
     def add(builder: GraphBuilder, node: dict[str, Any], inputs: list[Value]) -> Value | None:
@@ -27,6 +30,9 @@ def with_attention_mass(graph: _core.Graph, plane: str, every: int = 1) -> _core
         sees_all = node["op"] == "attention" and facts["window_left"] < 0
         if sees_all and next(layers) % every == 0:
             shared = {key: facts[key] for key in _SHARED}
+            shared["sm_scale"] /= temperature
+            if noise:
+                shared["noise"] = noise / temperature
             builder.node("attention_mass", *inputs[:2], **shared, plane=plane)
         return None
 

@@ -53,8 +53,8 @@ class H2O(Technique):
         super().__post_init__()
         if self.budget < self.recent + self.stride:
             raise _core.InvalidArgumentError(
-                f"[H2O] budget: expected at least {self.recent + self.stride} (recent and stride), "
-                f"got {self.budget}"
+                f"[{type(self).__name__}] budget: expected at least {self.recent + self.stride} "
+                f"(recent and stride), got {self.budget}"
             )
 
     def facts(self) -> dict[str, str | int]:

@@ -1,7 +1,9 @@
 """Methods of the keys and values that generated tokens read: which stay, which are visited, and in
 how many bits."""
 
+from effinfer.techniques.chelsea import Chelsea
 from effinfer.techniques.h2o import H2O
+from effinfer.techniques.keyformer import Keyformer
 from effinfer.techniques.kivi import KIVI
 from effinfer.techniques.kv_compose import KVCompose
 from effinfer.techniques.mlkv import MLKV
@@ -9,29 +11,42 @@ from effinfer.techniques.quest import Quest
 from effinfer.techniques.raas import RaaS
 from effinfer.techniques.snapkv import SnapKV
 from effinfer.techniques.streaming_llm import StreamingLLM
+from effinfer.techniques.streaming_vlm import StreamingVLM
+from effinfer.techniques.subgen import SubGen
 from effinfer.techniques.window_kv import WindowKV
+from effinfer.techniques.zero_tuning import ZeroTuning
 
 __all__ = [
     "H2O",
     "KIVI",
     "KV_METHODS",
     "MLKV",
+    "Chelsea",
     "KVCompose",
+    "Keyformer",
     "Quest",
     "RaaS",
     "SnapKV",
     "StreamingLLM",
+    "StreamingVLM",
+    "SubGen",
     "WindowKV",
+    "ZeroTuning",
 ]
 
 KV_METHODS = (
+    Chelsea,
     H2O,
     KIVI,
     KVCompose,
+    Keyformer,
     MLKV,
     Quest,
     RaaS,
     SnapKV,
     StreamingLLM,
+    StreamingVLM,
+    SubGen,
     WindowKV,
+    ZeroTuning,
 )

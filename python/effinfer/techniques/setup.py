@@ -53,11 +53,13 @@ def hook(*, when: str, tokens: int | str = 0) -> Callable[[Method], Method]:
 @dataclass(frozen=True)
 class Hook:
     """What an engine takes: of the technique that requests name to have it run for them ("": it
-    runs for all), when it runs, and what."""
+    runs for all), when it runs, and what; and the slots and positions that its requests never
+    exceed between two steps, 0: there is no such bound."""
 
     technique: str
     triggers: dict[str, int]
     run: Callable[[_core.StepEvent, _core.SequenceState], None]
+    most_slots: int = 0
 
 
 def hooks_of(technique: Technique) -> Iterator[Hook]:

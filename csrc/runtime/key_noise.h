@@ -1,0 +1,19 @@
+// Noise of a sequence's keys, by which methods that rank them explore (Keyformer, Adnan et al.,
+// arXiv:2403.09054, section 3.2).
+#pragma once
+
+#include <cstdint>
+#include <span>
+
+#include "effinfer/slot_plane.h"
+
+namespace effinfer::runtime {
+
+// Of a request: greedy texts are to be the same again, so it is its prompt's, and no seed of draws.
+uint64_t noise_seed(std::span<const int32_t> prompt);
+
+// Standard Gumbel noise of a plane's last `count` slots, which are keys of positions from
+// `position` on: a function of seed, position and head.
+void set_gumbel_noise(uint64_t seed, int64_t position, int64_t count, const SlotPlane& plane);
+
+}  // namespace effinfer::runtime
