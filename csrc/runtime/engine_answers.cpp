@@ -35,7 +35,9 @@ SequenceId EngineCore::start_sequence(const Request& request, int32_t& cached) {
     prompt = sibling->sequence;
   }
   const bool is_new = request.output().empty() || !options_.prefix_cache;
-  if (prompt != Request::kNoSequence && is_new && !request.scores_prompt()) {
+  // The prompt's last token reads all pages as they were written.
+  const bool has_written = prompt != Request::kNoSequence && cache_->encoded_pages(prompt) == 0;
+  if (has_written && is_new && !request.scores_prompt()) {
     const auto known_tokens = static_cast<int32_t>(request.prompt_size) - 1;
     if (cache_->can_rollback(prompt, cache_->length(prompt) - known_tokens)) {
       const SequenceId sequence = cache_->fork(prompt);
@@ -55,7 +57,7 @@ bool EngineCore::keep_prompt(const Request& request) {
   if (request.group == 0 || !request.has_prompt() || prompts_.contains(request.group)) return false;
   const Request* sibling = sibling_of(request);
   if (sibling != nullptr && sibling->has_prompt()) return false;
-  if (!waits_answer(request.group)) return false;
+  if (!waits_answer(request.group) || cache_->encoded_pages(request.sequence) > 0) return false;
   const auto past_prompt =
       cache_->length(request.sequence) - static_cast<int64_t>(request.prompt_size);
   if (!cache_->can_rollback(request.sequence, past_prompt)) return false;
