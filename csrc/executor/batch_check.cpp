@@ -6,6 +6,7 @@
 #include <string>
 
 #include "effinfer/error.h"
+#include "kv/page_pool.h"
 #include "ops/visits.h"
 
 namespace effinfer::executor {
@@ -318,9 +319,7 @@ void check_batch(const Batch& batch, const KvCacheConfig& cache, const BatchLimi
   check_range("logit_rows", batch.logit_rows, static_cast<int64_t>(tokens));
   check_indptr("qo_indptr", batch.qo_indptr, sequences, tokens);
   check_cache(cache, limits);
-  // Encoded pages have ids of their own, behind the others.
-  const int64_t ids = int64_t{cache.num_pages} * (cache.coding.bits == 0 ? 1 : 2);
-  check_tables(batch, ids, limits.max_seq_len);
+  check_tables(batch, kv::num_page_ids(cache), limits.max_seq_len);
   if (cache.coding.bits != 0) check_encoded(batch, cache.num_pages, limits.chooses_keys);
   const size_t more = cache.groups.empty() ? 0 : cache.groups.size() - 1;
   if (batch.more_groups.size() != more) {

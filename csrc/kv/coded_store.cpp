@@ -37,17 +37,28 @@ void check_config(const KvCacheConfig& config) {
                     std::string(name(config.dtype)));
 }
 
+// Without its memory.
+ops::CodedPages layer_of(const KvCacheConfig& config) {
+  return {config.coding.bits,    config.num_pages, config.num_kv_heads,
+          config.head_dim,       nullptr,          config.coding.rank,
+          config.coding.outliers};
+}
+
 }  // namespace
+
+int32_t num_coded_pages(const KvCacheConfig& config, size_t pool_bytes) {
+  const size_t page = static_cast<size_t>(config.num_layers) *
+                      static_cast<size_t>(config.num_kv_heads) * layer_of(config).head_bytes();
+  const auto most = static_cast<size_t>(std::numeric_limits<int32_t>::max() - config.num_pages);
+  return static_cast<int32_t>(std::min(pool_bytes / page, most));
+}
 
 CodedStore::CodedStore(const KvCacheConfig& config, size_t pool_bytes) {
   check_config(config);
   num_layers_ = static_cast<size_t>(config.num_layers);
   num_pages_ = config.num_pages;
-  first_layer_ = {config.coding.bits,    config.num_pages, config.num_kv_heads,
-                  config.head_dim,       nullptr,          config.coding.rank,
-                  config.coding.outliers};
-  const auto most = static_cast<size_t>(std::numeric_limits<int32_t>::max() - num_pages_);
-  num_coded_ = static_cast<int32_t>(std::min(pool_bytes / page_bytes(), most));
+  first_layer_ = layer_of(config);
+  num_coded_ = num_coded_pages(config, pool_bytes);
   const size_t layer = first_layer_.head_bytes() * static_cast<size_t>(config.num_kv_heads) *
                        static_cast<size_t>(num_coded_);
   layer_bytes_ = (layer + kAlignment - 1) / kAlignment * kAlignment;

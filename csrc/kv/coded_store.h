@@ -13,9 +13,13 @@
 
 namespace effinfer::kv {
 
+// How many coded pages take the memory of `pool_bytes`. Their ids follow those of the pool, and are
+// int32.
+int32_t num_coded_pages(const KvCacheConfig& config, size_t pool_bytes);
+
 class CodedStore {
  public:
-  // As many as take the memory of `pool_bytes`, whose ids follow those of the pool. Throws
+  // As many as that. Throws
   // InvalidArgument, Unsupported for what no page can be made of, OutOfMemory.
   CodedStore(const KvCacheConfig& config, size_t pool_bytes);
 

@@ -68,6 +68,12 @@ size_t page_bytes(const KvCacheConfig& config) {
                   static_cast<size_t>(config.num_layers));
 }
 
+int64_t num_page_ids(const KvCacheConfig& config) {
+  const int64_t written = config.num_pages;
+  if (config.coding.bits == 0) return written;
+  return written + num_coded_pages(config, static_cast<size_t>(written) * page_bytes(config));
+}
+
 PagePool::PagePool(const KvCacheConfig& config) : config_(config) {
   head_bytes_ = checked_head_bytes(config);
   require(config.num_pages > 0, "num_pages", "at least 1", config.num_pages);

@@ -23,6 +23,8 @@ namespace effinfer::kv {
 // Bytes of one page over all layers; throws InvalidArgument for an invalid config (num_pages is
 // not looked at).
 size_t page_bytes(const KvCacheConfig& config);
+// How many ids pages of both kinds have.
+int64_t num_page_ids(const KvCacheConfig& config);
 
 class PagePool {
  public:
