@@ -39,9 +39,8 @@ void check_config(const KvCacheConfig& config) {
 
 // Without its memory.
 ops::CodedPages layer_of(const KvCacheConfig& config) {
-  return {config.coding.bits,    config.num_pages, config.num_kv_heads,
-          config.head_dim,       nullptr,          config.coding.rank,
-          config.coding.outliers};
+  return {config.coding.bits, config.num_pages,      config.num_kv_heads, config.head_dim, nullptr,
+          config.coding.rank, config.coding.outliers};
 }
 
 }  // namespace
