@@ -36,19 +36,9 @@ SHARE = 0.2  # of the keys stay
 FORCED = 400  # tokens whose perplexity is taken
 TIMED = 24
 CITIES = (
-    *("Lisbon", "Oslo", "Cairo", "Lima", "Dublin", "Athens", "Vienna", "Madrid", "Berlin", "Paris"),
-    *(
-        "Rome",
-        "Tokyo",
-        "Delhi",
-        "Moscow",
-        "London",
-        "Boston",
-        "Sydney",
-        "Geneva",
-        "Havana",
-        "Milan",
-    ),
+    *("Lisbon", "Oslo", "Cairo", "Lima", "Dublin", "Athens", "Vienna"),
+    *("Madrid", "Berlin", "Paris", "Rome", "Tokyo", "Delhi", "Moscow"),
+    *("London", "Boston", "Sydney", "Geneva", "Havana", "Milan"),
 )
 HEADER = (
     "| method | facts found | perplexity | time a token | bytes |\n"  #

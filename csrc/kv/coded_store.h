@@ -19,8 +19,8 @@ int32_t num_coded_pages(const KvCacheConfig& config, size_t pool_bytes);
 
 class CodedStore {
  public:
-  // As many as that. Throws
-  // InvalidArgument, Unsupported for what no page can be made of, OutOfMemory.
+  // As many as that. Throws InvalidArgument, Unsupported for what no page can be made of,
+  // OutOfMemory.
   CodedStore(const KvCacheConfig& config, size_t pool_bytes);
 
   ops::CodedPages layer(size_t number) const;
