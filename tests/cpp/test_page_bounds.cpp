@@ -3,6 +3,8 @@
 // a key outside its bounds.
 #include <algorithm>
 #include <bit>
+#include <cmath>
+#include <cstdlib>
 #include <limits>
 #include <random>
 #include <vector>
@@ -150,6 +152,24 @@ struct Player {
     }
   }
 };
+
+TEST("bounds are rounded outwards, by less than the next bfloat16") {
+  std::mt19937 random(5);
+  std::uniform_int_distribution<uint32_t> bits;
+  for (int i = 0; i < 20000; ++i) {
+    const float x = std::bit_cast<float>(bits(random));
+    const uint16_t down = bf16_rounded(x, false);
+    const uint16_t up = bf16_rounded(x, true);
+    if (std::isnan(x)) {
+      CHECK(std::isnan(bf16_to_f32(down)) && std::isnan(bf16_to_f32(up)));
+      continue;
+    }
+    CHECK(bf16_to_f32(down) <= x && x <= bf16_to_f32(up));
+    // One step apart in the order of their bits, or the number itself.
+    const bool is_bf16 = (std::bit_cast<uint32_t>(x) & 0xffff) == 0;
+    CHECK_EQ(std::abs(up - down), is_bf16 ? 0 : 1);
+  }
+}
 
 TEST("what is known of a page is forgotten when its keys change") {
   Player player;
