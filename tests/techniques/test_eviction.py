@@ -1,5 +1,6 @@
 """Methods that drop keys: what stays, how long texts may get, and what hooks in Python may do."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
@@ -23,6 +24,7 @@ from effinfer.techniques import (
 )
 from effinfer.techniques.streaming_vlm import TAGS
 from effinfer.testing import make_model
+from tests.techniques.watching import watching
 
 CONTEXT = 512
 
@@ -221,27 +223,14 @@ def keys_of(cache: Any, sequence: Any) -> np.ndarray:
     return tiles.transpose(0, 1, 2, 4, 3).reshape(2, -1, 64)[:, : sequence.length]
 
 
-def watching(named: str, plane: str, llms: list[LLM], seen: list[Any], **when: Any) -> Technique:
-    """A technique that notes its plane of the sequence and the first layer's keys."""
+def noting(plane: str, llms: list[LLM], seen: list[Any]) -> Callable[[Any], None]:
+    """Notes the plane of a sequence and the first layer's keys."""
 
-    @dataclass(frozen=True)
-    class Watch(Technique):
-        META: ClassVar[Meta] = Meta(
-            paper="a test",
-            arxiv="",
-            family="test.watch",
-            primitives=("hooks",),
-            effect="lossless",
-            python_steps=True,
-            name=named,
-        )
+    def note(sequence: Any) -> None:
+        keys = keys_of(llms[0].engine.kv_cache, sequence)
+        seen.append((sequence.plane(plane), keys))
 
-        @hook(**when)
-        def look(self, event, sequence):
-            cache = llms[0].engine.kv_cache
-            seen.append((sequence.plane(plane), keys_of(cache, sequence)))
-
-    return Watch()
+    return note
 
 
 def watched(path: Any, method: Technique, prompt: list[int], count: int, **when: Any) -> list[Any]:
@@ -249,8 +238,8 @@ def watched(path: Any, method: Technique, prompt: list[int], count: int, **when:
     llms: list[LLM] = []
     seen: list[Any] = []
     plane = TAGS if isinstance(method, StreamingVLM) else method.name
-    before = watching("before", plane, llms, seen, **when)
-    after = watching("after", plane, llms, seen, **when)
+    note = noting(plane, llms, seen)
+    before, after = (watching(note, name, **when) for name in ("before", "after"))
     llms.append(load(path, before, method, after, precision="f32", kv_dtype="f32"))
     assert llms[0].generate([prompt], greedy(count))[0].error == ""
     return seen
@@ -364,7 +353,7 @@ def test_keyformer_draws_noise_by_prompt_position_and_head(path):
     for prompt in (prompt_of(300), prompt_of(300), prompt_of(301)):
         seen: list[Any] = []
         llms: list[LLM] = []
-        watch = watching("watch", "keyformer.noise", llms, seen, when="every", tokens=9)
+        watch = watching(noting("keyformer.noise", llms, seen), when="every", tokens=9)
         llms.append(load(path, watch, keep_all, precision="f32", kv_dtype="f32"))
         assert llms[0].generate([prompt], greedy(12))[0].error == ""
         noise.append(seen[0][0])
@@ -383,7 +372,7 @@ def test_keyformer_adds_noise_to_logits_and_divides_by_the_temperature(path):
     seen: list[Any] = []
     llms: list[LLM] = []
     watches = [
-        watching(name, plane, llms, seen, when="prompt_end")
+        watching(noting(plane, llms, seen), name, when="prompt_end")
         for name, plane in (("one", "keyformer"), ("two", "keyformer.noise"))
     ]
     llms.append(load(path, *watches, loud, precision="f32", kv_dtype="f32"))

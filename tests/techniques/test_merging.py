@@ -16,6 +16,7 @@ from effinfer.techniques.clusters import clusters, matches
 from effinfer.techniques.weights import with_weights
 from effinfer.testing import make_model
 from tests.reference.decoder import Decoder
+from tests.techniques.watching import watching
 
 
 @pytest.fixture(scope="module")
@@ -164,26 +165,6 @@ def test_matches_are_the_best_within_a_chunk():
     np.testing.assert_array_equal(into, expected)
 
 
-def counting(seen: list[Any], plane: str, named: str) -> Technique:
-    @dataclass(frozen=True)
-    class Watch(Technique):
-        META: ClassVar[Meta] = Meta(
-            paper="a test",
-            arxiv="",
-            family="test.watch",
-            primitives=("hooks",),
-            effect="lossless",
-            python_steps=True,
-            name=named,
-        )
-
-        @hook(when="every", tokens=1)
-        def look(self, event: Any, sequence: Any) -> None:
-            seen.append((sequence.next_position, np.exp(sequence.plane(plane))))
-
-    return Watch()
-
-
 @pytest.mark.parametrize(
     "method",
     [
@@ -194,7 +175,12 @@ def counting(seen: list[Any], plane: str, named: str) -> Technique:
 )
 def test_slots_within_the_budget_count_for_all_tokens(path, method):
     seen: list[Any] = []
-    watch = counting(seen, f"{method.name}.counts", "watch")
+
+    def look(sequence: Any) -> None:
+        counts = np.exp(sequence.plane(f"{method.name}.counts"))
+        seen.append((sequence.next_position, counts))
+
+    watch = watching(look, when="every", tokens=1)
     generate(path, method, watch, prompt=prompt_of(300), count=60)
     assert len(seen) >= 58
     for position, counts in seen:
