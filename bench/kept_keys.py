@@ -192,28 +192,37 @@ def number_of(city: str) -> int:
 
 
 def measure(path: Any, text: Callable[[int], str], repeats: int) -> list[str]:
-    """A row for each method. Times are of pairs with dense decoding, taking turns."""
+    """A row for each method. Times come first, of all methods; they are of pairs with dense
+    decoding, taking turns."""
     dense = Subject(path, ())
     tokens = dense.llm.tokenize(text(8 * TOKENS))
-    rows: list[str] = []
-    exact = 0
-    for label, techniques in methods(round(SHARE * TOKENS)).items():
+    chosen = methods(round(SHARE * TOKENS))
+    costs: dict[str, str] = {}
+    for label, techniques in chosen.items():
         subject = Subject(path, techniques) if techniques else dense
-        found, perplexity = subject.facts(tokens), subject.perplexity(tokens)
-        exact = exact or found
-        pairs = [(dense.decode(tokens), subject.decode(tokens)) for _ in range(repeats)]
-        ratio = statistics.median(own[0] / plain[0] for plain, own in pairs)
-        seconds, used = statistics.median(own[0] for _, own in pairs), pairs[0][1][1]
-        cells = [
-            label,
-            f"{found} of {len(CITIES)}",
-            f"{perplexity:.3f}",
-            f"{1e3 * seconds:.2f} ms, {ratio:.2f}x",
-            f"{100 * used / pairs[0][0][1]:.0f} %",
-        ]
-        rows.append("| " + " | ".join(cells) + " |")
+        costs[label] = cost_beside(dense, subject, tokens, repeats)
+        print(f"{label}: {costs[label]}", flush=True)
+    print("What follows takes no times.", flush=True)
+    rows: list[str] = []
+    for label, techniques in chosen.items():
+        subject = Subject(path, techniques) if techniques else dense
+        quality = f"{subject.facts(tokens)} of {len(CITIES)} | {subject.perplexity(tokens):.3f}"
+        rows.append(f"| {label} | {quality} | {costs[label]} |")
         print(rows[-1], flush=True)
     return rows
+
+
+def cost_beside(dense: Subject, subject: Subject, tokens: list[int], repeats: int) -> str:
+    """Cells of the time of a token and of bytes."""
+    pairs = []
+    for repeat in range(repeats):
+        both = (dense, subject) if repeat % 2 == 0 else (subject, dense)
+        first, second = (each.decode(tokens) for each in both)
+        pairs.append((first, second) if repeat % 2 == 0 else (second, first))
+    ratio = statistics.median(own[0] / plain[0] for plain, own in pairs)
+    seconds = statistics.median(own[0] for _, own in pairs)
+    share = pairs[0][1][1] / pairs[0][0][1]
+    return f"{1e3 * seconds:.2f} ms, {ratio:.2f}x | {100 * share:.0f} %"
 
 
 def where(repeats: int) -> str:

@@ -426,6 +426,14 @@ def test_streaming_vlm_streams_through_few_slots(path):
     assert pages <= 4
 
 
+@pytest.mark.parametrize("token", ["a", True, -1, 1.5])
+def test_streaming_vlm_refuses_what_is_no_token(token):
+    with pytest.raises(
+        effinfer.InvalidArgumentError, match=r"\[StreamingVLM\] image_tokens: .* ids"
+    ):
+        StreamingVLM(image_tokens=(5, token))
+
+
 def test_raas_keeps_the_prompt_and_what_was_read_last(path):
     seen: list[tuple[int, np.ndarray, np.ndarray]] = []
 

@@ -55,6 +55,14 @@ class StreamingVLM(Technique):
     image_tokens: tuple[int, ...] = ()
     chunk_tokens: int = integer(512, least=64, keyword=True)
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for token in self.image_tokens:
+            if not isinstance(token, int) or isinstance(token, bool) or token < 0:
+                raise _core.InvalidArgumentError(
+                    f"[StreamingVLM] image_tokens: expected ids of tokens, got {token!r}"
+                )
+
     def facts(self) -> dict[str, str | int]:
         return {"planes": TAGS, "chunk_tokens": self.chunk_tokens}
 
