@@ -161,7 +161,7 @@ void register_native_parts(py::module_& m) {
                                      adaptive, label, device, hidden, std::move(models)});
       },
       py::arg("graph"), py::arg("weights"), py::kw_only(), py::arg("of_target") = false,
-      py::arg("length") = 6, py::arg("width") = 1, py::arg("num_pages") = 0,
+      py::arg("length") = 7, py::arg("width") = 1, py::arg("num_pages") = 0,
       py::arg("adaptive") = true, py::arg("label") = "draft_model", py::arg("device") = "",
       py::arg("hidden") = "", py::arg("deeper") = std::vector<Graph>());
   m.def("lookahead_proposer", &lookahead_proposer, py::arg("width") = 4, py::arg("length") = 3);

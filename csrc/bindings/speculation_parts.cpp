@@ -47,6 +47,7 @@ py::dict view_dict(const DraftView& view) {
   dict["max_nodes"] = view.max_nodes;
   dict["max_depth"] = view.max_depth;
   dict["draws"] = view.draws;
+  dict["same_text"] = view.same_text;
   return dict;
 }
 

@@ -1691,7 +1691,7 @@ def draft_model_proposer(
     weights: WeightSource,
     *,
     of_target: bool = False,
-    length: int = 6,
+    length: int = 7,
     width: int = 1,
     num_pages: int = 0,
     adaptive: bool = True,

@@ -36,9 +36,10 @@ class Proposer(ABC):
     @abstractmethod
     def propose(self, views: list[dict[str, Any]]) -> list[Draft | None]:
         """A draft, or None, for each of the requests that decode in this step. A view has
-        request, tokens (int32 [n]: prompt and output), prompt_size, params, max_nodes, max_depth
-        and draws (whether the verifier wants tokens that were drawn: Draft.draw, and a shape that
-        does not depend on them). What is raised leaves all of them undrafted."""
+        request, tokens (int32 [n]: prompt and output), prompt_size, params, max_nodes, max_depth,
+        draws (whether the verifier wants tokens that were drawn: Draft.draw, and a shape that does
+        not depend on them) and same_text (whether the text is what plain decoding would draw with
+        params.seed). What is raised leaves all of them undrafted."""
 
     def observe(self, facts: list[dict[str, Any]]) -> None:  # noqa: B027
         """Called after a step: request, tokens, prompt_size, num_emitted (of tokens, the last ones

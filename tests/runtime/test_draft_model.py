@@ -127,6 +127,36 @@ def test_what_is_drawn_from_the_target_itself_is_accepted(models, verify, width)
     assert texts[0] == texts[1]
 
 
+def sampled_asks() -> list[Any]:
+    rng = np.random.default_rng(2)
+    params = {"temperature": 1.2, "top_k": 30, "max_tokens": 60, "ignore_eos": True}
+    return [
+        (rng.integers(0, tiny.VOCAB_SIZE, 20).tolist(), _core.SamplingParams(seed=i, **params))
+        for i in range(6)
+    ]
+
+
+def accepted_share(engine: _core.Engine) -> float:
+    found = metrics(engine, len(sampled_asks()))
+    return sum(m["accepted"] for m in found) / sum(m["drafted"] for m in found)
+
+
+def test_draws_of_the_target_itself_are_foreseen(models):
+    """The numbers of the draws are known: whoever believes the same finds what they will draw."""
+    options = {"precision": "f32", "prefix_cache": False}
+    plain = run(make_engine(models["llama"], **options), sampled_asks())
+    shares = []
+    for verify in ("match", _core.ReplayVerifier()):
+        spec = speculation(proposer(models["llama"]), 63, verify=verify)
+        engine = make_engine(models["llama"], speculation=spec, **options)
+        same(run(engine, sampled_asks()), plain)
+        shares.append(accepted_share(engine))
+    # A number nearer to a share's bound than the narrowest spread, 1 / 256, may be missed.
+    assert shares[0] > 0.93
+    # A verifier that may emit other tokens gets the likeliest ones.
+    assert shares[1] < 0.6
+
+
 def test_a_smaller_head_drafts_its_tokens_only(models):
     model = models["llama"]
     tokens = list(range(0, tiny.VOCAB_SIZE, 2))

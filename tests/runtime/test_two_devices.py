@@ -19,7 +19,15 @@ from effinfer.techniques import DraftModel, EarlyExit
 from effinfer.testing import make_model, make_twin
 from tests.cli.test_cli import effinfer as command
 from tests.reference import tiny
-from tests.runtime.test_draft_model import LAYERS, metrics, sharpened, speculation, warned
+from tests.runtime.test_draft_model import (
+    LAYERS,
+    accepted_share,
+    metrics,
+    sampled_asks,
+    sharpened,
+    speculation,
+    warned,
+)
 from tests.runtime.test_drafts import SHAPES, make_engine, ragged, run, same
 
 CORES = sorted(os.sched_getaffinity(0))
@@ -69,6 +77,15 @@ def test_drafts_beside_the_target_change_nothing(models, kind, width, options):
     (found,) = engine.stats()["drafters"]
     assert (found["name"], found["device"]) == ("draft_model", DRAFT)
     assert found["levels"] > 0 and found["asked"] >= found["late"]
+
+
+@needs_two
+def test_draws_are_foreseen_beside_the_target_too(models):
+    engine = engine_on_its_core(
+        models["llama"], proposer(models["llama"]), precision="f32", prefix_cache=False
+    )
+    run(engine, sampled_asks())
+    assert accepted_share(engine) > 0.93  # as in turns
 
 
 @needs_two

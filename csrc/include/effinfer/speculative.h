@@ -85,6 +85,9 @@ struct DraftView {
   // has, and where, must not depend on the tokens that were drawn for them: what would have been
   // drawn and left out could not be told from what was not.
   bool draws = false;
+  // Whether the text will be plain decoding's (Guarantee::same_text): the n-th token of the output
+  // is then drawn with the uniform number of params->seed and n, which a proposer may compute too.
+  bool same_text = false;
 };
 
 // A value of the model's graph, of all rows of a step.
@@ -321,6 +324,11 @@ EFFINFER_API std::shared_ptr<Proposer> lookahead_proposer(int32_t width = 4, int
 // it on clusters (Butler et al. 2024, arXiv:2407.11798). A device that fails ends the drafts, and
 // the requests of the next step are told.
 //
+// Where the verifier leaves the text what plain decoding draws, at temperatures above 0, the
+// numbers of those draws are known: the draft looks up what they would draw from its own
+// distribution (Daliri et al. 2024, arXiv:2408.07978). A draft model that believes what the target
+// does is then right always, not only where the likeliest token is drawn.
+//
 // A request whose text outgrows the draft's context or pages, or whose draft logits hold a NaN,
 // goes on without drafts and is told once.
 struct DraftModelOptions {
@@ -328,7 +336,7 @@ struct DraftModelOptions {
   // The graph's weights are the target's own, packed once (compile_beside): layers of it, or its
   // layers with another head.
   bool of_target = false;
-  int32_t length = 6;     // depth at most
+  int32_t length = 7;     // depth at most; a step of 8 rows with the last token
   int32_t width = 1;      // 1..8
   int32_t num_pages = 0;  // 0: for one sequence of the context, or 8192 tokens, and 8192 more
   // Shorter drafts, down to none, where those are worth their measured time by what was accepted.

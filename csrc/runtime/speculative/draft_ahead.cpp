@@ -47,10 +47,12 @@ void DraftAhead::follow(Request& request, std::span<const int32_t> tokens) {
   for (size_t i = request.tokens.size(); i < tokens.size(); ++i) {
     request.tokens.push_back(tokens[i]);
     if (request.chain.empty()) continue;
-    for (const Likely& guess : request.chain.front()) {
+    const Level& level = request.chain.front();
+    for (const Likely& guess : level.likely) {
       pace_.count_guess(guess.score, guess.token == tokens[i]);
     }
-    const bool right = request.chain.front().front().token == tokens[i];
+    if (level.firsts) foresight_.count(*level.firsts, tokens[i]);
+    const bool right = level.likely.front().token == tokens[i];
     right_ = 0.98 * right_ + (right ? 0.02 : 0.0);
     if (right) {
       request.chain.pop_front();
@@ -66,7 +68,7 @@ void DraftAhead::fill(const Request& request, const DraftView& view, Draft& draf
   const auto depth = static_cast<size_t>(std::min(options_.length, view.max_depth));
   for (size_t d = 0; d < std::min(depth, request.chain.size()); ++d) {
     const int32_t above = parent;
-    for (const Likely& guess : request.chain[d]) {
+    for (const Likely& guess : request.chain[d].likely) {
       if (draft.size() >= view.max_nodes) return;
       const int32_t node = draft.add(guess.token, above, guess.score);
       if (above == parent) parent = node;
@@ -83,6 +85,10 @@ void DraftAhead::propose(std::span<const DraftView> views, std::span<Draft> draf
     follow(request, view.tokens);
     request.unasked = 0;
     request.end = view.tokens.size() + static_cast<size_t>(view.max_depth);
+    if (request.params == nullptr && view.same_text && view.params->temperature > 0.0f) {
+      request.params = std::make_shared<const SamplingParams>(*view.params);
+      request.prompt_size = view.prompt_size;
+    }
   }
   kick();
   wait(lock, views);
@@ -99,7 +105,7 @@ void DraftAhead::propose(std::span<const DraftView> views, std::span<Draft> draf
 // The probability that the text will follow the chain to its end.
 float DraftAhead::path(const Request& request) const {
   float path = 1.0f;
-  for (const auto& guesses : request.chain) path *= pace_.belief(guesses.front().score);
+  for (const Level& level : request.chain) path *= pace_.belief(level.likely.front().score);
   return path;
 }
 
@@ -210,7 +216,10 @@ bool DraftAhead::take_texts(uint64_t job, std::vector<AheadText>& texts) {
     AheadText text;
     text.request = id;
     text.tokens = request.tokens;
-    for (const auto& guesses : request.chain) text.tokens.push_back(guesses.front().token);
+    for (const Level& level : request.chain) text.tokens.push_back(level.likely.front().token);
+    text.params = request.params;
+    text.index = text.tokens.size() - request.prompt_size;
+    text.spread = foresight_.best();
     level_reads_ = level_reads_ || !request.read;
     level_.push_back({id, request.turn});
     texts.push_back(std::move(text));
@@ -242,7 +251,7 @@ void DraftAhead::keep_answers(std::vector<AheadText>& texts, double seconds) {
     if (likely.size() > static_cast<size_t>(options_.width)) {
       likely.resize(static_cast<size_t>(options_.width));
     }
-    if (!likely.empty()) request.chain.push_back(std::move(likely));
+    if (!likely.empty()) request.chain.push_back({std::move(likely), texts[i].firsts});
   }
   level_.clear();
   grown_.notify_all();

@@ -31,7 +31,7 @@
 namespace effinfer::runtime {
 
 struct AheadOptions {
-  int32_t length = 6;  // of a draft at most; the chain is up to twice as long, and a token
+  int32_t length = 7;  // of a draft at most; the chain is up to twice as long, and a token
   int32_t width = 1;   // children of a node of the chain, of which the likeliest goes on
   bool adaptive = true;
   std::string label = "draft_model";
@@ -59,15 +59,22 @@ class DraftAhead : public Proposer {
 
  private:
   using Clock = std::chrono::steady_clock;
+  struct Level {
+    std::vector<Likely> likely;  // the first goes on
+    std::optional<Foresight::Firsts> firsts;
+  };
   struct Request {
-    std::vector<int32_t> tokens;            // the text, as the engine told
-    std::deque<std::vector<Likely>> chain;  // what follows it; each begins with the chain's token
-    uint64_t turn = 0;                      // how often the text left the chain
-    size_t end = 0;                         // tokens that it can get to have
-    bool read = false;                      // whether a level of it has ended
-    int32_t unasked = 0;                    // steps since a draft was asked for
-    bool gone = false;                      // it is not drafted for any more
-    std::string refusal;                    // why, until it is told
+    std::vector<int32_t> tokens;  // the text, as the engine told
+    std::deque<Level> chain;      // what follows it
+    // Of its draws, where they are plain decoding's.
+    std::shared_ptr<const SamplingParams> params;
+    size_t prompt_size = 0;
+    uint64_t turn = 0;    // how often the text left the chain
+    size_t end = 0;       // tokens that it can get to have
+    bool read = false;    // whether a level of it has ended
+    int32_t unasked = 0;  // steps since a draft was asked for
+    bool gone = false;    // it is not drafted for any more
+    std::string refusal;  // why, until it is told
   };
   // What the drafter works at.
   struct Member {
@@ -102,9 +109,10 @@ class DraftAhead : public Proposer {
   std::unordered_map<RequestId, Request> requests_;
   std::vector<RequestId> released_;  // that the runner still has
   Pace pace_;                        // what guesses are worth
-  double right_ = 0.5;               // share of guesses that came true where those before had
-  double level_s_ = 0.0;             // of a level, without reading prompts
-  double rate_ = 0.0;                // tokens a second of a request
+  Foresight foresight_;
+  double right_ = 0.5;    // share of guesses that came true where those before had
+  double level_s_ = 0.0;  // of a level, without reading prompts
+  double rate_ = 0.0;     // tokens a second of a request
   std::optional<Clock::time_point> asked_;  // when the step at hand did
   bool level_reads_ = false;                // whether the level at hand reads a prompt
   std::condition_variable grown_;

@@ -55,16 +55,17 @@ class ModelRunner final : public DraftRunner {
   Profile take_profile() override { return setup_.steps->executable().take_profile(); }
 
  private:
-  void answer(const DraftSteps::Top& top, AheadText& text) const {
+  void answer(const DraftSteps::Top& top, AheadText& text) {
     if (!std::isfinite(top.values.front())) {
       text.refusal = "the draft model's logits hold a NaN or an infinity";
       return;
     }
-    const double total = top.total();
-    for (size_t i = 0; i < std::min(width_, top.tokens.size()); ++i) {
-      const auto token = static_cast<size_t>(top.tokens[i]);
-      text.likely.push_back({setup_.tokens.empty() ? top.tokens[i] : setup_.tokens[token],
-                             top.probability(i, total)});
+    const std::span<const int32_t> tokens = setup_.ids_of(top.tokens, room_);
+    if (text.params == nullptr) {
+      guesser_.find(top.values, tokens, width_, text.likely);
+    } else {
+      text.firsts = guesser_.find_drawn(
+          top.values, tokens, {text.params.get(), text.index, text.spread}, width_, text.likely);
     }
   }
 
@@ -73,6 +74,8 @@ class ModelRunner final : public DraftRunner {
   std::unordered_map<RequestId, DraftText> texts_;
   std::vector<DraftText*> fed_;
   std::vector<AheadText*> answered_;
+  std::vector<int32_t> room_;  // of ids
+  Guesser guesser_;
 };
 
 class ModelAhead final : public DraftAhead {

@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <chrono>
 #include <cmath>
+#include <optional>
 #include <string>
 #include <unordered_map>
 #include <utility>
@@ -14,6 +15,7 @@
 #include "runtime/speculative/draft_setup.h"
 #include "runtime/speculative/draft_steps.h"
 #include "runtime/speculative/drawing.h"
+#include "runtime/speculative/foresight.h"
 #include "runtime/speculative/pace.h"
 
 namespace effinfer {
@@ -101,7 +103,8 @@ class DraftModelProposer final : public Proposer {
     bool gone = false;  // it is not drafted for any more
     // Of its last draft; none: it was not asked.
     std::vector<int32_t> tokens, parents;
-    std::vector<float> scores;  // none where tokens were drawn
+    std::vector<float> scores;                         // none where tokens were drawn
+    std::optional<runtime::Foresight::Firsts> firsts;  // behind the text, where it foresaw them
   };
   struct Node {
     int32_t token;
@@ -177,36 +180,44 @@ class DraftModelProposer final : public Proposer {
       work.nodes.clear();
       return false;
     }
-    map_tokens(top);
+    const std::span<const int32_t> tokens = setup_.ids_of(top.tokens, room_);
     if (work.view->draws) {
-      draw(work, node, top);
+      draw(work, node, top.values, tokens);
       return true;
     }
-    const double total = top.total();
     const Node parent =
         node < 0 ? Node{0, -1, 0, 1.0f, 1.0f} : work.nodes[static_cast<size_t>(node)];
-    for (size_t i = 0; i < std::min(mapped_.size(), static_cast<size_t>(options_.width)); ++i) {
-      const float score = top.probability(i, total);
-      const float path = parent.path * pace_.belief(score);
-      if (mapped_[i] >= vocab_size_ || path < kLeastPath) continue;
-      work.nodes.push_back({mapped_[i], node, parent.depth + 1, score, path});
+    find_likely(work, parent.depth, top.values, tokens);
+    for (const runtime::Likely& likely : likely_) {
+      const float path = parent.path * pace_.belief(likely.score);
+      if (likely.token >= vocab_size_ || path < kLeastPath) continue;
+      work.nodes.push_back({likely.token, node, parent.depth + 1, likely.score, path});
     }
     return true;
   }
 
-  void map_tokens(const DraftSteps::Top& top) {
-    mapped_.assign(top.tokens.begin(), top.tokens.end());
-    const std::vector<int32_t>& tokens = setup_.tokens;
-    if (tokens.empty()) return;
-    for (int32_t& token : mapped_) token = tokens[static_cast<size_t>(token)];
+  // What is likely to follow, so many guesses behind the text.
+  void find_likely(Work& work, int32_t depth, std::span<const float> logits,
+                   std::span<const int32_t> tokens) {
+    const auto width = static_cast<size_t>(options_.width);
+    const DraftView& view = *work.view;
+    if (!view.same_text || view.params->temperature == 0.0f) {
+      guesser_.find(logits, tokens, width, likely_);
+      return;
+    }
+    const size_t index = view.tokens.size() - view.prompt_size + static_cast<size_t>(depth);
+    const auto firsts = guesser_.find_drawn(logits, tokens, {view.params, index, foresight_.best()},
+                                            width, likely_);
+    if (depth == 0) work.state->firsts = firsts;
   }
 
   // The last token has `width` children, others one each: the shape does not depend on what is
   // drawn.
-  void draw(Work& work, int32_t node, const DraftSteps::Top& top) {
+  void draw(Work& work, int32_t node, std::span<const float> logits,
+            std::span<const int32_t> tokens) {
     Draft& draft = *work.draft;
     draft.draw = Draft::Draw::without_replacement;
-    runtime::find_candidates(top.values, mapped_, *work.view->params, candidates_);
+    runtime::find_candidates(logits, tokens, *work.view->params, candidates_);
     const bool unknown = std::any_of(candidates_.begin(), candidates_.end(),
                                      [&](const auto& c) { return c.token >= vocab_size_; });
     if (unknown) return;
@@ -298,9 +309,12 @@ class DraftModelProposer final : public Proposer {
   // How deep the text followed the request's draft, if there was one.
   bool count(const StepFacts& fact) {
     const auto found = states_.find(fact.request);
-    if (found == states_.end() || found->second.tokens.empty()) return false;
+    if (found == states_.end()) return false;
     State& state = found->second;
     const std::span<const int32_t> emitted = fact.tokens.last(fact.num_emitted);
+    if (state.firsts) foresight_.count(*state.firsts, emitted.front());
+    state.firsts.reset();
+    if (state.tokens.empty()) return false;
     int32_t right = 0;
     int32_t deepest = 0;
     std::vector<int32_t> depths(state.tokens.size());
@@ -332,6 +346,7 @@ class DraftModelProposer final : public Proposer {
   DraftSteps* steps_ = nullptr;  // its
   int64_t vocab_size_ = 0;
   runtime::Pace pace_;
+  runtime::Foresight foresight_;
   bool asked_ = false;  // for drafts, in this step
   Clock::time_point proposed_;
   Clock::time_point observed_;
@@ -341,8 +356,10 @@ class DraftModelProposer final : public Proposer {
   std::vector<Work> works_;
   std::vector<Work*> growing_;
   std::vector<DraftText*> texts_;
-  std::vector<int32_t> mapped_;
+  std::vector<int32_t> room_;  // of ids
   std::vector<Draft::Candidate> candidates_;
+  runtime::Guesser guesser_;
+  std::vector<runtime::Likely> likely_;
 };
 
 }  // namespace

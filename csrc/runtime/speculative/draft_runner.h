@@ -2,6 +2,8 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
@@ -9,20 +11,21 @@
 #include "effinfer/cancel.h"
 #include "effinfer/profile.h"
 #include "effinfer/speculative.h"
+#include "runtime/speculative/foresight.h"
 
 namespace effinfer::runtime {
-
-struct Likely {
-  int32_t token;
-  float score;  // believed probability
-};
 
 // A request's text with guesses behind it, and what the runner believes to follow.
 struct AheadText {
   RequestId request = 0;
   std::vector<int32_t> tokens;
+  // Where the next token is drawn with a number that is known (Foresight): with which parameters.
+  std::shared_ptr<const SamplingParams> params;
+  uint64_t index = 0;  // of the next token in the output
+  size_t spread = 0;
   // The answer, the likeliest first; none where a refusal says why this text gets no more.
   std::vector<Likely> likely;
+  std::optional<Foresight::Firsts> firsts;
   std::string refusal;
 };
 

@@ -57,6 +57,14 @@ std::unique_ptr<DraftSteps> make_heads(const DraftModelOptions& options, const E
 
 }  // namespace
 
+std::span<const int32_t> DraftSetup::ids_of(std::span<const int32_t> places,
+                                            std::vector<int32_t>& room) const {
+  if (tokens.empty()) return places;
+  room.clear();
+  for (const int32_t place : places) room.push_back(tokens[static_cast<size_t>(place)]);
+  return room;
+}
+
 std::string DraftSetup::trouble(std::span<const int32_t> fresh, int64_t size) const {
   if (size >= steps->max_seq_len()) {
     return "the text has outgrown the draft model's context of " +

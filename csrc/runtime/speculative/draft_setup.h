@@ -18,6 +18,9 @@ struct DraftSetup {
   std::vector<int32_t> tokens;  // that the logits are of, where the head has been cut; empty: all
   int64_t num_ids = 0;
 
+  // The ids of a row's highest logits; `room` keeps them where they are others.
+  std::span<const int32_t> ids_of(std::span<const int32_t> places,
+                                  std::vector<int32_t>& room) const;
   // Why a text of `size` tokens, `fresh` of which the model has not read, cannot be drafted for;
   // empty: it can.
   std::string trouble(std::span<const int32_t> fresh, int64_t size) const;

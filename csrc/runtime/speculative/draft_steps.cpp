@@ -21,16 +21,6 @@ DraftSteps::DraftSteps(std::shared_ptr<Executable> executable, int32_t num_pages
       sampler_(executable_->target().isa),
       top_k_(static_cast<int32_t>(std::min<int64_t>(top_k, executable_->vocab_size()))) {}
 
-double DraftSteps::Top::total() const {
-  double sum = 0.0;
-  for (const float value : values) sum += std::exp(static_cast<double>(value - values.front()));
-  return sum;
-}
-
-float DraftSteps::Top::probability(size_t i, double total) const {
-  return static_cast<float>(std::exp(static_cast<double>(values[i] - values.front())) / total);
-}
-
 void DraftSteps::open(DraftText& text, std::span<const int32_t> tokens) {
   if (text.sequence >= 0) return;
   text.sequence = cache_.create(tokens);

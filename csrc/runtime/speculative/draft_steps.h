@@ -41,10 +41,6 @@ class DraftSteps {
   struct Top {
     std::span<const float> values;  // the first is NaN where the row holds one
     std::span<const int32_t> tokens;
-
-    // Probabilities among these: what total() is of, and that of the i-th.
-    double total() const;
-    float probability(size_t i, double total) const;
   };
 
   DraftSteps(std::shared_ptr<Executable> executable, int32_t num_pages, int32_t top_k);

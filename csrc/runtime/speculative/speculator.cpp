@@ -106,6 +106,7 @@ void Speculator::add(const DraftView& view) {
   Entry& entry = entries_.at(count_++);
   entry.view = view;
   entry.view.draws = verifier().needs_probabilities();
+  entry.view.same_text = verifier().guarantee() == Guarantee::same_text;
   entry.asked = false;
   entry.keep = 0;
   entry.proposed.clear();

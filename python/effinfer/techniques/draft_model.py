@@ -48,7 +48,7 @@ class DraftModel:
     """
 
     model: str | os.PathLike[str] | LayerRewrite
-    length: int = 6
+    length: int = 7
     width: int = 1
     num_pages: int = 0
     adaptive: bool = True
