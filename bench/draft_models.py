@@ -1,9 +1,9 @@
 """The section `draft_models`: models and heads that draft, against the target alone, and a draft
 model on a core of its own against the same one on all cores before the step.
 
-Two targets: S, SmolLM2, and T, its twin of eight times the depth, which memory bounds: it writes
-what SmolLM2 writes, so SmolLM2 is a perfect draft for it, and what drafting costs is left. All
-texts are the targets' own, and the same with drafts and without.
+Targets: S, SmolLM2, and its twins T and H of eight and four times the depth, which memory bounds:
+they write what SmolLM2 writes, so SmolLM2 is a perfect draft for them, and what drafting costs is
+left. All texts are the targets' own, and the same with drafts and without.
 
     python bench/draft_models.py --rows "T, hydra" --repeats 3    # printed and not kept
 """
@@ -15,6 +15,7 @@ import random
 import sys
 import time
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -32,8 +33,8 @@ from effinfer.testing import make_twin
 Json = dict[str, Any]
 
 CONTEXT = 1024
-DEPTH = 8
-SMALL, TWIN = "S", "T"
+SMALL, TWIN, HALF = "S", "T", "H"
+DEPTHS = {TWIN: 8, HALF: 4}
 COST_ROWS = (1, 2, 3, 4, 6, 8)
 COST_STEPS = 8
 PROMPT_TOKENS = 512
@@ -65,6 +66,8 @@ class Case:
 CASES = (
     Case(TWIN, "small", 2.3),
     Case(TWIN, BESIDE, 0.95, against="small"),
+    Case(HALF, "small", 1.0),
+    Case(HALF, BESIDE, 0.95, against="small"),
     Case(TWIN, "requantised", 1.0, share_goal=0.9),
     Case(TWIN, "fewer layers", 1.0, share_goal=0.9),
     Case(TWIN, "medusa", 1.5, text="open text"),
@@ -84,8 +87,10 @@ class Bench:
     def __init__(self, setting: Setting, say: Say) -> None:
         self.setting, self.say = setting, say
         self.llm = effinfer.LLM(str(setting.model), threads=1, max_seq_len=CONTEXT)
-        twin = self.made("smollm2-135m-twin.gguf", make_twin_of)
-        self.targets = {SMALL: setting.model, TWIN: twin}
+        self.targets = {SMALL: setting.model}
+        for target, depth in DEPTHS.items():
+            make = partial(make_twin, depth=depth)
+            self.targets[target] = self.made(f"smollm2-135m-twin-{depth}.gguf", make)
         own = setting.own.python
         self.worker = Worker(EngineSpec("drafts", own, "effinfer_draft_models.py"), setting.log)
         self.worker.ask(
@@ -185,10 +190,6 @@ class Bench:
                     seconds[name].append(answer["seconds"])
         ratios = [b / a for a, b in zip(seconds["plain"], seconds["small"], strict=True)]
         return {"ratio": summary(ratios), **{name: summary(s) for name, s in seconds.items()}}
-
-
-def make_twin_of(model: Path, path: Path) -> None:
-    make_twin(model, path, depth=DEPTH)
 
 
 def requantise(model: Path, path: Path) -> None:

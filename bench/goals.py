@@ -201,9 +201,17 @@ def library_rows(result: Json) -> Iterator[Row]:
                 "shared": "decode, 16 x 4,096, one prefix",
                 "dense": "4,096 x 4,096, dense",
                 "part": "4,096 x 4,096, 6 of 64 blocks",
+                "long": "decode, 1 x 32,768",
+                "halves": "decode, 2 x 16,384",
             }.items()
         }
-        if not all(seconds.values()):
+        if seconds["long"] and seconds["halves"]:
+            yield Row(
+                f"ops, decode, one text of 32,768 against two of 16,384, {dtype}",
+                f"{1e3 * seconds['long']:.1f} ms", f"{1e3 * seconds['halves']:.1f} ms",
+                seconds["long"] / seconds["halves"], 1.15, at_most=True,
+            )  # fmt: skip
+        if not all(seconds[name] for name in ("own", "shared", "dense", "part")):
             continue
         yield Row(
             f"ops, 16 requests on one prefix of 4,096, {dtype}",

@@ -28,6 +28,8 @@ FILTERS: dict[str, dict[str, Any]] = {
 LIBRARY = {
     "prefill of 1,024": {"case": "prefill", "batch": 1, "rows": 1024, "length": 1024},
     "decode, 8 x 4,096": {"case": "decode", "batch": 8, "rows": 1, "length": 4096},
+    "decode, 1 x 32,768": {"case": "decode", "batch": 1, "rows": 1, "length": 32768},
+    "decode, 2 x 16,384": {"case": "decode", "batch": 2, "rows": 1, "length": 16384},
     "decode, 16 x 4,096, own pages": {"case": "decode", "batch": 16, "rows": 1, "length": 4096},
     "decode, 16 x 4,096, one prefix": {"case": "cascade", "batch": 16, "rows": 1, "length": 4096},
     "4,096 x 4,096, dense": {"case": "blocks", "share": None, "length": 4096},
