@@ -1,7 +1,7 @@
 """Trains heads that draft for a frozen model, on text that the model writes itself.
 
     python train.py FOLDER                         all kinds, for smollm2-135m
-    python train.py FOLDER --kinds hydra --tokens 400000
+    python train.py FOLDER --kinds eagle --steps 400
 
 1. The model continues openings and answers questions at temperature 0.8: what drafts have to
    predict is what the model says. One text in twenty is held out.
@@ -12,11 +12,10 @@
 4. FOLDER/KIND.gguf: 5-bit weights; held-out acceptance is printed.
 
 Texts and states are kept in FOLDER, so that another kind does not need them anew. Needs torch;
-takes some minutes on two cores.
+takes some minutes a kind on two cores.
 """
 
 import argparse
-import math
 import time
 from collections import Counter
 from collections.abc import Iterator
@@ -24,6 +23,8 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from kinds import DEPTH, KINDS, WINDOW, Head
+from muon import Muon
 from torch import Tensor, nn
 from torch.nn import functional as f
 
@@ -34,9 +35,10 @@ from effinfer.techniques.rewrite import prune
 from effinfer.techniques.vocab_trim import find_head
 
 TEMPERATURE, LENGTH, CUT = 0.8, 224, 4096
-WINDOW, DEPTH, BATCH = 64, 3, 16
+BATCH = 16
 DTYPE = "q5_0"
-HEAD_DIM, THETA, EPS = 64, 10000.0, 1e-5  # as effinfer.techniques.eagle has them
+WARM_STEPS = 20
+SHALLOW = 0.5  # of the steps learn the first depth alone
 
 SUBJECTS = (
     "the sea", "an old bridge", "learning to cook", "a railway station", "the history of paper",
@@ -162,147 +164,12 @@ def windows(data: dict[str, np.ndarray], held_out: bool) -> list[int]:
     return found
 
 
-# ---- heads --------------------------------------------------------------------------------------
-
-
-def small(rows: int, cols: int, gain: float = 1.0) -> nn.Parameter:
-    return nn.Parameter(torch.randn(rows, cols) * gain / math.sqrt(cols))
-
-
-class Medusa(nn.Module):
-    """state_d = h + up_d silu(down_d h)."""
-
-    rank = 64
-
-    def __init__(self, size: int) -> None:
-        super().__init__()
-        self.down = nn.ParameterList(small(self.rank, size, 0.3) for _ in range(DEPTH))
-        self.up = nn.ParameterList(small(size, self.rank, 0.01) for _ in range(DEPTH))
-
-    def forward(self, h: Tensor, _: Tensor) -> list[Tensor]:
-        """h [batch, WINDOW + DEPTH, size]; states for each depth, [batch, WINDOW, size]."""
-        h = h[:, :WINDOW]
-        return [h + f.silu(h @ down.T) @ up.T for down, up in zip(self.down, self.up, strict=True)]
-
-    def weights(self) -> dict[str, Tensor]:
-        parts = {"down": self.down, "up": self.up}
-        return {f"medusa.{d}.{p}.weight": w[d] for p, w in parts.items() for d in range(DEPTH)}
-
-
-class Hydra(nn.Module):
-    """state_d = state_{d-1} + up_d silu(down_d state_{d-1} + token_d embedding)."""
-
-    rank = 96
-
-    def __init__(self, size: int) -> None:
-        super().__init__()
-        self.down = nn.ParameterList(small(self.rank, size, 0.3) for _ in range(DEPTH))
-        self.token = nn.ParameterList(small(self.rank, size) for _ in range(DEPTH))
-        self.up = nn.ParameterList(small(size, self.rank, 0.01) for _ in range(DEPTH))
-
-    def forward(self, h: Tensor, embedded: Tensor) -> list[Tensor]:
-        """embedded [batch, WINDOW + DEPTH, size]: of the token behind each h."""
-        state, states = h[:, :WINDOW], []
-        for d, (down, token, up) in enumerate(zip(self.down, self.token, self.up, strict=True)):
-            read = state @ down.T + embedded[:, d : d + WINDOW] @ token.T
-            state = state + f.silu(read) @ up.T
-            states.append(state)
-        return states
-
-    def weights(self) -> dict[str, Tensor]:
-        parts = {"down": self.down, "token": self.token, "up": self.up}
-        return {f"hydra.{d}.{p}.weight": w[d] for p, w in parts.items() for d in range(DEPTH)}
-
-
-class Gumiho(nn.Module):
-    """Two heads as Hydra's, then heads as Medusa's on the state of the second."""
-
-    serial, rank, parallel_rank = 2, 96, 32
-
-    def __init__(self, size: int) -> None:
-        super().__init__()
-        ranks = [self.rank if d < self.serial else self.parallel_rank for d in range(DEPTH)]
-        self.down = nn.ParameterList(small(rank, size, 0.3) for rank in ranks)
-        self.token = nn.ParameterList(small(rank, size) for rank in ranks[: self.serial])
-        self.up = nn.ParameterList(small(size, rank, 0.01) for rank in ranks)
-
-    def forward(self, h: Tensor, embedded: Tensor) -> list[Tensor]:
-        state, states = h[:, :WINDOW], []
-        for d, (down, up) in enumerate(zip(self.down, self.up, strict=True)):
-            read = state @ down.T
-            if d < self.serial:
-                read = read + embedded[:, d : d + WINDOW] @ self.token[d].T
-            states.append(state + f.silu(read) @ up.T)
-            state = states[-1] if d < self.serial else state
-        return states
-
-    def weights(self) -> dict[str, Tensor]:
-        parts = {"down": self.down, "token": self.token, "up": self.up}
-        return {
-            f"gumiho.{d}.{part}.weight": weight
-            for part, weights in parts.items()
-            for d, weight in enumerate(weights)
-        }
-
-
-class Eagle(nn.Module):
-    """One decoder layer over (h, embedding), its own states as h from the second depth on."""
-
-    heads, ffn = 3, 256
-
-    def __init__(self, size: int) -> None:
-        super().__init__()
-        width = self.heads * HEAD_DIM
-        self.hidden = nn.Parameter(torch.eye(size))
-        self.token = small(size, size, 0.1)
-        self.attn_norm = nn.Parameter(torch.ones(size))
-        self.q, self.k, self.v = small(width, size), small(HEAD_DIM, size), small(HEAD_DIM, size)
-        self.output = small(size, width, 0.1)
-        self.ffn_norm = nn.Parameter(torch.ones(size))
-        self.gate, self.up = small(self.ffn, size), small(self.ffn, size)
-        self.down = small(size, self.ffn, 0.1)
-
-    def forward(self, h: Tensor, embedded: Tensor) -> list[Tensor]:
-        state, states = h[:, :WINDOW], []
-        for d in range(DEPTH):
-            state = self.layer(state, embedded[:, d : d + WINDOW])
-            states.append(state)
-        return states
-
-    def layer(self, h: Tensor, embedded: Tensor) -> Tensor:
-        x = h @ self.hidden.T + embedded @ self.token.T
-        x = x + self.attention(f.rms_norm(x, x.shape[-1:], self.attn_norm, EPS))
-        y = f.rms_norm(x, x.shape[-1:], self.ffn_norm, EPS)
-        return x + (f.silu(y @ self.gate.T) * (y @ self.up.T)) @ self.down.T
-
-    def attention(self, x: Tensor) -> Tensor:
-        split = (*x.shape[:2], -1, HEAD_DIM)
-        q, k, v = ((x @ w.T).view(split).transpose(1, 2) for w in (self.q, self.k, self.v))
-        frequencies = THETA ** (-torch.arange(0, HEAD_DIM, 2) / HEAD_DIM)
-        angles = torch.arange(x.shape[1])[:, None] * frequencies
-        q, k = rotate(q, angles), rotate(k, angles)
-        out = f.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
-        return out.transpose(1, 2).flatten(2) @ self.output.T
-
-    def weights(self) -> dict[str, Tensor]:
-        return {f"eagle.{name}.weight": value for name, value in self.named_parameters()}
-
-
-def rotate(x: Tensor, angles: Tensor) -> Tensor:
-    """Pairs (i, i + HEAD_DIM / 2) of [batch, heads, tokens, HEAD_DIM]."""
-    a, b = x.chunk(2, -1)
-    cos, sin = angles.cos(), angles.sin()
-    return torch.cat([a * cos - b * sin, b * cos + a * sin], -1)
-
-
-KINDS = {"medusa": Medusa, "hydra": Hydra, "gumiho": Gumiho, "eagle": Eagle}
-
-
 # ---- training -----------------------------------------------------------------------------------
 
 
 class Batches:
-    """Windows with the embeddings of their tokens and what the model expects behind them."""
+    """Windows with the embeddings of their tokens and what the model expects behind them. States
+    and embeddings are scaled to a root mean square of 1."""
 
     def __init__(self, data: dict[str, np.ndarray], files: ModelFiles) -> None:
         head = files.graph.values[find_head(files.graph)["inputs"][1]]["weight_name"]
@@ -310,87 +177,98 @@ class Batches:
         self.tokens = sorted(token for token, _ in counts.most_common(CUT))
         rows = files.weights.dequantize(head)
         self.vocab_size, self.size = rows.shape
-        self.head = torch.from_numpy(rows)
-        self.cut = self.head[self.tokens].clone()
-        self.table = torch.from_numpy(files.weights.dequantize("token_embd.weight"))
         self.ids = torch.from_numpy(data["ids"]).long()
         self.hidden = torch.from_numpy(data["hidden"])
+        table = torch.from_numpy(files.weights.dequantize("token_embd.weight"))
+        some = torch.randperm(len(self.ids), generator=torch.Generator().manual_seed(0))[:4096]
+        self.h_scale = 1 / self.hidden[some].float().square().mean().sqrt().item()
+        self.token_scale = 1 / table[self.ids[some]].square().mean().sqrt().item()
+        self.head = torch.from_numpy(rows) / self.h_scale
+        self.cut = self.head[self.tokens].clone()
+        self.table = table * self.token_scale
         covered = sum(counts[token] for token in self.tokens) / len(data["ids"])
         print(f"{len(self.tokens)} tokens are {100 * covered:.1f} % of the text", flush=True)
 
-    def get(self, places: list[int]) -> tuple[Tensor, Tensor, Tensor]:
-        """h and embeddings [batch, WINDOW + DEPTH, size], logits of the cut head behind each h."""
+    def get(self, places: list[int]) -> tuple[Tensor, Tensor]:
+        """h and embeddings of the tokens behind each, [batch, WINDOW + DEPTH + 1, size]."""
         index = torch.tensor(places)[:, None] + torch.arange(WINDOW + DEPTH + 1)
-        h = self.hidden[index].float()
-        embedded = self.table[self.ids[index[:, 1:]]]
-        return h[:, :-1], embedded, h @ self.cut.T
-
-    def hidden_at(self, places: list[int], ahead: int) -> Tensor:
-        """[batch, WINDOW, size], so many tokens behind the windows' own."""
-        index = torch.tensor(places)[:, None] + ahead + torch.arange(WINDOW)
-        return self.hidden[index].float()
+        return self.hidden[index].float() * self.h_scale, self.table[self.ids[index + 1]]
 
 
-def train(kind: str, batches: Batches, places: list[int], steps: int) -> nn.Module:
+def loss_of(model: Head, batches: Batches, places: list[int], depths: int) -> Tensor:
+    """Cross entropy with what the model draws from, at TEMPERATURE."""
+    h, embedded = batches.get(places)
+    with torch.no_grad():
+        wanted = ((h[:, 1 : WINDOW + depths] @ batches.cut.T) / TEMPERATURE).softmax(-1)
+    loss = torch.zeros(())
+    for d, state in enumerate(model(h, embedded, depths)):
+        with torch.autocast("cpu", dtype=torch.bfloat16):  # half of the time goes here
+            guess = state @ batches.cut.T
+        guess = guess.float()
+        right = (wanted[:, d : d + WINDOW] * guess).sum(-1)
+        loss = loss + (guess.logsumexp(-1) - right).mean() * 0.7**d
+        if model.regression > 0:
+            behind = h[:, d + 1 : d + 1 + WINDOW]
+            loss = loss + model.regression * f.smooth_l1_loss(state, behind)
+    return loss
+
+
+def train(kind: str, batches: Batches, places: list[int], steps: int) -> Head:
     model = KINDS[kind](batches.size)
-    peak = 1e-3 if kind == "eagle" else 2e-3
-    optimizer = torch.optim.AdamW(model.parameters(), lr=peak, betas=(0.9, 0.95), weight_decay=0.01)
+    matrices = [p for p in model.parameters() if p.ndim == 2]
+    others = [p for p in model.parameters() if p.ndim != 2]
+    optimizers: list[torch.optim.Optimizer] = [Muon(matrices, lr=model.rate)]
+    if others:
+        optimizers.append(torch.optim.AdamW(others, lr=model.rate, weight_decay=0.0))
     random = torch.Generator().manual_seed(0)
-    start, total = time.perf_counter(), 0.0
+    order: list[int] = []
+    start, losses = time.perf_counter(), []
     for step in range(steps):
-        rate = min((step + 1) / 30, 0.5 + 0.5 * math.cos(math.pi * step / steps))
-        for group in optimizer.param_groups:
-            group["lr"] = peak * rate
-        chosen = torch.randint(len(places), (BATCH,), generator=random).tolist()
-        h, embedded, logits = batches.get([places[i] for i in chosen])
-        loss = torch.zeros(())
-        for d, state in enumerate(model(h, embedded)):
-            wanted = logits[:, d + 1 : d + 1 + WINDOW].softmax(-1)
-            with torch.autocast("cpu", dtype=torch.bfloat16):  # half of the time goes here
-                guess = state @ batches.cut.T
-            guess = guess.float().log_softmax(-1)
-            loss = loss - (wanted * guess).sum(-1).mean() * 0.8**d
-            if kind == "eagle":
-                behind = batches.hidden_at([places[i] for i in chosen], d + 1)
-                loss = loss + f.smooth_l1_loss(state, behind)
-        optimizer.zero_grad()
+        rate = min((step + 1) / WARM_STEPS, 1.0, 1.2 * (1 - step / steps))
+        for group in (group for optimizer in optimizers for group in optimizer.param_groups):
+            group["lr"] = model.rate * rate
+        if len(order) < BATCH:
+            order = torch.randperm(len(places), generator=random).tolist()
+        chosen, order = [places[i] for i in order[:BATCH]], order[BATCH:]
+        depths = 1 if kind == "eagle" and step < SHALLOW * steps else DEPTH
+        loss = loss_of(model, batches, chosen, depths)
+        model.zero_grad()
         loss.backward()
         nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
-        total += loss.item()
+        for optimizer in optimizers:
+            optimizer.step()
+        losses.append(loss.item())
         if step % 50 == 49:
             seconds = time.perf_counter() - start
-            print(f"{kind} {step + 1}: loss {total / 50:.3f}, {seconds:.0f} s", flush=True)
-            total = 0.0
+            print(f"{kind} {step + 1}: {np.mean(losses[-50:]):.3f}, {seconds:.0f} s", flush=True)
     return model
 
 
 @torch.no_grad()
-def acceptance(model: nn.Module, batches: Batches, places: list[int]) -> list[float]:
+def acceptance(model: Head, batches: Batches, places: list[int]) -> list[float]:
     """By depth: the probability that the model, at TEMPERATURE, draws what the head believes most,
     the tokens before it being the text's."""
     found = np.zeros(DEPTH)
     for i in range(0, len(places), 4):
-        h, embedded, logits = batches.get(places[i : i + 4])
-        for d, state in enumerate(model(h, embedded)):
+        h, embedded = batches.get(places[i : i + 4])
+        logits = (h @ batches.head.T) / TEMPERATURE
+        p = (logits[..., batches.tokens] - logits.logsumexp(-1, keepdim=True)).exp()
+        for d, state in enumerate(model(h, embedded, DEPTH)):
             best = (state @ batches.cut.T).argmax(-1, keepdim=True)
-            wanted = slice(d + 1, d + 1 + WINDOW)
-            total = (batches.hidden_at(places[i : i + 4], d + 1) @ batches.head.T) / TEMPERATURE
-            p = logits[:, wanted].gather(-1, best)[..., 0] / TEMPERATURE - total.logsumexp(-1)
-            found[d] += p.exp().mean(1).sum().item()
+            found[d] += p[:, d + 1 : d + 1 + WINDOW].gather(-1, best).mean(1).sum().item()
     return [float(share) for share in found / len(places)]
 
 
-def save(kind: str, model: nn.Module, batches: Batches, path: Path) -> None:
+def save(model: Head, batches: Batches, path: Path) -> None:
     writer = _core.GgufWriter(str(path))
     writer.set("general.architecture", "effinfer-heads")
-    writer.set("heads.kind", kind)
-    writer.set("heads.count", 1 if kind == "eagle" else DEPTH)
+    writer.set("heads.kind", model.kind)
+    writer.set("heads.count", 1 if model.kind == "eagle" else DEPTH)
     writer.set("heads.hidden_size", batches.size)
     writer.set("heads.vocab_size", batches.vocab_size)
     writer.set("heads.tokens", np.array(batches.tokens, np.int32))
     blobs = []
-    for name, value in model.weights().items():
+    for name, value in model.weights(batches.h_scale, batches.token_scale).items():
         array = np.ascontiguousarray(value.detach().numpy(), np.float32)
         dtype = "f32" if array.ndim == 1 else DTYPE
         source = _core.MemoryWeights()
@@ -407,8 +285,8 @@ def main() -> None:
     parser.add_argument("folder", type=Path)
     parser.add_argument("--model", default="smollm2-135m")
     parser.add_argument("--kinds", nargs="*", choices=KINDS, default=list(KINDS))
-    parser.add_argument("--tokens", type=int, default=200_000)
-    parser.add_argument("--steps", type=int, default=400)
+    parser.add_argument("--tokens", type=int, default=300_000)
+    parser.add_argument("--steps", type=int, default=900)
     parser.add_argument("--threads", type=int, default=2)
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
@@ -420,7 +298,7 @@ def main() -> None:
         torch.manual_seed(0)
         model = train(kind, batches, places, options.steps)
         path = options.folder / f"{kind}.gguf"
-        save(kind, model, batches, path)
+        save(model, batches, path)
         shares = ", ".join(f"{100 * p:.1f} %" for p in acceptance(model, batches, held_out))
         print(f"{path}: {path.stat().st_size} bytes; held-out acceptance by depth {shares}")
 
