@@ -117,6 +117,8 @@ BUDGETS = (
     Budget("ToOperandKernel", 32, 8, opcodes=ROWS),
     Budget("TokenRowsKernel", 32, 8, 64, ("LDG.E.128",)),
     Budget("MoveTokens", 48, 10),
+    Budget("RetainSlots", 48, 10),
+    Budget("RotateKeys", 48, 20),
     Budget("TopRows", 32, 2, 512),
     # Arguments: dtype of rows, whether they are logits. More registers would be no help: a block
     # has 32 KB of loads under way with these.
