@@ -55,7 +55,8 @@ test: | $(BIN)/python
 	$(BIN)/ctest --test-dir $(BUILD) --output-on-failure --parallel 2
 	$(BIN)/python tools/check_isa_symbols.py $(BUILD)
 	@$(CHECK_SASS)
-	EFFINFER_EMULATED=$(CURDIR)/$(BUILD)/emulated/libeffinfer.so $(BIN)/python -m pytest
+	EFFINFER_EMULATED=$(CURDIR)/$(BUILD)/emulated/libeffinfer.so EFFINFER_WATCHED_LAUNCHES=2 \
+	  $(BIN)/python -m pytest
 	@echo "test: all passed"
 
 test-serving: | $(BIN)/python

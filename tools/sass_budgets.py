@@ -98,8 +98,8 @@ BUDGETS = (
     Budget("PrefillKernel<3, 4, 8, 2, 1>", 255, 1, 138240, PREFILL),
     Budget("PrefillKernel<3, 8, 4, 2, 2>", 255, 1, 137216, PREFILL),
     # What blocks of GPUs with 99 KB have room for.
-    Budget("PrefillKernel<3, 2, 4, 2, 0>", 255, 1, 79872, PREFILL),
-    Budget("PrefillKernel<3, 4, 4, 2, 1>", 255, 1, 96256, PREFILL),
+    Budget("PrefillKernel<3, 2, 4, 2, 0>", 255, 1, 79872, PREFILL, NOT_HOPPER),
+    Budget("PrefillKernel<3, 4, 4, 2, 1>", 255, 1, 96256, PREFILL, NOT_HOPPER),
     # Arguments: dtype of rows, threads of a row.
     Budget("RmsNormKernel<*, 32>", 64, 4, 8, ROWS),
     Budget("RmsNormKernel<*, 512>", 64, 2, 128, ROWS),
@@ -117,6 +117,8 @@ BUDGETS = (
     Budget("ToOperandKernel", 32, 8, opcodes=ROWS),
     Budget("TokenRowsKernel", 32, 8, 64, ("LDG.E.128",)),
     Budget("MoveTokens", 48, 10),
+    Budget("RetainSlots", 48, 10),
+    Budget("RotateKeys", 48, 20),
     Budget("TopRows", 32, 2, 512),
     # Arguments: dtype of rows, whether they are logits. More registers would be no help: a block
     # has 32 KB of loads under way with these.

@@ -112,9 +112,8 @@ namespace {
 constexpr const char* kRetain =
     "Keeps these slots of a group of layers without a window: one list for all heads, or one for "
     "each (layer of the group, KV head), strictly increasing, all of one length of at least 1. "
-    "Throws InvalidArgumentError, OutOfMemoryError where there is no page for a copy of a shared "
-    "one, and UnsupportedError where a GPU holds the keys, with nothing changed; so do evict(), "
-    "merge() and reposition().";
+    "Throws InvalidArgumentError, and OutOfMemoryError where there is no page for a copy of a "
+    "shared one, with nothing changed; so do evict(), merge() and reposition().";
 constexpr const char* kEvict =
     "Drops slots [begin, end), not all; later ones move up. Multiples of 64 of them cost least.";
 constexpr const char* kMerge =
@@ -127,8 +126,8 @@ constexpr const char* kReposition =
 
 constexpr const char* kKeys =
     "The keys of a head (layer of the group * num_kv_heads + KV head), rotated as they lie in the "
-    "cache: float32 [slots, head_dim]. Throws InvalidArgumentError for a head that there is not, "
-    "UnsupportedError where a GPU holds them; so does values().";
+    "cache: float32 [slots, head_dim]. Throws InvalidArgumentError for a head that there is not; "
+    "so does values().";
 constexpr const char* kValues = "The values of a head: float32 [slots, head_dim].";
 
 constexpr const char* kTokens =

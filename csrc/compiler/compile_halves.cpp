@@ -198,7 +198,16 @@ const std::string& ExecutableHalves::placement(const Executable& executable) {
 
 void Executable::Impl::add_front_layers(KvCacheConfig& config) const {
   const executor::BatchLimits& first = front->impl_->limits;
+  const auto knows_rope = [](const KvCacheConfig& half) {
+    return half.rope.size() == static_cast<size_t>(half.num_layers);
+  };
+  const bool both_know = knows_rope(config) && knows_rope(first.cache);
   config.num_layers = std::max(config.num_layers, first.cache.num_layers);
+  config.rope.resize(both_know ? static_cast<size_t>(config.num_layers) : 0);
+  for (const int32_t layer : first.layers) {
+    if (!both_know) break;
+    config.rope[static_cast<size_t>(layer)] = first.cache.rope[static_cast<size_t>(layer)];
+  }
   config.page_bounds |= first.cache.page_bounds;
   if (first.cache.device == config.device) return;
   config.layer_devices.assign(static_cast<size_t>(config.num_layers), config.device);

@@ -321,9 +321,8 @@ KvCacheConfig Executable::kv_config(DType dtype, int32_t num_pages, bool by_wind
   config.num_pages = num_pages;
   if (config.num_layers == 0) config.num_layers = config.num_kv_heads = 1;
   if (config.head_dim == 0) config.head_dim = 16;
-  // A front's facts are its own.
+  // A front's windows are its own.
   if (!by_window || impl_->front || !config.on_host()) config.groups.clear();
-  if (impl_->front) config.rope.clear();
   return config;
 }
 

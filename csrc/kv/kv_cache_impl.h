@@ -70,8 +70,7 @@ struct KvCache::Impl {
   bool is_shared(int32_t page, size_t group) const;
   void own_pages(const char* verb, kv::PageTable& table, size_t group, size_t first, size_t end);
   void evict_pages(kv::PageTable& table, size_t group, int64_t begin, int64_t end);
-  void merge_slots(const kv::PageTable& table, const kv::PagePool& pool, const KvMerge& merge);
-  void rotate(const kv::PageTable& table, size_t group, int64_t first, int64_t delta) const;
+  void rotate(const kv::PageTable& table, size_t group, int64_t first, int64_t delta);
 };
 
 }  // namespace effinfer

@@ -1,12 +1,10 @@
 #include "kv/page_pool.h"
 
 #include <algorithm>
-#include <cstring>
 #include <string>
 
 #include "core/memory.h"
 #include "effinfer/error.h"
-#include "kv/token_rows.h"
 #include "ops/encode_pages.h"
 #include "ops/registry.h"
 
@@ -52,14 +50,6 @@ size_t head_scale_bytes(const KvCacheConfig& config) {
   return config.dtype == DType::i8 ? static_cast<size_t>(ops::kPageSize) * sizeof(float) : 0;
 }
 
-using ops::TokenPlace;
-
-void move_on_host(const ops::MoveTokensProblem& p) {
-  for (int64_t head = 0; head < p.kv.num_kv_heads; ++head) {
-    for (int32_t i = 0; i < p.count; ++i) copy_token(p.kv, head, p.from[i], p.to[i]);
-  }
-}
-
 }  // namespace
 
 size_t page_bytes(const KvCacheConfig& config) {
@@ -94,10 +84,7 @@ PagePool::PagePool(const KvCacheConfig& config) : config_(config) {
     ++bank.num_layers;
     bank_of_.push_back(static_cast<size_t>(&bank - banks_.data()));
   }
-  for (Bank& bank : banks_) {
-    allocate(bank);
-    bank.num_layers = 0;  // grows again with layers_
-  }
+  for (Bank& bank : banks_) allocate(bank);
   for (const size_t bank : bank_of_) layers_.push_back(next_layer(banks_[bank]));
   if (config.coding.bits != 0) {
     coded_ = std::make_unique<CodedStore>(config, capacity_bytes());
@@ -133,7 +120,6 @@ void PagePool::allocate(Bank& bank) {
   }
   if (on_host) return;
   bank.queue = make_queue(device);
-  bank.move_on_device = &ops::table<ops::MoveTokensProblem>().select({}, current_target(device));
 }
 
 ops::KvLayer PagePool::next_layer(Bank& bank) {
@@ -142,13 +128,14 @@ ops::KvLayer PagePool::next_layer(Bank& bank) {
   layer.num_kv_heads = config_.num_kv_heads;
   layer.head_dim = config_.head_dim;
   layer.num_pages = config_.num_pages;
-  layer.k = static_cast<uint8_t*>(bank.region.get()) +
-            bank.num_layers++ * 2 * (plane_bytes_ + scale_bytes_);
+  bank.layers.stride = static_cast<int64_t>(2 * (plane_bytes_ + scale_bytes_));
+  layer.k = static_cast<uint8_t*>(bank.region.get()) + bank.layers.count * bank.layers.stride;
   layer.v = layer.k + plane_bytes_;
   if (scale_bytes_ > 0) {
     layer.k_scale = reinterpret_cast<float*>(layer.v + plane_bytes_);
     layer.v_scale = reinterpret_cast<float*>(layer.v + plane_bytes_ + scale_bytes_);
   }
+  if (bank.layers.count++ == 0) bank.layers.first = layer;
   return layer;
 }
 
@@ -244,19 +231,21 @@ int32_t PagePool::allocate_copy(int32_t page) {
 template <class F>
 void PagePool::for_parts(int32_t page, F&& f) const {
   if (is_coded(page)) {
-    for (const ops::KvLayer& kv : layers_) {
-      f(kv.coded.head(page, 0), coded_page_bytes() / layers_.size());
+    for (size_t i = 0; i < layers_.size(); ++i) {
+      f(bank_of(i).memory, layers_[i].coded.head(page, 0), coded_page_bytes() / layers_.size());
     }
     return;
   }
   const auto heads = static_cast<size_t>(config_.num_kv_heads);
   const size_t scales = heads * ops::kPageSize;
-  for (const ops::KvLayer& kv : layers_) {
-    f(kv.k_head(page, 0), heads * head_bytes_);
-    f(kv.v_head(page, 0), heads * head_bytes_);
+  for (size_t i = 0; i < layers_.size(); ++i) {
+    const ops::KvLayer& kv = layers_[i];
+    const Memory& memory = bank_of(i).memory;
+    f(memory, kv.k_head(page, 0), heads * head_bytes_);
+    f(memory, kv.v_head(page, 0), heads * head_bytes_);
     if (kv.k_scale == nullptr) continue;
-    f(kv.k_scale + static_cast<size_t>(page) * scales, scales * sizeof(float));
-    f(kv.v_scale + static_cast<size_t>(page) * scales, scales * sizeof(float));
+    f(memory, kv.k_scale + static_cast<size_t>(page) * scales, scales * sizeof(float));
+    f(memory, kv.v_scale + static_cast<size_t>(page) * scales, scales * sizeof(float));
   }
 }
 
@@ -329,53 +318,17 @@ void PagePool::give_memory_back() {
 }
 
 void PagePool::read_page(int32_t page, std::byte* out) const {
-  for_parts(page, [&](const void* part, size_t bytes) {
-    std::memcpy(out, part, bytes);
+  for_parts(page, [&](const Memory& memory, const void* part, size_t bytes) {
+    memory.copy(out, part, bytes);
     out += bytes;
   });
 }
 
 void PagePool::write_page(int32_t page, const std::byte* from) {
-  for_parts(page, [&](void* part, size_t bytes) {
-    std::memcpy(part, from, bytes);
+  for_parts(page, [&](const Memory& memory, void* part, size_t bytes) {
+    memory.copy(part, from, bytes);
     from += bytes;
   });
-}
-
-void PagePool::close_up(std::span<const int32_t> pages, int64_t first,
-                        std::span<const int32_t> rows) {
-  size_t next = 0;  // the rows before it lie where they belong
-  while (next < rows.size() && rows[next] == static_cast<int64_t>(next)) ++next;
-  const auto place = [&](int64_t token) {
-    return TokenPlace{pages[static_cast<size_t>(token / ops::kPageSize)],
-                      static_cast<int32_t>(token % ops::kPageSize)};
-  };
-  int32_t changed = -1;
-  for (size_t i = next; i < rows.size(); ++i) {
-    const int32_t page = place(first + static_cast<int64_t>(i)).page;
-    if (page != changed) forget_bounds(page);
-    changed = page;
-  }
-  while (next < rows.size()) {
-    ops::MoveTokensProblem moves;
-    for (; next < rows.size() && moves.count < ops::MoveTokensProblem::kMost; ++next) {
-      moves.from[moves.count] = place(first + rows[next]);
-      moves.to[moves.count] = place(first + static_cast<int64_t>(next));
-      ++moves.count;
-    }
-    for (size_t i = 0; i < layers_.size(); ++i) {
-      const Bank& bank = bank_of(i);
-      moves.kv = layers_[i];
-      if (bank.queue) {
-        bank.move_on_device->launch(moves, *bank.queue);
-      } else {
-        move_on_host(moves);
-      }
-    }
-  }
-  for (const Bank& bank : banks_) {
-    if (bank.queue) bank.queue->wait();
-  }
 }
 
 void PagePool::release(int32_t page) {

@@ -14,9 +14,10 @@
 #include "core/memory.h"
 #include "effinfer/kv_cache.h"
 #include "kv/coded_store.h"
+#include "ops/kv_layers.h"
 #include "ops/kv_layout.h"
 #include "ops/move_tokens.h"
-#include "ops/registry.h"
+#include "ops/upload_block.h"
 
 namespace effinfer::kv {
 
@@ -25,6 +26,22 @@ namespace effinfer::kv {
 size_t page_bytes(const KvCacheConfig& config);
 // How many ids pages of both kinds have.
 int64_t num_page_ids(const KvCacheConfig& config);
+
+// A head of a layer of a pool.
+struct HeadPlace {
+  int32_t layer;
+  int32_t head;
+};
+
+// Angles by which a layer's keys are turned, pair by pair; none: they are not rotated.
+struct KvTurn {
+  std::vector<float> cos;
+  std::vector<float> sin;
+  bool interleaved = false;
+
+  KvTurn(const KvRope& rope, int64_t positions);
+  void apply(float* key) const;
+};
 
 class PagePool {
  public:
@@ -37,9 +54,25 @@ class PagePool {
   int32_t allocate();
   // A free page that holds a copy of `page` in every layer.
   int32_t allocate_copy(int32_t page);
-  // Of a sequence on `pages` moves the tokens first + rows[i] to first + i, in every layer. `rows`
-  // strictly increases; nobody else reads the pages from token `first` on.
+  // These change the tokens of a sequence on `pages` in every layer, on whichever device it is
+  // (page_moves.cpp). Nobody else reads the pages that are changed.
+
+  // Moves the tokens first + rows[i] to first + i. `rows` strictly increases.
   void close_up(std::span<const int32_t> pages, int64_t first, std::span<const int32_t> rows);
+  // Copies these tokens of one page to the same places of another.
+  void copy_tokens(int32_t from, int32_t to, int32_t begin, int32_t end);
+  // Slot i of a (layer, KV head) becomes what slot lists[head][i] was, for i >= first; one list is
+  // for all heads. Lists strictly increase.
+  void retain(std::span<const int32_t> pages, int64_t first,
+              std::span<const std::vector<int32_t>> lists);
+  // Turns the keys of slots [first, end), those of each layer by its angles.
+  void rotate(std::span<const int32_t> pages, int64_t first, int64_t end,
+              std::span<const KvTurn> turns);
+  // Keys and values of the slots of a layer's head as floats [slots][head_dim]; null: not wanted.
+  void read(std::span<const int32_t> pages, int64_t num_slots, HeadPlace head, float* keys,
+            float* values) const;
+  // Of a layer's head: the slot `into` becomes the weighted sums.
+  void merge(std::span<const int32_t> pages, HeadPlace head, const KvMerge& merge);
   // Puts coded pages in the place of these, whose holder does not need them any more, and gives
   // the memory of free pages back to the system.
   void encode(std::span<int32_t> pages, ThreadPool& pool);
@@ -52,7 +85,7 @@ class PagePool {
   int32_t coding_of(int32_t page) const { return coded_ ? coded_->coding_of(page) : -1; }
   bool is_coded(int32_t page) const { return page >= config_.num_pages; }
   // A page of every layer as bytes in the host's memory, page_bytes(page) of them: of each layer K,
-  // V and the scales of both. Only where the pages are the host's, too.
+  // V and the scales of both.
   size_t page_bytes() const { return kv::page_bytes(config_); }
   size_t page_bytes(int32_t page) const {
     return is_coded(page) ? coded_page_bytes() : page_bytes();
@@ -95,8 +128,8 @@ class PagePool {
     const Memory& memory;
     size_t num_layers = 0;
     std::unique_ptr<Queue> queue = nullptr;  // null: the CPU's memory
-    const ops::Variant<ops::MoveTokensProblem>* move_on_device = nullptr;
     std::shared_ptr<void> region = nullptr;
+    ops::KvLayers layers = {};
     // ops::PageBounds of the layers; null: none are kept.
     std::shared_ptr<void> bounds = nullptr;
     std::shared_ptr<int32_t> known = nullptr;
@@ -110,7 +143,17 @@ class PagePool {
   void give_memory_back();
   int32_t num_coded() const { return coded_ ? coded_->in_use() : 0; }
   int32_t take();
-  // Calls with the address and the size of each part of a page.
+  void move(ops::MoveTokensProblem& moves);  // of which the layers are set here
+  void wait();                               // until devices have done what they were told
+  std::shared_ptr<std::byte> uploaded(const ops::UploadBlock& block, Bank& bank);
+  void retain_on_device(size_t bank, std::span<const int32_t> pages, int64_t first,
+                        std::span<const std::vector<int32_t>> lists);
+  void rotate_on_device(size_t bank, std::span<const int32_t> pages, int64_t first, int64_t end,
+                        std::span<const KvTurn> turns);
+  template <class F>
+  void with_slot(std::span<const int32_t> pages, HeadPlace head, int64_t slot, bool changes,
+                 F&& f) const;
+  // Calls with the memory, the address and the size of each part of a page.
   template <class F>
   void for_parts(int32_t page, F&& f) const;
   Bank& bank_on(Device device);

@@ -7,14 +7,12 @@
 
 #include "effinfer/error.h"
 #include "kv/kv_cache_impl.h"
-#include "kv/token_rows.h"
 
 namespace effinfer {
 namespace {
 
 using kv::PageTable;
 using kv::Sequence;
-using ops::TokenPlace;
 
 constexpr int64_t kPage = KvCache::kPageSize;
 
@@ -30,11 +28,6 @@ void require_committed(const char* verb, const Sequence& sequence) {
   if (sequence.uncommitted() == 0) return;
   fail(verb, "expected every token committed, got " + std::to_string(sequence.committed) + " of " +
                  std::to_string(sequence.length()));
-}
-
-void require_host(const char* verb, const KvCacheConfig& config) {
-  if (config.on_host()) return;
-  throw Unsupported(std::string("[kv_cache] ") + verb + ": not where a GPU holds keys");
 }
 
 void require_slots(const char* verb, const std::string& what, std::span<const int32_t> slots,
@@ -101,17 +94,8 @@ std::pair<int64_t, int64_t> checked_merges(std::span<const KvMerge> merges, int6
   return {first, last};
 }
 
-TokenPlace place_of(const PageTable& table, int64_t slot) {
-  return {table.pages[static_cast<size_t>(slot / kPage)], static_cast<int32_t>(slot % kPage)};
-}
-
-// Calls with each layer of a pool, each of its heads and that pair's number.
-template <class F>
-void for_heads(const kv::PagePool& pool, F&& f) {
-  int32_t number = 0;
-  for (const ops::KvLayer& layer : pool.layers()) {
-    for (int32_t head = 0; head < layer.num_kv_heads; ++head) f(layer, head, number++);
-  }
+kv::HeadPlace head_of(const KvCacheConfig& config, int32_t number) {
+  return {number / config.num_kv_heads, number % config.num_kv_heads};
 }
 
 }  // namespace
@@ -165,7 +149,6 @@ size_t KvCache::Impl::checked_group(const char* verb, int32_t group) const {
 }
 
 void KvCache::retain(SequenceId id, int32_t group, std::span<const std::vector<int32_t>> slots) {
-  require_host("retain", config());
   Sequence& sequence = impl_->find_plain("retain", id);
   const size_t place = impl_->checked_group("retain", group);
   require_committed("retain", sequence);
@@ -178,14 +161,8 @@ void KvCache::retain(SequenceId id, int32_t group, std::span<const std::vector<i
   const size_t pages = pages_for(count);
   if (first < static_cast<int64_t>(count)) {
     impl_->own_pages("retain", table, place, static_cast<size_t>(first / kPage), pages);
+    pool.retain(table.pages, first, slots);
   }
-  for_heads(pool, [&](const ops::KvLayer& layer, int32_t head, int32_t number) {
-    const auto& list = slots[slots.size() == 1 ? 0 : static_cast<size_t>(number)];
-    for (int64_t i = first; i < static_cast<int64_t>(count); ++i) {
-      const int64_t from = list[static_cast<size_t>(i)];
-      if (from != i) kv::copy_token(layer, head, place_of(table, from), place_of(table, i));
-    }
-  });
   if (place == 0) {
     for (kv::Plane& plane : sequence.planes) plane.retain(slots);
   }
@@ -195,7 +172,6 @@ void KvCache::retain(SequenceId id, int32_t group, std::span<const std::vector<i
 }
 
 void KvCache::evict(SequenceId id, int32_t group, int64_t begin, int64_t end) {
-  require_host("evict", config());
   Sequence& sequence = impl_->find_plain("evict", id);
   const size_t place = impl_->checked_group("evict", group);
   require_committed("evict", sequence);
@@ -235,14 +211,9 @@ void KvCache::Impl::evict_pages(PageTable& table, size_t group, int64_t begin, i
     const size_t into = into_last ? last : first;
     drop = into_last ? first : last;
     own_pages("evict", table, group, into, into + 1);
-    const int64_t from = into_last ? 0 : before;
-    const int64_t until = into_last ? before : behind;
-    for_heads(pool(group), [&](const ops::KvLayer& layer, int32_t head, int32_t) {
-      for (int64_t i = from; i < until; ++i) {
-        const auto token = static_cast<int32_t>(i);
-        kv::copy_token(layer, head, {table.pages[drop], token}, {table.pages[into], token});
-      }
-    });
+    pool(group).copy_tokens(table.pages[drop], table.pages[into],
+                            static_cast<int32_t>(into_last ? 0 : before),
+                            static_cast<int32_t>(into_last ? before : behind));
   }
   const size_t gone = drop == last ? first + 1 : first;  // the first of the pages that go
   const auto pages = table.pages.begin() + static_cast<ptrdiff_t>(gone);
@@ -252,7 +223,6 @@ void KvCache::Impl::evict_pages(PageTable& table, size_t group, int64_t begin, i
 }
 
 void KvCache::merge(SequenceId id, int32_t group, std::span<const KvMerge> merges) {
-  require_host("merge", config());
   Sequence& sequence = impl_->find_plain("merge", id);
   const size_t place = impl_->checked_group("merge", group);
   require_committed("merge", sequence);
@@ -263,33 +233,12 @@ void KvCache::merge(SequenceId id, int32_t group, std::span<const KvMerge> merge
   const auto [first, last] = checked_merges(merges, heads, table.slots);
   impl_->own_pages("merge", table, place, static_cast<size_t>(first / kPage),
                    static_cast<size_t>(last / kPage) + 1);
-  for (const KvMerge& merge : merges) impl_->merge_slots(table, pool, merge);
+  for (const KvMerge& merge : merges) pool.merge(table.pages, head_of(config(), merge.head), merge);
   sequence.leave_prefix();
-}
-
-void KvCache::Impl::merge_slots(const PageTable& table, const kv::PagePool& pool,
-                                const KvMerge& merge) {
-  const int32_t heads = config.num_kv_heads;
-  const ops::KvLayer& layer = pool.layers()[static_cast<size_t>(merge.head / heads)];
-  const int32_t head = merge.head % heads;
-  const auto dim = static_cast<size_t>(config.head_dim);
-  std::vector<float> row(dim);
-  std::vector<float> key(dim, 0.0f);
-  std::vector<float> value(dim, 0.0f);
-  for (size_t i = 0; i < merge.slots.size(); ++i) {
-    const TokenPlace from = place_of(table, merge.slots[i]);
-    kv::read_key(layer, head, from, row.data());
-    for (size_t d = 0; d < dim; ++d) key[d] += merge.weights[i] * row[d];
-    kv::read_value(layer, head, from, row.data());
-    for (size_t d = 0; d < dim; ++d) value[d] += merge.weights[i] * row[d];
-  }
-  kv::write_key(layer, head, key.data(), place_of(table, merge.into));
-  kv::write_value(layer, head, value.data(), place_of(table, merge.into));
 }
 
 void KvCache::read(SequenceId id, int32_t group, int32_t head, std::span<float> keys,
                    std::span<float> values) const {
-  require_host("read", config());
   const Sequence& sequence = impl_->find_plain("read", id);
   const size_t place = impl_->checked_group("read", group);
   require_committed("read", sequence);
@@ -306,17 +255,11 @@ void KvCache::read(SequenceId id, int32_t group, int32_t head, std::span<float> 
     fail("read", "keys and values: expected " + std::to_string(size) + " floats each, got " +
                      std::to_string(given));
   }
-  const ops::KvLayer& layer = pool.layers()[static_cast<size_t>(head / config().num_kv_heads)];
-  const int32_t own = head % config().num_kv_heads;
-  for (int64_t slot = 0; slot < table.slots; ++slot) {
-    const size_t at = static_cast<size_t>(slot) * dim;
-    if (!keys.empty()) kv::read_key(layer, own, place_of(table, slot), &keys[at]);
-    if (!values.empty()) kv::read_value(layer, own, place_of(table, slot), &values[at]);
-  }
+  pool.read(table.pages, table.slots, head_of(config(), head), keys.empty() ? nullptr : keys.data(),
+            values.empty() ? nullptr : values.data());
 }
 
 void KvCache::reposition(SequenceId id, std::span<const int64_t> from, int64_t delta) {
-  require_host("reposition", config());
   Sequence& sequence = impl_->find_plain("reposition", id);
   require_committed("reposition", sequence);
   const size_t groups = sequence.tables.size();

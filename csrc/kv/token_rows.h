@@ -3,8 +3,7 @@
 
 #include <cstdint>
 
-#include "ops/kv_layout.h"
-#include "ops/move_tokens.h"
+#include "ops/kv_layers.h"
 
 namespace effinfer::kv {
 

@@ -1000,7 +1000,7 @@ class SequenceState:
         """
     def keys(self, head: int, group: int = 0) -> numpy.typing.NDArray[numpy.float32]:
         """
-        The keys of a head (layer of the group * num_kv_heads + KV head), rotated as they lie in the cache: float32 [slots, head_dim]. Throws InvalidArgumentError for a head that there is not, UnsupportedError where a GPU holds them; so does values().
+        The keys of a head (layer of the group * num_kv_heads + KV head), rotated as they lie in the cache: float32 [slots, head_dim]. Throws InvalidArgumentError for a head that there is not; so does values().
         """
     def merge(
         self,
@@ -1031,7 +1031,7 @@ class SequenceState:
         self, slots: collections.abc.Sequence[collections.abc.Sequence[int]], group: int = 0
     ) -> None:
         """
-        Keeps these slots of a group of layers without a window: one list for all heads, or one for each (layer of the group, KV head), strictly increasing, all of one length of at least 1. Throws InvalidArgumentError, OutOfMemoryError where there is no page for a copy of a shared one, and UnsupportedError where a GPU holds the keys, with nothing changed; so do evict(), merge() and reposition().
+        Keeps these slots of a group of layers without a window: one list for all heads, or one for each (layer of the group, KV head), strictly increasing, all of one length of at least 1. Throws InvalidArgumentError, and OutOfMemoryError where there is no page for a copy of a shared one, with nothing changed; so do evict(), merge() and reposition().
         """
     def set_plane(
         self, name: str, values: typing.Annotated[numpy.typing.ArrayLike, numpy.float32]

@@ -15,6 +15,7 @@
 #include "gpu/device_arrays.h"
 #include "gpu/hopper_device.h"
 #include "gpu/host_backend.h"
+#include "gpu/paths.h"
 #include "gpu/tiny_model.h"
 #include "graph/op_specs.h"
 
@@ -36,7 +37,8 @@ EngineOptions options_on(Device device, Precision precision) {
 
 TEST("logits are the CPU's, in both precisions") {
   const std::vector<int32_t> tokens = tokens_of(90, 5);
-  for (const char* type : {"q4_0", "q8_0", "bf16"}) {
+  const char* const types[] = {"q4_0", "q8_0", "bf16"};
+  for (const char* type : of_one_path(types)) {
     const std::shared_ptr<const Model> model = model_of(type);
     Engine reference(model, options_on({}, Precision::f32));
     const std::vector<float> expected = logits_of(reference, tokens, Phase::prefill);
@@ -52,6 +54,7 @@ TEST("logits are the CPU's, in both precisions") {
 }
 
 TEST("a prompt and single tokens have the same bits, if asked to") {
+  needs_every_value();
   const std::shared_ptr<const Model> model = model_of("q4_0");
   const std::vector<int32_t> tokens = tokens_of(70, 6);
   EngineOptions options = options_on(kGpu, Precision::fast);
@@ -66,6 +69,7 @@ TEST("a prompt and single tokens have the same bits, if asked to") {
 }
 
 TEST("a prompt's bits do not depend on the chunks in which it comes") {
+  needs_every_value();
   const std::shared_ptr<const Model> model = model_of("q4_0");
   const std::vector<int32_t> tokens = tokens_of(90, 6);
   EngineOptions options = options_on(kGpu, Precision::fast);
@@ -96,6 +100,7 @@ TEST("on Hopper prompts have attention of their own, whatever the chunks") {
 }
 
 TEST("sparse prefill visits what it does on the CPU") {
+  needs_every_value();
   const std::vector<int32_t> tokens = tokens_of(400, 12);
   const auto run = [&](Device device, const IndexText& index) {
     // Scores of columns are so near each other that roundings of activations would decide.
@@ -159,6 +164,7 @@ TEST("generated tokens visit the pages that they do on the CPU") {
 }
 
 TEST("what generated tokens visit does not depend on the batch, the prefix cache or replays") {
+  needs_every_value();
   const std::shared_ptr<const Model> model =
       model_of("q8_0", {"page_index", "pages = 1, sink_tokens = 64"});
   SamplingParams params;
@@ -223,6 +229,7 @@ TEST("tokens do not depend on the batch, the prefix cache or the order of thread
 }
 
 TEST("the highest logits give the tokens that all logits give") {
+  needs_every_value();
   const std::shared_ptr<const Model> model = model_of("q8_0");
   Engine engine(model, options_on(kGpu, Precision::fast));
   CHECK_EQ(engine.executable().max_top(), 64);
@@ -286,6 +293,7 @@ TEST("drafts change no token, and pages are closed up behind them") {
 }
 
 TEST("decoding replays recordings, which serve batches of other sizes and contexts") {
+  needs_every_value();
   const std::shared_ptr<const Model> model = model_of("q8_0");
   SamplingParams params;
   params.max_tokens = 40;

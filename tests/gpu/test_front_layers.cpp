@@ -8,6 +8,7 @@
 #include "effinfer/error.h"
 #include "gpu/device_arrays.h"
 #include "gpu/host_backend.h"
+#include "gpu/paths.h"
 #include "gpu/tiny_model.h"
 
 using namespace effinfer;
@@ -57,7 +58,8 @@ TEST("logits are the CPU's, wherever the line is") {
   std::vector<float> expected = logits_of(reference, tokens, Phase::prefill);
   for (const Precision precision : {Precision::fast, Precision::f32}) {
     for (const auto& [first, others] : {std::pair{kGpu, Device{}}, std::pair{Device{}, kGpu}}) {
-      for (const int32_t count : {1, 3}) {
+      constexpr int32_t kCounts[] = {1, 3};
+      for (const int32_t count : of_one_path(kCounts)) {
         Engine engine(deep_model(), options_of(first, others, count, precision));
         const auto on_gpu = static_cast<size_t>(first == kGpu ? count : kLayers - count);
         CHECK_EQ(layers_on_gpu(engine), on_gpu);

@@ -1,5 +1,6 @@
 // A KV cache whose layers are on two devices: the same bytes as on one, whatever is done to it.
 #include <algorithm>
+#include <numeric>
 #include <random>
 #include <set>
 #include <vector>
@@ -31,14 +32,14 @@ Planes planes_of(const KvCache& cache, int32_t layer) {
           {heads * kv.head_bytes(), heads * kv.head_bytes(), scales, scales}};
 }
 
-// A page of all layers and planes gets random bytes.
+// A page of all layers and planes gets random bytes, of which numbers of any type are finite.
 void fill(KvCache& cache, int32_t page, uint32_t seed) {
   std::mt19937 random(seed);
   for (int32_t layer = 0; layer < cache.config().num_layers; ++layer) {
     const Planes planes = planes_of(cache, layer);
     for (size_t i = 0; i < 4; ++i) {
       Bytes bytes(planes.bytes[i] / static_cast<size_t>(cache.config().num_pages));
-      for (uint8_t& byte : bytes) byte = static_cast<uint8_t>(random());
+      for (uint8_t& byte : bytes) byte = static_cast<uint8_t>(random() & 0xbf);
       if (bytes.empty()) continue;
       memory_of(cache.config().device_of(layer))
           .copy(planes.first[i] + static_cast<size_t>(page) * bytes.size(), bytes.data(),
@@ -62,9 +63,52 @@ Bytes all_bytes(const KvCache& cache) {
 }
 
 KvCacheConfig config_of(DType dtype, std::vector<Device> devices) {
-  KvCacheConfig config{3, 2, 16, dtype, 7};
+  KvCacheConfig config{3, 2, 16, dtype, 14};
   config.layer_devices = std::move(devices);
+  const std::vector<float> frequencies = {1.0f, 0.3f, 0.1f, 0.02f, 0.007f};
+  config.rope = {{frequencies}, {}, {frequencies, true}};
   return config;
+}
+
+// Ascending slots, at least one; `most` of them at most.
+std::vector<int32_t> some_slots(int64_t num_slots, size_t most, std::mt19937& random) {
+  std::vector<int32_t> slots(static_cast<size_t>(num_slots));
+  std::iota(slots.begin(), slots.end(), 0);
+  std::shuffle(slots.begin(), slots.end(), random);
+  slots.resize(std::min(most, slots.size()));
+  std::sort(slots.begin(), slots.end());
+  return slots;
+}
+
+// One of the verbs that change which keys a sequence has, the same for the same seed.
+void change_keys(KvCache& cache, SequenceId id, uint32_t seed) {
+  std::mt19937 random(seed);
+  const int64_t slots = cache.slots(id);
+  const uint32_t verb = random() % 5;
+  const size_t heads = 3 * 2;
+  if (verb < 2) {
+    const size_t count = 1 + random() % static_cast<size_t>(slots);
+    std::vector<std::vector<int32_t>> lists(verb == 0 ? 1 : heads);
+    for (auto& list : lists) list = some_slots(slots, count, random);
+    cache.retain(id, 0, lists);
+  } else if (verb == 2) {
+    const auto begin = static_cast<int64_t>(random() % static_cast<uint32_t>(slots));
+    const int64_t most = slots - begin - (begin == 0 ? 1 : 0);
+    // Whole pages go in the table, and of some others tokens are copied.
+    const int64_t count = slots > 70 && begin < slots - 64 ? 64 : most;
+    cache.evict(id, 0, begin, begin + std::min(count, most));
+  } else if (verb == 3) {
+    std::vector<KvMerge> merges;
+    for (int32_t head = 0; head < 6; ++head) {
+      const std::vector<int32_t> from = some_slots(slots, 3, random);
+      const std::vector<float> weights(from.size(), 1.0f / static_cast<float>(from.size()));
+      merges.push_back({head, from.front(), from, weights});
+    }
+    cache.merge(id, 0, merges);
+  } else {
+    const auto from = static_cast<int64_t>(random() % static_cast<uint32_t>(slots));
+    cache.reposition(id, std::vector<int64_t>{from}, 5 - static_cast<int64_t>(random() % 9));
+  }
 }
 
 }  // namespace
@@ -76,8 +120,9 @@ TEST("pages are copied, closed up and zeroed in each memory") {
     CHECK_EQ(alone.num_bytes(), apart.num_bytes());
     std::mt19937 random(4);
     std::vector<SequenceId> sequences;
-    for (int step = 0; step < 120; ++step) {
-      const uint32_t action = random() % 6;
+    int changes = 0;
+    for (int step = 0; step < 160; ++step) {
+      const uint32_t action = random() % 8;
       const uint32_t seed = random();
       const size_t which = sequences.empty() ? 0 : random() % sequences.size();
       std::vector<SequenceId> created;
@@ -89,13 +134,17 @@ TEST("pages are copied, closed up and zeroed in each memory") {
         const SequenceId id = sequences[which];
         if (action == 1 && sequences.size() < 4) {
           created.push_back(cache->fork(id));
+        } else if (action >= 6 && cache->slots(id) > 1 && cache->free_pages() > 6) {
+          change_keys(*cache, id, seed);
+          ++changes;
         } else if (action == 2) {
           cache->release(id, false);
         } else if (action == 3) {
-          cache->rollback(id, static_cast<int64_t>(seed) % (cache->length(id) + 1));
+          const auto count = static_cast<int64_t>(seed) % (cache->length(id) + 1);
+          if (cache->can_rollback(id, count)) cache->rollback(id, count);
         } else if (cache->can_append(id, 20)) {
           const std::vector<int32_t> tokens(20, 1);
-          const auto before = static_cast<size_t>(cache->length(id));
+          const auto before = static_cast<size_t>(cache->slots(id));
           cache->append(id, tokens);
           for (size_t page = before / 64; page < cache->pages(id).size(); ++page) {
             fill(*cache, cache->pages(id)[page], seed + static_cast<uint32_t>(page));
@@ -111,6 +160,39 @@ TEST("pages are copied, closed up and zeroed in each memory") {
         sequences.erase(sequences.begin() + static_cast<ptrdiff_t>(which));
       }
       CHECK(all_bytes(alone) == all_bytes(apart));
+    }
+    CHECK(changes > 40);
+  }
+}
+
+TEST("what is read, exported and imported does not depend on whose memory it is") {
+  for (const DType dtype : {DType::f16, DType::i8}) {
+    KvCache alone(config_of(dtype, {}));
+    KvCache apart(config_of(dtype, {kGpu, {}, kGpu}));
+    std::vector<std::byte> blob;
+    std::vector<float> all;
+    for (KvCache* cache : {&alone, &apart}) {
+      const SequenceId id = cache->create({});
+      cache->append(id, std::vector<int32_t>(100, 1));
+      for (const int32_t page : cache->pages(id)) fill(*cache, page, static_cast<uint32_t>(page));
+      cache->commit(id, 100);
+      std::vector<float> rows;
+      for (int32_t head = 0; head < 6; ++head) {
+        std::vector<float> keys(100 * 16);
+        std::vector<float> values(100 * 16);
+        cache->read(id, 0, head, keys, values);
+        rows.insert(rows.end(), keys.begin(), keys.end());
+        rows.insert(rows.end(), values.begin(), values.end());
+      }
+      if (cache == &alone) {
+        all = rows;
+        blob = cache->export_(id);
+      }
+      CHECK(rows == all);
+      CHECK(cache->export_(id) == blob);
+      const SequenceId twin = cache->import_(blob);
+      CHECK(cache->export_(twin) == blob);
+      cache->check_integrity();
     }
   }
 }

@@ -8,8 +8,7 @@
 #include "core/float16.h"
 #include "cpp/check.h"
 #include "effinfer/error.h"
-#include "effinfer/threads.h"
-#include "gpu/attention_batch.h"
+#include "gpu/index_step.h"
 #include "gpu/mutations.h"
 #include "ops/page_index.h"
 
@@ -19,129 +18,43 @@ namespace {
 using ops::IndexedHead;
 using ops::PageIndexProblem;
 
-constexpr uint64_t kUntouched = 0x5a5a5a5a5a5a5a5a;
 constexpr uint16_t kUnmade = 0x5a5a;
 
-ThreadPool& pool() {
-  static ThreadPool threads(2);
-  return threads;
-}
-
-// A step of generated rows over sequences of a cache, on the host and on the device, where bounds
-// are kept from one run to the next.
+// A step of generated rows, for which bounds are kept from one run to the next on the device.
 class Rows {
  public:
-  Rows(const Cache& cache, const std::vector<Part>& parts) : cache_(cache) {
+  Rows(const Cache& cache, const std::vector<Part>& parts) : step_(cache, parts, true) {
     const Heads& heads = cache.heads();
-    qo_indptr_ = kv_indptr_ = {0};
-    for (const Part& part : parts) {
-      const Sequence& s = cache.sequence(part.sequence);
-      const int64_t width = int64_t{heads.qo_heads()} * heads.dims;
-      q_.insert(q_.end(), s.q.begin() + (part.length - part.rows) * width,
-                s.q.begin() + part.length * width);
-      qo_indptr_.push_back(qo_indptr_.back() + part.rows);
-      kv_len_.push_back(part.length);
-      kv_indices_.insert(kv_indices_.end(), s.pages.begin(),
-                         s.pages.begin() + (part.length + 63) / 64);
-      kv_indptr_.push_back(static_cast<int32_t>(kv_indices_.size()));
-      for (int32_t i = 0; i < part.rows; ++i) {
-        paths_.push_back(part.paths.empty() ? 0 : part.paths[static_cast<size_t>(i)]);
-      }
-      most_ = std::max(most_, part.length);
-    }
-    layout_.num_tokens = qo_indptr_.back();
-    layout_.num_sequences = static_cast<int64_t>(parts.size());
-    layout_.qo_indptr = qo_indptr_.data();
-    layout_.kv_indptr = kv_indptr_.data();
-    layout_.kv_indices = kv_indices_.data();
-    layout_.kv_len = kv_len_.data();
-    layout_.ancestors = paths_.data();
-    ops::VisitShape shape = {heads.qo_heads(), heads.kv_heads};
-    shape.blocks = false;
-    shape.rows = true;
-    buffers_ = ops::VisitBuffers(shape, layout_.num_tokens + 1, layout_.num_sequences, most_);
-    plan_ = buffers_.plan(layout_);
-    indexed_.assign(static_cast<size_t>(heads.kv_heads), IndexedHead::chosen);
     const size_t pages = cache.key_scales().size() / static_cast<size_t>(64 * heads.kv_heads);
     const size_t bounds = pages * static_cast<size_t>(heads.kv_heads * 2 * heads.dims);
     values_ = DeviceArray<uint16_t>(std::vector<uint16_t>(bounds, kUnmade));
     known_ = DeviceArray<int32_t>(std::vector<int32_t>(pages * stride()));
   }
 
-  std::vector<IndexedHead>& indexed() { return indexed_; }
+  std::vector<IndexedHead>& indexed() { return step_.indexed(); }
   std::vector<int32_t> known() const { return known_.values(); }
   std::vector<uint16_t> bounds() const { return values_.values(); }
   // In another layer's place.
-  size_t stride() const { return static_cast<size_t>(3 * cache_.heads().kv_heads); }
+  size_t stride() const { return static_cast<size_t>(3 * step_.cache().heads().kv_heads); }
 
   // Words [list][word].
   std::vector<uint64_t> on_cpu(PageIndexProblem p) {
-    const std::vector<uint8_t> k = cache_.key_bytes();
-    const std::vector<float> scales = cache_.key_scales();
-    set(p);
-    p.kv.k = const_cast<uint8_t*>(k.data());
-    p.kv.k_scale = const_cast<float*>(scales.data());
-    p.q = q_.data();
-    p.batch = layout_;
-    p.visits = plan_;
-    p.heads = indexed_.data();
-    std::fill_n(plan_.words, num_words(), kUntouched);
-    ops::run_alone(p, pool());
-    return {plan_.words, plan_.words + num_words()};
+    return step_.on_cpu(p, [&](ThreadPool& pool) { ops::run_alone(p, pool); });
   }
 
   // With a row that is of no sequence behind the others.
   std::vector<uint64_t> on_gpu(PageIndexProblem p) {
-    const DeviceArray<float> q(q_);
-    const DeviceArray<int32_t> qo(qo_indptr_), kv(kv_indptr_), pages(kv_indices_), len(kv_len_);
-    const DeviceArray<uint64_t> paths(paths_);
-    const DeviceArray<IndexedHead> indexed(indexed_);
-    std::vector<ops::VisitBlock> rows(plan_.blocks, plan_.blocks + plan_.num_rows);
-    rows.push_back({-1, 0, 0, 0});
-    const DeviceArray<ops::VisitBlock> blocks(rows);
-    const DeviceArray<uint64_t> words(std::vector<uint64_t>(num_words(), kUntouched));
-    set(p);
     p.kv.bounds.values = values_.data();
     p.kv.bounds.known = known_.data();
     p.kv.bounds.known_stride = static_cast<int64_t>(stride());
-    p.q = q.data();
-    p.batch = layout_;
-    p.batch.qo_indptr = qo.data();
-    p.batch.kv_indptr = kv.data();
-    p.batch.kv_indices = pages.data();
-    p.batch.kv_len = len.data();
-    p.batch.ancestors = paths.data();
-    p.visits = plan_;
-    p.visits.num_rows = static_cast<int64_t>(rows.size());
-    p.visits.blocks = blocks.data();
-    p.visits.words = words.data();
-    p.heads = indexed.data();
-    run_on_gpu(p);
-    return words.values();
+    return step_.on_gpu(p, {{-1, 0, 0, 0}}, [&] {
+      ++p.visits.num_rows;
+      run_on_gpu(p);
+    });
   }
 
  private:
-  size_t num_words() const {
-    return static_cast<size_t>(plan_.num_rows * plan_.num_kv_heads * plan_.list_words);
-  }
-  void set(PageIndexProblem& p) const {
-    const Heads& heads = cache_.heads();
-    p.num_qo_heads = heads.qo_heads();
-    p.q_stride = int64_t{heads.qo_heads()} * heads.dims;
-    p.kv = cache_.layer();
-    p.sm_scale = 1.0f / std::sqrt(static_cast<float>(heads.dims));
-    p.max_kv_len = most_;
-  }
-
-  const Cache& cache_;
-  std::vector<float> q_;
-  std::vector<int32_t> qo_indptr_, kv_indptr_, kv_indices_, kv_len_;
-  std::vector<uint64_t> paths_;
-  int32_t most_ = 0;
-  ops::BatchLayout layout_;
-  ops::VisitBuffers buffers_;
-  ops::VisitPlan plan_;
-  std::vector<IndexedHead> indexed_;
+  IndexStep step_;
   DeviceArray<uint16_t> values_;
   DeviceArray<int32_t> known_;
 };

@@ -4,6 +4,7 @@
 
 #include "gpu/attention_reference.h"
 #include "gpu/mutations.h"
+#include "gpu/paths.h"
 
 namespace effinfer {
 namespace {
@@ -91,7 +92,7 @@ TEST("chunks that all rows see, and a window and sinks far apart") {
   for (const int32_t window : {-1, 600}) {
     rules.window_left = window;
     rules.sink_tokens = window > 0 ? 260 : 0;
-    for (const DType kv : kKvTypes) {
+    for (const DType kv : of_one_path(kKvTypes)) {
       Cache cache({kv, 64, 1, 4}, 51);
       const int s = cache.add(1700);
       cache.upload();
@@ -102,8 +103,10 @@ TEST("chunks that all rows see, and a window and sinks far apart") {
 
 TEST("lists of visits") {
   std::mt19937 random(91);
-  for (const DType kv : {DType::bf16, DType::i8}) {
-    for (const int32_t group : {1, 3}) {
+  constexpr DType kTypes[] = {DType::bf16, DType::i8};
+  constexpr int32_t kGroups[] = {1, 3};
+  for (const DType kv : of_one_path(kTypes)) {
+    for (const int32_t group : of_one_path(kGroups)) {
       Cache cache({kv, 64, 2, group}, 92);
       Part part = {cache.add(1400), 1400, 100};
       for (int list = 0; list < 4; ++list) {

@@ -8,9 +8,9 @@
 
 #include "cpp/check.h"
 #include "effinfer/error.h"
-#include "effinfer/threads.h"
-#include "gpu/attention_batch.h"
+#include "gpu/index_step.h"
 #include "gpu/mutations.h"
+#include "gpu/paths.h"
 #include "ops/column_scratch.h"
 #include "ops/prefill_index.h"
 
@@ -21,121 +21,43 @@ using ops::BlockIndexProblem;
 using ops::ColumnIndexProblem;
 using ops::IndexedHead;
 
-ThreadPool& pool() {
-  static ThreadPool threads(2);
-  return threads;
-}
-
-// A step over sequences of a cache, on the host and on the device.
+// A step of prompts.
 class Prefill {
  public:
-  Prefill(const Cache& cache, const std::vector<Part>& parts) : cache_(cache) {
-    const Heads& heads = cache.heads();
-    qo_indptr_ = kv_indptr_ = {0};
-    for (const Part& part : parts) {
-      const Sequence& s = cache.sequence(part.sequence);
-      const int64_t width = int64_t{heads.qo_heads()} * heads.dims;
-      q_.insert(q_.end(), s.q.begin() + (part.length - part.rows) * width,
-                s.q.begin() + part.length * width);
-      qo_indptr_.push_back(qo_indptr_.back() + part.rows);
-      kv_len_.push_back(part.length);
-      const auto pages = static_cast<size_t>((part.length + 63) / 64);
-      kv_indices_.insert(kv_indices_.end(), s.pages.begin(),
-                         s.pages.begin() + static_cast<ptrdiff_t>(pages));
-      kv_indptr_.push_back(static_cast<int32_t>(kv_indices_.size()));
-      most_ = std::max(most_, part.length);
-    }
-    layout_.num_tokens = qo_indptr_.back();
-    layout_.num_sequences = static_cast<int64_t>(parts.size());
-    layout_.qo_indptr = qo_indptr_.data();
-    layout_.kv_indptr = kv_indptr_.data();
-    layout_.kv_indices = kv_indices_.data();
-    layout_.kv_len = kv_len_.data();
-    buffers_ = ops::VisitBuffers({heads.qo_heads(), heads.kv_heads}, layout_.num_tokens,
-                                 layout_.num_sequences, most_);
-    plan_ = buffers_.plan(layout_);
-    indexed_.assign(static_cast<size_t>(heads.kv_heads), IndexedHead::chosen);
-  }
+  Prefill(const Cache& cache, const std::vector<Part>& parts) : step_(cache, parts, false) {}
 
-  std::vector<IndexedHead>& indexed() { return indexed_; }
+  std::vector<IndexedHead>& indexed() { return step_.indexed(); }
   // For how many sequences there is memory at once.
   void set_scored(int64_t sequences) { scored_ = sequences; }
-  void set_query(size_t index, float value) { q_[index] = value; }
+  void set_query(size_t index, float value) { step_.set_query(index, value); }
 
-  // Words [list][word], ~0 where nobody wrote.
+  // Words [list][word], kUntouched where nobody wrote.
   template <class Problem>
   std::vector<uint64_t> on_cpu(Problem problem) {
-    const ops::KvLayer there = cache_.layer();
-    const std::vector<uint8_t> k = cache_.key_bytes();
-    const std::vector<float> scales = cache_.key_scales();
-    set(problem.in);
-    problem.in.kv = there;
-    problem.in.kv.k = const_cast<uint8_t*>(k.data());
-    problem.in.kv.k_scale = const_cast<float*>(scales.data());
-    problem.in.q = q_.data();
-    problem.in.batch = layout_;
-    problem.in.visits = plan_;
-    problem.in.heads = indexed_.data();
-    std::fill_n(plan_.words, num_words(), kUntouched);
-    ops::run_alone(problem, pool());
-    return {plan_.words, plan_.words + num_words()};
+    return step_.on_cpu(problem.in, [&](ThreadPool& pool) { ops::run_alone(problem, pool); });
   }
 
   template <class Problem>
   std::vector<uint64_t> on_gpu(Problem problem) {
-    const DeviceArray<float> q(q_);
-    const DeviceArray<int32_t> qo(qo_indptr_), kv(kv_indptr_), pages(kv_indices_), len(kv_len_);
-    const DeviceArray<IndexedHead> indexed(indexed_);
-    const DeviceArray<ops::VisitBlock> blocks(
-        std::vector<ops::VisitBlock>(plan_.blocks, plan_.blocks + plan_.num_blocks));
+    const ops::VisitPlan& plan = step_.plan();
     const DeviceArray<ops::VisitSequence> sequences(
-        std::vector<ops::VisitSequence>(plan_.sequences, plan_.sequences + plan_.num_sequences));
-    const DeviceArray<uint64_t> words(std::vector<uint64_t>(num_words(), kUntouched));
-    set(problem.in);
-    problem.in.kv = cache_.layer();
-    problem.in.q = q.data();
-    problem.in.batch = layout_;
-    problem.in.batch.qo_indptr = qo.data();
-    problem.in.batch.kv_indptr = kv.data();
-    problem.in.batch.kv_indices = pages.data();
-    problem.in.batch.kv_len = len.data();
-    problem.in.visits = plan_;
-    problem.in.visits.blocks = blocks.data();
-    problem.in.visits.sequences = sequences.data();
-    problem.in.visits.words = words.data();
+        std::vector<ops::VisitSequence>(plan.sequences, plan.sequences + plan.num_sequences));
     const int64_t each =
-        ops::ColumnScratch::of(plan_.list_words).bytes() * cache_.heads().qo_heads();
-    const int64_t at_once = std::min(scored_, std::max<int64_t>(plan_.num_sequences, 1));
+        ops::ColumnScratch::of(plan.list_words).bytes() * step_.cache().heads().qo_heads();
+    const int64_t at_once = std::min(scored_, std::max<int64_t>(plan.num_sequences, 1));
     const DeviceArray<std::byte> scores(static_cast<size_t>(each * at_once));
-    problem.in.visits.scores = scores.data();
-    problem.in.visits.score_sequences = at_once;
-    problem.in.heads = indexed.data();
-    run_on_gpu(problem);
-    return words.values();
+    return step_.on_gpu(problem.in, {}, [&] {
+      problem.in.visits.sequences = sequences.data();
+      problem.in.visits.scores = scores.data();
+      problem.in.visits.score_sequences = at_once;
+      run_on_gpu(problem);
+    });
   }
 
-  static constexpr uint64_t kUntouched = 0x5a5a5a5a5a5a5a5a;
+  static constexpr uint64_t kUntouched = IndexStep::kUntouched;
 
  private:
-  size_t num_words() const {
-    return static_cast<size_t>(plan_.num_blocks * plan_.num_kv_heads * plan_.list_words);
-  }
-  void set(ops::PrefillIndexInputs& in) const {
-    const Heads& heads = cache_.heads();
-    in.num_qo_heads = heads.qo_heads();
-    in.q_stride = int64_t{heads.qo_heads()} * heads.dims;
-    in.sm_scale = 1.0f / std::sqrt(static_cast<float>(heads.dims));
-    in.max_kv_len = most_;
-  }
-
-  const Cache& cache_;
-  std::vector<float> q_;
-  std::vector<int32_t> qo_indptr_, kv_indptr_, kv_indices_, kv_len_;
-  int32_t most_ = 0;
-  ops::BatchLayout layout_;
-  ops::VisitBuffers buffers_;
-  ops::VisitPlan plan_;
-  std::vector<IndexedHead> indexed_;
+  IndexStep step_;
   int64_t scored_ = 64;
 };
 
@@ -252,7 +174,8 @@ TEST("columns of long sequences are found by several blocks") {
   Difference all;
   for (const auto& [columns, slashes] :
        {std::pair<TopScores, TopScores>{{200, 0.0f}, {100, 0.0f}}, {{0, 0.2f}, {0, 0.1f}}}) {
-    for (const int32_t stride : {0, 1, 30}) {
+    constexpr int32_t kStrides[] = {1, 0, 30};
+    for (const int32_t stride : of_one_path(kStrides)) {
       ColumnIndexProblem p = columns_of(columns, slashes);
       p.row_stride = stride;
       const Difference off = difference(prefill.on_gpu(p), prefill.on_cpu(p));

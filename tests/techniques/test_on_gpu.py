@@ -1,6 +1,6 @@
-"""Techniques on a GPU: one that it has, beside the CPU's, and those that it refuses, by name. In a
-process that preloads the library with the emulator for a GPU (EFFINFER_EMULATED, which `make test`
-sets)."""
+"""Techniques on a GPU: those that it has, beside the CPU's, and those that it refuses, by name. In
+a process that preloads the library with the emulator for a GPU (EFFINFER_EMULATED, which
+`make test` sets)."""
 
 import json
 import os
@@ -13,26 +13,32 @@ import numpy as np
 import pytest
 
 import effinfer
-from effinfer.techniques import Quest
+from effinfer.techniques import Quest, StreamingLLM
 from tests.reference import tiny
 
 EMULATED = os.environ.get("EFFINFER_EMULATED", "")
 TOKENS = [tiny.BOS, *np.random.default_rng(3).integers(0, 256, 329).tolist()]
 MODEL = tiny.FAMILIES["llama"] | {"max_position_embeddings": 512}
 QUEST = Quest(budget=4 * 64, min_tokens=0, skip_layers=1)
+# Pages go whole, and some tokens with them.
+STREAMING = StreamingLLM(sinks=4, recent=150, stride=40, chunk_tokens=64)
+TECHNIQUES = {"quest": QUEST, "streaming_llm": STREAMING}
 GREEDY = effinfer.SamplingParams(max_tokens=6, temperature=0.0, logprobs=0, ignore_eos=True)
 CODE = """
 import json, sys
 import effinfer
-from tests.techniques.test_on_gpu import QUEST, answer
+from tests.techniques.test_on_gpu import TECHNIQUES, answer
 
 path = sys.argv[1]
-found = {"answers": {}, "refused": {}}
+found = {"answers": {}, "explain": {}, "refused": {}}
 for device in ("cuda", "cpu+cuda"):
-    options = {"gpu_layers": 1} if device == "cpu+cuda" else {}
-    with effinfer.LLM(path, device=device, techniques=[QUEST], precision="f32", **options) as llm:
-        found["answers"][device] = answer(llm)
-        found["explain"] = llm.explain()
+    options = {"device": device, "precision": "f32"}
+    if device == "cpu+cuda":
+        options["gpu_layers"] = 1
+    for name, technique in TECHNIQUES.items():
+        with effinfer.LLM(path, techniques=[technique], **options) as llm:
+            found["answers"].setdefault(name, []).append(answer(llm))
+            found["explain"][name] = llm.explain()
 for name in ("snapkv", "h2o", "window_kv", "raas", "kivi"):
     try:
         with effinfer.LLM(path, device="cuda", techniques=[name]) as llm:
@@ -70,16 +76,21 @@ def found(path: Path) -> dict[str, Any]:
     return json.loads(done.stdout)
 
 
-def test_quest_visits_what_it_does_on_the_cpu(path: Path, found: dict[str, Any]):
-    with effinfer.LLM(path, techniques=[QUEST], precision="f32") as llm:
+@pytest.mark.parametrize("name", list(TECHNIQUES))
+def test_keys_are_those_of_the_cpu(path: Path, found: dict[str, Any], name: str):
+    with effinfer.LLM(path, techniques=[TECHNIQUES[name]], precision="f32") as llm:
         tokens, expected = answer(llm)
     with effinfer.LLM(path, precision="f32") as llm:
         dense = answer(llm)[1]
-    assert "page_index.cuda" in found["explain"]
-    for got, logprobs in found["answers"].values():
+    assert len(found["answers"][name]) == 2
+    for got, logprobs in found["answers"][name]:
         assert got == tokens
         np.testing.assert_allclose(logprobs, expected, atol=1e-4)
         assert np.abs(np.subtract(logprobs, dense)).max() > 1e-3
+
+
+def test_a_gpu_chooses_pages_itself(found: dict[str, Any]):
+    assert "page_index.cuda" in found["explain"]["quest"]
 
 
 def test_what_a_gpu_has_not_is_refused_by_name(found: dict[str, Any]):

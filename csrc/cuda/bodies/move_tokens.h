@@ -2,10 +2,26 @@
 // dimensions of all moves, so that moves keep their order without a barrier.
 #pragma once
 
+#include <type_traits>
+
+#include "cuda/bodies/head_pages.h"
 #include "cuda/unit.h"
 #include "ops/move_tokens.h"
 
 namespace effinfer::cuda {
+
+// Calls with the number of each of a head's arrays of numbers, of which a thread has some: keys of
+// a dimension, values of one, scales.
+template <class T, class Pages, class Each>
+EFFINFER_DEVICE void for_own_numbers(int thread, int threads, const Pages& pages, Each&& each) {
+  for (int d = thread; d < pages.dims(); d += threads) {
+    each([&](ops::TokenPlace place) -> T& { return pages.key(place, d); });
+    each([&](ops::TokenPlace place) -> T& { return pages.value(place, d); });
+  }
+  if (!pages.has_scales() || thread > 0) return;
+  each([&](ops::TokenPlace place) -> float& { return pages.key_scale(place); });
+  each([&](ops::TokenPlace place) -> float& { return pages.value_scale(place); });
+}
 
 struct MoveTokens {
   static constexpr const char* kName = "move_tokens";
@@ -15,51 +31,63 @@ struct MoveTokens {
 
   template <class Unit>
   EFFINFER_DEVICE static void run(Unit& unit, const Params& p, Shared&) {
-    const int64_t bytes = dtype_bytes(p.kv.dtype);
+    const int bytes = element_bytes(p.layers.first.dtype);
     if (bytes == 4) return move<uint32_t>(unit, p);
     if (bytes == 2) return move<uint16_t>(unit, p);
     move<uint8_t>(unit, p);
-    if (unit.thread == 0) move_scales(unit.block, p);
   }
 
  private:
-  EFFINFER_DEVICE static constexpr int64_t dtype_bytes(DType dtype) {
-    return dtype == DType::f32 ? 4 : dtype == DType::i8 ? 1 : 2;
-  }
-
-  // Of a head's page.
-  template <class T>
-  EFFINFER_DEVICE static T* page_of(uint8_t* plane, const Params& p, int head, int32_t page) {
-    const int64_t elements = ops::kPageSize * p.kv.head_dim;
-    return reinterpret_cast<T*>(plane) + (int64_t{page} * p.kv.num_kv_heads + head) * elements;
-  }
-
   template <class T, class Unit>
   EFFINFER_DEVICE static void move(Unit& unit, const Params& p) {
-    constexpr int64_t kShare = 4 / static_cast<int64_t>(sizeof(T));
-    for (int64_t d = unit.thread; d < p.kv.head_dim; d += kThreads) {
-      for (int32_t i = 0; i < p.count; ++i) {
-        const ops::TokenPlace& from = p.from[i];
-        const ops::TokenPlace& to = p.to[i];
-        const int64_t dims = p.kv.head_dim;
-        page_of<T>(p.kv.k, p, unit.block, to.page)[ops::k_offset(to.token, d, dims, kShare)] =
-            page_of<T>(p.kv.k, p, unit.block,
-                       from.page)[ops::k_offset(from.token, d, dims, kShare)];
-        page_of<T>(p.kv.v, p, unit.block, to.page)[ops::v_offset(to.token, d, dims, kShare)] =
-            page_of<T>(p.kv.v, p, unit.block,
-                       from.page)[ops::v_offset(from.token, d, dims, kShare)];
-      }
-    }
+    const HeadPages<T> pages(p.layers, unit.block);
+    for_own_numbers<T>(unit.thread, kThreads, pages, [&](auto&& at) {
+      for (int i = 0; i < p.count; ++i) at(p.to[i]) = at(p.from[i]);
+    });
+  }
+};
+
+// Some slots of a sequence close up.
+struct RetainSlots {
+  static constexpr const char* kName = "retain_slots";
+  static constexpr int kThreads = 128;
+  using Params = ops::RetainSlotsProblem;
+  struct Shared {};
+
+  template <class Unit>
+  EFFINFER_DEVICE static void run(Unit& unit, const Params& p, Shared&) {
+    const int bytes = element_bytes(p.layers.first.dtype);
+    if (bytes == 4) return retain<uint32_t>(unit, p);
+    if (bytes == 2) return retain<uint16_t>(unit, p);
+    retain<uint8_t>(unit, p);
   }
 
-  EFFINFER_DEVICE static void move_scales(int head, const Params& p) {
-    for (int32_t i = 0; i < p.count; ++i) {
-      const auto at = [&](const ops::TokenPlace& place) {
-        return (int64_t{place.page} * p.kv.num_kv_heads + head) * ops::kPageSize + place.token;
-      };
-      p.kv.k_scale[at(p.to[i])] = p.kv.k_scale[at(p.from[i])];
-      p.kv.v_scale[at(p.to[i])] = p.kv.v_scale[at(p.from[i])];
-    }
+ private:
+  // Slots that are read before the first of them is written. None that is read later is among
+  // those, as slots never move up.
+  static constexpr int kAhead = 4;
+
+  template <class T, class Unit>
+  EFFINFER_DEVICE static void retain(Unit& unit, const Params& p) {
+    const HeadPages<T> pages(p.layers, unit.block);
+    const int32_t* slots = p.slots + unit.block * p.list_stride;
+    const auto place = [&](int slot) {
+      constexpr int kPage = ops::kPageSize;
+      return ops::TokenPlace{unit.load(p.pages + slot / kPage), slot % kPage};
+    };
+    for_own_numbers<T>(unit.thread, kThreads, pages, [&](auto&& at) {
+      for (int first = p.first; first < p.count; first += kAhead) {
+        std::remove_reference_t<decltype(at(place(0)))> ahead[kAhead] = {};
+        EFFINFER_UNROLL
+        for (int i = 0; i < kAhead; ++i) {
+          if (first + i < p.count) ahead[i] = at(place(unit.load(slots + first + i)));
+        }
+        EFFINFER_UNROLL
+        for (int i = 0; i < kAhead; ++i) {
+          if (first + i < p.count) at(place(first + i)) = ahead[i];
+        }
+      }
+    });
   }
 };
 

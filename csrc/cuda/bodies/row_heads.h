@@ -55,18 +55,9 @@ class RowHeads {
   }
 
   EFFINFER_DEVICE int list_ties(const HeadEnd& end) {
-    if (end.needed >= end.equal) return INT32_MAX;
     const RowList& list = shared_.list;
-    const auto place = [&](int tile) { return tile * kRowThreads + block_.unit().thread; };
-    const int size = listed_ >= 0 ? listed_ : in_list_;
-    pick_nth(
-        block_, end.needed,
-        [&](int tile) {
-          return place(tile) < size && list.values[place(tile)] == end.least ? 1 : 0;
-        },
-        [&](int tile, int) { shared_.found = list.ids[place(tile)] + 1; });
-    block_.unit().sync();
-    return shared_.found;
+    return RowList::ties_end(block_, list.values, listed_ >= 0 ? listed_ : in_list_, end,
+                             shared_.found, [&](int place) { return list.ids[place]; });
   }
 
   // The head of the weights in the list that follow an amount of `above`.

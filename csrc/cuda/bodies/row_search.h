@@ -132,14 +132,22 @@ struct RowList {
   EFFINFER_DEVICE static RowHead head(RowBlock<Unit>& block, const float* values, int size,
                                       double goal, const KeyRange& range, int32_t& found) {
     const HeadEnd end = end_of_head<kWeights>(block, values, size, goal, range);
-    if (end.needed >= end.equal) return {end.least, INT32_MAX};
+    return {end.least, ties_end(block, values, size, end, found, [](int place) { return place; })};
+  }
+
+  // Of the values that are equal to the head's end those whose tokens come before this one belong
+  // to it. id(place): the token of a value. All threads get it; `found` is shared memory.
+  template <class Unit, class Id>
+  EFFINFER_DEVICE static int32_t ties_end(RowBlock<Unit>& block, const float* values, int size,
+                                          const HeadEnd& end, int32_t& found, Id&& id) {
+    if (end.needed >= end.equal) return INT32_MAX;
     const auto place = [&](int tile) { return tile * kRowThreads + block.unit().thread; };
     pick_nth(
         block, end.needed,
         [&](int tile) { return place(tile) < size && values[place(tile)] == end.least ? 1 : 0; },
-        [&](int tile, int) { found = place(tile) + 1; });
+        [&](int tile, int) { found = id(place(tile)) + 1; });
     block.unit().sync();
-    return {end.least, found};
+    return found;
   }
 
  private:

@@ -160,9 +160,9 @@ class EFFINFER_API KvCache {
 
   // Residency: these change which keys a sequence has. They need every token committed, copy pages
   // that others read, free those that nobody needs, and throw InvalidArgument (OutOfMemory, when
-  // there is no page for a copy) with nothing changed; Unsupported where the memory is a GPU's. A
-  // "head" is a (layer, KV head) of the group: layer of the group * num_kv_heads + KV head. The
-  // sequence is never published afterwards, and cannot be rolled back to before.
+  // there is no page for a copy) with nothing changed. Whichever device holds the pages, bits are
+  // the same. A "head" is a (layer, KV head) of the group: layer of the group * num_kv_heads + KV
+  // head. The sequence is never published afterwards, and cannot be rolled back to before.
 
   // Keeps these slots of a group without a window, in order. `slots`: one list for all heads, or
   // one for each; strictly increasing, all of one length, which is at least 1.
@@ -171,6 +171,7 @@ class EFFINFER_API KvCache {
   // page's copy.
   void evict(SequenceId sequence, int32_t group, int64_t begin, int64_t end);
   // Sums K and V of slots; drops none. Several merges of a head see each other's results in order.
+  // What a GPU holds of them goes through the host.
   void merge(SequenceId sequence, int32_t group, std::span<const KvMerge> merges);
   // Rotates the keys from a slot on (`from`: one for each group, or one for all) by `delta`
   // positions, and moves the next position. Each rotation rounds to the type of the cache.
@@ -193,7 +194,7 @@ class EFFINFER_API KvCache {
 
   // Keys and values of a head of a group without a window as floats [slots][head_dim]; an empty
   // span: they are not wanted. Throws InvalidArgument for other sizes and heads, Unsupported for a
-  // sequence with encoded pages, and where the memory is a GPU's.
+  // sequence with encoded pages.
   void read(SequenceId sequence, int32_t group, int32_t head, std::span<float> keys,
             std::span<float> values) const;
 
