@@ -55,6 +55,10 @@ void set_fact(TechniqueFacts& facts, std::string_view fact, const std::string& k
     facts.coding.bits = static_cast<int32_t>(tokens(key, value));
   } else if (fact == "kv_residual") {
     facts.coding.residual = static_cast<int32_t>(std::min<int64_t>(tokens(key, value), INT32_MAX));
+  } else if (fact == "kv_rank") {
+    facts.coding.rank = static_cast<int32_t>(std::min<int64_t>(tokens(key, value), INT32_MAX));
+  } else if (fact == "kv_outliers") {
+    facts.coding.outliers = static_cast<int32_t>(std::min<int64_t>(tokens(key, value), INT32_MAX));
   } else if (fact == "scores") {
     const std::string& whose = text(key, value);
     if (whose != "prompt" && whose != "output" && whose != "both") {
@@ -78,8 +82,8 @@ void set_fact(TechniqueFacts& facts, std::string_view fact, const std::string& k
     facts.exclusive = split(text(key, value));
   } else {
     fail(key,
-         "chooses, min_tokens, chunk_tokens, kv_bits, kv_residual, scores, score_rows, noise, "
-         "weights, planes, lossless or exclusive");
+         "chooses, min_tokens, chunk_tokens, kv_bits, kv_residual, kv_rank, kv_outliers, scores, "
+         "score_rows, noise, weights, planes, lossless or exclusive");
   }
 }
 

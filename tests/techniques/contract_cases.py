@@ -4,6 +4,7 @@ of each family that drafts, one that needs no second model."""
 from typing import Any
 
 from effinfer.techniques import (
+    GEAR,
     H2O,
     KIVI,
     Chelsea,
@@ -26,6 +27,7 @@ from effinfer.techniques import (
 
 CASES: dict[str, Technique] = {
     "chelsea": Chelsea(budget=150, sinks=2, recent=20, stride=30, chunk=16, chunk_tokens=128),
+    "gear": GEAR(bits=2, rank=2, outliers=12, residual=16),
     "h2o": H2O(budget=150, recent=40, stride=50, chunk_tokens=128),
     "keyformer": Keyformer(
         budget=150, recent=40, stride=50, chunk_tokens=128, temperature=1.5, noise=0.8

@@ -58,9 +58,9 @@ class CodedPage {
     if (coded_.rest_bytes() == 0) return;
     const uint8_t* rest = keys_ + coded_.key_bytes() - coded_.rest_bytes();
     const CodedRest<Kv> lacking(coded_, rest, dim, kUnit);
-    for (int64_t row = 0; row < rows; ++row) {
-      lacking.add(q + row * q_stride, scores + row * kUnit);
-    }
+    for_rows(rows, [&]<int R>(int64_t row) {
+      lacking.template add<R>(q + row * q_stride, q_stride, scores + row * kUnit, kUnit);
+    });
   }
 
   // out[row] = factors[row] out[row] + weights[row] . values, of weights of all 64 tokens.
@@ -81,9 +81,9 @@ class CodedPage {
     }
     if (coded_.rest_bytes() == 0) return;
     const CodedRest<Kv> lacking(coded_, block, kUnit, coded_.head_dim);
-    for (int64_t row = 0; row < rows; ++row) {
-      lacking.add(weights + row * stride, out + row * out_stride);
-    }
+    for_rows(rows, [&]<int R>(int64_t row) {
+      lacking.template add<R>(weights + row * stride, stride, out + row * out_stride, out_stride);
+    });
   }
 
  private:

@@ -6,6 +6,7 @@
 
 #include "core/float16.h"
 #include "cpu/vectors/attention_math.h"
+#include "cpu/vectors/unroll.h"
 #include "ops/coded_pages.h"
 
 namespace effinfer::cpu::EFFINFER_LEVEL {
@@ -24,8 +25,26 @@ class CodedRest {
         inner_(inner),
         columns_(columns) {}
 
-  // results[columns] += a[inner] . rest
-  void add(const A* a, float* results) const {
+  // results[R][columns] += a[R][inner] . rest. Outliers of a column follow each other often, so
+  // that a row would wait for its own last sum; several rows do not wait for each other.
+  template <int R>
+  void add(const A* a, int64_t a_stride, float* results, int64_t stride) const {
+    for (int r = 0; r < R; ++r) add_factors(a + r * a_stride, results + r * stride);
+    const auto* places =
+        reinterpret_cast<const uint16_t*>(factors_ + coded_.rank * (inner_ + columns_));
+    const auto* missing = places + coded_.outliers;
+    for (int32_t i = 0; i < coded_.outliers; ++i) {
+      const float lacks = bf16_to_f32(missing[i]);
+      const int inner = places[i] >> 8;
+      float* result = results + (places[i] & 255);
+      unroll<R>([&](auto r) __attribute__((always_inline)) {
+        result[r * stride] += Math::factor(a + r * a_stride, inner) * lacks;
+      });
+    }
+  }
+
+ private:
+  void add_factors(const A* a, float* results) const {
     const Bf16* factor = factors_;
     for (int32_t i = 0; i < coded_.rank; ++i, factor += inner_ + columns_) {
       V sums = V::set(0.0f);
@@ -37,15 +56,8 @@ class CodedRest {
         fma(weight, V::load(factor + inner_ + c), V::load(results + c)).store(results + c);
       }
     }
-    const auto* places = reinterpret_cast<const uint16_t*>(factor);
-    const auto* missing = reinterpret_cast<const uint16_t*>(places + coded_.outliers);
-    for (int32_t i = 0; i < coded_.outliers; ++i) {
-      const float number = Math::factor(a, places[i] >> 8);
-      results[places[i] & 255] += number * bf16_to_f32(missing[i]);
-    }
   }
 
- private:
   const ops::CodedPages& coded_;
   const Bf16* factors_;
   int64_t inner_;

@@ -37,7 +37,8 @@ class PageRest {
   // To be filled: columns of an inner row.
   float* row(int64_t inner) { return numbers_ + inner * columns_; }
 
-  // Puts the mean of their row in the place of the numbers that are farthest from it.
+  // Takes out the numbers that are farthest from the mean of their row, and puts the mean of the
+  // others in their place, which hardly widens a range.
   void take_outliers() {
     if (coded_.outliers == 0) return;
     float means[kMostInner];
@@ -47,15 +48,7 @@ class PageRest {
       means[i] = sum(sums) / static_cast<float>(columns_);
     }
     const float distance = least_distance(means);
-    for (int64_t i = 0; i < inner_; ++i) {
-      for (int64_t c = 0; c < columns_; ++c) {
-        const float from_mean = row(i)[c] - means[i];
-        if (__builtin_fabsf(from_mean) <= distance) continue;
-        places_[num_taken_] = static_cast<uint16_t>(i << 8 | c);
-        taken_[num_taken_++] = from_mean;
-        row(i)[c] = means[i];
-      }
-    }
+    for (int64_t i = 0; i < inner_; ++i) take_outliers_of(i, means[i], distance);
   }
 
   // Subtracts what codes of a range stand for: an inner row's columns [first, end).
@@ -85,6 +78,25 @@ class PageRest {
   }
 
  private:
+  void take_outliers_of(int64_t i, float mean, float distance) {
+    const int32_t first = num_taken_;
+    float others = 0.0f;
+    for (int64_t c = 0; c < columns_; ++c) {
+      const float x = row(i)[c];
+      if (__builtin_fabsf(x - mean) > distance) {  // as count_beyond() has it: no NaN is one
+        places_[num_taken_] = static_cast<uint16_t>(i << 8 | c);
+        taken_[num_taken_++] = x;
+      } else {
+        others += x;
+      }
+    }
+    const int64_t count = columns_ - (num_taken_ - first);
+    const float instead = count > 0 ? others / static_cast<float>(count) : mean;
+    for (int32_t n = first; n < num_taken_; ++n) {
+      taken_[n] -= instead;
+      row(i)[places_[n] & 255] = instead;
+    }
+  }
   // The least distance that so many numbers, or fewer, exceed: positive floats order like their
   // bits.
   float least_distance(const float* means) {

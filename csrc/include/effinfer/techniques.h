@@ -7,6 +7,8 @@
 //   meta technique.minference.chunk_tokens = 2048      where steps of a prompt end
 //   meta technique.kivi.kv_bits = 4                    pages behind the newest tokens are encoded
 //   meta technique.kivi.kv_residual = 128              (KvCoding)
+//   meta technique.gear.kv_rank = 2                    with factors, and outliers, of what the
+//   meta technique.gear.kv_outliers = 48               bits lack
 //   meta technique.snapkv.scores = "prompt"            whose rows attention_mass nodes add to the
 //                                                      plane of this name: "prompt", "output",
 //                                                      "both"

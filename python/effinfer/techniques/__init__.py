@@ -32,6 +32,7 @@ from effinfer.techniques.hydra import Hydra
 from effinfer.techniques.installed import PREFILLS, Installed, as_prefill
 from effinfer.techniques.kangaroo import Kangaroo
 from effinfer.techniques.kv_methods import (
+    GEAR,
     H2O,
     KIVI,
     MLKV,
@@ -91,6 +92,7 @@ __all__ = [
     "ADED",
     "DEL",
     "EESD",
+    "GEAR",
     "H2O",
     "KIVI",
     "M2R2",

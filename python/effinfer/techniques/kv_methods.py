@@ -2,6 +2,7 @@
 how many bits."""
 
 from effinfer.techniques.chelsea import Chelsea
+from effinfer.techniques.gear import GEAR
 from effinfer.techniques.h2o import H2O
 from effinfer.techniques.keyformer import Keyformer
 from effinfer.techniques.kivi import KIVI
@@ -17,6 +18,7 @@ from effinfer.techniques.window_kv import WindowKV
 from effinfer.techniques.zero_tuning import ZeroTuning
 
 __all__ = [
+    "GEAR",
     "H2O",
     "KIVI",
     "KV_METHODS",
@@ -36,6 +38,7 @@ __all__ = [
 
 KV_METHODS = (
     Chelsea,
+    GEAR,
     H2O,
     KIVI,
     KVCompose,
