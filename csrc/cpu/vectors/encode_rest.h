@@ -97,6 +97,7 @@ class PageRest {
       row(i)[places_[n] & 255] = instead;
     }
   }
+
   // The least distance that so many numbers, or fewer, exceed: positive floats order like their
   // bits.
   float least_distance(const float* means) {
