@@ -106,10 +106,13 @@ def machine_text(result: dict[str, Any]) -> str:
         if not name.startswith("effinfer") and "engine" in row
     }
     versions = ", ".join(f"{name} {version}" for name, version in peers.items()) or "no peer"
+    parts = [*result["models"], *result["sections"].values()]
+    counts = {part["repeats"] for part in parts if "repeats" in part} or {result["repeats"]}
+    repeats = f"{min(counts)} to {max(counts)}" if len(counts) > 1 else f"{max(counts)}"
     text = (
         f"{about['cpu']}, {about['cores']} cores, {about['threads']} threads; effinfer "
         f"{engine['version']} at ISA level `{engine['isa']}`; {versions}; median (least to "
-        f"greatest) of {result['repeats']} repeats."
+        f"greatest) of {repeats} repeats."
     )
     if about["load_average"] > BUSY:
         text += (

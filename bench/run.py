@@ -213,9 +213,10 @@ def main() -> None:
         path = Path(resolve(name))
         reader = gguf.GGUFReader(str(path))
         of_model = replace(setting, model=path, vocab_size=vocabulary(reader))
-        measure = partial(bench_model, of_model, reader, options, variants)
-        store.put_model(result, timed(path.name, options, measure))
-        store.save(target, result)
+        if {"speed", "fidelity"} & set(options.only):
+            measure = partial(bench_model, of_model, reader, options, variants)
+            store.put_model(result, timed(path.name, options, measure))
+            store.save(target, result)
         if index == 0:  # the other sections are of the first model
             first = of_model
     for name in options.only:
