@@ -144,16 +144,20 @@ class Decoder:
         if config.attention_soft_cap:
             cap = config.attention_soft_cap
             scores = cap * torch.tanh(scores / cap)
-        position = torch.arange(tokens)
-        distance = position[:, None] - position[None, :]
-        hidden = distance < 0
-        if sliding and config.sliding_window:
-            hidden |= distance >= config.sliding_window
-        probabilities = scores.masked_fill(hidden, -math.inf).softmax(-1)
+        probabilities = scores.masked_fill(self.unseen(tokens, layer), -math.inf).softmax(-1)
         mixed = torch.einsum("hqk,khd->qhd", probabilities, v).reshape(tokens, -1)
         if f"{block}.attn_sub_norm.weight" in self.weights:
             mixed = self.norm(mixed, f"{block}.attn_sub_norm")
         return self.linear(mixed, f"{block}.attn_output")
+
+    def unseen(self, tokens: int, layer: int) -> torch.Tensor:
+        """bool [tokens, tokens]: the keys that rows do not see."""
+        position = torch.arange(tokens)
+        distance = position[:, None] - position[None, :]
+        hidden = distance < 0
+        if layer in self.config.sliding_layers and self.config.sliding_window:
+            hidden |= distance >= self.config.sliding_window
+        return hidden
 
     def feed_forward(self, x: torch.Tensor, layer: int) -> torch.Tensor:
         block = f"blk.{layer}"

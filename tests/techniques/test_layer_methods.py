@@ -1,5 +1,6 @@
-"""Models that run other layers than all of theirs in a row: EasySpec, Unified Layer Skipping,
-SkipDecode, FiRST. Silent layers tell what is right: leaving them out changes no bit."""
+"""Models that run other layers than all of theirs in a row, or otherwise: EasySpec, Unified Layer
+Skipping, SkipDecode, FiRST, MLKV, LongGen. Silent layers tell what is right: leaving them out
+changes no bit."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -16,6 +17,7 @@ from effinfer.techniques import (
     EarlyExit,
     EasySpec,
     FiRST,
+    LongGen,
     SkipDecode,
     SkipLayers,
     UnifiedSkip,
@@ -251,3 +253,63 @@ def test_mlkv_refuses_what_it_cannot_share(tmp_path):
         effinfer.UnsupportedError, match=r"\[MLKV\] .*expected layers of one window"
     ):
         MLKV(2).apply(open_model(gemma).graph)
+
+
+@pytest.mark.parametrize(("share", "full"), [(1 / 3, {2, 3}), (0.5, {1, 2, 3}), (0.0, set())])
+@pytest.mark.parametrize("sinks", [0, 3])
+def test_longgen_sees_all_keys_in_the_middle(twin, share, full, sinks):
+    """Beside a reference whose outer layers hide all but the first and the newest keys."""
+
+    class Windowed(Decoder):
+        def unseen(self, tokens: int, layer: int) -> torch.Tensor:
+            position = torch.arange(tokens)
+            far = position[:, None] - position[None, :] >= 7
+            far &= position[None, :] >= sinks
+            hidden = super().unseen(tokens, layer)
+            return hidden if layer in full else hidden | far
+
+    expected = Windowed.from_gguf(twin[1]).logits(TOKENS).numpy()
+    layers = LongGen(window=7, sinks=sinks, share=share)
+    exact = {"precision": "f32", "kv_dtype": "f32", "threads": 1}
+    llm = effinfer.LLM(twin[1], layers=layers, **exact)
+    np.testing.assert_allclose(llm.logits(TOKENS), expected, atol=2e-3)
+    assert np.abs(effinfer.LLM(twin[1], **exact).logits(TOKENS) - expected).max() > 0.1
+
+
+def kv_bytes(layers: LongGen | None) -> int:
+    """Of SmolLM2's keys and values behind 1,200 tokens."""
+    llm = effinfer.LLM(
+        smollm2_path(), layers=layers, max_seq_len=1300, prefix_cache=False, threads=1
+    )
+    params = SamplingParams(temperature=0.0, max_tokens=3, ignore_eos=True)
+    request = llm.engine.add(llm.tokenize(PROSE)[:1200], params.to_core())
+    while not any(output.tokens for output in llm.engine.step()):
+        pass
+    used: int = llm.engine.kv_cache.used_bytes
+    llm.engine.cancel(request)
+    return used
+
+
+def test_longgen_frees_what_windows_leave_behind():
+    dense = kv_bytes(None)
+    assert kv_bytes(LongGen(window=64)) < 0.45 * dense
+    assert kv_bytes(LongGen(window=64, sinks=4)) == dense
+
+
+def test_longgen_at_its_limits_is_the_model(twin):
+    texts = [
+        effinfer.LLM(twin[1], layers=layers, threads=1).generate([TOKENS], GREEDY)[0].token_ids
+        for layers in (None, LongGen(share=1.0, window=1), LongGen(window=100))
+    ]
+    assert texts[0] == texts[1] == texts[2]
+
+
+def test_longgen_refuses_what_it_cannot_do(tmp_path):
+    graph = open_model(make_model("llama-tiny", tmp_path / "m.gguf")).graph
+    for wrong in ({"window": 0}, {"sinks": -1}, {"share": 1.5}, {"share": float("nan")}):
+        (name,) = wrong
+        with pytest.raises(effinfer.InvalidArgumentError, match=rf"\[LongGen\] {name}: expected"):
+            LongGen(**wrong).apply(graph)
+    gemma = tiny.write_gguf(tiny.FAMILIES["gemma3"], tmp_path / "gemma.gguf")
+    with pytest.raises(effinfer.UnsupportedError, match=r"expected layers without a window"):
+        LongGen().apply(open_model(gemma).graph)

@@ -7,6 +7,7 @@ from effinfer.techniques.h2o import H2O
 from effinfer.techniques.keyformer import Keyformer
 from effinfer.techniques.kivi import KIVI
 from effinfer.techniques.kv_compose import KVCompose
+from effinfer.techniques.longgen import LongGen
 from effinfer.techniques.mlkv import MLKV
 from effinfer.techniques.quest import Quest
 from effinfer.techniques.raas import RaaS
@@ -26,6 +27,7 @@ __all__ = [
     "Chelsea",
     "KVCompose",
     "Keyformer",
+    "LongGen",
     "Quest",
     "RaaS",
     "SnapKV",
@@ -43,6 +45,7 @@ KV_METHODS = (
     KIVI,
     KVCompose,
     Keyformer,
+    LongGen,
     MLKV,
     Quest,
     RaaS,
