@@ -1,6 +1,7 @@
 """Drafts in engines: whatever a proposer guesses, tokens, log-probabilities and the bytes of the
 cache are plain decoding's."""
 
+import time
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -81,9 +82,11 @@ def run(
     asks: list[Ask],
     shape: tuple[int, int] | None = None,
     cancel: tuple[int, ...] = (),
+    pause_s: float = 0.0,
 ) -> list[Answer]:
-    """Steps until all have ended, each checked. With a shape (layers, head_dim) the keys and values
-    of each sequence are read before it ends: those of the n-th request are of sequence n."""
+    """Steps until all have ended, each checked; after each one others have `pause_s` to do something.
+    With a shape (layers, head_dim) the keys and values of each sequence are read before it ends:
+    those of the n-th request are of sequence n."""
     ids = [engine.add(prompt, params) for prompt, params in asks]
     answers = {i: Answer() for i in ids}
     steps = 0
@@ -109,6 +112,7 @@ def run(
                     windows = [i for i in range(shape[0]) if i not in full]
                     kv[windows, :, :, :freed] = answer.kv[windows, :, :, :freed]
                 answer.kv = kv
+        time.sleep(pause_s)
     return list(answers.values())
 
 

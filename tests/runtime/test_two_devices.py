@@ -5,6 +5,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ import pytest
 import effinfer
 from effinfer import _core
 from effinfer.checkpoints.model_files import ModelFiles, open_model
-from effinfer.speculation import Speculation
+from effinfer.speculation import Draft, Proposer, Speculation
 from effinfer.techniques import DraftModel, EarlyExit
 from effinfer.testing import make_model, make_twin
 from tests.cli.test_cli import effinfer as command
@@ -34,6 +35,18 @@ CORES = sorted(os.sched_getaffinity(0))
 EMULATED = os.environ.get("EFFINFER_EMULATED", "")
 TARGET, DRAFT = f"cpu:{CORES[0]}", f"cpu:{CORES[-1]}"
 needs_two = pytest.mark.skipif(len(CORES) < 2, reason="the process may use one core")
+# On a busy machine the draft would else get to nothing before the texts end.
+PAUSE_S = 0.01
+
+
+class Pause(Proposer):
+    """Guesses nothing, for a while."""
+
+    name = "pause"
+
+    def propose(self, views: list[dict[str, Any]]) -> list[Draft | None]:
+        time.sleep(PAUSE_S)
+        return [None] * len(views)
 
 
 def proposer(model: ModelFiles, **options: Any) -> _core.Proposer:
@@ -69,7 +82,7 @@ def test_drafts_beside_the_target_change_nothing(models, kind, width, options):
     options = {"prefix_cache": False, **options}
     plain = run(make_engine(target, **options), asks, SHAPES["llama"])
     engine = engine_on_its_core(target, drafts, **options)
-    drafted = run(engine, asks, SHAPES["llama"])
+    drafted = run(engine, asks, SHAPES["llama"], pause_s=PAUSE_S)
     same(drafted, plain)
     for got, expected in zip(drafted, plain, strict=True):
         length = min(got.kv.shape[3], expected.kv.shape[3])
@@ -84,7 +97,7 @@ def test_draws_are_foreseen_beside_the_target_too(models):
     engine = engine_on_its_core(
         models["llama"], proposer(models["llama"]), precision="f32", prefix_cache=False
     )
-    run(engine, sampled_asks())
+    run(engine, sampled_asks(), pause_s=PAUSE_S)
     assert accepted_share(engine) > 0.93  # as in turns
 
 
@@ -121,8 +134,7 @@ def test_what_a_draft_model_cannot_do_is_told_once(models, what, part):
     asks = ragged(6, tiny.VOCAB_SIZE)
     plain = run(make_engine(model, prefix_cache=False), asks)
     engine = engine_on_its_core(model, drafts, prefix_cache=False)
-    # On a busy machine the draft would else get to nothing before the texts end.
-    answers, messages = warned(engine, asks, pause_s=0.01)
+    answers, messages = warned(engine, asks, pause_s=PAUSE_S)
     same(answers, plain)
     told = [each for each in messages.values() if each]
     assert told and all(len(each) == 1 and part in each[0] for each in told)
@@ -150,7 +162,7 @@ def test_llm_drafts_beside_itself(tmp_path):
     with effinfer.LLM(twin) as llm:
         expected = llm.generate([prompt], params)[0].token_ids
         assert llm.engine.cores == CORES and llm.engine.stats()["drafters"] == []
-    fixed = Speculation([], controller=8)
+    fixed = Speculation([Pause()], controller=8)
     drafts = [path, DraftModel(path, width=2, adaptive=False), DraftModel(EarlyExit(2))]
     for draft in drafts:
         options = {"draft_model": draft, "draft_device": DRAFT, "speculation": fixed}

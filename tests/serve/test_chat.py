@@ -94,7 +94,7 @@ def test_several_choices(server: Server, llm: LLM):
 def test_without_a_seed_texts_differ(server: Server):
     texts = {
         server.client.chat.completions.create(
-            model="smol", messages=ask(QUESTIONS[0]), max_tokens=16
+            model="smol", messages=ask(QUESTIONS[0]), max_tokens=32, temperature=1.5, top_p=1.0
         )
         .choices[0]
         .message.content
