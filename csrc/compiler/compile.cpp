@@ -247,7 +247,7 @@ void Executable::Impl::lower() {
   }
   pool->reserve_scratch(shared.scratch_bytes);
   KvCacheConfig& cache = limits.cache;
-  cache.page_bounds = std::ranges::any_of(shared.graph.nodes, compiler::chooses_rows);
+  compiler::index_keys(shared.graph, cache);
   cache.groups = compiler::kv_groups(shared.graph, cache.num_layers);
   cache.rope = compiler::kv_ropes(shared.graph, *shared.weights, cache.num_layers);
 }

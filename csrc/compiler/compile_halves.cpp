@@ -208,7 +208,8 @@ void Executable::Impl::add_front_layers(KvCacheConfig& config) const {
     if (!both_know) break;
     config.rope[static_cast<size_t>(layer)] = first.cache.rope[static_cast<size_t>(layer)];
   }
-  config.page_bounds |= first.cache.page_bounds;
+  config.index_unit = std::max(config.index_unit, first.cache.index_unit);
+  config.index_means |= first.cache.index_means;
   if (first.cache.device == config.device) return;
   config.layer_devices.assign(static_cast<size_t>(config.num_layers), config.device);
   for (const int32_t layer : first.layers) {

@@ -4,6 +4,7 @@
 
 #include "compiler/arithmetic.h"
 #include "compiler/lowering.h"
+#include "effinfer/error.h"
 #include "graph/op_specs.h"
 #include "ops/page_index.h"
 #include "ops/prefill_index.h"
@@ -80,6 +81,35 @@ TopScores top_scores(const Node& node, std::string_view count, std::string_view 
   return {int_attribute(node, count), static_cast<float>(node.get_float(mass))};
 }
 
+int32_t unit_of(const Node& node) {
+  return node.op == "key_index" ? 1 : int_attribute(node, "unit");
+}
+
+bool takes_means(const Node& node) {
+  return node.op == "page_index" && node.get_string("score") == "means";
+}
+
+ops::PageIndexProblem page_index(Lowering& lowering, const Node& node) {
+  ops::PageIndexProblem problem;
+  problem.q_stride = lowering.cols(node.inputs[0]);
+  problem.num_qo_heads = int_attribute(node, "heads");
+  problem.kv.num_kv_heads = int_attribute(node, "kv_heads");
+  problem.kv.head_dim = int_attribute(node, "head_dim");
+  problem.kv.dtype = lowering.kv_dtype();
+  problem.sm_scale = static_cast<float>(node.get_float("sm_scale"));
+  problem.sink_tokens = int_attribute(node, "sink_tokens");
+  problem.local_tokens = int_attribute(node, "local_tokens");
+  problem.min_tokens = int_attribute(node, "min_tokens");
+  problem.unit = unit_of(node);
+  problem.means = takes_means(node);
+  problem.keys = int_attribute(node, "keys");
+  problem.share = static_cast<float>(node.get_float("share"));
+  problem.vote = node.get_string("vote") == "sum" ? ops::HeadVote::sum : ops::HeadVote::highest;
+  problem.heads = indexed_heads(lowering, node);
+  problem.max_kv_len = lowering.max_seq_len();
+  return problem;
+}
+
 executor::IndexPlaces index_places(Lowering& lowering, const Node& node) {
   executor::IndexPlaces places;
   places.q = lowering.floats(node.inputs[0]);
@@ -108,21 +138,33 @@ void lower_block_index(Lowering& lowering, const Node& node) {
   lowering.add(node, problem, index_places(lowering, node));
 }
 
+void index_keys(const Graph& graph, KvCacheConfig& cache) {
+  for (const Node& node : graph.nodes) {
+    if (!chooses_rows(node)) continue;
+    const bool means = takes_means(node);
+    const int32_t unit = means ? int32_t{ops::kMeanUnit} : unit_of(node);
+    if (cache.index_unit != 0 && (unit != cache.index_unit || means != cache.index_means)) {
+      throw InvalidArgument("[" + node.op + "] unit, score: expected those of the graph's first " +
+                            "index, " + std::to_string(cache.index_unit) + " keys by " +
+                            (cache.index_means ? "means" : "bounds") + ", got " +
+                            std::to_string(unit) + " by " + (means ? "means" : "bounds"));
+    }
+    cache.index_unit = unit;
+    cache.index_means = means;
+  }
+}
+
 void lower_page_index(Lowering& lowering, const Node& node) {
-  ops::PageIndexProblem problem;
-  problem.q_stride = lowering.cols(node.inputs[0]);
-  problem.num_qo_heads = int_attribute(node, "heads");
-  problem.kv.num_kv_heads = int_attribute(node, "kv_heads");
-  problem.kv.head_dim = int_attribute(node, "head_dim");
-  problem.kv.dtype = lowering.kv_dtype();
-  problem.sm_scale = static_cast<float>(node.get_float("sm_scale"));
-  problem.sink_tokens = int_attribute(node, "sink_tokens");
-  problem.local_tokens = int_attribute(node, "local_tokens");
-  problem.min_tokens = int_attribute(node, "min_tokens");
-  problem.pages = int_attribute(node, "pages");
-  problem.share = static_cast<float>(node.get_float("share"));
-  problem.heads = indexed_heads(lowering, node);
-  problem.max_kv_len = lowering.max_seq_len();
+  lowering.add(node, page_index(lowering, node), index_places(lowering, node));
+}
+
+void lower_key_index(Lowering& lowering, const Node& node) {
+  ops::PageIndexProblem problem = page_index(lowering, node);
+  const std::vector<int64_t>& channels = node.get_ints("channels");
+  if (!channels.empty()) {
+    problem.channels = lowering.constant(std::vector<int32_t>(channels.begin(), channels.end()));
+    problem.num_channels = static_cast<int32_t>(channels.size()) / problem.kv.num_kv_heads;
+  }
   lowering.add(node, problem, index_places(lowering, node));
 }
 

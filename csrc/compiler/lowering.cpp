@@ -30,6 +30,7 @@ std::vector<Rule> all_rules() {
       {"column_index", lower_column_index},
       {"block_index", lower_block_index},
       {"page_index", lower_page_index},
+      {"key_index", lower_key_index},
       {"to_act", lower_to_operand},
       {"matmul", lower_matmul},
       {"attention_mass", lower_attention_mass},  // to planes of sequences

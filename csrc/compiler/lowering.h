@@ -119,8 +119,11 @@ class Lowering {
 
 // Of an index: whether it writes lists of generated rows, and not of blocks of a prompt's.
 inline bool chooses_rows(const Node& index) {
-  return index.op == "page_index";
+  return index.op == "page_index" || index.op == "key_index";
 }
+// What the indices of generated rows want a cache to keep (KvCacheConfig::index_unit). Throws
+// InvalidArgument when one wants another thing than the others.
+void index_keys(const Graph& graph, KvCacheConfig& cache);
 
 // The operators that have a rule.
 std::vector<std::string_view> lowered_ops();
@@ -140,6 +143,7 @@ void lower_attention(Lowering& lowering, const Node& node);
 void lower_column_index(Lowering& lowering, const Node& node);
 void lower_block_index(Lowering& lowering, const Node& node);
 void lower_page_index(Lowering& lowering, const Node& node);
+void lower_key_index(Lowering& lowering, const Node& node);
 void lower_attention_mass(Lowering& lowering, const Node& node);
 void lower_to_operand(Lowering& lowering, const Node& node);
 void lower_matmul(Lowering& lowering, const Node& node);

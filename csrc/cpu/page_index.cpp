@@ -1,17 +1,18 @@
-// The driver of the page index: an item is the list of one generated row and KV head.
+// The driver of page_index and key_index: an item is the list of one generated row and KV head.
 //
 // Bounds that the cache does not know yet are made by whoever asks first, and written into the
 // cache, where nobody else writes them at the same time; who comes second meanwhile makes them for
 // itself, as it would take longer to wait.
-#include "cpu/page_index.h"
+#include "ops/page_index.h"
 
+#include <algorithm>
 #include <atomic>
-#include <cstring>
+#include <limits>
 
 #include "cpu/choose_tokens.h"
 #include "cpu/level.h"
+#include "cpu/page_index.h"
 #include "cpu/register.h"
-#include "ops/page_index.h"
 #include "ops/registry.h"
 
 namespace effinfer::cpu {
@@ -19,6 +20,7 @@ namespace {
 
 using ops::IndexedHead;
 using ops::kPageSize;
+using ops::PageCandidates;
 using ops::PageIndexProblem;
 using ops::VisitBlock;
 
@@ -26,36 +28,50 @@ using ops::VisitBlock;
 enum Known : int32_t { kUnknown, kKnown, kBeingWritten };
 
 // A member's memory, of as many pages as any step has.
-struct PageScratch {
-  const uint16_t** bounds;  // [pages]
-  uint16_t* own;            // [pages][2][head_dim]: bounds that are not in the cache
-  float* scores;            // [group][pages]
-  int32_t* order;           // [pages]
+struct RowScratch {
+  const uint16_t** bounds;  // [units], or
+  PageKeys* keys;           // [pages] of unit 1
+  float* scores;            // [group][units]
   float* tile;
+  uint64_t* chosen;  // a bit for each unit
+  uint16_t* own;     // bounds or means that are not in the cache, as it would have them
 
-  PageScratch(const PageIndexProblem& p, void* memory) {
-    const int64_t pages = pages_of(p);
+  RowScratch(const PageIndexProblem& p, void* memory) {
+    const int64_t units = units_of(p);
     bounds = static_cast<const uint16_t**>(memory);
-    scores = reinterpret_cast<float*>(bounds + pages);
-    tile = scores + p.group() * pages;
-    order = reinterpret_cast<int32_t*>(tile + page_scratch_floats(p.group(), p.kv.head_dim));
-    own = reinterpret_cast<uint16_t*>(order + pages);
+    keys = static_cast<PageKeys*>(memory);
+    chosen = reinterpret_cast<uint64_t*>(static_cast<std::byte*>(memory) + pointer_bytes(p));
+    scores = reinterpret_cast<float*>(chosen + TokenSet::words_of(units));
+    tile = scores + p.group() * units;
+    own = reinterpret_cast<uint16_t*>(tile + score_scratch_floats(p.group(), p.kv.head_dim));
   }
   static int64_t pages_of(const PageIndexProblem& p) {
-    return padded_pages((p.max_kv_len + kPageSize - 1) / kPageSize);
+    return (p.max_kv_len + kPageSize - 1) / kPageSize;
+  }
+  static int64_t units_of(const PageIndexProblem& p) {
+    return padded_scores(pages_of(p) * (kPageSize / p.summary_unit()));
+  }
+  static size_t pointer_bytes(const PageIndexProblem& p) {
+    return p.has_bounds() ? static_cast<size_t>(units_of(p)) * sizeof(uint16_t*)
+                          : static_cast<size_t>(pages_of(p)) * sizeof(PageKeys);
   }
   static size_t bytes(const PageIndexProblem& p) {
-    const int64_t page = static_cast<int64_t>(sizeof(void*) + sizeof(int32_t)) +
-                         p.group() * static_cast<int64_t>(sizeof(float)) +
-                         2 * p.kv.head_dim * static_cast<int64_t>(sizeof(uint16_t));
-    const int64_t queries = page_scratch_floats(p.group(), p.kv.head_dim);
-    return static_cast<size_t>(pages_of(p) * page + queries * static_cast<int64_t>(sizeof(float)));
+    const auto units = static_cast<size_t>(units_of(p));
+    const auto dim = static_cast<size_t>(p.kv.head_dim);
+    const auto group = static_cast<size_t>(p.group());
+    const auto tile = static_cast<size_t>(score_scratch_floats(p.group(), p.kv.head_dim));
+    return pointer_bytes(p) +
+           static_cast<size_t>(TokenSet::words_of(units_of(p))) * sizeof(uint64_t) +
+           (group * units + tile) * sizeof(float) +
+           (p.has_bounds()
+                ? units * static_cast<size_t>(p.summary_vectors()) * dim * sizeof(uint16_t)
+                : 0);
   }
 };
 
-class PageMember {
+class RowMember {
  public:
-  PageMember(const PageIndexKernels& level, const PageIndexProblem& p, void* scratch)
+  RowMember(const PageIndexKernels& level, const PageIndexProblem& p, void* scratch)
       : level_(level), p_(p), scratch_(p, scratch) {}
 
   void run_item(int64_t index, int64_t kv_head) const {
@@ -69,31 +85,84 @@ class PageMember {
     const TokenSet list(p_.visits.list(block, kv_head), slot / kPageSize + 1);
     if (p_.heads[kv_head] == IndexedHead::dense || visits_all(p_, row)) return list.add_all();
     list.clear();
-    const ops::PageCandidates pages = candidates_of(p_, row);
-    score(row, kv_head, pages);
-    const auto chosen = static_cast<int32_t>(chosen_pages(p_, pages.count()));
-    const TokenSet behind(p_.visits.list(block, kv_head) + pages.first, pages.count());
-    add_blocks(scratch_.scores, pages.count(), {chosen, 0.0f}, kPageSize, scratch_.order, behind);
+    const PageCandidates pages = candidates_of(p_, row);
+    add_chosen(row, kv_head, pages, p_.visits.list(block, kv_head) + pages.first);
     add_always({p_.sink_tokens, p_.local_tokens}, row, list);
     list.add((own_page - 1) * kPageSize, slot + 1);
   }
 
  private:
-  void score(const VisitBlock& row, int64_t kv_head, const ops::PageCandidates& pages) const {
-    const int32_t* ids = p_.batch.kv_indices + p_.batch.kv_indptr[row.sequence] + pages.first;
-    for (int64_t i = 0; i < pages.count(); ++i) {
-      scratch_.bounds[i] = bounds_of(ids[i], kv_head, scratch_.own + i * 2 * p_.kv.head_dim);
+  void add_chosen(const VisitBlock& row, int64_t kv_head, const PageCandidates& pages,
+                  uint64_t* words) const {
+    const int64_t units = pages.count() * (kPageSize / p_.unit);
+    const int64_t kept = chosen_units(p_, units);
+    if (kept == 0) return;
+    p_.has_bounds() ? score_units(row, kv_head, pages) : score_keys(row, kv_head, pages);
+    const int64_t scores = pages.count() * (kPageSize / p_.summary_unit());
+    level_.vote(scratch_.scores, scores, p_.group(), p_.vote == ops::HeadVote::sum);
+    if (p_.means) take_windows(pages.count());
+    const TokenSet chosen(scratch_.chosen, TokenSet::words_of(units));
+    chosen.clear();
+    level_.choose(scratch_.scores, units, kept, scratch_.chosen);
+    const TokenSet to(words, pages.count());
+    if (p_.unit == 1) return to.add(chosen);
+    chosen.for_tokens([&](int64_t unit) { to.add(unit * p_.unit, (unit + 1) * p_.unit); });
+  }
+
+  // Of each page the highest score of the windows that it shares keys with: in place, as they begin
+  // behind it.
+  void take_windows(int64_t pages) const {
+    constexpr int64_t kOfPage = kPageSize / ops::kMeanUnit;
+    const int64_t windows = pages * kOfPage - 1;
+    for (int64_t page = 0; page < pages; ++page) {
+      const int64_t first = std::max<int64_t>(0, page * kOfPage - 1);
+      const int64_t end = std::min(windows, (page + 1) * kOfPage);
+      scratch_.scores[page] = *std::max_element(scratch_.scores + first, scratch_.scores + end);
     }
-    PageScoreTile tile = {};
-    tile.q = p_.q + row.first_row * p_.q_stride + kv_head * p_.group() * p_.kv.head_dim;
-    tile.group = p_.group();
-    tile.head_dim = p_.kv.head_dim;
-    tile.num_pages = static_cast<int32_t>(pages.count());
-    tile.sm_scale = p_.sm_scale;
+    std::fill(scratch_.scores + pages, scratch_.scores + padded_scores(pages),
+              std::numeric_limits<float>::lowest());
+  }
+
+  RowQueries queries_of(const VisitBlock& row, int64_t kv_head) const {
+    const float* q = p_.q + row.first_row * p_.q_stride + kv_head * p_.group() * p_.kv.head_dim;
+    return {q, p_.group(), p_.kv.head_dim, p_.sm_scale};
+  }
+  const int32_t* ids_of(const VisitBlock& row, const PageCandidates& pages) const {
+    return p_.batch.kv_indices + p_.batch.kv_indptr[row.sequence] + pages.first;
+  }
+
+  void score_units(const VisitBlock& row, int64_t kv_head, const PageCandidates& pages) const {
+    const int32_t* ids = ids_of(row, pages);
+    const int64_t of_page = kPageSize / p_.summary_unit();
+    const int64_t numbers = p_.summary_vectors() * p_.kv.head_dim;
+    for (int64_t i = 0; i < pages.count(); ++i) {
+      const uint16_t* bounds = bounds_of(ids[i], kv_head, scratch_.own + i * of_page * numbers);
+      for (int64_t unit = 0; unit < of_page; ++unit) {
+        scratch_.bounds[i * of_page + unit] = bounds + unit * numbers;
+      }
+    }
+    UnitScoreTile tile = {};
+    tile.queries = queries_of(row, kv_head);
+    tile.num_units = pages.count() * of_page;
     tile.bounds = scratch_.bounds;
     tile.scores = scratch_.scores;
     tile.scratch = scratch_.tile;
-    level_.score(tile);
+    p_.means ? level_.score_windows(tile) : level_.score_units(tile);
+  }
+
+  void score_keys(const VisitBlock& row, int64_t kv_head, const PageCandidates& pages) const {
+    const int32_t* ids = ids_of(row, pages);
+    for (int64_t i = 0; i < pages.count(); ++i) scratch_.keys[i] = keys_of(ids[i], kv_head);
+    KeyScoreTile tile = {};
+    tile.queries = queries_of(row, kv_head);
+    tile.num_pages = pages.count();
+    tile.dtype = p_.kv.dtype;
+    tile.pages = scratch_.keys;
+    tile.channels = p_.channels + kv_head * p_.num_channels;
+    tile.num_channels = p_.num_channels;
+    tile.scores = scratch_.scores;
+    tile.scratch = scratch_.tile;
+    level_.score_keys(tile);
   }
 
   // `own` is memory for them.
@@ -113,25 +182,28 @@ class PageMember {
   }
 
   const uint16_t* make_bounds(int64_t page, int64_t head, uint16_t* to) const {
-    PageKeys keys = {};
-    keys.dtype = p_.kv.dtype;
-    keys.head_dim = p_.kv.head_dim;
-    keys.k = p_.kv.k_head(page, head);
+    const KeyShape shape = {p_.kv.dtype, p_.kv.head_dim};
+    const PageKeys keys = keys_of(page, head);
+    p_.means ? level_.average(shape, keys, to) : level_.bound(shape, keys, p_.unit, to);
+    return to;
+  }
+
+  PageKeys keys_of(int64_t page, int64_t head) const {
+    PageKeys keys = {p_.kv.k_head(page, head), nullptr};
     if (p_.kv.k_scale != nullptr) {
       keys.k_scale = p_.kv.k_scale + (page * p_.kv.num_kv_heads + head) * kPageSize;
     }
-    level_.bound(keys, to);
-    return to;
+    return keys;
   }
 
   const PageIndexKernels& level_;
   const PageIndexProblem& p_;
-  const PageScratch scratch_;
+  const RowScratch scratch_;
 };
 
 template <Level kLevel>
-void run_pages(const PageIndexProblem& p, Team& team) {
-  const PageMember member(kernels<kLevel, PageIndexKernels>(), p, team.scratch());
+void run_rows(const PageIndexProblem& p, Team& team) {
+  const RowMember member(kernels<kLevel, PageIndexKernels>(), p, team.scratch());
   const int64_t heads = p.kv.num_kv_heads;
   team.for_chunks(p.visits.num_rows * heads,
                   [&](int64_t i) { member.run_item(i / heads, i % heads); });
@@ -151,8 +223,8 @@ const char* rejects(const PageIndexProblem& p) {
 void register_page_index() {
   auto& table = ops::mutable_table<PageIndexProblem>();
   for_levels<Level::portable, Level::avx2, Level::avx512>([&]<Level kLevel>() {
-    table.add({"page_index." + std::string(name(kLevel)), isa_of(kLevel), rejects,
-               run_pages<kLevel>, PageScratch::bytes});
+    table.add({"page_index." + std::string(name(kLevel)), isa_of(kLevel), rejects, run_rows<kLevel>,
+               RowScratch::bytes});
   });
 }
 

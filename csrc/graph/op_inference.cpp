@@ -4,6 +4,7 @@
 
 #include "effinfer/ops/rope.h"
 #include "graph/text.h"
+#include "ops/kv_layout.h"
 #include "ops/limits.h"
 
 namespace effinfer::graph {
@@ -164,6 +165,15 @@ std::vector<ValueType> infer_index(const OpContext& context) {
   return {visits_handle(context)};
 }
 
+// What indices of generated rows have in common.
+std::vector<ValueType> infer_generated(const OpContext& context) {
+  context.positive("keys", 0);
+  check_share(context, "share");
+  const std::string& vote = context.node().get_string("vote");
+  context.require(vote == "highest" || vote == "sum", "vote", "\"highest\" or \"sum\"");
+  return infer_index(context);
+}
+
 }  // namespace
 
 std::vector<ValueType> infer_embedding(const OpContext& context) {
@@ -247,9 +257,25 @@ std::vector<ValueType> infer_block_index(const OpContext& context) {
 }
 
 std::vector<ValueType> infer_page_index(const OpContext& context) {
-  context.positive("pages", 0);
-  check_share(context, "share");
-  return infer_index(context);
+  const int64_t unit = context.positive("unit");
+  context.require(ops::is_bounds_unit(unit), "unit", "16, 32 or 64");
+  const std::string& score = context.node().get_string("score");
+  context.require(score == "bounds" || (score == "means" && unit == ops::kPageSize), "score",
+                  "\"bounds\", or \"means\" with units of 64");
+  return infer_generated(context);
+}
+
+std::vector<ValueType> infer_key_index(const OpContext& context) {
+  const std::vector<int64_t>& channels = context.node().get_ints("channels");
+  const auto heads = static_cast<size_t>(context.positive("kv_heads"));
+  const size_t of_head = channels.size() / heads;
+  bool ascend = channels.size() % heads == 0;
+  for (size_t i = 0; ascend && i < channels.size(); ++i) {
+    const int64_t least = i % of_head == 0 ? 0 : channels[i - 1] + 1;
+    ascend = channels[i] >= least && channels[i] < context.positive("head_dim");
+  }
+  context.require(ascend, "channels", "none, or of each KV head as many increasing ones");
+  return infer_generated(context);
 }
 
 // The handle is the one that it reads: what stands behind it sees the sums.

@@ -55,7 +55,7 @@ std::vector<std::unique_ptr<PagePool>> make_pools(const KvCacheConfig& config) {
   for (const KvGroup& group : config.groups) {
     part.num_layers = static_cast<int32_t>(group.layers.size());
     if (group.window_left >= 0) part.coding = {};
-    part.page_bounds = config.page_bounds && group.window_left < 0;
+    part.index_unit = group.window_left < 0 ? config.index_unit : 0;
     pools.push_back(std::make_unique<PagePool>(part));
   }
   return pools;

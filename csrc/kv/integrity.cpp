@@ -1,5 +1,7 @@
 // KvCache::check_integrity: what must hold between sequences, tables, pools and the radix tree.
 #include <algorithm>
+#include <cmath>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -28,21 +30,45 @@ void check_counts(const std::string& label, const kv::Sequence& sequence) {
   if (sequence.length() + sequence.shift < 0) fail(label, "a negative position");
 }
 
-// What is known of a page's keys holds for each of them.
+// What is known of a unit's keys in a dimension holds for each of them.
+bool holds_bounds(const uint16_t* bounds, size_t dim, size_t d, std::span<const float> keys) {
+  const float least = bf16_to_f32(bounds[d]), most = bf16_to_f32(bounds[dim + d]);
+  for (size_t i = d; i < keys.size(); i += dim) {
+    if (!(least <= keys[i] && keys[i] <= most)) return false;
+  }
+  return true;
+}
+// To float32 and then to bf16 rounded.
+bool holds_mean(const uint16_t* mean, size_t dim, size_t d, std::span<const float> keys) {
+  double sum = 0.0, size = 0.0;
+  for (size_t i = d; i < keys.size(); i += dim) {
+    sum += double{keys[i]};
+    size += std::abs(double{keys[i]});
+  }
+  const double count = static_cast<double>(keys.size() / dim);
+  const double error = 0x1p-8 * std::abs(sum) + 0x1p-19 * size;
+  return std::abs(double{bf16_to_f32(mean[d])} * count - sum) <= error;
+}
+
 void check_page(const ops::KvLayer& layer, int32_t page, int32_t head) {
   const auto dim = static_cast<size_t>(layer.head_dim);
-  const uint16_t* least = layer.bounds.of(page, head, layer.num_kv_heads, layer.head_dim);
-  std::vector<float> key(dim);
-  for (int32_t token = 0; token < KvCache::kPageSize; ++token) {
-    kv::read_key(layer, head, {page, token}, key.data());
+  const auto unit = static_cast<size_t>(layer.bounds.unit);
+  const bool means = layer.bounds.vectors == 1;
+  const uint16_t* kept = layer.bounds.of(page, head, layer.num_kv_heads, layer.head_dim);
+  std::vector<float> keys(unit * dim);
+  for (size_t first = 0; first < KvCache::kPageSize; first += unit, kept += means ? dim : 2 * dim) {
+    for (size_t i = 0; i < unit; ++i) {
+      kv::read_key(layer, head, {page, static_cast<int32_t>(first + i)}, &keys[i * dim]);
+    }
     for (size_t d = 0; d < dim; ++d) {
-      if (bf16_to_f32(least[d]) <= key[d] && key[d] <= bf16_to_f32(least[dim + d])) continue;
-      fail("[kv_cache] page " + std::to_string(page), ": a key outside its bounds");
+      if (means ? holds_mean(kept, dim, d, keys) : holds_bounds(kept, dim, d, keys)) continue;
+      fail("[kv_cache] page " + std::to_string(page),
+           means ? ": a mean of other keys" : ": a key outside its bounds");
     }
   }
 }
 void check_bounds(const kv::PagePool& pool) {
-  if (!pool.config().page_bounds || !pool.config().on_host()) return;  // a GPU's are out of reach
+  if (pool.config().index_unit <= 1 || !pool.config().on_host()) return;  // a GPU's: out of reach
   for (const ops::KvLayer& layer : pool.layers()) {
     for (int32_t page = 0; page < pool.num_pages(); ++page) {
       const int32_t* known = layer.bounds.known + page * layer.bounds.known_stride;

@@ -90,7 +90,8 @@ PagePool::PagePool(const KvCacheConfig& config) : config_(config) {
     coded_ = std::make_unique<CodedStore>(config, capacity_bytes());
     for (size_t i = 0; i < num_layers; ++i) layers_[i].coded = coded_->layer(i);
   }
-  if (config.page_bounds) allocate_bounds();
+  if (config.index_unit != 0) check_index();
+  if (config.index_unit > 1) allocate_bounds();
   const size_t count = static_cast<size_t>(config.num_pages);
   references_.assign(count + (coded_ ? static_cast<size_t>(coded_->num_coded()) : 0), 0);
   used_before_.assign(count, 0);
@@ -139,13 +140,21 @@ ops::KvLayer PagePool::next_layer(Bank& bank) {
   return layer;
 }
 
+void PagePool::check_index() const {
+  const int64_t unit = config_.index_unit;
+  require(unit == 1 || ops::is_bounds_unit(unit), "index_unit", "0, 1, 16, 32 or 64", unit);
+  if (coded_) throw Unsupported("[kv_cache] index_unit: not beside coding");
+}
+
 // Of all layers, beside their pages.
 void PagePool::allocate_bounds() {
-  if (coded_) throw Unsupported("[kv_cache] page_bounds: not beside coding");
   const auto heads = static_cast<size_t>(config_.num_kv_heads);
+  ops::PageBounds kept;
+  kept.unit = config_.index_unit;
+  kept.vectors = config_.index_means ? 1 : 2;
+  const auto numbers = static_cast<size_t>(kept.page_numbers(config_.head_dim));
   const size_t plane =
-      multiply(static_cast<size_t>(config_.num_pages),
-               heads * 2 * static_cast<size_t>(config_.head_dim) * sizeof(uint16_t));
+      multiply(static_cast<size_t>(config_.num_pages), heads * numbers * sizeof(uint16_t));
   for (Bank& bank : banks_) allocate_bounds(bank, plane);
   std::vector<size_t> next(banks_.size());
   for (size_t i = 0; i < layers_.size(); ++i) {
@@ -155,6 +164,8 @@ void PagePool::allocate_bounds() {
     bounds.values = static_cast<uint16_t*>(bank.bounds.get()) + place * plane / sizeof(uint16_t);
     bounds.known = bank.known.get() + place * heads;
     bounds.known_stride = static_cast<int64_t>(bank.known_of_page);
+    bounds.unit = kept.unit;
+    bounds.vectors = kept.vectors;
   }
 }
 
@@ -167,7 +178,7 @@ void PagePool::allocate_bounds(Bank& bank, size_t plane) {
   bank.bounds = bank.memory.allocate(bytes, Pages::lazy);
   bank.known = std::static_pointer_cast<int32_t>(bank.memory.allocate(flags, Pages::lazy));
   if (!bank.bounds || !bank.known) {
-    throw OutOfMemory("[kv_cache] page_bounds: no memory for " + std::to_string(bytes + flags) +
+    throw OutOfMemory("[kv_cache] index_unit: no memory for " + std::to_string(bytes + flags) +
                       " bytes on " + name(bank.memory.device()));
   }
   num_bytes_ += bytes + flags;

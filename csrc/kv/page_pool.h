@@ -159,6 +159,7 @@ class PagePool {
   Bank& bank_on(Device device);
   void allocate(Bank& bank);
   ops::KvLayer next_layer(Bank& bank);
+  void check_index() const;
   void allocate_bounds();
   void allocate_bounds(Bank& bank, size_t plane);
   const Bank& bank_of(size_t layer) const { return banks_[bank_of_[layer]]; }

@@ -1,10 +1,15 @@
-// Choosing the pages that generated rows visit (ops/visits.h), by what their keys are bounded by
-// (Quest, Tang et al., arXiv:2406.10774, section 3.3; effinfer/ops/visits.h has the rule).
+// Choosing the keys that generated rows visit (ops/visits.h): page_index, units of 16, 32 or 64
+// keys by what bounds these (Quest, Tang et al., arXiv:2406.10774, section 3.3), or pages by means
+// of their keys (InfLLM v2, of MiniCPM4, arXiv:2506.07900); and key_index, single keys by their own
+// products with the queries, of all channels or of some (TokenSelect, Wu et al., arXiv:2411.02886;
+// Double Sparsity, Yang et al., arXiv:2408.07092). effinfer/ops/visits.h has the rules.
 //
 // A row at a position of page o:
 //
 //   page     0 ... sinks     ...              o - 2    o - 1     o
 //            visited         chosen from               visited   visited, up to the row
+//
+// Pages that lie within the local tokens are visited and not chosen from, either.
 //
 // Tokens of one step are 64 at most, so what is chosen from was there before the step, whichever
 // of its rows asks: a row chooses alike alone, as a draft, and fed again behind others. A row of a
@@ -15,12 +20,16 @@
 #include <cstdint>
 #include <string>
 
+#include "effinfer/ops/visits.h"
 #include "ops/cost.h"
 #include "ops/kv_layout.h"
 #include "ops/prefill_index.h"
 #include "ops/visits.h"
 
 namespace effinfer::ops {
+
+// Keys that have a mean: two neighbours' is that of a window of 32, every 16 keys.
+inline constexpr int64_t kMeanUnit = 16;
 
 struct PageIndexProblem {
   const float* q = nullptr;  // [T, num_qo_heads, head_dim], roped
@@ -33,12 +42,21 @@ struct PageIndexProblem {
   int32_t sink_tokens = 0;
   int32_t local_tokens = 0;
   int32_t min_tokens = 0;
-  int32_t pages = 0;
-  float share = 0.0f;
+  int32_t unit = kPageSize;  // keys that are chosen together, by bounds; 1: by their own products
+  int32_t keys = 0;          // how many are chosen, in whole units,
+  float share = 0.0f;        // or which share of the units, whichever is more
+  HeadVote vote = HeadVote::highest;
+  bool means = false;                  // of unit 64: pages by means, in place of bounds
+  const int32_t* channels = nullptr;   // [num_kv_heads][num_channels], ascending; of unit 1
+  int32_t num_channels = 0;            // 0: all
   const IndexedHead* heads = nullptr;  // [num_kv_heads]
   int32_t max_kv_len = 0;              // of any step, for the scratch
 
   constexpr int32_t group() const { return num_qo_heads / kv.num_kv_heads; }
+  constexpr bool has_bounds() const { return unit > 1; }  // or means
+  // Keys of which there are bounds, or a mean.
+  constexpr int64_t summary_unit() const { return means ? kMeanUnit : unit; }
+  constexpr int64_t summary_vectors() const { return means ? 1 : 2; }
 };
 
 // The pages [first, end) that a row chooses from.
@@ -50,20 +68,23 @@ struct PageCandidates {
 };
 constexpr PageCandidates candidates_of(const PageIndexProblem& p, const VisitBlock& row) {
   const int64_t first = p.sink_tokens / kPageSize;
-  const int64_t end = row.position / kPageSize - 1;
+  const int64_t local = p.local_tokens > 0 ? row.position + 1 - p.local_tokens : row.position;
+  const int64_t behind = local > 0 ? (local + kPageSize - 1) / kPageSize : 0;
+  const int64_t newest = row.position / kPageSize - 1;
+  const int64_t end = behind < newest ? behind : newest;
   return {first, end > first ? end : first};
 }
-// How many of them it visits.
-constexpr int64_t chosen_pages(const PageIndexProblem& p, int64_t candidates) {
-  const float share = p.share * static_cast<float>(candidates);
+// Of `units` of them, how many it visits.
+constexpr int64_t chosen_units(const PageIndexProblem& p, int64_t units) {
+  const float share = p.share * static_cast<float>(units);
   const auto whole = static_cast<int64_t>(share);
   const int64_t rounded = share > static_cast<float>(whole) ? whole + 1 : whole;
-  const int64_t wanted = p.pages > rounded ? p.pages : rounded;
-  return wanted < candidates ? wanted : candidates;
+  const int64_t wanted = p.keys / p.unit > rounded ? p.keys / p.unit : rounded;
+  return wanted < units ? wanted : units;
 }
 constexpr bool visits_all(const PageIndexProblem& p, const VisitBlock& row) {
-  const int64_t candidates = candidates_of(p, row).count();
-  return row.position + 1 < p.min_tokens || chosen_pages(p, candidates) == candidates;
+  const int64_t units = candidates_of(p, row).count() * (kPageSize / p.unit);
+  return row.position + 1 < p.min_tokens || chosen_units(p, units) == units;
 }
 
 std::string describe(const PageIndexProblem& problem);

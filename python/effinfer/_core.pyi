@@ -356,7 +356,8 @@ class KvCache:
         head_dim: int,
         dtype: str = "bf16",
         num_pages: int,
-        page_bounds: bool = False,
+        index_unit: int = 0,
+        index_means: bool = False,
     ) -> None: ...
     def append(self, sequence: int, tokens: typing.Any) -> None: ...
     def can_append(self, sequence: int, count: int) -> bool: ...
@@ -1794,6 +1795,25 @@ def keep_top(
     A hook that keeps the slots that have most in a plane, as SequenceState.keep_top() does: at the prompt's end, or with a stride whenever there are more than `count`, so many at a time. technique: that requests name to have it; empty: it is for all. Throws InvalidArgumentError for count below first + last + stride, and other wrong values.
     """
 
+def key_visits(
+    visits: Visits,
+    q: numpy.typing.NDArray[typing.Any],
+    kv: PagedKv,
+    qo_indptr: numpy.typing.NDArray[typing.Any],
+    kv_indptr: numpy.typing.NDArray[typing.Any],
+    kv_indices: numpy.typing.NDArray[typing.Any],
+    kv_len: numpy.typing.NDArray[typing.Any],
+    *,
+    sm_scale: float | None = None,
+    channels: typing.Any = None,
+    keys: int = 0,
+    share: float = 0.0,
+    vote: str = "highest",
+    sink_tokens: int = 0,
+    local_tokens: int = 0,
+    min_tokens: int = 0,
+    pool: ThreadPool | None = None,
+) -> None: ...
 def kv_append(
     kv: PagedKv,
     k: numpy.typing.NDArray[typing.Any],
@@ -1972,8 +1992,11 @@ def page_visits(
     kv_len: numpy.typing.NDArray[typing.Any],
     *,
     sm_scale: float | None = None,
-    pages: int = 0,
+    unit: int = 64,
+    means: bool = False,
+    keys: int = 0,
     share: float = 0.0,
+    vote: str = "highest",
     sink_tokens: int = 0,
     local_tokens: int = 0,
     min_tokens: int = 0,

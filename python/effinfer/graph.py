@@ -150,9 +150,13 @@ class GraphBuilder:
         return self.node("block_index", q, kv, *after, **attributes)
 
     def page_index(self, q: Value, kv: Value, *after: Value, **attributes: Any) -> Value:
-        """Which pages of 64 keys generated tokens visit, by what bounds their logits: such a
-        handle."""
+        """Which units of 16, 32 or 64 keys generated tokens visit, by what bounds their logits, or
+        pages by means of their keys: such a handle."""
         return self.node("page_index", q, kv, *after, **attributes)
+
+    def key_index(self, q: Value, kv: Value, *after: Value, **attributes: Any) -> Value:
+        """Which single keys generated tokens visit, by logits of all channels or of some."""
+        return self.node("key_index", q, kv, *after, **attributes)
 
     def attention(
         self,

@@ -1,12 +1,13 @@
-"""page_index in a graph: which pages generated tokens visit."""
+"""page_index and key_index in a graph: which keys generated tokens visit."""
 
+import re
 from typing import Any
 
 import numpy as np
 import pytest
 
 from effinfer import _core
-from effinfer.techniques import Quest, XAttention
+from effinfer.techniques import DoubleSparsity, Quest, TokenSelect, XAttention
 from tests.compiler.tiny_models import (
     HEAD_DIM,
     KV_HEADS,
@@ -20,8 +21,20 @@ from tests.compiler.tiny_models import (
 TOKENS = np.random.default_rng(8).integers(0, 101, 250).tolist()
 PROMPT = 240  # of pages 0 to 3; behind the first and before the two newest one is chosen from
 STEPS = {"max_tokens": 256, "max_rows": 256}
-NOTHING_CHOSEN = Quest(budget=192, min_tokens=0, skip_layers=0)
-EVERYTHING = Quest(budget=256, min_tokens=0, skip_layers=0)
+NOTHING_CHOSEN = Quest(unit=16, budget=192, min_tokens=0, skip_layers=0)
+EVERYTHING = Quest(unit=16, budget=256, min_tokens=0, skip_layers=0)
+# Of the 64 keys that are chosen from.
+SOME = [
+    Quest(unit=16, budget=224, min_tokens=0, skip_layers=0),
+    TokenSelect(budget=202, min_tokens=0, skip_layers=0),
+    DoubleSparsity(
+        budget=202,
+        min_tokens=0,
+        skip_layers=0,
+        channels=2,
+        labels=(0, 1, 4, 5, 6, 7, 10, 11),
+    ),
+]
 
 
 def sparse(model: TinyModel, method: Any) -> TinyModel:
@@ -46,15 +59,17 @@ def test_visiting_everything_is_dense_attention(isa, precision):
     assert (chosen != expected).any(-1).all()
 
 
-def test_rows_choose_alike_however_many_share_a_step(isa):
-    model = sparse(make_llama(), NOTHING_CHOSEN)
+@pytest.mark.parametrize("method", SOME, ids=lambda method: method.name)
+def test_rows_choose_alike_however_many_share_a_step(isa, method):
+    model = sparse(make_llama(), method)
     expected = generated(model)
     for rows in (2, 3, 10):
         np.testing.assert_array_equal(generated(model, rows), expected)
 
 
-def test_passes_and_threads_change_no_bits():
-    model = sparse(make_llama(q="q4_0", k="q8_0", v="q8_0"), NOTHING_CHOSEN)
+@pytest.mark.parametrize("method", SOME, ids=lambda method: method.name)
+def test_passes_and_threads_change_no_bits(method):
+    model = sparse(make_llama(q="q4_0", k="q8_0", v="q8_0"), method)
     expected = generated(model)
     names = ["fuse_rope_append", "fuse_regions", "fuse_attention"]
     for disabled in ([], *([name] for name in names), names):
@@ -62,8 +77,9 @@ def test_passes_and_threads_change_no_bits():
         np.testing.assert_array_equal(actual, expected)
 
 
-def test_what_is_chosen_depends_on_its_own_sequence():
-    model = sparse(make_llama(), NOTHING_CHOSEN)
+@pytest.mark.parametrize("method", SOME, ids=lambda method: method.name)
+def test_what_is_chosen_depends_on_its_own_sequence(method):
+    model = sparse(make_llama(), method)
     expected = generated(model)
     both = Stepper(model.compile(max_tokens=512, max_rows=512), 2)
     both.step({0: TOKENS[:PROMPT], 1: TOKENS[30:]}, "prefill")
@@ -99,9 +115,10 @@ def test_blocks_of_prompts_and_generated_rows_have_lists_of_their_own():
     np.testing.assert_array_equal(limit[1], alone[1])
 
 
-def test_an_index_is_for_its_heads():
+@pytest.mark.parametrize("method", SOME, ids=lambda method: method.name)
+def test_an_index_is_for_its_heads(method):
     model = make_llama()
-    text = sparse(model, NOTHING_CHOSEN).graph.to_string()
+    text = sparse(model, method).graph.to_string()
 
     def logits(only: str) -> np.ndarray:
         graph = _core.Graph.parse(text.replace("only = []", f"only = {only}"))
@@ -125,42 +142,73 @@ def test_first_layers_are_skipped():
     assert [indices(n) for n in (0, 1, 9)] == [LAYERS, LAYERS - 1, 0]
 
 
-def test_a_cache_without_bounds_is_refused():
+def test_a_cache_for_another_index_is_refused():
     executable = sparse(make_llama(), EVERYTHING).compile()
-    shape = {"num_layers": LAYERS, "num_kv_heads": KV_HEADS, "head_dim": HEAD_DIM}
+    shape = {"num_layers": LAYERS, "num_kv_heads": KV_HEADS, "head_dim": HEAD_DIM, "num_pages": 4}
     stepper = Stepper(executable)
-    stepper.cache = _core.KvCache(**shape, num_pages=4)
-    with pytest.raises(_core.InvalidArgumentError, match="cache: expected one that keeps bounds"):
-        stepper.step({0: [1, 2]}, "decode")
+    for unit, means in ((0, False), (1, False), (64, False), (16, True)):
+        stepper.cache = _core.KvCache(**shape, index_unit=unit, index_means=means)
+        with pytest.raises(_core.InvalidArgumentError, match="an index of 16 keys by bounds"):
+            stepper.step({0: [1, 2]}, "decode")
     stepper = Stepper(executable)
-    stepper.cache = _core.KvCache(**shape, num_pages=4, page_bounds=True)
+    stepper.cache = _core.KvCache(**shape, index_unit=16)
     assert np.isfinite(stepper.step({0: [1, 2]}, "decode")[0]).all()
+    with pytest.raises(_core.InvalidArgumentError, match="index_unit: expected 0, 1, 16, 32 or 64"):
+        _core.KvCache(**shape, index_unit=48)
 
 
-def test_bounds_take_a_small_share_of_the_cache():
+@pytest.mark.parametrize(
+    ("score", "got"),
+    [("bounds", "64 keys by bounds, got 16 by bounds"), ("means", "16 keys by means, got 16 by")],
+)
+def test_two_kinds_of_indices_are_refused(score, got):
+    model = make_llama()
+    first, *others = re.split("(?<=vote)", sparse(model, EVERYTHING).graph.to_string(), maxsplit=1)
+    first = first.replace("unit = 16", "unit = 64").replace('"bounds"', f'"{score}"')
+    graph = _core.Graph.parse("".join([first, *others]))
+    with pytest.raises(_core.InvalidArgumentError, match=got):
+        TinyModel(graph, model.source, model.exact).compile()
+
+
+@pytest.mark.parametrize(
+    ("unit", "means", "share"),
+    [(1, False, 0.0), (16, False, 0.12), (16, True, 0.06), (32, False, 0.06), (64, False, 0.03)],
+)
+def test_what_is_kept_takes_a_small_share_of_the_cache(unit, means, share):
     shape = {"num_layers": 3, "num_kv_heads": 2, "head_dim": 64, "num_pages": 100}
     for dtype in ("f32", "f16", "bf16", "i8"):
         plain = _core.KvCache(**shape, dtype=dtype).num_bytes
-        with_bounds = _core.KvCache(**shape, dtype=dtype, page_bounds=True).num_bytes
-        assert 0 < with_bounds - plain < 0.04 * plain
+        kept = _core.KvCache(**shape, dtype=dtype, index_unit=unit, index_means=means).num_bytes
+        assert share / 8 <= (kept - plain) / plain <= share
 
 
 def test_explain_names_the_index_and_the_limits():
-    text = sparse(make_llama(), Quest(budget=512, skip_layers=0)).compile().explain()
-    assert "page_index" in text
-    assert "pages=5" in text
+    text = sparse(make_llama(), Quest(unit=16, budget=512, skip_layers=0)).compile().explain()
+    assert "[page_index] unit=16 keys=320" in text
     assert "all keys: rows of prompts, or of fewer than 2048 keys" in text
 
 
 @pytest.mark.parametrize(
-    ("name", "value"),
-    [("pages", -1), ("share", 1.5), ("sink_tokens", -1), ("min_tokens", -1), ("only", [2])],
+    ("method", "name", "value"),
+    [
+        (0, "keys", "-1"),
+        (0, "unit", "48"),
+        (0, "score", '"means"'),
+        (0, "score", '"sums"'),
+        (0, "vote", '"all"'),
+        (0, "share", "1.5"),
+        (0, "sink_tokens", "-1"),
+        (0, "min_tokens", "-1"),
+        (0, "only", "[2]"),
+        (1, "keys", "-1"),
+        (1, "channels", "[1]"),
+        (2, "channels", "[1, 0, 1, 2]"),
+        (2, "channels", "[1, 16, 1, 2]"),
+    ],
 )
-def test_wrong_indices_are_refused(name, value):
-    text = sparse(make_llama(), EVERYTHING).graph.to_string()
-    before = {"pages": "pages = 1", "share": "share = 0.0", "only": "only = []"}
-    old = before.get(name, f"{name} = {64 if name == 'sink_tokens' else 0}")
-    assert old in text
-    wrong = text.replace(old, f"{name} = {value}")
+def test_wrong_indices_are_refused(method, name, value):
+    text = sparse(make_llama(), SOME[method]).graph.to_string()
+    wrong, count = re.subn(rf"\b{name} = (\[[^]]*\]|[^,}}]+)", f"{name} = {value}", text)
+    assert count > 0
     with pytest.raises(_core.FormatError, match=name):
         _core.Graph.parse(wrong).verify()

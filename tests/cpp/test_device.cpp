@@ -19,6 +19,7 @@
 #include "ops/attention.h"
 #include "ops/bf16_products.h"
 #include "ops/matmul.h"
+#include "ops/page_index.h"
 #include "ops/registry.h"
 
 #if defined(__x86_64__)
@@ -231,6 +232,18 @@ TEST("whoever has a table may run tiles") {
 TEST("a KV cache on a device that this build lacks is refused") {
   CHECK_THROWS(InvalidArgument, "[memory] device: expected \"cpu\"",
                KvCache(KvCacheConfig{1, 1, 16, DType::f32, 2, kOther}));
+}
+
+TEST("indices of generated rows are refused by name where they have no kernel") {
+  ops::PageIndexProblem problem;
+  problem.kv.num_kv_heads = 1;
+  const auto select = [&](int32_t unit) {
+    problem.unit = unit;
+    return ops::table<ops::PageIndexProblem>().select(problem, {.device = kOther}).name;
+  };
+  const std::string expected = "no kernel on " + name(kOther) + " for ";
+  CHECK_THROWS(Unsupported, expected + "[page_index]", select(16));
+  CHECK_THROWS(Unsupported, expected + "[key_index]", select(1));
 }
 
 CHECK_MAIN()

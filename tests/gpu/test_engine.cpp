@@ -149,7 +149,7 @@ TEST("generated tokens visit the pages that they do on the CPU") {
     return generated(engine, prompt, 6);  // over the end of a page
   };
   const std::vector<SampledToken> dense = run(kGpu, {});
-  for (const char* attributes : {"pages = 1", "share = 0.3, sink_tokens = 64, min_tokens = 321"}) {
+  for (const char* attributes : {"keys = 64", "share = 0.3, sink_tokens = 64, min_tokens = 321"}) {
     const std::vector<SampledToken> expected = run({}, {"page_index", attributes});
     const std::vector<SampledToken> got = run(kGpu, {"page_index", attributes});
     CHECK_EQ(got.size(), size_t{6});
@@ -166,7 +166,7 @@ TEST("generated tokens visit the pages that they do on the CPU") {
 TEST("what generated tokens visit does not depend on the batch, the prefix cache or replays") {
   needs_every_value();
   const std::shared_ptr<const Model> model =
-      model_of("q8_0", {"page_index", "pages = 1, sink_tokens = 64"});
+      model_of("q8_0", {"page_index", "keys = 64, sink_tokens = 64"});
   SamplingParams params;
   params.max_tokens = 10;  // over the end of a page
   params.temperature = 0.0f;
@@ -337,7 +337,7 @@ TEST("every operator of graphs runs on a GPU") {
   // Those of BitNet and Gemma are in tests/models/test_families_on_gpu.py.
   std::set<std::string> seen = {"ternary_linear", "add_rms_norm"};
   // Of techniques that a GPU refuses.
-  seen.insert("attention_mass");
+  seen.insert({"key_index", "attention_mass"});
   const auto run = [&](const std::string& type, const IndexText& index, const UnaryText& gate) {
     const std::shared_ptr<const Model> model = model_of(type, index, gate);
     EngineOptions options = options_on(kGpu, Precision::f32);
@@ -360,10 +360,19 @@ TEST("every operator of graphs runs on a GPU") {
   });
   run("q4_0", {"block_index", "pages = 2"}, {});
   run("q4_0", {"column_index", "columns = 70"}, {});
-  run("q4_0", {"page_index", "pages = 2"}, {});
+  run("q4_0", {"page_index", "keys = 128"}, {});
   for (const graph::OpSpec& op : graph::all_ops()) {
     if (!seen.contains(std::string(op.name))) check::fail(__FILE__, __LINE__, std::string(op.name));
   }
+}
+
+TEST("an index of single keys or of units within pages is refused by name") {
+  const auto refused = [](const char* index, const std::string& attributes) {
+    const std::shared_ptr<const Model> model = model_of("q4_0", {index, attributes});
+    CHECK_THROWS(Unsupported, index, Engine(model, options_on(kGpu, Precision::fast)));
+  };
+  refused("page_index", "unit = 16, keys = 128");
+  refused("key_index", "keys = 128");
 }
 
 TEST("a profile has a record of each call of a step, timed on the device") {

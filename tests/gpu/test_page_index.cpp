@@ -99,7 +99,7 @@ TEST("lists and bounds are the CPU's, for all types of keys, of drafts and trees
       PageIndexProblem p;
       p.sink_tokens = turn % 2 == 0 ? 64 : 5;
       p.local_tokens = turn % 4 == 1 ? 150 : 0;
-      p.pages = turn % 3;
+      p.keys = turn % 3 * 64;
       p.share = turn % 3 == 0 ? 0.3f : 0.0f;
       CHECK(rows.on_gpu(p) == rows.on_cpu(p));
       const std::vector<uint16_t> bounds = rows.bounds();
@@ -127,7 +127,7 @@ TEST("bounds that are known are not made again, and forgotten ones are") {
   cache.upload();
   Rows rows(cache, {{0, 520, 3}});
   PageIndexProblem p;
-  p.pages = 2;
+  p.keys = 128;
   const std::vector<uint64_t> expected = rows.on_gpu(p);
   const std::vector<uint16_t> bounds = rows.bounds();
   // Of pages 0 to 6 both heads asked, each row once.
@@ -147,10 +147,10 @@ TEST("equal scores go to the first pages, and pages may be none") {
   cache.upload();
   Rows rows(cache, {{0, 640, 1}});
   PageIndexProblem p;
-  p.pages = 3;
+  p.keys = 192;
   const std::vector<uint64_t> words = rows.on_gpu(p);
   for (size_t i = 0; i < 10; ++i) CHECK_EQ(words[i], i < 3 || i >= 8 ? ~uint64_t{0} : uint64_t{0});
-  p.pages = 0;
+  p.keys = 0;
   const std::vector<uint64_t> none = rows.on_gpu(p);
   for (size_t i = 0; i < 10; ++i) CHECK_EQ(none[i], i >= 8 ? ~uint64_t{0} : uint64_t{0});
 }
@@ -163,7 +163,7 @@ TEST("heads of other indices stay as they are, dense ones and short sequences vi
   Rows rows(cache, {{0, 600, 2}, {1, 300, 1}});
   rows.indexed() = {IndexedHead::other, IndexedHead::dense, IndexedHead::chosen};
   PageIndexProblem p;
-  p.pages = 1;
+  p.keys = 64;
   p.min_tokens = 400;
   CHECK(rows.on_gpu(p) == rows.on_cpu(p));
   // Of heads that choose alone, of the sequence that is long enough.
@@ -185,7 +185,7 @@ TEST("every barrier is needed") {
   cache.upload();
   Rows rows(cache, {{0, 1000, 2}, {1, 640, 1}});
   PageIndexProblem p;
-  p.pages = 3;
+  p.keys = 192;
   const std::vector<uint64_t> expected = rows.on_gpu(p);
   expect_every_barrier_matters([&] { return rows.on_gpu(p) == expected; }, 3);
 }

@@ -8,6 +8,8 @@ from effinfer.techniques import (
     H2O,
     KIVI,
     Chelsea,
+    DoubleSparsity,
+    InfLLMV2,
     Keyformer,
     KVCompose,
     MInference,
@@ -20,6 +22,7 @@ from effinfer.techniques import (
     SubGen,
     SuffixDecoding,
     Technique,
+    TokenSelect,
     WindowKV,
     XAttention,
     ZeroTuning,
@@ -27,8 +30,12 @@ from effinfer.techniques import (
 
 CASES: dict[str, Technique] = {
     "chelsea": Chelsea(budget=150, sinks=2, recent=20, stride=30, chunk=16, chunk_tokens=128),
+    "double_sparsity": DoubleSparsity(
+        budget=200, min_tokens=0, skip_layers=0, channels=2, labels=(0, 1, 6, 7) * 3
+    ),
     "gear": GEAR(bits=2, rank=2, outliers=12, residual=16),
     "h2o": H2O(budget=150, recent=40, stride=50, chunk_tokens=128),
+    "infllm_v2": InfLLMV2(budget=256, local=64, min_tokens=0, skip_layers=0),
     "keyformer": Keyformer(
         budget=150, recent=40, stride=50, chunk_tokens=128, temperature=1.5, noise=0.8
     ),
@@ -51,6 +58,7 @@ CASES: dict[str, Technique] = {
         sinks=2, text=100, images=40, image_tokens=tuple(range(60)), chunk_tokens=128
     ),
     "subgen": SubGen(budget=150, recent=20, stride=30, chunk_tokens=128),
+    "token_select": TokenSelect(budget=200, min_tokens=0, skip_layers=0),
     "window_kv": WindowKV(budget=100, window=20, span=6, group=2, chunk_tokens=128),
     "xattention": XAttention(min_tokens=0, threshold=0.5, stride=4, chunk_tokens=128),
     "zero_tuning": ZeroTuning(percent=20),

@@ -109,12 +109,16 @@ class KeyPages {
     int32_t token;
   };
 
-  // Whether the visited tokens of the page at hand are taken out of it.
+  // Whether the visited tokens of the page at hand are taken out of it: lines of 16 tokens are
+  // copied as they are.
   bool gathers() const {
     const bool past = (page_ + 1) * kUnit <= task_.position;
-    return past && __builtin_popcountll(word()) <= kGatherTokens &&
-           !task_.coded.holds(task_.pages[page_]);
+    const bool pays = __builtin_popcountll(word()) <= kGatherTokens ||
+                      (word() != ~uint64_t{0} && whole_lines(word()));
+    return past && pays && !task_.coded.holds(task_.pages[page_]);
   }
+  // Whether the word has all of 16 tokens or none, four times.
+  static bool whole_lines(uint64_t word) { return (word & 0x0001000100010001) * 0xffff == word; }
   int32_t page_chunk() const { return static_cast<int32_t>(page_ / ops::kChunkUnits); }
   uint64_t word() const { return task_.words == nullptr ? ~uint64_t{0} : task_.words[page_]; }
 
@@ -186,8 +190,15 @@ class KeyPages {
     coded_.reset();
     has_first_ = gathers_first_;
     if (task_.log_weights != nullptr) at_weights_ = weights_;
-    for (int64_t i = 0; i < count_; ++i) copy_key(i);
-    for (int64_t i = 0; i < count_; i += P) copy_values(i);
+    for (int64_t first = 0; first < count_; first += 16) {
+      if (is_line(first)) {
+        copy_line(first);
+        continue;
+      }
+      const int64_t end = first + 16 < count_ ? first + 16 : count_;
+      for (int64_t i = first; i < end; ++i) copy_key(i);
+      for (int64_t i = first; i < end; i += P) copy_values(i);
+    }
     lines_k_ = reinterpret_cast<const uint8_t*>(k_);
     lines_v_ = reinterpret_cast<const uint8_t*>(v_);
     if (Kv::kScaled) {
@@ -195,6 +206,31 @@ class KeyPages {
       if (task_.v.scales != nullptr) at_v_scales_ = v_scales_;
     }
     ahead_ = 0;
+  }
+
+  // Whether the 16 slots from `first` on are tokens whose lines lie together.
+  bool is_line(int64_t first) const {
+    if (first + 16 > count_ || tokens_[first].token % 16 != 0) return false;
+    const Token last = tokens_[first + 15];
+    return last.page_id == tokens_[first].page_id && last.token == tokens_[first].token + 15;
+  }
+  void copy_line(int64_t first) {
+    const Token from = tokens_[first];
+    const int64_t k = task_.k.dims * (16 / P);  // dwords
+    const int64_t v = task_.v.dims * (16 / P);
+    copy_dwords(k_ + first / 16 * k, task_.k.data + from.page_id * task_.k.page_stride,
+                from.token / 16 * k, k);
+    copy_dwords(v_ + first / 16 * v, task_.v.data + from.page_id * task_.v.page_stride,
+                from.token / 16 * v, v);
+    if (!Kv::kScaled) return;
+    const int64_t scale = from.page_id * task_.k.scale_page_stride + from.token;
+    __builtin_memcpy(k_scales_ + first, task_.k.scales + scale, 16 * sizeof(float));
+    if (task_.v.scales == nullptr) return;
+    __builtin_memcpy(v_scales_ + first, task_.v.scales + scale, 16 * sizeof(float));
+  }
+  static void copy_dwords(uint32_t* to, const uint8_t* page, int64_t first, int64_t count) {
+    __builtin_memcpy(to, reinterpret_cast<const uint32_t*>(page) + first,
+                     static_cast<size_t>(count) * sizeof(uint32_t));
   }
 
   // A dword of each line of 16 tokens.

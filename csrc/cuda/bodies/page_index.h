@@ -79,7 +79,7 @@ struct PageIndexKernel {
    private:
     EFFINFER_DEVICE RowHead choose() {
       constexpr RowHead kNone = {INFINITY, 0};
-      const int64_t wanted = ops::chosen_pages(p_, count_);
+      const int64_t wanted = ops::chosen_units(p_, count_);
       if (wanted == 0) return kNone;
       const int size = p_.group() * p_.kv.head_dim;
       const float* q = p_.q + row_.first_row * p_.q_stride + int64_t{kv_head_} * size;

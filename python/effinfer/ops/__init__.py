@@ -103,7 +103,7 @@ from effinfer.ops.sinks import BatchAttentionWithAttentionSinkWrapper
 from effinfer.ops.sparse import BlockSparseAttentionWrapper, VariableBlockSparseAttentionWrapper
 from effinfer.ops.topk import TopKTieBreak, top_k_page_table_transform, top_k_ragged_transform
 from effinfer.ops.tree import tree_attention
-from effinfer.ops.visits import Visits, block_visits, column_visits, page_visits
+from effinfer.ops.visits import Visits, block_visits, column_visits, key_visits, page_visits
 
 __all__ = [
     "BlockIndex",
@@ -112,6 +112,7 @@ __all__ = [
     "block_score_index",
     "page_bounds",
     "page_visits",
+    "key_visits",
     "pooled_attention_scores",
     "block_visits",
     "column_visits",

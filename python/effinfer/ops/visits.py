@@ -14,7 +14,7 @@ from effinfer._core import PagedKv, ThreadPool, Visits
 from effinfer.ops.attention import layout_of
 from effinfer.ops.shared.arrays import AnyArray, dense
 
-__all__ = ["Visits", "block_visits", "column_visits", "page_visits"]
+__all__ = ["Visits", "block_visits", "column_visits", "key_visits", "page_visits"]
 
 
 def column_visits(
@@ -118,23 +118,30 @@ def page_visits(
     kv_indices: AnyArray,
     kv_len: AnyArray,
     *,
-    pages: int = 0,
+    unit: int = 64,
+    means: bool = False,
+    keys: int = 0,
     share: float = 0.0,
+    vote: str = "highest",
     sm_scale: float | None = None,
     sink_tokens: int = 0,
     local_tokens: int = 0,
     min_tokens: int = 0,
     pool: ThreadPool | None = None,
 ) -> None:
-    """Writes the lists of generated rows: pages of 64 keys by how high their logits may be, as the
-    least and the greatest key of each dimension bound them (Quest, arXiv:2406.10774).
+    """Writes the lists of generated rows: units of 16, 32 or 64 keys by how high their logits may
+    be, as the least and the greatest key of each dimension bound them (Quest, arXiv:2406.10774); or
+    pages of 64 by the mean keys of windows of 32 (InfLLM v2, of MiniCPM4, arXiv:2506.07900).
 
     Args:
-        q: float32 [T, num_qo_heads, head_dim]; a page's score is the highest of a KV head's query
-            heads, each less the logarithm of its exponentials' sum over the pages.
-        pages, share: how many, or which share of those that are chosen from, whichever is more:
-            those behind the whole pages of `sink_tokens` and before the row's own page and the one
-            before it, which are visited in any case.
+        q: float32 [T, num_qo_heads, head_dim].
+        means: by means, with a unit of 64.
+        keys, share: how many, in whole units, or which share of the units that are chosen from,
+            whichever is more: those behind the whole pages of `sink_tokens` and before the pages
+            of whole `local_tokens`, the row's own page and the one before it, which are visited in
+            any case.
+        vote: what the query heads of a KV head make of their scores, each with a softmax over the
+            units, or the windows: the "highest", or the "sum".
         min_tokens: rows behind fewer keys visit all of them.
     """
     _core.page_visits(
@@ -142,8 +149,55 @@ def page_visits(
         dense(q, "[page_visits] q"),
         kv,
         *layout_of("page_visits", qo_indptr, kv_indptr, kv_indices, kv_len),
-        pages=pages,
+        unit=unit,
+        means=means,
+        keys=keys,
         share=share,
+        vote=vote,
+        sm_scale=sm_scale,
+        sink_tokens=sink_tokens,
+        local_tokens=local_tokens,
+        min_tokens=min_tokens,
+        pool=pool,
+    )
+
+
+def key_visits(
+    visits: Visits,
+    q: AnyArray,
+    kv: PagedKv,
+    qo_indptr: AnyArray,
+    kv_indptr: AnyArray,
+    kv_indices: AnyArray,
+    kv_len: AnyArray,
+    *,
+    channels: AnyArray | None = None,
+    keys: int = 0,
+    share: float = 0.0,
+    vote: str = "highest",
+    sm_scale: float | None = None,
+    sink_tokens: int = 0,
+    local_tokens: int = 0,
+    min_tokens: int = 0,
+    pool: ThreadPool | None = None,
+) -> None:
+    """Writes the lists of generated rows: single keys by their logits (TokenSelect,
+    arXiv:2411.02886), or by what some channels add to these (Double Sparsity, arXiv:2408.07092).
+
+    Args:
+        q: float32 [T, num_qo_heads, head_dim].
+        channels: int32 [num_kv_heads, n], ascending; None: all.
+        keys, share, vote, min_tokens: as page_visits() has them, with units of one key.
+    """
+    _core.key_visits(
+        visits,
+        dense(q, "[key_visits] q"),
+        kv,
+        *layout_of("key_visits", qo_indptr, kv_indptr, kv_indices, kv_len),
+        channels=None if channels is None else dense(channels, "[key_visits] channels"),
+        keys=keys,
+        share=share,
+        vote=vote,
         sm_scale=sm_scale,
         sink_tokens=sink_tokens,
         local_tokens=local_tokens,

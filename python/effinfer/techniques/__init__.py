@@ -37,6 +37,8 @@ from effinfer.techniques.kv_methods import (
     KIVI,
     MLKV,
     Chelsea,
+    DoubleSparsity,
+    InfLLMV2,
     Keyformer,
     KVCompose,
     LongGen,
@@ -46,6 +48,7 @@ from effinfer.techniques.kv_methods import (
     StreamingLLM,
     StreamingVLM,
     SubGen,
+    TokenSelect,
     WindowKV,
     ZeroTuning,
 )
@@ -79,6 +82,7 @@ from effinfer.techniques.setup import EngineSetup, RequestSetup, hook
 from effinfer.techniques.skeleton import SkeletonOfThought
 from effinfer.techniques.skip_decode import SkipDecode
 from effinfer.techniques.skip_layers import EarlyExit, SkipLayers
+from effinfer.techniques.sparse_decode import SparseDecode
 from effinfer.techniques.spec_reason import SpecReason
 from effinfer.techniques.staged import StagedDraft
 from effinfer.techniques.suffix_decoding import SuffixDecoding
@@ -112,6 +116,7 @@ __all__ = [
     "CodeSwift",
     "DReSD",
     "DenseStore",
+    "DoubleSparsity",
     "DraftModel",
     "DraftRecipe",
     "DraftSource",
@@ -125,6 +130,7 @@ __all__ = [
     "Heads",
     "HiddenTransfer",
     "Hydra",
+    "InfLLMV2",
     "Installed",
     "KVCompose",
     "Kangaroo",
@@ -148,6 +154,7 @@ __all__ = [
     "SkipDecode",
     "SkipLayers",
     "SnapKV",
+    "SparseDecode",
     "SparsePrefill",
     "SpecReason",
     "SpeculationRecipe",
@@ -160,6 +167,7 @@ __all__ = [
     "Technique",
     "Techniques",
     "TokenRecycling",
+    "TokenSelect",
     "UnifiedSkip",
     "VocabTrim",
     "WindowKV",

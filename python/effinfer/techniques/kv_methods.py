@@ -2,8 +2,10 @@
 how many bits."""
 
 from effinfer.techniques.chelsea import Chelsea
+from effinfer.techniques.double_sparsity import DoubleSparsity
 from effinfer.techniques.gear import GEAR
 from effinfer.techniques.h2o import H2O
+from effinfer.techniques.infllm_v2 import InfLLMV2
 from effinfer.techniques.keyformer import Keyformer
 from effinfer.techniques.kivi import KIVI
 from effinfer.techniques.kv_compose import KVCompose
@@ -15,6 +17,7 @@ from effinfer.techniques.snapkv import SnapKV
 from effinfer.techniques.streaming_llm import StreamingLLM
 from effinfer.techniques.streaming_vlm import StreamingVLM
 from effinfer.techniques.subgen import SubGen
+from effinfer.techniques.token_select import TokenSelect
 from effinfer.techniques.window_kv import WindowKV
 from effinfer.techniques.zero_tuning import ZeroTuning
 
@@ -25,6 +28,8 @@ __all__ = [
     "KV_METHODS",
     "MLKV",
     "Chelsea",
+    "DoubleSparsity",
+    "InfLLMV2",
     "KVCompose",
     "Keyformer",
     "LongGen",
@@ -34,14 +39,17 @@ __all__ = [
     "StreamingLLM",
     "StreamingVLM",
     "SubGen",
+    "TokenSelect",
     "WindowKV",
     "ZeroTuning",
 ]
 
 KV_METHODS = (
     Chelsea,
+    DoubleSparsity,
     GEAR,
     H2O,
+    InfLLMV2,
     KIVI,
     KVCompose,
     Keyformer,
@@ -53,6 +61,7 @@ KV_METHODS = (
     StreamingLLM,
     StreamingVLM,
     SubGen,
+    TokenSelect,
     WindowKV,
     ZeroTuning,
 )

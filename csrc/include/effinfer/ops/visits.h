@@ -84,20 +84,46 @@ EFFINFER_API void block_visits(Visits& visits, const TensorView& q, const PagedK
                                const PagedBatch& batch, const BlockVisits& blocks,
                                const VisitOptions& options, ThreadPool& pool);
 
-// Pages for each generated row, by how high the logits of their keys may be: the sum over
-// dimensions of the higher of the products with the least and the greatest of the page's keys, as
-// bf16 bounds them (Quest, Tang et al., arXiv:2406.10774, section 3.3). A page's score is the
-// highest of the group's heads, each less the logarithm of its exponentials' sum over the pages: of
-// as much use to one head as to another. A row visits its own page and the one before it; the
-// others behind the whole pages of `sink_tokens` are chosen from: as many as `pages`, or `share` of
-// them (rounded up), whichever is more. A row at a position below min_tokens - 1 visits all keys.
-struct PageVisits {
-  int32_t pages = 0;
+// What the query heads of a KV head, which have one list, make of their scores: after the softmax
+// of each over what is chosen from the highest, or the sum.
+enum class HeadVote : uint8_t { highest, sum };
+
+// What a generated row visits: its own page and the one before it, the pages of whole
+// `sink_tokens` and of whole `local_tokens`, and of those between them the units with the highest
+// scores: as many as hold `keys`, or `share` of the units (rounded up), whichever is more. A row at
+// a position below min_tokens - 1 visits all keys.
+struct RowChoice {
+  int32_t keys = 0;
   float share = 0.0f;
+  HeadVote vote = HeadVote::highest;
+};
+
+// Units of 16, 32 or 64 keys, by how high their logits may be: the sum over dimensions of the
+// higher of the products with the least and the greatest of the unit's keys, as bf16 bounds them
+// (Quest, Tang et al., arXiv:2406.10774, section 3.3).
+//
+// With means pages of 64, by the mean keys of windows (InfLLM v2, of MiniCPM4, arXiv:2506.07900):
+// windows of 32 keys begin at each 16th one, as far as they lie within what is chosen from. The
+// heads' softmaxes are over windows, and a page has the highest of the windows that it shares keys
+// with.
+struct PageVisits {
+  RowChoice choice;
+  int32_t unit = 64;
+  bool means = false;  // of unit 64
 };
 // Throws InvalidArgument, also for an arithmetic other than f32.
 EFFINFER_API void page_visits(Visits& visits, const TensorView& q, const PagedKv& kv,
                               const PagedBatch& batch, const PageVisits& pages,
                               const VisitOptions& options, ThreadPool& pool);
+
+// Single keys, by their logits, or by what some channels of the keys add to these.
+struct KeyVisits {
+  RowChoice choice;
+  TensorView channels;  // int32 [num_kv_heads, n], ascending; rank 0: all
+};
+// Throws as page_visits().
+EFFINFER_API void key_visits(Visits& visits, const TensorView& q, const PagedKv& kv,
+                             const PagedBatch& batch, const KeyVisits& tokens,
+                             const VisitOptions& options, ThreadPool& pool);
 
 }  // namespace effinfer::ops

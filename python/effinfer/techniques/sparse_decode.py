@@ -1,0 +1,96 @@
+"""What sparse decodings have in common: a generated token visits only keys that a method chooses.
+
+For each generated row and KV head an index node before attention writes a list of its own, from the
+row's queries and what its sequence holds up to the row: the first page of 64 keys and the two
+newest in any case, and of the others what the method scores highest. Nothing is dropped: the next
+token may choose other keys. Prompts and layers with a sliding window stay as they are.
+"""
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from effinfer import _core
+from effinfer.graph import GraphBuilder, Value
+from effinfer.techniques.ranges import integer, number
+from effinfer.techniques.rewrite import rewrite
+from effinfer.techniques.technique import Meta, Technique
+
+PAGE = 64
+ALWAYS = 3 * PAGE  # keys that are not chosen: the first page, the token's own, the one before it
+
+# Attributes of an attention node that its index has too.
+_SHARED = ("layer", "heads", "kv_heads", "head_dim", "sm_scale")
+
+
+def sparse_decode(
+    paper: str, arxiv: str, differs: str, effect: str = "approximate", name: str = ""
+) -> Meta:
+    """The META of one."""
+    return Meta(
+        paper=paper,
+        arxiv=arxiv,
+        family="decode.sparse",
+        primitives=("visits",),
+        effect=effect,
+        needs=("attention",),
+        exclusive=("decode.visits",),
+        dense_limit={"budget": 1 << 30},
+        probe="facts",
+        differs=differs,
+        name=name,
+    )
+
+
+def visits_all(node: dict[str, Any]) -> bool:
+    """Whether a node is attention without a window."""
+    return bool(node["op"] == "attention" and node["attributes"]["window_left"] < 0)
+
+
+@dataclass(frozen=True)
+class SparseDecode(Technique, ABC):
+    """
+    Args:
+        budget: keys that a generated token visits in a layer and KV head.
+        share: or this share of those that are chosen from, where it is more.
+        min_tokens: tokens behind fewer keys visit all of them.
+        skip_layers: so many first layers visit all keys.
+    """
+
+    META: ClassVar[Meta] = sparse_decode("a method of one's own", "", "")
+
+    budget: int = integer(1024, least=ALWAYS)
+    share: float = number(0.0, least=0.0, most=1.0)
+    min_tokens: int = integer(2048)
+    skip_layers: int = integer(2)
+
+    @abstractmethod
+    def index(self, layer: int, kv_heads: int) -> tuple[str, dict[str, Any]]:
+        """The node that chooses a layer's keys, `page_index` or `key_index`, and its attributes
+        (docs/graph_ops.md), where they are not those that all have."""
+
+    def graph(self, graph: _core.Graph) -> _core.Graph:
+        """With an index before every attention that has no window, behind that of prompts if there
+        is one."""
+        return rewrite(graph, self._visit)
+
+    def facts(self) -> dict[str, str | int]:
+        return {"chooses": "output", "min_tokens": self.min_tokens}
+
+    def _visit(
+        self, builder: GraphBuilder, node: dict[str, Any], inputs: list[Value]
+    ) -> Value | None:
+        facts = node["attributes"]
+        if not visits_all(node) or facts["layer"] < self.skip_layers:
+            return None
+        op, options = self.index(facts["layer"], facts["kv_heads"])
+        chosen = {
+            **{key: facts[key] for key in _SHARED},
+            "keys": self.budget - ALWAYS,
+            "share": self.share,
+            "sink_tokens": PAGE,
+            "min_tokens": self.min_tokens,
+            **options,
+        }
+        visits = builder.node(op, *inputs, **chosen)
+        return builder.node("attention", *inputs[:2], visits, **facts)
