@@ -1,3 +1,4 @@
+#include "cuda/bodies/attention_mass.h"
 #include "cuda/bodies/key_scores.h"
 #include "cuda/bodies/pool_scores.h"
 #include "cuda/entry.h"
@@ -43,10 +44,55 @@ void attention_scores(const AttentionScoresProblem& p, Queue& queue) {
   }
 }
 
+// Of the engine's pages, into planes of sequences.
+const char* rejects_mass(const ops::AttentionMassProblem& p) {
+  const int32_t dims = p.kv.head_dim;
+  if (dims <= 0 || dims > ops::kMostMassDims || dims % 16 != 0) {
+    return "head_dim is not a multiple of 16 up to 256";
+  }
+  // Products are float32 where bfloat16 ones would do, too.
+  if (p.arithmetic != ops::Arithmetic::f32 && p.arithmetic != ops::Arithmetic::bf16) {
+    return "multiplies in f32, also where it may in bf16";
+  }
+  const bool whole = p.num_qo_heads > 0 && p.kv.num_kv_heads > 0;
+  return whole && p.num_qo_heads % p.kv.num_kv_heads == 0 ? nullptr
+                                                          : "heads is not a multiple of kv_heads";
+}
+
+template <class Visit>
+void with_pages(DType dtype, Visit&& visit) {
+  switch (dtype) {
+    case DType::f32:
+      return visit.template operator()<DType::f32>();
+    case DType::f16:
+      return visit.template operator()<DType::f16>();
+    case DType::bf16:
+      return visit.template operator()<DType::bf16>();
+    default:
+      return visit.template operator()<DType::i8>();
+  }
+}
+
+void attention_mass(const ops::AttentionMassProblem& p, Queue& queue) {
+  MassParams params;
+  params.p = p;
+  params.head_bytes = static_cast<int64_t>(p.kv.head_bytes());
+  params.parts = static_cast<int32_t>(blocks_for(p.max_kv_len, ops::kMassKeys));
+  const int64_t blocks = int64_t{p.num_rows} * p.kv.num_kv_heads * params.parts;
+  const int32_t pairs = p.most_count * (p.num_qo_heads / p.kv.num_kv_heads);
+  with_pages(p.kv.dtype, [&]<DType kType>() {
+    for (; params.first_pair < pairs; params.first_pair += ops::kMassPairs) {
+      launch<AttentionMassKernel<kType, false>>(params, blocks, queue);
+      launch<AttentionMassKernel<kType, true>>(params, blocks, queue);
+    }
+  });
+}
+
 }  // namespace
 
 void register_key_scores() {
   add<AttentionScoresProblem>("attention_scores", rejects, attention_scores, shared_bytes);
+  add<ops::AttentionMassProblem>("attention_mass", rejects_mass, attention_mass);
   add<ops::PoolScoresProblem>(
       "pool_scores", takes_all, [](const ops::PoolScoresProblem& p, Queue& queue) {
         using Kernel = PoolScoresKernel;

@@ -222,6 +222,7 @@ void DeviceStep::pack(const Step& step, std::span<const AttentionBuffers> attent
   layout.kv_indices = packer.add(batch.kv_indices, batch.kv_indices.size(), 0).data();
   queue_->upload(block_.get(), image_.get(), packer.used());
   upload_inputs(batch);
+  upload_scored(batch.scored);
 }
 
 // Rows that rounding adds keep what they had.
@@ -240,6 +241,41 @@ void DeviceStep::download_outputs() {
     const auto bytes = static_cast<size_t>(rows * output.cols) * sizeof(float);
     if (bytes > 0) queue_->download(output.staged.get(), output.values, bytes);
   }
+}
+
+// In a block of their own, which grows when more requests are scored than ever before.
+void DeviceStep::upload_scored(std::span<const ScoredRows> scored) {
+  step_.mass_rows = nullptr;
+  if (scored.empty()) return;
+  if (scored.size() > most_scored_) reserve_scored(2 * scored.size());
+  scored_.assign(scored.begin(), scored.end());
+  std::ranges::sort(scored_, {}, [](const ScoredRows& s) { return std::pair(s.name, s.sequence); });
+  batch_.scored = scored_;
+  auto* rows = reinterpret_cast<ops::MassRows*>(scored_image_.get());
+  for (const ScoredRows& s : scored_) {
+    *rows++ = {s.plane.values, s.plane.stride, s.noise.values, s.noise.stride, s.sequence, s.rows};
+  }
+  queue_->upload(scored_block_.get(), scored_image_.get(), scored_.size() * sizeof(ops::MassRows));
+  step_.mass_rows = static_cast<const ops::MassRows*>(scored_block_.get());
+  step_.mass_sums = static_cast<float*>(mass_sums_.get());
+}
+
+// The step before has ended, so that nobody reads the old ones.
+void DeviceStep::reserve_scored(size_t most) {
+  const auto allocate = [&](size_t bytes) {
+    std::shared_ptr<void> memory = shared_.memory->allocate(bytes, Pages::heap);
+    if (memory) return memory;
+    throw OutOfMemory("[run] no memory on " + name(shared_.target.device) + " for " +
+                      std::to_string(bytes) + " bytes of scored rows");
+  };
+  most_scored_ = 0;
+  const size_t bytes = most * sizeof(ops::MassRows);
+  const int64_t sums = ops::mass_sums(static_cast<int64_t>(most), step_.kv_layers[0].num_kv_heads,
+                                      limits_.max_seq_len);
+  scored_image_ = cuda_backend()->pinned(shared_.target.device.index, bytes);
+  scored_block_ = allocate(bytes);
+  mass_sums_ = allocate(static_cast<size_t>(sums) * sizeof(float));
+  most_scored_ = most;
 }
 
 // The greedy token is the highest one.
@@ -344,8 +380,8 @@ bool DeviceStep::pack_step(const Step& step, std::span<const AttentionBuffers> a
   // Steps with lists of blocks are prompts, or have some in them.
   const bool has_lists = std::ranges::any_of(
       step.visits, [](const ops::VisitPlan& plan) { return plan.num_blocks > 0; });
-  const bool shared =
-      step.batch->phase == Phase::decode && step.layout.num_tokens <= kMostShared && !has_lists;
+  const bool shared = step.batch->phase == Phase::decode && step.layout.num_tokens <= kMostShared &&
+                      !has_lists && step.batch->scored.empty();
   pack(step, attention, draws, shared);
   return shared;
 }

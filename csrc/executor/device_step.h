@@ -74,6 +74,9 @@ class DeviceStep {
   int64_t batch_rows() const { return static_cast<int64_t>(batch_.logit_rows.size()); }
   // The step's float inputs to the device, and what the graph returns behind its logits back.
   void upload_inputs(const Batch& batch);
+  // The step's scored rows to the device.
+  void upload_scored(std::span<const ScoredRows> scored);
+  void reserve_scored(size_t most);
   void download_outputs();
   // Values [rows, k], then tokens.
   ops::TopRowsProblem top_of(int32_t k) const;
@@ -93,12 +96,18 @@ class DeviceStep {
   std::shared_ptr<void> partial_ms_;
   std::shared_ptr<void> done_;
   std::vector<std::shared_ptr<void>> lists_;  // of visit slots, and their scores
+  // Of scored rows, once there were some.
+  size_t most_scored_ = 0;                   // that there is room for
+  std::shared_ptr<std::byte> scored_image_;  // pinned
+  std::shared_ptr<void> scored_block_;
+  std::shared_ptr<void> mass_sums_;
   Recordings recordings_;
   std::unique_ptr<Marks> marks_;  // null: nothing was timed
 
   // Of the step, without what rounding adds.
   int64_t num_tokens_ = 0;
   int64_t num_rows_ = 0;
+  std::vector<ScoredRows> scored_;  // ordered by names
   // With the device's pointers.
   Batch batch_;
   std::vector<AttentionBuffers> attention_;

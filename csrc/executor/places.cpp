@@ -173,6 +173,16 @@ bool AttentionMassPlaces::fill(ops::AttentionMassProblem& p, const Step& step) c
   p.scored = scored.data();
   p.num_scored = static_cast<int64_t>(scored.size());
   p.first_head = static_cast<int32_t>(step.place_in_group(layer)) * p.kv.num_kv_heads;
+  if (step.mass_rows == nullptr) return true;
+  const auto own = std::ranges::equal_range(scored, p.name, {}, &ScoredRows::name);
+  p.rows = step.mass_rows + (own.begin() - scored.begin());
+  p.num_rows = static_cast<int32_t>(own.size());
+  p.most_count = p.max_kv_len = 0;
+  for (const ScoredRows& rows : own) {
+    p.most_count = std::max(p.most_count, rows.rows);
+    p.max_kv_len = std::max(p.max_kv_len, step.batch->kv_len[static_cast<size_t>(rows.sequence)]);
+  }
+  p.sums = step.mass_sums;
   return true;
 }
 

@@ -9,6 +9,7 @@
 
 #include "effinfer/compiler.h"
 #include "ops/attention.h"
+#include "ops/attention_mass.h"
 #include "ops/kv_layout.h"
 #include "ops/top_list.h"
 #include "ops/visits.h"
@@ -38,6 +39,9 @@ struct Step {
   std::span<const AttentionBuffers> attention;  // by the slot of an attention shape
   std::span<const ops::VisitPlan> visits;       // by the slot of a visit shape
   std::byte* own = nullptr;                     // a member's own arena in a small step
+  // On a GPU, of the batch's scored rows, which are ordered by names there.
+  const ops::MassRows* mass_rows = nullptr;
+  float* mass_sums = nullptr;
 
   const ops::BatchLayout& layout_of(size_t layer) const {
     return group_of_layer.empty() ? layout : groups[group_of_layer[layer]];

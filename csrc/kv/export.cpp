@@ -122,7 +122,8 @@ void check_group(const Header& header, const Group& group) {
 }
 
 // Names are unique and not longer than what is left; no memory is taken for what is not there.
-std::vector<kv::Plane> read_planes(Reader& reader, int64_t count, int64_t slots, int64_t heads) {
+std::vector<kv::Plane> read_planes(Reader& reader, int64_t count, int64_t slots, int64_t heads,
+                                   Device device) {
   std::vector<kv::Plane> planes;
   for (int64_t i = 0; i < count; ++i) {
     const auto size = reader.take<int64_t>();
@@ -136,6 +137,7 @@ std::vector<kv::Plane> read_planes(Reader& reader, int64_t count, int64_t slots,
     const auto row = static_cast<size_t>(slots) * sizeof(float);
     if (reader.left() / static_cast<size_t>(heads) < row) fail("sound planes");
     plane.num_heads = heads;
+    plane.values = kv::PlaneNumbers(device);
     plane.add(0, slots);
     for (int64_t head = 0; head < heads && slots > 0; ++head) {
       std::memcpy(plane.values.data() + head * plane.stride, reader.take(row).data(), row);
@@ -228,8 +230,8 @@ SequenceId KvCache::import_(std::span<const std::byte> blob) {
     }
   }
   const auto tokens = reader.take(static_cast<size_t>(header.length) * sizeof(int32_t));
-  std::vector<kv::Plane> planes =
-      read_planes(reader, header.num_planes, groups[0].slots, impl_->num_plane_heads());
+  std::vector<kv::Plane> planes = read_planes(reader, header.num_planes, groups[0].slots,
+                                              impl_->num_plane_heads(), impl_->plane_device());
   if (reader.left() != bytes) {
     fail(std::to_string(bytes) + " bytes of pages, got " + std::to_string(reader.left()));
   }

@@ -60,6 +60,13 @@ KvCache::Impl::Impl(const KvCacheConfig& given)
       group_of_layer(kv::group_of_layer(given)),
       tree(pools, kv::windows_of(given)) {}
 
+Device KvCache::Impl::plane_device() const {
+  for (const Device device : config.layer_devices) {
+    if (device.kind != DeviceKind::cpu) return device;
+  }
+  return config.device;
+}
+
 const Sequence& KvCache::Impl::find(SequenceId id) const {
   const auto found = sequences.find(id);
   if (found == sequences.end()) {
@@ -371,6 +378,7 @@ void KvCache::add_plane(SequenceId id, std::string_view name) {
   kv::Plane& plane = sequence.planes.emplace_back();
   plane.name = name;
   plane.num_heads = impl_->num_plane_heads();
+  plane.values = kv::PlaneNumbers(impl_->plane_device());
   plane.add(0, sequence.tables[0].slots);
 }
 

@@ -32,6 +32,8 @@ struct KvCache::Impl {
   int64_t num_plane_heads() const {
     return static_cast<int64_t>(pool(0).layers().size()) * config.num_kv_heads;
   }
+  // A GPU that writes planes, or the CPU.
+  Device plane_device() const;
   const kv::Sequence& find(SequenceId id) const;
   kv::Sequence& find(SequenceId id) {
     return const_cast<kv::Sequence&>(static_cast<const Impl*>(this)->find(id));

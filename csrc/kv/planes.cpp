@@ -2,16 +2,32 @@
 
 #include <algorithm>
 
+#include "core/backend.h"
 #include "effinfer/kv_cache.h"
 
 namespace effinfer::kv {
+
+PlaneNumbers::PlaneNumbers(Device device, size_t size) : device_(device), size_(size) {
+  if (device.kind == DeviceKind::cpu) {
+    const auto numbers = std::make_shared_for_overwrite<float[]>(size);
+    values_ = {numbers, numbers.get()};
+  } else {
+    const auto pinned = cuda_backend()->pinned(device.index, size * sizeof(float));
+    values_ = {pinned, reinterpret_cast<float*>(pinned.get())};
+  }
+  std::fill_n(data(), size, 0.0f);
+}
+
+PlaneNumbers::PlaneNumbers(const PlaneNumbers& other) : PlaneNumbers(other.device_, other.size_) {
+  std::copy_n(other.data(), size_, data());
+}
 
 // Room grows by doubling, to whole pages: kernels write up to the end of the last one.
 void Plane::add(int64_t first, int64_t end) {
   if (end > stride) {
     const auto pages = static_cast<int64_t>(KvCache::pages_for(static_cast<size_t>(end)));
     const int64_t wider = std::max(pages * KvCache::kPageSize, 2 * stride);
-    std::vector<float> moved(static_cast<size_t>(num_heads * wider));
+    PlaneNumbers moved(values.device(), static_cast<size_t>(num_heads * wider));
     for (int64_t head = 0; head < num_heads; ++head) {
       std::copy_n(values.data() + head * stride, first, moved.data() + head * wider);
     }

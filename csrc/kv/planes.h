@@ -1,20 +1,44 @@
 // Planes of a sequence (effinfer/slot_plane.h): how they grow and move with its slots.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <span>
 #include <string>
 #include <vector>
 
+#include "effinfer/device.h"
 #include "effinfer/slot_plane.h"
 
 namespace effinfer::kv {
 
+// Numbers in the host's memory: where a GPU holds keys, in pinned memory, which its kernels read
+// and write where it is.
+class PlaneNumbers {
+ public:
+  explicit PlaneNumbers(Device device = {}) : device_(device) {}
+  PlaneNumbers(Device device, size_t size);  // zeros
+  PlaneNumbers(const PlaneNumbers& other);
+  PlaneNumbers& operator=(const PlaneNumbers& other) { return *this = PlaneNumbers(other); }
+  PlaneNumbers(PlaneNumbers&&) = default;
+  PlaneNumbers& operator=(PlaneNumbers&&) = default;
+
+  Device device() const { return device_; }
+  size_t size() const { return size_; }
+  float* data() const { return values_.get(); }
+
+ private:
+  Device device_;
+  size_t size_ = 0;
+  std::shared_ptr<float> values_;
+};
+
 struct Plane {
   std::string name;
   int64_t num_heads = 0;
-  int64_t stride = 0;         // slots that there is room for
-  std::vector<float> values;  // [num_heads][stride]
+  int64_t stride = 0;   // slots that there is room for
+  PlaneNumbers values;  // [num_heads][stride]
 
   SlotPlane view(int64_t num_slots) { return {values.data(), stride, num_heads, num_slots}; }
   // Slots [first, end) are new: zeros.

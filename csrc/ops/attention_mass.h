@@ -13,6 +13,28 @@
 
 namespace effinfer::ops {
 
+// On a GPU, whose kernels are launched for up to kMassPairs rows and query heads of a KV head at a
+// time; blocks have kMassKeys keys each.
+inline constexpr int32_t kMassPairs = 64;
+inline constexpr int32_t kMassKeys = 1024;
+inline constexpr int32_t kMostMassDims = 256;
+
+// Floats of AttentionMassProblem::sums.
+constexpr int64_t mass_sums(int64_t sequences, int64_t kv_heads, int64_t max_kv_len) {
+  const int64_t parts = (max_kv_len + kMassKeys - 1) / kMassKeys;
+  return sequences * kv_heads * parts * kMassPairs * 2;
+}
+
+// ScoredRows without their name.
+struct MassRows {
+  float* plane = nullptr;
+  int64_t plane_stride = 0;
+  const float* noise = nullptr;  // null: none
+  int64_t noise_stride = 0;
+  int32_t sequence = 0;
+  int32_t count = 0;  // the sequence's last ones
+};
+
 struct AttentionMassProblem {
   const float* q = nullptr;  // [T, num_qo_heads, head_dim], roped
   int64_t q_stride = 0;      // floats between rows
@@ -28,6 +50,13 @@ struct AttentionMassProblem {
   const ScoredRows* scored = nullptr;
   int64_t num_scored = 0;
   int32_t first_head = 0;  // of a plane, for KV head 0 of this layer
+
+  // On a GPU: the rows of this name in its memory, planes in memory that it shares with the host.
+  const MassRows* rows = nullptr;
+  int32_t num_rows = 0;    // MassRows
+  int32_t most_count = 0;  // of them
+  int32_t max_kv_len = 0;  // of their sequences
+  float* sums = nullptr;   // mass_sums() of them
 };
 
 std::string describe(const AttentionMassProblem& problem);
