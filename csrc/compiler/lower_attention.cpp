@@ -2,6 +2,7 @@
 #include <vector>
 
 #include "compiler/arithmetic.h"
+#include "compiler/kept_scores.h"
 #include "compiler/kv_facts.h"
 #include "compiler/lowering.h"
 #include "graph/op_specs.h"
@@ -209,6 +210,8 @@ void lower_attention(Lowering& lowering, const Node& node) {
   }
   problem.weights = node.get_string("weights");
   problem.first_logits = first_logits(lowering, node);
+  const Node* mass = lowering.keeps_scores() ? mass_in_attention(lowering.graph(), node) : nullptr;
+  if (mass != nullptr) problem.mass = mass->get_string("plane");
   executor::AttentionPlaces places;
   places.q = lowering.floats(node.inputs[0]);
   places.layer = layer_of(node);

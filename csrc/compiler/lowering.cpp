@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "compiler/arithmetic.h"
+#include "compiler/kept_scores.h"
 #include "compiler/memory_plan.h"
 #include "effinfer/ops/elementwise.h"
 #include "graph/op_specs.h"
@@ -84,6 +85,7 @@ std::vector<std::string_view> lowered_ops() {
 
 Lowering::Lowering(Shared& shared, Phase phase)
     : shared_(shared), phase_(phase), places_(shared.graph.values.size()) {
+  program_.kept_heads = kept_heads(graph(), phase, target().device);
   for (const Node& node : graph().nodes) {
     const std::vector<int64_t>& arena = node.get_ints(graph::kArenaKey);
     for (size_t i = 0; i < node.outputs.size(); ++i) {

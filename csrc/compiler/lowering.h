@@ -71,6 +71,8 @@ class Lowering {
   ops::VisitShape visit_shape(const Node& node) const;
   // The slot of the lists that an index writes or an attention reads.
   size_t visit_slot(const Node& node);
+  // Whether attention makes the sums of attention_mass nodes, where a step lets it.
+  bool keeps_scores() const { return program_.kept_heads > 0; }
   int32_t max_seq_len() const { return shared_.options.max_seq_len; }
   // The values on the device, for as long as the executable lives.
   template <class T>

@@ -57,6 +57,8 @@ struct AttentionTask {
   float* lse;
   int64_t lse_row_stride;
   float lse_factor;
+  float* scores;  // [num_heads][score_stride], of a tile of one row; null: not kept
+  int64_t score_stride;
   float* partial_out;  // [chunks, tile rows, v dims rounded up to 16]; null: write out
   float* partial_ms;   // [chunks, tile rows, 2]
   uint8_t* scratch;    // attention_scratch_bytes()

@@ -4,6 +4,7 @@
 #include <cstdint>
 
 #include "effinfer/dtype.h"
+#include "ops/attention.h"
 #include "ops/kv_layout.h"
 
 namespace effinfer::cpu {
@@ -34,6 +35,11 @@ inline IndexKeys index_keys(const ops::KvLayer& kv, const ops::BatchLayout& batc
   return keys;
 }
 
+// Of the engine's pages, from a KV head on.
+inline IndexKeys index_keys(const ops::KvRows& k, const int32_t* pages) {
+  return {k.dtype, k.dims, k.data, k.scales, k.page_stride, k.scale_page_stride, pages};
+}
+
 inline constexpr int32_t kIndexRows = 64;  // of a tile at most
 
 // Some rows of query heads of one KV head: adds to `columns` what each key gets of their
@@ -41,6 +47,10 @@ inline constexpr int32_t kIndexRows = 64;  // of a tile at most
 struct ColumnTile {
   IndexKeys keys;
   const float* q[kIndexRows];
+  // [rows][score_stride], products that are there (ops::kKeptFloats of a page), written over; null:
+  // none are.
+  float* scores;
+  int64_t score_stride;
   int32_t positions[kIndexRows];  // ascending; rows of several heads have the same
   int32_t num_rows;
   float sm_scale;
@@ -74,9 +84,9 @@ struct PrefillIndexKernels {
   void (*blocks)(const BlockTile&);
 };
 
-// Queries, scores; 16 maxima and sums of each row.
+// Queries, scores; 16 maxima, sums and maxima again of each row.
 inline constexpr int64_t column_scratch_floats(int64_t head_dim) {
-  return kIndexRows * (head_dim + 64 + 2 * 16);
+  return kIndexRows * (head_dim + 64 + 3 * 16);
 }
 
 inline constexpr int64_t kIndexCellRows = 4;  // rows of cells that are multiplied at a time

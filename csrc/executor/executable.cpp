@@ -13,6 +13,9 @@ using executor::Program;
 
 namespace {
 
+// 16 MB, touched where scores are kept; steps that need more compute them apart.
+constexpr int64_t kMostKeptScores = int64_t{1} << 22;
+
 // The lists that members kept of each row, [members][rows], as one; member 0's are changed.
 void merge_top(ops::TopList* lists, int members, size_t rows, const TopLogits& out) {
   const auto k = static_cast<size_t>(out.k);
@@ -59,6 +62,9 @@ void Executable::Impl::reserve_plans() {
                                                     partial_floats);
     return;
   }
+  const bool keeps = std::ranges::any_of(
+      programs, [](const executor::Program& program) { return program.kept_heads > 0; });
+  if (keeps) kept_scores = std::make_unique_for_overwrite<float[]>(kMostKeptScores);
   partial_out = std::make_unique_for_overwrite<float[]>(partial_floats);
   partial_ms = std::make_unique_for_overwrite<float[]>(partials * 2);
   for (executor::AttentionBuffers& buffers : attention) {
@@ -87,12 +93,32 @@ void Executable::Impl::plan_step(const executor::Step& step, Phase phase) {
       ops::plan_attention(shape, layout, attention[slot].work);
     }
     // What chooses or scores keys reads those of the step: they are appended before it, not within
-    // attention.
-    if ((has_lists && shape.visits) || !step.batch->scored.empty()) {
+    // attention, but where that scores them itself.
+    const bool scores_apart = !step.batch->scored.empty() && step.kept_scores == nullptr;
+    if ((has_lists && shape.visits) || scores_apart) {
       attention[slot].work.one_tile = false;
     }
     attention[slot].view = attention[slot].work;
   }
+}
+
+// Only generated tokens that stand alone in their sequence, as nearly all do that are scored. The
+// sums' bits are those of calls.
+void Executable::Impl::keep_scores(const executor::Program& program, executor::Step& step) {
+  const Batch& batch = *step.batch;
+  if (program.kept_heads == 0 || batch.scored.empty()) return;
+  int64_t longest = 0;
+  for (const ScoredRows& scored : batch.scored) {
+    const auto s = static_cast<size_t>(scored.sequence);
+    if (batch.qo_indptr[s + 1] - batch.qo_indptr[s] != 1) return;
+    longest = std::max<int64_t>(longest, batch.kv_len[s]);
+  }
+  const int64_t pages = (longest + ops::kPageSize - 1) / ops::kPageSize;
+  const int64_t stride = pages * ops::kKeptFloats;
+  const auto rows = static_cast<int64_t>(batch.scored.size());
+  if (rows * program.kept_heads * stride > kMostKeptScores) return;
+  step.kept_scores = kept_scores.get();
+  step.kept_stride = stride;
 }
 
 void Executable::run(const Batch& batch, KvCache& cache, std::span<float> logits,
@@ -210,10 +236,12 @@ Program& Executable::Impl::begin_step(const Batch& batch, KvCache& cache, execut
                  batch.dense.empty() ? nullptr : batch.dense.data()};
   step.kv_layers = KvCacheAccess::layers(cache);
   lay_out(batch, cache, step);
+  Program& program = programs[program_of_phase[static_cast<size_t>(batch.phase)]];
+  keep_scores(program, step);
   plan_step(step, batch.phase);
   step.attention = attention;
   step.visits = visits;
-  return programs[program_of_phase[static_cast<size_t>(batch.phase)]];
+  return program;
 }
 
 void Executable::Impl::lay_out(const Batch& batch, const KvCache& cache, executor::Step& step) {

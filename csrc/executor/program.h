@@ -22,6 +22,8 @@ inline constexpr int64_t kOwnRows = 4;
 struct Program {
   std::vector<std::unique_ptr<Call>> calls;
   std::vector<CallInfo> infos;  // one a call: for explain() and profiles
+  // Query heads whose scores attention can keep for what keys get of single rows; 0: it never does.
+  int64_t kept_heads = 0;
 };
 
 // Where a float input of the graph lies in a step: kernels may read past the end of its last row.

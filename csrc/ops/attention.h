@@ -29,6 +29,8 @@ namespace effinfer::ops {
 
 inline constexpr int32_t kUnitTokens = 64;
 inline constexpr int32_t kChunkUnits = 4;
+// Of scores that are kept: those of a page, and room for what is made of them.
+inline constexpr int64_t kKeptFloats = kPageSize + 16;
 
 // Where the keys lie, which decides how many rows share them.
 enum class KeySource : uint8_t {
@@ -285,6 +287,13 @@ struct AttentionProblem : AttentionLogits {
   const WeightedSlots* weighted = nullptr;
   int64_t num_weighted = 0;
   int32_t first_plane_head = 0;  // for KV head 0 of this layer
+  // What keys get of scored rows, each the only one of its sequence, is added to planes of this
+  // name as a call of attention_mass would (ops/attention_mass.h), from the same products.
+  std::string_view mass;
+  const ScoredRows* scored = nullptr;
+  int64_t num_scored = 0;
+  float* scores = nullptr;   // [num_scored, num_qo_heads, score_stride]
+  int64_t score_stride = 0;  // at least kKeptFloats of each page
   // A few rows of each sequence: rows of keys are multiplied where they lie.
   bool decode = false;
   // Rows of prompts, in a phase of their own: sums need not be decoding's, bit for bit.

@@ -2,6 +2,7 @@
 // them, and attention that counts keys by them.
 #include <cmath>
 #include <random>
+#include <span>
 #include <vector>
 
 #include "arrays.h"
@@ -189,8 +190,9 @@ std::vector<double> attend(const Fixture& fixture, size_t s, int32_t back, int32
   return out;
 }
 
-std::vector<float> run_weighted(const Fixture& fixture, const std::vector<WeightedSlots>& weighted,
-                                const std::vector<float>& first, int threads) {
+// Attention of the rows, where `change` may change the problem.
+template <class Change>
+std::vector<float> run_attention(const Fixture& fixture, int threads, Change&& change) {
   ThreadPool pool(threads);
   const ops::AttentionMassProblem of_rows = fixture.problem({});
   ops::AttentionProblem p;
@@ -201,11 +203,7 @@ std::vector<float> run_weighted(const Fixture& fixture, const std::vector<Weight
   p.v = ops::values_of(of_rows.kv);
   p.batch = of_rows.batch;
   p.sm_scale = kScale;
-  p.weights = "counts";
-  p.weighted = weighted.data();
-  p.num_weighted = static_cast<int64_t>(weighted.size());
   p.first_plane_head = kKvHeads;
-  if (!first.empty()) p.first_logits = first.data();
   ops::AttentionWork work;
   ops::plan_attention({ops::KeySource::pages, kHeads, kKvHeads, kDim, true, -1, 0}, p.batch, work);
   std::vector<float> partial_out(static_cast<size_t>(work.num_partials * kDim));
@@ -218,8 +216,27 @@ std::vector<float> run_weighted(const Fixture& fixture, const std::vector<Weight
   p.done = done.data();
   p.out = reinterpret_cast<uint8_t*>(out.data());
   p.out_stride = kHeads * kDim;
+  change(p);
   ops::run_alone(p, pool);
   return out;
+}
+
+std::vector<float> run_weighted(const Fixture& fixture, const std::vector<WeightedSlots>& weighted,
+                                const std::vector<float>& first, int threads) {
+  return run_attention(fixture, threads, [&](ops::AttentionProblem& p) {
+    p.weights = "counts";
+    p.weighted = weighted.data();
+    p.num_weighted = static_cast<int64_t>(weighted.size());
+    if (!first.empty()) p.first_logits = first.data();
+  });
+}
+
+void check_same_planes(const std::vector<ScoredRows>& a, const std::vector<ScoredRows>& b) {
+  for (size_t s = 0; s < a.size(); ++s) {
+    const SlotPlane& x = a[s].plane;
+    const SlotPlane& y = b[s].plane;
+    for (int64_t i = 0; i < x.num_heads * x.stride; ++i) CHECK_EQ(x.values[i], y.values[i]);
+  }
 }
 
 void check_weighted(const Fixture& fixture, const std::vector<WeightedSlots>& weighted,
@@ -331,12 +348,48 @@ TEST("rows of several steps give the bits of one, row by row and for any team") 
       problem.by_row = true;
       ops::run_alone(problem, pool);
     }
-    for (const auto& other : results) {
-      const SlotPlane& a = results[0][0].plane;
-      const SlotPlane& b = other[0].plane;
-      for (int64_t i = 0; i < a.num_heads * a.stride; ++i) CHECK_EQ(a.values[i], b.values[i]);
-    }
+    for (const auto& other : results) check_same_planes(results[0], other);
   });
+}
+
+TEST("attention that keeps scores gives the bits of a call, and its own") {
+  // Tokens alone in their sequence, of fewer keys than a page and of more than a chunk, beside a
+  // prompt and a token that nobody asks for.
+  const std::vector<int32_t> lengths = {700, 1, 300, 64, 129, 90, 1500};
+  const std::vector<Rows> rows = {{1, 1}, {1, 1}, {40, 0}, {1, 1}, {1, 1}, {1, 0}, {1, 1}};
+  constexpr int64_t kStride = 24 * ops::kKeptFloats;
+  for (const DType dtype : {DType::f32, DType::f16, DType::bf16, DType::i8}) {
+    Fixture fixture(dtype, lengths, rows, 5);
+    at_every_isa([&] {
+      ThreadPool pool(2);
+      const std::vector<ScoredRows> called = fixture.fresh_planes();
+      ops::AttentionMassProblem call = fixture.problem(called);
+      call.by_row = true;
+      ops::run_alone(call, pool);
+      const std::vector<float> plain = run_attention(fixture, 2, [](ops::AttentionProblem&) {});
+      for (const int threads : {1, 3}) {
+        std::vector<ScoredRows> kept = fixture.fresh_planes();
+        kept[0].name = "another node's";
+        std::vector<float> scores(kept.size() * kHeads * kStride);
+        const auto keep = [&](ops::AttentionProblem& p) {
+          p.mass = "mass";
+          p.scored = kept.data();
+          p.num_scored = static_cast<int64_t>(kept.size());
+          p.scores = scores.data();
+          p.score_stride = kStride;
+        };
+        CHECK(run_attention(fixture, threads, keep) == plain);
+        const SlotPlane& untouched = kept[0].plane;
+        for (int64_t i = 0; i < untouched.num_heads * untouched.stride; ++i) {
+          CHECK_EQ(untouched.values[i], 0.0f);
+        }
+        kept[0].name = "mass";
+        for (ScoredRows& each : std::span(kept).subspan(1)) each.name = "";
+        run_attention(fixture, threads, keep);
+        check_same_planes(kept, called);
+      }
+    });
+  }
 }
 
 TEST("rows of another name are left to another node") {

@@ -84,9 +84,9 @@ def run(
     cancel: tuple[int, ...] = (),
     pause_s: float = 0.0,
 ) -> list[Answer]:
-    """Steps until all have ended, each checked; after each one others have `pause_s` to do something.
-    With a shape (layers, head_dim) the keys and values of each sequence are read before it ends:
-    those of the n-th request are of sequence n."""
+    """Steps until all have ended, each checked; after each one others have `pause_s` of time. With
+    a shape (layers, head_dim) the keys and values of each sequence are read before it ends: those
+    of the n-th request are of sequence n."""
     ids = [engine.add(prompt, params) for prompt, params in asks]
     answers = {i: Answer() for i in ids}
     steps = 0

@@ -234,6 +234,7 @@ struct AttentionBody {
       source.score(Math::factors_at(s.q + first * s.dim_qk, 0), s.dim_qk, lines_of(keys), rows,
                    s.scores + first * kUnit);
     }
+    if (task.scores != nullptr) keep_scores(task, s, unit.runs[0].position);
     float positions[kUnit];
     if (task.alibi_slopes != nullptr) find_positions(unit, positions);
     const Band& last = bands[count - 1];
@@ -247,6 +248,14 @@ struct AttentionBody {
       const auto& [first, rows, keys] = bands[i];
       source.add_values(s.scores + first * kUnit, s.dim_vo, keys, rows, s.factors + first,
                         s.out + first * s.dim_vo);
+    }
+  }
+
+  // Of a page, whose tokens follow each other.
+  static void keep_scores(const AttentionTask& task, const State& s, int64_t start) {
+    for (int64_t row = 0; row < s.rows; ++row) {
+      float* to = task.scores + row * task.score_stride + start / kUnit * ops::kKeptFloats;
+      for (int64_t t = 0; t < kUnit; t += 16) V::load(s.scores + row * kUnit + t).store(to + t);
     }
   }
 

@@ -1,0 +1,50 @@
+#include "compiler/kept_scores.h"
+
+#include <algorithm>
+
+#include "graph/op_specs.h"
+
+namespace effinfer::compiler {
+namespace {
+
+constexpr int64_t kMostGroup = 64;  // query heads of a KV head, of a tile of the sums
+
+bool shares_products(const Node& mass, const Node& attention) {
+  const int64_t group = attention.get_int("heads") / attention.get_int("kv_heads");
+  return attention.op == "attention" && attention.inputs.size() == 2 &&
+         attention.inputs[0] == mass.inputs[0] &&
+         attention.get_int("layer") == mass.get_int("layer") &&
+         attention.get_int("window_left") < 0 && group <= kMostGroup &&
+         attention.get_float("sm_scale") == mass.get_float("sm_scale") &&
+         mass.get_float("noise") == 0.0;
+}
+
+}  // namespace
+
+const Node* mass_in_attention(const Graph& graph, const Node& attention) {
+  const Node* found = nullptr;
+  for (const Node& node : graph.nodes) {
+    if (node.op != "attention_mass" || node.inputs[0] != attention.inputs[0]) continue;
+    if (found != nullptr || !shares_products(node, attention)) return nullptr;
+    found = &node;
+  }
+  return found;
+}
+
+int64_t kept_heads(const Graph& graph, Phase phase, Device device) {
+  if (device.kind != DeviceKind::cpu) return 0;
+  int64_t heads = 0;
+  for (const Node& mass : graph.nodes) {
+    if (mass.op != "attention_mass") continue;
+    // Tiles of prompts in bfloat16 keep no scores.
+    if (phase == Phase::prefill && mass.has(graph::kPrefillProductsKey)) return 0;
+    const bool made = std::ranges::any_of(graph.nodes, [&](const Node& node) {
+      return node.op == "attention" && mass_in_attention(graph, node) == &mass;
+    });
+    if (!made) return 0;
+    heads = std::max(heads, mass.get_int("heads"));
+  }
+  return heads;
+}
+
+}  // namespace effinfer::compiler
