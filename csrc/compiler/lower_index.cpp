@@ -8,22 +8,26 @@
 #include "graph/op_specs.h"
 #include "ops/page_index.h"
 #include "ops/prefill_index.h"
+#include "ops/strided_index.h"
 
 namespace effinfer::compiler {
 namespace {
 
 using ops::IndexedHead;
 
+bool share_a_kind(const Node& a, const Node& b) {
+  return (chooses_rows(a) && chooses_rows(b)) || (chooses_blocks(a) && chooses_blocks(b));
+}
+
 // Whether an index before it writes lists of the same kind.
 bool follows_its_kind(const Lowering& lowering, const Node& node) {
-  const bool rows = chooses_rows(node);
   for (const Node* index = &node; index->inputs.size() == 3;) {
     const auto& nodes = lowering.graph().nodes;
     const auto before = std::ranges::find_if(
         nodes, [&](const Node& each) { return each.outputs[0] == index->inputs[2]; });
     if (before == nodes.end()) return false;
     index = &*before;
-    if (chooses_rows(*index) == rows) return true;
+    if (share_a_kind(*index, node)) return true;
   }
   return false;
 }
@@ -140,7 +144,7 @@ void lower_block_index(Lowering& lowering, const Node& node) {
 
 void index_keys(const Graph& graph, KvCacheConfig& cache) {
   for (const Node& node : graph.nodes) {
-    if (!chooses_rows(node)) continue;
+    if (node.op != "page_index" && node.op != "key_index") continue;
     const bool means = takes_means(node);
     const int32_t unit = means ? int32_t{ops::kMeanUnit} : unit_of(node);
     if (cache.index_unit != 0 && (unit != cache.index_unit || means != cache.index_means)) {
@@ -165,6 +169,17 @@ void lower_key_index(Lowering& lowering, const Node& node) {
     problem.channels = lowering.constant(std::vector<int32_t>(channels.begin(), channels.end()));
     problem.num_channels = static_cast<int32_t>(channels.size()) / problem.kv.num_kv_heads;
   }
+  lowering.add(node, problem, index_places(lowering, node));
+}
+
+void lower_strided_index(Lowering& lowering, const Node& node) {
+  ops::StridedIndexProblem problem;
+  problem.stride = int_attribute(node, "stride");
+  problem.shift = int_attribute(node, "shift");
+  problem.sink_tokens = int_attribute(node, "sink_tokens");
+  problem.local_tokens = int_attribute(node, "local_tokens");
+  problem.min_tokens = int_attribute(node, "min_tokens");
+  problem.heads = indexed_heads(lowering, node);
   lowering.add(node, problem, index_places(lowering, node));
 }
 

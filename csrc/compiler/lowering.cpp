@@ -32,6 +32,7 @@ std::vector<Rule> all_rules() {
       {"block_index", lower_block_index},
       {"page_index", lower_page_index},
       {"key_index", lower_key_index},
+      {"strided_index", lower_strided_index},
       {"to_act", lower_to_operand},
       {"matmul", lower_matmul},
       {"attention_mass", lower_attention_mass},  // to planes of sequences
@@ -54,7 +55,7 @@ const Rule* find_rule(std::string_view op) {
 }
 
 bool is_index(const Node& node) {
-  return node.op == "column_index" || node.op == "block_index" || chooses_rows(node);
+  return chooses_blocks(node) || chooses_rows(node);
 }
 
 void append(std::string& text, char separator, std::string_view more) {
@@ -153,7 +154,8 @@ ops::VisitShape Lowering::visit_shape(const Node& node) const {
   shape.blocks = false;
   for (const Node& index : graph().nodes) {
     if (!is_index(index) || index.get_int("layer") != node.get_int("layer")) continue;
-    (chooses_rows(index) ? shape.rows : shape.blocks) = true;
+    shape.rows |= chooses_rows(index);
+    shape.blocks |= chooses_blocks(index);
   }
   return shape;
 }

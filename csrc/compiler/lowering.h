@@ -119,9 +119,12 @@ class Lowering {
   Program program_;
 };
 
-// Of an index: whether it writes lists of generated rows, and not of blocks of a prompt's.
-inline bool chooses_rows(const Node& index) {
-  return index.op == "page_index" || index.op == "key_index";
+// Whether a node writes lists of generated rows; of blocks of a prompt's; strided_index does both.
+inline bool chooses_rows(const Node& node) {
+  return node.op == "page_index" || node.op == "key_index" || node.op == "strided_index";
+}
+inline bool chooses_blocks(const Node& node) {
+  return node.op == "column_index" || node.op == "block_index" || node.op == "strided_index";
 }
 // What the indices of generated rows want a cache to keep (KvCacheConfig::index_unit). Throws
 // InvalidArgument when one wants another thing than the others.
@@ -146,6 +149,7 @@ void lower_column_index(Lowering& lowering, const Node& node);
 void lower_block_index(Lowering& lowering, const Node& node);
 void lower_page_index(Lowering& lowering, const Node& node);
 void lower_key_index(Lowering& lowering, const Node& node);
+void lower_strided_index(Lowering& lowering, const Node& node);
 void lower_attention_mass(Lowering& lowering, const Node& node);
 void lower_to_operand(Lowering& lowering, const Node& node);
 void lower_matmul(Lowering& lowering, const Node& node);

@@ -18,6 +18,7 @@
 #include "ops/rope.h"
 #include "ops/score_passes.h"
 #include "ops/score_pooling.h"
+#include "ops/strided_index.h"
 #include "ops/token_lists.h"
 
 namespace effinfer {
@@ -39,6 +40,7 @@ void cpu::register_cpu() {
   register_attention_scores();
   register_prefill_index();
   register_page_index();
+  add_levels<ops::StridedIndexProblem, Level::portable>("strided_index");
   register_attention_mass();
   register_rope_append();
   add_levels<ops::MergeStatesProblem>("merge_states");

@@ -171,6 +171,12 @@ bool IndexPlaces::fill(ops::PageIndexProblem& p, const Step& step) const {
   return p.visits.num_rows > 0;
 }
 
+bool IndexPlaces::fill(ops::StridedIndexProblem& p, const Step& step) const {
+  p.batch = step.layout_of(layer);
+  p.visits = step.visits[visits];
+  return p.visits.has_lists();
+}
+
 bool AttentionMassPlaces::fill(ops::AttentionMassProblem& p, const Step& step) const {
   const std::span<const ScoredRows> scored = step.batch->scored;
   if (step.kept_scores != nullptr) return false;  // attention makes the sums

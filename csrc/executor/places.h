@@ -23,6 +23,7 @@
 #include "ops/prefill_index.h"
 #include "ops/rope.h"
 #include "ops/rope_append.h"
+#include "ops/strided_index.h"
 
 namespace effinfer::executor {
 
@@ -188,6 +189,7 @@ struct IndexPlaces {
   bool fill(ops::ColumnIndexProblem& p, const Step& step) const { return fill(p.in, step); }
   bool fill(ops::BlockIndexProblem& p, const Step& step) const { return fill(p.in, step); }
   bool fill(ops::PageIndexProblem& p, const Step& step) const;
+  bool fill(ops::StridedIndexProblem& p, const Step& step) const;
 
  private:
   bool fill(ops::PrefillIndexInputs& in, const Step& step) const;

@@ -278,6 +278,12 @@ std::vector<ValueType> infer_key_index(const OpContext& context) {
   return infer_generated(context);
 }
 
+std::vector<ValueType> infer_strided_index(const OpContext& context) {
+  context.positive("stride");
+  context.positive("shift", 0);
+  return infer_index(context);
+}
+
 // The handle is the one that it reads: what stands behind it sees the sums.
 std::vector<ValueType> infer_attention_mass(const OpContext& context) {
   queries_and_cache(context);

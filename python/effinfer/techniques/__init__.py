@@ -77,6 +77,7 @@ from effinfer.techniques.rapid import RAPID
 from effinfer.techniques.recipes import DraftRecipe, SpeculationRecipe
 from effinfer.techniques.registry import REGISTRY
 from effinfer.techniques.rsd import RSD
+from effinfer.techniques.s2_attention import S2Attention
 from effinfer.techniques.sample_attention import SampleAttention
 from effinfer.techniques.setup import EngineSetup, RequestSetup, hook
 from effinfer.techniques.skeleton import SkeletonOfThought
@@ -149,6 +150,7 @@ __all__ = [
     "Quest",
     "RaaS",
     "RequestSetup",
+    "S2Attention",
     "SampleAttention",
     "SkeletonOfThought",
     "SkipDecode",

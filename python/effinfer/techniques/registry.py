@@ -7,11 +7,18 @@ from effinfer import _core
 from effinfer.techniques.drafting_methods import drafting_methods
 from effinfer.techniques.kv_methods import KV_METHODS
 from effinfer.techniques.minference import MInference
+from effinfer.techniques.s2_attention import S2Attention
 from effinfer.techniques.sample_attention import SampleAttention
 from effinfer.techniques.technique import Meta, Technique, name_of
 from effinfer.techniques.xattention import XAttention
 
-_CLASSES: tuple[type[Any], ...] = (MInference, SampleAttention, XAttention, *KV_METHODS)
+_CLASSES: tuple[type[Any], ...] = (
+    MInference,
+    S2Attention,
+    SampleAttention,
+    XAttention,
+    *KV_METHODS,
+)
 
 # Classes with META, in alphabetical order of their names.
 REGISTRY: dict[str, type[Any]] = dict(
