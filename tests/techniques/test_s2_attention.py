@@ -72,7 +72,7 @@ def test_text_stays_likely_with_a_third_of_the_keys():
         float(llm.log_likelihoods(tokens, phase="decode")[-100:].mean()) for llm in (plain, sharded)
     )
     assert sparse != dense
-    assert sparse > dense - 0.5
+    assert sparse > dense - 0.1
 
 
 def test_it_chooses_alone():
