@@ -134,7 +134,7 @@ BUDGETS = (
     Budget("ColumnChoiceKernel", 104, 1, 34560, ("LDG.E.128", "DADD")),
     Budget("ColumnListsKernel", 48, 10),
     # Argument: dtype of keys.
-    Budget("PageBoundsKernel<*>", 56, 4, opcodes=("LDG.E.128", "ATOMG")),
+    Budget("PageBoundsKernel<*>", 64, 4, opcodes=("LDG.E.128", "ATOMG")),
     Budget("PageIndexKernel", 96, 1, 84000, ("MUFU.EX2", "FFMA")),
     Budget("UnaryKernel", 32, 8),
     Budget("BinaryKernel", 32, 8),
