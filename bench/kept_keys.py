@@ -44,6 +44,11 @@ HEADER = (
     "| method | facts found | perplexity | time a token | bytes |\n"  #
     "|-|-|-|-|-|"
 )
+# What sees a question at the end of a prompt, and whom it is compared with.
+SEEING = (
+    *("dense", "random keys", "first and last keys"),
+    *("`SnapKV`", "`SnapKV`, window 8", "`KVCompose`", "`WindowKV`"),
+)
 
 
 @dataclass(frozen=True)
@@ -62,7 +67,7 @@ class RandomKeys(Technique):
 
     budget: int = 1024
     window: int = 32
-    heads: int = 90
+    heads: int = 90  # of layers without a window
 
     @hook(when="prompt_end")
     def keep(self, event: Any, sequence: Any) -> None:
@@ -80,12 +85,12 @@ class RandomKeys(Technique):
         sequence.retain(lists)
 
 
-def methods(budget: int) -> dict[str, tuple[Technique, ...]]:
+def methods(budget: int, heads: int) -> dict[str, tuple[Technique, ...]]:
     """All at one budget of keys, but for KIVI, which has bits."""
     half = budget // 2
     return {
         "dense": (),
-        "random keys": (RandomKeys(budget),),
+        "random keys": (RandomKeys(budget, heads=heads),),
         "first and last keys": (StreamingLLM(recent=budget - 4, reposition=False),),
         "`SnapKV`": (SnapKV(budget),),
         "`SnapKV`, window 8": (SnapKV(budget, window=8),),
@@ -196,7 +201,7 @@ def measure(path: Any, text: Callable[[int], str], repeats: int) -> list[str]:
     decoding, taking turns."""
     dense = Subject(path, ())
     tokens = dense.llm.tokenize(text(8 * TOKENS))
-    chosen = methods(round(SHARE * TOKENS))
+    chosen = methods(round(SHARE * TOKENS), heads_of(dense.llm))
     costs: dict[str, str] = {}
     for label, techniques in chosen.items():
         subject = Subject(path, techniques) if techniques else dense
@@ -208,6 +213,25 @@ def measure(path: Any, text: Callable[[int], str], repeats: int) -> list[str]:
         subject = Subject(path, techniques) if techniques else dense
         quality = f"{subject.facts(tokens)} of {len(CITIES)} | {subject.perplexity(tokens):.3f}"
         rows.append(f"| {label} | {quality} | {costs[label]} |")
+        print(rows[-1], flush=True)
+    return rows
+
+
+def heads_of(llm: LLM) -> int:
+    """KV heads of the layers whose keys a method may drop."""
+    facts = [node["attributes"] for node in llm.files.graph.nodes if node["op"] == "attention"]
+    return sum(each["kv_heads"] for each in facts if each["window_left"] < 0)
+
+
+def measure_facts(path: Any, text: Callable[[int], str]) -> list[str]:
+    """A row for each method that sees the question: how many facts it finds."""
+    dense = Subject(path, ())
+    tokens = dense.llm.tokenize(text(8 * TOKENS))
+    chosen = methods(round(SHARE * TOKENS), heads_of(dense.llm))
+    rows: list[str] = []
+    for label in SEEING:
+        subject = Subject(path, chosen[label]) if chosen[label] else dense
+        rows.append(f"| {label} | {subject.facts(tokens)} of {len(CITIES)} |")
         print(rows[-1], flush=True)
     return rows
 

@@ -40,6 +40,15 @@ def test_facts_are_found_where_they_are_asked_for(dense):
     assert len({number_of(city) for city in CITIES}) == len(CITIES)
 
 
+def test_methods_that_see_the_question_have_rows(monkeypatch):
+    monkeypatch.setattr(kept_keys, "TOKENS", 1400)
+    monkeypatch.setattr(kept_keys, "CITIES", CITIES[:1])
+    monkeypatch.setattr(kept_keys, "SEEING", ("dense", "random keys"))
+    rows = kept_keys.measure_facts(smollm2_path(), lambda size: (3 * TEXT)[:size])
+    assert [row.split("|")[1].strip() for row in rows] == ["dense", "random keys"]
+    assert all("of 1" in row for row in rows)
+
+
 def test_bytes_are_those_of_the_keys_that_stay(dense):
     tokens = dense.llm.tokenize(TEXT)
     random = Subject(smollm2_path(), (RandomKeys(budget=64),))

@@ -90,7 +90,8 @@ def test_layers_with_windows_and_without():
     assert llm.explain().count("= block_index") == 2 * 3
 
 
-@pytest.mark.parametrize("name", PREFILLS)
+# A model that is trained with a fixed pattern has it from the first key on.
+@pytest.mark.parametrize("name", sorted({*PREFILLS} - {"s2_attention"}))
 def test_short_prompts_are_dense(dense, name):
     tokens = text(dense)[:700]
     np.testing.assert_array_equal(load(name).logits(tokens), dense.logits(tokens))
