@@ -129,7 +129,7 @@ format: | $(BIN)/python
 SANITIZE_FLAGS := -G Ninja -DEFFINFER_TESTS=ON -DEFFINFER_CUDA=OFF -DCMAKE_BUILD_TYPE=RelWithDebInfo \
   '-DCMAKE_CXX_FLAGS_RELWITHDEBINFO=-O0 -g1 -DNDEBUG'
 # What several threads use at once.
-TSAN_TESTS := test_core test_engine test_executors test_draft_ahead test_speculation test_speculation_faults test_attention_mass
+TSAN_TESTS := test_core test_engine test_executors test_draft_ahead test_speculation test_speculation_faults
 # The emulator and the kernels of its own tests: it sees races of all others itself, in every build
 # without sanitizers (tests/gpu/races.cpp).
 TSAN_GPU_TESTS := test_gpu_emulator test_gpu_emulator_races test_gpu_unit
