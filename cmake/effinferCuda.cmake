@@ -10,6 +10,7 @@ endif()
 set(cuda_objects "")
 set(small_kernels append_pages elementwise embedding move_tokens operand rope rows top_rows)
 set(matmul_choices matmul matmul_tiles matmul_wgmma)
+set(scores_and_lists key_scores page_index row_top top_windows)
 if(EFFINFER_CUDA STREQUAL "OFF")
   set(cuda_status "not built: EFFINFER_CUDA=OFF")
 elseif(NOT EFFINFER_NVCC AND EFFINFER_CUDA STREQUAL "ON")
@@ -33,6 +34,8 @@ else()
   set_source_files_properties(${small_kernels} PROPERTIES UNITY_GROUP small)
   list(TRANSFORM matmul_choices REPLACE "(.+)" "csrc/cuda/\\1.cu")
   set_source_files_properties(${matmul_choices} PROPERTIES UNITY_GROUP matmul)
+  list(TRANSFORM scores_and_lists REPLACE "(.+)" "csrc/cuda/\\1.cu")
+  set_source_files_properties(${scores_and_lists} PROPERTIES UNITY_GROUP scores)
   set_target_properties(effinfer_cuda PROPERTIES UNITY_BUILD ON UNITY_BUILD_MODE GROUP
     CUDA_ARCHITECTURES "${EFFINFER_CUDA_ARCHITECTURES}" CUDA_STANDARD 20 CXX_STANDARD 20
     CUDA_VISIBILITY_PRESET hidden CXX_VISIBILITY_PRESET hidden POSITION_INDEPENDENT_CODE ON
