@@ -79,3 +79,9 @@ def test_it_chooses_alone():
     for other in (Quest(), XAttention()):
         with pytest.raises(effinfer.ConflictError, match="visits"):
             load(smollm2_path(), METHOD, other)
+
+
+@pytest.mark.parametrize("layers", [(99,), (-1,), "ab", 1])
+def test_unknown_layers_are_refused(layers):
+    with pytest.raises(effinfer.InvalidArgumentError, match=r"dense_layers: .* 0 to 29, got"):
+        load(smollm2_path(), S2Attention(dense_layers=layers))

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+from effinfer import _core
 from effinfer.graph import GraphBuilder, Value
 from effinfer.techniques.prefill import SparsePrefill
 from effinfer.techniques.ranges import integer
@@ -51,6 +52,15 @@ class S2Attention(SparsePrefill):
     sink_tokens: int = integer(4)
     dense_layers: Sequence[int] = (0, 1)
     min_tokens: int = integer(0)
+
+    def graph(self, graph: _core.Graph) -> _core.Graph:
+        known = {n["attributes"]["layer"] for n in graph.nodes if n["op"] == "attention"}
+        if not isinstance(self.dense_layers, Sequence) or not known.issuperset(self.dense_layers):
+            raise _core.InvalidArgumentError(
+                f"[S2Attention] dense_layers: expected numbers of layers, 0 to {max(known)}, "
+                f"got {self.dense_layers!r}"
+            )
+        return super().graph(graph)
 
     def facts(self) -> dict[str, str | int]:
         return {**super().facts(), "chooses": "both"}
