@@ -1,5 +1,5 @@
 """Methods that drop, merge, visit or encode keys, beside dense decoding and two controls with as
-many keys, random ones and the first and the last: facts found, perplexity, time, bytes. A table of
+many keys, random ones and the first and the last: facts found, perplexity, time, bytes. Tables of
 bench/techniques.py.
 """
 
@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -19,6 +19,8 @@ from effinfer.techniques import (
     H2O,
     KIVI,
     Chelsea,
+    DoubleSparsity,
+    InfLLMV2,
     Keyformer,
     KVCompose,
     Meta,
@@ -27,18 +29,25 @@ from effinfer.techniques import (
     StreamingLLM,
     SubGen,
     Technique,
+    TokenSelect,
     WindowKV,
     hook,
 )
 
 TOKENS = 4000
+LONG = 7750  # of a context of 8,192
 SHARE = 0.2  # of the keys stay
+VISITED = 1 / 8  # of the keys are visited by generated tokens
 FORCED = 400  # tokens whose perplexity is taken
-TIMED = 24
+TIMED = 12  # tokens of a turn
 CITIES = (
     *("Lisbon", "Oslo", "Cairo", "Lima", "Dublin", "Athens", "Vienna"),
     *("Madrid", "Berlin", "Paris", "Rome", "Tokyo", "Delhi", "Moscow"),
     *("London", "Boston", "Sydney", "Geneva", "Havana", "Milan"),
+)
+LONG_HEADER = (
+    "| method | keys | perplexity | time a token | bytes |\n"  #
+    "|-|-|-|-|-|"
 )
 HEADER = (
     "| method | facts found | perplexity | time a token | bytes |\n"  #
@@ -130,21 +139,28 @@ class Forced:
 
 
 class Subject:
-    """A model with a method, and what its engine does for one request at a time."""
+    """A model with a method, and what its engine does for one request at a time, behind prompts of
+    `length` tokens."""
 
-    def __init__(self, path: Any, techniques: tuple[Technique, ...]) -> None:
-        methods = list(techniques)
-        self.llm = LLM(path, techniques=methods, max_seq_len=TOKENS + 512)
+    def __init__(
+        self, path: Any, techniques: tuple[Technique, ...], length: int = TOKENS, **engine: Any
+    ) -> None:
+        self.length = length
+        options: dict[str, Any] = {
+            "techniques": list(techniques),
+            "max_seq_len": length + FORCED + 32,
+            **engine,
+        }
+        self.llm = LLM(path, **options)
         # Whose pages are a request's own.
-        alone = LLM(path, techniques=methods, max_seq_len=TOKENS + 512, prefix_cache=False)
-        self.engine = alone.engine
+        self.engine = LLM(path, **options, prefix_cache=False).engine
 
     def facts(self, text: list[int], cities: tuple[str, ...] = CITIES) -> int:
-        """How many of the facts in a text of TOKENS are found when they are asked for at its end.
+        """How many of the facts in a text are found when they are asked for at its end.
         A prompt's chunks are cached where the method lets them be."""
         facts = [self._tokens(f" The magic number of {c} is {number_of(c)}. ") for c in cities]
         asked = [self._tokens(f"\n\nThe magic number of {city} is") for city in cities]
-        room = TOKENS - sum(map(len, facts)) - max(map(len, asked))
+        room = self.length - sum(map(len, facts)) - max(map(len, asked))
         document: list[int] = []
         for i, fact in enumerate(facts):
             document += text[i * room // len(facts) : (i + 1) * room // len(facts)] + fact
@@ -156,8 +172,8 @@ class Subject:
         return found
 
     def perplexity(self, text: list[int]) -> float:
-        """Of tokens behind TOKENS, one by one."""
-        prompt, follows = text[:TOKENS], text[TOKENS : TOKENS + FORCED]
+        """Of tokens behind a prompt, one by one."""
+        prompt, follows = text[: self.length], text[self.length :][:FORCED]
         params = SamplingParams(temperature=0.0, max_tokens=FORCED, ignore_eos=True, logprobs=0)
         self.engine.add(prompt, params.to_core(), Forced(follows))
         logprobs = [
@@ -168,22 +184,20 @@ class Subject:
         ]
         return float(np.exp(-np.mean(logprobs)))
 
-    def decode(self, text: list[int]) -> tuple[float, int]:
-        """The median time of a generated token, and the bytes of its sequence's pages."""
-        params = SamplingParams(temperature=0.0, max_tokens=TIMED, ignore_eos=True)
-        self.engine.add(text[:TOKENS], params.to_core())
-        seconds: list[float] = []
-        used = 0
-        while True:
-            start = time.perf_counter()
-            outputs = self._step()
-            if outputs is None:
-                break
-            if outputs and outputs[0].token_ids:
+    def turns(self, text: list[int], count: int) -> Iterator[tuple[float, int]]:
+        """`count` times the median time of TIMED generated tokens, and the bytes of the pages."""
+        params = SamplingParams(temperature=0.0, max_tokens=TIMED * count + 8, ignore_eos=True)
+        request = self.engine.add(text[: self.length], params.to_core())
+        while not any(output.token_ids for output in self.engine.step()):
+            pass
+        for _ in range(count):
+            seconds = []
+            for _ in range(TIMED):
+                start = time.perf_counter()
+                self.engine.step()
                 seconds.append(time.perf_counter() - start)
-            if self.engine.has_work() and len(seconds) > TIMED // 2:
-                used = self.engine.kv_cache.used_bytes
-        return statistics.median(seconds[TIMED // 4 :]), used
+            yield statistics.median(seconds), self.engine.kv_cache.used_bytes
+        self.engine.cancel(request)
 
     def _step(self) -> Any:
         return self.engine.step() if self.engine.has_work() else None
@@ -197,22 +211,61 @@ def number_of(city: str) -> int:
 
 
 def measure(path: Any, text: Callable[[int], str], repeats: int) -> list[str]:
-    """A row for each method. Times come first, of all methods; they are of pairs with dense
-    decoding, taking turns."""
+    """A row for each method. Times come first, of all methods."""
     dense = Subject(path, ())
     tokens = dense.llm.tokenize(text(8 * TOKENS))
     chosen = methods(round(SHARE * TOKENS), heads_of(dense.llm))
-    costs: dict[str, str] = {}
-    for label, techniques in chosen.items():
-        subject = Subject(path, techniques) if techniques else dense
-        costs[label] = cost_beside(dense, subject, tokens, repeats)
-        print(f"{label}: {costs[label]}", flush=True)
-    print("What follows takes no times.", flush=True)
+    costs = costs_beside(dense, path, chosen, tokens, repeats)
     rows: list[str] = []
     for label, techniques in chosen.items():
         subject = Subject(path, techniques) if techniques else dense
         quality = f"{subject.facts(tokens)} of {len(CITIES)} | {subject.perplexity(tokens):.3f}"
         rows.append(f"| {label} | {quality} | {costs[label]} |")
+        print(rows[-1], flush=True)
+    return rows
+
+
+def long_methods(llm: LLM, text: str) -> dict[str, tuple[str, tuple[Technique, ...]]]:
+    """Keys that stay or are visited, in percent, and who chooses them."""
+    kept, visited = round(SHARE * LONG), round(VISITED * LONG)
+    labels = DoubleSparsity(budget=visited).calibrate(llm, text)
+    made: dict[float, dict[str, tuple[Technique, ...]]] = {
+        1: {"dense": (), "`KIVI`, 4 bits": (KIVI(bits=4),), "`KIVI`, 2 bits": (KIVI(bits=2),)},
+        SHARE: {
+            "random keys": (RandomKeys(kept, heads=heads_of(llm)),),
+            "first and last keys": (StreamingLLM(recent=kept - 4, reposition=False),),
+            "`SnapKV`": (SnapKV(kept),),
+            "`H2O`": (H2O(kept, recent=kept // 2),),
+        },
+        VISITED: {
+            "random keys": (RandomKeys(visited, heads=heads_of(llm)),),
+            "first and last keys": (StreamingLLM(recent=visited - 4, reposition=False),),
+            "`Quest`": (Quest(budget=visited),),
+            "`Quest`, units of 32": (Quest(budget=visited, unit=32),),
+            "`Quest`, units of 16": (Quest(budget=visited, unit=16),),
+            "`InfLLMV2`": (InfLLMV2(budget=visited, local=visited // 2),),
+            "`TokenSelect`": (TokenSelect(budget=visited),),
+            "`DoubleSparsity`": (labels,),
+        },
+    }
+    return {
+        f"{label} | {100 * share:.3g} %": techniques
+        for share, group in made.items()
+        for label, techniques in group.items()
+    }
+
+
+def measure_long(path: Any, text: Callable[[int], str], repeats: int) -> list[str]:
+    """A row for each method behind LONG tokens."""
+    dense = Subject(path, (), LONG)
+    tokens = dense.llm.tokenize(text(8 * LONG))
+    # Labels are found on the text's beginning.
+    chosen = long_methods(dense.llm, text(8 * LONG)[:4096])
+    costs = costs_beside(dense, path, chosen, tokens, repeats)
+    rows: list[str] = []
+    for label, techniques in chosen.items():
+        subject = Subject(path, techniques, LONG) if techniques else dense
+        rows.append(f"| {label} | {subject.perplexity(tokens):.3f} | {costs[label]} |")
         print(rows[-1], flush=True)
     return rows
 
@@ -236,22 +289,32 @@ def measure_facts(path: Any, text: Callable[[int], str]) -> list[str]:
     return rows
 
 
-def cost_beside(dense: Subject, subject: Subject, tokens: list[int], repeats: int) -> str:
-    """Cells of the time of a token and of bytes."""
-    pairs = []
-    for repeat in range(repeats):
-        both = (dense, subject) if repeat % 2 == 0 else (subject, dense)
-        first, second = (each.decode(tokens) for each in both)
-        pairs.append((first, second) if repeat % 2 == 0 else (second, first))
-    ratio = statistics.median(own[0] / plain[0] for plain, own in pairs)
-    seconds = statistics.median(own[0] for _, own in pairs)
-    share = pairs[0][1][1] / pairs[0][0][1]
-    return f"{1e3 * seconds:.2f} ms, {ratio:.2f}x | {100 * share:.0f} %"
+def costs_beside(
+    dense: Subject,
+    path: Any,
+    chosen: dict[str, tuple[Technique, ...]],
+    tokens: list[int],
+    repeats: int,
+) -> dict[str, str]:
+    """Cells of the time of a token and of bytes: of one request each, in turns with dense decoding
+    of another."""
+    costs: dict[str, str] = {}
+    for label, techniques in chosen.items():
+        subject = Subject(path, techniques, dense.length)
+        turns = dense.turns(tokens, repeats), subject.turns(tokens, repeats)
+        pairs = list(zip(*turns, strict=True))
+        ratio = statistics.median(own[0] / plain[0] for plain, own in pairs)
+        seconds = statistics.median(own[0] for _, own in pairs)
+        share = pairs[-1][1][1] / pairs[-1][0][1]
+        costs[label] = f"{1e3 * seconds:.2f} ms, {ratio:.2f}x | {100 * share:.0f} %"
+        print(f"{label}: {costs[label]}", flush=True)
+    print("What follows takes no times.", flush=True)
+    return costs
 
 
-def where(repeats: int) -> str:
+def where(tokens: int, repeats: int) -> str:
     facts = effinfer.info()
     return (
-        f"SmolLM2, {TOKENS:,} tokens, {SHARE:.0%} of keys; {facts.threads} threads, {facts.isa}; "
-        f"medians of {repeats} pairs with dense decoding."
+        f"SmolLM2, {tokens:,} tokens; {facts.threads} threads, {facts.isa}; medians of {repeats} "
+        f"turns of {TIMED} tokens, each beside one of dense decoding."
     )

@@ -23,8 +23,9 @@ from effinfer.hub import resolve
 from effinfer.techniques import PREFILLS, SparsePrefill
 
 DOCUMENT = Path(__file__).resolve().parent.parent / "docs" / "techniques.md"
-# By the names of their markers: sparse prefills; keys that stay, with SmolLM2 and with Gemma.
-TABLES = ("measured", "keys", "facts")
+# By the names of their markers: sparse prefills; keys that stay, with SmolLM2 behind two lengths of
+# text and with Gemma.
+TABLES = ("measured", "keys", "long", "facts")
 MODELS = ("smollm2-135m", "gemma3-270m")
 LENGTHS = (4096, 8000)
 DEPTHS = (0.2, 0.5, 0.8)
@@ -122,7 +123,12 @@ def main() -> None:
     tables = options.table or TABLES
     if "keys" in tables:
         rows = kept_keys.measure(resolve("smollm2-135m"), haystack, options.repeats)
-        write("keys", [kept_keys.where(options.repeats), "", kept_keys.HEADER, *rows])
+        where = kept_keys.where(kept_keys.TOKENS, options.repeats)
+        write("keys", [where, "", kept_keys.HEADER, *rows])
+    if "long" in tables:
+        rows = kept_keys.measure_long(resolve("smollm2-135m"), haystack, options.repeats)
+        where = kept_keys.where(kept_keys.LONG, options.repeats)
+        write("long", [where, "", kept_keys.LONG_HEADER, *rows])
     if "facts" in tables:
         rows = kept_keys.measure_facts(resolve("gemma3-270m"), haystack)
         write("facts", ["| Gemma 3 270M | facts found |", "|-|-|", *rows])
