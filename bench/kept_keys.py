@@ -18,6 +18,7 @@ from effinfer import LLM, SamplingParams
 from effinfer.techniques import (
     H2O,
     KIVI,
+    ActQKV,
     Chelsea,
     DoubleSparsity,
     InfLLMV2,
@@ -229,6 +230,7 @@ def long_methods(llm: LLM, text: str) -> dict[str, tuple[str, tuple[Technique, .
     """Keys that stay or are visited, in percent, and who chooses them."""
     kept, visited = round(SHARE * LONG), round(VISITED * LONG)
     labels = DoubleSparsity(budget=visited).calibrate(llm, text)
+    spread = ActQKV(budget=visited).calibrate(llm, text)
     made: dict[float, dict[str, tuple[Technique, ...]]] = {
         1: {"dense": (), "`KIVI`, 4 bits": (KIVI(bits=4),), "`KIVI`, 2 bits": (KIVI(bits=2),)},
         SHARE: {
@@ -246,6 +248,7 @@ def long_methods(llm: LLM, text: str) -> dict[str, tuple[str, tuple[Technique, .
             "`InfLLMV2`": (InfLLMV2(budget=visited, local=visited // 2),),
             "`TokenSelect`": (TokenSelect(budget=visited),),
             "`DoubleSparsity`": (labels,),
+            "`ActQKV`": (spread,),
         },
     }
     return {

@@ -16,7 +16,9 @@ from pathlib import Path
 from typing import Any
 
 import kept_keys
+import kvpress_rows
 import numpy as np
+from peers import PeerUnavailable
 
 import effinfer
 from effinfer.hub import resolve
@@ -24,8 +26,8 @@ from effinfer.techniques import PREFILLS, SparsePrefill
 
 DOCUMENT = Path(__file__).resolve().parent.parent / "docs" / "techniques.md"
 # By the names of their markers: sparse prefills; keys that stay, with SmolLM2 behind two lengths of
-# text and with Gemma.
-TABLES = ("measured", "keys", "long", "facts")
+# text, with Gemma, and beside kvpress.
+TABLES = ("measured", "keys", "long", "facts", "kvpress")
 MODELS = ("smollm2-135m", "gemma3-270m")
 LENGTHS = (4096, 8000)
 DEPTHS = (0.2, 0.5, 0.8)
@@ -121,12 +123,13 @@ def main() -> None:
     parser.add_argument("--table", action="append", choices=TABLES, help="default: all")
     options = parser.parse_args()
     tables = options.table or TABLES
+    smollm2 = resolve("smollm2-135m")
     if "keys" in tables:
-        rows = kept_keys.measure(resolve("smollm2-135m"), haystack, options.repeats)
+        rows = kept_keys.measure(smollm2, haystack, options.repeats)
         where = kept_keys.where(kept_keys.TOKENS, options.repeats)
         write("keys", [where, "", kept_keys.HEADER, *rows])
     if "long" in tables:
-        rows = kept_keys.measure_long(resolve("smollm2-135m"), haystack, options.repeats)
+        rows = kept_keys.measure_long(smollm2, haystack, options.repeats)
         where = kept_keys.where(kept_keys.LONG, options.repeats)
         write("long", [where, "", kept_keys.LONG_HEADER, *rows])
     if "facts" in tables:
@@ -142,6 +145,11 @@ def main() -> None:
         facts = effinfer.info()
         where = f"{facts.threads} threads, {facts.isa}; medians of {options.repeats}, taking turns."
         write("measured", [where, "", HEADER, *rows])
+    if "kvpress" in tables:
+        try:
+            write("kvpress", [kvpress_rows.HEADER, *kvpress_rows.measure(smollm2, haystack)])
+        except PeerUnavailable as error:
+            print(f"kvpress: {error}; its table stays as it was.")
 
 
 def write(table: str, lines: list[str]) -> None:

@@ -7,6 +7,7 @@ from effinfer.techniques import (
     GEAR,
     H2O,
     KIVI,
+    ActQKV,
     Chelsea,
     DoubleSparsity,
     InfLLMV2,
@@ -30,6 +31,7 @@ from effinfer.techniques import (
 )
 
 CASES: dict[str, Technique] = {
+    "act_qkv": ActQKV(budget=320, min_tokens=0, skip_layers=0, spread=(3.0, 1.0, 2.0)),
     "chelsea": Chelsea(budget=150, sinks=2, recent=20, stride=30, chunk=16, chunk_tokens=128),
     "double_sparsity": DoubleSparsity(
         budget=200, min_tokens=0, skip_layers=0, channels=2, labels=(0, 1, 6, 7) * 3

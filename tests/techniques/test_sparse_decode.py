@@ -9,6 +9,7 @@ import pytest
 import effinfer
 from effinfer import SamplingParams, Speculation
 from effinfer.techniques import (
+    ActQKV,
     DoubleSparsity,
     InfLLMV2,
     Quest,
@@ -42,13 +43,22 @@ def calibrated(plain) -> DoubleSparsity:
     return few.calibrate(plain, plain.detokenize(text(plain)[:500]))
 
 
-@pytest.fixture(scope="module", params=["quest", "token_select", "double_sparsity", "infllm_v2"])
-def method(request, calibrated) -> SparseDecode:
+@pytest.fixture(scope="module")
+def spread(plain) -> ActQKV:
+    return ActQKV(budget=576, min_tokens=0).calibrate(plain, plain.detokenize(text(plain)[:500]))
+
+
+METHODS = ("quest", "token_select", "double_sparsity", "infllm_v2", "act_qkv")
+
+
+@pytest.fixture(scope="module", params=METHODS)
+def method(request, calibrated, spread) -> SparseDecode:
     methods = {
         "quest": Quest(**FEW, unit=16),
         "token_select": TokenSelect(**FEW),
         "double_sparsity": calibrated,
         "infllm_v2": InfLLMV2(budget=576, local=128, min_tokens=0),
+        "act_qkv": spread,
     }
     return methods[request.param]
 
@@ -128,6 +138,37 @@ def test_labels_are_of_the_model(calibrated, plain):
         calibrated.calibrate(plain, "Two words")
     with pytest.raises(error, match=r"channels: expected an even number of at most 64"):
         replace(calibrated, channels=66).calibrate(plain, "one two three " * 200)
+
+
+def test_layers_whose_attention_is_spread_choose_more_keys(spread, plain):
+    """As many as ever together, by the effective number of windows, computed naively."""
+    tokens = plain.tokenize(plain.detokenize(text(plain)[:500]))
+    expected = []
+    for q, k in queries_and_keys(plain.files, tokens):
+        means = [k[start : start + 32].mean(0) for start in range(0, len(k) - 64 - 31, 16)]
+        logits = np.einsum("rhgd,whd->rhgw", q[-64:], np.array(means, np.float64)) * HEAD_DIM**-0.5
+        weights = np.exp(logits) / np.exp(logits).sum(-1, keepdims=True)
+        expected.append(np.exp(-(weights * np.log(weights)).sum(-1).mean()))
+    assert np.allclose(spread.spread, expected, rtol=1e-4)  # keys are float32
+    assert max(expected) > 1.2 * min(expected)
+
+    nodes = spread.graph(plain.files.graph).nodes
+    indices = [node["attributes"] for node in nodes if node["op"] == "page_index"]
+    keys = {facts["layer"]: facts["keys"] for facts in indices}
+    assert sorted(keys) == list(range(2, LAYERS))
+    assert sum(keys.values()) == (LAYERS - 2) * (576 - 192)
+    shares = np.array(expected[2:]) / sum(expected[2:]) * (LAYERS - 2) * (576 - 192)
+    assert np.abs(np.array([keys[layer] for layer in range(2, LAYERS)]) - shares).max() <= 64
+
+
+def test_spread_is_of_the_model(spread, plain):
+    error = effinfer.InvalidArgumentError
+    with pytest.raises(error, match=r"spread: expected a number above 0 for each of 30 layers"):
+        load(replace(spread, spread=spread.spread[1:]))
+    with pytest.raises(error, match=r"spread: expected a number above 0"):
+        load(replace(spread, spread=(float("nan"), *spread.spread[1:])))
+    with pytest.raises(error, match=r"text: expected at least 256 tokens, got"):
+        spread.calibrate(plain, "Two words")
 
 
 @pytest.mark.parametrize("drafter", [SuffixDecoding(), TokenRecycling()], ids=repr)

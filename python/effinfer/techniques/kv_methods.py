@@ -1,6 +1,7 @@
 """Methods of the keys and values that generated tokens read: which stay, which are visited, and in
 how many bits."""
 
+from effinfer.techniques.act_qkv import ActQKV
 from effinfer.techniques.chelsea import Chelsea
 from effinfer.techniques.double_sparsity import DoubleSparsity
 from effinfer.techniques.gear import GEAR
@@ -27,6 +28,7 @@ __all__ = [
     "KIVI",
     "KV_METHODS",
     "MLKV",
+    "ActQKV",
     "Chelsea",
     "DoubleSparsity",
     "InfLLMV2",
@@ -45,6 +47,7 @@ __all__ = [
 ]
 
 KV_METHODS = (
+    ActQKV,
     Chelsea,
     DoubleSparsity,
     GEAR,
