@@ -144,7 +144,7 @@ class Subject:
     `length` tokens."""
 
     def __init__(
-        self, path: Any, techniques: tuple[Technique, ...], length: int = TOKENS, **engine: Any
+        self, path: Any, techniques: tuple[Technique, ...], length: int, **engine: Any
     ) -> None:
         self.length = length
         options: dict[str, Any] = {
@@ -199,6 +199,8 @@ class Subject:
                 seconds.append(time.perf_counter() - start)
             yield statistics.median(seconds), self.engine.kv_cache.used_bytes
         self.engine.cancel(request)
+        while self.engine.has_work():
+            self.engine.step()
 
     def _step(self) -> Any:
         return self.engine.step() if self.engine.has_work() else None
@@ -213,13 +215,13 @@ def number_of(city: str) -> int:
 
 def measure(path: Any, text: Callable[[int], str], repeats: int) -> list[str]:
     """A row for each method. Times come first, of all methods."""
-    dense = Subject(path, ())
+    dense = Subject(path, (), TOKENS)
     tokens = dense.llm.tokenize(text(8 * TOKENS))
     chosen = methods(round(SHARE * TOKENS), heads_of(dense.llm))
     costs = costs_beside(dense, path, chosen, tokens, repeats)
     rows: list[str] = []
     for label, techniques in chosen.items():
-        subject = Subject(path, techniques) if techniques else dense
+        subject = Subject(path, techniques, TOKENS) if techniques else dense
         quality = f"{subject.facts(tokens)} of {len(CITIES)} | {subject.perplexity(tokens):.3f}"
         rows.append(f"| {label} | {quality} | {costs[label]} |")
         print(rows[-1], flush=True)
@@ -281,12 +283,12 @@ def heads_of(llm: LLM) -> int:
 
 def measure_facts(path: Any, text: Callable[[int], str]) -> list[str]:
     """A row for each method that sees the question: how many facts it finds."""
-    dense = Subject(path, ())
+    dense = Subject(path, (), TOKENS)
     tokens = dense.llm.tokenize(text(8 * TOKENS))
     chosen = methods(round(SHARE * TOKENS), heads_of(dense.llm))
     rows: list[str] = []
     for label in SEEING:
-        subject = Subject(path, chosen[label]) if chosen[label] else dense
+        subject = Subject(path, chosen[label], TOKENS) if chosen[label] else dense
         rows.append(f"| {label} | {subject.facts(tokens)} of {len(CITIES)} |")
         print(rows[-1], flush=True)
     return rows
@@ -315,9 +317,9 @@ def costs_beside(
     return costs
 
 
-def where(tokens: int, repeats: int) -> str:
+def where(tokens: int, repeats: int, keys: str = "") -> str:
     facts = effinfer.info()
     return (
-        f"SmolLM2, {tokens:,} tokens; {facts.threads} threads, {facts.isa}; medians of {repeats} "
-        f"turns of {TIMED} tokens, each beside one of dense decoding."
+        f"SmolLM2, {tokens:,} tokens{keys}; {facts.threads} threads, {facts.isa}; medians of "
+        f"{repeats} turns of {TIMED} tokens, each beside one of dense decoding."
     )

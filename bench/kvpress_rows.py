@@ -44,7 +44,7 @@ def methods(heads: int) -> dict[str, tuple[tuple[Technique, ...], str, dict[str,
 
 
 def measure(path: Path, text: Callable[[int], str]) -> list[str]:
-    dense = Subject(path, (), precision="f32", kv_dtype="f32")
+    dense = Subject(path, (), TOKENS, precision="f32", kv_dtype="f32")
     tokens = dense.llm.tokenize(text(8 * TOKENS))
     chosen = methods(heads_of(dense.llm))
     request = {
@@ -62,7 +62,7 @@ def measure(path: Path, text: Callable[[int], str]) -> list[str]:
     rows: list[str] = []
     theirs = json.loads(done.stdout.splitlines()[-1])
     for (label, (techniques, _, _)), other in zip(chosen.items(), theirs, strict=True):
-        subject = Subject(path, techniques, precision="f32", kv_dtype="f32")
+        subject = Subject(path, techniques, TOKENS, precision="f32", kv_dtype="f32")
         own = subject.perplexity(tokens)
         rows.append(f"| {label} | {own:.3f} | {other:.3f} | {100 * (own / other - 1):+.1f} % |")
         print(rows[-1], flush=True)

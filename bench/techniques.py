@@ -126,7 +126,8 @@ def main() -> None:
     smollm2 = resolve("smollm2-135m")
     if "keys" in tables:
         rows = kept_keys.measure(smollm2, haystack, options.repeats)
-        where = kept_keys.where(kept_keys.TOKENS, options.repeats)
+        keys = f", {100 * kept_keys.SHARE:.0f} % of keys"
+        where = kept_keys.where(kept_keys.TOKENS, options.repeats, keys)
         write("keys", [where, "", kept_keys.HEADER, *rows])
     if "long" in tables:
         rows = kept_keys.measure_long(smollm2, haystack, options.repeats)

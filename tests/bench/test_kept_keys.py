@@ -13,17 +13,18 @@ import kept_keys
 from kept_keys import CITIES, RandomKeys, Subject, number_of
 
 TEXT = "A stream runs from the hills to the sea, and the wind comes back from it at night. " * 40
+LENGTH = 300
 
 
 @pytest.fixture(autouse=True)
 def short(monkeypatch):
-    for name, value in {"TOKENS": 300, "FORCED": 20, "TIMED": 8}.items():
+    for name, value in {"FORCED": 20, "TIMED": 4}.items():
         monkeypatch.setattr(kept_keys, name, value)
 
 
 @pytest.fixture(scope="module")
 def dense():
-    return Subject(smollm2_path(), ())
+    return Subject(smollm2_path(), (), LENGTH)
 
 
 def test_perplexity_is_that_of_the_text_behind_the_prompt(dense):
@@ -49,8 +50,12 @@ def test_methods_that_see_the_question_have_rows(monkeypatch):
     assert all("of 1" in row for row in rows)
 
 
-def test_bytes_are_those_of_the_keys_that_stay(dense):
+def test_turns_have_times_and_the_bytes_of_keys_that_stay(dense):
     tokens = dense.llm.tokenize(TEXT)
-    random = Subject(smollm2_path(), (RandomKeys(budget=64),))
-    (_, every), (_, few) = dense.decode(tokens), random.decode(tokens)
-    assert few / every == 2 / 5  # pages, of 64 and some and of 300 and some slots
+    random = Subject(smollm2_path(), (RandomKeys(budget=64),), LENGTH)
+    for _ in range(2):  # each time another request
+        pairs = list(zip(dense.turns(tokens, 3), random.turns(tokens, 3), strict=True))
+        assert all(seconds > 0 for pair in pairs for seconds, _ in pair)
+        # Pages, of 64 and some and of 300 and some slots.
+        assert [few / every for (_, every), (_, few) in pairs] == [2 / 5] * 3
+    assert not dense.engine.has_work() and not random.engine.has_work()
