@@ -51,8 +51,9 @@ py::object paged_attention(const py::array& q, const PagedKv& kv, const py::arra
                            int32_t window_left, int32_t sink_tokens, float logits_soft_cap,
                            const py::object& parents, const std::string& arithmetic,
                            const ops::Visits* visits, const py::object& alibi_slopes,
-                           const py::object& sink_logits, bool return_lse,
-                           const std::string& lse_base, const Pool& pool) {
+                           const py::object& sink_logits, int32_t chunk, const py::object& q_before,
+                           const py::object& q_far, bool return_lse, const std::string& lse_base,
+                           const Pool& pool) {
   const AttentionArguments arguments("paged_attention");
   const TensorView queries = arguments.view(q, "q");
   const ops::PagedBatch batch = arguments.batch(qo_indptr, kv_indptr, kv_indices, kv_len);
@@ -66,6 +67,9 @@ py::object paged_attention(const py::array& q, const PagedKv& kv, const py::arra
   options.visits = visits;
   options.alibi_slopes = arguments.optional(alibi_slopes, "alibi_slopes");
   options.sink_logits = arguments.optional(sink_logits, "sink_logits");
+  options.chunk = chunk;
+  options.q_before = arguments.optional(q_before, "q_before");
+  options.q_far = arguments.optional(q_far, "q_far");
   options.lse_factor = arguments.lse_factor(lse_base);
   py::array_t<float> out = new_array(queries.dims);
   const bool known = return_lse && queries.dims.rank() == 3;
@@ -128,6 +132,7 @@ void register_ops_attention(py::module_& m) {
         py::arg("logits_soft_cap") = 0.0f, py::arg("parents") = py::none(),
         py::arg("arithmetic") = "f32", py::arg("visits") = py::none(),
         py::arg("alibi_slopes") = py::none(), py::arg("sink_logits") = py::none(),
+        py::arg("chunk") = 0, py::arg("q_before") = py::none(), py::arg("q_far") = py::none(),
         py::arg("return_lse") = false, py::arg("lse_base") = "log2", py::arg("pool") = py::none());
 }
 

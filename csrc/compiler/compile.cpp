@@ -137,7 +137,8 @@ executor::BatchLimits make_limits(const Graph& graph, const CompileOptions& opti
       const int64_t rows = graph.value(node.inputs[1]).shape[0].value;
       limits.num_ids = std::min(limits.num_ids, rows);
     }
-    limits.chooses_keys |= node.op == "attention" && node.inputs.size() == 3;
+    limits.chooses_keys |=
+        node.op == "attention" && graph::attention_inputs(node).visits.has_value();
     for (const ValueId id : node.outputs) {
       const Value& value = graph.value(id);
       if (value.dtype == DType::kv) add_layer(limits, value.shape);
@@ -250,6 +251,9 @@ void Executable::Impl::lower() {
   compiler::index_keys(shared.graph, cache);
   cache.groups = compiler::kv_groups(shared.graph, cache.num_layers);
   cache.rope = compiler::kv_ropes(shared.graph, *shared.weights, cache.num_layers);
+  cache.fixed_slots = std::ranges::any_of(shared.graph.nodes, [](const Node& node) {
+    return node.op == "attention" && node.get_int("chunk") > 0;
+  });
 }
 
 namespace {

@@ -11,7 +11,7 @@ constexpr int64_t kMostGroup = 64;  // query heads of a KV head, of a tile of th
 
 bool shares_products(const Node& mass, const Node& attention) {
   const int64_t group = attention.get_int("heads") / attention.get_int("kv_heads");
-  return attention.op == "attention" && attention.inputs.size() == 2 &&
+  return attention.op == "attention" && !graph::attention_inputs(attention).visits &&
          attention.inputs[0] == mass.inputs[0] &&
          attention.get_int("layer") == mass.get_int("layer") &&
          attention.get_int("window_left") < 0 && group <= kMostGroup &&

@@ -77,7 +77,8 @@ std::vector<KvGroup> kv_groups(const Graph& graph, int32_t num_layers) {
     if (!node.has("layer") || appends(node)) continue;
     const auto layer = static_cast<size_t>(node.get_int("layer"));
     int64_t window = kAll;
-    if (node.op == "attention" && node.inputs.size() == 2 && node.get_int("sink_tokens") == 0) {
+    const bool dense = node.op == "attention" && !graph::attention_inputs(node).visits;
+    if (dense && node.get_int("sink_tokens") == 0) {
       window = node.get_int("window_left");
     }
     int64_t& widest = windows[layer];

@@ -31,6 +31,8 @@ void lower_rope_table(Lowering& lowering, const Node& node) {
   const RopeFrequencies made = rope_frequencies(lowering.graph(), lowering.weights(), node);
   ops::RopeTableProblem problem;
   problem.factor = made.factor;
+  problem.map = {int_attribute(node, "period"), int_attribute(node, "shift"),
+                 int_attribute(node, "most"), int_attribute(node, "tempered_from")};
   problem.rows = lowering.max_rows(out_id);
   problem.dims = int_attribute(node, "dims");
   problem.inv_freq = lowering.constant(made.inv_freq);
@@ -151,6 +153,7 @@ void set_long_tiles(const Lowering& lowering, const Node& node, ops::AttentionSh
 }
 
 ops::AttentionShape attention_shape(const Lowering& lowering, const Node& node) {
+  const bool visits = graph::attention_inputs(node).visits.has_value();
   ops::AttentionShape shape = {ops::KeySource::pages,
                                int_attribute(node, "heads"),
                                int_attribute(node, "kv_heads"),
@@ -158,8 +161,9 @@ ops::AttentionShape attention_shape(const Lowering& lowering, const Node& node) 
                                true,
                                int_attribute(node, "window_left"),
                                int_attribute(node, "sink_tokens"),
-                               node.inputs.size() == 3,
-                               node.inputs.size() == 3 && lowering.visit_shape(node).rows};
+                               visits,
+                               visits && lowering.visit_shape(node).rows};
+  shape.chunk = int_attribute(node, "chunk");
   if (!lowering.on_cpu()) {
     shape.most_rows = ops::kGpuTileRows;
     shape.shares = ops::kGpuShares;
@@ -225,7 +229,14 @@ void lower_attention(Lowering& lowering, const Node& node) {
   } else {
     places.out = lowering.floats(out_id);
   }
-  if (node.inputs.size() == 3) {
+  const graph::AttentionInputs inputs = graph::attention_inputs(node);
+  if (inputs.q_before) {
+    problem.chunk = int_attribute(node, "chunk");
+    problem.q_before = problem.q_far = problem.q;
+    places.chunks = {lowering.floats(node.inputs[*inputs.q_before]),
+                     lowering.floats(node.inputs[*inputs.q_far])};
+  }
+  if (inputs.visits) {
     places.visits = lowering.visit_slot(node);
     problem.visits.list_words = 1;  // for what variants reject and describe() tells
   }

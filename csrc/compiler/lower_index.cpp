@@ -53,7 +53,7 @@ int32_t int_attribute(const Node& node, std::string_view key) {
 // number is the quotient of both rates, not measured.
 float product_cost(const Lowering& lowering, const Node& index) {
   const auto on_tiles = [&](const Node& node) {
-    return node.op == "attention" && node.inputs.size() == 3 &&
+    return node.op == "attention" && graph::attention_inputs(node).visits &&
            node.get_int("layer") == index.get_int("layer") && node.has(graph::kPrefillProductsKey);
   };
   const bool tiles = lowering.target().isa == Isa::amx && lowering.phase() == Phase::prefill &&

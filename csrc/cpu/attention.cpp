@@ -139,6 +139,12 @@ class Member {
     task.first_seen = tile.first_unit;
     task.position =
         batch.step_begin(tile.sequence) + tile.first_row - batch.qo_indptr[tile.sequence];
+    if (p_.chunk > 0 && !batch.is_unchunked(tile.sequence)) {
+      task.q_before = at(p_.q_before, tile);
+      task.q_far = at(p_.q_far, tile);
+      task.chunk = p_.chunk / ops::kChunkTokens;
+      task.own_chunk = task.position / p_.chunk;
+    }
     if (batch.is_tree(tile.sequence)) {
       task.ancestors = batch.ancestors + tile.first_row;
       task.tree_start = batch.tree_begin(tile.sequence);

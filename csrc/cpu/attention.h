@@ -11,6 +11,11 @@ namespace effinfer::cpu {
 struct AttentionTask {
   ops::QueryRows q;  // from the tile's first row and head on
   ops::QueryRows q_rope;
+  // Of keys in chunks of so many kChunkTokens, 0: those of other chunks than `own_chunk`.
+  ops::QueryRows q_before;
+  ops::QueryRows q_far;
+  int32_t chunk;
+  int32_t own_chunk;
   ops::KvRows k;  // of the tile's KV head
   ops::KvRows k_rope;
   ops::KvRows v;

@@ -36,6 +36,7 @@ const char* rejects_all(const AttentionProblem& p) {
   if (const char* reason = rejects_keys(p)) return reason;
   if (p.append.k != nullptr) return "appends no keys";
   if (p.weighs_keys()) return "keys have no weights";
+  if (p.chunk > 0) return "keys are in no chunks";
   if (p.q.dtype != DType::f32 && p.q.dtype != DType::f16 && p.q.dtype != DType::bf16) {
     return "queries are not f32, f16 or bf16";
   }

@@ -113,17 +113,16 @@ void check_trees(const Batch& batch) {
   }
 }
 
-void check_dense(const Batch& batch) {
-  const size_t sequences = batch.kv_len.size();
-  if (batch.dense.empty()) return;
-  if (batch.dense.size() != sequences) {
-    fail("dense: expected none or " + std::to_string(sequences) + " entries, got " +
-         std::to_string(batch.dense.size()));
+// A flag of each sequence, or none.
+void check_flags(const std::string& field, std::span<const uint8_t> flags, size_t sequences) {
+  if (flags.empty()) return;
+  if (flags.size() != sequences) {
+    fail(field + ": expected none or " + std::to_string(sequences) + " entries, got " +
+         std::to_string(flags.size()));
   }
   for (size_t s = 0; s < sequences; ++s) {
-    if (batch.dense[s] <= 1) continue;
-    fail("dense[" + std::to_string(s) + "]: expected 0 or 1, got " +
-         std::to_string(batch.dense[s]));
+    if (flags[s] <= 1) continue;
+    fail(field + "[" + std::to_string(s) + "]: expected 0 or 1, got " + std::to_string(flags[s]));
   }
 }
 
@@ -334,7 +333,8 @@ void check_batch(const Batch& batch, const KvCacheConfig& cache, const BatchLimi
   for (const KvTables& tables : batch.more_groups) {
     check_tables(with_tables(batch, tables), cache.num_pages, limits.max_seq_len);
   }
-  check_dense(batch);
+  check_flags("dense", batch.dense, sequences);
+  check_flags("unchunked", batch.unchunked, sequences);
   check_scored(batch, cache);
   check_weighted(batch, cache);
 }

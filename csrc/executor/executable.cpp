@@ -233,7 +233,8 @@ Program& Executable::Impl::begin_step(const Batch& batch, KvCache& cache, execut
                  batch.positions.data(),
                  batch.ancestors.empty() ? nullptr : batch.ancestors.data(),
                  batch.tree_start.empty() ? nullptr : batch.tree_start.data(),
-                 batch.dense.empty() ? nullptr : batch.dense.data()};
+                 batch.dense.empty() ? nullptr : batch.dense.data(),
+                 batch.unchunked.empty() ? nullptr : batch.unchunked.data()};
   step.kv_layers = KvCacheAccess::layers(cache);
   lay_out(batch, cache, step);
   Program& program = programs[program_of_phase[static_cast<size_t>(batch.phase)]];

@@ -85,6 +85,7 @@ bool MatmulPlaces::fill(ops::MatmulProblem& p, const Step& step) const {
 bool RopeTablePlaces::fill(ops::RopeTableProblem& p, const Step& step) const {
   p.positions = positions.at(step);
   p.rows = step.count(rows);
+  p.batch = step.layout;
   p.out = out.at(step);
   return p.rows > 0;
 }
@@ -118,6 +119,10 @@ bool EarlyAppendPlaces::fill(ops::RopeAppendProblem& p, const Step& step) const 
 
 bool AttentionPlaces::fill(ops::AttentionProblem& p, const Step& step) const {
   p.q.data = reinterpret_cast<const uint8_t*>(q.at(step));
+  if (chunks) {
+    p.q_before.data = reinterpret_cast<const uint8_t*>(chunks->before.at(step));
+    p.q_far.data = reinterpret_cast<const uint8_t*>(chunks->far.at(step));
+  }
   const ops::KvLayer& pages = step.kv_layers[layer];
   p.k = ops::keys_of(pages);
   p.v = ops::values_of(pages);

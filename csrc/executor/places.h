@@ -169,10 +169,17 @@ struct EarlyAppendPlaces {
 };
 
 struct AttentionPlaces {
+  // Of keys in chunks.
+  struct ChunkQueries {
+    Floats before;
+    Floats far;
+  };
+
   Floats q;
   size_t layer = 0;
-  size_t shape = 0;                        // slot of Step::attention
-  std::optional<size_t> visits;            // slot of Step::visits
+  size_t shape = 0;              // slot of Step::attention
+  std::optional<size_t> visits;  // slot of Step::visits
+  std::optional<ChunkQueries> chunks;
   std::optional<RopeAppendPlaces> append;  // that may run inside
   Floats out;
   std::optional<OperandPlace> out_operand;  // in place of `out`

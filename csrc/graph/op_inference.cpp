@@ -4,6 +4,7 @@
 
 #include "effinfer/ops/rope.h"
 #include "graph/text.h"
+#include "ops/attention.h"
 #include "ops/kv_layout.h"
 #include "ops/limits.h"
 
@@ -133,6 +134,21 @@ void check_visits(const OpContext& context) {
   }
 }
 
+// The other queries of attention to keys in chunks.
+void check_chunks(const OpContext& context, const Shape& q) {
+  static_assert(ops::kChunkTokens == 256);
+  context.require(context.node().get_int("chunk") % ops::kChunkTokens == 0, "chunk",
+                  "a multiple of 256");
+  context.require(context.num_inputs() >= 4, "chunk", "0 without queries for other chunks");
+  context.require(context.node().get_int("window_left") < 0, "window_left", "-1 with chunk");
+  const AttentionInputs inputs = attention_inputs(context.node());
+  for (const auto& [place, name] :
+       {std::pair{*inputs.q_before, "q_before"}, {*inputs.q_far, "q_far"}}) {
+    context.matrix(place, name, DType::f32);
+    context.same_shape(place, name, q);
+  }
+}
+
 void check_share(const OpContext& context, std::string_view attribute) {
   const double share = context.node().get_float(attribute);
   context.require(share >= 0.0 && share <= 1.0, attribute, "a share of at most 1");
@@ -219,6 +235,12 @@ std::vector<ValueType> infer_rope_table(const OpContext& context) {
   parse_rope_scaling(context.node().get_string("scaling"));
   context.require(context.node().get_float("factor") > 0.0, "factor", "a positive number");
   if (context.num_inputs() == 2) context.vector(1, "divisors", dims / 2);
+  const int64_t period = context.positive("period", 0);
+  const int64_t shift = context.positive("shift", 0);
+  const int64_t most = context.positive("most", -1);
+  context.require(period > 0 || (shift == 0 && most < 0), "period",
+                  "a positive number with shift or most");
+  context.positive("tempered_from", 0);
   return {floats(positions[0], dims)};
 }
 
@@ -293,9 +315,16 @@ std::vector<ValueType> infer_attention_mass(const OpContext& context) {
 
 std::vector<ValueType> infer_attention(const OpContext& context) {
   const Shape& q = queries_and_cache(context);
-  check_visits(context);
   const int64_t window = context.positive("window_left", -1);
-  context.require(window < 0 || context.num_inputs() < 3, "window_left", "-1 with visits");
+  if (context.positive("chunk", 0) > 0) {
+    check_chunks(context, q);
+  } else {
+    context.require(context.num_inputs() <= 3, "chunk", "a positive number with more queries");
+  }
+  if (attention_inputs(context.node()).visits) {
+    check_visits(context);
+    context.require(window < 0, "window_left", "-1 with visits");
+  }
   context.positive("sink_tokens", 0);
   context.require(context.node().get_float("logits_soft_cap") >= 0.0, "logits_soft_cap",
                   "at least 0");

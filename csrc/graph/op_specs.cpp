@@ -149,6 +149,17 @@ RopeAppendInputs rope_append_inputs(const Node& node) {
   return inputs;
 }
 
+AttentionInputs attention_inputs(const Node& node) {
+  AttentionInputs inputs;
+  size_t count = node.inputs.size();
+  if (node.get_int("chunk") > 0) {
+    inputs.q_far = --count;
+    inputs.q_before = --count;
+  }
+  if (count == 3) inputs.visits = 2;
+  return inputs;
+}
+
 bool is_ternary_operand(const Node& node) {
   return node.has(kDecodeKey) && node.get_string(kDecodeKey) == kTernaryArithmetic;
 }

@@ -123,6 +123,15 @@ struct RopeAppendInputs {
 };
 RopeAppendInputs rope_append_inputs(const Node& node);
 
+// Inputs of `attention`: q, kv, visits if it has some; with chunks the queries for keys of the
+// chunk before a row's own, and for those of older ones.
+struct AttentionInputs {
+  std::optional<size_t> visits;
+  std::optional<size_t> q_before;
+  std::optional<size_t> q_far;
+};
+AttentionInputs attention_inputs(const Node& node);
+
 // Attributes that passes put on any node; see docs/graph_ops.md.
 inline constexpr std::string_view kArenaKey = "arena";  // offset of each output, -1: none
 inline constexpr std::string_view kOwnKey = "own";      // the same in a member's own arena

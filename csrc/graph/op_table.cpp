@@ -114,7 +114,8 @@ std::vector<OpSpec> rope_ops() {
                       number("factor", 1.0), number("original_max_position", 0.0),
                       number("low_freq_factor", 1.0), number("high_freq_factor", 4.0),
                       number("beta_fast", 32.0), number("beta_slow", 1.0),
-                      number("attention_factor", 0.0)},
+                      number("attention_factor", 0.0), integer("period", 0), integer("shift", 0),
+                      integer("most", -1), integer("tempered_from", 0)},
        .infer = infer_rope_table,
        .step_input = StepInput{0, "positions"},
        .cheap = true},
@@ -192,11 +193,11 @@ std::vector<OpSpec> attention_ops() {
        .infer = infer_attention_mass},
       {.name = "attention",
        .min_inputs = 2,
-       .max_inputs = 3,
+       .max_inputs = 5,
        .attributes = {integer("layer"), integer("heads"), integer("kv_heads"), integer("head_dim"),
                       number("sm_scale"), integer("window_left", -1), integer("sink_tokens", 0),
                       number("logits_soft_cap", 0.0), text("weights", ""),
-                      integers("first_percent"), flag("as_operand", false)},
+                      integers("first_percent"), integer("chunk", 0), flag("as_operand", false)},
        .infer = infer_attention},
   };
 }

@@ -69,6 +69,8 @@ struct KvCache::Impl {
 
   // retain.cpp, rotate.cpp
   size_t checked_group(const char* verb, int32_t group) const;
+  // Throws Unsupported where keys have to stay in their slots.
+  void require_movable(const char* verb) const;
   bool is_shared(int32_t page, size_t group) const;
   void own_pages(const char* verb, kv::PageTable& table, size_t group, size_t first, size_t end);
   void evict_pages(kv::PageTable& table, size_t group, int64_t begin, int64_t end);

@@ -148,7 +148,14 @@ size_t KvCache::Impl::checked_group(const char* verb, int32_t group) const {
                  std::to_string(group));
 }
 
+void KvCache::Impl::require_movable(const char* verb) const {
+  if (!config.fixed_slots) return;
+  throw Unsupported(std::string("[kv_cache] ") + verb +
+                    ": keys in chunks are rotated by their places, so they stay in their slots");
+}
+
 void KvCache::retain(SequenceId id, int32_t group, std::span<const std::vector<int32_t>> slots) {
+  impl_->require_movable("retain");
   Sequence& sequence = impl_->find_plain("retain", id);
   const size_t place = impl_->checked_group("retain", group);
   require_committed("retain", sequence);
@@ -172,6 +179,7 @@ void KvCache::retain(SequenceId id, int32_t group, std::span<const std::vector<i
 }
 
 void KvCache::evict(SequenceId id, int32_t group, int64_t begin, int64_t end) {
+  impl_->require_movable("evict");
   Sequence& sequence = impl_->find_plain("evict", id);
   const size_t place = impl_->checked_group("evict", group);
   require_committed("evict", sequence);
@@ -260,6 +268,7 @@ void KvCache::read(SequenceId id, int32_t group, int32_t head, std::span<float> 
 }
 
 void KvCache::reposition(SequenceId id, std::span<const int64_t> from, int64_t delta) {
+  impl_->require_movable("reposition");
   Sequence& sequence = impl_->find_plain("reposition", id);
   require_committed("reposition", sequence);
   const size_t groups = sequence.tables.size();

@@ -29,6 +29,7 @@ namespace effinfer::ops {
 
 inline constexpr int32_t kUnitTokens = 64;
 inline constexpr int32_t kChunkUnits = 4;
+inline constexpr int32_t kChunkTokens = kChunkUnits * kUnitTokens;
 // Of scores that are kept: those of a page, and room for what is made of them.
 inline constexpr int64_t kKeptFloats = kPageSize + 16;
 
@@ -79,6 +80,7 @@ struct AttentionShape {
   int32_t sink_tokens = 0;
   bool visits = false;      // whether rows may have lists of what they visit (ops/visits.h),
   bool row_visits = false;  // and generated rows each their own
+  int32_t chunk = 0;        // as in AttentionProblem: no tile has rows of two
   // Rows times heads of a tile at most; 0: what suits the CPU, above.
   int32_t most_rows = 0;
   // Of sequences with many rows, but no tree of drafts: rows times heads of a tile at most. Such
@@ -267,6 +269,13 @@ struct AttentionProblem : AttentionLogits {
   QueryRows q_rope;  // more dimensions of the queries, with those of k_rope; dims 0: none
   KvRows k_rope;
   KvRows v;
+  // Keys in chunks of so many tokens of their sequence, a multiple of kChunkTokens (dual chunk
+  // attention, An et al., arXiv:2402.17463): a row multiplies those of its own chunk with q, those
+  // of the one before it with q_before and older ones with q_far. 0: all with q, as are those of
+  // sequences that are unchunked. Of the engine's pages.
+  int32_t chunk = 0;
+  QueryRows q_before;
+  QueryRows q_far;
   CodedPages coded;  // of the engine's pages: those of k and v whose ids say so
   AttentionWorkView work;
 

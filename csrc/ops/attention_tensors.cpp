@@ -154,7 +154,7 @@ void run_work(AttentionProblem& problem, const AttentionWork& work, ThreadPool& 
 void plan_and_run(AttentionProblem& p, ThreadPool& pool) {
   AttentionWork work;
   plan_attention({p.source, p.num_qo_heads, p.num_kv_heads, p.v.dims, p.causal, p.window_left,
-                  p.sink_tokens, p.visits.list_words > 0, p.visits.num_rows > 0},
+                  p.sink_tokens, p.visits.list_words > 0, p.visits.num_rows > 0, p.chunk},
                  p.batch, work);
   run_work(p, work, pool);
 }

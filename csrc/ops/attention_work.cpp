@@ -123,17 +123,33 @@ class Planner {
       AttentionTile tile = {};
       tile.sequence = sequence;
       tile.kv_head = kv_head;
-      tile.first_row = first + begin;
-      tile.num_rows = std::min(step, count - begin);
       tile.first_span = -1;
-      tile.list_row = begin;
-      see(tile);
-      for (int32_t head = 0; head < shape_.group(); head += heads) {
-        tile.first_head = kv_head * shape_.group() + head;
-        tile.num_heads = std::min(heads, shape_.group() - head);
-        work_.tiles.push_back(tile);
-      }
+      const auto add_rows = [&](int32_t from, int32_t end) {
+        tile.first_row = first + from;
+        tile.num_rows = end - from;
+        tile.list_row = from;
+        see(tile);
+        for (int32_t head = 0; head < shape_.group(); head += heads) {
+          tile.first_head = kv_head * shape_.group() + head;
+          tile.num_heads = std::min(heads, shape_.group() - head);
+          work_.tiles.push_back(tile);
+        }
+      };
+      const int32_t end = std::min(begin + step, count);
+      const int32_t cut = last_chunk(sequence, begin, end);
+      add_rows(cut, end);
+      if (cut == begin) continue;
+      add_rows(begin, cut);
+      work_.one_tile = false;
     }
+  }
+
+  // Of rows [begin, end) of a sequence, fewer than a chunk has: the first that is in the last
+  // one's.
+  int32_t last_chunk(int32_t sequence, int32_t begin, int32_t end) const {
+    if (shape_.chunk == 0) return begin;
+    const int32_t start = batch_.step_begin(sequence);
+    return std::max(begin, (start + end - 1) / shape_.chunk * shape_.chunk - start);
   }
 
   // What the tile's rows see together.
@@ -263,11 +279,13 @@ int64_t AttentionWork::reserve(const AttentionShape& shape, int64_t max_tokens,
                                int64_t max_sequences, int64_t max_kv_len) {
   const int64_t group = shape.group();
   const int64_t head_groups = ceil_div(group, tile_heads(shape));
-  // Each sequence may end in a tile that is not full, and no tile is empty.
+  // Each sequence may end in a tile that is not full, chunks of keys cut one in two, and no tile is
+  // empty.
   const int64_t least_tokens = shape.row_visits ? 1 : tile_tokens(shape);
+  const int64_t cuts = shape.chunk > 0 ? max_tokens / shape.chunk + max_sequences : 0;
   const int64_t max_tiles =
       shape.num_kv_heads * head_groups *
-      std::min<int64_t>(max_tokens, ceil_div(max_tokens, least_tokens) + max_sequences);
+      std::min<int64_t>(max_tokens, ceil_div(max_tokens, least_tokens) + max_sequences + cuts);
   const int64_t chunks = ceil_div(max_kv_len, kUnitTokens * kChunkUnits);
   const int64_t partials =
       chunks <= 1 ? 0 : std::min(max_tokens * shape.num_qo_heads * chunks, shape.most_partials);

@@ -101,6 +101,7 @@ struct BatchLayout {
   const uint64_t* ancestors = nullptr;
   const int32_t* tree_start = nullptr;  // [S] or null: trees begin with the step
   const uint8_t* dense = nullptr;       // [S] or null; not 0: its rows visit all keys
+  const uint8_t* unchunked = nullptr;   // [S] or null; not 0: its keys are in no chunks
 
   // Place of the sequence's first token of this step.
   constexpr int32_t step_begin(int64_t sequence) const {
@@ -112,6 +113,9 @@ struct BatchLayout {
   }
   constexpr bool is_dense(int64_t sequence) const {
     return dense != nullptr && dense[sequence] != 0;
+  }
+  constexpr bool is_unchunked(int64_t sequence) const {
+    return unchunked != nullptr && unchunked[sequence] != 0;
   }
   // Of a tree: the token that the first bit of its words stands for.
   constexpr int32_t tree_begin(int64_t sequence) const {

@@ -36,6 +36,31 @@ std::vector<uint64_t> ancestors_of(const Validator& check, const TensorView& par
   return ancestors;
 }
 
+void set_chunks(const Validator& check, const PagedAttentionOptions& options, const TensorView& q,
+                AttentionProblem& problem) {
+  check.at_least("chunk", options.chunk, 0);
+  problem.chunk = options.chunk;
+  if (options.chunk == 0) {
+    check.expect(options.q_before.data == nullptr && options.q_far.data == nullptr, "chunk",
+                 "a positive number with q_before or q_far", "0");
+    return;
+  }
+  check.expect(options.chunk % kChunkTokens == 0, "chunk",
+               "a multiple of " + std::to_string(kChunkTokens), std::to_string(options.chunk));
+  check.expect(options.window_left < 0, "window_left", "-1 with chunk",
+               std::to_string(options.window_left));
+  const auto rows = [&](std::string_view argument, const TensorView& given) {
+    check.expect(given.data != nullptr, argument, "an array with chunk", "none");
+    check.dtype(argument, given, DType::f32);
+    check.shape(argument, given, q.dims);
+    QueryRows made = problem.q;
+    made.data = static_cast<const uint8_t*>(given.data);
+    return made;
+  };
+  problem.q_before = rows("q_before", options.q_before);
+  problem.q_far = rows("q_far", options.q_far);
+}
+
 }  // namespace
 
 void paged_attention(const TensorView& q, const PagedKv& kv, const PagedBatch& batch,
@@ -54,6 +79,7 @@ void paged_attention(const TensorView& q, const PagedKv& kv, const PagedBatch& b
   if (!ancestors.empty()) problem.batch.ancestors = ancestors.data();
   problem.q = {static_cast<const uint8_t*>(q.data), DType::f32, kv.head_dim(),
                int64_t{heads} * kv.head_dim(), kv.head_dim()};
+  set_chunks(check, options, q, problem);
   problem.num_qo_heads = heads;
   problem.num_kv_heads = kv.num_kv_heads();
   problem.k = keys_of(layer_of(kv));

@@ -7,6 +7,7 @@
 #include "effinfer/dtype.h"
 #include "effinfer/ops/rope.h"
 #include "ops/cost.h"
+#include "ops/kv_layout.h"
 #include "ops/rows.h"
 
 namespace effinfer::ops {
@@ -15,6 +16,22 @@ namespace effinfer::ops {
 // rope_freqs.weight, may be null) divides each frequency. Returns the factor on cos and sin.
 float rope_inv_freq(const RopeParameters& parameters, const float* divisors, float* inv_freq);
 
+// What a step's positions become before they are multiplied with frequencies: min(p mod period +
+// shift, most). In chunks of `period` tokens (dual chunk attention, An et al., arXiv:2402.17463)
+// keys stand at their places in them, and queries at distances that a model was trained for.
+struct RopeMap {
+  int32_t period = 0;  // 0: positions stay as they are
+  int32_t shift = 0;
+  int32_t most = -1;  // -1: none
+  // Rows of so many tokens or more before them, themselves included, are as much larger as YaRN's
+  // temperature (Peng et al., arXiv:2309.00071) makes logits, (0.1 ln(tokens / this) + 1)^2; 0:
+  // none.
+  int32_t tempered_from = 0;
+
+  int32_t place(int32_t position) const;
+  float growth(int32_t position) const;
+};
+
 // The cosines and sines of a step are computed once and shared by all layers.
 struct RopeTableProblem {
   const int32_t* positions = nullptr;  // [rows]
@@ -22,7 +39,11 @@ struct RopeTableProblem {
   int32_t dims = 0;
   const float* inv_freq = nullptr;  // [dims / 2]
   float factor = 1.0f;
+  RopeMap map;
+  BatchLayout batch;     // of a map: whose rows it is for
   float* out = nullptr;  // [rows, 2, dims / 2]: cos, then sin
+
+  bool maps() const { return map.period > 0 || map.tempered_from > 0; }
 };
 
 // Rotates the leading `dims` of each head; unfused form of RopeAppendProblem.

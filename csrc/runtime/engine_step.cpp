@@ -219,6 +219,7 @@ std::string EngineCore::try_run(std::span<Request* const> requests, Phase phase)
     const Logits last = request->samples() ? Logits::last : Logits::none;
     batch_.add(*cache_, request->sequence, request->chunk(),
                request->scores_prompt() ? Logits::all : last, request->drafts, request->is_dense());
+    if (request->techniques.unchunked) batch_.set_unchunked();
     add_scored_rows(*request);
   }
   const size_t rows = batch_.num_rows();

@@ -37,6 +37,7 @@ void StepBatch::reserve(size_t tokens, size_t sequences, size_t pages, size_t gr
   views_.reserve(more_.size());
   ancestors_.reserve(tokens);
   dense_.reserve(sequences);
+  unchunked_.reserve(sequences);
 }
 
 void StepBatch::clear(Phase phase) {
@@ -49,10 +50,12 @@ void StepBatch::clear(Phase phase) {
   logit_rows_.clear();
   ancestors_.clear();
   dense_.clear();
+  unchunked_.clear();
   scored_.clear();
   weighted_.clear();
   has_trees_ = false;
   has_dense_ = false;
+  has_unchunked_ = false;
 }
 
 void StepBatch::add(const KvCache& cache, SequenceId sequence, std::span<const int32_t> tokens,
@@ -71,6 +74,7 @@ void StepBatch::add(const KvCache& cache, SequenceId sequence, std::span<const i
   qo_indptr_.push_back(static_cast<int32_t>(token_ids_.size()));
   dense_.push_back(dense ? 1 : 0);
   has_dense_ |= dense;
+  unchunked_.push_back(0);
   tables_.add(cache, sequence, 0);
   for (size_t i = 0; i < more_.size(); ++i) {
     more_[i].add(cache, sequence, static_cast<int32_t>(i) + 1);
@@ -84,6 +88,11 @@ void StepBatch::add_scored(std::string_view name, const SlotPlane& plane, int32_
 
 void StepBatch::add_weighted(std::string_view name, const SlotPlane& plane) {
   weighted_.push_back({name, plane, static_cast<int32_t>(num_sequences()) - 1});
+}
+
+void StepBatch::set_unchunked() {
+  unchunked_.back() = 1;
+  has_unchunked_ = true;
 }
 
 // Behind the row of the sequence's last token, which is at `root`. Words of a chain stay 0, unless
@@ -116,6 +125,7 @@ Batch StepBatch::view() {
     views_.push_back({tables.kv_indptr, tables.kv_indices, tables.kv_len});
   }
   if (has_dense_) batch.dense = dense_;
+  if (has_unchunked_) batch.unchunked = unchunked_;
   batch.scored = scored_;
   batch.weighted = weighted_;
   batch.more_groups = views_;

@@ -29,6 +29,8 @@ class StepBatch {
                   const SlotPlane& noise = {});
   // Of the same: how often attention counts its keys.
   void add_weighted(std::string_view name, const SlotPlane& plane);
+  // Of the same: its keys are in no chunks, whatever the graph knows.
+  void set_unchunked();
   size_t num_rows() const { return logit_rows_.size(); }
   size_t num_sequences() const { return tables_.kv_len.size(); }
   size_t num_tokens() const { return token_ids_.size(); }
@@ -59,10 +61,12 @@ class StepBatch {
   std::vector<int32_t> logit_rows_;
   std::vector<uint64_t> ancestors_;
   std::vector<uint8_t> dense_;
+  std::vector<uint8_t> unchunked_;
   std::vector<ScoredRows> scored_;
   std::vector<WeightedSlots> weighted_;
   bool has_trees_ = false;
   bool has_dense_ = false;
+  bool has_unchunked_ = false;
 };
 
 }  // namespace effinfer::runtime

@@ -38,6 +38,12 @@ std::vector<std::string> split(const std::string& list) {
   return parts;
 }
 
+bool flag(const std::string& key, const Attribute& value) {
+  const bool* found = std::get_if<bool>(&value);
+  if (found == nullptr) fail(key, "true or false");
+  return *found;
+}
+
 void set_fact(TechniqueFacts& facts, std::string_view fact, const std::string& key,
               const Attribute& value) {
   if (fact == "chooses") {
@@ -75,15 +81,15 @@ void set_fact(TechniqueFacts& facts, std::string_view fact, const std::string& k
   } else if (fact == "planes") {
     facts.planes = split(text(key, value));
   } else if (fact == "lossless") {
-    const bool* flag = std::get_if<bool>(&value);
-    if (flag == nullptr) fail(key, "true or false");
-    facts.lossless = *flag;
+    facts.lossless = flag(key, value);
+  } else if (fact == "key_chunks") {
+    facts.key_chunks = flag(key, value);
   } else if (fact == "exclusive") {
     facts.exclusive = split(text(key, value));
   } else {
     fail(key,
          "chooses, min_tokens, chunk_tokens, kv_bits, kv_residual, kv_rank, kv_outliers, scores, "
-         "score_rows, noise, weights, planes, lossless or exclusive");
+         "score_rows, noise, weights, planes, key_chunks, lossless or exclusive");
   }
 }
 
@@ -243,12 +249,13 @@ RequestTechniques Techniques::of(const SamplingParams& params, int64_t prompt_to
   }
   RequestTechniques request;
   bool others_prompt = false, others_output = false, prompt = false, output = false;
-  bool others_encode = false, encodes = false;
+  bool others_encode = false, encodes = false, others_chunk = false, chunks = false;
   for (size_t i = 0; i < facts_.size(); ++i) {
     const TechniqueFacts& each = facts_[i];
     others_prompt |= each.chooses_prompt;
     others_output |= each.chooses_output;
     others_encode |= each.coding.bits != 0;
+    others_chunk |= each.key_chunks;
     const bool only_prompt = each.chooses_prompt && !each.chooses_output;
     const uint64_t own = uint64_t{1} << i;
     if ((wanted & own) == 0 || (only_prompt && prompt_tokens < each.min_tokens)) continue;
@@ -257,6 +264,7 @@ RequestTechniques Techniques::of(const SamplingParams& params, int64_t prompt_to
     prompt |= each.chooses_prompt;
     output |= each.chooses_output;
     encodes |= each.coding.bits != 0;
+    chunks |= each.key_chunks;
     const bool only_output = each.chooses_output && !each.chooses_prompt;
     if (!each.lossless && !only_output) request.prefix.methods |= own;
     if (!each.lossless && only_output) request.prefix.most = prompt_tokens;
@@ -268,6 +276,7 @@ RequestTechniques Techniques::of(const SamplingParams& params, int64_t prompt_to
   request.dense_prompt = others_prompt && !prompt;
   request.dense_output = others_output && !output;
   request.prefix.encodes = encodes || !others_encode;
+  request.unchunked = others_chunk && !chunks;
   request.rows_choose = others_output;
   if (request.chunk_tokens > 0) {
     request.prefix.unit = request.chunk_tokens;  // of whole pages, as the cache sees to

@@ -27,6 +27,7 @@ struct RequestTechniques {
   // Where others' rows visit chosen keys and its own do not.
   bool dense_prompt = false;
   bool dense_output = false;
+  bool unchunked = false;    // its keys are in no chunks, where others' are
   bool rows_choose = false;  // its generated rows, or others', visit chosen keys
   int64_t chunk_tokens = 0;  // steps of its prompt end at multiples; 0: anywhere
   std::vector<ScorePlan> scores;

@@ -134,6 +134,9 @@ void check_plan(const AttentionShape& shape, const Batch& batch) {
     CHECK(tile.first_row >= batch.qo_indptr[static_cast<size_t>(tile.sequence)]);
     CHECK(tile.first_row + tile.num_rows <=
           batch.qo_indptr[static_cast<size_t>(tile.sequence) + 1]);
+    if (shape.chunk == 0) continue;
+    const int32_t position = layout.step_begin(tile.sequence) + tile.list_row;
+    CHECK_EQ(position / shape.chunk, (position + tile.num_rows - 1) / shape.chunk);
   }
   std::vector<int32_t> items_of(work.merges.size());
   for (const AttentionItem& item : work.items) {
@@ -207,6 +210,7 @@ TEST("plans cover what rows see") {
     if (random() % 3 == 0) shape.source = KeySource::rows;
     if (random() % 2 == 0) shape.window_left = static_cast<int32_t>(random() % 700);
     if (random() % 2 == 0) shape.sink_tokens = static_cast<int32_t>(random() % 300);
+    if (random() % 2 == 0) shape.chunk = kChunkTokens * static_cast<int32_t>(1 + random() % 3);
     Batch batch;
     const int count = 1 + static_cast<int>(random() % 6);
     for (int i = 0; i < count; ++i) {

@@ -304,10 +304,17 @@ struct AttentionBody {
     }
   }
 
+  // Those that the keys of a chunk of units are multiplied with.
+  static const ops::QueryRows& queries_of(const AttentionTask& task, int32_t chunk) {
+    const int32_t back = task.chunk == 0 ? 0 : task.own_chunk - chunk / task.chunk;
+    return back == 0 ? task.q : back == 1 ? task.q_before : task.q_far;
+  }
+
   static void run(const AttentionTask& task) {
     const State s = make_state(task);
     Products products(s.rows, s.spare);
-    load_queries<Kv>(task, 0, s.rows, s.dim_qk, s.row, s.q);
+    const ops::QueryRows* queries = &queries_of(task, task.first_unit / ops::kChunkUnits);
+    load_queries<Kv>(task, *queries, 0, s.rows, s.dim_qk, s.row, s.q);
     Math::fill(s.q + s.rows * s.dim_qk, (s.padded_rows - s.rows) * s.dim_qk, 0.0f);
     const int32_t first = task.first_unit / ops::kChunkUnits;
     const int32_t last = (task.end_unit - 1) / ops::kChunkUnits;
@@ -317,6 +324,10 @@ struct AttentionBody {
     Source<Kv, Products> source(task, products, s.source);
     for (int32_t chunk = first; chunk <= last; ++chunk) {
       if (folds && source.chunk() != chunk) continue;  // nothing of it is visited
+      if (const ops::QueryRows* next = &queries_of(task, chunk); next != queries) {
+        queries = next;
+        load_queries<Kv>(task, *queries, 0, s.rows, s.dim_qk, s.row, s.q);
+      }
       do_chunk(task, s, products, source, chunk);
       if (splits) write_partial(task, s, chunk - first);
       if (folds) fold_chunk(s);

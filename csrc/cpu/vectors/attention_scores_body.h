@@ -128,7 +128,7 @@ struct AttentionScoresBody {
 
   static void load_rows(const ScoresTask& task, const State& s, int64_t first, int64_t count) {
     const int64_t heads = task.keys.num_heads;
-    load_queries<Kv>(task.keys, first * heads, count * heads, s.dim, s.row, s.q);
+    load_queries<Kv>(task.keys, task.keys.q, first * heads, count * heads, s.dim, s.row, s.q);
     for (int64_t row = 0; row < count * heads; ++row) {
       s.lse[row] = task.lse[(first + row / heads) * task.lse_row_stride + row % heads];
     }

@@ -24,10 +24,10 @@ template <int kWrite>
   for (int64_t i = 0; i < bytes; i += 64) __builtin_prefetch(row + i, kWrite, 3);
 }
 
-// Tile rows [first, first + count) of a task to q[count][dim]; `wide` is for one row.
+// Tile rows [first, first + count) of a task's `queries` to q[count][dim]; `wide` is for one row.
 template <class Kv>
-void load_queries(const AttentionTask& task, int64_t first, int64_t count, int64_t dim, float* wide,
-                  float* q) {
+void load_queries(const AttentionTask& task, const ops::QueryRows& queries, int64_t first,
+                  int64_t count, int64_t dim, float* wide, float* q) {
   using V = typename Kv::V;
   const auto widen = [&](const ops::QueryRows& rows, int64_t row, float* to) {
     const auto at = [&](int64_t i) {
@@ -45,8 +45,8 @@ void load_queries(const AttentionTask& task, int64_t first, int64_t count, int64
   };
   const V scale = V::set(task.q_scale);
   for (int64_t row = 0; row < count; ++row) {
-    widen(task.q, first + row, wide);
-    if (task.q_rope.dims > 0) widen(task.q_rope, first + row, wide + task.q.dims);
+    widen(queries, first + row, wide);
+    if (task.q_rope.dims > 0) widen(task.q_rope, first + row, wide + queries.dims);
     for (int64_t d = 0; d < dim; d += 16) {
       AttentionMath<Kv>::store_factor(V::load(wide + d) * scale, q + row * dim, d);
     }

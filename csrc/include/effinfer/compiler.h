@@ -119,6 +119,9 @@ struct Batch {
   // How often attention nodes of these names count keys, of a sequence once; others count each
   // once.
   std::span<const WeightedSlots> weighted = {};
+  // [S], or empty: the keys of all sequences are in the chunks that the graph's nodes know. Else 1:
+  // rope_table takes the sequence's positions as they are, and attention knows no chunks of it.
+  std::span<const uint8_t> unchunked = {};
 };
 
 // The highest logits of each row, in place of all of them.

@@ -58,6 +58,9 @@ struct KvCacheConfig {
   // has num_pages pages, which take memory when they are first written.
   std::vector<KvGroup> groups = {};
   std::vector<KvRope> rope = {};  // by layer, for reposition(); none: it is not known
+  // Keys are rotated by their places in chunks (attention's `chunk`), so they stay in their slots:
+  // retain(), evict() and reposition() are Unsupported.
+  bool fixed_slots = false;
   // Of each layer, where they are on several devices: a page is then a slot in each memory. Empty:
   // all are on `device`.
   std::vector<Device> layer_devices = {};

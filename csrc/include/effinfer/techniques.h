@@ -20,6 +20,9 @@
 //                                                      name count keys, e to the power of it
 //   meta technique.raas.planes = "raas.stamps"         more planes that its sequences have, commas
 //                                                      between
+//   meta technique.qwen_1m.key_chunks = true           the chunks of keys that nodes know
+//   (rope_table,
+//                                                      attention) are of its requests alone
 //   meta technique.minference.lossless = true          it changes no key or value
 //   meta technique.minference.exclusive = "prefill.visits"     what it decides alone, commas
 //   between
@@ -60,6 +63,7 @@ struct TechniqueFacts {
   std::string noise;  // with scores of all rows of prompts and outputs only
   std::string weights;
   std::vector<std::string> planes;
+  bool key_chunks = false;
   bool lossless = false;
   std::vector<std::string> exclusive;
 };

@@ -95,6 +95,9 @@ def paged_attention(
     visits: Visits | None = None,
     alibi_slopes: AnyArray | None = None,
     sink_logits: AnyArray | None = None,
+    chunk: int = 0,
+    q_before: ArrayT | None = None,
+    q_far: ArrayT | None = None,
     return_lse: bool = False,
     lse_base: str = "log2",
     pool: ThreadPool | None = None,
@@ -119,6 +122,10 @@ def paged_attention(
             Without a window and parents.
         alibi_slopes: float32 [num_qo_heads]: + slope * (key - query position).
         sink_logits: float32 [num_qo_heads]: the logit of one more key, whose value is zero.
+        chunk, q_before, q_far: dual chunk attention (An et al., arXiv:2402.17463). Keys are in
+            chunks of so many tokens, a multiple of 256, by their places in the sequence: a row
+            multiplies those of its own chunk with q, those of the one before it with q_before
+            and older ones with q_far, arrays like q. 0: all with q.
 
     num_qo_heads is a multiple of num_kv_heads.
 
@@ -140,6 +147,9 @@ def paged_attention(
         visits=visits,
         alibi_slopes=optional(alibi_slopes, "[paged_attention] alibi_slopes"),
         sink_logits=optional(sink_logits, "[paged_attention] sink_logits"),
+        chunk=chunk,
+        q_before=optional(q_before, "[paged_attention] q_before"),
+        q_far=optional(q_far, "[paged_attention] q_far"),
         return_lse=return_lse,
         lse_base=lse_base,
         pool=pool,

@@ -13,6 +13,7 @@ from effinfer.techniques.kv_compose import KVCompose
 from effinfer.techniques.longgen import LongGen
 from effinfer.techniques.mlkv import MLKV
 from effinfer.techniques.quest import Quest
+from effinfer.techniques.qwen_1m import Qwen1M
 from effinfer.techniques.raas import RaaS
 from effinfer.techniques.snapkv import SnapKV
 from effinfer.techniques.streaming_llm import StreamingLLM
@@ -36,6 +37,7 @@ __all__ = [
     "Keyformer",
     "LongGen",
     "Quest",
+    "Qwen1M",
     "RaaS",
     "SnapKV",
     "StreamingLLM",
@@ -59,6 +61,7 @@ KV_METHODS = (
     LongGen,
     MLKV,
     Quest,
+    Qwen1M,
     RaaS,
     SnapKV,
     StreamingLLM,

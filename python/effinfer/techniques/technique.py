@@ -131,7 +131,8 @@ class Technique:
         "both", whose rows visit chosen keys; min_tokens: prompts with fewer stay as they are;
         chunk_tokens: where steps of a prompt end, where what is kept or visited depends on it;
         kv_bits, kv_residual: in how many bits pages behind so many newest tokens are kept;
-        kv_rank, kv_outliers: with how much of what these lack."""
+        kv_rank, kv_outliers: with how much of what these lack; key_chunks: the chunks of keys that
+        the graph's nodes know are of its requests alone."""
         return {}
 
     def to_json(self) -> str:

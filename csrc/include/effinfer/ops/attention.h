@@ -164,6 +164,12 @@ struct PagedAttentionOptions {
   // Which keys blocks of rows visit (visits.h), for this batch; null: all. Without a window and
   // parents.
   const Visits* visits = nullptr;
+  // Keys in chunks of so many tokens, a multiple of 256, by their places in the sequence (dual
+  // chunk attention, An et al., arXiv:2402.17463): a row multiplies those of its own chunk with q,
+  // those of the one before it with q_before, older ones with q_far, arrays like q. 0: all with q.
+  int32_t chunk = 0;
+  TensorView q_before;
+  TensorView q_far;
   // f32, or bf16: queries and probabilities rounded to bfloat16 and multiplied as such with bf16
   // pages, twice as fast where the CPU has AVX512-BF16 (Unsupported elsewhere).
   DType arithmetic = DType::f32;
