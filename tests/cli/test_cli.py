@@ -329,6 +329,7 @@ def test_techniques_of_a_command(tiny_model):
         return effinfer("generate", "a b", "-m", tiny_model, "-n", 2, *options)
 
     assert told("--techniques", "xattention").returncode == 0
-    refused = told("--techniques", "xattention,minference")
-    assert refused.returncode != 0 and "prefill.visits" in refused.stderr
+    for both in ["xattention,minference"], ["xattention", "--techniques", "minference"]:
+        refused = told("--techniques", *both)
+        assert refused.returncode != 0 and "prefill.visits" in refused.stderr
     assert "expected one of" in told("--techniques", "nothing").stderr

@@ -42,12 +42,13 @@ PrefillOption = Annotated[
     ),
 ]
 TechniquesOption = Annotated[
-    str | None,
+    list[str] | None,
     typer.Option(
         "--techniques",
         metavar="NAME[,NAME]",
         show_default=False,
-        help="Techniques, with their defaults; `effinfer techniques` lists them.",
+        help="Techniques, with their defaults, also in several options; `effinfer techniques` "
+        "lists them.",
     ),
 ]
 SpeculateOption = Annotated[

@@ -22,18 +22,16 @@ PREFILLS: dict[str, type[SparsePrefill]] = {
 
 
 def as_techniques(given: object) -> list[Technique]:
-    """Objects, and names for their defaults: a list of them, one alone, or "a,b"; None for none.
-    Throws InvalidArgumentError."""
+    """Objects, and names for their defaults, also several as "a,b": a list of them, or one alone;
+    None for none. Throws InvalidArgumentError."""
     if given is None:
         return []
-    if isinstance(given, str):
-        given = [name for name in given.split(",") if name]
-    elif isinstance(given, Technique):
+    if isinstance(given, str | Technique):
         given = [given]
     if not isinstance(given, Iterable) or isinstance(given, Mapping | bytes):
         raise _wrong(given)
     found = []
-    for each in given:
+    for each in _with_names_apart(given):
         technique = technique_named(each) if isinstance(each, str) else each
         meta = getattr(technique, "META", None)
         if (
@@ -49,6 +47,13 @@ def as_techniques(given: object) -> list[Technique]:
             raise _wrong(each)
         found.append(technique)
     return found
+
+
+def _with_names_apart(given: Iterable[object]) -> list[object]:
+    apart: list[object] = []
+    for each in given:
+        apart += [name for name in each.split(",") if name] if isinstance(each, str) else [each]
+    return apart
 
 
 def as_prefill(prefill: object) -> SparsePrefill | None:
