@@ -120,7 +120,8 @@ class Member {
     task.k_rope = at(p_.k_rope, tile.kv_head);
     task.v = at(p_.v, tile.kv_head);
     task.coded = p_.coded;
-    if (p_.coded.bits != 0) {
+    task.kv_head = tile.kv_head;
+    if (p_.coded.bits != 0 && p_.coded.features == nullptr) {
       task.coded.data += static_cast<size_t>(tile.kv_head) * p_.coded.head_bytes();
     }
     const int32_t first_kv = batch.kv_indptr[tile.sequence];

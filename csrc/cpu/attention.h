@@ -19,8 +19,9 @@ struct AttentionTask {
   ops::KvRows k;  // of the tile's KV head
   ops::KvRows k_rope;
   ops::KvRows v;
-  ops::CodedPages coded;  // from the tile's KV head on
-  const int32_t* pages;   // of the sequence; null: its tokens follow each other from first_token on
+  ops::CodedPages coded;  // from the tile's KV head on, but for features, which heads share
+  int32_t kv_head;
+  const int32_t* pages;  // of the sequence; null: its tokens follow each other from first_token on
   int32_t page_size;
   int64_t first_token;
 

@@ -1,10 +1,12 @@
 // Pages to 4 or 2 bits: of each range the least and the greatest number, then codes to the nearest.
+// Where pages keep features (ops/page_features.h), these are made first, and are what is encoded.
 #include "ops/encode_pages.h"
 
 #include "core/float16.h"
 #include "cpu/level.h"
 #include "cpu/vectors/encode_rest.h"
 #include "cpu/vectors/kv.h"
+#include "cpu/vectors/page_turn.h"
 
 namespace effinfer::cpu::EFFINFER_LEVEL {
 namespace {
@@ -90,9 +92,21 @@ Lines values_of(const ops::KvLayer& kv, int64_t page, int64_t head) {
   const int64_t row = kv.head_dim / 16 * kLine;
   return {kv.v_head(page, head), wide, wide ? 2 * row : row, kLine, row};
 }
-Lines lines_of(PageRest& rest, int64_t columns) {
+// Of rows of floats.
+Lines lines_of(const float* rows, int64_t columns) {
   const int64_t row = columns * int64_t{sizeof(float)};
-  return {reinterpret_cast<const uint8_t*>(rest.row(0)), true, 2 * row, kLine, row};
+  return {reinterpret_cast<const uint8_t*>(rows), true, 2 * row, kLine, row};
+}
+void store_rows(const Lines& lines, int64_t inner, int64_t columns, float* to) {
+  for (int64_t pair = 0; pair < inner / 2; ++pair) {
+    for (int64_t c = 0; c < columns; c += 16) {
+      V even;
+      V odd;
+      lines.load(pair, c / 16, even, odd);
+      even.store(to + 2 * pair * columns + c);
+      odd.store(to + (2 * pair + 1) * columns + c);
+    }
+  }
 }
 
 // 16 kLines columns from `first` on to rows of codes, and ranges of the even words and of the odd
@@ -157,26 +171,16 @@ template <class Encode>
                                         int64_t inner, int64_t columns, Encode&& encode,
                                         uint8_t* to, uint8_t* rest_to) {
   PageRest rest(coded, inner, columns);
-  for (int64_t pair = 0; pair < inner / 2; ++pair) {
-    for (int64_t c = 0; c < columns; c += 16) {
-      V even;
-      V odd;
-      lines.load(pair, c / 16, even, odd);
-      even.store(rest.row(2 * pair) + c);
-      odd.store(rest.row(2 * pair + 1) + c);
-    }
-  }
+  store_rows(lines, inner, columns, rest.row(0));
   rest.take_outliers();
-  encode(coded, lines_of(rest, columns), to, &rest);
+  encode(coded, lines_of(rest.row(0), columns), to, &rest);
   rest.write(rest_to);
 }
 
+// Of a head, or of a part of the features.
 template <int kBits>
-void encode_head(const ops::KvLayer& kv, const ops::PageCoding& page, int64_t head) {
-  const ops::CodedPages& coded = kv.coded;
-  const Lines keys = keys_of(kv, page.from, head);
-  const Lines values = values_of(kv, page.from, head);
-  uint8_t* to = coded.head(page.to, head);
+void encode_numbers(const ops::CodedPages& coded, const Lines& keys, const Lines& values,
+                    uint8_t* to) {
   uint8_t* values_to = to + coded.key_bytes();
   if (coded.rest_bytes() == 0) {
     encode_keys<kBits>(coded, keys, to, nullptr);
@@ -190,6 +194,60 @@ void encode_head(const ops::KvLayer& kv, const ops::PageCoding& page, int64_t he
                    values_to + coded.value_bytes() - rest);
 }
 
+template <int kBits>
+void encode_head(const ops::KvLayer& kv, const ops::PageCoding& page, int64_t head) {
+  encode_numbers<kBits>(kv.coded, keys_of(kv, page.from, head), values_of(kv, page.from, head),
+                        kv.coded.head(page.to, head));
+}
+
+// to[rows][columns] += a[rows][depth] b[depth][columns].
+void add_product(const float* a, int64_t a_stride, const float* b, int64_t b_stride, int64_t rows,
+                 int64_t depth, int64_t columns, float* to) {
+  for (int64_t row = 0; row < rows; ++row) {
+    for (int64_t c = 0; c < columns; c += 16) {
+      V sums = V::load(to + row * columns + c);
+      for (int64_t i = 0; i < depth; ++i) {
+        sums = fma(V::set(a[row * a_stride + i]), V::load(b + i * b_stride + c), sums);
+      }
+      sums.store(to + row * columns + c);
+    }
+  }
+}
+
+constexpr int64_t kMostNumbers = int64_t{ops::PageFeatures::kMostPart} * ops::CodedPages::kTokens;
+
+// A part of them: of keys [features][tokens], of values [tokens][features], summed over heads.
+template <int kBits>
+void encode_features(const ops::KvLayer& kv, const ops::PageCoding& page, int64_t part) {
+  const ops::CodedPages& coded = kv.coded;
+  const ops::PageFeatures& features = *coded.features;
+  constexpr int64_t kTokens = ops::CodedPages::kTokens;
+  const int64_t dim = kv.head_dim;
+  const int64_t count = coded.head_dim;
+  alignas(64) float of_head[kMostNumbers];
+  alignas(64) float keys[kMostNumbers] = {};
+  alignas(64) float values[kMostNumbers] = {};
+  for (int64_t head = 0; head < kv.num_kv_heads; ++head) {
+    store_rows(keys_of(kv, page.from, head), dim, kTokens, of_head);
+    turn_keys<V, true>(features, page.place, of_head);
+    add_product(features.keys + part * count * features.dims() + head * dim, features.dims(),
+                of_head, kTokens, count, dim, kTokens, keys);
+    store_rows(values_of(kv, page.from, head), kTokens, dim, of_head);
+    add_product(of_head, dim, features.value_dims + head * dim * features.count + part * count,
+                features.count, kTokens, dim, count, values);
+  }
+  encode_numbers<kBits>(coded, lines_of(keys, kTokens), lines_of(values, count),
+                        coded.head(page.to, part));
+  *coded.place(page.to, part) = page.place;
+}
+
+// Of a layer's page all that is coded together.
+template <int kBits>
+void encode_part(const ops::KvLayer& kv, const ops::PageCoding& page, int64_t part) {
+  if (kv.coded.features != nullptr) return encode_features<kBits>(kv, page, part);
+  encode_head<kBits>(kv, page, part);
+}
+
 }  // namespace
 }  // namespace effinfer::cpu::EFFINFER_LEVEL
 
@@ -198,11 +256,11 @@ namespace effinfer::cpu {
 template <>
 void run<Level::EFFINFER_LEVEL>(const ops::EncodePagesProblem& p, Team& team) {
   using namespace EFFINFER_LEVEL;
-  const auto encode = p.layers[0].coded.bits == 4 ? encode_head<4> : encode_head<2>;
-  const int64_t heads = p.layers[0].num_kv_heads;
-  team.for_chunks(p.num_layers * p.num_pages * heads, [&](int64_t task) {
-    const int64_t page = task / heads;
-    encode(p.layers[page / p.num_pages], p.pages[page % p.num_pages], task % heads);
+  const auto encode = p.layers[0].coded.bits == 4 ? encode_part<4> : encode_part<2>;
+  const int64_t parts = p.layers[0].coded.num_kv_heads;
+  team.for_chunks(p.num_layers * p.num_pages * parts, [&](int64_t task) {
+    const int64_t page = task / parts;
+    encode(p.layers[page / p.num_pages], p.pages[page % p.num_pages], task % parts);
   });
 }
 

@@ -32,22 +32,32 @@ void check_config(const KvCacheConfig& config) {
   if (!config.on_host()) {
     throw Unsupported("[kv_cache] coding: not on a GPU, nor where layers are on several devices");
   }
+  check_features(config);
   if (config.dtype == DType::bf16 || config.dtype == DType::f32) return;
   throw Unsupported("[kv_cache] coding: expected pages of bf16 or f32, got " +
                     std::string(name(config.dtype)));
 }
 
-// Without its memory.
-ops::CodedPages layer_of(const KvCacheConfig& config) {
-  return {config.coding.bits, config.num_pages,      config.num_kv_heads, config.head_dim, nullptr,
-          config.coding.rank, config.coding.outliers};
+// Without its memory; `features` say of which shape they are.
+ops::CodedPages layer_of(const KvCacheConfig& config, const ops::PageFeatures& features) {
+  const bool has = features.count > 0;
+  return {config.coding.bits,
+          config.num_pages,
+          has ? features.num_parts() : config.num_kv_heads,
+          has ? features.part_count() : config.head_dim,
+          nullptr,
+          config.coding.rank,
+          config.coding.outliers,
+          has ? &features : nullptr};
 }
 
 }  // namespace
 
 int32_t num_coded_pages(const KvCacheConfig& config, size_t pool_bytes) {
+  const ops::PageFeatures features = {.count = config.coding.features};
+  const ops::CodedPages layer = layer_of(config, features);
   const size_t page = static_cast<size_t>(config.num_layers) *
-                      static_cast<size_t>(config.num_kv_heads) * layer_of(config).head_bytes();
+                      static_cast<size_t>(layer.num_kv_heads) * layer.head_bytes();
   const auto most = static_cast<size_t>(std::numeric_limits<int32_t>::max() - config.num_pages);
   return static_cast<int32_t>(std::min(pool_bytes / page, most));
 }
@@ -56,9 +66,12 @@ CodedStore::CodedStore(const KvCacheConfig& config, size_t pool_bytes) {
   check_config(config);
   num_layers_ = static_cast<size_t>(config.num_layers);
   num_pages_ = config.num_pages;
-  first_layer_ = layer_of(config);
   num_coded_ = num_coded_pages(config, pool_bytes);
-  const size_t layer = first_layer_.head_bytes() * static_cast<size_t>(config.num_kv_heads) *
+  if (config.coding.features > 0) {
+    features_ = std::make_unique<FeatureTables>(config, num_pages_ + num_coded_);
+  }
+  first_layer_ = layer_of(config, features_ ? features_->layer(0) : ops::PageFeatures());
+  const size_t layer = first_layer_.head_bytes() * static_cast<size_t>(first_layer_.num_kv_heads) *
                        static_cast<size_t>(num_coded_);
   layer_bytes_ = (layer + kAlignment - 1) / kAlignment * kAlignment;
   const size_t bytes = layer_bytes_ * num_layers_;
@@ -79,6 +92,7 @@ CodedStore::CodedStore(const KvCacheConfig& config, size_t pool_bytes) {
 ops::CodedPages CodedStore::layer(size_t number) const {
   ops::CodedPages layer = first_layer_;
   layer.data += number * layer_bytes_;
+  if (features_) layer.features = &features_->layer(number);
   return layer;
 }
 

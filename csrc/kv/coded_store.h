@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "effinfer/kv_cache.h"
+#include "kv/feature_tables.h"
 #include "ops/coded_pages.h"
 
 namespace effinfer::kv {
@@ -43,6 +44,7 @@ class CodedStore {
 
  private:
   ops::CodedPages first_layer_;
+  std::unique_ptr<FeatureTables> features_;  // null: codes are of keys and values
   size_t layer_bytes_ = 0;
   size_t num_layers_ = 0;
   int32_t num_pages_ = 0;  // of the pool

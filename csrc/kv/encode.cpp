@@ -82,7 +82,7 @@ void KvCache::encode(SequenceId id, ThreadPool& pool) {
   }
   const size_t first = impl_->num_encoded(sequence.tables[kGroup]);
   kv::PagePool& pages = impl_->pool(kGroup);
-  pages.encode(std::span(sequence.tables[kGroup].pages).subspan(first, due.size()), pool);
+  pages.encode(std::span(sequence.tables[kGroup].pages).subspan(first, due.size()), pool, first);
   while (pages.free_pages() < 0) {
     if (!impl_->tree.evict()) impl_->tree.clear();
   }

@@ -6,9 +6,11 @@
 //   planes                 of each its name's length as int64, its name, float[heads][slots]
 //   pages                  group by group, in order of the table, freed ones left out; a page is
 //                          what PagePool::read_page() writes
+#include <algorithm>
 #include <cstring>
 #include <string>
 
+#include "core/digest.h"
 #include "effinfer/error.h"
 #include "kv/kv_cache_impl.h"
 
@@ -27,7 +29,8 @@ struct Header {
   int32_t coding_bits = 0;
   int32_t coding_rank = 0;
   int32_t coding_outliers = 0;
-  int32_t nothing = 0;
+  int32_t coding_features = 0;
+  Digest coding_basis;
   int64_t length = 0;
   int64_t shift = 0;
   int64_t fixed = 0;
@@ -72,6 +75,16 @@ class Reader {
   std::span<const std::byte> blob_;
 };
 
+Digest digest_of(std::span<const uint16_t> numbers) {
+  std::span<const uint8_t> bytes(reinterpret_cast<const uint8_t*>(numbers.data()),
+                                 numbers.size_bytes());
+  std::vector<Digest> chunks;
+  for (; !bytes.empty(); bytes = bytes.subspan(std::min(bytes.size(), kDigestChunk))) {
+    chunks.push_back(digest_chunk(bytes.first(std::min(bytes.size(), kDigestChunk))));
+  }
+  return digest_chunks(chunks, numbers.size_bytes());
+}
+
 Header layout_of(const KvCacheConfig& config, size_t groups) {
   Header header;
   header.num_layers = config.num_layers;
@@ -82,6 +95,8 @@ Header layout_of(const KvCacheConfig& config, size_t groups) {
   header.coding_bits = config.coding.bits;
   header.coding_rank = config.coding.rank;
   header.coding_outliers = config.coding.outliers;
+  header.coding_features = config.coding.features;
+  if (config.coding.basis) header.coding_basis = digest_of(*config.coding.basis);
   return header;
 }
 
@@ -89,7 +104,8 @@ bool same_layout(const Header& a, const Header& b) {
   return a.magic == b.magic && a.num_layers == b.num_layers && a.num_kv_heads == b.num_kv_heads &&
          a.head_dim == b.head_dim && a.dtype == b.dtype && a.num_groups == b.num_groups &&
          a.coding_bits == b.coding_bits && a.coding_rank == b.coding_rank &&
-         a.coding_outliers == b.coding_outliers;
+         a.coding_outliers == b.coding_outliers && a.coding_features == b.coding_features &&
+         a.coding_basis == b.coding_basis;
 }
 
 void check_header(const Header& header) {

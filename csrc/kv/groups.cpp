@@ -50,10 +50,14 @@ std::vector<std::unique_ptr<PagePool>> make_pools(const KvCacheConfig& config) {
   std::vector<std::unique_ptr<PagePool>> pools;
   KvCacheConfig part = config;
   part.groups.clear();
-  part.rope.clear();
+  const bool knows_rope = config.rope.size() == static_cast<size_t>(config.num_layers);
   if (config.groups.empty()) pools.push_back(std::make_unique<PagePool>(part));
   for (const KvGroup& group : config.groups) {
     part.num_layers = static_cast<int32_t>(group.layers.size());
+    part.rope.clear();
+    for (const int32_t layer : group.layers) {
+      if (knows_rope) part.rope.push_back(config.rope[static_cast<size_t>(layer)]);
+    }
     if (group.window_left >= 0) part.coding = {};
     part.index_unit = group.window_left < 0 ? config.index_unit : 0;
     pools.push_back(std::make_unique<PagePool>(part));

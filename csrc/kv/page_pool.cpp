@@ -287,12 +287,12 @@ int32_t PagePool::allocate_coded() {
   return page;
 }
 
-void PagePool::encode(std::span<int32_t> pages, ThreadPool& pool) {
+void PagePool::encode(std::span<int32_t> pages, ThreadPool& pool, size_t place) {
   std::vector<ops::PageCoding> codings;
-  for (const int32_t page : pages) {
-    if (coding_of(page) >= 0) continue;
-    codings.push_back({page, coded_->take()});
-    coded_->link(page, codings.back().to);
+  for (size_t i = 0; i < pages.size(); ++i) {
+    if (coding_of(pages[i]) >= 0) continue;
+    codings.push_back({pages[i], coded_->take(), static_cast<int32_t>(place + i)});
+    coded_->link(pages[i], codings.back().to);
   }
   if (!codings.empty()) {
     ops::run_alone<ops::EncodePagesProblem>({layers_.data(), static_cast<int64_t>(layers_.size()),

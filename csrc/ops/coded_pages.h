@@ -32,11 +32,18 @@
 //   factors   [rank] { u [I], w [C] }                   bfloat16
 //   outliers  places [n]: 256 i + c, numbers [n]        uint16, bfloat16
 //   nothing   to the next multiple of 64 bytes
+//
+// Pages may hold features in place of keys and values (ops/page_features.h). These are then the
+// numbers of which all of the above is made, in parts of at most 256 in place of heads, and behind
+// each part is a row of 64 bytes with the page's place in its sequence (int32), by which its keys
+// are turned.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
 #include <limits>
+
+#include "ops/page_features.h"
 
 namespace effinfer::ops {
 
@@ -45,11 +52,12 @@ struct CodedPages {
   int32_t bits = 0;  // 4 or 2; 0: there are none
   // The least id of a coded page: ids below are of pages as they were written.
   int32_t first_page = std::numeric_limits<int32_t>::max();
-  int32_t num_kv_heads = 0;
-  int32_t head_dim = 0;
+  int32_t num_kv_heads = 0;  // or parts of features
+  int32_t head_dim = 0;      // or features of a part
   uint8_t* data = nullptr;
   int32_t rank = 0;
-  int32_t outliers = 0;  // of keys, and as many of values
+  int32_t outliers = 0;                    // of keys, and as many of values
+  const PageFeatures* features = nullptr;  // null: numbers are keys and values
 
   static constexpr int32_t kMostRank = 16;
   static constexpr int32_t kMostOutliers = 256;
@@ -86,11 +94,17 @@ struct CodedPages {
     }
     return bytes;
   }
-  size_t head_bytes() const { return key_bytes() + value_bytes(); }
+  size_t head_bytes() const {
+    return key_bytes() + value_bytes() + (features != nullptr ? kRow : 0);
+  }
   // Keys; the values are key_bytes() behind.
   uint8_t* head(int32_t page, int64_t head) const {
     const auto place = static_cast<size_t>(int64_t{page - first_page} * num_kv_heads + head);
     return data + place * head_bytes();
+  }
+  // Of features.
+  int32_t* place(int32_t page, int64_t part) const {
+    return reinterpret_cast<int32_t*>(head(page, part) + key_bytes() + value_bytes());
   }
 };
 

@@ -10,8 +10,9 @@
 namespace effinfer::ops {
 
 struct PageCoding {
-  int32_t from;  // a page of bf16 or f32
-  int32_t to;    // a coded one
+  int32_t from;       // a page of bf16 or f32
+  int32_t to;         // a coded one
+  int32_t place = 0;  // in its sequence, by which keys are turned that features are made of
 };
 
 // Each page in every layer, all of one shape. The same bits for any team.

@@ -44,6 +44,21 @@ bool flag(const std::string& key, const Attribute& value) {
   return *found;
 }
 
+// Four bfloat16 in each of a list's integers, the first in its lowest bits.
+std::shared_ptr<const std::vector<uint16_t>> numbers(const std::string& key,
+                                                     const Attribute& value) {
+  const auto* found = std::get_if<std::vector<int64_t>>(&value);
+  if (found == nullptr) fail(key, "a list of integers");
+  std::vector<uint16_t> all;
+  all.reserve(found->size() * 4);
+  for (const int64_t four : *found) {
+    for (int i = 0; i < 4; ++i) {
+      all.push_back(static_cast<uint16_t>(static_cast<uint64_t>(four) >> 16 * i));
+    }
+  }
+  return std::make_shared<const std::vector<uint16_t>>(std::move(all));
+}
+
 void set_fact(TechniqueFacts& facts, std::string_view fact, const std::string& key,
               const Attribute& value) {
   if (fact == "chooses") {
@@ -65,6 +80,10 @@ void set_fact(TechniqueFacts& facts, std::string_view fact, const std::string& k
     facts.coding.rank = static_cast<int32_t>(std::min<int64_t>(tokens(key, value), INT32_MAX));
   } else if (fact == "kv_outliers") {
     facts.coding.outliers = static_cast<int32_t>(std::min<int64_t>(tokens(key, value), INT32_MAX));
+  } else if (fact == "kv_features") {
+    facts.coding.features = static_cast<int32_t>(std::min<int64_t>(tokens(key, value), INT32_MAX));
+  } else if (fact == "kv_basis") {
+    facts.coding.basis = numbers(key, value);
   } else if (fact == "scores") {
     const std::string& whose = text(key, value);
     if (whose != "prompt" && whose != "output" && whose != "both") {
@@ -88,8 +107,9 @@ void set_fact(TechniqueFacts& facts, std::string_view fact, const std::string& k
     facts.exclusive = split(text(key, value));
   } else {
     fail(key,
-         "chooses, min_tokens, chunk_tokens, kv_bits, kv_residual, kv_rank, kv_outliers, scores, "
-         "score_rows, noise, weights, planes, key_chunks, lossless or exclusive");
+         "chooses, min_tokens, chunk_tokens, kv_bits, kv_residual, kv_rank, kv_outliers, "
+         "kv_features, kv_basis, scores, score_rows, noise, weights, planes, key_chunks, lossless "
+         "or exclusive");
   }
 }
 

@@ -3,7 +3,10 @@ of each family that drafts, one that needs no second model."""
 
 from typing import Any
 
+import numpy as np
+
 from effinfer.techniques import (
+    CSKV,
     GEAR,
     H2O,
     KIVI,
@@ -30,10 +33,20 @@ from effinfer.techniques import (
     XAttention,
     ZeroTuning,
 )
+from effinfer.techniques.channel_basis import pack
+
+
+def random_basis(features: int, channels: int) -> tuple[int, ...]:
+    """Of three layers' keys and values."""
+    random = np.random.default_rng(5)
+    rows = [np.linalg.qr(random.normal(size=(channels, features)))[0].T for _ in range(3 * 2)]
+    return pack(np.stack(rows))
+
 
 CASES: dict[str, Technique] = {
     "act_qkv": ActQKV(budget=320, min_tokens=0, skip_layers=0, spread=(3.0, 1.0, 2.0)),
     "chelsea": Chelsea(budget=150, sinks=2, recent=20, stride=30, chunk=16, chunk_tokens=128),
+    "cskv": CSKV(features=16, residual=50, basis=random_basis(16, 32)),
     "double_sparsity": DoubleSparsity(
         budget=200, min_tokens=0, skip_layers=0, channels=2, labels=(0, 1, 6, 7) * 3
     ),

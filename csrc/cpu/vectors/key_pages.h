@@ -1,6 +1,7 @@
 // The engine's pages as a source of units: a page as it lies, or, where a list visits few tokens of
 // pages that all rows have behind them, tokens of several pages taken together as one. A coded page
-// (ops/coded_pages.h) is multiplied as it is, whole: what rows do not see of it has no weight.
+// (ops/coded_pages.h) is multiplied as it is, whole: what rows do not see of it has no weight. The
+// keys of one of features are expanded to where gathered ones would be.
 #pragma once
 
 #include <cstdint>
@@ -8,6 +9,7 @@
 
 #include "cpu/vectors/attention_math.h"
 #include "cpu/vectors/coded_page.h"
+#include "cpu/vectors/feature_page.h"
 #include "cpu/vectors/key_unit.h"
 
 namespace effinfer::cpu::EFFINFER_LEVEL {
@@ -85,6 +87,10 @@ class KeyPages {
                   const float* factors, float* out) const {
     if (coded_) {
       coded_->add_values(Math::factors_at(scores, 0), kUnit, rows, factors, out, dim);
+      return;
+    }
+    if (features_) {
+      features_->add_values(Math::factors_at(scores, 0), kUnit, rows, factors, out, dim);
       return;
     }
     const int64_t lines = dim / 16;  // of P tokens
@@ -166,6 +172,7 @@ class KeyPages {
     if (task_.log_weights != nullptr) at_weights_ = task_.log_weights + page * kUnit;
     const int64_t id = task_.pages[page];
     coded_.reset();
+    features_.reset();
     if (task_.coded.holds(task_.pages[page]))
       return lie_coded(task_.pages[page], task_.pages[next]);
     lines_k_ = task_.k.data + id * task_.k.page_stride;
@@ -181,6 +188,13 @@ class KeyPages {
 
   void lie_coded(int32_t page, int32_t next) {
     const ops::CodedPages& coded = task_.coded;
+    if (coded.features != nullptr) {
+      features_.emplace(coded, page, task_.kv_head);
+      features_->expand_keys(k_);
+      lines_k_ = reinterpret_cast<const uint8_t*>(k_);
+      ahead_ = 0;
+      return;
+    }
     const int64_t ahead = coded.holds(next) ? coded.head(next, 0) - coded.head(page, 0) : 0;
     coded_.emplace(coded, page, ahead);
   }
@@ -188,6 +202,7 @@ class KeyPages {
   // The tokens taken together, as a page of their own.
   void gather() {
     coded_.reset();
+    features_.reset();
     has_first_ = gathers_first_;
     if (task_.log_weights != nullptr) at_weights_ = weights_;
     for (int64_t first = 0; first < count_; first += 16) {
@@ -278,6 +293,7 @@ class KeyPages {
   const uint8_t* lines_k_ = nullptr;
   const uint8_t* lines_v_ = nullptr;
   std::optional<CodedPage<Kv>> coded_;  // the page at hand, if it is one
+  std::optional<FeaturePage<Kv>> features_;
   const float* at_k_scales_ = nullptr;
   const float* at_v_scales_ = nullptr;
   const float* at_weights_ = nullptr;

@@ -45,6 +45,12 @@ struct KvCoding {
   // arXiv:2403.05527): factors of this rank (at most 16) and so many numbers (256) of each head.
   int32_t rank = 0;
   int32_t outliers = 0;
+  // Bits are of so many features of all heads together (CSKV, Wang et al., arXiv:2409.10593), a
+  // multiple of 16, beyond 256 of 16 in each of equal parts of at most that; 0: of keys and values.
+  // `basis` is bfloat16 [encoded layers][keys, values][features][num_kv_heads * head_dim], rows of
+  // each nearly orthonormal; keys are meant as they were before their rotation.
+  int32_t features = 0;
+  std::shared_ptr<const std::vector<uint16_t>> basis = nullptr;
 };
 
 struct KvCacheConfig {

@@ -9,6 +9,8 @@
 //   meta technique.kivi.kv_residual = 128              (KvCoding)
 //   meta technique.gear.kv_rank = 2                    with factors, and outliers, of what the
 //   meta technique.gear.kv_outliers = 48               bits lack
+//   meta technique.cskv.kv_features = 128              of features in a basis, four bfloat16 in
+//   meta technique.cskv.kv_basis = [...]               each integer
 //   meta technique.snapkv.scores = "prompt"            whose rows attention_mass nodes add to the
 //                                                      plane of this name: "prompt", "output",
 //                                                      "both"

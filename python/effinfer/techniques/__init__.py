@@ -32,6 +32,7 @@ from effinfer.techniques.hydra import Hydra
 from effinfer.techniques.installed import PREFILLS, Installed, as_prefill
 from effinfer.techniques.kangaroo import Kangaroo
 from effinfer.techniques.kv_methods import (
+    CSKV,
     GEAR,
     H2O,
     KIVI,
@@ -98,6 +99,7 @@ from effinfer.techniques.xattention import XAttention
 
 __all__ = [
     "ADED",
+    "CSKV",
     "DEL",
     "EESD",
     "GEAR",

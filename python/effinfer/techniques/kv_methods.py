@@ -3,6 +3,7 @@ how many bits."""
 
 from effinfer.techniques.act_qkv import ActQKV
 from effinfer.techniques.chelsea import Chelsea
+from effinfer.techniques.cskv import CSKV
 from effinfer.techniques.double_sparsity import DoubleSparsity
 from effinfer.techniques.gear import GEAR
 from effinfer.techniques.h2o import H2O
@@ -24,6 +25,7 @@ from effinfer.techniques.window_kv import WindowKV
 from effinfer.techniques.zero_tuning import ZeroTuning
 
 __all__ = [
+    "CSKV",
     "GEAR",
     "H2O",
     "KIVI",
@@ -51,6 +53,7 @@ __all__ = [
 KV_METHODS = (
     ActQKV,
     Chelsea,
+    CSKV,
     DoubleSparsity,
     GEAR,
     H2O,

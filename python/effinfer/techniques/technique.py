@@ -126,12 +126,13 @@ class Technique:
     def request(self, setup: RequestSetup) -> None:
         """Changes the parameters of a request that runs with the technique."""
 
-    def facts(self) -> dict[str, str | int]:
+    def facts(self) -> dict[str, Any]:
         """What the engine has to know, beside `META.exclusive`: chooses: "prompt", "output" or
         "both", whose rows visit chosen keys; min_tokens: prompts with fewer stay as they are;
         chunk_tokens: where steps of a prompt end, where what is kept or visited depends on it;
         kv_bits, kv_residual: in how many bits pages behind so many newest tokens are kept;
-        kv_rank, kv_outliers: with how much of what these lack; key_chunks: the chunks of keys that
+        kv_rank, kv_outliers: with how much of what these lack; kv_features, kv_basis: of features
+        in which basis; key_chunks: the chunks of keys that
         the graph's nodes know are of its requests alone."""
         return {}
 

@@ -1,0 +1,320 @@
+// Coded pages of features: how near these are to the keys and values that they are made of, and
+// attention over them, beside attention in double precision over what their codes stand for.
+#include <algorithm>
+#include <cmath>
+#include <memory>
+#include <random>
+#include <vector>
+
+#include "coded_model.h"
+#include "core/backend.h"
+#include "kv/feature_tables.h"
+
+using namespace effinfer;
+using namespace effinfer::coded;
+
+namespace {
+
+constexpr double kHalfUnit = 0x1p-16 * 1.001;  // of a 16-bit integer, by the greatest
+constexpr double kFloat = 0x1p-24;
+
+struct Shape {
+  DType dtype;
+  int32_t bits;
+  int32_t heads;
+  int32_t dim;
+  int32_t features;
+  int32_t pairs;  // of dimensions that are rotated
+  bool interleaved;
+};
+
+// Pages of both kinds. Page i is page places[i] of its sequence.
+class FeaturePages {
+ public:
+  static constexpr int32_t kPages = 5;
+  const Shape shape;
+  BothKinds pages;
+
+  FeaturePages(const Shape& given, std::mt19937& random)
+      : shape(given), pages(given.dtype, given.bits, kPages, given.heads, given.dim, random) {
+    make_tables(random);
+    CodedPages& coded = pages.layer.coded;
+    coded.features = &tables_->layer(0);
+    coded.num_kv_heads = coded.features->num_parts();
+    coded.head_dim = coded.features->part_count();
+    pages.coded.resize(coded.head_bytes() * index(kPages * coded.num_kv_heads));
+    coded.data = pages.coded.data();
+  }
+
+  void encode(const Variant<EncodePagesProblem>& variant, ThreadPool& pool) {
+    std::vector<PageCoding> all;
+    for (int32_t i = 0; i < kPages; ++i) all.push_back({i, kPages + i, place(i)});
+    const EncodePagesProblem problem = {&pages.layer, 1, all.data(), kPages};
+    CHECK(variant.rejects(problem) == nullptr);
+    pool.parallel([&](Team& team) { variant.run(problem, team); });
+  }
+
+  int32_t dims() const { return shape.heads * shape.dim; }
+  static int32_t place(int32_t page) { return page * 17 % 90; }
+  // Of keys (0) and values (1), a feature's part of a dimension of all heads.
+  double basis(int which, int64_t feature, int64_t dim) const {
+    return basis_[index((which * shape.features + feature) * dims() + dim)];
+  }
+  CodedReader reader(int32_t page, int64_t feature) const {
+    return {pages.layer.coded, kPages + page, feature / pages.layer.coded.head_dim};
+  }
+  CodedReader::Number coded(int which, int32_t page, int64_t token, int64_t feature) const {
+    const int64_t own = feature % pages.layer.coded.head_dim;
+    const CodedReader from = reader(page, feature);
+    return which == 0 ? from.key(token, own) : from.value(token, own);
+  }
+
+  // Rotates a head's key by its position, or back.
+  void turn(int32_t page, int64_t token, double sign, double* key) const {
+    for (int32_t i = 0; i < shape.pairs; ++i) {
+      double& x = key[shape.interleaved ? 2 * i : i];
+      double& y = key[shape.interleaved ? 2 * i + 1 : i + shape.pairs];
+      const double angle = sign * static_cast<double>(frequencies_[index(i)]) *
+                           static_cast<double>(place(page) * kPageSize + token);
+      const double turned = x * std::cos(angle) - y * std::sin(angle);
+      y = x * std::sin(angle) + y * std::cos(angle);
+      x = turned;
+    }
+  }
+
+  static size_t index(int64_t i) { return static_cast<size_t>(i); }
+
+ private:
+  void make_tables(std::mt19937& random) {
+    basis_.resize(index(2 * shape.features * dims()));
+    std::normal_distribution<float> normal(0.0f, 1.0f / std::sqrt(static_cast<float>(dims())));
+    auto bits = std::make_shared<std::vector<uint16_t>>();
+    for (double& number : basis_) {
+      bits->push_back(f32_to_bf16(normal(random)));
+      number = bf16_to_f32(bits->back());
+    }
+    KvCacheConfig config;
+    config.num_layers = 1;
+    config.num_kv_heads = shape.heads;
+    config.head_dim = shape.dim;
+    config.coding.bits = shape.bits;
+    config.coding.features = shape.features;
+    config.coding.basis = bits;
+    KvRope rope;
+    rope.interleaved = shape.interleaved;
+    for (int i = 0; i < shape.pairs; ++i) rope.inv_freq.push_back(std::pow(0.3f, i));
+    config.rope = {rope};
+    frequencies_ = rope.inv_freq;
+    kv::check_features(config);
+    tables_ = std::make_unique<kv::FeatureTables>(config, 100);
+  }
+
+  std::vector<double> basis_;
+  std::vector<float> frequencies_;
+  std::unique_ptr<kv::FeatureTables> tables_;
+};
+
+// Codes are the nearest ones to features in double precision, but for what rounding features to
+// float32 and a range's ends to binary16 moves them.
+void check_codes(const FeaturePages& all, const Variant<EncodePagesProblem>& variant) {
+  const Shape& shape = all.shape;
+  const double most_code = (1 << shape.bits) - 1;
+  double worst = 0;
+  for (int32_t page = 0; page < FeaturePages::kPages; ++page) {
+    for (int64_t t = 0; t < kPageSize; ++t) {
+      std::vector<double> numbers[2];
+      for (int64_t head = 0; head < shape.heads; ++head) {
+        for (int64_t d = 0; d < shape.dim; ++d) {
+          numbers[0].push_back(all.pages.key(page, head, t, d));
+          numbers[1].push_back(all.pages.value(page, head, t, d));
+        }
+        all.turn(page, t, -1.0, &numbers[0][FeaturePages::index(head * shape.dim)]);
+      }
+      for (int which = 0; which < 2; ++which) {
+        for (int64_t f = 0; f < shape.features; ++f) {
+          double exact = 0, magnitude = 0;
+          for (int64_t d = 0; d < all.dims(); ++d) {
+            const double product = all.basis(which, f, d) * numbers[which][FeaturePages::index(d)];
+            exact += product;
+            magnitude += 2 * std::abs(product);
+          }
+          const CodedReader::Number found = all.coded(which, page, t, f);
+          const double ends = (std::abs(exact) + 2 * most_code * found.step) * 0x1p-10 + 0x1p-24;
+          const double bound =
+              found.step * (0.5 + 0x1p-16) + ends + all.dims() * kFloat * magnitude;
+          worst = std::max(worst, std::abs(found.value - exact) / bound);
+        }
+      }
+    }
+  }
+  if (worst > 1.0) check::fail(variant.name.c_str(), worst, "features are too far away");
+}
+
+// What rows read of a page in double precision, and by how much what is got may differ.
+struct Expanded {
+  struct Number {
+    double value;
+    double off;  // of keys; of values the magnitudes that they are sums of
+  };
+  std::vector<Number> keys, values;  // [page][token][head * dim]
+};
+
+Expanded expand(const FeaturePages& all) {
+  const Shape& shape = all.shape;
+  const double most_code = (1 << shape.bits) - 1;
+  const double narrow = shape.dtype == DType::bf16 ? 0x1p-9 : 0.0;
+  Expanded made;
+  for (int32_t page = 0; page < FeaturePages::kPages; ++page) {
+    for (int64_t t = 0; t < kPageSize; ++t) {
+      const size_t first = made.keys.size();
+      for (int64_t d = 0; d < all.dims(); ++d) {
+        Expanded::Number key = {0, 0}, value = {0, 0};
+        double largest = 0, magnitude = 0;
+        for (int64_t f = 0; f < shape.features; ++f) {
+          const CodedReader::Number k = all.coded(0, page, t, f);
+          const CodedReader::Number v = all.coded(1, page, t, f);
+          const double of_key = all.basis(0, f, d);
+          key.value += of_key * k.value;
+          magnitude += std::abs(of_key) * (std::abs(k.value) + 2 * most_code * k.step);
+          largest = std::max(largest, std::abs(of_key) * k.step);
+          value.value += all.basis(1, f, d) * v.value;
+          value.off += std::abs(all.basis(1, f, d)) * (std::abs(v.value) + 2 * most_code * v.step);
+        }
+        key.off = shape.features * (most_code * largest * kHalfUnit + kFloat * magnitude);
+        made.keys.push_back(key);
+        made.values.push_back(value);
+      }
+      for (int64_t head = 0; head < shape.heads; ++head) {
+        Expanded::Number* own = &made.keys[first + FeaturePages::index(head * shape.dim)];
+        std::vector<double> turned, off;
+        for (int64_t d = 0; d < shape.dim; ++d) turned.push_back(own[d].value);
+        all.turn(page, t, 1.0, turned.data());
+        // A turned number has at most both errors of its pair.
+        for (int64_t d = 0; d < shape.dim; ++d) {
+          const int64_t pairs = shape.pairs;
+          const int64_t other = d >= 2 * pairs      ? d
+                                : shape.interleaved ? (d ^ 1)
+                                : d < pairs         ? d + pairs
+                                                    : d - pairs;
+          const double before = std::abs(own[d].value) + std::abs(own[other].value);
+          off.push_back(own[d].off + own[other].off + 8 * kFloat * before +
+                        narrow * std::abs(turned[FeaturePages::index(d)]));
+        }
+        for (int64_t d = 0; d < shape.dim; ++d) {
+          own[d] = {turned[FeaturePages::index(d)], off[FeaturePages::index(d)]};
+        }
+      }
+    }
+  }
+  return made;
+}
+
+// A row of a sequence beside double precision: the greatest error by what it may be.
+double worst_of_row(const FeaturePages& all, const Expanded& coded, const Batch& batch,
+                    const Call& call, size_t s, int32_t row, const float* got) {
+  const Shape& shape = all.shape;
+  const int64_t dims = all.dims();
+  const bool narrow = call.problem.arithmetic == Arithmetic::bf16;
+  const double rounding = (narrow ? 0x1p-8 : 0.0) + 64 * kFloat;
+  const int64_t end = batch.kv_len[s] - (batch.qo_indptr[s + 1] - row) + 1;
+  const int64_t group = call.problem.num_qo_heads / shape.heads;
+  const auto number = [&](int64_t t, int64_t head, int64_t d, bool key) {
+    const int32_t page = batch.kv_indices[FeaturePages::index(batch.kv_indptr[s] + t / kPageSize)];
+    if (page >= FeaturePages::kPages) {
+      const int64_t token = (page - FeaturePages::kPages) * kPageSize + t % kPageSize;
+      return (key ? coded.keys
+                  : coded.values)[FeaturePages::index(token * dims + head * shape.dim + d)];
+    }
+    const double x = key ? all.pages.key(page, head, t % kPageSize, d)
+                         : all.pages.value(page, head, t % kPageSize, d);
+    return Expanded::Number{x, key ? 0.0 : std::abs(x)};
+  };
+  double worst = 0;
+  for (int64_t q_head = 0; q_head < call.problem.num_qo_heads; ++q_head) {
+    const int64_t head = q_head / group;
+    const float* q =
+        &call.q[FeaturePages::index(row * call.problem.out_stride + q_head * shape.dim)];
+    std::vector<double> weights;
+    double off = 0;
+    for (int64_t t = 0; t < end; ++t) {
+      double logit = 0, error = 0;
+      for (int64_t d = 0; d < shape.dim; ++d) {
+        const Expanded::Number key = number(t, head, d, true);
+        logit += q[d] * key.value;
+        error += std::abs(q[d]) * (key.off + std::abs(key.value) * rounding);
+      }
+      weights.push_back(logit * call.problem.sm_scale);
+      off = std::max(off, error * call.problem.sm_scale);
+    }
+    const double highest = *std::max_element(weights.begin(), weights.end());
+    double total = 0;
+    for (double& weight : weights) total += weight = std::exp(weight - highest);
+    const double weights_off = std::expm1(2 * off) + rounding;
+    for (int64_t d = 0; d < shape.dim; ++d) {
+      double value = 0, bound = 1e-6;
+      for (int64_t t = 0; t < end; ++t) {
+        const Expanded::Number own = number(t, head, d, false);
+        const double weight = weights[FeaturePages::index(t)] / total;
+        value += weight * own.value;
+        // Weights times steps are 16-bit integers of the greatest of a page: of each of 64 tokens
+        // half of one.
+        bound += weight * (std::abs(own.value) * weights_off + own.off * kPageSize * kHalfUnit);
+      }
+      worst = std::max(worst, std::abs(got[q_head * shape.dim + d] - value) / bound);
+    }
+  }
+  return worst;
+}
+
+const Shape kShapes[] = {
+    {DType::bf16, 4, 2, 64, 96, 32, false},   {DType::f32, 4, 3, 16, 32, 8, true},
+    {DType::bf16, 2, 3, 64, 128, 32, true},   {DType::f32, 2, 5, 80, 288, 20, false},
+    {DType::bf16, 4, 1, 256, 64, 128, false}, {DType::f32, 4, 2, 48, 96, 0, false},
+};
+
+}  // namespace
+
+TEST("features have the nearest codes") {
+  std::mt19937 random(1);
+  ThreadPool pool(2);
+  for (const Shape& shape : kShapes) {
+    FeaturePages all(shape, random);
+    for (const auto& variant : table<EncodePagesProblem>().variants()) {
+      if (variant.isa > current_isa()) continue;
+      std::fill(all.pages.coded.begin(), all.pages.coded.end(), uint8_t{0xa5});
+      all.encode(variant, pool);
+      check_codes(all, variant);
+    }
+  }
+}
+
+TEST("attention over pages of features is that of what these stand for") {
+  std::mt19937 random(2);
+  ThreadPool pool(2);
+  for (const Shape& shape : kShapes) {
+    FeaturePages all(shape, random);
+    all.encode(table<EncodePagesProblem>().variants().front(), pool);
+    const Expanded coded = expand(all);
+    const Batch batch = random_batch(FeaturePages::kPages, random);
+    int compared = 0;
+    for (const Arithmetic arithmetic : {Arithmetic::f32, Arithmetic::bf16}) {
+      Call call(all.pages, batch, 2 * shape.heads, arithmetic, random);
+      for (const auto& variant : table<AttentionProblem>().variants()) {
+        if (refusal(variant, call.problem, current_target()) != nullptr) continue;
+        const std::vector<float> got = call.run(variant, pool);
+        for (size_t s = 0; s < batch.kv_len.size(); ++s) {
+          for (const int32_t row : {batch.qo_indptr[s], batch.qo_indptr[s + 1] - 1}) {
+            const float* first = got.data() + row * call.problem.out_stride;
+            const double worst = worst_of_row(all, coded, batch, call, s, row, first);
+            if (worst <= 1.0) continue;
+            check::fail(variant.name.c_str(), worst, "a row is too far away");
+          }
+        }
+        ++compared;
+      }
+    }
+    CHECK(compared > 0);
+  }
+}
+
+CHECK_MAIN()
