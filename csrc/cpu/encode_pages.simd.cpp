@@ -2,6 +2,9 @@
 // Where pages keep features (ops/page_features.h), these are made first, and are what is encoded.
 #include "ops/encode_pages.h"
 
+#include <algorithm>
+#include <span>
+
 #include "core/float16.h"
 #include "cpu/level.h"
 #include "cpu/vectors/encode_rest.h"
@@ -216,17 +219,15 @@ void add_product(const float* a, int64_t a_stride, const float* b, int64_t b_str
 
 constexpr int64_t kMostNumbers = int64_t{ops::PageFeatures::kMostPart} * ops::CodedPages::kTokens;
 
-// A part of them: of keys [features][tokens], of values [tokens][features], summed over heads.
-template <int kBits>
-void encode_features(const ops::KvLayer& kv, const ops::PageCoding& page, int64_t part) {
-  const ops::CodedPages& coded = kv.coded;
-  const ops::PageFeatures& features = *coded.features;
+// Adds a layer's to a part of them, of all its heads: of keys [features][tokens], of values
+// [tokens][features].
+void add_features(const ops::KvLayer& kv, const ops::PageCoding& page, int64_t part, float* keys,
+                  float* values) {
+  const ops::PageFeatures& features = *kv.coded.features;
   constexpr int64_t kTokens = ops::CodedPages::kTokens;
   const int64_t dim = kv.head_dim;
-  const int64_t count = coded.head_dim;
+  const int64_t count = kv.coded.head_dim;
   alignas(64) float of_head[kMostNumbers];
-  alignas(64) float keys[kMostNumbers] = {};
-  alignas(64) float values[kMostNumbers] = {};
   for (int64_t head = 0; head < kv.num_kv_heads; ++head) {
     store_rows(keys_of(kv, page.from, head), dim, kTokens, of_head);
     turn_keys<V, true>(features, page.place, of_head);
@@ -236,16 +237,27 @@ void encode_features(const ops::KvLayer& kv, const ops::PageCoding& page, int64_
     add_product(of_head, dim, features.value_dims + head * dim * features.count + part * count,
                 features.count, kTokens, dim, count, values);
   }
-  encode_numbers<kBits>(coded, lines_of(keys, kTokens), lines_of(values, count),
+}
+
+// A part of what some layers share.
+template <int kBits>
+void encode_features(std::span<const ops::KvLayer> layers, const ops::PageCoding& page,
+                     int64_t part) {
+  const ops::CodedPages& coded = layers[0].coded;
+  const int64_t count = coded.head_dim;
+  alignas(64) float keys[kMostNumbers] = {};
+  alignas(64) float values[kMostNumbers] = {};
+  for (const ops::KvLayer& kv : layers) add_features(kv, page, part, keys, values);
+  encode_numbers<kBits>(coded, lines_of(keys, ops::CodedPages::kTokens), lines_of(values, count),
                         coded.head(page.to, part));
   *coded.place(page.to, part) = page.place;
 }
 
-// Of a layer's page all that is coded together.
+// Of a page of some layers all that is coded together.
 template <int kBits>
-void encode_part(const ops::KvLayer& kv, const ops::PageCoding& page, int64_t part) {
-  if (kv.coded.features != nullptr) return encode_features<kBits>(kv, page, part);
-  encode_head<kBits>(kv, page, part);
+void encode_part(std::span<const ops::KvLayer> layers, const ops::PageCoding& page, int64_t part) {
+  if (layers[0].coded.features != nullptr) return encode_features<kBits>(layers, page, part);
+  encode_head<kBits>(layers[0], page, part);
 }
 
 }  // namespace
@@ -257,10 +269,15 @@ template <>
 void run<Level::EFFINFER_LEVEL>(const ops::EncodePagesProblem& p, Team& team) {
   using namespace EFFINFER_LEVEL;
   const auto encode = p.layers[0].coded.bits == 4 ? encode_part<4> : encode_part<2>;
-  const int64_t parts = p.layers[0].coded.num_kv_heads;
-  team.for_chunks(p.num_layers * p.num_pages * parts, [&](int64_t task) {
+  const ops::CodedPages& coded = p.layers[0].coded;
+  const int64_t parts = coded.num_kv_heads;
+  const int64_t shared = coded.features == nullptr ? 1 : coded.features->shared_layers;
+  const int64_t groups = (p.num_layers + shared - 1) / shared;
+  team.for_chunks(groups * p.num_pages * parts, [&](int64_t task) {
     const int64_t page = task / parts;
-    encode(p.layers[page / p.num_pages], p.pages[page % p.num_pages], task % parts);
+    const int64_t first = page / p.num_pages * shared;
+    const auto count = static_cast<size_t>(std::min(shared, p.num_layers - first));
+    encode({p.layers + first, count}, p.pages[page % p.num_pages], task % parts);
   });
 }
 

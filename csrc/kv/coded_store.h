@@ -26,6 +26,9 @@ class CodedStore {
 
   ops::CodedPages layer(size_t number) const;
   size_t page_bytes() const;  // over all layers
+  // Of those that have one in common, and how many these are.
+  size_t layer_page_bytes() const { return page_bytes() / num_layers_; }
+  size_t shared_layers() const { return shared_layers_; }
   int32_t num_coded() const { return num_coded_; }
   int32_t in_use() const { return num_coded_ - static_cast<int32_t>(free_.size()); }
 
@@ -46,8 +49,9 @@ class CodedStore {
   ops::CodedPages first_layer_;
   std::unique_ptr<FeatureTables> features_;  // null: codes are of keys and values
   size_t layer_bytes_ = 0;
-  size_t num_layers_ = 0;
-  int32_t num_pages_ = 0;  // of the pool
+  size_t num_layers_ = 0;     // that have pages of their own
+  size_t shared_layers_ = 1;  // which share one's pages
+  int32_t num_pages_ = 0;     // of the pool
   int32_t num_coded_ = 0;
   std::shared_ptr<void> region_;
   std::vector<int32_t> partner_;  // by id, of pages and of coded ones; -1: none

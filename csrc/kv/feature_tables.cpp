@@ -36,7 +36,11 @@ void check_features(const KvCacheConfig& config) {
                           ", got " + std::to_string(got));
   };
   const int64_t numbers = coding.basis ? static_cast<int64_t>(coding.basis->size()) : 0;
-  const int64_t most = dims_of(config);
+  const int64_t dims = dims_of(config);
+  if (coding.shared_layers < 1 || (coding.shared_layers > 1 && coding.features == 0)) {
+    fail("shared_layers", "at least 1, and 1 without features", coding.shared_layers);
+  }
+  const int64_t most = dims * std::min(coding.shared_layers, config.num_layers);
   if (coding.features == 0) {
     if (numbers > 0) fail("basis", "none without features", numbers);
     return;
@@ -49,11 +53,11 @@ void check_features(const KvCacheConfig& config) {
              std::to_string(ops::PageFeatures::kMostPart) + ", at most " + std::to_string(most),
          coding.features);
   }
-  const int64_t expected = int64_t{config.num_layers} * 2 * coding.features * most;
+  const int64_t expected = int64_t{config.num_layers} * 2 * coding.features * dims;
   if (numbers != expected) {
     fail("basis",
          std::to_string(expected) + " numbers, of keys and values of " +
-             std::to_string(config.num_layers) + " encoded layers with " + std::to_string(most) +
+             std::to_string(config.num_layers) + " encoded layers with " + std::to_string(dims) +
              " dimensions",
          numbers);
   }
@@ -73,6 +77,7 @@ FeatureTables::FeatureTables(const KvCacheConfig& config, int32_t num_places) {
     layer.num_kv_heads = config.num_kv_heads;
     layer.head_dim = config.head_dim;
     layer.count = config.coding.features;
+    layer.shared_layers = config.coding.shared_layers;
     layer.num_places = num_places;
     set_basis(config, number, layer);
     const KvRope& rope = config.rope[number];

@@ -242,8 +242,8 @@ int32_t PagePool::allocate_copy(int32_t page) {
 template <class F>
 void PagePool::for_parts(int32_t page, F&& f) const {
   if (is_coded(page)) {
-    for (size_t i = 0; i < layers_.size(); ++i) {
-      f(bank_of(i).memory, layers_[i].coded.head(page, 0), coded_page_bytes() / layers_.size());
+    for (size_t i = 0; i < layers_.size(); i += coded_->shared_layers()) {
+      f(bank_of(i).memory, layers_[i].coded.head(page, 0), coded_->layer_page_bytes());
     }
     return;
   }

@@ -5,6 +5,10 @@
 // With x of all heads' dimensions, and a basis B of rows that are orthonormal, features are B x,
 // and what they stand for is B^T (B x). Keys are turned back by their positions before, since
 // rotated ones are spread over far more directions, and turned again when they are read.
+//
+// Neighbouring layers may share features: x is then of all of them, each has its columns of B, and
+// features are the sums over layers, which one page holds for all (cross-layer SVD, xKV, Chang et
+// al., arXiv:2503.18893).
 #pragma once
 
 #include <cstdint>
@@ -17,6 +21,7 @@ struct PageFeatures {
   int32_t num_kv_heads = 0;
   int32_t head_dim = 0;
   int32_t count = 0;
+  int32_t shared_layers = 1;          // that have them in common
   const float* keys = nullptr;        // [count][num_kv_heads * head_dim]
   const float* values = nullptr;      // the same
   const float* key_dims = nullptr;    // [num_kv_heads * head_dim][count]

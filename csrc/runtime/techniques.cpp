@@ -82,6 +82,9 @@ void set_fact(TechniqueFacts& facts, std::string_view fact, const std::string& k
     facts.coding.outliers = static_cast<int32_t>(std::min<int64_t>(tokens(key, value), INT32_MAX));
   } else if (fact == "kv_features") {
     facts.coding.features = static_cast<int32_t>(std::min<int64_t>(tokens(key, value), INT32_MAX));
+  } else if (fact == "kv_shared_layers") {
+    facts.coding.shared_layers =
+        static_cast<int32_t>(std::min<int64_t>(tokens(key, value), INT32_MAX));
   } else if (fact == "kv_basis") {
     facts.coding.basis = numbers(key, value);
   } else if (fact == "scores") {
@@ -108,8 +111,8 @@ void set_fact(TechniqueFacts& facts, std::string_view fact, const std::string& k
   } else {
     fail(key,
          "chooses, min_tokens, chunk_tokens, kv_bits, kv_residual, kv_rank, kv_outliers, "
-         "kv_features, kv_basis, scores, score_rows, noise, weights, planes, key_chunks, lossless "
-         "or exclusive");
+         "kv_features, kv_shared_layers, kv_basis, scores, score_rows, noise, weights, planes, "
+         "key_chunks, lossless or exclusive");
   }
 }
 

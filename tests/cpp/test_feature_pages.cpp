@@ -26,45 +26,53 @@ struct Shape {
   int32_t features;
   int32_t pairs;  // of dimensions that are rotated
   bool interleaved;
+  int32_t layers;  // that share them
 };
 
-// Pages of both kinds. Page i is page places[i] of its sequence.
+// Layers' pages of both kinds.
 class FeaturePages {
  public:
   static constexpr int32_t kPages = 5;
   const Shape shape;
-  BothKinds pages;
+  std::vector<BothKinds> layers;
+  std::vector<uint8_t> codes;
 
-  FeaturePages(const Shape& given, std::mt19937& random)
-      : shape(given), pages(given.dtype, given.bits, kPages, given.heads, given.dim, random) {
+  FeaturePages(const Shape& given, std::mt19937& random) : shape(given) {
     make_tables(random);
-    CodedPages& coded = pages.layer.coded;
-    coded.features = &tables_->layer(0);
-    coded.num_kv_heads = coded.features->num_parts();
-    coded.head_dim = coded.features->part_count();
-    pages.coded.resize(coded.head_bytes() * index(kPages * coded.num_kv_heads));
-    coded.data = pages.coded.data();
+    layers.reserve(index(shape.layers));
+    for (int32_t i = 0; i < shape.layers; ++i) {
+      layers.emplace_back(given.dtype, given.bits, kPages, given.heads, given.dim, random);
+      CodedPages& coded = layers.back().layer.coded;
+      coded.features = &tables_->layer(index(i));
+      coded.num_kv_heads = coded.features->num_parts();
+      coded.head_dim = coded.features->part_count();
+      codes.resize(coded.head_bytes() * index(kPages * coded.num_kv_heads));
+      coded.data = codes.data();
+    }
   }
 
   void encode(const Variant<EncodePagesProblem>& variant, ThreadPool& pool) {
     std::vector<PageCoding> all;
     for (int32_t i = 0; i < kPages; ++i) all.push_back({i, kPages + i, place(i)});
-    const EncodePagesProblem problem = {&pages.layer, 1, all.data(), kPages};
+    std::vector<KvLayer> given;
+    for (const BothKinds& layer : layers) given.push_back(layer.layer);
+    const EncodePagesProblem problem = {given.data(), shape.layers, all.data(), kPages};
     CHECK(variant.rejects(problem) == nullptr);
     pool.parallel([&](Team& team) { variant.run(problem, team); });
   }
 
   int32_t dims() const { return shape.heads * shape.dim; }
   static int32_t place(int32_t page) { return page * 17 % 90; }
-  // Of keys (0) and values (1), a feature's part of a dimension of all heads.
-  double basis(int which, int64_t feature, int64_t dim) const {
-    return basis_[index((which * shape.features + feature) * dims() + dim)];
+  // Of a layer's keys (0) and values (1), a feature's part of a dimension of all heads.
+  double basis(int64_t layer, int which, int64_t feature, int64_t dim) const {
+    return basis_[index(((layer * 2 + which) * shape.features + feature) * dims() + dim)];
   }
   CodedReader reader(int32_t page, int64_t feature) const {
-    return {pages.layer.coded, kPages + page, feature / pages.layer.coded.head_dim};
+    const CodedPages& coded = layers[0].layer.coded;
+    return {coded, kPages + page, feature / coded.head_dim};
   }
   CodedReader::Number coded(int which, int32_t page, int64_t token, int64_t feature) const {
-    const int64_t own = feature % pages.layer.coded.head_dim;
+    const int64_t own = feature % layers[0].layer.coded.head_dim;
     const CodedReader from = reader(page, feature);
     return which == 0 ? from.key(token, own) : from.value(token, own);
   }
@@ -86,7 +94,7 @@ class FeaturePages {
 
  private:
   void make_tables(std::mt19937& random) {
-    basis_.resize(index(2 * shape.features * dims()));
+    basis_.resize(index(shape.layers * 2 * shape.features * dims()));
     std::normal_distribution<float> normal(0.0f, 1.0f / std::sqrt(static_cast<float>(dims())));
     auto bits = std::make_shared<std::vector<uint16_t>>();
     for (double& number : basis_) {
@@ -94,16 +102,17 @@ class FeaturePages {
       number = bf16_to_f32(bits->back());
     }
     KvCacheConfig config;
-    config.num_layers = 1;
+    config.num_layers = shape.layers;
     config.num_kv_heads = shape.heads;
     config.head_dim = shape.dim;
     config.coding.bits = shape.bits;
     config.coding.features = shape.features;
+    config.coding.shared_layers = shape.layers;
     config.coding.basis = bits;
     KvRope rope;
     rope.interleaved = shape.interleaved;
     for (int i = 0; i < shape.pairs; ++i) rope.inv_freq.push_back(std::pow(0.3f, i));
-    config.rope = {rope};
+    config.rope.assign(index(shape.layers), rope);
     frequencies_ = rope.inv_freq;
     kv::check_features(config);
     tables_ = std::make_unique<kv::FeatureTables>(config, 100);
@@ -123,25 +132,28 @@ void check_codes(const FeaturePages& all, const Variant<EncodePagesProblem>& var
   for (int32_t page = 0; page < FeaturePages::kPages; ++page) {
     for (int64_t t = 0; t < kPageSize; ++t) {
       std::vector<double> numbers[2];
-      for (int64_t head = 0; head < shape.heads; ++head) {
-        for (int64_t d = 0; d < shape.dim; ++d) {
-          numbers[0].push_back(all.pages.key(page, head, t, d));
-          numbers[1].push_back(all.pages.value(page, head, t, d));
+      for (const BothKinds& layer : all.layers) {
+        for (int64_t head = 0; head < shape.heads; ++head) {
+          for (int64_t d = 0; d < shape.dim; ++d) {
+            numbers[0].push_back(layer.key(page, head, t, d));
+            numbers[1].push_back(layer.value(page, head, t, d));
+          }
+          all.turn(page, t, -1.0, numbers[0].data() + numbers[0].size() - shape.dim);
         }
-        all.turn(page, t, -1.0, &numbers[0][FeaturePages::index(head * shape.dim)]);
       }
       for (int which = 0; which < 2; ++which) {
         for (int64_t f = 0; f < shape.features; ++f) {
           double exact = 0, magnitude = 0;
-          for (int64_t d = 0; d < all.dims(); ++d) {
-            const double product = all.basis(which, f, d) * numbers[which][FeaturePages::index(d)];
+          for (int64_t d = 0; d < shape.layers * all.dims(); ++d) {
+            const double product = all.basis(d / all.dims(), which, f, d % all.dims()) *
+                                   numbers[which][FeaturePages::index(d)];
             exact += product;
             magnitude += 2 * std::abs(product);
           }
           const CodedReader::Number found = all.coded(which, page, t, f);
           const double ends = (std::abs(exact) + 2 * most_code * found.step) * 0x1p-10 + 0x1p-24;
           const double bound =
-              found.step * (0.5 + 0x1p-16) + ends + all.dims() * kFloat * magnitude;
+              found.step * (0.5 + 0x1p-16) + ends + shape.layers * all.dims() * kFloat * magnitude;
           worst = std::max(worst, std::abs(found.value - exact) / bound);
         }
       }
@@ -159,7 +171,7 @@ struct Expanded {
   std::vector<Number> keys, values;  // [page][token][head * dim]
 };
 
-Expanded expand(const FeaturePages& all) {
+Expanded expand(const FeaturePages& all, int64_t layer) {
   const Shape& shape = all.shape;
   const double most_code = (1 << shape.bits) - 1;
   const double narrow = shape.dtype == DType::bf16 ? 0x1p-9 : 0.0;
@@ -173,12 +185,13 @@ Expanded expand(const FeaturePages& all) {
         for (int64_t f = 0; f < shape.features; ++f) {
           const CodedReader::Number k = all.coded(0, page, t, f);
           const CodedReader::Number v = all.coded(1, page, t, f);
-          const double of_key = all.basis(0, f, d);
+          const double of_key = all.basis(layer, 0, f, d);
           key.value += of_key * k.value;
           magnitude += std::abs(of_key) * (std::abs(k.value) + 2 * most_code * k.step);
           largest = std::max(largest, std::abs(of_key) * k.step);
-          value.value += all.basis(1, f, d) * v.value;
-          value.off += std::abs(all.basis(1, f, d)) * (std::abs(v.value) + 2 * most_code * v.step);
+          value.value += all.basis(layer, 1, f, d) * v.value;
+          value.off +=
+              std::abs(all.basis(layer, 1, f, d)) * (std::abs(v.value) + 2 * most_code * v.step);
         }
         key.off = shape.features * (most_code * largest * kHalfUnit + kFloat * magnitude);
         made.keys.push_back(key);
@@ -210,8 +223,8 @@ Expanded expand(const FeaturePages& all) {
 }
 
 // A row of a sequence beside double precision: the greatest error by what it may be.
-double worst_of_row(const FeaturePages& all, const Expanded& coded, const Batch& batch,
-                    const Call& call, size_t s, int32_t row, const float* got) {
+double worst_of_row(const FeaturePages& all, const BothKinds& pages, const Expanded& coded,
+                    const Batch& batch, const Call& call, size_t s, int32_t row, const float* got) {
   const Shape& shape = all.shape;
   const int64_t dims = all.dims();
   const bool narrow = call.problem.arithmetic == Arithmetic::bf16;
@@ -225,8 +238,8 @@ double worst_of_row(const FeaturePages& all, const Expanded& coded, const Batch&
       return (key ? coded.keys
                   : coded.values)[FeaturePages::index(token * dims + head * shape.dim + d)];
     }
-    const double x = key ? all.pages.key(page, head, t % kPageSize, d)
-                         : all.pages.value(page, head, t % kPageSize, d);
+    const double x =
+        key ? pages.key(page, head, t % kPageSize, d) : pages.value(page, head, t % kPageSize, d);
     return Expanded::Number{x, key ? 0.0 : std::abs(x)};
   };
   double worst = 0;
@@ -267,9 +280,9 @@ double worst_of_row(const FeaturePages& all, const Expanded& coded, const Batch&
 }
 
 const Shape kShapes[] = {
-    {DType::bf16, 4, 2, 64, 96, 32, false},   {DType::f32, 4, 3, 16, 32, 8, true},
-    {DType::bf16, 2, 3, 64, 128, 32, true},   {DType::f32, 2, 5, 80, 288, 20, false},
-    {DType::bf16, 4, 1, 256, 64, 128, false}, {DType::f32, 4, 2, 48, 96, 0, false},
+    {DType::bf16, 4, 2, 64, 96, 32, false, 1},   {DType::f32, 4, 3, 16, 32, 8, true, 2},
+    {DType::bf16, 2, 3, 64, 128, 32, true, 1},   {DType::f32, 2, 5, 80, 288, 20, false, 1},
+    {DType::bf16, 4, 1, 256, 64, 128, false, 1}, {DType::f32, 4, 2, 48, 96, 0, false, 3},
 };
 
 }  // namespace
@@ -281,11 +294,36 @@ TEST("features have the nearest codes") {
     FeaturePages all(shape, random);
     for (const auto& variant : table<EncodePagesProblem>().variants()) {
       if (variant.isa > current_isa()) continue;
-      std::fill(all.pages.coded.begin(), all.pages.coded.end(), uint8_t{0xa5});
+      std::fill(all.codes.begin(), all.codes.end(), uint8_t{0xa5});
       all.encode(variant, pool);
       check_codes(all, variant);
     }
   }
+}
+
+// Of each sequence the first and the last row.
+static void check_attention(const FeaturePages& all, size_t layer, ThreadPool& pool,
+                            std::mt19937& random) {
+  const BothKinds& pages = all.layers[layer];
+  const Expanded coded = expand(all, static_cast<int64_t>(layer));
+  const Batch batch = random_batch(FeaturePages::kPages, random);
+  int compared = 0;
+  for (const Arithmetic arithmetic : {Arithmetic::f32, Arithmetic::bf16}) {
+    Call call(pages, batch, 2 * all.shape.heads, arithmetic, random);
+    for (const auto& variant : table<AttentionProblem>().variants()) {
+      if (refusal(variant, call.problem, current_target()) != nullptr) continue;
+      const std::vector<float> got = call.run(variant, pool);
+      for (size_t s = 0; s < batch.kv_len.size(); ++s) {
+        for (const int32_t row : {batch.qo_indptr[s], batch.qo_indptr[s + 1] - 1}) {
+          const float* first = got.data() + row * call.problem.out_stride;
+          const double worst = worst_of_row(all, pages, coded, batch, call, s, row, first);
+          if (worst > 1.0) check::fail(variant.name.c_str(), worst, "a row is too far away");
+        }
+      }
+      ++compared;
+    }
+  }
+  CHECK(compared > 0);
 }
 
 TEST("attention over pages of features is that of what these stand for") {
@@ -294,26 +332,7 @@ TEST("attention over pages of features is that of what these stand for") {
   for (const Shape& shape : kShapes) {
     FeaturePages all(shape, random);
     all.encode(table<EncodePagesProblem>().variants().front(), pool);
-    const Expanded coded = expand(all);
-    const Batch batch = random_batch(FeaturePages::kPages, random);
-    int compared = 0;
-    for (const Arithmetic arithmetic : {Arithmetic::f32, Arithmetic::bf16}) {
-      Call call(all.pages, batch, 2 * shape.heads, arithmetic, random);
-      for (const auto& variant : table<AttentionProblem>().variants()) {
-        if (refusal(variant, call.problem, current_target()) != nullptr) continue;
-        const std::vector<float> got = call.run(variant, pool);
-        for (size_t s = 0; s < batch.kv_len.size(); ++s) {
-          for (const int32_t row : {batch.qo_indptr[s], batch.qo_indptr[s + 1] - 1}) {
-            const float* first = got.data() + row * call.problem.out_stride;
-            const double worst = worst_of_row(all, coded, batch, call, s, row, first);
-            if (worst <= 1.0) continue;
-            check::fail(variant.name.c_str(), worst, "a row is too far away");
-          }
-        }
-        ++compared;
-      }
-    }
-    CHECK(compared > 0);
+    for (size_t i = 0; i < all.layers.size(); ++i) check_attention(all, i, pool, random);
   }
 }
 

@@ -10,6 +10,7 @@ from effinfer.techniques import (
     GEAR,
     H2O,
     KIVI,
+    XKV,
     ActQKV,
     Chelsea,
     DoubleSparsity,
@@ -80,6 +81,7 @@ CASES: dict[str, Technique] = {
     "token_select": TokenSelect(budget=200, min_tokens=0, skip_layers=0),
     "window_kv": WindowKV(budget=100, window=20, span=6, group=2, chunk_tokens=128),
     "xattention": XAttention(min_tokens=0, threshold=0.5, stride=4, chunk_tokens=128),
+    "xkv": XKV(layers=2, features=32, residual=50, basis=random_basis(32, 32)),
     "zero_tuning": ZeroTuning(percent=20),
 }
 

@@ -48,8 +48,11 @@ struct KvCoding {
   // Bits are of so many features of all heads together (CSKV, Wang et al., arXiv:2409.10593), a
   // multiple of 16, beyond 256 of 16 in each of equal parts of at most that; 0: of keys and values.
   // `basis` is bfloat16 [encoded layers][keys, values][features][num_kv_heads * head_dim], rows of
-  // each nearly orthonormal; keys are meant as they were before their rotation.
+  // each nearly orthonormal; keys are meant as they were before their rotation. So many
+  // neighbouring encoded layers have features in common, sums over them (xKV, Chang et al.,
+  // arXiv:2503.18893), whose rows are orthonormal all together; the last ones may be fewer.
   int32_t features = 0;
+  int32_t shared_layers = 1;
   std::shared_ptr<const std::vector<uint16_t>> basis = nullptr;
 };
 

@@ -24,26 +24,38 @@ _STEP = 512
 _FIRST = 30.0
 
 
-def fit_bases(files: ModelFiles, ids: Sequence[int], features: int) -> tuple[int, ...]:
+def fit_bases(
+    files: ModelFiles, ids: Sequence[int], features: int, shared_layers: int = 1
+) -> tuple[int, ...]:
     """Of each layer that is encoded `features` directions of its keys as they are before their
-    rotation, and as many of its values, as pack() packs them: [layers, keys and values, features,
-    dimensions of all KV heads]. Throws InvalidArgumentError for a text that is too short, or more
-    features than dimensions."""
+    rotation, and as many of its values, or of so many layers together; as pack() packs them:
+    [layers, keys and values, features, dimensions of all KV heads]. Throws InvalidArgumentError for
+    a text that is too short, or more features than dimensions."""
     import numpy as np
 
     if len(ids) < LEAST_TOKENS:
         raise _core.InvalidArgumentError(
             f"[calibrate] text: expected at least {LEAST_TOKENS} tokens, got {len(ids)}"
         )
-    found = []
-    for numbers in _keys_and_values(files, ids[:MOST_TOKENS]):
-        if features > numbers.shape[1]:
-            raise _core.InvalidArgumentError(
-                f"[calibrate] features: expected at most {numbers.shape[1]}, which the KV heads of "
-                f"a layer have together, got {features}"
-            )
-        found.append(directions(numbers, features))
+    numbers = list(_keys_and_values(files, ids[:MOST_TOKENS]))
+    found: list[npt.NDArray[np.float64]] = [np.empty(0)] * len(numbers)
+    for first in range(0, len(numbers), 2 * shared_layers):
+        for kind in range(2):
+            places = range(first + kind, min(first + 2 * shared_layers, len(numbers)), 2)
+            together = np.concatenate([numbers[place] for place in places], axis=1)
+            parts = np.split(_directions_of(together, features), len(places), axis=1)
+            for place, part in zip(places, parts, strict=True):
+                found[place] = part
     return pack(np.stack(found))
+
+
+def _directions_of(numbers: Floats, features: int) -> npt.NDArray[np.float64]:
+    if features > numbers.shape[1]:
+        raise _core.InvalidArgumentError(
+            f"[calibrate] features: expected at most {numbers.shape[1]}, which the KV heads of the "
+            f"layers that share them have together, got {features}"
+        )
+    return directions(numbers, features)
 
 
 def directions(numbers: Floats, count: int) -> npt.NDArray[np.float64]:

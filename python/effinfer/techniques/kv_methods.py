@@ -22,6 +22,7 @@ from effinfer.techniques.streaming_vlm import StreamingVLM
 from effinfer.techniques.subgen import SubGen
 from effinfer.techniques.token_select import TokenSelect
 from effinfer.techniques.window_kv import WindowKV
+from effinfer.techniques.xkv import XKV
 from effinfer.techniques.zero_tuning import ZeroTuning
 
 __all__ = [
@@ -31,6 +32,7 @@ __all__ = [
     "KIVI",
     "KV_METHODS",
     "MLKV",
+    "XKV",
     "ActQKV",
     "Chelsea",
     "DoubleSparsity",
@@ -72,5 +74,6 @@ KV_METHODS = (
     SubGen,
     TokenSelect,
     WindowKV,
+    XKV,
     ZeroTuning,
 )

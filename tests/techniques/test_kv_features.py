@@ -1,4 +1,5 @@
-"""CSKV on SmolLM2: few bytes and what they cost; directions beside numpy's; what is refused."""
+"""CSKV and XKV on SmolLM2: few bytes and what they cost; directions beside numpy's; what is
+refused."""
 
 from dataclasses import replace
 from pydoc_data import topics
@@ -8,7 +9,7 @@ import pytest
 
 import effinfer
 from effinfer import LLM, SamplingParams
-from effinfer.techniques import CSKV
+from effinfer.techniques import CSKV, XKV
 from effinfer.techniques.channel_basis import directions, fit_bases, pack
 from tests.model_files import smollm2_path
 from tests.reference import tiny
@@ -24,10 +25,17 @@ def text_of(names: list[str]) -> str:
 
 
 @pytest.fixture(scope="module")
-def fitted() -> CSKV:
-    """By a text that is not the one of the tests."""
-    llm = LLM(smollm2_path(), threads=2)
-    return CSKV(residual=0).calibrate(llm, text_of(NAMES[40:50]))
+def llm() -> LLM:
+    return LLM(smollm2_path(), threads=2)
+
+
+@pytest.fixture(scope="module")
+def tokens(llm) -> list[int]:
+    return llm.tokenize(text_of(NAMES[:4]))[:448]
+
+
+# By a text that is not the one of the tests.
+OTHER = text_of(NAMES[40:50])
 
 
 def perplexity(techniques: list[CSKV], tokens: list[int], first: int) -> float:
@@ -41,18 +49,31 @@ def perplexity(techniques: list[CSKV], tokens: list[int], first: int) -> float:
     return float(np.exp(np.mean(np.log(np.exp(logits).sum(-1)) - chosen)))
 
 
-def test_a_fifth_of_the_bytes_costs_five_percent_at_most(fitted):
-    tokens = LLM(smollm2_path(), threads=2).tokenize(text_of(NAMES[:4]))[:448]
-    dense, kept = (perplexity(each, tokens, PAGE) for each in ([], [fitted]))
-    assert dense < kept < 1.05 * dense
-    llm = LLM(smollm2_path(), techniques=[fitted], threads=2, prefix_cache=False)
+def page_share(technique: CSKV) -> float:
+    """Bytes of encoded pages by those of 16 bits, and at most one in 16 bits."""
+    llm = LLM(smollm2_path(), techniques=[technique], threads=2, prefix_cache=False)
     llm.engine.add([7] * (4 * PAGE), SamplingParams(max_tokens=3, ignore_eos=True).to_core())
     used = []
     while llm.engine.has_work():
         llm.engine.step()
         used.append(llm.engine.kv_cache.used_bytes)
-    page = used[0] / 4  # before the prompt's are encoded
-    assert used[1] - page < 0.2 * 4 * page
+    page: float = used[0] / 4  # before the prompt's are encoded
+    return (used[1] - page) / (4 * page)
+
+
+def test_a_fifth_of_the_bytes_costs_five_percent_at_most(llm, tokens):
+    technique = CSKV(residual=0).calibrate(llm, OTHER)
+    dense, kept = (perplexity(each, tokens, PAGE) for each in ([], [technique]))
+    assert dense < kept < 1.05 * dense
+    assert page_share(technique) < 0.2
+
+
+def test_layers_that_share_features_lose_less_in_the_same_bytes(llm, tokens):
+    alone = CSKV(residual=0, features=64).calibrate(llm, OTHER)
+    shared = XKV(residual=0, features=192, layers=3).calibrate(llm, OTHER)
+    assert page_share(shared) < page_share(alone) < 0.1
+    first, second = (perplexity([each], tokens, PAGE) for each in (shared, alone))
+    assert first < second
 
 
 def test_directions_hold_most_of_the_squares():
@@ -89,7 +110,11 @@ def test_layers_with_a_window_stay_as_they_are(tmp_path):
 def test_texts_of_another_basis_are_not_imported(tmp_path_factory):
     path = long_model(tmp_path_factory)
     given = CSKV(features=16, residual=0, basis=random_basis(16, 32))
-    others = [replace(given, basis=(given.basis[0] ^ 1, *given.basis[1:])), replace(given, bits=2)]
+    others = [
+        replace(given, basis=(given.basis[0] ^ 1, *given.basis[1:])),
+        replace(given, bits=2),
+        XKV(features=16, residual=0, basis=given.basis),
+    ]
 
     def cache_of(technique: CSKV) -> effinfer._core.KvCache:
         return LLM(path, threads=1, techniques=[technique]).engine.kv_cache
@@ -115,9 +140,12 @@ def test_what_no_page_holds_is_refused(tmp_path_factory):
     refused(CSKV(features=16, basis=basis[:-1]), "coding.basis: expected 3072 numbers")
     refused(CSKV(features=24, basis=basis), "coding.features: expected a multiple of 16")
     refused(CSKV(features=48, basis=basis), "at most 32")
+    refused(XKV(features=96, layers=2, basis=basis), "at most 64")
     refused(CSKV(features=16, basis=(0x7F80, *basis[1:])), "coding.basis: expected finite")
     llm = LLM(path, threads=1)
     with pytest.raises(effinfer.InvalidArgumentError, match="at least 256 tokens"):
         fit_bases(llm.files, [7] * 255, 16)
     with pytest.raises(effinfer.InvalidArgumentError, match="at most 32"):
         fit_bases(llm.files, [7] * 256, 48)
+    with pytest.raises(effinfer.InvalidArgumentError, match="at most 32"):  # the last layer's
+        fit_bases(llm.files, [7] * 256, 48, shared_layers=2)
