@@ -27,6 +27,7 @@ from effinfer.techniques import (
     Meta,
     Quest,
     SnapKV,
+    SqueezedAttention,
     StreamingLLM,
     SubGen,
     Technique,
@@ -251,6 +252,7 @@ def long_methods(llm: LLM, text: str) -> dict[str, tuple[str, tuple[Technique, .
             "`TokenSelect`": (TokenSelect(budget=visited),),
             "`DoubleSparsity`": (labels,),
             "`ActQKV`": (spread,),
+            "`SqueezedAttention`": (SqueezedAttention(budget=visited),),
         },
     }
     return {

@@ -114,6 +114,9 @@ constexpr const char* kRetain =
     "each (layer of the group, KV head), strictly increasing, all of one length of at least 1. "
     "Throws InvalidArgumentError, and OutOfMemoryError where there is no page for a copy of a "
     "shared one, with nothing changed; so do evict(), merge() and reposition().";
+constexpr const char* kReorder =
+    "Slot i of each (layer of the group, KV head) becomes what slot slots[head][i] was: int32 "
+    "[heads, slots], each row all slots once. Throws as retain().";
 constexpr const char* kEvict =
     "Drops slots [begin, end), not all; later ones move up. Multiples of 64 of them cost least.";
 constexpr const char* kMerge =
@@ -169,15 +172,14 @@ bool is_maximum(const std::string& pooling) {
 using FloatArray = py::array_t<float, py::array::c_style | py::array::forcecast>;
 using SlotArray = py::array_t<int32_t, py::array::c_style | py::array::forcecast>;
 
-void merge_rows(SequenceState& state, const SlotArray& into, const std::string& weights) {
-  if (into.ndim() != 2) {
-    throw InvalidArgument("[merge_slots] into: expected int32 [heads, slots]");
-  }
+// One for each head.
+std::vector<std::vector<int32_t>> lists_of(const SlotArray& slots, const std::string& argument) {
+  if (slots.ndim() != 2) throw InvalidArgument(argument + ": expected int32 [heads, slots]");
   std::vector<std::vector<int32_t>> lists;
-  for (py::ssize_t head = 0; head < into.shape(0); ++head) {
-    lists.emplace_back(into.data(head), into.data(head) + into.shape(1));
+  for (py::ssize_t head = 0; head < slots.shape(0); ++head) {
+    lists.emplace_back(slots.data(head), slots.data(head) + slots.shape(1));
   }
-  merge_slots(state, lists, weights);
+  return lists;
 }
 
 // What a hook may do to a sequence, by the names and in the order of KvCache's.
@@ -189,11 +191,20 @@ void register_residency(py::class_<SequenceHandle, std::shared_ptr<SequenceHandl
       .def_property_readonly(
           "num_groups", [](const SequenceHandle& s) { return s.state().num_groups(); },
           "Of layers that keep the same tokens; the first has no window.")
+      .def_property_readonly(
+          "num_heads", [](const SequenceHandle& s) { return s.state().num_heads(); },
+          "Of the first group: its layers times num_kv_heads.")
       .def(
           "retain",
           [](const SequenceHandle& s, const std::vector<std::vector<int32_t>>& slots,
              int32_t group) { s.state().retain(group, slots); },
           py::arg("slots"), py::arg("group") = 0, kRetain)
+      .def(
+          "reorder",
+          [](const SequenceHandle& s, const SlotArray& slots, int32_t group) {
+            s.state().reorder(group, lists_of(slots, "[reorder] slots"));
+          },
+          py::arg("slots"), py::arg("group") = 0, kReorder)
       .def(
           "evict",
           [](const SequenceHandle& s, int64_t begin, int64_t end, int32_t group) {
@@ -218,7 +229,7 @@ void register_residency(py::class_<SequenceHandle, std::shared_ptr<SequenceHandl
       .def(
           "merge_slots",
           [](const SequenceHandle& s, const SlotArray& into, const std::string& weights) {
-            merge_rows(s.state(), into, weights);
+            merge_slots(s.state(), lists_of(into, "[merge_slots] into"), weights);
           },
           py::arg("into"), py::arg("weights"), kMergeSlots)
       .def(

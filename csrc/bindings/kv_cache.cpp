@@ -50,6 +50,13 @@ void register_residency(py::class_<KvCache>& cache) {
           py::arg("sequence"), py::arg("slots"), py::arg("group") = 0,
           "Keeps these slots: one list for all heads, or one for each (layer, KV head).")
       .def(
+          "reorder",
+          [](KvCache& c, SequenceId sequence, const std::vector<std::vector<int32_t>>& slots,
+             int32_t group) { c.reorder(sequence, group, slots); },
+          py::arg("sequence"), py::arg("slots"), py::arg("group") = 0,
+          "Puts all slots into another order: one list for all heads, or one for each (layer, KV "
+          "head).")
+      .def(
           "evict",
           [](KvCache& c, SequenceId sequence, int64_t begin, int64_t end, int32_t group) {
             c.evict(sequence, group, begin, end);

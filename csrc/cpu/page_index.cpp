@@ -100,7 +100,7 @@ class RowMember {
     p_.has_bounds() ? score_units(row, kv_head, pages) : score_keys(row, kv_head, pages);
     const int64_t scores = pages.count() * (kPageSize / p_.summary_unit());
     level_.vote(scratch_.scores, scores, p_.group(), p_.vote == ops::HeadVote::sum);
-    if (p_.means) take_windows(pages.count());
+    if (p_.has_windows()) take_windows(pages.count());
     const TokenSet chosen(scratch_.chosen, TokenSet::words_of(units));
     chosen.clear();
     level_.choose(scratch_.scores, units, kept, scratch_.chosen);
@@ -147,7 +147,8 @@ class RowMember {
     tile.bounds = scratch_.bounds;
     tile.scores = scratch_.scores;
     tile.scratch = scratch_.tile;
-    p_.means ? level_.score_windows(tile) : level_.score_units(tile);
+    const auto score = p_.has_windows() ? level_.score_windows : level_.score_means;
+    p_.means ? score(tile) : level_.score_units(tile);
   }
 
   void score_keys(const VisitBlock& row, int64_t kv_head, const PageCandidates& pages) const {

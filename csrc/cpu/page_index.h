@@ -51,6 +51,7 @@ struct PageIndexKernels {
   // Of 16 keys each.
   void (*average)(const KeyShape&, const PageKeys&, uint16_t* out);
   void (*score_units)(const UnitScoreTile&);
+  void (*score_means)(const UnitScoreTile&);
   // Of windows of two units with means, one fewer than units: what is behind them has no score.
   void (*score_windows)(const UnitScoreTile&);
   void (*score_keys)(const KeyScoreTile&);

@@ -154,17 +154,28 @@ void score_units(const UnitScoreTile& tile) {
             });
 }
 
-void score_windows(const UnitScoreTile& tile) {
-  const auto& [q, group, head_dim, sm_scale] = tile.queries;
-  const int64_t dim = head_dim;
-  float* const half = tile.scratch;  // a window's mean is half of either unit's
+void score_means_times(const UnitScoreTile& tile, float scale) {
+  const float* const q = tile.queries.q;
+  const int64_t group = tile.queries.group;
+  const int64_t dim = tile.queries.head_dim;
+  float* const scaled = tile.scratch;
   for (int64_t d = 0; d < group * dim; d += 16) {
-    (V::load(q + d) * V::set(0.5f * sm_scale)).store(half + d);
+    (V::load(q + d) * V::set(scale)).store(scaled + d);
   }
   for_units(tile, dim,
             [&]<int R>(int64_t head, const uint16_t* mean, float* scores, int64_t stride) {
-              mean_logits<R>(half + head * dim, dim, mean, scores, stride);
+              mean_logits<R>(scaled + head * dim, dim, mean, scores, stride);
             });
+}
+
+void score_means(const UnitScoreTile& tile) {
+  score_means_times(tile, tile.queries.sm_scale);
+}
+
+// A window's mean is half of either unit's.
+void score_windows(const UnitScoreTile& tile) {
+  score_means_times(tile, 0.5f * tile.queries.sm_scale);
+  const int64_t group = tile.queries.group;
   const int64_t padded = padded_scores(tile.num_units);
   for (int64_t head = 0; head < group; ++head) {
     float* const scores = tile.scores + head * padded;
@@ -374,8 +385,8 @@ template <>
 const PageIndexKernels& kernels<Level::EFFINFER_LEVEL>() {
   namespace level = EFFINFER_LEVEL;
   static constexpr PageIndexKernels kTable = {
-      level::bound,      level::average, level::score_units, level::score_windows,
-      level::score_keys, level::vote,    level::choose};
+      level::bound,         level::average,    level::score_units, level::score_means,
+      level::score_windows, level::score_keys, level::vote,        level::choose};
   return kTable;
 }
 

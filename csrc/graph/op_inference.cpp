@@ -282,8 +282,8 @@ std::vector<ValueType> infer_page_index(const OpContext& context) {
   const int64_t unit = context.positive("unit");
   context.require(ops::is_bounds_unit(unit), "unit", "16, 32 or 64");
   const std::string& score = context.node().get_string("score");
-  context.require(score == "bounds" || (score == "means" && unit == ops::kPageSize), "score",
-                  "\"bounds\", or \"means\" with units of 64");
+  context.require(score == "bounds" || (score == "means" && ops::is_means_unit(unit)), "score",
+                  "\"bounds\", or \"means\" with units of 16 or 64");
   return infer_generated(context);
 }
 

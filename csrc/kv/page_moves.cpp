@@ -20,18 +20,25 @@ TokenPlace place_of(std::span<const int32_t> pages, int64_t slot) {
           static_cast<int32_t>(slot % ops::kPageSize)};
 }
 
-// A head's page of a device as a page of the host's, of a layer that has no other.
-class HostPage {
+// A head's pages of any memory as pages 0, 1, ... of the host's, of a layer that has no others.
+class HostPages {
  public:
-  HostPage(const Memory& memory, const ops::KvLayer& kv, int32_t page, int32_t head)
-      : memory_(memory), kv_(kv), page_(page), head_(head), bytes_(2 * kv.head_bytes()) {
+  HostPages(const Memory& memory, const ops::KvLayer& kv, std::span<const int32_t> pages,
+            int32_t head)
+      : memory_(memory),
+        kv_(kv),
+        pages_(pages),
+        head_(head),
+        bytes_(2 * pages.size() * kv.head_bytes()),
+        scales_(kv.k_scale == nullptr ? 0 : 2 * pages.size() * ops::kPageSize) {
     layer_ = kv;
-    layer_.num_kv_heads = layer_.num_pages = 1;
+    layer_.num_kv_heads = 1;
+    layer_.num_pages = static_cast<int32_t>(pages.size());
     layer_.k = bytes_.data();
-    layer_.v = bytes_.data() + kv.head_bytes();
+    layer_.v = bytes_.data() + bytes_.size() / 2;
     if (kv.k_scale != nullptr) {
-      layer_.k_scale = scales_;
-      layer_.v_scale = scales_ + ops::kPageSize;
+      layer_.k_scale = scales_.data();
+      layer_.v_scale = scales_.data() + scales_.size() / 2;
     }
     for_parts([&](void* here, void* there, size_t bytes) { memory_.copy(here, there, bytes); });
   }
@@ -43,21 +50,25 @@ class HostPage {
  private:
   template <class F>
   void for_parts(F&& f) {
-    f(layer_.k, kv_.k_head(page_, head_), kv_.head_bytes());
-    f(layer_.v, kv_.v_head(page_, head_), kv_.head_bytes());
-    if (kv_.k_scale == nullptr) return;
-    const auto scales =
-        static_cast<size_t>(page_ * int64_t{kv_.num_kv_heads} + head_) * ops::kPageSize;
-    f(layer_.k_scale, kv_.k_scale + scales, ops::kPageSize * sizeof(float));
-    f(layer_.v_scale, kv_.v_scale + scales, ops::kPageSize * sizeof(float));
+    for (size_t i = 0; i < pages_.size(); ++i) {
+      const auto own = static_cast<int64_t>(i);
+      f(layer_.k_head(own, 0), kv_.k_head(pages_[i], head_), kv_.head_bytes());
+      f(layer_.v_head(own, 0), kv_.v_head(pages_[i], head_), kv_.head_bytes());
+      if (kv_.k_scale == nullptr) continue;
+      const int64_t scales =
+          (int64_t{pages_[i]} * int64_t{kv_.num_kv_heads} + head_) * ops::kPageSize;
+      const int64_t own_scales = own * ops::kPageSize;
+      f(layer_.k_scale + own_scales, kv_.k_scale + scales, ops::kPageSize * sizeof(float));
+      f(layer_.v_scale + own_scales, kv_.v_scale + scales, ops::kPageSize * sizeof(float));
+    }
   }
 
   const Memory& memory_;
   const ops::KvLayer& kv_;
-  const int32_t page_;
+  const std::span<const int32_t> pages_;
   const int32_t head_;
   std::vector<uint8_t> bytes_;
-  float scales_[2 * ops::kPageSize];
+  std::vector<float> scales_;
   ops::KvLayer layer_;
 };
 
@@ -74,7 +85,7 @@ void PagePool::move(ops::MoveTokensProblem& moves) {
     if (bank_of(i).queue) continue;
     for (int64_t head = 0; head < layers_[i].num_kv_heads; ++head) {
       for (int32_t m = 0; m < moves.count; ++m) {
-        copy_token(layers_[i], head, moves.from[m], moves.to[m]);
+        copy_token({layers_[i], head, moves.from[m]}, {layers_[i], head, moves.to[m]});
       }
     }
   }
@@ -138,8 +149,9 @@ void PagePool::retain(std::span<const int32_t> pages, int64_t first,
       for (int64_t slot = first; slot < count; ++slot) {
         const int64_t from = list[static_cast<size_t>(slot)];
         if (from == slot) continue;
-        copy_token(layers_[i], static_cast<int64_t>(head), place_of(pages, from),
-                   place_of(pages, slot));
+        const auto own = static_cast<int64_t>(head);
+        copy_token({layers_[i], own, place_of(pages, from)},
+                   {layers_[i], own, place_of(pages, slot)});
       }
     }
   }
@@ -170,6 +182,33 @@ void PagePool::retain_on_device(size_t number, std::span<const int32_t> pages, i
   problem.count = static_cast<int32_t>(lists[0].size());
   ops::run_alone(problem, Executor(*bank.queue));
   wait();
+}
+
+void PagePool::reorder(std::span<const int32_t> pages, int64_t first, int64_t end,
+                       std::span<const std::vector<int32_t>> lists) {
+  const auto heads = static_cast<size_t>(config_.num_kv_heads);
+  const auto begin = static_cast<size_t>(first / ops::kPageSize);
+  const auto changed = pages.subspan(begin, KvCache::pages_for(static_cast<size_t>(end)) - begin);
+  // Of the changed pages.
+  const auto place = [&](int64_t slot) {
+    const int64_t own = slot - static_cast<int64_t>(begin) * ops::kPageSize;
+    return TokenPlace{static_cast<int32_t>(own / ops::kPageSize),
+                      static_cast<int32_t>(own % ops::kPageSize)};
+  };
+  for (size_t i = 0; i < layers_.size(); ++i) {
+    for (size_t head = 0; head < heads; ++head) {
+      const auto number = static_cast<int32_t>(head);
+      const HostPages before(bank_of(i).memory, layers_[i], changed, number);
+      HostPages after(bank_of(i).memory, layers_[i], changed, number);
+      const std::vector<int32_t>& list = lists[lists.size() == 1 ? 0 : i * heads + head];
+      for (int64_t slot = first; slot < end; ++slot) {
+        const int64_t from = list[static_cast<size_t>(slot)];
+        if (from == slot) continue;
+        copy_token({before.layer(), 0, place(from)}, {after.layer(), 0, place(slot)});
+      }
+      after.store();
+    }
+  }
 }
 
 void PagePool::rotate(std::span<const int32_t> pages, int64_t first, int64_t end,
@@ -234,7 +273,7 @@ void PagePool::with_slot(std::span<const int32_t> pages, HeadPlace head, int64_t
   const ops::KvLayer& kv = layers_[static_cast<size_t>(head.layer)];
   const Bank& bank = bank_of(static_cast<size_t>(head.layer));
   if (!bank.queue) return f(kv, head.head, place);
-  HostPage page(bank.memory, kv, place.page, head.head);
+  HostPages page(bank.memory, kv, {&place.page, 1}, head.head);
   f(page.layer(), 0, TokenPlace{0, place.token});
   if (changes) page.store();
 }

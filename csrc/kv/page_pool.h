@@ -65,6 +65,10 @@ class PagePool {
   // for all heads. Lists strictly increase.
   void retain(std::span<const int32_t> pages, int64_t first,
               std::span<const std::vector<int32_t>> lists);
+  // The same where lists are slots [first, end) in another order, within these pages; it goes
+  // through the host.
+  void reorder(std::span<const int32_t> pages, int64_t first, int64_t end,
+               std::span<const std::vector<int32_t>> lists);
   // Turns the keys of slots [first, end), those of each layer by its angles.
   void rotate(std::span<const int32_t> pages, int64_t first, int64_t end,
               std::span<const KvTurn> turns);

@@ -55,6 +55,16 @@ void Plane::retain(std::span<const std::vector<int32_t>> lists) {
   }
 }
 
+void Plane::reorder(std::span<const std::vector<int32_t>> lists) {
+  std::vector<float> before(lists[0].size());
+  for (int64_t head = 0; head < num_heads; ++head) {
+    float* row = values.data() + head * stride;
+    std::copy_n(row, before.size(), before.begin());
+    const auto& list = lists[lists.size() == 1 ? 0 : static_cast<size_t>(head)];
+    for (size_t i = 0; i < list.size(); ++i) row[i] = before[static_cast<size_t>(list[i])];
+  }
+}
+
 void Plane::evict(int64_t begin, int64_t end, int64_t num_slots) {
   for (int64_t head = 0; head < num_heads; ++head) {
     float* row = values.data() + head * stride;

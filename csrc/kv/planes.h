@@ -47,6 +47,8 @@ struct Plane {
   void close_up(int64_t first, std::span<const int32_t> rows);
   // Slot i of a head becomes what slot lists[head][i] was, or lists[0][i] of one list for all.
   void retain(std::span<const std::vector<int32_t>> lists);
+  // The same of lists that are all slots in another order.
+  void reorder(std::span<const std::vector<int32_t>> lists);
   // Slots [begin, end) go; those behind, up to num_slots, move up.
   void evict(int64_t begin, int64_t end, int64_t num_slots);
 };

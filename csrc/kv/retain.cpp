@@ -1,5 +1,5 @@
-// Which keys a sequence has: retain, evict, merge, reposition. Each checks everything first, then
-// makes the pages that it changes the sequence's own, then changes them.
+// Which keys a sequence has: retain, reorder, evict, merge, reposition. Each checks everything
+// first, then makes the pages that it changes the sequence's own, then changes them.
 #include <algorithm>
 #include <cmath>
 #include <string>
@@ -64,6 +64,38 @@ int64_t checked_lists(std::span<const std::vector<int32_t>> slots, size_t heads,
     first = same;
   }
   return first;
+}
+
+// The first slot that changes, and the one behind the last one: equal where none does.
+std::pair<int64_t, int64_t> checked_orders(std::span<const std::vector<int32_t>> slots,
+                                           size_t heads, int64_t num_slots) {
+  if (slots.size() != 1 && slots.size() != heads) {
+    fail("reorder", "slots: expected 1 or " + std::to_string(heads) + " lists, got " +
+                        std::to_string(slots.size()));
+  }
+  int64_t first = num_slots, end = 0;
+  std::vector<bool> is_there;
+  for (size_t head = 0; head < slots.size(); ++head) {
+    const std::string what = "slots[" + std::to_string(head) + "]";
+    const std::vector<int32_t>& list = slots[head];
+    if (static_cast<int64_t>(list.size()) != num_slots) {
+      fail("reorder", what + ": expected all " + std::to_string(num_slots) + " slots, got " +
+                          std::to_string(list.size()));
+    }
+    require_slots("reorder", what, list, num_slots, false);
+    is_there.assign(list.size(), false);
+    for (size_t i = 0; i < list.size(); ++i) {
+      const auto slot = static_cast<size_t>(list[i]);
+      if (is_there[slot]) {
+        fail("reorder", what + ": expected each slot once, got " + std::to_string(slot) + " twice");
+      }
+      is_there[slot] = true;
+      if (slot == i) continue;
+      first = std::min(first, static_cast<int64_t>(i));
+      end = std::max(end, static_cast<int64_t>(i) + 1);
+    }
+  }
+  return {std::min(first, end), end};
 }
 
 // The first and the last slot that is written.
@@ -175,6 +207,25 @@ void KvCache::retain(SequenceId id, int32_t group, std::span<const std::vector<i
   }
   table.slots = static_cast<int64_t>(count);
   impl_->release_pages(table, place, pages);
+  sequence.leave_prefix();
+}
+
+void KvCache::reorder(SequenceId id, int32_t group, std::span<const std::vector<int32_t>> slots) {
+  impl_->require_movable("reorder");
+  Sequence& sequence = impl_->find_plain("reorder", id);
+  const size_t place = impl_->checked_group("reorder", group);
+  require_committed("reorder", sequence);
+  PageTable& table = sequence.tables[place];
+  kv::PagePool& pool = impl_->pool(place);
+  const size_t heads = pool.layers().size() * static_cast<size_t>(config().num_kv_heads);
+  const auto [first, end] = checked_orders(slots, heads, table.slots);
+  if (first == end) return;
+  impl_->own_pages("reorder", table, place, static_cast<size_t>(first / kPage),
+                   pages_for(static_cast<size_t>(end)));
+  pool.reorder(table.pages, first, end, slots);
+  if (place == 0) {
+    for (kv::Plane& plane : sequence.planes) plane.reorder(slots);
+  }
   sequence.leave_prefix();
 }
 

@@ -48,14 +48,15 @@ size_t scale_at(const KvLayer& kv, int64_t head, TokenPlace place) {
 }
 
 template <class T>
-void copy_elements(const KvLayer& kv, int64_t head, TokenPlace from, TokenPlace to) {
+void copy_elements(const TokenRow& from, const TokenRow& to) {
   constexpr int64_t P = 4 / sizeof(T);
-  const uint32_t* k_from = key_of<T>(kv, head, from);
-  uint32_t* k_to = key_of<T>(kv, head, to);
-  for (int64_t i = 0; i < kv.head_dim / P; ++i) k_to[i * 16] = k_from[i * 16];
-  const T* v_from = value_of<T>(kv, head, from);
-  T* v_to = value_of<T>(kv, head, to);
-  for (int64_t d = 0; d < kv.head_dim; ++d) v_to[d * P] = v_from[d * P];
+  const int64_t dim = from.kv.head_dim;
+  const uint32_t* k_from = key_of<T>(from.kv, from.head, from.place);
+  uint32_t* k_to = key_of<T>(to.kv, to.head, to.place);
+  for (int64_t i = 0; i < dim / P; ++i) k_to[i * 16] = k_from[i * 16];
+  const T* v_from = value_of<T>(from.kv, from.head, from.place);
+  T* v_to = value_of<T>(to.kv, to.head, to.place);
+  for (int64_t d = 0; d < dim; ++d) v_to[d * P] = v_from[d * P];
 }
 
 float to_float(DType dtype, uint32_t bits) {
@@ -115,11 +116,13 @@ void write_row(const KvLayer& kv, float* scale, const float* values, At&& at) {
 
 }  // namespace
 
-void copy_token(const KvLayer& kv, int64_t head, TokenPlace from, TokenPlace to) {
-  with_element(kv.dtype, [&]<class T>() { copy_elements<T>(kv, head, from, to); });
-  if (kv.k_scale == nullptr) return;
-  kv.k_scale[scale_at(kv, head, to)] = kv.k_scale[scale_at(kv, head, from)];
-  kv.v_scale[scale_at(kv, head, to)] = kv.v_scale[scale_at(kv, head, from)];
+void copy_token(const TokenRow& from, const TokenRow& to) {
+  with_element(from.kv.dtype, [&]<class T>() { copy_elements<T>(from, to); });
+  if (from.kv.k_scale == nullptr) return;
+  const size_t old_place = scale_at(from.kv, from.head, from.place);
+  const size_t new_place = scale_at(to.kv, to.head, to.place);
+  to.kv.k_scale[new_place] = from.kv.k_scale[old_place];
+  to.kv.v_scale[new_place] = from.kv.v_scale[old_place];
 }
 
 void read_key(const KvLayer& kv, int64_t head, TokenPlace from, float* out) {

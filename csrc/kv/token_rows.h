@@ -7,8 +7,14 @@
 
 namespace effinfer::kv {
 
-// Keeps the bits, and the scales of i8.
-void copy_token(const ops::KvLayer& kv, int64_t head, ops::TokenPlace from, ops::TokenPlace to);
+// A head's row of a token.
+struct TokenRow {
+  const ops::KvLayer& kv;
+  int64_t head;
+  ops::TokenPlace place;
+};
+// Of layers of one type and head_dim. Keeps the bits, and the scales of i8.
+void copy_token(const TokenRow& from, const TokenRow& to);
 
 // float[head_dim]. Writing rounds to the type of the cache as appending does: to nearest even, of
 // i8 with a scale of the largest magnitude / 127.

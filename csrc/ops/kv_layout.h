@@ -27,6 +27,10 @@ inline constexpr int64_t kPageSize = 64;
 constexpr bool is_bounds_unit(int64_t unit) {
   return unit == 16 || unit == 32 || unit == kPageSize;
 }
+// That are chosen by means.
+constexpr bool is_means_unit(int64_t unit) {
+  return unit == 16 || unit == kPageSize;
+}
 
 // What the keys of full pages are bounded by (Quest, Tang et al., arXiv:2406.10774, section 3.3):
 // for each page, head and unit of 16, 32 or 64 keys the least and the greatest key in each

@@ -17,7 +17,8 @@ int64_t channels_of(const PageIndexProblem& p) {
 }
 
 std::string describe_scores(const PageIndexProblem& p) {
-  if (p.means) return "[page_index] score=means";
+  if (p.has_windows()) return "[page_index] score=means";
+  if (p.means) return "[page_index] score=means unit=" + std::to_string(p.unit);
   if (p.has_bounds()) return "[page_index] unit=" + std::to_string(p.unit);
   if (p.num_channels == 0) return "[key_index]";
   return "[key_index] channels=" + std::to_string(p.num_channels);
@@ -118,7 +119,7 @@ void page_visits(Visits& visits, const TensorView& q, const PagedKv& kv, const P
   const std::vector<IndexedHead> heads = all_heads(kv);
   PageIndexProblem p = checked(check, visits, {q, kv, batch, options}, pages.choice, heads);
   check.expect(is_bounds_unit(pages.unit), "unit", "16, 32 or 64", std::to_string(pages.unit));
-  check.expect(!pages.means || pages.unit == kPageSize, "unit", "64 with means",
+  check.expect(!pages.means || is_means_unit(pages.unit), "unit", "16 or 64 with means",
                std::to_string(pages.unit));
   p.unit = pages.unit;
   p.means = pages.means;

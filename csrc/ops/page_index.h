@@ -1,6 +1,7 @@
 // Choosing the keys that generated rows visit (ops/visits.h): page_index, units of 16, 32 or 64
-// keys by what bounds these (Quest, Tang et al., arXiv:2406.10774, section 3.3), or pages by means
-// of their keys (InfLLM v2, of MiniCPM4, arXiv:2506.07900); and key_index, single keys by their own
+// keys by what bounds these (Quest, Tang et al., arXiv:2406.10774, section 3.3), or pages or units
+// of 16 by means of their keys (InfLLM v2, of MiniCPM4, arXiv:2506.07900, and Squeezed Attention,
+// Hooper et al., arXiv:2411.09688); and key_index, single keys by their own
 // products with the queries, of all channels or of some (TokenSelect, Wu et al., arXiv:2411.02886;
 // Double Sparsity, Yang et al., arXiv:2408.07092). effinfer/ops/visits.h has the rules.
 //
@@ -46,7 +47,7 @@ struct PageIndexProblem {
   int32_t keys = 0;          // how many are chosen, in whole units,
   float share = 0.0f;        // or which share of the units, whichever is more
   HeadVote vote = HeadVote::highest;
-  bool means = false;                  // of unit 64: pages by means, in place of bounds
+  bool means = false;                  // of unit 16 or 64: by means, in place of bounds
   const int32_t* channels = nullptr;   // [num_kv_heads][num_channels], ascending; of unit 1
   int32_t num_channels = 0;            // 0: all
   const IndexedHead* heads = nullptr;  // [num_kv_heads]
@@ -54,6 +55,8 @@ struct PageIndexProblem {
 
   constexpr int32_t group() const { return num_qo_heads / kv.num_kv_heads; }
   constexpr bool has_bounds() const { return unit > 1; }  // or means
+  // Whether pages are chosen by windows of neighbours, rather than units by their own means.
+  constexpr bool has_windows() const { return means && unit == kPageSize; }
   // Keys of which there are bounds, or a mean.
   constexpr int64_t summary_unit() const { return means ? kMeanUnit : unit; }
   constexpr int64_t summary_vectors() const { return means ? 1 : 2; }

@@ -31,8 +31,16 @@ class RequestState final : public SequenceState {
   int32_t head_dim() const override { return cache_.config().head_dim; }
   std::span<const int32_t> tokens() const override { return cache_.tokens(request_.sequence); }
   int32_t num_groups() const override { return cache_.num_groups(); }
+  int32_t num_heads() const override {
+    const KvCacheConfig& config = cache_.config();
+    if (config.groups.empty()) return config.num_layers * config.num_kv_heads;
+    return static_cast<int32_t>(config.groups[0].layers.size()) * config.num_kv_heads;
+  }
   void retain(int32_t group, std::span<const std::vector<int32_t>> slots) override {
     cache_.retain(request_.sequence, group, slots);
+  }
+  void reorder(int32_t group, std::span<const std::vector<int32_t>> slots) override {
+    cache_.reorder(request_.sequence, group, slots);
   }
   void evict(int32_t group, int64_t begin, int64_t end) override {
     cache_.evict(request_.sequence, group, begin, end);

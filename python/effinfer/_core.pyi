@@ -404,6 +404,15 @@ class KvCache:
         """
     def publish(self, sequence: int) -> None: ...
     def release(self, sequence: int, keep_prefix: bool = True) -> None: ...
+    def reorder(
+        self,
+        sequence: int,
+        slots: collections.abc.Sequence[collections.abc.Sequence[int]],
+        group: int = 0,
+    ) -> None:
+        """
+        Puts all slots into another order: one list for all heads, or one for each (layer, KV head).
+        """
     def reposition(
         self, sequence: int, from_slots: collections.abc.Sequence[int], delta: int
     ) -> None: ...
@@ -1024,6 +1033,12 @@ class SequenceState:
         """
         A copy of the numbers of its slots that have this name, float32 [layers of the first group * num_kv_heads, slots]: those of a technique that sums what keys get of attention (a graph's attention_mass). Throws InvalidArgumentError for a name that it lacks.
         """
+    def reorder(
+        self, slots: typing.Annotated[numpy.typing.ArrayLike, numpy.int32], group: int = 0
+    ) -> None:
+        """
+        Slot i of each (layer of the group, KV head) becomes what slot slots[head][i] was: int32 [heads, slots], each row all slots once. Throws as retain().
+        """
     def reposition(self, from_slots: collections.abc.Sequence[int], delta: int) -> None:
         """
         Rotates the keys from a slot on (one for each group, or one for all) by `delta` positions, and moves the next position by as many. Each rotation rounds to the type of the cache.
@@ -1064,6 +1079,11 @@ class SequenceState:
     def num_groups(self) -> int:
         """
         Of layers that keep the same tokens; the first has no window.
+        """
+    @property
+    def num_heads(self) -> int:
+        """
+        Of the first group: its layers times num_kv_heads.
         """
     @property
     def output_tokens(self) -> int:

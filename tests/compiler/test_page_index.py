@@ -193,7 +193,6 @@ def test_explain_names_the_index_and_the_limits():
     [
         (0, "keys", "-1"),
         (0, "unit", "48"),
-        (0, "score", '"means"'),
         (0, "score", '"sums"'),
         (0, "vote", '"all"'),
         (0, "share", "1.5"),

@@ -124,6 +124,17 @@ class KvModel {
     }
   }
 
+  void reorder(SequenceId id, const std::vector<std::vector<int32_t>>& slots) {
+    cache.reorder(id, 0, slots);
+    auto& heads = sequences.at(id).rows[0];
+    for (size_t head = 0; head < heads.size(); ++head) {
+      const std::vector<KvRow> before = heads[head];
+      const auto& list = slots[slots.size() == 1 ? 0 : head];
+      for (size_t i = 0; i < list.size(); ++i)
+        heads[head][i] = before[static_cast<size_t>(list[i])];
+    }
+  }
+
   void evict(SequenceId id, int64_t begin, int64_t end) {
     cache.evict(id, 0, begin, end);
     for (auto& rows : sequences.at(id).rows[0]) {

@@ -69,8 +69,10 @@ class Model {
     }
   }
 
+  // With lists of all slots in any order the same as reorder().
   void retain(SequenceId id, const std::vector<std::vector<int32_t>>& lists) {
-    cache.retain(id, 0, lists);
+    const bool all = static_cast<int64_t>(lists[0].size()) == sequences.at(id).slots;
+    all ? cache.reorder(id, 0, lists) : cache.retain(id, 0, lists);
     Sequence& sequence = sequences.at(id);
     for (auto& [name, rows] : sequence.planes) {
       for (size_t head = 0; head < rows.size(); ++head) {
@@ -176,7 +178,13 @@ TEST("numbers follow their slots through random verbs") {
       for (int round = 0; round < 30; ++round) {
         model.write(id, random);
         const int64_t slots = model.sequences.at(id).slots;
-        switch (random() % 7) {
+        switch (random() % 8) {
+          case 7: {
+            std::vector<std::vector<int32_t>> orders(model.num_heads(), pick(random, slots, slots));
+            for (auto& order : orders) std::shuffle(order.begin(), order.end(), random);
+            model.retain(id, orders);
+            break;
+          }
           case 0: {
             const auto count = 1 + static_cast<int64_t>(random() % static_cast<uint32_t>(slots));
             std::vector<std::vector<int32_t>> lists;

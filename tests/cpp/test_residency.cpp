@@ -76,6 +76,46 @@ TEST("each head keeps tokens of its own in the same slots") {
   }
 }
 
+TEST("each head has its slots in an order of its own") {
+  for (const DType dtype : {DType::f32, DType::bf16}) {
+    std::mt19937 random(4);
+    KvModel model(config_of(12, false, dtype));
+    const SequenceId id = model.create({});
+    model.feed(id, range(300));
+    const SequenceId other = model.fork(id);
+    std::vector<std::vector<int32_t>> orders(model.num_heads(0), range(300));
+    for (auto& order : orders) std::shuffle(order.begin() + 70, order.begin() + 250, random);
+    model.reorder(id, orders);
+    model.check();                          // of the other, too
+    CHECK_EQ(model.cache.free_pages(), 4);  // the first page and the last stay shared
+    CHECK(!model.cache.is_prefix(id));
+    CHECK(model.cache.is_prefix(other));
+    CHECK_EQ(model.cache.slots(id), 300);
+    model.feed(id, range(10, 1000));
+    model.reorder(other, {range(300)});  // nothing changes
+    CHECK(model.cache.is_prefix(other));
+    model.check();
+  }
+}
+
+TEST("orders are of all slots, each once") {
+  KvModel model(config_of(8));
+  const SequenceId id = model.create({});
+  model.feed(id, range(80));
+  const auto refuse = [&](const char* what, std::vector<std::vector<int32_t>> orders) {
+    CHECK_THROWS(InvalidArgument, what, model.cache.reorder(id, 0, orders));
+  };
+  std::vector<int32_t> twice = range(80);
+  twice[3] = 4;
+  std::vector<int32_t> outside = range(80);
+  outside[79] = 80;
+  refuse("[kv_cache] reorder: slots[0]: expected all 80 slots, got 79", {range(79)});
+  refuse("slots[0]: expected each slot once, got 4 twice", {twice});
+  refuse("slots[0][79]: expected 0..79, got 80", {outside});
+  refuse("slots: expected 1 or 6 lists, got 2", {range(80), range(80)});
+  model.check();
+}
+
 TEST("what others read stays as it was") {
   std::mt19937 random(2);
   KvModel model(config_of(16));

@@ -62,6 +62,14 @@ class Fuzzer {
     return picked;
   }
 
+  // The slots behind some first ones change places.
+  std::vector<std::vector<int32_t>> shuffled(int64_t slots, size_t lists) {
+    std::vector<std::vector<int32_t>> made(lists, ascending(slots, slots));
+    const int64_t first = below(slots);
+    for (auto& list : made) std::shuffle(list.begin() + first, list.end(), random_);
+    return made;
+  }
+
   void act() {
     if (!model_.sequences.empty() && below(4) == 0) encode(any());
     if (model_.sequences.empty() || (model_.sequences.size() < 5 && below(6) == 0)) {
@@ -132,7 +140,9 @@ class Fuzzer {
     const int64_t slots = model_.cache.slots(id);
     if (slots < 2) return;
     const auto heads = model_.num_heads(0);
-    switch (below(4)) {
+    switch (below(5)) {
+      case 4:
+        return model_.reorder(id, shuffled(slots, below(2) == 0 ? 1 : heads));
       case 0: {
         const int64_t count = 1 + below(slots);
         std::vector<std::vector<int32_t>> lists;

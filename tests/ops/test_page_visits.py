@@ -83,18 +83,32 @@ def unit_scores(q: np.ndarray, keys: np.ndarray, vote: str) -> tuple[np.ndarray,
     return (logits - sums).max(0), np.full(logits.shape[1], error)
 
 
+def scores_of_means(
+    q: np.ndarray, means: np.ndarray, keys: np.ndarray, vote: str
+) -> tuple[np.ndarray, np.ndarray]:
+    """The same of means that bfloat16 numbers make, where sums in float32 may round one or two of
+    these, which are as large as the greatest of `keys`, to the other neighbour."""
+    scores, error = unit_scores(q, means[:, None], vote)
+    rounding = 2.0**-7 * (abs(q)[:, None] * abs(keys)).max()
+    is_share = vote == "sum" and len(q) > 1
+    return scores, error + (rounding * scores if is_share else rounding)
+
+
 def window_scores(q: np.ndarray, keys: np.ndarray, vote: str) -> tuple[np.ndarray, np.ndarray]:
-    """The same of pages by means: those of 16 keys are bfloat16, and two neighbours a window's."""
+    """Of pages by means: those of 16 keys are bfloat16, and two neighbours a window's."""
     of_16 = keys.astype(np.float64).reshape(-1, 16, keys.shape[-1])
     means = bfloat16(of_16.mean(1))
     windows = (means[1:] + means[:-1]) / 2
-    scores, error = unit_scores(q, windows[:, None], vote)
-    # A sum in float32 may round a mean or two to the other neighbour.
-    rounding = 2.0**-7 * (abs(q)[:, None] * abs(means)).max()
-    error = error + (rounding * scores if vote == "sum" else rounding)
+    scores, error = scores_of_means(q, windows, means, vote)
     shared = [range(max(0, 4 * p - 1), min(len(windows), 4 * p + 4)) for p in range(len(keys))]
     pages = np.array([scores[each].max() for each in shared])
     return pages, np.array([error[each].max() for each in shared])
+
+
+def mean_scores(q: np.ndarray, keys: np.ndarray, vote: str) -> tuple[np.ndarray, np.ndarray]:
+    """Of units of 16 by their own means."""
+    means = bfloat16(keys.astype(np.float64).mean(1))
+    return scores_of_means(q, means, means, vote)
 
 
 def bfloat16(values: np.ndarray) -> np.ndarray:
@@ -120,7 +134,9 @@ def check_row(bits: np.ndarray, row, q: np.ndarray, keys: np.ndarray, options: d
         return False
     behind = slice(first * PAGE, first * PAGE + count * unit)
     units = keys[behind].reshape(count, unit, -1)
-    of_units = window_scores if options.get("means") else unit_scores
+    of_units = unit_scores
+    if options.get("means"):
+        of_units = window_scores if unit == PAGE else mean_scores
     scores, error = of_units(q, units, options.get("vote", "highest"))
     always = np.zeros(position + 1, bool)
     always[:sinks] = True
@@ -157,6 +173,10 @@ def check_row(bits: np.ndarray, row, q: np.ndarray, keys: np.ndarray, options: d
         ("bf16", {"means": True, "share": 0.3, "local_tokens": 300}),
         ("f16", {"means": True, "keys": 320, "sink_tokens": 64, "local_tokens": 64, "vote": "sum"}),
         ("i8", {"means": True, "keys": 64, "sink_tokens": 130}),
+        ("f32", {"means": True, "unit": 16, "keys": 130, "sink_tokens": 64}),
+        ("bf16", {"means": True, "unit": 16, "share": 0.3, "vote": "sum"}),
+        ("f16", {"means": True, "unit": 16, "keys": 48, "sink_tokens": 64}),
+        ("i8", {"means": True, "unit": 16, "keys": 200, "local_tokens": 200}),
     ],
 )
 def test_units_by_bounds_and_means(isa, dtype, options, heads, kv_heads, head_dim):
@@ -259,7 +279,7 @@ def test_refused():
     ):
         with pytest.raises(error, match=rf"\[page_visits\] {name}"):
             _core.page_visits(visits, q, kv, *batch.lists, **{name: value})
-    with pytest.raises(error, match=r"\[page_visits\] unit: expected 64 with means, got 32"):
+    with pytest.raises(error, match=r"\[page_visits\] unit: expected 16 or 64 with means, got 32"):
         _core.page_visits(visits, q, kv, *batch.lists, unit=32, means=True)
     for wrong in ([[0], [0]], [[3, 3]], [[16]], [[-1]], [[2, 1]]):
         channels = np.array(wrong, np.int32)

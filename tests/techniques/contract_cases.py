@@ -24,6 +24,7 @@ from effinfer.techniques import (
     S2Attention,
     SampleAttention,
     SnapKV,
+    SqueezedAttention,
     StreamingLLM,
     StreamingVLM,
     SubGen,
@@ -73,6 +74,7 @@ CASES: dict[str, Technique] = {
     "s2_attention": S2Attention(stride=4, local_tokens=64, dense_layers=(1,), chunk_tokens=128),
     "sample_attention": SampleAttention(min_tokens=0, mass=0.3, local_tokens=10, chunk_tokens=128),
     "snapkv": SnapKV(budget=100, window=20, pool=5, chunk_tokens=128),
+    "squeezed_attention": SqueezedAttention(budget=256, min_tokens=0, skip_layers=0, context=200),
     "streaming_llm": StreamingLLM(sinks=2, recent=230, stride=100, chunk_tokens=128),
     "streaming_vlm": StreamingVLM(
         sinks=2, text=100, images=40, image_tokens=tuple(range(60)), chunk_tokens=128

@@ -49,10 +49,12 @@ class EFFINFER_API SequenceState {
   // Of the prompt and the output that were computed, those that slots were dropped of, too.
   virtual std::span<const int32_t> tokens() const = 0;
   virtual int32_t num_groups() const = 0;  // of layers; the first has no window
+  virtual int32_t num_heads() const = 0;   // (layer, KV head) of the first group
 
   // What KvCache has by these names, with what it throws. The prompt's and the output's tokens stay
   // the request's; it is published as a prefix no more.
   virtual void retain(int32_t group, std::span<const std::vector<int32_t>> slots) = 0;
+  virtual void reorder(int32_t group, std::span<const std::vector<int32_t>> slots) = 0;
   virtual void evict(int32_t group, int64_t begin, int64_t end) = 0;
   virtual void merge(int32_t group, std::span<const KvMerge> merges) = 0;
   virtual void reposition(std::span<const int64_t> from, int64_t delta) = 0;

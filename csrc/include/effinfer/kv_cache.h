@@ -68,7 +68,7 @@ struct KvCacheConfig {
   std::vector<KvGroup> groups = {};
   std::vector<KvRope> rope = {};  // by layer, for reposition(); none: it is not known
   // Keys are rotated by their places in chunks (attention's `chunk`), so they stay in their slots:
-  // retain(), evict() and reposition() are Unsupported.
+  // retain(), reorder(), evict() and reposition() are Unsupported.
   bool fixed_slots = false;
   // Of each layer, where they are on several devices: a page is then a slot in each memory. Empty:
   // all are on `device`.
@@ -181,6 +181,9 @@ class EFFINFER_API KvCache {
   // Keeps these slots of a group without a window, in order. `slots`: one list for all heads, or
   // one for each; strictly increasing, all of one length, which is at least 1.
   void retain(SequenceId sequence, int32_t group, std::span<const std::vector<int32_t>> slots);
+  // Slot i of a head becomes what slot list[i] was: each list has all slots of a group without a
+  // window, once. What a GPU holds of them goes through the host.
+  void reorder(SequenceId sequence, int32_t group, std::span<const std::vector<int32_t>> slots);
   // Drops slots [begin, end), not all. A multiple of 64 of them costs a page table and at most one
   // page's copy.
   void evict(SequenceId sequence, int32_t group, int64_t begin, int64_t end);
@@ -212,9 +215,9 @@ class EFFINFER_API KvCache {
   void read(SequenceId sequence, int32_t group, int32_t head, std::span<float> keys,
             std::span<float> values) const;
 
-  // Planes: numbers by slot of the first group, which fork, rollback, keep, retain, evict, export
-  // and import carry along; merge and reposition leave them as they are. They are the sequence's
-  // own where it shares pages, too, as they say what its rows made of keys.
+  // Planes: numbers by slot of the first group, which fork, rollback, keep, retain, reorder, evict,
+  // export and import carry along; merge and reposition leave them as they are. They are the
+  // sequence's own where it shares pages, too, as they say what its rows made of keys.
 
   // Zeros, as new slots have. Throws InvalidArgument for a name that the sequence has.
   void add_plane(SequenceId sequence, std::string_view name);

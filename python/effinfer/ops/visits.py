@@ -131,11 +131,12 @@ def page_visits(
 ) -> None:
     """Writes the lists of generated rows: units of 16, 32 or 64 keys by how high their logits may
     be, as the least and the greatest key of each dimension bound them (Quest, arXiv:2406.10774); or
-    pages of 64 by the mean keys of windows of 32 (InfLLM v2, of MiniCPM4, arXiv:2506.07900).
+    units of 16 by their mean keys, or pages of 64 by those of windows of 32 (InfLLM v2, of
+    MiniCPM4, arXiv:2506.07900).
 
     Args:
         q: float32 [T, num_qo_heads, head_dim].
-        means: by means, with a unit of 64.
+        means: by means, with a unit of 16 or 64.
         keys, share: how many, in whole units, or which share of the units that are chosen from,
             whichever is more: those behind the whole pages of `sink_tokens` and before the pages
             of whole `local_tokens`, the row's own page and the one before it, which are visited in

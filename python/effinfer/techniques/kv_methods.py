@@ -17,6 +17,7 @@ from effinfer.techniques.quest import Quest
 from effinfer.techniques.qwen_1m import Qwen1M
 from effinfer.techniques.raas import RaaS
 from effinfer.techniques.snapkv import SnapKV
+from effinfer.techniques.squeezed_attention import SqueezedAttention
 from effinfer.techniques.streaming_llm import StreamingLLM
 from effinfer.techniques.streaming_vlm import StreamingVLM
 from effinfer.techniques.subgen import SubGen
@@ -44,6 +45,7 @@ __all__ = [
     "Qwen1M",
     "RaaS",
     "SnapKV",
+    "SqueezedAttention",
     "StreamingLLM",
     "StreamingVLM",
     "SubGen",
@@ -69,6 +71,7 @@ KV_METHODS = (
     Qwen1M,
     RaaS,
     SnapKV,
+    SqueezedAttention,
     StreamingLLM,
     StreamingVLM,
     SubGen,

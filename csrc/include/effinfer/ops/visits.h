@@ -102,14 +102,16 @@ struct RowChoice {
 // higher of the products with the least and the greatest of the unit's keys, as bf16 bounds them
 // (Quest, Tang et al., arXiv:2406.10774, section 3.3).
 //
-// With means pages of 64, by the mean keys of windows (InfLLM v2, of MiniCPM4, arXiv:2506.07900):
+// With means units of 16 by their mean keys, in bf16 (as Squeezed Attention, Hooper et al.,
+// arXiv:2411.09688, compares centroids), or pages of 64 by those of windows (InfLLM v2, of
+// MiniCPM4, arXiv:2506.07900):
 // windows of 32 keys begin at each 16th one, as far as they lie within what is chosen from. The
 // heads' softmaxes are over windows, and a page has the highest of the windows that it shares keys
 // with.
 struct PageVisits {
   RowChoice choice;
   int32_t unit = 64;
-  bool means = false;  // of unit 64
+  bool means = false;  // of unit 16 or 64
 };
 // Throws InvalidArgument, also for an arithmetic other than f32.
 EFFINFER_API void page_visits(Visits& visits, const TensorView& q, const PagedKv& kv,
