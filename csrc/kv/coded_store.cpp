@@ -76,7 +76,8 @@ CodedStore::CodedStore(const KvCacheConfig& config, size_t pool_bytes) {
   if (config.coding.features > 0) {
     features_ = std::make_unique<FeatureTables>(config, num_pages_ + num_coded_);
   }
-  first_layer_ = layer_of(config, features_ ? features_->layer(0) : ops::PageFeatures());
+  static constexpr ops::PageFeatures kNone;
+  first_layer_ = layer_of(config, features_ ? features_->layer(0) : kNone);
   const size_t layer = first_layer_.head_bytes() * static_cast<size_t>(first_layer_.num_kv_heads) *
                        static_cast<size_t>(num_coded_);
   layer_bytes_ = (layer + kAlignment - 1) / kAlignment * kAlignment;
