@@ -152,8 +152,12 @@ ops::VisitShape Lowering::visit_shape(const Node& node) const {
   shape.num_qo_heads = static_cast<int32_t>(node.get_int("heads"));
   shape.num_kv_heads = static_cast<int32_t>(node.get_int("kv_heads"));
   shape.blocks = false;
+  // Whose attention visits the lists: the handle of an index says it.
+  const auto layer_of = [&](const Node& each) {
+    return is_index(each) ? graph().value(each.outputs[0]).shape[0].value : each.get_int("layer");
+  };
   for (const Node& index : graph().nodes) {
-    if (!is_index(index) || index.get_int("layer") != node.get_int("layer")) continue;
+    if (!is_index(index) || layer_of(index) != layer_of(node)) continue;
     shape.rows |= chooses_rows(index);
     shape.blocks |= chooses_blocks(index);
   }

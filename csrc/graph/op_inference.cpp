@@ -117,11 +117,14 @@ const Shape& queries_and_cache(const OpContext& context) {
   return q;
 }
 
-// The handle of a layer's lists: visits[layer, kv_heads].
+// The handle of a layer's lists: visits[layer, kv_heads]. An index of other keys than the layer's
+// says which one it is.
 ValueType visits_handle(const OpContext& context) {
-  return {
-      DType::visits,
-      {Dim::constant(context.positive("layer", 0)), Dim::constant(context.positive("kv_heads"))}};
+  int64_t layer = context.positive("layer", 0);
+  if (context.node().op == "key_index" && context.positive("of_layer", -1) >= 0) {
+    layer = context.node().get_int("of_layer");
+  }
+  return {DType::visits, {Dim::constant(layer), Dim::constant(context.positive("kv_heads"))}};
 }
 
 void check_visits(const OpContext& context) {

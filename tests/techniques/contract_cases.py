@@ -30,12 +30,14 @@ from effinfer.techniques import (
     SubGen,
     SuffixDecoding,
     Technique,
+    TokenButler,
     TokenSelect,
     WindowKV,
     XAttention,
     ZeroTuning,
 )
 from effinfer.techniques.channel_basis import pack
+from tests.techniques.predictor_file import predictor_of_the_contract
 
 
 def random_basis(features: int, channels: int) -> tuple[int, ...]:
@@ -80,6 +82,9 @@ CASES: dict[str, Technique] = {
         sinks=2, text=100, images=40, image_tokens=tuple(range(60)), chunk_tokens=128
     ),
     "subgen": SubGen(budget=150, recent=20, stride=30, chunk_tokens=128),
+    "token_butler": TokenButler(
+        budget=200, min_tokens=0, skip_layers=0, path=predictor_of_the_contract()
+    ),
     "token_select": TokenSelect(budget=200, min_tokens=0, skip_layers=0),
     "window_kv": WindowKV(budget=100, window=20, span=6, group=2, chunk_tokens=128),
     "xattention": XAttention(min_tokens=0, threshold=0.5, stride=4, chunk_tokens=128),

@@ -25,6 +25,7 @@ from effinfer import LLM, _core
 from effinfer.checkpoints.model_files import GRAPH_KEY, open_model
 from effinfer.techniques import REGISTRY, Technique
 from effinfer.techniques.ranges import Range
+from effinfer.techniques.target_extension import TargetExtension
 from tests.techniques.contract_cases import CASES
 from tests.techniques.contract_model import CHUNK, asks, long_model, texts
 
@@ -203,6 +204,10 @@ def test_8_an_artifact_needs_no_python(path, technique, alone, tmp_path):
     artifact = tmp_path / "with.gguf"
     assert files.gguf is not None
     _core.write_gguf_with_metadata(files.gguf, GRAPH_KEY, graph.to_string(), str(artifact))
+    if isinstance(technique, TargetExtension):  # its own weights are in no artifact
+        with pytest.raises(effinfer.Error, match=f"{technique.name}.*weight"):
+            load(artifact, None)
+        return
     if not effinfer.techniques.Installed([technique]).setup(files.graph, None).hooks:
         assert texts(load(artifact, None), asks()) == alone
 

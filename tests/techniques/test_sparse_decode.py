@@ -2,6 +2,7 @@
 cache knows of keys stays right."""
 
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -15,6 +16,7 @@ from effinfer.techniques import (
     Quest,
     SparseDecode,
     SuffixDecoding,
+    TokenButler,
     TokenRecycling,
     TokenSelect,
 )
@@ -48,7 +50,8 @@ def spread(plain) -> ActQKV:
     return ActQKV(budget=576, min_tokens=0).calibrate(plain, plain.detokenize(text(plain)[:500]))
 
 
-METHODS = ("quest", "token_select", "double_sparsity", "infllm_v2", "act_qkv")
+PREDICTOR = Path(__file__).parents[2] / "examples" / "selectors" / "token_butler.gguf"
+METHODS = ("quest", "token_select", "double_sparsity", "infllm_v2", "act_qkv", "token_butler")
 
 
 @pytest.fixture(scope="module", params=METHODS)
@@ -59,6 +62,7 @@ def method(request, calibrated, spread) -> SparseDecode:
         "double_sparsity": calibrated,
         "infllm_v2": InfLLMV2(budget=576, local=128, min_tokens=0),
         "act_qkv": spread,
+        "token_butler": TokenButler(**FEW, path=str(PREDICTOR)),
     }
     return methods[request.param]
 

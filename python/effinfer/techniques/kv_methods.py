@@ -21,6 +21,7 @@ from effinfer.techniques.squeezed_attention import SqueezedAttention
 from effinfer.techniques.streaming_llm import StreamingLLM
 from effinfer.techniques.streaming_vlm import StreamingVLM
 from effinfer.techniques.subgen import SubGen
+from effinfer.techniques.token_butler import TokenButler
 from effinfer.techniques.token_select import TokenSelect
 from effinfer.techniques.window_kv import WindowKV
 from effinfer.techniques.xkv import XKV
@@ -49,6 +50,7 @@ __all__ = [
     "StreamingLLM",
     "StreamingVLM",
     "SubGen",
+    "TokenButler",
     "TokenSelect",
     "WindowKV",
     "ZeroTuning",
@@ -75,6 +77,7 @@ KV_METHODS = (
     StreamingLLM,
     StreamingVLM,
     SubGen,
+    TokenButler,
     TokenSelect,
     WindowKV,
     XKV,

@@ -88,7 +88,8 @@ def prepare(
     draft_model: object,
 ) -> tuple[ModelFiles, EngineSetup]:
     """A model, and what its engine takes beside it. Throws what their recipes throw."""
-    files = extended(with_layers(files, layers), speculation, draft_model)
+    rewritten = with_layers(files, layers)
+    files = extended(rewritten, speculation, draft_model, installed.techniques)
     setup = installed.setup(files.graph, speculation)
     setup.speculation = with_draft_model(setup.speculation, draft_model, files)
     return files, setup

@@ -83,8 +83,15 @@ class SparseDecode(Technique, ABC):
         facts = node["attributes"]
         if not visits_all(node) or facts["layer"] < self.skip_layers:
             return None
+        op, chosen = self.choice(node)
+        visits = builder.node(op, *inputs, **chosen)
+        return builder.node("attention", *inputs[:2], visits, **facts)
+
+    def choice(self, node: dict[str, Any]) -> tuple[str, dict[str, Any]]:
+        """Of an attention node: its index, with all attributes."""
+        facts = node["attributes"]
         op, options = self.index(facts["layer"], facts["kv_heads"])
-        chosen = {
+        return op, {
             **{key: facts[key] for key in _SHARED},
             "keys": self.budget - ALWAYS,
             "share": self.share,
@@ -92,5 +99,3 @@ class SparseDecode(Technique, ABC):
             "min_tokens": self.min_tokens,
             **options,
         }
-        visits = builder.node(op, *inputs, **chosen)
-        return builder.node("attention", *inputs[:2], visits, **facts)
