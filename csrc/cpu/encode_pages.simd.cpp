@@ -3,6 +3,7 @@
 #include "ops/encode_pages.h"
 
 #include <algorithm>
+#include <limits>
 #include <span>
 
 #include "core/float16.h"
@@ -230,7 +231,7 @@ void add_features(const ops::KvLayer& kv, const ops::PageCoding& page, int64_t p
   alignas(64) float of_head[kMostNumbers];
   for (int64_t head = 0; head < kv.num_kv_heads; ++head) {
     store_rows(keys_of(kv, page.from, head), dim, kTokens, of_head);
-    turn_keys<V, true>(features, page.place, of_head);
+    turn_keys<V, true>(features.turns, page.place, of_head);
     add_product(features.keys + part * count * features.dims() + head * dim, features.dims(),
                 of_head, kTokens, count, dim, kTokens, keys);
     store_rows(values_of(kv, page.from, head), kTokens, dim, of_head);
@@ -253,10 +254,67 @@ void encode_features(std::span<const ops::KvLayer> layers, const ops::PageCoding
   *coded.place(page.to, part) = page.place;
 }
 
+// The number of the nearest vector of a codebook, [4][256], for each token of 4 rows.
+void encode_vectors(const float* dims, const float* squares, const float* const rows[4],
+                    uint8_t* codes) {
+  constexpr int kTokens = ops::CodedPages::kTokens;
+  constexpr int kVectors = ops::PageCodebooks::kVectors;
+  float nearest[kTokens];
+  int32_t found[kTokens] = {};
+  std::fill_n(nearest, kTokens, std::numeric_limits<float>::lowest());
+  for (int32_t code = 0; code < kVectors; ++code) {
+    const float* x = dims + code;
+    const float square = squares[code];
+    for (int t = 0; t < kTokens; ++t) {
+      const float near = rows[0][t] * x[0] + rows[1][t] * x[kVectors] +
+                         rows[2][t] * x[2 * kVectors] + rows[3][t] * x[3 * kVectors] - square;
+      const bool is_nearest = near > nearest[t];
+      nearest[t] = is_nearest ? near : nearest[t];
+      found[t] = is_nearest ? code : found[t];
+    }
+  }
+  for (int t = 0; t < kTokens; ++t) codes[t] = static_cast<uint8_t>(found[t]);
+}
+
+// Of a head.
+void encode_head_vectors(const ops::KvLayer& kv, const ops::PageCoding& page, int64_t head) {
+  constexpr int64_t kTokens = ops::CodedPages::kTokens;
+  constexpr int64_t kDims = ops::PageCodebooks::kDims;
+  constexpr int64_t kVectors = ops::PageCodebooks::kVectors;
+  const ops::PageCodebooks& books = *kv.coded.codebooks;
+  const int64_t dim = kv.head_dim;
+  alignas(64) float keys[kMostNumbers];
+  alignas(64) float rows[kMostNumbers];
+  alignas(64) float values[kMostNumbers];
+  store_rows(keys_of(kv, page.from, head), dim, kTokens, keys);
+  turn_keys<V, true>(books.turns, page.place, keys);
+  store_rows(values_of(kv, page.from, head), kTokens, dim, rows);
+  for (int64_t d = 0; d < dim; ++d) {
+    for (int64_t t = 0; t < kTokens; ++t) values[d * kTokens + t] = rows[t * dim + d];
+  }
+  uint8_t* to = kv.coded.head(page.to, head);
+  for (int64_t group = 0; group < dim / kDims; ++group) {
+    const int64_t book = books.book(head, group);
+    const float* of_keys[kDims];
+    const float* of_values[kDims];
+    for (int64_t d = 0; d < kDims; ++d) {
+      of_keys[d] = keys + books.order[group * kDims + d] * kTokens;
+      of_values[d] = values + (group * kDims + d) * kTokens;
+    }
+    encode_vectors(books.keys + book * kDims * kVectors, books.key_squares + book * kVectors,
+                   of_keys, to + group * kTokens);
+    encode_vectors(books.value_dims + book * kDims * kVectors,
+                   books.value_squares + book * kVectors, of_values,
+                   to + kv.coded.key_bytes() + group * kTokens);
+  }
+  *kv.coded.place(page.to, head) = page.place;
+}
+
 // Of a page of some layers all that is coded together.
 template <int kBits>
 void encode_part(std::span<const ops::KvLayer> layers, const ops::PageCoding& page, int64_t part) {
   if (layers[0].coded.features != nullptr) return encode_features<kBits>(layers, page, part);
+  if (layers[0].coded.codebooks != nullptr) return encode_head_vectors(layers[0], page, part);
   encode_head<kBits>(layers[0], page, part);
 }
 

@@ -33,13 +33,15 @@ void check_config(const KvCacheConfig& config) {
     throw Unsupported("[kv_cache] coding: not on a GPU, nor where layers are on several devices");
   }
   check_features(config);
+  check_codebooks(config);
   if (config.dtype == DType::bf16 || config.dtype == DType::f32) return;
   throw Unsupported("[kv_cache] coding: expected pages of bf16 or f32, got " +
                     std::string(name(config.dtype)));
 }
 
-// Without its memory; `features` say of which shape they are.
-ops::CodedPages layer_of(const KvCacheConfig& config, const ops::PageFeatures& features) {
+// Without its memory; `features` and `codebooks` say of which shape they are.
+ops::CodedPages layer_of(const KvCacheConfig& config, const ops::PageFeatures& features,
+                         const ops::PageCodebooks& codebooks) {
   const bool has = features.count > 0;
   return {config.coding.bits,
           config.num_pages,
@@ -48,7 +50,8 @@ ops::CodedPages layer_of(const KvCacheConfig& config, const ops::PageFeatures& f
           nullptr,
           config.coding.rank,
           config.coding.outliers,
-          has ? &features : nullptr};
+          has ? &features : nullptr,
+          config.coding.codebooks ? &codebooks : nullptr};
 }
 
 size_t num_stored_layers(const KvCacheConfig& config) {
@@ -60,7 +63,8 @@ size_t num_stored_layers(const KvCacheConfig& config) {
 
 int32_t num_coded_pages(const KvCacheConfig& config, size_t pool_bytes) {
   const ops::PageFeatures features = {.count = config.coding.features};
-  const ops::CodedPages layer = layer_of(config, features);
+  const ops::PageCodebooks codebooks;
+  const ops::CodedPages layer = layer_of(config, features, codebooks);
   const size_t page =
       num_stored_layers(config) * static_cast<size_t>(layer.num_kv_heads) * layer.head_bytes();
   const auto most = static_cast<size_t>(std::numeric_limits<int32_t>::max() - config.num_pages);
@@ -76,8 +80,13 @@ CodedStore::CodedStore(const KvCacheConfig& config, size_t pool_bytes) {
   if (config.coding.features > 0) {
     features_ = std::make_unique<FeatureTables>(config, num_pages_ + num_coded_);
   }
-  static constexpr ops::PageFeatures kNone;
-  first_layer_ = layer_of(config, features_ ? features_->layer(0) : kNone);
+  if (config.coding.codebooks) {
+    codebooks_ = std::make_unique<CodebookTables>(config, num_pages_ + num_coded_);
+  }
+  static constexpr ops::PageFeatures kNoFeatures;
+  static constexpr ops::PageCodebooks kNoCodebooks;
+  first_layer_ = layer_of(config, features_ ? features_->layer(0) : kNoFeatures,
+                          codebooks_ ? codebooks_->layer(0) : kNoCodebooks);
   const size_t layer = first_layer_.head_bytes() * static_cast<size_t>(first_layer_.num_kv_heads) *
                        static_cast<size_t>(num_coded_);
   layer_bytes_ = (layer + kAlignment - 1) / kAlignment * kAlignment;
@@ -100,6 +109,7 @@ ops::CodedPages CodedStore::layer(size_t number) const {
   ops::CodedPages layer = first_layer_;
   layer.data += number / shared_layers_ * layer_bytes_;
   if (features_) layer.features = &features_->layer(number);
+  if (codebooks_) layer.codebooks = &codebooks_->layer(number);
   return layer;
 }
 

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "effinfer/kv_cache.h"
+#include "kv/codebook_tables.h"
 #include "kv/feature_tables.h"
 #include "ops/coded_pages.h"
 
@@ -47,7 +48,8 @@ class CodedStore {
 
  private:
   ops::CodedPages first_layer_;
-  std::unique_ptr<FeatureTables> features_;  // null: codes are of keys and values
+  std::unique_ptr<FeatureTables> features_;    // null: codes are of keys and values
+  std::unique_ptr<CodebookTables> codebooks_;  // null: they are of ranges
   size_t layer_bytes_ = 0;
   size_t num_layers_ = 0;     // that have pages of their own
   size_t shared_layers_ = 1;  // which share one's pages

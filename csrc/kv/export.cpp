@@ -33,6 +33,7 @@ struct Header {
   int32_t coding_shared_layers = 0;
   int32_t nothing = 0;
   Digest coding_basis;
+  Digest coding_codebooks;
   int64_t length = 0;
   int64_t shift = 0;
   int64_t fixed = 0;
@@ -100,6 +101,7 @@ Header layout_of(const KvCacheConfig& config, size_t groups) {
   header.coding_features = config.coding.features;
   header.coding_shared_layers = config.coding.shared_layers;
   if (config.coding.basis) header.coding_basis = digest_of(*config.coding.basis);
+  if (config.coding.codebooks) header.coding_codebooks = digest_of(*config.coding.codebooks);
   return header;
 }
 
@@ -108,7 +110,8 @@ bool same_layout(const Header& a, const Header& b) {
          a.head_dim == b.head_dim && a.dtype == b.dtype && a.num_groups == b.num_groups &&
          a.coding_bits == b.coding_bits && a.coding_rank == b.coding_rank &&
          a.coding_outliers == b.coding_outliers && a.coding_features == b.coding_features &&
-         a.coding_shared_layers == b.coding_shared_layers && a.coding_basis == b.coding_basis;
+         a.coding_shared_layers == b.coding_shared_layers && a.coding_basis == b.coding_basis &&
+         a.coding_codebooks == b.coding_codebooks;
 }
 
 void check_header(const Header& header) {

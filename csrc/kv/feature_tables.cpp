@@ -10,22 +10,9 @@
 namespace effinfer::kv {
 namespace {
 
-constexpr int64_t kTokens = 64;  // of a page
-
 int64_t dims_of(const KvCacheConfig& config) {
   return int64_t{config.num_kv_heads} * config.head_dim;
 }
-
-// Of a position, rounded once.
-struct Angle {
-  float cos;
-  float sin;
-  Angle(int64_t position, float frequency) {
-    const double angle = static_cast<double>(position) * static_cast<double>(frequency);
-    cos = static_cast<float>(std::cos(angle));
-    sin = static_cast<float>(std::sin(angle));
-  }
-};
 
 }  // namespace
 
@@ -66,34 +53,19 @@ void check_features(const KvCacheConfig& config) {
                    [](uint16_t x) { return std::isfinite(bf16_to_f32(x)); })) {
     throw InvalidArgument("[kv_cache] coding.basis: expected finite numbers");
   }
-  if (config.rope.size() != static_cast<size_t>(config.num_layers)) {
-    throw Unsupported("[kv_cache] coding.features: the config does not say how keys are rotated");
-  }
+  require_rotations(config, "features");
 }
 
-FeatureTables::FeatureTables(const KvCacheConfig& config, int32_t num_places) {
+FeatureTables::FeatureTables(const KvCacheConfig& config, int32_t num_places)
+    : turns_(config, num_places) {
   for (size_t number = 0; number < static_cast<size_t>(config.num_layers); ++number) {
     ops::PageFeatures layer;
     layer.num_kv_heads = config.num_kv_heads;
     layer.head_dim = config.head_dim;
     layer.count = config.coding.features;
     layer.shared_layers = config.coding.shared_layers;
-    layer.num_places = num_places;
+    layer.turns = turns_.layer(number);
     set_basis(config, number, layer);
-    const KvRope& rope = config.rope[number];
-    const KvRope* before = number > 0 ? &config.rope[number - 1] : nullptr;
-    if (before != nullptr && before->inv_freq == rope.inv_freq &&
-        before->interleaved == rope.interleaved) {
-      const ops::PageFeatures& same = layers_.back();
-      layer.num_pairs = same.num_pairs;
-      layer.interleaved = same.interleaved;
-      layer.place_cos = same.place_cos;
-      layer.place_sin = same.place_sin;
-      layer.token_cos = same.token_cos;
-      layer.token_sin = same.token_sin;
-    } else {
-      set_angles(rope, layer);
-    }
     layers_.push_back(layer);
   }
 }
@@ -115,30 +87,6 @@ void FeatureTables::set_basis(const KvCacheConfig& config, size_t number,
   };
   take(0, layer.keys, layer.key_dims);
   take(1, layer.values, layer.value_dims);
-}
-
-void FeatureTables::set_angles(const KvRope& rope, ops::PageFeatures& layer) {
-  layer.num_pairs = static_cast<int32_t>(rope.inv_freq.size());
-  layer.interleaved = rope.interleaved;
-  Angles& angles = angles_.emplace_back();
-  for (int64_t place = 0; place < layer.num_places; ++place) {
-    for (const float frequency : rope.inv_freq) {
-      const Angle angle(place * kTokens, frequency);
-      angles.place_cos.push_back(angle.cos);
-      angles.place_sin.push_back(angle.sin);
-    }
-  }
-  for (const float frequency : rope.inv_freq) {
-    for (int64_t token = 0; token < kTokens; ++token) {
-      const Angle angle(token, frequency);
-      angles.token_cos.push_back(angle.cos);
-      angles.token_sin.push_back(angle.sin);
-    }
-  }
-  layer.place_cos = angles.place_cos.data();
-  layer.place_sin = angles.place_sin.data();
-  layer.token_cos = angles.token_cos.data();
-  layer.token_sin = angles.token_sin.data();
 }
 
 }  // namespace effinfer::kv

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "effinfer/kv_cache.h"
+#include "kv/key_turn_tables.h"
 #include "ops/page_features.h"
 
 namespace effinfer::kv {
@@ -23,16 +24,11 @@ class FeatureTables {
   const ops::PageFeatures& layer(size_t number) const { return layers_[number]; }
 
  private:
-  // Of a rotation; several layers may share them.
-  struct Angles {
-    std::vector<float> place_cos, place_sin, token_cos, token_sin;
-  };
   void set_basis(const KvCacheConfig& config, size_t number, ops::PageFeatures& layer);
-  void set_angles(const KvRope& rope, ops::PageFeatures& layer);
 
+  KeyTurnTables turns_;
   std::vector<ops::PageFeatures> layers_;
   std::deque<std::vector<float>> bases_;
-  std::deque<Angles> angles_;
 };
 
 }  // namespace effinfer::kv

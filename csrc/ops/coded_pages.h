@@ -37,12 +37,16 @@
 // numbers of which all of the above is made, in parts of at most 256 in place of heads, and behind
 // each part is a row of 64 bytes with the page's place in its sequence (int32), by which its keys
 // are turned.
+//
+// Or they hold numbers of vectors (ops/page_codebooks.h), a byte for 4 dimensions of a token: of a
+// head [D / 4][64 tokens] of keys, the same of values, and such a row of 64 bytes.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
 #include <limits>
 
+#include "ops/page_codebooks.h"
 #include "ops/page_features.h"
 
 namespace effinfer::ops {
@@ -56,8 +60,9 @@ struct CodedPages {
   int32_t head_dim = 0;      // or features of a part
   uint8_t* data = nullptr;
   int32_t rank = 0;
-  int32_t outliers = 0;                    // of keys, and as many of values
-  const PageFeatures* features = nullptr;  // null: numbers are keys and values
+  int32_t outliers = 0;                      // of keys, and as many of values
+  const PageFeatures* features = nullptr;    // null: numbers are keys and values
+  const PageCodebooks* codebooks = nullptr;  // null: codes are of ranges
 
   static constexpr int32_t kMostRank = 16;
   static constexpr int32_t kMostOutliers = 256;
@@ -77,7 +82,11 @@ struct CodedPages {
     const auto numbers = static_cast<size_t>(rank * (kTokens + head_dim) + 2 * outliers);
     return (sizeof(uint16_t) * numbers + kRow - 1) / kRow * kRow;
   }
-  size_t key_bytes() const {
+  size_t vector_bytes() const {
+    return static_cast<size_t>(kTokens * (head_dim / PageCodebooks::kDims));
+  }
+  [[gnu::always_inline]] size_t key_bytes() const {
+    if (codebooks != nullptr) return vector_bytes();
     return code_bytes(head_dim) + 2 * range_bytes(head_dim) + rest_bytes();
   }
   // Of the block of values that begins at a dimension.
@@ -87,23 +96,25 @@ struct CodedPages {
     return dims;
   }
   size_t block_bytes(int32_t dims) const { return code_bytes(dims) + 2 * range_bytes(kTokens); }
-  size_t value_bytes() const {
+  [[gnu::always_inline]] size_t value_bytes() const {
+    if (codebooks != nullptr) return vector_bytes();
     size_t bytes = rest_bytes();
     for (int32_t first = 0; first < head_dim; first += block_dims(first)) {
       bytes += block_bytes(block_dims(first));
     }
     return bytes;
   }
-  size_t head_bytes() const {
-    return key_bytes() + value_bytes() + (features != nullptr ? kRow : 0);
+  [[gnu::always_inline]] size_t head_bytes() const {
+    return key_bytes() + value_bytes() + (has_places() ? kRow : 0);
   }
   // Keys; the values are key_bytes() behind.
-  uint8_t* head(int32_t page, int64_t head) const {
+  [[gnu::always_inline]] uint8_t* head(int32_t page, int64_t head) const {
     const auto place = static_cast<size_t>(int64_t{page - first_page} * num_kv_heads + head);
     return data + place * head_bytes();
   }
-  // Of features.
-  int32_t* place(int32_t page, int64_t part) const {
+  // Whether keys are turned back by the place of their page.
+  bool has_places() const { return features != nullptr || codebooks != nullptr; }
+  [[gnu::always_inline]] int32_t* place(int32_t page, int64_t part) const {
     return reinterpret_cast<int32_t*>(head(page, part) + key_bytes() + value_bytes());
   }
 };

@@ -13,6 +13,8 @@
 
 #include <cstdint>
 
+#include "ops/key_turns.h"
+
 namespace effinfer::ops {
 
 // A layer's. Rows of `keys` and `values` are features, of key_dims and value_dims dimensions, head
@@ -27,15 +29,7 @@ struct PageFeatures {
   const float* key_dims = nullptr;    // [num_kv_heads * head_dim][count]
   const float* value_dims = nullptr;  // the same
 
-  // Angles of a page's first token, whose page of the sequence is below num_places, and of its
-  // tokens beside that. Pair i is dimensions (i, i + num_pairs), or (2 i, 2 i + 1).
-  int32_t num_pairs = 0;
-  bool interleaved = false;
-  int32_t num_places = 0;
-  const float* place_cos = nullptr;  // [num_places][num_pairs]
-  const float* place_sin = nullptr;
-  const float* token_cos = nullptr;  // [num_pairs][64]
-  const float* token_sin = nullptr;
+  KeyTurns turns = {};
 
   static constexpr int32_t kMostPart = 256;  // of features that are coded together
   int64_t dims() const { return int64_t{num_kv_heads} * head_dim; }

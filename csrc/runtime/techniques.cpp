@@ -87,6 +87,8 @@ void set_fact(TechniqueFacts& facts, std::string_view fact, const std::string& k
         static_cast<int32_t>(std::min<int64_t>(tokens(key, value), INT32_MAX));
   } else if (fact == "kv_basis") {
     facts.coding.basis = numbers(key, value);
+  } else if (fact == "kv_codebooks") {
+    facts.coding.codebooks = numbers(key, value);
   } else if (fact == "scores") {
     const std::string& whose = text(key, value);
     if (whose != "prompt" && whose != "output" && whose != "both") {
@@ -111,8 +113,8 @@ void set_fact(TechniqueFacts& facts, std::string_view fact, const std::string& k
   } else {
     fail(key,
          "chooses, min_tokens, chunk_tokens, kv_bits, kv_residual, kv_rank, kv_outliers, "
-         "kv_features, kv_shared_layers, kv_basis, scores, score_rows, noise, weights, planes, "
-         "key_chunks, lossless or exclusive");
+         "kv_features, kv_shared_layers, kv_basis, kv_codebooks, scores, score_rows, noise, "
+         "weights, planes, key_chunks, lossless or exclusive");
   }
 }
 

@@ -6,8 +6,8 @@
 #include <random>
 #include <vector>
 
-#include "coded_model.h"
 #include "core/backend.h"
+#include "expanded_model.h"
 #include "kv/feature_tables.h"
 
 using namespace effinfer;
@@ -15,17 +15,13 @@ using namespace effinfer::coded;
 
 namespace {
 
-constexpr double kHalfUnit = 0x1p-16 * 1.001;  // of a 16-bit integer, by the greatest
-constexpr double kFloat = 0x1p-24;
-
 struct Shape {
   DType dtype;
   int32_t bits;
   int32_t heads;
   int32_t dim;
   int32_t features;
-  int32_t pairs;  // of dimensions that are rotated
-  bool interleaved;
+  Turn turn;
   int32_t layers;  // that share them
 };
 
@@ -77,19 +73,6 @@ class FeaturePages {
     return which == 0 ? from.key(token, own) : from.value(token, own);
   }
 
-  // Rotates a head's key by its position, or back.
-  void turn(int32_t page, int64_t token, double sign, double* key) const {
-    for (int32_t i = 0; i < shape.pairs; ++i) {
-      double& x = key[shape.interleaved ? 2 * i : i];
-      double& y = key[shape.interleaved ? 2 * i + 1 : i + shape.pairs];
-      const double angle = sign * static_cast<double>(frequencies_[index(i)]) *
-                           static_cast<double>(place(page) * kPageSize + token);
-      const double turned = x * std::cos(angle) - y * std::sin(angle);
-      y = x * std::sin(angle) + y * std::cos(angle);
-      x = turned;
-    }
-  }
-
   static size_t index(int64_t i) { return static_cast<size_t>(i); }
 
  private:
@@ -109,17 +92,12 @@ class FeaturePages {
     config.coding.features = shape.features;
     config.coding.shared_layers = shape.layers;
     config.coding.basis = bits;
-    KvRope rope;
-    rope.interleaved = shape.interleaved;
-    for (int i = 0; i < shape.pairs; ++i) rope.inv_freq.push_back(std::pow(0.3f, i));
-    config.rope.assign(index(shape.layers), rope);
-    frequencies_ = rope.inv_freq;
+    config.rope.assign(index(shape.layers), shape.turn.rope());
     kv::check_features(config);
     tables_ = std::make_unique<kv::FeatureTables>(config, 100);
   }
 
   std::vector<double> basis_;
-  std::vector<float> frequencies_;
   std::unique_ptr<kv::FeatureTables> tables_;
 };
 
@@ -138,7 +116,8 @@ void check_codes(const FeaturePages& all, const Variant<EncodePagesProblem>& var
             numbers[0].push_back(layer.key(page, head, t, d));
             numbers[1].push_back(layer.value(page, head, t, d));
           }
-          all.turn(page, t, -1.0, numbers[0].data() + numbers[0].size() - shape.dim);
+          shape.turn.apply(FeaturePages::place(page) * kPageSize + t, -1.0,
+                           numbers[0].data() + numbers[0].size() - shape.dim);
         }
       }
       for (int which = 0; which < 2; ++which) {
@@ -162,19 +141,9 @@ void check_codes(const FeaturePages& all, const Variant<EncodePagesProblem>& var
   if (worst > 1.0) check::fail(variant.name.c_str(), worst, "features are too far away");
 }
 
-// What rows read of a page in double precision, and by how much what is got may differ.
-struct Expanded {
-  struct Number {
-    double value;
-    double off;  // of keys; of values the magnitudes that they are sums of
-  };
-  std::vector<Number> keys, values;  // [page][token][head * dim]
-};
-
 Expanded expand(const FeaturePages& all, int64_t layer) {
   const Shape& shape = all.shape;
   const double most_code = (1 << shape.bits) - 1;
-  const double narrow = shape.dtype == DType::bf16 ? 0x1p-9 : 0.0;
   Expanded made;
   for (int32_t page = 0; page < FeaturePages::kPages; ++page) {
     for (int64_t t = 0; t < kPageSize; ++t) {
@@ -199,90 +168,18 @@ Expanded expand(const FeaturePages& all, int64_t layer) {
       }
       for (int64_t head = 0; head < shape.heads; ++head) {
         Expanded::Number* own = &made.keys[first + FeaturePages::index(head * shape.dim)];
-        std::vector<double> turned, off;
-        for (int64_t d = 0; d < shape.dim; ++d) turned.push_back(own[d].value);
-        all.turn(page, t, 1.0, turned.data());
-        // A turned number has at most both errors of its pair.
-        for (int64_t d = 0; d < shape.dim; ++d) {
-          const int64_t pairs = shape.pairs;
-          const int64_t other = d >= 2 * pairs      ? d
-                                : shape.interleaved ? (d ^ 1)
-                                : d < pairs         ? d + pairs
-                                                    : d - pairs;
-          const double before = std::abs(own[d].value) + std::abs(own[other].value);
-          off.push_back(own[d].off + own[other].off + 8 * kFloat * before +
-                        narrow * std::abs(turned[FeaturePages::index(d)]));
-        }
-        for (int64_t d = 0; d < shape.dim; ++d) {
-          own[d] = {turned[FeaturePages::index(d)], off[FeaturePages::index(d)]};
-        }
+        turn_key(shape.turn, FeaturePages::place(page) * kPageSize + t, shape.dtype == DType::bf16,
+                 shape.dim, own);
       }
     }
   }
   return made;
 }
 
-// A row of a sequence beside double precision: the greatest error by what it may be.
-double worst_of_row(const FeaturePages& all, const BothKinds& pages, const Expanded& coded,
-                    const Batch& batch, const Call& call, size_t s, int32_t row, const float* got) {
-  const Shape& shape = all.shape;
-  const int64_t dims = all.dims();
-  const bool narrow = call.problem.arithmetic == Arithmetic::bf16;
-  const double rounding = (narrow ? 0x1p-8 : 0.0) + 64 * kFloat;
-  const int64_t end = batch.kv_len[s] - (batch.qo_indptr[s + 1] - row) + 1;
-  const int64_t group = call.problem.num_qo_heads / shape.heads;
-  const auto number = [&](int64_t t, int64_t head, int64_t d, bool key) {
-    const int32_t page = batch.kv_indices[FeaturePages::index(batch.kv_indptr[s] + t / kPageSize)];
-    if (page >= FeaturePages::kPages) {
-      const int64_t token = (page - FeaturePages::kPages) * kPageSize + t % kPageSize;
-      return (key ? coded.keys
-                  : coded.values)[FeaturePages::index(token * dims + head * shape.dim + d)];
-    }
-    const double x =
-        key ? pages.key(page, head, t % kPageSize, d) : pages.value(page, head, t % kPageSize, d);
-    return Expanded::Number{x, key ? 0.0 : std::abs(x)};
-  };
-  double worst = 0;
-  for (int64_t q_head = 0; q_head < call.problem.num_qo_heads; ++q_head) {
-    const int64_t head = q_head / group;
-    const float* q =
-        &call.q[FeaturePages::index(row * call.problem.out_stride + q_head * shape.dim)];
-    std::vector<double> weights;
-    double off = 0;
-    for (int64_t t = 0; t < end; ++t) {
-      double logit = 0, error = 0;
-      for (int64_t d = 0; d < shape.dim; ++d) {
-        const Expanded::Number key = number(t, head, d, true);
-        logit += q[d] * key.value;
-        error += std::abs(q[d]) * (key.off + std::abs(key.value) * rounding);
-      }
-      weights.push_back(logit * call.problem.sm_scale);
-      off = std::max(off, error * call.problem.sm_scale);
-    }
-    const double highest = *std::max_element(weights.begin(), weights.end());
-    double total = 0;
-    for (double& weight : weights) total += weight = std::exp(weight - highest);
-    const double weights_off = std::expm1(2 * off) + rounding;
-    for (int64_t d = 0; d < shape.dim; ++d) {
-      double value = 0, bound = 1e-6;
-      for (int64_t t = 0; t < end; ++t) {
-        const Expanded::Number own = number(t, head, d, false);
-        const double weight = weights[FeaturePages::index(t)] / total;
-        value += weight * own.value;
-        // Weights times steps are 16-bit integers of the greatest of a page: of each of 64 tokens
-        // half of one.
-        bound += weight * (std::abs(own.value) * weights_off + own.off * kPageSize * kHalfUnit);
-      }
-      worst = std::max(worst, std::abs(got[q_head * shape.dim + d] - value) / bound);
-    }
-  }
-  return worst;
-}
-
 const Shape kShapes[] = {
-    {DType::bf16, 4, 2, 64, 96, 32, false, 1},   {DType::f32, 4, 3, 16, 32, 8, true, 2},
-    {DType::bf16, 2, 3, 64, 128, 32, true, 1},   {DType::f32, 2, 5, 80, 288, 20, false, 1},
-    {DType::bf16, 4, 1, 256, 64, 128, false, 1}, {DType::f32, 4, 2, 48, 96, 0, false, 3},
+    {DType::bf16, 4, 2, 64, 96, {32, false}, 1},   {DType::f32, 4, 3, 16, 32, {8, true}, 2},
+    {DType::bf16, 2, 3, 64, 128, {32, true}, 1},   {DType::f32, 2, 5, 80, 288, {20, false}, 1},
+    {DType::bf16, 4, 1, 256, 64, {128, false}, 1}, {DType::f32, 4, 2, 48, 96, {0, false}, 3},
 };
 
 }  // namespace
@@ -316,7 +213,7 @@ static void check_attention(const FeaturePages& all, size_t layer, ThreadPool& p
       for (size_t s = 0; s < batch.kv_len.size(); ++s) {
         for (const int32_t row : {batch.qo_indptr[s], batch.qo_indptr[s + 1] - 1}) {
           const float* first = got.data() + row * call.problem.out_stride;
-          const double worst = worst_of_row(all, pages, coded, batch, call, s, row, first);
+          const double worst = worst_of_row(pages, coded, batch, call, s, row, first);
           if (worst > 1.0) check::fail(variant.name.c_str(), worst, "a row is too far away");
         }
       }

@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 
 from effinfer import LLM, SamplingParams
-from effinfer.techniques import CSKV, GEAR, KIVI, SuffixDecoding, hook
+from effinfer.techniques import CSKV, GEAR, KIVI, CommVQ, SuffixDecoding, hook
 from effinfer.techniques.technique import Meta, Technique
 from tests.reference import tiny
-from tests.techniques.contract_cases import random_basis
+from tests.techniques.contract_cases import random_basis, random_codebooks
 from tests.techniques.contract_model import long_model
 
 
@@ -42,6 +42,8 @@ def random_encoding(seed: int, random: np.random.Generator) -> Technique:
         return KIVI(bits=bits, residual=residual)
     if seed == 3:
         return CSKV(features=16, bits=bits, residual=residual, basis=random_basis(16, 32))
+    if seed == 4:
+        return CommVQ(residual=residual, codebooks=random_codebooks())
     rank, outliers = (int(random.integers(most)) for most in (4, 30))
     return GEAR(bits=bits, residual=residual, rank=rank, outliers=outliers)
 
@@ -124,7 +126,7 @@ class Shared:
 
 
 @pytest.mark.parametrize("at_once", [True, False])
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", range(5))
 def test_random_requests_have_the_texts_that_they_have_alone(tmp_path_factory, seed, at_once):
     random = np.random.default_rng(seed + (0 if at_once else 100))
     path = long_model(tmp_path_factory)

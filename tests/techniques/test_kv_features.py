@@ -2,7 +2,6 @@
 refused."""
 
 from dataclasses import replace
-from pydoc_data import topics
 
 import numpy as np
 import pytest
@@ -15,13 +14,7 @@ from tests.model_files import smollm2_path
 from tests.reference import tiny
 from tests.techniques.contract_cases import random_basis
 from tests.techniques.contract_model import long_model
-
-PAGE = 64
-NAMES = sorted(topics.topics)
-
-
-def text_of(names: list[str]) -> str:
-    return "\n".join(topics.topics[name] for name in names)
+from tests.techniques.fed_text import NAMES, PAGE, page_share, perplexity, text_of
 
 
 @pytest.fixture(scope="module")
@@ -36,29 +29,6 @@ def tokens(llm) -> list[int]:
 
 # By a text that is not the one of the tests.
 OTHER = text_of(NAMES[40:50])
-
-
-def perplexity(techniques: list[CSKV], tokens: list[int], first: int) -> float:
-    """Of tokens that are fed one by one."""
-    llm = LLM(smollm2_path(), techniques=techniques, threads=2)
-    logits = np.asarray(llm.engine.logits(tokens, phase="decode")).astype(np.float64)[
-        first - 1 : -1
-    ]
-    logits -= logits.max(-1, keepdims=True)
-    chosen = np.take_along_axis(logits, np.array(tokens[first:])[:, None], 1)[:, 0]
-    return float(np.exp(np.mean(np.log(np.exp(logits).sum(-1)) - chosen)))
-
-
-def page_share(technique: CSKV) -> float:
-    """Bytes of encoded pages by those of 16 bits, and at most one in 16 bits."""
-    llm = LLM(smollm2_path(), techniques=[technique], threads=2, prefix_cache=False)
-    llm.engine.add([7] * (4 * PAGE), SamplingParams(max_tokens=3, ignore_eos=True).to_core())
-    used = []
-    while llm.engine.has_work():
-        llm.engine.step()
-        used.append(llm.engine.kv_cache.used_bytes)
-    page: float = used[0] / 4  # before the prompt's are encoded
-    return (used[1] - page) / (4 * page)
 
 
 def test_a_fifth_of_the_bytes_costs_five_percent_at_most(llm, tokens):

@@ -39,7 +39,7 @@ for device in ("cuda", "cpu+cuda"):
         with effinfer.LLM(path, techniques=[technique], **options) as llm:
             found["answers"].setdefault(name, []).append(answer(llm))
             found["explain"][name] = llm.explain()
-for name in ("kivi", "gear", "cskv", "xkv", "chelsea", "subgen", "zero_tuning"):
+for name in ("kivi", "gear", "cskv", "xkv", "comm_vq", "chelsea", "subgen", "zero_tuning"):
     try:
         with effinfer.LLM(path, device="cuda", techniques=[name]) as llm:
             answer(llm)
@@ -95,8 +95,10 @@ def test_a_gpu_chooses_pages_itself(found: dict[str, Any]):
 
 def test_what_a_gpu_has_not_is_refused_by_name(found: dict[str, Any]):
     refused = found["refused"]
-    assert list(refused) == ["kivi", "gear", "cskv", "xkv", "chelsea", "subgen", "zero_tuning"]
-    for name in ("kivi", "gear", "cskv", "xkv"):
+    encoding = ["kivi", "gear", "cskv", "xkv", "comm_vq"]
+    weighing = ["chelsea", "subgen", "zero_tuning"]
+    assert list(refused) == encoding + weighing
+    for name in encoding:
         assert "coding" in refused[name]
-    for name in ("chelsea", "subgen", "zero_tuning"):
+    for name in weighing:
         assert "keys have no weights" in refused[name]

@@ -6,6 +6,7 @@
 #include <cstdint>
 
 #include "cpu/vectors/coded_page.h"
+#include "cpu/vectors/expanded_page.h"
 #include "cpu/vectors/kv.h"
 #include "cpu/vectors/page_turn.h"
 
@@ -38,10 +39,8 @@ class FeaturePage {
           (V::load(keys + i) + V::load(more + i)).store(keys + i);
         }
       }
-      turn_keys<V, false>(features_, *coded_.place(page_, 0), keys);
-      for (int64_t t = 0; t < kUnit; t += 16) {
-        for (int64_t d = 0; d < dim; d += Kv::P, to += 16) store_line(keys + d * kUnit + t, to);
-      }
+      turn_keys<V, false>(features_.turns, *coded_.place(page_, 0), keys);
+      store_keys<Kv>(keys, dim, to);
     }
   }
 
@@ -79,19 +78,6 @@ class FeaturePage {
     ops::CodedPages own = coded_;
     own.data += static_cast<size_t>(part) * coded_.head_bytes();
     return own;
-  }
-
-  // A line of 16 tokens.
-  static void store_line(const float* dims, uint32_t* to) {
-    if constexpr (Kv::P == 1) {
-      V::load(dims).store(reinterpret_cast<float*>(to));
-    } else {
-      Bf16 even[16];
-      Bf16 odd[16];
-      V::load(dims).store(even);
-      V::load(dims + kUnit).store(odd);
-      for (int i = 0; i < 16; ++i) to[i] = even[i].bits | uint32_t{odd[i].bits} << 16;
-    }
   }
 
   // Adds what these features, from `first` on, stand for in the head's values.

@@ -1,13 +1,15 @@
 // The engine's pages as a source of units: a page as it lies, or, where a list visits few tokens of
 // pages that all rows have behind them, tokens of several pages taken together as one. A coded page
 // (ops/coded_pages.h) is multiplied as it is, whole: what rows do not see of it has no weight. The
-// keys of one of features are expanded to where gathered ones would be.
+// keys of one of features, and all of one of vectors' numbers, are expanded to where gathered ones
+// would be.
 #pragma once
 
 #include <cstdint>
 #include <optional>
 
 #include "cpu/vectors/attention_math.h"
+#include "cpu/vectors/codebook_page.h"
 #include "cpu/vectors/coded_page.h"
 #include "cpu/vectors/feature_page.h"
 #include "cpu/vectors/key_unit.h"
@@ -195,8 +197,19 @@ class KeyPages {
       ahead_ = 0;
       return;
     }
+    if (coded.codebooks != nullptr) return expand(CodebookPage<Kv>(coded, page, task_.kv_head));
     const int64_t ahead = coded.holds(next) ? coded.head(next, 0) - coded.head(page, 0) : 0;
     coded_.emplace(coded, page, ahead);
+  }
+
+  void expand(const CodebookPage<Kv>& page) {
+    if constexpr (P <= 2) {
+      page.expand_keys(k_);
+      if (task_.v.data != nullptr) page.expand_values(v_);
+    }
+    lines_k_ = reinterpret_cast<const uint8_t*>(k_);
+    lines_v_ = reinterpret_cast<const uint8_t*>(v_);
+    ahead_ = 0;
   }
 
   // The tokens taken together, as a page of their own.

@@ -54,6 +54,11 @@ struct KvCoding {
   int32_t features = 0;
   int32_t shared_layers = 1;
   std::shared_ptr<const std::vector<uint16_t>> basis = nullptr;
+  // In place of ranges, 2 bits are numbers of vectors of 4 dimensions (CommVQ, Li et al.,
+  // arXiv:2506.18879): bfloat16 [encoded layers][keys, values][num_kv_heads][head_dim / 4][256][4],
+  // keys as they were before their rotation, those of vector g pairs 2 g and 2 g + 1 that it turns,
+  // and behind all pairs neighbours.
+  std::shared_ptr<const std::vector<uint16_t>> codebooks = nullptr;
 };
 
 struct KvCacheConfig {

@@ -12,6 +12,7 @@
 //   meta technique.cskv.kv_features = 128              of features in a basis, four bfloat16 in
 //   meta technique.cskv.kv_basis = [...]               each integer
 //   meta technique.xkv.kv_shared_layers = 3            features that so many layers share
+//   meta technique.comm_vq.kv_codebooks = [...]        numbers of vectors in codebooks, packed so
 //   meta technique.snapkv.scores = "prompt"            whose rows attention_mass nodes add to the
 //                                                      plane of this name: "prompt", "output",
 //                                                      "both"

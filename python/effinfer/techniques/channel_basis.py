@@ -3,12 +3,11 @@ that encoded pages may keep."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from effinfer import _core
-from effinfer.techniques.graph_steps import GraphSteps
-from effinfer.techniques.rewrite import prune
+from effinfer.techniques.kv_rows import keys_and_values
 
 if TYPE_CHECKING:
     import numpy as np
@@ -17,9 +16,6 @@ if TYPE_CHECKING:
     from effinfer.checkpoints.model_files import ModelFiles
     from effinfer.techniques.key_channels import Floats
 
-LEAST_TOKENS = 256
-MOST_TOKENS = 2048
-_STEP = 512
 # The first token's keys and values are unlike all others, and every row attends to it.
 _FIRST = 30.0
 
@@ -33,11 +29,7 @@ def fit_bases(
     a text that is too short, or more features than dimensions."""
     import numpy as np
 
-    if len(ids) < LEAST_TOKENS:
-        raise _core.InvalidArgumentError(
-            f"[calibrate] text: expected at least {LEAST_TOKENS} tokens, got {len(ids)}"
-        )
-    numbers = list(_keys_and_values(files, ids[:MOST_TOKENS]))
+    numbers = list(keys_and_values(files, ids))
     found: list[npt.NDArray[np.float64]] = [np.empty(0)] * len(numbers)
     for first in range(0, len(numbers), 2 * shared_layers):
         for kind in range(2):
@@ -76,39 +68,3 @@ def pack(bases: npt.NDArray[np.floating]) -> tuple[int, ...]:
     bits = np.ascontiguousarray(bases, "<f4").view("<u4").ravel()
     rounded = (bits + 0x7FFF + (bits >> 16 & 1)) >> 16
     return tuple(rounded.astype("<u2").view("<i8").tolist())
-
-
-def _keys_and_values(files: ModelFiles, ids: Sequence[int]) -> Iterator[Floats]:
-    """Of layers that are encoded, keys, then values: [tokens, dimensions of all heads]."""
-    import numpy as np
-
-    made = {node["outputs"][0]: node for node in files.graph.nodes}
-    names: dict[str, str] = {}
-    for append in _encoded(files.graph):
-        key, value = append["inputs"][:2]
-        rotation = made[key]
-        if rotation["op"] == "rope":
-            key = rotation["inputs"][0]
-        layer = append["attributes"]["layer"]
-        names |= {key: f"calibrate.k.{layer}", value: f"calibrate.v.{layer}"}
-    steps = GraphSteps.of(files, prune(files.graph, names), len(ids))
-    text = steps.begin()
-    read: dict[str, list[Floats]] = {name: [] for name in names.values()}
-    for first in range(0, len(ids), _STEP):
-        steps.feed(text, ids[first:][:_STEP])
-        for name, parts in read.items():
-            parts.append(np.array(steps.executable.output(name)))
-    for parts in read.values():
-        yield np.concatenate(parts).reshape(len(ids), -1)
-
-
-def _encoded(graph: _core.Graph) -> list[dict[str, Any]]:
-    """The nodes that append keys of layers without a window: where all have one, of all layers."""
-    windows = {
-        node["attributes"]["layer"]: node["attributes"]["window_left"]
-        for node in graph.nodes
-        if node["op"] == "attention"
-    }
-    appends = [node for node in graph.nodes if node["op"] == "kv_append"]
-    full = [node for node in appends if windows[node["attributes"]["layer"]] < 0]
-    return full or appends

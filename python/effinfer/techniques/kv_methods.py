@@ -3,6 +3,7 @@ how many bits."""
 
 from effinfer.techniques.act_qkv import ActQKV
 from effinfer.techniques.chelsea import Chelsea
+from effinfer.techniques.comm_vq import CommVQ
 from effinfer.techniques.cskv import CSKV
 from effinfer.techniques.double_sparsity import DoubleSparsity
 from effinfer.techniques.gear import GEAR
@@ -37,6 +38,7 @@ __all__ = [
     "XKV",
     "ActQKV",
     "Chelsea",
+    "CommVQ",
     "DoubleSparsity",
     "InfLLMV2",
     "KVCompose",
@@ -59,6 +61,7 @@ __all__ = [
 KV_METHODS = (
     ActQKV,
     Chelsea,
+    CommVQ,
     CSKV,
     DoubleSparsity,
     GEAR,

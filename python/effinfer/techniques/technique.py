@@ -132,8 +132,9 @@ class Technique:
         chunk_tokens: where steps of a prompt end, where what is kept or visited depends on it;
         kv_bits, kv_residual: in how many bits pages behind so many newest tokens are kept;
         kv_rank, kv_outliers: with how much of what these lack; kv_features, kv_basis: of features
-        in which basis, which kv_shared_layers have in common; key_chunks: the chunks of keys that
-        the graph's nodes know are of its requests alone."""
+        in which basis, which kv_shared_layers have in common; kv_codebooks: as numbers of vectors
+        in these; key_chunks: the chunks of keys that the graph's nodes know are of its requests
+        alone."""
         return {}
 
     def to_json(self) -> str:

@@ -1,0 +1,38 @@
+"""What methods that encode keys and values cost: perplexity of a text that is fed token by token to
+SmolLM2, and bytes."""
+
+from pydoc_data import topics
+
+import numpy as np
+
+from effinfer import LLM, SamplingParams
+from effinfer.techniques import Technique
+from tests.model_files import smollm2_path
+
+PAGE = 64
+NAMES = sorted(topics.topics)
+
+
+def text_of(names: list[str]) -> str:
+    return "\n".join(topics.topics[name] for name in names)
+
+
+def perplexity(techniques: list[Technique], tokens: list[int], first: int) -> float:
+    """Of tokens that are fed one by one."""
+    llm = LLM(smollm2_path(), techniques=techniques, threads=2)
+    logits = np.asarray(llm.engine.logits(tokens, phase="decode"))[first - 1 : -1].astype(float)
+    logits -= logits.max(-1, keepdims=True)
+    chosen = np.take_along_axis(logits, np.array(tokens[first:])[:, None], 1)[:, 0]
+    return float(np.exp(np.mean(np.log(np.exp(logits).sum(-1)) - chosen)))
+
+
+def page_share(technique: Technique) -> float:
+    """Bytes of encoded pages by those of 16 bits, and at most one in 16 bits."""
+    llm = LLM(smollm2_path(), techniques=[technique], threads=2, prefix_cache=False)
+    llm.engine.add([7] * (4 * PAGE), SamplingParams(max_tokens=3, ignore_eos=True).to_core())
+    used = []
+    while llm.engine.has_work():
+        llm.engine.step()
+        used.append(llm.engine.kv_cache.used_bytes)
+    page: float = used[0] / 4  # before the prompt's are encoded
+    return (used[1] - page) / (4 * page)
