@@ -56,7 +56,7 @@ def random_codebooks() -> tuple[int, ...]:
 CASES: dict[str, Technique] = {
     "act_qkv": ActQKV(budget=320, min_tokens=0, skip_layers=0, spread=(3.0, 1.0, 2.0)),
     "chelsea": Chelsea(budget=150, sinks=2, recent=20, stride=30, chunk=16, chunk_tokens=128),
-    "comm_vq": CommVQ(residual=50, codebooks=random_codebooks()),
+    "comm_vq": CommVQ(residual=100, codebooks=random_codebooks()),
     "cskv": CSKV(features=16, residual=50, basis=random_basis(16, 32)),
     "double_sparsity": DoubleSparsity(
         budget=200, min_tokens=0, skip_layers=0, channels=2, labels=(0, 1, 6, 7) * 3
