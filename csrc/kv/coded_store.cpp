@@ -54,29 +54,29 @@ ops::CodedPages layer_of(const KvCacheConfig& config, const ops::PageFeatures& f
           config.coding.codebooks ? &codebooks : nullptr};
 }
 
-size_t num_stored_layers(const KvCacheConfig& config) {
-  const int32_t shared = std::max(config.coding.shared_layers, 1);
-  return static_cast<size_t>((config.num_layers + shared - 1) / shared);
+size_t num_stored_layers(const KvCacheConfig& config, int64_t num_layers) {
+  const int64_t shared = std::max(config.coding.shared_layers, 1);
+  return static_cast<size_t>((num_layers + shared - 1) / shared);
 }
 
 }  // namespace
 
-int32_t num_coded_pages(const KvCacheConfig& config, size_t pool_bytes) {
+int32_t num_coded_pages(const KvCacheConfig& config, int64_t num_layers, size_t pool_bytes) {
   const ops::PageFeatures features = {.count = config.coding.features};
   const ops::PageCodebooks codebooks;
   const ops::CodedPages layer = layer_of(config, features, codebooks);
-  const size_t page =
-      num_stored_layers(config) * static_cast<size_t>(layer.num_kv_heads) * layer.head_bytes();
+  const size_t page = num_stored_layers(config, num_layers) *
+                      static_cast<size_t>(layer.num_kv_heads) * layer.head_bytes();
   const auto most = static_cast<size_t>(std::numeric_limits<int32_t>::max() - config.num_pages);
   return static_cast<int32_t>(std::min(pool_bytes / page, most));
 }
 
 CodedStore::CodedStore(const KvCacheConfig& config, size_t pool_bytes) {
   check_config(config);
-  num_layers_ = num_stored_layers(config);
+  num_layers_ = num_stored_layers(config, config.num_layers);
   shared_layers_ = static_cast<size_t>(config.coding.shared_layers);
   num_pages_ = config.num_pages;
-  num_coded_ = num_coded_pages(config, pool_bytes);
+  num_coded_ = num_coded_pages(config, config.num_layers, pool_bytes);
   if (config.coding.features > 0) {
     features_ = std::make_unique<FeatureTables>(config, num_pages_ + num_coded_);
   }

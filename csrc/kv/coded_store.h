@@ -15,9 +15,9 @@
 
 namespace effinfer::kv {
 
-// How many coded pages take the memory of `pool_bytes`. Their ids follow those of the pool, and are
-// int32.
-int32_t num_coded_pages(const KvCacheConfig& config, size_t pool_bytes);
+// How many coded pages of so many layers take the memory of `pool_bytes`. Their ids follow those of
+// the pool, and are int32.
+int32_t num_coded_pages(const KvCacheConfig& config, int64_t num_layers, size_t pool_bytes);
 
 class CodedStore {
  public:

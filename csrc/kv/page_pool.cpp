@@ -61,7 +61,12 @@ size_t page_bytes(const KvCacheConfig& config) {
 int64_t num_page_ids(const KvCacheConfig& config) {
   const int64_t written = config.num_pages;
   if (config.coding.bits == 0) return written;
-  return written + num_coded_pages(config, static_cast<size_t>(written) * page_bytes(config));
+  // Pages of layers with a window are not encoded.
+  const size_t layers = config.groups.empty() ? static_cast<size_t>(config.num_layers)
+                                              : config.groups[0].layers.size();
+  const size_t page = page_bytes(config) / static_cast<size_t>(config.num_layers) * layers;
+  return written +
+         num_coded_pages(config, static_cast<int64_t>(layers), static_cast<size_t>(written) * page);
 }
 
 PagePool::PagePool(const KvCacheConfig& config) : config_(config) {

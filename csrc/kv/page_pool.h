@@ -79,7 +79,7 @@ class PagePool {
   void merge(std::span<const int32_t> pages, HeadPlace head, const KvMerge& merge);
   // Puts coded pages in the place of these, whose holder does not need them any more, and gives
   // the memory of free pages back to the system. The first is page `place` of its sequence.
-  void encode(std::span<int32_t> pages, ThreadPool& pool, size_t place = 0);
+  void encode(std::span<int32_t> pages, ThreadPool& pool, size_t place);
   // Its numbers change: what was made of it is not its coded form any more.
   void forget_coding(int32_t page) {
     if (coded_) coded_->unlink(page);

@@ -2,13 +2,16 @@
 // attention over them, beside attention in double precision over what their codes stand for.
 #include <algorithm>
 #include <cmath>
+#include <limits>
 #include <memory>
 #include <random>
 #include <vector>
 
 #include "core/backend.h"
 #include "expanded_model.h"
+#include "kv/coded_store.h"
 #include "kv/feature_tables.h"
+#include "kv/page_pool.h"
 
 using namespace effinfer;
 using namespace effinfer::coded;
@@ -230,6 +233,28 @@ TEST("attention over pages of features is that of what these stand for") {
     FeaturePages all(shape, random);
     all.encode(table<EncodePagesProblem>().variants().front(), pool);
     for (size_t i = 0; i < all.layers.size(); ++i) check_attention(all, i, pool, random);
+  }
+}
+
+TEST("a batch may name the pages that layers without a window have, however many share features") {
+  for (const int32_t shared : {1, 3, 4, 5, std::numeric_limits<int32_t>::max()}) {
+    KvCacheConfig config;
+    config.num_layers = 4;
+    config.num_kv_heads = 1;
+    config.head_dim = 64;
+    config.num_pages = 100;
+    config.coding.bits = 4;
+    config.coding.features = 32;
+    config.coding.shared_layers = shared;
+    config.coding.basis = std::make_shared<std::vector<uint16_t>>(4 * 2 * 32 * 64);
+    config.rope.resize(4);
+    const size_t bytes = static_cast<size_t>(config.num_pages) * kv::page_bytes(config);
+    const kv::CodedStore store(config, bytes);
+    CHECK(store.num_coded() > config.num_pages);
+    KvCacheConfig whole = config;
+    whole.num_layers = 26;
+    whole.groups = {{{5, 11, 17, 23}}, {{}, 512}};
+    CHECK(kv::num_page_ids(whole) == config.num_pages + store.num_coded());
   }
 }
 
