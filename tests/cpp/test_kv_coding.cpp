@@ -164,7 +164,7 @@ TEST("what encoding frees goes back to the system") {
   const std::vector<std::byte> numbers(pool.page_bytes(), std::byte{0x3c});
   for (int32_t& page : pages) pool.write_page(page = pool.allocate(), numbers.data());
   CHECK(resident() - before > 190 * pool.page_bytes());
-  pool.encode(pages, threads);
+  pool.encode(pages, threads, 0);
   // 28 % of them, a page that stays for the next tokens, and what else the process takes.
   CHECK(resident() - before <
         201 * pool.coded_page_bytes() + pool.page_bytes() + (size_t{16} << 20));

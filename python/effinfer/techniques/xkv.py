@@ -30,16 +30,10 @@ class XKV(CSKV):
     theirs, and UnsupportedError on GPUs, and with a kv_dtype other than "bf16" and "f32".
     """
 
-    META: ClassVar[Meta] = Meta(
+    META: ClassVar[Meta] = replace(
+        CSKV.META,
         paper="xKV: Cross-Layer SVD for KV-Cache Compression",
         arxiv="2503.18893",
-        family="kv.formats",
-        primitives=("encoded pages",),
-        effect="approximate",
-        needs=("attention",),
-        # Slots of encoded pages are neither dropped nor looked at to choose some.
-        exclusive=("kv.format", "kv.resident", "decode.visits"),
-        dense_limit={"residual": 1 << 30},
         differs="directions are found once a model on a text, not for each prompt; features are in "
         "KIVI's codes; the newest tokens stay as they are; tokens are not chosen before their keys "
         "are expanded",
