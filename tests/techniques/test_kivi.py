@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import effinfer
-from effinfer import LLM, SamplingParams, _core
+from effinfer import LLM, SamplingParams, Speculation, _core
 from effinfer.techniques import KIVI, SuffixDecoding
 from tests.model_files import smollm2_path
 from tests.reference import tiny
@@ -61,7 +61,8 @@ def test_drafts_change_no_text(path):
     technique = KIVI(bits=2, residual=20)
     plain = LLM(path, techniques=[technique], threads=1)
     expected = [plain.generate([p], greedy(150))[0].token_ids for p in prompts]
-    drafted = LLM(path, techniques=[technique], threads=1, speculation=SuffixDecoding())
+    speculation = Speculation([SuffixDecoding()], controller=8)
+    drafted = LLM(path, techniques=[technique], threads=1, speculation=speculation)
     outputs = drafted.generate(prompts, greedy(150))
     assert [output.token_ids for output in outputs] == expected
     assert sum(output.metrics.speculation.accepted for output in outputs) > 0

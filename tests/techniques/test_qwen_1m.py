@@ -117,7 +117,7 @@ def test_drafts_across_the_ends_of_chunks_change_no_text(path):
     prompts = [some_tokens(40) * 6 + some_tokens(first) for first in (2, 9, 15)]
     params = SamplingParams(temperature=0.0, max_tokens=80, ignore_eos=True)
     expected = [output.token_ids for output in load(path, METHOD).generate(prompts, params)]
-    llm = load(path, METHOD, speculation=Speculation([SuffixDecoding()]))
+    llm = load(path, METHOD, speculation=Speculation([SuffixDecoding()], controller=8))
     outputs = llm.generate(prompts, params)
     assert [output.token_ids for output in outputs] == expected
     assert sum(output.metrics.speculation.accepted for output in outputs) > 0

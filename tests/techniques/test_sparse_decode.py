@@ -185,7 +185,7 @@ def test_drafts_change_no_text(plain, drafter):
     ]
     alone = load(method)
     expected = [alone.generate([p], q)[0].token_ids for p, q in zip(prompts, params, strict=True)]
-    drafting = load(method, speculation=Speculation([drafter]))
+    drafting = load(method, speculation=Speculation([drafter], controller=8))
     outputs = drafting.generate(prompts, params)
     assert [output.token_ids for output in outputs] == expected
     assert sum(output.metrics.speculation.accepted for output in outputs) > 0
