@@ -7,15 +7,13 @@
 namespace effinfer::compiler {
 namespace {
 
-constexpr int64_t kMostGroup = 64;  // query heads of a KV head, of a tile of the sums
-
 bool shares_products(const Node& mass, const Node& attention) {
-  const int64_t group = attention.get_int("heads") / attention.get_int("kv_heads");
   return attention.op == "attention" && !graph::attention_inputs(attention).visits &&
          attention.inputs[0] == mass.inputs[0] &&
          attention.get_int("layer") == mass.get_int("layer") &&
-         attention.get_int("window_left") < 0 && group <= kMostGroup &&
+         attention.get_int("window_left") < 0 &&
          attention.get_float("sm_scale") == mass.get_float("sm_scale") &&
+         attention.get_float("logits_soft_cap") == 0.0 && attention.get_string("weights").empty() &&
          mass.get_float("noise") == 0.0;
 }
 
@@ -32,12 +30,11 @@ const Node* mass_in_attention(const Graph& graph, const Node& attention) {
 }
 
 int64_t kept_heads(const Graph& graph, Phase phase, Device device) {
-  if (device.kind != DeviceKind::cpu) return 0;
+  // Rows of prompts are summed in tiles, alone or not.
+  if (device.kind != DeviceKind::cpu || phase == Phase::prefill) return 0;
   int64_t heads = 0;
   for (const Node& mass : graph.nodes) {
     if (mass.op != "attention_mass") continue;
-    // Tiles of prompts in bfloat16 keep no scores.
-    if (phase == Phase::prefill && mass.has(graph::kPrefillProductsKey)) return 0;
     const bool made = std::ranges::any_of(graph.nodes, [&](const Node& node) {
       return node.op == "attention" && mass_in_attention(graph, node) == &mass;
     });

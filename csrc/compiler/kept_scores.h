@@ -1,5 +1,5 @@
 // What keys get of a step's rows (attention_mass nodes), where attention multiplies the same rows
-// and keys anyway: it keeps the products of single rows, and whoever ends such a row adds its
+// and keys anyway: it keeps the weights of single rows, and whoever ends such a row adds its
 // probabilities, without a call or a product more.
 #pragma once
 

@@ -7,7 +7,6 @@
 
 #include "cpu/level.h"
 #include "cpu/operand.h"
-#include "cpu/prefill_index.h"
 #include "cpu/register.h"
 #include "cpu/rope_append.h"
 #include "ops/registry.h"
@@ -25,7 +24,6 @@ struct Kernels {
   const AttentionKernels& attention;
   const RopeAppendKernel& rope_append;
   const OperandKernels& operand;
-  const PrefillIndexKernels* index;  // null: of a level that keeps no scores
 };
 
 ops::QueryRows at(ops::QueryRows q, const AttentionTile& tile) {
@@ -90,8 +88,7 @@ class Member {
 
   static size_t scratch_bytes(const AttentionProblem& p) {
     const int64_t rows = p.source == KeySource::pages ? 2 * most_rows(p) * p.v.dims : 0;
-    const int64_t masses = p.mass.empty() ? 0 : column_scratch_floats(p.k.dims) * 4;
-    return static_cast<size_t>(std::max(task_bytes(p) + rows * 4, masses));
+    return static_cast<size_t>(task_bytes(p) + rows * 4);
   }
 
  private:
@@ -154,8 +151,8 @@ class Member {
     set_results(item, tile, task);
     if (const ScoredRows* scored = scored_of(tile)) {
       const int64_t first = (scored - p_.scored) * p_.num_qo_heads + tile.first_head;
-      task.scores = p_.scores + first * p_.score_stride;
-      task.score_stride = p_.score_stride;
+      task.kept = p_.kept + first * ops::kept_floats(p_.kept_pages);
+      task.kept_pages = p_.kept_pages;
     }
     task.scratch = scratch_;
     return task;
@@ -239,7 +236,7 @@ class Member {
                                      merge.num_partials});
     }
     if (p_.out_operand.data != nullptr) store_operand(tile);
-    if (task.scores != nullptr) add_mass(tile, task);
+    if (task.kept != nullptr) add_mass(tile, task);
   }
 
   void store_operand(const AttentionTile& tile) const {
@@ -259,19 +256,16 @@ class Member {
     return found == end ? nullptr : found;
   }
 
-  // All of the row's products are there: what its keys get of it.
+  // All of the row's weights are there: what its keys get of it.
   void add_mass(const AttentionTile& tile, const AttentionTask& task) const {
     const SlotPlane& plane = scored_of(tile)->plane;
-    ColumnTile columns = {};
-    columns.keys = index_keys(task.k, task.pages);
-    columns.scores = task.scores;
-    columns.score_stride = task.score_stride;
-    columns.num_rows = tile.num_heads;
-    std::fill_n(columns.positions, tile.num_heads, task.position);
-    columns.columns = plane.values + (p_.first_plane_head + tile.kv_head) * plane.stride;
-    columns.last_position = task.position;
-    columns.scratch = reinterpret_cast<float*>(scratch_);
-    kernels_.index->columns(columns);
+    KeptMass mass = {};
+    mass.kept = task.kept;
+    mass.kept_pages = task.kept_pages;
+    mass.num_heads = tile.num_heads;
+    mass.num_pages = task.position / ops::kPageSize + 1;
+    mass.columns = plane.values + (p_.first_plane_head + tile.kv_head) * plane.stride;
+    kernels_.attention.add_mass(mass);
   }
 
   const Kernels& kernels_;
@@ -300,9 +294,6 @@ const char* rejects_shape(const AttentionProblem& p) {
     return "head_dim is not a multiple of 16 up to 256";
   }
   if (p.visits.list_words > 0 && p.window_left >= 0) return "visits know no window";
-  if (!p.mass.empty() && p.num_qo_heads > kIndexRows * p.num_kv_heads) {
-    return "keeps scores of at most 64 heads of a KV head";
-  }
   const int64_t group_cols = static_cast<int64_t>(p.num_qo_heads / p.num_kv_heads) * p.v.dims;
   if (p.out_operand.data != nullptr && group_cols % ops::kOperandBlock != 0) {
     return "the columns of a KV head's group are no whole blocks of the operand";
@@ -317,7 +308,7 @@ const char* rejects(const AttentionProblem& p) {
 
 const char* rejects_bf16(const AttentionProblem& p) {
   if (p.arithmetic != ops::Arithmetic::bf16) return "multiplies in bf16";
-  if (!p.mass.empty()) return "keeps no scores";
+  if (!p.mass.empty()) return "keeps no weights";
   if (!cpu_features().avx512_bf16) return "needs AVX512-BF16";
   if (p.source == KeySource::pages && p.k.dtype != DType::bf16) return "needs bf16 pages";
   if (p.k.dtype == DType::f32 || p.k.dtype == DType::f16) return "needs bf16 or 8-bit keys";
@@ -332,11 +323,9 @@ const char* rejects_amx(const AttentionProblem& p) {
 
 template <Level kLevel>
 void run_attention(const AttentionProblem& p, Team& team) {
-  const PrefillIndexKernels* index = nullptr;
-  if constexpr (kLevel <= Level::avx512) index = &kernels<kLevel, PrefillIndexKernels>();
   const Kernels level = {kernels<kLevel, AttentionKernels>(),
                          kernels_at<RopeAppendKernel>(isa_of(kLevel)),
-                         kernels_at<OperandKernels>(isa_of(kLevel)), index};
+                         kernels_at<OperandKernels>(isa_of(kLevel))};
   Member(level, p, team).run();
 }
 

@@ -63,8 +63,8 @@ struct AttentionTask {
   float* lse;
   int64_t lse_row_stride;
   float lse_factor;
-  float* scores;  // [num_heads][score_stride], of a tile of one row; null: not kept
-  int64_t score_stride;
+  float* kept;  // [num_heads][ops::kept_floats(kept_pages)], of a tile of one row; null: none
+  int64_t kept_pages;
   float* partial_out;  // [chunks, tile rows, v dims rounded up to 16]; null: write out
   float* partial_ms;   // [chunks, tile rows, 2]
   uint8_t* scratch;    // attention_scratch_bytes()
@@ -82,10 +82,21 @@ struct AttentionFold {
   int32_t num_partials;
 };
 
+// What the keys of a row get of its heads, whose tasks have kept their weights, is added to
+// `columns`.
+struct KeptMass {
+  float* kept;  // of the tasks; what is not a weight is written over
+  int64_t kept_pages;
+  int32_t num_heads;
+  int32_t num_pages;  // of the row's sequence, up to it
+  float* columns;     // by token, up to the end of the last page
+};
+
 struct AttentionKernels {
   void (*pages)(const AttentionTask&);
   void (*rows)(const AttentionTask&);
   void (*fold)(const AttentionTask&, const AttentionFold&);
+  void (*add_mass)(const KeptMass&);
 };
 
 inline constexpr int64_t round_up_16(int64_t dims) {

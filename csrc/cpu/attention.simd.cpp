@@ -3,6 +3,7 @@
 
 #include "cpu/level.h"
 #include "cpu/vectors/attention_body.h"
+#include "cpu/vectors/kept_weights.h"
 #include "cpu/vectors/key_pages.h"
 #include "cpu/vectors/key_rows.h"
 #include "cpu/vectors/kv.h"
@@ -39,7 +40,7 @@ void over_rows(const AttentionTask& task) {
 
 // The variants make sure that keys are bfloat16, or gathered as such.
 constexpr AttentionKernels kAttention = {over_pages<KvBf16Pairs>, over_rows<KvBf16Pairs>,
-                                         fold_attention<KvBf16Pairs>};
+                                         fold_attention<KvBf16Pairs>, add_mass<KvBf16Pairs>};
 
 #else
 
@@ -57,7 +58,7 @@ void rows(const AttentionTask& task) {
   over_rows<KvBf16>(task);
 }
 
-constexpr AttentionKernels kAttention = {pages, rows, fold_attention<KvF32>};
+constexpr AttentionKernels kAttention = {pages, rows, fold_attention<KvF32>, add_mass<KvF32>};
 
 #endif
 

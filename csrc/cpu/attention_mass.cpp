@@ -1,9 +1,11 @@
-// The driver of attention_mass, on the index kernels' sums of columns. A (sequence, KV head) is one
-// member's: its row of the plane is written in one order, for any team.
+// The driver of attention_mass: rows of prompts on the index kernels' sums of columns, rows one by
+// one as attention would make their sums itself, whose bits they have (vectors/kept_weights.h). A
+// (sequence, KV head) is one member's: its row of the plane is written in one order, for any team.
 #include "ops/attention_mass.h"
 
 #include <algorithm>
 
+#include "cpu/attention.h"
 #include "cpu/prefill_index.h"
 #include "cpu/register.h"
 
@@ -42,19 +44,68 @@ void add_rows(const PrefillIndexKernels& level, const AttentionMassProblem& p,
   }
 }
 
+// Whether rows are attention without values: noise is no part of that.
+bool attends(const AttentionMassProblem& p) {
+  return p.by_row && p.noise == 0.0f;
+}
+
+int64_t kept_pages(const AttentionMassProblem& p) {
+  return ops::kept_pages((p.max_kv_len + ops::kPageSize - 1) / ops::kPageSize);
+}
+
+// Adds what the row gives that is `back` before the sequence's end.
+void attend(const AttentionKernels& level, const AttentionMassProblem& p, const ScoredRows& scored,
+            int64_t kv_head, int32_t back, float* memory) {
+  const int64_t s = scored.sequence;
+  const int32_t group = p.num_qo_heads / p.kv.num_kv_heads;
+  const int64_t row = p.batch.qo_indptr[s + 1] - 1 - back;
+  const float* q = p.q + row * p.q_stride + kv_head * group * p.kv.head_dim;
+  AttentionTask task = {};
+  task.q = {reinterpret_cast<const uint8_t*>(q), DType::f32, p.kv.head_dim, p.q_stride,
+            p.kv.head_dim};
+  task.k = ops::keys_of(p.kv);
+  task.k.data += kv_head * task.k.head_stride;
+  if (task.k.scales != nullptr) task.k.scales += kv_head * task.k.scale_head_stride;
+  task.pages = p.batch.kv_indices + p.batch.kv_indptr[s];
+  task.page_size = ops::kPageSize;
+  task.num_rows = 1;
+  task.num_heads = group;
+  task.position = p.batch.kv_len[s] - 1 - back;
+  task.num_tokens = task.position + 1;
+  task.end_unit = task.position / ops::kPageSize + 1;
+  task.causal = true;
+  task.window_left = -1;
+  task.q_scale = p.sm_scale;
+  task.score_scale = 1.0f;
+  task.out_dtype = DType::f32;
+  task.out = reinterpret_cast<uint8_t*>(memory);  // of no values
+  task.kept = memory;
+  task.kept_pages = kept_pages(p);
+  task.scratch = reinterpret_cast<uint8_t*>(memory + group * ops::kept_floats(task.kept_pages));
+  level.pages(task);
+  level.add_mass({task.kept, task.kept_pages, group, task.end_unit,
+                  scored.plane.values + (p.first_head + kv_head) * scored.plane.stride});
+}
+
 template <Level kLevel>
 void run_attention_mass(const AttentionMassProblem& p, Team& team) {
-  const auto& level = kernels<kLevel, PrefillIndexKernels>();
+  const auto& columns = kernels<kLevel, PrefillIndexKernels>();
+  const auto& attention = kernels<kLevel, AttentionKernels>();
   auto* scratch = static_cast<float*>(team.scratch());
   const int32_t group = p.num_qo_heads / p.kv.num_kv_heads;
   const int32_t most = p.by_row ? 1 : std::max(kIndexRows / group, 1);
   team.for_chunks(p.num_scored * p.kv.num_kv_heads, [&](int64_t item) {
     const ScoredRows& scored = p.scored[item / p.kv.num_kv_heads];
     if (scored.name != p.name) return;
+    const int64_t kv_head = item % p.kv.num_kv_heads;
     for (int32_t left = scored.rows; left > 0;) {
       const int32_t count = std::min(left, most);
       left -= count;
-      add_rows(level, p, scored, item % p.kv.num_kv_heads, left, count, scratch);
+      if (attends(p)) {
+        attend(attention, p, scored, kv_head, left, scratch);
+      } else {
+        add_rows(columns, p, scored, kv_head, left, count, scratch);
+      }
     }
   });
 }
@@ -75,7 +126,10 @@ const char* rejects_bf16(const AttentionMassProblem& p) {
 }
 
 size_t scratch_bytes(const AttentionMassProblem& p) {
-  return static_cast<size_t>(column_scratch_floats(p.kv.head_dim)) * sizeof(float);
+  const int64_t group = p.num_qo_heads / p.kv.num_kv_heads;
+  const int64_t attention = group * ops::kept_floats(kept_pages(p)) * 4 +
+                            attention_scratch_bytes(group, p.kv.head_dim, 0);
+  return static_cast<size_t>(std::max(column_scratch_floats(p.kv.head_dim) * 4, attention));
 }
 
 }  // namespace

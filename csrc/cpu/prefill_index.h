@@ -35,11 +35,6 @@ inline IndexKeys index_keys(const ops::KvLayer& kv, const ops::BatchLayout& batc
   return keys;
 }
 
-// Of the engine's pages, from a KV head on.
-inline IndexKeys index_keys(const ops::KvRows& k, const int32_t* pages) {
-  return {k.dtype, k.dims, k.data, k.scales, k.page_stride, k.scale_page_stride, pages};
-}
-
 inline constexpr int32_t kIndexRows = 64;  // of a tile at most
 
 // Some rows of query heads of one KV head: adds to `columns` what each key gets of their
@@ -47,10 +42,6 @@ inline constexpr int32_t kIndexRows = 64;  // of a tile at most
 struct ColumnTile {
   IndexKeys keys;
   const float* q[kIndexRows];
-  // [rows][score_stride], products that are there (ops::kKeptFloats of a page), written over; null:
-  // none are.
-  float* scores;
-  int64_t score_stride;
   int32_t positions[kIndexRows];  // ascending; rows of several heads have the same
   int32_t num_rows;
   float sm_scale;

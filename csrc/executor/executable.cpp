@@ -13,8 +13,8 @@ using executor::Program;
 
 namespace {
 
-// 16 MB, touched where scores are kept; steps that need more compute them apart.
-constexpr int64_t kMostKeptScores = int64_t{1} << 22;
+// 16 MB, touched where weights are kept; steps that need more compute them apart.
+constexpr int64_t kMostKept = int64_t{1} << 22;
 
 // The lists that members kept of each row, [members][rows], as one; member 0's are changed.
 void merge_top(ops::TopList* lists, int members, size_t rows, const TopLogits& out) {
@@ -64,7 +64,7 @@ void Executable::Impl::reserve_plans() {
   }
   const bool keeps = std::ranges::any_of(
       programs, [](const executor::Program& program) { return program.kept_heads > 0; });
-  if (keeps) kept_scores = std::make_unique_for_overwrite<float[]>(kMostKeptScores);
+  if (keeps) kept = std::make_unique_for_overwrite<float[]>(kMostKept);
   partial_out = std::make_unique_for_overwrite<float[]>(partial_floats);
   partial_ms = std::make_unique_for_overwrite<float[]>(partials * 2);
   for (executor::AttentionBuffers& buffers : attention) {
@@ -94,7 +94,7 @@ void Executable::Impl::plan_step(const executor::Step& step, Phase phase) {
     }
     // What chooses or scores keys reads those of the step: they are appended before it, not within
     // attention, but where that scores them itself.
-    const bool scores_apart = !step.batch->scored.empty() && step.kept_scores == nullptr;
+    const bool scores_apart = !step.batch->scored.empty() && step.kept == nullptr;
     if ((has_lists && shape.visits) || scores_apart) {
       attention[slot].work.one_tile = false;
     }
@@ -104,7 +104,7 @@ void Executable::Impl::plan_step(const executor::Step& step, Phase phase) {
 
 // Only generated tokens that stand alone in their sequence, as nearly all do that are scored. The
 // sums' bits are those of calls.
-void Executable::Impl::keep_scores(const executor::Program& program, executor::Step& step) {
+void Executable::Impl::keep_weights(const executor::Program& program, executor::Step& step) {
   const Batch& batch = *step.batch;
   if (program.kept_heads == 0 || batch.scored.empty()) return;
   int64_t longest = 0;
@@ -113,12 +113,11 @@ void Executable::Impl::keep_scores(const executor::Program& program, executor::S
     if (batch.qo_indptr[s + 1] - batch.qo_indptr[s] != 1) return;
     longest = std::max<int64_t>(longest, batch.kv_len[s]);
   }
-  const int64_t pages = (longest + ops::kPageSize - 1) / ops::kPageSize;
-  const int64_t stride = pages * ops::kKeptFloats;
+  const int64_t pages = ops::kept_pages((longest + ops::kPageSize - 1) / ops::kPageSize);
   const auto rows = static_cast<int64_t>(batch.scored.size());
-  if (rows * program.kept_heads * stride > kMostKeptScores) return;
-  step.kept_scores = kept_scores.get();
-  step.kept_stride = stride;
+  if (rows * program.kept_heads * ops::kept_floats(pages) > kMostKept) return;
+  step.kept = kept.get();
+  step.kept_pages = pages;
 }
 
 void Executable::run(const Batch& batch, KvCache& cache, std::span<float> logits,
@@ -238,7 +237,7 @@ Program& Executable::Impl::begin_step(const Batch& batch, KvCache& cache, execut
   step.kv_layers = KvCacheAccess::layers(cache);
   lay_out(batch, cache, step);
   Program& program = programs[program_of_phase[static_cast<size_t>(batch.phase)]];
-  keep_scores(program, step);
+  keep_weights(program, step);
   plan_step(step, batch.phase);
   step.attention = attention;
   step.visits = visits;

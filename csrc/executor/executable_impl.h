@@ -44,7 +44,7 @@ struct Executable::Impl {
   std::vector<ops::VisitBuffers> visit_buffers;
   std::unique_ptr<float[]> partial_out;
   std::unique_ptr<float[]> partial_ms;
-  std::unique_ptr<float[]> kept_scores;          // null: no program keeps any
+  std::unique_ptr<float[]> kept;                 // null: no program keeps any weights
   std::unique_ptr<executor::DeviceStep> device;  // null: kernels run on the CPU
 
   // ops::TopList[members][max_rows], where the head can keep them; made by the step.
@@ -78,7 +78,7 @@ struct Executable::Impl {
   void lay_out(const Batch& batch, const KvCache& cache, executor::Step& step);
   void plan_step(const executor::Step& step, Phase phase);
   // Has attention keep scores, if this step's rows let it.
-  void keep_scores(const executor::Program& program, executor::Step& step);
+  void keep_weights(const executor::Program& program, executor::Step& step);
   void add_front_layers(KvCacheConfig& config) const;
   // The step behind the front, which has run, if there is one.
   Batch after_front(const Batch& batch, KvCache& cache, const CancelToken* cancel);

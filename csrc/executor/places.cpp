@@ -144,11 +144,11 @@ bool AttentionPlaces::fill(ops::AttentionProblem& p, const Step& step) const {
     p.num_weighted = static_cast<int64_t>(step.batch->weighted.size());
   }
   p.num_scored = 0;
-  if (!p.mass.empty() && step.kept_scores != nullptr) {
+  if (!p.mass.empty() && step.kept != nullptr) {
     p.scored = step.batch->scored.data();
     p.num_scored = static_cast<int64_t>(step.batch->scored.size());
-    p.scores = step.kept_scores;
-    p.score_stride = step.kept_stride;
+    p.kept = step.kept;
+    p.kept_pages = step.kept_pages;
   }
   if (!p.weights.empty() || !p.mass.empty()) {
     p.first_plane_head = static_cast<int32_t>(step.place_in_group(layer)) * pages.num_kv_heads;
@@ -184,7 +184,7 @@ bool IndexPlaces::fill(ops::StridedIndexProblem& p, const Step& step) const {
 
 bool AttentionMassPlaces::fill(ops::AttentionMassProblem& p, const Step& step) const {
   const std::span<const ScoredRows> scored = step.batch->scored;
-  if (step.kept_scores != nullptr) return false;  // attention makes the sums
+  if (step.kept != nullptr) return false;  // attention makes the sums
   const auto of_node = [&](const ScoredRows& rows) { return rows.name == p.name; };
   if (std::none_of(scored.begin(), scored.end(), of_node)) return false;
   p.q = q.at(step);

@@ -30,8 +30,15 @@ namespace effinfer::ops {
 inline constexpr int32_t kUnitTokens = 64;
 inline constexpr int32_t kChunkUnits = 4;
 inline constexpr int32_t kChunkTokens = kChunkUnits * kUnitTokens;
-// Of scores that are kept: those of a page, and room for what is made of them.
-inline constexpr int64_t kKeptFloats = kPageSize + 16;
+// Rows of so many pages that keep what they weigh keys by: [kept_pages] times the 64 weights of a
+// page, then of each page the reference that these are below (cpu/vectors/kept_weights.h), then of
+// each chunk its last reference, and its sum.
+inline constexpr int64_t kept_pages(int64_t pages) {
+  return (pages + 15) / 16 * 16;
+}
+inline constexpr int64_t kept_floats(int64_t kept_pages) {
+  return kept_pages * (kPageSize + 3);
+}
 
 // Where the keys lie, which decides how many rows share them.
 enum class KeySource : uint8_t {
@@ -297,12 +304,12 @@ struct AttentionProblem : AttentionLogits {
   int64_t num_weighted = 0;
   int32_t first_plane_head = 0;  // for KV head 0 of this layer
   // What keys get of scored rows, each the only one of its sequence, is added to planes of this
-  // name as a call of attention_mass would (ops/attention_mass.h), from the same products.
+  // name as a call of attention_mass would (ops/attention_mass.h), from its own weights.
   std::string_view mass;
   const ScoredRows* scored = nullptr;
   int64_t num_scored = 0;
-  float* scores = nullptr;   // [num_scored, num_qo_heads, score_stride]
-  int64_t score_stride = 0;  // at least kKeptFloats of each page
+  float* kept = nullptr;   // [num_scored, num_qo_heads, kept_floats(kept_pages)]
+  int64_t kept_pages = 0;  // kept_pages() of each sequence's, at least
   // A few rows of each sequence: rows of keys are multiplied where they lie.
   bool decode = false;
   // Rows of prompts, in a phase of their own: sums need not be decoding's, bit for bit.

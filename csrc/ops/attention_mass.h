@@ -44,18 +44,20 @@ struct AttentionMassProblem {
   Arithmetic arithmetic = Arithmetic::f32;  // bf16: queries are rounded to it; of bf16 pages
   float sm_scale = 1.0f;
   float noise = 0.0f;  // as much of the rows' noise is added to logits
-  // Row by row, so that several rows of a step give the bits of a step each.
+  // Row by row, so that several rows of a step give the bits of a step each, and those of attention
+  // that makes the sums itself.
   bool by_row = false;
   std::string_view name;  // of the rows that are added; others are another node's
   const ScoredRows* scored = nullptr;
   int64_t num_scored = 0;
   int32_t first_head = 0;  // of a plane, for KV head 0 of this layer
 
+  int32_t max_kv_len = 0;  // of the sequences that have rows, at most
+
   // On a GPU: the rows of this name in its memory, planes in memory that it shares with the host.
   const MassRows* rows = nullptr;
   int32_t num_rows = 0;    // MassRows
   int32_t most_count = 0;  // of them
-  int32_t max_kv_len = 0;  // of their sequences
   float* sums = nullptr;   // mass_sums() of them
 };
 

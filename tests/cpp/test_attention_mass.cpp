@@ -1,5 +1,6 @@
 // Planes of sequences, beside sums in float64, at every ISA level: what attention_mass adds to
 // them, and attention that counts keys by them.
+#include <algorithm>
 #include <cmath>
 #include <random>
 #include <span>
@@ -72,6 +73,7 @@ struct Fixture {
     p.scored = scored.data();
     p.num_scored = static_cast<int64_t>(scored.size());
     p.first_head = kKvHeads;
+    p.max_kv_len = *std::max_element(kv_len.begin(), kv_len.end());
     return p;
   }
 
@@ -352,12 +354,12 @@ TEST("rows of several steps give the bits of one, row by row and for any team") 
   });
 }
 
-TEST("attention that keeps scores gives the bits of a call, and its own") {
+TEST("attention that keeps weights gives the bits of a call, and its own") {
   // Tokens alone in their sequence, of fewer keys than a page and of more than a chunk, beside a
   // prompt and a token that nobody asks for.
   const std::vector<int32_t> lengths = {700, 1, 300, 64, 129, 90, 1500};
   const std::vector<Rows> rows = {{1, 1}, {1, 1}, {40, 0}, {1, 1}, {1, 1}, {1, 0}, {1, 1}};
-  constexpr int64_t kStride = 24 * ops::kKeptFloats;
+  const int64_t pages = ops::kept_pages(24);
   for (const DType dtype : {DType::f32, DType::f16, DType::bf16, DType::i8}) {
     Fixture fixture(dtype, lengths, rows, 5);
     at_every_isa([&] {
@@ -370,13 +372,14 @@ TEST("attention that keeps scores gives the bits of a call, and its own") {
       for (const int threads : {1, 3}) {
         std::vector<ScoredRows> kept = fixture.fresh_planes();
         kept[0].name = "another node's";
-        std::vector<float> scores(kept.size() * kHeads * kStride);
+        std::vector<float> weights(kept.size() * kHeads *
+                                   static_cast<size_t>(ops::kept_floats(pages)));
         const auto keep = [&](ops::AttentionProblem& p) {
           p.mass = "mass";
           p.scored = kept.data();
           p.num_scored = static_cast<int64_t>(kept.size());
-          p.scores = scores.data();
-          p.score_stride = kStride;
+          p.kept = weights.data();
+          p.kept_pages = pages;
         };
         CHECK(run_attention(fixture, threads, keep) == plain);
         const SlotPlane& untouched = kept[0].plane;

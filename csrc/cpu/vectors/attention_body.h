@@ -22,6 +22,7 @@
 
 #include "cpu/attention.h"
 #include "cpu/vectors/attention_math.h"
+#include "cpu/vectors/kept_weights.h"
 #include "cpu/vectors/key_unit.h"
 #include "cpu/vectors/query_rows.h"
 #include "cpu/vectors/row_vectors.h"
@@ -234,7 +235,6 @@ struct AttentionBody {
       source.score(Math::factors_at(s.q + first * s.dim_qk, 0), s.dim_qk, lines_of(keys), rows,
                    s.scores + first * kUnit);
     }
-    if (task.scores != nullptr) keep_scores(task, s, unit.runs[0].position);
     float positions[kUnit];
     if (task.alibi_slopes != nullptr) find_positions(unit, positions);
     const Band& last = bands[count - 1];
@@ -251,14 +251,6 @@ struct AttentionBody {
     }
   }
 
-  // Of a page, whose tokens follow each other.
-  static void keep_scores(const AttentionTask& task, const State& s, int64_t start) {
-    for (int64_t row = 0; row < s.rows; ++row) {
-      float* to = task.scores + row * task.score_stride + start / kUnit * ops::kKeptFloats;
-      for (int64_t t = 0; t < kUnit; t += 16) V::load(s.scores + row * kUnit + t).store(to + t);
-    }
-  }
-
   // Leaves what the rows have of a chunk in out, max and sum.
   template <class Units>
   static void do_chunk(const AttentionTask& task, const State& s, const Products& products,
@@ -267,6 +259,12 @@ struct AttentionBody {
     Math::fill(s.sums, s.rows * 16, 0.0f);
     for (; source.chunk() == chunk; source.advance()) do_unit(task, s, products, source);
     for (int64_t row = 0; row < s.rows; ++row) s.sum[row] = sum(V::load(s.sums + row * 16));
+    if (task.kept == nullptr) return;
+    for (int64_t row = 0; row < s.rows; ++row) {
+      const KeptRow kept(task.kept, task.kept_pages, row);
+      kept.chunk_max[chunk] = s.max[row];
+      kept.chunk_sum[chunk] = s.sum[row];
+    }
   }
 
   static void clear(const State& s, float* out, float* max, float* sum) {

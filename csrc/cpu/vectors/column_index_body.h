@@ -1,7 +1,6 @@
 // What keys and distances get of the probabilities of some query rows: two passes over the pages,
 // the first for each row's maximum and sum, the second for its probabilities. Both take the same
-// exponentials, below the maximum of a lane's scores so far: of products that a caller has kept the
-// first pass leaves them in their place, with these maxima behind those of a page.
+// exponentials, below the maximum of a lane's scores so far.
 #pragma once
 
 #include <cstdint>
@@ -39,7 +38,7 @@ struct ColumnIndexBody {
     s.sum = s.max + kIndexRows * 16;
     s.so_far = s.sum + kIndexRows * 16;
     const V scale = V::set(tile.sm_scale);
-    for (int64_t row = 0; tile.scores == nullptr && row < tile.num_rows; ++row) {
+    for (int64_t row = 0; row < tile.num_rows; ++row) {
       for (int64_t d = 0; d < s.dim; d += 16) {
         Math::store_factor(V::load(tile.q[row] + d) * scale, s.q + row * s.dim, d);
       }
@@ -56,22 +55,16 @@ struct ColumnIndexBody {
     const int64_t start = page * ops::kPageSize;
     int64_t first = 0;
     while (tile.positions[first] < start) ++first;
-    float* scores = s.scores;
-    int64_t stride = ops::kPageSize;
-    if (tile.scores != nullptr) {
-      scores = tile.scores + page * ops::kKeptFloats;
-      stride = tile.score_stride;
-    } else {
-      const int64_t past = tile.positions[tile.num_rows - 1] - start + 1;
-      const int64_t groups = past >= ops::kPageSize ? kGroups : (past + 15) / 16;
-      const int64_t k_lines = s.dim / Kv::P;  // of 16 tokens
-      const uint8_t* k = tile.keys.k + tile.keys.pages[page] * tile.keys.page_bytes;
-      Math::product_all(Math::factors_at(s.q + first * s.dim, 0), s.dim,
-                        {k, kLine, k_lines * kLine, k}, s.dim, nullptr, s.scores + first * stride,
-                        stride, groups, tile.num_rows - first);
-    }
+    constexpr int64_t kStride = ops::kPageSize;
+    const int64_t past = tile.positions[tile.num_rows - 1] - start + 1;
+    const int64_t groups = past >= ops::kPageSize ? kGroups : (past + 15) / 16;
+    const int64_t k_lines = s.dim / Kv::P;  // of 16 tokens
+    const uint8_t* k = tile.keys.k + tile.keys.pages[page] * tile.keys.page_bytes;
+    Math::product_all(Math::factors_at(s.q + first * s.dim, 0), s.dim,
+                      {k, kLine, k_lines * kLine, k}, s.dim, nullptr, s.scores + first * kStride,
+                      kStride, groups, tile.num_rows - first);
     for (int64_t row = first; row < tile.num_rows; ++row) {
-      visit(row, scores + row * stride, token_bits(0, tile.positions[row] - start + 1));
+      visit(row, s.scores + row * kStride, token_bits(0, tile.positions[row] - start + 1));
     }
   }
 
@@ -99,7 +92,7 @@ struct ColumnIndexBody {
 
   // A page's scores into the maxima and sums of a row's lanes. Most pages raise no maximum.
   static void add_scores(const ColumnTile& tile, const State& s, int64_t page, int64_t row,
-                         float* scores, uint64_t seen) {
+                         const float* scores, uint64_t seen) {
     V x[kGroups];
     load_logits(tile, scores, page, seen, x);
     const V old = V::load(s.max + row * 16);
@@ -112,9 +105,6 @@ struct ColumnIndexBody {
     unroll<kGroups>([&](auto g) { x[g] = simd::exp(x[g] - highest); });
     sums = sums + ((x[0] + x[1]) + (x[2] + x[3]));
     sums.store(s.sum + row * 16);
-    if (tile.scores == nullptr) return;
-    unroll<kGroups>([&](auto g) { x[g].store(scores + g * 16); });
-    highest.store(scores + ops::kPageSize);
   }
 
   // A row's lanes as one maximum and sum, in all of them: the sum as the factor of probabilities.
@@ -130,16 +120,10 @@ struct ColumnIndexBody {
   static void add_probabilities(const ColumnTile& tile, const State& s, int64_t page, int64_t row,
                                 const float* scores, uint64_t seen) {
     V x[kGroups];
-    V highest;
-    if (tile.scores != nullptr) {
-      highest = V::load(scores + ops::kPageSize);
-      unroll<kGroups>([&](auto g) { x[g] = V::load(scores + g * 16); });
-    } else {
-      load_logits(tile, scores, page, seen, x);
-      highest = highest_of(V::load(s.so_far + row * 16), x);
-      highest.store(s.so_far + row * 16);
-      unroll<kGroups>([&](auto g) { x[g] = simd::exp(x[g] - highest); });
-    }
+    load_logits(tile, scores, page, seen, x);
+    const V highest = highest_of(V::load(s.so_far + row * 16), x);
+    highest.store(s.so_far + row * 16);
+    unroll<kGroups>([&](auto g) { x[g] = simd::exp(x[g] - highest); });
     const V factor = simd::exp(highest - V::load(s.max + row * 16)) * V::load(s.sum + row * 16);
     unroll<kGroups>([&](auto g) { x[g] = x[g] * factor; });
     add_to(tile.columns + page * ops::kPageSize, x);
@@ -155,7 +139,7 @@ struct ColumnIndexBody {
     const State s = make_state(tile);
     const int64_t pages = tile.positions[tile.num_rows - 1] / ops::kPageSize + 1;
     for (int64_t page = 0; page < pages; ++page) {
-      for_rows(tile, s, page, [&](int64_t row, float* scores, uint64_t seen) {
+      for_rows(tile, s, page, [&](int64_t row, const float* scores, uint64_t seen) {
         add_scores(tile, s, page, row, scores, seen);
       });
     }

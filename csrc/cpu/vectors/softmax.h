@@ -12,6 +12,7 @@
 
 #include "cpu/attention.h"
 #include "cpu/vectors/attention_math.h"
+#include "cpu/vectors/kept_weights.h"
 #include "cpu/vectors/select.h"
 #include "cpu/vectors/tree_path.h"
 #include "cpu/vectors/unroll.h"
@@ -97,12 +98,15 @@ struct Softmax {
       rows.factors[row] = factor;
       const V reference = V::set(rows.max[row]);
       unroll<kGroups>([&](auto g) __attribute__((always_inline)) {
-        V weight = exp_of_difference(x[g] - reference);
-        sums = sums + weight;
+        x[g] = exp_of_difference(x[g] - reference);
+        sums = sums + x[g];
+      });
+      if (task.kept != nullptr) [[unlikely]] keep(task, unit, row, rows.max[row], x);
+      unroll<kGroups>([&](auto g) __attribute__((always_inline)) {
         if (!kPlain && unit.v_scales != nullptr) {
-          weight = weight * Math::only(seen, g * 16, V::load(unit.v_scales + g * 16), 0.0f);
+          x[g] = x[g] * Math::only(seen, g * 16, V::load(unit.v_scales + g * 16), 0.0f);
         }
-        Math::store_factor(weight, scores, g * 16);
+        Math::store_factor(x[g], scores, g * 16);
       });
       sums.store(rows.sums + row * 16);
     }
@@ -137,6 +141,14 @@ struct Softmax {
     for (int64_t head = 0; head < task.num_heads; ++head) path.close_up(scores + head * kUnit);
     weigh_token<false, false>(task, unit, path.seen(), token, path.position(), rows);
     for (int64_t head = 0; head < task.num_heads; ++head) path.spread(scores + head * kUnit);
+  }
+
+  // Of a page, whose tokens follow each other.
+  [[gnu::noinline]] static void keep(const AttentionTask& task, const Unit& unit, int64_t row,
+                                     float reference, const V (&weights)[kGroups]) {
+    const KeptRow kept(task.kept, task.kept_pages, row);
+    for (int g = 0; g < kGroups; ++g) weights[g].store(kept.weights + unit.start + g * 16);
+    kept.references[unit.start / kUnit] = reference;
   }
 
   static void copy(const float* from, float* to) {
