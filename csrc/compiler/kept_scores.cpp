@@ -19,6 +19,10 @@ bool shares_products(const Node& mass, const Node& attention) {
 
 }  // namespace
 
+ops::MassRule mass_rule(const Node& node) {
+  return {static_cast<float>(node.get_float("decay")), node.get_string("reduce") == "maximum"};
+}
+
 const Node* mass_in_attention(const Graph& graph, const Node& attention) {
   const Node* found = nullptr;
   for (const Node& node : graph.nodes) {

@@ -7,8 +7,12 @@
 
 #include "effinfer/compiler.h"
 #include "effinfer/graph.h"
+#include "ops/mass_rule.h"
 
 namespace effinfer::compiler {
+
+// Of an attention_mass node.
+ops::MassRule mass_rule(const Node& node);
 
 // The node whose sums an attention node can make; null: none, or several.
 const Node* mass_in_attention(const Graph& graph, const Node& attention);

@@ -215,7 +215,10 @@ void lower_attention(Lowering& lowering, const Node& node) {
   problem.weights = node.get_string("weights");
   problem.first_logits = first_logits(lowering, node);
   const Node* mass = lowering.keeps_scores() ? mass_in_attention(lowering.graph(), node) : nullptr;
-  if (mass != nullptr) problem.mass = mass->get_string("plane");
+  if (mass != nullptr) {
+    problem.mass = mass->get_string("plane");
+    problem.mass_rule = mass_rule(*mass);
+  }
   executor::AttentionPlaces places;
   places.q = lowering.floats(node.inputs[0]);
   places.layer = layer_of(node);

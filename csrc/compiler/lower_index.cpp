@@ -3,6 +3,7 @@
 #include <vector>
 
 #include "compiler/arithmetic.h"
+#include "compiler/kept_scores.h"
 #include "compiler/lowering.h"
 #include "effinfer/error.h"
 #include "graph/op_specs.h"
@@ -193,6 +194,7 @@ void lower_attention_mass(Lowering& lowering, const Node& node) {
   problem.sm_scale = static_cast<float>(node.get_float("sm_scale"));
   problem.noise = static_cast<float>(node.get_float("noise"));
   problem.name = node.get_string("plane");
+  problem.rule = mass_rule(node);
   problem.max_kv_len = static_cast<int32_t>(lowering.max_seq_len());
   if (lowering.phase() == Phase::prefill && node.has(graph::kPrefillProductsKey)) {
     problem.arithmetic = parse_arithmetic(node.get_string(graph::kPrefillProductsKey));

@@ -265,6 +265,7 @@ class Member {
     mass.num_heads = tile.num_heads;
     mass.num_pages = task.position / ops::kPageSize + 1;
     mass.columns = plane.values + (p_.first_plane_head + tile.kv_head) * plane.stride;
+    mass.rule = p_.mass_rule;
     kernels_.attention.add_mass(mass);
   }
 

@@ -82,7 +82,7 @@ struct AttentionFold {
   int32_t num_partials;
 };
 
-// What the keys of a row get of its heads, whose tasks have kept their weights, is added to
+// What the keys of a row get of its heads, whose tasks have kept their weights, goes into
 // `columns`.
 struct KeptMass {
   float* kept;  // of the tasks; what is not a weight is written over
@@ -90,6 +90,7 @@ struct KeptMass {
   int32_t num_heads;
   int32_t num_pages;  // of the row's sequence, up to it
   float* columns;     // by token, up to the end of the last page
+  ops::MassRule rule;
 };
 
 struct AttentionKernels {

@@ -4,6 +4,7 @@
 #include "ops/attention_mass.h"
 
 #include <algorithm>
+#include <cmath>
 
 #include "cpu/attention.h"
 #include "cpu/prefill_index.h"
@@ -34,14 +35,24 @@ void add_rows(const PrefillIndexKernels& level, const AttentionMassProblem& p,
   for (int32_t first = 0; first < group; first += kIndexRows) {
     const int32_t heads = std::min(group - first, kIndexRows);
     tile.num_rows = count * heads;
+    tile.maximum = p.rule.maximum;
     for (int32_t i = 0; i < tile.num_rows; ++i) {
       const int32_t back = behind + count - 1 - i / heads;
       const int64_t head = kv_head * group + first + i % heads;
       tile.q[i] = p.q + (end - 1 - back) * p.q_stride + head * p.kv.head_dim;
       tile.positions[i] = tile.last_position - back;
+      tile.factors[i] = std::pow(p.rule.decay, static_cast<float>(back));
     }
     level.columns(tile);
   }
+}
+
+// What the numbers are after all rows, but for what these give.
+void decay(const AttentionMassProblem& p, const ScoredRows& scored, int64_t kv_head) {
+  if (p.rule.decay == 1.0f) return;
+  float* numbers = scored.plane.values + (p.first_head + kv_head) * scored.plane.stride;
+  const float factor = std::pow(p.rule.decay, static_cast<float>(scored.rows));
+  for (int64_t i = 0; i < p.batch.kv_len[scored.sequence]; ++i) numbers[i] *= factor;
 }
 
 // Whether rows are attention without values: noise is no part of that.
@@ -84,7 +95,7 @@ void attend(const AttentionKernels& level, const AttentionMassProblem& p, const 
   task.scratch = reinterpret_cast<uint8_t*>(memory + group * ops::kept_floats(task.kept_pages));
   level.pages(task);
   level.add_mass({task.kept, task.kept_pages, group, task.end_unit,
-                  scored.plane.values + (p.first_head + kv_head) * scored.plane.stride});
+                  scored.plane.values + (p.first_head + kv_head) * scored.plane.stride, p.rule});
 }
 
 template <Level kLevel>
@@ -98,6 +109,7 @@ void run_attention_mass(const AttentionMassProblem& p, Team& team) {
     const ScoredRows& scored = p.scored[item / p.kv.num_kv_heads];
     if (scored.name != p.name) return;
     const int64_t kv_head = item % p.kv.num_kv_heads;
+    if (!attends(p)) decay(p, scored, kv_head);
     for (int32_t left = scored.rows; left > 0;) {
       const int32_t count = std::min(left, most);
       left -= count;

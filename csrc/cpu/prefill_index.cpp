@@ -145,6 +145,7 @@ class ColumnMember {
         const int32_t behind = (left - 1 - i) * stride;  // the last row
         tile.q[i] = in_.q + (end - 1 - behind) * in_.q_stride + head * in_.kv.head_dim;
         tile.positions[i] = tile.last_position - behind;
+        tile.factors[i] = 1.0f;
       }
       level_.columns(tile);
     }

@@ -38,12 +38,14 @@ inline IndexKeys index_keys(const ops::KvLayer& kv, const ops::BatchLayout& batc
 inline constexpr int32_t kIndexRows = 64;  // of a tile at most
 
 // Some rows of query heads of one KV head: adds to `columns` what each key gets of their
-// probabilities, and to `diagonals` what each distance does.
+// probabilities, and to `diagonals` what each distance does; or takes the greater of both.
 struct ColumnTile {
   IndexKeys keys;
   const float* q[kIndexRows];
   int32_t positions[kIndexRows];  // ascending; rows of several heads have the same
+  float factors[kIndexRows];      // on their probabilities
   int32_t num_rows;
+  bool maximum;
   float sm_scale;
   const float* noise;  // by token, added to logits `noise_scale` times; null: none
   float noise_scale;

@@ -313,6 +313,10 @@ std::vector<ValueType> infer_strided_index(const OpContext& context) {
 std::vector<ValueType> infer_attention_mass(const OpContext& context) {
   queries_and_cache(context);
   context.require(!context.node().get_string("plane").empty(), "plane", "a name");
+  const std::string& reduce = context.node().get_string("reduce");
+  context.require(reduce == "sum" || reduce == "maximum", "reduce", "\"sum\" or \"maximum\"");
+  const double decay = context.node().get_float("decay");
+  context.require(decay >= 0.0 && decay <= 1.0, "decay", "0 to 1");
   return {kv_handle(context, "kv_heads")};
 }
 

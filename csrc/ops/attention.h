@@ -21,6 +21,7 @@
 #include "effinfer/slot_plane.h"
 #include "ops/cost.h"
 #include "ops/kv_layout.h"
+#include "ops/mass_rule.h"
 #include "ops/operand.h"
 #include "ops/rope_append.h"
 #include "ops/visits.h"
@@ -306,6 +307,7 @@ struct AttentionProblem : AttentionLogits {
   // What keys get of scored rows, each the only one of its sequence, is added to planes of this
   // name as a call of attention_mass would (ops/attention_mass.h), from its own weights.
   std::string_view mass;
+  MassRule mass_rule;
   const ScoredRows* scored = nullptr;
   int64_t num_scored = 0;
   float* kept = nullptr;   // [num_scored, num_qo_heads, kept_floats(kept_pages)]

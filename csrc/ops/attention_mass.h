@@ -1,5 +1,5 @@
-// What keys get of the attention of some rows of a step, added to planes of their sequences: for
-// each KV head and slot the softmax probabilities, summed over the head's query heads and the rows.
+// What keys get of the attention of some rows of a step, in planes of their sequences: for each KV
+// head and slot the softmax probabilities that the head's query heads give, row after row.
 #pragma once
 
 #include <cstdint>
@@ -9,6 +9,7 @@
 #include "effinfer/slot_plane.h"
 #include "ops/cost.h"
 #include "ops/kv_layout.h"
+#include "ops/mass_rule.h"
 #include "ops/operand.h"
 
 namespace effinfer::ops {
@@ -48,6 +49,7 @@ struct AttentionMassProblem {
   // that makes the sums itself.
   bool by_row = false;
   std::string_view name;  // of the rows that are added; others are another node's
+  MassRule rule;
   const ScoredRows* scored = nullptr;
   int64_t num_scored = 0;
   int32_t first_head = 0;  // of a plane, for KV head 0 of this layer

@@ -91,14 +91,15 @@ struct Fixture {
     return scored;
   }
 
-  // `bias` times the noise of the second layer is added to logits.
-  std::vector<double> expected(size_t s, int32_t kv_head, const SlotPlane& noise,
-                               double bias) const {
-    std::vector<double> sums(static_cast<size_t>(kv_len[s]), 0.0);
+  // What `sums` become. `bias` times the noise of the second layer is added to logits.
+  std::vector<double> expected(size_t s, int32_t kv_head, const SlotPlane& noise, double bias,
+                               ops::MassRule rule = {}, std::vector<double> sums = {}) const {
+    sums.resize(static_cast<size_t>(kv_len[s]), 0.0);
     const auto& keys = model.sequences.at(ids[s]).rows[0][static_cast<size_t>(kKvHeads + kv_head)];
-    for (int32_t back = 0; back < rows[s].scored; ++back) {
+    for (int32_t back = rows[s].scored - 1; back >= 0; --back) {
       const int32_t row = qo_indptr[s + 1] - 1 - back;
       const int32_t seen = kv_len[s] - back;
+      for (double& sum : sums) sum *= double{rule.decay};
       for (int32_t head = kv_head * 3; head < kv_head * 3 + 3; ++head) {
         std::vector<double> weights(static_cast<size_t>(seen));
         double total = 0.0;
@@ -116,7 +117,9 @@ struct Fixture {
           total += weights[static_cast<size_t>(key)];
         }
         for (int32_t key = 0; key < seen; ++key) {
-          sums[static_cast<size_t>(key)] += weights[static_cast<size_t>(key)] / total;
+          double& sum = sums[static_cast<size_t>(key)];
+          const double p = weights[static_cast<size_t>(key)] / total;
+          sum = rule.maximum ? std::max(sum, p) : sum + p;
         }
       }
     }
@@ -287,6 +290,36 @@ TEST("planes get the probabilities of the rows that are asked for") {
   }
 }
 
+TEST("planes hold maxima, and sums that decay, over several steps") {
+  ThreadPool pool(2);
+  for (const ops::MassRule rule : {ops::MassRule{1.0f, true}, ops::MassRule{0.875f, false},
+                                   ops::MassRule{0.5f, true}, ops::MassRule{0.0f, false}}) {
+    for (const bool by_row : {false, true}) {
+      Fixture fixture(DType::f32, {300, 1, 64}, {{80, 70}, {1, 1}, {64, 3}}, 5);
+      at_every_isa([&] {
+        const std::vector<ScoredRows> scored = fixture.fresh_planes();
+        ops::AttentionMassProblem problem = fixture.problem(scored);
+        problem.by_row = by_row;
+        problem.rule = rule;
+        for (int step = 0; step < 2; ++step) ops::run_alone(problem, pool);
+        for (const ScoredRows& each : scored) {
+          const auto s = static_cast<size_t>(each.sequence);
+          for (int32_t head = 0; head < kKvHeads; ++head) {
+            const float* row = each.plane.values + (kKvHeads + head) * each.plane.stride;
+            std::vector<double> want;
+            for (int step = 0; step < 2; ++step) {
+              want = fixture.expected(s, head, {}, 0.0, rule, want);
+            }
+            for (size_t key = 0; key < want.size(); ++key) {
+              CHECK(std::abs(row[key] - want[key]) <= 1e-5 * 6 * each.rows);
+            }
+          }
+        }
+      });
+    }
+  }
+}
+
 TEST("noise of keys is added to the logits that are summed") {
   ThreadPool pool(2);
   std::mt19937 random(8);
@@ -362,11 +395,13 @@ TEST("attention that keeps weights gives the bits of a call, and its own") {
   const int64_t pages = ops::kept_pages(24);
   for (const DType dtype : {DType::f32, DType::f16, DType::bf16, DType::i8}) {
     Fixture fixture(dtype, lengths, rows, 5);
+    const ops::MassRule rule = {dtype == DType::f16 ? 0.5f : 1.0f, dtype == DType::i8};
     at_every_isa([&] {
       ThreadPool pool(2);
       const std::vector<ScoredRows> called = fixture.fresh_planes();
       ops::AttentionMassProblem call = fixture.problem(called);
       call.by_row = true;
+      call.rule = rule;
       ops::run_alone(call, pool);
       const std::vector<float> plain = run_attention(fixture, 2, [](ops::AttentionProblem&) {});
       for (const int threads : {1, 3}) {
@@ -376,6 +411,7 @@ TEST("attention that keeps weights gives the bits of a call, and its own") {
                                    static_cast<size_t>(ops::kept_floats(pages)));
         const auto keep = [&](ops::AttentionProblem& p) {
           p.mass = "mass";
+          p.mass_rule = rule;
           p.scored = kept.data();
           p.num_scored = static_cast<int64_t>(kept.size());
           p.kept = weights.data();

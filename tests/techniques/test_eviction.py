@@ -1,6 +1,5 @@
 """Methods that drop keys: what stays, how long texts may get, and what hooks in Python may do."""
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
@@ -8,10 +7,9 @@ import numpy as np
 import pytest
 
 import effinfer
-from effinfer import LLM, SamplingParams
+from effinfer import LLM
 from effinfer.techniques import (
     H2O,
-    Keyformer,
     KVCompose,
     Meta,
     RaaS,
@@ -22,30 +20,21 @@ from effinfer.techniques import (
     WindowKV,
     hook,
 )
-from effinfer.techniques.streaming_vlm import TAGS
 from effinfer.testing import make_model
-from tests.techniques.watching import watching
-
-CONTEXT = 512
+from tests.techniques.eviction_model import (
+    CONTEXT,
+    GROUP,
+    best,
+    greedy,
+    load,
+    prompt_of,
+    watched,
+)
 
 
 @pytest.fixture(scope="module")
 def path(tmp_path_factory):
     return make_model("llama-tiny", tmp_path_factory.mktemp("models") / "m.gguf", context=CONTEXT)
-
-
-def load(path: Any, *techniques: Technique, **options: Any) -> LLM:
-    settings = {"threads": 1, "prefix_cache": False, "max_batch_tokens": 128, **options}
-    return LLM(path, techniques=list(techniques), **settings)
-
-
-def prompt_of(count: int) -> list[int]:
-    tokens: list[int] = np.random.default_rng(count).integers(0, 250, count).tolist()
-    return tokens
-
-
-def greedy(count: int, **options: Any) -> SamplingParams:
-    return SamplingParams(temperature=0.0, max_tokens=count, ignore_eos=True, **options)
 
 
 def run(llm: LLM, prompt: list[int], count: int) -> tuple[list[int], int, int]:
@@ -213,47 +202,6 @@ def test_what_the_cache_refuses_ends_the_request(path, verb, arguments, error):
     assert error in output.error
 
 
-GROUP = 2  # query heads of a KV head, of which there are two in each of two layers
-
-
-def keys_of(cache: Any, sequence: Any) -> np.ndarray:
-    """Of the first layer: float32 [KV head, slot, dim] (the pages' order is in kv_layout.h)."""
-    pages = [cache.k_page(0, page).view(np.float32) for page in cache.pages(sequence.id)]
-    tiles = np.stack([page.reshape(2, 4, 64, 16) for page in pages], axis=1)
-    return tiles.transpose(0, 1, 2, 4, 3).reshape(2, -1, 64)[:, : sequence.length]
-
-
-def noting(plane: str, llms: list[LLM], seen: list[Any]) -> Callable[[Any], None]:
-    """Notes the plane of a sequence and the first layer's keys."""
-
-    def note(sequence: Any) -> None:
-        keys = keys_of(llms[0].engine.kv_cache, sequence)
-        seen.append((sequence.plane(plane), keys))
-
-    return note
-
-
-def watched(path: Any, method: Technique, prompt: list[int], count: int, **when: Any) -> list[Any]:
-    """What a request's planes and keys are before and behind the method's hook."""
-    llms: list[LLM] = []
-    seen: list[Any] = []
-    plane = TAGS if isinstance(method, StreamingVLM) else method.name
-    note = noting(plane, llms, seen)
-    before, after = (watching(note, name, **when) for name in ("before", "after"))
-    llms.append(load(path, before, method, after, precision="f32", kv_dtype="f32"))
-    assert llms[0].generate([prompt], greedy(count))[0].error == ""
-    return seen
-
-
-def best(scores: np.ndarray, pool: int, count: int, last: int) -> np.ndarray:
-    """Of each row the `count` slots with the greatest maximum around them, the last ones first."""
-    wide = np.pad(scores, ((0, 0), (pool // 2, pool // 2)), constant_values=-1.0)
-    pooled = np.lib.stride_tricks.sliding_window_view(wide, pool, axis=1).max(axis=2)
-    pooled[:, scores.shape[1] - last :] = np.inf
-    order = np.argsort(-pooled, axis=1, kind="stable")
-    return np.sort(order[:, :count], axis=1)
-
-
 def test_snapkv_keeps_what_the_last_rows_of_a_prompt_attend_to(path):
     method = SnapKV(budget=60, window=9, pool=5)
     seen = watched(path, method, prompt_of(300), 2, when="prompt_end")
@@ -307,82 +255,6 @@ def test_window_kv_keeps_whole_spans_that_groups_of_layers_share(path):
         spans = [first + 7 * span + i for span in best_spans for i in range(7)]
         slots = [*range(first), *spans, *range(300 - 9, 300)]
         np.testing.assert_array_equal(kept_keys[head], keys[head][slots])
-
-
-def test_h2o_sums_what_all_rows_attend_to(path):
-    everything = H2O(budget=500, recent=400)
-    seen = watched(path, everything, prompt_of(200), 30, when="every", tokens=7)
-    for count, (scores, keys) in zip((207, 214, 221, 228), seen[::2], strict=True):
-        assert keys.shape[1] == count
-        np.testing.assert_allclose(scores.sum(axis=1), count * GROUP, rtol=count * 2**-24)
-        assert scores[:, 0].min() >= GROUP  # of the first row all
-
-
-def test_h2o_keeps_the_slots_that_have_had_most(path):
-    method = H2O(budget=100, recent=20, stride=10, chunk_tokens=64)
-    seen = watched(path, method, prompt_of(150), 60, when="every", tokens=1)
-    dropped = 0
-    for (scores, keys), (kept_scores, kept_keys) in zip(seen[::2], seen[1::2], strict=True):
-        count = kept_scores.shape[1]
-        assert 90 < count <= 100
-        dropped += scores.shape[1] > count
-        lists = best(scores, 1, count, method.recent)
-        np.testing.assert_array_equal(kept_scores, np.take_along_axis(scores, lists, axis=1))
-        expected = np.stack([keys[head][lists[head]] for head in range(2)])
-        np.testing.assert_array_equal(kept_keys, expected)
-    assert dropped >= 5
-
-
-def probabilities(path: Any, method: Technique, prompt: list[int]) -> Any:
-    return load(path, method).generate([prompt], greedy(40, logprobs=0))[0].logprobs
-
-
-def test_keyformer_without_noise_ranks_as_h2o(path):
-    sizes = {"budget": 100, "recent": 20, "stride": 10, "chunk_tokens": 64}
-    expected = probabilities(path, H2O(**sizes), prompt_of(150))
-    assert probabilities(path, Keyformer(**sizes, noise=0.0), prompt_of(150)) == expected
-    noisy = [probabilities(path, Keyformer(**sizes), prompt_of(150)) for _ in range(2)]
-    assert noisy[0] == noisy[1] != expected
-    hot = Keyformer(**sizes, noise=0.0, temperature=3.0)
-    assert probabilities(path, hot, prompt_of(150)) != expected
-
-
-def test_keyformer_draws_noise_by_prompt_position_and_head(path):
-    keep_all = Keyformer(budget=500, recent=400)
-    noise: list[np.ndarray] = []
-    for prompt in (prompt_of(300), prompt_of(300), prompt_of(301)):
-        seen: list[Any] = []
-        llms: list[LLM] = []
-        watch = watching(noting("keyformer.noise", llms, seen), when="every", tokens=9)
-        llms.append(load(path, watch, keep_all, precision="f32", kv_dtype="f32"))
-        assert llms[0].generate([prompt], greedy(12))[0].error == ""
-        noise.append(seen[0][0])
-    assert noise[0].shape == (4, 309)
-    np.testing.assert_array_equal(noise[0], noise[1])
-    assert len(np.unique(noise[0])) > 1200  # a number of its own for each head and position
-    assert abs(np.corrcoef(noise[0][0], noise[2][0][:309])[0, 1]) < 0.3
-    # Gumbel: mean 0.577, deviation 1.283; of 1,236 numbers within 4 errors of the mean.
-    assert abs(noise[0].mean() - 0.577) < 4 * 1.283 / 1236**0.5
-
-
-def test_keyformer_adds_noise_to_logits_and_divides_by_the_temperature(path):
-    """With noise of 1,000 times a head's own, whoever has most among the keys that a row sees gets
-    all of it."""
-    loud = Keyformer(budget=500, recent=400, noise=1000.0, temperature=2.0)
-    seen: list[Any] = []
-    llms: list[LLM] = []
-    watches = [
-        watching(noting(plane, llms, seen), name, when="prompt_end")
-        for name, plane in (("one", "keyformer"), ("two", "keyformer.noise"))
-    ]
-    llms.append(load(path, *watches, loud, precision="f32", kv_dtype="f32"))
-    assert llms[0].generate([prompt_of(200)], greedy(2))[0].error == ""
-    (scores, _), (noise, _) = seen
-    winners = np.maximum.accumulate(noise, axis=1)
-    for head in range(4):
-        rows = [int(np.flatnonzero(noise[head] == winner)[0]) for winner in winners[head]]
-        expected = GROUP * np.bincount(rows, minlength=200)
-        assert np.abs(scores[head] - expected).max() < 0.5
 
 
 def test_kv_compose_ranks_by_a_heads_own_scores_and_the_layers_mean(path):

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import effinfer
-from effinfer.techniques import Quest, StreamingLLM
+from effinfer.techniques import H2O, Quest, StreamingLLM
 from tests.reference import tiny
 
 EMULATED = os.environ.get("EFFINFER_EMULATED", "")
@@ -22,12 +22,16 @@ MODEL = tiny.FAMILIES["llama"] | {"max_position_embeddings": 512}
 QUEST = Quest(budget=4 * 64, min_tokens=0, skip_layers=1)
 # Pages go whole, and some tokens with them.
 STREAMING = StreamingLLM(sinks=4, recent=150, stride=40, chunk_tokens=64)
+ENCODING = ["kivi", "gear", "cskv", "xkv", "comm_vq"]
+WEIGHING = ["chelsea", "subgen", "zero_tuning"]
+REFUSED = [*ENCODING, *WEIGHING]
+FORGETFUL = H2O(decay=0.9)
 TECHNIQUES = {"quest": QUEST, "streaming_llm": STREAMING}
 GREEDY = effinfer.SamplingParams(max_tokens=6, temperature=0.0, logprobs=0, ignore_eos=True)
 CODE = """
 import json, sys
 import effinfer
-from tests.techniques.test_on_gpu import TECHNIQUES, answer
+from tests.techniques.test_on_gpu import FORGETFUL, REFUSED, TECHNIQUES, answer
 
 path = sys.argv[1]
 found = {"answers": {}, "explain": {}, "refused": {}}
@@ -39,12 +43,12 @@ for device in ("cuda", "cpu+cuda"):
         with effinfer.LLM(path, techniques=[technique], **options) as llm:
             found["answers"].setdefault(name, []).append(answer(llm))
             found["explain"][name] = llm.explain()
-for name in ("kivi", "gear", "cskv", "xkv", "comm_vq", "chelsea", "subgen", "zero_tuning"):
+for name in (*REFUSED, FORGETFUL):
     try:
         with effinfer.LLM(path, device="cuda", techniques=[name]) as llm:
             answer(llm)
     except effinfer.UnsupportedError as error:
-        found["refused"][name] = str(error)
+        found["refused"][getattr(name, "name", name)] = str(error)
 print(json.dumps(found))
 """
 
@@ -95,10 +99,9 @@ def test_a_gpu_chooses_pages_itself(found: dict[str, Any]):
 
 def test_what_a_gpu_has_not_is_refused_by_name(found: dict[str, Any]):
     refused = found["refused"]
-    encoding = ["kivi", "gear", "cskv", "xkv", "comm_vq"]
-    weighing = ["chelsea", "subgen", "zero_tuning"]
-    assert list(refused) == encoding + weighing
-    for name in encoding:
+    assert list(refused) == [*REFUSED, "h2o"]
+    for name in ENCODING:
         assert "coding" in refused[name]
-    for name in weighing:
+    for name in WEIGHING:
         assert "keys have no weights" in refused[name]
+    assert "sums that decay" in refused["h2o"]

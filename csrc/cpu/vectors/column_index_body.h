@@ -108,12 +108,12 @@ struct ColumnIndexBody {
   }
 
   // A row's lanes as one maximum and sum, in all of them: the sum as the factor of probabilities.
-  static void join_lanes(const State& s, int64_t row) {
+  static void join_lanes(const ColumnTile& tile, const State& s, int64_t row) {
     const V lanes = V::load(s.max + row * 16);
     const V highest = V::set(maximum(lanes));
     const float all = sum(V::load(s.sum + row * 16) * simd::exp(lanes - highest));
     highest.store(s.max + row * 16);
-    V::set(1.0f / all).store(s.sum + row * 16);
+    V::set(tile.factors[row] / all).store(s.sum + row * 16);
   }
 
   // A row's probabilities to what keys and distances have.
@@ -126,13 +126,17 @@ struct ColumnIndexBody {
     unroll<kGroups>([&](auto g) { x[g] = simd::exp(x[g] - highest); });
     const V factor = simd::exp(highest - V::load(s.max + row * 16)) * V::load(s.sum + row * 16);
     unroll<kGroups>([&](auto g) { x[g] = x[g] * factor; });
-    add_to(tile.columns + page * ops::kPageSize, x);
+    add_to(tile, tile.columns + page * ops::kPageSize, x);
     if (tile.diagonals == nullptr) return;
-    add_to(tile.diagonals + page * ops::kPageSize + tile.last_position - tile.positions[row], x);
+    add_to(tile, tile.diagonals + page * ops::kPageSize + tile.last_position - tile.positions[row],
+           x);
   }
 
-  static void add_to(float* sums, const V (&x)[kGroups]) {
-    unroll<kGroups>([&](auto g) { (V::load(sums + g * 16) + x[g]).store(sums + g * 16); });
+  static void add_to(const ColumnTile& tile, float* sums, const V (&x)[kGroups]) {
+    unroll<kGroups>([&](auto g) {
+      const V old = V::load(sums + g * 16);
+      (tile.maximum ? max(old, x[g]) : old + x[g]).store(sums + g * 16);
+    });
   }
 
   static void run(const ColumnTile& tile) {
@@ -143,7 +147,7 @@ struct ColumnIndexBody {
         add_scores(tile, s, page, row, scores, seen);
       });
     }
-    for (int64_t row = 0; row < tile.num_rows; ++row) join_lanes(s, row);
+    for (int64_t row = 0; row < tile.num_rows; ++row) join_lanes(tile, s, row);
     for (int64_t page = 0; page < pages; ++page) {
       for_rows(tile, s, page, [&](int64_t row, const float* scores, uint64_t seen) {
         add_probabilities(tile, s, page, row, scores, seen);

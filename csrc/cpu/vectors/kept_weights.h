@@ -61,14 +61,19 @@ struct KeptMassBody {
   static void run(const KeptMass& mass) {
     const auto row = [&](int64_t head) { return KeptRow(mass.kept, mass.kept_pages, head); };
     for (int64_t head = 0; head < mass.num_heads; ++head) find_factors(row(head), mass.num_pages);
+    const V decay = V::set(mass.rule.decay);
     for (int64_t page = 0; page < mass.num_pages; ++page) {
       float* to = mass.columns + page * ops::kPageSize;
       V sums[kGroups];
-      unroll<kGroups>([&](auto g) { sums[g] = V::load(to + g * 16); });
+      unroll<kGroups>([&](auto g) { sums[g] = V::load(to + g * 16) * decay; });
       for (int64_t head = 0; head < mass.num_heads; ++head) {
         const float* weights = row(head).weights + page * ops::kPageSize;
         const V factor = V::set(row(head).references[page]);
-        unroll<kGroups>([&](auto g) { sums[g] = fma(V::load(weights + g * 16), factor, sums[g]); });
+        unroll<kGroups>([&](auto g) {
+          const V weight = V::load(weights + g * 16);
+          sums[g] =
+              mass.rule.maximum ? max(sums[g], weight * factor) : fma(weight, factor, sums[g]);
+        });
       }
       unroll<kGroups>([&](auto g) { sums[g].store(to + g * 16); });
     }

@@ -101,7 +101,8 @@ struct Softmax {
         x[g] = exp_of_difference(x[g] - reference);
         sums = sums + x[g];
       });
-      if (task.kept != nullptr) [[unlikely]] keep(task, unit, row, rows.max[row], x);
+      if (task.kept != nullptr) [[unlikely]]
+        keep(task, unit, row, rows.max[row], x);
       unroll<kGroups>([&](auto g) __attribute__((always_inline)) {
         if (!kPlain && unit.v_scales != nullptr) {
           x[g] = x[g] * Math::only(seen, g * 16, V::load(unit.v_scales + g * 16), 0.0f);

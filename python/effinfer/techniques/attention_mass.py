@@ -18,11 +18,17 @@ _SHARED = ("layer", "heads", "kv_heads", "head_dim", "sm_scale")
 
 
 def with_attention_mass(
-    graph: _core.Graph, plane: str, every: int = 1, temperature: float = 1.0, noise: float = 0.0
+    graph: _core.Graph,
+    plane: str,
+    every: int = 1,
+    temperature: float = 1.0,
+    noise: float = 0.0,
+    **rule: Any,
 ) -> _core.Graph:
     """A graph whose attention to all keys is summed up, in one of `every` so many layers, the first
     included; layers with a window drop their keys anyway. What is summed are probabilities of
-    logits with `noise` times the noise of the technique's facts, divided by a temperature."""
+    logits with `noise` times the noise of the technique's facts, divided by a temperature; `rule`
+    is the node's `reduce` and `decay`."""
     layers = count()
 
     def add(builder: GraphBuilder, node: dict[str, Any], inputs: list[Value]) -> Value | None:
@@ -33,7 +39,7 @@ def with_attention_mass(
             shared["sm_scale"] /= temperature
             if noise:
                 shared["noise"] = noise / temperature
-            builder.node("attention_mass", *inputs[:2], **shared, plane=plane)
+            builder.node("attention_mass", *inputs[:2], **shared, plane=plane, **rule)
         return None
 
     return rewrite(graph, add)

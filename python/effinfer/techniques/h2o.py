@@ -8,11 +8,11 @@ rows so far stay, and the last ones, for each KV head its own.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from effinfer import _core
 from effinfer.techniques.attention_mass import with_attention_mass
-from effinfer.techniques.ranges import integer
+from effinfer.techniques.ranges import choice, integer, number
 from effinfer.techniques.technique import Meta, Technique
 
 if TYPE_CHECKING:
@@ -26,6 +26,9 @@ class H2O(Technique):
         budget: keys that stay, with the last ones.
         recent: the last ones.
         stride: keys that are dropped at a time.
+        decay: on sums for each row more, so that what few rows have wanted lately goes (A2SF,
+            arXiv:2407.20485); with 0 the last row alone decides (TOVA, arXiv:2401.06104).
+        reduce: "maximum": in place of sums the most that a query head of any row gave.
         chunk_tokens: where steps of a prompt end, and keys are dropped.
     """
 
@@ -47,6 +50,8 @@ class H2O(Technique):
     budget: int = integer(1024, least=1)
     recent: int = integer(512)
     stride: int = integer(64, least=1)
+    decay: float = number(1.0, least=0.0, most=1.0, keyword=True)
+    reduce: str = choice("sum", ("sum", "maximum"), keyword=True)
     chunk_tokens: int = integer(512, least=64, keyword=True)
 
     def __post_init__(self) -> None:
@@ -61,7 +66,11 @@ class H2O(Technique):
         return {"scores": "both", "chunk_tokens": self.chunk_tokens}
 
     def graph(self, graph: _core.Graph) -> _core.Graph:
-        return with_attention_mass(graph, self.name)
+        return with_attention_mass(graph, self.name, **self.ranking())
+
+    def ranking(self) -> dict[str, Any]:
+        """Attributes of attention_mass nodes."""
+        return {"reduce": self.reduce, "decay": self.decay}
 
     def engine(self, setup: EngineSetup) -> None:
         setup.hooks.append(

@@ -9,7 +9,7 @@ some that few rows wanted until now stay, too (section 3.2).
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from effinfer.techniques.attention_mass import with_attention_mass
 from effinfer.techniques.h2o import H2O
@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 class Keyformer(H2O):
     """
     Args:
-        budget, recent, stride, chunk_tokens: as of `H2O`, which this is with temperature 1 and
-            noise 0.
+        budget, recent, stride, chunk_tokens, decay, reduce: as of `H2O`, which this is with
+            temperature 1 and noise 0.
         temperature: of what keys are ranked by; above 1 it evens them out.
         noise: times the standard Gumbel noise. A key's is the same in all rows, and in all requests
             of its prompt.
@@ -53,4 +53,7 @@ class Keyformer(H2O):
         return {**super().facts(), "noise": f"{self.name}.noise"}
 
     def graph(self, graph: _core.Graph) -> _core.Graph:
-        return with_attention_mass(graph, self.name, temperature=self.temperature, noise=self.noise)
+        return with_attention_mass(graph, self.name, **self.ranking())
+
+    def ranking(self) -> dict[str, Any]:
+        return {**super().ranking(), "temperature": self.temperature, "noise": self.noise}

@@ -74,10 +74,10 @@ def number(
     least: float | None = None,
     above: float | None = None,
     most: float | None = None,
+    keyword: bool = False,
 ) -> Any:
-    return field(
-        default=default, metadata={"range": Range(float, least=least, above=above, most=most)}
-    )
+    limits = {"range": Range(float, least=least, above=above, most=most)}
+    return field(default=default, metadata=limits, kw_only=keyword)
 
 
 def share(default: float) -> Any:
@@ -85,5 +85,6 @@ def share(default: float) -> Any:
     return number(default, above=0.0, most=1.0)
 
 
-def choice(default: Any, choices: Sequence[Any]) -> Any:
-    return field(default=default, metadata={"range": Range(type(default), choices=tuple(choices))})
+def choice(default: Any, choices: Sequence[Any], *, keyword: bool = False) -> Any:
+    limits = {"range": Range(type(default), choices=tuple(choices))}
+    return field(default=default, metadata=limits, kw_only=keyword)
