@@ -2,7 +2,7 @@
 #include <vector>
 
 #include "compiler/arithmetic.h"
-#include "compiler/kept_scores.h"
+#include "compiler/kept_weights.h"
 #include "compiler/kv_facts.h"
 #include "compiler/lowering.h"
 #include "graph/op_specs.h"
@@ -214,11 +214,8 @@ void lower_attention(Lowering& lowering, const Node& node) {
   }
   problem.weights = node.get_string("weights");
   problem.first_logits = first_logits(lowering, node);
-  const Node* mass = lowering.keeps_scores() ? mass_in_attention(lowering.graph(), node) : nullptr;
-  if (mass != nullptr) {
-    problem.mass = mass->get_string("plane");
-    problem.mass_rule = mass_rule(*mass);
-  }
+  const Node* mass = lowering.keeps_weights() ? mass_of_kept(lowering.graph(), node) : nullptr;
+  if (mass != nullptr) problem.mass = mass->get_string("plane");
   executor::AttentionPlaces places;
   places.q = lowering.floats(node.inputs[0]);
   places.layer = layer_of(node);
@@ -249,6 +246,7 @@ void lower_attention(Lowering& lowering, const Node& node) {
     problem.append = inner.problem;
   }
   lowering.add(node, problem, places);
+  if (mass != nullptr) lower_kept_mass(lowering, *mass);
 }
 
 }  // namespace effinfer::compiler

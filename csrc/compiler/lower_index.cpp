@@ -1,9 +1,8 @@
-// What chooses the keys that attention visits, and what sums up how much they get.
+// What chooses the keys that attention visits.
 #include <algorithm>
 #include <vector>
 
 #include "compiler/arithmetic.h"
-#include "compiler/kept_scores.h"
 #include "compiler/lowering.h"
 #include "effinfer/error.h"
 #include "graph/op_specs.h"
@@ -182,27 +181,6 @@ void lower_strided_index(Lowering& lowering, const Node& node) {
   problem.min_tokens = int_attribute(node, "min_tokens");
   problem.heads = indexed_heads(lowering, node);
   lowering.add(node, problem, index_places(lowering, node));
-}
-
-void lower_attention_mass(Lowering& lowering, const Node& node) {
-  ops::AttentionMassProblem problem;
-  problem.q_stride = lowering.cols(node.inputs[0]);
-  problem.num_qo_heads = int_attribute(node, "heads");
-  problem.kv.num_kv_heads = int_attribute(node, "kv_heads");
-  problem.kv.head_dim = int_attribute(node, "head_dim");
-  problem.kv.dtype = lowering.kv_dtype();
-  problem.sm_scale = static_cast<float>(node.get_float("sm_scale"));
-  problem.noise = static_cast<float>(node.get_float("noise"));
-  problem.name = node.get_string("plane");
-  problem.rule = mass_rule(node);
-  problem.max_kv_len = static_cast<int32_t>(lowering.max_seq_len());
-  if (lowering.phase() == Phase::prefill && node.has(graph::kPrefillProductsKey)) {
-    problem.arithmetic = parse_arithmetic(node.get_string(graph::kPrefillProductsKey));
-  }
-  executor::AttentionMassPlaces places;
-  places.q = lowering.floats(node.inputs[0]);
-  places.layer = static_cast<size_t>(node.get_int("layer"));
-  lowering.add(node, problem, places);
 }
 
 }  // namespace effinfer::compiler

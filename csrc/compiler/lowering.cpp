@@ -3,7 +3,7 @@
 #include <algorithm>
 
 #include "compiler/arithmetic.h"
-#include "compiler/kept_scores.h"
+#include "compiler/kept_weights.h"
 #include "compiler/memory_plan.h"
 #include "effinfer/ops/elementwise.h"
 #include "graph/op_specs.h"

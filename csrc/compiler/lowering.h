@@ -71,8 +71,8 @@ class Lowering {
   ops::VisitShape visit_shape(const Node& node) const;
   // The slot of the lists that an index writes or an attention reads.
   size_t visit_slot(const Node& node);
-  // Whether attention makes the sums of attention_mass nodes, where a step lets it.
-  bool keeps_scores() const { return program_.kept_heads > 0; }
+  // Whether attention keeps the weights that attention_mass nodes sum up, where a step lets it.
+  bool keeps_weights() const { return program_.kept_heads > 0; }
   int32_t max_seq_len() const { return shared_.options.max_seq_len; }
   // The values on the device, for as long as the executable lives.
   template <class T>
@@ -102,6 +102,8 @@ class Lowering {
                               describe(problem), std::string(name(product_arithmetic(problem))),
                               variant.isa});
   }
+  // Of the last call: in a small step members go on without waiting for each other.
+  void leave_barrier_out() { program_.calls.back()->every_member = true; }
 
  private:
   void reserve(size_t bytes) { shared_.scratch_bytes = std::max(shared_.scratch_bytes, bytes); }
@@ -151,6 +153,8 @@ void lower_page_index(Lowering& lowering, const Node& node);
 void lower_key_index(Lowering& lowering, const Node& node);
 void lower_strided_index(Lowering& lowering, const Node& node);
 void lower_attention_mass(Lowering& lowering, const Node& node);
+// The call behind an attention that keeps its weights.
+void lower_kept_mass(Lowering& lowering, const Node& node);
 void lower_to_operand(Lowering& lowering, const Node& node);
 void lower_matmul(Lowering& lowering, const Node& node);
 

@@ -107,7 +107,7 @@ class Member {
     return &next_task_;
   }
 
-  AttentionTask make_task(const AttentionItem& item) const {
+  AttentionTask make_task(const AttentionItem& item) {
     const AttentionTile& tile = tile_of(item);
     const ops::BatchLayout& batch = p_.batch;
     AttentionTask task = {};
@@ -150,9 +150,14 @@ class Member {
     set_scores(tile, task);
     set_results(item, tile, task);
     if (const ScoredRows* scored = scored_of(tile)) {
-      const int64_t first = (scored - p_.scored) * p_.num_qo_heads + tile.first_head;
-      task.kept = p_.kept + first * ops::kept_floats(p_.kept_pages);
-      task.kept_pages = p_.kept_pages;
+      const int64_t row = (scored - p_.scored) * p_.num_kv_heads + tile.kv_head;
+      task.kept =
+          p_.kept.numbers + row * ops::KeptWeights::row_numbers(tile.num_heads, p_.kept.pages);
+      task.member = team_.rank();
+      task.kept_place = kept_place_;
+      task.kept_weights = p_.kept.weights + task.member * p_.kept.room + kept_place_;
+      kept_place_ +=
+          (task.end_unit - task.first_unit) * ops::KeptWeights::page_weights(tile.num_heads);
     }
     task.scratch = scratch_;
     return task;
@@ -236,7 +241,9 @@ class Member {
                                      merge.num_partials});
     }
     if (p_.out_operand.data != nullptr) store_operand(tile);
-    if (task.kept != nullptr) add_mass(tile, task);
+    if (task.kept == nullptr) return;
+    const auto pages = static_cast<int32_t>(task.position / ops::kPageSize + 1);
+    kernels_.attention.end_kept({task.kept, tile.num_heads, pages});
   }
 
   void store_operand(const AttentionTile& tile) const {
@@ -247,26 +254,13 @@ class Member {
     }
   }
 
-  // Those that the tile's row is added for; null: none.
+  // Those that the tile's row counts for; null: none.
   const ScoredRows* scored_of(const AttentionTile& tile) const {
     const ScoredRows* end = p_.scored + p_.num_scored;
     const auto* found = std::find_if(p_.scored, end, [&](const ScoredRows& each) {
       return each.sequence == tile.sequence && each.name == p_.mass;
     });
     return found == end ? nullptr : found;
-  }
-
-  // All of the row's weights are there: what its keys get of it.
-  void add_mass(const AttentionTile& tile, const AttentionTask& task) const {
-    const SlotPlane& plane = scored_of(tile)->plane;
-    KeptMass mass = {};
-    mass.kept = task.kept;
-    mass.kept_pages = task.kept_pages;
-    mass.num_heads = tile.num_heads;
-    mass.num_pages = task.position / ops::kPageSize + 1;
-    mass.columns = plane.values + (p_.first_plane_head + tile.kv_head) * plane.stride;
-    mass.rule = p_.mass_rule;
-    kernels_.attention.add_mass(mass);
   }
 
   const Kernels& kernels_;
@@ -279,6 +273,7 @@ class Member {
   float* const outputs_;
   int64_t next_ = 0;
   AttentionTask next_task_ = {};
+  int64_t kept_place_ = 0;  // of weights that tasks have kept, or will
 };
 
 // Whatever the arithmetic.

@@ -4,6 +4,7 @@
 #include <cstdint>
 
 #include "ops/attention.h"
+#include "ops/mass_rule.h"
 
 namespace effinfer::cpu {
 
@@ -63,11 +64,13 @@ struct AttentionTask {
   float* lse;
   int64_t lse_row_stride;
   float lse_factor;
-  float* kept;  // [num_heads][ops::kept_floats(kept_pages)], of a tile of one row; null: none
-  int64_t kept_pages;
-  float* partial_out;  // [chunks, tile rows, v dims rounded up to 16]; null: write out
-  float* partial_ms;   // [chunks, tile rows, 2]
-  uint8_t* scratch;    // attention_scratch_bytes()
+  float* kept;          // numbers of ops::KeptWeights, of a tile of one row; null: nothing is kept
+  float* kept_weights;  // of the units from first_unit on, the member's from
+  int64_t kept_place;   // so many on
+  int32_t member;       // of the team
+  float* partial_out;   // [chunks, tile rows, v dims rounded up to 16]; null: write out
+  float* partial_ms;    // [chunks, tile rows, 2]
+  uint8_t* scratch;     // attention_scratch_bytes()
 
   // The member's next task, whose first keys and values are fetched during this one's last unit;
   // null: none. Called at most once, and only of rows.
@@ -82,22 +85,23 @@ struct AttentionFold {
   int32_t num_partials;
 };
 
-// What the keys of a row get of its heads, whose tasks have kept their weights, goes into
-// `columns`.
-struct KeptMass {
-  float* kept;  // of the tasks; what is not a weight is written over
-  int64_t kept_pages;
+// What the heads of a row have kept, all of whose tasks have ended.
+struct KeptRow {
+  float* numbers;  // of the tasks
   int32_t num_heads;
   int32_t num_pages;  // of the row's sequence, up to it
-  float* columns;     // by token, up to the end of the last page
-  ops::MassRule rule;
 };
 
 struct AttentionKernels {
   void (*pages)(const AttentionTask&);
   void (*rows)(const AttentionTask&);
   void (*fold)(const AttentionTask&, const AttentionFold&);
-  void (*add_mass)(const KeptMass&);
+  // Makes the factors from weights to probabilities, once, before
+  void (*end_kept)(const KeptRow&);
+  // what keys get of the row goes into `columns`, by token: of those whose task `member` had, from
+  // its weights.
+  void (*add_kept)(const KeptRow&, const ops::MassRule&, int32_t member, const float* weights,
+                   float* columns);
 };
 
 inline constexpr int64_t round_up_16(int64_t dims) {

@@ -40,7 +40,8 @@ void over_rows(const AttentionTask& task) {
 
 // The variants make sure that keys are bfloat16, or gathered as such.
 constexpr AttentionKernels kAttention = {over_pages<KvBf16Pairs>, over_rows<KvBf16Pairs>,
-                                         fold_attention<KvBf16Pairs>, add_mass<KvBf16Pairs>};
+                                         fold_attention<KvBf16Pairs>, end_kept<KvBf16Pairs>,
+                                         add_kept<KvBf16Pairs>};
 
 #else
 
@@ -58,7 +59,8 @@ void rows(const AttentionTask& task) {
   over_rows<KvBf16>(task);
 }
 
-constexpr AttentionKernels kAttention = {pages, rows, fold_attention<KvF32>, add_mass<KvF32>};
+constexpr AttentionKernels kAttention = {pages, rows, fold_attention<KvF32>, end_kept<KvF32>,
+                                         add_kept<KvF32>};
 
 #endif
 

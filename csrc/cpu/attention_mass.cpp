@@ -15,6 +15,10 @@ namespace {
 
 using ops::AttentionMassProblem;
 
+float* numbers_of(const AttentionMassProblem& p, const ScoredRows& scored, int64_t kv_head) {
+  return scored.plane.values + (p.first_head + kv_head) * scored.plane.stride;
+}
+
 // Adds what `count` rows give, of which the last is `behind` before the sequence's end, and some of
 // the KV head's query heads: rows of one tile, which share its keys.
 void add_rows(const PrefillIndexKernels& level, const AttentionMassProblem& p,
@@ -29,7 +33,7 @@ void add_rows(const PrefillIndexKernels& level, const AttentionMassProblem& p,
     tile.noise = scored.noise.values + (p.first_head + kv_head) * scored.noise.stride;
     tile.noise_scale = p.noise;
   }
-  tile.columns = scored.plane.values + (p.first_head + kv_head) * scored.plane.stride;
+  tile.columns = numbers_of(p, scored, kv_head);
   tile.last_position = p.batch.kv_len[scored.sequence] - 1;
   tile.scratch = scratch;
   for (int32_t first = 0; first < group; first += kIndexRows) {
@@ -50,7 +54,7 @@ void add_rows(const PrefillIndexKernels& level, const AttentionMassProblem& p,
 // What the numbers are after all rows, but for what these give.
 void decay(const AttentionMassProblem& p, const ScoredRows& scored, int64_t kv_head) {
   if (p.rule.decay == 1.0f) return;
-  float* numbers = scored.plane.values + (p.first_head + kv_head) * scored.plane.stride;
+  float* numbers = numbers_of(p, scored, kv_head);
   const float factor = std::pow(p.rule.decay, static_cast<float>(scored.rows));
   for (int64_t i = 0; i < p.batch.kv_len[scored.sequence]; ++i) numbers[i] *= factor;
 }
@@ -60,8 +64,19 @@ bool attends(const AttentionMassProblem& p) {
   return p.by_row && p.noise == 0.0f;
 }
 
-int64_t kept_pages(const AttentionMassProblem& p) {
-  return ops::kept_pages((p.max_kv_len + ops::kPageSize - 1) / ops::kPageSize);
+// A member's memory for what one row keeps.
+ops::KeptWeights own_kept(const AttentionMassProblem& p, float* memory) {
+  const int64_t group = p.num_qo_heads / p.kv.num_kv_heads;
+  ops::KeptWeights kept;
+  kept.pages = ops::KeptWeights::rounded((p.max_kv_len + ops::kPageSize - 1) / ops::kPageSize);
+  kept.room = kept.pages * ops::KeptWeights::page_weights(group);
+  kept.weights = memory;
+  kept.numbers = memory + kept.room;
+  return kept;
+}
+int64_t own_floats(const AttentionMassProblem& p) {
+  const ops::KeptWeights kept = own_kept(p, nullptr);
+  return kept.room + ops::KeptWeights::row_numbers(p.num_qo_heads / p.kv.num_kv_heads, kept.pages);
 }
 
 // Adds what the row gives that is `back` before the sequence's end.
@@ -90,18 +105,37 @@ void attend(const AttentionKernels& level, const AttentionMassProblem& p, const 
   task.score_scale = 1.0f;
   task.out_dtype = DType::f32;
   task.out = reinterpret_cast<uint8_t*>(memory);  // of no values
-  task.kept = memory;
-  task.kept_pages = kept_pages(p);
-  task.scratch = reinterpret_cast<uint8_t*>(memory + group * ops::kept_floats(task.kept_pages));
+  const ops::KeptWeights kept = own_kept(p, memory);
+  task.kept = kept.numbers;
+  task.kept_weights = kept.weights;
+  task.scratch = reinterpret_cast<uint8_t*>(memory + own_floats(p));
   level.pages(task);
-  level.add_mass({task.kept, task.kept_pages, group, task.end_unit,
-                  scored.plane.values + (p.first_head + kv_head) * scored.plane.stride, p.rule});
+  const KeptRow kept_row = {kept.numbers, group, task.end_unit};
+  level.end_kept(kept_row);
+  level.add_kept(kept_row, p.rule, task.member, kept.weights, numbers_of(p, scored, kv_head));
+}
+
+// What attention has kept: each member's own part of all rows.
+void add_kept(const AttentionKernels& level, const AttentionMassProblem& p, int32_t member) {
+  const int32_t group = p.num_qo_heads / p.kv.num_kv_heads;
+  for (int64_t i = 0; i < p.num_scored; ++i) {
+    const ScoredRows& scored = p.scored[i];
+    if (scored.name != p.name) continue;
+    const int32_t pages = (p.batch.kv_len[scored.sequence] + ops::kPageSize - 1) / ops::kPageSize;
+    for (int64_t kv_head = 0; kv_head < p.kv.num_kv_heads; ++kv_head) {
+      float* numbers = p.kept.numbers + (i * p.kv.num_kv_heads + kv_head) *
+                                            ops::KeptWeights::row_numbers(group, p.kept.pages);
+      level.add_kept({numbers, group, pages}, p.rule, member, p.kept.weights + member * p.kept.room,
+                     numbers_of(p, scored, kv_head));
+    }
+  }
 }
 
 template <Level kLevel>
 void run_attention_mass(const AttentionMassProblem& p, Team& team) {
   const auto& columns = kernels<kLevel, PrefillIndexKernels>();
   const auto& attention = kernels<kLevel, AttentionKernels>();
+  if (p.kept.is_kept()) return add_kept(attention, p, team.rank());
   auto* scratch = static_cast<float*>(team.scratch());
   const int32_t group = p.num_qo_heads / p.kv.num_kv_heads;
   const int32_t most = p.by_row ? 1 : std::max(kIndexRows / group, 1);
@@ -139,8 +173,7 @@ const char* rejects_bf16(const AttentionMassProblem& p) {
 
 size_t scratch_bytes(const AttentionMassProblem& p) {
   const int64_t group = p.num_qo_heads / p.kv.num_kv_heads;
-  const int64_t attention = group * ops::kept_floats(kept_pages(p)) * 4 +
-                            attention_scratch_bytes(group, p.kv.head_dim, 0);
+  const int64_t attention = own_floats(p) * 4 + attention_scratch_bytes(group, p.kv.head_dim, 0);
   return static_cast<size_t>(std::max(column_scratch_floats(p.kv.head_dim) * 4, attention));
 }
 

@@ -13,7 +13,8 @@ using executor::Program;
 
 namespace {
 
-// 16 MB, touched where weights are kept; steps that need more compute them apart.
+// Weights that are kept in a step, 16 MB; steps that need more make them apart. Each member has
+// room for all, of which it touches what it makes.
 constexpr int64_t kMostKept = int64_t{1} << 22;
 
 // The lists that members kept of each row, [members][rows], as one; member 0's are changed.
@@ -64,7 +65,11 @@ void Executable::Impl::reserve_plans() {
   }
   const bool keeps = std::ranges::any_of(
       programs, [](const executor::Program& program) { return program.kept_heads > 0; });
-  if (keeps) kept = std::make_unique_for_overwrite<float[]>(kMostKept);
+  if (keeps) {
+    // Of a chunk, and its part of what a row has, there are 80 numbers at most beside 272 weights.
+    kept_numbers = std::make_unique_for_overwrite<float[]>(kMostKept * 80 / 272);
+    kept_weights = std::make_unique_for_overwrite<float[]>(kMostKept * pool->size());
+  }
   partial_out = std::make_unique_for_overwrite<float[]>(partial_floats);
   partial_ms = std::make_unique_for_overwrite<float[]>(partials * 2);
   for (executor::AttentionBuffers& buffers : attention) {
@@ -94,7 +99,7 @@ void Executable::Impl::plan_step(const executor::Step& step, Phase phase) {
     }
     // What chooses or scores keys reads those of the step: they are appended before it, not within
     // attention, but where that scores them itself.
-    const bool scores_apart = !step.batch->scored.empty() && step.kept == nullptr;
+    const bool scores_apart = !step.batch->scored.empty() && !step.kept.is_kept();
     if ((has_lists && shape.visits) || scores_apart) {
       attention[slot].work.one_tile = false;
     }
@@ -113,11 +118,10 @@ void Executable::Impl::keep_weights(const executor::Program& program, executor::
     if (batch.qo_indptr[s + 1] - batch.qo_indptr[s] != 1) return;
     longest = std::max<int64_t>(longest, batch.kv_len[s]);
   }
-  const int64_t pages = ops::kept_pages((longest + ops::kPageSize - 1) / ops::kPageSize);
+  const int64_t pages = ops::KeptWeights::rounded((longest + ops::kPageSize - 1) / ops::kPageSize);
   const auto rows = static_cast<int64_t>(batch.scored.size());
-  if (rows * program.kept_heads * ops::kept_floats(pages) > kMostKept) return;
-  step.kept = kept.get();
-  step.kept_pages = pages;
+  if (rows * program.kept_heads * pages * ops::KeptWeights::page_weights(1) > kMostKept) return;
+  step.kept = {kept_numbers.get(), pages, kept_weights.get(), kMostKept};
 }
 
 void Executable::run(const Batch& batch, KvCache& cache, std::span<float> logits,

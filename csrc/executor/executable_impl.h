@@ -44,7 +44,8 @@ struct Executable::Impl {
   std::vector<ops::VisitBuffers> visit_buffers;
   std::unique_ptr<float[]> partial_out;
   std::unique_ptr<float[]> partial_ms;
-  std::unique_ptr<float[]> kept;                 // null: no program keeps any weights
+  std::unique_ptr<float[]> kept_numbers;  // null: no program keeps any weights
+  std::unique_ptr<float[]> kept_weights;
   std::unique_ptr<executor::DeviceStep> device;  // null: kernels run on the CPU
 
   // ops::TopList[members][max_rows], where the head can keep them; made by the step.

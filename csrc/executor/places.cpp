@@ -144,13 +144,12 @@ bool AttentionPlaces::fill(ops::AttentionProblem& p, const Step& step) const {
     p.num_weighted = static_cast<int64_t>(step.batch->weighted.size());
   }
   p.num_scored = 0;
-  if (!p.mass.empty() && step.kept != nullptr) {
+  if (!p.mass.empty() && step.kept.is_kept()) {
     p.scored = step.batch->scored.data();
     p.num_scored = static_cast<int64_t>(step.batch->scored.size());
     p.kept = step.kept;
-    p.kept_pages = step.kept_pages;
   }
-  if (!p.weights.empty() || !p.mass.empty()) {
+  if (!p.weights.empty()) {
     p.first_plane_head = static_cast<int32_t>(step.place_in_group(layer)) * pages.num_kv_heads;
   }
   p.append.k = nullptr;
@@ -184,7 +183,8 @@ bool IndexPlaces::fill(ops::StridedIndexProblem& p, const Step& step) const {
 
 bool AttentionMassPlaces::fill(ops::AttentionMassProblem& p, const Step& step) const {
   const std::span<const ScoredRows> scored = step.batch->scored;
-  if (step.kept != nullptr) return false;  // attention makes the sums
+  if (step.kept.is_kept() != of_kept) return false;
+  p.kept = step.kept;
   const auto of_node = [&](const ScoredRows& rows) { return rows.name == p.name; };
   if (std::none_of(scored.begin(), scored.end(), of_node)) return false;
   p.q = q.at(step);

@@ -209,6 +209,7 @@ struct IndexPlaces {
 struct AttentionMassPlaces {
   Floats q;
   size_t layer = 0;
+  bool of_kept = false;  // the call behind attention, of steps in which that keeps its weights
 
   bool fill(ops::AttentionMassProblem& p, const Step& step) const;
 };

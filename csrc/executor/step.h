@@ -38,10 +38,9 @@ struct Step {
   std::span<const ops::KvLayer> kv_layers;      // by the number of a layer
   std::span<const AttentionBuffers> attention;  // by the slot of an attention shape
   std::span<const ops::VisitPlan> visits;       // by the slot of a visit shape
-  // [scored rows][heads][ops::kept_floats(kept_pages)]: attention keeps weights and makes the sums
-  // of attention_mass nodes; null: these are calls.
-  float* kept = nullptr;
-  int64_t kept_pages = 0;
+  // The weights that attention keeps and attention_mass nodes sum up, or none: these make their
+  // own.
+  ops::KeptWeights kept;
   std::byte* own = nullptr;  // a member's own arena in a small step
   // On a GPU, of the batch's scored rows, which are ordered by names there.
   const ops::MassRows* mass_rows = nullptr;

@@ -21,7 +21,6 @@
 #include "effinfer/slot_plane.h"
 #include "ops/cost.h"
 #include "ops/kv_layout.h"
-#include "ops/mass_rule.h"
 #include "ops/operand.h"
 #include "ops/rope_append.h"
 #include "ops/visits.h"
@@ -31,15 +30,25 @@ namespace effinfer::ops {
 inline constexpr int32_t kUnitTokens = 64;
 inline constexpr int32_t kChunkUnits = 4;
 inline constexpr int32_t kChunkTokens = kChunkUnits * kUnitTokens;
-// Rows of so many pages that keep what they weigh keys by: [kept_pages] times the 64 weights of a
-// page, then of each page the reference that these are below (cpu/vectors/kept_weights.h), then of
-// each chunk its last reference, and its sum.
-inline constexpr int64_t kept_pages(int64_t pages) {
-  return (pages + 15) / 16 * 16;
-}
-inline constexpr int64_t kept_floats(int64_t kept_pages) {
-  return kept_pages * (kPageSize + 3);
-}
+// What attention keeps of rows, whose bytes cpu/vectors/kept_weights.h knows. Weights of keys lie
+// with the member that made them, and nobody writes a line of another's.
+struct KeptWeights {
+  float* numbers = nullptr;  // [rows, KV heads, row_numbers()]; null: nothing is kept
+  int64_t pages = 0;         // rounded(), of each row's sequence at least
+  float* weights = nullptr;  // [members, room]
+  int64_t room = 0;          // page_weights() of all rows, KV heads and pages
+
+  static constexpr int64_t rounded(int64_t pages) { return (pages + 15) / 16 * 16; }
+  // Of a KV head's group of query heads: the weights of a page's keys and one number.
+  static constexpr int64_t page_weights(int64_t group) { return group * kPageSize + padded(group); }
+  // Two numbers, and of each chunk as many, who has it, and where.
+  static constexpr int64_t chunk_numbers(int64_t group) { return 2 * padded(group) + 16; }
+  static constexpr int64_t row_numbers(int64_t group, int64_t pages) {
+    return 2 * padded(group) + pages / kChunkUnits * chunk_numbers(group);
+  }
+  static constexpr int64_t padded(int64_t group) { return (group + 15) / 16 * 16; }
+  constexpr bool is_kept() const { return numbers != nullptr; }
+};
 
 // Where the keys lie, which decides how many rows share them.
 enum class KeySource : uint8_t {
@@ -304,14 +313,12 @@ struct AttentionProblem : AttentionLogits {
   const WeightedSlots* weighted = nullptr;
   int64_t num_weighted = 0;
   int32_t first_plane_head = 0;  // for KV head 0 of this layer
-  // What keys get of scored rows, each the only one of its sequence, is added to planes of this
-  // name as a call of attention_mass would (ops/attention_mass.h), from its own weights.
+  // Of scored rows of this name, each the only one of its sequence, what they weigh keys by is
+  // kept, for a call of attention_mass (ops/attention_mass.h).
   std::string_view mass;
-  MassRule mass_rule;
   const ScoredRows* scored = nullptr;
   int64_t num_scored = 0;
-  float* kept = nullptr;   // [num_scored, num_qo_heads, kept_floats(kept_pages)]
-  int64_t kept_pages = 0;  // kept_pages() of each sequence's, at least
+  KeptWeights kept;
   // A few rows of each sequence: rows of keys are multiplied where they lie.
   bool decode = false;
   // Rows of prompts, in a phase of their own: sums need not be decoding's, bit for bit.

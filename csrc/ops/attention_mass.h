@@ -7,6 +7,7 @@
 #include <string_view>
 
 #include "effinfer/slot_plane.h"
+#include "ops/attention.h"
 #include "ops/cost.h"
 #include "ops/kv_layout.h"
 #include "ops/mass_rule.h"
@@ -45,14 +46,17 @@ struct AttentionMassProblem {
   Arithmetic arithmetic = Arithmetic::f32;  // bf16: queries are rounded to it; of bf16 pages
   float sm_scale = 1.0f;
   float noise = 0.0f;  // as much of the rows' noise is added to logits
-  // Row by row, so that several rows of a step give the bits of a step each, and those of attention
-  // that makes the sums itself.
+  // Row by row, so that several rows of a step give the bits of a step each, and those of what
+  // attention has kept.
   bool by_row = false;
   std::string_view name;  // of the rows that are added; others are another node's
   MassRule rule;
   const ScoredRows* scored = nullptr;
   int64_t num_scored = 0;
   int32_t first_head = 0;  // of a plane, for KV head 0 of this layer
+  // What the step's attention has kept of its rows (AttentionProblem::mass), each the only one of
+  // its sequence: the sums are made of that.
+  KeptWeights kept;
 
   int32_t max_kv_len = 0;  // of the sequences that have rows, at most
 

@@ -24,7 +24,7 @@ using PackedRows = KeyRows<Keys, avx512::KvPack, TileProducts>;
 
 const AttentionKernels kAttention = {AttentionBody<Kv, Products, KeyPages>::run,
                                      AttentionBody<Kv, Products, PackedRows>::run,
-                                     fold_attention<Kv>, add_mass<Kv>};
+                                     fold_attention<Kv>, end_kept<Kv>, add_kept<Kv>};
 
 void matmul_bf16(const effinfer::ops::MatmulProblem& problem, effinfer::Team& team) {
   AmxMatmul<EmulatedTiles>::run(problem, team);

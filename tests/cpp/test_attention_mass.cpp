@@ -392,7 +392,7 @@ TEST("attention that keeps weights gives the bits of a call, and its own") {
   // prompt and a token that nobody asks for.
   const std::vector<int32_t> lengths = {700, 1, 300, 64, 129, 90, 1500};
   const std::vector<Rows> rows = {{1, 1}, {1, 1}, {40, 0}, {1, 1}, {1, 1}, {1, 0}, {1, 1}};
-  const int64_t pages = ops::kept_pages(24);
+  constexpr int64_t kPages = ops::KeptWeights::rounded(24);
   for (const DType dtype : {DType::f32, DType::f16, DType::bf16, DType::i8}) {
     Fixture fixture(dtype, lengths, rows, 5);
     const ops::MassRule rule = {dtype == DType::f16 ? 0.5f : 1.0f, dtype == DType::i8};
@@ -407,17 +407,28 @@ TEST("attention that keeps weights gives the bits of a call, and its own") {
       for (const int threads : {1, 3}) {
         std::vector<ScoredRows> kept = fixture.fresh_planes();
         kept[0].name = "another node's";
-        std::vector<float> weights(kept.size() * kHeads *
-                                   static_cast<size_t>(ops::kept_floats(pages)));
+        const int64_t heads = std::ssize(kept) * kKvHeads;
+        constexpr int64_t kGroup = kHeads / kKvHeads;
+        const int64_t room = heads * kPages * ops::KeptWeights::page_weights(kGroup);
+        const int64_t count = heads * ops::KeptWeights::row_numbers(kGroup, kPages);
+        std::vector<float> numbers(static_cast<size_t>(count));
+        std::vector<float> weights(static_cast<size_t>(threads * room));
+        const ops::KeptWeights memory = {numbers.data(), kPages, weights.data(), room};
         const auto keep = [&](ops::AttentionProblem& p) {
           p.mass = "mass";
-          p.mass_rule = rule;
           p.scored = kept.data();
           p.num_scored = static_cast<int64_t>(kept.size());
-          p.kept = weights.data();
-          p.kept_pages = pages;
+          p.kept = memory;
+        };
+        const auto sum_kept = [&] {
+          ThreadPool team(threads);
+          ops::AttentionMassProblem sums = fixture.problem(kept);
+          sums.rule = rule;
+          sums.kept = memory;
+          ops::run_alone(sums, team);
         };
         CHECK(run_attention(fixture, threads, keep) == plain);
+        sum_kept();
         const SlotPlane& untouched = kept[0].plane;
         for (int64_t i = 0; i < untouched.num_heads * untouched.stride; ++i) {
           CHECK_EQ(untouched.values[i], 0.0f);
@@ -425,6 +436,7 @@ TEST("attention that keeps weights gives the bits of a call, and its own") {
         kept[0].name = "mass";
         for (ScoredRows& each : std::span(kept).subspan(1)) each.name = "";
         run_attention(fixture, threads, keep);
+        sum_kept();
         check_same_planes(kept, called);
       }
     });

@@ -259,12 +259,7 @@ struct AttentionBody {
     Math::fill(s.sums, s.rows * 16, 0.0f);
     for (; source.chunk() == chunk; source.advance()) do_unit(task, s, products, source);
     for (int64_t row = 0; row < s.rows; ++row) s.sum[row] = sum(V::load(s.sums + row * 16));
-    if (task.kept == nullptr) return;
-    for (int64_t row = 0; row < s.rows; ++row) {
-      const KeptRow kept(task.kept, task.kept_pages, row);
-      kept.chunk_max[chunk] = s.max[row];
-      kept.chunk_sum[chunk] = s.sum[row];
-    }
+    if (task.kept != nullptr) KeptBody<Kv>::keep_chunk(task, chunk, s.max, s.sum);
   }
 
   static void clear(const State& s, float* out, float* max, float* sum) {

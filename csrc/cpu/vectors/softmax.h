@@ -144,12 +144,10 @@ struct Softmax {
     for (int64_t head = 0; head < task.num_heads; ++head) path.spread(scores + head * kUnit);
   }
 
-  // Of a page, whose tokens follow each other.
-  [[gnu::noinline]] static void keep(const AttentionTask& task, const Unit& unit, int64_t row,
+  // Of a page, whose tokens follow each other, and of the tile's only row.
+  [[gnu::noinline]] static void keep(const AttentionTask& task, const Unit& unit, int64_t head,
                                      float reference, const V (&weights)[kGroups]) {
-    const KeptRow kept(task.kept, task.kept_pages, row);
-    for (int g = 0; g < kGroups; ++g) weights[g].store(kept.weights + unit.start + g * 16);
-    kept.references[unit.start / kUnit] = reference;
+    KeptBody<Kv>::keep_page(task, unit.start / kUnit, head, reference, weights);
   }
 
   static void copy(const float* from, float* to) {

@@ -1,4 +1,4 @@
-#include "compiler/kept_scores.h"
+#include "compiler/kept_weights.h"
 
 #include <algorithm>
 
@@ -7,7 +7,7 @@
 namespace effinfer::compiler {
 namespace {
 
-bool shares_products(const Node& mass, const Node& attention) {
+bool shares_weights(const Node& mass, const Node& attention) {
   return attention.op == "attention" && !graph::attention_inputs(attention).visits &&
          attention.inputs[0] == mass.inputs[0] &&
          attention.get_int("layer") == mass.get_int("layer") &&
@@ -19,15 +19,11 @@ bool shares_products(const Node& mass, const Node& attention) {
 
 }  // namespace
 
-ops::MassRule mass_rule(const Node& node) {
-  return {static_cast<float>(node.get_float("decay")), node.get_string("reduce") == "maximum"};
-}
-
-const Node* mass_in_attention(const Graph& graph, const Node& attention) {
+const Node* mass_of_kept(const Graph& graph, const Node& attention) {
   const Node* found = nullptr;
   for (const Node& node : graph.nodes) {
     if (node.op != "attention_mass" || node.inputs[0] != attention.inputs[0]) continue;
-    if (found != nullptr || !shares_products(node, attention)) return nullptr;
+    if (found != nullptr || !shares_weights(node, attention)) return nullptr;
     found = &node;
   }
   return found;
@@ -40,7 +36,7 @@ int64_t kept_heads(const Graph& graph, Phase phase, Device device) {
   for (const Node& mass : graph.nodes) {
     if (mass.op != "attention_mass") continue;
     const bool made = std::ranges::any_of(graph.nodes, [&](const Node& node) {
-      return node.op == "attention" && mass_in_attention(graph, node) == &mass;
+      return node.op == "attention" && mass_of_kept(graph, node) == &mass;
     });
     if (!made) return 0;
     heads = std::max(heads, mass.get_int("heads"));
