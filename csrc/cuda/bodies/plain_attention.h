@@ -64,7 +64,7 @@ class PlainTile {
   EFFINFER_DEVICE void run() {
     int32_t chunk = next_chunk(item_.first_unit / kPlainUnits);
     TokenPlaces places = places_of(chunk);
-    fetch_queries();
+    if (chunk >= 0) fetch_queries();
     fetch(p_.k, places, chunk < 0, 0, shared_.keys[own_unit()]);
     fetch(p_.v, places, chunk < 0, 0, shared_.values[own_unit()].rows);
     if (unit_.thread < kPlainRows) {
@@ -162,6 +162,7 @@ class PlainTile {
       const bool last = stage + 1 == Rows::kStages;
       typename Products::Scores scores = {};
       unit_.template wait<1>();
+      if (visited && is_narrow(p_.k.dtype)) Rows::template widen<kType>(unit_, p_.k, keys);
       sync_unit();
       if (visited) Products::add_scores(unit_, shared_.queries, keys, p_.k.dims, scores);
       sync_unit();
@@ -172,6 +173,7 @@ class PlainTile {
         Products::set_weights(unit_, scores, max, sum, sums);
       }
       unit_.template wait<1>();
+      if (visited && is_narrow(p_.v.dtype)) Rows::template widen<kType>(unit_, p_.v, values.rows);
       sync_unit();
       if (visited) Products::add_values(unit_, scores, values.rows, p_.v.dims, sums);
       sync_unit();
