@@ -22,7 +22,9 @@ const char* rejects_rows(const AttentionProblem& p) {
     if (is_narrow(dtype) && dims % 16 != 0) return "head_dim of 8 bits is no multiple of 16";
   }
   if (p.q_rope.dims > 0 || p.k_rope.dims > 0) return "no dims beside q and k";
-  if (p.k.scales != nullptr || p.v.scales != nullptr) return "no scales of tokens";
+  if (p.v.scales != nullptr && p.q.dtype == DType::f16) {
+    return "weights in float16 have no room for scales of tokens";
+  }
   return nullptr;
 }
 

@@ -157,6 +157,20 @@ struct PlainProducts {
     }
   }
 
+  // Numbers of a unit's tokens from `begin` on times the tokens' scales, of which each lane has
+  // those of two tokens.
+  template <class Unit>
+  EFFINFER_DEVICE static void multiply_tokens(Unit& unit, const float (&scales)[2], int begin,
+                                              Scores& numbers) {
+    EFFINFER_UNROLL
+    for (int t = 0; t < kTokens; ++t) {
+      const int at = place_of(unit, begin, t);
+      const float scale = unit.shfl(scales[(begin + t / 2 * 8) / kWarp], at % kWarp);
+      numbers[t / 2][t % 2] *= scale;
+      numbers[t / 2][2 + t % 2] *= scale;
+    }
+  }
+
   // Scores to logits: of a unit's tokens from `begin` on, -infinity where a row does not see one.
   // Those of a list are in `list`.
   template <class Unit>

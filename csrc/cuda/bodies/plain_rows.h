@@ -97,6 +97,20 @@ struct PlainRows {
     return places;
   }
 
+  // What the lane's own tokens' numbers are multiplied by, where rows say it.
+  template <class Unit>
+  EFFINFER_DEVICE static void find_scales(Unit& unit, const ops::KvRows& rows, int kv_head,
+                                          const TokenPlaces& places, float (&scales)[2]) {
+    if (rows.scales == nullptr) return;
+    EFFINFER_UNROLL
+    for (int half = 0; half < 2; ++half) {
+      if (places.page[half] < 0) continue;
+      scales[half] =
+          unit.load(rows.scales + places.page[half] * rows.scale_page_stride +
+                    places.slot[half] * rows.scale_token_stride + kv_head * rows.scale_head_stride);
+    }
+  }
+
   // Of a tile with a list: the tokens of a unit, whose places are known.
   template <class Unit>
   EFFINFER_DEVICE static void store_tokens(Unit& unit, const ops::AttentionProblem& p,

@@ -117,6 +117,28 @@ def test_prompts_over_caches_of_8_bits(narrow):
     check(out, lse, batch.expected(q, rows, "bfloat16", causal=True, **options), "bfloat16")
 
 
+@pytest.mark.parametrize("layout", ["NHD", "HND"])
+@pytest.mark.parametrize(("narrow", "head_dim"), [("int8", 64), ("float8_e4m3fn", 208)])
+def test_scales_of_each_token_and_head(layout, narrow, head_dim):
+    rng = np.random.default_rng(12)
+    batch = Paged(rng, LENGTHS, 16, Shape(4, 2, head_dim), narrow, layout)
+    scales = rng.uniform(1 / 64, 1 / 16, (2, batch.num_pages, 16, 2)).astype(np.float32)
+    for s in range(len(LENGTHS)):
+        at = batch.places(s)
+        batch.keys[s] = batch.keys[s] * scales[0][at][..., None]
+        batch.values[s] = batch.values[s] * scales[1][at][..., None]
+    if layout == "HND":
+        scales = np.ascontiguousarray(scales.swapaxes(2, 3))
+    q, cache = batch.queries([1] * 4, "bfloat16"), device_cache(batch)
+    wrapper = ops.BatchDecodeWithPagedKVCacheWrapper(None, layout)
+    wrapper.plan(*batch.lists, 4, 2, head_dim, 16)
+    given = {"k_scale": there(scales[0]), "v_scale": there(scales[1])}
+    out, lse = wrapper.run(there(q), cache, return_lse=True, **given)
+    check(out, lse, batch.expected(q, [1] * 4, "bfloat16"), "bfloat16")
+    with pytest.raises(UnsupportedError, match=r"(.|\n)*float16 have no room for scales of tok"):
+        wrapper.run(there(batch.queries([1] * 4, "float16")), cache, **given)
+
+
 def test_long_sequences_are_shared_by_blocks_and_bits_do_not_change():
     dtype = "bfloat16"
     batch = Paged(np.random.default_rng(4), [2049, 40], 32, Shape(4, 1, 64), dtype)
@@ -349,8 +371,10 @@ def test_what_is_refused():
         (lambda: run(q, _core.PagedKv(4, 1, 64, "bf16")), InvalidArgumentError, "PagedKv"),
         (lambda: run(q, cache, sinks=np.zeros(2, np.float32)), InvalidArgumentError, on_cpu),
         (lambda: run(q, cache, pool=ops.ThreadPool(1)), InvalidArgumentError, "got a ThreadPool"),
-        (lambda: run(q, cache, k_scale=there(np.ones((4, 16, 1), np.float32))),
-         (InvalidArgumentError, UnsupportedError), "scale"),
+        (lambda: run(q, cache, k_scale=np.ones((4, 16, 1), np.float32)), InvalidArgumentError,
+         r"\] k_scale: " + on_cpu),
+        (lambda: run(q, cache, v_scale=there(np.ones((4, 8, 1), np.float32))),
+         InvalidArgumentError, r"\] v_scale: expected shape"),
     ):  # fmt: skip
         with pytest.raises(error, match=message):
             call()
