@@ -141,6 +141,18 @@ int quota_cpus() {
   return 0;
 }
 
+// Of the GPUs that kernels are compiled for: bfloat16 products, asynchronous copies.
+constexpr int32_t kLeastArch = 80;
+
+// Why kernels do not run on a GPU, or nothing.
+std::string refusal_of(const Backend& cuda, int32_t index) {
+  const int32_t arch = cuda.arch(index);
+  if (arch >= kLeastArch) return "";
+  return "cuda:" + std::to_string(index) + " is a " + cuda.model_name(index) +
+         " of compute capability " + std::to_string(arch / 10) + "." + std::to_string(arch % 10) +
+         ", kernels need 8.0 or later";
+}
+
 [[noreturn]] void refuse_device(std::string_view text, std::string_view argument) {
   std::string message(argument);
   message += ": expected ";
@@ -148,7 +160,13 @@ int quota_cpus() {
     message += (known == Device{} ? "\"" : ", \"") + name(known) + '"';
   }
   message.append(", got \"").append(text).append("\"");
-  if (text.starts_with("cuda")) message.append("; CUDA: ").append(cuda_status());
+  if (text.starts_with("cuda")) {
+    message.append("; CUDA: ").append(cuda_status());
+    const Backend* cuda = cuda_backend();
+    for (int32_t i = 0; cuda != nullptr && i < cuda->num_devices(); ++i) {
+      if (const std::string why = refusal_of(*cuda, i); !why.empty()) message.append("; ") += why;
+    }
+  }
   throw InvalidArgument(message);
 }
 
@@ -158,7 +176,9 @@ std::vector<Device> available_devices() {
   std::vector<Device> devices = {Device{}};
   const Backend* cuda = cuda_backend();
   const int32_t count = cuda == nullptr ? 0 : cuda->num_devices();
-  for (int32_t i = 0; i < count; ++i) devices.push_back({DeviceKind::cuda, i});
+  for (int32_t i = 0; i < count; ++i) {
+    if (refusal_of(*cuda, i).empty()) devices.push_back({DeviceKind::cuda, i});
+  }
   return devices;
 }
 

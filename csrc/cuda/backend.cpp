@@ -266,17 +266,22 @@ class RuntimeBackend final : public Backend {
  public:
   RuntimeBackend() {
     const cudaError_t status = cudaGetDeviceCount(&count_);
+    int driver = 0;  // as where there is none
+    if (cudaDriverGetVersion(&driver) != cudaSuccess) driver = 0;
+    const std::string found = "driver for CUDA " + std::to_string(driver / 1000) + "." +
+                              std::to_string(driver % 1000 / 10);
     if (status == cudaSuccess && count_ > 0) {
-      int driver = 0;
-      check(cudaDriverGetVersion(&driver), "cudaDriverGetVersion");
-      status_ = std::to_string(count_) + (count_ == 1 ? " device" : " devices") +
-                ", driver for CUDA " + std::to_string(driver / 1000) + "." +
-                std::to_string(driver % 1000 / 10);
+      status_ = std::to_string(count_) + (count_ == 1 ? " device, " : " devices, ") + found;
     } else {
       cudaGetLastError();
       count_ = 0;
       status_ = std::string("no device: ") +
                 (status == cudaSuccess ? "none is visible" : cudaGetErrorString(status));
+      const std::string needed =
+          "expected a driver for CUDA " + std::to_string(CUDART_VERSION / 1000) + " or later";
+      if (status == cudaErrorInsufficientDriver) {
+        status_ += "; " + needed + ", found " + (driver == 0 ? "none" : "a " + found);
+      }
     }
     for (int i = 0; i < count_; ++i) memories_.push_back(std::make_unique<DeviceMemory>(i));
   }

@@ -13,11 +13,14 @@ using ops::AttentionScoresProblem;
 const char* rejects(const AttentionScoresProblem& p) {
   if (p.source != ops::KeySource::rows) return "keys are pages of the engine";
   const DType dtype = p.k.dtype;
-  if (dtype != DType::bf16 && dtype != DType::f16) return "keys are not f16 or bf16";
-  if (p.q.dtype != dtype) return "queries and keys differ in dtype";
+  if (p.q.dtype != DType::bf16 && p.q.dtype != DType::f16) return "queries are not f16 or bf16";
+  if (dtype != p.q.dtype && !is_narrow(dtype)) {
+    return "keys are not of the queries' dtype or of 8 bits";
+  }
   if (p.k.dims <= 0 || p.k.dims > ops::kGpuMostHeadDim || p.k.dims % 8 != 0) {
     return "head_dim is not a multiple of 8 up to 256";
   }
+  if (is_narrow(dtype) && p.k.dims % 16 != 0) return "head_dim of 8 bits is no multiple of 16";
   if (p.k.scales != nullptr) return "no scales of tokens";
   if (p.row_block != 0 || p.key_block != 1) return "no blocks of rows or keys";
   if (p.diagonals != nullptr) return "no diagonals";
@@ -37,7 +40,7 @@ size_t shared_bytes(const AttentionScoresProblem& p) {
 }
 
 void attention_scores(const AttentionScoresProblem& p, Queue& queue) {
-  if (p.k.dtype == DType::f16) {
+  if (p.q.dtype == DType::f16) {
     launch_scores<DType::f16>(p, queue);
   } else {
     launch_scores<DType::bf16>(p, queue);

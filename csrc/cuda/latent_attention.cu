@@ -14,13 +14,19 @@ bool same_rows(const ops::KvRows& a, const ops::KvRows& b) {
 
 const char* rejects_rows(const AttentionProblem& p) {
   const DType dtype = p.k.dtype;
-  if (dtype != DType::bf16 && dtype != DType::f16) return "keys are not f16 or bf16";
-  if (p.q.dtype != dtype || p.q_rope.dtype != dtype) return "queries and keys differ in dtype";
+  if (p.q.dtype != DType::bf16 && p.q.dtype != DType::f16) return "queries are not f16 or bf16";
+  if (p.q_rope.dtype != p.q.dtype || p.k_rope.dtype != dtype) return "parts differ in dtype";
+  if (dtype != p.q.dtype && !is_narrow(dtype)) {
+    return "keys are not of the queries' dtype or of 8 bits";
+  }
   if (p.k.dims <= 0 || p.k.dims > kLatentDims || p.k.dims % 16 != 0) {
     return "the latent part is not a multiple of 16 dims up to 512";
   }
   if (p.k_rope.dims > kLatentRopeDims || p.k_rope.dims % 8 != 0) {
     return "the rotated part is not a multiple of 8 dims up to 64";
+  }
+  if (is_narrow(dtype) && p.k_rope.dims % 16 != 0) {
+    return "a rotated part of 8 bits is no multiple of 16 dims";
   }
   if (p.k.scales != nullptr || p.v.scales != nullptr || p.k_rope.scales != nullptr) {
     return "no scales of tokens";
@@ -45,7 +51,7 @@ size_t shared_bytes(const AttentionProblem&) {
 }
 
 void launch_attention(const AttentionProblem& p, Queue& queue) {
-  if (p.k.dtype == DType::f16) {
+  if (p.q.dtype == DType::f16) {
     launch<LatentAttentionKernel<DType::f16>>(p, p.work.num_items, queue);
   } else {
     launch<LatentAttentionKernel<DType::bf16>>(p, p.work.num_items, queue);

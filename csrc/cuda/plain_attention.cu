@@ -10,15 +10,21 @@ using ops::AttentionProblem;
 
 const char* rejects_rows(const AttentionProblem& p) {
   const DType dtype = p.k.dtype;
-  if (dtype != DType::bf16 && dtype != DType::f16) return "keys are not f16 or bf16";
-  if (p.v.dtype != dtype || p.q.dtype != dtype) return "queries, keys and values differ in dtype";
+  if (p.q.dtype != DType::bf16 && p.q.dtype != DType::f16) return "queries are not f16 or bf16";
+  if (dtype != p.q.dtype && !is_narrow(dtype)) {
+    return "keys are not of the queries' dtype or of 8 bits";
+  }
+  if (p.v.dtype != dtype) return "keys and values differ in dtype";
   for (const int32_t dims : {p.k.dims, p.v.dims}) {
     if (dims <= 0 || dims > ops::kGpuMostHeadDim || dims % 8 != 0) {
       return "head_dim is not a multiple of 8 up to 256";
     }
+    if (is_narrow(dtype) && dims % 16 != 0) return "head_dim of 8 bits is no multiple of 16";
   }
   if (p.q_rope.dims > 0 || p.k_rope.dims > 0) return "no dims beside q and k";
-  if (p.k.scales != nullptr || p.v.scales != nullptr) return "no scales of tokens";
+  if (p.v.scales != nullptr && p.q.dtype == DType::f16) {
+    return "weights in float16 have no room for scales of tokens";
+  }
   return nullptr;
 }
 
@@ -41,7 +47,7 @@ auto with_kernel(const AttentionProblem& p, Visit&& visit) {
     if (dims <= 128) return visit.template operator()<PlainAttentionKernel<kType, 128>>();
     return visit.template operator()<PlainAttentionKernel<kType, 256>>();
   };
-  return p.k.dtype == DType::f16 ? of_type.template operator()<DType::f16>()
+  return p.q.dtype == DType::f16 ? of_type.template operator()<DType::f16>()
                                  : of_type.template operator()<DType::bf16>();
 }
 

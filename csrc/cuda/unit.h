@@ -38,7 +38,7 @@
 //   bf16x2(low, high)       two floats rounded to nearest even; f16x2(low, high): as float16
 //   from_f16(bits)          the float of a float16
 //   mul(a, b)               the rounded product: no addition after it becomes one with it
-//   fma_bf16x2(a, b, c)     a b + c of two bfloat16 each
+//   fma_bf16x2(a, b, c)     a b + c of two bfloat16 each; fma_f16x2: of two float16
 //   exp2(x), reciprocal(x)  2^x and 1 / x within a few units of the last place, in one instruction;
 //                           subnormal numbers are 0
 //   permute(a, b, picks)    byte i of the result is byte picks >> 4 i & 7 of the eight of a, b

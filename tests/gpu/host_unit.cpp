@@ -147,6 +147,16 @@ uint32_t Unit::fma_bf16x2(uint32_t a, uint32_t b, uint32_t c) {
   return bf16x2(fma(0), fma(1));
 }
 
+uint32_t Unit::fma_f16x2(uint32_t a, uint32_t b, uint32_t c) {
+  const auto fma = [&](int half) {
+    const auto of = [&](uint32_t pair) {
+      return f16_to_f32(static_cast<uint16_t>(pair >> 16 * half & 0xffff));
+    };
+    return std::fma(of(a), of(b), of(c));
+  };
+  return f16x2(fma(0), fma(1));
+}
+
 namespace {
 float without_subnormals(float x) {
   return std::fpclassify(x) == FP_SUBNORMAL ? std::copysign(0.0f, x) : x;

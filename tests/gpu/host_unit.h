@@ -96,6 +96,7 @@ class Unit {
   float from_f16(uint16_t bits);
   float mul(float a, float b) { return a * b; }
   uint32_t fma_bf16x2(uint32_t a, uint32_t b, uint32_t c);
+  uint32_t fma_f16x2(uint32_t a, uint32_t b, uint32_t c);
   float exp2(float x);
   float reciprocal(float x);
   uint32_t permute(uint32_t a, uint32_t b, uint32_t picks);

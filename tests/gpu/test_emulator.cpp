@@ -69,6 +69,23 @@ TEST("shuffles and ballots") {
   }
 }
 
+TEST("a GPU that is too old is no device, and who asks for it hears why") {
+  host::set_arch(75);
+  const std::vector<Device> devices = available_devices();
+  const Device chosen = parse_device("auto", "[test] device");
+  std::string refusal;
+  try {
+    parse_device("cuda", "[test] device");
+  } catch (const InvalidArgument& error) {
+    refusal = error.what();
+  }
+  host::set_arch(80);
+  CHECK_EQ(devices.size(), 1u);
+  CHECK(chosen == Device{});
+  CHECK(refusal.find("of compute capability 7.5, kernels need 8.0 or later") != std::string::npos);
+  CHECK_EQ(available_devices().size(), 2u);
+}
+
 TEST("bf16x2 rounds to nearest even") {
   const auto packed = [](float low, float high) {
     uint32_t out = 0;

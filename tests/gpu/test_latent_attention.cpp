@@ -7,6 +7,7 @@
 #include <random>
 
 #include "core/float16.h"
+#include "core/float8.h"
 #include "cpp/arrays.h"
 #include "cpp/check.h"
 #include "gpu/device_arrays.h"
@@ -27,6 +28,7 @@ struct Case {
   bool causal = true;
   int32_t window_left = -1;
   int32_t sink_tokens = 0;
+  bool narrow = false;  // pages of e4m3
 };
 
 struct Latent {
@@ -44,6 +46,14 @@ struct Latent {
     const int64_t width = c.dims + c.rope;
     q = rounded(normals(qo_indptr.back() * c.heads * width, random));
     kv = rounded(normals(int64_t{pages} * c.page_size * width, random));
+    if (c.narrow) {
+      std::vector<uint8_t> bytes;
+      for (uint16_t& x : kv) {
+        bytes.push_back(f32_to_f8_e4m3(bf16_to_f32(x)));
+        x = f32_to_bf16(f8_e4m3_to_f32(bytes.back()));
+      }
+      bytes_there = DeviceArray<uint8_t>(bytes);
+    }
     q_there = DeviceArray<uint16_t>(q);
     kv_there = DeviceArray<uint16_t>(kv);
   }
@@ -79,6 +89,7 @@ struct Latent {
   // Queries and pages are rows with the rotated part last.
   void point(ops::AttentionProblem& p) const {
     const int64_t width = c.dims + c.rope;
+    const int64_t size = c.narrow ? 1 : 2;
     p.source = ops::KeySource::rows;
     p.num_qo_heads = c.heads;
     p.num_kv_heads = 1;
@@ -90,13 +101,13 @@ struct Latent {
     const auto* queries = reinterpret_cast<const uint8_t*>(q_there.data());
     p.q = {queries, DType::bf16, c.dims, c.heads * width, width};
     p.q_rope = {queries + c.dims * 2, DType::bf16, c.rope, c.heads * width, width};
-    p.k.data = reinterpret_cast<const uint8_t*>(kv_there.data());
-    p.k.dtype = DType::bf16;
+    p.k.data = c.narrow ? bytes_there.data() : reinterpret_cast<const uint8_t*>(kv_there.data());
+    p.k.dtype = c.narrow ? DType::f8_e4m3 : DType::bf16;
     p.k.dims = c.dims;
-    p.k.token_stride = width * 2;
-    p.k.page_stride = c.page_size * width * 2;
+    p.k.token_stride = width * size;
+    p.k.page_stride = c.page_size * width * size;
     p.v = p.k_rope = p.k;
-    p.k_rope.data += c.dims * 2;
+    p.k_rope.data += c.dims * size;
     p.k_rope.dims = c.rope;
   }
 
@@ -192,6 +203,7 @@ struct Latent {
   std::vector<int32_t> qo_indptr = {0}, kv_indptr = {0}, kv_indices;
   std::vector<uint16_t> q, kv;
   DeviceArray<uint16_t> q_there, kv_there;
+  DeviceArray<uint8_t> bytes_there;
 };
 
 TEST("latent attention is that of float64, and its bits not those of blocks") {
@@ -202,6 +214,8 @@ TEST("latent attention is that of float64, and its bits not those of blocks") {
            Case{.kv_len = {1100}, .rows = {2}, .window_left = 20, .sink_tokens = 300},
            Case{.kv_len = {33}, .rows = {2}, .dims = 144, .rope = 8, .page_size = 1},
            Case{.kv_len = {90}, .rows = {3}, .page_size = 7, .causal = false},
+           Case{.kv_len = {40, 300}, .rows = {9, 2}, .dims = 512, .rope = 64, .narrow = true},
+           Case{.kv_len = {33}, .rows = {2}, .dims = 144, .page_size = 1, .narrow = true},
        }) {
     const Latent latent(c);
     std::vector<float> lse, split_lse;
@@ -217,9 +231,13 @@ TEST("latent attention needs each of its barriers") {
   if (cuda::host::detected_races() != cuda::host::Races::all) {
     check::skip("races are not detected in this build");
   }
-  const Latent latent({.kv_len = {300}, .rows = {1}, .heads = 18, .dims = 32, .rope = 16});
-  const std::vector<float> right = latent.run(1);
-  expect_every_barrier_matters([&] { return latent.run(1) == right && latent.run(1000) == right; });
+  for (const bool narrow : {false, true}) {
+    const Latent latent(
+        {.kv_len = {300}, .rows = {1}, .heads = 18, .dims = 32, .rope = 16, .narrow = narrow});
+    const std::vector<float> right = latent.run(1);
+    expect_every_barrier_matters(
+        [&] { return latent.run(1) == right && latent.run(1000) == right; });
+  }
 }
 
 }  // namespace

@@ -17,19 +17,13 @@
 #include "core/float16.h"
 #include "cpp/arrays.h"
 #include "cpp/check.h"
+#include "gpu/caller_attention.h"
 #include "gpu/device_arrays.h"
 #include "gpu/mutations.h"
 #include "ops/attention.h"
 
 namespace effinfer {
 namespace {
-
-template <class T>
-StridedView on_gpu(const DeviceArray<T>& array, DType dtype, const Dims& dims) {
-  StridedView view = StridedView::dense(array.data(), dtype, dims);
-  view.device = kGpu;
-  return view;
-}
 
 std::string message_of(const std::function<void()>& call) {
   try {
@@ -122,185 +116,6 @@ TEST("queues over a stream share it, and others follow") {
   CHECK(!message_of([] { allocate_memory({DeviceKind::cuda, 9}, 1); }).empty());
 }
 
-// Sequences over NHD or HND pages of bfloat16 numbers.
-struct Case {
-  std::vector<int32_t> kv_len;
-  std::vector<int32_t> rows;
-  int32_t page_size = 16;
-  int32_t heads = 1;
-  int32_t group = 4;
-  int32_t dims = 64;
-  bool causal = true;
-  int32_t window_left = -1;
-  int32_t sink_tokens = 0;
-  ops::KvOrder order = ops::KvOrder::nhd;
-};
-
-struct Attention {
-  explicit Attention(const Case& given) : c(given) {
-    std::mt19937 random(7);
-    int32_t pages = 0;
-    for (size_t s = 0; s < c.kv_len.size(); ++s) {
-      pages += (c.kv_len[s] + c.page_size - 1) / c.page_size;
-      kv_indptr.push_back(pages);
-      qo_indptr.push_back(qo_indptr.back() + c.rows[s]);
-    }
-    kv_indices.resize(static_cast<size_t>(pages));
-    std::iota(kv_indices.begin(), kv_indices.end(), 0);
-    std::shuffle(kv_indices.begin(), kv_indices.end(), random);
-    q = rounded(normals(qo_indptr.back() * c.heads * c.group * c.dims, random));
-    k = rounded(normals(int64_t{pages} * c.page_size * c.heads * c.dims, random));
-    v = rounded(normals(int64_t{pages} * c.page_size * c.heads * c.dims, random));
-    q_there = DeviceArray<uint16_t>(q);
-    k_there = DeviceArray<uint16_t>(k);
-    v_there = DeviceArray<uint16_t>(v);
-  }
-
-  static std::vector<uint16_t> rounded(const std::vector<float>& values) {
-    std::vector<uint16_t> out;
-    for (const float x : values) out.push_back(f32_to_bf16(x));
-    return out;
-  }
-
-  ops::AttentionPlan plan(const ops::AttentionLists* lists = nullptr) const {
-    ops::AttentionGeometry g;
-    g.num_qo_heads = c.heads * c.group;
-    g.num_kv_heads = c.heads;
-    g.head_dim_qk = g.head_dim_vo = c.dims;
-    g.page_size = c.page_size;
-    g.causal = c.causal;
-    g.window_left = c.window_left;
-    g.sink_tokens = c.sink_tokens;
-    const ops::AttentionSequences sequences = {
-        ints(qo_indptr), ints(kv_indptr), ints(kv_indices), ints(c.kv_len), {}, {}};
-    if (lists != nullptr) return {g, sequences, *lists};
-    return {g, sequences};
-  }
-
-  Dims q_dims() const { return {qo_indptr.back(), c.heads * c.group, c.dims}; }
-  Dims kv_dims() const {
-    const int64_t pages = static_cast<int64_t>(kv_indices.size());
-    if (c.order == ops::KvOrder::nhd) return {pages, c.page_size, c.heads, c.dims};
-    return {pages, c.heads, c.page_size, c.dims};
-  }
-  ops::AttentionInputs inputs(const StridedView& queries, const StridedView& keys,
-                              const StridedView& values) const {
-    ops::AttentionInputs in;
-    in.q = queries;
-    in.k = keys;
-    in.v = values;
-    in.order = c.order;
-    in.sm_scale = 0.125f;
-    return in;
-  }
-
-  std::vector<uint16_t> run_there(const ops::AttentionPlan& planned, Queue& queue,
-                                  std::vector<float>* sums = nullptr) const {
-    const DeviceArray<uint16_t> out(q.size());
-    const DeviceArray<float> lse(q.size() / static_cast<size_t>(c.dims));
-    planned.run(
-        inputs(on_gpu(q_there, DType::bf16, q_dims()), on_gpu(k_there, DType::bf16, kv_dims()),
-               on_gpu(v_there, DType::bf16, kv_dims())),
-        on_gpu(out, DType::bf16, q_dims()), on_gpu(lse, DType::f32, {q_dims()[0], q_dims()[1]}),
-        queue);
-    queue.wait();
-    if (sums != nullptr) *sums = lse.values();
-    return out.values();
-  }
-
-  // The same, cut into items for so many shares.
-  std::vector<uint16_t> run_shares(int32_t shares,
-                                   const ops::AttentionLists* lists = nullptr) const {
-    ops::AttentionShape shape;
-    shape.source = ops::KeySource::rows;
-    shape.num_qo_heads = c.heads * c.group;
-    shape.num_kv_heads = c.heads;
-    shape.head_dim = c.dims;
-    shape.causal = c.causal;
-    shape.window_left = c.window_left;
-    shape.sink_tokens = c.sink_tokens;
-    shape.most_rows = ops::kGpuTileRows;
-    shape.shares = shares;
-    ops::BatchLayout batch;
-    batch.num_tokens = qo_indptr.back();
-    batch.num_sequences = static_cast<int64_t>(c.kv_len.size());
-    batch.qo_indptr = qo_indptr.data();
-    batch.kv_indptr = kv_indptr.data();
-    batch.kv_len = c.kv_len.data();
-    ops::AttentionWork work;
-    if (lists != nullptr) {
-      plan_attention(shape, batch, *lists, work);
-    } else {
-      plan_attention(shape, batch, work);
-    }
-    const DeviceArray<ops::TokenSpan> spans(work.spans);
-    const DeviceArray<ops::AttentionTile> tiles(work.tiles);
-    const DeviceArray<ops::AttentionItem> items(work.items);
-    const DeviceArray<ops::AttentionMerge> merges(work.merges);
-    const DeviceArray<int32_t> rows(qo_indptr), pages(kv_indptr), indices(kv_indices),
-        len(c.kv_len);
-    const auto partials = static_cast<size_t>(work.num_partials);
-    const DeviceArray<float> partial_out(partials * static_cast<size_t>(c.dims));
-    const DeviceArray<float> partial_ms(partials * 2);
-    const DeviceArray<int32_t> done(std::vector<int32_t>(work.merges.size()));
-    const DeviceArray<uint16_t> out(q.size());
-    ops::AttentionProblem p;
-    p.source = ops::KeySource::rows;
-    p.num_qo_heads = c.heads * c.group;
-    p.num_kv_heads = c.heads;
-    p.page_size = c.page_size;
-    p.causal = c.causal;
-    p.window_left = c.window_left;
-    p.sink_tokens = c.sink_tokens;
-    p.sm_scale = 0.125f;
-    p.q = {reinterpret_cast<const uint8_t*>(q_there.data()), DType::bf16, c.dims,
-           int64_t{c.heads} * c.group * c.dims, c.dims};
-    p.k.data = reinterpret_cast<const uint8_t*>(k_there.data());
-    p.k.dtype = DType::bf16;
-    p.k.dims = c.dims;
-    p.k.head_stride = c.dims * int64_t{2};
-    p.k.token_stride = c.heads * p.k.head_stride;
-    p.k.page_stride = c.page_size * p.k.token_stride;
-    p.v = p.k;
-    p.v.data = reinterpret_cast<const uint8_t*>(v_there.data());
-    p.batch = batch;
-    p.batch.qo_indptr = rows.data();
-    p.batch.kv_indptr = pages.data();
-    p.batch.kv_indices = indices.data();
-    p.batch.kv_len = len.data();
-    p.work = work;
-    p.work.spans = spans.data();
-    p.work.tiles = tiles.data();
-    p.work.items = items.data();
-    p.work.merges = merges.data();
-    p.partial_out = partial_out.data();
-    p.partial_ms = partial_ms.data();
-    p.done = done.data();
-    p.out = reinterpret_cast<uint8_t*>(out.data());
-    p.out_stride = int64_t{c.heads} * c.group * c.dims;
-    run_on_gpu(p);
-    return out.values();
-  }
-
-  // The same by the CPU, whose tests are against float64.
-  std::vector<uint16_t> run_here(const ops::AttentionPlan& planned, std::vector<float>& lse) {
-    std::vector<uint16_t> out(q.size());
-    lse.resize(q.size() / static_cast<size_t>(c.dims));
-    ThreadPool pool(1);
-    planned.run(inputs(StridedView::dense(q.data(), DType::bf16, q_dims()),
-                       StridedView::dense(k.data(), DType::bf16, kv_dims()),
-                       StridedView::dense(v.data(), DType::bf16, kv_dims())),
-                StridedView::dense(out.data(), DType::bf16, q_dims()),
-                StridedView::dense(lse.data(), DType::f32, {q_dims()[0], q_dims()[1]}), pool);
-    return out;
-  }
-
-  Case c;
-  std::vector<int32_t> qo_indptr = {0}, kv_indptr = {0}, kv_indices;
-  std::vector<uint16_t> q, k, v;
-  DeviceArray<uint16_t> q_there, k_there, v_there;
-};
-
 TEST("attention over a caller's pages, as on the CPU") {
   for (const Case& c : {
            Case{.kv_len = {5, 0, 70}, .rows = {1, 0, 1}},
@@ -308,7 +123,7 @@ TEST("attention over a caller's pages, as on the CPU") {
            Case{.kv_len = {600}, .rows = {3}, .page_size = 7, .window_left = 50, .sink_tokens = 9},
            Case{.kv_len = {1100}, .rows = {2}, .window_left = 20, .sink_tokens = 300},
            Case{.kv_len = {70, 3}, .rows = {2, 3}, .group = 20, .dims = 128, .causal = false},
-           Case{.kv_len = {90}, .rows = {1}, .page_size = 1, .dims = 200},
+           Case{.kv_len = {90, 0}, .rows = {1, 1}, .page_size = 1, .dims = 200, .causal = false},
        }) {
     Attention attention(c);
     const ops::AttentionPlan plan = attention.plan();

@@ -337,7 +337,7 @@ struct Numbers {
   template <class Unit>
   EFFINFER_DEVICE static void run(Unit& unit, const WordParams& p, Shared&) {
     const uint32_t* in = p.in + unit.lane * 3;
-    uint32_t* out = p.out + unit.lane * 8;
+    uint32_t* out = p.out + unit.lane * 9;
     const float a = float_of(in[0]);
     const float b = float_of(in[1]);
     out[0] = unit.bf16x2(a, b);
@@ -348,6 +348,7 @@ struct Numbers {
     out[5] = unit.permute(in[0], in[1], in[2] & 0x7777u);
     out[6] = bits_of(unit.exp2(a));
     out[7] = bits_of(unit.reciprocal(a));
+    out[8] = unit.fma_f16x2(out[1], 0x5c004200u, 0xbc00u);
   }
 };
 
@@ -358,7 +359,7 @@ bool is_close(float got, double expected) {
   return std::abs(got - expected) <= 4 * 0x1p-23 * std::abs(expected);
 }
 
-TEST("bf16x2, f16x2, from_f16, mul, fma_bf16x2, permute, exp2, reciprocal") {
+TEST("bf16x2, f16x2, from_f16, mul, fma_bf16x2, permute, exp2, reciprocal, fma_f16x2") {
   std::vector<float> numbers = {1 + 0x1p-8f, 1 + 3 * 0x1p-8f, -2.0f, 0x1p-133f, 3.4e38f, 65519.9f,
                                 65520.0f,    0x1p-25f,        0.1f,  -0.0f,     1e-6f,   7.0f};
   std::mt19937 random(5);
@@ -370,11 +371,11 @@ TEST("bf16x2, f16x2, from_f16, mul, fma_bf16x2, permute, exp2, reciprocal") {
     in.push_back(bits_of(numbers[lane * 2 + 1]));
     in.push_back(static_cast<uint32_t>(random()) & 0x7bff);  // finite as float16
   }
-  const auto out = words_of<WordKernel<Numbers>>(in, 32 * 8);
+  const auto out = words_of<WordKernel<Numbers>>(in, 32 * 9);
   for (size_t lane = 0; lane < 32; ++lane) {
     const float a = numbers[lane * 2];
     const float b = numbers[lane * 2 + 1];
-    const uint32_t* got = out.data() + lane * 8;
+    const uint32_t* got = out.data() + lane * 9;
     CHECK_EQ(got[0], uint32_t{f32_to_bf16(a)} | uint32_t{f32_to_bf16(b)} << 16);
     CHECK_EQ(got[1], uint32_t{f32_to_f16(a)} | uint32_t{f32_to_f16(b)} << 16);
     CHECK_EQ(got[2], bits_of(f16_to_f32(static_cast<uint16_t>(in[lane * 3 + 2]))));
@@ -384,6 +385,11 @@ TEST("bf16x2, f16x2, from_f16, mul, fma_bf16x2, permute, exp2, reciprocal") {
     const float high = bf16_to_f32(static_cast<uint16_t>(got[0] >> 16));
     CHECK_EQ(got[4],
              uint32_t{f32_to_bf16(low)} | uint32_t{f32_to_bf16(std::fma(high, 3.0f, -1.0f))} << 16);
+    // 3 x - 1, and 2^8 x: also of subnormal numbers.
+    const float low_half = f16_to_f32(static_cast<uint16_t>(got[1]));
+    const float high_half = f16_to_f32(static_cast<uint16_t>(got[1] >> 16));
+    CHECK_EQ(got[8], uint32_t{f32_to_f16(std::fma(low_half, 3.0f, -1.0f))} |
+                         uint32_t{f32_to_f16(std::fma(high_half, 256.0f, 0.0f))} << 16);
     const uint64_t bytes = uint64_t{in[lane * 3 + 1]} << 32 | in[lane * 3];
     for (int i = 0; i < 4; ++i) {
       const uint32_t pick = in[lane * 3 + 2] >> 4 * i & 7;

@@ -65,6 +65,7 @@ class KeyScores {
     for (int step = 0; step < steps; ++step) {
       fetch_queries(step + 1, tiles, steps);
       unit_.template wait<1>();
+      if (step == 0 && is_narrow(p_.k.dtype)) widen_keys();
       unit_.sync();
       if (sees_any(step % tiles)) add(step % 2, sums);
       if (step % tiles == tiles - 1) store(step / tiles, sums);
@@ -73,6 +74,13 @@ class KeyScores {
   }
 
  private:
+  // Keys come with the queries of the first step.
+  EFFINFER_DEVICE void widen_keys() {
+    for (auto& stage : shared_.keys[unit_.warp % kPlainUnits]) {
+      Rows::template widen<kType>(unit_, p_.k, stage);
+    }
+  }
+
   EFFINFER_DEVICE int own_stage() const { return unit_.warp / kPlainUnits; }
   EFFINFER_DEVICE int32_t first_key() const {
     return (item_.first_unit + unit_.warp % kPlainUnits) * kPlainUnit + own_stage() * Rows::kStage;

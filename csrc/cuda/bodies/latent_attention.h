@@ -67,6 +67,9 @@ class LatentTile {
     for (int i = 0; i + 1 < kLatentStages; ++i) fetch(ahead, place, filled);
     for (int slot = 0; stage >= 0; slot = (slot + 1) % kLatentStages) {
       unit_.template wait<kLatentStages - 2>();
+      if (is_narrow(p_.k.dtype)) {
+        LatentRows::template widen<kType>(unit_, p_, shared_.stages[slot]);
+      }
       unit_.sync();
       add_quarter(shared_.stages[slot]);
       fetch(ahead, place, filled);

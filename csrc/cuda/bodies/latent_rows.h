@@ -2,7 +2,7 @@
 // its key and its value, and behind them the rotated ones of its key.
 //
 // A row there is chunks of 8 numbers, 16 bytes; chunk c of row r lies at place c ^ r % 8, as those
-// of plain_rows.h.
+// of plain_rows.h, and numbers of 8 bits become chunks as they do there.
 #pragma once
 
 #include <cstdint>
@@ -89,6 +89,7 @@ struct LatentRows {
     const int first = unit.warp * kOwn;
     if (unit.lane < kOwn) to.token[first + unit.lane] = place.token;
     const int chunks = latent_chunks(p);
+    const int piece = chunks_of_piece(p);
     // The products' sums need the registers.
     EFFINFER_NO_UNROLL
     for (int i = 0; i < kOwn; ++i) {
@@ -96,17 +97,40 @@ struct LatentRows {
       const int32_t page = unit.shfl(place.page, i);
       const int32_t slot = unit.shfl(place.slot, i);
       EFFINFER_NO_UNROLL
-      for (int chunk = unit.lane; chunk < chunks; chunk += kWarp) {
+      for (int chunk = unit.lane * piece; chunk < chunks; chunk += kWarp * piece) {
         const bool rotated = chunk * 8 >= p.k.dims;
         const ops::KvRows& rows = rotated ? p.k_rope : p.k;
         const int from_dim = chunk * 8 - (rotated ? p.k.dims : 0);
         const bool valid = token >= 0 && from_dim < rows.dims;
         const uint8_t* from = rows.data + kv_head * rows.head_stride;
-        if (valid) from += page * rows.page_stride + slot * rows.token_stride + from_dim * 2;
+        if (valid)
+          from += page * rows.page_stride + slot * rows.token_stride + from_dim * 2 / piece;
         const int row = first + i;
         unit.copy_async(&to.rows[row][swizzled(row, chunk)], valid ? from : p.k.data, valid);
       }
     }
+  }
+
+  // What fetch() brought of 8-bit numbers, once the thread has waited for it.
+  template <DType kType, class Unit>
+  EFFINFER_DEVICE static void widen(Unit& unit, const ops::AttentionProblem& p, LatentStage& to) {
+    const int chunks = latent_chunks(p);
+    const NarrowNumbers<kType> numbers(p.k.dtype);
+    EFFINFER_NO_UNROLL
+    for (int row = unit.warp * kOwn; row < (unit.warp + 1) * kOwn; ++row) {
+      EFFINFER_NO_UNROLL
+      for (int chunk = unit.lane * 2; chunk < chunks; chunk += kWarp * 2) {
+        Quad& first = to.rows[row][swizzled(row, chunk)];
+        const Quad narrow = first;
+        numbers.widen(unit, narrow, first, to.rows[row][swizzled(row, chunk + 1)]);
+      }
+    }
+  }
+
+ private:
+  // That come as 16 bytes.
+  EFFINFER_DEVICE static int chunks_of_piece(const ops::AttentionProblem& p) {
+    return is_narrow(p.k.dtype) ? 2 : 1;
   }
 };
 

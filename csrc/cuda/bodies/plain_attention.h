@@ -64,7 +64,7 @@ class PlainTile {
   EFFINFER_DEVICE void run() {
     int32_t chunk = next_chunk(item_.first_unit / kPlainUnits);
     TokenPlaces places = places_of(chunk);
-    fetch_queries();
+    if (chunk >= 0) fetch_queries();
     fetch(p_.k, places, chunk < 0, 0, shared_.keys[own_unit()]);
     fetch(p_.v, places, chunk < 0, 0, shared_.values[own_unit()].rows);
     if (unit_.thread < kPlainRows) {
@@ -153,6 +153,10 @@ class PlainTile {
     float max[2] = {kPlainNoScore, kPlainNoScore};
     float sum[2] = {};
     typename Products::Values sums = {};
+    float key_scales[2] = {};
+    float value_scales[2] = {};
+    Rows::find_scales(unit_, p_.k, tile_.kv_head, places, key_scales);
+    Rows::find_scales(unit_, p_.v, tile_.kv_head, places, value_scales);
     // For the logits, behind the first stage's barrier.
     if (visited && tile_.first_span >= 0 && unit_.warp < kPlainUnits) {
       Rows::store_tokens(unit_, p_, tile_, index, places, shared_.list[own_unit()]);
@@ -162,16 +166,21 @@ class PlainTile {
       const bool last = stage + 1 == Rows::kStages;
       typename Products::Scores scores = {};
       unit_.template wait<1>();
+      if (visited && is_narrow(p_.k.dtype)) Rows::template widen<kType>(unit_, p_.k, keys);
       sync_unit();
       if (visited) Products::add_scores(unit_, shared_.queries, keys, p_.k.dims, scores);
       sync_unit();
       fetch(p_.k, last ? next_places : places, last && is_last, last ? 0 : stage + 1, keys);
       if (visited) {
-        Products::set_logits(unit_, p_, tile_, shared_.rows, index, stage * Rows::kStage,
-                             shared_.list[own_unit()], scores);
+        const int begin = stage * Rows::kStage;
+        if (p_.k.scales != nullptr) Products::multiply_tokens(unit_, key_scales, begin, scores);
+        Products::set_logits(unit_, p_, tile_, shared_.rows, index, begin, shared_.list[own_unit()],
+                             scores);
         Products::set_weights(unit_, scores, max, sum, sums);
+        if (p_.v.scales != nullptr) Products::multiply_tokens(unit_, value_scales, begin, scores);
       }
       unit_.template wait<1>();
+      if (visited && is_narrow(p_.v.dtype)) Rows::template widen<kType>(unit_, p_.v, values.rows);
       sync_unit();
       if (visited) Products::add_values(unit_, scores, values.rows, p_.v.dims, sums);
       sync_unit();

@@ -59,11 +59,15 @@ EFFINFER_DEVICE bool plain_sees(const ops::AttentionProblem& p, const PlainRow& 
   return seen;
 }
 
+// A scaled product under the cap.
+EFFINFER_DEVICE float plain_capped(const ops::AttentionLogits& p, float x) {
+  return fmaf(tanhf(fmaf(x, 1.0f / p.logits_soft_cap, 0.0f)), p.logits_soft_cap, 0.0f);
+}
+
 // A query's product with a key, as a logit.
 EFFINFER_DEVICE float plain_logit(const ops::AttentionLogits& p, float product) {
   const float x = fmaf(product, p.sm_scale, 0.0f);
-  if (p.logits_soft_cap <= 0.0f) return x;
-  return fmaf(tanhf(fmaf(x, 1.0f / p.logits_soft_cap, 0.0f)), p.logits_soft_cap, 0.0f);
+  return p.logits_soft_cap <= 0.0f ? x : plain_capped(p, x);
 }
 
 // The same of a row and a token, ALiBi included.
@@ -153,6 +157,20 @@ struct PlainProducts {
     }
   }
 
+  // Numbers of a unit's tokens from `begin` on times the tokens' scales, of which each lane has
+  // those of two tokens.
+  template <class Unit>
+  EFFINFER_DEVICE static void multiply_tokens(Unit& unit, const float (&scales)[2], int begin,
+                                              Scores& numbers) {
+    EFFINFER_UNROLL
+    for (int t = 0; t < kTokens; ++t) {
+      const int at = place_of(unit, begin, t);
+      const float scale = unit.shfl(scales[(begin + t / 2 * 8) / kWarp], at % kWarp);
+      numbers[t / 2][t % 2] *= scale;
+      numbers[t / 2][2 + t % 2] *= scale;
+    }
+  }
+
   // Scores to logits: of a unit's tokens from `begin` on, -infinity where a row does not see one.
   // Those of a list are in `list`.
   template <class Unit>
@@ -161,22 +179,35 @@ struct PlainProducts {
                                          const PlainRow (&rows)[kPlainRows], int32_t index,
                                          int begin, const ListTokens& list, Scores& scores) {
     const bool has_list = tile.first_span >= 0;
+    const int32_t first = index * kPlainUnit;
     EFFINFER_UNROLL
     for (int r = 0; r < 2; ++r) {
       const PlainRow row = rows[unit.lane / 4 + 8 * r];
       EFFINFER_UNROLL
-      for (int t = 0; t < 2 * kBlocks; ++t) {
-        const int at = begin + t / 2 * 8 + unit.lane % 4 * 2 + t % 2;
-        const int32_t place = index * kPlainUnit + at;
-        int32_t token = place;
-        int64_t bit = row.mask_bit + place;
-        if (has_list) {
-          token = list.token[at];
-          if (p.mask != nullptr) bit = row.mask_bit + list.mask_bit[at];
-        }
+      for (int t = 0; t < kTokens; ++t) {
         float& x = scores[t / 2][2 * r + t % 2];
-        x = plain_logit(p, row, token, x);
-        if (place >= tile.num_tokens || !plain_sees(p, row, token, bit)) x = -INFINITY;
+        x = fmaf(x, p.sm_scale, 0.0f);
+      }
+      if (p.logits_soft_cap > 0.0f) {
+        EFFINFER_UNROLL
+        for (int t = 0; t < kTokens; ++t) {
+          float& x = scores[t / 2][2 * r + t % 2];
+          x = plain_capped(p, x);
+        }
+      }
+      if (row.slope != 0.0f) {
+        EFFINFER_UNROLL
+        for (int t = 0; t < kTokens; ++t) {
+          const int at = place_of(unit, begin, t);
+          const int32_t token = has_list ? list.token[at] : first + at;
+          float& x = scores[t / 2][2 * r + t % 2];
+          x = fmaf(row.slope, static_cast<float>(token - row.position), x);
+        }
+      }
+      const uint32_t seen = seen_tokens(unit, p, tile, row, first, begin, list);
+      EFFINFER_UNROLL
+      for (int t = 0; t < kTokens; ++t) {
+        if ((seen >> t & 1) == 0) scores[t / 2][2 * r + t % 2] = -INFINITY;
       }
     }
   }
@@ -213,6 +244,43 @@ struct PlainProducts {
       own += unit.shfl_xor(own, 2);
       sum[r] += own;
     }
+  }
+
+ private:
+  static constexpr int kTokens = 2 * kBlocks;  // of a lane in a row
+
+  // Of token t of a lane in the unit.
+  template <class Unit>
+  EFFINFER_DEVICE static int place_of(Unit& unit, int begin, int t) {
+    return begin + t / 2 * 8 + unit.lane % 4 * 2 + t % 2;
+  }
+
+  // A bit for each of a lane's tokens that the row sees. Most units are seen whole; for the others
+  // a loop is code enough.
+  template <class Unit>
+  EFFINFER_DEVICE static uint32_t seen_tokens(Unit& unit, const ops::AttentionProblem& p,
+                                              const ops::AttentionTile& tile, const PlainRow& row,
+                                              int32_t first, int begin, const ListTokens& list) {
+    const bool has_list = tile.first_span >= 0;
+    const int32_t end = first + begin + Rows::kStage;
+    bool whole = !has_list && p.mask == nullptr && end <= tile.num_tokens && row.position >= 0;
+    if (p.causal) whole = whole && end - 1 <= row.position;
+    if (p.window_left >= 0) whole = whole && first + begin >= row.position - p.window_left;
+    if (whole) return ~0u;
+    uint32_t seen = 0;
+    EFFINFER_NO_UNROLL
+    for (int t = 0; t < kTokens; ++t) {
+      const int at = place_of(unit, begin, t);
+      if (first + at >= tile.num_tokens) break;
+      int32_t token = first + at;
+      int64_t bit = row.mask_bit + token;
+      if (has_list) {
+        token = list.token[at];
+        if (p.mask != nullptr) bit = row.mask_bit + list.mask_bit[at];
+      }
+      seen |= static_cast<uint32_t>(plain_sees(p, row, token, bit)) << t;
+    }
+    return seen;
   }
 };
 

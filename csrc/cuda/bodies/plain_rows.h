@@ -1,13 +1,16 @@
-// Keys and values as a caller has them, rows of 16-bit numbers in pages of any size and layout or
-// one after the other, on their way into shared memory.
+// Keys and values as a caller has them, rows of 16- or 8-bit numbers in pages of any size and
+// layout or one after the other, on their way into shared memory.
 //
 // A warp holds up to 64 tokens, each in a row of kDims numbers there. A row is chunks of 8 numbers,
 // 16 bytes; chunk c of row r lies at place c ^ r % 8, so that the 8 rows of which ldmatrix takes a
-// chunk at once lie in different banks.
+// chunk at once lie in different banks. 16 numbers of 8 bits come to the place of the first of
+// their two chunks, and become both when they are there: by the thread that copied them, before the
+// others are told.
 #pragma once
 
 #include <cstdint>
 
+#include "cuda/bodies/narrow_numbers.h"
 #include "cuda/unit.h"
 #include "ops/attention.h"
 
@@ -94,6 +97,20 @@ struct PlainRows {
     return places;
   }
 
+  // What the lane's own tokens' numbers are multiplied by, where rows say it.
+  template <class Unit>
+  EFFINFER_DEVICE static void find_scales(Unit& unit, const ops::KvRows& rows, int kv_head,
+                                          const TokenPlaces& places, float (&scales)[2]) {
+    if (rows.scales == nullptr) return;
+    EFFINFER_UNROLL
+    for (int half = 0; half < 2; ++half) {
+      if (places.page[half] < 0) continue;
+      scales[half] =
+          unit.load(rows.scales + places.page[half] * rows.scale_page_stride +
+                    places.slot[half] * rows.scale_token_stride + kv_head * rows.scale_head_stride);
+    }
+  }
+
   // Of a tile with a list: the tokens of a unit, whose places are known.
   template <class Unit>
   EFFINFER_DEVICE static void store_tokens(Unit& unit, const ops::AttentionProblem& p,
@@ -114,28 +131,71 @@ struct PlainRows {
   template <class Unit>
   EFFINFER_DEVICE static void fetch(Unit& unit, const ops::KvRows& rows, int kv_head,
                                     const TokenPlaces& places, int stage, Stage& to) {
-    constexpr int kAtOnce = kWarp / kChunks > 0 ? kWarp / kChunks : 1;
     const uint8_t* head = rows.data + kv_head * rows.head_stride;
-    const int chunk = unit.lane % kChunks;
-    const bool is_read = chunk < read_chunks(rows.dims);
+    const OwnPieces own(unit, rows);
     EFFINFER_UNROLL
     for (int part = 0; part < kStage / kWarp; ++part) {
       const int half = stage * kStage / kWarp + part;
       const int32_t pages = places.page[half];
       const int32_t slots = places.slot[half];
-      const int begin = unit.warp / kPlainUnits * (kWarp / kSplit);
-      for (int i = begin; i < begin + kWarp / kSplit; i += kAtOnce) {
-        const int row = i + unit.lane / kChunks;
+      own.template each<4>([&](int row) {
         const int32_t page = unit.shfl(pages, row);
         const int32_t slot = unit.shfl(slots, row);
-        if (!is_read) continue;
-        const bool valid = page >= 0 && chunk * 8 < rows.dims;
+        if (!own.is_read) return;
+        const bool valid = page >= 0 && own.chunk * 8 < rows.dims;
         const uint8_t* from = head;
-        if (valid) from += page * rows.page_stride + slot * rows.token_stride + chunk * 16;
-        unit.copy_async(&to[part * kWarp + row][swizzled(row, chunk)], from, valid);
-      }
+        if (valid) from += page * rows.page_stride + slot * rows.token_stride + own.piece * 16;
+        unit.copy_async(&to[part * kWarp + row][swizzled(row, own.chunk)], from, valid);
+      });
     }
   }
+
+  // What fetch() brought of 8-bit numbers, once the thread has waited for it.
+  template <DType kType, class Unit>
+  EFFINFER_DEVICE static void widen(Unit& unit, const ops::KvRows& rows, Stage& to) {
+    const OwnPieces own(unit, rows);
+    if (!own.is_read) return;
+    const NarrowNumbers<kType> numbers(rows.dtype);
+    EFFINFER_NO_UNROLL
+    for (int part = 0; part < kStage / kWarp; ++part) {
+      own.template each<1>([&](int i) {
+        const int row = part * kWarp + i;
+        Quad& first = to[row][swizzled(row, own.chunk)];
+        const Quad narrow = first;
+        numbers.widen(unit, narrow, first, to[row][swizzled(row, own.chunk + 1)]);
+      });
+    }
+  }
+
+ private:
+  // The 16 bytes that a lane copies of each row that it has a part of.
+  struct OwnPieces {
+    template <class Unit>
+    EFFINFER_DEVICE OwnPieces(Unit& unit, const ops::KvRows& rows) {
+      const int chunks = is_narrow(rows.dtype) ? 2 : 1;  // of a piece
+      const int pieces = kChunks / chunks;               // of a row
+      piece = unit.lane % pieces;
+      chunk = piece * chunks;
+      is_read = chunk < read_chunks(rows.dims);
+      step = kWarp / pieces;
+      first = unit.warp / kPlainUnits * (kWarp / kSplit) + unit.lane / pieces;
+    }
+    // visit(row) with each of 32 rows, or of the half that the warp fetches; code for kAtOnce.
+    template <int kAtOnce, class Visit>
+    EFFINFER_DEVICE void each(Visit&& visit) const {
+      EFFINFER_NO_UNROLL
+      for (int i = 0; i < kWarp / kSplit; i += kAtOnce * step) {
+        EFFINFER_UNROLL
+        for (int j = 0; j < kAtOnce; ++j) visit(first + i + j * step);
+      }
+    }
+
+    int piece;
+    int chunk;
+    bool is_read;
+    int step;
+    int first;
+  };
 };
 
 }  // namespace effinfer::cuda

@@ -11,6 +11,7 @@ from tests.ops.reference import assert_attention
 
 LENGTHS = [1, 0, 17, 70]
 TYPES = ["float16", "bfloat16"]
+NARROW = ["float8_e4m3fn", "float8_e5m2", "int8"]
 
 
 def i32(*values):
@@ -92,6 +93,50 @@ def test_head_dims_and_groups(head_dim, group, dtype):
 def test_options(plan, run, options):
     batch = Paged(np.random.default_rng(3), LENGTHS, 8, Shape(6, 2, 64), "bfloat16")
     decode(batch, "bfloat16", plan=plan, run=run, **options)
+
+
+@pytest.mark.parametrize("dtype", TYPES)
+@pytest.mark.parametrize("narrow", NARROW)
+@pytest.mark.parametrize(("head_dim", "layout"), [(64, "NHD"), (128, "HND"), (208, "NHD")])
+def test_caches_of_8_bits(narrow, dtype, head_dim, layout):
+    rng = np.random.default_rng(head_dim)
+    batch = Paged(rng, LENGTHS, 16, Shape(4, 2, head_dim), narrow, layout, layout == "HND")
+    scale = 1 / 32 if narrow == "int8" else 0.5
+    decode(batch, dtype, run={"k_scale": scale, "v_scale": scale, "q_scale": 1.5})
+
+
+@pytest.mark.parametrize("narrow", NARROW)
+def test_prompts_over_caches_of_8_bits(narrow):
+    batch = Paged(np.random.default_rng(5), [19, 0, 75], 16, Shape(4, 2, 64), narrow)
+    options = {"k_scale": 1 / 32, "v_scale": 1 / 32} if narrow == "int8" else {}
+    rows = [19, 0, 9]
+    q = batch.queries(rows, "bfloat16")
+    wrapper = ops.BatchPrefillWithPagedKVCacheWrapper()
+    wrapper.plan(offsets(rows), *batch.lists, 4, 2, 64, 16, causal=True)
+    out, lse = wrapper.run(there(q), device_cache(batch), return_lse=True, **options)
+    check(out, lse, batch.expected(q, rows, "bfloat16", causal=True, **options), "bfloat16")
+
+
+@pytest.mark.parametrize("layout", ["NHD", "HND"])
+@pytest.mark.parametrize(("narrow", "head_dim"), [("int8", 64), ("float8_e4m3fn", 208)])
+def test_scales_of_each_token_and_head(layout, narrow, head_dim):
+    rng = np.random.default_rng(12)
+    batch = Paged(rng, LENGTHS, 16, Shape(4, 2, head_dim), narrow, layout)
+    scales = rng.uniform(1 / 64, 1 / 16, (2, batch.num_pages, 16, 2)).astype(np.float32)
+    for s in range(len(LENGTHS)):
+        at = batch.places(s)
+        batch.keys[s] = batch.keys[s] * scales[0][at][..., None]
+        batch.values[s] = batch.values[s] * scales[1][at][..., None]
+    if layout == "HND":
+        scales = np.ascontiguousarray(scales.swapaxes(2, 3))
+    q, cache = batch.queries([1] * 4, "bfloat16"), device_cache(batch)
+    wrapper = ops.BatchDecodeWithPagedKVCacheWrapper(None, layout)
+    wrapper.plan(*batch.lists, 4, 2, head_dim, 16)
+    given = {"k_scale": there(scales[0]), "v_scale": there(scales[1])}
+    out, lse = wrapper.run(there(q), cache, return_lse=True, **given)
+    check(out, lse, batch.expected(q, [1] * 4, "bfloat16"), "bfloat16")
+    with pytest.raises(UnsupportedError, match=r"(.|\n)*float16 have no room for scales of tok"):
+        wrapper.run(there(batch.queries([1] * 4, "float16")), cache, **given)
 
 
 def test_long_sequences_are_shared_by_blocks_and_bits_do_not_change():
@@ -297,10 +342,10 @@ def small(dtype="bfloat16", head_dim=64, page_size=16):
 @pytest.mark.parametrize(
     ("dtype", "q_dtype", "head_dim", "why"),
     [
-        ("float32", "float32", 64, "keys are not f16 or bf16"),
-        ("float8_e4m3fn", "bfloat16", 64, "keys are not f16 or bf16"),
-        ("int8", "bfloat16", 64, "keys are not f16 or bf16"),
-        ("bfloat16", "float32", 64, "queries, keys and values differ in dtype"),
+        ("float32", "float32", 64, "queries are not f16 or bf16"),
+        ("float32", "bfloat16", 64, "keys are not of the queries' dtype or of 8 bits"),
+        ("float16", "bfloat16", 64, "keys are not of the queries' dtype or of 8 bits"),
+        ("bfloat16", "float32", 64, "queries are not f16 or bf16"),
         ("bfloat16", "bfloat16", 12, "head_dim is not a multiple of 8 up to 256"),
         ("bfloat16", "bfloat16", 264, "head_dim is not a multiple of 8 up to 256"),
     ],
@@ -326,8 +371,10 @@ def test_what_is_refused():
         (lambda: run(q, _core.PagedKv(4, 1, 64, "bf16")), InvalidArgumentError, "PagedKv"),
         (lambda: run(q, cache, sinks=np.zeros(2, np.float32)), InvalidArgumentError, on_cpu),
         (lambda: run(q, cache, pool=ops.ThreadPool(1)), InvalidArgumentError, "got a ThreadPool"),
-        (lambda: run(q, cache, k_scale=there(np.ones((4, 16, 1), np.float32))),
-         (InvalidArgumentError, UnsupportedError), "scale"),
+        (lambda: run(q, cache, k_scale=np.ones((4, 16, 1), np.float32)), InvalidArgumentError,
+         r"\] k_scale: " + on_cpu),
+        (lambda: run(q, cache, v_scale=there(np.ones((4, 8, 1), np.float32))),
+         InvalidArgumentError, r"\] v_scale: expected shape"),
     ):  # fmt: skip
         with pytest.raises(error, match=message):
             call()

@@ -9,8 +9,8 @@ from tests.ops.cuda.gpu_arrays import there
 from tests.ops.reference import assert_attention, attend, join, seen
 
 
-def latent(rng, lengths, rows, heads, ckv, kpe, dtype, page_size=16):
-    batch = Paged(rng, lengths, page_size, Shape(1, 1, ckv, kpe), dtype)
+def latent(rng, lengths, rows, heads, ckv, kpe, dtype, page_size=16, kv_dtype=None):
+    batch = Paged(rng, lengths, page_size, Shape(1, 1, ckv, kpe), kv_dtype or dtype)
     parts = [
         as_dtype(rng.standard_normal((sum(rows), heads, dim), np.float32), dtype)
         for dim in (ckv, kpe)
@@ -64,6 +64,19 @@ def test_latent_attention(dtype, heads, dims, lengths, rows, page_size):
     np.testing.assert_array_equal(again.to_numpy(), out.to_numpy())
 
 
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+@pytest.mark.parametrize("kv_dtype", ["float8_e4m3fn", "float8_e5m2"])
+def test_pages_of_8_bits(dtype, kv_dtype):
+    rng, dims, rows = np.random.default_rng(8), (512, 64), [1, 2]
+    batch, parts, caches = latent(rng, [70, 300], rows, 3, *dims, dtype, 16, kv_dtype)
+    wrapper = planned(batch, rows, 3, dims, causal=True)
+    arrays = [there(x) for x in (*parts, *caches)]
+    out, lse = wrapper.run(*arrays, return_lse=True)
+    states = expected(batch, parts, rows, dtype, causal=True)
+    options = {"dtype": dtype, "bf16_products": True}
+    assert_attention(values_of(out.to_numpy(), dtype), lse.to_numpy(), states, **options)
+
+
 def test_long_sequences_are_shared_by_blocks_and_bits_do_not_change():
     dtype, dims, heads = "bfloat16", (64, 16), 4
     rng = np.random.default_rng(4)
@@ -111,7 +124,7 @@ def test_what_is_refused():
         (lambda: wrapper.run(*q, *pages, kpe_scale=2.0), UnsupportedError,
          r"kpe_scale: expected ckv_scale on a GPU.*got 2.0 times it"),
         (lambda: wrapper.run(*q, *(there(x.view(np.float16)) for x in caches)), UnsupportedError,
-         "queries and keys differ in dtype"),
+         "keys are not of the queries' dtype or of 8 bits"),
     ):  # fmt: skip
         with pytest.raises(error, match=r"(.|\n)*" + message):
             call()

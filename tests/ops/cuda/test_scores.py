@@ -43,6 +43,21 @@ def test_sums_and_maxima(dtype, heads, causal):
         close(got, np.concatenate(want, axis=1), spread)
 
 
+@pytest.mark.parametrize("narrow", ["float8_e4m3fn", "float8_e5m2", "int8"])
+@pytest.mark.parametrize("dim", [64, 208])
+def test_keys_of_8_bits(narrow, dim):
+    rng = np.random.default_rng(dim)
+    q, k, lists = make(rng, "bfloat16", (2, 1, dim))
+    k = as_dtype(rng.standard_normal(k.shape, np.float32), narrow)
+    options = {"sm_scale": dim**-0.5 / 32} if narrow == "int8" else {}
+    scale = 1 / 32 if narrow == "int8" else 1.0
+    parts, spread = ragged(
+        values_of(q, "bfloat16"), values_of(k, narrow) * scale, offsets(ROWS), offsets(KEYS), True
+    )
+    got = ops.attention_scores(there(q), there(k), causal=True, **options, **lists)
+    close(got, np.concatenate([p.sum(axis=1) for p in parts], axis=1), spread)
+
+
 def test_options():
     rng = np.random.default_rng(1)
     q, k, lists = make(rng, "bfloat16")
@@ -112,7 +127,7 @@ def test_what_is_refused():
          UnsupportedError, "positions: a GPU needs the lse"),
         (lambda: ops.attention_scores(
             *(there(x.astype(np.float32)) for x in (q, k)), **lists),
-         UnsupportedError, "keys are not f16 or bf16"),
+         UnsupportedError, "queries are not f16 or bf16"),
         (lambda: ops.vertical_slash_index(there(q), there(k), **lists), UnsupportedError,
          r"\[vertical_slash_index\] q: expected an array on cpu"),
         (lambda: ops.page_bounds(there(k), page_size=4), UnsupportedError,
