@@ -179,7 +179,7 @@ void register_ops_visits(py::module_& m) {
         py::arg("pool") = py::none());
   m.def("hash_visits", &hash_visits, py::arg("visits"), py::arg("q"), py::arg("kv"),
         py::arg("qo_indptr"), py::arg("kv_indptr"), py::arg("kv_indices"), py::arg("kv_len"),
-        py::kw_only(), py::arg("bits") = 8, py::arg("tables") = 24, py::arg("seed") = 0,
+        py::kw_only(), py::arg("bits") = 8, py::arg("tables") = 40, py::arg("seed") = 0,
         py::arg("means") = py::none(), py::arg("sink_tokens") = 0, py::arg("local_tokens") = 0,
         py::arg("min_tokens") = 0, py::arg("pool") = py::none());
 }

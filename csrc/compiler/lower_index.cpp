@@ -169,11 +169,14 @@ void index_keys(const Graph& graph, KvCacheConfig& cache) {
     kept.index_means = takes_means(node);
     kept.index_unit = kept.index_means ? int32_t{ops::kMeanUnit} : unit_of(node);
     kept.index_bits = node.op == "hash_index" ? static_cast<int32_t>(hash_shape(node).planes()) : 0;
-    if (cache.index_unit != 0 && kv::index_text(kept) != kv::index_text(cache)) {
-      throw InvalidArgument("[" + node.op + "] " +
-                            (kept.index_bits > 0 ? "bits, tables" : "unit, score") +
-                            ": expected those of the graph's first index, " +
-                            kv::index_text(cache) + ", got " + kv::index_text(kept));
+    const bool same =
+        kept.index_unit == cache.index_unit && kv::index_kind(kept) == kv::index_kind(cache);
+    if (cache.index_unit != 0 && !same) {
+      throw InvalidArgument(
+          "[" + node.op + "] " + (kept.index_bits > 0 ? "bits, tables" : "unit, score") +
+          ": expected those of the graph's first index, " + std::to_string(cache.index_unit) +
+          " keys by " + kv::index_kind(cache) + ", got " + std::to_string(kept.index_unit) +
+          " by " + kv::index_kind(kept));
     }
     cache = kept;
   }

@@ -203,9 +203,12 @@ void check_cache(const KvCacheConfig& cache, const BatchLimits& limits) {
   for (const int32_t layer : limits.layers) {
     if (cache.device_of(layer) != needed.device) fail_with(cache.device_of(layer));
   }
-  if (needed.index_unit != 0 && kv::index_text(cache) != kv::index_text(needed)) {
-    fail("cache: expected one for an index of " + kv::index_text(needed) + " (index_unit, " +
-         "index_means, index_bits), got one for " + kv::index_text(cache));
+  const auto index = [](const KvCacheConfig& config) {
+    return std::to_string(config.index_unit) + " keys by " + kv::index_kind(config);
+  };
+  if (needed.index_unit != 0 && index(cache) != index(needed)) {
+    fail("cache: expected one for an index of " + index(needed) +
+         " (index_unit, index_means, index_bits), got one for " + index(cache));
   }
   if (cache.groups.empty() || cache.groups == needed.groups) return;
   fail("cache: expected one group of layers, or those of kv_config(), got " +

@@ -182,7 +182,7 @@ std::vector<OpSpec> attention_ops() {
        .min_inputs = 2,
        .max_inputs = 3,
        .attributes = {integer("layer"), integer("heads"), integer("kv_heads"), integer("head_dim"),
-                      number("sm_scale"), integer("bits", 8), integer("tables", 24),
+                      number("sm_scale"), integer("bits", 8), integer("tables", 40),
                       integer("seed", 0), integers("means"), integer("sink_tokens", 0),
                       integer("local_tokens", 0), integer("min_tokens", 0), integers("only")},
        .infer = infer_hash_index},

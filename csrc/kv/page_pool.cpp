@@ -69,10 +69,9 @@ int64_t num_page_ids(const KvCacheConfig& config) {
          num_coded_pages(config, static_cast<int64_t>(layers), static_cast<size_t>(written) * page);
 }
 
-std::string index_text(const KvCacheConfig& config) {
-  const std::string unit = std::to_string(config.index_unit) + " keys by ";
-  if (config.index_bits > 0) return unit + std::to_string(config.index_bits) + " bits";
-  return unit + (config.index_means ? "means" : "bounds");
+std::string index_kind(const KvCacheConfig& config) {
+  if (config.index_bits > 0) return std::to_string(config.index_bits) + " bits";
+  return config.index_means ? "means" : "bounds";
 }
 
 PagePool::PagePool(const KvCacheConfig& config) : config_(config) {

@@ -44,8 +44,8 @@ struct KvTurn {
   void apply(float* key) const;
 };
 
-// What is kept of keys for an index, for messages.
-std::string index_text(const KvCacheConfig& config);
+// What is kept of units of keys for an index, for messages.
+std::string index_kind(const KvCacheConfig& config);
 
 class PagePool {
  public:

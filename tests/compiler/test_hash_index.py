@@ -174,7 +174,7 @@ def test_weights_of_two_kinds_are_refused():
 
 def test_explain_names_the_index_and_the_limits():
     text = sparse(make_llama(), MagicPIG(means=MEANS, skip_layers=0)).compile().explain()
-    assert "[hash_index] bits=8 tables=24 of each query head" in text
+    assert "[hash_index] bits=8 tables=40 of each query head" in text
     assert "all keys: rows of prompts, or of fewer than 2048 keys" in text
 
 

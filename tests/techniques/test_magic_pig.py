@@ -2,6 +2,8 @@
 keys where the highest keys' is not, drafts change no text, and what calibrate() finds."""
 
 from dataclasses import replace
+from pydoc_data.topics import topics
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,7 +14,7 @@ from effinfer.techniques import Chelsea, MagicPIG, Quest, SuffixDecoding
 from effinfer.techniques.key_channels import queries_and_keys
 from effinfer.techniques.kv_rows import keys_and_values
 from tests.techniques.test_prefill import text
-from tests.techniques.test_sparse_decode import HEAD_DIM, KV_HEADS, LAYERS, LENGTH, load
+from tests.techniques.test_sparse_decode import HEAD_DIM, KV_HEADS, LAYERS, load
 
 PAGE = 64
 
@@ -134,17 +136,20 @@ def test_on_average_it_is_nearer_than_as_many_of_the_highest_keys(plain, method)
     assert np.mean(of_drawn) < np.mean(of_highest)
 
 
-def likelihood(llm: effinfer.LLM) -> float:
-    """Of the last 100 tokens, one by one."""
-    tokens = text(llm)[:LENGTH]
-    return float(llm.log_likelihoods(tokens, phase="decode")[-100:].mean())
+def likelihood(*methods: Any) -> float:
+    """Of the last 200 of 1,400 tokens of Python's documentation, one by one."""
+    llm = load(*methods, max_seq_len=1500)
+    pages = " ".join(topics[name] for name in sorted(topics))
+    tokens = llm.tokenize(pages[:20000])[1000:2400]
+    return float(llm.log_likelihoods(tokens, phase="decode")[-200:].mean())
 
 
-def test_generated_text_stays_as_likely(plain, method):
-    dense, drawn = likelihood(plain), likelihood(load(method))
-    few = likelihood(load(Quest(budget=192, min_tokens=0)))  # what MagicPIG visits in any case
+def test_generated_text_stays_nearly_as_likely(method):
+    """What is drawn gives back most of what the keys that are visited in any case lack."""
+    dense, drawn = likelihood(), likelihood(replace(method, bits=6, tables=24))
+    least = likelihood(Quest(budget=192, min_tokens=0))
     assert drawn != dense
-    assert drawn > dense - 0.5 * (dense - few)
+    assert drawn > dense - 0.25 * (dense - least)
 
 
 def test_drafts_change_no_text(plain, method):

@@ -23,7 +23,7 @@ def hash_visits(
     kv_len: AnyArray,
     *,
     bits: int = 8,
-    tables: int = 24,
+    tables: int = 40,
     seed: int = 0,
     means: AnyArray | None = None,
     sink_tokens: int = 0,

@@ -58,7 +58,7 @@ class MagicPIG(Technique):
     )
 
     bits: int = integer(8, least=1, most=8)
-    tables: int = choice(24, tuple(range(8, 257, 8)))
+    tables: int = choice(40, tuple(range(8, 257, 8)))
     seed: int = integer(0)
     means: tuple[int, ...] = ()
     min_tokens: int = integer(2048)

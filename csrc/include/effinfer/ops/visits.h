@@ -139,7 +139,7 @@ EFFINFER_API void key_visits(Visits& visits, const TensorView& q, const PagedKv&
 // over all keys. Rows that visit all keys have no weights.
 struct HashVisits {
   int32_t bits = 8;     // of a table, 1 to 8
-  int32_t tables = 24;  // of each query head, a multiple of 8 up to 256
+  int32_t tables = 40;  // of each query head, a multiple of 8 up to 256
   uint64_t seed = 0;
   TensorView means;  // f32 [num_kv_heads, head_dim], subtracted from keys; rank 0: zeros
 };
