@@ -100,7 +100,7 @@ PagePool::PagePool(const KvCacheConfig& config) : config_(config) {
     coded_ = std::make_unique<CodedStore>(config, capacity_bytes());
     for (size_t i = 0; i < num_layers; ++i) layers_[i].coded = coded_->layer(i);
   }
-  if (config.index_unit != 0) check_index();
+  if (config.index_unit != 0 || config.index_bits != 0) check_index();
   if (config.index_unit > 1 || config.index_bits > 0) allocate_bounds();
   const size_t count = static_cast<size_t>(config.num_pages);
   references_.assign(count + (coded_ ? static_cast<size_t>(coded_->num_coded()) : 0), 0);
@@ -152,10 +152,9 @@ ops::KvLayer PagePool::next_layer(Bank& bank) {
 
 void PagePool::check_index() const {
   const int64_t unit = config_.index_unit;
-  require(unit == 1 || ops::is_bounds_unit(unit), "index_unit", "0, 1, 16, 32 or 64", unit);
   const int64_t bits = config_.index_bits;
-  require(bits >= 0 && (bits == 0 || unit == 1), "index_bits", "a number of bits, of units of 1",
-          bits);
+  require(bits >= 0 && (bits == 0 || unit == 1), "index_bits", "0, or bits of units of 1", bits);
+  require(unit == 1 || ops::is_bounds_unit(unit), "index_unit", "0, 1, 16, 32 or 64", unit);
   if (coded_) throw Unsupported("[kv_cache] index_unit: not beside coding");
 }
 

@@ -152,12 +152,18 @@ def test_codes_take_their_bits_of_memory():
 
 
 def test_two_kinds_of_indices_are_refused():
-    quest = Quest(budget=256, min_tokens=0, skip_layers=1)
-    first = MagicPIG(bits=3, tables=8, skip_layers=LAYERS - 1, means=MEANS)
-    for methods, message in (
-        ((first, quest), r"expected those of the graph's first index"),
-        ((SOME, SOME), r"\[hash_index\] layer: expected no other index of its layer's generated"),
-    ):
+    model = make_llama()
+    text = sparse(model, SOME).graph.to_string()
+    graph = _core.Graph.parse(text.replace("tables = 8", "tables = 16", 1))
+    message = r"\[hash_index\] bits, tables: expected .* 1 keys by (\d+) bits, got 1 by \d+ bits"
+    with pytest.raises(_core.InvalidArgumentError, match=message):
+        TinyModel(graph, model.source, model.exact).compile()
+
+
+@pytest.mark.parametrize("other", [SOME, Quest(budget=256, skip_layers=0)], ids=["hash", "page"])
+def test_two_indices_of_a_layers_generated_tokens_are_refused(other):
+    message = r"\[hash_index\] layer: expected no other index of its layer's generated rows, got"
+    for methods in ((SOME, other), (other, SOME)):
         model = make_llama()
         for method in methods:
             model = sparse(model, method)

@@ -137,11 +137,11 @@ def test_on_average_it_is_nearer_than_as_many_of_the_highest_keys(plain, method)
 
 
 def likelihood(*methods: Any) -> float:
-    """Of the last 200 of 1,400 tokens of Python's documentation, one by one."""
-    llm = load(*methods, max_seq_len=1500)
+    """Of the last 150 of 1,000 tokens of Python's documentation, one by one."""
+    llm = load(*methods, max_seq_len=1100)
     pages = " ".join(topics[name] for name in sorted(topics))
-    tokens = llm.tokenize(pages[:20000])[1000:2400]
-    return float(llm.log_likelihoods(tokens, phase="decode")[-200:].mean())
+    tokens = llm.tokenize(pages[:20000])[1400:2400]
+    return float(llm.log_likelihoods(tokens, phase="decode")[-150:].mean())
 
 
 def test_generated_text_stays_nearly_as_likely(method):
