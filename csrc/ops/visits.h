@@ -12,8 +12,8 @@
 //   2 (5 rows)     that and drafts, or tokens   of each row, which may be a tree's: a draft is
 //                  that are fed again           verified with the keys that its token visits alone
 //
-// An index that draws its keys also says how often each of them counts (`weights`), so that what
-// was drawn stands for what was not: attention adds the logarithm to the key's logit.
+// An index that draws its keys also says how often each counts (`log_weights`), so that what it
+// drew stands for what it did not: attention adds the logarithm to the key's logit.
 //
 // Lists of rows follow those of blocks. A shape has the one kind, the other, or both; rows of the
 // kind that it has not, and sequences that the batch calls dense, see all keys.
