@@ -25,10 +25,11 @@ py::array page_view(py::object self, int32_t layer, int32_t page, bool values) {
 
 std::unique_ptr<KvCache> make_cache(int32_t num_layers, int32_t num_kv_heads, int32_t head_dim,
                                     const std::string& dtype, int32_t num_pages, int32_t index_unit,
-                                    bool index_means) {
+                                    bool index_means, int32_t index_bits) {
   KvCacheConfig config = {num_layers, num_kv_heads, head_dim, parse_dtype(dtype), num_pages};
   config.index_unit = index_unit;
   config.index_means = index_means;
+  config.index_bits = index_bits;
   return std::make_unique<KvCache>(config);
 }
 
@@ -99,7 +100,7 @@ void register_kv_cache(py::module_& m) {
                            "The paged KV cache: 64-token pages, prefixes in a radix tree.");
   type.def(py::init(&make_cache), py::kw_only(), py::arg("num_layers"), py::arg("num_kv_heads"),
            py::arg("head_dim"), py::arg("dtype") = "bf16", py::arg("num_pages"),
-           py::arg("index_unit") = 0, py::arg("index_means") = false)
+           py::arg("index_unit") = 0, py::arg("index_means") = false, py::arg("index_bits") = 0)
       .def_property_readonly_static("page_size", [](py::object) { return KvCache::kPageSize; })
       .def_property_readonly("num_bytes", &KvCache::num_bytes)
       .def_property_readonly("num_pages", [](const KvCache& c) { return c.config().num_pages; })

@@ -15,12 +15,12 @@ using ops::Visits;
 using Pool = std::shared_ptr<ThreadPool>;
 
 Visits make_visits(const py::array& qo_indptr, const py::array& kv_len, int32_t num_qo_heads,
-                   int32_t num_kv_heads, bool generated) {
+                   int32_t num_kv_heads, bool generated, bool weighted) {
   ops::PagedBatch batch;
   const AttentionArguments arguments("visits");
   batch.qo_indptr = arguments.view(qo_indptr, "qo_indptr");
   batch.kv_len = arguments.view(kv_len, "kv_len");
-  return Visits(batch, num_qo_heads, num_kv_heads, generated);
+  return Visits(batch, num_qo_heads, num_kv_heads, generated, weighted);
 }
 
 // A view, which keeps the lists alive.
@@ -29,6 +29,14 @@ py::array words(const py::object& self) {
   return py::array_t<uint64_t>(
       {visits.num_blocks(), int64_t{visits.num_kv_heads()}, visits.list_words()}, visits.words(),
       self);
+}
+
+py::object log_weights(const py::object& self) {
+  auto& visits = self.cast<Visits&>();
+  if (visits.log_weights() == nullptr) return py::none();
+  return py::array_t<float>(
+      {visits.num_blocks(), int64_t{visits.num_kv_heads()}, visits.list_words() * 64},
+      visits.log_weights(), self);
 }
 
 py::array blocks(const Visits& visits) {
@@ -115,17 +123,35 @@ void key_visits(Visits& visits, const py::array& q, const PagedKv& kv, const py:
   ops::key_visits(visits, queries, kv, batch, tokens, options, pool_or_default(pool));
 }
 
+void hash_visits(Visits& visits, const py::array& q, const PagedKv& kv, const py::array& qo_indptr,
+                 const py::array& kv_indptr, const py::array& kv_indices, const py::array& kv_len,
+                 int32_t bits, int32_t tables, uint64_t seed, const py::object& means,
+                 int32_t sink_tokens, int32_t local_tokens, int32_t min_tokens, const Pool& pool) {
+  const AttentionArguments arguments("hash_visits");
+  const TensorView queries = arguments.view(q, "q");
+  const ops::PagedBatch batch = arguments.batch(qo_indptr, kv_indptr, kv_indices, kv_len);
+  const ops::VisitOptions options =
+      options_of(std::nullopt, kv, sink_tokens, local_tokens, min_tokens, "f32");
+  const ops::HashVisits hashes = {bits, tables, seed, arguments.optional(means, "means")};
+  const py::gil_scoped_release release;
+  ops::hash_visits(visits, queries, kv, batch, hashes, options, pool_or_default(pool));
+}
+
 }  // namespace
 
 void register_ops_visits(py::module_& m) {
   py::class_<Visits>(m, "Visits",
                      "Lists of the keys that blocks of rows visit, of one batch; empty at first.")
       .def(py::init(&make_visits), py::arg("qo_indptr"), py::arg("kv_len"), py::arg("num_qo_heads"),
-           py::arg("num_kv_heads"), py::kw_only(), py::arg("generated") = false)
+           py::arg("num_kv_heads"), py::kw_only(), py::arg("generated") = false,
+           py::arg("weighted") = false)
       .def_property_readonly("blocks", &blocks,
                              "int32 [B, 4]: sequence, first row, rows, position of the first.")
       .def_property_readonly("words", &words,
-                             "uint64 [B, num_kv_heads, W], writable: a bit for each token.");
+                             "uint64 [B, num_kv_heads, W], writable: a bit for each token.")
+      .def_property_readonly("log_weights", &log_weights,
+                             "float32 [B, num_kv_heads, 64 W], writable: what is added to a "
+                             "token's logits; None where each counts once.");
   m.def("column_visits", &column_visits, py::arg("visits"), py::arg("q"), py::arg("kv"),
         py::arg("qo_indptr"), py::arg("kv_indptr"), py::arg("kv_indices"), py::arg("kv_len"),
         py::kw_only(), py::arg("sm_scale") = py::none(), py::arg("last_rows") = 64,
@@ -151,6 +177,11 @@ void register_ops_visits(py::module_& m) {
         py::arg("keys") = 0, py::arg("share") = 0.0f, py::arg("vote") = "highest",
         py::arg("sink_tokens") = 0, py::arg("local_tokens") = 0, py::arg("min_tokens") = 0,
         py::arg("pool") = py::none());
+  m.def("hash_visits", &hash_visits, py::arg("visits"), py::arg("q"), py::arg("kv"),
+        py::arg("qo_indptr"), py::arg("kv_indptr"), py::arg("kv_indices"), py::arg("kv_len"),
+        py::kw_only(), py::arg("bits") = 8, py::arg("tables") = 40, py::arg("seed") = 0,
+        py::arg("means") = py::none(), py::arg("sink_tokens") = 0, py::arg("local_tokens") = 0,
+        py::arg("min_tokens") = 0, py::arg("pool") = py::none());
 }
 
 }  // namespace effinfer::bindings

@@ -210,6 +210,7 @@ void Executable::Impl::add_front_layers(KvCacheConfig& config) const {
   }
   config.index_unit = std::max(config.index_unit, first.cache.index_unit);
   config.index_means |= first.cache.index_means;
+  config.index_bits = std::max(config.index_bits, first.cache.index_bits);
   if (first.cache.device == config.device) return;
   config.layer_devices.assign(static_cast<size_t>(config.num_layers), config.device);
   for (const int32_t layer : first.layers) {

@@ -5,6 +5,7 @@
 #include "compiler/kept_weights.h"
 #include "compiler/kv_facts.h"
 #include "compiler/lowering.h"
+#include "effinfer/error.h"
 #include "graph/op_specs.h"
 #include "ops/attention.h"
 #include "ops/rope.h"
@@ -239,6 +240,10 @@ void lower_attention(Lowering& lowering, const Node& node) {
   if (inputs.visits) {
     places.visits = lowering.visit_slot(node);
     problem.visits.list_words = 1;  // for what variants reject and describe() tells
+    if (lowering.visit_shape(node).weights && !problem.weights.empty()) {
+      throw Unsupported("[attention] weights: expected no plane of them, as what an index draws " +
+                        ("has its own, got \"" + std::string(problem.weights)) + '"');
+    }
   }
   if (const Node* append = inner_append(lowering.graph(), node)) {
     const RopeAppend inner = make_rope_append(lowering, *append);

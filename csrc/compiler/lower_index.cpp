@@ -6,6 +6,8 @@
 #include "compiler/lowering.h"
 #include "effinfer/error.h"
 #include "graph/op_specs.h"
+#include "kv/page_pool.h"
+#include "ops/hash_index.h"
 #include "ops/page_index.h"
 #include "ops/prefill_index.h"
 #include "ops/strided_index.h"
@@ -43,6 +45,9 @@ const IndexedHead* indexed_heads(Lowering& lowering, const Node& node) {
   for (const int64_t head : only) indexed[static_cast<size_t>(head)] = IndexedHead::chosen;
   return lowering.constant(indexed);
 }
+
+// Of the means that an index subtracts from keys, in 1.
+constexpr double kMeanSteps = 1024.0;
 
 int32_t int_attribute(const Node& node, std::string_view key) {
   return static_cast<int32_t>(node.get_int(key));
@@ -86,11 +91,26 @@ TopScores top_scores(const Node& node, std::string_view count, std::string_view 
 }
 
 int32_t unit_of(const Node& node) {
-  return node.op == "key_index" ? 1 : int_attribute(node, "unit");
+  return node.op == "page_index" ? int_attribute(node, "unit") : 1;
 }
 
 bool takes_means(const Node& node) {
   return node.op == "page_index" && node.get_string("score") == "means";
+}
+
+ops::HashShape hash_shape(const Node& node) {
+  return {int_attribute(node, "heads") / int_attribute(node, "kv_heads"),
+          int_attribute(node, "tables"), int_attribute(node, "bits")};
+}
+
+// Another index of generated rows would leave the weights of its lists as they are.
+void require_alone(const Lowering& lowering, const Node& index) {
+  for (const Node& node : lowering.graph().nodes) {
+    const bool other = &node != &index && chooses_rows(node) && node.outputs != index.outputs;
+    if (!other || lowering.layer_of_lists(node) != lowering.layer_of_lists(index)) continue;
+    throw InvalidArgument("[" + index.op + "] layer: expected no other index of its layer's " +
+                          "generated rows, got " + node.op);
+  }
 }
 
 ops::PageIndexProblem page_index(Lowering& lowering, const Node& node) {
@@ -144,17 +164,21 @@ void lower_block_index(Lowering& lowering, const Node& node) {
 
 void index_keys(const Graph& graph, KvCacheConfig& cache) {
   for (const Node& node : graph.nodes) {
-    if (node.op != "page_index" && node.op != "key_index") continue;
-    const bool means = takes_means(node);
-    const int32_t unit = means ? int32_t{ops::kMeanUnit} : unit_of(node);
-    if (cache.index_unit != 0 && (unit != cache.index_unit || means != cache.index_means)) {
-      throw InvalidArgument("[" + node.op + "] unit, score: expected those of the graph's first " +
-                            "index, " + std::to_string(cache.index_unit) + " keys by " +
-                            (cache.index_means ? "means" : "bounds") + ", got " +
-                            std::to_string(unit) + " by " + (means ? "means" : "bounds"));
+    if (node.op != "page_index" && node.op != "key_index" && node.op != "hash_index") continue;
+    KvCacheConfig kept = cache;
+    kept.index_means = takes_means(node);
+    kept.index_unit = kept.index_means ? int32_t{ops::kMeanUnit} : unit_of(node);
+    kept.index_bits = node.op == "hash_index" ? static_cast<int32_t>(hash_shape(node).planes()) : 0;
+    const bool same =
+        kept.index_unit == cache.index_unit && kv::index_kind(kept) == kv::index_kind(cache);
+    if (cache.index_unit != 0 && !same) {
+      throw InvalidArgument(
+          "[" + node.op + "] " + (kept.index_bits > 0 ? "bits, tables" : "unit, score") +
+          ": expected those of the graph's first index, " + std::to_string(cache.index_unit) +
+          " keys by " + kv::index_kind(cache) + ", got " + std::to_string(kept.index_unit) +
+          " by " + kv::index_kind(kept));
     }
-    cache.index_unit = unit;
-    cache.index_means = means;
+    cache = kept;
   }
 }
 
@@ -169,6 +193,32 @@ void lower_key_index(Lowering& lowering, const Node& node) {
     problem.channels = lowering.constant(std::vector<int32_t>(channels.begin(), channels.end()));
     problem.num_channels = static_cast<int32_t>(channels.size()) / problem.kv.num_kv_heads;
   }
+  lowering.add(node, problem, index_places(lowering, node));
+}
+
+void lower_hash_index(Lowering& lowering, const Node& node) {
+  require_alone(lowering, node);
+  ops::HashIndexProblem problem;
+  problem.q_stride = lowering.cols(node.inputs[0]);
+  problem.num_qo_heads = int_attribute(node, "heads");
+  problem.kv.num_kv_heads = int_attribute(node, "kv_heads");
+  problem.kv.head_dim = int_attribute(node, "head_dim");
+  problem.kv.dtype = lowering.kv_dtype();
+  problem.sink_tokens = int_attribute(node, "sink_tokens");
+  problem.local_tokens = int_attribute(node, "local_tokens");
+  problem.min_tokens = int_attribute(node, "min_tokens");
+  problem.tables = hash_shape(node);
+  const executor::HashConstants& hash =
+      lowering.hash_constants(problem.tables, problem.kv.head_dim, node.get_int("seed"));
+  problem.planes = hash.planes;
+  problem.chances = hash.chances;
+  const std::vector<int64_t>& given = node.get_ints("means");
+  std::vector<float> means(static_cast<size_t>(problem.kv.num_kv_heads * problem.kv.head_dim));
+  for (size_t i = 0; i < given.size(); ++i) {
+    means[i] = static_cast<float>(static_cast<double>(given[i]) / kMeanSteps);
+  }
+  problem.means = lowering.constant(means);
+  problem.heads = indexed_heads(lowering, node);
   lowering.add(node, problem, index_places(lowering, node));
 }
 

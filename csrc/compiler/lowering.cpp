@@ -32,6 +32,7 @@ std::vector<Rule> all_rules() {
       {"block_index", lower_block_index},
       {"page_index", lower_page_index},
       {"key_index", lower_key_index},
+      {"hash_index", lower_hash_index},
       {"strided_index", lower_strided_index},
       {"to_act", lower_to_operand},
       {"matmul", lower_matmul},
@@ -147,19 +148,31 @@ size_t Lowering::attention_slot(const ops::AttentionShape& shape, size_t layer) 
   return shapes.size() - 1;
 }
 
+const executor::HashConstants& Lowering::hash_constants(const ops::HashShape& shape,
+                                                        int32_t head_dim, int64_t seed) {
+  for (const executor::HashConstants& made : shared_.hash_constants) {
+    if (made.shape == shape && made.head_dim == head_dim && made.seed == seed) return made;
+  }
+  const auto number = static_cast<uint64_t>(seed);
+  return shared_.hash_constants.emplace_back(shape, head_dim, seed,
+                                             constant(ops::hash_planes(shape, head_dim, number)),
+                                             constant(ops::hash_chances(shape)));
+}
+
+int64_t Lowering::layer_of_lists(const Node& node) const {
+  return is_index(node) ? graph().value(node.outputs[0]).shape[0].value : node.get_int("layer");
+}
+
 ops::VisitShape Lowering::visit_shape(const Node& node) const {
   ops::VisitShape shape;
   shape.num_qo_heads = static_cast<int32_t>(node.get_int("heads"));
   shape.num_kv_heads = static_cast<int32_t>(node.get_int("kv_heads"));
   shape.blocks = false;
-  // Whose attention visits the lists: the handle of an index says it.
-  const auto layer_of = [&](const Node& each) {
-    return is_index(each) ? graph().value(each.outputs[0]).shape[0].value : each.get_int("layer");
-  };
   for (const Node& index : graph().nodes) {
-    if (!is_index(index) || layer_of(index) != layer_of(node)) continue;
+    if (!is_index(index) || layer_of_lists(index) != layer_of_lists(node)) continue;
     shape.rows |= chooses_rows(index);
     shape.blocks |= chooses_blocks(index);
+    shape.weights |= weighs_keys(index);
   }
   return shape;
 }

@@ -68,6 +68,10 @@ class Lowering {
   // The plan slot of an attention shape, which a layer has.
   size_t attention_slot(const ops::AttentionShape& shape, size_t layer);
   // The lists that the indices of a node's layer write.
+  // Whose attention visits the lists, of an attention or an index: the latter's handle says it.
+  int64_t layer_of_lists(const Node& node) const;
+  const executor::HashConstants& hash_constants(const ops::HashShape& shape, int32_t head_dim,
+                                                int64_t seed);
   ops::VisitShape visit_shape(const Node& node) const;
   // The slot of the lists that an index writes or an attention reads.
   size_t visit_slot(const Node& node);
@@ -123,10 +127,15 @@ class Lowering {
 
 // Whether a node writes lists of generated rows; of blocks of a prompt's; strided_index does both.
 inline bool chooses_rows(const Node& node) {
-  return node.op == "page_index" || node.op == "key_index" || node.op == "strided_index";
+  return node.op == "page_index" || node.op == "key_index" || node.op == "hash_index" ||
+         node.op == "strided_index";
 }
 inline bool chooses_blocks(const Node& node) {
   return node.op == "column_index" || node.op == "block_index" || node.op == "strided_index";
+}
+// Whether it says how often the keys of its lists count.
+inline bool weighs_keys(const Node& node) {
+  return node.op == "hash_index";
 }
 // What the indices of generated rows want a cache to keep (KvCacheConfig::index_unit). Throws
 // InvalidArgument when one wants another thing than the others.
@@ -151,6 +160,7 @@ void lower_column_index(Lowering& lowering, const Node& node);
 void lower_block_index(Lowering& lowering, const Node& node);
 void lower_page_index(Lowering& lowering, const Node& node);
 void lower_key_index(Lowering& lowering, const Node& node);
+void lower_hash_index(Lowering& lowering, const Node& node);
 void lower_strided_index(Lowering& lowering, const Node& node);
 void lower_attention_mass(Lowering& lowering, const Node& node);
 // The call behind an attention that keeps its weights.

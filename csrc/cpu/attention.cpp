@@ -130,6 +130,8 @@ class Member {
     if (tile.first_span >= 0) task.spans = p_.work.spans + tile.first_span;
     task.num_spans = tile.num_spans;
     task.words = p_.visits.of_rows(batch, tile.sequence, tile.first_row, tile.kv_head);
+    task.log_weights =
+        p_.visits.weights_of_rows(batch, tile.sequence, tile.first_row, tile.kv_head);
     task.num_tokens = tile.num_tokens;
     task.first_unit = item.first_unit;
     task.end_unit = item.end_unit;

@@ -56,7 +56,7 @@ struct AttentionTask {
   const float* alibi_slopes;  // [num_heads]
   const float* sink_logits;   // [num_heads]
   const float* first_logits;  // [num_heads], added to those of the sequence's first key; null: none
-  const float* log_weights;   // by token, added to logits; null: none
+  const float* log_weights;   // by slot, of a plane or of the list; null: none
 
   DType out_dtype;
   uint8_t* out;            // first row, first head

@@ -1,17 +1,13 @@
 // The driver of page_index and key_index: an item is the list of one generated row and KV head.
-//
-// Bounds that the cache does not know yet are made by whoever asks first, and written into the
-// cache, where nobody else writes them at the same time; who comes second meanwhile makes them for
-// itself, as it would take longer to wait.
 #include "ops/page_index.h"
 
 #include <algorithm>
-#include <atomic>
 #include <limits>
 
 #include "cpu/choose_tokens.h"
 #include "cpu/level.h"
 #include "cpu/page_index.h"
+#include "cpu/page_summaries.h"
 #include "cpu/register.h"
 #include "ops/registry.h"
 
@@ -23,9 +19,6 @@ using ops::kPageSize;
 using ops::PageCandidates;
 using ops::PageIndexProblem;
 using ops::VisitBlock;
-
-// Of ops::PageBounds::known.
-enum Known : int32_t { kUnknown, kKnown, kBeingWritten };
 
 // A member's memory, of as many pages as any step has.
 struct RowScratch {
@@ -153,7 +146,9 @@ class RowMember {
 
   void score_keys(const VisitBlock& row, int64_t kv_head, const PageCandidates& pages) const {
     const int32_t* ids = ids_of(row, pages);
-    for (int64_t i = 0; i < pages.count(); ++i) scratch_.keys[i] = keys_of(ids[i], kv_head);
+    for (int64_t i = 0; i < pages.count(); ++i) {
+      scratch_.keys[i] = page_keys(p_.kv, ids[i], kv_head);
+    }
     KeyScoreTile tile = {};
     tile.queries = queries_of(row, kv_head);
     tile.num_pages = pages.count();
@@ -168,33 +163,11 @@ class RowMember {
 
   // `own` is memory for them.
   const uint16_t* bounds_of(int64_t page, int64_t head, uint16_t* own) const {
-    const ops::PageBounds& bounds = p_.kv.bounds;
-    if (bounds.values == nullptr) return make_bounds(page, head, own);
-    uint16_t* kept = bounds.of(page, head, p_.kv.num_kv_heads, p_.kv.head_dim);
-    std::atomic_ref<int32_t> known(bounds.known[page * bounds.known_stride + head]);
-    if (known.load(std::memory_order_acquire) == kKnown) return kept;
-    int32_t expected = kUnknown;
-    const bool writes =
-        known.compare_exchange_strong(expected, kBeingWritten, std::memory_order_acquire);
-    if (!writes) return expected == kKnown ? kept : make_bounds(page, head, own);
-    make_bounds(page, head, kept);
-    known.store(kKnown, std::memory_order_release);
-    return kept;
-  }
-
-  const uint16_t* make_bounds(int64_t page, int64_t head, uint16_t* to) const {
-    const KeyShape shape = {p_.kv.dtype, p_.kv.head_dim};
-    const PageKeys keys = keys_of(page, head);
-    p_.means ? level_.average(shape, keys, to) : level_.bound(shape, keys, p_.unit, to);
-    return to;
-  }
-
-  PageKeys keys_of(int64_t page, int64_t head) const {
-    PageKeys keys = {p_.kv.k_head(page, head), nullptr};
-    if (p_.kv.k_scale != nullptr) {
-      keys.k_scale = p_.kv.k_scale + (page * p_.kv.num_kv_heads + head) * kPageSize;
-    }
-    return keys;
+    return page_summary(p_.kv, page, head, own, [&](uint16_t* to) {
+      const KeyShape shape = {p_.kv.dtype, p_.kv.head_dim};
+      const PageKeys keys = page_keys(p_.kv, page, head);
+      p_.means ? level_.average(shape, keys, to) : level_.bound(shape, keys, p_.unit, to);
+    });
   }
 
   const PageIndexKernels& level_;

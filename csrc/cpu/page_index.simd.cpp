@@ -13,6 +13,7 @@
 #include "cpu/level.h"
 #include "cpu/vectors/attention_math.h"
 #include "cpu/vectors/kv.h"
+#include "cpu/vectors/kv_lines.h"
 #include "cpu/vectors/select.h"
 #include "ops/top_list.h"
 
@@ -346,21 +347,6 @@ void choose(const float* scores, int64_t count, int64_t kept, uint64_t* bits) {
       equal &= equal - 1;
     }
     bits[i / 64] |= uint64_t{chosen} << i % 64;
-  }
-}
-
-// call<Kv>() for the lines of a dtype.
-template <class Call>
-void with_lines(DType dtype, Call&& call) {
-  switch (dtype) {
-    case DType::f32:
-      return call.template operator()<KvF32>();
-    case DType::f16:
-      return call.template operator()<KvF16>();
-    case DType::bf16:
-      return call.template operator()<KvBf16>();
-    default:
-      return call.template operator()<KvI8>();
   }
 }
 

@@ -204,12 +204,11 @@ void check_cache(const KvCacheConfig& cache, const BatchLimits& limits) {
     if (cache.device_of(layer) != needed.device) fail_with(cache.device_of(layer));
   }
   const auto index = [](const KvCacheConfig& config) {
-    return std::to_string(config.index_unit) + " keys by " +
-           (config.index_means ? "means" : "bounds");
+    return std::to_string(config.index_unit) + " keys by " + kv::index_kind(config);
   };
   if (needed.index_unit != 0 && index(cache) != index(needed)) {
-    fail("cache: expected one for an index of " + index(needed) + " (index_unit, index_means), " +
-         "got one for " + index(cache));
+    fail("cache: expected one for an index of " + index(needed) +
+         " (index_unit, index_means, index_bits), got one for " + index(cache));
   }
   if (cache.groups.empty() || cache.groups == needed.groups) return;
   fail("cache: expected one group of layers, or those of kv_config(), got " +

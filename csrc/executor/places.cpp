@@ -175,6 +175,11 @@ bool IndexPlaces::fill(ops::PageIndexProblem& p, const Step& step) const {
   return p.visits.num_rows > 0;
 }
 
+bool IndexPlaces::fill(ops::HashIndexProblem& p, const Step& step) const {
+  set(p, step);
+  return p.visits.num_rows > 0;
+}
+
 bool IndexPlaces::fill(ops::StridedIndexProblem& p, const Step& step) const {
   p.batch = step.layout_of(layer);
   p.visits = step.visits[visits];

@@ -10,6 +10,7 @@
 #include "effinfer/graph.h"
 #include "effinfer/profile.h"
 #include "executor/call.h"
+#include "ops/hash_tables.h"
 #include "weights/weight_store.h"
 
 namespace effinfer::executor {
@@ -54,6 +55,15 @@ struct OutputBuffer {
   }
 };
 
+// What keys are hashed with (ops/hash_tables.h), on the executable's device; layers share it.
+struct HashConstants {
+  ops::HashShape shape;
+  int32_t head_dim = 0;
+  int64_t seed = 0;
+  const float* planes = nullptr;
+  const float* chances = nullptr;
+};
+
 // What the programs of an executable share.
 struct Shared {
   Graph graph;
@@ -68,6 +78,7 @@ struct Shared {
   std::vector<size_t> attention_layers;               // of each the number of a layer
   std::vector<ops::VisitShape> visit_shapes;          // the same
   std::vector<std::shared_ptr<void>> constants;       // such as rotary frequencies
+  std::vector<HashConstants> hash_constants;          // distinct ones
   size_t scratch_bytes = 0;                           // of a member
   int32_t max_top = 0;  // logits a row that the head can keep; 0: it writes all of them
 };

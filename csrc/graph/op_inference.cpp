@@ -5,6 +5,7 @@
 #include "effinfer/ops/rope.h"
 #include "graph/text.h"
 #include "ops/attention.h"
+#include "ops/hash_tables.h"
 #include "ops/kv_layout.h"
 #include "ops/limits.h"
 
@@ -301,6 +302,17 @@ std::vector<ValueType> infer_key_index(const OpContext& context) {
   }
   context.require(ascend, "channels", "none, or of each KV head as many increasing ones");
   return infer_generated(context);
+}
+
+std::vector<ValueType> infer_hash_index(const OpContext& context) {
+  context.require(ops::is_hash_bits(context.positive("bits")), "bits", "1 to 8");
+  context.require(ops::is_hash_tables(context.positive("tables")), "tables",
+                  "a multiple of 8 up to 256");
+  context.positive("seed", 0);
+  const auto means = static_cast<int64_t>(context.node().get_ints("means").size());
+  const int64_t all = context.positive("kv_heads") * context.positive("head_dim");
+  context.require(means == 0 || means == all, "means", "none, or one of each dimension of a head");
+  return infer_index(context);
 }
 
 std::vector<ValueType> infer_strided_index(const OpContext& context) {

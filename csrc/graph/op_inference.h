@@ -18,6 +18,7 @@ std::vector<ValueType> infer_column_index(const OpContext& context);
 std::vector<ValueType> infer_block_index(const OpContext& context);
 std::vector<ValueType> infer_page_index(const OpContext& context);
 std::vector<ValueType> infer_key_index(const OpContext& context);
+std::vector<ValueType> infer_hash_index(const OpContext& context);
 std::vector<ValueType> infer_strided_index(const OpContext& context);
 std::vector<ValueType> infer_attention_mass(const OpContext& context);
 std::vector<ValueType> infer_attention(const OpContext& context);

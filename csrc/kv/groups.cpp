@@ -60,6 +60,7 @@ std::vector<std::unique_ptr<PagePool>> make_pools(const KvCacheConfig& config) {
     }
     if (group.window_left >= 0) part.coding = {};
     part.index_unit = group.window_left < 0 ? config.index_unit : 0;
+    part.index_bits = group.window_left < 0 ? config.index_bits : 0;
     pools.push_back(std::make_unique<PagePool>(part));
   }
   return pools;

@@ -67,6 +67,7 @@ void check_page(const ops::KvLayer& layer, int32_t page, int32_t head) {
     }
   }
 }
+// Codes of keys are the index's alone.
 void check_bounds(const kv::PagePool& pool) {
   if (pool.config().index_unit <= 1 || !pool.config().on_host()) return;  // a GPU's: out of reach
   for (const ops::KvLayer& layer : pool.layers()) {

@@ -69,6 +69,11 @@ int64_t num_page_ids(const KvCacheConfig& config) {
          num_coded_pages(config, static_cast<int64_t>(layers), static_cast<size_t>(written) * page);
 }
 
+std::string index_kind(const KvCacheConfig& config) {
+  if (config.index_bits > 0) return std::to_string(config.index_bits) + " bits";
+  return config.index_means ? "means" : "bounds";
+}
+
 PagePool::PagePool(const KvCacheConfig& config) : config_(config) {
   head_bytes_ = checked_head_bytes(config);
   require(config.num_pages > 0, "num_pages", "at least 1", config.num_pages);
@@ -95,8 +100,8 @@ PagePool::PagePool(const KvCacheConfig& config) : config_(config) {
     coded_ = std::make_unique<CodedStore>(config, capacity_bytes());
     for (size_t i = 0; i < num_layers; ++i) layers_[i].coded = coded_->layer(i);
   }
-  if (config.index_unit != 0) check_index();
-  if (config.index_unit > 1) allocate_bounds();
+  if (config.index_unit != 0 || config.index_bits != 0) check_index();
+  if (config.index_unit > 1 || config.index_bits > 0) allocate_bounds();
   const size_t count = static_cast<size_t>(config.num_pages);
   references_.assign(count + (coded_ ? static_cast<size_t>(coded_->num_coded()) : 0), 0);
   used_before_.assign(count, 0);
@@ -147,6 +152,8 @@ ops::KvLayer PagePool::next_layer(Bank& bank) {
 
 void PagePool::check_index() const {
   const int64_t unit = config_.index_unit;
+  const int64_t bits = config_.index_bits;
+  require(bits >= 0 && (bits == 0 || unit == 1), "index_bits", "0, or bits of units of 1", bits);
   require(unit == 1 || ops::is_bounds_unit(unit), "index_unit", "0, 1, 16, 32 or 64", unit);
   if (coded_) throw Unsupported("[kv_cache] index_unit: not beside coding");
 }
@@ -157,6 +164,7 @@ void PagePool::allocate_bounds() {
   ops::PageBounds kept;
   kept.unit = config_.index_unit;
   kept.vectors = config_.index_means ? 1 : 2;
+  kept.code_bits = config_.index_bits;
   const auto numbers = static_cast<size_t>(kept.page_numbers(config_.head_dim));
   const size_t plane =
       multiply(static_cast<size_t>(config_.num_pages), heads * numbers * sizeof(uint16_t));
@@ -171,6 +179,7 @@ void PagePool::allocate_bounds() {
     bounds.known_stride = static_cast<int64_t>(bank.known_of_page);
     bounds.unit = kept.unit;
     bounds.vectors = kept.vectors;
+    bounds.code_bits = kept.code_bits;
   }
 }
 

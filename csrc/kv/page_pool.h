@@ -8,6 +8,7 @@
 #include <cstdint>
 #include <memory>
 #include <span>
+#include <string>
 #include <vector>
 
 #include "core/backend.h"
@@ -42,6 +43,9 @@ struct KvTurn {
   KvTurn(const KvRope& rope, int64_t positions);
   void apply(float* key) const;
 };
+
+// What is kept of units of keys for an index, for messages.
+std::string index_kind(const KvCacheConfig& config);
 
 class PagePool {
  public:

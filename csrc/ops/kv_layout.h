@@ -34,22 +34,24 @@ constexpr bool is_means_unit(int64_t unit) {
 
 // What the keys of full pages are bounded by (Quest, Tang et al., arXiv:2406.10774, section 3.3):
 // for each page, head and unit of 16, 32 or 64 keys the least and the greatest key in each
-// dimension, rounded outwards to bf16; or, for an index that asks for means, their mean. A kernel
-// that needs a page's bounds finds them and says that they are known; whoever changes a page's keys
-// makes them unknown.
+// dimension, rounded outwards to bf16; for an index that asks for means, their mean; or, for one
+// that hashes keys, so many bits of each (ops/hash_index.h). A kernel that needs them of a page
+// finds them and says that they are known; whoever changes a page's keys makes them unknown.
 //
 //   values   [page][head][64 / unit][2][head_dim]    the least, the greatest; or
-//            [page][head][64 / unit][head_dim]       the mean
+//            [page][head][64 / unit][head_dim]       the mean; or
+//            [page][head][code_bits] words           of a bit of each key
 //   known    [page][layer][head]                     0: no; else as the kernels of the device say
 struct PageBounds {
   uint16_t* values = nullptr;  // null: none are kept
   int32_t* known = nullptr;    // of this layer in page 0
   int64_t known_stride = 0;    // between pages
   int64_t unit = kPageSize;
-  int64_t vectors = 2;  // of a unit; 1: its mean
+  int64_t vectors = 2;    // of a unit; 1: its mean
+  int64_t code_bits = 0;  // of a key, in place of vectors
 
   constexpr int64_t page_numbers(int64_t head_dim) const {
-    return kPageSize / unit * vectors * head_dim;
+    return code_bits > 0 ? kPageSize * code_bits / 16 : kPageSize / unit * vectors * head_dim;
   }
   constexpr uint16_t* of(int64_t page, int64_t head, int64_t num_heads, int64_t head_dim) const {
     return values + (page * num_heads + head) * page_numbers(head_dim);

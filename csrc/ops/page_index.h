@@ -32,6 +32,23 @@ namespace effinfer::ops {
 // Keys that have a mean: two neighbours' is that of a window of 32, every 16 keys.
 inline constexpr int64_t kMeanUnit = 16;
 
+// The pages [first, end) that a row chooses from.
+struct PageCandidates {
+  int64_t first;
+  int64_t end;
+
+  constexpr int64_t count() const { return end - first; }
+};
+constexpr PageCandidates candidates_of(int32_t sink_tokens, int32_t local_tokens,
+                                       const VisitBlock& row) {
+  const int64_t first = sink_tokens / kPageSize;
+  const int64_t local = local_tokens > 0 ? row.position + 1 - local_tokens : row.position;
+  const int64_t behind = local > 0 ? (local + kPageSize - 1) / kPageSize : 0;
+  const int64_t newest = row.position / kPageSize - 1;
+  const int64_t end = behind < newest ? behind : newest;
+  return {first, end > first ? end : first};
+}
+
 struct PageIndexProblem {
   const float* q = nullptr;  // [T, num_qo_heads, head_dim], roped
   int64_t q_stride = 0;      // floats between rows
@@ -62,20 +79,8 @@ struct PageIndexProblem {
   constexpr int64_t summary_vectors() const { return means ? 1 : 2; }
 };
 
-// The pages [first, end) that a row chooses from.
-struct PageCandidates {
-  int64_t first;
-  int64_t end;
-
-  constexpr int64_t count() const { return end - first; }
-};
 constexpr PageCandidates candidates_of(const PageIndexProblem& p, const VisitBlock& row) {
-  const int64_t first = p.sink_tokens / kPageSize;
-  const int64_t local = p.local_tokens > 0 ? row.position + 1 - p.local_tokens : row.position;
-  const int64_t behind = local > 0 ? (local + kPageSize - 1) / kPageSize : 0;
-  const int64_t newest = row.position / kPageSize - 1;
-  const int64_t end = behind < newest ? behind : newest;
-  return {first, end > first ? end : first};
+  return candidates_of(p.sink_tokens, p.local_tokens, row);
 }
 // Of `units` of them, how many it visits.
 constexpr int64_t chosen_units(const PageIndexProblem& p, int64_t units) {

@@ -4,6 +4,8 @@
 #include <bit>
 #include <string>
 
+#include "core/memory.h"
+#include "effinfer/error.h"
 #include "ops/paged_batch.h"
 
 namespace effinfer::ops {
@@ -23,6 +25,18 @@ VisitBuffers::VisitBuffers(const VisitShape& shape, int64_t max_tokens, int64_t 
   words_.resize(static_cast<size_t>(blocks * shape.num_kv_heads * list_words_));
   chosen_.resize(static_cast<size_t>(sequences * shape.num_qo_heads * 2 * list_words_));
   done_.resize(static_cast<size_t>(sequences * shape.num_kv_heads));
+  if (shape.weights) reserve_weights(blocks * shape.num_kv_heads);
+}
+
+void VisitBuffers::reserve_weights(int64_t lists) {
+  weighted_.resize(static_cast<size_t>(lists));
+  const int64_t slots = lists * list_words_ * kPageSize;
+  if (slots == 0) return;
+  const size_t bytes = static_cast<size_t>(slots) * sizeof(float);
+  log_weights_ = std::static_pointer_cast<float>(memory_of(Device{}).allocate(bytes, Pages::lazy));
+  if (log_weights_ == nullptr) {
+    throw OutOfMemory("[visits] no memory for " + std::to_string(bytes) + " bytes of weights");
+  }
 }
 
 VisitPlan VisitBuffers::largest() const {
@@ -82,6 +96,12 @@ VisitPlan VisitBuffers::plan(const BatchLayout& batch) {
   plan.words = words_.data();
   plan.chosen = chosen_.data();
   plan.done = done_.data();
+  if (shape_.weights) {
+    plan.log_weights = log_weights_.get();
+    plan.weighted = weighted_.data();
+    const int64_t lists = (plan.num_blocks + plan.num_rows) * plan.num_kv_heads;
+    std::fill_n(weighted_.begin(), lists, uint8_t{0});
+  }
   return plan;
 }
 
@@ -92,8 +112,8 @@ struct Visits::Impl {
   VisitPlan plan;
 };
 
-Visits::Visits(const PagedBatch& batch, int32_t num_qo_heads, int32_t num_kv_heads,
-               bool generated) {
+Visits::Visits(const PagedBatch& batch, int32_t num_qo_heads, int32_t num_kv_heads, bool generated,
+               bool weighted) {
   const Validator check("visits");
   const BatchLayout layout = check_sequences(check, batch);
   check.positive("num_kv_heads", num_kv_heads);
@@ -107,8 +127,10 @@ Visits::Visits(const PagedBatch& batch, int32_t num_qo_heads, int32_t num_kv_hea
       sequences == 0 ? 0 : *std::max_element(impl_->kv_len.begin(), impl_->kv_len.end());
   VisitShape shape = {num_qo_heads, num_kv_heads};
   shape.rows = generated;
+  shape.weights = weighted;
   impl_->buffers = VisitBuffers(shape, layout.num_tokens, sequences, longest);
   impl_->plan = impl_->buffers.plan(layout);
+  if (weighted) std::fill_n(impl_->plan.weighted, num_blocks() * num_kv_heads, uint8_t{1});
 }
 Visits::~Visits() = default;
 Visits::Visits(Visits&&) noexcept = default;
@@ -133,6 +155,9 @@ int64_t Visits::list_words() const {
 }
 uint64_t* Visits::words() {
   return impl_->plan.words;
+}
+float* Visits::log_weights() {
+  return impl_->plan.log_weights;
 }
 
 const VisitPlan& plan_of(const Visits& visits, std::string_view op, const BatchLayout& batch,

@@ -12,12 +12,16 @@
 //   2 (5 rows)     that and drafts, or tokens   of each row, which may be a tree's: a draft is
 //                  that are fed again           verified with the keys that its token visits alone
 //
+// An index that draws its keys also says how often each counts (`log_weights`), so that what it
+// drew stands for what it did not: attention adds the logarithm to the key's logit.
+//
 // Lists of rows follow those of blocks. A shape has the one kind, the other, or both; rows of the
 // kind that it has not, and sequences that the batch calls dense, see all keys.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <string_view>
 #include <vector>
 
@@ -65,8 +69,12 @@ struct VisitPlan {
   int64_t list_words = 0;
   uint64_t* words = nullptr;  // [num_blocks + num_rows][num_kv_heads][list_words]
   uint64_t* chosen =
-      nullptr;              // [num_sequences][num_qo_heads][2][list_words]: between index kernels
-  int32_t* done = nullptr;  // [num_sequences][num_kv_heads], zeros between calls
+      nullptr;  // [num_sequences][num_qo_heads][2][list_words]: between index kernels
+  // Null, or by slot the natural logarithm of how often a visited key counts, which may be anything
+  // for keys that are not visited: [num_blocks + num_rows][num_kv_heads][kPageSize * list_words];
+  float* log_weights = nullptr;
+  uint8_t* weighted = nullptr;  // and which lists have them: [num_blocks + num_rows][num_kv_heads]
+  int32_t* done = nullptr;      // [num_sequences][num_kv_heads], zeros between calls
   // Of GPUs, between kernels that choose columns (ops/column_scratch.h), for as many sequences.
   std::byte* scores = nullptr;
   int64_t score_sequences = 0;
@@ -74,14 +82,30 @@ struct VisitPlan {
   constexpr uint64_t* list(int64_t block, int64_t kv_head) const {
     return words + (block * num_kv_heads + kv_head) * list_words;
   }
+  constexpr float* list_weights(int64_t block, int64_t kv_head) const {
+    return log_weights + (block * num_kv_heads + kv_head) * list_words * kPageSize;
+  }
   constexpr bool has_lists() const { return num_blocks + num_rows > 0; }
   // Of the rows from `row` on, which lie in one block; null: all keys.
   constexpr const uint64_t* of_rows(const BatchLayout& batch, int64_t sequence, int64_t row,
                                     int64_t kv_head) const {
-    if (!has_lists() || first_block[sequence] < 0) return nullptr;
-    const int64_t first = batch.qo_indptr[sequence];
+    const int64_t block = block_of(batch, sequence, row);
+    return block < 0 ? nullptr : list(block, kv_head);
+  }
+  // Of the same; null: each key counts once.
+  constexpr const float* weights_of_rows(const BatchLayout& batch, int64_t sequence, int64_t row,
+                                         int64_t kv_head) const {
+    const int64_t block = log_weights == nullptr ? -1 : block_of(batch, sequence, row);
+    if (block < 0 || weighted[block * num_kv_heads + kv_head] == 0) return nullptr;
+    return list_weights(block, kv_head);
+  }
+
+ private:
+  // -1: the rows have no list.
+  constexpr int64_t block_of(const BatchLayout& batch, int64_t sequence, int64_t row) const {
+    if (!has_lists() || first_block[sequence] < 0) return -1;
     const int32_t rows = has_row_lists(batch, sequence) ? 1 : kVisitBlockRows;
-    return list(first_block[sequence] + (row - first) / rows, kv_head);
+    return first_block[sequence] + (row - batch.qo_indptr[sequence]) / rows;
   }
 };
 
@@ -91,14 +115,16 @@ struct VisitShape {
   bool blocks = true;    // rows of prompts have lists
   bool rows = false;     // generated rows have
   bool columns = false;  // some index chooses columns
+  bool weights = false;  // some index says how often keys count
 
   constexpr bool same_lists(const VisitShape& other) const {
     return num_qo_heads == other.num_qo_heads && num_kv_heads == other.num_kv_heads &&
-           blocks == other.blocks && rows == other.rows;
+           blocks == other.blocks && rows == other.rows && weights == other.weights;
   }
 };
 
-// The memory of the lists of any step within limits.
+// The memory of the lists of any step within limits. That of weights is as much as 32 times that of
+// the words, but takes none before it is written.
 class VisitBuffers {
  public:
   VisitBuffers() = default;
@@ -113,6 +139,7 @@ class VisitBuffers {
  private:
   void add_blocks(const BatchLayout& batch, VisitPlan& plan);
   void add_rows(const BatchLayout& batch, VisitPlan& plan);
+  void reserve_weights(int64_t lists);
 
   VisitShape shape_;
   int64_t list_words_ = 0;
@@ -123,6 +150,8 @@ class VisitBuffers {
   std::vector<uint64_t> words_;
   std::vector<uint64_t> chosen_;
   std::vector<int32_t> done_;
+  std::shared_ptr<float> log_weights_;
+  std::vector<uint8_t> weighted_;
 };
 
 // The lists of an operator's call. Throws InvalidArgument when the batch or the heads are others

@@ -358,6 +358,7 @@ class KvCache:
         num_pages: int,
         index_unit: int = 0,
         index_means: bool = False,
+        index_bits: int = 0,
     ) -> None: ...
     def append(self, sequence: int, tokens: typing.Any) -> None: ...
     def can_append(self, sequence: int, count: int) -> bool: ...
@@ -1334,11 +1335,17 @@ class Visits:
         num_kv_heads: int,
         *,
         generated: bool = False,
+        weighted: bool = False,
     ) -> None: ...
     @property
     def blocks(self) -> numpy.typing.NDArray[typing.Any]:
         """
         int32 [B, 4]: sequence, first row, rows, position of the first.
+        """
+    @property
+    def log_weights(self) -> typing.Any:
+        """
+        float32 [B, num_kv_heads, 64 W], writable: what is added to a token's logits; None where each counts once.
         """
     @property
     def words(self) -> numpy.typing.NDArray[typing.Any]:
@@ -1787,6 +1794,24 @@ def gelu_tanh_and_mul(
 ) -> None: ...
 def has_avx512_bf16() -> bool: ...
 def has_fast_bf16() -> bool: ...
+def hash_visits(
+    visits: Visits,
+    q: numpy.typing.NDArray[typing.Any],
+    kv: PagedKv,
+    qo_indptr: numpy.typing.NDArray[typing.Any],
+    kv_indptr: numpy.typing.NDArray[typing.Any],
+    kv_indices: numpy.typing.NDArray[typing.Any],
+    kv_len: numpy.typing.NDArray[typing.Any],
+    *,
+    bits: int = 8,
+    tables: int = 40,
+    seed: int = 0,
+    means: typing.Any = None,
+    sink_tokens: int = 0,
+    local_tokens: int = 0,
+    min_tokens: int = 0,
+    pool: ThreadPool | None = None,
+) -> None: ...
 def isa_reason() -> str: ...
 def keep_recent(
     *,

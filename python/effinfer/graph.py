@@ -158,6 +158,10 @@ class GraphBuilder:
         """Which single keys generated tokens visit, by logits of all channels or of some."""
         return self.node("key_index", q, kv, *after, **attributes)
 
+    def hash_index(self, q: Value, kv: Value, *after: Value, **attributes: Any) -> Value:
+        """Which single keys generated tokens draw by their hashes, and how often each counts."""
+        return self.node("hash_index", q, kv, *after, **attributes)
+
     def attention(
         self,
         q: Value,

@@ -18,6 +18,7 @@
 #include "effinfer/threads.h"
 #include "ops/attention.h"
 #include "ops/bf16_products.h"
+#include "ops/hash_index.h"
 #include "ops/matmul.h"
 #include "ops/page_index.h"
 #include "ops/registry.h"
@@ -244,6 +245,10 @@ TEST("indices of generated rows are refused by name where they have no kernel") 
   const std::string expected = "no kernel on " + name(kOther) + " for ";
   CHECK_THROWS(Unsupported, expected + "[page_index]", select(16));
   CHECK_THROWS(Unsupported, expected + "[key_index]", select(1));
+  ops::HashIndexProblem drawn;
+  drawn.kv.num_kv_heads = 1;
+  CHECK_THROWS(Unsupported, expected + "[hash_index]",
+               ops::table<ops::HashIndexProblem>().select(drawn, {.device = kOther}));
 }
 
 CHECK_MAIN()

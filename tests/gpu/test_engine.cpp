@@ -335,9 +335,10 @@ TEST("decoding replays recordings, which serve batches of other sizes and contex
 TEST("every operator of graphs runs on a GPU") {
   const std::vector<int32_t> tokens = tokens_of(70, 4);
   // Those of BitNet and Gemma are in tests/models/test_families_on_gpu.py, of techniques in
-  // tests/techniques/test_eviction_on_gpu.py. A GPU refuses key_index and strided_index.
-  std::set<std::string> seen = {"ternary_linear", "add_rms_norm", "attention_mass", "key_index",
-                                "strided_index"};
+  // tests/techniques/test_eviction_on_gpu.py. A GPU refuses key_index, hash_index and
+  // strided_index.
+  std::set<std::string> seen = {"ternary_linear", "add_rms_norm", "attention_mass",
+                                "key_index",      "hash_index",   "strided_index"};
   const auto run = [&](const std::string& type, const IndexText& index, const UnaryText& gate) {
     const std::shared_ptr<const Model> model = model_of(type, index, gate);
     EngineOptions options = options_on(kGpu, Precision::f32);
@@ -366,13 +367,14 @@ TEST("every operator of graphs runs on a GPU") {
   }
 }
 
-TEST("an index of single keys, of units within pages or in strides is refused by name") {
+TEST("an index of keys chosen or drawn singly, within pages or in strides is refused by name") {
   const auto refused = [](const char* index, const std::string& attributes) {
     const std::shared_ptr<const Model> model = model_of("q4_0", {index, attributes});
     CHECK_THROWS(Unsupported, index, Engine(model, options_on(kGpu, Precision::fast)));
   };
   refused("page_index", "unit = 16, keys = 128");
   refused("key_index", "keys = 128");
+  refused("hash_index", "tables = 8");
   refused("strided_index", "stride = 2");
 }
 

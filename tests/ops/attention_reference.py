@@ -107,11 +107,13 @@ def reference(
     parents: np.ndarray | None = None,
     *,
     visited: list[np.ndarray] | None = None,
+    added: list[np.ndarray] | None = None,
     of_probabilities: bool = False,
 ) -> tuple[np.ndarray, np.ndarray]:
     """The output in float64, and the magnitude that its rounding errors are relative to; with
     `of_probabilities` that of roundings of the probabilities alone. `visited`: for each sequence a
-    bool [kv_heads, rows, kv_len] of what rows see of what causality lets them."""
+    bool [kv_heads, rows, kv_len] of what rows see of what causality lets them; `added`: likewise
+    what is added to logits."""
     out = np.zeros(q.shape)
     magnitude = np.zeros(q.shape)
     for s, (k, v) in enumerate(zip(keys, values, strict=True)):
@@ -149,6 +151,8 @@ def reference(
             seen &= near | (key < sinks)[None, :]
         if visited is not None:
             seen = seen[None] & np.repeat(visited[s], group, axis=0)
+        if added is not None:
+            scores += np.repeat(added[s], group, axis=0)
         scores = np.where(seen, scores, -np.inf)
         highest = np.maximum(scores.max(axis=-1, keepdims=True), -1e30)
         p = np.exp(scores - highest)

@@ -18,6 +18,7 @@ from effinfer.techniques import (
     InfLLMV2,
     Keyformer,
     KVCompose,
+    MagicPIG,
     MInference,
     Quest,
     Qwen1M,
@@ -69,6 +70,9 @@ CASES: dict[str, Technique] = {
     ),
     "kivi": KIVI(bits=2, residual=16),
     "kv_compose": KVCompose(budget=100, window=20, chunk_tokens=128),
+    "magic_pig": MagicPIG(
+        bits=2, tables=8, min_tokens=0, skip_layers=0, means=tuple(range(-48, 48))
+    ),
     "minference": MInference(
         min_tokens=0,
         vertical_size=4,

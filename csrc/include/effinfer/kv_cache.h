@@ -87,6 +87,9 @@ struct KvCacheConfig {
   // more memory with bf16. Not beside coding: Unsupported.
   int32_t index_unit = 0;
   bool index_means = false;  // of each unit the mean is kept, in half of that, in place of bounds
+  // Of units of 1: bits that are kept of each key of full pages, for an index that hashes keys. Of
+  // one hash: executables that share a cache have the same.
+  int32_t index_bits = 0;
 
   // Whether the host's memory holds all of it.
   bool on_host() const { return device.kind == DeviceKind::cpu && layer_devices.empty(); }

@@ -19,6 +19,7 @@ from effinfer.ops.cascade import (
     merge_states,
 )
 from effinfer.ops.decode import BatchDecodeWithPagedKVCacheWrapper, single_decode_with_kv_cache
+from effinfer.ops.drawn_visits import hash_visits
 from effinfer.ops.elementwise import (
     add,
     embedding,
@@ -112,6 +113,7 @@ __all__ = [
     "block_score_index",
     "page_bounds",
     "page_visits",
+    "hash_visits",
     "key_visits",
     "pooled_attention_scores",
     "block_visits",

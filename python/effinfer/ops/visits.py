@@ -7,6 +7,7 @@ one for each block of up to 64 rows (`blocks`) and KV head; other sequences visi
 [B, num_kv_heads, W] uint64 can be written: bit t % 64 of word t / 64 is token t of the sequence.
 Whatever a method chooses, a block visits the first `sink_tokens` keys, the last `local_tokens` ones
 up to each row, and its own rows'; a sequence of fewer than `min_tokens` keys visits all of them.
+With `weighted=True` lists say how often keys count (effinfer.ops.drawn_visits).
 """
 
 from effinfer import _core

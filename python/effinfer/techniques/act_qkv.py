@@ -14,8 +14,14 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from effinfer import _core
 from effinfer.techniques.layer_density import spreads
-from effinfer.techniques.rewrite import rewrite
-from effinfer.techniques.sparse_decode import ALWAYS, PAGE, SparseDecode, sparse_decode, visits_all
+from effinfer.techniques.sparse_decode import (
+    ALWAYS,
+    PAGE,
+    SparseDecode,
+    sparse_decode,
+    visits_all,
+    with_indices,
+)
 from effinfer.techniques.technique import Meta
 
 if TYPE_CHECKING:
@@ -63,7 +69,7 @@ class ActQKV(SparseDecode):
             visits_all(node) and node["attributes"]["layer"] >= self.skip_layers for node in layers
         ]
         own = [each if chosen else 0.0 for each, chosen in zip(self.spread, chooses, strict=True)]
-        return rewrite(graph, replace(self, spread=tuple(own))._visit)
+        return with_indices(graph, self.skip_layers, replace(self, spread=tuple(own)).choice)
 
     def budgets(self) -> list[int]:
         """Keys of whole pages that each layer chooses, none without a spread; on average as many as

@@ -13,6 +13,7 @@ from effinfer.techniques.keyformer import Keyformer
 from effinfer.techniques.kivi import KIVI
 from effinfer.techniques.kv_compose import KVCompose
 from effinfer.techniques.longgen import LongGen
+from effinfer.techniques.magic_pig import MagicPIG
 from effinfer.techniques.mlkv import MLKV
 from effinfer.techniques.quest import Quest
 from effinfer.techniques.qwen_1m import Qwen1M
@@ -44,6 +45,7 @@ __all__ = [
     "KVCompose",
     "Keyformer",
     "LongGen",
+    "MagicPIG",
     "Quest",
     "Qwen1M",
     "RaaS",
@@ -71,6 +73,7 @@ KV_METHODS = (
     KVCompose,
     Keyformer,
     LongGen,
+    MagicPIG,
     MLKV,
     Quest,
     Qwen1M,

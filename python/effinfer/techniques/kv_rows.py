@@ -18,10 +18,12 @@ MOST_TOKENS = 2048
 _STEP = 512
 
 
-def keys_and_values(files: ModelFiles, ids: Sequence[int]) -> Iterator[Floats]:
-    """Of layers whose pages may be encoded, keys as they are before their rotation, then values:
-    [tokens, dimensions of all heads], of 2,048 tokens at most. Throws InvalidArgumentError for
-    fewer than 256."""
+def keys_and_values(
+    files: ModelFiles, ids: Sequence[int], rotated: bool = False
+) -> Iterator[Floats]:
+    """Of layers whose pages may be encoded, keys as they are before their rotation, or behind it,
+    then values: [tokens, dimensions of all heads], of 2,048 tokens at most. Throws
+    InvalidArgumentError for fewer than 256."""
     import numpy as np
 
     if len(ids) < LEAST_TOKENS:
@@ -34,7 +36,7 @@ def keys_and_values(files: ModelFiles, ids: Sequence[int]) -> Iterator[Floats]:
     for append in encoded_layers(files.graph):
         key, value = append["inputs"][:2]
         rotation = made[key]
-        if rotation["op"] == "rope":
+        if rotation["op"] == "rope" and not rotated:
             key = rotation["inputs"][0]
         layer = append["attributes"]["layer"]
         names |= {key: f"calibrate.k.{layer}", value: f"calibrate.v.{layer}"}

@@ -7,6 +7,7 @@ token may choose other keys. Prompts and layers with a sliding window stay as th
 """
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -47,6 +48,31 @@ def visits_all(node: dict[str, Any]) -> bool:
     return bool(node["op"] == "attention" and node["attributes"]["window_left"] < 0)
 
 
+def shared_facts(node: dict[str, Any]) -> dict[str, Any]:
+    """The attributes of an attention node that its index has too."""
+    return {key: node["attributes"][key] for key in _SHARED}
+
+
+def with_indices(
+    graph: _core.Graph,
+    skip_layers: int,
+    choice: Callable[[dict[str, Any]], tuple[str, dict[str, Any]]],
+) -> _core.Graph:
+    """A copy with an index before every attention that has no window, but for those of the first
+    layers, behind that of prompts if there is one. choice: of an attention node, its index and all
+    of that one's attributes."""
+
+    def visit(builder: GraphBuilder, node: dict[str, Any], inputs: list[Value]) -> Value | None:
+        facts = node["attributes"]
+        if not visits_all(node) or facts["layer"] < skip_layers:
+            return None
+        op, chosen = choice(node)
+        visits = builder.node(op, *inputs, **chosen)
+        return builder.node("attention", *inputs[:2], visits, **facts)
+
+    return rewrite(graph, visit)
+
+
 @dataclass(frozen=True)
 class SparseDecode(Technique, ABC):
     """
@@ -72,27 +98,17 @@ class SparseDecode(Technique, ABC):
     def graph(self, graph: _core.Graph) -> _core.Graph:
         """With an index before every attention that has no window, behind that of prompts if there
         is one."""
-        return rewrite(graph, self._visit)
+        return with_indices(graph, self.skip_layers, self.choice)
 
     def facts(self) -> dict[str, str | int]:
         return {"chooses": "output", "min_tokens": self.min_tokens}
-
-    def _visit(
-        self, builder: GraphBuilder, node: dict[str, Any], inputs: list[Value]
-    ) -> Value | None:
-        facts = node["attributes"]
-        if not visits_all(node) or facts["layer"] < self.skip_layers:
-            return None
-        op, chosen = self.choice(node)
-        visits = builder.node(op, *inputs, **chosen)
-        return builder.node("attention", *inputs[:2], visits, **facts)
 
     def choice(self, node: dict[str, Any]) -> tuple[str, dict[str, Any]]:
         """Of an attention node: its index, with all attributes."""
         facts = node["attributes"]
         op, options = self.index(facts["layer"], facts["kv_heads"])
         return op, {
-            **{key: facts[key] for key in _SHARED},
+            **shared_facts(node),
             "keys": self.budget - ALWAYS,
             "share": self.share,
             "sink_tokens": PAGE,

@@ -23,9 +23,10 @@ namespace effinfer::ops {
 class EFFINFER_API Visits {
  public:
   // Lists of a batch's blocks, empty at first; of generated rows, too, when these shall have some.
-  // Of `batch` only qo_indptr and kv_len are read. Throws InvalidArgument, OutOfMemory.
+  // `weighted`: each of them also says how often its keys count, once at first. Of `batch` only
+  // qo_indptr and kv_len are read. Throws InvalidArgument, OutOfMemory.
   Visits(const PagedBatch& batch, int32_t num_qo_heads, int32_t num_kv_heads,
-         bool generated = false);
+         bool generated = false, bool weighted = false);
   ~Visits();
   Visits(Visits&&) noexcept;
   Visits& operator=(Visits&&) noexcept;
@@ -38,6 +39,9 @@ class EFFINFER_API Visits {
   int64_t list_words() const;
   // [B, num_kv_heads, list_words]: bit t % 64 of word t / 64 is token t.
   uint64_t* words();
+  // [B, num_kv_heads, 64 * list_words]: by token the natural logarithm of how often it counts,
+  // which attention adds to its logits. Null: each counts once.
+  float* log_weights();
 
   struct Impl;
   const Impl& impl() const { return *impl_; }
@@ -127,5 +131,21 @@ struct KeyVisits {
 EFFINFER_API void key_visits(Visits& visits, const TensorView& q, const PagedKv& kv,
                              const PagedBatch& batch, const KeyVisits& tokens,
                              const VisitOptions& options, ThreadPool& pool);
+
+// Single keys that are drawn, and how often each of them counts, for lists with weights (MagicPIG,
+// Chen et al., arXiv:2410.16179): those that collide with a query head in two or more of this
+// head's tables of random hyperplanes. A key with the probability u of that counts 1 / u times,
+// what a row visits in any case once: over seeds attention's sums have the expectations of those
+// over all keys. Rows that visit all keys have no weights.
+struct HashVisits {
+  int32_t bits = 8;     // of a table, 1 to 8
+  int32_t tables = 40;  // of each query head, a multiple of 8 up to 256
+  uint64_t seed = 0;
+  TensorView means;  // f32 [num_kv_heads, head_dim], subtracted from keys; rank 0: zeros
+};
+// Throws InvalidArgument. The options' sm_scale and arithmetic are not asked.
+EFFINFER_API void hash_visits(Visits& visits, const TensorView& q, const PagedKv& kv,
+                              const PagedBatch& batch, const HashVisits& hashes,
+                              const VisitOptions& options, ThreadPool& pool);
 
 }  // namespace effinfer::ops
