@@ -6,6 +6,7 @@
 #include "compiler/lowering.h"
 #include "effinfer/error.h"
 #include "graph/op_specs.h"
+#include "ops/history_index.h"
 #include "ops/page_index.h"
 #include "ops/prefill_index.h"
 #include "ops/strided_index.h"
@@ -19,14 +20,31 @@ bool share_a_kind(const Node& a, const Node& b) {
   return (chooses_rows(a) && chooses_rows(b)) || (chooses_blocks(a) && chooses_blocks(b));
 }
 
+// Whose attention visits an index node's lists.
+int64_t layer_of_lists(const Graph& graph, const Node& index) {
+  return graph.value(index.outputs[0]).shape[0].value;
+}
+
+const Node* maker_of(const Graph& graph, ValueId id) {
+  const auto maker =
+      std::ranges::find_if(graph.nodes, [&](const Node& each) { return each.outputs[0] == id; });
+  return maker == graph.nodes.end() ? nullptr : &*maker;
+}
+
+// The index of the same layer whose lists come to this one first; null: none.
+const Node* index_before(const Graph& graph, const Node& index) {
+  for (const ValueId id : index.inputs) {
+    const Value& value = graph.value(id);
+    if (value.dtype != DType::visits) continue;
+    if (value.shape[0].value == layer_of_lists(graph, index)) return maker_of(graph, id);
+  }
+  return nullptr;
+}
+
 // Whether an index before it writes lists of the same kind.
 bool follows_its_kind(const Lowering& lowering, const Node& node) {
-  for (const Node* index = &node; index->inputs.size() == 3;) {
-    const auto& nodes = lowering.graph().nodes;
-    const auto before = std::ranges::find_if(
-        nodes, [&](const Node& each) { return each.outputs[0] == index->inputs[2]; });
-    if (before == nodes.end()) return false;
-    index = &*before;
+  const Graph& graph = lowering.graph();
+  for (const Node* index = &node; (index = index_before(graph, *index)) != nullptr;) {
     if (share_a_kind(*index, node)) return true;
   }
   return false;
@@ -93,7 +111,8 @@ bool takes_means(const Node& node) {
   return node.op == "page_index" && node.get_string("score") == "means";
 }
 
-ops::PageIndexProblem page_index(Lowering& lowering, const Node& node) {
+// What all have in common that choose for generated rows.
+ops::PageIndexProblem row_index(Lowering& lowering, const Node& node) {
   ops::PageIndexProblem problem;
   problem.q_stride = lowering.cols(node.inputs[0]);
   problem.num_qo_heads = int_attribute(node, "heads");
@@ -104,13 +123,18 @@ ops::PageIndexProblem page_index(Lowering& lowering, const Node& node) {
   problem.sink_tokens = int_attribute(node, "sink_tokens");
   problem.local_tokens = int_attribute(node, "local_tokens");
   problem.min_tokens = int_attribute(node, "min_tokens");
-  problem.unit = unit_of(node);
-  problem.means = takes_means(node);
   problem.keys = int_attribute(node, "keys");
   problem.share = static_cast<float>(node.get_float("share"));
-  problem.vote = node.get_string("vote") == "sum" ? ops::HeadVote::sum : ops::HeadVote::highest;
   problem.heads = indexed_heads(lowering, node);
   problem.max_kv_len = lowering.max_seq_len();
+  return problem;
+}
+
+ops::PageIndexProblem page_index(Lowering& lowering, const Node& node) {
+  ops::PageIndexProblem problem = row_index(lowering, node);
+  problem.unit = unit_of(node);
+  problem.means = takes_means(node);
+  problem.vote = node.get_string("vote") == "sum" ? ops::HeadVote::sum : ops::HeadVote::highest;
   return problem;
 }
 
@@ -172,6 +196,15 @@ void lower_key_index(Lowering& lowering, const Node& node) {
   lowering.add(node, problem, index_places(lowering, node));
 }
 
+void lower_history_index(Lowering& lowering, const Node& node) {
+  ops::HistoryIndexProblem problem;
+  problem.pages = row_index(lowering, node);
+  problem.network = lowering.weights().floats(lowering.graph().value(node.inputs[2]));
+  problem.every = int_attribute(node, "every");
+  problem.name = node.get_string("plane");
+  lowering.add(node, problem, index_places(lowering, node));
+}
+
 void lower_strided_index(Lowering& lowering, const Node& node) {
   ops::StridedIndexProblem problem;
   problem.stride = int_attribute(node, "stride");
@@ -181,6 +214,31 @@ void lower_strided_index(Lowering& lowering, const Node& node) {
   problem.min_tokens = int_attribute(node, "min_tokens");
   problem.heads = indexed_heads(lowering, node);
   lowering.add(node, problem, index_places(lowering, node));
+}
+
+// Layers whose lists have one shape write them to one place, one after the other: those of the
+// earlier layer must still be there.
+void lower_copy_index(Lowering& lowering, const Node& node) {
+  const Graph& graph = lowering.graph();
+  const size_t slot = lowering.visit_slot(node);
+  const Node* from = maker_of(graph, node.inputs[0]);
+  while (from->op == "copy_index") from = maker_of(graph, from->inputs[0]);
+  const std::string layer = std::to_string(layer_of_lists(graph, *from));
+  if (lowering.visit_slot(*from) != slot) {
+    throw Unsupported("[copy_index] from: expected lists of the heads and kinds (of prompts, of " +
+                      std::string("generated rows) that layer ") +
+                      std::to_string(node.get_int("layer")) + " has, got those of layer " + layer);
+  }
+  const Node* last = nullptr;
+  for (const Node& each : graph.nodes) {
+    if (&each == &node) break;
+    const bool writes = chooses_rows(each) && each.op != "copy_index";
+    if (writes && lowering.visit_slot(each) == slot) last = &each;
+  }
+  if (last == nullptr || layer_of_lists(graph, *last) != layer_of_lists(graph, *from)) {
+    throw Unsupported("[copy_index] from: expected the last lists of generated rows, got those " +
+                      std::string("of layer ") + layer + ", which a later layer's replaced");
+  }
 }
 
 void lower_attention_mass(Lowering& lowering, const Node& node) {

@@ -33,6 +33,8 @@ std::vector<Rule> all_rules() {
       {"page_index", lower_page_index},
       {"key_index", lower_key_index},
       {"strided_index", lower_strided_index},
+      {"history_index", lower_history_index},
+      {"copy_index", lower_copy_index},  // lists lie where they are
       {"to_act", lower_to_operand},
       {"matmul", lower_matmul},
       {"attention_mass", lower_attention_mass},  // to planes of sequences

@@ -153,7 +153,7 @@ class RowMember {
 
   void score_keys(const VisitBlock& row, int64_t kv_head, const PageCandidates& pages) const {
     const int32_t* ids = ids_of(row, pages);
-    for (int64_t i = 0; i < pages.count(); ++i) scratch_.keys[i] = keys_of(ids[i], kv_head);
+    for (int64_t i = 0; i < pages.count(); ++i) scratch_.keys[i] = keys_of(p_.kv, ids[i], kv_head);
     KeyScoreTile tile = {};
     tile.queries = queries_of(row, kv_head);
     tile.num_pages = pages.count();
@@ -184,17 +184,9 @@ class RowMember {
 
   const uint16_t* make_bounds(int64_t page, int64_t head, uint16_t* to) const {
     const KeyShape shape = {p_.kv.dtype, p_.kv.head_dim};
-    const PageKeys keys = keys_of(page, head);
+    const PageKeys keys = keys_of(p_.kv, page, head);
     p_.means ? level_.average(shape, keys, to) : level_.bound(shape, keys, p_.unit, to);
     return to;
-  }
-
-  PageKeys keys_of(int64_t page, int64_t head) const {
-    PageKeys keys = {p_.kv.k_head(page, head), nullptr};
-    if (p_.kv.k_scale != nullptr) {
-      keys.k_scale = p_.kv.k_scale + (page * p_.kv.num_kv_heads + head) * kPageSize;
-    }
-    return keys;
   }
 
   const PageIndexKernels& level_;
@@ -211,15 +203,27 @@ void run_rows(const PageIndexProblem& p, Team& team) {
 }
 
 const char* rejects(const PageIndexProblem& p) {
-  const DType dtype = p.kv.dtype;
-  if (dtype != DType::f32 && dtype != DType::f16 && dtype != DType::bf16 && dtype != DType::i8) {
-    return "kv_dtype is not f32, f16, bf16 or i8";
-  }
-  if (p.kv.head_dim <= 0 || p.kv.head_dim % 16 != 0) return "head_dim is not a multiple of 16";
-  return nullptr;
+  return rejects_keys(p.kv);
 }
 
 }  // namespace
+
+PageKeys keys_of(const ops::KvLayer& kv, int64_t page, int64_t head) {
+  PageKeys keys = {kv.k_head(page, head), nullptr};
+  if (kv.k_scale != nullptr) {
+    keys.k_scale = kv.k_scale + (page * kv.num_kv_heads + head) * kPageSize;
+  }
+  return keys;
+}
+
+const char* rejects_keys(const ops::KvLayer& kv) {
+  const DType dtype = kv.dtype;
+  if (dtype != DType::f32 && dtype != DType::f16 && dtype != DType::bf16 && dtype != DType::i8) {
+    return "kv_dtype is not f32, f16, bf16 or i8";
+  }
+  if (kv.head_dim <= 0 || kv.head_dim % 16 != 0) return "head_dim is not a multiple of 16";
+  return nullptr;
+}
 
 void register_page_index() {
   auto& table = ops::mutable_table<PageIndexProblem>();

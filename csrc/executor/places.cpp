@@ -176,6 +176,14 @@ bool IndexPlaces::fill(ops::PageIndexProblem& p, const Step& step) const {
   return p.visits.num_rows > 0;
 }
 
+bool IndexPlaces::fill(ops::HistoryIndexProblem& p, const Step& step) const {
+  set(p.pages, step);
+  p.scored = step.batch->scored.data();
+  p.num_scored = static_cast<int64_t>(step.batch->scored.size());
+  p.first_head = static_cast<int32_t>(step.place_in_group(layer)) * p.pages.kv.num_kv_heads;
+  return p.pages.visits.num_rows > 0;
+}
+
 bool IndexPlaces::fill(ops::StridedIndexProblem& p, const Step& step) const {
   p.batch = step.layout_of(layer);
   p.visits = step.visits[visits];

@@ -16,6 +16,7 @@
 #include "ops/attention_mass.h"
 #include "ops/elementwise.h"
 #include "ops/embedding.h"
+#include "ops/history_index.h"
 #include "ops/matmul.h"
 #include "ops/norm.h"
 #include "ops/operand.h"
@@ -196,6 +197,7 @@ struct IndexPlaces {
   bool fill(ops::ColumnIndexProblem& p, const Step& step) const { return fill(p.in, step); }
   bool fill(ops::BlockIndexProblem& p, const Step& step) const { return fill(p.in, step); }
   bool fill(ops::PageIndexProblem& p, const Step& step) const;
+  bool fill(ops::HistoryIndexProblem& p, const Step& step) const;
   bool fill(ops::StridedIndexProblem& p, const Step& step) const;
 
  private:

@@ -63,7 +63,7 @@ class ActQKV(SparseDecode):
             visits_all(node) and node["attributes"]["layer"] >= self.skip_layers for node in layers
         ]
         own = [each if chosen else 0.0 for each, chosen in zip(self.spread, chooses, strict=True)]
-        return rewrite(graph, replace(self, spread=tuple(own))._visit)
+        return rewrite(graph, replace(self, spread=tuple(own)).rule())
 
     def budgets(self) -> list[int]:
         """Keys of whole pages that each layer chooses, none without a spread; on average as many as

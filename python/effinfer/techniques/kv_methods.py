@@ -2,6 +2,7 @@
 how many bits."""
 
 from effinfer.techniques.act_qkv import ActQKV
+from effinfer.techniques.attention_predictor import AttentionPredictor
 from effinfer.techniques.chelsea import Chelsea
 from effinfer.techniques.comm_vq import CommVQ
 from effinfer.techniques.cskv import CSKV
@@ -37,6 +38,7 @@ __all__ = [
     "MLKV",
     "XKV",
     "ActQKV",
+    "AttentionPredictor",
     "Chelsea",
     "CommVQ",
     "DoubleSparsity",
@@ -60,6 +62,7 @@ __all__ = [
 
 KV_METHODS = (
     ActQKV,
+    AttentionPredictor,
     Chelsea,
     CommVQ,
     CSKV,

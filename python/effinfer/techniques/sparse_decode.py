@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 from effinfer import _core
 from effinfer.graph import GraphBuilder, Value
 from effinfer.techniques.ranges import integer, number
-from effinfer.techniques.rewrite import rewrite
+from effinfer.techniques.rewrite import Rule, rewrite
 from effinfer.techniques.technique import Meta, Technique
 
 PAGE = 64
@@ -55,6 +55,8 @@ class SparseDecode(Technique, ABC):
         share: or this share of those that are chosen from, where it is more.
         min_tokens: tokens behind fewer keys visit all of them.
         skip_layers: so many first layers visit all keys.
+        reuse_layers: of so many layers that follow each other the first chooses, and the others
+            visit what it has chosen.
     """
 
     META: ClassVar[Meta] = sparse_decode("a method of one's own", "", "")
@@ -63,29 +65,42 @@ class SparseDecode(Technique, ABC):
     share: float = number(0.0, least=0.0, most=1.0)
     min_tokens: int = integer(2048)
     skip_layers: int = integer(2)
+    reuse_layers: int = integer(1, least=1, keyword=True)
 
     @abstractmethod
     def index(self, layer: int, kv_heads: int) -> tuple[str, dict[str, Any]]:
-        """The node that chooses a layer's keys, `page_index` or `key_index`, and its attributes
+        """The node that chooses a layer's keys, such as `page_index`, and its attributes
         (docs/graph_ops.md), where they are not those that all have."""
 
     def graph(self, graph: _core.Graph) -> _core.Graph:
         """With an index before every attention that has no window, behind that of prompts if there
         is one."""
-        return rewrite(graph, self._visit)
+        return rewrite(graph, self.rule())
+
+    def rule(self) -> Rule:
+        """What becomes of a graph's nodes, in their order."""
+        lists: list[Value] = []  # of each layer that visits chosen keys
+
+        def visit(builder: GraphBuilder, node: dict[str, Any], inputs: list[Value]) -> Value | None:
+            facts = node["attributes"]
+            if not visits_all(node) or facts["layer"] < self.skip_layers:
+                return None
+            if len(lists) % self.reuse_layers:
+                shared = {key: facts[key] for key in ("layer", "heads", "kv_heads")}
+                lists.append(builder.node("copy_index", lists[-1], *inputs[2:3], **shared))
+            else:
+                lists.append(self.list_of(builder, node, inputs))
+            return builder.node("attention", *inputs[:2], lists[-1], **facts)
+
+        return visit
 
     def facts(self) -> dict[str, str | int]:
         return {"chooses": "output", "min_tokens": self.min_tokens}
 
-    def _visit(
-        self, builder: GraphBuilder, node: dict[str, Any], inputs: list[Value]
-    ) -> Value | None:
-        facts = node["attributes"]
-        if not visits_all(node) or facts["layer"] < self.skip_layers:
-            return None
+    def list_of(self, builder: GraphBuilder, node: dict[str, Any], inputs: list[Value]) -> Value:
+        """Of an attention node and its inputs: the lists of its index."""
         op, chosen = self.choice(node)
-        visits = builder.node(op, *inputs, **chosen)
-        return builder.node("attention", *inputs[:2], visits, **facts)
+        return builder.node(op, *inputs, **chosen)
 
     def choice(self, node: dict[str, Any]) -> tuple[str, dict[str, Any]]:
         """Of an attention node: its index, with all attributes."""
