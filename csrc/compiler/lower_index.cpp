@@ -188,6 +188,8 @@ void lower_page_index(Lowering& lowering, const Node& node) {
 
 void lower_key_index(Lowering& lowering, const Node& node) {
   ops::PageIndexProblem problem = page_index(lowering, node);
+  problem.reuse = static_cast<float>(node.get_float("reuse"));
+  problem.planes.name = node.get_string("plane");
   const std::vector<int64_t>& channels = node.get_ints("channels");
   if (!channels.empty()) {
     problem.channels = lowering.constant(std::vector<int32_t>(channels.begin(), channels.end()));
@@ -201,7 +203,7 @@ void lower_history_index(Lowering& lowering, const Node& node) {
   problem.pages = row_index(lowering, node);
   problem.network = lowering.weights().floats(lowering.graph().value(node.inputs[2]));
   problem.every = int_attribute(node, "every");
-  problem.name = node.get_string("plane");
+  problem.pages.planes.name = node.get_string("plane");
   lowering.add(node, problem, index_places(lowering, node));
 }
 

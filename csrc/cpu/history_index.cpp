@@ -71,7 +71,7 @@ class HistoryMember {
     const bool has_lists = p_.visits.first_block[sequence] >= 0;
     if (!has_lists || !has_row_lists(batch, sequence)) return;
     if (p_.heads[kv_head] == IndexedHead::other) return;
-    float* const history = batch.is_tree(sequence) ? nullptr : history_of(sequence, kv_head);
+    float* const history = batch.is_tree(sequence) ? nullptr : p_.planes.of(sequence, kv_head);
     const int32_t rows = batch.qo_indptr[sequence + 1] - batch.qo_indptr[sequence];
     for (int32_t i = 0; i < rows; ++i) {
       const int64_t block = p_.visits.first_block[sequence] + i;
@@ -178,16 +178,6 @@ class HistoryMember {
     kernels_.pages.score_keys(tile);
     kernels_.history.score_pages(scratch_.logits, visited, p_.group(), scratch_.scores);
     return visited;
-  }
-
-  // Null: the sequence has none.
-  float* history_of(int64_t sequence, int64_t kv_head) const {
-    const ScoredRows* end = all_.scored + all_.num_scored;
-    const auto* found = std::find_if(all_.scored, end, [&](const ScoredRows& each) {
-      return each.sequence == sequence && each.name == all_.name;
-    });
-    if (found == end) return nullptr;
-    return found->plane.values + (all_.first_head + kv_head) * found->plane.stride;
   }
 
   const Kernels& kernels_;

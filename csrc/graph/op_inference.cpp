@@ -301,6 +301,10 @@ std::vector<ValueType> infer_key_index(const OpContext& context) {
     ascend = channels[i] >= least && channels[i] < context.positive("head_dim");
   }
   context.require(ascend, "channels", "none, or of each KV head as many increasing ones");
+  check_share(context, "reuse");
+  const bool has_plane = !context.node().get_string("plane").empty();
+  context.require(has_plane == (context.node().get_float("reuse") > 0.0), "plane",
+                  "a name with reuse, and none without");
   return infer_generated(context);
 }
 

@@ -176,7 +176,7 @@ std::vector<OpSpec> attention_ops() {
                       number("sm_scale"), integers("channels"), integer("keys", 0),
                       number("share", 0.0), text("vote", "highest"), integer("sink_tokens", 0),
                       integer("local_tokens", 0), integer("min_tokens", 0), integers("only"),
-                      integer("of_layer", -1)},
+                      integer("of_layer", -1), number("reuse", 0.0), text("plane", "")},
        .infer = infer_key_index},
       {.name = "history_index",
        .min_inputs = 3,

@@ -3,7 +3,8 @@
 namespace effinfer::ops {
 
 std::string describe(const HistoryIndexProblem& p) {
-  return "[history_index] every=" + std::to_string(p.every) + " plane=" + std::string(p.name) +
+  return "[history_index] every=" + std::to_string(p.every) +
+         " plane=" + std::string(p.pages.planes.name) +
          describe(p.pages).substr(std::string_view("[page_index]").size());
 }
 

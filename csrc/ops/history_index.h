@@ -20,9 +20,7 @@
 
 #include <cstdint>
 #include <string>
-#include <string_view>
 
-#include "effinfer/slot_plane.h"
 #include "ops/cost.h"
 #include "ops/page_index.h"
 
@@ -47,13 +45,10 @@ inline constexpr int64_t kHistoryWeights = kHistoryFilter + 2 * kHistoryChannels
 
 struct HistoryIndexProblem {
   // What it has in common with page_index, of unit 64; no bounds and no votes.
+  // Rows of sequences without a plane visit all keys.
   PageIndexProblem pages;
   const float* network = nullptr;  // [kHistoryWeights]
   int32_t every = 1;               // one of so many rows visits all keys
-  std::string_view name;           // of the planes; of sequences without one rows visit all keys
-  const ScoredRows* scored = nullptr;
-  int64_t num_scored = 0;
-  int32_t first_head = 0;  // of a plane, for KV head 0 of this layer
 };
 
 std::string describe(const HistoryIndexProblem& problem);

@@ -20,8 +20,10 @@
 
 #include <cstdint>
 #include <string>
+#include <string_view>
 
 #include "effinfer/ops/visits.h"
+#include "effinfer/slot_plane.h"
 #include "ops/cost.h"
 #include "ops/kv_layout.h"
 #include "ops/prefill_index.h"
@@ -31,6 +33,24 @@ namespace effinfer::ops {
 
 // Keys that have a mean: two neighbours' is that of a window of 32, every 16 keys.
 inline constexpr int64_t kMeanUnit = 16;
+
+// Planes of sequences of a step in which an index keeps what later rows want.
+struct SequencePlanes {
+  std::string_view name;
+  const ScoredRows* scored = nullptr;
+  int64_t num_scored = 0;
+  int32_t first_head = 0;  // of a plane, for KV head 0 of this layer
+
+  // The numbers of a KV head; null: the sequence has no such plane.
+  float* of(int64_t sequence, int64_t kv_head) const {
+    for (int64_t i = 0; i < num_scored; ++i) {
+      const ScoredRows& each = scored[i];
+      if (each.sequence != sequence || each.name != name) continue;
+      return each.plane.values + (first_head + kv_head) * each.plane.stride;
+    }
+    return nullptr;
+  }
+};
 
 struct PageIndexProblem {
   const float* q = nullptr;  // [T, num_qo_heads, head_dim], roped
@@ -52,6 +72,9 @@ struct PageIndexProblem {
   int32_t num_channels = 0;            // 0: all
   const IndexedHead* heads = nullptr;  // [num_kv_heads]
   int32_t max_kv_len = 0;              // of any step, for the scratch
+  // Above 0 a row visits what one before it has chosen, while the cosine of their queries is more:
+  float reuse = 0.0f;
+  SequencePlanes planes = {};  // of sequences without one every row chooses
 
   constexpr int32_t group() const { return num_qo_heads / kv.num_kv_heads; }
   constexpr bool has_bounds() const { return unit > 1; }  // or means

@@ -103,10 +103,7 @@ struct Fixture {
     p.pages.max_kv_len = 1500;
     p.network = network.data();
     p.every = kEvery;
-    p.name = "history";
-    p.scored = scored.data();
-    p.num_scored = static_cast<int64_t>(scored.size());
-    p.first_head = kKvHeads;
+    p.pages.planes = {"history", scored.data(), static_cast<int64_t>(scored.size()), kKvHeads};
     run_alone(p, pool);
   }
 

@@ -96,7 +96,9 @@ CASES: dict[str, Technique] = {
     "token_butler": TokenButler(
         budget=200, min_tokens=0, skip_layers=0, path=predictor_of_the_contract()
     ),
-    "token_select": TokenSelect(budget=200, min_tokens=0, skip_layers=0, reuse_layers=2),
+    "token_select": TokenSelect(
+        budget=200, min_tokens=0, skip_layers=0, reuse=0.05, reuse_layers=2
+    ),
     "window_kv": WindowKV(budget=100, window=20, span=6, group=2, chunk_tokens=128),
     "xattention": XAttention(min_tokens=0, threshold=0.5, stride=4, chunk_tokens=128),
     "xkv": XKV(layers=2, features=32, residual=50, basis=random_basis(32, 32)),
