@@ -1,7 +1,7 @@
 """Trains the network of AttentionPredictor for a frozen model, on a text of one's own.
 
-    python train_history.py FOLDER                        for smollm2-135m, on Python's documentation
-    python train_history.py FOLDER --windows 8
+    python train_history.py FOLDER                    for smollm2-135m, on Python's documentation
+    python train_history.py FOLDER --windows 12
 
 1. effinfer computes the model's queries and keys on windows of LENGTH tokens spread over the text;
    of each page of keys, row of the second half and head, the highest logit and the logarithm of the
@@ -38,6 +38,7 @@ LENGTH, CHUNK, PAGE = 2048, 512, 64
 PAGES, FIRST_ROW = LENGTH // PAGE, LENGTH // 2
 ROWS, CHANNELS, LEAST = 32, 16, 14.0  # as csrc/ops/history_index.h has them
 BUDGET, EVERY, DECAY = 4, 16, 0.8
+SPREAD = 12  # places of windows
 ALWAYS = -1e9  # of pages that are not chosen from
 
 
@@ -86,7 +87,7 @@ def make_data(llm: effinfer.LLM, folder: Path, count: int) -> list[dict[str, Ten
     folder.mkdir(parents=True, exist_ok=True)
     model, start, data = None, time.perf_counter(), []
     group = 0
-    for i, ids in enumerate(windows(llm, count)):
+    for i, ids in enumerate(windows(llm, SPREAD)[:count]):
         path = folder / f"pages_{i}.npz"
         model = model or Model(llm.files)
         facts = model.layers[0]["attributes"]
@@ -233,8 +234,8 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("folder", type=Path)
     parser.add_argument("--model", default="smollm2-135m")
-    parser.add_argument("--windows", type=int, default=12)
-    parser.add_argument("--steps", type=int, default=1500)
+    parser.add_argument("--windows", type=int, default=7)
+    parser.add_argument("--steps", type=int, default=800)
     parser.add_argument("--threads", type=int, default=2)
     options = parser.parse_args()
     torch.set_num_threads(options.threads)

@@ -34,16 +34,20 @@ struct History {
   int64_t all = 0;
 };
 
+KvCacheConfig config(DType dtype) {
+  KvCacheConfig config;
+  config.num_layers = 2;
+  config.num_kv_heads = kKvHeads;
+  config.head_dim = kDim;
+  config.dtype = dtype;
+  config.num_pages = 64;
+  return config;
+}
+
 // Texts, whose rows are fed behind each other.
 struct Fixture {
   Fixture(DType dtype, int32_t group, const std::vector<int32_t>& first, int32_t count)
-      : heads(kKvHeads * group),
-        rows(count),
-        model({.num_layers = 2,
-               .num_kv_heads = kKvHeads,
-               .head_dim = kDim,
-               .dtype = dtype,
-               .num_pages = 64}) {
+      : heads(kKvHeads * group), rows(count), model(config(dtype)) {
     std::mt19937 random(3);
     for (const int32_t before : first) {
       std::vector<int32_t> tokens(static_cast<size_t>(before + count));

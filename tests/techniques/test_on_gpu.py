@@ -13,8 +13,9 @@ import numpy as np
 import pytest
 
 import effinfer
-from effinfer.techniques import Quest, StreamingLLM
+from effinfer.techniques import AttentionPredictor, Quest, StreamingLLM
 from tests.reference import tiny
+from tests.techniques.predictor_file import network_of_the_contract
 
 EMULATED = os.environ.get("EFFINFER_EMULATED", "")
 TOKENS = [tiny.BOS, *np.random.default_rng(3).integers(0, 256, 329).tolist()]
@@ -22,12 +23,14 @@ MODEL = tiny.FAMILIES["llama"] | {"max_position_embeddings": 512}
 QUEST = Quest(budget=4 * 64, min_tokens=0, skip_layers=1)
 # Pages go whole, and some tokens with them.
 STREAMING = StreamingLLM(sinks=4, recent=150, stride=40, chunk_tokens=64)
-TECHNIQUES = {"quest": QUEST, "streaming_llm": STREAMING}
+SHARED = Quest(budget=4 * 64, min_tokens=0, skip_layers=0, reuse_layers=2)
+TECHNIQUES = {"quest": QUEST, "quest, layers": SHARED, "streaming_llm": STREAMING}
+PREDICTED = AttentionPredictor(budget=256, min_tokens=0, path=network_of_the_contract())
 GREEDY = effinfer.SamplingParams(max_tokens=6, temperature=0.0, logprobs=0, ignore_eos=True)
 CODE = """
 import json, sys
 import effinfer
-from tests.techniques.test_on_gpu import TECHNIQUES, answer
+from tests.techniques.test_on_gpu import PREDICTED, TECHNIQUES, answer
 
 path = sys.argv[1]
 found = {"answers": {}, "explain": {}, "refused": {}}
@@ -45,6 +48,10 @@ for name in ("kivi", "gear", "cskv", "xkv", "comm_vq", "chelsea", "subgen", "zer
             answer(llm)
     except effinfer.UnsupportedError as error:
         found["refused"][name] = str(error)
+try:
+    effinfer.LLM(path, device="cuda", techniques=[PREDICTED])
+except effinfer.UnsupportedError as error:
+    found["refused"]["attention_predictor"] = str(error)
 print(json.dumps(found))
 """
 
@@ -97,7 +104,8 @@ def test_what_a_gpu_has_not_is_refused_by_name(found: dict[str, Any]):
     refused = found["refused"]
     encoding = ["kivi", "gear", "cskv", "xkv", "comm_vq"]
     weighing = ["chelsea", "subgen", "zero_tuning"]
-    assert list(refused) == encoding + weighing
+    assert list(refused) == [*encoding, *weighing, "attention_predictor"]
+    assert "history_index" in refused["attention_predictor"]
     for name in encoding:
         assert "coding" in refused[name]
     for name in weighing:

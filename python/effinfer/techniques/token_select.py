@@ -39,5 +39,5 @@ class TokenSelect(SparseDecode):
 
     def facts(self) -> dict[str, str | int]:
         # Rows of its output are kept in a plane of its name.
-        kept = {"scores": "output", "chunk_tokens": 2048} if self.reuse else {}
-        return {**super().facts(), **kept}
+        kept: dict[str, str | int] = {"scores": "output", "chunk_tokens": 2048}
+        return {**super().facts(), **(kept if self.reuse else {})}
