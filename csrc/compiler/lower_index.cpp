@@ -8,6 +8,7 @@
 #include "graph/op_specs.h"
 #include "kv/page_pool.h"
 #include "ops/hash_index.h"
+#include "ops/history_index.h"
 #include "ops/page_index.h"
 #include "ops/prefill_index.h"
 #include "ops/strided_index.h"
@@ -21,14 +22,26 @@ bool share_a_kind(const Node& a, const Node& b) {
   return (chooses_rows(a) && chooses_rows(b)) || (chooses_blocks(a) && chooses_blocks(b));
 }
 
+const Node* maker_of(const Graph& graph, ValueId id) {
+  const auto maker =
+      std::ranges::find_if(graph.nodes, [&](const Node& each) { return each.outputs[0] == id; });
+  return maker == graph.nodes.end() ? nullptr : &*maker;
+}
+
+// The index of the same layer whose lists come to this one first; null: none.
+const Node* index_before(const Lowering& lowering, const Node& index) {
+  const Graph& graph = lowering.graph();
+  for (const ValueId id : index.inputs) {
+    const Value& value = graph.value(id);
+    if (value.dtype != DType::visits) continue;
+    if (value.shape[0].value == lowering.layer_of_lists(index)) return maker_of(graph, id);
+  }
+  return nullptr;
+}
+
 // Whether an index before it writes lists of the same kind.
 bool follows_its_kind(const Lowering& lowering, const Node& node) {
-  for (const Node* index = &node; index->inputs.size() == 3;) {
-    const auto& nodes = lowering.graph().nodes;
-    const auto before = std::ranges::find_if(
-        nodes, [&](const Node& each) { return each.outputs[0] == index->inputs[2]; });
-    if (before == nodes.end()) return false;
-    index = &*before;
+  for (const Node* index = &node; (index = index_before(lowering, *index)) != nullptr;) {
     if (share_a_kind(*index, node)) return true;
   }
   return false;
@@ -113,7 +126,8 @@ void require_alone(const Lowering& lowering, const Node& index) {
   }
 }
 
-ops::PageIndexProblem page_index(Lowering& lowering, const Node& node) {
+// What all have in common that choose for generated rows.
+ops::PageIndexProblem row_index(Lowering& lowering, const Node& node) {
   ops::PageIndexProblem problem;
   problem.q_stride = lowering.cols(node.inputs[0]);
   problem.num_qo_heads = int_attribute(node, "heads");
@@ -124,13 +138,18 @@ ops::PageIndexProblem page_index(Lowering& lowering, const Node& node) {
   problem.sink_tokens = int_attribute(node, "sink_tokens");
   problem.local_tokens = int_attribute(node, "local_tokens");
   problem.min_tokens = int_attribute(node, "min_tokens");
-  problem.unit = unit_of(node);
-  problem.means = takes_means(node);
   problem.keys = int_attribute(node, "keys");
   problem.share = static_cast<float>(node.get_float("share"));
-  problem.vote = node.get_string("vote") == "sum" ? ops::HeadVote::sum : ops::HeadVote::highest;
   problem.heads = indexed_heads(lowering, node);
   problem.max_kv_len = lowering.max_seq_len();
+  return problem;
+}
+
+ops::PageIndexProblem page_index(Lowering& lowering, const Node& node) {
+  ops::PageIndexProblem problem = row_index(lowering, node);
+  problem.unit = unit_of(node);
+  problem.means = takes_means(node);
+  problem.vote = node.get_string("vote") == "sum" ? ops::HeadVote::sum : ops::HeadVote::highest;
   return problem;
 }
 
@@ -188,6 +207,8 @@ void lower_page_index(Lowering& lowering, const Node& node) {
 
 void lower_key_index(Lowering& lowering, const Node& node) {
   ops::PageIndexProblem problem = page_index(lowering, node);
+  problem.reuse = static_cast<float>(node.get_float("reuse"));
+  problem.planes.name = node.get_string("plane");
   const std::vector<int64_t>& channels = node.get_ints("channels");
   if (!channels.empty()) {
     problem.channels = lowering.constant(std::vector<int32_t>(channels.begin(), channels.end()));
@@ -222,6 +243,15 @@ void lower_hash_index(Lowering& lowering, const Node& node) {
   lowering.add(node, problem, index_places(lowering, node));
 }
 
+void lower_history_index(Lowering& lowering, const Node& node) {
+  ops::HistoryIndexProblem problem;
+  problem.pages = row_index(lowering, node);
+  problem.network = lowering.weights().floats(lowering.graph().value(node.inputs[2]));
+  problem.every = int_attribute(node, "every");
+  problem.pages.planes.name = node.get_string("plane");
+  lowering.add(node, problem, index_places(lowering, node));
+}
+
 void lower_strided_index(Lowering& lowering, const Node& node) {
   ops::StridedIndexProblem problem;
   problem.stride = int_attribute(node, "stride");
@@ -231,6 +261,31 @@ void lower_strided_index(Lowering& lowering, const Node& node) {
   problem.min_tokens = int_attribute(node, "min_tokens");
   problem.heads = indexed_heads(lowering, node);
   lowering.add(node, problem, index_places(lowering, node));
+}
+
+// Layers whose lists have one shape write them to one place, one after the other: those of the
+// earlier layer must still be there.
+void lower_copy_index(Lowering& lowering, const Node& node) {
+  const Graph& graph = lowering.graph();
+  const size_t slot = lowering.visit_slot(node);
+  const Node* from = maker_of(graph, node.inputs[0]);
+  while (from->op == "copy_index") from = maker_of(graph, from->inputs[0]);
+  const std::string layer = std::to_string(lowering.layer_of_lists(*from));
+  if (lowering.visit_slot(*from) != slot) {
+    throw Unsupported("[copy_index] from: expected lists of the heads and kinds (of prompts, of " +
+                      std::string("generated rows) that layer ") +
+                      std::to_string(node.get_int("layer")) + " has, got those of layer " + layer);
+  }
+  const Node* last = nullptr;
+  for (const Node& each : graph.nodes) {
+    if (&each == &node) break;
+    const bool writes = chooses_rows(each) && each.op != "copy_index";
+    if (writes && lowering.visit_slot(each) == slot) last = &each;
+  }
+  if (last == nullptr || lowering.layer_of_lists(*last) != lowering.layer_of_lists(*from)) {
+    throw Unsupported("[copy_index] from: expected the last lists of generated rows, got those " +
+                      std::string("of layer ") + layer + ", which a later layer's replaced");
+  }
 }
 
 }  // namespace effinfer::compiler

@@ -34,6 +34,8 @@ std::vector<Rule> all_rules() {
       {"key_index", lower_key_index},
       {"hash_index", lower_hash_index},
       {"strided_index", lower_strided_index},
+      {"history_index", lower_history_index},
+      {"copy_index", lower_copy_index},  // lists lie where they are
       {"to_act", lower_to_operand},
       {"matmul", lower_matmul},
       {"attention_mass", lower_attention_mass},  // to planes of sequences

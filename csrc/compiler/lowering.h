@@ -125,10 +125,11 @@ class Lowering {
   Program program_;
 };
 
-// Whether a node writes lists of generated rows; of blocks of a prompt's; strided_index does both.
+// Whether a node writes lists of generated rows, or gives its layer those of an earlier one; of
+// blocks of a prompt's; strided_index does both.
 inline bool chooses_rows(const Node& node) {
   return node.op == "page_index" || node.op == "key_index" || node.op == "hash_index" ||
-         node.op == "strided_index";
+         node.op == "strided_index" || node.op == "history_index" || node.op == "copy_index";
 }
 inline bool chooses_blocks(const Node& node) {
   return node.op == "column_index" || node.op == "block_index" || node.op == "strided_index";
@@ -162,6 +163,8 @@ void lower_page_index(Lowering& lowering, const Node& node);
 void lower_key_index(Lowering& lowering, const Node& node);
 void lower_hash_index(Lowering& lowering, const Node& node);
 void lower_strided_index(Lowering& lowering, const Node& node);
+void lower_history_index(Lowering& lowering, const Node& node);
+void lower_copy_index(Lowering& lowering, const Node& node);
 void lower_attention_mass(Lowering& lowering, const Node& node);
 // The call behind an attention that keeps its weights.
 void lower_kept_mass(Lowering& lowering, const Node& node);

@@ -1,10 +1,12 @@
-// The driver of page_index and key_index: an item is the list of one generated row and KV head.
+// The driver of page_index and key_index: an item is the list of one generated row and KV head; or
+// those of a sequence's rows, where they visit what rows before them have chosen.
 #include "ops/page_index.h"
 
 #include <algorithm>
 #include <limits>
 
 #include "cpu/choose_tokens.h"
+#include "cpu/kept_choice.h"
 #include "cpu/level.h"
 #include "cpu/page_index.h"
 #include "cpu/page_summaries.h"
@@ -67,9 +69,17 @@ class RowMember {
   RowMember(const PageIndexKernels& level, const PageIndexProblem& p, void* scratch)
       : level_(level), p_(p), scratch_(p, scratch) {}
 
-  void run_item(int64_t index, int64_t kv_head) const {
+  // The rows of a sequence, one after the other, where they visit what those before have chosen.
+  void run_sequence(int64_t sequence, int64_t kv_head) const {
+    const int32_t first = p_.visits.first_block[sequence];
+    if (first < 0 || !has_row_lists(p_.batch, sequence)) return;
+    float* const plane = p_.batch.is_tree(sequence) ? nullptr : p_.planes.of(sequence, kv_head);
+    const int32_t rows = p_.batch.qo_indptr[sequence + 1] - p_.batch.qo_indptr[sequence];
+    for (int32_t i = 0; i < rows; ++i) run_row(first + i, kv_head, plane);
+  }
+
+  void run_row(int64_t block, int64_t kv_head, float* plane = nullptr) const {
     if (p_.heads[kv_head] == IndexedHead::other) return;
-    const int64_t block = p_.visits.num_blocks + index;
     const VisitBlock& row = p_.visits.blocks[block];
     const int64_t own_page = row.position / kPageSize;
     // A tree's tokens lie behind each other, whatever their positions are.
@@ -79,7 +89,15 @@ class RowMember {
     if (p_.heads[kv_head] == IndexedHead::dense || visits_all(p_, row)) return list.add_all();
     list.clear();
     const PageCandidates pages = candidates_of(p_, row);
-    add_chosen(row, kv_head, pages, p_.visits.list(block, kv_head) + pages.first);
+    uint64_t* const words = p_.visits.list(block, kv_head) + pages.first;
+    const RowQueries own = queries_of(row, kv_head);
+    const KeptChoice kept(plane, own.q, int64_t{own.group} * own.head_dim, row.position);
+    if (kept.holds(p_.reuse)) {
+      kept.copy_to(words, pages.first, pages.count());
+    } else {
+      add_chosen(row, kv_head, pages, words);
+      kept.keep(words, pages.first, pages.count());
+    }
     add_always({p_.sink_tokens, p_.local_tokens}, row, list);
     list.add((own_page - 1) * kPageSize, slot + 1);
   }
@@ -179,20 +197,36 @@ template <Level kLevel>
 void run_rows(const PageIndexProblem& p, Team& team) {
   const RowMember member(kernels<kLevel, PageIndexKernels>(), p, team.scratch());
   const int64_t heads = p.kv.num_kv_heads;
+  if (p.reuse > 0.0f) {
+    return team.for_chunks(p.batch.num_sequences * heads,
+                           [&](int64_t i) { member.run_sequence(i / heads, i % heads); });
+  }
   team.for_chunks(p.visits.num_rows * heads,
-                  [&](int64_t i) { member.run_item(i / heads, i % heads); });
+                  [&](int64_t i) { member.run_row(p.visits.num_blocks + i / heads, i % heads); });
 }
 
 const char* rejects(const PageIndexProblem& p) {
-  const DType dtype = p.kv.dtype;
-  if (dtype != DType::f32 && dtype != DType::f16 && dtype != DType::bf16 && dtype != DType::i8) {
-    return "kv_dtype is not f32, f16, bf16 or i8";
-  }
-  if (p.kv.head_dim <= 0 || p.kv.head_dim % 16 != 0) return "head_dim is not a multiple of 16";
-  return nullptr;
+  return rejects_keys(p.kv);
 }
 
 }  // namespace
+
+PageKeys keys_of(const ops::KvLayer& kv, int64_t page, int64_t head) {
+  PageKeys keys = {kv.k_head(page, head), nullptr};
+  if (kv.k_scale != nullptr) {
+    keys.k_scale = kv.k_scale + (page * kv.num_kv_heads + head) * kPageSize;
+  }
+  return keys;
+}
+
+const char* rejects_keys(const ops::KvLayer& kv) {
+  const DType dtype = kv.dtype;
+  if (dtype != DType::f32 && dtype != DType::f16 && dtype != DType::bf16 && dtype != DType::i8) {
+    return "kv_dtype is not f32, f16, bf16 or i8";
+  }
+  if (kv.head_dim <= 0 || kv.head_dim % 16 != 0) return "head_dim is not a multiple of 16";
+  return nullptr;
+}
 
 void register_page_index() {
   auto& table = ops::mutable_table<PageIndexProblem>();

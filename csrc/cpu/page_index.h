@@ -5,6 +5,7 @@
 #include <cstdint>
 
 #include "effinfer/dtype.h"
+#include "ops/kv_layout.h"
 
 namespace effinfer::cpu {
 
@@ -13,6 +14,10 @@ struct PageKeys {
   const uint8_t* k;
   const float* k_scale;  // i8 only
 };
+PageKeys keys_of(const ops::KvLayer& kv, int64_t page, int64_t head);
+// Whether it can be asked for scores; null: it can.
+const char* rejects_keys(const ops::KvLayer& kv);
+
 struct KeyShape {
   DType dtype;
   int32_t head_dim;

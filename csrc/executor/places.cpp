@@ -172,12 +172,21 @@ bool IndexPlaces::fill(ops::PrefillIndexInputs& in, const Step& step) const {
 
 bool IndexPlaces::fill(ops::PageIndexProblem& p, const Step& step) const {
   set(p, step);
+  if (!p.planes.name.empty()) {
+    p.planes.scored = step.batch->scored.data();
+    p.planes.num_scored = static_cast<int64_t>(step.batch->scored.size());
+    p.planes.first_head = static_cast<int32_t>(step.place_in_group(layer)) * p.kv.num_kv_heads;
+  }
   return p.visits.num_rows > 0;
 }
 
 bool IndexPlaces::fill(ops::HashIndexProblem& p, const Step& step) const {
   set(p, step);
   return p.visits.num_rows > 0;
+}
+
+bool IndexPlaces::fill(ops::HistoryIndexProblem& p, const Step& step) const {
+  return fill(p.pages, step);
 }
 
 bool IndexPlaces::fill(ops::StridedIndexProblem& p, const Step& step) const {

@@ -17,6 +17,7 @@
 #include "ops/elementwise.h"
 #include "ops/embedding.h"
 #include "ops/hash_index.h"
+#include "ops/history_index.h"
 #include "ops/matmul.h"
 #include "ops/norm.h"
 #include "ops/operand.h"
@@ -198,6 +199,7 @@ struct IndexPlaces {
   bool fill(ops::BlockIndexProblem& p, const Step& step) const { return fill(p.in, step); }
   bool fill(ops::PageIndexProblem& p, const Step& step) const;
   bool fill(ops::HashIndexProblem& p, const Step& step) const;
+  bool fill(ops::HistoryIndexProblem& p, const Step& step) const;
   bool fill(ops::StridedIndexProblem& p, const Step& step) const;
 
  private:

@@ -6,6 +6,7 @@
 #include "graph/text.h"
 #include "ops/attention.h"
 #include "ops/hash_tables.h"
+#include "ops/history_index.h"
 #include "ops/kv_layout.h"
 #include "ops/limits.h"
 
@@ -128,10 +129,10 @@ ValueType visits_handle(const OpContext& context) {
   return {DType::visits, {Dim::constant(layer), Dim::constant(context.positive("kv_heads"))}};
 }
 
-void check_visits(const OpContext& context) {
-  if (context.num_inputs() < 3) return;
+void check_visits(const OpContext& context, size_t place = 2) {
+  if (context.num_inputs() <= place) return;
   const ValueType visits = visits_handle(context);
-  const Value& handle = context.input(2);
+  const Value& handle = context.input(place);
   if (handle.dtype != DType::visits || handle.shape != visits.shape) {
     context.fail("visits", "the handle visits" + to_string(visits.shape) + " of an index",
                  type_to_string(handle));
@@ -170,9 +171,9 @@ void check_activation(const OpContext& context) {
 }
 
 // What indices have in common.
-std::vector<ValueType> infer_index(const OpContext& context) {
+std::vector<ValueType> infer_index(const OpContext& context, size_t visits = 2) {
   queries_and_cache(context);
-  check_visits(context);
+  check_visits(context, visits);
   for (const char* attribute : {"sink_tokens", "local_tokens", "min_tokens"}) {
     context.positive(attribute, 0);
   }
@@ -301,6 +302,10 @@ std::vector<ValueType> infer_key_index(const OpContext& context) {
     ascend = channels[i] >= least && channels[i] < context.positive("head_dim");
   }
   context.require(ascend, "channels", "none, or of each KV head as many increasing ones");
+  check_share(context, "reuse");
+  const bool has_plane = !context.node().get_string("plane").empty();
+  context.require(has_plane == (context.node().get_float("reuse") > 0.0), "plane",
+                  "a name with reuse, and none without");
   return infer_generated(context);
 }
 
@@ -315,10 +320,39 @@ std::vector<ValueType> infer_hash_index(const OpContext& context) {
   return infer_index(context);
 }
 
+std::vector<ValueType> infer_history_index(const OpContext& context) {
+  context.vector(2, "network", ops::kHistoryWeights);
+  context.require(!context.node().get_string("plane").empty(), "plane", "a name");
+  context.positive("every");
+  context.positive("keys", 0);
+  check_share(context, "share");
+  return infer_index(context, 3);
+}
+
 std::vector<ValueType> infer_strided_index(const OpContext& context) {
   context.positive("stride");
   context.positive("shift", 0);
   return infer_index(context);
+}
+
+// Lists of an earlier layer, and behind them those of the own layer's prompts.
+std::vector<ValueType> infer_copy_index(const OpContext& context) {
+  const ValueType own = visits_handle(context);
+  const Value& from = context.input(0);
+  const bool is_earlier = from.dtype == DType::visits &&
+                          from.shape[0].value < context.positive("layer", 0) &&
+                          from.shape[1] == own.shape[1];
+  if (!is_earlier) {
+    context.fail(
+        "from",
+        "the handle visits of an earlier layer with " + own.shape[1].to_string() + " KV heads",
+        type_to_string(from));
+  }
+  const int64_t heads = context.positive("heads");
+  context.require(heads % context.node().get_int("kv_heads") == 0, "heads",
+                  "a multiple of kv_heads");
+  if (context.num_inputs() == 2) check_visits(context, 1);
+  return {own};
 }
 
 // The handle is the one that it reads: what stands behind it sees the sums.

@@ -20,6 +20,8 @@ std::vector<ValueType> infer_page_index(const OpContext& context);
 std::vector<ValueType> infer_key_index(const OpContext& context);
 std::vector<ValueType> infer_hash_index(const OpContext& context);
 std::vector<ValueType> infer_strided_index(const OpContext& context);
+std::vector<ValueType> infer_history_index(const OpContext& context);
+std::vector<ValueType> infer_copy_index(const OpContext& context);
 std::vector<ValueType> infer_attention_mass(const OpContext& context);
 std::vector<ValueType> infer_attention(const OpContext& context);
 std::vector<ValueType> infer_unary(const OpContext& context);

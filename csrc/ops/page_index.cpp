@@ -87,6 +87,7 @@ std::string describe(const PageIndexProblem& p) {
   std::string text = describe_scores(p) + " keys=" + std::to_string(p.keys);
   if (p.share > 0.0f) text += " share=" + std::to_string(p.share);
   if (p.vote == HeadVote::sum) text += " vote=sum";
+  if (p.reuse > 0.0f) text += " reuse=" + std::to_string(p.reuse);
   return text + " heads=" + std::to_string(p.num_qo_heads) +
          " kv_heads=" + std::to_string(p.kv.num_kv_heads) +
          " head_dim=" + std::to_string(p.kv.head_dim) +

@@ -20,8 +20,10 @@
 
 #include <cstdint>
 #include <string>
+#include <string_view>
 
 #include "effinfer/ops/visits.h"
+#include "effinfer/slot_plane.h"
 #include "ops/cost.h"
 #include "ops/kv_layout.h"
 #include "ops/prefill_index.h"
@@ -49,6 +51,24 @@ constexpr PageCandidates candidates_of(int32_t sink_tokens, int32_t local_tokens
   return {first, end > first ? end : first};
 }
 
+// Planes of sequences of a step in which an index keeps what later rows want.
+struct SequencePlanes {
+  std::string_view name;
+  const ScoredRows* scored = nullptr;
+  int64_t num_scored = 0;
+  int32_t first_head = 0;  // of a plane, for KV head 0 of this layer
+
+  // The numbers of a KV head; null: the sequence has no such plane.
+  float* of(int64_t sequence, int64_t kv_head) const {
+    for (int64_t i = 0; i < num_scored; ++i) {
+      const ScoredRows& each = scored[i];
+      if (each.sequence != sequence || each.name != name) continue;
+      return each.plane.values + (first_head + kv_head) * each.plane.stride;
+    }
+    return nullptr;
+  }
+};
+
 struct PageIndexProblem {
   const float* q = nullptr;  // [T, num_qo_heads, head_dim], roped
   int64_t q_stride = 0;      // floats between rows
@@ -69,6 +89,9 @@ struct PageIndexProblem {
   int32_t num_channels = 0;            // 0: all
   const IndexedHead* heads = nullptr;  // [num_kv_heads]
   int32_t max_kv_len = 0;              // of any step, for the scratch
+  // Above 0 a row visits what one before it has chosen, while the cosine of their queries is more:
+  float reuse = 0.0f;
+  SequencePlanes planes = {};  // of sequences without one every row chooses
 
   constexpr int32_t group() const { return num_qo_heads / kv.num_kv_heads; }
   constexpr bool has_bounds() const { return unit > 1; }  // or means

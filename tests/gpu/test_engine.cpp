@@ -335,10 +335,11 @@ TEST("decoding replays recordings, which serve batches of other sizes and contex
 TEST("every operator of graphs runs on a GPU") {
   const std::vector<int32_t> tokens = tokens_of(70, 4);
   // Those of BitNet and Gemma are in tests/models/test_families_on_gpu.py, of techniques in
-  // tests/techniques/test_eviction_on_gpu.py. A GPU refuses key_index, hash_index and
-  // strided_index.
+  // tests/techniques/test_eviction_on_gpu.py. A GPU refuses key_index, hash_index,
+  // history_index and strided_index.
   std::set<std::string> seen = {"ternary_linear", "add_rms_norm", "attention_mass",
-                                "key_index",      "hash_index",   "strided_index"};
+                                "copy_index",     "key_index",    "hash_index",
+                                "history_index",  "strided_index"};
   const auto run = [&](const std::string& type, const IndexText& index, const UnaryText& gate) {
     const std::shared_ptr<const Model> model = model_of(type, index, gate);
     EngineOptions options = options_on(kGpu, Precision::f32);

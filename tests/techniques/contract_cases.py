@@ -12,6 +12,7 @@ from effinfer.techniques import (
     KIVI,
     XKV,
     ActQKV,
+    AttentionPredictor,
     Chelsea,
     CommVQ,
     DoubleSparsity,
@@ -39,7 +40,7 @@ from effinfer.techniques import (
     ZeroTuning,
 )
 from effinfer.techniques.channel_basis import pack
-from tests.techniques.predictor_file import predictor_of_the_contract
+from tests.techniques.predictor_file import network_of_the_contract, predictor_of_the_contract
 
 
 def random_basis(features: int, channels: int) -> tuple[int, ...]:
@@ -56,6 +57,9 @@ def random_codebooks() -> tuple[int, ...]:
 
 CASES: dict[str, Technique] = {
     "act_qkv": ActQKV(budget=320, min_tokens=0, skip_layers=0, spread=(3.0, 1.0, 2.0)),
+    "attention_predictor": AttentionPredictor(
+        budget=256, min_tokens=0, skip_layers=0, every=5, path=network_of_the_contract()
+    ),
     "chelsea": Chelsea(budget=150, sinks=2, recent=20, stride=30, chunk=16, chunk_tokens=128),
     "comm_vq": CommVQ(residual=100, codebooks=random_codebooks()),
     "cskv": CSKV(features=16, residual=50, basis=random_basis(16, 32)),
@@ -96,7 +100,9 @@ CASES: dict[str, Technique] = {
     "token_butler": TokenButler(
         budget=200, min_tokens=0, skip_layers=0, path=predictor_of_the_contract()
     ),
-    "token_select": TokenSelect(budget=200, min_tokens=0, skip_layers=0),
+    "token_select": TokenSelect(
+        budget=200, min_tokens=0, skip_layers=0, reuse=0.05, reuse_layers=2
+    ),
     "window_kv": WindowKV(budget=100, window=20, span=6, group=2, chunk_tokens=128),
     "xattention": XAttention(min_tokens=0, threshold=0.5, stride=4, chunk_tokens=128),
     "xkv": XKV(layers=2, features=32, residual=50, basis=random_basis(32, 32)),

@@ -1,4 +1,4 @@
-"""Files of a predictor with random weights."""
+"""Files of predictors with random weights."""
 
 import tempfile
 from collections.abc import Mapping
@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from effinfer import _core
+from effinfer.techniques import attention_predictor
 from effinfer.techniques.importance import KIND
 from tests.reference import tiny
 
@@ -60,4 +61,29 @@ def predictor_of_the_contract() -> str:
     """For the model of contract_model.py."""
     path = Path(tempfile.mkdtemp()) / "predictor.gguf"
     write_predictor(path, tiny.FAMILIES["llama"], channels=8)
+    return str(path)
+
+
+def write_network(
+    path: Path, config: dict[str, Any], changed: Mapping[str, Any] | None = None
+) -> np.ndarray:
+    """Of AttentionPredictor: its weights."""
+    weights = np.random.default_rng(12).normal(0, 0.2, attention_predictor.WEIGHTS)
+    facts = {"kind": attention_predictor.KIND, "count": 1}
+    facts |= {"hidden_size": config["hidden_size"], "vocab_size": config["vocab_size"]}
+    writer = _core.GgufWriter(str(path))
+    writer.set("general.architecture", "effinfer-heads")
+    for key, value in {**facts, **(changed or {})}.items():
+        writer.set(f"heads.{key}", value)
+    writer.add_tensor(f"{attention_predictor.KIND}.network.weight", "f32", [weights.size])
+    writer.write(weights.astype(np.float32))
+    writer.commit()
+    return weights.astype(np.float32)
+
+
+@cache
+def network_of_the_contract() -> str:
+    """For the model of contract_model.py."""
+    path = Path(tempfile.mkdtemp()) / "network.gguf"
+    write_network(path, tiny.FAMILIES["llama"])
     return str(path)

@@ -13,8 +13,9 @@ import numpy as np
 import pytest
 
 import effinfer
-from effinfer.techniques import H2O, Quest, StreamingLLM
+from effinfer.techniques import H2O, AttentionPredictor, Quest, StreamingLLM
 from tests.reference import tiny
+from tests.techniques.predictor_file import network_of_the_contract
 
 EMULATED = os.environ.get("EFFINFER_EMULATED", "")
 TOKENS = [tiny.BOS, *np.random.default_rng(3).integers(0, 256, 329).tolist()]
@@ -24,14 +25,16 @@ QUEST = Quest(budget=4 * 64, min_tokens=0, skip_layers=1)
 STREAMING = StreamingLLM(sinks=4, recent=150, stride=40, chunk_tokens=64)
 ENCODING = ["kivi", "gear", "cskv", "xkv", "comm_vq"]
 WEIGHING = ["chelsea", "subgen", "zero_tuning"]
-REFUSED = [*ENCODING, *WEIGHING]
 FORGETFUL = H2O(decay=0.9)
-TECHNIQUES = {"quest": QUEST, "streaming_llm": STREAMING}
+PREDICTED = AttentionPredictor(budget=256, min_tokens=0, path=network_of_the_contract())
+REFUSED = [*ENCODING, *WEIGHING, FORGETFUL, PREDICTED]
+SHARED = Quest(budget=4 * 64, min_tokens=0, skip_layers=0, reuse_layers=2)
+TECHNIQUES = {"quest": QUEST, "quest, layers": SHARED, "streaming_llm": STREAMING}
 GREEDY = effinfer.SamplingParams(max_tokens=6, temperature=0.0, logprobs=0, ignore_eos=True)
 CODE = """
 import json, sys
 import effinfer
-from tests.techniques.test_on_gpu import FORGETFUL, REFUSED, TECHNIQUES, answer
+from tests.techniques.test_on_gpu import REFUSED, TECHNIQUES, answer
 
 path = sys.argv[1]
 found = {"answers": {}, "explain": {}, "refused": {}}
@@ -99,7 +102,8 @@ def test_a_gpu_chooses_pages_itself(found: dict[str, Any]):
 
 def test_what_a_gpu_has_not_is_refused_by_name(found: dict[str, Any]):
     refused = found["refused"]
-    assert list(refused) == [*REFUSED, "h2o"]
+    assert list(refused) == [*ENCODING, *WEIGHING, "h2o", "attention_predictor"]
+    assert "history_index" in refused["attention_predictor"]
     for name in ENCODING:
         assert "coding" in refused[name]
     for name in WEIGHING:

@@ -20,7 +20,6 @@ from effinfer.techniques.sparse_decode import (
     SparseDecode,
     sparse_decode,
     visits_all,
-    with_indices,
 )
 from effinfer.techniques.technique import Meta
 
@@ -69,7 +68,7 @@ class ActQKV(SparseDecode):
             visits_all(node) and node["attributes"]["layer"] >= self.skip_layers for node in layers
         ]
         own = [each if chosen else 0.0 for each, chosen in zip(self.spread, chooses, strict=True)]
-        return with_indices(graph, self.skip_layers, replace(self, spread=tuple(own)).choice)
+        return rewrite(graph, replace(self, spread=tuple(own)).rule())
 
     def budgets(self) -> list[int]:
         """Keys of whole pages that each layer chooses, none without a spread; on average as many as

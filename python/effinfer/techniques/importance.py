@@ -39,6 +39,7 @@ class ImportancePredictor:
         self.channels = self._fact("channels", [n for n in _CHANNELS if head_dim % n == 0])
         self.stream = [a.result for a in additions(graph) if a.layer < self.first][-1]
         self.states: list[Value] = []  # of which queries and keys are made
+        self.lists: list[Value] = []  # of each layer that visits chosen keys
         self.labels: dict[int, tuple[Value, Value]] = {}  # of each layer more of the cache
 
     def visit(
@@ -52,12 +53,17 @@ class ImportancePredictor:
                 self.states.append(builder.node("silu", state))
         if not visits_all(node) or facts["layer"] < max(self.first, self.method.skip_layers):
             return None
+        shared = {key: facts[key] for key in ("layer", "heads", "kv_heads")}
+        if len(self.lists) % self.method.reuse_layers:
+            self.lists.append(builder.node("copy_index", self.lists[-1], *inputs[2:], **shared))
+            return builder.node("attention", *inputs[:2], self.lists[-1], **facts)
         more, place = divmod(facts["layer"] - self.first, facts["head_dim"] // self.channels)
         channels = [place * self.channels + i for i in range(self.channels)] * facts["kv_heads"]
         op, chosen = self.method.choice(node)
         chosen |= {"layer": self.layers + more, "channels": channels}
-        visits = builder.node(op, *self._labels(builder, more, facts), *inputs[2:], **chosen)
-        return builder.node("attention", *inputs[:2], visits, **facts)
+        labels = self._labels(builder, more, facts)
+        self.lists.append(builder.node(op, *labels, *inputs[2:], **chosen))
+        return builder.node("attention", *inputs[:2], self.lists[-1], **facts)
 
     def _labels(
         self, builder: GraphBuilder, more: int, facts: dict[str, Any]

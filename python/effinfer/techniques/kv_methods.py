@@ -2,6 +2,7 @@
 how many bits."""
 
 from effinfer.techniques.act_qkv import ActQKV
+from effinfer.techniques.attention_predictor import AttentionPredictor
 from effinfer.techniques.chelsea import Chelsea
 from effinfer.techniques.comm_vq import CommVQ
 from effinfer.techniques.cskv import CSKV
@@ -38,6 +39,7 @@ __all__ = [
     "MLKV",
     "XKV",
     "ActQKV",
+    "AttentionPredictor",
     "Chelsea",
     "CommVQ",
     "DoubleSparsity",
@@ -62,6 +64,7 @@ __all__ = [
 
 KV_METHODS = (
     ActQKV,
+    AttentionPredictor,
     Chelsea,
     CommVQ,
     CSKV,

@@ -14,16 +14,18 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from effinfer import _core
 from effinfer.techniques.kv_rows import keys_and_values
 from effinfer.techniques.ranges import choice, integer
+from effinfer.techniques.rewrite import rewrite
 from effinfer.techniques.sparse_decode import (
     PAGE,
+    index_rule,
     shared_facts,
     sparse_decode,
     visits_all,
-    with_indices,
 )
 from effinfer.techniques.technique import Meta, Technique
 
 if TYPE_CHECKING:
+    from effinfer.graph import GraphBuilder, Value
     from effinfer.llm import LLM
 
 _STEPS = 1024  # of the means of keys that a graph has, in 1
@@ -83,13 +85,15 @@ class MagicPIG(Technique):
         left = iter(self.means)
         means = {layer: [next(left) for _ in range(size)] for layer, size in sizes.items()}
 
-        def index(node: dict[str, Any]) -> tuple[str, dict[str, Any]]:
+        def list_of(builder: GraphBuilder, node: dict[str, Any], inputs: list[Value]) -> Value:
             options = {"bits": self.bits, "tables": self.tables, "seed": self.seed}
             limits = {"sink_tokens": PAGE, "min_tokens": self.min_tokens}
             mean = means[node["attributes"]["layer"]]
-            return "hash_index", {**shared_facts(node), **options, **limits, "means": mean}
+            return builder.node(
+                "hash_index", *inputs, **shared_facts(node), **options, **limits, means=mean
+            )
 
-        return with_indices(graph, self.skip_layers, index)
+        return rewrite(graph, index_rule(self.skip_layers, list_of))
 
     def facts(self) -> dict[str, str | int]:
         return {"chooses": "output", "min_tokens": self.min_tokens}

@@ -14,8 +14,11 @@ from typing import Any, ClassVar
 from effinfer import _core
 from effinfer.graph import GraphBuilder, Value
 from effinfer.techniques.ranges import integer, number
-from effinfer.techniques.rewrite import rewrite
+from effinfer.techniques.rewrite import Rule, rewrite
 from effinfer.techniques.technique import Meta, Technique
+
+# list_of(builder, node, inputs): the lists that an attention node visits, from nodes before it.
+ListOf = Callable[[GraphBuilder, dict[str, Any], list[Value]], Value]
 
 PAGE = 64
 ALWAYS = 3 * PAGE  # keys that are not chosen: the first page, the token's own, the one before it
@@ -53,24 +56,24 @@ def shared_facts(node: dict[str, Any]) -> dict[str, Any]:
     return {key: node["attributes"][key] for key in _SHARED}
 
 
-def with_indices(
-    graph: _core.Graph,
-    skip_layers: int,
-    choice: Callable[[dict[str, Any]], tuple[str, dict[str, Any]]],
-) -> _core.Graph:
-    """A copy with an index before every attention that has no window, but for those of the first
-    layers, behind that of prompts if there is one. choice: of an attention node, its index and all
-    of that one's attributes."""
+def index_rule(skip_layers: int, list_of: ListOf, reuse_layers: int = 1) -> Rule:
+    """What becomes of a graph's nodes, in their order: every attention without a window, but for
+    those of the first layers, visits the lists that `list_of` makes of it and its inputs, behind
+    those of prompts if there are any. Of `reuse_layers` that follow each other one makes them."""
+    lists: list[Value] = []  # of each layer that visits chosen keys
 
     def visit(builder: GraphBuilder, node: dict[str, Any], inputs: list[Value]) -> Value | None:
         facts = node["attributes"]
         if not visits_all(node) or facts["layer"] < skip_layers:
             return None
-        op, chosen = choice(node)
-        visits = builder.node(op, *inputs, **chosen)
-        return builder.node("attention", *inputs[:2], visits, **facts)
+        if len(lists) % reuse_layers:
+            shared = {key: facts[key] for key in ("layer", "heads", "kv_heads")}
+            lists.append(builder.node("copy_index", lists[-1], *inputs[2:3], **shared))
+        else:
+            lists.append(list_of(builder, node, inputs))
+        return builder.node("attention", *inputs[:2], lists[-1], **facts)
 
-    return rewrite(graph, visit)
+    return visit
 
 
 @dataclass(frozen=True)
@@ -81,6 +84,8 @@ class SparseDecode(Technique, ABC):
         share: or this share of those that are chosen from, where it is more.
         min_tokens: tokens behind fewer keys visit all of them.
         skip_layers: so many first layers visit all keys.
+        reuse_layers: of so many layers that follow each other the first chooses, and the others
+            visit what it has chosen.
     """
 
     META: ClassVar[Meta] = sparse_decode("a method of one's own", "", "")
@@ -89,19 +94,29 @@ class SparseDecode(Technique, ABC):
     share: float = number(0.0, least=0.0, most=1.0)
     min_tokens: int = integer(2048)
     skip_layers: int = integer(2)
+    reuse_layers: int = integer(1, least=1, keyword=True)
 
     @abstractmethod
     def index(self, layer: int, kv_heads: int) -> tuple[str, dict[str, Any]]:
-        """The node that chooses a layer's keys, `page_index` or `key_index`, and its attributes
+        """The node that chooses a layer's keys, such as `page_index`, and its attributes
         (docs/graph_ops.md), where they are not those that all have."""
 
     def graph(self, graph: _core.Graph) -> _core.Graph:
         """With an index before every attention that has no window, behind that of prompts if there
         is one."""
-        return with_indices(graph, self.skip_layers, self.choice)
+        return rewrite(graph, self.rule())
+
+    def rule(self) -> Rule:
+        """What becomes of a graph's nodes, in their order."""
+        return index_rule(self.skip_layers, self.list_of, self.reuse_layers)
 
     def facts(self) -> dict[str, str | int]:
         return {"chooses": "output", "min_tokens": self.min_tokens}
+
+    def list_of(self, builder: GraphBuilder, node: dict[str, Any], inputs: list[Value]) -> Value:
+        """Of an attention node and its inputs: the lists of its index."""
+        op, chosen = self.choice(node)
+        return builder.node(op, *inputs, **chosen)
 
     def choice(self, node: dict[str, Any]) -> tuple[str, dict[str, Any]]:
         """Of an attention node: its index, with all attributes."""
