@@ -65,7 +65,8 @@ class Lowering {
   int64_t cols(ValueId id) const { return graph().value(id).shape[1].value; }
   int64_t max_rows(ValueId id) const;
 
-  // The plan slot of an attention shape, which a layer has.
+  // The plan slot of an attention shape, which a layer has: layers with tables of their own have
+  // other slots.
   size_t attention_slot(const ops::AttentionShape& shape, size_t layer);
   // The lists that the indices of a node's layer write.
   ops::VisitShape visit_shape(const Node& node) const;
@@ -106,6 +107,10 @@ class Lowering {
  private:
   void reserve(size_t bytes) { shared_.scratch_bytes = std::max(shared_.scratch_bytes, bytes); }
   std::string label(const Node& node) const;
+  // Whether two layers have one page table.
+  bool one_group(size_t layer, size_t other) const;
+  // Whose attention visits the lists of a node: the handle of an index says it.
+  size_t visited_layer(const Node& node) const;
   std::string what(const Node& node, std::string_view kernel) const;
 
   struct Place {

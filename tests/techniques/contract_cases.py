@@ -69,6 +69,7 @@ CASES: dict[str, Technique] = {
     ),
     "kivi": KIVI(bits=2, residual=16),
     "kv_compose": KVCompose(budget=100, window=20, chunk_tokens=128),
+    "kv_compose_by_layer": KVCompose(budget=150, window=20, chunk_tokens=128, layer_budgets=True),
     "minference": MInference(
         min_tokens=0,
         vertical_size=4,
