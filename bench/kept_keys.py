@@ -258,7 +258,8 @@ def measure(
     rows: list[str] = []
     for label, techniques in chosen.items():
         subject = Subject(path, techniques, TOKENS) if techniques else dense
-        quality = f"{subject.facts(tokens)} of {len(CITIES)} | {subject.perplexity(tokens):.3f}"
+        found = f"{subject.facts(tokens, CITIES)} of {len(CITIES)}"
+        quality = f"{found} | {subject.perplexity(tokens):.3f}"
         rows.append(f"| {label} | {quality} | {costs[label]} |")
         print(rows[-1], flush=True)
     return rows
@@ -336,7 +337,7 @@ def measure_facts(path: Any, text: Callable[[int], str], wanted: Collection[str]
     rows: list[str] = []
     for label in (label for label in SEEING if is_wanted(label, wanted)):
         subject = Subject(path, chosen[label], TOKENS) if chosen[label] else dense
-        rows.append(f"| {label} | {subject.facts(tokens)} of {len(CITIES)} |")
+        rows.append(f"| {label} | {subject.facts(tokens, CITIES)} of {len(CITIES)} |")
         print(rows[-1], flush=True)
     return rows
 

@@ -148,7 +148,7 @@ void check_plane(const std::string& label, const SlotPlane& plane, int64_t heads
 // Kernels write planes of the heads of layers without a window, up to the end of a sequence's last
 // page.
 void check_scored(const Batch& batch, const KvCacheConfig& cache) {
-  const int64_t heads = kv::plane_heads(cache).back();
+  const int64_t heads = kv::num_plane_heads(cache);
   for (size_t i = 0; i < batch.scored.size(); ++i) {
     const ScoredRows& scored = batch.scored[i];
     const std::string label = "scored[" + std::to_string(i) + "].";
@@ -182,7 +182,7 @@ void check_weighted(const Batch& batch, const KvCacheConfig& cache) {
       fail(label + "sequence: expected 0.." + std::to_string(sequences - 1) + ", got " +
            std::to_string(weighted.sequence));
     }
-    check_plane(label, weighted.plane, kv::plane_heads(cache).back(),
+    check_plane(label, weighted.plane, kv::num_plane_heads(cache),
                 plane_slots(batch, cache, static_cast<size_t>(weighted.sequence)));
   }
 }

@@ -49,6 +49,12 @@ void check(const KvCacheConfig& config) {
   }
 }
 
+int64_t group_heads(const KvCacheConfig& config, size_t group) {
+  const auto layers = config.groups.empty() ? static_cast<size_t>(config.num_layers)
+                                            : config.groups[group].layers.size();
+  return static_cast<int64_t>(layers) * config.num_kv_heads;
+}
+
 }  // namespace
 
 std::vector<std::unique_ptr<PagePool>> make_pools(const KvCacheConfig& config) {
@@ -107,9 +113,15 @@ size_t num_whole_groups(const KvCacheConfig& config) {
 std::vector<int64_t> plane_heads(const KvCacheConfig& config) {
   std::vector<int64_t> heads = {0};
   for (size_t group = 0; group < num_whole_groups(config); ++group) {
-    const auto layers = config.groups.empty() ? static_cast<size_t>(config.num_layers)
-                                              : config.groups[group].layers.size();
-    heads.push_back(heads.back() + static_cast<int64_t>(layers) * config.num_kv_heads);
+    heads.push_back(heads.back() + group_heads(config, group));
+  }
+  return heads;
+}
+
+int64_t num_plane_heads(const KvCacheConfig& config) {
+  int64_t heads = 0;
+  for (size_t group = 0; group < num_whole_groups(config); ++group) {
+    heads += group_heads(config, group);
   }
   return heads;
 }

@@ -26,6 +26,8 @@ std::vector<uint8_t> group_of_layer(const KvCacheConfig& config);
 size_t num_whole_groups(const KvCacheConfig& config);
 // By whole group the heads of a plane before its own, and behind the last one all of them.
 std::vector<int64_t> plane_heads(const KvCacheConfig& config);
+// All of them.
+int64_t num_plane_heads(const KvCacheConfig& config);
 // window_left by group.
 std::vector<int64_t> windows_of(const KvCacheConfig& config);
 
