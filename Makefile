@@ -20,7 +20,8 @@
 #   make bench     speed against the peers, interleaved; writes docs/performance.md;
 #                  BENCH_FLAGS="--only context,batch" measures some sections again
 #   make bench-techniques
-#                  techniques on real models; writes the tables of docs/techniques.md
+#                  techniques on real models; writes the tables of docs/techniques.md;
+#                  BENCH_FLAGS="--table keys --row xkv" prints some rows of one in minutes
 #   make bench-gpu on a machine with a GPU: its ceilings, the device tests, the kernels' speed;
 #                  BENCH_FLAGS="--skip peers" leaves parts out
 #   make format    rewrites the sources in the house style
@@ -174,8 +175,7 @@ bench-compare: | $(BIN)/python
 bench-techniques: | $(BIN)/python
 	@$(SETUP) build test bench
 	@$(SETUP) package --build-dir $(BUILD)
-	$(BIN)/python bench/techniques.py
-	@echo "bench-techniques: docs/techniques.md written"
+	$(BIN)/python bench/techniques.py $(BENCH_FLAGS)
 
 # Says what is missing, with status 2, before it installs or builds anything. What CMake needs comes
 # from the PATH if it is there: a machine with a GPU may reach no package index.

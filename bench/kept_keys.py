@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
@@ -16,10 +17,13 @@ import numpy as np
 import effinfer
 from effinfer import LLM, SamplingParams
 from effinfer.techniques import (
+    CSKV,
     H2O,
     KIVI,
+    XKV,
     ActQKV,
     Chelsea,
+    CommVQ,
     DoubleSparsity,
     InfLLMV2,
     Keyformer,
@@ -31,6 +35,7 @@ from effinfer.techniques import (
     StreamingLLM,
     SubGen,
     Technique,
+    TokenButler,
     TokenSelect,
     WindowKV,
     hook,
@@ -42,11 +47,16 @@ SHARE = 0.2  # of the keys stay
 VISITED = 1 / 8  # of the keys are visited by generated tokens
 FORCED = 400  # tokens whose perplexity is taken
 TIMED = 12  # tokens of a turn
+FITTED = 16_384  # characters of a text that methods are fitted to
+# Trained for SmolLM2.
+PREDICTOR = Path(__file__).resolve().parent.parent / "examples" / "selectors" / "token_butler.gguf"
 CITIES = (
     *("Lisbon", "Oslo", "Cairo", "Lima", "Dublin", "Athens", "Vienna"),
     *("Madrid", "Berlin", "Paris", "Rome", "Tokyo", "Delhi", "Moscow"),
     *("London", "Boston", "Sydney", "Geneva", "Havana", "Milan"),
 )
+Methods = dict[str, tuple[Technique, ...]]  # by the labels of rows
+
 LONG_HEADER = (
     "| method | keys | perplexity | time a token | bytes |\n"  #
     "|-|-|-|-|-|"
@@ -58,7 +68,8 @@ HEADER = (
 # What sees a question at the end of a prompt, and whom it is compared with.
 SEEING = (
     *("dense", "random keys", "first and last keys"),
-    *("`SnapKV`", "`SnapKV`, window 8", "`KVCompose`", "`WindowKV`"),
+    *("`SnapKV`", "`SnapKV`, window 8"),
+    *("`KVCompose`", "`KVCompose`, budgets by layer", "`WindowKV`"),
 )
 
 
@@ -96,8 +107,26 @@ class RandomKeys(Technique):
         sequence.retain(lists)
 
 
-def methods(budget: int, heads: int) -> dict[str, tuple[Technique, ...]]:
-    """All at one budget of keys, but for KIVI, which has bits."""
+def is_wanted(label: str, rows: Collection[str]) -> bool:
+    """Whether a row's label has one of these texts in it; none: all rows are wanted."""
+    return not rows or any(row.lower() in label.lower() for row in rows)
+
+
+def encodings(llm: LLM, text: str, rows: Collection[str] = ()) -> Methods:
+    """Methods that keep all keys in fewer bits. Some are fitted to a model first, on a text that
+    is measured nowhere."""
+    made: Methods = {"`KIVI`, 4 bits": (KIVI(bits=4),), "`KIVI`, 2 bits": (KIVI(bits=2),)}
+    if is_wanted("`CSKV`", rows):
+        made["`CSKV`"] = (CSKV().calibrate(llm, text),)
+    if is_wanted("`XKV`", rows):
+        made["`XKV`"] = (XKV().calibrate(llm, text),)
+    if is_wanted("`CommVQ`", rows):
+        made["`CommVQ`"] = (CommVQ().calibrate(llm, text),)
+    return made
+
+
+def methods(budget: int, heads: int) -> Methods:
+    """All at one budget of keys: that stay, or that are visited."""
     half = budget // 2
     return {
         "dense": (),
@@ -106,6 +135,7 @@ def methods(budget: int, heads: int) -> dict[str, tuple[Technique, ...]]:
         "`SnapKV`": (SnapKV(budget),),
         "`SnapKV`, window 8": (SnapKV(budget, window=8),),
         "`KVCompose`": (KVCompose(budget),),
+        "`KVCompose`, budgets by layer": (KVCompose(budget, layer_budgets=True),),
         "`WindowKV`": (WindowKV(budget),),
         "`H2O`": (H2O(budget, recent=half),),
         "`Keyformer`": (Keyformer(budget, recent=half),),
@@ -113,8 +143,9 @@ def methods(budget: int, heads: int) -> dict[str, tuple[Technique, ...]]:
         "`Chelsea`": (Chelsea(budget),),
         "`SubGen`": (SubGen(budget),),
         "`Quest`": (Quest(budget=budget),),
-        "`KIVI`, 4 bits": (KIVI(bits=4),),
-        "`KIVI`, 2 bits": (KIVI(bits=2),),
+        # Questions are behind the context, whose keys are clustered once for all of them.
+        "`SqueezedAttention`": (SqueezedAttention(budget=budget, context=TOKENS - 64),),
+        "`TokenButler`": (TokenButler(budget=budget, path=str(PREDICTOR)),),
     }
 
 
@@ -214,28 +245,36 @@ def number_of(city: str) -> int:
     return 100 + sum(ord(letter) * (7 + i) for i, letter in enumerate(city)) * 37 % 900
 
 
-def measure(path: Any, text: Callable[[int], str], repeats: int) -> list[str]:
-    """A row for each method. Times come first, of all methods."""
+def measure(
+    path: Any, text: Callable[[int], str], repeats: int, wanted: Collection[str] = ()
+) -> list[str]:
+    """A row for each method, or for those that are wanted. Times come first, of all methods."""
     dense = Subject(path, (), TOKENS)
     tokens = dense.llm.tokenize(text(8 * TOKENS))
-    chosen = methods(round(SHARE * TOKENS), heads_of(dense.llm))
+    all_methods = methods(round(SHARE * TOKENS), heads_of(dense.llm))
+    all_methods |= encodings(dense.llm, fitted_text(text), wanted)
+    chosen = {label: each for label, each in all_methods.items() if is_wanted(label, wanted)}
     costs = costs_beside(dense, path, chosen, tokens, repeats)
     rows: list[str] = []
     for label, techniques in chosen.items():
         subject = Subject(path, techniques, TOKENS) if techniques else dense
-        quality = f"{subject.facts(tokens)} of {len(CITIES)} | {subject.perplexity(tokens):.3f}"
+        found = f"{subject.facts(tokens, CITIES)} of {len(CITIES)}"
+        quality = f"{found} | {subject.perplexity(tokens):.3f}"
         rows.append(f"| {label} | {quality} | {costs[label]} |")
         print(rows[-1], flush=True)
     return rows
 
 
-def long_methods(llm: LLM, text: str) -> dict[str, tuple[str, tuple[Technique, ...]]]:
+def fitted_text(text: Callable[[int], str]) -> str:
+    """The end of all there is, far behind what is measured."""
+    return text(1 << 30)[-FITTED:]
+
+
+def long_methods(llm: LLM, text: Callable[[int], str], rows: Collection[str] = ()) -> Methods:
     """Keys that stay or are visited, in percent, and who chooses them."""
     kept, visited = round(SHARE * LONG), round(VISITED * LONG)
-    labels = DoubleSparsity(budget=visited).calibrate(llm, text)
-    spread = ActQKV(budget=visited).calibrate(llm, text)
-    made: dict[float, dict[str, tuple[Technique, ...]]] = {
-        1: {"dense": (), "`KIVI`, 4 bits": (KIVI(bits=4),), "`KIVI`, 2 bits": (KIVI(bits=2),)},
+    made: dict[float, Methods] = {
+        1: {"dense": (), **encodings(llm, fitted_text(text), rows)},
         SHARE: {
             "random keys": (RandomKeys(kept, heads=heads_of(llm)),),
             "first and last keys": (StreamingLLM(recent=kept - 4, reposition=False),),
@@ -250,24 +289,31 @@ def long_methods(llm: LLM, text: str) -> dict[str, tuple[str, tuple[Technique, .
             "`Quest`, units of 16": (Quest(budget=visited, unit=16),),
             "`InfLLMV2`": (InfLLMV2(budget=visited, local=visited // 2),),
             "`TokenSelect`": (TokenSelect(budget=visited),),
-            "`DoubleSparsity`": (labels,),
-            "`ActQKV`": (spread,),
             "`SqueezedAttention`": (SqueezedAttention(budget=visited),),
+            "`TokenButler`": (TokenButler(budget=visited, path=str(PREDICTOR)),),
         },
     }
+    # Labels are found on the text's beginning.
+    begin = text(8 * LONG)[:4096]
+    if is_wanted("`DoubleSparsity`", rows):
+        made[VISITED]["`DoubleSparsity`"] = (DoubleSparsity(budget=visited).calibrate(llm, begin),)
+    if is_wanted("`ActQKV`", rows):
+        made[VISITED]["`ActQKV`"] = (ActQKV(budget=visited).calibrate(llm, begin),)
     return {
         f"{label} | {100 * share:.3g} %": techniques
         for share, group in made.items()
         for label, techniques in group.items()
+        if is_wanted(label, rows)
     }
 
 
-def measure_long(path: Any, text: Callable[[int], str], repeats: int) -> list[str]:
-    """A row for each method behind LONG tokens."""
+def measure_long(
+    path: Any, text: Callable[[int], str], repeats: int, wanted: Collection[str] = ()
+) -> list[str]:
+    """A row for each method behind LONG tokens, or for those that are wanted."""
     dense = Subject(path, (), LONG)
     tokens = dense.llm.tokenize(text(8 * LONG))
-    # Labels are found on the text's beginning.
-    chosen = long_methods(dense.llm, text(8 * LONG)[:4096])
+    chosen = long_methods(dense.llm, text, wanted)
     costs = costs_beside(dense, path, chosen, tokens, repeats)
     rows: list[str] = []
     for label, techniques in chosen.items():
@@ -283,15 +329,15 @@ def heads_of(llm: LLM) -> int:
     return sum(each["kv_heads"] for each in facts if each["window_left"] < 0)
 
 
-def measure_facts(path: Any, text: Callable[[int], str]) -> list[str]:
+def measure_facts(path: Any, text: Callable[[int], str], wanted: Collection[str] = ()) -> list[str]:
     """A row for each method that sees the question: how many facts it finds."""
     dense = Subject(path, (), TOKENS)
     tokens = dense.llm.tokenize(text(8 * TOKENS))
     chosen = methods(round(SHARE * TOKENS), heads_of(dense.llm))
     rows: list[str] = []
-    for label in SEEING:
+    for label in (label for label in SEEING if is_wanted(label, wanted)):
         subject = Subject(path, chosen[label], TOKENS) if chosen[label] else dense
-        rows.append(f"| {label} | {subject.facts(tokens)} of {len(CITIES)} |")
+        rows.append(f"| {label} | {subject.facts(tokens, CITIES)} of {len(CITIES)} |")
         print(rows[-1], flush=True)
     return rows
 
@@ -299,7 +345,7 @@ def measure_facts(path: Any, text: Callable[[int], str]) -> list[str]:
 def costs_beside(
     dense: Subject,
     path: Any,
-    chosen: dict[str, tuple[Technique, ...]],
+    chosen: Methods,
     tokens: list[int],
     repeats: int,
 ) -> dict[str, str]:

@@ -11,7 +11,7 @@ import argparse
 import pydoc_data.topics
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -88,8 +88,9 @@ class Subject:
         return ANSWER in self.llm.generate([prompt], params)[0].text.replace(" ", "")
 
 
-def measure(model: str, length: int, repeats: int) -> list[str]:
-    subjects = [Subject(model, prefill, length) for prefill in ("dense", *PREFILLS)]
+def measure(model: str, length: int, repeats: int, wanted: Collection[str]) -> list[str]:
+    prefills = ("dense", *(name for name in PREFILLS if kept_keys.is_wanted(name, wanted)))
+    subjects = [Subject(model, prefill, length) for prefill in prefills]
     perplexities = [subject.perplexity() for subject in subjects]  # warms up, too
     for repeat in range(repeats):
         for subject in subjects if repeat % 2 == 0 else reversed(subjects):
@@ -115,42 +116,54 @@ def measure(model: str, length: int, repeats: int) -> list[str]:
     return rows
 
 
-def main() -> None:
+def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--model", action="append", help="default: " + ", ".join(MODELS))
     parser.add_argument("--length", type=int, action="append", help="tokens of a prompt")
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--table", action="append", choices=TABLES, help="default: all")
-    options = parser.parse_args()
+    parser.add_argument(
+        "--row",
+        action="append",
+        default=[],
+        help="only methods with this in their label, which are printed; no table is written",
+    )
+    options = parser.parse_args(arguments)
     tables = options.table or TABLES
+    store = no_table if options.row else write
     smollm2 = resolve("smollm2-135m")
     if "keys" in tables:
-        rows = kept_keys.measure(smollm2, haystack, options.repeats)
+        rows = kept_keys.measure(smollm2, haystack, options.repeats, options.row)
         keys = f", {100 * kept_keys.SHARE:.0f} % of keys"
         where = kept_keys.where(kept_keys.TOKENS, options.repeats, keys)
-        write("keys", [where, "", kept_keys.HEADER, *rows])
+        store("keys", [where, "", kept_keys.HEADER, *rows])
     if "long" in tables:
-        rows = kept_keys.measure_long(smollm2, haystack, options.repeats)
+        rows = kept_keys.measure_long(smollm2, haystack, options.repeats, options.row)
         where = kept_keys.where(kept_keys.LONG, options.repeats)
-        write("long", [where, "", kept_keys.LONG_HEADER, *rows])
+        store("long", [where, "", kept_keys.LONG_HEADER, *rows])
     if "facts" in tables:
-        rows = kept_keys.measure_facts(resolve("gemma3-270m"), haystack)
-        write("facts", ["| Gemma 3 270M | facts found |", "|-|-|", *rows])
+        rows = kept_keys.measure_facts(resolve("gemma3-270m"), haystack, options.row)
+        store("facts", ["| Gemma 3 270M | facts found |", "|-|-|", *rows])
     if "measured" in tables:
         rows = [
             row
             for model in options.model or MODELS
             for length in options.length or LENGTHS
-            for row in measure(model, length, options.repeats)
+            for row in measure(model, length, options.repeats, options.row)
         ]
         facts = effinfer.info()
         where = f"{facts.threads} threads, {facts.isa}; medians of {options.repeats}, taking turns."
-        write("measured", [where, "", HEADER, *rows])
+        store("measured", [where, "", HEADER, *rows])
     if "kvpress" in tables:
         try:
-            write("kvpress", [kvpress_rows.HEADER, *kvpress_rows.measure(smollm2, haystack)])
+            rows = kvpress_rows.measure(smollm2, haystack, options.row)
+            store("kvpress", [kvpress_rows.HEADER, *rows])
         except PeerUnavailable as error:
             print(f"kvpress: {error}; its table stays as it was.")
+
+
+def no_table(table: str, lines: list[str]) -> None:
+    """Of some rows: they would not be beside the others of their table."""
 
 
 def write(table: str, lines: list[str]) -> None:
@@ -159,6 +172,7 @@ def write(table: str, lines: list[str]) -> None:
     after = rest.split(end)[1]
     made = "\n".join([begin, "", *lines, "", end])
     DOCUMENT.write_text(before + made + after, encoding="utf-8")
+    print(f"{DOCUMENT.name}: table {table} written", flush=True)
 
 
 if __name__ == "__main__":

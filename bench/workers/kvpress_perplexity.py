@@ -19,12 +19,19 @@ import kvpress
 import torch
 from transformers import AutoModelForCausalLM, DynamicCache
 
+# These look at the weights of attention, which other kernels do not give. KVComposePress chooses
+# kernels itself.
+SEES_WEIGHTS = ("ObservedAttentionPress",)
+
 
 def perplexity(model: Any, press: Any, prompt: list[int], follows: list[int]) -> float:
     """Of what follows, fed token by token at the positions that it has in the text."""
     cache = DynamicCache()
+    sees = type(press).__name__ in SEES_WEIGHTS
+    model.set_attn_implementation("eager" if sees else "sdpa")
     with press(model) if press else contextlib.nullcontext():
         logits = model(torch.tensor([prompt]), past_key_values=cache, logits_to_keep=1).logits
+    model.set_attn_implementation("sdpa")
     total = 0.0
     for position, token in enumerate(follows, len(prompt)):
         total += float(torch.log_softmax(logits[0, -1].double(), -1)[token])

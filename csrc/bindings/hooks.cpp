@@ -137,28 +137,33 @@ constexpr const char* kTokens =
     "The last `count` tokens of the prompt and the output that were computed, all where there are "
     "no more; those whose slots were dropped are among them.";
 constexpr const char* kMergeSlots =
-    "Of each (layer of the first group, KV head) slot i goes into slot into[head][i], an array of "
+    "Of each (layer without a window, KV head) slot i goes into slot into[head][i], an array of "
     "int32 [heads, slots]; those that go into themselves stay, as many in each head. Keys and "
     "values become means of what goes into a slot, by how often it counts: e to the power of plane "
     "`weights`, whose numbers become those of the sums. Throws InvalidArgumentError for another "
     "array, and what plane(), merge() and retain() throw.";
 
 constexpr const char* kPlane =
-    "A copy of the numbers of its slots that have this name, float32 [layers of the first group * "
+    "A copy of the numbers of its slots that have this name, float32 [layers without a window * "
     "num_kv_heads, slots]: those of a technique that sums what keys get of attention (a graph's "
-    "attention_mass). Throws InvalidArgumentError for a name that it lacks.";
+    "attention_mass). Of several groups of such layers there are as many slots as the longest has; "
+    "behind those of a shorter one are zeros. Throws InvalidArgumentError for a name that it "
+    "lacks.";
 constexpr const char* kSetPlane =
     "Sets the numbers of its slots that have this name, an array as plane() gives. New slots have "
     "0. Throws InvalidArgumentError for another shape, and what plane() throws.";
 constexpr const char* kKeepTop =
-    "Keeps of each (layer of the first group, KV head) the `count` slots that have most in a "
+    "Keeps of each (layer without a window, KV head) the `count` slots that have most in a "
     "plane, of equal ones the earlier, among them the sequence's `first` and `last` ones; all "
     "where there are no more. pool, pooling: a slot counts as much as the greatest (\"max\") or "
-    "the average (\"avg\") of so many around it. Throws what plane() and retain() throw.";
+    "the average (\"avg\") of so many around it. group: whose heads choose, of those without a "
+    "window; -1: all of them do. Throws what plane() and retain() throw.";
 
 // Keys, or else values.
 py::array_t<float> rows_of(const SequenceState& state, int32_t group, int32_t head, bool keys) {
-  py::array_t<float> rows({state.length(), int64_t{state.head_dim()}});
+  const bool is_known = group >= 0 && group < state.num_groups();
+  const int64_t slots = is_known ? state.slots(group) : 0;  // read() throws for others
+  py::array_t<float> rows({slots, int64_t{state.head_dim()}});
   const std::span<float> all(rows.mutable_data(), static_cast<size_t>(rows.size()));
   state.read(group, head, keys ? all : std::span<float>(), keys ? std::span<float>() : all);
   return rows;
@@ -190,10 +195,23 @@ void register_residency(py::class_<SequenceHandle, std::shared_ptr<SequenceHandl
           "Of the token that is computed next.")
       .def_property_readonly(
           "num_groups", [](const SequenceHandle& s) { return s.state().num_groups(); },
-          "Of layers that keep the same tokens; the first has no window.")
+          "Of layers that keep the same tokens.")
+      .def_property_readonly(
+          "num_whole_groups", [](const SequenceHandle& s) { return s.state().num_whole_groups(); },
+          "Of these the first ones, which are without a window: one, but where a technique's facts "
+          "ask for more (\"layer_groups\").")
       .def_property_readonly(
           "num_heads", [](const SequenceHandle& s) { return s.state().num_heads(); },
-          "Of the first group: its layers times num_kv_heads.")
+          "Of the groups without a window: their layers times num_kv_heads.")
+      .def(
+          "slots", [](const SequenceHandle& s, int32_t group) { return s.state().slots(group); },
+          py::arg("group"), "Of a group. Throws InvalidArgumentError for one that is not there.")
+      .def(
+          "first_head",
+          [](const SequenceHandle& s, int32_t group) { return s.state().first_head(group); },
+          py::arg("group"),
+          "Of the heads of planes those before a group without a window; of num_whole_groups: "
+          "all. Throws InvalidArgumentError for another group.")
       .def(
           "retain",
           [](const SequenceHandle& s, const std::vector<std::vector<int32_t>>& slots,
@@ -235,11 +253,11 @@ void register_residency(py::class_<SequenceHandle, std::shared_ptr<SequenceHandl
       .def(
           "keep_top",
           [](const SequenceHandle& s, const std::string& plane, int64_t count, int64_t first,
-             int64_t last, int32_t pool, const std::string& pooling) {
-            keep_top(s.state(), {plane, count, first, last, pool, is_maximum(pooling)});
+             int64_t last, int32_t pool, const std::string& pooling, int32_t group) {
+            keep_top(s.state(), {plane, count, first, last, pool, is_maximum(pooling), group});
           },
           py::arg("plane"), py::arg("count"), py::arg("first") = 0, py::arg("last") = 0,
-          py::arg("pool") = 1, py::arg("pooling") = "max", kKeepTop);
+          py::arg("pool") = 1, py::arg("pooling") = "max", py::arg("group") = -1, kKeepTop);
 }
 
 // What a hook may read, and the numbers that it may set.

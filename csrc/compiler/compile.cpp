@@ -18,6 +18,7 @@
 #include "executor/executable_impl.h"
 #include "graph/op_specs.h"
 #include "graph/text.h"
+#include "kv/groups.h"
 #include "weights/calibrate.h"
 
 namespace effinfer {
@@ -238,6 +239,9 @@ void Executable::Impl::find_outputs() {
 }
 
 void Executable::Impl::lower() {
+  KvCacheConfig& cache = limits.cache;
+  cache.groups = compiler::kv_groups(shared.graph, cache.num_layers);
+  shared.group_of_layer = kv::group_of_layer(cache);
   programs.push_back(compiler::Lowering(shared, Phase::decode).run());
   if (phases_differ(shared.graph)) {
     programs.push_back(compiler::Lowering(shared, Phase::prefill).run());
@@ -247,9 +251,7 @@ void Executable::Impl::lower() {
     active.reserve(std::max(active.capacity(), program.calls.size()));
   }
   pool->reserve_scratch(shared.scratch_bytes);
-  KvCacheConfig& cache = limits.cache;
   compiler::index_keys(shared.graph, cache);
-  cache.groups = compiler::kv_groups(shared.graph, cache.num_layers);
   cache.rope = compiler::kv_ropes(shared.graph, *shared.weights, cache.num_layers);
   cache.fixed_slots = std::ranges::any_of(shared.graph.nodes, [](const Node& node) {
     return node.op == "attention" && node.get_int("chunk") > 0;

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <map>
+#include <variant>
 
 #include "graph/op_specs.h"
 #include "ops/rope.h"
@@ -53,6 +54,29 @@ Rotation rotation_of(const Graph& graph, const Node& append) {
   return {made, made->inputs[1], true};
 }
 
+// How many neighbouring layers without a window have a page table of their own; 0: they share one.
+size_t layers_of_table(const Graph& graph) {
+  int64_t least = 0;
+  for (const auto& [key, value] : graph.metadata) {
+    if (!key.starts_with("technique.") || !key.ends_with(".layer_groups")) continue;
+    const int64_t* layers = std::get_if<int64_t>(&value);
+    if (layers == nullptr || *layers < 0) continue;  // techniques_of() throws for it
+    if (*layers > 0) least = least == 0 ? *layers : std::min(least, *layers);
+  }
+  return static_cast<size_t>(least);
+}
+
+std::vector<KvGroup> parts_of(const KvGroup& group, size_t layers) {
+  std::vector<KvGroup> parts;
+  const size_t count = group.layers.size();
+  for (size_t first = 0; first < count; first += layers) {
+    const auto begin = group.layers.begin() + static_cast<ptrdiff_t>(first);
+    const auto end = begin + static_cast<ptrdiff_t>(std::min(layers, count - first));
+    parts.push_back({{begin, end}, group.window_left});
+  }
+  return parts;
+}
+
 }  // namespace
 
 RopeFrequencies rope_frequencies(const Graph& graph, const weights::WeightStore& weights,
@@ -92,10 +116,13 @@ std::vector<KvGroup> kv_groups(const Graph& graph, int32_t num_layers) {
     group.window_left = static_cast<int32_t>(window);
     group.layers.push_back(static_cast<int32_t>(layer));
   }
-  if (groups.size() < 2 || !groups.contains(kAll)) return {};
-  std::vector<KvGroup> all;
+  if (!groups.contains(kAll)) return {};
+  const size_t together = layers_of_table(graph);
+  std::vector<KvGroup> all =
+      together == 0 ? std::vector<KvGroup>{groups[kAll]} : parts_of(groups[kAll], together);
+  groups.erase(kAll);
   for (auto& [window, group] : groups) all.push_back(std::move(group));
-  return all;
+  return all.size() < 2 ? std::vector<KvGroup>() : all;
 }
 
 std::vector<KvRope> kv_ropes(const Graph& graph, const weights::WeightStore& weights,

@@ -18,9 +18,10 @@ struct RopeFrequencies {
 RopeFrequencies rope_frequencies(const Graph& graph, const weights::WeightStore& weights,
                                  const Node& rope_table);
 
-// By window, the layers that attend to everything first; none when all layers do, or none does. A
-// layer with a list of keys to visit counts as one that attends to everything, as does one with
-// sink tokens.
+// By window, the layers that attend to everything first: in one group, or of so many neighbours
+// among them as a technique's `layer_groups` says (effinfer/techniques.h). None when all layers are
+// in one group, or none attends to everything. A layer with a list of keys to visit counts as one
+// that attends to everything, as does one with sink tokens.
 std::vector<KvGroup> kv_groups(const Graph& graph, int32_t num_layers);
 
 // By layer, of a graph after its passes; none when some layer's keys are rotated in another way

@@ -34,7 +34,8 @@ const Node* index_before(const Lowering& lowering, const Node& index) {
   for (const ValueId id : index.inputs) {
     const Value& value = graph.value(id);
     if (value.dtype != DType::visits) continue;
-    if (value.shape[0].value == lowering.layer_of_lists(index)) return maker_of(graph, id);
+    const auto layer = static_cast<size_t>(value.shape[0].value);
+    if (layer == lowering.visited_layer(index)) return maker_of(graph, id);
   }
   return nullptr;
 }
@@ -120,7 +121,7 @@ ops::HashShape hash_shape(const Node& node) {
 void require_alone(const Lowering& lowering, const Node& index) {
   for (const Node& node : lowering.graph().nodes) {
     const bool other = &node != &index && chooses_rows(node) && node.outputs != index.outputs;
-    if (!other || lowering.layer_of_lists(node) != lowering.layer_of_lists(index)) continue;
+    if (!other || lowering.visited_layer(node) != lowering.visited_layer(index)) continue;
     throw InvalidArgument("[" + index.op + "] layer: expected no other index of its layer's " +
                           "generated rows, got " + node.op);
   }
@@ -270,7 +271,7 @@ void lower_copy_index(Lowering& lowering, const Node& node) {
   const size_t slot = lowering.visit_slot(node);
   const Node* from = maker_of(graph, node.inputs[0]);
   while (from->op == "copy_index") from = maker_of(graph, from->inputs[0]);
-  const std::string layer = std::to_string(lowering.layer_of_lists(*from));
+  const std::string layer = std::to_string(lowering.visited_layer(*from));
   if (lowering.visit_slot(*from) != slot) {
     throw Unsupported("[copy_index] from: expected lists of the heads and kinds (of prompts, of " +
                       std::string("generated rows) that layer ") +
@@ -282,7 +283,7 @@ void lower_copy_index(Lowering& lowering, const Node& node) {
     const bool writes = chooses_rows(each) && each.op != "copy_index";
     if (writes && lowering.visit_slot(each) == slot) last = &each;
   }
-  if (last == nullptr || lowering.layer_of_lists(*last) != lowering.layer_of_lists(*from)) {
+  if (last == nullptr || lowering.visited_layer(*last) != lowering.visited_layer(*from)) {
     throw Unsupported("[copy_index] from: expected the last lists of generated rows, got those " +
                       std::string("of layer ") + layer + ", which a later layer's replaced");
   }

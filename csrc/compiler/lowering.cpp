@@ -143,7 +143,7 @@ int64_t Lowering::max_rows(ValueId id) const {
 size_t Lowering::attention_slot(const ops::AttentionShape& shape, size_t layer) {
   auto& shapes = shared_.attention_shapes;
   for (size_t slot = 0; slot < shapes.size(); ++slot) {
-    if (shapes[slot] == shape) return slot;
+    if (shapes[slot] == shape && one_group(shared_.attention_layers[slot], layer)) return slot;
   }
   shapes.push_back(shape);
   shared_.attention_layers.push_back(layer);
@@ -161,8 +161,14 @@ const executor::HashConstants& Lowering::hash_constants(const ops::HashShape& sh
                                              constant(ops::hash_chances(shape)));
 }
 
-int64_t Lowering::layer_of_lists(const Node& node) const {
-  return is_index(node) ? graph().value(node.outputs[0]).shape[0].value : node.get_int("layer");
+bool Lowering::one_group(size_t layer, size_t other) const {
+  const auto& groups = shared_.group_of_layer;
+  return groups.empty() || groups[layer] == groups[other];
+}
+
+size_t Lowering::visited_layer(const Node& node) const {
+  return static_cast<size_t>(is_index(node) ? graph().value(node.outputs[0]).shape[0].value
+                                            : node.get_int("layer"));
 }
 
 ops::VisitShape Lowering::visit_shape(const Node& node) const {
@@ -171,7 +177,7 @@ ops::VisitShape Lowering::visit_shape(const Node& node) const {
   shape.num_kv_heads = static_cast<int32_t>(node.get_int("kv_heads"));
   shape.blocks = false;
   for (const Node& index : graph().nodes) {
-    if (!is_index(index) || layer_of_lists(index) != layer_of_lists(node)) continue;
+    if (!is_index(index) || visited_layer(index) != visited_layer(node)) continue;
     shape.rows |= chooses_rows(index);
     shape.blocks |= chooses_blocks(index);
     shape.weights |= weighs_keys(index);
@@ -181,12 +187,17 @@ ops::VisitShape Lowering::visit_shape(const Node& node) const {
 
 size_t Lowering::visit_slot(const Node& node) {
   const ops::VisitShape shape = visit_shape(node);
+  const size_t layer = visited_layer(node);
   auto& shapes = shared_.visit_shapes;
-  const auto known = std::find_if(shapes.begin(), shapes.end(), [&](const ops::VisitShape& other) {
-    return shape.same_lists(other);
-  });
-  const auto slot = static_cast<size_t>(known - shapes.begin());
-  if (known == shapes.end()) shapes.push_back(shape);
+  size_t slot = 0;
+  while (slot < shapes.size() &&
+         !(shape.same_lists(shapes[slot]) && one_group(shared_.visit_layers[slot], layer))) {
+    ++slot;
+  }
+  if (slot == shapes.size()) {
+    shapes.push_back(shape);
+    shared_.visit_layers.push_back(layer);
+  }
   shapes[slot].columns |= node.op == "column_index";
   return slot;
 }

@@ -65,16 +65,18 @@ class Lowering {
   int64_t cols(ValueId id) const { return graph().value(id).shape[1].value; }
   int64_t max_rows(ValueId id) const;
 
-  // The plan slot of an attention shape, which a layer has.
+  // The plan slot of an attention shape, which a layer has: layers with tables of their own have
+  // other slots.
   size_t attention_slot(const ops::AttentionShape& shape, size_t layer);
-  // The lists that the indices of a node's layer write.
   // Whose attention visits the lists, of an attention or an index: the latter's handle says it.
-  int64_t layer_of_lists(const Node& node) const;
-  const executor::HashConstants& hash_constants(const ops::HashShape& shape, int32_t head_dim,
-                                                int64_t seed);
+  size_t visited_layer(const Node& node) const;
+  // The lists that the indices of a node's layer write.
   ops::VisitShape visit_shape(const Node& node) const;
   // The slot of the lists that an index writes or an attention reads.
   size_t visit_slot(const Node& node);
+  // Made once for all layers that hash alike.
+  const executor::HashConstants& hash_constants(const ops::HashShape& shape, int32_t head_dim,
+                                                int64_t seed);
   // Whether attention keeps the weights that attention_mass nodes sum up, where a step lets it.
   bool keeps_weights() const { return program_.kept_heads > 0; }
   int32_t max_seq_len() const { return shared_.options.max_seq_len; }
@@ -112,6 +114,8 @@ class Lowering {
  private:
   void reserve(size_t bytes) { shared_.scratch_bytes = std::max(shared_.scratch_bytes, bytes); }
   std::string label(const Node& node) const;
+  // Whether two layers have one page table.
+  bool one_group(size_t layer, size_t other) const;
   std::string what(const Node& node, std::string_view kernel) const;
 
   struct Place {

@@ -6,6 +6,7 @@
 #include <string>
 
 #include "effinfer/error.h"
+#include "kv/groups.h"
 #include "kv/page_pool.h"
 #include "ops/visits.h"
 
@@ -126,11 +127,13 @@ void check_flags(const std::string& field, std::span<const uint8_t> flags, size_
   }
 }
 
-// Of a plane: (layer of the first group, KV head).
-int64_t plane_heads(const KvCacheConfig& cache) {
-  const size_t layers = cache.groups.empty() ? static_cast<size_t>(cache.num_layers)
-                                             : cache.groups.front().layers.size();
-  return static_cast<int64_t>(layers) * cache.num_kv_heads;
+// Of a plane: those of the longest table of a group without a window.
+int64_t plane_slots(const Batch& batch, const KvCacheConfig& cache, size_t sequence) {
+  int32_t most = batch.kv_len[sequence];
+  for (size_t group = 1; group < kv::num_whole_groups(cache); ++group) {
+    most = std::max(most, batch.more_groups[group - 1].kv_len[sequence]);
+  }
+  return most;
 }
 
 void check_plane(const std::string& label, const SlotPlane& plane, int64_t heads, int64_t slots) {
@@ -142,9 +145,10 @@ void check_plane(const std::string& label, const SlotPlane& plane, int64_t heads
        " slots, got " + std::to_string(plane.num_heads) + " of " + std::to_string(plane.num_slots));
 }
 
-// Kernels write planes of the first group's heads, up to the end of a sequence's last page.
+// Kernels write planes of the heads of layers without a window, up to the end of a sequence's last
+// page.
 void check_scored(const Batch& batch, const KvCacheConfig& cache) {
-  const int64_t heads = plane_heads(cache);
+  const int64_t heads = kv::num_plane_heads(cache);
   for (size_t i = 0; i < batch.scored.size(); ++i) {
     const ScoredRows& scored = batch.scored[i];
     const std::string label = "scored[" + std::to_string(i) + "].";
@@ -159,10 +163,9 @@ void check_scored(const Batch& batch, const KvCacheConfig& cache) {
       fail(label + "rows: expected 1.." + std::to_string(rows) + ", got " +
            std::to_string(scored.rows));
     }
-    check_plane(label, scored.plane, heads, batch.kv_len[s]);
-    if (scored.noise.values != nullptr) {
-      check_plane(label + "noise: ", scored.noise, heads, batch.kv_len[s]);
-    }
+    const int64_t slots = plane_slots(batch, cache, s);
+    check_plane(label, scored.plane, heads, slots);
+    if (scored.noise.values != nullptr) check_plane(label + "noise: ", scored.noise, heads, slots);
     for (size_t other = 0; other < i; ++other) {
       if (batch.scored[other].plane.values != scored.plane.values) continue;
       fail(label + "plane: expected another one than scored[" + std::to_string(other) + "]'s");
@@ -179,8 +182,8 @@ void check_weighted(const Batch& batch, const KvCacheConfig& cache) {
       fail(label + "sequence: expected 0.." + std::to_string(sequences - 1) + ", got " +
            std::to_string(weighted.sequence));
     }
-    check_plane(label, weighted.plane, plane_heads(cache),
-                batch.kv_len[static_cast<size_t>(weighted.sequence)]);
+    check_plane(label, weighted.plane, kv::num_plane_heads(cache),
+                plane_slots(batch, cache, static_cast<size_t>(weighted.sequence)));
   }
 }
 

@@ -4,6 +4,7 @@
 #include <string>
 
 #include "executor/executable_impl.h"
+#include "kv/groups.h"
 #include "kv/kv_access.h"
 
 namespace effinfer {
@@ -86,12 +87,16 @@ void Executable::Impl::reserve_plans() {
 void Executable::Impl::plan_step(const executor::Step& step, Phase phase) {
   bool has_lists = false;
   for (size_t slot = 0; slot < visits.size(); ++slot) {
-    visits[slot] = visit_buffers[slot].plan(step.layout);
+    visits[slot] = visit_buffers[slot].plan(step.layout_of(shared.visit_layers[slot]));
     has_lists |= visits[slot].has_lists();
   }
   for (size_t slot = 0; slot < attention.size(); ++slot) {
     const ops::AttentionShape& shape = shared.attention_shapes[slot];
     attention[slot].work.clear();
+    if (const executor::AttentionBuffers* same = planned(step, slot)) {
+      attention[slot].view = same->view;
+      continue;
+    }
     // Those of prompts alone are of no call of the other phase.
     if (!shape.only_long || phase == Phase::prefill) {
       const ops::BatchLayout& layout = step.layout_of(shared.attention_layers[slot]);
@@ -107,6 +112,26 @@ void Executable::Impl::plan_step(const executor::Step& step, Phase phase) {
   }
 }
 
+// The plan of an earlier slot of the same shape whose tables are as long; null: there is none.
+const executor::AttentionBuffers* Executable::Impl::planned(const executor::Step& step,
+                                                            size_t slot) const {
+  const std::vector<ops::AttentionShape>& shapes = shared.attention_shapes;
+  const auto layout_of = [&](size_t of) -> const ops::BatchLayout& {
+    return step.layout_of(shared.attention_layers[of]);
+  };
+  const auto lengths = [](const ops::BatchLayout& layout) {
+    return std::span(layout.kv_len, static_cast<size_t>(layout.num_sequences));
+  };
+  const ops::BatchLayout& wanted = layout_of(slot);
+  for (size_t other = 0; other < slot; ++other) {
+    if (!(shapes[other] == shapes[slot])) continue;
+    const ops::BatchLayout& layout = layout_of(other);
+    if (layout.tree_start != wanted.tree_start) continue;
+    if (std::ranges::equal(lengths(layout), lengths(wanted))) return &attention[other];
+  }
+  return nullptr;
+}
+
 // Only generated tokens that stand alone in their sequence, as nearly all do that are scored. The
 // sums' bits are those of calls.
 void Executable::Impl::keep_weights(const executor::Program& program, executor::Step& step) {
@@ -116,7 +141,7 @@ void Executable::Impl::keep_weights(const executor::Program& program, executor::
   for (const ScoredRows& scored : batch.scored) {
     const auto s = static_cast<size_t>(scored.sequence);
     if (batch.qo_indptr[s + 1] - batch.qo_indptr[s] != 1) return;
-    longest = std::max<int64_t>(longest, batch.kv_len[s]);
+    longest = std::max(longest, scored.plane.num_slots);
   }
   const int64_t pages = ops::KeptWeights::rounded((longest + ops::kPageSize - 1) / ops::kPageSize);
   const auto rows = static_cast<int64_t>(batch.scored.size());
@@ -251,6 +276,7 @@ Program& Executable::Impl::begin_step(const Batch& batch, KvCache& cache, execut
 void Executable::Impl::lay_out(const Batch& batch, const KvCache& cache, executor::Step& step) {
   step.group_of_layer = KvCacheAccess::group_of_layer(cache);
   if (step.group_of_layer.empty()) return;
+  step.num_whole_groups = static_cast<size_t>(cache.num_whole_groups());
   layouts.assign(1, step.layout);
   for (const KvTables& tables : batch.more_groups) {
     ops::BatchLayout& layout = layouts.emplace_back(step.layout);
@@ -354,6 +380,10 @@ KvCacheConfig Executable::kv_config(DType dtype, int32_t num_pages, bool by_wind
   if (config.num_layers == 0) config.num_layers = config.num_kv_heads = 1;
   if (config.head_dim == 0) config.head_dim = 16;
   // A front's windows are its own.
+  if (by_window && (impl_->front || !config.on_host()) && kv::num_whole_groups(config) > 1) {
+    throw Unsupported("[compile] layer_groups: layers without a window have page tables of their " +
+                      std::string("own only where one executable on a CPU has all of them"));
+  }
   if (!by_window || impl_->front || !config.on_host()) config.groups.clear();
   return config;
 }

@@ -78,6 +78,7 @@ struct Executable::Impl {
   // The layouts of the cache's groups of layers.
   void lay_out(const Batch& batch, const KvCache& cache, executor::Step& step);
   void plan_step(const executor::Step& step, Phase phase);
+  const executor::AttentionBuffers* planned(const executor::Step& step, size_t slot) const;
   // Has attention keep scores, if this step's rows let it.
   void keep_weights(const executor::Program& program, executor::Step& step);
   void add_front_layers(KvCacheConfig& config) const;

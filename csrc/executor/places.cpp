@@ -150,7 +150,7 @@ bool AttentionPlaces::fill(ops::AttentionProblem& p, const Step& step) const {
     p.kept = step.kept;
   }
   if (!p.weights.empty()) {
-    p.first_plane_head = static_cast<int32_t>(step.place_in_group(layer)) * pages.num_kv_heads;
+    p.first_plane_head = static_cast<int32_t>(step.place_in_planes(layer)) * pages.num_kv_heads;
   }
   p.append.k = nullptr;
   if (append && p.work.one_tile) append->fill(p.append, step);
@@ -175,7 +175,7 @@ bool IndexPlaces::fill(ops::PageIndexProblem& p, const Step& step) const {
   if (!p.planes.name.empty()) {
     p.planes.scored = step.batch->scored.data();
     p.planes.num_scored = static_cast<int64_t>(step.batch->scored.size());
-    p.planes.first_head = static_cast<int32_t>(step.place_in_group(layer)) * p.kv.num_kv_heads;
+    p.planes.first_head = static_cast<int32_t>(step.place_in_planes(layer)) * p.kv.num_kv_heads;
   }
   return p.visits.num_rows > 0;
 }
@@ -207,7 +207,7 @@ bool AttentionMassPlaces::fill(ops::AttentionMassProblem& p, const Step& step) c
   p.by_row = step.batch->phase == Phase::decode;
   p.scored = scored.data();
   p.num_scored = static_cast<int64_t>(scored.size());
-  p.first_head = static_cast<int32_t>(step.place_in_group(layer)) * p.kv.num_kv_heads;
+  p.first_head = static_cast<int32_t>(step.place_in_planes(layer)) * p.kv.num_kv_heads;
   if (step.mass_rows == nullptr) return true;
   const auto own = std::ranges::equal_range(scored, p.name, {}, &ScoredRows::name);
   p.rows = step.mass_rows + (own.begin() - scored.begin());

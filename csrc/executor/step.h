@@ -35,6 +35,7 @@ struct Step {
   ops::BatchLayout layout;                      // of the cache's first group of layers
   std::span<const ops::BatchLayout> groups;     // of each; none: there is one
   std::span<const uint8_t> group_of_layer;      // by the number of a layer; none: there is one
+  size_t num_whole_groups = 1;                  // the first ones, which are without a window
   std::span<const ops::KvLayer> kv_layers;      // by the number of a layer
   std::span<const AttentionBuffers> attention;  // by the slot of an attention shape
   std::span<const ops::VisitPlan> visits;       // by the slot of a visit shape
@@ -49,11 +50,11 @@ struct Step {
   const ops::BatchLayout& layout_of(size_t layer) const {
     return group_of_layer.empty() ? layout : groups[group_of_layer[layer]];
   }
-  // Of a layer among those of its group.
-  size_t place_in_group(size_t layer) const {
+  // Of a layer without a window among these, in whose order planes have their heads.
+  size_t place_in_planes(size_t layer) const {
     if (group_of_layer.empty()) return layer;
-    const auto before = group_of_layer.first(layer);
-    return static_cast<size_t>(std::ranges::count(before, group_of_layer[layer]));
+    const auto is_whole = [&](uint8_t group) { return group < num_whole_groups; };
+    return static_cast<size_t>(std::ranges::count_if(group_of_layer.first(layer), is_whole));
   }
   int64_t count(const Dim& dim) const {
     switch (dim.kind) {

@@ -3,7 +3,8 @@
 //   Header                 of the cache's layout and the sequence's counts
 //   Group[num_groups]      slots, pages, pages that a window has freed, pages that are encoded
 //   int32[length]          tokens
-//   planes                 of each its name's length as int64, its name, float[heads][slots]
+//   planes                 of each its name's length as int64, its name, float[heads][slots], each
+//                          head with the slots of its group
 //   pages                  group by group, in order of the table, freed ones left out; a page is
 //                          what PagePool::read_page() writes
 #include <algorithm>
@@ -143,8 +144,14 @@ void check_group(const Header& header, const Group& group) {
   if (!sound) fail("sound tables");
 }
 
+// The heads of a group in planes, and its slots.
+struct PlanePart {
+  kv::PlaneRows heads;
+  int64_t slots = 0;
+};
+
 // Names are unique and not longer than what is left; no memory is taken for what is not there.
-std::vector<kv::Plane> read_planes(Reader& reader, int64_t count, int64_t slots, int64_t heads,
+std::vector<kv::Plane> read_planes(Reader& reader, int64_t count, std::span<const PlanePart> parts,
                                    Device device) {
   std::vector<kv::Plane> planes;
   for (int64_t i = 0; i < count; ++i) {
@@ -156,13 +163,15 @@ std::vector<kv::Plane> read_planes(Reader& reader, int64_t count, int64_t slots,
     for (const kv::Plane& other : planes) {
       if (other.name == plane.name) fail("sound planes");
     }
-    const auto row = static_cast<size_t>(slots) * sizeof(float);
-    if (reader.left() / static_cast<size_t>(heads) < row) fail("sound planes");
-    plane.num_heads = heads;
+    plane.num_heads = parts.back().heads.end;
     plane.values = kv::PlaneNumbers(device);
-    plane.add(0, slots);
-    for (int64_t head = 0; head < heads && slots > 0; ++head) {
-      std::memcpy(plane.values.data() + head * plane.stride, reader.take(row).data(), row);
+    for (const auto& [heads, slots] : parts) {
+      const auto row = static_cast<size_t>(slots) * sizeof(float);
+      if (reader.left() / static_cast<size_t>(heads.end - heads.begin) < row) fail("sound planes");
+      plane.add(heads, 0, slots);
+      for (int64_t head = heads.begin; head < heads.end && slots > 0; ++head) {
+        std::memcpy(plane.values.data() + head * plane.stride, reader.take(row).data(), row);
+      }
     }
     planes.push_back(std::move(plane));
   }
@@ -207,9 +216,12 @@ std::vector<std::byte> KvCache::export_(SequenceId id) const {
     const auto size = static_cast<int64_t>(plane.name.size());
     add(&size, sizeof(size));
     add(plane.name.data(), plane.name.size());
-    for (int64_t head = 0; head < plane.num_heads; ++head) {
-      add(plane.values.data() + head * plane.stride,
-          static_cast<size_t>(sequence.tables[0].slots) * sizeof(float));
+    for (size_t group = 0; group < impl_->num_whole_groups(); ++group) {
+      const auto bytes = static_cast<size_t>(sequence.tables[group].slots) * sizeof(float);
+      const auto [begin, end] = impl_->plane_rows(group);
+      for (int64_t head = begin; head < end; ++head) {
+        add(plane.values.data() + head * plane.stride, bytes);
+      }
     }
   }
   for (size_t group = 0; group < impl_->pools.size(); ++group) {
@@ -252,8 +264,12 @@ SequenceId KvCache::import_(std::span<const std::byte> blob) {
     }
   }
   const auto tokens = reader.take(static_cast<size_t>(header.length) * sizeof(int32_t));
-  std::vector<kv::Plane> planes = read_planes(reader, header.num_planes, groups[0].slots,
-                                              impl_->num_plane_heads(), impl_->plane_device());
+  std::vector<PlanePart> parts;
+  for (size_t group = 0; group < impl_->num_whole_groups(); ++group) {
+    parts.push_back({impl_->plane_rows(group), groups[group].slots});
+  }
+  std::vector<kv::Plane> planes =
+      read_planes(reader, header.num_planes, parts, impl_->plane_device());
   if (reader.left() != bytes) {
     fail(std::to_string(bytes) + " bytes of pages, got " + std::to_string(reader.left()));
   }

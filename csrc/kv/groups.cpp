@@ -21,14 +21,19 @@ void check(const KvCacheConfig& config) {
   if (!config.on_host()) {
     throw Unsupported("[kv_cache] groups: not where a GPU holds keys");
   }
+  if (num_whole_groups(config) > 1 && config.coding.bits != 0) {
+    throw Unsupported("[kv_cache] groups: expected one without a window beside coding, got " +
+                      std::to_string(num_whole_groups(config)));
+  }
   std::vector<int> seen(static_cast<size_t>(std::max(config.num_layers, 0)), 0);
+  int32_t whole = 0;  // behind the last layer without a window so far
   for (size_t group = 0; group < config.groups.size(); ++group) {
     const KvGroup& given = config.groups[group];
     const bool window = given.window_left >= 0;
-    if (given.layers.empty() || window != (group > 0)) {
-      fail("layers in each, and a window in each but the first");
+    if (given.layers.empty() || (window ? group == 0 : group >= num_whole_groups(config))) {
+      fail("layers in each, and those without a window, at least one, before the others");
     }
-    int32_t least = 0;
+    int32_t least = window ? 0 : whole;
     for (const int32_t layer : given.layers) {
       if (layer < least || layer >= config.num_layers) {
         fail("ascending layers of 0.." + std::to_string(config.num_layers - 1) + ", got " +
@@ -37,10 +42,17 @@ void check(const KvCacheConfig& config) {
       least = layer + 1;
       ++seen[static_cast<size_t>(layer)];
     }
+    if (!window) whole = least;
   }
   for (const int count : seen) {
     if (count != 1) fail("every layer in one of them");
   }
+}
+
+int64_t group_heads(const KvCacheConfig& config, size_t group) {
+  const auto layers = config.groups.empty() ? static_cast<size_t>(config.num_layers)
+                                            : config.groups[group].layers.size();
+  return static_cast<int64_t>(layers) * config.num_kv_heads;
 }
 
 }  // namespace
@@ -90,6 +102,29 @@ std::vector<uint8_t> group_of_layer(const KvCacheConfig& config) {
     }
   }
   return groups;
+}
+
+size_t num_whole_groups(const KvCacheConfig& config) {
+  if (config.groups.empty()) return 1;
+  const auto has_window = [](const KvGroup& group) { return group.window_left >= 0; };
+  const auto end = std::ranges::find_if(config.groups, has_window);
+  return static_cast<size_t>(end - config.groups.begin());
+}
+
+std::vector<int64_t> plane_heads(const KvCacheConfig& config) {
+  std::vector<int64_t> heads = {0};
+  for (size_t group = 0; group < num_whole_groups(config); ++group) {
+    heads.push_back(heads.back() + group_heads(config, group));
+  }
+  return heads;
+}
+
+int64_t num_plane_heads(const KvCacheConfig& config) {
+  int64_t heads = 0;
+  for (size_t group = 0; group < num_whole_groups(config); ++group) {
+    heads += group_heads(config, group);
+  }
+  return heads;
 }
 
 std::vector<int64_t> windows_of(const KvCacheConfig& config) {

@@ -95,10 +95,11 @@ void check_window(const std::string& label, const kv::Sequence& sequence,
   }
 }
 
-void check_planes(const std::string& label, const kv::Sequence& sequence, int64_t heads) {
+void check_planes(const std::string& label, const kv::Sequence& sequence, int64_t heads,
+                  int64_t slots) {
   for (const kv::Plane& plane : sequence.planes) {
     const bool sound = plane.num_heads == heads && plane.stride % KvCache::kPageSize == 0 &&
-                       plane.stride >= sequence.tables[0].slots &&
+                       plane.stride >= slots &&
                        plane.values.size() == static_cast<size_t>(heads * plane.stride);
     if (!sound) fail(label, "plane " + plane.name + " has no room for its slots");
   }
@@ -114,7 +115,7 @@ void KvCache::check_integrity() const {
   for (const auto& [id, sequence] : impl_->sequences) {
     const std::string label = "[kv_cache] sequence " + std::to_string(id) + ": ";
     check_counts(label, sequence);
-    check_planes(label, sequence, impl_->num_plane_heads());
+    check_planes(label, sequence, impl_->num_plane_heads(), impl_->most_slots(sequence));
     for (size_t group = 0; group < sequence.tables.size(); ++group) {
       const kv::PageTable& table = sequence.tables[group];
       if (table.slots < sequence.uncommitted() || table.slots > sequence.length() ||
@@ -123,10 +124,12 @@ void KvCache::check_integrity() const {
                         std::to_string(table.slots) + " slots of " +
                         std::to_string(sequence.length()) + " tokens");
       }
-      if (group == 0 && sequence.is_prefix && table.slots != sequence.length()) {
+      const bool whole = group < impl_->num_whole_groups();
+      if (whole && sequence.is_prefix && table.slots != sequence.length()) {
         fail(label, "a prefix that lacks keys");
       }
-      if (group > 0) check_window(label, sequence, table, impl_->window_of(group));
+      if (whole && table.num_freed() > 0) fail(label, "a page of a group without a window is gone");
+      if (!whole) check_window(label, sequence, table, impl_->window_of(group));
       std::vector<int32_t> sorted;
       for (size_t i = table.num_freed(); i < table.pages.size(); ++i) {
         const int32_t page = table.pages[i];

@@ -58,6 +58,7 @@ KvCache::Impl::Impl(const KvCacheConfig& given)
       pools(kv::make_pools(given)),
       layers(kv::layers_of(pools, given)),
       group_of_layer(kv::group_of_layer(given)),
+      plane_heads(kv::plane_heads(given)),
       tree(pools, kv::windows_of(given)) {}
 
 Device KvCache::Impl::plane_device() const {
@@ -83,6 +84,14 @@ const PageTable& KvCache::Impl::table(SequenceId id, int32_t group) const {
   throw InvalidArgument("[kv_cache] group: expected 0.." +
                         std::to_string(sequence.tables.size() - 1) + ", got " +
                         std::to_string(group));
+}
+
+int64_t KvCache::Impl::most_slots(const Sequence& sequence) const {
+  int64_t most = 0;
+  for (size_t group = 0; group < num_whole_groups(); ++group) {
+    most = std::max(most, sequence.tables[group].slots);
+  }
+  return most;
 }
 
 bool KvCache::Impl::must_copy(const PageTable& table, size_t group) const {
@@ -147,12 +156,12 @@ void KvCache::Impl::publish(const Sequence& sequence, size_t pages) {
 }
 
 void KvCache::Impl::close_windows(Sequence& sequence) {
-  if (sequence.wanted_prefix > 0 &&
-      sequence.committed >= static_cast<int64_t>(sequence.wanted_prefix) * kPageSize) {
+  const auto wanted = static_cast<int64_t>(sequence.wanted_prefix) * kPageSize;
+  if (wanted > 0 && sequence.committed >= wanted) {
     publish(sequence, sequence.wanted_prefix);
     sequence.wanted_prefix = 0;
   }
-  for (size_t group = 1; group < sequence.tables.size(); ++group) {
+  for (size_t group = num_whole_groups(); group < sequence.tables.size(); ++group) {
     PageTable& table = sequence.tables[group];
     const int64_t needed = kv::first_needed_page(window_of(group) + kSlack, sequence.committed) -
                            sequence.first_token(table) / kPageSize;
@@ -192,6 +201,16 @@ int32_t KvCache::available_pages() const {
 }
 int32_t KvCache::num_groups() const {
   return static_cast<int32_t>(impl_->pools.size());
+}
+int32_t KvCache::num_whole_groups() const {
+  return static_cast<int32_t>(impl_->num_whole_groups());
+}
+int64_t KvCache::first_plane_head(int32_t group) const {
+  if (group < 0 || group > num_whole_groups()) {
+    throw InvalidArgument("[kv_cache] first_plane_head: group: expected 0.." +
+                          std::to_string(num_whole_groups()) + ", got " + std::to_string(group));
+  }
+  return impl_->plane_heads[static_cast<size_t>(group)];
 }
 int32_t KvCache::cached_prefix_pages() const {
   return impl_->tree.size();
@@ -264,9 +283,11 @@ void KvCache::append(SequenceId id, std::span<const int32_t> tokens) {
     make_room(table.pages, needed);
     impl_->make_free(group, needed);
     impl_->append_slots(table, group, count);
+    if (group >= impl_->num_whole_groups()) continue;
+    for (kv::Plane& plane : sequence.planes) {
+      plane.add(impl_->plane_rows(group), table.slots - count, table.slots);
+    }
   }
-  const int64_t slots = sequence.tables[0].slots;
-  for (kv::Plane& plane : sequence.planes) plane.add(slots - count, slots);
   sequence.tokens.insert(sequence.tokens.end(), tokens.begin(), tokens.end());
 }
 
@@ -292,8 +313,11 @@ void KvCache::keep(SequenceId id, std::span<const int32_t> rows) {
   for (size_t group = 0; group < sequence.tables.size(); ++group) {
     const PageTable& table = sequence.tables[group];
     impl_->pool(group).close_up(table.pages, table.slots - count, rows);
+    if (group >= impl_->num_whole_groups()) continue;
+    for (kv::Plane& plane : sequence.planes) {
+      plane.close_up(impl_->plane_rows(group), table.slots - count, rows);
+    }
   }
-  for (kv::Plane& plane : sequence.planes) plane.close_up(sequence.tables[0].slots - count, rows);
   const auto first = static_cast<size_t>(sequence.committed);
   for (size_t i = 0; i < rows.size(); ++i) {
     sequence.tokens[first + i] = sequence.tokens[first + static_cast<size_t>(rows[i])];
@@ -324,7 +348,7 @@ bool KvCache::can_rollback(SequenceId id, int64_t count) const {
   const Sequence& sequence = impl_->find(id);
   const int64_t length = sequence.length() - count;
   if (count < 0 || length < sequence.fixed || count > impl_->plain_slots(sequence)) return false;
-  for (size_t group = 1; group < sequence.tables.size(); ++group) {
+  for (size_t group = impl_->num_whole_groups(); group < sequence.tables.size(); ++group) {
     const PageTable& table = sequence.tables[group];
     const int64_t first_page =
         sequence.first_token(table) / kPageSize + static_cast<int64_t>(table.num_freed());
@@ -379,14 +403,20 @@ void KvCache::add_plane(SequenceId id, std::string_view name) {
   plane.name = name;
   plane.num_heads = impl_->num_plane_heads();
   plane.values = kv::PlaneNumbers(impl_->plane_device());
-  plane.add(0, sequence.tables[0].slots);
+  plane.add({0, plane.num_heads}, 0, impl_->most_slots(sequence));
 }
 
 SlotPlane KvCache::plane(SequenceId id, std::string_view name) {
   Sequence& sequence = impl_->find(id);
   std::string known;
   for (kv::Plane& plane : sequence.planes) {
-    if (plane.name == name) return plane.view(sequence.tables[0].slots);
+    if (plane.name == name) {
+      const int64_t most = impl_->most_slots(sequence);
+      for (size_t group = 0; group < impl_->num_whole_groups(); ++group) {
+        plane.add(impl_->plane_rows(group), sequence.tables[group].slots, most);
+      }
+      return plane.view(most);
+    }
     known += (known.empty() ? "" : ", ") + plane.name;
   }
   throw InvalidArgument("[kv_cache] plane: name: expected one of the sequence's (" +
@@ -402,6 +432,9 @@ int64_t KvCache::committed(SequenceId id) const {
 }
 int64_t KvCache::slots(SequenceId id, int32_t group) const {
   return impl_->table(id, group).slots;
+}
+int64_t KvCache::most_slots(SequenceId id) const {
+  return impl_->most_slots(impl_->find(id));
 }
 int64_t KvCache::free_slots(SequenceId id) const {
   const Sequence& sequence = impl_->find(id);

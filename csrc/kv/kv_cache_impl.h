@@ -20,6 +20,7 @@ struct KvCache::Impl {
   std::vector<std::unique_ptr<kv::PagePool>> pools;  // by group
   std::vector<ops::KvLayer> layers;                  // by number
   std::vector<uint8_t> group_of_layer;
+  std::vector<int64_t> plane_heads;  // kv::plane_heads()
   kv::RadixTree tree;
   std::unordered_map<SequenceId, kv::Sequence> sequences;
   SequenceId next_id = 0;
@@ -28,10 +29,14 @@ struct KvCache::Impl {
   int64_t window_of(size_t group) const {
     return config.groups.empty() ? -1 : config.groups[group].window_left;
   }
-  // (layer of the first group, KV head).
-  int64_t num_plane_heads() const {
-    return static_cast<int64_t>(pool(0).layers().size()) * config.num_kv_heads;
+  size_t num_whole_groups() const { return plane_heads.size() - 1; }
+  int64_t num_plane_heads() const { return plane_heads.back(); }
+  // Of a whole group.
+  kv::PlaneRows plane_rows(size_t group) const {
+    return {plane_heads[group], plane_heads[group + 1]};
   }
+  // Of the longest whole table.
+  int64_t most_slots(const kv::Sequence& sequence) const;
   // A GPU that writes planes, or the CPU.
   Device plane_device() const;
   const kv::Sequence& find(SequenceId id) const;

@@ -34,6 +34,12 @@ class PlaneNumbers {
   std::shared_ptr<float> values_;
 };
 
+// Heads [begin, end), of layers that have one page table.
+struct PlaneRows {
+  int64_t begin = 0;
+  int64_t end = 0;
+};
+
 struct Plane {
   std::string name;
   int64_t num_heads = 0;
@@ -41,16 +47,17 @@ struct Plane {
   PlaneNumbers values;  // [num_heads][stride]
 
   SlotPlane view(int64_t num_slots) { return {values.data(), stride, num_heads, num_slots}; }
-  // Slots [first, end) are new: zeros.
-  void add(int64_t first, int64_t end);
+  // Of some heads: slots [first, end) are new, or have none any more: zeros.
+  void add(PlaneRows heads, int64_t first, int64_t end);
   // Slot first + rows[i] becomes first + i; rows strictly increase.
-  void close_up(int64_t first, std::span<const int32_t> rows);
-  // Slot i of a head becomes what slot lists[head][i] was, or lists[0][i] of one list for all.
-  void retain(std::span<const std::vector<int32_t>> lists);
+  void close_up(PlaneRows heads, int64_t first, std::span<const int32_t> rows);
+  // Slot i of the n-th of the heads becomes what slot lists[n][i] was, or lists[0][i] of one list
+  // for all.
+  void retain(PlaneRows heads, std::span<const std::vector<int32_t>> lists);
   // The same of lists that are all slots in another order.
-  void reorder(std::span<const std::vector<int32_t>> lists);
+  void reorder(PlaneRows heads, std::span<const std::vector<int32_t>> lists);
   // Slots [begin, end) go; those behind, up to num_slots, move up.
-  void evict(int64_t begin, int64_t end, int64_t num_slots);
+  void evict(PlaneRows heads, int64_t begin, int64_t end, int64_t num_slots);
 };
 
 }  // namespace effinfer::kv

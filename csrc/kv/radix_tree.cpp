@@ -48,10 +48,11 @@ void RadixTree::touch(NodeId id) {
 bool RadixTree::has_window(std::span<const NodeId> path, size_t count) const {
   const auto tokens = static_cast<int64_t>(count) * ops::kPageSize;
   for (size_t group = 1; group < windows_.size(); ++group) {
+    if (windows_[group] < 0) continue;  // of these every page is there
     auto page = static_cast<size_t>(first_needed_page(windows_[group], tokens));
     for (; page < count; ++page) {
       const Node& node = nodes_[static_cast<size_t>(path[page])];
-      if (node.windowed[group - 1] == kFreed) return false;
+      if (node.others[group - 1] == kFreed) return false;
     }
   }
   return true;
@@ -75,11 +76,11 @@ RadixTree::Prefix RadixTree::match(std::span<const int32_t> tokens, size_t max_p
   prefix.by_group.resize(windows_.size());
   const auto count = static_cast<int64_t>(prefix.pages) * ops::kPageSize;
   for (size_t group = 0; group < windows_.size(); ++group) {
-    const int64_t first = group == 0 ? 0 : first_needed_page(windows_[group], count);
+    const int64_t first = windows_[group] < 0 ? 0 : first_needed_page(windows_[group], count);
     for (size_t page = 0; page < prefix.pages; ++page) {
       const Node& node = nodes_[static_cast<size_t>(path[page])];
       const bool needed = static_cast<int64_t>(page) >= first;
-      const int32_t id = group == 0 ? node.page : node.windowed[group - 1];
+      const int32_t id = group == 0 ? node.page : node.others[group - 1];
       prefix.by_group[group].push_back(needed ? id : kFreed);
     }
   }
@@ -103,20 +104,20 @@ RadixTree::NodeId RadixTree::add(NodeId parent, const Key& key, int32_t page) {
   node.page = page;
   node.key = key;
   node.last_used = clock_;
-  node.windowed.assign(windows_.size() - 1, kFreed);
+  node.others.assign(windows_.size() - 1, kFreed);
   leaves_.insert({clock_, id});
   pool(0).retain(page);
   return id;
 }
 
 // What the node lacks of a prefix's page.
-void RadixTree::add_windowed(Node& node, size_t page, std::span<const GroupPages> groups) {
-  for (size_t i = 0; i < node.windowed.size(); ++i) {
+void RadixTree::add_others(Node& node, size_t page, std::span<const GroupPages> groups) {
+  for (size_t i = 0; i < node.others.size(); ++i) {
     const GroupPages& given = groups[i + 1];
-    if (node.windowed[i] != kFreed || page < given.first) continue;
+    if (node.others[i] != kFreed || page < given.first) continue;
     if (page - given.first >= given.pages.size()) continue;
-    node.windowed[i] = given.pages[page - given.first];
-    if (node.windowed[i] != kFreed) pool(i + 1).retain(node.windowed[i]);
+    node.others[i] = given.pages[page - given.first];
+    if (node.others[i] != kFreed) pool(i + 1).retain(node.others[i]);
   }
 }
 
@@ -128,7 +129,7 @@ void RadixTree::insert(std::span<const int32_t> tokens, size_t count,
     const NodeId known = find(id, tokens, i, making);
     if (known >= 0) touch(known);
     id = known >= 0 ? known : add(id, key_of(tokens, i, making), groups[0].pages[i]);
-    add_windowed(nodes_[static_cast<size_t>(id)], i, groups);
+    add_others(nodes_[static_cast<size_t>(id)], i, groups);
   }
 }
 
@@ -136,7 +137,7 @@ int32_t RadixTree::evictable(size_t group) const {
   std::vector<uint8_t> pinned(nodes_.size(), 0);
   const auto counts = [&](const Node& node) {
     if (group == 0) return true;
-    const int32_t page = node.windowed[group - 1];
+    const int32_t page = node.others[group - 1];
     return page != kFreed && pool(group).references(page) == 1;
   };
   int32_t count = 0;
@@ -164,8 +165,8 @@ std::vector<uint8_t> RadixTree::held() const {
 
 void RadixTree::release_pages(const Node& node) {
   pool(0).release(node.page);
-  for (size_t i = 0; i < node.windowed.size(); ++i) {
-    if (node.windowed[i] != kFreed) pool(i + 1).release(node.windowed[i]);
+  for (size_t i = 0; i < node.others.size(); ++i) {
+    if (node.others[i] != kFreed) pool(i + 1).release(node.others[i]);
   }
 }
 
@@ -216,8 +217,8 @@ void RadixTree::check(std::span<std::vector<int32_t>> references) const {
     }
     if (id == kRoot) continue;
     ++references[0][static_cast<size_t>(node.page)];
-    for (size_t group = 1; group <= node.windowed.size(); ++group) {
-      const int32_t page = node.windowed[group - 1];
+    for (size_t group = 1; group <= node.others.size(); ++group) {
+      const int32_t page = node.others[group - 1];
       if (page != kFreed) ++references[group][static_cast<size_t>(page)];
     }
     if (!node.children.empty()) continue;

@@ -30,7 +30,7 @@ struct Making {
 
 class RadixTree {
  public:
-  // `pools` and `windows` (window_left, -1: none) by group, the first without a window.
+  // `pools` and `windows` (window_left, -1: none) by group; the first is without a window.
   RadixTree(std::span<const std::unique_ptr<PagePool>> pools, std::vector<int64_t> windows);
 
   struct Prefix {
@@ -78,7 +78,7 @@ class RadixTree {
   struct Node {
     NodeId parent = -1;  // -1: the root or an unused slot
     int32_t page = -1;
-    std::vector<int32_t> windowed;  // pages of the groups behind the first, or kFreed
+    std::vector<int32_t> others;  // pages of the groups behind the first, or kFreed
     uint64_t last_used = 0;
     Key key{};
     std::map<Key, NodeId> children;
@@ -87,7 +87,7 @@ class RadixTree {
   NodeId find(NodeId parent, std::span<const int32_t> tokens, size_t page,
               const Making& making) const;
   NodeId add(NodeId parent, const Key& key, int32_t page);
-  void add_windowed(Node& node, size_t page, std::span<const GroupPages> groups);
+  void add_others(Node& node, size_t page, std::span<const GroupPages> groups);
   bool has_window(std::span<const NodeId> path, size_t count) const;
   void release_pages(const Node& node);
   void remove(NodeId id);

@@ -202,9 +202,7 @@ void KvCache::retain(SequenceId id, int32_t group, std::span<const std::vector<i
     impl_->own_pages("retain", table, place, static_cast<size_t>(first / kPage), pages);
     pool.retain(table.pages, first, slots);
   }
-  if (place == 0) {
-    for (kv::Plane& plane : sequence.planes) plane.retain(slots);
-  }
+  for (kv::Plane& plane : sequence.planes) plane.retain(impl_->plane_rows(place), slots);
   table.slots = static_cast<int64_t>(count);
   impl_->release_pages(table, place, pages);
   sequence.leave_prefix();
@@ -223,9 +221,7 @@ void KvCache::reorder(SequenceId id, int32_t group, std::span<const std::vector<
   impl_->own_pages("reorder", table, place, static_cast<size_t>(first / kPage),
                    pages_for(static_cast<size_t>(end)));
   pool.reorder(table.pages, first, end, slots);
-  if (place == 0) {
-    for (kv::Plane& plane : sequence.planes) plane.reorder(slots);
-  }
+  for (kv::Plane& plane : sequence.planes) plane.reorder(impl_->plane_rows(place), slots);
   sequence.leave_prefix();
 }
 
@@ -245,8 +241,8 @@ void KvCache::evict(SequenceId id, int32_t group, int64_t begin, int64_t end) {
   if (count % kPage == 0 && end < table.slots) {
     const int64_t slots = table.slots;
     impl_->evict_pages(table, place, begin, end);
-    if (place == 0) {
-      for (kv::Plane& plane : sequence.planes) plane.evict(begin, end, slots);
+    for (kv::Plane& plane : sequence.planes) {
+      plane.evict(impl_->plane_rows(place), begin, end, slots);
     }
     return sequence.leave_prefix();
   }

@@ -30,7 +30,7 @@ struct PageTable {
 struct Sequence {
   std::vector<int32_t> tokens;
   std::vector<PageTable> tables;  // by group
-  std::vector<Plane> planes;      // of the first group's slots
+  std::vector<Plane> planes;      // of the slots of groups without a window
   int64_t committed = 0;
   PrefixKey key;
   int64_t shift = 0;      // next position less tokens

@@ -70,7 +70,8 @@ bool EngineCore::keep_prompt(const Request& request) {
 // Where windows free their keys, or pages are encoded, an answer cannot be rolled back to its
 // prompt for long: those that wait get a sequence of the prompt.
 void EngineCore::fork_prompt(const Request& request) {
-  const bool for_long = cache_->num_groups() == 1 && !encodes(request);
+  const bool has_windows = cache_->num_groups() > cache_->num_whole_groups();
+  const bool for_long = !has_windows && !encodes(request);
   if (request.group == 0 || for_long || !waits_answer(request.group)) return;
   if (prompts_.contains(request.group)) return;
   prompts_.emplace(request.group, cache_->fork(request.sequence));

@@ -217,11 +217,15 @@ size_t EngineCore::pages_of_slots(const Request& request, size_t slots) const {
   return KvCache::pages_for(std::min(slots, static_cast<size_t>(request.techniques.peak_slots)));
 }
 
-// Pages for so many tokens that are not fed yet.
+// Pages for so many tokens that are not fed yet, in the group of layers that lacks most.
 int64_t EngineCore::missing_pages(const Request& request, size_t more, SequenceId sequence) const {
-  const size_t slots = static_cast<size_t>(cache_->slots(sequence)) + more;
-  return std::max<int64_t>(0, static_cast<int64_t>(pages_of_slots(request, slots)) -
-                                  static_cast<int64_t>(cache_->pages(sequence).size()));
+  int64_t missing = 0;
+  for (int32_t group = 0; group < cache_->num_whole_groups(); ++group) {
+    const size_t slots = static_cast<size_t>(cache_->slots(sequence, group)) + more;
+    missing = std::max(missing, static_cast<int64_t>(pages_of_slots(request, slots)) -
+                                    static_cast<int64_t>(cache_->pages(sequence, group).size()));
+  }
+  return missing;
 }
 
 // A fork copies the page that it goes on in.
@@ -313,7 +317,7 @@ void EngineCore::preempt(size_t index) {
     cache_->rollback(request.sequence,
                      cache_->length(request.sequence) - cache_->committed(request.sequence));
     request.saved = cache_->export_(request.sequence);
-    request.saved_slots = cache_->slots(request.sequence);
+    request.saved_slots = cache_->most_slots(request.sequence);
   }
   cache_->release(request.sequence, options_.prefix_cache);
   request.sequence = Request::kNoSequence;

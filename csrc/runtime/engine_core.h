@@ -178,6 +178,7 @@ class EngineCore {
   // engine_speculate.cpp: drafts.
   int64_t most_rows() const;
   bool may_draft(const Request& request) const;
+  bool has_aligned_slots(SequenceId sequence) const;
   void append_drafts();
   void append_draft(Request& request, Speculator::Entry& entry);
   bool drop_drafts();

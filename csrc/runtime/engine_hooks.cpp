@@ -23,7 +23,7 @@ class RequestState final : public SequenceState {
  public:
   RequestState(KvCache& cache, const Request& request) : cache_(cache), request_(request) {}
   SequenceId id() const override { return request_.sequence; }
-  int64_t length() const override { return cache_.slots(request_.sequence); }
+  int64_t length() const override { return cache_.most_slots(request_.sequence); }
   int64_t prompt_tokens() const override { return static_cast<int64_t>(request_.prompt_size); }
   int64_t output_tokens() const override { return static_cast<int64_t>(request_.output().size()); }
 
@@ -31,11 +31,12 @@ class RequestState final : public SequenceState {
   int32_t head_dim() const override { return cache_.config().head_dim; }
   std::span<const int32_t> tokens() const override { return cache_.tokens(request_.sequence); }
   int32_t num_groups() const override { return cache_.num_groups(); }
-  int32_t num_heads() const override {
-    const KvCacheConfig& config = cache_.config();
-    if (config.groups.empty()) return config.num_layers * config.num_kv_heads;
-    return static_cast<int32_t>(config.groups[0].layers.size()) * config.num_kv_heads;
+  int32_t num_whole_groups() const override { return cache_.num_whole_groups(); }
+  int32_t num_heads() const override { return first_head(num_whole_groups()); }
+  int32_t first_head(int32_t group) const override {
+    return static_cast<int32_t>(cache_.first_plane_head(group));
   }
+  int64_t slots(int32_t group) const override { return cache_.slots(request_.sequence, group); }
   void retain(int32_t group, std::span<const std::vector<int32_t>> slots) override {
     cache_.retain(request_.sequence, group, slots);
   }
@@ -121,7 +122,7 @@ void EngineCore::take_hooks(const StepHooks& hooks) {
 // may be other keys.
 int64_t EngineCore::tokens_until_hook(const Request& request) const {
   const auto generated = static_cast<int64_t>(request.fed - request.prompt_size);
-  const int64_t slots = cache_->slots(request.sequence) - request.step_tokens;
+  const int64_t slots = cache_->most_slots(request.sequence) - request.step_tokens;
   int64_t tokens = std::numeric_limits<int64_t>::max();
   for (const Hook& hook : hooks_) {
     if (hook.changes_nothing || !hook.runs_for(request)) continue;

@@ -41,7 +41,17 @@ bool EngineCore::may_draft(const Request& request) const {
   const bool is_wanted = request.params.speculation && request.params.mirostat == 0 &&
                          !request.techniques.scores_output;
   return is_wanted && request.step_tokens == 1 && request.samples() &&
-         request.fed >= request.prompt_size;
+         request.fed >= request.prompt_size && has_aligned_slots(request.sequence);
+}
+
+// Whether its next slot is at one place of a page in all tables: a tree's rows are where plain
+// decoding's would be, in a page (plant).
+bool EngineCore::has_aligned_slots(SequenceId sequence) const {
+  const int64_t first = cache_->slots(sequence);
+  for (int32_t group = 1; group < cache_->num_whole_groups(); ++group) {
+    if ((cache_->slots(sequence, group) - first) % KvCache::kPageSize != 0) return false;
+  }
+  return true;
 }
 
 // Asks for drafts and appends what gets a row. Drafts take free pages only, and the rows that the
@@ -56,11 +66,11 @@ void EngineCore::append_drafts() {
     if (request->step_tokens == 0) continue;
     tokens += request->step_tokens;
     budget.plain_rows += static_cast<int32_t>(request->step_tokens);
-    budget.kv_tokens += cache_->slots(request->sequence);
+    budget.kv_tokens += cache_->most_slots(request->sequence);
     budget.requests += request->samples() ? 1 : 0;
     if (!may_draft(*request)) continue;
     const int64_t room = is_bounded(request->techniques)
-                             ? options_.max_seq_len - cache_->slots(request->sequence)
+                             ? options_.max_seq_len - cache_->most_slots(request->sequence)
                              : options_.max_seq_len - static_cast<int64_t>(request->tokens.size());
     const int64_t wanted = request->params.max_tokens - request->metrics.output_tokens;
     const auto depth = static_cast<int32_t>(

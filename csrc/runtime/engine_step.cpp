@@ -262,7 +262,12 @@ void EngineCore::add_scored_rows(const Request& request) {
     if (!plan.noise.empty()) {
       noise = cache_->plane(request.sequence, plan.noise);
       const int64_t position = cache_->next_position(request.sequence) - request.step_tokens;
-      set_gumbel_noise(request.noise_seed, position, request.step_tokens, noise);
+      for (int32_t group = 0; group < cache_->num_whole_groups(); ++group) {
+        set_gumbel_noise(
+            request.noise_seed, position, request.step_tokens,
+            {noise, cache_->first_plane_head(group), cache_->first_plane_head(group + 1),
+             cache_->slots(request.sequence, group)});
+      }
     }
     batch_.add_scored(plan.name, cache_->plane(request.sequence, plan.name),
                       static_cast<int32_t>(end - std::max(first, plan.first)), noise);

@@ -24,10 +24,12 @@ class RecentHook final : public StepHook {
   void run(const StepEvent&, SequenceState& sequence) override {
     const int64_t excess = sequence.length() - rule_.sinks - rule_.recent;
     const int64_t count = (excess + rule_.stride - 1) / rule_.stride * rule_.stride;
-    sequence.evict(0, rule_.sinks, rule_.sinks + count);
-    if (!rule_.reposition) return;
     std::vector<int64_t> from(static_cast<size_t>(sequence.num_groups()), 0);
-    from[0] = rule_.sinks;
+    for (int32_t group = 0; group < sequence.num_whole_groups(); ++group) {
+      sequence.evict(group, rule_.sinks, rule_.sinks + count);
+      from[static_cast<size_t>(group)] = rule_.sinks;
+    }
+    if (!rule_.reposition) return;
     sequence.reposition(from, -count);
   }
 

@@ -30,6 +30,13 @@ void check(const SlotChoice& choice) {
   require(choice.pool >= 1 && choice.pool % 2 == 1, "pool", "an odd number of slots", choice.pool);
 }
 
+// The part of a plane that a group has.
+SlotPlane part_of(const SlotPlane& plane, const SequenceState& sequence, int32_t group) {
+  const int64_t first = sequence.first_head(group);
+  return {plane.values + first * plane.stride, plane.stride, sequence.first_head(group + 1) - first,
+          sequence.slots(group)};
+}
+
 // [heads][slots], each what the slots around it have.
 std::vector<float> pooled(const SlotPlane& plane, const SlotChoice& choice) {
   std::vector<float> scores;
@@ -80,11 +87,17 @@ class TopHook final : public StepHook {
 
 void keep_top(SequenceState& sequence, const SlotChoice& choice) {
   check(choice);
-  const SlotPlane plane = sequence.plane(choice.plane);
-  if (plane.num_slots <= choice.count) return;
-  const std::vector<float> scores = pooled(plane, choice);
-  sequence.retain(0, kv::top_slots(scores, plane.num_heads, plane.num_slots, choice.count,
-                                   {choice.first, choice.last}));
+  const int32_t groups = sequence.num_whole_groups();
+  require(choice.group >= -1 && choice.group < groups, "group",
+          "-1 (all) to " + std::to_string(groups - 1), choice.group);
+  const int32_t end = choice.group < 0 ? groups : choice.group + 1;
+  for (int32_t group = std::max(choice.group, 0); group < end; ++group) {
+    const SlotPlane plane = part_of(sequence.plane(choice.plane), sequence, group);
+    if (plane.num_slots <= choice.count) continue;
+    const std::vector<float> scores = pooled(plane, choice);
+    sequence.retain(group, kv::top_slots(scores, plane.num_heads, plane.num_slots, choice.count,
+                                         {choice.first, choice.last}));
+  }
 }
 
 std::shared_ptr<StepHook> keep_top_hook(const KeepTop& rule) {

@@ -20,9 +20,10 @@ uint64_t noise_seed(std::span<const int32_t> prompt) {
   return hash;
 }
 
-void set_gumbel_noise(uint64_t seed, int64_t position, int64_t count, const SlotPlane& plane) {
-  for (int64_t head = 0; head < plane.num_heads; ++head) {
-    float* row = plane.values + head * plane.stride + plane.num_slots - count;
+void set_gumbel_noise(uint64_t seed, int64_t position, int64_t count, const NoisyHeads& heads) {
+  const SlotPlane& plane = heads.plane;
+  for (int64_t head = heads.begin; head < heads.end; ++head) {
+    float* row = plane.values + head * plane.stride + heads.num_slots - count;
     for (int64_t i = 0; i < count; ++i) {
       const double uniform =
           philox_uniform(seed, static_cast<uint64_t>(position + i), static_cast<uint32_t>(head));

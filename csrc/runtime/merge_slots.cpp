@@ -63,6 +63,10 @@ void add_merges(const Slots& into, int32_t head, float* weights, std::vector<KvM
 void merge_slots(SequenceState& sequence, std::span<const std::vector<int32_t>> into,
                  std::string_view weights) {
   const SlotPlane plane = sequence.plane(weights);
+  if (sequence.num_whole_groups() > 1) {
+    throw Unsupported("[merge_slots] layers without a window have page tables of their own here " +
+                      std::string("(layer_groups): expected one for all"));
+  }
   if (static_cast<int64_t>(into.size()) != plane.num_heads) {
     fail("into: expected " + std::to_string(plane.num_heads) + " lists, got " +
          std::to_string(into.size()));

@@ -106,6 +106,8 @@ void set_fact(TechniqueFacts& facts, std::string_view fact, const std::string& k
     facts.planes = split(text(key, value));
   } else if (fact == "lossless") {
     facts.lossless = flag(key, value);
+  } else if (fact == "layer_groups") {
+    facts.layer_groups = tokens(key, value);
   } else if (fact == "key_chunks") {
     facts.key_chunks = flag(key, value);
   } else if (fact == "exclusive") {
@@ -114,7 +116,7 @@ void set_fact(TechniqueFacts& facts, std::string_view fact, const std::string& k
     fail(key,
          "chooses, min_tokens, chunk_tokens, kv_bits, kv_residual, kv_rank, kv_outliers, "
          "kv_features, kv_shared_layers, kv_basis, kv_codebooks, scores, score_rows, noise, "
-         "weights, planes, key_chunks, lossless or exclusive");
+         "weights, planes, layer_groups, key_chunks, lossless or exclusive");
   }
 }
 

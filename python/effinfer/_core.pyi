@@ -997,6 +997,10 @@ class SequenceState:
         """
         Drops slots [begin, end), not all; later ones move up. Multiples of 64 of them cost least.
         """
+    def first_head(self, group: int) -> int:
+        """
+        Of the heads of planes those before a group without a window; of num_whole_groups: all. Throws InvalidArgumentError for another group.
+        """
     def keep_top(
         self,
         plane: str,
@@ -1005,9 +1009,10 @@ class SequenceState:
         last: int = 0,
         pool: int = 1,
         pooling: str = "max",
+        group: int = -1,
     ) -> None:
         """
-        Keeps of each (layer of the first group, KV head) the `count` slots that have most in a plane, of equal ones the earlier, among them the sequence's `first` and `last` ones; all where there are no more. pool, pooling: a slot counts as much as the greatest ("max") or the average ("avg") of so many around it. Throws what plane() and retain() throw.
+        Keeps of each (layer without a window, KV head) the `count` slots that have most in a plane, of equal ones the earlier, among them the sequence's `first` and `last` ones; all where there are no more. pool, pooling: a slot counts as much as the greatest ("max") or the average ("avg") of so many around it. group: whose heads choose, of those without a window; -1: all of them do. Throws what plane() and retain() throw.
         """
     def keys(self, head: int, group: int = 0) -> numpy.typing.NDArray[numpy.float32]:
         """
@@ -1028,11 +1033,11 @@ class SequenceState:
         self, into: typing.Annotated[numpy.typing.ArrayLike, numpy.int32], weights: str
     ) -> None:
         """
-        Of each (layer of the first group, KV head) slot i goes into slot into[head][i], an array of int32 [heads, slots]; those that go into themselves stay, as many in each head. Keys and values become means of what goes into a slot, by how often it counts: e to the power of plane `weights`, whose numbers become those of the sums. Throws InvalidArgumentError for another array, and what plane(), merge() and retain() throw.
+        Of each (layer without a window, KV head) slot i goes into slot into[head][i], an array of int32 [heads, slots]; those that go into themselves stay, as many in each head. Keys and values become means of what goes into a slot, by how often it counts: e to the power of plane `weights`, whose numbers become those of the sums. Throws InvalidArgumentError for another array, and what plane(), merge() and retain() throw.
         """
     def plane(self, name: str) -> numpy.typing.NDArray[numpy.float32]:
         """
-        A copy of the numbers of its slots that have this name, float32 [layers of the first group * num_kv_heads, slots]: those of a technique that sums what keys get of attention (a graph's attention_mass). Throws InvalidArgumentError for a name that it lacks.
+        A copy of the numbers of its slots that have this name, float32 [layers without a window * num_kv_heads, slots]: those of a technique that sums what keys get of attention (a graph's attention_mass). Of several groups of such layers there are as many slots as the longest has; behind those of a shorter one are zeros. Throws InvalidArgumentError for a name that it lacks.
         """
     def reorder(
         self, slots: typing.Annotated[numpy.typing.ArrayLike, numpy.int32], group: int = 0
@@ -1055,6 +1060,10 @@ class SequenceState:
     ) -> None:
         """
         Sets the numbers of its slots that have this name, an array as plane() gives. New slots have 0. Throws InvalidArgumentError for another shape, and what plane() throws.
+        """
+    def slots(self, group: int) -> int:
+        """
+        Of a group. Throws InvalidArgumentError for one that is not there.
         """
     def tokens(self, count: int) -> list[int]:
         """
@@ -1079,12 +1088,17 @@ class SequenceState:
     @property
     def num_groups(self) -> int:
         """
-        Of layers that keep the same tokens; the first has no window.
+        Of layers that keep the same tokens.
         """
     @property
     def num_heads(self) -> int:
         """
-        Of the first group: its layers times num_kv_heads.
+        Of the groups without a window: their layers times num_kv_heads.
+        """
+    @property
+    def num_whole_groups(self) -> int:
+        """
+        Of these the first ones, which are without a window: one, but where a technique's facts ask for more ("layer_groups").
         """
     @property
     def output_tokens(self) -> int:

@@ -7,9 +7,12 @@ import numpy as np
 import pytest
 
 from tests.model_files import smollm2_path
+from tests.techniques.watching import watching
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "bench"))
 import kept_keys
+import kvpress_rows
+import techniques
 from kept_keys import CITIES, RandomKeys, Subject, number_of
 
 TEXT = "A stream runs from the hills to the sea, and the wind comes back from it at night. " * 40
@@ -48,6 +51,73 @@ def test_methods_that_see_the_question_have_rows(monkeypatch):
     rows = kept_keys.measure_facts(smollm2_path(), lambda size: (3 * TEXT)[:size])
     assert [row.split("|")[1].strip() for row in rows] == ["dense", "random keys"]
     assert all("of 1" in row for row in rows)
+
+
+def test_rows_are_those_that_are_asked_for():
+    assert all(kept_keys.is_wanted(label, ()) for label in ("dense", "`XKV` | 100 %"))
+    assert kept_keys.is_wanted("`XKV` | 100 %", ["quest", "xkv"])
+    assert not kept_keys.is_wanted("`Quest`, units of 16", ["quest`, units of 32"])
+
+
+def test_methods_that_are_fitted_have_rows(dense, monkeypatch):
+    """Fitted once, before anything is timed, and only where their row is asked for."""
+    monkeypatch.setattr(kept_keys, "TOKENS", 1400)
+    monkeypatch.setattr(kept_keys, "CITIES", CITIES[:1])
+    fitted = []
+    for kind in (kept_keys.CSKV, kept_keys.XKV, kept_keys.CommVQ):
+
+        def calibrate(self, llm, text, plain=kind.calibrate):
+            fitted.append((self.name, len(text)))
+            return plain(self, llm, text)
+
+        monkeypatch.setattr(kind, "calibrate", calibrate)
+    monkeypatch.setattr(kept_keys, "FITTED", 2000)
+    rows = kept_keys.measure(smollm2_path(), lambda size: (20 * TEXT)[:size], 1, ["`dense", "CSKV"])
+    assert [row.split("|")[1].strip() for row in rows] == ["`CSKV`"]
+    assert fitted == [("cskv", kept_keys.FITTED)]
+    assert all("of 1 |" in row and "x |" in row for row in rows)
+
+
+def test_a_predictor_and_clusters_have_rows(monkeypatch):
+    monkeypatch.setattr(kept_keys, "LONG", 2200)
+    wanted = ["`SqueezedAttention`", "`TokenButler`"]
+    rows = kept_keys.measure_long(smollm2_path(), lambda size: (20 * TEXT)[:size], 1, wanted)
+    assert [row.split("|")[1].strip() for row in rows] == wanted
+    assert all(float(row.split("|")[3]) > 1 for row in rows)
+    squeezed, butler = (float(row.split("|")[5].strip(" %")) for row in rows)
+    assert squeezed == 100 and 120 < butler < 127  # seven layers more of thirty
+
+
+def test_controls_drop_once_what_they_say(dense):
+    tokens = dense.llm.tokenize(TEXT)
+    seen = []
+
+    def look(sequence):
+        seen.append([sequence.keys(0), sequence.length])
+
+    watch = [watching(look, name, when="every", tokens=1) for name in ("watch",)]
+    method = kvpress_rows.FirstAndLast(budget=40)
+    subject = Subject(smollm2_path(), (method, *watch), LENGTH)
+    subject.perplexity(tokens)
+    assert [length for _, length in seen[:3]] == [41, 42, 43]  # it goes on with what is generated
+    plain = Subject(smollm2_path(), tuple(watch), LENGTH)
+    seen.clear()
+    plain.perplexity(tokens)
+    assert seen[0][1] == LENGTH + 1
+    mean = Subject(smollm2_path(), (kvpress_rows.MeanAttention(budget=40), *watch), LENGTH)
+    seen.clear()
+    mean.perplexity(tokens)
+    assert [length for _, length in seen[:2]] == [41, 42]
+
+
+def test_some_rows_are_printed_and_no_table_is_written(monkeypatch, capsys):
+    monkeypatch.setattr(kept_keys, "measure", lambda *arguments: [f"| {arguments[-1]} |"])
+    monkeypatch.setattr(techniques, "write", lambda *table: pytest.fail("a table was written"))
+    techniques.main(["--table", "keys", "--row", "xkv"])
+    written = []
+    monkeypatch.setattr(techniques, "write", lambda table, lines: written.append((table, lines)))
+    techniques.main(["--table", "keys"])
+    assert written[0][0] == "keys" and written[0][1][-1] == "| [] |"
 
 
 def test_turns_have_times_and_the_bytes_of_keys_that_stay(dense):

@@ -19,6 +19,7 @@ namespace effinfer {
 struct KvRow {
   std::vector<float> k;
   std::vector<float> v;
+  float mark = 0.0f;  // in the plane "marks", if there is one
 };
 
 class KvModel {
@@ -32,7 +33,9 @@ class KvModel {
     std::vector<std::vector<std::vector<KvRow>>> rows;  // [group][head of the group][slot]
   };
 
-  explicit KvModel(const KvCacheConfig& config) : cache(config) {
+  // With marks: whether sequences have a plane "marks".
+  explicit KvModel(const KvCacheConfig& config, bool marks = false)
+      : cache(config), has_marks_(marks) {
     groups_ = config.groups;
     if (!groups_.empty()) return;
     groups_.emplace_back();
@@ -40,6 +43,7 @@ class KvModel {
   }
 
   size_t num_groups() const { return groups_.size(); }
+  bool is_whole(size_t group) const { return groups_[group].window_left < 0; }
   size_t num_heads(size_t group) const {
     return groups_[group].layers.size() * static_cast<size_t>(cache.config().num_kv_heads);
   }
@@ -47,6 +51,7 @@ class KvModel {
   SequenceId create(const std::vector<int32_t>& tokens) {
     int32_t cached = 0;
     const SequenceId id = cache.create(tokens, &cached);
+    if (has_marks_) cache.add_plane(id, "marks");
     Sequence& sequence = sequences[id];
     for (size_t group = 0; group < num_groups(); ++group) {
       sequence.rows.emplace_back(num_heads(group));
@@ -62,6 +67,7 @@ class KvModel {
     const auto first = sequence.tokens.size();
     for (const int32_t token : tokens) add_token(sequence, token);
     for (size_t i = 0; i < tokens.size(); ++i) write(id, sequence.tokens.size() - first - i);
+    if (has_marks_) mark(id, static_cast<int64_t>(tokens.size()));
   }
 
   void commit(SequenceId id) {
@@ -112,9 +118,9 @@ class KvModel {
     sequences.erase(id);
   }
 
-  void retain(SequenceId id, const std::vector<std::vector<int32_t>>& slots) {
-    cache.retain(id, 0, slots);
-    auto& heads = sequences.at(id).rows[0];
+  void retain(SequenceId id, const std::vector<std::vector<int32_t>>& slots, int32_t group = 0) {
+    cache.retain(id, group, slots);
+    auto& heads = sequences.at(id).rows[static_cast<size_t>(group)];
     for (size_t head = 0; head < heads.size(); ++head) {
       std::vector<KvRow> kept;
       for (const int32_t slot : slots[slots.size() == 1 ? 0 : head]) {
@@ -124,9 +130,9 @@ class KvModel {
     }
   }
 
-  void reorder(SequenceId id, const std::vector<std::vector<int32_t>>& slots) {
-    cache.reorder(id, 0, slots);
-    auto& heads = sequences.at(id).rows[0];
+  void reorder(SequenceId id, const std::vector<std::vector<int32_t>>& slots, int32_t group = 0) {
+    cache.reorder(id, group, slots);
+    auto& heads = sequences.at(id).rows[static_cast<size_t>(group)];
     for (size_t head = 0; head < heads.size(); ++head) {
       const std::vector<KvRow> before = heads[head];
       const auto& list = slots[slots.size() == 1 ? 0 : head];
@@ -135,18 +141,20 @@ class KvModel {
     }
   }
 
-  void evict(SequenceId id, int64_t begin, int64_t end) {
-    cache.evict(id, 0, begin, end);
-    for (auto& rows : sequences.at(id).rows[0]) {
+  void evict(SequenceId id, int64_t begin, int64_t end, int32_t group = 0) {
+    cache.evict(id, group, begin, end);
+    for (auto& rows : sequences.at(id).rows[static_cast<size_t>(group)]) {
       rows.erase(rows.begin() + begin, rows.begin() + end);
     }
   }
 
-  void merge(SequenceId id, const std::vector<KvMerge>& merges) {
-    cache.merge(id, 0, merges);
+  void merge(SequenceId id, const std::vector<KvMerge>& merges, int32_t group = 0) {
+    cache.merge(id, group, merges);
     for (const KvMerge& merge : merges) {
-      auto& rows = sequences.at(id).rows[0][static_cast<size_t>(merge.head)];
+      auto& rows =
+          sequences.at(id).rows[static_cast<size_t>(group)][static_cast<size_t>(merge.head)];
       KvRow sum;
+      sum.mark = rows[static_cast<size_t>(merge.into)].mark;
       for (auto values : {&KvRow::k, &KvRow::v}) {
         (sum.*values).assign(rows[0].k.size(), 0.0f);
         for (size_t i = 0; i < merge.slots.size(); ++i) {
@@ -187,7 +195,7 @@ class KvModel {
   }
 
   // The numbers of every slot that kernels may read, lengths and integrity.
-  void check() const {
+  void check() {
     cache.check_integrity();
     for (const auto& [id, sequence] : sequences) {
       CHECK_EQ(cache.length(id), static_cast<int64_t>(sequence.tokens.size()));
@@ -195,6 +203,7 @@ class KvModel {
       CHECK_EQ(cache.next_position(id), sequence.position);
       CHECK(std::ranges::equal(cache.tokens(id), sequence.tokens));
       for (size_t group = 0; group < num_groups(); ++group) check_group(id, sequence, group);
+      if (has_marks_) check_marks(id, sequence);
     }
   }
 
@@ -292,6 +301,46 @@ class KvModel {
     }
   }
 
+  // Numbers of the last slots, of every head its own.
+  void mark(SequenceId id, int64_t count) {
+    const SlotPlane plane = cache.plane(id, "marks");
+    for (size_t group = 0; group < num_groups(); ++group) {
+      if (!is_whole(group)) continue;
+      const auto number = static_cast<int32_t>(group);
+      const int64_t first = cache.first_plane_head(number);
+      const int64_t slots = cache.slots(id, number);
+      auto& heads = sequences.at(id).rows[group];
+      for (size_t head = 0; head < heads.size(); ++head) {
+        float* row = plane.values + (first + static_cast<int64_t>(head)) * plane.stride;
+        for (int64_t slot = slots - count; slot < slots; ++slot) {
+          row[slot] = heads[head][static_cast<size_t>(slot)].mark = ++marks_;
+        }
+      }
+    }
+  }
+
+  // Behind the slots of a group that has fewer than others there are zeros.
+  void check_marks(SequenceId id, const Sequence& sequence) {
+    const SlotPlane plane = cache.plane(id, "marks");
+    int64_t different = 0;
+    int64_t most = 0;
+    for (size_t group = 0; group < num_groups(); ++group) {
+      if (!is_whole(group)) continue;
+      const int64_t first = cache.first_plane_head(static_cast<int32_t>(group));
+      for (size_t head = 0; head < sequence.rows[group].size(); ++head) {
+        const auto& rows = sequence.rows[group][head];
+        most = std::max(most, static_cast<int64_t>(rows.size()));
+        const float* marks = plane.values + (first + static_cast<int64_t>(head)) * plane.stride;
+        for (int64_t slot = 0; slot < plane.num_slots; ++slot) {
+          const auto place = static_cast<size_t>(slot);
+          different += marks[slot] != (place < rows.size() ? rows[place].mark : 0.0f) ? 1 : 0;
+        }
+      }
+    }
+    CHECK_EQ(different, 0);
+    CHECK_EQ(plane.num_slots, most);
+  }
+
   void check_group(SequenceId id, const Sequence& sequence, size_t group) const {
     const auto pages = cache.pages(id, static_cast<int32_t>(group));
     const bool wide = cache.config().dtype == DType::f32;
@@ -306,7 +355,7 @@ class KvModel {
       const auto& rows = sequence.rows[group][head];
       const int64_t slots = cache.slots(id, static_cast<int32_t>(group));
       const auto gone = static_cast<int64_t>(rows.size()) - slots;
-      if (group == 0) CHECK_EQ(gone, 0);
+      if (is_whole(group)) CHECK_EQ(gone, 0);
       for (int64_t slot = 0; slot < slots; ++slot) {
         const int32_t id_of_page = pages[static_cast<size_t>(slot / kPage)];
         if (id_of_page < 0) continue;
@@ -328,6 +377,8 @@ class KvModel {
   }
 
   std::vector<KvGroup> groups_;
+  bool has_marks_ = false;
+  float marks_ = 0.0f;
 };
 
 }  // namespace effinfer

@@ -409,11 +409,71 @@ TEST("groups are checked") {
   };
   CHECK_THROWS(InvalidArgument, "[kv_cache] groups", make({{{0, 1}, -1}}));
   CHECK_THROWS(InvalidArgument, "[kv_cache] groups", make({{{0, 1, 2}, 5}}));
-  CHECK_THROWS(InvalidArgument, "[kv_cache] groups", make({{{0, 1}, -1}, {{2}, -1}}));
+  CHECK_THROWS(InvalidArgument, "[kv_cache] groups", make({{{0, 1}, -1}, {{1}, -1}}));
+  CHECK_THROWS(InvalidArgument, "[kv_cache] groups", make({{{1, 2}, -1}, {{0}, -1}}));
+  CHECK_THROWS(InvalidArgument, "[kv_cache] groups", make({{{0}, -1}, {{1}, 5}, {{2}, -1}}));
   CHECK_THROWS(InvalidArgument, "[kv_cache] groups", make({{{0, 1}, -1}, {{1, 2}, 5}}));
   CHECK_THROWS(InvalidArgument, "[kv_cache] groups", make({{{0, 1}, -1}, {{3}, 5}}));
   CHECK_THROWS(InvalidArgument, "[kv_cache] groups", make({{{0, 1, 2}, -1}, {{}, 5}}));
   make({{{0, 1, 2}, -1}});
+  make({{{0, 2}, -1}, {{1}, 5}});
+  make({{{0, 1}, -1}, {{2}, -1}});
+  KvCacheConfig coded = config_of(4);
+  coded.groups = {{{0, 1}, -1}, {{2}, -1}};
+  coded.coding.bits = 4;
+  CHECK_THROWS(Unsupported, "[kv_cache] groups: expected one without a window beside coding, got 2",
+               KvCache refused(coded));
+}
+
+TEST("groups without a window keep as many tokens as each likes") {
+  std::mt19937 random(6);
+  KvCacheConfig config = config_of(12);
+  config.groups = {{{0}, -1}, {{1, 2}, -1}};
+  KvModel model(config, true);
+  CHECK_EQ(model.cache.num_whole_groups(), 2);
+  CHECK_EQ(model.cache.first_plane_head(1), 2);
+  CHECK_EQ(model.cache.first_plane_head(2), 6);
+  const SequenceId id = model.create({});
+  model.feed(id, range(300));
+  const size_t all = model.cache.used_bytes(id);
+  model.retain(id, lists(random, 2, 300, 70), 0);
+  model.retain(id, lists(random, 4, 300, 200), 1);
+  model.check();
+  CHECK_EQ(model.cache.slots(id, 0), 70);
+  CHECK_EQ(model.cache.slots(id, 1), 200);
+  CHECK_EQ(model.cache.most_slots(id), 200);
+  // Of a third of the layers 2 of 5 pages stay, of the others 4: each frees its own.
+  CHECK_EQ(model.cache.used_bytes(id) * 15, all * (2 + 4 + 4));
+  CHECK_EQ(model.cache.free_pages(), 8);
+  model.feed(id, range(10, 1000));  // goes on at position 300, and slots 70 and 200
+  const SequenceId other = model.fork(id);
+  model.feed(other, range(60, 2000));
+  SequenceId moved = 0;
+  model.move_through_blob(other, moved);
+  model.check();
+  CHECK_EQ(model.cache.slots(moved, 0), 140);
+  CHECK_EQ(model.cache.slots(moved, 1), 270);
+  CHECK(!model.cache.can_rollback(moved, 71));
+  model.rollback(moved, 70);
+  model.check();
+  CHECK_THROWS(InvalidArgument, "[kv_cache] retain: group: expected one of 0..1",
+               model.cache.retain(id, 2, std::vector<std::vector<int32_t>>{{0}}));
+}
+
+TEST("prefixes of groups without a window are whole") {
+  KvCacheConfig config = config_of(12);
+  config.groups = {{{0}, -1}, {{1}, -1}, {{2}, kWindow}};
+  KvModel model(config);
+  const SequenceId id = model.create({});
+  model.feed(id, range(200));
+  model.release(id, true);
+  const SequenceId found = model.create(range(300));
+  CHECK_EQ(model.cache.length(found), 192);
+  model.check();
+  model.retain(found, {{0, 5, 9}}, 1);  // others may still read what it was
+  const SequenceId again = model.create(range(300));
+  CHECK_EQ(model.cache.length(again), 192);
+  model.check();
 }
 
 TEST("the highest scores are kept, beside what is protected") {

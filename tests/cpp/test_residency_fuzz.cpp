@@ -13,7 +13,7 @@ namespace {
 
 class Fuzzer {
  public:
-  Fuzzer(const KvCacheConfig& config, uint32_t seed) : model_(config), random_(seed) {}
+  Fuzzer(const KvCacheConfig& config, uint32_t seed) : model_(config, true), random_(seed) {}
 
   void run(int steps) {
     for (int step = 0; step < steps; ++step) {
@@ -137,12 +137,13 @@ class Fuzzer {
   }
 
   void residency(SequenceId id) {
-    const int64_t slots = model_.cache.slots(id);
+    const auto group = static_cast<int32_t>(below(model_.cache.num_whole_groups()));
+    const int64_t slots = model_.cache.slots(id, group);
     if (slots < 2) return;
-    const auto heads = model_.num_heads(0);
+    const auto heads = model_.num_heads(static_cast<size_t>(group));
     switch (below(5)) {
       case 4:
-        return model_.reorder(id, shuffled(slots, below(2) == 0 ? 1 : heads));
+        return model_.reorder(id, shuffled(slots, below(2) == 0 ? 1 : heads), group);
       case 0: {
         const int64_t count = 1 + below(slots);
         std::vector<std::vector<int32_t>> lists;
@@ -150,13 +151,13 @@ class Fuzzer {
           lists.push_back(ascending(slots, count));
         }
         if (lists.size() != 1) lists.resize(heads, lists[0]);
-        return model_.retain(id, lists);
+        return model_.retain(id, lists, group);
       }
       case 1: {
         int64_t count = below(slots);
         if (below(2) == 0) count -= count % KvCache::kPageSize;
         const int64_t begin = below(slots - count + 1);
-        return model_.evict(id, begin, begin + count);
+        return model_.evict(id, begin, begin + count, group);
       }
       case 2: {
         const auto into = static_cast<int32_t>(below(slots));
@@ -165,12 +166,13 @@ class Fuzzer {
             id,
             {{static_cast<int32_t>(below(static_cast<int64_t>(heads))), into,
               ascending(slots, count),
-              std::vector<float>(static_cast<size_t>(count), 1.0f / static_cast<float>(count))}});
+              std::vector<float>(static_cast<size_t>(count), 1.0f / static_cast<float>(count))}},
+            group);
       }
       default: {
         std::vector<int64_t> from;
-        for (size_t group = 0; group < model_.num_groups(); ++group) {
-          from.push_back(below(model_.cache.slots(id, static_cast<int32_t>(group)) + 1));
+        for (size_t each = 0; each < model_.num_groups(); ++each) {
+          from.push_back(below(model_.cache.slots(id, static_cast<int32_t>(each)) + 1));
         }
         return model_.reposition(
             id, from, below(200) - std::min<int64_t>(model_.cache.next_position(id), 100));
@@ -225,6 +227,20 @@ TEST("random verbs on groups with windows") {
   int refused = 0;
   for (uint32_t seed = 100; seed < 115; ++seed) {
     Fuzzer fuzzer(config_of(seed % 2 == 0 ? DType::bf16 : DType::f32, true), seed);
+    fuzzer.run(150);
+    refused += fuzzer.refused();
+  }
+  CHECK(refused > 0);
+}
+
+// Each keeps as many keys as it likes; a window beside them, or none.
+TEST("random verbs on several groups without a window") {
+  int refused = 0;
+  for (uint32_t seed = 300; seed < 320; ++seed) {
+    KvCacheConfig config = config_of(seed % 2 == 0 ? DType::bf16 : DType::f32, false);
+    config.groups = {{{0}, -1}, {{1}, -1}, {{2}, seed % 4 < 2 ? 70 : -1}};
+    if (seed % 5 == 0) config.groups = {{{0, 1}, -1}, {{2}, -1}};
+    Fuzzer fuzzer(config, seed);
     fuzzer.run(150);
     refused += fuzzer.refused();
   }

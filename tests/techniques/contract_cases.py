@@ -77,6 +77,7 @@ CASES: dict[str, Technique] = {
     "magic_pig": MagicPIG(
         bits=2, tables=8, min_tokens=0, skip_layers=0, means=tuple(range(-48, 48))
     ),
+    "kv_compose_by_layer": KVCompose(budget=150, window=20, chunk_tokens=128, layer_budgets=True),
     "minference": MInference(
         min_tokens=0,
         vertical_size=4,

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from effinfer import LLM, SamplingParams
+from effinfer import LLM, SamplingParams, UnsupportedError
 from effinfer.techniques import (
     H2O,
     Keyformer,
@@ -42,12 +42,13 @@ HEADS = 6  # two of each of three layers
 CODE = """
 import json, sys
 import numpy as np
-from tests.techniques.test_eviction_on_gpu import METHODS, PLACES, keys_kept, own_texts
+from tests.techniques.test_eviction_on_gpu import METHODS, PLACES, keys_kept, own_texts, refusal
 
 path, folder = sys.argv[1:]
 for name, device in PLACES:
     np.save(f"{folder}/{name}.{device}.npy", keys_kept(path, name, device))
-print(json.dumps(own_texts(path, METHODS["snapkv"])))
+refusals = [refusal(path, device) for device in ("cuda", "cpu+cuda")]
+print(json.dumps([own_texts(path, METHODS["snapkv"]), refusals]))
 """
 
 pytestmark = pytest.mark.skipif(not EMULATED, reason="needs EFFINFER_EMULATED: see `make test`")
@@ -101,6 +102,14 @@ def own_texts(path: Any, method: Technique) -> list[Any]:
     return [*found, [together.token_ids, together.others[0].token_ids]]
 
 
+def refusal(path: Any, device: str) -> str:
+    """Of page tables of layers' own."""
+    options: dict[str, Any] = {"gpu_layers": 1} if device == "cpu+cuda" else {}
+    with pytest.raises(UnsupportedError) as error:
+        load(path, KVCompose(**ASKED, layer_budgets=True), device=device, **options)
+    return str(error.value)
+
+
 @pytest.fixture(scope="module")
 def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return long_model(tmp_path_factory)
@@ -134,7 +143,12 @@ def test_keys_are_those_of_the_cpu(path: Path, found: Any, name: str, device: st
 
 
 def test_a_text_depends_on_its_request_alone(found: Any):
-    alone, together, cached, preempted, answers = found[1]
+    alone, together, cached, preempted, answers = found[1][0]
     assert together == cached == preempted == alone
     assert answers == alone[1:]
     assert answers[0] != answers[1]
+
+
+def test_page_tables_of_layers_are_refused_by_name(found: Any):
+    for message in found[1][1]:
+        assert message.startswith("[compile] layer_groups: "), message

@@ -40,16 +40,22 @@ struct StepEvent {
 class EFFINFER_API SequenceState {
  public:
   virtual ~SequenceState();
-  virtual SequenceId id() const = 0;          // in the engine's cache
-  virtual int64_t length() const = 0;         // slots whose keys and values are written
+  virtual SequenceId id() const = 0;  // in the engine's cache
+  // Slots whose keys and values are written, in the group without a window that has most.
+  virtual int64_t length() const = 0;
   virtual int64_t prompt_tokens() const = 0;  // of the request
   virtual int64_t output_tokens() const = 0;  // generated, the last of which has no slot yet
   virtual int64_t next_position() const = 0;  // of the token that is computed next
   virtual int32_t head_dim() const = 0;       // of keys and values
   // Of the prompt and the output that were computed, those that slots were dropped of, too.
   virtual std::span<const int32_t> tokens() const = 0;
-  virtual int32_t num_groups() const = 0;  // of layers; the first has no window
-  virtual int32_t num_heads() const = 0;   // (layer, KV head) of the first group
+  virtual int32_t num_groups() const = 0;  // of layers
+  // The first ones, which are without a window: one, but where a technique asks for more.
+  virtual int32_t num_whole_groups() const = 0;
+  virtual int32_t num_heads() const = 0;  // (layer, KV head) of these groups
+  // Of the heads of a plane those before a group without a window; of num_whole_groups(): all.
+  virtual int32_t first_head(int32_t group) const = 0;
+  virtual int64_t slots(int32_t group) const = 0;
 
   // What KvCache has by these names, with what it throws. The prompt's and the output's tokens stay
   // the request's; it is published as a prefix no more.

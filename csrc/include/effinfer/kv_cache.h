@@ -68,8 +68,11 @@ struct KvCacheConfig {
   DType dtype = DType::bf16;  // f32, f16, bf16 or i8
   int32_t num_pages = 0;
   Device device = {};  // whose memory holds the pages
-  // Every layer in one of them, the first without a window; none: one group of all layers. Each
-  // has num_pages pages, which take memory when they are first written.
+  // Every layer in one of them; none: one group of all layers. Those without a window, at least
+  // one, come first, and their layers, one group behind the other, ascend: a sequence may keep
+  // another number of keys in each. Each has num_pages pages, which take memory when they are first
+  // written: a text has room where the fullest group has. Several without a window: not beside
+  // coding (Unsupported).
   std::vector<KvGroup> groups = {};
   std::vector<KvRope> rope = {};  // by layer, for reposition(); none: it is not known
   // Keys are rotated by their places in chunks (attention's `chunk`), so they stay in their slots:
@@ -139,7 +142,8 @@ class EFFINFER_API KvCache {
   int32_t free_pages() const;       // whole pages free now, without evicting cached prefixes
   int32_t available_pages() const;  // free + cached prefixes that no sequence uses
   int32_t num_groups() const;
-  size_t used_bytes() const;  // of the pages that sequences or cached prefixes hold
+  int32_t num_whole_groups() const;  // the first ones, which are without a window
+  size_t used_bytes() const;         // of the pages that sequences or cached prefixes hold
 
   // A sequence whose prompt is `tokens`. It starts with the whole pages of the longest cached
   // prefix, shared and committed; `cached` (may be null) receives how many tokens that is, always
@@ -223,13 +227,15 @@ class EFFINFER_API KvCache {
   void read(SequenceId sequence, int32_t group, int32_t head, std::span<float> keys,
             std::span<float> values) const;
 
-  // Planes: numbers by slot of the first group, which fork, rollback, keep, retain, reorder, evict,
-  // export and import carry along; merge and reposition leave them as they are. They are the
-  // sequence's own where it shares pages, too, as they say what its rows made of keys.
+  // Planes: numbers by slot of the groups without a window, which fork, rollback, keep, retain,
+  // reorder, evict, export and import carry along; merge and reposition leave them as they are.
+  // They are the sequence's own where it shares pages, too, as they say what its rows made of keys.
 
   // Zeros, as new slots have. Throws InvalidArgument for a name that the sequence has.
   void add_plane(SequenceId sequence, std::string_view name);
-  // Good until the sequence grows. Throws InvalidArgument for a name that it lacks.
+  // Of all heads of these groups, and as many slots as the longest of their tables has; behind the
+  // slots of a shorter one are zeros. Good until the sequence grows. Throws InvalidArgument for a
+  // name that it lacks.
   SlotPlane plane(SequenceId sequence, std::string_view name);
 
   // A sequence's tokens, counts, keys, values and planes as bytes in the machine's memory, and a
@@ -242,6 +248,9 @@ class EFFINFER_API KvCache {
   int64_t length(SequenceId sequence) const;     // tokens appended
   int64_t committed(SequenceId sequence) const;  // of these, tokens whose K and V are written
   int64_t slots(SequenceId sequence, int32_t group = 0) const;  // places of a group's table
+  int64_t most_slots(SequenceId sequence) const;  // of the longest table without a window
+  // Heads before those of a group without a window in planes, of num_whole_groups(): all of them.
+  int64_t first_plane_head(int32_t group) const;
   // Tokens that its last pages and those that are free have room for.
   int64_t free_slots(SequenceId sequence) const;
   int64_t next_position(SequenceId sequence) const;  // of the token appended next

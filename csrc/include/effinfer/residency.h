@@ -39,9 +39,10 @@ struct SlotChoice {
   // count). Odd; 1: as itself.
   int32_t pool = 1;
   bool maximum = true;
+  int32_t group = -1;  // whose heads choose, of those without a window; -1: all of them do
 };
 
-// Keeps of each (layer of the first group, KV head) the `count` slots that have most, of equal ones
+// Keeps of each (layer without a window, KV head) the `count` slots that have most, of equal ones
 // the earlier, in order; all where there are no more. Throws InvalidArgument, and what
 // SequenceState's plane() and retain() throw.
 EFFINFER_API void keep_top(SequenceState& sequence, const SlotChoice& choice);
@@ -58,11 +59,11 @@ struct KeepTop {
 // stride.
 EFFINFER_API std::shared_ptr<StepHook> keep_top_hook(const KeepTop& rule);
 
-// Of each (layer of the first group, KV head) slot i goes into slot into[head][i]; those that go
-// into themselves stay, as many in each head. Keys and values become means of what goes into a
+// Of each (layer without a window, KV head) slot i goes into slot into[head][i]; those that go into
+// themselves stay, as many in each head. Keys and values become means of what goes into a
 // slot, by how often it counts: e to the power of plane `weights`, whose numbers become those of
 // the sums. Throws InvalidArgument for other lists, with nothing changed, and what SequenceState's
-// plane(), merge() and retain() throw.
+// plane(), merge() and retain() throw; Unsupported where such layers have several page tables.
 EFFINFER_API void merge_slots(SequenceState& sequence, std::span<const std::vector<int32_t>> into,
                               std::string_view weights);
 

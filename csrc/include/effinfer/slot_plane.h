@@ -1,7 +1,7 @@
 // Numbers that live with the slots of a sequence (KvCache::add_plane), such as what its rows
 // attended to, and the rows of a step that add to them.
 //
-//   values   [heads][stride]   head: layer of the cache's first group * num_kv_heads + KV head
+//   values   [heads][stride]   head: layer among those without a window * num_kv_heads + KV head
 //             |-- num_slots --|-- room --|
 #pragma once
 

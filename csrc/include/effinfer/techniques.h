@@ -22,6 +22,8 @@
 //                                                      key's position and the head
 //   meta technique.chelsea.weights = "chelsea.weights" a plane by which attention nodes with this
 //                                                      name count keys, e to the power of it
+//   meta technique.kv_compose.layer_groups = 1         so many neighbouring layers without a window
+//                                                      have a page table of their own
 //   meta technique.raas.planes = "raas.stamps"         more planes that its sequences have, commas
 //                                                      between
 //   meta technique.qwen_1m.key_chunks = true           the chunks of keys that nodes know
@@ -67,6 +69,7 @@ struct TechniqueFacts {
   std::string noise;  // with scores of all rows of prompts and outputs only
   std::string weights;
   std::vector<std::string> planes;
+  int64_t layer_groups = 0;  // 0: layers without a window share a page table
   bool key_chunks = false;
   bool lossless = false;
   std::vector<std::string> exclusive;

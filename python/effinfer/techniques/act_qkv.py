@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from effinfer import _core
 from effinfer.techniques.layer_density import spreads
+from effinfer.techniques.rewrite import rewrite
 from effinfer.techniques.sparse_decode import (
     ALWAYS,
     PAGE,

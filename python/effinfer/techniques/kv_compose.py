@@ -3,16 +3,18 @@
 
 Each KV head ranks the keys of a prompt for itself, by what its last rows attend to and by what the
 layer's other heads think of them. The heads' r-th keys, which are keys of other tokens, then lie in
-one slot: a composite token (section 3), so that heads differ and the cache stays a table.
+one slot: a composite token (section 3), so that heads differ and the cache stays a table. Composite
+tokens of all layers may compete for one budget: layers then keep other numbers of them.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from effinfer import _core
+from effinfer.techniques.layer_budgets import budgets_by_layer
 from effinfer.techniques.ranges import choice, number
 from effinfer.techniques.setup import Hook
 from effinfer.techniques.snapkv import SnapKV
@@ -28,6 +30,9 @@ class KVCompose(SnapKV):
     Args:
         budget, window, pool, pooling, chunk_tokens: as of `SnapKV`.
         shared: of the mean over the layer's KV heads, how much a head adds to its own scores.
+        layer_budgets: whether the layers share `budget` times their number, in whole pages, by what
+            their composite tokens have before they are pooled, in place of having one budget each.
+            Layers then have page tables of their own, which GPUs refuse.
     """
 
     META: ClassVar[Meta] = Meta(
@@ -39,15 +44,20 @@ class KVCompose(SnapKV):
         needs=("attention",),
         exclusive=("kv.resident",),
         dense_limit={"budget": 1 << 30},
-        differs="all layers have one budget, as they share a page table, where the paper ranks "
-        "composite tokens over layers; the prompt's last rows ask, and their sum counts, where the "
-        "paper's are those of a task, and the greatest counts",
+        differs="budgets by layer are of whole pages of composite tokens, and an option; the "
+        "prompt's last rows ask, and their sum counts, where the paper's are those of a task, and "
+        "the greatest counts",
         python_steps=True,
         name="kv_compose",
     )
 
     pool: int = choice(1, tuple(range(1, 64, 2)))
     shared: float = number(1.0, least=0.0)
+    layer_budgets: bool = False
+
+    def facts(self) -> dict[str, Any]:
+        groups = {"layer_groups": 1} if self.layer_budgets else {}
+        return {**super().facts(), **groups}
 
     def engine(self, setup: EngineSetup) -> None:
         keep = partial(self.keep, int(setup.graph.metadata["num_kv_heads"]))
@@ -58,6 +68,15 @@ class KVCompose(SnapKV):
         layers = scores.reshape(-1, heads, sequence.length)
         layers += self.shared * layers.mean(axis=1, keepdims=True)
         sequence.set_plane(self.name, scores)
-        sequence.keep_top(
-            self.name, self.budget, last=self.window, pool=self.pool, pooling=self.pooling
-        )
+        counts = {-1: self.budget}  # of all layers
+        if self.layer_budgets and sequence.length > self.budget:
+            counts = dict(enumerate(budgets_by_layer(layers, self.budget, self.window)))
+        for group, count in counts.items():
+            sequence.keep_top(
+                self.name,
+                count,
+                last=self.window,
+                pool=self.pool,
+                pooling=self.pooling,
+                group=group,
+            )

@@ -133,8 +133,9 @@ class Technique:
         kv_bits, kv_residual: in how many bits pages behind so many newest tokens are kept;
         kv_rank, kv_outliers: with how much of what these lack; kv_features, kv_basis: of features
         in which basis, which kv_shared_layers have in common; kv_codebooks: as numbers of vectors
-        in these; key_chunks: the chunks of keys that the graph's nodes know are of its requests
-        alone."""
+        in these; layer_groups: so many neighbouring layers without a window have a page table of
+        their own, so that a hook may keep another number of keys in each; key_chunks: the chunks
+        of keys that the graph's nodes know are of its requests alone."""
         return {}
 
     def to_json(self) -> str:
