@@ -46,7 +46,7 @@ for device in ("cuda", "cpu+cuda"):
         with effinfer.LLM(path, techniques=[technique], **options) as llm:
             found["answers"].setdefault(name, []).append(answer(llm))
             found["explain"][name] = llm.explain()
-for name in (*REFUSED, FORGETFUL):
+for name in REFUSED:
     try:
         with effinfer.LLM(path, device="cuda", techniques=[name]) as llm:
             answer(llm)
