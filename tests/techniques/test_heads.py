@@ -28,10 +28,10 @@ OPENINGS = [
     "A good teacher of music knows that",
 ]
 PARAMS = [
-    SamplingParams(temperature=0.0, max_tokens=64, ignore_eos=True, logprobs=1),
-    SamplingParams(temperature=0.8, seed=1, max_tokens=64, ignore_eos=True, logprobs=0),
-    SamplingParams(temperature=0.8, seed=2, max_tokens=64, ignore_eos=True),
-    SamplingParams(temperature=0.8, seed=3, top_p=0.9, max_tokens=64, ignore_eos=True),
+    SamplingParams(temperature=0.0, max_tokens=128, ignore_eos=True, logprobs=1),
+    SamplingParams(temperature=0.8, seed=1, max_tokens=128, ignore_eos=True, logprobs=0),
+    SamplingParams(temperature=0.8, seed=2, max_tokens=128, ignore_eos=True),
+    SamplingParams(temperature=0.8, seed=3, top_p=0.9, max_tokens=128, ignore_eos=True),
 ]
 
 
@@ -49,6 +49,15 @@ def load(speculation: Speculation | None) -> effinfer.LLM:
 def plain() -> Sequence[effinfer.RequestOutput]:
     with load(None) as llm:
         return llm.generate(OPENINGS, PARAMS)
+
+
+def test_what_heads_read_changes_no_bit_of_the_model(isa: str) -> None:
+    prompt, one = OPENINGS[0], SamplingParams(temperature=0.0, max_tokens=1, logprobs=0)
+    found = []
+    for drafts in (None, Speculation([heads(Medusa)])):
+        with load(drafts) as llm:
+            found.append(llm.generate([prompt], one)[0].logprobs)
+    assert found[0] == found[1]
 
 
 def test_all_weights_are_small() -> None:

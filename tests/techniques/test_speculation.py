@@ -127,7 +127,7 @@ def test_files_become_a_corpus(plain: effinfer.LLM, tmp_path: Path) -> None:
 def test_samples_of_one_prompt_draft_from_each_other(plain: effinfer.LLM) -> None:
     prompts = ["The three laws of robotics are"] * 4
     params = [
-        SamplingParams(temperature=0.4, seed=seed, max_tokens=48, ignore_eos=True)
+        SamplingParams(temperature=0.4, seed=seed, max_tokens=96, ignore_eos=True)
         for seed in range(4)
     ]
     tokens, _, alone = generate(

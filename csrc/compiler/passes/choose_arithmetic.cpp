@@ -50,11 +50,12 @@ bool is_operand(const Rewriter& rewriter, ValueId value) {
   return rewriter.graph().value(value).dtype == DType::act;
 }
 
-// Whether a value becomes queries, keys, values or an output of the graph before it is the operand
-// of another matmul.
-bool steers(const Rewriter& rewriter, ValueId value, std::set<ValueId>& seen) {
-  const std::vector<ValueId>& results = rewriter.graph().outputs;
-  if (std::find(results.begin(), results.end(), value) != results.end()) return true;
+// Whether a value becomes queries, keys, values or the graph's result before it is the operand of
+// another matmul. `alone`: it is a product and nothing else, as logits are. A sum that a graph
+// returns is the residual stream, whoever wants it: the front of a model, or a head that drafts,
+// which must not change what others get.
+bool steers(const Rewriter& rewriter, ValueId value, bool alone, std::set<ValueId>& seen) {
+  if (alone && value == rewriter.graph().outputs.front()) return true;
   if (!seen.insert(value).second || is_operand(rewriter, value)) return false;
   for (const int user : rewriter.users(value)) {
     const Node& node = rewriter.node(user);
@@ -62,7 +63,7 @@ bool steers(const Rewriter& rewriter, ValueId value, std::set<ValueId>& seen) {
     const auto operand = [&](ValueId input) { return is_operand(rewriter, input); };
     if (std::any_of(node.inputs.begin(), node.inputs.end(), operand)) continue;  // a residual
     for (const ValueId output : node.outputs) {
-      if (steers(rewriter, output, seen)) return true;
+      if (steers(rewriter, output, alone && node.inputs.size() == 1, seen)) return true;
     }
   }
   return false;
@@ -71,8 +72,10 @@ bool steers(const Rewriter& rewriter, ValueId value, std::set<ValueId>& seen) {
 bool results_steer(const Rewriter& rewriter, ValueId operand) {
   std::set<ValueId> seen;
   for (const int user : rewriter.users(operand)) {
-    for (const ValueId output : rewriter.node(user).outputs) {
-      if (steers(rewriter, output, seen)) return true;
+    const Node& node = rewriter.node(user);
+    const bool alone = !node.has("residual") || node.get_ints("residual").empty();
+    for (const ValueId output : node.outputs) {
+      if (steers(rewriter, output, alone, seen)) return true;
     }
   }
   return false;
