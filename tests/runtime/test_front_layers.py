@@ -17,6 +17,7 @@ from effinfer.speculation import Speculation
 from effinfer.techniques import Eagle, Medusa, SkipLayers
 from tests.cli.test_cli import effinfer as command
 from tests.head_files import random_weights, write_heads
+from tests.model_files import smollm2_path
 from tests.reference import tiny
 from tests.runtime.test_draft_model import metrics, speculation
 from tests.runtime.test_drafts import SHAPES, Answer, Guesser, make_engine, ragged, run, same
@@ -247,6 +248,16 @@ def test_two_sets_of_cores_share_the_layers_by_their_rates(models):
         assert explained.startswith("layer") and explained.count("\ngraph ") == 2
         assert explained.splitlines()[0].count("reads memory at") == 2
         assert llm.engine.packed_bytes > 0 and llm.engine.arena_bytes > 0
+
+
+@pytest.mark.skipif(len(CORES) < 2, reason="the process may use one core")
+def test_two_sets_of_cores_have_the_bits_of_one(isa):
+    params = effinfer.SamplingParams(temperature=0.0, max_tokens=3, logprobs=0)
+    found = []
+    for device in (f"cpu:{CORES[0]}", f"cpu:{CORES[0]}+cpu:{CORES[-1]}"):
+        with effinfer.LLM(smollm2_path(), device=device, max_seq_len=256) as llm:
+            found.append(llm.generate(["The lighthouse keeper had not spoken"], params)[0].logprobs)
+    assert found[0] == found[1]
 
 
 def test_devices_that_cannot_be_are_refused(models):
