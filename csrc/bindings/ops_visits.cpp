@@ -95,13 +95,13 @@ void page_visits(Visits& visits, const py::array& q, const PagedKv& kv, const py
                  const py::array& kv_indptr, const py::array& kv_indices, const py::array& kv_len,
                  std::optional<float> sm_scale, int32_t unit, bool means, int32_t keys, float share,
                  const std::string& vote, int32_t sink_tokens, int32_t local_tokens,
-                 int32_t min_tokens, const Pool& pool) {
+                 int32_t min_tokens, int32_t window_left, const Pool& pool) {
   const AttentionArguments arguments("page_visits");
   const TensorView queries = arguments.view(q, "q");
   const ops::PagedBatch batch = arguments.batch(qo_indptr, kv_indptr, kv_indices, kv_len);
   const ops::VisitOptions options =
       options_of(sm_scale, kv, sink_tokens, local_tokens, min_tokens, "f32");
-  const ops::RowChoice choice = {keys, share, vote_of(arguments, vote)};
+  const ops::RowChoice choice = {keys, share, vote_of(arguments, vote), window_left};
   const py::gil_scoped_release release;
   ops::page_visits(visits, queries, kv, batch, {choice, unit, means}, options,
                    pool_or_default(pool));
@@ -111,13 +111,13 @@ void key_visits(Visits& visits, const py::array& q, const PagedKv& kv, const py:
                 const py::array& kv_indptr, const py::array& kv_indices, const py::array& kv_len,
                 std::optional<float> sm_scale, const py::object& channels, int32_t keys,
                 float share, const std::string& vote, int32_t sink_tokens, int32_t local_tokens,
-                int32_t min_tokens, const Pool& pool) {
+                int32_t min_tokens, int32_t window_left, const Pool& pool) {
   const AttentionArguments arguments("key_visits");
   const TensorView queries = arguments.view(q, "q");
   const ops::PagedBatch batch = arguments.batch(qo_indptr, kv_indptr, kv_indices, kv_len);
   const ops::VisitOptions options =
       options_of(sm_scale, kv, sink_tokens, local_tokens, min_tokens, "f32");
-  const ops::KeyVisits tokens = {{keys, share, vote_of(arguments, vote)},
+  const ops::KeyVisits tokens = {{keys, share, vote_of(arguments, vote), window_left},
                                  arguments.optional(channels, "channels")};
   const py::gil_scoped_release release;
   ops::key_visits(visits, queries, kv, batch, tokens, options, pool_or_default(pool));
@@ -170,13 +170,13 @@ void register_ops_visits(py::module_& m) {
         py::kw_only(), py::arg("sm_scale") = py::none(), py::arg("unit") = 64,
         py::arg("means") = false, py::arg("keys") = 0, py::arg("share") = 0.0f,
         py::arg("vote") = "highest", py::arg("sink_tokens") = 0, py::arg("local_tokens") = 0,
-        py::arg("min_tokens") = 0, py::arg("pool") = py::none());
+        py::arg("min_tokens") = 0, py::arg("window_left") = -1, py::arg("pool") = py::none());
   m.def("key_visits", &key_visits, py::arg("visits"), py::arg("q"), py::arg("kv"),
         py::arg("qo_indptr"), py::arg("kv_indptr"), py::arg("kv_indices"), py::arg("kv_len"),
         py::kw_only(), py::arg("sm_scale") = py::none(), py::arg("channels") = py::none(),
         py::arg("keys") = 0, py::arg("share") = 0.0f, py::arg("vote") = "highest",
         py::arg("sink_tokens") = 0, py::arg("local_tokens") = 0, py::arg("min_tokens") = 0,
-        py::arg("pool") = py::none());
+        py::arg("window_left") = -1, py::arg("pool") = py::none());
   m.def("hash_visits", &hash_visits, py::arg("visits"), py::arg("q"), py::arg("kv"),
         py::arg("qo_indptr"), py::arg("kv_indptr"), py::arg("kv_indices"), py::arg("kv_len"),
         py::kw_only(), py::arg("bits") = 8, py::arg("tables") = 40, py::arg("seed") = 0,

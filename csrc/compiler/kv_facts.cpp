@@ -54,6 +54,11 @@ Rotation rotation_of(const Graph& graph, const Node& append) {
   return {made, made->inputs[1], true};
 }
 
+// Whether attention, or its index, reads only keys that its window shows, if it has one.
+bool reads_window(const Node& node) {
+  return node.has("window_left") && node.get_int("sink_tokens") == 0;
+}
+
 // How many neighbouring layers without a window have a page table of their own; 0: they share one.
 size_t layers_of_table(const Graph& graph) {
   int64_t least = 0;
@@ -97,23 +102,22 @@ std::vector<KvGroup> kv_groups(const Graph& graph, int32_t num_layers) {
   constexpr int64_t kAll = -1;
   std::vector<int64_t> windows(static_cast<size_t>(num_layers), 0);
   std::vector<bool> read(windows.size(), false);
+  std::vector<bool> indexed(windows.size(), false);
   for (const Node& node : graph.nodes) {
     if (!node.has("layer") || appends(node)) continue;
     const auto layer = static_cast<size_t>(node.get_int("layer"));
-    int64_t window = kAll;
-    const bool dense = node.op == "attention" && !graph::attention_inputs(node).visits;
-    if (dense && node.get_int("sink_tokens") == 0) {
-      window = node.get_int("window_left");
-    }
+    const int64_t window = reads_window(node) ? node.get_int("window_left") : kAll;
     int64_t& widest = windows[layer];
     widest = window == kAll || (widest == kAll && read[layer]) ? kAll : std::max(widest, window);
     read[layer] = true;
+    indexed[layer] = indexed[layer] || node.op == "page_index";
   }
   std::map<int64_t, KvGroup> groups;
   for (size_t layer = 0; layer < windows.size(); ++layer) {
     const int64_t window = read[layer] ? windows[layer] : kAll;
     KvGroup& group = groups[window];
     group.window_left = static_cast<int32_t>(window);
+    group.indexed = group.indexed || indexed[layer];
     group.layers.push_back(static_cast<int32_t>(layer));
   }
   if (!groups.contains(kAll)) return {};

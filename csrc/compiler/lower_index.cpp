@@ -151,6 +151,7 @@ ops::PageIndexProblem page_index(Lowering& lowering, const Node& node) {
   problem.unit = unit_of(node);
   problem.means = takes_means(node);
   problem.vote = node.get_string("vote") == "sum" ? ops::HeadVote::sum : ops::HeadVote::highest;
+  problem.window_left = int_attribute(node, "window_left");
   return problem;
 }
 

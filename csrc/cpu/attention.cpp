@@ -291,7 +291,6 @@ const char* rejects_shape(const AttentionProblem& p) {
   if (p.k.dims <= 0 || p.k.dims > 256 || p.k.dims % 16 != 0) {
     return "head_dim is not a multiple of 16 up to 256";
   }
-  if (p.visits.list_words > 0 && p.window_left >= 0) return "visits know no window";
   const int64_t group_cols = static_cast<int64_t>(p.num_qo_heads / p.num_kv_heads) * p.v.dims;
   if (p.out_operand.data != nullptr && group_cols % ops::kOperandBlock != 0) {
     return "the columns of a KV head's group are no whole blocks of the operand";

@@ -99,6 +99,7 @@ class RowMember {
       kept.keep(words, pages.first, pages.count());
     }
     add_always({p_.sink_tokens, p_.local_tokens}, row, list);
+    list.add(ops::first_shown(p_.window_left, row), pages.first * kPageSize);
     list.add((own_page - 1) * kPageSize, slot + 1);
   }
 

@@ -11,6 +11,7 @@ using ops::PageIndexProblem;
 const char* rejects(const PageIndexProblem& p) {
   if (p.unit != ops::kPageSize) return "keys are not chosen in whole pages of 64";
   if (p.means) return "pages are chosen by means";
+  if (p.window_left >= 0) return "keys are chosen of a window";
   if (p.vote != ops::HeadVote::highest) return "vote is not \"highest\"";
   const DType dtype = p.kv.dtype;
   if (dtype != DType::f32 && dtype != DType::f16 && dtype != DType::bf16 && dtype != DType::i8) {

@@ -189,6 +189,7 @@ std::vector<ValueType> infer_index(const OpContext& context, size_t visits = 2) 
 // What indices of generated rows have in common.
 std::vector<ValueType> infer_generated(const OpContext& context) {
   context.positive("keys", 0);
+  context.positive("window_left", -1);
   check_share(context, "share");
   const std::string& vote = context.node().get_string("vote");
   context.require(vote == "highest" || vote == "sum", "vote", "\"highest\" or \"sum\"");
@@ -306,6 +307,8 @@ std::vector<ValueType> infer_key_index(const OpContext& context) {
   const bool has_plane = !context.node().get_string("plane").empty();
   context.require(has_plane == (context.node().get_float("reuse") > 0.0), "plane",
                   "a name with reuse, and none without");
+  context.require(!has_plane || context.node().get_int("window_left") < 0, "window_left",
+                  "-1 with reuse");
   return infer_generated(context);
 }
 
@@ -368,16 +371,13 @@ std::vector<ValueType> infer_attention_mass(const OpContext& context) {
 
 std::vector<ValueType> infer_attention(const OpContext& context) {
   const Shape& q = queries_and_cache(context);
-  const int64_t window = context.positive("window_left", -1);
+  context.positive("window_left", -1);
   if (context.positive("chunk", 0) > 0) {
     check_chunks(context, q);
   } else {
     context.require(context.num_inputs() <= 3, "chunk", "a positive number with more queries");
   }
-  if (attention_inputs(context.node()).visits) {
-    check_visits(context);
-    context.require(window < 0, "window_left", "-1 with visits");
-  }
+  if (attention_inputs(context.node()).visits) check_visits(context);
   context.positive("sink_tokens", 0);
   context.require(context.node().get_float("logits_soft_cap") >= 0.0, "logits_soft_cap",
                   "at least 0");

@@ -141,7 +141,8 @@ std::vector<OpSpec> rope_ops() {
   };
 }
 
-std::vector<OpSpec> attention_ops() {
+// What chooses the keys that attention visits.
+std::vector<OpSpec> index_ops() {
   return {
       {.name = "column_index",
        .min_inputs = 2,
@@ -167,7 +168,7 @@ std::vector<OpSpec> attention_ops() {
                       number("sm_scale"), text("score", "bounds"), integer("unit", 64),
                       integer("keys", 0), number("share", 0.0), text("vote", "highest"),
                       integer("sink_tokens", 0), integer("local_tokens", 0),
-                      integer("min_tokens", 0), integers("only")},
+                      integer("min_tokens", 0), integers("only"), integer("window_left", -1)},
        .infer = infer_page_index},
       {.name = "key_index",
        .min_inputs = 2,
@@ -176,7 +177,8 @@ std::vector<OpSpec> attention_ops() {
                       number("sm_scale"), integers("channels"), integer("keys", 0),
                       number("share", 0.0), text("vote", "highest"), integer("sink_tokens", 0),
                       integer("local_tokens", 0), integer("min_tokens", 0), integers("only"),
-                      integer("of_layer", -1), number("reuse", 0.0), text("plane", "")},
+                      integer("of_layer", -1), number("reuse", 0.0), text("plane", ""),
+                      integer("window_left", -1)},
        .infer = infer_key_index},
       {.name = "hash_index",
        .min_inputs = 2,
@@ -206,6 +208,11 @@ std::vector<OpSpec> attention_ops() {
        .max_inputs = 2,
        .attributes = {integer("layer"), integer("heads"), integer("kv_heads")},
        .infer = infer_copy_index},
+  };
+}
+
+std::vector<OpSpec> attention_ops() {
+  return {
       {.name = "attention_mass",
        .min_inputs = 2,
        .max_inputs = 2,
@@ -259,7 +266,7 @@ const std::vector<OpSpec>& all_ops() {
   static const std::vector<OpSpec> table = [] {
     std::vector<OpSpec> all;
     for (const auto group :
-         {row_ops, linear_ops, norm_ops, rope_ops, attention_ops, elementwise_ops}) {
+         {row_ops, linear_ops, norm_ops, rope_ops, index_ops, attention_ops, elementwise_ops}) {
       std::vector<OpSpec> more = group();
       std::move(more.begin(), more.end(), std::back_inserter(all));
     }

@@ -71,8 +71,8 @@ std::vector<std::unique_ptr<PagePool>> make_pools(const KvCacheConfig& config) {
       if (knows_rope) part.rope.push_back(config.rope[static_cast<size_t>(layer)]);
     }
     if (group.window_left >= 0) part.coding = {};
-    part.index_unit = group.window_left < 0 ? config.index_unit : 0;
-    part.index_bits = group.window_left < 0 ? config.index_bits : 0;
+    part.index_unit = group.window_left < 0 || group.indexed ? config.index_unit : 0;
+    part.index_bits = group.window_left < 0 ? config.index_bits : 0;  // what hashes has none
     pools.push_back(std::make_unique<PagePool>(part));
   }
   return pools;

@@ -301,7 +301,7 @@ struct AttentionProblem : AttentionLogits {
   int64_t mask_bytes = 0;
   const int64_t* mask_starts = nullptr;       // [S] bits, of sequences; null with lists
   const int64_t* mask_row_strides = nullptr;  // [S] bits between rows
-  VisitPlan visits;  // lists that the step has written before; without a window and lists of spans
+  VisitPlan visits;  // lists that the step has written before; without lists of spans
 
   float v_scale = 1.0f;
   const float* alibi_slopes = nullptr;  // [num_qo_heads]

@@ -72,6 +72,8 @@ PageIndexProblem checked(const Validator& check, Visits& visits, const Arguments
   p.keys = choice.keys;
   p.share = choice.share;
   p.vote = choice.vote;
+  check.at_least("window_left", choice.window_left, -1);
+  p.window_left = choice.window_left;
   p.heads = heads.data();
   p.max_kv_len = static_cast<int32_t>(visits.list_words() * kPageSize);
   return p;
@@ -93,8 +95,10 @@ std::string describe(const PageIndexProblem& p) {
          " head_dim=" + std::to_string(p.kv.head_dim) +
          " kv_dtype=" + std::string(name(p.kv.dtype)) +
          " sink_tokens=" + std::to_string(p.sink_tokens) +
-         " local_tokens=" + std::to_string(p.local_tokens) + "; all keys: rows of prompts, or of " +
-         "fewer than " + std::to_string(p.min_tokens) + " keys";
+         " local_tokens=" + std::to_string(p.local_tokens) +
+         (p.window_left < 0 ? "" : " window_left=" + std::to_string(p.window_left)) +
+         "; all keys: rows of prompts, or of " + "fewer than " + std::to_string(p.min_tokens) +
+         " keys";
 }
 
 // As if all bounds were known.

@@ -10,7 +10,9 @@
 //   page     0 ... sinks     ...              o - 2    o - 1     o
 //            visited         chosen from               visited   visited, up to the row
 //
-// Pages that lie within the local tokens are visited and not chosen from, either.
+// Pages that lie within the local tokens are visited and not chosen from, either. With a window
+// it is chosen from pages that the row's window holds whole; of the page that the window cuts its
+// keys are visited. Pages before that may be freed: nothing reads them.
 //
 // Tokens of one step are 64 at most, so what is chosen from was there before the step, whichever
 // of its rows asks: a row chooses alike alone, as a draft, and fed again behind others. A row of a
@@ -41,9 +43,16 @@ struct PageCandidates {
 
   constexpr int64_t count() const { return end - first; }
 };
+// The first key that a row's window shows; window_left -1: there is none.
+constexpr int64_t first_shown(int32_t window_left, const VisitBlock& row) {
+  const int64_t first = window_left < 0 ? 0 : int64_t{row.position} - window_left;
+  return first > 0 ? first : 0;
+}
 constexpr PageCandidates candidates_of(int32_t sink_tokens, int32_t local_tokens,
-                                       const VisitBlock& row) {
-  const int64_t first = sink_tokens / kPageSize;
+                                       const VisitBlock& row, int32_t window_left = -1) {
+  const int64_t sinks = sink_tokens / kPageSize;
+  const int64_t shown = (first_shown(window_left, row) + kPageSize - 1) / kPageSize;
+  const int64_t first = sinks > shown ? sinks : shown;
   const int64_t local = local_tokens > 0 ? row.position + 1 - local_tokens : row.position;
   const int64_t behind = local > 0 ? (local + kPageSize - 1) / kPageSize : 0;
   const int64_t newest = row.position / kPageSize - 1;
@@ -79,7 +88,8 @@ struct PageIndexProblem {
   float sm_scale = 1.0f;
   int32_t sink_tokens = 0;
   int32_t local_tokens = 0;
-  int32_t min_tokens = 0;
+  int32_t min_tokens = 0;    // of those that the row's window shows
+  int32_t window_left = -1;  // as attention's
   int32_t unit = kPageSize;  // keys that are chosen together, by bounds; 1: by their own products
   int32_t keys = 0;          // how many are chosen, in whole units,
   float share = 0.0f;        // or which share of the units, whichever is more
@@ -103,7 +113,7 @@ struct PageIndexProblem {
 };
 
 constexpr PageCandidates candidates_of(const PageIndexProblem& p, const VisitBlock& row) {
-  return candidates_of(p.sink_tokens, p.local_tokens, row);
+  return candidates_of(p.sink_tokens, p.local_tokens, row, p.window_left);
 }
 // Of `units` of them, how many it visits.
 constexpr int64_t chosen_units(const PageIndexProblem& p, int64_t units) {
@@ -115,7 +125,8 @@ constexpr int64_t chosen_units(const PageIndexProblem& p, int64_t units) {
 }
 constexpr bool visits_all(const PageIndexProblem& p, const VisitBlock& row) {
   const int64_t units = candidates_of(p, row).count() * (kPageSize / p.unit);
-  return row.position + 1 < p.min_tokens || chosen_units(p, units) == units;
+  const int64_t shown = row.position + 1 - first_shown(p.window_left, row);
+  return shown < p.min_tokens || chosen_units(p, units) == units;
 }
 
 std::string describe(const PageIndexProblem& problem);

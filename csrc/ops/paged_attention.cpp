@@ -93,8 +93,6 @@ void paged_attention(const TensorView& q, const PagedKv& kv, const PagedBatch& b
   if (options.visits != nullptr) {
     problem.visits =
         plan_of(*options.visits, "paged_attention", problem.batch, heads, kv.num_kv_heads());
-    check.expect(options.window_left < 0, "window_left", "-1 with visits",
-                 std::to_string(options.window_left));
     check.expect(ancestors.empty(), "parents", "none with visits", "some");
   }
   if (options.arithmetic == DType::bf16) problem.arithmetic = Arithmetic::bf16;

@@ -1871,6 +1871,7 @@ def key_visits(
     sink_tokens: int = 0,
     local_tokens: int = 0,
     min_tokens: int = 0,
+    window_left: int = -1,
     pool: ThreadPool | None = None,
 ) -> None: ...
 def kv_append(
@@ -2059,6 +2060,7 @@ def page_visits(
     sink_tokens: int = 0,
     local_tokens: int = 0,
     min_tokens: int = 0,
+    window_left: int = -1,
     pool: ThreadPool | None = None,
 ) -> None: ...
 def paged_attention(

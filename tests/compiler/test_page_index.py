@@ -1,6 +1,7 @@
 """page_index and key_index in a graph: which keys generated tokens visit."""
 
 import re
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -130,8 +131,44 @@ def test_an_index_is_for_its_heads(method):
     assert (logits("[0]") != generated(model)).any()
 
 
-def test_layers_with_windows_stay_as_they_are():
+def test_layers_with_small_windows_stay_as_they_are():
     assert "page_index" not in Quest().graph(make_gemma().graph).to_string()
+
+
+def with_window(model: TinyModel, window: int) -> TinyModel:
+    text = model.graph.to_string().replace("window_left = -1", f"window_left = {window}")
+    return TinyModel(_core.Graph.parse(text), model.source, model.exact)
+
+
+def test_windows_are_chosen_from_where_they_are_larger_than_min_tokens():
+    graph = with_window(make_llama(), 511).graph
+    for least, indices in ((511, LAYERS), (512, 0)):
+        text = Quest(min_tokens=least, skip_layers=0).graph(graph).to_string()
+        assert text.count("= page_index(") == indices
+        assert text.count("window_left = 511") == LAYERS + indices
+    copying = Quest(min_tokens=0, skip_layers=0, reuse_layers=2)
+    keeping = TokenSelect(min_tokens=0, skip_layers=0, reuse=0.9)
+    assert copying.graph(graph) == keeping.graph(graph) == graph
+
+
+@pytest.mark.parametrize("method", SOME, ids=lambda method: method.name)
+def test_rows_choose_of_their_windows(isa, method):
+    """Of a window that holds the last 56 keys of page 0 and page 1 is chosen from."""
+    model = with_window(make_llama(), 231)
+    dense = generated(model)
+    everything = generated(sparse(model, replace(method, budget=1 << 30)))
+    np.testing.assert_array_equal(everything, dense)
+    expected = generated(sparse(model, method))
+    assert (expected != dense).any(-1).all()
+    for rows in (2, 3, 10):
+        np.testing.assert_array_equal(generated(sparse(model, method), rows), expected)
+
+
+def test_a_choice_is_kept_of_layers_without_a_window_alone():
+    graph = TokenSelect(min_tokens=0, skip_layers=0, reuse=0.9).graph(make_llama().graph)
+    text = graph.to_string().replace("window_left = -1", "window_left = 9")
+    with pytest.raises(_core.FormatError, match="window_left: expected -1 with reuse"):
+        _core.Graph.parse(text).verify()
 
 
 def test_first_layers_are_skipped():

@@ -197,17 +197,6 @@ def test_wrong_indices_are_refused(text, message):
         Wrong().graph(make_llama().graph)
 
 
-def test_visits_and_a_window_are_refused():
-    class Windowed(SparsePrefill):
-        def indices(self, layer: int, kv_heads: int) -> list[tuple[str, dict[str, Any]]]:
-            return [("block_index", {"pages": 1})]
-
-    text = Windowed().graph(make_llama().graph).to_string()
-    broken = text.replace("window_left = -1", "window_left = 9")
-    with pytest.raises(_core.FormatError, match="window_left: expected -1 with visits"):
-        _core.Graph.parse(broken).verify()
-
-
 def test_a_graph_with_indices_prints_and_parses():
     graph = METHODS[1].graph(make_llama().graph)
     again = _core.Graph.parse(graph.to_string())

@@ -374,6 +374,7 @@ TEST("an index of keys chosen or drawn singly, within pages or in strides is ref
     CHECK_THROWS(Unsupported, index, Engine(model, options_on(kGpu, Precision::fast)));
   };
   refused("page_index", "unit = 16, keys = 128");
+  refused("page_index", "window_left = 150, keys = 64");
   refused("key_index", "keys = 128");
   refused("hash_index", "tables = 8");
   refused("strided_index", "stride = 2");

@@ -39,15 +39,35 @@ def test_each_row_sees_what_its_list_has(isa, dtype, heads, kv_heads, head_dim):
     assert_close(out, expected, terms=head_dim + max(KV_LENS), magnitude=magnitude)
 
 
-def test_lists_of_everything_are_dense_attention(isa):
+@pytest.mark.parametrize("dtype", ["f32", "bf16", "i8"])
+@pytest.mark.parametrize(("window", "sinks"), [(0, 0), (63, 0), (100, 70), (700, 0), (1500, 65)])
+def test_of_its_list_each_row_sees_what_its_window_shows(isa, dtype, window, sinks):
+    rng = np.random.default_rng(window)
+    batch = make_batch(rng, KV_LENS, QO_LENS)
+    kv, keys, values = fill(rng, batch, 3, 64, dtype)
+    q = rng.standard_normal((sum(QO_LENS), 9, 64), np.float32)
+    visits = make_visits(batch, 9, 3)
+    visits.words[:] = random_words(rng, visits.words.shape)
+    lists = visited(visits, batch, 3)
+    scale, seen = np.float32(64**-0.5), {"window_left": window, "sink_tokens": sinks}
+    out = _core.paged_attention(q, kv, *batch.lists, sm_scale=scale, visits=visits, **seen)
+    expected, magnitude = reference(
+        q, keys, values, batch, scale, window, sinks=sinks, visited=lists
+    )
+    assert_close(out, expected, terms=64 + max(KV_LENS), magnitude=magnitude)
+
+
+@pytest.mark.parametrize("window", [-1, 90, 700])
+def test_lists_of_everything_are_dense_attention(isa, window):
     rng = np.random.default_rng(3)
     batch = make_batch(rng, KV_LENS, QO_LENS)
     kv, _, _ = fill(rng, batch, 3, 64, "bf16")
     q = rng.standard_normal((sum(QO_LENS), 9, 64), np.float32)
     visits = make_visits(batch, 9, 3)
     visits.words[:] = ~np.uint64(0)
-    dense = _core.paged_attention(q, kv, *batch.lists)
-    np.testing.assert_array_equal(_core.paged_attention(q, kv, *batch.lists, visits=visits), dense)
+    dense = _core.paged_attention(q, kv, *batch.lists, window_left=window)
+    actual = _core.paged_attention(q, kv, *batch.lists, window_left=window, visits=visits)
+    np.testing.assert_array_equal(actual, dense)
 
 
 def rounded_away(values: np.ndarray, up: bool) -> np.ndarray:
@@ -122,14 +142,16 @@ def check_row(bits: np.ndarray, row, q: np.ndarray, keys: np.ndarray, options: d
     """One list [kv_len]; whether something was left out."""
     position = row[3]
     sinks, own = options.get("sink_tokens", 0), position // PAGE
-    first = sinks // PAGE
+    window = options.get("window_left", -1)
+    shown = max(0, position - window) if window >= 0 else 0
+    first = max(sinks // PAGE, -(-shown // PAGE))
     unit = options.get("unit", PAGE)
     local = options.get("local_tokens", 0)
     behind_local = -(-max(0, position + 1 - local) // PAGE) if local else own
     count = max(0, min(own - 1, behind_local) - first) * PAGE // unit
     wanted = options.get("keys", 0) // unit
     budget = max(wanted, int(np.ceil(np.float32(options.get("share", 0.0)) * np.float32(count))))
-    if position + 1 < options.get("min_tokens", 0) or budget >= count:
+    if position + 1 - shown < options.get("min_tokens", 0) or budget >= count:
         assert bits[: position + 1].all()
         return False
     behind = slice(first * PAGE, first * PAGE + count * unit)
@@ -140,6 +162,8 @@ def check_row(bits: np.ndarray, row, q: np.ndarray, keys: np.ndarray, options: d
     scores, error = of_units(q, units, options.get("vote", "highest"))
     always = np.zeros(position + 1, bool)
     always[:sinks] = True
+    always[shown : first * PAGE] = True
+    assert not bits[sinks:shown].any()
     always[max(0, position + 1 - local) if local else position :] = True
     always[(own - 1) * PAGE :] = True
     chosen = bits[behind].reshape(count, unit)
@@ -177,6 +201,11 @@ def check_row(bits: np.ndarray, row, q: np.ndarray, keys: np.ndarray, options: d
         ("bf16", {"means": True, "unit": 16, "share": 0.3, "vote": "sum"}),
         ("f16", {"means": True, "unit": 16, "keys": 48, "sink_tokens": 64}),
         ("i8", {"means": True, "unit": 16, "keys": 200, "local_tokens": 200}),
+        ("f32", {"keys": 128, "window_left": 700}),
+        ("bf16", {"keys": 64, "sink_tokens": 64, "window_left": 511, "min_tokens": 512}),
+        ("i8", {"unit": 16, "share": 0.3, "window_left": 600, "min_tokens": 500}),
+        ("f16", {"means": True, "keys": 128, "window_left": 639, "vote": "sum"}),
+        ("bf16", {"means": True, "unit": 16, "keys": 48, "window_left": 900}),
     ],
 )
 def test_units_by_bounds_and_means(isa, dtype, options, heads, kv_heads, head_dim):
@@ -192,6 +221,7 @@ def test_units_by_bounds_and_means(isa, dtype, options, heads, kv_heads, head_di
         ("bf16", {"share": 0.1, "sink_tokens": 3, "vote": "sum"}),
         ("f16", {"keys": 1, "local_tokens": 200}),
         ("i8", {"keys": 300, "min_tokens": 1000, "sink_tokens": 130}),
+        ("bf16", {"keys": 100, "window_left": 500}),
     ],
 )
 def test_keys_by_their_logits(isa, dtype, options, channels, heads, kv_heads, head_dim):
@@ -275,6 +305,7 @@ def test_refused():
         ("sink_tokens", -1),
         ("local_tokens", -1),
         ("min_tokens", -1),
+        ("window_left", -2),
         ("sm_scale", float("inf")),
     ):
         with pytest.raises(error, match=rf"\[page_visits\] {name}"):

@@ -68,6 +68,23 @@ def test_attention_sees_what_lists_have(isa, dtype, heads, kv_heads, head_dim):
         assert_close(out, expected, magnitude=magnitude, eps=BF16_EPS / 2)
 
 
+@pytest.mark.parametrize("window", [0, 63, 150, 700])
+def test_of_lists_rows_see_what_their_windows_show(isa, window):
+    rng = np.random.default_rng(window)
+    batch = make_batch(rng, KV_LENS, QO_LENS)
+    kv, keys, values = fill(rng, batch, 3, 64, "bf16")
+    q = rng.standard_normal((sum(QO_LENS), 9, 64), np.float32)
+    visits = _core.Visits(batch.qo_indptr, batch.kv_len, 9, 3)
+    visits.words[:] = random_words(rng, visits.words.shape)
+    lists = visited(visits, batch, 3)
+    scale = np.float32(0.125)
+    out = _core.paged_attention(
+        q, kv, *batch.lists, sm_scale=scale, window_left=window, visits=visits
+    )
+    expected, magnitude = reference(q, keys, values, batch, scale, window, visited=lists)
+    assert_close(out, expected, terms=64 + max(KV_LENS), magnitude=magnitude)
+
+
 def test_lists_of_everything_are_dense_attention(isa):
     rng = np.random.default_rng(3)
     batch = make_batch(rng, KV_LENS, QO_LENS)
@@ -328,8 +345,6 @@ def test_refused():
     error = _core.InvalidArgumentError
     with pytest.raises(error, match=r"\[paged_attention\] visits: expected lists of this batch"):
         _core.paged_attention(q, kv, *batch.lists, visits=other)
-    with pytest.raises(error, match=r"\[paged_attention\] window_left: expected -1"):
-        _core.paged_attention(q, kv, *batch.lists, visits=visits, window_left=3)
     for name, value in (
         ("columns", -1),
         ("slash_mass", 1.5),

@@ -117,13 +117,15 @@ class KeyPages {
     int32_t token;
   };
 
-  // Whether the visited tokens of the page at hand are taken out of it: lines of 16 tokens are
-  // copied as they are.
+  // Whether the visited tokens of the page at hand, which all rows see, are taken out of it: lines
+  // of 16 tokens are copied as they are.
   bool gathers() const {
     const bool past = (page_ + 1) * kUnit <= task_.position;
+    const int64_t last = task_.position + task_.num_rows - 1;  // of a chain: a tree's are before it
+    const bool shown = task_.window_left < 0 || page_ * kUnit >= last - task_.window_left;
     const bool pays = __builtin_popcountll(word()) <= kGatherTokens ||
                       (word() != ~uint64_t{0} && whole_lines(word()));
-    return past && pays && !task_.coded.holds(task_.pages[page_]);
+    return past && shown && pays && !task_.coded.holds(task_.pages[page_]);
   }
   // Whether the word has all of 16 tokens or none, four times.
   static bool whole_lines(uint64_t word) { return (word & 0x0001000100010001) * 0xffff == word; }

@@ -27,7 +27,12 @@ struct KvGroup {
   // -1: all keys stay. Else what lies so many tokens before the next one is never read again: its
   // pages are freed as tokens are committed, but for kSlack tokens that may be rolled back.
   int32_t window_left = -1;
-  friend bool operator==(const KvGroup&, const KvGroup&) = default;
+  // Of a window: what index_unit says is kept of its pages, too. A cache without it fits as well:
+  // the index then makes it in each step.
+  bool indexed = false;
+  friend bool operator==(const KvGroup& a, const KvGroup& b) {
+    return a.layers == b.layers && a.window_left == b.window_left;
+  }
 };
 
 // How the keys of a layer are rotated: pair d by the position times inv_freq[d].
@@ -85,9 +90,9 @@ struct KvCacheConfig {
   // most the memory of num_pages pages as they are written; an encoded one takes 28 % (4 bits) or
   // 17 % (2 bits) of bf16's bytes. What encoding frees goes back to the system.
   KvCoding coding = {};
-  // Keys, 64, 32, 16 or 1, that an index of generated rows chooses together in layers without a
-  // window; 0: none does. Of each 64, 32 or 16 in full pages bounds are kept, 1.6 %, 3.1 % or 6.3 %
-  // more memory with bf16. Not beside coding: Unsupported.
+  // Keys, 64, 32, 16 or 1, that an index of generated rows chooses together; 0: none does. Of each
+  // 64, 32 or 16 in full pages bounds are kept, 1.6 %, 3.1 % or 6.3 % more memory with bf16, in
+  // layers without a window and in groups that are `indexed`. Not beside coding: Unsupported.
   int32_t index_unit = 0;
   bool index_means = false;  // of each unit the mean is kept, in half of that, in place of bounds
   // Of units of 1: bits that are kept of each key of full pages, for an index that hashes keys. Of

@@ -128,6 +128,7 @@ def page_visits(
     sink_tokens: int = 0,
     local_tokens: int = 0,
     min_tokens: int = 0,
+    window_left: int = -1,
     pool: ThreadPool | None = None,
 ) -> None:
     """Writes the lists of generated rows: units of 16, 32 or 64 keys by how high their logits may
@@ -145,6 +146,8 @@ def page_visits(
         vote: what the query heads of a KV head make of their scores, each with a softmax over the
             units, or the windows: the "highest", or the "sum".
         min_tokens: rows behind fewer keys visit all of them.
+        window_left: at least 0 of attention with such a window: rows choose from pages that lie
+            within it, visit what it shows of the page before, and min_tokens is of its keys.
     """
     _core.page_visits(
         visits,
@@ -160,6 +163,7 @@ def page_visits(
         sink_tokens=sink_tokens,
         local_tokens=local_tokens,
         min_tokens=min_tokens,
+        window_left=window_left,
         pool=pool,
     )
 
@@ -181,6 +185,7 @@ def key_visits(
     sink_tokens: int = 0,
     local_tokens: int = 0,
     min_tokens: int = 0,
+    window_left: int = -1,
     pool: ThreadPool | None = None,
 ) -> None:
     """Writes the lists of generated rows: single keys by their logits (TokenSelect,
@@ -189,7 +194,8 @@ def key_visits(
     Args:
         q: float32 [T, num_qo_heads, head_dim].
         channels: int32 [num_kv_heads, n], ascending; None: all.
-        keys, share, vote, min_tokens: as page_visits() has them, with units of one key.
+        keys, share, vote, min_tokens, window_left: as page_visits() has them, with units of one
+            key.
     """
     _core.key_visits(
         visits,
@@ -204,5 +210,6 @@ def key_visits(
         sink_tokens=sink_tokens,
         local_tokens=local_tokens,
         min_tokens=min_tokens,
+        window_left=window_left,
         pool=pool,
     )

@@ -20,7 +20,6 @@ from effinfer.techniques.sparse_decode import (
     PAGE,
     SparseDecode,
     sparse_decode,
-    visits_all,
 )
 from effinfer.techniques.technique import Meta
 
@@ -65,9 +64,7 @@ class ActQKV(SparseDecode):
                 f"[ActQKV] spread: expected a number above 0 for each of {len(layers)} layers, as "
                 f"calibrate(llm, text) returns them, got {len(self.spread)}"
             )
-        chooses = [
-            visits_all(node) and node["attributes"]["layer"] >= self.skip_layers for node in layers
-        ]
+        chooses = [self.chooses(node) for node in layers]
         own = [each if chosen else 0.0 for each, chosen in zip(self.spread, chooses, strict=True)]
         return rewrite(graph, replace(self, spread=tuple(own)).rule())
 

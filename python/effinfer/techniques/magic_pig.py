@@ -93,7 +93,10 @@ class MagicPIG(Technique):
                 "hash_index", *inputs, **shared_facts(node), **options, **limits, means=mean
             )
 
-        return rewrite(graph, index_rule(self.skip_layers, list_of))
+        def chooses(node: dict[str, Any]) -> bool:
+            return visits_all(node) and node["attributes"]["layer"] >= self.skip_layers
+
+        return rewrite(graph, index_rule(chooses, list_of))
 
     def facts(self) -> dict[str, str | int]:
         return {"chooses": "output", "min_tokens": self.min_tokens}

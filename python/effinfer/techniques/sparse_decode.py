@@ -3,7 +3,8 @@
 For each generated row and KV head an index node before attention writes a list of its own, from the
 row's queries and what its sequence holds up to the row: the first page of 64 keys and the two
 newest in any case, and of the others what the method scores highest. Nothing is dropped: the next
-token may choose other keys. Prompts and layers with a sliding window stay as they are.
+token may choose other keys. Prompts stay as they are, and so do layers whose sliding window has no
+more than `min_tokens` keys. Where it has more, a token chooses of the pages that its window shows.
 """
 
 from abc import ABC, abstractmethod
@@ -19,12 +20,14 @@ from effinfer.techniques.technique import Meta, Technique
 
 # list_of(builder, node, inputs): the lists that an attention node visits, from nodes before it.
 ListOf = Callable[[GraphBuilder, dict[str, Any], list[Value]], Value]
+Chooses = Callable[[dict[str, Any]], bool]  # whether an attention node visits chosen keys
 
 PAGE = 64
 ALWAYS = 3 * PAGE  # keys that are not chosen: the first page, the token's own, the one before it
 
 # Attributes of an attention node that its index has too.
 _SHARED = ("layer", "heads", "kv_heads", "head_dim", "sm_scale")
+_OF_WINDOWS = ("page_index", "key_index")  # what chooses of a window's keys
 
 
 def sparse_decode(
@@ -56,16 +59,16 @@ def shared_facts(node: dict[str, Any]) -> dict[str, Any]:
     return {key: node["attributes"][key] for key in _SHARED}
 
 
-def index_rule(skip_layers: int, list_of: ListOf, reuse_layers: int = 1) -> Rule:
-    """What becomes of a graph's nodes, in their order: every attention without a window, but for
-    those of the first layers, visits the lists that `list_of` makes of it and its inputs, behind
-    those of prompts if there are any. Of `reuse_layers` that follow each other one makes them."""
+def index_rule(chooses: Chooses, list_of: ListOf, reuse_layers: int = 1) -> Rule:
+    """What becomes of a graph's nodes, in their order: every attention that `chooses` says visits
+    the lists that `list_of` makes of it and its inputs, behind those of prompts if there are any.
+    Of `reuse_layers` that follow each other one makes them."""
     lists: list[Value] = []  # of each layer that visits chosen keys
 
     def visit(builder: GraphBuilder, node: dict[str, Any], inputs: list[Value]) -> Value | None:
-        facts = node["attributes"]
-        if not visits_all(node) or facts["layer"] < skip_layers:
+        if not chooses(node):
             return None
+        facts = node["attributes"]
         if len(lists) % reuse_layers:
             shared = {key: facts[key] for key in ("layer", "heads", "kv_heads")}
             lists.append(builder.node("copy_index", lists[-1], *inputs[2:3], **shared))
@@ -102,13 +105,25 @@ class SparseDecode(Technique, ABC):
         (docs/graph_ops.md), where they are not those that all have."""
 
     def graph(self, graph: _core.Graph) -> _core.Graph:
-        """With an index before every attention that has no window, behind that of prompts if there
-        is one."""
+        """With an index before every attention that chooses, behind that of prompts if there is
+        one."""
         return rewrite(graph, self.rule())
 
     def rule(self) -> Rule:
         """What becomes of a graph's nodes, in their order."""
-        return index_rule(self.skip_layers, self.list_of, self.reuse_layers)
+        return index_rule(self.chooses, self.list_of, self.reuse_layers)
+
+    def chooses(self, node: dict[str, Any]) -> bool:
+        """Whether a node is attention that visits chosen keys."""
+        facts = node["attributes"]
+        if node["op"] != "attention" or facts["layer"] < self.skip_layers:
+            return False
+        if visits_all(node):
+            return True
+        # Lists are copied to other windows, and kept in planes, of layers without one alone.
+        op, chosen = self.index(facts["layer"], facts["kv_heads"])
+        knows = op in _OF_WINDOWS and "plane" not in chosen and self.reuse_layers == 1
+        return knows and facts["window_left"] >= self.min_tokens
 
     def facts(self) -> dict[str, str | int]:
         return {"chooses": "output", "min_tokens": self.min_tokens}
@@ -122,6 +137,7 @@ class SparseDecode(Technique, ABC):
         """Of an attention node: its index, with all attributes."""
         facts = node["attributes"]
         op, options = self.index(facts["layer"], facts["kv_heads"])
+        window = {"window_left": facts["window_left"], "sink_tokens": facts["sink_tokens"]}
         return op, {
             **shared_facts(node),
             "keys": self.budget - ALWAYS,
@@ -129,4 +145,5 @@ class SparseDecode(Technique, ABC):
             "sink_tokens": PAGE,
             "min_tokens": self.min_tokens,
             **options,
+            **({} if visits_all(node) else window),
         }

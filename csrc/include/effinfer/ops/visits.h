@@ -100,6 +100,10 @@ struct RowChoice {
   int32_t keys = 0;
   float share = 0.0f;
   HeadVote vote = HeadVote::highest;
+  // At least 0: of attention that sees so many keys before the row. It chooses from pages that lie
+  // within these, all of which count where fewer than min_tokens do, and visits those that it sees
+  // of the page before.
+  int32_t window_left = -1;
 };
 
 // Units of 16, 32 or 64 keys, by how high their logits may be: the sum over dimensions of the
