@@ -30,7 +30,8 @@ def test_as_many_samples_as_keys_are_dense_attention(isa, precision):
 
 
 def test_samples_count_for_what_is_left_out():
-    """The mean of the logits of 40 seeds is nearer to those of all keys than without samples."""
+    """The mean of the logits of 20 seeds is the nearer to those of all keys the more is drawn, and
+    nearer than without samples. What attention is as exact as is in test_bucket_index.cpp."""
     model = make_llama()
     exact = logits(model, precision="f32")
 
@@ -42,7 +43,7 @@ def test_samples_count_for_what_is_left_out():
         return float(np.linalg.norm(np.mean(found, axis=0) - exact))
 
     common = {"min_tokens": 0, "keys": 0, "local_tokens": 1}
-    assert distance(40, samples=16) < 0.5 * distance(1, samples=0)
+    assert distance(20, samples=40) < distance(20, samples=10) < distance(1, samples=0)
 
 
 class Mixed(SparsePrefill):

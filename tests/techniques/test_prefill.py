@@ -120,7 +120,7 @@ def test_names():
     assert as_prefill("xattention") == XAttention()
     own = MInference(vertical_size=7)
     assert as_prefill(own) is own
-    with pytest.raises(effinfer.InvalidArgumentError, match=r"prefill: expected dense, minf"):
+    with pytest.raises(effinfer.InvalidArgumentError, match=r"prefill: expected dense, hyper"):
         effinfer.LLM(smollm2_path(), prefill="dens")
 
 
