@@ -240,7 +240,7 @@ void lower_attention(Lowering& lowering, const Node& node) {
   if (inputs.visits) {
     places.visits = lowering.visit_slot(node);
     problem.visits.list_words = 1;  // for what variants reject and describe() tells
-    if (lowering.visit_shape(node).weights && !problem.weights.empty()) {
+    if (lowering.visit_shape(node).weights() && !problem.weights.empty()) {
       throw Unsupported("[attention] weights: expected no plane of them, as what an index draws " +
                         ("has its own, got \"" + std::string(problem.weights)) + '"');
     }

@@ -7,6 +7,7 @@
 #include "effinfer/error.h"
 #include "graph/op_specs.h"
 #include "kv/page_pool.h"
+#include "ops/bucket_index.h"
 #include "ops/hash_index.h"
 #include "ops/history_index.h"
 #include "ops/page_index.h"
@@ -117,13 +118,15 @@ ops::HashShape hash_shape(const Node& node) {
           int_attribute(node, "tables"), int_attribute(node, "bits")};
 }
 
-// Another index of generated rows would leave the weights of its lists as they are.
+// Another index of its kind would leave the weights of its lists as they are.
 void require_alone(const Lowering& lowering, const Node& index) {
   for (const Node& node : lowering.graph().nodes) {
-    const bool other = &node != &index && chooses_rows(node) && node.outputs != index.outputs;
+    const bool other =
+        &node != &index && share_a_kind(node, index) && node.outputs != index.outputs;
     if (!other || lowering.visited_layer(node) != lowering.visited_layer(index)) continue;
     throw InvalidArgument("[" + index.op + "] layer: expected no other index of its layer's " +
-                          "generated rows, got " + node.op);
+                          (chooses_rows(index) ? "generated rows" : "prompts") + ", got " +
+                          node.op);
   }
 }
 
@@ -242,6 +245,29 @@ void lower_hash_index(Lowering& lowering, const Node& node) {
   }
   problem.means = lowering.constant(means);
   problem.heads = indexed_heads(lowering, node);
+  lowering.add(node, problem, index_places(lowering, node));
+}
+
+void lower_bucket_index(Lowering& lowering, const Node& node) {
+  require_alone(lowering, node);
+  ops::BucketIndexProblem problem;
+  problem.q_stride = lowering.cols(node.inputs[0]);
+  problem.num_qo_heads = int_attribute(node, "heads");
+  problem.kv.num_kv_heads = int_attribute(node, "kv_heads");
+  problem.kv.head_dim = int_attribute(node, "head_dim");
+  problem.kv.dtype = lowering.kv_dtype();
+  problem.bits = int_attribute(node, "bits");
+  problem.keys = int_attribute(node, "keys");
+  problem.samples = int_attribute(node, "samples");
+  problem.sink_tokens = int_attribute(node, "sink_tokens");
+  problem.local_tokens = int_attribute(node, "local_tokens");
+  problem.min_tokens = int_attribute(node, "min_tokens");
+  problem.seed = static_cast<uint64_t>(node.get_int("seed"));
+  problem.layer = int_attribute(node, "layer");
+  problem.planes =
+      lowering.hash_constants(ops::kBucketPlanes, problem.kv.head_dim, node.get_int("seed")).planes;
+  problem.heads = indexed_heads(lowering, node);
+  problem.max_kv_len = lowering.max_seq_len();
   lowering.add(node, problem, index_places(lowering, node));
 }
 

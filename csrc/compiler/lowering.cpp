@@ -30,6 +30,7 @@ std::vector<Rule> all_rules() {
       {"attention", lower_attention},
       {"column_index", lower_column_index},
       {"block_index", lower_block_index},
+      {"bucket_index", lower_bucket_index},
       {"page_index", lower_page_index},
       {"key_index", lower_key_index},
       {"hash_index", lower_hash_index},
@@ -180,7 +181,9 @@ ops::VisitShape Lowering::visit_shape(const Node& node) const {
     if (!is_index(index) || visited_layer(index) != visited_layer(node)) continue;
     shape.rows |= chooses_rows(index);
     shape.blocks |= chooses_blocks(index);
-    shape.weights |= weighs_keys(index);
+    if (!weighs_keys(index)) continue;
+    shape.row_weights |= chooses_rows(index);
+    shape.block_weights |= chooses_blocks(index);
   }
   return shape;
 }

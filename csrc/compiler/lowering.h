@@ -136,11 +136,12 @@ inline bool chooses_rows(const Node& node) {
          node.op == "strided_index" || node.op == "history_index" || node.op == "copy_index";
 }
 inline bool chooses_blocks(const Node& node) {
-  return node.op == "column_index" || node.op == "block_index" || node.op == "strided_index";
+  return node.op == "column_index" || node.op == "block_index" || node.op == "bucket_index" ||
+         node.op == "strided_index";
 }
 // Whether it says how often the keys of its lists count.
 inline bool weighs_keys(const Node& node) {
-  return node.op == "hash_index";
+  return node.op == "hash_index" || node.op == "bucket_index";
 }
 // What the indices of generated rows want a cache to keep (KvCacheConfig::index_unit). Throws
 // InvalidArgument when one wants another thing than the others.
@@ -163,6 +164,7 @@ void lower_rope_append(Lowering& lowering, const Node& node);
 void lower_attention(Lowering& lowering, const Node& node);
 void lower_column_index(Lowering& lowering, const Node& node);
 void lower_block_index(Lowering& lowering, const Node& node);
+void lower_bucket_index(Lowering& lowering, const Node& node);
 void lower_page_index(Lowering& lowering, const Node& node);
 void lower_key_index(Lowering& lowering, const Node& node);
 void lower_hash_index(Lowering& lowering, const Node& node);

@@ -1,5 +1,5 @@
-// What the driver of hash_index hands to an ISA level: codes of a page's keys and of queries, which
-// keys collide, and what cosines are made of.
+// What the drivers of hash_index and bucket_index hand to an ISA level: codes of a page's keys and
+// of queries, which keys collide, and what cosines are made of.
 #pragma once
 
 #include <cstdint>
@@ -34,6 +34,8 @@ struct KeyAngles {
 struct HashIndexKernels {
   // [num_planes] words: bit t is that of token t. `scratch` has hash_scratch_floats().
   void (*hash)(const HashedPage&, float* scratch, uint64_t* words);
+  // Adds a page's keys to sums [head_dim].
+  void (*add_keys)(const KeyShape&, const PageKeys&, float* sums);
   // Of the query heads q [group][head_dim] the bits that their own planes give, as words of
   // inverted bits: all are set where it is 0.
   void (*hash_queries)(const float* q, int64_t head_dim, const float* planes,

@@ -19,19 +19,34 @@ using V = KvF32::V;
 constexpr int64_t kLine = 64;
 constexpr int64_t kTogether = ops::kTablesTogether;
 
-// use(d, keys): 16 keys from `first` on, less their mean, of each dimension in order.
+// use(d, keys): 16 keys from `first` on, of each dimension in order.
 template <class Kv, class Use>
-[[gnu::always_inline]] inline void for_centred(const PageKeys& page, int64_t dim, int64_t first,
-                                               const float* mean, Use&& use) {
+[[gnu::always_inline]] inline void for_keys(const PageKeys& page, int64_t dim, int64_t first,
+                                            Use&& use) {
   constexpr int P = Kv::P;
   for (int64_t d = 0; d < dim; d += P) {
     V keys[P];
     Kv::expand(page.k + (first / 16 * dim + d) / P * kLine, keys);
     for (int j = 0; j < P; ++j) {
       if constexpr (Kv::kScaled) keys[j] = keys[j] * V::load(page.k_scale + first);
-      use(d + j, keys[j] - V::set(mean[d + j]));
+      use(d + j, keys[j]);
     }
   }
+}
+
+// The same, less their mean.
+template <class Kv, class Use>
+[[gnu::always_inline]] inline void for_centred(const PageKeys& page, int64_t dim, int64_t first,
+                                               const float* mean, Use&& use) {
+  for_keys<Kv>(page, dim, first, [&](int64_t d, V keys) { use(d, keys - V::set(mean[d])); });
+}
+
+void add_keys(const KeyShape& shape, const PageKeys& page, float* sums) {
+  with_lines(shape.dtype, [&]<class Kv>() {
+    for (int64_t first = 0; first < ops::kPageSize; first += 16) {
+      for_keys<Kv>(page, shape.head_dim, first, [&](int64_t d, V keys) { sums[d] += sum(keys); });
+    }
+  });
 }
 
 // On which sides of R planes 16 keys [dim][16] lie, in the bits from `first` on.
@@ -136,8 +151,8 @@ namespace effinfer::cpu {
 template <>
 const HashIndexKernels& kernels<Level::EFFINFER_LEVEL>() {
   namespace level = EFFINFER_LEVEL;
-  static constexpr HashIndexKernels kTable = {level::hash, level::hash_queries, level::collide,
-                                              level::measure};
+  static constexpr HashIndexKernels kTable = {level::hash, level::add_keys, level::hash_queries,
+                                              level::collide, level::measure};
   return kTable;
 }
 

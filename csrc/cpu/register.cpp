@@ -41,6 +41,7 @@ void cpu::register_cpu() {
   register_prefill_index();
   register_page_index();
   register_hash_index();
+  register_bucket_index();
   register_history_index();
   add_levels<ops::StridedIndexProblem, Level::portable>("strided_index");
   register_attention_mass();

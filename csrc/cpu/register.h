@@ -46,6 +46,7 @@ void register_attention_scores();
 void register_prefill_index();
 void register_page_index();
 void register_hash_index();
+void register_bucket_index();
 void register_history_index();
 void register_attention_mass();
 void register_rope_append();

@@ -170,6 +170,11 @@ bool IndexPlaces::fill(ops::PrefillIndexInputs& in, const Step& step) const {
   return in.visits.num_blocks > 0;
 }
 
+bool IndexPlaces::fill(ops::BucketIndexProblem& p, const Step& step) const {
+  set(p, step);
+  return p.visits.num_blocks > 0;
+}
+
 bool IndexPlaces::fill(ops::PageIndexProblem& p, const Step& step) const {
   set(p, step);
   if (!p.planes.name.empty()) {

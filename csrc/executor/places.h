@@ -14,6 +14,7 @@
 #include "executor/step.h"
 #include "ops/attention.h"
 #include "ops/attention_mass.h"
+#include "ops/bucket_index.h"
 #include "ops/elementwise.h"
 #include "ops/embedding.h"
 #include "ops/hash_index.h"
@@ -197,6 +198,7 @@ struct IndexPlaces {
 
   bool fill(ops::ColumnIndexProblem& p, const Step& step) const { return fill(p.in, step); }
   bool fill(ops::BlockIndexProblem& p, const Step& step) const { return fill(p.in, step); }
+  bool fill(ops::BucketIndexProblem& p, const Step& step) const;
   bool fill(ops::PageIndexProblem& p, const Step& step) const;
   bool fill(ops::HashIndexProblem& p, const Step& step) const;
   bool fill(ops::HistoryIndexProblem& p, const Step& step) const;

@@ -284,6 +284,14 @@ std::vector<ValueType> infer_block_index(const OpContext& context) {
   return infer_index(context);
 }
 
+std::vector<ValueType> infer_bucket_index(const OpContext& context) {
+  context.require(ops::is_hash_bits(context.positive("bits")), "bits", "1 to 8");
+  context.positive("keys", 0);
+  context.positive("samples", 0);
+  context.positive("seed", 0);
+  return infer_index(context);
+}
+
 std::vector<ValueType> infer_page_index(const OpContext& context) {
   const int64_t unit = context.positive("unit");
   context.require(ops::is_bounds_unit(unit), "unit", "16, 32 or 64");

@@ -16,6 +16,7 @@ std::vector<ValueType> infer_rope(const OpContext& context);
 std::vector<ValueType> infer_kv_append(const OpContext& context);
 std::vector<ValueType> infer_column_index(const OpContext& context);
 std::vector<ValueType> infer_block_index(const OpContext& context);
+std::vector<ValueType> infer_bucket_index(const OpContext& context);
 std::vector<ValueType> infer_page_index(const OpContext& context);
 std::vector<ValueType> infer_key_index(const OpContext& context);
 std::vector<ValueType> infer_hash_index(const OpContext& context);

@@ -141,8 +141,8 @@ std::vector<OpSpec> rope_ops() {
   };
 }
 
-// What chooses the keys that attention visits.
-std::vector<OpSpec> index_ops() {
+// What chooses keys for blocks of prompts.
+std::vector<OpSpec> block_index_ops() {
   return {
       {.name = "column_index",
        .min_inputs = 2,
@@ -161,6 +161,20 @@ std::vector<OpSpec> index_ops() {
                       number("mass", 0.0), integer("sink_tokens", 0), integer("local_tokens", 0),
                       integer("min_tokens", 0), integers("only")},
        .infer = infer_block_index},
+      {.name = "bucket_index",
+       .min_inputs = 2,
+       .max_inputs = 3,
+       .attributes = {integer("layer"), integer("heads"), integer("kv_heads"), integer("head_dim"),
+                      number("sm_scale"), integer("bits", 8), integer("keys", 0),
+                      integer("samples", 0), integer("seed", 0), integer("sink_tokens", 0),
+                      integer("local_tokens", 0), integer("min_tokens", 0), integers("only")},
+       .infer = infer_bucket_index},
+  };
+}
+
+// And for generated rows, or for both.
+std::vector<OpSpec> row_index_ops() {
+  return {
       {.name = "page_index",
        .min_inputs = 2,
        .max_inputs = 3,
@@ -265,8 +279,8 @@ std::vector<OpSpec> elementwise_ops() {
 const std::vector<OpSpec>& all_ops() {
   static const std::vector<OpSpec> table = [] {
     std::vector<OpSpec> all;
-    for (const auto group :
-         {row_ops, linear_ops, norm_ops, rope_ops, index_ops, attention_ops, elementwise_ops}) {
+    for (const auto group : {row_ops, linear_ops, norm_ops, rope_ops, block_index_ops,
+                             row_index_ops, attention_ops, elementwise_ops}) {
       std::vector<OpSpec> more = group();
       std::move(more.begin(), more.end(), std::back_inserter(all));
     }

@@ -25,7 +25,7 @@ VisitBuffers::VisitBuffers(const VisitShape& shape, int64_t max_tokens, int64_t 
   words_.resize(static_cast<size_t>(blocks * shape.num_kv_heads * list_words_));
   chosen_.resize(static_cast<size_t>(sequences * shape.num_qo_heads * 2 * list_words_));
   done_.resize(static_cast<size_t>(sequences * shape.num_kv_heads));
-  if (shape.weights) reserve_weights(blocks * shape.num_kv_heads);
+  if (shape.weights()) reserve_weights(blocks * shape.num_kv_heads);
 }
 
 void VisitBuffers::reserve_weights(int64_t lists) {
@@ -96,7 +96,7 @@ VisitPlan VisitBuffers::plan(const BatchLayout& batch) {
   plan.words = words_.data();
   plan.chosen = chosen_.data();
   plan.done = done_.data();
-  if (shape_.weights) {
+  if (shape_.weights()) {
     plan.log_weights = log_weights_.get();
     plan.weighted = weighted_.data();
     const int64_t lists = (plan.num_blocks + plan.num_rows) * plan.num_kv_heads;
@@ -127,7 +127,7 @@ Visits::Visits(const PagedBatch& batch, int32_t num_qo_heads, int32_t num_kv_hea
       sequences == 0 ? 0 : *std::max_element(impl_->kv_len.begin(), impl_->kv_len.end());
   VisitShape shape = {num_qo_heads, num_kv_heads};
   shape.rows = generated;
-  shape.weights = weighted;
+  shape.block_weights = shape.row_weights = weighted;
   impl_->buffers = VisitBuffers(shape, layout.num_tokens, sequences, longest);
   impl_->plan = impl_->buffers.plan(layout);
   if (weighted) std::fill_n(impl_->plan.weighted, num_blocks() * num_kv_heads, uint8_t{1});

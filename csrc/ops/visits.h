@@ -115,11 +115,16 @@ struct VisitShape {
   bool blocks = true;    // rows of prompts have lists
   bool rows = false;     // generated rows have
   bool columns = false;  // some index chooses columns
-  bool weights = false;  // some index says how often keys count
+  // Some index says how often keys of lists of that kind count.
+  bool block_weights = false;
+  bool row_weights = false;
+
+  constexpr bool weights() const { return block_weights || row_weights; }
 
   constexpr bool same_lists(const VisitShape& other) const {
     return num_qo_heads == other.num_qo_heads && num_kv_heads == other.num_kv_heads &&
-           blocks == other.blocks && rows == other.rows && weights == other.weights;
+           blocks == other.blocks && rows == other.rows && block_weights == other.block_weights &&
+           row_weights == other.row_weights;
   }
 };
 

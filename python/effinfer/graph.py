@@ -149,6 +149,11 @@ class GraphBuilder:
         """A handle as that of `column_index`, by scores of blocks of 64 keys."""
         return self.node("block_index", q, kv, *after, **attributes)
 
+    def bucket_index(self, q: Value, kv: Value, *after: Value, **attributes: Any) -> Value:
+        """A handle as that of `column_index`: keys by their hashes, and drawn ones that count for
+        the others."""
+        return self.node("bucket_index", q, kv, *after, **attributes)
+
     def page_index(self, q: Value, kv: Value, *after: Value, **attributes: Any) -> Value:
         """Which units of 16, 32 or 64 keys generated tokens visit, by what bounds their logits, or
         pages by means of their keys: such a handle."""

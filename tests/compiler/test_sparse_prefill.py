@@ -6,7 +6,13 @@ import numpy as np
 import pytest
 
 from effinfer import _core
-from effinfer.techniques import MInference, SampleAttention, SparsePrefill, XAttention
+from effinfer.techniques import (
+    HyperAttention,
+    MInference,
+    SampleAttention,
+    SparsePrefill,
+    XAttention,
+)
 from tests.compiler.interpreter import Array, attention, evaluate
 from tests.compiler.tiny_models import HEAD_DIM, Stepper, TinyModel, make_gemma, make_llama
 
@@ -100,6 +106,7 @@ METHODS = [
     ),
     SampleAttention(min_tokens=0, mass=0.3, local_tokens=10),
     XAttention(min_tokens=0, threshold=0.5, stride=4),
+    HyperAttention(min_tokens=0, keys=10, samples=5, bits=3, local_tokens=1),
 ]
 
 

@@ -336,10 +336,10 @@ TEST("every operator of graphs runs on a GPU") {
   const std::vector<int32_t> tokens = tokens_of(70, 4);
   // Those of BitNet and Gemma are in tests/models/test_families_on_gpu.py, of techniques in
   // tests/techniques/test_eviction_on_gpu.py. A GPU refuses key_index, hash_index,
-  // history_index and strided_index.
-  std::set<std::string> seen = {"ternary_linear", "add_rms_norm", "attention_mass",
-                                "copy_index",     "key_index",    "hash_index",
-                                "history_index",  "strided_index"};
+  // history_index, strided_index and bucket_index.
+  std::set<std::string> seen = {"ternary_linear", "add_rms_norm",  "attention_mass",
+                                "copy_index",     "key_index",     "hash_index",
+                                "history_index",  "strided_index", "bucket_index"};
   const auto run = [&](const std::string& type, const IndexText& index, const UnaryText& gate) {
     const std::shared_ptr<const Model> model = model_of(type, index, gate);
     EngineOptions options = options_on(kGpu, Precision::f32);
@@ -378,6 +378,7 @@ TEST("an index of keys chosen or drawn singly, within pages or in strides is ref
   refused("key_index", "keys = 128");
   refused("hash_index", "tables = 8");
   refused("strided_index", "stride = 2");
+  refused("bucket_index", "samples = 64");
 }
 
 TEST("a profile has a record of each call of a step, timed on the device") {

@@ -16,6 +16,7 @@ from effinfer.techniques import (
     Chelsea,
     CommVQ,
     DoubleSparsity,
+    HyperAttention,
     InfLLMV2,
     Keyformer,
     KVCompose,
@@ -68,6 +69,9 @@ CASES: dict[str, Technique] = {
     ),
     "gear": GEAR(bits=2, rank=2, outliers=12, residual=16),
     "h2o": H2O(budget=150, recent=40, stride=50, chunk_tokens=128),
+    "hyper_attention": HyperAttention(
+        keys=40, samples=20, bits=4, min_tokens=0, local_tokens=10, chunk_tokens=128
+    ),
     "infllm_v2": InfLLMV2(budget=256, local=64, min_tokens=0, skip_layers=0),
     "keyformer": Keyformer(
         budget=150, recent=40, stride=50, chunk_tokens=128, temperature=1.5, noise=0.8

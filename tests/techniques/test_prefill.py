@@ -10,6 +10,7 @@ import effinfer
 from effinfer import SamplingParams
 from effinfer.techniques import (
     PREFILLS,
+    HyperAttention,
     MInference,
     SampleAttention,
     SparsePrefill,
@@ -29,6 +30,7 @@ METHODS = {
         min_tokens=0, pattern="a_shape", a_shape_local_tokens=300, a_shape_sink_tokens=64
     ),
     "sample_attention": SampleAttention(min_tokens=0, mass=0.9, local_tokens=200),
+    "hyper_attention": HyperAttention(min_tokens=0, keys=320, samples=128, local_tokens=128),
     "xattention": XAttention(min_tokens=0, threshold=0.9),
 }
 
@@ -118,7 +120,7 @@ def test_names():
     assert as_prefill("xattention") == XAttention()
     own = MInference(vertical_size=7)
     assert as_prefill(own) is own
-    with pytest.raises(effinfer.InvalidArgumentError, match=r"prefill: expected dense, minf"):
+    with pytest.raises(effinfer.InvalidArgumentError, match=r"prefill: expected dense, hyper"):
         effinfer.LLM(smollm2_path(), prefill="dens")
 
 

@@ -29,6 +29,7 @@ from effinfer.techniques.gumiho import Gumiho
 from effinfer.techniques.heads import Heads
 from effinfer.techniques.hidden_transfer import HiddenTransfer
 from effinfer.techniques.hydra import Hydra
+from effinfer.techniques.hyper_attention import HyperAttention
 from effinfer.techniques.installed import PREFILLS, Installed, as_prefill
 from effinfer.techniques.kangaroo import Kangaroo
 from effinfer.techniques.kv_methods import (
@@ -145,6 +146,7 @@ __all__ = [
     "Heads",
     "HiddenTransfer",
     "Hydra",
+    "HyperAttention",
     "InfLLMV2",
     "Installed",
     "KVCompose",

@@ -63,8 +63,8 @@ class SparsePrefill(Technique, ABC):
 
     @abstractmethod
     def indices(self, layer: int, kv_heads: int) -> list[tuple[str, dict[str, Any]]]:
-        """The nodes that choose a layer's keys: pairs of an operator, `column_index` or
-        `block_index`, and its attributes (docs/graph_ops.md)."""
+        """The nodes that choose a layer's keys: pairs of an operator, `column_index`,
+        `block_index` or `bucket_index`, and its attributes (docs/graph_ops.md)."""
 
     def graph(self, graph: _core.Graph) -> _core.Graph:
         """The graph with the method before every attention that has no window."""

@@ -5,6 +5,7 @@ from typing import Any
 
 from effinfer import _core
 from effinfer.techniques.drafting_methods import drafting_methods
+from effinfer.techniques.hyper_attention import HyperAttention
 from effinfer.techniques.kv_methods import KV_METHODS
 from effinfer.techniques.minference import MInference
 from effinfer.techniques.s2_attention import S2Attention
@@ -13,6 +14,7 @@ from effinfer.techniques.technique import Meta, Technique, name_of
 from effinfer.techniques.xattention import XAttention
 
 _CLASSES: tuple[type[Any], ...] = (
+    HyperAttention,
     MInference,
     S2Attention,
     SampleAttention,
