@@ -40,7 +40,7 @@ class HyperAttention(SparsePrefill):
     )
 
     keys: int = integer(1024)
-    samples: int = integer(512)
+    samples: int = integer(1024)
     bits: int = integer(8, least=1, most=8)
     seed: int = integer(0)
     sink_tokens: int = integer(64)
