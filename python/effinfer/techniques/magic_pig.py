@@ -67,20 +67,18 @@ class MagicPIG(Technique):
     skip_layers: int = integer(2)
 
     def calibrate(self, llm: LLM, text: str) -> MagicPIG:
-        """The same for a model, by a text of at least 256 tokens. Throws InvalidArgumentError for a
-        shorter one."""
+        """The same for a model, by a text of at least 256 tokens (else InvalidArgumentError)."""
         rows = list(keys_and_values(llm.files, llm.tokenize(text), rotated=True))
         means = [keys.mean(0, dtype=float) * _STEPS for keys in rows[::2]]
         return replace(self, means=tuple(int(mean) for each in means for mean in each.round()))
 
     def graph(self, graph: _core.Graph) -> _core.Graph:
-        layers = [node["attributes"] for node in graph.nodes if visits_all(node)]
-        sizes = {facts["layer"]: facts["kv_heads"] * facts["head_dim"] for facts in layers}
+        facts = [node["attributes"] for node in graph.nodes if visits_all(node)]
+        sizes = {each["layer"]: each["kv_heads"] * each["head_dim"] for each in facts}
         if len(self.means) != sum(sizes.values()):
             raise _core.InvalidArgumentError(
-                f"[MagicPIG] means: expected {sum(sizes.values())}, of each dimension of the keys "
-                f"of {len(sizes)} layers, as calibrate(llm, text) returns them, got "
-                f"{len(self.means)}"
+                f"[MagicPIG] means: expected {sum(sizes.values())} (keys of {len(sizes)} layers), "
+                f"as calibrate(llm, text) returns them, got {len(self.means)}"
             )
         left = iter(self.means)
         means = {layer: [next(left) for _ in range(size)] for layer, size in sizes.items()}
@@ -88,10 +86,8 @@ class MagicPIG(Technique):
         def list_of(builder: GraphBuilder, node: dict[str, Any], inputs: list[Value]) -> Value:
             options = {"bits": self.bits, "tables": self.tables, "seed": self.seed}
             limits = {"sink_tokens": PAGE, "min_tokens": self.min_tokens}
-            mean = means[node["attributes"]["layer"]]
-            return builder.node(
-                "hash_index", *inputs, **shared_facts(node), **options, **limits, means=mean
-            )
+            own = {**shared_facts(node), **options, **limits}
+            return builder.node("hash_index", *inputs, **own, means=means[own["layer"]])
 
         def chooses(node: dict[str, Any]) -> bool:
             return visits_all(node) and node["attributes"]["layer"] >= self.skip_layers
