@@ -172,7 +172,7 @@ def test_means_are_of_the_model(plain, method):
     keys = [k.astype(float).mean(0) for _, k in queries_and_keys(plain.files, ids)]
     np.testing.assert_allclose(np.array(method.means) / 1024, np.ravel(keys), atol=0.51 / 1024)
     error = effinfer.InvalidArgumentError
-    with pytest.raises(error, match=r"means: expected 5760, of each dimension of the keys of 30"):
+    with pytest.raises(error, match=r"means: expected 5760 \(keys of 30 layers\)"):
         load(replace(method, means=method.means[1:]))
     with pytest.raises(error, match=r"text: expected at least 256 tokens, got"):
         method.calibrate(plain, "Two words")
