@@ -92,6 +92,7 @@ void attend(const AttentionKernels& level, const AttentionMassProblem& p, const 
   task.k = ops::keys_of(p.kv);
   task.k.data += kv_head * task.k.head_stride;
   if (task.k.scales != nullptr) task.k.scales += kv_head * task.k.scale_head_stride;
+  task.v.data = task.k.data;  // of no dimensions
   task.pages = p.batch.kv_indices + p.batch.kv_indptr[s];
   task.page_size = ops::kPageSize;
   task.num_rows = 1;
