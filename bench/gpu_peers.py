@@ -21,6 +21,7 @@ SHAPES = ((4096, 4096), (14336, 4096), (4096, 14336))
 TOKENS = (1, 4, 16, 64)
 PROMPT_TOKENS = (512, 2048)
 NORM_ROWS, NORM_COLS = (1, 64, 1024, 8192), 4096
+PROMPT_LENGTH = 8192
 BATCHES, CONTEXTS, GROUPS = (1, 8, 64), (1024, 8192, 65536), (1, 4, 8)
 KV_HEADS, HEAD_DIM, PAGE = 8, 128, 64
 SAMPLING_ROWS, SAMPLING_VOCAB = (1, 64), 128256
@@ -163,6 +164,43 @@ def attention(torch: Any, flashinfer: Any) -> None:
             torch.cuda.empty_cache()
 
 
+def prompt_calls(torch: Any, flashinfer: Any, group: int) -> dict[str, Callable[[int], Any]]:
+    """Causal attention of one prompt, of FlashInfer by each of its kernels, over its pages."""
+    heads, tokens = KV_HEADS * group, PROMPT_LENGTH
+    q = torch.randn(tokens, heads, HEAD_DIM, device="cuda", dtype=torch.bfloat16)
+    if flashinfer is None:
+        shape = (1, KV_HEADS, tokens, HEAD_DIM)
+        k, v = (torch.randn(shape, device="cuda", dtype=torch.bfloat16) for _ in range(2))
+        rows = q.transpose(0, 1)[None]
+        attend = torch.nn.functional.scaled_dot_product_attention
+        return {"torch sdpa": lambda _: attend(rows, k, v, is_causal=True, enable_gqa=group > 1)}
+    pages = tokens // PAGE
+    kv = torch.randn(pages, 2, PAGE, KV_HEADS, HEAD_DIM, device="cuda", dtype=torch.bfloat16)
+    rows, bounds = (torch.tensor([0, n], dtype=torch.int32, device="cuda") for n in (tokens, pages))
+    order = torch.randperm(pages, device="cuda").to(torch.int32)
+    last = torch.tensor([PAGE], dtype=torch.int32, device="cuda")
+    calls: dict[str, Callable[[int], Any]] = {}
+    for backend in ("fa2", "fa3"):
+        workspace = torch.empty(256 << 20, dtype=torch.uint8, device="cuda")
+        wrapper = flashinfer.BatchPrefillWithPagedKVCacheWrapper(workspace, "NHD", backend=backend)
+        wrapper.plan(
+            rows, bounds, order, last, heads, KV_HEADS, HEAD_DIM, PAGE,
+            causal=True, q_data_type=torch.bfloat16, kv_data_type=torch.bfloat16,
+        )  # fmt: skip
+        calls[f"flashinfer {backend}"] = lambda _, run=wrapper.run: run(q, kv)
+    return calls
+
+
+def prompts(torch: Any, flashinfer: Any) -> None:
+    for group in GROUPS:
+        case = {"batch": 1, "context": PROMPT_LENGTH, "group": group, "density": 1.0}
+        try:
+            for peer, call in prompt_calls(torch, flashinfer, group).items():
+                say(section="prompts", **case, median_us=median_us(torch, 1, call), peer=peer)
+        except RuntimeError as error:
+            say(note=f"peers: prompts, {case}: {str(error).splitlines()[0]}")
+
+
 def sampling(torch: Any, flashinfer: Any) -> None:
     """From logits: where FlashInfer takes probabilities their softmax is part of the call."""
     if flashinfer is None:
@@ -209,6 +247,7 @@ def main() -> int:
     matmuls(torch)
     norms(torch)
     attention(torch, flashinfer)
+    prompts(torch, flashinfer)
     sampling(torch, flashinfer)
     return 0
 

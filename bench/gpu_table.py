@@ -10,7 +10,9 @@ Row = dict[str, Any]
 KEYS = {
     "matmul": ("dtype", "rows", "cols", "n"),
     "prefill": ("rows", "cols", "n"),  # all types beside cuBLASLt's bfloat16
+    "ternary": ("rows", "cols", "n"),
     "attention": ("batch", "context", "group", "rows"),
+    "prompts": ("batch", "context", "group", "density"),
     "norms": ("op", "rows", "cols"),
     "sampling": ("op", "rows", "cols"),
 }
@@ -21,10 +23,12 @@ def case_of(row: Row) -> tuple[Any, ...]:
 
 
 def label(row: Row) -> str:
-    if row["section"] in ("matmul", "prefill"):
+    if row["section"] in ("matmul", "prefill", "ternary"):
         return f"{row['dtype']} {row['rows']}x{row['cols']} n={row['n']}"
     if row["section"] == "attention":
         return f"batch {row['batch']} kv {row['context']} group {row['group']} rows {row['rows']}"
+    if row["section"] == "prompts":
+        return f"{row['context']} tokens group {row['group']} density {row['density']:g}"
     return f"{row['op']} {row['rows']}x{row['cols']}"
 
 

@@ -1,12 +1,11 @@
 // Speed of the GPU kernels, in CUDA graphs over inputs in turn that no cache holds.
 //
-//   bench_gpu [--sections copy,matmul,prefill,attention,norms,sampling] [--rotate-mb 400]
-//   [--replays 12]
-//             [--least-calls 8] [--copy-mb 1024]
+//   bench_gpu [--sections copy,matmul,prefill,ternary,attention,prompts,norms,sampling]
+//             [--rotate-mb 400] [--replays 12] [--least-calls 8] [--copy-mb 1024]
 //             [--shapes 4096x4096,30MBx4096] [--dtypes q4_0,bf16] [--tokens 1,4,16,64]
-//             [--prompt-tokens 512,2048]
+//             [--prompt-tokens 512,2048] [--ternary-shapes 13824x2560]
 //             [--batches 1,8,64] [--contexts 1024] [--groups 1,4,8] [--kv-heads 8]
-//             [--head-dim 128] [--query-rows 1,8]
+//             [--head-dim 128] [--query-rows 1,8] [--prompt-lengths 8192] [--densities 1,0.1]
 //             [--norm-rows 1,1024] [--norm-cols 4096]
 //             [--sampling-rows 1,64] [--sampling-vocab 128256]
 //
@@ -50,8 +49,9 @@ void print_device() {
 int run(Options& options) {
   using Section = int (*)(Options&, const Settings&, effinfer::Queue&);
   const std::map<std::string, Section> sections = {
-      {"copy", bench_copy},           {"matmul", bench_matmul}, {"prefill", bench_prefill},
-      {"attention", bench_attention}, {"norms", bench_norms},   {"sampling", bench_sampling}};
+      {"copy", bench_copy},       {"matmul", bench_matmul},       {"prefill", bench_prefill},
+      {"ternary", bench_ternary}, {"attention", bench_attention}, {"prompts", bench_prompts},
+      {"norms", bench_norms},     {"sampling", bench_sampling}};
   const Settings settings{std::atof(options["--rotate-mb"].c_str()) * 1e6,
                           std::atoi(options["--replays"].c_str()),
                           std::atoi(options["--least-calls"].c_str())};
@@ -74,25 +74,29 @@ int run(Options& options) {
 }  // namespace bench
 
 int main(int argc, char** argv) {
-  bench::Options options = {{"--sections", "copy,matmul,prefill,attention,norms,sampling"},
-                            {"--rotate-mb", "400"},
-                            {"--replays", "12"},
-                            {"--least-calls", "8"},
-                            {"--copy-mb", "1024"},
-                            {"--shapes", "4096x4096,14336x4096,4096x14336,30MBx4096"},
-                            {"--dtypes", "q4_0,q4_k,q6_k,q8_0,bf16"},
-                            {"--tokens", "1,4,16,64"},
-                            {"--prompt-tokens", "512,2048"},
-                            {"--batches", "1,8,64"},
-                            {"--contexts", "1024,8192,65536"},
-                            {"--groups", "1,4,8"},
-                            {"--kv-heads", "8"},
-                            {"--head-dim", "128"},
-                            {"--query-rows", "1,8"},
-                            {"--norm-rows", "1,64,1024,8192"},
-                            {"--norm-cols", "4096"},
-                            {"--sampling-rows", "1,64"},
-                            {"--sampling-vocab", "128256"}};
+  bench::Options options = {
+      {"--sections", "copy,matmul,prefill,ternary,attention,prompts,norms,sampling"},
+      {"--rotate-mb", "400"},
+      {"--replays", "12"},
+      {"--least-calls", "8"},
+      {"--copy-mb", "1024"},
+      {"--shapes", "4096x4096,14336x4096,4096x14336,30MBx4096"},
+      {"--dtypes", "q4_0,q4_k,q6_k,q8_0,bf16"},
+      {"--tokens", "1,4,16,64"},
+      {"--prompt-tokens", "512,2048"},
+      {"--ternary-shapes", "13824x2560"},
+      {"--batches", "1,8,64"},
+      {"--contexts", "1024,8192,65536"},
+      {"--groups", "1,4,8"},
+      {"--kv-heads", "8"},
+      {"--head-dim", "128"},
+      {"--query-rows", "1,8"},
+      {"--prompt-lengths", "8192"},
+      {"--densities", "1,0.1"},
+      {"--norm-rows", "1,64,1024,8192"},
+      {"--norm-cols", "4096"},
+      {"--sampling-rows", "1,64"},
+      {"--sampling-vocab", "128256"}};
   bench::read_options(argc, argv, options);
   const effinfer::Backend* backend = effinfer::cuda_backend();
   if (backend == nullptr || backend->num_devices() == 0) {

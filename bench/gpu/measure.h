@@ -119,7 +119,9 @@ inline std::vector<float> widened(const std::vector<uint16_t>& bf16) {
 int bench_copy(Options& options, const Settings& settings, effinfer::Queue& queue);
 int bench_matmul(Options& options, const Settings& settings, effinfer::Queue& queue);
 int bench_prefill(Options& options, const Settings& settings, effinfer::Queue& queue);
+int bench_ternary(Options& options, const Settings& settings, effinfer::Queue& queue);
 int bench_attention(Options& options, const Settings& settings, effinfer::Queue& queue);
+int bench_prompts(Options& options, const Settings& settings, effinfer::Queue& queue);
 int bench_norms(Options& options, const Settings& settings, effinfer::Queue& queue);
 int bench_sampling(Options& options, const Settings& settings, effinfer::Queue& queue);
 

@@ -14,8 +14,8 @@
 #include "effinfer/ops/elementwise.h"
 #include "gpu/device_arrays.h"
 #include "gpu/hopper_device.h"
-#include "gpu/host_backend.h"
 #include "gpu/paths.h"
+#include "gpu/replays.h"
 #include "gpu/tiny_model.h"
 #include "graph/op_specs.h"
 
@@ -174,9 +174,9 @@ TEST("what generated tokens visit does not depend on the batch, the prefix cache
   std::vector<std::vector<int32_t>> alone;
   for (const std::vector<int32_t>& prompt : prompts) {
     Engine engine(model, options_on(kGpu, Precision::fast));
-    const int64_t before = cuda::host::num_replays();
+    const Replays replays;
     alone.push_back(engine.generate(prompt, params));
-    CHECK(cuda::host::num_replays() - before >= 6);
+    replays.expect_at_least(6);
   }
   Engine engine(model, options_on(kGpu, Precision::fast));
   for (int round = 0; round < 2; ++round) {  // the second finds the first one's pages
@@ -303,13 +303,13 @@ TEST("decoding replays recordings, which serve batches of other sizes and contex
   options.num_pages = 32;
   for (int i = 0; i < 3; ++i) {
     Engine engine(model, options);
-    const int64_t before = cuda::host::num_replays();
+    const Replays replays;
     alone.push_back(engine.generate(prompt(i), params));
     // One key a power of two of the items of attention, which grow by a chunk of 256 tokens.
-    CHECK(cuda::host::num_replays() - before >= 36);
+    replays.expect_at_least(36);
   }
   Engine engine(model, options);
-  const int64_t before = cuda::host::num_replays();
+  const Replays replays;
   std::map<RequestId, size_t> requests;
   for (int i = 0; i < 3; ++i) {
     params.max_tokens = 40 - 5 * i;  // the batch shrinks
@@ -324,7 +324,7 @@ TEST("decoding replays recordings, which serve batches of other sizes and contex
     }
   }
   engine.kv_cache().check_integrity();
-  CHECK(cuda::host::num_replays() - before >= 25);
+  replays.expect_at_least(25);
   for (size_t i = 0; i < 3; ++i) {
     alone[i].resize(together[i].size());
     CHECK_EQ(together[i].size(), 40 - 5 * i);
@@ -389,7 +389,7 @@ TEST("a profile has a record of each call of a step, timed on the device") {
   params.max_tokens = 8;
   params.temperature = 0.0f;
   const std::vector<int32_t> expected = engine.generate(tokens_of(90, 6), params);
-  const int64_t before = cuda::host::num_replays();
+  const Replays replays;
   engine.start_profile(7);  // two steps of the prompt, five tokens that follow the first one
   CHECK(engine.generate(tokens_of(90, 6), params) == expected);
   const Profile profile = engine.take_profile();
@@ -422,7 +422,7 @@ TEST("a profile has a record of each call of a step, timed on the device") {
   }
   CHECK_EQ(tokens, 90 + 5);
   // Only what came after the recorded steps was replayed.
-  CHECK(cuda::host::num_replays() - before <= 2);
+  replays.expect_at_most(2);
   CHECK(summarize(profile, Phase::decode).kernels.size() > 5);
   CHECK(trace_json(profile).find("\"name\":\"cuda:0\"") != std::string::npos);
 }
