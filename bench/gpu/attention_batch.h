@@ -26,19 +26,24 @@ struct Shape {
   int64_t q_numbers() const { return int64_t{batch} * rows * qo_heads() * head_dim; }
 };
 
-// Pages of all cases.
+// Memory for the pages of any case.
 struct Pages {
   DeviceArray<uint8_t> k, v;
-  std::vector<int32_t> ids;  // in no order
 
-  Pages(int64_t count, int64_t page_bytes) : ids(static_cast<size_t>(count)) {
+  Pages(int64_t count, int64_t page_bytes) {
     const std::vector<uint16_t> numbers = random_bf16(static_cast<size_t>(page_bytes));
     k = filled(count * page_bytes, numbers.data(), page_bytes);
     v = filled(count * page_bytes, numbers.data() + page_bytes / 2, page_bytes);
-    std::iota(ids.begin(), ids.end(), 0);
-    std::shuffle(ids.begin(), ids.end(), std::mt19937(1));
   }
 };
+
+// The first `count` pages, in no order.
+inline std::vector<int32_t> shuffled_pages(int64_t count) {
+  std::vector<int32_t> ids(static_cast<size_t>(count));
+  std::iota(ids.begin(), ids.end(), 0);
+  std::shuffle(ids.begin(), ids.end(), std::mt19937(1));
+  return ids;
+}
 
 // The arrays of a batch, on the host and on the device.
 struct Batch {
@@ -56,14 +61,15 @@ struct Batch {
   int32_t num_blocks = 0;
   double visited_pages = 0;  // of all blocks and KV heads, of those that they see
 
-  Batch(const Shape& shape, const Pages& all, int copies) {
+  Batch(const Shape& shape, int copies) {
+    const std::vector<int32_t> all = shuffled_pages(copies * shape.pages());
     for (int32_t i = 0; i < shape.batch; ++i) {
       qo_indptr.push_back(qo_indptr.back() + shape.rows);
       kv_indptr.push_back(kv_indptr.back() + static_cast<int32_t>(shape.sequence_pages()));
       kv_len.push_back(shape.context);
     }
     for (int64_t i = 0; i < copies; ++i) {
-      const auto first = all.ids.begin() + i * shape.pages();
+      const auto first = all.begin() + i * shape.pages();
       pages.emplace_back(std::vector<int32_t>(first, first + shape.pages()));
     }
     choose_pages(shape);
@@ -79,7 +85,7 @@ struct Batch {
       plan.long_rows = ops::kGpuLongTileRows;
       plan.only_long = device_facts().arch >= 90;  // Hopper's kernel of prompts
     }
-    const std::vector<int32_t> ids(all.ids.begin(), all.ids.begin() + shape.pages());
+    const std::vector<int32_t> ids(all.begin(), all.begin() + shape.pages());
     ops::plan_attention(plan, layout(qo_indptr.data(), kv_indptr.data(), ids.data(), kv_len.data()),
                         work);
     qo_indptr_there = DeviceArray<int32_t>(qo_indptr);

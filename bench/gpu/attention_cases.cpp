@@ -15,7 +15,7 @@ double pairs(const Shape& shape, const Batch& batch) {
 
 void run_case(const Shape& shape, const Pages& pages, const Settings& settings, Queue& queue) {
   const int copies = copies_of(shape.kv_bytes(), settings);
-  const Batch batch(shape, pages, copies);
+  const Batch batch(shape, copies);
   const DeviceArray<uint16_t> q(random_bf16(static_cast<size_t>(shape.q_numbers())));
   const DeviceArray<uint16_t> out(q.size());
   ops::AttentionProblem problem = problem_of(shape, pages, batch);

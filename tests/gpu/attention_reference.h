@@ -2,9 +2,12 @@
 // be.
 #pragma once
 
+#include <algorithm>
 #include <cmath>
 #include <cstdio>
 #include <cstring>
+#include <sstream>
+#include <string>
 #include <vector>
 
 #include "gpu/attention_batch.h"
@@ -151,6 +154,25 @@ inline bool same(const std::vector<float>& a, const std::vector<float>& b) {
   return a.size() == b.size() && std::memcmp(a.data(), b.data(), a.size() * sizeof(float)) == 0;
 }
 
+// Of results that should be the same: how many numbers are not, and what the first two are.
+inline std::string difference(const std::vector<float>& a, const std::vector<float>& b) {
+  size_t count = 0;
+  size_t first = a.size();
+  double largest = 0;
+  for (size_t i = 0; i < a.size() && i < b.size(); ++i) {
+    if (std::memcmp(&a[i], &b[i], sizeof(float)) == 0) continue;
+    if (count++ == 0) first = i;
+    largest = std::max(largest, std::abs(double{a[i]} - b[i]));
+  }
+  std::ostringstream text;
+  text << count << " of " << a.size() << " numbers differ";
+  if (count > 0) {
+    text << ", the first at " << first << ": " << a[first] << " and " << b[first] << "; at most by "
+         << largest;
+  }
+  return text.str();
+}
+
 // Rows [first, first + count) of a batch.
 inline Results rows_of(const Results& all, const Heads& heads, int64_t first, int64_t count) {
   const int64_t width = int64_t{heads.qo_heads()} * heads.dims;
@@ -160,7 +182,12 @@ inline Results rows_of(const Results& all, const Heads& heads, int64_t first, in
 }
 
 inline bool same(const Results& a, const Results& b) {
-  return same(a.out, b.out) && same(a.lse, b.lse);
+  const bool all = same(a.out, b.out) && same(a.lse, b.lse);
+  if (!all) {
+    std::printf("results: %s\nlogarithms of sums: %s\n", difference(a.out, b.out).c_str(),
+                difference(a.lse, b.lse).c_str());
+  }
+  return all;
 }
 
 }  // namespace effinfer

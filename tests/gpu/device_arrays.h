@@ -1,6 +1,7 @@
 // What tests of GPU kernels share: arrays in the device's memory, and running one problem there.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <memory>
 #include <stdexcept>
@@ -15,6 +16,18 @@ namespace effinfer {
 
 inline constexpr Device kGpu{DeviceKind::cuda, 0};
 
+// By copies inside the device, each of twice as much.
+inline void fill_device(void* to, size_t bytes, uint8_t value) {
+  const std::vector<uint8_t> first(std::min(bytes, size_t{1} << 16), value);
+  const Memory& memory = memory_of(kGpu);
+  auto* place = static_cast<uint8_t*>(to);
+  for (size_t done = 0; done < bytes;) {
+    const size_t count = std::min(bytes - done, done == 0 ? first.size() : done);
+    memory.copy(place + done, done == 0 ? first.data() : place, count);
+    done += count;
+  }
+}
+
 template <class T>
 class DeviceArray {
  public:
@@ -22,10 +35,11 @@ class DeviceArray {
   explicit DeviceArray(const std::vector<T>& values) : DeviceArray(values.size()) {
     if (!values.empty()) memory_of(kGpu).copy(data(), values.data(), values.size() * sizeof(T));
   }
-  // NaN in the emulator.
+  // NaN.
   explicit DeviceArray(size_t size)
       : size_(size), memory_(memory_of(kGpu).allocate(size * sizeof(T), Pages::heap)) {
     if (!memory_) throw std::bad_alloc();
+    fill_device(memory_.get(), size * sizeof(T), 0xff);
   }
   T* data() const { return static_cast<T*>(memory_.get()); }
   size_t size() const { return size_; }

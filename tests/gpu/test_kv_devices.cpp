@@ -203,8 +203,8 @@ TEST("devices that are not one a layer, or not there, are refused") {
   CHECK_THROWS(InvalidArgument, "got \"cuda:3\"",
                KvCache cache(config_of(DType::bf16, {kGpu, {}, {DeviceKind::cuda, 3}})));
   KvCacheConfig huge = config_of(DType::f32, {kGpu, {}, {}});
-  huge.num_pages = 1 << 20;  // 16 GB a layer
-  CHECK_THROWS(OutOfMemory, "1048576 pages takes 17179869184 bytes, cuda:0 has",
+  huge.num_pages = 1 << 27;  // 2 TB a layer
+  CHECK_THROWS(OutOfMemory, "134217728 pages takes 2199023255552 bytes, cuda:0 has",
                KvCache cache(huge));
 }
 

@@ -23,9 +23,11 @@ void check_all(const Cache& cache, const Rules& rules, std::vector<Part> parts) 
   const Batch batch(cache, rules, std::move(parts));
   const Results few = batch.run({.shares = 1});
   check_batch(cache, rules, batch, few, cache.heads().q);
-  for (const int32_t rows : tile_rows(cache.heads())) {
-    CHECK(same(few, batch.run({.shares = 1, .long_rows = rows})));
-    CHECK(same(few, batch.run({.shares = 4000, .long_rows = rows})));
+  for (const int32_t tile : tile_rows(cache.heads())) {
+    const Results many = batch.run({.shares = 1, .long_rows = tile});
+    check_batch(cache, rules, batch, many, cache.heads().q);
+    CHECK(same(few, many));
+    CHECK(same(few, batch.run({.shares = 4000, .long_rows = tile})));
   }
 }
 

@@ -50,6 +50,8 @@ struct WgmmaWeights {
   // Whether a scale times kZero is a float: not where a scale of 19 bits meets 9 more.
   static constexpr bool kFused = !(kSuper && kWide);
 
+  // Whether fragments are the loaded registers themselves.
+  static constexpr bool kMultipliesLoaded = false;
   static constexpr int kRegisters =
       Quants<kFormat.bits>::kRegisters + WeightScales<kFormat>::kRegisters;
 
@@ -135,6 +137,7 @@ struct NoAffine {};
 template <>
 struct WgmmaWeights<kDenseBf16> {
   static constexpr int kBlockSteps = 4;
+  static constexpr bool kMultipliesLoaded = true;
   static constexpr int kRegisters = 32;
   using Affine = NoAffine;
   Quad lines[4][2];
@@ -164,6 +167,7 @@ struct WgmmaWeights<kDenseBf16> {
 template <>
 struct WgmmaWeights<kDenseF16> {
   static constexpr int kBlockSteps = 4;
+  static constexpr bool kMultipliesLoaded = false;
   static constexpr int kRegisters = 32;
   using Affine = NoAffine;
   uint64_t rows[4][4];  // by step, k

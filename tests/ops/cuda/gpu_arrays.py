@@ -1,10 +1,12 @@
 """Arrays on the GPU, of effinfer and as another library exports them."""
 
 import ctypes
+import os
 
 import ml_dtypes
 import numpy as np
 
+import effinfer
 from effinfer import DeviceArray
 
 TYPES = {
@@ -109,3 +111,26 @@ class Producer:
 
     def _delete(self, _):
         self.deleted += 1
+
+
+def stream(number):
+    """The handle of a stream that is not the default one: in the emulator any number is one."""
+    if is_emulated() or "cuda:0" not in effinfer.info().devices:
+        return number
+    driver = ctypes.CDLL("libcuda.so.1")
+    context, handle = ctypes.c_void_p(), ctypes.c_void_p()
+    non_blocking = 1
+    steps = (
+        lambda: driver.cuInit(0),
+        lambda: driver.cuDevicePrimaryCtxRetain(ctypes.byref(context), 0),
+        lambda: driver.cuCtxPushCurrent_v2(context),
+        lambda: driver.cuStreamCreate(ctypes.byref(handle), non_blocking),
+        lambda: driver.cuCtxPopCurrent_v2(ctypes.byref(context)),
+    )
+    for step in steps:
+        assert step() == 0
+    return handle.value
+
+
+def is_emulated():
+    return os.path.basename(os.environ.get("LD_PRELOAD", "")) == "libeffinfer.so"

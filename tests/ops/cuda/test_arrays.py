@@ -9,7 +9,7 @@ import pytest
 
 import effinfer
 from effinfer import DeviceArray, InvalidArgumentError, Queue, UnsupportedError, _core, ops
-from tests.ops.cuda.gpu_arrays import TYPES, Producer, here, there
+from tests.ops.cuda.gpu_arrays import TYPES, Producer, here, stream, there
 
 X = np.random.default_rng(0).standard_normal((6, 32), np.float32)
 WEIGHT = np.random.default_rng(1).standard_normal(32, np.float32)
@@ -156,14 +156,14 @@ def test_any_producer_is_read_where_it_lies_and_released_once(versioned):
 
 
 def test_memory_lives_until_the_stream_has_run():
-    queue = Queue("cuda:0", 7)
+    queue = Queue("cuda:0", stream(7))
     x, weight = there(X), there(WEIGHT)
     out = ops.rmsnorm(x, weight, pool=queue)
     part = out[2:4]
     del x, weight, out
     gc.collect()
     there(np.zeros((6, 32), np.float32))
-    assert part.stream == 7
+    assert part.stream == queue.stream
     close(here(part), EXPECTED[2:4])
 
 
@@ -180,7 +180,7 @@ def test_a_view_keeps_its_producer():
 
 
 def test_work_waits_for_nobody_and_keeps_the_order_of_its_stream():
-    first, second = Queue("cuda:0", 11), Queue("cuda:0", 12)
+    first, second = Queue("cuda:0", stream(11)), Queue("cuda:0", stream(12))
     x, weight = there(X), there(WEIGHT)
     a = ops.rmsnorm(x, weight, pool=first)
     b = ops.silu(a, pool=first)  # reads what has not run yet
@@ -188,8 +188,8 @@ def test_work_waits_for_nobody_and_keeps_the_order_of_its_stream():
     close(here(b), ops.silu(EXPECTED))
     # Another stream runs behind, where the array's consumer asks for it.
     a = ops.rmsnorm(x, weight, pool=first)
-    behind = _core.from_dlpack(a, "[op] x", 12)
-    assert behind.stream == 12
+    behind = _core.from_dlpack(a, "[op] x", second.stream)
+    assert behind.stream == second.stream
     close(here(ops.silu(behind, pool=second)), ops.silu(EXPECTED))
 
 
@@ -290,7 +290,7 @@ def test_what_is_refused(call, error, message):
 
 
 def test_queues_write_arrays():
-    queue, array = Queue("cuda:0", 13), there(X)
+    queue, array = Queue("cuda:0", stream(13)), there(X)
     rows = np.arange(64, dtype=np.float32).reshape(2, 32)
     queue.upload(array[:2], rows)
     queue.zero(array[4:])

@@ -6,7 +6,7 @@ import pytest
 
 from effinfer import InvalidArgumentError, Queue, UnsupportedError, _core, ops
 from tests.ops.batches import Paged, Shape, offsets, values_of
-from tests.ops.cuda.gpu_arrays import there
+from tests.ops.cuda.gpu_arrays import stream, there
 from tests.ops.reference import assert_attention
 
 LENGTHS = [1, 0, 17, 70]
@@ -144,7 +144,7 @@ def test_long_sequences_are_shared_by_blocks_and_bits_do_not_change():
     batch = Paged(np.random.default_rng(4), [2049, 40], 32, Shape(4, 1, 64), dtype)
     wrapper, q, out, lse = decode(batch, dtype)
     # The same plan again, in another stream, and each sequence by itself.
-    queue = Queue("cuda:0", 21)
+    queue = Queue("cuda:0", stream(21))
     again = wrapper.run(there(q), device_cache(batch), pool=queue)
     np.testing.assert_array_equal(again.to_numpy(), out.to_numpy())
     for s in range(2):
@@ -289,7 +289,7 @@ def test_buffers_of_fixed_sizes():
         for wrapper in (plain, fixed):
             wrapper.plan(*batch.lists, *heads, 16, **options)
         expected = plain.run(q, device_cache(batch)).to_numpy()
-        for queue in (None, Queue("cuda:0", 22)):
+        for queue in (None, Queue("cuda:0", stream(22))):
             made = fixed.run(q, device_cache(batch), pool=queue)
             np.testing.assert_array_equal(made.to_numpy(), expected)
         for buffer, values in zip(buffers, batch.lists, strict=True):

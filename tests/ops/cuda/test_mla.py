@@ -5,7 +5,7 @@ import pytest
 
 from effinfer import InvalidArgumentError, Queue, UnsupportedError, ops
 from tests.ops.batches import Paged, Shape, as_dtype, offsets, values_of
-from tests.ops.cuda.gpu_arrays import there
+from tests.ops.cuda.gpu_arrays import stream, there
 from tests.ops.reference import assert_attention, attend, join, seen
 
 
@@ -60,7 +60,7 @@ def test_latent_attention(dtype, heads, dims, lengths, rows, page_size):
     assert_attention(values_of(out.to_numpy(), dtype), lse.to_numpy(), states, **options)
     # A part of its sequences alone, in another stream, has the same bits.
     alone = planned(batch, rows, heads, dims, page_size, causal=causal)
-    again = alone.run(*arrays, sinks=given, pool=Queue("cuda:0", 24))
+    again = alone.run(*arrays, sinks=given, pool=Queue("cuda:0", stream(24)))
     np.testing.assert_array_equal(again.to_numpy(), out.to_numpy())
 
 

@@ -9,11 +9,11 @@ import pytest
 
 from effinfer import DeviceArray, Queue, ops
 from tests.ops.batches import Paged, Shape, offsets, values_of
-from tests.ops.cuda.gpu_arrays import here, there
+from tests.ops.cuda.gpu_arrays import here, stream, there
 from tests.ops.reference import assert_attention
 from tests.ops.test_multi_item import SHAPES, arrays, scored
 
-STREAM = 33
+STREAM = stream(33)
 
 
 def check(out, lse, expected, dtype):

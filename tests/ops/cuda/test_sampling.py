@@ -6,7 +6,7 @@ import pytest
 
 from effinfer import InvalidArgumentError, Queue, UnsupportedError, ops
 from effinfer.ops import logits_pipe
-from tests.ops.cuda.gpu_arrays import Producer, here, there
+from tests.ops.cuda.gpu_arrays import Producer, here, stream, there
 from tests.ops.rows import DTYPES, random
 
 every_dtype = pytest.mark.parametrize("dtype", DTYPES)
@@ -50,7 +50,7 @@ def test_tokens_are_the_cpus(name, dtype):
         np.testing.assert_array_equal(here(drawn), expected)
         assert here(drawn).dtype == np.int32
         # Again, and in another stream.
-        again = op(there(x), *parameters, seed=seed, offset=2, pool=Queue("cuda:0", 17))
+        again = op(there(x), *parameters, seed=seed, offset=2, pool=Queue("cuda:0", stream(17)))
         np.testing.assert_array_equal(again.to_numpy(), expected)
 
 

@@ -5,7 +5,7 @@ import pytest
 
 from effinfer import InvalidArgumentError, Queue, UnsupportedError, ops
 from tests.ops.batches import Paged, Shape, as_dtype, offsets, values_of
-from tests.ops.cuda.gpu_arrays import here, there
+from tests.ops.cuda.gpu_arrays import here, stream, there
 from tests.ops.reference import seen
 from tests.ops.score_reference import probabilities, ragged
 
@@ -91,7 +91,9 @@ def test_pages_and_sums_of_an_attention_call(layout):
     prefill = ops.BatchPrefillWithPagedKVCacheWrapper(None, layout)
     prefill.plan(offsets(rows), *batch.lists, 4, 2, 64, 16, causal=True)
     _, lse = prefill.run(there(q), tuple(cache), return_lse=True)
-    again = ops.attention_scores(there(q), cache[0], lse=lse, pool=Queue("cuda:0", 25), **lists)
+    again = ops.attention_scores(
+        there(q), cache[0], lse=lse, pool=Queue("cuda:0", stream(25)), **lists
+    )
     np.testing.assert_allclose(here(again), here(got), rtol=1e-6)
     # Some of the rows, at their positions.
     chosen = np.array([0, 3, 8])

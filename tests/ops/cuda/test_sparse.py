@@ -5,7 +5,7 @@ import pytest
 
 from effinfer import InvalidArgumentError, Queue, ops
 from tests.ops.batches import Paged, Shape, offsets, values_of
-from tests.ops.cuda.gpu_arrays import there
+from tests.ops.cuda.gpu_arrays import stream, there
 from tests.ops.reference import assert_attention, attend, seen
 from tests.ops.test_block_lists import random_matrix
 from tests.ops.test_block_sparse import inputs, random_sizes
@@ -61,7 +61,7 @@ def test_masks(on_device, R, C):
     out, lse = wrapper.run(*x, return_lse=True, lse_base="ln")
     expected = attend(*exact, mask, soft_cap=5.0)
     check(out.to_numpy(), lse.to_numpy(), expected, dtype, lse_base="ln")
-    again = wrapper.run(*x, pool=Queue("cuda:0", 23))
+    again = wrapper.run(*x, pool=Queue("cuda:0", stream(23)))
     np.testing.assert_array_equal(again.to_numpy(), out.to_numpy())
 
 

@@ -10,9 +10,9 @@ import torch
 
 import effinfer
 from effinfer import InvalidArgumentError, Queue, UnsupportedError, ops
-from tests.ops.cuda.gpu_arrays import there
+from tests.ops.cuda.gpu_arrays import stream, there
 
-STREAM = 31
+STREAM = stream(31)
 HAS_TORCH = torch.cuda.is_available()
 
 
