@@ -24,12 +24,16 @@ class DeviceUnit {
         block(static_cast<int>(blockIdx.x)),
         num_blocks(static_cast<int>(gridDim.x)) {}
 
-  // First of all: lets the next kernel's blocks come as soon as there is room for them, and waits
-  // for what the kernel before wrote, which hides what a launch costs. As each kernel waits for the
-  // one before, it has waited for all of them.
+  // First of all: lets the next kernel's blocks come as soon as there is room for them, which hides
+  // what a launch costs.
   __device__ __forceinline__ void start() {
 #if __CUDA_ARCH__ >= 900
     asm volatile("griddepcontrol.launch_dependents;");
+#endif
+  }
+  // As each kernel waits for the one before, it has waited for all of them.
+  __device__ __forceinline__ void wait_for_inputs() {
+#if __CUDA_ARCH__ >= 900
     asm volatile("griddepcontrol.wait;" ::: "memory");
 #endif
   }
@@ -78,6 +82,14 @@ class DeviceUnit {
         "{%8, %9}, {%0, %1, %2, %3};"
         : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+  }
+  __device__ __forceinline__ void mma_first(float (&d)[4], const uint32_t (&a)[4],
+                                            const uint32_t (&b)[2]) {
+    asm volatile(
+        "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, "
+        "{%8, %9}, {%10, %10, %10, %10};"
+        : "=f"(d[0]), "=f"(d[1]), "=f"(d[2]), "=f"(d[3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]), "f"(0.0f));
   }
   __device__ __forceinline__ void mma_f16(float (&d)[4], const uint32_t (&a)[4],
                                           const uint32_t (&b)[2]) {

@@ -57,6 +57,16 @@ inline int arch_of(const Queue& queue) {
 
 // How many blocks of a kernel an SM is to hold at once, where it says so: what its registers are to
 // leave room for, and no reason to spill some for more.
+// Whether a kernel waits for the kernel before where it first reads what that may have written.
+template <class Kernel>
+constexpr bool waits_itself() {
+  if constexpr (requires { Kernel::kWaitsItself; }) {
+    return Kernel::kWaitsItself;
+  } else {
+    return false;
+  }
+}
+
 template <class Kernel>
 constexpr int min_blocks() {
   if constexpr (requires { Kernel::kMinBlocks; }) {
@@ -88,6 +98,7 @@ __global__ void __launch_bounds__(kThreads, min_blocks<Kernel>())
     extern __shared__ __align__(1024) unsigned char memory[];
     DeviceUnit unit;
     unit.start();
+    if constexpr (!waits_itself<Kernel>()) unit.wait_for_inputs();
     Kernel::run(unit, params, *reinterpret_cast<typename Kernel::Shared*>(memory));
   }
 }

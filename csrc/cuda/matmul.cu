@@ -130,7 +130,10 @@ void multiply_streamed(const MatmulProblem& problem, const Takes& takes, Queue& 
     if (gated && i > 0) continue;  // goes with the first
     part.units = gated ? part.weight.groups : (part.weight.groups + 1) / 2;
     part.slice_bits = stream_slice_bits(part.units, params.superblocks);
-    part.blocks = static_cast<int32_t>(blocks_for(part.units, kStreamWarps >> part.slice_bits));
+    params.slots = std::max(params.slots, 1 << part.slice_bits);
+  }
+  for (StreamPart& part : params.parts) {
+    part.blocks = static_cast<int32_t>(blocks_for(part.units, params.slots >> part.slice_bits));
   }
   params.header_bytes = ops::header_bytes(format, problem.x.cols);
   switch (format.bits) {

@@ -25,20 +25,35 @@ void launch_stream(StreamParams& params, int64_t blocks, Queue& queue) {
   launch<Kernel>(params, blocks * params.token_blocks, queue);
 }
 
-// Two blocks of the kernel of one tile share a multiprocessor, unless there are so few that each
-// has one to itself: then more registers hold weights on their way.
+// Whether 128 registers, of 16 warps a multiprocessor, are enough for two tiles.
+template <ops::PackedFormat kFormat>
+constexpr bool pairs_tiles() {
+  using enum ops::QuantBits;
+  if (kFormat.bits == u4) return !kFormat.has_min || kFormat.sub_block == 16;
+  return kFormat.bits == bf16 || (kFormat.bits == u8 && kFormat.scales == ops::ScaleKind::direct);
+}
+
+// A multiprocessor has 16 warps, in two blocks or in one, where their registers allow it, and else
+// 8: with four tiles, and some formats with two.
 template <ops::PackedFormat kFormat>
 void launch_format(StreamParams& params, Queue& queue) {
   int64_t blocks = 0;
   for (const StreamPart& part : params.parts) blocks += part.blocks;
+  const bool few = params.slots == 1 << kMostSliceBits;
   if (params.tokens > 2 * kTileTokens) {
+    if (few) return launch_stream<StreamMatmul<kFormat, 4, 32, 1, 8, 2>>(params, blocks, queue);
     launch_stream<StreamMatmul<kFormat, 4, 32, 1>>(params, blocks, queue);
   } else if (params.tokens > kTileTokens) {
-    launch_stream<StreamMatmul<kFormat, 2, 40, 1>>(params, blocks, queue);
-  } else if (blocks > num_multiprocessors(queue)) {
-    launch_stream<StreamMatmul<kFormat, 1, 40, 2>>(params, blocks, queue);
+    if constexpr (pairs_tiles<kFormat>()) {
+      if (few) return launch_stream<StreamMatmul<kFormat, 2, 20, 1, 16>>(params, blocks, queue);
+      launch_stream<StreamMatmul<kFormat, 2, 20, 2>>(params, blocks, queue);
+    } else {
+      if (few) return launch_stream<StreamMatmul<kFormat, 2, 40, 1, 8, 2>>(params, blocks, queue);
+      launch_stream<StreamMatmul<kFormat, 2, 40, 1>>(params, blocks, queue);
+    }
   } else {
-    launch_stream<StreamMatmul<kFormat, 1, 96, 1>>(params, blocks, queue);
+    if (few) return launch_stream<StreamMatmul<kFormat, 1, 20, 1, 16>>(params, blocks, queue);
+    launch_stream<StreamMatmul<kFormat, 1, 40, 2>>(params, blocks, queue);
   }
 }
 

@@ -28,7 +28,11 @@
 //                                 threads after a barrier that follows it
 //   ldmatrix(out, row)      four 8 x 8 matrices of 16-bit numbers from shared memory;
 //                           ldmatrix_transposed: each with its rows for columns
-//   mma(d, a, b)            d += a b: m16n8k16 of bfloat16, sums in float32; mma_f16 of float16;
+//   wait_for_inputs()       what the kernel before wrote is there. The caller of a kernel has
+//   called
+//                           it, unless the kernel says kWaitsItself
+//   mma(d, a, b)            d += a b: m16n8k16 of bfloat16, sums in float32; mma_first: d = a b,
+//                           with the bits of a sum with zeros; mma_f16 of float16;
 //                           mma_s8: m16n8k32 of int8, sums in int32
 //   load(pointer)           global memory that no kernel writes while this one runs; load_once():
 //                           which nobody will read again soon, such as weights

@@ -112,6 +112,11 @@ void Unit::mma(float (&d)[4], const uint32_t (&a)[4], const uint32_t (&b)[2], Wh
   owner_->meet(*this, {true, false, "mma", where}, &slot, Bf16::multiply<of_bf16>);
 }
 
+void Unit::mma_first(float (&d)[4], const uint32_t (&a)[4], const uint32_t (&b)[2], Where where) {
+  for (float& sum : d) sum = 0.0f;
+  mma(d, a, b, where);
+}
+
 void Unit::mma_f16(float (&d)[4], const uint32_t (&a)[4], const uint32_t (&b)[2], Where where) {
   using F16 = Product<float, 2>;
   F16::Slot slot{d, a, b};

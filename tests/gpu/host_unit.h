@@ -69,6 +69,9 @@ class Unit {
   void ldmatrix_transposed(uint32_t (&out)[4], const void* row, Where where = Where::current());
   void mma(float (&d)[4], const uint32_t (&a)[4], const uint32_t (&b)[2],
            Where where = Where::current());
+  void mma_first(float (&d)[4], const uint32_t (&a)[4], const uint32_t (&b)[2],
+                 Where where = Where::current());
+  void wait_for_inputs() {}
   void mma_f16(float (&d)[4], const uint32_t (&a)[4], const uint32_t (&b)[2],
                Where where = Where::current());
   void mma_s8(int32_t (&d)[4], const uint32_t (&a)[4], const uint32_t (&b)[2],

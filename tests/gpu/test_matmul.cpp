@@ -49,11 +49,33 @@ TEST("slices of many superblocks") {
   for (const DType dtype : {DType::q4_0, DType::q4_k, DType::q6_k, DType::bf16}) {
     const int64_t cols = 256 * 15;
     const GpuWeight weight(dtype, 20, cols, random);
-    const GpuOperand x(Arithmetic::bf16, 10, cols, normals(10 * cols, random));
+    const GpuOperand x(Arithmetic::bf16, 33, cols, normals(33 * cols, random));
     const std::vector<float> all = product(x.view, weight.view());
     check_product(x, weight, all, expected_output);
-    CHECK(same_bits(product(x.slice(0, 1), weight.view()), {all.begin(), all.begin() + 20}));
+    for (const int64_t n : {1, 9, 20}) {
+      CHECK(same_bits(product(x.slice(0, n), weight.view()), {all.begin(), all.begin() + 20 * n}));
+    }
   }
+}
+
+// A block of the one has two units of eight slices, of the other one unit of sixteen.
+TEST("parts with few rows and with many share one call") {
+  constexpr int64_t kCols = 64 * 32;
+  std::mt19937 random(12);
+  const GpuWeight many(DType::q8_0, 265 * 32 + 1, kCols, random);
+  const GpuWeight few(DType::q8_0, 40, kCols, random);
+  const GpuOperand x(Arithmetic::bf16, 1, kCols, normals(kCols, random));
+  const std::vector<float> alone[] = {product(x.view, many.view()), product(x.view, few.view())};
+  check_product(x, many, alone[0], expected_output);
+  const DeviceArray<float> out[] = {DeviceArray<float>(alone[0].size()),
+                                    DeviceArray<float>(alone[1].size())};
+  MatmulProblem problem;
+  problem.x = x.view;
+  problem.num_parts = 2;
+  problem.parts[0] = {many.view(), nullptr, nullptr, out[0].data(), many.view().rows};
+  problem.parts[1] = {few.view(), nullptr, nullptr, out[1].data(), few.view().rows};
+  run_on_gpu(problem);
+  for (int i = 0; i < 2; ++i) CHECK(same_bits(out[i].values(), alone[i]));
 }
 
 TEST("every weight type times f32 operands") {

@@ -11,10 +11,11 @@ namespace {
 
 constexpr DType kKvTypes[] = {DType::bf16, DType::f16, DType::i8};
 
-// The rows of tiles for which there are kernels.
+// The rows of tiles for which there are kernels: those for blocks with little shared memory are not
+// on Hopper.
 std::vector<int32_t> tile_rows(const Heads& heads) {
   if (heads.dims > 128) return {64};
-  if (heads.kv == DType::i8) return {128, 64};
+  if (heads.kv == DType::i8 && current_target(kGpu).arch != 90) return {128, 64};
   return {128};
 }
 

@@ -1,6 +1,6 @@
-// How blocks of keys and values come into shared memory: each lane's own 16 bytes into its own
-// place, where that lane reads them (bodies/fragments.h), so that a copy's end is all that it
-// waits for. Keys of a displaced row are gathered instead, token by token.
+// How blocks of keys and values come into shared memory: 16 bytes a lane to the place where some
+// lane of the warp reads them (bodies/fragments.h). Keys of a displaced row are gathered instead,
+// token by token.
 #pragma once
 
 #include <cstdint>
@@ -84,35 +84,38 @@ struct Fetch {
   template <class Unit>
   EFFINFER_DEVICE void fetch_keys(Unit& unit, const ChunkPass& pass, int index, int column,
                                   Slot& to) const {
-    const int token = index % 2 * kBlock + 4 * Block::quad(unit.lane);
-    const int line = column * (kBlock / P) + Block::key_line(unit.lane, 0);
+    const int owner = Block::key_owner(unit.lane);
+    const int place = Block::place(owner);
+    const int token = index % 2 * kBlock + 4 * Block::quad(owner);
+    const int line = column * (kBlock / P) + Block::key_line(owner, 0);
     const uint8_t* from =
         keys + pass.pages[index / 2] * key_stride + Block::key_offset(token, line, dims);
     const bool is_half = dims - column * kBlock < kBlock;
     EFFINFER_UNROLL
     for (int l = 0; l < Block::kLoads; ++l) {
       if (l == Block::kLoads / 2 && is_half) break;
-      unit.copy_async(&to[l][unit.lane], from + l * Block::kKeyLines * 64);
+      unit.copy_async(&to[l][place], from + l * Block::kKeyLines * 64);
     }
   }
 
   template <class Unit>
   EFFINFER_DEVICE void fetch_values(Unit& unit, const ChunkPass& pass, int index, int column,
                                     Slot& to) const {
-    const int group = index % 2 * (kBlock / P) + Block::value_group(unit.lane, 0);
+    const int owner = Block::value_owner(unit.lane);
+    const int place = Block::place(owner);
+    const int group = index % 2 * (kBlock / P) + Block::value_group(owner, 0);
     const uint8_t* from = values + pass.pages[index / 2] * value_stride +
-                          Block::value_offset(group, first_dim(unit, column), dims);
+                          Block::value_offset(group, first_dim(owner, column), dims);
     const int step = Block::kValueGroups * dims * 4;
     EFFINFER_UNROLL
     for (int l = 0; l < Block::kLoads; ++l) {
-      unit.copy_async(&to[l][unit.lane], from + l * step);
+      unit.copy_async(&to[l][place], from + l * step);
     }
   }
 
   // The second half of a block may lie behind the last dim: then again the first, for nobody.
-  template <class Unit>
-  EFFINFER_DEVICE int first_dim(Unit& unit, int column) const {
-    const int dim = column * kBlock + 4 * Block::quad(unit.lane);
+  EFFINFER_DEVICE int first_dim(int lane, int column) const {
+    const int dim = column * kBlock + 4 * Block::quad(lane);
     return dim < dims ? dim : dim - 16;
   }
 
@@ -145,7 +148,7 @@ struct Fetch {
       const int place =
           of_values ? Block::value_group(unit.lane, n / 4) * P : 4 * Block::quad(unit.lane) + n % 4;
       const int line = column * (kBlock / P) + Block::key_line(unit.lane, n / 4);
-      const int dim = first_dim(unit, column) + n % 4;
+      const int dim = first_dim(unit.lane, column) + n % 4;
       uint32_t numbers = 0;
       for (int j = 0; j < tokens; ++j) {
         const Token at = find(unit, pass, index * kBlock + place + j);
@@ -155,7 +158,7 @@ struct Fetch {
         const uint32_t from = unit.load(reinterpret_cast<const uint32_t*>(dword));
         numbers |= of_values ? Block::moved(from, at.token % P, j) : from;
       }
-      to[n / 4][unit.lane].words[n % 4] = numbers;
+      to[n / 4][Block::place(unit.lane)].words[n % 4] = numbers;
     }
   }
 

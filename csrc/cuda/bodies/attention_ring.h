@@ -63,7 +63,7 @@ class BlockRing {
   EFFINFER_DEVICE const typename Fetch<kType>::Slot& take(const ChunkPass& now,
                                                           const ChunkPass& next) {
     unit_.template wait<kAhead - 1>();
-    if (KvBlock<kType>::kShared) unit_.sync_warp();
+    unit_.sync_warp();  // of all lanes; and all have read what the next copies replace
     fetch(ahead_.in_next ? next : now);
     const int slot = slot_;
     slot_ = (slot_ + 1) % kRing;

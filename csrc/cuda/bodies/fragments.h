@@ -44,8 +44,7 @@ inline constexpr int kBlock = 32;
 template <DType kType>
 struct KvBlock {
   static constexpr int P = kType == DType::f32 ? 1 : kType == DType::i8 ? 4 : 2;  // in a dword
-  static constexpr int kLoads = 8 / P;     // of 16 bytes, by each lane
-  static constexpr bool kShared = P == 1;  // lanes read what others loaded
+  static constexpr int kLoads = 8 / P;  // of 16 bytes, by each lane
   static constexpr bool kScaled = kType == DType::i8;
 
   // What lane's load `l` of a block is: a line of keys and four tokens of it, or some tokens of
@@ -58,6 +57,25 @@ struct KvBlock {
   }
   EFFINFER_DEVICE static int value_group(int lane, int l) {
     return kValueGroups * l + (P == 1 ? lane / 8 : kLoads * (lane % 4));
+  }
+
+  // A lane's 16 bytes are copied by another one, so that each eight lanes, which go to memory
+  // together, copy 128 bytes in one piece: two lines of 16 keys, or all 32 dims of a group's
+  // values. Whose bytes lane `lane` copies:
+  EFFINFER_DEVICE static int key_owner(int lane) {
+    if constexpr (P == 1) return lane;
+    return lane / 16 * 16 + lane % 4 * 4 + lane / 8 % 2 * 2 + lane / 4 % 2;
+  }
+  EFFINFER_DEVICE static int value_owner(int lane) {
+    if constexpr (P == 1) return lane;
+    return lane % 8 * 4 + lane / 8;
+  }
+  // Where the bytes of lane 4 c + q lie in shared memory: the eight lanes that copy, and those that
+  // read, meet all banks evenly.
+  EFFINFER_DEVICE static int place(int lane) {
+    if constexpr (P == 1) return lane;
+    const int q = lane % 4;
+    return q * 8 + (lane / 4 ^ (q % 2 * 4 + q / 2 * 2));
   }
 
   // Bytes from a head's page on; `line` is of P dims, `group` of P tokens.
@@ -179,7 +197,7 @@ struct Products {
   EFFINFER_DEVICE static void multiply_quads(Unit& unit, float (&d)[4][4], const Quad& a,
                                              const Slot& slot, int s) {
     if constexpr (kType == DType::i8) {
-      const Quad b = slot[s][unit.lane];
+      const Quad b = slot[s][Block::place(unit.lane)];
       EFFINFER_UNROLL
       for (int i = 0; i < 4; ++i) {
         uint32_t pairs[2];
@@ -187,8 +205,8 @@ struct Products {
         multiply(unit, d[i], a, pairs);
       }
     } else {
-      const Quad low = slot[2 * s][unit.lane];
-      const Quad high = slot[2 * s + 1][unit.lane];
+      const Quad low = slot[2 * s][Block::place(unit.lane)];
+      const Quad high = slot[2 * s + 1][Block::place(unit.lane)];
       EFFINFER_UNROLL
       for (int i = 0; i < 4; ++i) {
         const uint32_t pairs[2] = {low.words[i], high.words[i]};

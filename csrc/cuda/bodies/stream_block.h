@@ -6,18 +6,29 @@
 
 namespace effinfer::cuda {
 
-// A warp's activations, then its sums [token][32].
+// A warp's activations, then its sums [token][32]; those of the first of two rounds lie beside the
+// activations of the second.
+template <int kTiles, int kRounds = 1>
+struct StreamMemory {
+  static_assert(kRounds == 2);
+  union {
+    StreamTokens<kTiles> tokens;
+    float sums[kTiles * kTileTokens][kStreamRows];
+  };
+  float before[kTiles * kTileTokens][kStreamRows];
+};
 template <int kTiles>
-union StreamMemory {
-  StreamTokens<kTiles> tokens;
-  float sums[kTiles * kTileTokens][kStreamRows];
+struct StreamMemory<kTiles, 1> {
+  union {
+    StreamTokens<kTiles> tokens;
+    float sums[kTiles * kTileTokens][kStreamRows];
+  };
 };
 
-// Moves a warp's sums to shared memory, in place of its activations.
+// Moves a warp's sums to shared memory, in place of its activations once all have read them.
 template <int kTiles, class Unit>
 EFFINFER_DEVICE void store_sums(Unit& unit, const StreamSums<kTiles>& sums,
-                                StreamMemory<kTiles>& memory) {
-  unit.sync_warp();  // all have read the activations
+                                float (*to)[kStreamRows]) {
   const int g = unit.lane / 4;
   const int t = unit.lane % 4;
   EFFINFER_UNROLL
@@ -27,30 +38,35 @@ EFFINFER_DEVICE void store_sums(Unit& unit, const StreamSums<kTiles>& sums,
       const float (&of)[2][4] = sums.values[tile];
       const Quad four = {
           {bits_of(of[0][i]), bits_of(of[0][2 + i]), bits_of(of[1][i]), bits_of(of[1][2 + i])}};
-      *reinterpret_cast<Quad*>(&memory.sums[tile * kTileTokens + 2 * t + i][4 * g]) = four;
+      *reinterpret_cast<Quad*>(&to[tile * kTileTokens + 2 * t + i][4 * g]) = four;
     }
   }
 }
 
-template <ops::PackedFormat kFormat, int kTiles, int kAhead, int kBlocks>
+// A block has a slot for each slice of its units: a warp, or one of two rounds of one.
+template <ops::PackedFormat kFormat, int kTiles, int kAhead, int kBlocks, int kWarps = kStreamWarps,
+          int kRounds = 1>
 struct StreamMatmul {
   static constexpr const char* kName = "stream_matmul";
-  static constexpr int kThreads = kStreamWarps * kWarp;
+  static constexpr int kThreads = kWarps * kWarp;
   static constexpr int kMinBlocks = kBlocks;
+  static constexpr bool kWaitsItself = true;
   static constexpr int kTokens = kTiles * kTileTokens;
   using Params = StreamParams;
   struct Shared {
-    StreamMemory<kTiles> warps[kStreamWarps];
+    StreamMemory<kTiles, kRounds> warps[kWarps];
   };
 
   template <class Unit>
   EFFINFER_DEVICE static void run(Unit& unit, const Params& p, Shared& shared) {
     const Place place = find(unit, p);
     const StreamPart& part = *place.part;
-    const int mine = place.first_unit + (unit.warp >> part.slice_bits);
-    if (mine < part.units) {
-      multiply(unit, p, place, mine, shared.warps[unit.warp]);
+    for (int round = 0; round < kRounds; ++round) {
+      const int slot = unit.warp * kRounds + round;
+      const int mine = place.first_unit + (slot >> part.slice_bits);
+      if (mine < part.units) multiply(unit, p, place, mine, slot, shared);
     }
+    unit.wait_for_inputs();
     unit.sync();
     for (int i = 0; i < units_of(part) && place.first_unit + i < part.units; ++i) {
       finish(unit, p, place, i, shared);
@@ -66,7 +82,7 @@ struct StreamMatmul {
   };
 
   EFFINFER_DEVICE static int units_of(const StreamPart& part) {
-    return kStreamWarps >> part.slice_bits;
+    return kWarps * kRounds >> part.slice_bits;
   }
 
   // The token blocks of a unit are neighbours: all but the first find its weights in the L2 cache.
@@ -95,39 +111,57 @@ struct StreamMatmul {
 
   template <class Unit>
   EFFINFER_DEVICE static void multiply(Unit& unit, const Params& p, const Place& place, int mine,
-                                       StreamMemory<kTiles>& memory) {
+                                       int slot, Shared& shared) {
     const int slice_bits = place.part->slice_bits;
-    const int slice = unit.warp & ((1 << slice_bits) - 1);
+    const int slice = slot & ((1 << slice_bits) - 1);
     const int first = p.superblocks * slice >> slice_bits;
     const int last = p.superblocks * (slice + 1) >> slice_bits;
     StreamSums<kTiles> sums = {};
-    StreamProduct<kFormat, kTiles, kAhead>::run(unit, p, group_of(p, *place.part, mine, unit.lane),
-                                                p.x + place.first_token * p.x_row_bytes,
-                                                place.num_tokens, first, last, memory.tokens, sums);
-    store_sums(unit, sums, memory);
+    StreamProduct<kFormat, kTiles, kAhead>::run(
+        unit, p, group_of(p, *place.part, mine, unit.lane), p.x + place.first_token * p.x_row_bytes,
+        place.num_tokens, first, last, shared.warps[unit.warp].tokens, sums);
+    unit.sync_warp();  // all have read the activations
+    store_sums(unit, sums, sums_of(shared, slot));
+  }
+
+  EFFINFER_DEVICE static auto sums_of(Shared& shared, int slot) -> float (*)[kStreamRows] {
+    auto& memory = shared.warps[slot / kRounds];
+    if constexpr (kRounds > 1) {
+      if (slot % kRounds == 0) return memory.before;
+    }
+    return memory.sums;
+  }
+
+  // Of all slices of a unit, from its first slot on.
+  EFFINFER_DEVICE static float sum_of(Shared& shared, int slot, int slice_bits, int token,
+                                      int row) {
+    const auto of = [&](int slice) { return sums_of(shared, slot + slice)[token][row]; };
+    if (slice_bits < kMostSliceBits) {
+      float sum = of(0);
+      for (int s = 1; s < 1 << slice_bits; ++s) sum += of(s);
+      return sum;
+    }
+    float sum = of(0) + of(1);
+    for (int s = 2; s < 1 << kMostSliceBits; s += 2) sum += of(s) + of(s + 1);
+    return sum;
   }
 
   // Adds the slices of the block's unit `index` and writes its outputs.
   template <class Unit>
   EFFINFER_DEVICE static void finish(Unit& unit, const Params& p, const Place& place, int index,
-                                     const Shared& shared) {
+                                     Shared& shared) {
     const StreamPart& part = *place.part;
     const bool gated = p.glu != ops::UnaryOp::none;
     const int row_bits = gated ? 4 : 5;
     const int rows = 1 << row_bits;
     const int first = (place.first_unit + index) * rows;
-    const int num_slices = 1 << part.slice_bits;
-    const StreamMemory<kTiles>* slices = shared.warps + index * num_slices;
+    const int slot = index << part.slice_bits;
     for (int i = unit.thread; i < place.num_tokens * rows; i += kThreads) {
       const int token = i >> row_bits;
       const int row = i & (rows - 1);
       if (first + row >= part.weight.rows) continue;
-      float sum = slices[0].sums[token][row];
-      float second = gated ? slices[0].sums[token][rows + row] : 0.0f;
-      for (int s = 1; s < num_slices; ++s) {
-        sum += slices[s].sums[token][row];
-        if (gated) second += slices[s].sums[token][rows + row];
-      }
+      const float sum = sum_of(shared, slot, part.slice_bits, token, row);
+      const float second = gated ? sum_of(shared, slot, part.slice_bits, token, rows + row) : 0.0f;
       finish_output(unit, part.weight, p.parts[1].weight, p.glu, p.operand,
                     place.first_token + token, first + row, sum, second);
     }

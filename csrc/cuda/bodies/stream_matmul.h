@@ -1,12 +1,13 @@
 // y = x W^T for any number of tokens, with bfloat16 activations and packed weights (dequant.h) that
 // are read once: what decoding and verification run.
 //
-// A block has eight warps. Each takes 32 rows ("a unit": two groups of a weight; with GLU one group
-// of each of the two, so that gate and up meet in one block) and one slice of k; a unit has 8, 4, 2
-// or 1 slices by its weight's shape alone. Per scale block the products are summed in float32 by
-// the tensor cores, which multiply integers and bfloat16 exactly, then scaled and added in float32
-// in the order of k; the slices' sums are added in their order. Minima multiply the sum of a
-// block's activations, which is one more product, with a row of ones.
+// A block has eight or sixteen warps. Each takes 32 rows ("a unit": two groups of a weight; with
+// GLU one group of each of the two, so that gate and up meet in one block) and one slice of k; a
+// unit has 16, 8, 4, 2 or 1 slices by its weight's shape alone. Per scale block the products are
+// summed in float32 by the tensor cores, which multiply integers and bfloat16 exactly, then scaled
+// and added in float32 in the order of k; the slices' sums are added in their order, of 16 first
+// each two. Minima multiply the sum of a block's activations, which is one more product, with a row
+// of ones.
 //
 // Tokens go in tiles of 8, the columns of a product. A kernel has 1, 2 or 4 tiles, and each of its
 // sums is made by the same operations for all: a token's bits do not depend on how many there are,
@@ -39,6 +40,7 @@ namespace effinfer::cuda {
 
 inline constexpr int kStreamWarps = 8;
 inline constexpr int kStreamRows = 32;
+inline constexpr int kMostSliceBits = 4;
 
 struct StreamPart {
   MatmulWeight weight;
@@ -53,7 +55,8 @@ struct StreamParams {
   int64_t x_row_bytes = 0;
   int32_t tokens = 0;
   int32_t superblocks = 0;
-  int32_t token_blocks = 0;  // of the kernel's tiles
+  int32_t token_blocks = 0;      // of the kernel's tiles
+  int32_t slots = kStreamWarps;  // of a block: of 16 one of its parts has a unit with 16 slices
   ops::UnaryOp glu = ops::UnaryOp::none;
   int64_t header_bytes = 0;      // of a group
   int64_t header_row_bytes = 0;  // of the scales in it
@@ -63,8 +66,13 @@ struct StreamParams {
 
 // log2 of the slices of k of a unit: enough slices that a small matrix keeps all multiprocessors
 // busy, and not so many for a large one that its warps spend their time on filling their pipelines.
+// An H100 that has one block of eight warps on each multiprocessor waits for instructions, not for
+// memory.
 constexpr int stream_slice_bits(int64_t units, int64_t superblocks) {
   constexpr int64_t kManyUnits = 1024;
+  constexpr int64_t kFewUnits = 264;
+  constexpr int64_t kLeastSuperblocks = 32;
+  if (units <= kFewUnits && superblocks >= kLeastSuperblocks) return kMostSliceBits;
   int bits = units >= kManyUnits ? 2 : 3;
   while (superblocks >> bits == 0) --bits;
   return bits;
@@ -136,6 +144,8 @@ struct StreamProduct {
     for (int i = 0; i < kDepth; ++i) {
       if (first + i < last) loads.load(unit, stages[i]);
     }
+    // Weights come while the kernel before still runs.
+    unit.wait_for_inputs();
     tokens.clear(unit, count);
     TokenCopies<kTiles> copies(unit, x, p.x_row_bytes, count, first);
     copies.fetch(unit, tokens);
@@ -155,6 +165,16 @@ struct StreamProduct {
   }
 
  private:
+  template <class Unit>
+  EFFINFER_DEVICE static void add_product(Unit& unit, bool first, float (&sum)[4],
+                                          const uint32_t (&a)[4], const uint32_t (&b)[2]) {
+    if (first) {
+      unit.mma_first(sum, a, b);
+    } else {
+      unit.mma(sum, a, b);
+    }
+  }
+
   template <class Unit>
   EFFINFER_DEVICE static void multiply(Unit& unit, const Stage& stage, int superblock,
                                        const StreamTokens<kTiles>& tokens,
@@ -204,21 +224,23 @@ struct StreamProduct {
         tokens.fragment(superblock, tile, block * kBlockSteps + s, unit.lane / 4, unit.lane % 4,
                         b[s]);
       }
-      float activations[4] = {};
+      float activations[4];
       if constexpr (kFormat.has_min) {
         constexpr uint32_t kOne = bf16_pair(1);
         EFFINFER_UNROLL
         for (int s = 0; s < kBlockSteps; ++s) {
-          unit.mma(activations, {kOne, kOne, kOne, kOne}, b[s]);
+          add_product(unit, s == 0, activations, {kOne, kOne, kOne, kOne}, b[s]);
         }
       }
       EFFINFER_UNROLL
       for (int pair = 0; pair < 2; ++pair) {
-        float products[4] = {};
+        float products[4];
         EFFINFER_UNROLL
         for (int s = 0; s < kBlockSteps; ++s) {
           EFFINFER_UNROLL
-          for (int part = 0; part < kParts; ++part) unit.mma(products, a[s][pair][part], b[s]);
+          for (int part = 0; part < kParts; ++part) {
+            add_product(unit, s + part == 0, products, a[s][pair][part], b[s]);
+          }
         }
         EFFINFER_UNROLL
         for (int i = 0; i < 4; ++i) {

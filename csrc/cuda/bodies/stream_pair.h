@@ -56,7 +56,8 @@ struct StreamPair {
                                                   p.stream.x + first_token * p.stream.x_row_bytes,
                                                   count, first, last, memory.tokens, sums);
     });
-    store_sums(unit, sums, memory);
+    unit.sync_warp();
+    store_sums(unit, sums, memory.sums);
   }
 
   template <class Unit>
