@@ -15,6 +15,7 @@ KEYS = {
     "prompts": ("batch", "context", "group", "density"),
     "norms": ("op", "rows", "cols"),
     "sampling": ("op", "rows", "cols"),
+    "model": ("op", "type", "layers"),
 }
 
 
@@ -27,6 +28,8 @@ def label(row: Row) -> str:
         return f"{row['dtype']} {row['rows']}x{row['cols']} n={row['n']}"
     if row["section"] == "attention":
         return f"batch {row['batch']} kv {row['context']} group {row['group']} rows {row['rows']}"
+    if row["section"] == "model":
+        return f"{row['op']}, {row['layers']} layers of {row['cols']}, {row['type']}"
     if row["section"] == "prompts":
         return f"{row['context']} tokens group {row['group']} density {row['density']:g}"
     return f"{row['op']} {row['rows']}x{row['cols']}"

@@ -1,6 +1,6 @@
 // Speed of the GPU kernels, in CUDA graphs over inputs in turn that no cache holds.
 //
-//   bench_gpu [--sections copy,matmul,prefill,ternary,attention,prompts,norms,sampling]
+//   bench_gpu [--sections copy,matmul,prefill,ternary,attention,prompts,norms,sampling,model]
 //             [--rotate-mb 400] [--replays 12] [--least-calls 8] [--copy-mb 1024]
 //             [--shapes 4096x4096,30MBx4096] [--dtypes q4_0,bf16] [--tokens 1,4,16,64]
 //             [--prompt-tokens 512,2048] [--ternary-shapes 13824x2560]
@@ -8,6 +8,8 @@
 //             [--head-dim 128] [--query-rows 1,8] [--prompt-lengths 8192] [--densities 1,0.1]
 //             [--norm-rows 1,1024] [--norm-cols 4096]
 //             [--sampling-rows 1,64] [--sampling-vocab 128256]
+//             [--model layers=32,cols=4096,ffn=14336,heads=32,kv_heads=8,head_dim=128,vocab=128256]
+//             [--model-type q4_k] [--model-prompt 512] [--model-tokens 64]
 //
 // A JSON object a line goes to stdout: first the device, then a row for each case with the bytes
 // that its call must move and the operations that it makes. Without a device: exit status 2.
@@ -51,7 +53,7 @@ int run(Options& options) {
   const std::map<std::string, Section> sections = {
       {"copy", bench_copy},       {"matmul", bench_matmul},       {"prefill", bench_prefill},
       {"ternary", bench_ternary}, {"attention", bench_attention}, {"prompts", bench_prompts},
-      {"norms", bench_norms},     {"sampling", bench_sampling}};
+      {"norms", bench_norms},     {"sampling", bench_sampling},   {"model", bench_model}};
   const Settings settings{std::atof(options["--rotate-mb"].c_str()) * 1e6,
                           std::atoi(options["--replays"].c_str()),
                           std::atoi(options["--least-calls"].c_str())};
@@ -75,7 +77,7 @@ int run(Options& options) {
 
 int main(int argc, char** argv) {
   bench::Options options = {
-      {"--sections", "copy,matmul,prefill,ternary,attention,prompts,norms,sampling"},
+      {"--sections", "copy,matmul,prefill,ternary,attention,prompts,norms,sampling,model"},
       {"--rotate-mb", "400"},
       {"--replays", "12"},
       {"--least-calls", "8"},
@@ -96,7 +98,11 @@ int main(int argc, char** argv) {
       {"--norm-rows", "1,64,1024,8192"},
       {"--norm-cols", "4096"},
       {"--sampling-rows", "1,64"},
-      {"--sampling-vocab", "128256"}};
+      {"--sampling-vocab", "128256"},
+      {"--model", "layers=32,cols=4096,ffn=14336,heads=32,kv_heads=8,head_dim=128,vocab=128256"},
+      {"--model-type", "q4_k"},
+      {"--model-prompt", "512"},
+      {"--model-tokens", "64"}};
   bench::read_options(argc, argv, options);
   const effinfer::Backend* backend = effinfer::cuda_backend();
   if (backend == nullptr || backend->num_devices() == 0) {

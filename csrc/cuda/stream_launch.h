@@ -29,8 +29,8 @@ void launch_stream(StreamParams& params, int64_t blocks, Queue& queue) {
 template <ops::PackedFormat kFormat>
 constexpr bool pairs_tiles() {
   using enum ops::QuantBits;
-  if (kFormat.bits == u4) return !kFormat.has_min || kFormat.sub_block == 16;
-  return kFormat.bits == bf16 || (kFormat.bits == u8 && kFormat.scales == ops::ScaleKind::direct);
+  if (kFormat.bits == u4) return kFormat.has_min == (kFormat.sub_block == 16);
+  return kFormat.bits == u8 && kFormat.scales == ops::ScaleKind::direct;
 }
 
 // A multiprocessor has 16 warps, in two blocks or in one, where their registers allow it, and else

@@ -84,7 +84,8 @@ inline constexpr int32_t kGpuLeastLongTileRows = 64;
 inline constexpr int32_t kGpuShares = 512;
 // What tiles of a shape that is `only_long` fold in place of chunks: they may be divided there.
 inline constexpr int32_t kSegmentUnits = 32;
-inline constexpr int64_t kGpuPartials = 65536;  // 32 MB with heads of 128: 64k tokens of 64 heads
+// 64 MB with heads of 128: 8 sequences of 64k tokens with 64 heads.
+inline constexpr int64_t kGpuPartials = 131072;
 
 // The shape part of a problem: what planning needs.
 struct AttentionShape {

@@ -35,7 +35,6 @@ struct AttentionShared {
   ItemUnits units;
   Visibility visible;
   TileRow rows[kTileRows];
-  float query_factors[kTileRows];
   ChunkPass passes[2];  // at hand, and next
   int32_t is_last;
 };
@@ -65,9 +64,7 @@ class BlockRing {
     unit_.template wait<kAhead - 1>();
     unit_.sync_warp();  // of all lanes; and all have read what the next copies replace
     fetch(ahead_.in_next ? next : now);
-    const int slot = slot_;
-    slot_ = (slot_ + 1) % kRing;
-    return shared_.ring[unit_.warp][slot];
+    return shared_.ring[unit_.warp][ahead_.slot];  // all but one are ahead of it
   }
 
   // What was ahead in the next pass is ahead in the one at hand.
@@ -101,7 +98,6 @@ class BlockRing {
   Unit& unit_;
   Shared& shared_;
   const int columns_;  // of 32 dims
-  int slot_ = 0;       // of the ring: the next one to take
   // The next part to fetch: of the pass at hand, or already of the next one.
   struct {
     int slot = 0;

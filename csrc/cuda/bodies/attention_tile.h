@@ -22,6 +22,7 @@
 #include "cuda/bodies/attention_ring.h"
 #include "cuda/bodies/attention_rows.h"
 #include "cuda/bodies/fragments.h"
+#include "cuda/bodies/lane_queries.h"
 #include "cuda/bodies/seen_words.h"
 #include "cuda/bodies/softmax.h"
 #include "cuda/unit.h"
@@ -47,13 +48,19 @@ class AttentionTileRun {
         result_(params, tile_),
         ring_(unit, shared, params.p.k.dims) {}
 
-  // The first keys are on their way before the queries are looked at.
+  // What is looked up is known before the kernel before has ended, but for lists of visits, and by
+  // several warps at once. The first keys are on their way before the queries are looked at.
   EFFINFER_DEVICE void run() {
+    if (p_.visits.has_lists()) unit_.wait_for_inputs();
     if (unit_.warp == 0) find_first();
     if (unit_.warp == 1 && unit_.lane < kTileRows) {
       shared_.rows[unit_.lane] = row_of(p_, tile_, unit_.lane);
-      shared_.query_factors[unit_.lane] = query_sign(p_);
     }
+    if (unit_.warp == kWarps - 1 && unit_.lane == 0) {
+      shared_.visible = visibility_of(p_, tile_);
+      shared_.fetch = Fetch<kType>::of(p_, tile_);
+    }
+    unit_.wait_for_inputs();
     unit_.sync();
     ring_.start(shared_.passes[0]);
     set_queries();
@@ -66,36 +73,21 @@ class AttentionTileRun {
 
  private:
   EFFINFER_DEVICE void find_first() {
-    if (unit_.lane == 0) {
-      shared_.units = units_of(p_, item_, tile_);
-      shared_.visible = visibility_of(p_, tile_);
-      shared_.fetch = Fetch<kType>::of(p_, tile_);
-    }
+    if (unit_.lane == 0) shared_.units = units_of(p_, item_, tile_);
     unit_.sync_warp();
     ChunkWalk::first(unit_, shared_.units).store(unit_, shared_.units, shared_.passes[0]);
   }
 
-  // Rows are scaled by a power of two to numbers below 2, where float16 needs it.
   EFFINFER_DEVICE void set_queries() {
-    if constexpr (Multiply::kScalesQueries) {
-      for (int row = unit_.warp; row < kTileRows; row += kWarps) {
-        float max = 0.0f;
-        for (int dim = unit_.lane; dim < p_.k.dims; dim += kWarp) {
-          max = fmaxf(max, fabsf(query_of(p_, tile_, row, dim)));
-        }
-        EFFINFER_UNROLL
-        for (int mask = 1; mask < kWarp; mask *= 2) max = fmaxf(max, unit_.shfl_xor(max, mask));
-        const float power = float_of(bits_of(max) & 0x7f800000);
-        if (unit_.lane == 0 && power > 0.0f) {
-          shared_.query_factors[row] *= 1.0f / power;
-          shared_.rows[row].scale *= power;
-        }
-      }
-      unit_.sync();
+    if constexpr (kType == DType::f32) {
+      Multiply::set_queries(unit_, shared_.operands, p_.k.dims, [&](int row, int dim) {
+        return query_of(p_, tile_, row, dim) * query_sign(p_);
+      });
+    } else {
+      TileRow* const rows = unit_.warp == 0 ? shared_.rows : nullptr;
+      set_lane_queries<kType>(unit_, p_, tile_, 0, rows, unit_.warp, kWarps,
+                              shared_.operands.queries);
     }
-    Multiply::set_queries(unit_, shared_.operands, p_.k.dims, [&](int row, int dim) {
-      return query_of(p_, tile_, row, dim) * shared_.query_factors[row];
-    });
   }
 
   EFFINFER_DEVICE void do_pass(const ChunkPass& now, ChunkPass& next) {
@@ -242,19 +234,19 @@ template <DType kType, int kWarps>
 struct AttentionKernel {
   static constexpr const char* kName = "attention";
   static constexpr int kThreads = kWarps * kWarp;
-  // As many as shared memory lets an H100 hold: 8 to 12 warps, each with up to 14 KB of
-  // copies under way, where 25 KB an SM keep its memory busy.
-  static constexpr int kMinBlocks = kWarps == 2
-                                        ? (kType == DType::f32 || kType == DType::i8 ? 4 : 5)
+  // As many as an H100's shared memory and registers hold: 8 warps or more, each with up to 14 KB
+  // of copies under way, where 25 KB an SM keep its memory busy.
+  static constexpr int kMinBlocks = kWarps == 2   ? 4
                                     : kWarps == 4 ? (kType == DType::i8 ? 3 : 2)
                                                   : 1;
+  static constexpr bool kWaitsItself = true;
   using Params = AttentionParams;
   using Shared = AttentionShared<kType, kWarps>;
   static_assert(sizeof(Shared) <= 99 << 10);  // of a block of the GPUs that have least
 
   template <class Unit>
   EFFINFER_DEVICE static void run(Unit& unit, const Params& params, Shared& shared) {
-    if (params.p.work.items[unit.block].tile < 0) return;
+    if (params.p.work.items[unit.block].tile < 0) return unit.wait_for_inputs();
     AttentionTileRun<Unit, kType, kWarps>(unit, params, shared).run();
   }
 };

@@ -140,20 +140,6 @@ struct Products {
     }
   }
 
-  // Queries: load(row, dim) of 16 rows; by the threads of the block together.
-  template <class Unit, class Load>
-  EFFINFER_DEVICE static void set_queries(Unit& unit, Operands& to, int dims, Load&& load) {
-    for (int i = unit.thread; i < dims / 16 * kWarp * 4; i += kWarps * kWarp) {
-      const int lane = i / 4 % kWarp;
-      const int row = lane / 4 + i % 2 * 8;
-      const int half = i / 2 % 2;
-      const int step = i / (4 * kWarp);
-      const int dim =
-          16 * step + (Block::P == 4 ? 4 * (lane % 4) + 2 * half : 2 * (lane % 4) + 8 * half);
-      to.queries[step][lane].words[i % 4] = rounded(unit, load(row, dim), load(row, dim + 1));
-    }
-  }
-
   // d += queries x the keys of a block: of `steps` steps of 16 dims from `step` on the first two.
   template <class Unit>
   EFFINFER_DEVICE static void add_scores(Unit& unit, const Operands& from, const Slot& keys,
@@ -228,6 +214,7 @@ struct Products<DType::f32, kWarps> {
   };
   using Slot = Quad[Block::kLoads][kWarp];
 
+  // Queries: load(row, dim) of 16 rows; by the threads of the block together.
   template <class Unit, class Load>
   EFFINFER_DEVICE static void set_queries(Unit& unit, Operands& to, int dims, Load&& load) {
     for (int i = unit.thread; i < dims * 16; i += kWarps * kWarp) {

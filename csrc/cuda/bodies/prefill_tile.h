@@ -22,6 +22,7 @@
 #include "cuda/bodies/attention_output.h"
 #include "cuda/bodies/attention_rows.h"
 #include "cuda/bodies/fragments.h"
+#include "cuda/bodies/lane_queries.h"
 #include "cuda/bodies/prefill_result.h"
 #include "cuda/bodies/prefill_ring.h"
 #include "cuda/bodies/prefill_rows.h"
@@ -73,7 +74,9 @@ class PrefillTileRun {
     }
     unit_.sync();
     ring_.start(unit_);
-    set_lane_queries<kType>(unit_, p_, tile(), own_rows(), shared_.queries[unit_.warp]);
+    set_lane_queries<kType>(unit_, p_, tile(), unit_.warp * kTileRows, own_rows(), 0, 1,
+                            shared_.queries[unit_.warp]);
+    if constexpr (Multiply::kScalesQueries) unit_.sync_warp();  // what was scaled
     const ChunkPass* passes = shared_.ring.passes;
     for (int at = 0; passes[at].chunk >= 0; at ^= 1) {
       if (kHasInside && is_inside(passes[at])) {

@@ -15,7 +15,7 @@
 // in the grid: all but one find the weights in the L2 cache.
 //
 // Weights go from memory to registers, 16 bytes a lane and load, kDepth superblocks ahead.
-// Activations lie in shared memory, a superblock at a time (stream_tokens.h).
+// Activations come through shared memory (stream_tokens.h).
 //
 // Instructions of a warp for a superblock of 32 rows and one tile, in the machine code for sm_90,
 // and the issue slots that an H100 has for them while it reads the weights at 3 TB/s (1.75 GHz):
@@ -103,6 +103,7 @@ struct StreamProduct {
   // Superblocks on their way: as many as kAhead registers hold, from 2 to 6.
   static constexpr int kWanted = kAhead / kStageRegisters;
   static constexpr int kDepth = kWanted < 2 ? 2 : kWanted > 6 ? 6 : kWanted;
+  static constexpr int kTokensAhead = StreamTokens<kTiles>::kAhead;
 
   // The lane's weights, one superblock after the other.
   struct Loads {
@@ -148,16 +149,17 @@ struct StreamProduct {
     unit.wait_for_inputs();
     tokens.clear(unit, count);
     TokenCopies<kTiles> copies(unit, x, p.x_row_bytes, count, first);
-    copies.fetch(unit, tokens);
+    EFFINFER_UNROLL
+    for (int i = 0; i < kTokensAhead; ++i) copies.fetch(unit, first + i < last, tokens);
     for (int base = first; base < last; base += kDepth) {
       EFFINFER_UNROLL
       for (int i = 0; i < kDepth; ++i) {
         const int superblock = base + i;
         if (superblock < last) {
-          unit.template wait<0>();
+          unit.template wait<kTokensAhead - 1>();
           unit.sync_warp();  // all have read what the next copies replace
-          if (superblock + 1 < last) copies.fetch(unit, tokens);
-          multiply(unit, stages[i], superblock, tokens, sums);
+          copies.fetch(unit, superblock + kTokensAhead < last, tokens);
+          multiply(unit, stages[i], copies.place, tokens, sums);
           if (superblock + kDepth < last) loads.load(unit, stages[i]);
         }
       }
@@ -176,7 +178,7 @@ struct StreamProduct {
   }
 
   template <class Unit>
-  EFFINFER_DEVICE static void multiply(Unit& unit, const Stage& stage, int superblock,
+  EFFINFER_DEVICE static void multiply(Unit& unit, const Stage& stage, int place,
                                        const StreamTokens<kTiles>& tokens,
                                        StreamSums<kTiles>& sums) {
     EFFINFER_UNROLL
@@ -193,13 +195,13 @@ struct StreamProduct {
           }
         }
       }
-      multiply_block(unit, stage.weights, superblock, block, scale, minimum, tokens, sums);
+      multiply_block(unit, stage.weights, place, block, scale, minimum, tokens, sums);
     }
   }
 
   template <class Unit>
   EFFINFER_DEVICE static void multiply_block(Unit& unit, const WeightFragments<kFormat>& weights,
-                                             int superblock, int block, const float (&scale)[4],
+                                             int place, int block, const float (&scale)[4],
                                              const float (&minimum)[4],
                                              const StreamTokens<kTiles>& tokens,
                                              StreamSums<kTiles>& sums) {
@@ -221,8 +223,7 @@ struct StreamProduct {
       uint32_t b[kBlockSteps][2];
       EFFINFER_UNROLL
       for (int s = 0; s < kBlockSteps; ++s) {
-        tokens.fragment(superblock, tile, block * kBlockSteps + s, unit.lane / 4, unit.lane % 4,
-                        b[s]);
+        tokens.fragment(place, tile, block * kBlockSteps + s, unit.lane / 4, unit.lane % 4, b[s]);
       }
       float activations[4];
       if constexpr (kFormat.has_min) {
