@@ -116,6 +116,16 @@ class DeviceUnit {
     const uint4 words = __ldg(reinterpret_cast<const uint4*>(pointer));
     return {words.x, words.y, words.z, words.w};
   }
+  // Where the program has it: loads that precede their use by others are under way together.
+  __device__ __forceinline__ Quad load_written(const Quad* pointer) {
+    Quad quad;
+    asm volatile("ld.global.cg.v4.u32 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(quad.words[0]), "=r"(quad.words[1]), "=r"(quad.words[2]),
+                   "=r"(quad.words[3])
+                 : "l"(pointer)
+                 : "memory");
+    return quad;
+  }
   template <class T>
   __device__ __forceinline__ T load_once(const T* pointer) {
     return __ldcs(pointer);

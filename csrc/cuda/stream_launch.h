@@ -28,9 +28,7 @@ void launch_stream(StreamParams& params, int64_t blocks, Queue& queue) {
 // Whether 128 registers, of 16 warps a multiprocessor, are enough for two tiles.
 template <ops::PackedFormat kFormat>
 constexpr bool pairs_tiles() {
-  using enum ops::QuantBits;
-  if (kFormat.bits == u4) return kFormat.has_min == (kFormat.sub_block == 16);
-  return kFormat.bits == u8 && kFormat.scales == ops::ScaleKind::direct;
+  return kFormat.bits == ops::QuantBits::u4 && !kFormat.has_min && kFormat.sub_block == 32;
 }
 
 // A multiprocessor has 16 warps, in two blocks or in one, where their registers allow it, and else

@@ -35,7 +35,8 @@
 //                           with the bits of a sum with zeros; mma_f16 of float16;
 //                           mma_s8: m16n8k32 of int8, sums in int32
 //   load(pointer)           global memory that no kernel writes while this one runs; load_once():
-//                           which nobody will read again soon, such as weights
+//                           which nobody will read again soon, such as weights; load_written():
+//                           what other blocks wrote before this one synchronised with them
 //   atomic_add(pointer, n)  on global memory; returns what was there. fence() orders what a thread
 //                           wrote to global memory before it against what it writes after it, for
 //                           other blocks

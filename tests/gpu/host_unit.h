@@ -83,6 +83,10 @@ class Unit {
     tell_load(pointer, sizeof(T));
     return *pointer;
   }
+  Quad load_written(const Quad* pointer) {
+    require_global(pointer, alignof(Quad), "load_written");
+    return *pointer;
+  }
   template <class T>
   T load_once(const T* pointer) {
     return load(pointer);

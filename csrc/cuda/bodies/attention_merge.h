@@ -140,8 +140,8 @@ class AttentionResult {
         EFFINFER_UNROLL
         for (int i = 0; i < kAhead; ++i) {
           const int at = first + i < count ? first + i : count - 1;
-          AttentionOutput::load_partial_values(p_, index + int64_t{at} * num_rows() + row, dim,
-                                               chunk[i]);
+          AttentionOutput::load_partial_values(unit, p_, index + int64_t{at} * num_rows() + row,
+                                               dim, chunk[i]);
         }
         EFFINFER_UNROLL
         for (int i = 0; i < kAhead; ++i) {

@@ -90,13 +90,14 @@ class AttentionOutput {
                                                      int64_t index) {
     return {p.partial_ms[2 * index], p.partial_ms[2 * index + 1]};
   }
-  // As other blocks may have written them while this one ran: as any memory.
-  EFFINFER_DEVICE static void load_partial_values(const ops::AttentionProblem& p, int64_t index,
-                                                  int dim, float (&values)[8]) {
+  // As other blocks may have written them while this one ran.
+  template <class Unit>
+  EFFINFER_DEVICE static void load_partial_values(Unit& unit, const ops::AttentionProblem& p,
+                                                  int64_t index, int dim, float (&values)[8]) {
     const auto* from = reinterpret_cast<const Quad*>(p.partial_out + index * p.v.dims + dim);
     EFFINFER_UNROLL
     for (int half = 0; half < 2; ++half) {
-      const Quad quad = from[half];
+      const Quad quad = unit.load_written(from + half);
       EFFINFER_UNROLL
       for (int i = 0; i < 4; ++i) values[4 * half + i] = float_of(quad.words[i]);
     }

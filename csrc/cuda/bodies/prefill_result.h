@@ -192,7 +192,8 @@ class PrefillResult {
         const int at = first + i < merge.num_partials ? first + i : merge.num_partials - 1;
         const int64_t index = merge.first_partial + int64_t{at} * num_rows() + first_row_ + 8 * r;
         state[i] = AttentionOutput::load_partial_state(params_.p, index);
-        AttentionOutput::load_partial_values(params_.p, index, dim_of(unit, column), chunk[i]);
+        AttentionOutput::load_partial_values(unit, params_.p, index, dim_of(unit, column),
+                                             chunk[i]);
       }
       EFFINFER_UNROLL
       for (int i = 0; i < kAhead; ++i) {

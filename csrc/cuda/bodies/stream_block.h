@@ -68,9 +68,7 @@ struct StreamMatmul {
     }
     unit.wait_for_inputs();
     unit.sync();
-    for (int i = 0; i < units_of(part) && place.first_unit + i < part.units; ++i) {
-      finish(unit, p, place, i, shared);
-    }
+    finish(unit, p, place, shared);
   }
 
  private:
@@ -146,26 +144,28 @@ struct StreamMatmul {
     return sum;
   }
 
-  // Adds the slices of the block's unit `index` and writes its outputs.
+  // Adds the slices of the block's units and writes their outputs.
   template <class Unit>
-  EFFINFER_DEVICE static void finish(Unit& unit, const Params& p, const Place& place, int index,
+  EFFINFER_DEVICE static void finish(Unit& unit, const Params& p, const Place& place,
                                      Shared& shared) {
     const StreamPart& part = *place.part;
     const bool gated = p.glu != ops::UnaryOp::none;
     const int row_bits = gated ? 4 : 5;
-    const int rows = 1 << row_bits;
-    const int first = (place.first_unit + index) * rows;
-    const int slot = index << part.slice_bits;
+    const int rows = units_of(part) << row_bits;
+    const int first = place.first_unit << row_bits;
     for (int i = unit.thread; i < place.num_tokens * rows; i += kThreads) {
-      const int token = i >> row_bits;
+      const int token = i / rows;
       const int row = i & (rows - 1);
       if (first + row >= part.weight.rows) continue;
-      const float sum = sum_of(shared, slot, part.slice_bits, token, row);
-      const float second = gated ? sum_of(shared, slot, part.slice_bits, token, rows + row) : 0.0f;
+      const int slot = row >> row_bits << part.slice_bits;
+      const int at = row & ((1 << row_bits) - 1);
+      const float sum = sum_of(shared, slot, part.slice_bits, token, at);
+      const float second =
+          gated ? sum_of(shared, slot, part.slice_bits, token, (1 << row_bits) + at) : 0.0f;
       finish_output(unit, part.weight, p.parts[1].weight, p.glu, p.operand,
                     place.first_token + token, first + row, sum, second);
     }
-    if (place.first_unit + index + 1 == part.units) {
+    if (place.first_unit + units_of(part) >= part.units) {
       pad_operand(unit, p.operand, part.weight.rows, place.first_token,
                   place.first_token + place.num_tokens, unit.thread, kThreads);
     }

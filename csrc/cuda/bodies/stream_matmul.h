@@ -64,18 +64,23 @@ struct StreamParams {
   OperandOut operand;
 };
 
-// log2 of the slices of k of a unit: enough slices that a small matrix keeps all multiprocessors
-// busy, and not so many for a large one that its warps spend their time on filling their pipelines.
-// An H100 that has one block of eight warps on each multiprocessor waits for instructions, not for
-// memory.
+// log2 of the slices of k of a unit. Warps that an H100 holds at a time, 16 a multiprocessor, read
+// a superblock each in about the time in which its memory delivers them, and take some more to
+// begin and to end: the number of slices for which that is the least.
 constexpr int stream_slice_bits(int64_t units, int64_t superblocks) {
-  constexpr int64_t kManyUnits = 1024;
-  constexpr int64_t kFewUnits = 264;
-  constexpr int64_t kLeastSuperblocks = 32;
-  if (units <= kFewUnits && superblocks >= kLeastSuperblocks) return kMostSliceBits;
-  int bits = units >= kManyUnits ? 2 : 3;
-  while (superblocks >> bits == 0) --bits;
-  return bits;
+  constexpr int64_t kWarps = 132 * 16;
+  constexpr int64_t kAround = 3;  // superblocks' time
+  int best = 0;
+  int64_t least = INT64_MAX;
+  for (int bits = 0; bits <= kMostSliceBits && superblocks >> bits != 0; ++bits) {
+    const int64_t rounds = ((units << bits) + kWarps - 1) / kWarps;
+    const int64_t sixteenths = superblocks << kMostSliceBits >> bits;
+    const int64_t time = rounds * (sixteenths + (kAround << kMostSliceBits));
+    if (time >= least) continue;
+    best = bits;
+    least = time;
+  }
+  return best;
 }
 
 // The sums of a warp: C fragments of a pair of rows (dequant.h) and a tile of tokens. Element i is

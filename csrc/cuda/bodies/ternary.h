@@ -44,7 +44,8 @@ struct TernaryMatmul {
   static constexpr const char* kName = "matmul_ternary";
   static constexpr int kWarps = 8;
   static constexpr int kThreads = kWarps * kWarp;
-  static constexpr int kMinBlocks = 2;
+  static constexpr int kMinBlocks = kTiles == 1 && kBits == ops::QuantBits::t2 ? 3 : 2;
+  static constexpr bool kWaitsItself = true;
   static constexpr int kTokens = kTiles * 8;
   static constexpr int kRows = 32;
   // Of a token: a block's 256 bytes, and 16 so that eight tokens' dwords lie in all banks.
@@ -59,7 +60,6 @@ struct TernaryMatmul {
   template <class Unit>
   EFFINFER_DEVICE static void run(Unit& unit, const Params& p, Shared& shared) {
     Place place = find(unit, p);
-    const bool by_blocks = !(is_uniform(unit, p, place, 0) && is_uniform(unit, p, place, 1));
     const int t = unit.lane % 4;
     const uint8_t* lines =
         group_of(p, place, unit.lane / 16) + p.header_bytes + t * 64 + unit.lane / 4 % 4 * 16;
@@ -67,6 +67,9 @@ struct TernaryMatmul {
     Result results[kTiles] = {};
     Lines next;
     if (unit.warp < p.blocks) fetch(unit, p, place, lines, unit.warp, shared, next);
+    // Both are looked up at once, behind the first weights.
+    const bool uniform[2] = {is_uniform(unit, p, place, 0), is_uniform(unit, p, place, 1)};
+    const bool by_blocks = !uniform[0] || !uniform[1];
     for (int first = 0; first < p.blocks; first += kWarps) {
       const int block = first + unit.warp;
       if (block < p.blocks) {
@@ -90,6 +93,7 @@ struct TernaryMatmul {
       unit.sync();
       add_warps(unit, shared, results);
     }
+    unit.wait_for_inputs();
     finish(unit, p, place, results);
   }
 
@@ -150,6 +154,7 @@ struct TernaryMatmul {
                                     const uint8_t* lines, int block, Shared& shared, Lines& out) {
     constexpr int kFull = static_cast<int>(ops::ternary_lines(kBits, 64));
     out.load(unit, lines + int64_t{block} * (kFull * 64), lines_of(p, block), unit.lane % 4);
+    unit.wait_for_inputs();
     const int piece = unit.lane % 16;
     uint8_t* to = shared.tokens[unit.warp][buffer_of(block)];
     for (int token = unit.lane / 16; token < place.num_tokens; token += 2) {
