@@ -235,7 +235,12 @@ def main() -> int:
     if arguments.look:
         return 0
     run = Run(arguments.build_dir.resolve())
-    result: dict[str, Any] = {"commit": commit(), "driver": driver_version(), "notes": []}
+    result: dict[str, Any] = {
+        "commit": commit(),
+        "date": time.strftime("%Y-%m-%d"),
+        "driver": driver_version(),
+        "notes": [],
+    }
     print(f"bench-gpu: {result['driver']}", flush=True)
     build(run)
     result["build_s"] = round(time.monotonic() - run.started)

@@ -45,20 +45,24 @@ ROWS = ("LDG.E.128", "STG.E.128")
 
 BUDGETS = (
     # Arguments: format (bits 0 to 3: u4, u5, u6, u8; 4: f16, 5: bf16), tiles of 8 tokens, registers
-    # that hold weights on their way, blocks.
-    Budget("StreamMatmul<PackedFormat{[01235], *}, 1, 40, 2>", 128, 2, 16384, STREAM),
-    Budget("StreamMatmul<PackedFormat{[01235], *}, 1, 96, 1>", 224, 1, 16384, STREAM),
-    Budget("StreamMatmul<PackedFormat{[01235], *}, 2, 40, 1>", 216, 1, 32768, STREAM),
-    Budget("StreamMatmul<PackedFormat{[0123], *}, 4, 32, 1>", 248, 1, 65536, STREAM),
-    Budget("StreamMatmul<PackedFormat{5, *}, 4, 32, 1>", 255, 1, 65536, STREAM),
-    Budget("StreamMatmul<PackedFormat{4, *}, 1, 40, 2>", 128, 2, 16384, STREAM_F16),
-    Budget("StreamMatmul<PackedFormat{4, *}, 1, 96, 1>", 240, 1, 16384, STREAM_F16),
-    Budget("StreamMatmul<PackedFormat{4, *}, 2, 40, 1>", 216, 1, 32768, STREAM_F16),
-    Budget("StreamMatmul<PackedFormat{4, *}, 4, 32, 1>", 248, 1, 65536, STREAM_F16),
+    # that hold weights on their way, blocks, warps, rounds.
+    Budget("StreamMatmul<PackedFormat{[01235], *}, 1, 40, 2, 8, 1>", 128, 2, 32768, STREAM),
+    Budget("StreamMatmul<PackedFormat{[01235], *}, 1, 20, 1, 16, 1>", 128, 1, 65536, STREAM),
+    Budget("StreamMatmul<PackedFormat{0, *}, 2, 20, 2, 8, 1>", 128, 2, 49152, STREAM),
+    Budget("StreamMatmul<PackedFormat{0, *}, 2, 20, 1, 16, 1>", 128, 1, 98304, STREAM),
+    Budget("StreamMatmul<PackedFormat{[01235], *}, 2, 40, 1, 8, 1>", 216, 1, 49152, STREAM),
+    Budget("StreamMatmul<PackedFormat{[01235], *}, 2, 40, 1, 8, 2>", 216, 1, 65536, STREAM),
+    Budget("StreamMatmul<PackedFormat{[0123], *}, 4, 32, 1, 8, 1>", 248, 1, 65536, STREAM),
+    Budget("StreamMatmul<PackedFormat{[0123], *}, 4, 32, 1, 8, 2>", 255, 1, 98304, STREAM),
+    Budget("StreamMatmul<PackedFormat{5, *}, 4, 32, 1, 8, [12]>", 255, 1, 98304, STREAM),
+    Budget("StreamMatmul<PackedFormat{4, *}, 1, 40, 2, 8, 1>", 128, 2, 32768, STREAM_F16),
+    Budget("StreamMatmul<PackedFormat{4, *}, 1, 20, 1, 16, 1>", 128, 1, 65536, STREAM_F16),
+    Budget("StreamMatmul<PackedFormat{4, *}, 2, 40, 1, 8, [12]>", 224, 1, 65536, STREAM_F16),
+    Budget("StreamMatmul<PackedFormat{4, *}, 4, 32, 1, 8, [12]>", 248, 1, 98304, STREAM_F16),
     # Arguments: format, tokens. What the entry has is for all its warps alike.
     Budget("WgmmaMatmul<PackedFormat{*}, 64>", 168, 1, 67584, WGMMA, "sm_90a"),
     Budget("WgmmaMatmul<PackedFormat{*}, 128>", 168, 1, 133120, WGMMA, "sm_90a"),
-    Budget("StreamPair<1>", 200, 1, 16384, ("LDGSTS.128", "HMMA")),
+    Budget("StreamPair<1>", 200, 1, 32768, ("LDGSTS.128", "HMMA")),
     Budget("StreamPair<4>", 255, 1, 65536, ("LDGSTS.128", "HMMA")),
     # Arguments: format, tiles of 8 tokens, superblocks of weights on their way.
     Budget("TileMatmul<PackedFormat{[0123], *}, 16, 1>", 255, 1, 65664, STREAM, NOT_HOPPER),
@@ -79,7 +83,7 @@ BUDGETS = (
     Budget("AttentionKernel<0, 2>", 176, 2, 55168, ATTENTION_F32),
     Budget("AttentionKernel<0, 4>", 168, 1, 92288, ATTENTION_F32),
     Budget("AttentionKernel<0, 8>", 152, 1, 101376, ATTENTION_F32),
-    Budget("AttentionKernel<[12], 2>", 176, 3, 43920, ATTENTION),
+    Budget("AttentionKernel<[12], 2>", 184, 3, 43920, ATTENTION),
     Budget("AttentionKernel<[12], 4>", 168, 2, 78992, ATTENTION),
     Budget("AttentionKernel<[12], 8>", 152, 1, 83600, ATTENTION),
     Budget("AttentionKernel<3, 2>", 248, 3, 43904, ATTENTION),
