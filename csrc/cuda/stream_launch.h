@@ -32,25 +32,22 @@ constexpr bool pairs_tiles() {
 }
 
 // A multiprocessor has 16 warps, in two blocks or in one, where their registers allow it, and else
-// 8: with four tiles, and some formats with two.
+// 8 of two rounds: with four tiles, and most formats with two.
 template <ops::PackedFormat kFormat>
 void launch_format(StreamParams& params, Queue& queue) {
   int64_t blocks = 0;
   for (const StreamPart& part : params.parts) blocks += part.blocks;
-  const bool few = params.slots == 1 << kMostSliceBits;
   if (params.tokens > 2 * kTileTokens) {
-    if (few) return launch_stream<StreamMatmul<kFormat, 4, 32, 1, 8, 2>>(params, blocks, queue);
-    launch_stream<StreamMatmul<kFormat, 4, 32, 1>>(params, blocks, queue);
+    launch_stream<StreamMatmul<kFormat, 4, 32, 1, 8, 2>>(params, blocks, queue);
   } else if (params.tokens > kTileTokens) {
     if constexpr (pairs_tiles<kFormat>()) {
-      if (few) return launch_stream<StreamMatmul<kFormat, 2, 20, 1, 16>>(params, blocks, queue);
-      launch_stream<StreamMatmul<kFormat, 2, 20, 2>>(params, blocks, queue);
+      launch_stream<StreamMatmul<kFormat, 2, 20, 1, 16>>(params, blocks, queue);
     } else {
-      if (few) return launch_stream<StreamMatmul<kFormat, 2, 40, 1, 8, 2>>(params, blocks, queue);
-      launch_stream<StreamMatmul<kFormat, 2, 40, 1>>(params, blocks, queue);
+      launch_stream<StreamMatmul<kFormat, 2, 40, 1, 8, 2>>(params, blocks, queue);
     }
+  } else if (params.slots == kMostSlots) {
+    launch_stream<StreamMatmul<kFormat, 1, 20, 1, 16>>(params, blocks, queue);
   } else {
-    if (few) return launch_stream<StreamMatmul<kFormat, 1, 20, 1, 16>>(params, blocks, queue);
     launch_stream<StreamMatmul<kFormat, 1, 40, 2>>(params, blocks, queue);
   }
 }

@@ -41,6 +41,7 @@ namespace effinfer::cuda {
 inline constexpr int kStreamWarps = 8;
 inline constexpr int kStreamRows = 32;
 inline constexpr int kMostSliceBits = 4;
+inline constexpr int kMostSlots = 1 << kMostSliceBits;
 
 struct StreamPart {
   MatmulWeight weight;
@@ -56,7 +57,7 @@ struct StreamParams {
   int32_t tokens = 0;
   int32_t superblocks = 0;
   int32_t token_blocks = 0;      // of the kernel's tiles
-  int32_t slots = kStreamWarps;  // of a block: of 16 one of its parts has a unit with 16 slices
+  int32_t slots = kStreamWarps;  // of a block, or kMostSlots
   ops::UnaryOp glu = ops::UnaryOp::none;
   int64_t header_bytes = 0;      // of a group
   int64_t header_row_bytes = 0;  // of the scales in it

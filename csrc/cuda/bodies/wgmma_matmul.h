@@ -160,8 +160,8 @@ struct WgmmaMatmul {
           if (step == kPending - 1 && done != nullptr && unit.lane == 0) unit.barrier_arrive(*done);
           if (step + 1 < kSteps) ahead.unpack(unit, i, step + 1);
         }
-        // Nothing else tells the compiler that products under way still read these registers.
-        if constexpr (Weights::kMultipliesLoaded) unit.template wgmma_wait<0>();
+        // The compiler does not know that products under way still read these registers.
+        if constexpr (Weights::kMultipliesLoaded) unit.template wgmma_wait<0>(sums[0], sums[1]);
         if (base + i + 2 < superblocks) ahead.raw[i].load(unit, place, base + i + 2);
         if (base + i + 1 < superblocks) ahead.unpack(unit, i ^ 1, 0);
         done = &shared.empty[turn.stage];
