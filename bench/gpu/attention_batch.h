@@ -83,7 +83,7 @@ struct Batch {
     plan.most_partials = ops::kGpuPartials;
     if (shape.prompt) {
       plan.long_rows = ops::kGpuLongTileRows;
-      plan.only_long = device_facts().arch >= 90;  // Hopper's kernel of prompts
+      plan.only_long = device_facts().arch == 90;  // Hopper's kernel of prompts
     }
     const std::vector<int32_t> ids(all.begin(), all.begin() + shape.pages());
     ops::plan_attention(plan, layout(qo_indptr.data(), kv_indptr.data(), ids.data(), kv_len.data()),

@@ -6,6 +6,7 @@
 
 #include "bench/gpu/measure.h"
 #include "effinfer/engine.h"
+#include "effinfer/error.h"
 #include "effinfer/model.h"
 #include "effinfer/weights.h"
 
@@ -26,8 +27,12 @@ ModelShape shape_of(const std::string& text) {
     const size_t equals = item.find('=');
     values[item.substr(0, equals)] = std::atoll(item.c_str() + equals + 1);
   }
-  return {values.at("layers"),   values.at("cols"),     values.at("ffn"),   values.at("heads"),
-          values.at("kv_heads"), values.at("head_dim"), values.at("vocab"), ""};
+  const auto number = [&](const char* name) {
+    if (values[name] <= 0) throw InvalidArgument("--model: expected " + std::string(name) + "=N");
+    return values[name];
+  };
+  return {number("layers"),   number("cols"),     number("ffn"),   number("heads"),
+          number("kv_heads"), number("head_dim"), number("vocab"), ""};
 }
 
 // Writes the text of a graph, an operator a line.

@@ -16,7 +16,7 @@ AttentionShape on_gpus(AttentionShape shape) {
   const bool latent = shape.head_dim > kGpuMostHeadDim;
   shape.most_rows = latent ? kGpuLatentRows : kGpuTileRows;
   shape.shares = kGpuShares;
-  shape.most_partials = latent ? kGpuPartials / 2 : kGpuPartials;
+  shape.most_partials = latent ? kGpuPartials / 4 : kGpuPartials;
   return shape;
 }
 
