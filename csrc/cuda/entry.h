@@ -30,6 +30,9 @@ inline int arch_of(const Queue&) {
 
 #else
 
+#include <stdexcept>
+#include <string>
+
 #include "cuda/device_unit.cuh"
 #include "cuda/stream.h"
 
@@ -107,6 +110,12 @@ template <class Kernel>
 void launch(const typename Kernel::Params& params, int64_t blocks, Queue& queue) {
   static_assert(sizeof(params) <= 4096 && Kernel::kThreads % kWarp == 0);
   if (blocks == 0) return;
+  if constexpr (!(runs_on<Kernel>(80) && runs_on<Kernel>(90))) {
+    // Elsewhere it was compiled to nothing, and would leave its results as they were.
+    if (!runs_on<Kernel>(arch_of(queue))) {
+      throw std::logic_error("[" + std::string(Kernel::kName) + "] expected another GPU");
+    }
+  }
   constexpr size_t kShared = sizeof(typename Kernel::Shared);
   const CurrentDevice current(queue.device());
   constexpr auto kEntry = entry<Kernel, Kernel::kThreads, kShared>;
