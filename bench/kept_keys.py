@@ -8,38 +8,14 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Callable, Collection, Iterator
-from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
+from key_methods import Methods, controls, drawing, dropping, encoding, is_wanted, made, visiting
 
 import effinfer
 from effinfer import LLM, SamplingParams
-from effinfer.techniques import (
-    CSKV,
-    H2O,
-    KIVI,
-    XKV,
-    ActQKV,
-    Chelsea,
-    CommVQ,
-    DoubleSparsity,
-    InfLLMV2,
-    Keyformer,
-    KVCompose,
-    Meta,
-    Quest,
-    SnapKV,
-    SqueezedAttention,
-    StreamingLLM,
-    SubGen,
-    Technique,
-    TokenButler,
-    TokenSelect,
-    WindowKV,
-    hook,
-)
+from effinfer.techniques import Technique
 
 TOKENS = 4000
 LONG = 7750  # of a context of 8,192
@@ -48,14 +24,11 @@ VISITED = 1 / 8  # of the keys are visited by generated tokens
 FORCED = 400  # tokens whose perplexity is taken
 TIMED = 12  # tokens of a turn
 FITTED = 16_384  # characters of a text that methods are fitted to
-# Trained for SmolLM2.
-PREDICTOR = Path(__file__).resolve().parent.parent / "examples" / "selectors" / "token_butler.gguf"
 CITIES = (
     *("Lisbon", "Oslo", "Cairo", "Lima", "Dublin", "Athens", "Vienna"),
     *("Madrid", "Berlin", "Paris", "Rome", "Tokyo", "Delhi", "Moscow"),
     *("London", "Boston", "Sydney", "Geneva", "Havana", "Milan"),
 )
-Methods = dict[str, tuple[Technique, ...]]  # by the labels of rows
 
 LONG_HEADER = (
     "| method | keys | perplexity | time a token | bytes |\n"  #
@@ -65,88 +38,14 @@ HEADER = (
     "| method | facts found | perplexity | time a token | bytes |\n"  #
     "|-|-|-|-|-|"
 )
+# Of those that drop keys, behind LONG tokens.
+LONG_DROPPING = ("`SnapKV`", "`H2O`")
 # What sees a question at the end of a prompt, and whom it is compared with.
 SEEING = (
     *("dense", "random keys", "first and last keys"),
     *("`SnapKV`", "`SnapKV`, window 8"),
     *("`KVCompose`", "`KVCompose`, budgets by layer", "`WindowKV`"),
 )
-
-
-@dataclass(frozen=True)
-class RandomKeys(Technique):
-    """A control: of a prompt random keys stay, for each KV head its own, and the last ones."""
-
-    META: ClassVar[Meta] = Meta(
-        paper="a control",
-        arxiv="",
-        family="kv.eviction",
-        primitives=("residency", "hooks"),
-        effect="approximate",
-        exclusive=("kv.resident",),
-        python_steps=True,
-    )
-
-    budget: int = 1024
-    window: int = 32
-    heads: int = 90  # of layers without a window
-
-    @hook(when="prompt_end")
-    def keep(self, event: Any, sequence: Any) -> None:
-        size, rng = sequence.length, np.random.default_rng(7)
-        if size <= self.budget:
-            return
-        free = size - self.window
-        lists = [
-            [
-                *sorted(rng.choice(free, self.budget - self.window, False).tolist()),
-                *range(free, size),
-            ]
-            for _ in range(self.heads)
-        ]
-        sequence.retain(lists)
-
-
-def is_wanted(label: str, rows: Collection[str]) -> bool:
-    """Whether a row's label has one of these texts in it; none: all rows are wanted."""
-    return not rows or any(row.lower() in label.lower() for row in rows)
-
-
-def encodings(llm: LLM, text: str, rows: Collection[str] = ()) -> Methods:
-    """Methods that keep all keys in fewer bits. Some are fitted to a model first, on a text that
-    is measured nowhere."""
-    made: Methods = {"`KIVI`, 4 bits": (KIVI(bits=4),), "`KIVI`, 2 bits": (KIVI(bits=2),)}
-    if is_wanted("`CSKV`", rows):
-        made["`CSKV`"] = (CSKV().calibrate(llm, text),)
-    if is_wanted("`XKV`", rows):
-        made["`XKV`"] = (XKV().calibrate(llm, text),)
-    if is_wanted("`CommVQ`", rows):
-        made["`CommVQ`"] = (CommVQ().calibrate(llm, text),)
-    return made
-
-
-def methods(budget: int, heads: int) -> Methods:
-    """All at one budget of keys: that stay, or that are visited."""
-    half = budget // 2
-    return {
-        "dense": (),
-        "random keys": (RandomKeys(budget, heads=heads),),
-        "first and last keys": (StreamingLLM(recent=budget - 4, reposition=False),),
-        "`SnapKV`": (SnapKV(budget),),
-        "`SnapKV`, window 8": (SnapKV(budget, window=8),),
-        "`KVCompose`": (KVCompose(budget),),
-        "`KVCompose`, budgets by layer": (KVCompose(budget, layer_budgets=True),),
-        "`WindowKV`": (WindowKV(budget),),
-        "`H2O`": (H2O(budget, recent=half),),
-        "`Keyformer`": (Keyformer(budget, recent=half),),
-        "`StreamingLLM`": (StreamingLLM(recent=budget - 4),),
-        "`Chelsea`": (Chelsea(budget),),
-        "`SubGen`": (SubGen(budget),),
-        "`Quest`": (Quest(budget=budget),),
-        # Questions are behind the context, whose keys are clustered once for all of them.
-        "`SqueezedAttention`": (SqueezedAttention(budget=budget, context=TOKENS - 64),),
-        "`TokenButler`": (TokenButler(budget=budget, path=str(PREDICTOR)),),
-    }
 
 
 class Forced:
@@ -251,9 +150,7 @@ def measure(
     """A row for each method, or for those that are wanted. Times come first, of all methods."""
     dense = Subject(path, (), TOKENS)
     tokens = dense.llm.tokenize(text(8 * TOKENS))
-    all_methods = methods(round(SHARE * TOKENS), heads_of(dense.llm))
-    all_methods |= encodings(dense.llm, fitted_text(text), wanted)
-    chosen = {label: each for label, each in all_methods.items() if is_wanted(label, wanted)}
+    chosen = methods(dense.llm, fitted_text(text), wanted)
     costs = costs_beside(dense, path, chosen, tokens, repeats)
     rows: list[str] = []
     for label, techniques in chosen.items():
@@ -270,41 +167,39 @@ def fitted_text(text: Callable[[int], str]) -> str:
     return text(1 << 30)[-FITTED:]
 
 
-def long_methods(llm: LLM, text: Callable[[int], str], rows: Collection[str] = ()) -> Methods:
-    """Keys that stay or are visited, in percent, and who chooses them."""
+def methods(llm: LLM, text: str, wanted: Collection[str] = ()) -> Methods:
+    """All at one budget of keys, that stay or that are visited, and those without one."""
+    budget = round(SHARE * TOKENS)
+    dense: Methods = {"dense": ()} if is_wanted("dense", wanted) else {}
+    recipes = {
+        **controls(budget, heads_of(llm)),
+        **dropping(budget),
+        # Questions are behind the context, whose keys are clustered once for all of them.
+        **visiting(llm, budget, text, context=TOKENS - 64),
+        **drawing(llm, text),
+        **encoding(llm, text),
+    }
+    return dense | made(recipes, wanted)
+
+
+def long_methods(llm: LLM, text: str, wanted: Collection[str] = ()) -> Methods:
+    """By their labels and how many keys stay, are visited or are looked up."""
     kept, visited = round(SHARE * LONG), round(VISITED * LONG)
-    made: dict[float, Methods] = {
-        1: {"dense": (), **encodings(llm, fitted_text(text), rows)},
-        SHARE: {
-            "random keys": (RandomKeys(kept, heads=heads_of(llm)),),
-            "first and last keys": (StreamingLLM(recent=kept - 4, reposition=False),),
-            "`SnapKV`": (SnapKV(kept),),
-            "`H2O`": (H2O(kept, recent=kept // 2),),
+    some = {name: recipe for name, recipe in dropping(kept).items() if name in LONG_DROPPING}
+    groups = {
+        "100 %": encoding(llm, text),
+        f"{100 * SHARE:.3g} %": {**controls(kept, heads_of(llm)), **some},
+        f"{100 * VISITED:.3g} %": {
+            **controls(visited, heads_of(llm)),
+            **visiting(llm, visited, text),
         },
-        VISITED: {
-            "random keys": (RandomKeys(visited, heads=heads_of(llm)),),
-            "first and last keys": (StreamingLLM(recent=visited - 4, reposition=False),),
-            "`Quest`": (Quest(budget=visited),),
-            "`Quest`, units of 32": (Quest(budget=visited, unit=32),),
-            "`Quest`, units of 16": (Quest(budget=visited, unit=16),),
-            "`InfLLMV2`": (InfLLMV2(budget=visited, local=visited // 2),),
-            "`TokenSelect`": (TokenSelect(budget=visited),),
-            "`SqueezedAttention`": (SqueezedAttention(budget=visited),),
-            "`TokenButler`": (TokenButler(budget=visited, path=str(PREDICTOR)),),
-        },
+        "drawn": drawing(llm, text),
     }
-    # Labels are found on the text's beginning.
-    begin = text(8 * LONG)[:4096]
-    if is_wanted("`DoubleSparsity`", rows):
-        made[VISITED]["`DoubleSparsity`"] = (DoubleSparsity(budget=visited).calibrate(llm, begin),)
-    if is_wanted("`ActQKV`", rows):
-        made[VISITED]["`ActQKV`"] = (ActQKV(budget=visited).calibrate(llm, begin),)
-    return {
-        f"{label} | {100 * share:.3g} %": techniques
-        for share, group in made.items()
-        for label, techniques in group.items()
-        if is_wanted(label, rows)
+    recipes = {
+        f"{label} | {keys}": make for keys, group in groups.items() for label, make in group.items()
     }
+    dense: Methods = {"dense | 100 %": ()} if is_wanted("dense | 100 %", wanted) else {}
+    return dense | made(recipes, wanted)
 
 
 def measure_long(
@@ -313,7 +208,7 @@ def measure_long(
     """A row for each method behind LONG tokens, or for those that are wanted."""
     dense = Subject(path, (), LONG)
     tokens = dense.llm.tokenize(text(8 * LONG))
-    chosen = long_methods(dense.llm, text, wanted)
+    chosen = long_methods(dense.llm, fitted_text(text), wanted)
     costs = costs_beside(dense, path, chosen, tokens, repeats)
     rows: list[str] = []
     for label, techniques in chosen.items():
@@ -333,10 +228,13 @@ def measure_facts(path: Any, text: Callable[[int], str], wanted: Collection[str]
     """A row for each method that sees the question: how many facts it finds."""
     dense = Subject(path, (), TOKENS)
     tokens = dense.llm.tokenize(text(8 * TOKENS))
-    chosen = methods(round(SHARE * TOKENS), heads_of(dense.llm))
+    labels = [label for label in SEEING if is_wanted(label, wanted)]
+    budget = round(SHARE * TOKENS)
+    recipes = {**controls(budget, heads_of(dense.llm)), **dropping(budget)}
+    chosen = made({label: recipes[label] for label in labels if label in recipes}, ())
     rows: list[str] = []
-    for label in (label for label in SEEING if is_wanted(label, wanted)):
-        subject = Subject(path, chosen[label], TOKENS) if chosen[label] else dense
+    for label in labels:
+        subject = Subject(path, chosen[label], TOKENS) if label in chosen else dense
         rows.append(f"| {label} | {subject.facts(tokens, CITIES)} of {len(CITIES)} |")
         print(rows[-1], flush=True)
     return rows

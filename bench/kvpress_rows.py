@@ -16,7 +16,8 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
-from kept_keys import FORCED, SHARE, TOKENS, RandomKeys, Subject, heads_of, is_wanted
+from kept_keys import FORCED, SHARE, TOKENS, Subject, heads_of
+from key_methods import RandomKeys, is_wanted
 from peers import Peer, ensure
 
 from effinfer import _core

@@ -18,6 +18,7 @@ from typing import Any
 import kept_keys
 import kvpress_rows
 import numpy as np
+from key_methods import is_wanted
 from peers import PeerUnavailable
 
 import effinfer
@@ -89,7 +90,7 @@ class Subject:
 
 
 def measure(model: str, length: int, repeats: int, wanted: Collection[str]) -> list[str]:
-    prefills = ("dense", *(name for name in PREFILLS if kept_keys.is_wanted(name, wanted)))
+    prefills = ("dense", *(name for name in PREFILLS if is_wanted(name, wanted)))
     subjects = [Subject(model, prefill, length) for prefill in prefills]
     perplexities = [subject.perplexity() for subject in subjects]  # warms up, too
     for repeat in range(repeats):

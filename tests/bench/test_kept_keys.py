@@ -11,9 +11,11 @@ from tests.techniques.watching import watching
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "bench"))
 import kept_keys
+import key_methods
 import kvpress_rows
 import techniques
-from kept_keys import CITIES, RandomKeys, Subject, number_of
+from kept_keys import CITIES, Subject, number_of
+from key_methods import RandomKeys
 
 TEXT = "A stream runs from the hills to the sea, and the wind comes back from it at night. " * 40
 LENGTH = 300
@@ -54,9 +56,9 @@ def test_methods_that_see_the_question_have_rows(monkeypatch):
 
 
 def test_rows_are_those_that_are_asked_for():
-    assert all(kept_keys.is_wanted(label, ()) for label in ("dense", "`XKV` | 100 %"))
-    assert kept_keys.is_wanted("`XKV` | 100 %", ["quest", "xkv"])
-    assert not kept_keys.is_wanted("`Quest`, units of 16", ["quest`, units of 32"])
+    assert all(key_methods.is_wanted(label, ()) for label in ("dense", "`XKV` | 100 %"))
+    assert key_methods.is_wanted("`XKV` | 100 %", ["quest", "xkv"])
+    assert not key_methods.is_wanted("`Quest`, units of 16", ["quest`, units of 32"])
 
 
 def test_methods_that_are_fitted_have_rows(dense, monkeypatch):
@@ -64,7 +66,7 @@ def test_methods_that_are_fitted_have_rows(dense, monkeypatch):
     monkeypatch.setattr(kept_keys, "TOKENS", 1400)
     monkeypatch.setattr(kept_keys, "CITIES", CITIES[:1])
     fitted = []
-    for kind in (kept_keys.CSKV, kept_keys.XKV, kept_keys.CommVQ):
+    for kind in (key_methods.CSKV, key_methods.XKV, key_methods.CommVQ):
 
         def calibrate(self, llm, text, plain=kind.calibrate):
             fitted.append((self.name, len(text)))
