@@ -15,6 +15,7 @@ from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import Any
 
+import endless
 import kept_keys
 import kvpress_rows
 import numpy as np
@@ -27,8 +28,8 @@ from effinfer.techniques import PREFILLS, SparsePrefill
 
 DOCUMENT = Path(__file__).resolve().parent.parent / "docs" / "techniques.md"
 # By the names of their markers: sparse prefills; keys that stay, with SmolLM2 behind two lengths of
-# text, with Gemma, and beside kvpress.
-TABLES = ("measured", "keys", "long", "facts", "kvpress")
+# text, with Gemma, beside kvpress, and of a text without an end.
+TABLES = ("measured", "keys", "long", "facts", "kvpress", "endless")
 MODELS = ("smollm2-135m", "gemma3-270m")
 LENGTHS = (4096, 8000)
 DEPTHS = (0.2, 0.5, 0.8)
@@ -145,6 +146,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if "facts" in tables:
         rows = kept_keys.measure_facts(resolve("gemma3-270m"), haystack, options.row)
         store("facts", ["| Gemma 3 270M | facts found |", "|-|-|", *rows])
+    if "endless" in tables:
+        store("endless", [endless.where(), "", endless.HEADER, *endless.measure(smollm2, haystack)])
     if "measured" in tables:
         rows = [
             row

@@ -10,6 +10,7 @@ from tests.model_files import smollm2_path
 from tests.techniques.watching import watching
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "bench"))
+import endless
 import kept_keys
 import key_methods
 import kvpress_rows
@@ -120,6 +121,15 @@ def test_some_rows_are_printed_and_no_table_is_written(monkeypatch, capsys):
     monkeypatch.setattr(techniques, "write", lambda table, lines: written.append((table, lines)))
     techniques.main(["--table", "keys"])
     assert written[0][0] == "keys" and written[0][1][-1] == "| [] |"
+
+
+def test_a_text_without_an_end_keeps_its_pages(monkeypatch):
+    for name, value in {"NEAR": 1500, "FAR": 9000, "TURNS": 2, "TIMED": 4}.items():
+        monkeypatch.setattr(endless, name, value)
+    rows = endless.measure(smollm2_path(), lambda size: TEXT)
+    pages = [row.split("|")[3] for row in rows]
+    assert pages[0] == pages[1] and float(pages[0].split()[0]) > 1
+    assert [row.split("|")[1].strip() for row in rows] == ["1,500 tokens", "9,000 tokens"]
 
 
 def test_turns_have_times_and_the_bytes_of_keys_that_stay(dense):
