@@ -28,8 +28,8 @@ def probe_query(q: np.ndarray) -> np.ndarray:
 
 
 def budget_bounds(q, keys, batch, options, rounded: Rounding, sink_tokens: int, local_tokens: int):
-    """choose() of check_lists for block_visits with a budget and no stride: by the sum of the heads'
-    shares of the pages that are chosen from."""
+    """choose() of check_lists for block_visits with a budget and no stride: by the sum of
+    the heads' shares of the pages that are chosen from."""
 
     def choose(sequence: int, kv_head: int, block) -> Bounds:
         group = q.shape[1] // keys[sequence].shape[1]
