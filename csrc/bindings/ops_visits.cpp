@@ -73,16 +73,18 @@ void column_visits(Visits& visits, const py::array& q, const PagedKv& kv,
 
 void block_visits(Visits& visits, const py::array& q, const PagedKv& kv, const py::array& qo_indptr,
                   const py::array& kv_indptr, const py::array& kv_indices, const py::array& kv_len,
-                  std::optional<float> sm_scale, int32_t stride, int32_t pages, float mass,
-                  int32_t sink_tokens, int32_t local_tokens, int32_t min_tokens,
-                  const std::string& arithmetic, const Pool& pool) {
+                  std::optional<float> sm_scale, int32_t stride, const std::string& queries,
+                  int32_t pages, float mass, int32_t keys, float share, int32_t sink_tokens,
+                  int32_t local_tokens, int32_t min_tokens, const std::string& arithmetic,
+                  const Pool& pool) {
   const AttentionArguments arguments("block_visits");
-  const TensorView queries = arguments.view(q, "q");
+  const TensorView q_view = arguments.view(q, "q");
+  const bool probe = arguments.named<bool>(queries, "queries", {{"mean", false}, {"probe", true}});
   const ops::PagedBatch batch = arguments.batch(qo_indptr, kv_indptr, kv_indices, kv_len);
   const ops::VisitOptions options =
       options_of(sm_scale, kv, sink_tokens, local_tokens, min_tokens, arithmetic);
   const py::gil_scoped_release release;
-  ops::block_visits(visits, queries, kv, batch, {stride, {pages, mass}}, options,
+  ops::block_visits(visits, q_view, kv, batch, {stride, {pages, mass}, probe, keys, share}, options,
                     pool_or_default(pool));
 }
 
@@ -162,7 +164,8 @@ void register_ops_visits(py::module_& m) {
   m.def("block_visits", &block_visits, py::arg("visits"), py::arg("q"), py::arg("kv"),
         py::arg("qo_indptr"), py::arg("kv_indptr"), py::arg("kv_indices"), py::arg("kv_len"),
         py::kw_only(), py::arg("sm_scale") = py::none(), py::arg("stride") = 0,
-        py::arg("pages") = 0, py::arg("mass") = 0.0f, py::arg("sink_tokens") = 0,
+        py::arg("queries") = "mean", py::arg("pages") = 0, py::arg("mass") = 0.0f,
+        py::arg("keys") = 0, py::arg("share") = 0.0f, py::arg("sink_tokens") = 0,
         py::arg("local_tokens") = 0, py::arg("min_tokens") = 0, py::arg("arithmetic") = "f32",
         py::arg("pool") = py::none());
   m.def("page_visits", &page_visits, py::arg("visits"), py::arg("q"), py::arg("kv"),

@@ -182,7 +182,10 @@ void lower_block_index(Lowering& lowering, const Node& node) {
   ops::BlockIndexProblem problem;
   problem.in = index_inputs(lowering, node);
   problem.stride = int_attribute(node, "stride");
+  problem.probe = node.get_string("queries") == "probe";
   problem.pages = top_scores(node, "pages", "mass");
+  problem.keys = int_attribute(node, "keys");
+  problem.share = static_cast<float>(node.get_float("share"));
   lowering.add(node, problem, index_places(lowering, node));
 }
 

@@ -23,6 +23,7 @@ using ops::BlockIndexProblem;
 using ops::ColumnIndexProblem;
 using ops::IndexedHead;
 using ops::kPageSize;
+using ops::PageCandidates;
 using ops::PrefillIndexInputs;
 using ops::VisitBlock;
 using ops::VisitSequence;
@@ -192,28 +193,56 @@ class BlockMember {
     const VisitBlock& block = in_.visits.blocks[index];
     const TokenSet list = list_of(in_, index, kv_head);
     if (is_dense(p_, block.sequence, kv_head)) return list.add_all();
-    const int64_t pages = pages_of(block);
-    BlockTile tile = {};
-    tile.keys = index_keys(in_.kv, in_.batch, block.sequence, kv_head);
-    tile.q = in_.q + block.first_row * in_.q_stride + kv_head * group_ * in_.kv.head_dim;
-    tile.q_stride = in_.q_stride;
-    tile.num_rows = block.num_rows;
-    tile.position = block.position;
-    tile.group = static_cast<int32_t>(group_);
-    tile.stride = p_.stride;
-    tile.num_pages = static_cast<int32_t>(pages);
-    tile.sm_scale = in_.sm_scale;
-    tile.scores = scores_;
-    tile.scratch = tile_;
-    level_.blocks(tile);
     list.clear();
-    for (int64_t i = 0; i < group_; ++i) {
-      add_blocks(scores_ + i * pages, pages, p_.pages, kPageSize, order_, list);
-    }
+    p_.has_budget() ? choose_together(index, kv_head, list) : choose_each(block, kv_head, list);
     add_always(always(in_), block, list);
   }
 
  private:
+  // What any query head chooses of all pages.
+  void choose_each(const VisitBlock& block, int64_t kv_head, TokenSet list) const {
+    const int64_t pages = pages_of(block);
+    score(block, kv_head, {0, pages});
+    for (int64_t i = 0; i < group_; ++i) {
+      add_blocks(scores_ + i * pages, pages, p_.pages, kPageSize, order_, list);
+    }
+  }
+
+  // What all query heads choose of the pages that are not visited in any case.
+  void choose_together(int64_t index, int64_t kv_head, TokenSet list) const {
+    const VisitBlock& block = in_.visits.blocks[index];
+    const PageCandidates pages = candidates_of(p_, block);
+    const int64_t kept = chosen_pages(p_, pages.count());
+    if (kept == pages.count()) return list.add_all();
+    if (kept == 0) return;
+    score(block, kv_head, pages);
+    for (int64_t i = 1; i < group_; ++i) {
+      const float* own = scores_ + i * pages.count();
+      for (int64_t page = 0; page < pages.count(); ++page) scores_[page] += own[page];
+    }
+    const TokenSet to(in_.visits.list(index, kv_head) + pages.first, pages.count());
+    add_blocks(scores_, pages.count(), {static_cast<int32_t>(kept), 0.0f}, kPageSize, order_, to);
+  }
+
+  // Of each query head, of these pages alone.
+  void score(const VisitBlock& block, int64_t kv_head, const PageCandidates& pages) const {
+    BlockTile tile = {};
+    tile.keys = index_keys(in_.kv, in_.batch, block.sequence, kv_head);
+    tile.keys.pages += pages.first;
+    tile.q = in_.q + block.first_row * in_.q_stride + kv_head * group_ * in_.kv.head_dim;
+    tile.q_stride = in_.q_stride;
+    tile.num_rows = block.num_rows;
+    tile.position = block.position - static_cast<int32_t>(pages.first * kPageSize);
+    tile.group = static_cast<int32_t>(group_);
+    tile.stride = p_.stride;
+    tile.probe = p_.probe;
+    tile.num_pages = static_cast<int32_t>(pages.count());
+    tile.sm_scale = in_.sm_scale;
+    tile.scores = scores_;
+    tile.scratch = tile_;
+    level_.blocks(tile);
+  }
+
   static int64_t group(const BlockIndexProblem& p) {
     return p.in.num_qo_heads / p.in.kv.num_kv_heads;
   }

@@ -65,7 +65,8 @@ struct BlockTile {
   int32_t num_rows;
   int32_t position;  // of the first row
   int32_t group;
-  int32_t stride;  // 0: means
+  int32_t stride;  // 0: means,
+  bool probe;      // whose rows are weighted
   int32_t num_pages;
   float sm_scale;
   float* scores;   // [group][num_pages]
@@ -84,11 +85,13 @@ inline constexpr int64_t column_scratch_floats(int64_t head_dim) {
 
 inline constexpr int64_t kIndexCellRows = 4;  // rows of cells that are multiplied at a time
 
-// Means of queries and their products with a page. Antidiagonals: products of some rows of cells
-// and sums of neighbours; queries, and zeros; these again, 16 lanes of each row of cells; cells.
+// Means of queries and their products with a page; of probe queries the rows' mean, what their
+// squared distances from it are multiplied by, and weights. Antidiagonals: products of some rows of
+// cells and sums of neighbours; queries, and zeros; these again, 16 lanes of each row of cells;
+// cells.
 inline constexpr int64_t block_scratch_floats(int64_t group, int64_t rows, int64_t stride,
                                               int64_t head_dim, int64_t pages) {
-  if (stride == 0) return group * (head_dim + 64);
+  if (stride == 0) return group * (3 * head_dim + 64) + rows;
   const int64_t cell_rows = group * ((rows + stride - 1) / stride);
   const int64_t lanes = stride <= 16 ? 16 : stride;
   const int64_t cells = (pages * (64 / stride) + 15) / 16 * 16;

@@ -11,6 +11,8 @@ using ops::BlockIndexProblem;
 const char* rejects_blocks(const BlockIndexProblem& p) {
   using Kernel = BlockIndexKernel<DType::bf16>;
   if (const char* reason = rejects_index_keys(p.in)) return reason;
+  if (p.probe) return "queries are weighted";
+  if (p.has_budget()) return "heads choose together";
   const int64_t places = p.stride == 0 ? 1 : p.stride;
   if (places * p.in.kv.head_dim > Kernel::kMostSteps * 16) return "stride x head_dim is above 2048";
   const int64_t group = p.in.num_qo_heads / p.in.kv.num_kv_heads;

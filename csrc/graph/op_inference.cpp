@@ -279,8 +279,16 @@ std::vector<ValueType> infer_block_index(const OpContext& context) {
   const int64_t stride = context.positive("stride", 0);
   const bool cuts_a_page = stride >= 4 && stride <= 64 && (stride & (stride - 1)) == 0;
   context.require(stride == 0 || cuts_a_page, "stride", "0, 4, 8, 16, 32 or 64");
-  context.positive("pages", 0);
+  const std::string& queries = context.node().get_string("queries");
+  context.require(queries == "mean" || (queries == "probe" && stride == 0), "queries",
+                  "\"mean\", or \"probe\" with a stride of 0");
+  const int64_t pages = context.positive("pages", 0);
+  const int64_t keys = context.positive("keys", 0);
   check_share(context, "mass");
+  check_share(context, "share");
+  const bool each = pages > 0 || context.node().get_float("mass") > 0.0;
+  const bool together = keys > 0 || context.node().get_float("share") > 0.0;
+  context.require(!each || !together, "keys", "0, and share, with pages or mass");
   return infer_index(context);
 }
 

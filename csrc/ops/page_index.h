@@ -36,13 +36,6 @@ namespace effinfer::ops {
 // Keys that have a mean: two neighbours' is that of a window of 32, every 16 keys.
 inline constexpr int64_t kMeanUnit = 16;
 
-// The pages [first, end) that a row chooses from.
-struct PageCandidates {
-  int64_t first;
-  int64_t end;
-
-  constexpr int64_t count() const { return end - first; }
-};
 // The first key that a row's window shows; window_left -1: there is none.
 constexpr int64_t first_shown(int32_t window_left, const VisitBlock& row) {
   const int64_t first = window_left < 0 ? 0 : int64_t{row.position} - window_left;
@@ -117,11 +110,7 @@ constexpr PageCandidates candidates_of(const PageIndexProblem& p, const VisitBlo
 }
 // Of `units` of them, how many it visits.
 constexpr int64_t chosen_units(const PageIndexProblem& p, int64_t units) {
-  const float share = p.share * static_cast<float>(units);
-  const auto whole = static_cast<int64_t>(share);
-  const int64_t rounded = share > static_cast<float>(whole) ? whole + 1 : whole;
-  const int64_t wanted = p.keys / p.unit > rounded ? p.keys / p.unit : rounded;
-  return wanted < units ? wanted : units;
+  return units_within(p.keys, p.share, p.unit, units);
 }
 constexpr bool visits_all(const PageIndexProblem& p, const VisitBlock& row) {
   const int64_t units = candidates_of(p, row).count() * (kPageSize / p.unit);

@@ -69,8 +69,11 @@ std::string describe(const ColumnIndexProblem& problem) {
 std::string describe(const BlockIndexProblem& problem) {
   return "[block_index] " +
          (problem.stride > 0 ? "antidiagonals of " + std::to_string(problem.stride)
-                             : std::string("means")) +
-         " pages=" + describe(problem.pages) + describe(problem.in);
+                             : std::string(problem.probe ? "probe queries" : "means")) +
+         (problem.has_budget() ? " keys=" + std::to_string(problem.keys) +
+                                     " share=" + std::to_string(problem.share) + " of a KV head"
+                               : " pages=" + describe(problem.pages)) +
+         describe(problem.in);
 }
 
 Cost cost(const ColumnIndexProblem& problem) {
@@ -111,6 +114,14 @@ PrefillIndexInputs check_inputs(const Validator& check, const Visits& visits, co
   return in;
 }
 
+void check_budget(const Validator& check, const BlockVisits& blocks) {
+  check.at_least("keys", blocks.keys, 0);
+  check.expect(blocks.share >= 0.0f && blocks.share <= 1.0f, "share", "0 to 1",
+               std::to_string(blocks.share));
+  const bool both = (blocks.keys > 0 || blocks.share > 0.0f) && chooses_any(blocks.pages);
+  check.expect(!both, "keys", "0, and share, with pages or mass", std::to_string(blocks.keys));
+}
+
 }  // namespace
 
 void column_visits(Visits& visits, const TensorView& q, const PagedKv& kv, const PagedBatch& batch,
@@ -141,8 +152,14 @@ void block_visits(Visits& visits, const TensorView& q, const PagedKv& kv, const 
                                std::has_single_bit(static_cast<unsigned>(stride))),
                "stride", "0, 4, 8, 16, 32 or 64", std::to_string(stride));
   check_top(check, "pages", blocks.pages);
+  check.expect(stride == 0 || !blocks.probe, "stride", "0 with a probe query",
+               std::to_string(stride));
+  check_budget(check, blocks);
   problem.stride = stride;
+  problem.probe = blocks.probe;
   problem.pages = blocks.pages;
+  problem.keys = blocks.keys;
+  problem.share = blocks.share;
   run_alone(problem, pool);
 }
 

@@ -1,7 +1,8 @@
 // Choosing the keys that blocks of query rows visit (ops/visits.h), from queries and keys of
 // the step at hand. Both problems visit, whatever they choose, the first `sink_tokens` keys,
 // the last `local_tokens` ones up to each row, and the keys at the block's own rows. A head of
-// queries chooses for itself; a list has what any head of its group chose.
+// queries chooses for itself, and a list has what any head of its group chose; or, within a budget
+// of pages, a group's heads choose together.
 #pragma once
 
 #include <cstdint>
@@ -55,11 +56,35 @@ struct ColumnIndexProblem {
 // the softmax over pages of its mean product (MInference's block-sparse pattern); with a positive
 // one the softmax over cells of `stride` rows and keys, whose antidiagonals are summed, added up
 // over the block's cells (XAttention, arXiv:2503.16428, section 2).
+//
+// With `probe` the mean query is a weighted one, in which tokens count by how far their queries lie
+// from the block's mean: the squares of the distances over the variances of the dimensions, summed
+// over the query heads of a KV head (ActQKV, arXiv:2502.13542). A block whose queries are all alike
+// has their mean.
 struct BlockIndexProblem {
   PrefillIndexInputs in;
   int32_t stride = 0;  // 0, 4, 8, 16, 32 or 64
+  bool probe = false;  // with stride 0
   TopScores pages;
+  // In place of `pages`, of a KV head: as many as hold so many keys, or which share of those that
+  // are chosen from, whichever is more. Its heads' scores are added up.
+  int32_t keys = 0;
+  float share = 0.0f;
+
+  constexpr bool has_budget() const { return keys > 0 || share > 0.0f; }
 };
+
+// What a budget is for: pages with keys between the whole pages of sink_tokens and the local ones.
+constexpr PageCandidates candidates_of(const BlockIndexProblem& p, const VisitBlock& block) {
+  const int64_t local = int64_t{block.position} + 1 - p.in.local_tokens;
+  const int64_t behind = local < block.position ? local : block.position;
+  const int64_t first = p.in.sink_tokens / kPageSize;
+  const int64_t end = behind > 0 ? (behind + kPageSize - 1) / kPageSize : 0;
+  return {first, end > first ? end : first};
+}
+constexpr int64_t chosen_pages(const BlockIndexProblem& p, int64_t pages) {
+  return units_within(p.keys, p.share, kPageSize, pages);
+}
 
 // Choosing has to cost at most this share of what leaving keys out can save: the methods here leave
 // out a third or more of what they may from 4,000 tokens on.

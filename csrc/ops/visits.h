@@ -51,6 +51,23 @@ struct VisitSequence {
   int32_t num_blocks;
 };
 
+// The pages [first, end) that a row or a block chooses from.
+struct PageCandidates {
+  int64_t first;
+  int64_t end;
+
+  constexpr int64_t count() const { return end - first; }
+};
+// Of `units` of `unit` keys: how many hold `keys`, or a share of them, rounded up, whichever is
+// more.
+constexpr int64_t units_within(int32_t keys, float share, int64_t unit, int64_t units) {
+  const float part = share * static_cast<float>(units);
+  const auto whole = static_cast<int64_t>(part);
+  const int64_t rounded = part > static_cast<float>(whole) ? whole + 1 : whole;
+  const int64_t wanted = keys / unit > rounded ? keys / unit : rounded;
+  return wanted < units ? wanted : units;
+}
+
 // Of a sequence with lists: whether each row has its own.
 constexpr bool has_row_lists(const BatchLayout& batch, int64_t sequence) {
   const int32_t rows = batch.qo_indptr[sequence + 1] - batch.qo_indptr[sequence];

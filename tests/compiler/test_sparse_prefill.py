@@ -15,6 +15,7 @@ from effinfer.techniques import (
 )
 from tests.compiler.interpreter import Array, attention, evaluate
 from tests.compiler.tiny_models import HEAD_DIM, Stepper, TinyModel, make_gemma, make_llama
+from tests.ops.test_block_budgets import probe_query
 
 TOKENS = np.random.default_rng(8).integers(0, 101, 230).tolist()
 BLOCK_ROWS = 64
@@ -94,6 +95,48 @@ def test_an_index_decides_for_its_heads(only, monkeypatch):
     assert np.abs(actual - dense).max() > 1e-2 * np.abs(dense).max()
 
 
+class ProbeQueries(SparsePrefill):
+    """A page for each KV head by its blocks' probe queries, and no others but a row's own."""
+
+    def indices(self, layer: int, kv_heads: int) -> list[tuple[str, dict[str, Any]]]:
+        return [("block_index", {"queries": "probe", "keys": 64})]
+
+
+def probe_attention(q: Array, kv: tuple[Array, Array], *_: Any, **shape: Any) -> Array:
+    """What blocks attend to with ProbeQueries."""
+    group = shape["heads"] // shape["kv_heads"]
+    out = np.empty_like(q)
+    for head in range(shape["kv_heads"]):
+        k, v = (x[:, head * HEAD_DIM : (head + 1) * HEAD_DIM] for x in kv)
+        own = slice(head * group * HEAD_DIM, (head + 1) * group * HEAD_DIM)
+        for begin in range(0, len(q), BLOCK_ROWS):
+            rows = q[begin : begin + BLOCK_ROWS, own]
+            probe = probe_query(rows.reshape(len(rows), group, HEAD_DIM))
+            end = begin + len(rows)
+            hidden = np.arange(end)[None, :] > np.arange(begin, end)[:, None]
+            if begin > 0:
+                means = k[:begin].reshape(-1, BLOCK_ROWS, HEAD_DIM).mean(1)
+                logits = np.exp(probe @ means.T * shape["sm_scale"])
+                chosen = (logits / logits.sum(-1, keepdims=True)).sum(0).argmax()
+                hidden |= (np.arange(end) < begin) & (np.arange(end) // BLOCK_ROWS != chosen)
+            for i in range(group):
+                part = slice(i * HEAD_DIM, (i + 1) * HEAD_DIM)
+                scores = np.where(hidden, -np.inf, rows[:, part] @ k[:end].T * shape["sm_scale"])
+                p = np.exp(scores - scores.max(-1, keepdims=True))
+                out[begin:end, own][:, part] = p / p.sum(-1, keepdims=True) @ v[:end]
+    return out
+
+
+def test_blocks_attend_to_what_their_probe_queries_find(monkeypatch):
+    model = make_llama()
+    monkeypatch.setitem(evaluate.__globals__["OPS"], "attention", probe_attention)
+    expected = evaluate(model.graph, model.exact, TOKENS)
+    actual = logits(sparse(model, ProbeQueries()), precision="f32")
+    assert np.abs(actual - expected).max() < 1e-4 * np.abs(expected).max()
+    dense = logits(model, precision="f32")
+    assert np.abs(actual - dense).max() > 1e-2 * np.abs(dense).max()
+
+
 METHODS = [
     MInference(min_tokens=0, vertical_size=4, slash_size=3, local_tokens=10, sink_tokens=2),
     MInference(
@@ -107,6 +150,7 @@ METHODS = [
     SampleAttention(min_tokens=0, mass=0.3, local_tokens=10),
     XAttention(min_tokens=0, threshold=0.5, stride=4),
     HyperAttention(min_tokens=0, keys=10, samples=5, bits=3, local_tokens=1),
+    ProbeQueries(),
 ]
 
 
@@ -199,6 +243,26 @@ def test_wrong_indices_are_refused(text, message):
     class Wrong(SparsePrefill):
         def indices(self, layer: int, kv_heads: int) -> list[tuple[str, dict[str, Any]]]:
             return [("column_index", {name: parsed})]
+
+    with pytest.raises(_core.InvalidArgumentError, match=message):
+        Wrong().graph(make_llama().graph)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"queries": "median"}, 'queries: expected "mean", or "probe" with a stride of 0'),
+        ({"queries": "probe", "stride": 8}, 'queries: expected "mean", or "probe" with a stride'),
+        ({"keys": -1}, "keys: expected an integer in 0"),
+        ({"share": 1.5}, "share: expected a share"),
+        ({"keys": 64, "pages": 1}, "keys: expected 0, and share, with pages or mass"),
+        ({"share": 0.5, "mass": 0.5}, "keys: expected 0, and share, with pages or mass"),
+    ],
+)
+def test_wrong_blocks_are_refused(options, message):
+    class Wrong(SparsePrefill):
+        def indices(self, layer: int, kv_heads: int) -> list[tuple[str, dict[str, Any]]]:
+            return [("block_index", options)]
 
     with pytest.raises(_core.InvalidArgumentError, match=message):
         Wrong().graph(make_llama().graph)

@@ -161,6 +161,9 @@ TEST("every method writes lists within their memory") {
         block_visits(visits, b.q, *b.kv, b.batch, {stride, {2, 0.0f}}, options, b.pool);
         check_always(visits, 5, 33);
         block_visits(visits, b.q, *b.kv, b.batch, {stride, {0, 1.0f}}, options, b.pool);
+        block_visits(visits, b.q, *b.kv, b.batch, {stride, {}, stride == 0, 130, 0.3f}, options,
+                     b.pool);
+        check_always(visits, 5, 33);
       }
       const ColumnVisits methods[] = {{64, 0, {10, 0.0f}, {10, 0.0f}},
                                       {200, 0, {5000, 0.0f}, {0, 1.0f}},

@@ -373,6 +373,8 @@ TEST("an index of keys chosen or drawn singly, within pages or in strides is ref
     const std::shared_ptr<const Model> model = model_of("q4_0", {index, attributes});
     CHECK_THROWS(Unsupported, index, Engine(model, options_on(kGpu, Precision::fast)));
   };
+  refused("block_index", "queries = \"probe\", pages = 2");
+  refused("block_index", "keys = 64");
   refused("page_index", "unit = 16, keys = 128");
   refused("page_index", "window_left = 150, keys = 64");
   refused("key_index", "keys = 128");

@@ -308,6 +308,11 @@ TEST("what the kernel cannot do is refused") {
   p.stride = 16;
   p.in.max_kv_len = 4097 * 64;
   CHECK_THROWS(Unsupported, "above 12288", run_on_gpu(p));
+  p.keys = 64;
+  CHECK_THROWS(Unsupported, "heads choose together", run_on_gpu(p));
+  p.stride = 0;
+  p.probe = true;
+  CHECK_THROWS(Unsupported, "queries are weighted", run_on_gpu(p));
   ColumnIndexProblem columns;
   columns.in = p.in;
   columns.in.kv.head_dim = 272;

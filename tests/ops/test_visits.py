@@ -358,9 +358,22 @@ def test_refused():
     ):
         with pytest.raises(error, match=rf"\[column_visits\] {name.split('_mass')[0]}"):
             _core.column_visits(visits, q, kv, *batch.lists, **{name: value})
-    for name, value in (("stride", 3), ("stride", 128), ("pages", -1), ("mass", -0.1)):
+    for name, value in (
+        ("stride", 3),
+        ("stride", 128),
+        ("pages", -1),
+        ("mass", -0.1),
+        ("keys", -1),
+        ("share", 1.5),
+        ("share", float("nan")),
+        ("queries", "median"),
+    ):
         with pytest.raises(error, match=rf"\[block_visits\] ({name}|pages)"):
             _core.block_visits(visits, q, kv, *batch.lists, **{name: value})
+    with pytest.raises(error, match=r"\[block_visits\] keys: expected 0, and share, with pages"):
+        _core.block_visits(visits, q, kv, *batch.lists, keys=64, mass=0.5)
+    with pytest.raises(error, match=r"\[block_visits\] stride: expected 0 with a probe query"):
+        _core.block_visits(visits, q, kv, *batch.lists, stride=8, queries="probe", keys=64)
     with pytest.raises(error, match=r"\[visits\] qo_indptr"):
         _core.Visits(np.array([0, 5, 3], np.int32), np.array([9, 9], np.int32), 2, 1)
     with pytest.raises(error, match=r"\[visits\] num_qo_heads"):
@@ -375,4 +388,5 @@ def test_numbers_that_are_none_do_no_harm(isa):
     visits = _core.Visits(batch.qo_indptr, batch.kv_len, 2, 1)
     _core.column_visits(visits, q, kv, *batch.lists, columns=4, slash_mass=0.5)
     _core.block_visits(visits, q, kv, *batch.lists, mass=0.5, stride=8)
+    _core.block_visits(visits, q, kv, *batch.lists, queries="probe", keys=128)
     assert np.isnan(_core.paged_attention(q, kv, *batch.lists, visits=visits)).all()

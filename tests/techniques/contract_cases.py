@@ -57,7 +57,9 @@ def random_codebooks() -> tuple[int, ...]:
 
 
 CASES: dict[str, Technique] = {
-    "act_qkv": ActQKV(budget=320, min_tokens=0, skip_layers=0, spread=(3.0, 1.0, 2.0)),
+    "act_qkv": ActQKV(
+        budget=320, min_tokens=0, skip_layers=0, spread=(3.0, 1.0, 2.0), chunk_tokens=128
+    ),
     "attention_predictor": AttentionPredictor(
         budget=256, min_tokens=0, skip_layers=0, every=5, path=network_of_the_contract()
     ),

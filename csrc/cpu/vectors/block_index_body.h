@@ -1,7 +1,8 @@
 // Scores of pages for a block of query rows: softmax over cells of rows and keys, summed by page.
 //
 // Means: a cell is all rows of a head and a page; the mean of the products is the product of the
-// mean query with the keys, averaged.
+// mean query with the keys, averaged. Of a probe query rows are weighted by how far they lie from
+// their mean, in the dimensions of all heads.
 //
 // Antidiagonals: a cell is `stride` rows and keys, and its score the sum of the products on its
 // antidiagonal. Each key of a cell multiplies another row, so what a line of 16 keys is multiplied
@@ -16,6 +17,7 @@
 #pragma once
 
 #include <cstdint>
+#include <limits>
 
 #include "cpu/prefill_index.h"
 #include "cpu/vectors/attention_math.h"
@@ -59,10 +61,51 @@ struct BlockIndexBody {
     for (int64_t i = 0; i < count; ++i) values[i] /= sum;
   }
 
-  static void run_means(const BlockTile& tile) {
+  // centre[d]: the mean of number d of all rows; to[d]: one over the sum of their squared distances
+  // from it, 0 where they are alike.
+  static void add_spread(const BlockTile& tile, int64_t numbers, float* centre, float* to) {
+    constexpr float kLeast = std::numeric_limits<float>::min();
+    const V share = V::set(1.0f / static_cast<float>(tile.num_rows));
+    for (int64_t d = 0; d < numbers; d += 16) {
+      V mean = V::set(0.0f);
+      for (int64_t row = 0; row < tile.num_rows; ++row) {
+        mean = mean + V::load(tile.q + row * tile.q_stride + d);
+      }
+      mean = mean * share;
+      mean.store(centre + d);
+      V squares = V::set(0.0f);
+      for (int64_t row = 0; row < tile.num_rows; ++row) {
+        const V from = V::load(tile.q + row * tile.q_stride + d) - mean;
+        squares = fma(from, from, squares);
+      }
+      squares.store(to + d);
+    }
+    for (int64_t d = 0; d < numbers; ++d) to[d] = to[d] > kLeast ? 1.0f / to[d] : 0.0f;
+  }
+
+  // Shares of 1 by how far rows lie from their mean.
+  static void weigh_rows(const BlockTile& tile, float* centre, float* weights) {
+    const int64_t numbers = tile.group * tile.keys.head_dim;
+    float* const spread = centre + numbers;
+    add_spread(tile, numbers, centre, spread);
+    float all = 0.0f;
+    for (int64_t row = 0; row < tile.num_rows; ++row) {
+      V squares = V::set(0.0f);
+      for (int64_t d = 0; d < numbers; d += 16) {
+        const V from = V::load(tile.q + row * tile.q_stride + d) - V::load(centre + d);
+        squares = fma(from * from, V::load(spread + d), squares);
+      }
+      all += weights[row] = sum(squares);
+    }
+    const float equal = 1.0f / static_cast<float>(tile.num_rows);
+    for (int64_t row = 0; row < tile.num_rows; ++row) {
+      weights[row] = all == 0.0f ? equal : weights[row] / all;
+    }
+  }
+
+  // The query of each head, with its scale.
+  static void mean_queries(const BlockTile& tile, float* queries) {
     const int64_t dim = tile.keys.head_dim;
-    float* queries = tile.scratch;                 // [group][dim]
-    float* products = queries + tile.group * dim;  // [group][64]
     const V factor = V::set(tile.sm_scale / static_cast<float>(tile.num_rows));
     for (int64_t head = 0; head < tile.group; ++head) {
       for (int64_t d = 0; d < dim; d += 16) {
@@ -72,6 +115,34 @@ struct BlockIndexBody {
         }
         Math::store_factor(sum * factor, queries + head * dim, d);
       }
+    }
+  }
+  static void probe_queries(const BlockTile& tile, const float* weights, float* queries) {
+    const int64_t dim = tile.keys.head_dim;
+    const V factor = V::set(tile.sm_scale);
+    for (int64_t head = 0; head < tile.group; ++head) {
+      for (int64_t d = 0; d < dim; d += 16) {
+        V sum = V::set(0.0f);
+        for (int64_t row = 0; row < tile.num_rows; ++row) {
+          const V x = V::load(tile.q + row * tile.q_stride + head * dim + d);
+          sum = fma(x, V::set(weights[row]), sum);
+        }
+        Math::store_factor(sum * factor, queries + head * dim, d);
+      }
+    }
+  }
+
+  static void run_means(const BlockTile& tile) {
+    const int64_t dim = tile.keys.head_dim;
+    float* queries = tile.scratch;                 // [group][dim]
+    float* products = queries + tile.group * dim;  // [group][64]
+    if (tile.probe) {
+      float* centre = products + tile.group * kPage;   // [group][dim], and as many spreads
+      float* weights = centre + 2 * tile.group * dim;  // [num_rows]
+      weigh_rows(tile, centre, weights);
+      probe_queries(tile, weights, queries);
+    } else {
+      mean_queries(tile, queries);
     }
     const int64_t k_lines = dim / P;
     for (int64_t page = 0; page < tile.num_pages; ++page) {

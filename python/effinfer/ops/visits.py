@@ -78,8 +78,11 @@ def block_visits(
     kv_len: AnyArray,
     *,
     stride: int = 0,
+    queries: str = "mean",
     pages: int = 0,
     mass: float = 0.0,
+    keys: int = 0,
+    share: float = 0.0,
     sm_scale: float | None = None,
     sink_tokens: int = 0,
     local_tokens: int = 0,
@@ -91,8 +94,15 @@ def block_visits(
     of cells of `stride` rows and keys, 4 to 64 (XAttention, arXiv:2503.16428).
 
     Args:
-        q: float32 [T, num_qo_heads, head_dim]; each query head chooses for itself.
-        pages: how many; or with `mass` as few as hold that share of the scores.
+        q: float32 [T, num_qo_heads, head_dim].
+        queries: what mean products are of: the "mean" of a head's queries in a block, or a "probe",
+            their weighted mean, in which a token counts by its squared distance from the mean over
+            the variances of the dimensions of its KV head's queries (ActQKV, arXiv:2502.13542).
+        pages: how many each query head chooses; or with `mass` as few as hold that share of the
+            scores.
+        keys, share: in place of these how many a KV head's heads choose, by the sum of their
+            scores, in whole pages, or which share of the pages that are chosen from, whichever is
+            more: those behind the whole pages of `sink_tokens` and before `local_tokens`.
     """
     _core.block_visits(
         visits,
@@ -100,8 +110,11 @@ def block_visits(
         kv,
         *layout_of("block_visits", qo_indptr, kv_indptr, kv_indices, kv_len),
         stride=stride,
+        queries=queries,
         pages=pages,
         mass=mass,
+        keys=keys,
+        share=share,
         sm_scale=sm_scale,
         sink_tokens=sink_tokens,
         local_tokens=local_tokens,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import accumulate
 from typing import TYPE_CHECKING
 
 from effinfer import _core
@@ -36,6 +37,16 @@ def spreads(files: ModelFiles, ids: Sequence[int]) -> list[float]:
         float(np.exp(entropies(q, k, facts["sm_scale"]).mean()))
         for facts, (q, k) in zip(nodes, layers, strict=True)
     ]
+
+
+def shared_pages(average: int, spread: Sequence[float]) -> list[int]:
+    """Of layers with the ratios `spread`, whole pages of each, `average` of those above 0."""
+    total = sum(spread)
+    if not total:
+        return []
+    pages = average * sum(each > 0 for each in spread)
+    ends = [round(pages * part / total) for part in accumulate(spread)]
+    return [end - begin for begin, end in zip([0, *ends], ends, strict=False)]
 
 
 def entropies(q: Floats, k: Floats, sm_scale: float) -> npt.NDArray[np.float64]:

@@ -31,17 +31,22 @@ _OF_WINDOWS = ("page_index", "key_index")  # what chooses of a window's keys
 
 
 def sparse_decode(
-    paper: str, arxiv: str, differs: str, effect: str = "approximate", name: str = ""
+    paper: str,
+    arxiv: str,
+    differs: str,
+    effect: str = "approximate",
+    name: str = "",
+    in_prompts: bool = False,
 ) -> Meta:
-    """The META of one."""
+    """The META of one, which may choose in prompts, too."""
     return Meta(
         paper=paper,
         arxiv=arxiv,
-        family="decode.sparse",
+        family="attention.sparse" if in_prompts else "decode.sparse",
         primitives=("visits",),
         effect=effect,
         needs=("attention",),
-        exclusive=("decode.visits",),
+        exclusive=("prefill.visits", "decode.visits") if in_prompts else ("decode.visits",),
         dense_limit={"budget": 1 << 30},
         probe="facts",
         differs=differs,

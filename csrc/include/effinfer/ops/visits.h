@@ -79,10 +79,21 @@ EFFINFER_API void column_visits(Visits& visits, const TensorView& q, const Paged
 // Pages of 64 keys for each block of rows, by the softmax over pages of a head's mean products
 // (stride 0: MInference's block-sparse pattern), or over cells of `stride` rows and keys, 4 to 64
 // and a power of two, of the sums on their antidiagonals, added up over the block's cells
-// (XAttention, Xu et al., arXiv:2503.16428, section 2).
+// (XAttention, Xu et al., arXiv:2503.16428, section 2). With a probe query (stride 0) a head's
+// products are those of the weighted mean of its queries, in which a token counts by its squared
+// distance from the block's mean, over the variances of the dimensions of its KV head's queries
+// (ActQKV, Xiao et al., arXiv:2502.13542).
+//
+// Each head chooses `pages`, and a list has all of these; or a KV head has a budget, for which its
+// query heads' scores are added up.
 struct BlockVisits {
   int32_t stride = 0;
   TopScores pages;
+  bool probe = false;
+  // In place of pages: as many as hold `keys`, or `share` of the pages (rounded up), whichever is
+  // more, of those behind whole ones of sink_tokens and before local_tokens.
+  int32_t keys = 0;
+  float share = 0.0f;
 };
 EFFINFER_API void block_visits(Visits& visits, const TensorView& q, const PagedKv& kv,
                                const PagedBatch& batch, const BlockVisits& blocks,
