@@ -10,7 +10,7 @@
 #include "core/philox.h"
 #include "cpu/hash_index.h"
 #include "cpu/level.h"
-#include "cpu/page_summaries.h"
+#include "cpu/page_index.h"
 #include "cpu/register.h"
 #include "cpu/token_set.h"
 #include "ops/registry.h"
@@ -90,14 +90,14 @@ class BucketMember {
       std::fill_n(mean_, p_.kv.head_dim, 0.0f);
       const int64_t count = mean_pages(p_);
       for (int64_t i = 0; i < count; ++i) {
-        level_.add_keys(shape, page_keys(p_.kv, ids[pages.first + i], kv_head), mean_);
+        level_.add_keys(shape, keys_of(p_.kv, ids[pages.first + i], kv_head), mean_);
       }
       for (int64_t d = 0; d < p_.kv.head_dim; ++d) {
         mean_[d] /= static_cast<float>(count * kPageSize);
       }
     }
     for (; hashed_ < pages.end; ++hashed_) {
-      const PageKeys keys = page_keys(p_.kv, ids[hashed_], kv_head);
+      const PageKeys keys = keys_of(p_.kv, ids[hashed_], kv_head);
       level_.hash({shape, keys, mean_, p_.planes, kPlanes}, keys_, sides_);
       uint8_t* to = buckets_ + hashed_ * kPageSize;
       for (int64_t t = 0; t < kPageSize; ++t) {
@@ -218,12 +218,7 @@ void run_blocks(const BucketIndexProblem& p, Team& team) {
 }
 
 const char* rejects(const BucketIndexProblem& p) {
-  const DType dtype = p.kv.dtype;
-  if (dtype != DType::f32 && dtype != DType::f16 && dtype != DType::bf16 && dtype != DType::i8) {
-    return "kv_dtype is not f32, f16, bf16 or i8";
-  }
-  if (p.kv.head_dim <= 0 || p.kv.head_dim % 16 != 0) return "head_dim is not a multiple of 16";
-  return nullptr;
+  return rejects_keys(p.kv);
 }
 
 }  // namespace

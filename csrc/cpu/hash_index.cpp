@@ -7,6 +7,7 @@
 
 #include "cpu/hash_index.h"
 #include "cpu/level.h"
+#include "cpu/page_index.h"
 #include "cpu/page_summaries.h"
 #include "cpu/register.h"
 #include "cpu/token_set.h"
@@ -39,6 +40,7 @@ class HashMember {
   }
 
   void run_item(int64_t index, int64_t kv_head) const {
+    if (p_.heads[kv_head] == IndexedHead::other) return;
     const int64_t block = p_.visits.num_blocks + index;
     const VisitBlock& row = p_.visits.blocks[block];
     // A tree's tokens lie behind each other, whatever their positions are.
@@ -83,7 +85,7 @@ class HashMember {
   const uint64_t* codes_of(int64_t page, int64_t head) const {
     const auto make = [&](uint16_t* to) {
       const HashedPage keys = {{p_.kv.dtype, p_.kv.head_dim},
-                               page_keys(p_.kv, page, head),
+                               keys_of(p_.kv, page, head),
                                mean_of(head),
                                p_.planes,
                                p_.tables.planes()};
@@ -97,7 +99,7 @@ class HashMember {
   // The logarithms of how often the drawn tokens of a page count.
   void weigh(const float* q, int64_t page, int64_t head, uint64_t drawn, float* weights) const {
     KeyAngles angles = {{p_.kv.dtype, p_.kv.head_dim},
-                        page_keys(p_.kv, page, head),
+                        keys_of(p_.kv, page, head),
                         0,
                         mean_of(head),
                         q,
@@ -145,12 +147,7 @@ void run_rows(const HashIndexProblem& p, Team& team) {
 }
 
 const char* rejects(const HashIndexProblem& p) {
-  const DType dtype = p.kv.dtype;
-  if (dtype != DType::f32 && dtype != DType::f16 && dtype != DType::bf16 && dtype != DType::i8) {
-    return "kv_dtype is not f32, f16, bf16 or i8";
-  }
-  if (p.kv.head_dim <= 0 || p.kv.head_dim % 16 != 0) return "head_dim is not a multiple of 16";
-  return nullptr;
+  return rejects_keys(p.kv);
 }
 
 }  // namespace

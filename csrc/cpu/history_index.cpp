@@ -93,6 +93,7 @@ class HistoryMember {
                uint64_t* words) const {
     const auto place = static_cast<float>(row.position);
     const bool follows = history[ops::kHistoryNext] == place;
+    if (follows) clear_new_pages(row, history);
     const bool sees_all = !follows || place - history[ops::kHistoryAll] >= float(all_.every);
     if (sees_all) {
       list.add_all();
@@ -104,6 +105,15 @@ class HistoryMember {
       list.add((row.position / kPageSize - 1) * kPageSize, row.position + 1);
     }
     add_to_history(row, kv_head, words, follows, history);
+  }
+
+  // Pages that are whole since the row before: of rows before that they have nothing, though their
+  // numbers may be those of pages that were taken back.
+  static void clear_new_pages(const VisitBlock& row, float* history) {
+    const int64_t whole = row.position / kPageSize;
+    for (auto page = static_cast<int64_t>(history[ops::kHistoryWhole]); page < whole; ++page) {
+      std::fill_n(history + page * kPageSize, kHistoryRows, 0.0f);
+    }
   }
 
   void add_chosen(const VisitBlock& row, const float* history, uint64_t* words) const {
@@ -143,25 +153,22 @@ class HistoryMember {
   void add_to_history(const VisitBlock& row, int64_t kv_head, const uint64_t* words, bool follows,
                       float* history) const {
     const int64_t whole = row.position / kPageSize;
-    const int64_t visited = score_visited(row, kv_head, words, whole);
+    score_visited(row, kv_head, words, whole);
     const int64_t now = row.position % kHistoryRows;
     const int64_t before = (row.position - 1) % kHistoryRows;
-    const auto known = follows ? static_cast<int64_t>(history[ops::kHistoryWhole]) : whole;
     for (int64_t page = 0, i = 0; page < whole; ++page) {
       float* const own = history + page * kPageSize;
-      if (page >= known) std::fill_n(own, kHistoryRows, 0.0f);
       const float score = words[page] == kWhole ? scratch_.scores[i++] : own[before];
       own[now] = score;
       if (!follows) std::fill_n(own, kHistoryRows, score);
     }
-    if (visited == 0) return;
     history[ops::kHistoryNext] = static_cast<float>(row.position + 1);
     history[ops::kHistoryWhole] = static_cast<float>(whole);
   }
 
-  // The scores of the whole pages that a row visits; how many these are.
-  int64_t score_visited(const VisitBlock& row, int64_t kv_head, const uint64_t* words,
-                        int64_t whole) const {
+  // The scores of the whole pages that a row visits: one at least, that before its own.
+  void score_visited(const VisitBlock& row, int64_t kv_head, const uint64_t* words,
+                     int64_t whole) const {
     const int32_t* ids = p_.batch.kv_indices + p_.batch.kv_indptr[row.sequence];
     int64_t visited = 0;
     for (int64_t page = 0; page < whole; ++page) {
@@ -177,7 +184,6 @@ class HistoryMember {
     tile.scratch = scratch_.tile;
     kernels_.pages.score_keys(tile);
     kernels_.history.score_pages(scratch_.logits, visited, p_.group(), scratch_.scores);
-    return visited;
   }
 
   const Kernels& kernels_;

@@ -166,7 +166,7 @@ class RowMember {
   void score_keys(const VisitBlock& row, int64_t kv_head, const PageCandidates& pages) const {
     const int32_t* ids = ids_of(row, pages);
     for (int64_t i = 0; i < pages.count(); ++i) {
-      scratch_.keys[i] = page_keys(p_.kv, ids[i], kv_head);
+      scratch_.keys[i] = keys_of(p_.kv, ids[i], kv_head);
     }
     KeyScoreTile tile = {};
     tile.queries = queries_of(row, kv_head);
@@ -184,7 +184,7 @@ class RowMember {
   const uint16_t* bounds_of(int64_t page, int64_t head, uint16_t* own) const {
     return page_summary(p_.kv, page, head, own, [&](uint16_t* to) {
       const KeyShape shape = {p_.kv.dtype, p_.kv.head_dim};
-      const PageKeys keys = page_keys(p_.kv, page, head);
+      const PageKeys keys = keys_of(p_.kv, page, head);
       p_.means ? level_.average(shape, keys, to) : level_.bound(shape, keys, p_.unit, to);
     });
   }

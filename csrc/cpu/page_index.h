@@ -15,7 +15,7 @@ struct PageKeys {
   const float* k_scale;  // i8 only
 };
 PageKeys keys_of(const ops::KvLayer& kv, int64_t page, int64_t head);
-// Whether it can be asked for scores; null: it can.
+// Why its keys can not be scored or hashed; null: they can.
 const char* rejects_keys(const ops::KvLayer& kv);
 
 struct KeyShape {

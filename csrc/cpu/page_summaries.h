@@ -6,7 +6,6 @@
 #include <atomic>
 #include <cstdint>
 
-#include "cpu/page_index.h"
 #include "ops/kv_layout.h"
 
 namespace effinfer::cpu {
@@ -35,14 +34,6 @@ const uint16_t* page_summary(const ops::KvLayer& kv, int64_t page, int64_t head,
   make(kept);
   known.store(kKnown, std::memory_order_release);
   return kept;
-}
-
-inline PageKeys page_keys(const ops::KvLayer& kv, int64_t page, int64_t head) {
-  PageKeys keys = {kv.k_head(page, head), nullptr};
-  if (kv.k_scale != nullptr) {
-    keys.k_scale = kv.k_scale + (page * kv.num_kv_heads + head) * ops::kPageSize;
-  }
-  return keys;
 }
 
 }  // namespace effinfer::cpu

@@ -55,9 +55,7 @@ void hash_visits(Visits& visits, const TensorView& q, const PagedKv& kv, const P
   HashIndexProblem p;
   p.num_qo_heads = check_queries(check, q, kv);
   p.batch = check_batch(check, batch, q.dims[0], kv);
-  check.at_least("sink_tokens", options.sink_tokens, 0);
-  check.at_least("local_tokens", options.local_tokens, 0);
-  check.at_least("min_tokens", options.min_tokens, 0);
+  check_counts(check, options);
   check.expect(is_hash_bits(hashes.bits), "bits", "1 to 8", std::to_string(hashes.bits));
   check.expect(is_hash_tables(hashes.tables), "tables", "a multiple of 8 up to 256",
                std::to_string(hashes.tables));

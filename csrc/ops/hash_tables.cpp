@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
 #include <numbers>
 
 #include "core/philox.h"
@@ -14,8 +15,10 @@ constexpr double kLeastChance = 1e-12;
 
 // That two or more of `tables` collide, each with probability x: a sum without cancellation.
 double chance_of_two(int32_t tables, double x) {
-  if (x >= 1.0) return 1.0;
-  double term = 0.5 * tables * (tables - 1) * x * x * std::pow(1.0 - x, tables - 2);
+  const double others = std::pow(1.0 - x, tables - 2);
+  // Of so many tables that nearly all collide the sum would begin at 0.
+  if (others < std::numeric_limits<double>::min()) return 1.0;
+  double term = 0.5 * tables * (tables - 1) * x * x * others;
   double sum = 0.0;
   for (int32_t count = 2; count <= tables && term > 0.0; ++count) {
     sum += term;

@@ -53,9 +53,7 @@ PageIndexProblem checked(const Validator& check, Visits& visits, const Arguments
   p.num_qo_heads = check_queries(check, q, kv);
   p.batch = check_batch(check, batch, q.dims[0], kv);
   check.finite("sm_scale", options.sm_scale);
-  check.at_least("sink_tokens", options.sink_tokens, 0);
-  check.at_least("local_tokens", options.local_tokens, 0);
-  check.at_least("min_tokens", options.min_tokens, 0);
+  check_counts(check, options);
   check.at_least("keys", choice.keys, 0);
   check.expect(choice.share >= 0.0f && choice.share <= 1.0f, "share", "a share of at most 1",
                std::to_string(choice.share));

@@ -93,9 +93,7 @@ PrefillIndexInputs check_inputs(const Validator& check, const Visits& visits, co
   PrefillIndexInputs in;
   in.batch = check_batch(check, batch, q.dims[0], kv);
   check.finite("sm_scale", options.sm_scale);
-  check.at_least("sink_tokens", options.sink_tokens, 0);
-  check.at_least("local_tokens", options.local_tokens, 0);
-  check.at_least("min_tokens", options.min_tokens, 0);
+  check_counts(check, options);
   check.expect(options.arithmetic == DType::f32 || options.arithmetic == DType::bf16, "arithmetic",
                "f32 or bf16", std::string(name(options.arithmetic)));
   heads.assign(static_cast<size_t>(kv.num_kv_heads()), IndexedHead::chosen);

@@ -160,6 +160,12 @@ float* Visits::log_weights() {
   return impl_->plan.log_weights;
 }
 
+void check_counts(const Validator& check, const VisitOptions& options) {
+  check.at_least("sink_tokens", options.sink_tokens, 0);
+  check.at_least("local_tokens", options.local_tokens, 0);
+  check.at_least("min_tokens", options.min_tokens, 0);
+}
+
 const VisitPlan& plan_of(const Visits& visits, std::string_view op, const BatchLayout& batch,
                          int32_t num_qo_heads, int32_t num_kv_heads) {
   const Visits::Impl& of = visits.impl();

@@ -176,6 +176,10 @@ class VisitBuffers {
   std::vector<uint8_t> weighted_;
 };
 
+class Validator;
+// How many keys are visited in any case, and from how many on a method chooses: none is negative.
+void check_counts(const Validator& check, const VisitOptions& options);
+
 // The lists of an operator's call. Throws InvalidArgument when the batch or the heads are others
 // than they are of.
 const VisitPlan& plan_of(const Visits& visits, std::string_view op, const BatchLayout& batch,

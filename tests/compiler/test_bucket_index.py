@@ -1,6 +1,5 @@
 """bucket_index in a graph: prompts whose rows draw some keys, which count for the others."""
 
-import re
 from typing import Any
 
 import numpy as np
@@ -9,9 +8,9 @@ import pytest
 from effinfer import _core
 from effinfer.techniques import HyperAttention, SparsePrefill, XAttention
 from effinfer.techniques.weights import with_weights
-from tests.compiler.test_hash_index import SOME as DRAWN_ROWS
-from tests.compiler.test_sparse_prefill import logits, sparse
-from tests.compiler.tiny_models import TinyModel, make_llama
+from tests.compiler.generated_rows import DRAWING
+from tests.compiler.test_sparse_prefill import logits
+from tests.compiler.tiny_models import TinyModel, make_llama, sparse, with_attribute
 
 SOME = HyperAttention(min_tokens=0, keys=20, samples=9, bits=3, local_tokens=1)
 
@@ -57,9 +56,9 @@ class Mixed(SparsePrefill):
 def test_lists_of_one_kind_have_no_weights_of_the_other():
     model = make_llama()
     expected = logits(sparse(model, Mixed()))
-    with_rows = sparse(sparse(model, Mixed()), DRAWN_ROWS)
+    with_rows = sparse(sparse(model, Mixed()), DRAWING)
     np.testing.assert_array_equal(logits(with_rows), expected)
-    only_rows = sparse(model, DRAWN_ROWS)
+    only_rows = sparse(model, DRAWING)
     np.testing.assert_array_equal(logits(only_rows), logits(model))
 
 
@@ -75,18 +74,11 @@ def test_two_indices_of_a_layers_prompts_are_refused():
         sparse(make_llama(), Both()).compile()
 
 
-def replaced(name: str, value: str) -> _core.Graph:
-    text = sparse(make_llama(), SOME).graph.to_string()
-    changed, count = re.subn(rf"\b{name} = (\[[^]]*\]|[^,}}]+)", f"{name} = {value}", text)
-    assert count > 0
-    return _core.Graph.parse(changed)
-
-
 def test_an_index_is_for_its_heads_and_others_visit_all():
     model = make_llama()
 
     def of(only: str) -> np.ndarray:
-        return logits(TinyModel(replaced("only", only), model.source, model.exact))
+        return logits(with_attribute(sparse(model, SOME), "only", only))
 
     expected = of("[]")
     np.testing.assert_array_equal(of("[0, 1]"), expected)
@@ -121,4 +113,4 @@ def test_explain_names_the_index_and_the_limits():
 )
 def test_wrong_indices_are_refused(name, value):
     with pytest.raises(_core.FormatError, match=name):
-        replaced(name, value).verify()
+        with_attribute(sparse(make_llama(), SOME), name, value).graph.verify()

@@ -10,8 +10,8 @@ import pytest
 from effinfer import _core
 from effinfer.techniques import Quest, TokenSelect, XAttention
 from effinfer.techniques.sparse_decode import SparseDecode
-from tests.compiler.test_page_index import STEPS, TOKENS, generated, sparse
-from tests.compiler.tiny_models import LAYERS, Stepper, TinyModel, make_llama
+from tests.compiler.generated_rows import STEPS, TOKENS, generated
+from tests.compiler.tiny_models import LAYERS, Stepper, TinyModel, make_llama, sparse
 
 
 @dataclass(frozen=True)

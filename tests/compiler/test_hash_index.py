@@ -1,15 +1,14 @@
 """hash_index in a graph: which keys generated tokens draw, and how often they count."""
 
 import re
-from typing import Any
 
 import numpy as np
 import pytest
 
 from effinfer import _core
-from effinfer.techniques import MagicPIG, Quest, XAttention
+from effinfer.techniques import MagicPIG, Quest
 from effinfer.techniques.weights import with_weights
-from tests.compiler.test_page_index import PROMPT, STEPS, TOKENS, generated, sparse
+from tests.compiler.generated_rows import DRAWING, MEANS, TOKENS, generated
 from tests.compiler.tiny_models import (
     HEAD_DIM,
     KV_HEADS,
@@ -18,17 +17,17 @@ from tests.compiler.tiny_models import (
     TinyModel,
     make_gemma,
     make_llama,
+    sparse,
+    with_attribute,
 )
 
-MEANS = tuple(np.random.default_rng(4).integers(-300, 300, LAYERS * KV_HEADS * HEAD_DIM).tolist())
-SOME = MagicPIG(bits=3, tables=8, min_tokens=0, skip_layers=0, means=MEANS)
 NONE_DRAWN = MagicPIG(bits=8, tables=8, min_tokens=0, skip_layers=0, means=MEANS)
 
 
 def test_it_does_something(isa):
     model = make_llama()
     expected = generated(model)
-    some, none = (generated(sparse(model, method)) for method in (SOME, NONE_DRAWN))
+    some, none = (generated(sparse(model, method)) for method in (DRAWING, NONE_DRAWN))
     assert (some != expected).any(-1).all()
     assert (some != none).any()
 
@@ -42,79 +41,12 @@ def test_rows_behind_few_keys_have_the_bits_of_dense_attention(precision):
     )
 
 
-def test_rows_draw_alike_however_many_share_a_step(isa):
-    model = sparse(make_llama(), SOME)
-    expected = generated(model)
-    for rows in (2, 3, 10):
-        np.testing.assert_array_equal(generated(model, rows), expected)
-
-
-def test_passes_and_threads_change_no_bits():
-    model = sparse(make_llama(q="q4_0", k="q8_0", v="q8_0"), SOME)
-    expected = generated(model)
-    names = ["fuse_rope_append", "fuse_regions", "fuse_attention"]
-    for disabled in ([], *([name] for name in names), names):
-        actual = generated(model, disabled_passes=set(disabled), threads=3)
-        np.testing.assert_array_equal(actual, expected)
-
-
-def test_what_is_drawn_depends_on_its_own_sequence():
-    model = sparse(make_llama(), SOME)
-    expected = generated(model)
-    both = Stepper(model.compile(max_tokens=512, max_rows=512), 2)
-    both.step({0: TOKENS[:PROMPT], 1: TOKENS[30:]}, "prefill")
-    for i, token in enumerate(TOKENS[PROMPT:]):
-        actual = both.step({1: [i], 0: [token]}, "decode")[1]
-        np.testing.assert_array_equal(actual, expected[i : i + 1])
-
-
-def test_a_dense_sequence_has_the_bits_of_a_graph_without_an_index():
-    model = make_llama()
-    np.testing.assert_array_equal(generated(sparse(model, SOME), dense=[1]), generated(model))
-
-
-def test_prompts_and_generated_rows_have_lists_of_their_own():
-    model = make_llama()
-    prompts = XAttention(min_tokens=0, threshold=0.3, stride=4)
-
-    def last(*methods: Any) -> tuple[np.ndarray, np.ndarray]:
-        made = model
-        for method in methods:
-            made = sparse(made, method)
-        stepper = Stepper(made.compile(**STEPS))
-        prompt = stepper.step({0: TOKENS[:PROMPT]}, "prefill")[0]
-        return prompt, stepper.step({0: TOKENS[PROMPT : PROMPT + 1]}, "decode")[0]
-
-    both, alone = last(prompts, SOME), last(prompts)
-    np.testing.assert_array_equal(both[0], alone[0])
-    assert (both[1] != alone[1]).any()
-
-
-def replaced(method: Any, name: str, value: str) -> _core.Graph:
-    text = sparse(make_llama(), method).graph.to_string()
-    changed, count = re.subn(rf"\b{name} = (\[[^]]*\]|[^,}}]+)", f"{name} = {value}", text)
-    assert count > 0
-    return _core.Graph.parse(changed)
-
-
-def test_an_index_is_for_its_heads_and_others_visit_all():
-    model = make_llama()
-
-    def logits(only: str) -> np.ndarray:
-        return generated(TinyModel(replaced(SOME, "only", only), model.source, model.exact))
-
-    expected = logits("[]")
-    np.testing.assert_array_equal(logits("[0, 1]"), expected)
-    assert (logits("[0]") != expected).any()
-    assert (logits("[0]") != generated(model)).any()
-
-
 def test_seed_and_means_are_what_they_are():
     model = make_llama()
-    expected = generated(sparse(model, SOME))
+    expected = generated(sparse(model, DRAWING))
     for name, value in (("seed", "1"), ("means", "[]")):
-        graph = replaced(SOME, name, value)
-        assert (generated(TinyModel(graph, model.source, model.exact)) != expected).any()
+        other = with_attribute(sparse(model, DRAWING), name, value)
+        assert (generated(other) != expected).any()
 
 
 def test_layers_with_windows_stay_as_they_are():
@@ -125,7 +57,7 @@ def test_layers_with_windows_stay_as_they_are():
 
 
 def test_a_cache_for_another_index_is_refused():
-    executable = sparse(make_llama(), SOME).compile()
+    executable = sparse(make_llama(), DRAWING).compile()
     shape = {"num_layers": LAYERS, "num_kv_heads": KV_HEADS, "head_dim": HEAD_DIM, "num_pages": 4}
     stepper = Stepper(executable)
     with pytest.raises(_core.InvalidArgumentError) as raised:
@@ -153,17 +85,17 @@ def test_codes_take_their_bits_of_memory():
 
 def test_two_kinds_of_indices_are_refused():
     model = make_llama()
-    text = sparse(model, SOME).graph.to_string()
+    text = sparse(model, DRAWING).graph.to_string()
     graph = _core.Graph.parse(text.replace("tables = 8", "tables = 16", 1))
     message = r"\[hash_index\] bits, tables: expected .* 1 keys by (\d+) bits, got 1 by \d+ bits"
     with pytest.raises(_core.InvalidArgumentError, match=message):
         TinyModel(graph, model.source, model.exact).compile()
 
 
-@pytest.mark.parametrize("other", [SOME, Quest(budget=256, skip_layers=0)], ids=["hash", "page"])
+@pytest.mark.parametrize("other", [DRAWING, Quest(budget=256, skip_layers=0)], ids=["hash", "page"])
 def test_two_indices_of_a_layers_generated_tokens_are_refused(other):
     message = r"\[hash_index\] layer: expected no other index of its layer's generated rows, got"
-    for methods in ((SOME, other), (other, SOME)):
+    for methods in ((DRAWING, other), (other, DRAWING)):
         model = make_llama()
         for method in methods:
             model = sparse(model, method)
@@ -173,7 +105,7 @@ def test_two_indices_of_a_layers_generated_tokens_are_refused(other):
 
 def test_weights_of_two_kinds_are_refused():
     model = make_llama()
-    graph = with_weights(sparse(model, SOME).graph, "weights")
+    graph = with_weights(sparse(model, DRAWING).graph, "weights")
     with pytest.raises(_core.UnsupportedError, match=r'weights: expected no plane.*got "weights"'):
         TinyModel(graph, model.source, model.exact).compile()
 
@@ -200,4 +132,4 @@ def test_explain_names_the_index_and_the_limits():
 )
 def test_wrong_indices_are_refused(name, value):
     with pytest.raises(_core.FormatError, match=name):
-        replaced(SOME, name, value).verify()
+        with_attribute(sparse(make_llama(), DRAWING), name, value).graph.verify()

@@ -2,13 +2,13 @@
 
 import re
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 import pytest
 
 from effinfer import _core
-from effinfer.techniques import DoubleSparsity, Quest, TokenSelect, XAttention
+from effinfer.techniques import Quest, TokenSelect, XAttention
+from tests.compiler.generated_rows import CHOOSING, generated, prompt_and_next
 from tests.compiler.tiny_models import (
     HEAD_DIM,
     KV_HEADS,
@@ -17,37 +17,18 @@ from tests.compiler.tiny_models import (
     TinyModel,
     make_gemma,
     make_llama,
+    sparse,
+    with_attribute,
 )
 
-TOKENS = np.random.default_rng(8).integers(0, 101, 250).tolist()
-PROMPT = 240  # of pages 0 to 3; behind the first and before the two newest one is chosen from
-STEPS = {"max_tokens": 256, "max_rows": 256}
 NOTHING_CHOSEN = Quest(unit=16, budget=192, min_tokens=0, skip_layers=0)
 EVERYTHING = Quest(unit=16, budget=256, min_tokens=0, skip_layers=0)
-# Of the 64 keys that are chosen from.
-SOME = [
-    Quest(unit=16, budget=224, min_tokens=0, skip_layers=0),
-    TokenSelect(budget=202, min_tokens=0, skip_layers=0),
-    DoubleSparsity(
-        budget=202,
-        min_tokens=0,
-        skip_layers=0,
-        channels=2,
-        labels=(0, 1, 4, 5, 6, 7, 10, 11),
-    ),
-]
 
 
-def sparse(model: TinyModel, method: Any) -> TinyModel:
-    return TinyModel(method.graph(model.graph), model.source, model.exact)
-
-
-def generated(model: TinyModel, rows: int = 1, dense: list[int] | None = None, **options: Any):
-    """Logits of the tokens behind the prompt, which are fed in steps of `rows`."""
-    stepper = Stepper(model.compile(**STEPS, **options))
-    stepper.step({0: TOKENS[:PROMPT]}, "prefill")
-    parts = [TOKENS[i : i + rows] for i in range(PROMPT, len(TOKENS), rows)]
-    return np.concatenate([stepper.step({0: part}, "decode", dense)[0] for part in parts])
+def test_visiting_everything_behind_a_prompt_that_chose_is_dense_attention():
+    prompts = sparse(make_llama(), XAttention(min_tokens=0, threshold=0.3, stride=4))
+    limit = prompt_and_next(sparse(prompts, EVERYTHING))
+    np.testing.assert_array_equal(limit[1], prompt_and_next(prompts)[1])
 
 
 @pytest.mark.parametrize("precision", ["fast", "f32"])
@@ -60,88 +41,12 @@ def test_visiting_everything_is_dense_attention(isa, precision):
     assert (chosen != expected).any(-1).all()
 
 
-@pytest.mark.parametrize("method", SOME, ids=lambda method: method.name)
-def test_rows_choose_alike_however_many_share_a_step(isa, method):
-    model = sparse(make_llama(), method)
-    expected = generated(model)
-    for rows in (2, 3, 10):
-        np.testing.assert_array_equal(generated(model, rows), expected)
-
-
-@pytest.mark.parametrize("method", SOME, ids=lambda method: method.name)
-def test_passes_and_threads_change_no_bits(method):
-    model = sparse(make_llama(q="q4_0", k="q8_0", v="q8_0"), method)
-    expected = generated(model)
-    names = ["fuse_rope_append", "fuse_regions", "fuse_attention"]
-    for disabled in ([], *([name] for name in names), names):
-        actual = generated(model, disabled_passes=set(disabled), threads=3)
-        np.testing.assert_array_equal(actual, expected)
-
-
-@pytest.mark.parametrize("method", SOME, ids=lambda method: method.name)
-def test_what_is_chosen_depends_on_its_own_sequence(method):
-    model = sparse(make_llama(), method)
-    expected = generated(model)
-    both = Stepper(model.compile(max_tokens=512, max_rows=512), 2)
-    both.step({0: TOKENS[:PROMPT], 1: TOKENS[30:]}, "prefill")
-    for i, token in enumerate(TOKENS[PROMPT:]):
-        actual = both.step({1: [i], 0: [token]}, "decode")[1]
-        np.testing.assert_array_equal(actual, expected[i : i + 1])
-
-
-def test_a_dense_sequence_has_the_bits_of_a_graph_without_an_index():
-    model = make_llama()
-    actual = generated(sparse(model, NOTHING_CHOSEN), dense=[1])
-    np.testing.assert_array_equal(actual, generated(model))
-
-
-def test_blocks_of_prompts_and_generated_rows_have_lists_of_their_own():
-    model = make_llama()
-    prompts = XAttention(min_tokens=0, threshold=0.3, stride=4)
-
-    def last(methods: list[Any]) -> tuple[np.ndarray, np.ndarray]:
-        stepper = Stepper(sparse_all(model, methods).compile(**STEPS))
-        prompt = stepper.step({0: TOKENS[:PROMPT]}, "prefill")[0]
-        return prompt, stepper.step({0: TOKENS[PROMPT : PROMPT + 1]}, "decode")[0]
-
-    def sparse_all(model: TinyModel, methods: list[Any]) -> TinyModel:
-        for method in methods:
-            model = sparse(model, method)
-        return model
-
-    both, alone = last([prompts, NOTHING_CHOSEN]), last([prompts])
-    np.testing.assert_array_equal(both[0], alone[0])
-    assert (both[1] != alone[1]).any()
-    limit = last([prompts, EVERYTHING])
-    np.testing.assert_array_equal(limit[1], alone[1])
-
-
-@pytest.mark.parametrize("method", SOME, ids=lambda method: method.name)
-def test_an_index_is_for_its_heads(method):
-    model = make_llama()
-    text = sparse(model, method).graph.to_string()
-
-    def logits(only: str) -> np.ndarray:
-        graph = _core.Graph.parse(text.replace("only = []", f"only = {only}"))
-        return generated(TinyModel(graph, model.source, model.exact))
-
-    expected = logits("[]")
-    np.testing.assert_array_equal(logits("[0, 1]"), expected)
-    assert (logits("[0]") != expected).any()
-    assert (logits("[0]") != generated(model)).any()
-
-
 def test_layers_with_small_windows_stay_as_they_are():
     assert "page_index" not in Quest().graph(make_gemma().graph).to_string()
 
 
-def with_window(model: TinyModel, window: int) -> TinyModel:
-    text = model.graph.to_string().replace("window_left = -1", f"window_left = {window}")
-    return TinyModel(_core.Graph.parse(text), model.source, model.exact)
-
-
 def test_windows_are_chosen_from_where_they_are_larger_than_min_tokens():
-    graph = with_window(make_llama(), 511).graph
+    graph = with_attribute(make_llama(), "window_left", "511").graph
     for least, indices in ((511, LAYERS), (512, 0)):
         text = Quest(min_tokens=least, skip_layers=0).graph(graph).to_string()
         assert text.count("= page_index(") == indices
@@ -151,10 +56,10 @@ def test_windows_are_chosen_from_where_they_are_larger_than_min_tokens():
     assert copying.graph(graph) == keeping.graph(graph) == graph
 
 
-@pytest.mark.parametrize("method", SOME, ids=lambda method: method.name)
+@pytest.mark.parametrize("method", CHOOSING, ids=lambda method: method.name)
 def test_rows_choose_of_their_windows(isa, method):
     """Of a window that holds the last 56 keys of page 0 and page 1 is chosen from."""
-    model = with_window(make_llama(), 231)
+    model = with_attribute(make_llama(), "window_left", "231")
     dense = generated(model)
     everything = generated(sparse(model, replace(method, budget=1 << 30)))
     np.testing.assert_array_equal(everything, dense)
@@ -243,8 +148,6 @@ def test_explain_names_the_index_and_the_limits():
     ],
 )
 def test_wrong_indices_are_refused(method, name, value):
-    text = sparse(make_llama(), SOME[method]).graph.to_string()
-    wrong, count = re.subn(rf"\b{name} = (\[[^]]*\]|[^,}}]+)", f"{name} = {value}", text)
-    assert count > 0
+    wrong = with_attribute(sparse(make_llama(), CHOOSING[method]), name, value)
     with pytest.raises(_core.FormatError, match=name):
-        _core.Graph.parse(wrong).verify()
+        wrong.graph.verify()

@@ -14,7 +14,7 @@ from effinfer.techniques import (
     XAttention,
 )
 from tests.compiler.interpreter import Array, attention, evaluate
-from tests.compiler.tiny_models import HEAD_DIM, Stepper, TinyModel, make_gemma, make_llama
+from tests.compiler.tiny_models import HEAD_DIM, Stepper, TinyModel, make_gemma, make_llama, sparse
 from tests.ops.test_block_budgets import probe_query
 
 TOKENS = np.random.default_rng(8).integers(0, 101, 230).tolist()
@@ -25,10 +25,6 @@ STEPS = {"max_tokens": 256, "max_rows": 256}
 class Everything(SparsePrefill):
     def indices(self, layer: int, kv_heads: int) -> list[tuple[str, dict[str, Any]]]:
         return [("column_index", {"columns": 1000})]
-
-
-def sparse(model: TinyModel, method: SparsePrefill) -> TinyModel:
-    return TinyModel(method.graph(model.graph), model.source, model.exact)
 
 
 def logits(model: TinyModel, cuts: list[int] = (), **options: Any) -> Array:

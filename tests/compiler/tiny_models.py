@@ -1,5 +1,6 @@
 """Small random models with weights of many types, and the means to step through them."""
 
+import re
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -27,6 +28,19 @@ class TinyModel:
         pool = _core.ThreadPool(threads, oversubscribe=True)
         options = _core.CompileOptions(**{**settings, **options})
         return _core.compile(self.graph, self.source, pool, options)
+
+
+def sparse(model: TinyModel, method: Any) -> TinyModel:
+    """The model with a method that chooses which keys it visits."""
+    return TinyModel(method.graph(model.graph), model.source, model.exact)
+
+
+def with_attribute(model: TinyModel, name: str, value: str) -> TinyModel:
+    """The model whose nodes have another value, wherever they have the attribute."""
+    text = model.graph.to_string()
+    changed, count = re.subn(rf"\b{name} = (\[[^]]*\]|[^,}}]+)", f"{name} = {value}", text)
+    assert count > 0
+    return TinyModel(_core.Graph.parse(changed), model.source, model.exact)
 
 
 @dataclass

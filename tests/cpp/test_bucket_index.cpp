@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <bit>
 #include <cmath>
+#include <limits>
 #include <memory>
 #include <numeric>
 #include <random>
@@ -23,12 +24,10 @@ using namespace effinfer;
 using namespace effinfer::ops;
 
 constexpr int32_t kKvHeads = 2;
-constexpr int32_t kGroup = 3;
-constexpr int32_t kHeads = kKvHeads * kGroup;
 constexpr int32_t kDim = 32;
 constexpr int32_t kMost = 1500;
 
-// What bfloat16 has exactly.
+// What bfloat16 has exactly, and int8 where the greatest of a row is 127 / 16.
 std::vector<float> sixteenths(int64_t count, std::mt19937& random) {
   std::vector<float> values = normals(count, random);
   for (float& x : values) x = std::round(x * 16.0f) / 16.0f;
@@ -36,8 +35,12 @@ std::vector<float> sixteenths(int64_t count, std::mt19937& random) {
 }
 
 struct Texts {
-  Texts(const std::vector<int32_t>& lengths, const std::vector<int32_t>& rows, DType dtype)
-      : kv_len(lengths), buffers(shape(), 3000, 8, kMost) {
+  Texts(const std::vector<int32_t>& lengths, const std::vector<int32_t>& rows, DType dtype,
+        int32_t query_heads = 3)
+      : kv_len(lengths),
+        group(query_heads),
+        heads(kKvHeads * group),
+        buffers(shape(heads), 3000, 8, kMost) {
     std::mt19937 random(7);
     for (size_t s = 0; s < kv_len.size(); ++s) {
       qo_indptr.push_back(qo_indptr.back() + rows[s]);
@@ -50,11 +53,14 @@ struct Texts {
     kv = std::make_unique<PagedKv>(kv_indptr.back(), kKvHeads, kDim, dtype);
     const Dims dims = {whole.back(), kKvHeads, kDim};
     k = sixteenths(dims.num_elements(), random);
-    for (size_t i = 0; i < k.size(); ++i) k[i] += i % kDim < 5 ? 2.0f : 0.0f;  // a mean to lose
+    for (size_t i = 0; i < k.size(); ++i) {
+      k[i] += i % kDim < 5 ? 2.0f : 0.0f;  // a mean to lose
+      if (dtype == DType::i8) k[i] = i % kDim == 9 ? 127.0f / 16.0f : std::min(k[i], 7.0f);
+    }
     v = sixteenths(dims.num_elements(), random);
     const PagedBatch all = {ints(whole), ints(kv_indptr), ints(kv_indices), ints(kv_len)};
     kv_append(*kv, {k.data(), DType::f32, dims}, {v.data(), DType::f32, dims}, all, pool);
-    q = normals(int64_t{qo_indptr.back()} * kHeads * kDim, random);
+    q = normals(int64_t{qo_indptr.back()} * heads * kDim, random);
     planes = hash_planes(kBucketPlanes, kDim, 11);
     batch.num_tokens = qo_indptr.back();
     batch.num_sequences = static_cast<int64_t>(kv_len.size());
@@ -63,9 +69,9 @@ struct Texts {
     batch.kv_indices = kv_indices.data();
     batch.kv_len = kv_len.data();
   }
-  static VisitShape shape() {
+  static VisitShape shape(int32_t heads) {
     VisitShape shape;
-    shape.num_qo_heads = kHeads;
+    shape.num_qo_heads = heads;
     shape.num_kv_heads = kKvHeads;
     shape.block_weights = true;
     return shape;
@@ -74,12 +80,12 @@ struct Texts {
   BucketIndexProblem problem() const {
     BucketIndexProblem p;
     p.q = q.data();
-    p.q_stride = kHeads * kDim;
-    p.num_qo_heads = kHeads;
+    p.q_stride = heads * kDim;
+    p.num_qo_heads = heads;
     p.kv = layer_of(*kv);
     p.batch = batch;
     p.planes = planes.data();
-    p.heads = heads.data();
+    p.heads = indexed.data();
     p.max_kv_len = kMost;
     return p;
   }
@@ -96,13 +102,14 @@ struct Texts {
     return v.data() + ((whole[static_cast<size_t>(sequence)] + token) * kKvHeads + head) * kDim;
   }
   const float* query(int64_t row, int64_t head) const {
-    return q.data() + (row * kHeads + head) * kDim;
+    return q.data() + (row * heads + head) * kDim;
   }
 
   std::vector<int32_t> kv_len, qo_indptr = {0}, whole = {0}, kv_indptr = {0}, kv_indices;
   std::vector<float> k, v, q, planes;
-  std::vector<IndexedHead> heads = std::vector<IndexedHead>(kKvHeads, IndexedHead::chosen);
+  std::vector<IndexedHead> indexed = std::vector<IndexedHead>(kKvHeads, IndexedHead::chosen);
   std::unique_ptr<PagedKv> kv;
+  int32_t group, heads;  // of queries, by KV head and in all
   BatchLayout batch;
   VisitBuffers buffers;
   VisitPlan plan;
@@ -156,8 +163,8 @@ Ranked rank(const Texts& texts, const BucketIndexProblem& p, const VisitBlock& b
   }
   std::vector<int64_t> near(size_t{1} << p.bits);
   for (int32_t row = block.first_row; row < block.first_row + block.num_rows; ++row) {
-    for (int64_t i = 0; i < kGroup; ++i) {
-      const int bucket = bucket_of(p, texts.query(row, head * kGroup + i), none);
+    for (int64_t i = 0; i < texts.group; ++i) {
+      const int bucket = bucket_of(p, texts.query(row, head * texts.group + i), none);
       for (size_t b = 0; b < near.size(); ++b) {
         const int differ = std::popcount(static_cast<unsigned>(bucket) ^ static_cast<unsigned>(b));
         near[b] += int64_t{1} << 2 * (p.bits - differ);
@@ -212,8 +219,10 @@ Counts expected(const Texts& texts, const BucketIndexProblem& p, const VisitBloc
 }
 
 TEST("lists and weights are those of plain loops") {
-  for (const DType dtype : {DType::f32, DType::f16, DType::bf16}) {
-    Texts texts({1500, 64, 1031, 900, 30}, {1300, 64, 130, 500, 30}, dtype);
+  for (const DType dtype : {DType::f32, DType::f16, DType::bf16, DType::i8}) {
+    // The last one's last page has one token.
+    Texts texts({1500, 64, 1031, 900, 30, 961}, {1300, 64, 130, 500, 30, 64}, dtype,
+                dtype == DType::i8 ? 1 : 3);
     for (int turn = 0; turn < 6; ++turn) {
       BucketIndexProblem p = texts.problem();
       p.bits = 8 - turn;
@@ -226,7 +235,7 @@ TEST("lists and weights are those of plain loops") {
       p.layer = turn;
       at_every_isa([&] {
         const VisitPlan& plan = texts.choose(p);
-        CHECK_EQ(plan.num_blocks, int64_t{21 + 1 + 3 + 8});
+        CHECK_EQ(plan.num_blocks, int64_t{21 + 1 + 3 + 8 + 1});
         int64_t left_out = 0;
         for (int64_t i = 0; i < plan.num_blocks; ++i) {
           const VisitBlock& block = plan.blocks[i];
@@ -262,7 +271,7 @@ TEST("over seeds the sums are those over all keys, as exactly as their variance 
   const std::vector<int64_t> rest = rest_of(p, rank(texts, p, block, 1));
   CHECK_EQ(rest.size(), size_t{1216 - 64 - 128});
   for (int64_t row = 0; row < 64; row += 9) {
-    const float* q = texts.query(row, kGroup);
+    const float* q = texts.query(row, texts.group);
     for (int32_t column = -1; column < kDim; column += 3) {  // -1: exponentials alone
       std::vector<double> terms;
       for (int64_t t = 0; t < 1216; ++t) {
@@ -299,9 +308,26 @@ TEST("over seeds the sums are those over all keys, as exactly as their variance 
   }
 }
 
+TEST("counts of more keys than there are visit all of them") {
+  constexpr int32_t kHuge = std::numeric_limits<int32_t>::max();
+  Texts texts({1300}, {200}, DType::f32);
+  for (int32_t BucketIndexProblem::*count :
+       {&BucketIndexProblem::keys, &BucketIndexProblem::samples, &BucketIndexProblem::sink_tokens,
+        &BucketIndexProblem::local_tokens, &BucketIndexProblem::min_tokens}) {
+    BucketIndexProblem p = texts.problem();
+    p.samples = 1;
+    CHECK_EQ(texts.choose(p).weighted[0], 1);
+    p.*count = kHuge;
+    if (count != &BucketIndexProblem::keys) p.keys = 1;
+    const VisitPlan& plan = texts.choose(p);
+    for (int64_t i = 0; i < plan.num_blocks * kKvHeads; ++i) CHECK_EQ(plan.weighted[i], 0);
+    for (int64_t word = 0; word < 18; ++word) CHECK_EQ(plan.list(0, 1)[word], ~uint64_t{0});
+  }
+}
+
 TEST("heads of other indices stay as they are, and dense ones visit all keys") {
   Texts texts({900}, {200}, DType::f32);
-  texts.heads = {IndexedHead::other, IndexedHead::dense};
+  texts.indexed = {IndexedHead::other, IndexedHead::dense};
   BucketIndexProblem p = texts.problem();
   p.samples = 32;
   const VisitPlan before = texts.buffers.plan(texts.batch);

@@ -14,6 +14,7 @@
 #include "core/float16.h"
 #include "cpp/check.h"
 #include "gpu/device_arrays.h"
+#include "gpu/device_work.h"
 #include "ops/attention.h"
 
 namespace effinfer {
@@ -362,13 +363,7 @@ inline Results Batch::run(const Launch& how) const {
   const DeviceArray<uint64_t> paths(paths_), words(all_words());
   const DeviceArray<float> slopes(rules_.slopes), sinks(rules_.sinks);
   const DeviceArray<uint8_t> q(queries());
-  const DeviceArray<ops::AttentionTile> tiles(work.tiles);
-  const DeviceArray<ops::AttentionItem> items(work.items);
-  const DeviceArray<ops::AttentionMerge> merges(work.merges);
-  const DeviceArray<int32_t> done(std::vector<int32_t>(work.merges.size()));
-  const auto partials = static_cast<size_t>(work.num_partials);
-  const DeviceArray<float> partial_out(partials * static_cast<size_t>(heads_.dims));
-  const DeviceArray<float> partial_ms(partials * 2);
+  const DeviceWork work_there(work, heads_.dims);
   const DeviceArray<uint8_t> out(q.size());
   const DeviceArray<float> lse(static_cast<size_t>(num_rows() * heads_.qo_heads()));
 
@@ -388,20 +383,13 @@ inline Results Batch::run(const Launch& how) const {
   set_rules(p);
   if (!rules_.slopes.empty()) p.alibi_slopes = slopes.data();
   if (!rules_.sinks.empty()) p.sink_logits = sinks.data();
-  p.work = work;
+  work_there.point(p);
   p.own_sums = how.own_sums;
-  p.work.tiles = tiles.data();
-  p.work.items = items.data();
-  p.work.merges = merges.data();
-  p.work.spans = nullptr;
   p.visits.num_blocks = num_blocks_;
   p.visits.num_kv_heads = heads_.kv_heads;
   p.visits.list_words = list_words_;
   p.visits.words = words.data();
   p.visits.first_block = first_block.data();
-  p.partial_out = partial_out.data();
-  p.partial_ms = partial_ms.data();
-  p.done = done.data();
   p.out = out.data();
   p.out_stride = p.q.row_stride;
   p.lse = lse.data();
@@ -414,7 +402,7 @@ inline Results Batch::run(const Launch& how) const {
     p.out_operand = operand;
   }
   run_on_gpu(p);
-  for (const int32_t count : done.values()) CHECK_EQ(count, 0);
+  work_there.check_counts();
   return {how.operand ? rows_of(operand_rows.values(), operand) : widened(out.values(), heads_.q),
           lse.values()};
 }

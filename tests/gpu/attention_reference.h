@@ -150,6 +150,45 @@ inline void check_batch(const Cache& cache, const Rules& rules, const Batch& bat
   CHECK_EQ(failures, 0);
 }
 
+// Attends to keys that are all alike with logits of up to `size`: rows are the value, whatever the
+// logits are.
+inline void check_large_logits(const Heads& heads, const Launch& how, double size) {
+  Cache cache(heads, 91);
+  const int index = cache.add_constant(600);
+  cache.upload();
+  const Sequence& s = cache.sequence(index);
+  std::vector<double> logits(static_cast<size_t>(heads.qo_heads()));
+  double largest = 0.0;
+  for (size_t head = 0; head < logits.size(); ++head) {
+    const size_t kv_head = head / static_cast<size_t>(heads.group);
+    const auto dims = static_cast<size_t>(heads.dims);
+    for (size_t d = 0; d < dims; ++d) {
+      logits[head] += double{s.q[head * dims + d]} * s.k[kv_head * dims + d] * s.k_scale[kv_head] /
+                      std::sqrt(heads.dims);
+    }
+    largest = std::max(largest, std::abs(logits[head]));
+  }
+  const double scale = std::exp2(std::floor(std::log2(size / largest)));
+  Batch batch(cache, {}, {{index, 600, 3}});
+  batch.scale_queries(static_cast<float>(scale));
+  const Results results = batch.run(how);
+  int failures = 0;
+  for (size_t row = 0; row < results.lse.size(); ++row) {
+    const size_t head = row % logits.size();
+    const size_t kv_head = head / static_cast<size_t>(heads.group);
+    const double logit = logits[head] * scale;
+    failures += std::abs(results.lse[row] - logit) <= 0x1p-20 * std::abs(logit) + 10.0 ? 0 : 1;
+    for (size_t d = 0; d < static_cast<size_t>(heads.dims); ++d) {
+      const double value =
+          double{s.v[kv_head * static_cast<size_t>(heads.dims) + d]} * s.v_scale[kv_head];
+      const double got = results.out[row * static_cast<size_t>(heads.dims) + d];
+      // Roundings of weights and of the result.
+      failures += std::abs(got - value) <= 0x1p-7 * std::abs(value) + 1e-6 ? 0 : 1;
+    }
+  }
+  CHECK_EQ(failures, 0);
+}
+
 inline bool same(const std::vector<float>& a, const std::vector<float>& b) {
   return a.size() == b.size() && std::memcmp(a.data(), b.data(), a.size() * sizeof(float)) == 0;
 }

@@ -5,14 +5,15 @@
 
 #include <algorithm>
 #include <cstdint>
-#include <numeric>
 #include <random>
 #include <vector>
 
 #include "core/float16.h"
 #include "core/float8.h"
 #include "cpp/arrays.h"
+#include "gpu/caller_batch.h"
 #include "gpu/device_arrays.h"
+#include "gpu/device_work.h"
 #include "ops/attention.h"
 
 namespace effinfer {
@@ -39,21 +40,14 @@ struct Case {
   DType narrow = DType::bf16;  // of which both caches have numbers
 };
 
-struct Attention {
-  explicit Attention(const Case& given) : c(given) {
-    std::mt19937 random(7);
-    int32_t pages = 0;
-    for (size_t s = 0; s < c.kv_len.size(); ++s) {
-      pages += (c.kv_len[s] + c.page_size - 1) / c.page_size;
-      kv_indptr.push_back(pages);
-      qo_indptr.push_back(qo_indptr.back() + c.rows[s]);
-    }
-    kv_indices.resize(static_cast<size_t>(pages));
-    std::iota(kv_indices.begin(), kv_indices.end(), 0);
-    std::shuffle(kv_indices.begin(), kv_indices.end(), random);
-    q = rounded(normals(qo_indptr.back() * c.heads * c.group * c.dims, random));
-    k = rounded(normals(int64_t{pages} * c.page_size * c.heads * c.dims, random));
-    v = rounded(normals(int64_t{pages} * c.page_size * c.heads * c.dims, random));
+struct Attention : CallerBatch {
+  explicit Attention(const Case& given) : Attention(given, std::mt19937(7)) {}
+  Attention(const Case& given, std::mt19937 random)
+      : CallerBatch(given.kv_len, given.rows, given.page_size, random), c(given) {
+    const int64_t numbers = int64_t{num_pages()} * c.page_size * c.heads * c.dims;
+    q = as_bf16(normals(num_rows() * c.heads * c.group * c.dims, random));
+    k = as_bf16(normals(numbers, random));
+    v = as_bf16(normals(numbers, random));
     if (c.narrow != DType::bf16) {
       k_bytes = narrowed(k);
       v_bytes = narrowed(v);
@@ -63,12 +57,6 @@ struct Attention {
     q_there = DeviceArray<uint16_t>(q);
     k_there = DeviceArray<uint16_t>(k);
     v_there = DeviceArray<uint16_t>(v);
-  }
-
-  static std::vector<uint16_t> rounded(const std::vector<float>& values) {
-    std::vector<uint16_t> out;
-    for (const float x : values) out.push_back(f32_to_bf16(x));
-    return out;
   }
 
   // Of what lies around 1, as bytes; `values` become what these are.
@@ -108,7 +96,7 @@ struct Attention {
     g.window_left = c.window_left;
     g.sink_tokens = c.sink_tokens;
     const ops::AttentionSequences sequences = {
-        ints(qo_indptr), ints(kv_indptr), ints(kv_indices), ints(c.kv_len), {}, {}};
+        ints(qo_indptr), ints(kv_indptr), ints(kv_indices), ints(kv_len), {}, {}};
     if (lists != nullptr) return {g, sequences, *lists};
     return {g, sequences};
   }
@@ -156,28 +144,14 @@ struct Attention {
     shape.sink_tokens = c.sink_tokens;
     shape.most_rows = ops::kGpuTileRows;
     shape.shares = shares;
-    ops::BatchLayout batch;
-    batch.num_tokens = qo_indptr.back();
-    batch.num_sequences = static_cast<int64_t>(c.kv_len.size());
-    batch.qo_indptr = qo_indptr.data();
-    batch.kv_indptr = kv_indptr.data();
-    batch.kv_len = c.kv_len.data();
     ops::AttentionWork work;
     if (lists != nullptr) {
-      plan_attention(shape, batch, *lists, work);
+      plan_attention(shape, layout(), *lists, work);
     } else {
-      plan_attention(shape, batch, work);
+      plan_attention(shape, layout(), work);
     }
-    const DeviceArray<ops::TokenSpan> spans(work.spans);
-    const DeviceArray<ops::AttentionTile> tiles(work.tiles);
-    const DeviceArray<ops::AttentionItem> items(work.items);
-    const DeviceArray<ops::AttentionMerge> merges(work.merges);
-    const DeviceArray<int32_t> rows(qo_indptr), pages(kv_indptr), indices(kv_indices),
-        len(c.kv_len);
-    const auto partials = static_cast<size_t>(work.num_partials);
-    const DeviceArray<float> partial_out(partials * static_cast<size_t>(c.dims));
-    const DeviceArray<float> partial_ms(partials * 2);
-    const DeviceArray<int32_t> done(std::vector<int32_t>(work.merges.size()));
+    const DeviceWork work_there(work, c.dims);
+    const DeviceBatch there(*this);
     const DeviceArray<uint16_t> out(q.size());
     ops::AttentionProblem p;
     p.source = ops::KeySource::rows;
@@ -198,19 +172,8 @@ struct Attention {
     p.k.page_stride = c.page_size * p.k.token_stride;
     p.v = p.k;
     p.v.data = static_cast<const uint8_t*>(cache_there(true, narrow).data);
-    p.batch = batch;
-    p.batch.qo_indptr = rows.data();
-    p.batch.kv_indptr = pages.data();
-    p.batch.kv_indices = indices.data();
-    p.batch.kv_len = len.data();
-    p.work = work;
-    p.work.spans = spans.data();
-    p.work.tiles = tiles.data();
-    p.work.items = items.data();
-    p.work.merges = merges.data();
-    p.partial_out = partial_out.data();
-    p.partial_ms = partial_ms.data();
-    p.done = done.data();
+    p.batch = there.layout;
+    work_there.point(p);
     p.out = reinterpret_cast<uint8_t*>(out.data());
     p.out_stride = int64_t{c.heads} * c.group * c.dims;
     run_on_gpu(p);
@@ -231,7 +194,6 @@ struct Attention {
   }
 
   Case c;
-  std::vector<int32_t> qo_indptr = {0}, kv_indptr = {0}, kv_indices;
   std::vector<uint16_t> q, k, v;
   std::vector<uint8_t> k_bytes, v_bytes;
   DeviceArray<uint16_t> q_there, k_there, v_there;

@@ -112,6 +112,15 @@ TEST("queries of any size beside float16 keys") {
   for (const float x : batch.run().out) CHECK(std::isfinite(x));
 }
 
+TEST("logits of up to 1e8") {
+  for (const DType kv : kKvTypes) {
+    for (const double size : {1e4, 1e6, 1e8}) {
+      check_large_logits({kv, 64, 1, 5}, {.shares = 1}, size);
+      check_large_logits({kv, 64, 1, 5}, {.shares = 1000}, size);
+    }
+  }
+}
+
 TEST("a row's bits do not depend on its batch") {
   for (const DType kv : kKvTypes) {
     const Heads heads = {kv, 32, 1, 3};

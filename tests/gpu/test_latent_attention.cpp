@@ -3,14 +3,15 @@
 
 #include <algorithm>
 #include <cmath>
-#include <numeric>
 #include <random>
 
 #include "core/float16.h"
 #include "core/float8.h"
 #include "cpp/arrays.h"
 #include "cpp/check.h"
+#include "gpu/caller_batch.h"
 #include "gpu/device_arrays.h"
+#include "gpu/device_work.h"
 #include "gpu/mutations.h"
 #include "ops/attention.h"
 #include "ops/latent_tile.h"
@@ -31,21 +32,13 @@ struct Case {
   bool narrow = false;  // pages of e4m3
 };
 
-struct Latent {
-  explicit Latent(const Case& given) : c(given) {
-    std::mt19937 random(5);
-    int32_t pages = 0;
-    for (size_t s = 0; s < c.kv_len.size(); ++s) {
-      pages += (c.kv_len[s] + c.page_size - 1) / c.page_size;
-      kv_indptr.push_back(pages);
-      qo_indptr.push_back(qo_indptr.back() + c.rows[s]);
-    }
-    kv_indices.resize(static_cast<size_t>(pages));
-    std::iota(kv_indices.begin(), kv_indices.end(), 0);
-    std::shuffle(kv_indices.begin(), kv_indices.end(), random);
+struct Latent : CallerBatch {
+  explicit Latent(const Case& given) : Latent(given, std::mt19937(5)) {}
+  Latent(const Case& given, std::mt19937 random)
+      : CallerBatch(given.kv_len, given.rows, given.page_size, random), c(given) {
     const int64_t width = c.dims + c.rope;
-    q = rounded(normals(qo_indptr.back() * c.heads * width, random));
-    kv = rounded(normals(int64_t{pages} * c.page_size * width, random));
+    q = as_bf16(normals(num_rows() * c.heads * width, random));
+    kv = as_bf16(normals(int64_t{num_pages()} * c.page_size * width, random));
     if (c.narrow) {
       std::vector<uint8_t> bytes;
       for (uint16_t& x : kv) {
@@ -56,12 +49,6 @@ struct Latent {
     }
     q_there = DeviceArray<uint16_t>(q);
     kv_there = DeviceArray<uint16_t>(kv);
-  }
-
-  static std::vector<uint16_t> rounded(const std::vector<float>& values) {
-    std::vector<uint16_t> out;
-    for (const float x : values) out.push_back(f32_to_bf16(x));
-    return out;
   }
 
   ops::AttentionWork work(int32_t shares) const {
@@ -75,14 +62,8 @@ struct Latent {
     shape.sink_tokens = c.sink_tokens;
     shape.most_rows = ops::kGpuLatentRows;
     shape.shares = shares;
-    ops::BatchLayout batch;
-    batch.num_tokens = qo_indptr.back();
-    batch.num_sequences = static_cast<int64_t>(c.kv_len.size());
-    batch.qo_indptr = qo_indptr.data();
-    batch.kv_indptr = kv_indptr.data();
-    batch.kv_len = c.kv_len.data();
     ops::AttentionWork made;
-    plan_attention(shape, batch, made);
+    plan_attention(shape, layout(), made);
     return made;
   }
 
@@ -114,33 +95,15 @@ struct Latent {
   // Cut into items for so many shares.
   std::vector<float> run(int32_t shares, std::vector<float>* sums = nullptr) const {
     const ops::AttentionWork made = work(shares);
-    const DeviceArray<ops::AttentionTile> tiles(made.tiles);
-    const DeviceArray<ops::AttentionItem> items(made.items);
-    const DeviceArray<ops::AttentionMerge> merges(made.merges);
-    const DeviceArray<int32_t> rows(qo_indptr), pages(kv_indptr), indices(kv_indices),
-        len(c.kv_len);
-    const auto partials = static_cast<size_t>(made.num_partials);
-    const DeviceArray<float> partial_out(partials * static_cast<size_t>(c.dims));
-    const DeviceArray<float> partial_ms(partials * 2);
-    const DeviceArray<int32_t> done(std::vector<int32_t>(made.merges.size()));
+    const DeviceWork work_there(made, c.dims);
+    const DeviceBatch there(*this);
     const auto pairs = static_cast<size_t>(qo_indptr.back() * c.heads);
     const DeviceArray<uint16_t> out(pairs * static_cast<size_t>(c.dims));
     const DeviceArray<float> lse(pairs);
     ops::AttentionProblem p;
     point(p);
-    p.batch.num_tokens = qo_indptr.back();
-    p.batch.num_sequences = static_cast<int64_t>(c.kv_len.size());
-    p.batch.qo_indptr = rows.data();
-    p.batch.kv_indptr = pages.data();
-    p.batch.kv_indices = indices.data();
-    p.batch.kv_len = len.data();
-    p.work = made;
-    p.work.tiles = tiles.data();
-    p.work.items = items.data();
-    p.work.merges = merges.data();
-    p.partial_out = partial_out.data();
-    p.partial_ms = partial_ms.data();
-    p.done = done.data();
+    p.batch = there.layout;
+    work_there.point(p);
     p.out = reinterpret_cast<uint8_t*>(out.data());
     p.out_stride = int64_t{c.heads} * c.dims;
     p.lse = lse.data();
@@ -200,7 +163,6 @@ struct Latent {
   }
 
   Case c;
-  std::vector<int32_t> qo_indptr = {0}, kv_indptr = {0}, kv_indices;
   std::vector<uint16_t> q, kv;
   DeviceArray<uint16_t> q_there, kv_there;
   DeviceArray<uint8_t> bytes_there;

@@ -104,6 +104,17 @@ TEST("chunks that all rows see, and a window and sinks far apart") {
   }
 }
 
+TEST("logits of up to 1e8") {
+  for (const DType kv : kKvTypes) {
+    const Heads heads = {kv, 64, 1, 3};
+    for (const int32_t tile : tile_rows(heads)) {
+      for (const double size : {1e4, 1e6, 1e8}) {
+        check_large_logits(heads, {.shares = 1, .long_rows = tile}, size);
+      }
+    }
+  }
+}
+
 TEST("lists of visits") {
   std::mt19937 random(91);
   constexpr DType kTypes[] = {DType::bf16, DType::i8};

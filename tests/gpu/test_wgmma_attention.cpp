@@ -73,6 +73,15 @@ TEST("segments, and windows and sinks far apart") {
   check_all(cache, rules, {{s, 1900, 10}});
 }
 
+TEST("logits of up to 1e8") {
+  const OnHopper machine;
+  for (const DType kv : {DType::bf16, DType::f16}) {
+    for (const double size : {1e4, 1e6, 1e8}) {
+      check_large_logits({kv, 64, 1, 3}, kWhole, size);
+    }
+  }
+}
+
 TEST("lists of visits") {
   std::mt19937 random(41);
   Cache cache({DType::bf16, 64, 1, 2}, 42);

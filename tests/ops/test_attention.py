@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from effinfer import _core
-from tests.ops.attention_reference import fill, make_batch, reference
+from tests.ops.attention_reference import fill, make_batch, reference, whole
 from tests.tolerance import BF16_EPS, assert_close
 
 DTYPES = ["f32", "f16", "bf16", "i8"]
@@ -193,6 +193,30 @@ def test_empty_batches(isa):
     out = _core.paged_attention(np.zeros((0, 2, 16), np.float32), kv, start, start, none, none)
     assert out.shape == (0, 2, 16)
     _core.kv_append(kv, *[np.zeros((0, 1, 16), np.float32)] * 2, start, start, none, none)
+
+
+@pytest.mark.parametrize("dtype", ["f32", "f16", "bf16"])
+@pytest.mark.parametrize("power", [10, 27, 33, 45, 80])
+def test_logits_of_any_size(isa, dtype, power):
+    """Of integers, whose products are exact: beside the greatest ones no weight is left."""
+    rng = np.random.default_rng(power)
+    batch = make_batch(rng, [1, 300, 900], [1, 7, 70])
+    kv = _core.PagedKv(batch.num_pages, 2, 16, dtype)
+    full = whole(batch)
+    keys = rng.integers(-4, 5, (int(full.qo_indptr[-1]), 2, 16)).astype(np.float32)
+    values = rng.integers(-99, 100, keys.shape).astype(np.float32)
+    _core.kv_append(kv, keys, values, *full.lists)
+    q = rng.integers(-4, 5, (78, 6, 16)).astype(np.float32) * np.float32(2.0**power)
+    of_sequences = [np.split(x, full.qo_indptr[1:-1]) for x in (keys, values)]
+    for arithmetic in ["f32", "bf16"] if dtype == "bf16" and bf16_arithmetic() else ["f32"]:
+        scaled = np.float32(0.3)
+        exact = (to_bf16(q * scaled), 1.0) if arithmetic == "bf16" else (q, scaled)
+        out, lse = _core.paged_attention(
+            q, kv, *batch.lists, sm_scale=scaled, arithmetic=arithmetic, return_lse=True
+        )
+        expected, _ = reference(exact[0], *of_sequences, batch, exact[1])
+        assert np.isfinite(lse).all()
+        np.testing.assert_allclose(out, expected, rtol=2.0**-7, atol=1e-4)
 
 
 def test_a_nan_stays_in_its_sequence(isa):

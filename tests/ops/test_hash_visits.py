@@ -9,7 +9,7 @@ import pytest
 from effinfer import _core
 from tests.ops.attention_reference import PAGE, Batch, fill, make_batch, reference
 from tests.ops.test_attention import bf16_arithmetic, to_bf16
-from tests.ops.test_visits import SHAPES, random_words, unpack, visited
+from tests.ops.visit_lists import CHOOSING, SHAPES, random_words, row_visits, unpack, visited
 from tests.tolerance import BF16_EPS, assert_close
 
 KV_LENS = [1, 63, 200, 1030, 900, 130]
@@ -21,12 +21,6 @@ OPTIONS = [
     ("f16", {"bits": 8, "tables": 40, "seed": 3}),
     ("i8", {"bits": 1, "tables": 8, "min_tokens": 1000, "sink_tokens": 130}),
 ]
-
-
-def make_visits(batch: Batch, heads: int, kv_heads: int):
-    return _core.Visits(
-        batch.qo_indptr, batch.kv_len, heads, kv_heads, generated=True, weighted=True
-    )
 
 
 def weights_of(visits, batch: Batch, kv_heads: int) -> list[np.ndarray]:
@@ -48,7 +42,7 @@ def test_attention_adds_the_weights_of_lists(isa, dtype, heads, kv_heads, head_d
     batch = make_batch(rng, KV_LENS, QO_LENS)
     kv, keys, values = fill(rng, batch, kv_heads, head_dim, dtype)
     q = rng.standard_normal((sum(QO_LENS), heads, head_dim), np.float32)
-    visits = make_visits(batch, heads, kv_heads)
+    visits = row_visits(batch, heads, kv_heads, weighted=True)
     visits.words[:] = random_words(rng, visits.words.shape)
     assert not visits.log_weights.any()
     # What is not visited may be anything.
@@ -86,8 +80,8 @@ def test_weights_of_once_are_none(isa):
     batch = make_batch(rng, KV_LENS, QO_LENS)
     kv, _, _ = fill(rng, batch, 3, 64, "bf16")
     q = rng.standard_normal((sum(QO_LENS), 9, 64), np.float32)
-    visits = make_visits(batch, 9, 3)
-    plain = _core.Visits(batch.qo_indptr, batch.kv_len, 9, 3, generated=True)
+    visits = row_visits(batch, 9, 3, weighted=True)
+    plain = row_visits(batch, 9, 3)
     assert plain.log_weights is None
     plain.words[:] = visits.words[:] = random_words(rng, plain.words.shape)
     expected = _core.paged_attention(q, kv, *batch.lists, visits=plain)
@@ -186,7 +180,7 @@ def check_row(bits, weights, row, q, keys, mean, options) -> int:
     return int(some.sum())
 
 
-@pytest.mark.parametrize(("heads", "kv_heads", "head_dim"), [*SHAPES[:2], (5, 1, 32), (7, 1, 128)])
+@pytest.mark.parametrize(("heads", "kv_heads", "head_dim"), CHOOSING)
 @pytest.mark.parametrize(("dtype", "options"), OPTIONS)
 def test_keys_that_collide(isa, dtype, options, heads, kv_heads, head_dim):
     rng = np.random.default_rng(heads)
@@ -194,7 +188,7 @@ def test_keys_that_collide(isa, dtype, options, heads, kv_heads, head_dim):
     kv, keys, _ = fill(rng, batch, kv_heads, head_dim, dtype)
     q = rng.standard_normal((sum(QO_LENS), heads, head_dim), np.float32)
     means = rng.standard_normal((kv_heads, head_dim), np.float32)
-    visits = make_visits(batch, heads, kv_heads)
+    visits = row_visits(batch, heads, kv_heads, weighted=True)
     visits.words[:] = random_words(rng, visits.words.shape)
     visits.log_weights[:] = np.nan
     before = visits.words.copy()
@@ -224,7 +218,7 @@ def test_rows_that_visit_all_have_no_weights(isa):
     batch = make_batch(rng, [900], [1])
     kv, _, _ = fill(rng, batch, 1, 32, "f32")
     q = rng.standard_normal((1, 2, 32), np.float32)
-    visits = make_visits(batch, 2, 1)
+    visits = row_visits(batch, 2, 1, weighted=True)
     visits.log_weights[:] = np.nan
     _core.hash_visits(visits, q, kv, *batch.lists, min_tokens=901)
     out = _core.paged_attention(q, kv, *batch.lists, visits=visits)
@@ -236,13 +230,13 @@ def test_a_row_draws_alike_alone_and_behind_others(isa):
     batch = make_batch(rng, [700, 1500], [60, 63])
     kv, _, _ = fill(rng, batch, 2, 64, "bf16")
     q = rng.standard_normal((123, 6, 64), np.float32)
-    visits = make_visits(batch, 6, 2)
+    visits = row_visits(batch, 6, 2, weighted=True)
     options = {"bits": 3, "tables": 8, "sink_tokens": 64}
     _core.hash_visits(visits, q, kv, *batch.lists, **options)
     for row, words, weights in zip(visits.blocks, visits.words, visits.log_weights, strict=True):
         sequence, first, _, position = map(int, row)
         part = batch.part(sequence, position, position + 1)
-        alone = make_visits(part, 6, 2)
+        alone = row_visits(part, 6, 2, weighted=True)
         _core.hash_visits(alone, q[first : first + 1], kv, *part.lists, **options)
         size = position // PAGE + 1
         np.testing.assert_array_equal(alone.words[0, :, :size], words[:, :size])
@@ -264,7 +258,7 @@ def test_sums_have_the_expectation_of_those_over_all_keys():
     k, v = (each[0][:, 0].astype(np.float64) for each in (keys, values))
     means = k.mean(0, keepdims=True).astype(np.float32)
     terms = np.exp(q[0].astype(np.float64) @ k.T * dim**-0.5)  # [group, length]
-    visits = make_visits(batch, group, 1)
+    visits = row_visits(batch, group, 1, weighted=True)
     sums = np.empty((seeds, group, dim + 1))
     counts = np.zeros(length)
     for seed in range(seeds):
@@ -290,7 +284,7 @@ def test_numbers_that_are_none_do_no_harm(isa):
     rng = np.random.default_rng(7)
     batch = make_batch(rng, [900], [1])
     kv, _, _ = fill(rng, batch, 1, 16, "f32")
-    visits = make_visits(batch, 2, 1)
+    visits = row_visits(batch, 2, 1, weighted=True)
     for value in (np.nan, np.inf, 0.0):
         q = np.full((1, 2, 16), value, np.float32)
         _core.hash_visits(visits, q, kv, *batch.lists, bits=1, tables=8)
@@ -303,7 +297,7 @@ def test_refused():
     batch = make_batch(rng, [300], [1])
     kv, _, _ = fill(rng, batch, 1, 16, "f32")
     q = rng.standard_normal((1, 2, 16), np.float32)
-    visits = make_visits(batch, 2, 1)
+    visits = row_visits(batch, 2, 1, weighted=True)
     error = _core.InvalidArgumentError
     wrong = {
         "bits": (0, 9),
@@ -317,8 +311,8 @@ def test_refused():
         for value in values:
             with pytest.raises(error, match=rf"\[hash_visits\] {name}"):
                 _core.hash_visits(visits, q, kv, *batch.lists, **{name: value})
-    plain = _core.Visits(batch.qo_indptr, batch.kv_len, 2, 1, generated=True)
+    plain = row_visits(batch, 2, 1)
     with pytest.raises(error, match=r"\[hash_visits\] visits: expected lists with weights"):
         _core.hash_visits(plain, q, kv, *batch.lists)
     with pytest.raises(error, match=r"\[hash_visits\] visits: expected lists of this batch"):
-        _core.hash_visits(make_visits(batch, 3, 1), q, kv, *batch.lists)
+        _core.hash_visits(row_visits(batch, 3, 1, weighted=True), q, kv, *batch.lists)

@@ -7,19 +7,13 @@ import numpy as np
 import pytest
 
 from effinfer import _core
-from tests.ops.attention_reference import PAGE, Batch, fill, make_batch, reference
-from tests.ops.test_visits import SHAPES, random_words, unpack, visited
+from tests.ops.attention_reference import PAGE, fill, make_batch, reference
+from tests.ops.visit_lists import CHOOSING, SHAPES, random_words, row_visits, unpack, visited
 from tests.tolerance import assert_close
 
 KV_LENS = [1, 63, 64, 200, 1030, 2000, 900, 333]
 QO_LENS = [1, 2, 1, 1, 63, 1, 5, 65]  # the last one is a prompt's
 GENERATED = len(KV_LENS) - 1
-# Of which keys are chosen: 1 to 7 heads that share keys.
-CHOOSING = [*SHAPES[:2], (5, 1, 32), (7, 1, 128)]
-
-
-def make_visits(batch: Batch, heads: int, kv_heads: int) -> _core.Visits:
-    return _core.Visits(batch.qo_indptr, batch.kv_len, heads, kv_heads, generated=True)
 
 
 @pytest.mark.parametrize("dtype", ["f32", "f16", "bf16", "i8"])
@@ -29,7 +23,7 @@ def test_each_row_sees_what_its_list_has(isa, dtype, heads, kv_heads, head_dim):
     batch = make_batch(rng, KV_LENS, QO_LENS)
     kv, keys, values = fill(rng, batch, kv_heads, head_dim, dtype)
     q = rng.standard_normal((sum(QO_LENS), heads, head_dim), np.float32)
-    visits = make_visits(batch, heads, kv_heads)
+    visits = row_visits(batch, heads, kv_heads)
     assert len(visits.blocks) == 2 + sum(QO_LENS[:GENERATED])
     visits.words[:] = random_words(rng, visits.words.shape)
     lists = visited(visits, batch, kv_heads)
@@ -46,7 +40,7 @@ def test_of_its_list_each_row_sees_what_its_window_shows(isa, dtype, window, sin
     batch = make_batch(rng, KV_LENS, QO_LENS)
     kv, keys, values = fill(rng, batch, 3, 64, dtype)
     q = rng.standard_normal((sum(QO_LENS), 9, 64), np.float32)
-    visits = make_visits(batch, 9, 3)
+    visits = row_visits(batch, 9, 3)
     visits.words[:] = random_words(rng, visits.words.shape)
     lists = visited(visits, batch, 3)
     scale, seen = np.float32(64**-0.5), {"window_left": window, "sink_tokens": sinks}
@@ -63,7 +57,7 @@ def test_lists_of_everything_are_dense_attention(isa, window):
     batch = make_batch(rng, KV_LENS, QO_LENS)
     kv, _, _ = fill(rng, batch, 3, 64, "bf16")
     q = rng.standard_normal((sum(QO_LENS), 9, 64), np.float32)
-    visits = make_visits(batch, 9, 3)
+    visits = row_visits(batch, 9, 3)
     visits.words[:] = ~np.uint64(0)
     dense = _core.paged_attention(q, kv, *batch.lists, window_left=window)
     actual = _core.paged_attention(q, kv, *batch.lists, window_left=window, visits=visits)
@@ -240,7 +234,7 @@ def check_lists(choose, dtype, options, shape, channels=None):
     batch = make_batch(rng, KV_LENS, QO_LENS)
     kv, keys, _ = fill(rng, batch, kv_heads, head_dim, dtype)
     q = rng.standard_normal((sum(QO_LENS), heads, head_dim), np.float32)
-    visits = make_visits(batch, heads, kv_heads)
+    visits = row_visits(batch, heads, kv_heads)
     visits.words[:] = random_words(rng, visits.words.shape)
     before = visits.words.copy()
     given = {} if channels is None else {"channels": channels}
@@ -268,12 +262,12 @@ def test_a_row_chooses_alike_alone_and_behind_others(isa, unit):
     batch = make_batch(rng, [700, 1500], [60, 63])
     kv, _, _ = fill(rng, batch, 2, 64, "bf16")
     q = rng.standard_normal((123, 6, 64), np.float32)
-    visits = make_visits(batch, 6, 2)
+    visits = row_visits(batch, 6, 2)
     choose(visits, q, kv, *batch.lists, keys=128, sink_tokens=64)
     for row, words in zip(visits.blocks, visits.words, strict=True):
         sequence, first, _, position = map(int, row)
         part = batch.part(sequence, position, position + 1)
-        alone = make_visits(part, 6, 2)
+        alone = row_visits(part, 6, 2)
         choose(alone, q[first : first + 1], kv, *part.lists, keys=128, sink_tokens=64)
         size = position // PAGE + 1
         np.testing.assert_array_equal(alone.words[0, :, :size], words[:, :size])
@@ -284,7 +278,7 @@ def test_numbers_that_are_none_do_no_harm(isa):
     batch = make_batch(rng, [900], [1])
     kv, _, _ = fill(rng, batch, 1, 16, "f32")
     q = np.full((1, 2, 16), np.nan, np.float32)
-    visits = make_visits(batch, 2, 1)
+    visits = row_visits(batch, 2, 1)
     _core.page_visits(visits, q, kv, *batch.lists, keys=200)
     assert np.isnan(_core.paged_attention(q, kv, *batch.lists, visits=visits)).all()
 
@@ -294,7 +288,7 @@ def test_refused():
     batch = make_batch(rng, [300], [1])
     kv, _, _ = fill(rng, batch, 1, 16, "f32")
     q = rng.standard_normal((1, 2, 16), np.float32)
-    visits = make_visits(batch, 2, 1)
+    visits = row_visits(batch, 2, 1)
     error = _core.InvalidArgumentError
     for name, value in (
         ("keys", -1),
@@ -317,7 +311,7 @@ def test_refused():
         with pytest.raises(error, match=r"\[key_visits\] channels"):
             _core.key_visits(visits, q, kv, *batch.lists, channels=channels)
     with pytest.raises(error, match=r"\[page_visits\] visits: expected lists of this batch"):
-        _core.page_visits(make_visits(batch, 3, 1), q, kv, *batch.lists)
+        _core.page_visits(row_visits(batch, 3, 1), q, kv, *batch.lists)
     with pytest.raises(error, match=r"\[paged_attention\] parents: expected none with visits"):
         parents = np.array([-1], np.int32)
         _core.paged_attention(q, kv, *batch.lists, visits=visits, parents=parents)

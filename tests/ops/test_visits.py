@@ -10,38 +10,12 @@ import pytest
 from effinfer import _core
 from tests.ops.attention_reference import fill, make_batch, reference
 from tests.ops.test_attention import bf16_arithmetic, to_bf16
+from tests.ops.visit_lists import SHAPES, random_words, unpack, visited
 from tests.tolerance import BF16_EPS, assert_close
 
 KV_LENS = [64, 130, 700, 1, 1030, 333, 90]
 QO_LENS = [64, 65, 200, 1, 130, 63, 90]
 SPARSE_ROWS = 64
-SHAPES = [(3, 3, 16), (9, 3, 64), (4, 1, 80), (9, 1, 128), (2, 2, 256)]
-
-
-def unpack(words: np.ndarray, length: int) -> np.ndarray:
-    """Bits of the last axis: bool [..., length]."""
-    bits = np.unpackbits(words.view(np.uint8), axis=-1, bitorder="little")
-    return bits[..., :length].astype(bool)
-
-
-def visited(visits, batch, kv_heads: int) -> list[np.ndarray]:
-    """bool [kv_heads, rows, kv_len] of each sequence."""
-    masks = [
-        np.ones((kv_heads, batch.rows(s).stop - batch.rows(s).start, length), bool)
-        for s, length in enumerate(batch.kv_len)
-    ]
-    for (sequence, first, rows, _), words in zip(visits.blocks, visits.words, strict=True):
-        begin = first - batch.qo_indptr[sequence]
-        bits = unpack(words, batch.kv_len[sequence])
-        masks[sequence][:, begin : begin + rows] = bits[:, None]
-    return masks
-
-
-def random_words(rng: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
-    """Pages of every kind: none of their tokens, few, many, all."""
-    density = rng.choice([0.0, 0.02, 0.3, 0.6, 1.0], shape)
-    bits = rng.random((*shape, 64)) < density[..., None]
-    return np.packbits(bits, axis=-1, bitorder="little").view(np.uint64)[..., 0]
 
 
 @pytest.mark.parametrize("dtype", ["f32", "f16", "bf16", "i8"])

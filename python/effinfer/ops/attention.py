@@ -133,11 +133,8 @@ def paged_attention(
         As q; with return_lse a pair with float32 [T, num_qo_heads], the logarithm, to base 2 or
         ("ln") natural, of each row's sum of exponentials.
     """
-    layout = layout_of("paged_attention", qo_indptr, kv_indptr, kv_indices, kv_len)
     attended = _core.paged_attention(
-        dense(q, "[paged_attention] q"),
-        kv,
-        *layout,
+        *rows_over("paged_attention", q, kv, qo_indptr, kv_indptr, kv_indices, kv_len),
         sm_scale=sm_scale,
         window_left=window_left,
         sink_tokens=sink_tokens,
@@ -166,3 +163,10 @@ def layout_of(op: str, *indices: Any) -> tuple[Array, Array, Array, Array]:
         dense(array, f"[{op}] {name}") for array, name in zip(indices, names, strict=True)
     )
     return qo_indptr, kv_indptr, kv_indices, kv_len
+
+
+def rows_over(
+    op: str, q: AnyArray, kv: PagedKv, *indices: Any
+) -> tuple[Array, PagedKv, Array, Array, Array, Array]:
+    """Query rows and the pages that they lie over, checked alike."""
+    return dense(q, f"[{op}] q"), kv, *layout_of(op, *indices)

@@ -7,8 +7,8 @@ the natural logarithm of how often it counts. It can be written, as `words`.
 
 from effinfer import _core
 from effinfer._core import PagedKv, ThreadPool, Visits
-from effinfer.ops.attention import layout_of
-from effinfer.ops.shared.arrays import AnyArray, dense
+from effinfer.ops.attention import rows_over
+from effinfer.ops.shared.arrays import AnyArray, optional
 
 __all__ = ["hash_visits"]
 
@@ -46,13 +46,11 @@ def hash_visits(
     """
     _core.hash_visits(
         visits,
-        dense(q, "[hash_visits] q"),
-        kv,
-        *layout_of("hash_visits", qo_indptr, kv_indptr, kv_indices, kv_len),
+        *rows_over("hash_visits", q, kv, qo_indptr, kv_indptr, kv_indices, kv_len),
         bits=bits,
         tables=tables,
         seed=seed,
-        means=None if means is None else dense(means, "[hash_visits] means"),
+        means=optional(means, "[hash_visits] means"),
         sink_tokens=sink_tokens,
         local_tokens=local_tokens,
         min_tokens=min_tokens,

@@ -12,8 +12,8 @@ With `weighted=True` lists say how often keys count (effinfer.ops.drawn_visits).
 
 from effinfer import _core
 from effinfer._core import PagedKv, ThreadPool, Visits
-from effinfer.ops.attention import layout_of
-from effinfer.ops.shared.arrays import AnyArray, dense
+from effinfer.ops.attention import rows_over
+from effinfer.ops.shared.arrays import AnyArray, optional
 
 __all__ = ["Visits", "block_visits", "column_visits", "key_visits", "page_visits"]
 
@@ -51,9 +51,7 @@ def column_visits(
     """
     _core.column_visits(
         visits,
-        dense(q, "[column_visits] q"),
-        kv,
-        *layout_of("column_visits", qo_indptr, kv_indptr, kv_indices, kv_len),
+        *rows_over("column_visits", q, kv, qo_indptr, kv_indptr, kv_indices, kv_len),
         last_rows=last_rows,
         row_stride=row_stride,
         columns=columns,
@@ -106,9 +104,7 @@ def block_visits(
     """
     _core.block_visits(
         visits,
-        dense(q, "[block_visits] q"),
-        kv,
-        *layout_of("block_visits", qo_indptr, kv_indptr, kv_indices, kv_len),
+        *rows_over("block_visits", q, kv, qo_indptr, kv_indptr, kv_indices, kv_len),
         stride=stride,
         queries=queries,
         pages=pages,
@@ -164,9 +160,7 @@ def page_visits(
     """
     _core.page_visits(
         visits,
-        dense(q, "[page_visits] q"),
-        kv,
-        *layout_of("page_visits", qo_indptr, kv_indptr, kv_indices, kv_len),
+        *rows_over("page_visits", q, kv, qo_indptr, kv_indptr, kv_indices, kv_len),
         unit=unit,
         means=means,
         keys=keys,
@@ -212,10 +206,8 @@ def key_visits(
     """
     _core.key_visits(
         visits,
-        dense(q, "[key_visits] q"),
-        kv,
-        *layout_of("key_visits", qo_indptr, kv_indptr, kv_indices, kv_len),
-        channels=None if channels is None else dense(channels, "[key_visits] channels"),
+        *rows_over("key_visits", q, kv, qo_indptr, kv_indptr, kv_indices, kv_len),
+        channels=optional(channels, "[key_visits] channels"),
         keys=keys,
         share=share,
         vote=vote,
