@@ -34,13 +34,11 @@ std::vector<float> sixteenths(int64_t count, std::mt19937& random) {
   return values;
 }
 
+using Ints = std::vector<int32_t>;
+
 struct Texts {
-  Texts(const std::vector<int32_t>& lengths, const std::vector<int32_t>& rows, DType dtype,
-        int32_t query_heads = 3)
-      : kv_len(lengths),
-        group(query_heads),
-        heads(kKvHeads * group),
-        buffers(shape(heads), 3000, 8, kMost) {
+  Texts(const Ints& lengths, const Ints& rows, DType dtype, int32_t query_heads = 3)
+      : kv_len(lengths), group(query_heads), buffers(shape(heads), 3000, 8, kMost) {
     std::mt19937 random(7);
     for (size_t s = 0; s < kv_len.size(); ++s) {
       qo_indptr.push_back(qo_indptr.back() + rows[s]);
@@ -109,7 +107,8 @@ struct Texts {
   std::vector<float> k, v, q, planes;
   std::vector<IndexedHead> indexed = std::vector<IndexedHead>(kKvHeads, IndexedHead::chosen);
   std::unique_ptr<PagedKv> kv;
-  int32_t group, heads;  // of queries, by KV head and in all
+  int32_t group;  // query heads of a KV head
+  int32_t heads = kKvHeads * group;
   BatchLayout batch;
   VisitBuffers buffers;
   VisitPlan plan;
@@ -311,7 +310,7 @@ TEST("over seeds the sums are those over all keys, as exactly as their variance 
 TEST("counts of more keys than there are visit all of them") {
   constexpr int32_t kHuge = std::numeric_limits<int32_t>::max();
   Texts texts({1300}, {200}, DType::f32);
-  for (int32_t BucketIndexProblem::*count :
+  for (int32_t BucketIndexProblem::* count :
        {&BucketIndexProblem::keys, &BucketIndexProblem::samples, &BucketIndexProblem::sink_tokens,
         &BucketIndexProblem::local_tokens, &BucketIndexProblem::min_tokens}) {
     BucketIndexProblem p = texts.problem();

@@ -67,7 +67,8 @@ TEST("heads of other indices stay as they are, and dense ones visit all keys") {
   p.batch.kv_len = kv_len.data();
   p.visits = buffers.plan(p.batch);
   p.tables = {1, 8, 8};
-  const std::vector<float> planes = hash_planes(p.tables, kDim, 0), chances = hash_chances(p.tables);
+  const std::vector<float> planes = hash_planes(p.tables, kDim, 0),
+                           chances = hash_chances(p.tables);
   const std::vector<float> means(3 * kDim);
   p.planes = planes.data();
   p.chances = chances.data();
