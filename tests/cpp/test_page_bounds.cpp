@@ -22,22 +22,35 @@ using namespace effinfer;
 constexpr int64_t kPage = KvCache::kPageSize;
 constexpr int32_t kDim = 16;
 
-KvCacheConfig config(int32_t unit, bool means) {
+// window_left at least 0: of its second layer.
+KvCacheConfig config(int32_t unit, bool means, int32_t window_left) {
   KvCacheConfig config = {
       .num_layers = 2, .num_kv_heads = 2, .head_dim = kDim, .dtype = DType::f32, .num_pages = 60};
   config.rope = {{{1.0f, 0.1f}}, {{0.5f}}};
   config.index_unit = unit;
   config.index_means = means;
+  if (window_left >= 0) config.groups = {{{0}, -1}, {{1}, window_left, true}};
   return config;
 }
 
-// f(layer, page id, head, token of the page) for tokens [begin, end) of a sequence.
-template <class F>
-void for_tokens(const KvCache& cache, SequenceId id, int64_t begin, int64_t end, F&& f) {
-  for (const ops::KvLayer& layer : KvCacheAccess::layers(cache)) {
-    for (int64_t slot = begin; slot < end; ++slot) {
-      const int32_t page = cache.pages(id)[static_cast<size_t>(slot / kPage)];
-      for (int32_t head = 0; head < layer.num_kv_heads; ++head) f(layer, page, head, slot % kPage);
+// The group of a layer: each has one of its own, or all have one.
+int32_t group_of(const KvCache& cache, size_t layer) {
+  return cache.num_groups() == 1 ? 0 : static_cast<int32_t>(layer);
+}
+
+// f(layer, page id, head, token of the page) for those of a sequence's slots [begin(group),
+// end(group)) of each layer's group that were not freed.
+template <class Begin, class End, class F>
+void for_slots(const KvCache& cache, SequenceId id, Begin&& begin, End&& end, F&& f) {
+  const std::span<const ops::KvLayer> layers = KvCacheAccess::layers(cache);
+  for (size_t i = 0; i < layers.size(); ++i) {
+    const int32_t group = group_of(cache, i);
+    for (int64_t slot = begin(group); slot < end(group); ++slot) {
+      const int32_t page = cache.pages(id, group)[static_cast<size_t>(slot / kPage)];
+      if (page < 0) continue;
+      for (int32_t head = 0; head < layers[i].num_kv_heads; ++head) {
+        f(layers[i], page, head, slot % kPage);
+      }
     }
   }
 }
@@ -47,8 +60,8 @@ float& key(const ops::KvLayer& layer, int32_t page, int32_t head, int64_t token,
 }
 
 // Slots whose keys are there.
-int64_t written(const KvCache& cache, SequenceId id) {
-  return cache.slots(id) - (cache.length(id) - cache.committed(id));
+int64_t written(const KvCache& cache, SequenceId id, int32_t group) {
+  return cache.slots(id, group) - (cache.length(id) - cache.committed(id));
 }
 
 // Of the keys of a unit.
@@ -76,22 +89,24 @@ void summarise(const ops::KvLayer& layer, int32_t page, int32_t head, int64_t fi
 // Plays a kernel that wants the bounds of all full pages; returns how many it made.
 int learn(const KvCache& cache, SequenceId id) {
   int made = 0;
-  const int64_t end = written(cache, id) / kPage * kPage;
-  for_tokens(cache, id, 0, end,
-             [&](const ops::KvLayer& layer, int32_t page, int32_t head, int64_t t) {
-               int32_t& known = layer.bounds.known[page * layer.bounds.known_stride + head];
-               if (t != 0 || known != 0) return;
-               for (int64_t first = 0; first < kPage; first += layer.bounds.unit) {
-                 summarise(layer, page, head, first);
-               }
-               known = 1;
-               ++made;
-             });
+  const auto begin = [](int32_t /*group*/) { return 0; };
+  const auto end = [&](int32_t group) { return written(cache, id, group) / kPage * kPage; };
+  for_slots(cache, id, begin, end,
+            [&](const ops::KvLayer& layer, int32_t page, int32_t head, int64_t t) {
+              int32_t& known = layer.bounds.known[page * layer.bounds.known_stride + head];
+              if (t != 0 || known != 0) return;
+              for (int64_t first = 0; first < kPage; first += layer.bounds.unit) {
+                summarise(layer, page, head, first);
+              }
+              known = 1;
+              ++made;
+            });
   return made;
 }
 
 struct Player {
-  explicit Player(int32_t unit, bool means = false) : cache(config(unit, means)) {}
+  explicit Player(int32_t unit, bool means = false, int32_t window_left = -1)
+      : cache(config(unit, means, window_left)) {}
 
   std::mt19937 random{5};
   KvCache cache;
@@ -101,16 +116,17 @@ struct Player {
 
   void append(SequenceId id, int64_t count) {
     if (!cache.can_append(id, count)) return;
-    const int64_t before = cache.slots(id);
     cache.append(id, std::vector<int32_t>(static_cast<size_t>(count), 7));
     std::normal_distribution<float> normal;
     const auto scale = static_cast<float>(1 + below(9));
-    for_tokens(cache, id, before, cache.slots(id),
-               [&](const ops::KvLayer& layer, int32_t page, int32_t head, int64_t token) {
-                 for (int64_t d = 0; d < kDim; ++d) {
-                   key(layer, page, head, token, d) = scale * normal(random);
-                 }
-               });
+    const auto end = [&](int32_t group) { return cache.slots(id, group); };
+    const auto begin = [&](int32_t group) { return end(group) - count; };
+    for_slots(cache, id, begin, end,
+              [&](const ops::KvLayer& layer, int32_t page, int32_t head, int64_t token) {
+                for (int64_t d = 0; d < kDim; ++d) {
+                  key(layer, page, head, token, d) = scale * normal(random);
+                }
+              });
   }
   void commit(SequenceId id) { cache.commit(id, cache.length(id) - cache.committed(id)); }
 
@@ -141,14 +157,26 @@ struct Player {
     cache.merge(id, 0, std::vector<KvMerge>{{1, first, {first, first + 1}, {3.0f, -2.0f}}});
   }
 
+  // More than a few tokens are rarely allowed where a window's keys were freed.
+  void rollback(SequenceId id) {
+    const int64_t most = below(2) == 0 ? cache.length(id) : std::min<int64_t>(cache.length(id), 70);
+    const int64_t count = below(most + 1);
+    if (cache.is_prefix(id) && cache.can_rollback(id, count)) cache.rollback(id, count);
+  }
+
+  void reposition(SequenceId id) {
+    std::vector<int64_t> from;
+    for (int32_t g = 0; g < cache.num_groups(); ++g) from.push_back(below(cache.slots(id, g) + 1));
+    cache.reposition(id, from, 3);
+  }
+
   void play(SequenceId id) {
     switch (below(10)) {
       case 0:
         live.push_back(cache.fork(id));
         return;
       case 1:
-        if (cache.is_prefix(id)) cache.rollback(id, below(cache.length(id) + 1));
-        return;
+        return rollback(id);
       case 2:
         return keep(id);
       case 3:
@@ -156,7 +184,7 @@ struct Player {
       case 4:
         return merge(id);
       case 5:
-        return cache.reposition(id, std::vector<int64_t>{below(cache.slots(id) + 1)}, 3);
+        return reposition(id);
       case 6:
         live.push_back(cache.import_(cache.export_(id)));
         return;
@@ -189,10 +217,19 @@ TEST("bounds are rounded outwards, by less than the next bfloat16") {
   }
 }
 
-void check_forgotten(int32_t unit, bool means = false) {
-  Player player(unit, means);
+// Pages of a sequence that its window left behind, if there is one.
+int64_t freed_pages(const KvCache& cache, SequenceId id) {
+  return cache.num_groups() == 1
+             ? 0
+             : (cache.length(id) - cache.slots(id, 1)) / kPage +
+                   std::ranges::count_if(cache.pages(id, 1), [](int32_t page) { return page < 0; });
+}
+
+void check_forgotten(int32_t unit, bool means = false, int32_t window_left = -1) {
+  Player player(unit, means, window_left);
   int made = 0;
   int refused = 0;
+  int64_t freed = 0;
   for (int i = 0; i < 1300; ++i) {
     KvCache& cache = player.cache;
     if (player.live.size() < 3) {
@@ -209,7 +246,10 @@ void check_forgotten(int32_t unit, bool means = false) {
       ++refused;
     }
     cache.check_integrity();
-    for (const SequenceId each : player.live) made += learn(cache, each);
+    for (const SequenceId each : player.live) {
+      made += learn(cache, each);
+      freed += freed_pages(cache, each);
+    }
     cache.check_integrity();
     while (player.live.size() > 6) {
       cache.release(player.live.back());
@@ -218,6 +258,7 @@ void check_forgotten(int32_t unit, bool means = false) {
   }
   CHECK(made > 600);
   CHECK(refused < 1000);
+  CHECK(window_left < 0 || freed > 1000);
 }
 
 TEST("what is known of a page is forgotten when its keys change") {
@@ -225,6 +266,12 @@ TEST("what is known of a page is forgotten when its keys change") {
   check_forgotten(16, true);
   check_forgotten(32);
   check_forgotten(64);
+}
+
+TEST("and where pages behind a window become free and are others' pages then") {
+  check_forgotten(16, false, 200);
+  check_forgotten(16, true, 130);
+  check_forgotten(64, false, 63);
 }
 
 void check_found(bool means, const char* what) {
