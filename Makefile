@@ -50,14 +50,19 @@ demo: | $(BIN)/python
 	$(BIN)/effinfer generate "The three laws of robotics are" --max-tokens 64
 	@echo "demo: done"
 
+# Two processes, whose models run on one thread each where a test does not say on how many; then what
+# measures time.
+PYTEST_WITH_EMULATOR = EFFINFER_EMULATED=$(CURDIR)/$(BUILD)/emulated/libeffinfer.so \
+  EFFINFER_WATCHED_LAUNCHES=2 $(BIN)/python -m pytest
+
 test: | $(BIN)/python
 	@$(SETUP) build serve test
 	@$(SETUP) package --build-dir $(BUILD) --with-tests
 	$(BIN)/ctest --test-dir $(BUILD) --output-on-failure --parallel 2
 	$(BIN)/python tools/check_isa_symbols.py $(BUILD)
 	@$(CHECK_SASS)
-	EFFINFER_EMULATED=$(CURDIR)/$(BUILD)/emulated/libeffinfer.so EFFINFER_WATCHED_LAUNCHES=2 \
-	  $(BIN)/python -m pytest
+	EFFINFER_THREADS=1 $(PYTEST_WITH_EMULATOR) -n 2 --dist loadfile -m "not alone"
+	$(PYTEST_WITH_EMULATOR) -m alone
 	@echo "test: all passed"
 
 test-serving: | $(BIN)/python

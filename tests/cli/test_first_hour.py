@@ -91,6 +91,7 @@ def test_json_is_one_object_on_every_ending(model, tmp_path):
         assert value["error"] in " ".join(ended.stderr.split())
 
 
+@pytest.mark.alone
 def test_ctrl_c_with_json_gives_the_text_so_far():
     program = subprocess.Popen(
         [sys.executable, "-m", "effinfer", "generate", "Once", "-n", "8000", "--ignore-eos"]

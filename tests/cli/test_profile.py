@@ -13,6 +13,8 @@ import pytest
 from effinfer.testing import make_model
 from tests.reference import tiny
 
+pytestmark = pytest.mark.alone
+
 THREADS = 2
 EMULATED = os.environ.get("EFFINFER_EMULATED", "")
 CORES = sorted(os.sched_getaffinity(0))

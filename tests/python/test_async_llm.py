@@ -15,6 +15,8 @@ from effinfer.requests import engine_thread
 from effinfer.requests.async_generation import AsyncStream
 from tests.reference import tiny
 
+pytestmark = pytest.mark.alone
+
 PROMPTS = ["th", "he", "in"]
 LONG = SamplingParams(max_tokens=16000, ignore_eos=True)
 

@@ -169,6 +169,7 @@ def test_a_repository_is_fetched_once_listed_and_removed(environment, gguf, tmp_
     assert not path.exists()
 
 
+@pytest.mark.alone
 def test_a_hub_that_cannot_be_reached_shows_soon(environment):
     pytest.importorskip("huggingface_hub")
     started = time.monotonic()

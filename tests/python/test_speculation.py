@@ -53,6 +53,9 @@ class Last(Proposer):
 
     name = "last"
 
+    def __repr__(self) -> str:  # of names of tests, which are the same in all processes
+        return "Last()"
+
     def propose(self, views: list[dict[str, Any]]) -> list[Any]:
         return [Draft([int(view["tokens"][-1])] * 3) for view in views]
 

@@ -11,6 +11,8 @@ import effinfer
 from effinfer import _core
 from effinfer.hub import resolve
 
+pytestmark = pytest.mark.alone
+
 LOAD = """
 import sys, warnings
 import effinfer

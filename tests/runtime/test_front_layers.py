@@ -235,6 +235,7 @@ def test_all_layers_on_one_of_two_devices(models, count):
     same(run(engine, asks), run(make_engine(models["llama"]), asks))
 
 
+@pytest.mark.alone
 @pytest.mark.skipif(len(CORES) < 2, reason="the process may use one core")
 def test_two_sets_of_cores_share_the_layers_by_their_rates(models):
     path = models["gemma3"].path

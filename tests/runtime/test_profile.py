@@ -8,6 +8,8 @@ from effinfer._core import SamplingParams
 from effinfer.checkpoints.model_files import open_model
 from tests.reference import tiny
 
+pytestmark = pytest.mark.alone
+
 TOKENS = 8
 
 

@@ -31,6 +31,8 @@ from tests.runtime.test_draft_model import (
 )
 from tests.runtime.test_drafts import SHAPES, make_engine, ragged, run, same
 
+pytestmark = pytest.mark.alone
+
 CORES = sorted(os.sched_getaffinity(0))
 EMULATED = os.environ.get("EFFINFER_EMULATED", "")
 TARGET, DRAFT = f"cpu:{CORES[0]}", f"cpu:{CORES[-1]}"

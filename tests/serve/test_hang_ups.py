@@ -20,6 +20,8 @@ import pytest
 from tests.serve.full import FULL
 from tests.serve.process import KEY, Server, check_error, seconds_in_line
 
+pytestmark = pytest.mark.alone
+
 # Less than a page of 64 tokens with its prompt: the prefix cache keeps nothing of it.
 SHORT = {"model": "smol", "prompt": "Once", "max_tokens": 50, "ignore_eos": True}
 LONG = {"model": "smol", "prompt": "Once", "max_tokens": 1000, "ignore_eos": True}
