@@ -47,19 +47,22 @@ Methods = dict[str, tuple[Technique, ...]]  # by the labels of rows
 Recipes = dict[str, Callable[[], Technique]]
 
 
+CONTROL = Meta(
+    paper="a control",
+    arxiv="",
+    family="kv.eviction",
+    primitives=("residency", "hooks"),
+    effect="approximate",
+    exclusive=("kv.resident",),
+    python_steps=True,
+)
+
+
 @dataclass(frozen=True)
 class RandomKeys(Technique):
     """A control: of a prompt random keys stay, for each KV head its own, and the last ones."""
 
-    META: ClassVar[Meta] = Meta(
-        paper="a control",
-        arxiv="",
-        family="kv.eviction",
-        primitives=("residency", "hooks"),
-        effect="approximate",
-        exclusive=("kv.resident",),
-        python_steps=True,
-    )
+    META: ClassVar[Meta] = CONTROL
 
     budget: int = 1024
     window: int = 32
@@ -87,7 +90,7 @@ def is_wanted(label: str, rows: Collection[str]) -> bool:
 
 
 def made(recipes: Recipes, rows: Collection[str]) -> Methods:
-    """Those that are wanted; dense decoding, which has no technique, is `dense`."""
+    """Those that are wanted."""
     return {label: (make(),) for label, make in recipes.items() if is_wanted(label, rows)}
 
 

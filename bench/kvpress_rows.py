@@ -17,7 +17,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 from kept_keys import FORCED, SHARE, TOKENS, Subject, heads_of
-from key_methods import RandomKeys, is_wanted
+from key_methods import CONTROL, RandomKeys, is_wanted
 from peers import Peer, ensure
 
 from effinfer import _core
@@ -32,15 +32,6 @@ WHOLE = {"max_batch_tokens": 4096}
 HEADER = (
     "| method | here | kvpress | difference |\n"  #
     "|-|-|-|-|"
-)
-CONTROL = Meta(
-    paper="a control",
-    arxiv="",
-    family="kv.eviction",
-    primitives=("residency", "hooks"),
-    effect="approximate",
-    exclusive=("kv.resident",),
-    python_steps=True,
 )
 
 
