@@ -74,21 +74,24 @@ def a_shape_attention(dense_heads: list[int], sink_tokens: int, local_tokens: in
     return attend
 
 
+def check_attends(method: SparsePrefill, attend: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A model's rows attend as `attend` does in float64, and not to all keys."""
+    model = make_llama()
+    monkeypatch.setitem(evaluate.__globals__["OPS"], "attention", attend)
+    expected = evaluate(model.graph, model.exact, TOKENS)
+    actual = logits(sparse(model, method), precision="f32")
+    assert np.abs(actual - expected).max() < 1e-4 * np.abs(expected).max()
+    dense = logits(model, precision="f32")
+    assert np.abs(actual - dense).max() > 1e-2 * np.abs(dense).max()
+
+
 @pytest.mark.parametrize("only", [[], [1]])
 def test_an_index_decides_for_its_heads(only, monkeypatch):
-    model = make_llama()
-
     class AShape(SparsePrefill):
         def indices(self, layer: int, kv_heads: int) -> list[tuple[str, dict[str, Any]]]:
             return [("column_index", {"sink_tokens": 5, "local_tokens": 20, "only": only})]
 
-    attend = a_shape_attention([0] if only else [], 5, 20)
-    monkeypatch.setitem(evaluate.__globals__["OPS"], "attention", attend)
-    expected = evaluate(model.graph, model.exact, TOKENS)
-    actual = logits(sparse(model, AShape()), precision="f32")
-    assert np.abs(actual - expected).max() < 1e-4 * np.abs(expected).max()
-    dense = logits(model, precision="f32")
-    assert np.abs(actual - dense).max() > 1e-2 * np.abs(dense).max()
+    check_attends(AShape(), a_shape_attention([0] if only else [], 5, 20), monkeypatch)
 
 
 class ProbeQueries(SparsePrefill):
@@ -124,13 +127,7 @@ def probe_attention(q: Array, kv: tuple[Array, Array], *_: Any, **shape: Any) ->
 
 
 def test_blocks_attend_to_what_their_probe_queries_find(monkeypatch):
-    model = make_llama()
-    monkeypatch.setitem(evaluate.__globals__["OPS"], "attention", probe_attention)
-    expected = evaluate(model.graph, model.exact, TOKENS)
-    actual = logits(sparse(model, ProbeQueries()), precision="f32")
-    assert np.abs(actual - expected).max() < 1e-4 * np.abs(expected).max()
-    dense = logits(model, precision="f32")
-    assert np.abs(actual - dense).max() > 1e-2 * np.abs(dense).max()
+    check_attends(ProbeQueries(), probe_attention, monkeypatch)
 
 
 METHODS = [
