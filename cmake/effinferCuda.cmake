@@ -7,6 +7,26 @@ endif()
 if(NOT EFFINFER_CUDA STREQUAL "OFF")
   find_program(EFFINFER_NVCC nvcc)
 endif()
+
+# What calls nvcc: a tool that makes PTX small, where there is a Python to run it, behind ccache, which
+# knows nvcc too, whose files take the longest.
+function(effinfer_cuda_launcher out)
+  set(tools ${PROJECT_SOURCE_DIR}/tools)
+  set(launcher ${CMAKE_CUDA_COMPILER_LAUNCHER})
+  find_package(Python COMPONENTS Interpreter QUIET)
+  if(CMAKE_CXX_COMPILER_LAUNCHER MATCHES "ccache")
+    set(launcher ${CMAKE_CXX_COMPILER_LAUNCHER})
+    if(Python_Interpreter_FOUND)
+      list(PREPEND launcher ${CMAKE_COMMAND} -E env
+        "CCACHE_PREFIX=${Python_EXECUTABLE} ${tools}/nvcc_small_ptx.py"
+        "CCACHE_EXTRAFILES=${tools}/nvcc_small_ptx.py:${tools}/ptx_registers.py")
+    endif()
+  elseif(Python_Interpreter_FOUND)
+    list(APPEND launcher ${Python_EXECUTABLE} ${tools}/nvcc_small_ptx.py)
+  endif()
+  set(${out} ${launcher} PARENT_SCOPE)
+endfunction()
+
 set(cuda_objects "")
 set(small_kernels append_pages elementwise embedding move_tokens operand rope rows top_rows)
 set(matmul_choices matmul matmul_tiles matmul_wgmma)
@@ -19,10 +39,6 @@ elseif(NOT EFFINFER_NVCC)
   set(cuda_status "not built: no CUDA compiler found")
 else()
   set(CMAKE_CUDA_COMPILER ${EFFINFER_NVCC})
-  # ccache knows nvcc too, whose files take the longest.
-  if(NOT DEFINED CMAKE_CUDA_COMPILER_LAUNCHER AND CMAKE_CXX_COMPILER_LAUNCHER MATCHES "ccache")
-    set(CMAKE_CUDA_COMPILER_LAUNCHER ${CMAKE_CXX_COMPILER_LAUNCHER})
-  endif()
   enable_language(CUDA)
   find_package(CUDAToolkit REQUIRED)
   file(GLOB cuda_kernels CONFIGURE_DEPENDS csrc/cuda/*.cu)
@@ -40,6 +56,8 @@ else()
     CUDA_ARCHITECTURES "${EFFINFER_CUDA_ARCHITECTURES}" CUDA_STANDARD 20 CXX_STANDARD 20
     CUDA_VISIBILITY_PRESET hidden CXX_VISIBILITY_PRESET hidden POSITION_INDEPENDENT_CODE ON
     VISIBILITY_INLINES_HIDDEN ON)
+  effinfer_cuda_launcher(launcher)
+  set_target_properties(effinfer_cuda PROPERTIES CUDA_COMPILER_LAUNCHER "${launcher}")
   # Functions that are constexpr are the host's and the device's. A spill is a bug.
   target_compile_options(effinfer_cuda PRIVATE "$<$<COMPILE_LANGUAGE:CUDA>:--expt-relaxed-constexpr;\
 -Xptxas=--warn-on-spills;--compress-mode=size>")

@@ -54,6 +54,7 @@ def once(name: str, key: str, action: list[str]) -> None:
 def source_digest(options: list[str]) -> str:
     digest = hashlib.sha256(" ".join(options).encode())
     files = [ROOT / "CMakeLists.txt", ROOT / "pyproject.toml"]
+    files += [ROOT / "tools" / name for name in ("nvcc_small_ptx.py", "ptx_registers.py")]
     for tree in TREES:
         files += [path for path in sorted((ROOT / tree).rglob("*")) if path.is_file()]
     for path in files:
