@@ -87,7 +87,9 @@ def rename(texts: list[str]) -> list[str]:
     statements = [read_statement(text, declared, numbers) for text in texts]
     blocks = divide(statements)
     find_live(statements, blocks)
-    names, used = choose_names(statements, list(numbers), live_ranges(statements, blocks, len(numbers)))
+    names, used = choose_names(
+        statements, list(numbers), live_ranges(statements, blocks, len(numbers))
+    )
 
     def new_name(match: re.Match[str]) -> str:
         number = numbers.get((match[1], match[2]))
@@ -103,9 +105,7 @@ def rename(texts: list[str]) -> list[str]:
     return [render(text) for text in texts]
 
 
-def read_statement(
-    text: str, declared: dict[str, str], numbers: dict[Register, int]
-) -> Statement:
+def read_statement(text: str, declared: dict[str, str], numbers: dict[Register, int]) -> Statement:
     """What `text` reads and writes; `numbers` learns of registers that are new."""
     statement = Statement(text)
     if text.startswith(".") or LABEL.match(text):

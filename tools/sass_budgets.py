@@ -59,17 +59,14 @@ BUDGETS = (
     # Arguments: format, tokens. What the entry has is for all its warps alike.
     Budget("WgmmaMatmul<PackedFormat{*}, 64>", 168, 1, 67584, WGMMA, "sm_90a"),
     Budget("WgmmaMatmul<PackedFormat{*}, 128>", 168, 1, 133120, WGMMA, "sm_90a"),
-    Budget("StreamPair<1>", 200, 1, 32768, ("LDGSTS.128", "HMMA")),
-    Budget("StreamPair<4>", 255, 1, 65536, ("LDGSTS.128", "HMMA")),
+    Budget("StreamPair<2>", 208, 1, 49152, ("LDGSTS.128", "HMMA")),
     # Arguments: format, tiles of 8 tokens, superblocks of weights on their way.
     Budget("TileMatmul<PackedFormat{[0123], *}, 16, 1>", 255, 1, 65664, STREAM, NOT_HOPPER),
     Budget("TileMatmul<PackedFormat{5, *}, 16, 1>", 255, 1, 65664, STREAM_F16, NOT_HOPPER),
     Budget("TileMatmul<PackedFormat{[0123], *}, 8, 2>", 255, 1, 32896, STREAM, NOT_HOPPER),
     Budget("TileMatmul<PackedFormat{[45], *}, 8, 2>", 255, 1, 32896, STREAM_F16, NOT_HOPPER),
     # Arguments: format, tiles of 8 tokens.
-    Budget("TileRows<*, 1>", 128, 2, 40960, ("LDGSTS.128", "HMMA"), NOT_HOPPER),
     Budget("TileRows<*, 2>", 128, 2, 49152, ("LDGSTS.128", "HMMA"), NOT_HOPPER),
-    Budget("TileRows<*, 4>", 184, 1, 65536, ("LDGSTS.128", "HMMA"), NOT_HOPPER),
     Budget("TileRows<*, 8>", 208, 1, 98304, ("LDGSTS.128", "HMMA"), NOT_HOPPER),
     # Arguments: format (7: t2, 8: t1_6), tiles of 8 tokens.
     Budget("TernaryMatmul<[78], 1>", 120, 2, 43008, ("LDG.E.128", "IMMA")),
@@ -121,9 +118,9 @@ BUDGETS = (
     Budget("RetainSlots", 48, 10),
     Budget("RotateKeys", 48, 20),
     Budget("TopRows", 32, 2, 512),
-    # Arguments: dtype of rows, whether they are logits. More registers would be no help: a block
+    # More registers would be no help: a block
     # has 32 KB of loads under way with these.
-    Budget("SampleRows<*>", 128, 1, 35072, ("LDG.E.128", "DADD")),
+    Budget("SampleRows", 128, 1, 35072, ("LDG.E.128", "DADD")),
     Budget("RowTop", 128, 1, 35072, ("LDG.E.128",)),
     Budget("ChainSpeculation", 96, 1, 1792, ("LDG.E.128", "DADD")),
     Budget("TokenBitmask", 32, 8),

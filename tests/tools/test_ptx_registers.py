@@ -172,7 +172,7 @@ def test_a_statement_without_an_end_is_refused(reuse_registers):
 @pytest.mark.skipif(not shutil.which("nvcc"), reason="no nvcc")
 def test_an_object_has_the_same_machine_code_and_less_ptx(tmp_path):
     """A kernel by nvcc, with and without: PTX that ptxas takes, dependencies that are nvcc's."""
-    kernel = "#include \"sum.h\"\n__global__ void total(int* x, int n) { *x = sum(x, n); }\n"
+    kernel = '#include "sum.h"\n__global__ void total(int* x, int n) { *x = sum(x, n); }\n'
     (tmp_path / "sum.h").write_text(
         "__device__ inline int sum(const int* x, int n) {\n"
         "  int s = 0;\n#pragma unroll 16\n  for (int i = 0; i < n; ++i) s += x[i] * x[s & 7];\n"
