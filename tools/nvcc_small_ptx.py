@@ -1,7 +1,8 @@
 """nvcc_small_ptx.py NVCC ARGUMENTS...: runs nvcc, whose objects get smaller PTX (ptx_registers.py).
 
 nvcc has no hook between its steps, but names them (--dryrun). Here they run one by one, in a folder
-of their own, and PTX is rewritten before fatbinary packs it. Machine code is made of what nvcc wrote.
+of their own, and PTX is rewritten before fatbinary packs it. Machine code is made of what nvcc
+wrote.
 """
 
 import os

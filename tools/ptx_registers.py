@@ -1,8 +1,8 @@
 """Gives registers of PTX few names, again and again.
 
-nvcc writes PTX in which nearly every value has a register of its own: `%r1` to `%r4437` in a kernel.
-Numbers that come once are most of what a compressor must keep of it. Here a value gets the lowest
-number that no live value of its type has, as in a register allocator without limits; what is
+nvcc writes PTX in which nearly every value has a register of its own: `%r1` to `%r4437` in a
+kernel. Numbers that come once are most of what a compressor must keep of it. Here a value gets the
+lowest number that no live value of its type has, as in a register allocator without limits; what is
 unrolled then repeats itself, and PTX compresses to a third of its size. ptxas makes its own single
 assignments first, so that machine code stays what it was but for the order of some instructions.
 """
@@ -21,9 +21,14 @@ SPACES = re.compile(r"\s+")
 # They write their first operand and do not read it. Of any other instruction that operand counts as
 # read, too, which keeps a name for longer than need be, and is never wrong.
 WRITERS = frozenset(
-    "abs add and bfe bfi cnot copysign cos cvt cvta div ex2 fma ld ldmatrix lg2 lop3 mad max min mma "
-    "mov mul neg not or popc prmt rcp rem rsqrt selp set setp shf shfl shl shr sin sqrt sub tanh vote "
-    "xor".split()
+    re.findall(
+        r"\w+",
+        """
+        abs add and bfe bfi cnot copysign cos cvt cvta div ex2 fma ld ldmatrix lg2 lop3 mad max min
+        mma mov mul neg not or popc prmt rcp rem rsqrt selp set setp shf shfl shl shr sin sqrt sub
+        tanh vote xor
+        """,
+    )
 )
 # Their registers are read and written after the instruction, until a wait: no name is free then.
 ASYNCHRONOUS = ("wgmma", "tcgen05")
@@ -196,8 +201,8 @@ def live_ranges(
     statements: list[Statement], blocks: list[Block], count: int
 ) -> list[tuple[int, int]]:
     """Of each register the statements from the first to the last one where it may be live. A block
-    that goes elsewhere ends in a branch, which writes nothing that could take the name of a register
-    that is live there."""
+    that goes elsewhere ends in a branch, which writes nothing that could take the name of what is
+    live there."""
     first = [len(statements)] * count
     last = [0] * count
     for at, statement in enumerate(statements):

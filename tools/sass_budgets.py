@@ -118,8 +118,7 @@ BUDGETS = (
     Budget("RetainSlots", 48, 10),
     Budget("RotateKeys", 48, 20),
     Budget("TopRows", 32, 2, 512),
-    # More registers would be no help: a block
-    # has 32 KB of loads under way with these.
+    # More registers would be no help: a block has 32 KB of loads under way with these.
     Budget("SampleRows", 128, 1, 35072, ("LDG.E.128", "DADD")),
     Budget("RowTop", 128, 1, 35072, ("LDG.E.128",)),
     Budget("ChainSpeculation", 96, 1, 1792, ("LDG.E.128", "DADD")),

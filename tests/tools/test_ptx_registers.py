@@ -21,8 +21,8 @@ def reuse_registers(monkeypatch):
 
 
 def random_program(rng: random.Random) -> str:
-    """A function of blocks that jump forth and back: registers that all blocks may read, others that
-    live in one block, predicates, guards, vectors and stores."""
+    """A function of blocks that jump forth and back: registers that all blocks may read, others
+    that live in one block, predicates, guards, vectors and stores."""
     shared = [f"%r{i}" for i in range(1, rng.randint(3, 7))]
     local = (f"%r{i}" for i in range(100, 10_000))
     predicate = (f"%p{i}" for i in range(1, 1000))
@@ -179,7 +179,8 @@ def test_an_object_has_the_same_machine_code_and_less_ptx(tmp_path):
         "  return s;\n}\n"
     )
     (tmp_path / "total.cu").write_text(kernel)
-    flags = "-c -gencode arch=compute_80,code=[sm_80,compute_80] -MD -MT total.o -MF".split()
+    images = "arch=compute_80,code=[sm_80,compute_80]"
+    flags = ["-c", "-gencode", images, "-MD", "-MT", "total.o", "-MF"]
     tool = [sys.executable, str(ROOT / "tools" / "nvcc_small_ptx.py")]
     for name, launcher in (("plain", []), ("small", tool)):
         command = [*launcher, "nvcc", *flags, f"{name}.d", "total.cu", "-o", f"{name}.o"]

@@ -30,8 +30,8 @@ EFFINFER_DEVICE float apply(ops::UnaryOp op, float x, float parameter) {
   return x;
 }
 
-// Each of `x`, by one copy of the code of all functions, which is some hundred instructions. Registers
-// have no index: the numbers come to the first one in turn.
+// Each of `x`, by one copy of the code of all functions, which is some hundred instructions.
+// Registers have no index: the numbers come to the first one in turn.
 template <int kCount>
 EFFINFER_DEVICE void apply_each(ops::UnaryOp op, float (&x)[kCount], float parameter) {
   EFFINFER_NO_UNROLL

@@ -48,7 +48,8 @@ class AttentionResult {
       if (dim_of(unit) < dims_) {
         AttentionOutput::store_partial_values(p_, index, dim_of(unit), of_row);
       }
-      if (tells_row(unit)) AttentionOutput::store_partial_state(p_, index, r == 0 ? rows[0] : rows[1]);
+      if (tells_row(unit))
+        AttentionOutput::store_partial_state(p_, index, r == 0 ? rows[0] : rows[1]);
     }
   }
 
@@ -139,7 +140,8 @@ class AttentionResult {
                                      LaneValues& values) const {
     EFFINFER_NO_UNROLL
     for (int r = 0; r < 2; ++r) {
-      if (has(unit, r)) fold_row_partials(unit, index, count, row_of(unit, r), shared, rows[0], values);
+      if (has(unit, r))
+        fold_row_partials(unit, index, count, row_of(unit, r), shared, rows[0], values);
       swap_rows(rows, values);  // twice
     }
   }

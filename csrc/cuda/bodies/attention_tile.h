@@ -110,7 +110,9 @@ class AttentionTileRun {
         unit_.sync();
       }
       const bool of_keys = block < kBlocks;
-      const int parts = block == kToSendFor ? Ring::kAhead : of_keys ? ring_.columns() : kChunkBlocks;
+      const int parts = block == kToSendFor ? Ring::kAhead
+                        : of_keys           ? ring_.columns()
+                                            : kChunkBlocks;
       EFFINFER_NO_UNROLL
       for (int part = 0; part < parts; ++part) {
         const auto& slot = ring_.take(now, next, block != kToSendFor);

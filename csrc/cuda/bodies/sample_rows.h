@@ -51,8 +51,7 @@ struct SampleRows {
     if (status != ops::RowStatus::ok) return refuse(unit, p, row);
     // As RowDistribution::to_weights(): a denormal temperature has no finite inverse.
     passes.set_weights(extent.highest, fminf(1.0f / p.temperature[row], 3.40282347e38f));
-    RowFilters<Values, Unit> filters(block, passes, shared.filters, extent,
-                                              limits_of(p, row));
+    RowFilters<Values, Unit> filters(block, passes, shared.filters, extent, limits_of(p, row));
     filters.keep_values();
     if (p.result == ops::RowResult::logits) {
       return write_logits(passes, params, row, filters.values());
