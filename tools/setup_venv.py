@@ -66,7 +66,7 @@ def source_digest(options: list[str]) -> str:
 
 
 def install_package(build_dir: str, with_tests: bool) -> None:
-    defines = {"EFFINFER_TESTS": "ON" if with_tests else "OFF"}
+    defines = {"EFFINFER_TESTS": "ON" if with_tests else "OFF", "EFFINFER_UNITY": "ON"}
     if os.environ.get("CI"):
         defines["EFFINFER_WERROR"] = "ON"
     if shutil.which("ccache"):

@@ -20,6 +20,7 @@ template <class T>
 struct GatedKernel {
   static constexpr const char* kName = "gated";
   static constexpr int kThreads = 128;
+  static constexpr int kMinBlocks = 16;
   static constexpr int kNumbers = kChunk<T>;
   using Params = GatedParams;
   struct Shared {};
