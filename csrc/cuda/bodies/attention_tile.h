@@ -164,6 +164,10 @@ class AttentionTileRun {
           }
         }
         if (shaped) shape_scores(unit_, scores[b], row, r, start, p_.logits_soft_cap);
+        const float* weights = shared_.units.weights;
+        if (weights != nullptr && visited != 0) {
+          add_log_weights(unit_, scores[b], r, weights + start);
+        }
         hide_unseen(scores[b], r, seen);
       }
     }

@@ -218,6 +218,10 @@ class PrefillTileRun {
         const TileRow row = own_rows()[unit_.lane / 4 + 8 * r];
         if (shaped) shape_scores(unit_, scores[b], row, r, start, p_.logits_soft_cap);
         const uint32_t visited = word >> unit_.lane % 4 * 8 & 0xff;
+        const float* weights = shared_.units.weights;
+        if (weights != nullptr && visited != 0) {
+          add_log_weights(unit_, scores[b], r, weights + start);
+        }
         hide_unseen(scores[b], r, visited & seen_places(shared_.visible, row.position, start));
       }
     }
