@@ -23,4 +23,20 @@ auto with_index_keys(DType dtype, Visit&& visit) {
   return visit.template operator()<DType::i8>();
 }
 
+// The same of keys that kernels widen to float32, of all types of pages.
+inline const char* rejects_page_keys(const ops::KvLayer& kv, int most_dims) {
+  const DType dtype = kv.dtype;
+  if (dtype != DType::f32 && dtype != DType::f16 && dtype != DType::bf16 && dtype != DType::i8) {
+    return "kv_dtype is not f32, f16, bf16 or i8";
+  }
+  if (kv.head_dim <= 0 || kv.head_dim % 16 != 0) return "head_dim is not a multiple of 16";
+  if (kv.head_dim > most_dims) return "head_dim is above 256";
+  return nullptr;
+}
+template <class Visit>
+auto with_page_keys(DType dtype, Visit&& visit) {
+  if (dtype == DType::f32) return visit.template operator()<DType::f32>();
+  return with_index_keys(dtype, visit);
+}
+
 }  // namespace effinfer::cuda

@@ -1,0 +1,108 @@
+// Scores of the single keys that a generated row chooses from (ops/page_index.h), of each query
+// head of a KV head: a key a thread, four heads at a time. Of channels that do not count queries
+// are zeros, and lines of keys that have no other ones are not read.
+#pragma once
+
+#include <cstdint>
+
+#include "cuda/bodies/key_products.h"
+#include "cuda/bodies/page_scores.h"
+#include "cuda/unit.h"
+#include "ops/page_index.h"
+
+namespace effinfer::cuda {
+
+template <DType kType>
+struct UnitKeysKernel {
+  static constexpr const char* kName = "unit_keys";
+  static constexpr int kThreads = 128;
+  static constexpr int kUnits = 512;  // of a block
+  static constexpr int kHeads = 4;    // at a time
+  using Params = PageIndexParams;
+  using Line = KeyLine<kType>;
+  struct Shared {
+    alignas(16) float queries[kMostIndexQueries / kHeads + kMostIndexDims][kHeads];
+    int32_t counts[kMostIndexDims];  // of a line: whether some of its channels do
+  };
+
+  template <class Unit>
+  EFFINFER_DEVICE static void run(Unit& unit, const Params& params, Shared& shared) {
+    const ops::PageIndexProblem& p = params.problem;
+    const int32_t kv_head = params.kv_head(unit.block);
+    const int64_t index = params.row(unit.block);
+    const ops::VisitBlock row = p.visits.blocks[p.visits.num_blocks + index];
+    if (!chooses_units(p, row, kv_head)) return;
+    const ops::PageCandidates pages = ops::candidates_of(p, row);
+    const int count = static_cast<int>(pages.count() * ops::kPageSize);
+    const int first = unit.block % params.parts * kUnits;
+    if (first >= count) return;
+    set_queries(unit, p, row, kv_head, shared);
+    const int32_t* ids = p.batch.kv_indices + p.batch.kv_indptr[row.sequence] + pages.first;
+    const int end = first + kUnits < count ? first + kUnits : count;
+    for (int i = first + unit.thread; i < end; i += kThreads) {
+      const int64_t page = unit.load(ids + i / int{ops::kPageSize});
+      const int token = i % int{ops::kPageSize};
+      const int64_t head = page * p.kv.num_kv_heads + kv_head;
+      score(unit, params, shared, head, token, params.scores(index, kv_head) + i);
+    }
+  }
+
+ private:
+  template <class Unit>
+  EFFINFER_DEVICE static void set_queries(Unit& unit, const ops::PageIndexProblem& p,
+                                          const ops::VisitBlock& row, int32_t kv_head,
+                                          Shared& shared) {
+    const int dims = p.kv.head_dim;
+    const bool all = p.num_channels == 0;
+    const int rows = (p.group() + kHeads - 1) / kHeads * dims;
+    for (int i = unit.thread; i < rows * kHeads; i += kThreads) {
+      shared.queries[i / kHeads][i % kHeads] = 0.0f;
+    }
+    for (int i = unit.thread; i < dims / Line::P; i += kThreads) shared.counts[i] = all ? 1 : 0;
+    unit.sync();
+    const auto set = [&](int head, int dim, float x) {
+      shared.queries[head / kHeads * dims + dim][head % kHeads] = unit.mul(x, p.sm_scale);
+    };
+    if (all) {
+      set_row_queries(unit, p, row, kv_head, kThreads, set);
+    } else {
+      const float* q = p.q + row.first_row * p.q_stride + int64_t{kv_head} * p.group() * dims;
+      const int32_t* channels = p.channels + int64_t{kv_head} * p.num_channels;
+      for (int i = unit.thread; i < p.num_channels; i += kThreads) {
+        const int channel = unit.load(channels + i);
+        for (int head = 0; head < p.group(); ++head) {
+          set(head, channel, unit.load(q + head * dims + channel));
+        }
+        // By the first of a line's channels alone.
+        const int before = i > 0 ? unit.load(channels + i - 1) / Line::P : -1;
+        if (before != channel / Line::P) shared.counts[channel / Line::P] = 1;
+      }
+    }
+    unit.sync();
+  }
+
+  template <class Unit>
+  EFFINFER_DEVICE static void score(Unit& unit, const Params& params, const Shared& shared,
+                                    int64_t head_page, int token, float* to) {
+    const ops::PageIndexProblem& p = params.problem;
+    const int dims = p.kv.head_dim;
+    const uint32_t* from = Line::first(p.kv.k + head_page * params.head_bytes, dims, token);
+    float scale = 1.0f;
+    if constexpr (kType == DType::i8) {
+      scale = unit.load(p.kv.k_scale + head_page * ops::kPageSize + token);
+    }
+    for (int head = 0; head < p.group(); head += kHeads) {
+      float x[kHeads] = {};
+      const float (*queries)[kHeads] = shared.queries + head / kHeads * dims;
+      for (int line = 0; line < dims / Line::P; ++line) {
+        if (shared.counts[line] != 0) Line::template add<kHeads>(unit, from, line, queries, x);
+      }
+      EFFINFER_UNROLL
+      for (int i = 0; i < kHeads; ++i) {
+        if (head + i < p.group()) to[(head + i) * params.score_stride()] = unit.mul(x[i], scale);
+      }
+    }
+  }
+};
+
+}  // namespace effinfer::cuda
