@@ -46,6 +46,8 @@ void register_top_windows();
 void register_prefill_index();
 void register_column_index();
 void register_page_index();
+void register_strided_index();
+void register_hash_index();
 
 // All of them.
 void register_cuda();

@@ -114,6 +114,8 @@ TEST("sparse prefill visits what it does on the CPU") {
   const std::vector<float> dense = run(kGpu, {});
   for (const IndexText& index :
        {IndexText{"block_index", "stride = 8, pages = 2, sink_tokens = 4"},
+        IndexText{"block_index", "queries = \"probe\", keys = 64"},
+        IndexText{"strided_index", "stride = 3"},
         IndexText{"block_index", "mass = 0.6, local_tokens = 40"},
         IndexText{"column_index", "columns = 40, slashes = 2, sink_tokens = 4"},
         IndexText{"column_index", "column_mass = 0.2, slash_mass = 0.01, row_stride = 3"}}) {
@@ -149,9 +151,18 @@ TEST("generated tokens visit the pages that they do on the CPU") {
     return generated(engine, prompt, 6);  // over the end of a page
   };
   const std::vector<SampledToken> dense = run(kGpu, {});
-  for (const char* attributes : {"keys = 64", "share = 0.3, sink_tokens = 64, min_tokens = 321"}) {
-    const std::vector<SampledToken> expected = run({}, {"page_index", attributes});
-    const std::vector<SampledToken> got = run(kGpu, {"page_index", attributes});
+  for (const IndexText& index :
+       {IndexText{"page_index", "keys = 64"},
+        IndexText{"page_index", "share = 0.3, sink_tokens = 64, min_tokens = 321"},
+        IndexText{"page_index", "unit = 16, keys = 64, vote = \"sum\""},
+        IndexText{"page_index", "score = \"means\", keys = 64"},
+        IndexText{"page_index", "score = \"means\", unit = 16, keys = 64"},
+        IndexText{"key_index", "keys = 40"},
+        IndexText{"key_index", "channels = [1, 4, 5, 12, 0, 2, 3, 13], keys = 40"},
+        IndexText{"strided_index", "stride = 3"},
+        IndexText{"hash_index", "bits = 4, tables = 16, seed = 3"}}) {
+    const std::vector<SampledToken> expected = run({}, index);
+    const std::vector<SampledToken> got = run(kGpu, index);
     CHECK_EQ(got.size(), size_t{6});
     double most = 0.0;
     for (size_t i = 0; i < got.size(); ++i) {
@@ -363,6 +374,9 @@ TEST("every operator of graphs runs on a GPU") {
   run("q4_0", {"block_index", "pages = 2"}, {});
   run("q4_0", {"column_index", "columns = 70"}, {});
   run("q4_0", {"page_index", "keys = 128"}, {});
+  run("q4_0", {"key_index", "keys = 128"}, {});
+  run("q4_0", {"strided_index", "stride = 2"}, {});
+  run("q4_0", {"hash_index", "tables = 8"}, {});
   for (const graph::OpSpec& op : graph::all_ops()) {
     if (!seen.contains(std::string(op.name))) check::fail(__FILE__, __LINE__, std::string(op.name));
   }
@@ -373,13 +387,6 @@ TEST("an index of keys chosen or drawn singly, within pages or in strides is ref
     const std::shared_ptr<const Model> model = model_of("q4_0", {index, attributes});
     CHECK_THROWS(Unsupported, index, Engine(model, options_on(kGpu, Precision::fast)));
   };
-  refused("block_index", "queries = \"probe\", pages = 2");
-  refused("block_index", "keys = 64");
-  refused("page_index", "unit = 16, keys = 128");
-  refused("page_index", "window_left = 150, keys = 64");
-  refused("key_index", "keys = 128");
-  refused("hash_index", "tables = 8");
-  refused("strided_index", "stride = 2");
   refused("bucket_index", "samples = 64");
 }
 
