@@ -12,11 +12,7 @@ using ops::HashIndexProblem;
 
 const char* rejects(const HashIndexProblem& p) {
   using Kernel = HashIndexKernel<DType::bf16>;
-  if (const char* reason = rejects_page_keys(p.kv, kMostHashDims)) return reason;
-  if (p.tables.group > Kernel::kMostHeads ||
-      p.tables.group * p.kv.head_dim > Kernel::kMostQueries) {
-    return "heads that share keys are above 128, or these x head_dim above 8192";
-  }
+  if (const char* reason = rejects_page_keys(p.kv, p.tables.group)) return reason;
   if (p.tables.planes() > Kernel::kMostPlanes) {
     return "heads that share keys x tables x bits are above 16384";
   }

@@ -14,11 +14,7 @@ namespace {
 using ops::PageIndexProblem;
 
 const char* rejects(const PageIndexProblem& p) {
-  if (const char* reason = rejects_page_keys(p.kv, kMostIndexDims)) return reason;
-  if (p.group() > PageIndexKernel::kMostHeads || p.group() * p.kv.head_dim > kMostIndexQueries) {
-    return "heads that share keys are above 128, or these x head_dim above 8192";
-  }
-  return nullptr;
+  return rejects_page_keys(p.kv, p.group());
 }
 
 size_t shared_bytes(const PageIndexProblem& p) {

@@ -24,6 +24,8 @@ void register_cuda() {
   register_page_index();
   register_strided_index();
   register_hash_index();
+  register_bucket_index();
+  register_history_index();
 }
 
 }  // namespace effinfer::cuda

@@ -48,6 +48,8 @@ void register_column_index();
 void register_page_index();
 void register_strided_index();
 void register_hash_index();
+void register_bucket_index();
+void register_history_index();
 
 // All of them.
 void register_cuda();

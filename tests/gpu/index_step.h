@@ -108,6 +108,8 @@ class IndexStep {
     all.insert(all.end(), more.begin(), more.end());
     const DeviceArray<ops::VisitBlock> blocks(all);
     const DeviceArray<uint64_t> words(std::vector<uint64_t>(num_words(), kUntouched));
+    const DeviceArray<int32_t> first_block(std::vector<int32_t>(
+        plan_.first_block, plan_.first_block + layout_.num_sequences));
     set(in);
     if constexpr (kReadsKeys<In>) in.q = q.data();
     in.batch = layout_;
@@ -118,6 +120,7 @@ class IndexStep {
     if (layout_.ancestors != nullptr) in.batch.ancestors = paths.data();
     in.visits = plan_;
     in.visits.blocks = blocks.data();
+    in.visits.first_block = first_block.data();
     in.visits.words = words.data();
     in.heads = indexed.data();
     const int64_t stride = ops::row_score_stride(plan_.list_words, ops::kPageSize);

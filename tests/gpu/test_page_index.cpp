@@ -392,8 +392,18 @@ TEST("every barrier is needed") {
     return rows.on_gpu(keys);
   };
   expected_keys = run_keys();
+  const DeviceArray<int32_t> some(std::vector<int32_t>{1, 2, 9, 30});
+  PageIndexProblem channels = pages;
+  channels.unit = 1;
+  channels.channels = some.data();
+  channels.num_channels = 4;
+  const std::vector<uint64_t> expected_channels = rows.on_gpu(channels);
   expect_every_barrier_matters(
-      [&] { return rows.on_gpu(pages) == expected && run_keys() == expected_keys; }, 3);
+      [&] {
+        return rows.on_gpu(pages) == expected && run_keys() == expected_keys &&
+               rows.on_gpu(channels) == expected_channels;
+      },
+      3);
 }
 
 TEST("what the kernel cannot do is refused") {

@@ -164,10 +164,7 @@ class AttentionTileRun {
           }
         }
         if (shaped) shape_scores(unit_, scores[b], row, r, start, p_.logits_soft_cap);
-        const float* weights = shared_.units.weights;
-        if (weights != nullptr && visited != 0) {
-          add_log_weights(unit_, scores[b], r, weights + start);
-        }
+        if (visited != 0) add_log_weights(unit_, scores[b], r, shared_.units.weights, start);
         hide_unseen(scores[b], r, seen);
       }
     }
@@ -242,7 +239,7 @@ struct AttentionKernel {
   // of copies under way, where 25 KB an SM keep its memory busy.
   static constexpr int kMinBlocks = kWarps == 2   ? 4
                                     : kWarps == 4 ? (kType == DType::i8 ? 3 : 2)
-                                                  : 1;
+                                                  : (kType == DType::i8 ? 2 : 1);
   static constexpr bool kWaitsItself = true;
   using Params = AttentionParams;
   using Shared = AttentionShared<kType, kWarps>;

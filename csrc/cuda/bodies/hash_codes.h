@@ -6,12 +6,13 @@
 #include <cstdint>
 
 #include "cuda/bodies/key_products.h"
+#include "cuda/bodies/tiled_queries.h"
 #include "cuda/unit.h"
 #include "ops/kv_layout.h"
 
 namespace effinfer::cuda {
 
-inline constexpr int kMostHashDims = 256;
+inline constexpr int kMostHashDims = TiledQueries::kMostDims;
 
 template <int kWarps>
 struct HashedPage {
@@ -33,10 +34,7 @@ struct HashedPage {
       const uint32_t* from = Line::first(kv.k + place * head_bytes, kv.head_dim, token);
       float k[Line::P];
       Line::widen(unit, unit.load(from + line * 16), k);
-      float scale = 1.0f;
-      if constexpr (kType == DType::i8) {
-        scale = unit.load(kv.k_scale + place * ops::kPageSize + token);
-      }
+      const float scale = Line::scale(unit, kv, place, token);
       EFFINFER_UNROLL
       for (int e = 0; e < Line::P; ++e) {
         const int dim = line * Line::P + e;

@@ -11,6 +11,7 @@
 #include "cuda/bodies/hash_codes.h"
 #include "cuda/bodies/index_keys.h"
 #include "cuda/bodies/key_products.h"
+#include "cuda/bodies/tiled_queries.h"
 #include "cuda/unit.h"
 #include "ops/hash_index.h"
 
@@ -88,16 +89,15 @@ template <DType kType>
 struct HashIndexKernel {
   static constexpr const char* kName = "hash_index";
   static constexpr int kThreads = 256;
+  static constexpr int kMinBlocks = 3;
   static constexpr int kPages = 64;          // of a block
   static constexpr int kMostPlanes = 16384;  // of a KV head's tables
-  static constexpr int kMostQueries = 8192;  // heads that share keys x dims
-  static constexpr int kMostHeads = 128;
-  static constexpr int kHeads = 4;  // that are measured at a time
+  static constexpr int kHeads = TiledQueries::kHeads;  // that are measured at a time
   using Params = HashIndexParams;
   using Line = KeyLine<kType>;
   struct Shared {
-    alignas(16) float queries[kMostQueries / kHeads + kMostHashDims][kHeads];
-    float sizes[kMostHeads];     // of queries
+    TiledQueries queries;
+    float sizes[TiledQueries::kMostHeads];     // of queries
     uint8_t sides[kMostPlanes];  // of hyperplanes: whether they are above
   };
 
@@ -151,13 +151,7 @@ struct HashIndexKernel {
     EFFINFER_DEVICE void set_queries() {
       const int group = p_.tables.group;
       const float* q = p_.q + row_.first_row * p_.q_stride + int64_t{kv_head_} * group * dims_;
-      const int rows = (group + kHeads - 1) / kHeads * dims_;
-      for (int i = unit_.thread; i < rows * kHeads; i += kThreads) {
-        const int head = i / kHeads / dims_ * kHeads + i % kHeads;
-        const int dim = i / kHeads % dims_;
-        shared_.queries[i / kHeads][i % kHeads] =
-            head < group ? unit_.load(q + head * dims_ + dim) : 0.0f;
-      }
+      shared_.queries.set(unit_, q, group, dims_, 1.0f, kThreads);
       for (int head = unit_.warp; head < group; head += kThreads / kWarp) {
         double sum = 0.0;
         for (int d = unit_.lane; d < dims_; d += kWarp) {
@@ -240,15 +234,11 @@ struct HashIndexKernel {
         const int token = half * kWarp + unit_.lane;
         if ((drawn >> token & 1) == 0) continue;
         const uint32_t* from = Line::first(p_.kv.k + place * params_.head_bytes, dims_, token);
-        float scale = 1.0f;
-        if constexpr (kType == DType::i8) {
-          scale = unit_.load(p_.kv.k_scale + place * ops::kPageSize + token);
-        }
+        const float scale = Line::scale(unit_, p_.kv, place, token);
         float chance = 0.0f;
         for (int head = 0; head < p_.tables.group; head += kHeads) {
           float products[kHeads] = {};
-          const float square =
-              measure(from, scale, shared_.queries + head / kHeads * dims_, products);
+          const float square = measure(from, scale, shared_.queries.of(head, dims_), products);
           const float size = sqrtf(square);
           EFFINFER_UNROLL
           for (int i = 0; i < kHeads; ++i) {

@@ -36,6 +36,14 @@ struct KeyLine {
     return reinterpret_cast<const uint32_t*>(head_page) + token / 16 * (dims / P) * 16 + token % 16;
   }
 
+  // What numbers of a token's key are multiplied by.
+  template <class Unit>
+  EFFINFER_DEVICE static float scale(Unit& unit, const ops::KvLayer& kv, int64_t head_page,
+                                     int token) {
+    if constexpr (kType != DType::i8) return 1.0f;
+    return unit.load(kv.k_scale + head_page * ops::kPageSize + token);
+  }
+
   // Adds the products of one line with kHeads queries, [dims][kHeads].
   template <int kHeads, class Unit>
   EFFINFER_DEVICE static void add(Unit& unit, const uint32_t* from, int line,

@@ -13,7 +13,9 @@
 #include "cuda/bodies/kept_choice.h"
 #include "cuda/bodies/page_bounds.h"
 #include "cuda/bodies/row_heads.h"
+#include "cuda/bodies/sequence_planes.h"
 #include "cuda/bodies/softmax.h"
+#include "cuda/bodies/tiled_queries.h"
 #include "cuda/bodies/voted_scores.h"
 #include "cuda/unit.h"
 #include "ops/page_index.h"
@@ -24,12 +26,11 @@ struct PageIndexKernel {
   static constexpr const char* kName = "page_index";
   static constexpr int kThreads = kRowThreads;
   static constexpr int kMinBlocks = 1;    // the search is worth its registers
-  static constexpr int kMostHeads = 128;  // that share keys
   using Params = PageIndexParams;
   struct Shared {
     RowFilterShared filter;
     RowExchange exchange;
-    float log_sums[kMostHeads];
+    float log_sums[TiledQueries::kMostHeads];
   };
 
   template <class Unit>
@@ -60,16 +61,6 @@ struct PageIndexKernel {
       PageIndex<Unit>(unit, params, shared, block, kv_head).run(plane);
       unit.sync();
     }
-  }
-
-  EFFINFER_DEVICE static float* plane_of(const ops::SequencePlanes& planes, int64_t sequence,
-                                         int32_t kv_head) {
-    for (int32_t i = 0; i < planes.num_rows; ++i) {
-      const ops::MassRows& rows = planes.rows[i];
-      if (rows.sequence != sequence) continue;
-      return rows.plane + (planes.first_head + kv_head) * rows.plane_stride;
-    }
-    return nullptr;
   }
 
   template <class Unit>

@@ -8,25 +8,11 @@
 #include "core/float16.h"
 #include "cuda/bodies/page_bounds.h"
 #include "cuda/bodies/row_sum.h"
-#include "cuda/bodies/softmax.h"
+#include "cuda/bodies/tiled_queries.h"
 #include "cuda/unit.h"
 #include "ops/page_index.h"
 
 namespace effinfer::cuda {
-
-inline constexpr int kMostIndexQueries = 8192;  // heads that share keys x dims
-inline constexpr int kMostIndexDims = 256;
-
-// The queries of a row's KV head, times `scale`, to shared memory. A barrier follows.
-template <class Unit, class At>
-EFFINFER_DEVICE void set_row_queries(Unit& unit, const ops::PageIndexProblem& p,
-                                     const ops::VisitBlock& row, int32_t kv_head, int threads,
-                                     At&& at) {
-  const int dims = p.kv.head_dim;
-  const int size = p.group() * dims;
-  const float* q = p.q + row.first_row * p.q_stride + int64_t{kv_head} * size;
-  for (int i = unit.thread; i < size; i += threads) at(i / dims, i % dims, unit.load(q + i));
-}
 
 struct PageScoresKernel {
   static constexpr const char* kName = "page_scores";
@@ -34,7 +20,7 @@ struct PageScoresKernel {
   static constexpr int kUnits = 256;  // of a block
   using Params = PageIndexParams;
   struct Shared {
-    alignas(8) float queries[kMostIndexQueries];
+    alignas(8) float queries[TiledQueries::kMostNumbers];
   };
 
   template <class Unit>
@@ -51,9 +37,11 @@ struct PageScoresKernel {
     if (first >= count) return;
     // A window's mean is half of either unit's.
     const float scale = p.has_windows() ? 0.5f * p.sm_scale : p.sm_scale;
-    set_row_queries(unit, p, row, kv_head, kThreads, [&](int head, int dim, float x) {
-      shared.queries[head * p.kv.head_dim + dim] = unit.mul(x, scale);
-    });
+    const int size = p.group() * p.kv.head_dim;
+    const float* q = p.q + row.first_row * p.q_stride + int64_t{kv_head} * size;
+    for (int i = unit.thread; i < size; i += kThreads) {
+      shared.queries[i] = unit.mul(unit.load(q + i), scale);
+    }
     unit.sync();
     const int32_t* ids = p.batch.kv_indices + p.batch.kv_indptr[row.sequence] + pages.first;
     const int end = first + kUnits < count ? first + kUnits : count;
@@ -67,7 +55,7 @@ struct PageScoresKernel {
   }
 
  private:
-  static constexpr int kPairs = kMostIndexDims / 2 / kWarp;  // of a lane
+  static constexpr int kPairs = TiledQueries::kMostDims / 2 / kWarp;  // of a lane
 
   template <class Unit>
   EFFINFER_DEVICE static const uint16_t* numbers(Unit& unit, const ops::PageIndexProblem& p,

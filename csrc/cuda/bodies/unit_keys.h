@@ -6,7 +6,8 @@
 #include <cstdint>
 
 #include "cuda/bodies/key_products.h"
-#include "cuda/bodies/page_scores.h"
+#include "cuda/bodies/page_bounds.h"
+#include "cuda/bodies/tiled_queries.h"
 #include "cuda/unit.h"
 #include "ops/page_index.h"
 
@@ -17,12 +18,12 @@ struct UnitKeysKernel {
   static constexpr const char* kName = "unit_keys";
   static constexpr int kThreads = 128;
   static constexpr int kUnits = 512;  // of a block
-  static constexpr int kHeads = 4;    // at a time
+  static constexpr int kHeads = TiledQueries::kHeads;  // at a time
   using Params = PageIndexParams;
   using Line = KeyLine<kType>;
   struct Shared {
-    alignas(16) float queries[kMostIndexQueries / kHeads + kMostIndexDims][kHeads];
-    int32_t counts[kMostIndexDims];  // of a line: whether some of its channels do
+    TiledQueries queries;
+    int32_t counts[TiledQueries::kMostDims];  // of a line: whether some of its channels do
   };
 
   template <class Unit>
@@ -53,25 +54,19 @@ struct UnitKeysKernel {
                                           const ops::VisitBlock& row, int32_t kv_head,
                                           Shared& shared) {
     const int dims = p.kv.head_dim;
+    const int group = p.group();
     const bool all = p.num_channels == 0;
-    const int rows = (p.group() + kHeads - 1) / kHeads * dims;
-    for (int i = unit.thread; i < rows * kHeads; i += kThreads) {
-      shared.queries[i / kHeads][i % kHeads] = 0.0f;
-    }
+    const float* q = p.q + row.first_row * p.q_stride + int64_t{kv_head} * group * dims;
+    shared.queries.set(unit, q, group, dims, all ? p.sm_scale : 0.0f, kThreads);
     for (int i = unit.thread; i < dims / Line::P; i += kThreads) shared.counts[i] = all ? 1 : 0;
-    unit.sync();
-    const auto set = [&](int head, int dim, float x) {
-      shared.queries[head / kHeads * dims + dim][head % kHeads] = unit.mul(x, p.sm_scale);
-    };
-    if (all) {
-      set_row_queries(unit, p, row, kv_head, kThreads, set);
-    } else {
-      const float* q = p.q + row.first_row * p.q_stride + int64_t{kv_head} * p.group() * dims;
+    if (!all) {
+      unit.sync();
       const int32_t* channels = p.channels + int64_t{kv_head} * p.num_channels;
       for (int i = unit.thread; i < p.num_channels; i += kThreads) {
         const int channel = unit.load(channels + i);
-        for (int head = 0; head < p.group(); ++head) {
-          set(head, channel, unit.load(q + head * dims + channel));
+        for (int head = 0; head < group; ++head) {
+          shared.queries.at(head, channel, dims) =
+              unit.mul(unit.load(q + head * dims + channel), p.sm_scale);
         }
         // By the first of a line's channels alone.
         const int before = i > 0 ? unit.load(channels + i - 1) / Line::P : -1;
@@ -87,13 +82,10 @@ struct UnitKeysKernel {
     const ops::PageIndexProblem& p = params.problem;
     const int dims = p.kv.head_dim;
     const uint32_t* from = Line::first(p.kv.k + head_page * params.head_bytes, dims, token);
-    float scale = 1.0f;
-    if constexpr (kType == DType::i8) {
-      scale = unit.load(p.kv.k_scale + head_page * ops::kPageSize + token);
-    }
+    const float scale = Line::scale(unit, p.kv, head_page, token);
     for (int head = 0; head < p.group(); head += kHeads) {
       float x[kHeads] = {};
-      const float (*queries)[kHeads] = shared.queries + head / kHeads * dims;
+      const float(*queries)[kHeads] = shared.queries.of(head, dims);
       for (int line = 0; line < dims / Line::P; ++line) {
         if (shared.counts[line] != 0) Line::template add<kHeads>(unit, from, line, queries, x);
       }
