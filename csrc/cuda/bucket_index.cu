@@ -1,7 +1,6 @@
-#include "cuda/bodies/bucket_index.h"
-
 #include <algorithm>
 
+#include "cuda/bodies/bucket_index.h"
 #include "cuda/bodies/bucket_keys.h"
 #include "cuda/entry.h"
 #include "cuda/index_launch.h"
@@ -13,7 +12,8 @@ namespace {
 using ops::BucketIndexProblem;
 
 const char* rejects(const BucketIndexProblem& p) {
-  static_assert(TiledQueries::kMostHeads * ops::kVisitBlockRows <= BucketIndexKernel::kMostQueries &&
+  static_assert(TiledQueries::kMostHeads * ops::kVisitBlockRows <=
+                    BucketIndexKernel::kMostQueries &&
                 TiledQueries::kMostDims <= ops::kMostBucketDims);
   return rejects_page_keys(p.kv, p.num_qo_heads / p.kv.num_kv_heads);
 }

@@ -1,7 +1,6 @@
-#include "cuda/bodies/history_index.h"
-
 #include <algorithm>
 
+#include "cuda/bodies/history_index.h"
 #include "cuda/entry.h"
 #include "cuda/index_launch.h"
 #include "cuda/register.h"

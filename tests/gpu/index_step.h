@@ -108,8 +108,8 @@ class IndexStep {
     all.insert(all.end(), more.begin(), more.end());
     const DeviceArray<ops::VisitBlock> blocks(all);
     const DeviceArray<uint64_t> words(std::vector<uint64_t>(num_words(), kUntouched));
-    const DeviceArray<int32_t> first_block(std::vector<int32_t>(
-        plan_.first_block, plan_.first_block + layout_.num_sequences));
+    const DeviceArray<int32_t> first_block(
+        std::vector<int32_t>(plan_.first_block, plan_.first_block + layout_.num_sequences));
     set(in);
     if constexpr (kReadsKeys<In>) in.q = q.data();
     in.batch = layout_;

@@ -98,7 +98,7 @@ TEST("pages and histories are the CPU's, step after step") {
     Histories histories(heads);
     // Rows that follow, drafts over the end of a page, some again, a tree, a gap.
     const std::vector<std::vector<Part>> steps = {
-        {{0, 801, 1}, {1, 700, 3}}, {{0, 802, 1}, {1, 706, 6}}, {{0, 808, 6}, {1, 704, 1}},
+        {{0, 801, 1}, {1, 700, 3}}, {{0, 802, 1}, {1, 706, 6}},         {{0, 808, 6}, {1, 704, 1}},
         {{0, 809, 1}, {1, 705, 1}}, {{0, 812, 2, {1, 3}}, {1, 706, 1}}, {{0, 840, 31}, {1, 707, 1}},
         {{0, 860, 1}, {1, 708, 1}}, {{0, 861, 1}, {1, 300, 1}}};
     for (const std::vector<Part>& parts : steps) {

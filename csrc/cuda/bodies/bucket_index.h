@@ -1,7 +1,7 @@
-// What a block of a prompt's rows visits by the buckets of its keys (ops/bucket_index.h): a block of
-// threads a list. Buckets get ranks by how near the block's queries lie; the least rank with enough
-// keys up to it is searched, of that the newest keys are taken; and of what is left, which prefixes
-// over pages number, one of each run is drawn.
+// What a block of a prompt's rows visits by the buckets of its keys (ops/bucket_index.h): a block
+// of threads a list. Buckets get ranks by how near the block's queries lie; the least rank with
+// enough keys up to it is searched, of that the newest keys are taken; and of what is left, which
+// prefixes over pages number, one of each run is drawn.
 #pragma once
 
 #include <cmath>
@@ -114,8 +114,7 @@ struct BucketIndexKernel {
       const int dims = p_.kv.head_dim;
       for (int i = unit_.warp; i < block_.num_rows * group; i += kRowWarps) {
         const int64_t row = block_.first_row + i / group;
-        const float* q =
-            p_.q + row * p_.q_stride + (int64_t{kv_head_} * group + i % group) * dims;
+        const float* q = p_.q + row * p_.q_stride + (int64_t{kv_head_} * group + i % group) * dims;
         uint32_t bucket = 0;
         for (int bit = 0; bit < p_.bits; ++bit) {
           const bool above = is_above(unit_, q, p_.planes + int64_t{bit} * dims, dims);
@@ -235,8 +234,9 @@ struct BucketIndexKernel {
         const int64_t begin = run * all / p_.samples;
         if (begin >= end) break;
         const int64_t length = (run + 1) * all / p_.samples - begin;
-        const double share = philox_uniform(p_.seed, static_cast<uint64_t>(run + 1),
-                                            static_cast<uint32_t>(block_.position), kDraws | number);
+        const double share =
+            philox_uniform(p_.seed, static_cast<uint64_t>(run + 1),
+                           static_cast<uint32_t>(block_.position), kDraws | number);
         const int64_t chosen = begin + static_cast<int64_t>(share * static_cast<double>(length));
         if (chosen < first || chosen >= end) continue;
         for (;; ++bit) {

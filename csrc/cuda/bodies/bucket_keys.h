@@ -50,8 +50,8 @@ struct BucketMeanKernel {
     const int64_t place = unit.block / p.kv.num_kv_heads;
     const ops::VisitBlock& last = params.last_block(place);
     if (!params.chooses(last, kv_head)) return;
-    const int32_t* ids = p.batch.kv_indices + p.batch.kv_indptr[last.sequence] +
-                         ops::candidates_of(p, last).first;
+    const int32_t* ids =
+        p.batch.kv_indices + p.batch.kv_indptr[last.sequence] + ops::candidates_of(p, last).first;
     const int pages = static_cast<int>(ops::mean_pages(p));
     float* const mean = params.mean(place, kv_head);
     for (int line = unit.warp; line < p.kv.head_dim / Line::P; line += kThreads / kWarp) {
@@ -59,8 +59,7 @@ struct BucketMeanKernel {
       for (int i = 0; i < 2 * pages; ++i) {
         const int64_t head = unit.load(ids + i / 2) * int64_t{p.kv.num_kv_heads} + kv_head;
         const int token = i % 2 * kWarp + unit.lane;
-        const uint32_t* from =
-            Line::first(p.kv.k + head * params.head_bytes, p.kv.head_dim, token);
+        const uint32_t* from = Line::first(p.kv.k + head * params.head_bytes, p.kv.head_dim, token);
         float k[Line::P];
         Line::widen(unit, unit.load(from + line * 16), k);
         const float scale = Line::scale(unit, p.kv, head, token);

@@ -90,15 +90,15 @@ struct HashIndexKernel {
   static constexpr const char* kName = "hash_index";
   static constexpr int kThreads = 256;
   static constexpr int kMinBlocks = 3;
-  static constexpr int kPages = 64;          // of a block
-  static constexpr int kMostPlanes = 16384;  // of a KV head's tables
+  static constexpr int kPages = 64;                    // of a block
+  static constexpr int kMostPlanes = 16384;            // of a KV head's tables
   static constexpr int kHeads = TiledQueries::kHeads;  // that are measured at a time
   using Params = HashIndexParams;
   using Line = KeyLine<kType>;
   struct Shared {
     TiledQueries queries;
-    float sizes[TiledQueries::kMostHeads];     // of queries
-    uint8_t sides[kMostPlanes];  // of hyperplanes: whether they are above
+    float sizes[TiledQueries::kMostHeads];  // of queries
+    uint8_t sides[kMostPlanes];             // of hyperplanes: whether they are above
   };
 
   template <class Unit>
@@ -127,10 +127,9 @@ struct HashIndexKernel {
           pages_(ops::candidates_of(p_, row)),
           words_(p_.visits.list(block, kv_head)),
           weights_(p_.visits.list_weights(block, kv_head)),
-          weighted_(p_.visits.weighted + block * p_.visits.num_kv_heads + kv_head) {
-      // A tree's tokens lie behind each other, whatever their positions are.
-      slot_ = p_.batch.step_begin(row.sequence) + row.first_row - p_.batch.qo_indptr[row.sequence];
-    }
+          weighted_(p_.visits.weighted + block * p_.visits.num_kv_heads + kv_head),
+          slot_(p_.batch.step_begin(row.sequence) + row.first_row -
+                p_.batch.qo_indptr[row.sequence]) {}
 
     EFFINFER_DEVICE void run() {
       const int64_t first = int64_t{unit_.block % params_.parts} * kPages;
@@ -282,7 +281,7 @@ struct HashIndexKernel {
     uint64_t* const words_;
     float* const weights_;
     uint8_t* const weighted_;
-    int64_t slot_;
+    const int64_t slot_;  // a tree's tokens lie behind each other, whatever their positions are
   };
 };
 

@@ -1,7 +1,7 @@
 // What a generated row visits by what earlier rows gave pages (ops/history_index.h): a block of
 // threads has the rows of a sequence and KV head, one after the other, and the history in memory
-// that the host sees, too. Of pages to choose from a warp has one at a time, a lane a channel of the
-// network and half of the rows; what pages get is in history_scores.h.
+// that the host sees, too. Of pages to choose from a warp has one at a time, a lane a channel of
+// the network and half of the rows; what pages get is in history_scores.h.
 #pragma once
 
 #include <cmath>
@@ -132,8 +132,7 @@ struct HistoryIndexKernel {
       shared_.queries.set(unit_, q, group, dims, p_.sm_scale, kThreads);
     }
     EFFINFER_DEVICE HistoryPages pages() const {
-      const int64_t stride =
-          ops::row_score_stride(p_.visits.list_words, ops::kHistoryPageScores);
+      const int64_t stride = ops::row_score_stride(p_.visits.list_words, ops::kHistoryPageScores);
       const int64_t head = place_ * p_.kv.num_kv_heads + kv_head_;
       return {p_,
               params_.head_bytes,
@@ -161,8 +160,8 @@ struct HistoryIndexKernel {
       }
       for (int64_t i = unit_.thread; i < num_words_; i += kThreads) {
         const int64_t place = i - pages.first;
-        const bool chosen = place >= 0 && place < count &&
-                            head.has(shared_.scores[place], static_cast<int>(place));
+        const bool chosen =
+            place >= 0 && place < count && head.has(shared_.scores[place], static_cast<int>(place));
         const int64_t own = row.position / ops::kPageSize;
         words_[i] = chosen ? kWhole
                            : always_visited(p_.sink_tokens, p_.local_tokens, row, i) |

@@ -25,7 +25,7 @@ namespace effinfer::cuda {
 struct PageIndexKernel {
   static constexpr const char* kName = "page_index";
   static constexpr int kThreads = kRowThreads;
-  static constexpr int kMinBlocks = 1;    // the search is worth its registers
+  static constexpr int kMinBlocks = 1;  // the search is worth its registers
   using Params = PageIndexParams;
   struct Shared {
     RowFilterShared filter;

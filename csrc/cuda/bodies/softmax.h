@@ -110,8 +110,8 @@ EFFINFER_DEVICE void shape_scores(Unit& unit, BlockScores& block, const TileRow&
   }
 }
 
-// How often 8 keys from `start` on count, a multiple of 8: added to logits that are shaped. Null: all
-// of them once.
+// How often 8 keys from `start` on count, a multiple of 8: added to logits that are shaped. Null:
+// all of them once.
 template <class Unit>
 EFFINFER_DEVICE void add_log_weights(Unit& unit, BlockScores& block, int r, const float* weights,
                                      int32_t start) {

@@ -7,8 +7,8 @@
 namespace effinfer::cuda {
 
 struct TiledQueries {
-  static constexpr int kHeads = 4;        // side by side; those that are not there are zeros
-  static constexpr int kMostHeads = 128;  // that share keys
+  static constexpr int kHeads = 4;           // side by side; those that are not there are zeros
+  static constexpr int kMostHeads = 128;     // that share keys
   static constexpr int kMostNumbers = 8192;  // of these
   static constexpr int kMostDims = 256;
 

@@ -17,7 +17,7 @@ template <DType kType>
 struct UnitKeysKernel {
   static constexpr const char* kName = "unit_keys";
   static constexpr int kThreads = 128;
-  static constexpr int kUnits = 512;  // of a block
+  static constexpr int kUnits = 512;                   // of a block
   static constexpr int kHeads = TiledQueries::kHeads;  // at a time
   using Params = PageIndexParams;
   using Line = KeyLine<kType>;
@@ -85,7 +85,7 @@ struct UnitKeysKernel {
     const float scale = Line::scale(unit, p.kv, head_page, token);
     for (int head = 0; head < p.group(); head += kHeads) {
       float x[kHeads] = {};
-      const float(*queries)[kHeads] = shared.queries.of(head, dims);
+      const float (*queries)[kHeads] = shared.queries.of(head, dims);
       for (int line = 0; line < dims / Line::P; ++line) {
         if (shared.counts[line] != 0) Line::template add<kHeads>(unit, from, line, queries, x);
       }
