@@ -19,18 +19,15 @@ const char* rejects(const BucketIndexProblem& p) {
 }
 
 size_t shared_bytes(const BucketIndexProblem&) {
-  return std::max(sizeof(BucketKeysKernel<DType::bf16>::Shared), sizeof(BucketIndexKernel::Shared));
+  return std::max(sizeof(BucketKeysKernel::Shared), sizeof(BucketIndexKernel::Shared));
 }
 
 void bucket_index(const BucketIndexProblem& p, Queue& queue) {
   const int64_t heads = p.visits.num_sequences * p.kv.num_kv_heads;
   BucketIndexParams params = {p, static_cast<int64_t>(p.kv.head_bytes()), 1};
-  with_page_keys(p.kv.dtype, [&]<DType kType>() {
-    using Keys = BucketKeysKernel<kType>;
-    launch<BucketMeanKernel<kType>>(params, heads, queue);
-    params.parts = static_cast<int32_t>(blocks_for(p.visits.list_words, Keys::kPages));
-    launch<Keys>(params, heads * params.parts, queue);
-  });
+  launch<BucketMeanKernel>(params, heads, queue);
+  params.parts = static_cast<int32_t>(blocks_for(p.visits.list_words, BucketKeysKernel::kPages));
+  launch<BucketKeysKernel>(params, heads * params.parts, queue);
   launch<BucketIndexKernel>(params, p.visits.num_blocks * p.kv.num_kv_heads, queue);
 }
 

@@ -18,7 +18,7 @@ const char* rejects(const HistoryIndexProblem& p) {
 }
 
 size_t shared_bytes(const HistoryIndexProblem&) {
-  return sizeof(HistoryIndexKernel<DType::bf16>::Shared);
+  return sizeof(HistoryIndexKernel::Shared);
 }
 
 // As many sequences at a time as there is memory for what their pages have.
@@ -28,9 +28,7 @@ void history_index(const HistoryIndexProblem& p, Queue& queue) {
   const int64_t blocks = pages.batch.num_sequences * pages.kv.num_kv_heads;
   for (; params.first_row < pages.visits.num_rows; params.first_row += params.num_rows) {
     params.num_rows = pages.visits.score_rows;
-    with_page_keys(pages.kv.dtype, [&]<DType kType>() {
-      launch<HistoryIndexKernel<kType>>(params, blocks, queue);
-    });
+    launch<HistoryIndexKernel>(params, blocks, queue);
   }
 }
 

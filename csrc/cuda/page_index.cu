@@ -18,8 +18,8 @@ const char* rejects(const PageIndexProblem& p) {
 }
 
 size_t shared_bytes(const PageIndexProblem& p) {
-  const size_t scores = p.has_bounds() ? sizeof(PageScoresKernel::Shared)
-                                       : sizeof(UnitKeysKernel<DType::bf16>::Shared);
+  const size_t scores =
+      p.has_bounds() ? sizeof(PageScoresKernel::Shared) : sizeof(UnitKeysKernel::Shared);
   return std::max(scores, sizeof(PageIndexKernel::Shared));
 }
 
@@ -36,10 +36,7 @@ void choose(const PageIndexParams& params, Queue& queue) {
   if (p.has_bounds()) {
     launch_parts<PageScoresKernel>(params, units, PageScoresKernel::kUnits, queue);
   } else {
-    with_page_keys(p.kv.dtype, [&]<DType kType>() {
-      using Kernel = UnitKeysKernel<kType>;
-      launch_parts<Kernel>(params, units, Kernel::kUnits, queue);
-    });
+    launch_parts<UnitKeysKernel>(params, units, UnitKeysKernel::kUnits, queue);
   }
   const int64_t lists = p.reuse > 0.0f ? p.batch.num_sequences : params.num_rows;
   launch<PageIndexKernel>(params, lists * p.kv.num_kv_heads, queue);

@@ -35,10 +35,9 @@ ops::VisitPlan DeviceLists::add(const ops::VisitPlan& largest, const ops::VisitS
   }
   if (shape.page_scores > 0) {
     const int64_t stride = ops::row_score_stride(plan.list_words, shape.page_scores);
-    plan.score_rows =
-        ops::scored_rows(plan.list_words, shape.page_scores, plan.num_qo_heads, plan.num_rows);
-    plan.row_scores =
-        take<float>(plan.score_rows * plan.num_qo_heads * stride, "scores of units of keys");
+    const int64_t scored = ops::row_score_heads(plan.num_qo_heads, heads);
+    plan.score_rows = ops::scored_rows(plan.list_words, shape.page_scores, scored, plan.num_rows);
+    plan.row_scores = take<float>(plan.score_rows * scored * stride, "scores of units of keys");
   }
   return plan;
 }

@@ -124,7 +124,8 @@ class IndexStep {
     in.visits.words = words.data();
     in.heads = indexed.data();
     const int64_t stride = ops::row_score_stride(plan_.list_words, ops::kPageSize);
-    const DeviceArray<float> scores(static_cast<size_t>(scored_ * plan_.num_qo_heads * stride));
+    const DeviceArray<float> scores(static_cast<size_t>(
+        scored_ * ops::row_score_heads(plan_.num_qo_heads, plan_.num_kv_heads) * stride));
     in.visits.row_scores = scores.data();
     in.visits.score_rows = scored_;
     const DeviceArray<float> weights(std::vector<float>(64 * num_words(), kUnweighted));

@@ -161,7 +161,10 @@ class MassTile {
     for (int line = 0; line < lines; ++line) {
       KeyLine<kType>::template add<kMassTile>(unit_, from, line, shared_.queries, x);
     }
-    const float scale = unit_.mul(p_.sm_scale, KeyLine<kType>::scale(unit_, p_.kv, head, token));
+    float scale = p_.sm_scale;
+    if constexpr (kType == DType::i8) {
+      scale = unit_.mul(scale, unit_.load(p_.kv.k_scale + head * ops::kPageSize + token));
+    }
     const float noise = noise_ == nullptr ? 0.0f : unit_.mul(p_.noise, noise_[key]);
     EFFINFER_UNROLL
     for (int i = 0; i < kMassTile; ++i) x[i] = fmaf(x[i], scale, noise);

@@ -5,6 +5,8 @@
 #include <cstdint>
 
 #include "cuda/bodies/hash_codes.h"
+#include "cuda/bodies/key_products.h"
+#include "cuda/bodies/row_sum.h"
 #include "cuda/unit.h"
 #include "ops/bucket_index.h"
 
@@ -35,12 +37,10 @@ struct BucketIndexParams {
 };
 
 // A warp has a line of the pages at a time, a lane a token of 32.
-template <DType kType>
 struct BucketMeanKernel {
   static constexpr const char* kName = "bucket_mean";
   static constexpr int kThreads = 256;
   using Params = BucketIndexParams;
-  using Line = KeyLine<kType>;
   struct Shared {};
 
   template <class Unit>
@@ -53,32 +53,32 @@ struct BucketMeanKernel {
     const int32_t* ids =
         p.batch.kv_indices + p.batch.kv_indptr[last.sequence] + ops::candidates_of(p, last).first;
     const int pages = static_cast<int>(ops::mean_pages(p));
-    float* const mean = params.mean(place, kv_head);
-    for (int line = unit.warp; line < p.kv.head_dim / Line::P; line += kThreads / kWarp) {
-      float sums[Line::P] = {};
+    const AnyKeyLine line_of(p.kv);
+    EFFINFER_NO_UNROLL
+    for (int line = unit.warp; line < line_of.lines(); line += kThreads / kWarp) {
+      float sums[AnyKeyLine::kMost] = {};
       for (int i = 0; i < 2 * pages; ++i) {
         const int64_t head = unit.load(ids + i / 2) * int64_t{p.kv.num_kv_heads} + kv_head;
         const int token = i % 2 * kWarp + unit.lane;
-        const uint32_t* from = Line::first(p.kv.k + head * params.head_bytes, p.kv.head_dim, token);
-        float k[Line::P];
-        Line::widen(unit, unit.load(from + line * 16), k);
-        const float scale = Line::scale(unit, p.kv, head, token);
+        const uint32_t* from = line_of.first(p.kv.k + head * params.head_bytes, token);
+        const float scale = line_of.scale(unit, p.kv, head, token);
+        float k[AnyKeyLine::kMost];
+        line_of.widen(unit, unit.load(from + line * 16), k);
         EFFINFER_UNROLL
-        for (int e = 0; e < Line::P; ++e) sums[e] = fmaf(k[e], scale, sums[e]);
+        for (int e = 0; e < AnyKeyLine::kMost; ++e) sums[e] = fmaf(k[e], scale, sums[e]);
       }
       EFFINFER_UNROLL
-      for (int e = 0; e < Line::P; ++e) {
-        EFFINFER_UNROLL
-        for (int mask = 1; mask < kWarp; mask *= 2) sums[e] += unit.shfl_xor(sums[e], mask);
-        const float own = sums[e] / static_cast<float>(pages * int{ops::kPageSize});
-        if (unit.lane == 0) mean[line * Line::P + e] = own;
+      for (int e = 0; e < AnyKeyLine::kMost; ++e) {
+        const float sum = warp_sum(unit, sums[e]);
+        if (unit.lane != 0 || e >= line_of.of_line) continue;
+        params.mean(place, kv_head)[line * line_of.of_line + e] =
+            sum / static_cast<float>(pages * int{ops::kPageSize});
       }
     }
   }
 };
 
 // A block has a page at a time, each of its two warps four hyperplanes, then a thread a token.
-template <DType kType>
 struct BucketKeysKernel {
   static constexpr const char* kName = "bucket_keys";
   static constexpr int kThreads = 64;
@@ -103,8 +103,8 @@ struct BucketKeysKernel {
     const int32_t* ids = p.batch.kv_indices + p.batch.kv_indptr[last.sequence];
     const int64_t first = pages.first + int64_t{unit.block % params.parts} * kPages;
     for (int64_t i = first; i < first + kPages && i < pages.end; ++i) {
-      shared.page.template set<kType>(unit, p.kv, params.head_bytes, unit.load(ids + i), kv_head,
-                                      params.mean(place, kv_head));
+      shared.page.set(unit, p.kv, params.head_bytes, unit.load(ids + i), kv_head,
+                      params.mean(place, kv_head));
       unit.sync();
       shared.page.hash(unit, p.planes, kPlanes, p.kv.head_dim,
                        [&](int plane, uint64_t word) { shared.sides[plane] = word; });

@@ -22,24 +22,19 @@ struct HashedPage {
   float keys[kMostHashDims][kKeys];
 
   // The keys of a page, less their mean. A barrier comes before and another one follows.
-  template <DType kType, class Unit>
+  template <class Unit>
   EFFINFER_DEVICE void set(Unit& unit, const ops::KvLayer& kv, int64_t head_bytes, int64_t page,
                            int64_t kv_head, const float* mean) {
-    using Line = KeyLine<kType>;
     const int64_t place = page * kv.num_kv_heads + kv_head;
-    const int lines = kv.head_dim / Line::P;
-    for (int i = unit.thread; i < lines * kKeys; i += kWarps * kWarp) {
+    const AnyKeyLine line_of(kv);
+    EFFINFER_NO_UNROLL
+    for (int i = unit.thread; i < line_of.lines() * kKeys; i += kWarps * kWarp) {
       const int token = i % kKeys;
-      const int line = i / kKeys;
-      const uint32_t* from = Line::first(kv.k + place * head_bytes, kv.head_dim, token);
-      float k[Line::P];
-      Line::widen(unit, unit.load(from + line * 16), k);
-      const float scale = Line::scale(unit, kv, place, token);
-      EFFINFER_UNROLL
-      for (int e = 0; e < Line::P; ++e) {
-        const int dim = line * Line::P + e;
-        keys[dim][token] = unit.mul(k[e], scale) - unit.load(mean + dim);
-      }
+      const float scale = line_of.scale(unit, kv, place, token);
+      const uint32_t* from = line_of.first(kv.k + place * head_bytes, token);
+      line_of.visit(unit, from, i / kKeys, [&](int dim, float key) {
+        keys[dim][token] = unit.mul(key, scale) - unit.load(mean + dim);
+      });
     }
   }
 

@@ -35,7 +35,6 @@ struct HashIndexParams {
   }
 };
 
-template <DType kType>
 struct HashCodesKernel {
   static constexpr const char* kName = "hash_codes";
   static constexpr int kThreads = 256;
@@ -72,8 +71,8 @@ struct HashCodesKernel {
     for (int i = 0; i < kPages; ++i) {
       if ((shared.unknown[i / kWarp] >> i % kWarp & 1) == 0) continue;
       const int64_t page = shared.pages[i];
-      shared.page.template set<kType>(unit, p.kv, params.head_bytes, page, kv_head,
-                                      p.means + kv_head * p.kv.head_dim);
+      shared.page.set(unit, p.kv, params.head_bytes, page, kv_head,
+                      p.means + kv_head * p.kv.head_dim);
       unit.sync();
       // Where bounds would be.
       auto* const codes = reinterpret_cast<uint64_t*>(
@@ -85,7 +84,6 @@ struct HashCodesKernel {
   }
 };
 
-template <DType kType>
 struct HashIndexKernel {
   static constexpr const char* kName = "hash_index";
   static constexpr int kThreads = 256;
@@ -94,7 +92,6 @@ struct HashIndexKernel {
   static constexpr int kMostPlanes = 16384;            // of a KV head's tables
   static constexpr int kHeads = TiledQueries::kHeads;  // that are measured at a time
   using Params = HashIndexParams;
-  using Line = KeyLine<kType>;
   struct Shared {
     TiledQueries queries;
     float sizes[TiledQueries::kMostHeads];  // of queries
@@ -228,17 +225,14 @@ struct HashIndexKernel {
     // them.
     EFFINFER_DEVICE void weigh(int64_t id, int64_t page, uint64_t drawn) {
       const int64_t place = id * p_.kv.num_kv_heads + kv_head_;
-      EFFINFER_UNROLL
-      for (int half = 0; half < 2; ++half) {
-        const int token = half * kWarp + unit_.lane;
+      EFFINFER_NO_UNROLL
+      for (int token = unit_.lane; token < int{ops::kPageSize}; token += kWarp) {
         if ((drawn >> token & 1) == 0) continue;
-        const uint32_t* from = Line::first(p_.kv.k + place * params_.head_bytes, dims_, token);
-        const float scale = Line::scale(unit_, p_.kv, place, token);
         float chance = 0.0f;
+        EFFINFER_NO_UNROLL
         for (int head = 0; head < p_.tables.group; head += kHeads) {
           float products[kHeads] = {};
-          const float square = measure(from, scale, shared_.queries.of(head, dims_), products);
-          const float size = sqrtf(square);
+          const float size = sqrtf(measure(place, token, head, products));
           EFFINFER_UNROLL
           for (int i = 0; i < kHeads; ++i) {
             if (head + i >= p_.tables.group) continue;
@@ -250,22 +244,22 @@ struct HashIndexKernel {
       }
     }
 
-    // Products of a key, less its mean, with kHeads queries; returns its own.
-    EFFINFER_DEVICE float measure(const uint32_t* from, float scale, const float (*queries)[kHeads],
+    // Products of a key, less its mean, with the queries of kHeads heads; returns its own.
+    EFFINFER_DEVICE float measure(int64_t head_page, int token, int head,
                                   float (&products)[kHeads]) {
+      const AnyKeyLine line_of(p_.kv);
+      const uint32_t* from = line_of.first(p_.kv.k + head_page * params_.head_bytes, token);
+      const float scale = line_of.scale(unit_, p_.kv, head_page, token);
       const float* mean = p_.means + kv_head_ * dims_;
+      const float (*queries)[kHeads] = shared_.queries.of(head, dims_);
       float square = 0.0f;
-      for (int line = 0; line < dims_ / Line::P; ++line) {
-        float k[Line::P];
-        Line::widen(unit_, unit_.load(from + line * 16), k);
-        EFFINFER_UNROLL
-        for (int e = 0; e < Line::P; ++e) {
-          const int dim = line * Line::P + e;
-          const float x = unit_.mul(k[e], scale) - unit_.load(mean + dim);
+      for (int line = 0; line < line_of.lines(); ++line) {
+        line_of.visit(unit_, from, line, [&](int dim, float key) {
+          const float x = unit_.mul(key, scale) - unit_.load(mean + dim);
           square = fmaf(x, x, square);
           EFFINFER_UNROLL
           for (int i = 0; i < kHeads; ++i) products[i] = fmaf(queries[dim][i], x, products[i]);
-        }
+        });
       }
       return square;
     }

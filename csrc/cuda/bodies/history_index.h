@@ -25,7 +25,6 @@ struct HistoryIndexParams {
   int64_t num_rows;
 };
 
-template <DType kType>
 struct HistoryIndexKernel {
   static constexpr const char* kName = "history_index";
   static constexpr int kThreads = kRowThreads;
@@ -218,7 +217,7 @@ struct HistoryIndexKernel {
     // The words are there.
     EFFINFER_DEVICE void add_to_history(const ops::VisitBlock& row, bool follows) {
       const int64_t whole = row.position / ops::kPageSize;
-      HistoryScores<kType, Unit> scores(unit_, pages());
+      HistoryScores<Unit> scores(unit_, pages());
       for (int64_t page = unit_.warp; page < whole; page += kRowWarps) {
         if (words_[page] == kWhole) scores.score_keys(page);
       }

@@ -27,10 +27,9 @@ struct HistoryPages {
   int64_t stride;
 };
 
-template <DType kType, class Unit>
+template <class Unit>
 class HistoryScores {
  public:
-  using Line = KeyLine<kType>;
   static constexpr int kHeads = TiledQueries::kHeads;
 
   EFFINFER_DEVICE HistoryScores(Unit& unit, const HistoryPages& pages) : unit_(unit), of_(pages) {}
@@ -39,16 +38,18 @@ class HistoryScores {
   EFFINFER_DEVICE void score_keys(int64_t page) {
     const ops::KvLayer& kv = of_.p.kv;
     const int64_t place = unit_.load(of_.ids + page) * int64_t{kv.num_kv_heads} + of_.kv_head;
+    const AnyKeyLine line_of(kv);
+    EFFINFER_NO_UNROLL
     for (int head = 0; head < of_.p.group(); head += kHeads) {
       float x[2][kHeads] = {};
       EFFINFER_UNROLL
       for (int half = 0; half < 2; ++half) {
         const int token = half * kWarp + unit_.lane;
-        const uint32_t* from = Line::first(kv.k + place * of_.head_bytes, kv.head_dim, token);
-        for (int line = 0; line < kv.head_dim / Line::P; ++line) {
-          Line::template add<kHeads>(unit_, from, line, of_.queries.of(head, kv.head_dim), x[half]);
+        const uint32_t* from = line_of.first(kv.k + place * of_.head_bytes, token);
+        for (int line = 0; line < line_of.lines(); ++line) {
+          line_of.add(unit_, from, line, of_.queries.of(head, kv.head_dim), x[half]);
         }
-        const float scale = Line::scale(unit_, kv, place, token);
+        const float scale = line_of.scale(unit_, kv, place, token);
         EFFINFER_UNROLL
         for (int i = 0; i < kHeads; ++i) x[half][i] = unit_.mul(x[half][i], scale);
       }

@@ -36,14 +36,14 @@ struct PageIndexParams {
   EFFINFER_DEVICE int64_t row(int block) const {
     return block / parts / problem.kv.num_kv_heads + first_row;
   }
-  // Of a row's KV head: a row of so many floats for each of its query heads.
+  // Of a row's KV head: a row of so many floats for each of its query heads, and one for all.
   EFFINFER_DEVICE int64_t score_stride() const {
     return ops::row_score_stride(problem.visits.list_words,
                                  ops::kPageSize / problem.summary_unit());
   }
   EFFINFER_DEVICE float* scores(int64_t row, int32_t kv_head) const {
     const int64_t list = (row - first_row) * problem.kv.num_kv_heads + kv_head;
-    return problem.visits.row_scores + list * problem.group() * score_stride();
+    return problem.visits.row_scores + list * (problem.group() + 1) * score_stride();
   }
 };
 
@@ -99,33 +99,34 @@ struct PageBoundsKernel {
     const auto* keys = reinterpret_cast<const Quad*>(kv.k + place * params.head_bytes);
     uint16_t* const out = kv.bounds.of(page, kv_head, kv.num_kv_heads, kv.head_dim);
     const int lines = kv.head_dim / P;
-    Quad scales[kGroups];
-    if constexpr (kType == DType::i8) {
-      const auto* all = reinterpret_cast<const Quad*>(kv.k_scale + place * ops::kPageSize);
-      EFFINFER_UNROLL
-      for (int g = 0; g < kGroups; ++g) scales[g] = unit.load(all + 4 * g + unit.lane % 4);
-    }
+    const auto* scales = reinterpret_cast<const Quad*>(kv.k_scale + place * ops::kPageSize);
     const bool means = params.problem.means;
     const int of_unit = static_cast<int>(params.problem.summary_unit() / 16);
     const int64_t numbers = params.problem.summary_vectors() * kv.head_dim;
-    for (int first = 0; first < lines; first += kWarp / 4) {
-      const int line = first + unit.lane / 4;
+    EFFINFER_NO_UNROLL
+    for (int i = 0; i < (lines + kWarp / 4 - 1) / (kWarp / 4) * (kGroups / of_unit); ++i) {
+      const int line = i / (kGroups / of_unit) * (kWarp / 4) + unit.lane / 4;
+      const int own = i % (kGroups / of_unit);
       const bool inside = line < lines;
       Quad quads[kGroups] = {};
       EFFINFER_UNROLL
       for (int g = 0; g < kGroups; ++g) {
-        if (inside) quads[g] = unit.load(keys + 4 * (g * lines + line) + unit.lane % 4);
+        if (!inside || g >= of_unit) continue;
+        quads[g] = unit.load(keys + 4 * ((own * of_unit + g) * lines + line) + unit.lane % 4);
       }
-      Extremes extremes;
+      Extremes extremes = Extremes::none(means);
       EFFINFER_UNROLL
       for (int g = 0; g < kGroups; ++g) {
-        if (g % of_unit == 0) extremes = Extremes::none(means);
-        widen(unit, quads[g], scales[g], means, extremes);
-        if ((g + 1) % of_unit != 0) continue;
-        join(unit, means, extremes);
-        if (unit.lane % 4 != 0 || !inside) continue;
-        write(means, extremes, kv.head_dim, out + g / of_unit * numbers + line * P);
+        if (g >= of_unit) continue;
+        Quad scale = {};
+        if constexpr (kType == DType::i8) {
+          scale = unit.load(scales + 4 * (own * of_unit + g) + unit.lane % 4);
+        }
+        widen(unit, quads[g], scale, means, extremes);
       }
+      join(unit, means, extremes);
+      if (unit.lane % 4 != 0 || !inside) continue;
+      write(means, extremes, kv.head_dim, out + own * numbers + line * P);
     }
   }
 

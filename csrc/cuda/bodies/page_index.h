@@ -27,6 +27,7 @@ struct PageIndexKernel {
   static constexpr int kThreads = kRowThreads;
   static constexpr int kMinBlocks = 1;  // the search is worth its registers
   using Params = PageIndexParams;
+  using Values = RowValuesOf<true>;
   struct Shared {
     RowFilterShared filter;
     RowExchange exchange;
@@ -39,34 +40,29 @@ struct PageIndexKernel {
     const int32_t kv_head = unit.block % p.kv.num_kv_heads;
     const int64_t place = unit.block / p.kv.num_kv_heads;
     if (p.heads[kv_head] == ops::IndexedHead::other) return;
-    if (p.reuse > 0.0f) return run_sequence(unit, params, shared, place, kv_head);
-    const int64_t block = p.visits.num_blocks + params.first_row + place;
-    if (p.visits.blocks[block].sequence < 0) return;
-    PageIndex<Unit>(unit, params, shared, block, kv_head).run(nullptr);
+    int64_t first = p.visits.num_blocks + params.first_row + place;
+    int32_t rows = 1;
+    float* plane = nullptr;
+    if (p.reuse > 0.0f) {
+      first = p.visits.first_block[place];
+      if (first < 0 || !ops::has_row_lists(p.batch, place)) return;
+      rows = p.batch.qo_indptr[place + 1] - p.batch.qo_indptr[place];
+      if (!p.batch.is_tree(place)) plane = plane_of(p.planes, place, kv_head);
+    }
+    EFFINFER_NO_UNROLL
+    for (int64_t block = first; block < first + rows; ++block) {
+      const int64_t row = block - p.visits.num_blocks - params.first_row;
+      if (row < 0 || row >= params.num_rows || p.visits.blocks[block].sequence < 0) continue;
+      PageIndex<Unit>(unit, params, shared, block, kv_head).run(plane);
+      if (rows > 1) unit.sync();
+    }
   }
 
  private:
   template <class Unit>
-  EFFINFER_DEVICE static void run_sequence(Unit& unit, const Params& params, Shared& shared,
-                                           int64_t sequence, int32_t kv_head) {
-    const ops::PageIndexProblem& p = params.problem;
-    const int32_t first = p.visits.first_block[sequence];
-    if (first < 0 || !ops::has_row_lists(p.batch, sequence)) return;
-    float* const plane =
-        p.batch.is_tree(sequence) ? nullptr : plane_of(p.planes, sequence, kv_head);
-    const int32_t rows = p.batch.qo_indptr[sequence + 1] - p.batch.qo_indptr[sequence];
-    for (int32_t block = first; block < first + rows; ++block) {
-      const int64_t row = block - p.visits.num_blocks - params.first_row;
-      if (row < 0 || row >= params.num_rows) continue;
-      PageIndex<Unit>(unit, params, shared, block, kv_head).run(plane);
-      unit.sync();
-    }
-  }
-
-  template <class Unit>
-  class Search : public RowHeads<VotedScores, true, Unit> {
+  class Search : public RowHeads<Values, true, Unit> {
    public:
-    using Base = RowHeads<VotedScores, true, Unit>;
+    using Base = RowHeads<Values, true, Unit>;
     using Base::Base;
     using Base::value_head;
   };
@@ -96,13 +92,12 @@ struct PageIndexKernel {
       KeptChoice<Unit> kept(threads_, plane, p_.q + row_.first_row * p_.q_stride + kv_head_ * size,
                             size, row_.position);
       const bool held = p_.reuse > 0.0f && kept.holds(p_.reuse);
-      VotedScores scores = {};
-      const RowHead head = held ? RowHead{} : choose(scores);
+      const RowHead head = held ? RowHead{} : choose();
       for (int64_t i = unit_.warp; i < num_words(); i += kRowWarps) {
         const int64_t place = i - pages_.first;
         const bool candidate = place >= 0 && place < pages_.count();
         uint64_t chosen = 0;
-        if (candidate) chosen = held ? kept.word(i) : word_of(scores, head, place);
+        if (candidate) chosen = held ? kept.word(i) : word_of(head, place);
         if (unit_.lane != 0) continue;
         if (candidate && !held) kept.keep_word(i, chosen);
         words()[i] = chosen | always(i);
@@ -127,11 +122,17 @@ struct PageIndexKernel {
              bits_of_word(word, (own - 1) * ops::kPageSize, slot() + 1);
     }
 
-    EFFINFER_DEVICE RowHead choose(VotedScores& scores) {
+    EFFINFER_DEVICE float* joined() const {
+      return params_.scores(block_ - p_.visits.num_blocks, kv_head_) +
+             p_.group() * params_.score_stride();
+    }
+
+    EFFINFER_DEVICE RowHead choose() {
       constexpr RowHead kNone = {INFINITY, 0};
       const int units = static_cast<int>(pages_.count() * (ops::kPageSize / p_.unit));
       const auto wanted = static_cast<int>(ops::chosen_units(p_, units));
       if (wanted == 0) return kNone;
+      VotedScores scores;
       scores.scores = params_.scores(block_ - p_.visits.num_blocks, kv_head_);
       scores.stride = params_.score_stride();
       scores.log_sums = shared_.log_sums;
@@ -139,9 +140,12 @@ struct PageIndexKernel {
       scores.adds = p_.vote == ops::HeadVote::sum;
       scores.windows = p_.has_windows();
       scores.size = units;
-      scores.part = RowValues::of(nullptr, units, false).part;
       if (p_.group() > 1) set_log_sums(scores);
-      RowPasses<VotedScores, true, Unit> passes(threads_, scores, shared_.filter.parts);
+      float* const to = joined();
+      for (int i = unit_.thread; i < units; i += kThreads) to[i] = scores.at(unit_, i);
+      unit_.sync();
+      const Values values = Values::of(to, units, true);
+      RowPasses<Values, true, Unit> passes(threads_, values, shared_.filter.parts);
       const RowExtent extent = passes.extent();
       if (extent.has_nan) return kNone;
       Search<Unit> search(threads_, passes, shared_.filter, extent, {});
@@ -150,7 +154,7 @@ struct PageIndexKernel {
 
     // The logarithm of each head's sum of exponentials.
     EFFINFER_DEVICE void set_log_sums(const VotedScores& scores) {
-      const int count = scores.windows ? scores.size * VotedScores::kWindows - 1 : scores.size;
+      const int count = scores.count();
       for (int head = unit_.warp; head < p_.group(); head += kRowWarps) {
         const float* own = scores.scores + head * scores.stride;
         float max = -INFINITY;
@@ -168,14 +172,14 @@ struct PageIndexKernel {
     }
 
     // What is chosen of a candidate page.
-    EFFINFER_DEVICE uint64_t word_of(const VotedScores& scores, const RowHead& head,
-                                     int64_t place) {
+    EFFINFER_DEVICE uint64_t word_of(const RowHead& head, int64_t place) {
+      const float* const scores = joined();
       uint32_t bits[2];
       EFFINFER_UNROLL
       for (int half = 0; half < 2; ++half) {
         const auto key = static_cast<int>(place * ops::kPageSize) + kWarp * half + unit_.lane;
         const int index = key / p_.unit;
-        bits[half] = unit_.ballot(scores.size > 0 && head.has(scores.at(unit_, index), index));
+        bits[half] = unit_.ballot(head.least < INFINITY && head.has(scores[index], index));
       }
       return uint64_t{bits[1]} << 32 | bits[0];
     }

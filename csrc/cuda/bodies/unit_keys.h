@@ -13,14 +13,12 @@
 
 namespace effinfer::cuda {
 
-template <DType kType>
 struct UnitKeysKernel {
   static constexpr const char* kName = "unit_keys";
   static constexpr int kThreads = 128;
   static constexpr int kUnits = 512;                   // of a block
   static constexpr int kHeads = TiledQueries::kHeads;  // at a time
   using Params = PageIndexParams;
-  using Line = KeyLine<kType>;
   struct Shared {
     TiledQueries queries;
     int32_t counts[TiledQueries::kMostDims];  // of a line: whether some of its channels do
@@ -37,9 +35,9 @@ struct UnitKeysKernel {
     const int count = static_cast<int>(pages.count() * ops::kPageSize);
     const int first = unit.block % params.parts * kUnits;
     if (first >= count) return;
-    set_queries(unit, p, row, kv_head, shared);
     const int32_t* ids = p.batch.kv_indices + p.batch.kv_indptr[row.sequence] + pages.first;
     const int end = first + kUnits < count ? first + kUnits : count;
+    set_queries(unit, p, row, kv_head, shared);
     for (int i = first + unit.thread; i < end; i += kThreads) {
       const int64_t page = unit.load(ids + i / int{ops::kPageSize});
       const int token = i % int{ops::kPageSize};
@@ -55,10 +53,11 @@ struct UnitKeysKernel {
                                           Shared& shared) {
     const int dims = p.kv.head_dim;
     const int group = p.group();
+    const int of_line = AnyKeyLine(p.kv).of_line;
     const bool all = p.num_channels == 0;
     const float* q = p.q + row.first_row * p.q_stride + int64_t{kv_head} * group * dims;
     shared.queries.set(unit, q, group, dims, all ? p.sm_scale : 0.0f, kThreads);
-    for (int i = unit.thread; i < dims / Line::P; i += kThreads) shared.counts[i] = all ? 1 : 0;
+    for (int i = unit.thread; i < dims / of_line; i += kThreads) shared.counts[i] = all ? 1 : 0;
     if (!all) {
       unit.sync();
       const int32_t* channels = p.channels + int64_t{kv_head} * p.num_channels;
@@ -69,8 +68,8 @@ struct UnitKeysKernel {
               unit.mul(unit.load(q + head * dims + channel), p.sm_scale);
         }
         // By the first of a line's channels alone.
-        const int before = i > 0 ? unit.load(channels + i - 1) / Line::P : -1;
-        if (before != channel / Line::P) shared.counts[channel / Line::P] = 1;
+        const int before = i > 0 ? unit.load(channels + i - 1) / of_line : -1;
+        if (before != channel / of_line) shared.counts[channel / of_line] = 1;
       }
     }
     unit.sync();
@@ -80,14 +79,15 @@ struct UnitKeysKernel {
   EFFINFER_DEVICE static void score(Unit& unit, const Params& params, const Shared& shared,
                                     int64_t head_page, int token, float* to) {
     const ops::PageIndexProblem& p = params.problem;
-    const int dims = p.kv.head_dim;
-    const uint32_t* from = Line::first(p.kv.k + head_page * params.head_bytes, dims, token);
-    const float scale = Line::scale(unit, p.kv, head_page, token);
+    const AnyKeyLine line_of(p.kv);
+    const uint32_t* from = line_of.first(p.kv.k + head_page * params.head_bytes, token);
+    const float scale = line_of.scale(unit, p.kv, head_page, token);
+    EFFINFER_NO_UNROLL
     for (int head = 0; head < p.group(); head += kHeads) {
       float x[kHeads] = {};
-      const float (*queries)[kHeads] = shared.queries.of(head, dims);
-      for (int line = 0; line < dims / Line::P; ++line) {
-        if (shared.counts[line] != 0) Line::template add<kHeads>(unit, from, line, queries, x);
+      const float (*queries)[kHeads] = shared.queries.of(head, line_of.dims);
+      for (int line = 0; line < line_of.lines(); ++line) {
+        if (shared.counts[line] != 0) line_of.add(unit, from, line, queries, x);
       }
       EFFINFER_UNROLL
       for (int i = 0; i < kHeads; ++i) {
