@@ -45,6 +45,9 @@ auto with_kernel(const AttentionProblem& p, Visit&& visit) {
 const char* rejects_long_tiles(const AttentionProblem& p) {
   if (p.work.long_rows == 0) return nullptr;
   if (p.k.dtype == DType::f32) return "long tiles of f32 keys";
+  if (p.visits.has_weights() && p.k.dtype == DType::i8 && p.k.dims > 128) {
+    return "visited keys of 8 bits and more than 128 dims count once";
+  }
   const int rows = with_kernel(p, [&]<class Kernel>() { return Kernel::kRows; });
   return p.work.long_rows == rows ? nullptr : "no such number of rows of long tiles";
 }

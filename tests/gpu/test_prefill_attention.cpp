@@ -134,7 +134,11 @@ TEST("lists of visits") {
       }
       const Part dense = {cache.add(70), 70, 1};
       cache.upload();
+      Part weighted = part;
+      weighted.weigh(random);
       check_all(cache, {}, {dense, part});
+      check_all(cache, {}, {part, weighted});
+      check_all(cache, {true, 300, 70, 0.0f, {}, {}}, {dense, part});
     }
   }
 }

@@ -184,6 +184,7 @@ class AttentionTileRun {
         }
       }
       if (shaped) shape_scores(unit_, scores, row, r, start, p_.logits_soft_cap);
+      if (visited != 0) add_log_weights(unit_, scores, r, shared_.units.weights, start);
       hide_unseen(scores, r, seen);
     }
   }
@@ -259,7 +260,7 @@ struct AttentionKernel {
   // of copies under way, where 25 KB an SM keep its memory busy.
   static constexpr int kMinBlocks = kWarps == 2   ? 4
                                     : kWarps == 4 ? (kType == DType::i8 ? 3 : 2)
-                                                  : 1;
+                                                  : (kType == DType::i8 ? 2 : 1);
   static constexpr bool kWaitsItself = true;
   using Params = AttentionParams;
   using Shared = AttentionShared<kType, kWarps>;

@@ -60,9 +60,12 @@ EFFINFER_DEVICE Factors fold_row(Unit& unit, RowState& row, const RowState& chun
   return factors;
 }
 
-// Whether scores are more than scaled.
-EFFINFER_DEVICE bool is_shaped(const ops::AttentionProblem& p) {
+// Whether scores are more than scaled: capped or sloped, or keys count as lists of them say.
+EFFINFER_DEVICE bool has_shape(const ops::AttentionProblem& p) {
   return p.logits_soft_cap > 0.0f || p.alibi_slopes != nullptr;
+}
+EFFINFER_DEVICE bool is_shaped(const ops::AttentionProblem& p) {
+  return has_shape(p) || p.visits.has_weights();
 }
 // What a row's scores, shaped or not, are multiplied by: TileRow::scale has done its part where
 // they are.
@@ -123,6 +126,23 @@ EFFINFER_DEVICE void shape_scores(Unit& unit, BlockScores& block, const TileRow&
     for (int t = 0; t < 8; ++t) {
       float& x = score_at(block, t, r);
       x = fmaf(slope, distance + static_cast<float>(t), x);
+    }
+  }
+}
+
+// How often 8 keys from `start` on count, a multiple of 8: added to logits that are shaped. Null:
+// all of them once.
+template <class Unit>
+EFFINFER_DEVICE void add_log_weights(Unit& unit, BlockScores& block, int r, const float* weights,
+                                     int32_t start) {
+  if (weights == nullptr) return;
+  EFFINFER_UNROLL
+  for (int half = 0; half < 2; ++half) {
+    const Quad four = unit.load(reinterpret_cast<const Quad*>(weights + start) + half);
+    EFFINFER_UNROLL
+    for (int t = 0; t < 4; ++t) {
+      float& x = score_at(block, 4 * half + t, r);
+      x = fmaf(float_of(four.words[t]), kLog2e, x);
     }
   }
 }
