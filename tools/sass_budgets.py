@@ -99,7 +99,7 @@ BUDGETS = (
     Budget("PrefillKernel<[12], 8, 4, 2, 2>", 255, 1, 116736, PREFILL),
     Budget("PrefillKernel<3, 2, 8, 2, 0>", 255, 1, 105472, PREFILL),
     Budget("PrefillKernel<3, 4, 8, 2, 1>", 255, 1, 138240, PREFILL),
-    Budget("PrefillKernel<3, 8, 4, 2, 2>", 255, 1, 137216, PREFILL),
+    Budget("PrefillKernel<3, 8, 4, 2, 1>", 255, 1, 145408, PREFILL),
     # What blocks of GPUs with 99 KB have room for.
     Budget("PrefillKernel<3, 2, 4, 2, 0>", 255, 1, 79872, PREFILL, NOT_HOPPER),
     Budget("PrefillKernel<3, 4, 4, 2, 1>", 255, 1, 96256, PREFILL, NOT_HOPPER),

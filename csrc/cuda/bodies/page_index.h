@@ -60,9 +60,9 @@ struct PageIndexKernel {
 
  private:
   template <class Unit>
-  class Search : public RowHeads<Values, true, Unit> {
+  class Search : public RowHeads<Values, Unit> {
    public:
-    using Base = RowHeads<Values, true, Unit>;
+    using Base = RowHeads<Values, Unit>;
     using Base::Base;
     using Base::value_head;
   };
@@ -145,7 +145,7 @@ struct PageIndexKernel {
       for (int i = unit_.thread; i < units; i += kThreads) to[i] = scores.at(unit_, i);
       unit_.sync();
       const Values values = Values::of(to, units, true);
-      RowPasses<Values, true, Unit> passes(threads_, values, shared_.filter.parts);
+      RowPasses<Values, Unit> passes(threads_, values, shared_.filter.parts, true);
       const RowExtent extent = passes.extent();
       if (extent.has_nan) return kNone;
       Search<Unit> search(threads_, passes, shared_.filter, extent, {});
