@@ -142,12 +142,22 @@ struct PageIndexKernel {
       scores.size = units;
       if (p_.group() > 1) set_log_sums(scores);
       float* const to = joined();
-      for (int i = unit_.thread; i < units; i += kThreads) to[i] = scores.at(unit_, i);
-      unit_.sync();
+      RowExtent extent = {-INFINITY, -INFINITY, INFINITY, false, 0.0};
+      for (int i = unit_.thread; i < units; i += kThreads) {
+        const float x = scores.at(unit_, i);
+        extent.has_nan = extent.has_nan || x != x;
+        extent.highest = fmaxf(extent.highest, x);
+        to[i] = x;
+      }
+      // Behind which all scores are there. As integers, which maxima of the block are: the sign bit
+      // flipped.
+      int keys[2] = {static_cast<int>(key_of(extent.highest) ^ 0x80000000u),
+                     extent.has_nan ? 1 : 0};
+      threads_.max(keys);
+      if (keys[1] != 0) return kNone;
+      extent.highest = value_of(static_cast<uint32_t>(keys[0]) ^ 0x80000000u);
       const Values values = Values::of(to, units, true);
       RowPasses<Values, true, Unit> passes(threads_, values, shared_.filter.parts);
-      const RowExtent extent = passes.extent();
-      if (extent.has_nan) return kNone;
       Search<Unit> search(threads_, passes, shared_.filter, extent, {});
       return search.value_head(wanted);
     }
