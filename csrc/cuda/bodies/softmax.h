@@ -80,6 +80,26 @@ EFFINFER_DEVICE float& score_at(BlockScores& block, int t, int r) {
   return block[t % 4][2 * r + t / 4];
 }
 
+// The first one becomes the last, the others move up. Registers have no index: code that takes what
+// is first, and turns it as often as there are numbers or blocks, is there once, not for each.
+template <int kCount>
+EFFINFER_DEVICE void turn(float (&x)[kCount]) {
+  const float first = x[0];
+  EFFINFER_UNROLL
+  for (int i = 0; i + 1 < kCount; ++i) x[i] = x[i + 1];
+  x[kCount - 1] = first;
+}
+template <int kCount>
+EFFINFER_DEVICE void turn(BlockScores (&blocks)[kCount]) {
+  EFFINFER_UNROLL
+  for (int i = 0; i < 16; ++i) {
+    const float first = blocks[0][i / 4][i % 4];
+    EFFINFER_UNROLL
+    for (int b = 0; b + 1 < kCount; ++b) blocks[b][i / 4][i % 4] = blocks[b + 1][i / 4][i % 4];
+    blocks[kCount - 1][i / 4][i % 4] = first;
+  }
+}
+
 // Scaled, capped and sloped: binary logarithms. `start` is the place of token 0.
 template <class Unit>
 EFFINFER_DEVICE void shape_scores(Unit& unit, BlockScores& block, const TileRow& row, int r,
