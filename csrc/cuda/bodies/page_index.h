@@ -60,9 +60,9 @@ struct PageIndexKernel {
 
  private:
   template <class Unit>
-  class Search : public RowHeads<Values, true, Unit> {
+  class Search : public RowHeads<Values, Unit> {
    public:
-    using Base = RowHeads<Values, true, Unit>;
+    using Base = RowHeads<Values, Unit>;
     using Base::Base;
     using Base::value_head;
   };
@@ -157,7 +157,7 @@ struct PageIndexKernel {
       if (keys[1] != 0) return kNone;
       extent.highest = value_of(static_cast<uint32_t>(keys[0]) ^ 0x80000000u);
       const Values values = Values::of(to, units, true);
-      RowPasses<Values, true, Unit> passes(threads_, values, shared_.filter.parts);
+      RowPasses<Values, Unit> passes(threads_, values, shared_.filter.parts, true);
       Search<Unit> search(threads_, passes, shared_.filter, extent, {});
       return search.value_head(wanted);
     }
