@@ -138,7 +138,7 @@ BUDGETS = (
     Budget("PageBoundsKernel", 80, 3, opcodes=("LDG.E.128", "ATOMG")),
     Budget("PageScoresKernel", 56, 4, 32768, ("LDG.E", "FFMA")),
     Budget("UnitKeysKernel", 56, 4, 37888, ("LDS.128", "FFMA")),
-    Budget("PageIndexKernel", 128, 1, 35072, ("LDG.E.128", "MUFU.EX2")),
+    Budget("PageIndexKernel", 96, 1, 2112, ("MUFU.EX2", "FFMA")),
     Budget("HashCodesKernel", 64, 2, 65856, ("LDG.E.128", "VOTE", "ATOMG")),
     Budget("HashIndexKernel", 80, 3, 53760, ("LDG.E.64", "LDS")),
     Budget("BucketMeanKernel", 48, 5),
