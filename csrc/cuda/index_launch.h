@@ -38,10 +38,5 @@ inline const char* rejects_page_keys(const ops::KvLayer& kv, int64_t group) {
   }
   return nullptr;
 }
-template <class Visit>
-auto with_page_keys(DType dtype, Visit&& visit) {
-  if (dtype == DType::f32) return visit.template operator()<DType::f32>();
-  return with_index_keys(dtype, visit);
-}
 
 }  // namespace effinfer::cuda

@@ -46,10 +46,8 @@ void choose(const PageIndexParams& params, Queue& queue) {
 void page_index(const PageIndexProblem& p, Queue& queue) {
   PageIndexParams params = {p, static_cast<int64_t>(p.kv.head_bytes()), 1, 0, p.visits.num_rows};
   if (p.has_bounds()) {
-    with_page_keys(p.kv.dtype, [&]<DType kType>() {
-      using Kernel = PageBoundsKernel<kType>;
-      launch_parts<Kernel>(params, p.visits.list_words, Kernel::kBlockPages, queue);
-    });
+    launch_parts<PageBoundsKernel>(params, p.visits.list_words, PageBoundsKernel::kBlockPages,
+                                   queue);
   }
   for (; params.first_row < p.visits.num_rows; params.first_row += p.visits.score_rows) {
     params.num_rows = std::min(p.visits.score_rows, p.visits.num_rows - params.first_row);

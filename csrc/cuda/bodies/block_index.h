@@ -99,16 +99,13 @@ struct BlockIndexKernel {
     // Pages of all heads; of a budget `wanted` ones.
     EFFINFER_DEVICE void choose_all(int wanted) {
       if (p_.probe) weigh_rows();
-      for (int first = 0; first < shape_.rows; first += kTileRows) choose(first);
-      if (!p_.has_budget()) return;
-      const KeyRange range{key_of(0.0f), key_of(INFINITY)};
-      mark(RowList::head<false>(threads_, shared_.totals, pages_, wanted, range, shared_.found),
-           shared_.totals);
-      unit_.sync();
+      const TopScores top = p_.has_budget() ? TopScores{wanted, 0.0f} : p_.pages;
+      for (int first = 0; first < shape_.rows; first += kTileRows) choose(first, top);
+      if (p_.has_budget()) unit_.sync();
     }
 
     // By the heads of 16 rows of cells.
-    EFFINFER_DEVICE void choose(int first) {
+    EFFINFER_DEVICE void choose(int first, const TopScores& top) {
       set_queries(first);
       unit_.sync();
       float max[2] = {kNoScore, kNoScore};
@@ -119,10 +116,19 @@ struct BlockIndexKernel {
       visit_cells(first,
                   [&](Cells& cells, int cell) { this->write_scores(cells, cell, max, sum); });
       unit_.sync();
-      const int heads = kTileRows / shape_.head_rows;
-      for (int head = 0; head < heads && first + head * shape_.head_rows < shape_.rows; ++head) {
-        const float* scores = shared_.scores + head * pages_;
-        p_.has_budget() ? add_pages(scores, first + head == 0) : choose_pages(scores);
+      const int left = (shape_.rows - first) / shape_.head_rows;
+      const int heads = left < kTileRows / shape_.head_rows ? left : kTileRows / shape_.head_rows;
+      const bool is_last = first + kTileRows >= shape_.rows;
+      // Of a budget all heads' together, behind the last.
+      const int end = p_.has_budget() && is_last ? heads + 1 : heads;
+      EFFINFER_NO_UNROLL
+      for (int head = 0; head < end; ++head) {
+        const float* scores = head < heads ? shared_.scores + head * pages_ : shared_.totals;
+        if (p_.has_budget() && head < heads) {
+          add_pages(scores, first + head == 0);
+        } else {
+          choose_pages(scores, top);
+        }
       }
     }
 
@@ -174,8 +180,7 @@ struct BlockIndexKernel {
     }
 
     // The highest of a head's pages join those that are chosen.
-    EFFINFER_DEVICE void choose_pages(const float* scores) {
-      const TopScores& top = p_.pages;
+    EFFINFER_DEVICE void choose_pages(const float* scores, const TopScores& top) {
       RowHead head;
       if (top.mass > 0.0f) {
         double total[1] = {};
@@ -248,8 +253,9 @@ struct BlockIndexKernel {
 
     template <bool kWeights>
     EFFINFER_DEVICE RowHead head_of(const float* scores, double goal) {
-      // No sum of shares of 16 rows is above 16 but for rounding.
-      const KeyRange range{key_of(kWeights ? 0x1p-149f : 0.0f), key_of(32.0f)};
+      // No sum of shares of 16 rows is above 16 but for rounding; those of heads are more.
+      const float most = p_.has_budget() ? INFINITY : 32.0f;
+      const KeyRange range{key_of(kWeights ? 0x1p-149f : 0.0f), key_of(most)};
       return RowList::head<kWeights>(threads_, scores, pages_, goal, range, shared_.found);
     }
 

@@ -74,6 +74,7 @@ struct HistoryIndexKernel {
       const bool tree = p_.batch.is_tree(sequence_);
       history_ = tree ? nullptr : plane_of(p_.planes, sequence_, kv_head_);
       const int32_t rows = p_.batch.qo_indptr[sequence_ + 1] - p_.batch.qo_indptr[sequence_];
+      EFFINFER_NO_UNROLL
       for (int32_t i = 0; i < rows; ++i) {
         const int64_t block = p_.visits.first_block[sequence_] + i;
         const ops::VisitBlock row = p_.visits.blocks[block];
@@ -93,6 +94,7 @@ struct HistoryIndexKernel {
 
    private:
     EFFINFER_DEVICE void add_all() {
+      EFFINFER_NO_UNROLL
       for (int64_t i = unit_.thread; i < num_words_; i += kThreads) words_[i] = kWhole;
     }
 
@@ -118,6 +120,7 @@ struct HistoryIndexKernel {
     EFFINFER_DEVICE void clear_new_pages(const ops::VisitBlock& row) {
       const int64_t whole = row.position / ops::kPageSize;
       const auto first = static_cast<int64_t>(history_[ops::kHistoryWhole]);
+      EFFINFER_NO_UNROLL
       for (int64_t i = unit_.thread; i < (whole - first) * ops::kHistoryRows; i += kThreads) {
         const int64_t page = first + i / ops::kHistoryRows;
         history_[page * ops::kPageSize + i % ops::kHistoryRows] = 0.0f;
@@ -152,11 +155,13 @@ struct HistoryIndexKernel {
         turn_network(row.position);
         unit_.sync();
         const int64_t num_pages = row.position / ops::kPageSize;
+        EFFINFER_NO_UNROLL
         for (int i = unit_.warp; i < count; i += kRowWarps) predict(pages.first + i, num_pages, i);
         unit_.sync();
         const KeyRange range{key_of(-INFINITY), key_of(INFINITY)};
         head = RowList::head<false>(threads_, shared_.scores, count, kept, range, shared_.found);
       }
+      EFFINFER_NO_UNROLL
       for (int64_t i = unit_.thread; i < num_words_; i += kThreads) {
         const int64_t place = i - pages.first;
         const bool chosen =
@@ -174,6 +179,7 @@ struct HistoryIndexKernel {
       constexpr int kRows = ops::kHistoryRows;
       constexpr int kFilter = static_cast<int>(ops::kHistoryFilter);
       constexpr int kDirect = kFilter + 2 * kRow;
+      EFFINFER_NO_UNROLL
       for (int i = unit_.thread; i < int{ops::kHistoryWeights}; i += kThreads) {
         const int age = i < kFilter ? i / kRow % kRows : i - kDirect;
         const int number = (position - 1 - age + kRows) % kRows;
@@ -196,12 +202,14 @@ struct HistoryIndexKernel {
       const int half = unit_.lane / kRow;
       float hidden = 0.0f;
       float own = 0.0f;
+      EFFINFER_NO_UNROLL
       for (int n = 0; n < ops::kHistoryPages; ++n) {
         const int64_t from = page + n - 1;
         if (from < 0 || from >= num_pages) continue;
         const float row = history_[from * ops::kPageSize + unit_.lane];
         if (n == 1) own = row;
         const float* filter = shared_.network + n * ops::kHistoryRows * kRow + channel;
+        EFFINFER_NO_UNROLL
         for (int i = 0; i < kHalf; ++i) {
           const int number = half * kHalf + i;
           hidden = fmaf(unit_.shfl(row, number), filter[number * kRow], hidden);
@@ -218,20 +226,24 @@ struct HistoryIndexKernel {
     EFFINFER_DEVICE void add_to_history(const ops::VisitBlock& row, bool follows) {
       const int64_t whole = row.position / ops::kPageSize;
       HistoryScores<Unit> scores(unit_, pages());
+      EFFINFER_NO_UNROLL
       for (int64_t page = unit_.warp; page < whole; page += kRowWarps) {
         if (words_[page] == kWhole) scores.score_keys(page);
       }
       unit_.sync();
+      EFFINFER_NO_UNROLL
       for (int head = unit_.warp; head < p_.group(); head += kRowWarps) {
         scores.join_pages(head, words_, whole);
       }
       unit_.sync();
       const int64_t now = row.position % ops::kHistoryRows;
       const int64_t before = (row.position - 1) % ops::kHistoryRows;
+      EFFINFER_NO_UNROLL
       for (int64_t page = unit_.thread; page < whole; page += kThreads) {
         float* const own = history_ + page * ops::kPageSize;
         const float score = words_[page] == kWhole ? scores.score_of(page) : own[before];
         own[now] = score;
+        EFFINFER_NO_UNROLL
         for (int i = 0; !follows && i < ops::kHistoryRows; ++i) own[i] = score;
       }
       if (unit_.thread != 0) return;

@@ -68,11 +68,13 @@ class HistoryScores {
   // warp.
   EFFINFER_DEVICE void join_pages(int head, const uint64_t* words, int64_t whole) {
     float highest = kNoScore;
+    EFFINFER_NO_UNROLL
     for (int64_t page = unit_.lane; page < whole; page += kWarp) {
       if (words[page] == ~uint64_t{0}) highest = fmaxf(highest, best_of(head, page)[0]);
     }
     highest = warp_max(highest);
     float sum = 0.0f;
+    EFFINFER_NO_UNROLL
     for (int64_t page = unit_.lane; page < whole; page += kWarp) {
       if (words[page] != ~uint64_t{0}) continue;
       const float* best = best_of(head, page);
@@ -85,6 +87,7 @@ class HistoryScores {
   // Behind another one: a page's score.
   EFFINFER_DEVICE float score_of(int64_t page) const {
     float highest = 0.0f;
+    EFFINFER_NO_UNROLL
     for (int head = 0; head < of_.p.group(); ++head) {
       const float log = best_of(head, page)[0] - of_.log_sums[head];
       highest = fmaxf(highest, ops::kLeastLog + rounded_product(log, kLog2e));

@@ -29,6 +29,7 @@ class KeptChoice {
     const bool follows = plane_[Place::kNext] == static_cast<float>(position_) &&
                          plane_[Place::kPage] == static_cast<float>(own_page());
     double sums[3] = {};
+    EFFINFER_NO_UNROLL
     for (int i = block_.unit().thread; follows && i < size_; i += kRowThreads) {
       const double x = queries_[i];
       const double y = plane_[Place::of_query(i)];
@@ -54,6 +55,7 @@ class KeptChoice {
   EFFINFER_DEVICE void end(bool held) const {
     if (plane_ == nullptr) return;
     if (!held) {
+      EFFINFER_NO_UNROLL
       for (int i = block_.unit().thread; i < size_; i += kRowThreads) {
         plane_[Place::of_query(i)] = queries_[i];
       }

@@ -16,6 +16,7 @@
 
 #include "core/float16.h"
 #include "cuda/bodies/fragments.h"
+#include "cuda/bodies/key_products.h"
 #include "cuda/unit.h"
 #include "ops/page_index.h"
 #include "ops/row_scores.h"
@@ -54,14 +55,13 @@ EFFINFER_DEVICE bool chooses_units(const ops::PageIndexProblem& p, const ops::Vi
          !ops::visits_all(p, row);
 }
 
-template <DType kType>
 struct PageBoundsKernel {
   static constexpr const char* kName = "page_bounds";
   static constexpr int kThreads = 256;
   static constexpr int kPages = 8;  // of a warp
   static constexpr int kBlockPages = kThreads / kWarp * kPages;
-  static constexpr int P = kType == DType::f32 ? 1 : kType == DType::i8 ? 4 : 2;
-  static constexpr int kGroups = 4;  // of 16 tokens
+  static constexpr int P = AnyKeyLine::kMost;  // dims of a line, at most
+  static constexpr int kGroups = 4;            // of 16 tokens
   using Params = PageIndexParams;
   struct Shared {};
 
@@ -98,7 +98,8 @@ struct PageBoundsKernel {
     const int64_t place = page * kv.num_kv_heads + kv_head;
     const auto* keys = reinterpret_cast<const Quad*>(kv.k + place * params.head_bytes);
     uint16_t* const out = kv.bounds.of(page, kv_head, kv.num_kv_heads, kv.head_dim);
-    const int lines = kv.head_dim / P;
+    const AnyKeyLine line_of(kv);
+    const int lines = line_of.lines();
     const auto* scales = reinterpret_cast<const Quad*>(kv.k_scale + place * ops::kPageSize);
     const bool means = params.problem.means;
     const int of_unit = static_cast<int>(params.problem.summary_unit() / 16);
@@ -118,15 +119,15 @@ struct PageBoundsKernel {
       EFFINFER_UNROLL
       for (int g = 0; g < kGroups; ++g) {
         if (g >= of_unit) continue;
-        Quad scale = {};
-        if constexpr (kType == DType::i8) {
+        Quad scale = {bits_of(1.0f), bits_of(1.0f), bits_of(1.0f), bits_of(1.0f)};
+        if (kv.dtype == DType::i8) {
           scale = unit.load(scales + 4 * (own * of_unit + g) + unit.lane % 4);
         }
-        widen(unit, quads[g], scale, means, extremes);
+        widen(unit, line_of, quads[g], scale, means, extremes);
       }
       join(unit, means, extremes);
       if (unit.lane % 4 != 0 || !inside) continue;
-      write(means, extremes, kv.head_dim, out + own * numbers + line * P);
+      write(means, extremes, line_of, out + own * numbers + line * line_of.of_line);
     }
   }
 
@@ -159,39 +160,35 @@ struct PageBoundsKernel {
       }
     }
   }
-  EFFINFER_DEVICE static void write(bool means, const Extremes& e, int dims, uint16_t* to) {
+  EFFINFER_DEVICE static void write(bool means, const Extremes& e, const AnyKeyLine& line_of,
+                                    uint16_t* to) {
     EFFINFER_UNROLL
     for (int j = 0; j < P; ++j) {
+      if (j >= line_of.of_line) continue;
       if (means) {
         to[j] = f32_to_bf16(e.least[j] * (1.0f / 16.0f));
         continue;
       }
       to[j] = bf16_rounded(e.least[j], false);
-      to[dims + j] = bf16_rounded(e.most[j], true);
+      to[line_of.dims + j] = bf16_rounded(e.most[j], true);
     }
   }
 
   // By four tokens.
   template <class Unit>
-  EFFINFER_DEVICE static void widen(Unit& unit, const Quad& keys, const Quad& scales, bool means,
-                                    Extremes& e) {
+  EFFINFER_DEVICE static void widen(Unit& unit, const AnyKeyLine& line_of, const Quad& keys,
+                                    const Quad& scales, bool means, Extremes& e) {
     EFFINFER_UNROLL
     for (int t = 0; t < 4; ++t) {
+      float k[P];
+      line_of.widen(unit, keys.words[t], k);
       EFFINFER_UNROLL
       for (int j = 0; j < P; ++j) {
-        const float x = key(unit, keys.words[t], j, float_of(scales.words[t]));
+        const float x = unit.mul(k[j], float_of(scales.words[t]));
         e.least[j] = means ? e.least[j] + x : fminf(e.least[j], x);
         e.most[j] = fmaxf(e.most[j], x);
       }
     }
-  }
-
-  template <class Unit>
-  EFFINFER_DEVICE static float key(Unit& unit, uint32_t word, int j, [[maybe_unused]] float scale) {
-    if constexpr (kType == DType::f32) return float_of(word);
-    if constexpr (kType == DType::bf16) return bf16_to_f32(static_cast<uint16_t>(word >> 16 * j));
-    if constexpr (kType == DType::f16) return unit.from_f16(static_cast<uint16_t>(word >> 16 * j));
-    return unit.mul(static_cast<float>(static_cast<int8_t>(word >> 8 * j)), scale);
   }
 };
 

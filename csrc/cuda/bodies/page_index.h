@@ -1,5 +1,5 @@
 // What a generated row visits, by the scores of units that page_scores.h or unit_keys.h have
-// written: a block of threads a list. The highest are found by the search that sampling uses, and
+// written: a block of threads a list. The highest are found by a search in the order of floats, and
 // among equals the first ones are chosen. Nothing is chosen of scores with NaNs.
 //
 // Where rows visit what those before them have chosen (ops/kept_choice.h) a block has the lists of
@@ -12,7 +12,7 @@
 #include "cuda/bodies/index_keys.h"
 #include "cuda/bodies/kept_choice.h"
 #include "cuda/bodies/page_bounds.h"
-#include "cuda/bodies/row_heads.h"
+#include "cuda/bodies/row_search.h"
 #include "cuda/bodies/sequence_planes.h"
 #include "cuda/bodies/softmax.h"
 #include "cuda/bodies/tiled_queries.h"
@@ -27,10 +27,9 @@ struct PageIndexKernel {
   static constexpr int kThreads = kRowThreads;
   static constexpr int kMinBlocks = 1;  // the search is worth its registers
   using Params = PageIndexParams;
-  using Values = RowValuesOf<true>;
   struct Shared {
-    RowFilterShared filter;
     RowExchange exchange;
+    int32_t found;
     float log_sums[TiledQueries::kMostHeads];
   };
 
@@ -60,14 +59,6 @@ struct PageIndexKernel {
 
  private:
   template <class Unit>
-  class Search : public RowHeads<Values, Unit> {
-   public:
-    using Base = RowHeads<Values, Unit>;
-    using Base::Base;
-    using Base::value_head;
-  };
-
-  template <class Unit>
   class PageIndex {
    public:
     EFFINFER_DEVICE PageIndex(Unit& unit, const Params& params, Shared& shared, int64_t block,
@@ -85,6 +76,7 @@ struct PageIndexKernel {
     // With a plane, or null, of what rows before have chosen.
     EFFINFER_DEVICE void run(float* plane) {
       if (!chooses_units(p_, row_, kv_head_)) {
+        EFFINFER_NO_UNROLL
         for (int64_t i = unit_.thread; i < num_words(); i += kThreads) words()[i] = ~uint64_t{0};
         return;
       }
@@ -93,6 +85,7 @@ struct PageIndexKernel {
                             size, row_.position);
       const bool held = p_.reuse > 0.0f && kept.holds(p_.reuse);
       const RowHead head = held ? RowHead{} : choose();
+      EFFINFER_NO_UNROLL
       for (int64_t i = unit_.warp; i < num_words(); i += kRowWarps) {
         const int64_t place = i - pages_.first;
         const bool candidate = place >= 0 && place < pages_.count();
@@ -142,26 +135,70 @@ struct PageIndexKernel {
       scores.size = units;
       if (p_.group() > 1) set_log_sums(scores);
       float* const to = joined();
-      for (int i = unit_.thread; i < units; i += kThreads) to[i] = scores.at(unit_, i);
-      unit_.sync();
-      const Values values = Values::of(to, units, true);
-      RowPasses<Values, Unit> passes(threads_, values, shared_.filter.parts, true);
-      const RowExtent extent = passes.extent();
-      if (extent.has_nan) return kNone;
-      Search<Unit> search(threads_, passes, shared_.filter, extent, {});
-      return search.value_head(wanted);
+      float highest = -INFINITY;
+      bool has_nan = false;
+      EFFINFER_NO_UNROLL
+      for (int i = unit_.thread; i < units; i += kThreads) {
+        to[i] = scores.at(unit_, i);
+        has_nan = has_nan || to[i] != to[i];
+        highest = fmaxf(highest, to[i]);
+      }
+      // Behind which all scores are there. As integers, which maxima of the block are: the sign bit
+      // flipped.
+      int keys[2] = {static_cast<int>(key_of(highest) ^ 0x80000000u), has_nan ? 1 : 0};
+      threads_.max(keys);
+      if (keys[1] != 0) return kNone;
+      return head_of(to, units, wanted, static_cast<uint32_t>(keys[0]) ^ 0x80000000u);
+    }
+
+    // The `wanted` highest of scores that this kernel has written, by passes over them: other
+    // searches (row_heads.h) take fewer, and several times as much code.
+    EFFINFER_DEVICE RowHead head_of(const float* scores, int size, int wanted, uint32_t highest) {
+      KeyRange range{key_of(-INFINITY), highest};
+      while (!range.is_one()) {
+        float pivots[kPivots];
+        int counts[kPivots] = {};
+        EFFINFER_UNROLL
+        for (int j = 0; j < kPivots; ++j) pivots[j] = value_of(range.pivot(j));
+        for (int i = unit_.thread; i < size; i += kThreads) {
+          EFFINFER_UNROLL
+          for (int j = 0; j < kPivots; ++j) counts[j] += scores[i] >= pivots[j] ? 1 : 0;
+        }
+        threads_.sum(counts);
+        const KeyRange old = range;
+        EFFINFER_UNROLL
+        for (int j = 0; j < kPivots; ++j) {
+          const bool reached = counts[j] >= wanted;
+          range.tell(old.pivot(j), reached, !reached);
+          // These alone: no other one is equal to the least of them.
+          if (counts[j] == wanted) range.high = range.low;
+        }
+      }
+      const float least = value_of(range.low);
+      int counts[2] = {};  // above it, and equal
+      for (int i = unit_.thread; i < size; i += kThreads) {
+        counts[0] += scores[i] > least ? 1 : 0;
+        counts[1] += scores[i] == least ? 1 : 0;
+      }
+      threads_.sum(counts);
+      const HeadEnd end = head_end<false>(least, counts[0], counts[1], wanted);
+      return {least, RowList::ties_end(threads_, scores, size, end, shared_.found,
+                                       [](int place) { return place; })};
     }
 
     // The logarithm of each head's sum of exponentials.
     EFFINFER_DEVICE void set_log_sums(const VotedScores& scores) {
       const int count = scores.count();
+      EFFINFER_NO_UNROLL
       for (int head = unit_.warp; head < p_.group(); head += kRowWarps) {
         const float* own = scores.scores + head * scores.stride;
         float max = -INFINITY;
+        EFFINFER_NO_UNROLL
         for (int i = unit_.lane; i < count; i += kWarp) max = fmaxf(max, unit_.load(own + i));
         EFFINFER_UNROLL
         for (int mask = 1; mask < kWarp; mask *= 2) max = fmaxf(max, unit_.shfl_xor(max, mask));
         float sum = 0.0f;
+        EFFINFER_NO_UNROLL
         for (int i = unit_.lane; i < count; i += kWarp) {
           sum += unit_.exp2(rounded_product(unit_.load(own + i) - max, kLog2e));
         }

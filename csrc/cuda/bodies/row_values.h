@@ -26,9 +26,7 @@ struct RowParts {
   int count[kRowWarps];    // values in the range
 };
 
-// `kWritten`: this kernel has written the row, before a barrier.
-template <bool kWritten>
-struct RowValuesOf {
+struct RowValues {
   static constexpr int kPerLane = kChunk<float>;
   static constexpr int kPerTile = kWarp * kPerLane;  // of a warp
   // Loads under way of a thread: 32 KB in all, as much as an SM needs to keep its share of an
@@ -41,7 +39,7 @@ struct RowValuesOf {
   int part = 0;  // values of a warp
   bool vectored = false;
 
-  EFFINFER_DEVICE static RowValuesOf of(const float* row, int size, bool vectored) {
+  EFFINFER_DEVICE static RowValues of(const float* row, int size, bool vectored) {
     const int part = (size + kRowWarps * kPart - 1) / (kRowWarps * kPart) * kPart;
     return {row, size, part, vectored};
   }
@@ -81,14 +79,12 @@ struct RowValuesOf {
   EFFINFER_DEVICE Quad load_words(Unit& unit, int first) const {
     Quad quad{};
     if (vectored) {
-      const auto* from = reinterpret_cast<const Quad*>(row + first);
-      if (first < size) quad = kWritten ? unit.load_written(from) : unit.load(from);
+      if (first < size) quad = unit.load(reinterpret_cast<const Quad*>(row + first));
       return quad;
     }
     EFFINFER_UNROLL
     for (int e = 0; e < kPerLane; ++e) {
-      if (first + e >= size) continue;
-      quad.words[e] = bits_of(kWritten ? row[first + e] : unit.load(row + first + e));
+      if (first + e < size) quad.words[e] = bits_of(unit.load(row + first + e));
     }
     return quad;
   }
@@ -101,7 +97,5 @@ struct RowValuesOf {
     }
   }
 };
-
-using RowValues = RowValuesOf<false>;
 
 }  // namespace effinfer::cuda
