@@ -149,6 +149,8 @@ BUDGETS = (
     Budget("RowPositionsKernel", 32, 16),
     Budget("PageLengthsKernel", 32, 16),
     # Arguments: dtype, dims of heads at most.
+    Budget("FloatAttentionKernel", 80, 3, 48968),
+    Budget("FloatScoresKernel", 80, 3, 36096),
     Budget("PlainAttentionKernel<[12], 64>", 168, 2, 75536, PLAIN),
     Budget("PlainAttentionKernel<[12], 128>", 240, 1, 147216, PLAIN),
     Budget("PlainAttentionKernel<[12], 256>", 248, 1, 159504, PLAIN),
