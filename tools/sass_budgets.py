@@ -149,6 +149,9 @@ BUDGETS = (
     Budget("RowPositionsKernel", 32, 16),
     Budget("PageLengthsKernel", 32, 16),
     # Arguments: dtype, dims of heads at most.
+    Budget("PoolRowsKernel", 40, 6),
+    Budget("CallerBoundsKernel", 40, 6),
+    Budget("PageScoresKernel", 64, 4),
     Budget("FloatAttentionKernel", 80, 3, 48968),
     Budget("FloatScoresKernel", 80, 3, 36096),
     Budget("PlainAttentionKernel<[12], 64>", 168, 2, 75536, PLAIN),

@@ -22,6 +22,7 @@ void register_cuda() {
   register_prefill_index();
   register_column_index();
   register_page_index();
+  register_caller_index();
 }
 
 }  // namespace effinfer::cuda

@@ -46,6 +46,7 @@ void register_top_windows();
 void register_prefill_index();
 void register_column_index();
 void register_page_index();
+void register_caller_index();
 
 // All of them.
 void register_cuda();

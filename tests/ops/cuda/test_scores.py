@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from effinfer import InvalidArgumentError, Queue, UnsupportedError, ops
+from effinfer import InvalidArgumentError, Queue, ops
 from tests.ops.batches import Paged, Shape, as_dtype, offsets, values_of
 from tests.ops.cuda.gpu_arrays import here, stream, there
 from tests.ops.reference import seen
@@ -170,10 +170,6 @@ def test_what_is_refused():
          r"k: expected a tensor on cuda:0, got one on cpu"),
         (lambda: ops.attention_scores(there(q), there(k), diagonals=True, causal=False, **lists),
          InvalidArgumentError, "diagonals: expected False without causal"),
-        (lambda: ops.vertical_slash_index(there(q), there(k), **lists), UnsupportedError,
-         r"\[vertical_slash_index\] q: expected an array on cpu"),
-        (lambda: ops.page_bounds(there(k), page_size=4), UnsupportedError,
-         r"\[page_bounds\] k: expected an array on cpu"),
     ):  # fmt: skip
         with pytest.raises(error, match=r"(.|\n)*" + message):
             call()
