@@ -149,6 +149,8 @@ BUDGETS = (
     Budget("RowPositionsKernel", 32, 16),
     Budget("PageLengthsKernel", 32, 16),
     # Arguments: dtype, dims of heads at most.
+    Budget("Int8RowsKernel", 56, 8),
+    Budget("Int8Matmul", 80, 3, 20480, ("IMMA",)),
     Budget("PoolRowsKernel", 40, 6),
     Budget("CallerBoundsKernel", 40, 6),
     Budget("PageScoresKernel", 64, 4),
