@@ -111,7 +111,7 @@ class PlainResult {
 
   Unit& unit_;
   const ops::AttentionProblem& p_;
-  const PlainItem& own_;
+  const PlainItem own_;
   Totals& totals_;
   // Of the chunks so far: of the thread's own row.
   float max_ = kPlainNoScore;
