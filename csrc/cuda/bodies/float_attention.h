@@ -27,11 +27,13 @@ struct FloatAttentionShared {
   float weights[kPlainRows][ops::kChunkTokens];
   float totals[kPlainRows][ops::kGpuMostHeadDim];
   PlainRow who[kPlainRows];
+  const uint8_t* query[kPlainRows];  // null: there is no such row
   // Of the rows' chunks so far, and how the chunk joins them.
   float max[kPlainRows];
   float sum[kPlainRows];
   PlainFold folds[kPlainRows];
-  FloatPlaces<ops::kChunkTokens> places;
+  FloatTokens<ops::kChunkTokens> keys;
+  FloatTokens<ops::kChunkTokens> values;
   ListTokens list[kPlainUnits];
   int32_t is_last;
 };
@@ -55,14 +57,20 @@ class FloatTile {
         column_(unit.thread % kColumns) {}
 
   EFFINFER_DEVICE void run() {
-    if (unit_.thread < kPlainRows) shared_.who[unit_.thread] = plain_row(p_, tile_, unit_.thread);
+    if (unit_.thread < kPlainRows) {
+      const int row = unit_.thread;
+      shared_.who[row] = plain_row(p_, tile_, row);
+      const bool exists = row < own_.num_rows();
+      shared_.query[row] = exists ? query_at(p_.q, own_.token(row), own_.head(row)) : nullptr;
+    }
+    EFFINFER_NO_UNROLL
     for (int row = row_; row < row_ + kOwn; ++row) {
       if (column_ == 0) shared_.max[row] = kPlainNoScore;
       if (column_ == 0) shared_.sum[row] = 0.0f;
       each_dim([&](int at) { shared_.totals[row][at] = 0.0f; });
     }
-    int32_t chunk = own_.next_chunk(item_.first_unit / kPlainUnits);
-    for (; chunk >= 0; chunk = own_.next_chunk(chunk + 1)) {
+    int32_t chunk = item_.first_unit / kPlainUnits - 1;
+    while ((chunk = own_.next_chunk(chunk + 1)) >= 0) {
       find(chunk);
       unit_.sync();
       EFFINFER_NO_UNROLL
@@ -91,20 +99,11 @@ class FloatTile {
     const int32_t index = chunk * kPlainUnits + unit_.warp;
     const bool visited = own_.is_visited(index);
     const TokenPlaces places = Places::find(unit_, p_, p_.work.spans, tile_, index, visited);
-    shared_.places.store(unit_, unit_.warp * kPlainUnit, places);
+    shared_.keys.store(unit_, p_.k, tile_.kv_head, unit_.warp * kPlainUnit, places);
+    shared_.values.store(unit_, p_.v, tile_.kv_head, unit_.warp * kPlainUnit, places);
     if (tile_.first_span >= 0) {
       Places::store_tokens(unit_, p_, tile_, index, places, shared_.list[unit_.warp]);
     }
-  }
-
-  EFFINFER_DEVICE float scale_of(const ops::KvRows& rows, int at) {
-    return shared_.places.scale(unit_, rows, tile_.kv_head, at);
-  }
-
-  EFFINFER_DEVICE void fetch_rows(const ops::KvRows& rows, int unit, int begin) {
-    fetch_piece<kPlainUnit, kWarps>(unit_, rows.dtype, begin, rows.dims, shared_.rows, [&](int at) {
-      return shared_.places.row(rows, tile_.kv_head, unit * kPlainUnit + at);
-    });
   }
 
   // Products with the keys of a unit of the chunk.
@@ -116,11 +115,9 @@ class FloatTile {
     EFFINFER_NO_UNROLL
     for (int begin = 0; visited && begin < p_.k.dims; begin += kPiece) {
       fetch_piece<kPlainRows, kWarps>(unit_, p_.q.dtype, begin, p_.q.dims, shared_.queries,
-                                      [&](int row) -> const uint8_t* {
-                                        if (row >= own_.num_rows()) return nullptr;
-                                        return query_at(p_.q, own_.token(row), own_.head(row));
-                                      });
-      fetch_rows(p_.k, unit, begin);
+                                      shared_.query);
+      fetch_piece<kPlainUnit, kWarps>(unit_, p_.k.dtype, begin, p_.k.dims, shared_.rows,
+                                      shared_.keys.row + unit * kPlainUnit);
       unit_.sync();
       EFFINFER_NO_UNROLL
       for (int first = 0; first < kPiece; first += kAtOnce) {
@@ -147,7 +144,7 @@ class FloatTile {
   }
 
   EFFINFER_DEVICE float logit(int32_t chunk, int row, int at, float product) {
-    if (shared_.places.page[at] < 0) return -INFINITY;
+    if (shared_.keys.row[at] == nullptr) return -INFINITY;
     const PlainRow& who = shared_.who[row];
     int32_t token = chunk * ops::kChunkTokens + at;
     int64_t bit = who.mask_bit + token;
@@ -157,7 +154,7 @@ class FloatTile {
       bit = who.mask_bit + list.mask_bit[at % kPlainUnit];
     }
     if (!plain_sees(p_, who, token, bit)) return -INFINITY;
-    return plain_logit(p_, who, token, fmaf(product, scale_of(p_.k, at), 0.0f));
+    return plain_logit(p_, who, token, fmaf(product, shared_.keys.scale[at], 0.0f));
   }
 
   // A row's products to weights, of which the thread has its own, times the scales of values; how
@@ -177,7 +174,7 @@ class FloatTile {
     for (int at = column_; at < ops::kChunkTokens; at += kColumns) {
       const float weight = plain_weight(weights[at], max);
       sum += weight;
-      weights[at] = fmaf(weight, scale_of(p_.v, at), 0.0f);
+      weights[at] = fmaf(weight, shared_.values.scale[at], 0.0f);
     }
     EFFINFER_UNROLL
     for (int mask = 1; mask < kColumns; mask *= 2) sum += unit_.shfl_xor(sum, mask);
@@ -199,7 +196,8 @@ class FloatTile {
     for (int unit = 0; unit < kPlainUnits; ++unit) {
       if (!own_.is_visited(chunk * kPlainUnits + unit)) continue;
       unit_.sync();
-      fetch_rows(p_.v, unit, begin);
+      fetch_piece<kPlainUnit, kWarps>(unit_, p_.v.dtype, begin, p_.v.dims, shared_.rows,
+                                      shared_.values.row + unit * kPlainUnit);
       unit_.sync();
       EFFINFER_NO_UNROLL
       for (int first = 0; first < kPlainUnit; first += kAtOnce) {
@@ -258,6 +256,7 @@ class FloatTile {
 
   EFFINFER_DEVICE void add_partials(int row, const ops::AttentionMerge& merge, float& max,
                                     float& sum) {
+    EFFINFER_NO_UNROLL
     for (int i = 0; i < merge.num_partials; ++i) {
       const int64_t index = merge.first_partial + int64_t{i} * own_.num_rows() + row;
       const PlainFold fold(max, sum, p_.partial_ms[2 * index], p_.partial_ms[2 * index + 1]);

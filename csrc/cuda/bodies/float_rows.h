@@ -20,10 +20,10 @@ EFFINFER_DEVICE int bytes_of(DType dtype) {
 }
 
 // Numbers [begin, begin + kPiece) of `kRows` rows, by `kWarps` warps; zeros behind `dims` numbers
-// and where row_at(row) is null. Four loads of a lane are under way at once.
-template <int kRows, int kWarps, class Unit, class Row>
+// and where a row is null. Four loads of a lane are under way at once.
+template <int kRows, int kWarps, class Unit>
 EFFINFER_DEVICE void fetch_piece(Unit& unit, DType dtype, int begin, int dims,
-                                 FloatPiece (&to)[kRows], Row&& row_at) {
+                                 FloatPiece (&to)[kRows], const uint8_t* const* rows) {
   constexpr int kAtOnce = 4;
   static_assert(kRows % (kWarps * kAtOnce) == 0);
   const int bytes = bytes_of(dtype);
@@ -33,7 +33,7 @@ EFFINFER_DEVICE void fetch_piece(Unit& unit, DType dtype, int begin, int dims,
     uint32_t bits[kAtOnce] = {};
     EFFINFER_UNROLL
     for (int i = 0; i < kAtOnce; ++i) {
-      const uint8_t* row = row_at(first + i * kWarps);
+      const uint8_t* row = rows[first + i * kWarps];
       if (row == nullptr || at >= dims) continue;
       row += at * bytes;
       if (bytes == 4) {
@@ -52,31 +52,28 @@ EFFINFER_DEVICE void fetch_piece(Unit& unit, DType dtype, int begin, int dims,
   }
 }
 
-// Of some tokens; page -1: there is no such token.
+// Where some tokens' rows lie, null where there is no such token, and their scales.
 template <int kTokens>
-struct FloatPlaces {
-  int32_t page[kTokens];
-  int32_t slot[kTokens];
+struct FloatTokens {
+  const uint8_t* row[kTokens];
+  float scale[kTokens];
 
   // Those of a unit, from token `begin` on: a warp has looked them up.
   template <class Unit>
-  EFFINFER_DEVICE void store(Unit& unit, int begin, const TokenPlaces& places) {
+  EFFINFER_DEVICE void store(Unit& unit, const ops::KvRows& rows, int kv_head, int begin,
+                             const TokenPlaces& places) {
+    float scales[2] = {1.0f, 1.0f};
+    PlainRows<64>::find_scales(unit, rows, kv_head, places, scales);
     EFFINFER_UNROLL
     for (int half = 0; half < 2; ++half) {
-      page[begin + half * kWarp + unit.lane] = places.page[half];
-      slot[begin + half * kWarp + unit.lane] = places.slot[half];
+      const int at = begin + half * kWarp + unit.lane;
+      const bool found = places.page[half] >= 0;
+      row[at] = found ? rows.data + kv_head * rows.head_stride +
+                            places.page[half] * rows.page_stride +
+                            places.slot[half] * rows.token_stride
+                      : nullptr;
+      scale[at] = scales[half];
     }
-  }
-  EFFINFER_DEVICE const uint8_t* row(const ops::KvRows& rows, int kv_head, int at) const {
-    if (page[at] < 0) return nullptr;
-    return rows.data + kv_head * rows.head_stride + page[at] * rows.page_stride +
-           slot[at] * rows.token_stride;
-  }
-  template <class Unit>
-  EFFINFER_DEVICE float scale(Unit& unit, const ops::KvRows& rows, int kv_head, int at) const {
-    if (rows.scales == nullptr || page[at] < 0) return 1.0f;
-    return unit.load(rows.scales + kv_head * rows.scale_head_stride +
-                     page[at] * rows.scale_page_stride + slot[at] * rows.scale_token_stride);
   }
 };
 

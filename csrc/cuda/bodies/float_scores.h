@@ -28,7 +28,8 @@ struct FloatScoresShared {
   FloatPiece keys[kPlainUnit];
   float weights[kRows][kPlainUnit + 1];
   ScoreRow rows[kRows];
-  FloatPlaces<kPlainUnit> places;
+  FloatTokens<kPlainUnit> tokens;
+  const uint8_t* query[kRows];  // null: there is no such row
   float diagonals[ops::kChunkTokens + ops::kMaxDiagonalRows];
 };
 
@@ -62,12 +63,17 @@ class FloatScores {
       for (int i = unit_.thread; i < num_distances(); i += kThreads) shared_.diagonals[i] = 0.0f;
     }
     for (int first = 0; first < num_rows_; first += kRows) {
-      if (unit_.thread < kRows) shared_.rows[unit_.thread] = row_of(first + unit_.thread);
+      if (unit_.thread < kRows) {
+        const int row = first + unit_.thread;
+        shared_.rows[unit_.thread] = row_of(row);
+        shared_.query[unit_.thread] =
+            row < num_rows_ ? query_at(p_.q, first_row_ + row, head_) : nullptr;
+      }
       for (int32_t index = item_.first_unit; index < item_.end_unit; ++index) {
         if (!sees_any(first, index)) continue;
         find(index);
         unit_.sync();
-        multiply(first, index);
+        multiply(index);
         unit_.sync();
         reduce(first, index);
         if (p_.diagonals != nullptr) add_diagonals(first, index);
@@ -99,24 +105,21 @@ class FloatScores {
 
   EFFINFER_DEVICE void find(int32_t index) {
     if (unit_.warp != 0) return;
-    shared_.places.store(unit_, 0, PlainRows<64>::find(unit_, p_, nullptr, tile_, index, true));
+    const TokenPlaces places = PlainRows<64>::find(unit_, p_, nullptr, tile_, index, true);
+    shared_.tokens.store(unit_, p_.k, tile_.kv_head, 0, places);
   }
 
   // The probabilities of 64 rows and a unit's keys; zeros where a row sees no key.
-  EFFINFER_DEVICE void multiply(int first, int32_t index) {
+  EFFINFER_DEVICE void multiply(int32_t index) {
     const int y = unit_.thread / kSide;
     const int x = unit_.thread % kSide;
     float sums[kOwn][kOwn] = {};
     EFFINFER_NO_UNROLL
     for (int begin = 0; begin < p_.k.dims; begin += kPiece) {
       fetch_piece<kRows, kWarps>(unit_, p_.q.dtype, begin, p_.q.dims, shared_.queries,
-                                 [&](int row) -> const uint8_t* {
-                                   if (first + row >= num_rows_) return nullptr;
-                                   return query_at(p_.q, first_row_ + first + row, head_);
-                                 });
-      fetch_piece<kPlainUnit, kWarps>(
-          unit_, p_.k.dtype, begin, p_.k.dims, shared_.keys,
-          [&](int at) { return shared_.places.row(p_.k, tile_.kv_head, at); });
+                                 shared_.query);
+      fetch_piece<kPlainUnit, kWarps>(unit_, p_.k.dtype, begin, p_.k.dims, shared_.keys,
+                                      shared_.tokens.row);
       unit_.sync();
       EFFINFER_NO_UNROLL
       for (int d = 0; d < kPiece; ++d) {
@@ -135,15 +138,18 @@ class FloatScores {
       unit_.sync();
     }
     EFFINFER_UNROLL
-    for (int j = 0; j < kOwn; ++j) {
-      const int at = x + j * kSide;
-      const float scale = shared_.places.scale(unit_, p_.k, tile_.kv_head, at);
+    for (int i = 0; i < kOwn; ++i) {
       EFFINFER_UNROLL
-      for (int i = 0; i < kOwn; ++i) {
-        const int row = y + i * kSide;
-        const float product = fmaf(sums[i][j], scale, 0.0f);
-        shared_.weights[row][at] = weight_of(shared_.rows[row], index * kPlainUnit + at, product);
-      }
+      for (int j = 0; j < kOwn; ++j) shared_.weights[y + i * kSide][x + j * kSide] = sums[i][j];
+    }
+    // Code for one of the thread's products is a third of the kernel's for all of them.
+    EFFINFER_NO_UNROLL
+    for (int i = 0; i < kOwn * kOwn; ++i) {
+      const int row = y + i / kOwn * kSide;
+      const int at = x + i % kOwn * kSide;
+      float& weight = shared_.weights[row][at];
+      const float product = fmaf(weight, shared_.tokens.scale[at], 0.0f);
+      weight = weight_of(shared_.rows[row], index * kPlainUnit + at, product);
     }
   }
 
@@ -163,6 +169,7 @@ class FloatScores {
     const int results = (block_of(end - 1) - first_block + 1) * columns;
     const ops::ScoreRows& rows = p_.rows[item_.sequence];
     float* out = p_.out + rows.first + head_ * rows.head_stride;
+    EFFINFER_NO_UNROLL
     for (int i = unit_.thread; i < results; i += kThreads) {
       const int block = first_block + i / columns;
       const int key = i % columns * keys;
@@ -172,6 +179,7 @@ class FloatScores {
       const int to = (begin_of(block + 1) < end ? begin_of(block + 1) : end) - first;
       float& result = out[(block - block_of(0)) * rows.block_stride + token / p_.key_block];
       float sum = 0.0f;
+      EFFINFER_NO_UNROLL
       for (int row = from; row < to; ++row) {
         for (int at = key; at < key + keys; ++at) {
           const float weight = shared_.weights[row][at];

@@ -29,6 +29,7 @@ struct PlainItem {
   EFFINFER_DEVICE int32_t next_chunk(int32_t chunk) const {
     for (; chunk * kPlainUnits < item.end_unit; ++chunk) {
       bool any = item.partial >= 0;
+      EFFINFER_NO_UNROLL
       for (int i = 0; i < kPlainUnits; ++i) any = any || is_visited(chunk * kPlainUnits + i);
       if (any) return chunk;
     }
