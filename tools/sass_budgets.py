@@ -158,6 +158,13 @@ BUDGETS = (
     Budget("RowPositionsKernel", 32, 16),
     Budget("PageLengthsKernel", 32, 16),
     # Arguments: dtype, dims of heads at most.
+    Budget("Int8RowsKernel", 56, 8),
+    Budget("Int8Matmul", 80, 3, 20480, ("IMMA",)),
+    Budget("PoolRowsKernel", 40, 6),
+    Budget("CallerBoundsKernel", 40, 6),
+    Budget("PageScoresKernel", 40, 6),
+    Budget("FloatAttentionKernel", 80, 3, 53192),
+    Budget("FloatScoresKernel", 80, 3, 36864),
     Budget("PlainAttentionKernel<[12], 64>", 168, 2, 75536, PLAIN),
     Budget("PlainAttentionKernel<[12], 128>", 240, 1, 147216, PLAIN),
     Budget("PlainAttentionKernel<[12], 256>", 248, 1, 159504, PLAIN),
