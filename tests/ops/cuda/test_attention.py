@@ -286,7 +286,8 @@ def test_nothing_to_do():
     assert out.shape == (0, 2, 64)
 
 
-def test_buffers_of_fixed_sizes():
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+def test_buffers_of_fixed_sizes(dtype):
     """plan() fills them; what kernels read lies elsewhere, at addresses that stay: recordings of it
     are replayed in tests/gpu/test_operators.cpp."""
     heads = (4, 2, 64)
@@ -295,8 +296,8 @@ def test_buffers_of_fixed_sizes():
     assert fixed.is_cuda_graph_enabled
     options = {"pos_encoding_mode": "ALIBI"}
     for seed, lengths in enumerate(([5, 16, 300], [80, 0, 1], [700, 1, 9])):
-        batch = Paged(np.random.default_rng(seed), lengths, 16, Shape(*heads), "bfloat16")
-        q = there(batch.queries([1] * 3, "bfloat16"))
+        batch = Paged(np.random.default_rng(seed), lengths, 16, Shape(*heads), dtype)
+        q = there(batch.queries([1] * 3, dtype))
         plain = ops.BatchDecodeWithPagedKVCacheWrapper()
         for wrapper in (plain, fixed):
             wrapper.plan(*batch.lists, *heads, 16, **options)
