@@ -31,7 +31,8 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-# One build tree for the wheel and the C++ tests: nothing is compiled twice.
+# One build tree for the package and the C++ tests: nothing is compiled twice. A wheel to be given
+# away has one of its own, as it has machine code for more GPUs.
 BUILD := build/wheel
 FUZZ_MUTATIONS ?= 100000
 SOAK_SECONDS ?= 600
@@ -111,7 +112,7 @@ endif
 
 wheel: | $(BIN)/python
 	@$(SETUP) build wheel
-	$(BIN)/python tools/build_wheel.py --build-dir $(BUILD)
+	$(BIN)/python tools/build_wheel.py
 
 lint: | $(BIN)/python
 	@$(SETUP) build run serve lint
@@ -132,7 +133,8 @@ format: | $(BIN)/python
 
 # The optimiser would take most of the time of an instrumented build, and only lines are needed of
 # debug data.
-SANITIZE_FLAGS := -G Ninja -DEFFINFER_TESTS=ON -DEFFINFER_CUDA=OFF -DCMAKE_BUILD_TYPE=RelWithDebInfo \
+SANITIZE_FLAGS := -G Ninja -DEFFINFER_TESTS=ON -DEFFINFER_CUDA=OFF -DEFFINFER_UNITY=ON \
+  -DCMAKE_BUILD_TYPE=RelWithDebInfo \
   '-DCMAKE_CXX_FLAGS_RELWITHDEBINFO=-O0 -g1 -DNDEBUG'
 # What several threads use at once.
 TSAN_TESTS := test_core test_engine test_executors test_draft_ahead test_speculation test_speculation_faults

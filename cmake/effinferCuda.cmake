@@ -7,10 +7,34 @@ endif()
 if(NOT EFFINFER_CUDA STREQUAL "OFF")
   find_program(EFFINFER_NVCC nvcc)
 endif()
+
+# What calls nvcc: a tool that makes PTX small, where there is a Python to run it, behind ccache, which
+# knows nvcc too, whose files take the longest.
+function(effinfer_cuda_launcher out)
+  set(tools ${PROJECT_SOURCE_DIR}/tools)
+  set(launcher ${CMAKE_CUDA_COMPILER_LAUNCHER})
+  find_package(Python COMPONENTS Interpreter QUIET)
+  if(CMAKE_CXX_COMPILER_LAUNCHER MATCHES "ccache")
+    set(launcher ${CMAKE_CXX_COMPILER_LAUNCHER})
+    if(Python_Interpreter_FOUND)
+      list(PREPEND launcher ${CMAKE_COMMAND} -E env
+        "CCACHE_PREFIX=${Python_EXECUTABLE} ${tools}/nvcc_small_ptx.py"
+        "CCACHE_EXTRAFILES=${tools}/nvcc_small_ptx.py:${tools}/ptx_registers.py")
+    endif()
+  elseif(Python_Interpreter_FOUND)
+    list(APPEND launcher ${Python_EXECUTABLE} ${tools}/nvcc_small_ptx.py)
+  endif()
+  set(${out} ${launcher} PARENT_SCOPE)
+endfunction()
+
 set(cuda_objects "")
 set(small_kernels append_pages elementwise embedding move_tokens operand rope rows top_rows)
 set(matmul_choices matmul matmul_tiles matmul_wgmma)
-set(scores_and_lists key_scores page_index row_top top_windows)
+set(matmul_streams matmul_u4 matmul_u5_u6 matmul_u8_dense matmul_pair matmul_ternary)
+set(matmul_prompts tile_u4 tile_u5_u6 tile_u8_dense)
+set(matmul_hopper wgmma_u4 wgmma_u5_u6 wgmma_u8_dense)
+set(scores_and_lists bucket_index hash_index history_index key_scores page_index row_top strided_index
+  top_windows)
 if(EFFINFER_CUDA STREQUAL "OFF")
   set(cuda_status "not built: EFFINFER_CUDA=OFF")
 elseif(NOT EFFINFER_NVCC AND EFFINFER_CUDA STREQUAL "ON")
@@ -19,27 +43,25 @@ elseif(NOT EFFINFER_NVCC)
   set(cuda_status "not built: no CUDA compiler found")
 else()
   set(CMAKE_CUDA_COMPILER ${EFFINFER_NVCC})
-  # ccache knows nvcc too, whose files take the longest.
-  if(NOT DEFINED CMAKE_CUDA_COMPILER_LAUNCHER AND CMAKE_CXX_COMPILER_LAUNCHER MATCHES "ccache")
-    set(CMAKE_CUDA_COMPILER_LAUNCHER ${CMAKE_CXX_COMPILER_LAUNCHER})
-  endif()
   enable_language(CUDA)
   find_package(CUDAToolkit REQUIRED)
   file(GLOB cuda_kernels CONFIGURE_DEPENDS csrc/cuda/*.cu)
   add_library(effinfer_cuda OBJECT ${cuda_kernels} csrc/cuda/backend.cpp
     csrc/cuda/register.cpp csrc/cuda/tensor_map.cpp)
-  # Most of the time of a file with small kernels is that of headers, once for each architecture and
-  # for the host: these share it, where CMake can (3.31).
-  list(TRANSFORM small_kernels REPLACE "(.+)" "csrc/cuda/\\1.cu")
-  set_source_files_properties(${small_kernels} PROPERTIES UNITY_GROUP small)
-  list(TRANSFORM matmul_choices REPLACE "(.+)" "csrc/cuda/\\1.cu")
-  set_source_files_properties(${matmul_choices} PROPERTIES UNITY_GROUP matmul)
-  list(TRANSFORM scores_and_lists REPLACE "(.+)" "csrc/cuda/\\1.cu")
-  set_source_files_properties(${scores_and_lists} PROPERTIES UNITY_GROUP scores)
+  # Files that are compiled together, where CMake can (3.31). Most of the time of a file with small
+  # kernels is that of headers, once for each architecture and for the host; and kernels that are
+  # alike compress better together.
+  foreach(group small_kernels matmul_choices matmul_streams matmul_prompts matmul_hopper
+          scores_and_lists)
+    list(TRANSFORM ${group} REPLACE "(.+)" "csrc/cuda/\\1.cu")
+    set_source_files_properties(${${group}} PROPERTIES UNITY_GROUP ${group})
+  endforeach()
   set_target_properties(effinfer_cuda PROPERTIES UNITY_BUILD ON UNITY_BUILD_MODE GROUP
     CUDA_ARCHITECTURES "${EFFINFER_CUDA_ARCHITECTURES}" CUDA_STANDARD 20 CXX_STANDARD 20
     CUDA_VISIBILITY_PRESET hidden CXX_VISIBILITY_PRESET hidden POSITION_INDEPENDENT_CODE ON
     VISIBILITY_INLINES_HIDDEN ON)
+  effinfer_cuda_launcher(launcher)
+  set_target_properties(effinfer_cuda PROPERTIES CUDA_COMPILER_LAUNCHER "${launcher}")
   # Functions that are constexpr are the host's and the device's. A spill is a bug.
   target_compile_options(effinfer_cuda PRIVATE "$<$<COMPILE_LANGUAGE:CUDA>:--expt-relaxed-constexpr;\
 -Xptxas=--warn-on-spills;--compress-mode=size>")

@@ -99,6 +99,34 @@ function(effinfer_select_isa_sources list)
   set(${list} ${${list}} PARENT_SCOPE)
 endfunction()
 
+# Files that have names of their own which others of their folder have, too.
+set(EFFINFER_ALONE cpu/history_index cpu/page cpu/row_sampling compiler/compile_halves io/gguf_split
+    io/gguf_writer io/quantize ops/paged_batch runtime/keep_top)
+
+# Compiles ten files of a folder as one: most of the time of a file is that of its headers. Those with
+# flags of their own CMake leaves out.
+function(effinfer_group_sources target)
+  set(count 0)
+  set(before "")
+  foreach(source IN LISTS ARGN)
+    get_filename_component(folder ${source} DIRECTORY)
+    if(NOT folder STREQUAL before)
+      set(count 0)
+      set(before ${folder})
+    endif()
+    math(EXPR number "${count} / 10")
+    math(EXPR count "${count} + 1")
+    file(RELATIVE_PATH name ${PROJECT_SOURCE_DIR}/csrc ${folder})
+    string(MAKE_C_IDENTIFIER "${name}_${number}" group)
+    set_source_files_properties(${source} PROPERTIES UNITY_GROUP ${group})
+  endforeach()
+  list(TRANSFORM EFFINFER_ALONE REPLACE "(.+)" "csrc/\\1.cpp" OUTPUT_VARIABLE alone)
+  set_source_files_properties(${alone} PROPERTIES SKIP_UNITY_BUILD_INCLUSION ON)
+  set_target_properties(${target} PROPERTIES UNITY_BUILD ON UNITY_BUILD_MODE GROUP)
+  # Of types of unnamed namespaces, which a file that is included should not have.
+  target_compile_options(${target} PRIVATE $<$<CXX_COMPILER_ID:GNU>:-Wno-subobject-linkage>)
+endfunction()
+
 # Warnings, hidden visibility and sanitizers, for this target alone.
 function(effinfer_target_options target)
   set_target_properties(${target} PROPERTIES POSITION_INDEPENDENT_CODE ON

@@ -1,6 +1,7 @@
 """Builds the wheel of this Python and machine, and gives it the manylinux tag that it earns.
 
-The tag is that of the newest glibc symbols that the libraries use: it follows from the machine that
+It has machine code for all GPUs from compute capability 8.0 to 12.1 and PTX for those to come. The
+tag is that of the newest glibc symbols that the libraries use: it follows from the machine that
 builds. Called by `make wheel`, with the python of a virtual environment.
 """
 
@@ -18,6 +19,8 @@ ENVIRONMENT = {
     **os.environ,
     "PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]]),
 }
+# An object for 8.0 runs on 8.6 and 8.9, one of the family 10.0f on 10.3, one for 12.0 on 12.1.
+CUDA_ARCHITECTURES = "80-real;90a-real;100f-real;120-real;80-virtual"
 NOT_NEEDED = {".cpp", ".cu", ".pyc", ".o", ".a"}
 
 
@@ -31,7 +34,11 @@ def run(*command: str) -> str:
 
 
 def build(folder: Path, build_dir: str) -> Path:
-    settings = [f"build-dir={build_dir}", "cmake.define.EFFINFER_TESTS=OFF"]
+    settings = [
+        f"build-dir={build_dir}",
+        "cmake.define.EFFINFER_TESTS=OFF",
+        f"cmake.define.EFFINFER_CUDA_ARCHITECTURES={CUDA_ARCHITECTURES}",
+    ]
     options = [f"--config-settings={setting}" for setting in settings]
     run("pip", "wheel", "-q", "--no-deps", "--no-build-isolation", *options, "-w", str(folder), ".")
     (wheel,) = folder.glob("effinfer-*.whl")
@@ -57,7 +64,7 @@ def check(wheel: Path) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--build-dir", default="build/wheel")
+    parser.add_argument("--build-dir", default="build/release")
     parser.add_argument("--out", type=Path, default=ROOT / "dist")
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder, tempfile.TemporaryDirectory() as repaired:

@@ -24,7 +24,7 @@ from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from pathlib import Path
 
-from sass_budgets import BUDGETS, FORBIDDEN, Budget
+from sass_budgets import BUDGETS, FORBIDDEN, PINNED, STACK_ELSEWHERE, Budget
 
 ROOT = Path(__file__).resolve().parent.parent
 KERNELS = ROOT / "csrc" / "cuda"
@@ -120,6 +120,10 @@ def parse_ptxas(log: str) -> list[RawUsage]:
     return found
 
 
+def capability(arch: str) -> int:
+    return int(arch.removeprefix("sm_").rstrip("af"))
+
+
 USAGE_FUNCTION = re.compile(r"^ Function (\w+):$")
 USAGE_NUMBERS = re.compile(r"REG:(\d+) STACK:(\d+) SHARED:(\d+) LOCAL:(\d+)")
 
@@ -136,7 +140,7 @@ def parse_usage(dump: str) -> list[RawUsage]:
         elif name and (match := USAGE_NUMBERS.search(line)):
             registers, stack, shared, local = (int(number) for number in match.groups())
             # From Hopper on it counts what the system takes.
-            if shared >= SHARED_OF_A_BLOCK and arch >= "sm_90":
+            if shared >= SHARED_OF_A_BLOCK and capability(arch) >= 90:
                 shared -= SHARED_OF_A_BLOCK
             numbers = {"registers": registers, "stack": stack, "shared": shared, "spills": local}
             found.append((arch, name, numbers))
@@ -191,34 +195,46 @@ def kernels_of(
                 registers=numbers["registers"],
                 stack=numbers["stack"],
                 spills=numbers["spills"],
-                opcodes=None if opcodes is None else opcodes.get((arch, mangled), set()),
+                # A disassembler names code of a family as that of its first member.
+                opcodes=None
+                if opcodes is None
+                else opcodes.get((arch.rstrip("f"), mangled), set()),
             )
         )
     return kernels
 
 
-def check_kernel(kernel: Kernel, budget: Budget) -> list[str]:
-    problems: list[str] = []
-    if not fnmatchcase(kernel.arch, budget.arch):
-        return problems
+def check_registers(kernel: Kernel, budget: Budget) -> list[str]:
+    problems = []
     if kernel.registers > budget.registers:
         problems.append(f"{kernel.registers} registers, at most {budget.registers}")
     if kernel.stack > 0:
         problems.append(f"{kernel.stack} bytes of stack, none allowed")
     if kernel.spills > 0:
         problems.append(f"{kernel.spills} bytes of spills, none allowed")
-    if kernel.shared > budget.shared:
-        problems.append(f"{kernel.shared} bytes of shared memory, at most {budget.shared}")
     if kernel.blocks() < budget.blocks:
         problems.append(f"{kernel.blocks()} blocks an SM, at least {budget.blocks}")
+    problems += [
+        f"{opcode} in its code" for opcode in FORBIDDEN if has_opcode(kernel.opcodes or (), opcode)
+    ]
+    return problems
+
+
+def check_kernel(kernel: Kernel, budget: Budget) -> list[str]:
+    problems: list[str] = []
+    if not fnmatchcase(kernel.arch, budget.arch):
+        return problems
+    if kernel.shared > budget.shared:
+        problems.append(f"{kernel.shared} bytes of shared memory, at most {budget.shared}")
+    if kernel.arch in PINNED:
+        problems += check_registers(kernel, budget)
+    elif kernel.stack > STACK_ELSEWHERE:
+        problems.append(f"{kernel.stack} bytes of stack, at most {STACK_ELSEWHERE}")
     if kernel.opcodes is not None:
         problems += [
             f"no {opcode} in its code"
             for opcode in budget.opcodes
             if not has_opcode(kernel.opcodes, opcode)
-        ]
-        problems += [
-            f"{opcode} in its code" for opcode in FORBIDDEN if has_opcode(kernel.opcodes, opcode)
         ]
     return [f"{kernel.name} ({kernel.arch}): {problem}" for problem in problems]
 

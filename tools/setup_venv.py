@@ -54,6 +54,7 @@ def once(name: str, key: str, action: list[str]) -> None:
 def source_digest(options: list[str]) -> str:
     digest = hashlib.sha256(" ".join(options).encode())
     files = [ROOT / "CMakeLists.txt", ROOT / "pyproject.toml"]
+    files += [ROOT / "tools" / name for name in ("nvcc_small_ptx.py", "ptx_registers.py")]
     for tree in TREES:
         files += [path for path in sorted((ROOT / tree).rglob("*")) if path.is_file()]
     for path in files:
@@ -65,7 +66,7 @@ def source_digest(options: list[str]) -> str:
 
 
 def install_package(build_dir: str, with_tests: bool) -> None:
-    defines = {"EFFINFER_TESTS": "ON" if with_tests else "OFF"}
+    defines = {"EFFINFER_TESTS": "ON" if with_tests else "OFF", "EFFINFER_UNITY": "ON"}
     if os.environ.get("CI"):
         defines["EFFINFER_WERROR"] = "ON"
     if shutil.which("ccache"):

@@ -125,6 +125,15 @@ const Node& attention_of(const Graph& graph, const Node& append) {
   throw InvalidArgument("[compile] rope_append: expected an attention that reads its queries");
 }
 
+// For what variants reject and describe() tells.
+void set_visits(const Lowering& lowering, const Node& node, ops::VisitPlan& visits) {
+  if (!graph::attention_inputs(node).visits) return;
+  const ops::VisitShape shape = lowering.visit_shape(node);
+  visits.list_words = 1;
+  visits.weighs_blocks = shape.block_weights;
+  visits.weighs_rows = shape.row_weights;
+}
+
 // The most rows of a tile of prompts for which the device has a kernel, and whether the rows of
 // prompts are in such tiles only, as that kernel's bits are its own, which it may have where the
 // phase has.
@@ -138,6 +147,7 @@ void set_long_tiles(const Lowering& lowering, const Node& node, ops::AttentionSh
   problem.num_kv_heads = shape.num_kv_heads;
   problem.k = ops::keys_of(kv);
   problem.v = ops::values_of(kv);
+  set_visits(lowering, node, problem.visits);
   const auto finds = [&](int32_t rows, bool own_sums) {
     problem.work.long_rows = rows;
     problem.work.only_long = problem.own_sums = own_sums;
@@ -239,7 +249,7 @@ void lower_attention(Lowering& lowering, const Node& node) {
   }
   if (inputs.visits) {
     places.visits = lowering.visit_slot(node);
-    problem.visits.list_words = 1;  // for what variants reject and describe() tells
+    set_visits(lowering, node, problem.visits);
     if (lowering.visit_shape(node).weights() && !problem.weights.empty()) {
       throw Unsupported("[attention] weights: expected no plane of them, as what an index draws " +
                         ("has its own, got \"" + std::string(problem.weights)) + '"');

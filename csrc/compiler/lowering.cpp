@@ -7,9 +7,20 @@
 #include "compiler/memory_plan.h"
 #include "effinfer/ops/elementwise.h"
 #include "graph/op_specs.h"
+#include "ops/history_index.h"
+#include "ops/page_index.h"
 
 namespace effinfer::compiler {
 namespace {
+
+// Of an index of generated rows: the scores of a page that it chooses by.
+int32_t page_scores(const Node& node) {
+  if (node.op == "key_index") return int32_t{ops::kPageSize};
+  if (node.op == "history_index") return ops::kHistoryPageScores;
+  if (node.op != "page_index") return 0;
+  const bool means = node.get_string("score") == "means";
+  return static_cast<int32_t>(ops::kPageSize / (means ? ops::kMeanUnit : node.get_int("unit")));
+}
 
 struct Rule {
   std::string_view op;
@@ -202,6 +213,8 @@ size_t Lowering::visit_slot(const Node& node) {
     shared_.visit_layers.push_back(layer);
   }
   shapes[slot].columns |= node.op == "column_index";
+  shapes[slot].buckets |= node.op == "bucket_index";
+  shapes[slot].page_scores = std::max(shapes[slot].page_scores, page_scores(node));
   return slot;
 }
 

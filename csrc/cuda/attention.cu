@@ -25,7 +25,6 @@ const char* rejects_keys(const AttentionProblem& p) {
   if (p.v.dims != p.k.dims) return "keys and values have other dims";
   if (p.q_rope.dims > 0 || p.k_rope.dims > 0) return "no dims beside q and k";
   if (p.mask != nullptr) return "no masks";
-  if (p.visits.list_words > 0 && p.window_left >= 0) return "visits know no window";
   return nullptr;
 }
 
@@ -61,6 +60,7 @@ const char* rejects(const AttentionProblem& p) {
 }
 const char* rejects_own_sums(const AttentionProblem& p) {
   if (!p.own_sums || !p.work.only_long) return "has bits of its own, for prompts alone";
+  if (p.visits.has_weights()) return "visited keys count once";
   if (const char* reason = rejects_all(p)) return reason;
   return rejects_wgmma(p);
 }

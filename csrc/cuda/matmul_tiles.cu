@@ -14,8 +14,10 @@ constexpr TileShape choose_tile(int64_t units, int64_t tokens, int64_t multiproc
     int64_t least;
   };
   constexpr Candidate kCandidates[] = {
-      {{128, true}, 2048, 2048}, {{64, true}, 1024, 1024}, {{64, false}, 350, 350},
-      {{32, false}, 160, 200},   {{16, false}, 100, 160},  {{8, false}, 80, 150},
+      {{128, true}, 2048, 2048},
+      {{64, true}, 1024, 1024},
+      {{64, false}, 350, 350},
+      {{16, false}, 100, 160},
   };
   TileShape best;
   int64_t best_time = INT64_MAX;
@@ -34,7 +36,7 @@ constexpr TileShape choose_tile(int64_t units, int64_t tokens, int64_t multiproc
 static_assert(choose_tile(14336 / 16, 2048, 132).tokens == 128);
 static_assert(choose_tile(4096 / 32, 512, 132).tokens == 64);
 static_assert(choose_tile(4096 / 32, 512, 132).wide);
-static_assert(choose_tile(4096 / 32, 8, 132).tokens == 8);
+static_assert(choose_tile(4096 / 32, 8, 132).tokens == 16);
 
 // With GLU a unit has 16 rows of each weight.
 int32_t units_of(const ops::MatmulProblem& problem, int part) {

@@ -34,7 +34,7 @@ auto with_kernel(const AttentionProblem& p, Visit&& visit) {
   if (p.k.dtype == DType::bf16) return with_columns<DType::bf16>(p, visit);
   if (p.k.dtype == DType::f16) return with_columns<DType::f16>(p, visit);
   if (p.k.dims > 128) {
-    return visit.template operator()<PrefillKernel<DType::i8, 8, kFewWarps, 2, 2>>();
+    return visit.template operator()<PrefillKernel<DType::i8, 8, kFewWarps, 2, 1>>();
   }
   if (p.work.long_rows == ops::kGpuLongTileRows) return with_columns_of_i8<kWarps>(p, visit);
   return with_columns_of_i8<kFewWarps>(p, visit);

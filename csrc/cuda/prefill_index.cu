@@ -11,11 +11,12 @@ using ops::BlockIndexProblem;
 const char* rejects_blocks(const BlockIndexProblem& p) {
   using Kernel = BlockIndexKernel<DType::bf16>;
   if (const char* reason = rejects_index_keys(p.in)) return reason;
-  if (p.probe) return "queries are weighted";
-  if (p.has_budget()) return "heads choose together";
   const int64_t places = p.stride == 0 ? 1 : p.stride;
   if (places * p.in.kv.head_dim > Kernel::kMostSteps * 16) return "stride x head_dim is above 2048";
   const int64_t group = p.in.num_qo_heads / p.in.kv.num_kv_heads;
+  if (p.probe && group * p.in.kv.head_dim > Kernel::kMostProbe) {
+    return "heads that share keys x head_dim are above 8192";
+  }
   const int64_t heads = std::min<int64_t>(group, p.stride == 0 ? kTileRows : p.stride / 4);
   const int64_t pages = (p.in.max_kv_len + ops::kPageSize - 1) / ops::kPageSize;
   if (heads * pages > Kernel::kMostScores || pages > RowList::kMost) {

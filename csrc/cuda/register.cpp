@@ -22,6 +22,10 @@ void register_cuda() {
   register_prefill_index();
   register_column_index();
   register_page_index();
+  register_strided_index();
+  register_hash_index();
+  register_bucket_index();
+  register_history_index();
   register_caller_index();
 }
 

@@ -46,6 +46,10 @@ void register_top_windows();
 void register_prefill_index();
 void register_column_index();
 void register_page_index();
+void register_strided_index();
+void register_hash_index();
+void register_bucket_index();
+void register_history_index();
 void register_caller_index();
 
 // All of them.

@@ -19,11 +19,7 @@ void sample_rows(const ops::RowSamplingProblem& p, Queue& queue) {
   params.problem = p;
   params.vectored = vectored(p.x, p.vocab, sizeof(float));
   params.out_vectored = vectored(p.out, p.vocab, sizeof(float));
-  if (p.source == ops::RowSource::logits) {
-    launch<SampleRows<true>>(params, p.rows, queue);
-  } else {
-    launch<SampleRows<false>>(params, p.rows, queue);
-  }
+  launch<SampleRows>(params, p.rows, queue);
 }
 
 void chain_speculation(const ops::ChainSpeculationProblem& p, Queue& queue) {

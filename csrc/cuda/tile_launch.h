@@ -60,9 +60,7 @@ void launch_tile(const ops::Operand& x, TileParams& params, int units, Queue& qu
 template <ops::PackedFormat kFormat>
 void launch_tile_format(const ops::Operand& x, TileParams& params, TileShape shape, Queue& queue) {
   if (!shape.wide) {
-    if (shape.tokens == 8) return launch_tile<TileRows<kFormat, 1>>(x, params, 1, queue);
     if (shape.tokens == 16) return launch_tile<TileRows<kFormat, 2>>(x, params, 1, queue);
-    if (shape.tokens == 32) return launch_tile<TileRows<kFormat, 4>>(x, params, 1, queue);
     return launch_tile<TileRows<kFormat, 8>>(x, params, 1, queue);
   }
   // Float16 weights and what becomes of them take more registers than there are beside the sums of

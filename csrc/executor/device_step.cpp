@@ -7,7 +7,6 @@
 
 #include "core/memory.h"
 #include "effinfer/error.h"
-#include "ops/column_scratch.h"
 #include "ops/top_list.h"
 
 namespace effinfer::executor {
@@ -68,6 +67,14 @@ ops::RowSamplingProblem largest_draw(const BatchLimits& limits) {
   problem.rows = limits.max_rows;
   problem.vocab = limits.vocab_size;
   return problem;
+}
+
+// Throws OutOfMemory.
+std::shared_ptr<void> take(const Shared& shared, size_t bytes, Pages pages, const char* what) {
+  std::shared_ptr<void> memory = shared.memory->allocate(bytes, pages);
+  if (memory) return memory;
+  throw OutOfMemory("[compile] no memory on " + name(shared.target.device) + " for " + what +
+                    " of " + std::to_string(bytes) + " bytes");
 }
 
 // What is asked for most; run_top() refuses more.
@@ -132,13 +139,13 @@ DeviceStep::DeviceStep(const Shared& shared, const BatchLimits& limits,
       draw_rows_(limits.vocab_size == 0 ? nullptr
                                         : ops::table<ops::RowSamplingProblem>().find(
                                               largest_draw(limits), shared.target)),
-      image_bytes_(image_bytes(limits, attention, visits)) {
+      image_bytes_(image_bytes(limits, attention, visits)),
+      lists_([&shared](size_t bytes, const char* what) {
+        return take(shared, bytes, Pages::heap, what);
+      }) {
   const Device device = shared.target.device;
   const auto allocate = [&](size_t bytes, Pages pages, const char* what) {
-    std::shared_ptr<void> memory = shared.memory->allocate(bytes, pages);
-    if (memory) return memory;
-    throw OutOfMemory("[compile] no memory on " + name(device) + " for " + what + " of " +
-                      std::to_string(bytes) + " bytes");
+    return take(shared, bytes, pages, what);
   };
   size_t merges = 0;
   for (const AttentionBuffers& buffers : attention) {
@@ -157,25 +164,9 @@ DeviceStep::DeviceStep(const Shared& shared, const BatchLimits& limits,
   partial_ms_ = allocate(partials * 2 * sizeof(float), Pages::heap, "partial results");
   done_ = allocate(merges * sizeof(int32_t), Pages::huge, "counters");
   attention_.resize(attention.size());
-  for (const ops::VisitPlan& plan : visits) {
-    const int64_t blocks = plan.num_blocks + plan.num_rows;
-    const auto words = static_cast<size_t>(blocks * plan.num_kv_heads * plan.list_words);
-    lists_.push_back(allocate(words * sizeof(uint64_t), Pages::heap, "lists of what is visited"));
-    visits_.push_back(plan);
-    visits_.back().words = static_cast<uint64_t*>(lists_.back().get());
-    if (shared.visit_shapes[visits_.size() - 1].columns)
-      add_column_scores(visits_.back(), allocate);
+  for (size_t slot = 0; slot < visits.size(); ++slot) {
+    visits_.push_back(lists_.add(visits[slot], shared.visit_shapes[slot]));
   }
-}
-
-template <class Allocate>
-void DeviceStep::add_column_scores(ops::VisitPlan& plan, const Allocate& allocate) {
-  plan.score_sequences =
-      ops::column_sequences(plan.list_words, plan.num_qo_heads, plan.num_sequences);
-  const int64_t bytes =
-      plan.score_sequences * plan.num_qo_heads * ops::ColumnScratch::of(plan.list_words).bytes();
-  lists_.push_back(allocate(static_cast<size_t>(bytes), Pages::heap, "scores of keys"));
-  plan.scores = static_cast<std::byte*>(lists_.back().get());
 }
 
 // The arrays that differ in length between steps of one recording come last.

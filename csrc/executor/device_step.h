@@ -13,6 +13,7 @@
 
 #include "core/backend.h"
 #include "executor/batch_check.h"
+#include "executor/device_lists.h"
 #include "executor/program.h"
 #include "executor/recorder.h"
 #include "executor/recordings.h"
@@ -60,8 +61,6 @@ class DeviceStep {
   class Packer;
   void pack(const Step& step, std::span<const AttentionBuffers> attention,
             std::span<const RowDraw> draws, bool shared);
-  template <class Allocate>
-  void add_column_scores(ops::VisitPlan& plan, const Allocate& allocate);
   void pack_visits(Packer& packer, const ops::VisitPlan& from, ops::VisitPlan& to,
                    bool shared) const;
   void pack_draws(Packer& packer, std::span<const RowDraw> draws, size_t rows);
@@ -95,7 +94,7 @@ class DeviceStep {
   std::shared_ptr<void> partial_out_;
   std::shared_ptr<void> partial_ms_;
   std::shared_ptr<void> done_;
-  std::vector<std::shared_ptr<void>> lists_;  // of visit slots, and their scores
+  DeviceLists lists_;
   // Of scored rows, once there were some.
   size_t most_scored_ = 0;                   // that there is room for
   std::shared_ptr<std::byte> scored_image_;  // pinned

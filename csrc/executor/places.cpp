@@ -3,6 +3,17 @@
 #include <algorithm>
 
 namespace effinfer::executor {
+namespace {
+
+// Of a GPU, in whose memory the rows of a step lie by name: those of one; else none.
+std::span<const ops::MassRows> rows_of(const Step& step, std::string_view name) {
+  if (step.mass_rows == nullptr) return {};
+  const std::span<const ScoredRows> scored = step.batch->scored;
+  const auto own = std::ranges::equal_range(scored, name, {}, &ScoredRows::name);
+  return {step.mass_rows + (own.begin() - scored.begin()), own.size()};
+}
+
+}  // namespace
 
 float* Floats::at(const Step& step) const {
   if (own >= 0 && step.own != nullptr) return reinterpret_cast<float*>(step.own + own);
@@ -181,6 +192,9 @@ bool IndexPlaces::fill(ops::PageIndexProblem& p, const Step& step) const {
     p.planes.scored = step.batch->scored.data();
     p.planes.num_scored = static_cast<int64_t>(step.batch->scored.size());
     p.planes.first_head = static_cast<int32_t>(step.place_in_planes(layer)) * p.kv.num_kv_heads;
+    const std::span<const ops::MassRows> rows = rows_of(step, p.planes.name);
+    p.planes.rows = rows.data();
+    p.planes.num_rows = static_cast<int32_t>(rows.size());
   }
   return p.visits.num_rows > 0;
 }
@@ -214,11 +228,12 @@ bool AttentionMassPlaces::fill(ops::AttentionMassProblem& p, const Step& step) c
   p.num_scored = static_cast<int64_t>(scored.size());
   p.first_head = static_cast<int32_t>(step.place_in_planes(layer)) * p.kv.num_kv_heads;
   if (step.mass_rows == nullptr) return true;
-  const auto own = std::ranges::equal_range(scored, p.name, {}, &ScoredRows::name);
-  p.rows = step.mass_rows + (own.begin() - scored.begin());
+  const std::span<const ops::MassRows> own = rows_of(step, p.name);
+  p.rows = own.data();
   p.num_rows = static_cast<int32_t>(own.size());
   p.most_count = p.max_kv_len = 0;
-  for (const ScoredRows& rows : own) {
+  const auto first = static_cast<size_t>(own.data() - step.mass_rows);
+  for (const ScoredRows& rows : scored.subspan(first, own.size())) {
     p.most_count = std::max(p.most_count, rows.rows);
     p.max_kv_len = std::max(p.max_kv_len, step.batch->kv_len[static_cast<size_t>(rows.sequence)]);
   }

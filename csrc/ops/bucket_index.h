@@ -81,6 +81,13 @@ constexpr int64_t mean_pages(const BucketIndexProblem& p) {
   return pages < kMostMeanPages ? pages : kMostMeanPages;
 }
 
+// On a GPU, between its kernels: of a sequence's KV head the mean that keys lose, and the bucket of
+// each of its candidates, a byte by token.
+inline constexpr int64_t kMostBucketDims = 256;
+constexpr int64_t bucket_bytes(int64_t list_words) {
+  return kMostBucketDims * int64_t{sizeof(float)} + list_words * kPageSize;
+}
+
 std::string describe(const BucketIndexProblem& problem);
 Cost cost(const BucketIndexProblem& problem);
 

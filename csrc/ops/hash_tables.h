@@ -44,7 +44,7 @@ inline constexpr int32_t kChanceSteps = 2048;
 std::vector<float> hash_chances(const HashShape& shape);
 
 // At a cosine, by those; of none, as of a vector of length 0, 1.
-inline float hash_chance(const float* chances, float cosine) {
+constexpr float hash_chance(const float* chances, float cosine) {
   if (cosine != cosine) return 1.0f;
   const float at = (cosine + 1.0f) * (kChanceSteps / 2);
   const float within = at < 0.0f ? 0.0f : at > kChanceSteps ? float{kChanceSteps} : at;

@@ -43,6 +43,10 @@ inline constexpr int64_t kHistoryWhole = kHistoryRows + 2;
 inline constexpr int64_t kHistoryFilter = int64_t{kHistoryPages} * kHistoryRows * kHistoryChannels;
 inline constexpr int64_t kHistoryWeights = kHistoryFilter + 2 * kHistoryChannels + kHistoryRows;
 
+// On a GPU, between the threads of a block, of a page and query head: its keys' highest logit, and
+// the sum of their exponentials.
+inline constexpr int32_t kHistoryPageScores = 2;
+
 struct HistoryIndexProblem {
   // What it has in common with page_index, of unit 64; no bounds and no votes.
   // Rows of sequences without a plane visit all keys.

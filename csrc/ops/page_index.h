@@ -26,6 +26,7 @@
 
 #include "effinfer/ops/visits.h"
 #include "effinfer/slot_plane.h"
+#include "ops/attention_mass.h"
 #include "ops/cost.h"
 #include "ops/kv_layout.h"
 #include "ops/prefill_index.h"
@@ -59,6 +60,9 @@ struct SequencePlanes {
   const ScoredRows* scored = nullptr;
   int64_t num_scored = 0;
   int32_t first_head = 0;  // of a plane, for KV head 0 of this layer
+  // On a GPU: those of this name in its memory, planes in memory that it shares with the host.
+  const MassRows* rows = nullptr;
+  int32_t num_rows = 0;
 
   // The numbers of a KV head; null: the sequence has no such plane.
   float* of(int64_t sequence, int64_t kv_head) const {

@@ -47,6 +47,8 @@ VisitPlan VisitBuffers::largest() const {
   plan.num_kv_heads = shape_.num_kv_heads;
   plan.num_qo_heads = shape_.num_qo_heads;
   plan.list_words = list_words_;
+  plan.weighs_blocks = shape_.block_weights;
+  plan.weighs_rows = shape_.row_weights;
   return plan;
 }
 
@@ -99,6 +101,8 @@ VisitPlan VisitBuffers::plan(const BatchLayout& batch) {
   if (shape_.weights()) {
     plan.log_weights = log_weights_.get();
     plan.weighted = weighted_.data();
+    plan.weighs_blocks = shape_.block_weights;
+    plan.weighs_rows = shape_.row_weights;
     const int64_t lists = (plan.num_blocks + plan.num_rows) * plan.num_kv_heads;
     std::fill_n(weighted_.begin(), lists, uint8_t{0});
   }

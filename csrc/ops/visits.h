@@ -91,10 +91,18 @@ struct VisitPlan {
   // for keys that are not visited: [num_blocks + num_rows][num_kv_heads][kPageSize * list_words];
   float* log_weights = nullptr;
   uint8_t* weighted = nullptr;  // and which lists have them: [num_blocks + num_rows][num_kv_heads]
-  int32_t* done = nullptr;      // [num_sequences][num_kv_heads], zeros between calls
+  bool weighs_blocks = false;   // whether it says so of lists of that kind
+  bool weighs_rows = false;
+  int32_t* done = nullptr;  // [num_sequences][num_kv_heads], zeros between calls
   // Of GPUs, between kernels that choose columns (ops/column_scratch.h), for as many sequences.
   std::byte* scores = nullptr;
   int64_t score_sequences = 0;
+  // Likewise, of units that generated rows choose from (ops/row_scores.h), for as many rows.
+  float* row_scores = nullptr;
+  int64_t score_rows = 0;
+  // Likewise, of keys that lie in buckets (ops/bucket_index.h): bucket_bytes() of each sequence's
+  // KV head.
+  std::byte* buckets = nullptr;
 
   constexpr uint64_t* list(int64_t block, int64_t kv_head) const {
     return words + (block * num_kv_heads + kv_head) * list_words;
@@ -103,6 +111,7 @@ struct VisitPlan {
     return log_weights + (block * num_kv_heads + kv_head) * list_words * kPageSize;
   }
   constexpr bool has_lists() const { return num_blocks + num_rows > 0; }
+  constexpr bool has_weights() const { return weighs_blocks || weighs_rows; }
   // Of the rows from `row` on, which lie in one block; null: all keys.
   constexpr const uint64_t* of_rows(const BatchLayout& batch, int64_t sequence, int64_t row,
                                     int64_t kv_head) const {
@@ -112,8 +121,9 @@ struct VisitPlan {
   // Of the same; null: each key counts once.
   constexpr const float* weights_of_rows(const BatchLayout& batch, int64_t sequence, int64_t row,
                                          int64_t kv_head) const {
-    const int64_t block = log_weights == nullptr ? -1 : block_of(batch, sequence, row);
-    if (block < 0 || weighted[block * num_kv_heads + kv_head] == 0) return nullptr;
+    const int64_t block = has_weights() ? block_of(batch, sequence, row) : -1;
+    if (block < 0 || !(block < num_blocks ? weighs_blocks : weighs_rows)) return nullptr;
+    if (weighted[block * num_kv_heads + kv_head] == 0) return nullptr;
     return list_weights(block, kv_head);
   }
 
@@ -132,6 +142,9 @@ struct VisitShape {
   bool blocks = true;    // rows of prompts have lists
   bool rows = false;     // generated rows have
   bool columns = false;  // some index chooses columns
+  bool buckets = false;  // some index has keys in buckets
+  // Of a page: the most scores that an index of generated rows chooses by.
+  int32_t page_scores = 0;
   // Some index says how often keys of lists of that kind count.
   bool block_weights = false;
   bool row_weights = false;

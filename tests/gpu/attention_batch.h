@@ -206,6 +206,20 @@ struct Part {
   std::vector<uint64_t> paths = {};               // of a tree
   int32_t tree_start = -1;                        // -1: where the rows begin
   std::vector<std::vector<uint64_t>> words = {};  // [block of 64 rows * kv_heads][word]: visits
+  // Of as many lists, by slot: the logarithms of how often keys count; none: once.
+  std::vector<std::vector<float>> log_weights = {};
+
+  // Anything for keys that are not visited.
+  template <class Random>
+  void weigh(Random& random) {
+    for (const std::vector<uint64_t>& list : words) {
+      std::vector<float>& to = log_weights.emplace_back();
+      for (size_t slot = 0; slot < 64 * list.size(); ++slot) {
+        const bool visited = (list[slot / 64] >> slot % 64 & 1) != 0;
+        to.push_back(visited ? static_cast<float>(random() % 4) : std::nanf(""));
+      }
+    }
+  }
 };
 
 struct Results {
@@ -305,6 +319,28 @@ class Batch {
     }
     return q;
   }
+  // Those of lists without any are NaN, which nobody asks for.
+  std::vector<float> all_weights() const {
+    std::vector<float> weights;
+    for (const Part& part : parts_) {
+      for (size_t list = 0; list < part.words.size(); ++list) {
+        const size_t end = weights.size() + static_cast<size_t>(64 * list_words_);
+        if (!part.log_weights.empty()) {
+          const std::vector<float>& own = part.log_weights[list];
+          weights.insert(weights.end(), own.begin(), own.end());
+        }
+        weights.resize(end, std::nanf(""));
+      }
+    }
+    return weights;
+  }
+  std::vector<uint8_t> all_weighted() const {
+    std::vector<uint8_t> weighted;
+    for (const Part& part : parts_) {
+      weighted.resize(weighted.size() + part.words.size(), part.log_weights.empty() ? 0 : 1);
+    }
+    return weighted;
+  }
   std::vector<uint64_t> all_words() const {
     std::vector<uint64_t> words;
     for (const Part& part : parts_) {
@@ -361,7 +397,8 @@ inline Results Batch::run(const Launch& how) const {
   const DeviceArray<int32_t> qo_indptr(qo_indptr_), kv_indptr(kv_indptr_), kv_indices(kv_indices_);
   const DeviceArray<int32_t> kv_len(kv_len_), tree_start(tree_start_), first_block(first_block_);
   const DeviceArray<uint64_t> paths(paths_), words(all_words());
-  const DeviceArray<float> slopes(rules_.slopes), sinks(rules_.sinks);
+  const DeviceArray<float> slopes(rules_.slopes), sinks(rules_.sinks), weights(all_weights());
+  const DeviceArray<uint8_t> weighted(all_weighted());
   const DeviceArray<uint8_t> q(queries());
   const DeviceWork work_there(work, heads_.dims);
   const DeviceArray<uint8_t> out(q.size());
@@ -390,6 +427,10 @@ inline Results Batch::run(const Launch& how) const {
   p.visits.list_words = list_words_;
   p.visits.words = words.data();
   p.visits.first_block = first_block.data();
+  p.visits.log_weights = weights.data();
+  p.visits.weighted = weighted.data();
+  p.visits.weighs_blocks =
+      std::ranges::any_of(parts_, [](const Part& part) { return !part.log_weights.empty(); });
   p.out = out.data();
   p.out_stride = p.q.row_stride;
   p.lse = lse.data();

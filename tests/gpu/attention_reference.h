@@ -83,6 +83,10 @@ inline Expected attend(const Cache& cache, const Rules& rules, const Part& part,
     if (!rules.slopes.empty()) {
       logit += rules.slopes[static_cast<size_t>(head)] * double(place - row.position);
     }
+    if (!part.log_weights.empty()) {
+      const auto list = static_cast<size_t>(query_row / 64 * heads.kv_heads + kv_head);
+      logit += double{part.log_weights[list][static_cast<size_t>(place)]};
+    }
     x.push_back(logit);
     max = std::max(max, logit);
     e.score_error = std::max(e.score_error, size * scale * heads.dims * 0x1p-24 +

@@ -246,10 +246,16 @@ TEST("lists of visits") {
     }
     const Part dense = {cache.add(70), 70, 1};
     cache.upload();
-    const Batch batch(cache, {}, {dense, part});
-    const Results whole = batch.run({.shares = 1});
-    check_batch(cache, {}, batch, whole, DType::f32);
-    CHECK(same(whole, batch.run({.shares = 1000})));
+    Part weighted = part;
+    weighted.weigh(random);
+    for (const Part& each : {part, weighted}) {
+      for (const Rules& rules : {Rules(), Rules{true, 300, 70, 0.0f, {}, {}}}) {
+        const Batch batch(cache, rules, {dense, part, each});
+        const Results whole = batch.run({.shares = 1});
+        check_batch(cache, rules, batch, whole, DType::f32);
+        CHECK(same(whole, batch.run({.shares = 1000})));
+      }
+    }
   }
 }
 
@@ -272,10 +278,14 @@ TEST("trees with lists of visits") {
       part.words.push_back(words);
     }
     cache.upload();
-    const Batch batch(cache, {}, {part});
-    const Results whole = batch.run({.shares = 1});
-    check_batch(cache, {}, batch, whole, DType::f32);
-    CHECK(same(whole, batch.run({.shares = 1000})));
+    Part weighted = part;
+    weighted.weigh(random);
+    for (const Part& each : {part, weighted}) {
+      const Batch batch(cache, {}, {each});
+      const Results whole = batch.run({.shares = 1});
+      check_batch(cache, {}, batch, whole, DType::f32);
+      CHECK(same(whole, batch.run({.shares = 1000})));
+    }
   }
 }
 

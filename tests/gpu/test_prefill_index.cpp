@@ -109,6 +109,58 @@ TEST("pages by antidiagonals and means are the CPU's") {
   }
 }
 
+TEST("pages within a budget of all heads, and by probe queries, are the CPU's") {
+  int64_t wrong = 0;
+  int64_t all = 0;
+  int turn = 0;
+  for (const DType kv : {DType::bf16, DType::f16, DType::i8}) {
+    for (const int32_t group : {1, 3, 17}) {
+      const bool wide = group == 17;
+      Cache cache({kv, wide ? 16 : 64, 2, group, DType::f32}, static_cast<uint32_t>(turn + 11));
+      cache.add(900);
+      cache.add(200);
+      cache.add_constant(300);
+      cache.upload();
+      Prefill prefill(cache, {{0, 900, 130}, {1, 200, 200}, {2, 300, 64}, {1, 40, 40}});
+      for (int i = 0; i < 3; ++i, ++turn) {
+        BlockIndexProblem p;
+        p.stride = i == 1 ? 8 : 0;
+        p.probe = i != 1;
+        p.in.sink_tokens = turn % 4 == 0 ? 5 : 130;
+        p.in.local_tokens = turn % 3 == 0 ? 0 : 70;
+        if (i == 2) {
+          p.pages = {2, 0.0f};
+        } else {
+          p.keys = turn % 4 == 3 ? 0 : 192;
+          p.share = turn % 4 == 3 ? 0.25f : 0.0f;
+        }
+        const Difference off = difference(prefill.on_gpu(p), prefill.on_cpu(p));
+        wrong += off.tokens;
+        all += off.of;
+      }
+    }
+  }
+  // As above.
+  if (wrong * 100 > all) {
+    check::fail(__FILE__, __LINE__, std::to_string(wrong) + " of " + std::to_string(all));
+  }
+}
+
+TEST("a budget of none, or of all pages") {
+  Cache cache({DType::bf16, 32, 1, 2, DType::f32}, 5);
+  cache.add(400);
+  cache.upload();
+  Prefill prefill(cache, {{0, 400, 100}});
+  for (const float share : {1e-9f, 1.0f}) {
+    BlockIndexProblem p;
+    p.share = share;
+    p.in.sink_tokens = 64;
+    CHECK(prefill.on_gpu(p) == prefill.on_cpu(p));
+    p.in.local_tokens = 500;
+    CHECK(prefill.on_gpu(p) == prefill.on_cpu(p));
+  }
+}
+
 ColumnIndexProblem columns_of(const TopScores& columns, const TopScores& slashes) {
   ColumnIndexProblem p;
   p.columns = columns;
@@ -273,10 +325,19 @@ TEST("every barrier is needed") {
   p.pages = {2, 0.0f};
   BlockIndexProblem mass = p;
   mass.pages = {0, 0.5f};
+  BlockIndexProblem budget;
+  budget.probe = true;
+  budget.keys = 64;
+  budget.in.sink_tokens = 64;
   const std::vector<uint64_t> expected = prefill.on_gpu(p);
   const std::vector<uint64_t> expected_mass = prefill.on_gpu(mass);
+  const std::vector<uint64_t> expected_budget = prefill.on_gpu(budget);
   expect_every_barrier_matters(
-      [&] { return prefill.on_gpu(p) == expected && prefill.on_gpu(mass) == expected_mass; }, 3);
+      [&] {
+        return prefill.on_gpu(p) == expected && prefill.on_gpu(mass) == expected_mass &&
+               prefill.on_gpu(budget) == expected_budget;
+      },
+      3);
 }
 
 TEST("every barrier of the kernels of columns is needed") {
@@ -308,11 +369,11 @@ TEST("what the kernel cannot do is refused") {
   p.stride = 16;
   p.in.max_kv_len = 4097 * 64;
   CHECK_THROWS(Unsupported, "above 12288", run_on_gpu(p));
-  p.keys = 64;
-  CHECK_THROWS(Unsupported, "heads choose together", run_on_gpu(p));
   p.stride = 0;
   p.probe = true;
-  CHECK_THROWS(Unsupported, "queries are weighted", run_on_gpu(p));
+  p.in.num_qo_heads = 129;
+  CHECK_THROWS(Unsupported, "x head_dim are above 8192", run_on_gpu(p));
+  p.in.num_qo_heads = 1;
   ColumnIndexProblem columns;
   columns.in = p.in;
   columns.in.kv.head_dim = 272;

@@ -100,6 +100,7 @@ TEST("lists of visits") {
   const Part dense = {cache.add(70), 70, 1};
   cache.upload();
   check_all(cache, {}, {dense, part});
+  check_all(cache, {true, 300, 70, 0.0f, {}, {}}, {dense, part});
 }
 
 TEST("trees stay with decoding's kernel") {

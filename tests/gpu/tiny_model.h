@@ -15,10 +15,12 @@
 
 namespace effinfer {
 
-// The operator and attributes of the index that attention follows, or nothing.
+// The operator and attributes of the index that attention follows, or nothing; and attention's
+// window.
 struct IndexText {
   std::string op = "";
   std::string attributes = "";
+  int window_left = -1;
 };
 // Of the gate.
 struct UnaryText {
@@ -51,11 +53,11 @@ inline std::string layer_text(int layer, const std::string& type, const IndexTex
                                  index.attributes + "}\n") +
          "  %o" + n + " : f32[T, 64] = attention(%qr" + n + ", %kv" + n +
          (index.op.empty() ? "" : ", %i" + n) + ") {layer = " + n +
-         ", heads = 4, kv_heads = 2, head_dim = 16, sm_scale = 0.25}\n" + "  %op" + n +
-         " : f32[T, 64] = linear(%o" + n + ", %p" + n + ")\n" + "  %y" + n +
-         " : f32[T, 64] = add(%op" + n + ", " + in + ")\n" + "  %b" + n +
-         " : f32[T, 64] = rms_norm(%y" + n + ", %nm" + n + ") {eps = 1e-06}\n" + "  %gb" + n +
-         " : f32[T, 96] = linear(%b" + n + ", %g" + n + ")\n" + "  %ub" + n +
+         ", heads = 4, kv_heads = 2, head_dim = 16, sm_scale = 0.25, window_left = " +
+         std::to_string(index.window_left) + "}\n" + "  %op" + n + " : f32[T, 64] = linear(%o" + n +
+         ", %p" + n + ")\n" + "  %y" + n + " : f32[T, 64] = add(%op" + n + ", " + in + ")\n" +
+         "  %b" + n + " : f32[T, 64] = rms_norm(%y" + n + ", %nm" + n + ") {eps = 1e-06}\n" +
+         "  %gb" + n + " : f32[T, 96] = linear(%b" + n + ", %g" + n + ")\n" + "  %ub" + n +
          " : f32[T, 96] = linear(%b" + n + ", %u" + n + ")\n" + "  %gs" + n +
          " : f32[T, 96] = " + gate.op + "(%gb" + n + ")" + gate.attributes + "\n" + "  %gu" + n +
          " : f32[T, 96] = mul(%gs" + n + ", %ub" + n + ")\n" + "  %db" + n +

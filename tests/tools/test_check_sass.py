@@ -193,6 +193,22 @@ def test_opcodes_of_one_architecture(sass):
     ]
 
 
+def test_other_architectures_may_take_more_registers_and_some_bytes_of_stack(sass):
+    budget = sass.Budget("AddKernel", 32, 8, opcodes=("HMMA",))
+    more = {"registers": 40, "spills": 16, "opcodes": {"HMMA", "STL"}}
+    for arch in ("sm_100f", "sm_120"):
+        assert sass.check([kernel(sass, arch=arch, stack=16, **more)], (budget,)) == []
+        (problem,) = sass.check([kernel(sass, arch=arch, stack=200, **more)], (budget,))
+        assert "200 bytes of stack, at most 112" in problem
+
+
+def test_code_of_a_family_is_found_by_its_first_member(sass):
+    usage = f"arch = sm_100f\n Function {ADD}:\n  REG:8 STACK:0 SHARED:1028 LOCAL:0\n"
+    (one,) = sass.kernels_of(sass.parse_usage(usage), {("sm_100", ADD): {"LDG.E.128"}})
+    assert one.opcodes == {"LDG.E.128"}
+    assert one.shared == 1 + 4
+
+
 def test_rows_and_kernels_belong_together(sass):
     row, other = sass.Budget("Add*", 32, 1), sass.Budget("*Kernel", 32, 1)
     assert "no row" in sass.check([kernel(sass)], ())[0]

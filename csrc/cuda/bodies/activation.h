@@ -30,4 +30,17 @@ EFFINFER_DEVICE float apply(ops::UnaryOp op, float x, float parameter) {
   return x;
 }
 
+// Each of `x`, by one copy of the code of all functions, which is some hundred instructions.
+// Registers have no index: the numbers come to the first one in turn.
+template <int kCount>
+EFFINFER_DEVICE void apply_each(ops::UnaryOp op, float (&x)[kCount], float parameter) {
+  EFFINFER_NO_UNROLL
+  for (int turn = 0; turn < kCount; ++turn) {
+    const float y = apply(op, x[0], parameter);
+    EFFINFER_UNROLL
+    for (int i = 0; i + 1 < kCount; ++i) x[i] = x[i + 1];
+    x[kCount - 1] = y;
+  }
+}
+
 }  // namespace effinfer::cuda

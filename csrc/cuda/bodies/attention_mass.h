@@ -10,7 +10,7 @@
 #include <cmath>
 #include <cstdint>
 
-#include "core/float16.h"
+#include "cuda/bodies/key_products.h"
 #include "cuda/bodies/row_sum.h"
 #include "cuda/bodies/softmax.h"
 #include "cuda/unit.h"
@@ -35,26 +35,6 @@ struct MassShared {
   float factor[ops::kMassPairs];
   float plane[ops::kMassKeys];  // each a thread's own
 };
-
-// P numbers of a dword of a page.
-template <DType kType, class Unit>
-EFFINFER_DEVICE void widen_dword(Unit& unit, uint32_t dword,
-                                 float (&out)[kType == DType::f32  ? 1
-                                              : kType == DType::i8 ? 4
-                                                                   : 2]) {
-  if constexpr (kType == DType::f32) {
-    out[0] = float_of(dword);
-  } else if constexpr (kType == DType::i8) {
-    EFFINFER_UNROLL
-    for (int i = 0; i < 4; ++i) out[i] = static_cast<int8_t>(dword >> 8 * i & 0xff);
-  } else {
-    EFFINFER_UNROLL
-    for (int i = 0; i < 2; ++i) {
-      const auto bits = static_cast<uint16_t>(dword >> 16 * i);
-      out[i] = kType == DType::f16 ? unit.from_f16(bits) : bf16_to_f32(bits);
-    }
-  }
-}
 
 template <DType kType, class Unit>
 class MassTile {
@@ -140,8 +120,6 @@ class MassTile {
   }
 
  private:
-  static constexpr int P = kType == DType::f32 ? 1 : kType == DType::i8 ? 4 : 2;
-
   // Of a pair of this launch: its row, from the first that counts on.
   EFFINFER_DEVICE int row_of(int pair) const { return (params_.first_pair + pair) / group_; }
   EFFINFER_DEVICE bool sees(int pair, int key) const {
@@ -177,23 +155,11 @@ class MassTile {
     const int page = unit_.load(pages_ + key / int{ops::kPageSize});
     const int token = key % int{ops::kPageSize};
     const int64_t head = int64_t{page} * p_.kv.num_kv_heads + kv_head_;
-    const int lines = p_.kv.head_dim / P;
-    const auto* from = reinterpret_cast<const uint32_t*>(p_.kv.k + head * params_.head_bytes) +
-                       token / 16 * lines * 16 + token % 16;
+    const int lines = p_.kv.head_dim / KeyLine<kType>::P;
+    const uint32_t* from =
+        KeyLine<kType>::first(p_.kv.k + head * params_.head_bytes, p_.kv.head_dim, token);
     for (int line = 0; line < lines; ++line) {
-      float k[P];
-      widen_dword<kType>(unit_, unit_.load(from + line * 16), k);
-      EFFINFER_UNROLL
-      for (int e = 0; e < P; ++e) {
-        EFFINFER_UNROLL
-        for (int four = 0; four < kMassTile / 4; ++four) {
-          const Quad q = reinterpret_cast<const Quad*>(shared_.queries[line * P + e])[four];
-          EFFINFER_UNROLL
-          for (int i = 0; i < 4; ++i) {
-            x[4 * four + i] = fmaf(float_of(q.words[i]), k[e], x[4 * four + i]);
-          }
-        }
-      }
+      KeyLine<kType>::template add<kMassTile>(unit_, from, line, shared_.queries, x);
     }
     float scale = p_.sm_scale;
     if constexpr (kType == DType::i8) {

@@ -39,13 +39,17 @@ class AttentionResult {
   template <class Unit>
   EFFINFER_DEVICE void store_partial(Unit& unit, int64_t first, const RowState (&rows)[2],
                                      LaneValues& values) const {
-    EFFINFER_UNROLL
+    EFFINFER_NO_UNROLL
     for (int r = 0; r < 2; ++r) {
       if (!has(unit, r)) continue;
       const int64_t index = first + row_of(unit, r);
-      if (dim_of(unit) < dims_)
-        AttentionOutput::store_partial_values(p_, index, dim_of(unit), values, r);
-      if (tells_row(unit)) AttentionOutput::store_partial_state(p_, index, rows[r]);
+      float of_row[8];
+      row_values(values, r, of_row);
+      if (dim_of(unit) < dims_) {
+        AttentionOutput::store_partial_values(p_, index, dim_of(unit), of_row);
+      }
+      if (tells_row(unit))
+        AttentionOutput::store_partial_state(p_, index, r == 0 ? rows[0] : rows[1]);
     }
   }
 
@@ -59,12 +63,14 @@ class AttentionResult {
     float highest[kTileRows / kWarps];  // of the warp's rows, so far
     EFFINFER_UNROLL
     for (float& max : highest) max = kNoScore;
+    EFFINFER_NO_UNROLL
     for (int first = 0; first < merge.num_partials; first += kWarp) {
       const int left = merge.num_partials - first;
       const int64_t index = merge.first_partial + int64_t{first} * num_rows();
-      EFFINFER_UNROLL
+      EFFINFER_NO_UNROLL
       for (int i = 0; i < kTileRows / kWarps; ++i) {
-        set_factors(unit, index, left, unit.warp * (kTileRows / kWarps) + i, highest[i], shared);
+        set_factors(unit, index, left, unit.warp * (kTileRows / kWarps) + i, highest[0], shared);
+        turn(highest);
       }
       unit.sync();
       fold_partials(unit, index, left < kWarp ? left : kWarp, shared, rows, values);
@@ -75,13 +81,16 @@ class AttentionResult {
 
   template <class Unit>
   EFFINFER_DEVICE void store(Unit& unit, const RowState (&rows)[2], LaneValues& values) const {
-    EFFINFER_UNROLL
+    EFFINFER_NO_UNROLL
     for (int r = 0; r < 2; ++r) {
       if (!has(unit, r)) continue;
-      const float factor = out_.end_row(unit, row_of(unit, r), rows[r], tells_row(unit));
+      const RowState row = r == 0 ? rows[0] : rows[1];
+      const float factor = out_.end_row(unit, row_of(unit, r), row, tells_row(unit));
       if (dim_of(unit) >= dims_) continue;
       const int step = dims_ < 32 * kWarps ? dims_ : 32 * kWarps;
-      out_.store_values(unit, row_of(unit, r), dim_of(unit), factor, values, r, step);
+      float of_row[8];
+      row_values(values, r, of_row);
+      out_.store_values(unit, row_of(unit, r), dim_of(unit), factor, of_row, step);
     }
   }
 
@@ -129,32 +138,41 @@ class AttentionResult {
   EFFINFER_DEVICE void fold_partials(Unit& unit, int64_t index, int count,
                                      const MergeFactors& shared, RowState (&rows)[2],
                                      LaneValues& values) const {
+    EFFINFER_NO_UNROLL
+    for (int r = 0; r < 2; ++r) {
+      if (has(unit, r))
+        fold_row_partials(unit, index, count, row_of(unit, r), shared, rows[0], values);
+      swap_rows(rows, values);  // twice
+    }
+  }
+
+  // Those of row `row`, into the first row of `values`.
+  template <class Unit>
+  EFFINFER_DEVICE void fold_row_partials(Unit& unit, int64_t index, int count, int row,
+                                         const MergeFactors& shared, RowState& sum,
+                                         LaneValues& values) const {
     constexpr int kAhead = 8;  // partial results that are loaded at once
     const int dim = dim_of(unit) < dims_ ? dim_of(unit) : 0;
-    EFFINFER_UNROLL
-    for (int r = 0; r < 2; ++r) {
-      if (!has(unit, r)) continue;
-      const int row = row_of(unit, r);
-      for (int first = 0; first < count; first += kAhead) {
-        float chunk[kAhead][8];
+    EFFINFER_NO_UNROLL
+    for (int first = 0; first < count; first += kAhead) {
+      float chunk[kAhead][8];
+      EFFINFER_UNROLL
+      for (int i = 0; i < kAhead; ++i) {
+        const int at = first + i < count ? first + i : count - 1;
+        AttentionOutput::load_partial_values(unit, p_, index + int64_t{at} * num_rows() + row, dim,
+                                             chunk[i]);
+      }
+      EFFINFER_UNROLL
+      for (int i = 0; i < kAhead; ++i) {
+        if (first + i >= count) break;
+        const Factors factors = shared.factors[first + i][row];
+        const RowState state = shared.rows[first + i][row];
+        sum.max = state.max;
+        sum.sum = fold_value(sum.sum, state.sum, factors);
         EFFINFER_UNROLL
-        for (int i = 0; i < kAhead; ++i) {
-          const int at = first + i < count ? first + i : count - 1;
-          AttentionOutput::load_partial_values(unit, p_, index + int64_t{at} * num_rows() + row,
-                                               dim, chunk[i]);
-        }
-        EFFINFER_UNROLL
-        for (int i = 0; i < kAhead; ++i) {
-          if (first + i >= count) break;
-          const Factors factors = shared.factors[first + i][row];
-          const RowState state = shared.rows[first + i][row];
-          rows[r].max = state.max;
-          rows[r].sum = fold_value(rows[r].sum, state.sum, factors);
-          EFFINFER_UNROLL
-          for (int d = 0; d < 8; ++d) {
-            float& value = value_at(values, d, r);
-            value = fold_value(value, chunk[i][d], factors);
-          }
+        for (int d = 0; d < 8; ++d) {
+          float& value = value_at(values, d, 0);
+          value = fold_value(value, chunk[i][d], factors);
         }
       }
     }

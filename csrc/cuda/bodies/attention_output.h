@@ -23,6 +23,23 @@ using LaneValues = float[4][4];
 EFFINFER_DEVICE float& value_at(LaneValues& values, int d, int r) {
   return values[d % 4][2 * r + d / 4];
 }
+// Those of one row, whichever: so that code for both is there once.
+EFFINFER_DEVICE void row_values(const LaneValues& values, int r, float (&of)[8]) {
+  EFFINFER_UNROLL
+  for (int d = 0; d < 8; ++d) of[d] = r == 0 ? values[d % 4][d / 4] : values[d % 4][2 + d / 4];
+}
+// Each row takes the other one's place.
+EFFINFER_DEVICE void swap_rows(RowState (&rows)[2], LaneValues& values) {
+  const RowState row = rows[0];
+  rows[0] = rows[1];
+  rows[1] = row;
+  EFFINFER_UNROLL
+  for (int d = 0; d < 8; ++d) {
+    const float value = value_at(values, d, 0);
+    value_at(values, d, 0) = value_at(values, d, 1);
+    value_at(values, d, 1) = value;
+  }
+}
 EFFINFER_DEVICE void clear(LaneValues& values) {
   EFFINFER_UNROLL
   for (int i = 0; i < 4; ++i) {
@@ -43,22 +60,24 @@ EFFINFER_DEVICE void fold_values(LaneValues& values, LaneValues& chunk,
   }
 }
 
-// Eight numbers next to each other, rounded to the dtype.
+// Eight numbers next to each other, rounded to the dtype. What they are stored to is aligned to 16
+// bytes: rows of results are, and heads are of multiples of eight dims.
 template <class Unit>
 EFFINFER_DEVICE void store_eight(Unit& unit, DType dtype, uint8_t* to, const float (&x)[8]) {
+  auto* quads = reinterpret_cast<Quad*>(to);
   if (dtype == DType::f32) {
-    EFFINFER_UNROLL
-    for (int i = 0; i < 8; ++i) reinterpret_cast<float*>(to)[i] = x[i];
+    quads[0] = {bits_of(x[0]), bits_of(x[1]), bits_of(x[2]), bits_of(x[3])};
+    quads[1] = {bits_of(x[4]), bits_of(x[5]), bits_of(x[6]), bits_of(x[7])};
     return;
   }
+  Quad quad;
   EFFINFER_UNROLL
-  for (int i = 0; i < 8; i += 2) {
-    const uint32_t pair =
-        dtype == DType::bf16 ? unit.bf16x2(x[i], x[i + 1]) : unit.f16x2(x[i], x[i + 1]);
-    auto* halves = reinterpret_cast<uint16_t*>(to) + i;
-    halves[0] = static_cast<uint16_t>(pair);
-    halves[1] = static_cast<uint16_t>(pair >> 16);
+  for (int i = 0; i < 4; ++i) {
+    const float low = x[2 * i];
+    const float high = x[2 * i + 1];
+    quad.words[i] = dtype == DType::bf16 ? unit.bf16x2(low, high) : unit.f16x2(low, high);
   }
+  quads[0] = quad;
 }
 
 // Rows are counted within the tile.
@@ -69,16 +88,14 @@ class AttentionOutput {
 
   EFFINFER_DEVICE int num_rows() const { return tile_.num_rows * tile_.num_heads; }
 
-  // Number `index`: half r of the values, from `dim` on; the row's state once.
+  // Number `index`: a row's values from `dim` on; its state once.
   EFFINFER_DEVICE static void store_partial_values(const ops::AttentionProblem& p, int64_t index,
-                                                   int dim, LaneValues& values, int r) {
+                                                   int dim, const float (&values)[8]) {
     auto* to = reinterpret_cast<Quad*>(p.partial_out + index * p.v.dims + dim);
     EFFINFER_UNROLL
     for (int half = 0; half < 2; ++half) {
-      EFFINFER_UNROLL
-      for (int i = 0; i < 4; ++i) {
-        to[half].words[i] = bits_of(value_at(values, 4 * half + i, r));
-      }
+      const float* of = values + 4 * half;
+      to[half] = {bits_of(of[0]), bits_of(of[1]), bits_of(of[2]), bits_of(of[3])};
     }
   }
   EFFINFER_DEVICE static void store_partial_state(const ops::AttentionProblem& p, int64_t index,
@@ -125,14 +142,14 @@ class AttentionOutput {
     return row.sum == 0.0f ? 0.0f : scale / row.sum;
   }
 
-  // Half r of a lane's values, from `dim` on. What pads the rows of an operand is written by the
-  // lanes of its last head, each of which has every `pad_step`-th dim.
+  // A row's values from `dim` on. What pads the rows of an operand is written by the lanes of its
+  // last head, each of which has every `pad_step`-th dim.
   template <class Unit>
   EFFINFER_DEVICE void store_values(Unit& unit, int index, int dim, float factor,
-                                    LaneValues& values, int r, int pad_step) const {
+                                    const float (&values)[8], int pad_step) const {
     float out[8];
     EFFINFER_UNROLL
-    for (int d = 0; d < 8; ++d) out[d] = rounded_product(value_at(values, d, r), factor);
+    for (int d = 0; d < 8; ++d) out[d] = rounded_product(values[d], factor);
     const int token = token_of(index);
     const int head = head_of(index);
     const int64_t col = int64_t{head} * p_.v.dims + dim;
@@ -147,6 +164,7 @@ class AttentionOutput {
     if (head != p_.num_qo_heads - 1) return;
     const float zeros[8] = {};
     const int64_t cols = int64_t{p_.num_qo_heads} * p_.v.dims;
+    EFFINFER_NO_UNROLL
     for (int64_t pad = cols + dim; pad < params_.operand_cols; pad += pad_step) {
       store_eight(unit, dtype, row + pad * (wide ? 4 : 2), zeros);
     }

@@ -54,15 +54,14 @@ class BlockRing {
 
   EFFINFER_DEVICE int columns() const { return columns_; }
 
-  EFFINFER_DEVICE void start(const ChunkPass& pass) {
-    for (int i = 0; i < kAhead; ++i) fetch(pass);
-  }
-
-  // The next part has come, and another is on its way to its predecessor's place.
+  // The next part has come, if it `waits` for one, and another is on its way to its predecessor's
+  // place. The first kAhead times nobody waits.
   EFFINFER_DEVICE const typename Fetch<kType>::Slot& take(const ChunkPass& now,
-                                                          const ChunkPass& next) {
-    unit_.template wait<kAhead - 1>();
-    unit_.sync_warp();  // of all lanes; and all have read what the next copies replace
+                                                          const ChunkPass& next, bool waits) {
+    if (waits) {
+      unit_.template wait<kAhead - 1>();
+      unit_.sync_warp();  // of all lanes; and all have read what the next copies replace
+    }
     fetch(ahead_.in_next ? next : now);
     return shared_.ring[unit_.warp][ahead_.slot];  // all but one are ahead of it
   }

@@ -37,7 +37,11 @@ class AttentionTileRun {
   using Multiply = Products<kType, kWarps>;
   using Softmax = ChunkSoftmax<kWarps>;
   using Scores = typename Softmax::Scores;
+  using Ring = BlockRing<Unit, kType, kWarps>;
+  // Of a pass: the warp's blocks of keys, then all of its values. Before the first pass parts are
+  // sent for.
   static constexpr int kBlocks = Shared::kBlocks;
+  static constexpr int kToSendFor = -1;
 
   EFFINFER_DEVICE AttentionTileRun(Unit& unit, const AttentionParams& params, Shared& shared)
       : unit_(unit),
@@ -62,11 +66,10 @@ class AttentionTileRun {
     }
     unit_.wait_for_inputs();
     unit_.sync();
-    ring_.start(shared_.passes[0]);
-    set_queries();
-    unit_.sync();
+    int block = kToSendFor;
     for (int at = 0; shared_.passes[at].chunk >= 0; at ^= 1) {
-      do_pass(shared_.passes[at], shared_.passes[at ^ 1]);
+      do_pass(shared_.passes[at], shared_.passes[at ^ 1], block);
+      block = 0;
     }
     finish();
   }
@@ -90,29 +93,44 @@ class AttentionTileRun {
     }
   }
 
-  EFFINFER_DEVICE void do_pass(const ChunkPass& now, ChunkPass& next) {
+  // From `block` on. One loop takes all parts, so that what brings them is in the kernel once.
+  EFFINFER_DEVICE void do_pass(const ChunkPass& now, ChunkPass& next, int block) {
     ChunkWalk walk;
     if (unit_.warp == 0) walk = ChunkWalk::after(unit_, shared_.units, now);
+    Scores scores = {};
     float max[2];
-    {
-      Scores scores = {};
-      add_scores(now, next, scores);
-      set_logits(now, scores);
-      Softmax::share_max(unit_, scores, shared_.softmax);
-      unit_.sync();
-      if (unit_.warp == 0) walk.store(unit_, shared_.units, next);
-      const bool shaped = is_shaped(p_);
-      const int row = unit_.lane / 4;
-      const float factor[2] = {factor_of(shared_.rows[row], shaped),
-                               factor_of(shared_.rows[row + 8], shaped)};
-      Softmax::set_weights(unit_, scores, factor, shared_.softmax, max);
-      share_weights(now, scores);
-    }
-    unit_.sync();
-    for (int part = 0; part < kChunkBlocks; ++part) {
-      const auto& values = ring_.take(now, next);
-      if (!Fetch<kType>::is_visited(now, part) || unit_.warp * kBlock >= p_.v.dims) continue;
-      Multiply::add_values(unit_, shared_.operands, values, part, chunk_values_);
+    EFFINFER_NO_UNROLL
+    for (; block <= kBlocks; ++block) {
+      if (block == kBlocks) {
+        set_logits(now, scores);
+        Softmax::share_max(unit_, scores, shared_.softmax);
+        unit_.sync();
+        if (unit_.warp == 0) walk.store(unit_, shared_.units, next);
+        set_weights(now, scores, max);
+        unit_.sync();
+      }
+      const bool of_keys = block < kBlocks;
+      const int parts = block == kToSendFor ? Ring::kAhead
+                        : of_keys           ? ring_.columns()
+                                            : kChunkBlocks;
+      EFFINFER_NO_UNROLL
+      for (int part = 0; part < parts; ++part) {
+        const auto& slot = ring_.take(now, next, block != kToSendFor);
+        const int tokens = of_keys ? unit_.warp * kBlocks + block : part;
+        if (block == kToSendFor || !Fetch<kType>::is_visited(now, tokens)) continue;
+        if (of_keys) {
+          Multiply::add_scores(unit_, shared_.operands, slot, 2 * part, p_.k.dims / 16 - 2 * part,
+                               scores[0]);
+        } else if (unit_.warp * kBlock < p_.v.dims) {
+          Multiply::add_values(unit_, shared_.operands, slot, part, chunk_values_);
+        }
+      }
+      if (block == kToSendFor) {
+        set_queries();
+        unit_.sync();
+      } else if (of_keys) {
+        turn(scores);
+      }
     }
     EFFINFER_UNROLL
     for (int r = 0; r < 2; ++r) {
@@ -124,48 +142,50 @@ class AttentionTileRun {
     if (next.chunk != now.chunk) end_chunk(now.chunk);
   }
 
-  // Products of the queries with the warp's blocks of keys.
-  EFFINFER_DEVICE void add_scores(const ChunkPass& now, const ChunkPass& next, Scores& scores) {
-    EFFINFER_UNROLL
-    for (int block = 0; block < kBlocks; ++block) {
-      const bool visited = Fetch<kType>::is_visited(now, unit_.warp * kBlocks + block);
-      for (int column = 0; column < ring_.columns(); ++column) {
-        const auto& keys = ring_.take(now, next);
-        if (!visited) continue;
-        Multiply::add_scores(unit_, shared_.operands, keys, 2 * column, p_.k.dims / 16 - 2 * column,
-                             scores[block]);
-      }
-    }
+  // When all warps have shared their maxima.
+  EFFINFER_DEVICE void set_weights(const ChunkPass& pass, Scores& scores, float (&max)[2]) {
+    const bool shaped = is_shaped(p_);
+    const int row = unit_.lane / 4;
+    const float factor[2] = {factor_of(shared_.rows[row], shaped),
+                             factor_of(shared_.rows[row + 8], shaped)};
+    Softmax::set_weights(unit_, scores, factor, shared_.softmax, max);
+    share_weights(pass, scores);
   }
 
   EFFINFER_DEVICE void set_logits(const ChunkPass& pass, Scores& scores) {
-    const bool shaped = is_shaped(p_);
-    EFFINFER_UNROLL
+    EFFINFER_NO_UNROLL
     for (int b = 0; b < kBlocks; ++b) {
-      const int index = unit_.warp * kBlocks + b;
-      const int32_t start = pass.chunk * kChunkTokens + index * kBlock + unit_.lane % 4 * 8;
-      uint32_t visited = 0;
-      if (Fetch<kType>::is_visited(pass, index)) {
-        const int shift = index % 2 * kBlock + unit_.lane % 4 * 8;
-        visited = static_cast<uint32_t>(pass.words[index / 2] >> shift) & 0xff;
+      set_block_logits(pass, b, scores[0]);
+      turn(scores);
+    }
+  }
+
+  EFFINFER_DEVICE void set_block_logits(const ChunkPass& pass, int b, BlockScores& scores) {
+    const bool shaped = is_shaped(p_);
+    const int index = unit_.warp * kBlocks + b;
+    const int32_t start = pass.chunk * kChunkTokens + index * kBlock + unit_.lane % 4 * 8;
+    uint32_t visited = 0;
+    if (Fetch<kType>::is_visited(pass, index)) {
+      const int shift = index % 2 * kBlock + unit_.lane % 4 * 8;
+      visited = static_cast<uint32_t>(pass.words[index / 2] >> shift) & 0xff;
+    }
+    EFFINFER_UNROLL
+    for (int r = 0; r < 2; ++r) {
+      const TileRow row = shared_.rows[unit_.lane / 4 + 8 * r];
+      uint32_t seen = 0;
+      if (is_active(row, pass.rank)) {
+        seen = visited & seen_places(shared_.visible, row.position, start);
       }
-      EFFINFER_UNROLL
-      for (int r = 0; r < 2; ++r) {
-        const TileRow row = shared_.rows[unit_.lane / 4 + 8 * r];
-        uint32_t seen = 0;
-        if (is_active(row, pass.rank)) {
-          seen = visited & seen_places(shared_.visible, row.position, start);
+      if constexpr (KvBlock<kType>::kScaled) {
+        EFFINFER_UNROLL
+        for (int t = 0; t < 8; ++t) {
+          float& x = score_at(scores, t, r);
+          x = rounded_product(x, scale_of(b, t));
         }
-        if constexpr (KvBlock<kType>::kScaled) {
-          EFFINFER_UNROLL
-          for (int t = 0; t < 8; ++t) {
-            float& x = score_at(scores[b], t, r);
-            x = rounded_product(x, scale_of(b, t));
-          }
-        }
-        if (shaped) shape_scores(unit_, scores[b], row, r, start, p_.logits_soft_cap);
-        hide_unseen(scores[b], r, seen);
       }
+      if (shaped) shape_scores(unit_, scores, row, r, start, p_.logits_soft_cap);
+      if (visited != 0) add_log_weights(unit_, scores, r, shared_.units.weights, start);
+      hide_unseen(scores, r, seen);
     }
   }
 
@@ -178,22 +198,24 @@ class AttentionTileRun {
   }
 
   EFFINFER_DEVICE void share_weights(const ChunkPass& pass, Scores& scores) {
-    EFFINFER_UNROLL
+    EFFINFER_NO_UNROLL
     for (int b = 0; b < kBlocks; ++b) {
       const int index = unit_.warp * kBlocks + b;
-      if (!Fetch<kType>::is_visited(pass, index)) continue;
-      if constexpr (KvBlock<kType>::kScaled) {
-        EFFINFER_UNROLL
-        for (int t = 0; t < 8; ++t) {
-          const float scale = scale_of(b, 8 + t);
+      if (Fetch<kType>::is_visited(pass, index)) {
+        if constexpr (KvBlock<kType>::kScaled) {
           EFFINFER_UNROLL
-          for (int r = 0; r < 2; ++r) {
-            float& weight = score_at(scores[b], t, r);
-            weight = rounded_product(weight, scale);
+          for (int t = 0; t < 8; ++t) {
+            const float scale = scale_of(b, 8 + t);
+            EFFINFER_UNROLL
+            for (int r = 0; r < 2; ++r) {
+              float& weight = score_at(scores[0], t, r);
+              weight = rounded_product(weight, scale);
+            }
           }
         }
+        Multiply::set_weights(unit_, shared_.operands, index, scores[0]);
       }
-      Multiply::set_weights(unit_, shared_.operands, index, scores[b]);
+      turn(scores);
     }
   }
 
@@ -223,7 +245,7 @@ class AttentionTileRun {
   const ops::AttentionItem& item_;
   const ops::AttentionTile& tile_;
   const AttentionResult<kWarps> result_;
-  BlockRing<Unit, kType, kWarps> ring_;
+  Ring ring_;
   RowState rows_[2];  // of the chunks before
   LaneValues values_ = {};
   RowState chunk_rows_[2];
@@ -238,7 +260,7 @@ struct AttentionKernel {
   // of copies under way, where 25 KB an SM keep its memory busy.
   static constexpr int kMinBlocks = kWarps == 2   ? 4
                                     : kWarps == 4 ? (kType == DType::i8 ? 3 : 2)
-                                                  : 1;
+                                                  : (kType == DType::i8 ? 2 : 1);
   static constexpr bool kWaitsItself = true;
   using Params = AttentionParams;
   using Shared = AttentionShared<kType, kWarps>;

@@ -52,9 +52,16 @@ class CellScores {
         shared_(shared),
         rows_(p_.in.visits.blocks[index]),
         shape_(CellShape::of(p_)),
-        keys_(Keys::of(p_.in, params.head_bytes, rows_.sequence, kv_head)),
-        end_(rows_.position + rows_.num_rows),
-        pages_((end_ - 1) / 64 + 1) {}
+        keys_(Keys::of(p_.in, params.head_bytes, rows_.sequence, kv_head)) {
+    const int end = rows_.position + rows_.num_rows;
+    ops::PageCandidates pages = {0, (end - 1) / 64 + 1};
+    if (p_.has_budget()) pages = ops::candidates_of(p_, rows_);
+    first_page_ = static_cast<int>(pages.first);
+    pages_ = static_cast<int>(pages.count());
+    position_ = rows_.position - 64 * first_page_;
+    end_ = end - 64 * first_page_ < 64 * pages_ ? end - 64 * first_page_ : 64 * pages_;
+    keys_.pages += first_page_;
+  }
 
  protected:
   EFFINFER_DEVICE void multiply(int cell, Cells& cells) {
@@ -106,8 +113,8 @@ class CellScores {
     if (row >= shape_.rows) return 0;
     if (p_.stride == 0) return pages_;
     const int past = (row % shape_.head_rows + 1) * shape_.stride;
-    const int seen = rows_.position + (past < rows_.num_rows ? past : rows_.num_rows);
-    return (seen + shape_.stride - 1) / shape_.stride;
+    const int seen = position_ + (past < rows_.num_rows ? past : rows_.num_rows);
+    return ((seen < end_ ? seen : end_) + shape_.stride - 1) / shape_.stride;
   }
   // A cell's score: of means the mean over the page's keys.
   EFFINFER_DEVICE float score(float cell_sum, int cell) const {
@@ -237,10 +244,14 @@ class CellScores {
   Shared& shared_;
   const ops::VisitBlock rows_;
   const CellShape shape_;
-  const Keys keys_;
-  const int end_;    // past the block's last row
-  const int pages_;  // of its keys
-  int first_ = 0;    // of the rows of cells at hand
+  Keys keys_;
+  // Of what is chosen from: all pages of the block's keys, or a budget's. Tokens count from its
+  // first page on.
+  int first_page_;
+  int pages_;
+  int position_;   // of the block's first row
+  int end_;        // past its last row, or past the pages
+  int first_ = 0;  // of the rows of cells at hand
 };
 
 }  // namespace effinfer::cuda

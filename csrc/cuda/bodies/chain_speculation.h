@@ -141,7 +141,7 @@ struct ChainSpeculation {
                                              int64_t place, RowParts& parts) {
     const ops::ChainSpeculationProblem& p = params.problem;
     const ExcessValues values(target, draft, static_cast<int>(p.vocab), params.vectored);
-    RowPasses<ExcessValues, false, Unit> passes(block, values, parts);
+    RowPasses<ExcessValues, Unit> passes(block, values, parts, false);
     const RowExtent extent = passes.extent();
     const ops::RowStatus status = status_of_weights(extent);
     if (status != ops::RowStatus::ok) return status;

@@ -43,9 +43,9 @@ struct ColumnChoiceKernel {
 
  private:
   template <class Unit>
-  class Search : public RowHeads<RowValues, false, Unit> {
+  class Search : public RowHeads<RowValues, Unit> {
    public:
-    using Base = RowHeads<RowValues, false, Unit>;
+    using Base = RowHeads<RowValues, Unit>;
     using Base::Base;
     EFFINFER_DEVICE RowHead by_count(int count) { return this->value_head(count); }
     EFFINFER_DEVICE RowHead by_mass() {
@@ -62,7 +62,7 @@ struct ColumnChoiceKernel {
     constexpr RowHead kNone = {INFINITY, 0};
     RowBlock<Unit> block(unit, shared.exchange);
     const auto values = RowValues::of(scores, (length + 3) / 4 * 4, true);
-    RowPasses<RowValues, false, Unit> passes(block, values, shared.filter.parts);
+    RowPasses<RowValues, Unit> passes(block, values, shared.filter.parts, false);
     const RowExtent extent = passes.extent();
     if (extent.has_nan) return kNone;
     RowLimits limits;

@@ -18,6 +18,7 @@ struct UnaryKernel {
   EFFINFER_DEVICE static void run(Unit& unit, const Params& p, Shared&) {
     const int64_t size = p.rows * p.cols;
     const int64_t step = int64_t{unit.num_blocks} * kThreads;
+    EFFINFER_NO_UNROLL
     for (int64_t i = int64_t{unit.block} * kThreads + unit.thread; i < size; i += step) {
       const int64_t row = i / p.cols;
       const int64_t col = i % p.cols;

@@ -20,6 +20,7 @@ template <class T>
 struct GatedKernel {
   static constexpr const char* kName = "gated";
   static constexpr int kThreads = 128;
+  static constexpr int kMinBlocks = 16;
   static constexpr int kNumbers = kChunk<T>;
   using Params = GatedParams;
   struct Shared {};
@@ -38,8 +39,9 @@ struct GatedKernel {
     float b[kNumbers];
     decode<T>(unit, gate, a);
     decode<T>(unit, up, b);
+    apply_each(p.op, a, 0.0f);
     EFFINFER_UNROLL
-    for (int e = 0; e < kNumbers; ++e) a[e] = apply(p.op, a[e], 0.0f) * b[e];
+    for (int e = 0; e < kNumbers; ++e) a[e] *= b[e];
     store_chunk(p.out.template at<T>(row, group), first, p.cols, p.vectored, encode<T>(unit, a));
   }
 };

@@ -58,27 +58,16 @@ EFFINFER_DEVICE void store_number(Unit& unit, const OperandOut& out, int64_t tok
   }
 }
 
-// Output `row` of a token from its sum, and with GLU that of the second weight; without a residual.
+// What is added to the sum of a row. A zero is added, too: no other kernel gives -0.
 template <class Unit>
-EFFINFER_DEVICE float output_value(Unit& unit, const MatmulWeight& weight,
-                                   const MatmulWeight& second, ops::UnaryOp glu, int row, float sum,
-                                   float second_sum) {
-  // A zero is added too: no other kernel gives -0.
-  float value = sum + (weight.bias == nullptr ? 0.0f : unit.load(weight.bias + row));
-  if (glu != ops::UnaryOp::none) {
-    const float linear =
-        second_sum + (second.bias == nullptr ? 0.0f : unit.load(second.bias + row));
-    value = apply(glu, value, 0.0f) * linear;
-  }
-  return value;
+EFFINFER_DEVICE float bias_of(Unit& unit, const MatmulWeight& weight, int row) {
+  return weight.bias == nullptr ? 0.0f : unit.load(weight.bias + row);
 }
 
+// Adds the residual and stores output `row` of a token.
 template <class Unit>
-EFFINFER_DEVICE void finish_output(Unit& unit, const MatmulWeight& weight,
-                                   const MatmulWeight& second, ops::UnaryOp glu,
-                                   const OperandOut& operand, int64_t token, int row, float sum,
-                                   float second_sum) {
-  float value = output_value(unit, weight, second, glu, row, sum, second_sum);
+EFFINFER_DEVICE void store_output(Unit& unit, const MatmulWeight& weight, const OperandOut& operand,
+                                  int64_t token, int row, float value) {
   const int64_t at = token * weight.out_stride + row;
   // Not unit.load(): it may be what is written here.
   if (weight.residual != nullptr) value += weight.residual[at];
@@ -87,6 +76,19 @@ EFFINFER_DEVICE void finish_output(Unit& unit, const MatmulWeight& weight,
   } else {
     store_number(unit, operand, token, row, value);
   }
+}
+
+// Output `row` of a token from its sum, and with GLU that of the second weight.
+template <class Unit>
+EFFINFER_DEVICE void finish_output(Unit& unit, const MatmulWeight& weight,
+                                   const MatmulWeight& second, ops::UnaryOp glu,
+                                   const OperandOut& operand, int64_t token, int row, float sum,
+                                   float second_sum) {
+  float value = sum + bias_of(unit, weight, row);
+  if (glu != ops::UnaryOp::none) {
+    value = apply(glu, value, 0.0f) * (second_sum + bias_of(unit, second, row));
+  }
+  store_output(unit, weight, operand, token, row, value);
 }
 
 // Whether four outputs of a token from a multiple of four on are 16 aligned bytes. Of the host.
@@ -102,20 +104,25 @@ template <class Unit>
 EFFINFER_DEVICE void finish_four(Unit& unit, const MatmulWeight& weight, const MatmulWeight& second,
                                  ops::UnaryOp glu, const OperandOut& operand, bool fours,
                                  int64_t token, int row, Quad sums, Quad seconds) {
-  if (!fours || row + 4 > weight.rows) {
-    EFFINFER_UNROLL
-    for (int i = 0; i < 4; ++i) {
-      if (row + i >= weight.rows) continue;
-      finish_output(unit, weight, second, glu, operand, token, row + i, float_of(sums.words[i]),
-                    float_of(seconds.words[i]));
-    }
-    return;
-  }
+  const int count = weight.rows - row < 4 ? weight.rows - row : 4;
   float values[4];
   EFFINFER_UNROLL
   for (int i = 0; i < 4; ++i) {
-    values[i] = output_value(unit, weight, second, glu, row + i, float_of(sums.words[i]),
-                             float_of(seconds.words[i]));
+    values[i] = float_of(sums.words[i]) + (i < count ? bias_of(unit, weight, row + i) : 0.0f);
+  }
+  if (glu != ops::UnaryOp::none) {
+    apply_each(glu, values, 0.0f);
+    EFFINFER_UNROLL
+    for (int i = 0; i < 4; ++i) {
+      values[i] *= float_of(seconds.words[i]) + (i < count ? bias_of(unit, second, row + i) : 0.0f);
+    }
+  }
+  if (!fours || count < 4) {
+    EFFINFER_UNROLL
+    for (int i = 0; i < 4; ++i) {
+      if (i < count) store_output(unit, weight, operand, token, row + i, values[i]);
+    }
+    return;
   }
   const int64_t at = token * weight.out_stride + row;
   if (weight.residual != nullptr) {
@@ -142,6 +149,7 @@ EFFINFER_DEVICE void pad_operand(Unit& unit, const OperandOut& out, int rows, in
   const int padding = out.padded - rows;
   if (out.data == nullptr || padding == 0) return;
   constexpr int kMost = static_cast<int>(ops::kOperandPad);
+  EFFINFER_NO_UNROLL
   for (int64_t i = index; i < (last - first) * kMost; i += count) {
     const int col = static_cast<int>(i % kMost);
     if (col < padding) store_number(unit, out, first + i / kMost, rows + col, 0.0f);

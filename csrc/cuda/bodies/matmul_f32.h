@@ -235,6 +235,7 @@ struct FloatMatmul {
   template <class Unit>
   EFFINFER_DEVICE static void finish(Unit& unit, const Params& p, const MatmulWeight& weight,
                                      int group, int first_token, int count, const Shared& shared) {
+    EFFINFER_NO_UNROLL
     for (int i = unit.thread; i < count * kRows; i += kThreads) {
       const int token = i / kRows;
       const int row = group * kRows + i % kRows;

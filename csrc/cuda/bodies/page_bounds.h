@@ -1,7 +1,7 @@
-// What the keys of pages are bounded by (ops::PageBounds): those that generated rows choose from
-// and that nobody knows yet, before page_index.h reads them. A warp looks at eight pages, and makes
-// the bounds of those that it is the first one to ask for: pages of a prefix or of drafts are
-// several rows'.
+// What the keys of pages are bounded by, or their means (ops::PageBounds): of those that generated
+// rows choose from and that nobody knows yet, before page_scores.h reads them. A warp looks at
+// eight pages, and makes the bounds of those that it is the first one to ask for: pages of a prefix
+// or of drafts are several rows'.
 //
 // A line of a page is 16 tokens x P dims, a lane's 16 bytes are four tokens of it:
 //
@@ -16,36 +16,61 @@
 
 #include "core/float16.h"
 #include "cuda/bodies/fragments.h"
+#include "cuda/bodies/key_products.h"
 #include "cuda/unit.h"
 #include "ops/page_index.h"
+#include "ops/row_scores.h"
 
 namespace effinfer::cuda {
 
 struct PageIndexParams {
   ops::PageIndexProblem problem;
   int64_t head_bytes;  // of a KV head's page
-  int32_t parts;       // of a list's pages: blocks of PageBoundsKernel
+  int32_t parts;       // of a list's pages or units: blocks
+  int64_t first_row;   // of those that have lists, and how many
+  int64_t num_rows;
+
+  // Of the block that has part `unit.block % parts` of a list.
+  EFFINFER_DEVICE int32_t kv_head(int block) const {
+    return block / parts % problem.kv.num_kv_heads;
+  }
+  EFFINFER_DEVICE int64_t row(int block) const {
+    return block / parts / problem.kv.num_kv_heads + first_row;
+  }
+  // Of a row's KV head: a row of so many floats for each of its query heads, and one for all.
+  EFFINFER_DEVICE int64_t score_stride() const {
+    return ops::row_score_stride(problem.visits.list_words,
+                                 ops::kPageSize / problem.summary_unit());
+  }
+  EFFINFER_DEVICE float* scores(int64_t row, int32_t kv_head) const {
+    const int64_t list = (row - first_row) * problem.kv.num_kv_heads + kv_head;
+    return problem.visits.row_scores + list * (problem.group() + 1) * score_stride();
+  }
 };
 
-template <DType kType>
+// Whether a row's KV head chooses.
+EFFINFER_DEVICE bool chooses_units(const ops::PageIndexProblem& p, const ops::VisitBlock& row,
+                                   int32_t kv_head) {
+  return row.sequence >= 0 && p.heads[kv_head] == ops::IndexedHead::chosen &&
+         !ops::visits_all(p, row);
+}
+
 struct PageBoundsKernel {
   static constexpr const char* kName = "page_bounds";
   static constexpr int kThreads = 256;
   static constexpr int kPages = 8;  // of a warp
   static constexpr int kBlockPages = kThreads / kWarp * kPages;
-  static constexpr int P = kType == DType::f32 ? 1 : kType == DType::i8 ? 4 : 2;
-  static constexpr int kGroups = 4;  // of 16 tokens
+  static constexpr int P = AnyKeyLine::kMost;  // dims of a line, at most
+  static constexpr int kGroups = 4;            // of 16 tokens
   using Params = PageIndexParams;
   struct Shared {};
 
   template <class Unit>
   EFFINFER_DEVICE static void run(Unit& unit, const Params& params, Shared&) {
     const ops::PageIndexProblem& p = params.problem;
-    const int32_t list = unit.block / params.parts;
-    const int32_t kv_head = list % p.kv.num_kv_heads;
-    const ops::VisitBlock row = p.visits.blocks[p.visits.num_blocks + list / p.kv.num_kv_heads];
-    if (row.sequence < 0 || p.heads[kv_head] != ops::IndexedHead::chosen) return;
-    if (ops::visits_all(p, row)) return;
+    const int32_t kv_head = params.kv_head(unit.block);
+    const ops::VisitBlock row = p.visits.blocks[p.visits.num_blocks + params.row(unit.block)];
+    if (!chooses_units(p, row, kv_head)) return;
     const ops::PageCandidates pages = ops::candidates_of(p, row);
     const int32_t* ids = p.batch.kv_indices + p.batch.kv_indptr[row.sequence];
     const int64_t first =
@@ -73,66 +98,97 @@ struct PageBoundsKernel {
     const int64_t place = page * kv.num_kv_heads + kv_head;
     const auto* keys = reinterpret_cast<const Quad*>(kv.k + place * params.head_bytes);
     uint16_t* const out = kv.bounds.of(page, kv_head, kv.num_kv_heads, kv.head_dim);
-    const int lines = kv.head_dim / P;
-    Quad scales[kGroups];
-    if constexpr (kType == DType::i8) {
-      const auto* all = reinterpret_cast<const Quad*>(kv.k_scale + place * ops::kPageSize);
+    const AnyKeyLine line_of(kv);
+    const int lines = line_of.lines();
+    const auto* scales = reinterpret_cast<const Quad*>(kv.k_scale + place * ops::kPageSize);
+    const bool means = params.problem.means;
+    const int of_unit = static_cast<int>(params.problem.summary_unit() / 16);
+    const int64_t numbers = params.problem.summary_vectors() * kv.head_dim;
+    EFFINFER_NO_UNROLL
+    for (int i = 0; i < (lines + kWarp / 4 - 1) / (kWarp / 4) * (kGroups / of_unit); ++i) {
+      const int line = i / (kGroups / of_unit) * (kWarp / 4) + unit.lane / 4;
+      const int own = i % (kGroups / of_unit);
+      const bool inside = line < lines;
+      Quad quads[kGroups] = {};
       EFFINFER_UNROLL
-      for (int g = 0; g < kGroups; ++g) scales[g] = unit.load(all + 4 * g + unit.lane % 4);
+      for (int g = 0; g < kGroups; ++g) {
+        if (!inside || g >= of_unit) continue;
+        quads[g] = unit.load(keys + 4 * ((own * of_unit + g) * lines + line) + unit.lane % 4);
+      }
+      Extremes extremes = Extremes::none(means);
+      EFFINFER_UNROLL
+      for (int g = 0; g < kGroups; ++g) {
+        if (g >= of_unit) continue;
+        Quad scale = {bits_of(1.0f), bits_of(1.0f), bits_of(1.0f), bits_of(1.0f)};
+        if (kv.dtype == DType::i8) {
+          scale = unit.load(scales + 4 * (own * of_unit + g) + unit.lane % 4);
+        }
+        widen(unit, line_of, quads[g], scale, means, extremes);
+      }
+      join(unit, means, extremes);
+      if (unit.lane % 4 != 0 || !inside) continue;
+      write(means, extremes, line_of, out + own * numbers + line * line_of.of_line);
     }
-    for (int first = 0; first < lines; first += kWarp / 4) {
-      const int line = first + unit.lane / 4;
-      float least[P];
-      float most[P];
+  }
+
+  // The least and the greatest of each dimension of a line; of means the sum in place of the least.
+  struct Extremes {
+    float least[P];
+    float most[P];
+
+    EFFINFER_DEVICE static Extremes none(bool means) {
+      Extremes e;
       EFFINFER_UNROLL
       for (int j = 0; j < P; ++j) {
-        least[j] = INFINITY;
-        most[j] = -INFINITY;
+        e.least[j] = means ? 0.0f : INFINITY;
+        e.most[j] = -INFINITY;
       }
-      if (line < lines) {
-        Quad quads[kGroups];
-        EFFINFER_UNROLL
-        for (int g = 0; g < kGroups; ++g) {
-          quads[g] = unit.load(keys + 4 * (g * lines + line) + unit.lane % 4);
-        }
-        EFFINFER_UNROLL
-        for (int g = 0; g < kGroups; ++g) widen(unit, quads[g], scales[g], least, most);
-      }
+      return e;
+    }
+  };
+
+  // Over the lanes of a line.
+  template <class Unit>
+  EFFINFER_DEVICE static void join(Unit& unit, bool means, Extremes& e) {
+    EFFINFER_UNROLL
+    for (int j = 0; j < P; ++j) {
       EFFINFER_UNROLL
-      for (int j = 0; j < P; ++j) {
-        EFFINFER_UNROLL
-        for (int mask = 1; mask < 4; mask *= 2) {
-          least[j] = fminf(least[j], unit.shfl_xor(least[j], mask));
-          most[j] = fmaxf(most[j], unit.shfl_xor(most[j], mask));
-        }
-        if (unit.lane % 4 != 0 || line >= lines) continue;
-        out[line * P + j] = bf16_rounded(least[j], false);
-        out[kv.head_dim + line * P + j] = bf16_rounded(most[j], true);
+      for (int mask = 1; mask < 4; mask *= 2) {
+        const float other = unit.shfl_xor(e.least[j], mask);
+        e.least[j] = means ? e.least[j] + other : fminf(e.least[j], other);
+        e.most[j] = fmaxf(e.most[j], unit.shfl_xor(e.most[j], mask));
       }
+    }
+  }
+  EFFINFER_DEVICE static void write(bool means, const Extremes& e, const AnyKeyLine& line_of,
+                                    uint16_t* to) {
+    EFFINFER_UNROLL
+    for (int j = 0; j < P; ++j) {
+      if (j >= line_of.of_line) continue;
+      if (means) {
+        to[j] = f32_to_bf16(e.least[j] * (1.0f / 16.0f));
+        continue;
+      }
+      to[j] = bf16_rounded(e.least[j], false);
+      to[line_of.dims + j] = bf16_rounded(e.most[j], true);
     }
   }
 
   // By four tokens.
   template <class Unit>
-  EFFINFER_DEVICE static void widen(Unit& unit, const Quad& keys, const Quad& scales,
-                                    float (&least)[P], float (&most)[P]) {
+  EFFINFER_DEVICE static void widen(Unit& unit, const AnyKeyLine& line_of, const Quad& keys,
+                                    const Quad& scales, bool means, Extremes& e) {
     EFFINFER_UNROLL
     for (int t = 0; t < 4; ++t) {
+      float k[P];
+      line_of.widen(unit, keys.words[t], k);
       EFFINFER_UNROLL
       for (int j = 0; j < P; ++j) {
-        const float x = key(unit, keys.words[t], j, float_of(scales.words[t]));
-        least[j] = fminf(least[j], x);
-        most[j] = fmaxf(most[j], x);
+        const float x = unit.mul(k[j], float_of(scales.words[t]));
+        e.least[j] = means ? e.least[j] + x : fminf(e.least[j], x);
+        e.most[j] = fmaxf(e.most[j], x);
       }
     }
-  }
-
-  template <class Unit>
-  EFFINFER_DEVICE static float key(Unit& unit, uint32_t word, int j, [[maybe_unused]] float scale) {
-    if constexpr (kType == DType::f32) return float_of(word);
-    if constexpr (kType == DType::bf16) return bf16_to_f32(static_cast<uint16_t>(word >> 16 * j));
-    if constexpr (kType == DType::f16) return unit.from_f16(static_cast<uint16_t>(word >> 16 * j));
-    return unit.mul(static_cast<float>(static_cast<int8_t>(word >> 8 * j)), scale);
   }
 };
 

@@ -72,11 +72,13 @@ class PrefillResult {
   template <class Unit>
   EFFINFER_DEVICE void add(Unit& unit, int column, LaneValues& products) {
     if (partial_ >= 0) {
-      EFFINFER_UNROLL
+      EFFINFER_NO_UNROLL
       for (int r = 0; r < 2; ++r) {
         if (!has(r) || dim_of(unit, column) >= dims_) continue;
+        float of_row[8];
+        row_values(products, r, of_row);
         AttentionOutput::store_partial_values(params_.p, partial_ + 8 * r, dim_of(unit, column),
-                                              products, r);
+                                              of_row);
       }
     } else if (column < kHeld) {
       fold_values(values_[column], products, factors_);
@@ -94,15 +96,15 @@ class PrefillResult {
     const AttentionOutput out(params_, tile);
     float factor[2];
     set_factors(unit, out, rows_, factor, true);
-    EFFINFER_UNROLL
+    EFFINFER_NO_UNROLL
     for (int column = 0; column < kColumns; ++column) {
+      LaneValues values;
       if (column < kHeld) {
-        store_column(unit, out, column, factor, values_[column]);
+        take_held(values);
       } else {
-        LaneValues values;
         get(unit, column, values);
-        store_column(unit, out, column, factor, values);
       }
+      store_column(unit, out, column, factor, values);
     }
   }
 
@@ -111,6 +113,7 @@ class PrefillResult {
   EFFINFER_DEVICE void merge(Unit& unit, const ops::AttentionTile& tile,
                              const ops::AttentionMerge& merge) {
     const AttentionOutput out(params_, tile);
+    EFFINFER_NO_UNROLL
     for (int column = 0; column < kColumns && dim_of(unit, column) < dims_; ++column) {
       RowState rows[2];
       LaneValues values = {};
@@ -131,6 +134,21 @@ class PrefillResult {
     return column * kBlock + unit.lane % 4 * 8;
   }
   EFFINFER_DEVICE bool has(int r) const { return first_row_ + 8 * r < num_rows(); }
+
+  // The first of the columns that are held and not taken yet. Registers have no index: the others
+  // move up, and the code behind it is there once.
+  EFFINFER_DEVICE void take_held(LaneValues& values) {
+    if constexpr (kHeld > 0) {
+      EFFINFER_UNROLL
+      for (int i = 0; i < 16; ++i) {
+        values[i / 4][i % 4] = values_[0][i / 4][i % 4];
+        EFFINFER_UNROLL
+        for (int column = 0; column + 1 < kHeld; ++column) {
+          values_[column][i / 4][i % 4] = values_[column + 1][i / 4][i % 4];
+        }
+      }
+    }
+  }
 
   // Columns that are not held.
   template <class Unit>
@@ -161,10 +179,13 @@ class PrefillResult {
   EFFINFER_DEVICE void set_factors(Unit& unit, const AttentionOutput& out,
                                    const RowState (&rows)[2], float (&factor)[2],
                                    bool stores_lse) const {
-    EFFINFER_UNROLL
+    factor[0] = factor[1] = 0.0f;
+    EFFINFER_NO_UNROLL
     for (int r = 0; r < 2; ++r) {
+      factor[0] = factor[1];
       if (!has(r)) continue;
-      factor[r] = out.end_row(unit, first_row_ + 8 * r, rows[r], stores_lse && unit.lane % 4 == 0);
+      const RowState row = r == 0 ? rows[0] : rows[1];
+      factor[1] = out.end_row(unit, first_row_ + 8 * r, row, stores_lse && unit.lane % 4 == 0);
     }
   }
   template <class Unit>
@@ -172,38 +193,51 @@ class PrefillResult {
                                     const float (&factor)[2], LaneValues& values) const {
     const int dim = dim_of(unit, column);
     const int step = dims_ < kBlock * kColumns ? dims_ : kBlock * kColumns;
-    EFFINFER_UNROLL
+    EFFINFER_NO_UNROLL
     for (int r = 0; r < 2; ++r) {
       if (!has(r) || dim >= dims_) continue;
-      out.store_values(unit, first_row_ + 8 * r, dim, factor[r], values, r, step);
+      float of_row[8];
+      row_values(values, r, of_row);
+      out.store_values(unit, first_row_ + 8 * r, dim, r == 0 ? factor[0] : factor[1], of_row, step);
     }
   }
 
   template <class Unit>
   EFFINFER_DEVICE void fold_partials(Unit& unit, const ops::AttentionMerge& merge, int first,
                                      int column, RowState (&rows)[2], LaneValues& values) const {
-    EFFINFER_UNROLL
+    EFFINFER_NO_UNROLL
     for (int r = 0; r < 2; ++r) {
-      if (!has(r)) continue;
-      RowState state[kAhead];
-      float chunk[kAhead][8];
-      EFFINFER_UNROLL
-      for (int i = 0; i < kAhead; ++i) {
-        const int at = first + i < merge.num_partials ? first + i : merge.num_partials - 1;
-        const int64_t index = merge.first_partial + int64_t{at} * num_rows() + first_row_ + 8 * r;
-        state[i] = AttentionOutput::load_partial_state(params_.p, index);
-        AttentionOutput::load_partial_values(unit, params_.p, index, dim_of(unit, column),
-                                             chunk[i]);
+      if (has(r)) {
+        const int64_t index = merge.first_partial + first_row_ + 8 * r;
+        fold_row_partials(unit, index, first, merge.num_partials, dim_of(unit, column), rows[0],
+                          values);
       }
+      swap_rows(rows, values);  // twice
+    }
+  }
+
+  // Partial results from `first` on of the row whose first one is number `index`, into the first
+  // row of `values`.
+  template <class Unit>
+  EFFINFER_DEVICE void fold_row_partials(Unit& unit, int64_t index, int first, int count, int dim,
+                                         RowState& row, LaneValues& values) const {
+    RowState state[kAhead];
+    float chunk[kAhead][8];
+    EFFINFER_UNROLL
+    for (int i = 0; i < kAhead; ++i) {
+      const int at = first + i < count ? first + i : count - 1;
+      const int64_t partial = index + int64_t{at} * num_rows();
+      state[i] = AttentionOutput::load_partial_state(params_.p, partial);
+      AttentionOutput::load_partial_values(unit, params_.p, partial, dim, chunk[i]);
+    }
+    EFFINFER_UNROLL
+    for (int i = 0; i < kAhead; ++i) {
+      if (first + i >= count) break;
+      const Factors factors = fold_row(unit, row, state[i]);
       EFFINFER_UNROLL
-      for (int i = 0; i < kAhead; ++i) {
-        if (first + i >= merge.num_partials) break;
-        const Factors factors = fold_row(unit, rows[r], state[i]);
-        EFFINFER_UNROLL
-        for (int d = 0; d < 8; ++d) {
-          float& value = value_at(values, d, r);
-          value = fold_value(value, chunk[i][d], factors);
-        }
+      for (int d = 0; d < 8; ++d) {
+        float& value = value_at(values, d, 0);
+        value = fold_value(value, chunk[i][d], factors);
       }
     }
   }

@@ -15,6 +15,13 @@ struct RowSpan {
   int32_t high;
 };
 
+// Of a warp's rows from `first` on, of a tile of so many.
+EFFINFER_DEVICE RowSpan span_of(const TileRow* rows, int first, int num_rows) {
+  const int end = num_rows < first + kTileRows ? num_rows : first + kTileRows;
+  if (end <= first) return {1, 0};
+  return {rows[first].position, rows[end - 1].position};
+}
+
 // Whether none of the rows sees any of the places [start, end), or all of them see all that is
 // visited of it.
 EFFINFER_DEVICE bool sees_none(const Visibility& all, const RowSpan& rows, int32_t start,

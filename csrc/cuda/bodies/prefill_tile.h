@@ -11,9 +11,8 @@
 // both: the maximum is the chunk's, sums of weights are added up by groups of tokens as its warps
 // have them, and products of 32 dims start from zero in each chunk.
 //
-// A chunk that all rows see whole takes a path without a mask or a branch; at the edges (the
-// diagonal, a window's ends, lists of visits, the last page) each warp leaves out the blocks of 32
-// tokens that it does not see.
+// A chunk that all rows see whole takes a path without a mask or a branch; at the edges (diagonal,
+// window, lists of visits, last page) warps leave out the blocks of 32 tokens that they do not see.
 #pragma once
 
 #include <cmath>
@@ -118,10 +117,7 @@ class PrefillTileRun {
   }
 
   EFFINFER_DEVICE RowSpan own_span() const {
-    const int first = unit_.warp * kTileRows;
-    const int end = result_.num_rows() < first + kTileRows ? result_.num_rows() : first + kTileRows;
-    if (end <= first) return {1, 0};
-    return {shared_.rows[first].position, shared_.rows[end - 1].position};
+    return span_of(shared_.rows, unit_.warp * kTileRows, result_.num_rows());
   }
 
   template <bool kEdge>
@@ -199,27 +195,35 @@ class PrefillTileRun {
     }
   }
 
-  // At an edge.
+  // At an edge: two blocks at a time.
   EFFINFER_DEVICE void set_logits(const ChunkPass& pass, uint32_t live, Scores& scores) {
-    const bool shaped = is_shaped(p_);
-    const RowSpan span = own_span();
-    const int at = static_cast<int>(&pass - shared_.ring.passes);
-    EFFINFER_UNROLL
-    for (int b = 0; b < kChunkBlocks; ++b) {
-      if ((live >> b & 1) == 0) continue;
-      if constexpr (KvBlock<kType>::kScaled) scale_block(at, b, scores[b], 0);
-      const int32_t first = pass.chunk * kChunkTokens + b * kBlock;
-      const auto word = static_cast<uint32_t>(pass.words[b / 2] >> b % 2 * kBlock);
-      const bool whole = word == ~0u && sees_all(shared_.visible, span, first, first + kBlock);
-      if (whole && !shaped) continue;
-      const int32_t start = first + unit_.lane % 4 * 8;
+    EFFINFER_NO_UNROLL
+    for (int b = 0; b < kChunkBlocks; b += 2) {
       EFFINFER_UNROLL
-      for (int r = 0; r < 2; ++r) {
-        const TileRow row = own_rows()[unit_.lane / 4 + 8 * r];
-        if (shaped) shape_scores(unit_, scores[b], row, r, start, p_.logits_soft_cap);
-        const uint32_t visited = word >> unit_.lane % 4 * 8 & 0xff;
-        hide_unseen(scores[b], r, visited & seen_places(shared_.visible, row.position, start));
+      for (int i = 0; i < 2; ++i) {
+        if ((live >> (b + i) & 1) != 0) set_block_logits(pass, b + i, scores[i]);
       }
+      turn(scores);
+      turn(scores);
+    }
+  }
+
+  EFFINFER_DEVICE void set_block_logits(const ChunkPass& pass, int b, BlockScores& scores) {
+    const bool shaped = is_shaped(p_);
+    const int at = static_cast<int>(&pass - shared_.ring.passes);
+    if constexpr (KvBlock<kType>::kScaled) scale_block(at, b, scores, 0);
+    const int32_t first = pass.chunk * kChunkTokens + b * kBlock;
+    const auto word = static_cast<uint32_t>(pass.words[b / 2] >> b % 2 * kBlock);
+    const bool whole = word == ~0u && sees_all(shared_.visible, own_span(), first, first + kBlock);
+    if (whole && !shaped) return;
+    const int32_t start = first + unit_.lane % 4 * 8;
+    EFFINFER_UNROLL
+    for (int r = 0; r < 2; ++r) {
+      const TileRow row = own_rows()[unit_.lane / 4 + 8 * r];
+      if (shaped) shape_scores(unit_, scores, row, r, start, p_.logits_soft_cap);
+      const uint32_t visited = word >> unit_.lane % 4 * 8 & 0xff;
+      if (visited != 0) add_log_weights(unit_, scores, r, shared_.units.weights, start);
+      hide_unseen(scores, r, visited & seen_places(shared_.visible, row.position, start));
     }
   }
 

@@ -73,6 +73,7 @@ EFFINFER_DEVICE void draw_in_row(RowBlock<Unit>& block, const Values& values, co
   int part = -1;
   double left = point;
   double below = point;
+  EFFINFER_NO_UNROLL
   for (int w = 0; w < kRowWarps; ++w) {
     const double sum = parts.head[w];
     if (!(sum > 0.0)) continue;
@@ -84,6 +85,7 @@ EFFINFER_DEVICE void draw_in_row(RowBlock<Unit>& block, const Values& values, co
   }
   if (part < 0) return;
   const int begin = part * values.part;
+  EFFINFER_NO_UNROLL
   for (int first = begin; first < begin + values.part; first += kRowThreads * Values::kPerLane) {
     float x[Values::kPerLane];
     const int mine = first + unit.thread * Values::kPerLane;

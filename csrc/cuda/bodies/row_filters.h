@@ -8,10 +8,10 @@
 
 namespace effinfer::cuda {
 
-template <class Values, bool kLogits, class Unit>
-class RowFilters : public RowHeads<Values, kLogits, Unit> {
+template <class Values, class Unit>
+class RowFilters : public RowHeads<Values, Unit> {
  public:
-  using Base = RowHeads<Values, kLogits, Unit>;
+  using Base = RowHeads<Values, Unit>;
   using Base::Base;
   // Maxima of threads bound the k-th highest value well for up to so many.
   static constexpr int kFewest = 384;
@@ -97,7 +97,7 @@ class RowFilters : public RowHeads<Values, kLogits, Unit> {
     });
     block_.sum(sums, RowList::warps_of(listed_));
     if (limits_.joint && !is_whole) {
-      total_ = kLogits ? passes_.sum() : extent_.total;
+      total_ = this->of_logits() ? passes_.sum() : extent_.total;
     } else {
       total_ = sums[0];
     }
@@ -130,7 +130,7 @@ class RowFilters : public RowHeads<Values, kLogits, Unit> {
     } else if (values_.least > -INFINITY || values_.ties_end != INT32_MAX) {
       total_ = passes_.sum(values_, weights_);
     } else {
-      total_ = kLogits ? passes_.sum() : extent_.total;
+      total_ = this->of_logits() ? passes_.sum() : extent_.total;
     }
     const RowHead before = weights_;
     if (limits_.joint && limits_.top_k > 0) keep_top_weights();
@@ -141,7 +141,7 @@ class RowFilters : public RowHeads<Values, kLogits, Unit> {
   }
 
   EFFINFER_DEVICE void keep_top_weights() {
-    if constexpr (kLogits) {
+    if (this->of_logits()) {
       const HeadEnd end = passes_.template end_of_head<false>(values_, limits_.top_k,
                                                               {key_of(0.0f), key_of(heaviest_)});
       RowHead head{end.least, INT32_MAX};

@@ -29,17 +29,17 @@ struct RowFilterShared {
   int32_t found;
 };
 
-template <class Values, bool kLogits, class Unit>
+template <class Values, class Unit>
 class RowHeads {
  public:
-  using Passes = RowPasses<Values, kLogits, Unit>;
+  using Passes = RowPasses<Values, Unit>;
 
   EFFINFER_DEVICE RowHeads(RowBlock<Unit>& block, Passes& passes, RowFilterShared& shared,
                            const RowExtent& extent, const RowLimits& limits)
       : block_(block), passes_(passes), shared_(shared), extent_(extent), limits_(limits) {
     size_ = passes.values().size;
     highest_ = key_of(extent.highest);
-    heaviest_ = kLogits ? 1.0f : extent.highest;
+    heaviest_ = of_logits() ? 1.0f : extent.highest;
   }
 
   // What the order of additions may change of a sum of weights: the longest chains of the CPU add
@@ -49,6 +49,8 @@ class RowHeads {
   }
 
  protected:
+  EFFINFER_DEVICE bool of_logits() const { return passes_.weights().of_logits; }
+
   EFFINFER_DEVICE float margin_at(float value) const {
     const float size = fmaxf(fabsf(value), fabsf(extent_.highest));
     return size < INFINITY ? passes_.weights().margin(size) : 0.0f;
@@ -122,7 +124,7 @@ class RowHeads {
     for (int j = 0; j < kPivots; ++j) {
       pivots[j] = value_of(range.pivot(j));
       const float even = low + (high - low) * (static_cast<float>(j + 1) / (kPivots + 1));
-      if (kLogits && j != 1 && even > low && even <= high) pivots[j] = even;
+      if (of_logits() && j != 1 && even > low && even <= high) pivots[j] = even;
     }
   }
 
@@ -210,7 +212,7 @@ class RowHeads {
     EFFINFER_UNROLL
     for (int j = 1; j < kPivots; ++j) {
       const float octaves = static_cast<float>(3 * j);
-      if constexpr (kLogits) {
+      if (of_logits()) {
         pivots[j] = extent_.highest - octaves * 0.693147181f / passes_.weights().factor;
       } else {
         pivots[j] = extent_.highest * exp2f(-octaves);
@@ -223,7 +225,7 @@ class RowHeads {
   EFFINFER_DEVICE void raise_low(float p, double mass, KeyRange& range) const {
     const double share = 0.5 * (1.0 - static_cast<double>(p)) * mass / size_;
     float least = static_cast<float>(share);
-    if constexpr (kLogits) {
+    if (of_logits()) {
       least = extent_.highest + logf(least) / passes_.weights().factor;
       least -= margin_at(least);
     }

@@ -13,27 +13,34 @@
 
 namespace effinfer::cuda {
 
-template <class Values, bool kLogits, class Unit>
+template <class Values, class Unit>
 class RowPasses {
  public:
   static constexpr int kPerLane = Values::kPerLane;
 
-  EFFINFER_DEVICE RowPasses(RowBlock<Unit>& block, const Values& values, RowParts& parts)
-      : block_(block), values_(values), parts_(parts) {}
+  EFFINFER_DEVICE RowPasses(RowBlock<Unit>& block, const Values& values, RowParts& parts,
+                            bool of_logits)
+      : block_(block), values_(values), parts_(parts) {
+    weights_.of_logits = of_logits;
+  }
 
-  EFFINFER_DEVICE void set_weights(const RowWeights<kLogits>& weights) { weights_ = weights; }
+  // Of logits: the highest one, and the inverse of the temperature.
+  EFFINFER_DEVICE void set_weights(float highest, float factor) {
+    weights_.highest = highest;
+    weights_.factor = factor;
+  }
 
   EFFINFER_DEVICE RowExtent extent() {
     float highest = -INFINITY;
     float lowest = INFINITY;
     bool nan = false;
     double sums[4] = {};
-    visit(kLogits ? -INFINITY : 0.0f, [&](const float (&x)[kPerLane], int) {
+    visit(weights_.of_logits ? -INFINITY : 0.0f, [&](const float (&x)[kPerLane], int) {
       EFFINFER_UNROLL
       for (int e = 0; e < kPerLane; ++e) {
         nan = nan || x[e] != x[e];
         highest = fmaxf(highest, x[e]);
-        if constexpr (!kLogits) {
+        if (!weights_.of_logits) {
           lowest = fminf(lowest, x[e]);
           sums[e % 4] += static_cast<double>(x[e]);
         }
@@ -47,7 +54,7 @@ class RowPasses {
     extent.highest = value_of(static_cast<uint32_t>(keys[0]) ^ 0x80000000u);
     extent.lowest = value_of(~(static_cast<uint32_t>(keys[1]) ^ 0x80000000u));
     extent.has_nan = keys[2] != 0;
-    if constexpr (!kLogits) {
+    if (!weights_.of_logits) {
       extent.total = share_parts((sums[0] + sums[1]) + (sums[2] + sums[3]));
     }
     return extent;
@@ -258,7 +265,7 @@ class RowPasses {
 
   EFFINFER_DEVICE Unit& unit() { return block_.unit(); }
   EFFINFER_DEVICE const Values& values() const { return values_; }
-  EFFINFER_DEVICE const RowWeights<kLogits>& weights() const { return weights_; }
+  EFFINFER_DEVICE const RowWeights& weights() const { return weights_; }
 
  private:
   EFFINFER_DEVICE double share_parts(double mine) {
@@ -284,7 +291,7 @@ class RowPasses {
   RowBlock<Unit>& block_;
   const Values& values_;
   RowParts& parts_;
-  RowWeights<kLogits> weights_;
+  RowWeights weights_;
   double amounts_[kPivots];
 };
 

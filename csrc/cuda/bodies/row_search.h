@@ -58,6 +58,7 @@ EFFINFER_DEVICE HeadEnd head_end(float least, double above, int equal, double go
 template <class Unit, class Own, class Pick>
 EFFINFER_DEVICE void pick_nth(RowBlock<Unit>& block, int wanted, Own&& own, Pick&& pick) {
   double left = wanted;
+  EFFINFER_NO_UNROLL
   for (int tile = 0; left > 0.0; ++tile) {
     const int mine = own(tile);
     double total = 0.0;
@@ -82,6 +83,7 @@ struct RowList {
   // visit(entry) for the thread's entries.
   template <class Unit, class Visit>
   EFFINFER_DEVICE static void visit(Unit& unit, int size, Visit&& each) {
+    EFFINFER_NO_UNROLL
     for (int i = unit.thread; i < size; i += kRowThreads) each(i);
   }
 

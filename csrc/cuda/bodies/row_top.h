@@ -34,7 +34,7 @@ struct RowTop {
     const auto* x = static_cast<const float*>(p.x) + row * p.vocab;
     const Values values = Values::of(x, static_cast<int>(p.vocab), params.vectored);
     RowBlock<Unit> block(unit, shared.exchange);
-    RowPasses<Values, true, Unit> passes(block, values, shared.heads.parts);
+    RowPasses<Values, Unit> passes(block, values, shared.heads.parts, true);
     const RowExtent extent = passes.extent();
     const auto k = static_cast<int>(p.top_k.value);
     const Output out{x, static_cast<float*>(p.out) + row * k, p.ids + row * k};
@@ -64,9 +64,9 @@ struct RowTop {
 
  private:
   template <class Unit>
-  class Heads : public RowHeads<Values, true, Unit> {
+  class Heads : public RowHeads<Values, Unit> {
    public:
-    using Base = RowHeads<Values, true, Unit>;
+    using Base = RowHeads<Values, Unit>;
     using Base::Base;
     using Base::value_head;
   };

@@ -33,9 +33,10 @@ EFFINFER_DEVICE RowHead shorter(const RowHead& a, const RowHead& b) {
   return {a.least, a.ties_end < b.ties_end ? a.ties_end : b.ties_end};
 }
 
-// What a token weighs: exp((x - highest) factor) of a logit, or what it says.
-template <bool kLogits>
+// What a token weighs: exp((x - highest) factor) of a logit, or what it says. One kernel has both:
+// it is large, and a branch that all threads take costs little.
 struct RowWeights {
+  bool of_logits = true;
   float highest = 0.0f;
   float factor = 1.0f;
 
@@ -43,7 +44,7 @@ struct RowWeights {
   // product is rounded by itself, but for the one with n, which is exact. 0 of a NaN.
   template <class Unit>
   EFFINFER_DEVICE float exact(Unit& unit, float x) const {
-    if constexpr (!kLogits) return x;
+    if (!of_logits) return x;
     constexpr float kRound = 12582912.0f;  // 1.5 2^23: rounds to integers what is added to it
     const float a = unit.mul(x - highest, factor);
     const float shifted = unit.mul(a, 1.44269504f) + kRound;
@@ -63,14 +64,14 @@ struct RowWeights {
 
   // Within 2^-14 of it, but for what weighs less than e^-80.
   EFFINFER_DEVICE float about(float x) const {
-    if constexpr (!kLogits) return x;
+    if (!of_logits) return x;
     return exp2f((x - highest) * factor * 1.44269504f);
   }
 
   // Two values that are further apart weigh as they are ordered: what exact() rounds does not
   // matter. |x| and |highest| at most `size`.
   EFFINFER_DEVICE float margin(float size) const {
-    if constexpr (!kLogits) return 0.0f;
+    if (!of_logits) return 0.0f;
     // 2^-14 in the exponent is more than the rounding of 87 and of the polynomial.
     return 0x1p-14f / factor + size * 0x1p-22f;
   }

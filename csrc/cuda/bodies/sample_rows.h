@@ -22,7 +22,6 @@ struct SampleParams {
   bool out_vectored;  // rows of out
 };
 
-template <bool kLogits>
 struct SampleRows {
   static constexpr const char* kName = "sample_rows";
   static constexpr int kThreads = kRowThreads;
@@ -41,18 +40,18 @@ struct SampleRows {
     const Values values = Values::of(static_cast<const float*>(p.x) + p.source_of(row) * p.vocab,
                                      static_cast<int>(p.vocab), params.vectored);
     RowBlock<Unit> block(unit, shared.exchange);
-    RowPasses<Values, kLogits, Unit> passes(block, values, shared.filters.parts);
+    const bool of_logits = p.source == ops::RowSource::logits;
+    RowPasses<Values, Unit> passes(block, values, shared.filters.parts, of_logits);
     const RowExtent extent = passes.extent();
-    const ops::RowStatus status = status_of(extent, p.result);
+    const ops::RowStatus status = status_of(extent, p.result, of_logits);
     if (unit.thread == 0) {
       if (p.statuses != nullptr) p.statuses[row] = status;
       if (p.valid != nullptr) p.valid[row] = status == ops::RowStatus::ok ? 1 : 0;
     }
     if (status != ops::RowStatus::ok) return refuse(unit, p, row);
     // As RowDistribution::to_weights(): a denormal temperature has no finite inverse.
-    passes.set_weights({extent.highest, fminf(1.0f / p.temperature[row], 3.40282347e38f)});
-    RowFilters<Values, kLogits, Unit> filters(block, passes, shared.filters, extent,
-                                              limits_of(p, row));
+    passes.set_weights(extent.highest, fminf(1.0f / p.temperature[row], 3.40282347e38f));
+    RowFilters<Values, Unit> filters(block, passes, shared.filters, extent, limits_of(p, row));
     filters.keep_values();
     if (p.result == ops::RowResult::logits) {
       return write_logits(passes, params, row, filters.values());
@@ -75,9 +74,10 @@ struct SampleRows {
     return limits;
   }
 
-  EFFINFER_DEVICE static ops::RowStatus status_of(const RowExtent& extent, ops::RowResult result) {
+  EFFINFER_DEVICE static ops::RowStatus status_of(const RowExtent& extent, ops::RowResult result,
+                                                  bool of_logits) {
     using ops::RowStatus;
-    if constexpr (kLogits) {
+    if (of_logits) {
       if (extent.has_nan) return RowStatus::nan;
       if (result == ops::RowResult::logits) return RowStatus::ok;
       if (extent.highest == -INFINITY) return RowStatus::nothing;

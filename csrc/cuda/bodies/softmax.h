@@ -60,9 +60,9 @@ EFFINFER_DEVICE Factors fold_row(Unit& unit, RowState& row, const RowState& chun
   return factors;
 }
 
-// Whether scores are more than scaled.
+// Whether scores are more than scaled: capped or sloped, or keys count as lists of them say.
 EFFINFER_DEVICE bool is_shaped(const ops::AttentionProblem& p) {
-  return p.logits_soft_cap > 0.0f || p.alibi_slopes != nullptr;
+  return p.logits_soft_cap > 0.0f || p.alibi_slopes != nullptr || p.visits.has_weights();
 }
 // What a row's scores, shaped or not, are multiplied by: TileRow::scale has done its part where
 // they are.
@@ -75,6 +75,26 @@ using BlockScores = float[4][4];
 // Token 8 (lane % 4) + t of a block, row lane / 4 + 8 r.
 EFFINFER_DEVICE float& score_at(BlockScores& block, int t, int r) {
   return block[t % 4][2 * r + t / 4];
+}
+
+// The first one becomes the last, the others move up. Registers have no index: code that takes what
+// is first, and turns it as often as there are numbers or blocks, is there once, not for each.
+template <int kCount>
+EFFINFER_DEVICE void turn(float (&x)[kCount]) {
+  const float first = x[0];
+  EFFINFER_UNROLL
+  for (int i = 0; i + 1 < kCount; ++i) x[i] = x[i + 1];
+  x[kCount - 1] = first;
+}
+template <int kCount>
+EFFINFER_DEVICE void turn(BlockScores (&blocks)[kCount]) {
+  EFFINFER_UNROLL
+  for (int i = 0; i < 16; ++i) {
+    const float first = blocks[0][i / 4][i % 4];
+    EFFINFER_UNROLL
+    for (int b = 0; b + 1 < kCount; ++b) blocks[b][i / 4][i % 4] = blocks[b + 1][i / 4][i % 4];
+    blocks[kCount - 1][i / 4][i % 4] = first;
+  }
 }
 
 // Scaled, capped and sloped: binary logarithms. `start` is the place of token 0.
@@ -103,6 +123,23 @@ EFFINFER_DEVICE void shape_scores(Unit& unit, BlockScores& block, const TileRow&
     for (int t = 0; t < 8; ++t) {
       float& x = score_at(block, t, r);
       x = fmaf(slope, distance + static_cast<float>(t), x);
+    }
+  }
+}
+
+// How often 8 keys from `start` on count, a multiple of 8: added to logits that are shaped. Null:
+// all of them once.
+template <class Unit>
+EFFINFER_DEVICE void add_log_weights(Unit& unit, BlockScores& block, int r, const float* weights,
+                                     int32_t start) {
+  if (weights == nullptr) return;
+  EFFINFER_UNROLL
+  for (int half = 0; half < 2; ++half) {
+    const Quad four = unit.load(reinterpret_cast<const Quad*>(weights + start) + half);
+    EFFINFER_UNROLL
+    for (int t = 0; t < 4; ++t) {
+      float& x = score_at(block, 4 * half + t, r);
+      x = fmaf(float_of(four.words[t]), kLog2e, x);
     }
   }
 }

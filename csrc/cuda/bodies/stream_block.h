@@ -153,6 +153,7 @@ struct StreamMatmul {
     const int row_bits = gated ? 4 : 5;
     const int rows = units_of(part) << row_bits;
     const int first = place.first_unit << row_bits;
+    EFFINFER_NO_UNROLL
     for (int i = unit.thread; i < place.num_tokens * rows; i += kThreads) {
       const int token = i / rows;
       const int row = i & (rows - 1);

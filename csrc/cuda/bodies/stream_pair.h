@@ -64,6 +64,7 @@ struct StreamPair {
   EFFINFER_DEVICE static void finish(Unit& unit, const StreamParams& p, int index, int first_token,
                                      int count, const Shared& shared) {
     const StreamPart& part = p.parts[0];
+    EFFINFER_NO_UNROLL
     for (int i = unit.thread; i < count * kStreamRows; i += kThreads) {
       const int token = i / kStreamRows;
       const int row = i % kStreamRows;

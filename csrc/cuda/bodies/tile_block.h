@@ -59,6 +59,7 @@ EFFINFER_DEVICE void finish_tokens(Unit& unit, const TileParams& p, const TilePa
   const bool gated = p.glu != ops::UnaryOp::none;
   const int quad_bits = gated ? 2 : 3;  // rows of four
   const int quads = 1 << quad_bits;
+  EFFINFER_NO_UNROLL
   for (int i = thread; i < (count << quad_bits); i += threads) {
     const int token = i >> quad_bits;
     const int quad = i & (quads - 1);
