@@ -140,7 +140,7 @@ BUDGETS = (
     Budget("UnitKeysKernel", 56, 4, 37888, ("LDS.128", "FFMA")),
     Budget("PageIndexKernel", 96, 1, 2112, ("MUFU.EX2", "FFMA")),
     Budget("HashCodesKernel", 64, 2, 65856, ("LDG.E.128", "VOTE", "ATOMG")),
-    Budget("HashIndexKernel", 80, 3, 53760, ("LDG.E.64", "LDS")),
+    Budget("HashIndexKernel", 128, 2, 53760, ("LDG.E.64", "LDS")),
     Budget("BucketMeanKernel", 48, 5),
     Budget("BucketKeysKernel", 64, 2, 65600, ("LDG.E.128", "VOTE")),
     Budget("BucketIndexKernel", 80, 1, 12864, ("DADD",)),
