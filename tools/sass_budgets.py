@@ -99,7 +99,7 @@ BUDGETS = (
     Budget("PrefillKernel<[12], 8, 4, 2, 2>", 255, 1, 116736, PREFILL),
     Budget("PrefillKernel<3, 2, 8, 2, 0>", 255, 1, 105472, PREFILL),
     Budget("PrefillKernel<3, 4, 8, 2, 1>", 255, 1, 138240, PREFILL),
-    Budget("PrefillKernel<3, 8, 4, 2, 2>", 255, 1, 137216, PREFILL),
+    Budget("PrefillKernel<3, 8, 4, 2, 1>", 255, 1, 145408, PREFILL),
     # What blocks of GPUs with 99 KB have room for.
     Budget("PrefillKernel<3, 2, 4, 2, 0>", 255, 1, 79872, PREFILL, NOT_HOPPER),
     Budget("PrefillKernel<3, 4, 4, 2, 1>", 255, 1, 96256, PREFILL, NOT_HOPPER),
@@ -158,6 +158,13 @@ BUDGETS = (
     Budget("RowPositionsKernel", 32, 16),
     Budget("PageLengthsKernel", 32, 16),
     # Arguments: dtype, dims of heads at most.
+    Budget("Int8RowsKernel", 56, 8),
+    Budget("Int8Matmul", 80, 3, 20480, ("IMMA",)),
+    Budget("PoolRowsKernel", 40, 6),
+    Budget("CallerBoundsKernel", 40, 6),
+    Budget("PageScoresKernel", 40, 6),
+    Budget("FloatAttentionKernel", 80, 3, 53192),
+    Budget("FloatScoresKernel", 80, 3, 36864),
     Budget("PlainAttentionKernel<[12], 64>", 168, 2, 75536, PLAIN),
     Budget("PlainAttentionKernel<[12], 128>", 240, 1, 147216, PLAIN),
     Budget("PlainAttentionKernel<[12], 256>", 248, 1, 159504, PLAIN),

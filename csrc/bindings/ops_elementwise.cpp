@@ -76,6 +76,17 @@ py::object select_rows(const AnyArray& x, const AnyArray& rows, const Where& poo
   return std::move(result.array);
 }
 
+std::shared_ptr<DeviceArray> take_rows(const DeviceArray& x, const py::array& rows,
+                                       const StreamQueue& queue) {
+  const TensorView wanted = view_of(rows, "[take_rows] rows");
+  Dims dims = x.view.dims;
+  if (dims.rank() == 3) dims = {wanted.dims.num_elements(), dims[1], dims[2]};
+  auto out = new_device_array(dims, x.view.dtype, queue);
+  const py::gil_scoped_release release;
+  ops::take_rows(x.view, wanted, out->view.data, *queue.queue);
+  return out;
+}
+
 py::array_t<int64_t> packed_indptr(const py::array& indptr, int64_t size) {
   const TensorView segments = view_of(indptr, "[segment_packbits] indptr");
   py::array_t<int64_t> starts(indptr.size());
@@ -103,6 +114,7 @@ void register_ops_elementwise(py::module_& m) {
   }
   m.def("embedding", &embedding, py::arg("ids"), py::arg("table"), py::arg("dtype"),
         py::arg("rows"), py::arg("cols"), py::arg("scale") = 1.0f, py::arg("pool") = py::none());
+  m.def("take_rows", &take_rows, py::arg("x"), py::arg("rows"), py::arg("queue"));
   m.def("select_rows", &select_rows, py::arg("x"), py::arg("rows"), py::arg("pool") = py::none(),
         py::arg("out") = py::none());
   m.def("packed_indptr", &packed_indptr, py::arg("indptr"), py::arg("size"),

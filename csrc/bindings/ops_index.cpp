@@ -1,5 +1,6 @@
 // The lists of sparse attention, chosen from queries and keys.
 #include "bindings/attention_arguments.h"
+#include "bindings/device_array.h"
 #include "bindings/module.h"
 #include "effinfer/ops/token_index.h"
 
@@ -72,13 +73,13 @@ py::tuple page_lists(const py::array& qo_indptr, const py::array& kv_len, int32_
   });
 }
 
-py::tuple block_score_lists(const py::array& q, const py::array& k, const py::array& qo_indptr,
+py::tuple block_score_lists(const AnyArray& q, const AnyArray& k, const py::array& qo_indptr,
                             const py::array& kv_indptr, const py::object& kv_indices,
                             const py::array& kv_len, int32_t page_size, int32_t num_qo_heads,
                             int32_t num_kv_heads, int32_t head_dim, bool causal, float sm_scale,
                             const std::string& kv_layout, int32_t block_size, int32_t sink_tokens,
                             int32_t local_tokens, const std::string& method, int32_t stride,
-                            int32_t num_blocks, float mass, const Pool& pool) {
+                            int32_t num_blocks, float mass, const Where& pool) {
   const AttentionArguments arguments("block_score_index");
   const ops::IndexRows rows = rows_of("block_score_index", qo_indptr, kv_len, num_kv_heads,
                                       block_size, causal, sink_tokens, local_tokens);
@@ -96,48 +97,47 @@ py::tuple block_score_lists(const py::array& q, const py::array& k, const py::ar
       {{"mean", ops::BlockMethod::mean}, {"antidiagonal", ops::BlockMethod::antidiagonal}});
   inputs.stride = stride;
   inputs.top = {num_blocks, mass};
+  const Executor executor = executor_of(pool);
+  ThreadPool* const threads = executor.pool();
   return lists_of([&] {
-    return ops::block_score_lists(rows, geometry, sequences, inputs, pool_or_default(pool));
+    return ops::block_score_lists(rows, geometry, sequences, inputs, executor,
+                                  threads != nullptr ? *threads : default_pool());
   });
 }
 
-py::array_t<float> page_bounds(const py::array& k, const py::array& qo_indptr,
-                               const py::array& kv_indptr, const py::object& kv_indices,
-                               const py::array& kv_len, int32_t page_size, int32_t num_kv_heads,
-                               int32_t head_dim, const std::string& kv_layout, const Pool& pool) {
+py::object page_bounds(const AnyArray& k, const py::array& qo_indptr, const py::array& kv_indptr,
+                       const py::object& kv_indices, const py::array& kv_len, int32_t page_size,
+                       int32_t num_kv_heads, int32_t head_dim, const std::string& kv_layout,
+                       const Where& pool, const py::object& out) {
   const AttentionArguments arguments("page_bounds");
   const ops::AttentionSequences sequences =
       arguments.sequences(qo_indptr, kv_indptr, kv_indices, kv_len);
   const StridedView keys = arguments.strided(k, "k");
   const ops::KvOrder order = arguments.order(kv_layout);
-  Dims dims;
-  std::vector<float> bounds;
-  {
-    const py::gil_scoped_release release;
-    bounds = ops::page_bounds({num_kv_heads, num_kv_heads, head_dim, head_dim, page_size},
-                              sequences, keys, order, pool_or_default(pool), dims);
-  }
-  return array_of(bounds, shape_vector(dims));
+  const ops::AttentionGeometry geometry{num_kv_heads, num_kv_heads, head_dim, head_dim, page_size};
+  Result result =
+      float32_result(ops::page_bounds_dims(geometry, sequences), pool, out, "[page_bounds] out");
+  const py::gil_scoped_release release;
+  ops::page_bounds(geometry, sequences, keys, order, result.data, executor_of(pool));
+  return std::move(result.array);
 }
 
-py::array_t<float> page_scores(const py::array& q, const py::array& bounds,
-                               const py::array& qo_indptr, const py::array& kv_indptr,
-                               const py::object& kv_indices, const py::array& kv_len,
-                               int32_t page_size, int32_t num_qo_heads, int32_t num_kv_heads,
-                               int32_t head_dim, const Pool& pool) {
+py::object page_scores(const AnyArray& q, const AnyArray& bounds, const py::array& qo_indptr,
+                       const py::array& kv_indptr, const py::object& kv_indices,
+                       const py::array& kv_len, int32_t page_size, int32_t num_qo_heads,
+                       int32_t num_kv_heads, int32_t head_dim, const Where& pool,
+                       const py::object& out) {
   const AttentionArguments arguments("topk_pages");
   const ops::AttentionSequences sequences =
       arguments.sequences(qo_indptr, kv_indptr, kv_indices, kv_len);
   const StridedView queries = arguments.strided(q, "q");
   const TensorView limits = arguments.view(bounds, "bounds");
-  Dims dims;
-  std::vector<float> scores;
-  {
-    const py::gil_scoped_release release;
-    scores = ops::page_scores({num_qo_heads, num_kv_heads, head_dim, head_dim, page_size},
-                              sequences, queries, limits, pool_or_default(pool), dims);
-  }
-  return array_of(scores, shape_vector(dims));
+  const ops::AttentionGeometry geometry{num_qo_heads, num_kv_heads, head_dim, head_dim, page_size};
+  Result result =
+      float32_result(ops::page_scores_dims(geometry, sequences), pool, out, "[topk_pages] scores");
+  const py::gil_scoped_release release;
+  ops::page_scores(geometry, sequences, queries, limits, result.data, executor_of(pool));
+  return std::move(result.array);
 }
 
 }  // namespace
@@ -163,11 +163,11 @@ void register_ops_index(py::module_& m) {
   m.def("page_bounds", &page_bounds, py::arg("k"), py::arg("qo_indptr"), py::arg("kv_indptr"),
         py::arg("kv_indices"), py::arg("kv_len"), py::kw_only(), py::arg("page_size"),
         py::arg("num_kv_heads"), py::arg("head_dim"), py::arg("kv_layout"),
-        py::arg("pool") = py::none());
+        py::arg("pool") = py::none(), py::arg("out") = py::none());
   m.def("page_scores", &page_scores, py::arg("q"), py::arg("bounds"), py::arg("qo_indptr"),
         py::arg("kv_indptr"), py::arg("kv_indices"), py::arg("kv_len"), py::kw_only(),
         py::arg("page_size"), py::arg("num_qo_heads"), py::arg("num_kv_heads"), py::arg("head_dim"),
-        py::arg("pool") = py::none());
+        py::arg("pool") = py::none(), py::arg("out") = py::none());
 }
 
 }  // namespace effinfer::bindings

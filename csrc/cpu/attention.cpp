@@ -283,6 +283,7 @@ const char* rejects_shape(const AttentionProblem& p) {
   if (p.num_kv_heads <= 0 || p.num_qo_heads <= 0 || p.num_qo_heads % p.num_kv_heads != 0) {
     return "heads is not a multiple of kv_heads";
   }
+  if (p.positions != nullptr) return "rows are the last ones of their sequences";
   if (p.source == KeySource::rows) return nullptr;
   const DType dtype = p.k.dtype;
   if (dtype != DType::f32 && dtype != DType::f16 && dtype != DType::bf16 && dtype != DType::i8) {

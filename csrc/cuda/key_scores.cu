@@ -1,9 +1,11 @@
 #include "cuda/bodies/attention_mass.h"
+#include "cuda/bodies/float_scores.h"
 #include "cuda/bodies/key_scores.h"
 #include "cuda/bodies/pool_scores.h"
 #include "cuda/entry.h"
 #include "cuda/register.h"
 #include "ops/latent_tile.h"
+#include "ops/validate.h"
 
 namespace effinfer::cuda {
 namespace {
@@ -25,6 +27,19 @@ const char* rejects(const AttentionScoresProblem& p) {
   if (p.row_block != 0 || p.key_block != 1) return "no blocks of rows or keys";
   if (p.diagonals != nullptr) return "no diagonals";
   return nullptr;
+}
+
+const char* rejects_floats(const AttentionScoresProblem& p) {
+  if (p.source != ops::KeySource::rows) return "keys are pages of the engine";
+  if (!ops::is_row_type(p.q.dtype)) return "queries are not f32, f16 or bf16";
+  if (!ops::is_kv_type(p.k.dtype)) return "keys are not f32, f16, bf16 or of 8 bits";
+  if (p.k.dims <= 0) return "no dims";
+  const bool follows = p.positions == nullptr;
+  return follows || p.row_block == 0 ? nullptr : "blocks of rows are by places that follow";
+}
+
+void float_scores(const AttentionScoresProblem& p, Queue& queue) {
+  launch<FloatScoresKernel>(p, p.num_items * p.group(), queue);
 }
 
 template <DType kType>
@@ -94,7 +109,11 @@ void attention_mass(const ops::AttentionMassProblem& p, Queue& queue) {
 
 }  // namespace
 
+// Of two that take a problem the table has the last one.
 void register_key_scores() {
+  add<AttentionScoresProblem>(
+      "float_scores", rejects_floats, float_scores,
+      [](const AttentionScoresProblem&) { return sizeof(FloatScoresShared); });
   add<AttentionScoresProblem>("attention_scores", rejects, attention_scores, shared_bytes);
   add<ops::AttentionMassProblem>("attention_mass", rejects_mass, attention_mass);
   add<ops::PoolScoresProblem>(

@@ -3,6 +3,7 @@
 #include <array>
 
 #include "cuda/bodies/matmul_f32.h"
+#include "cuda/bodies/matmul_int8.h"
 #include "cuda/entry.h"
 #include "cuda/matmul_ternary.h"
 #include "cuda/register.h"
@@ -21,11 +22,17 @@ using ops::ScaleKind;
 
 using Takes = MatmulParts;
 
+const char* rejects_int8(const MatmulProblem& problem) {
+  const bool is_dense = problem.parts[0].weight.format.scales == ScaleKind::dense;
+  if (is_dense) return "an int8 operand needs quantised weights";
+  const bool is_plain = problem.num_parts == 1 && problem.out_operand.data == nullptr;
+  return is_plain ? nullptr : "an int8 operand meets one weight, whose outputs are floats";
+}
+
 const char* rejects(const MatmulProblem& problem) {
   if (problem.num_parts < 1 || problem.num_parts > ops::kMaxMatmulParts) {
     return "needs one to four weights";
   }
-  if (problem.x.arithmetic == Arithmetic::int8) return "needs a bf16, f32 or int8_token operand";
   const bool ternary = problem.x.arithmetic == Arithmetic::int8_token;
   for (int i = 0; i < problem.num_parts; ++i) {
     const ops::PackedWeight& weight = problem.parts[i].weight;
@@ -48,6 +55,7 @@ const char* rejects(const MatmulProblem& problem) {
     if (out != Arithmetic::bf16 && out != Arithmetic::f32) return "writes bf16 or f32 operands";
   }
   if (problem.top != nullptr) return "keeps no highest outputs";
+  if (problem.x.arithmetic == Arithmetic::int8) return rejects_int8(problem);
   return ternary ? rejects_ternary(problem) : nullptr;
 }
 
@@ -97,6 +105,18 @@ void multiply_floats(const MatmulProblem& problem, Queue& queue, const Takes& ta
   }
   if (params.tokens == 1) return launch_floats<1>(params, groups, queue);
   launch_floats<8>(params, groups, queue);
+}
+
+void multiply_int8(const MatmulProblem& problem, Queue& queue) {
+  Int8Params params;
+  params.x = static_cast<const uint8_t*>(problem.x.data);
+  params.x_row_bytes = problem.x.row_bytes();
+  params.padded = static_cast<int32_t>(ops::padded_cols(problem.x.cols));
+  params.tokens = static_cast<int32_t>(problem.x.rows);
+  params.token_blocks = static_cast<int32_t>(blocks_for(params.tokens, Int8Matmul::kTokens));
+  params.header_row_bytes = ops::header_row_bytes(problem.x.cols);
+  params.part = float_part(problem.parts[0]);
+  launch<Int8Matmul>(params, int64_t{params.part.weight.groups} * params.token_blocks, queue);
 }
 
 bool is_streamed(const PackedFormat& format) {
@@ -206,6 +226,7 @@ void multiply_bf16(const MatmulProblem& problem, Queue& queue) {
 void multiply(const MatmulProblem& problem, Queue& queue) {
   if (problem.x.rows == 0) return;
   if (problem.x.arithmetic == Arithmetic::int8_token) return multiply_ternary(problem, queue);
+  if (problem.x.arithmetic == Arithmetic::int8) return multiply_int8(problem, queue);
   if (problem.x.arithmetic == Arithmetic::bf16) return multiply_bf16(problem, queue);
   multiply_floats(problem, queue, {true, true, true, true});
 }

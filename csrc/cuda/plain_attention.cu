@@ -1,33 +1,16 @@
+#include "cuda/bodies/float_attention.h"
 #include "cuda/bodies/plain_attention.h"
 #include "cuda/entry.h"
 #include "cuda/register.h"
 #include "ops/latent_tile.h"
+#include "ops/validate.h"
 
 namespace effinfer::cuda {
 namespace {
 
 using ops::AttentionProblem;
 
-const char* rejects_rows(const AttentionProblem& p) {
-  const DType dtype = p.k.dtype;
-  if (p.q.dtype != DType::bf16 && p.q.dtype != DType::f16) return "queries are not f16 or bf16";
-  if (dtype != p.q.dtype && !is_narrow(dtype)) {
-    return "keys are not of the queries' dtype or of 8 bits";
-  }
-  if (p.v.dtype != dtype) return "keys and values differ in dtype";
-  for (const int32_t dims : {p.k.dims, p.v.dims}) {
-    if (dims <= 0 || dims > ops::kGpuMostHeadDim || dims % 8 != 0) {
-      return "head_dim is not a multiple of 8 up to 256";
-    }
-    if (is_narrow(dtype) && dims % 16 != 0) return "head_dim of 8 bits is no multiple of 16";
-  }
-  if (p.q_rope.dims > 0 || p.k_rope.dims > 0) return "no dims beside q and k";
-  if (p.v.scales != nullptr && p.q.dtype == DType::f16) {
-    return "weights in float16 have no room for scales of tokens";
-  }
-  return nullptr;
-}
-
+// What no kernel over a caller's rows does. Without values there are sums of weights alone.
 const char* rejects(const AttentionProblem& p) {
   if (p.source != ops::KeySource::rows) return "keys are pages of the engine";
   if (p.num_kv_heads <= 0 || p.num_qo_heads <= 0 || p.num_qo_heads % p.num_kv_heads != 0) {
@@ -35,7 +18,37 @@ const char* rejects(const AttentionProblem& p) {
   }
   if (p.work.tile_rows > kPlainRows) return "tiles have more than 16 rows";
   if (p.out_operand.cols > 0 || p.visits.list_words > 0) return "no operands, no visits";
-  return rejects_rows(p);
+  if (p.v.dtype != p.k.dtype) return "keys and values differ in dtype";
+  if (p.q_rope.dims > 0 || p.k_rope.dims > 0) return "no dims beside q and k";
+  return nullptr;
+}
+
+const char* rejects_tensor_cores(const AttentionProblem& p) {
+  if (const char* reason = rejects(p)) return reason;
+  const DType dtype = p.k.dtype;
+  if (p.q.dtype != DType::bf16 && p.q.dtype != DType::f16) return "queries are not f16 or bf16";
+  if (dtype != p.q.dtype && !is_narrow(dtype)) {
+    return "keys are not of the queries' dtype or of 8 bits";
+  }
+  if (p.k.dims <= 0) return "no dims";
+  for (const int32_t dims : {p.k.dims, p.v.dims}) {
+    if (dims > ops::kGpuMostHeadDim || dims % 8 != 0) {
+      return "head_dim is not a multiple of 8 up to 256";
+    }
+    if (is_narrow(dtype) && dims % 16 != 0) return "head_dim of 8 bits is no multiple of 16";
+  }
+  if (p.v.scales != nullptr && p.q.dtype == DType::f16) {
+    return "weights in float16 have no room for scales of tokens";
+  }
+  return nullptr;
+}
+
+const char* rejects_floats(const AttentionProblem& p) {
+  if (const char* reason = rejects(p)) return reason;
+  if (!ops::is_row_type(p.q.dtype)) return "queries are not f32, f16 or bf16";
+  if (!ops::is_kv_type(p.k.dtype)) return "keys are not f32, f16, bf16 or of 8 bits";
+  if (p.k.dims <= 0) return "no dims";
+  return p.v.dims > ops::kGpuMostHeadDim ? "values have more than 256 dims" : nullptr;
 }
 
 // visit.operator()<Kernel>() with the kernel of the problem's rows.
@@ -61,8 +74,15 @@ void launch_attention(const AttentionProblem& p, Queue& queue) {
 
 }  // namespace
 
+// Of two that take a problem the table has the last one.
 void register_plain_attention() {
-  add<AttentionProblem>("plain_attention", rejects, launch_attention, shared_bytes);
+  add<AttentionProblem>(
+      "float_attention", rejects_floats,
+      [](const AttentionProblem& p, Queue& queue) {
+        launch<FloatAttentionKernel>(p, p.work.num_items, queue);
+      },
+      [](const AttentionProblem&) { return sizeof(FloatAttentionShared); });
+  add<AttentionProblem>("plain_attention", rejects_tensor_cores, launch_attention, shared_bytes);
 }
 
 }  // namespace effinfer::cuda

@@ -34,7 +34,7 @@ auto with_kernel(const AttentionProblem& p, Visit&& visit) {
   if (p.k.dtype == DType::bf16) return with_columns<DType::bf16>(p, visit);
   if (p.k.dtype == DType::f16) return with_columns<DType::f16>(p, visit);
   if (p.k.dims > 128) {
-    return visit.template operator()<PrefillKernel<DType::i8, 8, kFewWarps, 2, 2>>();
+    return visit.template operator()<PrefillKernel<DType::i8, 8, kFewWarps, 2, 1>>();
   }
   if (p.work.long_rows == ops::kGpuLongTileRows) return with_columns_of_i8<kWarps>(p, visit);
   return with_columns_of_i8<kFewWarps>(p, visit);
@@ -45,9 +45,6 @@ auto with_kernel(const AttentionProblem& p, Visit&& visit) {
 const char* rejects_long_tiles(const AttentionProblem& p) {
   if (p.work.long_rows == 0) return nullptr;
   if (p.k.dtype == DType::f32) return "long tiles of f32 keys";
-  if (p.visits.has_weights() && p.k.dtype == DType::i8 && p.k.dims > 128) {
-    return "visited keys of 8 bits and more than 128 dims count once";
-  }
   const int rows = with_kernel(p, [&]<class Kernel>() { return Kernel::kRows; });
   return p.work.long_rows == rows ? nullptr : "no such number of rows of long tiles";
 }

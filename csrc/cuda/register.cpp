@@ -26,6 +26,7 @@ void register_cuda() {
   register_hash_index();
   register_bucket_index();
   register_history_index();
+  register_caller_index();
 }
 
 }  // namespace effinfer::cuda

@@ -50,6 +50,7 @@ void register_strided_index();
 void register_hash_index();
 void register_bucket_index();
 void register_history_index();
+void register_caller_index();
 
 // All of them.
 void register_cuda();

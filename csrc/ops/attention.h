@@ -272,6 +272,9 @@ struct AttentionLogits {
   // Without kv_indices token t of sequence s is row kv_indptr[s] + t.
   BatchLayout batch;
   int32_t page_size = kPageSize;
+  // [T] of the rows in their sequences, with work that is planned without causality and window;
+  // null: a sequence's last ones. Of attention on GPUs, and of scores.
+  const int32_t* positions = nullptr;
   bool causal = true;
   int32_t window_left = -1;      // -1: none; a row at position p sees [p - window_left, p]
   float sm_scale = 1.0f;         // times the factor of k's numbers

@@ -47,19 +47,6 @@ std::vector<float> natural(const AttentionScoresInputs& inputs) {
   return lse;
 }
 
-// What no kernel of a GPU has, before tensors are looked at.
-void check_on_gpu(const Validator& check, const AttentionScoresInputs& inputs,
-                  const float* diagonals) {
-  check.expect(inputs.kv == nullptr, "k", "an array on a GPU", "a PagedKv, which the host has");
-  if (diagonals != nullptr) {
-    throw Unsupported("[attention_scores] diagonals: no kernel of a GPU sums them up");
-  }
-  if (inputs.positions.dims.rank() > 0 && inputs.lse.dims.rank() == 0) {
-    throw Unsupported(
-        "[attention_scores] positions: a GPU needs the lse of rows at positions of their own");
-  }
-}
-
 // Both passes have one arithmetic, that of attention of a few rows.
 Arithmetic arithmetic_of_passes(const AttentionLogits& logits) {
   AttentionProblem problem;
@@ -76,7 +63,9 @@ void attention_scores(const AttentionGeometry& geometry, const AttentionSequence
   const Validator check("attention_scores", executor.device());
   const AttentionPlan::Impl plan(geometry, sequences);
   Queue* const queue = executor.queue();
-  if (queue != nullptr) check_on_gpu(check, inputs, diagonals);
+  if (queue != nullptr) {
+    check.expect(inputs.kv == nullptr, "k", "an array on a GPU", "a PagedKv, which the host has");
+  }
   if (diagonals != nullptr) check_diagonals(check, inputs, plan);
   const AttentionTensors tensors(check, plan, inputs.order);
   AttentionScoresProblem p;
@@ -109,8 +98,11 @@ void attention_scores(const AttentionGeometry& geometry, const AttentionSequence
     check_aligned(check, "q", inputs.q);
     check_aligned(check, "k", inputs.k);
     const auto bytes = static_cast<size_t>(total * geometry.num_qo_heads) * sizeof(float);
-    if (bytes > 0) queue->zero(out, bytes);
-    return score_there(geometry, sequences, inputs, plan, rows, p, *queue);
+    for (float* sums : {out, diagonals}) {
+      if (sums != nullptr && bytes > 0) queue->zero(sums, bytes);
+    }
+    p.diagonals = diagonals;
+    return score_there(p, static_cast<int64_t>(plan.kv_indices.size()), rows, *queue);
   }
   p.rows = rows.data();
   std::fill(out, out + total * geometry.num_qo_heads, 0.0f);

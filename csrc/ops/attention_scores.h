@@ -30,17 +30,16 @@ struct ScoreRows {
 };
 
 struct AttentionScoresProblem : AttentionLogits {
-  const int32_t* positions = nullptr;  // of the rows in their sequences; null: the last ones
-  const float* lse = nullptr;          // [T, num_qo_heads], natural logarithms
-  float lse_factor = 1.0f;             // on GPUs: times this
+  const float* lse = nullptr;  // [T, num_qo_heads], natural logarithms
+  float lse_factor = 1.0f;     // on GPUs: times this
   bool maximum = false;
   int32_t row_block = 0;            // rows whose positions have the same quotient by it; 0: all
   int32_t key_block = 1;            // keys of a result: a power of two up to 256
   const ScoreRows* rows = nullptr;  // [sequences]
   float* out = nullptr;             // zeros
   // For each item and query head of its KV head, sums over pairs of the same key - row: of a
-  // sequence's n rows, [keys of the item + n - 1], the last row's first key first. Zeros; null:
-  // none.
+  // sequence's n rows, [keys of the item + n - 1], the last row's first key first. On GPUs the
+  // results, by the distance from a row back to its key, where `out` has keys. Zeros; null: none.
   float* diagonals = nullptr;
   const ScoreItem* items = nullptr;
   int64_t num_items = 0;

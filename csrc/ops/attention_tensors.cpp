@@ -66,9 +66,8 @@ QueryRows AttentionTensors::query_rows(std::string_view argument, const StridedV
 
 KvRows AttentionTensors::kv_rows(std::string_view argument, const StridedView& x,
                                  int32_t dims) const {
-  const bool known = is_row_type(x.dtype) || x.dtype == DType::i8 || x.dtype == DType::f8_e4m3 ||
-                     x.dtype == DType::f8_e5m2;
-  check_.expect(known, argument, "dtype f32, f16, bf16, i8, f8_e4m3 or f8_e5m2", name(x.dtype));
+  check_.expect(is_kv_type(x.dtype), argument, "dtype f32, f16, bf16, i8, f8_e4m3 or f8_e5m2",
+                name(x.dtype));
   check_dims(argument, x, {dims});
   check_rows(argument, x);
   KvRows rows;

@@ -10,6 +10,8 @@
 #include "ops/pooled_rows.h"
 #include "ops/registry.h"
 #include "ops/score_passes.h"
+#include "ops/scores_there.h"
+#include "ops/workplace.h"
 
 namespace effinfer::ops {
 namespace {
@@ -19,15 +21,15 @@ namespace {
 struct PooledRows {
   std::vector<int32_t> indptr = {0};  // [S + 1]
   std::vector<int32_t> first;         // [S] positions / size of the first group
-  std::unique_ptr<float[]> data;
+  std::shared_ptr<void> data;         // where the scores are made
   int64_t width = 0;
 };
 
 // Pools positions [begin(s), kv_len[s]) of every sequence; address(s, position) is a token's row.
 // `p` lacks the tokens.
 template <class Begin, class Address>
-PooledRows pool_rows(PoolRowsProblem p, const std::vector<int32_t>& kv_len, ThreadPool& pool,
-                     Begin&& begin, Address&& address) {
+PooledRows pool_rows(PoolRowsProblem p, const std::vector<int32_t>& kv_len,
+                     const Executor& executor, Begin&& begin, Address&& address) {
   PooledRows out;
   std::vector<const uint8_t*> tokens;
   for (size_t s = 0; s < kv_len.size(); ++s) {
@@ -44,11 +46,12 @@ PooledRows pool_rows(PoolRowsProblem p, const std::vector<int32_t>& kv_len, Thre
     out.indptr.push_back(static_cast<int32_t>(p.num_groups));
   }
   out.width = p.width();
-  out.data = std::make_unique_for_overwrite<float[]>(
-      static_cast<size_t>(p.num_groups * p.heads * out.width));
-  p.tokens = tokens.data();
-  p.out = out.data.get();
-  run_alone(p, pool);
+  Workplace place(executor);
+  out.data =
+      place.allocate(static_cast<size_t>(p.num_groups * p.heads * out.width) * sizeof(float));
+  p.tokens = place.place(tokens);
+  p.out = static_cast<float*>(out.data.get());
+  run_alone(p, executor);
   return out;
 }
 
@@ -67,7 +70,7 @@ struct BlockScorer {
   int64_t size = 1;
   float sm_scale = 1.0f;
 
-  BlockScores run(ThreadPool& pool) const;
+  BlockScores run(const Executor& executor) const;
 
   // Of the first row of a sequence.
   int64_t position(int32_t s) const {
@@ -86,22 +89,22 @@ struct BlockScorer {
     return p;
   }
 
-  PooledRows pool_queries(ThreadPool& pool) const {
+  PooledRows pool_queries(const Executor& executor) const {
     const int64_t bytes = dtype_info(q.dtype).block_bytes;
     PoolRowsProblem p = pooling(q.dtype, plan.geometry.num_qo_heads, q.dims, q.head_stride * bytes);
     p.reverses = true;
     return pool_rows(
-        p, plan.kv_len, pool, [&](int32_t s) { return position(s); },
+        p, plan.kv_len, executor, [&](int32_t s) { return position(s); },
         [&](int32_t s, int64_t at) {
           const int64_t row = plan.qo_indptr[static_cast<size_t>(s)] + at - position(s);
           return q.data + row * q.row_stride * bytes;
         });
   }
 
-  PooledRows pool_keys(ThreadPool& pool) const {
+  PooledRows pool_keys(const Executor& executor) const {
     const PoolRowsProblem p = pooling(k.dtype, plan.geometry.num_kv_heads, k.dims, k.head_stride);
     return pool_rows(
-        p, plan.kv_len, pool, [](int32_t) { return int64_t{0}; },
+        p, plan.kv_len, executor, [](int32_t) { return int64_t{0}; },
         [&](int32_t s, int64_t at) {
           const int64_t first = plan.kv_indptr[static_cast<size_t>(s)];
           if (!plan.paged) return k.data + (first + at) * k.token_stride;
@@ -136,9 +139,9 @@ BlockScorer make_scorer(const Validator& check, const AttentionGeometry& geometr
   return scorer;
 }
 
-BlockScores BlockScorer::run(ThreadPool& pool) const {
-  const PooledRows queries = pool_queries(pool);
-  const PooledRows keys = pool_keys(pool);
+BlockScores BlockScorer::run(const Executor& executor) const {
+  const PooledRows queries = pool_queries(executor);
+  const PooledRows keys = pool_keys(executor);
   std::vector<int32_t> kv_len;
   BlockScores out;
   int64_t first = 0;
@@ -151,14 +154,13 @@ BlockScores BlockScorer::run(ThreadPool& pool) const {
     out.rows.push_back({first, rows * columns, columns});
     first += rows * columns * plan.geometry.num_qo_heads;
   }
-  out.values.resize(static_cast<size_t>(first));
   AttentionScoresProblem p;
   p.source = KeySource::rows;
   p.num_qo_heads = plan.geometry.num_qo_heads;
   p.num_kv_heads = plan.geometry.num_kv_heads;
-  p.q = {reinterpret_cast<const uint8_t*>(queries.data.get()), DType::f32,
+  p.q = {static_cast<const uint8_t*>(queries.data.get()), DType::f32,
          static_cast<int32_t>(queries.width), p.num_qo_heads * queries.width, queries.width};
-  p.k.data = reinterpret_cast<const uint8_t*>(keys.data.get());
+  p.k.data = static_cast<const uint8_t*>(keys.data.get());
   p.k.dims = static_cast<int32_t>(keys.width);
   p.k.token_stride = p.num_kv_heads * keys.width * 4;
   p.k.head_stride = keys.width * 4;
@@ -171,9 +173,18 @@ BlockScores BlockScorer::run(ThreadPool& pool) const {
   p.sm_scale = sm_scale;
   p.row_block = per_block;
   p.key_block = per_block;
-  p.rows = out.rows.data();
-  p.out = out.values.data();
-  run_score_passes(p, nullptr, pool);
+  const Workplace place(executor);
+  const auto count = static_cast<size_t>(first);
+  const std::shared_ptr<void> sums = place.allocate(count * sizeof(float));
+  place.zero(sums.get(), count * sizeof(float));
+  p.out = static_cast<float*>(sums.get());
+  if (Queue* const queue = executor.queue()) {
+    score_there(p, 0, out.rows, *queue);
+  } else {
+    p.rows = out.rows.data();
+    run_score_passes(p, nullptr, *executor.pool());
+  }
+  out.values = place.values<float>(sums.get(), count);
   return out;
 }
 
@@ -181,12 +192,13 @@ BlockScores BlockScorer::run(ThreadPool& pool) const {
 
 BlockLists block_score_lists(const IndexRows& rows, const AttentionGeometry& geometry,
                              const AttentionSequences& sequences, const BlockScoreInputs& inputs,
-                             ThreadPool& pool) {
-  const Validator check(rows.op);
-  const IndexBuilder builder(check, rows);
-  check_top(check, "num_blocks", inputs.top);
+                             const Executor& executor, ThreadPool& pool) {
+  const Validator lists(rows.op);
+  const IndexBuilder builder(lists, rows);
+  check_top(lists, "num_blocks", inputs.top);
+  const Validator check(rows.op, executor.device());
   const BlockScores scores =
-      make_scorer(check, geometry, sequences, inputs, rows.block_size).run(pool);
+      make_scorer(check, geometry, sequences, inputs, rows.block_size).run(executor);
   BlockListsProblem problem;
   problem.scores = scores.values.data();
   problem.rows = scores.rows.data();

@@ -1,9 +1,14 @@
 #include "effinfer/ops/embedding.h"
 
+#include <numeric>
+#include <vector>
+
+#include "ops/attention_tensors.h"
 #include "ops/describe.h"
 #include "ops/embedding.h"
 #include "ops/run_rows.h"
 #include "ops/validate.h"
+#include "ops/workplace.h"
 
 namespace effinfer::ops {
 namespace {
@@ -81,6 +86,42 @@ void select_rows(const TensorView& x, const TensorView& rows, float* out,
   problem.cols = x.dims[1];
   problem.out = out;
   run_rows(problem, executor);
+}
+
+// Pieces of words, as many of them as divide all strides.
+void take_rows(const StridedView& x, const TensorView& rows, void* out, Queue& queue) {
+  const Validator check("take_rows", queue.device());
+  check.data("x", x);
+  check.rank("x", x, 3);
+  check.expect(x.contiguous_rows(), "x", "a contiguous last dimension",
+               "stride " + std::to_string(x.stride(2)));
+  check_aligned(check, "x", x);
+  const Validator here("take_rows");
+  here.indices("rows", rows, x.dims[0]);
+  const int64_t size = dtype_info(x.dtype).block_bytes;
+  const int64_t row_bytes = x.dims[2] * size;
+  const int64_t piece =
+      std::gcd(row_bytes, std::gcd(x.stride(0) * size, x.dims[1] > 1 ? x.stride(1) * size : 0));
+  if (rows.dims[0] == 0 || x.dims[1] == 0 || row_bytes == 0) return;
+  check.expect(piece % 4 == 0, "x", "rows of whole words of 4 bytes", x.dims.to_string());
+  std::vector<int32_t> pieces;
+  pieces.reserve(static_cast<size_t>(rows.dims[0] * x.dims[1] * (row_bytes / piece)));
+  for (const int32_t row : here.ints("rows", rows)) {
+    for (int64_t head = 0; head < x.dims[1]; ++head) {
+      const int64_t first = (row * x.stride(0) + head * x.stride(1)) * size / piece;
+      for (int64_t i = 0; i < row_bytes / piece; ++i) {
+        pieces.push_back(static_cast<int32_t>(first + i));
+      }
+    }
+  }
+  Workplace place(queue);
+  SelectRowsProblem problem;
+  problem.x = static_cast<const float*>(x.data);
+  problem.rows = place.place(pieces);
+  problem.num_rows = static_cast<int64_t>(pieces.size());
+  problem.cols = piece / 4;
+  problem.out = static_cast<float*>(out);
+  run_rows(problem, queue);
 }
 
 }  // namespace effinfer::ops

@@ -8,6 +8,7 @@
 #include "ops/attention_tensors.h"
 #include "ops/describe.h"
 #include "ops/registry.h"
+#include "ops/workplace.h"
 
 namespace effinfer::ops {
 namespace {
@@ -20,7 +21,7 @@ std::vector<KeyPage> pages_of(const AttentionPlan::Impl& plan, const KvRows* k) 
     for (int64_t begin = 0; begin < plan.kv_len[s]; begin += size) {
       const int64_t at = plan.kv_indptr[s] + (plan.paged ? begin / size : begin);
       KeyPage page = {nullptr, std::min<int64_t>(size, plan.kv_len[s] - begin),
-                      static_cast<int64_t>(pages.size())};
+                      static_cast<int64_t>(pages.size()), static_cast<int64_t>(s)};
       if (plan.paged) page.place = plan.kv_indices[static_cast<size_t>(at)];
       if (k != nullptr) {
         page.first = k->data + (plan.paged ? page.place * k->page_stride : at * k->token_stride);
@@ -44,7 +45,7 @@ std::string describe(const PageBoundsProblem& problem) {
 }
 
 std::string describe(const PageScoresProblem& problem) {
-  return "[page_scores]" + field("pages", problem.starts[problem.num_sequences]) +
+  return "[page_scores]" + field("pages", problem.num_pages) +
          field("heads", problem.num_qo_heads) + field("kv_heads", problem.num_kv_heads) +
          field("head_dim", problem.q.dims) + " dtype=" + std::string(name(problem.q.dtype));
 }
@@ -72,34 +73,40 @@ Cost cost(const PageScoresProblem& problem) {
   return cost;
 }
 
-std::vector<float> page_bounds(const AttentionGeometry& geometry,
-                               const AttentionSequences& sequences, const StridedView& k,
-                               KvOrder order, ThreadPool& pool, Dims& dims) {
-  const Validator check("page_bounds");
-  const AttentionGeometry& g = geometry;
+Dims page_bounds_dims(const AttentionGeometry& g, const AttentionSequences& sequences) {
+  const AttentionPlan::Impl plan(g, sequences);
+  return {2, num_places(plan, pages_of(plan, nullptr)), g.num_kv_heads, g.head_dim_qk};
+}
+
+void page_bounds(const AttentionGeometry& g, const AttentionSequences& sequences,
+                 const StridedView& k, KvOrder order, float* out, const Executor& executor) {
+  const Validator check("page_bounds", executor.device());
   const AttentionPlan::Impl plan(g, sequences);
   const KvRows rows = AttentionTensors(check, plan, order).kv_rows("k", k, g.head_dim_qk);
   check.row_type("k", rows.dtype);
   const std::vector<KeyPage> pages = pages_of(plan, &rows);
-  const int64_t places = num_places(plan, pages);
-  dims = {2, places, g.num_kv_heads, g.head_dim_qk};
-  const int64_t width = int64_t{g.num_kv_heads} * g.head_dim_qk;
-  std::vector<float> bounds(static_cast<size_t>(2 * places * width));
+  const int64_t numbers = num_places(plan, pages) * g.num_kv_heads * g.head_dim_qk;
+  Workplace place(executor);
+  place.zero(out, static_cast<size_t>(2 * numbers) * sizeof(float));
   PageBoundsProblem problem;
-  problem.pages = pages.data();
+  problem.pages = place.place(pages);
   problem.num_pages = static_cast<int64_t>(pages.size());
   problem.k = rows;
   problem.num_kv_heads = g.num_kv_heads;
-  problem.least = bounds.data();
-  problem.most = bounds.data() + places * width;
-  run_alone(problem, pool);
-  return bounds;
+  problem.least = out;
+  problem.most = out + numbers;
+  run_alone(problem, executor);
 }
 
-std::vector<float> page_scores(const AttentionGeometry& g, const AttentionSequences& sequences,
-                               const StridedView& q, const TensorView& bounds, ThreadPool& pool,
-                               Dims& dims) {
-  const Validator check("topk_pages");
+Dims page_scores_dims(const AttentionGeometry& g, const AttentionSequences& sequences) {
+  const AttentionPlan::Impl plan(g, sequences);
+  return {g.num_qo_heads, static_cast<int64_t>(pages_of(plan, nullptr).size())};
+}
+
+void page_scores(const AttentionGeometry& g, const AttentionSequences& sequences,
+                 const StridedView& q, const TensorView& bounds, float* out,
+                 const Executor& executor) {
+  const Validator check("topk_pages", executor.device());
   const AttentionPlan::Impl plan(g, sequences);
   const QueryRows rows =
       AttentionTensors(check, plan, KvOrder::nhd).query_rows("q", q, g.head_dim_qk);
@@ -108,25 +115,24 @@ std::vector<float> page_scores(const AttentionGeometry& g, const AttentionSequen
   check.rank("bounds", bounds, 4);
   const int64_t places = std::max(num_places(plan, pages), bounds.dims[1]);
   check.shape("bounds", bounds, {2, places, g.num_kv_heads, g.head_dim_qk});
-  dims = {g.num_qo_heads, static_cast<int64_t>(pages.size())};
-  std::vector<float> scores(static_cast<size_t>(dims.num_elements()));
   std::vector<int64_t> starts = {0};
   for (const int32_t length : plan.kv_len) {
     starts.push_back(starts.back() + (int64_t{length} + g.page_size - 1) / g.page_size);
   }
+  Workplace place(executor);
   PageScoresProblem problem;
   problem.q = rows;
   problem.num_qo_heads = g.num_qo_heads;
   problem.num_kv_heads = g.num_kv_heads;
   problem.num_sequences = plan.num_sequences();
-  problem.qo_indptr = plan.qo_indptr.data();
-  problem.starts = starts.data();
-  problem.pages = pages.data();
+  problem.qo_indptr = place.place(plan.qo_indptr);
+  problem.starts = place.place(starts);
+  problem.pages = place.place(pages);
+  problem.num_pages = starts.back();
   problem.least = static_cast<const float*>(bounds.data);
   problem.most = problem.least + places * g.num_kv_heads * g.head_dim_qk;
-  problem.out = scores.data();
-  run_alone(problem, pool);
-  return scores;
+  problem.out = out;
+  run_alone(problem, executor);
 }
 
 }  // namespace effinfer::ops

@@ -14,6 +14,7 @@ struct KeyPage {
   const uint8_t* first;  // row of its first token, in the first head; null where none is read
   int64_t tokens;
   int64_t place;  // in the bounds
+  int64_t sequence;
 };
 
 // The least and the greatest of each page's keys, in each dimension; a page is one chunk.
@@ -36,6 +37,7 @@ struct PageScoresProblem {
   const int32_t* qo_indptr = nullptr;  // [num_sequences + 1]
   const int64_t* starts = nullptr;     // [num_sequences + 1] into `pages`
   const KeyPage* pages = nullptr;
+  int64_t num_pages = 0;
   const float* least = nullptr;  // as above
   const float* most = nullptr;
   float* out = nullptr;  // [num_qo_heads, pages]

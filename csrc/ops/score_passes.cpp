@@ -46,6 +46,7 @@ std::vector<float> lse_pass(const AttentionScoresProblem& given, ThreadPool& poo
   std::optional<PositionMask> mask;
   if (given.positions != nullptr) {
     mask.emplace(given, pool);
+    p.positions = nullptr;
     p.causal = false;
     p.window_left = -1;
     p.mask = mask->bits.data();

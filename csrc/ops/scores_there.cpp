@@ -3,8 +3,11 @@
 #include "ops/scores_there.h"
 
 #include <algorithm>
+#include <memory>
 #include <vector>
 
+#include "ops/attention.h"
+#include "ops/device_plans.h"
 #include "ops/registry.h"
 #include "ops/upload_block.h"
 
@@ -29,73 +32,77 @@ class Uploaded {
   std::shared_ptr<void> memory_;
 };
 
-std::vector<ScoreItem> items_of(const AttentionPlan::Impl& plan) {
+std::vector<ScoreItem> items_of(const AttentionScoresProblem& p) {
   std::vector<ScoreItem> items;
-  for (size_t s = 0; s < plan.kv_len.size(); ++s) {
-    if (plan.qo_indptr[s] == plan.qo_indptr[s + 1]) continue;
-    const int32_t units = (plan.kv_len[s] + kUnitTokens - 1) / kUnitTokens;
-    for (int32_t head = 0; head < plan.geometry.num_kv_heads; ++head) {
+  for (int32_t s = 0; s < p.batch.num_sequences; ++s) {
+    if (p.batch.qo_indptr[s] == p.batch.qo_indptr[s + 1]) continue;
+    const int32_t units = (p.batch.kv_len[s] + kUnitTokens - 1) / kUnitTokens;
+    for (int32_t head = 0; head < p.num_kv_heads; ++head) {
       for (int32_t unit = 0; unit < units; unit += kChunkUnits) {
-        items.push_back(
-            {static_cast<int32_t>(s), head, unit, std::min(unit + kChunkUnits, units), 0});
+        items.push_back({s, head, unit, std::min(unit + kChunkUnits, units), 0});
       }
     }
   }
   return items;
 }
 
-// Natural logarithms of the rows' sums, in the queue's order; what attention gives beside them is
-// thrown away.
-std::shared_ptr<void> sums_of(const AttentionGeometry& given, const AttentionSequences& sequences,
-                              const AttentionScoresInputs& inputs, Queue& queue) {
-  AttentionGeometry geometry = given;
-  geometry.head_dim_vo = geometry.head_dim_qk;
-  const AttentionPlan attention(geometry, sequences);
-  AttentionInputs all;
-  static_cast<LogitInputs&>(all) = inputs;
-  all.v = inputs.k;
-  const Dims dims = inputs.q.dims;
-  const std::shared_ptr<void> out = queue.allocate(std::max<size_t>(
-      1, static_cast<size_t>(dims.num_elements() * dtype_info(inputs.q.dtype).block_bytes)));
-  const std::shared_ptr<void> sums =
-      queue.allocate(std::max<size_t>(1, static_cast<size_t>(dims[0] * dims[1]) * sizeof(float)));
-  StridedView out_view = StridedView::dense(out.get(), inputs.q.dtype, dims);
-  StridedView sums_view = StridedView::dense(sums.get(), DType::f32, {dims[0], dims[1]});
-  out_view.device = sums_view.device = queue.device();
-  attention.run(all, out_view, sums_view, queue);
+// Natural logarithms of the rows' sums, in the queue's order: attention without values.
+std::shared_ptr<void> sums_of(const AttentionScoresProblem& given, int64_t num_listed,
+                              Queue& queue) {
+  const auto numbers = static_cast<size_t>(given.batch.num_tokens * given.num_qo_heads);
+  std::shared_ptr<void> sums = queue.allocate(std::max<size_t>(1, numbers * sizeof(float)));
+  AttentionProblem p;
+  static_cast<AttentionLogits&>(p) = given;
+  p.v = given.k;
+  p.v.dims = 0;
+  p.v.scales = nullptr;
+  p.out = static_cast<uint8_t*>(sums.get());  // of no dims
+  p.lse = static_cast<float*>(sums.get());
+  // Nobody knows here what rows at positions of their own see.
+  const bool follow = given.positions == nullptr;
+  const AttentionShape shape = {KeySource::rows,        given.num_qo_heads,
+                                given.num_kv_heads,     p.v.dims,
+                                follow && given.causal, follow ? given.window_left : -1};
+  const std::vector<uint8_t> no_mask;
+  const std::vector<int64_t> no_bits;
+  DevicePlans plans;
+  plans.place(p, shape, {given.batch, num_listed, &no_mask, &no_bits, &no_bits}, queue);
+  run_alone(p, queue);
   return sums;
 }
 
 }  // namespace
 
-void score_there(const AttentionGeometry& geometry, const AttentionSequences& sequences,
-                 const AttentionScoresInputs& inputs, const AttentionPlan::Impl& plan,
-                 const std::vector<ScoreRows>& rows, AttentionScoresProblem problem, Queue& queue) {
-  const std::vector<ScoreItem> items = items_of(plan);
+void score_there(AttentionScoresProblem problem, int64_t num_listed,
+                 const std::vector<ScoreRows>& rows, Queue& queue) {
+  const std::vector<ScoreItem> items = items_of(problem);
   if (items.empty()) return;
   problem.num_items = static_cast<int64_t>(items.size());
   // Before anything is put into the queue for a problem that no kernel takes.
   table<AttentionScoresProblem>().select(problem, current_target(queue.device()));
+  std::shared_ptr<void> sums;
+  if (problem.lse == nullptr) {
+    sums = sums_of(problem, num_listed, queue);
+    problem.lse = static_cast<const float*>(sums.get());
+    problem.lse_factor = 1.0f;
+  }
+  const BatchLayout batch = problem.batch;
+  const auto count = static_cast<size_t>(batch.num_sequences);
+  const auto listed = static_cast<size_t>(num_listed);
   UploadBlock block;
   const size_t item_list = block.add(items);
   const size_t row_list = block.add(rows);
-  const size_t qo_indptr = block.add(plan.qo_indptr);
-  const size_t kv_indptr = block.add(plan.kv_indptr);
-  const size_t kv_len = block.add(plan.kv_len);
-  const size_t kv_indices = block.add(plan.kv_indices);
+  const size_t qo_indptr = block.add(batch.qo_indptr, count + 1, count + 1);
+  const size_t kv_indptr = block.add(batch.kv_indptr, count + 1, count + 1);
+  const size_t kv_len = block.add(batch.kv_len, count, count);
+  const size_t kv_indices = block.add(batch.kv_indices, listed, listed);
   const Uploaded lists(queue, block);
   problem.items = lists.at<ScoreItem>(item_list);
   problem.rows = lists.at<ScoreRows>(row_list);
   problem.batch.qo_indptr = lists.at<int32_t>(qo_indptr);
   problem.batch.kv_indptr = lists.at<int32_t>(kv_indptr);
   problem.batch.kv_len = lists.at<int32_t>(kv_len);
-  if (plan.paged) problem.batch.kv_indices = lists.at<int32_t>(kv_indices);
-  std::shared_ptr<void> sums;
-  if (problem.lse == nullptr) {
-    sums = sums_of(geometry, sequences, inputs, queue);
-    problem.lse = static_cast<const float*>(sums.get());
-    problem.lse_factor = 1.0f;
-  }
+  if (batch.kv_indices != nullptr) problem.batch.kv_indices = lists.at<int32_t>(kv_indices);
   run_alone(problem, queue);
 }
 

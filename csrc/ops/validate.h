@@ -17,6 +17,11 @@ namespace effinfer::ops {
 inline bool is_row_type(DType dtype) {
   return dtype == DType::f32 || dtype == DType::f16 || dtype == DType::bf16;
 }
+// Of keys and values of a caller.
+inline bool is_kv_type(DType dtype) {
+  return is_row_type(dtype) || dtype == DType::i8 || dtype == DType::f8_e4m3 ||
+         dtype == DType::f8_e5m2;
+}
 
 // "kv_len[3]"
 inline std::string indexed(std::string_view argument, int64_t index) {

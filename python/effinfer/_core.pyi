@@ -1551,8 +1551,8 @@ def block_mask(
     """
 
 def block_score_lists(
-    q: numpy.typing.NDArray[typing.Any],
-    k: numpy.typing.NDArray[typing.Any],
+    q: numpy.typing.NDArray[typing.Any] | DeviceArray,
+    k: numpy.typing.NDArray[typing.Any] | DeviceArray,
     qo_indptr: numpy.typing.NDArray[typing.Any],
     kv_indptr: numpy.typing.NDArray[typing.Any],
     kv_indices: typing.Any,
@@ -1572,7 +1572,7 @@ def block_score_lists(
     stride: int,
     num_blocks: int = 0,
     mass: float = 0.0,
-    pool: ThreadPool | None = None,
+    pool: ThreadPool | Queue | None = None,
 ) -> tuple[typing.Any, ...]: ...
 def block_sparse_lists(
     indptr: numpy.typing.NDArray[typing.Any],
@@ -2000,7 +2000,7 @@ def packed_indptr(
     """
 
 def page_bounds(
-    k: numpy.typing.NDArray[typing.Any],
+    k: numpy.typing.NDArray[typing.Any] | DeviceArray,
     qo_indptr: numpy.typing.NDArray[typing.Any],
     kv_indptr: numpy.typing.NDArray[typing.Any],
     kv_indices: typing.Any,
@@ -2010,8 +2010,9 @@ def page_bounds(
     num_kv_heads: int,
     head_dim: int,
     kv_layout: str,
-    pool: ThreadPool | None = None,
-) -> numpy.typing.NDArray[numpy.float32]: ...
+    pool: ThreadPool | Queue | None = None,
+    out: typing.Any = None,
+) -> typing.Any: ...
 def page_lengths(
     kv_indptr: numpy.typing.NDArray[typing.Any] | DeviceArray,
     kv_last_page_len: numpy.typing.NDArray[typing.Any] | DeviceArray,
@@ -2032,8 +2033,8 @@ def page_lists(
     pool: ThreadPool | None = None,
 ) -> tuple[typing.Any, ...]: ...
 def page_scores(
-    q: numpy.typing.NDArray[typing.Any],
-    bounds: numpy.typing.NDArray[typing.Any],
+    q: numpy.typing.NDArray[typing.Any] | DeviceArray,
+    bounds: numpy.typing.NDArray[typing.Any] | DeviceArray,
     qo_indptr: numpy.typing.NDArray[typing.Any],
     kv_indptr: numpy.typing.NDArray[typing.Any],
     kv_indices: typing.Any,
@@ -2043,8 +2044,9 @@ def page_scores(
     num_qo_heads: int,
     num_kv_heads: int,
     head_dim: int,
-    pool: ThreadPool | None = None,
-) -> numpy.typing.NDArray[numpy.float32]: ...
+    pool: ThreadPool | Queue | None = None,
+    out: typing.Any = None,
+) -> typing.Any: ...
 def page_visits(
     visits: Visits,
     q: numpy.typing.NDArray[typing.Any],
@@ -2299,6 +2301,9 @@ def softcap(
 def suffix_proposer(
     shared_tokens: int = 0, beside: bool = False, corpus: typing.Any = ()
 ) -> Proposer: ...
+def take_rows(
+    x: DeviceArray, rows: numpy.typing.NDArray[typing.Any], queue: Queue
+) -> DeviceArray: ...
 def top_k(
     input: numpy.typing.NDArray[typing.Any] | DeviceArray,
     k: int,

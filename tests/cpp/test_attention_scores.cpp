@@ -121,7 +121,8 @@ TEST("lists are what a plan takes, and none costs more than all tokens") {
     inputs.method = random() % 2 == 0 ? BlockMethod::mean : BlockMethod::antidiagonal;
     inputs.stride = std::max(1, block / 4);
     at_every_isa([&] {
-      check(block_score_lists(batch.rows(block), batch.geometry, batch.sequences, inputs, pool));
+      check(block_score_lists(batch.rows(block), batch.geometry, batch.sequences, inputs, pool,
+                              pool));
     });
   }
 }
@@ -132,13 +133,14 @@ TEST("pages are bounded, scored and listed") {
   for (int round = 0; round < 20; ++round) {
     Batch batch(random);
     batch.geometry.page_size = static_cast<int32_t>(1 + random() % 40);
-    Dims dims;
-    const std::vector<float> bounds =
-        page_bounds(batch.geometry, batch.sequences, batch.k, KvOrder::nhd, pool, dims);
+    const Dims dims = page_bounds_dims(batch.geometry, batch.sequences);
+    std::vector<float> bounds(static_cast<size_t>(dims.num_elements()));
+    page_bounds(batch.geometry, batch.sequences, batch.k, KvOrder::nhd, bounds.data(), pool);
     const TensorView given = {bounds.data(), DType::f32, dims};
-    const std::vector<float> scores =
-        page_scores(batch.geometry, batch.sequences, batch.q, given, pool, dims);
-    const TensorView view = {scores.data(), DType::f32, dims};
+    const Dims pages = page_scores_dims(batch.geometry, batch.sequences);
+    std::vector<float> scores(static_cast<size_t>(pages.num_elements()));
+    page_scores(batch.geometry, batch.sequences, batch.q, given, scores.data(), pool);
+    const TensorView view = {scores.data(), DType::f32, pages};
     CHECK(products(batch, page_lists(batch.rows(1), view, batch.geometry.page_size, {2, 0.0f},
                                      pool)) > 0 ||
           batch.qo_indptr.back() == 0);

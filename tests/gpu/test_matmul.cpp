@@ -349,7 +349,12 @@ TEST("no tokens, and what no kernel fits") {
   problem.x.cols = 32;
   refuses(problem, "different inner sizes");
   problem.x = {Arithmetic::int8, 1, 64, nullptr};
-  refuses(problem, "operand");
+  problem.out_operand = {Arithmetic::f32, 1, 32, &list};
+  refuses(problem, "whose outputs are floats");
+  problem.out_operand = {};
+  const GpuWeight dense(DType::f16, 32, 64, random);
+  problem.parts[0].weight = dense.view();
+  refuses(problem, "an int8 operand needs quantised weights");
 }
 
 }  // namespace

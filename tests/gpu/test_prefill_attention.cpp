@@ -119,9 +119,10 @@ TEST("lists of visits") {
   std::mt19937 random(91);
   constexpr DType kTypes[] = {DType::bf16, DType::i8};
   constexpr int32_t kGroups[] = {1, 3};
+  constexpr int32_t kWidest[] = {64, 256};
   for (const DType kv : of_one_path(kTypes)) {
     for (const int32_t group : of_one_path(kGroups)) {
-      Cache cache({kv, 64, 2, group}, 92);
+      Cache cache({kv, kWidest[group == 1 && kv == DType::i8], 2, group}, 92);
       Part part = {cache.add(1400), 1400, 100};
       for (int list = 0; list < 4; ++list) {
         std::vector<uint64_t> words;

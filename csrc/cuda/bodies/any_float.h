@@ -1,6 +1,7 @@
-// Numbers of any float type, told at run time, for kernels that memory bounds.
+// Numbers of any float type, and int8, told at run time, for kernels that memory bounds.
 #pragma once
 
+#include <cmath>
 #include <cstdint>
 
 #include "core/float16.h"
@@ -13,10 +14,17 @@ namespace effinfer::cuda {
 // The float of an 8- or 16-bit number's bits.
 template <class Unit>
 EFFINFER_DEVICE float float_of_bits(Unit& unit, DType dtype, uint32_t bits) {
-  if (dtype == DType::f8_e4m3) return f8_e4m3_to_f32(static_cast<uint8_t>(bits));
-  if (dtype == DType::f8_e5m2) return f8_e5m2_to_f32(static_cast<uint8_t>(bits));
-  if (dtype == DType::f16) return unit.from_f16(static_cast<uint16_t>(bits));
-  return bf16_to_f32(static_cast<uint16_t>(bits));
+  if (dtype == DType::i8) return static_cast<int8_t>(bits);
+  if (dtype == DType::bf16) return bf16_to_f32(static_cast<uint16_t>(bits));
+  // As halves, core/float8.h.
+  float scale = 1.0f;
+  if (dtype == DType::f8_e5m2) bits <<= 8;
+  if (dtype == DType::f8_e4m3) {
+    if ((bits & 0x7f) == 0x7f) return NAN;
+    bits = (bits & 0x80) << 8 | (bits & 0x7f) << 7;
+    scale = 256.0f;
+  }
+  return unit.from_f16(static_cast<uint16_t>(bits)) * scale;
 }
 
 // To nearest even, as bits; what is too large for 8 bits as core/float8.h has it.

@@ -59,10 +59,11 @@ class PlainTile {
         shared_(shared),
         item_(p.work.items[unit.block]),
         tile_(p.work.tiles[item_.tile]),
-        result_(unit, p, item_, tile_, shared.totals) {}
+        own_{item_, tile_},
+        result_(unit, p, own_, shared.totals) {}
 
   EFFINFER_DEVICE void run() {
-    int32_t chunk = next_chunk(item_.first_unit / kPlainUnits);
+    int32_t chunk = own_.next_chunk(item_.first_unit / kPlainUnits);
     TokenPlaces places = places_of(chunk);
     if (chunk >= 0) fetch_queries();
     fetch(p_.k, places, chunk < 0, 0, shared_.keys[own_unit()]);
@@ -76,7 +77,7 @@ class PlainTile {
       unit_.sync();
     }
     while (chunk >= 0) {
-      const int32_t next = next_chunk(chunk + 1);
+      const int32_t next = own_.next_chunk(chunk + 1);
       const TokenPlaces next_places = places_of(next);
       multiply(chunk, places, next < 0, next_places);
       unit_.sync();
@@ -101,24 +102,9 @@ class PlainTile {
     }
   }
 
-  EFFINFER_DEVICE bool is_visited(int32_t index) const {
-    return index >= item_.first_unit && index < item_.end_unit &&
-           (index < tile_.sink_units || index >= tile_.first_unit);
-  }
-
-  // Of the item, from `chunk` on; -1: there is none. A partial result is wanted of every chunk.
-  EFFINFER_DEVICE int32_t next_chunk(int32_t chunk) const {
-    for (; chunk * kPlainUnits < item_.end_unit; ++chunk) {
-      bool any = item_.partial >= 0;
-      for (int i = 0; i < kPlainUnits; ++i) any = any || is_visited(chunk * kPlainUnits + i);
-      if (any) return chunk;
-    }
-    return -1;
-  }
-
   EFFINFER_DEVICE TokenPlaces places_of(int32_t chunk) {
     const int32_t index = chunk * kPlainUnits + own_unit();
-    return Rows::find(unit_, p_, p_.work.spans, tile_, index, chunk >= 0 && is_visited(index));
+    return Rows::find(unit_, p_, p_.work.spans, tile_, index, chunk >= 0 && own_.is_visited(index));
   }
 
   // A group of copies, which behind the last chunk is empty.
@@ -132,11 +118,10 @@ class PlainTile {
     for (int i = unit_.thread; i < kPlainRows * Rows::kChunks; i += Rows::kWarps * kWarp) {
       const int row = i / Rows::kChunks;
       const int chunk = i % Rows::kChunks;
-      const bool valid = row < result_.num_rows() && chunk * 8 < p_.q.dims;
+      const bool valid = row < own_.num_rows() && chunk * 8 < p_.q.dims;
       const auto* from = reinterpret_cast<const uint16_t*>(p_.q.data);
       if (valid) {
-        from += (tile_.first_row + row / tile_.num_heads) * p_.q.row_stride +
-                (tile_.first_head + row % tile_.num_heads) * p_.q.head_stride + chunk * 8;
+        from += own_.token(row) * p_.q.row_stride + own_.head(row) * p_.q.head_stride + chunk * 8;
       }
       unit_.copy_async(&shared_.queries[row][swizzled(row, chunk)], from, valid);
     }
@@ -149,7 +134,7 @@ class PlainTile {
     auto& keys = shared_.keys[own_unit()];
     auto& values = shared_.values[own_unit()];
     const int32_t index = chunk * kPlainUnits + own_unit();
-    const bool visited = is_visited(index);
+    const bool visited = own_.is_visited(index);
     float max[2] = {kPlainNoScore, kPlainNoScore};
     float sum[2] = {};
     typename Products::Values sums = {};
@@ -237,18 +222,10 @@ class PlainTile {
   // Whoever ends a tile's last item folds its partial results, in the order of the keys.
   EFFINFER_DEVICE void finish() {
     if (item_.partial < 0) return result_.store();
-    const ops::AttentionMerge& merge = p_.work.merges[item_.merge];
     // All threads' partial results were stored before the last chunk's barrier.
-    if (unit_.thread == 0) {
-      unit_.fence();
-      const int32_t before = unit_.atomic_add(p_.done + item_.merge, 1);
-      shared_.is_last = before + 1 == merge.num_items ? 1 : 0;
-      if (shared_.is_last != 0) p_.done[item_.merge] = 0;
-      unit_.fence();
-    }
-    unit_.sync();
-    if (shared_.is_last == 0 || result_.row() >= result_.num_rows()) return;
-    result_.add_partials(merge);
+    const bool is_last = ends_tile(unit_, p_, item_, shared_.is_last);
+    if (!is_last || result_.row() >= own_.num_rows()) return;
+    result_.add_partials(p_.work.merges[item_.merge]);
     result_.store();
   }
 
@@ -257,6 +234,7 @@ class PlainTile {
   Shared& shared_;
   const ops::AttentionItem& item_;
   const ops::AttentionTile& tile_;
+  const PlainItem own_;
   PlainResult<Unit, kType, kDims> result_;
 };
 

@@ -34,8 +34,10 @@ EFFINFER_DEVICE PlainRow plain_row(const ops::AttentionProblem& p, const ops::At
                                    int index) {
   PlainRow row = {-1, 0.0f, 0};
   if (index >= tile.num_rows * tile.num_heads) return row;
-  const int32_t token = tile.first_row + index / tile.num_heads - p.batch.qo_indptr[tile.sequence];
-  row.position = p.batch.step_begin(tile.sequence) + token;
+  const int32_t place = tile.first_row + index / tile.num_heads;
+  const int32_t token = place - p.batch.qo_indptr[tile.sequence];
+  row.position =
+      p.positions != nullptr ? p.positions[place] : p.batch.step_begin(tile.sequence) + token;
   if (p.alibi_slopes != nullptr) {
     row.slope = p.alibi_slopes[tile.first_head + index % tile.num_heads];
   }

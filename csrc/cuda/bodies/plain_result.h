@@ -8,6 +8,7 @@
 #include <cmath>
 #include <cstdint>
 
+#include "cuda/bodies/plain_item.h"
 #include "cuda/bodies/plain_products.h"
 #include "cuda/unit.h"
 #include "ops/attention.h"
@@ -21,31 +22,26 @@ class PlainResult {
   static constexpr int kOwn = kDims / (2 * kWarps);
   using Totals = Quad[kOwn / 4][kWarps * kWarp];
 
-  EFFINFER_DEVICE PlainResult(Unit& unit, const ops::AttentionProblem& p,
-                              const ops::AttentionItem& item, const ops::AttentionTile& tile,
+  EFFINFER_DEVICE PlainResult(Unit& unit, const ops::AttentionProblem& p, const PlainItem& own,
                               Totals& totals)
-      : unit_(unit), p_(p), item_(item), tile_(tile), totals_(totals) {
+      : unit_(unit), p_(p), own_(own), totals_(totals) {
     EFFINFER_UNROLL
     for (int d = 0; d < kOwn; d += 4) totals_[d / 4][unit.thread] = {};
   }
 
-  EFFINFER_DEVICE int num_rows() const { return tile_.num_rows * tile_.num_heads; }
   EFFINFER_DEVICE int row() const { return unit_.lane / 2; }
   EFFINFER_DEVICE int dim() const { return (unit_.warp * 2 + unit_.lane % 2) * kOwn; }
 
   // What a chunk adds.
   EFFINFER_DEVICE void add(int32_t chunk, float max, float sum, const float (&values)[kOwn]) {
-    if (item_.partial < 0) return fold(max, sum, values);
-    const int64_t before = chunk - item_.first_unit / ops::kChunkUnits;
-    if (row() < num_rows()) {
-      store_partial(item_.partial + before * num_rows() + row(), max, sum, values);
-    }
+    if (own_.item.partial < 0) return fold(max, sum, values);
+    if (row() < own_.num_rows()) store_partial(own_.partial(chunk, row()), max, sum, values);
   }
 
   // All partial results of the tile, from left to right.
   EFFINFER_DEVICE void add_partials(const ops::AttentionMerge& merge) {
     for (int i = 0; i < merge.num_partials; ++i) {
-      const int64_t index = merge.first_partial + int64_t{i} * num_rows() + row();
+      const int64_t index = merge.first_partial + int64_t{i} * own_.num_rows() + row();
       float values[kOwn] = {};
       EFFINFER_UNROLL
       for (int d = 0; d < kOwn; d += 4) {
@@ -58,25 +54,13 @@ class PlainResult {
     }
   }
 
-  // A row that sees no key is zeros, and the logarithm of its sum minus infinity.
   EFFINFER_DEVICE void store() {
-    if (row() >= num_rows()) return;
-    const int64_t token = tile_.first_row + row() / tile_.num_heads;
-    const int head = tile_.first_head + row() % tile_.num_heads;
-    float scale = p_.v_scale;
-    if (p_.sink_logits != nullptr) {
-      const float sink = p_.sink_logits[head];
-      const float highest = fmaxf(sink, max_);
-      const float kept = plain_weight(max_, highest);
-      sum_ = fmaf(sum_, kept, plain_weight(sink, highest));
-      max_ = highest;
-      scale *= kept;
-    }
-    if (p_.lse != nullptr && dim() == 0) {
-      p_.lse[token * p_.num_qo_heads + head] =
-          sum_ == 0.0f ? -INFINITY : (max_ + logf(sum_)) * p_.lse_factor;
-    }
-    const float factor = sum_ == 0.0f ? 0.0f : scale / sum_;
+    if (row() >= own_.num_rows()) return;
+    const int64_t token = own_.token(row());
+    const int head = own_.head(row());
+    const PlainEnd end = plain_end(p_, head, max_, sum_);
+    const float factor = end.factor;
+    if (p_.lse != nullptr && dim() == 0) p_.lse[token * p_.num_qo_heads + head] = end.lse;
     auto* out = reinterpret_cast<uint16_t*>(p_.out) + token * p_.out_stride +
                 int64_t{head} * p_.v.dims + dim();
     EFFINFER_UNROLL
@@ -96,18 +80,13 @@ class PlainResult {
 
  private:
   EFFINFER_DEVICE void fold(float max, float sum, const float (&values)[kOwn]) {
-    const float highest = fmaxf(max_, max);
-    const float before = plain_weight(max_, highest);
-    const float chunk = plain_weight(max, highest);
-    max_ = highest;
-    sum_ = fmaf(sum, chunk, fmaf(sum_, before, 0.0f));
+    const PlainFold joined(max_, sum_, max, sum);
     EFFINFER_UNROLL
     for (int d = 0; d < kOwn; d += 4) {
       Quad& quad = totals_[d / 4][unit_.thread];
       EFFINFER_UNROLL
       for (int e = 0; e < 4; ++e) {
-        const float scaled = fmaf(float_of(quad.words[e]), before, 0.0f);
-        quad.words[e] = bits_of(fmaf(values[d + e], chunk, scaled));
+        quad.words[e] = bits_of(joined.add(float_of(quad.words[e]), values[d + e]));
       }
     }
   }
@@ -132,8 +111,7 @@ class PlainResult {
 
   Unit& unit_;
   const ops::AttentionProblem& p_;
-  const ops::AttentionItem& item_;
-  const ops::AttentionTile& tile_;
+  const PlainItem own_;
   Totals& totals_;
   // Of the chunks so far: of the thread's own row.
   float max_ = kPlainNoScore;

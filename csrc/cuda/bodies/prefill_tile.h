@@ -56,8 +56,6 @@ class PrefillTileRun {
   using Weights = Quad[kChunkBlocks][2];
   // Widening leaves no registers for a second path, and bounds the time anyway.
   static constexpr bool kHasInside = !KvBlock<kType>::kScaled;
-  // The widest of int8 have no registers left for the weights of lists.
-  static constexpr bool kTakesWeights = !(KvBlock<kType>::kScaled && kColumns == 8);
   // Warps of decoding's kernel.
   static constexpr int kGroups = kColumns <= 2 ? 2 : kColumns <= 4 ? 4 : 8;
 
@@ -95,9 +93,6 @@ class PrefillTileRun {
   EFFINFER_DEVICE const ops::AttentionItem& item() const { return p_.work.items[unit_.block]; }
   EFFINFER_DEVICE const ops::AttentionTile& tile() const { return p_.work.tiles[item().tile]; }
 
-  EFFINFER_DEVICE bool is_shaped() const {
-    return kTakesWeights ? cuda::is_shaped(p_) : has_shape(p_);
-  }
   EFFINFER_DEVICE TileRow* own_rows() { return shared_.rows + unit_.warp * kTileRows; }
 
   EFFINFER_DEVICE void find_first() {
@@ -112,7 +107,7 @@ class PrefillTileRun {
 
   // Whether every row of the tile sees all of the chunk, and scores are only scaled.
   EFFINFER_DEVICE bool is_inside(const ChunkPass& pass) const {
-    if (p_.k.dims != kColumns * kBlock || is_shaped()) return false;
+    if (p_.k.dims != kColumns * kBlock || is_shaped(p_)) return false;
     uint64_t words = pass.units == 0xf ? ~uint64_t{0} : 0;
     EFFINFER_UNROLL
     for (int i = 0; i < kChunkUnits; ++i) words &= pass.words[i];
@@ -214,7 +209,7 @@ class PrefillTileRun {
   }
 
   EFFINFER_DEVICE void set_block_logits(const ChunkPass& pass, int b, BlockScores& scores) {
-    const bool shaped = is_shaped();
+    const bool shaped = is_shaped(p_);
     const int at = static_cast<int>(&pass - shared_.ring.passes);
     if constexpr (KvBlock<kType>::kScaled) scale_block(at, b, scores, 0);
     const int32_t first = pass.chunk * kChunkTokens + b * kBlock;
@@ -227,9 +222,7 @@ class PrefillTileRun {
       const TileRow row = own_rows()[unit_.lane / 4 + 8 * r];
       if (shaped) shape_scores(unit_, scores, row, r, start, p_.logits_soft_cap);
       const uint32_t visited = word >> unit_.lane % 4 * 8 & 0xff;
-      if (kTakesWeights && visited != 0) {
-        add_log_weights(unit_, scores, r, shared_.units.weights, start);
-      }
+      if (visited != 0) add_log_weights(unit_, scores, r, shared_.units.weights, start);
       hide_unseen(scores, r, visited & seen_places(shared_.visible, row.position, start));
     }
   }
@@ -251,7 +244,7 @@ class PrefillTileRun {
         for (int t = 1; t < 8; ++t) max = fmaxf(max, score_at(scores[b], t, r));
         highest = is_live(b) ? fmaxf(highest, max) : highest;
       }
-      factor[r] = factor_of(own_rows()[unit_.lane / 4 + 8 * r], kEdge && is_shaped());
+      factor[r] = factor_of(own_rows()[unit_.lane / 4 + 8 * r], kEdge && is_shaped(p_));
       chunk[r].max = reference_of(row_max(unit_, highest), factor[r]);
     }
     float sums[2][kGroups] = {};

@@ -61,11 +61,8 @@ EFFINFER_DEVICE Factors fold_row(Unit& unit, RowState& row, const RowState& chun
 }
 
 // Whether scores are more than scaled: capped or sloped, or keys count as lists of them say.
-EFFINFER_DEVICE bool has_shape(const ops::AttentionProblem& p) {
-  return p.logits_soft_cap > 0.0f || p.alibi_slopes != nullptr;
-}
 EFFINFER_DEVICE bool is_shaped(const ops::AttentionProblem& p) {
-  return has_shape(p) || p.visits.has_weights();
+  return p.logits_soft_cap > 0.0f || p.alibi_slopes != nullptr || p.visits.has_weights();
 }
 // What a row's scores, shaped or not, are multiplied by: TileRow::scale has done its part where
 // they are.

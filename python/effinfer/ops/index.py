@@ -5,6 +5,7 @@ rows, which holds what any head of the group chose. A block is `block_size` rows
 follow each other from a multiple of it on; whatever is chosen, it visits the keys at its own rows'
 positions, the first `sink_tokens` keys and the last `local_tokens` ones up to each row, and with
 `causal` none behind its last row. Causality within a block is the kernel's.
+On a GPU scores are made where keys lie; the host waits for them and makes the lists.
 """
 
 from dataclasses import dataclass
@@ -14,15 +15,17 @@ import numpy as np
 import numpy.typing as npt
 
 from effinfer import _core
-from effinfer._core import ThreadPool
+from effinfer._core import Queue, ThreadPool
 from effinfer.ops.scores import scores_into
 from effinfer.ops.shared.key_batch import KeyBatch
+from effinfer.ops.shared.listed import ListedAttention
 from effinfer.ops.shared.options import Indices, expect, indices, indptr
+from effinfer.ops.shared.places import HostPlace, Place, place_of
 
 
 @dataclass(frozen=True)
 class BlockIndex:
-    """Lists of keys for `_core.AttentionPlan`."""
+    """Lists of keys for attention."""
 
     lists: npt.NDArray[np.int32]  # [L, 4]: sequence, KV head, first row (flat), number of rows
     indptr: Indices  # [L + 1]: into spans
@@ -59,7 +62,7 @@ class BlockIndex:
         kv_indices: Any = None,
         page_size: int = 1,
         window_left: int = -1,
-    ) -> _core.AttentionPlan:
+    ) -> ListedAttention:
         """The attention over these lists: `plan.run(q, k, v, out)` as often as needed.
 
         Args:
@@ -70,7 +73,7 @@ class BlockIndex:
         if kv_indptr is None:
             expect(kv_indices is None, f"[{op}] kv_indptr", "an array with kv_indices", None)
             kv_indptr = np.concatenate([[0], np.cumsum(self.kv_len)])
-        return _core.AttentionPlan(
+        plan = _core.AttentionPlan(
             self.qo_indptr,
             indptr(kv_indptr, f"[{op}] kv_indptr", self.qo_indptr.size),
             None if kv_indices is None else indices(kv_indices, f"[{op}] kv_indices"),
@@ -85,6 +88,7 @@ class BlockIndex:
             lists=self.lists,
             blocks=(self.indptr, self.spans),
         )
+        return ListedAttention(plan)
 
 
 def a_shape_index(
@@ -126,7 +130,7 @@ def vertical_slash_index(
     local_tokens: int = 100,
     block_size: int = 64,
     sm_scale: float | None = None,
-    pool: ThreadPool | None = None,
+    pool: ThreadPool | Queue | None = None,
     **keys: Any,
 ) -> BlockIndex:
     """Columns and diagonals that the last rows attend to: MInference's vertical-slash pattern
@@ -140,19 +144,21 @@ def vertical_slash_index(
         keys: the index vectors of `KeyBatch`.
     """
     op = "vertical_slash_index"
-    batch = KeyBatch.of(op, q, k, **keys)
+    at = place_of(q, pool, f"[{op}] q")
+    batch = KeyBatch.of(op, q, k, at=at, **keys)
     for name, value in (("vertical_size", vertical_size), ("slash_size", slash_size)):
         expect(value >= 0, f"[{op}] {name}", "0 or more", value)
     expect(0 < last_q <= 128, f"[{op}] last_q", "1 to 128", last_q)
     ends, starts = batch.qo_indptr[1:], batch.qo_indptr[:-1]
     last = batch.some_rows(
-        [np.arange(max(a, b - last_q), b) for a, b in zip(starts, ends, strict=True)]
+        [np.arange(max(a, b - last_q), b) for a, b in zip(starts, ends, strict=True)], at
     )
     shape = (batch.num_qo_heads, int(batch.kv_len.sum()))
-    columns, diagonals = np.empty(shape, np.float32), np.empty(shape, np.float32)
-    scores_into(last, columns, diagonals, causal=True, sm_scale=sm_scale, pool=pool)
-    chosen = {"num_columns": vertical_size, "slashes": diagonals, "num_slashes": slash_size}
-    return _columns_index(op, batch, columns, block_size, sink_tokens, local_tokens, pool, **chosen)
+    columns, diagonals = at.temporary(shape, np.float32), at.temporary(shape, np.float32)
+    scores_into(last, columns, diagonals, at=at, causal=True, sm_scale=sm_scale, pool=at.executor)
+    slashes = at.values(diagonals)
+    chosen = {"num_columns": vertical_size, "slashes": slashes, "num_slashes": slash_size}
+    return _columns_index(op, batch, columns, block_size, sink_tokens, local_tokens, at, **chosen)
 
 
 def sampled_index(
@@ -165,7 +171,7 @@ def sampled_index(
     local_tokens: int = 256,
     block_size: int = 64,
     sm_scale: float | None = None,
-    pool: ThreadPool | None = None,
+    pool: ThreadPool | Queue | None = None,
     **keys: Any,
 ) -> BlockIndex:
     """Columns that hold most of what sampled rows attend to, and the nearest keys: SampleAttention
@@ -178,7 +184,8 @@ def sampled_index(
         keys: the index vectors of `KeyBatch`.
     """
     op = "sampled_index"
-    batch = KeyBatch.of(op, q, k, **keys)
+    at = place_of(q, pool, f"[{op}] q")
+    batch = KeyBatch.of(op, q, k, at=at, **keys)
     expect(0 < sample_ratio <= 1, f"[{op}] sample_ratio", "more than 0, at most 1", sample_ratio)
     expect(0 < mass <= 1, f"[{op}] mass", "more than 0, at most 1", mass)
     step = max(1, round(1 / sample_ratio))
@@ -186,18 +193,19 @@ def sampled_index(
     rows = [np.arange(b - 1, a - 1, -step)[::-1] for a, b in zip(starts, ends, strict=True)]
     shifts = batch.kv_len - ends
     positions = np.concatenate([np.zeros(0), *(r + d for r, d in zip(rows, shifts, strict=True))])
-    columns = np.empty((batch.num_qo_heads, int(batch.kv_len.sum())), np.float32)
+    columns = at.temporary((batch.num_qo_heads, int(batch.kv_len.sum())), np.float32)
     scores_into(
-        batch.some_rows(rows),
+        batch.some_rows(rows, at),
         columns,
         None,
+        at=at,
         causal=True,
         sm_scale=sm_scale,
-        positions=positions.astype(np.int32),
-        pool=pool,
+        positions=at.copied(positions.astype(np.int32)),
+        pool=at.executor,
     )
     return _columns_index(
-        op, batch, columns, block_size, sink_tokens, local_tokens, pool, column_mass=mass
+        op, batch, columns, block_size, sink_tokens, local_tokens, at, column_mass=mass
     )
 
 
@@ -208,7 +216,7 @@ def _columns_index(
     block_size: int,
     sink_tokens: int,
     local_tokens: int,
-    pool: ThreadPool | None,
+    at: Place,
     **chosen: Any,
 ) -> BlockIndex:
     """A causal index of the columns with the highest scores, float32 [num_qo_heads, tokens];
@@ -222,9 +230,9 @@ def _columns_index(
         True,
         sink_tokens,
         local_tokens,
-        columns,
+        at.values(columns),
         **chosen,
-        pool=pool,
+        pool=at.executor if isinstance(at, HostPlace) else None,
     )
     return block_index(lists, batch.qo_indptr, batch.kv_len, batch.heads, block_size, True)
 

@@ -50,13 +50,14 @@ def quantized_matmul(
     Args:
         x: [T, K].
         arithmetic: "int8": x is rounded to int8 with a scale for each 16 values and sums are exact,
-            so that a row's result is the same bits for any T (quantised weights only); "bf16":
+            so that a row's result is the same bits for any T and on any device (quantised weights
+            only); "bf16":
             weights and x rounded to bfloat16, sums in float32; "f32": float32 throughout;
             "int8_token": x is rounded to int8 with one scale for each row and sums are exact, the
             same bits for both packings (weights packed with `ternary` only).
         bias: [N].
         residual: [T, N].
-        weight: on a GPU with x: `weight.to("cuda:0")`; "bf16", "f32" and "int8_token" there.
+        weight: on a GPU with x: `weight.to("cuda:0")`.
         method: of "int8_token": "integer" multiplies, "lookup" looks sums up in tables, "auto"
             is the faster one; all give the same bits.
 

@@ -47,8 +47,7 @@ def attention_scores(
             attention call has returned it; default: computed first, which is half of the work.
         diagonals: also the sums by distance from a row back to its key; needs causal, "sum" and at
             most 128 rows a sequence.
-        positions: int32 [T]: where the rows are in their sequences, if not at the end; on a GPU
-            with `lse` only.
+        positions: int32 [T]: where the rows are in their sequences, if not at the end.
         window_left: keys farther back than this are hidden; -1: none.
         k_scale: a number, or float32 of k's shape without head_dim, that numbers of k are times.
 

@@ -3,11 +3,11 @@
 import numpy as np
 import pytest
 
-from effinfer import InvalidArgumentError, Queue, UnsupportedError, ops
+from effinfer import InvalidArgumentError, Queue, ops
 from tests.ops.batches import Paged, Shape, as_dtype, offsets, values_of
 from tests.ops.cuda.gpu_arrays import here, stream, there
 from tests.ops.reference import seen
-from tests.ops.score_reference import probabilities, ragged
+from tests.ops.score_reference import by_distance, probabilities, ragged
 
 ROWS, KEYS = [3, 0, 18, 1], [40, 5, 270, 7]
 
@@ -22,12 +22,12 @@ def make(rng, dtype, heads=(4, 2, 64)):
 
 
 def close(got, want, spread):
-    """Of products that are exact, float32 sums of them and of the logarithm's."""
+    """Of float32 sums of products, and of the logarithm's."""
     error = spread * 2.0**-17
     np.testing.assert_allclose(here(got), want, rtol=error, atol=1e-7)
 
 
-@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
 @pytest.mark.parametrize("heads", [(2, 1, 64), (1, 1, 128), (1, 1, 200), (1, 1, 8)])
 @pytest.mark.parametrize("causal", [False, True])
 def test_sums_and_maxima(dtype, heads, causal):
@@ -44,24 +44,25 @@ def test_sums_and_maxima(dtype, heads, causal):
 
 
 @pytest.mark.parametrize("narrow", ["float8_e4m3fn", "float8_e5m2", "int8"])
-@pytest.mark.parametrize("dim", [64, 208])
-def test_keys_of_8_bits(narrow, dim):
+@pytest.mark.parametrize(("dim", "dtype"), [(64, "bfloat16"), (208, "bfloat16"), (80, "float32")])
+def test_keys_of_8_bits(narrow, dim, dtype):
     rng = np.random.default_rng(dim)
-    q, k, lists = make(rng, "bfloat16", (2, 1, dim))
+    q, k, lists = make(rng, dtype, (2, 1, dim))
     k = as_dtype(rng.standard_normal(k.shape, np.float32), narrow)
     options = {"sm_scale": dim**-0.5 / 32} if narrow == "int8" else {}
     scale = 1 / 32 if narrow == "int8" else 1.0
     parts, spread = ragged(
-        values_of(q, "bfloat16"), values_of(k, narrow) * scale, offsets(ROWS), offsets(KEYS), True
+        values_of(q, dtype), values_of(k, narrow) * scale, offsets(ROWS), offsets(KEYS), True
     )
     got = ops.attention_scores(there(q), there(k), causal=True, **options, **lists)
     close(got, np.concatenate([p.sum(axis=1) for p in parts], axis=1), spread)
 
 
-def test_options():
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+def test_options(dtype):
     rng = np.random.default_rng(1)
-    q, k, lists = make(rng, "bfloat16")
-    exact = values_of(q, "bfloat16"), values_of(k, "bfloat16"), offsets(ROWS), offsets(KEYS), True
+    q, k, lists = make(rng, dtype)
+    exact = values_of(q, dtype), values_of(k, dtype), offsets(ROWS), offsets(KEYS), True
     for options, given in (
         ({"window_left": 20}, {"window_left": 20}),
         ({"soft_cap": 3.0}, {"logits_soft_cap": 3.0}),
@@ -97,13 +98,58 @@ def test_pages_and_sums_of_an_attention_call(layout):
     np.testing.assert_allclose(here(again), here(got), rtol=1e-6)
     # Some of the rows, at their positions.
     chosen = np.array([0, 3, 8])
-    some = ops.attention_scores(
-        there(q[2:][chosen]), cache[0], lse=there(here(lse)[2:][chosen]),
-        positions=there((90 - 9 + chosen).astype(np.int32)), qo_indptr=offsets([0, 3, 0]),
-        **{name: x for name, x in lists.items() if name != "qo_indptr"},
-    )  # fmt: skip
     p, spread = probabilities(exact[2:], batch.keys[1], seen(9, 90, True))
-    close(some[:, 20:110], p[:, chosen].sum(axis=1), spread)
+    for sums in (there(here(lse)[2:][chosen]), None):
+        some = ops.attention_scores(
+            there(q[2:][chosen]), cache[0], lse=sums,
+            positions=there((90 - 9 + chosen).astype(np.int32)), qo_indptr=offsets([0, 3, 0]),
+            **{name: x for name, x in lists.items() if name != "qo_indptr"},
+        )  # fmt: skip
+        close(some[:, 20:110], p[:, chosen].sum(axis=1), spread)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float32"])
+@pytest.mark.parametrize("window_left", [-1, 30])
+def test_rows_at_positions(dtype, window_left):
+    q, k, lists = make(np.random.default_rng(5), dtype)
+    rng = np.random.default_rng(6)
+    positions = np.concatenate(
+        [np.sort(rng.choice(m, n, replace=False)) for n, m in zip(ROWS, KEYS, strict=True)]
+    )
+    exact = values_of(q, dtype), values_of(k, dtype)
+    want, spread = [], 0.0
+    for s, length in enumerate(KEYS):
+        rows = slice(*offsets(ROWS)[s : s + 2])
+        distance = positions[rows, None] - np.arange(length)
+        mask = (distance >= 0) & ((distance <= window_left) | (window_left < 0))
+        p, more = probabilities(exact[0][rows], exact[1][slice(*offsets(KEYS)[s : s + 2])], mask)
+        want.append(p.sum(axis=1))
+        spread = max(spread, np.max(more, initial=0.0))
+    got = ops.attention_scores(
+        there(q), there(k), positions=there(positions.astype(np.int32)), window_left=window_left,
+        **lists,
+    )  # fmt: skip
+    close(got, np.concatenate(want, axis=1), spread)
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32", "float8_e4m3fn"])
+@pytest.mark.parametrize(("rows", "keys"), [(ROWS, KEYS), ([128, 65, 1], [300, 65, 520])])
+def test_diagonals(dtype, rows, keys):
+    rng = np.random.default_rng(len(rows))
+    q_dtype = "bfloat16" if dtype == "float8_e4m3fn" else dtype
+    q = as_dtype(rng.standard_normal((sum(rows), 4, 32), np.float32), q_dtype)
+    k = as_dtype(rng.standard_normal((sum(keys), 2, 32), np.float32), dtype)
+    lists = {"qo_indptr": offsets(rows), "kv_indptr": offsets(keys)}
+    parts, spread = ragged(
+        values_of(q, q_dtype), values_of(k, dtype), offsets(rows), offsets(keys), True
+    )
+    got, diagonals = ops.attention_scores(there(q), there(k), diagonals=True, **lists)
+    close(got, np.concatenate([p.sum(axis=1) for p in parts], axis=1), spread)
+    want = np.concatenate([by_distance(p) for p in parts], axis=1)
+    close(diagonals, want, spread)
+    # Whatever order blocks come in.
+    again = ops.attention_scores(there(q), there(k), diagonals=True, **lists)
+    np.testing.assert_array_equal(here(again[1]), here(diagonals))
 
 
 @pytest.mark.parametrize("pooling", ["avg", "max"])
@@ -122,18 +168,8 @@ def test_what_is_refused():
     for call, error, message in (
         (lambda: ops.attention_scores(there(q), k, **lists), InvalidArgumentError,
          r"k: expected a tensor on cuda:0, got one on cpu"),
-        (lambda: ops.attention_scores(there(q), there(k), diagonals=True, **lists),
-         UnsupportedError, "diagonals: no kernel of a GPU sums"),
-        (lambda: ops.attention_scores(
-            there(q), there(k), positions=there(np.zeros(22, np.int32)), **lists),
-         UnsupportedError, "positions: a GPU needs the lse"),
-        (lambda: ops.attention_scores(
-            *(there(x.astype(np.float32)) for x in (q, k)), **lists),
-         UnsupportedError, "queries are not f16 or bf16"),
-        (lambda: ops.vertical_slash_index(there(q), there(k), **lists), UnsupportedError,
-         r"\[vertical_slash_index\] q: expected an array on cpu"),
-        (lambda: ops.page_bounds(there(k), page_size=4), UnsupportedError,
-         r"\[page_bounds\] k: expected an array on cpu"),
+        (lambda: ops.attention_scores(there(q), there(k), diagonals=True, causal=False, **lists),
+         InvalidArgumentError, "diagonals: expected False without causal"),
     ):  # fmt: skip
         with pytest.raises(error, match=r"(.|\n)*" + message):
             call()

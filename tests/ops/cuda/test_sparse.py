@@ -14,11 +14,16 @@ from tests.ops.test_tree import random_parents, tree_mask
 
 def check(out, lse, expected, dtype, **options):
     assert_attention(
-        values_of(out, dtype), lse, expected, dtype=dtype, bf16_products=True, **options
+        values_of(out, dtype),
+        lse,
+        expected,
+        dtype=dtype,
+        bf16_products=dtype != "float32",
+        **options,
     )
 
 
-@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
 @pytest.mark.parametrize(
     ("R", "C", "rows", "columns", "dims"),
     [(1, 1, 9, 40, 64), (16, 16, 3, 20, 128), (5, 33, 7, 12, 64), (18, 65, 1, 3, 200)],
@@ -40,8 +45,8 @@ def test_blocks(dtype, R, C, rows, columns, dims, causal):
 
 @pytest.mark.parametrize("on_device", [False, True])
 @pytest.mark.parametrize(("R", "C"), [(3, 5), (18, 40)])
-def test_masks(on_device, R, C):
-    dtype = "bfloat16"
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+def test_masks(on_device, R, C, dtype):
     rng = np.random.default_rng(C)
     _, indptr, indices = random_matrix(rng, 4, 8)
     M, N = 4 * R, 8 * C

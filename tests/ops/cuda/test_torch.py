@@ -108,6 +108,18 @@ def test_sampling(dtype):
     torch.testing.assert_close(masked, ops.top_k_mask_logits(logits, 3))
 
 
+def test_attention_over_chosen_keys():
+    q, k, v = torch.randn(90, 4, 64), torch.randn(90, 2, 64), torch.randn(90, 2, 64)
+    options = {"vertical_size": 9, "slash_size": 5, "local_tokens": 4, "last_q": 8}
+    expected = torch.empty_like(q)
+    ops.vertical_slash_index(q, k, **options).plan(64).run(q, k, v, expected)
+    q, k, v = (on_gpu(x) for x in (q, k, v))
+    index = ops.vertical_slash_index(q, k, **options)
+    out = on_gpu(torch.zeros(90, 4, 64))
+    index.plan(64).run(q, k, v, out)
+    torch.testing.assert_close(values(out), expected)
+
+
 def test_what_is_refused():
     x, weight = torch.randn(5, 64), torch.rand(64)
     with pytest.raises(
@@ -116,5 +128,3 @@ def test_what_is_refused():
         ops.rmsnorm(on_gpu(x), weight)
     with pytest.raises(UnsupportedError, match=r"\] weight: expected an array on cpu.*on cuda:0"):
         ops.rmsnorm(x, on_gpu(weight))
-    with pytest.raises(UnsupportedError, match=r"\[page_bounds\] k: expected an array on cpu"):
-        ops.page_bounds(on_gpu(x)[:, None], page_size=2)

@@ -29,8 +29,8 @@ inline constexpr int64_t kMaxDiagonalRows = 128;
 // of the same shape: for each head and distance d the sum over rows of the probability of the key d
 // places before the row; needs geometry.causal, reduce sum, no positions, and at most
 // kMaxDiagonalRows rows a sequence. The same bits for any batch and any number of threads. On a GPU
-// tensors and `out` lie there, without diagonals, and with positions only where there is an lse:
-// nobody looks at them. Throws InvalidArgument, and Unsupported where a GPU has no kernel.
+// tensors and results lie there, and nobody looks at positions. Throws InvalidArgument, and
+// Unsupported where a GPU has no kernel.
 EFFINFER_API void attention_scores(const AttentionGeometry& geometry,
                                    const AttentionSequences& sequences,
                                    const AttentionScoresInputs& inputs, float* out,

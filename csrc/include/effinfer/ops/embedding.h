@@ -20,4 +20,9 @@ EFFINFER_API void embedding(const TensorView& ids, const TensorView& table, floa
 EFFINFER_API void select_rows(const TensorView& x, const TensorView& rows, float* out,
                               const Executor& executor);
 
+// Rows of a GPU's array as they are, one after the other: out[i] = x[rows[i]], x [N, H, D] of any
+// dtype, whose rows begin at multiples of 16 bytes, rows int32 [R] in [0, N) of the host, out
+// [R, H, D]. Throws InvalidArgument as embedding does.
+EFFINFER_API void take_rows(const StridedView& x, const TensorView& rows, void* out, Queue& queue);
+
 }  // namespace effinfer::ops

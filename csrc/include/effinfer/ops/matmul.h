@@ -67,7 +67,8 @@ class EFFINFER_API PackedMatrix {
 // out[n, rows] = x[n, cols] weight^T + bias[rows] + residual[n, rows], all float32 and contiguous;
 // bias and residual may be null, residual may be out. Throws InvalidArgument on a null pointer or
 // a negative count, a method of another arithmetic or a matrix on another device, Unsupported when
-// no kernel fits (int8 with dense weights, bf16 without AVX512-BF16, int8 on GPUs), OutOfMemory.
+// no kernel fits (int8 with dense weights, bf16 without AVX512-BF16), OutOfMemory. Products of int8
+// and of int8_token have the same bits on GPUs.
 EFFINFER_API void matmul(const float* x, int64_t n, const PackedMatrix& weight,
                          MatmulArithmetic arithmetic, const float* bias, const float* residual,
                          float* out, const Executor& executor,

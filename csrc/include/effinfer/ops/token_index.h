@@ -7,6 +7,7 @@
 #include <string_view>
 #include <vector>
 
+#include "effinfer/executor.h"
 #include "effinfer/export.h"
 #include "effinfer/ops/attention.h"
 #include "effinfer/ops/block_lists.h"
@@ -60,10 +61,12 @@ struct BlockScoreInputs {
   int32_t stride = 8;  // of antidiagonals; block_size is a multiple of it
   TopScores top;
 };
-// `geometry` and `sequences` are those of the attention; their lists are `rows`' too.
+// `geometry` and `sequences` are those of the attention; their lists are `rows`' too. q and k lie
+// where the scores are made; of a GPU the host waits for them, and `pool` makes the lists.
 EFFINFER_API BlockLists block_score_lists(const IndexRows& rows, const AttentionGeometry& geometry,
                                           const AttentionSequences& sequences,
-                                          const BlockScoreInputs& inputs, ThreadPool& pool);
+                                          const BlockScoreInputs& inputs, const Executor& executor,
+                                          ThreadPool& pool);
 
 // Pages: one list for all rows of a sequence and KV head, with the pages that have the highest
 // scores in any head of the group. scores: float32 [heads, sum of ceil(kv_len / page_size)], for
@@ -71,19 +74,22 @@ EFFINFER_API BlockLists block_score_lists(const IndexRows& rows, const Attention
 EFFINFER_API BlockLists page_lists(const IndexRows& rows, const TensorView& scores,
                                    int32_t page_size, const TopScores& top, ThreadPool& pool);
 
-// The least and the greatest of a page's keys in each dimension, float32 [2, pages, num_kv_heads,
-// head_dim]: by page id up to the greatest listed one (zeros for pages that no sequence has), or of
-// ragged keys every page_size tokens of each sequence.
-EFFINFER_API std::vector<float> page_bounds(const AttentionGeometry& geometry,
-                                            const AttentionSequences& sequences,
-                                            const StridedView& k, KvOrder order, ThreadPool& pool,
-                                            Dims& dims);
+// The least and the greatest of a page's keys in each dimension. out: float32 of
+// page_bounds_dims(), [2, pages, num_kv_heads, head_dim]: by page id up to the greatest listed one
+// (zeros for pages that no sequence has), or of ragged keys every page_size tokens of each
+// sequence.
+EFFINFER_API Dims page_bounds_dims(const AttentionGeometry& geometry,
+                                   const AttentionSequences& sequences);
+EFFINFER_API void page_bounds(const AttentionGeometry& geometry,
+                              const AttentionSequences& sequences, const StridedView& k,
+                              KvOrder order, float* out, const Executor& executor);
 
-// How high a logit of a page's keys may be at most, for any row of the sequence: float32
-// [num_qo_heads, sum of ceil(kv_len / page_size)].
-EFFINFER_API std::vector<float> page_scores(const AttentionGeometry& geometry,
-                                            const AttentionSequences& sequences,
-                                            const StridedView& q, const TensorView& bounds,
-                                            ThreadPool& pool, Dims& dims);
+// How high a logit of a page's keys may be at most, for any row of the sequence. out: float32 of
+// page_scores_dims(), [num_qo_heads, sum of ceil(kv_len / page_size)].
+EFFINFER_API Dims page_scores_dims(const AttentionGeometry& geometry,
+                                   const AttentionSequences& sequences);
+EFFINFER_API void page_scores(const AttentionGeometry& geometry,
+                              const AttentionSequences& sequences, const StridedView& q,
+                              const TensorView& bounds, float* out, const Executor& executor);
 
 }  // namespace effinfer::ops

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from effinfer import _core
 from effinfer._core import InvalidArgumentError, PagedKv
 from effinfer.ops.shared.options import (
     LAYOUTS,
@@ -17,7 +18,7 @@ from effinfer.ops.shared.options import (
     one_of,
     view_3d,
 )
-from effinfer.ops.shared.places import HOST, AnyView, Place
+from effinfer.ops.shared.places import HOST, AnyView, DevicePlace, Place
 
 
 @dataclass(frozen=True)
@@ -137,13 +138,18 @@ class KeyBatch:
     def scale(self, sm_scale: float | None) -> float:
         return 1.0 / math.sqrt(max(self.head_dim, 1)) if sm_scale is None else float(sm_scale)
 
-    def some_rows(self, chosen: list[Indices]) -> "KeyBatch":
+    def some_rows(self, chosen: list[Indices], at: Place) -> "KeyBatch":
         """A batch with only the flat rows chosen[s] of each sequence s."""
         counts = [0, *(len(rows) for rows in chosen)]
         rows = np.concatenate(chosen) if chosen else np.zeros(0, np.int32)
         first = int(rows[0]) if rows.size else 0
         adjacent = bool((rows == np.arange(first, first + rows.size)).all())
-        q = self.q[first : first + rows.size] if adjacent else self.q[rows]
+        if adjacent:
+            q = self.q[first : first + rows.size]
+        elif isinstance(at, DevicePlace):
+            q = _core.take_rows(self.q, rows.astype(np.int32), at.executor)
+        else:
+            q = self.q[rows]
         starts = np.cumsum(counts).astype(np.int32)
         return KeyBatch(
             q,

@@ -53,6 +53,14 @@ class HostPlace:
         del shape
         return arrays.as_kind(call(), like)
 
+    def copied(self, values: Array) -> AnyView:
+        """The host's values where the call runs."""
+        return values
+
+    def values(self, array: AnyView) -> Array:
+        """What a call has written, on the host."""
+        return cast(Array, array)
+
 
 class DevicePlace:
     """A GPU. Views are DeviceArrays over the memory of torch, CuPy and others; numpy's arrays stay
@@ -142,6 +150,16 @@ class DevicePlace:
         result, memory = self.empty(like, shape, np.float32)
         call(out=memory)
         return result
+
+    def copied(self, values: Array) -> AnyView:
+        """The host's values where the call runs."""
+        array = self.temporary(values.shape, values.dtype)
+        self.executor.upload(array, values)
+        return array
+
+    def values(self, array: AnyView) -> Array:
+        """What a call has written, on the host, which waits for it."""
+        return cast(Array, array.to_numpy())
 
     def result(
         self, like: ArrayT, shape: Sequence[int], dtype: Any, out: Any, argument: str
