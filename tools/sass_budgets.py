@@ -136,7 +136,7 @@ BUDGETS = (
     Budget("ColumnChoiceKernel", 104, 1, 34560, ("LDG.E.128", "DADD")),
     Budget("ColumnListsKernel", 48, 10),
     Budget("PageBoundsKernel", 80, 3, opcodes=("LDG.E.128", "ATOMG")),
-    Budget("PageScoresKernel", 56, 4, 32768, ("LDG.E", "FFMA")),
+    Budget("UnitScoresKernel", 56, 4, 32768, ("LDG.E", "FFMA")),
     Budget("UnitKeysKernel", 56, 4, 37888, ("LDS.128", "FFMA")),
     Budget("PageIndexKernel", 96, 1, 2112, ("MUFU.EX2", "FFMA")),
     Budget("HashCodesKernel", 64, 2, 65856, ("LDG.E.128", "VOTE", "ATOMG")),

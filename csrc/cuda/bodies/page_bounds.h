@@ -1,5 +1,5 @@
 // What the keys of pages are bounded by, or their means (ops::PageBounds): of those that generated
-// rows choose from and that nobody knows yet, before page_scores.h reads them. A warp looks at
+// rows choose from and that nobody knows yet, before unit_scores.h reads them. A warp looks at
 // eight pages, and makes the bounds of those that it is the first one to ask for: pages of a prefix
 // or of drafts are several rows'.
 //

@@ -14,8 +14,8 @@
 
 namespace effinfer::cuda {
 
-struct PageScoresKernel {
-  static constexpr const char* kName = "page_scores";
+struct UnitScoresKernel {
+  static constexpr const char* kName = "unit_scores";
   static constexpr int kThreads = 256;
   static constexpr int kUnits = 256;  // of a block
   using Params = PageIndexParams;
