@@ -2,8 +2,8 @@
 
 #include "cuda/bodies/page_bounds.h"
 #include "cuda/bodies/page_index.h"
-#include "cuda/bodies/page_scores.h"
 #include "cuda/bodies/unit_keys.h"
+#include "cuda/bodies/unit_scores.h"
 #include "cuda/entry.h"
 #include "cuda/index_launch.h"
 #include "cuda/register.h"
@@ -19,7 +19,7 @@ const char* rejects(const PageIndexProblem& p) {
 
 size_t shared_bytes(const PageIndexProblem& p) {
   const size_t scores =
-      p.has_bounds() ? sizeof(PageScoresKernel::Shared) : sizeof(UnitKeysKernel::Shared);
+      p.has_bounds() ? sizeof(UnitScoresKernel::Shared) : sizeof(UnitKeysKernel::Shared);
   return std::max(scores, sizeof(PageIndexKernel::Shared));
 }
 
@@ -34,7 +34,7 @@ void choose(const PageIndexParams& params, Queue& queue) {
   const PageIndexProblem& p = params.problem;
   const int64_t units = p.visits.list_words * (ops::kPageSize / p.summary_unit());
   if (p.has_bounds()) {
-    launch_parts<PageScoresKernel>(params, units, PageScoresKernel::kUnits, queue);
+    launch_parts<UnitScoresKernel>(params, units, UnitScoresKernel::kUnits, queue);
   } else {
     launch_parts<UnitKeysKernel>(params, units, UnitKeysKernel::kUnits, queue);
   }

@@ -200,12 +200,14 @@ struct BlockIndexKernel {
 
     // A head's scores join those of the heads before.
     EFFINFER_DEVICE void add_pages(const float* scores, bool is_first) {
+      EFFINFER_NO_UNROLL
       for (int i = unit_.thread; i < pages_; i += kThreads) {
         shared_.totals[i] = is_first ? scores[i] : shared_.totals[i] + scores[i];
       }
     }
 
     EFFINFER_DEVICE void mark(const RowHead& head, const float* scores) {
+      EFFINFER_NO_UNROLL
       for (int i = unit_.thread; i < pages_; i += kThreads) {
         if (head.has(scores[i], i)) shared_.chosen[i] = 1;
       }
@@ -218,11 +220,14 @@ struct BlockIndexKernel {
       auto* const centre = reinterpret_cast<Spread*>(shared_.queries);
       const float* q = p_.in.q + rows_.first_row * p_.in.q_stride + kv_head_ * numbers;
       const int rows = rows_.num_rows;
+      EFFINFER_NO_UNROLL
       for (int d = unit_.thread; d < numbers; d += kThreads) {
         float sum = 0.0f;
+        EFFINFER_NO_UNROLL
         for (int row = 0; row < rows; ++row) sum += unit_.load(q + row * p_.in.q_stride + d);
         const float mean = unit_.mul(sum, 1.0f / static_cast<float>(rows));
         float squares = 0.0f;
+        EFFINFER_NO_UNROLL
         for (int row = 0; row < rows; ++row) {
           const float from = unit_.load(q + row * p_.in.q_stride + d) - mean;
           squares = fmaf(from, from, squares);
@@ -231,8 +236,10 @@ struct BlockIndexKernel {
         centre[d] = {mean, squares > kLeast ? 1.0f / squares : 0.0f};
       }
       unit_.sync();
+      EFFINFER_NO_UNROLL
       for (int row = unit_.warp; row < rows; row += kRowWarps) {
         float sum = 0.0f;
+        EFFINFER_NO_UNROLL
         for (int d = unit_.lane; d < numbers; d += kWarp) {
           const float from = unit_.load(q + row * p_.in.q_stride + d) - centre[d].mean;
           sum = fmaf(unit_.mul(from, from), centre[d].share, sum);
@@ -242,9 +249,11 @@ struct BlockIndexKernel {
       }
       unit_.sync();
       float all = 0.0f;
+      EFFINFER_NO_UNROLL
       for (int row = 0; row < rows; ++row) all += shared_.weights[row];
       unit_.sync();
       const float equal = 1.0f / static_cast<float>(rows);
+      EFFINFER_NO_UNROLL
       for (int row = unit_.thread; row < rows; row += kThreads) {
         shared_.weights[row] = all == 0.0f ? equal : shared_.weights[row] / all;
       }

@@ -77,6 +77,7 @@ struct HashedPage {
 template <class Unit>
 EFFINFER_DEVICE bool is_above(Unit& unit, const float* query, const float* plane, int dims) {
   float sum = 0.0f;
+  EFFINFER_NO_UNROLL
   for (int d = unit.lane; d < dims; d += kWarp) {
     sum = fmaf(unit.load(query + d), unit.load(plane + d), sum);
   }

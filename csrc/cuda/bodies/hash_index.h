@@ -87,7 +87,7 @@ struct HashCodesKernel {
 struct HashIndexKernel {
   static constexpr const char* kName = "hash_index";
   static constexpr int kThreads = 256;
-  static constexpr int kMinBlocks = 3;
+  static constexpr int kMinBlocks = 2;
   static constexpr int kPages = 64;                    // of a block
   static constexpr int kMostPlanes = 16384;            // of a KV head's tables
   static constexpr int kHeads = TiledQueries::kHeads;  // that are measured at a time
@@ -140,6 +140,7 @@ struct HashIndexKernel {
         return;
       }
       set_queries();
+      EFFINFER_NO_UNROLL
       for (int64_t i = first + unit_.warp; i < end; i += kThreads / kWarp) write_page(i);
     }
 
@@ -148,6 +149,7 @@ struct HashIndexKernel {
       const int group = p_.tables.group;
       const float* q = p_.q + row_.first_row * p_.q_stride + int64_t{kv_head_} * group * dims_;
       shared_.queries.set(unit_, q, group, dims_, 1.0f, kThreads);
+      EFFINFER_NO_UNROLL
       for (int head = unit_.warp; head < group; head += kThreads / kWarp) {
         double sum = 0.0;
         for (int d = unit_.lane; d < dims_; d += kWarp) {
@@ -159,6 +161,7 @@ struct HashIndexKernel {
         if (unit_.lane == 0) shared_.sizes[head] = static_cast<float>(sqrt(sum));
       }
       const int of_head = static_cast<int>(p_.tables.of_head());
+      EFFINFER_NO_UNROLL
       for (int i = unit_.warp; i < group * of_head; i += kThreads / kWarp) {
         const float* plane = p_.planes + int64_t{i} * dims_;
         const bool above = is_above(unit_, q + i / of_head * dims_, plane, dims_);
@@ -195,6 +198,7 @@ struct HashIndexKernel {
       const int bits = p_.tables.bits;
       constexpr int kTogether = static_cast<int>(ops::kTablesTogether);
       uint64_t drawn = 0;
+      EFFINFER_NO_UNROLL
       for (int head = 0; head < p_.tables.group; ++head) {
         uint64_t once = 0;
         uint64_t twice = 0;

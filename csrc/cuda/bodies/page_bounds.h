@@ -1,5 +1,5 @@
 // What the keys of pages are bounded by, or their means (ops::PageBounds): of those that generated
-// rows choose from and that nobody knows yet, before page_scores.h reads them. A warp looks at
+// rows choose from and that nobody knows yet, before unit_scores.h reads them. A warp looks at
 // eight pages, and makes the bounds of those that it is the first one to ask for: pages of a prefix
 // or of drafts are several rows'.
 //
@@ -116,14 +116,16 @@ struct PageBoundsKernel {
         quads[g] = unit.load(keys + 4 * ((own * of_unit + g) * lines + line) + unit.lane % 4);
       }
       Extremes extremes = Extremes::none(means);
-      EFFINFER_UNROLL
-      for (int g = 0; g < kGroups; ++g) {
-        if (g >= of_unit) continue;
+      EFFINFER_NO_UNROLL
+      for (int g = 0; g < of_unit; ++g) {
         Quad scale = {bits_of(1.0f), bits_of(1.0f), bits_of(1.0f), bits_of(1.0f)};
         if (kv.dtype == DType::i8) {
           scale = unit.load(scales + 4 * (own * of_unit + g) + unit.lane % 4);
         }
-        widen(unit, line_of, quads[g], scale, means, extremes);
+        widen(unit, line_of, quads[0], scale, means, extremes);
+        // Registers have no index.
+        EFFINFER_UNROLL
+        for (int next = 1; next < kGroups; ++next) quads[next - 1] = quads[next];
       }
       join(unit, means, extremes);
       if (unit.lane % 4 != 0 || !inside) continue;
@@ -176,17 +178,22 @@ struct PageBoundsKernel {
 
   // By four tokens.
   template <class Unit>
-  EFFINFER_DEVICE static void widen(Unit& unit, const AnyKeyLine& line_of, const Quad& keys,
-                                    const Quad& scales, bool means, Extremes& e) {
-    EFFINFER_UNROLL
+  EFFINFER_DEVICE static void widen(Unit& unit, const AnyKeyLine& line_of, Quad keys, Quad scales,
+                                    bool means, Extremes& e) {
+    EFFINFER_NO_UNROLL
     for (int t = 0; t < 4; ++t) {
       float k[P];
-      line_of.widen(unit, keys.words[t], k);
+      line_of.widen(unit, keys.words[0], k);
       EFFINFER_UNROLL
       for (int j = 0; j < P; ++j) {
-        const float x = unit.mul(k[j], float_of(scales.words[t]));
+        const float x = unit.mul(k[j], float_of(scales.words[0]));
         e.least[j] = means ? e.least[j] + x : fminf(e.least[j], x);
         e.most[j] = fmaxf(e.most[j], x);
+      }
+      EFFINFER_UNROLL
+      for (int next = 1; next < 4; ++next) {
+        keys.words[next - 1] = keys.words[next];
+        scales.words[next - 1] = scales.words[next];
       }
     }
   }

@@ -1,4 +1,4 @@
-// What a generated row visits, by the scores of units that page_scores.h or unit_keys.h have
+// What a generated row visits, by the scores of units that unit_scores.h or unit_keys.h have
 // written: a block of threads a list. The highest are found by a search in the order of floats, and
 // among equals the first ones are chosen. Nothing is chosen of scores with NaNs.
 //

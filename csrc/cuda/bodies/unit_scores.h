@@ -14,8 +14,8 @@
 
 namespace effinfer::cuda {
 
-struct PageScoresKernel {
-  static constexpr const char* kName = "page_scores";
+struct UnitScoresKernel {
+  static constexpr const char* kName = "unit_scores";
   static constexpr int kThreads = 256;
   static constexpr int kUnits = 256;  // of a block
   using Params = PageIndexParams;
@@ -45,6 +45,7 @@ struct PageScoresKernel {
     unit.sync();
     const int32_t* ids = p.batch.kv_indices + p.batch.kv_indptr[row.sequence] + pages.first;
     const int end = first + kUnits < count ? first + kUnits : count;
+    EFFINFER_NO_UNROLL
     for (int i = first + unit.warp; i < end; i += kThreads / kWarp) {
       const uint16_t* own = numbers(unit, p, ids, kv_head, of_page, i);
       const uint16_t* other = own + p.kv.head_dim;  // the greatest
@@ -83,6 +84,7 @@ struct PageScoresKernel {
       low[i] = unit.load(reinterpret_cast<const uint32_t*>(own + d));
       if (bounds || both) high[i] = unit.load(reinterpret_cast<const uint32_t*>(other + d));
     }
+    EFFINFER_NO_UNROLL
     for (int head = 0; head < p.group(); ++head) {
       float sum = 0.0f;
       EFFINFER_UNROLL
