@@ -119,10 +119,9 @@ TEST("lists of visits") {
   std::mt19937 random(91);
   constexpr DType kTypes[] = {DType::bf16, DType::i8};
   constexpr int32_t kGroups[] = {1, 3};
-  constexpr int32_t kWidest[] = {64, 256};
   for (const DType kv : of_one_path(kTypes)) {
     for (const int32_t group : of_one_path(kGroups)) {
-      Cache cache({kv, kWidest[group == 1 && kv == DType::i8], 2, group}, 92);
+      Cache cache({kv, 64, 2, group}, 92);
       Part part = {cache.add(1400), 1400, 100};
       for (int list = 0; list < 4; ++list) {
         std::vector<uint64_t> words;
@@ -142,6 +141,22 @@ TEST("lists of visits") {
       check_all(cache, {true, 300, 70, 0.0f, {}, {}}, {dense, part});
     }
   }
+}
+
+TEST("lists of visits with weights, of the widest heads in int8") {
+  std::mt19937 random(93);
+  Cache cache({DType::i8, 256, 1, 1}, 94);
+  Part part = {cache.add(520), 520, 70};
+  for (int list = 0; list < 2; ++list) {
+    std::vector<uint64_t> words;
+    for (int word = 0; word < 9; ++word) {
+      words.push_back(word % 4 == 1 ? 0 : uint64_t{random()} << 32 | random());
+    }
+    part.words.push_back(words);
+  }
+  part.weigh(random);
+  cache.upload();
+  check_all(cache, {}, {part});
 }
 
 TEST("trees stay with decoding's kernel") {
