@@ -163,7 +163,7 @@ BUDGETS = (
     Budget("PoolRowsKernel", 40, 6),
     Budget("CallerBoundsKernel", 40, 6),
     Budget("PageScoresKernel", 40, 6),
-    Budget("FloatAttentionKernel", 80, 3, 53192),
+    Budget("FloatAttentionKernel", 96, 2, 56392),
     Budget("FloatScoresKernel", 80, 3, 36864),
     Budget("PlainAttentionKernel<[12], 64>", 168, 2, 75536, PLAIN),
     Budget("PlainAttentionKernel<[12], 128>", 240, 1, 147216, PLAIN),

@@ -16,15 +16,15 @@ const char* rejects(const AttentionProblem& p) {
   if (p.num_kv_heads <= 0 || p.num_qo_heads <= 0 || p.num_qo_heads % p.num_kv_heads != 0) {
     return "heads is not a multiple of kv_heads";
   }
-  if (p.work.tile_rows > kPlainRows) return "tiles have more than 16 rows";
   if (p.out_operand.cols > 0 || p.visits.list_words > 0) return "no operands, no visits";
   if (p.v.dtype != p.k.dtype) return "keys and values differ in dtype";
-  if (p.q_rope.dims > 0 || p.k_rope.dims > 0) return "no dims beside q and k";
   return nullptr;
 }
 
 const char* rejects_tensor_cores(const AttentionProblem& p) {
   if (const char* reason = rejects(p)) return reason;
+  if (p.work.tile_rows > kPlainRows) return "tiles have more than 16 rows";
+  if (p.q_rope.dims > 0 || p.k_rope.dims > 0) return "no dims beside q and k";
   const DType dtype = p.k.dtype;
   if (p.q.dtype != DType::bf16 && p.q.dtype != DType::f16) return "queries are not f16 or bf16";
   if (dtype != p.q.dtype && !is_narrow(dtype)) {
@@ -47,8 +47,9 @@ const char* rejects_floats(const AttentionProblem& p) {
   if (const char* reason = rejects(p)) return reason;
   if (!ops::is_row_type(p.q.dtype)) return "queries are not f32, f16 or bf16";
   if (!ops::is_kv_type(p.k.dtype)) return "keys are not f32, f16, bf16 or of 8 bits";
-  if (p.k.dims <= 0) return "no dims";
-  return p.v.dims > ops::kGpuMostHeadDim ? "values have more than 256 dims" : nullptr;
+  const bool same = p.k_rope.dims == 0 || p.k_rope.dtype == p.k.dtype;
+  if (!same) return "parts of keys differ in dtype";
+  return p.k.dims > 0 ? nullptr : "no dims";
 }
 
 // visit.operator()<Kernel>() with the kernel of the problem's rows.

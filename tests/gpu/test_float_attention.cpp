@@ -173,6 +173,8 @@ TEST("attention in float32 is the CPU's, however it is divided") {
            Case{.kv_len = {1100}, .rows = {2}, .window_left = 20, .sink_tokens = 300},
            Case{.kv_len = {70, 3}, .rows = {2, 3}, .group = 20, .dims = 132, .causal = false},
            Case{.kv_len = {90, 0}, .rows = {1, 1}, .page_size = 1, .dims = 256, .causal = false},
+           // Tiles of 32 rows, which are walked in halves, as are the dims.
+           Case{.kv_len = {300, 40}, .rows = {2, 3}, .group = 20, .dims = 272},
        }) {
     const Floats floats(c);
     const std::vector<float> want = floats.attend_here();

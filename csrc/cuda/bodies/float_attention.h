@@ -1,5 +1,6 @@
-// Attention in float32 over keys and values of any float type as a caller has them: a block an
-// item, of up to 16 (row, head) pairs. No tensor core has float32, so that threads multiply.
+// Attention in float32 over keys and values of any float type as a caller has them, latent ones
+// among them: a block an item, of which it walks 16 (row, head) pairs and up to 256 dims of the
+// values at a time. No tensor core has float32, so that threads multiply.
 //
 // The scores of a chunk's 256 tokens are there at once. Queries and keys go by 32 dims at a time,
 // and behind the softmax the values, 32 dims of all of the chunk's tokens, whose sums are folded
@@ -11,6 +12,7 @@
 #include <cmath>
 #include <cstdint>
 
+#include "cuda/bodies/float_result.h"
 #include "cuda/bodies/float_rows.h"
 #include "cuda/bodies/plain_item.h"
 #include "cuda/bodies/plain_products.h"
@@ -21,54 +23,56 @@
 
 namespace effinfer::cuda {
 
-struct FloatAttentionShared {
-  FloatPiece queries[kPlainRows];
-  FloatPiece rows[kPlainUnit];  // of keys, of values
-  float weights[kPlainRows][ops::kChunkTokens];
-  float totals[kPlainRows][ops::kGpuMostHeadDim];
-  PlainRow who[kPlainRows];
-  const uint8_t* query[kPlainRows];  // null: there is no such row
-  // Of the rows' chunks so far, and how the chunk joins them.
-  float max[kPlainRows];
-  float sum[kPlainRows];
-  PlainFold folds[kPlainRows];
-  FloatTokens<ops::kChunkTokens> keys;
-  FloatTokens<ops::kChunkTokens> values;
-  ListTokens list[kPlainUnits];
-  int32_t is_last;
-};
-
 template <class Unit>
-class FloatTile {
+class FloatTile : FloatResult<Unit> {
  public:
+  using Result = FloatResult<Unit>;
   using Shared = FloatAttentionShared;
+  using Result::kColumns, Result::kOwn;
   static constexpr int kWarps = kPlainUnits;
-  static constexpr int kColumns = 16;  // threads of a row
-  static constexpr int kOwn = 2;       // rows of a thread, and dims of 32
+  static constexpr int kUnitTokens = kPlainUnit / kColumns;  // of a thread
 
   EFFINFER_DEVICE FloatTile(Unit& unit, const ops::AttentionProblem& p, Shared& shared)
-      : unit_(unit),
-        p_(p),
-        shared_(shared),
-        item_(p.work.items[unit.block]),
-        tile_(p.work.tiles[item_.tile]),
-        own_{item_, tile_},
-        row_(unit.thread / kColumns * kOwn),
-        column_(unit.thread % kColumns) {}
+      : Result(unit, p, shared) {}
 
+  // Whoever ends a divided tile folds its partial results once all are stored.
   EFFINFER_DEVICE void run() {
-    if (unit_.thread < kPlainRows) {
-      const int row = unit_.thread;
-      shared_.who[row] = plain_row(p_, tile_, row);
-      const bool exists = row < own_.num_rows();
-      shared_.query[row] = exists ? query_at(p_.q, own_.token(row), own_.head(row)) : nullptr;
-    }
+    const bool is_part = item_.partial >= 0;
     EFFINFER_NO_UNROLL
-    for (int row = row_; row < row_ + kOwn; ++row) {
-      if (column_ == 0) shared_.max[row] = kPlainNoScore;
-      if (column_ == 0) shared_.sum[row] = 0.0f;
-      each_dim([&](int at) { shared_.totals[row][at] = 0.0f; });
+    for (int turn = 0; turn < 2; ++turn) {
+      // Partial results were stored before the last chunk's barrier.
+      const bool folds = turn == 1;
+      if (folds && (!is_part || !ends_tile(unit_, p_, item_, shared_.is_last))) return;
+      EFFINFER_NO_UNROLL
+      for (first_pair_ = 0; first_pair_ < own_.num_rows(); first_pair_ += kPlainRows) {
+        first_dim_ = 0;
+        do {
+          if (!folds) walk();
+          if (folds == is_part) finish();
+          first_dim_ += Shared::kDims;
+        } while (first_dim_ < p_.v.dims);
+      }
     }
+  }
+
+ private:
+  using Places = PlainRows<64>;
+  using Result::add, Result::exists, Result::finish, Result::last_dim, Result::place_of;
+  using Result::first_dim_, Result::first_pair_, Result::row_, Result::column_, Result::start;
+  using Result::unit_, Result::p_, Result::shared_, Result::item_, Result::tile_, Result::own_;
+
+  EFFINFER_DEVICE void walk() {
+    if (unit_.thread < kPlainRows) {
+      const int pair = first_pair_ + unit_.thread;
+      shared_.who[unit_.thread] = plain_row(p_, tile_, pair);
+      EFFINFER_UNROLL
+      for (int part = 0; part < 2; ++part) {
+        const ops::QueryRows& q = part == 0 ? p_.q : p_.q_rope;
+        shared_.query[part][unit_.thread] =
+            exists(unit_.thread) ? query_at(q, own_.token(pair), own_.head(pair)) : nullptr;
+      }
+    }
+    start();
     int32_t chunk = item_.first_unit / kPlainUnits - 1;
     while ((chunk = own_.next_chunk(chunk + 1)) >= 0) {
       find(chunk);
@@ -78,20 +82,9 @@ class FloatTile {
       EFFINFER_NO_UNROLL
       for (int row = row_; row < row_ + kOwn; ++row) set_weights(chunk, row);
       EFFINFER_NO_UNROLL
-      for (int begin = 0; begin < p_.v.dims; begin += kPiece) add_values(chunk, begin);
+      for (int begin = first_dim_; begin < last_dim(); begin += kPiece) add_values(chunk, begin);
       unit_.sync();
     }
-    finish();
-  }
-
- private:
-  using Places = PlainRows<64>;
-
-  // visit(dim) of a row's, those of the thread.
-  template <class Visit>
-  EFFINFER_DEVICE void each_dim(Visit&& visit) const {
-    EFFINFER_NO_UNROLL
-    for (int at = column_; at < p_.v.dims; at += kColumns) visit(at);
   }
 
   // Where the tokens of a chunk lie: a warp looks up a unit.
@@ -99,8 +92,13 @@ class FloatTile {
     const int32_t index = chunk * kPlainUnits + unit_.warp;
     const bool visited = own_.is_visited(index);
     const TokenPlaces places = Places::find(unit_, p_, p_.work.spans, tile_, index, visited);
-    shared_.keys.store(unit_, p_.k, tile_.kv_head, unit_.warp * kPlainUnit, places);
-    shared_.values.store(unit_, p_.v, tile_.kv_head, unit_.warp * kPlainUnit, places);
+    const int begin = unit_.warp * kPlainUnit;
+    EFFINFER_NO_UNROLL
+    for (int part = 0; part < 3; ++part) {
+      const ops::KvRows& rows = part == 0 ? p_.k : part == 1 ? p_.k_rope : p_.v;
+      FloatTokens<ops::kChunkTokens>& to = part < 2 ? shared_.keys[part] : shared_.values;
+      to.store(unit_, rows, tile_.kv_head, begin, places);
+    }
     if (tile_.first_span >= 0) {
       Places::store_tokens(unit_, p_, tile_, index, places, shared_.list[unit_.warp]);
     }
@@ -108,34 +106,25 @@ class FloatTile {
 
   // Products with the keys of a unit of the chunk.
   EFFINFER_DEVICE void multiply(int32_t chunk, int unit) {
-    constexpr int kTokens = kPlainUnit / kColumns;  // of a thread
-    constexpr int kAtOnce = 4;
-    float sums[kOwn][kTokens] = {};
+    float sums[kOwn][kUnitTokens] = {};
     const bool visited = own_.is_visited(chunk * kPlainUnits + unit);
     EFFINFER_NO_UNROLL
-    for (int begin = 0; visited && begin < p_.k.dims; begin += kPiece) {
-      fetch_piece<kPlainRows, kWarps>(unit_, p_.q.dtype, begin, p_.q.dims, shared_.queries,
-                                      shared_.query);
-      fetch_piece<kPlainUnit, kWarps>(unit_, p_.k.dtype, begin, p_.k.dims, shared_.rows,
-                                      shared_.keys.row + unit * kPlainUnit);
-      unit_.sync();
+    for (int part = 0; visited && part < 2; ++part) {
+      const ops::QueryRows& q = part == 0 ? p_.q : p_.q_rope;
+      const ops::KvRows& k = part == 0 ? p_.k : p_.k_rope;
       EFFINFER_NO_UNROLL
-      for (int first = 0; first < kPiece; first += kAtOnce) {
-        EFFINFER_UNROLL
-        for (int d = first; d < first + kAtOnce; ++d) {
-          const float query[kOwn] = {shared_.queries[row_][d], shared_.queries[row_ + 1][d]};
-          EFFINFER_UNROLL
-          for (int t = 0; t < kTokens; ++t) {
-            const float key = shared_.rows[column_ + t * kColumns][d];
-            EFFINFER_UNROLL
-            for (int r = 0; r < kOwn; ++r) sums[r][t] = fmaf(query[r], key, sums[r][t]);
-          }
-        }
+      for (int begin = 0; begin < k.dims; begin += kPiece) {
+        fetch_piece<kPlainRows, kWarps>(unit_, q.dtype, begin, q.dims, shared_.queries,
+                                        shared_.query[part]);
+        fetch_piece<kPlainUnit, kWarps>(unit_, k.dtype, begin, k.dims, shared_.rows,
+                                        shared_.keys[part].row + unit * kPlainUnit);
+        unit_.sync();
+        multiply_piece(sums);
+        unit_.sync();
       }
-      unit_.sync();
     }
     EFFINFER_UNROLL
-    for (int t = 0; t < kTokens; ++t) {
+    for (int t = 0; t < kUnitTokens; ++t) {
       EFFINFER_UNROLL
       for (int r = 0; r < kOwn; ++r) {
         shared_.weights[row_ + r][unit * kPlainUnit + column_ + t * kColumns] = sums[r][t];
@@ -143,8 +132,25 @@ class FloatTile {
     }
   }
 
+  EFFINFER_DEVICE void multiply_piece(float (&sums)[kOwn][kUnitTokens]) const {
+    constexpr int kAtOnce = 4;
+    EFFINFER_NO_UNROLL
+    for (int first = 0; first < kPiece; first += kAtOnce) {
+      EFFINFER_UNROLL
+      for (int d = first; d < first + kAtOnce; ++d) {
+        const float query[kOwn] = {shared_.queries[row_][d], shared_.queries[row_ + 1][d]};
+        EFFINFER_UNROLL
+        for (int t = 0; t < kUnitTokens; ++t) {
+          const float key = shared_.rows[column_ + t * kColumns][d];
+          EFFINFER_UNROLL
+          for (int r = 0; r < kOwn; ++r) sums[r][t] = fmaf(query[r], key, sums[r][t]);
+        }
+      }
+    }
+  }
+
   EFFINFER_DEVICE float logit(int32_t chunk, int row, int at, float product) {
-    if (shared_.keys.row[at] == nullptr) return -INFINITY;
+    if (shared_.keys[0].row[at] == nullptr) return -INFINITY;
     const PlainRow& who = shared_.who[row];
     int32_t token = chunk * ops::kChunkTokens + at;
     int64_t bit = who.mask_bit + token;
@@ -154,7 +160,7 @@ class FloatTile {
       bit = who.mask_bit + list.mask_bit[at % kPlainUnit];
     }
     if (!plain_sees(p_, who, token, bit)) return -INFINITY;
-    return plain_logit(p_, who, token, fmaf(product, shared_.keys.scale[at], 0.0f));
+    return plain_logit(p_, who, token, fmaf(product, shared_.keys[0].scale[at], 0.0f));
   }
 
   // A row's products to weights, of which the thread has its own, times the scales of values; how
@@ -181,8 +187,8 @@ class FloatTile {
     if (column_ != 0) return;
     if (item_.partial < 0) {
       shared_.folds[row] = PlainFold(shared_.max[row], shared_.sum[row], max, sum);
-    } else if (row < own_.num_rows()) {
-      float* ms = p_.partial_ms + 2 * own_.partial(chunk, row);
+    } else if (exists(row) && first_dim_ == 0) {
+      float* ms = p_.partial_ms + 2 * own_.partial(chunk, first_pair_ + row);
       ms[0] = max;
       ms[1] = sum;
     }
@@ -220,75 +226,21 @@ class FloatTile {
       EFFINFER_UNROLL
       for (int d = 0; d < kOwn; ++d) {
         const int at = begin + column_ + d * kColumns;
-        if (at >= p_.v.dims || row_ + r >= own_.num_rows()) continue;
+        if (at >= p_.v.dims || !exists(row_ + r)) continue;
         if (item_.partial < 0) {
           add(row_ + r, at, shared_.folds[row_ + r], values[r][d]);
         } else {
-          p_.partial_out[place_of(own_.partial(chunk, row_ + r)) + at] = values[r][d];
+          p_.partial_out[place_of(own_.partial(chunk, first_pair_ + row_ + r)) + at] = values[r][d];
         }
       }
     }
   }
-
-  EFFINFER_DEVICE void add(int row, int at, const PlainFold& fold, float value) {
-    float& total = shared_.totals[row][at];
-    total = fold.add(total, value);
-  }
-
-  EFFINFER_DEVICE int64_t place_of(int64_t partial) const {
-    return partial * ((p_.v.dims + 15) / 16 * 16);
-  }
-
-  EFFINFER_DEVICE void finish() {
-    // Partial results were stored before the last chunk's barrier.
-    if (item_.partial >= 0 && !ends_tile(unit_, p_, item_, shared_.is_last)) return;
-    EFFINFER_NO_UNROLL
-    for (int row = row_; row < row_ + kOwn; ++row) {
-      // Who keeps them tells the others, of a row without keys, too.
-      const int keeper = unit_.lane / kColumns * kColumns;
-      float max = unit_.shfl(column_ == 0 ? shared_.max[row] : 0.0f, keeper);
-      float sum = unit_.shfl(column_ == 0 ? shared_.sum[row] : 0.0f, keeper);
-      if (row >= own_.num_rows()) continue;
-      if (item_.partial >= 0) add_partials(row, p_.work.merges[item_.merge], max, sum);
-      store(row, max, sum);
-    }
-  }
-
-  EFFINFER_DEVICE void add_partials(int row, const ops::AttentionMerge& merge, float& max,
-                                    float& sum) {
-    EFFINFER_NO_UNROLL
-    for (int i = 0; i < merge.num_partials; ++i) {
-      const int64_t index = merge.first_partial + int64_t{i} * own_.num_rows() + row;
-      const PlainFold fold(max, sum, p_.partial_ms[2 * index], p_.partial_ms[2 * index + 1]);
-      each_dim([&](int at) { add(row, at, fold, p_.partial_out[place_of(index) + at]); });
-    }
-  }
-
-  EFFINFER_DEVICE void store(int row, float max, float sum) {
-    const int64_t token = own_.token(row);
-    const int head = own_.head(row);
-    const PlainEnd end = plain_end(p_, head, max, sum);
-    if (p_.lse != nullptr && column_ == 0) p_.lse[token * p_.num_qo_heads + head] = end.lse;
-    const int64_t first = token * p_.out_stride + int64_t{head} * p_.v.dims;
-    each_dim([&](int at) {
-      write_float(unit_, p_.q.dtype, p_.out, first + at, shared_.totals[row][at] * end.factor);
-    });
-  }
-
-  Unit& unit_;
-  const ops::AttentionProblem& p_;
-  Shared& shared_;
-  const ops::AttentionItem& item_;
-  const ops::AttentionTile& tile_;
-  const PlainItem own_;
-  const int row_;
-  const int column_;
 };
 
 struct FloatAttentionKernel {
   static constexpr const char* kName = "float_attention";
   static constexpr int kThreads = kPlainUnits * kWarp;
-  static constexpr int kMinBlocks = 3;  // as shared memory lets an A100 hold
+  static constexpr int kMinBlocks = 2;  // as shared memory lets an A100 hold
   using Params = ops::AttentionProblem;
   using Shared = FloatAttentionShared;
 

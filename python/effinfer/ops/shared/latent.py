@@ -4,7 +4,7 @@ from typing import Any
 
 import numpy as np
 
-from effinfer._core import UnsupportedError
+from effinfer import _core
 from effinfer.ops.shared.float8 import number
 from effinfer.ops.shared.float32 import as_float32
 from effinfer.ops.shared.options import contiguous_rows, expect
@@ -40,10 +40,10 @@ def scaled_queries(pe: AnyView, factor: float, argument: str, at: Place) -> AnyV
     kernel multiplies both by that one."""
     if factor == 1.0:
         return contiguous_rows(pe)
-    if at.on_gpu:
-        op = argument.partition("]")[0]
-        raise UnsupportedError(
-            f"{op}] kpe_scale: expected ckv_scale on a GPU, whose queries have one type, got "
-            f"{factor} times it"
-        )
-    return as_float32(pe, argument) * np.float32(factor)
+    if not at.on_gpu:
+        return as_float32(pe, argument) * np.float32(factor)
+    op, _, name = argument[1:].partition("] ")
+    scaled = at.temporary(pe.shape, np.float32)
+    rows = contiguous_rows(pe)
+    _core.convert_rows(rows, scaled, factor, op=op, argument=name, pool=at.executor)
+    return scaled
