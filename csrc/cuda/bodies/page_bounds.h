@@ -58,6 +58,7 @@ EFFINFER_DEVICE bool chooses_units(const ops::PageIndexProblem& p, const ops::Vi
 struct PageBoundsKernel {
   static constexpr const char* kName = "page_bounds";
   static constexpr int kThreads = 256;
+  static constexpr int kMinBlocks = 3;
   static constexpr int kPages = 8;  // of a warp
   static constexpr int kBlockPages = kThreads / kWarp * kPages;
   static constexpr int P = AnyKeyLine::kMost;  // dims of a line, at most
