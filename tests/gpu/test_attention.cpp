@@ -353,7 +353,6 @@ TEST("what is not done is refused by name") {
   };
   const uint8_t mask = 0;
   refuses("no masks", [&](auto& p) { p.mask = &mask; });
-  refuses("keys are rows", [](auto& p) { p.source = ops::KeySource::rows; });
   refuses("head_dim", [](auto& p) { p.k.dims = 40; });
   refuses("other dims", [](auto& p) { p.v.dims = 32; });
   refuses("beside q and k", [](auto& p) { p.k_rope.dims = 64; });
