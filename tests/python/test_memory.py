@@ -32,9 +32,9 @@ def test_a_packed_model_leaves_its_file(path):
     size = path().stat().st_size
     assert llm.engine.packed_bytes > 0.9 * size
     # What is left: single pages. The page cache may hold a file in pieces of up to 2 MB, as the
-    # kernel chooses, and a fault for one number maps a whole piece: one for what was read of the
-    # metadata, one for the last tensor.
-    assert resident_bytes(path().resolve()) < 2 * 2**21
+    # kernel chooses, and a fault for one number maps a whole piece: two for what was read of the
+    # metadata, which may lie in both, one for the last tensor.
+    assert resident_bytes(path().resolve()) < 3 * 2**21
     before = llm.logits([1, 2, 3])
     np.testing.assert_array_equal(before, llm.logits([1, 2, 3]))
 
