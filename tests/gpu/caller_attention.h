@@ -38,6 +38,18 @@ struct Case {
   int32_t sink_tokens = 0;
   ops::KvOrder order = ops::KvOrder::nhd;
   DType narrow = DType::bf16;  // of which both caches have numbers
+
+  ops::AttentionGeometry geometry() const {
+    ops::AttentionGeometry g;
+    g.num_qo_heads = heads * group;
+    g.num_kv_heads = heads;
+    g.head_dim_qk = g.head_dim_vo = dims;
+    g.page_size = page_size;
+    g.causal = causal;
+    g.window_left = window_left;
+    g.sink_tokens = sink_tokens;
+    return g;
+  }
 };
 
 struct Attention : CallerBatch {
@@ -87,14 +99,7 @@ struct Attention : CallerBatch {
   }
 
   ops::AttentionPlan plan(const ops::AttentionLists* lists = nullptr) const {
-    ops::AttentionGeometry g;
-    g.num_qo_heads = c.heads * c.group;
-    g.num_kv_heads = c.heads;
-    g.head_dim_qk = g.head_dim_vo = c.dims;
-    g.page_size = c.page_size;
-    g.causal = c.causal;
-    g.window_left = c.window_left;
-    g.sink_tokens = c.sink_tokens;
+    const ops::AttentionGeometry g = c.geometry();
     const ops::AttentionSequences sequences = {
         ints(qo_indptr), ints(kv_indptr), ints(kv_indices), ints(kv_len), {}, {}};
     if (lists != nullptr) return {g, sequences, *lists};

@@ -24,17 +24,6 @@ struct Floats : CallerBatch {
         k_there(k),
         v_there(v) {}
 
-  ops::AttentionGeometry geometry() const {
-    ops::AttentionGeometry g;
-    g.num_qo_heads = c.heads * c.group;
-    g.num_kv_heads = c.heads;
-    g.head_dim_qk = g.head_dim_vo = c.dims;
-    g.page_size = c.page_size;
-    g.causal = c.causal;
-    g.window_left = c.window_left;
-    g.sink_tokens = c.sink_tokens;
-    return g;
-  }
   ops::AttentionSequences sequences() const {
     return {ints(qo_indptr), ints(kv_indptr), ints(kv_indices), ints(kv_len), {}, {}};
   }
@@ -62,7 +51,7 @@ struct Floats : CallerBatch {
 
   // Results and logarithms of sums, one after the other.
   std::vector<float> attend_here() const {
-    const ops::AttentionPlan plan(geometry(), sequences());
+    const ops::AttentionPlan plan(c.geometry(), sequences());
     auto in = here<ops::AttentionInputs>();
     in.v = StridedView::dense(const_cast<float*>(v.data()), DType::f32, kv_dims());
     std::vector<float> out(q.size());
@@ -74,7 +63,7 @@ struct Floats : CallerBatch {
     return out;
   }
   std::vector<float> attend_there(Queue& queue) const {
-    const ops::AttentionPlan plan(geometry(), sequences());
+    const ops::AttentionPlan plan(c.geometry(), sequences());
     auto in = there<ops::AttentionInputs>();
     in.v = on_gpu(v_there, DType::f32, kv_dims());
     const DeviceArray<float> out(q.size());
@@ -136,14 +125,14 @@ struct Floats : CallerBatch {
   std::vector<float> score_here() const {
     std::vector<float> sums(static_cast<size_t>(2 * num_scores()));
     ThreadPool pool(1);
-    ops::attention_scores(geometry(), sequences(), here<ops::AttentionScoresInputs>(), sums.data(),
-                          sums.data() + num_scores(), pool);
+    ops::attention_scores(c.geometry(), sequences(), here<ops::AttentionScoresInputs>(),
+                          sums.data(), sums.data() + num_scores(), pool);
     return sums;
   }
   std::vector<float> score_there(Queue& queue) const {
     const DeviceArray<float> sums(static_cast<size_t>(2 * num_scores()));
-    ops::attention_scores(geometry(), sequences(), there<ops::AttentionScoresInputs>(), sums.data(),
-                          sums.data() + num_scores(), queue);
+    ops::attention_scores(c.geometry(), sequences(), there<ops::AttentionScoresInputs>(),
+                          sums.data(), sums.data() + num_scores(), queue);
     queue.wait();
     return sums.values();
   }

@@ -49,14 +49,10 @@ class FloatScores {
         shared_(shared),
         item_(p.items[unit.block / (p.num_qo_heads / p.num_kv_heads)]),
         head_(item_.kv_head * (p.num_qo_heads / p.num_kv_heads) +
-              unit.block % (p.num_qo_heads / p.num_kv_heads)) {
-    tile_.sequence = item_.sequence;
-    tile_.kv_head = item_.kv_head;
-    tile_.first_span = -1;
-    tile_.num_tokens = p.batch.kv_len[item_.sequence];
-    first_row_ = p.batch.qo_indptr[item_.sequence];
-    num_rows_ = p.batch.qo_indptr[item_.sequence + 1] - first_row_;
-  }
+              unit.block % (p.num_qo_heads / p.num_kv_heads)),
+        tile_(scored_tile(p, item_)),
+        first_row_(tile_.first_row),
+        num_rows_(tile_.num_rows) {}
 
   EFFINFER_DEVICE void run() {
     if (p_.diagonals != nullptr) {
@@ -234,9 +230,9 @@ class FloatScores {
   Shared& shared_;
   const ops::ScoreItem& item_;
   const int head_;
-  ops::AttentionTile tile_ = {};
-  int32_t first_row_;
-  int32_t num_rows_;
+  const ops::AttentionTile tile_;
+  const int32_t first_row_;
+  const int32_t num_rows_;
 };
 
 struct FloatScoresKernel {

@@ -1,8 +1,7 @@
 // Rows of int8 operands (ops/operand.h): a thread 32 numbers, with the bits that the CPU writes.
 #pragma once
 
-#include <cmath>
-
+#include "cuda/bodies/int8_scale.h"
 #include "cuda/bodies/row_chunks.h"
 #include "cuda/unit.h"
 #include "ops/operand.h"
@@ -52,9 +51,6 @@ struct Int8RowsKernel {
   }
 
  private:
-  static constexpr uint32_t kInfinity = 0x7f800000;
-  static constexpr uint32_t kNan = 0x7fc00000;
-
   struct Rounded {
     float scale;
     int32_t sum;
@@ -66,28 +62,23 @@ struct Int8RowsKernel {
                                        uint8_t* record) {
     float values[kScale];
     load_floats(unit, x, first, p.cols, p.vectored, values);
-    // As integers magnitudes have the order of floats, infinities and NaNs above all.
     uint32_t bits = 0;
     EFFINFER_UNROLL
     for (int i = 0; i < kScale; ++i) {
-      const uint32_t own = bits_of(values[i]) & 0x7fffffff;
+      const uint32_t own = magnitude_bits(values[i]);
       bits = first + i < p.cols && own > bits ? own : bits;
     }
-    const float largest = float_of(bits);
-    const bool finite = bits < kInfinity;
-    const bool zero = !finite || !(largest >= ops::kSmallestBlock);
-    const float factor = zero ? 0.0f : 127.0f / largest;
+    const Int8Scale scale(bits);
     Quad packed = {};
     int32_t sum = 0;
     EFFINFER_UNROLL
     for (int i = 0; i < kScale; ++i) {
-      const bool none = zero || first + i >= p.cols;
-      const auto q = none ? 0 : static_cast<int32_t>(rintf(values[i] * factor));
+      const int32_t q = first + i < p.cols ? scale.round(values[i]) : 0;
       packed.words[i / 4] |= static_cast<uint32_t>(q & 255) << 8 * (i % 4);
       sum += q;
     }
     *reinterpret_cast<Quad*>(record + first) = packed;
-    return {!finite ? float_of(kNan) : zero ? 0.0f : largest / 127.0f, sum};
+    return {scale.scale, sum};
   }
 };
 

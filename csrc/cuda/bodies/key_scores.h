@@ -20,6 +20,19 @@ struct ScoreRow {
   float sum;         // natural logarithm
 };
 
+// An item's KV head and rows as a tile, which is what tokens are found by.
+EFFINFER_DEVICE ops::AttentionTile scored_tile(const ops::AttentionScoresProblem& p,
+                                               const ops::ScoreItem& item) {
+  ops::AttentionTile tile = {};
+  tile.sequence = item.sequence;
+  tile.kv_head = item.kv_head;
+  tile.first_span = -1;
+  tile.num_tokens = p.batch.kv_len[item.sequence];
+  tile.first_row = p.batch.qo_indptr[item.sequence];
+  tile.num_rows = p.batch.qo_indptr[item.sequence + 1] - tile.first_row;
+  return tile;
+}
+
 template <int kDims>
 struct KeyScoresShared {
   using Rows = PlainRows<kDims>;
@@ -41,14 +54,10 @@ class KeyScores {
         p_(p),
         shared_(shared),
         item_(p.items[unit.block]),
-        group_(p.num_qo_heads / p.num_kv_heads) {
-    tile_.sequence = item_.sequence;
-    tile_.kv_head = item_.kv_head;
-    tile_.first_span = -1;
-    tile_.num_tokens = p.batch.kv_len[item_.sequence];
-    first_row_ = p.batch.qo_indptr[item_.sequence];
-    num_rows_ = p.batch.qo_indptr[item_.sequence + 1] - first_row_;
-  }
+        group_(p.num_qo_heads / p.num_kv_heads),
+        tile_(scored_tile(p, item_)),
+        first_row_(tile_.first_row),
+        num_rows_(tile_.num_rows) {}
 
   EFFINFER_DEVICE void run() {
     const int32_t index = item_.first_unit + unit_.warp % kPlainUnits;
@@ -174,9 +183,9 @@ class KeyScores {
   Shared& shared_;
   const ops::ScoreItem& item_;
   const int group_;  // query heads of the KV head
-  ops::AttentionTile tile_ = {};
-  int32_t first_row_;
-  int32_t num_rows_;
+  const ops::AttentionTile tile_;
+  const int32_t first_row_;
+  const int32_t num_rows_;
 };
 
 template <DType kType, int kDims>

@@ -55,6 +55,32 @@ EFFINFER_DEVICE bool chooses_units(const ops::PageIndexProblem& p, const ops::Vi
          !ops::visits_all(p, row);
 }
 
+// Of the units that a row's KV head chooses from, the kUnits that a block scores, or those that are
+// left; none where it does not choose.
+template <int kUnits>
+struct OwnUnits {
+  EFFINFER_DEVICE OwnUnits(const PageIndexParams& params, int block, int of_page)
+      : kv_head(params.kv_head(block)), index(params.row(block)) {
+    const ops::PageIndexProblem& p = params.problem;
+    row = p.visits.blocks[p.visits.num_blocks + index];
+    if (!chooses_units(p, row, kv_head)) return;
+    const ops::PageCandidates pages = ops::candidates_of(p, row);
+    ids = p.batch.kv_indices + p.batch.kv_indptr[row.sequence] + pages.first;
+    count = static_cast<int>(pages.count()) * of_page;
+    first = block % params.parts * kUnits;
+    end = first + kUnits < count ? first + kUnits : count;
+  }
+  EFFINFER_DEVICE bool none() const { return first >= end; }
+
+  const int32_t kv_head;
+  const int64_t index;  // of the row
+  ops::VisitBlock row;
+  const int32_t* ids = nullptr;  // of pages, from the first candidate on
+  int count = 0;                 // of the row's
+  int first = 0;
+  int end = 0;
+};
+
 struct PageBoundsKernel {
   static constexpr const char* kName = "page_bounds";
   static constexpr int kThreads = 256;

@@ -2,8 +2,7 @@
 // the bits that the CPU writes.
 #pragma once
 
-#include <cmath>
-
+#include "cuda/bodies/int8_scale.h"
 #include "cuda/bodies/row_chunks.h"
 #include "cuda/unit.h"
 #include "ops/operand.h"
@@ -38,15 +37,11 @@ struct TokenRowsKernel {
   EFFINFER_DEVICE static void run(Unit& unit, const Params& p, Shared& shared) {
     const float* x = p.x + unit.block * p.x_stride;
     uint8_t* record = p.out + unit.block * p.row_bytes;
-    const uint32_t bits = largest_magnitude(unit, x, p, shared);
-    const float largest = float_of(bits);
-    const bool finite = bits < kInfinity;
-    const bool zero = !finite || !(largest >= ops::kSmallestBlock);
-    const float factor = zero ? 0.0f : 127.0f / largest;
+    const Int8Scale scale(largest_magnitude(unit, x, p, shared));
     auto* sums = reinterpret_cast<int32_t*>(record + p.padded + 8);
     int32_t total = 0;
     for (int first = unit.warp * kSums; first < p.padded; first += kWarps * kSums) {
-      const int32_t sum = write(unit, x, p, first + unit.lane * kNumbers, zero, factor, record);
+      const int32_t sum = write(unit, x, p, first + unit.lane * kNumbers, scale, record);
       if (unit.lane == 0) sums[first / kSums] = sum;
       total += sum;
     }
@@ -55,17 +50,13 @@ struct TokenRowsKernel {
     if (unit.thread != 0) return;
     total = 0;
     for (const int32_t of_warp : shared.totals) total += of_warp;
-    const float scale = !finite ? float_of(kNan) : zero ? 0.0f : largest / 127.0f;
-    *reinterpret_cast<float*>(record + p.padded) = scale;
+    *reinterpret_cast<float*>(record + p.padded) = scale.scale;
     *reinterpret_cast<int32_t*>(record + p.padded + 4) = total;
   }
 
  private:
   static constexpr int kSums = static_cast<int>(ops::kTernaryBlock);
-  static constexpr uint32_t kInfinity = 0x7f800000;
-  static constexpr uint32_t kNan = 0x7fc00000;
 
-  // As integers magnitudes have the order of floats, infinities and NaNs above all.
   template <class Unit>
   EFFINFER_DEVICE static uint32_t largest_magnitude(Unit& unit, const float* x, const Params& p,
                                                     Shared& shared) {
@@ -75,7 +66,7 @@ struct TokenRowsKernel {
       load_floats(unit, x, first, p.cols, p.vectored, values);
       EFFINFER_UNROLL
       for (int i = 0; i < kNumbers; ++i) {
-        const uint32_t bits = bits_of(values[i]) & 0x7fffffff;
+        const uint32_t bits = magnitude_bits(values[i]);
         if (first + i < p.cols && bits > largest) largest = bits;
       }
     }
@@ -93,7 +84,7 @@ struct TokenRowsKernel {
   // Eight numbers of a lane; returns the sum of the warp's.
   template <class Unit>
   EFFINFER_DEVICE static int32_t write(Unit& unit, const float* x, const Params& p, int first,
-                                       bool zero, float factor, uint8_t* record) {
+                                       const Int8Scale& scale, uint8_t* record) {
     int32_t sum = 0;
     if (first < p.padded) {
       float values[kNumbers];
@@ -101,8 +92,7 @@ struct TokenRowsKernel {
       Pair packed = {};
       EFFINFER_UNROLL
       for (int i = 0; i < kNumbers; ++i) {
-        const bool none = zero || first + i >= p.cols;
-        const auto q = none ? 0 : static_cast<int32_t>(rintf(values[i] * factor));
+        const int32_t q = first + i < p.cols ? scale.round(values[i]) : 0;
         packed.words[i / 4] |= static_cast<uint32_t>(q & 255) << 8 * (i % 4);
         sum += q;
       }

@@ -27,22 +27,14 @@ struct UnitKeysKernel {
   template <class Unit>
   EFFINFER_DEVICE static void run(Unit& unit, const Params& params, Shared& shared) {
     const ops::PageIndexProblem& p = params.problem;
-    const int32_t kv_head = params.kv_head(unit.block);
-    const int64_t index = params.row(unit.block);
-    const ops::VisitBlock row = p.visits.blocks[p.visits.num_blocks + index];
-    if (!chooses_units(p, row, kv_head)) return;
-    const ops::PageCandidates pages = ops::candidates_of(p, row);
-    const int count = static_cast<int>(pages.count() * ops::kPageSize);
-    const int first = unit.block % params.parts * kUnits;
-    if (first >= count) return;
-    const int32_t* ids = p.batch.kv_indices + p.batch.kv_indptr[row.sequence] + pages.first;
-    const int end = first + kUnits < count ? first + kUnits : count;
-    set_queries(unit, p, row, kv_head, shared);
-    for (int i = first + unit.thread; i < end; i += kThreads) {
-      const int64_t page = unit.load(ids + i / int{ops::kPageSize});
+    const OwnUnits<kUnits> own(params, unit.block, int{ops::kPageSize});
+    if (own.none()) return;
+    set_queries(unit, p, own.row, own.kv_head, shared);
+    for (int i = own.first + unit.thread; i < own.end; i += kThreads) {
+      const int64_t page = unit.load(own.ids + i / int{ops::kPageSize});
       const int token = i % int{ops::kPageSize};
-      const int64_t head = page * p.kv.num_kv_heads + kv_head;
-      score(unit, params, shared, head, token, params.scores(index, kv_head) + i);
+      const int64_t head = page * p.kv.num_kv_heads + own.kv_head;
+      score(unit, params, shared, head, token, params.scores(own.index, own.kv_head) + i);
     }
   }
 

@@ -26,32 +26,28 @@ struct UnitScoresKernel {
   template <class Unit>
   EFFINFER_DEVICE static void run(Unit& unit, const Params& params, Shared& shared) {
     const ops::PageIndexProblem& p = params.problem;
-    const int32_t kv_head = params.kv_head(unit.block);
-    const int64_t index = params.row(unit.block);
-    const ops::VisitBlock row = p.visits.blocks[p.visits.num_blocks + index];
-    if (!chooses_units(p, row, kv_head)) return;
-    const ops::PageCandidates pages = ops::candidates_of(p, row);
     const int of_page = static_cast<int>(ops::kPageSize / p.summary_unit());
-    const int count = static_cast<int>(pages.count()) * of_page;
-    const int first = unit.block % params.parts * kUnits;
-    if (first >= count) return;
+    const OwnUnits<kUnits> own_units(params, unit.block, of_page);
+    if (own_units.none()) return;
+    const int32_t kv_head = own_units.kv_head;
     // A window's mean is half of either unit's.
     const float scale = p.has_windows() ? 0.5f * p.sm_scale : p.sm_scale;
     const int size = p.group() * p.kv.head_dim;
-    const float* q = p.q + row.first_row * p.q_stride + int64_t{kv_head} * size;
+    const float* q = p.q + own_units.row.first_row * p.q_stride + int64_t{kv_head} * size;
     for (int i = unit.thread; i < size; i += kThreads) {
       shared.queries[i] = unit.mul(unit.load(q + i), scale);
     }
     unit.sync();
-    const int32_t* ids = p.batch.kv_indices + p.batch.kv_indptr[row.sequence] + pages.first;
-    const int end = first + kUnits < count ? first + kUnits : count;
+    float* const scores = params.scores(own_units.index, kv_head);
     EFFINFER_NO_UNROLL
-    for (int i = first + unit.warp; i < end; i += kThreads / kWarp) {
-      const uint16_t* own = numbers(unit, p, ids, kv_head, of_page, i);
+    for (int i = own_units.first + unit.warp; i < own_units.end; i += kThreads / kWarp) {
+      const uint16_t* own = numbers(unit, p, own_units.ids, kv_head, of_page, i);
       const uint16_t* other = own + p.kv.head_dim;  // the greatest
-      if (p.has_windows())
-        other = numbers(unit, p, ids, kv_head, of_page, i + 1 < count ? i + 1 : i);
-      score(unit, p, shared, own, other, params.scores(index, kv_head) + i, params.score_stride());
+      if (p.has_windows()) {
+        const int next = i + 1 < own_units.count ? i + 1 : i;
+        other = numbers(unit, p, own_units.ids, kv_head, of_page, next);
+      }
+      score(unit, p, shared, own, other, scores + i, params.score_stride());
     }
   }
 
