@@ -31,7 +31,7 @@ WRITERS = frozenset(
     )
 )
 # Their registers are read and written after the instruction, until a wait: no name is free then.
-ASYNCHRONOUS = ("wgmma", "tcgen05")
+ASYNCHRONOUS = ("wgmma.", "tcgen05.")
 
 Register = tuple[str, str]
 
@@ -86,7 +86,7 @@ def split_statements(lines: list[str]) -> list[str]:
 def rename(texts: list[str]) -> list[str]:
     """The statements of one function, registers named again."""
     declared = {m[2]: m[1] for m in map(DECLARATION.match, texts) if m}
-    if any(text.startswith(ASYNCHRONOUS) for text in texts):
+    if any(name in text for text in texts for name in ASYNCHRONOUS):
         return texts
     numbers: dict[Register, int] = {}
     statements = [read_statement(text, declared, numbers) for text in texts]

@@ -204,3 +204,18 @@ def test_what_does_not_compile_fails_with_the_compilers_status(tmp_path):
     )
     assert done.returncode != 0
     assert "no_such_name" in done.stderr + done.stdout
+
+
+def test_an_nvcc_that_names_no_steps_compiles_as_it_does(tmp_path):
+    nvcc = tmp_path / "nvcc"
+    nvcc.write_text('#!/bin/sh\n[ "$1" = --dryrun ] || touch "$4"\n')
+    nvcc.chmod(0o755)
+    tool = [sys.executable, str(ROOT / "tools" / "nvcc_small_ptx.py")]
+    done = subprocess.run(
+        [*tool, str(nvcc), "-c", "a.cu", "-o", str(tmp_path / "a.o")],
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0
+    assert "PTX stays as it is" in done.stderr
+    assert (tmp_path / "a.o").exists()
