@@ -39,7 +39,8 @@ size_t draw_bytes(size_t rows) {
 }
 
 // Of the largest step.
-size_t image_bytes(const BatchLimits& limits, std::span<const AttentionBuffers> attention,
+size_t image_bytes(const Shared& shared, const BatchLimits& limits,
+                   std::span<const AttentionBuffers> attention,
                    std::span<const ops::VisitPlan> visits) {
   const auto tokens = static_cast<size_t>(limits.max_tokens);
   const auto sequences = static_cast<size_t>(limits.max_sequences);
@@ -47,7 +48,8 @@ size_t image_bytes(const BatchLimits& limits, std::span<const AttentionBuffers> 
   size_t bytes = 2 * bytes_of<int32_t>(tokens) + bytes_of<uint64_t>(tokens) +
                  bytes_of<int32_t>(static_cast<size_t>(limits.max_rows)) +
                  4 * bytes_of<int32_t>(sequences + 1) + bytes_of<int32_t>(sequences * pages) +
-                 draw_bytes(static_cast<size_t>(limits.max_rows));
+                 draw_bytes(static_cast<size_t>(limits.max_rows)) +
+                 bytes_of<ops::SlotWeights>(shared.weight_names.size() * sequences);
   for (const ops::VisitPlan& plan : visits) {
     const int64_t blocks = plan.num_blocks + (plan.num_rows > 0 ? limits.max_tokens : 0);
     bytes += bytes_of<ops::VisitBlock>(static_cast<size_t>(blocks)) +
@@ -70,11 +72,12 @@ ops::RowSamplingProblem largest_draw(const BatchLimits& limits) {
 }
 
 // Throws OutOfMemory.
-std::shared_ptr<void> take(const Shared& shared, size_t bytes, Pages pages, const char* what) {
+std::shared_ptr<void> take(const Shared& shared, size_t bytes, Pages pages, const char* what,
+                           const char* while_in = "[compile]") {
   std::shared_ptr<void> memory = shared.memory->allocate(bytes, pages);
   if (memory) return memory;
-  throw OutOfMemory("[compile] no memory on " + name(shared.target.device) + " for " + what +
-                    " of " + std::to_string(bytes) + " bytes");
+  throw OutOfMemory(std::string(while_in) + " no memory on " + name(shared.target.device) +
+                    " for " + what + " of " + std::to_string(bytes) + " bytes");
 }
 
 // What is asked for most; run_top() refuses more.
@@ -139,7 +142,7 @@ DeviceStep::DeviceStep(const Shared& shared, const BatchLimits& limits,
       draw_rows_(limits.vocab_size == 0 ? nullptr
                                         : ops::table<ops::RowSamplingProblem>().find(
                                               largest_draw(limits), shared.target)),
-      image_bytes_(image_bytes(limits, attention, visits)),
+      image_bytes_(image_bytes(shared, limits, attention, visits)),
       lists_([&shared](size_t bytes, const char* what) {
         return take(shared, bytes, Pages::heap, what);
       }) {
@@ -201,6 +204,8 @@ void DeviceStep::pack(const Step& step, std::span<const AttentionBuffers> attent
     layout.tree_start = packer.add(batch.tree_start, sequences, 0).data();
   }
   layout.dense = nullptr;  // the plans know
+  const std::span<const ops::SlotWeights> weighted = upload_weighted(step, sequences);
+  step_.weighted = packer.add(weighted, weighted.size(), {}).data();
   for (size_t slot = 0; slot < attention.size(); ++slot) {
     pack_attention(packer, attention[slot], attention_[slot], shared);
   }
@@ -234,6 +239,34 @@ void DeviceStep::download_outputs() {
   }
 }
 
+// Whole, with the room that they have: nobody knows which numbers the host has written since.
+std::span<const ops::SlotWeights> DeviceStep::upload_weighted(const Step& step, size_t sequences) {
+  weighted_.assign(shared_.weight_names.size() * sequences, {});
+  if (weighted_.empty() || step.batch->weighted.empty()) return weighted_;
+  const int64_t heads = step.batch->weighted[0].plane.num_heads;
+  const std::span given(step.weighted, shared_.weight_names.size() * step.batch->kv_len.size());
+  size_t room = 0;
+  for (const ops::SlotWeights& each : given) room += static_cast<size_t>(heads * each.stride);
+  if (room > weight_room_) {
+    // The step before has ended, so that nobody reads the old ones.
+    weight_room_ = 0;
+    weights_.reset();
+    weights_ = take(shared_, 2 * room * sizeof(float), Pages::heap, "weights of keys", "[run]");
+    weight_room_ = 2 * room;
+  }
+  auto* to = static_cast<float*>(weights_.get());
+  for (size_t i = 0; i < given.size(); ++i) {
+    if (given[i].values == nullptr) continue;
+    const size_t name = i / step.batch->kv_len.size();
+    const size_t sequence = i % step.batch->kv_len.size();
+    const auto size = static_cast<size_t>(heads * given[i].stride);
+    queue_->upload(to, given[i].values, size * sizeof(float));
+    weighted_[name * sequences + sequence] = {to, given[i].stride};
+    to += size;
+  }
+  return weighted_;
+}
+
 // In a block of their own, which grows when more requests are scored than ever before.
 void DeviceStep::upload_scored(std::span<const ScoredRows> scored) {
   step_.mass_rows = nullptr;
@@ -254,10 +287,7 @@ void DeviceStep::upload_scored(std::span<const ScoredRows> scored) {
 // The step before has ended, so that nobody reads the old ones.
 void DeviceStep::reserve_scored(size_t most) {
   const auto allocate = [&](size_t bytes) {
-    std::shared_ptr<void> memory = shared_.memory->allocate(bytes, Pages::heap);
-    if (memory) return memory;
-    throw OutOfMemory("[run] no memory on " + name(shared_.target.device) + " for " +
-                      std::to_string(bytes) + " bytes of scored rows");
+    return take(shared_, bytes, Pages::heap, "scored rows", "[run]");
   };
   most_scored_ = 0;
   const size_t bytes = most * sizeof(ops::MassRows);

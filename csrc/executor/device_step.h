@@ -73,6 +73,9 @@ class DeviceStep {
   int64_t batch_rows() const { return static_cast<int64_t>(batch_.logit_rows.size()); }
   // The step's float inputs to the device, and what the graph returns behind its logits back.
   void upload_inputs(const Batch& batch);
+  // The planes that weigh keys to the device: where they come to lie, by names and `sequences`, as
+  // many as the step has, rounded.
+  std::span<const ops::SlotWeights> upload_weighted(const Step& step, size_t sequences);
   // The step's scored rows to the device.
   void upload_scored(std::span<const ScoredRows> scored);
   void reserve_scored(size_t most);
@@ -95,6 +98,10 @@ class DeviceStep {
   std::shared_ptr<void> partial_ms_;
   std::shared_ptr<void> done_;
   DeviceLists lists_;
+  // Of planes that weigh keys, once there were some.
+  size_t weight_room_ = 0;  // numbers
+  std::shared_ptr<void> weights_;
+  std::vector<ops::SlotWeights> weighted_;  // of the step, with the device's pointers
   // Of scored rows, once there were some.
   size_t most_scored_ = 0;                   // that there is room for
   std::shared_ptr<std::byte> scored_image_;  // pinned

@@ -58,6 +58,7 @@ void Executable::Impl::reserve_plans() {
     largest.push_back(visit_buffers.back().largest());
   }
   visits.resize(visit_buffers.size());
+  weighted.reserve(shared.weight_names.size() * static_cast<size_t>(limits.max_sequences));
   layouts.reserve(limits.cache.groups.size());
   if (shared.target.device.kind != DeviceKind::cpu) {
     device = std::make_unique<executor::DeviceStep>(shared, limits, attention, largest, partials,
@@ -267,6 +268,7 @@ Program& Executable::Impl::begin_step(const Batch& batch, KvCache& cache, execut
   lay_out(batch, cache, step);
   Program& program = programs[program_of_phase[static_cast<size_t>(batch.phase)]];
   keep_weights(program, step);
+  set_weighted(step);
   plan_step(step, batch.phase);
   step.attention = attention;
   step.visits = visits;
@@ -286,6 +288,20 @@ void Executable::Impl::lay_out(const Batch& batch, const KvCache& cache, executo
     layout.tree_start = tables.tree_start.empty() ? nullptr : tables.tree_start.data();
   }
   step.groups = layouts;
+}
+
+void Executable::Impl::set_weighted(executor::Step& step) {
+  if (shared.weight_names.empty()) return;
+  const auto sequences = static_cast<size_t>(step.layout.num_sequences);
+  weighted.assign(shared.weight_names.size() * sequences, {});
+  for (const WeightedSlots& each : step.batch->weighted) {
+    const auto name = std::ranges::find(shared.weight_names, each.name);
+    if (name == shared.weight_names.end()) continue;
+    const auto slot = static_cast<size_t>(name - shared.weight_names.begin());
+    weighted[slot * sequences + static_cast<size_t>(each.sequence)] = {each.plane.values,
+                                                                       each.plane.stride};
+  }
+  step.weighted = weighted.data();
 }
 
 void Executable::Impl::launch_step(const Batch& batch, KvCache& cache, int32_t top_k,

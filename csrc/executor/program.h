@@ -79,6 +79,7 @@ struct Shared {
   std::vector<ops::VisitShape> visit_shapes;          // the same
   std::vector<size_t> visit_layers;                   // the same
   std::vector<uint8_t> group_of_layer;                // of the cache; none: there is one
+  std::vector<std::string> weight_names;              // distinct ones, of planes that weigh keys
   std::vector<std::shared_ptr<void>> constants;       // such as rotary frequencies
   std::vector<HashConstants> hash_constants;          // distinct ones
   size_t scratch_bytes = 0;                           // of a member

@@ -39,6 +39,8 @@ struct Step {
   std::span<const ops::KvLayer> kv_layers;      // by the number of a layer
   std::span<const AttentionBuffers> attention;  // by the slot of an attention shape
   std::span<const ops::VisitPlan> visits;       // by the slot of a visit shape
+  // By the number of a name among Shared::weight_names, then by sequence; null: there are no names.
+  const ops::SlotWeights* weighted = nullptr;
   // The weights that attention keeps and attention_mass nodes sum up, or none: these make their
   // own.
   ops::KeptWeights kept;

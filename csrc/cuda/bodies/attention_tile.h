@@ -184,7 +184,9 @@ class AttentionTileRun {
         }
       }
       if (shaped) shape_scores(unit_, scores, row, r, start, p_.logits_soft_cap);
-      if (visited != 0) add_log_weights(unit_, scores, r, shared_.units.weights, start);
+      if (visited != 0) {
+        add_log_weights(unit_, scores, r, shared_.units.weights, start, p_, tile_, 0);
+      }
       hide_unseen(scores, r, seen);
     }
   }

@@ -210,8 +210,7 @@ class PrefillTileRun {
 
   EFFINFER_DEVICE void set_block_logits(const ChunkPass& pass, int b, BlockScores& scores) {
     const bool shaped = is_shaped(p_);
-    const int at = static_cast<int>(&pass - shared_.ring.passes);
-    if constexpr (KvBlock<kType>::kScaled) scale_block(at, b, scores, 0);
+    if constexpr (KvBlock<kType>::kScaled) scale_block(&pass != shared_.ring.passes, b, scores, 0);
     const int32_t first = pass.chunk * kChunkTokens + b * kBlock;
     const auto word = static_cast<uint32_t>(pass.words[b / 2] >> b % 2 * kBlock);
     const bool whole = word == ~0u && sees_all(shared_.visible, own_span(), first, first + kBlock);
@@ -222,7 +221,8 @@ class PrefillTileRun {
       const TileRow row = own_rows()[unit_.lane / 4 + 8 * r];
       if (shaped) shape_scores(unit_, scores, row, r, start, p_.logits_soft_cap);
       const uint32_t visited = word >> unit_.lane % 4 * 8 & 0xff;
-      if (visited != 0) add_log_weights(unit_, scores, r, shared_.units.weights, start);
+      const float* const weights = visited != 0 ? shared_.units.weights : nullptr;
+      add_log_weights(unit_, scores, r, weights, start, p_, tile(), unit_.warp * kTileRows);
       hide_unseen(scores, r, visited & seen_places(shared_.visible, row.position, start));
     }
   }

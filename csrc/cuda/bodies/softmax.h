@@ -60,9 +60,11 @@ EFFINFER_DEVICE Factors fold_row(Unit& unit, RowState& row, const RowState& chun
   return factors;
 }
 
-// Whether scores are more than scaled: capped or sloped, or keys count as lists of them say.
+// Whether scores are more than scaled: capped or sloped, or keys count as lists of them say, or a
+// plane.
 EFFINFER_DEVICE bool is_shaped(const ops::AttentionProblem& p) {
-  return p.logits_soft_cap > 0.0f || p.alibi_slopes != nullptr || p.visits.has_weights();
+  return p.logits_soft_cap > 0.0f || p.alibi_slopes != nullptr || p.visits.has_weights() ||
+         p.weighs_keys();
 }
 // What a row's scores, shaped or not, are multiplied by: TileRow::scale has done its part where
 // they are.
@@ -127,11 +129,14 @@ EFFINFER_DEVICE void shape_scores(Unit& unit, BlockScores& block, const TileRow&
   }
 }
 
-// How often 8 keys from `start` on count, a multiple of 8: added to logits that are shaped. Null:
-// all of them once.
+// How often 8 keys from `start` on count, a multiple of 8, and beside it what the sequence's first
+// key has for a head: added to logits that are shaped. Weights that are null: each counts once.
+// `first_row`: of the warp in its tile. In a tree of drafts places are taken for slots, as drafts
+// are new and count once.
 template <class Unit>
 EFFINFER_DEVICE void add_log_weights(Unit& unit, BlockScores& block, int r, const float* weights,
-                                     int32_t start) {
+                                     int32_t start, const ops::AttentionProblem& p,
+                                     const ops::AttentionTile& tile, int first_row) {
   if (weights == nullptr) return;
   EFFINFER_UNROLL
   for (int half = 0; half < 2; ++half) {
@@ -142,6 +147,10 @@ EFFINFER_DEVICE void add_log_weights(Unit& unit, BlockScores& block, int r, cons
       x = fmaf(float_of(four.words[t]), kLog2e, x);
     }
   }
+  if (start > 0 || p.first_logits == nullptr) return;
+  const int head = tile.first_head + (first_row + unit.lane / 4 + 8 * r) % tile.num_heads;
+  float& x = score_at(block, 0, r);
+  x = fmaf(unit.load(p.first_logits + head), kLog2e, x);
 }
 
 // -infinity where a row sees nothing: bit t of `seen` is token t.
