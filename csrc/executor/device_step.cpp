@@ -50,6 +50,9 @@ size_t image_bytes(const Shared& shared, const BatchLimits& limits,
                  4 * bytes_of<int32_t>(sequences + 1) + bytes_of<int32_t>(sequences * pages) +
                  draw_bytes(static_cast<size_t>(limits.max_rows)) +
                  bytes_of<ops::SlotWeights>(shared.weight_names.size() * sequences);
+  for (size_t group = 1; group < limits.cache.groups.size(); ++group) {
+    bytes += 3 * bytes_of<int32_t>(sequences + 1) + bytes_of<int32_t>(sequences * pages);
+  }
   for (const ops::VisitPlan& plan : visits) {
     const int64_t blocks = plan.num_blocks + (plan.num_rows > 0 ? limits.max_tokens : 0);
     bytes += bytes_of<ops::VisitBlock>(static_cast<size_t>(blocks)) +
@@ -145,6 +148,9 @@ DeviceStep::DeviceStep(const Shared& shared, const BatchLimits& limits,
       image_bytes_(image_bytes(shared, limits, attention, visits)),
       lists_([&shared](size_t bytes, const char* what) {
         return take(shared, bytes, Pages::heap, what);
+      }),
+      weights_(shared.weight_names.size(), [&shared](size_t bytes, const char* what) {
+        return take(shared, bytes, Pages::heap, what, "[run]");
       }) {
   const Device device = shared.target.device;
   const auto allocate = [&](size_t bytes, Pages pages, const char* what) {
@@ -204,10 +210,11 @@ void DeviceStep::pack(const Step& step, std::span<const AttentionBuffers> attent
     layout.tree_start = packer.add(batch.tree_start, sequences, 0).data();
   }
   layout.dense = nullptr;  // the plans know
-  const std::span<const ops::SlotWeights> weighted = upload_weighted(step, sequences);
+  const std::span<const ops::SlotWeights> weighted = weights_.upload(step, sequences, *queue_);
   step_.weighted = packer.add(weighted, weighted.size(), {}).data();
+  pack_groups(packer, batch, sequences);
   for (size_t slot = 0; slot < attention.size(); ++slot) {
-    pack_attention(packer, attention[slot], attention_[slot], shared);
+    pack_attention(packer, attention, slot, shared);
   }
   step_.attention = attention_;
   for (size_t slot = 0; slot < visits_.size(); ++slot) {
@@ -215,10 +222,43 @@ void DeviceStep::pack(const Step& step, std::span<const AttentionBuffers> attent
   }
   step_.visits = visits_;
   if (!draws.empty()) pack_draws(packer, draws, rows);
-  layout.kv_indices = packer.add(batch.kv_indices, batch.kv_indices.size(), 0).data();
+  pack_pages(packer, batch, shared);
   queue_->upload(block_.get(), image_.get(), packer.used());
   upload_inputs(batch);
   upload_scored(batch.scored);
+}
+
+void DeviceStep::pack_groups(Packer& packer, const Batch& batch, size_t sequences) {
+  groups_.clear();
+  if (step_.groups.empty()) return;
+  groups_.assign(step_.groups.size(), step_.layout);
+  for (size_t group = 1; group < groups_.size(); ++group) {
+    const KvTables& tables = batch.more_groups[group - 1];
+    ops::BatchLayout& layout = groups_[group];
+    layout.kv_indptr = packer.add(tables.kv_indptr, sequences + 1, tables.kv_indptr.back()).data();
+    layout.kv_len = packer.add(tables.kv_len, sequences, 0).data();
+    layout.tree_start = nullptr;
+    if (!tables.tree_start.empty()) {
+      layout.tree_start = packer.add(tables.tree_start, sequences, 0).data();
+    }
+  }
+  step_.groups = groups_;
+}
+
+void DeviceStep::pack_pages(Packer& packer, const Batch& batch, bool shared) {
+  const size_t most = KvCache::pages_for(static_cast<size_t>(limits_.max_seq_len)) *
+                      static_cast<size_t>(limits_.max_sequences);
+  const auto add = [&](std::span<const int32_t> pages, bool is_last) {
+    const size_t rounded = std::max(pages.size(), std::min(std::bit_ceil(pages.size()), most));
+    return packer.add(pages, shared && !is_last ? rounded : pages.size(), 0).data();
+  };
+  step_.layout.kv_indices = add(batch.kv_indices, groups_.empty());
+  for (size_t group = 0; group < groups_.size(); ++group) {
+    const bool is_last = group + 1 == groups_.size();
+    groups_[group].kv_indices = group == 0
+                                    ? step_.layout.kv_indices
+                                    : add(batch.more_groups[group - 1].kv_indices, is_last);
+  }
 }
 
 // Rows that rounding adds keep what they had.
@@ -237,34 +277,6 @@ void DeviceStep::download_outputs() {
     const auto bytes = static_cast<size_t>(rows * output.cols) * sizeof(float);
     if (bytes > 0) queue_->download(output.staged.get(), output.values, bytes);
   }
-}
-
-// Whole, with the room that they have: nobody knows which numbers the host has written since.
-std::span<const ops::SlotWeights> DeviceStep::upload_weighted(const Step& step, size_t sequences) {
-  weighted_.assign(shared_.weight_names.size() * sequences, {});
-  if (weighted_.empty() || step.batch->weighted.empty()) return weighted_;
-  const int64_t heads = step.batch->weighted[0].plane.num_heads;
-  const std::span given(step.weighted, shared_.weight_names.size() * step.batch->kv_len.size());
-  size_t room = 0;
-  for (const ops::SlotWeights& each : given) room += static_cast<size_t>(heads * each.stride);
-  if (room > weight_room_) {
-    // The step before has ended, so that nobody reads the old ones.
-    weight_room_ = 0;
-    weights_.reset();
-    weights_ = take(shared_, 2 * room * sizeof(float), Pages::heap, "weights of keys", "[run]");
-    weight_room_ = 2 * room;
-  }
-  auto* to = static_cast<float*>(weights_.get());
-  for (size_t i = 0; i < given.size(); ++i) {
-    if (given[i].values == nullptr) continue;
-    const size_t name = i / step.batch->kv_len.size();
-    const size_t sequence = i % step.batch->kv_len.size();
-    const auto size = static_cast<size_t>(heads * given[i].stride);
-    queue_->upload(to, given[i].values, size * sizeof(float));
-    weighted_[name * sequences + sequence] = {to, given[i].stride};
-    to += size;
-  }
-  return weighted_;
 }
 
 // In a block of their own, which grows when more requests are scored than ever before.
@@ -319,9 +331,16 @@ void DeviceStep::pack_draws(Packer& packer, std::span<const RowDraw> draws, size
   drawn_.undecided = reinterpret_cast<uint8_t*>(drawn_.statuses + rows);
 }
 
-void DeviceStep::pack_attention(Packer& packer, const AttentionBuffers& from, AttentionBuffers& to,
-                                bool shared) const {
-  const ops::AttentionWork& work = from.work;
+// A slot may have the plan of an earlier one (Executable::Impl::planned()).
+void DeviceStep::pack_attention(Packer& packer, std::span<const AttentionBuffers> all, size_t slot,
+                                bool shared) {
+  const ops::AttentionWork& work = all[slot].work;
+  AttentionBuffers& to = attention_[slot];
+  for (size_t other = 0; other < slot && all[slot].view.num_items > 0; ++other) {
+    if (all[slot].view.items != all[other].work.items.data()) continue;
+    to = attention_[other];
+    return;
+  }
   const auto rounded = [&](const auto& list) {
     return shared ? std::min(std::bit_ceil(list.size()), list.capacity()) : list.size();
   };
@@ -369,6 +388,9 @@ Recordings::Key DeviceStep::key_of(const Program& program, int32_t top_k) const 
                          layout.num_tokens,          static_cast<int64_t>(batch_.logit_rows.size()),
                          layout.num_sequences,       address(layout.ancestors),
                          address(layout.tree_start), address(layout.kv_indices)};
+  for (const ops::BatchLayout& group : groups_) {
+    key.insert(key.end(), {address(group.tree_start), address(group.kv_indices)});
+  }
   for (const AttentionBuffers& buffers : attention_) {
     const ops::AttentionWorkView& view = buffers.view;
     key.insert(key.end(), {address(view.tiles), address(view.merges), address(view.items),

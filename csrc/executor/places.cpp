@@ -229,10 +229,11 @@ bool AttentionMassPlaces::fill(ops::AttentionMassProblem& p, const Step& step) c
   p.rows = own.data();
   p.num_rows = static_cast<int32_t>(own.size());
   p.most_count = p.max_kv_len = 0;
+  const std::span<const int32_t> kv_len = step.kv_len_of(layer);
   const auto first = static_cast<size_t>(own.data() - step.mass_rows);
   for (const ScoredRows& rows : scored.subspan(first, own.size())) {
     p.most_count = std::max(p.most_count, rows.rows);
-    p.max_kv_len = std::max(p.max_kv_len, step.batch->kv_len[static_cast<size_t>(rows.sequence)]);
+    p.max_kv_len = std::max(p.max_kv_len, kv_len[static_cast<size_t>(rows.sequence)]);
   }
   p.sums = step.mass_sums;
   return true;

@@ -49,6 +49,11 @@ struct Step {
   const ops::MassRows* mass_rows = nullptr;
   float* mass_sums = nullptr;
 
+  // On the host.
+  std::span<const int32_t> kv_len_of(size_t layer) const {
+    const size_t group = group_of_layer.empty() ? 0 : group_of_layer[layer];
+    return group == 0 ? batch->kv_len : batch->more_groups[group - 1].kv_len;
+  }
   const ops::BatchLayout& layout_of(size_t layer) const {
     return group_of_layer.empty() ? layout : groups[group_of_layer[layer]];
   }

@@ -158,6 +158,7 @@ class AttentionTileRun {
       set_block_logits(pass, b, scores[0]);
       turn(scores);
     }
+    if (unit_.warp == 0) add_first_logits(unit_, scores[0], shared_.units, pass.chunk, 0);
   }
 
   EFFINFER_DEVICE void set_block_logits(const ChunkPass& pass, int b, BlockScores& scores) {
@@ -184,9 +185,7 @@ class AttentionTileRun {
         }
       }
       if (shaped) shape_scores(unit_, scores, row, r, start, p_.logits_soft_cap);
-      if (visited != 0) {
-        add_log_weights(unit_, scores, r, shared_.units.weights, start, p_, tile_, 0);
-      }
+      if (visited != 0) add_log_weights(unit_, scores, r, shared_.units.weights, start);
       hide_unseen(scores, r, seen);
     }
   }

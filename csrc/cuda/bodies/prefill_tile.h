@@ -206,6 +206,7 @@ class PrefillTileRun {
       turn(scores);
       turn(scores);
     }
+    add_first_logits(unit_, scores[0], shared_.units, pass.chunk, unit_.warp * kTileRows);
   }
 
   EFFINFER_DEVICE void set_block_logits(const ChunkPass& pass, int b, BlockScores& scores) {
@@ -221,8 +222,7 @@ class PrefillTileRun {
       const TileRow row = own_rows()[unit_.lane / 4 + 8 * r];
       if (shaped) shape_scores(unit_, scores, row, r, start, p_.logits_soft_cap);
       const uint32_t visited = word >> unit_.lane % 4 * 8 & 0xff;
-      const float* const weights = visited != 0 ? shared_.units.weights : nullptr;
-      add_log_weights(unit_, scores, r, weights, start, p_, tile(), unit_.warp * kTileRows);
+      if (visited != 0) add_log_weights(unit_, scores, r, shared_.units.weights, start);
       hide_unseen(scores, r, visited & seen_places(shared_.visible, row.position, start));
     }
   }

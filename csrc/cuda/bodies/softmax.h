@@ -129,14 +129,12 @@ EFFINFER_DEVICE void shape_scores(Unit& unit, BlockScores& block, const TileRow&
   }
 }
 
-// How often 8 keys from `start` on count, a multiple of 8, and beside it what the sequence's first
-// key has for a head: added to logits that are shaped. Weights that are null: each counts once.
-// `first_row`: of the warp in its tile. In a tree of drafts places are taken for slots, as drafts
-// are new and count once.
+// How often 8 keys from `start` on count, a multiple of 8: added to logits that are shaped. Null:
+// all of them once. In a tree of drafts places are taken for slots, as drafts are new and count
+// once.
 template <class Unit>
 EFFINFER_DEVICE void add_log_weights(Unit& unit, BlockScores& block, int r, const float* weights,
-                                     int32_t start, const ops::AttentionProblem& p,
-                                     const ops::AttentionTile& tile, int first_row) {
+                                     int32_t start) {
   if (weights == nullptr) return;
   EFFINFER_UNROLL
   for (int half = 0; half < 2; ++half) {
@@ -147,10 +145,20 @@ EFFINFER_DEVICE void add_log_weights(Unit& unit, BlockScores& block, int r, cons
       x = fmaf(float_of(four.words[t]), kLog2e, x);
     }
   }
-  if (start > 0 || p.first_logits == nullptr) return;
-  const int head = tile.first_head + (first_row + unit.lane / 4 + 8 * r) % tile.num_heads;
-  float& x = score_at(block, 0, r);
-  x = fmaf(unit.load(p.first_logits + head), kLog2e, x);
+}
+
+// What the first key of a sequence has beside, to a chunk's first block. `first_row`: of the warp in
+// its tile.
+template <class Unit>
+EFFINFER_DEVICE void add_first_logits(Unit& unit, BlockScores& block, const ItemUnits& item,
+                                      int32_t chunk, int first_row) {
+  if (chunk > 0 || item.firsts == nullptr || unit.lane % 4 != 0) return;
+  EFFINFER_UNROLL
+  for (int r = 0; r < 2; ++r) {
+    const int row = first_row + unit.lane / 4 + 8 * r;
+    float& x = score_at(block, 0, r);
+    x = fmaf(unit.load(item.firsts + row % item.num_heads), kLog2e, x);
+  }
 }
 
 // -infinity where a row sees nothing: bit t of `seen` is token t.
