@@ -255,9 +255,8 @@ void DeviceStep::pack_pages(Packer& packer, const Batch& batch, bool shared) {
   step_.layout.kv_indices = add(batch.kv_indices, groups_.empty());
   for (size_t group = 0; group < groups_.size(); ++group) {
     const bool is_last = group + 1 == groups_.size();
-    groups_[group].kv_indices = group == 0
-                                    ? step_.layout.kv_indices
-                                    : add(batch.more_groups[group - 1].kv_indices, is_last);
+    groups_[group].kv_indices = group == 0 ? step_.layout.kv_indices
+                                           : add(batch.more_groups[group - 1].kv_indices, is_last);
   }
 }
 

@@ -428,7 +428,8 @@ inline Results Batch::run(const Launch& how) const {
   std::vector<ops::SlotWeights> slot_weights;
   for (size_t i = 0; i < parts_.size(); ++i) {
     const auto slots = static_cast<int64_t>(parts_[i].plane.size()) / heads_.kv_heads;
-    slot_weights.push_back({plane_starts[i] < 0 ? nullptr : planes.data() + plane_starts[i], slots});
+    slot_weights.push_back(
+        {plane_starts[i] < 0 ? nullptr : planes.data() + plane_starts[i], slots});
   }
   const DeviceArray<ops::SlotWeights> slots_there(slot_weights);
   const DeviceArray<uint8_t> q(queries());

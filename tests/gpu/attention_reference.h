@@ -89,7 +89,8 @@ inline Expected attend(const Cache& cache, const Rules& rules, const Part& part,
     }
     if (!part.plane.empty()) {
       const size_t slots = part.plane.size() / static_cast<size_t>(heads.kv_heads);
-      logit += double{part.plane[static_cast<size_t>(kv_head) * slots + static_cast<size_t>(token)]};
+      logit +=
+          double{part.plane[static_cast<size_t>(kv_head) * slots + static_cast<size_t>(token)]};
       if (token == 0 && !rules.first_logits.empty()) {
         logit += double{rules.first_logits[static_cast<size_t>(head)]};
       }

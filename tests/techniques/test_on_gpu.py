@@ -63,9 +63,7 @@ TECHNIQUES: dict[str, Technique] = {
     "double_sparsity": DoubleSparsity(**FEW, channels=2, labels=(0, 1, 6, 7) * 3),
     "hyper_attention": HyperAttention(**FIRST, keys=64, samples=64, bits=4),
     "infllm_v2": InfLLMV2(**FEW, local=64),
-    "kv_compose, layers": KVCompose(
-        budget=170, window=20, chunk_tokens=128, layer_budgets=True
-    ),
+    "kv_compose, layers": KVCompose(budget=170, window=20, chunk_tokens=128, layer_budgets=True),
     "magic_pig": MagicPIG(
         bits=3, tables=8, min_tokens=0, skip_layers=0, means=tuple(range(-48, 48))
     ),

@@ -119,8 +119,8 @@ struct IndexKeys {
     EFFINFER_UNROLL
     for (int l = 0; l < kLoads; ++l) {
       const int line = step * 16 + 8 * l + 2 * (unit.lane % 4);
-      const auto* from = reinterpret_cast<const Quad*>(
-          page + KvBlock<DType::f32>::key_offset(token, line, dims));
+      const auto* from =
+          reinterpret_cast<const Quad*>(page + KvBlock<DType::f32>::key_offset(token, line, dims));
       const Quad low = unit.load(from);
       const Quad high = unit.load(from + 4);
       EFFINFER_UNROLL

@@ -147,8 +147,8 @@ EFFINFER_DEVICE void add_log_weights(Unit& unit, BlockScores& block, int r, cons
   }
 }
 
-// What the first key of a sequence has beside, to a chunk's first block. `first_row`: of the warp in
-// its tile.
+// What the first key of a sequence has beside, to a chunk's first block. `first_row`: of the warp
+// in its tile.
 template <class Unit>
 EFFINFER_DEVICE void add_first_logits(Unit& unit, BlockScores& block, const ItemUnits& item,
                                       int32_t chunk, int first_row) {
