@@ -4,7 +4,6 @@
 #include <string>
 
 #include "executor/executable_impl.h"
-#include "kv/groups.h"
 #include "kv/kv_access.h"
 
 namespace effinfer {
@@ -397,7 +396,7 @@ KvCacheConfig Executable::kv_config(DType dtype, int32_t num_pages, bool by_wind
   if (config.head_dim == 0) config.head_dim = 16;
   // A front's windows are its own. A GPU's pages take their memory at once, so that nothing is
   // gained there by freeing those that windows have left.
-  const bool has_tables = kv::num_whole_groups(config) > 1;
+  const bool has_tables = impl_->shared.layer_tables;
   if (by_window && impl_->front && has_tables) {
     throw Unsupported("[compile] layer_groups: layers without a window have page tables of their " +
                       std::string("own only where one executable has all of them"));

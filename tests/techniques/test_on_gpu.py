@@ -50,6 +50,7 @@ REFUSED = [*ENCODING, FORGETFUL]
 FEW: dict[str, Any] = {"budget": 256, "min_tokens": 0, "skip_layers": 0}
 FIRST: dict[str, Any] = {"min_tokens": 0, "local_tokens": 64, "chunk_tokens": 128}
 MERGED: dict[str, Any] = {"budget": 150, "recent": 20, "stride": 30, "chunk_tokens": 128}
+LAYERED = KVCompose(budget=170, window=20, chunk_tokens=128, layer_budgets=True)
 TECHNIQUES: dict[str, Technique] = {
     "quest": QUEST,
     "quest, layers": Quest(**FEW, reuse_layers=2),
@@ -63,7 +64,7 @@ TECHNIQUES: dict[str, Technique] = {
     "double_sparsity": DoubleSparsity(**FEW, channels=2, labels=(0, 1, 6, 7) * 3),
     "hyper_attention": HyperAttention(**FIRST, keys=64, samples=64, bits=4),
     "infllm_v2": InfLLMV2(**FEW, local=64),
-    "kv_compose, layers": KVCompose(budget=170, window=20, chunk_tokens=128, layer_budgets=True),
+    "kv_compose, layers": LAYERED,
     "magic_pig": MagicPIG(
         bits=3, tables=8, min_tokens=0, skip_layers=0, means=tuple(range(-48, 48))
     ),
@@ -102,10 +103,14 @@ GREEDY = effinfer.SamplingParams(max_tokens=6, temperature=0.0, logprobs=0, igno
 CODE = """
 import json, sys
 import effinfer
-from tests.techniques.test_on_gpu import REFUSED, TECHNIQUES, UNDIVIDED, answer, options_of
+from tests.techniques.test_on_gpu import (
+    LAYERED, REFUSED, TECHNIQUES, UNDIVIDED, answer, options_of
+)
 
-path = sys.argv[1]
+path, windowed = sys.argv[1:]
 found = {"answers": {}, "explain": {}, "refused": {}}
+with effinfer.LLM(windowed, device="cuda", techniques=[LAYERED], **options_of("")) as llm:
+    found["windowed"] = answer(llm)
 for device in ("cuda", "cpu+cuda"):
     for name, technique in TECHNIQUES.items():
         options = options_of(name) | {"device": device}
@@ -144,9 +149,16 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def found(path: Path) -> dict[str, Any]:
+def windowed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """One of its layers has no window."""
+    model = tiny.FAMILIES["gemma3"] | {"max_position_embeddings": 512}
+    return tiny.write_gguf(model, tmp_path_factory.mktemp("gpu") / "windowed.gguf")
+
+
+@pytest.fixture(scope="module")
+def found(path: Path, windowed: Path) -> dict[str, Any]:
     done = subprocess.run(
-        [sys.executable, "-c", CODE, str(path)],
+        [sys.executable, "-c", CODE, str(path), str(windowed)],
         env=os.environ | {"LD_PRELOAD": EMULATED},
         cwd=Path(__file__).parents[2],
         capture_output=True,
@@ -168,6 +180,13 @@ def test_keys_are_those_of_the_cpu(path: Path, found: dict[str, Any], name: str)
         assert got == tokens
         np.testing.assert_allclose(logprobs, expected, atol=3e-2 if name in ROUNDED else 1e-4)
         assert np.abs(np.subtract(logprobs, dense)).max() > 1e-3
+
+
+def test_layers_with_a_window_are_beside_those_with_tables(windowed: Path, found: dict[str, Any]):
+    with effinfer.LLM(windowed, techniques=[LAYERED], **options_of("")) as llm:
+        tokens, logprobs = answer(llm)
+    assert found["windowed"][0] == tokens
+    np.testing.assert_allclose(found["windowed"][1], logprobs, rtol=1e-2, atol=1e-9)
 
 
 def test_a_gpu_chooses_keys_itself(found: dict[str, Any]):

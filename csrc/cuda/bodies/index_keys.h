@@ -37,7 +37,8 @@ EFFINFER_DEVICE uint64_t always_visited(const ops::PrefillIndexInputs& in,
 
 // The keys of one KV head of a sequence, in pages of 16-bit or 8-bit numbers. Those of bfloat16 may
 // be pages of float32 as well, whose numbers are rounded when they are loaded: kernels of their own
-// would be as much code again.
+// would be as much code again. Those of float16 have the branch, too: compressed, two kernels that
+// are alike take little more than one.
 template <DType kType>
 struct IndexKeys {
   static constexpr int P = KvBlock<kType>::P;
@@ -71,7 +72,7 @@ struct IndexKeys {
   template <class Unit>
   EFFINFER_DEVICE void load(Unit& unit, const uint8_t* page, int token, int step,
                             Quad (&out)[kLoads]) const {
-    if constexpr (kType == DType::bf16) {
+    if constexpr (P == 2) {
       if (wide) return load_wide(unit, page, token, step, out);
     }
     EFFINFER_UNROLL
@@ -125,7 +126,7 @@ struct IndexKeys {
       const Quad high = unit.load(from + 4);
       EFFINFER_UNROLL
       for (int t = 0; t < 4; ++t) {
-        out[l].words[t] = unit.bf16x2(float_of(low.words[t]), float_of(high.words[t]));
+        out[l].words[t] = rounded(unit, float_of(low.words[t]), float_of(high.words[t]));
       }
     }
   }
