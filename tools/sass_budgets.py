@@ -171,5 +171,5 @@ BUDGETS = (
     Budget("AttentionMassKernel<*, false>", 128, 4, 21504, ("LDS.128", "MUFU.EX2", "FFMA")),
     Budget("AttentionMassKernel<*, true>", 80, 6, 21504, ("LDS.128", "MUFU.EX2", "FFMA")),
     # Argument: dtype. As much shared memory as a block of an A100 may have.
-    Budget("LatentAttentionKernel<[12]>", 255, 1, 164752, PLAIN),
+    Budget("LatentAttentionKernel<[12]>", 255, 1, 165520, PLAIN),
 )

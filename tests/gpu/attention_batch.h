@@ -37,6 +37,7 @@ struct Rules {
   float soft_cap = 0.0f;
   std::vector<float> slopes;
   std::vector<float> sinks;
+  std::vector<float> first_logits = {};  // of sequences that have a plane
 };
 
 inline size_t index_of(int64_t token, int64_t head, int64_t dim, int64_t heads, int64_t dims) {
@@ -208,6 +209,20 @@ struct Part {
   std::vector<std::vector<uint64_t>> words = {};  // [block of 64 rows * kv_heads][word]: visits
   // Of as many lists, by slot: the logarithms of how often keys count; none: once.
   std::vector<std::vector<float>> log_weights = {};
+  // [kv head][slot, to the end of a page]: a plane of the same, for all rows; none: there is none.
+  std::vector<float> plane = {};
+
+  // Drafts count once, and nobody reads behind the last slot.
+  template <class Random>
+  void weigh_slots(Random& random, int32_t kv_heads) {
+    const int32_t weighed = tree_start >= 0 ? tree_start : paths.empty() ? length : length - rows;
+    for (int32_t head = 0; head < kv_heads; ++head) {
+      for (int32_t slot = 0; slot < (length + 63) / 64 * 64; ++slot) {
+        const auto weight = static_cast<float>(random() % 4);
+        plane.push_back(slot < weighed ? weight : slot < length ? 0.0f : std::nanf(""));
+      }
+    }
+  }
 
   // Anything for keys that are not visited.
   template <class Random>
@@ -341,6 +356,15 @@ class Batch {
     }
     return weighted;
   }
+  // One behind the other, and where each begins; -1: it has none.
+  std::vector<float> all_planes(std::vector<int64_t>& starts) const {
+    std::vector<float> planes;
+    for (const Part& part : parts_) {
+      starts.push_back(part.plane.empty() ? -1 : static_cast<int64_t>(planes.size()));
+      planes.insert(planes.end(), part.plane.begin(), part.plane.end());
+    }
+    return planes;
+  }
   std::vector<uint64_t> all_words() const {
     std::vector<uint64_t> words;
     for (const Part& part : parts_) {
@@ -399,6 +423,15 @@ inline Results Batch::run(const Launch& how) const {
   const DeviceArray<uint64_t> paths(paths_), words(all_words());
   const DeviceArray<float> slopes(rules_.slopes), sinks(rules_.sinks), weights(all_weights());
   const DeviceArray<uint8_t> weighted(all_weighted());
+  std::vector<int64_t> plane_starts;
+  const DeviceArray<float> planes(all_planes(plane_starts)), first_logits(rules_.first_logits);
+  std::vector<ops::SlotWeights> slot_weights;
+  for (size_t i = 0; i < parts_.size(); ++i) {
+    const auto slots = static_cast<int64_t>(parts_[i].plane.size()) / heads_.kv_heads;
+    slot_weights.push_back(
+        {plane_starts[i] < 0 ? nullptr : planes.data() + plane_starts[i], slots});
+  }
+  const DeviceArray<ops::SlotWeights> slots_there(slot_weights);
   const DeviceArray<uint8_t> q(queries());
   const DeviceWork work_there(work, heads_.dims);
   const DeviceArray<uint8_t> out(q.size());
@@ -431,6 +464,9 @@ inline Results Batch::run(const Launch& how) const {
   p.visits.weighted = weighted.data();
   p.visits.weighs_blocks =
       std::ranges::any_of(parts_, [](const Part& part) { return !part.log_weights.empty(); });
+  if (planes.size() > 0) p.weights = "counts";
+  p.weighted = slots_there.data();
+  if (!rules_.first_logits.empty()) p.first_logits = first_logits.data();
   p.out = out.data();
   p.out_stride = p.q.row_stride;
   p.lse = lse.data();

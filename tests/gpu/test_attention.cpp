@@ -289,6 +289,29 @@ TEST("trees with lists of visits") {
   }
 }
 
+TEST("planes that weigh keys, and first keys") {
+  std::mt19937 random(97);
+  uint32_t seed = 98;
+  for (const DType kv : kKvTypes) {
+    const Heads heads = {kv, 32, 2, 3};
+    Cache cache(heads, ++seed);
+    Part few = {cache.add(530), 530, 3};
+    Part tree = {cache.add(300), 300, 4, {1, 3, 5, 11}};
+    const Part plain = {cache.add(70), 70, 2};
+    Part one = {cache.add(1), 1, 1};
+    cache.upload();
+    for (Part* part : {&few, &tree, &one}) part->weigh_slots(random, heads.kv_heads);
+    Rules rules;
+    for (const bool tunes : {false, true}) {
+      if (tunes) rules = {true, 290, 5, 2.0f, {}, {}, {-1.0f, 2.0f, 0.0f, 0.5f, -0.25f, 3.0f}};
+      const Batch batch(cache, rules, {plain, few, tree, one});
+      const Results whole = batch.run({.shares = 1});
+      check_batch(cache, rules, batch, whole, DType::f32);
+      CHECK(same(whole, batch.run({.shares = 1000})));
+    }
+  }
+}
+
 TEST("operands") {
   const Heads heads = {DType::bf16, 48, 1, 2};
   Cache cache(heads, 101);

@@ -159,6 +159,23 @@ TEST("lists of visits with weights, of the widest heads in int8") {
   check_all(cache, {}, {part});
 }
 
+TEST("planes that weigh keys, and first keys") {
+  std::mt19937 random(95);
+  constexpr DType kTypes[] = {DType::bf16, DType::i8};
+  for (const DType kv : of_one_path(kTypes)) {
+    const Heads heads = {kv, 64, 2, 3};
+    Cache cache(heads, 96);
+    Part whole = {cache.add(330), 330, 100};
+    Part start = {cache.add(75), 75, 75};
+    const Part plain = {cache.add(65), 65, 50};
+    cache.upload();
+    for (Part* part : {&whole, &start}) part->weigh_slots(random, heads.kv_heads);
+    check_all(cache, {}, {plain, whole});
+    check_all(cache, {true, 200, 5, 0.0f, {}, {}, {-1.0f, 2.0f, 0.0f, 0.5f, -0.25f, 3.0f}},
+              {whole, start, plain});
+  }
+}
+
 TEST("trees stay with decoding's kernel") {
   Cache cache({DType::bf16, 64, 1, 4}, 101);
   Part tree = {cache.add(240), 240, 12};
