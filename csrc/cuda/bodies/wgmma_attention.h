@@ -259,7 +259,7 @@ struct WgmmaAttention {
   template <class Unit>
   EFFINFER_DEVICE static void bring(Unit& unit, const ops::AttentionProblem& p,
                                     const ops::AttentionTile& tile, Shared& shared) {
-    if (tile.arranged == ops::kNotArranged) {
+    if (unit.shfl(tile.arranged, 0) == ops::kNotArranged) {
       StageProducer<Unit, Shared>(unit, p, tile, shared).run();
     } else if (unit.shfl(unit.warp, 0) == kConsumerWarps) {
       constexpr int kBytes = 2 * Shared::Tiles::kPageBytes;

@@ -193,6 +193,7 @@ class StageCopies {
     publish();
     while (!walk_.is_over()) {
       unit_.barrier_wait(shared_.empty[stage_.index], stage_.parity ^ 1);
+      unit_.sync_warp();  // nobody still waits when the phase after that one begins
       if (unit_.lane == 0) copy();
       stage_.next();
       if (walk_.advance()) publish();
@@ -206,10 +207,9 @@ class StageCopies {
     return unit_zero_ + int64_t{unit} * (2 * Tiles::kPageBytes);
   }
 
-  // As StageProducer's. What other lanes have stored of it is there with the step.
+  // As StageProducer's.
   EFFINFER_DEVICE void publish() {
     walk_.store(shared_.steps[step_.index]);
-    unit_.sync_warp();
     if (unit_.lane == 0) unit_.barrier_arrive(shared_.step_full[step_.index]);
     step_.next();
   }
