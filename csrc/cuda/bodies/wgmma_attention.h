@@ -54,6 +54,7 @@ struct WgmmaAttentionShared {
   Visibility visible;
   TileRow rows[kConsumers * kGroupRows];
   int32_t is_last;
+  int32_t is_arranged;  // the pages of the tile's sequence
 };
 
 // A warpgroup that multiplies.
@@ -259,12 +260,10 @@ struct WgmmaAttention {
   template <class Unit>
   EFFINFER_DEVICE static void bring(Unit& unit, const ops::AttentionProblem& p,
                                     const ops::AttentionTile& tile, Shared& shared) {
-    if (unit.shfl(tile.arranged, 0) == ops::kNotArranged) {
+    if (unit.shfl(shared.is_arranged, 0) == 0) {
       StageProducer<Unit, Shared>(unit, p, tile, shared).run();
     } else if (unit.shfl(unit.warp, 0) == kConsumerWarps) {
-      constexpr int kBytes = 2 * Shared::Tiles::kPageBytes;
-      const uint8_t* unit_zero = p.arranged + int64_t{tile.arranged} * kBytes;
-      StageCopies<Unit, Shared>(unit, unit_zero, shared).run();
+      StageCopies<Unit, Shared>(unit, p, tile, shared).run();
     }
   }
 
@@ -274,7 +273,8 @@ struct WgmmaAttention {
                                     Shared& shared) {
     for (int i = unit.thread; i < kRows; i += kThreads) shared.rows[i] = row_of(p, tile, i);
     if (unit.thread != kThreads - 1) return;
-    const int producers = tile.arranged == ops::kNotArranged ? kGroupWarps : 1;  // warps
+    shared.is_arranged = tile.arranged == ops::kNotArranged ? 0 : 1;
+    const int producers = shared.is_arranged == 0 ? kGroupWarps : 1;  // warps
     EFFINFER_UNROLL
     for (int i = 0; i < Shared::kStages; ++i) {
       unit.barrier_init(shared.full[i], producers);

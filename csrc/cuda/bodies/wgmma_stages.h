@@ -185,9 +185,12 @@ class StageCopies {
  public:
   using Tiles = typename Shared::Tiles;
 
-  // `unit_zero`: where unit 0 of the sequence would lie.
-  EFFINFER_DEVICE StageCopies(Unit& unit, const uint8_t* unit_zero, Shared& shared)
-      : unit_(unit), shared_(shared), unit_zero_(unit_zero), walk_(unit, shared.units) {}
+  EFFINFER_DEVICE StageCopies(Unit& unit, const ops::AttentionProblem& p,
+                              const ops::AttentionTile& tile, Shared& shared)
+      : unit_(unit),
+        shared_(shared),
+        unit_zero_(p.arranged + int64_t{tile.arranged} * (2 * Tiles::kPageBytes)),
+        walk_(unit, shared.units) {}
 
   EFFINFER_DEVICE void run() {
     publish();
@@ -257,7 +260,7 @@ class StageCopies {
 
   Unit& unit_;
   Shared& shared_;
-  const uint8_t* const unit_zero_;
+  const uint8_t* const unit_zero_;  // where unit 0 of the sequence would lie
   StageWalk<Unit> walk_;
   RingPlace<Shared::kStages> stage_;
   RingPlace<Shared::kSteps> step_;
