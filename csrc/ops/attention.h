@@ -363,8 +363,8 @@ struct AttentionProblem : AttentionLogits {
   int32_t* done = nullptr;  // [merges], zeros between calls
   // [work.num_arranged]: the keys and values of each, as the kernel reads them.
   uint8_t* arranged = nullptr;
-  uint8_t* out = nullptr;   // [T, num_qo_heads, v.dims] of q's dtype
-  int64_t out_stride = 0;   // elements between rows
+  uint8_t* out = nullptr;  // [T, num_qo_heads, v.dims] of q's dtype
+  int64_t out_stride = 0;  // elements between rows
   // When its data is set, the result goes there as an operand and not to `out`; the columns of a KV
   // head's group must be whole blocks.
   Operand out_operand;

@@ -176,8 +176,8 @@ class Planner {
     }
   }
 
-  // Has the pages of a KV head of a sequence, whose tiles these are, re-arranged where that pays and
-  // there is room.
+  // Has the pages of a KV head of a sequence, whose tiles these are, re-arranged where that pays
+  // and there is room.
   void arrange(std::span<AttentionTile> tiles) {
     if (shape_.most_arranged == 0 || tiles.empty() || !is_long(tiles[0])) return;
     int32_t first = INT32_MAX;

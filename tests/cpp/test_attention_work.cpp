@@ -255,8 +255,8 @@ TEST("generated rows with lists of their own are tiles of their own") {
   }
 }
 
-// Of the tiles whose pages are re-arranged every page that they visit is, at the place that they say,
-// and none that no tile visits but those between a sequence's sinks and windows.
+// Of the tiles whose pages are re-arranged every page that they visit is, at the place that they
+// say, and none that no tile visits but those between a sequence's sinks and windows.
 size_t check_arranged(const AttentionShape& shape, const Batch& batch) {
   const int64_t longest = *std::max_element(batch.kv_len.begin(), batch.kv_len.end());
   const Planned planned(shape, batch.layout(), longest);

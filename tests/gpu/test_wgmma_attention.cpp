@@ -175,8 +175,7 @@ TEST("each barrier, wait and fence") {
   const Batch batch(cache, {}, {part});
   const Results right = batch.run(kWhole);
   expect_every_barrier_matters([&] {
-    return same(right, batch.run(kDivided)) &&
-           same(right, batch.run(arranged(kDivided, kAll)));
+    return same(right, batch.run(kDivided)) && same(right, batch.run(arranged(kDivided, kAll)));
   });
 }
 

@@ -1,10 +1,10 @@
 // Attention of a tile of up to 128 (row, head) pairs of prompts on Hopper: a block an item.
 //
-// Two warpgroups have 64 rows each, a third one brings pages (bodies/wgmma_stages.h), by copies alone
-// where they are re-arranged already (bodies/arrange_pages.h): the bits are the same. A step is 128
-// tokens: 64 registers of a thread are its scores, 32 its weights, 64 the values so far. While one
-// warpgroup multiplies the values of a step and the keys of the next one, the other one makes
-// weights of its scores:
+// Two warpgroups have 64 rows each, a third one brings pages (bodies/wgmma_stages.h), by copies
+// alone where they are re-arranged already (bodies/arrange_pages.h): the bits are the same. A step
+// is 128 tokens: 64 registers of a thread are its scores, 32 its weights, 64 the values so far.
+// While one warpgroup multiplies the values of a step and the keys of the next one, the other one
+// makes weights of its scores:
 //
 //   warpgroup 0   q k | weights    | p v, q k | weights  | p v, q k | ...
 //   warpgroup 1         q k        | weights  | p v, q k | weights  | ...

@@ -16,8 +16,8 @@
 // so that a lane's sums are those that mma gives it, 8 tokens or dims next to each other, and its
 // weights A operands as they are.
 //
-// A page that is re-arranged once for many tiles (bodies/arrange_pages.h) has the same bytes in global
-// memory, from where they are copied in pieces: half a tile of keys each, a tile of values.
+// A page that is re-arranged once for many tiles (bodies/arrange_pages.h) has the same bytes in
+// global memory, from where they are copied in pieces: half a tile of keys each, a tile of values.
 //
 //   2 (1) x [64 tokens][64 dims] of keys, then [dims][64 tokens] of values
 //
@@ -69,12 +69,12 @@ class PageTiles {
     const int half = warp % 2;  // of a page
     const int column = x % kColumns;
     const int first_pair = kColumns == 2 ? x / 2 : 0;
-    key_ = static_cast<uint32_t>(kv_head * p.k.head_stride +
-                                 (2 * half + c / 4) * (kDims / 2 * kLine) + c % 4 * 16 +
-                                 4 * x * kLine);
-    value_ = static_cast<uint32_t>(kv_head * p.v.head_stride +
-                                   (16 * half + first_pair) * kPairBytes +
-                                   (column * kBlock + 4 * c) * 4);
+    key_ =
+        static_cast<uint32_t>(kv_head * p.k.head_stride + (2 * half + c / 4) * (kDims / 2 * kLine) +
+                              c % 4 * 16 + 4 * x * kLine);
+    value_ =
+        static_cast<uint32_t>(kv_head * p.v.head_stride + (16 * half + first_pair) * kPairBytes +
+                              (column * kBlock + 4 * c) * 4);
     key_to_ = static_cast<uint32_t>((warp * kBlock + c) * kSwizzledBytes + (x ^ c) * 16);
     value_to_ = static_cast<uint32_t>(warp / 2 * kValueTile + (column * kBlock + c) * 128 +
                                       ((4 * half + first_pair) ^ c) * 16);
