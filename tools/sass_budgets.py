@@ -44,7 +44,8 @@ ATTENTION_F32 = ("LDG.E.128", "LDGSTS.128")
 WGMMA = ("HGMMA", "UTMALDG", "SYNCS", "USETMAXREG")
 # Keys and values as a caller has them.
 PLAIN = ("LDGSTS.128", "LDSM.16", "HMMA")
-WGMMA_ATTENTION = ("HGMMA", "SYNCS", "USETMAXREG", "LDG.E.128", "STS.128", "MUFU.EX2")
+# Pages come as loads or, where they are re-arranged, as copies.
+WGMMA_ATTENTION = ("HGMMA", "SYNCS", "USETMAXREG", "LDG.E.128", "STS.128", "UBLKCP", "MUFU.EX2")
 PREFILL = ("LDS.128", "LDGSTS.128", "HMMA", "MUFU.EX2")
 # Rows in and out, 16 bytes a thread.
 ROWS = ("LDG.E.128", "STG.E.128")
@@ -83,6 +84,9 @@ BUDGETS = (
     Budget("AttentionKernel<3, 2>", 248, 3, 43904, ATTENTION),
     Budget("AttentionKernel<3, 4>", 168, 2, 62592, ATTENTION),
     Budget("AttentionKernel<3, 8>", 144, 1, 99968, ATTENTION),
+    # Arguments: columns of 32 dims.
+    Budget("ArrangePages<2>", 64, 8, 1, ROWS, "sm_90a"),
+    Budget("ArrangePages<4>", 104, 4, 1, ROWS, "sm_90a"),
     # Arguments: dtype, columns of 32 dims. Registers as those of WgmmaMatmul.
     Budget("WgmmaAttention<[12], 2>", 168, 1, 183296, WGMMA_ATTENTION, "sm_90a"),
     Budget("WgmmaAttention<[12], 4>", 168, 1, 232448, WGMMA_ATTENTION, "sm_90a"),

@@ -160,6 +160,10 @@ void set_long_tiles(const Lowering& lowering, const Node& node, ops::AttentionSh
     shape.only_long = own_sums && finds(rows, true);
     if (!shape.only_long && !finds(rows, false)) continue;
     shape.long_rows = rows;
+    if (shape.only_long) {
+      const size_t page_bytes = ops::arranged_page_bytes(shape.head_dim);
+      shape.most_arranged = ops::kGpuArrangedBytes / static_cast<int64_t>(page_bytes);
+    }
     return;
   }
 }

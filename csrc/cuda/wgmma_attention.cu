@@ -1,4 +1,5 @@
 // Attention of prompts in a phase of their own, on Hopper.
+#include "cuda/bodies/arrange_pages.h"
 #include "cuda/bodies/wgmma_attention.h"
 #include "cuda/entry.h"
 #include "cuda/prefill_attention.h"
@@ -35,6 +36,11 @@ size_t wgmma_shared_bytes(const AttentionProblem& p) {
 
 void launch_wgmma(const AttentionParams& params, Queue& queue) {
   const AttentionProblem& p = params.p;
+  if (p.k.dims == 128) {
+    launch<ArrangePages<4>>(p, p.work.num_arranged, queue);
+  } else {
+    launch<ArrangePages<2>>(p, p.work.num_arranged, queue);
+  }
   with_kernel(p, [&]<class Kernel>() { launch<Kernel>(params, p.work.num_long_items, queue); });
 }
 

@@ -62,7 +62,8 @@ size_t image_bytes(const Shared& shared, const BatchLimits& limits,
   for (const AttentionBuffers& buffers : attention) {
     bytes += bytes_of<ops::AttentionTile>(buffers.work.tiles.capacity()) +
              bytes_of<ops::AttentionItem>(buffers.work.items.capacity()) +
-             bytes_of<ops::AttentionMerge>(buffers.work.merges.capacity());
+             bytes_of<ops::AttentionMerge>(buffers.work.merges.capacity()) +
+             bytes_of<ops::ArrangedPage>(buffers.work.arranged.capacity());
   }
   return bytes;
 }
@@ -137,7 +138,7 @@ class DeviceStep::Packer {
 DeviceStep::DeviceStep(const Shared& shared, const BatchLimits& limits,
                        std::span<const AttentionBuffers> attention,
                        std::span<const ops::VisitPlan> visits, size_t partials,
-                       size_t partial_floats)
+                       size_t partial_floats, size_t arranged_bytes)
     : shared_(shared),
       limits_(limits),
       queue_(make_queue(shared.target.device)),
@@ -171,6 +172,7 @@ DeviceStep::DeviceStep(const Shared& shared, const BatchLimits& limits,
   top_ = allocate(top_bytes, Pages::heap, "highest logits");
   partial_out_ = allocate(partial_floats * sizeof(float), Pages::heap, "partial results");
   partial_ms_ = allocate(partials * 2 * sizeof(float), Pages::heap, "partial results");
+  arranged_ = allocate(arranged_bytes, Pages::heap, "re-arranged pages");
   done_ = allocate(merges * sizeof(int32_t), Pages::huge, "counters");
   attention_.resize(attention.size());
   for (size_t slot = 0; slot < visits.size(); ++slot) {
@@ -350,6 +352,8 @@ void DeviceStep::pack_attention(Packer& packer, std::span<const AttentionBuffers
   const size_t items = rounded(work.items);
   to.view.items = packer.add(work.items, items, {-1, 0, 0, -1, -1});
   to.view.num_items = static_cast<int64_t>(items);
+  to.view.arranged = packer.add(work.arranged, work.arranged.size(), {});
+  to.arranged = static_cast<uint8_t*>(arranged_.get());
   to.done = static_cast<int32_t*>(done_.get());
   to.partial_out = static_cast<float*>(partial_out_.get());
   to.partial_ms = static_cast<float*>(partial_ms_.get());

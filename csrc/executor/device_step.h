@@ -30,7 +30,7 @@ class DeviceStep {
   // Takes the memory that steps within `limits` need. Throws OutOfMemory.
   DeviceStep(const Shared& shared, const BatchLimits& limits,
              std::span<const AttentionBuffers> attention, std::span<const ops::VisitPlan> visits,
-             size_t partials, size_t partial_floats);
+             size_t partials, size_t partial_floats, size_t arranged_bytes);
 
   // Puts the calls of a step whose pointers are the host's into the queue, and with top_k > 0 those
   // that find as many highest logits of each row, or with draws, one a row, that draw tokens.
@@ -100,6 +100,7 @@ class DeviceStep {
   std::shared_ptr<void> partial_out_;
   std::shared_ptr<void> partial_ms_;
   std::shared_ptr<void> done_;
+  std::shared_ptr<void> arranged_;
   DeviceLists lists_;
   DeviceWeights weights_;
   // Of scored rows, once there were some.

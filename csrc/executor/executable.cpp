@@ -43,6 +43,7 @@ Executable::~Executable() = default;
 void Executable::Impl::reserve_plans() {
   size_t partial_floats = 0;
   size_t partials = 0;
+  size_t arranged_bytes = 0;
   for (const ops::AttentionShape& shape : shared.attention_shapes) {
     executor::AttentionBuffers& buffers = attention.emplace_back();
     const auto count = static_cast<size_t>(
@@ -50,6 +51,8 @@ void Executable::Impl::reserve_plans() {
     buffers.counters.resize(buffers.work.merges.capacity());
     partials = std::max(partials, count);
     partial_floats = std::max(partial_floats, count * static_cast<size_t>(shape.head_dim));
+    arranged_bytes = std::max(arranged_bytes, buffers.work.arranged.capacity() *
+                                                  ops::arranged_page_bytes(shape.head_dim));
   }
   std::vector<ops::VisitPlan> largest;
   for (const ops::VisitShape& shape : shared.visit_shapes) {
@@ -61,7 +64,7 @@ void Executable::Impl::reserve_plans() {
   layouts.reserve(limits.cache.groups.size());
   if (shared.target.device.kind != DeviceKind::cpu) {
     device = std::make_unique<executor::DeviceStep>(shared, limits, attention, largest, partials,
-                                                    partial_floats);
+                                                    partial_floats, arranged_bytes);
     return;
   }
   const bool keeps = std::ranges::any_of(

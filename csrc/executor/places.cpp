@@ -144,6 +144,7 @@ bool AttentionPlaces::fill(ops::AttentionProblem& p, const Step& step) const {
   p.done = buffers.done;
   p.partial_out = buffers.partial_out;
   p.partial_ms = buffers.partial_ms;
+  p.arranged = buffers.arranged;
   if (visits) p.visits = step.visits[*visits];
   if (out_operand) {
     p.out_operand = out_operand->at(step, step.layout.num_tokens);

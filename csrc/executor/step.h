@@ -25,6 +25,7 @@ struct AttentionBuffers {
   int32_t* done = nullptr;        // the same
   float* partial_out = nullptr;
   float* partial_ms = nullptr;
+  uint8_t* arranged = nullptr;
 };
 
 struct Step {

@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <bit>
 #include <cstdint>
+#include <span>
 #include <tuple>
 #include <utility>
 
@@ -61,6 +62,9 @@ TileSize tile_size(const AttentionShape& shape, const BatchLayout& batch, int32_
   return {tile_tokens(shape), tile_heads(shape)};
 }
 
+// Of lists, whose sizes only the device knows: as if a quarter of the pages were visited.
+constexpr int64_t kListedPart = 4;
+
 // Of `units` each.
 int32_t num_chunks(const AttentionTile& tile, int32_t units = kChunkUnits) {
   if (tile.first_unit == tile.end_unit) return 0;
@@ -85,7 +89,9 @@ class Planner {
       work_.one_tile &= count <= tile_tokens(shape_);
       // A head's tiles follow each other, for its keys to stay in cache.
       for (int32_t head = 0; head < shape_.num_kv_heads; ++head) {
+        const size_t first_tile = work_.tiles.size();
         add_block(s, head, first, count, [&](AttentionTile& tile) { see_all(tile); });
+        arrange(std::span(work_.tiles).subspan(first_tile));
       }
     }
     finish();
@@ -167,6 +173,30 @@ class Planner {
     tile.sink_units = std::min(ceil_div(shape_.sink_tokens, kUnitTokens), tile.first_unit);
     if (ceil_div(tile.sink_units, kChunkUnits) > tile.first_unit / kChunkUnits) {
       tile.first_unit = tile.sink_units = 0;  // nothing lies between
+    }
+  }
+
+  // Has the pages of a KV head of a sequence, whose tiles these are, re-arranged where that pays
+  // and there is room.
+  void arrange(std::span<AttentionTile> tiles) {
+    if (shape_.most_arranged == 0 || tiles.empty() || !is_long(tiles[0])) return;
+    int32_t first = INT32_MAX;
+    int32_t end = 0;
+    int64_t reads = 0;
+    for (const AttentionTile& tile : tiles) {
+      first = std::min(first, tile.sink_units > 0 ? 0 : tile.first_unit);
+      end = std::max(end, tile.end_unit);
+      reads += tile.sink_units + tile.end_unit - tile.first_unit;
+    }
+    const int32_t sequence = tiles[0].sequence;
+    const bool has_lists = shape_.visits && !batch_.is_dense(sequence);
+    const int64_t pages = end - first;
+    const int64_t least = pages * shape_.arranged_reads * (has_lists ? kListedPart : 1);
+    const auto begin = static_cast<int64_t>(work_.arranged.size());
+    if (pages <= 0 || reads < least || begin + pages > shape_.most_arranged) return;
+    for (AttentionTile& tile : tiles) tile.arranged = static_cast<int32_t>(begin - first);
+    for (int32_t unit = first; unit < end; ++unit) {
+      work_.arranged.push_back({sequence, tiles[0].kv_head, unit});
     }
   }
 
@@ -270,6 +300,7 @@ void AttentionWork::clear() {
   tiles.clear();
   items.clear();
   merges.clear();
+  arranged.clear();
   num_partials = 0;
   num_long_items = 0;
   one_tile = true;
@@ -294,6 +325,8 @@ int64_t AttentionWork::reserve(const AttentionShape& shape, int64_t max_tokens,
   tiles.reserve(static_cast<size_t>(max_tiles));
   items.reserve(static_cast<size_t>(max_tiles + std::min(max_tiles * chunks, partials / least)));
   merges.reserve(static_cast<size_t>(std::min(max_tiles, partials / (2 * least))));
+  const int64_t pages = shape.num_kv_heads * max_sequences * ceil_div(max_kv_len, kUnitTokens);
+  arranged.reserve(static_cast<size_t>(std::min(pages, shape.most_arranged)));
   return partials;
 }
 

@@ -51,7 +51,9 @@ struct Planned {
     const AttentionTile* tiles = work.tiles.data();
     const AttentionItem* items = work.items.data();
     const AttentionMerge* merges = work.merges.data();
+    const ArrangedPage* arranged = work.arranged.data();
     plan_attention(shape, batch, work);
+    CHECK(work.arranged.data() == arranged);
     CHECK(work.tiles.data() == tiles);
     CHECK(work.items.data() == items);
     CHECK(work.merges.data() == merges);
@@ -250,6 +252,63 @@ TEST("generated rows with lists of their own are tiles of their own") {
       const int32_t rows = batch.qo_indptr[s + 1] - batch.qo_indptr[s];
       CHECK(rows >= kSparseRows || tile.num_rows == 1);
     }
+  }
+}
+
+// Of the tiles whose pages are re-arranged every page that they visit is, at the place that they
+// say, and none that no tile visits but those between a sequence's sinks and windows.
+size_t check_arranged(const AttentionShape& shape, const Batch& batch) {
+  const int64_t longest = *std::max_element(batch.kv_len.begin(), batch.kv_len.end());
+  const Planned planned(shape, batch.layout(), longest);
+  const std::vector<ArrangedPage>& pages = planned.work.arranged;
+  CHECK(static_cast<int64_t>(pages.size()) <= shape.most_arranged);
+  std::set<size_t> used;
+  for (const AttentionTile& tile : planned.work.tiles) {
+    if (tile.arranged == kNotArranged) continue;
+    for (int32_t unit = 0; unit < tile.end_unit; ++unit) {
+      if (unit >= tile.sink_units && unit < tile.first_unit) continue;
+      const auto at = static_cast<size_t>(tile.arranged + unit);
+      CHECK(at < pages.size());
+      if (at >= pages.size()) continue;
+      CHECK_EQ(pages[at].sequence, tile.sequence);
+      CHECK_EQ(pages[at].kv_head, tile.kv_head);
+      CHECK_EQ(pages[at].unit, unit);
+      used.insert(at);
+    }
+  }
+  if (shape.sink_tokens == 0) CHECK_EQ(used.size(), pages.size());
+  return pages.size();
+}
+
+TEST("pages that many tiles read are re-arranged, as long as there is room") {
+  AttentionShape shape = make_shape(8, 2, 128);
+  shape.most_rows = kGpuTileRows;
+  shape.long_rows = kGpuLongTileRows;
+  shape.only_long = true;
+  Batch batch;
+  batch.add(2048, 2048);
+  batch.add(2048, 64);  // two tiles
+  batch.add(600, 600);
+  CHECK_EQ(check_arranged(shape, batch), size_t{0});
+  shape.most_arranged = 1000;
+  CHECK_EQ(check_arranged(shape, batch), size_t{2 * 32 + 2 * 10});
+  shape.most_arranged = 60;  // a head of the first one
+  CHECK_EQ(check_arranged(shape, batch), size_t{32 + 2 * 10});
+  shape.most_arranged = 1000;
+  shape.visits = true;  // of a quarter of the pages
+  CHECK_EQ(check_arranged(shape, batch), size_t{2 * 32});
+  shape.visits = false;
+  std::mt19937 random(5);
+  for (int round = 0; round < 50; ++round) {
+    shape.window_left = static_cast<int32_t>(random() % 700);
+    shape.sink_tokens = random() % 2 == 0 ? 0 : static_cast<int32_t>(random() % 300);
+    shape.arranged_reads = static_cast<int64_t>(random() % 4);
+    Batch any;
+    for (int i = 0; i < 4; ++i) {
+      const auto length = static_cast<int32_t>(1 + random() % 3000);
+      any.add(length, 1 + static_cast<int32_t>(random() % static_cast<uint32_t>(length)));
+    }
+    check_arranged(shape, any);
   }
 }
 

@@ -248,6 +248,8 @@ struct Launch {
   std::optional<ops::Arithmetic> operand = {};
   int32_t long_rows = 0;  // of tiles of prompts
   bool own_sums = false;  // as prompts in a phase of their own
+  // Pages of KV heads that may be re-arranged first, however few tiles read them.
+  int64_t arranged = 0;
 };
 
 class Batch {
@@ -302,6 +304,8 @@ class Batch {
     shape.long_rows = how.long_rows;
     shape.only_long = how.own_sums;
     shape.shares = how.shares;
+    shape.most_arranged = how.arranged;
+    shape.arranged_reads = 0;
     return shape;
   }
   void set_rules(ops::AttentionProblem& p) const {

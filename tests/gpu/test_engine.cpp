@@ -99,6 +99,34 @@ TEST("on Hopper prompts have attention of their own, whatever the chunks") {
   CHECK(logits_of(exact, tokens, Phase::prefill) == logits_of(exact, tokens, Phase::decode));
 }
 
+// Whether a prompt's attention copied pages that were re-arranged before.
+std::vector<float> prompt_logits(const std::shared_ptr<const Model>& model,
+                                 const EngineOptions& options, const std::vector<int32_t>& tokens,
+                                 bool arranged) {
+  Engine engine(model, options);
+  cuda::host::record_sites();
+  std::vector<float> logits = logits_of(engine, tokens, Phase::prefill);
+  const std::set<cuda::host::Site> sites = cuda::host::recorded_sites();
+  const bool copied = std::ranges::any_of(sites, [](const cuda::host::Site& site) {
+    return site.kernel == "wgmma_attention" && site.what == "barrier_arrive_expect";
+  });
+  CHECK_EQ(copied, arranged);
+  return logits;
+}
+
+TEST("on Hopper pages that many tiles read are re-arranged, which changes no bit") {
+  const OnHopper machine;
+  const std::shared_ptr<const Model> model = model_of("q8_0", {}, {}, true);
+  const std::vector<int32_t> tokens = tokens_of(1100, 7);
+  EngineOptions options = options_on(kGpu, Precision::fast);
+  options.max_batch_tokens = 1100;
+  const std::vector<float> arranged = prompt_logits(model, options, tokens, true);
+  options.max_batch_tokens = 400;
+  CHECK(prompt_logits(model, options, tokens, false) == arranged);
+  Engine reference(model, options_on({}, Precision::f32));
+  CHECK(distance(arranged, logits_of(reference, tokens, Phase::prefill)) < 2e-2);
+}
+
 TEST("sparse prefill visits what it does on the CPU") {
   needs_every_value();
   const std::vector<int32_t> tokens = tokens_of(400, 12);

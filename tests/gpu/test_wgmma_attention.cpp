@@ -12,13 +12,24 @@ namespace {
 constexpr Launch kWhole = {.shares = 1, .long_rows = 128, .own_sums = true};
 constexpr Launch kDivided = {.shares = 4000, .long_rows = 128, .own_sums = true};
 
-// Right, and the same with keys divided into items.
+// Pages that are re-arranged first: all, or those of short sequences.
+constexpr int64_t kAll = 1000;
+constexpr int64_t kSome = 4;
+Launch arranged(Launch how, int64_t pages) {
+  how.arranged = pages;
+  return how;
+}
+
+// Right, and the same with keys divided into items, and with the pages of all or
+// some sequences re-arranged first.
 Results check_all(const Cache& cache, const Rules& rules, std::vector<Part> parts) {
   const OnHopper machine;
   const Batch batch(cache, rules, std::move(parts));
   const Results results = batch.run(kWhole);
   check_batch(cache, rules, batch, results, cache.heads().q);
   CHECK(same(results, batch.run(kDivided)));
+  CHECK(same(results, batch.run(arranged(kWhole, kAll))));
+  CHECK(same(results, batch.run(arranged(kDivided, kSome))));
   return results;
 }
 
@@ -163,7 +174,9 @@ TEST("each barrier, wait and fence") {
   cache.upload();
   const Batch batch(cache, {}, {part});
   const Results right = batch.run(kWhole);
-  expect_every_barrier_matters([&] { return same(right, batch.run(kDivided)); });
+  expect_every_barrier_matters([&] {
+    return same(right, batch.run(kDivided)) && same(right, batch.run(arranged(kDivided, kAll)));
+  });
 }
 
 TEST("pages are re-arranged with few conflicts of banks") {

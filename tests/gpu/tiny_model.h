@@ -72,7 +72,7 @@ inline void replace_all(std::string& text, std::string_view what, std::string_vi
   }
 }
 
-// Llama's blocks, small. `wide`: with one head of 64 dims.
+// Llama's blocks, small. `wide`: with one head of 64 dims, for longer texts.
 inline Graph graph_of(const std::string& type, const IndexText& index, const UnaryText& gate,
                       bool wide = false, int layers = 2) {
   std::string text =
@@ -89,6 +89,7 @@ inline Graph graph_of(const std::string& type, const IndexText& index, const Una
           "  %r : f32[R, 64] = select_rows(%z, %logit_rows)\n"
           "  %logits : f32[R, 80] = linear(%r, %embed)\n  return %logits\n}\n";
   if (wide) {
+    replace_all(text, "context_length = 512", "context_length = 2048");
     replace_all(text, "heads = 4", "heads = 1");
     replace_all(text, "heads = 2", "heads = 1");
     replace_all(text, "dim = 16", "dim = 64");

@@ -1,9 +1,10 @@
 // Attention of a tile of up to 128 (row, head) pairs of prompts on Hopper: a block an item.
 //
-// Two warpgroups have 64 rows each, a third one brings pages (bodies/wgmma_stages.h). A step is 128
-// tokens: 64 registers of a thread are its scores, 32 its weights, 64 the values so far. While one
-// warpgroup multiplies the values of a step and the keys of the next one, the other one makes
-// weights of its scores:
+// Two warpgroups have 64 rows each, a third one brings pages (bodies/wgmma_stages.h), by copies
+// alone where they are re-arranged already (bodies/arrange_pages.h): the bits are the same. A step
+// is 128 tokens: 64 registers of a thread are its scores, 32 its weights, 64 the values so far.
+// While one warpgroup multiplies the values of a step and the keys of the next one, the other one
+// makes weights of its scores:
 //
 //   warpgroup 0   q k | weights    | p v, q k | weights  | p v, q k | ...
 //   warpgroup 1         q k        | weights  | p v, q k | weights  | ...
@@ -53,6 +54,7 @@ struct WgmmaAttentionShared {
   Visibility visible;
   TileRow rows[kConsumers * kGroupRows];
   int32_t is_last;
+  int32_t is_arranged;  // the pages of the tile's sequence
 };
 
 // A warpgroup that multiplies.
@@ -245,7 +247,7 @@ struct WgmmaAttention {
     // 2 x 208 + 88 registers are what three warpgroups of 168 have.
     if (unit.shfl(unit.warp, 0) >= kConsumerWarps) {
       unit.template give_registers<88>();
-      StageProducer<Unit, Shared>(unit, params.p, tile, shared).run();
+      bring(unit, params.p, tile, shared);
       // Its barriers are the whole block's.
       if (item.partial >= 0) ends_last_item(unit, params.p, item.merge, shared.is_last);
     } else {
@@ -256,18 +258,31 @@ struct WgmmaAttention {
 
  private:
   template <class Unit>
+  EFFINFER_DEVICE static void bring(Unit& unit, const ops::AttentionProblem& p,
+                                    const ops::AttentionTile& tile, Shared& shared) {
+    if (unit.shfl(shared.is_arranged, 0) == 0) {
+      StageProducer<Unit, Shared>(unit, p, tile, shared).run();
+    } else if (unit.shfl(unit.warp, 0) == kConsumerWarps) {
+      StageCopies<Unit, Shared>(unit, p, tile, shared).run();
+    }
+  }
+
+  template <class Unit>
   EFFINFER_DEVICE static void start(Unit& unit, const ops::AttentionProblem& p,
                                     const ops::AttentionItem& item, const ops::AttentionTile& tile,
                                     Shared& shared) {
     for (int i = unit.thread; i < kRows; i += kThreads) shared.rows[i] = row_of(p, tile, i);
     if (unit.thread != kThreads - 1) return;
+    shared.is_arranged = tile.arranged == ops::kNotArranged ? 0 : 1;
+    const int producers = shared.is_arranged == 0 ? kGroupWarps : 1;  // warps
     EFFINFER_UNROLL
     for (int i = 0; i < Shared::kStages; ++i) {
-      unit.barrier_init(shared.full[i], kGroupWarps);
+      unit.barrier_init(shared.full[i], producers);
       unit.barrier_init(shared.empty[i], kConsumerWarps);
     }
     EFFINFER_UNROLL
     for (int i = 0; i < Shared::kSteps; ++i) unit.barrier_init(shared.step_full[i], 1);
+    unit.fence_async();  // for copies
     shared.units = units_of(p, item, tile);
     shared.units.all_chunks = false;
     shared.visible = visibility_of(p, tile);

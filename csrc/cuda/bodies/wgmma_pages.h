@@ -16,6 +16,11 @@
 // so that a lane's sums are those that mma gives it, 8 tokens or dims next to each other, and its
 // weights A operands as they are.
 //
+// A page that is re-arranged once for many tiles (bodies/arrange_pages.h) has the same bytes in
+// global memory, from where they are copied in pieces: half a tile of keys each, a tile of values.
+//
+//   2 (1) x [64 tokens][64 dims] of keys, then [dims][64 tokens] of values
+//
 // A warp has a quarter of each stage, 32 tokens. Eight lanes store pieces of eight rows at a time,
 // which the swizzle puts into different banks. Two times four loads of a lane are under way: 16 KB
 // of a warpgroup.
@@ -54,22 +59,22 @@ class PageTiles {
   static constexpr int kKeyTile = kStepTokens * kSwizzledBytes;  // of 64 dims
   static constexpr int kValueTile = kDims * kSwizzledBytes;      // of 64 tokens
   static constexpr int kGroups = kColumns;                       // of four loads, of a stage
+  static constexpr int kPageBytes = kStageBytes / 2;             // of keys, or of values
   using Group = Quad[4];
 
-  EFFINFER_DEVICE PageTiles(int lane, int warp, const ops::AttentionProblem& p,
-                            const ops::AttentionTile& tile)
+  EFFINFER_DEVICE PageTiles(int lane, int warp, const ops::AttentionProblem& p, int32_t kv_head)
       : p_(p) {
     const int c = lane % 8;
     const int x = lane / 8;
     const int half = warp % 2;  // of a page
     const int column = x % kColumns;
     const int first_pair = kColumns == 2 ? x / 2 : 0;
-    key_ = static_cast<uint32_t>(tile.kv_head * p.k.head_stride +
-                                 (2 * half + c / 4) * (kDims / 2 * kLine) + c % 4 * 16 +
-                                 4 * x * kLine);
-    value_ = static_cast<uint32_t>(tile.kv_head * p.v.head_stride +
-                                   (16 * half + first_pair) * kPairBytes +
-                                   (column * kBlock + 4 * c) * 4);
+    key_ =
+        static_cast<uint32_t>(kv_head * p.k.head_stride + (2 * half + c / 4) * (kDims / 2 * kLine) +
+                              c % 4 * 16 + 4 * x * kLine);
+    value_ =
+        static_cast<uint32_t>(kv_head * p.v.head_stride + (16 * half + first_pair) * kPairBytes +
+                              (column * kBlock + 4 * c) * 4);
     key_to_ = static_cast<uint32_t>((warp * kBlock + c) * kSwizzledBytes + (x ^ c) * 16);
     value_to_ = static_cast<uint32_t>(warp / 2 * kValueTile + (column * kBlock + c) * 128 +
                                       ((4 * half + first_pair) ^ c) * 16);
@@ -92,12 +97,14 @@ class PageTiles {
     }
   }
 
-  EFFINFER_DEVICE void store(bool of_values, const Group& from, int group, uint8_t* stage) const {
+  // To a stage, or to a page's own place, where tiles of keys are half as long.
+  EFFINFER_DEVICE void store(bool of_values, const Group& from, int group, uint8_t* to,
+                             int key_tile = kKeyTile) const {
     if (of_values) {
-      store_four(from, stage + (value_to_ ^ static_cast<uint32_t>(group * (kPairs * 16))));
+      store_four(from, to + (value_to_ ^ static_cast<uint32_t>(group * (kPairs * 16))));
     } else {
-      stage += group / 2 * kKeyTile;
-      store_four(from, stage + (key_to_ ^ static_cast<uint32_t>(group % 2 * 64)));
+      to += group / 2 * key_tile;
+      store_four(from, to + (key_to_ ^ static_cast<uint32_t>(group % 2 * 64)));
     }
   }
 

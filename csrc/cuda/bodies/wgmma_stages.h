@@ -1,4 +1,6 @@
-// The warpgroup that brings keys and values to those that multiply: which stages, and when.
+// What brings keys and values to the warpgroups that multiply: which stages, and when. It is a
+// warpgroup that re-arranges pages on their way, or a warp that asks for copies of pages that are
+// re-arranged already.
 //
 // A step is 128 tokens of which something is visited: a stage of keys, then one of values. What the
 // consumers must know of a step goes through a ring of its own.
@@ -39,6 +41,11 @@ class StageWalk {
     const int32_t page = unit_.shfl(now_.page(), at);
     return (now_.units() >> at & 1) != 0 ? page : -1;
   }
+  // Unit `index` of the step, -1 where nothing of it is visited.
+  EFFINFER_DEVICE int32_t unit_of(int index) const {
+    const int at = kStepUnits * half_ + index;
+    return (now_.units() >> at & 1) != 0 ? now_.chunk() * kChunkUnits + at : -1;
+  }
 
   // True when another step begins, or all are over. The page table is asked for a chunk ahead.
   EFFINFER_DEVICE bool advance() {
@@ -78,7 +85,7 @@ class StageWalk {
   bool of_values_ = false;
 };
 
-// Shared: the rings of WgmmaAttentionShared.
+// Of pages as they lie. Shared: the rings of WgmmaAttentionShared.
 template <class Unit, class Shared>
 class StageProducer {
  public:
@@ -89,7 +96,7 @@ class StageProducer {
       : unit_(unit),
         shared_(shared),
         warp_(unit.shfl(unit.warp % kGroupWarps, 0)),
-        tiles_(unit.lane, warp_, p, tile),
+        tiles_(unit.lane, warp_, p, tile.kv_head),
         walk_(unit, shared.units) {}
 
   // The loads of the next group are under way while one is stored, over the ends of stages too.
@@ -170,6 +177,93 @@ class StageProducer {
   RingPlace<Shared::kStages> stage_;
   RingPlace<Shared::kSteps> step_;
   typename Tiles::Group groups_[2];
+};
+
+// Of pages that are re-arranged, by one warp.
+template <class Unit, class Shared>
+class StageCopies {
+ public:
+  using Tiles = typename Shared::Tiles;
+
+  EFFINFER_DEVICE StageCopies(Unit& unit, const ops::AttentionProblem& p,
+                              const ops::AttentionTile& tile, Shared& shared)
+      : unit_(unit),
+        shared_(shared),
+        unit_zero_(p.arranged + int64_t{tile.arranged} * (2 * Tiles::kPageBytes)),
+        walk_(unit, shared.units) {}
+
+  EFFINFER_DEVICE void run() {
+    publish();
+    while (!walk_.is_over()) {
+      unit_.barrier_wait(shared_.empty[stage_.index], stage_.parity ^ 1);
+      unit_.sync_warp();  // nobody still waits when the phase after that one begins
+      if (unit_.lane == 0) copy();
+      stage_.next();
+      if (walk_.advance()) publish();
+    }
+  }
+
+ private:
+  static_assert(kStepUnits == 2);
+
+  EFFINFER_DEVICE const uint8_t* page_of(int32_t unit) const {
+    return unit_zero_ + int64_t{unit} * (2 * Tiles::kPageBytes);
+  }
+
+  // As StageProducer's.
+  EFFINFER_DEVICE void publish() {
+    walk_.store(shared_.steps[step_.index]);
+    if (unit_.lane == 0) unit_.barrier_arrive(shared_.step_full[step_.index]);
+    step_.next();
+  }
+
+  EFFINFER_DEVICE void copy() {
+    if (walk_.of_values()) {
+      copy_values();
+    } else {
+      copy_keys();
+    }
+  }
+
+  // Of units that are not visited the stage keeps what it has: their scores are hidden.
+  EFFINFER_DEVICE void copy_keys() {
+    constexpr int kHalf = Tiles::kKeyTile / 2;
+    const bool both = walk_.unit_of(0) >= 0 && walk_.unit_of(1) >= 0;
+    Mbarrier& full = shared_.full[stage_.index];
+    unit_.barrier_arrive_expect(full, both ? 2 * Tiles::kPageBytes : Tiles::kPageBytes);
+    EFFINFER_UNROLL
+    for (int i = 0; i < kStepUnits; ++i) {
+      if (walk_.unit_of(i) < 0) continue;
+      const uint8_t* from = page_of(walk_.unit_of(i));
+      uint8_t* to = shared_.ring[stage_.index] + i * kHalf;
+      EFFINFER_UNROLL
+      for (int tile = 0; tile < Tiles::kPageBytes / kHalf; ++tile) {
+        unit_.copy_bulk(to + tile * Tiles::kKeyTile, from + tile * kHalf, kHalf, full);
+      }
+    }
+  }
+
+  // Values that are not visited are multiplied with weights of zero: those of the step's other unit
+  // do, which are finite wherever the result is.
+  EFFINFER_DEVICE void copy_values() {
+    static_assert(Tiles::kValueTile == Tiles::kPageBytes);
+    Mbarrier& full = shared_.full[stage_.index];
+    unit_.barrier_arrive_expect(full, 2 * Tiles::kPageBytes);
+    EFFINFER_UNROLL
+    for (int i = 0; i < kStepUnits; ++i) {
+      const int32_t own = walk_.unit_of(i);
+      const uint8_t* from = page_of(own >= 0 ? own : walk_.unit_of(1 - i)) + Tiles::kPageBytes;
+      unit_.copy_bulk(shared_.ring[stage_.index] + i * Tiles::kValueTile, from, Tiles::kPageBytes,
+                      full);
+    }
+  }
+
+  Unit& unit_;
+  Shared& shared_;
+  const uint8_t* const unit_zero_;  // where unit 0 of the sequence would lie
+  StageWalk<Unit> walk_;
+  RingPlace<Shared::kStages> stage_;
+  RingPlace<Shared::kSteps> step_;
 };
 
 }  // namespace effinfer::cuda
