@@ -47,6 +47,7 @@ size_t image_bytes(const BatchLimits& limits, std::span<const AttentionBuffers> 
   size_t bytes = 2 * bytes_of<int32_t>(tokens) + bytes_of<uint64_t>(tokens) +
                  bytes_of<int32_t>(static_cast<size_t>(limits.max_rows)) +
                  4 * bytes_of<int32_t>(sequences + 1) + bytes_of<int32_t>(sequences * pages) +
+                 bytes_of<int32_t>(StepCoding::most_pages(limits)) +
                  draw_bytes(static_cast<size_t>(limits.max_rows));
   for (const ops::VisitPlan& plan : visits) {
     const int64_t blocks = plan.num_blocks + (plan.num_rows > 0 ? limits.max_tokens : 0);
@@ -142,6 +143,9 @@ DeviceStep::DeviceStep(const Shared& shared, const BatchLimits& limits,
       image_bytes_(image_bytes(limits, attention, visits)),
       lists_([&shared](size_t bytes, const char* what) {
         return take(shared, bytes, Pages::heap, what);
+      }),
+      coding_([&shared](size_t bytes, const char* what) {
+        return take(shared, bytes, Pages::heap, what);
       }) {
   const Device device = shared.target.device;
   const auto allocate = [&](size_t bytes, Pages pages, const char* what) {
@@ -210,7 +214,8 @@ void DeviceStep::pack(const Step& step, std::span<const AttentionBuffers> attent
   }
   step_.visits = visits_;
   if (!draws.empty()) pack_draws(packer, draws, rows);
-  layout.kv_indices = packer.add(batch.kv_indices, batch.kv_indices.size(), 0).data();
+  const std::span<const int32_t> pages = pack_coded(packer, batch.kv_indices, shared);
+  layout.kv_indices = packer.add(pages, pages.size(), 0).data();
   queue_->upload(block_.get(), image_.get(), packer.used());
   upload_inputs(batch);
   upload_scored(batch.scored);
@@ -267,6 +272,21 @@ void DeviceStep::reserve_scored(size_t most) {
   scored_block_ = allocate(bytes);
   mass_sums_ = allocate(static_cast<size_t>(sums) * sizeof(float));
   most_scored_ = most;
+}
+
+std::span<const int32_t> DeviceStep::pack_coded(Packer& packer, std::span<const int32_t> pages,
+                                                bool shared) {
+  step_.decoded = {};
+  if (step_.kv_layers.empty()) return pages;
+  coding_.reserve(step_.kv_layers[0], limits_);
+  const std::span<const int32_t> found = coding_.find(pages);
+  const std::span<const int32_t> numbers = coding_.numbers();
+  if (numbers.empty()) return found;
+  const size_t count =
+      shared ? std::min(std::bit_ceil(numbers.size()), coding_.room()) : numbers.size();
+  step_.decoded = {packer.add(numbers, count, -1).data(), static_cast<int32_t>(count),
+                   coding_.keys(), coding_.values()};
+  return found;
 }
 
 // The greedy token is the highest one.
@@ -348,9 +368,12 @@ Recordings::Key DeviceStep::key_of(const Program& program, int32_t top_k) const 
     key.push_back(plan.num_rows);
     if (plan.num_rows > 0) key.insert(key.end(), {address(plan.blocks), address(plan.first_block)});
   }
+  const ops::DecodedPages& decoded = step_.decoded;
+  key.insert(key.end(), {decoded.count, address(decoded.numbers), address(decoded.k)});
   for (const ops::KvLayer& layer : step_.kv_layers) {
     key.insert(key.end(), {address(layer.k), address(layer.v), address(layer.k_scale),
-                           address(layer.v_scale), address(layer.bounds.values)});
+                           address(layer.v_scale), address(layer.bounds.values),
+                           address(layer.coded.features), address(layer.coded.codebooks)});
   }
   return key;
 }

@@ -18,6 +18,7 @@
 #include "executor/recorder.h"
 #include "executor/recordings.h"
 #include "executor/step.h"
+#include "executor/step_coding.h"
 #include "ops/registry.h"
 #include "ops/row_sampling.h"
 #include "ops/top_rows.h"
@@ -63,6 +64,8 @@ class DeviceStep {
             std::span<const RowDraw> draws, bool shared);
   void pack_visits(Packer& packer, const ops::VisitPlan& from, ops::VisitPlan& to,
                    bool shared) const;
+  // Returns what takes the place of the step's pages.
+  std::span<const int32_t> pack_coded(Packer& packer, std::span<const int32_t> pages, bool shared);
   void pack_draws(Packer& packer, std::span<const RowDraw> draws, size_t rows);
   void pack_attention(Packer& packer, const AttentionBuffers& from, AttentionBuffers& to,
                       bool shared) const;
@@ -95,6 +98,7 @@ class DeviceStep {
   std::shared_ptr<void> partial_ms_;
   std::shared_ptr<void> done_;
   DeviceLists lists_;
+  StepCoding coding_;
   // Of scored rows, once there were some.
   size_t most_scored_ = 0;                   // that there is room for
   std::shared_ptr<std::byte> scored_image_;  // pinned

@@ -19,6 +19,9 @@ Results check_all(const Cache& cache, const Rules& rules, std::vector<Part> part
   const Results results = batch.run(kWhole);
   check_batch(cache, rules, batch, results, cache.heads().q);
   CHECK(same(results, batch.run(kDivided)));
+  Launch far = kWhole;
+  far.far = true;
+  CHECK(same(results, batch.run(far)));
   return results;
 }
 
