@@ -1,4 +1,5 @@
 #include "cuda/bodies/decode_pages.h"
+#include "cuda/bodies/expand_pages.h"
 #include "cuda/decode_pages.h"
 #include "cuda/entry.h"
 
@@ -6,13 +7,13 @@ namespace effinfer::cuda {
 
 void launch_decode_pages(const ops::AttentionProblem& p, Queue& queue) {
   if (p.decoded.count == 0) return;
-  DecodePagesParams params;
-  params.coded = p.coded;
-  params.decoded = p.decoded;
-  params.dtype = p.k.dtype;
-  params.num_kv_heads = p.num_kv_heads;
-  params.head_dim = p.k.dims;
-  launch<DecodePages>(params, DecodePages::blocks(params), queue);
+  ExpandPagesParams params{DecodePagesParams::of(p), {}, {}};
+  const int64_t blocks = DecodedSlice::blocks(params);
+  const bool has_ranges = p.coded.features == nullptr && p.coded.codebooks == nullptr;
+  if (has_ranges) return launch<DecodePages>(params, blocks, queue);
+  if (p.coded.features != nullptr) params.features = *p.coded.features;
+  if (p.coded.codebooks != nullptr) params.codebooks = *p.coded.codebooks;
+  launch<ExpandPages>(params, blocks, queue);
 }
 
 }  // namespace effinfer::cuda

@@ -32,9 +32,6 @@ void check_config(const KvCacheConfig& config) {
   if (!config.layer_devices.empty()) {
     throw Unsupported("[kv_cache] coding: not where layers are on several devices");
   }
-  if (!config.on_host() && (coding.features > 0 || coding.codebooks)) {
-    throw Unsupported("[kv_cache] coding: no features and no codebooks on a GPU");
-  }
   check_features(config);
   check_codebooks(config);
   if (config.dtype == DType::bf16 || config.dtype == DType::f32) return;
@@ -122,10 +119,19 @@ CodedStore::CodedStore(const KvCacheConfig& config, size_t pool_bytes) {
   parts_ = parts_of(config, first_layer_, config.num_layers);
   if (in_pages()) {
     used_parts_.assign(static_cast<size_t>(num_pages_), -1);
+    upload_tables(config);
     return;
   }
   allocate();
   for (int32_t i = 0; i < num_coded_; ++i) free_.push_back(num_pages_ + num_coded_ - 1 - i);
+}
+
+void CodedStore::upload_tables(const KvCacheConfig& config) {
+  there_ = std::make_unique<DeviceTables>(memory_of(config.device));
+  for (size_t i = 0; i < static_cast<size_t>(config.num_layers); ++i) {
+    if (features_) there_->add(features_->layer(i));
+    if (codebooks_) there_->add(codebooks_->layer(i));
+  }
 }
 
 void CodedStore::allocate() {
@@ -158,6 +164,8 @@ ops::CodedPages CodedStore::layer(size_t number, std::span<const ops::KvLayer> p
     layer.data += number / shared_layers_ * layer_bytes_;
     return layer;
   }
+  if (features_) layer.features = &there_->features(number);
+  if (codebooks_) layer.codebooks = &there_->codebooks(number);
   const size_t first = number / shared_layers_ * shared_layers_;
   const ops::KvLayer& kv = pages[first];
   const auto page = static_cast<int64_t>(kv.head_bytes()) * kv.num_kv_heads;

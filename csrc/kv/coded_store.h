@@ -11,6 +11,7 @@
 
 #include "effinfer/kv_cache.h"
 #include "kv/codebook_tables.h"
+#include "kv/device_tables.h"
 #include "kv/feature_tables.h"
 #include "ops/coded_pages.h"
 #include "ops/kv_layout.h"
@@ -62,10 +63,12 @@ class CodedStore {
 
  private:
   void allocate();
+  void upload_tables(const KvCacheConfig& config);
 
   ops::CodedPages first_layer_;
   std::unique_ptr<FeatureTables> features_;    // null: codes are of keys and values
   std::unique_ptr<CodebookTables> codebooks_;  // null: they are of ranges
+  std::unique_ptr<DeviceTables> there_;        // null: they are the host's
   size_t layer_bytes_ = 0;
   size_t num_layers_ = 0;     // that have pages of their own
   size_t shared_layers_ = 1;  // which share one's pages

@@ -113,14 +113,14 @@ struct CodedPages {
     return sizeof(uint16_t) * static_cast<size_t>(ranges);
   }
   // Of keys, and of values.
-  constexpr size_t rest_bytes() const {
+  size_t rest_bytes() const {
     const auto numbers = static_cast<size_t>(rank * (kTokens + head_dim) + 2 * outliers);
     return (sizeof(uint16_t) * numbers + kRow - 1) / kRow * kRow;
   }
-  constexpr size_t vector_bytes() const {
+  size_t vector_bytes() const {
     return static_cast<size_t>(kTokens * (head_dim / PageCodebooks::kDims));
   }
-  [[gnu::always_inline]] constexpr size_t key_bytes() const {
+  [[gnu::always_inline]] size_t key_bytes() const {
     if (codebooks != nullptr) return vector_bytes();
     return code_bytes(head_dim) + 2 * range_bytes(head_dim) + rest_bytes();
   }
@@ -133,7 +133,7 @@ struct CodedPages {
   constexpr size_t block_bytes(int32_t dims) const {
     return code_bytes(dims) + 2 * range_bytes(kTokens);
   }
-  [[gnu::always_inline]] constexpr size_t value_bytes() const {
+  [[gnu::always_inline]] size_t value_bytes() const {
     if (codebooks != nullptr) return vector_bytes();
     size_t bytes = rest_bytes();
     for (int32_t first = 0; first < head_dim; first += block_dims(first)) {
@@ -141,27 +141,27 @@ struct CodedPages {
     }
     return bytes;
   }
-  [[gnu::always_inline]] constexpr size_t head_bytes() const {
+  [[gnu::always_inline]] size_t head_bytes() const {
     return key_bytes() + value_bytes() + (has_places() ? kRow : 0);
   }
   // Of values, and of the row behind them.
-  constexpr size_t behind_keys() const { return head_bytes() - key_bytes(); }
+  size_t behind_keys() const { return head_bytes() - key_bytes(); }
   // Keys; the values are key_bytes() behind.
   [[gnu::always_inline]] uint8_t* head(int32_t page, int64_t head) const {
     const auto place = static_cast<size_t>(int64_t{page - first_page} * num_kv_heads + head);
     return data + place * head_bytes();
   }
   // On a GPU, of a head: of a page's keys, and of its values.
-  constexpr uint8_t* keys_of(int32_t page, int32_t head) const {
+  uint8_t* keys_of(int32_t page, int32_t head) const {
     const auto bytes = static_cast<int64_t>(key_bytes());
     return memory.k + memory.offset(page - first_page, num_kv_heads * bytes) + head * bytes;
   }
-  constexpr uint8_t* values_of(int32_t page, int32_t head) const {
+  uint8_t* values_of(int32_t page, int32_t head) const {
     const auto bytes = static_cast<int64_t>(behind_keys());
     return memory.v + memory.offset(page - first_page, num_kv_heads * bytes) + head * bytes;
   }
   // Whether keys are turned back by the place of their page.
-  constexpr bool has_places() const { return features != nullptr || codebooks != nullptr; }
+  bool has_places() const { return features != nullptr || codebooks != nullptr; }
   [[gnu::always_inline]] int32_t* place(int32_t page, int64_t part) const {
     return reinterpret_cast<int32_t*>(head(page, part) + key_bytes() + value_bytes());
   }
