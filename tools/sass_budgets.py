@@ -121,6 +121,8 @@ BUDGETS = (
     Budget("MoveTokens", 48, 10),
     Budget("RetainSlots", 48, 10),
     Budget("RotateKeys", 48, 20),
+    Budget("DecodePages", 56, 8, 4160),
+    Budget("ExpandPages", 96, 5, 4160),
     Budget("TopRows", 32, 2, 512),
     # More registers would be no help: a block has 32 KB of loads under way with these.
     Budget("SampleRows", 128, 1, 35072, ("LDG.E.128", "DADD")),

@@ -1,6 +1,7 @@
 #include <algorithm>
 
 #include "cuda/bodies/attention_tile.h"
+#include "cuda/decode_pages.h"
 #include "cuda/entry.h"
 #include "cuda/prefill_attention.h"
 #include "cuda/register.h"
@@ -99,6 +100,7 @@ void launch_attention(const AttentionProblem& p, Queue& queue) {
     params.operand_row_bytes = p.out_operand.row_bytes();
     params.operand_cols = static_cast<int32_t>(ops::padded_cols(p.out_operand.cols));
   }
+  launch_decode_pages(p, queue);
   if (p.work.num_long_items > 0) {
     p.own_sums ? launch_wgmma(params, queue) : launch_prefill(params, queue);
     params.p.work.items += p.work.num_long_items;

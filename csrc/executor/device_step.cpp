@@ -48,6 +48,7 @@ size_t image_bytes(const Shared& shared, const BatchLimits& limits,
   size_t bytes = 2 * bytes_of<int32_t>(tokens) + bytes_of<uint64_t>(tokens) +
                  bytes_of<int32_t>(static_cast<size_t>(limits.max_rows)) +
                  4 * bytes_of<int32_t>(sequences + 1) + bytes_of<int32_t>(sequences * pages) +
+                 bytes_of<int32_t>(StepCoding::most_pages(limits)) +
                  draw_bytes(static_cast<size_t>(limits.max_rows)) +
                  bytes_of<ops::SlotWeights>(shared.weight_names.size() * sequences);
   for (size_t group = 1; group < limits.cache.groups.size(); ++group) {
@@ -150,8 +151,12 @@ DeviceStep::DeviceStep(const Shared& shared, const BatchLimits& limits,
       lists_([&shared](size_t bytes, const char* what) {
         return take(shared, bytes, Pages::heap, what);
       }),
-      weights_(shared.weight_names.size(), [&shared](size_t bytes, const char* what) {
-        return take(shared, bytes, Pages::heap, what, "[run]");
+      weights_(shared.weight_names.size(),
+               [&shared](size_t bytes, const char* what) {
+                 return take(shared, bytes, Pages::heap, what, "[run]");
+               }),
+      coding_([&shared](size_t bytes, const char* what) {
+        return take(shared, bytes, Pages::heap, what);
       }) {
   const Device device = shared.target.device;
   const auto allocate = [&](size_t bytes, Pages pages, const char* what) {
@@ -254,7 +259,7 @@ void DeviceStep::pack_pages(Packer& packer, const Batch& batch, bool shared) {
     const size_t rounded = std::max(pages.size(), std::min(std::bit_ceil(pages.size()), most));
     return packer.add(pages, shared && !is_last ? rounded : pages.size(), 0).data();
   };
-  step_.layout.kv_indices = add(batch.kv_indices, groups_.empty());
+  step_.layout.kv_indices = add(pack_coded(packer, batch.kv_indices, shared), groups_.empty());
   for (size_t group = 0; group < groups_.size(); ++group) {
     const bool is_last = group + 1 == groups_.size();
     groups_[group].kv_indices = group == 0 ? step_.layout.kv_indices
@@ -310,6 +315,21 @@ void DeviceStep::reserve_scored(size_t most) {
   scored_block_ = allocate(bytes);
   mass_sums_ = allocate(static_cast<size_t>(sums) * sizeof(float));
   most_scored_ = most;
+}
+
+std::span<const int32_t> DeviceStep::pack_coded(Packer& packer, std::span<const int32_t> pages,
+                                                bool shared) {
+  step_.decoded = {};
+  if (step_.kv_layers.empty()) return pages;
+  coding_.reserve(step_.kv_layers[0], limits_);
+  const std::span<const int32_t> found = coding_.find(pages);
+  const std::span<const int32_t> numbers = coding_.numbers();
+  if (numbers.empty()) return found;
+  const size_t count =
+      shared ? std::min(std::bit_ceil(numbers.size()), coding_.room()) : numbers.size();
+  step_.decoded = {packer.add(numbers, count, -1).data(), static_cast<int32_t>(count),
+                   coding_.keys(), coding_.values()};
+  return found;
 }
 
 // The greedy token is the highest one.
@@ -403,9 +423,12 @@ Recordings::Key DeviceStep::key_of(const Program& program, int32_t top_k) const 
     key.push_back(plan.num_rows);
     if (plan.num_rows > 0) key.insert(key.end(), {address(plan.blocks), address(plan.first_block)});
   }
+  const ops::DecodedPages& decoded = step_.decoded;
+  key.insert(key.end(), {decoded.count, address(decoded.numbers), address(decoded.k)});
   for (const ops::KvLayer& layer : step_.kv_layers) {
     key.insert(key.end(), {address(layer.k), address(layer.v), address(layer.k_scale),
-                           address(layer.v_scale), address(layer.bounds.values)});
+                           address(layer.v_scale), address(layer.bounds.values),
+                           address(layer.coded.features), address(layer.coded.codebooks)});
   }
   return key;
 }

@@ -19,6 +19,7 @@
 #include "executor/recorder.h"
 #include "executor/recordings.h"
 #include "executor/step.h"
+#include "executor/step_coding.h"
 #include "ops/registry.h"
 #include "ops/row_sampling.h"
 #include "ops/top_rows.h"
@@ -64,6 +65,8 @@ class DeviceStep {
             std::span<const RowDraw> draws, bool shared);
   void pack_visits(Packer& packer, const ops::VisitPlan& from, ops::VisitPlan& to,
                    bool shared) const;
+  // Returns what takes the place of the step's pages.
+  std::span<const int32_t> pack_coded(Packer& packer, std::span<const int32_t> pages, bool shared);
   void pack_draws(Packer& packer, std::span<const RowDraw> draws, size_t rows);
   void pack_attention(Packer& packer, std::span<const AttentionBuffers> all, size_t slot,
                       bool shared);
@@ -103,6 +106,7 @@ class DeviceStep {
   std::shared_ptr<void> arranged_;
   DeviceLists lists_;
   DeviceWeights weights_;
+  StepCoding coding_;
   // Of scored rows, once there were some.
   size_t most_scored_ = 0;                   // that there is room for
   std::shared_ptr<std::byte> scored_image_;  // pinned

@@ -138,6 +138,11 @@ bool AttentionPlaces::fill(ops::AttentionProblem& p, const Step& step) const {
   p.k = ops::keys_of(pages);
   p.v = ops::values_of(pages);
   p.coded = pages.coded;
+  p.decoded = step.decoded;
+  if (p.decoded.count > 0) {
+    p.k.set_far(p.coded.first_page, p.decoded.k);
+    p.v.set_far(p.coded.first_page, p.decoded.v);
+  }
   p.batch = step.layout_of(layer);
   const AttentionBuffers& buffers = step.attention[shape];
   p.work = buffers.view;

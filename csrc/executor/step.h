@@ -45,7 +45,8 @@ struct Step {
   // The weights that attention keeps and attention_mass nodes sum up, or none: these make their
   // own.
   ops::KeptWeights kept;
-  std::byte* own = nullptr;  // a member's own arena in a small step
+  ops::DecodedPages decoded;  // on a GPU
+  std::byte* own = nullptr;   // a member's own arena in a small step
   // On a GPU, of the batch's scored rows, which are ordered by names there.
   const ops::MassRows* mass_rows = nullptr;
   float* mass_sums = nullptr;

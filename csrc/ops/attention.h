@@ -14,6 +14,7 @@
 #pragma once
 
 #include <cstdint>
+#include <limits>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -268,11 +269,23 @@ struct KvRows {
   int64_t page_stride = 0;
   int64_t token_stride = 0;
   int64_t head_stride = 0;
+  // Of the engine's pages on GPUs: those from `first_far` on lie so many bytes farther.
+  int32_t first_far = std::numeric_limits<int32_t>::max();
+  int64_t far = 0;
   // Per token and head: float32 with the same three strides in floats; null: none.
   const float* scales = nullptr;
   int64_t scale_page_stride = 0;
   int64_t scale_token_stride = 0;
   int64_t scale_head_stride = 0;
+
+  // Pages from `first` on are those that `from` begins with.
+  void set_far(int32_t first, const uint8_t* from) {
+    first_far = first;
+    far = reinterpret_cast<intptr_t>(from) - reinterpret_cast<intptr_t>(data) - first * page_stride;
+  }
+  constexpr const uint8_t* page(int32_t id) const {
+    return data + id * page_stride + (id >= first_far ? far : 0);
+  }
 };
 
 // Rows in the engine's pages: the keys of a layer, or its values.
@@ -334,6 +347,8 @@ struct AttentionProblem : AttentionLogits {
   QueryRows q_before;
   QueryRows q_far;
   CodedPages coded;  // of the engine's pages: those of k and v whose ids say so
+  // On GPUs: those that are decoded first, and read as pages of k and v.
+  DecodedPages decoded;
   AttentionWorkView work;
 
   int32_t sink_tokens = 0;        // with a window: keys [0, sink_tokens) are seen too

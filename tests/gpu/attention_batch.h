@@ -128,6 +128,7 @@ class Cache {
 
   // The device's pages of keys, on the host.
   std::vector<uint8_t> key_bytes() const { return k_.values(); }
+  std::vector<uint8_t> value_bytes() const { return v_.values(); }
   std::vector<float> key_scales() const { return k_scale_.values(); }
 
   ops::KvLayer layer() const {
@@ -250,6 +251,27 @@ struct Launch {
   bool own_sums = false;  // as prompts in a phase of their own
   // Pages of KV heads that may be re-arranged first, however few tiles read them.
   int64_t arranged = 0;
+  bool far = false;  // half of the pages are in memory of their own
+};
+
+// Pages of which the second half is in memory of its own, and NaN where it was.
+class DividedPages {
+ public:
+  DividedPages(std::vector<uint8_t> pages, int64_t page_bytes) {
+    first_ = static_cast<int32_t>(static_cast<int64_t>(pages.size()) / page_bytes / 2);
+    const auto middle = pages.begin() + first_ * page_bytes;
+    far_ = DeviceArray<uint8_t>(std::vector<uint8_t>(middle, pages.end()));
+    std::fill(middle, pages.end(), uint8_t{0xff});
+    near_ = DeviceArray<uint8_t>(pages);
+  }
+  void point(ops::KvRows& rows) const {
+    rows.data = near_.data();
+    rows.set_far(first_, far_.data());
+  }
+
+ private:
+  int32_t first_ = 0;
+  DeviceArray<uint8_t> near_, far_;
 };
 
 class Batch {
@@ -445,6 +467,11 @@ inline Results Batch::run(const Launch& how) const {
   p.q = {q.data(), heads_.q, heads_.dims, int64_t{heads_.qo_heads()} * heads_.dims, heads_.dims};
   p.k = keys_of(cache_.layer());
   p.v = values_of(cache_.layer());
+  std::optional<DividedPages> keys, values;
+  if (how.far) {
+    keys.emplace(cache_.key_bytes(), p.k.page_stride).point(p.k);
+    values.emplace(cache_.value_bytes(), p.v.page_stride).point(p.v);
+  }
   p.num_qo_heads = heads_.qo_heads();
   p.num_kv_heads = heads_.kv_heads;
   p.batch = host_layout();
