@@ -109,8 +109,9 @@ class Cache {
     std::iota(ids.begin(), ids.end(), 0);
     std::shuffle(ids.begin(), ids.end(), random_);
     const size_t page_bytes = page_numbers() * static_cast<size_t>(element_bytes());
-    std::vector<uint8_t> k(ids.size() * page_bytes);
-    std::vector<uint8_t> v(k.size());
+    // Keys behind the last token may be anything; values are finite.
+    std::vector<uint8_t> k(ids.size() * page_bytes, 0xff);
+    std::vector<uint8_t> v(k.size(), 0);
     std::vector<float> k_scale(ids.size() * static_cast<size_t>(heads_.kv_heads * 64));
     std::vector<float> v_scale(k_scale.size());
     size_t next = 0;
