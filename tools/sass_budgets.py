@@ -32,7 +32,7 @@ FORBIDDEN = ("LDL", "STL")
 NOT_HOPPER = "sm_[!9]*"
 
 # Weights and activations without a detour through registers, products on the tensor cores.
-STREAM = ("LDGSTS.128", "LDS.128", "HMMA")
+STREAM = ("LDGSTS.128", "HMMA")
 # Weights of 16 bytes a lane and load.
 TILES = ("LDG.E.128", "LDGSTS.128", "HMMA")
 # Half a line of float16 weights is what a lane needs at once.
@@ -40,8 +40,8 @@ TILES_F16 = ("LDG.E.64", "LDGSTS.128", "HMMA")
 # Keys and values come as copies of 16 bytes; the states of other blocks as loads.
 ATTENTION = ("LDG.E.128", "LDGSTS.128", "HMMA")
 ATTENTION_F32 = ("LDG.E.128", "LDGSTS.128")
-# Tiles of activations come by tensor maps, warps wait for them at mbarriers.
-WGMMA = ("HGMMA", "UTMALDG", "SYNCS", "USETMAXREG")
+# Tiles of activations come by tensor maps, warps wait for them at mbarriers; weights are copied.
+WGMMA = ("HGMMA", "UTMALDG", "LDGSTS.128", "SYNCS", "USETMAXREG")
 # Keys and values as a caller has them.
 PLAIN = ("LDGSTS.128", "LDSM.16", "HMMA")
 # Pages come as loads or, where they are re-arranged, as copies.
@@ -58,8 +58,8 @@ BUDGETS = (
     Budget("StreamMatmul<PackedFormat{*}, 2, 1, 16, 1>", 128, 1, 128, STREAM),
     Budget("StreamMatmul<PackedFormat{*}, 4, 1, 8, 2>", 224, 1, 128, STREAM),
     # Arguments: format, tokens. What the entry has is for all its warps alike.
-    Budget("WgmmaMatmul<PackedFormat{*}, 64>", 168, 1, 67584, WGMMA, "sm_90a"),
-    Budget("WgmmaMatmul<PackedFormat{*}, 128>", 168, 1, 133120, WGMMA, "sm_90a"),
+    Budget("WgmmaMatmul<PackedFormat{*}, 64>", 168, 1, 148480, WGMMA, "sm_90a"),
+    Budget("WgmmaMatmul<PackedFormat{*}, 128>", 168, 1, 214016, WGMMA, "sm_90a"),
     Budget("StreamPair<2>", 224, 1, 128, STREAM),
     # Arguments: format, tiles of 8 tokens, superblocks of weights on their way.
     Budget("TileMatmul<PackedFormat{[0123], *}, 16, 1>", 255, 1, 65664, TILES, NOT_HOPPER),
@@ -75,10 +75,10 @@ BUDGETS = (
     Budget("FloatMatmul<1>", 48, 5, 1024, ("LDG.E.128",)),
     Budget("FloatMatmul<8>", 80, 3, 8192, ("LDG.E.128",)),
     # Arguments: dtype of keys (0: f32, 1: f16, 2: bf16, 3: i8), warps: head_dim / 32.
-    Budget("AttentionKernel<0, 2>", 192, 2, 55168, ATTENTION_F32),
+    Budget("AttentionKernel<0, 2>", 200, 2, 55168, ATTENTION_F32),
     Budget("AttentionKernel<0, 4>", 168, 1, 92288, ATTENTION_F32),
     Budget("AttentionKernel<0, 8>", 152, 1, 101376, ATTENTION_F32),
-    Budget("AttentionKernel<[12], 2>", 192, 3, 43920, ATTENTION),
+    Budget("AttentionKernel<[12], 2>", 200, 3, 43920, ATTENTION),
     Budget("AttentionKernel<[12], 4>", 168, 2, 78992, ATTENTION),
     Budget("AttentionKernel<[12], 8>", 152, 1, 83600, ATTENTION),
     Budget("AttentionKernel<3, 2>", 248, 3, 43904, ATTENTION),

@@ -12,8 +12,6 @@
 namespace effinfer::executor {
 namespace {
 
-constexpr size_t kAlignment = 16;  // of arrays in the block
-
 // Steps of more tokens are not recorded: they take longer than launching them.
 constexpr int64_t kMostShared = 256;
 
@@ -25,13 +23,9 @@ size_t shared_rows(size_t count) {
   return count <= 8 ? std::bit_ceil(count) : (count + 7) / 8 * 8;
 }
 
-size_t aligned(size_t bytes) {
-  return (bytes + kAlignment - 1) / kAlignment * kAlignment;
-}
-
 template <class T>
 size_t bytes_of(size_t count) {
-  return aligned(count * sizeof(T));
+  return packed_bytes(count * sizeof(T));
 }
 
 size_t draw_bytes(size_t rows) {
@@ -96,46 +90,6 @@ ops::TopRowsProblem largest_top(const BatchLimits& limits) {
 
 }  // namespace
 
-class DeviceStep::Packer {
- public:
-  Packer(std::byte* image, size_t bytes, std::byte* block)
-      : image_(image), bytes_(bytes), block_(block) {}
-
-  // `count` elements: `values`, and `rest` where they end.
-  template <class T>
-  std::span<const T> add(std::span<const T> values, size_t count, const T& rest) {
-    if (used_ + aligned(count * sizeof(T)) > bytes_) {
-      throw InternalError("[run] the step's arrays are larger than their block");
-    }
-    T* to = reinterpret_cast<T*>(image_ + used_);
-    std::copy(values.begin(), values.end(), to);
-    std::fill(to + values.size(), to + count, rest);
-    const T* there = reinterpret_cast<const T*>(block_ + used_);
-    used_ += aligned(count * sizeof(T));
-    return {there, count};
-  }
-  // `count` elements: those that element() makes of `values`, and what it makes of `rest`.
-  template <class T, class Value, class Element>
-  const T* add_each(std::span<const Value> values, size_t count, const Value& rest,
-                    const Element& element) {
-    T* to = reinterpret_cast<T*>(image_ + used_);
-    const T* there = add(std::span<const T>(), count, element(rest)).data();
-    std::transform(values.begin(), values.end(), to, element);
-    return there;
-  }
-  template <class T>
-  const T* add(const std::vector<T>& values, size_t count, const T& rest) {
-    return add(std::span<const T>(values), count, rest).data();
-  }
-  size_t used() const { return used_; }
-
- private:
-  std::byte* const image_;
-  const size_t bytes_;
-  std::byte* const block_;
-  size_t used_ = 0;
-};
-
 DeviceStep::DeviceStep(const Shared& shared, const BatchLimits& limits,
                        std::span<const AttentionBuffers> attention,
                        std::span<const ops::VisitPlan> visits, size_t partials,
@@ -188,7 +142,7 @@ DeviceStep::DeviceStep(const Shared& shared, const BatchLimits& limits,
 // The arrays that differ in length between steps of one recording come last.
 void DeviceStep::pack(const Step& step, std::span<const AttentionBuffers> attention,
                       std::span<const RowDraw> draws, bool shared) {
-  Packer packer(image_.get(), image_bytes_, static_cast<std::byte*>(block_.get()));
+  StepPacker packer(image_.get(), image_bytes_, static_cast<std::byte*>(block_.get()));
   const Batch& batch = *step.batch;
   const auto rounded = [&](size_t count, int64_t most) {
     return shared ? std::min(shared_rows(count), static_cast<size_t>(most)) : count;
@@ -235,7 +189,7 @@ void DeviceStep::pack(const Step& step, std::span<const AttentionBuffers> attent
   upload_scored(batch.scored);
 }
 
-void DeviceStep::pack_groups(Packer& packer, const Batch& batch, size_t sequences) {
+void DeviceStep::pack_groups(StepPacker& packer, const Batch& batch, size_t sequences) {
   groups_.clear();
   if (step_.groups.empty()) return;
   groups_.assign(step_.groups.size(), step_.layout);
@@ -252,7 +206,7 @@ void DeviceStep::pack_groups(Packer& packer, const Batch& batch, size_t sequence
   step_.groups = groups_;
 }
 
-void DeviceStep::pack_pages(Packer& packer, const Batch& batch, bool shared) {
+void DeviceStep::pack_pages(StepPacker& packer, const Batch& batch, bool shared) {
   const size_t most = KvCache::pages_for(static_cast<size_t>(limits_.max_seq_len)) *
                       static_cast<size_t>(limits_.max_sequences);
   const auto add = [&](std::span<const int32_t> pages, bool is_last) {
@@ -317,7 +271,7 @@ void DeviceStep::reserve_scored(size_t most) {
   most_scored_ = most;
 }
 
-std::span<const int32_t> DeviceStep::pack_coded(Packer& packer, std::span<const int32_t> pages,
+std::span<const int32_t> DeviceStep::pack_coded(StepPacker& packer, std::span<const int32_t> pages,
                                                 bool shared) {
   step_.decoded = {};
   if (step_.kv_layers.empty()) return pages;
@@ -333,7 +287,7 @@ std::span<const int32_t> DeviceStep::pack_coded(Packer& packer, std::span<const 
 }
 
 // The greedy token is the highest one.
-void DeviceStep::pack_draws(Packer& packer, std::span<const RowDraw> draws, size_t rows) {
+void DeviceStep::pack_draws(StepPacker& packer, std::span<const RowDraw> draws, size_t rows) {
   drawn_ = largest_draw(limits_);
   drawn_.x = logits_.get();
   drawn_.rows = static_cast<int64_t>(rows);
@@ -353,8 +307,8 @@ void DeviceStep::pack_draws(Packer& packer, std::span<const RowDraw> draws, size
 }
 
 // A slot may have the plan of an earlier one (Executable::Impl::planned()).
-void DeviceStep::pack_attention(Packer& packer, std::span<const AttentionBuffers> all, size_t slot,
-                                bool shared) {
+void DeviceStep::pack_attention(StepPacker& packer, std::span<const AttentionBuffers> all,
+                                size_t slot, bool shared) {
   const ops::AttentionWork& work = all[slot].work;
   AttentionBuffers& to = attention_[slot];
   for (size_t other = 0; other < slot && all[slot].view.num_items > 0; ++other) {
@@ -381,7 +335,7 @@ void DeviceStep::pack_attention(Packer& packer, std::span<const AttentionBuffers
 
 // Without lists nobody looks at the rest. Rows that the rounding adds are of no sequence; steps
 // that are rounded have no blocks.
-void DeviceStep::pack_visits(Packer& packer, const ops::VisitPlan& from, ops::VisitPlan& to,
+void DeviceStep::pack_visits(StepPacker& packer, const ops::VisitPlan& from, ops::VisitPlan& to,
                              bool shared) const {
   const auto list_rows = static_cast<size_t>(from.num_rows);
   const size_t rows =

@@ -20,6 +20,7 @@
 #include "executor/recordings.h"
 #include "executor/step.h"
 #include "executor/step_coding.h"
+#include "executor/step_packer.h"
 #include "ops/registry.h"
 #include "ops/row_sampling.h"
 #include "ops/top_rows.h"
@@ -59,22 +60,21 @@ class DeviceStep {
   bool draws() const { return draw_rows_ != nullptr; }
 
  private:
-  // Arrays one after the other, aligned.
-  class Packer;
   void pack(const Step& step, std::span<const AttentionBuffers> attention,
             std::span<const RowDraw> draws, bool shared);
-  void pack_visits(Packer& packer, const ops::VisitPlan& from, ops::VisitPlan& to,
+  void pack_visits(StepPacker& packer, const ops::VisitPlan& from, ops::VisitPlan& to,
                    bool shared) const;
   // Returns what takes the place of the step's pages.
-  std::span<const int32_t> pack_coded(Packer& packer, std::span<const int32_t> pages, bool shared);
-  void pack_draws(Packer& packer, std::span<const RowDraw> draws, size_t rows);
-  void pack_attention(Packer& packer, std::span<const AttentionBuffers> all, size_t slot,
+  std::span<const int32_t> pack_coded(StepPacker& packer, std::span<const int32_t> pages,
+                                      bool shared);
+  void pack_draws(StepPacker& packer, std::span<const RowDraw> draws, size_t rows);
+  void pack_attention(StepPacker& packer, std::span<const AttentionBuffers> all, size_t slot,
                       bool shared);
   // Tables of the cache's groups of layers but the first.
-  void pack_groups(Packer& packer, const Batch& batch, size_t sequences);
+  void pack_groups(StepPacker& packer, const Batch& batch, size_t sequences);
   // The pages of all tables: those of all but the last one are rounded where steps share
   // recordings.
-  void pack_pages(Packer& packer, const Batch& batch, bool shared);
+  void pack_pages(StepPacker& packer, const Batch& batch, bool shared);
   // pack(), rounded where steps share recordings; whether they do.
   bool pack_step(const Step& step, std::span<const AttentionBuffers> attention,
                  std::span<const RowDraw> draws);

@@ -262,16 +262,7 @@ TEST("tokens do not depend on the batch, the prefix cache or the order of thread
       params.seed = static_cast<uint64_t>(i);
       requests[engine.add(tokens_of(67 + i, 7), params)] = i;
     }
-    std::map<int, std::vector<int32_t>> together;
-    while (engine.has_work()) {
-      for (const StepOutput& output : engine.step()) {
-        CHECK_EQ(output.error, "");
-        for (const SampledToken& token : output.tokens) {
-          together[requests.at(output.request)].push_back(token.token);
-        }
-      }
-      engine.kv_cache().check_integrity();
-    }
+    std::map<int, std::vector<int32_t>> together = texts_of(engine, requests);
     for (int i = 0; i < 3; ++i) CHECK(together[i] == alone[i]);
   }
 }
@@ -388,11 +379,11 @@ TEST("texts over encoded pages depend on no batch, no prefix cache, no pages and
   const auto prompt = [](int i) { return tokens_of(200 + 31 * i, 11); };
   EngineOptions options = options_on(kGpu, Precision::fast);
   options.kv_coding = {.bits = 2, .residual = 20};
-  std::vector<std::vector<int32_t>> alone;
+  std::map<int, std::vector<int32_t>> alone;
   for (int i = 0; i < 3; ++i) {
     Engine engine(model, options);
     const Replays replays;
-    alone.push_back(engine.generate(prompt(i), params));
+    alone[i] = engine.generate(prompt(i), params);
     replays.expect_at_least(30);  // most numbers of coded pages are a power of two
   }
   options.kv_coding = {};
@@ -401,19 +392,9 @@ TEST("texts over encoded pages depend on no batch, no prefix cache, no pages and
   options.num_pages = 10;  // prompts take 12
   Engine engine(model, options);
   for (int round = 0; round < 2; ++round) {
-    std::map<RequestId, size_t> requests;
-    for (size_t i = 0; i < 3; ++i) requests[engine.add(prompt(static_cast<int>(i)), params)] = i;
-    std::vector<std::vector<int32_t>> together(3);
-    while (engine.has_work()) {
-      for (const StepOutput& output : engine.step()) {
-        CHECK_EQ(output.error, "");
-        for (const SampledToken& token : output.tokens) {
-          together[requests.at(output.request)].push_back(token.token);
-        }
-      }
-      engine.kv_cache().check_integrity();
-    }
-    CHECK(together == alone);
+    std::map<RequestId, int> requests;
+    for (int i = 0; i < 3; ++i) requests[engine.add(prompt(i), params)] = i;
+    CHECK(texts_of(engine, requests) == alone);
   }
 }
 

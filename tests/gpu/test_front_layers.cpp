@@ -101,16 +101,7 @@ TEST("tokens do not depend on the batch, on drafts or on the prefix cache") {
         const std::vector<int32_t> prompt = ask(i);
         requests[engine.add(prompt, params)] = i;
       }
-      std::map<int, std::vector<int32_t>> together;
-      while (engine.has_work()) {
-        for (const StepOutput& output : engine.step()) {
-          CHECK_EQ(output.error, "");
-          for (const SampledToken& token : output.tokens) {
-            together[requests.at(output.request)].push_back(token.token);
-          }
-        }
-        engine.kv_cache().check_integrity();
-      }
+      std::map<int, std::vector<int32_t>> together = texts_of(engine, requests);
       for (int i = 0; i < 3; ++i) CHECK(together[i] == alone[i]);
     }
     CHECK(engine.stats().preemptions > 0);

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cmath>
+#include <map>
 #include <memory>
 #include <random>
 #include <string>
@@ -9,6 +10,7 @@
 #include <vector>
 
 #include "cpp/arrays.h"
+#include "cpp/check.h"
 #include "effinfer/engine.h"
 #include "effinfer/model.h"
 #include "effinfer/quantize.h"
@@ -139,6 +141,22 @@ inline std::vector<float> logits_of(Engine& engine, const std::vector<int32_t>& 
   std::vector<float> logits(tokens.size() * static_cast<size_t>(engine.vocab_size()));
   engine.logits(tokens, logits, phase);
   return logits;
+}
+
+// What the engine generates for requests whose numbers these are.
+inline std::map<int, std::vector<int32_t>> texts_of(Engine& engine,
+                                                    const std::map<RequestId, int>& requests) {
+  std::map<int, std::vector<int32_t>> texts;
+  while (engine.has_work()) {
+    for (const StepOutput& output : engine.step()) {
+      CHECK_EQ(output.error, "");
+      for (const SampledToken& token : output.tokens) {
+        texts[requests.at(output.request)].push_back(token.token);
+      }
+    }
+    engine.kv_cache().check_integrity();
+  }
+  return texts;
 }
 
 inline double distance(const std::vector<float>& a, const std::vector<float>& b) {
