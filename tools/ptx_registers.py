@@ -62,11 +62,22 @@ def reuse_registers(ptx: str) -> str:
         at += 1
         if line and not line.startswith("//"):
             result.append(line)
-        if line == "{":  # of a function: what it opens at this level closes in the first column
-            end = lines.index("}", at)
+        if line == "{":  # of a function
+            end = end_of_scope(lines, at)
             result += rename(split_statements(lines[at:end]))
             at = end
     return "\n".join(result) + "\n"
+
+
+def end_of_scope(lines: list[str], at: int) -> int:
+    """Where the scope closes that was opened before line `at`: assembler has scopes of its own."""
+    depth = 1
+    for end in range(at, len(lines)):
+        line = lines[end].strip()
+        depth += (line == "{") - (line == "}")
+        if depth == 0:
+            return end
+    raise ValueError("expected a function's end")
 
 
 def split_statements(lines: list[str]) -> list[str]:

@@ -31,11 +31,12 @@ FORBIDDEN = ("LDL", "STL")
 # Where the kernels for compute capability 9.0 have others beside them.
 NOT_HOPPER = "sm_[!9]*"
 
-# Weights of 16 bytes a lane and load, activations without a detour through registers, products on
-# the tensor cores.
-STREAM = ("LDG.E.128", "LDGSTS.128", "HMMA")
+# Weights and activations without a detour through registers, products on the tensor cores.
+STREAM = ("LDGSTS.128", "LDS.128", "HMMA")
+# Weights of 16 bytes a lane and load.
+TILES = ("LDG.E.128", "LDGSTS.128", "HMMA")
 # Half a line of float16 weights is what a lane needs at once.
-STREAM_F16 = ("LDG.E.64", "LDGSTS.128", "HMMA")
+TILES_F16 = ("LDG.E.64", "LDGSTS.128", "HMMA")
 # Keys and values come as copies of 16 bytes; the states of other blocks as loads.
 ATTENTION = ("LDG.E.128", "LDGSTS.128", "HMMA")
 ATTENTION_F32 = ("LDG.E.128", "LDGSTS.128")
@@ -50,27 +51,21 @@ PREFILL = ("LDS.128", "LDGSTS.128", "HMMA", "MUFU.EX2")
 ROWS = ("LDG.E.128", "STG.E.128")
 
 BUDGETS = (
-    # Arguments: format (bits 0 to 3: u4, u5, u6, u8; 4: f16, 5: bf16), tiles of 8 tokens, registers
-    # that hold weights on their way, blocks, warps, rounds.
-    Budget("StreamMatmul<PackedFormat{[01235], *}, 1, 40, 2, 8, 1>", 128, 2, 32768, STREAM),
-    Budget("StreamMatmul<PackedFormat{[01235], *}, 1, 20, 1, 16, 1>", 128, 1, 65536, STREAM),
-    Budget("StreamMatmul<PackedFormat{0, *}, 2, 20, 1, 16, 1>", 128, 1, 98304, STREAM),
-    Budget("StreamMatmul<PackedFormat{[01235], *}, 2, 40, 1, 8, 2>", 216, 1, 65536, STREAM),
-    Budget("StreamMatmul<PackedFormat{[0123], *}, 4, 32, 1, 8, 2>", 255, 1, 98304, STREAM),
-    Budget("StreamMatmul<PackedFormat{5, *}, 4, 32, 1, 8, 2>", 255, 1, 98304, STREAM),
-    Budget("StreamMatmul<PackedFormat{4, *}, 1, 40, 2, 8, 1>", 128, 2, 32768, STREAM_F16),
-    Budget("StreamMatmul<PackedFormat{4, *}, 1, 20, 1, 16, 1>", 128, 1, 65536, STREAM_F16),
-    Budget("StreamMatmul<PackedFormat{4, *}, 2, 40, 1, 8, 2>", 224, 1, 65536, STREAM_F16),
-    Budget("StreamMatmul<PackedFormat{4, *}, 4, 32, 1, 8, 2>", 248, 1, 98304, STREAM_F16),
+    # Arguments: format (bits 0 to 3: u4, u5, u6, u8; 4: f16, 5: bf16), tiles of 8 tokens, blocks,
+    # warps, rounds. Their shared memory is the launch's.
+    Budget("StreamMatmul<PackedFormat{*}, 1, 2, 8, 1>", 128, 2, 128, STREAM),
+    Budget("StreamMatmul<PackedFormat{*}, 1, 1, 16, 1>", 128, 1, 128, STREAM),
+    Budget("StreamMatmul<PackedFormat{*}, 2, 1, 16, 1>", 128, 1, 128, STREAM),
+    Budget("StreamMatmul<PackedFormat{*}, 4, 1, 8, 2>", 224, 1, 128, STREAM),
     # Arguments: format, tokens. What the entry has is for all its warps alike.
     Budget("WgmmaMatmul<PackedFormat{*}, 64>", 168, 1, 67584, WGMMA, "sm_90a"),
     Budget("WgmmaMatmul<PackedFormat{*}, 128>", 168, 1, 133120, WGMMA, "sm_90a"),
-    Budget("StreamPair<2>", 224, 1, 49152, ("LDGSTS.128", "HMMA")),
+    Budget("StreamPair<2>", 224, 1, 128, STREAM),
     # Arguments: format, tiles of 8 tokens, superblocks of weights on their way.
-    Budget("TileMatmul<PackedFormat{[0123], *}, 16, 1>", 255, 1, 65664, STREAM, NOT_HOPPER),
-    Budget("TileMatmul<PackedFormat{5, *}, 16, 1>", 255, 1, 65664, STREAM_F16, NOT_HOPPER),
-    Budget("TileMatmul<PackedFormat{[0123], *}, 8, 2>", 255, 1, 32896, STREAM, NOT_HOPPER),
-    Budget("TileMatmul<PackedFormat{[45], *}, 8, 2>", 255, 1, 32896, STREAM_F16, NOT_HOPPER),
+    Budget("TileMatmul<PackedFormat{[0123], *}, 16, 1>", 255, 1, 65664, TILES, NOT_HOPPER),
+    Budget("TileMatmul<PackedFormat{5, *}, 16, 1>", 255, 1, 65664, TILES_F16, NOT_HOPPER),
+    Budget("TileMatmul<PackedFormat{[0123], *}, 8, 2>", 255, 1, 32896, TILES, NOT_HOPPER),
+    Budget("TileMatmul<PackedFormat{[45], *}, 8, 2>", 255, 1, 32896, TILES_F16, NOT_HOPPER),
     # Arguments: format, tiles of 8 tokens.
     Budget("TileRows<*, 2>", 128, 2, 49152, ("LDGSTS.128", "HMMA"), NOT_HOPPER),
     Budget("TileRows<*, 8>", 208, 1, 98304, ("LDGSTS.128", "HMMA"), NOT_HOPPER),
@@ -126,6 +121,8 @@ BUDGETS = (
     Budget("MoveTokens", 48, 10),
     Budget("RetainSlots", 48, 10),
     Budget("RotateKeys", 48, 20),
+    Budget("DecodePages", 56, 8, 4160),
+    Budget("ExpandPages", 96, 5, 4160),
     Budget("TopRows", 32, 2, 512),
     # More registers would be no help: a block has 32 KB of loads under way with these.
     Budget("SampleRows", 128, 1, 35072, ("LDG.E.128", "DADD")),
@@ -180,5 +177,5 @@ BUDGETS = (
     Budget("AttentionMassKernel<*, false>", 128, 4, 21504, ("LDS.128", "MUFU.EX2", "FFMA")),
     Budget("AttentionMassKernel<*, true>", 80, 6, 21504, ("LDS.128", "MUFU.EX2", "FFMA")),
     # Argument: dtype. As much shared memory as a block of an A100 may have.
-    Budget("LatentAttentionKernel<[12]>", 255, 1, 164752, PLAIN),
+    Budget("LatentAttentionKernel<[12]>", 255, 1, 165520, PLAIN),
 )

@@ -242,6 +242,7 @@ void Executable::Impl::lower() {
   KvCacheConfig& cache = limits.cache;
   cache.groups = compiler::kv_groups(shared.graph, cache.num_layers);
   shared.group_of_layer = kv::group_of_layer(cache);
+  shared.layer_tables = compiler::asks_for_tables(shared.graph);
   programs.push_back(compiler::Lowering(shared, Phase::decode).run());
   if (phases_differ(shared.graph)) {
     programs.push_back(compiler::Lowering(shared, Phase::prefill).run());

@@ -129,6 +129,10 @@ std::vector<KvGroup> kv_groups(const Graph& graph, int32_t num_layers) {
   return all.size() < 2 ? std::vector<KvGroup>() : all;
 }
 
+bool asks_for_tables(const Graph& graph) {
+  return layers_of_table(graph) > 0;
+}
+
 std::vector<KvRope> kv_ropes(const Graph& graph, const weights::WeightStore& weights,
                              int32_t num_layers) {
   std::vector<KvRope> ropes(static_cast<size_t>(num_layers));

@@ -23,6 +23,8 @@ RopeFrequencies rope_frequencies(const Graph& graph, const weights::WeightStore&
 // in one group, or none attends to everything. A layer with a list of keys to visit counts as one
 // that attends to everything, as does one with sink tokens.
 std::vector<KvGroup> kv_groups(const Graph& graph, int32_t num_layers);
+// Whether a technique asks for page tables of layers' own.
+bool asks_for_tables(const Graph& graph);
 
 // By layer, of a graph after its passes; none when some layer's keys are rotated in another way
 // than with a rope_table.

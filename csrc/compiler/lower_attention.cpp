@@ -147,6 +147,7 @@ void set_long_tiles(const Lowering& lowering, const Node& node, ops::AttentionSh
   problem.num_kv_heads = shape.num_kv_heads;
   problem.k = ops::keys_of(kv);
   problem.v = ops::values_of(kv);
+  problem.weights = node.get_string("weights");
   set_visits(lowering, node, problem.visits);
   const auto finds = [&](int32_t rows, bool own_sums) {
     problem.work.long_rows = rows;
@@ -234,6 +235,7 @@ void lower_attention(Lowering& lowering, const Node& node) {
   executor::AttentionPlaces places;
   places.q = lowering.floats(node.inputs[0]);
   places.layer = layer_of(node);
+  if (problem.weighs_keys()) places.weights = lowering.weight_slot(problem.weights);
   const ops::AttentionShape shape = attention_shape(lowering, node);
   places.shape = lowering.attention_slot(shape, places.layer);
   problem.own_sums = problem.work.only_long = shape.only_long;

@@ -162,6 +162,13 @@ size_t Lowering::attention_slot(const ops::AttentionShape& shape, size_t layer) 
   return shapes.size() - 1;
 }
 
+size_t Lowering::weight_slot(std::string_view plane) {
+  auto& names = shared_.weight_names;
+  const auto found = std::ranges::find(names, plane);
+  if (found == names.end()) return names.emplace_back(plane), names.size() - 1;
+  return static_cast<size_t>(found - names.begin());
+}
+
 const executor::HashConstants& Lowering::hash_constants(const ops::HashShape& shape,
                                                         int32_t head_dim, int64_t seed) {
   for (const executor::HashConstants& made : shared_.hash_constants) {

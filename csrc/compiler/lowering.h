@@ -74,6 +74,8 @@ class Lowering {
   ops::VisitShape visit_shape(const Node& node) const;
   // The slot of the lists that an index writes or an attention reads.
   size_t visit_slot(const Node& node);
+  // The number of a plane's name among Shared::weight_names.
+  size_t weight_slot(std::string_view plane);
   // Made once for all layers that hash alike.
   const executor::HashConstants& hash_constants(const ops::HashShape& shape, int32_t head_dim,
                                                 int64_t seed);

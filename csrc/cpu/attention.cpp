@@ -183,13 +183,10 @@ class Member {
     task.list_row = tile.list_row;
     if (p_.alibi_slopes != nullptr) task.alibi_slopes = p_.alibi_slopes + tile.first_head;
     if (p_.sink_logits != nullptr) task.sink_logits = p_.sink_logits + tile.first_head;
-    for (int64_t i = 0; i < p_.num_weighted; ++i) {
-      const WeightedSlots& each = p_.weighted[i];
-      if (each.sequence != tile.sequence || each.name != p_.weights) continue;
-      const int64_t head = p_.first_plane_head + tile.kv_head;
-      task.log_weights = each.plane.values + head * each.plane.stride;
-      if (p_.first_logits != nullptr) task.first_logits = p_.first_logits + tile.first_head;
-    }
+    const float* const weights = p_.plane_weights(tile.sequence, tile.kv_head);
+    if (weights == nullptr) return;
+    task.log_weights = weights;
+    if (p_.first_logits != nullptr) task.first_logits = p_.first_logits + tile.first_head;
   }
 
   void set_results(const AttentionItem& item, const AttentionTile& tile,

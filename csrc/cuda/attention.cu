@@ -1,6 +1,7 @@
 #include <algorithm>
 
 #include "cuda/bodies/attention_tile.h"
+#include "cuda/decode_pages.h"
 #include "cuda/entry.h"
 #include "cuda/prefill_attention.h"
 #include "cuda/register.h"
@@ -34,7 +35,6 @@ const char* rejects_all(const AttentionProblem& p) {
   }
   if (const char* reason = rejects_keys(p)) return reason;
   if (p.append.k != nullptr) return "appends no keys";
-  if (p.weighs_keys()) return "keys have no weights";
   if (p.chunk > 0) return "keys are in no chunks";
   if (p.q.dtype != DType::f32 && p.q.dtype != DType::f16 && p.q.dtype != DType::bf16) {
     return "queries are not f32, f16 or bf16";
@@ -60,7 +60,7 @@ const char* rejects(const AttentionProblem& p) {
 }
 const char* rejects_own_sums(const AttentionProblem& p) {
   if (!p.own_sums || !p.work.only_long) return "has bits of its own, for prompts alone";
-  if (p.visits.has_weights()) return "visited keys count once";
+  if (p.visits.has_weights() || p.weighs_keys()) return "keys count once";
   if (const char* reason = rejects_all(p)) return reason;
   return rejects_wgmma(p);
 }
@@ -100,6 +100,7 @@ void launch_attention(const AttentionProblem& p, Queue& queue) {
     params.operand_row_bytes = p.out_operand.row_bytes();
     params.operand_cols = static_cast<int32_t>(ops::padded_cols(p.out_operand.cols));
   }
+  launch_decode_pages(p, queue);
   if (p.work.num_long_items > 0) {
     p.own_sums ? launch_wgmma(params, queue) : launch_prefill(params, queue);
     params.p.work.items += p.work.num_long_items;

@@ -57,6 +57,16 @@ class DeviceUnit {
                  "l"(from), "r"(valid ? 16 : 0)
                  : "memory");
   }
+  __device__ __forceinline__ void copy_async_if(bool does, void* to, const void* from) {
+    asm volatile(
+        "{\n"
+        ".reg .pred does;\n"
+        "setp.ne.u32 does, %2, 0;\n"
+        "@does cp.async.cg.shared.global.L2::128B [%0], [%1], 16;\n"
+        "}" ::"r"(in_shared(to)),
+        "l"(from), "r"(static_cast<uint32_t>(does))
+        : "memory");
+  }
   __device__ __forceinline__ void commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
   template <int kPending>
   __device__ __forceinline__ void wait() {

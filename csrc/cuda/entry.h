@@ -1,5 +1,7 @@
 // launch<Kernel>(params, blocks, queue): on the GPU, or in the emulator where the host's compiler
-// compiles the kernels. num_multiprocessors(queue), arch_of(queue): of its device.
+// compiles the kernels; with `shared` bytes for a block where its Shared is but the first of them.
+// num_multiprocessors(queue), arch_of(queue): of its device; shared_bytes_of(queue): which a block
+// may have there.
 #pragma once
 
 #include <cstdint>
@@ -14,8 +16,9 @@
 namespace effinfer::cuda {
 
 template <class Kernel>
-void launch(const typename Kernel::Params& params, int64_t blocks, Queue& queue) {
-  host::enqueue<Kernel>(params, blocks, queue);
+void launch(const typename Kernel::Params& params, int64_t blocks, Queue& queue,
+            size_t shared = sizeof(typename Kernel::Shared)) {
+  host::enqueue<Kernel>(params, blocks, queue, shared);
 }
 
 // As an H100 has.
@@ -24,6 +27,9 @@ inline int num_multiprocessors(const Queue&) {
 }
 inline int arch_of(const Queue&) {
   return host::arch();
+}
+inline int64_t shared_bytes_of(const Queue&) {
+  return host::shared_bytes();
 }
 
 }  // namespace effinfer::cuda
@@ -58,8 +64,14 @@ inline int arch_of(const Queue& queue) {
   return kHopper && major == 9 && minor == 0 ? 90 : 80;
 }
 
-// How many blocks of a kernel an SM is to hold at once, where it says so: what its registers are to
-// leave room for, and no reason to spill some for more.
+inline int64_t shared_bytes_of(const Queue& queue) {
+  int bytes = 0;
+  check(
+      cudaDeviceGetAttribute(&bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin, queue.device().index),
+      "cudaDeviceGetAttribute");
+  return bytes;
+}
+
 // Whether a kernel waits for the kernel before where it first reads what that may have written.
 template <class Kernel>
 constexpr bool waits_itself() {
@@ -70,6 +82,8 @@ constexpr bool waits_itself() {
   }
 }
 
+// How many blocks of a kernel an SM is to hold at once, where it says so: what its registers are to
+// leave room for, and no reason to spill some for more.
 template <class Kernel>
 constexpr int min_blocks() {
   if constexpr (requires { Kernel::kMinBlocks; }) {
@@ -107,7 +121,8 @@ __global__ void __launch_bounds__(kThreads, min_blocks<Kernel>())
 }
 
 template <class Kernel>
-void launch(const typename Kernel::Params& params, int64_t blocks, Queue& queue) {
+void launch(const typename Kernel::Params& params, int64_t blocks, Queue& queue,
+            size_t shared = sizeof(typename Kernel::Shared)) {
   static_assert(sizeof(params) <= 4096 && Kernel::kThreads % kWarp == 0);
   if (blocks == 0) return;
   if constexpr (!(runs_on<Kernel>(80) && runs_on<Kernel>(90))) {
@@ -122,15 +137,17 @@ void launch(const typename Kernel::Params& params, int64_t blocks, Queue& queue)
   cudaLaunchConfig_t config = {};
   config.gridDim = dim3(static_cast<unsigned>(blocks));
   config.blockDim = dim3(Kernel::kThreads);
-  config.dynamicSmemBytes = kShared;
+  config.dynamicSmemBytes = shared;
   config.stream = stream_of(queue);
   cudaLaunchAttribute early;
   early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
   early.val.programmaticStreamSerializationAllowed = 1;
   config.attrs = &early;
   config.numAttrs = starts_early(queue) ? 1 : 0;
-  if constexpr (kShared > kPlainSharedBytes) {
-    check(cudaFuncSetAttribute(kEntry, cudaFuncAttributeMaxDynamicSharedMemorySize, kShared),
+  if (shared > kPlainSharedBytes) {
+    // All there is: another thread's launch of the kernel may take more than this one.
+    check(cudaFuncSetAttribute(kEntry, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                               static_cast<int>(shared_bytes_of(queue))),
           Kernel::kName);
   }
   check(cudaLaunchKernelEx(&config, kEntry, params), Kernel::kName);

@@ -9,8 +9,9 @@ namespace effinfer::cuda {
 
 // Null, or why no kernel reads them.
 inline const char* rejects_index_keys(const ops::PrefillIndexInputs& in) {
-  if (in.kv.dtype != DType::f16 && in.kv.dtype != DType::bf16 && in.kv.dtype != DType::i8) {
-    return "keys are not of 16 bits or 8";
+  const DType dtype = in.kv.dtype;
+  if (dtype != DType::f32 && dtype != DType::f16 && dtype != DType::bf16 && dtype != DType::i8) {
+    return "kv_dtype is not f32, f16, bf16 or i8";
   }
   if (in.kv.head_dim <= 0 || in.kv.head_dim % 16 != 0) return "head_dim is not a multiple of 16";
   return nullptr;
@@ -20,8 +21,8 @@ inline const char* rejects_index_keys(const ops::PrefillIndexInputs& in) {
 template <class Visit>
 auto with_index_keys(DType dtype, Visit&& visit) {
   if (dtype == DType::f16) return visit.template operator()<DType::f16>();
-  if (dtype == DType::bf16) return visit.template operator()<DType::bf16>();
-  return visit.template operator()<DType::i8>();
+  if (dtype == DType::i8) return visit.template operator()<DType::i8>();
+  return visit.template operator()<DType::bf16>();  // of f32, too
 }
 
 // The same of keys that kernels widen to float32, of all types of pages, and of the queries that

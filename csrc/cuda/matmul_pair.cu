@@ -6,8 +6,20 @@ namespace effinfer::cuda {
 void launch_pair(PairParams& params, Queue& queue) {
   using Kernel = StreamPair<2>;
   StreamParams& stream = params.stream;
-  stream.token_blocks = static_cast<int32_t>(blocks_for(stream.tokens, Kernel::kTokens));
-  launch<Kernel>(params, int64_t{stream.parts[0].blocks} * stream.token_blocks, queue);
+  const int tokens = std::min(stream.tokens, Kernel::kTokens);
+  const auto warp_bytes = [&](int places) {
+    return std::max(stream_warp_bytes(place_layout(params.formats[0]), places, tokens, 1),
+                    stream_warp_bytes(place_layout(params.formats[1]), places, tokens, 1));
+  };
+  stream.places = kMostPlaces;
+  while (stream.places > 2 && kStreamWarps * warp_bytes(stream.places) > shared_bytes_of(queue)) {
+    --stream.places;
+  }
+  stream.block_tokens = tokens;
+  stream.token_blocks = static_cast<int32_t>(blocks_for(stream.tokens, tokens));
+  stream.warp_bytes = warp_bytes(stream.places);
+  launch<Kernel>(params, int64_t{stream.parts[0].blocks} * stream.token_blocks, queue,
+                 static_cast<size_t>(kStreamWarps * stream.warp_bytes));
 }
 
 }  // namespace effinfer::cuda

@@ -2,16 +2,20 @@
 // so four files share them.
 #pragma once
 
+#include <algorithm>
+#include <string>
+
 #include "cuda/bodies/stream_block.h"
 #include "cuda/bodies/stream_formats.h"
 #include "cuda/bodies/stream_pair.h"
 #include "cuda/entry.h"
 #include "cuda/register.h"
+#include "effinfer/error.h"
 
 namespace effinfer::cuda {
 
 // Launches the kernel of `format` with the fewest tiles that hold all tokens, or with 4 for each 32
-// of them.
+// of them, or for as many as the GPU's shared memory allows. All have the same bits.
 void launch_u4(const ops::PackedFormat& format, StreamParams& params, Queue& queue);
 void launch_u5_u6(const ops::PackedFormat& format, StreamParams& params, Queue& queue);
 void launch_u8_dense(const ops::PackedFormat& format, StreamParams& params, Queue& queue);
@@ -19,37 +23,53 @@ void launch_u8_dense(const ops::PackedFormat& format, StreamParams& params, Queu
 // Both weights of a GLU, of any two of the formats.
 void launch_pair(PairParams& params, Queue& queue);
 
+// The most places, of which one is multiplied, with which a block has at most `bytes` of shared
+// memory; less than two are none.
 template <class Kernel>
-void launch_stream(StreamParams& params, int64_t blocks, Queue& queue) {
-  params.token_blocks = static_cast<int32_t>(blocks_for(params.tokens, Kernel::kTokens));
-  launch<Kernel>(params, blocks * params.token_blocks, queue);
+int places_within(int64_t bytes, int tokens) {
+  int places = kMostPlaces;
+  while (places >= 2 && Kernel::kThreads / kWarp * Kernel::warp_bytes(places, tokens) > bytes) {
+    --places;
+  }
+  return places < 2 ? 0 : places;
 }
 
-// Whether 128 registers, of 16 warps a multiprocessor, are enough for two tiles.
-template <ops::PackedFormat kFormat>
-constexpr bool pairs_tiles() {
-  return kFormat.bits == ops::QuantBits::u4 && !kFormat.has_min && kFormat.sub_block == 32;
+// Launches it, or says that the GPU's blocks have too little shared memory for so many tokens.
+template <class Kernel>
+bool launch_stream(StreamParams& params, int tokens, int64_t blocks, Queue& queue) {
+  const int64_t most = shared_bytes_of(queue);
+  // The system takes 1 KB beside each block's.
+  params.places = places_within<Kernel>((most + 1024) / Kernel::kMinBlocks - 1024, tokens);
+  if (params.places == 0) params.places = places_within<Kernel>(most, tokens);
+  if (params.places == 0) return false;
+  params.block_tokens = tokens;
+  params.token_blocks = static_cast<int32_t>(blocks_for(params.tokens, tokens));
+  params.warp_bytes = Kernel::warp_bytes(params.places, tokens);
+  launch<Kernel>(params, blocks * params.token_blocks, queue,
+                 static_cast<size_t>(Kernel::kThreads / kWarp * params.warp_bytes));
+  return true;
 }
 
-// A multiprocessor has 16 warps, in two blocks or in one, where their registers allow it, and else
-// 8 of two rounds: with four tiles, and most formats with two.
+// A multiprocessor has 16 warps, in two blocks or in one, but with four tiles 8 of two rounds, as
+// where so many warps have no room for their rings.
 template <ops::PackedFormat kFormat>
 void launch_format(StreamParams& params, Queue& queue) {
   int64_t blocks = 0;
   for (const StreamPart& part : params.parts) blocks += part.blocks;
-  if (params.tokens > 2 * kTileTokens) {
-    launch_stream<StreamMatmul<kFormat, 4, 32, 1, 8, 2>>(params, blocks, queue);
-  } else if (params.tokens > kTileTokens) {
-    if constexpr (pairs_tiles<kFormat>()) {
-      launch_stream<StreamMatmul<kFormat, 2, 20, 1, 16>>(params, blocks, queue);
-    } else {
-      launch_stream<StreamMatmul<kFormat, 2, 40, 1, 8, 2>>(params, blocks, queue);
-    }
-  } else if (params.slots == kMostSlots) {
-    launch_stream<StreamMatmul<kFormat, 1, 20, 1, 16>>(params, blocks, queue);
-  } else {
-    launch_stream<StreamMatmul<kFormat, 1, 40, 2>>(params, blocks, queue);
+  const int tokens = params.tokens;
+  if (params.slots != kMostSlots) {
+    if (launch_stream<StreamMatmul<kFormat, 1, 2, 8>>(params, tokens, blocks, queue)) return;
+  } else if (tokens <= kTileTokens) {
+    if (launch_stream<StreamMatmul<kFormat, 1, 1, 16>>(params, tokens, blocks, queue)) return;
+  } else if (tokens <= 2 * kTileTokens) {
+    if (launch_stream<StreamMatmul<kFormat, 2, 1, 16>>(params, tokens, blocks, queue)) return;
   }
+  for (int most = 4 * kTileTokens; most >= kTileTokens; most /= 2) {
+    using Kernel = StreamMatmul<kFormat, 4, 1, 8, 2>;
+    if (launch_stream<Kernel>(params, std::min(tokens, most), blocks, queue)) return;
+  }
+  throw InternalError("[matmul] no ring fits into " + std::to_string(shared_bytes_of(queue)) +
+                      " bytes of shared memory");
 }
 
 // Compiles the formats of `kBits`.

@@ -25,7 +25,8 @@
 //   copy_async(to, from, valid)   16 aligned bytes of global memory into shared memory, zeros where
 //                                 not `valid`; they are there after commit() and a wait<n>() that
 //                                 leaves at most the n newest groups under way, and for other
-//                                 threads after a barrier that follows it
+//                                 threads after a barrier that follows it; copy_async_if(does,
+//                                 to, from): where it does, without a branch
 //   ldmatrix(out, row)      four 8 x 8 matrices of 16-bit numbers from shared memory;
 //                           ldmatrix_transposed: each with its rows for columns
 //   wait_for_inputs()       what the kernel before wrote is there. The caller of a kernel has

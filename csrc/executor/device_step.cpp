@@ -39,7 +39,8 @@ size_t draw_bytes(size_t rows) {
 }
 
 // Of the largest step.
-size_t image_bytes(const BatchLimits& limits, std::span<const AttentionBuffers> attention,
+size_t image_bytes(const Shared& shared, const BatchLimits& limits,
+                   std::span<const AttentionBuffers> attention,
                    std::span<const ops::VisitPlan> visits) {
   const auto tokens = static_cast<size_t>(limits.max_tokens);
   const auto sequences = static_cast<size_t>(limits.max_sequences);
@@ -47,7 +48,12 @@ size_t image_bytes(const BatchLimits& limits, std::span<const AttentionBuffers> 
   size_t bytes = 2 * bytes_of<int32_t>(tokens) + bytes_of<uint64_t>(tokens) +
                  bytes_of<int32_t>(static_cast<size_t>(limits.max_rows)) +
                  4 * bytes_of<int32_t>(sequences + 1) + bytes_of<int32_t>(sequences * pages) +
-                 draw_bytes(static_cast<size_t>(limits.max_rows));
+                 bytes_of<int32_t>(StepCoding::most_pages(limits)) +
+                 draw_bytes(static_cast<size_t>(limits.max_rows)) +
+                 bytes_of<ops::SlotWeights>(shared.weight_names.size() * sequences);
+  for (size_t group = 1; group < limits.cache.groups.size(); ++group) {
+    bytes += 3 * bytes_of<int32_t>(sequences + 1) + bytes_of<int32_t>(sequences * pages);
+  }
   for (const ops::VisitPlan& plan : visits) {
     const int64_t blocks = plan.num_blocks + (plan.num_rows > 0 ? limits.max_tokens : 0);
     bytes += bytes_of<ops::VisitBlock>(static_cast<size_t>(blocks)) +
@@ -71,11 +77,12 @@ ops::RowSamplingProblem largest_draw(const BatchLimits& limits) {
 }
 
 // Throws OutOfMemory.
-std::shared_ptr<void> take(const Shared& shared, size_t bytes, Pages pages, const char* what) {
+std::shared_ptr<void> take(const Shared& shared, size_t bytes, Pages pages, const char* what,
+                           const char* while_in = "[compile]") {
   std::shared_ptr<void> memory = shared.memory->allocate(bytes, pages);
   if (memory) return memory;
-  throw OutOfMemory("[compile] no memory on " + name(shared.target.device) + " for " + what +
-                    " of " + std::to_string(bytes) + " bytes");
+  throw OutOfMemory(std::string(while_in) + " no memory on " + name(shared.target.device) +
+                    " for " + what + " of " + std::to_string(bytes) + " bytes");
 }
 
 // What is asked for most; run_top() refuses more.
@@ -140,8 +147,15 @@ DeviceStep::DeviceStep(const Shared& shared, const BatchLimits& limits,
       draw_rows_(limits.vocab_size == 0 ? nullptr
                                         : ops::table<ops::RowSamplingProblem>().find(
                                               largest_draw(limits), shared.target)),
-      image_bytes_(image_bytes(limits, attention, visits)),
+      image_bytes_(image_bytes(shared, limits, attention, visits)),
       lists_([&shared](size_t bytes, const char* what) {
+        return take(shared, bytes, Pages::heap, what);
+      }),
+      weights_(shared.weight_names.size(),
+               [&shared](size_t bytes, const char* what) {
+                 return take(shared, bytes, Pages::heap, what, "[run]");
+               }),
+      coding_([&shared](size_t bytes, const char* what) {
         return take(shared, bytes, Pages::heap, what);
       }) {
   const Device device = shared.target.device;
@@ -203,8 +217,11 @@ void DeviceStep::pack(const Step& step, std::span<const AttentionBuffers> attent
     layout.tree_start = packer.add(batch.tree_start, sequences, 0).data();
   }
   layout.dense = nullptr;  // the plans know
+  const std::span<const ops::SlotWeights> weighted = weights_.upload(step, sequences, *queue_);
+  step_.weighted = packer.add(weighted, weighted.size(), {}).data();
+  pack_groups(packer, batch, sequences);
   for (size_t slot = 0; slot < attention.size(); ++slot) {
-    pack_attention(packer, attention[slot], attention_[slot], shared);
+    pack_attention(packer, attention, slot, shared);
   }
   step_.attention = attention_;
   for (size_t slot = 0; slot < visits_.size(); ++slot) {
@@ -212,10 +229,42 @@ void DeviceStep::pack(const Step& step, std::span<const AttentionBuffers> attent
   }
   step_.visits = visits_;
   if (!draws.empty()) pack_draws(packer, draws, rows);
-  layout.kv_indices = packer.add(batch.kv_indices, batch.kv_indices.size(), 0).data();
+  pack_pages(packer, batch, shared);
   queue_->upload(block_.get(), image_.get(), packer.used());
   upload_inputs(batch);
   upload_scored(batch.scored);
+}
+
+void DeviceStep::pack_groups(Packer& packer, const Batch& batch, size_t sequences) {
+  groups_.clear();
+  if (step_.groups.empty()) return;
+  groups_.assign(step_.groups.size(), step_.layout);
+  for (size_t group = 1; group < groups_.size(); ++group) {
+    const KvTables& tables = batch.more_groups[group - 1];
+    ops::BatchLayout& layout = groups_[group];
+    layout.kv_indptr = packer.add(tables.kv_indptr, sequences + 1, tables.kv_indptr.back()).data();
+    layout.kv_len = packer.add(tables.kv_len, sequences, 0).data();
+    layout.tree_start = nullptr;
+    if (!tables.tree_start.empty()) {
+      layout.tree_start = packer.add(tables.tree_start, sequences, 0).data();
+    }
+  }
+  step_.groups = groups_;
+}
+
+void DeviceStep::pack_pages(Packer& packer, const Batch& batch, bool shared) {
+  const size_t most = KvCache::pages_for(static_cast<size_t>(limits_.max_seq_len)) *
+                      static_cast<size_t>(limits_.max_sequences);
+  const auto add = [&](std::span<const int32_t> pages, bool is_last) {
+    const size_t rounded = std::max(pages.size(), std::min(std::bit_ceil(pages.size()), most));
+    return packer.add(pages, shared && !is_last ? rounded : pages.size(), 0).data();
+  };
+  step_.layout.kv_indices = add(pack_coded(packer, batch.kv_indices, shared), groups_.empty());
+  for (size_t group = 0; group < groups_.size(); ++group) {
+    const bool is_last = group + 1 == groups_.size();
+    groups_[group].kv_indices = group == 0 ? step_.layout.kv_indices
+                                           : add(batch.more_groups[group - 1].kv_indices, is_last);
+  }
 }
 
 // Rows that rounding adds keep what they had.
@@ -256,10 +305,7 @@ void DeviceStep::upload_scored(std::span<const ScoredRows> scored) {
 // The step before has ended, so that nobody reads the old ones.
 void DeviceStep::reserve_scored(size_t most) {
   const auto allocate = [&](size_t bytes) {
-    std::shared_ptr<void> memory = shared_.memory->allocate(bytes, Pages::heap);
-    if (memory) return memory;
-    throw OutOfMemory("[run] no memory on " + name(shared_.target.device) + " for " +
-                      std::to_string(bytes) + " bytes of scored rows");
+    return take(shared_, bytes, Pages::heap, "scored rows", "[run]");
   };
   most_scored_ = 0;
   const size_t bytes = most * sizeof(ops::MassRows);
@@ -269,6 +315,21 @@ void DeviceStep::reserve_scored(size_t most) {
   scored_block_ = allocate(bytes);
   mass_sums_ = allocate(static_cast<size_t>(sums) * sizeof(float));
   most_scored_ = most;
+}
+
+std::span<const int32_t> DeviceStep::pack_coded(Packer& packer, std::span<const int32_t> pages,
+                                                bool shared) {
+  step_.decoded = {};
+  if (step_.kv_layers.empty()) return pages;
+  coding_.reserve(step_.kv_layers[0], limits_);
+  const std::span<const int32_t> found = coding_.find(pages);
+  const std::span<const int32_t> numbers = coding_.numbers();
+  if (numbers.empty()) return found;
+  const size_t count =
+      shared ? std::min(std::bit_ceil(numbers.size()), coding_.room()) : numbers.size();
+  step_.decoded = {packer.add(numbers, count, -1).data(), static_cast<int32_t>(count),
+                   coding_.keys(), coding_.values()};
+  return found;
 }
 
 // The greedy token is the highest one.
@@ -291,9 +352,16 @@ void DeviceStep::pack_draws(Packer& packer, std::span<const RowDraw> draws, size
   drawn_.undecided = reinterpret_cast<uint8_t*>(drawn_.statuses + rows);
 }
 
-void DeviceStep::pack_attention(Packer& packer, const AttentionBuffers& from, AttentionBuffers& to,
-                                bool shared) const {
-  const ops::AttentionWork& work = from.work;
+// A slot may have the plan of an earlier one (Executable::Impl::planned()).
+void DeviceStep::pack_attention(Packer& packer, std::span<const AttentionBuffers> all, size_t slot,
+                                bool shared) {
+  const ops::AttentionWork& work = all[slot].work;
+  AttentionBuffers& to = attention_[slot];
+  for (size_t other = 0; other < slot && all[slot].view.num_items > 0; ++other) {
+    if (all[slot].view.items != all[other].work.items.data()) continue;
+    to = attention_[other];
+    return;
+  }
   const auto rounded = [&](const auto& list) {
     return shared ? std::min(std::bit_ceil(list.size()), list.capacity()) : list.size();
   };
@@ -343,6 +411,9 @@ Recordings::Key DeviceStep::key_of(const Program& program, int32_t top_k) const 
                          layout.num_tokens,          static_cast<int64_t>(batch_.logit_rows.size()),
                          layout.num_sequences,       address(layout.ancestors),
                          address(layout.tree_start), address(layout.kv_indices)};
+  for (const ops::BatchLayout& group : groups_) {
+    key.insert(key.end(), {address(group.tree_start), address(group.kv_indices)});
+  }
   for (const AttentionBuffers& buffers : attention_) {
     const ops::AttentionWorkView& view = buffers.view;
     key.insert(key.end(), {address(view.tiles), address(view.merges), address(view.items),
@@ -352,9 +423,12 @@ Recordings::Key DeviceStep::key_of(const Program& program, int32_t top_k) const 
     key.push_back(plan.num_rows);
     if (plan.num_rows > 0) key.insert(key.end(), {address(plan.blocks), address(plan.first_block)});
   }
+  const ops::DecodedPages& decoded = step_.decoded;
+  key.insert(key.end(), {decoded.count, address(decoded.numbers), address(decoded.k)});
   for (const ops::KvLayer& layer : step_.kv_layers) {
     key.insert(key.end(), {address(layer.k), address(layer.v), address(layer.k_scale),
-                           address(layer.v_scale), address(layer.bounds.values)});
+                           address(layer.v_scale), address(layer.bounds.values),
+                           address(layer.coded.features), address(layer.coded.codebooks)});
   }
   return key;
 }

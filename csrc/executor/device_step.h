@@ -14,10 +14,12 @@
 #include "core/backend.h"
 #include "executor/batch_check.h"
 #include "executor/device_lists.h"
+#include "executor/device_weights.h"
 #include "executor/program.h"
 #include "executor/recorder.h"
 #include "executor/recordings.h"
 #include "executor/step.h"
+#include "executor/step_coding.h"
 #include "ops/registry.h"
 #include "ops/row_sampling.h"
 #include "ops/top_rows.h"
@@ -63,9 +65,16 @@ class DeviceStep {
             std::span<const RowDraw> draws, bool shared);
   void pack_visits(Packer& packer, const ops::VisitPlan& from, ops::VisitPlan& to,
                    bool shared) const;
+  // Returns what takes the place of the step's pages.
+  std::span<const int32_t> pack_coded(Packer& packer, std::span<const int32_t> pages, bool shared);
   void pack_draws(Packer& packer, std::span<const RowDraw> draws, size_t rows);
-  void pack_attention(Packer& packer, const AttentionBuffers& from, AttentionBuffers& to,
-                      bool shared) const;
+  void pack_attention(Packer& packer, std::span<const AttentionBuffers> all, size_t slot,
+                      bool shared);
+  // Tables of the cache's groups of layers but the first.
+  void pack_groups(Packer& packer, const Batch& batch, size_t sequences);
+  // The pages of all tables: those of all but the last one are rounded where steps share
+  // recordings.
+  void pack_pages(Packer& packer, const Batch& batch, bool shared);
   // pack(), rounded where steps share recordings; whether they do.
   bool pack_step(const Step& step, std::span<const AttentionBuffers> attention,
                  std::span<const RowDraw> draws);
@@ -96,6 +105,8 @@ class DeviceStep {
   std::shared_ptr<void> done_;
   std::shared_ptr<void> arranged_;
   DeviceLists lists_;
+  DeviceWeights weights_;
+  StepCoding coding_;
   // Of scored rows, once there were some.
   size_t most_scored_ = 0;                   // that there is room for
   std::shared_ptr<std::byte> scored_image_;  // pinned
@@ -112,6 +123,7 @@ class DeviceStep {
   Batch batch_;
   std::vector<AttentionBuffers> attention_;
   std::vector<ops::VisitPlan> visits_;
+  std::vector<ops::BatchLayout> groups_;  // none: there is one
   Step step_;
   ops::RowSamplingProblem drawn_;
 };

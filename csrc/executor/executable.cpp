@@ -4,7 +4,6 @@
 #include <string>
 
 #include "executor/executable_impl.h"
-#include "kv/groups.h"
 #include "kv/kv_access.h"
 
 namespace effinfer {
@@ -61,6 +60,7 @@ void Executable::Impl::reserve_plans() {
     largest.push_back(visit_buffers.back().largest());
   }
   visits.resize(visit_buffers.size());
+  weighted.reserve(shared.weight_names.size() * static_cast<size_t>(limits.max_sequences));
   layouts.reserve(limits.cache.groups.size());
   if (shared.target.device.kind != DeviceKind::cpu) {
     device = std::make_unique<executor::DeviceStep>(shared, limits, attention, largest, partials,
@@ -270,6 +270,7 @@ Program& Executable::Impl::begin_step(const Batch& batch, KvCache& cache, execut
   lay_out(batch, cache, step);
   Program& program = programs[program_of_phase[static_cast<size_t>(batch.phase)]];
   keep_weights(program, step);
+  set_weighted(step);
   plan_step(step, batch.phase);
   step.attention = attention;
   step.visits = visits;
@@ -289,6 +290,20 @@ void Executable::Impl::lay_out(const Batch& batch, const KvCache& cache, executo
     layout.tree_start = tables.tree_start.empty() ? nullptr : tables.tree_start.data();
   }
   step.groups = layouts;
+}
+
+void Executable::Impl::set_weighted(executor::Step& step) {
+  if (shared.weight_names.empty()) return;
+  const auto sequences = static_cast<size_t>(step.layout.num_sequences);
+  weighted.assign(shared.weight_names.size() * sequences, {});
+  for (const WeightedSlots& each : step.batch->weighted) {
+    const auto name = std::ranges::find(shared.weight_names, each.name);
+    if (name == shared.weight_names.end()) continue;
+    const auto slot = static_cast<size_t>(name - shared.weight_names.begin());
+    weighted[slot * sequences + static_cast<size_t>(each.sequence)] = {each.plane.values,
+                                                                       each.plane.stride};
+  }
+  step.weighted = weighted.data();
 }
 
 void Executable::Impl::launch_step(const Batch& batch, KvCache& cache, int32_t top_k,
@@ -382,12 +397,14 @@ KvCacheConfig Executable::kv_config(DType dtype, int32_t num_pages, bool by_wind
   config.num_pages = num_pages;
   if (config.num_layers == 0) config.num_layers = config.num_kv_heads = 1;
   if (config.head_dim == 0) config.head_dim = 16;
-  // A front's windows are its own.
-  if (by_window && (impl_->front || !config.on_host()) && kv::num_whole_groups(config) > 1) {
+  // A front's windows are its own. A GPU's pages take their memory at once, so that nothing is
+  // gained there by freeing those that windows have left.
+  const bool has_tables = impl_->shared.layer_tables;
+  if (by_window && impl_->front && has_tables) {
     throw Unsupported("[compile] layer_groups: layers without a window have page tables of their " +
-                      std::string("own only where one executable on a CPU has all of them"));
+                      std::string("own only where one executable has all of them"));
   }
-  if (!by_window || impl_->front || !config.on_host()) config.groups.clear();
+  if (!by_window || impl_->front || !(config.on_host() || has_tables)) config.groups.clear();
   return config;
 }
 

@@ -54,6 +54,7 @@ struct Executable::Impl {
   // These belong to the step that runs.
   std::vector<ops::BatchLayout> layouts;  // by group of the cache's layers, if there are several
   std::vector<ops::VisitPlan> visits;
+  std::vector<ops::SlotWeights> weighted;
   std::vector<const executor::Call*> active;
   std::unique_ptr<executor::Recorder> recorder;  // null: no profile is being made
 
@@ -78,6 +79,8 @@ struct Executable::Impl {
   // The layouts of the cache's groups of layers.
   void lay_out(const Batch& batch, const KvCache& cache, executor::Step& step);
   void plan_step(const executor::Step& step, Phase phase);
+  // How often keys count, by names and sequences.
+  void set_weighted(executor::Step& step);
   const executor::AttentionBuffers* planned(const executor::Step& step, size_t slot) const;
   // Has attention keep scores, if this step's rows let it.
   void keep_weights(const executor::Program& program, executor::Step& step);

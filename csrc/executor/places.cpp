@@ -138,6 +138,11 @@ bool AttentionPlaces::fill(ops::AttentionProblem& p, const Step& step) const {
   p.k = ops::keys_of(pages);
   p.v = ops::values_of(pages);
   p.coded = pages.coded;
+  p.decoded = step.decoded;
+  if (p.decoded.count > 0) {
+    p.k.set_far(p.coded.first_page, p.decoded.k);
+    p.v.set_far(p.coded.first_page, p.decoded.v);
+  }
   p.batch = step.layout_of(layer);
   const AttentionBuffers& buffers = step.attention[shape];
   p.work = buffers.view;
@@ -151,18 +156,15 @@ bool AttentionPlaces::fill(ops::AttentionProblem& p, const Step& step) const {
   } else {
     p.out = reinterpret_cast<uint8_t*>(out.at(step));
   }
-  if (!p.weights.empty()) {
-    p.weighted = step.batch->weighted.data();
-    p.num_weighted = static_cast<int64_t>(step.batch->weighted.size());
+  if (weights) {
+    p.weighted = step.weighted + static_cast<int64_t>(*weights) * step.layout.num_sequences;
+    p.first_plane_head = static_cast<int32_t>(step.place_in_planes(layer)) * pages.num_kv_heads;
   }
   p.num_scored = 0;
   if (!p.mass.empty() && step.kept.is_kept()) {
     p.scored = step.batch->scored.data();
     p.num_scored = static_cast<int64_t>(step.batch->scored.size());
     p.kept = step.kept;
-  }
-  if (!p.weights.empty()) {
-    p.first_plane_head = static_cast<int32_t>(step.place_in_planes(layer)) * pages.num_kv_heads;
   }
   p.append.k = nullptr;
   if (append && p.work.one_tile) append->fill(p.append, step);
@@ -233,10 +235,11 @@ bool AttentionMassPlaces::fill(ops::AttentionMassProblem& p, const Step& step) c
   p.rows = own.data();
   p.num_rows = static_cast<int32_t>(own.size());
   p.most_count = p.max_kv_len = 0;
+  const std::span<const int32_t> kv_len = step.kv_len_of(layer);
   const auto first = static_cast<size_t>(own.data() - step.mass_rows);
   for (const ScoredRows& rows : scored.subspan(first, own.size())) {
     p.most_count = std::max(p.most_count, rows.rows);
-    p.max_kv_len = std::max(p.max_kv_len, step.batch->kv_len[static_cast<size_t>(rows.sequence)]);
+    p.max_kv_len = std::max(p.max_kv_len, kv_len[static_cast<size_t>(rows.sequence)]);
   }
   p.sums = step.mass_sums;
   return true;

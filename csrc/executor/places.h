@@ -180,8 +180,9 @@ struct AttentionPlaces {
 
   Floats q;
   size_t layer = 0;
-  size_t shape = 0;              // slot of Step::attention
-  std::optional<size_t> visits;  // slot of Step::visits
+  size_t shape = 0;               // slot of Step::attention
+  std::optional<size_t> visits;   // slot of Step::visits
+  std::optional<size_t> weights;  // of Shared::weight_names
   std::optional<ChunkQueries> chunks;
   std::optional<RopeAppendPlaces> append;  // that may run inside
   Floats out;

@@ -79,9 +79,11 @@ struct Shared {
   std::vector<ops::VisitShape> visit_shapes;          // the same
   std::vector<size_t> visit_layers;                   // the same
   std::vector<uint8_t> group_of_layer;                // of the cache; none: there is one
-  std::vector<std::shared_ptr<void>> constants;       // such as rotary frequencies
-  std::vector<HashConstants> hash_constants;          // distinct ones
-  size_t scratch_bytes = 0;                           // of a member
+  bool layer_tables = false;  // whether some technique asks for page tables of layers' own
+  std::vector<std::string> weight_names;         // distinct ones, of planes that weigh keys
+  std::vector<std::shared_ptr<void>> constants;  // such as rotary frequencies
+  std::vector<HashConstants> hash_constants;     // distinct ones
+  size_t scratch_bytes = 0;                      // of a member
   int32_t max_top = 0;  // logits a row that the head can keep; 0: it writes all of them
 };
 

@@ -40,14 +40,22 @@ struct Step {
   std::span<const ops::KvLayer> kv_layers;      // by the number of a layer
   std::span<const AttentionBuffers> attention;  // by the slot of an attention shape
   std::span<const ops::VisitPlan> visits;       // by the slot of a visit shape
+  // By the number of a name among Shared::weight_names, then by sequence; null: there are no names.
+  const ops::SlotWeights* weighted = nullptr;
   // The weights that attention keeps and attention_mass nodes sum up, or none: these make their
   // own.
   ops::KeptWeights kept;
-  std::byte* own = nullptr;  // a member's own arena in a small step
+  ops::DecodedPages decoded;  // on a GPU
+  std::byte* own = nullptr;   // a member's own arena in a small step
   // On a GPU, of the batch's scored rows, which are ordered by names there.
   const ops::MassRows* mass_rows = nullptr;
   float* mass_sums = nullptr;
 
+  // On the host.
+  std::span<const int32_t> kv_len_of(size_t layer) const {
+    const size_t group = group_of_layer.empty() ? 0 : group_of_layer[layer];
+    return group == 0 ? batch->kv_len : batch->more_groups[group - 1].kv_len;
+  }
   const ops::BatchLayout& layout_of(size_t layer) const {
     return group_of_layer.empty() ? layout : groups[group_of_layer[layer]];
   }

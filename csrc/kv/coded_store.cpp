@@ -29,8 +29,8 @@ void check_config(const KvCacheConfig& config) {
   };
   require_within("rank", ops::CodedPages::kMostRank, coding.rank);
   require_within("outliers", ops::CodedPages::kMostOutliers, coding.outliers);
-  if (!config.on_host()) {
-    throw Unsupported("[kv_cache] coding: not on a GPU, nor where layers are on several devices");
+  if (!config.layer_devices.empty()) {
+    throw Unsupported("[kv_cache] coding: not where layers are on several devices");
   }
   check_features(config);
   check_codebooks(config);
@@ -59,6 +59,27 @@ size_t num_stored_layers(const KvCacheConfig& config, int64_t num_layers) {
   return static_cast<size_t>((num_layers + shared - 1) / shared);
 }
 
+// How many coded pages the slot of a layer has room for; 0: they have memory of their own.
+int32_t layer_parts_of(const KvCacheConfig& config, const ops::CodedPages& layer) {
+  if (config.on_host()) return 0;
+  const auto parts = static_cast<size_t>(layer.num_kv_heads);
+  const size_t slot = static_cast<size_t>(config.num_kv_heads * config.head_dim) * ops::kPageSize *
+                      static_cast<size_t>(dtype_info(config.dtype).block_bytes);
+  const size_t coded = parts * std::max(layer.key_bytes(), layer.behind_keys());
+  if (coded <= slot) return static_cast<int32_t>(slot / coded);
+  throw Unsupported("[kv_cache] coding: on a GPU an encoded page lies where one of " +
+                    std::to_string(slot) + " bytes a layer was, and takes " +
+                    std::to_string(coded));
+}
+
+// How many coded pages the slots of a page have room for: those of as many layers as share the
+// least.
+int32_t parts_of(const KvCacheConfig& config, const ops::CodedPages& layer, int64_t num_layers) {
+  const int64_t shared = std::max(config.coding.shared_layers, 1);
+  const int64_t last = num_layers % shared;
+  return layer_parts_of(config, layer) * static_cast<int32_t>(last == 0 ? shared : last);
+}
+
 }  // namespace
 
 int32_t num_coded_pages(const KvCacheConfig& config, int64_t num_layers, size_t pool_bytes) {
@@ -68,6 +89,12 @@ int32_t num_coded_pages(const KvCacheConfig& config, int64_t num_layers, size_t 
   const size_t page = num_stored_layers(config, num_layers) *
                       static_cast<size_t>(layer.num_kv_heads) * layer.head_bytes();
   const auto most = static_cast<size_t>(std::numeric_limits<int32_t>::max() - config.num_pages);
+  const auto parts = static_cast<size_t>(parts_of(config, layer, num_layers));
+  if (parts > 0) {
+    const size_t count = static_cast<size_t>(config.num_pages) * parts;
+    if (count <= most) return static_cast<int32_t>(count);
+    throw OutOfMemory("[kv_cache] coding: pages of that many parts have no ids");
+  }
   return static_cast<int32_t>(std::min(pool_bytes / page, most));
 }
 
@@ -87,6 +114,27 @@ CodedStore::CodedStore(const KvCacheConfig& config, size_t pool_bytes) {
   static constexpr ops::PageCodebooks kNoCodebooks;
   first_layer_ = layer_of(config, features_ ? features_->layer(0) : kNoFeatures,
                           codebooks_ ? codebooks_->layer(0) : kNoCodebooks);
+  partner_.assign(static_cast<size_t>(num_pages_) + static_cast<size_t>(num_coded_), -1);
+  layer_parts_ = layer_parts_of(config, first_layer_);
+  parts_ = parts_of(config, first_layer_, config.num_layers);
+  if (in_pages()) {
+    used_parts_.assign(static_cast<size_t>(num_pages_), -1);
+    upload_tables(config);
+    return;
+  }
+  allocate();
+  for (int32_t i = 0; i < num_coded_; ++i) free_.push_back(num_pages_ + num_coded_ - 1 - i);
+}
+
+void CodedStore::upload_tables(const KvCacheConfig& config) {
+  there_ = std::make_unique<DeviceTables>(memory_of(config.device));
+  for (size_t i = 0; i < static_cast<size_t>(config.num_layers); ++i) {
+    if (features_) there_->add(features_->layer(i));
+    if (codebooks_) there_->add(codebooks_->layer(i));
+  }
+}
+
+void CodedStore::allocate() {
   const size_t layer = first_layer_.head_bytes() * static_cast<size_t>(first_layer_.num_kv_heads) *
                        static_cast<size_t>(num_coded_);
   layer_bytes_ = (layer + kAlignment - 1) / kAlignment * kAlignment;
@@ -101,15 +149,28 @@ CodedStore::CodedStore(const KvCacheConfig& config, size_t pool_bytes) {
                       std::to_string(memory.capacity()));
   }
   first_layer_.data = static_cast<uint8_t*>(region_.get());
-  partner_.assign(static_cast<size_t>(num_pages_) + static_cast<size_t>(num_coded_), -1);
-  for (int32_t i = 0; i < num_coded_; ++i) free_.push_back(num_pages_ + num_coded_ - 1 - i);
 }
 
-ops::CodedPages CodedStore::layer(size_t number) const {
+ops::CodedPages CodedStore::host_layer(size_t number) const {
   ops::CodedPages layer = first_layer_;
-  layer.data += number / shared_layers_ * layer_bytes_;
   if (features_) layer.features = &features_->layer(number);
   if (codebooks_) layer.codebooks = &codebooks_->layer(number);
+  return layer;
+}
+
+ops::CodedPages CodedStore::layer(size_t number, std::span<const ops::KvLayer> pages) const {
+  ops::CodedPages layer = host_layer(number);
+  if (!in_pages()) {
+    layer.data += number / shared_layers_ * layer_bytes_;
+    return layer;
+  }
+  if (features_) layer.features = &there_->features(number);
+  if (codebooks_) layer.codebooks = &there_->codebooks(number);
+  const size_t first = number / shared_layers_ * shared_layers_;
+  const ops::KvLayer& kv = pages[first];
+  const auto page = static_cast<int64_t>(kv.head_bytes()) * kv.num_kv_heads;
+  const int64_t stride = first + 1 < pages.size() ? pages[first + 1].k - kv.k : 0;
+  layer.memory = {kv.k, kv.v, page, stride, layer_parts_, parts_};
   return layer;
 }
 
@@ -121,12 +182,34 @@ int32_t CodedStore::take() {
   if (free_.empty()) throw InternalError("[kv_cache] no coded page is free");
   const int32_t coded = free_.back();
   free_.pop_back();
+  ++in_use_;
+  if (in_pages()) ++used_parts_[static_cast<size_t>((coded - num_pages_) / parts_)];
   return coded;
 }
 
-void CodedStore::put_back(int32_t coded) {
+int32_t CodedStore::put_back(int32_t coded) {
   unlink(coded);
   free_.push_back(coded);
+  --in_use_;
+  if (!in_pages()) return -1;
+  const int32_t page = (coded - num_pages_) / parts_;
+  int32_t& used = used_parts_[static_cast<size_t>(page)];
+  if (--used > 0) return -1;
+  used = -1;
+  std::erase_if(free_, [&](int32_t free) { return (free - num_pages_) / parts_ == page; });
+  return page;
+}
+
+size_t CodedStore::pages_for(size_t count) const {
+  const auto parts = static_cast<size_t>(parts_);
+  return count <= free_.size() ? 0 : (count - free_.size() + parts - 1) / parts;
+}
+
+void CodedStore::add_parts(int32_t page) {
+  used_parts_[static_cast<size_t>(page)] = 0;
+  for (int32_t part = parts_ - 1; part >= 0; --part) {
+    free_.push_back(num_pages_ + page * parts_ + part);
+  }
 }
 
 int32_t CodedStore::coding_of(int32_t page) const {
@@ -148,6 +231,16 @@ void CodedStore::check(std::span<uint8_t> is_free) const {
   for (const int32_t coded : free_) {
     if (is_free[static_cast<size_t>(coded)]++ == 0) continue;
     throw InternalError("[kv_cache] coded page " + std::to_string(coded) + " is free twice");
+  }
+  for (size_t page = 0; page < used_parts_.size(); ++page) {
+    if (used_parts_[page] < 0) {
+      const auto first = static_cast<size_t>(num_pages_) + page * static_cast<size_t>(parts_);
+      for (uint8_t& part : is_free.subspan(first, static_cast<size_t>(parts_))) ++part;
+      continue;
+    }
+    if (used_parts_[page] > 0 && is_free[page]++ == 0) continue;
+    throw InternalError("[kv_cache] page " + std::to_string(page) +
+                        " has encoded pages, and is free");
   }
   for (size_t page = 0; page < partner_.size(); ++page) {
     if (partner_[page] < 0) continue;

@@ -50,13 +50,18 @@ std::span<const int32_t> KvCache::Impl::due(const Sequence& sequence) const {
   return std::span(table.pages).subspan(first, end - first);
 }
 
-// What is made of those that others hold takes memory beside them; what cached prefixes hold alone
-// can go then.
-bool KvCache::Impl::has_room_to_encode(std::span<const int32_t> pages) const {
+// Of these, those that others hold: what is made of them takes memory beside them.
+std::vector<int32_t> KvCache::Impl::encoded_beside(std::span<const int32_t> pages) const {
   std::vector<int32_t> shared;
   for (const int32_t page : pages) {
     if (is_shared(page, kGroup) && pool(kGroup).coding_of(page) < 0) shared.push_back(page);
   }
+  return shared;
+}
+
+// What cached prefixes hold alone can go.
+bool KvCache::Impl::has_room_to_encode(std::span<const int32_t> pages) const {
+  const std::vector<int32_t> shared = encoded_beside(pages);
   const auto fits = [&](size_t count) {
     return has_pages(kGroup, pool(kGroup).pages_of(0, count));
   };
@@ -66,6 +71,17 @@ bool KvCache::Impl::has_room_to_encode(std::span<const int32_t> pages) const {
     return pool(kGroup).references(page) > 2 || cached[static_cast<size_t>(page)] == 0;
   };
   return fits(static_cast<size_t>(std::count_if(shared.begin(), shared.end(), stay)));
+}
+
+// There must be some, or cached prefixes that can go.
+void KvCache::Impl::make_room_to_encode(std::span<const int32_t> pages) {
+  const auto has_room = [&] {
+    const size_t needed = pool(kGroup).pages_of(0, encoded_beside(pages).size());
+    return static_cast<size_t>(pool(kGroup).free_pages()) >= needed;
+  };
+  while (!has_room()) {
+    if (!tree.evict()) tree.clear();
+  }
 }
 
 bool KvCache::can_encode(SequenceId id) const {
@@ -80,6 +96,8 @@ void KvCache::encode(SequenceId id, ThreadPool& pool) {
     throw OutOfMemory("[kv_cache] encode: no memory is free for those of " +
                       std::to_string(due.size()) + " pages that others need as they are");
   }
+  // A GPU has not more pages than that even for a moment.
+  if (!config().on_host()) impl_->make_room_to_encode(due);
   const size_t first = impl_->num_encoded(sequence.tables[kGroup]);
   kv::PagePool& pages = impl_->pool(kGroup);
   pages.encode(std::span(sequence.tables[kGroup].pages).subspan(first, due.size()), pool, first);

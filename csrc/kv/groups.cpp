@@ -18,8 +18,8 @@ void check(const KvCacheConfig& config) {
     fail("at most " + std::to_string(kMostGroups) + ", got " +
          std::to_string(config.groups.size()));
   }
-  if (!config.on_host()) {
-    throw Unsupported("[kv_cache] groups: not where a GPU holds keys");
+  if (!config.layer_devices.empty()) {
+    throw Unsupported("[kv_cache] groups: not where layers are on several devices");
   }
   if (num_whole_groups(config) > 1 && config.coding.bits != 0) {
     throw Unsupported("[kv_cache] groups: expected one without a window beside coding, got " +

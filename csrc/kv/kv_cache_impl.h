@@ -70,7 +70,9 @@ struct KvCache::Impl {
   // A sequence without encoded pages; throws Unsupported for others.
   kv::Sequence& find_plain(const char* verb, SequenceId id);
   std::span<const int32_t> due(const kv::Sequence& sequence) const;
+  std::vector<int32_t> encoded_beside(std::span<const int32_t> pages) const;
   bool has_room_to_encode(std::span<const int32_t> pages) const;
+  void make_room_to_encode(std::span<const int32_t> pages);
 
   // retain.cpp, rotate.cpp
   size_t checked_group(const char* verb, int32_t group) const;

@@ -5,8 +5,6 @@
 
 #include "core/memory.h"
 #include "effinfer/error.h"
-#include "ops/encode_pages.h"
-#include "ops/registry.h"
 
 namespace effinfer::kv {
 namespace {
@@ -98,7 +96,7 @@ PagePool::PagePool(const KvCacheConfig& config) : config_(config) {
   for (const size_t bank : bank_of_) layers_.push_back(next_layer(banks_[bank]));
   if (config.coding.bits != 0) {
     coded_ = std::make_unique<CodedStore>(config, capacity_bytes());
-    for (size_t i = 0; i < num_layers; ++i) layers_[i].coded = coded_->layer(i);
+    for (size_t i = 0; i < num_layers; ++i) layers_[i].coded = coded_->layer(i, layers_);
   }
   if (config.index_unit != 0 || config.index_bits != 0) check_index();
   if (config.index_unit > 1 || config.index_bits > 0) allocate_bounds();
@@ -253,14 +251,26 @@ int32_t PagePool::allocate_copy(int32_t page) {
   return copy;
 }
 
+// A GPU has the keys of all heads apart from their values.
+template <class F>
+void PagePool::for_coded_parts(int32_t page, F&& f) const {
+  for (size_t i = 0; i < layers_.size(); i += coded_->shared_layers()) {
+    const Memory& memory = bank_of(i).memory;
+    const ops::CodedPages& coded = layers_[i].coded;
+    if (!coded_->in_pages()) {
+      f(memory, coded.head(page, 0), coded_->layer_page_bytes());
+      continue;
+    }
+    for (int32_t head = 0; head < coded.num_kv_heads; ++head) {
+      f(memory, coded.keys_of(page, head), coded.key_bytes());
+      f(memory, coded.values_of(page, head), coded.behind_keys());
+    }
+  }
+}
+
 template <class F>
 void PagePool::for_parts(int32_t page, F&& f) const {
-  if (is_coded(page)) {
-    for (size_t i = 0; i < layers_.size(); i += coded_->shared_layers()) {
-      f(bank_of(i).memory, layers_[i].coded.head(page, 0), coded_->layer_page_bytes());
-    }
-    return;
-  }
+  if (is_coded(page)) return for_coded_parts(page, f);
   const auto heads = static_cast<size_t>(config_.num_kv_heads);
   const size_t scales = heads * ops::kPageSize;
   for (size_t i = 0; i < layers_.size(); ++i) {
@@ -279,7 +289,7 @@ size_t PagePool::capacity_bytes() const {
 }
 
 int32_t PagePool::free_pages() const {
-  if (!coded_) return static_cast<int32_t>(free_.size());
+  if (!coded_ || coded_->in_pages()) return static_cast<int32_t>(free_.size());
   const size_t used = used_bytes();
   const size_t page = page_bytes();
   if (used <= capacity_bytes()) return static_cast<int32_t>((capacity_bytes() - used) / page);
@@ -287,59 +297,14 @@ int32_t PagePool::free_pages() const {
 }
 
 size_t PagePool::pages_of(size_t plain, size_t coded) const {
+  if (coded_ && coded_->in_pages()) return plain + coded_->pages_for(coded);
   return plain + (coded * coded_page_bytes() + page_bytes() - 1) / page_bytes();
 }
 
 size_t PagePool::used_bytes() const {
   const size_t plain = static_cast<size_t>(config_.num_pages) - free_.size();
+  if (coded_ && coded_->in_pages()) return plain * page_bytes();
   return plain * page_bytes() + static_cast<size_t>(num_coded()) * coded_page_bytes();
-}
-
-int32_t PagePool::allocate_coded() {
-  const int32_t page = coded_->take();
-  references_[static_cast<size_t>(page)] = 1;
-  return page;
-}
-
-void PagePool::encode(std::span<int32_t> pages, ThreadPool& pool, size_t place) {
-  std::vector<ops::PageCoding> codings;
-  for (size_t i = 0; i < pages.size(); ++i) {
-    if (coding_of(pages[i]) >= 0) continue;
-    codings.push_back({pages[i], coded_->take(), static_cast<int32_t>(place + i)});
-    coded_->link(pages[i], codings.back().to);
-  }
-  if (!codings.empty()) {
-    ops::run_alone<ops::EncodePagesProblem>({layers_.data(), static_cast<int64_t>(layers_.size()),
-                                             codings.data(), static_cast<int64_t>(codings.size())},
-                                            pool);
-  }
-  for (int32_t& page : pages) {
-    const int32_t plain = page;
-    page = coding_of(plain);
-    retain(page);
-    release(plain);
-  }
-  give_memory_back();
-}
-
-void PagePool::give_memory_back() {
-  std::vector<int32_t> pages;
-  for (const int32_t page : free_) {
-    if (used_before_[static_cast<size_t>(page)] != 0) pages.push_back(page);
-  }
-  if (pages.size() <= kWarmPages) return;
-  pages.resize(pages.size() - kWarmPages);
-  std::sort(pages.begin(), pages.end());
-  const size_t bytes = static_cast<size_t>(config_.num_kv_heads) * head_bytes_;
-  for (size_t first = 0, end = 0; first < pages.size(); first = end) {
-    while (end < pages.size() && pages[end] - pages[first] == static_cast<int32_t>(end - first)) {
-      used_before_[static_cast<size_t>(pages[end++])] = 0;
-    }
-    for (const ops::KvLayer& kv : layers_) {
-      zero_lazily(kv.k_head(pages[first], 0), (end - first) * bytes);
-      zero_lazily(kv.v_head(pages[first], 0), (end - first) * bytes);
-    }
-  }
 }
 
 void PagePool::read_page(int32_t page, std::byte* out) const {
@@ -361,11 +326,8 @@ void PagePool::release(int32_t page) {
   if (count <= 0) throw InternalError("[kv_cache] a free page was released");
   if (--count > 0) return;
   forget_coding(page);
-  if (is_coded(page)) {
-    coded_->put_back(page);
-  } else {
-    free_.push_back(page);
-  }
+  if (is_coded(page)) page = coded_->put_back(page);
+  if (page >= 0) free_.push_back(page);
 }
 
 void PagePool::check(std::span<const int32_t> expected) const {

@@ -81,8 +81,9 @@ class PagePool {
             float* values) const;
   // Of a layer's head: the slot `into` becomes the weighted sums.
   void merge(std::span<const int32_t> pages, HeadPlace head, const KvMerge& merge);
-  // Puts coded pages in the place of these, whose holder does not need them any more, and gives
-  // the memory of free pages back to the system. The first is page `place` of its sequence.
+  // Puts coded pages in the place of these, whose holder does not need them any more
+  // (page_codes.cpp). The first is page `place` of its sequence. On the host the memory of free
+  // pages goes back to the system; pages of a GPU are encoded on the host.
   void encode(std::span<int32_t> pages, ThreadPool& pool, size_t place);
   // Its numbers change: what was made of it is not its coded form any more.
   void forget_coding(int32_t page) {
@@ -117,8 +118,8 @@ class PagePool {
   int32_t references(int32_t page) const { return references_[static_cast<size_t>(page)]; }
   int32_t num_pages() const { return config_.num_pages; }
   int32_t num_ids() const { return static_cast<int32_t>(references_.size()); }
-  // Whole pages that there is memory for. Below 0 only between encode() and the release of what it
-  // made superfluous.
+  // Whole pages that there is memory for. Below 0 only on the host, between encode() and the
+  // release of what it made superfluous.
   int32_t free_pages() const;
   // That so many pages of both kinds take.
   size_t pages_of(size_t plain, size_t coded) const;
@@ -148,6 +149,9 @@ class PagePool {
   static constexpr size_t kWarmPages = 1;
 
   size_t capacity_bytes() const;  // of all pages
+  int32_t take_coded();
+  void encode_on_host(std::span<int32_t> pages, ThreadPool& pool, size_t place);
+  void encode_on_device(std::span<int32_t> pages, ThreadPool& pool, size_t place);
   void give_memory_back();
   int32_t num_coded() const { return coded_ ? coded_->in_use() : 0; }
   int32_t take();
@@ -164,6 +168,8 @@ class PagePool {
   // Calls with the memory, the address and the size of each part of a page.
   template <class F>
   void for_parts(int32_t page, F&& f) const;
+  template <class F>
+  void for_coded_parts(int32_t page, F&& f) const;
   Bank& bank_on(Device device);
   void allocate(Bank& bank);
   ops::KvLayer next_layer(Bank& bank);

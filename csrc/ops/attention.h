@@ -14,6 +14,7 @@
 #pragma once
 
 #include <cstdint>
+#include <limits>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -252,6 +253,13 @@ struct QueryRows {
   int64_t head_stride = 0;
 };
 
+// Of a sequence, by slot the logarithm of how often a key counts: what a plane has
+// (effinfer/slot_plane.h), in the memory of the kernels' device.
+struct SlotWeights {
+  const float* values = nullptr;  // [heads][stride]; null: each counts once
+  int64_t stride = 0;             // a multiple of kPageSize
+};
+
 // Keys or values of all heads; strides in bytes. Of the engine's pages, whose tokens lie in tiles,
 // token_stride is not used.
 struct KvRows {
@@ -261,11 +269,23 @@ struct KvRows {
   int64_t page_stride = 0;
   int64_t token_stride = 0;
   int64_t head_stride = 0;
+  // Of the engine's pages on GPUs: those from `first_far` on lie so many bytes farther.
+  int32_t first_far = std::numeric_limits<int32_t>::max();
+  int64_t far = 0;
   // Per token and head: float32 with the same three strides in floats; null: none.
   const float* scales = nullptr;
   int64_t scale_page_stride = 0;
   int64_t scale_token_stride = 0;
   int64_t scale_head_stride = 0;
+
+  // Pages from `first` on are those that `from` begins with.
+  void set_far(int32_t first, const uint8_t* from) {
+    first_far = first;
+    far = reinterpret_cast<intptr_t>(from) - reinterpret_cast<intptr_t>(data) - first * page_stride;
+  }
+  constexpr const uint8_t* page(int32_t id) const {
+    return data + id * page_stride + (id >= first_far ? far : 0);
+  }
 };
 
 // Rows in the engine's pages: the keys of a layer, or its values.
@@ -327,6 +347,8 @@ struct AttentionProblem : AttentionLogits {
   QueryRows q_before;
   QueryRows q_far;
   CodedPages coded;  // of the engine's pages: those of k and v whose ids say so
+  // On GPUs: those that are decoded first, and read as pages of k and v.
+  DecodedPages decoded;
   AttentionWorkView work;
 
   int32_t sink_tokens = 0;        // with a window: keys [0, sink_tokens) are seen too
@@ -339,13 +361,13 @@ struct AttentionProblem : AttentionLogits {
   float v_scale = 1.0f;
   const float* alibi_slopes = nullptr;  // [num_qo_heads]
   const float* sink_logits = nullptr;   // [num_qo_heads] logits of keys without values
-  // Added to logits of the sequences that have numbers of the problem's name
-  // (effinfer/slot_plane.h): those of each key, and of the first key these. Of the engine's pages.
+  // Added to logits of the sequences that have a plane of the problem's name
+  // (effinfer/slot_plane.h): its numbers, and to those of the first key these. Of the engine's
+  // pages.
   const float* first_logits = nullptr;  // [num_qo_heads]
   std::string_view weights;
-  const WeightedSlots* weighted = nullptr;
-  int64_t num_weighted = 0;
-  int32_t first_plane_head = 0;  // for KV head 0 of this layer
+  const SlotWeights* weighted = nullptr;  // [S]
+  int32_t first_plane_head = 0;           // for KV head 0 of this layer
   // Of scored rows of this name, each the only one of its sequence, what they weigh keys by is
   // kept, for a call of attention_mass (ops/attention_mass.h).
   std::string_view mass;
@@ -375,7 +397,12 @@ struct AttentionProblem : AttentionLogits {
   // with work.one_tile only.
   RopeAppendProblem append;
 
-  bool weighs_keys() const { return !weights.empty(); }
+  constexpr bool weighs_keys() const { return !weights.empty(); }
+  // Of a sequence's keys; null: each counts once.
+  constexpr const float* plane_weights(int32_t sequence, int32_t kv_head) const {
+    if (!weighs_keys() || weighted[sequence].values == nullptr) return nullptr;
+    return weighted[sequence].values + (first_plane_head + kv_head) * weighted[sequence].stride;
+  }
 };
 
 std::string describe(const AttentionProblem& problem);

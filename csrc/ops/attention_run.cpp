@@ -39,13 +39,8 @@ void check_results(const Validator& check, const AttentionInputs& inputs,
 }
 
 // What no kernel of a GPU has, before tensors are looked at.
-void check_on_gpu(const Validator& check, const AttentionInputs& inputs,
-                  const AttentionPlan::Impl& plan) {
+void check_on_gpu(const Validator& check, const AttentionInputs& inputs) {
   check.expect(inputs.kv == nullptr, "kv", "arrays on a GPU", "a PagedKv, which the host has");
-  if (plan.blocks != nullptr && inputs.k_rope.dims.rank() > 0) {
-    throw Unsupported("[" + std::string(check.op()) +
-                      "] k_rope: no kernel of a GPU visits lists of blocks of latent keys");
-  }
 }
 
 // Dimensions of k_rope, 0 without one. Pages of a PagedKv hold whole keys.
@@ -116,7 +111,7 @@ void AttentionPlan::run(const AttentionInputs& inputs, const StridedView& out,
                         const StridedView& lse, const Executor& executor) const {
   const Validator check("attention", executor.device());
   Queue* const queue = executor.queue();
-  if (queue != nullptr) check_on_gpu(check, inputs, *impl_);
+  if (queue != nullptr) check_on_gpu(check, inputs);
   AttentionProblem problem = make_problem(check, inputs, *impl_);
   check_results(check, inputs, *impl_, out, lse);
   if (impl_->work.tiles.empty()) return;

@@ -40,6 +40,9 @@
 //
 // Or they hold numbers of vectors (ops/page_codebooks.h), a byte for 4 dimensions of a token: of a
 // head [D / 4][64 tokens] of keys, the same of values, and such a row of 64 bytes.
+//
+// A GPU has them in memory of whole pages that nobody has as such (CodedMemory). Attention reads
+// them decoded there, as pages of scratch memory (DecodedPages).
 #pragma once
 
 #include <cstddef>
@@ -50,6 +53,35 @@
 #include "ops/page_features.h"
 
 namespace effinfer::ops {
+
+// Coded page n of a layer on a GPU is part n % parts of page n / parts of the pool, which then is
+// in no sequence. A layer's slot of a page has `layer_parts` of them, all their keys where its keys
+// were, head after head, and their values, each with the row behind it, where its values were.
+// Layers that share features take the slots of all of them, one behind the other.
+struct CodedMemory {
+  uint8_t* k = nullptr;  // of the first layer that shares them; null: CodedPages::data has them
+  uint8_t* v = nullptr;
+  int64_t page_stride = 0;   // bytes
+  int64_t layer_stride = 0;  // bytes
+  int32_t layer_parts = 0;
+  int32_t parts = 0;
+
+  // `bytes`: of keys, or of values, of all heads.
+  constexpr int64_t offset(int32_t number, int64_t bytes) const {
+    const int32_t part = number % parts;
+    return number / parts * page_stride + part / layer_parts * layer_stride +
+           part % layer_parts * bytes;
+  }
+};
+
+// Of a step on a GPU: the coded pages that its sequences hold, in memory that layers share. Tables
+// of pages have them as `first_page` and their place among these.
+struct DecodedPages {
+  const int32_t* numbers = nullptr;  // [count] of coded pages, on the device; -1: none
+  int32_t count = 0;
+  uint8_t* k = nullptr;  // [count] pages of a layer
+  uint8_t* v = nullptr;
+};
 
 // A layer's.
 struct CodedPages {
@@ -63,6 +95,7 @@ struct CodedPages {
   int32_t outliers = 0;                      // of keys, and as many of values
   const PageFeatures* features = nullptr;    // null: numbers are keys and values
   const PageCodebooks* codebooks = nullptr;  // null: codes are of ranges
+  CodedMemory memory = {};                   // of a GPU, in place of `data`
 
   static constexpr int32_t kMostRank = 16;
   static constexpr int32_t kMostOutliers = 256;
@@ -72,7 +105,9 @@ struct CodedPages {
 
   bool holds(int32_t page) const { return page >= first_page; }
   // Of so many dimensions of keys, or of values.
-  size_t code_bytes(int32_t dims) const { return size_t{8} * static_cast<size_t>(bits * dims); }
+  constexpr size_t code_bytes(int32_t dims) const {
+    return size_t{8} * static_cast<size_t>(bits * dims);
+  }
   // Of starts, or of steps.
   static constexpr size_t range_bytes(int32_t ranges) {
     return sizeof(uint16_t) * static_cast<size_t>(ranges);
@@ -90,12 +125,14 @@ struct CodedPages {
     return code_bytes(head_dim) + 2 * range_bytes(head_dim) + rest_bytes();
   }
   // Of the block of values that begins at a dimension.
-  int32_t block_dims(int32_t first) const {
+  constexpr int32_t block_dims(int32_t first) const {
     int32_t dims = bits == 4 ? 64 : 32;
     while (dims > head_dim - first) dims /= 2;
     return dims;
   }
-  size_t block_bytes(int32_t dims) const { return code_bytes(dims) + 2 * range_bytes(kTokens); }
+  constexpr size_t block_bytes(int32_t dims) const {
+    return code_bytes(dims) + 2 * range_bytes(kTokens);
+  }
   [[gnu::always_inline]] size_t value_bytes() const {
     if (codebooks != nullptr) return vector_bytes();
     size_t bytes = rest_bytes();
@@ -107,10 +144,21 @@ struct CodedPages {
   [[gnu::always_inline]] size_t head_bytes() const {
     return key_bytes() + value_bytes() + (has_places() ? kRow : 0);
   }
+  // Of values, and of the row behind them.
+  size_t behind_keys() const { return head_bytes() - key_bytes(); }
   // Keys; the values are key_bytes() behind.
   [[gnu::always_inline]] uint8_t* head(int32_t page, int64_t head) const {
     const auto place = static_cast<size_t>(int64_t{page - first_page} * num_kv_heads + head);
     return data + place * head_bytes();
+  }
+  // On a GPU, of a head: of a page's keys, and of its values.
+  uint8_t* keys_of(int32_t page, int32_t head) const {
+    const auto bytes = static_cast<int64_t>(key_bytes());
+    return memory.k + memory.offset(page - first_page, num_kv_heads * bytes) + head * bytes;
+  }
+  uint8_t* values_of(int32_t page, int32_t head) const {
+    const auto bytes = static_cast<int64_t>(behind_keys());
+    return memory.v + memory.offset(page - first_page, num_kv_heads * bytes) + head * bytes;
   }
   // Whether keys are turned back by the place of their page.
   bool has_places() const { return features != nullptr || codebooks != nullptr; }

@@ -1,5 +1,6 @@
 #include "effinfer/ops/embedding.h"
 
+#include <cstdint>
 #include <numeric>
 #include <vector>
 
@@ -104,6 +105,12 @@ void take_rows(const StridedView& x, const TensorView& rows, void* out, Queue& q
       std::gcd(row_bytes, std::gcd(x.stride(0) * size, x.dims[1] > 1 ? x.stride(1) * size : 0));
   if (rows.dims[0] == 0 || x.dims[1] == 0 || row_bytes == 0) return;
   check.expect(piece % 4 == 0, "x", "rows of whole words of 4 bytes", x.dims.to_string());
+  const int64_t end =
+      ((x.dims[0] - 1) * x.stride(0) + (x.dims[1] - 1) * x.stride(1)) * size + row_bytes;
+  check.expect(end / piece <= INT32_MAX, "x",
+               "at most 2^31 - 1 pieces of " + std::to_string(piece) +
+                   " bytes, which divide rows and strides",
+               std::to_string(end / piece));
   std::vector<int32_t> pieces;
   pieces.reserve(static_cast<size_t>(rows.dims[0] * x.dims[1] * (row_bytes / piece)));
   for (const int32_t row : here.ints("rows", rows)) {

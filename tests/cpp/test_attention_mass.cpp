@@ -228,10 +228,13 @@ std::vector<float> run_attention(const Fixture& fixture, int threads, Change&& c
 
 std::vector<float> run_weighted(const Fixture& fixture, const std::vector<WeightedSlots>& weighted,
                                 const std::vector<float>& first, int threads) {
+  std::vector<ops::SlotWeights> by_sequence(fixture.ids.size());
+  for (const WeightedSlots& each : weighted) {
+    by_sequence[static_cast<size_t>(each.sequence)] = {each.plane.values, each.plane.stride};
+  }
   return run_attention(fixture, threads, [&](ops::AttentionProblem& p) {
     p.weights = "counts";
-    p.weighted = weighted.data();
-    p.num_weighted = static_cast<int64_t>(weighted.size());
+    p.weighted = by_sequence.data();
     if (!first.empty()) p.first_logits = first.data();
   });
 }

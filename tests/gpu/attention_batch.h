@@ -37,6 +37,7 @@ struct Rules {
   float soft_cap = 0.0f;
   std::vector<float> slopes;
   std::vector<float> sinks;
+  std::vector<float> first_logits = {};  // of sequences that have a plane
 };
 
 inline size_t index_of(int64_t token, int64_t head, int64_t dim, int64_t heads, int64_t dims) {
@@ -108,8 +109,9 @@ class Cache {
     std::iota(ids.begin(), ids.end(), 0);
     std::shuffle(ids.begin(), ids.end(), random_);
     const size_t page_bytes = page_numbers() * static_cast<size_t>(element_bytes());
-    std::vector<uint8_t> k(ids.size() * page_bytes);
-    std::vector<uint8_t> v(k.size());
+    // Keys behind the last token may be anything; values are finite.
+    std::vector<uint8_t> k(ids.size() * page_bytes, 0xff);
+    std::vector<uint8_t> v(k.size(), 0);
     std::vector<float> k_scale(ids.size() * static_cast<size_t>(heads_.kv_heads * 64));
     std::vector<float> v_scale(k_scale.size());
     size_t next = 0;
@@ -127,6 +129,7 @@ class Cache {
 
   // The device's pages of keys, on the host.
   std::vector<uint8_t> key_bytes() const { return k_.values(); }
+  std::vector<uint8_t> value_bytes() const { return v_.values(); }
   std::vector<float> key_scales() const { return k_scale_.values(); }
 
   ops::KvLayer layer() const {
@@ -208,6 +211,20 @@ struct Part {
   std::vector<std::vector<uint64_t>> words = {};  // [block of 64 rows * kv_heads][word]: visits
   // Of as many lists, by slot: the logarithms of how often keys count; none: once.
   std::vector<std::vector<float>> log_weights = {};
+  // [kv head][slot, to the end of a page]: a plane of the same, for all rows; none: there is none.
+  std::vector<float> plane = {};
+
+  // Drafts count once, and nobody reads behind the last slot.
+  template <class Random>
+  void weigh_slots(Random& random, int32_t kv_heads) {
+    const int32_t weighed = tree_start >= 0 ? tree_start : paths.empty() ? length : length - rows;
+    for (int32_t head = 0; head < kv_heads; ++head) {
+      for (int32_t slot = 0; slot < (length + 63) / 64 * 64; ++slot) {
+        const auto weight = static_cast<float>(random() % 4);
+        plane.push_back(slot < weighed ? weight : slot < length ? 0.0f : std::nanf(""));
+      }
+    }
+  }
 
   // Anything for keys that are not visited.
   template <class Random>
@@ -235,6 +252,27 @@ struct Launch {
   bool own_sums = false;  // as prompts in a phase of their own
   // Pages of KV heads that may be re-arranged first, however few tiles read them.
   int64_t arranged = 0;
+  bool far = false;  // half of the pages are in memory of their own
+};
+
+// Pages of which the second half is in memory of its own, and NaN where it was.
+class DividedPages {
+ public:
+  DividedPages(std::vector<uint8_t> pages, int64_t page_bytes) {
+    first_ = static_cast<int32_t>(static_cast<int64_t>(pages.size()) / page_bytes / 2);
+    const auto middle = pages.begin() + first_ * page_bytes;
+    far_ = DeviceArray<uint8_t>(std::vector<uint8_t>(middle, pages.end()));
+    std::fill(middle, pages.end(), uint8_t{0xff});
+    near_ = DeviceArray<uint8_t>(pages);
+  }
+  void point(ops::KvRows& rows) const {
+    rows.data = near_.data();
+    rows.set_far(first_, far_.data());
+  }
+
+ private:
+  int32_t first_ = 0;
+  DeviceArray<uint8_t> near_, far_;
 };
 
 class Batch {
@@ -345,6 +383,15 @@ class Batch {
     }
     return weighted;
   }
+  // One behind the other, and where each begins; -1: it has none.
+  std::vector<float> all_planes(std::vector<int64_t>& starts) const {
+    std::vector<float> planes;
+    for (const Part& part : parts_) {
+      starts.push_back(part.plane.empty() ? -1 : static_cast<int64_t>(planes.size()));
+      planes.insert(planes.end(), part.plane.begin(), part.plane.end());
+    }
+    return planes;
+  }
   std::vector<uint64_t> all_words() const {
     std::vector<uint64_t> words;
     for (const Part& part : parts_) {
@@ -403,6 +450,15 @@ inline Results Batch::run(const Launch& how) const {
   const DeviceArray<uint64_t> paths(paths_), words(all_words());
   const DeviceArray<float> slopes(rules_.slopes), sinks(rules_.sinks), weights(all_weights());
   const DeviceArray<uint8_t> weighted(all_weighted());
+  std::vector<int64_t> plane_starts;
+  const DeviceArray<float> planes(all_planes(plane_starts)), first_logits(rules_.first_logits);
+  std::vector<ops::SlotWeights> slot_weights;
+  for (size_t i = 0; i < parts_.size(); ++i) {
+    const auto slots = static_cast<int64_t>(parts_[i].plane.size()) / heads_.kv_heads;
+    slot_weights.push_back(
+        {plane_starts[i] < 0 ? nullptr : planes.data() + plane_starts[i], slots});
+  }
+  const DeviceArray<ops::SlotWeights> slots_there(slot_weights);
   const DeviceArray<uint8_t> q(queries());
   const DeviceWork work_there(work, heads_.dims);
   const DeviceArray<uint8_t> out(q.size());
@@ -412,6 +468,11 @@ inline Results Batch::run(const Launch& how) const {
   p.q = {q.data(), heads_.q, heads_.dims, int64_t{heads_.qo_heads()} * heads_.dims, heads_.dims};
   p.k = keys_of(cache_.layer());
   p.v = values_of(cache_.layer());
+  std::optional<DividedPages> keys, values;
+  if (how.far) {
+    keys.emplace(cache_.key_bytes(), p.k.page_stride).point(p.k);
+    values.emplace(cache_.value_bytes(), p.v.page_stride).point(p.v);
+  }
   p.num_qo_heads = heads_.qo_heads();
   p.num_kv_heads = heads_.kv_heads;
   p.batch = host_layout();
@@ -435,6 +496,9 @@ inline Results Batch::run(const Launch& how) const {
   p.visits.weighted = weighted.data();
   p.visits.weighs_blocks =
       std::ranges::any_of(parts_, [](const Part& part) { return !part.log_weights.empty(); });
+  if (planes.size() > 0) p.weights = "counts";
+  p.weighted = slots_there.data();
+  if (!rules_.first_logits.empty()) p.first_logits = first_logits.data();
   p.out = out.data();
   p.out_stride = p.q.row_stride;
   p.lse = lse.data();

@@ -87,6 +87,14 @@ inline Expected attend(const Cache& cache, const Rules& rules, const Part& part,
       const auto list = static_cast<size_t>(query_row / 64 * heads.kv_heads + kv_head);
       logit += double{part.log_weights[list][static_cast<size_t>(place)]};
     }
+    if (!part.plane.empty()) {
+      const size_t slots = part.plane.size() / static_cast<size_t>(heads.kv_heads);
+      logit +=
+          double{part.plane[static_cast<size_t>(kv_head) * slots + static_cast<size_t>(token)]};
+      if (token == 0 && !rules.first_logits.empty()) {
+        logit += double{rules.first_logits[static_cast<size_t>(head)]};
+      }
+    }
     x.push_back(logit);
     max = std::max(max, logit);
     e.score_error = std::max(e.score_error, size * scale * heads.dims * 0x1p-24 +

@@ -351,7 +351,7 @@ class HostBackend final : public Backend {
   std::string status() const override { return "emulated on the host"; }
   std::string model_name(int) const override { return "emulated GPU"; }
   int arch(int) const override { return host::arch(); }
-  int64_t shared_bytes(int) const override { return 227 << 10; }
+  int64_t shared_bytes(int) const override { return host::shared_bytes(); }
   const Memory& memory(int) const override {
     static const PlainMemory memory;
     return memory;

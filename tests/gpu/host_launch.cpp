@@ -22,6 +22,7 @@ namespace effinfer::cuda::host {
 namespace {
 
 std::atomic<int> emulated_arch = 80;
+std::atomic<int64_t> emulated_shared_bytes = 227 << 10;
 
 // Which launches are watched (observer.h): all, or, where a program repeats them by the thousand,
 // the first few of each kernel on as many blocks.
@@ -63,11 +64,24 @@ void set_arch(int arch) {
   emulated_arch = arch;
 }
 
+int64_t shared_bytes() {
+  return emulated_shared_bytes;
+}
+
+void set_shared_bytes(int64_t bytes) {
+  emulated_shared_bytes = bytes;
+}
+
 void run(const Grid& grid, uint64_t seed) {
   if (grid.arch != 0 && grid.arch != arch()) {
     throw std::logic_error("[" + std::string(grid.name) +
                            "] expected a GPU of compute capability " + std::to_string(grid.arch) +
                            ", this one has " + std::to_string(arch()));
+  }
+  if (static_cast<int64_t>(grid.shared_bytes) > shared_bytes()) {
+    throw std::logic_error("[" + std::string(grid.name) + "] expected at most " +
+                           std::to_string(shared_bytes()) + " bytes of shared memory, got " +
+                           std::to_string(grid.shared_bytes));
   }
   std::mt19937_64 draw(seed);
   std::vector<int> order(static_cast<size_t>(grid.blocks));

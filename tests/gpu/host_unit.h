@@ -59,6 +59,9 @@ class Unit {
   uint32_t ballot(bool value, Where where = Where::current());
 
   void copy_async(void* to, const void* from, bool valid = true);
+  void copy_async_if(bool does, void* to, const void* from) {
+    if (does) copy_async(to, from);
+  }
   void commit(Where where = Where::current());
   template <int kPending>
   void wait(Where where = Where::current()) {
@@ -254,6 +257,9 @@ struct Grid {
 // on no other.
 int arch();
 void set_arch(int arch);
+// The shared memory that a block may have there, and which tests may change, too.
+int64_t shared_bytes();
+void set_shared_bytes(int64_t bytes);
 
 // Runs a grid now. The host's pointers are the device's.
 void run(const Grid& grid, uint64_t seed);
@@ -263,7 +269,8 @@ void run(const Grid& grid, uint64_t seed);
 void enqueue(Grid grid, Queue& queue);
 
 template <class Kernel>
-Grid grid_of(const typename Kernel::Params& params, int64_t blocks) {
+Grid grid_of(const typename Kernel::Params& params, int64_t blocks,
+             size_t shared = sizeof(typename Kernel::Shared)) {
   using Params = typename Kernel::Params;
   using Shared = typename Kernel::Shared;
   static_assert(sizeof(Params) <= Grid::kMostParams && Kernel::kThreads % kWarp == 0);
@@ -274,23 +281,24 @@ Grid grid_of(const typename Kernel::Params& params, int64_t blocks) {
   return {Kernel::kName,
           Kernel::kThreads,
           blocks,
-          sizeof(Shared),
+          shared,
           required_arch<Kernel>(),
           min_blocks,
           {bytes, bytes + sizeof(Params)},
-          [](Unit& unit, const void* own, void* shared) {
-            Kernel::run(unit, *static_cast<const Params*>(own), *static_cast<Shared*>(shared));
+          [](Unit& unit, const void* own, void* memory) {
+            Kernel::run(unit, *static_cast<const Params*>(own), *static_cast<Shared*>(memory));
           }};
 }
 
 template <class Kernel>
-void enqueue(const typename Kernel::Params& params, int64_t blocks, Queue& queue) {
+void enqueue(const typename Kernel::Params& params, int64_t blocks, Queue& queue,
+             size_t shared = sizeof(typename Kernel::Shared)) {
   if (required_arch<Kernel>() == 0 && !runs_on<Kernel>(arch())) {
     throw std::logic_error("[" + std::string(Kernel::kName) +
                            "] expected a GPU without a kernel that replaces it, this one has " +
                            std::to_string(arch()));
   }
-  enqueue(grid_of<Kernel>(params, blocks), queue);
+  enqueue(grid_of<Kernel>(params, blocks, shared), queue);
 }
 
 // --- leaving barriers out (mutations.h) ----------------------------------------------------------

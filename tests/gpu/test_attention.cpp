@@ -22,6 +22,8 @@ void check_ragged(const Heads& heads, const Rules& rules, uint32_t seed) {
   const Results whole = batch.run({.shares = 1});
   check_batch(cache, rules, batch, whole, heads.q);
   CHECK(same(whole, batch.run({.shares = 1000})));
+  // Scales of i8 are in one place.
+  if (heads.kv != DType::i8) CHECK(same(whole, batch.run({.shares = 1, .far = true})));
 }
 
 TEST("ragged batches of every dtype") {
@@ -169,6 +171,7 @@ TEST("a row of a tree has the bits of its path") {
     const Results rows = batch.run();
     check_batch(cache, rules, batch, rows, DType::f32);
     CHECK(same(rows, batch.run({.shares = 1000})));
+    if (cache.heads().kv != DType::i8) CHECK(same(rows, batch.run({.far = true})));
     for (int32_t i = 1; i < count; ++i) {
       const int chain = chains[static_cast<size_t>(i)];
       const Batch alone(cache, rules, {{chain, cache.sequence(chain).length, 1}});
@@ -284,6 +287,29 @@ TEST("trees with lists of visits") {
       const Batch batch(cache, {}, {each});
       const Results whole = batch.run({.shares = 1});
       check_batch(cache, {}, batch, whole, DType::f32);
+      CHECK(same(whole, batch.run({.shares = 1000})));
+    }
+  }
+}
+
+TEST("planes that weigh keys, and first keys") {
+  std::mt19937 random(97);
+  uint32_t seed = 98;
+  for (const DType kv : kKvTypes) {
+    const Heads heads = {kv, 32, 2, 3};
+    Cache cache(heads, ++seed);
+    Part few = {cache.add(530), 530, 3};
+    Part tree = {cache.add(300), 300, 4, {1, 3, 5, 11}};
+    const Part plain = {cache.add(70), 70, 2};
+    Part one = {cache.add(1), 1, 1};
+    cache.upload();
+    for (Part* part : {&few, &tree, &one}) part->weigh_slots(random, heads.kv_heads);
+    Rules rules;
+    for (const bool tunes : {false, true}) {
+      if (tunes) rules = {true, 290, 5, 2.0f, {}, {}, {-1.0f, 2.0f, 0.0f, 0.5f, -0.25f, 3.0f}};
+      const Batch batch(cache, rules, {plain, few, tree, one});
+      const Results whole = batch.run({.shares = 1});
+      check_batch(cache, rules, batch, whole, DType::f32);
       CHECK(same(whole, batch.run({.shares = 1000})));
     }
   }

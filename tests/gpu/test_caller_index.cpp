@@ -161,6 +161,10 @@ TEST("rows are taken as they are, of strided arrays, too") {
     }
     CHECK(out.values() == want);
   }
+  StridedView vast = on_gpu(there, DType::f16, {9, 5, 24});
+  vast.dims = {int64_t{1} << 29, 5, 24};
+  CHECK_THROWS(InvalidArgument, "x: expected at most 2^31 - 1 pieces of 48 bytes",
+               take_rows(vast, ints(rows), nullptr, *queue));
   const std::vector<int32_t> wrong = {9};
   CHECK_THROWS(InvalidArgument, "rows[0]: expected a value in [0, 9)",
                take_rows(on_gpu(there, DType::f16, {9, 5, 24}), ints(wrong), nullptr, *queue));

@@ -380,6 +380,43 @@ TEST("decoding replays recordings, which serve batches of other sizes and contex
   }
 }
 
+TEST("texts over encoded pages depend on no batch, no prefix cache, no pages and no replays") {
+  needs_every_value();
+  const std::shared_ptr<const Model> model = model_of("q8_0");
+  SamplingParams params;
+  params.max_tokens = 40;
+  const auto prompt = [](int i) { return tokens_of(200 + 31 * i, 11); };
+  EngineOptions options = options_on(kGpu, Precision::fast);
+  options.kv_coding = {.bits = 2, .residual = 20};
+  std::vector<std::vector<int32_t>> alone;
+  for (int i = 0; i < 3; ++i) {
+    Engine engine(model, options);
+    const Replays replays;
+    alone.push_back(engine.generate(prompt(i), params));
+    replays.expect_at_least(30);  // most numbers of coded pages are a power of two
+  }
+  options.kv_coding = {};
+  CHECK(Engine(model, options).generate(prompt(0), params) != alone[0]);
+  options.kv_coding = {.bits = 2, .residual = 20};
+  options.num_pages = 10;  // prompts take 12
+  Engine engine(model, options);
+  for (int round = 0; round < 2; ++round) {
+    std::map<RequestId, size_t> requests;
+    for (size_t i = 0; i < 3; ++i) requests[engine.add(prompt(static_cast<int>(i)), params)] = i;
+    std::vector<std::vector<int32_t>> together(3);
+    while (engine.has_work()) {
+      for (const StepOutput& output : engine.step()) {
+        CHECK_EQ(output.error, "");
+        for (const SampledToken& token : output.tokens) {
+          together[requests.at(output.request)].push_back(token.token);
+        }
+      }
+      engine.kv_cache().check_integrity();
+    }
+    CHECK(together == alone);
+  }
+}
+
 TEST("every operator of graphs runs on a GPU") {
   const std::vector<int32_t> tokens = tokens_of(70, 4);
   // Those of BitNet and Gemma are in tests/models/test_families_on_gpu.py, of techniques in

@@ -1,8 +1,10 @@
 // Latent attention over a caller's pages, against float64.
 #include <effinfer/error.h>
+#include <effinfer/ops/attention.h>
 
 #include <algorithm>
 #include <cmath>
+#include <optional>
 #include <random>
 
 #include "core/float16.h"
@@ -30,6 +32,74 @@ struct Case {
   int32_t window_left = -1;
   int32_t sink_tokens = 0;
   bool narrow = false;  // pages of e4m3
+  bool lists = false;   // of half the rows of a sequence each, of spans that are drawn
+  bool masked = false;  // and a mask of these
+};
+
+// What rows of a sequence see of it: spans of tokens, and of these the bits of a mask.
+struct Lists {
+  std::vector<int32_t> lists, indptr = {0}, spans;
+  std::vector<int64_t> bits;
+  std::vector<uint8_t> mask;
+  static constexpr int64_t kStride = 2048;  // bits between rows
+
+  Lists(const CallerBatch& batch, bool masked, std::mt19937& random) {
+    for (size_t s = 0; s < batch.kv_len.size(); ++s) {
+      const int32_t rows = batch.qo_indptr[s + 1] - batch.qo_indptr[s];
+      add(static_cast<int32_t>(s), batch.kv_len[s], batch.qo_indptr[s], rows / 2, random);
+      add(static_cast<int32_t>(s), batch.kv_len[s], batch.qo_indptr[s] + rows / 2, rows - rows / 2,
+          random);
+    }
+    // Spans of one list lie one behind the other in its rows.
+    if (masked) mask.resize(static_cast<size_t>(most_rows_ * kStride / 8));
+    for (uint8_t& byte : mask) byte = static_cast<uint8_t>(random());
+  }
+
+  ops::AttentionLists views() const {
+    const auto of = [](const auto& values, DType dtype, Dims dims) {
+      return TensorView{const_cast<void*>(static_cast<const void*>(values.data())), dtype, dims};
+    };
+    const auto count = static_cast<int64_t>(spans.size() / 2);
+    ops::AttentionLists views;
+    views.lists = of(lists, DType::i32, {static_cast<int64_t>(lists.size() / 4), 4});
+    views.indptr = of(indptr, DType::i32, {static_cast<int64_t>(indptr.size())});
+    views.spans = of(spans, DType::i32, {count, 2});
+    if (!mask.empty()) views.span_masks = of(bits, DType::i64, {count});
+    views.mask_row_stride = mask.empty() ? 0 : kStride;
+    return views;
+  }
+
+  bool sees(int32_t row, int32_t token) const {
+    size_t list = 0;
+    while (row >= lists[4 * list + 2] + lists[4 * list + 3]) ++list;
+    for (auto i = static_cast<size_t>(indptr[list]); i < static_cast<size_t>(indptr[list + 1]);
+         ++i) {
+      if (token < spans[2 * i] || token >= spans[2 * i + 1]) continue;
+      const int64_t bit = bits[i] + (row - lists[4 * list + 2]) * kStride + token - spans[2 * i];
+      return mask.empty() || (mask[static_cast<size_t>(bit / 8)] >> bit % 8 & 1) != 0;
+    }
+    return false;
+  }
+
+ private:
+  void add(int32_t sequence, int32_t length, int32_t first, int32_t rows, std::mt19937& random) {
+    if (rows == 0) return;
+    lists.insert(lists.end(), {sequence, 0, first, rows});
+    most_rows_ = std::max<int64_t>(most_rows_, rows);
+    int64_t bit = 3;
+    for (int32_t token = 0;;) {
+      const auto begin = token + static_cast<int32_t>(random() % 50);
+      const auto end = std::min(length, begin + 1 + static_cast<int32_t>(random() % 40));
+      if (begin >= end) break;
+      spans.insert(spans.end(), {begin, end});
+      bits.push_back(bit);
+      bit += end - begin + 5;
+      token = end + 1;
+    }
+    indptr.push_back(static_cast<int32_t>(spans.size() / 2));
+  }
+
+  int64_t most_rows_ = 1;
 };
 
 struct Latent : CallerBatch {
@@ -47,6 +117,7 @@ struct Latent : CallerBatch {
       }
       bytes_there = DeviceArray<uint8_t>(bytes);
     }
+    if (c.lists) lists.emplace(*this, c.masked, random);
     q_there = DeviceArray<uint16_t>(q);
     kv_there = DeviceArray<uint16_t>(kv);
   }
@@ -63,7 +134,11 @@ struct Latent : CallerBatch {
     shape.most_rows = ops::kGpuLatentRows;
     shape.shares = shares;
     ops::AttentionWork made;
-    plan_attention(shape, layout(), made);
+    if (lists) {
+      plan_attention(shape, layout(), lists->views(), made);
+    } else {
+      plan_attention(shape, layout(), made);
+    }
     return made;
   }
 
@@ -107,6 +182,13 @@ struct Latent : CallerBatch {
     p.out = reinterpret_cast<uint8_t*>(out.data());
     p.out_stride = int64_t{c.heads} * c.dims;
     p.lse = lse.data();
+    const DeviceArray<uint8_t> mask(lists ? lists->mask : std::vector<uint8_t>());
+    const DeviceArray<int64_t> strides(std::vector<int64_t>(kv_len.size(), Lists::kStride));
+    if (mask.size() > 0) {
+      p.mask = mask.data();
+      p.mask_bytes = static_cast<int64_t>(mask.size());
+      p.mask_row_strides = strides.data();
+    }
     run_on_gpu(p);
     std::vector<float> values;
     for (const uint16_t x : out.values()) values.push_back(bf16_to_f32(x));
@@ -125,6 +207,7 @@ struct Latent : CallerBatch {
     double sum = 0.0;
     for (int32_t t = 0; t < c.kv_len[s]; ++t) {
       if (c.causal && t > position) continue;
+      if (lists && !lists->sees(row / c.heads, t)) continue;
       if (c.window_left >= 0 && t < position - c.window_left && t >= c.sink_tokens) continue;
       const int32_t page = kv_indices[static_cast<size_t>(kv_indptr[s] + t / c.page_size)];
       const uint16_t* key =
@@ -163,6 +246,7 @@ struct Latent : CallerBatch {
   }
 
   Case c;
+  std::optional<Lists> lists;
   std::vector<uint16_t> q, kv;
   DeviceArray<uint16_t> q_there, kv_there;
   DeviceArray<uint8_t> bytes_there;
@@ -178,6 +262,18 @@ TEST("latent attention is that of float64, and its bits not those of blocks") {
            Case{.kv_len = {90}, .rows = {3}, .page_size = 7, .causal = false},
            Case{.kv_len = {40, 300}, .rows = {9, 2}, .dims = 512, .rope = 64, .narrow = true},
            Case{.kv_len = {33}, .rows = {2}, .dims = 144, .page_size = 1, .narrow = true},
+           Case{.kv_len = {40, 900}, .rows = {9, 3}, .heads = 3, .lists = true},
+           Case{.kv_len = {300, 0, 70},
+                .rows = {5, 0, 2},
+                .causal = false,
+                .lists = true,
+                .masked = true},
+           Case{.kv_len = {700},
+                .rows = {2},
+                .window_left = 300,
+                .narrow = true,
+                .lists = true,
+                .masked = true},
        }) {
     const Latent latent(c);
     std::vector<float> lse, split_lse;
@@ -189,13 +285,62 @@ TEST("latent attention is that of float64, and its bits not those of blocks") {
   }
 }
 
+TEST("a plan with lists of spans runs over latent keys") {
+  const Latent latent(
+      {.kv_len = {40, 300}, .rows = {9, 2}, .dims = 512, .rope = 64, .lists = true});
+  const int64_t heads = latent.c.heads;
+  const int64_t width = latent.c.dims + latent.c.rope;
+  const ops::AttentionPlan plan({.num_qo_heads = latent.c.heads,
+                                 .num_kv_heads = 1,
+                                 .head_dim_qk = 576,
+                                 .head_dim_vo = 512,
+                                 .page_size = 16,
+                                 .causal = true},
+                                {ints(latent.qo_indptr),
+                                 ints(latent.kv_indptr),
+                                 ints(latent.kv_indices),
+                                 ints(latent.kv_len),
+                                 {},
+                                 {}},
+                                latent.lists->views());
+  const auto part = [&](uint16_t* data, Dims dims, std::vector<int64_t> strides, int64_t first) {
+    StridedView view = StridedView::dense(data + first, DType::bf16, dims);
+    std::ranges::copy(strides, view.strides.begin());
+    view.device = kGpu;
+    return view;
+  };
+  const int64_t rows = latent.num_rows();
+  const int64_t pages = latent.num_pages();
+  const std::vector<int64_t> by_row = {heads * width, width, 1};
+  const std::vector<int64_t> by_page = {16 * width, width, width, 1};
+  ops::AttentionInputs in;
+  in.q = part(latent.q_there.data(), {rows, heads, 512}, by_row, 0);
+  in.q_rope = part(latent.q_there.data(), {rows, heads, 64}, by_row, 512);
+  in.k = in.v = part(latent.kv_there.data(), {pages, 16, 1, 512}, by_page, 0);
+  in.k_rope = part(latent.kv_there.data(), {pages, 16, 1, 64}, by_page, 512);
+  in.sm_scale = 0.09f;
+  const DeviceArray<uint16_t> out(static_cast<size_t>(rows * heads * 512));
+  const std::unique_ptr<Queue> queue = make_queue(kGpu);
+  plan.run(in, part(out.data(), {rows, heads, 512}, {heads * 512, 512, 1}, 0), {}, *queue);
+  queue->wait();
+  std::vector<float> got;
+  for (const uint16_t x : out.values()) got.push_back(bf16_to_f32(x));
+  CHECK(got == latent.run(1));
+}
+
 TEST("latent attention needs each of its barriers") {
   if (cuda::host::detected_races() != cuda::host::Races::all) {
     check::skip("races are not detected in this build");
   }
   for (const bool narrow : {false, true}) {
-    const Latent latent(
-        {.kv_len = {300}, .rows = {1}, .heads = 18, .dims = 32, .rope = 16, .narrow = narrow});
+    const Latent latent({.kv_len = {300},
+                         .rows = {1},
+                         .heads = 18,
+                         .dims = 32,
+                         .rope = 16,
+                         .narrow = narrow,
+                         .lists = narrow,
+                         .masked = narrow});
     const std::vector<float> right = latent.run(1);
     expect_every_barrier_matters(
         [&] { return latent.run(1) == right && latent.run(1000) == right; });

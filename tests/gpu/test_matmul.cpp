@@ -78,6 +78,41 @@ TEST("parts with few rows and with many share one call") {
   for (int i = 0; i < 2; ++i) CHECK(same_bits(out[i].values(), alone[i]));
 }
 
+// While it lives a block of the emulated GPU may have so much shared memory.
+class SharedBytes {
+ public:
+  explicit SharedBytes(int64_t bytes) { cuda::host::set_shared_bytes(bytes); }
+  ~SharedBytes() { cuda::host::set_shared_bytes(before_); }
+  SharedBytes(const SharedBytes&) = delete;
+  SharedBytes& operator=(const SharedBytes&) = delete;
+
+ private:
+  const int64_t before_ = cuda::host::shared_bytes();
+};
+// From two places in the rings of eight warps to five in those of 16.
+constexpr int64_t kSharedBytes[] = {64 << 10, 99 << 10, 120 << 10, 163 << 10, 227 << 10};
+
+TEST("every weight type on GPUs with little shared memory and with much") {
+  constexpr int64_t kRows = 40;
+  constexpr int64_t kCols = 64 * 16 * 3;
+  constexpr int64_t kTokens = 18;
+  std::mt19937 random(14);
+  for (const DType dtype : matmul_types()) {
+    if (dtype == DType::f32) continue;
+    const GpuWeight weight(dtype, kRows, kCols, random);
+    const GpuOperand x(Arithmetic::bf16, kTokens, kCols, normals(kTokens * kCols, random));
+    const std::vector<float> all = product(x.view, weight.view());
+    check_product(x, weight, all, expected_output);
+    for (const int64_t bytes : of_one_path(kSharedBytes)) {
+      const SharedBytes shared(bytes);
+      for (const int64_t n : {3, 10, 18}) {
+        const std::vector<float> some = product(x.slice(0, n), weight.view());
+        CHECK(same_bits(some, {all.begin(), all.begin() + n * kRows}));
+      }
+    }
+  }
+}
+
 TEST("every weight type times f32 operands") {
   std::mt19937 random(3);
   for (const DType dtype : matmul_types()) check_type(dtype, Arithmetic::f32, 256, random);
@@ -317,9 +352,13 @@ TEST("every barrier matters") {
     const GpuOperand x(arithmetic, 2, cols, normals(2 * cols, random));
     expect_every_barrier_matters([&] {
       bool right = true;
-      const std::vector<float> out = product(x.view, weight.view());
-      for (int64_t i = 0; i < 40; ++i) {
-        right &= is_near(out[static_cast<size_t>(i)], expected_output(x, i / 20, weight, i % 20));
+      for (const int64_t bytes : kSharedBytes) {
+        const SharedBytes shared(bytes);
+        const std::vector<float> out = product(x.view, weight.view());
+        for (int64_t i = 0; i < 40; ++i) {
+          right &= is_near(out[static_cast<size_t>(i)], expected_output(x, i / 20, weight, i % 20));
+        }
+        if (arithmetic == Arithmetic::f32) break;
       }
       return right;
     });

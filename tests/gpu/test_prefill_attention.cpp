@@ -29,6 +29,8 @@ void check_all(const Cache& cache, const Rules& rules, std::vector<Part> parts) 
     check_batch(cache, rules, batch, many, cache.heads().q);
     CHECK(same(few, many));
     CHECK(same(few, batch.run({.shares = 4000, .long_rows = tile})));
+    if (cache.heads().kv == DType::i8) continue;  // whose pages are in one place
+    CHECK(same(few, batch.run({.shares = 1, .long_rows = tile, .far = true})));
   }
 }
 
@@ -157,6 +159,23 @@ TEST("lists of visits with weights, of the widest heads in int8") {
   part.weigh(random);
   cache.upload();
   check_all(cache, {}, {part});
+}
+
+TEST("planes that weigh keys, and first keys") {
+  std::mt19937 random(95);
+  constexpr DType kTypes[] = {DType::bf16, DType::i8};
+  for (const DType kv : of_one_path(kTypes)) {
+    const Heads heads = {kv, 64, 2, 3};
+    Cache cache(heads, 96);
+    Part whole = {cache.add(330), 330, 100};
+    Part start = {cache.add(75), 75, 75};
+    const Part plain = {cache.add(65), 65, 50};
+    cache.upload();
+    for (Part* part : {&whole, &start}) part->weigh_slots(random, heads.kv_heads);
+    check_all(cache, {}, {plain, whole});
+    check_all(cache, {true, 200, 5, 0.0f, {}, {}, {-1.0f, 2.0f, 0.0f, 0.5f, -0.25f, 3.0f}},
+              {whole, start, plain});
+  }
 }
 
 TEST("trees stay with decoding's kernel") {

@@ -133,6 +133,31 @@ TEST("copy_async, commit, wait") {
   }
 }
 
+struct SomeCopies {
+  static constexpr int kThreads = 32;
+  struct Shared {
+    alignas(16) uint32_t words[32][4];
+  };
+  template <class Unit>
+  EFFINFER_DEVICE static void run(Unit& unit, const WordParams& p, Shared& shared) {
+    for (uint32_t& word : shared.words[unit.lane]) word = 7;
+    unit.copy_async_if(unit.lane % 3 == 0, shared.words[unit.lane], p.in + unit.lane * 4);
+    unit.commit();
+    unit.template wait<0>();
+    unit.sync_warp();
+    for (int i = 0; i < 4; ++i) p.out[unit.lane * 4 + i] = shared.words[unit.lane ^ 1][i];
+  }
+};
+
+TEST("copy_async_if") {
+  const auto in = random_words(128);
+  const auto out = words_of<WordKernel<SomeCopies>>(in, 128);
+  for (uint32_t i = 0; i < 128; ++i) {
+    const uint32_t other = i / 4 ^ 1;
+    CHECK_EQ(out[i], other % 3 == 0 ? in[other * 4 + i % 4] : 7u);
+  }
+}
+
 struct Matrices {
   static constexpr int kThreads = 32;
   struct Shared {

@@ -30,6 +30,9 @@ Results check_all(const Cache& cache, const Rules& rules, std::vector<Part> part
   CHECK(same(results, batch.run(kDivided)));
   CHECK(same(results, batch.run(arranged(kWhole, kAll))));
   CHECK(same(results, batch.run(arranged(kDivided, kSome))));
+  Launch far = kWhole;
+  far.far = true;
+  CHECK(same(results, batch.run(far)));
   return results;
 }
 

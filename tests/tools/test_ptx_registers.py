@@ -156,6 +156,19 @@ def test_registers_of_inline_assembly_and_the_machine_keep_their_names(reuse_reg
     assert "setp.eq.u32 q, %r0, %r1; }" in renamed
 
 
+def test_a_scope_of_inline_assembly_ends_no_function(reuse_registers):
+    source = (
+        HEAD + ".visible .entry f()\n{\n\t.reg .b32 \t%r<99>;\n\tmov.u32 \t%r9, %tid.x;\n"
+        "\t// begin inline asm\n\t{\n.reg .pred q;\nsetp.eq.u32 q, %r9, 0;\n}\n"
+        "\t// end inline asm\n\tst.global.u32 \t[%r9], %r9;\n\tret;\n\n}\n"
+    )
+    renamed = reuse_registers(source)
+    assert "setp.eq.u32 q, %r0, 0;" in renamed
+    assert "st.global.u32 [%r0], %r0;" in renamed
+    with pytest.raises(ValueError, match="expected a function's end"):
+        reuse_registers(f"{HEAD}.entry f()\n{{\n{{\nret;\n}}\n")
+
+
 def test_functions_with_asynchronous_products_keep_theirs(reuse_registers):
     body = "wgmma.mma_async.sync.aligned.m64n8k16.f32.bf16.bf16 {%f10, %f11}, %rd7, %rd9, 1;"
     renamed = reuse_registers(

@@ -34,7 +34,9 @@ struct ItemUnits {
   int32_t first_seen;
   bool all_chunks;        // a partial result is wanted of chunks of which nothing is visited, too
   const uint64_t* words;  // of a list; null: all tokens
-  const float* weights;   // its keys' logarithms of them; null: each counts once
+  const float* weights;   // keys' logarithms of them; null: each counts once
+  const float* firsts;    // and what the first one has beside, by the tile's heads; null: nothing
+  int32_t num_heads;
   const int32_t* pages;   // of the sequence
   const uint64_t* paths;  // of the tile's tokens; null: a chain
   int32_t tree_start;

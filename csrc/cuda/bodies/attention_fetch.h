@@ -23,6 +23,9 @@ struct Fetch {
   const uint8_t* values;
   int64_t key_stride;  // bytes between pages
   int64_t value_stride;
+  int32_t first_far;  // ops::KvRows
+  int64_t key_far;
+  int64_t value_far;
   const float* key_scales = nullptr;
   const float* value_scales = nullptr;
   int64_t key_scale_stride = 0;
@@ -37,6 +40,9 @@ struct Fetch {
     f.values = p.v.data + tile.kv_head * p.v.head_stride;
     f.key_stride = p.k.page_stride;
     f.value_stride = p.v.page_stride;
+    f.first_far = p.k.first_far;
+    f.key_far = p.k.far;
+    f.value_far = p.v.far;
     if constexpr (Block::kScaled) {
       f.key_scales = p.k.scales + tile.kv_head * p.k.scale_head_stride;
       f.value_scales = p.v.scales + tile.kv_head * p.v.scale_head_stride;
@@ -81,6 +87,13 @@ struct Fetch {
   }
 
  private:
+  EFFINFER_DEVICE const uint8_t* key_page(int32_t page) const {
+    return keys + page * key_stride + (page >= first_far ? key_far : 0);
+  }
+  EFFINFER_DEVICE const uint8_t* value_page(int32_t page) const {
+    return values + page * value_stride + (page >= first_far ? value_far : 0);
+  }
+
   template <class Unit>
   EFFINFER_DEVICE void fetch_keys(Unit& unit, const ChunkPass& pass, int index, int column,
                                   Slot& to) const {
@@ -88,8 +101,7 @@ struct Fetch {
     const int place = Block::place(owner);
     const int token = index % 2 * kBlock + 4 * Block::quad(owner);
     const int line = column * (kBlock / P) + Block::key_line(owner, 0);
-    const uint8_t* from =
-        keys + pass.pages[index / 2] * key_stride + Block::key_offset(token, line, dims);
+    const uint8_t* from = key_page(pass.pages[index / 2]) + Block::key_offset(token, line, dims);
     const bool is_half = dims - column * kBlock < kBlock;
     EFFINFER_UNROLL
     for (int l = 0; l < Block::kLoads; ++l) {
@@ -104,7 +116,7 @@ struct Fetch {
     const int owner = Block::value_owner(unit.lane);
     const int place = Block::place(owner);
     const int group = index % 2 * (kBlock / P) + Block::value_group(owner, 0);
-    const uint8_t* from = values + pass.pages[index / 2] * value_stride +
+    const uint8_t* from = value_page(pass.pages[index / 2]) +
                           Block::value_offset(group, first_dim(owner, column), dims);
     const int step = Block::kValueGroups * dims * 4;
     EFFINFER_UNROLL
@@ -125,7 +137,7 @@ struct Fetch {
   }
 
   struct Token {
-    int64_t page;
+    int32_t page;
     int32_t token;  // in the page
   };
   template <class Unit>
@@ -139,8 +151,6 @@ struct Fetch {
   template <class Unit>
   EFFINFER_DEVICE void gather(Unit& unit, const ChunkPass& pass, bool of_values, int index,
                               int column, Slot& to) const {
-    const uint8_t* first = of_values ? values : keys;
-    const int64_t stride = of_values ? value_stride : key_stride;
     const bool is_half = !of_values && dims - column * kBlock < kBlock;
     const int loads = is_half ? Block::kLoads / 2 : Block::kLoads;
     const int tokens = of_values ? P : 1;
@@ -152,7 +162,7 @@ struct Fetch {
       uint32_t numbers = 0;
       for (int j = 0; j < tokens; ++j) {
         const Token at = find(unit, pass, index * kBlock + place + j);
-        const uint8_t* dword = first + at.page * stride;
+        const uint8_t* dword = of_values ? value_page(at.page) : key_page(at.page);
         dword += of_values ? Block::value_offset(at.token / P, dim, dims)
                            : Block::key_offset(at.token, line, dims);
         const uint32_t from = unit.load(reinterpret_cast<const uint32_t*>(dword));

@@ -28,7 +28,12 @@ EFFINFER_DEVICE ItemUnits units_of(const ops::AttentionProblem& p, const ops::At
   units.first_seen = tile.first_unit;
   units.all_chunks = item.partial >= 0;
   units.words = p.visits.of_rows(p.batch, tile.sequence, tile.first_row, tile.kv_head);
+  // Lists with weights and planes are not of one problem.
   units.weights = p.visits.weights_of_rows(p.batch, tile.sequence, tile.first_row, tile.kv_head);
+  if (p.weighs_keys()) units.weights = p.plane_weights(tile.sequence, tile.kv_head);
+  const bool has_first = p.first_logits != nullptr && units.weights != nullptr;
+  units.firsts = has_first ? p.first_logits + tile.first_head : nullptr;
+  units.num_heads = tile.num_heads;
   units.pages = p.batch.kv_indices + p.batch.kv_indptr[tile.sequence];
   units.paths = paths_of(p.batch, tile);
   units.tree_start = units.paths != nullptr ? p.batch.tree_begin(tile.sequence) : INT32_MAX;

@@ -158,6 +158,7 @@ class AttentionTileRun {
       set_block_logits(pass, b, scores[0]);
       turn(scores);
     }
+    if (unit_.warp == 0) add_first_logits(unit_, scores[0], shared_.units, pass.chunk, 0);
   }
 
   EFFINFER_DEVICE void set_block_logits(const ChunkPass& pass, int b, BlockScores& scores) {

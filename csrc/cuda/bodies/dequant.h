@@ -22,7 +22,7 @@
 
 namespace effinfer::cuda {
 
-// Where a lane reads a superblock: its rows of the first line of its t, and of the first line of
+// Where a lane reads a place of stream_ring.h: its first piece, and its rows of the first line of
 // high bits, which all t share.
 struct WeightPlace {
   const uint8_t* lines;
@@ -33,15 +33,39 @@ struct WeightPlace {
 constexpr int lane_line_bytes(ops::QuantBits bits) {
   return bits == ops::QuantBits::bf16 || bits == ops::QuantBits::f16 ? 128 : 64;
 }
-constexpr int lane_row_bytes(ops::QuantBits bits) {
-  return bits == ops::QuantBits::f16 ? 8 : 16;
-}
 
-constexpr WeightPlace weight_place(ops::QuantBits bits, const uint8_t* superblock, int t,
-                                   int quad) {
-  const uint8_t* rows = superblock + quad * lane_row_bytes(bits);
-  return {rows + t * lane_line_bytes(bits), rows + ops::quant_bytes(ops::QuantBits::u4)};
-}
+inline constexpr int kPieceStep = kWarp * 16;  // bytes between the pieces of a lane
+
+// The pieces of 16 bytes in which a lane copies quants to a place of stream_ring.h: what it
+// multiplies itself. Half a line of float16 is one k of 16 rows, of which a lane multiplies 8
+// bytes: there pieces are what lies next to each other, and 32 bytes of t are moved to places j ^
+// t, so that the reads of four t meet all banks.
+template <ops::QuantBits kBits>
+struct LanePieces {
+  static constexpr bool kIsF16 = kBits == ops::QuantBits::f16;
+
+  // From the lane's first piece: where it lies in its group, where it goes to.
+  static constexpr int from(int lane) {
+    if (kIsF16) return lane % 16 * 16;
+    return lane % 4 * lane_line_bytes(kBits) + lane / 4 % 4 * 16;
+  }
+  static constexpr int to(int lane) {
+    if (kIsF16) return lane / 16 * 256 + (lane % 16 * 16 ^ lane / 8 % 2 * 32);
+    return lane * 16;
+  }
+  // Piece i from there.
+  static constexpr int next(int i) {
+    return kBits == ops::QuantBits::bf16 ? i / 2 * 512 + i % 2 * 64 : i * 256;
+  }
+  static constexpr int to(int i, int first) {
+    return i * kPieceStep + (kIsF16 && i % 2 == 1 ? first ^ 64 : first);
+  }
+  // Where it reads.
+  static constexpr int read_at(int lane) {
+    if (!kIsF16) return lane * 16;
+    return lane % 4 / 2 * kPieceStep + lane / 16 * 256 + lane % 2 * 128 + lane / 4 % 4 * 8;
+  }
+};
 
 constexpr uint32_t bf16_pair(int value) {
   return (std::bit_cast<uint32_t>(static_cast<float>(value)) >> 16) * 0x10001u;
@@ -61,14 +85,12 @@ struct Quants;
 
 template <>
 struct Quants<ops::QuantBits::u4> {
-  static constexpr int kRegisters = 8;
   Quad low[2];
 
-  template <class Unit>
-  EFFINFER_DEVICE void load(Unit& unit, const WeightPlace& place) {
+  EFFINFER_DEVICE void load(const WeightPlace& place) {
     EFFINFER_UNROLL
     for (int i = 0; i < 2; ++i) {
-      low[i] = unit.load_once(reinterpret_cast<const Quad*>(place.lines + i * 256));
+      low[i] = *reinterpret_cast<const Quad*>(place.lines + i * kPieceStep);
     }
   }
   EFFINFER_DEVICE uint32_t bytes(int step, int row, int) const {
@@ -80,16 +102,14 @@ struct Quants<ops::QuantBits::u4> {
 // bit 4 + t for an odd one.
 template <>
 struct Quants<ops::QuantBits::u5> {
-  static constexpr int kRegisters = 16;
   Quants<ops::QuantBits::u4> low;
   Quad high[2];
 
-  template <class Unit>
-  EFFINFER_DEVICE void load(Unit& unit, const WeightPlace& place) {
-    low.load(unit, place);
+  EFFINFER_DEVICE void load(const WeightPlace& place) {
+    low.load(place);
     EFFINFER_UNROLL
     for (int i = 0; i < 2; ++i) {
-      high[i] = unit.load_once(reinterpret_cast<const Quad*>(place.high + i * 64));
+      high[i] = *reinterpret_cast<const Quad*>(place.high + i * 64);
     }
   }
   EFFINFER_DEVICE uint32_t bytes(int step, int row, int t) const {
@@ -102,16 +122,14 @@ struct Quants<ops::QuantBits::u5> {
 // High line s holds bits 4 and 5 of step s: at bits 2 t, 2 t + 1 of a byte.
 template <>
 struct Quants<ops::QuantBits::u6> {
-  static constexpr int kRegisters = 24;
   Quants<ops::QuantBits::u4> low;
   Quad high[4];
 
-  template <class Unit>
-  EFFINFER_DEVICE void load(Unit& unit, const WeightPlace& place) {
-    low.load(unit, place);
+  EFFINFER_DEVICE void load(const WeightPlace& place) {
+    low.load(place);
     EFFINFER_UNROLL
     for (int i = 0; i < 4; ++i) {
-      high[i] = unit.load_once(reinterpret_cast<const Quad*>(place.high + i * 64));
+      high[i] = *reinterpret_cast<const Quad*>(place.high + i * 64);
     }
   }
   EFFINFER_DEVICE uint32_t bytes(int step, int row, int t) const {
@@ -124,14 +142,12 @@ struct Quants<ops::QuantBits::u6> {
 
 template <>
 struct Quants<ops::QuantBits::u8> {
-  static constexpr int kRegisters = 16;
   Quad lines[4];
 
-  template <class Unit>
-  EFFINFER_DEVICE void load(Unit& unit, const WeightPlace& place) {
+  EFFINFER_DEVICE void load(const WeightPlace& place) {
     EFFINFER_UNROLL
     for (int i = 0; i < 4; ++i) {
-      lines[i] = unit.load_once(reinterpret_cast<const Quad*>(place.lines + i * 256));
+      lines[i] = *reinterpret_cast<const Quad*>(place.lines + i * kPieceStep);
     }
   }
 };
@@ -144,19 +160,15 @@ constexpr int quant_offset(const ops::PackedFormat& format) {
   return format.has_min ? 128 : 0;
 }
 
-// A superblock of weights of a lane. fragment<kPart>(unit, step, pair, t, a) gives q - zero +
-// quant_offset() exactly, or for dense weights the numbers themselves as the sum of kParts
+// A lane's weights of a place of stream_ring.h. fragment<kPart>(unit, step, pair, t, a) gives q -
+// zero + quant_offset() exactly, or for dense weights the numbers themselves as the sum of kParts
 // fragments.
 template <ops::PackedFormat kFormat>
 struct WeightFragments {
   static constexpr int kParts = 1;
-  static constexpr int kRegisters = Quants<kFormat.bits>::kRegisters;
   Quants<kFormat.bits> quants;
 
-  template <class Unit>
-  EFFINFER_DEVICE void load(Unit& unit, const WeightPlace& place) {
-    quants.load(unit, place);
-  }
+  EFFINFER_DEVICE void load(const WeightPlace& place, int) { quants.load(place); }
 
   // (128 + q) - (128 + zero): integers up to 256 are exact in bfloat16.
   template <int kPart, class Unit>
@@ -195,19 +207,17 @@ inline constexpr ops::PackedFormat kDenseBf16 = {ops::QuantBits::bf16, ops::Scal
 inline constexpr ops::PackedFormat kDenseF16 = {ops::QuantBits::f16, ops::ScaleKind::dense, false,
                                                 0, 0};
 
-// A line holds two k of 16 rows: two lines a step and lane.
+// A line holds two k of 16 rows: two lines a step and lane, of two steps.
 template <>
 struct WeightFragments<kDenseBf16> {
   static constexpr int kParts = 1;
-  static constexpr int kRegisters = 32;
-  Quad lines[4][2];
+  Quad lines[2][2];
 
-  template <class Unit>
-  EFFINFER_DEVICE void load(Unit& unit, const WeightPlace& place) {
+  EFFINFER_DEVICE void load(const WeightPlace& place, int) {
     EFFINFER_UNROLL
-    for (int i = 0; i < 8; ++i) {
-      lines[i / 2][i % 2] =
-          unit.load_once(reinterpret_cast<const Quad*>(place.lines + i / 2 * 512 + i % 2 * 64));
+    for (int i = 0; i < 4; ++i) {
+      const uint8_t* line = place.lines + i * kPieceStep;
+      lines[i / 2][i % 2] = *reinterpret_cast<const Quad*>(line);
     }
   }
   template <int kPart, class Unit>
@@ -217,21 +227,19 @@ struct WeightFragments<kDenseBf16> {
   }
 };
 
-// Half a line is one k of 16 rows: four loads of 8 bytes a step and lane. A float16 has 11
+// Half a line is one k of 16 rows: four reads of 8 bytes a step and lane. A float16 has 11
 // significant bits and a bfloat16 8, so each weight is the exact sum of two bfloat16: its upper
 // bits and the rest. (An infinity would become NaN.)
 template <>
 struct WeightFragments<kDenseF16> {
   static constexpr int kParts = 2;
-  static constexpr int kRegisters = 32;
-  uint64_t rows[4][4];
+  uint64_t rows[2][4];
 
-  template <class Unit>
-  EFFINFER_DEVICE void load(Unit& unit, const WeightPlace& place) {
+  EFFINFER_DEVICE void load(const WeightPlace& place, int t) {
     EFFINFER_UNROLL
-    for (int i = 0; i < 16; ++i) {
-      rows[i / 4][i % 4] =
-          unit.load_once(reinterpret_cast<const uint64_t*>(place.lines + i / 4 * 512 + i % 4 * 32));
+    for (int i = 0; i < 8; ++i) {
+      const uint8_t* row = place.lines + i / 4 * 2 * kPieceStep + (i % 4 ^ t) * 32;
+      rows[i / 4][i % 4] = *reinterpret_cast<const uint64_t*>(row);
     }
   }
   template <int kPart, class Unit>

@@ -35,7 +35,10 @@ EFFINFER_DEVICE uint64_t always_visited(const ops::PrefillIndexInputs& in,
   return always_visited(in.sink_tokens, in.local_tokens, block, word);
 }
 
-// The keys of one KV head of a sequence, in pages of 16-bit or 8-bit numbers.
+// The keys of one KV head of a sequence, in pages of 16-bit or 8-bit numbers. Those of bfloat16 may
+// be pages of float32 as well, whose numbers are rounded when they are loaded: kernels of their own
+// would be as much code again. Those of float16 have the branch, too: compressed, two kernels that
+// are alike take little more than one.
 template <DType kType>
 struct IndexKeys {
   static constexpr int P = KvBlock<kType>::P;
@@ -49,6 +52,7 @@ struct IndexKeys {
   int64_t page_bytes;
   int64_t page_scales;
   int dims;
+  bool wide;  // pages of float32
 
   // `head_bytes` are those of a KV head's page.
   EFFINFER_DEVICE static IndexKeys of(const ops::PrefillIndexInputs& in, int64_t head_bytes,
@@ -60,6 +64,7 @@ struct IndexKeys {
     k.page_bytes = head_bytes * in.kv.num_kv_heads;
     k.page_scales = int64_t{in.kv.num_kv_heads} * ops::kPageSize;
     k.dims = in.kv.head_dim;
+    k.wide = in.kv.dtype == DType::f32;
     return k;
   }
 
@@ -67,6 +72,9 @@ struct IndexKeys {
   template <class Unit>
   EFFINFER_DEVICE void load(Unit& unit, const uint8_t* page, int token, int step,
                             Quad (&out)[kLoads]) const {
+    if constexpr (P == 2) {
+      if (wide) return load_wide(unit, page, token, step, out);
+    }
     EFFINFER_UNROLL
     for (int l = 0; l < kLoads; ++l) {
       const int line = step * (16 / P) + 4 * l + unit.lane % 4;
@@ -101,6 +109,25 @@ struct IndexKeys {
       unit.mma_f16(d, a.words, b);
     } else {
       unit.mma(d, a.words, b);
+    }
+  }
+
+ private:
+  // A line has one dim of 16 tokens.
+  template <class Unit>
+  EFFINFER_DEVICE void load_wide(Unit& unit, const uint8_t* page, int token, int step,
+                                 Quad (&out)[kLoads]) const {
+    EFFINFER_UNROLL
+    for (int l = 0; l < kLoads; ++l) {
+      const int line = step * 16 + 8 * l + 2 * (unit.lane % 4);
+      const auto* from =
+          reinterpret_cast<const Quad*>(page + KvBlock<DType::f32>::key_offset(token, line, dims));
+      const Quad low = unit.load(from);
+      const Quad high = unit.load(from + 4);
+      EFFINFER_UNROLL
+      for (int t = 0; t < 4; ++t) {
+        out[l].words[t] = rounded(unit, float_of(low.words[t]), float_of(high.words[t]));
+      }
     }
   }
 };

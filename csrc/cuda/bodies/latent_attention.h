@@ -61,18 +61,20 @@ class LatentTile {
     int32_t stage = next_stage(item_.first_unit * kStagesOfUnit);
     int32_t ahead = stage;
     LatentPlace place = LatentRows::find(unit_, p_, tile_, ahead);
-    int filled = 0;
     // Queries come with the first stage.
     if (stage >= 0) LatentRows::fetch_queries(unit_, p_, tile_, shared_.queries);
-    for (int i = 0; i + 1 < kLatentStages; ++i) fetch(ahead, place, filled);
+    for (int i = 0; i + 1 < kLatentStages; ++i) fetch(ahead, place, shared_.stages[i]);
     for (int slot = 0; stage >= 0; slot = (slot + 1) % kLatentStages) {
       unit_.template wait<kLatentStages - 2>();
+      if (p_.mask != nullptr) {
+        LatentRows::set_mask_bits(unit_, p_, tile_, stage, shared_.stages[slot]);
+      }
       if (is_narrow(p_.k.dtype)) {
         LatentRows::template widen<kType>(unit_, p_, shared_.stages[slot]);
       }
       unit_.sync();
       add_quarter(shared_.stages[slot]);
-      fetch(ahead, place, filled);
+      fetch(ahead, place, shared_.stages[(slot + kLatentStages - 1) % kLatentStages]);
       unit_.sync();
       multiply(shared_.stages[slot]);
       const int32_t next = next_stage(stage + 1);
@@ -99,10 +101,9 @@ class LatentTile {
   }
 
   // A group of copies, which behind the last stage is empty; then the next one's places.
-  EFFINFER_DEVICE void fetch(int32_t& ahead, LatentPlace& place, int& filled) {
+  EFFINFER_DEVICE void fetch(int32_t& ahead, LatentPlace& place, LatentStage& to) {
     if (ahead >= 0) {
-      LatentRows::fetch(unit_, p_, tile_.kv_head, place, shared_.stages[filled]);
-      filled = (filled + 1) % kLatentStages;
+      LatentRows::fetch(unit_, p_, tile_.kv_head, place, to);
       ahead = next_stage(ahead + 1);
       place = LatentRows::find(unit_, p_, tile_, ahead);
     }
@@ -192,7 +193,8 @@ class LatentTile {
         for (int i = 1; i < kLatentParts; ++i) x += shared_.scores[i][own_row][place];
         const int32_t token = stage.token[at];
         x = plain_logit(p_, row, token, x);
-        const bool seen = token >= 0 && plain_sees(p_, row, token, row.mask_bit + token);
+        const int64_t bit = p_.mask != nullptr ? row.mask_bit + stage.mask_bit[at] : 0;
+        const bool seen = token >= 0 && plain_sees(p_, row, token, bit);
         scores[t / 2][2 * r + t % 2] = seen ? x : -INFINITY;
       }
       unit_.keep_order();

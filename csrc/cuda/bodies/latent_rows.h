@@ -24,7 +24,8 @@ inline constexpr int kLatentRows = ops::kGpuLatentRows;  // of a tile: queries
 
 struct LatentStage {
   Quad rows[kLatentTokens][kLatentChunks];
-  int32_t token[kLatentTokens];  // -1: there is none
+  int32_t token[kLatentTokens];     // -1: there is none
+  int64_t mask_bit[kLatentTokens];  // from a row's first one
 };
 
 // Chunks of both parts; products read pairs of them, so that behind the last one come zeros.
@@ -42,7 +43,7 @@ struct LatentPlace {
 struct LatentRows {
   static constexpr int kOwn = kLatentTokens / kLatentWarps;  // tokens of a warp
 
-  // Of stage `stage` of the tile's sequence; -1: of none.
+  // Of stage `stage` of the tile's sequence, or of its list; -1: of none.
   template <class Unit>
   EFFINFER_DEVICE static LatentPlace find(Unit& unit, const ops::AttentionProblem& p,
                                           const ops::AttentionTile& tile, int32_t stage) {
@@ -50,6 +51,10 @@ struct LatentRows {
     const int32_t index = stage * kLatentTokens + unit.warp * kOwn + unit.lane % kOwn;
     if (stage < 0 || index >= tile.num_tokens) return place;
     place.token = index;
+    if (tile.first_span >= 0) {
+      const ops::TokenSpan& span = listed_span(unit, p, tile, index);
+      place.token += unit.load(&span.begin) - unit.load(&span.first);
+    }
     const int32_t begin = p.batch.kv_indptr[tile.sequence];
     if (p.batch.kv_indices == nullptr) {
       place.slot = begin + place.token;
@@ -111,6 +116,22 @@ struct LatentRows {
     }
   }
 
+  // Of the warp's tokens of stage `stage`.
+  template <class Unit>
+  EFFINFER_DEVICE static void set_mask_bits(Unit& unit, const ops::AttentionProblem& p,
+                                            const ops::AttentionTile& tile, int32_t stage,
+                                            LatentStage& to) {
+    const int own = unit.warp * kOwn + unit.lane;
+    const int32_t index = stage * kLatentTokens + own;
+    if (unit.lane >= kOwn || index >= tile.num_tokens) return;
+    int64_t bit = index;
+    if (tile.first_span >= 0) {
+      const ops::TokenSpan& span = listed_span(unit, p, tile, index);
+      bit += unit.load(&span.mask_bit) - unit.load(&span.first);
+    }
+    to.mask_bit[own] = bit;
+  }
+
   // What fetch() brought of 8-bit numbers, once the thread has waited for it.
   template <DType kType, class Unit>
   EFFINFER_DEVICE static void widen(Unit& unit, const ops::AttentionProblem& p, LatentStage& to) {
@@ -128,6 +149,16 @@ struct LatentRows {
   }
 
  private:
+  // That has token `index` of the tile's list.
+  template <class Unit>
+  EFFINFER_DEVICE static const ops::TokenSpan& listed_span(Unit& unit,
+                                                           const ops::AttentionProblem& p,
+                                                           const ops::AttentionTile& tile,
+                                                           int32_t index) {
+    const ops::TokenSpan* spans = p.work.spans + tile.first_span;
+    return spans[span_of(unit, spans, tile.num_spans, index)];
+  }
+
   // That come as 16 bytes.
   EFFINFER_DEVICE static int chunks_of_piece(const ops::AttentionProblem& p) {
     return is_narrow(p.k.dtype) ? 2 : 1;

@@ -38,8 +38,8 @@ class PrefillFetch {
   EFFINFER_DEVICE void keys(Unit& unit, const ChunkPass& pass, int page, int half, int column,
                             Slot& to) const {
     if ((pass.units >> page & 1) == 0 || column * kBlock >= p_.k.dims) return;
-    const uint8_t* from = p_.k.data + pass.pages[page] * p_.k.page_stride +
-                          (key_ + half_bytes(half)) + column * (kBlock / Block::P * kLineBytes);
+    const uint8_t* from = p_.k.page(pass.pages[page]) + (key_ + half_bytes(half)) +
+                          column * (kBlock / Block::P * kLineBytes);
     const bool is_half = p_.k.dims - column * kBlock < kBlock;
     EFFINFER_UNROLL
     for (int l = 0; l < Block::kLoads; ++l) {
@@ -53,8 +53,7 @@ class PrefillFetch {
     // The second half of a block may lie behind the last dim: nobody looks at what becomes of it.
     const bool is_behind = column * kBlock + 4 * Block::quad(unit.lane) >= p_.k.dims;
     if ((pass.units >> page & 1) == 0 || is_behind) return;
-    const uint8_t* from =
-        p_.v.data + pass.pages[page] * p_.v.page_stride + (value_ + half_bytes(half));
+    const uint8_t* from = p_.v.page(pass.pages[page]) + (value_ + half_bytes(half));
     EFFINFER_UNROLL
     for (int l = 0; l < Block::kLoads; ++l) {
       unit.copy_async(&to[l][unit.lane], from + column * (2 * kLineBytes));

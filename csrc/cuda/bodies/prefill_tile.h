@@ -206,12 +206,12 @@ class PrefillTileRun {
       turn(scores);
       turn(scores);
     }
+    add_first_logits(unit_, scores[0], shared_.units, pass.chunk, unit_.warp * kTileRows);
   }
 
   EFFINFER_DEVICE void set_block_logits(const ChunkPass& pass, int b, BlockScores& scores) {
     const bool shaped = is_shaped(p_);
-    const int at = static_cast<int>(&pass - shared_.ring.passes);
-    if constexpr (KvBlock<kType>::kScaled) scale_block(at, b, scores, 0);
+    if constexpr (KvBlock<kType>::kScaled) scale_block(&pass != shared_.ring.passes, b, scores, 0);
     const int32_t first = pass.chunk * kChunkTokens + b * kBlock;
     const auto word = static_cast<uint32_t>(pass.words[b / 2] >> b % 2 * kBlock);
     const bool whole = word == ~0u && sees_all(shared_.visible, own_span(), first, first + kBlock);

@@ -60,9 +60,11 @@ EFFINFER_DEVICE Factors fold_row(Unit& unit, RowState& row, const RowState& chun
   return factors;
 }
 
-// Whether scores are more than scaled: capped or sloped, or keys count as lists of them say.
+// Whether scores are more than scaled: capped or sloped, or keys count as lists of them say, or a
+// plane.
 EFFINFER_DEVICE bool is_shaped(const ops::AttentionProblem& p) {
-  return p.logits_soft_cap > 0.0f || p.alibi_slopes != nullptr || p.visits.has_weights();
+  return p.logits_soft_cap > 0.0f || p.alibi_slopes != nullptr || p.visits.has_weights() ||
+         p.weighs_keys();
 }
 // What a row's scores, shaped or not, are multiplied by: TileRow::scale has done its part where
 // they are.
@@ -128,7 +130,8 @@ EFFINFER_DEVICE void shape_scores(Unit& unit, BlockScores& block, const TileRow&
 }
 
 // How often 8 keys from `start` on count, a multiple of 8: added to logits that are shaped. Null:
-// all of them once.
+// all of them once. In a tree of drafts places are taken for slots, as drafts are new and count
+// once.
 template <class Unit>
 EFFINFER_DEVICE void add_log_weights(Unit& unit, BlockScores& block, int r, const float* weights,
                                      int32_t start) {
@@ -141,6 +144,20 @@ EFFINFER_DEVICE void add_log_weights(Unit& unit, BlockScores& block, int r, cons
       float& x = score_at(block, 4 * half + t, r);
       x = fmaf(float_of(four.words[t]), kLog2e, x);
     }
+  }
+}
+
+// What the first key of a sequence has beside, to a chunk's first block. `first_row`: of the warp
+// in its tile.
+template <class Unit>
+EFFINFER_DEVICE void add_first_logits(Unit& unit, BlockScores& block, const ItemUnits& item,
+                                      int32_t chunk, int first_row) {
+  if (chunk > 0 || item.firsts == nullptr || unit.lane % 4 != 0) return;
+  EFFINFER_UNROLL
+  for (int r = 0; r < 2; ++r) {
+    const int row = first_row + unit.lane / 4 + 8 * r;
+    float& x = score_at(block, 0, r);
+    x = fmaf(unit.load(item.firsts + row % item.num_heads), kLog2e, x);
   }
 }
 

@@ -6,29 +6,32 @@
 
 namespace effinfer::cuda {
 
-// A warp's activations, then its sums [token][32]; those of the first of two rounds lie beside the
-// activations of the second.
-template <int kTiles, int kRounds = 1>
-struct StreamMemory {
-  static_assert(kRounds == 2);
-  union {
-    StreamTokens<kTiles> tokens;
-    float sums[kTiles * kTileTokens][kStreamRows];
-  };
-  float before[kTiles * kTileTokens][kStreamRows];
-};
-template <int kTiles>
-struct StreamMemory<kTiles, 1> {
-  union {
-    StreamTokens<kTiles> tokens;
-    float sums[kTiles * kTileTokens][kStreamRows];
-  };
+// A warp's shared memory: its ring, in whose place its sums come, [token][32]; those of the first
+// of two rounds lie behind it.
+constexpr int stream_sum_bytes(int tokens) {
+  return tokens * kStreamRows * static_cast<int>(sizeof(float));
+}
+constexpr int stream_warp_bytes(const PlaceLayout& layout, int places, int tokens, int rounds) {
+  const int ring = ring_bytes(layout, places, tokens);
+  const int sums = stream_sum_bytes(tokens);
+  return (ring > sums ? ring : sums) + (rounds - 1) * sums;
+}
+
+// How much there is of it depends on the launch.
+struct StreamShared {
+  alignas(128) uint8_t first[128];
+
+  EFFINFER_DEVICE uint8_t* warp(const StreamParams& p, int warp) {
+    return reinterpret_cast<uint8_t*>(this) + warp * p.warp_bytes;
+  }
 };
 
-// Moves a warp's sums to shared memory, in place of its activations once all have read them.
+using StreamRow = float[kStreamRows];  // the sums of a token
+
+// Moves a warp's sums of its first tokens to shared memory.
 template <int kTiles, class Unit>
-EFFINFER_DEVICE void store_sums(Unit& unit, const StreamSums<kTiles>& sums,
-                                float (*to)[kStreamRows]) {
+EFFINFER_DEVICE void store_sums(Unit& unit, const StreamSums<kTiles>& sums, int tokens,
+                                StreamRow* to) {
   const int g = unit.lane / 4;
   const int t = unit.lane % 4;
   EFFINFER_UNROLL
@@ -38,24 +41,27 @@ EFFINFER_DEVICE void store_sums(Unit& unit, const StreamSums<kTiles>& sums,
       const float (&of)[2][4] = sums.values[tile];
       const Quad four = {
           {bits_of(of[0][i]), bits_of(of[0][2 + i]), bits_of(of[1][i]), bits_of(of[1][2 + i])}};
-      *reinterpret_cast<Quad*>(&to[tile * kTileTokens + 2 * t + i][4 * g]) = four;
+      const int token = tile * kTileTokens + 2 * t + i;
+      if (token < tokens) *reinterpret_cast<Quad*>(&to[token][4 * g]) = four;
     }
   }
 }
 
 // A block has a slot for each slice of its units: a warp, or one of two rounds of one.
-template <ops::PackedFormat kFormat, int kTiles, int kAhead, int kBlocks, int kWarps = kStreamWarps,
-          int kRounds = 1>
+template <ops::PackedFormat kFormat, int kTiles, int kBlocks, int kWarps, int kRounds = 1>
 struct StreamMatmul {
   static constexpr const char* kName = "stream_matmul";
   static constexpr int kThreads = kWarps * kWarp;
   static constexpr int kMinBlocks = kBlocks;
   static constexpr bool kWaitsItself = true;
   static constexpr int kTokens = kTiles * kTileTokens;
+  static_assert(kRounds == 1 || kRounds == 2);
   using Params = StreamParams;
-  struct Shared {
-    StreamMemory<kTiles, kRounds> warps[kWarps];
-  };
+  using Shared = StreamShared;
+
+  static constexpr int warp_bytes(int places, int tokens) {
+    return stream_warp_bytes(place_layout(kFormat), places, tokens, kRounds);
+  }
 
   template <class Unit>
   EFFINFER_DEVICE static void run(Unit& unit, const Params& p, Shared& shared) {
@@ -89,22 +95,21 @@ struct StreamMatmul {
     int first = 0;
     int block = unit.block;
     if (p.token_blocks > 1) {
-      first = block % p.token_blocks * kTokens;
+      first = block % p.token_blocks * p.block_tokens;
       block /= p.token_blocks;
     }
     const StreamPart* part = p.parts;
     while (block >= part->blocks) block -= (part++)->blocks;
     return {part, block * units_of(*part), first,
-            p.tokens - first < kTokens ? p.tokens - first : kTokens};
+            p.tokens - first < p.block_tokens ? p.tokens - first : p.block_tokens};
   }
 
   // The lane's rows: of group 2 u + g / 4 of the part, or with GLU of group u of part g / 4.
-  EFFINFER_DEVICE static GroupPlace group_of(const Params& p, const StreamPart& part, int unit,
-                                             int lane) {
+  EFFINFER_DEVICE static const uint8_t* group_of(const Params& p, const StreamPart& part, int unit,
+                                                 int lane) {
     const int half = lane / 16;
     const bool gated = p.glu != ops::UnaryOp::none;
-    return group_place(gated ? p.parts[half].weight : part.weight, gated ? unit : 2 * unit + half,
-                       p.header_bytes, lane);
+    return row_group(gated ? p.parts[half].weight : part.weight, gated ? unit : 2 * unit + half);
   }
 
   template <class Unit>
@@ -115,25 +120,26 @@ struct StreamMatmul {
     const int first = p.superblocks * slice >> slice_bits;
     const int last = p.superblocks * (slice + 1) >> slice_bits;
     StreamSums<kTiles> sums = {};
-    StreamProduct<kFormat, kTiles, kAhead>::run(
-        unit, p, group_of(p, *place.part, mine, unit.lane), p.x + place.first_token * p.x_row_bytes,
-        place.num_tokens, first, last, shared.warps[unit.warp].tokens, sums);
-    unit.sync_warp();  // all have read the activations
-    store_sums(unit, sums, sums_of(shared, slot));
+    StreamProduct<kFormat, kTiles>::run(unit, p, group_of(p, *place.part, mine, unit.lane),
+                                        p.header_bytes, p.x + place.first_token * p.x_row_bytes,
+                                        place.num_tokens, first, last, shared.warp(p, unit.warp),
+                                        sums);
+    unit.sync_warp();  // all have read the ring
+    store_sums(unit, sums, place.num_tokens, sums_of(p, shared, slot));
   }
 
-  EFFINFER_DEVICE static auto sums_of(Shared& shared, int slot) -> float (*)[kStreamRows] {
-    auto& memory = shared.warps[slot / kRounds];
-    if constexpr (kRounds > 1) {
-      if (slot % kRounds == 0) return memory.before;
+  EFFINFER_DEVICE static StreamRow* sums_of(const Params& p, Shared& shared, int slot) {
+    uint8_t* memory = shared.warp(p, slot / kRounds);
+    if (kRounds > 1 && slot % kRounds == 0) {
+      memory += p.warp_bytes - stream_sum_bytes(p.block_tokens);
     }
-    return memory.sums;
+    return reinterpret_cast<StreamRow*>(memory);
   }
 
   // Of all slices of a unit, from its first slot on.
-  EFFINFER_DEVICE static float sum_of(Shared& shared, int slot, int slice_bits, int token,
-                                      int row) {
-    const auto of = [&](int slice) { return sums_of(shared, slot + slice)[token][row]; };
+  EFFINFER_DEVICE static float sum_of(const Params& p, Shared& shared, int slot, int slice_bits,
+                                      int token, int row) {
+    const auto of = [&](int slice) { return sums_of(p, shared, slot + slice)[token][row]; };
     if (slice_bits < kMostSliceBits) {
       float sum = of(0);
       for (int s = 1; s < 1 << slice_bits; ++s) sum += of(s);
@@ -160,9 +166,9 @@ struct StreamMatmul {
       if (first + row >= part.weight.rows) continue;
       const int slot = row >> row_bits << part.slice_bits;
       const int at = row & ((1 << row_bits) - 1);
-      const float sum = sum_of(shared, slot, part.slice_bits, token, at);
+      const float sum = sum_of(p, shared, slot, part.slice_bits, token, at);
       const float second =
-          gated ? sum_of(shared, slot, part.slice_bits, token, (1 << row_bits) + at) : 0.0f;
+          gated ? sum_of(p, shared, slot, part.slice_bits, token, (1 << row_bits) + at) : 0.0f;
       finish_output(unit, part.weight, p.parts[1].weight, p.glu, p.operand,
                     place.first_token + token, first + row, sum, second);
     }

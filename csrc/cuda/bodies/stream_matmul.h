@@ -14,16 +14,17 @@
 // nor on what the others hold. Of more tokens each 32 have blocks of their own, next to each other
 // in the grid: all but one find the weights in the L2 cache.
 //
-// Weights go from memory to registers, 16 bytes a lane and load, kDepth superblocks ahead.
-// Activations come through shared memory (stream_tokens.h).
+// Weights and activations come by asynchronous copies, up to four superblocks ahead, through a ring
+// that each warp has in shared memory (stream_ring.h). How many places it has depends on the GPU.
 //
-// Instructions of a warp for a superblock of 32 rows and one tile, in the machine code for sm_90,
-// and the issue slots that an H100 has for them while it reads the weights at 3 TB/s (1.75 GHz):
+// Instructions of a warp for a superblock of 32 rows and one tile, or two, in the machine code for
+// sm_90a, and the issue slots that an H100 has for them while it reads the weights at 3 TB/s (1.75
+// GHz):
 //
-//   q4_0 182 of 355    q4_k 246 of 355    q5_k 337 of 435    q6_k 307 of 515
-//   q8_0 228 of 670    bf16 135 of 1260
+//   q4_0 212, 265 of 355    q4_k 270, 335 of 365    q5_k 305, 376 of 445    q6_k 331, 409 of 515
+//   q8_0 258, 308 of 670    bf16 184, 252 of 1260
 //
-// so memory bounds all of them, as long as there are enough loads in flight.
+// so memory bounds all of them, if by little where Q4_K meets two tiles.
 #pragma once
 
 #include <cmath>
@@ -32,7 +33,7 @@
 #include "cuda/bodies/dequant.h"
 #include "cuda/bodies/matmul_epilogue.h"
 #include "cuda/bodies/row_groups.h"
-#include "cuda/bodies/stream_tokens.h"
+#include "cuda/bodies/stream_ring.h"
 #include "cuda/bodies/weight_scales.h"
 #include "cuda/unit.h"
 
@@ -56,7 +57,10 @@ struct StreamParams {
   int64_t x_row_bytes = 0;
   int32_t tokens = 0;
   int32_t superblocks = 0;
-  int32_t token_blocks = 0;      // of the kernel's tiles
+  int32_t token_blocks = 0;
+  int32_t block_tokens = 0;      // at most, of one of them
+  int32_t places = 0;            // of a warp's ring
+  int32_t warp_bytes = 0;        // of shared memory
   int32_t slots = kStreamWarps;  // of a block, or kMostSlots
   ops::UnaryOp glu = ops::UnaryOp::none;
   int64_t header_bytes = 0;      // of a group
@@ -92,83 +96,57 @@ struct StreamSums {
 };
 
 // The inner loop, of weights of one format.
-template <ops::PackedFormat kFormat, int kTiles, int kAhead>
+template <ops::PackedFormat kFormat, int kTiles>
 struct StreamProduct {
   static constexpr bool kDense = kFormat.scales == ops::ScaleKind::dense;
-  static constexpr int kBlockSteps = kFormat.sub_block == 16 ? 1 : 2;
-  struct NoScales {
-    static constexpr int kRegisters = 0;
-  };
+  using Of = PlaceOf<kFormat>;
+  static constexpr int kSteps = Of::kSteps;
+  static constexpr int kBlockSteps = kFormat.sub_block == 16 ? 1 : 2;  // under one scale
+  using Tokens = TokenCopies<kTiles, kSteps>;
+  using Weights = WeightFragments<kFormat>;
+  struct NoScales {};
   using Scales = std::conditional_t<kDense, NoScales, WeightScales<kFormat>>;
 
-  struct Stage {
-    WeightFragments<kFormat> weights;
-    Scales scales;
-  };
-  static constexpr int kStageRegisters = WeightFragments<kFormat>::kRegisters + Scales::kRegisters;
-  // Superblocks on their way: as many as kAhead registers hold, from 2 to 6.
-  static constexpr int kWanted = kAhead / kStageRegisters;
-  static constexpr int kDepth = kWanted < 2 ? 2 : kWanted > 6 ? 6 : kWanted;
-  static constexpr int kTokensAhead = StreamTokens<kTiles>::kAhead;
-
-  // The lane's weights, one superblock after the other.
-  struct Loads {
-    WeightPlace weights;
-    const uint8_t* scales;
-    const uint8_t* header;
-    int64_t header_row;
-    uint32_t next;  // superblock
-
-    EFFINFER_DEVICE Loads(const GroupPlace& group, int lane, int superblock, int64_t row_bytes)
-        : header(group.header), header_row(row_bytes), next(static_cast<uint32_t>(superblock)) {
-      const uint8_t* data = group.superblocks + superblock * ops::superblock_bytes(kFormat);
-      weights = weight_place(kFormat.bits, data, lane % 4, lane / 4 % 4);
-      if constexpr (!kDense) scales = Scales::place(data, lane / 4 % 4);
-    }
-    template <class Unit>
-    EFFINFER_DEVICE void load(Unit& unit, Stage& stage) {
-      constexpr int64_t kBytes = ops::superblock_bytes(kFormat);
-      stage.weights.load(unit, weights);
-      weights.lines += kBytes;
-      weights.high += kBytes;
-      if constexpr (!kDense) {
-        // A row of the header is for 4 superblocks.
-        stage.scales.load(unit, scales, header + (next >> 2) * (ops::kGroupRows * 2), header_row);
-        scales += kBytes;
-      }
-      ++next;
-    }
-  };
-
-  // Adds superblocks [first, last) to `sums`.
+  // Adds superblocks [first, last) of the lane's row group to `sums`, times tokens x[0 .. count).
+  // `memory` is the warp's.
   template <class Unit>
-  EFFINFER_DEVICE static void run(Unit& unit, const StreamParams& p, const GroupPlace& group,
-                                  const uint8_t* x, int count, int first, int last,
-                                  StreamTokens<kTiles>& tokens, StreamSums<kTiles>& sums) {
-    Loads loads(group, unit.lane, first, p.header_row_bytes);
-    Stage stages[kDepth];
-    EFFINFER_UNROLL
-    for (int i = 0; i < kDepth; ++i) {
-      if (first + i < last) loads.load(unit, stages[i]);
+  EFFINFER_DEVICE static void run(Unit& unit, const StreamParams& p, const uint8_t* group,
+                                  int64_t header_bytes, const uint8_t* x, int count, int first,
+                                  int last, uint8_t* memory, StreamSums<kTiles>& sums) {
+    constexpr int kPlaces = 4 / kSteps;  // of a superblock
+    const RingPlaces ring(Of::kWeightBytes + p.block_tokens * Of::kTokenBytes, p.places);
+    const int ahead = p.places - 1;
+    const uint8_t* const zeros = memory + ring.end;
+    int left = (last - first) * kPlaces;
+    WeightCopies<kFormat> weights(group, header_bytes, p.header_row_bytes, unit.lane,
+                                  first * kPlaces);
+    for (int i = 0; i < ahead; ++i) {
+      if (i < left) weights.fetch(unit, memory + i * ring.bytes);
+      unit.commit();
+    }
+    if (unit.lane < Of::kTokenBytes / 16) {
+      reinterpret_cast<Quad*>(memory + ring.end)[unit.lane] = {};
     }
     // Weights come while the kernel before still runs.
     unit.wait_for_inputs();
-    tokens.clear(unit, count);
-    TokenCopies<kTiles> copies(unit, x, p.x_row_bytes, count, first);
-    EFFINFER_UNROLL
-    for (int i = 0; i < kTokensAhead; ++i) copies.fetch(unit, first + i < last, tokens);
-    for (int base = first; base < last; base += kDepth) {
-      EFFINFER_UNROLL
-      for (int i = 0; i < kDepth; ++i) {
-        const int superblock = base + i;
-        if (superblock < last) {
-          unit.template wait<kTokensAhead - 1>();
-          unit.sync_warp();  // all have read what the next copies replace
-          copies.fetch(unit, superblock + kTokensAhead < last, tokens);
-          multiply(unit, stages[i], copies.place, tokens, sums);
-          if (superblock + kDepth < last) loads.load(unit, stages[i]);
-        }
+    Tokens tokens(unit, x, p.x_row_bytes, count, first * kPlaces);
+    for (int i = 0; i < ahead && i < left; ++i) {
+      tokens.fetch_now(unit, memory + i * ring.bytes + Of::kWeightBytes);
+    }
+    int place = 0;
+    int next = ahead * ring.bytes;
+    EFFINFER_NO_UNROLL
+    for (; left > 0; --left) {
+      wait_for_oldest(unit, ahead);
+      unit.sync_warp();  // for all lanes, and all have read what the next copies replace
+      if (left > ahead) {
+        weights.fetch(unit, memory + next);
+        tokens.fetch(unit, memory + next + Of::kWeightBytes);
       }
+      unit.commit();
+      multiply(unit, memory + place, count, zeros, sums);
+      place = ring.after(place);
+      next = ring.after(next);
     }
   }
 
@@ -184,44 +162,61 @@ struct StreamProduct {
   }
 
   template <class Unit>
-  EFFINFER_DEVICE static void multiply(Unit& unit, const Stage& stage, int place,
-                                       const StreamTokens<kTiles>& tokens,
-                                       StreamSums<kTiles>& sums) {
+  EFFINFER_DEVICE static void multiply(Unit& unit, const uint8_t* place, int count,
+                                       const uint8_t* zeros, StreamSums<kTiles>& sums) {
+    const int g = unit.lane / 4;
+    const int t = unit.lane % 4;
+    Weights weights;
+    weights.load(ring_place<kFormat>(place, unit.lane), t);
+    Scales scales;
+    if constexpr (!kDense) load_scales<kFormat>(place, unit.lane, scales);
+    const uint8_t* tokens[kTiles];
     EFFINFER_UNROLL
-    for (int block = 0; block < 4 / kBlockSteps; ++block) {
+    for (int tile = 0; tile < kTiles; ++tile) {
+      const int token = tile * kTileTokens + g;
+      tokens[tile] = token < count ? place + Of::kWeightBytes + token * Of::kTokenBytes : zeros;
+    }
+    EFFINFER_UNROLL
+    for (int block = 0; block < kSteps / kBlockSteps; ++block) {
       float scale[4];
       float minimum[4];
       if constexpr (!kDense) {
         EFFINFER_UNROLL
         for (int row = 0; row < 4; ++row) {
-          scale[row] = stage.scales.scale(unit, block, row);
+          scale[row] = scales.scale(unit, block, row);
           if constexpr (kFormat.has_min) {
             minimum[row] = fmaf(scale[row], static_cast<float>(-quant_offset(kFormat)),
-                                stage.scales.minimum(unit, block, row));
+                                scales.minimum(unit, block, row));
           }
         }
       }
-      multiply_block(unit, stage.weights, place, block, scale, minimum, tokens, sums);
+      multiply_block(unit, weights, block, scale, minimum, tokens, sums);
     }
   }
 
+  // The B fragment of a step: four k of the lane's token of a tile.
+  EFFINFER_DEVICE static void fragment(const uint8_t* token, int step, int g, int t,
+                                       uint32_t (&b)[2]) {
+    const uint8_t* from = token + (step ^ Tokens::turn(g)) * 32 + t * 8;
+    memcpy(b, __builtin_assume_aligned(from, 8), 8);
+  }
+
   template <class Unit>
-  EFFINFER_DEVICE static void multiply_block(Unit& unit, const WeightFragments<kFormat>& weights,
-                                             int place, int block, const float (&scale)[4],
-                                             const float (&minimum)[4],
-                                             const StreamTokens<kTiles>& tokens,
+  EFFINFER_DEVICE static void multiply_block(Unit& unit, const Weights& weights, int block,
+                                             const float (&scale)[4], const float (&minimum)[4],
+                                             const uint8_t* const (&tokens)[kTiles],
                                              StreamSums<kTiles>& sums) {
-    constexpr int kParts = WeightFragments<kFormat>::kParts;
+    constexpr int kParts = Weights::kParts;
+    const int g = unit.lane / 4;
+    const int t = unit.lane % 4;
     uint32_t a[kBlockSteps][2][kParts][4];
     EFFINFER_UNROLL
     for (int s = 0; s < kBlockSteps; ++s) {
       EFFINFER_UNROLL
       for (int pair = 0; pair < 2; ++pair) {
         const int step = block * kBlockSteps + s;
-        weights.template fragment<0>(unit, step, pair, unit.lane % 4, a[s][pair][0]);
-        if constexpr (kParts == 2) {
-          weights.template fragment<1>(unit, step, pair, unit.lane % 4, a[s][pair][1]);
-        }
+        weights.template fragment<0>(unit, step, pair, t, a[s][pair][0]);
+        if constexpr (kParts == 2) weights.template fragment<1>(unit, step, pair, t, a[s][pair][1]);
       }
     }
     EFFINFER_UNROLL
@@ -229,7 +224,7 @@ struct StreamProduct {
       uint32_t b[kBlockSteps][2];
       EFFINFER_UNROLL
       for (int s = 0; s < kBlockSteps; ++s) {
-        tokens.fragment(place, tile, block * kBlockSteps + s, unit.lane / 4, unit.lane % 4, b[s]);
+        fragment(tokens[tile], block * kBlockSteps + s, g, t, b[s]);
       }
       float activations[4];
       if constexpr (kFormat.has_min) {

@@ -21,19 +21,17 @@ struct StreamPair {
   static constexpr int kMinBlocks = 1;
   static constexpr int kTokens = kTiles * kTileTokens;
   static constexpr int kHalf = kStreamWarps / 2;
-  static constexpr int kAhead = 40;
   using Params = PairParams;
-  struct Shared {
-    StreamMemory<kTiles> warps[kStreamWarps];
-  };
+  using Shared = StreamShared;
 
   template <class Unit>
   EFFINFER_DEVICE static void run(Unit& unit, const Params& p, Shared& shared) {
-    const int first_token = unit.block % p.stream.token_blocks * kTokens;
+    const int most = p.stream.block_tokens;
+    const int first_token = unit.block % p.stream.token_blocks * most;
     const int left = p.stream.tokens - first_token;
-    const int count = left < kTokens ? left : kTokens;
+    const int count = left < most ? left : most;
     const int index = unit.block / p.stream.token_blocks;
-    multiply(unit, p, index, first_token, count, shared.warps[unit.warp]);
+    multiply(unit, p, index, first_token, count, shared.warp(p.stream, unit.warp));
     unit.sync();
     finish(unit, p.stream, index, first_token, count, shared);
   }
@@ -41,39 +39,41 @@ struct StreamPair {
  private:
   template <class Unit>
   EFFINFER_DEVICE static void multiply(Unit& unit, const Params& p, int index, int first_token,
-                                       int count, StreamMemory<kTiles>& memory) {
+                                       int count, uint8_t* memory) {
     const int half = unit.warp / kHalf;
     const int slice = unit.warp % kHalf;
     const int slice_bits = p.stream.parts[0].slice_bits;
     if (slice >> slice_bits != 0) return;
     const int first = p.stream.superblocks * slice >> slice_bits;
     const int last = p.stream.superblocks * (slice + 1) >> slice_bits;
-    const GroupPlace group = group_place(p.stream.parts[half].weight, 2 * index + unit.lane / 16,
-                                         p.header_bytes[half], unit.lane);
+    const uint8_t* group = row_group(p.stream.parts[half].weight, 2 * index + unit.lane / 16);
     StreamSums<kTiles> sums = {};
     with_stream_format(p.formats[half], [&]<ops::PackedFormat kFormat>() {
-      StreamProduct<kFormat, kTiles, kAhead>::run(unit, p.stream, group,
-                                                  p.stream.x + first_token * p.stream.x_row_bytes,
-                                                  count, first, last, memory.tokens, sums);
+      StreamProduct<kFormat, kTiles>::run(unit, p.stream, group, p.header_bytes[half],
+                                          p.stream.x + first_token * p.stream.x_row_bytes, count,
+                                          first, last, memory, sums);
     });
     unit.sync_warp();
-    store_sums(unit, sums, memory.sums);
+    store_sums(unit, sums, count, reinterpret_cast<StreamRow*>(memory));
   }
 
   template <class Unit>
   EFFINFER_DEVICE static void finish(Unit& unit, const StreamParams& p, int index, int first_token,
-                                     int count, const Shared& shared) {
+                                     int count, Shared& shared) {
     const StreamPart& part = p.parts[0];
+    const auto of = [&](int warp, int token, int row) {
+      return reinterpret_cast<StreamRow*>(shared.warp(p, warp))[token][row];
+    };
     EFFINFER_NO_UNROLL
     for (int i = unit.thread; i < count * kStreamRows; i += kThreads) {
       const int token = i / kStreamRows;
       const int row = i % kStreamRows;
       if (index * kStreamRows + row >= part.weight.rows) continue;
-      float sum = shared.warps[0].sums[token][row];
-      float second = shared.warps[kHalf].sums[token][row];
+      float sum = of(0, token, row);
+      float second = of(kHalf, token, row);
       for (int s = 1; s < 1 << part.slice_bits; ++s) {
-        sum += shared.warps[s].sums[token][row];
-        second += shared.warps[kHalf + s].sums[token][row];
+        sum += of(s, token, row);
+        second += of(kHalf + s, token, row);
       }
       finish_output(unit, part.weight, p.parts[1].weight, p.glu, p.operand, first_token + token,
                     index * kStreamRows + row, sum, second);

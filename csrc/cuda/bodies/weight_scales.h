@@ -27,7 +27,6 @@ template <ops::PackedFormat kFormat>
 struct WeightScales {
   static constexpr bool kSuper = kFormat.scales == ops::ScaleKind::super;
   static constexpr int kBlocks = static_cast<int>(ops::kSuperblock / kFormat.sub_block);
-  static constexpr int kRegisters = (kFormat.has_min ? 2 : 1) * (kSuper ? kBlocks + 2 : 4);
 
   // One scale or minimum of each row: f16 of direct formats, bytes of super ones.
   struct Numbers {
@@ -37,20 +36,15 @@ struct WeightScales {
   Numbers scales;
   Numbers minima;
 
-  // Of rows 4 quad .. 4 quad + 3 of a superblock.
-  static constexpr const uint8_t* place(const uint8_t* superblock, int quad) {
-    return superblock + ops::quant_bytes(kFormat.bits) + quad * (kSuper ? 4 : 8);
-  }
+  static constexpr int kRowBytes = kSuper ? 4 : 8;  // of four rows in one block
 
-  // `header` are the f16 of the same rows in the group's header, `header_row` the bytes of one of
-  // its rows.
-  template <class Unit>
-  EFFINFER_DEVICE void load(Unit& unit, const uint8_t* place, const uint8_t* header,
-                            int64_t header_row) {
-    load(unit, place, header, scales);
+  // `first` are the lane's rows of the first block, `header` the f16 of the same rows: both in
+  // shared memory, where a row of the header is 32 bytes.
+  EFFINFER_DEVICE void load(const uint8_t* first, const uint8_t* header) {
+    load(first, header, scales);
     if constexpr (kFormat.has_min) {
       constexpr int64_t kMinima = ops::min_offset(kFormat) - ops::quant_bytes(kFormat.bits);
-      load(unit, place + kMinima, header + header_row, minima);
+      load(first + kMinima, header + ops::kGroupRows * 2, minima);
     }
   }
 
@@ -75,18 +69,16 @@ struct WeightScales {
   }
 
  private:
-  template <class Unit>
-  EFFINFER_DEVICE static void load(Unit& unit, const uint8_t* place, const uint8_t* header,
-                                   Numbers& out) {
+  EFFINFER_DEVICE static void load(const uint8_t* first, const uint8_t* header, Numbers& out) {
     EFFINFER_UNROLL
     for (int block = 0; block < kBlocks; ++block) {
       if constexpr (kSuper) {
-        out.bytes[block] = unit.load_once(reinterpret_cast<const uint32_t*>(place + block * 16));
+        out.bytes[block] = *reinterpret_cast<const uint32_t*>(first + block * 16);
       } else {
-        out.halves[block] = unit.load_once(reinterpret_cast<const uint64_t*>(place + block * 32));
+        out.halves[block] = *reinterpret_cast<const uint64_t*>(first + block * 32);
       }
     }
-    if constexpr (kSuper) out.halves[0] = unit.load(reinterpret_cast<const uint64_t*>(header));
+    if constexpr (kSuper) out.halves[0] = *reinterpret_cast<const uint64_t*>(header);
   }
 };
 

@@ -11,8 +11,8 @@
 //   - in those cycles a scheduler issues what two warps need to unpack a superblock: 600 (Q4_0) to
 //     860 (Q6_K) instructions of the machine code for sm_90a.
 //
-// Each warpgroup keeps the products of one or two steps under way while it unpacks the next one.
-// Weights go from memory to registers two superblocks ahead.
+// Each warpgroup keeps the products of two steps under way while it unpacks the next one. Weights
+// come by asynchronous copies to a ring of each warp (stream_ring.h), three superblocks ahead.
 //
 // A sum is one chain of products in the order of k: a token's bits do not depend on how many there
 // are, nor on what the others hold.
@@ -43,17 +43,20 @@ struct WgmmaMatmul {
   static constexpr int kRowBytes = static_cast<int>(ops::kSuperblock) * 2;
   static constexpr int kStageBytes = kTokens * kRowBytes;
   static constexpr int kSteps = static_cast<int>(ops::kSuperblock) / 16;
-  // Steps whose products are under way, and that have places for their fragments: fewer where two
-  // superblocks of weights take many registers.
-  static constexpr int kPending = WgmmaWeights<kFormat>::kRegisters < 24 ? 2 : 1;
-  static constexpr int kPlaces = 2 * kPending;
+  // Steps whose products are under way, and that have places for their fragments.
+  static constexpr int kPending = 2;
+  static constexpr int kFragments = 2 * kPending;
   using Params = WgmmaParams;
   using Weights = WgmmaWeights<kFormat>;
+  using Of = PlaceOf<kFormat>;
+  static constexpr int kParts = kSteps / Of::kSteps;   // places of a superblock
+  static constexpr int kPlaces = kParts == 1 ? 4 : 5;  // of a warp's ring
   struct Shared {
     union {
       alignas(1024) uint8_t ring[kStages][kStageBytes];
       TileResults<kTokens> results[kWarps];  // as large
     };
+    alignas(128) uint8_t weights[kWarps][kPlaces][Of::kWeightBytes];
     Mbarrier full[kStages];
     Mbarrier empty[kStages];
   };
@@ -106,27 +109,54 @@ struct WgmmaMatmul {
   }
 
   // The lane's rows in a unit. One that is none repeats the last group, and nobody takes its sums.
-  EFFINFER_DEVICE static WgmmaPlace place_of(const TileParams& p, const TilePart& part, int index,
-                                             int lane) {
+  EFFINFER_DEVICE static const uint8_t* group_of(const TileParams& p, const TilePart& part,
+                                                 int index, int lane) {
     const int half = lane / 16;
     const bool gated = p.glu != ops::UnaryOp::none;
-    const GroupPlace group = group_place(gated ? p.parts[half].weight : part.weight,
-                                         gated ? index : 2 * index + half, p.header_bytes, lane);
-    return {group.superblocks, group.header, p.header_row_bytes, lane % 4, lane / 4 % 4};
+    return row_group(gated ? p.parts[half].weight : part.weight, gated ? index : 2 * index + half);
   }
 
-  // Two superblocks of weights, and fragments of some steps, each of two pairs of rows: a step's
-  // are made while the products of kPending others go on.
+  // A superblock of weights, and fragments of some steps, each of two pairs of rows: a step's are
+  // made while the products of kPending others go on.
   struct Ahead {
-    Weights raw[2];
+    Weights raw;
     typename Weights::Affine affine;
-    uint32_t a[kPlaces][2][4];
+    uint32_t a[kFragments][2][4];
 
-    // Fragments of a step of raw[i].
     template <class Unit>
-    EFFINFER_DEVICE void unpack(Unit& unit, int i, int step) {
-      if (step % Weights::kBlockSteps == 0) affine = raw[i].affine(unit, step);
-      raw[i].fragments(unit, affine, step, unit.lane % 4, a[step % kPlaces]);
+    EFFINFER_DEVICE void unpack(Unit& unit, int step) {
+      if (step % Weights::kBlockSteps == 0) affine = raw.affine(unit, step);
+      raw.fragments(unit, affine, step, unit.lane % 4, a[step % kFragments]);
+    }
+  };
+
+  // A warp's weights, on their way through its ring.
+  struct Ring {
+    WeightCopies<kFormat, WgmmaPieces<kFormat.bits>> copies;
+    uint8_t (&places)[kPlaces][Of::kWeightBytes];
+    int left;       // places that have no copies yet
+    int place = 0;  // that comes next
+
+    template <class Unit>
+    EFFINFER_DEVICE void fetch(Unit& unit, int to) {
+      if (left-- > 0) copies.fetch(unit, places[to]);
+      unit.commit();
+    }
+    template <class Unit>
+    EFFINFER_DEVICE void start(Unit& unit) {
+      EFFINFER_UNROLL
+      for (int i = 0; i < kPlaces - 1; ++i) fetch(unit, i);
+    }
+    template <class Unit>
+    EFFINFER_DEVICE void next(Unit& unit, Weights& raw) {
+      EFFINFER_UNROLL
+      for (int part = 0; part < kParts; ++part) {
+        unit.template wait<kPlaces - 2>();
+        unit.sync_warp();  // for all lanes, and all have read what the next copies replace
+        raw.load(places[place], part, unit.lane);
+        fetch(unit, place == 0 ? kPlaces - 1 : place - 1);
+        if (++place == kPlaces) place = 0;
+      }
     }
   };
 
@@ -134,39 +164,39 @@ struct WgmmaMatmul {
   EFFINFER_DEVICE static void multiply(Unit& unit, const Params& p, Shared& shared) {
     const TileBlock block = tile_block<kWarps, kTokens>(p.tile, unit.block);
     const int index = block.first_unit + unit.warp;
-    const WgmmaPlace place = place_of(p.tile, p.tile.parts[block.part], index, unit.lane);
     const int superblocks = p.tile.superblocks;
+    const uint8_t* group = group_of(p.tile, p.tile.parts[block.part], index, unit.lane);
+    Ring ring = {{group, p.tile.header_bytes, p.tile.header_row_bytes, unit.lane, 0},
+                 shared.weights[unit.warp],
+                 superblocks * kParts};
     float sums[2][kTokens / 2] = {};
     Ahead ahead;
-    EFFINFER_UNROLL
-    for (int i = 0; i < 2; ++i) {
-      if (i < superblocks) ahead.raw[i].load(unit, place, i);
-    }
-    ahead.unpack(unit, 0, 0);
+    ring.start(unit);
+    ring.next(unit, ahead.raw);
+    ahead.unpack(unit, 0);
     unit.wgmma_fence(sums[0], sums[1]);
     Turn turn;
     Mbarrier* done = nullptr;  // of the superblock before
-    for (int base = 0; base < superblocks; base += 2) {
+    EFFINFER_NO_UNROLL
+    for (int i = 0; i < superblocks; ++i) {
+      unit.barrier_wait(shared.full[turn.stage], turn.parity);
+      const uint64_t x =
+          unit.descriptor(shared.ring[turn.stage], 16, 8 * kRowBytes, Swizzle::bytes128);
       EFFINFER_UNROLL
-      for (int i = 0; i < 2; ++i) {
-        if (base + i >= superblocks) break;
-        unit.barrier_wait(shared.full[turn.stage], turn.parity);
-        const uint64_t x =
-            unit.descriptor(shared.ring[turn.stage], 16, 8 * kRowBytes, Swizzle::bytes128);
-        EFFINFER_UNROLL
-        for (int step = 0; step < kSteps; ++step) {
-          multiply_step(unit, ahead.a[step % kPlaces], x + static_cast<uint64_t>(step * 2), sums);
-          unit.template wgmma_wait<kPending>();
-          if (step == kPending - 1 && done != nullptr && unit.lane == 0) unit.barrier_arrive(*done);
-          if (step + 1 < kSteps) ahead.unpack(unit, i, step + 1);
-        }
-        // The compiler does not know that products under way still read these registers.
-        if constexpr (Weights::kMultipliesLoaded) unit.template wgmma_wait<0>(sums[0], sums[1]);
-        if (base + i + 2 < superblocks) ahead.raw[i].load(unit, place, base + i + 2);
-        if (base + i + 1 < superblocks) ahead.unpack(unit, i ^ 1, 0);
-        done = &shared.empty[turn.stage];
-        turn.next();
+      for (int step = 0; step < kSteps; ++step) {
+        multiply_step(unit, ahead.a[step % kFragments], x + static_cast<uint64_t>(step * 2), sums);
+        unit.template wgmma_wait<kPending>();
+        if (step == kPending - 1 && done != nullptr && unit.lane == 0) unit.barrier_arrive(*done);
+        if (step + 1 < kSteps) ahead.unpack(unit, step + 1);
       }
+      // The compiler does not know that products under way still read these registers.
+      if constexpr (Weights::kMultipliesLoaded) unit.template wgmma_wait<0>(sums[0], sums[1]);
+      if (i + 1 < superblocks) {
+        ring.next(unit, ahead.raw);
+        ahead.unpack(unit, 0);
+      }
+      done = &shared.empty[turn.stage];
+      turn.next();
     }
     unit.template wgmma_wait<0>(sums[0], sums[1]);
     unit.sync_some(1, kWarps * kWarp);  // nobody reads the ring any more

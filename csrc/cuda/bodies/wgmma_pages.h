@@ -81,9 +81,8 @@ class PageTiles {
   }
 
   // Where the lane begins to load of a page.
-  EFFINFER_DEVICE const uint8_t* begin(bool of_values, int64_t page) const {
-    return of_values ? p_.v.data + page * p_.v.page_stride + value_
-                     : p_.k.data + page * p_.k.page_stride + key_;
+  EFFINFER_DEVICE const uint8_t* begin(bool of_values, int32_t page) const {
+    return of_values ? p_.v.page(page) + value_ : p_.k.page(page) + key_;
   }
 
   // Group `group` of the lane's loads.

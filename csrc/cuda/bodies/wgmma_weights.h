@@ -22,22 +22,31 @@
 
 #include <type_traits>
 
-#include "cuda/bodies/dequant.h"
-#include "cuda/bodies/weight_scales.h"
+#include "cuda/bodies/stream_ring.h"
 #include "cuda/unit.h"
 
 namespace effinfer::cuda {
 
-// Where a lane reads: of its four rows, a superblock, and the f16 of super formats of its block of
-// 256 k.
-struct WgmmaPlace {
-  const uint8_t* superblock;
-  const uint8_t* header;
-  int64_t header_row;  // bytes from the scales to the minima in it
-  int t;
-  int quad;  // of rows
+constexpr int swapped(int t) {
+  return t % 2 * 2 + t / 2;
+}
+
+// What a lane copies to a place of stream_ring.h: what it wants.
+template <ops::QuantBits kBits>
+struct WgmmaPieces : LanePieces<kBits> {
+  static constexpr bool kIsBf16 = kBits == ops::QuantBits::bf16;
+
+  static constexpr int from(int lane) {
+    if (kIsBf16) return lane % 4 * 64 + lane / 4 % 4 * 16;
+    if (kBits == ops::QuantBits::f16) return LanePieces<kBits>::from(lane);
+    return LanePieces<kBits>::from(lane / 4 * 4 + swapped(lane % 4));
+  }
+  static constexpr int next(int i) {
+    return kIsBf16 ? i / 2 * 512 + i % 2 * 256 : LanePieces<kBits>::next(i);
+  }
 };
 
+// A lane's weights of a superblock.
 template <ops::PackedFormat kFormat>
 struct WgmmaWeights {
   static constexpr bool kSuper = kFormat.scales == ops::ScaleKind::super;
@@ -52,8 +61,6 @@ struct WgmmaWeights {
 
   // Whether fragments are the loaded registers themselves.
   static constexpr bool kMultipliesLoaded = false;
-  static constexpr int kRegisters =
-      Quants<kFormat.bits>::kRegisters + WeightScales<kFormat>::kRegisters;
 
   Quants<kFormat.bits> quants;
   WeightScales<kFormat> scales;
@@ -64,13 +71,10 @@ struct WgmmaWeights {
     float offset[4];
   };
 
-  template <class Unit>
-  EFFINFER_DEVICE void load(Unit& unit, const WgmmaPlace& place, int superblock) {
-    const uint8_t* data = place.superblock + superblock * ops::superblock_bytes(kFormat);
-    quants.load(unit, weight_place(kFormat.bits, data, swapped(place.t), place.quad));
-    // A row of the header is for 4 superblocks.
-    scales.load(unit, WeightScales<kFormat>::place(data, place.quad),
-                place.header + (superblock >> 2) * (ops::kGroupRows * 2), place.header_row);
+  // Place `part` of a superblock's.
+  EFFINFER_DEVICE void load(const uint8_t* place, int, int lane) {
+    quants.load(ring_place<kFormat>(place, lane));
+    load_scales<kFormat>(place, lane, scales);
   }
 
   template <class Unit>
@@ -107,8 +111,6 @@ struct WgmmaWeights {
   }
 
  private:
-  EFFINFER_DEVICE static int swapped(int t) { return t % 2 * 2 + t / 2; }
-
   EFFINFER_DEVICE uint32_t bytes(int step, int row, int t) const {
     if constexpr (kWide) {
       return quants.lines[step].words[row];
@@ -138,18 +140,14 @@ template <>
 struct WgmmaWeights<kDenseBf16> {
   static constexpr int kBlockSteps = 4;
   static constexpr bool kMultipliesLoaded = true;
-  static constexpr int kRegisters = 32;
   using Affine = NoAffine;
   Quad lines[4][2];
 
-  template <class Unit>
-  EFFINFER_DEVICE void load(Unit& unit, const WgmmaPlace& place, int superblock) {
-    const uint8_t* data = place.superblock + superblock * ops::superblock_bytes(kDenseBf16) +
-                          place.t * 64 + place.quad * 16;
+  EFFINFER_DEVICE void load(const uint8_t* place, int part, int lane) {
     EFFINFER_UNROLL
-    for (int i = 0; i < 8; ++i) {
-      lines[i / 2][i % 2] =
-          unit.load_once(reinterpret_cast<const Quad*>(data + i / 2 * 512 + i % 2 * 256));
+    for (int i = 0; i < 4; ++i) {
+      lines[2 * part + i / 2][i % 2] =
+          *reinterpret_cast<const Quad*>(place + lane * 16 + i * kPieceStep);
     }
   }
   template <class Unit>
@@ -168,18 +166,18 @@ template <>
 struct WgmmaWeights<kDenseF16> {
   static constexpr int kBlockSteps = 4;
   static constexpr bool kMultipliesLoaded = false;
-  static constexpr int kRegisters = 32;
   using Affine = NoAffine;
   uint64_t rows[4][4];  // by step, k
 
-  template <class Unit>
-  EFFINFER_DEVICE void load(Unit& unit, const WgmmaPlace& place, int superblock) {
-    const uint8_t* data = place.superblock + superblock * ops::superblock_bytes(kDenseF16) +
-                          place.t * 64 + place.quad * 8;
+  // Where LanePieces puts 8 bytes of k = 2 t + {0, 1} and 8 more.
+  EFFINFER_DEVICE void load(const uint8_t* place, int part, int lane) {
+    const int t = lane % 4;
     EFFINFER_UNROLL
-    for (int i = 0; i < 16; ++i) {
-      const uint8_t* from = data + i / 4 * 512 + i % 4 / 2 * 256 + i % 2 * 32;
-      rows[i / 4][i % 4] = unit.load_once(reinterpret_cast<const uint64_t*>(from));
+    for (int i = 0; i < 8; ++i) {
+      const int piece = i / 2;
+      const int at = (t * 64 + i % 2 * 32 + lane / 4 % 4 * 8) ^ (piece % 2 * 2 + t / 2) * 32;
+      rows[2 * part + i / 4][i % 4] =
+          *reinterpret_cast<const uint64_t*>(place + piece * kPieceStep + lane / 16 * 256 + at);
     }
   }
   template <class Unit>

@@ -198,9 +198,10 @@ class EFFINFER_API Executable {
   bool has_attention() const;
   // What cache the graph needs; run() takes one of the dtype of the options. A graph without
   // attention takes any: this is then the smallest there is.
-  // `by_window`: on a CPU, layers that attend to a window are groups of their own, by window, and
-  // free what they will never read; a Batch then has a table for each. Layers whose keys are chosen
-  // by a list stay with those that attend to all, as do those with sink tokens.
+  // `by_window`: layers that attend to a window are groups of their own, by window, and free what
+  // they will never read; a Batch then has a table for each. Layers whose keys are chosen by a list
+  // stay with those that attend to all, as do those with sink tokens. Of a GPU only where the graph
+  // asks for several tables anyway; of an executable with a front that is Unsupported.
   KvCacheConfig kv_config(DType dtype, int32_t num_pages, bool by_window = false) const;
   // Of an executable with a front these are of its own layers, whose device draws tokens.
   const CompileOptions& options() const;

@@ -27,7 +27,7 @@ class XKV(CSKV):
             in each of equal parts of at most that.
 
     The others are CSKV's. Throws InvalidArgumentError; models throw it for a basis that is not
-    theirs, and UnsupportedError on GPUs, and with a kv_dtype other than "bf16" and "f32".
+    theirs, and UnsupportedError on two devices, and with a kv_dtype other than "bf16" and "f32".
     """
 
     META: ClassVar[Meta] = replace(

@@ -22,7 +22,8 @@ EFFINFER_API void select_rows(const TensorView& x, const TensorView& rows, float
 
 // Rows of a GPU's array as they are, one after the other: out[i] = x[rows[i]], x [N, H, D] of any
 // dtype, whose rows begin at multiples of 16 bytes, rows int32 [R] in [0, N) of the host, out
-// [R, H, D]. Throws InvalidArgument as embedding does.
+// [R, H, D]. Throws InvalidArgument as embedding does, and for an x of 2^31 of the pieces that
+// divide its rows and strides or more: at least 32 GB where these have 16 bytes.
 EFFINFER_API void take_rows(const StridedView& x, const TensorView& rows, void* out, Queue& queue);
 
 }  // namespace effinfer::ops

@@ -1,0 +1,234 @@
+// What a warp of stream_matmul.h multiplies, on its way through shared memory: a ring of places,
+// each warp's own. A place has some k of 32 rows of weights, and the activations of the same k:
+//
+//   pieces       [piece][lane] 16 bytes of quants, which a lane multiplies itself (dequant.h)
+//   the others   of the first group, then of the second: high bits, scales and minima, which four
+//                lanes share, and the f16 of the header that they are under
+//   activations  [token] 32 bytes a step, of as many tokens as the block has; step s lies at
+//                s ^ token % 4 (of two steps: s ^ token / 2 % 2), so that the 32 lanes' reads of 8
+//                bytes, of 8 tokens each, meet all banks evenly
+//
+// Why not registers, when each lane multiplies what it has loaded? A warp waits for loads by the
+// few counters that it has for them, and ptxas gives all superblocks under way the same one: the
+// first of them is there when the last one is. Groups of asynchronous copies are counted.
+#pragma once
+
+#include <cstdint>
+
+#include "cuda/bodies/dequant.h"
+#include "cuda/bodies/weight_scales.h"
+#include "cuda/unit.h"
+#include "ops/packed_weight.h"
+
+namespace effinfer::cuda {
+
+inline constexpr int kTileTokens = 8;  // columns of a product
+inline constexpr int kMostPlaces = 5;
+
+// Of a place, by the format of its weights.
+struct PlaceLayout {
+  int steps;    // of 16 k: a superblock, or of dense weights half of one
+  int pieces;   // of quants, of a lane
+  int shared;   // pieces of a group that lanes share
+  int headers;  // pieces of its header
+
+  constexpr int quant_bytes() const { return pieces * kWarp * 16; }
+  constexpr int group_bytes() const { return (shared + headers) * 16; }
+  constexpr int weight_bytes() const { return quant_bytes() + 2 * group_bytes(); }
+  constexpr int token_bytes() const { return steps * 32; }
+  constexpr int bytes(int tokens) const { return weight_bytes() + tokens * token_bytes(); }
+};
+
+constexpr PlaceLayout place_layout(const ops::PackedFormat& format) {
+  if (format.scales == ops::ScaleKind::dense) return {2, 4, 0, 0};
+  const int pieces = format.bits == ops::QuantBits::u8 ? 4 : 2;
+  const int64_t quants = ops::quant_bytes(format.bits);
+  const int64_t scales = (ops::min_offset(format) - quants) * (format.has_min ? 2 : 1);
+  const bool is_super = format.scales == ops::ScaleKind::super;
+  return {4, pieces, static_cast<int>(quants + scales) / 16 - pieces * kWarp / 2,
+          !is_super        ? 0
+          : format.has_min ? 4
+                           : 2};
+}
+
+// As numbers, which device code may name.
+template <ops::PackedFormat kFormat>
+struct PlaceOf {
+  static constexpr PlaceLayout kLayout = place_layout(kFormat);
+  static constexpr int kSteps = kLayout.steps;
+  static constexpr int kPieces = kLayout.pieces;
+  static constexpr int kShared = kLayout.shared;
+  static constexpr int kHeaders = kLayout.headers;
+  static constexpr int kQuantBytes = kLayout.quant_bytes();
+  static constexpr int kGroupBytes = kLayout.group_bytes();
+  static constexpr int kWeightBytes = kLayout.weight_bytes();
+  static constexpr int kTokenBytes = kLayout.token_bytes();
+};
+
+// Of a warp's ring, in bytes from its begin; behind it lie zeros, for tokens that are none.
+struct RingPlaces {
+  int bytes;  // of a place
+  int end;
+
+  EFFINFER_DEVICE RingPlaces(int of_one, int places) : bytes(of_one), end(places * of_one) {}
+  EFFINFER_DEVICE int after(int place) const {
+    place += bytes;
+    return place == end ? 0 : place;
+  }
+};
+
+constexpr int ring_bytes(const PlaceLayout& layout, int places, int tokens) {
+  return places * layout.bytes(tokens) + layout.token_bytes();
+}
+
+// Where a lane's weights lie in a place.
+template <ops::PackedFormat kFormat>
+EFFINFER_DEVICE WeightPlace ring_place(const uint8_t* place, int lane) {
+  using Of = PlaceOf<kFormat>;
+  return {place + LanePieces<kFormat.bits>::read_at(lane),
+          place + Of::kQuantBytes + lane / 16 * Of::kGroupBytes + lane / 4 % 4 * 16};
+}
+
+// And its scales.
+template <ops::PackedFormat kFormat>
+EFFINFER_DEVICE void load_scales(const uint8_t* place, int lane, WeightScales<kFormat>& scales) {
+  using Of = PlaceOf<kFormat>;
+  constexpr int kHigh = static_cast<int>(ops::quant_bytes(kFormat.bits)) - Of::kPieces * 256;
+  const int quad = lane / 4 % 4;
+  const uint8_t* others = place + Of::kQuantBytes + lane / 16 * Of::kGroupBytes;
+  scales.load(others + kHigh + quad * WeightScales<kFormat>::kRowBytes,
+              others + Of::kShared * 16 + quad * 8);
+}
+
+// What a lane copies of the weights of one place after the other. Half of the lanes have a group.
+template <ops::PackedFormat kFormat, class Pieces = LanePieces<kFormat.bits>>
+class WeightCopies {
+ public:
+  // Of row_group() `group`, from superblock (or half of one) `first` on.
+  EFFINFER_DEVICE WeightCopies(const uint8_t* group, int64_t header_bytes, int64_t header_row,
+                               int lane, int first)
+      : next_(first), pieces_to_(Pieces::to(lane)) {
+    const int mine = lane % 16;
+    const uint8_t* const data = group + header_bytes + first * kBytes;
+    pieces_ = data + Pieces::from(lane);
+    shared_ = data + Of::kPieces * (16 * 16) + mine * 16;
+    shared_to_ = Of::kQuantBytes + lane / 16 * Of::kGroupBytes + mine * 16;
+    in_last_ = mine < kInLast;
+    last_ = shared_ + (kRounds - 1) * 256;
+    // Pieces of the header are the last of all. Each row of it has two, for 4 superblocks.
+    const int of_header = mine - (kInLast - Of::kHeaders);
+    in_header_ = Of::kHeaders > 0 && of_header >= 0;
+    if (in_header_) {
+      last_ = group + of_header / 2 * header_row + (first >> 2) * kHeaderBytes + of_header % 2 * 16;
+    }
+  }
+
+  // Puts the next place on its way.
+  template <class Unit>
+  EFFINFER_DEVICE void fetch(Unit& unit, uint8_t* place) {
+    EFFINFER_UNROLL
+    for (int i = 0; i < Of::kPieces; ++i) {
+      unit.copy_async(place + Pieces::to(i, pieces_to_), pieces_ + Pieces::next(i));
+    }
+    EFFINFER_UNROLL
+    for (int round = 0; round + 1 < kRounds; ++round) {
+      unit.copy_async(place + shared_to_ + round * 256, shared_ + round * 256);
+    }
+    if constexpr (kRounds > 0) {
+      unit.copy_async_if(in_last_, place + shared_to_ + (kRounds - 1) * 256, last_);
+    }
+    ++next_;
+    pieces_ += kBytes;
+    shared_ += kBytes;
+    last_ += !in_header_ ? kBytes : next_ % 4 == 0 ? kHeaderBytes : 0;
+  }
+
+ private:
+  using Of = PlaceOf<kFormat>;
+  static constexpr int64_t kBytes = ops::superblock_bytes(kFormat) * Of::kSteps / 4;
+  static constexpr int64_t kHeaderBytes = ops::kGroupRows * 2;
+  // What lanes share goes in rounds of a piece each.
+  static constexpr int kShared = Of::kShared + Of::kHeaders;
+  static constexpr int kRounds = (kShared + 15) / 16;
+  static constexpr int kInLast = kShared - (kRounds - 1) * 16;
+  static_assert(Of::kHeaders <= kInLast || kRounds == 0);
+
+  int next_;  // place of the weight
+  const uint8_t* pieces_;
+  const uint8_t* shared_;
+  const uint8_t* last_;  // of the last round
+  int pieces_to_;
+  int shared_to_;
+  bool in_last_;
+  bool in_header_;
+};
+
+// What a lane copies of the activations of tokens x[0 .. count), 16 bytes of each few of them, and
+// what it multiplies: four k of a token in each step.
+template <int kTiles, int kSteps>
+class TokenCopies {
+ public:
+  template <class Unit>
+  EFFINFER_DEVICE TokenCopies(const Unit& unit, const uint8_t* x, int64_t row_bytes, int count,
+                              int first)
+      : next_rows_(static_cast<int32_t>(kRows * row_bytes)) {
+    const int token = unit.lane / kPieces;
+    const int piece = unit.lane % kPieces;
+    from_ = x + first * kBytes + token * row_bytes + piece * 16;
+    to_ = token * kBytes + (piece / 2 ^ turn(token)) * 32 + piece % 2 * 16;
+    rounds_ = count > token ? (count - token + kRows - 1) / kRows : 0;
+  }
+
+  // Puts those of the next place on their way.
+  template <class Unit>
+  EFFINFER_DEVICE void fetch(Unit& unit, uint8_t* tokens) {
+    EFFINFER_UNROLL
+    for (int round = 0; round < kRounds; ++round) {
+      unit.copy_async_if(round < rounds_, tokens + to_ + round * (kRows * kBytes),
+                         from_ + round * int64_t{next_rows_});
+    }
+    from_ += kBytes;
+  }
+
+  // The same at once: a copy on its way is waited for with all that were before it.
+  template <class Unit>
+  EFFINFER_DEVICE void fetch_now(Unit& unit, uint8_t* tokens) {
+    EFFINFER_NO_UNROLL
+    for (int round = 0; round < rounds_; ++round) {
+      *reinterpret_cast<Quad*>(tokens + to_ + round * (kRows * kBytes)) =
+          unit.load_written(reinterpret_cast<const Quad*>(from_ + round * int64_t{next_rows_}));
+    }
+    from_ += kBytes;
+  }
+
+  // How the steps of a token are moved about.
+  EFFINFER_DEVICE static int turn(int token) { return kSteps == 4 ? token % 4 : token / 2 % 2; }
+
+ private:
+  static constexpr int kBytes = kSteps * 32;  // of a token in a place
+  static constexpr int kPieces = kBytes / 16;
+  static constexpr int kRows = kWarp / kPieces;  // a round's tokens, of one turn
+  static constexpr int kRounds = kTiles * kTileTokens / kRows;
+
+  const uint8_t* from_;  // in the next place's k
+  int32_t next_rows_;
+  int to_;
+  int rounds_;  // that have a token
+};
+
+// The oldest of `ahead` groups of copies under way is there. Instructions take a constant.
+template <class Unit>
+EFFINFER_DEVICE void wait_for_oldest(Unit& unit, int ahead) {
+  static_assert(kMostPlaces == 5);
+  if (ahead == 4) {
+    unit.template wait<3>();
+  } else if (ahead == 3) {
+    unit.template wait<2>();
+  } else if (ahead == 2) {
+    unit.template wait<1>();
+  } else {
+    unit.template wait<0>();
+  }
+}
+
+}  // namespace effinfer::cuda

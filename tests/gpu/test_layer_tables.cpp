@@ -1,0 +1,94 @@
+// Layers with page tables of their own, whose keys a plane weighs, on a GPU: the CPU's texts, from
+// steps that are replayed.
+#include <cmath>
+#include <string>
+
+#include "cpp/check.h"
+#include "effinfer/engine.h"
+#include "effinfer/hooks.h"
+#include "gpu/device_arrays.h"
+#include "gpu/paths.h"
+#include "gpu/replays.h"
+#include "gpu/tiny_model.h"
+
+using namespace effinfer;
+
+namespace {
+
+// Behind the prompt layers keep other numbers of keys, which count more or less than once, and
+// every few tokens some of them more.
+class Dropping final : public StepHook {
+ public:
+  Triggers triggers() const override {
+    Triggers triggers;
+    triggers.prompt_end = true;
+    triggers.every = 5;
+    return triggers;
+  }
+  std::string_view technique() const override { return "test"; }
+
+  void run(const StepEvent& event, SequenceState& sequence) override {
+    if (event.fired.prompt_end) {
+      CHECK_EQ(sequence.num_whole_groups(), 2);
+      // Whole pages, as tables end at one place of a page.
+      sequence.evict(0, 10, 74);
+      sequence.evict(1, 20, 148);
+    }
+    const SlotPlane plane = sequence.plane("counts");
+    for (int64_t head = 0; head < plane.num_heads; ++head) {
+      for (int64_t slot = 0; slot < 60; ++slot) {
+        plane.values[head * plane.stride + slot] += 0.1f * static_cast<float>((head + slot) % 4);
+      }
+    }
+  }
+};
+
+std::shared_ptr<const Model> weighing_model() {
+  std::shared_ptr<const Model> made = model_of("q8_0");
+  Graph graph = made->graph;
+  for (Node& node : graph.nodes) {
+    if (node.op != "attention") continue;
+    node.attributes["weights"] = std::string("counts");
+    node.attributes["first_percent"] = std::vector<int64_t>{50, 100, 200, 30};
+  }
+  graph.metadata["technique.test"] = std::string("test");
+  graph.metadata["technique.test.weights"] = std::string("counts");
+  graph.metadata["technique.test.layer_groups"] = int64_t{1};
+  return std::make_shared<Model>(Model{graph, made->weights});
+}
+
+EngineOptions options_on(Device device) {
+  EngineOptions options;
+  options.device = device;
+  options.precision = Precision::f32;
+  options.max_batch_tokens = 64;
+  options.max_sequences = 4;
+  options.num_pages = 24;
+  options.hooks = {std::make_shared<Dropping>()};
+  return options;
+}
+
+}  // namespace
+
+TEST("a plane weighs keys of layers with page tables of their own") {
+  needs_every_value();
+  const std::shared_ptr<const Model> model = weighing_model();
+  SamplingParams params;
+  params.max_tokens = 24;
+  params.temperature = 0.0f;
+  for (const int count : {200, 290}) {
+    Engine reference(model, options_on({}));
+    const std::vector<int32_t> expected = reference.generate(tokens_of(count, 7), params);
+    EngineOptions dense = options_on({});
+    dense.hooks.clear();
+    Engine plain(model_of("q8_0"), dense);
+    CHECK(plain.generate(tokens_of(count, 7), params) != expected);
+    Engine engine(model, options_on(kGpu));
+    const Replays replays;
+    CHECK(engine.generate(tokens_of(count, 7), params) == expected);
+    replays.expect_at_least(16);
+    engine.kv_cache().check_integrity();
+  }
+}
+
+CHECK_MAIN()
