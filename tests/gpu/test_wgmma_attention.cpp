@@ -143,6 +143,24 @@ TEST("chunks of a prompt, and other prompts beside it, change no bit") {
   }
 }
 
+// Which units are a step follows from the list alone, whatever windows leave of it.
+TEST("rows beside a row change no bit with lists and windows") {
+  const Heads heads = {DType::bf16, 64, 1, 2};
+  Cache cache(heads, 65);
+  const int s = cache.add(2300);
+  std::vector<uint64_t> words(36);
+  for (const size_t unit : {1, 2, 4, 7, 12, 20, 26, 27, 29, 30, 33, 35}) words[unit] = ~uint64_t{0};
+  cache.upload();
+  for (const int32_t window_left : {-1, 310, 650}) {
+    Rules rules;
+    rules.window_left = window_left;
+    rules.sink_tokens = 70;
+    const Results all = check_all(cache, rules, {{s, 2300, 64, {}, -1, {words}}});
+    const Results some = check_all(cache, rules, {{s, 2300, 33, {}, -1, {words}}});
+    CHECK(same(some, rows_of(all, heads, 31, 33)));
+  }
+}
+
 TEST("few rows of a long prompt are divided") {
   const OnHopper machine;
   ops::BatchLayout batch;

@@ -45,6 +45,11 @@ struct ItemUnits {
   int32_t last_chunk;
 };
 
+// But for lists.
+EFFINFER_DEVICE bool is_visited(const ItemUnits& item, int32_t unit) {
+  return unit >= item.first && unit < item.end && (unit < item.sinks || unit >= item.first_seen);
+}
+
 // Steps of a warp: its lanes hold what will be the next pass.
 class ChunkWalk {
  public:
@@ -73,20 +78,6 @@ class ChunkWalk {
     return walk;
   }
 
-  // Of an item without displaced rows: the pass after this one.
-  template <class Unit>
-  EFFINFER_DEVICE ChunkWalk next(Unit& unit, const ItemUnits& item) const {
-    ChunkWalk walk;
-    walk.find(unit, item, chunk_ + 1);
-    return walk;
-  }
-
-  EFFINFER_DEVICE int32_t chunk() const { return chunk_; }
-  EFFINFER_DEVICE uint32_t units() const { return units_; }
-  // Of unit `lane`.
-  EFFINFER_DEVICE int32_t page() const { return page_; }
-  EFFINFER_DEVICE uint64_t word() const { return word_; }
-
   template <class Unit>
   EFFINFER_DEVICE void store(Unit& unit, const ItemUnits& item, ChunkPass& to) const {
     if (unit.lane < kChunkUnits) {
@@ -108,10 +99,6 @@ class ChunkWalk {
       left -= is_displaced(*path) ? 1 : 0;
       if (left == 0) return *path;
     }
-  }
-
-  EFFINFER_DEVICE static bool is_visited(const ItemUnits& item, int32_t unit) {
-    return unit >= item.first && unit < item.end && (unit < item.sinks || unit >= item.first_seen);
   }
 
   // The next chunk from `chunk` on: eight at a time, a lane a unit.

@@ -94,7 +94,7 @@ class WgmmaAttentionRun {
   // The step's first token, or -1.
   EFFINFER_DEVICE int32_t begin_step() {
     unit_.barrier_wait(shared_.step_full[step_.index], step_.parity);
-    return unit_.shfl(shared_.steps[step_.index].start, 0);
+    return unit_.shfl(shared_.steps[step_.index].starts[0], 0);
   }
 
   EFFINFER_DEVICE void multiply() {
@@ -181,7 +181,7 @@ class WgmmaAttentionRun {
   EFFINFER_DEVICE void set_weights(typename Softmax::Scores& scores,
                                    typename Softmax::Weights& weights) {
     const KeyStep& step = shared_.steps[step_.index];
-    end_segments(unit_.shfl(step.start, 0) / kSegmentTokens);
+    end_segments(unit_.shfl(step.starts[0], 0) / kSegmentTokens);
     const TileRow* const rows = shared_.rows + unit_.warp * kTileRows;
     const int first = unit_.warp * kTileRows;
     const int last = min_of(first + kTileRows, result_.num_rows()) - 1;
@@ -284,7 +284,6 @@ struct WgmmaAttention {
     for (int i = 0; i < Shared::kSteps; ++i) unit.barrier_init(shared.step_full[i], 1);
     unit.fence_async();  // for copies
     shared.units = units_of(p, item, tile);
-    shared.units.all_chunks = false;
     shared.visible = visibility_of(p, tile);
     Shared::Result::begin_item(item, tile, shared.result, ops::kSegmentUnits);
   }

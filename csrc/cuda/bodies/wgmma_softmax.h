@@ -2,7 +2,7 @@
 // weights of the keys so far, to which what was summed is scaled whenever the maximum grows.
 //
 // What a row does not see has weights of zero and changes no maximum: a row's bits depend on its
-// own keys alone, in the order of steps, which begin at multiples of 128 tokens of the sequence.
+// own keys alone, in the order of steps, which depend on the rows' list of visits alone.
 #pragma once
 
 #include <cmath>
@@ -39,7 +39,7 @@ class StepSoftmax {
     const bool shaped = is_shaped(p);
     const uint64_t words = step.words[0] & step.words[1];
     const bool inside = !shaped && words == ~uint64_t{0} &&
-                        sees_all(visible, span, step.start, step.start + kStepTokens);
+                        sees_all(visible, span, step.starts[0], step.starts[1] + kUnitTokens);
     // What all lanes know alike they take from one, so that no compiler expects them to part.
     if (unit.shfl(inside ? 1 : 0, 0) == 0) {
       set_logits(unit, p, visible, rows, span, step, scores);
@@ -80,7 +80,7 @@ class StepSoftmax {
     const bool shaped = is_shaped(p);
     EFFINFER_UNROLL
     for (int b = 0; b < kStepBlocks; ++b) {
-      const int32_t first = step.start + b * kBlock;
+      const int32_t first = step.starts[b / 2] + b % 2 * kBlock;
       const auto word = static_cast<uint32_t>(step.words[b / 2] >> b % 2 * kBlock);
       const bool whole = word == ~0u && sees_all(visible, span, first, first + kBlock);
       if (whole && !shaped) continue;
