@@ -8,8 +8,8 @@
 //   - 128 rows x 128 tokens a warpgroup are 128 registers of sums;
 //   - a superblock of 64 k takes the tensor cores 1024 cycles, while 25 KB (Q4) come through the
 //     L2 cache: half of what a tile of 128 x 256 bfloat16 would need;
-//   - in those cycles a scheduler issues what two warps need to unpack a superblock: 600 (Q4_0) to
-//     860 (Q6_K) instructions of the machine code for sm_90a.
+//   - in those cycles a scheduler issues what two warps need to unpack a superblock: 680 (Q4_0) to
+//     950 (Q6_K) instructions of the machine code for sm_90a.
 //
 // Each warpgroup keeps the products of two steps under way while it unpacks the next one. Weights
 // come by asynchronous copies to a ring of each warp (stream_ring.h), three superblocks ahead.
