@@ -104,11 +104,15 @@ class PagePool {
   void write_page(int32_t page, const std::byte* from);
   // The page's keys are others than they were: what is known of them is void.
   void forget_bounds(int32_t page);
-  // Tokens are appended to a page that is not full, but may have been before tokens were dropped;
-  // it is full. Between the two nobody learns of it, and bounds are forgotten once.
+  // Tokens are appended to a page that is not full, but may have been before tokens were dropped,
+  // and encoded for another sequence; it is full. Between the two nobody learns of it, and what is
+  // known of it is forgotten once.
   void begin_to_fill(int32_t page) {
     uint8_t& filling = is_filling_[static_cast<size_t>(page)];
-    if (filling == 0) forget_bounds(page);
+    if (filling == 0) {
+      forget_bounds(page);
+      forget_coding(page);
+    }
     filling = 1;
   }
   void end_filling(int32_t page) { is_filling_[static_cast<size_t>(page)] = 0; }

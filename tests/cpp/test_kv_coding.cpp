@@ -89,6 +89,21 @@ TEST("a page whose numbers changed is encoded again") {
   CHECK_EQ(model.cache.pages(first)[1], model.cache.pages(second)[1]);
 }
 
+TEST("a page that is filled anew after a rollback is encoded again") {
+  ThreadPool pool(1);
+  KvModel model(config_of(16, 4, 0));
+  const SequenceId first = model.create(text(0, 128));
+  model.feed(first, text(0, 128));
+  const SequenceId second = model.fork(first);
+  model.cache.encode(first, pool);
+  model.rollback(second, 10);
+  model.feed(second, text(700, 10));
+  model.cache.encode(second, pool);
+  model.check();
+  CHECK_EQ(model.cache.pages(first)[0], model.cache.pages(second)[0]);
+  CHECK(model.cache.pages(first)[1] != model.cache.pages(second)[1]);
+}
+
 TEST("prefixes are cached as they were written, up to where pages are due") {
   ThreadPool pool(1);
   KvModel model(config_of(16));
