@@ -5,6 +5,7 @@
 #include "gpu/matmul_cases.h"
 #include "gpu/mutations.h"
 #include "gpu/paths.h"
+#include "gpu/shared_bytes.h"
 
 namespace effinfer {
 namespace {
@@ -78,17 +79,6 @@ TEST("parts with few rows and with many share one call") {
   for (int i = 0; i < 2; ++i) CHECK(same_bits(out[i].values(), alone[i]));
 }
 
-// While it lives a block of the emulated GPU may have so much shared memory.
-class SharedBytes {
- public:
-  explicit SharedBytes(int64_t bytes) { cuda::host::set_shared_bytes(bytes); }
-  ~SharedBytes() { cuda::host::set_shared_bytes(before_); }
-  SharedBytes(const SharedBytes&) = delete;
-  SharedBytes& operator=(const SharedBytes&) = delete;
-
- private:
-  const int64_t before_ = cuda::host::shared_bytes();
-};
 // From two places in the rings of eight warps to five in those of 16.
 constexpr int64_t kSharedBytes[] = {64 << 10, 99 << 10, 120 << 10, 163 << 10, 227 << 10};
 

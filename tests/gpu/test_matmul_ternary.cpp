@@ -6,6 +6,7 @@
 #include "cpu/operand.h"
 #include "gpu/device_arrays.h"
 #include "gpu/mutations.h"
+#include "gpu/shared_bytes.h"
 #include "ops/matmul.h"
 
 namespace {
@@ -199,6 +200,18 @@ TEST("every barrier matters") {
     const std::vector<float> expected = on_cpu(x, packed.view);
     expect_every_barrier_matters(
         [&] { return same_bits(on_gpu(x.view(0, 2), packed.view), expected); });
+  }
+}
+
+TEST("blocks with little shared memory have fewer tokens") {
+  std::mt19937 random(17);
+  const int64_t cols = 256 * 9;
+  const RowPacked weight(random_ternary(40, cols, Scales::row, 18), QuantBits::t2);
+  const Tokens x(13, cols, random_floats(13 * cols, random));
+  const std::vector<float> expected = on_cpu(x, weight.view);
+  for (const int64_t bytes : {80 << 10, 227 << 10}) {
+    const SharedBytes shared(bytes);
+    CHECK(same_bits(on_gpu(x.view(0, 13), weight.view), expected));
   }
 }
 

@@ -6,9 +6,10 @@
 // integers. Where scales differ between blocks, eight blocks' sums go through shared memory at a
 // time and a thread a row and token scales and adds them in order.
 //
-// 2 KB of weights a warp are in flight while the 2 KB before them are multiplied. Of t2 512 bytes
-// of a warp take 48 instructions, where an H100 that reads 3 TB/s has 158 issue slots: memory
-// bounds it. t1_6 takes 167, and a quarter of its lanes' last loads are empty (13 lines in 4 x 4):
+// Weights and activations come by asynchronous copies, two blocks of a warp at a time, 4 KB of
+// weights: a matrix whose units all have a place on the GPU is asked for at once. Of t2 512 bytes
+// of a warp take 43 instructions, where an H100 that reads 3 TB/s has 158 issue slots: memory
+// bounds it. t1_6 takes 168, and a quarter of its lanes' last loads are empty (13 lines in 4 x 4):
 // instructions bound it, at the speed of t2 about, so t2 is the packing for a GPU unless memory is
 // short.
 #pragma once
@@ -34,9 +35,16 @@ struct TernaryParams {
   ops::UnaryOp glu = ops::UnaryOp::none;
   bool row_scales = false;  // ScaleKind::row
   int64_t header_bytes = 0;
-  int64_t tail_offset = 0;  // of the scales of blocks in a group
+  int64_t tail_offset = 0;   // of the scales of blocks in a group
+  int32_t block_tokens = 0;  // at most, of a block
+  int32_t warp_bytes = 0;    // of shared memory
   MatmulWeight parts[ops::kMaxMatmulParts];
   OperandOut operand;
+};
+
+// How much there is of it depends on the launch.
+struct TernaryShared {
+  alignas(128) uint8_t first[128];
 };
 
 template <ops::QuantBits kBits, int kTiles>
@@ -44,56 +52,73 @@ struct TernaryMatmul {
   static constexpr const char* kName = "matmul_ternary";
   static constexpr int kWarps = 8;
   static constexpr int kThreads = kWarps * kWarp;
-  static constexpr int kMinBlocks = kTiles == 1 && kBits == ops::QuantBits::t2 ? 3 : 2;
+  static constexpr int kMinBlocks = kTiles == 1 && kBits == ops::QuantBits::t2 ? 4 : 2;
   static constexpr bool kWaitsItself = true;
   static constexpr int kTokens = kTiles * 8;
   static constexpr int kRows = 32;
   // Of a token: a block's 256 bytes, and 16 so that eight tokens' dwords lie in all banks.
   static constexpr int kTokenBytes = 256 + 16;
+  // A warp's memory: two places, of the lanes' lines [4][lane] 16 bytes and then of activations,
+  // and its sums [token][row].
+  static constexpr int kPlaces = 2;
+  static constexpr int kLineBytes = 4 * kWarp * 16;
+  static constexpr int place_bytes(int tokens) { return kLineBytes + tokens * kTokenBytes; }
+  static constexpr int warp_bytes(int tokens) {
+    return kPlaces * place_bytes(tokens) + tokens * kRows * static_cast<int>(sizeof(int32_t));
+  }
   using Params = TernaryParams;
-  using Lines = TernaryLines<kBits>;
-  struct Shared {
-    alignas(16) uint8_t tokens[kWarps][2][kTokens * kTokenBytes];
-    alignas(16) int32_t sums[kWarps][kTokens][kRows];
-  };
+  using Digits = TernaryDigits<kBits>;
+  using Shared = TernaryShared;
 
   template <class Unit>
   EFFINFER_DEVICE static void run(Unit& unit, const Params& p, Shared& shared) {
     Place place = find(unit, p);
-    const int t = unit.lane % 4;
-    const uint8_t* lines =
-        group_of(p, place, unit.lane / 16) + p.header_bytes + t * 64 + unit.lane / 4 % 4 * 16;
     int32_t sums[kTiles][2][4] = {};
     Result results[kTiles] = {};
-    Lines next;
-    if (unit.warp < p.blocks) fetch(unit, p, place, lines, unit.warp, shared, next);
+    EFFINFER_UNROLL
+    for (int i = 0; i < kPlaces; ++i) {
+      fetch_weights(unit, p, place, unit.warp + i * kWarps, place_at(p, shared, unit.warp, i));
+      unit.commit();
+    }
     // Both are looked up at once, behind the first weights.
     const bool uniform[2] = {is_uniform(unit, p, place, 0), is_uniform(unit, p, place, 1)};
     const bool by_blocks = !uniform[0] || !uniform[1];
+    unit.wait_for_inputs();
+    EFFINFER_UNROLL
+    for (int i = 0; i < kPlaces; ++i) {
+      const auto store = [&](uint8_t* to, const uint8_t* from) {
+        *reinterpret_cast<Quad*>(to) = unit.load_written(reinterpret_cast<const Quad*>(from));
+      };
+      each_token(unit, p, place, unit.warp + i * kWarps, place_at(p, shared, unit.warp, i), store);
+    }
+    int at = 0;
     for (int first = 0; first < p.blocks; first += kWarps) {
       const int block = first + unit.warp;
       if (block < p.blocks) {
-        const Lines now = next;
-        unit.template wait<0>();
+        uint8_t* const memory = place_at(p, shared, unit.warp, at);
+        unit.template wait<kPlaces - 1>();
+        unit.sync_warp();
+        multiply(unit, memory, lines_of(p, block), place.num_tokens, sums);
         unit.sync_warp();  // all have read what the next copies replace
-        if (block + kWarps < p.blocks) {
-          fetch(unit, p, place, lines, block + kWarps, shared, next);
-        }
-        multiply(unit, now, lines_of(p, block), shared.tokens[unit.warp][buffer_of(block)], sums);
+        const int next = block + kPlaces * kWarps;
+        fetch_weights(unit, p, place, next, memory);
+        each_token(unit, p, place, next, memory,
+                   [&](uint8_t* to, const uint8_t* from) { unit.copy_async(to, from); });
+        unit.commit();
+        at ^= 1;
       }
       if (by_blocks) {
-        store(unit, sums, shared.sums[unit.warp]);
+        store(unit, sums, place.num_tokens, sums_at(p, shared, unit.warp));
         unit.sync();
         add_blocks(unit, p, place, first, shared, results);
         unit.sync();
       }
     }
     if (!by_blocks) {
-      store(unit, sums, shared.sums[unit.warp]);
+      store(unit, sums, place.num_tokens, sums_at(p, shared, unit.warp));
       unit.sync();
-      add_warps(unit, shared, results);
+      add_warps(unit, p, place, shared, results);
     }
-    unit.wait_for_inputs();
     finish(unit, p, place, results);
   }
 
@@ -115,13 +140,14 @@ struct TernaryMatmul {
 
   template <class Unit>
   EFFINFER_DEVICE static Place find(const Unit& unit, const Params& p) {
-    const int first = unit.block % p.token_blocks * kTokens;
+    const int first = unit.block % p.token_blocks * p.block_tokens;
     int index = unit.block / p.token_blocks;
     const MatmulWeight* part = p.parts;
     if (p.glu == ops::UnaryOp::none) {
       while (index >= units_of(*part)) index -= units_of(*part++);
     }
-    return {part, index, first, p.tokens - first < kTokens ? p.tokens - first : kTokens};
+    return {part, index, first,
+            p.tokens - first < p.block_tokens ? p.tokens - first : p.block_tokens};
   }
 
   // Half `half` of a unit: the second group of its part, or with GLU the group of the second part.
@@ -139,7 +165,15 @@ struct TernaryMatmul {
     return unit.load(reinterpret_cast<const int32_t*>(group_of(p, place, half) + 64)) != 0;
   }
 
-  EFFINFER_DEVICE static int buffer_of(int block) { return block / kWarps % 2; }
+  using SumRow = int32_t[kRows];
+
+  EFFINFER_DEVICE static uint8_t* place_at(const Params& p, Shared& shared, int warp, int index) {
+    return reinterpret_cast<uint8_t*>(&shared) + warp * p.warp_bytes +
+           index * place_bytes(p.block_tokens);
+  }
+  EFFINFER_DEVICE static SumRow* sums_at(const Params& p, Shared& shared, int warp) {
+    return reinterpret_cast<SumRow*>(place_at(p, shared, warp, kPlaces));
+  }
   EFFINFER_DEVICE static int dwords_of(const Params& p, int block) {
     const int left = p.padded / 4 - block * 64;
     return left < 64 ? left : 64;
@@ -148,34 +182,55 @@ struct TernaryMatmul {
     return static_cast<int>(ops::ternary_lines(kBits, dwords_of(p, block)));
   }
 
-  // Puts a block's activations on their way, and its weights.
+  // Puts the lane's lines of a block on their way, zeros for those that it does not have.
   template <class Unit>
-  EFFINFER_DEVICE static void fetch(Unit& unit, const Params& p, const Place& place,
-                                    const uint8_t* lines, int block, Shared& shared, Lines& out) {
+  EFFINFER_DEVICE static void fetch_weights(Unit& unit, const Params& p, const Place& place,
+                                            int block, uint8_t* to) {
     constexpr int kFull = static_cast<int>(ops::ternary_lines(kBits, 64));
-    out.load(unit, lines + int64_t{block} * (kFull * 64), lines_of(p, block), unit.lane % 4);
-    unit.wait_for_inputs();
-    const int piece = unit.lane % 16;
-    uint8_t* to = shared.tokens[unit.warp][buffer_of(block)];
-    for (int token = unit.lane / 16; token < place.num_tokens; token += 2) {
-      if (piece * 4 >= dwords_of(p, block)) continue;
-      unit.copy_async(to + token * kTokenBytes + piece * 16,
-                      p.x + (place.first_token + token) * p.x_row_bytes + block * 256 + piece * 16);
+    if (block >= p.blocks) return;
+    const int t = unit.lane % 4;
+    const int lines = lines_of(p, block);
+    const uint8_t* from = group_of(p, place, unit.lane / 16) + p.header_bytes +
+                          int64_t{block} * (kFull * 64) + t * 64 + unit.lane / 4 % 4 * 16;
+    EFFINFER_UNROLL
+    for (int u = 0; u < 4; ++u) {
+      unit.copy_async(to + u * (kWarp * 16) + unit.lane * 16, from + u * 256, 4 * u + t < lines);
     }
-    unit.commit();
+  }
+
+  // copy(to, from): 16 bytes of the activations of a block.
+  template <class Unit, class Copy>
+  EFFINFER_DEVICE static void each_token(Unit& unit, const Params& p, const Place& place, int block,
+                                         uint8_t* memory, Copy&& copy) {
+    const int piece = unit.lane % 16;
+    if (block >= p.blocks || piece * 4 >= dwords_of(p, block)) return;
+    const uint8_t* from = p.x + place.first_token * p.x_row_bytes + block * 256 + piece * 16;
+    uint8_t* const to = memory + kLineBytes + piece * 16;
+    EFFINFER_NO_UNROLL
+    for (int token = unit.lane / 16; token < place.num_tokens; token += 2) {
+      copy(to + token * kTokenBytes, from + token * p.x_row_bytes);
+    }
   }
 
   template <class Unit>
-  EFFINFER_DEVICE static void multiply(Unit& unit, const Lines& weights, int lines,
-                                       const uint8_t* tokens, int32_t (&sums)[kTiles][2][4]) {
-    constexpr int kSteps = Lines::kSteps;
-    const uint8_t* mine = tokens + unit.lane / 4 * kTokenBytes + unit.lane % 4 * 4;
+  EFFINFER_DEVICE static void multiply(Unit& unit, const uint8_t* memory, int lines, int num_tokens,
+                                       int32_t (&sums)[kTiles][2][4]) {
+    constexpr int kSteps = Digits::kSteps;
+    // Of tokens that are none another one's are multiplied, and nobody takes their sums.
+    const uint8_t* mine[kTiles];
+    EFFINFER_UNROLL
+    for (int tile = 0; tile < kTiles; ++tile) {
+      const int token = tile * 8 + unit.lane / 4;
+      mine[tile] =
+          memory + kLineBytes + (token < num_tokens ? token : 0) * kTokenBytes + unit.lane % 4 * 4;
+    }
     EFFINFER_UNROLL
     for (int u = 0; u < 4; ++u) {
       if (4 * u >= lines) continue;
+      const Quad quad = *reinterpret_cast<const Quad*>(memory + u * (kWarp * 16) + unit.lane * 16);
       uint32_t digits[4][2 * kSteps];
       EFFINFER_UNROLL
-      for (int row = 0; row < 4; ++row) weights.digits(u, row, digits[row]);
+      for (int row = 0; row < 4; ++row) Digits::take(quad.words[row], digits[row]);
       EFFINFER_UNROLL
       for (int s = 0; s < kSteps; ++s) {
         EFFINFER_UNROLL
@@ -184,8 +239,9 @@ struct TernaryMatmul {
           EFFINFER_UNROLL
           for (int i = 0; i < 2; ++i) {
             // Dwords beyond a block, if any, are multiplied by digits of 0.
-            if (2 * s + i >= Lines::kFields) continue;
-            memcpy(&b[i], mine + tile * 8 * kTokenBytes + ((2 * s + i) * lines + 4 * u) * 4, 4);
+            if (2 * s + i >= Digits::kFields) continue;
+            const uint8_t* dword = mine[tile] + ((2 * s + i) * lines + 4 * u) * 4;
+            memcpy(&b[i], __builtin_assume_aligned(dword, 4), 4);
           }
           EFFINFER_UNROLL
           for (int pair = 0; pair < 2; ++pair) {
@@ -201,8 +257,8 @@ struct TernaryMatmul {
 
   // Moves a warp's sums to shared memory.
   template <class Unit>
-  EFFINFER_DEVICE static void store(const Unit& unit, int32_t (&sums)[kTiles][2][4],
-                                    int32_t (&out)[kTokens][kRows]) {
+  EFFINFER_DEVICE static void store(const Unit& unit, int32_t (&sums)[kTiles][2][4], int num_tokens,
+                                    SumRow* out) {
     const int g = unit.lane / 4;
     const int t = unit.lane % 4;
     EFFINFER_UNROLL
@@ -210,7 +266,8 @@ struct TernaryMatmul {
       EFFINFER_UNROLL
       for (int i = 0; i < 8; ++i) {
         int32_t& sum = sums[tile][i / 4][i % 4];
-        out[tile * 8 + 2 * t + i % 2][4 * g + i / 4 * 2 + i % 4 / 2] = sum;
+        const int token = tile * 8 + 2 * t + i % 2;
+        if (token < num_tokens) out[token][4 * g + i / 4 * 2 + i % 4 / 2] = sum;
         sum = 0;
       }
     }
@@ -218,19 +275,21 @@ struct TernaryMatmul {
 
   // A thread has row thread % 32 of tokens thread / 32 + 8 tile.
   template <class Unit>
-  EFFINFER_DEVICE static void add_warps(const Unit& unit, const Shared& shared,
-                                        Result (&results)[kTiles]) {
+  EFFINFER_DEVICE static void add_warps(const Unit& unit, const Params& p, const Place& place,
+                                        Shared& shared, Result (&results)[kTiles]) {
     EFFINFER_UNROLL
     for (int tile = 0; tile < kTiles; ++tile) {
+      const int token = tile * 8 + unit.warp;
+      if (token >= place.num_tokens) continue;
       for (int warp = 0; warp < kWarps; ++warp) {
-        results[tile].digits += shared.sums[warp][tile * 8 + unit.warp][unit.lane];
+        results[tile].digits += sums_at(p, shared, warp)[token][unit.lane];
       }
     }
   }
 
   template <class Unit>
   EFFINFER_DEVICE static void add_blocks(Unit& unit, const Params& p, const Place& place,
-                                         int first_block, const Shared& shared,
+                                         int first_block, Shared& shared,
                                          Result (&results)[kTiles]) {
     const uint8_t* scales = group_of(p, place, unit.lane / 16) + p.tail_offset;
     for (int i = 0; i < kWarps && first_block + i < p.blocks; ++i) {
@@ -241,7 +300,7 @@ struct TernaryMatmul {
       for (int tile = 0; tile < kTiles; ++tile) {
         const int token = tile * 8 + unit.warp;
         if (token >= place.num_tokens) continue;
-        const int32_t digits = shared.sums[i][token][unit.lane];
+        const int32_t digits = sums_at(p, shared, i)[token][unit.lane];
         const int32_t ones = unit.load(token_tail(p, place, token) + 2 + block);
         results[tile].digits += digits;
         results[tile].scaled = fmaf(static_cast<float>(digits - ones), d, results[tile].scaled);

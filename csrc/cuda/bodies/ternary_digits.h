@@ -14,27 +14,13 @@
 
 namespace effinfer::cuda {
 
-// The lines of a block that a lane reads, and their digits.
+// The digits of a dword of a line.
 template <ops::QuantBits kBits>
-struct TernaryLines {
+struct TernaryDigits {
   static constexpr int kFields = kBits == ops::QuantBits::t2 ? 4 : 5;
   static constexpr int kSteps = (kFields + 1) / 2;
-  Quad quads[4];
 
-  // `first` is line t of the block.
-  template <class Unit>
-  EFFINFER_DEVICE void load(Unit& unit, const uint8_t* first, int lines, int t) {
-    EFFINFER_UNROLL
-    for (int u = 0; u < 4; ++u) {
-      quads[u] = {};
-      if (4 * u + t < lines) {
-        quads[u] = unit.load_once(reinterpret_cast<const Quad*>(first + u * 256));
-      }
-    }
-  }
-
-  EFFINFER_DEVICE void digits(int u, int row, uint32_t (&out)[2 * kSteps]) const {
-    const uint32_t word = quads[u].words[row];
+  EFFINFER_DEVICE static void take(uint32_t word, uint32_t (&out)[2 * kSteps]) {
     if constexpr (kBits == ops::QuantBits::t2) {
       EFFINFER_UNROLL
       for (int f = 0; f < 4; ++f) out[f] = word >> 2 * f & 0x03030303u;
