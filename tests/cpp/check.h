@@ -22,6 +22,13 @@ struct Test {
 // What main returns when nothing failed and nothing ran: SKIP_RETURN_CODE in CMakeLists.txt.
 constexpr int kAllSkipped = 77;
 
+// AddressSanitizer takes ten times as long: of random walks there is a part there.
+#if defined(__SANITIZE_ADDRESS__)
+constexpr int kShare = 3;
+#else
+constexpr int kShare = 1;
+#endif
+
 // No std::exception, so that neither a test nor CHECK_THROWS takes it for an error of the library.
 struct Skipped {
   std::string reason;

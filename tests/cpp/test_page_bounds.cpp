@@ -230,7 +230,8 @@ void check_forgotten(int32_t unit, bool means = false, int32_t window_left = -1)
   int made = 0;
   int refused = 0;
   int64_t freed = 0;
-  for (int i = 0; i < 1300; ++i) {
+  constexpr int kSteps = 1300 / check::kShare;
+  for (int i = 0; i < kSteps; ++i) {
     KvCache& cache = player.cache;
     if (player.live.size() < 3) {
       player.live.push_back(cache.create(std::vector<int32_t>(300, 7)));
@@ -256,9 +257,9 @@ void check_forgotten(int32_t unit, bool means = false, int32_t window_left = -1)
       player.live.pop_back();
     }
   }
-  CHECK(made > 600);
-  CHECK(refused < 1000);
-  CHECK(window_left < 0 || freed > 1000);
+  CHECK(made > kSteps * 6 / 13);
+  CHECK(refused < kSteps * 10 / 13);
+  CHECK(window_left < 0 || freed > kSteps * 10 / 13);
 }
 
 TEST("what is known of a page is forgotten when its keys change") {

@@ -11,13 +11,6 @@ using namespace effinfer;
 
 namespace {
 
-// AddressSanitizer takes ten times as long: there are a third of the seeds.
-#if defined(__SANITIZE_ADDRESS__)
-constexpr uint32_t kShare = 3;
-#else
-constexpr uint32_t kShare = 1;
-#endif
-
 class Fuzzer {
  public:
   Fuzzer(const KvCacheConfig& config, uint32_t seed) : model_(config, true), random_(seed) {}
@@ -206,7 +199,7 @@ KvCacheConfig config_of(DType dtype, bool windows) {
 
 TEST("random verbs on one group of layers") {
   int refused = 0;
-  for (uint32_t seed = 0; seed < 12 / kShare; ++seed) {
+  for (uint32_t seed = 0; seed < 12 / check::kShare; ++seed) {
     Fuzzer fuzzer(config_of(DType::f32, false), seed);
     fuzzer.run(150);
     refused += fuzzer.refused();
@@ -217,7 +210,7 @@ TEST("random verbs on one group of layers") {
 TEST("random verbs on pages that are encoded") {
   int refused = 0;
   int encoded = 0;
-  for (uint32_t seed = 200; seed < 200 + 12 / kShare; ++seed) {
+  for (uint32_t seed = 200; seed < 200 + 12 / check::kShare; ++seed) {
     KvCacheConfig config = config_of(DType::bf16, seed % 2 == 0);
     config.head_dim = 64;
     config.coding = {seed % 3 == 0 ? 2 : 4, static_cast<int32_t>(seed % 4 * 40)};
@@ -232,7 +225,7 @@ TEST("random verbs on pages that are encoded") {
 
 TEST("random verbs on groups with windows") {
   int refused = 0;
-  for (uint32_t seed = 100; seed < 100 + 15 / kShare; ++seed) {
+  for (uint32_t seed = 100; seed < 100 + 15 / check::kShare; ++seed) {
     Fuzzer fuzzer(config_of(seed % 2 == 0 ? DType::bf16 : DType::f32, true), seed);
     fuzzer.run(150);
     refused += fuzzer.refused();
@@ -243,7 +236,7 @@ TEST("random verbs on groups with windows") {
 // Each keeps as many keys as it likes; a window beside them, or none.
 TEST("random verbs on several groups without a window") {
   int refused = 0;
-  for (uint32_t seed = 300; seed < 300 + 20 / kShare; ++seed) {
+  for (uint32_t seed = 300; seed < 300 + 20 / check::kShare; ++seed) {
     KvCacheConfig config = config_of(seed % 2 == 0 ? DType::bf16 : DType::f32, false);
     config.groups = {{{0}, -1}, {{1}, -1}, {{2}, seed % 4 < 2 ? 70 : -1}};
     if (seed % 5 == 0) config.groups = {{{0, 1}, -1}, {{2}, -1}};
