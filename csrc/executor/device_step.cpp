@@ -110,7 +110,7 @@ DeviceStep::DeviceStep(const Shared& shared, const BatchLimits& limits,
                  return take(shared, bytes, Pages::heap, what, "[run]");
                }),
       coding_([&shared](size_t bytes, const char* what) {
-        return take(shared, bytes, Pages::heap, what);
+        return take(shared, bytes, Pages::heap, what, "[run]");
       }) {
   const Device device = shared.target.device;
   const auto allocate = [&](size_t bytes, Pages pages, const char* what) {
