@@ -6,7 +6,6 @@
 #include <exception>
 #include <functional>
 #include <map>
-#include <random>
 #include <stdexcept>
 #include <string>
 #include <string_view>
@@ -29,9 +28,11 @@ struct Call {
   Where where;
 
   bool same(const Call& other) const {
-    return std::string_view(what) == other.what && where.line() == other.where.line() &&
-           where.column() == other.where.column() &&
-           std::string_view(where.file_name()) == other.where.file_name();
+    const auto same_text = [](const char* a, const char* b) {
+      return a == b || std::string_view(a) == b;
+    };
+    return where.line() == other.where.line() && where.column() == other.where.column() &&
+           same_text(what, other.what) && same_text(where.file_name(), other.where.file_name());
   }
   std::string text() const {
     return std::string(what) + " at " + where.file_name() + ":" + std::to_string(where.line());
@@ -61,6 +62,23 @@ struct Copy {
 };
 
 inline constexpr size_t kCopyBytes = 16;
+
+// SplitMix64: schedules need many numbers, and only that they differ.
+class Draw {
+ public:
+  explicit Draw(uint64_t seed) : state_(seed) {}
+  uint64_t operator()() {
+    uint64_t x = state_ += 0x9e3779b97f4a7c15;
+    x = (x ^ x >> 30) * 0xbf58476d1ce4e5b9;
+    x = (x ^ x >> 27) * 0x94d049bb133111eb;
+    return x ^ x >> 31;
+  }
+  // 0 to count - 1.
+  size_t below(size_t count) { return ((*this)() >> 32) * count >> 32; }
+
+ private:
+  uint64_t state_;
+};
 
 inline Sites sites;
 inline Observer& (*observer_of_this_thread)() = nullptr;
@@ -117,18 +135,24 @@ class Block {
   void land_some();
   void leave_hopper();
   void schedule();
+  void hand_over(Thread& from);
+  Thread* take_ready();
+  bool has_trouble() const {
+    return (observer_ != nullptr && observer_->has_complaint()) || reported_races() != reported_;
+  }
   void fail(std::exception_ptr error);
   std::string waiting() const;
 
   const Grid& grid_;
   Observer* observer_;
-  std::mt19937_64 draw_;
+  Draw draw_;
   std::vector<Thread> threads_;
   std::vector<Meeting> warps_;
   Meeting whole_;
   std::array<std::vector<size_t>, 2> ready_;  // those that run first, and the late ones
   Fiber scheduler_ = Fiber::of_thread();
   Thread* current_ = nullptr;
+  size_t window_ = 0;  // of the threads that became ready last, who may be next
   void* shared_ = nullptr;
   uint32_t added_syncs_ = UINT32_MAX;  // `syncs` of the first thread that added atomically
   Clocks clocks_;                      // of Hopper's kernels
@@ -180,6 +204,7 @@ inline void Block::enter() {
     Unit unit = mine.unit;
     alignas(64) char params[Grid::kMostParams];
     std::copy(block.grid_.params.begin(), block.grid_.params.end(), params);
+    if (block.observer_ != nullptr) block.observer_->resumes(&mine.progress);
     block.grid_.kernel(unit, params, block.shared_);
     if (!mine.copies.empty() && !sites.ignoring()) {
       throw std::logic_error("copy_async: leaves before its copies have landed");
@@ -190,24 +215,27 @@ inline void Block::enter() {
   } catch (...) {
     block.fail(std::current_exception());
   }
+  if (block.observer_ != nullptr) block.observer_->resumes(nullptr);
   mine.done = true;
   order_before(&block);
   Fiber::leave(mine.fiber, block.scheduler_);
 }
 
 // Any order, one warp as far ahead as it gets, one warp or one thread behind all others, or half
-// of the threads.
+// of the threads. Mostly whoever has met goes on together, in any order: their stacks are in the
+// host's first cache.
 inline void Block::draw_policy() {
-  const int warp = static_cast<int>(draw_() % warps_.size());
-  const int lane = static_cast<int>(draw_() % kWarp);
-  const uint64_t policy = draw_() % 5;
-  landing_ = draw_() % 3;
+  const int warp = static_cast<int>(draw_.below(warps_.size()));
+  const int lane = static_cast<int>(draw_.below(kWarp));
+  const size_t policy = draw_.below(5);
+  landing_ = draw_.below(3);
+  window_ = draw_.below(4) == 0 ? threads_.size() : kWarp;
   for (Thread& thread : threads_) {
     const bool same_warp = thread.unit.warp == warp;
     thread.late = policy == 1   ? !same_warp
                   : policy == 2 ? same_warp
                   : policy == 3 ? same_warp && thread.unit.lane == lane
-                  : policy == 4 ? draw_() % 2 == 0
+                  : policy == 4 ? draw_.below(2) == 0
                                 : false;
   }
 }
@@ -264,33 +292,46 @@ inline std::string Block::waiting() const {
 inline void Block::land_some() {
   constexpr uint64_t kAtOnce = 0;
   constexpr uint64_t kAnyTime = 1;
-  const Unseen unseen;
   std::vector<BulkCopy>& copies = hopper_.copies;
+  if (copies.empty()) return;
+  const Unseen unseen;
   while (!copies.empty() && ((ready_[0].empty() && ready_[1].empty()) || landing_ == kAtOnce ||
-                             (landing_ == kAnyTime && draw_() % 4 == 0))) {
-    std::swap(copies[draw_() % copies.size()], copies.back());
+                             (landing_ == kAnyTime && draw_.below(4) == 0))) {
+    std::swap(copies[draw_.below(copies.size())], copies.back());
     BulkCopy copy = std::move(copies.back());
     copies.pop_back();
     land(std::move(copy));
   }
 }
 
+// One of those that run before others, if anybody is ready.
+inline Block::Thread* Block::take_ready() {
+  std::vector<size_t>& ready = ready_[ready_[0].empty() ? 1 : 0];
+  if (ready.empty()) return nullptr;
+  std::swap(ready[ready.size() - 1 - draw_.below(std::min(ready.size(), window_))], ready.back());
+  current_ = &threads_[ready.back()];
+  ready.pop_back();
+  return current_;
+}
+
+// Goes back from `from` to the next thread at once, which is half of the switches, unless there is
+// something to be decided.
+inline void Block::hand_over(Thread& from) {
+  Thread* const next = hopper_.copies.empty() && !has_trouble() ? take_ready() : nullptr;
+  if (next == &from) return;
+  Fiber::switch_to(from.fiber, next != nullptr ? next->fiber : scheduler_);
+}
+
 inline void Block::schedule() {
   for (size_t live = threads_.size(); live > 0;) {
     land_some();
-    std::vector<size_t>& ready = ready_[ready_[0].empty() ? 1 : 0];
-    if (ready.empty()) throw std::logic_error("deadlock:" + waiting() + " the others never come");
-    std::swap(ready[draw_() % ready.size()], ready.back());
-    current_ = &threads_[ready.back()];
-    ready.pop_back();
-    if (observer_ != nullptr) observer_->resumes(&current_->progress);
-    Fiber::switch_to(scheduler_, current_->fiber);
-    if (observer_ != nullptr) {
-      observer_->resumes(nullptr);
-      const std::string complaint = observer_->complaint();
-      if (!complaint.empty()) throw std::logic_error(complaint);
+    Thread* const next = take_ready();
+    if (next == nullptr) throw std::logic_error("deadlock:" + waiting() + " the others never come");
+    Fiber::switch_to(scheduler_, next->fiber);
+    if (has_trouble()) {
+      throw std::logic_error(reported_races() != reported_ ? "race: as reported"
+                                                           : observer_->complaint());
     }
-    if (reported_races() != reported_) throw std::logic_error("race: as reported");
     order_after(&error_);
     if (error_) std::rethrow_exception(std::exchange(error_, nullptr));
     order_before(&error_);
@@ -371,7 +412,7 @@ inline void Block::meet(Unit& unit, const Call& call, void* operand, Unit::Work 
     here.arrived = 0;
     pass(here, call.is_warp ? static_cast<size_t>(unit.warp * kWarp) : 0);
   }
-  Fiber::switch_to(thread(unit).fiber, scheduler_);
+  hand_over(thread(unit));
   if (call.orders) order_after(&here);
 }
 
@@ -401,8 +442,7 @@ inline void Block::sleep(Unit& unit, std::vector<size_t>& waiters, std::string w
   Thread& mine = thread(unit);
   waiters.push_back(static_cast<size_t>(unit.thread));
   mine.waits = std::move(what);
-  Fiber::switch_to(mine.fiber, scheduler_);
-  if (observer_ != nullptr) observer_->resumes(nullptr);  // still the emulator
+  hand_over(mine);
   mine.waits.clear();
 }
 

@@ -58,14 +58,7 @@ void* __tsan_create_fiber(unsigned) {
 }
 void __tsan_destroy_fiber(void*) {}
 void __tsan_switch_to_fiber(void*, unsigned) {}
-void __tsan_acquire(void*) {}
 void __tsan_release(void*) {}
-void __tsan_read_range(void*, unsigned long) {}
-void __tsan_write_range(void*, unsigned long) {}
-void AnnotateIgnoreReadsBegin(const char*, int) {}
-void AnnotateIgnoreReadsEnd(const char*, int) {}
-void AnnotateIgnoreWritesBegin(const char*, int) {}
-void AnnotateIgnoreWritesEnd(const char*, int) {}
 #endif
 #if !defined(EFFINFER_ASAN)
 void __sanitizer_start_switch_fiber(void**, const void*, size_t) {}
@@ -75,8 +68,8 @@ void __asan_unpoison_memory_region(const volatile void*, size_t) {}
 #endif
 }  // namespace
 
-static std::atomic<int> races = 0;
 #if defined(EFFINFER_TSAN)
+static std::atomic<int> races = 0;
 extern "C" {
 // ThreadSanitizer calls it with each report.
 [[gnu::visibility("default")]] void __tsan_on_report(void*) {
@@ -121,34 +114,43 @@ namespace {
 
 constexpr size_t kStackBytes = Fiber::kStackBytes;
 constexpr unsigned kOrdersNothing = 1;
+constexpr size_t kLine = 64;
+constexpr size_t kFirstFrames = 16 << 10;  // of first() and its entry
 
-// Each lies above a page that nobody may touch.
+// Each lies above a page that nobody may touch. Where fibers begin differs within a page, as the
+// lines of a cache that they may be in follow from the address there.
 class Stacks {
  public:
-  void* take() {
-    {
-      const std::lock_guard lock(mutex_);
-      if (!spare_.empty()) {
-        void* stack = spare_.back();
-        spare_.pop_back();
-        return stack;
-      }
+  // Its first byte and where a fiber begins.
+  struct Stack {
+    void* bottom;
+    void* top;
+  };
+  Stack take() {
+    const std::lock_guard lock(mutex_);
+    if (!spare_.empty()) {
+      const Stack stack = spare_.back();
+      spare_.pop_back();
+      return stack;
     }
     const auto page = static_cast<size_t>(sysconf(_SC_PAGESIZE));
     void* base = mmap(nullptr, page + kStackBytes, PROT_READ | PROT_WRITE,
                       MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     if (base == MAP_FAILED) throw std::bad_alloc();
     mprotect(base, page, PROT_NONE);
-    return static_cast<char*>(base) + page;
+    char* const bottom = static_cast<char*>(base) + page;
+    return {bottom, bottom + kStackBytes - made_++ * kStep % page};
   }
-  void give(void* stack) {
+  void give(const Stack& stack) {
     const std::lock_guard lock(mutex_);
     spare_.push_back(stack);
   }
 
  private:
+  static constexpr size_t kStep = 11 * kLine;
   std::mutex mutex_;
-  std::vector<void*> spare_;
+  std::vector<Stack> spare_;
+  size_t made_ = 0;
 };
 
 Stacks& stacks() {
@@ -160,10 +162,11 @@ Stacks& stacks() {
 
 struct Fiber::State {
   void (*entry)() = nullptr;
-  void* stack = nullptr;  // to be given back
+  Stacks::Stack stack{};  // to be given back
   // For AddressSanitizer; those of the thread's own stack it tells when another fiber first runs.
   const void* bottom = nullptr;
   size_t size = 0;
+  bool has_left = false;
   void* fake_stack = nullptr;
   // Made once for all that a fiber runs, as it takes 100 us. None is left when no launch runs:
   // ThreadSanitizer gives up on processes that fork while there are threads.
@@ -186,7 +189,7 @@ thread_local Fiber::State* Fiber::State::running = nullptr;
 
 Fiber::Fiber() : state_(std::make_unique<State>()) {
   state_->stack = stacks().take();
-  state_->bottom = state_->stack;
+  state_->bottom = state_->stack.bottom;
   state_->size = kStackBytes;
 }
 
@@ -195,7 +198,7 @@ Fiber::Fiber(Own) : state_(std::make_unique<State>()) {}
 Fiber::Fiber(Fiber&&) noexcept = default;
 
 Fiber::~Fiber() {
-  if (!state_ || state_->stack == nullptr) return;
+  if (!state_ || state_->stack.bottom == nullptr) return;
   if (state_->tsan != nullptr) __tsan_destroy_fiber(state_->tsan);
   stacks().give(state_->stack);
 }
@@ -216,20 +219,24 @@ void Fiber::start(void (*entry)()) {
   if (state.tsan == nullptr) state.tsan = __tsan_create_fiber(0);
   state.entry = entry;
   state.fake_stack = nullptr;
-  // Frames that an earlier fiber never left.
-  __asan_unpoison_memory_region(state.stack, kStackBytes);
+  // Frames that an earlier fiber never left: its first ones, or all.
+  char* const top = static_cast<char*>(state.stack.top);
+  char* const last = std::exchange(state.has_left, false) ? top - kFirstFrames
+                                                          : static_cast<char*>(state.stack.bottom);
+  __asan_unpoison_memory_region(last, static_cast<size_t>(top - last));
 #if defined(__x86_64__)
   // As a call leaves it: six registers, the address to go to, and above them what would be the
   // address to return to, 8 beyond a multiple of 16. Zeros end a debugger's walk.
   constexpr size_t kRegisters = 6;
-  auto** top = reinterpret_cast<void**>(static_cast<char*>(state.stack) + kStackBytes) - 2;
-  std::fill(top - kRegisters, top + 2, nullptr);
-  *top = reinterpret_cast<void*>(&Fiber::first);
-  state.stack_pointer = top - kRegisters;
+  auto** first = reinterpret_cast<void**>(top) - 2;
+  std::fill(first - kRegisters, first + 2, nullptr);
+  *first = reinterpret_cast<void*>(&Fiber::first);
+  state.stack_pointer = first - kRegisters;
 #else
   getcontext(&state.context);
-  state.context.uc_stack.ss_sp = state.stack;
-  state.context.uc_stack.ss_size = kStackBytes;
+  state.context.uc_stack.ss_sp = state.stack.bottom;
+  state.context.uc_stack.ss_size =
+      static_cast<size_t>(top - static_cast<char*>(state.stack.bottom));
   state.context.uc_link = nullptr;
   makecontext(&state.context, &Fiber::first, 0);
 #endif
@@ -253,6 +260,7 @@ void Fiber::switch_to(Fiber& from, Fiber& to) {
 }
 
 void Fiber::leave(Fiber& from, Fiber& to) {
+  from.state_->has_left = true;
   jump(*from.state_, *to.state_, nullptr);
 }
 
@@ -260,11 +268,12 @@ void Fiber::give_up(void* place, bool is_unseen) {
   void* const here = __tsan_get_current_fiber();
   __tsan_switch_to_fiber(state_->tsan, kOrdersNothing);
   __tsan_release(place);
-  if (is_unseen) Unseen::end();
+  if (is_unseen) end_unseen();
   __tsan_switch_to_fiber(here, kOrdersNothing);
   __tsan_destroy_fiber(std::exchange(state_->tsan, nullptr));  // calls have no end there
 }
 
+#if defined(EFFINFER_TSAN)
 void order_before(void* place) {
   __tsan_release(place);
 }
@@ -277,19 +286,18 @@ void tell_read(const void* from, size_t bytes) {
 void tell_write(void* to, size_t bytes) {
   __tsan_write_range(to, bytes);
 }
-
 int reported_races() {
   return races;
 }
-
-Unseen::Unseen() {
+void begin_unseen() {
   AnnotateIgnoreReadsBegin(__FILE__, __LINE__);
   AnnotateIgnoreWritesBegin(__FILE__, __LINE__);
 }
-void Unseen::end() {
+void end_unseen() {
   AnnotateIgnoreWritesEnd(__FILE__, __LINE__);
   AnnotateIgnoreReadsEnd(__FILE__, __LINE__);
 }
+#endif
 
 void poison(const void* from, size_t bytes) {
   __asan_poison_memory_region(from, bytes);

@@ -39,8 +39,9 @@ class Fiber {
   std::unique_ptr<State> state_;
 };
 
-// ThreadSanitizer. What was done before order_before(place) has happened for whoever calls
-// order_after(place) later.
+// ThreadSanitizer, where the rest is built with it (EFFINFER_TSAN). What was done before
+// order_before(place) has happened for whoever calls order_after(place) later.
+#if defined(EFFINFER_TSAN)
 void order_before(void* place);
 void order_after(void* place);
 // Accesses that the emulator makes for the fiber that runs.
@@ -48,17 +49,26 @@ void tell_read(const void* from, size_t bytes);
 void tell_write(void* to, size_t bytes);
 // Races that it has told of, in all threads.
 int reported_races();
+void begin_unseen();
+void end_unseen();
+#else
+inline void order_before(void*) {}
+inline void order_after(void*) {}
+inline void tell_read(const void*, size_t) {}
+inline void tell_write(void*, size_t) {}
+inline int reported_races() {
+  return 0;
+}
+inline void begin_unseen() {}
+inline void end_unseen() {}
+#endif
 // While it lives the accesses of this fiber are the machine's and nobody's.
 class Unseen {
  public:
-  Unseen();
-  ~Unseen() { end(); }
+  Unseen() { begin_unseen(); }
+  ~Unseen() { end_unseen(); }
   Unseen(const Unseen&) = delete;
   Unseen& operator=(const Unseen&) = delete;
-
- private:
-  friend class Fiber;
-  static void end();
 };
 
 // AddressSanitizer: who touches poisoned memory is told on.

@@ -59,8 +59,9 @@ class Observer {
   virtual void reads_async(const Progress& thread, const void* from, size_t bytes) = 0;
   virtual void fences_async(const Progress& thread) = 0;
   virtual void block_ends() = 0;
-  // What was wrong since the launch began, or nothing.
-  virtual std::string complaint() = 0;
+  // Whether something was wrong since the launch began, and what.
+  virtual bool has_complaint() const = 0;
+  virtual std::string complaint() const = 0;
   // Of what follows, until taken.
   virtual void count_banks() = 0;
   virtual Banks take_banks() = 0;

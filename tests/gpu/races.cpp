@@ -154,7 +154,8 @@ class Detector final : public Observer {
   void fences_async(const Progress& thread) override {
     async_fences_[static_cast<size_t>(thread.thread)].push_back(thread.epoch);
   }
-  std::string complaint() override { return complaint_; }
+  bool has_complaint() const override { return !complaint_.empty(); }
+  std::string complaint() const override { return complaint_; }
 
   void touch(const Progress& thread, const void* place, size_t bytes, bool writes, void* caller);
   // An access by an instruction of that address.
@@ -255,7 +256,7 @@ struct Running {
   Detector* detector = nullptr;
   const Progress* thread = nullptr;
 };
-thread_local Running running;
+[[gnu::tls_model("initial-exec")]] thread_local Running running;
 
 void Detector::resumes(const Progress* thread) {
   running = thread == nullptr ? Running{} : Running{this, thread};
@@ -358,14 +359,19 @@ const bool registered = [] {
 }();
 
 // An access of the code that runs, of which its own stack is nobody's business.
-inline void tell(const void* place, size_t bytes, bool writes, void* caller) {
-  if (running.detector == nullptr) return;
+[[gnu::noinline]] void tell_watched(const void* place, size_t bytes, bool writes, void* caller) {
   const auto frame = reinterpret_cast<uintptr_t>(__builtin_frame_address(0));
   if (reinterpret_cast<uintptr_t>(place) - frame < Fiber::kStackBytes) return;
   const Running mine = std::exchange(running, {});
   mine.detector->use_banks(*mine.thread, place, bytes, caller);
   mine.detector->touch(*mine.thread, place, bytes, writes, caller);
   running = mine;
+}
+
+// Most launches are not watched: nothing is spilled for them.
+inline void tell(const void* place, size_t bytes, bool writes, void* caller) {
+  if (running.detector != nullptr) [[unlikely]]
+    tell_watched(place, bytes, writes, caller);
 }
 
 }  // namespace
