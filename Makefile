@@ -16,6 +16,8 @@
 #   make lint      formatting, types, size budgets, layers, the catalogue of techniques
 #   make sanitize  the core's tests and the GGUF fuzzer under ASan and UBSan; the pool, the engine,
 #                  speculation and the GPU's emulator under TSan
+#   make sanitize-gpu
+#                  the tests of single GPU kernels under ASan and UBSan
 #   make fidelity  distance to a float32 reference on the full text
 #   make bench     speed against the peers, interleaved; writes docs/performance.md;
 #                  BENCH_FLAGS="--only context,batch" measures some sections again
@@ -38,7 +40,7 @@ FUZZ_MUTATIONS ?= 100000
 SOAK_SECONDS ?= 600
 SETUP := $(BIN)/python tools/setup_venv.py
 
-.PHONY: demo test test-slow test-serving test-clients test-browser test-ray soak wheel lint sanitize fidelity bench bench-compare bench-techniques bench-gpu format stubs catalogue clean
+.PHONY: demo test test-slow test-serving test-clients test-browser test-ray soak wheel lint sanitize sanitize-gpu fidelity bench bench-compare bench-techniques bench-gpu format stubs catalogue clean
 .DEFAULT_GOAL := test
 
 $(BIN)/python:
@@ -146,12 +148,14 @@ ifneq ($(shell command -v ccache),)
 export CMAKE_CXX_COMPILER_LAUNCHER ?= ccache
 endif
 
+CONFIGURE_ASAN = PATH=$(CURDIR)/$(BIN):$$PATH $(BIN)/cmake -S . -B build/asan $(SANITIZE_FLAGS) \
+  -DEFFINFER_SANITIZE=address,undefined
+
 sanitize: | $(BIN)/python
 	@$(SETUP) build
-	PATH=$(CURDIR)/$(BIN):$$PATH $(BIN)/cmake -S . -B build/asan $(SANITIZE_FLAGS) \
-	  -DEFFINFER_SANITIZE=address,undefined
+	$(CONFIGURE_ASAN)
 	$(BIN)/cmake --build build/asan
-	ASAN_OPTIONS=allocator_may_return_null=1 $(BIN)/ctest --test-dir build/asan --output-on-failure --parallel 2
+	ASAN_OPTIONS=allocator_may_return_null=1 $(BIN)/ctest --test-dir build/asan --output-on-failure --parallel 2 -LE kernels
 	build/asan/tests/cpp/fuzz_gguf tests/cpp/corpus/gguf $(FUZZ_MUTATIONS)
 	PATH=$(CURDIR)/$(BIN):$$PATH $(BIN)/cmake -S . -B build/tsan $(SANITIZE_FLAGS) \
 	  -DEFFINFER_SANITIZE=thread -DEFFINFER_VECTOR_KERNELS=OFF
@@ -159,6 +163,13 @@ sanitize: | $(BIN)/python
 	for test in $(TSAN_TESTS); do build/tsan/tests/cpp/$$test || exit 1; done
 	$(BIN)/ctest --test-dir build/tsan --output-on-failure --parallel 2 -R '^test_gpu_(emulator|emulator_races.*|unit)$$'
 	@echo "sanitize: clean"
+
+sanitize-gpu: | $(BIN)/python
+	@$(SETUP) build
+	$(CONFIGURE_ASAN)
+	$(BIN)/cmake --build build/asan --target gpu_tests
+	$(BIN)/ctest --test-dir build/asan --output-on-failure --parallel 2 -L kernels
+	@echo "sanitize-gpu: clean"
 
 fidelity: | $(BIN)/python
 	@$(SETUP) build test

@@ -43,11 +43,11 @@ std::string place_of(const void* caller);
 struct Access {
   uint32_t run = 0;
   uint32_t syncs = 0;
-  uint32_t warp_syncs = 0;
-  uint32_t epoch = 0;  // of its clock
+  uint32_t step = 0;  // `warp_syncs` of its thread or, where clocks are kept, the epoch
   uint16_t thread = 0;
   uint16_t fences = 0;
   uint16_t async_fences = 0;
+  bool has_clock = false;
 
   bool operator==(const Access&) const = default;
 };
@@ -59,8 +59,14 @@ struct Access {
 struct Byte {
   Access write;
   std::array<Access, 2> reads;
-  std::vector<Access> more_reads;
   bool awaits_copy = false;
+  std::unique_ptr<std::vector<Access>> more_reads;
+
+  Byte clone() const {
+    Byte copy{write, reads, awaits_copy, nullptr};
+    if (more_reads) copy.more_reads = std::make_unique<std::vector<Access>>(*more_reads);
+    return copy;
+  }
 };
 
 constexpr uintptr_t kWord = 4;
@@ -86,8 +92,10 @@ class Detector final : public Observer {
     threads_ = static_cast<size_t>(grid.threads);
     fences_.clear();
     complaint_.clear();
-    if (pages_.size() > kPagesKept) pages_.clear();
-    last_page_ = nullptr;
+    if (pages_.size() > kPagesKept) {
+      pages_.clear();
+      recent_ = {};
+    }
   }
   void block_begins(const void* shared, size_t bytes) override {
     ++run_;
@@ -166,6 +174,10 @@ class Detector final : public Observer {
 
  private:
   using Page = std::array<Word, kPage / kWord>;
+  struct RecentPage {
+    uintptr_t number = 0;
+    Page* page = nullptr;
+  };
 
   Word& word(uintptr_t at) {
     const bool is_shared = at - shared_ < shared_size_;
@@ -175,13 +187,14 @@ class Detector final : public Observer {
     return found;
   }
   Word& global_word(uintptr_t at) {
-    if (last_page_ == nullptr || last_page_at_ != at / kPage) {
-      std::unique_ptr<Page>& page = pages_[at / kPage];
+    const uintptr_t number = at / kPage;
+    RecentPage& recent = recent_[number % recent_.size()];
+    if (recent.page == nullptr || recent.number != number) {
+      std::unique_ptr<Page>& page = pages_[number];
       if (!page) page = std::make_unique<Page>();
-      last_page_at_ = at / kPage;
-      last_page_ = page.get();
+      recent = {number, page.get()};
     }
-    return (*last_page_)[at % kPage / kWord];
+    return (*recent.page)[at % kPage / kWord];
   }
   // each(address, Byte) for all of them, or once for four that are still alike.
   template <class F>
@@ -197,20 +210,21 @@ class Detector final : public Observer {
       }
       if (!here.parts) {
         here.parts = std::make_unique<std::array<Byte, kWord>>();
-        here.parts->fill(here.whole);
+        for (Byte& part : *here.parts) part = here.whole.clone();
       }
       for (; at < stop; ++at) each(at, (*here.parts)[at % kWord]);
     }
   }
   Access access_of(const Progress& thread) const {
     const auto index = static_cast<size_t>(thread.thread);
+    const bool has_clock = thread.clock != nullptr;
     return {run_,
             thread.syncs,
-            thread.warp_syncs,
-            thread.epoch,
+            has_clock ? thread.epoch : thread.warp_syncs,
             static_cast<uint16_t>(thread.thread),
             static_cast<uint16_t>(thread.fences),
-            static_cast<uint16_t>(async_fences_[index].size())};
+            static_cast<uint16_t>(async_fences_[index].size()),
+            has_clock};
   }
   // That who wrote has fenced since, and that the thread knows of it.
   void require_fenced(const Progress& thread, const void* from, size_t bytes, const char* does) {
@@ -226,7 +240,10 @@ class Detector final : public Observer {
       }
     });
   }
-  bool ordered(const Access& before, const Access& now, const Progress& thread) const;
+  bool ordered(const Access& before, const Access& now, const Progress& thread) const {
+    return before.run < first_run_ || ordered_in_launch(before, now, thread);
+  }
+  bool ordered_in_launch(const Access& before, const Access& now, const Progress& thread) const;
   void await_copy(void* to, size_t bytes, bool awaits) {
     for_bytes(to, bytes, [=](uintptr_t, Byte& here) { here.awaits_copy = awaits; });
   }
@@ -245,8 +262,7 @@ class Detector final : public Observer {
   size_t shared_size_ = 0;
   std::vector<Word> shared_words_;
   std::unordered_map<uintptr_t, std::unique_ptr<Page>> pages_;
-  uintptr_t last_page_at_ = 0;
-  Page* last_page_ = nullptr;
+  std::array<RecentPage, 64> recent_;  // of those, by their numbers
   std::string complaint_;
   std::optional<BankCounter> banks_;  // while they are counted
 };
@@ -262,14 +278,14 @@ void Detector::resumes(const Progress* thread) {
   running = thread == nullptr ? Running{} : Running{this, thread};
 }
 
-bool Detector::ordered(const Access& before, const Access& now, const Progress& thread) const {
-  if (before.run < first_run_) return true;
+bool Detector::ordered_in_launch(const Access& before, const Access& now,
+                                 const Progress& thread) const {
   if (before.run == now.run && thread.clock != nullptr) {
-    return before.thread == now.thread || before.epoch <= thread.clock[before.thread];
+    return before.thread == now.thread || before.step <= thread.clock[before.thread];
   }
   if (before.run == now.run) {
     return before.thread == now.thread || before.syncs < now.syncs ||
-           (before.thread / kWarp == now.thread / kWarp && before.warp_syncs < now.warp_syncs);
+           (before.thread / kWarp == now.thread / kWarp && before.step < now.step);
   }
   if (!thread.has_acquired && fences_.back().acquired_syncs >= now.syncs) return false;
   const Fences& theirs = fences_[before.run - first_run_];
@@ -278,8 +294,9 @@ bool Detector::ordered(const Access& before, const Access& now, const Progress& 
 
 void Detector::remember_read(Byte& byte, const Access& now, const Progress& thread) const {
   if (thread.clock != nullptr) {
-    std::erase_if(byte.more_reads, [&](const Access& read) { return ordered(read, now, thread); });
-    byte.more_reads.push_back(now);
+    if (!byte.more_reads) byte.more_reads = std::make_unique<std::vector<Access>>();
+    std::erase_if(*byte.more_reads, [&](const Access& read) { return ordered(read, now, thread); });
+    byte.more_reads->push_back(now);
     return;
   }
   for (Access& read : byte.reads) {
@@ -302,24 +319,27 @@ void Detector::touch(const Progress& thread, const void* place, size_t bytes, bo
   const char* const does = writes ? "writes" : "reads";
   for_bytes(place, bytes, [&](uintptr_t at, Byte& here) {
     if (here.awaits_copy) complain(at, here.write, now, "touches", "has yet to wait for", caller);
+    if (!writes && here.reads[0] == now) return;
     if (!ordered(here.write, now, thread)) complain(at, here.write, now, does, "wrote", caller);
     if (!writes) return remember_read(here, now, thread);
     for (const Access& read : here.reads) {
       if (!ordered(read, now, thread)) complain(at, read, now, does, "read", caller);
     }
-    for (const Access& read : here.more_reads) {
-      if (!ordered(read, now, thread)) complain(at, read, now, does, "read", caller);
+    if (here.more_reads) {
+      for (const Access& read : *here.more_reads) {
+        if (!ordered(read, now, thread)) complain(at, read, now, does, "read", caller);
+      }
+      here.more_reads->clear();
     }
     here.write = now;
     here.reads = {};
-    here.more_reads.clear();
   });
 }
 
 std::string Detector::since(const Access& access) const {
   if (access.run != run_) return " of another block";
   if (access.thread >= threads_) return " as a copy";
-  if (access.epoch != 0) return "";
+  if (access.has_clock) return "";
   if (access.syncs == 0) return " since the start";
   const Where& where = syncs_[access.syncs - 1];
   return " since the sync at " + std::string(where.file_name()) + ":" +
