@@ -126,17 +126,17 @@ BUDGETS = (
     Budget("DecodePages", 56, 8, 4160),
     Budget("ExpandPages", 96, 5, 4160),
     Budget("TopRows", 32, 2, 512),
-    # More registers would be no help: a block has 32 KB of loads under way with these.
-    Budget("SampleRows", 128, 1, 35072, ("LDG.E.128", "DADD")),
-    Budget("RowTop", 128, 1, 35072, ("LDG.E.128",)),
-    Budget("ChainSpeculation", 96, 1, 1792, ("LDG.E.128", "DADD")),
+    # More registers would be no help: a block has 56 KB of copies under way with these.
+    Budget("SampleRows", 128, 1, 100352, ("LDGSTS", "DADD")),
+    Budget("RowTop", 128, 1, 100352, ("LDGSTS",)),
+    Budget("ChainSpeculation", 96, 1, 67328, ("LDGSTS", "DADD")),
     Budget("TokenBitmask", 32, 8),
     # Argument: dtype of keys.
     Budget("BlockIndexKernel<[12]>", 112, 1, 139072, ("LDG.E.128", "HMMA")),
     Budget("BlockIndexKernel<3>", 128, 1, 139072, ("LDG.E.128", "HMMA")),
     Budget("ColumnSumsKernel<*>", 160, 3, 34816, ("LDG.E.128", "HMMA", "MUFU.EX2")),
     Budget("ColumnScoresKernel<*>", 136, 2, 75264, ("LDG.E.128", "HMMA", "STS.128")),
-    Budget("ColumnChoiceKernel", 104, 1, 34560, ("LDG.E.128", "DADD")),
+    Budget("ColumnChoiceKernel", 128, 1, 100096, ("LDGSTS", "DADD")),
     Budget("ColumnListsKernel", 48, 10),
     Budget("PageBoundsKernel", 80, 3, opcodes=("LDG.E.128", "ATOMG")),
     Budget("UnitScoresKernel", 56, 4, 32768, ("LDG.E", "FFMA")),

@@ -185,6 +185,10 @@ class DeviceUnit {
   __device__ __forceinline__ uint32_t permute(uint32_t a, uint32_t b, uint32_t picks) {
     return __byte_perm(a, b, picks);
   }
+  __device__ __forceinline__ int popcount(uint32_t bits) { return __popc(bits); }
+  __device__ __forceinline__ int lowest_bit(uint32_t bits) {
+    return __ffs(static_cast<int>(bits)) - 1;
+  }
   __device__ __forceinline__ float from_f16(uint16_t bits) {
     float value;
     asm("cvt.f32.f16 %0, %1;" : "=f"(value) : "h"(bits));
