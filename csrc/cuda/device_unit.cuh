@@ -149,7 +149,10 @@ class DeviceUnit {
   __device__ __forceinline__ T atomic_add(T* pointer, T value) {
     return atomicAdd(pointer, value);
   }
-  __device__ __forceinline__ void fence() { __threadfence(); }
+  __device__ __forceinline__ void fence() {
+    // __threadfence() orders all of them with those of all others, which takes longer.
+    asm volatile("fence.acq_rel.gpu;" ::: "memory");
+  }
 
   __device__ __forceinline__ uint32_t bf16x2(float low, float high) {
     uint32_t packed;
@@ -184,6 +187,10 @@ class DeviceUnit {
   }
   __device__ __forceinline__ uint32_t permute(uint32_t a, uint32_t b, uint32_t picks) {
     return __byte_perm(a, b, picks);
+  }
+  __device__ __forceinline__ int popcount(uint32_t bits) { return __popc(bits); }
+  __device__ __forceinline__ int lowest_bit(uint32_t bits) {
+    return __ffs(static_cast<int>(bits)) - 1;
   }
   __device__ __forceinline__ float from_f16(uint16_t bits) {
     float value;

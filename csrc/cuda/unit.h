@@ -48,6 +48,8 @@
 //   exp2(x), reciprocal(x)  2^x and 1 / x within a few units of the last place, in one instruction;
 //                           subnormal numbers are 0
 //   permute(a, b, picks)    byte i of the result is byte picks >> 4 i & 7 of the eight of a, b
+//   popcount(bits)          how many of 32 are set; lowest_bit(bits): the first one that is, of
+//                           some
 //
 // Hopper (compute capability 9.0) has more, for kernels that say `kArch = 90`:
 //

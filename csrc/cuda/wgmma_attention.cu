@@ -26,6 +26,11 @@ auto with_kernel(const AttentionProblem& p, Visit&& visit) {
 const char* rejects_wgmma(const AttentionProblem& p) {
   if (p.k.dtype != DType::f16 && p.k.dtype != DType::bf16) return "pages are not f16 or bf16";
   if (p.k.dims != 64 && p.k.dims != 128) return "head_dim is not 64 or 128";
+  const int64_t bytes = p.q.dtype == DType::f32 ? 4 : 2;
+  const auto begin = static_cast<int64_t>(reinterpret_cast<uintptr_t>(p.q.data));
+  if ((begin | p.q.row_stride * bytes | p.q.head_stride * bytes) % 16 != 0) {
+    return "rows of queries are not at multiples of 16 bytes";
+  }
   constexpr int kRows = WgmmaAttention<DType::bf16, 4>::kRows;
   return p.work.long_rows == kRows ? nullptr : "tiles of prompts are not of 128 rows";
 }

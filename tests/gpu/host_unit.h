@@ -15,6 +15,7 @@
 
 #include <array>
 #include <atomic>
+#include <bit>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
@@ -110,6 +111,8 @@ class Unit {
   float exp2(float x);
   float reciprocal(float x);
   uint32_t permute(uint32_t a, uint32_t b, uint32_t picks);
+  int popcount(uint32_t bits) { return std::popcount(bits); }
+  int lowest_bit(uint32_t bits) { return std::countr_zero(bits); }
 
   void sync_some(int id, int threads, Where where = Where::current());
   void arrive_some(int id, int threads, Where where = Where::current());

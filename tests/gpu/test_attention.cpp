@@ -82,14 +82,16 @@ TEST("a window and sinks far apart") {
   CHECK(same(whole, batch.run({.shares = 1000})));
 }
 
-TEST("more partial results than a warp has lanes") {
-  Cache cache({DType::bf16, 16, 1, 2}, 52);
-  const int long_one = cache.add(34 * 256 - 5);
-  cache.upload();
-  const Batch batch(cache, {}, {{long_one, 34 * 256 - 5, 2}});
-  const Results whole = batch.run({.shares = 1});
-  check_batch(cache, {}, batch, whole, DType::f32);
-  CHECK(same(whole, batch.run({.shares = 1000})));
+TEST("more partial results than a warp has lanes, and than states are there at once") {
+  for (const auto& [dims, group] : {std::pair{16, 2}, {16, 5}, {16, 16}, {144, 7}}) {
+    Cache cache({DType::bf16, dims, 1, group}, 52);
+    const int long_one = cache.add(34 * 256 - 5);
+    cache.upload();
+    const Batch batch(cache, {}, {{long_one, 34 * 256 - 5, 2}});
+    const Results whole = batch.run({.shares = 1});
+    check_batch(cache, {}, batch, whole, DType::f32);
+    CHECK(same(whole, batch.run({.shares = 1000})));
+  }
 }
 
 TEST("queries that are rounded") {
@@ -334,9 +336,10 @@ TEST("every barrier is needed") {
     check::skip("races are not detected in this build");
   }
   for (const DType kv : {DType::bf16, DType::f16, DType::f32}) {
-    // One merges more partial results than its factors are made of at once.
-    const int32_t length = kv == DType::bf16 ? 33 * 256 : 600;
-    Cache cache({kv, 16, 1, 2}, 111);
+    // One merges twice as many partial results as states are there at once.
+    const bool is_long = kv == DType::bf16;
+    const int32_t length = is_long ? 32 * 256 : 600;
+    Cache cache({kv, 16, 1, is_long ? 16 : 2}, 111);
     const int s = cache.add(length);
     cache.upload();
     const Batch batch(cache, {}, {{s, length, 2}});

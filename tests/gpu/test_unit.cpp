@@ -1,6 +1,7 @@
 // Each method of the Unit that kernels are written in against plain arithmetic, in the emulator and
 // on a GPU: the proof of the PTX of device_unit.cuh, whose Hopper part is in test_unit_hopper.cpp.
 #include <algorithm>
+#include <bit>
 #include <cmath>
 #include <cstdint>
 #include <cstring>
@@ -362,7 +363,7 @@ struct Numbers {
   template <class Unit>
   EFFINFER_DEVICE static void run(Unit& unit, const WordParams& p, Shared&) {
     const uint32_t* in = p.in + unit.lane * 3;
-    uint32_t* out = p.out + unit.lane * 9;
+    uint32_t* out = p.out + unit.lane * 11;
     const float a = float_of(in[0]);
     const float b = float_of(in[1]);
     out[0] = unit.bf16x2(a, b);
@@ -374,6 +375,8 @@ struct Numbers {
     out[6] = bits_of(unit.exp2(a));
     out[7] = bits_of(unit.reciprocal(a));
     out[8] = unit.fma_f16x2(out[1], 0x5c004200u, 0xbc00u);
+    out[9] = static_cast<uint32_t>(unit.popcount(in[0]));
+    out[10] = static_cast<uint32_t>(unit.lowest_bit(in[0]));
   }
 };
 
@@ -384,7 +387,7 @@ bool is_close(float got, double expected) {
   return std::abs(got - expected) <= 4 * 0x1p-23 * std::abs(expected);
 }
 
-TEST("bf16x2, f16x2, from_f16, mul, fma_bf16x2, permute, exp2, reciprocal, fma_f16x2") {
+TEST("conversions, mul, fma_bf16x2, fma_f16x2, permute, exp2, reciprocal, popcount, lowest_bit") {
   std::vector<float> numbers = {1 + 0x1p-8f, 1 + 3 * 0x1p-8f, -2.0f, 0x1p-133f, 3.4e38f, 65519.9f,
                                 65520.0f,    0x1p-25f,        0.1f,  -0.0f,     1e-6f,   7.0f};
   std::mt19937 random(5);
@@ -396,11 +399,11 @@ TEST("bf16x2, f16x2, from_f16, mul, fma_bf16x2, permute, exp2, reciprocal, fma_f
     in.push_back(bits_of(numbers[lane * 2 + 1]));
     in.push_back(static_cast<uint32_t>(random()) & 0x7bff);  // finite as float16
   }
-  const auto out = words_of<WordKernel<Numbers>>(in, 32 * 9);
+  const auto out = words_of<WordKernel<Numbers>>(in, 32 * 11);
   for (size_t lane = 0; lane < 32; ++lane) {
     const float a = numbers[lane * 2];
     const float b = numbers[lane * 2 + 1];
-    const uint32_t* got = out.data() + lane * 9;
+    const uint32_t* got = out.data() + lane * 11;
     CHECK_EQ(got[0], uint32_t{f32_to_bf16(a)} | uint32_t{f32_to_bf16(b)} << 16);
     CHECK_EQ(got[1], uint32_t{f32_to_f16(a)} | uint32_t{f32_to_f16(b)} << 16);
     CHECK_EQ(got[2], bits_of(f16_to_f32(static_cast<uint16_t>(in[lane * 3 + 2]))));
@@ -420,6 +423,8 @@ TEST("bf16x2, f16x2, from_f16, mul, fma_bf16x2, permute, exp2, reciprocal, fma_f
       const uint32_t pick = in[lane * 3 + 2] >> 4 * i & 7;
       CHECK_EQ(got[5] >> 8 * i & 0xff, bytes >> 8 * pick & 0xff);
     }
+    CHECK_EQ(got[9], static_cast<uint32_t>(std::popcount(in[lane * 3])));
+    CHECK_EQ(got[10], static_cast<uint32_t>(std::countr_zero(in[lane * 3])));
     CHECK(is_close(float_of(got[6]), std::exp2(double{a})));
     // Subnormal numbers and zeros alike are 0.
     CHECK(is_close(float_of(got[7]), 1.0 / (std::abs(a) < 0x1p-126f ? std::copysign(0.0, a) : a)));

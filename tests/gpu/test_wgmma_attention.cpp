@@ -184,6 +184,23 @@ TEST("few rows of a long prompt are divided") {
   CHECK_EQ(work.num_partials, 5 * 128);
 }
 
+TEST("rows of queries begin at multiples of 16 bytes") {
+  const OnHopper machine;
+  const auto& table = ops::table<ops::AttentionProblem>();
+  const Target target = current_target(kGpu);
+  ops::AttentionProblem p;
+  p.num_qo_heads = p.num_kv_heads = 1;
+  p.q.dims = p.k.dims = p.v.dims = 64;
+  p.q.dtype = p.k.dtype = p.v.dtype = DType::bf16;
+  p.q.row_stride = p.q.head_stride = 64;
+  p.arithmetic = ops::Arithmetic::bf16;
+  p.own_sums = p.work.only_long = true;
+  p.work.long_rows = 128;
+  CHECK(table.find(p, target) != nullptr);
+  p.q.row_stride = 68;
+  CHECK_THROWS(Unsupported, "multiples of 16 bytes", table.select(p, target));
+}
+
 TEST("each barrier, wait and fence") {
   const OnHopper machine;
   Cache cache({DType::bf16, 128, 1, 1}, 71);

@@ -1,5 +1,12 @@
 // What the decoding kernel does with a tile's results: stores them for whoever ends the tile, or
 // merges them.
+//
+// The partial results of a tile are one array, chunk by chunk, and so are their maxima and sums.
+// One block folds them from left to right, which takes long if it waits for memory chunk by chunk:
+//
+//   states    of as many chunks as there is room for, by all threads at once
+//   factors   of 32 chunks by the lanes of a warp, as they depend on maxima alone
+//   values    through a ring of stages of up to 16 rows, each row's sum and four dims a thread's
 #pragma once
 
 #include <cmath>
@@ -12,10 +19,184 @@
 
 namespace effinfer::cuda {
 
-// Of 32 partial results of each row: what is multiplied, and the row with it.
-struct MergeFactors {
-  Factors factors[kWarp][kTileRows];
-  RowState rows[kWarp][kTileRows];  // the maximum so far, the chunk's own sum
+// In the memory of a ring of keys, of kBytes.
+template <int kWarps, int kBytes>
+struct MergeShared {
+  static constexpr int kRowQuads = 8 * kWarps;  // of 32 dims a warp
+  static constexpr int kStageQuads = kTileRows * kRowQuads;
+
+  // A chunk's row.
+  struct Entry {
+    RowState state;
+    Factors factors;
+  };
+  static constexpr int kEntries = kBytes / 8 / static_cast<int>(sizeof(Entry));
+  static constexpr int kStages = kBytes / 8 * 7 / 16 / kStageQuads;
+  static constexpr int kAhead = kStages - 1;
+
+  Entry entries[kEntries];
+  float highest[kTileRows];  // of the chunks before
+  Quad stages[kStages][kStageQuads];
+};
+
+// Folds the partial results of a tile by a whole block: values to the first stage, row by row, and
+// the rows' states to the first entries.
+template <int kWarps, class Shared>
+class PartialFold {
+ public:
+  static constexpr int kThreads = kWarps * kWarp;
+  // Of a thread: four dims of a row each, threads side by side.
+  static constexpr int kOwn = Shared::kStageQuads / kThreads;
+
+  EFFINFER_DEVICE PartialFold(const ops::AttentionProblem& p, const ops::AttentionMerge& merge,
+                              int rows, Shared& shared)
+      : shared_(shared),
+        states_(reinterpret_cast<const RowState*>(p.partial_ms) + merge.first_partial),
+        values_(p.partial_out + int64_t{merge.first_partial} * p.v.dims),
+        chunks_(merge.num_partials),
+        rows_(rows),
+        row_quads_(p.v.dims / 4),
+        step_(kTileRows / rows),
+        window_(Shared::kEntries / rows / step_ * step_) {}
+
+  template <class Unit>
+  EFFINFER_DEVICE void run(Unit& unit) {
+    EFFINFER_NO_UNROLL
+    for (int i = 0; i < Shared::kAhead; ++i) fetch_stage(unit);
+    EFFINFER_UNROLL
+    for (int i = 0; i < kOwn; ++i) {
+      const int row = (unit.thread + i * kThreads) / row_quads_;
+      own_rows_[i] = row < rows_ ? row : -1;
+    }
+    EFFINFER_NO_UNROLL
+    for (int first = 0; first < chunks_; first += window_) {
+      const int count = chunks_ - first < window_ ? chunks_ - first : window_;
+      load_states(unit, first, count);
+      unit.sync();
+      set_factors(unit, first, count);
+      fold_window(unit, count);
+      unit.sync();
+    }
+    EFFINFER_UNROLL
+    for (int i = 0; i < kOwn; ++i) {
+      const int row = own_rows_[i];
+      if (row < 0) break;
+      const int own = unit.thread + i * kThreads;
+      Quad quad;
+      EFFINFER_UNROLL
+      for (int d = 0; d < 4; ++d) quad.words[d] = bits_of(sums_[i][d]);
+      shared_.stages[0][own] = quad;
+      if (own == row * row_quads_) shared_.entries[row].state = {shared_.highest[row], weights_[i]};
+    }
+    unit.sync();
+  }
+
+ private:
+  // The next chunks, as many as a stage takes, on their way.
+  template <class Unit>
+  EFFINFER_DEVICE void fetch_stage(Unit& unit) {
+    const int left = chunks_ - next_;
+    const int quads = (left < step_ ? left : step_) * rows_ * row_quads_;
+    const float* from = values_ + int64_t{next_} * rows_ * row_quads_ * 4;
+    for (int i = unit.thread; i < quads; i += kThreads) {
+      unit.copy_async(&shared_.stages[stage_][i], from + 4 * i);
+    }
+    unit.commit();
+    next_ += step_;
+    stage_ = (stage_ + 1) % Shared::kStages;
+  }
+
+  template <class Unit>
+  EFFINFER_DEVICE void load_states(Unit& unit, int first, int count) {
+    constexpr int kLoads = Shared::kEntries / kThreads;
+    const RowState* from = states_ + int64_t{first} * rows_;
+    RowState states[kLoads];
+    EFFINFER_UNROLL
+    for (int i = 0; i < kLoads; ++i) {
+      const int entry = unit.thread + i * kThreads;
+      if (entry < count * rows_) states[i] = from[entry];
+    }
+    EFFINFER_UNROLL
+    for (int i = 0; i < kLoads; ++i) {
+      const int entry = unit.thread + i * kThreads;
+      if (entry < count * rows_) shared_.entries[entry].state = states[i];
+    }
+  }
+
+  // What chunks are multiplied by depends on the maxima up to them alone.
+  template <class Unit>
+  EFFINFER_DEVICE void set_factors(Unit& unit, int first, int count) {
+    EFFINFER_NO_UNROLL
+    for (int row = unit.warp; row < rows_; row += kWarps) {
+      float highest = kNoScore;
+      if (first > 0 && unit.lane == 0) highest = shared_.highest[row];
+      highest = unit.shfl(highest, 0);
+      EFFINFER_NO_UNROLL
+      for (int set = 0; set < count; set += kWarp) {
+        const int chunk = set + unit.lane;
+        RowState own;
+        if (chunk < count) own = shared_.entries[chunk * rows_ + row].state;
+        float max = fmaxf(own.max, highest);  // up to and with the lane's own
+        EFFINFER_UNROLL
+        for (int distance = 1; distance < kWarp; distance *= 2) {
+          const float lower = unit.shfl(max, (unit.lane - distance) & (kWarp - 1));
+          if (unit.lane >= distance) max = fmaxf(max, lower);
+        }
+        const float lower = unit.shfl(max, (unit.lane - 1) & (kWarp - 1));
+        const RowState before = {unit.lane == 0 ? highest : lower, 0.0f};
+        if (chunk < count) {
+          shared_.entries[chunk * rows_ + row].factors = factors_of(unit, before, own);
+        }
+        highest = unit.shfl(max, kWarp - 1);
+      }
+      if (unit.lane == 0) shared_.highest[row] = highest;
+    }
+  }
+
+  template <class Unit>
+  EFFINFER_DEVICE void fold_window(Unit& unit, int count) {
+    EFFINFER_NO_UNROLL
+    for (int chunk = 0; chunk < count; chunk += step_) {
+      unit.template wait<Shared::kAhead - 1>();
+      unit.sync();  // of all threads; and all have read what the next copies replace
+      const Quad* values = shared_.stages[(stage_ + 1) % Shared::kStages];
+      fetch_stage(unit);
+      const int end = chunk + step_ < count ? chunk + step_ : count;
+      EFFINFER_NO_UNROLL
+      for (int c = chunk; c < end; ++c, values += rows_ * row_quads_) {
+        fold(unit, &shared_.entries[c * rows_], values);
+      }
+    }
+  }
+
+  template <class Unit>
+  EFFINFER_DEVICE void fold(Unit& unit, const typename Shared::Entry* entries, const Quad* values) {
+    EFFINFER_UNROLL
+    for (int i = 0; i < kOwn; ++i) {
+      if (own_rows_[i] < 0) break;
+      const typename Shared::Entry entry = entries[own_rows_[i]];
+      weights_[i] = fold_value(weights_[i], entry.state.sum, entry.factors);
+      const Quad quad = values[unit.thread + i * kThreads];
+      EFFINFER_UNROLL
+      for (int d = 0; d < 4; ++d) {
+        sums_[i][d] = fold_value(sums_[i][d], float_of(quad.words[d]), entry.factors);
+      }
+    }
+  }
+
+  Shared& shared_;
+  const RowState* const states_;
+  const float* const values_;
+  const int chunks_;
+  const int rows_;
+  const int row_quads_;
+  const int step_;      // chunks of a stage
+  const int window_;    // of those whose states are there, whole stages
+  int next_ = 0;        // chunk to be sent for
+  int stage_ = 0;       // its place
+  int own_rows_[kOwn];  // -1: none, nor of those that follow
+  float sums_[kOwn][4] = {};
+  float weights_[kOwn] = {};
 };
 
 // Of warps that have 32 dims each.
@@ -53,28 +234,23 @@ class AttentionResult {
     }
   }
 
-  // All partial results of the tile, from left to right, by whole blocks. What they are multiplied
-  // by depends on the rows' maxima alone, so a warp's lanes make the factors of 32 of them at once.
-  template <class Unit>
-  EFFINFER_DEVICE void merge(Unit& unit, const ops::AttentionMerge& merge,
-                             MergeFactors& shared) const {
+  // All partial results of the tile, from left to right, by whole blocks.
+  template <class Unit, class Shared>
+  EFFINFER_DEVICE void merge(Unit& unit, const ops::AttentionMerge& merge, Shared& shared) const {
+    PartialFold<kWarps, Shared>(p_, merge, num_rows(), shared).run(unit);
     RowState rows[2];
     LaneValues values = {};
-    float highest[kTileRows / kWarps];  // of the warp's rows, so far
     EFFINFER_UNROLL
-    for (float& max : highest) max = kNoScore;
-    EFFINFER_NO_UNROLL
-    for (int first = 0; first < merge.num_partials; first += kWarp) {
-      const int left = merge.num_partials - first;
-      const int64_t index = merge.first_partial + int64_t{first} * num_rows();
-      EFFINFER_NO_UNROLL
-      for (int i = 0; i < kTileRows / kWarps; ++i) {
-        set_factors(unit, index, left, unit.warp * (kTileRows / kWarps) + i, highest[0], shared);
-        turn(highest);
+    for (int r = 0; r < 2; ++r) {
+      if (!has(unit, r)) continue;
+      const int row = row_of(unit, r);
+      rows[r] = shared.entries[row].state;
+      if (dim_of(unit) >= dims_) continue;
+      EFFINFER_UNROLL
+      for (int d = 0; d < 8; ++d) {
+        const Quad& quad = shared.stages[0][(row * dims_ + dim_of(unit)) / 4 + d / 4];
+        value_at(values, d, r) = float_of(quad.words[d % 4]);
       }
-      unit.sync();
-      fold_partials(unit, index, left < kWarp ? left : kWarp, shared, rows, values);
-      unit.sync();
     }
     store(unit, rows, values);
   }
@@ -111,71 +287,6 @@ class AttentionResult {
   template <class Unit>
   EFFINFER_DEVICE bool has(Unit& unit, int r) const {
     return row_of(unit, r) < num_rows();
-  }
-
-  // Of 32 partial results of a row, of which `left` are there, behind others of that maximum.
-  template <class Unit>
-  EFFINFER_DEVICE void set_factors(Unit& unit, int64_t index, int left, int row, float& highest,
-                                   MergeFactors& shared) const {
-    RowState own;
-    if (unit.lane < left && row < num_rows()) {
-      own = AttentionOutput::load_partial_state(p_, index + int64_t{unit.lane} * num_rows() + row);
-    }
-    float max = fmaxf(own.max, highest);  // up to and with the lane's own
-    EFFINFER_UNROLL
-    for (int distance = 1; distance < kWarp; distance *= 2) {
-      const float lower = unit.shfl(max, (unit.lane - distance) & (kWarp - 1));
-      if (unit.lane >= distance) max = fmaxf(max, lower);
-    }
-    const float lower = unit.shfl(max, (unit.lane - 1) & (kWarp - 1));
-    const RowState before = {unit.lane == 0 ? highest : lower, 0.0f};
-    shared.factors[unit.lane][row] = factors_of(unit, before, own);
-    shared.rows[unit.lane][row] = {max, own.sum};
-    highest = unit.shfl(max, kWarp - 1);
-  }
-
-  template <class Unit>
-  EFFINFER_DEVICE void fold_partials(Unit& unit, int64_t index, int count,
-                                     const MergeFactors& shared, RowState (&rows)[2],
-                                     LaneValues& values) const {
-    EFFINFER_NO_UNROLL
-    for (int r = 0; r < 2; ++r) {
-      if (has(unit, r))
-        fold_row_partials(unit, index, count, row_of(unit, r), shared, rows[0], values);
-      swap_rows(rows, values);  // twice
-    }
-  }
-
-  // Those of row `row`, into the first row of `values`.
-  template <class Unit>
-  EFFINFER_DEVICE void fold_row_partials(Unit& unit, int64_t index, int count, int row,
-                                         const MergeFactors& shared, RowState& sum,
-                                         LaneValues& values) const {
-    constexpr int kAhead = 8;  // partial results that are loaded at once
-    const int dim = dim_of(unit) < dims_ ? dim_of(unit) : 0;
-    EFFINFER_NO_UNROLL
-    for (int first = 0; first < count; first += kAhead) {
-      float chunk[kAhead][8];
-      EFFINFER_UNROLL
-      for (int i = 0; i < kAhead; ++i) {
-        const int at = first + i < count ? first + i : count - 1;
-        AttentionOutput::load_partial_values(unit, p_, index + int64_t{at} * num_rows() + row, dim,
-                                             chunk[i]);
-      }
-      EFFINFER_UNROLL
-      for (int i = 0; i < kAhead; ++i) {
-        if (first + i >= count) break;
-        const Factors factors = shared.factors[first + i][row];
-        const RowState state = shared.rows[first + i][row];
-        sum.max = state.max;
-        sum.sum = fold_value(sum.sum, state.sum, factors);
-        EFFINFER_UNROLL
-        for (int d = 0; d < 8; ++d) {
-          float& value = value_at(values, d, 0);
-          value = fold_value(value, chunk[i][d], factors);
-        }
-      }
-    }
   }
 
   const ops::AttentionProblem& p_;

@@ -22,9 +22,12 @@ struct AttentionShared {
   static constexpr int kRing = kWarps == 8 && kType != DType::i8 ? kFull / 2 : kFull;
   static constexpr int kBlocks = 8 / kWarps;  // of tokens, that a warp has scores of
 
+  using RingSlots = typename Fetch<kType>::Slot[kWarps][kRing];
+  using Merge = MergeShared<kWarps, static_cast<int>(sizeof(RingSlots))>;
+
   union {
-    typename Fetch<kType>::Slot ring[kWarps][kRing];
-    MergeFactors merge;  // when the ring is empty for good
+    RingSlots ring;
+    Merge merge;  // when the ring is empty for good
   };
   std::conditional_t<KvBlock<kType>::kScaled, typename Fetch<kType>::Scales[kWarps][kBlocks], char>
       scales;
@@ -32,6 +35,8 @@ struct AttentionShared {
   typename ChunkSoftmax<kWarps>::Shared softmax;
   // What all threads read now and then, and no register is kept for.
   Fetch<kType> fetch;
+  ops::AttentionItem item;
+  ops::AttentionTile tile;
   ItemUnits units;
   Visibility visible;
   TileRow rows[kTileRows];

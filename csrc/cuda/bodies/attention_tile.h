@@ -47,22 +47,27 @@ class AttentionTileRun {
       : unit_(unit),
         p_(params.p),
         shared_(shared),
-        item_(params.p.work.items[unit.block]),
-        tile_(params.p.work.tiles[item_.tile]),
-        result_(params, tile_),
+        result_(params, shared.tile),
         ring_(unit, shared, params.p.k.dims) {}
 
   // What is looked up is known before the kernel before has ended, but for lists of visits, and by
   // several warps at once. The first keys are on their way before the queries are looked at.
   EFFINFER_DEVICE void run() {
     if (p_.visits.has_lists()) unit_.wait_for_inputs();
-    if (unit_.warp == 0) find_first();
+    const ops::AttentionItem& item = p_.work.items[unit_.block];
+    const ops::AttentionTile& tile = p_.work.tiles[item.tile];
+    if (unit_.warp == 0) find_first(item, tile);
     if (unit_.warp == 1 && unit_.lane < kTileRows) {
-      shared_.rows[unit_.lane] = row_of(p_, tile_, unit_.lane);
+      shared_.rows[unit_.lane] = row_of(p_, tile, unit_.lane);
     }
     if (unit_.warp == kWarps - 1 && unit_.lane == 0) {
-      shared_.visible = visibility_of(p_, tile_);
-      shared_.fetch = Fetch<kType>::of(p_, tile_);
+      shared_.visible = visibility_of(p_, tile);
+      shared_.fetch = Fetch<kType>::of(p_, tile);
+    }
+    // Loads behind keys that are on their way take as long as these.
+    if (unit_.warp == kWarps / 2 && unit_.lane == kTileRows) {
+      shared_.item = item;
+      shared_.tile = tile;
     }
     unit_.wait_for_inputs();
     unit_.sync();
@@ -75,8 +80,8 @@ class AttentionTileRun {
   }
 
  private:
-  EFFINFER_DEVICE void find_first() {
-    if (unit_.lane == 0) shared_.units = units_of(p_, item_, tile_);
+  EFFINFER_DEVICE void find_first(const ops::AttentionItem& item, const ops::AttentionTile& tile) {
+    if (unit_.lane == 0) shared_.units = units_of(p_, item, tile);
     unit_.sync_warp();
     ChunkWalk::first(unit_, shared_.units).store(unit_, shared_.units, shared_.passes[0]);
   }
@@ -84,11 +89,11 @@ class AttentionTileRun {
   EFFINFER_DEVICE void set_queries() {
     if constexpr (kType == DType::f32) {
       Multiply::set_queries(unit_, shared_.operands, p_.k.dims, [&](int row, int dim) {
-        return query_of(p_, tile_, row, dim) * query_sign(p_);
+        return query_of(p_, shared_.tile, row, dim) * query_sign(p_);
       });
     } else {
       TileRow* const rows = unit_.warp == 0 ? shared_.rows : nullptr;
-      set_lane_queries<kType>(unit_, p_, tile_, 0, rows, unit_.warp, kWarps,
+      set_lane_queries<kType>(unit_, p_, shared_.tile, 0, rows, unit_.warp, kWarps,
                               shared_.operands.queries);
     }
   }
@@ -221,9 +226,10 @@ class AttentionTileRun {
   }
 
   EFFINFER_DEVICE void end_chunk(int32_t chunk) {
-    if (item_.partial >= 0) {
-      const int64_t before = chunk - item_.first_unit / kChunkUnits;
-      result_.store_partial(unit_, item_.partial + before * result_.num_rows(), chunk_rows_,
+    const ops::AttentionItem& item = shared_.item;
+    if (item.partial >= 0) {
+      const int64_t before = chunk - item.first_unit / kChunkUnits;
+      result_.store_partial(unit_, item.partial + before * result_.num_rows(), chunk_rows_,
                             chunk_values_);
     } else {
       result_.fold(unit_, rows_, values_, chunk_rows_, chunk_values_);
@@ -235,16 +241,15 @@ class AttentionTileRun {
   // Whoever ends a tile's last item merges its partial results, in the order of the keys: the
   // result does not depend on who that is.
   EFFINFER_DEVICE void finish() {
-    if (item_.partial < 0) return result_.store(unit_, rows_, values_);
-    if (!ends_last_item(unit_, p_, item_.merge, shared_.is_last)) return;
-    result_.merge(unit_, p_.work.merges[item_.merge], shared_.merge);
+    const ops::AttentionItem& item = shared_.item;
+    if (item.partial < 0) return result_.store(unit_, rows_, values_);
+    if (!ends_last_item(unit_, p_, item.merge, shared_.is_last)) return;
+    result_.merge(unit_, p_.work.merges[item.merge], shared_.merge);
   }
 
   Unit& unit_;
   const ops::AttentionProblem& p_;
   Shared& shared_;
-  const ops::AttentionItem& item_;
-  const ops::AttentionTile& tile_;
   const AttentionResult<kWarps> result_;
   Ring ring_;
   RowState rows_[2];  // of the chunks before

@@ -22,8 +22,8 @@ struct ExcessValues {
   int part = 0;
 
   EFFINFER_DEVICE ExcessValues(const float* target_row, const float* draft_row, int count,
-                               bool vectored)
-      : target(Floats::of(target_row, count, vectored)),
+                               bool vectored, RowRing& ring)
+      : target(Floats::of(target_row, count, vectored, ring)),
         draft(draft_row),
         size(count),
         part(target.part) {}
@@ -66,10 +66,12 @@ struct ChainSpeculationParams {
 struct ChainSpeculation {
   static constexpr const char* kName = "chain_speculation";
   static constexpr int kThreads = kRowThreads;
+  static constexpr int kMinBlocks = 1;
   using Params = ChainSpeculationParams;
   struct Shared {
     RowExchange exchange;
     RowParts parts;
+    RowRing ring;
   };
 
   template <class Unit>
@@ -86,10 +88,10 @@ struct ChainSpeculation {
     if (!chain.has_nan) {
       const float* target = targets + chain.emitted * p.vocab;
       const float* draft = chain.emitted < p.drafts ? drafts + chain.emitted * p.vocab : nullptr;
-      status = draw(block, params, row, target, draft, chain.emitted, shared.parts);
+      status = draw(block, params, row, target, draft, chain.emitted, shared);
       // Where a draft leaves nothing of its target.
       if (status == ops::RowStatus::nothing && draft != nullptr) {
-        status = draw(block, params, row, target, nullptr, chain.emitted, shared.parts);
+        status = draw(block, params, row, target, nullptr, chain.emitted, shared);
       }
       if (status == ops::RowStatus::ok) emitted = chain.emitted;
     }
@@ -138,16 +140,17 @@ struct ChainSpeculation {
   template <class Unit>
   EFFINFER_DEVICE static ops::RowStatus draw(RowBlock<Unit>& block, const Params& params,
                                              int64_t row, const float* target, const float* draft,
-                                             int64_t place, RowParts& parts) {
+                                             int64_t place, Shared& shared) {
     const ops::ChainSpeculationProblem& p = params.problem;
-    const ExcessValues values(target, draft, static_cast<int>(p.vocab), params.vectored);
-    RowPasses<ExcessValues, Unit> passes(block, values, parts, false);
+    const ExcessValues values(target, draft, static_cast<int>(p.vocab), params.vectored,
+                              shared.ring);
+    RowPasses<ExcessValues, Unit> passes(block, values, shared.parts, false);
     const RowExtent extent = passes.extent();
     const ops::RowStatus status = status_of_weights(extent);
     if (status != ops::RowStatus::ok) return status;
     const double point = point_of(uniform_of(p.random, row, 0), extent.total);
     draw_in_row(
-        block, values, parts, point, [](float x, int) { return x > 0.0f ? x : 0.0f; },
+        block, values, shared.parts, point, [](float x, int) { return x > 0.0f ? x : 0.0f; },
         [&](int token, const Drawn&) { p.tokens[row * (p.drafts + 1) + place] = token; });
     return status;
   }

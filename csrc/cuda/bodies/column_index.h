@@ -18,10 +18,12 @@ namespace effinfer::cuda {
 struct ColumnChoiceKernel {
   static constexpr const char* kName = "column_choice";
   static constexpr int kThreads = kRowThreads;
+  static constexpr int kMinBlocks = 1;
   using Params = ColumnParams;
   struct Shared {
     RowFilterShared filter;
     RowExchange exchange;
+    RowRing ring;
   };
 
   template <class Unit>
@@ -61,7 +63,7 @@ struct ColumnChoiceKernel {
                                         const TopScores& top) {
     constexpr RowHead kNone = {INFINITY, 0};
     RowBlock<Unit> block(unit, shared.exchange);
-    const auto values = RowValues::of(scores, (length + 3) / 4 * 4, true);
+    const auto values = RowValues::of(scores, (length + 3) / 4 * 4, true, shared.ring);
     RowPasses<RowValues, Unit> passes(block, values, shared.filter.parts, false);
     const RowExtent extent = passes.extent();
     if (extent.has_nan) return kNone;

@@ -71,6 +71,22 @@ class RowBlock {
     return value;
   }
 
+  // Of numbers that lanes have one behind the other, those that are `in`: how many there are before
+  // the lane's, and of the warp.
+  template <int kCount>
+  EFFINFER_DEVICE int count_in(const bool (&in)[kCount], int& before) {
+    const uint32_t lower = (uint32_t{1} << unit_.lane) - 1;
+    int all = 0;
+    before = 0;
+    EFFINFER_UNROLL
+    for (int i = 0; i < kCount; ++i) {
+      const uint32_t votes = unit_.ballot(in[i]);
+      all += unit_.popcount(votes);
+      before += unit_.popcount(votes & lower);
+    }
+    return all;
+  }
+
   template <class T>
   EFFINFER_DEVICE T warp_sum(T value) {
     EFFINFER_UNROLL

@@ -91,7 +91,7 @@ class RowHeads {
     while (!range.is_one() && from_low - from_above > RowList::kMost) {
       float pivots[kPivots];
       int counts[kPivots];
-      pivots_between(range, pivots);
+      pivots_between(range, pivots, false);
       passes_.above_pivots(pivots, counts);
       EFFINFER_UNROLL
       for (int j = 0; j < kPivots; ++j) {
@@ -116,15 +116,17 @@ class RowHeads {
   }
 
   // Logits are spread evenly over their range, weights over its octaves; a pivot halves the range
-  // in the order of floats, so that it always ends.
-  EFFINFER_DEVICE void pivots_between(const KeyRange& range, float (&pivots)[kPivots]) const {
+  // in the order of floats, so that it always ends, but for logits that are `near`: those whose
+  // weights matter are no further apart than some ten temperatures.
+  EFFINFER_DEVICE void pivots_between(const KeyRange& range, float (&pivots)[kPivots],
+                                      bool near) const {
     const float low = value_of(range.low);
     const float high = value_of(range.high);
     EFFINFER_UNROLL
     for (int j = 0; j < kPivots; ++j) {
       pivots[j] = value_of(range.pivot(j));
       const float even = low + (high - low) * (static_cast<float>(j + 1) / (kPivots + 1));
-      if (of_logits() && j != 1 && even > low && even <= high) pivots[j] = even;
+      if (of_logits() && (near || j != 1) && even > low && even <= high) pivots[j] = even;
     }
   }
 
@@ -202,7 +204,7 @@ class RowHeads {
       // The margins add some.
       if (from_low - from_above <= RowList::kMost * 7 / 8) return true;
       if (range.is_one() || (range.low == old.low && range.high == old.high)) return false;
-      pivots_between(range, pivots);
+      pivots_between(range, pivots, true);
     }
   }
 

@@ -25,6 +25,7 @@ struct RowTop {
   struct Shared {
     RowExchange exchange;
     RowFilterShared heads;
+    RowRing ring;
   };
 
   template <class Unit>
@@ -32,7 +33,7 @@ struct RowTop {
     const ops::RowSamplingProblem& p = params.problem;
     const int64_t row = unit.block;
     const auto* x = static_cast<const float*>(p.x) + row * p.vocab;
-    const Values values = Values::of(x, static_cast<int>(p.vocab), params.vectored);
+    const Values values = Values::of(x, static_cast<int>(p.vocab), params.vectored, shared.ring);
     RowBlock<Unit> block(unit, shared.exchange);
     RowPasses<Values, Unit> passes(block, values, shared.heads.parts, true);
     const RowExtent extent = passes.extent();
@@ -110,18 +111,17 @@ struct RowTop {
     int at = 0;
     for (int w = 0; w < unit.warp; ++w) at += parts.count[w];
     values.visit(unit, NAN, [&](const float (&x)[Values::kPerLane], int first) {
-      int hits = 0;
+      bool in[Values::kPerLane];
       EFFINFER_UNROLL
-      for (int e = 0; e < Values::kPerLane; ++e) hits += head.has(x[e], first + e) ? 1 : 0;
-      if (unit.ballot(hits > 0) == 0) return;
+      for (int e = 0; e < Values::kPerLane; ++e) in[e] = head.has(x[e], first + e);
       int before = 0;
-      const int sum = block.scan(hits, before);
+      const int count = block.count_in(in, before);
       int place = at + before;
       EFFINFER_UNROLL
       for (int e = 0; e < Values::kPerLane; ++e) {
-        if (head.has(x[e], first + e)) each(place++, x[e], first + e);
+        if (in[e]) each(place++, x[e], first + e);
       }
-      at += unit.shfl(sum, kWarp - 1);
+      at += count;
     });
   }
 

@@ -39,6 +39,13 @@ struct RowWeights {
   bool of_logits = true;
   float highest = 0.0f;
   float factor = 1.0f;
+  float rate = 0.0f;  // the factor of powers of two
+
+  EFFINFER_DEVICE void set(float highest_value, float inverse_temperature) {
+    highest = highest_value;
+    factor = inverse_temperature;
+    rate = fminf(factor * 1.44269504f, 3.40282347e38f);
+  }
 
   // The bits of the CPU's kernel (RowPasses::exp_nonpositive in csrc/cpu/row_math.simd.cpp): every
   // product is rounded by itself, but for the one with n, which is exact. 0 of a NaN.
@@ -63,9 +70,10 @@ struct RowWeights {
   }
 
   // Within 2^-14 of it, but for what weighs less than e^-80.
-  EFFINFER_DEVICE float about(float x) const {
+  template <class Unit>
+  EFFINFER_DEVICE float about(Unit& unit, float x) const {
     if (!of_logits) return x;
-    return exp2f((x - highest) * factor * 1.44269504f);
+    return unit.exp2((x - highest) * rate);
   }
 
   // Two values that are further apart weigh as they are ordered: what exact() rounds does not

@@ -31,6 +31,7 @@ struct SampleRows {
   struct Shared {
     RowExchange exchange;
     RowFilterShared filters;
+    RowRing ring;
   };
 
   template <class Unit>
@@ -38,7 +39,7 @@ struct SampleRows {
     const ops::RowSamplingProblem& p = params.problem;
     const int64_t row = unit.block;
     const Values values = Values::of(static_cast<const float*>(p.x) + p.source_of(row) * p.vocab,
-                                     static_cast<int>(p.vocab), params.vectored);
+                                     static_cast<int>(p.vocab), params.vectored, shared.ring);
     RowBlock<Unit> block(unit, shared.exchange);
     const bool of_logits = p.source == ops::RowSource::logits;
     RowPasses<Values, Unit> passes(block, values, shared.filters.parts, of_logits);

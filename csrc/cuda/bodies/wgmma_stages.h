@@ -120,7 +120,7 @@ class StageWalk {
   // The segment's next listed unit, where there is one.
   EFFINFER_DEVICE bool take(int& at) {
     if (now_.listed == 0) return false;
-    for (at = 0; (now_.listed >> at & 1) == 0;) ++at;
+    at = unit_.lowest_bit(now_.listed);
     now_.listed &= now_.listed - 1;
     return true;
   }
