@@ -114,7 +114,7 @@ struct TileMatmul {
                                        TileSums<kTiles>& sums) {
     const TileBlock block = tile_block<kTileWarps, kTokens>(p, unit.block);
     if (unit.thread == 0) shared.block = block;
-    Copies copies(unit, p.x, block.first_token, block.num_tokens);
+    Copies copies(unit.thread, p.x, block.first_token, block.num_tokens);
     const uint8_t* group =
         tile_group(p, p.parts[block.part], block.first_unit + unit.warp, unit.lane);
     Product::run(unit, p, group, copies, shared.ring, sums);

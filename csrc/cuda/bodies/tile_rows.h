@@ -3,13 +3,13 @@
 //
 // A sum is one chain of products over all of k, which cannot be cut into slices, so what is left to
 // share is the unpacking. A block has one unit, 32 rows, and goes on by 128 k, four blocks of 32.
-// Four of its warps unpack one block each and leave the fragments in shared memory, while the
-// others multiply those of the 128 k before: each one pair of rows with one tile of tokens (64
-// tokens: with two, a fragment of weights read from shared memory then serves twice).
+// Four of its warps bring weights and activations by asynchronous copies, unpack one block each and
+// leave the fragments in shared memory. The others multiply those of the 128 k before: each one
+// pair of rows with one tile of tokens (64 tokens: with two, a fragment of weights read from shared
+// memory then serves twice).
 //
 // The chain bounds it, with 16 tokens or fewer: 128 k are 8 products that wait for each other, some
-// 33 cycles each, while a warp that unpacks issues 100 to 200 instructions. Weights come by
-// asynchronous copies some times 128 k ahead.
+// 33 cycles each, in which a warp that unpacks issues 150 to 220 instructions.
 #pragma once
 
 #include "cuda/bodies/tile_block.h"
@@ -27,34 +27,34 @@ struct TileRows {
   static constexpr int kWarpTiles = kTiles < 8 ? 1 : kTiles / 4;
   static constexpr int kMultiplyWarps = 2 * kTiles / kWarpTiles;
   static constexpr int kThreads = (kMultiplyWarps + kBlocks) * kWarp;
-  static_assert(kMultiplyWarps % kBlocks == 0);
   using Params = TileParams;
   using Weights = TileWeights<kFormat>;
   using Of = PlaceOf<kFormat>;
   static constexpr bool kDense = kFormat.scales == ops::ScaleKind::dense;
   static constexpr int kCopied = kBlocks * 2 / Of::kSteps;  // places of 128 k
-  // Two blocks of a multiprocessor with 100 KB of shared memory have room for as many.
-  static constexpr int kPlaces = kDense ? 3 : 4;
+  // Two blocks of few tokens have room for as many in the 100 KB of a multiprocessor.
   static constexpr int kStages = kDense && kTiles < 4 ? 2 : 3;
-  using Copies = WeightCopies<kFormat, TilePieces<kFormat.bits>, kCopied>;
+  static constexpr int kPlaces = kStages + 1;
+  using WeightPieces = WeightCopies<kFormat, TilePieces<kFormat.bits>, kCopied>;
+  using TokenPieces = TileCopies<kTokens, kBlocks * kWarp>;
 
   // Fragments: [block][step][pair][lane].
   using Unpacked = Quad[kBlocks][2][2][kWarp];
+  using Places = uint8_t[kCopied][Of::kWeightBytes];
+  struct Ring {
+    TileTokens<kTokens> tokens[kStages][kTwo];
+    alignas(128) Places places[kPlaces];
+  };
   struct Shared {
     Unpacked weights[2];
     union {
-      struct {
-        TileTokens<kTokens> tokens[kStages][kTwo];
-        alignas(128) uint8_t places[kPlaces][kCopied][Of::kWeightBytes];
-      };
+      Ring ring;
       TileResults<kTokens> results;
     };
   };
 
   // Of the host.
-  static TileX x_of(const ops::Operand& operand) {
-    return {static_cast<const uint8_t*>(operand.data), operand.row_bytes()};
-  }
+  static TileX x_of(const ops::Operand& operand) { return TokenPieces::x_of(operand); }
 
   template <class Unit>
   EFFINFER_DEVICE static void run(Unit& unit, const Params& p, Shared& shared) {
@@ -74,123 +74,113 @@ struct TileRows {
   }
 
  private:
-  // A warp either multiplies or unpacks, and copies what it does that with.
+  // What a warp that unpacks copies: of each 128 k activations first, then weights, each a group.
+  struct Copies {
+    TokenPieces tokens;
+    WeightPieces weights;
+    const int b;           // of its block
+    int left_superblocks;  // that have no copies yet
+    int left_places;       // from its own on
+
+    template <class Unit>
+    EFFINFER_DEVICE void fetch_tokens(Unit& unit, TileTokens<kTokens> (&to)[kTwo]) {
+      EFFINFER_UNROLL
+      for (int i = 0; i < kTwo; ++i) {
+        if (i < left_superblocks) tokens.fetch(unit, to[i], true);
+      }
+      left_superblocks -= kTwo;
+      unit.commit();
+    }
+    template <class Unit>
+    EFFINFER_DEVICE void fetch_weights(Unit& unit, Places& to) {
+      if (b < kCopied) weights.fetch(unit, to[b], left_places > 0);
+      left_places -= kCopied;
+      unit.commit();
+    }
+  };
+
   template <class Unit>
   EFFINFER_DEVICE static void multiply(Unit& unit, const Params& p, const TileBlock& block,
                                        Shared& shared, float (&sums)[kWarpTiles][4]) {
-    const bool multiplies = unit.warp < kMultiplyWarps;
-    const int b = unit.warp % kBlocks;  // that it unpacks
-    const int superblocks = p.superblocks;
-    const int twos = (superblocks + kTwo - 1) / kTwo;
-    Copies copies(tile_group(p, p.parts[block.part], block.first_unit, unit.lane), p.header_bytes,
-                  p.header_row_bytes, unit.lane, b);
-    const auto fetch_weights = [&](int two, int place) {
-      const bool exists = two * kCopied + b < superblocks * kCopied / kTwo;
-      if (b < kCopied) copies.fetch(unit, shared.places[place][b], exists);
-      unit.commit();
-    };
-    if (multiplies) {
+    Ring& ring = shared.ring;
+    const bool unpacks = unit.warp >= kMultiplyWarps;
+    const int b = unit.warp % kBlocks;
+    Copies copies = {{unit.thread % (kBlocks * kWarp), p.x, block.first_token, block.num_tokens},
+                     {tile_group(p, p.parts[block.part], block.first_unit, unit.lane),
+                      p.header_bytes, p.header_row_bytes, unit.lane, b},
+                     b,
+                     p.superblocks,
+                     p.superblocks * kCopied / kTwo - b};
+    if (unpacks) {
+      for (int i = 0; i < 2; ++i) copies.fetch_weights(unit, ring.places[i]);
       EFFINFER_UNROLL
-      for (int i = 0; i < kStages - 1; ++i) fetch(unit, p, block, i, shared.tokens[i]);
-    } else {
-      EFFINFER_UNROLL
-      for (int i = 0; i < kPlaces; ++i) fetch_weights(i, i);
-      unit.template wait<kPlaces - 1>();
+      for (int i = 0; i < kStages - 1; ++i) {
+        copies.fetch_tokens(unit, ring.tokens[i]);
+        copies.fetch_weights(unit, ring.places[i + 2]);
+      }
+      unit.template wait<2 * kStages - 1>();
     }
     unit.sync();  // the first weights are there for all
-    if (!multiplies) unpack(unit, b, shared.places[0], shared.weights[0]);
+    if (unpacks) unpack(unit, b, ring.places[0], shared.weights[0]);
     int stage = 0;
     int place = 0;
+    int now = 0;  // of the fragments
     EFFINFER_NO_UNROLL
-    for (int two = 0; two < twos; ++two) {
-      if (multiplies) {
-        unit.template wait<kStages - 2>();
-      } else {
-        unit.template wait<kPlaces - 2>();
-      }
+    for (int left = p.superblocks; left > 0; left -= kTwo) {
+      // Of these activations and the next weights, which one step was between.
+      if (unpacks) unit.template wait<2 * kStages - 3>();
       unit.sync();  // all is there, and all have read what is replaced now
-      if (multiplies) {
-        fetch(unit, p, block, two + kStages - 1,
-              shared.tokens[stage == 0 ? kStages - 1 : stage - 1]);
-        const int left = superblocks - two * kTwo;
-        multiply_two(unit, shared.weights[two % 2], shared.tokens[stage], left, sums);
+      if (unpacks) {
+        copies.fetch_tokens(unit, ring.tokens[stage == 0 ? kStages - 1 : stage - 1]);
+        copies.fetch_weights(unit, ring.places[place]);
+        if (++place == kPlaces) place = 0;
+        unpack(unit, b, ring.places[place], shared.weights[1 - now]);
+      } else if (left >= kTwo) {
+        multiply_blocks<kBlocks>(unit, shared.weights[now], ring.tokens[stage], sums);
       } else {
-        fetch_weights(two + kPlaces, place);
-        const int next = place + 1 == kPlaces ? 0 : place + 1;
-        unpack(unit, b, shared.places[next], shared.weights[(two + 1) % 2]);
-        place = next;
+        multiply_blocks<kBlocks / 2>(unit, shared.weights[now], ring.tokens[stage], sums);
       }
       if (++stage == kStages) stage = 0;
+      now = 1 - now;
     }
   }
 
   template <class Unit>
-  EFFINFER_DEVICE static void unpack(Unit& unit, int b,
-                                     const uint8_t (&places)[kCopied][Of::kWeightBytes],
-                                     Unpacked& out) {
-    const auto of = [&](int of_place) {
-      Weights raw;
-      raw.load(places[b * kCopied / kBlocks], of_place, unit.lane);
-      EFFINFER_UNROLL
-      for (int pair = 0; pair < 2; ++pair) {
-        uint32_t a[2][4];
-        raw.unpack(unit, of_place, pair, unit.lane % 4, a);
-        EFFINFER_UNROLL
-        for (int j = 0; j < 2; ++j) {
-          out[b][j][pair][unit.lane] = {{a[j][0], a[j][1], a[j][2], a[j][3]}};
-        }
-      }
-    };
-    of(kDense ? 0 : b % 2);
-  }
-
-  // Puts the activations of 128 k on their way.
-  template <class Unit>
-  EFFINFER_DEVICE static void fetch(Unit& unit, const Params& p, const TileBlock& block, int two,
-                                    TileTokens<kTokens> (&out)[kTwo]) {
-    constexpr int kRow = TileTokens<kTokens>::kRowBytes;
-    constexpr int kCopying = kMultiplyWarps * kWarp;
-    constexpr int kPasses = kTwo * kTokens * 8 / kCopying;
+  EFFINFER_DEVICE static void unpack(Unit& unit, int b, const Places& places, Unpacked& out) {
+    const int of_place = kDense ? 0 : b % 2;
+    Weights raw;
+    raw.load(places[b * kCopied / kBlocks], of_place, unit.lane);
     EFFINFER_UNROLL
-    for (int i = 0; i < kPasses; ++i) {
-      const int index = i * kCopying + unit.thread;
-      const int piece = index % 8;
-      const int token = index / 8 % kTokens;
-      const int s = i * kCopying / (8 * kTokens);
-      const bool valid = token < block.num_tokens;
-      const int64_t at =
-          (block.first_token + token) * p.x.row_bytes + (two * kTwo + s) * kRow + piece * 16;
-      if (two * kTwo + s < p.superblocks) {
-        unit.copy_async(out[s].bytes + token * kRow + (piece ^ (token % 2 * 4)) * 16,
-                        p.x.data + (valid ? at : 0), valid);
+    for (int pair = 0; pair < 2; ++pair) {
+      uint32_t a[2][4];
+      raw.unpack(unit, of_place, pair, unit.lane % 4, a);
+      EFFINFER_UNROLL
+      for (int j = 0; j < 2; ++j) {
+        out[b][j][pair][unit.lane] = {{a[j][0], a[j][1], a[j][2], a[j][3]}};
       }
     }
-    unit.commit();
   }
 
-  template <class Unit>
-  EFFINFER_DEVICE static void multiply_two(Unit& unit, const Unpacked& weights,
-                                           const TileTokens<kTokens> (&tokens)[kTwo], int left,
-                                           float (&sums)[kWarpTiles][4]) {
+  // The first kCount blocks.
+  template <int kCount, class Unit>
+  EFFINFER_DEVICE static void multiply_blocks(Unit& unit, const Unpacked& weights,
+                                              const TileTokens<kTokens> (&tokens)[kTwo],
+                                              float (&sums)[kWarpTiles][4]) {
     const int pair = unit.warp % 2;
     const int tile = unit.warp / 2 * kWarpTiles;
     EFFINFER_UNROLL
-    for (int s = 0; s < kTwo; ++s) {
-      if (s >= left) break;
+    for (int b = 0; b < kCount; ++b) {
+      Quad x[kWarpTiles];
       EFFINFER_UNROLL
-      for (int b = 0; b < 2; ++b) {
-        Quad x[kWarpTiles];
+      for (int i = 0; i < kWarpTiles; ++i) {
+        x[i] = tokens[b / 2].fragments(tile + i, b % 2, unit.lane / 4, unit.lane % 4);
+      }
+      EFFINFER_UNROLL
+      for (int j = 0; j < 2; ++j) {
+        const Quad a = weights[b][j][pair][unit.lane];
         EFFINFER_UNROLL
         for (int i = 0; i < kWarpTiles; ++i) {
-          x[i] = tokens[s].fragments(tile + i, b, unit.lane / 4, unit.lane % 4);
-        }
-        EFFINFER_UNROLL
-        for (int j = 0; j < 2; ++j) {
-          const Quad a = weights[2 * s + b][j][pair][unit.lane];
-          EFFINFER_UNROLL
-          for (int i = 0; i < kWarpTiles; ++i) {
-            unit.mma(sums[i], a.words, {x[i].words[2 * j], x[i].words[2 * j + 1]});
-          }
+          unit.mma(sums[i], a.words, {x[i].words[2 * j], x[i].words[2 * j + 1]});
         }
       }
     }
