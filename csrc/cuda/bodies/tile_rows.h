@@ -9,7 +9,7 @@
 // memory then serves twice).
 //
 // The chain bounds it, with 16 tokens or fewer: 128 k are 8 products that wait for each other, some
-// 33 cycles each, in which a warp that unpacks issues 150 to 220 instructions.
+// 33 cycles each, in which a warp that unpacks issues 170 (Q8_0) to 240 (Q4_K) instructions.
 #pragma once
 
 #include "cuda/bodies/tile_block.h"
