@@ -178,20 +178,29 @@ struct WeightRing {
     copies.fetch(unit, places[to], left-- > 0);
     unit.commit();
   }
-  // What comes before the first next(): kPlaces - 1 groups.
+  // What comes before the first place: kPlaces - 1 groups.
   template <class Unit>
   EFFINFER_DEVICE void start(Unit& unit) {
     EFFINFER_UNROLL
     for (int i = 0; i < kPlaces - 1; ++i) fetch(unit, i);
   }
-  // The next place, when it is there for all lanes; nobody reads the last one any more.
+  // The next place is there for the lanes that copied it.
   template <class Unit>
-  EFFINFER_DEVICE const uint8_t* next(Unit& unit) {
+  EFFINFER_DEVICE void wait(Unit& unit) {
     unit.template wait<kPlaces - 2>();
-    unit.sync_warp();  // for all lanes, and all have read what the next copies replace
+  }
+  // That place, after a barrier behind wait(): all have read what the next copies replace.
+  template <class Unit>
+  EFFINFER_DEVICE const uint8_t* advance(Unit& unit) {
     fetch(unit, place);
     if (++place == kPlaces) place = 0;
     return places[place];
+  }
+  template <class Unit>
+  EFFINFER_DEVICE const uint8_t* next(Unit& unit) {
+    wait(unit);
+    unit.sync_warp();  // for all lanes
+    return advance(unit);
   }
 };
 

@@ -122,8 +122,11 @@ struct TileProduct {
   static constexpr int kPlaces = Ring::kPlaces;
   static constexpr int kStages = Ring::kStages;
   using Places = WeightRing<kFormat, TilePieces<kFormat.bits>, kPlaces>;
-  static constexpr int kGroups = 4;  // of tiles, between which weights are unpacked
+  static constexpr int kGroups =
+      4;  // of tiles, with the products of one of which weights are unpacked
   static constexpr int kGroupTiles = kTiles / kGroups;
+  // Chosen by the machine code of nvcc 13.0: where the tensor cores wait the least.
+  static constexpr int kLoadGroup = kParts == 1 ? 3 : 2;
 
   // Adds all superblocks to `sums`. Copies of activations are of the group of the weights after
   // them, so that who waits for the weights of a superblock waits for both.
@@ -139,18 +142,24 @@ struct TileProduct {
       if (i < kPlaces - 1) places.fetch(unit, i);
     }
     Ahead ahead;
-    ahead.place = places.next(unit);
-    ahead.load(unit, 0);
-    EFFINFER_UNROLL
-    for (int pair = 0; pair < 2; ++pair) ahead.unpack(unit, 0, pair);
     int stage = 0;
+    places.wait(unit);
+    unit.sync();  // it is there for all
+    ahead.place = places.advance(unit);
+    ahead.load(unit, 0);
+    ahead.unpack(unit, 0);
     EFFINFER_NO_UNROLL
     for (int left = p.superblocks; left > 0; --left) {
-      unit.sync();  // it is there for all, and all have read what the next copies replace
-      copies.fetch(unit, ring.tokens[stage == 0 ? kStages - 1 : stage - 1], left >= kStages);
       const Tokens& tokens = ring.tokens[stage];
-      multiply_block<0>(unit, tokens, places, ahead, sums);
-      multiply_block<1>(unit, tokens, places, ahead, sums);
+      multiply_block<0>(unit, tokens, ahead, sums, [&] {
+        if constexpr (kParts == 2) ahead.place = places.next(unit);
+      });
+      multiply_block<1>(unit, tokens, ahead, sums, [&] {
+        places.wait(unit);
+        unit.sync();  // it is there for all, and all have read what the next copies replace
+        copies.fetch(unit, ring.tokens[stage == 0 ? kStages - 1 : stage - 1], left >= kStages);
+        ahead.place = places.advance(unit);
+      });
       if (++stage == kStages) stage = 0;
     }
     unit.template wait<0>();  // zeros, which are copied too
@@ -169,25 +178,27 @@ struct TileProduct {
       raw.load(place, b, unit.lane);
     }
     template <class Unit>
-    EFFINFER_DEVICE void unpack(Unit& unit, int b, int pair) {
-      raw.unpack(unit, b, pair, unit.lane % 4, fragments[b].a[pair]);
+    EFFINFER_DEVICE void unpack(Unit& unit, int b) {
+      EFFINFER_UNROLL
+      for (int pair = 0; pair < 2; ++pair) {
+        raw.unpack(unit, b, pair, unit.lane % 4, fragments[b].a[pair]);
+      }
     }
   };
 
-  // Block kBlock of a superblock. Behind the end fragments are of what lies in the ring, and nobody
-  // multiplies them.
-  template <int kBlock, class Unit>
-  EFFINFER_DEVICE static void multiply_block(Unit& unit, const Tokens& tokens, Places& places,
-                                             Ahead& ahead, TileSums<kTiles>& sums) {
-    constexpr int kNext = 1 - kBlock;
+  // Block kBlock of a superblock, and the fragments of the next one, of the place that `advance`
+  // leaves. Behind the end they are of what lies in the ring, and nobody multiplies them.
+  template <int kBlock, class Unit, class Advance>
+  EFFINFER_DEVICE static void multiply_block(Unit& unit, const Tokens& tokens, Ahead& ahead,
+                                             TileSums<kTiles>& sums, Advance advance) {
     EFFINFER_UNROLL
     for (int group = 0; group < kGroups; ++group) {
-      if (group == 2) {
-        if (kBlock == 1 || kParts == 2) ahead.place = places.next(unit);
-        ahead.load(unit, kNext);
+      if (group == kLoadGroup) {
+        advance();
+        ahead.load(unit, 1 - kBlock);
       }
       multiply(unit, ahead.fragments[kBlock], tokens, kBlock, group, sums);
-      if (group >= 2) ahead.unpack(unit, kNext, group - 2);
+      if (group == kLoadGroup) ahead.unpack(unit, 1 - kBlock);
     }
   }
 
