@@ -97,8 +97,8 @@ struct TileSums {
 };
 
 // What a block multiplies, on its way: weights in places of each warp's, activations in stages.
-// Both come as far ahead as the products of 128 tokens take for a superblock (2048 cycles of an
-// A100, half of whose time is enough for memory to answer), activations further.
+// Both come as far ahead as the products of a superblock with 128 tokens take, which are 2048
+// cycles of an A100 and more of others.
 template <ops::PackedFormat kFormat, int kTokens>
 struct TileRing {
   static constexpr int kParts = 4 / PlaceOf<kFormat>::kSteps;  // places of a superblock
@@ -122,10 +122,9 @@ struct TileProduct {
   static constexpr int kPlaces = Ring::kPlaces;
   static constexpr int kStages = Ring::kStages;
   using Places = WeightRing<kFormat, TilePieces<kFormat.bits>, kPlaces>;
-  static constexpr int kGroups =
-      4;  // of tiles, with the products of one of which weights are unpacked
+  static constexpr int kGroups = 4;  // of tiles
   static constexpr int kGroupTiles = kTiles / kGroups;
-  // Chosen by the machine code of nvcc 13.0: where the tensor cores wait the least.
+  // With whose products weights are unpacked. Chosen by the machine code of nvcc 13.0.
   static constexpr int kLoadGroup = kParts == 1 ? 3 : 2;
 
   // Adds all superblocks to `sums`. Copies of activations are of the group of the weights after
