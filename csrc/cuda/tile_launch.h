@@ -63,8 +63,7 @@ void launch_tile_format(const ops::Operand& x, TileParams& params, TileShape sha
     if (shape.tokens == 16) return launch_tile<TileRows<kFormat, 2>>(x, params, 1, queue);
     return launch_tile<TileRows<kFormat, 8>>(x, params, 1, queue);
   }
-  // Float16 weights and what becomes of them take more registers than there are beside the sums of
-  // 128 tokens.
+  // Float16 weights are rare: of 128 tokens they are read twice, and have no kernel of their own.
   if constexpr (kFormat.bits != ops::QuantBits::f16) {
     if (shape.tokens == 128) {
       return launch_tile<TileMatmul<kFormat, 16>>(x, params, kTileWarps, queue);
