@@ -33,10 +33,6 @@ NOT_HOPPER = "sm_[!9]*"
 
 # Weights and activations without a detour through registers, products on the tensor cores.
 STREAM = ("LDGSTS.128", "HMMA")
-# Weights of 16 bytes a lane and load.
-TILES = ("LDG.E.128", "LDGSTS.128", "HMMA")
-# Half a line of float16 weights is what a lane needs at once.
-TILES_F16 = ("LDG.E.64", "LDGSTS.128", "HMMA")
 # Keys and values come as copies of 16 bytes; the states of other blocks as loads.
 ATTENTION = ("LDG.E.128", "LDGSTS.128", "HMMA")
 ATTENTION_F32 = ("LDG.E.128", "LDGSTS.128")
@@ -61,14 +57,11 @@ BUDGETS = (
     Budget("WgmmaMatmul<PackedFormat{*}, 64>", 168, 1, 148480, WGMMA, "sm_90a"),
     Budget("WgmmaMatmul<PackedFormat{*}, 128>", 168, 1, 214016, WGMMA, "sm_90a"),
     Budget("StreamPair<2>", 224, 1, 128, STREAM),
-    # Arguments: format, tiles of 8 tokens, superblocks of weights on their way.
-    Budget("TileMatmul<PackedFormat{[0123], *}, 16, 1>", 255, 1, 65664, TILES, NOT_HOPPER),
-    Budget("TileMatmul<PackedFormat{5, *}, 16, 1>", 255, 1, 65664, TILES_F16, NOT_HOPPER),
-    Budget("TileMatmul<PackedFormat{[0123], *}, 8, 2>", 255, 1, 32896, TILES, NOT_HOPPER),
-    Budget("TileMatmul<PackedFormat{[45], *}, 8, 2>", 255, 1, 32896, TILES_F16, NOT_HOPPER),
     # Arguments: format, tiles of 8 tokens.
-    Budget("TileRows<*, 2>", 128, 2, 49152, ("LDGSTS.128", "HMMA"), NOT_HOPPER),
-    Budget("TileRows<*, 8>", 208, 1, 98304, ("LDGSTS.128", "HMMA"), NOT_HOPPER),
+    Budget("TileMatmul<*, 16>", 255, 1, 98432, STREAM, NOT_HOPPER),
+    Budget("TileMatmul<*, 8>", 192, 1, 98432, STREAM, NOT_HOPPER),
+    Budget("TileRows<*, 2>", 104, 2, 49152, STREAM, NOT_HOPPER),
+    Budget("TileRows<*, 8>", 104, 1, 98304, STREAM, NOT_HOPPER),
     # Arguments: format (7: t2, 8: t1_6), tiles of 8 tokens.
     # Their shared memory is the launch's, too.
     Budget("TernaryMatmul<7, 1>", 64, 4, 128, ("LDGSTS.128", "IMMA")),

@@ -33,6 +33,11 @@ class BankCounter {
       last_ = {instruction, thread, place, bytes};
     }
   }
+  // The thread's lane takes no part in an access of its warp.
+  void skip(const void* instruction, int thread) {
+    flush();
+    take_turn(instruction, thread, kNowhere);
+  }
   // All threads are at a barrier, or have left.
   void pass_barrier() {
     flush();
@@ -83,16 +88,21 @@ class BankCounter {
   void flush() {
     const auto [instruction, thread, place, bytes] = std::exchange(last_, {});
     for (size_t done = 0; done < bytes; done += kMostBytes) {
-      const auto key = reinterpret_cast<uintptr_t>(instruction) * kMostWarps +
-                       static_cast<uintptr_t>(thread / kWarp);
-      Accesses& all = accesses_[key];
-      const auto lane = static_cast<size_t>(thread % kWarp);
-      const size_t turn = all.turns[lane]++;
-      if (turn == all.of_warp.size()) all.of_warp.emplace_back().fill(kNowhere);
       const size_t now = std::min(bytes - done, kMostBytes);
+      Accesses& all = take_turn(instruction, thread, (place + done) / kWordBytes);
       all.words = std::bit_ceil((now + kWordBytes - 1) / kWordBytes);
-      all.of_warp[turn][lane] = (place + done) / kWordBytes;
     }
+  }
+
+  Accesses& take_turn(const void* instruction, int thread, size_t word) {
+    const auto key = reinterpret_cast<uintptr_t>(instruction) * kMostWarps +
+                     static_cast<uintptr_t>(thread / kWarp);
+    Accesses& all = accesses_[key];
+    const auto lane = static_cast<size_t>(thread % kWarp);
+    const size_t turn = all.turns[lane]++;
+    if (turn == all.of_warp.size()) all.of_warp.emplace_back().fill(kNowhere);
+    all.of_warp[turn][lane] = word;
+    return all;
   }
 
   static void count(const Lanes& lanes, size_t words, Cycles& sum) {

@@ -29,6 +29,14 @@ void Unit::copy_async(void* to, const void* from, bool valid) {
   mine.copies.push_back({to, from, valid, mine.groups});
 }
 
+void Unit::copy_async_if(bool does, void* to, const void* from) {
+  if (does) return copy_async(to, from);
+  const Machine machine(*owner_, owner_->thread(*this).progress);
+  if (owner_->observer() != nullptr) {
+    owner_->observer()->skips_copy(owner_->thread(*this).progress);
+  }
+}
+
 void Unit::commit(Where where) {
   if (passes("commit", where)) return;
   ++owner_->thread(*this).groups;

@@ -60,9 +60,7 @@ class Unit {
   uint32_t ballot(bool value, Where where = Where::current());
 
   void copy_async(void* to, const void* from, bool valid = true);
-  void copy_async_if(bool does, void* to, const void* from) {
-    if (does) copy_async(to, from);
-  }
+  void copy_async_if(bool does, void* to, const void* from);
   void commit(Where where = Where::current());
   template <int kPending>
   void wait(Where where = Where::current()) {

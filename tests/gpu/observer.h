@@ -53,6 +53,8 @@ class Observer {
   // As load() does: through a cache that does not see what this launch writes.
   virtual void loads(const Progress& thread, const void* from, size_t bytes) = 0;
   virtual void begins_copy(const Progress& thread, void* to, size_t bytes) = 0;
+  // The lane takes no part in a copy of its warp.
+  virtual void skips_copy(const Progress& thread) = 0;
   virtual void ends_copy(const Progress& thread, void* to, size_t bytes) = 0;
   // What copies and wgmma of Hopper do: they see what a thread wrote before its last fences_async.
   virtual void begins_bulk(const Progress& thread, void* to, size_t bytes) = 0;

@@ -146,6 +146,9 @@ class Detector final : public Observer {
     touch(thread, to, bytes, true, nullptr);
     await_copy(to, bytes, true);
   }
+  void skips_copy(const Progress& thread) override {
+    if (banks_) banks_->skip(&kCopies, thread.thread);
+  }
   void ends_copy(const Progress& thread, void* to, size_t bytes) override {
     await_copy(to, bytes, false);
     touch(thread, to, bytes, true, nullptr);

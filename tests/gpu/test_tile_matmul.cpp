@@ -316,7 +316,7 @@ TEST("shared memory has no bank conflicts") {
     check::skip("this build does not watch shared memory");
   }
   std::mt19937 random(7);
-  for (const DType dtype : {DType::q4_0, DType::q6_k, DType::bf16}) {
+  for (const DType dtype : {DType::q4_0, DType::q6_k, DType::q8_0, DType::bf16, DType::f16}) {
     const GpuWeight weight(dtype, 64, 256, random);
     const GpuOperand x(Arithmetic::bf16, 128, 256, normals(128 * 256, random));
     for (const cuda::TileShape& shape : kShapes) {
@@ -333,9 +333,9 @@ TEST("every barrier matters") {
     check::skip("this build detects no races");
   }
   std::mt19937 random(8);
-  // Copies of what lies behind the end are on their way where results go.
+  // The last activations lie where results go, as do copies of what is behind the end.
   constexpr int64_t kRows = 256;
-  constexpr int64_t kCols = 64 * 6;
+  constexpr int64_t kCols = 64 * 7;
   const GpuWeight weight(DType::q4_0, kRows, kCols, random);
   const GpuOperand x(Arithmetic::bf16, 66, kCols, normals(66 * kCols, random));
   const auto check = [&](int64_t tokens, int64_t rows, cuda::TileShape shape) {

@@ -89,19 +89,20 @@ EFFINFER_DEVICE WeightPlace ring_place(const uint8_t* place, int lane) {
           place + Of::kQuantBytes + lane / 16 * Of::kGroupBytes + lane / 4 % 4 * 16};
 }
 
-// And its scales.
-template <ops::PackedFormat kFormat>
-EFFINFER_DEVICE void load_scales(const uint8_t* place, int lane, WeightScales<kFormat>& scales) {
+// And its scales: scales.load(first block's, header's, more...).
+template <ops::PackedFormat kFormat, class Scales, class... More>
+EFFINFER_DEVICE void load_scales(const uint8_t* place, int lane, Scales& scales, More... more) {
   using Of = PlaceOf<kFormat>;
   constexpr int kHigh = static_cast<int>(ops::quant_bytes(kFormat.bits)) - Of::kPieces * 256;
   const int quad = lane / 4 % 4;
   const uint8_t* others = place + Of::kQuantBytes + lane / 16 * Of::kGroupBytes;
-  scales.load(others + kHigh + quad * WeightScales<kFormat>::kRowBytes,
-              others + Of::kShared * 16 + quad * 8);
+  scales.load(others + kHigh + quad * Scales::kRowBytes, others + Of::kShared * 16 + quad * 8,
+              more...);
 }
 
-// What a lane copies of the weights of one place after the other. Half of the lanes have a group.
-template <ops::PackedFormat kFormat, class Pieces = LanePieces<kFormat.bits>>
+// What a lane copies of the weights of one place after the other, or of every kStride-th. Half of
+// the lanes have a group.
+template <ops::PackedFormat kFormat, class Pieces = LanePieces<kFormat.bits>, int kStride = 1>
 class WeightCopies {
  public:
   // Of row_group() `group`, from superblock (or half of one) `first` on.
@@ -123,24 +124,24 @@ class WeightCopies {
     }
   }
 
-  // Puts the next place on its way.
+  // Puts the next place on its way, if it exists.
   template <class Unit>
-  EFFINFER_DEVICE void fetch(Unit& unit, uint8_t* place) {
+  EFFINFER_DEVICE void fetch(Unit& unit, uint8_t* place, bool exists = true) {
     EFFINFER_UNROLL
     for (int i = 0; i < Of::kPieces; ++i) {
-      unit.copy_async(place + Pieces::to(i, pieces_to_), pieces_ + Pieces::next(i));
+      unit.copy_async_if(exists, place + Pieces::to(i, pieces_to_), pieces_ + Pieces::next(i));
     }
     EFFINFER_UNROLL
     for (int round = 0; round + 1 < kRounds; ++round) {
-      unit.copy_async(place + shared_to_ + round * 256, shared_ + round * 256);
+      unit.copy_async_if(exists, place + shared_to_ + round * 256, shared_ + round * 256);
     }
     if constexpr (kRounds > 0) {
-      unit.copy_async_if(in_last_, place + shared_to_ + (kRounds - 1) * 256, last_);
+      unit.copy_async_if(exists && in_last_, place + shared_to_ + (kRounds - 1) * 256, last_);
     }
-    ++next_;
-    pieces_ += kBytes;
-    shared_ += kBytes;
-    last_ += !in_header_ ? kBytes : next_ % 4 == 0 ? kHeaderBytes : 0;
+    next_ += kStride;
+    pieces_ += kStride * kBytes;
+    shared_ += kStride * kBytes;
+    last_ += !in_header_ ? kStride * kBytes : next_ % 4 < kStride ? kHeaderBytes : 0;
   }
 
  private:
@@ -161,6 +162,46 @@ class WeightCopies {
   int shared_to_;
   bool in_last_;
   bool in_header_;
+};
+
+// A warp's weights, on their way through places of its own.
+template <ops::PackedFormat kFormat, class Pieces, int kPlaces>
+struct WeightRing {
+  WeightCopies<kFormat, Pieces> copies;
+  uint8_t (&places)[kPlaces][PlaceOf<kFormat>::kWeightBytes];
+  int left;                 // places that have no copies yet
+  int place = kPlaces - 1;  // that was read last
+
+  // A group of copies, with what else the warp has copied since the last one.
+  template <class Unit>
+  EFFINFER_DEVICE void fetch(Unit& unit, int to) {
+    copies.fetch(unit, places[to], left-- > 0);
+    unit.commit();
+  }
+  // What comes before the first place: kPlaces - 1 groups.
+  template <class Unit>
+  EFFINFER_DEVICE void start(Unit& unit) {
+    EFFINFER_UNROLL
+    for (int i = 0; i < kPlaces - 1; ++i) fetch(unit, i);
+  }
+  // The next place is there for the lanes that copied it.
+  template <class Unit>
+  EFFINFER_DEVICE void wait(Unit& unit) {
+    unit.template wait<kPlaces - 2>();
+  }
+  // That place, after a barrier behind wait(): all have read what the next copies replace.
+  template <class Unit>
+  EFFINFER_DEVICE const uint8_t* advance(Unit& unit) {
+    fetch(unit, place);
+    if (++place == kPlaces) place = 0;
+    return places[place];
+  }
+  template <class Unit>
+  EFFINFER_DEVICE const uint8_t* next(Unit& unit) {
+    wait(unit);
+    unit.sync_warp();  // for all lanes
+    return advance(unit);
+  }
 };
 
 // What a lane copies of the activations of tokens x[0 .. count), 16 bytes of each few of them, and

@@ -1,5 +1,4 @@
-// The kernel around the products of tile_matmul.h: the ring of activations, and what becomes of the
-// sums.
+// The kernel around the products of tile_matmul.h: its shared memory, and what becomes of the sums.
 #pragma once
 
 #include "cuda/bodies/tile_matmul.h"
@@ -72,22 +71,20 @@ EFFINFER_DEVICE void finish_tokens(Unit& unit, const TileParams& p, const TilePa
   }
 }
 
-// kDepth: superblocks of weights in registers; one is enough where the products of one take longer
-// than memory takes to answer.
-template <ops::PackedFormat kFormat, int kTiles, int kDepth>
+template <ops::PackedFormat kFormat, int kTiles>
 struct TileMatmul {
   static constexpr const char* kName = "tile_matmul";
   static constexpr int kReplacedOn = 90;  // by wgmma_matmul.h
   static constexpr int kThreads = kTileWarps * kWarp;
   static constexpr int kMinBlocks = 1;
   static constexpr int kTokens = kTiles * kTileColumns;
-  static constexpr int kStages = 4;
-  using Copies = TileCopies<kTokens, kThreads>;
+  using Product = TileProduct<kFormat, kTiles>;
+  using Copies = Product::Copies;
   static constexpr int kResultTokens = kTokens / 2;
   using Params = TileParams;
   struct Shared {
     union {
-      TileTokens<kTokens> ring[kStages];
+      Product::Ring ring;
       TileResults<kResultTokens> results[kTileWarps];
     };
     TileBlock block;  // needed before the products and after them: sums take the registers
@@ -100,7 +97,7 @@ struct TileMatmul {
   EFFINFER_DEVICE static void run(Unit& unit, const Params& p, Shared& shared) {
     TileSums<kTiles> sums = {};
     multiply(unit, p, shared, sums);
-    unit.sync();  // all have read the activations
+    unit.sync();  // all have read the ring
     const TileBlock block = shared.block;
     const TilePart& part = p.parts[block.part];
     const int index = block.first_unit + unit.warp;
@@ -117,11 +114,10 @@ struct TileMatmul {
                                        TileSums<kTiles>& sums) {
     const TileBlock block = tile_block<kTileWarps, kTokens>(p, unit.block);
     if (unit.thread == 0) shared.block = block;
-    Copies copies(unit, p.x, block.first_token, block.num_tokens);
-    const TilePlace place =
-        tile_place(p, p.parts[block.part], block.first_unit + unit.warp, unit.lane);
-    TileProduct<kFormat, kTiles, kDepth, kStages>::run(unit, p.superblocks, place, copies,
-                                                       shared.ring, sums);
+    Copies copies(unit.thread, p.x, block.first_token, block.num_tokens);
+    const uint8_t* group =
+        tile_group(p, p.parts[block.part], block.first_unit + unit.warp, unit.lane);
+    Product::run(unit, p, group, copies, shared.ring, sums);
   }
 
   // The ring has room for the sums of half the tokens.

@@ -13,9 +13,9 @@
 //   - 32 rows x 128 tokens are 128 registers of sums. 64 x 64 would read half as much of shared
 //     memory, but unpack twice as often.
 //
-// Weights go from memory to registers, kDepth superblocks ahead, and from there to fragments half a
-// superblock ahead, between the products, so that the tensor cores have work while others unpack.
-// Activations go through a ring of kStages superblocks in shared memory.
+// Weights and activations come by asynchronous copies to rings in shared memory. Weights become
+// fragments half a superblock ahead, between the products, so that the tensor cores have work while
+// others unpack.
 //
 // A sum is made by one chain of products in the order of k, whatever the tile of tokens and the
 // kernel (tile_rows.h is the one for few tokens): a token's bits do not depend on how many there
@@ -80,15 +80,13 @@ EFFINFER_DEVICE TileBlock tile_block(const TileParams& p, int block) {
   return {part, row_block * kUnits, first_token, tokens < kTokens ? tokens : kTokens};
 }
 
-// A lane's rows in unit `index` of a part. One that is none repeats the last group, and nobody
-// takes its sums.
-EFFINFER_DEVICE TilePlace tile_place(const TileParams& p, const TilePart& part, int index,
-                                     int lane) {
+// The group of a lane's rows in unit `index` of a part. One that is none repeats the last group,
+// and nobody takes its sums.
+EFFINFER_DEVICE const uint8_t* tile_group(const TileParams& p, const TilePart& part, int index,
+                                          int lane) {
   const int half = lane / 16;
   const bool gated = p.glu != ops::UnaryOp::none;
-  const MatmulWeight& weight = gated ? p.parts[half].weight : part.weight;
-  return {row_group(weight, gated ? index : 2 * index + half),
-          static_cast<uint32_t>(p.header_bytes), static_cast<uint32_t>(p.header_row_bytes)};
+  return row_group(gated ? p.parts[half].weight : part.weight, gated ? index : 2 * index + half);
 }
 
 // The sums of a warp: C fragments of a pair of rows (tile_weights.h) and eight tokens. Element i is
@@ -98,109 +96,108 @@ struct TileSums {
   float values[kTiles][2][4];
 };
 
+// What a block multiplies, on its way: weights in places of each warp's, activations in stages.
+// Both come as far ahead as the products of a superblock with 128 tokens take, which are 2048
+// cycles of an A100 and more of others.
+template <ops::PackedFormat kFormat, int kTokens>
+struct TileRing {
+  static constexpr int kParts = 4 / PlaceOf<kFormat>::kSteps;  // places of a superblock
+  static constexpr int kPlaces = kParts + 128 / kTokens;
+  static constexpr int kStages = 2 + 128 / kTokens;
+  static_assert(kPlaces <= kStages);
+
+  TileTokens<kTokens> tokens[kStages];
+  alignas(128) uint8_t weights[kTileWarps][kPlaces][PlaceOf<kFormat>::kWeightBytes];
+};
+
 // One step of a superblock after the other, of weights of one format.
-template <ops::PackedFormat kFormat, int kTiles, int kDepth, int kStages>
+template <ops::PackedFormat kFormat, int kTiles>
 struct TileProduct {
   using Weights = TileWeights<kFormat>;
   static constexpr int kTokens = kTiles * kTileColumns;
   using Tokens = TileTokens<kTokens>;
   using Copies = TileCopies<kTokens, kTileWarps * kWarp>;
-  static constexpr int kGroups = 4;  // of tiles, between which weights are unpacked
+  using Ring = TileRing<kFormat, kTokens>;
+  static constexpr int kParts = Ring::kParts;
+  static constexpr int kPlaces = Ring::kPlaces;
+  static constexpr int kStages = Ring::kStages;
+  using Places = WeightRing<kFormat, TilePieces<kFormat.bits>, kPlaces>;
+  static constexpr int kGroups = 4;  // of tiles
   static constexpr int kGroupTiles = kTiles / kGroups;
+  // With whose products weights are unpacked. Chosen by the machine code of nvcc 13.0.
+  static constexpr int kLoadGroup = kParts == 1 ? 3 : 2;
 
-  // Adds all superblocks to `sums`.
+  // Adds all superblocks to `sums`. Copies of activations are of the group of the weights after
+  // them, so that who waits for the weights of a superblock waits for both.
   template <class Unit>
-  EFFINFER_DEVICE static void run(Unit& unit, int superblocks, const TilePlace& place,
-                                  Copies& copies, Tokens (&ring)[kStages], TileSums<kTiles>& sums) {
+  EFFINFER_DEVICE static void run(Unit& unit, const TileParams& p, const uint8_t* group,
+                                  Copies& copies, Ring& ring, TileSums<kTiles>& sums) {
+    Places places = {{group, p.header_bytes, p.header_row_bytes, unit.lane, 0},
+                     ring.weights[unit.warp],
+                     p.superblocks * kParts};
     EFFINFER_UNROLL
     for (int i = 0; i < kStages - 1; ++i) {
-      copies.fetch(unit, ring[i], i < superblocks);
-      unit.commit();
+      copies.fetch(unit, ring.tokens[i], i < p.superblocks);
+      if (i < kPlaces - 1) places.fetch(unit, i);
     }
-    Loads loads{place, superblocks};
-    Weights raw[kDepth];
-    loads.next(unit, raw[0], 0);
-    TileFragments fragments[2];
-    EFFINFER_UNROLL
-    for (int pair = 0; pair < 2; ++pair) {
-      raw[0].unpack(unit, 0, pair, unit.lane % 4, fragments[0].a[pair]);
-    }
-    constexpr int kFirst = kBlocks == 1 ? 0 : 1;  // of a superblock, the other block is there
-    EFFINFER_UNROLL
-    for (int i = kFirst; i < kDepth && !kDirect; ++i) {
-      loads.next(unit, raw[(i + 1 - kFirst) % kDepth], i + 1);
-    }
-    for (int base = 0; base < superblocks; base += kDepth) {
-      EFFINFER_UNROLL
-      for (int i = 0; i < kDepth; ++i) {
-        const int superblock = base + i;
-        if (superblock >= superblocks) break;
-        unit.template wait<kStages - 2>();
+    Ahead ahead;
+    int stage = 0;
+    places.wait(unit);
+    unit.sync();  // it is there for all
+    ahead.place = places.advance(unit);
+    ahead.load(unit, 0);
+    ahead.unpack(unit, 0);
+    EFFINFER_NO_UNROLL
+    for (int left = p.superblocks; left > 0; --left) {
+      const Tokens& tokens = ring.tokens[stage];
+      multiply_block<0>(unit, tokens, ahead, sums, [&] {
+        if constexpr (kParts == 2) ahead.place = places.next(unit);
+      });
+      multiply_block<1>(unit, tokens, ahead, sums, [&] {
+        places.wait(unit);
         unit.sync();  // it is there for all, and all have read what the next copies replace
-        copies.fetch(unit, ring[(superblock + kStages - 1) % kStages],
-                     superblock + kStages - 1 < superblocks);
-        unit.commit();
-        const Tokens& tokens = ring[superblock % kStages];
-        multiply_block<0>(unit, tokens, loads, raw[kBlocks == 1 ? (2 * i + 1) % kDepth : i],
-                          fragments, sums);
-        multiply_block<1>(unit, tokens, loads,
-                          raw[kBlocks == 1 ? (2 * i + 2) % kDepth : (i + 1) % kDepth], fragments,
-                          sums);
-      }
+        copies.fetch(unit, ring.tokens[stage == 0 ? kStages - 1 : stage - 1], left >= kStages);
+        ahead.place = places.advance(unit);
+      });
+      if (++stage == kStages) stage = 0;
     }
     unit.template wait<0>();  // zeros, which are copied too
   }
 
  private:
-  static constexpr int kBlocks = Weights::kLoaded;
-  // Whether weights are fragments as they are loaded, and registers too short to hold them twice.
-  static constexpr bool kDirect = kFormat == kDenseBf16 && kTiles >= 16;
+  // Fragments of the block that is multiplied and of the one that follows, which are unpacked
+  // meanwhile.
+  struct Ahead {
+    const uint8_t* place;
+    Weights raw;
+    TileFragments fragments[2];
 
-  // Whether products wait in the source for all of their activations: with nvcc 13.0 most kernels
-  // keep clear of spills so, and these without it.
-  static constexpr bool kHeld = kFormat.bits != ops::QuantBits::u6 &&
-                                !(kFormat.bits == ops::QuantBits::u5 &&
-                                  kFormat.scales == ops::ScaleKind::direct && kFormat.has_min);
-
-  // What a lane loads next. Behind the end it is the last superblock once more, which nobody
-  // multiplies: loads without conditions need no registers for what they would leave.
-  struct Loads {
-    const TilePlace& place;
-    const int superblocks;
-    int superblock = 0;
-
-    // Load number `count` from the start, as far as its block goes.
     template <class Unit>
-    EFFINFER_DEVICE void next(Unit& unit, Weights& raw, int count) {
-      const int first = kBlocks == 1 ? count % 2 : 0;
-      const int index = superblock < superblocks ? superblock : superblocks - 1;
-      raw.load(unit, place, static_cast<uint32_t>(index), first);
-      if (first == 2 - kBlocks) ++superblock;
+    EFFINFER_DEVICE void load(Unit& unit, int b) {
+      raw.load(place, b, unit.lane);
+    }
+    template <class Unit>
+    EFFINFER_DEVICE void unpack(Unit& unit, int b) {
+      EFFINFER_UNROLL
+      for (int pair = 0; pair < 2; ++pair) {
+        raw.unpack(unit, b, pair, unit.lane % 4, fragments[b].a[pair]);
+      }
     }
   };
 
-  // Block kBlock of a superblock, and the fragments of the block that follows from `raw`, which is
-  // loaded anew as soon as nobody needs it.
-  template <int kBlock, class Unit>
-  EFFINFER_DEVICE static void multiply_block(Unit& unit, const Tokens& tokens, Loads& loads,
-                                             Weights& raw, TileFragments (&fragments)[2],
-                                             TileSums<kTiles>& sums) {
-    constexpr int kNext = 1 - kBlock;
-    if constexpr (kDirect) {
-      Weights next;
-      loads.next(unit, next, kBlock + 1);
-      fragments[kNext] = next.fragments;
-    }
-    // A load is unpacked late, so that it has arrived, but the second block of a superblock early,
-    // so that the next may be loaded early.
-    constexpr int kFrom = kBlocks == 2 && kBlock == 0 ? 0 : kGroups / 2;
+  // Block kBlock of a superblock, and the fragments of the next one, of the place that `advance`
+  // leaves. Behind the end they are of what lies in the ring, and nobody multiplies them.
+  template <int kBlock, class Unit, class Advance>
+  EFFINFER_DEVICE static void multiply_block(Unit& unit, const Tokens& tokens, Ahead& ahead,
+                                             TileSums<kTiles>& sums, Advance advance) {
     EFFINFER_UNROLL
     for (int group = 0; group < kGroups; ++group) {
-      multiply(unit, fragments[kBlock], tokens, kBlock, group, sums);
-      const int pair = group - kFrom;
-      if (kDirect || pair < 0 || pair > 1) continue;
-      raw.unpack(unit, kNext, pair, unit.lane % 4, fragments[kNext].a[pair]);
-      if (pair == 1 && (kBlocks == 1 || kBlock == 0)) loads.next(unit, raw, kBlock + 1 + kDepth);
+      if (group == kLoadGroup) {
+        advance();
+        ahead.load(unit, 1 - kBlock);
+      }
+      multiply(unit, ahead.fragments[kBlock], tokens, kBlock, group, sums);
+      if (group == kLoadGroup) ahead.unpack(unit, 1 - kBlock);
     }
   }
 
@@ -214,7 +211,7 @@ struct TileProduct {
     for (int i = 0; i < kGroupTiles; ++i) {
       x[i] = tokens.fragments(group * kGroupTiles + i, b, unit.lane / 4, unit.lane % 4);
     }
-    if constexpr (kHeld) unit.keep_order();
+    unit.keep_order();
     EFFINFER_UNROLL
     for (int j = 0; j < 2; ++j) {
       EFFINFER_UNROLL

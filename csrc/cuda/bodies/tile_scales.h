@@ -9,20 +9,13 @@
 
 namespace effinfer::cuda {
 
-// How many blocks of 32 k a load brings: of fewer than eight bits, which both share, a
-// superblock's.
-constexpr int tile_load_blocks(ops::QuantBits bits) {
-  return bits == ops::QuantBits::u4 || bits == ops::QuantBits::u5 || bits == ops::QuantBits::u6 ? 2
-                                                                                                : 1;
-}
-
 // What makes numbers of the quants of a pair of a lane's rows in one block of 32 k.
 struct TileAffine {
   float scale[2];
   float offset[2];
 };
 
-// Scales and minima of a load in registers: of the lane's rows and k.
+// Scales and minima of the lane's rows in one block of 32 k, in registers.
 template <ops::PackedFormat kFormat>
 struct TileScales {
   static constexpr bool kSuper = kFormat.scales == ops::ScaleKind::super;
@@ -32,45 +25,42 @@ struct TileScales {
   static constexpr float kBase = kFormat.bits == ops::QuantBits::u8 ? 0x1p15f : 0x1p7f;
   // Whether a scale times kBase + zero is a float: not where a scale of 19 bits meets 9 more.
   static constexpr bool kFused = !(kSuper && kFormat.bits == ops::QuantBits::u8);
-
-  static constexpr int kLoaded = tile_load_blocks(kFormat.bits);
+  static constexpr int kRowBytes = kSuper ? 4 : 8;  // of four rows in one block
 
   struct Numbers {
-    uint64_t halves[kSuper ? 1 : kLoaded];
-    uint32_t bytes[kSuper ? kLoaded : 1];
+    uint64_t halves;
+    uint32_t bytes;  // of super formats
   };
   Numbers scales;
   Numbers minima;
 
-  // `header` are the f16 of these rows in the group's header, `header_row` the bytes of one of its
-  // rows.
-  template <class Unit>
-  EFFINFER_DEVICE void load(Unit& unit, const uint8_t* superblock, const uint8_t* header,
-                            uint32_t header_row, int first, int t, int quad) {
-    load(unit, superblock + ops::quant_bytes(kFormat.bits), header, first, t, quad, scales);
+  // As WeightScales::load: of block b. Of two in 32 k the lane's are in one.
+  EFFINFER_DEVICE void load(const uint8_t* first, const uint8_t* header, int b, int t) {
+    const int block = kSubBlocks * b + (kSubBlocks == 2 ? t / 2 : 0);
+    first += block * (ops::kGroupRows / 4 * kRowBytes);
+    load(first, header, scales);
     if constexpr (kFormat.has_min) {
-      load(unit, superblock + ops::min_offset(kFormat), header + header_row, first, t, quad,
-           minima);
+      constexpr int64_t kMinima = ops::min_offset(kFormat) - ops::quant_bytes(kFormat.bits);
+      load(first + kMinima, header + ops::kGroupRows * 2, minima);
     }
   }
 
   template <class Unit>
-  EFFINFER_DEVICE TileAffine affine(Unit& unit, int b, int pair) const {
+  EFFINFER_DEVICE TileAffine affine(Unit& unit, int pair) const {
     TileAffine out;
     EFFINFER_UNROLL
     for (int i = 0; i < 2; ++i) {
       const int row = 2 * pair + i;
       float minimum = 0.0f;
       if constexpr (kSuper) {
-        out.scale[i] = times_byte(unit, half_of(unit, scales.halves[0], row),
-                                  scales.bytes[b] ^ 0x80808080u, row, 128.0f);
+        out.scale[i] = times_byte(unit, half_of(unit, scales.halves, row),
+                                  scales.bytes ^ 0x80808080u, row, 128.0f);
         if constexpr (kFormat.has_min) {
-          minimum =
-              times_byte(unit, -half_of(unit, minima.halves[0], row), minima.bytes[b], row, 0.0f);
+          minimum = times_byte(unit, -half_of(unit, minima.halves, row), minima.bytes, row, 0.0f);
         }
       } else {
-        out.scale[i] = half_of(unit, scales.halves[b], row);
-        if constexpr (kFormat.has_min) minimum = half_of(unit, minima.halves[b], row);
+        out.scale[i] = half_of(unit, scales.halves, row);
+        if constexpr (kFormat.has_min) minimum = half_of(unit, minima.halves, row);
       }
       constexpr float kZero = kBase + static_cast<float>(kFormat.zero);
       out.offset[i] = kFused ? fmaf(-out.scale[i], kZero, minimum) : 0.0f;
@@ -79,20 +69,13 @@ struct TileScales {
   }
 
  private:
-  template <class Unit>
-  EFFINFER_DEVICE static void load(Unit& unit, const uint8_t* blocks, const uint8_t* header,
-                                   int first, int t, int quad, Numbers& out) {
-    EFFINFER_UNROLL
-    for (int b = 0; b < kLoaded; ++b) {
-      if constexpr (kSuper) {
-        const int block = kSubBlocks * (first + b) + (kSubBlocks == 2 ? t / 2 : 0);
-        out.bytes[b] = unit.load(reinterpret_cast<const uint32_t*>(blocks + block * 16 + quad * 4));
-      } else {
-        out.halves[b] =
-            unit.load(reinterpret_cast<const uint64_t*>(blocks + (first + b) * 32 + quad * 8));
-      }
+  EFFINFER_DEVICE static void load(const uint8_t* first, const uint8_t* header, Numbers& out) {
+    if constexpr (kSuper) {
+      out.bytes = *reinterpret_cast<const uint32_t*>(first);
+      out.halves = *reinterpret_cast<const uint64_t*>(header);
+    } else {
+      out.halves = *reinterpret_cast<const uint64_t*>(first);
     }
-    if constexpr (kSuper) out.halves[0] = unit.load(reinterpret_cast<const uint64_t*>(header));
   }
 };
 

@@ -34,8 +34,8 @@ struct TileX {
   uint32_t pass_bytes[kMostPasses] = {};  // from the first to the tokens of each pass
 };
 
-// What a thread of `kThreads` copies of a block's activations: 16 bytes of a superblock of every
-// kThreads / 8th token, one a pass.
+// What number `thread` of `kThreads` copies of a block's activations: 16 bytes of a superblock of
+// every kThreads / 8th token, one a pass.
 template <int kTokens, int kThreads>
 struct TileCopies {
   static constexpr int kStep = kThreads / 8;
@@ -56,11 +56,9 @@ struct TileCopies {
   }
 
   // Of tokens [first_token, first_token + count).
-  template <class Unit>
-  EFFINFER_DEVICE TileCopies(const Unit& unit, const TileX& of, int first_token, int count)
-      : x(of) {
-    const int piece = unit.thread % 8;
-    const int first = unit.thread / 8;
+  EFFINFER_DEVICE TileCopies(int thread, const TileX& of, int first_token, int count) : x(of) {
+    const int piece = thread % 8;
+    const int first = thread / 8;
     from = x.data + (first_token + first) * x.row_bytes + piece * 16;
     offset = first * TileTokens<kTokens>::kRowBytes + (piece ^ (first % 2 * 4)) * 16;
     tokens = first < count ? (count - first + kStep - 1) / kStep : 0;

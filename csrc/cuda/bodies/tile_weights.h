@@ -21,6 +21,7 @@
 #pragma once
 
 #include "cuda/bodies/dequant.h"
+#include "cuda/bodies/stream_ring.h"
 #include "cuda/bodies/tile_scales.h"
 #include "cuda/unit.h"
 #include "ops/packed_weight.h"
@@ -32,19 +33,50 @@ struct TileFragments {
   uint32_t a[2][2][4];  // by pair, step
 };
 
-// The quants of a load in registers. bytes(b, j, row) are four of one row.
+// The pieces of 16 bytes in which a lane copies quants to a place of stream_ring.h: what lies next
+// to each other, for lanes that go to memory together to ask for whole lines. Of each block those
+// of a t are 128 bytes, or 256 of dense weights. Their 32 bytes j are moved to places j ^ t of the
+// 128, so that the reads of four t meet all banks.
+template <ops::QuantBits kBits>
+struct TilePieces {
+  static constexpr bool kIsF16 = kBits == ops::QuantBits::f16;
+  static constexpr bool kIsDense = kIsF16 || kBits == ops::QuantBits::bf16;
+
+  static constexpr int from(int lane) { return lane % 16 * 16; }
+  static constexpr int to(int lane) {
+    return lane / 16 * 256 + (lane % 16 * 16 ^ (kIsDense ? 0 : lane / 8 % 2 * 32));
+  }
+  static constexpr int next(int i) { return i * 256; }
+  static constexpr int to(int i, int first) {
+    return i * kPieceStep + (first ^ (kIsDense ? i * 32 : i % 2 * 64));
+  }
+  // Where a lane reads its rows in the line that begins at byte `line` of those of its t.
+  static constexpr int read_at(int lane, int line) {
+    const int t = lane % 4;
+    const int first = kIsDense ? t * kPieceStep : t / 2 * kPieceStep + t % 2 * 128;
+    const int rows = lane / 4 % 4 * (kIsF16 ? 8 : 16);
+    return first + lane / 16 * 256 + line / 128 * 128 + ((line % 128 + rows) ^ t * 32);
+  }
+};
+
+// The quants of a block in registers. bytes(b, j, row) are four of one row.
 template <ops::QuantBits kBits>
 struct TileQuants;
+
+// From a lane's group of a place: line n of the high bits.
+EFFINFER_DEVICE Quad high_line(const uint8_t* high, int line) {
+  return *reinterpret_cast<const Quad*>(high + line * 64);
+}
 
 template <>
 struct TileQuants<ops::QuantBits::u4> {
   Quad low[2];  // by j
 
-  template <class Unit>
-  EFFINFER_DEVICE void load(Unit& unit, const uint8_t* superblock, int, int t, int quad) {
+  EFFINFER_DEVICE void load(const uint8_t* place, const uint8_t*, int, int lane) {
+    using Pieces = TilePieces<ops::QuantBits::u4>;
     EFFINFER_UNROLL
     for (int j = 0; j < 2; ++j) {
-      low[j] = unit.load(reinterpret_cast<const Quad*>(superblock + (2 * t + j) * 64 + quad * 16));
+      low[j] = *reinterpret_cast<const Quad*>(place + Pieces::read_at(lane, j * 64));
     }
   }
   EFFINFER_DEVICE uint32_t bytes(int b, int j, int row, int) const {
@@ -56,18 +88,14 @@ struct TileQuants<ops::QuantBits::u4> {
 template <>
 struct TileQuants<ops::QuantBits::u5> {
   TileQuants<ops::QuantBits::u4> low;
-  Quad high[2];  // by b
+  Quad high;
 
-  template <class Unit>
-  EFFINFER_DEVICE void load(Unit& unit, const uint8_t* superblock, int, int t, int quad) {
-    low.load(unit, superblock, 0, t, quad);
-    EFFINFER_UNROLL
-    for (int b = 0; b < 2; ++b) {
-      high[b] = unit.load(reinterpret_cast<const Quad*>(superblock + (8 + b) * 64 + quad * 16));
-    }
+  EFFINFER_DEVICE void load(const uint8_t* place, const uint8_t* lines, int b, int lane) {
+    low.load(place, lines, b, lane);
+    high = high_line(lines, b);
   }
   EFFINFER_DEVICE uint32_t bytes(int b, int j, int row, int t) const {
-    return low.bytes(b, j, row, t) | (high[b].words[row] << (6 - 2 * t) >> (2 + j) & 0x10101010u);
+    return low.bytes(b, j, row, t) | (high.words[row] << (6 - 2 * t) >> (2 + j) & 0x10101010u);
   }
 };
 
@@ -76,76 +104,48 @@ struct TileQuants<ops::QuantBits::u5> {
 template <>
 struct TileQuants<ops::QuantBits::u6> {
   TileQuants<ops::QuantBits::u4> low;
-  Quad high[2];  // by b
+  Quad high;
 
-  template <class Unit>
-  EFFINFER_DEVICE void load(Unit& unit, const uint8_t* superblock, int, int t, int quad) {
-    low.load(unit, superblock, 0, t, quad);
-    EFFINFER_UNROLL
-    for (int b = 0; b < 2; ++b) {
-      high[b] = unit.load(
-          reinterpret_cast<const Quad*>(superblock + (8 + 2 * b + t / 2) * 64 + quad * 16));
-    }
+  EFFINFER_DEVICE void load(const uint8_t* place, const uint8_t* lines, int b, int lane) {
+    low.load(place, lines, b, lane);
+    high = high_line(lines, 2 * b + lane % 4 / 2);
   }
   EFFINFER_DEVICE uint32_t bytes(int b, int j, int row, int t) const {
-    return low.bytes(b, j, row, t) |
-           (high[b].words[row] << (4 - 4 * (t % 2)) >> 2 * j & 0x30303030u);
+    return low.bytes(b, j, row, t) | (high.words[row] << (4 - 4 * (t % 2)) >> 2 * j & 0x30303030u);
   }
 };
 
 template <>
 struct TileQuants<ops::QuantBits::u8> {
-  Quad lines[2][2];  // by b, j
+  Quad lines[2];  // by j
 
-  template <class Unit>
-  EFFINFER_DEVICE void load(Unit& unit, const uint8_t* superblock, int, int t, int quad) {
+  EFFINFER_DEVICE void load(const uint8_t* place, const uint8_t*, int b, int lane) {
+    using Pieces = TilePieces<ops::QuantBits::u8>;
     EFFINFER_UNROLL
-    for (int i = 0; i < 4; ++i) {
-      lines[i / 2][i % 2] = unit.load(
-          reinterpret_cast<const Quad*>(superblock + (i / 2 * 8 + 2 * t + i % 2) * 64 + quad * 16));
+    for (int j = 0; j < 2; ++j) {
+      const uint8_t* from = place + b * 2 * kPieceStep;
+      lines[j] = *reinterpret_cast<const Quad*>(from + Pieces::read_at(lane, j * 64));
     }
   }
-  EFFINFER_DEVICE uint32_t bytes(int b, int j, int row, int) const {
-    return lines[b][j].words[row];
-  }
+  EFFINFER_DEVICE uint32_t bytes(int, int j, int row, int) const { return lines[j].words[row]; }
 };
 
-// Where a lane's rows lie in a weight. Offsets have 32 bits: few registers hold them while sums
-// take most.
-struct TilePlace {
-  const uint8_t* group;
-  uint32_t header_bytes;  // of a group
-  uint32_t header_row;    // bytes of its scales
-};
-
-template <ops::PackedFormat kFormat>
-EFFINFER_DEVICE const uint8_t* tile_superblock(const TilePlace& place, uint32_t index) {
-  return place.group +
-         (place.header_bytes + index * static_cast<uint32_t>(ops::superblock_bytes(kFormat)));
-}
-
-// A load of a lane's weights, as they lie. load() takes block `first` of superblock `index`, or all
-// of it; unpack() makes the fragments [step] of a block and a pair of rows.
+// A lane's weights of a block of 32 k, as they lie in a place of stream_ring.h, which has a
+// superblock, or of dense weights a block. load() takes block b; unpack() makes the fragments
+// [step] of a pair of rows.
 template <ops::PackedFormat kFormat>
 struct TileWeights {
-  static constexpr int kLoaded = tile_load_blocks(kFormat.bits);
   TileQuants<kFormat.bits> quants;
   TileScales<kFormat> scales;
 
-  template <class Unit>
-  EFFINFER_DEVICE void load(Unit& unit, const TilePlace& place, uint32_t index, int first) {
-    const int t = unit.lane % 4;
-    const int quad = unit.lane / 4 % 4;
-    const uint8_t* superblock = tile_superblock<kFormat>(place, index);
-    quants.load(unit, superblock, first, t, quad);
-    constexpr uint32_t kHeaderSuperblocks = ops::kHeaderBlock / ops::kSuperblock;
-    const uint32_t header = index / kHeaderSuperblocks * (ops::kGroupRows * 2) + quad * 8;
-    scales.load(unit, superblock, place.group + header, place.header_row, first, t, quad);
+  EFFINFER_DEVICE void load(const uint8_t* place, int b, int lane) {
+    quants.load(place, ring_place<kFormat>(place, lane).high, b, lane);
+    load_scales<kFormat>(place, lane, scales, b, lane % 4);
   }
 
   template <class Unit>
   EFFINFER_DEVICE void unpack(Unit& unit, int b, int pair, int t, uint32_t (&a)[2][4]) const {
-    const TileAffine affine = scales.affine(unit, b % kLoaded, pair);
+    const TileAffine affine = scales.affine(unit, pair);
     EFFINFER_UNROLL
     for (int i = 0; i < 4; ++i) {
       const uint32_t bytes = quants.bytes(b, i / 2, 2 * pair + i % 2, t);
@@ -179,43 +179,33 @@ struct TileWeights {
 // A line holds two k of 16 rows: two lines for four k. These bytes are fragments as they lie.
 template <>
 struct TileWeights<kDenseBf16> {
-  static constexpr int kLoaded = 1;
-  TileFragments fragments;
+  Quad lines[2][2];  // by j, line
 
-  template <class Unit>
-  EFFINFER_DEVICE void load(Unit& unit, const TilePlace& place, uint32_t index, int first) {
-    const uint8_t* from =
-        tile_superblock<kDenseBf16>(place, index) + unit.lane % 4 * 256 + unit.lane / 4 % 4 * 16;
+  EFFINFER_DEVICE void load(const uint8_t* place, int, int lane) {
+    using Pieces = TilePieces<ops::QuantBits::bf16>;
     EFFINFER_UNROLL
-    for (int i = 0; i < 8; ++i) {  // of a step, line and pair
-      const uint8_t* two = from + (first * 8 + i / 4) * 128 + i / 2 % 2 * 64 + i % 2 * 8;
-      const auto rows = unit.load(reinterpret_cast<const uint64_t*>(two));
-      uint32_t (&a)[4] = fragments.a[i % 2][i / 4];
-      a[i / 2 % 2 * 2] = static_cast<uint32_t>(rows);
-      a[i / 2 % 2 * 2 + 1] = static_cast<uint32_t>(rows >> 32);
+    for (int i = 0; i < 4; ++i) {
+      lines[i / 2][i % 2] = *reinterpret_cast<const Quad*>(place + Pieces::read_at(lane, i * 64));
     }
   }
   template <class Unit>
   EFFINFER_DEVICE void unpack(Unit&, int, int pair, int, uint32_t (&a)[2][4]) const {
     EFFINFER_UNROLL
-    for (int i = 0; i < 8; ++i) a[i / 4][i % 4] = fragments.a[pair][i / 4][i % 4];
+    for (int i = 0; i < 8; ++i) a[i / 4][i % 4] = lines[i / 4][i % 4 / 2].words[2 * pair + i % 2];
   }
 };
 
 // Half a line is one k of 16 rows.
 template <>
 struct TileWeights<kDenseF16> {
-  static constexpr int kLoaded = 1;
   uint64_t rows[2][4];  // by j, k
 
-  template <class Unit>
-  EFFINFER_DEVICE void load(Unit& unit, const TilePlace& place, uint32_t index, int first) {
-    const uint8_t* from =
-        tile_superblock<kDenseF16>(place, index) + unit.lane % 4 * 256 + unit.lane / 4 % 4 * 8;
+  EFFINFER_DEVICE void load(const uint8_t* place, int, int lane) {
+    using Pieces = TilePieces<ops::QuantBits::f16>;
     EFFINFER_UNROLL
     for (int i = 0; i < 8; ++i) {
-      rows[i / 4][i % 4] = unit.load(
-          reinterpret_cast<const uint64_t*>(from + (first * 8 + i / 4) * 128 + i % 4 * 32));
+      rows[i / 4][i % 4] =
+          *reinterpret_cast<const uint64_t*>(place + Pieces::read_at(lane, i * 32));
     }
   }
   template <class Unit>

@@ -108,14 +108,6 @@ struct WgmmaMatmul {
     }
   }
 
-  // The lane's rows in a unit. One that is none repeats the last group, and nobody takes its sums.
-  EFFINFER_DEVICE static const uint8_t* group_of(const TileParams& p, const TilePart& part,
-                                                 int index, int lane) {
-    const int half = lane / 16;
-    const bool gated = p.glu != ops::UnaryOp::none;
-    return row_group(gated ? p.parts[half].weight : part.weight, gated ? index : 2 * index + half);
-  }
-
   // A superblock of weights, and fragments of some steps, each of two pairs of rows: a step's are
   // made while the products of kPending others go on.
   struct Ahead {
@@ -130,49 +122,27 @@ struct WgmmaMatmul {
     }
   };
 
-  // A warp's weights, on their way through its ring.
-  struct Ring {
-    WeightCopies<kFormat, WgmmaPieces<kFormat.bits>> copies;
-    uint8_t (&places)[kPlaces][Of::kWeightBytes];
-    int left;       // places that have no copies yet
-    int place = 0;  // that comes next
+  using Ring = WeightRing<kFormat, WgmmaPieces<kFormat.bits>, kPlaces>;
 
-    template <class Unit>
-    EFFINFER_DEVICE void fetch(Unit& unit, int to) {
-      if (left-- > 0) copies.fetch(unit, places[to]);
-      unit.commit();
-    }
-    template <class Unit>
-    EFFINFER_DEVICE void start(Unit& unit) {
-      EFFINFER_UNROLL
-      for (int i = 0; i < kPlaces - 1; ++i) fetch(unit, i);
-    }
-    template <class Unit>
-    EFFINFER_DEVICE void next(Unit& unit, Weights& raw) {
-      EFFINFER_UNROLL
-      for (int part = 0; part < kParts; ++part) {
-        unit.template wait<kPlaces - 2>();
-        unit.sync_warp();  // for all lanes, and all have read what the next copies replace
-        raw.load(places[place], part, unit.lane);
-        fetch(unit, place == 0 ? kPlaces - 1 : place - 1);
-        if (++place == kPlaces) place = 0;
-      }
-    }
-  };
+  template <class Unit>
+  EFFINFER_DEVICE static void load(Unit& unit, Ring& ring, Weights& raw) {
+    EFFINFER_UNROLL
+    for (int part = 0; part < kParts; ++part) raw.load(ring.next(unit), part, unit.lane);
+  }
 
   template <class Unit>
   EFFINFER_DEVICE static void multiply(Unit& unit, const Params& p, Shared& shared) {
     const TileBlock block = tile_block<kWarps, kTokens>(p.tile, unit.block);
     const int index = block.first_unit + unit.warp;
     const int superblocks = p.tile.superblocks;
-    const uint8_t* group = group_of(p.tile, p.tile.parts[block.part], index, unit.lane);
+    const uint8_t* group = tile_group(p.tile, p.tile.parts[block.part], index, unit.lane);
     Ring ring = {{group, p.tile.header_bytes, p.tile.header_row_bytes, unit.lane, 0},
                  shared.weights[unit.warp],
                  superblocks * kParts};
     float sums[2][kTokens / 2] = {};
     Ahead ahead;
     ring.start(unit);
-    ring.next(unit, ahead.raw);
+    load(unit, ring, ahead.raw);
     ahead.unpack(unit, 0);
     unit.wgmma_fence(sums[0], sums[1]);
     Turn turn;
@@ -192,7 +162,7 @@ struct WgmmaMatmul {
       // The compiler does not know that products under way still read these registers.
       if constexpr (Weights::kMultipliesLoaded) unit.template wgmma_wait<0>(sums[0], sums[1]);
       if (i + 1 < superblocks) {
-        ring.next(unit, ahead.raw);
+        load(unit, ring, ahead.raw);
         ahead.unpack(unit, 0);
       }
       done = &shared.empty[turn.stage];
