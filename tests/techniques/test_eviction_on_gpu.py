@@ -31,6 +31,8 @@ SUMMED = {"budget": 50, "recent": 20, "stride": 10, "chunk_tokens": 64}
 ASKED = {"budget": 60, "window": 9, "chunk_tokens": 64}
 METHODS: dict[str, Technique] = {
     "h2o": H2O(**SUMMED),
+    "h2o, decay": H2O(**SUMMED, decay=0.95),
+    "h2o, maximum": H2O(**SUMMED, reduce="maximum"),
     "keyformer": Keyformer(**SUMMED, temperature=1.5, noise=0.8),
     "kv_compose": KVCompose(**ASKED),
     "raas": RaaS(budget=4, stride=4, alpha=0.02, chunk_tokens=64),
@@ -74,7 +76,7 @@ def keys_kept(path: Any, name: str, device: str) -> np.ndarray:
 
     def note(sequence: Any) -> None:
         keys = np.stack([sequence.keys(head) for head in range(HEADS)])
-        seen.append(np.concatenate([keys, sequence.plane(name)[:, :, None]], axis=2))
+        seen.append(np.concatenate([keys, sequence.plane(METHODS[name].name)[:, :, None]], axis=2))
 
     options: dict[str, Any] = {"device": device, "precision": "f32", "kv_dtype": "f32"}
     if device == "cpu+cuda":

@@ -16,7 +16,6 @@ import effinfer
 from effinfer.techniques import (
     CSKV,
     GEAR,
-    H2O,
     KIVI,
     XKV,
     ActQKV,
@@ -30,6 +29,7 @@ from effinfer.techniques import (
     MagicPIG,
     MInference,
     Quest,
+    Qwen1M,
     S2Attention,
     SqueezedAttention,
     StreamingLLM,
@@ -50,8 +50,7 @@ MODEL = tiny.FAMILIES["llama"] | {"max_position_embeddings": 512}
 QUEST = Quest(budget=4 * 64, min_tokens=0, skip_layers=1)
 # Pages go whole, and some tokens with them.
 STREAMING = StreamingLLM(sinks=4, recent=150, stride=40, chunk_tokens=64)
-FORGETFUL = H2O(decay=0.9)
-REFUSED = [FORGETFUL]
+REFUSED = [Qwen1M()]
 FEW: dict[str, Any] = {"budget": 256, "min_tokens": 0, "skip_layers": 0}
 FIRST: dict[str, Any] = {"min_tokens": 0, "local_tokens": 64, "chunk_tokens": 128}
 MERGED: dict[str, Any] = {"budget": 150, "recent": 20, "stride": 30, "chunk_tokens": 128}
@@ -210,5 +209,5 @@ def test_a_gpu_chooses_keys_itself(found: dict[str, Any]):
 
 def test_what_a_gpu_has_not_is_refused_by_name(found: dict[str, Any]):
     refused = found["refused"]
-    assert list(refused) == ["h2o"]
-    assert "sums that decay" in refused["h2o"]
+    assert list(refused) == ["qwen_1m"]
+    assert "positions are as they are" in refused["qwen_1m"]
