@@ -206,6 +206,7 @@ void DeviceStep::pack_groups(StepPacker& packer, const Batch& batch, size_t sequ
   step_.groups = groups_;
 }
 
+// Those of groups all of whose layers are on another device are left out.
 void DeviceStep::pack_pages(StepPacker& packer, const Batch& batch, bool shared) {
   const size_t most = KvCache::pages_for(static_cast<size_t>(limits_.max_seq_len)) *
                       static_cast<size_t>(limits_.max_sequences);
@@ -213,11 +214,19 @@ void DeviceStep::pack_pages(StepPacker& packer, const Batch& batch, bool shared)
     const size_t rounded = std::max(pages.size(), std::min(std::bit_ceil(pages.size()), most));
     return packer.add(pages, shared && !is_last ? rounded : pages.size(), 0).data();
   };
-  step_.layout.kv_indices = add(pack_coded(packer, batch.kv_indices, shared), groups_.empty());
+  const auto of_group = [&](size_t group, std::span<const int32_t> pages) {
+    const bool is_read = groups_.empty() || std::ranges::any_of(limits_.layers, [&](int32_t layer) {
+                           return step_.group_of_layer[static_cast<size_t>(layer)] == group;
+                         });
+    return is_read ? pages : std::span<const int32_t>();
+  };
+  step_.layout.kv_indices =
+      add(pack_coded(packer, of_group(0, batch.kv_indices), shared), groups_.empty());
   for (size_t group = 0; group < groups_.size(); ++group) {
     const bool is_last = group + 1 == groups_.size();
-    groups_[group].kv_indices = group == 0 ? step_.layout.kv_indices
-                                           : add(batch.more_groups[group - 1].kv_indices, is_last);
+    groups_[group].kv_indices =
+        group == 0 ? step_.layout.kv_indices
+                   : add(of_group(group, batch.more_groups[group - 1].kv_indices), is_last);
   }
 }
 

@@ -76,9 +76,6 @@ PagePool::PagePool(const KvCacheConfig& config) : config_(config) {
   head_bytes_ = checked_head_bytes(config);
   require(config.num_pages > 0, "num_pages", "at least 1", config.num_pages);
   const auto num_layers = static_cast<size_t>(config.num_layers);
-  const size_t devices = config.layer_devices.size();
-  require(devices == 0 || devices == num_layers, "layer_devices", "none or one a layer",
-          static_cast<int64_t>(devices));
   const size_t heads =
       multiply(static_cast<size_t>(config.num_pages), static_cast<size_t>(config.num_kv_heads));
   plane_bytes_ = align_up(multiply(heads, head_bytes_));

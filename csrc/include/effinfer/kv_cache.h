@@ -76,8 +76,8 @@ struct KvCacheConfig {
   // Every layer in one of them; none: one group of all layers. Those without a window, at least
   // one, come first, and their layers, one group behind the other, ascend: a sequence may keep
   // another number of keys in each. Each has num_pages pages, which take memory when they are first
-  // written, a GPU's at once: a text has room where the fullest group has. Not with layer_devices,
-  // and several without a window not beside coding (Unsupported).
+  // written, a GPU's at once: a text has room where the fullest group has. Several without a window
+  // not beside coding (Unsupported).
   std::vector<KvGroup> groups = {};
   std::vector<KvRope> rope = {};  // by layer, for reposition(); none: it is not known
   // Keys are rotated by their places in chunks (attention's `chunk`), so they stay in their slots:
