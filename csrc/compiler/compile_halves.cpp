@@ -207,6 +207,7 @@ void Executable::Impl::add_front_layers(KvCacheConfig& config) const {
     if (!both_know) break;
     config.rope[static_cast<size_t>(layer)] = first.cache.rope[static_cast<size_t>(layer)];
   }
+  config.fixed_slots |= first.cache.fixed_slots;
   config.index_unit = std::max(config.index_unit, first.cache.index_unit);
   config.index_means |= first.cache.index_means;
   config.index_bits = std::max(config.index_bits, first.cache.index_bits);

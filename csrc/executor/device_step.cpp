@@ -42,6 +42,7 @@ size_t image_bytes(const Shared& shared, const BatchLimits& limits,
   size_t bytes = 2 * bytes_of<int32_t>(tokens) + bytes_of<uint64_t>(tokens) +
                  bytes_of<int32_t>(static_cast<size_t>(limits.max_rows)) +
                  4 * bytes_of<int32_t>(sequences + 1) + bytes_of<int32_t>(sequences * pages) +
+                 bytes_of<uint8_t>(sequences) +
                  bytes_of<int32_t>(StepCoding::most_pages(limits)) +
                  draw_bytes(static_cast<size_t>(limits.max_rows)) +
                  bytes_of<ops::SlotWeights>(shared.weight_names.size() * sequences);
@@ -171,6 +172,9 @@ void DeviceStep::pack(const Step& step, std::span<const AttentionBuffers> attent
     layout.tree_start = packer.add(batch.tree_start, sequences, 0).data();
   }
   layout.dense = nullptr;  // the plans know
+  if (!batch.unchunked.empty()) {
+    layout.unchunked = packer.add(batch.unchunked, sequences, uint8_t{0}).data();
+  }
   const std::span<const ops::SlotWeights> weighted = weights_.upload(step, sequences, *queue_);
   step_.weighted = packer.add(weighted, weighted.size(), {}).data();
   pack_groups(packer, batch, sequences);
@@ -373,7 +377,8 @@ Recordings::Key DeviceStep::key_of(const Program& program, int32_t top_k) const 
   Recordings::Key key = {address(&program),          top_k,
                          layout.num_tokens,          static_cast<int64_t>(batch_.logit_rows.size()),
                          layout.num_sequences,       address(layout.ancestors),
-                         address(layout.tree_start), address(layout.kv_indices)};
+                         address(layout.tree_start), address(layout.unchunked),
+                         address(layout.kv_indices)};
   for (const ops::BatchLayout& group : groups_) {
     key.insert(key.end(), {address(group.tree_start), address(group.kv_indices)});
   }

@@ -39,7 +39,17 @@ struct Rules {
   std::vector<float> slopes;
   std::vector<float> sinks;
   std::vector<float> first_logits = {};  // of sequences that have a plane
+  int32_t chunk = 0;                     // of keys
 };
+
+// Queries for keys so many chunks away, 2: or more, have the same numbers in another order, and
+// others that float16 scales otherwise.
+inline int64_t query_dim(int distance, int64_t dim, int64_t dims) {
+  return distance == 0 ? dim : distance == 1 ? dims - 1 - dim : (dim + dims / 2) % dims;
+}
+inline float query_factor(int distance) {
+  return distance == 2 ? 4.0f : 1.0f;
+}
 
 inline size_t index_of(int64_t token, int64_t head, int64_t dim, int64_t heads, int64_t dims) {
   return static_cast<size_t>((token * heads + head) * dims + dim);
@@ -214,6 +224,7 @@ struct Part {
   std::vector<std::vector<float>> log_weights = {};
   // [kv head][slot, to the end of a page]: a plane of the same, for all rows; none: there is none.
   std::vector<float> plane = {};
+  bool unchunked = false;
 
   // Drafts count once, and nobody reads behind the last slot.
   template <class Random>
@@ -303,6 +314,7 @@ class Batch {
     shape.causal = rules_.causal;
     shape.window_left = rules_.window_left;
     shape.sink_tokens = rules_.sink_tokens;
+    shape.chunk = rules_.chunk;
     shape.visits = list_words_ > 0;
     shape.most_rows = 16;
     shape.long_rows = how.long_rows;
@@ -331,16 +343,25 @@ class Batch {
     layout.tree_start = tree_start_.data();
     return layout;
   }
-  std::vector<uint8_t> queries() const {
+  std::vector<uint8_t> queries(int distance) const {
     const auto bytes = static_cast<size_t>(dtype_info(heads_.q).block_bytes);
     std::vector<uint8_t> q(q_.size() * bytes);
     for (size_t i = 0; i < q_.size(); ++i) {
-      const uint16_t bits = heads_.q == DType::f16 ? f32_to_f16(q_[i]) : f32_to_bf16(q_[i]);
+      const auto dim = static_cast<int64_t>(i) % heads_.dims;
+      const int64_t other = query_dim(distance, dim, heads_.dims) - dim;
+      const float x =
+          q_[static_cast<size_t>(static_cast<int64_t>(i) + other)] * query_factor(distance);
+      const uint16_t bits = heads_.q == DType::f16 ? f32_to_f16(x) : f32_to_bf16(x);
       std::memcpy(q.data() + i * bytes,
-                  bytes == 4 ? static_cast<const void*>(&q_[i]) : static_cast<const void*>(&bits),
+                  bytes == 4 ? static_cast<const void*>(&x) : static_cast<const void*>(&bits),
                   bytes);
     }
     return q;
+  }
+  std::vector<uint8_t> all_unchunked() const {
+    std::vector<uint8_t> flags;
+    for (const Part& part : parts_) flags.push_back(part.unchunked ? 1 : 0);
+    return flags;
   }
   // Those of lists without any are NaN, which nobody asks for.
   std::vector<float> all_weights() const {
@@ -440,7 +461,8 @@ inline Results Batch::run(const Launch& how) const {
         {plane_starts[i] < 0 ? nullptr : planes.data() + plane_starts[i], slots});
   }
   const DeviceArray<ops::SlotWeights> slots_there(slot_weights);
-  const DeviceArray<uint8_t> q(queries());
+  const DeviceArray<uint8_t> q(queries(0)), q_before(queries(1)), q_far(queries(2));
+  const DeviceArray<uint8_t> unchunked(all_unchunked());
   const DeviceWork work_there(work, heads_.dims);
   const DeviceArray<uint8_t> out(q.size());
   const DeviceArray<float> lse(static_cast<size_t>(num_rows() * heads_.qo_heads()));
@@ -463,7 +485,12 @@ inline Results Batch::run(const Launch& how) const {
   p.batch.kv_len = kv_len.data();
   p.batch.ancestors = paths.data();
   p.batch.tree_start = tree_start.data();
+  p.batch.unchunked = unchunked.data();
   set_rules(p);
+  p.chunk = rules_.chunk;
+  p.q_before = p.q_far = p.q;
+  p.q_before.data = q_before.data();
+  p.q_far.data = q_far.data();
   if (!rules_.slopes.empty()) p.alibi_slopes = slopes.data();
   if (!rules_.sinks.empty()) p.sink_logits = sinks.data();
   work_there.point(p);

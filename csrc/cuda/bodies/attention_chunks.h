@@ -43,11 +43,21 @@ struct ItemUnits {
   int32_t num_displaced;
   int32_t first_rank;  // 1 when every row is displaced, else 0
   int32_t last_chunk;
+  int32_t key_chunk;  // chunks of 256 tokens in one of AttentionProblem::chunk; 0: there are none
+  int32_t own_chunk;  // of those, the tile's
 };
 
 // But for lists.
 EFFINFER_DEVICE bool is_visited(const ItemUnits& item, int32_t unit) {
   return unit >= item.first && unit < item.end && (unit < item.sinks || unit >= item.first_seen);
+}
+
+// Which of their queries the tile's rows multiply with the keys of a chunk: 0 those for their own
+// chunk of keys, 1 for the one before it, 2 for older ones.
+EFFINFER_DEVICE int distance_to(const ItemUnits& item, int32_t chunk) {
+  if (item.key_chunk == 0) return 0;
+  const int32_t back = item.own_chunk - chunk / item.key_chunk;
+  return back < 2 ? back : 2;
 }
 
 // Steps of a warp: its lanes hold what will be the next pass.
