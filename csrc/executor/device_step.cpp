@@ -287,8 +287,12 @@ void DeviceStep::reserve_scored(size_t most) {
 std::span<const int32_t> DeviceStep::pack_coded(StepPacker& packer, std::span<const int32_t> pages,
                                                 bool shared) {
   step_.decoded = {};
-  if (step_.kv_layers.empty()) return pages;
-  coding_.reserve(step_.kv_layers[0], limits_);
+  const auto has_codes = [&](int32_t layer) {
+    return step_.kv_layers[static_cast<size_t>(layer)].coded.bits != 0;
+  };
+  const auto coded = std::ranges::find_if(limits_.layers, has_codes);
+  if (coded == limits_.layers.end()) return pages;
+  coding_.reserve(step_.kv_layers[static_cast<size_t>(*coded)], limits_);
   const std::span<const int32_t> found = coding_.find(pages);
   const std::span<const int32_t> numbers = coding_.numbers();
   if (numbers.empty()) return found;

@@ -1,6 +1,5 @@
-"""Techniques on a GPU: those that it has, beside the CPU's, and those that it refuses, by name. In
-a process that preloads the library with the emulator for a GPU (EFFINFER_EMULATED, which
-`make test` sets)."""
+"""Techniques on a GPU, and on one beside the CPU: the CPU's texts. In a process that preloads the
+library with the emulator for a GPU (EFFINFER_EMULATED, which `make test` sets)."""
 
 import json
 import os
@@ -50,7 +49,6 @@ MODEL = tiny.FAMILIES["llama"] | {"max_position_embeddings": 512}
 QUEST = Quest(budget=4 * 64, min_tokens=0, skip_layers=1)
 # Pages go whole, and some tokens with them.
 STREAMING = StreamingLLM(sinks=4, recent=150, stride=40, chunk_tokens=64)
-REFUSED = [Qwen1M()]
 FEW: dict[str, Any] = {"budget": 256, "min_tokens": 0, "skip_layers": 0}
 FIRST: dict[str, Any] = {"min_tokens": 0, "local_tokens": 64, "chunk_tokens": 128}
 MERGED: dict[str, Any] = {"budget": 150, "recent": 20, "stride": 30, "chunk_tokens": 128}
@@ -81,6 +79,8 @@ TECHNIQUES: dict[str, Technique] = {
     "minference": MInference(
         min_tokens=0, vertical_size=30, slash_size=20, local_tokens=9, chunk_tokens=128
     ),
+    # The text's tokens behind a chunk, of which the last are behind the context.
+    "qwen_1m": Qwen1M(chunk=256, context=300),
     "s2_attention": S2Attention(**FIRST, stride=4),
     "squeezed_attention": SqueezedAttention(**FEW, context=200),
     "subgen": SubGen(**MERGED),
@@ -115,11 +115,11 @@ CODE = """
 import json, sys
 import effinfer
 from tests.techniques.test_on_gpu import (
-    LAYERED, REFUSED, TECHNIQUES, UNDIVIDED, answer, options_of
+    LAYERED, TECHNIQUES, UNDIVIDED, answer, options_of
 )
 
 path, windowed = sys.argv[1:]
-found = {"answers": {}, "explain": {}, "refused": {}, "windowed": []}
+found = {"answers": {}, "explain": {}, "windowed": []}
 for places in ({"device": "cuda"}, {"device": "cpu+cuda", "gpu_layers": 1}):
     with effinfer.LLM(windowed, techniques=[LAYERED], **places, **options_of("")) as llm:
         found["windowed"].append(answer(llm))
@@ -133,12 +133,6 @@ for device in ("cuda", "cpu+cuda"):
         with effinfer.LLM(path, techniques=[technique], **options) as llm:
             found["answers"].setdefault(name, []).append(answer(llm))
             found["explain"][name] = llm.explain()
-for name in REFUSED:
-    try:
-        with effinfer.LLM(path, device="cuda", techniques=[name]) as llm:
-            answer(llm)
-    except effinfer.UnsupportedError as error:
-        found["refused"][getattr(name, "name", name)] = str(error)
 print(json.dumps(found))
 """
 
@@ -206,9 +200,3 @@ def test_layers_with_a_window_are_beside_those_with_tables(windowed: Path, found
 def test_a_gpu_chooses_keys_itself(found: dict[str, Any]):
     for name, kernel in KERNELS.items():
         assert f"{kernel}.cuda" in found["explain"][name], name
-
-
-def test_what_a_gpu_has_not_is_refused_by_name(found: dict[str, Any]):
-    refused = found["refused"]
-    assert list(refused) == ["qwen_1m"]
-    assert "positions are as they are" in refused["qwen_1m"]

@@ -86,10 +86,12 @@ struct KvCacheConfig {
   // Of each layer, where they are on several devices: a page is then a slot in each memory. Empty:
   // all are on `device`.
   std::vector<Device> layer_devices = {};
-  // Of bf16 or f32 on one device: else Unsupported. Pages of both kinds together take at most the
-  // memory of num_pages pages as they are written; an encoded one takes 28 % (4 bits) or 17 % (2
-  // bits) of bf16's bytes. What encoding frees goes back to the system. On a GPU they lie in whole
-  // pages, 3 (4 bits) or 5 (2 bits) in each, and are encoded on the host.
+  // Of bf16 or f32: else Unsupported. Pages of both kinds together take at most the memory of
+  // num_pages pages as they are written; an encoded one takes 28 % (4 bits) or 17 % (2 bits) of
+  // bf16's bytes. What encoding frees goes back to the system. On a GPU they lie in whole pages, 3
+  // (4 bits) or 5 (2 bits) in each, and are encoded on the host. Where a GPU has some of the layers
+  // as many take a page's memory on the host, too; layers that share features are on one device
+  // (else Unsupported).
   KvCoding coding = {};
   // Keys, 64, 32, 16 or 1, that an index of generated rows chooses together; 0: none does. Of each
   // 64, 32 or 16 in full pages bounds are kept, 1.6 %, 3.1 % or 6.3 % more memory with bf16, in
