@@ -42,8 +42,7 @@ size_t image_bytes(const Shared& shared, const BatchLimits& limits,
   size_t bytes = 2 * bytes_of<int32_t>(tokens) + bytes_of<uint64_t>(tokens) +
                  bytes_of<int32_t>(static_cast<size_t>(limits.max_rows)) +
                  4 * bytes_of<int32_t>(sequences + 1) + bytes_of<int32_t>(sequences * pages) +
-                 bytes_of<uint8_t>(sequences) +
-                 bytes_of<int32_t>(StepCoding::most_pages(limits)) +
+                 bytes_of<uint8_t>(sequences) + bytes_of<int32_t>(StepCoding::most_pages(limits)) +
                  draw_bytes(static_cast<size_t>(limits.max_rows)) +
                  bytes_of<ops::SlotWeights>(shared.weight_names.size() * sequences);
   for (size_t group = 1; group < limits.cache.groups.size(); ++group) {

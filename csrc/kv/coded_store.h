@@ -31,8 +31,8 @@ class CodedStore {
   // OutOfMemory.
   CodedStore(const KvCacheConfig& config, size_t pool_bytes);
 
-  // As kernels of the layer's device see them, beside its pages, and as the host encodes them, whose
-  // `data` are to be set.
+  // As kernels of the layer's device see them, beside its pages, and as the host encodes them,
+  // whose `data` are to be set.
   ops::CodedPages layer(size_t number, std::span<const ops::KvLayer> pages) const;
   ops::CodedPages host_layer(size_t number) const;
   size_t page_bytes() const;  // over all layers

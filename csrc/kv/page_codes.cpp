@@ -180,8 +180,7 @@ void PagePool::encode_on_device(std::span<int32_t> pages, ThreadPool& pool, size
 void PagePool::give_memory_back() {
   const auto on_host = [](const Bank& bank) { return bank.queue == nullptr; };
   if (std::ranges::none_of(banks_, on_host)) return;
-  const Written after =
-      std::ranges::all_of(banks_, on_host) ? Written::never : Written::on_devices;
+  const Written after = std::ranges::all_of(banks_, on_host) ? Written::never : Written::on_devices;
   std::vector<int32_t> pages;
   const auto add = [&](int32_t page) {
     if (written_[static_cast<size_t>(page)] == Written::everywhere) pages.push_back(page);

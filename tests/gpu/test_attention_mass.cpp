@@ -201,8 +201,7 @@ TEST("rows of one step have the bits of a step each") {
   cache.upload();
   for (const ops::MassRule rule : {ops::MassRule{}, {0.9f}, {0.9f, true}}) {
     // More rows and heads than one launch has, which ends within a row.
-    const std::vector<std::vector<float>> together =
-        Step(cache, {{0, 200, 30, 30}}, rule).on_gpu();
+    const std::vector<std::vector<float>> together = Step(cache, {{0, 200, 30, 30}}, rule).on_gpu();
     std::vector<std::vector<float>> one_by_one;
     for (int32_t length = 171; length <= 200; ++length) {
       Step step(cache, {{0, length, 1, 1}}, rule, 320);

@@ -60,8 +60,8 @@ void fill(KvCache& cache, int32_t page, uint32_t seed) {
       for (float& x : wide) x = normal(random);
       for (uint16_t& x : narrow) x = f32_to_bf16(normal(random));
       const bool is_wide = kv.dtype == DType::f32;
-      memory_of(device)
-          .copy(plane, is_wide ? static_cast<const void*>(wide.data()) : narrow.data(), bytes);
+      memory_of(device).copy(plane, is_wide ? static_cast<const void*>(wide.data()) : narrow.data(),
+                             bytes);
     }
   }
 }

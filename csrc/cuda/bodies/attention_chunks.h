@@ -24,6 +24,7 @@ struct ChunkPass {
   int32_t pages[kChunkUnits];   // of the visited ones
   uint64_t words[kChunkUnits];  // visited tokens
   uint64_t path;                // of a displaced row: what keys are gathered for; else 0
+  int32_t queries;              // distance_to() its keys; kSameQueries: as in the pass before
 };
 
 // What an item visits.
@@ -60,6 +61,8 @@ EFFINFER_DEVICE int distance_to(const ItemUnits& item, int32_t chunk) {
   return back < 2 ? back : 2;
 }
 
+inline constexpr int kSameQueries = -1;
+
 // Steps of a warp: its lanes hold what will be the next pass.
 class ChunkWalk {
  public:
@@ -69,6 +72,7 @@ class ChunkWalk {
     ChunkWalk walk;
     if (item.first >= item.end) return walk;
     walk.find(unit, item, item.first / kChunkUnits);
+    walk.queries_ = distance_to(item, walk.chunk_);
     return walk;
   }
   template <class Unit>
@@ -76,6 +80,8 @@ class ChunkWalk {
     ChunkWalk walk;
     if (pass.rank == kAllRanks || pass.rank == item.num_displaced) {
       walk.find(unit, item, pass.chunk + 1);
+      const int queries = distance_to(item, walk.chunk_);
+      if (queries != distance_to(item, pass.chunk)) walk.queries_ = queries;
       return walk;
     }
     walk.chunk_ = pass.chunk;
@@ -99,6 +105,7 @@ class ChunkWalk {
     to.rank = rank_;
     to.units = units_;
     to.path = rank_ > 0 ? path_of(item) : 0;
+    to.queries = queries_;
   }
 
  private:
@@ -143,6 +150,7 @@ class ChunkWalk {
   }
 
   int32_t chunk_ = -1;
+  int32_t queries_ = kSameQueries;
   int32_t rank_ = kAllRanks;
   uint32_t units_ = 0;
   int32_t page_ = 0;  // of unit `lane`

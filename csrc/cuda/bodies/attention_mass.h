@@ -34,7 +34,7 @@ struct MassShared {
   float reference[ops::kMassPairs];
   float factor[ops::kMassPairs];
   float decay[ops::kMassPairs];  // of numbers before what the pair gives
-  float plane[ops::kMassKeys];  // each a thread's own
+  float plane[ops::kMassKeys];   // each a thread's own
 };
 
 template <DType kType, class Unit>
@@ -93,8 +93,8 @@ class MassTile {
     }
   }
 
-  // Adds each pair's probabilities of this part to the plane, or what the rule makes of them. Before
-  // a row's first pair the numbers of the keys that it sees decay.
+  // Adds each pair's probabilities of this part to the plane, or what the rule makes of them.
+  // Before a row's first pair the numbers of the keys that it sees decay.
   EFFINFER_DEVICE void add() {
     join_parts();
     for (int key = begin_ + unit_.thread; key < end_; key += kMassThreads) {

@@ -69,12 +69,8 @@ class AttentionTileRun {
     unit_.sync();
     int block = kToSendFor;
     for (int at = 0; shared_.passes[at].chunk >= 0; at ^= 1) {
-      const ChunkPass& now = shared_.passes[at];
-      ChunkPass& next = shared_.passes[at ^ 1];
-      do_pass(now, next, block);
-      const bool same = distance_to(shared_.units, now.chunk) ==
-                        distance_to(shared_.units, next.chunk);
-      block = same ? 0 : kToSetQueries;
+      do_pass(shared_.passes[at], shared_.passes[at ^ 1], block);
+      block = shared_.passes[at ^ 1].queries == kSameQueries ? 0 : kToSetQueries;
     }
     finish();
   }
@@ -86,9 +82,9 @@ class AttentionTileRun {
     ChunkWalk::first(unit_, shared_.units).store(unit_, shared_.units, shared_.passes[0]);
   }
 
-  // Those for the keys of a chunk, where no warp multiplies any.
-  EFFINFER_DEVICE void set_queries(int32_t chunk) {
-    const uint8_t* const queries = queries_for(p_, distance_to(shared_.units, chunk));
+  // Those for keys at a distance_to(), when no warp multiplies any.
+  EFFINFER_DEVICE void set_queries(int distance) {
+    const uint8_t* const queries = queries_for(p_, distance);
     if constexpr (kType == DType::f32) {
       Multiply::set_queries(unit_, shared_.operands, p_.k.dims, [&](int row, int dim) {
         return query_of(p_, tile_, queries, row, dim) * query_sign(p_);
@@ -117,7 +113,7 @@ class AttentionTileRun {
         unit_.sync();
       }
       if (block == kToSetQueries) {
-        set_queries(now.chunk);
+        set_queries(now.queries);
         unit_.sync();
         continue;
       }

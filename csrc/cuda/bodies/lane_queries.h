@@ -27,8 +27,8 @@ class LaneQueries {
       const int token = has_[r] ? row / tile.num_heads : 0;
       const int head = has_[r] ? row % tile.num_heads : 0;
       rows_[r] = queries + ((tile.first_row + token) * p.q.row_stride +
-                             (tile.first_head + head) * p.q.head_stride) *
-                                bytes;
+                            (tile.first_head + head) * p.q.head_stride) *
+                               bytes;
     }
   }
 

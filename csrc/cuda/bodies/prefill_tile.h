@@ -74,17 +74,14 @@ class PrefillTileRun {
     unit_.sync();
     ring_.start(unit_);
     const ChunkPass* passes = shared_.ring.passes;
-    bool same = false;  // queries as in the pass before
     for (int at = 0; passes[at].chunk >= 0; at ^= 1) {
-      if (!same) set_queries(passes[at].chunk);
+      if (passes[at].queries != kSameQueries) set_queries(passes[at].queries);
       if (kHasInside && is_inside(passes[at])) {
         do_chunk<false>(at);
       } else {
         do_chunk<true>(at);
       }
       ring_.end_pass();
-      same = distance_to(shared_.units, passes[at].chunk) ==
-             distance_to(shared_.units, passes[at ^ 1].chunk);
     }
     finish();
   }
@@ -106,11 +103,10 @@ class PrefillTileRun {
     ChunkWalk::first(unit_, shared_.units).store(unit_, shared_.units, shared_.ring.passes[0]);
   }
 
-  // The warp's own, for the keys of a chunk.
-  EFFINFER_DEVICE void set_queries(int32_t chunk) {
-    set_lane_queries<kType>(unit_, p_, tile(),
-                            queries_for(p_, distance_to(shared_.units, chunk)),
-                            unit_.warp * kTileRows, own_rows(), 0, 1, shared_.queries[unit_.warp]);
+  // The warp's own, for keys at a distance_to().
+  EFFINFER_DEVICE void set_queries(int distance) {
+    set_lane_queries<kType>(unit_, p_, tile(), queries_for(p_, distance), unit_.warp * kTileRows,
+                            own_rows(), 0, 1, shared_.queries[unit_.warp]);
     if constexpr (Multiply::kScalesQueries) unit_.sync_warp();  // what was scaled
   }
 

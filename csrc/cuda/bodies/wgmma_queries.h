@@ -32,7 +32,8 @@ struct WgmmaQueries {
     for (int row = unit.thread % kThreads / kPieces; row < kRows; row += kThreads / kPieces) {
       float x[8];
       EFFINFER_UNROLL
-      for (int i = 0; i < 8; ++i) x[i] = query_of(p, tile, p.q.data, first_row + row, piece * 8 + i);
+      for (int i = 0; i < 8; ++i)
+        x[i] = query_of(p, tile, p.q.data, first_row + row, piece * 8 + i);
       float factor = query_sign(p);
       if constexpr (Multiply::kScalesQueries) {
         const float power = float_of(bits_of(row_highest(unit, x)) & 0x7f800000);
