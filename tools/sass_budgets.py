@@ -77,8 +77,8 @@ BUDGETS = (
     Budget("FloatMatmul<1>", 48, 5, 1024, ("LDG.E.128",)),
     Budget("FloatMatmul<8>", 80, 3, 8192, ("LDG.E.128",)),
     # Arguments: dtype of keys (0: f32, 1: f16, 2: bf16, 3: i8), warps: head_dim / 32.
-    Budget("AttentionKernel<0, 2>", 200, 2, 55168, ATTENTION_F32),
-    Budget("AttentionKernel<0, 4>", 168, 1, 92288, ATTENTION_F32),
+    Budget("AttentionKernel<0, 2>", 200, 2, 55184, ATTENTION_F32),
+    Budget("AttentionKernel<0, 4>", 168, 1, 92304, ATTENTION_F32),
     Budget("AttentionKernel<0, 8>", 152, 1, 101376, ATTENTION_F32),
     Budget("AttentionKernel<[12], 2>", 200, 3, 43920, ATTENTION),
     Budget("AttentionKernel<[12], 4>", 168, 2, 78992, ATTENTION),
@@ -176,8 +176,8 @@ BUDGETS = (
     Budget("KeyScoresKernel<[12], 256>", 80, 1, 147712, PLAIN),
     Budget("PoolScoresKernel", 64, 8),
     # Arguments: dtype of keys, whether probabilities are added.
-    Budget("AttentionMassKernel<*, false>", 128, 4, 21504, ("LDS.128", "MUFU.EX2", "FFMA")),
-    Budget("AttentionMassKernel<*, true>", 80, 6, 21504, ("LDS.128", "MUFU.EX2", "FFMA")),
+    Budget("AttentionMassKernel<*, false>", 128, 4, 21760, ("LDS.128", "MUFU.EX2", "FFMA")),
+    Budget("AttentionMassKernel<*, true>", 80, 6, 21760, ("LDS.128", "MUFU.EX2", "FFMA")),
     # Argument: dtype. As much shared memory as a block of an A100 may have.
     Budget("LatentAttentionKernel<[12]>", 255, 1, 165520, PLAIN),
 )
