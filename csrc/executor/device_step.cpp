@@ -218,10 +218,10 @@ void DeviceStep::pack_pages(StepPacker& packer, const Batch& batch, bool shared)
     return packer.add(pages, shared && !is_last ? rounded : pages.size(), 0).data();
   };
   const auto of_group = [&](size_t group, std::span<const int32_t> pages) {
-    const bool is_read = groups_.empty() || std::ranges::any_of(limits_.layers, [&](int32_t layer) {
-                           return step_.group_of_layer[static_cast<size_t>(layer)] == group;
-                         });
-    return is_read ? pages : std::span<const int32_t>();
+    const auto has = [&](int32_t layer) {
+      return groups_.empty() || step_.group_of_layer[static_cast<size_t>(layer)] == group;
+    };
+    return std::ranges::any_of(limits_.layers, has) ? pages : std::span<const int32_t>();
   };
   step_.layout.kv_indices =
       add(pack_coded(packer, of_group(0, batch.kv_indices), shared), groups_.empty());

@@ -92,8 +92,8 @@ TECHNIQUES: dict[str, Technique] = {
 }
 # Pages that are encoded: the CPU multiplies their codes with integers of 16 bits.
 ENCODED = {"kivi", "kivi, 2 bits", "gear", "comm_vq", "cskv", "xkv"}
-# Later layers read the keys of earlier ones, so that no line divides them; or pages are encoded much
-# like others.
+# Later layers read the keys of earlier ones, so that no line divides them; or pages are encoded
+# much like others.
 UNDIVIDED = {"token_butler", "kivi, 2 bits", "gear", "cskv"}
 # Scores of pages are products of keys of 16 bits, with which attention rounds, too.
 ROUNDED = {"act_qkv"}
